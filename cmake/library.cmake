@@ -1,0 +1,88 @@
+# libetch: one set of objects, a shared and a static library, the header made from the operator table.
+
+set(ETCH_WARNINGS -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes)
+# No contraction, no reordering of float arithmetic: eager and compiled code give the same bits.
+set(ETCH_NUMERIC_FLAGS -ffp-contract=off -fno-math-errno -fwrapv -fno-strict-aliasing)
+if(ETCH_SANITIZE)
+  add_compile_options(-fsanitize=${ETCH_SANITIZE} -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${ETCH_SANITIZE})
+endif()
+
+# The table of operators -> the public header etch/ops.h and the functions behind it.
+set(ETCH_GENERATED ${CMAKE_BINARY_DIR}/generated)
+add_executable(gen_ops core/gen_ops.c)
+target_include_directories(gen_ops PRIVATE ${CMAKE_SOURCE_DIR})
+target_compile_options(gen_ops PRIVATE ${ETCH_WARNINGS})
+add_custom_command(
+  OUTPUT ${ETCH_GENERATED}/etch/ops.h ${ETCH_GENERATED}/ops_functions.c
+  COMMAND ${CMAKE_COMMAND} -E make_directory ${ETCH_GENERATED}/etch
+  COMMAND gen_ops ${ETCH_GENERATED}/etch/ops.h ${ETCH_GENERATED}/ops_functions.c
+  DEPENDS gen_ops core/ops.def)
+add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
+
+file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
+  core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c)
+list(FILTER ETCH_SOURCES EXCLUDE REGEX "core/gen_ops.c")
+add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
+add_dependencies(etch_objects etch_generated)
+
+# The strip kernels are compiled once an instruction set; the process picks one at load.
+set(ETCH_ISA_FLAGS_baseline -march=x86-64)
+set(ETCH_ISA_FLAGS_avx2 -march=x86-64-v3)
+set(ETCH_ISA_FLAGS_avx512 -march=x86-64-v4 -mprefer-vector-width=512)
+file(GLOB ETCH_ISA_SOURCES CONFIGURE_DEPENDS backends/cpu/isa/*.c)
+set(ETCH_OBJECTS $<TARGET_OBJECTS:etch_objects>)
+set(ETCH_OBJECT_TARGETS etch_objects)
+foreach(isa baseline avx2 avx512)
+  if(ETCH_ISA_SOURCES)
+    add_library(etch_${isa} OBJECT ${ETCH_ISA_SOURCES})
+    target_compile_definitions(etch_${isa} PRIVATE ETCH_ISA=${isa} ETCH_ISA_${isa}=1)
+    target_compile_options(etch_${isa} PRIVATE ${ETCH_ISA_FLAGS_${isa}} -O3)
+    add_dependencies(etch_${isa} etch_generated)
+    list(APPEND ETCH_OBJECTS $<TARGET_OBJECTS:etch_${isa}>)
+    list(APPEND ETCH_OBJECT_TARGETS etch_${isa})
+  endif()
+endforeach()
+
+foreach(target ${ETCH_OBJECT_TARGETS})
+  target_include_directories(${target} PRIVATE
+    ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include ${ETCH_GENERATED} ${DNNL_INCLUDE}
+    ${OPENBLAS_INCLUDE} ${PTHREADPOOL_INCLUDE} ${XXHASH_INCLUDE} ${DW_INCLUDE})
+  target_compile_definitions(${target} PRIVATE ETCH_BUILDING=1 _GNU_SOURCE=1
+    $<$<BOOL:${ETCH_GCCJIT}>:ETCH_HAVE_GCCJIT=1>)
+  target_compile_options(${target} PRIVATE ${ETCH_WARNINGS} ${ETCH_NUMERIC_FLAGS})
+endforeach()
+
+set(ETCH_LINK_LIBRARIES ${DNNL_LIBRARY} ${OPENBLAS_LIBRARY} ${PTHREADPOOL_LIBRARY}
+  ${XXHASH_LIBRARY} ${DW_LIBRARY} ${MVEC_LIBRARY} m dl Threads::Threads)
+
+# The static library keeps internal symbols visible to the tests; every object is one that programs
+# need, since kernels, backends and the tracer register themselves at load: see etch_whole.
+add_library(etch_shared SHARED ${ETCH_OBJECTS})
+set_target_properties(etch_shared PROPERTIES OUTPUT_NAME etch VERSION ${PROJECT_VERSION}
+  SOVERSION ${PROJECT_VERSION_MAJOR})
+target_link_libraries(etch_shared PRIVATE ${ETCH_LINK_LIBRARIES})
+
+# One relocatable object, so that a static program links all of it or nothing.
+add_custom_command(
+  OUTPUT ${CMAKE_BINARY_DIR}/etch_whole.o
+  COMMAND ${CMAKE_LINKER} -r -o ${CMAKE_BINARY_DIR}/etch_whole.o ${ETCH_OBJECTS}
+  DEPENDS ${ETCH_OBJECT_TARGETS} ${ETCH_OBJECTS}
+  COMMAND_EXPAND_LISTS VERBATIM)
+add_library(etch_static STATIC ${CMAKE_BINARY_DIR}/etch_whole.o)
+set_target_properties(etch_static PROPERTIES OUTPUT_NAME etch LINKER_LANGUAGE C)
+target_link_libraries(etch_static INTERFACE ${ETCH_LINK_LIBRARIES})
+
+foreach(target etch_shared etch_static)
+  add_dependencies(${target} etch_generated)
+  target_include_directories(${target} INTERFACE
+    $<BUILD_INTERFACE:${CMAKE_SOURCE_DIR}/include>
+    $<BUILD_INTERFACE:${ETCH_GENERATED}>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+endforeach()
+add_library(etch::etch ALIAS etch_shared)
+add_library(etch::etch_static ALIAS etch_static)
+
+if(ETCH_GCCJIT AND EXISTS ${CMAKE_SOURCE_DIR}/jit/helper/CMakeLists.txt)
+  add_subdirectory(jit/helper)
+endif()

@@ -1,0 +1,48 @@
+/* Backends: from a graph to a plan that runs. They register themselves at load. */
+#ifndef ETCH_CORE_BACKEND_H
+#define ETCH_CORE_BACKEND_H
+
+#include "core/graph.h"
+
+typedef struct plan plan;
+
+/* One run of a plan. A plan may run on several threads at once. */
+typedef struct plan_io {
+    etch_tensor *const *inputs;    /* materialised, with the metas of the graph's inputs */
+    const etch_scalar *scalars;    /* graph.nscalars, with the graph's kinds */
+    etch_storage **outputs;        /* graph.noutputs slots; the plan puts a new storage into each */
+} plan_io;
+
+struct plan {
+    atomic_int refs;
+    /* On failure no input has been written, no output slot is filled, the error is set. */
+    etch_status (*run)(plan *p, const plan_io *io);
+    void (*destroy)(plan *p);
+    int nkernels, nproducts; /* generated kernels and library products of one run, for reports */
+};
+
+static inline void etch__plan_retain(plan *p) { atomic_fetch_add(&p->refs, 1); }
+static inline void etch__plan_release(plan *p) {
+    if (p && atomic_fetch_sub(&p->refs, 1) == 1) p->destroy(p);
+}
+
+typedef struct backend_options {
+    etch_mode_kind mode;
+    etch_numerics numerics;
+} backend_options;
+
+typedef struct backend {
+    const char *name, *alias; /* alias may be NULL */
+    /* Compiles g (which it does not keep) into *out with one count. A backend that cannot compile
+     * falls back to the eager plan itself and counts the reason; an error is for lack of memory and
+     * the like. */
+    etch_status (*compile)(const graph *g, const backend_options *options, plan **out);
+} backend;
+
+bool etch__backend_register(const backend *b); /* b lives for ever */
+const backend *etch__backend_find(const char *name);
+
+/* The plan that runs the graph's nodes through the eager kernels, one by one (backends/eager.c). */
+etch_status etch__eager_plan(const graph *g, plan **out);
+
+#endif

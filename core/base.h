@@ -1,0 +1,90 @@
+/* What every file of the library may use: allocation, errors, logs, reasons, parameters.
+ *
+ * Internal names with external linkage start with etch__ and are hidden. */
+#ifndef ETCH_CORE_BASE_H
+#define ETCH_CORE_BASE_H
+
+#include <etch/base.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <string.h>
+
+#define likely(x) __builtin_expect(!!(x), 1)
+#define unlikely(x) __builtin_expect(!!(x), 0)
+#define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
+
+/* ---- allocation: the one place that tests can make fail ---------------------------------------- */
+
+/* As malloc, calloc, realloc; NULL sets out_of_memory. */
+void *etch__malloc(size_t bytes);
+void *etch__calloc(size_t count, size_t size);
+void *etch__realloc(void *p, size_t bytes);
+void etch__free(void *p);
+char *etch__strdup(const char *s);
+/* Tests: the n-th allocation from now (0: the next) fails, once. n < 0 switches it off. Returns how
+ * many allocations were asked for since the last call. */
+int64_t etch__fail_allocation(int64_t n);
+
+/* Grows *items (of `size` bytes each) to hold at least need of them, doubling *cap. */
+bool etch__grow(void *items, int64_t *cap, int64_t need, size_t size);
+
+/* ---- errors --------------------------------------------------------------------------------------- */
+
+/* Sets the thread's error and returns its code. The text says what was expected and what came. */
+etch_status etch__error(etch_status code, const char *format, ...)
+    __attribute__((format(printf, 2, 3)));
+/* The same, at a call site of the user (a return address), which the text will name. */
+etch_status etch__error_at(const void *site, etch_status code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+/* "file.c:12" of a return address, or "" without debug information; the text lives for ever. */
+const char *etch__site_line(const void *site);
+/* The symbol of a function's address, or "?". The text lives for ever. */
+const char *etch__symbol_name(const void *address);
+
+/* ---- logs, reasons, parameters: one table each ------------------------------------------------------ */
+
+typedef enum log_channel {
+#define LOG(id, name, help) LOG_##id,
+#include "core/logs.def"
+#undef LOG
+    LOG_COUNT
+} log_channel;
+
+extern _Atomic uint32_t etch__log_mask; /* bit per channel; reads the environment on first use */
+void etch__log_init(void);
+static inline bool etch__log_on(log_channel channel) {
+    extern _Atomic uint32_t etch__log_mask;
+    return (etch__log_mask >> channel) & 1;
+}
+/* One line, "etch: CHANNEL: ..." to the sink, if the channel is on. Text with newlines is several. */
+void etch__log(log_channel channel, const char *format, ...) __attribute__((format(printf, 2, 3)));
+/* A warning: always on, "etch: warning: ...". */
+void etch__warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
+typedef enum reason_id {
+#define REASON(id, name, text, hint) REASON_##id,
+#include "core/reasons.def"
+#undef REASON
+    REASON_COUNT
+} reason_id;
+
+typedef struct reason_info {
+    const char *name, *text, *hint;
+} reason_info;
+extern const reason_info etch__reasons[REASON_COUNT];
+extern _Atomic int64_t etch__reason_counts[REASON_COUNT];
+static inline void etch__count_reason(reason_id r) { etch__reason_counts[r]++; }
+
+typedef enum param_id {
+#define PARAM(id, name, value, help) PARAM_##id,
+#include "core/params.def"
+#undef PARAM
+    PARAM_COUNT
+} param_id;
+
+/* The environment's value, read once, else the table's default; "" is as good as absent. */
+const char *etch__param(param_id id);
+int64_t etch__param_int(param_id id);
+
+#endif

@@ -1,0 +1,62 @@
+/* The dispatcher: composites -> vmap -> autograd -> modes -> tracer -> device kernel.
+ *
+ * Layers register a handler; a bit per layer in the thread's `layers` says which are active. With
+ * none active a call goes straight to inference and the kernel. */
+#ifndef ETCH_CORE_DISPATCH_H
+#define ETCH_CORE_DISPATCH_H
+
+#include "core/op.h"
+
+typedef enum dispatch_layer {
+    LAYER_COMPOSITE_MODES, /* modes that take composites before they are taken apart */
+    LAYER_VMAP,
+    LAYER_AUTOGRAD,
+    LAYER_MODES,
+    LAYER_TRACER,
+    LAYER_COUNT
+} dispatch_layer;
+
+/* Handles the call; NULL with the error set on failure. A handler that passes the call on calls
+ * etch__dispatch_below with its own layer. */
+typedef etch_tensor *(*layer_handler)(const op_call *call);
+void etch__register_layer(dispatch_layer layer, layer_handler handler);
+
+/* A kernel for one operator on the CPU (registered at load by backends/cpu). */
+void etch__register_kernel(op_id op, op_kernel kernel);
+op_kernel etch__kernel(op_id op);
+
+/* The entry of every operator call in normal form: checks handles, takes composites apart, walks the
+ * active layers, ends in etch__run_eager. */
+etch_tensor *etch__dispatch(const op_call *call);
+etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
+
+/* Inference, allocation, kernel, scope: the innermost step. Inputs must be materialised. */
+etch_tensor *etch__run_eager(const op_call *call);
+
+/* Hooks that the tracer fills (NULL while no tracer is linked). Each is called only when the thread
+ * has a run active or t is deferred. */
+typedef struct trace_hooks {
+    /* A read of t (NULL: etch_flush) is about to happen: makes t's storage real. */
+    etch_status (*read)(const etch_tensor *t, reason_id why, const void *site);
+    /* t's storage gets exposed, or no longer is. */
+    etch_status (*expose)(const etch_tensor *t, int bits, const void *site);
+    /* A deferred handle loses its last count. */
+    void (*drop)(etch_tensor *t);
+} trace_hooks;
+extern trace_hooks etch__trace_hooks;
+
+/* For public readers: t checked and its data there. */
+etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *site);
+
+/* Reserves n numbers of the process's generator in program order: seed and first offset. */
+void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);
+
+/* Counters: the process's, added to atomically. */
+typedef struct counters {
+#define COUNTER(name) _Atomic int64_t name;
+#include "core/counters.def"
+#undef COUNTER
+} counters;
+extern counters etch__counters;
+
+#endif

@@ -1,0 +1,107 @@
+/* Tensor and storage objects, scopes, and the thread's state, as the library's own files see them.
+ *
+ * A handle is counted; a scope holds one count of each handle it owns, a run (tracer) one of each of
+ * its own. The count is atomic, but the last holder works without locked instructions: a count of one
+ * belongs to whoever sees it. A storage is counted by the handles over it. */
+#ifndef ETCH_CORE_TENSOR_H
+#define ETCH_CORE_TENSOR_H
+
+#include <etch/etch.h>
+#include <stdatomic.h>
+
+#include "core/base.h"
+
+typedef struct etch_storage {
+    atomic_int refs;
+    uint8_t device;         /* 0: the CPU */
+    atomic_uchar exposed;   /* EXPOSED_* bits: the user holds raw pointers */
+    atomic_uint version;    /* counts writes */
+    size_t bytes;
+    void *data;             /* aligned to 64 bytes when owned */
+    void (*free_fn)(void *ctx); /* of wrapped memory, else NULL */
+    void *free_ctx;
+} etch_storage;
+
+enum { EXPOSED_READ = 1, EXPOSED_WRITE = 2, EXPOSED_WRAPPED = 4 };
+
+enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
+
+struct etch_tensor {
+    atomic_int refs;
+    uint8_t magic; /* TENSOR_ALIVE */
+    uint8_t dtype, ndim;
+    uint8_t deferred;       /* storage not there yet: owner and value say where it comes from */
+    uint8_t failed;         /* what it depends on failed: using it is an error */
+    uint8_t contiguous;     /* row-major without gaps (true for numel <= 1) */
+    int32_t value;          /* deferred: its number in the owner's run */
+    int64_t offset;         /* elements */
+    int64_t numel;
+    etch_storage *storage;  /* NULL while deferred */
+    void *owner;            /* deferred: the tracer's frame */
+    int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
+};
+
+/* ---- the thread's state ---------------------------------------------------------------------- */
+
+typedef struct etch_thread {
+    /* What the fast path of every operator looks at: non-NULL when a cursor is active and nothing
+     * else intercepts (tracer/cursor.h gives the type its meaning). */
+    struct trace_cursor *cursor;
+    uint64_t state; /* the state word: what a recorded operator depends on beside its operands */
+    uint32_t layers; /* bit per active dispatch layer (core/dispatch.h) */
+
+    /* scopes */
+    etch_tensor **items;
+    int64_t nitems, items_cap;
+    int64_t *scope_start;
+    int64_t nscopes, scopes_cap;
+
+    /* last error */
+    etch_status status;
+    const void *error_site;
+    char error[1024];
+} etch_thread;
+
+extern __thread etch_thread etch__tls __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+/* The state word: bits 0 grad mode, 1 inference, 2-3 numerics, 4-5 matmul precision, 8-15 default
+ * dtype, 16-31 device. */
+#define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
+
+/* ---- making and destroying -------------------------------------------------------------------- */
+
+/* New storage with count 1; contents undefined. NULL with out_of_memory. bytes may be 0. */
+etch_storage *etch__storage_new(size_t bytes);
+void etch__storage_release(etch_storage *s);
+static inline void etch__storage_retain(etch_storage *s) {
+    atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
+}
+
+/* A raw handle with count 1 and no storage, owned by nobody. NULL with out_of_memory. */
+etch_tensor *etch__tensor_alloc(void);
+/* Frees a handle whose count has fallen to 0 (releases its storage). */
+void etch__tensor_destroy(etch_tensor *t);
+
+/* Gives the handle to the innermost scope (which takes over one count). false: no_scope or
+ * out_of_memory is set and the count was not taken. */
+bool etch__scope_push(etch_tensor *t);
+
+/* A new contiguous tensor of the innermost scope with undefined contents. */
+etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size);
+
+/* Checks of a handle that comes from the user: NULL (null_argument unless an error is set already),
+ * released (debug builds), failed. */
+bool etch__check_handle(const etch_tensor *t);
+
+static inline void *etch__ptr(const etch_tensor *t) {
+    return (char *)t->storage->data + t->offset * (int64_t)etch_dtype_size((etch_dtype)t->dtype);
+}
+
+/* ---- shape arithmetic --------------------------------------------------------------------------- */
+
+/* Row-major strides of sizes; returns the number of elements, or -1 where the size in bytes of the
+ * largest element type does not fit in 63 bits. */
+int64_t etch__row_major(int ndim, const int64_t *size, int64_t *stride);
+bool etch__sizes_contiguous(int ndim, const int64_t *size, const int64_t *stride);
+
+#endif

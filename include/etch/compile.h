@@ -1,0 +1,147 @@
+/* etch_compile: a function of tensors becomes fused machine code that gives the same bits.
+ *
+ * The body runs on every call: each operator call is checked against the recorded trace and answered
+ * with a deferred tensor; what differs is recorded as a new path. The observable values are those of
+ * the same program with ETCH_COMPILE_DISABLE=1, bit for bit. Exceptions: where a data-dependent error
+ * or a failed allocation appears; what other threads see between entry and return of a call (call
+ * etch_flush before synchronising with them); raw pointers got before the call and used inside it
+ * without etch_flush; `replay`; and the sign and payload of a NaN that arithmetic produced. */
+#ifndef ETCH_COMPILE_H
+#define ETCH_COMPILE_H
+
+#include <etch/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct etch_function etch_function;
+
+typedef etch_tensor *(*etch_fn0)(void);
+typedef etch_tensor *(*etch_fn1)(etch_tensor *);
+typedef etch_tensor *(*etch_fn2)(etch_tensor *, etch_tensor *);
+typedef etch_tensor *(*etch_fn3)(etch_tensor *, etch_tensor *, etch_tensor *);
+typedef etch_tensor *(*etch_fn4)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *);
+/* The general form: reads in[0..nin), writes out[0..nout) (handles of the body's scope; it moves those
+ * that the body's scope owns to the caller's). A status other than ETCH_OK fails the call. */
+typedef etch_status (*etch_fn_n)(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                                 int nout);
+
+typedef enum etch_mode_kind {
+    ETCH_MODE_DEFAULT,
+    ETCH_MODE_REDUCE_OVERHEAD, /* on the CPU the same as default */
+    ETCH_MODE_MAX_AUTOTUNE     /* on the CPU the same as default */
+} etch_mode_kind;
+
+typedef enum etch_dynamic {
+    ETCH_DYNAMIC_AUTO, /* a size seen to change becomes a run-time extent */
+    ETCH_DYNAMIC_OFF,  /* every size is guarded */
+    ETCH_DYNAMIC_ON    /* sizes are run-time extents from the first compile */
+} etch_dynamic;
+
+typedef enum etch_numerics {
+    ETCH_STRICT, /* compiled equals eager bit for bit */
+    ETCH_RELAXED /* may reassociate, contract and tune products */
+} etch_numerics;
+
+/* All zero is the default. */
+typedef struct etch_compile_options {
+    size_t struct_size;       /* set by the etch_compile macro */
+    const char *backend;      /* NULL: "native", else a name in etch_list_backends */
+    etch_mode_kind mode;
+    bool fullgraph;           /* a graph break is an error before any tensor was changed */
+    etch_dynamic dynamic;
+    etch_numerics numerics;
+    bool replay;              /* after compiling do not run the body: unsound for impure bodies */
+    int stable_after;         /* compile after this many equal recordings in a row; 0: 1 */
+    bool background;          /* compile beside the running program, eager until ready */
+    int recompile_limit;      /* alternatives under one root; 0: 8 */
+    const char *name;         /* for logs; NULL: the function's symbol */
+    bool disable;             /* run eagerly, never record */
+    void *ctx;                /* passed to the general form */
+} etch_compile_options;
+
+/* Each returns a new function handle, to be freed with etch_function_free, or NULL. The body is not
+ * called. options may be NULL. */
+ETCH_API etch_function *etch_compile_fn0(etch_fn0 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn1(etch_fn1 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn2(etch_fn2 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn3(etch_fn3 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn4(etch_fn4 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options);
+
+/* Frees the handle and its traces; a call that is running it on any thread finishes first with what
+ * it holds. NULL is a no-op. */
+ETCH_API void etch_function_free(etch_function *f);
+
+/* Calls f with nin tensors. Returned handles belong to the caller's innermost scope, except a
+ * returned argument or captured tensor, which stays with its owner. */
+ETCH_API etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout);
+/* The same for a function with one result: NULL on error. */
+ETCH_API etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin);
+
+/* One compiled function per call site and function pointer: see ETCH_CALL_COMPILED. */
+typedef struct etch_call_site {
+    const char *file;
+    int line;
+    void *table; /* owned by the library */
+} etch_call_site;
+ETCH_API etch_function *etch_site_fn0(etch_call_site *site, etch_fn0 fn);
+ETCH_API etch_function *etch_site_fn1(etch_call_site *site, etch_fn1 fn);
+ETCH_API etch_function *etch_site_fn2(etch_call_site *site, etch_fn2 fn);
+ETCH_API etch_function *etch_site_fn3(etch_call_site *site, etch_fn3 fn);
+ETCH_API etch_function *etch_site_fn4(etch_call_site *site, etch_fn4 fn);
+ETCH_API etch_function *etch_site_n(etch_call_site *site, etch_fn_n fn, void *ctx);
+
+/* Ends the segment here, with `why` (copied) as the reason in logs. */
+ETCH_API etch_status etch_graph_break(const char *why);
+
+/* Forgets all traces of f (NULL: of every function), and the limits they ran into. */
+ETCH_API void etch_reset(etch_function *f);
+
+/* Called around each compile of a graph, on the compiling thread. Returns a handle for
+ * etch_callback_remove, or 0 with out_of_memory. */
+ETCH_API int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx);
+ETCH_API int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx);
+ETCH_API void etch_callback_remove(int64_t handle);
+
+/* Names of the registered backends, NULL-terminated; valid until one is registered. */
+ETCH_API const char *const *etch_list_backends(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#ifndef __cplusplus
+/* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "step"): picks by the type of fn. */
+#define etch_compile(fn, ...)                                                                      \
+    _Generic((fn),                                                                                 \
+        etch_fn0: etch_compile_fn0,                                                                \
+        etch_fn1: etch_compile_fn1,                                                                \
+        etch_fn2: etch_compile_fn2,                                                                \
+        etch_fn3: etch_compile_fn3,                                                                \
+        etch_fn4: etch_compile_fn4,                                                                \
+        etch_fn_n: etch_compile_n)(                                                                \
+        fn, &(etch_compile_options){.struct_size = sizeof(etch_compile_options), __VA_ARGS__})
+
+#define ETCH_ARGS_(...) (etch_tensor *const[]){__VA_ARGS__}
+/* etch_call(f, x, w): the one result, NULL on error. */
+#define etch_call(f, ...)                                                                          \
+    etch_call_one((f), ETCH_ARGS_(__VA_ARGS__),                                                    \
+                  (int)(sizeof(ETCH_ARGS_(__VA_ARGS__)) / sizeof(etch_tensor *)))
+
+/* ETCH_CALL_COMPILED(step, x, w): compiles step once per call site, then calls it. */
+#define ETCH_CALL_COMPILED(fn, ...)                                                                \
+    (__extension__({                                                                               \
+        static etch_call_site etch_site_ = {__FILE__, __LINE__, NULL};                             \
+        etch_function *etch_site_f_ = _Generic((fn),                                               \
+            etch_fn0: etch_site_fn0,                                                               \
+            etch_fn1: etch_site_fn1,                                                               \
+            etch_fn2: etch_site_fn2,                                                               \
+            etch_fn3: etch_site_fn3,                                                               \
+            etch_fn4: etch_site_fn4)(&etch_site_, fn);                                             \
+        etch_call(etch_site_f_, __VA_ARGS__);                                                      \
+    }))
+#endif
+#endif

@@ -1,0 +1,11 @@
+/* Etch: eager tensor code in C, compiled by etch_compile to fused machine code with the same bits. */
+#ifndef ETCH_ETCH_H
+#define ETCH_ETCH_H
+
+#include <etch/base.h>
+#include <etch/tensor.h>
+#include <etch/ops.h> /* generated from core/ops.def */
+#include <etch/compile.h>
+#include <etch/debug.h>
+
+#endif

@@ -1,0 +1,94 @@
+/* Loop IR: one generated kernel, as data.
+ *
+ * A kernel is a nest of parallel axes (outermost first) and, inside, reduction axes, over accesses to
+ * memory, with an SSA body over the scalar primitives. Extents and strides are run-time values, so one
+ * kernel serves every size; only what shapes the code is fixed: the number of axes, each access's
+ * dtype and the class of its step along each axis.
+ *
+ * Compiled form: void NAME(void *const *args, const int64_t *dims, const uint64_t *scalars,
+ *                          int64_t begin, int64_t end)
+ *   args[k]     address of access k's element [0, ..., 0]
+ *   dims        extents of the axes (naxes), then for each access naxes strides in elements (0 for
+ *               STEP_ZERO, 1 for STEP_ONE)
+ *   scalars     8-byte cells (etch__scalar_cell)
+ *   begin, end  range of work units, see loop_variant
+ *
+ * Stage 0 runs for each element of the whole space, stage 1 (after a REDUCE) for each element of the
+ * parallel axes. Values are computed in strips of STRIP elements; what a strip lacks at the end of an
+ * axis is padded, so that no value depends on its position; results go to a local strip and are then
+ * copied out, so an output may be the same memory as an input of the same access map. */
+#ifndef ETCH_JIT_LOOP_H
+#define ETCH_JIT_LOOP_H
+
+#include "core/expr.h"
+
+enum { LOOP_MAX_AXES = ETCH_MAX_DIMS, LOOP_MAX_ACCESSES = 32, LOOP_MAX_CODE = 160 };
+
+typedef enum loop_variant {
+    LOOP_MAP,  /* no reduction. Work unit: one strip of the innermost axis; there are
+                  (product of the outer extents) * ceil(inner / STRIP) of them */
+    LOOP_ROW,  /* reduction; the innermost reduced axis is walked in strips. Unit: one element of the
+                  parallel axes, row-major */
+    LOOP_COLUMN /* reduction; the innermost parallel axis is walked in strips of STRIP, each column
+                  with its own 64 lanes. Unit: one such strip */
+} loop_variant;
+
+typedef enum loop_split {
+    SPLIT_NONE,    /* a unit does all blocks of its reduction and the epilogue */
+    SPLIT_PARTIAL, /* unit: (unit of above, block); the partial results go to scratch access
+                      [reduction][unit element][block], row-major, of the accumulator type */
+    SPLIT_FINISH   /* folds the partials and runs stage 1; unit: one parallel element */
+} loop_split;
+
+typedef enum loop_step { STEP_ZERO, STEP_ONE, STEP_VAR } loop_step;
+
+typedef struct loop_access {
+    uint8_t dtype; /* storage dtype */
+    uint8_t store;
+    uint8_t step[LOOP_MAX_AXES]; /* loop_step along each axis */
+} loop_access;
+
+/* LOOP_PRIM: prim over values a, b, c (INPUT does not appear; SCALAR's imm.i numbers the kernel's
+ * scalar cells; INDEX is the row-major logical index over all axes).
+ * LOOP_LOAD / LOOP_STORE: access number imm.i; STORE stores value a, of the access's compute type.
+ * LOOP_REDUCE: reduces value a (already of the accumulator type `type`) by reduce_kind imm.i, in
+ * canonical order; its value belongs to stage 1. MEAN appears as SUM followed by DIV by COUNT;
+ * ARGMAX does not appear. */
+typedef enum loop_kind { LOOP_PRIM, LOOP_LOAD, LOOP_STORE, LOOP_REDUCE } loop_kind;
+
+typedef struct loop_instr {
+    uint8_t kind;  /* loop_kind */
+    uint8_t stage; /* 0 or 1 */
+    prim_instr p;
+} loop_instr;
+
+typedef struct loop_kernel {
+    char name[48];
+    uint8_t variant, split;
+    uint8_t npar, nred; /* axes: npar parallel ones, then nred reduced ones */
+    int naccesses, nscalars, ncode;
+    loop_access access[LOOP_MAX_ACCESSES];
+    loop_instr code[LOOP_MAX_CODE];
+} loop_kernel;
+
+typedef void (*loop_fn)(void *const *args, const int64_t *dims, const uint64_t *scalars,
+                        int64_t begin, int64_t end);
+
+/* The text that ETCH_LOGS=output_code prints; etch__free it. */
+char *etch__loop_text(const loop_kernel *k);
+
+/* The bytes that identify a kernel (its name is not among them) and cross to the helper. */
+size_t etch__loop_serialise(const loop_kernel *k, uint8_t *buf, size_t cap);
+bool etch__loop_parse(const uint8_t *buf, size_t n, loop_kernel *k);
+
+/* A loaded kernel; counted. */
+typedef struct loaded_kernel loaded_kernel;
+loop_fn etch__kernel_entry(const loaded_kernel *k);
+void etch__kernel_release(loaded_kernel *k);
+
+/* Finds or compiles n kernels (in parallel where the helper allows), each result with one count. From
+ * the in-memory table, the disk cache, or the helper. On failure (helper missing, dying, timing out)
+ * all slots are NULL, the reason is in *why (a static or thread-local text), false is returned. */
+bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, const char **why);
+
+#endif
