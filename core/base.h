@@ -51,12 +51,8 @@ typedef enum log_channel {
     LOG_COUNT
 } log_channel;
 
-extern _Atomic uint32_t etch__log_mask; /* bit per channel; reads the environment on first use */
-void etch__log_init(void);
-static inline bool etch__log_on(log_channel channel) {
-    extern _Atomic uint32_t etch__log_mask;
-    return (etch__log_mask >> channel) & 1;
-}
+extern _Atomic uint32_t etch__log_mask; /* bit per channel, set from the environment at load */
+static inline bool etch__log_on(log_channel channel) { return (etch__log_mask >> channel) & 1; }
 /* One line, "etch: CHANNEL: ..." to the sink, if the channel is on. Text with newlines is several. */
 void etch__log(log_channel channel, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A warning: always on, "etch: warning: ...". */

@@ -32,6 +32,10 @@ etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
 
 /* Inference, allocation, kernel, scope: the innermost step. Inputs must be materialised. */
 etch_tensor *etch__run_eager(const op_call *call);
+/* Only the kernel, into an allocated result (INPLACE: the first argument). */
+etch_status etch__run_kernel(const op_call *call, etch_tensor *out);
+/* Sizes, strides, offset and what follows from them; not the storage. */
+void etch__apply_meta(etch_tensor *t, const tensor_meta *meta);
 
 /* Hooks that the tracer fills (NULL while no tracer is linked). Each is called only when the thread
  * has a run active or t is deferred. */
@@ -40,8 +44,10 @@ typedef struct trace_hooks {
     etch_status (*read)(const etch_tensor *t, reason_id why, const void *site);
     /* t's storage gets exposed, or no longer is. */
     etch_status (*expose)(const etch_tensor *t, int bits, const void *site);
-    /* A deferred handle loses its last count. */
-    void (*drop)(etch_tensor *t);
+    /* Whether two tensors, at least one of them deferred, share one storage. */
+    bool (*same_storage)(const etch_tensor *a, const etch_tensor *b);
+    /* The running call's scope is closed from outside (longjmp): forget the run. */
+    void (*abandon)(int64_t mark);
 } trace_hooks;
 extern trace_hooks etch__trace_hooks;
 

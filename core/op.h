@@ -70,7 +70,7 @@ typedef etch_tensor *(*op_composite)(const op_call *call);
 struct etch_op {
     uint16_t id;
     uint8_t kind, drule, srule, flags, nout;
-    int16_t impl; /* REDUCTION: reduce_kind; POINTWISE, INPLACE, CREATION: expr_id or -1 */
+    int16_t impl; /* REDUCTION: reduce_kind, else -1 */
     op_composite composite;
     const char *name;   /* "add.Tensor" */
     const char *schema; /* "add.Tensor(Tensor self, ...) -> Tensor" */

@@ -9,7 +9,7 @@
 #include <etch/etch.h>
 #include <stdatomic.h>
 
-#include "core/base.h"
+#include "core/thread.h"
 
 typedef struct etch_storage {
     atomic_int refs;
@@ -17,6 +17,7 @@ typedef struct etch_storage {
     atomic_uchar exposed;   /* EXPOSED_* bits: the user holds raw pointers */
     atomic_uint version;    /* counts writes */
     size_t bytes;
+    size_t block_bytes;     /* of the whole block; 0 for wrapped memory */
     void *data;             /* aligned to 64 bytes when owned */
     void (*free_fn)(void *ctx); /* of wrapped memory, else NULL */
     void *free_ctx;
@@ -37,36 +38,9 @@ struct etch_tensor {
     int64_t offset;         /* elements */
     int64_t numel;
     etch_storage *storage;  /* NULL while deferred */
-    void *owner;            /* deferred: the tracer's frame */
+    void *owner;            /* the tracer's walk that holds a count of it, or NULL */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 };
-
-/* ---- the thread's state ---------------------------------------------------------------------- */
-
-typedef struct etch_thread {
-    /* What the fast path of every operator looks at: non-NULL when a cursor is active and nothing
-     * else intercepts (tracer/cursor.h gives the type its meaning). */
-    struct trace_cursor *cursor;
-    uint64_t state; /* the state word: what a recorded operator depends on beside its operands */
-    uint32_t layers; /* bit per active dispatch layer (core/dispatch.h) */
-
-    /* scopes */
-    etch_tensor **items;
-    int64_t nitems, items_cap;
-    int64_t *scope_start;
-    int64_t nscopes, scopes_cap;
-
-    /* last error */
-    etch_status status;
-    const void *error_site;
-    char error[1024];
-} etch_thread;
-
-extern __thread etch_thread etch__tls __attribute__((tls_model("initial-exec"), visibility("hidden")));
-
-/* The state word: bits 0 grad mode, 1 inference, 2-3 numerics, 4-5 matmul precision, 8-15 default
- * dtype, 16-31 device. */
-#define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
 
 /* ---- making and destroying -------------------------------------------------------------------- */
 

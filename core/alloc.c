@@ -1,0 +1,60 @@
+/* Allocation: one place, so that tests can make each allocation fail in turn. */
+#include "core/base.h"
+
+#include <stdatomic.h>
+#include <stdlib.h>
+
+/* Allocations until one fails; NEVER switches counting and failing off. */
+#define NEVER INT64_MIN
+static _Atomic int64_t countdown = NEVER;
+static _Atomic int64_t asked;
+
+static bool allocation_fails(void) {
+    if (likely(atomic_load_explicit(&countdown, memory_order_relaxed) == NEVER)) return false;
+    atomic_fetch_add(&asked, 1);
+    return atomic_fetch_sub(&countdown, 1) == 0;
+}
+
+int64_t etch__fail_allocation(int64_t n) {
+    atomic_store(&countdown, n < 0 ? NEVER : n);
+    return atomic_exchange(&asked, 0);
+}
+
+static void *checked(void *p, size_t bytes) {
+    if (unlikely(!p)) etch__error(ETCH_ERR_OUT_OF_MEMORY, "could not allocate %zu bytes", bytes);
+    return p;
+}
+
+void *etch__malloc(size_t bytes) {
+    return checked(allocation_fails() ? NULL : malloc(bytes ? bytes : 1), bytes);
+}
+
+void *etch__calloc(size_t count, size_t size) {
+    void *p = allocation_fails() ? NULL : calloc(count ? count : 1, size ? size : 1);
+    return checked(p, count * size);
+}
+
+void *etch__realloc(void *p, size_t bytes) {
+    return checked(allocation_fails() ? NULL : realloc(p, bytes ? bytes : 1), bytes);
+}
+
+void etch__free(void *p) { free(p); }
+
+char *etch__strdup(const char *s) {
+    size_t n = strlen(s) + 1;
+    char *copy = etch__malloc(n);
+    return copy ? memcpy(copy, s, n) : NULL;
+}
+
+bool etch__grow(void *items, int64_t *cap, int64_t need, size_t size) {
+    if (need <= *cap) return true;
+    int64_t wanted = *cap < 8 ? 8 : *cap * 2;
+    if (wanted < need) wanted = need;
+    void *old;
+    memcpy(&old, items, sizeof old); /* items points at some T*; its type does not matter here */
+    void *grown = etch__realloc(old, (size_t)wanted * size);
+    if (!grown) return false;
+    memcpy(items, &grown, sizeof grown);
+    *cap = wanted;
+    return true;
+}

@@ -1,0 +1,95 @@
+/* Composite operators, written as ordinary calls of other operators. */
+#include "core/composite.h"
+#include "core/dispatch.h"
+#include "core/rules.h"
+
+/* ---- reshape and contiguous ---------------------------------------------------------------------
+ */
+
+etch_tensor *etch__composite_reshape(const op_call *call) {
+    etch_tensor *t = call->in[0];
+    etch_shape size = {.n = (int32_t)call->at[0]};
+    int64_t stride[ETCH_MAX_DIMS];
+    if (size.n > ETCH_MAX_DIMS) {
+        etch__error_at(call->site, ETCH_ERR_SHAPE, "reshape: expected at most %d dimensions",
+                       ETCH_MAX_DIMS);
+        return NULL;
+    }
+    if (!etch__infer_size(call->site, "reshape", t->numel, size.n, call->at + 1, size.v))
+        return NULL;
+    if (!etch__view_strides(t->ndim, t->size, t->stride, size.n, size.v, stride)) t = etch_clone(t);
+    return t ? etch_view(t, size) : NULL;
+}
+
+etch_tensor *etch__composite_contiguous(const op_call *call) {
+    etch_tensor *t = call->in[0];
+    return t->contiguous ? t : etch_clone(t);
+}
+
+/* ---- matmul -------------------------------------------------------------------------------------
+ */
+
+/* Broadcast batch sizes of a and b (all but the last two dimensions); false sets the error. */
+static bool batch_sizes(const op_call *call, const etch_tensor *a, const etch_tensor *b,
+                        etch_shape *batch) {
+    int na = a->ndim - 2, nb = b->ndim - 2;
+    batch->n = na > nb ? na : nb;
+    for (int i = 0; i < batch->n; i++) {
+        int ia = na - batch->n + i, ib = nb - batch->n + i;
+        int64_t sa = ia < 0 ? 1 : a->size[ia], sb = ib < 0 ? 1 : b->size[ib];
+        if (sa != sb && sa != 1 && sb != 1) {
+            etch__error_at(
+                call->site, ETCH_ERR_SHAPE,
+                "matmul: batch dimension %d: expected equal sizes or 1, got %lld and %lld", i,
+                (long long)sa, (long long)sb);
+            return false;
+        }
+        batch->v[i] = sa == 1 ? sb : sa;
+    }
+    return true;
+}
+
+/* t expanded to the batch sizes and folded to three dimensions. */
+static etch_tensor *folded(etch_tensor *t, const etch_shape *batch) {
+    etch_shape wide = *batch, flat = {3, {1, t->size[t->ndim - 2], t->size[t->ndim - 1]}};
+    for (int i = 0; i < batch->n; i++) flat.v[0] *= batch->v[i];
+    wide.v[wide.n++] = flat.v[1];
+    wide.v[wide.n++] = flat.v[2];
+    etch_tensor *expanded = etch_expand(t, wide);
+    return expanded ? etch_reshape(expanded, flat) : NULL;
+}
+
+static etch_tensor *batched(const op_call *call, etch_tensor *a, etch_tensor *b) {
+    etch_shape batch;
+    if (!batch_sizes(call, a, b, &batch)) return NULL;
+    int64_t m = a->size[a->ndim - 2], n = b->size[b->ndim - 1];
+    etch_tensor *fa = folded(a, &batch);
+    etch_tensor *fb = fa ? folded(b, &batch) : NULL;
+    etch_tensor *product = fb ? etch_bmm(fa, fb) : NULL;
+    if (!product) return NULL;
+    etch_shape size = batch;
+    size.v[size.n++] = m, size.v[size.n++] = n;
+    return etch_view(product, size);
+}
+
+/* A vector on either side becomes a matrix, whose dimension of size 1 goes again at the end. */
+etch_tensor *etch__composite_matmul(const op_call *call) {
+    etch_tensor *a = call->in[0], *b = call->in[1];
+    if (a->ndim == 0 || b->ndim == 0) {
+        etch__error_at(call->site, ETCH_ERR_SHAPE,
+                       "matmul: expected tensors with at least 1 dimension, got %d and %d", a->ndim,
+                       b->ndim);
+        return NULL;
+    }
+    if (a->ndim == 1 && b->ndim == 1) return etch_dot(a, b);
+    if (a->ndim == 2 && b->ndim == 1) return etch_mv(a, b);
+    if (a->ndim == 2 && b->ndim == 2) return etch_mm(a, b);
+    bool row = a->ndim == 1, column = b->ndim == 1;
+    if (row) a = etch_unsqueeze(a, 0);
+    if (column) b = etch_unsqueeze(b, 1);
+    if (!a || !b) return NULL;
+    etch_tensor *c = a->ndim == 2 && b->ndim == 2 ? etch_mm(a, b) : batched(call, a, b);
+    if (c && row) c = etch_squeeze_dim(c, -2);
+    if (c && column) c = etch_squeeze_dim(c, -1);
+    return c;
+}

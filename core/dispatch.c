@@ -1,0 +1,145 @@
+/* The dispatcher: see core/dispatch.h for the order of the layers. */
+#include "core/dispatch.h"
+
+static layer_handler layers[LAYER_COUNT];
+static op_kernel kernels[OP_COUNT];
+
+/* Without a tracer linked in, nothing is ever deferred and the hooks do nothing. */
+static etch_status no_read(const etch_tensor *t, reason_id why, const void *site) {
+    (void)t, (void)why, (void)site;
+    return ETCH_OK;
+}
+static etch_status no_expose(const etch_tensor *t, int bits, const void *site) {
+    (void)site;
+    if (bits) atomic_fetch_or(&t->storage->exposed, (unsigned char)bits);
+    return ETCH_OK;
+}
+static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
+static void no_abandon(int64_t mark) { (void)mark; }
+
+trace_hooks etch__trace_hooks = {no_read, no_expose, no_same_storage, no_abandon};
+
+void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
+void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
+op_kernel etch__kernel(op_id op) { return kernels[op]; }
+
+/* ---- walking the layers
+ * -------------------------------------------------------------------------- */
+
+etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
+    uint32_t active = etch__tls.layers >> (layer + 1) << (layer + 1);
+    if (unlikely(active)) {
+        int next = __builtin_ctz(active);
+        if (layers[next]) return layers[next](call);
+    }
+    return etch__run_eager(call);
+}
+
+static etch_tensor *run_composite(const op_call *call) {
+    if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
+        return layers[LAYER_COMPOSITE_MODES](call);
+    return etch__ops[call->op].composite(call);
+}
+
+etch_tensor *etch__dispatch(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (unlikely(!etch__check_handle(call->in[i]))) return NULL;
+    if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
+    if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
+    return etch__run_eager(call);
+}
+
+/* ---- the innermost step
+ * --------------------------------------------------------------------------- */
+
+static bool inputs_ready(const op_call *call) {
+    for (int i = 0; i < call->nin; i++) {
+        if (likely(!call->in[i]->deferred)) continue;
+        if (etch__tls.in_flush)
+            etch__error_at(call->site, ETCH_ERR_DEFERRED_IN_FLUSH,
+                           "%s: argument %d is a deferred tensor of the function that is being "
+                           "flushed; pass it as an argument instead",
+                           etch__ops[call->op].name, i);
+        else
+            etch__error_at(call->site, ETCH_ERR_DEFERRED_ELSEWHERE,
+                           "%s: argument %d is a deferred tensor of a function that runs on "
+                           "another thread; call etch_flush there first",
+                           etch__ops[call->op].name, i);
+        return false;
+    }
+    return true;
+}
+
+void etch__apply_meta(etch_tensor *t, const tensor_meta *m) {
+    t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset;
+    t->numel = 1;
+    for (int d = 0; d < m->ndim; d++) {
+        t->size[d] = m->size[d], t->stride[d] = m->stride[d];
+        t->numel *= m->size[d];
+    }
+    t->contiguous = etch__sizes_contiguous(m->ndim, m->size, m->stride);
+}
+
+static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
+    etch_tensor *t = etch__tensor_alloc();
+    if (!t) return NULL;
+    etch__apply_meta(t, meta);
+    if (etch__ops[call->op].kind == KIND_VIEW) {
+        t->storage = call->in[0]->storage;
+        etch__storage_retain(t->storage);
+    } else {
+        t->storage = etch__storage_new((size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype));
+    }
+    if (likely(t->storage && etch__scope_push(t))) return t;
+    etch__tensor_destroy(t);
+    return NULL;
+}
+
+etch_status etch__run_kernel(const op_call *call, etch_tensor *out) {
+    op_kernel kernel = kernels[call->op];
+    if (unlikely(!kernel))
+        return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
+                              "%s: this build has no kernel for it", etch__ops[call->op].name);
+    return kernel(call, &out);
+}
+
+static etch_tensor *run_inplace(const op_call *call) {
+    etch_tensor *self = call->in[0];
+    if (etch__run_kernel(call, self) != ETCH_OK) return NULL;
+    atomic_fetch_add_explicit(&self->storage->version, 1, memory_order_relaxed);
+    return self;
+}
+
+/* The scope's newest handle is taken back when its kernel fails. */
+static etch_tensor *drop_result(etch_tensor *t) {
+    etch__tls.nitems--;
+    etch__tensor_destroy(t);
+    return NULL;
+}
+
+etch_tensor *etch__run_eager(const op_call *call) {
+    tensor_meta meta;
+    if (unlikely(!inputs_ready(call)) || etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
+    etch__tls.counts.operators++;
+    uint8_t kind = etch__ops[call->op].kind;
+    if (kind == KIND_INPLACE) return run_inplace(call);
+    etch_tensor *out = new_result(call, &meta);
+    if (!out || kind == KIND_VIEW) return out;
+    return likely(etch__run_kernel(call, out) == ETCH_OK) ? out : drop_result(out);
+}
+
+/* ---- readers
+ * --------------------------------------------------------------------------------------- */
+
+etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *site) {
+    if (!etch__check_handle(t)) return etch__tls.status;
+    if (likely(!t->deferred && !etch__tls.run)) return ETCH_OK;
+    etch_status status = etch__trace_hooks.read(t, why, site);
+    if (status != ETCH_OK || etch__check_handle(t)) return status;
+    return etch__tls.status;
+}
+
+etch_status etch_flush(void) {
+    if (!etch__tls.run) return ETCH_OK;
+    return etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, __builtin_return_address(0));
+}

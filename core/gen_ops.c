@@ -1,0 +1,315 @@
+/* Makes, from core/ops.def, the public header etch/ops.h and the functions behind it.
+ *
+ *     gen_ops HEADER SOURCE
+ *
+ * For each C function of a row: its parameters take their types from the schema's arguments of the
+ * same name; arguments that it leaves out get the schema's default. Runs at build time only. */
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_ARGS = 12, TEXT = 64 };
+
+typedef struct row {
+    const char *id, *name, *schema, *cfn, *flags, *kind;
+} row;
+
+static const row rows[] = {
+#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags)                                 \
+    {#id, name, schema, cfn, #flags, #kind},
+#include "core/ops.def"
+#undef OP
+};
+
+typedef enum type {
+    TENSOR,
+    TENSORS,
+    SCALAR,
+    INT,
+    INT_OPT,
+    INTS,
+    INTS_OPT,
+    BOOL,
+    DTYPE,
+    DTYPE_OPT
+} type;
+
+/* How each schema type looks in C, how it enters the attributes, and how an absent one does. */
+static const struct {
+    const char *schema, *c;
+    type type;
+} types[] = {
+    {"Tensor[]", "etch_tensor *const *%s, int n%s", TENSORS},
+    {"ScalarType?", "etch_dtype %s", DTYPE_OPT},
+    {"ScalarType", "etch_dtype %s", DTYPE},
+    {"Scalar", "etch_scalar %s", SCALAR},
+    {"Tensor", "etch_tensor *%s", TENSOR},
+    {"int[]?", "etch_dims %s", INTS_OPT},
+    {"int[]", "etch_dims %s", INTS},
+    {"int?", "int64_t %s", INT_OPT},
+    {"int", "int64_t %s", INT},
+    {"bool", "bool %s", BOOL},
+};
+
+typedef struct arg {
+    type type;
+    char name[TEXT], value[TEXT]; /* value: the default, "" when there is none */
+} arg;
+
+static void fail(const char *what, const char *where) {
+    fprintf(stderr, "gen_ops: %s: %s\n", what, where);
+    exit(1);
+}
+
+/* One argument, "Tensor(a!) self" or "int dim=0". */
+static arg parse_arg(char *text) {
+    arg a = {0};
+    char *alias = strchr(text, '(');
+    if (alias) {
+        char *close = strchr(alias, ')');
+        if (!close) fail("unclosed alias", text);
+        memmove(alias, close + 1, strlen(close + 1) + 1);
+    }
+    char *name = strchr(text, ' ');
+    if (!name) fail("argument without a name", text);
+    *name++ = 0;
+    char *value = strchr(name, '=');
+    if (value) *value++ = 0;
+    snprintf(a.name, TEXT, "%s", name);
+    snprintf(a.value, TEXT, "%s", value ? value : "");
+    for (size_t i = 0; i < sizeof types / sizeof *types; i++)
+        if (!strcmp(text, types[i].schema)) {
+            a.type = types[i].type;
+            return a;
+        }
+    fail("unknown type", text);
+    return a;
+}
+
+/* The arguments between the outer parentheses of a schema; the keyword marker "*" is left out. */
+static int parse_schema(const char *schema, arg *args) {
+    char text[512];
+    const char *end = strstr(schema, ") ->");
+    if (schema[0] != '(' || !end || (size_t)(end - schema) >= sizeof text)
+        fail("bad schema", schema);
+    memcpy(text, schema + 1, (size_t)(end - schema - 1));
+    text[end - schema - 1] = 0;
+    int n = 0;
+    for (char *p = text; *p;) {
+        char *comma = strstr(p, ", ");
+        if (comma) *comma = 0;
+        if (strcmp(p, "*") && n < MAX_ARGS) args[n++] = parse_arg(p);
+        p = comma ? comma + 2 : p + strlen(p);
+    }
+    return n;
+}
+
+static const arg *find(const arg *args, int n, const char *name) {
+    for (int i = 0; i < n; i++)
+        if (!strcmp(args[i].name, name)) return &args[i];
+    fail("no such argument in the schema", name);
+    return NULL;
+}
+
+/* "etch_add(self, other)": name and, in C's order, the schema's arguments. */
+typedef struct function {
+    char name[TEXT];
+    const arg *param[MAX_ARGS];
+    int nparams;
+} function;
+
+static function parse_function(const char *text, size_t length, const arg *args, int nargs) {
+    function f = {0};
+    char copy[256];
+    if (length >= sizeof copy) fail("function too long", text);
+    memcpy(copy, text, length);
+    copy[length] = 0;
+    char *open = strchr(copy, '('), *close = strrchr(copy, ')');
+    if (!open || !close) fail("bad function", copy);
+    *open = *close = 0;
+    snprintf(f.name, TEXT, "%.63s", copy);
+    for (char *p = strtok(open + 1, ", "); p; p = strtok(NULL, ", "))
+        f.param[f.nparams++] = find(args, nargs, p);
+    return f;
+}
+
+static bool given(const function *f, const arg *a) {
+    for (int i = 0; i < f->nparams; i++)
+        if (f->param[i] == a) return true;
+    return false;
+}
+
+static void print_prototype(FILE *out, const function *f) {
+    fprintf(out, "etch_tensor *%s(", f->name);
+    for (int i = 0; i < f->nparams; i++) {
+        const arg *a = f->param[i];
+        if (i) fputs(", ", out);
+        for (size_t k = 0; k < sizeof types / sizeof *types; k++)
+            if (types[k].type == a->type) {
+                char text[3 * TEXT];
+                /* Only TENSORS has two places. */
+                snprintf(text, sizeof text, types[k].c, a->name, a->name);
+                fputs(text, out);
+            }
+    }
+    fputs(f->nparams ? ")" : "void)", out);
+}
+
+/* Lets a plain C number stand for each scalar argument. */
+static void print_scalar_macro(FILE *out, const function *f) {
+    bool any = false;
+    for (int i = 0; i < f->nparams; i++) any |= f->param[i]->type == SCALAR;
+    if (!any) return;
+    for (int pass = 0; pass < 2; pass++) {
+        fprintf(out, pass ? " %s(" : "#define %s(", f->name);
+        for (int i = 0; i < f->nparams; i++) {
+            const arg *a = f->param[i];
+            const char *format = pass && a->type == SCALAR ? "%sETCH_SCALAR(%s)" : "%s%s";
+            fprintf(out, format, i ? ", " : "", a->name);
+            if (a->type == TENSORS) fprintf(out, ", n%s", a->name);
+        }
+        fputs(")", out);
+    }
+    fputs("\n", out);
+}
+
+static int count(const arg *args, int n, type t) {
+    int k = 0;
+    for (int i = 0; i < n; i++) k += args[i].type == t;
+    return k;
+}
+
+static void print_inputs(FILE *out, const arg *args, int n) {
+    if (count(args, n, TENSORS)) return;
+    if (!count(args, n, TENSOR)) {
+        fputs("    etch_tensor *const *in = NULL;\n", out);
+        return;
+    }
+    fputs("    etch_tensor *const in[] = {", out);
+    const char *separator = "";
+    for (int i = 0; i < n; i++)
+        if (args[i].type == TENSOR) fprintf(out, "%s%s", separator, args[i].name), separator = ", ";
+    fputs("};\n", out);
+}
+
+/* Returns the number of scalars. */
+static int print_scalars(FILE *out, const row *r, const arg *args, int n, const function *f) {
+    if (strstr(r->flags, "RANDOM")) {
+        fputs("    etch_scalar sc[2];\n    etch__put_random(sc, &size);\n", out);
+        return 2;
+    }
+    int scalars = count(args, n, SCALAR);
+    if (!scalars) {
+        fputs("    const etch_scalar *sc = NULL;\n", out);
+        return 0;
+    }
+    fputs("    const etch_scalar sc[] = {", out);
+    const char *separator = "";
+    for (int i = 0; i < n; i++) {
+        if (args[i].type != SCALAR) continue;
+        if (given(f, &args[i])) fprintf(out, "%s%s", separator, args[i].name);
+        else fprintf(out, "%setch_scalar_int(%s)", separator, args[i].value);
+        separator = ", ";
+    }
+    fputs("};\n", out);
+    return scalars;
+}
+
+static void print_default(FILE *out, const arg *a) {
+    switch (a->type) {
+    case INT_OPT: fputs("    at[nat++] = ETCH_NO_INT;\n", out); break;
+    case INTS_OPT:
+    case DTYPE_OPT: fputs("    at[nat++] = -1;\n", out); break;
+    case BOOL: fprintf(out, "    at[nat++] = %d;\n", !strcmp(a->value, "True")); break;
+    case INT: fprintf(out, "    at[nat++] = %s;\n", a->value); break;
+    default: fail("argument needs a value", a->name);
+    }
+}
+
+static void print_attributes(FILE *out, const row *r, const arg *args, int n, const function *f,
+                             int scalars) {
+    fputs("    int64_t at[OP_MAX_ATTRS];\n    int nat = 0;\n", out);
+    for (int i = 0; i < n; i++) {
+        const arg *a = &args[i];
+        if (a->type == TENSOR || a->type == TENSORS || a->type == SCALAR) continue;
+        if (!given(f, a)) print_default(out, a);
+        else if (a->type == INTS || a->type == INTS_OPT)
+            fprintf(out, "    nat = etch__put_dims(at, nat, &%s);\n", a->name);
+        else fprintf(out, "    at[nat++] = (int64_t)%s;\n", a->name);
+    }
+    if (!strstr(r->flags, "CLASS")) return;
+    bool alpha_left_out = strstr(r->flags, "ALPHA") && !given(f, find(args, n, "alpha"));
+    if (alpha_left_out) fputs("    at[nat++] = 1;\n", out);
+    else
+        fprintf(out, "    at[nat] = etch__op_class(&etch__ops[OP_%s], sc, %d, %s);\n    nat++;\n",
+                r->id, scalars, strstr(r->flags, "NUMEL") ? "at" : "NULL");
+}
+
+static void print_function(FILE *out, const row *r, const arg *args, int n, const function *f) {
+    /* The macros of etch/ops.h have the functions' names. */
+    fprintf(out, "#undef %s\n", f->name);
+    print_prototype(out, f);
+    fputs(" {\n", out);
+    print_inputs(out, args, n);
+    int scalars = print_scalars(out, r, args, n, f);
+    print_attributes(out, r, args, n, f, scalars);
+    char list[TEXT + 8] = "", length[TEXT + 8];
+    for (int i = 0; i < n; i++)
+        if (args[i].type == TENSORS) snprintf(list, sizeof list, "%s", args[i].name);
+    snprintf(length, sizeof length, list[0] ? "n%s" : "%s", list);
+    if (!list[0]) snprintf(length, sizeof length, "%d", count(args, n, TENSOR));
+    fprintf(out,
+            "    return etch__operator(OP_%s, %s, %s, sc, %d, at, nat, "
+            "__builtin_return_address(0));\n}\n\n",
+            r->id, list[0] ? list : "in", length, scalars);
+}
+
+static const char header_top[] =
+    "/* The operators. Generated from core/ops.def: one function a row, the schema above it.\n"
+    " *\n"
+    " * Each returns a new tensor that the innermost scope owns (VIEW: over the storage of its "
+    "first\n"
+    " * argument; IN PLACE: the first argument itself), or NULL with the thread's error set. An\n"
+    " * argument that is NULL gives NULL and keeps the first error. Sizes broadcast and dtypes "
+    "promote\n"
+    " * as in ATen. Scalars are plain C numbers. Any thread may call any of them. */\n"
+    "#ifndef ETCH_OPS_H\n#define ETCH_OPS_H\n\n#include <etch/tensor.h>\n\n"
+    "#ifdef __cplusplus\nextern \"C\" {\n#endif\n\n"
+    "/* An absent int? argument, e.g. the end of a slice. */\n#define ETCH_ABSENT INT64_MIN\n"
+    "/* An absent int[]? argument: all dimensions. */\n"
+    "static inline etch_dims etch_all_dims(void) {\n    etch_dims d;\n    d.n = -1;\n"
+    "    for (int i = 0; i < ETCH_MAX_DIMS; i++) d.v[i] = 0;\n    return d;\n}\n"
+    "#define ETCH_ALL_DIMS etch_all_dims()\n\n";
+
+int main(int argc, char **argv) {
+    if (argc != 3) fail("usage", "gen_ops HEADER SOURCE");
+    FILE *header = fopen(argv[1], "w"), *source = fopen(argv[2], "w");
+    if (!header || !source) fail("cannot write", argv[1]);
+    fputs(header_top, header);
+    fputs(
+        "/* The operator functions. Generated from core/ops.def. */\n#include \"core/call.h\"\n\n",
+        source);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        arg args[MAX_ARGS];
+        int n = parse_schema(rows[i].schema, args);
+        fprintf(header, "/* %s%s", rows[i].name, rows[i].schema);
+        fprintf(header, "%s */\n",
+                !strcmp(rows[i].kind, "VIEW")      ? "; VIEW"
+                : !strcmp(rows[i].kind, "INPLACE") ? "; IN PLACE"
+                                                   : "");
+        for (const char *p = rows[i].cfn; *p;) {
+            size_t length = strcspn(p, ";");
+            function f = parse_function(p, length, args, n);
+            fputs("ETCH_API ", header);
+            print_prototype(header, &f);
+            fputs(";\n", header);
+            print_scalar_macro(header, &f);
+            print_function(source, &rows[i], args, n, &f);
+            p += length;
+            p += strspn(p, "; ");
+        }
+    }
+    fputs("\n#ifdef __cplusplus\n}\n#endif\n#endif\n", header);
+    return fclose(header) || fclose(source);
+}

@@ -1,0 +1,45 @@
+/* The operator table as data, from core/ops.def. */
+#include "core/composite.h"
+#include "core/op.h"
+#include "core/rules.h"
+
+#include <assert.h>
+
+/* The impl column names an expression, a reduce_kind or a composite; only the last needs code here,
+ * expressions are found by name in core/expr.c. */
+#define COMPOSITE_POINTWISE(impl) NULL
+#define COMPOSITE_INPLACE(impl) NULL
+#define COMPOSITE_REDUCTION(impl) NULL
+#define COMPOSITE_VIEW(impl) NULL
+#define COMPOSITE_CONTRACTION(impl) NULL
+#define COMPOSITE_CREATION(impl) NULL
+#define COMPOSITE_OTHER(impl) NULL
+#define COMPOSITE_COMPOSITE(impl) etch__composite_##impl
+
+#define IMPL_POINTWISE(impl) -1
+#define IMPL_INPLACE(impl) -1
+#define IMPL_REDUCTION(impl) REDUCE_##impl
+#define IMPL_VIEW(impl) -1
+#define IMPL_CONTRACTION(impl) -1
+#define IMPL_CREATION(impl) -1
+#define IMPL_OTHER(impl) -1
+#define IMPL_COMPOSITE(impl) -1
+
+const op_info etch__ops[OP_COUNT] = {
+#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags)                                 \
+    [OP_##                                                                                         \
+        id] = {OP_##id, KIND_##kind,       DRULE_##drule,          SRULE_##srule, OPFLAGS(flags),  \
+               1,       IMPL_##kind(impl), COMPOSITE_##kind(impl), name,          name schema,     \
+               cfn},
+#define OPFLAGS(flags) (flags)
+#define MAY_FAIL OPF_MAY_FAIL
+#define COMMUTES OPF_COMMUTES
+#define RANDOM OPF_RANDOM
+#define CLASS_ALPHA OPF_CLASS_ALPHA
+#define CLASS_EXPONENT OPF_CLASS_EXPONENT
+#define CLASS_NUMEL OPF_CLASS_NUMEL
+#include "core/ops.def"
+#undef OP
+};
+
+static_assert(OP_COUNT < 0xffff, "operator numbers are 16 bits, 0xffff means none");

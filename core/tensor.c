@@ -1,0 +1,179 @@
+/* Handles: making, counting, destroying them, and the queries that never touch data. */
+#include "core/tensor.h"
+#include "core/dispatch.h"
+
+static etch_tensor none = {.refs = 1, .magic = TENSOR_ALIVE, .dtype = ETCH_DTYPE_COUNT};
+etch_tensor *const ETCH_NONE = &none;
+
+/* ---- life ------------------------------------------------------------------------------------ */
+
+etch_tensor *etch__tensor_alloc(void) {
+    etch_tensor *t = etch__malloc(sizeof *t);
+    if (!t) return NULL;
+    memset(t, 0, offsetof(etch_tensor, size));
+    atomic_store_explicit(&t->refs, 1, memory_order_relaxed);
+    t->magic = TENSOR_ALIVE;
+    etch__tls.counts.tensors++;
+    return t;
+}
+
+#ifdef NDEBUG
+static void free_handle(etch_tensor *t) { etch__free(t); }
+#else
+/* Debug builds keep the last dead handles, so that using one is an error and not a crash. */
+#include <pthread.h>
+enum { QUARANTINE = 4096 };
+static pthread_mutex_t dead_lock = PTHREAD_MUTEX_INITIALIZER;
+static etch_tensor *dead[QUARANTINE];
+static int next_dead;
+
+static void free_handle(etch_tensor *t) {
+    t->magic = TENSOR_DEAD;
+    pthread_mutex_lock(&dead_lock);
+    etch_tensor *oldest = dead[next_dead];
+    dead[next_dead] = t;
+    next_dead = (next_dead + 1) % QUARANTINE;
+    pthread_mutex_unlock(&dead_lock);
+    etch__free(oldest);
+}
+
+__attribute__((destructor)) static void empty_quarantine(void) {
+    for (int i = 0; i < QUARANTINE; i++) etch__free(dead[i]), dead[i] = NULL;
+}
+#endif
+
+void etch__tensor_destroy(etch_tensor *t) {
+    if (unlikely(!etch__tls.registered)) etch__thread_register();
+    etch__storage_release(t->storage);
+    t->storage = NULL;
+    etch__tls.counts.tensors--;
+    free_handle(t);
+}
+
+etch_tensor *etch_retain(etch_tensor *t) {
+    if (t && t != ETCH_NONE) atomic_fetch_add_explicit(&t->refs, 1, memory_order_relaxed);
+    return t;
+}
+
+void etch_release(etch_tensor *t) {
+    if (!t || t == ETCH_NONE) return;
+    if (atomic_load_explicit(&t->refs, memory_order_acquire) == 1 ||
+        atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) == 1)
+        etch__tensor_destroy(t);
+}
+
+bool etch__check_handle(const etch_tensor *t) {
+    if (unlikely(!t)) {
+        if (etch__tls.status == ETCH_OK || etch__tls.status == ETCH_STATUS_COUNT)
+            etch__error(ETCH_ERR_NULL, "expected a tensor, got NULL");
+        return false;
+    }
+    if (unlikely(t->magic != TENSOR_ALIVE)) {
+        etch__error(ETCH_ERR_RELEASED, "the tensor was released before (keep it with etch_keep "
+                                       "or etch_retain)");
+        return false;
+    }
+    if (unlikely(t->failed)) {
+        if (etch__tls.status == ETCH_OK)
+            etch__error(ETCH_ERR_INVALID_ARGUMENT, "the tensor's own computation failed before");
+        return false;
+    }
+    return true;
+}
+
+/* ---- shapes ------------------------------------------------------------------------------------
+ */
+
+int64_t etch__row_major(int ndim, const int64_t *size, int64_t *stride) {
+    int64_t n = 1, step = 1, bytes;
+    for (int d = ndim - 1; d >= 0; d--) {
+        stride[d] = step;
+        if (__builtin_mul_overflow(n, size[d], &n)) return -1;
+        /* Strides of an empty tensor count size 0 as 1, as ATen does. */
+        if (__builtin_mul_overflow(step, size[d] > 1 ? size[d] : 1, &step)) return -1;
+    }
+    return __builtin_mul_overflow(step, 8, &bytes) ? -1 : n;
+}
+
+bool etch__sizes_contiguous(int ndim, const int64_t *size, const int64_t *stride) {
+    int64_t expected = 1;
+    bool contiguous = true;
+    for (int d = ndim - 1; d >= 0; d--) {
+        if (size[d] == 0) return true;
+        if (size[d] == 1) continue;
+        contiguous &= stride[d] == expected;
+        expected *= size[d];
+    }
+    return contiguous;
+}
+
+etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size) {
+    etch_tensor *t = etch__tensor_alloc();
+    if (!t) return NULL;
+    t->dtype = (uint8_t)dtype, t->ndim = (uint8_t)ndim;
+    if (ndim) memcpy(t->size, size, (size_t)ndim * sizeof *size);
+    t->numel = etch__row_major(ndim, size, t->stride);
+    t->contiguous = 1;
+    if (t->numel < 0) {
+        etch__error(ETCH_ERR_OVERFLOW, "the tensor's size in bytes does not fit in 63 bits");
+        etch__tensor_destroy(t);
+        return NULL;
+    }
+    t->storage = etch__storage_new((size_t)t->numel * etch_dtype_size(dtype));
+    if (!t->storage || !etch__scope_push(t)) {
+        etch__tensor_destroy(t);
+        return NULL;
+    }
+    return t;
+}
+
+/* ---- queries
+ * ------------------------------------------------------------------------------------- */
+
+/* Wraps a negative dimension; -1 with dim_range where it is outside. */
+static int wrapped_dim(const etch_tensor *t, int dim) {
+    if (!etch__check_handle(t)) return -1;
+    int wrapped = dim < 0 ? dim + t->ndim : dim;
+    if (wrapped >= 0 && wrapped < t->ndim) return wrapped;
+    etch__error(ETCH_ERR_DIM_RANGE, "expected a dimension from %d to %d, got %d", -t->ndim,
+                t->ndim - 1, dim);
+    return -1;
+}
+
+etch_dtype etch_dtype_of(const etch_tensor *t) {
+    return etch__check_handle(t) ? (etch_dtype)t->dtype : ETCH_DTYPE_COUNT;
+}
+
+int etch_ndim(const etch_tensor *t) { return etch__check_handle(t) ? t->ndim : -1; }
+
+int64_t etch_size(const etch_tensor *t, int dim) {
+    int d = wrapped_dim(t, dim);
+    return d < 0 ? -1 : t->size[d];
+}
+
+int64_t etch_stride(const etch_tensor *t, int dim) {
+    int d = wrapped_dim(t, dim);
+    return d < 0 ? -1 : t->stride[d];
+}
+
+etch_shape etch_sizes(const etch_tensor *t) {
+    etch_shape s = {0};
+    if (!etch__check_handle(t)) return s;
+    s.n = t->ndim;
+    memcpy(s.v, t->size, (size_t)t->ndim * sizeof *s.v);
+    return s;
+}
+
+int64_t etch_numel(const etch_tensor *t) { return etch__check_handle(t) ? t->numel : -1; }
+
+int64_t etch_storage_offset(const etch_tensor *t) { return etch__check_handle(t) ? t->offset : -1; }
+
+bool etch_is_contiguous(const etch_tensor *t) { return etch__check_handle(t) && t->contiguous; }
+
+bool etch_is_deferred(const etch_tensor *t) { return etch__check_handle(t) && t->deferred; }
+
+bool etch_shares_storage(const etch_tensor *a, const etch_tensor *b) {
+    if (!etch__check_handle(a) || !etch__check_handle(b)) return false;
+    if (a->deferred || b->deferred) return etch__trace_hooks.same_storage(a, b);
+    return a->storage == b->storage;
+}

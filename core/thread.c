@@ -1,0 +1,75 @@
+/* The thread's state, and the list of all of them, over which per-thread counts are summed. */
+#include "core/thread.h"
+
+#include <pthread.h>
+
+__thread etch_thread etch__tls = {.state = (uint64_t)ETCH_F32 << 8, .guard_scope = -1};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static etch_thread *threads;
+static thread_counts departed; /* counts of threads that have ended */
+
+static void add_counts(thread_counts *sum, const thread_counts *c) {
+    sum->tensors += c->tensors;
+    sum->operators += c->operators;
+    sum->allocations += c->allocations;
+}
+
+/* Runs at the end of a thread: what its scopes still own dies with it. */
+static void thread_ends(void *p) {
+    etch_thread *t = p;
+    etch_scope_end(0);
+    etch__free(t->items);
+    etch__free(t->scope_start);
+    t->items = NULL, t->scope_start = NULL;
+    t->items_cap = t->scopes_cap = 0;
+    pthread_mutex_lock(&lock);
+    for (etch_thread **link = &threads; *link; link = &(*link)->next)
+        if (*link == t) {
+            *link = t->next;
+            break;
+        }
+    add_counts(&departed, &t->counts);
+    t->counts = (thread_counts){0};
+    t->registered = false;
+    pthread_mutex_unlock(&lock);
+}
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+
+/* In the child only the forking thread lives on: the others' counts stay, their blocks do not. */
+static void after_fork_child(void) {
+    for (etch_thread *t = threads; t; t = t->next)
+        if (t != &etch__tls) add_counts(&departed, &t->counts);
+    if (etch__tls.registered) threads = &etch__tls, etch__tls.next = NULL;
+    else threads = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static void set_up(void) {
+    pthread_key_create(&key, thread_ends);
+    pthread_atfork(before_fork, after_fork, after_fork_child);
+}
+
+void etch__thread_register(void) {
+    pthread_once(&once, set_up);
+    pthread_setspecific(key, &etch__tls);
+    pthread_mutex_lock(&lock);
+    etch__tls.next = threads;
+    threads = &etch__tls;
+    etch__tls.registered = true;
+    pthread_mutex_unlock(&lock);
+}
+
+thread_counts etch__thread_counts(void) {
+    pthread_mutex_lock(&lock);
+    thread_counts sum = departed;
+    for (etch_thread *t = threads; t; t = t->next) add_counts(&sum, &t->counts);
+    pthread_mutex_unlock(&lock);
+    return sum;
+}
+
+const char *etch_version(void) { return ETCH_VERSION_STRING; }

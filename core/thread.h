@@ -1,0 +1,51 @@
+/* The thread's state: what the fast path of every operator looks at, scopes, the last error. */
+#ifndef ETCH_CORE_THREAD_H
+#define ETCH_CORE_THREAD_H
+
+#include <etch/etch.h>
+
+#include "core/base.h"
+
+/* Counts kept per thread, because a locked add per operator would cost more than the rest. Written by
+ * the owner only, read by etch__thread_counts while they move. */
+typedef struct thread_counts {
+    int64_t tensors, operators, allocations;
+} thread_counts;
+
+typedef struct etch_thread {
+    /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
+    struct trace_cursor *cursor;
+    uint64_t state;  /* the state word: what a recorded operator depends on beside its operands */
+    uint32_t layers; /* bit per active dispatch layer (core/dispatch.h) */
+    bool registered;
+    bool in_flush;   /* inside a flush: operators run eagerly, outer deferred handles are errors */
+
+    /* Scopes: the items of scope k are items[scope_start[k] .. scope_start[k + 1]). */
+    etch_tensor **items;
+    int64_t nitems, items_cap;
+    int64_t *scope_start;
+    int64_t nscopes, scopes_cap;
+    int64_t guard_scope; /* the running compiled call's own scope, -1 without one: closing it or an
+                            outer one from elsewhere abandons the run */
+    void *run;           /* the tracer's run */
+
+    etch_status status;
+    const void *error_site;
+    char error[1024];
+
+    thread_counts counts;
+    struct etch_thread *next;
+} etch_thread;
+
+extern __thread etch_thread etch__tls
+    __attribute__((tls_model("initial-exec"), visibility("hidden")));
+
+/* The state word: bits 0 grad mode, 1 inference, 2-3 numerics, 4-5 matmul precision, 8-15 default
+ * dtype, 16-31 device. */
+#define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
+
+/* Puts the calling thread on the list; done by the first scope or handle of a thread. */
+void etch__thread_register(void);
+thread_counts etch__thread_counts(void);
+
+#endif
