@@ -1,0 +1,37 @@
+/* Guards on a tensor's metadata, and what to say when one fails. */
+#include "guards/guard.h"
+
+void etch__guard_make(const etch_tensor *t, tensor_meta *g) {
+    memset(g, 0, sizeof *g);
+    g->dtype = t->dtype, g->ndim = t->ndim;
+    for (int d = 0; d < t->ndim; d++) g->size[d] = t->size[d], g->stride[d] = t->stride[d];
+}
+
+static bool explain_dims(const char *what, const int64_t *expected, const int64_t *got, int ndim,
+                         int index, char *buf, size_t n) {
+    for (int d = 0; d < ndim; d++) {
+        if (expected[d] == got[d]) continue;
+        snprintf(buf, n, "tensor %d: %s mismatch at dim %d: expected %lld, got %lld", index, what, d,
+                 (long long)expected[d], (long long)got[d]);
+        return true;
+    }
+    return false;
+}
+
+void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf, size_t n) {
+    if (n) buf[0] = 0;
+    if (g->dtype != t->dtype)
+        snprintf(buf, n, "tensor %d: dtype mismatch: expected %s, got %s", index,
+                 etch_dtype_name((etch_dtype)g->dtype), etch_dtype_name((etch_dtype)t->dtype));
+    else if (g->ndim != t->ndim)
+        snprintf(buf, n, "tensor %d: rank mismatch: expected %d, got %d", index, g->ndim, t->ndim);
+    else if (!explain_dims("size", g->size, t->size, g->ndim, index, buf, n))
+        explain_dims("stride", g->stride, t->stride, g->ndim, index, buf, n);
+}
+
+void etch__guard_text(const tensor_meta *g, char *buf, size_t n) {
+    size_t used = (size_t)snprintf(buf, n, "%s[", etch_dtype_name((etch_dtype)g->dtype));
+    for (int d = 0; d < g->ndim && used < n; d++)
+        used += (size_t)snprintf(buf + used, n - used, "%s%lld", d ? ", " : "", (long long)g->size[d]);
+    if (used < n) snprintf(buf + used, n - used, "]");
+}

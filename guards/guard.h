@@ -1,0 +1,26 @@
+/* Guards: what must hold for a trace to be entered.
+ *
+ * A tensor is guarded by dtype, rank, sizes and strides, never by values, address or offset. */
+#ifndef ETCH_GUARDS_GUARD_H
+#define ETCH_GUARDS_GUARD_H
+
+#include "core/op.h"
+
+/* The guard of a tensor as it is now: its meta without the offset. ETCH_NONE has the dtype
+ * ETCH_DTYPE_COUNT. */
+void etch__guard_make(const etch_tensor *t, tensor_meta *guard);
+
+static inline bool etch__guard_holds(const tensor_meta *g, const etch_tensor *t) {
+    if (g->dtype != t->dtype || g->ndim != t->ndim) return false;
+    for (int d = 0; d < g->ndim; d++)
+        if (g->size[d] != t->size[d] || g->stride[d] != t->stride[d]) return false;
+    return true;
+}
+
+/* "tensor 1: size mismatch at dim 0: expected 8, got 9"; "" when the guard holds. */
+void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf, size_t n);
+
+/* "f32[8, 4]", for ETCH_LOGS=guards. */
+void etch__guard_text(const tensor_meta *g, char *buf, size_t n);
+
+#endif
