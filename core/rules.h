@@ -8,12 +8,12 @@
 #include "core/op.h"
 
 typedef enum dtype_rule {
-    DRULE_NONE,           /* COMPOSITE: never inferred */
-    DRULE_ATTR,           /* the dtype attribute, absent: the default dtype */
-    DRULE_ATTR_FLOAT,     /* the same, floats only */
-    DRULE_FILL,           /* the dtype attribute, absent: by the kind of the scalar */
-    DRULE_ARANGE,         /* the dtype attribute, absent: i64, with a real scalar the default dtype */
-    DRULE_PROMOTE,        /* ATen's promotion by categories */
+    DRULE_NONE,       /* COMPOSITE: never inferred */
+    DRULE_ATTR,       /* the dtype attribute, absent: the default dtype */
+    DRULE_ATTR_FLOAT, /* the same, floats only */
+    DRULE_FILL,       /* the dtype attribute, absent: by the kind of the scalar */
+    DRULE_ARANGE,     /* the dtype attribute, absent: i64, with a real scalar the default dtype */
+    DRULE_PROMOTE,    /* ATen's promotion by categories */
     DRULE_PROMOTE_NOBOOL, /* the same; a bool operand is an error */
     DRULE_PROMOTE_FLOAT,  /* the same; integers become the default dtype */
     DRULE_COMPARE,        /* computes in the promoted dtype, gives bool */
@@ -61,12 +61,12 @@ typedef struct shape_text {
 } shape_text;
 shape_text etch__shape_text(int ndim, const int64_t *size);
 
-/* Sizes with at most one -1 for `numel` elements, resolved into size[]; false with the error set (in
- * the name `what`). For view and reshape. */
+/* Sizes with at most one -1 for `numel` elements, resolved into size[]; false with the error set
+ * (in the name `what`). For view and reshape. */
 bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
                       const int64_t *wanted, int64_t *size);
-/* Strides under which the elements of a tensor (ndim, size, stride) can be seen as sizes to[0..n) of
- * equal number; false when a copy is needed (no error is set). */
+/* Strides under which the elements of a tensor (ndim, size, stride) can be seen as sizes to[0..n)
+ * of equal number; false when a copy is needed (no error is set). */
 bool etch__view_strides(int ndim, const int64_t *size, const int64_t *stride, int n,
                         const int64_t *to, int64_t *to_stride);
 

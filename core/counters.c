@@ -1,0 +1,28 @@
+/* The process's counters. */
+#include <etch/debug.h>
+
+#include "core/dispatch.h"
+
+counters etch__counters;
+
+#define COUNTER(name) +1
+enum {
+    COUNTERS = 0
+#include "core/counters.def"
+};
+#undef COUNTER
+_Static_assert(sizeof(etch_counters_t) == COUNTERS * sizeof(int64_t), "counters.def and debug.h");
+
+etch_counters_t etch_counters(void) {
+    etch_counters_t c;
+#define COUNTER(name) c.name = atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
+#include "core/counters.def"
+#undef COUNTER
+    return c;
+}
+
+void etch_counters_reset(void) {
+#define COUNTER(name) atomic_store_explicit(&etch__counters.name, 0, memory_order_relaxed);
+#include "core/counters.def"
+#undef COUNTER
+}
