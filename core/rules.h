@@ -70,7 +70,15 @@ bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
 bool etch__view_strides(int ndim, const int64_t *size, const int64_t *stride, int n,
                         const int64_t *to, int64_t *to_stride);
 
-/* Internal to inference: fills sizes, strides and offset of a VIEW (core/infer_view.c). */
+/* ---- internal to inference ---- */
+
+typedef struct call_dtypes {
+    etch_dtype compute, result; /* of INPLACE: before it is brought into the dtype of in[0] */
+} call_dtypes;
+typedef bool (*dtype_fn)(const op_call *call, call_dtypes *d);
+extern const dtype_fn etch__dtype_rules[DRULE_COUNT];
+
+/* Fills sizes, strides and offset of a VIEW (core/infer_view.c). */
 typedef bool (*shape_fn)(const op_call *call, tensor_meta *out);
 extern const shape_fn etch__view_rules[SRULE_COUNT];
 /* Wraps a negative dimension number; false with dim_range set. */
