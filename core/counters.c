@@ -20,7 +20,7 @@ etch_counters_t etch_counters(void) {
 #define COUNTER(name) c.name = atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
 #include "core/counters.def"
 #undef COUNTER
-    c.operators += etch__thread_counts().operators - operators_at_reset;
+    c.operators = etch__thread_counts().operators - operators_at_reset;
     return c;
 }
 

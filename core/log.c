@@ -188,13 +188,10 @@ static void after_fork(void) {
 }
 
 /* At load, so that a test of the mask is all that a log costs. */
-__attribute__((constructor)) void etch__log_init(void) {
-    static bool done;
+__attribute__((constructor)) static void start_logs(void) {
     uint32_t mask;
     bool wants_help;
     int n;
-    if (done) return;
-    done = true;
     pthread_atfork(before_fork, after_fork, after_fork);
     const char *bad = parse(etch__param(PARAM_LOGS), &mask, &wants_help, &n);
     if (bad) etch__warn("ETCH_LOGS: no channel \"%.*s\"; ETCH_LOGS=help lists them", n, bad);
