@@ -9,7 +9,7 @@ static _Atomic int64_t operators_at_reset;
 
 #define COUNTER(name) +1
 enum {
-    COUNTERS = 0
+    COUNTERS = 1 /* operators */
 #include "core/counters.def"
 };
 #undef COUNTER
