@@ -37,10 +37,22 @@ etch_status etch__error(etch_status code, const char *format, ...)
 etch_status etch__error_at(const void *site, etch_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Around work whose failure must not replace the error that is there. */
+typedef struct saved_error {
+    etch_status status;
+    const void *site;
+    char text[1024];
+} saved_error;
+void etch__error_save(saved_error *to);
+void etch__error_restore(const saved_error *from);
+
 /* "file.c:12" of a return address, or "" without debug information; the text lives for ever. */
 const char *etch__site_line(const void *site);
 /* The symbol of a function's address, or "?". The text lives for ever. */
 const char *etch__symbol_name(const void *address);
+/* Around fork: nobody is inside the two functions above, so that they work in the child. */
+void etch__site_lock(void);
+void etch__site_unlock(void);
 
 /* ---- logs, reasons, parameters: one table each ------------------------------------------------------ */
 

@@ -1,0 +1,387 @@
+/* Shape inference: what a call's result will be, or why the call is wrong, before anything is
+ * touched.
+ *
+ * Two tables, one function a rule: dtype rules (core/infer_dtype.c) and shape rules (here and, for
+ * views, in core/infer_view.c). It runs on every operator call, so the common cases come first in
+ * each rule and nothing is formatted unless something is wrong. */
+#include <math.h>
+
+#include "core/rules.h"
+
+shape_text etch__shape_text(int ndim, const int64_t *size) {
+    shape_text t;
+    char *at = t.s, *end = t.s + sizeof t.s;
+    at += snprintf(at, (size_t)(end - at), "[");
+    for (int i = 0; i < ndim && at < end; i++)
+        at += snprintf(at, (size_t)(end - at), "%s%lld", i ? ", " : "", (long long)size[i]);
+    if (at < end) snprintf(at, (size_t)(end - at), "]");
+    return t;
+}
+#define TEXT(t) etch__shape_text((t)->ndim, (t)->size).s
+
+bool etch__infer_fail(const op_call *call, etch_status code, const char *format, ...) {
+    char text[768];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    etch__error_at(call->site, code, "%s: %s", etch__ops[call->op].name, text);
+    return false;
+}
+#define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
+
+/* ---- shapes: helpers ------------------------------------------------------------------------- */
+
+/* Row-major strides of out's sizes. */
+static bool finish(const op_call *call, tensor_meta *out) {
+    out->offset = 0;
+    if (unlikely(etch__row_major(out->ndim, out->size, out->stride) < 0))
+        FAIL(ETCH_ERR_OVERFLOW, "a tensor of sizes %s does not fit in 63 bits of bytes",
+             etch__shape_text(out->ndim, out->size).s);
+    return true;
+}
+
+bool etch__wrap_dim(const op_call *call, int64_t dim, int ndim, int *out) {
+    int n = ndim ? ndim : 1; /* a 0-d tensor has, as in ATen, the dimension 0 for this purpose */
+    if (unlikely(dim < -n || dim >= n))
+        FAIL(ETCH_ERR_DIM_RANGE, "expected a dimension from %d to %d, got %lld", -n, n - 1,
+             (long long)dim);
+    *out = (int)(dim < 0 ? dim + n : dim);
+    return true;
+}
+
+static bool want_ndim(const op_call *call, int i, const char *name, int ndim) {
+    const etch_tensor *t = call->in[i];
+    if (likely(t->ndim == ndim)) return true;
+    FAIL(ETCH_ERR_SHAPE, "expected %s with %d dimension%s, got %d: %s", name, ndim,
+         ndim == 1 ? "" : "s", t->ndim, TEXT(t));
+}
+
+/* ---- shapes: creation and pointwise ---------------------------------------------------------- */
+
+static bool size_rule(const op_call *call, tensor_meta *out) {
+    int64_t n = call->at[0];
+    if (n < 0 || n > ETCH_MAX_DIMS)
+        FAIL(ETCH_ERR_SHAPE, "expected 0 to %d dimensions, got %lld", ETCH_MAX_DIMS, (long long)n);
+    out->ndim = (uint8_t)n;
+    for (int i = 0; i < n; i++)
+        if ((out->size[i] = call->at[1 + i]) < 0)
+            FAIL(ETCH_ERR_SHAPE, "expected sizes that are not negative, got %s",
+                 etch__shape_text((int)n, call->at + 1).s);
+    return finish(call, out);
+}
+
+/* The class word of an arange that cannot be: see arange_numel. */
+enum { ARANGE_STEP_ZERO = -1, ARANGE_DIRECTION = -2, ARANGE_NOT_FINITE = -3 };
+
+static bool arange_size_rule(const op_call *call, tensor_meta *out) {
+    int64_t n = call->at[call->nat - 1];
+    if (n == ARANGE_STEP_ZERO) FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected a step other than 0");
+    if (n == ARANGE_DIRECTION)
+        FAIL(ETCH_ERR_INVALID_ARGUMENT,
+             "expected a step that leads from start to end, got the other sign");
+    if (n < 0) FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected finite start, end and step");
+    out->ndim = 1, out->size[0] = n;
+    return finish(call, out);
+}
+
+static bool same_sizes(const etch_tensor *a, const etch_tensor *b) {
+    if (a->ndim != b->ndim) return false;
+    for (int i = 0; i < a->ndim; i++)
+        if (a->size[i] != b->size[i]) return false;
+    return true;
+}
+
+/* Joins t's sizes into size[0..ndim), t->ndim <= ndim; false where they do not broadcast. */
+static bool join_sizes(int ndim, int64_t *size, const etch_tensor *t) {
+    for (int i = 0, at = ndim - t->ndim; i < t->ndim; i++, at++) {
+        if (t->size[i] == size[at] || t->size[i] == 1) continue;
+        if (size[at] != 1) return false;
+        size[at] = t->size[i];
+    }
+    return true;
+}
+
+static bool broadcast_fail(const op_call *call) {
+    char text[640] = "";
+    size_t used = 0;
+    for (int i = 0; i < call->nin && used < sizeof text; i++)
+        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? " and " : "",
+                                 TEXT(call->in[i]));
+    FAIL(ETCH_ERR_SHAPE, "expected sizes that broadcast, got %s", text);
+}
+
+static bool broadcast_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *a = call->in[0];
+    bool same = true;
+    out->ndim = a->ndim;
+    for (int i = 1; i < call->nin; i++) {
+        same = same && same_sizes(a, call->in[i]);
+        if (call->in[i]->ndim > out->ndim) out->ndim = call->in[i]->ndim;
+    }
+    if (likely(same)) {
+        for (int i = 0; i < a->ndim; i++) out->size[i] = a->size[i];
+        return finish(call, out);
+    }
+    for (int i = 0; i < out->ndim; i++) out->size[i] = 1;
+    for (int i = 0; i < call->nin; i++)
+        if (!join_sizes(out->ndim, out->size, call->in[i])) return broadcast_fail(call);
+    return finish(call, out);
+}
+
+/* In place: the others broadcast to self, whose elements must have memory of their own each. */
+static bool inplace_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *self = call->in[0];
+    out->ndim = self->ndim, out->offset = self->offset;
+    for (int i = 0; i < self->ndim; i++) {
+        out->size[i] = self->size[i], out->stride[i] = self->stride[i];
+        if (unlikely(self->stride[i] == 0 && self->size[i] > 1))
+            FAIL(ETCH_ERR_SHAPE,
+                 "self of sizes %s is expanded: several of its elements are one in "
+                 "memory (use etch_clone first)",
+                 TEXT(self));
+    }
+    for (int i = 1; i < call->nin; i++) {
+        const etch_tensor *t = call->in[i];
+        int64_t size[ETCH_MAX_DIMS];
+        if (likely(same_sizes(self, t))) continue;
+        memcpy(size, self->size, sizeof size);
+        bool fits = t->ndim <= self->ndim && join_sizes(self->ndim, size, t) &&
+                    !memcmp(size, self->size, sizeof *size * self->ndim);
+        if (!fits)
+            FAIL(ETCH_ERR_SHAPE, "expected sizes that broadcast to self %s, got %s", TEXT(self),
+                 TEXT(t));
+    }
+    return true;
+}
+
+static bool is_float(etch_dtype d) { return d <= ETCH_F16; }
+
+/* A kind never falls: real > integer > bool. */
+static bool check_inplace_dtype(const op_call *call, etch_dtype computed) {
+    etch_dtype self = (etch_dtype)call->in[0]->dtype;
+    bool lost =
+        (is_float(computed) && !is_float(self)) || (computed != ETCH_BOOL && self == ETCH_BOOL);
+    if (likely(!lost)) return true;
+    FAIL(ETCH_ERR_DTYPE, "the result is of %s, which self of %s cannot hold",
+         etch_dtype_name(computed), etch_dtype_name(self));
+}
+
+/* ---- shapes: reductions ---------------------------------------------------------------------- */
+
+enum { ALL_DIMS = -1 };
+
+/* The dimensions and keepdim of a reduction: a list at[0..] or one dimension at[0]. */
+typedef struct reduced {
+    int64_t n; /* ALL_DIMS, or how many */
+    const int64_t *dims;
+    bool keepdim;
+} reduced;
+
+static reduced reduced_of(const op_call *call) {
+    const int64_t *at = call->at;
+    switch ((shape_rule)etch__ops[call->op].srule) {
+    case SRULE_REDUCE_DIMS: {
+        int64_t n = at[0] > 0 ? at[0] : 0; /* no list and an empty one both mean all */
+        return (reduced){n ? n : ALL_DIMS, at + 1, at[1 + n] != 0};
+    }
+    case SRULE_REDUCE_DIM: return (reduced){at[0] == ETCH_NO_INT ? ALL_DIMS : 1, at, at[1] != 0};
+    default: return (reduced){ALL_DIMS, NULL, false};
+    }
+}
+
+static bool dims_mask(const op_call *call, const reduced *r, uint32_t *mask) {
+    int ndim = call->in[0]->ndim, dim = 0;
+    *mask = r->n == ALL_DIMS ? (1u << ndim) - 1 : 0;
+    for (int i = 0; i < r->n; i++) {
+        if (!etch__wrap_dim(call, r->dims[i], ndim, &dim)) return false;
+        if (*mask >> dim & 1)
+            FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected each dimension once, got %d twice", dim);
+        *mask |= 1u << dim;
+    }
+    return true;
+}
+
+static bool reduce_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *t = call->in[0];
+    reduced r = reduced_of(call);
+    reduce_kind how = (reduce_kind)etch__ops[call->op].impl;
+    uint32_t mask;
+    if (!dims_mask(call, &r, &mask)) return false;
+    out->ndim = 0;
+    for (int i = 0; i < t->ndim; i++) {
+        bool gone = mask >> i & 1;
+        if (gone && t->size[i] == 0 && how != REDUCE_SUM && how != REDUCE_MEAN)
+            FAIL(ETCH_ERR_EMPTY, "expected at least one element, got sizes %s", TEXT(t));
+        if (!gone || r.keepdim) out->size[out->ndim++] = gone ? 1 : t->size[i];
+    }
+    return finish(call, out);
+}
+
+void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim) {
+    int ndim = call->in[0]->ndim;
+    reduced r = reduced_of(call);
+    *mask = r.n == ALL_DIMS ? (1u << ndim) - 1 : 0;
+    for (int i = 0; i < r.n; i++)
+        *mask |= 1u << (r.dims[i] < 0 ? r.dims[i] + (ndim ? ndim : 1) : r.dims[i]);
+    *mask &= (1u << ndim) - 1; /* dimension 0 of a 0-d tensor */
+    *keepdim = r.keepdim;
+}
+
+/* ---- shapes: products ------------------------------------------------------------------------ */
+
+static bool mm_sizes(const op_call *call, const char *left, int l, const char *right,
+                     tensor_meta *out) {
+    const etch_tensor *a = call->in[l], *b = call->in[l + 1];
+    if (!want_ndim(call, l, left, 2) || !want_ndim(call, l + 1, right, 2)) return false;
+    if (a->size[1] != b->size[0])
+        FAIL(ETCH_ERR_SHAPE, "expected %s with %lld rows, got %lld: %s x %s", right,
+             (long long)a->size[1], (long long)b->size[0], TEXT(a), TEXT(b));
+    out->ndim = 2, out->size[0] = a->size[0], out->size[1] = b->size[1];
+    return finish(call, out);
+}
+
+static bool mm_rule(const op_call *call, tensor_meta *out) {
+    return mm_sizes(call, "self", 0, "mat2", out);
+}
+
+static bool addmm_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *self = call->in[0];
+    if (!mm_sizes(call, "mat1", 1, "mat2", out)) return false;
+    int64_t size[2] = {out->size[0], out->size[1]};
+    bool fits = self->ndim <= 2 && join_sizes(2, size, self) && size[0] == out->size[0] &&
+                size[1] == out->size[1];
+    if (fits) return true;
+    FAIL(ETCH_ERR_SHAPE, "expected self that broadcasts to %s, got %s",
+         etch__shape_text(2, out->size).s, TEXT(self));
+}
+
+static bool mv_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *a = call->in[0], *b = call->in[1];
+    if (!want_ndim(call, 0, "self", 2) || !want_ndim(call, 1, "vec", 1)) return false;
+    if (a->size[1] != b->size[0])
+        FAIL(ETCH_ERR_SHAPE, "expected vec with %lld elements, got %lld: %s x %s",
+             (long long)a->size[1], (long long)b->size[0], TEXT(a), TEXT(b));
+    out->ndim = 1, out->size[0] = a->size[0];
+    return finish(call, out);
+}
+
+static bool dot_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *a = call->in[0], *b = call->in[1];
+    if (!want_ndim(call, 0, "self", 1) || !want_ndim(call, 1, "tensor", 1)) return false;
+    if (a->size[0] != b->size[0])
+        FAIL(ETCH_ERR_SHAPE, "expected vectors of one length, got %s x %s", TEXT(a), TEXT(b));
+    out->ndim = 0;
+    return finish(call, out);
+}
+
+static bool bmm_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *a = call->in[0], *b = call->in[1];
+    if (!want_ndim(call, 0, "self", 3) || !want_ndim(call, 1, "mat2", 3)) return false;
+    if (a->size[0] != b->size[0])
+        FAIL(ETCH_ERR_SHAPE, "expected mat2 with a batch of %lld, got %lld: %s x %s",
+             (long long)a->size[0], (long long)b->size[0], TEXT(a), TEXT(b));
+    if (a->size[2] != b->size[1])
+        FAIL(ETCH_ERR_SHAPE, "expected mat2 with %lld rows, got %lld: %s x %s",
+             (long long)a->size[2], (long long)b->size[1], TEXT(a), TEXT(b));
+    out->ndim = 3;
+    out->size[0] = a->size[0], out->size[1] = a->size[1], out->size[2] = b->size[2];
+    return finish(call, out);
+}
+
+static bool cat_rule(const op_call *call, tensor_meta *out) {
+    int dim = 0;
+    if (!call->nin) FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected at least one tensor, got none");
+    const etch_tensor *first = call->in[0];
+    if (!first->ndim) FAIL(ETCH_ERR_SHAPE, "expected tensors with a dimension, got a 0-d one");
+    if (!etch__wrap_dim(call, call->at[0], first->ndim, &dim)) return false;
+    out->ndim = first->ndim;
+    memcpy(out->size, first->size, sizeof out->size);
+    for (int i = 1; i < call->nin; i++) {
+        const etch_tensor *t = call->in[i];
+        bool fits = t->ndim == first->ndim;
+        for (int k = 0; fits && k < t->ndim; k++) fits = k == dim || t->size[k] == first->size[k];
+        if (!fits)
+            FAIL(ETCH_ERR_SHAPE, "expected sizes %s but for dimension %d, got %s in tensor %d",
+                 TEXT(first), dim, TEXT(t), i);
+        if (__builtin_add_overflow(out->size[dim], t->size[dim], &out->size[dim]))
+            FAIL(ETCH_ERR_OVERFLOW, "the joined size does not fit in 63 bits");
+    }
+    return finish(call, out);
+}
+
+/* ---- the entry ------------------------------------------------------------------------------- */
+
+static const shape_fn shape_rules[SRULE_COUNT] = {
+    [SRULE_SIZE] = size_rule,
+    [SRULE_ARANGE] = arange_size_rule,
+    [SRULE_BROADCAST] = broadcast_rule,
+    [SRULE_INPLACE] = inplace_rule,
+    [SRULE_REDUCE_ALL] = reduce_rule,
+    [SRULE_REDUCE_DIMS] = reduce_rule,
+    [SRULE_REDUCE_DIM] = reduce_rule,
+    [SRULE_MM] = mm_rule,
+    [SRULE_ADDMM] = addmm_rule,
+    [SRULE_MV] = mv_rule,
+    [SRULE_DOT] = dot_rule,
+    [SRULE_BMM] = bmm_rule,
+    [SRULE_CAT] = cat_rule,
+};
+
+etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
+    const op_info *op = &etch__ops[call->op];
+    call_dtypes d;
+    if (!etch__dtype_rules[op->drule](call, &d)) return etch__tls.status;
+    if (op->kind == KIND_INPLACE) {
+        if (!check_inplace_dtype(call, d.result)) return etch__tls.status;
+        d.result = (etch_dtype)call->in[0]->dtype;
+    }
+    out->dtype = (uint8_t)d.result;
+    if (compute_dtype) *compute_dtype = d.compute;
+    shape_fn rule = op->kind == KIND_VIEW ? etch__view_rules[op->srule] : shape_rules[op->srule];
+    return rule(call, out) ? ETCH_OK : etch__tls.status;
+}
+
+/* ---- static classes -------------------------------------------------------------------------- */
+
+static double scalar_real(const etch_scalar *s) {
+    return s->kind == ETCH_SCALAR_REAL ? s->d : (double)s->i;
+}
+
+static int64_t exponent_class_of(double e) {
+    static const struct {
+        double value;
+        exponent_class class;
+    } classes[] = {{2, EXPONENT_TWO},        {3, EXPONENT_THREE}, {0.5, EXPONENT_HALF},
+                   {-1, EXPONENT_MINUS_ONE}, {1, EXPONENT_ONE},   {0, EXPONENT_ZERO}};
+    for (int i = 0; i < COUNT_OF(classes); i++)
+        if (e == classes[i].value) return classes[i].class;
+    return EXPONENT_ANY;
+}
+
+/* Elements from start up to but without end, or an ARANGE_ code. Integers are counted exactly. */
+static int64_t arange_numel(const etch_scalar *sc, int nsc) {
+    bool real = false;
+    for (int i = 0; i < nsc; i++) real |= sc[i].kind == ETCH_SCALAR_REAL;
+    if (!real) {
+        __int128 length = (__int128)sc[1].i - sc[0].i, step = sc[2].i;
+        if (!step) return ARANGE_STEP_ZERO;
+        if (length && (length < 0) != (step < 0)) return ARANGE_DIRECTION;
+        __int128 n = (length + step + (step > 0 ? -1 : 1)) / step;
+        return n > INT64_MAX ? INT64_MAX : (int64_t)n;
+    }
+    double start = scalar_real(&sc[0]), end = scalar_real(&sc[1]), step = scalar_real(&sc[2]);
+    if (!isfinite(start) || !isfinite(end) || !isfinite(step)) return ARANGE_NOT_FINITE;
+    if (step == 0) return ARANGE_STEP_ZERO;
+    if (start != end && (end < start) != (step < 0)) return ARANGE_DIRECTION;
+    double n = ceil((end - start) / step);
+    return n < 0x1p63 ? (int64_t)n : INT64_MAX;
+}
+
+int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const int64_t *at) {
+    (void)at;
+    if (op->flags & OPF_CLASS_ALPHA) return scalar_real(&sc[nsc - 1]) == 1;
+    if (op->flags & OPF_CLASS_EXPONENT) return exponent_class_of(scalar_real(&sc[nsc - 1]));
+    if (op->flags & OPF_CLASS_NUMEL) return arange_numel(sc, nsc);
+    return 0;
+}

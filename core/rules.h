@@ -1,0 +1,90 @@
+/* The names of the rules in core/ops.def, and what inference shares with other files.
+ *
+ * DRULE_x says how a call's dtypes come about, SRULE_x its sizes and strides; core/infer.c has one
+ * function a rule. A result that is no view is contiguous, row-major. */
+#ifndef ETCH_CORE_RULES_H
+#define ETCH_CORE_RULES_H
+
+#include "core/op.h"
+
+typedef enum dtype_rule {
+    DRULE_NONE,       /* COMPOSITE: never inferred */
+    DRULE_ATTR,       /* the dtype attribute, absent: the default dtype */
+    DRULE_ATTR_FLOAT, /* the same, floats only */
+    DRULE_FILL,       /* the dtype attribute, absent: by the kind of the scalar */
+    DRULE_ARANGE,     /* the dtype attribute, absent: i64, with a real scalar the default dtype */
+    DRULE_PROMOTE,    /* ATen's promotion by categories */
+    DRULE_PROMOTE_NOBOOL, /* the same; a bool operand is an error */
+    DRULE_PROMOTE_FLOAT,  /* the same; integers become the default dtype */
+    DRULE_COMPARE,        /* computes in the promoted dtype, gives bool */
+    DRULE_WHERE,          /* a bool condition, then PROMOTE over the other two */
+    DRULE_CAST,           /* the dtype attribute, absent: that of in[0] */
+    DRULE_SAME,           /* all inputs have one dtype, the result's */
+    DRULE_COPY,           /* the dtype of in[0], whatever comes in */
+    DRULE_SUM,            /* the dtype attribute, absent: integers and bool become i64 */
+    DRULE_MEAN,           /* the dtype attribute, absent: that of in[0]; floats only */
+    DRULE_INDEX,          /* i64 */
+    DRULE_COUNT
+} dtype_rule;
+
+typedef enum shape_rule {
+    SRULE_NONE, /* COMPOSITE: never inferred */
+    SRULE_SIZE,
+    SRULE_ARANGE,
+    SRULE_BROADCAST,
+    SRULE_INPLACE, /* in[0], to which the others broadcast */
+    SRULE_REDUCE_ALL,
+    SRULE_REDUCE_DIMS,
+    SRULE_REDUCE_DIM,
+    SRULE_MM,
+    SRULE_ADDMM,
+    SRULE_MV,
+    SRULE_DOT,
+    SRULE_BMM,
+    SRULE_VIEW,
+    SRULE_TRANSPOSE,
+    SRULE_T,
+    SRULE_PERMUTE,
+    SRULE_SLICE,
+    SRULE_SELECT,
+    SRULE_EXPAND,
+    SRULE_SQUEEZE,
+    SRULE_SQUEEZE_DIM,
+    SRULE_UNSQUEEZE,
+    SRULE_CAT,
+    SRULE_COUNT
+} shape_rule;
+
+/* "[2, 3]", for messages. */
+typedef struct shape_text {
+    char s[192];
+} shape_text;
+shape_text etch__shape_text(int ndim, const int64_t *size);
+
+/* Sizes with at most one -1 for `numel` elements, resolved into size[]; false with the error set
+ * (in the name `what`). For view and reshape. */
+bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
+                      const int64_t *wanted, int64_t *size);
+/* Strides under which the elements of a tensor (ndim, size, stride) can be seen as sizes to[0..n)
+ * of equal number; false when a copy is needed (no error is set). */
+bool etch__view_strides(int ndim, const int64_t *size, const int64_t *stride, int n,
+                        const int64_t *to, int64_t *to_stride);
+
+/* ---- internal to inference ---- */
+
+typedef struct call_dtypes {
+    etch_dtype compute, result; /* of INPLACE: before it is brought into the dtype of in[0] */
+} call_dtypes;
+typedef bool (*dtype_fn)(const op_call *call, call_dtypes *d);
+extern const dtype_fn etch__dtype_rules[DRULE_COUNT];
+
+/* Fills sizes, strides and offset of a VIEW (core/infer_view.c). */
+typedef bool (*shape_fn)(const op_call *call, tensor_meta *out);
+extern const shape_fn etch__view_rules[SRULE_COUNT];
+/* Wraps a negative dimension number; false with dim_range set. */
+bool etch__wrap_dim(const op_call *call, int64_t dim, int ndim, int *out);
+/* Sets an error that starts with the operator's name; returns false. */
+bool etch__infer_fail(const op_call *call, etch_status code, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+
+#endif

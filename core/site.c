@@ -1,0 +1,132 @@
+/* From code addresses to the user's source: "file.c:12" and function names, read from the debug
+ * information of the running process by libdwfl. Answers are kept for ever, one an address; an
+ * address without debug information has the answer "". */
+#include <dlfcn.h>
+#include <elfutils/libdwfl.h>
+#include <pthread.h>
+#include <unistd.h>
+
+#include "core/base.h"
+
+typedef struct answer {
+    const void *address;
+    char *text;
+} answer;
+
+/* Open addressing, a power of two, at most half full. */
+typedef struct answers {
+    answer *slots;
+    int64_t cap, used;
+} answers;
+
+static answers lines, symbols;
+static Dwfl *dwfl;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void etch__site_lock(void) { pthread_mutex_lock(&lock); }
+void etch__site_unlock(void) { pthread_mutex_unlock(&lock); }
+
+/* ---- the kept answers ------------------------------------------------------------------------ */
+
+static answer *find(const answers *t, const void *address) {
+    uint64_t h = (uint64_t)(uintptr_t)address * 0x9e3779b97f4a7c15u;
+    int64_t at = (int64_t)(h >> 32) & (t->cap - 1);
+    while (t->slots[at].text && t->slots[at].address != address) at = (at + 1) & (t->cap - 1);
+    return &t->slots[at];
+}
+
+static bool widen(answers *t) {
+    answers wide = {.cap = t->cap ? t->cap * 2 : 64, .used = t->used};
+    wide.slots = etch__calloc((size_t)wide.cap, sizeof(answer));
+    if (!wide.slots) return false;
+    for (int64_t i = 0; i < t->cap; i++)
+        if (t->slots[i].text) *find(&wide, t->slots[i].address) = t->slots[i];
+    etch__free(t->slots);
+    *t = wide;
+    return true;
+}
+
+/* NULL when there is no memory to keep it. */
+static const char *keep(answers *t, const void *address, const char *text) {
+    if (t->used * 2 >= t->cap && !widen(t)) return NULL;
+    char *copy = etch__strdup(text);
+    if (!copy) return NULL;
+    *find(t, address) = (answer){address, copy};
+    t->used++;
+    return copy;
+}
+
+/* ---- the debug information ------------------------------------------------------------------- */
+
+/* Only what lies in the files themselves: looking for separate debug files may go to the network.
+ */
+static int no_debuginfo(Dwfl_Module *module, void **userdata, const char *name, Dwarf_Addr base,
+                        const char *file, const char *link, GElf_Word crc, char **path) {
+    (void)module, (void)userdata, (void)name, (void)base, (void)file, (void)link, (void)crc;
+    (void)path;
+    return -1;
+}
+
+static void report_modules(void) {
+    static const Dwfl_Callbacks callbacks = {.find_elf = dwfl_linux_proc_find_elf,
+                                             .find_debuginfo = no_debuginfo};
+    if (!dwfl) dwfl = dwfl_begin(&callbacks);
+    if (!dwfl) return;
+    dwfl_report_begin_add(dwfl);
+    dwfl_linux_proc_report(dwfl, getpid());
+    dwfl_report_end(dwfl, NULL, NULL);
+}
+
+/* Modules are read again where an address lies in none: it may have come with dlopen. */
+static Dwfl_Module *module_of(Dwarf_Addr address) {
+    Dwfl_Module *module = dwfl ? dwfl_addrmodule(dwfl, address) : NULL;
+    if (module) return module;
+    report_modules();
+    return dwfl ? dwfl_addrmodule(dwfl, address) : NULL;
+}
+
+/* A return address is the instruction after the call, which may belong to the next line. */
+static void look_up_line(const void *site, char *text, size_t n) {
+    Dwarf_Addr address = (Dwarf_Addr)(uintptr_t)site - 1;
+    Dwfl_Module *module = module_of(address);
+    Dwfl_Line *line = module ? dwfl_module_getsrc(module, address) : NULL;
+    int number = 0;
+    const char *file = line ? dwfl_lineinfo(line, NULL, &number, NULL, NULL, NULL) : NULL;
+    const char *slash = file ? strrchr(file, '/') : NULL;
+    text[0] = 0;
+    if (file) snprintf(text, n, "%s:%d", slash ? slash + 1 : file, number);
+}
+
+static void look_up_symbol(const void *function, char *text, size_t n) {
+    Dwarf_Addr address = (Dwarf_Addr)(uintptr_t)function;
+    Dwfl_Module *module = module_of(address);
+    const char *name = module ? dwfl_module_addrname(module, address) : NULL;
+    Dl_info info;
+    if (!name && dladdr(function, &info) && info.dli_saddr == function) name = info.dli_sname;
+    snprintf(text, n, "%s", name ? name : "?");
+}
+
+/* Neither fails nor touches the error, which may be just the one that asks for its line. */
+static const char *resolve(answers *t, const void *address, const char *absent,
+                           void (*look_up)(const void *, char *, size_t)) {
+    char text[256];
+    saved_error error;
+    etch__error_save(&error);
+    pthread_mutex_lock(&lock);
+    const char *known = t->cap ? find(t, address)->text : NULL;
+    if (!known) {
+        look_up(address, text, sizeof text);
+        known = keep(t, address, text);
+    }
+    pthread_mutex_unlock(&lock);
+    etch__error_restore(&error);
+    return known ? known : absent;
+}
+
+const char *etch__site_line(const void *site) {
+    return site ? resolve(&lines, site, "", look_up_line) : "";
+}
+
+const char *etch__symbol_name(const void *address) {
+    return address ? resolve(&symbols, address, "?", look_up_symbol) : "?";
+}
