@@ -1,0 +1,160 @@
+/* Backend "eager", and the plan that every other backend falls back to: the graph's nodes, one by
+ * one, through the eager kernels.
+ *
+ * A value lives until the last node that names it, or any view of it, has run (views hold a count
+ * of the storage). Where the graph writes an input, all memory is allocated before the first node
+ * runs, so that a failed allocation leaves the inputs as they were. */
+#include "core/backend.h"
+#include "core/dispatch.h"
+
+typedef struct eager_plan {
+    plan p;
+    graph *g;
+    int32_t *last; /* per value: the last node that names it; nnodes for outputs */
+    bool writes_input;
+} eager_plan;
+
+/* ---- one run ----------------------------------------------------------------------------------
+ */
+
+typedef struct eager_run {
+    const eager_plan *p;
+    const plan_io *io;
+    etch_tensor **value; /* a count of each, inputs aside */
+} eager_run;
+
+/* The handle of a computed value: over new storage, or for views over its operand's. */
+static bool make_value(eager_run *r, int v) {
+    const graph *g = r->p->g;
+    const graph_node *n = &g->nodes[g->values[v].node];
+    if (r->value[v]) return true;
+    etch_tensor *t = r->value[v] = etch__tensor_alloc();
+    if (!t) return false;
+    etch__tensor_set_meta(t, &g->values[v].meta);
+    if (etch__ops[n->op].kind != KIND_VIEW) {
+        t->storage = etch__storage_new(t->numel * etch_dtype_size((etch_dtype)t->dtype));
+        return t->storage != NULL;
+    }
+    int32_t of = g->operands[n->in];
+    t->storage = r->value[of]->storage;
+    /* An input may lie at another offset than the one recorded. */
+    t->offset += r->value[of]->offset - g->values[of].meta.offset;
+    etch__storage_retain(t->storage);
+    return true;
+}
+
+static void drop_value(eager_run *r, int32_t v) {
+    if (v < r->p->g->ninputs || !r->value[v]) return;
+    etch_release(r->value[v]);
+    r->value[v] = NULL;
+}
+
+static void drop_after(eager_run *r, int node) {
+    const graph *g = r->p->g;
+    const graph_node *n = &g->nodes[node];
+    for (int i = 0; i < n->nin; i++) {
+        int32_t v = g->operands[n->in + i];
+        if (v >= 0 && r->p->last[v] == node) drop_value(r, v);
+    }
+    if (r->p->last[n->out] == node) drop_value(r, n->out);
+}
+
+static etch_status run_node(eager_run *r, const graph_node *n) {
+    const graph *g = r->p->g;
+    const op_info *op = &etch__ops[n->op];
+    if (!make_value(r, n->out)) return ETCH_ERR_OUT_OF_MEMORY;
+    op_kernel kernel = op->kind == KIND_VIEW ? NULL : etch__kernel((op_id)n->op);
+    if (!kernel && (op->kind == KIND_VIEW || n->op == OP_EMPTY)) return ETCH_OK;
+    if (!kernel) return etch__error(ETCH_ERR_UNSUPPORTED, "%s has no kernel", op->name);
+    etch_tensor *in[n->nin + 1];
+    for (int i = 0; i < n->nin; i++) {
+        int32_t v = g->operands[n->in + i];
+        in[i] = v < 0 ? ETCH_NONE : r->value[v];
+    }
+    op_call call = {n->op,  n->nin, n->nsc, n->nat, in, r->io->scalars + n->sc, g->attrs + n->at,
+                    n->site};
+    etch__tls.state = n->state;
+    etch_status status = kernel(&call, &r->value[n->out]);
+    if (op->kind == KIND_INPLACE) atomic_fetch_add(&r->value[n->out]->storage->version, 1);
+    return status;
+}
+
+static etch_status run_nodes(eager_run *r) {
+    const graph *g = r->p->g;
+    if (r->p->writes_input)
+        for (int v = g->ninputs; v < g->nvalues; v++)
+            if (!make_value(r, v)) return ETCH_ERR_OUT_OF_MEMORY;
+    for (int i = 0; i < g->nnodes; i++) {
+        etch_status status = run_node(r, &g->nodes[i]);
+        if (status != ETCH_OK) return status;
+        drop_after(r, i);
+    }
+    return ETCH_OK;
+}
+
+static etch_status eager_run_plan(plan *p, const plan_io *io) {
+    eager_plan *e = (eager_plan *)p;
+    const graph *g = e->g;
+    eager_run r = {e, io, etch__calloc(g->nvalues + 1, sizeof *r.value)};
+    if (!r.value) return ETCH_ERR_OUT_OF_MEMORY;
+    for (int i = 0; i < g->ninputs; i++) r.value[i] = io->inputs[i];
+    uint64_t state = etch__tls.state;
+    etch_status status = run_nodes(&r);
+    etch__tls.state = state;
+    for (int k = 0; status == ETCH_OK && k < g->noutputs; k++) {
+        io->outputs[k] = r.value[g->outputs[k]]->storage;
+        etch__storage_retain(io->outputs[k]);
+    }
+    for (int v = g->ninputs; v < g->nvalues; v++) drop_value(&r, v);
+    etch__free(r.value);
+    return status;
+}
+
+/* ---- the plan ---------------------------------------------------------------------------------
+ */
+
+static void eager_destroy(plan *p) {
+    eager_plan *e = (eager_plan *)p;
+    etch__graph_free(e->g);
+    etch__free(e->last);
+    etch__free(e);
+}
+
+static void find_last_uses(eager_plan *e) {
+    const graph *g = e->g;
+    for (int i = 0; i < g->nnodes; i++) {
+        const graph_node *n = &g->nodes[i];
+        e->last[n->out] = i;
+        for (int k = 0; k < n->nin; k++)
+            if (g->operands[n->in + k] >= 0) e->last[g->operands[n->in + k]] = i;
+        if (etch__ops[n->op].kind == KIND_INPLACE && g->values[n->out].base < g->ninputs)
+            e->writes_input = true;
+        if (etch__ops[n->op].kind == KIND_CONTRACTION) e->p.nproducts++;
+    }
+    for (int k = 0; k < g->noutputs; k++) e->last[g->outputs[k]] = g->nnodes;
+}
+
+etch_status etch__eager_plan(const graph *g, plan **out) {
+    eager_plan *e = etch__calloc(1, sizeof *e);
+    if (!e) return ETCH_ERR_OUT_OF_MEMORY;
+    e->g = etch__graph_copy(g);
+    e->last = etch__calloc(g->nvalues + 1, sizeof *e->last);
+    if (!e->g || !e->last) {
+        eager_destroy(&e->p);
+        return ETCH_ERR_OUT_OF_MEMORY;
+    }
+    find_last_uses(e);
+    atomic_init(&e->p.refs, 1);
+    e->p.run = eager_run_plan, e->p.destroy = eager_destroy;
+    *out = &e->p;
+    return ETCH_OK;
+}
+
+static etch_status eager_compile(const graph *g, const backend_options *options, plan **out) {
+    (void)options;
+    return etch__eager_plan(g, out);
+}
+
+static const backend eager = {"eager", NULL, eager_compile};
+
+__attribute__((constructor)) static void register_eager(void) { etch__backend_register(&eager); }
