@@ -36,6 +36,7 @@ typedef struct trace_cursor {
     etch_tensor **value;  /* handles by value number; NULL while a slot is unbound */
     etch_tensor **handle; /* spare handles by node id; NULL where one must be made */
     etch_scalar *scalar;
+    int32_t limit;        /* the three arrays are sized for nodes with smaller ids */
 } trace_cursor;
 
 /* The deferred handle of the call if it is just what the cursor expects, else NULL. */
@@ -43,7 +44,7 @@ static inline __attribute__((always_inline)) etch_tensor *
 etch__cursor_match(trace_cursor *c, uint64_t key, etch_tensor *const *in, int nin,
                    const etch_scalar *sc, int nsc, const int64_t *at, int nat) {
     cursor_node *n = c->next;
-    if (unlikely(n->key != key || n->state != etch__tls.state)) return NULL;
+    if (unlikely(n->key != key || n->state != etch__tls.state || n->id >= c->limit)) return NULL;
     for (int i = 0; i < nin; i++)
         if (unlikely(c->value[n->in[i]] != in[i] || !in[i])) return NULL;
     for (int i = 0; i < nsc; i++)

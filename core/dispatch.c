@@ -17,7 +17,11 @@ static etch_status no_expose(const etch_tensor *t, int bits, const void *site) {
 static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
 static void no_abandon(int64_t mark) { (void)mark; }
 
-trace_hooks etch__trace_hooks = {no_read, no_expose, no_same_storage, no_abandon};
+static void no_add_counts(counters *sum) { (void)sum; }
+static void no_reset_counts(void) {}
+
+trace_hooks etch__trace_hooks = {no_read,    no_expose,     no_same_storage,
+                                 no_abandon, no_add_counts, no_reset_counts};
 
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }

@@ -37,6 +37,14 @@ etch_status etch__run_kernel(const op_call *call, etch_tensor *out);
 /* Sizes, strides, offset and what follows from them; not the storage. */
 void etch__apply_meta(etch_tensor *t, const tensor_meta *meta);
 
+/* Counters: the process's, added to atomically. */
+typedef struct counters {
+#define COUNTER(name) _Atomic int64_t name;
+#include "core/counters.def"
+#undef COUNTER
+} counters;
+extern counters etch__counters;
+
 /* Hooks that the tracer fills (NULL while no tracer is linked). Each is called only when the thread
  * has a run active or t is deferred. */
 typedef struct trace_hooks {
@@ -48,6 +56,9 @@ typedef struct trace_hooks {
     bool (*same_storage)(const etch_tensor *a, const etch_tensor *b);
     /* The running call's scope is closed from outside (longjmp): forget the run. */
     void (*abandon)(int64_t mark);
+    /* The counts that functions keep for themselves. */
+    void (*add_counts)(struct counters *sum);
+    void (*reset_counts)(void);
 } trace_hooks;
 extern trace_hooks etch__trace_hooks;
 
@@ -57,12 +68,6 @@ etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *s
 /* Reserves n numbers of the process's generator in program order: seed and first offset. */
 void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);
 
-/* Counters: the process's, added to atomically. */
-typedef struct counters {
-#define COUNTER(name) _Atomic int64_t name;
-#include "core/counters.def"
-#undef COUNTER
-} counters;
-extern counters etch__counters;
+
 
 #endif

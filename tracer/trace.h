@@ -49,26 +49,36 @@ typedef struct trace_node {
 
 #define END_RETURN REASON_COUNT
 
-/* Compiled code of a leaf for one aliasing pattern of its inputs. Immutable once published. */
+/* Compiled code of a leaf for one aliasing pattern of its inputs. Immutable once published; newer code
+ * goes before older code of the same pattern, which runs may still be using. */
 typedef struct segment_code {
     plan *plan;
     int nin, nout;
     int32_t *in;     /* values that are the plan's inputs */
     int32_t *out;    /* values (bases) whose storage it produces */
-    int32_t *slot;   /* per value: index into out of its base, OUT_INPUT if its base is an input
-                        (then base[v] says which), OUT_MISSING otherwise */
-    int32_t *base;   /* per value: the value over whose storage it lies */
-    int32_t *alias;  /* per input: lowest input with the same storage; checked where inputs are written */
-    struct segment_code *next; /* another aliasing pattern */
+    int32_t *slot;   /* per value: index into out of its base, OUT_INPUT if its base is an input,
+                        OUT_MISSING otherwise */
+    int32_t *alias;  /* per value that is an input: the lowest input over the same storage, checked
+                        where inputs are written; any other value: itself */
+    struct segment_code *next; /* older code, or another aliasing pattern */
 } segment_code;
 
 enum { OUT_MISSING = -1, OUT_INPUT = -2 };
+
+/* What flushing and recycling need of a node that makes a handle. */
+typedef struct path_step {
+    int32_t id, out;
+} path_step;
 
 struct trace_leaf {
     trace_tree *tree;
     trace_node *end;
     trace_node **path;
-    int npath, nvalues, nscalars;
+    path_step *steps;   /* of the nodes that are not in place */
+    int32_t *bound;     /* values that are captured tensors */
+    int32_t *base;      /* per value: the value over whose storage it lies */
+    int64_t *offset;    /* per value: elements from the base's first element */
+    int npath, nsteps, nbound, nvalues, nscalars, nargs;
     uint8_t *want;    /* per value: its storage is wanted after the segment (under the function's lock) */
     uint8_t *tainted; /* per value: depends on storage that the segment itself writes */
     uint8_t *written; /* per value that is an input: the segment writes its storage */
@@ -88,7 +98,8 @@ struct trace_tree {
     int nargs;
     tensor_meta *guards; /* of the arguments, for an entry */
     trace_node root;
-    int32_t nnodes;      /* node ids given out */
+    _Atomic int32_t nnodes; /* node ids given out; stored after the two maxima */
+    _Atomic int32_t max_values, max_scalars; /* over all paths */
     int number;          /* for names: function/number */
     int nleaves;
     _Atomic int ncompiled;
@@ -99,12 +110,12 @@ struct trace_tree {
 
 /* All traces of a function between two resets. */
 struct generation {
-    atomic_int refs;
+    struct generation *next; /* in the function's list of retired ones */
     _Atomic(trace_tree *) entries, resumes;
     int ntrees, entry_leaves, graphs;
     bool entry_limited;
-    void **blocks; /* everything to be freed with it */
-    int64_t nblocks, blocks_cap;
+    trace_node **nodes; /* all published ones */
+    int64_t nnodes, nodes_cap;
     trace_leaf **leaves;
     int64_t nleaves, leaves_cap;
 };
@@ -122,12 +133,17 @@ struct etch_function {
     pthread_mutex_t lock;         /* publishing, leaves' want, generation changes */
     pthread_mutex_t compile_lock; /* one compile at a time */
     _Atomic(generation *) gen;
-    trace_leaf *last_recorded; /* for stable_after */
+    _Atomic(generation *) retired; /* freed when no run is left that may be using them */
     counters counts;
     struct etch_function *next; /* list of all functions */
 };
 
 /* ---- walking ------------------------------------------------------------------------------------ */
+
+enum {
+    WANT_VALUE = 1, /* used after the segment's end */
+    WANT_LIVE = 2   /* alive at the break that ended the segment */
+};
 
 typedef enum walk_mode {
     WALK_MATCH,  /* answered with deferred handles along the tree */
@@ -141,8 +157,11 @@ typedef struct walk {
     trace_tree *tree; /* NULL: a recording whose tree is not there yet */
     walk_mode mode;
     bool pending;     /* ended; some of its live handles are still deferred */
-    bool recorded;    /* ended in recording and not yet published */
-    trace_leaf *leaf; /* ended in matching */
+    bool entry;       /* begins at the entry of the call */
+    bool recorded;    /* ended in recording */
+    bool published;   /* ended in recording, and published during this run */
+    bool recompile;   /* ended in matching; its leaf lacks a value that was used after all */
+    trace_leaf *leaf; /* ended in matching: where */
     reason_id end;
     const void *end_site;
     int nargs;
@@ -150,12 +169,14 @@ typedef struct walk {
     trace_node **path; /* recording: the nodes so far, shared prefix first */
     int64_t npath, path_cap;
     int64_t shared;    /* of these, how many belong to the tree */
-    uint8_t *want;     /* recording: per value, used after the segment's end */
+    uint8_t *want;     /* recording: WANT_ bits per value */
     int64_t want_cap;
     etch_tensor **inputs; /* scratch of a flush */
     int64_t inputs_cap;
     etch_storage **outputs;
     int64_t outputs_cap;
+    int32_t *alias;
+    int64_t alias_cap;
     struct walk *next; /* in the run's list of ended walks, newest first */
 } walk;
 
@@ -165,7 +186,8 @@ typedef struct run {
     walk *walk;     /* the segment being walked; NULL between a break and the next operator */
     walk *ended;    /* earlier segments of this call that are still needed */
     bool eager;     /* the limit is reached: no recording until the segment ends */
-    int64_t scope;  /* the call's own scope */
+    bool poisoned;  /* fullgraph failed: nothing deferred may be computed any more */
+    int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;
     pthread_t thread;
@@ -173,12 +195,10 @@ typedef struct run {
 
 /* tracer/tree.c: nodes and trees */
 generation *etch__generation_new(void);
-void etch__generation_release(generation *g);
-/* Memory that dies with the generation (under the function's lock). */
-void *etch__generation_alloc(generation *g, size_t bytes);
-trace_node *etch__node_new(const op_call *call);
+void etch__generation_free(generation *g);
+trace_node *etch__node_new(const op_call *call, uint64_t state);
 void etch__node_free(trace_node *n);
-/* The child of parent that the call fits, binding nothing: those without captures first. */
+/* Operator, static attributes, scalar kinds and state word agree; operands are not looked at. */
 bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state);
 trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin);
 trace_tree *etch__find_resume(generation *g, const op_call *call, uint64_t state);
@@ -189,27 +209,56 @@ trace_leaf *etch__publish(walk *w);
 
 /* tracer/walk.c: one segment */
 walk *etch__walk_take(run *r, trace_tree *tree);
+/* Gives up everything the walk holds and puts it back to its tree, or frees it. */
 void etch__walk_recycle(walk *w);
 void etch__walk_free(walk *w);
 bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin);
+/* The deferred handle of a call that the tree has next; NULL without an error if it has not. */
 etch_tensor *etch__walk_match(walk *w, const op_call *call);
 etch_tensor *etch__walk_record(walk *w, const op_call *call);
-/* Runs the nodes matched so far through the eager kernels; the walk then records. */
-void etch__walk_to_recording(walk *w);
+/* From matching to recording after the nodes matched so far: they run through the eager kernels,
+ * or stay deferred where shapes only are recorded. */
+bool etch__walk_to_recording(walk *w, walk_mode mode);
+/* The number of a value, -1 if the walk has not met the tensor. */
 int32_t etch__walk_find(const walk *w, const etch_tensor *t);
+/* Fills path with the nodes from the root to the last matched one. */
+bool etch__walk_path(walk *w);
 
 /* tracer/evaluate.c: nodes through the eager kernels, plans */
-etch_status etch__evaluate(walk *w, trace_node *const *path, int64_t npath, bool live_only);
+/* Runs the path's nodes one by one, each under its own state word, into the handles that stand for
+ * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */
+etch_status etch__evaluate(walk *w, bool live_only);
+/* The code of the leaf for the aliasing of this walk's inputs; NULL where there is none. overlap: two
+ * different storages share memory, which no code handles. */
+const segment_code *etch__pick_code(walk *w, const trace_leaf *leaf, bool *overlap);
+/* Runs a plan and gives storage to the live handles. */
 etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code);
-/* The code of the leaf for the aliasing of this walk's inputs; NULL where there is none. */
-const segment_code *etch__pick_code(const walk *w, const trace_leaf *leaf);
-void etch__walk_path(const trace_node *last, walk *w);
+/* A frame in which operators run eagerly, whatever the thread is tracing. */
+typedef struct empty_frame {
+    trace_cursor *cursor;
+    void *run;
+    uint64_t state;
+    uint32_t layers;
+    bool in_flush;
+} empty_frame;
+empty_frame etch__push_frame(void);
+void etch__pop_frame(const empty_frame *frame);
 
 /* tracer/compile.c: leaves to code */
-/* Compiles the leaf for its wanted values and the aliasing of the given inputs. */
+/* Compiles the leaf for its wanted values and one aliasing of its inputs (per value; see
+ * segment_code). */
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, const int32_t *alias);
-graph *etch__leaf_graph(const trace_leaf *leaf, const char *name, const int32_t *alias,
-                        segment_code *code);
-void etch__fill_alias(etch_tensor *const *value, const trace_leaf *leaf, int32_t *alias);
+/* Per value that is an input: the lowest input over the same storage. */
+bool etch__fill_alias(walk *w, const int32_t *bound, int nbound);
+
+/* tracer/log.c: what happened, for people */
+void etch__log_break(const run *r, reason_id why, const void *site, const char *text);
+void etch__log_diverged(const walk *w, const op_call *call);
+void etch__log_guards(const run *r, etch_tensor *const *in, int nin);
+void etch__warn_limit(const run *r);
+
+/* Counts for the function and the process. */
+#define TRACE_COUNT(f, name, n)                                                                    \
+    (atomic_fetch_add_explicit(&(f)->counts.name, (n), memory_order_relaxed))
 
 #endif

@@ -1,0 +1,237 @@
+/* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+#include <etch/debug.h>
+#include <time.h>
+
+/* ---- callbacks around compiles ---------------------------------------------------------------------- */
+
+typedef struct callback {
+    void (*fn)(void *ctx);
+    void *ctx;
+    int64_t handle;
+    bool end;
+} callback;
+
+static pthread_mutex_t callback_lock = PTHREAD_MUTEX_INITIALIZER;
+static callback *callbacks;
+static int64_t ncallbacks, callbacks_cap, last_handle;
+
+static int64_t add_callback(void (*fn)(void *ctx), void *ctx, bool end) {
+    pthread_mutex_lock(&callback_lock);
+    int64_t handle = 0;
+    if (etch__grow(&callbacks, &callbacks_cap, ncallbacks + 1, sizeof *callbacks))
+        callbacks[ncallbacks++] = (callback){fn, ctx, handle = ++last_handle, end};
+    pthread_mutex_unlock(&callback_lock);
+    return handle;
+}
+
+int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx) { return add_callback(fn, ctx, false); }
+int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) { return add_callback(fn, ctx, true); }
+
+void etch_callback_remove(int64_t handle) {
+    pthread_mutex_lock(&callback_lock);
+    for (int64_t i = 0; i < ncallbacks; i++)
+        if (callbacks[i].handle == handle) {
+            ncallbacks--;
+            memmove(&callbacks[i], &callbacks[i + 1], (size_t)(ncallbacks - i) * sizeof *callbacks);
+            break;
+        }
+    if (!ncallbacks) etch__free(callbacks), callbacks = NULL, callbacks_cap = 0;
+    pthread_mutex_unlock(&callback_lock);
+}
+
+/* The i-th callback of one kind, copied, so that callbacks may register and remove. */
+static bool nth_callback(int64_t i, callback *c) {
+    pthread_mutex_lock(&callback_lock);
+    bool there = i < ncallbacks;
+    if (there) *c = callbacks[i];
+    pthread_mutex_unlock(&callback_lock);
+    return there;
+}
+
+static void call_back(bool end) {
+    callback c;
+    for (int64_t i = 0; nth_callback(i, &c); i++)
+        if (c.end == end) c.fn(c.ctx);
+}
+
+/* ---- the graph --------------------------------------------------------------------------------------- */
+
+/* What building the graph needs: the graph's number of each trace value, -1 while it has none. */
+typedef struct builder {
+    const trace_leaf *leaf;
+    graph *g;
+    int32_t *number;
+    segment_code *code;
+} builder;
+
+static bool is_used(const trace_leaf *leaf, int32_t v) {
+    for (int i = 0; i < leaf->npath; i++)
+        for (int k = 0; k < leaf->path[i]->nin; k++)
+            if (leaf->path[i]->in[k] == v) return true;
+    return false;
+}
+
+static bool add_input(builder *b, int32_t v, const tensor_meta *guard) {
+    int number = etch__graph_add_input(b->g, guard);
+    if (number < 0) return false;
+    b->number[v] = number;
+    b->code->in[b->code->nin++] = v;
+    /* Inputs over one storage share their base, so that writes to one order reads of the other. */
+    for (int i = 0; b->leaf->writes_inputs && i < b->code->nin; i++)
+        if (b->code->alias[b->code->in[i]] == b->code->alias[v]) {
+            b->g->values[number].base = b->number[b->code->in[i]];
+            break;
+        }
+    return true;
+}
+
+static bool add_inputs(builder *b) {
+    const trace_leaf *leaf = b->leaf;
+    for (int v = 0; v < leaf->nargs; v++)
+        if (is_used(leaf, v) && !add_input(b, v, &leaf->tree->guards[v])) return false;
+    for (int i = 0; i < leaf->npath; i++)
+        for (int k = 0; k < leaf->path[i]->ncaptures; k++) {
+            const capture *c = &leaf->path[i]->captures[k];
+            if (!add_input(b, c->value, &c->guard)) return false;
+        }
+    return true;
+}
+
+static bool add_node(builder *b, const trace_node *n) {
+    int32_t operands[n->nin + 1];
+    etch_scalar kinds[OP_MAX_SCALARS] = {0};
+    for (int i = 0; i < n->nin; i++) operands[i] = b->number[n->in[i]];
+    for (int i = 0; i < n->nsc; i++) kinds[i].kind = (etch_scalar_kind)n->c.kind[i];
+    op_call call = {.op = n->op, .nin = n->nin, .nsc = n->nsc, .nat = n->nat, .sc = kinds,
+                    .at = n->c.at, .site = n->site};
+    tensor_meta meta = n->meta;
+    meta.offset = b->leaf->offset[n->c.out];
+    int number = etch__graph_add_node(b->g, &call, operands, &meta);
+    if (number < 0) return false;
+    b->g->nodes[number].state = n->c.state;
+    b->number[n->c.out] = b->g->nodes[number].out;
+    return true;
+}
+
+/* A wanted value needs its base's storage, unless that is an input's. */
+static bool add_outputs(builder *b) {
+    const trace_leaf *leaf = b->leaf;
+    segment_code *code = b->code;
+    for (int v = 0; v < leaf->nvalues; v++) {
+        int32_t base = leaf->base[v];
+        bool input = b->number[base] < 0 || b->g->values[b->number[base]].node < 0;
+        code->slot[v] = input ? OUT_INPUT : OUT_MISSING;
+        for (int i = 0; i < code->nout && !input; i++)
+            if (code->out[i] == base) code->slot[v] = i;
+        if (input || !leaf->want[v] || code->slot[v] >= 0) continue;
+        if (!etch__graph_add_output(b->g, b->number[base])) return false;
+        code->slot[v] = code->nout;
+        code->out[code->nout++] = base;
+    }
+    /* Values met before their base was wanted by another. */
+    for (int v = 0; v < leaf->nvalues; v++)
+        for (int i = 0; i < code->nout && code->slot[v] == OUT_MISSING; i++)
+            if (code->out[i] == leaf->base[v]) code->slot[v] = i;
+    return true;
+}
+
+static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
+    size_t nv = (size_t)leaf->nvalues;
+    segment_code *c = etch__calloc(1, sizeof *c + 4 * nv * sizeof(int32_t));
+    if (!c) return NULL;
+    c->in = (int32_t *)(c + 1);
+    c->out = c->in + nv;
+    c->slot = c->out + nv;
+    c->alias = c->slot + nv;
+    for (int v = 0; v < leaf->nvalues; v++) c->alias[v] = alias ? alias[v] : v;
+    return c;
+}
+
+/* The graph of a leaf, and where its inputs and outputs are in the trace. */
+static graph *build_graph(const trace_leaf *leaf, const char *name, segment_code *code) {
+    builder b = {leaf, etch__graph_new(name), NULL, code};
+    b.number = etch__malloc(((size_t)leaf->nvalues + 1) * sizeof *b.number);
+    bool ok = b.g && b.number;
+    for (int v = 0; ok && v < leaf->nvalues; v++) b.number[v] = -1;
+    ok = ok && add_inputs(&b);
+    for (int i = 0; ok && i < leaf->npath; i++) ok = add_node(&b, leaf->path[i]);
+    ok = ok && add_outputs(&b);
+    etch__free(b.number);
+    if (ok) return b.g;
+    etch__graph_free(b.g);
+    return NULL;
+}
+
+/* ---- compiling ----------------------------------------------------------------------------------------- */
+
+static void log_graph(const graph *g) {
+    if (!etch__log_on(LOG_GRAPH)) return;
+    char *text = etch__graph_text(g);
+    if (text) etch__log(LOG_GRAPH, "%s", text);
+    etch__free(text);
+}
+
+static void count_graph(etch_function *f, const trace_leaf *leaf) {
+    TRACE_COUNT(f, graphs, 1);
+    TRACE_COUNT(f, graph_nodes, leaf->npath);
+    if (leaf->tree->nleaves > 1 || leaf->codes > 1) TRACE_COUNT(f, recompiles, 1);
+}
+
+/* Newer code goes first; what was there stays, since a run may be using it. */
+static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code) {
+    pthread_mutex_lock(&f->lock);
+    code->next = atomic_load_explicit(&leaf->code, memory_order_relaxed);
+    atomic_store_explicit(&leaf->code, code, memory_order_release);
+    if (leaf->codes++ == 0) leaf->tree->ncompiled++;
+    leaf->tree->gen->graphs++;
+    pthread_mutex_unlock(&f->lock);
+    count_graph(f, leaf);
+}
+
+static segment_code *compile(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
+    char name[96];
+    snprintf(name, sizeof name, "%s/%d", f->name, leaf->tree->number);
+    segment_code *code = new_code(leaf, alias);
+    pthread_mutex_lock(&f->lock);
+    graph *g = code ? build_graph(leaf, name, code) : NULL;
+    leaf->stale = false;
+    pthread_mutex_unlock(&f->lock);
+    if (!g) {
+        etch__free(code);
+        return NULL;
+    }
+    log_graph(g);
+    backend_options options = {f->options.mode, f->options.numerics};
+    etch_status status = f->backend->compile(g, &options, &code->plan);
+    etch__graph_free(g);
+    if (status == ETCH_OK) return code;
+    etch__free(code);
+    return NULL;
+}
+
+static bool has_code(const trace_leaf *leaf, const int32_t *alias) {
+    size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
+    for (const segment_code *c = leaf->code; c; c = c->next)
+        if (!leaf->writes_inputs || !memcmp(c->alias, alias, bytes)) return true;
+    return false;
+}
+
+/* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
+ * the leaf as it was, and the caller's error as it was. */
+void etch__compile_leaf(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
+    if (!leaf->npath) return;
+    pthread_mutex_lock(&f->compile_lock);
+    if (leaf->stale || !has_code(leaf, alias)) {
+        empty_frame frame = etch__push_frame();
+        call_back(false);
+        segment_code *code = compile(f, leaf, alias);
+        call_back(true);
+        etch__pop_frame(&frame);
+        if (code) publish_code(f, leaf, code);
+        else etch__count_reason(REASON_EAGER_COMPILE);
+    }
+    pthread_mutex_unlock(&f->compile_lock);
+}

@@ -1,0 +1,198 @@
+/* Running what was deferred: node by node through the eager kernels, or all at once by a plan.
+ *
+ * Both happen in an empty frame: operators that kernels and callbacks call run eagerly. A node that
+ * runs after its call runs under its own recorded state word. */
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+empty_frame etch__push_frame(void) {
+    etch_thread *t = &etch__tls;
+    empty_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush};
+    t->cursor = NULL, t->run = NULL;
+    t->layers = 0;
+    t->in_flush = true;
+    return f;
+}
+
+void etch__pop_frame(const empty_frame *f) {
+    etch_thread *t = &etch__tls;
+    t->cursor = f->cursor, t->run = f->run;
+    t->state = f->state, t->layers = f->layers;
+    t->in_flush = f->in_flush;
+}
+
+/* ---- node by node -------------------------------------------------------------------------------- */
+
+static void fail_handle(etch_tensor *h) {
+    h->failed = 1;
+    h->deferred = 0;
+}
+
+static bool gather(walk *w, const trace_node *n) {
+    if (!etch__grow(&w->inputs, &w->inputs_cap, n->nin + 1, sizeof *w->inputs)) return false;
+    bool ready = true;
+    for (int i = 0; i < n->nin; i++) {
+        w->inputs[i] = w->c.value[n->in[i]];
+        ready &= !w->inputs[i]->failed;
+    }
+    return ready;
+}
+
+static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
+    h->storage = w->inputs[0]->storage;
+    etch__storage_retain(h->storage);
+    h->offset = w->inputs[0]->offset + n->meta.offset;
+    h->deferred = 0;
+}
+
+static void evaluate_kernel(const op_call *call, etch_tensor *h) {
+    h->storage = etch__storage_new((size_t)h->numel * etch_dtype_size((etch_dtype)h->dtype));
+    if (h->storage && etch__run_kernel(call, h) == ETCH_OK) {
+        h->deferred = 0;
+        return;
+    }
+    etch__storage_release(h->storage);
+    h->storage = NULL;
+    fail_handle(h);
+}
+
+static void evaluate_node(walk *w, const trace_node *n) {
+    etch_tensor *h = w->c.value[n->c.out];
+    if (!gather(w, n)) {
+        fail_handle(h);
+        return;
+    }
+    op_call call = {.op = n->op, .nin = n->nin, .nsc = n->nsc, .nat = n->nat, .in = w->inputs,
+                    .sc = w->c.scalar + n->c.sc, .at = n->c.at, .site = n->site};
+    etch__tls.state = n->c.state;
+    etch__tls.counts.operators++;
+    if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);
+    else if (!n->c.inplace) evaluate_kernel(&call, h);
+    else if (etch__run_kernel(&call, h) == ETCH_OK) h->storage->version++;
+    else fail_handle(h);
+}
+
+static bool is_live(const etch_tensor *h) {
+    return atomic_load_explicit(&h->refs, memory_order_acquire) > 1;
+}
+
+/* Marks, from the back, the nodes on which live deferred handles depend. */
+static void mark_needed(const walk *w, uint8_t *needed) {
+    for (int64_t i = w->npath - 1; i >= 0; i--) {
+        const trace_node *n = w->path[i];
+        const etch_tensor *h = w->c.value[n->c.out];
+        if (n->c.inplace || !h->deferred) continue;
+        if (is_live(h)) needed[n->c.out] = 1;
+        for (int k = 0; needed[n->c.out] && k < n->nin; k++) needed[n->in[k]] = 1;
+    }
+}
+
+etch_status etch__evaluate(walk *w, bool live_only) {
+    const trace_node *last = w->npath ? w->path[w->npath - 1] : NULL;
+    uint8_t *needed = live_only && last ? etch__calloc((size_t)last->nvalues + 1, 1) : NULL;
+    if (live_only && last && !needed) return ETCH_ERR_OUT_OF_MEMORY;
+    if (needed) mark_needed(w, needed);
+    empty_frame frame = etch__push_frame();
+    for (int64_t i = 0; i < w->npath; i++) {
+        const trace_node *n = w->path[i];
+        if (needed && (n->c.inplace || !needed[n->c.out] || !w->c.value[n->c.out]->deferred)) continue;
+        evaluate_node(w, n);
+    }
+    etch__pop_frame(&frame);
+    etch__free(needed);
+    return ETCH_OK;
+}
+
+/* ---- by a plan ------------------------------------------------------------------------------------- */
+
+bool etch__fill_alias(walk *w, const int32_t *bound, int nbound) {
+    if (!etch__grow(&w->alias, &w->alias_cap, w->nvalues + 1, sizeof *w->alias)) return false;
+    for (int64_t v = 0; v < w->nvalues; v++) w->alias[v] = (int32_t)v;
+    for (int i = 0; i < w->nargs + nbound; i++) {
+        int32_t v = i < w->nargs ? i : bound[i - w->nargs];
+        for (int k = 0; k < i; k++) {
+            int32_t u = k < w->nargs ? k : bound[k - w->nargs];
+            if (w->c.value[u]->storage == w->c.value[v]->storage) {
+                w->alias[v] = w->alias[u];
+                break;
+            }
+        }
+    }
+    return true;
+}
+
+static bool memory_overlaps(const etch_storage *a, const etch_storage *b) {
+    const char *pa = a->data, *pb = b->data;
+    return a != b && pa < pb + b->bytes && pb < pa + a->bytes;
+}
+
+/* Two storages can only share memory where the user wrapped it. */
+static bool inputs_overlap(const walk *w, const trace_leaf *leaf) {
+    int n = w->nargs + leaf->nbound;
+    for (int i = 0; i < n; i++) {
+        int32_t v = i < w->nargs ? i : leaf->bound[i - w->nargs];
+        const etch_storage *s = w->c.value[v]->storage;
+        for (int k = 0; s && !s->block_bytes && k < n; k++) {
+            int32_t u = k < w->nargs ? k : leaf->bound[k - w->nargs];
+            const etch_storage *other = w->c.value[u]->storage;
+            if (other && (leaf->written[u] || leaf->written[v]) && memory_overlaps(s, other)) return true;
+        }
+    }
+    return false;
+}
+
+const segment_code *etch__pick_code(walk *w, const trace_leaf *leaf, bool *overlap) {
+    const segment_code *code = atomic_load_explicit(&leaf->code, memory_order_acquire);
+    *overlap = false;
+    if (!leaf->writes_inputs) return code;
+    w->nvalues = leaf->nvalues;
+    if ((*overlap = inputs_overlap(w, leaf)) || !etch__fill_alias(w, leaf->bound, leaf->nbound))
+        return NULL;
+    size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
+    while (code && memcmp(code->alias, w->alias, bytes)) code = code->next;
+    return code;
+}
+
+/* Gives storage to a live handle whose base was produced, or is an input. */
+static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, int32_t v) {
+    etch_tensor *h = w->c.value[v];
+    if (!h->deferred || !is_live(h)) return;
+    int32_t slot = code->slot[v];
+    if (slot == OUT_MISSING) {
+        w->pending = true;
+        return;
+    }
+    const etch_tensor *base = w->c.value[leaf->base[v]];
+    h->storage = slot == OUT_INPUT ? base->storage : w->outputs[slot];
+    h->offset = leaf->offset[v] + (slot == OUT_INPUT ? base->offset : 0);
+    etch__storage_retain(h->storage);
+    h->deferred = 0;
+}
+
+static bool make_room(walk *w, const segment_code *code) {
+    return etch__grow(&w->inputs, &w->inputs_cap, code->nin + 1, sizeof *w->inputs) &&
+           etch__grow(&w->outputs, &w->outputs_cap, code->nout + 1, sizeof *w->outputs);
+}
+
+static void bump_versions(walk *w, const trace_leaf *leaf) {
+    for (int i = 0; i < w->nargs + leaf->nbound; i++) {
+        int32_t v = i < w->nargs ? i : leaf->bound[i - w->nargs];
+        if (leaf->written[v]) w->c.value[v]->storage->version++;
+    }
+}
+
+etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code) {
+    if (!make_room(w, code)) return ETCH_ERR_OUT_OF_MEMORY;
+    for (int i = 0; i < code->nin; i++) w->inputs[i] = w->c.value[code->in[i]];
+    memset(w->outputs, 0, (size_t)code->nout * sizeof *w->outputs);
+    plan_io io = {w->inputs, w->c.scalar, w->outputs};
+    empty_frame frame = etch__push_frame();
+    etch_status status = code->plan->run(code->plan, &io);
+    etch__pop_frame(&frame);
+    if (status != ETCH_OK) return status;
+    for (int i = 0; i < leaf->nsteps; i++) attach(w, leaf, code, leaf->steps[i].out);
+    for (int i = 0; i < code->nout; i++) etch__storage_release(w->outputs[i]);
+    if (unlikely(leaf->writes_inputs)) bump_versions(w, leaf);
+    TRACE_COUNT(w->run->f, plan_runs, 1);
+    return ETCH_OK;
+}

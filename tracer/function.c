@@ -1,0 +1,255 @@
+/* Function handles: compiling (which compiles nothing yet), freeing, resetting, call sites. */
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+#include <etch/debug.h>
+
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static etch_function *functions;
+static counters departed; /* counts of functions that are gone */
+
+/* ---- counts ------------------------------------------------------------------------------------------ */
+
+static void add_counts(counters *sum, const counters *c) {
+#define COUNTER(name) sum->name += c->name;
+#include "core/counters.def"
+#undef COUNTER
+}
+
+/* The process's counters: the library's own, and those of its functions. */
+static void sum_counts(counters *sum) {
+    pthread_mutex_lock(&list_lock);
+    add_counts(sum, &departed);
+    for (etch_function *f = functions; f; f = f->next) add_counts(sum, &f->counts);
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void reset_counts(void) {
+    pthread_mutex_lock(&list_lock);
+    memset(&departed, 0, sizeof departed);
+    for (etch_function *f = functions; f; f = f->next) {
+#define COUNTER(name) f->counts.name = 0;
+#include "core/counters.def"
+#undef COUNTER
+    }
+    pthread_mutex_unlock(&list_lock);
+}
+
+etch_counters_t etch_function_counters(const etch_function *f) {
+    etch_counters_t c = {0};
+    if (!f) return c;
+#define COUNTER(name) c.name = f->counts.name;
+#include "core/counters.def"
+#undef COUNTER
+    return c;
+}
+
+/* ---- life ------------------------------------------------------------------------------------------------ */
+
+static void destroy(etch_function *f) {
+    pthread_mutex_lock(&list_lock);
+    for (etch_function **link = &functions; *link; link = &(*link)->next)
+        if (*link == f) {
+            *link = f->next;
+            break;
+        }
+    add_counts(&departed, &f->counts);
+    pthread_mutex_unlock(&list_lock);
+    etch__generation_free(f->gen);
+    while (f->retired) {
+        generation *g = f->retired;
+        f->retired = g->next;
+        etch__generation_free(g);
+    }
+    pthread_mutex_destroy(&f->lock);
+    pthread_mutex_destroy(&f->compile_lock);
+    etch__free(f->name);
+    etch__free(f);
+}
+
+/* Retired generations go when only the handle is left: a run pins the function before it looks for
+ * the generation. */
+static void free_retired(etch_function *f) {
+    pthread_mutex_lock(&f->lock);
+    generation *g = NULL;
+    if (atomic_load(&f->refs) == 1) g = atomic_exchange(&f->retired, NULL);
+    pthread_mutex_unlock(&f->lock);
+    while (g) {
+        generation *next = g->next;
+        etch__generation_free(g);
+        g = next;
+    }
+}
+
+void etch__function_unpin(etch_function *f) {
+    int left = atomic_fetch_sub(&f->refs, 1) - 1;
+    if (left == 0) destroy(f);
+    else if (unlikely(left == 1 && atomic_load_explicit(&f->retired, memory_order_relaxed)))
+        free_retired(f);
+}
+
+static bool set_options(etch_function *f, const etch_compile_options *options) {
+    if (options) {
+        size_t size = options->struct_size;
+        memcpy(&f->options, options, size && size < sizeof *options ? size : sizeof *options);
+    }
+    f->ctx = f->options.ctx;
+    const char *wanted = f->options.backend ? f->options.backend : "native";
+    f->backend = etch__backend_find(wanted);
+    if (!f->backend)
+        etch__error(ETCH_ERR_NOT_FOUND, "no backend is called \"%s\" (see etch_list_backends)", wanted);
+    f->options.backend = NULL;
+    f->name = etch__strdup(f->options.name ? f->options.name : etch__symbol_name((void *)f->fn));
+    f->options.name = NULL;
+    return f->backend && f->name;
+}
+
+static etch_function *new_function(function_kind kind, void (*fn)(void),
+                                   const etch_compile_options *options) {
+    if (!fn) {
+        etch__error(ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
+        return NULL;
+    }
+    etch_function *f = etch__calloc(1, sizeof *f);
+    if (!f) return NULL;
+    f->kind = kind, f->fn = fn;
+    atomic_store(&f->refs, 1);
+    f->gen = etch__generation_new();
+    if (!f->gen || !set_options(f, options)) {
+        etch__generation_free(f->gen);
+        etch__free(f->name);
+        etch__free(f);
+        return NULL;
+    }
+    pthread_mutex_init(&f->lock, NULL);
+    pthread_mutex_init(&f->compile_lock, NULL);
+    pthread_mutex_lock(&list_lock);
+    f->next = functions;
+    functions = f;
+    pthread_mutex_unlock(&list_lock);
+    return f;
+}
+
+#define DEFINE_COMPILE(n)                                                                          \
+    etch_function *etch_compile_fn##n(etch_fn##n fn, const etch_compile_options *options) {        \
+        return new_function(FN_##n, (void (*)(void))fn, options);                                  \
+    }
+DEFINE_COMPILE(0)
+DEFINE_COMPILE(1)
+DEFINE_COMPILE(2)
+DEFINE_COMPILE(3)
+DEFINE_COMPILE(4)
+
+etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options) {
+    return new_function(FN_N, (void (*)(void))fn, options);
+}
+
+void etch_function_free(etch_function *f) {
+    if (f) etch__function_unpin(f);
+}
+
+static void reset_one(etch_function *f) {
+    generation *fresh = etch__generation_new();
+    if (!fresh) return;
+    pthread_mutex_lock(&f->lock);
+    generation *old = atomic_exchange(&f->gen, fresh);
+    old->next = f->retired;
+    atomic_store(&f->retired, old);
+    pthread_mutex_unlock(&f->lock);
+    free_retired(f);
+}
+
+void etch_reset(etch_function *f) {
+    if (f) {
+        reset_one(f);
+        return;
+    }
+    pthread_mutex_lock(&list_lock);
+    for (f = functions; f; f = f->next) reset_one(f);
+    pthread_mutex_unlock(&list_lock);
+}
+
+bool etch__disabled(const etch_function *f) {
+    return f->options.disable || etch__param_int(PARAM_COMPILE_DISABLE);
+}
+
+/* ---- calling the body --------------------------------------------------------------------------------------- */
+
+etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                            int nout) {
+    if (f->kind == FN_N) return ((etch_fn_n)f->fn)(f->ctx, in, nin, out, nout);
+    if (nout != 1)
+        return etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: the function has 1 result, asked for %d",
+                           f->name, nout);
+    switch (f->kind) {
+    case FN_0: out[0] = ((etch_fn0)f->fn)(); break;
+    case FN_1: out[0] = ((etch_fn1)f->fn)(in[0]); break;
+    case FN_2: out[0] = ((etch_fn2)f->fn)(in[0], in[1]); break;
+    case FN_3: out[0] = ((etch_fn3)f->fn)(in[0], in[1], in[2]); break;
+    default: out[0] = ((etch_fn4)f->fn)(in[0], in[1], in[2], in[3]); break;
+    }
+    return ETCH_OK;
+}
+
+/* ---- call sites --------------------------------------------------------------------------------------------- */
+
+/* One function of one call site. Entries live as long as the program, like the site itself. */
+typedef struct site_entry {
+    void (*fn)(void);
+    void *ctx;
+    etch_function *function;
+    struct site_entry *next;
+} site_entry;
+
+static pthread_mutex_t site_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static site_entry *find_entry(site_entry *e, void (*fn)(void), void *ctx) {
+    while (e && (e->fn != fn || e->ctx != ctx)) e = e->next;
+    return e;
+}
+
+static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn)(void), void *ctx) {
+    char name[160];
+    const char *slash = strrchr(site->file, '/');
+    snprintf(name, sizeof name, "%s:%d", slash ? slash + 1 : site->file, site->line);
+    site_entry *e = etch__malloc(sizeof *e);
+    if (!e) return NULL;
+    etch_compile_options options = {.struct_size = sizeof options, .name = name, .ctx = ctx};
+    *e = (site_entry){fn, ctx, new_function(kind, fn, &options), site->table};
+    if (!e->function) {
+        etch__free(e);
+        return NULL;
+    }
+    __atomic_store_n((site_entry **)&site->table, e, __ATOMIC_RELEASE);
+    return e;
+}
+
+static etch_function *site_function(etch_call_site *site, function_kind kind, void (*fn)(void),
+                                    void *ctx) {
+    site_entry *e = find_entry(__atomic_load_n((site_entry **)&site->table, __ATOMIC_ACQUIRE), fn, ctx);
+    if (e) return e->function;
+    pthread_mutex_lock(&site_lock);
+    e = find_entry(site->table, fn, ctx);
+    if (!e) e = add_entry(site, kind, fn, ctx);
+    pthread_mutex_unlock(&site_lock);
+    return e ? e->function : NULL;
+}
+
+#define DEFINE_SITE(n)                                                                             \
+    etch_function *etch_site_fn##n(etch_call_site *site, etch_fn##n fn) {                          \
+        return site_function(site, FN_##n, (void (*)(void))fn, NULL);                              \
+    }
+DEFINE_SITE(0)
+DEFINE_SITE(1)
+DEFINE_SITE(2)
+DEFINE_SITE(3)
+DEFINE_SITE(4)
+
+etch_function *etch_site_n(etch_call_site *site, etch_fn_n fn, void *ctx) {
+    return site_function(site, FN_N, (void (*)(void))fn, ctx);
+}
+
+__attribute__((constructor)) static void register_counts(void) {
+    etch__trace_hooks.add_counts = sum_counts;
+    etch__trace_hooks.reset_counts = reset_counts;
+}

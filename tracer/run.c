@@ -1,0 +1,690 @@
+/* A run: one call of a compiled function.
+ *
+ *   call -> entry segment -> break -> next operator -> segment -> ... -> return
+ *
+ * A segment is matched against the tree of its root if that has compiled code, else recorded. What
+ * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
+ * when the call has ended well. Rules by number are those of the design's section on the cursor. */
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+#define STOP_TRACING (etch__tls.cursor = NULL)
+
+/* ---- settling: recordings become leaves, leaves get code --------------------------------------- */
+
+static int stable_after(const etch_function *f) {
+    return f->options.stable_after > 1 ? f->options.stable_after : 1;
+}
+
+/* Publishes an ended recording, and compiles its leaf when it has been seen often enough. */
+static trace_leaf *settle(run *r, walk *w) {
+    pthread_mutex_lock(&r->f->lock);
+    trace_leaf *leaf = etch__publish(w);
+    w->published = true;
+    pthread_mutex_unlock(&r->f->lock);
+    if (leaf && (leaf->codes || leaf->recorded >= stable_after(r->f)))
+        etch__compile_leaf(r->f, leaf, w->alias);
+    return leaf;
+}
+
+static void mark_live(walk *w, uint8_t bit) {
+    for (int64_t i = 0; i < w->npath; i++) {
+        const trace_node *n = w->path[i];
+        const etch_tensor *h = w->c.value[n->c.out];
+        if (n->c.inplace || atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
+        w->want[n->c.out] |= bit;
+    }
+}
+
+static bool fill_recorded_alias(walk *w) {
+    int nbound = 0;
+    for (int64_t i = 0; i < w->npath; i++) nbound += w->path[i]->ncaptures;
+    int32_t *bound = etch__malloc(((size_t)nbound + 1) * sizeof *bound);
+    if (!bound) return false;
+    nbound = 0;
+    for (int64_t i = 0; i < w->npath; i++)
+        for (int k = 0; k < w->path[i]->ncaptures; k++)
+            bound[nbound++] = w->path[i]->captures[k].value;
+    bool ok = etch__fill_alias(w, bound, nbound);
+    etch__free(bound);
+    return ok;
+}
+
+/* ---- late use (rule 6) ---------------------------------------------------------------------------- */
+
+/* Evaluates what is live and still deferred of an ended segment; its leaf learns that it is wanted. */
+static void late_use(run *r, walk *w) {
+    if (!w->pending) return;
+    w->pending = false;
+    if (!etch__walk_path(w)) return;
+    trace_leaf *leaf = w->leaf;
+    bool any = false;
+    pthread_mutex_lock(&r->f->lock);
+    for (int i = 0; i < leaf->nsteps; i++) {
+        int32_t v = leaf->steps[i].out;
+        const etch_tensor *h = w->c.value[v];
+        if (!h->deferred || atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
+        any = leaf->stale = true;
+        leaf->want[v] = 1;
+    }
+    pthread_mutex_unlock(&r->f->lock);
+    if (!any) return;
+    etch__evaluate(w, true);
+    w->recompile = true;
+    etch__count_reason(REASON_RECOMPILE_LATE_USE);
+    TRACE_COUNT(r->f, late_uses, 1);
+    etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
+}
+
+static void late_use_all(run *r) {
+    for (walk *w = r->ended; w; w = w->next) late_use(r, w);
+}
+
+/* ---- ending a segment -------------------------------------------------------------------------------- */
+
+static void mark_want(walk *w, const etch_tensor *t) {
+    int32_t v = t ? etch__walk_find(w, t) : -1;
+    if (v >= 0 && v < w->want_cap) w->want[v] |= WANT_VALUE;
+}
+
+static void end_recorded(walk *w, const etch_tensor *t) {
+    w->recorded = true;
+    if (!fill_recorded_alias(w)) w->recorded = false;
+    mark_want(w, t);
+    if (w->end != END_RETURN) mark_live(w, WANT_LIVE);
+}
+
+/* Whether the code produces all that must be there after the segment (rule 5). */
+static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_code *code,
+                          const etch_tensor *t) {
+    for (int i = 0; i < leaf->nsteps; i++) {
+        int32_t v = leaf->steps[i].out;
+        const etch_tensor *h = w->c.value[v];
+        if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
+        if (atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
+        if (w->end == END_RETURN || h == t || leaf->tainted[v]) return false;
+    }
+    return true;
+}
+
+static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
+    if (!leaf->npath) return true;
+    bool overlap;
+    if (leaf->writes_inputs) late_use_all(r);
+    const segment_code *code = etch__pick_code(w, leaf, &overlap);
+    if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
+    return code && code_suffices(w, leaf, code, t) && etch__run_code(w, leaf, code) == ETCH_OK;
+}
+
+/* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
+static void end_matched(run *r, walk *w, const etch_tensor *t) {
+    const trace_node *last = (const trace_node *)w->c.last;
+    trace_node *end = etch__find_end(last, w->end);
+    if (end) {
+        w->leaf = end->leaf;
+        atomic_store_explicit(&((trace_node *)last)->c.next, &end->c, memory_order_release);
+        if (run_matched(r, w, end->leaf, t)) return;
+        w->pending = false;
+    } else {
+        TRACE_COUNT(r->f, divergences, 1);
+        etch__log_diverged(w, NULL);
+    }
+    w->leaf = NULL;
+    late_use_all(r);
+    if (etch__walk_to_recording(w, WALK_RECORD)) end_recorded(w, t);
+}
+
+/* The walk has ended: it is kept while its recording or its deferred handles are of use. */
+static void retire_walk(run *r, walk *w) {
+    r->walk = NULL;
+    STOP_TRACING;
+    if (w->recorded || w->pending) {
+        w->next = r->ended;
+        r->ended = w;
+    } else {
+        etch__walk_recycle(w);
+    }
+}
+
+static void end_segment(run *r, reason_id why, const void *site, const etch_tensor *t) {
+    walk *w = r->walk;
+    if (!w) return;
+    w->end = why;
+    w->end_site = site;
+    if (w->mode == WALK_MATCH) end_matched(r, w, t);
+    else end_recorded(w, t);
+    retire_walk(r, w);
+}
+
+/* ---- breaks -------------------------------------------------------------------------------------------- */
+
+static etch_status refuse_break(run *r, reason_id why, const void *site, const char *text) {
+    const reason_info *reason = &etch__reasons[why];
+    r->poisoned = true;
+    return etch__error_at(site, ETCH_ERR_GRAPH_BREAK,
+                          "%s: fullgraph = true, but the graph breaks here: %s: %s%s%s; hint: %s",
+                          r->f->name, reason->name, reason->text, text ? ": " : "",
+                          text ? text : "", reason->hint);
+}
+
+/* A break ends the segment; t is what it reads. Between segments there is nothing to break. */
+static etch_status break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
+                               const char *text) {
+    if (r->f->options.fullgraph) return refuse_break(r, why, site, text);
+    bool matched = r->walk && r->walk->mode == WALK_MATCH;
+    if (r->walk) {
+        TRACE_COUNT(r->f, graph_breaks, 1);
+        if (!matched) etch__log_break(r, why, site, text);
+    }
+    end_segment(r, why, site, t);
+    r->eager = false;
+    return ETCH_OK;
+}
+
+/* The walk of this run that has to produce t; NULL with the error set if t is another thread's. */
+static walk *owner_in(run *r, const etch_tensor *t, const void *site) {
+    walk *w = t->owner;
+    if (w && w->run == r) return w;
+    etch__error_at(site, ETCH_ERR_DEFERRED_ELSEWHERE,
+                   "the tensor is a deferred tensor of a function that runs on another thread; call "
+                   "etch_flush there first");
+    return NULL;
+}
+
+static etch_status trace_read(const etch_tensor *t, reason_id why, const void *site) {
+    run *r = etch__current_run();
+    if (!r)
+        return etch__error_at(site,
+                              etch__tls.in_flush ? ETCH_ERR_DEFERRED_IN_FLUSH
+                                                 : ETCH_ERR_DEFERRED_ELSEWHERE,
+                              "the tensor is a deferred tensor of a function that is running elsewhere");
+    if (t && t->deferred && !owner_in(r, t, site)) return ETCH_ERR_DEFERRED_ELSEWHERE;
+    etch_status status = break_graph(r, why, site, t, NULL);
+    if (status != ETCH_OK) return status;
+    if (t && t->deferred) late_use(r, t->owner);
+    if (t && t->deferred)
+        return etch__error_at(site, ETCH_ERR_INTERNAL, "a deferred tensor was not produced");
+    return ETCH_OK;
+}
+
+etch_status etch_graph_break(const char *why) {
+    run *r = etch__current_run();
+    if (!r) return ETCH_OK;
+    return break_graph(r, REASON_BREAK_USER, __builtin_return_address(0), NULL, why);
+}
+
+/* ---- exposed memory (rule 8) ------------------------------------------------------------------------------ */
+
+static void end_exposure(run *r, const etch_storage *s) {
+    for (int64_t i = 0; i < r->nexposed; i++) {
+        if (r->exposed[i] != s) continue;
+        atomic_fetch_and(&r->exposed[i]->exposed, (unsigned char)EXPOSED_WRAPPED);
+        etch__storage_release(r->exposed[i]);
+        r->exposed[i--] = r->exposed[--r->nexposed];
+    }
+}
+
+static etch_status trace_expose(const etch_tensor *t, int bits, const void *site) {
+    run *r = etch__current_run();
+    (void)site;
+    if (!r || !t->storage) return ETCH_OK;
+    if (!bits) {
+        end_exposure(r, t->storage);
+        return ETCH_OK;
+    }
+    if (bits & EXPOSED_WRITE) late_use_all(r);
+    if (!etch__grow(&r->exposed, &r->exposed_cap, r->nexposed + 1, sizeof *r->exposed))
+        return ETCH_ERR_OUT_OF_MEMORY;
+    etch__storage_retain(t->storage);
+    atomic_fetch_or(&t->storage->exposed, (unsigned char)bits);
+    r->exposed[r->nexposed++] = t->storage;
+    return ETCH_OK;
+}
+
+static bool touches_exposed(const op_call *call) {
+    bool writes = etch__ops[call->op].kind == KIND_INPLACE;
+    for (int i = 0; i < call->nin; i++) {
+        if (!call->in[i]->storage) continue;
+        int bits = atomic_load_explicit(&call->in[i]->storage->exposed, memory_order_relaxed);
+        if (bits & EXPOSED_WRITE || (bits && writes && i == 0)) return true;
+    }
+    return false;
+}
+
+/* ---- operators ------------------------------------------------------------------------------------------------ */
+
+/* Deferred operands of earlier segments are produced; recordings learn what is used of them. */
+static bool prepare_operands(run *r, const op_call *call) {
+    for (int i = 0; i < call->nin; i++) {
+        etch_tensor *t = call->in[i];
+        if (t->deferred && t->owner != r->walk) {
+            walk *w = owner_in(r, t, call->site);
+            if (!w) return false;
+            late_use(r, w);
+            if (!etch__check_handle(t)) return false;
+        }
+        for (walk *w = r->ended; w; w = w->next)
+            if (w->recorded) mark_want(w, t);
+    }
+    return true;
+}
+
+static etch_tensor *run_now(run *r, const op_call *call) {
+    if (etch__ops[call->op].kind == KIND_INPLACE) late_use_all(r);
+    return etch__run_eager(call);
+}
+
+static etch_tensor *record(run *r, walk *w, const op_call *call) {
+    if (w->mode == WALK_RECORD && etch__ops[call->op].kind == KIND_INPLACE) late_use_all(r);
+    return etch__walk_record(w, call);
+}
+
+static walk *begin_recording(run *r) {
+    walk *w = etch__walk_take(r, NULL);
+    if (w && r->f->options.fullgraph) w->mode = WALK_SHAPES;
+    return r->walk = w;
+}
+
+/* A recording of this very call with the same first operator is published and compiled when it is
+ * entered again. */
+static trace_tree *settle_earlier(run *r, const op_call *call) {
+    for (walk *w = r->ended; w; w = w->next)
+        if (w->recorded && !w->published && w->npath && !w->entry &&
+            etch__same_call(w->path[0], call, etch__tls.state)) {
+            settle(r, w);
+            return w->tree;
+        }
+    return NULL;
+}
+
+/* The segment that begins with this call. NULL: r->eager, or an error. */
+static walk *begin_segment(run *r, const op_call *call) {
+    trace_tree *tree = etch__find_resume(r->gen, call, etch__tls.state);
+    if (!tree) tree = settle_earlier(r, call);
+    if (!tree || !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) {
+        if (tree && tree->limited) r->eager = true;
+        return r->eager ? NULL : begin_recording(r);
+    }
+    walk *w = r->walk = etch__walk_take(r, tree);
+    if (w) etch__tls.cursor = etch__tls.layers == 1u << LAYER_TRACER ? &w->c : NULL;
+    return w;
+}
+
+static bool limited(const run *r, const walk *w) {
+    return w->tree && (w->tree->entry ? r->gen->entry_limited : w->tree->limited);
+}
+
+static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
+    if (r->f->options.fullgraph) {
+        r->poisoned = true;
+        etch__error_at(call->site, ETCH_ERR_RECOMPILE_LIMIT,
+                       "%s: fullgraph = true, but the trace does not fit and the recompile limit is "
+                       "reached; etch_reset forgets the traces",
+                       r->f->name);
+        return NULL;
+    }
+    late_use_all(r);
+    if (!etch__walk_to_recording(w, WALK_RECORD)) return NULL;
+    r->walk = NULL;
+    r->eager = true;
+    STOP_TRACING;
+    etch_tensor *h = run_now(r, call);
+    etch__walk_recycle(w);
+    return h;
+}
+
+/* The call is not what the trace has here (rule 7). One that fails by itself does not move the
+ * cursor. */
+static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
+    tensor_meta meta;
+    if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
+    bool empty = w->c.last == &w->tree->root.c;
+    if (!empty || w->entry) {
+        TRACE_COUNT(r->f, divergences, 1);
+        etch__log_diverged(w, call);
+    }
+    if (limited(r, w)) return diverge_limited(r, w, call);
+    bool full = r->f->options.fullgraph;
+    if (!full) late_use_all(r);
+    if (!etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD)) return NULL;
+    STOP_TRACING;
+    return record(r, w, call);
+}
+
+static etch_tensor *traced_operator(const op_call *call) {
+    run *r = etch__current_run();
+    if (!r || r->poisoned) return r ? NULL : etch__run_eager(call);
+    if (!prepare_operands(r, call)) return NULL;
+    if (touches_exposed(call)) {
+        etch_status status = break_graph(r, REASON_BREAK_EXPOSED, call->site, NULL, NULL);
+        return status == ETCH_OK ? run_now(r, call) : NULL;
+    }
+    if (r->eager) return run_now(r, call);
+    walk *w = r->walk ? r->walk : begin_segment(r, call);
+    if (!w) return r->eager ? run_now(r, call) : NULL;
+    bool long_match = false;
+    if (w->mode == WALK_MATCH) {
+        etch_tensor *h = etch__walk_match(w, call);
+        if (h) return h;
+        long_match = etch__find_end((trace_node *)w->c.last, REASON_BREAK_LENGTH) != NULL;
+        if (!long_match) return diverge(r, w, call);
+    }
+    if (long_match || w->npath >= etch__param_int(PARAM_MAX_SEGMENT)) {
+        if (break_graph(r, REASON_BREAK_LENGTH, call->site, NULL, NULL) != ETCH_OK) return NULL;
+        return traced_operator(call);
+    }
+    return record(r, w, call);
+}
+
+/* ---- beginning and ending a call ------------------------------------------------------------------------------ */
+
+static __thread run spare_run;
+static __thread bool spare_run_used;
+
+static run *take_run(etch_function *f) {
+    run *r = spare_run_used ? etch__malloc(sizeof *r) : &spare_run;
+    if (!r) return NULL;
+    if (r == &spare_run) spare_run_used = true;
+    memset(r, 0, sizeof *r);
+    atomic_fetch_add(&f->refs, 1);
+    r->f = f;
+    r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
+    return r;
+}
+
+static void give_back_run(run *r) {
+    while (r->nexposed) end_exposure(r, r->exposed[0]);
+    etch__free(r->exposed);
+    etch__function_unpin(r->f);
+    if (r == &spare_run) spare_run_used = false;
+    else etch__free(r);
+}
+
+/* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
+static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
+    trace_tree *tree = etch__find_entry(r->gen, in, nin);
+    if (tree && !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) tree = NULL;
+    if (!tree && r->gen->entry_limited) {
+        r->eager = true;
+        return NULL;
+    }
+    if (!tree) etch__log_guards(r, in, nin);
+    walk *w = tree ? etch__walk_take(r, tree) : begin_recording(r);
+    if (w && !etch__walk_bind_args(w, in, nin)) {
+        etch__walk_recycle(w);
+        w = NULL;
+    }
+    return r->walk = w;
+}
+
+static bool enter(run *r, etch_tensor *const *in, int nin) {
+    etch_thread *t = &etch__tls;
+    if (!begin_entry(r, in, nin) && !r->eager) return false;
+    if (r->eager && r->f->options.fullgraph) {
+        etch__error(ETCH_ERR_RECOMPILE_LIMIT,
+                    "%s: fullgraph = true, but no trace fits the arguments and the recompile limit "
+                    "is reached; etch_reset forgets the traces",
+                    r->f->name);
+        return false;
+    }
+    r->scope = etch_scope_begin();
+    if (r->scope < 0) return false;
+    r->outer_guard = t->guard_scope;
+    t->guard_scope = r->scope;
+    t->run = r;
+    t->layers |= 1u << LAYER_TRACER;
+    if (r->walk && r->walk->mode == WALK_MATCH && t->layers == 1u << LAYER_TRACER)
+        t->cursor = &r->walk->c;
+    return true;
+}
+
+/* Moves what the call's scope owns of the results to the caller's scope, then closes it. */
+static etch_status close_scope(run *r, etch_status status, etch_tensor **out, int nout) {
+    etch_scope_end(r->scope + 1);
+    for (int i = 0; status == ETCH_OK && i < nout; i++)
+        if (!etch_keep(out[i])) status = etch__tls.status;
+    etch__tls.guard_scope = r->outer_guard;
+    STOP_TRACING;
+    etch_scope_end(r->scope);
+    return status;
+}
+
+/* A deferred handle that will never be computed. */
+static void fail_live(walk *w) {
+    for (int64_t v = 0; v < w->nvalues; v++) {
+        etch_tensor *h = w->c.value[v];
+        if (h && h->deferred && h->owner == w) h->failed = 1, h->deferred = 0;
+    }
+}
+
+/* A call that fails: its matched prefix has happened, nothing is published. */
+static void drop_segment(run *r) {
+    walk *w = r->walk;
+    if (!w) return;
+    r->walk = NULL;
+    late_use_all(r);
+    bool compute = !r->poisoned;
+    if (w->mode == WALK_MATCH) etch__walk_to_recording(w, compute ? WALK_RECORD : WALK_SHAPES);
+    else if (w->mode == WALK_SHAPES && compute) etch__evaluate(w, false);
+    fail_live(w);
+    etch__walk_recycle(w);
+}
+
+/* fullgraph's first call: everything is still deferred; compile, then run the plan. */
+static void run_shapes(run *r, walk *w) {
+    bool overlap;
+    mark_live(w, WANT_VALUE);
+    trace_leaf *leaf = settle(r, w);
+    const segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
+    bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
+    if (!done) etch__evaluate(w, false);
+    w->recorded = false;
+}
+
+static void end_return(run *r) {
+    walk *w = r->walk;
+    late_use_all(r);
+    if (!w) return;
+    w->end = END_RETURN;
+    w->end_site = NULL;
+    if (w->mode == WALK_MATCH) end_matched(r, w, NULL);
+    else end_recorded(w, NULL);
+    if (w->mode == WALK_SHAPES && w->recorded) run_shapes(r, w);
+    retire_walk(r, w);
+}
+
+/* Captured tensors may be results of earlier segments: without these counts, those that are still
+ * counted by another are the ones that outlive the call. */
+static void release_captures(walk *w) {
+    for (int64_t i = 0; i < w->npath; i++)
+        for (int k = 0; k < w->path[i]->ncaptures; k++) {
+            int32_t v = w->path[i]->captures[k].value;
+            etch_release(w->c.value[v]);
+            w->c.value[v] = NULL;
+        }
+}
+
+static void settle_all(run *r, bool publish) {
+    for (walk *w = r->ended; w; w = w->next)
+        if (w->mode != WALK_MATCH) release_captures(w);
+    while (r->ended) {
+        walk *w = r->ended;
+        r->ended = w->next;
+        if (publish && w->recorded) {
+            mark_live(w, WANT_VALUE);
+            settle(r, w);
+        } else if (publish && w->recompile) {
+            etch__compile_leaf(r->f, w->leaf, w->alias);
+        }
+        etch__walk_recycle(w);
+    }
+}
+
+static void leave(void) {
+    etch__tls.run = NULL;
+    etch__tls.cursor = NULL;
+    etch__tls.layers &= ~(1u << LAYER_TRACER);
+}
+
+static etch_status finish(run *r, etch_status status, etch_tensor **out, int nout) {
+    status = close_scope(r, status, out, nout);
+    if (status == ETCH_OK) end_return(r);
+    else drop_segment(r);
+    leave();
+    settle_all(r, status == ETCH_OK);
+    for (int i = 0; status == ETCH_OK && i < nout; i++)
+        if (out[i]->failed) status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
+    return status;
+}
+
+/* The call's scope was closed from outside, by longjmp past the call (rule 15). */
+static void trace_abandon(int64_t mark) {
+    run *r = etch__current_run();
+    (void)mark;
+    if (!r) {
+        etch__tls.guard_scope = -1;
+        return;
+    }
+    etch__tls.guard_scope = r->outer_guard;
+    drop_segment(r);
+    leave();
+    settle_all(r, false);
+    give_back_run(r);
+}
+
+/* ---- calling --------------------------------------------------------------------------------------------------- */
+
+static etch_status checked_results(etch_function *f, etch_status status, etch_tensor **out, int nout) {
+    for (int i = 0; status == ETCH_OK && i < nout; i++)
+        if (!out[i])
+            status = etch__tls.status != ETCH_OK
+                         ? etch__tls.status
+                         : etch__error(ETCH_ERR_USER, "%s: the body returned NULL", f->name);
+    return status;
+}
+
+/* The body in a scope of its own, operators as the thread runs them anyway (rule 4). */
+static etch_status call_in_scope(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                                 int nout) {
+    int64_t scope = etch_scope_begin();
+    if (scope < 0) return etch__tls.status;
+    etch_status status = checked_results(f, etch__call_body(f, in, nin, out, nout), out, nout);
+    etch_scope_end(scope + 1);
+    for (int i = 0; status == ETCH_OK && i < nout; i++)
+        if (!etch_keep(out[i])) status = etch__tls.status;
+    etch_scope_end(scope);
+    return status;
+}
+
+/* With a run active the body is recorded into it, unless its own options forbid that (rule 14). */
+static etch_status call_nested(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                               etch_tensor **out, int nout) {
+    if (!etch__disabled(f) && f->options.numerics == r->f->options.numerics)
+        return call_in_scope(f, in, nin, out, nout);
+    etch_status status = break_graph(r, REASON_BREAK_DISABLED, __builtin_return_address(0), NULL, f->name);
+    if (status != ETCH_OK) return status;
+    late_use_all(r);
+    empty_frame frame = etch__push_frame();
+    etch__tls.in_flush = frame.in_flush;
+    status = call_in_scope(f, in, nin, out, nout);
+    uint64_t state = etch__tls.state;
+    etch__pop_frame(&frame);
+    etch__tls.state = state;
+    return status;
+}
+
+static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                               int nout) {
+    run *r = take_run(f);
+    if (!r) return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status;
+    if (enter(r, in, nin)) {
+        status = checked_results(f, etch__call_body(f, in, nin, out, nout), out, nout);
+        if (r->poisoned && status == ETCH_OK) status = etch__tls.status;
+        status = finish(r, status, out, nout);
+    } else {
+        status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
+        if (r->walk) etch__walk_recycle(r->walk);
+    }
+    give_back_run(r);
+    return status;
+}
+
+static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin) {
+    if (!f) {
+        etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
+        return false;
+    }
+    if (f->kind != FN_N && nin != (int)f->kind) {
+        etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: expected %d arguments, got %d", f->name,
+                    (int)f->kind, nin);
+        return false;
+    }
+    for (int i = 0; i < nin; i++)
+        if (!etch__check_handle(in[i])) return false;
+    if (etch__tls.nscopes) return true;
+    etch__error(ETCH_ERR_NO_SCOPE, "%s: no scope is open on this thread to own the result: put the "
+                                   "call into ETCH_SCOPE { ... }", f->name);
+    return false;
+}
+
+static etch_status call_under_mode(etch_function *f, etch_tensor *const *in, int nin,
+                                   etch_tensor **out, int nout) {
+    if (f->options.fullgraph)
+        return etch__error(ETCH_ERR_MODE_ACTIVE, "%s: fullgraph = true, but an interceptor mode is "
+                                                 "active; leave the mode first", f->name);
+    etch__count_reason(REASON_EAGER_MODE);
+    return call_in_scope(f, in, nin, out, nout);
+}
+
+etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                        int nout) {
+    for (int i = 0; i < nout; i++) out[i] = NULL;
+    if (!arguments_ok(f, in, nin)) return etch__tls.status;
+    TRACE_COUNT(f, calls, 1);
+    run *r = etch__current_run();
+    if (r) return call_nested(r, f, in, nin, out, nout);
+    if (etch__disabled(f)) return call_in_scope(f, in, nin, out, nout);
+    if (etch__tls.layers & 1u << LAYER_MODES) return call_under_mode(f, in, nin, out, nout);
+    for (int i = 0; i < nin; i++)
+        if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
+    return call_traced(f, in, nin, out, nout);
+}
+
+etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {
+    etch_tensor *out = NULL;
+    return etch_call_n(f, in, nin, &out, 1) == ETCH_OK ? out : NULL;
+}
+
+/* ---- where a deferred handle lies --------------------------------------------------------------------------------- */
+
+/* The handle over whose storage t will lie: along the views to a result or an input. */
+static const etch_tensor *root_of(const etch_tensor *t) {
+    while (t->deferred) {
+        const walk *w = t->owner;
+        const trace_node *n = NULL;
+        if (w->mode == WALK_MATCH && !w->leaf)
+            for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;) n = n->parent;
+        else
+            for (int64_t i = 0; i < (w->leaf ? w->leaf->npath : w->npath); i++) {
+                n = w->leaf ? w->leaf->path[i] : w->path[i];
+                if (n->c.out == t->value && !n->c.inplace) break;
+            }
+        if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
+        t = w->c.value[n->in[0]];
+    }
+    return t;
+}
+
+static bool trace_same_storage(const etch_tensor *a, const etch_tensor *b) {
+    a = root_of(a), b = root_of(b);
+    return a == b || (a->storage && a->storage == b->storage);
+}
+
+__attribute__((constructor)) static void register_tracer(void) {
+    etch__register_layer(LAYER_TRACER, traced_operator);
+    etch__trace_hooks.read = trace_read;
+    etch__trace_hooks.expose = trace_expose;
+    etch__trace_hooks.same_storage = trace_same_storage;
+    etch__trace_hooks.abandon = trace_abandon;
+}

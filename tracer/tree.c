@@ -1,0 +1,372 @@
+/* Trees of traces: nodes, finding the tree of a call, publishing a recording.
+ *
+ * Readers walk without locks; a node is complete before a release store links it. Writers hold the
+ * function's lock. */
+#include "tracer/trace.h"
+
+/* ---- nodes ------------------------------------------------------------------------------------ */
+
+trace_node *etch__node_new(const op_call *call, uint64_t state) {
+    size_t at_bytes = call->nat * sizeof(int64_t), in_bytes = call->nin * sizeof(int32_t);
+    trace_node *n = etch__calloc(1, sizeof *n + at_bytes + in_bytes);
+    if (!n) return NULL;
+    int64_t *at = (int64_t *)(n + 1);
+    if (call->nat) memcpy(at, call->at, at_bytes);
+    n->in = (int32_t *)(at + call->nat);
+    n->op = call->op, n->nin = call->nin, n->nsc = call->nsc, n->nat = call->nat;
+    n->site = call->site;
+    n->c.key = etch__call_key(call->op, call->nin, call->nsc, call->nat);
+    n->c.state = state;
+    n->c.at = at;
+    n->c.inplace = etch__ops[call->op].kind == KIND_INPLACE;
+    for (int i = 0; i < call->nsc; i++) n->c.kind[i] = (uint8_t)call->sc[i].kind;
+    return n;
+}
+
+void etch__node_free(trace_node *n) {
+    if (!n) return;
+    etch__free(n->captures);
+    etch__free(n);
+}
+
+bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state) {
+    if (n->c.key != etch__call_key(call->op, call->nin, call->nsc, call->nat)) return false;
+    if (n->c.state != state) return false;
+    for (int i = 0; i < call->nsc; i++)
+        if (n->c.kind[i] != call->sc[i].kind) return false;
+    return !call->nat || !memcmp(n->c.at, call->at, call->nat * sizeof(int64_t));
+}
+
+static bool same_guard(const tensor_meta *a, const tensor_meta *b) {
+    size_t dims = a->ndim * sizeof(int64_t);
+    return a->dtype == b->dtype && a->ndim == b->ndim && !memcmp(a->size, b->size, dims) &&
+           !memcmp(a->stride, b->stride, dims);
+}
+
+static bool same_captures(const trace_node *a, const trace_node *b) {
+    if (a->ncaptures != b->ncaptures) return false;
+    for (int i = 0; i < a->ncaptures; i++)
+        if (a->captures[i].value != b->captures[i].value ||
+            a->captures[i].operand != b->captures[i].operand ||
+            !same_guard(&a->captures[i].guard, &b->captures[i].guard))
+            return false;
+    return true;
+}
+
+static bool same_node(const trace_node *a, const trace_node *b) {
+    return a->c.key == b->c.key && a->c.state == b->c.state &&
+           !memcmp(a->c.kind, b->c.kind, sizeof a->c.kind) &&
+           (!a->nat || !memcmp(a->c.at, b->c.at, a->nat * sizeof(int64_t))) &&
+           (!a->nin || !memcmp(a->in, b->in, a->nin * sizeof(int32_t))) && same_captures(a, b);
+}
+
+static trace_node *find_child(const trace_node *at, const trace_node *like) {
+    for (trace_node *n = at->child; n; n = n->sibling)
+        if (n->c.key != CURSOR_END && same_node(n, like)) return n;
+    return NULL;
+}
+
+trace_node *etch__find_end(const trace_node *at, reason_id end) {
+    for (trace_node *n = at->child; n; n = n->sibling)
+        if (n->c.key == CURSOR_END && n->end == end) return n;
+    return NULL;
+}
+
+/* ---- generations and trees ----------------------------------------------------------------------- */
+
+generation *etch__generation_new(void) {
+    return etch__calloc(1, sizeof(generation));
+}
+
+static void free_codes(segment_code *c) {
+    while (c) {
+        segment_code *next = c->next;
+        etch__plan_release(c->plan);
+        etch__free(c);
+        c = next;
+    }
+}
+
+static void free_tree(trace_tree *t) {
+    for (int i = 0; i < SPARE_WALKS; i++) etch__walk_free(t->spare[i]);
+    etch__free(t->guards);
+    etch__free(t);
+}
+
+static void free_trees(trace_tree *t) {
+    while (t) {
+        trace_tree *next = t->next;
+        free_tree(t);
+        t = next;
+    }
+}
+
+void etch__generation_free(generation *g) {
+    if (!g) return;
+    free_trees(g->entries);
+    free_trees(g->resumes);
+    for (int64_t i = 0; i < g->nleaves; i++) {
+        free_codes(g->leaves[i]->code);
+        etch__free(g->leaves[i]);
+    }
+    for (int64_t i = 0; i < g->nnodes; i++) etch__node_free(g->nodes[i]);
+    etch__free(g->leaves);
+    etch__free(g->nodes);
+    etch__free(g);
+}
+
+trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin) {
+    for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next) {
+        if (t->nargs != nin) continue;
+        int i = 0;
+        while (i < nin && etch__guard_holds(&t->guards[i], in[i])) i++;
+        if (i == nin) return t;
+    }
+    return NULL;
+}
+
+trace_tree *etch__find_resume(generation *g, const op_call *call, uint64_t state) {
+    for (trace_tree *t = atomic_load_explicit(&g->resumes, memory_order_acquire); t; t = t->next) {
+        const trace_node *first = t->root.child;
+        if (first && etch__same_call(first, call, state)) return t;
+    }
+    return NULL;
+}
+
+static trace_tree *resume_tree_like(generation *g, const trace_node *first) {
+    op_call call = {.op = first->op, .nin = first->nin, .nsc = first->nsc, .nat = first->nat,
+                    .at = first->c.at};
+    etch_scalar kinds[OP_MAX_SCALARS];
+    for (int i = 0; i < first->nsc; i++) kinds[i].kind = (etch_scalar_kind)first->c.kind[i];
+    call.sc = kinds;
+    return etch__find_resume(g, &call, first->c.state);
+}
+
+/* A new tree, not yet on a list. */
+static trace_tree *new_tree(walk *w, bool entry) {
+    trace_tree *t = etch__calloc(1, sizeof *t);
+    if (!t) return NULL;
+    t->gen = w->run->gen;
+    t->entry = entry;
+    t->nargs = w->nargs;
+    t->number = t->gen->ntrees;
+    t->root.nvalues = w->nargs;
+    if (!entry) return t;
+    t->guards = etch__calloc((size_t)w->nargs + 1, sizeof *t->guards);
+    if (!t->guards) {
+        etch__free(t);
+        return NULL;
+    }
+    for (int i = 0; i < w->nargs; i++) etch__guard_make(w->c.value[i], &t->guards[i]);
+    return t;
+}
+
+static trace_tree *find_tree(walk *w, bool entry) {
+    if (w->tree) return w->tree;
+    if (entry) return etch__find_entry(w->run->gen, w->c.value, w->nargs);
+    return resume_tree_like(w->run->gen, w->path[0]);
+}
+
+/* ---- leaves ---------------------------------------------------------------------------------------- */
+
+/* One block holds the leaf and its arrays. */
+static trace_leaf *alloc_leaf(const walk *w) {
+    size_t nv = (size_t)w->nvalues, np = (size_t)w->npath;
+    size_t bytes = sizeof(trace_leaf) + np * (sizeof(trace_node *) + sizeof(path_step)) +
+                   nv * (sizeof(int64_t) + 2 * sizeof(int32_t) + 3);
+    trace_leaf *leaf = etch__calloc(1, bytes);
+    if (!leaf) return NULL;
+    leaf->path = (trace_node **)(leaf + 1);
+    leaf->steps = (path_step *)(leaf->path + np);
+    leaf->offset = (int64_t *)(leaf->steps + np);
+    leaf->bound = (int32_t *)(leaf->offset + nv);
+    leaf->base = leaf->bound + nv;
+    leaf->want = (uint8_t *)(leaf->base + nv);
+    leaf->tainted = leaf->want + nv;
+    leaf->written = leaf->tainted + nv;
+    leaf->npath = (int)np, leaf->nvalues = (int)nv;
+    leaf->nscalars = (int)w->nscalars, leaf->nargs = w->nargs;
+    return leaf;
+}
+
+/* Bases along views, and which storages the segment writes. */
+static void find_bases(trace_leaf *leaf) {
+    for (int v = 0; v < leaf->nvalues; v++) leaf->base[v] = v;
+    for (int i = 0; i < leaf->npath; i++) {
+        const trace_node *n = leaf->path[i];
+        if (etch__ops[n->op].kind == KIND_VIEW) {
+            leaf->base[n->c.out] = leaf->base[n->in[0]];
+            leaf->offset[n->c.out] = leaf->offset[n->in[0]] + n->meta.offset;
+        }
+        if (n->c.inplace) leaf->written[leaf->base[n->in[0]]] = 1;
+        for (int k = 0; k < n->ncaptures; k++) leaf->bound[leaf->nbound++] = n->captures[k].value;
+        if (!n->c.inplace) leaf->steps[leaf->nsteps++] = (path_step){n->c.id, n->c.out};
+    }
+}
+
+/* A value is tainted if its own storage, or one it was computed from, is written anywhere in the
+ * segment: computing it again later would see other memory. */
+static void find_tainted(trace_leaf *leaf) {
+    for (int v = 0; v < leaf->nvalues; v++) leaf->tainted[v] = leaf->written[leaf->base[v]];
+    for (int i = 0; i < leaf->npath; i++) {
+        const trace_node *n = leaf->path[i];
+        for (int k = 0; k < n->nin; k++)
+            if (n->in[k] >= 0) leaf->tainted[n->c.out] |= leaf->tainted[n->in[k]];
+    }
+}
+
+static void find_writes(trace_leaf *leaf) {
+    for (int v = 0; v < leaf->nargs; v++) leaf->writes_inputs |= leaf->written[v];
+    for (int k = 0; k < leaf->nbound; k++) leaf->writes_inputs |= leaf->written[leaf->bound[k]];
+}
+
+static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
+    generation *g = tree->gen;
+    if (!etch__grow(&g->leaves, &g->leaves_cap, g->nleaves + 1, sizeof *g->leaves)) return NULL;
+    trace_leaf *leaf = alloc_leaf(w);
+    if (!leaf) return NULL;
+    leaf->tree = tree;
+    leaf->site = w->end_site;
+    memcpy(leaf->path, w->path, (size_t)w->npath * sizeof *w->path);
+    find_bases(leaf);
+    find_tainted(leaf);
+    find_writes(leaf);
+    g->leaves[g->nleaves++] = leaf;
+    return leaf;
+}
+
+/* ---- publishing ------------------------------------------------------------------------------------ */
+
+static void link_child(trace_node *parent, trace_node *n) {
+    n->parent = parent;
+    n->sibling = parent->child;
+    atomic_store_explicit(&parent->child, n, memory_order_release);
+    atomic_store_explicit(&parent->c.next, &n->c, memory_order_release);
+}
+
+/* How much of the recording the tree has already: its nodes take the recording's places. */
+static int64_t merge_prefix(walk *w, trace_tree *tree) {
+    trace_node *at = &tree->root;
+    int64_t i = 0;
+    for (; i < w->npath; i++) {
+        trace_node *same = i < w->shared ? w->path[i] : find_child(at, w->path[i]);
+        if (!same) break;
+        if (i >= w->shared) etch__node_free(w->path[i]);
+        at = w->path[i] = same;
+    }
+    w->shared = i;
+    return i;
+}
+
+/* Room on the generation's list for what will be linked, and the end node; nothing is linked yet. */
+static trace_node *prepare_end(walk *w, generation *g) {
+    int64_t need = g->nnodes + (w->npath - w->shared) + 1;
+    if (!etch__grow(&g->nodes, &g->nodes_cap, need, sizeof *g->nodes)) return NULL;
+    trace_node *end = etch__calloc(1, sizeof *end);
+    if (!end) return NULL;
+    end->c.key = CURSOR_END;
+    end->end = w->end;
+    end->c.id = INT32_MAX;
+    end->nvalues = (int32_t)w->nvalues, end->nscalars = (int32_t)w->nscalars;
+    return end;
+}
+
+/* Links the suffix and its end. The end goes first and the topmost new node last, so that a reader
+ * who meets any new node finds all that follows it. */
+static void link_suffix(walk *w, trace_tree *tree, trace_node *end) {
+    generation *g = tree->gen;
+    trace_node *at = w->shared ? w->path[w->shared - 1] : &tree->root;
+    trace_node *child = end;
+    for (int64_t i = w->npath - 1; i >= w->shared; i--) {
+        link_child(w->path[i], child);
+        child = w->path[i];
+        g->nodes[g->nnodes++] = child;
+    }
+    g->nodes[g->nnodes++] = end;
+    link_child(at, child);
+    w->shared = w->npath;
+}
+
+static bool at_limit(const run *r, const trace_tree *tree) {
+    int limit = r->f->options.recompile_limit;
+    int leaves = tree->entry ? r->gen->entry_leaves : tree->nleaves;
+    return leaves >= (limit > 0 ? limit : 8) || r->gen->graphs >= 256;
+}
+
+static void mark_limited(run *r, trace_tree *tree) {
+    bool *limited = tree->entry ? &r->gen->entry_limited : &tree->limited;
+    if (!*limited) etch__warn_limit(r);
+    *limited = true;
+}
+
+static void raise_maximum(_Atomic int32_t *max, int64_t value) {
+    if (*max < value) *max = (int32_t)value;
+}
+
+static trace_leaf *add_leaf(walk *w, trace_tree *tree) {
+    trace_node *end = prepare_end(w, tree->gen);
+    if (!end) return NULL;
+    /* A walk sized for the ids that it sees given out is large enough for their values, too. */
+    raise_maximum(&tree->max_values, w->nvalues);
+    raise_maximum(&tree->max_scalars, w->nscalars);
+    for (int64_t i = w->shared; i < w->npath; i++) w->path[i]->c.id = tree->nnodes++;
+    trace_leaf *leaf = new_leaf(w, tree);
+    if (!leaf) {
+        etch__free(end);
+        return NULL;
+    }
+    end->leaf = leaf, leaf->end = end;
+    link_suffix(w, tree, end);
+    tree->nleaves++;
+    if (tree->entry) tree->gen->entry_leaves++;
+    return leaf;
+}
+
+/* Wanted values of this recording on top of those known. */
+static void merge_want(trace_leaf *leaf, const walk *w) {
+    for (int v = 0; v < leaf->nvalues && v < w->want_cap; v++) {
+        bool wanted = w->want[v] & WANT_VALUE || (w->want[v] & WANT_LIVE && leaf->tainted[v]);
+        if (wanted && !leaf->want[v]) leaf->want[v] = 1, leaf->stale = true;
+    }
+}
+
+/* A differing recording of the same root restarts the count of stable_after. */
+static void count_recording(trace_leaf *leaf) {
+    generation *g = leaf->tree->gen;
+    for (int64_t i = 0; i < g->nleaves; i++)
+        if (g->leaves[i] != leaf && g->leaves[i]->tree == leaf->tree && !g->leaves[i]->codes)
+            g->leaves[i]->recorded = 0;
+    leaf->recorded++;
+}
+
+trace_leaf *etch__publish(walk *w) {
+    run *r = w->run;
+    generation *g = r->gen;
+    bool entry = w->entry;
+    if (r->f->gen != g || (!entry && !w->npath)) return NULL;
+    trace_tree *tree = find_tree(w, entry), *fresh = NULL;
+    if (!tree && !(tree = fresh = new_tree(w, entry))) return NULL;
+    w->tree = NULL;
+    int64_t known = merge_prefix(w, tree);
+    trace_node *at = known ? w->path[known - 1] : &tree->root;
+    trace_node *end = known == w->npath ? etch__find_end(at, w->end) : NULL;
+    trace_leaf *leaf = end ? end->leaf : NULL;
+    if (!leaf && !w->npath && entry) leaf = add_leaf(w, tree), leaf ? (void)tree->ncompiled++ : (void)0;
+    else if (!leaf && at_limit(r, tree)) mark_limited(r, tree);
+    else if (!leaf) leaf = add_leaf(w, tree);
+    if (fresh && !leaf) {
+        free_tree(fresh);
+        return NULL;
+    }
+    if (fresh) {
+        _Atomic(trace_tree *) *list = entry ? &g->entries : &g->resumes;
+        fresh->next = *list;
+        g->ntrees++;
+        atomic_store_explicit(list, fresh, memory_order_release);
+    }
+    w->tree = tree;
+    if (!leaf) return NULL;
+    merge_want(leaf, w);
+    if (!w->published) count_recording(leaf);
+    return leaf;
+}

@@ -1,0 +1,358 @@
+/* A walk: one thread's passage through a segment, matching it or recording it.
+ *
+ * What a walk holds: a count of every argument and captured tensor it has met. In matching, of the
+ * tree's spare handles, one per node, which it hands out again as long as nobody else holds them. In
+ * recording, of every result. So no address that it compares with can come to mean another tensor. */
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+/* ---- making and sizing --------------------------------------------------------------------------- */
+
+static bool grow_cleared(void *items, int64_t *cap, int64_t need, size_t size) {
+    int64_t before = *cap;
+    if (!etch__grow(items, cap, need, size)) return false;
+    void *p;
+    memcpy(&p, items, sizeof p);
+    if (*cap > before) memset((char *)p + (size_t)before * size, 0, (size_t)(*cap - before) * size);
+    return true;
+}
+
+/* Room for every node that the tree has now. */
+static bool size_for_tree(walk *w) {
+    trace_tree *t = w->tree;
+    int32_t limit = atomic_load_explicit(&t->nnodes, memory_order_acquire);
+    if (limit == w->c.limit && w->values_cap) return true;
+    int64_t values = t->max_values > w->nargs ? t->max_values : w->nargs;
+    if (!grow_cleared(&w->c.value, &w->values_cap, values + 1, sizeof *w->c.value) ||
+        !etch__grow(&w->c.scalar, &w->scalars_cap, t->max_scalars + 1, sizeof *w->c.scalar) ||
+        !grow_cleared(&w->c.handle, &w->handles_cap, limit + 1, sizeof *w->c.handle))
+        return false;
+    w->c.limit = limit;
+    return true;
+}
+
+static walk *spare_walk(trace_tree *tree) {
+    for (int i = 0; i < SPARE_WALKS; i++) {
+        if (!atomic_load_explicit(&tree->spare[i], memory_order_relaxed)) continue;
+        walk *w = atomic_exchange_explicit(&tree->spare[i], NULL, memory_order_acquire);
+        if (w) return w;
+    }
+    return NULL;
+}
+
+walk *etch__walk_take(run *r, trace_tree *tree) {
+    walk *w = tree ? spare_walk(tree) : NULL;
+    if (!w && !(w = etch__calloc(1, sizeof *w))) return NULL;
+    w->run = r;
+    w->tree = tree;
+    w->mode = tree ? WALK_MATCH : WALK_RECORD;
+    if (!tree) return w;
+    w->nargs = tree->nargs;
+    if (!size_for_tree(w)) {
+        etch__walk_free(w);
+        return NULL;
+    }
+    w->c.last = &tree->root.c;
+    w->c.next = atomic_load_explicit(&tree->root.c.next, memory_order_acquire);
+    return w;
+}
+
+void etch__walk_free(walk *w) {
+    if (!w) return;
+    for (int64_t i = 0; i < w->handles_cap; i++) etch_release(w->c.handle[i]);
+    etch__free(w->c.value);
+    etch__free(w->c.handle);
+    etch__free(w->c.scalar);
+    etch__free(w->path);
+    etch__free(w->want);
+    etch__free(w->inputs);
+    etch__free(w->outputs);
+    etch__free(w->alias);
+    etch__free(w);
+}
+
+bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
+    w->entry = true;
+    w->nargs = nin;
+    if (!grow_cleared(&w->c.value, &w->values_cap, nin + 1, sizeof *w->c.value)) return false;
+    for (int i = 0; i < nin; i++) w->c.value[i] = etch_retain(in[i]);
+    w->nvalues = nin;
+    return true;
+}
+
+/* ---- giving up --------------------------------------------------------------------------------- */
+
+/* A matched node's handle stays with the walk if nobody else holds it and it is still unused. */
+static void give_up_handle(walk *w, int32_t id) {
+    etch_tensor *h = w->c.handle[id];
+    if (!h) return;
+    if (h->deferred && !h->failed && atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
+        return;
+    w->c.handle[id] = NULL;
+    h->owner = NULL;
+    etch_release(h);
+}
+
+static void give_up_matched_node(walk *w, const trace_node *n) {
+    for (int k = 0; k < n->ncaptures; k++) {
+        etch_release(w->c.value[n->captures[k].value]);
+        w->c.value[n->captures[k].value] = NULL;
+    }
+    if (n->c.inplace) return;
+    give_up_handle(w, n->c.id);
+    w->c.value[n->c.out] = NULL;
+}
+
+static void give_up_matched(walk *w) {
+    const trace_leaf *leaf = w->leaf;
+    if (!leaf) {
+        for (const trace_node *n = (trace_node *)w->c.last; n != &w->tree->root; n = n->parent)
+            give_up_matched_node(w, n);
+        return;
+    }
+    for (int i = 0; i < leaf->nbound; i++) {
+        etch_release(w->c.value[leaf->bound[i]]);
+        w->c.value[leaf->bound[i]] = NULL;
+    }
+    for (int i = 0; i < leaf->nsteps; i++) {
+        give_up_handle(w, leaf->steps[i].id);
+        w->c.value[leaf->steps[i].out] = NULL;
+    }
+}
+
+static void give_up_recorded(walk *w) {
+    for (int64_t v = w->nargs; v < w->nvalues; v++) {
+        etch_tensor *h = w->c.value[v];
+        w->c.value[v] = NULL;
+        if (h && h->owner == w) h->owner = NULL;
+        etch_release(h);
+    }
+    for (int64_t i = w->shared; i < w->npath; i++) etch__node_free(w->path[i]);
+    w->npath = w->shared = 0;
+    if (w->want) memset(w->want, 0, (size_t)w->want_cap);
+}
+
+void etch__walk_recycle(walk *w) {
+    if (w->mode == WALK_MATCH) give_up_matched(w);
+    else give_up_recorded(w);
+    for (int i = 0; i < w->nargs; i++) {
+        etch_release(w->c.value[i]);
+        w->c.value[i] = NULL;
+    }
+    trace_tree *tree = w->tree;
+    w->nvalues = w->nscalars = 0;
+    w->leaf = NULL;
+    w->pending = w->recorded = w->entry = false;
+    for (int i = 0; tree && i < SPARE_WALKS; i++) {
+        walk *none = NULL;
+        if (atomic_load_explicit(&tree->spare[i], memory_order_relaxed)) continue;
+        if (atomic_compare_exchange_strong_explicit(&tree->spare[i], &none, w, memory_order_release,
+                                                    memory_order_relaxed))
+            return;
+    }
+    etch__walk_free(w);
+}
+
+/* ---- matching ------------------------------------------------------------------------------------ */
+
+static const capture *captured_operand(const trace_node *n, int operand) {
+    for (int k = 0; k < n->ncaptures; k++)
+        if (n->captures[k].operand == operand) return &n->captures[k];
+    return NULL;
+}
+
+/* A slot that two operands share is bound by the first of them. */
+static bool operand_fits(const walk *w, const trace_node *n, const op_call *call, int i) {
+    const capture *c = captured_operand(n, i);
+    if (c) return call->in[i]->owner != w && etch__guard_holds(&c->guard, call->in[i]);
+    for (int k = 0; k < n->ncaptures; k++)
+        if (n->captures[k].value == n->in[i]) return call->in[i] == call->in[n->captures[k].operand];
+    return w->c.value[n->in[i]] == call->in[i];
+}
+
+static bool fits(const walk *w, const trace_node *n, const op_call *call) {
+    if (!etch__same_call(n, call, etch__tls.state)) return false;
+    for (int i = 0; i < call->nin; i++)
+        if (!operand_fits(w, n, call, i)) return false;
+    return true;
+}
+
+/* Bound positions are tried before unbound slots. */
+static trace_node *find_match(const walk *w, const op_call *call) {
+    const trace_node *last = (const trace_node *)w->c.last;
+    for (int captures = 0; captures < 2; captures++)
+        for (trace_node *n = atomic_load_explicit(&last->child, memory_order_acquire); n;
+             n = n->sibling)
+            if (n->c.key != CURSOR_END && (n->ncaptures > 0) == captures && fits(w, n, call)) return n;
+    return NULL;
+}
+
+/* A fresh deferred handle for a node; the walk has one count of it. */
+static etch_tensor *deferred_handle(walk *w, const tensor_meta *meta, int32_t value) {
+    etch_tensor *h = etch__tensor_alloc();
+    if (!h) return NULL;
+    etch__apply_meta(h, meta);
+    h->deferred = 1;
+    h->owner = w;
+    h->value = value;
+    return h;
+}
+
+static etch_tensor *handle_of(walk *w, const trace_node *n) {
+    etch_tensor **h = &w->c.handle[n->c.id];
+    if (!*h) *h = deferred_handle(w, &n->meta, n->c.out);
+    return *h;
+}
+
+/* The result's handle, given to the innermost scope; for an in-place node the first operand. */
+static etch_tensor *matched_result(walk *w, const trace_node *n, const op_call *call) {
+    if (n->c.inplace) return call->in[0];
+    etch_tensor *h = handle_of(w, n);
+    if (!h || !etch__scope_push(h)) return NULL;
+    atomic_store_explicit(&h->refs, 2, memory_order_relaxed);
+    return h;
+}
+
+etch_tensor *etch__walk_match(walk *w, const op_call *call) {
+    trace_node *n = find_match(w, call);
+    if (!n) return NULL;
+    if (n->c.id >= w->c.limit && !size_for_tree(w)) return NULL;
+    etch_tensor *h = matched_result(w, n, call);
+    if (!h) return NULL;
+    for (int k = 0; k < n->ncaptures; k++) {
+        const capture *c = &n->captures[k];
+        w->c.value[c->value] = etch_retain(call->in[c->operand]);
+    }
+    if (!n->c.inplace) w->c.value[n->c.out] = h;
+    for (int i = 0; i < call->nsc; i++) w->c.scalar[n->c.sc + i] = call->sc[i];
+    trace_node *last = (trace_node *)w->c.last;
+    atomic_store_explicit(&last->c.next, &n->c, memory_order_release);
+    w->c.last = &n->c;
+    w->c.next = atomic_load_explicit(&n->c.next, memory_order_acquire);
+    return h;
+}
+
+/* ---- recording ----------------------------------------------------------------------------------- */
+
+int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
+    for (int64_t v = w->nvalues - 1; v >= 0; v--)
+        if (w->c.value[v] == t) return (int32_t)v;
+    return -1;
+}
+
+static bool room_for_node(walk *w, const op_call *call) {
+    return etch__grow(&w->path, &w->path_cap, w->npath + 1, sizeof *w->path) &&
+           grow_cleared(&w->c.value, &w->values_cap, w->nvalues + call->nin + 1,
+                        sizeof *w->c.value) &&
+           etch__grow(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc, sizeof *w->c.scalar) &&
+           grow_cleared(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1);
+}
+
+/* Operand positions; tensors not met before become captured slots. */
+static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
+    int64_t cap = 0;
+    for (int i = 0; i < call->nin; i++) {
+        int32_t v = etch__walk_find(w, call->in[i]);
+        if (v < 0) {
+            if (!etch__grow(&n->captures, &cap, n->ncaptures + 1, sizeof *n->captures)) return false;
+            v = (int32_t)w->nvalues++;
+            w->c.value[v] = etch_retain(call->in[i]);
+            capture *c = &n->captures[n->ncaptures++];
+            c->value = v, c->operand = i;
+            etch__guard_make(call->in[i], &c->guard);
+        }
+        n->in[i] = v;
+        if (i < CURSOR_MAX_IN) n->c.in[i] = v;
+    }
+    return true;
+}
+
+/* Fills the node's meta and value from the result, of which the walk takes a count. */
+static void record_result(walk *w, trace_node *n, const op_call *call, etch_tensor *h) {
+    n->meta.dtype = h->dtype, n->meta.ndim = h->ndim;
+    memcpy(n->meta.size, h->size, sizeof h->size);
+    memcpy(n->meta.stride, h->stride, sizeof h->stride);
+    if (etch__ops[call->op].kind == KIND_VIEW) n->meta.offset = h->offset - call->in[0]->offset;
+    if (n->c.inplace) {
+        n->c.out = n->in[0];
+    } else {
+        n->c.out = (int32_t)w->nvalues++;
+        w->c.value[n->c.out] = etch_retain(h);
+    }
+    n->c.sc = (int32_t)w->nscalars;
+    for (int i = 0; i < call->nsc; i++) w->c.scalar[w->nscalars++] = call->sc[i];
+    n->nvalues = (int32_t)w->nvalues, n->nscalars = (int32_t)w->nscalars;
+    if (w->mode == WALK_SHAPES && !n->c.inplace) h->value = n->c.out;
+}
+
+/* The result without its data: what fullgraph records with. */
+static etch_tensor *shape_result(walk *w, const op_call *call) {
+    tensor_meta meta;
+    if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
+    if (etch__ops[call->op].kind == KIND_INPLACE) return call->in[0];
+    etch_tensor *h = deferred_handle(w, &meta, -1);
+    if (!h) return NULL;
+    if (etch__scope_push(h)) return h;
+    etch__tensor_destroy(h);
+    return NULL;
+}
+
+/* The node is made first, so that nothing can fail once the operator has run. */
+etch_tensor *etch__walk_record(walk *w, const op_call *call) {
+    if (!room_for_node(w, call)) return NULL;
+    trace_node *n = etch__node_new(call, etch__tls.state);
+    if (!n) return NULL;
+    int64_t values = w->nvalues;
+    etch_tensor *h = NULL;
+    if (bind_operands(w, n, call))
+        h = w->mode == WALK_SHAPES ? shape_result(w, call) : etch__run_eager(call);
+    if (h) {
+        record_result(w, n, call, h);
+        w->path[w->npath++] = n;
+        return h;
+    }
+    while (w->nvalues > values) {
+        etch_release(w->c.value[--w->nvalues]);
+        w->c.value[w->nvalues] = NULL;
+    }
+    etch__node_free(n);
+    return NULL;
+}
+
+/* ---- from matching to recording --------------------------------------------------------------------- */
+
+bool etch__walk_path(walk *w) {
+    int64_t n = 0;
+    const trace_node *root = &w->tree->root;
+    for (const trace_node *p = (trace_node *)w->c.last; p != root; p = p->parent) n++;
+    if (!etch__grow(&w->path, &w->path_cap, n, sizeof *w->path)) return false;
+    w->npath = w->shared = n;
+    for (trace_node *p = (trace_node *)w->c.last; p != root; p = p->parent) w->path[--n] = p;
+    return true;
+}
+
+/* The handles of the matched nodes pass from the node table to the value table. */
+static void own_results(walk *w) {
+    for (int64_t i = 0; i < w->npath; i++) {
+        const trace_node *n = w->path[i];
+        if (n->c.inplace) continue;
+        etch_tensor *h = w->c.handle[n->c.id];
+        w->c.handle[n->c.id] = NULL;
+        if (!h->deferred) h->owner = NULL;
+    }
+}
+
+bool etch__walk_to_recording(walk *w, walk_mode mode) {
+    const trace_node *last = (trace_node *)w->c.last;
+    if (!etch__walk_path(w)) return false;
+    w->nvalues = last->nvalues;
+    w->nscalars = last->nscalars;
+    if (!grow_cleared(&w->want, &w->want_cap, w->nvalues + 1, 1)) return false;
+    if (mode == WALK_RECORD) {
+        etch__evaluate(w, false);
+        TRACE_COUNT(w->run->f, eager_runs, w->npath > 0);
+    }
+    own_results(w);
+    w->mode = mode;
+    return true;
+}
