@@ -111,6 +111,17 @@ static bool broadcast_fail(const op_call *call) {
     FAIL(ETCH_ERR_SHAPE, "expected sizes that broadcast, got %s", text);
 }
 
+/* Row-major, without the checks that the sizes of an existing tensor have passed. */
+static bool copy_sizes(const etch_tensor *t, tensor_meta *out) {
+    int64_t step = 1;
+    for (int i = t->ndim - 1; i >= 0; i--) {
+        out->size[i] = t->size[i], out->stride[i] = step;
+        step *= t->size[i] > 1 ? t->size[i] : 1;
+    }
+    out->offset = 0;
+    return true;
+}
+
 static bool broadcast_rule(const op_call *call, tensor_meta *out) {
     const etch_tensor *a = call->in[0];
     bool same = true;
@@ -119,10 +130,7 @@ static bool broadcast_rule(const op_call *call, tensor_meta *out) {
         same = same && same_sizes(a, call->in[i]);
         if (call->in[i]->ndim > out->ndim) out->ndim = call->in[i]->ndim;
     }
-    if (likely(same)) {
-        for (int i = 0; i < a->ndim; i++) out->size[i] = a->size[i];
-        return finish(call, out);
-    }
+    if (likely(same)) return copy_sizes(a, out);
     for (int i = 0; i < out->ndim; i++) out->size[i] = 1;
     for (int i = 0; i < call->nin; i++)
         if (!join_sizes(out->ndim, out->size, call->in[i])) return broadcast_fail(call);

@@ -1,0 +1,99 @@
+/* Parses the schema strings of the operator table, all of them, once, at first need. The strings
+ * are our own, so a bad one is a fault of the table: it gets no arguments and a test finds it. */
+#include "core/schema.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+
+/* Longer names before their prefixes. */
+static const struct {
+    const char *name;
+    arg_type type;
+} types[ARG_TYPE_COUNT] = {
+    {"Tensor[]", ARG_TENSORS}, {"Tensor", ARG_TENSOR}, {"ScalarType?", ARG_DTYPE_OPT},
+    {"ScalarType", ARG_DTYPE}, {"Scalar", ARG_SCALAR}, {"int[]?", ARG_INTS_OPT},
+    {"int[]", ARG_INTS},       {"int?", ARG_INT_OPT},  {"int", ARG_INT},
+    {"bool", ARG_BOOL},
+};
+
+static op_schema schemas[OP_COUNT];
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+const char *etch__arg_type_name(arg_type type) {
+    for (int i = 0; i < COUNT_OF(types); i++)
+        if (types[i].type == type) return types[i].name;
+    return "?";
+}
+
+static const char *parse_type(const char *at, schema_arg *a) {
+    for (int i = 0; i < COUNT_OF(types); i++) {
+        size_t n = strlen(types[i].name);
+        if (strncmp(at, types[i].name, n)) continue;
+        a->type = (uint8_t)types[i].type;
+        at += n;
+        if (*at == '(') a->written = at[2] == '!', at = strchr(at, ')') + 1;
+        return *at == ' ' ? at + 1 : NULL;
+    }
+    return NULL;
+}
+
+/* "1", "0.5", "True", "None". */
+static void parse_default(const char *text, schema_arg *a) {
+    char *end;
+    a->has_default = true;
+    if (!strncmp(text, "None", 4))
+        a->value = etch_scalar_int(a->type == ARG_INT_OPT ? ETCH_NO_INT : -1);
+    else if (!strncmp(text, "True", 4) || !strncmp(text, "False", 5))
+        a->value = etch_scalar_int(*text == 'T');
+    else if (a->value = etch_scalar_int(strtoll(text, &end, 10)), *end == '.')
+        a->value = etch_scalar_real(strtod(text, NULL));
+}
+
+/* One argument of n characters, "Tensor(a!) self" or "int dim=0". */
+static bool parse_arg(const char *text, size_t n, schema_arg *a) {
+    const char *name = parse_type(text, a);
+    if (!name) return false;
+    size_t length = strcspn(name, "=,)");
+    if (name + length > text + n || length >= sizeof a->name) return false;
+    memcpy(a->name, name, length);
+    if (name[length] == '=') parse_default(name + length + 1, a);
+    return true;
+}
+
+/* The end of the argument that starts at `at`: a comma or parenthesis outside of "(a!)". */
+static size_t arg_length(const char *at) {
+    size_t n = 0;
+    for (int depth = 0; at[n]; n++) {
+        if (at[n] == '(') depth++;
+        if (at[n] == ')' && depth-- == 0) break;
+        if (at[n] == ',' && depth == 0) break;
+    }
+    return n;
+}
+
+static bool parse_args(const char *at, op_schema *s) {
+    bool keyword_only = false;
+    for (size_t n; *at != ')'; at += n + (at[n] == ',' ? 2 : 0)) {
+        n = arg_length(at);
+        if (!at[n]) return false;
+        if (n == 1 && *at == '*') {
+            keyword_only = true;
+            continue;
+        }
+        if (s->nargs == SCHEMA_MAX_ARGS || !parse_arg(at, n, &s->args[s->nargs])) return false;
+        s->args[s->nargs++].keyword_only = keyword_only;
+    }
+    return true;
+}
+
+static void parse_all(void) {
+    for (int i = 0; i < OP_COUNT; i++) {
+        const char *open = strchr(etch__ops[i].schema, '(');
+        if (!open || !parse_args(open + 1, &schemas[i])) schemas[i].nargs = 0;
+    }
+}
+
+const op_schema *etch__schema(op_id op) {
+    pthread_once(&once, parse_all);
+    return &schemas[op];
+}

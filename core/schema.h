@@ -1,0 +1,42 @@
+/* The operators' schema strings, parsed: what the boxed call, errors and tests need of them. */
+#ifndef ETCH_CORE_SCHEMA_H
+#define ETCH_CORE_SCHEMA_H
+
+#include "core/op.h"
+
+typedef enum arg_type {
+    ARG_TENSOR,
+    ARG_TENSORS,
+    ARG_SCALAR,
+    ARG_INT,
+    ARG_INT_OPT,
+    ARG_INTS,
+    ARG_INTS_OPT,
+    ARG_BOOL,
+    ARG_DTYPE,
+    ARG_DTYPE_OPT,
+    ARG_TYPE_COUNT
+} arg_type;
+
+enum { SCHEMA_MAX_ARGS = 8 };
+
+typedef struct schema_arg {
+    char name[28];
+    uint8_t type; /* arg_type */
+    bool keyword_only;
+    bool has_default;
+    bool written;      /* "(a!)" */
+    etch_scalar value; /* the default; INT of the attribute's word for all but Scalar */
+} schema_arg;
+
+typedef struct op_schema {
+    int nargs; /* 0 for a schema that does not parse: the tests see to it that there is none */
+    schema_arg args[SCHEMA_MAX_ARGS];
+} op_schema;
+
+/* Never NULL; lives for ever. */
+const op_schema *etch__schema(op_id op);
+/* "Tensor", "int[]?" and so on. */
+const char *etch__arg_type_name(arg_type type);
+
+#endif
