@@ -104,21 +104,24 @@ STRIP1(copy_BOOL, uint8_t, uint8_t, x)
 
 /* Repeated squaring, wrapping; a negative exponent leaves 1 / x, which is whole for 1 and -1 only. */
 #define INT_POW(t, T, U)                                                                           \
-    static T ipow_##t(T x, T y) {                                                                  \
-        if ((int64_t)y < 0) return x == 1 ? 1 : (int64_t)x == -1 ? ((y & 1) ? (T)-1 : 1) : 0;      \
+    static T power_##t(T x, T y) {                                                                 \
         U result = 1, base = (U)x;                                                                 \
         for (U e = (U)y; e; e >>= 1) {                                                             \
             if (e & 1) result = (U)((uint64_t)result * base);                                      \
             base = (U)((uint64_t)base * base);                                                     \
         }                                                                                          \
         return (T)result;                                                                          \
-    }                                                                                              \
-    STRIP2(pow_##t, T, T, ipow_##t(x, y))
-INT_POW(I8, int8_t, uint8_t)
-INT_POW(I16, int16_t, uint16_t)
-INT_POW(I32, int32_t, uint32_t)
-INT_POW(I64, int64_t, uint64_t)
+    }
+#define SIGNED_POW(t, T, U)                                                                        \
+    INT_POW(t, T, U)                                                                               \
+    static T inverse_power_##t(T x, T y) { return x == 1 ? 1 : x != -1 ? 0 : y & 1 ? -1 : 1; }     \
+    STRIP2(pow_##t, T, T, y < 0 ? inverse_power_##t(x, y) : power_##t(x, y))
+SIGNED_POW(I8, int8_t, uint8_t)
+SIGNED_POW(I16, int16_t, uint16_t)
+SIGNED_POW(I32, int32_t, uint32_t)
+SIGNED_POW(I64, int64_t, uint64_t)
 INT_POW(U8, uint8_t, uint8_t)
+STRIP2(pow_U8, uint8_t, uint8_t, power_U8(x, y))
 STRIP2(pow_BOOL, uint8_t, uint8_t, x | (y == 0))
 
 /* ---- conversions ------------------------------------------------------------------------------------ */
