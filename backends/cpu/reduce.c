@@ -152,7 +152,7 @@ static strip_fn combine_of(const reduction *r) {
 static void column_block(const reduction *r, const unit *u, int64_t block, void *result) {
     const reduce_table *table = r->isa->reduce;
     const axes *a = &r->reduced;
-    char lanes[REDUCE_LANES * MAX_WIDTH * 8] __attribute__((aligned(64)));
+    char lanes[REDUCE_LANES * CHUNK] __attribute__((aligned(64)));
     int64_t n = block_length(r, block), first = block * REDUCE_BLOCK;
     int64_t nlanes = n < REDUCE_LANES ? n : REDUCE_LANES, pitch = u->width * r->acc_size;
     int64_t inner = a->n ? a->size[a->n - 1] : 1, step = inner_stride(a);
@@ -186,7 +186,7 @@ static void do_unit(const reduction *r, const unit *u, void *result) {
     strip_fn combine = combine_of(r);
     int64_t pitch = u->width * r->acc_size;
     int levels = 64 - __builtin_clzll((uint64_t)r->blocks);
-    char stack[levels + 1][MAX_WIDTH * 8] __attribute__((aligned(64)));
+    char stack[levels + 1][CHUNK] __attribute__((aligned(64)));
     int top = 0;
     for (int64_t b = 0; b < r->blocks; b++) {
         do_block(r, u, b, stack[top++]);
@@ -289,7 +289,7 @@ static best_so_far row_argmax(const reduction *r, int64_t offset, int64_t begin,
 
 static void column_argmax(const reduction *r, const unit *u, int64_t *index) {
     const axes *a = &r->reduced;
-    char best[MAX_WIDTH * 8];
+    char best[CHUNK];
     int64_t now[MAX_WIDTH];
     wide_buffer stage[3];
     for (int64_t i = 0; i < a->count; i++) {
