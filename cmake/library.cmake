@@ -54,7 +54,7 @@ foreach(target ${ETCH_OBJECT_TARGETS})
 endforeach()
 
 set(ETCH_LINK_LIBRARIES ${DNNL_LIBRARY} ${OPENBLAS_LIBRARY} ${PTHREADPOOL_LIBRARY}
-  ${XXHASH_LIBRARY} ${DW_LIBRARY} ${MVEC_LIBRARY} m dl Threads::Threads)
+  ${XXHASH_LIBRARY} ${DW_LIBRARY} ${MVEC_LIBRARY} gomp m dl Threads::Threads)
 
 # The static library keeps internal symbols visible to the tests; every object is one that programs
 # need, since kernels, backends and the tracer register themselves at load: see etch_whole.

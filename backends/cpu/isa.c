@@ -1,0 +1,23 @@
+/* The tables of the three instruction sets, and the one that this process uses. */
+#include "backends/cpu/table.h"
+
+#include <stdatomic.h>
+
+#define TABLE(isa)                                                                                 \
+    {&etch__strips_##isa, &etch__reduce_##isa, &etch__product_##isa, &etch__random_##isa}
+
+const isa_table etch__isa_tables[CPU_ISA_COUNT] = {
+    [CPU_ISA_BASELINE] = TABLE(baseline),
+    [CPU_ISA_AVX2] = TABLE(avx2),
+    [CPU_ISA_AVX512] = TABLE(avx512),
+};
+
+const isa_table *etch__isa_table(void) {
+    static const isa_table *_Atomic chosen;
+    const isa_table *table = atomic_load_explicit(&chosen, memory_order_relaxed);
+    if (unlikely(!table)) {
+        table = &etch__isa_tables[etch__cpu_isa()];
+        atomic_store_explicit(&chosen, table, memory_order_relaxed);
+    }
+    return table;
+}

@@ -1,0 +1,114 @@
+/* The inner loops of reductions, for one instruction set: 64 lanes over a run, the fold of lanes, and
+ * arg-max. The order is that of core/expr.h; lanes are independent, so the compiler may work on any
+ * number of them at a time. */
+#include "backends/cpu/table.h"
+
+#include <float.h>
+#include <math.h>
+
+#define IVDEP _Pragma("GCC ivdep")
+
+#define TYPES(X)                                                                                   \
+    X(F32, float) X(F64, double) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t)     \
+    X(U8, uint8_t) X(BOOL, uint8_t)
+
+#define OP_SUM(a, b) ((a) + (b))
+#define OP_MAX(a, b) ((((a) > (b)) | ((a) != (a))) ? (a) : (b))
+#define OP_MIN(a, b) ((((a) < (b)) | ((a) != (a))) ? (a) : (b))
+
+/* Whole rounds of 64 lanes, then the first lanes once more. */
+#define LANES(op, OP, t, T)                                                                        \
+    static void op##_lanes_##t(void *acc, const void *x, int64_t n) {                              \
+        T lane[REDUCE_LANES];                                                                      \
+        const T *p = x;                                                                            \
+        memcpy(lane, acc, sizeof lane);                                                            \
+        for (; n >= REDUCE_LANES; n -= REDUCE_LANES, p += REDUCE_LANES)                            \
+            for (int l = 0; l < REDUCE_LANES; l++) lane[l] = (T)OP(lane[l], p[l]);                 \
+        for (int l = 0; l < n; l++) lane[l] = (T)OP(lane[l], p[l]);                                \
+        memcpy(acc, lane, sizeof lane);                                                            \
+    }                                                                                              \
+    static void op##_fold_##t(void *acc, int64_t nlanes, int64_t width) {                          \
+        T *lane = acc;                                                                             \
+        for (int w = REDUCE_LANES / 2; w >= 1; w /= 2)                                             \
+            for (int l = 0; l < w && l + w < nlanes; l++) {                                        \
+                T *a = lane + l * width, *b = lane + (l + w) * width;                              \
+                IVDEP for (int64_t i = 0; i < width; i++) a[i] = (T)OP(a[i], b[i]);                \
+            }                                                                                      \
+    }
+#define IDENTITY(op, t, T, value)                                                                  \
+    static void op##_identity_##t(void *acc, int64_t n) {                                          \
+        T *a = acc;                                                                                \
+        for (int64_t i = 0; i < n; i++) a[i] = value;                                              \
+    }
+#define ALL_LANES(t, T) LANES(sum, OP_SUM, t, T) LANES(max, OP_MAX, t, T) LANES(min, OP_MIN, t, T)
+TYPES(ALL_LANES)
+/* -0 is what changes no sum. */
+IDENTITY(sum, F32, float, -0.0f)
+IDENTITY(sum, F64, double, -0.0)
+IDENTITY(sum, I8, int8_t, 0)
+IDENTITY(sum, I16, int16_t, 0)
+IDENTITY(sum, I32, int32_t, 0)
+IDENTITY(sum, I64, int64_t, 0)
+IDENTITY(sum, U8, uint8_t, 0)
+IDENTITY(sum, BOOL, uint8_t, 0)
+#define BOUNDS(t, T, lowest, highest) IDENTITY(max, t, T, lowest) IDENTITY(min, t, T, highest)
+BOUNDS(F32, float, -INFINITY, INFINITY)
+BOUNDS(F64, double, -INFINITY, INFINITY)
+BOUNDS(I8, int8_t, INT8_MIN, INT8_MAX)
+BOUNDS(I16, int16_t, INT16_MIN, INT16_MAX)
+BOUNDS(I32, int32_t, INT32_MIN, INT32_MAX)
+BOUNDS(I64, int64_t, INT64_MIN, INT64_MAX)
+BOUNDS(U8, uint8_t, 0, UINT8_MAX)
+BOUNDS(BOOL, uint8_t, 0, 1)
+
+/* The largest value first, by lanes; then where it is. A NaN in the maximum sends the search for the
+ * first NaN. The two passes go over blocks, so that the second reads what is in the cache. */
+#define ARGMAX(t, T)                                                                               \
+    static int64_t argmax_##t(const void *x, int64_t n) {                                          \
+        const T *p = x;                                                                            \
+        int64_t index = 0;                                                                         \
+        T best = p[0];                                                                             \
+        for (int64_t from = 0; from < n && best == best; from += REDUCE_BLOCK) {                   \
+            T lane[REDUCE_LANES];                                                                  \
+            int64_t count = n - from < REDUCE_BLOCK ? n - from : REDUCE_BLOCK;                     \
+            max_identity_##t(lane, REDUCE_LANES);                                                  \
+            max_lanes_##t(lane, p + from, count);                                                  \
+            max_fold_##t(lane, REDUCE_LANES, 1);                                                   \
+            T top = lane[0];                                                                       \
+            if (top == top && !(top > best)) continue;                                             \
+            int64_t i = from;                                                                      \
+            if (top != top)                                                                        \
+                while (p[i] == p[i]) i++;                                                          \
+            else                                                                                   \
+                while (p[i] != top) i++;                                                           \
+            best = top, index = i;                                                                 \
+        }                                                                                          \
+        return index;                                                                              \
+    }                                                                                              \
+    static void argmax_columns_##t(void *best, int64_t *index, const void *x, const int64_t *r,    \
+                                   int64_t n) {                                                    \
+        T *m = best;                                                                               \
+        const T *p = x;                                                                            \
+        IVDEP for (int64_t i = 0; i < n; i++) {                                                    \
+            T a = m[i], b = p[i];                                                                  \
+            bool take = (b > a) | ((b != b) & (a == a));                                           \
+            m[i] = take ? b : a;                                                                   \
+            index[i] = take ? r[i] : index[i];                                                     \
+        }                                                                                          \
+    }
+TYPES(ARGMAX)
+
+#define EVERY(prefix)                                                                              \
+    {                                                                                              \
+        [ETCH_F32] = prefix##_F32, [ETCH_F64] = prefix##_F64, [ETCH_I8] = prefix##_I8,             \
+        [ETCH_I16] = prefix##_I16, [ETCH_I32] = prefix##_I32, [ETCH_I64] = prefix##_I64,           \
+        [ETCH_U8] = prefix##_U8, [ETCH_BOOL] = prefix##_BOOL                                       \
+    }
+
+const reduce_table ISA_NAME(reduce) = {
+    .lanes = {EVERY(sum_lanes), EVERY(max_lanes), EVERY(min_lanes)},
+    .fold = {EVERY(sum_fold), EVERY(max_fold), EVERY(min_fold)},
+    .identity = {EVERY(sum_identity), EVERY(max_identity), EVERY(min_identity)},
+    .argmax = EVERY(argmax),
+    .argmax_columns = EVERY(argmax_columns),
+};

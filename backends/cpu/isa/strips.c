@@ -1,0 +1,387 @@
+/* The scalar primitives of core/prims.def over strips, for one instruction set.
+ *
+ * Plain loops are vectorised by the compiler; operands that are the same memory as the result are no
+ * loop-carried dependence, which the pragma says. The transcendental ones call libmvec by name, a full
+ * vector at a time, tails padded, so that a value does not depend on its position. */
+#include "backends/cpu/table.h"
+
+#include <math.h>
+
+#define IVDEP _Pragma("GCC ivdep")
+#define STRIP_ARGS void *dst, const void *a, const void *b, const void *c, int64_t n
+#define UNUSED(v) (void)(v)
+
+/* R, T: C types of result and operands. */
+#define STRIP1(name, R, T, expression)                                                             \
+    static void name(STRIP_ARGS) {                                                                 \
+        UNUSED(b), UNUSED(c);                                                                      \
+        R *d = dst;                                                                                \
+        const T *pa = a;                                                                           \
+        IVDEP for (int64_t i = 0; i < n; i++) {                                                    \
+            T x = pa[i];                                                                           \
+            d[i] = (R)(expression);                                                                \
+        }                                                                                          \
+    }
+#define STRIP2(name, R, T, expression)                                                             \
+    static void name(STRIP_ARGS) {                                                                 \
+        UNUSED(c);                                                                                 \
+        R *d = dst;                                                                                \
+        const T *pa = a, *pb = b;                                                                  \
+        IVDEP for (int64_t i = 0; i < n; i++) {                                                    \
+            T x = pa[i], y = pb[i];                                                                \
+            d[i] = (R)(expression);                                                                \
+        }                                                                                          \
+    }
+#define STRIP3(name, R, C, T, expression)                                                          \
+    static void name(STRIP_ARGS) {                                                                 \
+        R *d = dst;                                                                                \
+        const C *pa = a;                                                                           \
+        const T *pb = b, *pc = c;                                                                  \
+        IVDEP for (int64_t i = 0; i < n; i++) {                                                    \
+            C x = pa[i];                                                                           \
+            T y = pb[i], z = pc[i];                                                                \
+            d[i] = (R)(expression);                                                                \
+        }                                                                                          \
+    }
+
+/* X(suffix, C type) */
+#define FLOATS(X) X(F32, float) X(F64, double)
+#define INTS(X) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t)
+#define TYPES(X) FLOATS(X) INTS(X) X(BOOL, uint8_t)
+
+/* ---- arithmetic ------------------------------------------------------------------------------------ */
+
+/* Integers wrap: the library is built with -fwrapv. */
+#define ARITHMETIC(t, T)                                                                           \
+    STRIP2(add_##t, T, T, x + y)                                                                   \
+    STRIP2(sub_##t, T, T, x - y)                                                                   \
+    STRIP2(mul_##t, T, T, x *y)                                                                    \
+    STRIP2(max_##t, T, T, ((x > y) | (x != x)) ? x : y)                                            \
+    STRIP2(min_##t, T, T, ((x < y) | (x != x)) ? x : y)
+FLOATS(ARITHMETIC)
+INTS(ARITHMETIC)
+STRIP2(add_BOOL, uint8_t, uint8_t, x | y)
+STRIP2(sub_BOOL, uint8_t, uint8_t, x ^ y)
+STRIP2(mul_BOOL, uint8_t, uint8_t, x &y)
+STRIP2(max_BOOL, uint8_t, uint8_t, x > y ? x : y)
+STRIP2(min_BOOL, uint8_t, uint8_t, x < y ? x : y)
+
+#define COMPARISONS(t, T)                                                                          \
+    STRIP2(eq_##t, uint8_t, T, x == y)                                                             \
+    STRIP2(ne_##t, uint8_t, T, x != y)                                                             \
+    STRIP2(lt_##t, uint8_t, T, x < y)                                                              \
+    STRIP2(le_##t, uint8_t, T, x <= y)
+TYPES(COMPARISONS)
+/* On the bits: selection keeps a NaN as it is. */
+STRIP3(select_8, uint8_t, uint8_t, uint8_t, x ? y : z)
+STRIP3(select_16, uint16_t, uint8_t, uint16_t, x ? y : z)
+STRIP3(select_32, uint32_t, uint8_t, uint32_t, x ? y : z)
+STRIP3(select_64, uint64_t, uint8_t, uint64_t, x ? y : z)
+STRIP2(and_BOOL, uint8_t, uint8_t, (x != 0) & (y != 0))
+STRIP2(or_BOOL, uint8_t, uint8_t, (x != 0) | (y != 0))
+STRIP1(not_BOOL, uint8_t, uint8_t, x == 0)
+
+STRIP2(div_F32, float, float, x / y)
+STRIP2(div_F64, double, double, x / y)
+STRIP1(sqrt_F32, float, float, __builtin_sqrtf(x))
+STRIP1(sqrt_F64, double, double, __builtin_sqrt(x))
+STRIP3(fma_F32, float, float, float, __builtin_fmaf(x, y, z))
+STRIP3(fma_F64, double, double, double, __builtin_fma(x, y, z))
+STRIP1(neg_F32, uint32_t, uint32_t, x ^ 0x80000000u)
+STRIP1(neg_F64, uint64_t, uint64_t, x ^ 0x8000000000000000u)
+STRIP1(abs_F32, uint32_t, uint32_t, x & 0x7fffffffu)
+STRIP1(abs_F64, uint64_t, uint64_t, x & 0x7fffffffffffffffu)
+#define SIGNS(t, T)                                                                                \
+    STRIP1(neg_##t, T, T, -x)                                                                      \
+    STRIP1(abs_##t, T, T, x < 0 ? -x : x)
+SIGNS(I8, int8_t)
+SIGNS(I16, int16_t)
+SIGNS(I32, int32_t)
+SIGNS(I64, int64_t)
+STRIP1(neg_U8, uint8_t, uint8_t, -x)
+STRIP1(abs_U8, uint8_t, uint8_t, x)
+STRIP1(copy_BOOL, uint8_t, uint8_t, x)
+
+/* Repeated squaring, wrapping; a negative exponent leaves 1 / x, which is whole for 1 and -1 only. */
+#define INT_POW(t, T, U)                                                                           \
+    static T power_##t(T x, T y) {                                                                 \
+        U result = 1, base = (U)x;                                                                 \
+        for (U e = (U)y; e; e >>= 1) {                                                             \
+            if (e & 1) result = (U)((uint64_t)result * base);                                      \
+            base = (U)((uint64_t)base * base);                                                     \
+        }                                                                                          \
+        return (T)result;                                                                          \
+    }
+#define SIGNED_POW(t, T, U)                                                                        \
+    INT_POW(t, T, U)                                                                               \
+    static T inverse_power_##t(T x, T y) { return x == 1 ? 1 : x != -1 ? 0 : y & 1 ? -1 : 1; }     \
+    STRIP2(pow_##t, T, T, y < 0 ? inverse_power_##t(x, y) : power_##t(x, y))
+SIGNED_POW(I8, int8_t, uint8_t)
+SIGNED_POW(I16, int16_t, uint16_t)
+SIGNED_POW(I32, int32_t, uint32_t)
+SIGNED_POW(I64, int64_t, uint64_t)
+INT_POW(U8, uint8_t, uint8_t)
+STRIP2(pow_U8, uint8_t, uint8_t, power_U8(x, y))
+STRIP2(pow_BOOL, uint8_t, uint8_t, x | (y == 0))
+
+/* ---- conversions ------------------------------------------------------------------------------------ */
+
+/* Between integers (wrapping), to floats, between floats: C's own conversion. */
+#define CONVERT_C(f, F, t, T) STRIP1(convert_##f##_##t, T, F, x)
+/* To bool: not zero (a NaN is not). */
+#define CONVERT_BOOL(f, F) STRIP1(convert_##f##_BOOL, uint8_t, F, x != 0)
+TYPES(CONVERT_BOOL)
+
+/* Float to integer: truncated, saturating, NaN gives 0. Everything outside is replaced before the
+ * cast, so that each lane's cast is defined; `lowest` and `over` (one past the top) are exact in F. */
+#define CONVERT_SATURATE(f, F, t, T, W, lowest, over, top)                                         \
+    static inline T saturate_##f##_##t(F x) {                                                      \
+        F y = x > (F)(lowest) ? x : (F)(lowest);                                                   \
+        W v = (W)(y < (F)(over) ? y : (F)(lowest));                                                \
+        v = x >= (F)(over) ? (W)(top) : v;                                                         \
+        return (T)(x != x ? 0 : v);                                                                \
+    }                                                                                              \
+    STRIP1(convert_##f##_##t, T, F, saturate_##f##_##t(x))
+#define CONVERT_FLOAT_INTS(f, F)                                                                   \
+    CONVERT_SATURATE(f, F, I8, int8_t, int32_t, -128, 128, 127)                                    \
+    CONVERT_SATURATE(f, F, I16, int16_t, int32_t, -32768, 32768, 32767)                            \
+    CONVERT_SATURATE(f, F, I32, int32_t, int32_t, -0x1p31, 0x1p31, INT32_MAX)                      \
+    CONVERT_SATURATE(f, F, I64, int64_t, int64_t, -0x1p63, 0x1p63, INT64_MAX)                      \
+    CONVERT_SATURATE(f, F, U8, uint8_t, int32_t, 0, 256, 255)
+FLOATS(CONVERT_FLOAT_INTS)
+
+CONVERT_C(F32, float, F64, double)
+CONVERT_C(F64, double, F32, float)
+#define CONVERT_INT(f, F)                                                                          \
+    CONVERT_C(f, F, F32, float)                                                                    \
+    CONVERT_C(f, F, F64, double)                                                                   \
+    CONVERT_C(f, F, I8, int8_t)                                                                    \
+    CONVERT_C(f, F, I16, int16_t)                                                                  \
+    CONVERT_C(f, F, I32, int32_t)                                                                  \
+    CONVERT_C(f, F, I64, int64_t)                                                                  \
+    CONVERT_C(f, F, U8, uint8_t)
+INTS(CONVERT_INT)
+CONVERT_INT(BOOL, uint8_t)
+CONVERT_C(F32, uint32_t, F32, uint32_t)
+CONVERT_C(F64, uint64_t, F64, uint64_t)
+
+/* ---- half types: integer arithmetic, the same bits everywhere ---------------------------------------- */
+
+static inline uint32_t bits_of(float v) {
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    return u;
+}
+static inline float float_of(uint32_t u) {
+    float v;
+    memcpy(&v, &u, 4);
+    return v;
+}
+
+static inline uint32_t bf16_rounded(uint32_t u) {
+    uint32_t nearest = (u + 0x7fff + (u >> 16 & 1)) & 0xffff0000u;
+    uint32_t quiet = (u | 0x400000u) & 0xffff0000u;
+    return (u & 0x7fffffffu) > 0x7f800000u ? quiet : nearest;
+}
+
+/* Below 2^-14 the grid is the multiples of 2^-24: the significand is shifted to that unit, with ties
+ * to even; q times 2^-24 is exact. */
+static inline uint32_t f16_rounded(uint32_t u) {
+    uint32_t mag = u & 0x7fffffffu, e = mag >> 23;
+    uint32_t nearest = (mag + 0xfff + (mag >> 13 & 1)) & 0xffffe000u;
+    nearest = nearest >= 0x47800000u ? 0x7f800000u : nearest;
+    uint32_t m = (mag & 0x7fffffu) | 0x800000u;
+    uint32_t s = e > 101 ? (e < 113 ? 126 - e : 14) : 25;
+    int32_t q = (int32_t)((m + (1u << (s - 1)) - 1 + (m >> s & 1)) >> s);
+    uint32_t small = bits_of((float)q * 0x1p-24f);
+    uint32_t quiet = (mag | 0x400000u) & 0xffffe000u;
+    uint32_t r = mag < 0x38800000u ? small : nearest;
+    r = mag > 0x7f800000u ? quiet : r;
+    return (u & 0x80000000u) | r;
+}
+
+static inline uint32_t f16_widened(uint32_t h) {
+    uint32_t mag = (h & 0x7fffu) << 13;
+    uint32_t normal = mag + (112u << 23);
+    uint32_t special = mag + (224u << 23);
+    uint32_t small = bits_of((float)(int32_t)(h & 0x7fffu) * 0x1p-24f);
+    uint32_t r = mag >= (31u << 23) ? special : mag < (1u << 23) ? small : normal;
+    return (h & 0x8000u) << 16 | r;
+}
+
+/* Of a value already on the grid. */
+static inline uint16_t f16_narrowed(uint32_t u) {
+    uint32_t mag = u & 0x7fffffffu;
+    uint32_t normal = (mag - (112u << 23)) >> 13;
+    uint32_t special = 0x7c00u | (mag >> 13 & 0x3ffu);
+    float clamped = float_of(mag < 0x38800000u ? mag : 0);
+    uint32_t small = (uint32_t)(int32_t)(clamped * 0x1p24f);
+    uint32_t r = mag >= 0x7f800000u ? special : mag < 0x38800000u ? small : normal;
+    return (uint16_t)((u >> 16 & 0x8000u) | (r & 0x7fffu));
+}
+
+STRIP1(round_bf16, uint32_t, uint32_t, bf16_rounded(x))
+STRIP1(round_f16, uint32_t, uint32_t, f16_rounded(x))
+STRIP1(widen_bf16, uint32_t, uint16_t, (uint32_t)x << 16)
+STRIP1(widen_f16, uint32_t, uint16_t, f16_widened(x))
+STRIP1(narrow_bf16, uint16_t, uint32_t, x >> 16)
+STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
+
+/* ---- libmvec --------------------------------------------------------------------------------------- */
+
+#if defined(ETCH_ISA_avx512)
+#define VECTOR_BYTES 64
+#define MVEC_F32(kind, name) _ZGVeN16##kind##_##name##f
+#define MVEC_F64(kind, name) _ZGVeN8##kind##_##name
+#elif defined(ETCH_ISA_avx2)
+#define VECTOR_BYTES 32
+#define MVEC_F32(kind, name) _ZGVdN8##kind##_##name##f
+#define MVEC_F64(kind, name) _ZGVdN4##kind##_##name
+#else
+#define VECTOR_BYTES 16
+#define MVEC_F32(kind, name) _ZGVbN4##kind##_##name##f
+#define MVEC_F64(kind, name) _ZGVbN2##kind##_##name
+#endif
+
+typedef float vec_F32 __attribute__((vector_size(VECTOR_BYTES)));
+typedef double vec_F64 __attribute__((vector_size(VECTOR_BYTES)));
+
+/* The last, incomplete vector is computed in a buffer whose rest holds ones, which no function finds
+ * special. */
+#define MVEC1(t, T, name, symbol)                                                                  \
+    vec_##t symbol(vec_##t);                                                                       \
+    static void name##_##t(STRIP_ARGS) {                                                           \
+        UNUSED(b), UNUSED(c);                                                                      \
+        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
+        T *d = dst;                                                                                \
+        const T *pa = a;                                                                           \
+        vec_##t v;                                                                                 \
+        for (; n >= W; n -= W, pa += W, d += W) {                                                  \
+            memcpy(&v, pa, sizeof v);                                                              \
+            v = symbol(v);                                                                         \
+            memcpy(d, &v, sizeof v);                                                               \
+        }                                                                                          \
+        if (n <= 0) return;                                                                        \
+        T tail[W];                                                                                 \
+        for (int i = 0; i < W; i++) tail[i] = i < n ? pa[i] : 1;                                   \
+        memcpy(&v, tail, sizeof v);                                                                \
+        v = symbol(v);                                                                             \
+        memcpy(tail, &v, sizeof v);                                                                \
+        for (int64_t i = 0; i < n; i++) d[i] = tail[i];                                            \
+    }
+#define MVEC2(t, T, name, symbol)                                                                  \
+    vec_##t symbol(vec_##t, vec_##t);                                                              \
+    static void name##_##t(STRIP_ARGS) {                                                           \
+        UNUSED(c);                                                                                 \
+        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
+        T *d = dst;                                                                                \
+        const T *pa = a, *pb = b;                                                                  \
+        vec_##t v, w;                                                                              \
+        for (; n >= W; n -= W, pa += W, pb += W, d += W) {                                         \
+            memcpy(&v, pa, sizeof v);                                                              \
+            memcpy(&w, pb, sizeof w);                                                              \
+            v = symbol(v, w);                                                                      \
+            memcpy(d, &v, sizeof v);                                                               \
+        }                                                                                          \
+        if (n <= 0) return;                                                                        \
+        T tail[W], other[W];                                                                       \
+        for (int i = 0; i < W; i++) tail[i] = i < n ? pa[i] : 1;                                   \
+        for (int i = 0; i < W; i++) other[i] = i < n ? pb[i] : 1;                                  \
+        memcpy(&v, tail, sizeof v);                                                                \
+        memcpy(&w, other, sizeof w);                                                               \
+        v = symbol(v, w);                                                                          \
+        memcpy(tail, &v, sizeof v);                                                                \
+        for (int64_t i = 0; i < n; i++) d[i] = tail[i];                                            \
+    }
+#define MVEC_BOTH(name)                                                                            \
+    MVEC1(F32, float, name, MVEC_F32(v, name))                                                     \
+    MVEC1(F64, double, name, MVEC_F64(v, name))
+MVEC_BOTH(exp)
+MVEC_BOTH(log)
+MVEC_BOTH(sin)
+MVEC_BOTH(cos)
+MVEC_BOTH(tanh)
+MVEC2(F32, float, pow, MVEC_F32(vv, pow))
+MVEC2(F64, double, pow, MVEC_F64(vv, pow))
+
+/* ---- moving elements ---------------------------------------------------------------------------------- */
+
+#define MOVES(bits)                                                                                \
+    static void gather_##bits(void *dst, const void *src, int64_t stride, int64_t n) {             \
+        uint##bits##_t *d = dst;                                                                   \
+        const uint##bits##_t *s = src;                                                             \
+        if (stride == 1) memcpy(d, s, (size_t)n * sizeof *d);                                      \
+        else                                                                                       \
+            for (int64_t i = 0; i < n; i++) d[i] = s[i * stride];                                  \
+    }                                                                                              \
+    static void scatter_##bits(void *dst, int64_t stride, const void *src, int64_t n) {            \
+        uint##bits##_t *d = dst;                                                                   \
+        const uint##bits##_t *s = src;                                                             \
+        if (stride == 1) memcpy(d, s, (size_t)n * sizeof *d);                                      \
+        else                                                                                       \
+            for (int64_t i = 0; i < n; i++) d[i * stride] = s[i];                                  \
+    }                                                                                              \
+    static void fill_##bits(void *dst, const void *value, int64_t n) {                             \
+        uint##bits##_t *d = dst, v;                                                                \
+        memcpy(&v, value, sizeof v);                                                               \
+        for (int64_t i = 0; i < n; i++) d[i] = v;                                                  \
+    }
+MOVES(8)
+MOVES(16)
+MOVES(32)
+MOVES(64)
+
+static void index_strip(int64_t *dst, int64_t first, int64_t n) {
+    for (int64_t i = 0; i < n; i++) dst[i] = first + i;
+}
+
+/* ---- the table ------------------------------------------------------------------------------------------ */
+
+#define PRIM_INTS(prim)                                                                            \
+    [ETCH_I8] = prim##_I8, [ETCH_I16] = prim##_I16, [ETCH_I32] = prim##_I32,                       \
+    [ETCH_I64] = prim##_I64, [ETCH_U8] = prim##_U8
+#define PRIM_FLOATS(prim) [ETCH_F32] = prim##_F32, [ETCH_F64] = prim##_F64
+#define PRIM_ALL(prim) PRIM_FLOATS(prim), PRIM_INTS(prim), [ETCH_BOOL] = prim##_BOOL
+#define CONVERT_TO_ALL(f) [ETCH_##f] = {PRIM_ALL(convert_##f)}
+
+const strip_table ISA_NAME(strips) = {
+    .prim =
+        {
+            [PRIM_ROUND_BF16] = {[ETCH_F32] = round_bf16},
+            [PRIM_ROUND_F16] = {[ETCH_F32] = round_f16},
+            [PRIM_ADD] = {PRIM_ALL(add)},
+            [PRIM_SUB] = {PRIM_ALL(sub)},
+            [PRIM_MUL] = {PRIM_ALL(mul)},
+            [PRIM_DIV] = {PRIM_FLOATS(div)},
+            [PRIM_FMA] = {PRIM_FLOATS(fma)},
+            [PRIM_NEG] = {PRIM_FLOATS(neg), PRIM_INTS(neg), [ETCH_BOOL] = copy_BOOL},
+            [PRIM_ABS] = {PRIM_FLOATS(abs), PRIM_INTS(abs), [ETCH_BOOL] = copy_BOOL},
+            [PRIM_SQRT] = {PRIM_FLOATS(sqrt)},
+            [PRIM_MAX] = {PRIM_ALL(max)},
+            [PRIM_MIN] = {PRIM_ALL(min)},
+            [PRIM_EQ] = {PRIM_ALL(eq)},
+            [PRIM_NE] = {PRIM_ALL(ne)},
+            [PRIM_LT] = {PRIM_ALL(lt)},
+            [PRIM_LE] = {PRIM_ALL(le)},
+            [PRIM_AND] = {[ETCH_BOOL] = and_BOOL},
+            [PRIM_OR] = {[ETCH_BOOL] = or_BOOL},
+            [PRIM_NOT] = {[ETCH_BOOL] = not_BOOL},
+            [PRIM_SELECT] = {[ETCH_F32] = select_32, [ETCH_F64] = select_64, [ETCH_I8] = select_8,
+                             [ETCH_I16] = select_16, [ETCH_I32] = select_32,
+                             [ETCH_I64] = select_64, [ETCH_U8] = select_8, [ETCH_BOOL] = select_8},
+            [PRIM_EXP] = {PRIM_FLOATS(exp)},
+            [PRIM_LOG] = {PRIM_FLOATS(log)},
+            [PRIM_SIN] = {PRIM_FLOATS(sin)},
+            [PRIM_COS] = {PRIM_FLOATS(cos)},
+            [PRIM_TANH] = {PRIM_FLOATS(tanh)},
+            [PRIM_POW] = {PRIM_ALL(pow)},
+        },
+    .convert = {CONVERT_TO_ALL(F32), CONVERT_TO_ALL(F64), CONVERT_TO_ALL(I8), CONVERT_TO_ALL(I16),
+                CONVERT_TO_ALL(I32), CONVERT_TO_ALL(I64), CONVERT_TO_ALL(U8), CONVERT_TO_ALL(BOOL)},
+    .widen = {[ETCH_BF16] = widen_bf16, [ETCH_F16] = widen_f16},
+    .narrow = {[ETCH_BF16] = narrow_bf16, [ETCH_F16] = narrow_f16},
+    .gather = {gather_8, gather_16, gather_32, gather_64},
+    .scatter = {scatter_8, scatter_16, scatter_32, scatter_64},
+    .fill = {fill_8, fill_16, fill_32, fill_64},
+    .index = index_strip,
+};

@@ -1,0 +1,262 @@
+/* The eager kernel of every operator that is an expression: POINTWISE, INPLACE, and the creation of
+ * zeros, ones, full, arange.
+ *
+ * The program of a call depends on the operator, the operands' dtypes and ranks (0-d tensors promote
+ * differently), the kinds of its scalars, its static class and the default dtype; it is built once for
+ * each combination and kept. Contiguous operands of one size, the common case, are one flat run. */
+#include "backends/cpu/program.h"
+#include "core/dispatch.h"
+#include "core/pool.h"
+
+#include <stdlib.h>
+
+/* ---- the cache of programs ---------------------------------------------------------------------------- */
+
+typedef struct cached_program {
+    uint64_t key;
+    cpu_program program;
+} cached_program;
+
+/* Open addressing; an entry never changes once it is there. When the neighbourhood of a key is full the
+ * program is built for the one call. */
+enum { CACHE_SIZE = 2048, CACHE_PROBES = 16 };
+static cached_program *_Atomic cache[CACHE_SIZE];
+
+static int64_t class_of(const op_call *call) {
+    const int with_class = OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT;
+    return etch__ops[call->op].flags & with_class ? call->at[call->nat - 1] : 0;
+}
+
+static uint64_t key_of(const op_call *call, const etch_tensor *out) {
+    uint64_t key = call->op;
+    key = key << 4 | out->dtype;
+    key = key << 4 | (uint64_t)class_of(call);
+    key = key << 4 | STATE_DTYPE(etch__tls.state);
+    for (int k = 0; k < call->nin; k++)
+        key = key << 5 | (uint64_t)call->in[k]->dtype << 1 | (call->in[k]->ndim == 0);
+    for (int k = 0; k < call->nsc; k++) key = key << 2 | call->sc[k].kind;
+    return key;
+}
+
+static bool build(const op_call *call, const etch_tensor *out, cpu_program *program) {
+    tensor_meta meta;
+    etch_dtype compute, in[PROGRAM_INPUTS] = {0};
+    prim_program p;
+    if (etch__infer(call, &meta, &compute) != ETCH_OK) return false;
+    for (int k = 0; k < call->nin && k < PROGRAM_INPUTS; k++) in[k] = (etch_dtype)call->in[k]->dtype;
+    if (etch__expr_build((op_id)call->op, in, call->nin, compute, (etch_dtype)out->dtype,
+                         class_of(call), &p) &&
+        etch__program_build(&p, in, (etch_dtype)out->dtype, program))
+        return true;
+    etch__error_at(call->site, ETCH_ERR_DTYPE, "%s: not defined for %s",
+                   etch__ops[call->op].name, etch_dtype_name(compute));
+    return false;
+}
+
+/* The program of a call, in the cache or in *own. */
+static const cpu_program *find_program(const op_call *call, const etch_tensor *out,
+                                       cpu_program *own) {
+    uint64_t key = key_of(call, out);
+    uint64_t h = key * 0x9e3779b97f4a7c15ull >> 40;
+    for (int probe = 0; probe < CACHE_PROBES; probe++) {
+        cached_program *_Atomic *place = &cache[(h + (uint64_t)probe) % CACHE_SIZE];
+        cached_program *c = atomic_load_explicit(place, memory_order_acquire);
+        if (likely(c && c->key == key)) return &c->program;
+        if (c) continue;
+        cached_program *fresh = etch__malloc(sizeof *fresh);
+        if (!fresh) return NULL;
+        fresh->key = key;
+        bool ok = build(call, out, &fresh->program);
+        if (ok && atomic_compare_exchange_strong(place, &c, fresh)) return &fresh->program;
+        etch__free(fresh);
+        if (!ok) return NULL;
+        if (c->key == key) return &c->program;
+    }
+    return build(call, out, own) ? own : NULL;
+}
+
+/* ---- memory ------------------------------------------------------------------------------------------- */
+
+typedef struct byte_range {
+    const char *low, *high;
+} byte_range;
+
+static byte_range range_of(const etch_tensor *t) {
+    int64_t low = 0, high = 0, size = (int64_t)etch_dtype_size((etch_dtype)t->dtype);
+    for (int d = 0; d < t->ndim; d++) {
+        int64_t reach = (t->size[d] - 1) * t->stride[d];
+        if (reach < 0) low += reach;
+        else high += reach;
+    }
+    const char *p = etch__ptr(t);
+    return (byte_range){p + low * size, p + (high + 1) * size};
+}
+
+static bool same_view(const etch_tensor *a, const etch_tensor *b) {
+    if (a == b) return true;
+    if (etch__ptr(a) != etch__ptr(b) || a->dtype != b->dtype || a->ndim != b->ndim) return false;
+    for (int d = 0; d < a->ndim; d++)
+        if (a->size[d] != b->size[d] || (a->size[d] > 1 && a->stride[d] != b->stride[d]))
+            return false;
+    return true;
+}
+
+/* Whether writing `out` element by element would change what `in` reads later. */
+static bool overlaps(const etch_tensor *in, const etch_tensor *out) {
+    if (same_view(in, out) || !in->numel) return false;
+    byte_range a = range_of(in), b = range_of(out);
+    return a.low < b.high && b.low < a.high;
+}
+
+/* ---- running ------------------------------------------------------------------------------------------- */
+
+typedef struct pointwise_job {
+    const cpu_program *program;
+    const etch_scalar *scalars;
+    void *base[SLOT_TEMP];
+    strided_space space;
+} pointwise_job;
+
+static void flat_task(void *ctx, int64_t begin, int64_t end) {
+    const pointwise_job *j = ctx;
+    etch__program_run(j->program, j->base, j->scalars, begin, end);
+}
+
+static void strided_task(void *ctx, int64_t begin, int64_t end) {
+    const pointwise_job *j = ctx;
+    etch__program_run_strided(j->program, &j->space, j->base, j->scalars, begin, end);
+}
+
+/* Elements worth a thread's wake-up: some 15 microseconds of work, in whole strips. */
+static int64_t grain_of(const cpu_program *p) {
+    int64_t n = 131072 / (p->cost > 0 ? p->cost : 1);
+    return (n + EAGER_STRIP - 1) / EAGER_STRIP * EAGER_STRIP;
+}
+
+/* Strides of an input along the output's axes. */
+static void broadcast_strides(const etch_tensor *in, const int64_t *in_stride, int ndim,
+                              int64_t *stride) {
+    int lead = ndim - in->ndim;
+    for (int d = 0; d < ndim; d++)
+        stride[d] = d < lead || in->size[d - lead] == 1 ? 0 : in_stride[d - lead];
+}
+
+static bool mergeable(const strided_space *s, int outer, int inner) {
+    for (int k = 0; k < SLOT_TEMP; k++)
+        if (s->stride[k][outer] != s->stride[k][inner] * s->size[inner]) return false;
+    return true;
+}
+
+static void move_axis(strided_space *s, int to, int from) {
+    s->size[to] = s->size[from];
+    for (int k = 0; k < SLOT_TEMP; k++) s->stride[k][to] = s->stride[k][from];
+}
+
+/* The output's axes by falling stride, so that it is written in memory order. */
+static void sort_axes(strided_space *s) {
+    for (int d = 1; d < s->ndim; d++)
+        for (int e = d; e > 0; e--) {
+            if (llabs(s->stride[SLOT_OUT][e - 1]) >= llabs(s->stride[SLOT_OUT][e])) break;
+            strided_space old = *s;
+            move_axis(s, e, e - 1);
+            s->size[e - 1] = old.size[e];
+            for (int k = 0; k < SLOT_TEMP; k++) s->stride[k][e - 1] = old.stride[k][e];
+        }
+}
+
+/* Drops axes of one element, and joins neighbours that every operand walks as one. */
+static void merge_axes(strided_space *s) {
+    int n = 0;
+    for (int d = 0; d < s->ndim; d++) {
+        if (s->size[d] == 1) continue;
+        move_axis(s, n, d);
+        if (n > 0 && mergeable(s, n - 1, n)) {
+            int64_t outer = s->size[n - 1];
+            move_axis(s, n - 1, n);
+            s->size[n - 1] *= outer;
+        } else {
+            n++;
+        }
+    }
+    if (n == 0) {
+        n = 1, s->size[0] = 1;
+        for (int k = 0; k < SLOT_TEMP; k++) s->stride[k][0] = 1;
+    }
+    s->ndim = n;
+}
+
+static etch_status run_strided(const op_call *call, etch_tensor *out, pointwise_job *job) {
+    strided_space *s = &job->space;
+    void *copies[PROGRAM_INPUTS] = {0};
+    etch_status status = ETCH_OK;
+    bool inplace = etch__ops[call->op].kind == KIND_INPLACE;
+    memset(s->stride, 0, sizeof s->stride);
+    s->ndim = out->ndim, s->numel = out->numel;
+    memcpy(s->size, out->size, sizeof s->size);
+    memcpy(s->stride[SLOT_OUT], out->stride, sizeof out->stride);
+    for (int k = 0; k < call->nin && status == ETCH_OK; k++) {
+        const etch_tensor *in = call->in[k];
+        if (!job->program->loads[k]) continue;
+        int64_t row_major[ETCH_MAX_DIMS];
+        const int64_t *stride = in->stride;
+        if (inplace && overlaps(in, out)) {
+            copies[k] = etch__malloc((size_t)in->numel << job->program->in_log2[k]);
+            if (!copies[k]) {
+                status = ETCH_ERR_OUT_OF_MEMORY;
+                break;
+            }
+            etch__copy_contiguous(copies[k], in);
+            etch__row_major(in->ndim, in->size, row_major);
+            job->base[k] = copies[k], stride = row_major;
+        }
+        broadcast_strides(in, stride, out->ndim, s->stride[k]);
+    }
+    if (status == ETCH_OK) {
+        sort_axes(s);
+        merge_axes(s);
+        etch__parallel(s->numel, grain_of(job->program), strided_task, job);
+    }
+    for (int k = 0; k < PROGRAM_INPUTS; k++) etch__free(copies[k]);
+    return status;
+}
+
+static bool is_flat(const op_call *call, const etch_tensor *out, const cpu_program *program) {
+    bool inplace = etch__ops[call->op].kind == KIND_INPLACE;
+    if (!out->contiguous) return false;
+    for (int k = 0; k < call->nin; k++) {
+        const etch_tensor *in = call->in[k];
+        if (!program->loads[k] || in == out) continue;
+        if (!in->contiguous || in->numel != out->numel || (inplace && overlaps(in, out)))
+            return false;
+    }
+    return true;
+}
+
+static etch_status pointwise(const op_call *call, etch_tensor *const *outs) {
+    etch_tensor *out = outs[0];
+    cpu_program own;
+    const cpu_program *program = find_program(call, out, &own);
+    if (unlikely(!program)) return etch_last_status();
+    if (unlikely(out->numel == 0)) return ETCH_OK;
+    pointwise_job job;
+    job.program = program, job.scalars = call->sc;
+    for (int k = 0; k < PROGRAM_INPUTS; k++)
+        job.base[k] = program->loads[k] ? etch__ptr(call->in[k]) : NULL;
+    job.base[SLOT_OUT] = etch__ptr(out);
+    if (!is_flat(call, out, program)) return run_strided(call, out, &job);
+    if (out->numel <= 4096) flat_task(&job, 0, out->numel);
+    else etch__parallel(out->numel, grain_of(program), flat_task, &job);
+    return ETCH_OK;
+}
+
+__attribute__((constructor)) static void register_pointwise(void) {
+    for (int op = 0; op < OP_COUNT; op++) {
+        int kind = etch__ops[op].kind;
+        if (kind == KIND_POINTWISE || kind == KIND_INPLACE)
+            etch__register_kernel((op_id)op, pointwise);
+    }
+    etch__register_kernel(OP_ZEROS, pointwise);
+    etch__register_kernel(OP_ONES, pointwise);
+    etch__register_kernel(OP_FULL, pointwise);
+    etch__register_kernel(OP_ARANGE, pointwise);
+}

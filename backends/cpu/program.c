@@ -1,0 +1,240 @@
+/* Runs an expression strip by strip: every value of the program is a strip in a temporary, the operands
+ * themselves are read in place where they are contiguous and gathered into a temporary where not. */
+#include "backends/cpu/program.h"
+
+/* ---- translation ----------------------------------------------------------------------------------- */
+
+typedef struct translator {
+    const prim_program *p;
+    const etch_dtype *in;
+    cpu_program *out;
+    const strip_table *table;
+    uint8_t slot[PROGRAM_MAX];     /* where each value lies */
+    int16_t last_use[PROGRAM_MAX]; /* instruction that reads it last */
+    uint64_t busy;                 /* bit per temporary */
+    bool failed;
+} translator;
+
+static uint8_t take_temp(translator *t) {
+    int k = __builtin_ctzll(~t->busy);
+    if (k + SLOT_TEMP > 60) return t->failed = true, SLOT_TEMP;
+    t->busy |= 1ull << k;
+    if (k >= t->out->ntemps) t->out->ntemps = k + 1;
+    return (uint8_t)(SLOT_TEMP + k);
+}
+
+static void drop_temp(translator *t, uint8_t slot) {
+    if (slot >= SLOT_TEMP) t->busy &= ~(1ull << (slot - SLOT_TEMP));
+}
+
+static void add_step(translator *t, strip_fn fn, uint8_t dst, uint8_t a, uint8_t b, uint8_t c) {
+    t->out->steps[t->out->nsteps++] = (program_step){fn, dst, a, b, c};
+}
+
+static void add_fill(translator *t, int k, const prim_instr *i) {
+    cpu_program *o = t->out;
+    if (o->nfills == COUNT_OF(o->fills)) {
+        t->failed = true;
+        return;
+    }
+    program_fill f = {.scalar = -1, .log2 = (uint8_t)etch__size_log2((etch_dtype)i->type)};
+    if (i->prim == PRIM_SCALAR) f.scalar = (int8_t)i->imm.i, f.from = i->from;
+    else
+        f.cell = etch__scalar_cell(etch__is_float((etch_dtype)i->type) ? etch_scalar_real(i->imm.d)
+                                                                       : etch_scalar_int(i->imm.i),
+                                   (etch_dtype)i->type);
+    f.slot = t->slot[k] = take_temp(t);
+    t->last_use[k] = INT16_MAX; /* filled once for all strips */
+    o->fills[o->nfills++] = f;
+}
+
+static void add_input(translator *t, int k, const prim_instr *i) {
+    int number = (int)i->imm.i;
+    t->out->loads[number] = true;
+    strip_fn widen = t->table->widen[t->in[number]];
+    t->slot[k] = (uint8_t)number;
+    if (!widen) return;
+    t->slot[k] = take_temp(t);
+    add_step(t, widen, t->slot[k], (uint8_t)number, 0, 0);
+    t->out->cost += 1;
+}
+
+static bool is_comparison(int prim) {
+    return prim == PRIM_EQ || prim == PRIM_NE || prim == PRIM_LT || prim == PRIM_LE;
+}
+
+static bool is_heavy(int prim) { return prim >= PRIM_EXP && prim <= PRIM_POW; }
+
+static strip_fn strip_of(const translator *t, const prim_instr *i) {
+    if (i->prim == PRIM_CONVERT) return t->table->convert[i->from][i->type];
+    return t->table->prim[i->prim][is_comparison(i->prim) ? i->from : i->type];
+}
+
+static void add_compute(translator *t, int k, const prim_instr *i, bool to_output) {
+    strip_fn fn = i->prim == PRIM_INDEX ? NULL : strip_of(t, i);
+    if (!fn && i->prim != PRIM_INDEX) t->failed = true;
+    int arity = etch__prims[i->prim].arity;
+    uint8_t a = arity > 0 ? t->slot[i->a] : 0, b = arity > 1 ? t->slot[i->b] : 0;
+    uint8_t c = arity > 2 ? t->slot[i->c] : 0;
+    t->slot[k] = to_output ? SLOT_OUT : take_temp(t);
+    add_step(t, fn, t->slot[k], a, b, c);
+    t->out->cost += is_heavy(i->prim) ? 8 : 1;
+    const int16_t operands[3] = {i->a, i->b, i->c};
+    for (int j = 0; j < arity; j++)
+        if (t->last_use[operands[j]] == k) drop_temp(t, t->slot[operands[j]]);
+}
+
+/* Stores the result where the last step has not put it into the output already. */
+static void add_store(translator *t, etch_dtype out) {
+    static const etch_dtype same_size[4] = {ETCH_I8, ETCH_I16, ETCH_I32, ETCH_I64};
+    const prim_instr *i = &t->p->code[t->p->result];
+    uint8_t slot = t->slot[t->p->result];
+    if (slot == SLOT_OUT) return;
+    strip_fn store = t->table->narrow[out];
+    if (i->prim == PRIM_INPUT && t->in[i->imm.i] == out) slot = (uint8_t)i->imm.i, store = NULL;
+    etch_dtype raw = same_size[etch__size_log2(out)];
+    add_step(t, store ? store : t->table->convert[raw][raw], SLOT_OUT, slot, 0, 0);
+    t->out->cost += 1;
+}
+
+bool etch__program_build(const prim_program *p, const etch_dtype *in, etch_dtype out,
+                         cpu_program *program) {
+    translator t = {.p = p, .in = in, .out = program, .table = etch__isa_table()->strips};
+    memset(program, 0, sizeof *program);
+    program->out_log2 = (uint8_t)etch__size_log2(out);
+    for (int k = 0; k < p->nin && k < PROGRAM_INPUTS; k++)
+        program->in_log2[k] = (uint8_t)etch__size_log2(in[k]);
+    for (int k = 0; k < p->n; k++) {
+        const prim_instr *i = &p->code[k];
+        const int16_t operands[3] = {i->a, i->b, i->c};
+        for (int j = 0; j < etch__prims[i->prim].arity; j++) t.last_use[operands[j]] = (int16_t)k;
+    }
+    t.last_use[p->result] = INT16_MAX;
+    for (int k = 0; k < p->n && !t.failed; k++) {
+        const prim_instr *i = &p->code[k];
+        bool last = k == p->n - 1 && k == p->result && !t.table->narrow[out];
+        if (i->prim == PRIM_INPUT) add_input(&t, k, i);
+        else if (i->prim == PRIM_SCALAR || i->prim == PRIM_CONST) add_fill(&t, k, i);
+        else add_compute(&t, k, i, last);
+    }
+    add_store(&t, out);
+    return !t.failed;
+}
+
+/* ---- running --------------------------------------------------------------------------------------- */
+
+typedef struct strip_buffer {
+    char bytes[EAGER_STRIP * 8] __attribute__((aligned(64)));
+} strip_buffer;
+
+static void set_up(const cpu_program *p, const strip_table *table, const etch_scalar *scalars,
+                   strip_buffer *temps, void **slot, int64_t n) {
+    for (int k = 0; k < p->ntemps; k++) slot[SLOT_TEMP + k] = temps[k].bytes;
+    for (int k = 0; k < p->nfills; k++) {
+        const program_fill *f = &p->fills[k];
+        uint64_t cell = f->cell;
+        if (f->scalar >= 0) cell = etch__scalar_cell(scalars[f->scalar], (etch_dtype)f->from);
+        table->fill[f->log2](slot[f->slot], &cell, n);
+    }
+}
+
+static inline void run_steps(const cpu_program *p, const strip_table *table, void *const *slot,
+                             int64_t first, int64_t n) {
+    for (int k = 0; k < p->nsteps; k++) {
+        const program_step *s = &p->steps[k];
+        if (likely(s->fn != NULL)) s->fn(slot[s->dst], slot[s->a], slot[s->b], slot[s->c], n);
+        else table->index(slot[s->dst], first, n);
+    }
+}
+
+void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP], const etch_scalar *scalars,
+                       int64_t begin, int64_t end) {
+    const strip_table *table = etch__isa_table()->strips;
+    strip_buffer temps[p->ntemps ? p->ntemps : 1];
+    void *slot[SLOT_TEMP + 64];
+    /* A program without temporaries is one pass over its operands, whatever their length. */
+    int64_t strip = p->ntemps ? EAGER_STRIP : end - begin;
+    set_up(p, table, scalars, temps, slot, end - begin < strip ? end - begin : strip);
+    for (int64_t i = begin; i < end; i += strip) {
+        for (int k = 0; k < PROGRAM_INPUTS; k++)
+            slot[k] = (char *)base[k] + (i << p->in_log2[k]);
+        slot[SLOT_OUT] = (char *)base[SLOT_OUT] + (i << p->out_log2);
+        run_steps(p, table, slot, i, end - i < strip ? end - i : strip);
+    }
+}
+
+/* Moves n elements from flat position `first` between a strided operand and a strip, row by row. */
+static void move_rows(const strip_table *table, const strided_space *space, const int64_t *stride,
+                      int log2, void *operand, void *strip, int64_t first, int64_t n, bool out) {
+    int last = space->ndim - 1;
+    int64_t at[ETCH_MAX_DIMS], offset = 0, rest = first;
+    for (int d = last; d >= 0; d--) {
+        at[d] = rest % space->size[d], rest /= space->size[d];
+        offset += at[d] * stride[d];
+    }
+    for (int64_t done = 0; done < n;) {
+        int64_t run = space->size[last] - at[last];
+        if (run > n - done) run = n - done;
+        char *p = (char *)operand + offset * (1 << log2), *s = (char *)strip + (done << log2);
+        if (out) table->scatter[log2](p, stride[last], s, run);
+        else if (stride[last] == 0) table->fill[log2](s, p, run);
+        else table->gather[log2](s, p, stride[last], run);
+        done += run, at[last] += run, offset += run * stride[last];
+        for (int d = last; d > 0 && at[d] == space->size[d]; d--) {
+            offset += stride[d - 1] - at[d] * stride[d];
+            at[d] = 0, at[d - 1]++;
+        }
+    }
+}
+
+static int64_t offset_of(const strided_space *space, const int64_t *stride, int64_t flat) {
+    int64_t offset = 0;
+    for (int d = space->ndim - 1; d >= 0; d--) {
+        offset += flat % space->size[d] * stride[d];
+        flat /= space->size[d];
+    }
+    return offset;
+}
+
+void etch__program_run_strided(const cpu_program *p, const strided_space *space,
+                               void *const base[SLOT_TEMP], const etch_scalar *scalars,
+                               int64_t begin, int64_t end) {
+    const strip_table *table = etch__isa_table()->strips;
+    strip_buffer temps[p->ntemps + SLOT_TEMP];
+    strip_buffer *stage = &temps[p->ntemps]; /* for operands that are not read or written in place */
+    void *slot[SLOT_TEMP + 64];
+    int64_t inner = space->size[space->ndim - 1];
+    bool long_rows = inner >= 64; /* then a strip never crosses rows */
+    set_up(p, table, scalars, temps, slot, end - begin < EAGER_STRIP ? end - begin : EAGER_STRIP);
+    for (int64_t i = begin, n; i < end; i += n) {
+        n = end - i < EAGER_STRIP ? end - i : EAGER_STRIP;
+        if (long_rows && n > inner - i % inner) n = inner - i % inner;
+        bool direct[SLOT_TEMP];
+        for (int k = 0; k < SLOT_TEMP; k++) {
+            int log2 = k == SLOT_OUT ? p->out_log2 : p->in_log2[k];
+            const int64_t *stride = space->stride[k];
+            slot[k] = stage[k].bytes;
+            if (k != SLOT_OUT && !p->loads[k]) continue;
+            direct[k] = stride[space->ndim - 1] == 1 && (long_rows || space->ndim == 1);
+            if (direct[k])
+                slot[k] = (char *)base[k] + offset_of(space, stride, i) * (1 << log2);
+            else if (k != SLOT_OUT)
+                move_rows(table, space, stride, log2, base[k], slot[k], i, n, false);
+        }
+        run_steps(p, table, slot, i, n);
+        if (!direct[SLOT_OUT])
+            move_rows(table, space, space->stride[SLOT_OUT], p->out_log2, base[SLOT_OUT],
+                      slot[SLOT_OUT], i, n, true);
+    }
+}
+
+void etch__copy_contiguous(void *dst, const etch_tensor *t) {
+    const strip_table *table = etch__isa_table()->strips;
+    strided_space space = {.ndim = t->ndim, .numel = t->numel};
+    int log2 = etch__size_log2((etch_dtype)t->dtype);
+    if (t->numel == 0) return;
+    memcpy(space.size, t->size, sizeof space.size);
+    if (t->ndim == 0) space.ndim = 1, space.size[0] = 1;
+    move_rows(table, &space, t->ndim ? t->stride : space.size, log2, etch__ptr(t), dst, 0, t->numel,
+              false);
+}

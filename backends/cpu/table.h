@@ -1,0 +1,97 @@
+/* The vector kernels of the CPU, compiled once an instruction set (backends/cpu/isa/), and the one set
+ * that this process uses. Each struct below is filled by the file of the same name in isa/. */
+#ifndef ETCH_BACKENDS_CPU_TABLE_H
+#define ETCH_BACKENDS_CPU_TABLE_H
+
+#include "core/expr.h"
+#include "core/isa.h"
+
+/* One primitive over n elements: dst[i] = prim(a[i], b[i], c[i]). dst may be the same memory as an
+ * operand of the same element size; other overlap is not allowed. A value never depends on its
+ * position. */
+typedef void (*strip_fn)(void *dst, const void *a, const void *b, const void *c, int64_t n);
+
+typedef struct strip_table {
+    strip_fn prim[PRIM_COUNT][ETCH_DTYPE_COUNT]; /* [compute type]; comparisons: of the operands */
+    strip_fn convert[ETCH_DTYPE_COUNT][ETCH_DTYPE_COUNT]; /* [from][to], compute types */
+    strip_fn widen[ETCH_DTYPE_COUNT];  /* BF16, F16: storage to f32 */
+    strip_fn narrow[ETCH_DTYPE_COUNT]; /* BF16, F16: f32 already rounded to storage */
+    /* By log2 of the element size; the stride is in elements. */
+    void (*gather[4])(void *dst, const void *src, int64_t stride, int64_t n);
+    void (*scatter[4])(void *dst, int64_t stride, const void *src, int64_t n);
+    void (*fill[4])(void *dst, const void *value, int64_t n);
+    void (*index)(int64_t *dst, int64_t first, int64_t n);
+} strip_table;
+
+typedef enum fold_kind { FOLD_SUM, FOLD_MAX, FOLD_MIN, FOLD_COUNT } fold_kind;
+
+typedef struct reduce_table {
+    /* acc[i % REDUCE_LANES] = op(acc[i % REDUCE_LANES], x[i]) for i < n, in ascending order. */
+    void (*lanes[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, const void *x, int64_t n);
+    /* Folds the first `nlanes` (<= REDUCE_LANES) lanes of `width` columns each into lane 0. */
+    void (*fold[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, int64_t nlanes, int64_t width);
+    /* Identity into n elements. */
+    void (*identity[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, int64_t n);
+    /* First index of the largest element, or of the first NaN; n > 0. */
+    int64_t (*argmax[ETCH_DTYPE_COUNT])(const void *x, int64_t n);
+    /* For each column: best and index take x where it is larger or the first NaN. */
+    void (*argmax_columns[ETCH_DTYPE_COUNT])(void *best, int64_t *index, const void *x,
+                                             const int64_t *r, int64_t n);
+} reduce_table;
+
+/* c[m * ldc + n] = the chain acc = +0, k ascending, acc = fma(a, b, acc) (integers wrap; bool: or of
+ * ands). a and b have any strides, in elements of the compute type; m, n, k are at most 64 for floats,
+ * any for integers and bool. */
+typedef struct product_args {
+    const void *a, *b;
+    void *c;
+    int64_t a_row, a_col, b_row, b_col, ldc;
+    int64_t m, n, k;
+} product_args;
+
+enum { PRODUCT_SMALL = 64 };
+
+typedef struct product_table {
+    void (*chain[ETCH_DTYPE_COUNT])(const product_args *p);
+} product_table;
+
+typedef struct random_table {
+    /* Words w[0..3][i] of Philox 4x32-10 at counter first + i. */
+    void (*philox)(uint64_t seed, uint64_t first, uint32_t *const w[4], int64_t n);
+    /* The top `bits` bits of a word, times 2^-bits: in [0, 1). */
+    void (*uniform_f32)(float *dst, const uint32_t *w, int bits, int64_t n);
+    /* 53 bits of two words: in [0, 1). */
+    void (*uniform_f64)(double *dst, const uint32_t *hi, const uint32_t *lo, int64_t n);
+} random_table;
+
+typedef struct isa_table {
+    const strip_table *strips;
+    const reduce_table *reduce;
+    const product_table *product;
+    const random_table *random;
+} isa_table;
+
+/* The tables of each set, and those of this process. */
+extern const isa_table etch__isa_tables[CPU_ISA_COUNT];
+const isa_table *etch__isa_table(void);
+
+/* etch__strips_avx512 and so on. */
+#define ISA_PASTE_(a, b) a##_##b
+#define ISA_PASTE(a, b) ISA_PASTE_(a, b)
+#define ISA_NAME(name) ISA_PASTE(etch__##name, ETCH_ISA)
+#define DECLARE_ISA(isa)                                                                           \
+    extern const strip_table etch__strips_##isa;                                                   \
+    extern const reduce_table etch__reduce_##isa;                                                  \
+    extern const product_table etch__product_##isa;                                                \
+    extern const random_table etch__random_##isa;
+DECLARE_ISA(baseline)
+DECLARE_ISA(avx2)
+DECLARE_ISA(avx512)
+#undef DECLARE_ISA
+
+static inline int etch__size_log2(etch_dtype d) {
+    static const uint8_t log2[ETCH_DTYPE_COUNT] = {2, 3, 1, 1, 0, 1, 2, 3, 0, 0};
+    return log2[d];
+}
+
+#endif

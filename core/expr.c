@@ -1,0 +1,379 @@
+/* The expression of every pointwise operator, once, and what wraps it into a program: loads, the
+ * conversion to the common dtype, the conversion and rounding to the output dtype. Also how scalars
+ * become cells and which accumulator a reduction uses.
+ *
+ * An operator's row in core/ops.def names its expression; expr_<name> below writes it. */
+#include "core/expr.h"
+
+#include <math.h>
+
+const prim_info etch__prims[PRIM_COUNT] = {
+#define PRIM(id, text, arity, meaning) [PRIM_##id] = {text, arity},
+#include "core/prims.def"
+#undef PRIM
+};
+
+typedef struct builder {
+    prim_program *p;
+    const etch_dtype *in;
+    int nin;
+    etch_dtype compute; /* the common dtype; bf16 and f16 mean f32 rounded */
+    etch_dtype type;    /* its compute type */
+    int64_t op_class;
+    bool full;
+    /* Which values are known to lie on the grid of a half dtype: as bits 1 << dtype. */
+    uint16_t exact[PROGRAM_MAX];
+} builder;
+
+enum { EXACT_ALL = (1 << ETCH_BF16) | (1 << ETCH_F16) };
+
+/* ---- instructions -------------------------------------------------------------------------------- */
+
+static int emit(builder *b, prim_id prim, etch_dtype type, etch_dtype from, int x, int y, int z) {
+    if (b->p->n == PROGRAM_MAX) return b->full = true, 0;
+    prim_instr *i = &b->p->code[b->p->n];
+    memset(i, 0, sizeof *i);
+    i->prim = (uint8_t)prim, i->type = (uint8_t)type, i->from = (uint8_t)from;
+    i->a = (int16_t)x, i->b = (int16_t)y, i->c = (int16_t)z;
+    b->exact[b->p->n] = type == ETCH_BOOL ? EXACT_ALL : 0;
+    return b->p->n++;
+}
+
+static int unary(builder *b, prim_id prim, int x) { return emit(b, prim, b->type, b->type, x, 0, 0); }
+
+static int binary(builder *b, prim_id prim, int x, int y) {
+    return emit(b, prim, b->type, b->type, x, y, 0);
+}
+
+static int compare(builder *b, prim_id prim, int x, int y) {
+    return emit(b, prim, ETCH_BOOL, b->type, x, y, 0);
+}
+
+/* The result is one of the operands' values (up to its sign), so it stays on their grid. */
+static int keeps_grid(builder *b, int v, int x, int y) {
+    b->exact[v] = b->exact[x] & b->exact[y];
+    return v;
+}
+
+static int constant(builder *b, etch_dtype type, double v) {
+    int k = emit(b, PRIM_CONST, type, type, 0, 0, 0);
+    if (etch__is_float(type)) b->p->code[k].imm.d = v;
+    else b->p->code[k].imm.i = (int64_t)v;
+    b->exact[k] = EXACT_ALL; /* 0 and 1 are the only constants */
+    return k;
+}
+
+static int scalar_as(builder *b, int k, etch_dtype dtype) {
+    int v = emit(b, PRIM_SCALAR, etch__compute_type(dtype), dtype, 0, 0, 0);
+    b->p->code[v].imm.i = k;
+    b->exact[v] = (uint16_t)(1 << dtype);
+    if (k >= b->p->nsc) b->p->nsc = k + 1;
+    return v;
+}
+
+static int scalar(builder *b, int k) { return scalar_as(b, k, b->compute); }
+
+static etch_dtype type_of(const builder *b, int v) { return (etch_dtype)b->p->code[v].type; }
+
+/* v as a value of `dtype`: in its compute type and, for half types, on its grid. */
+static int convert(builder *b, int v, etch_dtype dtype) {
+    etch_dtype to = etch__compute_type(dtype), from = type_of(b, v);
+    uint16_t exact = b->exact[v];
+    if (from != to) {
+        v = emit(b, PRIM_CONVERT, to, from, v, 0, 0);
+        if (from == ETCH_BOOL) b->exact[v] = EXACT_ALL;
+        exact = b->exact[v];
+    }
+    if ((dtype != ETCH_BF16 && dtype != ETCH_F16) || exact >> dtype & 1) return v;
+    v = emit(b, dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16, to, to, v, 0, 0);
+    b->exact[v] = (uint16_t)(1 << dtype);
+    return v;
+}
+
+static int load(builder *b, int k) {
+    etch_dtype dtype = k < b->nin ? b->in[k] : b->compute;
+    int v = emit(b, PRIM_INPUT, etch__compute_type(dtype), dtype, 0, 0, 0);
+    b->p->code[v].imm.i = k;
+    b->exact[v] |= (uint16_t)(1 << dtype);
+    return v;
+}
+
+/* Operand k in the common dtype. */
+static int operand(builder *b, int k) { return convert(b, load(b, k), b->compute); }
+/* Operand k as a truth value. */
+static int truth(builder *b, int k) { return convert(b, operand(b, k), ETCH_BOOL); }
+
+/* ---- the expressions: each returns the value that is the result -------------------------------------- */
+
+static int expr_identity(builder *b) { return operand(b, 0); }
+static int expr_second(builder *b) { return operand(b, 1); }
+static int expr_zero(builder *b) { return constant(b, b->type, 0); }
+static int expr_one(builder *b) { return constant(b, b->type, 1); }
+static int expr_scalar(builder *b) { return scalar(b, 0); }
+
+/* start + step * index, in f64 or i64, rounded once. */
+static int expr_arange(builder *b) {
+    etch_dtype wide = etch__is_float(b->compute) ? ETCH_F64 : ETCH_I64;
+    int start = scalar_as(b, 0, wide), step = scalar_as(b, 2, wide);
+    int i = emit(b, PRIM_INDEX, ETCH_I64, ETCH_I64, 0, 0, 0);
+    i = convert(b, i, wide);
+    i = emit(b, PRIM_MUL, wide, wide, i, step, 0);
+    return emit(b, PRIM_ADD, wide, wide, start, i, 0);
+}
+
+/* x, or scalar number k (alpha) times x; class 1 says that alpha is 1. */
+static int scaled(builder *b, int x, int k) {
+    return b->op_class == 1 ? x : binary(b, PRIM_MUL, scalar(b, k), x);
+}
+
+static int expr_add(builder *b) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return binary(b, PRIM_ADD, x, scaled(b, y, 0));
+}
+static int expr_add_scalar(builder *b) {
+    int x = operand(b, 0);
+    return binary(b, PRIM_ADD, x, scaled(b, scalar(b, 0), 1));
+}
+static int expr_sub(builder *b) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return binary(b, PRIM_SUB, x, scaled(b, y, 0));
+}
+static int expr_sub_scalar(builder *b) {
+    int x = operand(b, 0);
+    return binary(b, PRIM_SUB, x, scaled(b, scalar(b, 0), 1));
+}
+static int expr_rsub_scalar(builder *b) {
+    int x = operand(b, 0);
+    return binary(b, PRIM_SUB, scalar(b, 0), scaled(b, x, 1));
+}
+
+static int binary_of(builder *b, prim_id prim) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return binary(b, prim, x, y);
+}
+static int scalar_of(builder *b, prim_id prim) {
+    int x = operand(b, 0);
+    return binary(b, prim, x, scalar(b, 0));
+}
+static int expr_mul(builder *b) { return binary_of(b, PRIM_MUL); }
+static int expr_mul_scalar(builder *b) { return scalar_of(b, PRIM_MUL); }
+static int expr_div(builder *b) { return binary_of(b, PRIM_DIV); }
+static int expr_div_scalar(builder *b) { return scalar_of(b, PRIM_DIV); }
+static int expr_pow(builder *b) { return binary_of(b, PRIM_POW); }
+
+static int choice_of(builder *b, prim_id prim) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return keeps_grid(b, binary(b, prim, x, y), x, y);
+}
+static int expr_maximum(builder *b) { return choice_of(b, PRIM_MAX); }
+static int expr_minimum(builder *b) { return choice_of(b, PRIM_MIN); }
+
+/* Integers take the general way for the classes that need a float. */
+static int expr_pow_scalar(builder *b) {
+    int x = operand(b, 0);
+    bool real = etch__is_float(b->compute);
+    switch (b->op_class) {
+    case EXPONENT_TWO: return binary(b, PRIM_MUL, x, x);
+    case EXPONENT_THREE: return binary(b, PRIM_MUL, binary(b, PRIM_MUL, x, x), x);
+    case EXPONENT_ONE: return x;
+    case EXPONENT_ZERO: return constant(b, b->type, 1);
+    case EXPONENT_HALF:
+        if (real) return unary(b, PRIM_SQRT, x);
+        break;
+    case EXPONENT_MINUS_ONE:
+        if (real) return binary(b, PRIM_DIV, constant(b, b->type, 1), x);
+        break;
+    default: break;
+    }
+    return binary(b, PRIM_POW, x, scalar(b, 0));
+}
+
+static int sign_of(builder *b, prim_id prim) {
+    int x = operand(b, 0);
+    return keeps_grid(b, unary(b, prim, x), x, x);
+}
+static int expr_neg(builder *b) { return sign_of(b, PRIM_NEG); }
+static int expr_abs(builder *b) { return sign_of(b, PRIM_ABS); }
+
+/* max(x, 0): NaN stays, and -0 becomes +0 because MAX gives b where the operands are equal. */
+static int expr_relu(builder *b) {
+    int x = operand(b, 0);
+    int zero = constant(b, b->type, 0);
+    return keeps_grid(b, binary(b, PRIM_MAX, x, zero), x, zero);
+}
+
+static int unary_of(builder *b, prim_id prim) { return unary(b, prim, operand(b, 0)); }
+static int expr_sqrt(builder *b) { return unary_of(b, PRIM_SQRT); }
+static int expr_exp(builder *b) { return unary_of(b, PRIM_EXP); }
+static int expr_log(builder *b) { return unary_of(b, PRIM_LOG); }
+static int expr_sin(builder *b) { return unary_of(b, PRIM_SIN); }
+static int expr_cos(builder *b) { return unary_of(b, PRIM_COS); }
+static int expr_tanh(builder *b) { return unary_of(b, PRIM_TANH); }
+static int expr_rsqrt(builder *b) {
+    int root = unary_of(b, PRIM_SQRT);
+    return binary(b, PRIM_DIV, constant(b, b->type, 1), root);
+}
+/* 1 / (1 + exp(-x)) */
+static int expr_sigmoid(builder *b) {
+    int one = constant(b, b->type, 1);
+    int e = unary(b, PRIM_EXP, unary(b, PRIM_NEG, operand(b, 0)));
+    return binary(b, PRIM_DIV, one, binary(b, PRIM_ADD, one, e));
+}
+
+static int compare_of(builder *b, prim_id prim) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return compare(b, prim, x, y);
+}
+/* Greater is less with the operands exchanged. */
+static int compare_swapped(builder *b, prim_id prim) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return compare(b, prim, y, x);
+}
+static int expr_eq(builder *b) { return compare_of(b, PRIM_EQ); }
+static int expr_ne(builder *b) { return compare_of(b, PRIM_NE); }
+static int expr_lt(builder *b) { return compare_of(b, PRIM_LT); }
+static int expr_le(builder *b) { return compare_of(b, PRIM_LE); }
+static int expr_gt(builder *b) { return compare_swapped(b, PRIM_LT); }
+static int expr_ge(builder *b) { return compare_swapped(b, PRIM_LE); }
+
+static int compare_scalar(builder *b, prim_id prim, bool swap) {
+    int x = operand(b, 0), s = scalar(b, 0);
+    return swap ? compare(b, prim, s, x) : compare(b, prim, x, s);
+}
+static int expr_eq_scalar(builder *b) { return compare_scalar(b, PRIM_EQ, false); }
+static int expr_ne_scalar(builder *b) { return compare_scalar(b, PRIM_NE, false); }
+static int expr_lt_scalar(builder *b) { return compare_scalar(b, PRIM_LT, false); }
+static int expr_le_scalar(builder *b) { return compare_scalar(b, PRIM_LE, false); }
+static int expr_gt_scalar(builder *b) { return compare_scalar(b, PRIM_LT, true); }
+static int expr_ge_scalar(builder *b) { return compare_scalar(b, PRIM_LE, true); }
+
+static int logic(builder *b, prim_id prim, int x, int y) {
+    return emit(b, prim, ETCH_BOOL, ETCH_BOOL, x, y, 0);
+}
+static int expr_logical_not(builder *b) { return logic(b, PRIM_NOT, truth(b, 0), 0); }
+static int expr_logical_and(builder *b) {
+    int x = truth(b, 0), y = truth(b, 1);
+    return logic(b, PRIM_AND, x, y);
+}
+static int expr_logical_or(builder *b) {
+    int x = truth(b, 0), y = truth(b, 1);
+    return logic(b, PRIM_OR, x, y);
+}
+
+/* The condition keeps its own dtype; only the values are brought to the common one. */
+static int expr_where(builder *b) {
+    int condition = convert(b, load(b, 0), ETCH_BOOL);
+    int x = operand(b, 1), y = operand(b, 2);
+    return keeps_grid(b, emit(b, PRIM_SELECT, b->type, b->type, condition, x, y), x, y);
+}
+
+/* ---- from operator to program ------------------------------------------------------------------------ */
+
+typedef int (*expr_fn)(builder *b);
+
+#define expr_NONE NULL
+#define EXPR_POINTWISE(impl) expr_##impl
+#define EXPR_INPLACE(impl) expr_##impl
+#define EXPR_CREATION(impl) expr_##impl
+#define EXPR_REDUCTION(impl) NULL
+#define EXPR_VIEW(impl) NULL
+#define EXPR_CONTRACTION(impl) NULL
+#define EXPR_COMPOSITE(impl) NULL
+#define EXPR_OTHER(impl) NULL
+static const expr_fn expressions[OP_COUNT] = {
+#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags) [OP_##id] = EXPR_##kind(impl),
+#include "core/ops.def"
+#undef OP
+};
+
+bool etch__expr_build(op_id op, const etch_dtype *in, int nin, etch_dtype compute, etch_dtype out,
+                      int64_t op_class, prim_program *p) {
+    if ((unsigned)op >= OP_COUNT || !expressions[op]) return false;
+    builder b = {.p = p, .in = in, .nin = nin, .compute = compute, .op_class = op_class};
+    b.type = etch__compute_type(compute);
+    p->n = p->nsc = 0, p->nin = nin;
+    int v = expressions[op](&b);
+    p->result = convert(&b, v, out);
+    return !b.full;
+}
+
+/* ---- scalars ----------------------------------------------------------------------------------------- */
+
+static float round_bf16(float v) {
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    u = v != v ? (u | 0x400000) & 0xffff0000u : (u + 0x7fff + (u >> 16 & 1)) & 0xffff0000u;
+    memcpy(&v, &u, 4);
+    return v;
+}
+
+/* By integer arithmetic, so that the rounding mode of the thread does not matter. */
+static float round_f16(float v) {
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    uint32_t sign = u & 0x80000000u, mag = u & 0x7fffffffu;
+    if (mag > 0x7f800000u) {
+        mag = (mag | 0x400000u) & 0xffffe000u;
+    } else if (mag < 0x38800000u) { /* below 2^-14: a multiple of 2^-24 */
+        uint32_t e = mag >> 23, m = (mag & 0x7fffff) | (e ? 0x800000u : 0);
+        uint32_t s = e > 101 ? 126 - e : 25;
+        float q = (float)((m + (1u << (s - 1)) - 1 + (m >> s & 1)) >> s) * 0x1p-24f;
+        memcpy(&mag, &q, 4);
+    } else {
+        mag = (mag + 0xfff + (mag >> 13 & 1)) & 0xffffe000u;
+        if (mag >= 0x47800000u) mag = 0x7f800000u;
+    }
+    u = sign | mag;
+    memcpy(&v, &u, 4);
+    return v;
+}
+
+static int64_t saturate(double v, int64_t low, int64_t high) {
+    if (v != v) return 0;
+    if (v >= (double)high) return high;
+    if (v <= (double)low) return low;
+    return (int64_t)v;
+}
+
+static uint64_t float_cell(float v) {
+    uint32_t u;
+    memcpy(&u, &v, 4);
+    return u;
+}
+
+static uint64_t double_cell(double v) {
+    uint64_t u;
+    memcpy(&u, &v, 8);
+    return u;
+}
+
+uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to) {
+    bool real = s.kind == ETCH_SCALAR_REAL;
+    float f = real ? (float)s.d : (float)s.i;
+    switch (round_to) {
+    case ETCH_F32: return float_cell(f);
+    case ETCH_F64: return double_cell(real ? s.d : (double)s.i);
+    case ETCH_BF16: return float_cell(round_bf16(f));
+    case ETCH_F16: return float_cell(round_f16(f));
+    case ETCH_I8: return (uint8_t)(real ? saturate(s.d, INT8_MIN, INT8_MAX) : s.i);
+    case ETCH_I16: return (uint16_t)(real ? saturate(s.d, INT16_MIN, INT16_MAX) : s.i);
+    case ETCH_I32: return (uint32_t)(real ? saturate(s.d, INT32_MIN, INT32_MAX) : s.i);
+    case ETCH_I64: return (uint64_t)(real ? saturate(s.d, INT64_MIN, INT64_MAX) : s.i);
+    case ETCH_U8: return (uint8_t)(real ? saturate(s.d, 0, UINT8_MAX) : s.i);
+    case ETCH_BOOL: return real ? s.d != 0 : s.i != 0;
+    default: return 0;
+    }
+}
+
+/* ---- reductions --------------------------------------------------------------------------------------- */
+
+reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
+    reduce_plan plan = {.kind = (reduce_kind)etch__ops[call->op].impl};
+    etch_dtype in = (etch_dtype)call->in[0]->dtype;
+    switch (plan.kind) {
+    case REDUCE_SUM:
+    case REDUCE_MEAN: plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64; break;
+    default: plan.acc = etch__compute_type(in);
+    }
+    return plan;
+}
