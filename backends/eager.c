@@ -30,7 +30,7 @@ static bool make_value(eager_run *r, int v) {
     if (r->value[v]) return true;
     etch_tensor *t = r->value[v] = etch__tensor_alloc();
     if (!t) return false;
-    etch__tensor_set_meta(t, &g->values[v].meta);
+    etch__apply_meta(t, &g->values[v].meta);
     if (etch__ops[n->op].kind != KIND_VIEW) {
         t->storage = etch__storage_new(t->numel * etch_dtype_size((etch_dtype)t->dtype));
         return t->storage != NULL;

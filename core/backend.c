@@ -35,12 +35,3 @@ bool etch__backend_register(const backend *b) {
 }
 
 const char *const *etch_list_backends(void) { return names; }
-
-void etch__tensor_set_meta(etch_tensor *t, const tensor_meta *m) {
-    t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset, t->numel = 1;
-    for (int d = 0; d < m->ndim; d++) {
-        t->size[d] = m->size[d], t->stride[d] = m->stride[d];
-        t->numel *= m->size[d];
-    }
-    t->contiguous = etch__sizes_contiguous(m->ndim, m->size, m->stride);
-}

@@ -42,9 +42,6 @@ typedef struct backend {
 bool etch__backend_register(const backend *b); /* b lives for ever */
 const backend *etch__backend_find(const char *name);
 
-/* Gives a handle the dtype, sizes, strides and offset of a meta (and what follows from them). */
-void etch__tensor_set_meta(etch_tensor *t, const tensor_meta *m);
-
 /* The plan that runs the graph's nodes through the eager kernels, one by one (backends/eager.c). */
 etch_status etch__eager_plan(const graph *g, plan **out);
 

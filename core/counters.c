@@ -17,7 +17,10 @@ _Static_assert(sizeof(etch_counters_t) == COUNTERS * sizeof(int64_t), "counters.
 
 etch_counters_t etch_counters(void) {
     etch_counters_t c;
-#define COUNTER(name) c.name = atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
+    counters sum = {0};
+    etch__trace_hooks.add_counts(&sum);
+#define COUNTER(name)                                                                              \
+    c.name = sum.name + atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
 #include "core/counters.def"
 #undef COUNTER
     c.operators = etch__thread_counts().operators - operators_at_reset;
@@ -28,5 +31,6 @@ void etch_counters_reset(void) {
 #define COUNTER(name) atomic_store_explicit(&etch__counters.name, 0, memory_order_relaxed);
 #include "core/counters.def"
 #undef COUNTER
+    etch__trace_hooks.reset_counts();
     operators_at_reset = etch__thread_counts().operators;
 }

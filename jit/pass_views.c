@@ -2,8 +2,8 @@
  *
  * Obligation: the map addresses exactly the elements that the eager view does, in the same logical
  * order. The root of a value is the value at the end of its chain of views: an input, or a computed
- * value, whose own storage is row-major from offset 0. Inputs may lie at another offset in a run than
- * in the graph, so maps over them are relative to the input's first element. */
+ * value, whose own storage is row-major from offset 0. Inputs may lie at another offset in a run
+ * than in the graph, so maps over them are relative to the input's first element. */
 #include "jit/plan.h"
 
 int64_t etch__meta_numel(const tensor_meta *m) {

@@ -1,23 +1,27 @@
 /* Builds the ir from a graph, taking in-place operators out (see jit/plan.h).
  *
  * Obligations: every read sees the version that the program order says; memory that a write changes
- * is never that of a version which is read later; the last version of each written input ends in the
- * input's memory; an operator with a kernel of its own gets the operands that eager gives it. */
+ * is never that of a version which is read later; the last version of each written input ends in
+ * the input's memory; an operator with a kernel of its own gets the operands that eager gives it.
+ */
 #include "core/dispatch.h"
 #include "jit/plan.h"
 
-/* ---- the ir's arrays ------------------------------------------------------------------------------ */
+/* ---- the ir's arrays
+ * ------------------------------------------------------------------------------ */
 
 static int32_t add_version(ir *r, int32_t base, int32_t node, const tensor_meta *m) {
-    if (!etch__grow(&r->versions, &r->versions_cap, r->nversions + 1, sizeof *r->versions)) return -1;
+    if (!etch__grow(&r->versions, &r->versions_cap, r->nversions + 1, sizeof *r->versions))
+        return -1;
     ir_version *v = &r->versions[r->nversions];
-    *v = (ir_version){.base = base, .node = node, .tied = -1, .meta = *m, .group = -1, .level = -1,
-                      .buffer = -1};
+    *v =
+        (ir_version){.base = base, .node = node, .tied = -1, .meta = *m, .group = -1, .buffer = -1};
     if (node >= 0) etch__row_major(m->ndim, m->size, v->meta.stride), v->meta.offset = 0;
     return r->nversions++;
 }
 
-/* Appends the node with its sources and its version; -1 on lack of memory (it then owns nothing). */
+/* Appends the node with its sources and its version; -1 on lack of memory (it then owns nothing).
+ */
 static int32_t add_node(ir *r, const ir_node *n, const ir_source *in, int32_t base,
                         const tensor_meta *m) {
     if (!etch__grow(&r->nodes, &r->nodes_cap, r->nnodes + 1, sizeof *r->nodes) ||
@@ -42,7 +46,6 @@ void etch__ir_free(ir *r) {
     etch__free(r->nodes);
     etch__free(r->sources);
     etch__free(r->groups);
-    etch__free(r->order);
     etch__free(r->current);
     etch__free(r->in_memory);
     etch__free(r->bases);
@@ -50,7 +53,8 @@ void etch__ir_free(ir *r) {
     etch__free(r);
 }
 
-/* ---- programs -------------------------------------------------------------------------------------- */
+/* ---- programs
+ * -------------------------------------------------------------------------------------- */
 
 static prim_program *keep_program(const prim_program *p) {
     size_t bytes = offsetof(prim_program, code) + p->n * sizeof p->code[0];
@@ -72,7 +76,8 @@ static void look_at_program(ir_node *n, ir_source *in, bool *constant) {
     *constant = !used && !n->index;
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------- */
+/* ---- calls
+ * ------------------------------------------------------------------------------------------- */
 
 enum { MAX_NIN = 8 };
 
@@ -89,7 +94,7 @@ static void shape_call(const graph *g, const graph_node *n, call_shape *c) {
     for (int i = 0; i < n->nin; i++) {
         int32_t v = g->operands[n->in + i];
         c->in[i] = v < 0 ? ETCH_NONE : &c->t[i];
-        if (v >= 0) etch__tensor_set_meta(&c->t[i], &g->values[v].meta);
+        if (v >= 0) etch__apply_meta(&c->t[i], &g->values[v].meta);
         atomic_init(&c->t[i].refs, 1);
         c->t[i].magic = TENSOR_ALIVE;
     }
@@ -101,7 +106,16 @@ static void shape_call(const graph *g, const graph_node *n, call_shape *c) {
     c->call = (op_call){n->op, n->nin, n->nsc, n->nat, c->in, c->sc, g->attrs + n->at, n->site};
 }
 
-/* Whether the operator has an expression; then fills in compute dtype and program. *failed: memory. */
+static bool can_emit(const prim_program *p) {
+    for (int i = 0; i < p->n; i++)
+        if (p->code[i].prim != PRIM_INPUT &&
+            !etch__loop_can_emit((prim_id)p->code[i].prim, (etch_dtype)p->code[i].type))
+            return false;
+    return true;
+}
+
+/* Whether the operator has an expression; then fills in compute dtype and program. *failed: memory.
+ */
 static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *failed) {
     const op_info *op = &etch__ops[n->op];
     call_shape c;
@@ -109,14 +123,16 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
     etch_dtype compute, in[MAX_NIN];
     prim_program p;
     *failed = false;
-    if (n->nin > MAX_NIN || op->impl < 0) return false;
+    bool kind = op->kind == KIND_POINTWISE || op->kind == KIND_INPLACE || op->kind == KIND_CREATION;
+    if (n->nin > MAX_NIN || !kind) return false;
     shape_call(g, n, &c);
     etch__tls.state = n->state;
-    if (etch__infer(&c.call, &m, &compute) != ETCH_OK) return etch_clear_error(), false;
+    if (etch__infer(&c.call, &m, &compute) != ETCH_OK) return false;
     for (int i = 0; i < n->nin; i++) in[i] = (etch_dtype)c.t[i].dtype;
     bool has_class = op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL);
     int64_t op_class = has_class && n->nat ? g->attrs[n->at + n->nat - 1] : 0;
-    if (!etch__expr_build((op_id)n->op, in, n->nin, compute, (etch_dtype)x->dtype, op_class, &p))
+    if (!etch__expr_build((op_id)n->op, in, n->nin, compute, (etch_dtype)x->dtype, op_class, &p) ||
+        !can_emit(&p))
         return false;
     x->compute = (uint8_t)compute;
     x->program = keep_program(&p);
@@ -124,7 +140,8 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
     return x->program != NULL;
 }
 
-/* ---- reads ------------------------------------------------------------------------------------------- */
+/* ---- reads
+ * ------------------------------------------------------------------------------------------- */
 
 static bool is_input(const ir *r, int32_t base) { return base < r->g->ninputs; }
 
@@ -204,7 +221,8 @@ static bool read_operands(ir *r, const graph_node *n, bool fusable, ir_source *i
     return true;
 }
 
-/* ---- nodes ------------------------------------------------------------------------------------------- */
+/* ---- nodes
+ * ------------------------------------------------------------------------------------------- */
 
 /* Reductions that the loop ir has: the rest are calls. */
 static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
@@ -297,7 +315,10 @@ static bool build_node(ir *r, int gnode) {
     const graph_node *n = &g->nodes[gnode];
     const op_info *op = &etch__ops[n->op];
     if (op->kind == KIND_VIEW) return true;
-    ir_node x = {.kind = IR_CALL, .op = n->op, .gnode = gnode, .nin = n->nin,
+    ir_node x = {.kind = IR_CALL,
+                 .op = n->op,
+                 .gnode = gnode,
+                 .nin = n->nin,
                  .dtype = g->values[n->out].meta.dtype};
     bool failed = false;
     if (n->op == OP_EMPTY) x.kind = IR_EMPTY;
@@ -312,7 +333,8 @@ static bool build_node(ir *r, int gnode) {
     return ok;
 }
 
-/* ---- the whole ----------------------------------------------------------------------------------------- */
+/* ---- the whole
+ * ----------------------------------------------------------------------------------------- */
 
 static bool add_inputs(ir *r) {
     const graph *g = r->g;

@@ -24,7 +24,7 @@ typedef struct ir_version {
     bool constant; /* computed again by each reader that can */
     bool stored;   /* some step needs it in memory */
     tensor_meta meta; /* row-major, unless in an input's memory */
-    int32_t group, level; /* after fusion; level -1 for inputs */
+    int32_t group;   /* after fusion; -1: an input, or computed by each reader */
     uint8_t stage;
     int32_t buffer; /* after the memory plan */
 } ir_version;
@@ -57,10 +57,10 @@ typedef struct ir_node {
     int32_t group;
 } ir_node;
 
-/* One step: a call of an eager kernel, or the nodes of one fused kernel. */
+/* One step: a call of an eager kernel, or the nodes of one fused kernel. Steps run in the order of
+ * their groups' numbers. */
 typedef struct ir_group {
     bool call, closed;
-    int32_t level;
     int32_t *members, nmembers;
     int64_t members_cap;
     int naxes; /* of the space, axes of size 1 left out */
@@ -75,7 +75,6 @@ typedef struct ir {
     ir_node *nodes;
     ir_source *sources;
     ir_group *groups;
-    int32_t *order; /* groups in the order of their steps */
     int32_t nversions, nnodes, nsources, ngroups;
     int64_t versions_cap, nodes_cap, sources_cap, groups_cap;
     int32_t *current;  /* per graph value that is a base: its version */
@@ -139,8 +138,8 @@ typedef struct lowered {
     int64_t scratch;
 } lowered;
 
-/* false where the group does not fit the limits of a loop kernel. */
-bool etch__lower(const ir *r, int32_t group, lowered *out);
+/* ETCH_ERR_UNSUPPORTED (the error is not set) where the group exceeds the limits of a loop kernel. */
+etch_status etch__lower(const ir *r, int32_t group, lowered *out);
 /* The second kernel of a split reduction, from the first. */
 void etch__lower_finish(const lowered *partial, lowered *out);
 
@@ -151,7 +150,8 @@ typedef struct plan_interval {
 } plan_interval;
 int64_t etch__memory_plan(plan_interval *v, int n);
 
-/* Takes the fused ir to a plan. On ETCH_ERR_COMPILE `why` says what failed. */
+/* Takes the fused ir to a plan. ETCH_ERR_UNSUPPORTED: a group is too large (no error is set);
+ * ETCH_ERR_COMPILE: `why` says what failed. */
 etch_status etch__plan_make(const ir *r, plan **out, const char **why);
 
 #endif

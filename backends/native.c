@@ -1,0 +1,67 @@
+/* Backend "native": graph -> passes -> loop kernels -> a plan.
+ *
+ *   build  in-place operators and views out, program order becomes data dependence
+ *   cse    equal subexpressions merge
+ *   dce    what nobody needs goes
+ *   fuse   nodes are dealt out to kernels and calls
+ *   make   kernels lowered and compiled, memory laid out
+ *
+ * A group that turns out too large for one kernel makes fusion start again with a smaller bound.
+ * Where a kernel cannot be compiled the whole plan is the eager one: same bits, one warning. */
+#include "core/dispatch.h"
+#include "jit/plan.h"
+
+static bool checked(const ir *r, const char *pass, bool ok) {
+#ifndef NDEBUG
+    return ok && etch__ir_verify(r, pass);
+#else
+    (void)r, (void)pass;
+    return ok;
+#endif
+}
+
+static bool run_passes(ir *r) {
+    return checked(r, "build", true) && checked(r, "cse", etch__pass_cse(r)) &&
+           checked(r, "dce", etch__pass_dce(r));
+}
+
+enum { MAX_MEMBERS = 64 };
+
+static etch_status make_plan(ir *r, plan **out, const char **why) {
+    for (r->max_members = MAX_MEMBERS; r->max_members > 0; r->max_members /= 2) {
+        if (!checked(r, "fuse", etch__fuse(r))) return etch_last_status();
+        etch_status status = etch__plan_make(r, out, why);
+        if (status != ETCH_ERR_UNSUPPORTED) return status;
+        etch__count_reason(REASON_FUSION_LIMIT);
+        etch__log(LOG_FUSION, "%s: a kernel is too large; at most %d operators in each", r->g->name,
+                  r->max_members / 2);
+    }
+    *why = "an operator exceeds the limits of one kernel";
+    return ETCH_ERR_COMPILE;
+}
+
+static etch_status fall_back(const graph *g, plan **out, reason_id reason, const char *why) {
+    etch__counters.compile_failures++;
+    etch__count_reason(reason);
+    etch__warn("%s: %s: %s", g->name, etch__reasons[reason].text, why);
+    return etch__eager_plan(g, out);
+}
+
+static etch_status native_compile(const graph *g, const backend_options *options, plan **out) {
+    (void)options;
+#ifdef ETCH_HAVE_GCCJIT
+    const char *why = "unknown";
+    ir *r = etch__ir_build(g);
+    if (!r) return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status = run_passes(r) ? make_plan(r, out, &why) : etch_last_status();
+    etch__ir_free(r);
+    if (status == ETCH_ERR_COMPILE) return fall_back(g, out, REASON_EAGER_COMPILE, why);
+    return status;
+#else
+    return fall_back(g, out, REASON_EAGER_NO_JIT, "configure with ETCH_GCCJIT=ON");
+#endif
+}
+
+static const backend native = {"native", "inductor", native_compile};
+
+__attribute__((constructor)) static void register_native(void) { etch__backend_register(&native); }

@@ -1,0 +1,305 @@
+/* Fusion: deals the nodes out to groups, each of which becomes one kernel or one call.
+ *
+ * Groups are numbered in the order in which they will run. A node may join a group when everything
+ * it depends on lies in groups of lower number, or in the group itself where the value can stay in
+ * a register: same iteration space, same order of elements. That rule alone keeps the groups free
+ * of cycles. A node prefers the group of its operands, then the first group with its space that is
+ * late enough, then a new one at the end.
+ *
+ * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
+ * ends it, and pointwise nodes over what remains are stage 1. A write must come after every reader
+ * of the version that it overwrites; it may share a kernel with readers that use its own map.
+ *
+ * Where an operand does not stay in a register, the reason is logged and counted. */
+#include "core/dispatch.h"
+#include "jit/plan.h"
+
+/* ---- spaces ------------------------------------------------------------------------------------
+ */
+
+typedef struct space {
+    int n;
+    int64_t size[ETCH_MAX_DIMS];
+    uint32_t mask; /* reduced axes */
+} space;
+
+static space space_of(const ir_node *n) {
+    space s = {0};
+    uint32_t kept;
+    s.n = etch__squeeze(&n->domain, s.size, &kept);
+    for (int d = 0, axis = 0; d < n->domain.ndim; d++) {
+        if (!(kept >> d & 1)) continue;
+        if (n->kind == IR_REDUCE && n->mask >> d & 1) s.mask |= 1u << axis;
+        axis++;
+    }
+    return s;
+}
+
+static bool same_space(const ir_group *g, const space *s) {
+    return g->naxes == s->n && !memcmp(g->size, s->size, s->n * sizeof *s->size);
+}
+
+/* The axes that a group's reductions leave. */
+static bool same_as_reduced(const ir_group *g, const space *s) {
+    int n = 0;
+    for (int a = 0; a < g->naxes; a++) {
+        if (g->mask >> a & 1) continue;
+        if (n == s->n || g->size[a] != s->size[n]) return false;
+        n++;
+    }
+    return n == s->n;
+}
+
+/* ---- what a node needs
+ * --------------------------------------------------------------------------- */
+
+static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
+
+static bool is_loop(const ir_node *n) { return n->kind == IR_POINT || n->kind == IR_REDUCE; }
+
+/* Whether the source has to come from a group at all. */
+static bool from_group(const ir *r, const ir_node *n, const ir_source *s) {
+    if (s->version < 0) return false;
+    const ir_version *v = &r->versions[s->version];
+    return v->group >= 0 && !(v->constant && is_loop(n));
+}
+
+/* Whether the operand can stay in a register of its maker's group. */
+static bool fusable(const ir *r, const ir_node *n, const space *sp, const ir_source *s) {
+    if (!is_loop(n) || !from_group(r, n, s) || !s->whole) return false;
+    const ir_version *v = &r->versions[s->version];
+    const ir_group *g = &r->groups[v->group];
+    if (g->call || v->memory || v->tied >= 0) return false;
+    if (v->stage == 0) return same_space(g, sp);
+    return n->kind == IR_POINT && !n->index && same_as_reduced(g, sp);
+}
+
+static int stage_in(const ir *r, const ir_node *n, int32_t group, const space *sp) {
+    if (n->kind == IR_REDUCE || !r->groups[group].mask) return 0;
+    bool stage1 = false;
+    for (int i = 0; i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        if (!fusable(r, n, sp, s) || r->versions[s->version].group != group) continue;
+        if (r->versions[s->version].stage == 0) return 0;
+        stage1 = true;
+    }
+    return stage1;
+}
+
+/* Readers of the version that a write overwrites must come first, or use the same map. */
+static bool readers_done(const ir *r, const ir_node *w, int32_t group, int stage) {
+    const ir_version *old = &r->versions[w->target.version];
+    if (old->group >= group) return false;
+    for (int i = 0; &r->nodes[i] < w; i++) {
+        const ir_node *n = &r->nodes[i];
+        if (n->dead || n->group < group) continue;
+        for (int k = 0; k < n->nin; k++) {
+            const ir_source *s = &sources(r, n)[k];
+            if (s->version != w->target.version || (old->constant && is_loop(n))) continue;
+            if (n->group > group || r->groups[group].call) return false;
+            if (r->versions[n->out].stage != stage && n->kind != IR_REDUCE) return false;
+            if ((n->kind == IR_REDUCE && stage) || !etch__same_map(r, s, &w->target)) return false;
+        }
+    }
+    return true;
+}
+
+/* Whether all that the node needs is there when the group runs. */
+static bool ready(const ir *r, const ir_node *n, const space *sp, int32_t group, int stage) {
+    for (int i = 0; i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        if (!from_group(r, n, s)) continue;
+        const ir_version *v = &r->versions[s->version];
+        if (v->group < group) continue;
+        if (v->group > group || !fusable(r, n, sp, s) || v->stage != stage) return false;
+    }
+    return !n->write || readers_done(r, n, group, stage);
+}
+
+/* ---- limits
+ * -------------------------------------------------------------------------------------- */
+
+static bool loads_already(const ir *r, const ir_group *g, const ir_source *s) {
+    for (int m = 0; m < g->nmembers; m++) {
+        const ir_node *n = &r->nodes[g->members[m]];
+        for (int i = 0; i < n->nin; i++) {
+            const ir_source *t = &sources(r, n)[i];
+            if (t->version == s->version && etch__same_map(r, s, t)) return true;
+        }
+    }
+    return false;
+}
+
+/* What the node adds to a group: accesses and instructions, as far as known now. */
+static void cost(const ir *r, const ir_node *n, int32_t group, int *accesses, int *code) {
+    const ir_group *g = group < r->ngroups ? &r->groups[group] : NULL;
+    *accesses = n->write;
+    *code = (n->program ? n->program->n : 6) + 1;
+    for (int i = 0; i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        if (s->version < 0) continue;
+        const ir_version *v = &r->versions[s->version];
+        if (v->constant) *code += r->nodes[v->node].program->n;
+        else if ((v->group != group || v->group < 0) && !(g && loads_already(r, g, s)))
+            ++*accesses, ++*code;
+    }
+}
+
+enum { ACCESS_BUDGET = LOOP_MAX_ACCESSES - 6, CODE_BUDGET = LOOP_MAX_CODE - 16 };
+
+static bool fits(const ir *r, const ir_node *n, int32_t group) {
+    const ir_group *g = &r->groups[group];
+    int accesses, code;
+    cost(r, n, group, &accesses, &code);
+    return g->nmembers < r->max_members && g->naccesses + accesses <= ACCESS_BUDGET &&
+           g->ncode + code <= CODE_BUDGET;
+}
+
+/* ---- reasons
+ * -------------------------------------------------------------------------------------- */
+
+static reason_id why_apart(const ir *r, const ir_node *n, const ir_source *s, bool full) {
+    const ir_version *v = &r->versions[s->version];
+    const ir_group *g = &r->groups[v->group];
+    if (n->kind == IR_CALL)
+        return etch__ops[n->op].kind == KIND_CONTRACTION ? REASON_FUSION_LIBRARY
+                                                         : REASON_FUSION_OPAQUE;
+    if (g->call) {
+        int kind = etch__ops[r->nodes[g->members[0]].op].kind;
+        return kind == KIND_CONTRACTION ? REASON_FUSION_LIBRARY : REASON_FUSION_OPAQUE;
+    }
+    if (v->memory || v->tied >= 0 || n->write) return REASON_FUSION_WRITE;
+    if (!s->whole) return REASON_FUSION_VIEW;
+    if (full) return REASON_FUSION_LIMIT;
+    return v->stage ? REASON_FUSION_REDUCED : REASON_FUSION_DOMAIN;
+}
+
+static void explain(const ir *r, const ir_node *n, const space *sp, bool full) {
+    for (int i = 0; i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        if (!from_group(r, n, s)) continue;
+        const ir_version *v = &r->versions[s->version];
+        if (v->group == n->group || r->nodes[v->node].kind == IR_EMPTY) continue;
+        reason_id why = why_apart(r, n, s, full && fusable(r, n, sp, s));
+        etch__count_reason(why);
+        if (etch__log_on(LOG_FUSION))
+            etch__log(LOG_FUSION,
+                      "%s: %s (kernel %d) reads %%%d of %s (kernel %d) from memory: %s: %s",
+                      r->g->name, etch__ops[n->op].name, n->group, v->base,
+                      etch__ops[r->nodes[v->node].op].name, v->group, etch__reasons[why].name,
+                      etch__reasons[why].text);
+    }
+}
+
+/* ---- placing
+ * --------------------------------------------------------------------------------------- */
+
+static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage) {
+    ir_node *n = &r->nodes[node];
+    ir_group *g = &r->groups[group];
+    int accesses, code;
+    if (!etch__grow(&g->members, &g->members_cap, g->nmembers + 1, sizeof *g->members))
+        return false;
+    cost(r, n, group, &accesses, &code);
+    g->naccesses += accesses, g->ncode += code;
+    g->members[g->nmembers++] = node;
+    g->mask |= sp->mask;
+    n->group = group;
+    ir_version *v = &r->versions[n->out];
+    v->group = group;
+    v->stage = n->kind == IR_REDUCE ? 1 : (uint8_t)stage;
+    return true;
+}
+
+static bool new_group(ir *r, int32_t node, const space *sp) {
+    if (!etch__grow(&r->groups, &r->groups_cap, r->ngroups + 1, sizeof *r->groups)) return false;
+    ir_group *g = &r->groups[r->ngroups++];
+    *g = (ir_group){.call = !is_loop(&r->nodes[node]), .naxes = sp->n};
+    memcpy(g->size, sp->size, sizeof g->size);
+    return join(r, node, r->ngroups - 1, sp, 0);
+}
+
+/* A group that holds one of the node's operands in a register, the last one that will do, or -1. */
+static int32_t operand_group(const ir *r, const ir_node *n, const space *sp, bool *full) {
+    int32_t best = -1;
+    for (int i = 0; i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        if (!fusable(r, n, sp, s)) continue;
+        int32_t group = r->versions[s->version].group;
+        const ir_group *g = &r->groups[group];
+        if (n->kind == IR_REDUCE && g->mask && g->mask != sp->mask) continue;
+        if (group <= best || !ready(r, n, sp, group, stage_in(r, n, group, sp))) continue;
+        if (fits(r, n, group)) best = group;
+        else *full = true;
+    }
+    return best;
+}
+
+/* A group of the same space that runs late enough: reductions join their likes only. */
+static int32_t sibling_group(const ir *r, const ir_node *n, const space *sp) {
+    for (int32_t group = 0; group < r->ngroups; group++) {
+        const ir_group *g = &r->groups[group];
+        if (g->call || g->mask != sp->mask || !same_space(g, sp)) continue;
+        if (ready(r, n, sp, group, 0) && fits(r, n, group)) return group;
+    }
+    return -1;
+}
+
+static bool place(ir *r, int32_t node) {
+    ir_node *n = &r->nodes[node];
+    bool full = false;
+    space sp = space_of(n);
+    int32_t group = -1;
+    if (is_loop(n)) {
+        group = operand_group(r, n, &sp, &full);
+        if (group < 0) group = sibling_group(r, n, &sp);
+    }
+    bool ok =
+        group < 0 ? new_group(r, node, &sp) : join(r, node, group, &sp, stage_in(r, n, group, &sp));
+    if (ok) explain(r, n, &sp, full);
+    return ok;
+}
+
+/* Constants that a call reads, a write changes or the caller gets need memory; others have no
+ * group. */
+static void mark_constants(ir *r) {
+    for (int k = 0; k < r->g->noutputs; k++) r->versions[r->outputs[k]].stored = true;
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *n = &r->nodes[i];
+        if (n->dead) continue;
+        if (n->write) r->versions[n->target.version].stored = true;
+        for (int k = 0; n->kind == IR_CALL && k < n->nin; k++)
+            if (sources(r, n)[k].version >= 0) r->versions[sources(r, n)[k].version].stored = true;
+    }
+}
+
+/* Versions that cross from one group to another live in memory. */
+static void mark_stored(ir *r) {
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *n = &r->nodes[i];
+        if (n->dead || n->group < 0) continue;
+        if (n->kind == IR_CALL || n->kind == IR_EMPTY || n->write)
+            r->versions[n->out].stored = true;
+        for (int k = 0; k < n->nin; k++) {
+            const ir_source *s = &sources(r, n)[k];
+            if (from_group(r, n, s) && r->versions[s->version].group != n->group)
+                r->versions[s->version].stored = true;
+        }
+    }
+}
+
+bool etch__fuse(ir *r) {
+    for (int i = 0; i < r->ngroups; i++) etch__free(r->groups[i].members);
+    r->ngroups = 0;
+    for (int v = 0; v < r->nversions; v++) r->versions[v].group = -1, r->versions[v].stored = false;
+    for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1;
+    mark_constants(r);
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *n = &r->nodes[i];
+        const ir_version *v = &r->versions[n->out];
+        if (n->dead || (v->constant && !v->stored)) continue;
+        if (!place(r, i)) return false;
+    }
+    mark_stored(r);
+    return true;
+}

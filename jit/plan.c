@@ -1,0 +1,579 @@
+/* The plan of the native backend: its steps, its memory, its run.
+ *
+ * What one run changes lies in a run block: the arena, the argument vectors of the kernels, their
+ * scalar cells, and the handles that eager kernels get as operands. A run borrows a block from the
+ * plan's free list; addresses inside the block are written when it is made, so that a run patches
+ * only what lies in inputs and outputs. A steady run allocates its outputs and nothing else. */
+#include "core/dispatch.h"
+#include "core/pool.h"
+#include "jit/plan.h"
+
+/* ---- structures
+ * ----------------------------------------------------------------------------------- */
+
+typedef enum place_kind { PLACE_ARENA, PLACE_INPUT, PLACE_OUTPUT } place_kind;
+
+/* An address of a run: byte `offset` into the arena, an output, or from an input's first element.
+ */
+typedef struct place {
+    uint8_t kind;
+    int32_t index;
+    int64_t offset;
+} place;
+
+typedef struct kernel_step {
+    loaded_kernel *kernel;
+    loop_fn fn;
+    const int64_t *dims;
+    int32_t arg, nargs; /* in the block's arguments and the plan's places */
+    int32_t cell, ncells;
+    int64_t units, grain;
+} kernel_step;
+
+typedef struct call_step {
+    op_call call;
+    uint64_t state;
+    int32_t scalar;  /* its first run-time scalar */
+    int32_t operand; /* first of nin operands */
+    int32_t result;  /* INPLACE: the first operand */
+} call_step;
+
+typedef struct step {
+    bool is_call;
+    union {
+        kernel_step k;
+        call_step c;
+    };
+} step;
+
+/* Operand handles of calls: the prototype, and where its storage lies. */
+typedef struct operand_slot {
+    etch_tensor t;
+    place at; /* ARENA: the storage's place; INPUT: offset is in elements */
+    bool none;
+} operand_slot;
+
+enum { FREE_BLOCKS = 16 };
+
+typedef struct run_block {
+    void **args;
+    uint64_t *cells;
+    etch_tensor *operands;
+    etch_tensor **pointers; /* to operands, or ETCH_NONE */
+    etch_storage *storages; /* one per operand, for those in the arena */
+    etch_storage **outputs;
+    char *arena;
+} run_block;
+
+typedef struct native_plan {
+    plan p;
+    int nsteps, nargs, ncells, noperands, noutputs, nwritten;
+    step *steps;
+    place *args;      /* nargs */
+    plan_cell *cells; /* ncells */
+    operand_slot *operands;
+    int64_t *dims;  /* of all kernels */
+    int64_t *attrs; /* of all calls */
+    int64_t *output_bytes;
+    int32_t *written; /* inputs whose memory changes */
+    int64_t arena_bytes;
+    _Atomic(run_block *) blocks[FREE_BLOCKS];
+} native_plan;
+
+/* ---- run blocks
+ * ------------------------------------------------------------------------------------- */
+
+static void *carve(char **at, size_t bytes) {
+    void *p = *at;
+    *at += (bytes + 63) & ~(size_t)63;
+    return p;
+}
+
+static size_t room(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
+
+static void fix_addresses(const native_plan *p, run_block *b) {
+    for (int i = 0; i < p->nargs; i++)
+        if (p->args[i].kind == PLACE_ARENA) b->args[i] = b->arena + p->args[i].offset;
+    for (int i = 0; i < p->noperands; i++) {
+        const operand_slot *o = &p->operands[i];
+        b->operands[i] = o->t;
+        b->pointers[i] = o->none ? ETCH_NONE : &b->operands[i];
+        if (o->none || o->at.kind != PLACE_ARENA) continue;
+        b->storages[i].data = b->arena + o->at.offset;
+        b->operands[i].storage = &b->storages[i];
+    }
+}
+
+static run_block *new_block(const native_plan *p) {
+    size_t operands = p->noperands;
+    size_t bytes = room(sizeof(run_block)) + room((p->nargs + 1) * sizeof(void *)) +
+                   room((p->ncells + 1) * sizeof(uint64_t)) + room(operands * sizeof(etch_tensor)) +
+                   room(operands * sizeof(void *)) + room(operands * sizeof(etch_storage)) +
+                   room(p->noutputs * sizeof(void *));
+    char *raw = etch__malloc(bytes + p->arena_bytes + 64);
+    if (!raw) return NULL;
+    run_block *b = (run_block *)raw;
+    char *at = raw + room(sizeof *b);
+    b->args = carve(&at, (p->nargs + 1) * sizeof(void *));
+    b->cells = carve(&at, (p->ncells + 1) * sizeof(uint64_t));
+    b->operands = carve(&at, operands * sizeof(etch_tensor));
+    b->pointers = carve(&at, operands * sizeof(void *));
+    b->storages = carve(&at, operands * sizeof(etch_storage));
+    b->outputs = carve(&at, p->noutputs * sizeof(void *));
+    b->arena = (char *)(((uintptr_t)at + 63) & ~(uintptr_t)63);
+    memset(b->storages, 0, operands * sizeof(etch_storage));
+    for (size_t i = 0; i < operands; i++) atomic_init(&b->storages[i].refs, 1);
+    fix_addresses(p, b);
+    return b;
+}
+
+static run_block *take_block(native_plan *p) {
+    for (int i = 0; i < FREE_BLOCKS; i++) {
+        if (!atomic_load_explicit(&p->blocks[i], memory_order_relaxed)) continue;
+        run_block *b = atomic_exchange(&p->blocks[i], NULL);
+        if (b) return b;
+    }
+    return new_block(p);
+}
+
+static void give_block(native_plan *p, run_block *b) {
+    for (int i = 0; i < FREE_BLOCKS; i++) {
+        run_block *none = NULL;
+        if (atomic_compare_exchange_strong(&p->blocks[i], &none, b)) return;
+    }
+    etch__free(b);
+}
+
+/* ---- one run
+ * ------------------------------------------------------------------------------------------ */
+
+static void release_outputs(const native_plan *p, run_block *b, int n) {
+    (void)p;
+    for (int k = 0; k < n; k++) etch__storage_release(b->outputs[k]);
+}
+
+static bool allocate_outputs(const native_plan *p, run_block *b) {
+    for (int k = 0; k < p->noutputs; k++) {
+        b->outputs[k] = etch__storage_new((size_t)p->output_bytes[k]);
+        if (b->outputs[k]) continue;
+        release_outputs(p, b, k);
+        return false;
+    }
+    return true;
+}
+
+static void patch(const native_plan *p, run_block *b, const plan_io *io) {
+    for (int i = 0; i < p->nargs; i++) {
+        const place *at = &p->args[i];
+        if (at->kind == PLACE_INPUT)
+            b->args[i] = (char *)etch__ptr(io->inputs[at->index]) + at->offset;
+        else if (at->kind == PLACE_OUTPUT)
+            b->args[i] = (char *)b->outputs[at->index]->data + at->offset;
+    }
+    for (int i = 0; i < p->ncells; i++)
+        b->cells[i] =
+            etch__scalar_cell(io->scalars[p->cells[i].scalar], (etch_dtype)p->cells[i].dtype);
+    for (int i = 0; i < p->noperands; i++) {
+        const operand_slot *o = &p->operands[i];
+        if (o->none || o->at.kind == PLACE_ARENA) continue;
+        etch_tensor *t = &b->operands[i];
+        const etch_tensor *input = o->at.kind == PLACE_INPUT ? io->inputs[o->at.index] : NULL;
+        t->storage = input ? input->storage : b->outputs[o->at.index];
+        t->offset = input ? input->offset + o->at.offset : o->t.offset;
+    }
+}
+
+typedef struct launch {
+    const kernel_step *k;
+    void *const *args;
+    const uint64_t *cells;
+} launch;
+
+static void run_range(void *ctx, int64_t begin, int64_t end) {
+    const launch *l = ctx;
+    l->k->fn(l->args, l->k->dims, l->cells, begin, end);
+}
+
+static void run_kernel(const kernel_step *k, run_block *b) {
+    launch l = {k, b->args + k->arg, b->cells + k->cell};
+    if (k->units <= k->grain) run_range(&l, 0, k->units);
+    else etch__parallel(k->units, k->grain, run_range, &l);
+}
+
+static etch_status run_call(const call_step *c, run_block *b, const plan_io *io) {
+    op_call call = c->call;
+    call.in = b->pointers + c->operand;
+    call.sc = io->scalars + c->scalar;
+    etch__tls.state = c->state;
+    return etch__run_kernel(&call, b->pointers[c->result]);
+}
+
+static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *io) {
+    for (int i = 0; i < p->nsteps; i++) {
+        const step *s = &p->steps[i];
+        if (!s->is_call) {
+            run_kernel(&s->k, b);
+            continue;
+        }
+        etch_status status = run_call(&s->c, b, io);
+        if (unlikely(status != ETCH_OK)) return status;
+    }
+    return ETCH_OK;
+}
+
+static etch_status run_plan(plan *base, const plan_io *io) {
+    native_plan *p = (native_plan *)base;
+    run_block *b = take_block(p);
+    if (!b) return ETCH_ERR_OUT_OF_MEMORY;
+    if (!allocate_outputs(p, b)) {
+        give_block(p, b);
+        return ETCH_ERR_OUT_OF_MEMORY;
+    }
+    patch(p, b, io);
+    uint64_t state = etch__tls.state;
+    etch_status status = run_steps(p, b, io);
+    etch__tls.state = state;
+    if (unlikely(status != ETCH_OK)) release_outputs(p, b, p->noutputs);
+    else if (p->noutputs) memcpy(io->outputs, b->outputs, p->noutputs * sizeof *b->outputs);
+    for (int i = 0; i < p->nwritten; i++)
+        atomic_fetch_add(&io->inputs[p->written[i]]->storage->version, 1);
+    if (p->p.nkernels) atomic_fetch_add(&etch__counters.kernel_launches, p->p.nkernels);
+    if (p->p.nproducts) atomic_fetch_add(&etch__counters.library_calls, p->p.nproducts);
+    give_block(p, b);
+    return status;
+}
+
+static void destroy_plan(plan *base) {
+    native_plan *p = (native_plan *)base;
+    for (int i = 0; i < p->nsteps; i++)
+        if (!p->steps[i].is_call) etch__kernel_release(p->steps[i].k.kernel);
+    for (int i = 0; i < FREE_BLOCKS; i++) etch__free(p->blocks[i]);
+    etch__free(p->steps);
+    etch__free(p->args);
+    etch__free(p->cells);
+    etch__free(p->operands);
+    etch__free(p->dims);
+    etch__free(p->attrs);
+    etch__free(p->output_bytes);
+    etch__free(p->written);
+    etch__free(p);
+}
+
+/* ---- making a plan
+ * -------------------------------------------------------------------------------------- */
+
+typedef struct maker {
+    const ir *r;
+    native_plan *p;
+    lowered **low;     /* per group: NULL for calls and empty spaces */
+    lowered **finish;  /* per group: the second kernel of a split reduction */
+    int32_t *output;   /* per version: output number or -1 */
+    int32_t *interval; /* per version, then per group for scratch: number or -1 */
+    plan_interval *intervals;
+    int nintervals, nkernels;
+    loaded_kernel **kernels; /* in step order */
+} maker;
+
+static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
+
+/* The version whose buffer a version lies in. */
+static int32_t owner(const ir *r, int32_t version) {
+    while (!r->versions[version].memory && r->versions[version].tied >= 0)
+        version = r->versions[version].tied;
+    return version;
+}
+
+static etch_status lower_groups(maker *m) {
+    for (int g = 0; g < m->r->ngroups; g++) {
+        const ir_group *group = &m->r->groups[g];
+        bool empty = group->call;
+        for (int a = 0; a < group->naxes; a++) empty |= group->size[a] == 0;
+        if (empty) continue;
+        if (!(m->low[g] = etch__malloc(sizeof **m->low))) return ETCH_ERR_OUT_OF_MEMORY;
+        etch_status status = etch__lower(m->r, g, m->low[g]);
+        if (status != ETCH_OK) return status;
+        m->nkernels++;
+        if (!m->low[g]->split) continue;
+        if (!(m->finish[g] = etch__malloc(sizeof **m->finish))) return ETCH_ERR_OUT_OF_MEMORY;
+        etch__lower_finish(m->low[g], m->finish[g]);
+        m->nkernels++;
+    }
+    return ETCH_OK;
+}
+
+/* ---- memory ---- */
+
+/* The version's buffer is in use while group g runs. */
+static void touch(maker *m, int32_t version, int32_t g) {
+    if (version < 0) return;
+    int32_t v = owner(m->r, version);
+    if (m->r->versions[v].memory || m->output[v] >= 0) return;
+    int32_t *slot = &m->interval[v];
+    if (*slot < 0) {
+        *slot = m->nintervals++;
+        const tensor_meta *meta = &m->r->versions[v].meta;
+        m->intervals[*slot] = (plan_interval){
+            g, g, etch__meta_numel(meta) * (int64_t)etch_dtype_size((etch_dtype)meta->dtype), 0};
+    }
+    if (m->intervals[*slot].last < g) m->intervals[*slot].last = g;
+}
+
+static void touch_node(maker *m, const ir_node *n) {
+    const ir *r = m->r;
+    bool loop = n->kind == IR_POINT || n->kind == IR_REDUCE;
+    for (int k = 0; k < n->nin; k++) {
+        int32_t version = sources(r, n)[k].version;
+        if (version < 0 || (loop && r->versions[version].constant)) continue;
+        if (loop && r->versions[version].group == n->group) continue;
+        touch(m, version, n->group);
+    }
+    if (n->write) touch(m, n->target.version, n->group);
+    if (r->versions[n->out].stored) touch(m, n->out, n->group);
+}
+
+static etch_status plan_memory(maker *m) {
+    const ir *r = m->r;
+    for (int v = 0; v < r->nversions; v++) m->output[v] = m->interval[v] = -1;
+    for (int k = 0; k < r->g->noutputs; k++) m->output[owner(r, r->outputs[k])] = k;
+    for (int g = 0; g < r->ngroups; g++) {
+        for (int i = 0; i < r->groups[g].nmembers; i++)
+            touch_node(m, &r->nodes[r->groups[g].members[i]]);
+        m->interval[r->nversions + g] = -1;
+        if (!m->low[g] || !m->low[g]->split) continue;
+        m->interval[r->nversions + g] = m->nintervals;
+        m->intervals[m->nintervals++] = (plan_interval){g, g, m->low[g]->scratch, 0};
+    }
+    m->p->arena_bytes = etch__memory_plan(m->intervals, m->nintervals);
+    return m->p->arena_bytes < 0 ? ETCH_ERR_OUT_OF_MEMORY : ETCH_OK;
+}
+
+static place place_of(const maker *m, int32_t version, int32_t root, int64_t offset) {
+    int32_t v = owner(m->r, version);
+    if (m->r->versions[v].memory) return (place){PLACE_INPUT, root, offset};
+    if (m->output[v] >= 0) return (place){PLACE_OUTPUT, m->output[v], offset};
+    return (place){PLACE_ARENA, 0, m->intervals[m->interval[v]].offset + offset};
+}
+
+/* ---- steps ---- */
+
+static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **dims) {
+    native_plan *p = m->p;
+    step *s = &p->steps[p->nsteps++];
+    const loop_kernel *k = &low->k;
+    int naxes = k->npar + k->nred, ndims = naxes * (k->naccesses + 1);
+    s->is_call = false;
+    s->k = (kernel_step){.kernel = m->kernels[p->p.nkernels],
+                         .fn = etch__kernel_entry(m->kernels[p->p.nkernels]),
+                         .dims = *dims,
+                         .arg = p->nargs,
+                         .nargs = k->naccesses + 1,
+                         .cell = p->ncells,
+                         .ncells = k->nscalars,
+                         .units = low->units,
+                         .grain = low->grain};
+    p->p.nkernels++;
+    memcpy(*dims, low->dims, ndims * sizeof **dims);
+    *dims += ndims;
+    for (int i = 0; i < k->naccesses; i++) {
+        const plan_address *a = &low->address[i];
+        p->args[p->nargs++] = place_of(m, a->version, a->root, a->offset);
+    }
+    int32_t scratch = m->interval[m->r->nversions + group];
+    p->args[p->nargs++] = (place){PLACE_ARENA, 0, scratch < 0 ? 0 : m->intervals[scratch].offset};
+    memcpy(p->cells + p->ncells, low->cell, k->nscalars * sizeof *p->cells);
+    p->ncells += k->nscalars;
+}
+
+static void add_operand(maker *m, const ir_source *s) {
+    operand_slot *o = &m->p->operands[m->p->noperands++];
+    memset(o, 0, sizeof *o);
+    atomic_init(&o->t.refs, 1);
+    o->t.magic = TENSOR_ALIVE;
+    if (s->version < 0) {
+        o->none = true;
+        return;
+    }
+    etch__apply_meta(&o->t, &s->meta);
+    o->at = place_of(m, s->version, s->root, 0);
+    if (o->at.kind == PLACE_INPUT) o->at.offset = etch__map_offset(m->r, s);
+}
+
+static void add_call(maker *m, const ir_node *n, int64_t **attrs) {
+    native_plan *p = m->p;
+    const graph_node *g = &m->r->g->nodes[n->gnode];
+    step *s = &p->steps[p->nsteps++];
+    s->is_call = true;
+    s->c = (call_step){.state = g->state, .scalar = g->sc, .operand = p->noperands};
+    s->c.call =
+        (op_call){.op = g->op, .nin = g->nin, .nsc = g->nsc, .nat = g->nat, .site = g->site};
+    s->c.call.at = *attrs;
+    if (g->nat) memcpy(*attrs, m->r->g->attrs + g->at, g->nat * sizeof **attrs);
+    *attrs += g->nat;
+    for (int i = 0; i < n->nin; i++) add_operand(m, &sources(m->r, n)[i]);
+    s->c.result = s->c.operand;
+    if (etch__ops[n->op].kind == KIND_INPLACE) return;
+    ir_source out = {n->out, m->r->versions[n->out].base, true, m->r->versions[n->out].meta};
+    s->c.result = p->noperands;
+    add_operand(m, &out);
+    if (etch__ops[n->op].kind == KIND_CONTRACTION) p->p.nproducts++;
+}
+
+static void add_steps(maker *m) {
+    int64_t *dims = m->p->dims, *attrs = m->p->attrs;
+    for (int g = 0; g < m->r->ngroups; g++) {
+        const ir_node *first = &m->r->nodes[m->r->groups[g].members[0]];
+        if (first->kind == IR_CALL) add_call(m, first, &attrs);
+        if (m->low[g]) add_kernel(m, m->low[g], g, &dims);
+        if (m->finish[g]) add_kernel(m, m->finish[g], g, &dims);
+    }
+}
+
+/* ---- arrays ---- */
+
+static bool make_arrays(maker *m) {
+    const ir *r = m->r;
+    native_plan *p = m->p;
+    int64_t args = 0, cells = 0, dims = 0, operands = 0, attrs = 0;
+    for (int g = 0; g < r->ngroups; g++)
+        for (int i = 0; i < 2; i++) {
+            const lowered *low = i ? m->finish[g] : m->low[g];
+            if (!low) continue;
+            args += low->k.naccesses + 1, cells += low->k.nscalars;
+            dims += (low->k.npar + low->k.nred) * (low->k.naccesses + 1);
+        }
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *n = &r->nodes[i];
+        if (n->kind != IR_CALL || n->dead) continue;
+        operands += n->nin + 1, attrs += r->g->nodes[n->gnode].nat;
+    }
+    p->steps = etch__calloc(r->ngroups + m->nkernels + 1, sizeof *p->steps);
+    p->args = etch__malloc((args + 1) * sizeof *p->args);
+    p->cells = etch__malloc((cells + 1) * sizeof *p->cells);
+    p->dims = etch__malloc((dims + 1) * sizeof *p->dims);
+    p->operands = etch__malloc((operands + 1) * sizeof *p->operands);
+    p->attrs = etch__malloc((attrs + 1) * sizeof *p->attrs);
+    p->output_bytes = etch__malloc((r->g->noutputs + 1) * sizeof *p->output_bytes);
+    p->written = etch__malloc((r->g->ninputs + 1) * sizeof *p->written);
+    return p->steps && p->args && p->cells && p->dims && p->operands && p->attrs &&
+           p->output_bytes && p->written;
+}
+
+static void note_outputs(maker *m) {
+    const graph *g = m->r->g;
+    m->p->noutputs = g->noutputs;
+    for (int k = 0; k < g->noutputs; k++) {
+        const tensor_meta *meta = &g->values[g->outputs[k]].meta;
+        m->p->output_bytes[k] =
+            etch__meta_numel(meta) * (int64_t)etch_dtype_size((etch_dtype)meta->dtype);
+    }
+    for (int v = 0; v < g->ninputs; v++)
+        if (g->values[v].base == v && m->r->versions[m->r->current[v]].node >= 0)
+            m->p->written[m->p->nwritten++] = v;
+}
+
+static etch_status compile_kernels(maker *m, const char **why) {
+    const loop_kernel **k = etch__malloc((m->nkernels + 1) * sizeof *k);
+    if (!k) return ETCH_ERR_OUT_OF_MEMORY;
+    int n = 0;
+    for (int g = 0; g < m->r->ngroups; g++) {
+        if (m->low[g]) k[n++] = &m->low[g]->k;
+        if (m->finish[g]) k[n++] = &m->finish[g]->k;
+    }
+    bool ok = n == 0 || etch__kernels_get(k, n, m->kernels, why);
+    etch__free(k);
+    return ok ? ETCH_OK : ETCH_ERR_COMPILE;
+}
+
+/* ---- logs ---- */
+
+static void log_call(const maker *m, int number, const ir_node *n) {
+    char text[256];
+    int at = 0;
+    for (int i = 0; i < n->nin && at < (int)sizeof text - 16; i++) {
+        int32_t v = m->r->g->operands[m->r->g->nodes[n->gnode].in + i];
+        at += snprintf(text + at, sizeof text - at, v < 0 ? "%snone" : "%s%%%d", i ? " x " : "", v);
+    }
+    bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
+    etch__log(LOG_SCHEDULE, "%s: step %d: %s %s %%%d = %s", m->r->g->name, number,
+              product ? "product" : "call", etch__ops[n->op].name, m->r->g->nodes[n->gnode].out,
+              n->nin ? text : "");
+}
+
+static void log_kernel(const maker *m, int number, int32_t group, const lowered *low) {
+    static const char *const splits[] = {"", ", first part", ", second part"};
+    char text[512];
+    int at = 0;
+    const ir_group *g = &m->r->groups[group];
+    text[0] = 0;
+    for (int i = 0; i < g->nmembers && at < (int)sizeof text - 40; i++) {
+        const char *op = etch__ops[m->r->nodes[g->members[i]].op].name;
+        at += snprintf(text + at, sizeof text - at, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."),
+                       op);
+    }
+    etch__log(LOG_SCHEDULE, "%s: step %d: kernel %s {%s}%s, %lld units of work", m->r->g->name,
+              number, low->k.name, text, splits[low->k.split], (long long)low->units);
+    if (!etch__log_on(LOG_OUTPUT_CODE)) return;
+    char *code = etch__loop_text(&low->k);
+    if (code) etch__log(LOG_OUTPUT_CODE, "%s", code);
+    etch__free(code);
+}
+
+static void log_steps(const maker *m) {
+    if (!etch__log_on(LOG_SCHEDULE) && !etch__log_on(LOG_OUTPUT_CODE)) return;
+    int number = 0;
+    for (int g = 0; g < m->r->ngroups; g++) {
+        const ir_node *first = &m->r->nodes[m->r->groups[g].members[0]];
+        if (first->kind == IR_CALL) log_call(m, number++, first);
+        if (m->low[g]) log_kernel(m, number++, g, m->low[g]);
+        if (m->finish[g]) log_kernel(m, number++, g, m->finish[g]);
+    }
+    etch__log(LOG_SCHEDULE, "%s: %d steps, %d buffers in an arena of %lld bytes, %d outputs",
+              m->r->g->name, number, m->nintervals, (long long)m->p->arena_bytes, m->p->noutputs);
+}
+
+/* ---- the whole ---- */
+
+static etch_status make(maker *m, const char **why) {
+    const ir *r = m->r;
+    m->p = etch__calloc(1, sizeof *m->p);
+    m->low = etch__calloc(r->ngroups + 1, sizeof *m->low);
+    m->finish = etch__calloc(r->ngroups + 1, sizeof *m->finish);
+    m->output = etch__malloc((r->nversions + 1) * sizeof *m->output);
+    m->interval = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->interval);
+    m->intervals = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->intervals);
+    m->kernels = etch__calloc(2 * r->ngroups + 1, sizeof *m->kernels);
+    if (!m->p || !m->low || !m->finish || !m->output || !m->interval || !m->intervals ||
+        !m->kernels)
+        return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status = lower_groups(m);
+    if (status == ETCH_OK) status = plan_memory(m);
+    if (status == ETCH_OK && !make_arrays(m)) status = ETCH_ERR_OUT_OF_MEMORY;
+    if (status == ETCH_OK) log_steps(m);
+    if (status == ETCH_OK) status = compile_kernels(m, why);
+    if (status != ETCH_OK) return status;
+    add_steps(m);
+    note_outputs(m);
+    return ETCH_OK;
+}
+
+etch_status etch__plan_make(const ir *r, plan **out, const char **why) {
+    maker m = {.r = r};
+    etch_status status = make(&m, why);
+    for (int g = 0; g < r->ngroups; g++) {
+        if (m.low) etch__free(m.low[g]);
+        if (m.finish) etch__free(m.finish[g]);
+    }
+    etch__free(m.low);
+    etch__free(m.finish);
+    etch__free(m.output);
+    etch__free(m.interval);
+    etch__free(m.intervals);
+    etch__free(m.kernels);
+    if (m.p) {
+        atomic_init(&m.p->p.refs, 1);
+        m.p->p.run = run_plan, m.p->p.destroy = destroy_plan;
+    }
+    if (status == ETCH_OK) *out = &m.p->p;
+    else if (m.p) destroy_plan(&m.p->p);
+    return status;
+}
