@@ -35,9 +35,14 @@ typedef enum loop_variant {
 
 typedef enum loop_split {
     SPLIT_NONE,    /* a unit does all blocks of its reduction and the epilogue */
-    SPLIT_PARTIAL, /* unit: (unit of above, block); the partial results go to scratch access
-                      [reduction][unit element][block], row-major, of the accumulator type */
-    SPLIT_FINISH   /* folds the partials and runs stage 1; unit: one parallel element */
+    SPLIT_PARTIAL, /* unit: unit of above * blocks + block; runs stage 0 and leaves the block results
+                      in the scratch; stage 1 is ignored */
+    SPLIT_FINISH   /* folds the partials (in place) and runs stage 1; unit: one parallel element;
+                      stage 0 is ignored. PARTIAL and FINISH are the same kernel but for `split`.
+                      blocks = max(1, ceil(reduced elements / REDUCE_BLOCK)). The scratch's address
+                      is args[naccesses] (it is no access): cells of 8 bytes, row-major
+                      [reduction in code order][parallel element][block]; the low bytes of a cell
+                      hold a value of the accumulator type */
 } loop_split;
 
 typedef enum loop_step { STEP_ZERO, STEP_ONE, STEP_VAR } loop_step;
@@ -51,6 +56,8 @@ typedef struct loop_access {
 /* LOOP_PRIM: prim over values a, b, c (INPUT does not appear; SCALAR's imm.i numbers the kernel's
  * scalar cells; INDEX is the row-major logical index over all axes).
  * LOOP_LOAD / LOOP_STORE: access number imm.i; STORE stores value a, of the access's compute type.
+ *   An access is either loaded (any number of times) or stored (once), as its `store` says.
+ * Stage-1 code may name stage-0 values only where they are CONST, SCALAR or COUNT.
  * LOOP_REDUCE: reduces value a (already of the accumulator type `type`) by reduce_kind imm.i, in
  * canonical order; its value belongs to stage 1. MEAN appears as SUM followed by DIV by COUNT;
  * ARGMAX does not appear. */
@@ -73,6 +80,15 @@ typedef struct loop_kernel {
 
 typedef void (*loop_fn)(void *const *args, const int64_t *dims, const uint64_t *scalars,
                         int64_t begin, int64_t end);
+
+/* The invariants above and in core/prims.def; *why (may be NULL) gets a static text when false. */
+bool etch__loop_valid(const loop_kernel *k, const char **why);
+/* Whether code can be generated for the primitive with result type `type` (no integer POW). */
+bool etch__loop_can_emit(prim_id prim, etch_dtype type);
+/* Work units of a kernel for given dims, as its loop_fn counts them. */
+int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
+/* Cells of 8 bytes that the scratch of a PARTIAL / FINISH pair needs. */
+int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims);
 
 /* The text that ETCH_LOGS=output_code prints; etch__free it. */
 char *etch__loop_text(const loop_kernel *k);
