@@ -57,9 +57,9 @@ typedef struct loop_access {
  * scalar cells; INDEX is the row-major logical index over all axes).
  * LOOP_LOAD / LOOP_STORE: access number imm.i; STORE stores value a, of the access's compute type.
  *   An access is either loaded (any number of times) or stored (once), as its `store` says.
- * Stage-1 code may name stage-0 values only where they are CONST, SCALAR or COUNT.
+ * Stage-1 code may name stage-0 values only where they are CONST, SCALAR or NREDUCED.
  * LOOP_REDUCE: reduces value a (already of the accumulator type `type`) by reduce_kind imm.i, in
- * canonical order; its value belongs to stage 1. MEAN appears as SUM followed by DIV by COUNT;
+ * canonical order; its value belongs to stage 1. MEAN appears as SUM followed by DIV by NREDUCED;
  * ARGMAX does not appear. */
 typedef enum loop_kind { LOOP_PRIM, LOOP_LOAD, LOOP_STORE, LOOP_REDUCE } loop_kind;
 
@@ -85,6 +85,10 @@ typedef void (*loop_fn)(void *const *args, const int64_t *dims, const uint64_t *
 bool etch__loop_valid(const loop_kernel *k, const char **why);
 /* Whether code can be generated for the primitive with result type `type` (no integer POW). */
 bool etch__loop_can_emit(prim_id prim, etch_dtype type);
+/* Operands of an instruction (0 to 3, n-th); whether its value is the same for all elements. */
+int etch__loop_arity(const loop_instr *i);
+int etch__loop_operand(const loop_instr *i, int n);
+bool etch__loop_uniform(const loop_instr *i);
 /* Work units of a kernel for given dims, as its loop_fn counts them. */
 int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
 /* Cells of 8 bytes that the scratch of a PARTIAL / FINISH pair needs. */
