@@ -33,6 +33,9 @@ ETCH_API void etch_counters_reset(void);
 /* The same for one function (kernel, cache and operator counts of its own plans only). */
 ETCH_API etch_counters_t etch_function_counters(const etch_function *f);
 
+/* Removes all compiled kernels from the disk cache (those in memory stay usable). */
+ETCH_API void etch_cache_clear(void);
+
 /* Where warnings and enabled logs go: sink(ctx, line) gets one line without the newline, on the thread
  * that logs, under a lock. NULL: back to ETCH_LOGS_OUT, else standard error. */
 ETCH_API void etch_set_log_sink(void (*sink)(void *ctx, const char *line), void *ctx);

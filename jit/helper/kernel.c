@@ -1,0 +1,571 @@
+/* The unit loops of a kernel: which elements a strip has, where its accesses lie.
+ *
+ *   MAP     for each row of the innermost axis: for each strip
+ *   ROW     for each parallel element: for each block: for each strip of reduced elements; stage 1
+ *   COLUMN  for each strip of columns, in parts of `width`: for each block: for each reduced row; stage 1
+ *   FINISH  for each parallel element: fold its blocks; stage 1 */
+#include "gen.h"
+
+static int naxes(const gen *g) { return g->k->npar + g->k->nred; }
+
+static etch_dtype dtype_of(const gen *g, int a) { return (etch_dtype)g->k->access[a].dtype; }
+
+static int size_of(etch_dtype d) {
+    static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
+    return bytes[d];
+}
+
+static type element_ptr(const gen *g, int a) {
+    return gcc_jit_type_get_pointer(g->storage[dtype_of(g, a)]);
+}
+
+static val at_offset(gen *g, val pointer, val offset) {
+    return gcc_jit_lvalue_get_address(elem(g, pointer, offset), NULL);
+}
+
+/* ---- what is set up once per call ------------------------------------------------------------- */
+
+static void mark_used(gen *g) {
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = &g->k->code[v];
+        bool wanted = g->k->split == SPLIT_NONE || (g->k->split == SPLIT_FINISH) == (i->stage == 1);
+        if (wanted && (i->kind == LOOP_LOAD || i->kind == LOOP_STORE))
+            g->access[i->p.imm.i].used[i->stage] = true;
+    }
+}
+
+static bool used(const gen *g, int a) { return g->access[a].used[0] || g->access[a].used[1]; }
+
+static void read_dims(gen *g) {
+    for (int x = 0; x < naxes(g); x++)
+        g->extent[x] = rv(keep(g, g->t_long, rv(elem(g, g->dims, num(g, x))), "extent"));
+    for (int a = 0; a < g->k->naccesses; a++) {
+        for (int x = 0; used(g, a) && x < naxes(g); x++) {
+            val at = num(g, naxes(g) * (a + 1) + x);
+            if (g->k->access[a].step[x] == STEP_ONE) g->access[a].stride[x] = num(g, 1);
+            if (g->k->access[a].step[x] == STEP_VAR)
+                g->access[a].stride[x] = rv(keep(g, g->t_long, rv(elem(g, g->dims, at)), "stride"));
+        }
+    }
+}
+
+static val product(gen *g, int from, int to) {
+    val p = num(g, 1);
+    for (int x = from; x < to; x++) p = x == from ? g->extent[x] : mul(g, p, g->extent[x]);
+    return rv(keep(g, g->t_long, p, "size"));
+}
+
+static val rounded_up(gen *g, val n, int to) {
+    return quot(g, add(g, n, num(g, to - 1)), num(g, to));
+}
+
+static void read_sizes(gen *g) {
+    g->parallel = product(g, 0, g->k->npar);
+    if (!g->k->nred) return;
+    g->reduced = product(g, g->k->npar, naxes(g));
+    val b = rv(keep(g, g->t_long, rounded_up(g, g->reduced, REDUCE_BLOCK), "blocks"));
+    g->blocks = choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, b, num(g, 1)), num(g, 1), b);
+}
+
+static void new_accesses(gen *g) {
+    for (int a = 0; a < g->k->naccesses; a++) {
+        gen_access *x = &g->access[a];
+        if (!used(g, a)) continue;
+        x->unit = gen_local(g, element_ptr(g, a), "unit");
+        x->base = gen_local(g, element_ptr(g, a), "base");
+        x->source = gen_local(g, element_ptr(g, a), "source");
+        x->uniform = gen_local(g, g->compute[dtype_of(g, a)], "same");
+        x->buffer = gen_array(g, g->storage[dtype_of(g, a)], g->width, "buffer");
+    }
+}
+
+static val scalar_value(gen *g, const loop_instr *i) {
+    etch_dtype d = etch__compute_type((etch_dtype)i->p.from);
+    val cell = at_offset(g, g->scalars, num(g, i->p.imm.i));
+    val e = rv(elem(g, cast(g, cell, gcc_jit_type_get_pointer(g->storage[d])), num(g, 0)));
+    val v = gen_load(g, d, rv(keep(g, g->storage[d], e, "cell")));
+    return gen_convert(g, d, (etch_dtype)i->p.type, rv(keep(g, g->compute[d], v, "scalar")));
+}
+
+static val constant_value(gen *g, const loop_instr *i) {
+    etch_dtype t = (etch_dtype)i->p.type;
+    if (etch__is_float(t)) return gen_real(g, t, i->p.imm.d);
+    if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, i->p.imm.i != 0), g->t_bool);
+    return constant(g, g->compute[t], i->p.imm.i);
+}
+
+/* Constants, scalars and the count of reduced elements are the same for all strips. */
+static void set_uniforms(gen *g) {
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = &g->k->code[v];
+        if (!etch__loop_uniform(i)) continue;
+        val x = i->p.prim == PRIM_CONST    ? constant_value(g, i)
+                : i->p.prim == PRIM_SCALAR ? scalar_value(g, i)
+                                           : gen_convert(g, ETCH_I64, (etch_dtype)i->p.type, g->reduced);
+        g->value[v].now = keep(g, g->compute[i->p.type], x, "uniform");
+        g->value[v].loop = EVERY_LOOP;
+    }
+}
+
+/* ---- where accesses lie ----------------------------------------------------------------------- */
+
+/* Splits a row-major number over axes [from, to) into index[]. */
+static void decompose(gen *g, val number, int from, int to, val *index) {
+    var left = keep(g, g->t_long, number, "left");
+    for (int x = to - 1; x > from; x--) {
+        index[x] = rv(keep(g, g->t_long, rem(g, rv(left), g->extent[x]), "index"));
+        set(g, left, quot(g, rv(left), g->extent[x]));
+    }
+    if (from < to) index[from] = rv(left);
+}
+
+static val offset_over(gen *g, int a, int from, int to, val *index) {
+    val offset = NULL;
+    for (int x = from; x < to; x++) {
+        if (g->k->access[a].step[x] == STEP_ZERO) continue;
+        val part = g->k->access[a].step[x] == STEP_ONE ? index[x]
+                                                       : mul(g, index[x], g->access[a].stride[x]);
+        offset = offset ? add(g, offset, part) : part;
+    }
+    return offset;
+}
+
+static void move(gen *g, var to, val pointer, val offset) {
+    set(g, to, offset ? at_offset(g, pointer, offset) : pointer);
+}
+
+/* unit pointers from the arguments, with the parallel axes [0, to) at index[] */
+static void set_units(gen *g, int to, val *index) {
+    for (int a = 0; a < g->k->naccesses; a++) {
+        if (!used(g, a)) continue;
+        val start = cast(g, rv(elem(g, g->args, num(g, a))), element_ptr(g, a));
+        move(g, g->access[a].unit, start, offset_over(g, a, 0, to, index));
+    }
+}
+
+/* base pointers of a stage's accesses from the unit's, `first` elements along axis x (-1: none) */
+static void set_bases(gen *g, int stage, int x, val first) {
+    for (int a = 0; a < g->k->naccesses; a++) {
+        gen_access *s = &g->access[a];
+        if (!s->used[stage]) continue;
+        val offset = x < 0 || g->k->access[a].step[x] == STEP_ZERO ? NULL
+                                                                    : mul(g, first, s->stride[x]);
+        move(g, s->base, rv(s->unit), offset);
+    }
+}
+
+static void set_length(gen *g, val n) {
+    set(g, g->n, n);
+    val up = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, add(g, rv(g->n), num(g, BLOCK - 1)),
+                num(g, -BLOCK));
+    set(g, g->trip, up);
+}
+
+/* ---- sources and results ---------------------------------------------------------------------- */
+
+static void copy(gen *g, etch_dtype d, val to, val from, val n) {
+    type p = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
+    type cp = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_CONST_CHAR_PTR);
+    (void)cp;
+    val bytes = cast(g, mul(g, n, num(g, size_of(d))),
+                     gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_SIZE_T));
+    val args[3] = {cast(g, to, p), cast(g, from, p), bytes};
+    gcc_jit_block_add_eval(g->at, NULL, builtin(g, "__builtin_memcpy", 3, args));
+}
+
+/* buffer[at + j] = from[j * stride] for j < n */
+static void gather(gen *g, int a, val at, val from, val n, val stride) {
+    gen_loop l = for_begin(g, num(g, 0), n, 1, "j");
+    set(g, elem(g, g->access[a].buffer, add(g, at, rv(l.i))),
+        rv(elem(g, from, mul(g, rv(l.i), stride))));
+    for_end(g, &l);
+}
+
+static void scatter(gen *g, val results, val at, val to, val n, val stride) {
+    gen_loop l = for_begin(g, num(g, 0), n, 1, "j");
+    set(g, elem(g, to, mul(g, rv(l.i), stride)), rv(elem(g, results, add(g, at, rv(l.i)))));
+    for_end(g, &l);
+}
+
+/* What stands behind the valid elements is computed with, so it must be initialised. */
+static void pad(gen *g, int a) {
+    gen_loop l = for_begin(g, rv(g->n), rv(g->trip), 1, "j");
+    set(g, elem(g, g->access[a].buffer, rv(l.i)),
+        gcc_jit_context_zero(g->c, g->storage[dtype_of(g, a)]));
+    for_end(g, &l);
+}
+
+static void source_contiguous(gen *g, int a) {
+    gen_access *s = &g->access[a];
+    gen_if whole = if_begin(g, cmp(g, GCC_JIT_COMPARISON_EQ, rv(g->n), rv(g->trip)));
+    set(g, s->source, rv(s->base));
+    if_else(g, &whole);
+    copy(g, dtype_of(g, a), s->buffer, rv(s->base), rv(g->n));
+    pad(g, a);
+    set(g, s->source, s->buffer);
+    if_end(g, &whole);
+}
+
+static void source_uniform(gen *g, int a) {
+    gen_access *s = &g->access[a];
+    val e = rv(keep(g, g->storage[dtype_of(g, a)], rv(elem(g, rv(s->base), num(g, 0))), "e"));
+    set(g, s->uniform, gen_load(g, dtype_of(g, a), e));
+}
+
+/* Makes the strip along axis x readable: bases, n and trip are set. */
+static void set_sources(gen *g, int stage, int x) {
+    for (int a = 0; a < g->k->naccesses; a++) {
+        gen_access *s = &g->access[a];
+        if (!s->used[stage] || g->k->access[a].store) continue;
+        if (gen_uniform_load(g, stage, a)) {
+            source_uniform(g, a);
+        } else if (g->k->access[a].step[x] == STEP_ONE) {
+            source_contiguous(g, a);
+        } else {
+            val stride = s->stride[x] ? s->stride[x] : num(g, 0);
+            gather(g, a, num(g, 0), rv(s->base), rv(g->n), stride);
+            pad(g, a);
+            set(g, s->source, s->buffer);
+        }
+    }
+}
+
+static void copy_out(gen *g, const loop_instr *store, int x) {
+    int a = (int)store->p.imm.i;
+    val results = gen_results_of(g, store), base = rv(g->access[a].base);
+    if (!results) return;
+    if (x >= 0 && g->k->access[a].step[x] == STEP_ONE) {
+        copy(g, dtype_of(g, a), base, results, rv(g->n));
+    } else {
+        val stride = x >= 0 && g->access[a].stride[x] ? g->access[a].stride[x] : num(g, 0);
+        scatter(g, results, num(g, 0), base, rv(g->n), stride);
+    }
+}
+
+static void copy_all_out(gen *g, int stage, int x) {
+    for (int v = 0; v < g->k->ncode; v++)
+        if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == stage)
+            copy_out(g, &g->k->code[v], x);
+}
+
+/* ---- stage 1 for one element ------------------------------------------------------------------ */
+
+static void finish_element(gen *g, val element) {
+    g->scalar = true;
+    gen_results(g);
+    set_bases(g, 1, -1, NULL);
+    set(g, g->index0, element);
+    set(g, g->n, num(g, 1)), set(g, g->trip, num(g, 1));
+    set_sources(g, 1, -1);
+    gen_strip(g, 1);
+    g->scalar = g->k->split == SPLIT_FINISH;
+}
+
+/* ---- MAP -------------------------------------------------------------------------------------- */
+
+static val strips_of(gen *g, val inner) {
+    val s = rv(keep(g, g->t_long, rounded_up(g, inner, STRIP), "strips"));
+    return choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, s, num(g, 1)), num(g, 1), s);
+}
+
+static void map_strip(gen *g, val row, val strip, val inner) {
+    int x = g->k->npar - 1;
+    val first = rv(keep(g, g->t_long, mul(g, strip, num(g, STRIP)), "first"));
+    set_length(g, min_of(g, sub(g, inner, first), num(g, STRIP)));
+    set_bases(g, 0, x, first);
+    set(g, g->index0, add(g, mul(g, row, inner), first));
+    set_sources(g, 0, x);
+    gen_strip(g, 0);
+    copy_all_out(g, 0, x);
+}
+
+static void gen_map(gen *g) {
+    int outer = g->k->npar > 0 ? g->k->npar - 1 : 0;
+    val inner = g->k->npar ? g->extent[outer] : num(g, 1), index[LOOP_MAX_AXES];
+    val strips = strips_of(g, inner);
+    var u = keep(g, g->t_long, g->begin, "u");
+    var row = keep(g, g->t_long, quot(g, rv(u), strips), "row");
+    var s = keep(g, g->t_long, rem(g, rv(u), strips), "s");
+    g->index_step = num(g, 1);
+    gen_loop rows = while_begin(g);
+    while_test(g, &rows, cmp(g, GCC_JIT_COMPARISON_LT, rv(u), g->end));
+    decompose(g, rv(row), 0, outer, index);
+    set_units(g, outer, index);
+    gen_loop l = while_begin(g);
+    while_test(g, &l, both(g, cmp(g, GCC_JIT_COMPARISON_LT, rv(u), g->end),
+                           cmp(g, GCC_JIT_COMPARISON_LT, rv(s), strips)));
+    map_strip(g, rv(row), rv(s), inner);
+    set(g, u, add(g, rv(u), num(g, 1)));
+    set(g, s, add(g, rv(s), num(g, 1)));
+    for_end(g, &l);
+    set(g, row, add(g, rv(row), num(g, 1)));
+    set(g, s, num(g, 0));
+    for_end(g, &rows);
+}
+
+/* ---- ROW -------------------------------------------------------------------------------------- */
+
+/* Several reduced axes: a strip of consecutive logical indices may lie in several rows of the
+ * innermost one. Walks its pieces: body(g, position in the strip, length), bases set to the piece. */
+static void for_pieces(gen *g, val r, void (*body)(gen *, val, val)) {
+    int last = naxes(g) - 1;
+    val index[LOOP_MAX_AXES];
+    var row = keep(g, g->t_long, quot(g, r, g->extent[last]), "row");
+    var c = keep(g, g->t_long, rem(g, r, g->extent[last]), "c");
+    var pos = keep(g, g->t_long, num(g, 0), "pos");
+    gen_loop l = while_begin(g);
+    while_test(g, &l, cmp(g, GCC_JIT_COMPARISON_LT, rv(pos), rv(g->n)));
+    val len = min_of(g, sub(g, rv(g->n), rv(pos)), sub(g, g->extent[last], rv(c)));
+    decompose(g, rv(row), g->k->npar, last, index);
+    index[last] = rv(c);
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->access[a].used[0])
+            move(g, g->access[a].base, rv(g->access[a].unit),
+                 offset_over(g, a, g->k->npar, last + 1, index));
+    body(g, rv(pos), len);
+    set(g, pos, add(g, rv(pos), len));
+    set(g, row, add(g, rv(row), num(g, 1)));
+    set(g, c, num(g, 0));
+    for_end(g, &l);
+}
+
+static val last_stride(gen *g, int a) {
+    val s = g->access[a].stride[naxes(g) - 1];
+    return s ? s : num(g, 0);
+}
+
+static void gather_piece(gen *g, val pos, val len) {
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->access[a].used[0] && !g->k->access[a].store && !gen_uniform_load(g, 0, a))
+            gather(g, a, pos, rv(g->access[a].base), len, last_stride(g, a));
+}
+
+static void scatter_piece(gen *g, val pos, val len) {
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = &g->k->code[v];
+        if (i->kind != LOOP_STORE || i->stage != 0) continue;
+        int a = (int)i->p.imm.i;
+        scatter(g, gen_results_of(g, i), pos, rv(g->access[a].base), len, last_stride(g, a));
+    }
+}
+
+static void pad_all(gen *g) {
+    for (int a = 0; a < g->k->naccesses; a++) {
+        gen_access *s = &g->access[a];
+        if (!s->used[0] || g->k->access[a].store) continue;
+        if (gen_uniform_load(g, 0, a)) {
+            set(g, s->base, rv(s->unit));
+            source_uniform(g, a);
+        } else {
+            pad(g, a);
+            set(g, s->source, s->buffer);
+        }
+    }
+}
+
+static bool stores_in_stage_0(const gen *g) {
+    for (int v = 0; v < g->k->ncode; v++)
+        if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == 0) return true;
+    return false;
+}
+
+static void row_strip(gen *g, val r) {
+    int last = naxes(g) - 1;
+    if (g->k->nred == 1) {
+        set_bases(g, 0, last, r);
+        set_sources(g, 0, last);
+    } else {
+        for_pieces(g, r, gather_piece);
+        pad_all(g);
+    }
+    gen_strip(g, 0);
+    gen_lanes_add_strip(g);
+    if (g->k->nred == 1) copy_all_out(g, 0, last);
+    else if (stores_in_stage_0(g)) for_pieces(g, r, scatter_piece);
+}
+
+static val block_end(gen *g, val block) {
+    return min_of(g, mul(g, add(g, block, num(g, 1)), num(g, REDUCE_BLOCK)), g->reduced);
+}
+
+static void row_block(gen *g, val element, val block) {
+    gen_lanes_reset(g);
+    val first = mul(g, block, num(g, REDUCE_BLOCK)), stop = block_end(g, block);
+    gen_loop l = for_begin(g, first, stop, g->width, "r");
+    set_length(g, min_of(g, sub(g, stop, rv(l.i)), num(g, g->width)));
+    set(g, g->index0, add(g, mul(g, element, g->reduced), rv(l.i)));
+    row_strip(g, rv(l.i));
+    for_end(g, &l);
+    gen_lanes_fold(g);
+}
+
+static void gen_row(gen *g) {
+    val index[LOOP_MAX_AXES];
+    bool partial = g->k->split == SPLIT_PARTIAL;
+    gen_loop u = for_begin(g, g->begin, g->end, 1, "u");
+    val p = partial ? quot(g, rv(u.i), g->blocks) : rv(u.i);
+    p = rv(keep(g, g->t_long, p, "element"));
+    decompose(g, p, 0, g->k->npar, index);
+    set_units(g, g->k->npar, index);
+    g->index_step = num(g, 1);
+    if (partial) {
+        val block = rv(keep(g, g->t_long, rem(g, rv(u.i), g->blocks), "block"));
+        row_block(g, p, block);
+        gen_scratch_write(g, p, block);
+    } else {
+        var top = gen_stack_begin(g);
+        gen_loop b = for_begin(g, num(g, 0), g->blocks, 1, "block");
+        row_block(g, p, rv(b.i));
+        gen_stack_push(g, top, rv(b.i));
+        for_end(g, &b);
+        gen_stack_finish(g, top);
+        finish_element(g, p);
+    }
+    for_end(g, &u);
+}
+
+/* ---- COLUMN ----------------------------------------------------------------------------------- */
+
+typedef struct column_part {
+    val element; /* parallel number of its first column */
+    val column;
+} column_part;
+
+static void column_row(gen *g, const column_part *c, val r) {
+    int x = g->k->npar - 1, last = naxes(g);
+    val index[LOOP_MAX_AXES];
+    decompose(g, r, g->k->npar, last, index);
+    for (int a = 0; a < g->k->naccesses; a++) {
+        gen_access *s = &g->access[a];
+        if (!s->used[0]) continue;
+        val offset = offset_over(g, a, g->k->npar, last, index);
+        val along = g->k->access[a].step[x] == STEP_ZERO ? NULL : mul(g, c->column, s->stride[x]);
+        if (offset && along) offset = add(g, offset, along);
+        move(g, s->base, rv(s->unit), offset ? offset : along);
+    }
+    set(g, g->index0, add(g, mul(g, c->element, g->reduced), r));
+    val lane = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, r, num(g, REDUCE_LANES - 1));
+    set(g, g->lane, mul(g, lane, num(g, g->width)));
+    g->index_step = g->reduced;
+    set_sources(g, 0, x);
+    gen_strip(g, 0);
+    copy_all_out(g, 0, x);
+}
+
+static void column_block(gen *g, const column_part *c, val block) {
+    gen_lanes_reset(g);
+    gen_loop l = for_begin(g, mul(g, block, num(g, REDUCE_BLOCK)), block_end(g, block), 1, "r");
+    column_row(g, c, rv(l.i));
+    for_end(g, &l);
+    gen_lanes_fold(g);
+}
+
+static void finish_columns(gen *g, const column_part *c) {
+    int x = g->k->npar - 1;
+    gen_results(g);
+    set_bases(g, 1, x, c->column);
+    set(g, g->index0, c->element);
+    g->index_step = num(g, 1);
+    set_sources(g, 1, x);
+    gen_strip(g, 1);
+    copy_all_out(g, 1, x);
+}
+
+static void column_unit(gen *g, const column_part *c, val block) {
+    if (block) {
+        column_block(g, c, block);
+        gen_scratch_write(g, c->element, block);
+        return;
+    }
+    var top = gen_stack_begin(g);
+    gen_loop b = for_begin(g, num(g, 0), g->blocks, 1, "block");
+    column_block(g, c, rv(b.i));
+    gen_stack_push(g, top, rv(b.i));
+    for_end(g, &b);
+    gen_stack_finish(g, top);
+    finish_columns(g, c);
+}
+
+static void gen_column(gen *g) {
+    int outer = g->k->npar - 1;
+    bool partial = g->k->split == SPLIT_PARTIAL;
+    val inner = g->extent[outer], strips = strips_of(g, inner), index[LOOP_MAX_AXES], block = NULL;
+    gen_loop u = for_begin(g, g->begin, g->end, 1, "u");
+    var v = keep(g, g->t_long, rv(u.i), "v");
+    if (partial) {
+        block = rv(keep(g, g->t_long, rem(g, rv(v), g->blocks), "block"));
+        set(g, v, quot(g, rv(v), g->blocks));
+    }
+    val row = rv(keep(g, g->t_long, quot(g, rv(v), strips), "row"));
+    val first = mul(g, rem(g, rv(v), strips), num(g, STRIP));
+    first = rv(keep(g, g->t_long, first, "first"));
+    decompose(g, row, 0, outer, index);
+    set_units(g, outer, index);
+    val stop = min_of(g, add(g, first, num(g, STRIP)), inner);
+    gen_loop c = for_begin(g, first, stop, g->width, "c");
+    set_length(g, min_of(g, sub(g, stop, rv(c.i)), num(g, g->width)));
+    column_part part = {add(g, mul(g, row, inner), rv(c.i)), rv(c.i)};
+    part.element = rv(keep(g, g->t_long, part.element, "element"));
+    column_unit(g, &part, block);
+    for_end(g, &c);
+    for_end(g, &u);
+}
+
+/* ---- FINISH ----------------------------------------------------------------------------------- */
+
+static void gen_finish(gen *g) {
+    val index[LOOP_MAX_AXES];
+    gen_loop u = for_begin(g, g->begin, g->end, 1, "u");
+    decompose(g, rv(u.i), 0, g->k->npar, index);
+    set_units(g, g->k->npar, index);
+    gen_scratch_fold(g, rv(u.i));
+    finish_element(g, rv(u.i));
+    for_end(g, &u);
+}
+
+/* ---- the function ----------------------------------------------------------------------------- */
+
+/* The lanes of all reductions of COLUMN together should lie in the first-level cache. */
+static int column_width(const gen *g) {
+    int bytes = 0;
+    for (int v = 0; v < g->k->ncode; v++)
+        if (g->k->code[v].kind == LOOP_REDUCE)
+            bytes += REDUCE_LANES * size_of((etch_dtype)g->k->code[v].p.type);
+    return bytes * 128 <= 32768 ? 128 : 64;
+}
+
+static void new_function(gen *g, const char *symbol) {
+    type p_void = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
+    type t[5] = {gcc_jit_type_get_pointer(p_void), gcc_jit_type_get_pointer(g->t_long),
+                 gcc_jit_type_get_pointer(g->t_u64), g->t_long, g->t_long};
+    static const char *const names[5] = {"args", "dims", "scalars", "begin", "end"};
+    gcc_jit_param *p[5];
+    for (int n = 0; n < 5; n++) p[n] = gcc_jit_context_new_param(g->c, NULL, t[n], names[n]);
+    g->fn = gcc_jit_context_new_function(g->c, NULL, GCC_JIT_FUNCTION_EXPORTED, g->t_void, symbol, 5,
+                                         p, 0);
+    val *to[5] = {&g->args, &g->dims, &g->scalars, &g->begin, &g->end};
+    for (int n = 0; n < 5; n++) *to[n] = gcc_jit_param_as_rvalue(p[n]);
+    g->at = gcc_jit_function_new_block(g->fn, "entry");
+}
+
+void gen_kernel(gen *g, const char *symbol) {
+    gen_types(g);
+    new_function(g, symbol);
+    g->scalar = g->k->split == SPLIT_FINISH;
+    g->width = g->k->variant == LOOP_COLUMN ? column_width(g) : STRIP;
+    g->cells = g->k->variant == LOOP_COLUMN ? g->width : 1;
+    g->n = gen_local(g, g->t_long, "n"), g->trip = gen_local(g, g->t_long, "trip");
+    g->index0 = gen_local(g, g->t_long, "index0"), g->lane = gen_local(g, g->t_long, "lane_at");
+    mark_used(g);
+    read_dims(g);
+    read_sizes(g);
+    new_accesses(g);
+    set_uniforms(g);
+    gen_plan_values(g);
+    gen_reductions(g);
+    if (g->k->split == SPLIT_FINISH) gen_finish(g);
+    else if (g->k->variant == LOOP_MAP) gen_map(g);
+    else if (g->k->variant == LOOP_ROW) gen_row(g);
+    else gen_column(g);
+    gcc_jit_block_end_with_void_return(g->at, NULL);
+}

@@ -1,0 +1,267 @@
+/* The scalar primitives of core/prims.def as libgccjit expressions, bit for bit.
+ *
+ * All is written so that gcc's vectoriser takes it: selections are branches around plain assignments,
+ * half types are integer arithmetic. */
+#include "gen.h"
+
+#include <float.h>
+#include <math.h>
+#include <stdio.h>
+
+#define PLUS GCC_JIT_BINARY_OP_PLUS
+#define MINUS GCC_JIT_BINARY_OP_MINUS
+#define TIMES GCC_JIT_BINARY_OP_MULT
+#define OVER GCC_JIT_BINARY_OP_DIVIDE
+#define AND GCC_JIT_BINARY_OP_BITWISE_AND
+#define OR GCC_JIT_BINARY_OP_BITWISE_OR
+#define SHL GCC_JIT_BINARY_OP_LSHIFT
+#define SHR GCC_JIT_BINARY_OP_RSHIFT
+#define EQ GCC_JIT_COMPARISON_EQ
+#define NE GCC_JIT_COMPARISON_NE
+#define LT GCC_JIT_COMPARISON_LT
+#define LE GCC_JIT_COMPARISON_LE
+#define GT GCC_JIT_COMPARISON_GT
+#define GE GCC_JIT_COMPARISON_GE
+
+val gen_real(gen *g, etch_dtype t, double v) {
+    if (t != ETCH_F64) v = (float)v; /* a constant of type float must not carry more digits */
+    return gcc_jit_context_new_rvalue_from_double(g->c, g->compute[t], v);
+}
+
+static val u32(gen *g, uint32_t v) { return constant(g, g->t_u32, (int64_t)v); }
+static val uop(gen *g, enum gcc_jit_binary_op o, val a, val b) { return op(g, o, g->t_u32, a, b); }
+static val ukeep(gen *g, val v) { return rv(keep(g, g->t_u32, v, "u")); }
+static val fkeep(gen *g, val v) { return rv(keep(g, g->compute[ETCH_F32], v, "f")); }
+static val f32_of(gen *g, val u) { return fkeep(g, bits(g, u, g->compute[ETCH_F32])); }
+static val bits_of(gen *g, val f) { return ukeep(g, bits(g, f, g->t_u32)); }
+
+/* ---- half types ------------------------------------------------------------------------------- */
+
+/* Rounds away the low `drop` bits of the bits u, to nearest even. */
+static val round_bits(gen *g, val u, int drop) {
+    val odd = uop(g, AND, uop(g, SHR, u, u32(g, (uint32_t)drop)), u32(g, 1));
+    val half = u32(g, (1u << (drop - 1)) - 1);
+    val sum = uop(g, PLUS, uop(g, PLUS, u, half), odd);
+    return ukeep(g, uop(g, AND, sum, u32(g, ~((1u << drop) - 1))));
+}
+
+static val quiet(gen *g, val u, int drop) {
+    val kept = uop(g, AND, u, u32(g, ~((1u << drop) - 1)));
+    return ukeep(g, uop(g, OR, kept, u32(g, 0x400000)));
+}
+
+static val round_bf16(gen *g, val x) {
+    val u = bits_of(g, x);
+    val r = round_bits(g, u, 16), nan = quiet(g, u, 16);
+    return f32_of(g, choose(g, g->t_u32, cmp(g, NE, x, x), nan, r));
+}
+
+/* Above 2^-14 the low 13 bits go; below, adding 0.5 leaves multiples of 2^-24; from 65520 on it is
+ * infinite. */
+static val round_f16(gen *g, val x) {
+    val u = bits_of(g, x);
+    val sign = ukeep(g, uop(g, AND, u, u32(g, 0x80000000u)));
+    val mag = ukeep(g, uop(g, AND, u, u32(g, 0x7fffffff)));
+    val r = round_bits(g, mag, 13);
+    val big = cmp(g, GE, r, u32(g, 0x47800000));
+    r = choose(g, g->t_u32, big, u32(g, 0x7f800000), r);
+    val half = gen_real(g, ETCH_F32, 0.5);
+    val F = fkeep(g, op(g, PLUS, g->compute[ETCH_F32], f32_of(g, mag), half));
+    F = fkeep(g, op(g, MINUS, g->compute[ETCH_F32], F, half));
+    r = choose(g, g->t_u32, cmp(g, LT, mag, u32(g, 0x38800000)), bits_of(g, F), r);
+    r = choose(g, g->t_u32, cmp(g, GT, mag, u32(g, 0x7f800000)), quiet(g, mag, 13), r);
+    return f32_of(g, uop(g, OR, r, sign));
+}
+
+/* Exact: a denormal is its integer times 2^-24, else the exponent is rebased. */
+static val load_f16(gen *g, val h) {
+    val u = ukeep(g, cast(g, h, g->t_u32));
+    val sign = ukeep(g, uop(g, SHL, uop(g, AND, u, u32(g, 0x8000)), u32(g, 16)));
+    val mag = ukeep(g, uop(g, AND, u, u32(g, 0x7fff)));
+    val rebase = choose(g, g->t_u32, cmp(g, GE, mag, u32(g, 0x7c00)), u32(g, 224u << 23),
+                        u32(g, 112u << 23));
+    val normal = ukeep(g, uop(g, PLUS, uop(g, SHL, mag, u32(g, 13)), rebase));
+    val whole = cast(g, cast(g, mag, g->t_int), g->compute[ETCH_F32]);
+    val tiny = fkeep(g, op(g, TIMES, g->compute[ETCH_F32], whole, gen_real(g, ETCH_F32, 0x1p-24)));
+    val r = choose(g, g->t_u32, cmp(g, LT, mag, u32(g, 0x400)), bits_of(g, tiny), normal);
+    return f32_of(g, uop(g, OR, r, sign));
+}
+
+/* Exact: the value lies on the f16 grid already. */
+static val store_f16(gen *g, val x) {
+    val u = bits_of(g, x);
+    val sign = ukeep(g, uop(g, AND, uop(g, SHR, u, u32(g, 16)), u32(g, 0x8000)));
+    val mag = ukeep(g, uop(g, AND, u, u32(g, 0x7fffffff)));
+    val normal = ukeep(g, uop(g, SHR, uop(g, MINUS, mag, u32(g, 112u << 23)), u32(g, 13)));
+    val tail = uop(g, AND, uop(g, SHR, mag, u32(g, 13)), u32(g, 0x3ff));
+    val special = ukeep(g, uop(g, OR, tail, u32(g, 0x7c00)));
+    val small = cmp(g, LT, mag, u32(g, 0x38800000));
+    val safe = choose(g, g->t_u32, small, mag, u32(g, 0));
+    val scaled = op(g, TIMES, g->compute[ETCH_F32], f32_of(g, safe), gen_real(g, ETCH_F32, 0x1p24));
+    val tiny = ukeep(g, cast(g, cast(g, fkeep(g, scaled), g->t_int), g->t_u32));
+    val r = choose(g, g->t_u32, small, tiny, normal);
+    r = choose(g, g->t_u32, cmp(g, GE, mag, u32(g, 0x7f800000)), special, r);
+    return cast(g, uop(g, OR, r, sign), g->storage[ETCH_F16]);
+}
+
+val gen_load(gen *g, etch_dtype storage, val e) {
+    if (storage == ETCH_F16) return load_f16(g, e);
+    if (storage == ETCH_BF16)
+        return f32_of(g, uop(g, SHL, cast(g, e, g->t_u32), u32(g, 16)));
+    if (storage == ETCH_BOOL) return cmp(g, NE, e, constant(g, g->storage[ETCH_BOOL], 0));
+    return e;
+}
+
+val gen_store(gen *g, etch_dtype storage, val v) {
+    if (storage == ETCH_F16) return store_f16(g, v);
+    if (storage == ETCH_BF16)
+        return cast(g, uop(g, SHR, bits_of(g, v), u32(g, 16)), g->storage[ETCH_BF16]);
+    if (storage == ETCH_BOOL) return cast(g, v, g->storage[ETCH_BOOL]);
+    return v;
+}
+
+/* ---- conversions ------------------------------------------------------------------------------ */
+
+typedef struct int_range {
+    double low, above; /* the lowest value and the first that is too large, both exact in f32 */
+    int64_t min, max;
+} int_range;
+
+static const int_range ranges[ETCH_DTYPE_COUNT] = {
+    [ETCH_I8] = {-0x1p7, 0x1p7, INT8_MIN, INT8_MAX},
+    [ETCH_I16] = {-0x1p15, 0x1p15, INT16_MIN, INT16_MAX},
+    [ETCH_I32] = {-0x1p31, 0x1p31, INT32_MIN, INT32_MAX},
+    [ETCH_I64] = {-0x1p63, 0x1p63, INT64_MIN, INT64_MAX},
+    [ETCH_U8] = {0, 0x1p8, 0, UINT8_MAX},
+};
+
+/* Truncates in i32 (i64) and then narrows: what is out of range is replaced afterwards. */
+static val float_to_int(gen *g, etch_dtype from, etch_dtype to, val v) {
+    const int_range *r = &ranges[to];
+    type t = g->compute[to], wide = to == ETCH_I64 ? g->t_long : g->t_int;
+    val x = rv(keep(g, g->compute[from], v, "x"));
+    val in = both(g, cmp(g, GE, x, gen_real(g, from, r->low)),
+                  cmp(g, LT, x, gen_real(g, from, r->above)));
+    val safe = choose(g, g->compute[from], in, x, gen_real(g, from, 0));
+    val n = rv(keep(g, t, cast(g, cast(g, safe, wide), t), "n"));
+    n = choose(g, t, cmp(g, GE, x, gen_real(g, from, r->above)), constant(g, t, r->max), n);
+    return choose(g, t, cmp(g, LT, x, gen_real(g, from, r->low)), constant(g, t, r->min), n);
+}
+
+static val zero_of(gen *g, etch_dtype t) {
+    if (etch__is_float(t)) return gen_real(g, t, 0);
+    return t == ETCH_BOOL ? cast(g, constant(g, g->t_int, 0), g->t_bool) : constant(g, g->compute[t], 0);
+}
+
+val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v) {
+    if (from == to) return v;
+    if (to == ETCH_BOOL) return cmp(g, NE, v, zero_of(g, from));
+    if (etch__is_float(from) && !etch__is_float(to)) return float_to_int(g, from, to, v);
+    if (from == ETCH_BOOL) v = rv(keep(g, g->t_int, cast(g, v, g->t_int), "b"));
+    return cast(g, v, g->compute[to]);
+}
+
+/* ---- arithmetic ------------------------------------------------------------------------------- */
+
+static val plain(gen *g, etch_dtype t, enum gcc_jit_binary_op o, val a, val b) {
+    return op(g, o, g->compute[t], a, b);
+}
+
+static val extreme(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
+    if (t == ETCH_BOOL) return o == GT ? either(g, a, b) : both(g, a, b);
+    val better = cmp(g, o, a, b);
+    if (etch__is_float(t)) better = either(g, better, cmp(g, NE, a, a));
+    return choose(g, g->compute[t], better, a, b);
+}
+
+static val negate(gen *g, etch_dtype t, val a) {
+    return gcc_jit_context_new_unary_op(g->c, NULL, GCC_JIT_UNARY_OP_MINUS, g->compute[t], a);
+}
+
+static val absolute(gen *g, etch_dtype t, val a) {
+    if (t == ETCH_U8 || t == ETCH_BOOL) return a;
+    if (etch__is_float(t)) return builtin(g, t == ETCH_F64 ? "__builtin_fabs" : "__builtin_fabsf", 1, &a);
+    val minus = rv(keep(g, g->compute[t], negate(g, t, a), "m"));
+    return choose(g, g->compute[t], cmp(g, LT, a, zero_of(g, t)), minus, a);
+}
+
+static val fused(gen *g, etch_dtype t, val a, val b, val c) {
+    val args[3] = {a, b, c};
+    return builtin(g, t == ETCH_F64 ? "__builtin_fma" : "__builtin_fmaf", 3, args);
+}
+
+static val invert(gen *g, val a) { return cmp(g, EQ, a, zero_of(g, ETCH_BOOL)); }
+
+/* Comparisons of bools are made on integers. */
+static val compare(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
+    if (t == ETCH_BOOL) a = cast(g, a, g->t_int), b = cast(g, b, g->t_int);
+    return cmp(g, o, a, b);
+}
+
+val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
+    etch_dtype t = (etch_dtype)p->type, from = (etch_dtype)p->from;
+    bool truth = t == ETCH_BOOL;
+    switch ((prim_id)p->prim) {
+    case PRIM_CONVERT: return gen_convert(g, from, t, a);
+    case PRIM_ROUND_BF16: return round_bf16(g, a);
+    case PRIM_ROUND_F16: return round_f16(g, a);
+    case PRIM_ADD: return truth ? either(g, a, b) : plain(g, t, PLUS, a, b);
+    case PRIM_SUB: return plain(g, t, MINUS, a, b);
+    case PRIM_MUL: return truth ? both(g, a, b) : plain(g, t, TIMES, a, b);
+    case PRIM_DIV: return plain(g, t, OVER, a, b);
+    case PRIM_FMA: return fused(g, t, a, b, c);
+    case PRIM_NEG: return negate(g, t, a);
+    case PRIM_ABS: return absolute(g, t, a);
+    case PRIM_SQRT: return builtin(g, t == ETCH_F64 ? "__builtin_sqrt" : "__builtin_sqrtf", 1, &a);
+    case PRIM_MAX: return extreme(g, t, GT, a, b);
+    case PRIM_MIN: return extreme(g, t, LT, a, b);
+    case PRIM_EQ: return compare(g, from, EQ, a, b);
+    case PRIM_NE: return compare(g, from, NE, a, b);
+    case PRIM_LT: return compare(g, from, LT, a, b);
+    case PRIM_LE: return compare(g, from, LE, a, b);
+    case PRIM_AND: return both(g, a, b);
+    case PRIM_OR: return either(g, a, b);
+    case PRIM_NOT: return invert(g, a);
+    case PRIM_SELECT: return choose(g, g->compute[t], a, b, c);
+    default: return zero_of(g, t); /* the others are supplied by strip.c */
+    }
+}
+
+/* ---- reductions ------------------------------------------------------------------------------- */
+
+val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
+    prim_id prim = kind == REDUCE_MAX ? PRIM_MAX : kind == REDUCE_MIN ? PRIM_MIN : PRIM_ADD;
+    prim_instr p = {.prim = (uint8_t)prim, .type = (uint8_t)t};
+    return gen_prim(g, &p, acc, x, NULL);
+}
+
+val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
+    if (etch__is_float(t))
+        return gen_real(g, t, kind == REDUCE_MAX ? -INFINITY : kind == REDUCE_MIN ? INFINITY : -0.0);
+    if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, kind == REDUCE_MIN), g->t_bool);
+    if (kind == REDUCE_SUM) return constant(g, g->compute[t], 0);
+    return constant(g, g->compute[t], kind == REDUCE_MAX ? ranges[t].min : ranges[t].max);
+}
+
+/* ---- libmvec ---------------------------------------------------------------------------------- */
+
+static const char *const mvec_names[PRIM_COUNT] = {
+    [PRIM_EXP] = "exp", [PRIM_LOG] = "log",   [PRIM_SIN] = "sin",
+    [PRIM_COS] = "cos", [PRIM_TANH] = "tanh", [PRIM_POW] = "pow",
+};
+
+bool gen_is_vector_prim(int prim) { return mvec_names[prim] != NULL; }
+
+val gen_vector_call(gen *g, int prim, etch_dtype t, val *args) {
+    static const char isa_letter[CPU_ISA_COUNT] = {'b', 'd', 'e'};
+    int lanes = vec_lanes(g, t), n = prim == PRIM_POW ? 2 : 1;
+    type v = vec_type(g, t);
+    char name[48];
+    snprintf(name, sizeof name, "_ZGV%cN%d%s_%s%s", isa_letter[g->isa], lanes, n == 2 ? "vv" : "v",
+             mvec_names[prim], t == ETCH_F64 ? "" : "f");
+    gcc_jit_param *params[2] = {gcc_jit_context_new_param(g->c, NULL, v, "x"),
+                                gcc_jit_context_new_param(g->c, NULL, v, "y")};
+    gcc_jit_function *f = gcc_jit_context_new_function(g->c, NULL, GCC_JIT_FUNCTION_IMPORTED, v, name,
+                                                       n, params, 0);
+    return gcc_jit_context_new_call(g->c, NULL, f, n, args);
+}

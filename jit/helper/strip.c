@@ -1,0 +1,251 @@
+/* The body of one strip.
+ *
+ * A strip is computed by loops over its elements, which gcc vectorises, and by vector calls of libmvec
+ * between them. Each value has a depth: that of its operands, plus one behind a vector call. Loop d
+ * computes the values of depth d; what a later loop or a call needs is spilled to a local strip, but
+ * for loads and the index, which are taken again. Results go to local strips too and are copied out
+ * at the end, so no loop stores where another loads. */
+#include "gen.h"
+
+static const loop_instr *instr(const gen *g, int v) { return &g->k->code[v]; }
+
+static bool is_prim(const loop_instr *i, prim_id p) { return i->kind == LOOP_PRIM && i->p.prim == p; }
+
+static bool is_vector(const loop_instr *i) {
+    return i->kind == LOOP_PRIM && gen_is_vector_prim(i->p.prim);
+}
+
+bool gen_uniform_load(const gen *g, int stage, int access) {
+    const loop_kernel *k = g->k;
+    const loop_access *a = &k->access[access];
+    if (k->variant == LOOP_COLUMN || k->variant == LOOP_MAP)
+        return k->npar == 0 || a->step[k->npar - 1] == STEP_ZERO || g->scalar;
+    if (stage == 1) return true;
+    for (int x = k->npar; x < k->npar + k->nred; x++)
+        if (a->step[x] != STEP_ZERO) return false;
+    return true;
+}
+
+static bool same_bits(etch_dtype storage) {
+    return storage != ETCH_BF16 && storage != ETCH_F16 && storage != ETCH_BOOL;
+}
+
+/* Same value for all elements of the strip, in a variable. */
+static bool uniform(const gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    if (i->kind == LOOP_LOAD) return gen_uniform_load(g, i->stage, (int)i->p.imm.i);
+    if (i->kind == LOOP_REDUCE) return g->scalar;
+    return etch__loop_uniform(i);
+}
+
+/* A load whose memory can be read by a vector call or by the lanes as it is. */
+static bool direct(const gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    return i->kind == LOOP_LOAD && !uniform(g, v) &&
+           same_bits((etch_dtype)g->k->access[i->p.imm.i].dtype);
+}
+
+/* Cheaper to take again in another loop than to spill. */
+static bool repeatable(const gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    return uniform(g, v) || i->kind == LOOP_LOAD || i->kind == LOOP_REDUCE || is_prim(i, PRIM_INDEX);
+}
+
+/* ---- plan ------------------------------------------------------------------------------------- */
+
+/* A vector call reads its operands from memory, or as one value for all elements. */
+static void plan_vector(gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    g->value[v].vector = g->value[v].spilled = true;
+    g->value[v].depth++;
+    for (int n = 0; n < etch__loop_arity(i); n++) {
+        int o = etch__loop_operand(i, n);
+        if (!uniform(g, o) && !direct(g, o) && instr(g, o)->kind != LOOP_REDUCE)
+            g->value[o].spilled = true;
+    }
+}
+
+static void plan_plain(gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    for (int n = 0; n < etch__loop_arity(i); n++) {
+        int o = etch__loop_operand(i, n);
+        if (g->value[o].depth < g->value[v].depth && !repeatable(g, o)) g->value[o].spilled = true;
+    }
+    if (i->kind == LOOP_REDUCE && g->k->variant == LOOP_ROW && !direct(g, i->p.a))
+        g->value[i->p.a].spilled = true;
+}
+
+/* REDUCE belongs to stage 0 as a use; as a value of stage 1 it has depth 0. */
+static int depth_of(const gen *g, int v) {
+    return instr(g, v)->kind == LOOP_REDUCE ? 0 : g->value[v].depth;
+}
+
+static int stage_of(const loop_instr *i) { return i->kind == LOOP_REDUCE ? 0 : i->stage; }
+
+void gen_plan_values(gen *g) {
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = instr(g, v);
+        for (int n = 0; n < etch__loop_arity(i); n++) {
+            int d = depth_of(g, etch__loop_operand(i, n));
+            if (d > g->value[v].depth) g->value[v].depth = d;
+        }
+        if (is_vector(i)) plan_vector(g, v);
+        else plan_plain(g, v);
+    }
+}
+
+/* ---- values ----------------------------------------------------------------------------------- */
+
+static etch_dtype type_of(const gen *g, int v) { return (etch_dtype)instr(g, v)->p.type; }
+
+static var now(gen *g, int v, val x, int loop) {
+    g->value[v].now = keep(g, g->compute[type_of(g, v)], x, "v");
+    g->value[v].loop = loop;
+    return g->value[v].now;
+}
+
+static val strip_of(gen *g, int v) {
+    gen_value *x = &g->value[v];
+    if (!x->strip) x->strip = gen_array(g, g->storage[type_of(g, v)], g->width, "strip");
+    return x->strip;
+}
+
+static val from_strip(gen *g, int v) {
+    val e = rv(elem(g, strip_of(g, v), g->i));
+    return gen_load(g, type_of(g, v), rv(keep(g, g->storage[type_of(g, v)], e, "e")));
+}
+
+static val index_value(gen *g) {
+    if (g->scalar) return rv(g->index0);
+    return add(g, rv(g->index0), mul(g, g->i, g->index_step));
+}
+
+static val loaded(gen *g, const loop_instr *i) {
+    etch_dtype d = (etch_dtype)g->k->access[i->p.imm.i].dtype;
+    val e = rv(elem(g, rv(g->access[i->p.imm.i].source), g->i));
+    return gen_load(g, d, rv(keep(g, g->storage[d], e, "e")));
+}
+
+/* The value of v for element g->i. */
+static val use(gen *g, int v) {
+    gen_value *x = &g->value[v];
+    const loop_instr *i = instr(g, v);
+    if (i->kind == LOOP_LOAD && uniform(g, v)) return rv(g->access[i->p.imm.i].uniform);
+    if (x->now && (x->loop == g->loops || x->loop == EVERY_LOOP)) return rv(x->now);
+    if (i->kind == LOOP_LOAD) return rv(now(g, v, loaded(g, i), g->loops));
+    if (is_prim(i, PRIM_INDEX)) return rv(now(g, v, index_value(g), g->loops));
+    return rv(now(g, v, from_strip(g, v), g->loops));
+}
+
+val gen_elements(gen *g, int v) {
+    if (!g->value[v].spilled && direct(g, v)) return rv(g->access[instr(g, v)->p.imm.i].source);
+    return strip_of(g, v);
+}
+
+/* ---- loops ------------------------------------------------------------------------------------ */
+
+/* Stores whose value lies in a strip as it must come out need no loop. */
+static bool copied_from_strip(const gen *g, const loop_instr *i) {
+    return !g->scalar && g->value[i->p.a].spilled &&
+           same_bits((etch_dtype)g->k->access[i->p.imm.i].dtype);
+}
+
+val gen_results_of(gen *g, const loop_instr *store) {
+    if (g->scalar) return NULL;
+    if (copied_from_strip(g, store)) return strip_of(g, store->p.a);
+    return g->access[store->p.imm.i].buffer;
+}
+
+static bool has_loop_code(const gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    switch ((loop_kind)i->kind) {
+    case LOOP_PRIM:
+        if (etch__loop_uniform(i)) return g->value[v].spilled;
+        return !is_vector(i) && (g->value[v].spilled || i->p.prim != PRIM_INDEX);
+    case LOOP_LOAD: return g->value[v].spilled;
+    case LOOP_STORE: return !copied_from_strip(g, i);
+    case LOOP_REDUCE: return g->k->variant == LOOP_COLUMN;
+    }
+    return false;
+}
+
+static void emit_store(gen *g, const loop_instr *i) {
+    gen_access *a = &g->access[i->p.imm.i];
+    val to = g->scalar ? rv(a->base) : a->buffer;
+    val e = gen_store(g, (etch_dtype)g->k->access[i->p.imm.i].dtype, use(g, i->p.a));
+    set(g, elem(g, to, g->i), e);
+}
+
+static void spill(gen *g, int v) {
+    val e = gen_store(g, type_of(g, v), use(g, v));
+    set(g, elem(g, strip_of(g, v), g->i), e);
+}
+
+static void emit_instr(gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    if (i->kind == LOOP_STORE) {
+        emit_store(g, i);
+        return;
+    }
+    if (i->kind == LOOP_REDUCE) {
+        gen_lane_add(g, i, use(g, i->p.a));
+        return;
+    }
+    if (i->kind == LOOP_PRIM && !etch__loop_uniform(i) && i->p.prim != PRIM_INDEX) {
+        val x[3] = {NULL, NULL, NULL};
+        for (int n = 0; n < etch__loop_arity(i); n++) x[n] = use(g, etch__loop_operand(i, n));
+        now(g, v, gen_prim(g, &i->p, x[0], x[1], x[2]), g->loops);
+    }
+    if (g->value[v].spilled) spill(g, v);
+}
+
+static void emit_loop(gen *g, int stage, int depth) {
+    bool any = false;
+    for (int v = 0; v < g->k->ncode; v++)
+        any |= stage_of(instr(g, v)) == stage && g->value[v].depth == depth && has_loop_code(g, v);
+    if (!any) return;
+    g->loops++;
+    gen_loop l = {0};
+    if (!g->scalar) l = for_begin(g, num(g, 0), rv(g->trip), 1, "i");
+    g->i = g->scalar ? num(g, 0) : rv(l.i);
+    for (int v = 0; v < g->k->ncode; v++)
+        if (stage_of(instr(g, v)) == stage && g->value[v].depth == depth && has_loop_code(g, v))
+            emit_instr(g, v);
+    if (!g->scalar) for_end(g, &l);
+}
+
+/* ---- vector calls ----------------------------------------------------------------------------- */
+
+static void emit_vector(gen *g, int v) {
+    const loop_instr *i = instr(g, v);
+    etch_dtype t = type_of(g, v);
+    int lanes = vec_lanes(g, t), arity = etch__loop_arity(i);
+    val same[2] = {NULL, NULL}, from[2] = {NULL, NULL}, x[2] = {NULL, NULL};
+    g->loops++;
+    for (int n = 0; n < arity; n++) {
+        int o = etch__loop_operand(i, n);
+        g->i = num(g, 0);
+        if (g->scalar || uniform(g, o)) same[n] = rv(keep(g, vec_type(g, t), vec_splat(g, t, use(g, o)), "all"));
+        else from[n] = gen_elements(g, o);
+    }
+    val to = strip_of(g, v);
+    val trip = g->scalar ? num(g, 1) : rv(g->trip);
+    gen_loop l = for_begin(g, num(g, 0), trip, lanes, "j");
+    for (int n = 0; n < arity; n++)
+        x[n] = same[n] ? same[n] : vec_load(g, t, from[n], rv(l.i));
+    vec_store(g, t, to, rv(l.i), gen_vector_call(g, i->p.prim, t, x));
+    for_end(g, &l);
+}
+
+void gen_strip(gen *g, int stage) {
+    int deepest = 0;
+    for (int v = 0; v < g->k->ncode; v++)
+        if (stage_of(instr(g, v)) == stage && g->value[v].depth > deepest)
+            deepest = g->value[v].depth;
+    for (int d = 0; d <= deepest; d++) {
+        for (int v = 0; d && v < g->k->ncode; v++)
+            if (stage_of(instr(g, v)) == stage && g->value[v].vector && g->value[v].depth == d)
+                emit_vector(g, v);
+        emit_loop(g, stage, d);
+    }
+}
