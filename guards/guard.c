@@ -11,14 +11,15 @@ static bool explain_dims(const char *what, const int64_t *expected, const int64_
                          int index, char *buf, size_t n) {
     for (int d = 0; d < ndim; d++) {
         if (expected[d] == got[d]) continue;
-        snprintf(buf, n, "tensor %d: %s mismatch at dim %d: expected %lld, got %lld", index, what, d,
-                 (long long)expected[d], (long long)got[d]);
+        snprintf(buf, n, "tensor %d: %s mismatch at dim %d: expected %lld, got %lld", index, what,
+                 d, (long long)expected[d], (long long)got[d]);
         return true;
     }
     return false;
 }
 
-void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf, size_t n) {
+void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf,
+                         size_t n) {
     if (n) buf[0] = 0;
     if (g->dtype != t->dtype)
         snprintf(buf, n, "tensor %d: dtype mismatch: expected %s, got %s", index,
@@ -32,6 +33,7 @@ void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, 
 void etch__guard_text(const tensor_meta *g, char *buf, size_t n) {
     size_t used = (size_t)snprintf(buf, n, "%s[", etch_dtype_name((etch_dtype)g->dtype));
     for (int d = 0; d < g->ndim && used < n; d++)
-        used += (size_t)snprintf(buf + used, n - used, "%s%lld", d ? ", " : "", (long long)g->size[d]);
+        used +=
+            (size_t)snprintf(buf + used, n - used, "%s%lld", d ? ", " : "", (long long)g->size[d]);
     if (used < n) snprintf(buf + used, n - used, "]");
 }

@@ -18,7 +18,8 @@ static inline bool etch__guard_holds(const tensor_meta *g, const etch_tensor *t)
 }
 
 /* "tensor 1: size mismatch at dim 0: expected 8, got 9"; "" when the guard holds. */
-void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf, size_t n);
+void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf,
+                         size_t n);
 
 /* "f32[8, 4]", for ETCH_LOGS=guards. */
 void etch__guard_text(const tensor_meta *g, char *buf, size_t n);

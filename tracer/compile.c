@@ -5,7 +5,8 @@
 #include <etch/debug.h>
 #include <time.h>
 
-/* ---- callbacks around compiles ---------------------------------------------------------------------- */
+/* ---- callbacks around compiles
+ * ---------------------------------------------------------------------- */
 
 typedef struct callback {
     void (*fn)(void *ctx);
@@ -27,8 +28,12 @@ static int64_t add_callback(void (*fn)(void *ctx), void *ctx, bool end) {
     return handle;
 }
 
-int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx) { return add_callback(fn, ctx, false); }
-int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) { return add_callback(fn, ctx, true); }
+int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx) {
+    return add_callback(fn, ctx, false);
+}
+int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) {
+    return add_callback(fn, ctx, true);
+}
 
 void etch_callback_remove(int64_t handle) {
     pthread_mutex_lock(&callback_lock);
@@ -57,7 +62,8 @@ static void call_back(bool end) {
         if (c.end == end) c.fn(c.ctx);
 }
 
-/* ---- the graph --------------------------------------------------------------------------------------- */
+/* ---- the graph
+ * --------------------------------------------------------------------------------------- */
 
 /* What building the graph needs: the graph's number of each trace value, -1 while it has none. */
 typedef struct builder {
@@ -105,8 +111,13 @@ static bool add_node(builder *b, const trace_node *n) {
     etch_scalar kinds[OP_MAX_SCALARS] = {0};
     for (int i = 0; i < n->nin; i++) operands[i] = b->number[n->in[i]];
     for (int i = 0; i < n->nsc; i++) kinds[i].kind = (etch_scalar_kind)n->c.kind[i];
-    op_call call = {.op = n->op, .nin = n->nin, .nsc = n->nsc, .nat = n->nat, .sc = kinds,
-                    .at = n->c.at, .site = n->site};
+    op_call call = {.op = n->op,
+                    .nin = n->nin,
+                    .nsc = n->nsc,
+                    .nat = n->nat,
+                    .sc = kinds,
+                    .at = n->c.at,
+                    .site = n->site};
     tensor_meta meta = n->meta;
     meta.offset = b->leaf->offset[n->c.out];
     int number = etch__graph_add_node(b->g, &call, operands, &meta);
@@ -165,7 +176,8 @@ static graph *build_graph(const trace_leaf *leaf, const char *name, segment_code
     return NULL;
 }
 
-/* ---- compiling ----------------------------------------------------------------------------------------- */
+/* ---- compiling
+ * ----------------------------------------------------------------------------------------- */
 
 static void log_graph(const graph *g) {
     if (!etch__log_on(LOG_GRAPH)) return;

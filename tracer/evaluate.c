@@ -21,7 +21,8 @@ void etch__pop_frame(const empty_frame *f) {
     t->in_flush = f->in_flush;
 }
 
-/* ---- node by node -------------------------------------------------------------------------------- */
+/* ---- node by node
+ * -------------------------------------------------------------------------------- */
 
 static void fail_handle(etch_tensor *h) {
     h->failed = 1;
@@ -62,8 +63,14 @@ static void evaluate_node(walk *w, const trace_node *n) {
         fail_handle(h);
         return;
     }
-    op_call call = {.op = n->op, .nin = n->nin, .nsc = n->nsc, .nat = n->nat, .in = w->inputs,
-                    .sc = w->c.scalar + n->c.sc, .at = n->c.at, .site = n->site};
+    op_call call = {.op = n->op,
+                    .nin = n->nin,
+                    .nsc = n->nsc,
+                    .nat = n->nat,
+                    .in = w->inputs,
+                    .sc = w->c.scalar + n->c.sc,
+                    .at = n->c.at,
+                    .site = n->site};
     etch__tls.state = n->c.state;
     etch__tls.counts.operators++;
     if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);
@@ -95,7 +102,8 @@ etch_status etch__evaluate(walk *w, bool live_only) {
     empty_frame frame = etch__push_frame();
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
-        if (needed && (n->c.inplace || !needed[n->c.out] || !w->c.value[n->c.out]->deferred)) continue;
+        if (needed && (n->c.inplace || !needed[n->c.out] || !w->c.value[n->c.out]->deferred))
+            continue;
         evaluate_node(w, n);
     }
     etch__pop_frame(&frame);
@@ -103,7 +111,8 @@ etch_status etch__evaluate(walk *w, bool live_only) {
     return ETCH_OK;
 }
 
-/* ---- by a plan ------------------------------------------------------------------------------------- */
+/* ---- by a plan
+ * ------------------------------------------------------------------------------------- */
 
 bool etch__fill_alias(walk *w, const int32_t *bound, int nbound) {
     if (!etch__grow(&w->alias, &w->alias_cap, w->nvalues + 1, sizeof *w->alias)) return false;
@@ -135,7 +144,8 @@ static bool inputs_overlap(const walk *w, const trace_leaf *leaf) {
         for (int k = 0; s && !s->block_bytes && k < n; k++) {
             int32_t u = k < w->nargs ? k : leaf->bound[k - w->nargs];
             const etch_storage *other = w->c.value[u]->storage;
-            if (other && (leaf->written[u] || leaf->written[v]) && memory_overlaps(s, other)) return true;
+            if (other && (leaf->written[u] || leaf->written[v]) && memory_overlaps(s, other))
+                return true;
         }
     }
     return false;

@@ -8,7 +8,8 @@ static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
 static etch_function *functions;
 static counters departed; /* counts of functions that are gone */
 
-/* ---- counts ------------------------------------------------------------------------------------------ */
+/* ---- counts
+ * ------------------------------------------------------------------------------------------ */
 
 static void add_counts(counters *sum, const counters *c) {
 #define COUNTER(name) sum->name += c->name;
@@ -44,7 +45,9 @@ etch_counters_t etch_function_counters(const etch_function *f) {
     return c;
 }
 
-/* ---- life ------------------------------------------------------------------------------------------------ */
+/* ---- life
+ * ------------------------------------------------------------------------------------------------
+ */
 
 static void destroy(etch_function *f) {
     pthread_mutex_lock(&list_lock);
@@ -97,7 +100,8 @@ static bool set_options(etch_function *f, const etch_compile_options *options) {
     const char *wanted = f->options.backend ? f->options.backend : "native";
     f->backend = etch__backend_find(wanted);
     if (!f->backend)
-        etch__error(ETCH_ERR_NOT_FOUND, "no backend is called \"%s\" (see etch_list_backends)", wanted);
+        etch__error(ETCH_ERR_NOT_FOUND, "no backend is called \"%s\" (see etch_list_backends)",
+                    wanted);
     f->options.backend = NULL;
     f->name = etch__strdup(f->options.name ? f->options.name : etch__symbol_name((void *)f->fn));
     f->options.name = NULL;
@@ -173,7 +177,8 @@ bool etch__disabled(const etch_function *f) {
     return f->options.disable || etch__param_int(PARAM_COMPILE_DISABLE);
 }
 
-/* ---- calling the body --------------------------------------------------------------------------------------- */
+/* ---- calling the body
+ * --------------------------------------------------------------------------------------- */
 
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
@@ -191,7 +196,8 @@ etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, e
     return ETCH_OK;
 }
 
-/* ---- call sites --------------------------------------------------------------------------------------------- */
+/* ---- call sites
+ * --------------------------------------------------------------------------------------------- */
 
 /* One function of one call site. Entries live as long as the program, like the site itself. */
 typedef struct site_entry {
@@ -208,7 +214,8 @@ static site_entry *find_entry(site_entry *e, void (*fn)(void), void *ctx) {
     return e;
 }
 
-static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn)(void), void *ctx) {
+static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn)(void),
+                             void *ctx) {
     char name[160];
     const char *slash = strrchr(site->file, '/');
     snprintf(name, sizeof name, "%s:%d", slash ? slash + 1 : site->file, site->line);
@@ -226,7 +233,8 @@ static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn
 
 static etch_function *site_function(etch_call_site *site, function_kind kind, void (*fn)(void),
                                     void *ctx) {
-    site_entry *e = find_entry(__atomic_load_n((site_entry **)&site->table, __ATOMIC_ACQUIRE), fn, ctx);
+    site_entry *e =
+        find_entry(__atomic_load_n((site_entry **)&site->table, __ATOMIC_ACQUIRE), fn, ctx);
     if (e) return e->function;
     pthread_mutex_lock(&site_lock);
     e = find_entry(site->table, fn, ctx);

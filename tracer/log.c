@@ -22,8 +22,8 @@ void etch__log_diverged(const walk *w, const op_call *call) {
     bool end = expected->c.key == CURSOR_END;
     bool operands = !end && call && expected->op == call->op;
     char text[512];
-    snprintf(text, sizeof text, "%s: %s: %s: expected %s (%s), got %s%s",
-             w->run->f->name, line_of(call ? call->site : w->end_site),
+    snprintf(text, sizeof text, "%s: %s: %s: expected %s (%s), got %s%s", w->run->f->name,
+             line_of(call ? call->site : w->end_site),
              etch__reasons[REASON_RECOMPILE_DIVERGED].name,
              end ? "the end of the segment" : etch__ops[expected->op].name,
              line_of(end ? expected->leaf->site : expected->site),

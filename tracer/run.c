@@ -10,7 +10,8 @@
 
 #define STOP_TRACING (etch__tls.cursor = NULL)
 
-/* ---- settling: recordings become leaves, leaves get code --------------------------------------- */
+/* ---- settling: recordings become leaves, leaves get code ---------------------------------------
+ */
 
 static int stable_after(const etch_function *f) {
     return f->options.stable_after > 1 ? f->options.stable_after : 1;
@@ -50,9 +51,11 @@ static bool fill_recorded_alias(walk *w) {
     return ok;
 }
 
-/* ---- late use (rule 6) ---------------------------------------------------------------------------- */
+/* ---- late use (rule 6)
+ * ---------------------------------------------------------------------------- */
 
-/* Evaluates what is live and still deferred of an ended segment; its leaf learns that it is wanted. */
+/* Evaluates what is live and still deferred of an ended segment; its leaf learns that it is wanted.
+ */
 static void late_use(run *r, walk *w) {
     if (!w->pending) return;
     w->pending = false;
@@ -80,7 +83,8 @@ static void late_use_all(run *r) {
     for (walk *w = r->ended; w; w = w->next) late_use(r, w);
 }
 
-/* ---- ending a segment -------------------------------------------------------------------------------- */
+/* ---- ending a segment
+ * -------------------------------------------------------------------------------- */
 
 static void mark_want(walk *w, const etch_tensor *t) {
     int32_t v = t ? etch__walk_find(w, t) : -1;
@@ -156,7 +160,8 @@ static void end_segment(run *r, reason_id why, const void *site, const etch_tens
     retire_walk(r, w);
 }
 
-/* ---- breaks -------------------------------------------------------------------------------------------- */
+/* ---- breaks
+ * -------------------------------------------------------------------------------------------- */
 
 static etch_status refuse_break(run *r, reason_id why, const void *site, const char *text) {
     const reason_info *reason = &etch__reasons[why];
@@ -185,19 +190,19 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
 static walk *owner_in(run *r, const etch_tensor *t, const void *site) {
     walk *w = t->owner;
     if (w && w->run == r) return w;
-    etch__error_at(site, ETCH_ERR_DEFERRED_ELSEWHERE,
-                   "the tensor is a deferred tensor of a function that runs on another thread; call "
-                   "etch_flush there first");
+    etch__error_at(
+        site, ETCH_ERR_DEFERRED_ELSEWHERE,
+        "the tensor is a deferred tensor of a function that runs on another thread; call "
+        "etch_flush there first");
     return NULL;
 }
 
 static etch_status trace_read(const etch_tensor *t, reason_id why, const void *site) {
     run *r = etch__current_run();
     if (!r)
-        return etch__error_at(site,
-                              etch__tls.in_flush ? ETCH_ERR_DEFERRED_IN_FLUSH
-                                                 : ETCH_ERR_DEFERRED_ELSEWHERE,
-                              "the tensor is a deferred tensor of a function that is running elsewhere");
+        return etch__error_at(
+            site, etch__tls.in_flush ? ETCH_ERR_DEFERRED_IN_FLUSH : ETCH_ERR_DEFERRED_ELSEWHERE,
+            "the tensor is a deferred tensor of a function that is running elsewhere");
     if (t && t->deferred && !owner_in(r, t, site)) return ETCH_ERR_DEFERRED_ELSEWHERE;
     etch_status status = break_graph(r, why, site, t, NULL);
     if (status != ETCH_OK) return status;
@@ -213,7 +218,8 @@ etch_status etch_graph_break(const char *why) {
     return break_graph(r, REASON_BREAK_USER, __builtin_return_address(0), NULL, why);
 }
 
-/* ---- exposed memory (rule 8) ------------------------------------------------------------------------------ */
+/* ---- exposed memory (rule 8)
+ * ------------------------------------------------------------------------------ */
 
 static void end_exposure(run *r, const etch_storage *s) {
     for (int64_t i = 0; i < r->nexposed; i++) {
@@ -251,7 +257,9 @@ static bool touches_exposed(const op_call *call) {
     return false;
 }
 
-/* ---- operators ------------------------------------------------------------------------------------------------ */
+/* ---- operators
+ * ------------------------------------------------------------------------------------------------
+ */
 
 /* Deferred operands of earlier segments are produced; recordings learn what is used of them. */
 static bool prepare_operands(run *r, const op_call *call) {
@@ -317,10 +325,11 @@ static bool limited(const run *r, const walk *w) {
 static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
     if (r->f->options.fullgraph) {
         r->poisoned = true;
-        etch__error_at(call->site, ETCH_ERR_RECOMPILE_LIMIT,
-                       "%s: fullgraph = true, but the trace does not fit and the recompile limit is "
-                       "reached; etch_reset forgets the traces",
-                       r->f->name);
+        etch__error_at(
+            call->site, ETCH_ERR_RECOMPILE_LIMIT,
+            "%s: fullgraph = true, but the trace does not fit and the recompile limit is "
+            "reached; etch_reset forgets the traces",
+            r->f->name);
         return NULL;
     }
     late_use_all(r);
@@ -376,7 +385,8 @@ static etch_tensor *traced_operator(const op_call *call) {
     return record(r, w, call);
 }
 
-/* ---- beginning and ending a call ------------------------------------------------------------------------------ */
+/* ---- beginning and ending a call
+ * ------------------------------------------------------------------------------ */
 
 static __thread run spare_run;
 static __thread bool spare_run_used;
@@ -552,9 +562,12 @@ static void trace_abandon(int64_t mark) {
     give_back_run(r);
 }
 
-/* ---- calling --------------------------------------------------------------------------------------------------- */
+/* ---- calling
+ * ---------------------------------------------------------------------------------------------------
+ */
 
-static etch_status checked_results(etch_function *f, etch_status status, etch_tensor **out, int nout) {
+static etch_status checked_results(etch_function *f, etch_status status, etch_tensor **out,
+                                   int nout) {
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (!out[i])
             status = etch__tls.status != ETCH_OK
@@ -564,8 +577,8 @@ static etch_status checked_results(etch_function *f, etch_status status, etch_te
 }
 
 /* The body in a scope of its own, operators as the thread runs them anyway (rule 4). */
-static etch_status call_in_scope(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
-                                 int nout) {
+static etch_status call_in_scope(etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout) {
     int64_t scope = etch_scope_begin();
     if (scope < 0) return etch__tls.status;
     etch_status status = checked_results(f, etch__call_body(f, in, nin, out, nout), out, nout);
@@ -581,7 +594,8 @@ static etch_status call_nested(run *r, etch_function *f, etch_tensor *const *in,
                                etch_tensor **out, int nout) {
     if (!etch__disabled(f) && f->options.numerics == r->f->options.numerics)
         return call_in_scope(f, in, nin, out, nout);
-    etch_status status = break_graph(r, REASON_BREAK_DISABLED, __builtin_return_address(0), NULL, f->name);
+    etch_status status =
+        break_graph(r, REASON_BREAK_DISABLED, __builtin_return_address(0), NULL, f->name);
     if (status != ETCH_OK) return status;
     late_use_all(r);
     empty_frame frame = etch__push_frame();
@@ -623,16 +637,20 @@ static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin
     for (int i = 0; i < nin; i++)
         if (!etch__check_handle(in[i])) return false;
     if (etch__tls.nscopes) return true;
-    etch__error(ETCH_ERR_NO_SCOPE, "%s: no scope is open on this thread to own the result: put the "
-                                   "call into ETCH_SCOPE { ... }", f->name);
+    etch__error(ETCH_ERR_NO_SCOPE,
+                "%s: no scope is open on this thread to own the result: put the "
+                "call into ETCH_SCOPE { ... }",
+                f->name);
     return false;
 }
 
 static etch_status call_under_mode(etch_function *f, etch_tensor *const *in, int nin,
                                    etch_tensor **out, int nout) {
     if (f->options.fullgraph)
-        return etch__error(ETCH_ERR_MODE_ACTIVE, "%s: fullgraph = true, but an interceptor mode is "
-                                                 "active; leave the mode first", f->name);
+        return etch__error(ETCH_ERR_MODE_ACTIVE,
+                           "%s: fullgraph = true, but an interceptor mode is "
+                           "active; leave the mode first",
+                           f->name);
     etch__count_reason(REASON_EAGER_MODE);
     return call_in_scope(f, in, nin, out, nout);
 }
@@ -656,7 +674,8 @@ etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {
     return etch_call_n(f, in, nin, &out, 1) == ETCH_OK ? out : NULL;
 }
 
-/* ---- where a deferred handle lies --------------------------------------------------------------------------------- */
+/* ---- where a deferred handle lies
+ * --------------------------------------------------------------------------------- */
 
 /* The handle over whose storage t will lie: along the views to a result or an input. */
 static const etch_tensor *root_of(const etch_tensor *t) {
@@ -664,7 +683,8 @@ static const etch_tensor *root_of(const etch_tensor *t) {
         const walk *w = t->owner;
         const trace_node *n = NULL;
         if (w->mode == WALK_MATCH && !w->leaf)
-            for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;) n = n->parent;
+            for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;)
+                n = n->parent;
         else
             for (int64_t i = 0; i < (w->leaf ? w->leaf->npath : w->npath); i++) {
                 n = w->leaf ? w->leaf->path[i] : w->path[i];

@@ -1,12 +1,14 @@
 /* Traces: what is recorded of a function, and one thread's walk along it.
  *
- *   etch_function -> generation -> trace_tree (segments with one root) -> trace_node ... -> trace_leaf
+ *   etch_function -> generation -> trace_tree (segments with one root) -> trace_node ... ->
+ * trace_leaf
  *
- * A *segment* runs from the entry or a graph break to the next break or the return. Segments with one
- * root form a tree; an edge is an operator with its static attributes, state word, operand positions
- * and the guards of the captured tensors that it meets first; an end is an edge too, and carries the
- * leaf with the compiled code of its whole path. Published nodes never change but for the links to
- * children, the predicted successor and the leaf's code; they live as long as their generation.
+ * A *segment* runs from the entry or a graph break to the next break or the return. Segments with
+ * one root form a tree; an edge is an operator with its static attributes, state word, operand
+ * positions and the guards of the captured tensors that it meets first; an end is an edge too, and
+ * carries the leaf with the compiled code of its whole path. Published nodes never change but for
+ * the links to children, the predicted successor and the leaf's code; they live as long as their
+ * generation.
  *
  * Values are numbered along a path: arguments, then captured tensors and results as they appear. A
  * *walk* is one thread's passage through a segment: matching it against a tree, or recording it. A
@@ -49,17 +51,17 @@ typedef struct trace_node {
 
 #define END_RETURN REASON_COUNT
 
-/* Compiled code of a leaf for one aliasing pattern of its inputs. Immutable once published; newer code
- * goes before older code of the same pattern, which runs may still be using. */
+/* Compiled code of a leaf for one aliasing pattern of its inputs. Immutable once published; newer
+ * code goes before older code of the same pattern, which runs may still be using. */
 typedef struct segment_code {
     plan *plan;
     int nin, nout;
-    int32_t *in;     /* values that are the plan's inputs */
-    int32_t *out;    /* values (bases) whose storage it produces */
-    int32_t *slot;   /* per value: index into out of its base, OUT_INPUT if its base is an input,
-                        OUT_MISSING otherwise */
-    int32_t *alias;  /* per value that is an input: the lowest input over the same storage, checked
-                        where inputs are written; any other value: itself */
+    int32_t *in;    /* values that are the plan's inputs */
+    int32_t *out;   /* values (bases) whose storage it produces */
+    int32_t *slot;  /* per value: index into out of its base, OUT_INPUT if its base is an input,
+                       OUT_MISSING otherwise */
+    int32_t *alias; /* per value that is an input: the lowest input over the same storage, checked
+                       where inputs are written; any other value: itself */
     struct segment_code *next; /* older code, or another aliasing pattern */
 } segment_code;
 
@@ -74,18 +76,19 @@ struct trace_leaf {
     trace_tree *tree;
     trace_node *end;
     trace_node **path;
-    path_step *steps;   /* of the nodes that are not in place */
-    int32_t *bound;     /* values that are captured tensors */
-    int32_t *base;      /* per value: the value over whose storage it lies */
-    int64_t *offset;    /* per value: elements from the base's first element */
+    path_step *steps; /* of the nodes that are not in place */
+    int32_t *bound;   /* values that are captured tensors */
+    int32_t *base;    /* per value: the value over whose storage it lies */
+    int64_t *offset;  /* per value: elements from the base's first element */
     int npath, nsteps, nbound, nvalues, nscalars, nargs;
-    uint8_t *want;    /* per value: its storage is wanted after the segment (under the function's lock) */
+    uint8_t
+        *want; /* per value: its storage is wanted after the segment (under the function's lock) */
     uint8_t *tainted; /* per value: depends on storage that the segment itself writes */
     uint8_t *written; /* per value that is an input: the segment writes its storage */
     bool writes_inputs;
-    int recorded;     /* recordings in a row */
-    int codes;        /* graphs compiled for it */
-    bool stale;       /* `want` has grown since the last compile */
+    int recorded; /* recordings in a row */
+    int codes;    /* graphs compiled for it */
+    bool stale;   /* `want` has grown since the last compile */
     _Atomic(segment_code *) code;
     const void *site; /* of the break that ends it */
 };
@@ -98,12 +101,12 @@ struct trace_tree {
     int nargs;
     tensor_meta *guards; /* of the arguments, for an entry */
     trace_node root;
-    _Atomic int32_t nnodes; /* node ids given out; stored after the two maxima */
+    _Atomic int32_t nnodes;                  /* node ids given out; stored after the two maxima */
     _Atomic int32_t max_values, max_scalars; /* over all paths */
-    int number;          /* for names: function/number */
+    int number;                              /* for names: function/number */
     int nleaves;
     _Atomic int ncompiled;
-    bool limited;        /* the recompile limit is reached (resume trees; entries use the generation's) */
+    bool limited; /* the recompile limit is reached (resume trees; entries use the generation's) */
     _Atomic(struct walk *) spare[SPARE_WALKS];
     _Atomic(trace_tree *) next;
 };
@@ -138,7 +141,8 @@ struct etch_function {
     struct etch_function *next; /* list of all functions */
 };
 
-/* ---- walking ------------------------------------------------------------------------------------ */
+/* ---- walking ------------------------------------------------------------------------------------
+ */
 
 enum {
     WANT_VALUE = 1, /* used after the segment's end */
@@ -168,8 +172,8 @@ typedef struct walk {
     int64_t nvalues, values_cap, nscalars, scalars_cap, handles_cap;
     trace_node **path; /* recording: the nodes so far, shared prefix first */
     int64_t npath, path_cap;
-    int64_t shared;    /* of these, how many belong to the tree */
-    uint8_t *want;     /* recording: WANT_ bits per value */
+    int64_t shared; /* of these, how many belong to the tree */
+    uint8_t *want;  /* recording: WANT_ bits per value */
     int64_t want_cap;
     etch_tensor **inputs; /* scratch of a flush */
     int64_t inputs_cap;
@@ -183,10 +187,10 @@ typedef struct walk {
 typedef struct run {
     etch_function *f;
     generation *gen;
-    walk *walk;     /* the segment being walked; NULL between a break and the next operator */
-    walk *ended;    /* earlier segments of this call that are still needed */
-    bool eager;     /* the limit is reached: no recording until the segment ends */
-    bool poisoned;  /* fullgraph failed: nothing deferred may be computed any more */
+    walk *walk;    /* the segment being walked; NULL between a break and the next operator */
+    walk *ended;   /* earlier segments of this call that are still needed */
+    bool eager;    /* the limit is reached: no recording until the segment ends */
+    bool poisoned; /* fullgraph failed: nothing deferred may be computed any more */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;
@@ -203,8 +207,8 @@ bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state);
 trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin);
 trace_tree *etch__find_resume(generation *g, const op_call *call, uint64_t state);
 trace_node *etch__find_end(const trace_node *n, reason_id end);
-/* Inserts an ended recording; takes over its nodes. NULL: the limit, no memory, or a generation that
- * is no longer the function's. The function's lock is held. */
+/* Inserts an ended recording; takes over its nodes. NULL: the limit, no memory, or a generation
+ * that is no longer the function's. The function's lock is held. */
 trace_leaf *etch__publish(walk *w);
 
 /* tracer/walk.c: one segment */
@@ -228,8 +232,8 @@ bool etch__walk_path(walk *w);
 /* Runs the path's nodes one by one, each under its own state word, into the handles that stand for
  * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */
 etch_status etch__evaluate(walk *w, bool live_only);
-/* The code of the leaf for the aliasing of this walk's inputs; NULL where there is none. overlap: two
- * different storages share memory, which no code handles. */
+/* The code of the leaf for the aliasing of this walk's inputs; NULL where there is none. overlap:
+ * two different storages share memory, which no code handles. */
 const segment_code *etch__pick_code(walk *w, const trace_leaf *leaf, bool *overlap);
 /* Runs a plan and gives storage to the live handles. */
 etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code);

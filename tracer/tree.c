@@ -4,7 +4,8 @@
  * function's lock. */
 #include "tracer/trace.h"
 
-/* ---- nodes ------------------------------------------------------------------------------------ */
+/* ---- nodes ------------------------------------------------------------------------------------
+ */
 
 trace_node *etch__node_new(const op_call *call, uint64_t state) {
     size_t at_bytes = call->nat * sizeof(int64_t), in_bytes = call->nin * sizeof(int32_t);
@@ -72,11 +73,10 @@ trace_node *etch__find_end(const trace_node *at, reason_id end) {
     return NULL;
 }
 
-/* ---- generations and trees ----------------------------------------------------------------------- */
+/* ---- generations and trees
+ * ----------------------------------------------------------------------- */
 
-generation *etch__generation_new(void) {
-    return etch__calloc(1, sizeof(generation));
-}
+generation *etch__generation_new(void) { return etch__calloc(1, sizeof(generation)); }
 
 static void free_codes(segment_code *c) {
     while (c) {
@@ -134,7 +134,10 @@ trace_tree *etch__find_resume(generation *g, const op_call *call, uint64_t state
 }
 
 static trace_tree *resume_tree_like(generation *g, const trace_node *first) {
-    op_call call = {.op = first->op, .nin = first->nin, .nsc = first->nsc, .nat = first->nat,
+    op_call call = {.op = first->op,
+                    .nin = first->nin,
+                    .nsc = first->nsc,
+                    .nat = first->nat,
                     .at = first->c.at};
     etch_scalar kinds[OP_MAX_SCALARS];
     for (int i = 0; i < first->nsc; i++) kinds[i].kind = (etch_scalar_kind)first->c.kind[i];
@@ -167,7 +170,8 @@ static trace_tree *find_tree(walk *w, bool entry) {
     return resume_tree_like(w->run->gen, w->path[0]);
 }
 
-/* ---- leaves ---------------------------------------------------------------------------------------- */
+/* ---- leaves
+ * ---------------------------------------------------------------------------------------- */
 
 /* One block holds the leaf and its arrays. */
 static trace_leaf *alloc_leaf(const walk *w) {
@@ -235,7 +239,8 @@ static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
     return leaf;
 }
 
-/* ---- publishing ------------------------------------------------------------------------------------ */
+/* ---- publishing
+ * ------------------------------------------------------------------------------------ */
 
 static void link_child(trace_node *parent, trace_node *n) {
     n->parent = parent;
@@ -258,7 +263,8 @@ static int64_t merge_prefix(walk *w, trace_tree *tree) {
     return i;
 }
 
-/* Room on the generation's list for what will be linked, and the end node; nothing is linked yet. */
+/* Room on the generation's list for what will be linked, and the end node; nothing is linked yet.
+ */
 static trace_node *prepare_end(walk *w, generation *g) {
     int64_t need = g->nnodes + (w->npath - w->shared) + 1;
     if (!etch__grow(&g->nodes, &g->nodes_cap, need, sizeof *g->nodes)) return NULL;
@@ -351,7 +357,8 @@ trace_leaf *etch__publish(walk *w) {
     trace_node *at = known ? w->path[known - 1] : &tree->root;
     trace_node *end = known == w->npath ? etch__find_end(at, w->end) : NULL;
     trace_leaf *leaf = end ? end->leaf : NULL;
-    if (!leaf && !w->npath && entry) leaf = add_leaf(w, tree), leaf ? (void)tree->ncompiled++ : (void)0;
+    if (!leaf && !w->npath && entry)
+        leaf = add_leaf(w, tree), leaf ? (void)tree->ncompiled++ : (void)0;
     else if (!leaf && at_limit(r, tree)) mark_limited(r, tree);
     else if (!leaf) leaf = add_leaf(w, tree);
     if (fresh && !leaf) {

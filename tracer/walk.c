@@ -1,12 +1,14 @@
 /* A walk: one thread's passage through a segment, matching it or recording it.
  *
  * What a walk holds: a count of every argument and captured tensor it has met. In matching, of the
- * tree's spare handles, one per node, which it hands out again as long as nobody else holds them. In
- * recording, of every result. So no address that it compares with can come to mean another tensor. */
+ * tree's spare handles, one per node, which it hands out again as long as nobody else holds them.
+ * In recording, of every result. So no address that it compares with can come to mean another
+ * tensor. */
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
-/* ---- making and sizing --------------------------------------------------------------------------- */
+/* ---- making and sizing
+ * --------------------------------------------------------------------------- */
 
 static bool grow_cleared(void *items, int64_t *cap, int64_t need, size_t size) {
     int64_t before = *cap;
@@ -80,7 +82,8 @@ bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     return true;
 }
 
-/* ---- giving up --------------------------------------------------------------------------------- */
+/* ---- giving up ---------------------------------------------------------------------------------
+ */
 
 /* A matched node's handle stays with the walk if nobody else holds it and it is still unused. */
 static void give_up_handle(walk *w, int32_t id) {
@@ -153,7 +156,8 @@ void etch__walk_recycle(walk *w) {
     etch__walk_free(w);
 }
 
-/* ---- matching ------------------------------------------------------------------------------------ */
+/* ---- matching
+ * ------------------------------------------------------------------------------------ */
 
 static const capture *captured_operand(const trace_node *n, int operand) {
     for (int k = 0; k < n->ncaptures; k++)
@@ -166,7 +170,8 @@ static bool operand_fits(const walk *w, const trace_node *n, const op_call *call
     const capture *c = captured_operand(n, i);
     if (c) return call->in[i]->owner != w && etch__guard_holds(&c->guard, call->in[i]);
     for (int k = 0; k < n->ncaptures; k++)
-        if (n->captures[k].value == n->in[i]) return call->in[i] == call->in[n->captures[k].operand];
+        if (n->captures[k].value == n->in[i])
+            return call->in[i] == call->in[n->captures[k].operand];
     return w->c.value[n->in[i]] == call->in[i];
 }
 
@@ -183,7 +188,8 @@ static trace_node *find_match(const walk *w, const op_call *call) {
     for (int captures = 0; captures < 2; captures++)
         for (trace_node *n = atomic_load_explicit(&last->child, memory_order_acquire); n;
              n = n->sibling)
-            if (n->c.key != CURSOR_END && (n->ncaptures > 0) == captures && fits(w, n, call)) return n;
+            if (n->c.key != CURSOR_END && (n->ncaptures > 0) == captures && fits(w, n, call))
+                return n;
     return NULL;
 }
 
@@ -232,7 +238,8 @@ etch_tensor *etch__walk_match(walk *w, const op_call *call) {
     return h;
 }
 
-/* ---- recording ----------------------------------------------------------------------------------- */
+/* ---- recording
+ * ----------------------------------------------------------------------------------- */
 
 int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
     for (int64_t v = w->nvalues - 1; v >= 0; v--)
@@ -244,7 +251,8 @@ static bool room_for_node(walk *w, const op_call *call) {
     return etch__grow(&w->path, &w->path_cap, w->npath + 1, sizeof *w->path) &&
            grow_cleared(&w->c.value, &w->values_cap, w->nvalues + call->nin + 1,
                         sizeof *w->c.value) &&
-           etch__grow(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc, sizeof *w->c.scalar) &&
+           etch__grow(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc,
+                      sizeof *w->c.scalar) &&
            grow_cleared(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1);
 }
 
@@ -254,7 +262,8 @@ static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
         int32_t v = etch__walk_find(w, call->in[i]);
         if (v < 0) {
-            if (!etch__grow(&n->captures, &cap, n->ncaptures + 1, sizeof *n->captures)) return false;
+            if (!etch__grow(&n->captures, &cap, n->ncaptures + 1, sizeof *n->captures))
+                return false;
             v = (int32_t)w->nvalues++;
             w->c.value[v] = etch_retain(call->in[i]);
             capture *c = &n->captures[n->ncaptures++];
@@ -319,7 +328,8 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call) {
     return NULL;
 }
 
-/* ---- from matching to recording --------------------------------------------------------------------- */
+/* ---- from matching to recording
+ * --------------------------------------------------------------------- */
 
 bool etch__walk_path(walk *w) {
     int64_t n = 0;
