@@ -336,9 +336,17 @@ static const shape_fn shape_rules[SRULE_COUNT] = {
     [SRULE_CAT] = cat_rule,
 };
 
+static etch_status absent_operand(const op_call *call, int i) {
+    etch__infer_fail(call, ETCH_ERR_INVALID_ARGUMENT, "argument %d is not optional, got ETCH_NONE",
+                     i);
+    return etch__tls.status;
+}
+
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
     const op_info *op = &etch__ops[call->op];
     call_dtypes d;
+    for (int i = 0; i < call->nin; i++)
+        if (unlikely(call->in[i]->dtype >= ETCH_DTYPE_COUNT)) return absent_operand(call, i);
     if (!etch__dtype_rules[op->drule](call, &d)) return etch__tls.status;
     if (op->kind == KIND_INPLACE) {
         if (!check_inplace_dtype(call, d.result)) return etch__tls.status;

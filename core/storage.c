@@ -103,6 +103,16 @@ etch_storage *etch__storage_new(size_t bytes) {
     return s;
 }
 
+etch_storage *etch__storage_wrap(void *data, size_t bytes) {
+    etch_storage *s = etch__calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->refs = 1;
+    s->exposed = EXPOSED_WRAPPED;
+    s->bytes = bytes, s->data = data;
+    account((int64_t)bytes);
+    return s;
+}
+
 void etch__storage_release(etch_storage *s) {
     if (!s) return;
     if (atomic_load_explicit(&s->refs, memory_order_acquire) != 1 &&

@@ -47,6 +47,8 @@ struct etch_tensor {
 /* New storage with count 1; contents undefined. NULL with out_of_memory. bytes may be 0. */
 etch_storage *etch__storage_new(size_t bytes);
 void etch__storage_release(etch_storage *s);
+/* A storage over memory of the user, exposed, with count 1 and no free_fn yet. */
+etch_storage *etch__storage_wrap(void *data, size_t bytes);
 static inline void etch__storage_retain(etch_storage *s) {
     atomic_fetch_add_explicit(&s->refs, 1, memory_order_relaxed);
 }

@@ -40,10 +40,13 @@ ETCH_API void etch_scope_end(int64_t mark);
 
 static inline void etch_scope_leave(etch_scope_guard *guard) { etch_scope_end(guard->mark); }
 
-#define ETCH_SCOPE                                                                                 \
-    for (etch_scope_guard etch_scope_guard_ __attribute__((cleanup(etch_scope_leave))) =           \
+#define ETCH_SCOPE ETCH_SCOPE_NAMED_(__COUNTER__) /* scopes nest without shadowing */
+#define ETCH_SCOPE_NAMED_(n) ETCH_SCOPE_GUARD_(n)
+#define ETCH_SCOPE_GUARD_(n) ETCH_SCOPE_FOR_(etch_scope_guard_##n)
+#define ETCH_SCOPE_FOR_(guard)                                                                     \
+    for (etch_scope_guard guard __attribute__((cleanup(etch_scope_leave))) =                       \
              {etch_scope_begin(), 1};                                                              \
-         etch_scope_guard_.open; etch_scope_guard_.open = 0)
+         guard.open; guard.open = 0)
 
 /* Moves t from the innermost scope to the enclosing one; a tensor that the innermost scope does not
  * own stays where it is. Returns t. With no enclosing scope: NULL and no_scope. */

@@ -1,0 +1,139 @@
+/* Data between the user's memory and tensors: copies in and out, wrapped memory, single elements,
+ * raw pointers. */
+#include "core/element.h"
+#include "core/rules.h"
+
+#include <math.h>
+
+#define SITE __builtin_return_address(0)
+
+/* ---- in ----------------------------------------------------------------------------------------
+ */
+
+/* Checks what the user says of memory; gives the number of elements, or -1. */
+static int64_t check_memory(const char *function, const void *site, const void *data,
+                            etch_dtype dtype, const etch_shape *s) {
+    int64_t stride[ETCH_MAX_DIMS], numel = -1;
+    bool negative = false;
+    for (int i = 0; i < s->n && i < ETCH_MAX_DIMS; i++) negative |= s->v[i] < 0;
+    if (!etch_dtype_size(dtype))
+        etch__error_at(site, ETCH_ERR_DTYPE, "%s: expected a dtype, got the number %d", function,
+                       (int)dtype);
+    else if (s->n < 0 || s->n > ETCH_MAX_DIMS)
+        etch__error_at(site, ETCH_ERR_SHAPE, "%s: expected 0 to %d dimensions, got %d", function,
+                       ETCH_MAX_DIMS, s->n);
+    else if (negative)
+        etch__error_at(site, ETCH_ERR_SHAPE, "%s: expected sizes that are not negative, got %s",
+                       function, etch__shape_text(s->n, s->v).s);
+    else if ((numel = etch__row_major(s->n, s->v, stride)) < 0)
+        etch__error_at(site, ETCH_ERR_OVERFLOW, "%s: sizes %s do not fit in 63 bits of bytes",
+                       function, etch__shape_text(s->n, s->v).s);
+    else if (!data && numel)
+        etch__error_at(site, ETCH_ERR_NULL, "%s: data is NULL", function), numel = -1;
+    return numel;
+}
+
+/* A bool is one byte of 0 or 1, whatever the memory holds. */
+static void normalise_bools(uint8_t *p, int64_t n) {
+    for (int64_t i = 0; i < n; i++) p[i] = p[i] != 0;
+}
+
+etch_tensor *etch_from_host(const void *data, etch_dtype dtype, etch_shape sizes) {
+    int64_t numel = check_memory("etch_from_host", SITE, data, dtype, &sizes);
+    etch_tensor *t = numel < 0 ? NULL : etch__tensor_new(dtype, sizes.n, sizes.v);
+    if (!t || !numel) return t;
+    memcpy(t->storage->data, data, (size_t)numel * etch_dtype_size(dtype));
+    if (dtype == ETCH_BOOL) normalise_bools(t->storage->data, numel);
+    return t;
+}
+
+/* The handle of wrapped memory, which it does not free yet: the user keeps it when something fails.
+ */
+static etch_tensor *wrapping_handle(etch_storage *s, etch_dtype dtype, const etch_shape *sizes) {
+    etch_tensor *t = etch__tensor_alloc();
+    if (!t) {
+        etch__storage_release(s);
+        return NULL;
+    }
+    tensor_meta m = {.dtype = (uint8_t)dtype, .ndim = (uint8_t)sizes->n};
+    memcpy(m.size, sizes->v, sizeof m.size);
+    etch__row_major(sizes->n, m.size, m.stride);
+    etch__apply_meta(t, &m);
+    t->storage = s;
+    if (etch__scope_push(t)) return t;
+    etch__tensor_destroy(t);
+    return NULL;
+}
+
+etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
+                            void (*free_fn)(void *ctx), void *ctx) {
+    int64_t numel = check_memory("etch_wrap_host", SITE, data, dtype, &sizes);
+    if (numel < 0) return NULL;
+    if ((uintptr_t)data % etch_dtype_size(dtype)) {
+        etch__error_at(SITE, ETCH_ERR_INVALID_ARGUMENT, "etch_wrap_host: %p is not aligned for %s",
+                       data, etch_dtype_name(dtype));
+        return NULL;
+    }
+    etch_storage *s = etch__storage_wrap(data, (size_t)numel * etch_dtype_size(dtype));
+    etch_tensor *t = s ? wrapping_handle(s, dtype, &sizes) : NULL;
+    if (t) s->free_fn = free_fn, s->free_ctx = ctx;
+    return t;
+}
+
+/* ---- out ---------------------------------------------------------------------------------------
+ */
+
+etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
+    const void *site = SITE;
+    if (!etch__read(t, "etch_to_host", REASON_BREAK_TO_HOST, site)) return etch__tls.status;
+    size_t need = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
+    if (bytes < need)
+        return etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_to_host: expected room for %zu bytes, got %zu", need, bytes);
+    if (!dst && need) return etch__error_at(site, ETCH_ERR_NULL, "etch_to_host: dst is NULL");
+    etch__copy_out(t, dst);
+    return ETCH_OK;
+}
+
+/* The sizes are checked first: they are known without a graph break. */
+static const void *one_element(const etch_tensor *t, const char *function, const void *site) {
+    if (!etch__check_handle(t)) return NULL;
+    if (t != ETCH_NONE && t->numel != 1) {
+        etch__error_at(site, ETCH_ERR_SHAPE, "%s: expected one element, got sizes %s", function,
+                       etch__shape_text(t->ndim, t->size).s);
+        return NULL;
+    }
+    return etch__read(t, function, REASON_BREAK_ITEM, site) ? etch__ptr(t) : NULL;
+}
+
+double etch_item(const etch_tensor *t) {
+    const void *p = one_element(t, "etch_item", SITE);
+    return p ? etch__element_real((etch_dtype)t->dtype, p) : NAN;
+}
+
+int64_t etch_item_int(const etch_tensor *t) {
+    const void *p = one_element(t, "etch_item_int", SITE);
+    return p ? etch__element_int((etch_dtype)t->dtype, p) : INT64_MIN;
+}
+
+/* ---- raw pointers
+ * -------------------------------------------------------------------------------- */
+
+static void *expose(const etch_tensor *t, const char *function, int bits, const void *site) {
+    if (!etch__read(t, function, REASON_BREAK_DATA, site) || !t->numel) return NULL;
+    if (etch__trace_hooks.expose(t, bits, site) != ETCH_OK) return NULL;
+    return etch__ptr(t);
+}
+
+const void *etch_data(const etch_tensor *t) { return expose(t, "etch_data", EXPOSED_READ, SITE); }
+
+void *etch_data_mut(etch_tensor *t) {
+    void *p = expose(t, "etch_data_mut", EXPOSED_READ | EXPOSED_WRITE, SITE);
+    if (p) atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed);
+    return p;
+}
+
+void etch_data_end(const etch_tensor *t) {
+    if (etch__check_handle(t) && t != ETCH_NONE && !t->deferred)
+        etch__trace_hooks.expose(t, 0, SITE);
+}

@@ -1,0 +1,171 @@
+/* Tensors as text, in NumPy's manner: a line of dtype and sizes, then nested brackets with aligned
+ * columns. Of more than 1000 elements, dimensions longer than 6 show three at each end.
+ *
+ *     f32[2, 3]
+ *     [[0.5, 1.0, 1.5],
+ *      [2.0, 2.5, 3.0]]
+ */
+#include "core/element.h"
+#include "core/rules.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+enum { SHORTEN_ABOVE = 1000, EDGE = 3, LINE_WIDTH = 90, NUMBER_MAX = 40 };
+
+/* Writes as snprintf does: counts on where the room ends. */
+typedef struct writer {
+    char *buf;
+    size_t room;
+    int64_t length;
+} writer;
+
+static void put_chars(writer *w, const char *text, size_t n) {
+    for (size_t i = 0; i < n; i++, w->length++)
+        if ((size_t)w->length + 1 < w->room) w->buf[w->length] = text[i];
+}
+
+static void put(writer *w, const char *text) { put_chars(w, text, strlen(text)); }
+
+static void put_spaces(writer *w, int n) {
+    while (n-- > 0) put_chars(w, " ", 1);
+}
+
+/* ---- one number
+ * ----------------------------------------------------------------------------------- */
+
+/* Digits after which more would show noise of the dtype's own rounding. */
+static int max_digits(etch_dtype dtype) {
+    return dtype == ETCH_BF16 ? 4 : dtype == ETCH_F16 ? 5 : 8;
+}
+
+/* The fewest digits that read back as the same number, up to max_digits. */
+static void format_real(double v, etch_dtype dtype, char *text) {
+    if (isnan(v) || isinf(v)) {
+        strcpy(text, isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+        return;
+    }
+    for (int digits = 1; digits <= max_digits(dtype); digits++) {
+        snprintf(text, NUMBER_MAX, "%.*g", digits, v);
+        double back = strtod(text, NULL);
+        if (dtype == ETCH_F64 ? back == v : (float)back == (float)v) break;
+    }
+    /* 100000.0 rather than 1e+05 */
+    if (strchr(text, 'e') && fabs(v) >= 1 && fabs(v) < 1e8 && v == trunc(v))
+        snprintf(text, NUMBER_MAX, "%.0f", v);
+    if (!strpbrk(text, ".e")) strcat(text, ".0");
+}
+
+static void format_element(etch_dtype dtype, const void *p, char *text) {
+    if (dtype == ETCH_BOOL) strcpy(text, etch__element_int(dtype, p) ? "true" : "false");
+    else if (etch__element_is_int(dtype))
+        snprintf(text, NUMBER_MAX, "%lld", (long long)etch__element_int(dtype, p));
+    else format_real(etch__element_real(dtype, p), dtype, text);
+}
+
+/* ---- the nest of brackets
+ * ------------------------------------------------------------------------------ */
+
+typedef struct printer {
+    const etch_tensor *t;
+    writer *w; /* NULL: only the width of the columns is looked for */
+    bool shorten;
+    int width;
+} printer;
+
+static bool cuts(const printer *p, int dim) { return p->shorten && p->t->size[dim] > 2 * EDGE; }
+
+static void print_number(printer *p, const char *at) {
+    char text[NUMBER_MAX];
+    format_element((etch_dtype)p->t->dtype, at, text);
+    int n = (int)strlen(text);
+    if (!p->w) {
+        if (n > p->width) p->width = n;
+        return;
+    }
+    put_spaces(p->w, p->width - n);
+    put(p->w, text);
+}
+
+/* What stands between two entries of dimension dim: numbers stay on a line while they fit, the
+ * deeper brackets start new ones. */
+static void separate(printer *p, int dim, int *column) {
+    if (!p->w) return;
+    bool numbers = dim == p->t->ndim - 1;
+    *column += p->width + 2;
+    if (numbers && *column + p->width + 1 < LINE_WIDTH) {
+        put(p->w, ", ");
+        return;
+    }
+    put(p->w, ",\n");
+    for (int d = dim + 2; !numbers && d < p->t->ndim; d++) put(p->w, "\n");
+    put_spaces(p->w, dim + 1);
+    *column = dim + 1;
+}
+
+static void print_dim(printer *p, int dim, const char *at);
+
+static void print_entries(printer *p, int dim, const char *at) {
+    int64_t step = p->t->stride[dim] * (int64_t)etch_dtype_size((etch_dtype)p->t->dtype);
+    int64_t n = p->t->size[dim];
+    int column = dim + 1;
+    for (int64_t i = 0; i < n; i++) {
+        if (i) separate(p, dim, &column);
+        if (cuts(p, dim) && i == EDGE) {
+            if (p->w) put(p->w, "..."), separate(p, dim, &column);
+            i = n - EDGE;
+        }
+        print_dim(p, dim + 1, at + i * step);
+    }
+}
+
+static void print_dim(printer *p, int dim, const char *at) {
+    if (dim == p->t->ndim) {
+        print_number(p, at);
+        return;
+    }
+    if (p->w) put(p->w, "[");
+    print_entries(p, dim, at);
+    if (p->w) put(p->w, "]");
+}
+
+static void print_tensor(const etch_tensor *t, writer *w) {
+    put(w, etch_dtype_name((etch_dtype)t->dtype));
+    put(w, etch__shape_text(t->ndim, t->size).s);
+    put(w, "\n");
+    if (!t->numel) {
+        put(w, "[]");
+        return;
+    }
+    printer p = {.t = t, .shorten = t->numel > SHORTEN_ABOVE};
+    print_dim(&p, 0, etch__ptr(t));
+    p.w = w;
+    print_dim(&p, 0, etch__ptr(t));
+}
+
+/* ---- public
+ * --------------------------------------------------------------------------------------------- */
+
+int64_t etch_format(const etch_tensor *t, char *buf, size_t n) {
+    if (!etch__read(t, "etch_format", REASON_BREAK_PRINT, __builtin_return_address(0))) return -1;
+    writer w = {buf, buf ? n : 0, 0};
+    print_tensor(t, &w);
+    if (w.room) buf[(size_t)w.length < w.room ? (size_t)w.length : w.room - 1] = 0;
+    return w.length;
+}
+
+etch_status etch_print(const etch_tensor *t) {
+    const void *site = __builtin_return_address(0);
+    if (!etch__read(t, "etch_print", REASON_BREAK_PRINT, site)) return etch__tls.status;
+    writer counter = {0};
+    print_tensor(t, &counter);
+    char *text = etch__malloc((size_t)counter.length + 2);
+    if (!text) return etch__tls.status;
+    writer w = {text, (size_t)counter.length + 2, 0};
+    print_tensor(t, &w);
+    put(&w, "\n");
+    bool written = fwrite(text, 1, (size_t)w.length, stdout) == (size_t)w.length;
+    etch__free(text);
+    if (written) return ETCH_OK;
+    return etch__error_at(site, ETCH_ERR_IO, "etch_print: could not write to standard output: %m");
+}
