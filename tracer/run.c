@@ -287,6 +287,14 @@ static etch_tensor *record(run *r, walk *w, const op_call *call) {
     return etch__walk_record(w, call);
 }
 
+/* Whether a new path under this root would be one too many. */
+static bool limited(run *r, trace_tree *tree) {
+    pthread_mutex_lock(&r->f->lock);
+    bool full = etch__at_limit(r, tree);
+    pthread_mutex_unlock(&r->f->lock);
+    return full;
+}
+
 static walk *begin_recording(run *r) {
     walk *w = etch__walk_take(r, NULL);
     if (w && r->f->options.fullgraph) w->mode = WALK_SHAPES;
@@ -316,10 +324,6 @@ static walk *begin_segment(run *r, const op_call *call) {
     walk *w = r->walk = etch__walk_take(r, tree);
     if (w) etch__tls.cursor = etch__tls.layers == 1u << LAYER_TRACER ? &w->c : NULL;
     return w;
-}
-
-static bool limited(const run *r, const walk *w) {
-    return w->tree && (w->tree->entry ? r->gen->entry_limited : w->tree->limited);
 }
 
 static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
@@ -352,7 +356,7 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
         TRACE_COUNT(r->f, divergences, 1);
         etch__log_diverged(w, call);
     }
-    if (limited(r, w)) return diverge_limited(r, w, call);
+    if (limited(r, w->tree)) return diverge_limited(r, w, call);
     bool full = r->f->options.fullgraph;
     if (!full) late_use_all(r);
     if (!etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD)) return NULL;
@@ -413,12 +417,13 @@ static void give_back_run(run *r) {
 /* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
 static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     trace_tree *tree = etch__find_entry(r->gen, in, nin);
+    bool known = tree != NULL;
     if (tree && !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) tree = NULL;
-    if (!tree && r->gen->entry_limited) {
+    if (!tree && !known && limited(r, NULL)) {
         r->eager = true;
         return NULL;
     }
-    if (!tree) etch__log_guards(r, in, nin);
+    if (!known) etch__log_guards(r, in, nin);
     walk *w = tree ? etch__walk_take(r, tree) : begin_recording(r);
     if (w && !etch__walk_bind_args(w, in, nin)) {
         etch__walk_recycle(w);

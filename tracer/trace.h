@@ -106,7 +106,8 @@ struct trace_tree {
     int number;                              /* for names: function/number */
     int nleaves;
     _Atomic int ncompiled;
-    bool limited; /* the recompile limit is reached (resume trees; entries use the generation's) */
+    _Atomic bool
+        limited; /* the recompile limit is reached (resume trees; entries use the generation's) */
     _Atomic(struct walk *) spare[SPARE_WALKS];
     _Atomic(trace_tree *) next;
 };
@@ -116,7 +117,7 @@ struct generation {
     struct generation *next; /* in the function's list of retired ones */
     _Atomic(trace_tree *) entries, resumes;
     int ntrees, entry_leaves, graphs;
-    bool entry_limited;
+    _Atomic bool entry_limited;
     trace_node **nodes; /* all published ones */
     int64_t nnodes, nodes_cap;
     trace_leaf **leaves;
@@ -210,6 +211,8 @@ trace_node *etch__find_end(const trace_node *n, reason_id end);
 /* Inserts an ended recording; takes over its nodes. NULL: the limit, no memory, or a generation
  * that is no longer the function's. The function's lock is held. */
 trace_leaf *etch__publish(walk *w);
+/* Whether the root (NULL: the entry) may get no more alternatives. The function's lock is held. */
+bool etch__at_limit(run *r, trace_tree *tree);
 
 /* tracer/walk.c: one segment */
 walk *etch__walk_take(run *r, trace_tree *tree);

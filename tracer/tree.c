@@ -293,16 +293,16 @@ static void link_suffix(walk *w, trace_tree *tree, trace_node *end) {
     w->shared = w->npath;
 }
 
-static bool at_limit(const run *r, const trace_tree *tree) {
-    int limit = r->f->options.recompile_limit;
-    int leaves = tree->entry ? r->gen->entry_leaves : tree->nleaves;
-    return leaves >= (limit > 0 ? limit : 8) || r->gen->graphs >= 256;
-}
-
-static void mark_limited(run *r, trace_tree *tree) {
-    bool *limited = tree->entry ? &r->gen->entry_limited : &tree->limited;
+/* Whether the root may get no more alternatives: all entries together are one root, and so is each
+ * first operator after a break. The first one turned away is warned about. */
+bool etch__at_limit(run *r, trace_tree *tree) {
+    bool entry = !tree || tree->entry;
+    _Atomic bool *limited = entry ? &r->gen->entry_limited : &tree->limited;
+    int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
+    int leaves = entry ? r->gen->entry_leaves : tree->nleaves;
+    if (!*limited && leaves < limit && r->gen->graphs < 256) return false;
     if (!*limited) etch__warn_limit(r);
-    *limited = true;
+    return *limited = true;
 }
 
 static void raise_maximum(_Atomic int32_t *max, int64_t value) {
@@ -359,7 +359,8 @@ trace_leaf *etch__publish(walk *w) {
     trace_leaf *leaf = end ? end->leaf : NULL;
     if (!leaf && !w->npath && entry)
         leaf = add_leaf(w, tree), leaf ? (void)tree->ncompiled++ : (void)0;
-    else if (!leaf && at_limit(r, tree)) mark_limited(r, tree);
+    else if (!leaf && (fresh ? entry && etch__at_limit(r, NULL) : etch__at_limit(r, tree)))
+        leaf = NULL;
     else if (!leaf) leaf = add_leaf(w, tree);
     if (fresh && !leaf) {
         free_tree(fresh);

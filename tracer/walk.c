@@ -145,7 +145,7 @@ void etch__walk_recycle(walk *w) {
     trace_tree *tree = w->tree;
     w->nvalues = w->nscalars = 0;
     w->leaf = NULL;
-    w->pending = w->recorded = w->entry = false;
+    w->pending = w->recorded = w->published = w->recompile = w->entry = false;
     for (int i = 0; tree && i < SPARE_WALKS; i++) {
         walk *none = NULL;
         if (atomic_load_explicit(&tree->spare[i], memory_order_relaxed)) continue;
