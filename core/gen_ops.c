@@ -229,6 +229,13 @@ static void print_default(FILE *out, const arg *a) {
 
 static void print_attributes(FILE *out, const row *r, const arg *args, int n, const function *f,
                              int scalars) {
+    int attributes = strstr(r->flags, "CLASS") != NULL;
+    for (int i = 0; i < n; i++)
+        attributes += args[i].type != TENSOR && args[i].type != TENSORS && args[i].type != SCALAR;
+    if (!attributes) {
+        fputs("    const int64_t *at = NULL;\n    const int nat = 0;\n", out);
+        return;
+    }
     fputs("    int64_t at[OP_MAX_ATTRS];\n    int nat = 0;\n", out);
     for (int i = 0; i < n; i++) {
         const arg *a = &args[i];

@@ -231,7 +231,7 @@ static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
     if (!leaf) return NULL;
     leaf->tree = tree;
     leaf->site = w->end_site;
-    memcpy(leaf->path, w->path, (size_t)w->npath * sizeof *w->path);
+    if (w->npath) memcpy(leaf->path, w->path, (size_t)w->npath * sizeof *w->path);
     find_bases(leaf);
     find_tainted(leaf);
     find_writes(leaf);
