@@ -72,6 +72,12 @@ static void operators_name_the_line_of_their_call(void **state) {
         assert_null(c);
         assert_non_null(strstr(etch_last_error(), line));
         etch_clear_error();
+        snprintf(line, sizeof line, "(test_errors.c:%d)", __LINE__ + 1);
+        etch_tensor *m = etch_matmul(a, a);
+        assert_null(m);
+        assert_non_null(strstr(etch_last_error(), "mm: expected mat2 with 3 rows, got 2"));
+        assert_non_null(strstr(etch_last_error(), line)); /* not a line of the library */
+        etch_clear_error();
         etch_tensor *d = etch_t(ETCH_NONE);
         assert_null(d);
         assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
