@@ -83,19 +83,20 @@ etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
 /* ---- out ---------------------------------------------------------------------------------------
  */
 
+/* What is known without a graph break is checked before one is made. */
 etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
     const void *site = SITE;
-    if (!etch__read(t, "etch_to_host", REASON_BREAK_TO_HOST, site)) return etch__tls.status;
+    if (!etch__check_handle(t)) return etch__tls.status;
     size_t need = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
     if (bytes < need)
         return etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
                               "etch_to_host: expected room for %zu bytes, got %zu", need, bytes);
     if (!dst && need) return etch__error_at(site, ETCH_ERR_NULL, "etch_to_host: dst is NULL");
+    if (!etch__read(t, "etch_to_host", REASON_BREAK_TO_HOST, site)) return etch__tls.status;
     etch__copy_out(t, dst);
     return ETCH_OK;
 }
 
-/* The sizes are checked first: they are known without a graph break. */
 static const void *one_element(const etch_tensor *t, const char *function, const void *site) {
     if (!etch__check_handle(t)) return NULL;
     if (t != ETCH_NONE && t->numel != 1) {

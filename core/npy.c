@@ -237,12 +237,13 @@ etch_status etch_npy_save(const char *path, const etch_tensor *t) {
     const void *site = __builtin_return_address(0);
     char header[512];
     if (!path) return etch__error_at(site, ETCH_ERR_NULL, "etch_npy_save: path is NULL");
-    if (!etch__read(t, "etch_npy_save", REASON_BREAK_SAVE, site)) return etch__tls.status;
+    if (!etch__check_handle(t)) return etch__tls.status;
     const char *descr = descr_of((etch_dtype)t->dtype);
     if (!descr)
         return etch__error_at(site, ETCH_ERR_DTYPE,
                               "etch_npy_save: .npy has no %s (use etch_to first)",
                               etch_dtype_name((etch_dtype)t->dtype));
+    if (!etch__read(t, "etch_npy_save", REASON_BREAK_SAVE, site)) return etch__tls.status;
     size_t bytes = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
     void *copy = t->contiguous ? NULL : etch__malloc(bytes);
     if (!t->contiguous && !copy) return etch__tls.status;

@@ -40,7 +40,8 @@ static void read_param(param_id id) {
     parse_number(table[id].value, &v->number);
     parse_number(v->text, &v->number);
     /* The warning itself asks for ETCH_LOGS_OUT. */
-    if (!fits && id != PARAM_LOGS_OUT) etch__warn("%s is too long and is ignored", table[id].variable);
+    if (!fits && id != PARAM_LOGS_OUT)
+        etch__warn("%s is too long and is ignored", table[id].variable);
 }
 
 /* pthread_once, unlike a lock, starts afresh in a child that was forked in its middle. */

@@ -29,6 +29,8 @@ typedef struct etch_thread {
                             outer one from elsewhere abandons the run */
     void *run;           /* the tracer's run */
 
+    const void *composite_site; /* while a composite runs: the user's call of it, else NULL */
+
     etch_status status;
     const void *error_site;
     char error[1024];

@@ -1,0 +1,258 @@
+/* Logs: channels, the sink, ETCH_LOGS and ETCH_LOGS_OUT, help. What is read at load is tried in a
+ * process of its own: this program again, with an argument. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <etch/etch.h>
+
+#include "core/base.h"
+
+static const char *self;
+
+static struct {
+    char text[65536];
+    size_t used;
+    int lines;
+    bool whole; /* every line had the right start and no newline */
+} got;
+
+static void take_line(void *ctx, const char *line) {
+    assert_ptr_equal(ctx, &got);
+    got.lines++;
+    got.whole &= !strncmp(line, "etch: ", 6) && !strchr(line, '\n');
+    got.used += (size_t)snprintf(got.text + got.used, sizeof got.text - got.used, "%s\n", line);
+    if (got.used > sizeof got.text - 1) got.used = sizeof got.text - 1;
+}
+
+static int take(void **state) {
+    (void)state;
+    memset(&got, 0, sizeof got);
+    got.whole = true;
+    etch_clear_error();
+    etch_set_logs("");
+    etch_set_log_sink(take_line, &got);
+    return 0;
+}
+
+static int let_go(void **state) {
+    (void)state;
+    etch_set_log_sink(NULL, NULL);
+    return etch_set_logs("") != ETCH_OK;
+}
+
+static void channels_switch(void **state) {
+    (void)state;
+    etch__log(LOG_GRAPH, "off");
+    assert_int_equal(etch_set_logs("cache, graph_breaks"), ETCH_OK);
+    assert_true(etch__log_on(LOG_CACHE) && etch__log_on(LOG_GRAPH_BREAKS));
+    assert_false(etch__log_on(LOG_GRAPH) || etch__log_on(LOG_TRACE));
+    etch__log(LOG_GRAPH, "off");
+    etch__log(LOG_CACHE, "hit %d", 1);
+    assert_string_equal(got.text, "etch: cache: hit 1\n");
+    assert_int_equal(etch_set_logs("all"), ETCH_OK);
+    for (int i = 0; i < LOG_COUNT; i++) assert_true(etch__log_on((log_channel)i));
+    assert_int_equal(etch_set_logs(""), ETCH_OK);
+    for (int i = 0; i < LOG_COUNT; i++) assert_false(etch__log_on((log_channel)i));
+}
+
+static void unknown_channels_change_nothing(void **state) {
+    (void)state;
+    assert_int_equal(etch_set_logs("graph"), ETCH_OK);
+    assert_int_equal(etch_set_logs("cache,graphs"), ETCH_ERR_NOT_FOUND);
+    assert_non_null(strstr(etch_last_error(), "no channel \"graphs\""));
+    assert_true(etch__log_on(LOG_GRAPH));
+    assert_false(etch__log_on(LOG_CACHE));
+    assert_int_equal(etch_set_logs(NULL), ETCH_ERR_NULL);
+}
+
+static void lines_and_lengths(void **state) {
+    (void)state;
+    char longer[5000];
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    etch_set_logs("graph");
+    etch__log(LOG_GRAPH, "one\n  two\n\nfour\n");
+    assert_string_equal(got.text,
+                        "etch: graph: one\netch: graph:   two\netch: graph: \netch: graph: four\n");
+    got.used = 0;
+    etch__log(LOG_GRAPH, "%s", longer);
+    assert_int_equal(strlen(got.text), strlen("etch: graph: \n") + strlen(longer));
+    etch__warn("careful, %s", "you");
+    assert_non_null(strstr(got.text, "\netch: warning: careful, you\n"));
+    assert_true(got.whole);
+}
+
+static void logging_keeps_the_error(void **state) {
+    (void)state;
+    char longer[5000];
+    memset(longer, 'x', sizeof longer);
+    longer[sizeof longer - 1] = 0;
+    etch_set_logs("graph");
+    etch__error(ETCH_ERR_SHAPE, "mine");
+    for (int64_t n = 0; n < 3; n++) {
+        got.lines = 0;
+        etch__fail_allocation(n);
+        etch__log(LOG_GRAPH, "%s", longer);
+        etch__fail_allocation(-1);
+        assert_int_equal(got.lines, 1); /* cut, but there */
+        assert_int_equal(etch_last_status(), ETCH_ERR_SHAPE);
+        assert_string_equal(etch_last_error(), "mine");
+    }
+    etch_clear_error();
+}
+
+static void log_from_inside(void *ctx, const char *line) {
+    (void)line;
+    ++*(int *)ctx;
+    etch__warn("from the sink");
+    etch_set_log_sink(log_from_inside, ctx);
+}
+
+static void sinks_may_log(void **state) {
+    (void)state;
+    int calls = 0;
+    etch_set_log_sink(log_from_inside, &calls);
+    etch__warn("a");
+    etch__warn("b");
+    assert_int_equal(calls, 2);
+}
+
+static void *warns(void *arg) {
+    for (int i = 0; i < 100; i++) etch__warn("from a thread");
+    return arg;
+}
+
+static void threads_take_turns(void **state) {
+    (void)state;
+    pthread_t t[4];
+    for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&t[i], NULL, warns, NULL), 0);
+    for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+    assert_int_equal(got.lines, 400);
+    assert_int_equal(got.used, 400 * strlen("etch: warning: from a thread\n"));
+}
+
+static void help_shows_every_table(void **state) {
+    (void)state;
+    assert_int_equal(etch_set_logs("help"), ETCH_OK);
+#define LOG(id, name, help) assert_non_null(strstr(got.text, "etch: help:   " name));
+#include "core/logs.def"
+#undef LOG
+#define PARAM(id, variable, value, help) assert_non_null(strstr(got.text, variable));
+#include "core/params.def"
+#undef PARAM
+#define REASON(id, name, sentence, hint) assert_non_null(strstr(got.text, sentence));
+#include "core/reasons.def"
+#undef REASON
+#define ETCH_ERROR(code, name, meaning) assert_non_null(strstr(got.text, meaning));
+#include <etch/errors.def>
+#undef ETCH_ERROR
+    assert_true(got.whole);
+}
+
+/* ---- the environment
+ * ----------------------------------------------------------------------------- */
+
+/* Runs this program with settings and an argument; text gets what it writes to standard error. */
+static void run_self(const char *settings, const char *argument, char *text, size_t n) {
+    char command[512];
+    snprintf(command, sizeof command, "%s '%s' %s 2>&1", settings, self, argument);
+    FILE *p = popen(command, "r");
+    assert_non_null(p);
+    size_t length = fread(text, 1, n - 1, p);
+    text[length] = 0;
+    assert_int_equal(pclose(p), 0);
+}
+
+static int child(const char *what) {
+    if (!strcmp(what, "log")) {
+        etch__log(LOG_CACHE, "a line");
+        etch__log(LOG_GRAPH, "another");
+    }
+    return 0;
+}
+
+static void environment_is_read_at_load(void **state) {
+    (void)state;
+    char text[65536];
+    run_self("ETCH_LOGS=cache", "log", text, sizeof text);
+    assert_string_equal(text, "etch: cache: a line\n");
+    run_self("ETCH_LOGS=", "log", text, sizeof text);
+    assert_string_equal(text, "");
+    run_self("ETCH_LOGS=cash", "log", text, sizeof text);
+    assert_non_null(strstr(text, "etch: warning: ETCH_LOGS: no channel \"cash\""));
+    run_self("ETCH_LOGS=help", "none", text, sizeof text);
+    assert_non_null(strstr(text, "etch: help:   graph_breaks"));
+}
+
+static void logs_go_to_a_file(void **state) {
+    (void)state;
+    char text[4096], path[] = "/tmp/etch_logs_XXXXXX", settings[128];
+    int fd = mkstemp(path);
+    assert_true(fd >= 0);
+    snprintf(settings, sizeof settings, "ETCH_LOGS=all ETCH_LOGS_OUT=%s", path);
+    run_self(settings, "log", text, sizeof text);
+    assert_string_equal(text, "");
+    run_self(settings, "log", text, sizeof text); /* appends */
+    ssize_t n = read(fd, text, sizeof text - 1);
+    close(fd), unlink(path);
+    assert_true(n >= 0);
+    text[n] = 0;
+    assert_string_equal(text, "etch: cache: a line\netch: graph: another\n"
+                              "etch: cache: a line\netch: graph: another\n");
+    run_self("ETCH_LOGS=cache ETCH_LOGS_OUT=/nonexistent/x", "log", text, sizeof text);
+    assert_non_null(strstr(text, "cannot append logs to /nonexistent/x"));
+    assert_non_null(strstr(text, "etch: cache: a line\n"));
+}
+
+static volatile bool stop;
+
+static void *warns_all_the_time(void *arg) {
+    while (!stop) etch__warn("busy");
+    return arg;
+}
+
+static void quiet(void *ctx, const char *line) { (void)ctx, (void)line; }
+
+static void works_after_fork(void **state) {
+    (void)state;
+    pthread_t t;
+    int status;
+    stop = false;
+    etch_set_log_sink(quiet, NULL);
+    assert_int_equal(pthread_create(&t, NULL, warns_all_the_time, NULL), 0);
+    for (int i = 0; i < 10; i++) {
+        pid_t pid = fork();
+        if (pid == 0) {
+            alarm(20); /* a lock that was left taken would hang */
+            etch__warn("in the child");
+            _exit(0);
+        }
+        assert_int_equal(waitpid(pid, &status, 0), pid);
+        assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    stop = true;
+    pthread_join(t, NULL);
+}
+
+int main(int argc, char **argv) {
+    self = argv[0];
+    if (argc > 1) return child(argv[1]);
+#define TEST(name) cmocka_unit_test_setup_teardown(name, take, let_go)
+    const struct CMUnitTest tests[] = {
+        TEST(channels_switch),        TEST(unknown_channels_change_nothing),
+        TEST(lines_and_lengths),      TEST(logging_keeps_the_error),
+        TEST(sinks_may_log),          TEST(threads_take_turns),
+        TEST(help_shows_every_table), TEST(environment_is_read_at_load),
+        TEST(logs_go_to_a_file),      TEST(works_after_fork),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
