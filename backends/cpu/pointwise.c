@@ -28,14 +28,12 @@ static int64_t class_of(const op_call *call) {
 }
 
 static uint64_t key_of(const op_call *call, const etch_tensor *out) {
-    uint64_t key = call->op;
-    key = key << 4 | out->dtype;
-    key = key << 4 | (uint64_t)class_of(call);
+    uint64_t key = (uint64_t)out->dtype << 4 | (uint64_t)class_of(call);
     key = key << 4 | STATE_DTYPE(etch__tls.state);
     for (int k = 0; k < call->nin; k++)
         key = key << 5 | (uint64_t)call->in[k]->dtype << 1 | (call->in[k]->ndim == 0);
     for (int k = 0; k < call->nsc; k++) key = key << 2 | call->sc[k].kind;
-    return key;
+    return key << 16 | call->op; /* which says how many fields there are */
 }
 
 static bool build(const op_call *call, const etch_tensor *out, cpu_program *program) {

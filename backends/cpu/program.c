@@ -63,6 +63,8 @@ static bool is_comparison(int prim) {
     return prim == PRIM_EQ || prim == PRIM_NE || prim == PRIM_LT || prim == PRIM_LE;
 }
 
+static bool is_fill(int prim) { return prim == PRIM_SCALAR || prim == PRIM_CONST; }
+
 static bool is_heavy(int prim) { return prim >= PRIM_EXP && prim <= PRIM_POW; }
 
 static strip_fn strip_of(const translator *t, const prim_instr *i) {
@@ -110,12 +112,14 @@ bool etch__program_build(const prim_program *p, const etch_dtype *in, etch_dtype
         for (int j = 0; j < etch__prims[i->prim].arity; j++) t.last_use[operands[j]] = (int16_t)k;
     }
     t.last_use[p->result] = INT16_MAX;
+    /* Filled temporaries come first: they hold their value from before the first step. */
+    for (int k = 0; k < p->n; k++)
+        if (is_fill(p->code[k].prim)) add_fill(&t, k, &p->code[k]);
     for (int k = 0; k < p->n && !t.failed; k++) {
         const prim_instr *i = &p->code[k];
         bool last = k == p->n - 1 && k == p->result && !t.table->narrow[out];
         if (i->prim == PRIM_INPUT) add_input(&t, k, i);
-        else if (i->prim == PRIM_SCALAR || i->prim == PRIM_CONST) add_fill(&t, k, i);
-        else add_compute(&t, k, i, last);
+        else if (!is_fill(i->prim)) add_compute(&t, k, i, last);
     }
     add_store(&t, out);
     return !t.failed;

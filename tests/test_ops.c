@@ -1,0 +1,621 @@
+/* Every pointwise and in-place operator of the table against a plain reference in double or int64:
+ * all dtypes, layouts, broadcasts and odd values. What one rounding decides is compared bit for bit;
+ * the transcendental functions have a tolerance in units of the last place of the result's dtype. */
+#include "cpu_support.h"
+
+/* ---- the reference ------------------------------------------------------------------------------------- */
+
+/* The compute dtype of the call at hand: intermediate results are rounded to its compute type. */
+static etch_dtype computing;
+static double rnd(double v) { return computing == ETCH_F64 ? v : (double)(float)v; }
+
+typedef struct operands {
+    double x, y, z;    /* floats, in the compute dtype; z: the third operand */
+    int64_t i, j, k;   /* integers */
+    double s[4];       /* scalars in the compute dtype */
+    int64_t t[4];
+    bool condition;
+} operands;
+
+typedef struct reference {
+    const char *name; /* as in the table, without in-place underscore and overload */
+    double ulp;       /* 0: exact */
+    double (*real)(const operands *o);
+    int64_t (*whole)(const operands *o);
+} reference;
+
+#define REAL(name, expression)                                                                     \
+    static double name##_real(const operands *o) {                                                 \
+        (void)o;                                                                                   \
+        return (expression);                                                                       \
+    }
+#define WHOLE(name, expression)                                                                    \
+    static int64_t name##_whole(const operands *o) {                                               \
+        (void)o;                                                                                   \
+        return (int64_t)(expression);                                                              \
+    }
+#define BOTH(name, real, whole) REAL(name, real) WHOLE(name, whole)
+#define U(v) ((uint64_t)(v))
+
+static double larger(double x, double y) { return isnan(x) ? x : isnan(y) ? y : x > y ? x : y; }
+static double smaller(double x, double y) { return isnan(x) ? x : isnan(y) ? y : x < y ? x : y; }
+static double power(double x, double e) {
+    if (e == 2) return rnd(x * x);
+    if (e == 3) return rnd(rnd(x * x) * x);
+    if (e == 0.5) return rnd(sqrt(x));
+    if (e == -1) return rnd(1 / x);
+    if (e == 1) return x;
+    return e == 0 ? 1 : rnd(pow(x, e));
+}
+static int64_t whole_power(int64_t x, int64_t e) {
+    if (e < 0) return x == 1 ? 1 : x == -1 ? (e % 2 ? -1 : 1) : 0;
+    uint64_t r = 1;
+    for (; e > 0; e--) r *= U(x); /* exponents are small: see keeps_tame */
+    return (int64_t)r;
+}
+
+BOTH(add_tensor, rnd(o->x + rnd(o->s[0] * o->y)), computing == ETCH_BOOL ? U(o->i | (o->t[0] & o->j)) : U(o->i) + U(o->t[0]) * U(o->j))
+BOTH(add_scalar, rnd(o->x + rnd(o->s[0] * o->s[1])), computing == ETCH_BOOL ? U(o->i | (o->t[0] & o->t[1])) : U(o->i) + U(o->t[0]) * U(o->t[1]))
+BOTH(sub_tensor, rnd(o->x - rnd(o->s[0] * o->y)), U(o->i) - U(o->t[0]) * U(o->j))
+BOTH(sub_scalar, rnd(o->x - rnd(o->s[0] * o->s[1])), U(o->i) - U(o->t[0]) * U(o->t[1]))
+BOTH(rsub_scalar, rnd(o->s[0] - rnd(o->s[1] * o->x)), U(o->t[0]) - U(o->t[1]) * U(o->i))
+BOTH(mul_tensor, rnd(o->x * o->y), U(o->i) * U(o->j))
+BOTH(mul_scalar, rnd(o->x * o->s[0]), U(o->i) * U(o->t[0]))
+REAL(div_tensor, rnd(o->x / o->y))
+REAL(div_scalar, rnd(o->x / o->s[0]))
+BOTH(pow_tensor, rnd(pow(o->x, o->y)), whole_power(o->i, o->j))
+BOTH(pow_scalar, power(o->x, o->s[0]), whole_power(o->i, o->t[0]))
+BOTH(maximum, larger(o->x, o->y), o->i > o->j ? o->i : o->j)
+BOTH(minimum, smaller(o->x, o->y), o->i < o->j ? o->i : o->j)
+BOTH(neg, -o->x, 0 - U(o->i))
+BOTH(abs, fabs(o->x), o->i < 0 ? 0 - U(o->i) : U(o->i))
+BOTH(relu, larger(o->x, 0), o->i > 0 ? o->i : 0)
+REAL(sqrt, rnd(sqrt(o->x)))
+REAL(rsqrt, rnd(1 / rnd(sqrt(o->x))))
+REAL(exp, exp(o->x))
+REAL(log, log(o->x))
+REAL(sin, sin(o->x))
+REAL(cos, cos(o->x))
+REAL(tanh, tanh(o->x))
+REAL(sigmoid, 1 / (1 + rnd(exp(-o->x)))) /* exp overflows in the compute type */
+BOTH(eq_tensor, o->x == o->y, o->i == o->j)
+BOTH(ne_tensor, o->x != o->y, o->i != o->j)
+BOTH(lt_tensor, o->x < o->y, o->i < o->j)
+BOTH(le_tensor, o->x <= o->y, o->i <= o->j)
+BOTH(gt_tensor, o->x > o->y, o->i > o->j)
+BOTH(ge_tensor, o->x >= o->y, o->i >= o->j)
+BOTH(eq_scalar, o->x == o->s[0], o->i == o->t[0])
+BOTH(ne_scalar, o->x != o->s[0], o->i != o->t[0])
+BOTH(lt_scalar, o->x < o->s[0], o->i < o->t[0])
+BOTH(le_scalar, o->x <= o->s[0], o->i <= o->t[0])
+BOTH(gt_scalar, o->x > o->s[0], o->i > o->t[0])
+BOTH(ge_scalar, o->x >= o->s[0], o->i >= o->t[0])
+BOTH(logical_not, o->x == 0, o->i == 0)
+BOTH(logical_and, o->x != 0 && o->y != 0, o->i && o->j)
+BOTH(logical_or, o->x != 0 || o->y != 0, o->i || o->j)
+BOTH(where, o->condition ? o->y : o->z, o->condition ? o->j : o->k)
+BOTH(identity, o->x, o->i)
+BOTH(second, o->y, o->j)
+BOTH(fill, o->s[0], o->t[0])
+BOTH(zero, 0, 0)
+
+#define REF(name, fn, ulp) {name, ulp, fn##_real, fn##_whole}
+#define REF_REAL(name, fn, ulp) {name, ulp, fn##_real, NULL}
+static const reference references[] = {
+    REF("add.Tensor", add_tensor, 0),       REF("add.Scalar", add_scalar, 0),
+    REF("sub.Tensor", sub_tensor, 0),       REF("sub.Scalar", sub_scalar, 0),
+    REF("rsub.Scalar", rsub_scalar, 0),     REF("mul.Tensor", mul_tensor, 0),
+    REF("mul.Scalar", mul_scalar, 0),       REF_REAL("div.Tensor", div_tensor, 0),
+    REF_REAL("div.Scalar", div_scalar, 0),  REF("pow.Tensor_Tensor", pow_tensor, 4),
+    REF("pow.Tensor_Scalar", pow_scalar, 4), REF("pow.Scalar", pow_scalar, 4),
+    REF("maximum", maximum, 0),             REF("minimum", minimum, 0),
+    REF("neg", neg, 0),                     REF("abs", abs, 0),
+    REF("relu", relu, 0),                   REF_REAL("sqrt", sqrt, 0),
+    REF_REAL("rsqrt", rsqrt, 0),            REF_REAL("exp", exp, 4),
+    REF_REAL("log", log, 4),                REF_REAL("sin", sin, 4),
+    REF_REAL("cos", cos, 4),                REF_REAL("tanh", tanh, 4),
+    REF_REAL("sigmoid", sigmoid, 5),        REF("eq.Tensor", eq_tensor, 0),
+    REF("ne.Tensor", ne_tensor, 0),         REF("lt.Tensor", lt_tensor, 0),
+    REF("le.Tensor", le_tensor, 0),         REF("gt.Tensor", gt_tensor, 0),
+    REF("ge.Tensor", ge_tensor, 0),         REF("eq.Scalar", eq_scalar, 0),
+    REF("ne.Scalar", ne_scalar, 0),         REF("lt.Scalar", lt_scalar, 0),
+    REF("le.Scalar", le_scalar, 0),         REF("gt.Scalar", gt_scalar, 0),
+    REF("ge.Scalar", ge_scalar, 0),         REF("logical_not", logical_not, 0),
+    REF("logical_and", logical_and, 0),     REF("logical_or", logical_or, 0),
+    REF("where.self", where, 0),            REF("_to_copy", identity, 0),
+    REF("clone", identity, 0),              REF("copy_", second, 0),
+    REF("fill_.Scalar", fill, 0),           REF("zero_", zero, 0),
+};
+
+/* "add_.Tensor" is computed as "add.Tensor". */
+static const reference *reference_of(const char *name) {
+    char plain[64];
+    for (int exact = 1; exact >= 0; exact--) {
+        int n = 0;
+        for (const char *p = name; *p; p++)
+            if (exact || *p != '_' || (p[1] != '.' && p[1])) plain[n++] = *p;
+        plain[n] = 0;
+        for (int k = 0; k < COUNT_OF(references); k++)
+            if (strcmp(references[k].name, plain) == 0) return &references[k];
+    }
+    return NULL;
+}
+
+/* Distance of a from the true value v, in units in the last place of dtype d at v. */
+static double ulps(double a, double v, etch_dtype d) {
+    if (isnan(v) || isnan(a)) return isnan(v) && isnan(a) ? 0 : INFINITY;
+    static const int bits[] = {24, 53, 8, 11}, least[] = {-126, -1022, -126, -14};
+    number top = ref_convert(real_number(v), d);
+    if (isinf(a) || isinf(top.d)) {
+        /* at the edge of overflow either side is near enough */
+        return a == top.d || fabs(v) > ldexp(1, d == ETCH_F64 ? 1023 : d == ETCH_F16 ? 15 : 127) * 1.9
+                   ? 0 : INFINITY;
+    }
+    int e = v == 0 ? least[d] : ilogb(v);
+    if (e < least[d]) e = least[d];
+    return fabs(a - v) / ldexp(1, e - bits[d] + 1);
+}
+
+/* ---- one call --------------------------------------------------------------------------------------------- */
+
+typedef struct trial {
+    op_call call;
+    etch_tensor *in[3];
+    etch_scalar sc[4];
+    int64_t at[4];
+    etch_dtype compute;
+} trial;
+
+static int count_of(const char *schema, const char *word) {
+    int n = 0;
+    for (const char *p = schema; (p = strstr(p, word)) && p < strstr(schema, "->"); p++) n++;
+    return n;
+}
+
+static void set_trial(trial *t, op_id op) {
+    const op_info *info = &etch__ops[op];
+    memset(t, 0, sizeof *t);
+    int tensors = count_of(info->schema, "Tensor self") + count_of(info->schema, "Tensor(a!) self") +
+                  count_of(info->schema, "Tensor other") + count_of(info->schema, "Tensor src") +
+                  count_of(info->schema, "Tensor exponent") + count_of(info->schema, "Tensor condition");
+    t->call = (op_call){.op = (uint16_t)op, .nin = (uint16_t)tensors, .in = t->in, .sc = t->sc, .at = t->at,
+                        .nsc = (uint8_t)count_of(info->schema, "Scalar ")};
+    if (op == OP_TO_COPY) t->at[t->call.nat++] = -1;
+    if (op == OP_COPY_) t->at[t->call.nat++] = 0;
+    for (int k = 0; k < t->call.nsc; k++) t->sc[k] = etch_scalar_int(1);
+}
+
+static void finish_trial(trial *t) {
+    const op_info *info = &etch__ops[t->call.op];
+    if (!(info->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT))) return;
+    t->at[t->call.nat] = etch__op_class(info, t->sc, t->call.nsc, t->at);
+    t->call.nat++;
+}
+
+/* Flat position in `in` of element `flat` of the broadcast shape of `out`. */
+static int64_t broadcast_flat(const etch_tensor *in, const etch_tensor *out, int64_t flat) {
+    int64_t at[ETCH_MAX_DIMS], result = 0;
+    for (int d = out->ndim - 1; d >= 0; d--) at[d] = flat % out->size[d], flat /= out->size[d];
+    for (int d = 0; d < in->ndim; d++) {
+        int64_t k = at[out->ndim - in->ndim + d];
+        result = result * in->size[d] + (in->size[d] == 1 ? 0 : k);
+    }
+    return result;
+}
+
+static number scalar_number(etch_scalar s) {
+    return s.kind == ETCH_SCALAR_REAL ? real_number(s.d) : whole_number(s.i);
+}
+
+static number expected(const trial *t, const reference *r, const number *value, etch_dtype out,
+                       double *exact) {
+    operands o = {0};
+    double *real[3] = {&o.x, &o.y, &o.z};
+    int64_t *whole[3] = {&o.i, &o.j, &o.k};
+    bool where = t->call.op == OP_WHERE;
+    for (int k = 0; k < t->call.nin; k++) {
+        number v = where && k == 0 ? value[k] : ref_convert(value[k], t->compute);
+        *real[k] = v.d, *whole[k] = v.i;
+    }
+    o.condition = o.i != 0;
+    for (int k = 0; k < t->call.nsc; k++) {
+        number v = ref_convert(scalar_number(t->sc[k]), t->compute);
+        o.s[k] = v.d, o.t[k] = v.i;
+    }
+    bool truth = etch__ops[t->call.op].drule == etch__ops[OP_EQ_TENSOR].drule; /* gives a bool */
+    computing = t->compute;
+    number v;
+    if (is_float(t->compute)) {
+        v = real_number(r->real(&o));
+        *exact = v.d;
+        v = truth ? whole_number(v.d != 0) : ref_convert(v, t->compute);
+    } else {
+        assert_non_null(r->whole);
+        v = whole_number(ref_wrap(r->whole(&o), truth ? ETCH_BOOL : t->compute));
+    }
+    return ref_convert(v, out);
+}
+
+/* Runs the trial and compares every element; false when inference rejects the combination. */
+static bool run_trial(trial *t) {
+    const op_info *info = &etch__ops[t->call.op];
+    const reference *r = reference_of(info->name);
+    if (!r) fail_msg("no reference for %s", info->name);
+    tensor_meta meta;
+    finish_trial(t);
+    if (etch__infer(&t->call, &meta, &t->compute) != ETCH_OK) {
+        etch_clear_error();
+        return false;
+    }
+    number *before[3] = {0};
+    for (int k = 0; k < t->call.nin; k++) {
+        before[k] = malloc((size_t)(t->in[k]->numel + 1) * sizeof(number));
+        for (int64_t i = 0; i < t->in[k]->numel; i++) before[k][i] = get(t->in[k], i);
+    }
+    etch_tensor *y = etch__dispatch(&t->call);
+    if (!y) fail_msg("%s: %s", info->name, etch_last_error());
+    if (info->kind == KIND_INPLACE) assert_ptr_equal(y, t->in[0]);
+    else assert_true(y->contiguous);
+    for (int64_t i = 0; i < y->numel; i++) {
+        number value[3] = {{0}}, have = get(y, i);
+        double exact = 0;
+        for (int k = 0; k < t->call.nin; k++) value[k] = before[k][broadcast_flat(t->in[k], y, i)];
+        number want = expected(t, r, value, (etch_dtype)y->dtype, &exact);
+        if (same_number(want, have)) continue;
+        double off = have.real && r->ulp ? ulps(have.d, exact, (etch_dtype)y->dtype) : INFINITY;
+        if (off <= r->ulp) continue;
+        fail_msg("%s of %s[%g %lld], %s[%g %lld] scalar %g/%lld: want %.17g %lld, have %.17g %lld (%g ulp)",
+                 info->name, etch_dtype_name((etch_dtype)t->in[0]->dtype), value[0].d, (long long)value[0].i,
+                 etch_dtype_name(t->compute), value[1].d, (long long)value[1].i, t->sc[0].d,
+                 (long long)t->sc[0].i, want.d, (long long)want.i, have.d, (long long)have.i, off);
+    }
+    for (int k = 0; k < t->call.nin; k++) free(before[k]);
+    return true;
+}
+
+/* Powers of integers with huge exponents would take the reference for ever. */
+static bool keeps_tame(op_id op) { return op == OP_POW_TENSOR || op == OP_POW_SCALAR || op == OP_POW_SCALAR_; }
+
+static bool is_expression(int op) {
+    return etch__ops[op].kind == KIND_POINTWISE || etch__ops[op].kind == KIND_INPLACE;
+}
+
+/* ---- tests --------------------------------------------------------------------------------------------------- */
+
+static void every_operator_has_a_reference(void **state) {
+    (void)state;
+    for (int op = 0; op < OP_COUNT; op++)
+        if (is_expression(op) && !reference_of(etch__ops[op].name))
+            fail_msg("no reference for %s", etch__ops[op].name);
+}
+
+static void every_operator_in_every_dtype(void **state) {
+    (void)state;
+    for (int op = 0; op < OP_COUNT; op++)
+        for (int d = 0; is_expression(op) && d < ETCH_DTYPE_COUNT; d++)
+            for (int how = 0; how < LAYOUT_COUNT; how++)
+                ETCH_SCOPE {
+                    trial t;
+                    set_trial(&t, (op_id)op);
+                    bool inplace = etch__ops[op].kind == KIND_INPLACE, tame = keeps_tame((op_id)op);
+                    if (inplace && how == LAYOUT_EXPANDED) continue;
+                    for (int k = 0; k < t.call.nin; k++)
+                        t.in[k] = make((etch_dtype)d, ETCH_SHAPE(7, 41), (layout)how, tame);
+                    if (op == OP_WHERE) t.in[0] = make(ETCH_BOOL, ETCH_SHAPE(7, 41), (layout)how, true);
+                    run_trial(&t);
+                }
+}
+
+/* Every pair of dtypes, for the operators with two tensors. */
+static void mixed_dtypes(void **state) {
+    (void)state;
+    int ran = 0;
+    for (int op = 0; op < OP_COUNT; op++)
+        for (int d = 0; is_expression(op) && d < ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT; d++)
+            ETCH_SCOPE {
+                trial t;
+                set_trial(&t, (op_id)op);
+                if (t.call.nin < 2) continue;
+                bool tame = keeps_tame((op_id)op);
+                t.in[0] = make((etch_dtype)(d / ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
+                t.in[1] = make((etch_dtype)(d % ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
+                if (t.call.nin == 3) {
+                    t.in[2] = t.in[0];
+                    t.in[0] = make(ETCH_BOOL, ETCH_SHAPE(90), LAYOUT_ROW, true);
+                }
+                ran += run_trial(&t);
+            }
+    assert_true(ran > 1000);
+}
+
+static void scalars_and_classes(void **state) {
+    (void)state;
+    const etch_scalar values[] = {
+        etch_scalar_real(2),   etch_scalar_real(0.5),  etch_scalar_real(-1), etch_scalar_real(1),
+        etch_scalar_real(3),   etch_scalar_real(0),    etch_scalar_real(0.1), etch_scalar_real(-0.0),
+        etch_scalar_real(NAN), etch_scalar_real(1e30), etch_scalar_int(2),   etch_scalar_int(1),
+        etch_scalar_int(0),    etch_scalar_int(-3),    etch_scalar_int(300), etch_scalar_bool(true)};
+    for (int op = 0; op < OP_COUNT; op++)
+        for (int d = 0; is_expression(op) && d < ETCH_DTYPE_COUNT; d++)
+            for (int v = 0; v < COUNT_OF(values) * COUNT_OF(values); v++)
+                ETCH_SCOPE {
+                    trial t;
+                    set_trial(&t, (op_id)op);
+                    if (!t.call.nsc || (t.call.nsc == 1 && v >= COUNT_OF(values))) break;
+                    t.sc[0] = values[v % COUNT_OF(values)];
+                    if (t.call.nsc == 2) t.sc[1] = values[v / COUNT_OF(values)];
+                    for (int k = 0; k < t.call.nin; k++)
+                        t.in[k] = make((etch_dtype)d, ETCH_SHAPE(19), LAYOUT_ROW, keeps_tame((op_id)op));
+                    run_trial(&t);
+                }
+}
+
+static void shapes_and_broadcasts(void **state) {
+    (void)state;
+    const etch_shape shapes[][2] = {
+        {ETCH_SHAPE(), ETCH_SHAPE()},
+        {ETCH_SHAPE(1), ETCH_SHAPE(1)},
+        {ETCH_SHAPE(0), ETCH_SHAPE(0)},
+        {ETCH_SHAPE(0, 3), ETCH_SHAPE(1, 3)},
+        {ETCH_SHAPE(5), ETCH_SHAPE()},
+        {ETCH_SHAPE(3, 5), ETCH_SHAPE(5)},
+        {ETCH_SHAPE(3, 5), ETCH_SHAPE(3, 1)},
+        {ETCH_SHAPE(4, 300), ETCH_SHAPE(4, 1)},
+        {ETCH_SHAPE(4, 300), ETCH_SHAPE(300)},
+        {ETCH_SHAPE(2, 1, 3, 70), ETCH_SHAPE(5, 1, 70)},
+        {ETCH_SHAPE(2, 1, 2, 1, 2, 1, 2, 3), ETCH_SHAPE(3, 1, 2, 1, 2, 1, 1)},
+        {ETCH_SHAPE(1500), ETCH_SHAPE(1500)},
+        {ETCH_SHAPE(700, 2), ETCH_SHAPE(700, 2)},
+    };
+    const op_id ops[] = {OP_ADD_TENSOR, OP_LT_TENSOR, OP_MAXIMUM, OP_ADD_TENSOR_, OP_COPY_, OP_EXP, OP_WHERE};
+    const etch_dtype dtypes[] = {ETCH_F32, ETCH_BF16, ETCH_I64, ETCH_U8};
+    for (int s = 0; s < COUNT_OF(shapes); s++)
+        for (int k = 0; k < COUNT_OF(ops) * COUNT_OF(dtypes) * LAYOUT_COUNT * LAYOUT_COUNT; k++)
+            ETCH_SCOPE {
+                trial t;
+                op_id op = ops[k % COUNT_OF(ops)];
+                int rest = k / COUNT_OF(ops), d = rest % COUNT_OF(dtypes), hows = rest / COUNT_OF(dtypes);
+                layout first = (layout)(hows % LAYOUT_COUNT), other = (layout)(hows / LAYOUT_COUNT);
+                set_trial(&t, op);
+                if (etch__ops[op].kind == KIND_INPLACE && first == LAYOUT_EXPANDED) continue;
+                t.in[0] = make(op == OP_WHERE ? ETCH_BOOL : dtypes[d], shapes[s][0], first, false);
+                t.in[1] = make(dtypes[d], shapes[s][1], other, false);
+                t.in[2] = make(dtypes[d], shapes[s][0], other, false);
+                run_trial(&t);
+            }
+}
+
+/* Writing into a view of what is read: as if everything had been read first. */
+static void overlapping_in_place(void **state) {
+    (void)state;
+    for (int shift = 1; shift <= 3; shift++)
+        for (int n = 5; n <= 3000; n *= 5)
+            ETCH_SCOPE {
+                for (int forward = 0; forward < 2; forward++) {
+                    etch_tensor *base = make(ETCH_F32, ETCH_SHAPE(n + shift), LAYOUT_ROW, true);
+                    etch_tensor *low = etch_slice(base, 0, 0, n, 1);
+                    etch_tensor *high = etch_slice(base, 0, shift, n + shift, 1);
+                    assert_non_null(low);
+                    assert_non_null(high);
+                    trial t;
+                    set_trial(&t, OP_ADD_TENSOR_);
+                    t.in[0] = forward ? high : low, t.in[1] = forward ? low : high;
+                    assert_true(run_trial(&t));
+                    set_trial(&t, OP_COPY_);
+                    t.in[0] = forward ? low : high, t.in[1] = forward ? high : low;
+                    assert_true(run_trial(&t));
+                }
+                etch_tensor *m = make(ETCH_F32, ETCH_SHAPE(30, 30), LAYOUT_ROW, true);
+                trial t;
+                set_trial(&t, OP_ADD_TENSOR_);
+                t.in[0] = m, t.in[1] = etch_t(m);
+                assert_true(run_trial(&t));
+                t.call.nat = 0;
+                t.in[1] = etch_select(m, 0, 3); /* a row of itself */
+                assert_true(run_trial(&t));
+                t.call.nat = 0;
+                t.in[1] = m;
+                assert_true(run_trial(&t));
+            }
+}
+
+static void threads_do_not_matter(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *x = make(ETCH_F32, ETCH_SHAPE(500, 301), LAYOUT_ROW, true), *first[4] = {0};
+        for (int threads = 1; threads <= 4; threads *= 2) {
+            etch_set_num_threads(threads);
+            etch_manual_seed(7);
+            etch_tensor *y[4] = {etch_sigmoid(x), etch_sin(etch_t(x)),
+                                 etch_randn(ETCH_F32, ETCH_SHAPE(100003)),
+                                 etch_rand(ETCH_F64, ETCH_SHAPE(50000))};
+            for (int k = 0; k < 4; k++) {
+                assert_non_null(y[k]);
+                if (!first[k]) first[k] = y[k];
+                assert_true(same_tensor(first[k], y[k]));
+            }
+        }
+    }
+    etch_set_num_threads(2);
+}
+
+/* What a strip computes for an element does not depend on where the element stands. */
+static void position_does_not_matter(void **state) {
+    (void)state;
+    const op_id ops[] = {OP_EXP, OP_LOG, OP_SIN, OP_COS, OP_TANH, OP_SIGMOID};
+    for (int k = 0; k < COUNT_OF(ops); k++)
+        for (int d = ETCH_F32; d <= ETCH_F64; d++)
+            ETCH_SCOPE {
+                etch_tensor *x = make((etch_dtype)d, ETCH_SHAPE(100), LAYOUT_ROW, false);
+                trial t;
+                set_trial(&t, ops[k]);
+                t.in[0] = x;
+                etch_tensor *whole = etch__dispatch(&t.call);
+                for (int from = 0; from < 99; from += 7)
+                    for (int to = from + 1; to < 100; to += 9) {
+                        t.in[0] = etch_slice(x, 0, from, to, 1);
+                        assert_true(same_tensor(etch__dispatch(&t.call), etch_slice(whole, 0, from, to, 1)));
+                    }
+            }
+}
+
+static void creation(void **state) {
+    (void)state;
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+        ETCH_SCOPE {
+            etch_dtype dtype = (etch_dtype)d;
+            etch_tensor *z = etch_zeros(dtype, ETCH_SHAPE(3, 5)), *o = etch_ones(dtype, ETCH_SHAPE(700));
+            etch_tensor *f = etch_full(dtype, ETCH_SHAPE(2, 3), 2.7);
+            assert_non_null(z);
+            assert_non_null(o);
+            assert_non_null(f);
+            for (int i = 0; i < 15; i++)
+                assert_true(same_number(get(z, i), ref_convert(whole_number(0), dtype)));
+            for (int i = 0; i < 700; i++)
+                assert_true(same_number(get(o, i), ref_convert(whole_number(1), dtype)));
+            for (int i = 0; i < 6; i++)
+                assert_true(same_number(get(f, i), ref_convert(real_number(2.7), dtype)));
+        }
+}
+
+static void aranges(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *i = etch_arange(ETCH_I64, 5, 1000, 3);
+        assert_non_null(i);
+        assert_int_equal(i->numel, 332);
+        for (int k = 0; k < 332; k++) assert_int_equal(get(i, k).i, 5 + 3 * k);
+        etch_tensor *f = etch_arange(ETCH_F32, 0.5, 100.0, 0.1);
+        assert_non_null(f);
+        for (int64_t k = 0; k < f->numel; k++)
+            assert_true(get(f, k).d == (double)(float)(0.5 + 0.1 * (double)k));
+        etch_tensor *down = etch_arange(ETCH_F64, 3, -3, -1);
+        assert_non_null(down);
+        assert_int_equal(down->numel, 6);
+        assert_true(get(down, 5).d == -2);
+        etch_tensor *large = etch_arange(ETCH_I32, 0, 100000, 1); /* over several strips and threads */
+        assert_non_null(large);
+        for (int k = 0; k < 100000; k++) assert_int_equal(get(large, k).i, k);
+    }
+}
+
+/* Philox 4x32-10 as its authors give it, and rand's way to numbers. */
+static void philox_block(uint64_t seed, uint64_t counter, uint32_t w[4]) {
+    uint32_t c[4] = {(uint32_t)counter, (uint32_t)(counter >> 32), 0, 0};
+    uint32_t k[2] = {(uint32_t)seed, (uint32_t)(seed >> 32)};
+    for (int r = 0; r < 10; r++) {
+        uint64_t p = 0xD2511F53ull * c[0], q = 0xCD9E8D57ull * c[2];
+        uint32_t n[4] = {(uint32_t)(q >> 32) ^ c[1] ^ k[0], (uint32_t)q,
+                         (uint32_t)(p >> 32) ^ c[3] ^ k[1], (uint32_t)p};
+        memcpy(c, n, sizeof c);
+        k[0] += 0x9E3779B9, k[1] += 0xBB67AE85;
+    }
+    memcpy(w, c, sizeof c);
+}
+
+static void random_numbers(void **state) {
+    (void)state;
+    uint32_t w[4];
+    philox_block(0, 0, w); /* the published vector for zero counter and key */
+    const uint32_t published[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
+    assert_memory_equal(w, published, sizeof published);
+    ETCH_SCOPE {
+        etch_manual_seed(0x123456789abcdefull);
+        etch_tensor *a = etch_rand(ETCH_F32, ETCH_SHAPE(1000)), *b = etch_rand(ETCH_F64, ETCH_SHAPE(77));
+        etch_tensor *n = etch_randn(ETCH_F64, ETCH_SHAPE(300));
+        assert_non_null(a);
+        assert_non_null(b);
+        assert_non_null(n);
+        for (int i = 0; i < 1000; i++) {
+            philox_block(0x123456789abcdefull, (uint64_t)i, w);
+            assert_true(get(a, i).d == (w[0] >> 8) * 0x1p-24);
+        }
+        for (int i = 0; i < 77; i++) {
+            philox_block(0x123456789abcdefull, (uint64_t)(1000 + i), w);
+            assert_true(get(b, i).d == (double)(((uint64_t)w[0] << 32 | w[1]) >> 11) * 0x1p-53);
+        }
+        for (int i = 0; i < 300; i++) {
+            philox_block(0x123456789abcdefull, (uint64_t)(1077 + i), w);
+            double u = (double)(((uint64_t)w[0] << 32 | w[1]) >> 11) * 0x1p-53;
+            double v = (double)(((uint64_t)w[2] << 32 | w[3]) >> 11) * 0x1p-53;
+            double want = sqrt(-2 * log(1 - u)) * cos(2 * 3.14159265358979323846 * v);
+            assert_true(fabs(get(n, i).d - want) < 1e-12);
+        }
+        for (int d = ETCH_F32; d <= ETCH_F16; d++) {
+            etch_tensor *u = etch_rand((etch_dtype)d, ETCH_SHAPE(20000));
+            etch_tensor *g = etch_randn((etch_dtype)d, ETCH_SHAPE(20000));
+            assert_non_null(u);
+            assert_non_null(g);
+            double mean = 0, mean_g = 0, square = 0;
+            for (int i = 0; i < 20000; i++) {
+                double v = get(u, i).d, x = get(g, i).d;
+                assert_true(v >= 0 && v < 1);
+                mean += v / 20000, mean_g += x / 20000, square += x * x / 20000;
+            }
+            assert_true(fabs(mean - 0.5) < 0.02 && fabs(mean_g) < 0.05 && fabs(square - 1) < 0.06);
+        }
+    }
+}
+
+static void cats(void **state) {
+    (void)state;
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+        ETCH_SCOPE {
+            etch_tensor *a = make((etch_dtype)d, ETCH_SHAPE(2, 3), LAYOUT_COLUMN, false);
+            etch_tensor *b = make((etch_dtype)d, ETCH_SHAPE(2, 0), LAYOUT_ROW, false);
+            etch_tensor *c = make((etch_dtype)d, ETCH_SHAPE(2, 400), LAYOUT_GAPS, false);
+            etch_tensor *in[] = {a, b, c};
+            const int64_t at[] = {-1};
+            op_call call = {.op = OP_CAT, .nin = 3, .in = in, .nat = 1, .at = at};
+            etch_tensor *y = etch__dispatch(&call);
+            if (!y) fail_msg("%s", etch_last_error());
+            assert_int_equal(y->size[1], 403);
+            for (int r = 0; r < 2; r++)
+                for (int k = 0; k < 403; k++)
+                    assert_true(same_number(get(y, r * 403 + k),
+                                            k < 3 ? get(a, r * 3 + k) : get(c, r * 400 + k - 3)));
+        }
+}
+
+/* Facts that the project promises by name. */
+static void promised_results(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *i = make_view(ETCH_I32, ETCH_SHAPE(1), LAYOUT_ROW);
+        put(i, 0, whole_number(2147483647));
+        assert_int_equal(get(etch_to(etch_add(i, i), ETCH_I64), 0).i, -2);
+        etch_tensor *u = make_view(ETCH_U8, ETCH_SHAPE(1), LAYOUT_ROW);
+        put(u, 0, whole_number(128));
+        assert_int_equal(get(etch_to(etch_add(u, u), ETCH_I16), 0).i, 0);
+        put(u, 0, whole_number(6));
+        assert_int_equal(get(etch_lt_scalar(etch_neg(u), 4), 0).i, 0);
+        etch_tensor *z = make_view(ETCH_F32, ETCH_SHAPE(1), LAYOUT_ROW);
+        put(z, 0, real_number(-0.0));
+        assert_true(same_number(get(etch_relu(z), 0), real_number(0.0)));
+        put(z, 0, real_number(NAN));
+        assert_true(isnan(get(etch_relu(z), 0).d));
+        put(z, 0, real_number(0x1p-149));
+        assert_true(get(etch_mul_scalar(z, 1.0), 0).d == 0x1p-149);
+    }
+}
+
+int main(int argc, char **argv) {
+    (void)argc;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_operator_has_a_reference),
+        cmocka_unit_test(every_operator_in_every_dtype),
+        cmocka_unit_test(mixed_dtypes),
+        cmocka_unit_test(scalars_and_classes),
+        cmocka_unit_test(shapes_and_broadcasts),
+        cmocka_unit_test(overlapping_in_place),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(position_does_not_matter),
+        cmocka_unit_test(creation),
+        cmocka_unit_test(aranges),
+        cmocka_unit_test(random_numbers),
+        cmocka_unit_test(cats),
+        cmocka_unit_test(promised_results),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + run_under_lower_isas(argv);
+}

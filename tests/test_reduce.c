@@ -1,0 +1,283 @@
+/* Reductions against a scalar reference of the canonical order written from core/expr.h: bit for bit,
+ * for every dtype, layout, choice of axes and thread count. */
+#include "cpu_support.h"
+
+/* ---- the reference --------------------------------------------------------------------------------------- */
+
+typedef enum way { SUM_UP, LARGEST, SMALLEST } way;
+
+static number combine(number a, number b, way h, etch_dtype acc) {
+    if (h == SUM_UP) {
+        if (!a.real) return whole_number(ref_wrap((int64_t)((uint64_t)a.i + (uint64_t)b.i), acc));
+        if (acc == ETCH_F32) return real_number((float)((float)a.d + (float)b.d));
+        return real_number(a.d + b.d);
+    }
+    if (a.real && isnan(a.d)) return a;
+    bool first = a.real ? (h == LARGEST ? a.d > b.d : a.d < b.d)
+                        : (h == LARGEST ? a.i > b.i : a.i < b.i);
+    return first ? a : b;
+}
+
+/* Elements x[0..n) of the accumulator's type; n > 0. */
+static number canonical(const number *x, int64_t n, way h, etch_dtype acc) {
+    int64_t blocks = (n + REDUCE_BLOCK - 1) / REDUCE_BLOCK;
+    number *p = malloc((size_t)blocks * sizeof *p);
+    for (int64_t b = 0; b < blocks; b++) {
+        number lane[REDUCE_LANES];
+        bool there[REDUCE_LANES] = {false};
+        for (int64_t r = b * REDUCE_BLOCK; r < n && r < (b + 1) * REDUCE_BLOCK; r++) {
+            int l = (int)(r % REDUCE_LANES);
+            lane[l] = there[l] ? combine(lane[l], x[r], h, acc) : x[r];
+            there[l] = true;
+        }
+        for (int w = 32; w >= 1; w /= 2)
+            for (int l = 0; l < w; l++)
+                if (there[l + w]) lane[l] = combine(lane[l], lane[l + w], h, acc);
+        p[b] = lane[0];
+    }
+    for (int64_t s = 1; s < blocks; s *= 2)
+        for (int64_t i = 0; i + s < blocks; i += 2 * s) p[i] = combine(p[i], p[i + s], h, acc);
+    number result = p[0];
+    free(p);
+    return result;
+}
+
+/* The elements of t that go into output `out` when the axes in mask are reduced, in logical order. */
+static int64_t collect(const etch_tensor *t, uint32_t mask, int64_t out, number *x) {
+    int64_t n = 0;
+    for (int64_t i = 0; i < t->numel; i++) {
+        int64_t rest = i, at[ETCH_MAX_DIMS], flat = 0;
+        for (int d = t->ndim - 1; d >= 0; d--) at[d] = rest % t->size[d], rest /= t->size[d];
+        for (int d = 0; d < t->ndim; d++)
+            if (!(mask >> d & 1)) flat = flat * t->size[d] + at[d];
+        if (flat == out) x[n++] = get(t, i);
+    }
+    return n;
+}
+
+static etch_dims dims_of(uint32_t mask) {
+    etch_dims dims = {0};
+    for (int d = 0; d < ETCH_MAX_DIMS; d++)
+        if (mask >> d & 1) dims.v[dims.n++] = d;
+    return dims;
+}
+
+static number expected_of(number *x, int64_t n, reduce_kind kind, etch_dtype in, etch_dtype out) {
+    etch_dtype acc = kind == REDUCE_SUM && !is_float(in) ? ETCH_I64 : etch__compute_type(in);
+    for (int64_t i = 0; i < n; i++) x[i] = ref_convert(x[i], acc);
+    way h = kind == REDUCE_MAX ? LARGEST : kind == REDUCE_MIN ? SMALLEST : SUM_UP;
+    number v = canonical(x, n, h, acc);
+    if (kind == REDUCE_MEAN)
+        v.d = acc == ETCH_F32 ? (double)((float)v.d / (float)n) : v.d / (double)n;
+    return ref_convert(v, out);
+}
+
+static void check(etch_tensor *t, uint32_t mask, reduce_kind kind) {
+    etch_dims dims = dims_of(mask);
+    etch_tensor *y = kind == REDUCE_SUM    ? etch_sum_dim(t, dims, false)
+                     : kind == REDUCE_MEAN ? etch_mean_dim(t, dims, false)
+                     : kind == REDUCE_MAX  ? etch_amax(t, dims, false)
+                                           : etch_amin(t, dims, false);
+    assert_non_null(y);
+    number *x = malloc((size_t)(t->numel + 1) * sizeof *x);
+    for (int64_t o = 0; o < y->numel; o++) {
+        int64_t n = collect(t, mask, o, x);
+        number want = expected_of(x, n, kind, (etch_dtype)t->dtype, (etch_dtype)y->dtype);
+        number have = get(y, o);
+        if (!same_number(want, have))
+            fail_msg("%s kind %d mask %x output %lld: want %.17g %lld, have %.17g %lld",
+                     etch_dtype_name((etch_dtype)t->dtype), kind, mask, (long long)o, want.d,
+                     (long long)want.i, have.d, (long long)have.i);
+    }
+    free(x);
+}
+
+/* ---- tests -------------------------------------------------------------------------------------------------- */
+
+static void every_dtype_layout_and_axes(void **state) {
+    (void)state;
+    const etch_shape shapes[] = {ETCH_SHAPE(7), ETCH_SHAPE(3, 70), ETCH_SHAPE(70, 3),
+                                 ETCH_SHAPE(4, 1, 33), ETCH_SHAPE(2, 18, 2, 3), ETCH_SHAPE(1)};
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+        for (int how = 0; how < LAYOUT_COUNT; how++)
+            for (int s = 0; s < COUNT_OF(shapes); s++)
+                for (uint32_t mask = 1; mask < 1u << shapes[s].n; mask++)
+                    for (int kind = REDUCE_SUM; kind <= REDUCE_MIN; kind++) {
+                        if (kind == REDUCE_MEAN && !is_float((etch_dtype)d)) continue;
+                        ETCH_SCOPE {
+                            check(make((etch_dtype)d, shapes[s], (layout)how, true), mask,
+                                  (reduce_kind)kind);
+                        }
+                    }
+}
+
+static void odd_values(void **state) {
+    (void)state;
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+        for (int round = 0; round < 20; round++)
+            ETCH_SCOPE {
+                etch_tensor *t = make((etch_dtype)d, ETCH_SHAPE(9, 40), LAYOUT_ROW, false);
+                for (uint32_t mask = 1; mask < 4; mask++) {
+                    check(t, mask, REDUCE_SUM);
+                    check(t, mask, REDUCE_MAX);
+                    check(t, mask, REDUCE_MIN);
+                }
+            }
+}
+
+/* More than one block, and a tree of blocks that is not full: rows, columns, and in between. */
+static void several_blocks(void **state) {
+    (void)state;
+    const etch_shape shapes[] = {ETCH_SHAPE(4096), ETCH_SHAPE(4097), ETCH_SHAPE(3 * 4096 + 65),
+                                 ETCH_SHAPE(7 * 4096 - 1), ETCH_SHAPE(9000, 3), ETCH_SHAPE(3, 9000),
+                                 ETCH_SHAPE(100, 2, 100)};
+    const uint32_t masks[] = {1, 1, 1, 1, 1, 2, 5};
+    const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_I32};
+    for (int threads = 1; threads <= 4; threads *= 2)
+        for (int s = 0; s < COUNT_OF(shapes); s++)
+            for (int d = 0; d < COUNT_OF(dtypes); d++)
+                ETCH_SCOPE {
+                    assert_int_equal(etch_set_num_threads(threads), ETCH_OK);
+                    etch_tensor *t = make(dtypes[d], shapes[s], (layout)(d % 3), true);
+                    check(t, masks[s], REDUCE_SUM);
+                    check(t, masks[s], REDUCE_MAX);
+                }
+    etch_set_num_threads(2);
+}
+
+static void threads_do_not_matter(void **state) {
+    (void)state;
+    const etch_shape shapes[] = {ETCH_SHAPE(300000), ETCH_SHAPE(600, 500), ETCH_SHAPE(150000, 2),
+                                 ETCH_SHAPE(2, 150000)};
+    for (int s = 0; s < COUNT_OF(shapes); s++)
+        for (uint32_t mask = 1; mask < 1u << shapes[s].n; mask++)
+            ETCH_SCOPE {
+                etch_tensor *t = make(ETCH_F32, shapes[s], LAYOUT_ROW, true), *first[3] = {0};
+                for (int threads = 1; threads <= 4; threads *= 2) {
+                    etch_set_num_threads(threads);
+                    etch_tensor *y[3] = {etch_sum_dim(t, dims_of(mask), true),
+                                         etch_mean_dim(t, dims_of(mask), true),
+                                         etch_amin(t, dims_of(mask), true)};
+                    for (int k = 0; k < 3; k++) {
+                        assert_non_null(y[k]);
+                        if (!first[k]) first[k] = y[k];
+                        assert_true(same_tensor(first[k], y[k]));
+                    }
+                }
+            }
+    etch_set_num_threads(2);
+}
+
+/* A transposed tensor and its contiguous copy have the same logical order, hence the same bits. */
+static void strides_do_not_matter(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *t = make(ETCH_F32, ETCH_SHAPE(130, 90), LAYOUT_COLUMN, true);
+        etch_tensor *c = etch_clone(t);
+        assert_non_null(c);
+        assert_true(same_tensor(t, c));
+        assert_true(c->contiguous && !t->contiguous);
+        assert_true(same_tensor(etch_sum(t), etch_sum(c)));
+        for (uint32_t mask = 1; mask < 4; mask++)
+            assert_true(same_tensor(etch_sum_dim(t, dims_of(mask), false),
+                                    etch_sum_dim(c, dims_of(mask), false)));
+    }
+}
+
+static int64_t ref_argmax(const number *x, int64_t n) {
+    int64_t best = 0;
+    for (int64_t i = 1; i < n; i++) {
+        bool best_nan = x[best].real && isnan(x[best].d), nan = x[i].real && isnan(x[i].d);
+        bool larger = x[i].real ? x[i].d > x[best].d : x[i].i > x[best].i;
+        if (!best_nan && (nan || larger)) best = i;
+    }
+    return best;
+}
+
+static void check_argmax(etch_tensor *t, int dim) {
+    etch_tensor *y = dim < 0 ? etch_argmax(t) : etch_argmax_dim(t, dim, false);
+    uint32_t mask = dim < 0 ? (1u << t->ndim) - 1 : 1u << dim;
+    if (!y) fail_msg("%s", etch_last_error());
+    assert_int_equal(y->dtype, ETCH_I64);
+    number *x = malloc((size_t)(t->numel + 1) * sizeof *x);
+    for (int64_t o = 0; o < y->numel; o++) {
+        int64_t n = collect(t, mask, o, x);
+        assert_int_equal(get(y, o).i, ref_argmax(x, n));
+    }
+    free(x);
+}
+
+static void argmax_first_nan_first_tie(void **state) {
+    (void)state;
+    const etch_shape shapes[] = {ETCH_SHAPE(1), ETCH_SHAPE(700), ETCH_SHAPE(5, 130), ETCH_SHAPE(130, 5),
+                                 ETCH_SHAPE(3, 4, 20)};
+    for (int d = 0; d < ETCH_BOOL; d++) /* bool has no order that argmax would take */
+        for (int s = 0; s < COUNT_OF(shapes); s++)
+            for (int how = 0; how < LAYOUT_COUNT; how++)
+                for (int tame = 0; tame < 2; tame++)
+                    ETCH_SCOPE {
+                        etch_tensor *t = make((etch_dtype)d, shapes[s], (layout)how, tame);
+                        for (int dim = -1; dim < shapes[s].n; dim++) check_argmax(t, dim);
+                    }
+}
+
+static void argmax_of_large_tensors(void **state) {
+    (void)state;
+    for (int threads = 1; threads <= 2; threads++)
+        ETCH_SCOPE {
+            etch_set_num_threads(threads);
+            etch_tensor *t = make(ETCH_F32, ETCH_SHAPE(200000), LAYOUT_ROW, true);
+            check_argmax(t, -1);
+            put(t, 150000, real_number(5)), put(t, 199999, real_number(5));
+            assert_int_equal(get(etch_argmax(t), 0).i, 150000);
+            put(t, 170000, real_number(NAN)), put(t, 180000, real_number(NAN));
+            assert_int_equal(get(etch_argmax(t), 0).i, 170000);
+        }
+}
+
+static void nothing_to_reduce(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *none = make(ETCH_F32, ETCH_SHAPE(0), LAYOUT_ROW, true);
+        assert_true(same_number(get(etch_sum(none), 0), real_number(0)));
+        assert_true(isnan(get(etch_mean(none), 0).d));
+        assert_null(etch_max(none));
+        assert_int_equal(etch_last_status(), ETCH_ERR_EMPTY);
+        etch_tensor *rows = make(ETCH_BF16, ETCH_SHAPE(3, 0), LAYOUT_ROW, true);
+        etch_tensor *y = etch_sum_dim(rows, ETCH_DIMS(1), false);
+        assert_non_null(y);
+        assert_int_equal(y->numel, 3);
+        for (int i = 0; i < 3; i++) assert_true(same_number(get(y, i), real_number(0)));
+        assert_non_null(etch_amax(rows, ETCH_DIMS(0), false)); /* no outputs: nothing is missing */
+        etch_tensor *scalar = make(ETCH_F64, ETCH_SHAPE(), LAYOUT_ROW, true);
+        assert_true(same_number(get(etch_sum(scalar), 0), get(scalar, 0)));
+        assert_int_equal(get(etch_argmax(scalar), 0).i, 0);
+    }
+}
+
+static void sums_of_integers_are_i64(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *t = make_view(ETCH_I8, ETCH_SHAPE(1000), LAYOUT_ROW);
+        for (int i = 0; i < 1000; i++) put(t, i, whole_number(127));
+        etch_tensor *y = etch_sum(t);
+        assert_int_equal(y->dtype, ETCH_I64);
+        assert_int_equal(get(y, 0).i, 127000);
+        etch_tensor *b = make_view(ETCH_BOOL, ETCH_SHAPE(300), LAYOUT_ROW);
+        for (int i = 0; i < 300; i++) put(b, i, whole_number(1));
+        assert_int_equal(get(etch_sum(b), 0).i, 300);
+    }
+}
+
+int main(int argc, char **argv) {
+    (void)argc;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(every_dtype_layout_and_axes), cmocka_unit_test(odd_values),
+        cmocka_unit_test(several_blocks),              cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(strides_do_not_matter),       cmocka_unit_test(argmax_first_nan_first_tie),
+        cmocka_unit_test(argmax_of_large_tensors),     cmocka_unit_test(nothing_to_reduce),
+        cmocka_unit_test(sums_of_integers_are_i64),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + run_under_lower_isas(argv);
+}
