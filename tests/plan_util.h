@@ -13,7 +13,8 @@
 #include "core/backend.h"
 #include "core/dispatch.h"
 
-/* ---- data ---------------------------------------------------------------------------------------- */
+/* ---- data
+ * ---------------------------------------------------------------------------------------- */
 
 static uint64_t test_random_state = 1;
 
@@ -74,7 +75,8 @@ static int64_t first_difference(etch_dtype dtype, const etch_storage *a, const e
     return -1;
 }
 
-/* ---- inputs ---------------------------------------------------------------------------------------- */
+/* ---- inputs
+ * ---------------------------------------------------------------------------------------- */
 
 typedef struct test_io {
     const graph *g;
@@ -107,7 +109,9 @@ static void fill_scalars(const graph *g, etch_scalar *sc) {
         int flags = etch__ops[n->op].flags;
         if (!n->nsc || !n->nat) continue;
         int64_t class = g->attrs[n->at + n->nat - 1];
-        double value = flags & OPF_CLASS_ALPHA ? (class ? 1 : 2) : flags & OPF_CLASS_EXPONENT ? exponent[class] : 0;
+        double value = flags & OPF_CLASS_ALPHA      ? (class ? 1 : 2)
+                       : flags & OPF_CLASS_EXPONENT ? exponent[class]
+                                                    : 0;
         if (flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT)) {
             if (last->kind == ETCH_SCALAR_REAL) last->d = value;
             else last->i = value == 1.7 ? 5 : (int64_t)value;

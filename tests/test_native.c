@@ -9,7 +9,8 @@ static void check(const char *text, int kernels, int products) {
     etch__graph_free(g);
 }
 
-/* ---- counts -------------------------------------------------------------------------------------- */
+/* ---- counts
+ * -------------------------------------------------------------------------------------- */
 
 static void seed_program_becomes_ten_products_and_six_kernels(void **state) {
     (void)state;
@@ -43,8 +44,8 @@ static void chains_are_one_kernel(void **state) {
           "return %5\n}",
           1, 0);
     check("graph empty(%0: f32[3]) {\n return\n}", 0, 0);
-    check("graph dead(%0: f32[3]) {\n %1: f32[3] = sin(%0)\n %2: f32[3] = cos(%0)\n return %2\n}", 1,
-          0);
+    check("graph dead(%0: f32[3]) {\n %1: f32[3] = sin(%0)\n %2: f32[3] = cos(%0)\n return %2\n}",
+          1, 0);
 }
 
 static void several_outputs_and_siblings_share_a_kernel(void **state) {
@@ -98,7 +99,8 @@ static void broadcasts_and_views_are_read_in_place(void **state) {
 
 static void strided_and_expanded_inputs(void **state) {
     (void)state;
-    check("graph e(%0: f32[300, 7 : 0, 1], %1: f32[300, 7 : 1, 300]@5, %2: f32[4, 3, 5 : 5, 20, 1]) {\n"
+    check("graph e(%0: f32[300, 7 : 0, 1], %1: f32[300, 7 : 1, 300]@5, %2: f32[4, 3, 5 : 5, 20, "
+          "1]) {\n"
           "%3: f32[300, 7] = mul.Tensor(%0, %1)\n"
           "%4: f32[4, 3, 5] = exp(%2)\n"
           "return %3, %4\n}",
@@ -119,7 +121,8 @@ static void empty_and_zero_dimensional(void **state) {
           -1, -1);
 }
 
-/* ---- dtypes ------------------------------------------------------------------------------------------ */
+/* ---- dtypes
+ * ------------------------------------------------------------------------------------------ */
 
 static void every_dtype_runs_a_chain(void **state) {
     (void)state;
@@ -164,11 +167,13 @@ static void integer_powers_are_calls(void **state) {
           -1, 0);
 }
 
-/* ---- reductions ------------------------------------------------------------------------------------------ */
+/* ---- reductions
+ * ------------------------------------------------------------------------------------------ */
 
 static void reductions_over_each_set_of_axes(void **state) {
     (void)state;
-    static const char *const sizes[] = {"5, 67, 9", "1, 1, 9000", "300, 1, 3", "2, 5000, 2", "70, 3, 300"};
+    static const char *const sizes[] = {"5, 67, 9", "1, 1, 9000", "300, 1, 3", "2, 5000, 2",
+                                        "70, 3, 300"};
     for (int i = 0; i < COUNT_OF(sizes); i++)
         for (int mask = 1; mask < 8; mask++) {
             long n[3];
@@ -178,7 +183,10 @@ static void reductions_over_each_set_of_axes(void **state) {
             for (int d = 0; d < 3; d++) {
                 char *to = mask >> d & 1 ? axes : kept;
                 count += mask >> d & 1;
-                sprintf(to + strlen(to), mask >> d & 1 ? ", %ld" : *kept ? ", %ld" : "%ld",
+                sprintf(to + strlen(to),
+                        mask >> d & 1 ? ", %ld"
+                        : *kept       ? ", %ld"
+                                      : "%ld",
                         mask >> d & 1 ? (long)d : n[d]);
             }
             snprintf(text, sizeof text,
@@ -190,8 +198,8 @@ static void reductions_over_each_set_of_axes(void **state) {
                      "%%5: f32[%s] = amin(%%0) {%d%s, 0}\n"
                      "%%6: f32[%s] = mul.Tensor(%%2, %%4)\n"
                      "return %%2, %%3, %%4, %%5, %%6\n}",
-                     sizes[i], sizes[i], kept, count, axes, kept, count, axes, kept, count, axes, kept,
-                     count, axes, kept);
+                     sizes[i], sizes[i], kept, count, axes, kept, count, axes, kept, count, axes,
+                     kept, count, axes, kept);
             check(text, -1, 0);
         }
 }
@@ -242,19 +250,20 @@ static void integer_reductions(void **state) {
           -1, 0);
 }
 
-/* ---- constants, merging, random numbers --------------------------------------------------------------------- */
+/* ---- constants, merging, random numbers
+ * --------------------------------------------------------------------- */
 
 static void constants_are_computed_where_they_are_used(void **state) {
     (void)state;
     check("graph k(%0: f32[8, 4]) {\n"
-          "%1: f32[8, 4] = zeros() {2, 8, 4, 0}\n"
-          "%2: f32[] = full($0: real) {0, 0}\n"
-          "%3: f32[4] = ones() {1, 4, 0}\n"
-          "%4: f32[8, 4] = add.Tensor(%0, %2, $1: int) {1}\n"
-          "%5: f32[8, 4] = mul.Tensor(%4, %3)\n"
-          "%6: f32[8, 4] = maximum(%5, %1)\n"
-          "%7: i64[4] = arange.start_step($2: int, $3: int, $4: int) {-1, 4}\n"
-          "%8: f32[8, 4] = mul.Tensor(%6, %7)\n"
+          "%1: i64[4] = arange.start_step($0: int, $1: int, $2: int) {-1, 4}\n"
+          "%2: f32[8, 4] = zeros() {2, 8, 4, 0}\n"
+          "%3: f32[] = full($3: real) {0, 0}\n"
+          "%4: f32[4] = ones() {1, 4, 0}\n"
+          "%5: f32[8, 4] = add.Tensor(%0, %3, $4: int) {1}\n"
+          "%6: f32[8, 4] = mul.Tensor(%5, %4)\n"
+          "%7: f32[8, 4] = maximum(%6, %2)\n"
+          "%8: f32[8, 4] = mul.Tensor(%7, %1)\n"
           "return %8\n}",
           2, 0);
     check("graph o(%0: f32[8, 4]) {\n"
@@ -305,7 +314,9 @@ static void random_numbers_and_cat_are_calls(void **state) {
           -1, 0);
 }
 
-/* ---- writes ------------------------------------------------------------------------------------------------- */
+/* ---- writes
+ * -------------------------------------------------------------------------------------------------
+ */
 
 static void inputs_written_as_a_whole(void **state) {
     (void)state;
@@ -391,7 +402,8 @@ static void inputs_that_share_a_storage(void **state) {
 
 static void intermediates_written(void **state) {
     (void)state;
-    check("graph f(%0: f32[20, 20], %1: f32[20, 20]) {\n" /* as a whole: one kernel after the product */
+    check("graph f(%0: f32[20, 20], %1: f32[20, 20]) {\n" /* as a whole: one kernel after the
+                                                             product */
           "%2: f32[20, 20] = mm(%0, %1)\n"
           "add_.Tensor(%2, %0, $0: int) {1}\n"
           "relu_(%2)\n"
@@ -459,7 +471,8 @@ static void failed_allocations_change_nothing(void **state) {
         etch__fail_allocation(-1);
         assert_int_equal(status, ETCH_ERR_OUT_OF_MEMORY);
         for (int k = 0; k < g->noutputs; k++) assert_null(a.outputs[k]);
-        assert_int_equal(first_difference(ETCH_F32, a.inputs[0]->storage, before.inputs[0]->storage), -1);
+        assert_int_equal(
+            first_difference(ETCH_F32, a.inputs[0]->storage, before.inputs[0]->storage), -1);
         run_and_compare(g, eager, p, 9, 0);
         free_io(&a);
         free_io(&before);
