@@ -172,8 +172,14 @@ static const char *compare_io(const test_io *a, const test_io *b) {
     for (int k = 0; k < g->noutputs; k++) {
         etch_dtype dtype = (etch_dtype)g->values[g->outputs[k]].meta.dtype;
         int64_t i = first_difference(dtype, a->outputs[k], b->outputs[k]);
-        snprintf(text, sizeof text, "output %d (%%%d) element %ld", k, g->outputs[k], (long)i);
-        if (i >= 0) return text;
+        if (i < 0) continue;
+        unsigned long long x = 0, y = 0;
+        size_t size = etch_dtype_size(dtype);
+        memcpy(&x, (char *)a->outputs[k]->data + i * size, size);
+        memcpy(&y, (char *)b->outputs[k]->data + i * size, size);
+        snprintf(text, sizeof text, "output %d (%%%d) element %ld: %llx, native %llx", k, g->outputs[k],
+                 (long)i, x, y);
+        return text;
     }
     for (int v = 0; v < g->ninputs; v++) {
         etch_dtype dtype = (etch_dtype)g->values[v].meta.dtype;
