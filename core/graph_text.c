@@ -279,6 +279,7 @@ static bool read_arguments(reader *r, reading *x) {
 
 static bool read_op(reader *r, uint16_t *op) {
     char word[64];
+    skip(r);
     const char *at = r->at;
     if (!read_word(r, word, sizeof word)) return false;
     for (int i = 0; i < OP_COUNT; i++)

@@ -1,0 +1,128 @@
+/* The graph container, its text form, and the registry of backends. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+#include "core/backend.h"
+
+static void round_trip(const char *text) {
+    graph *g = etch__graph_parse(text);
+    if (!g) fail_msg("%s", etch_last_error());
+    char *out = etch__graph_text(g);
+    assert_string_equal(out, text);
+    graph *again = etch__graph_parse(out), *copy = etch__graph_copy(g);
+    assert_non_null(again);
+    assert_true(etch__graph_equal(g, again));
+    assert_true(etch__graph_equal(g, copy));
+    etch__graph_free(copy);
+    etch__graph_free(again);
+    etch__graph_free(g);
+    etch__free(out);
+}
+
+static void text_round_trips(void **state) {
+    (void)state;
+    round_trip("graph step/0(%0: f32[256, 256], %1: f32[256, 256]) {\n"
+               "  %2: f32[256, 256] = mm(%0, %1)\n"
+               "  %3: f32[256, 256] = add.Scalar(%2, $0: real, $1: int) {1}\n"
+               "  return %3\n}\n");
+    round_trip("graph empty() {\n  return\n}\n");
+    round_trip("graph strides(%0: f32[4, 8 : 1, 4]@16, %1: i64[], %2: bf16[3] over %0) !101 {\n"
+               "  %3: f32[8, 4]@16 = t(%0)\n"
+               "  relu_(%3) !201\n"
+               "  %4: f32[4, 2 : 1, 4]@20 = slice.Tensor(%0) {1, none, 2, 1}\n"
+               "  %5: bool[8, 4] = eq.Scalar(%3, $0: bool)\n"
+               "  return %5\n}\n");
+}
+
+static void bad_text(const char *text, const char *message) {
+    etch_clear_error();
+    graph *g = etch__graph_parse(text);
+    assert_null(g);
+    assert_int_equal(etch_last_status(), ETCH_ERR_FORMAT);
+    if (!strstr(etch_last_error(), message))
+        fail_msg("'%s' lacks '%s'", etch_last_error(), message);
+}
+
+static void errors_name_line_and_column(void **state) {
+    (void)state;
+    bad_text("grph", "line 1, column 1");
+    bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = nosuch(%0)\n  return %1\n}\n",
+             "line 2, column 16");
+    bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = relu(%7)\n  return %1\n}\n", "no such value");
+    bad_text("graph x(%0: f32[2]) {\n  %2: f32[2] = relu(%0)\n  return %2\n}\n", "in order");
+    bad_text("graph x(%0: f99[2]) {\n  return\n}\n", "dtype");
+    bad_text("graph x(%0: f32[2, 3 : 1]) {\n  return\n}\n", "as many strides");
+    bad_text("graph x(%0: f32[2]) {\n  return %0\n}\n", "computed value");
+    bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = relu_(%0)\n  return\n}\n", "in-place");
+    bad_text("graph x(%0: f32[2]) {\n  relu(%0)\n  return\n}\n", "expected '%n");
+    bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = matmul(%0, %0)\n  return\n}\n", "composites");
+    bad_text("graph x(%0: f32[2]) {\n  return\n} x", "expected the end");
+    bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = t()\n  return\n}\n", "first operand");
+}
+
+static void equality_sees_each_part(void **state) {
+    (void)state;
+    static const char *const texts[] = {
+        "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0)\n return %1\n}",
+        "graph a(%0: f64[2]) {\n %1: f32[2] = relu(%0)\n return %1\n}",
+        "graph a(%0: f32[2]) {\n %1: f32[2] = neg(%0)\n return %1\n}",
+        "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0) {1}\n return %1\n}",
+        "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0)\n return\n}",
+        "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0, $0: int)\n return %1\n}",
+        "graph a(%0: f32[2]) !3 {\n %1: f32[2] = relu(%0)\n return %1\n}",
+    };
+    graph *g[COUNT_OF(texts)];
+    for (int i = 0; i < COUNT_OF(texts); i++) assert_non_null(g[i] = etch__graph_parse(texts[i]));
+    for (int i = 0; i < COUNT_OF(texts); i++)
+        for (int j = 0; j < COUNT_OF(texts); j++)
+            assert_int_equal(etch__graph_equal(g[i], g[j]), i == j);
+    for (int i = 0; i < COUNT_OF(texts); i++) etch__graph_free(g[i]);
+}
+
+static void parsing_survives_failed_allocations(void **state) {
+    (void)state;
+    const char *text =
+        "graph a(%0: f32[2]) {\n %1: f32[2] = add.Scalar(%0, $0: real, $1: int) {1}\n"
+        " return %1\n}";
+    for (int n = 0;; n++) {
+        assert_true(n < 1000);
+        etch__fail_allocation(n);
+        graph *g = etch__graph_parse(text);
+        char *out = g ? etch__graph_text(g) : NULL;
+        graph *copy = out ? etch__graph_copy(g) : NULL;
+        etch__fail_allocation(-1);
+        bool done = copy != NULL;
+        if (!done) assert_int_equal(etch_last_status(), ETCH_ERR_OUT_OF_MEMORY);
+        etch__graph_free(copy);
+        etch__free(out);
+        etch__graph_free(g);
+        if (done) break;
+    }
+}
+
+static void registry_finds_names_and_aliases(void **state) {
+    (void)state;
+    assert_non_null(etch__backend_find("eager"));
+    assert_non_null(etch__backend_find("native"));
+    assert_ptr_equal(etch__backend_find("inductor"), etch__backend_find("native"));
+    assert_null(etch__backend_find("nosuch"));
+    assert_int_equal(etch_last_status(), ETCH_ERR_NOT_FOUND);
+    int found = 0;
+    for (const char *const *name = etch_list_backends(); *name; name++)
+        found += !strcmp(*name, "eager") || !strcmp(*name, "native");
+    assert_int_equal(found, 2);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(text_round_trips),
+        cmocka_unit_test(errors_name_line_and_column),
+        cmocka_unit_test(equality_sees_each_part),
+        cmocka_unit_test(parsing_survives_failed_allocations),
+        cmocka_unit_test(registry_finds_names_and_aliases),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

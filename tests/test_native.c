@@ -1,0 +1,549 @@
+/* The native backend against the eager plan: same bits, for every shape of graph that fusion, view
+ * folding, writes and the memory plan treat in their own way; and how many kernels come out. */
+#include "plan_util.h"
+
+static void check(const char *text, int kernels, int products) {
+    graph *g = etch__graph_parse(text);
+    if (!g) fail_msg("%s\n%s", etch_last_error(), text);
+    check_graph(g, kernels, products);
+    etch__graph_free(g);
+}
+
+/* ---- counts
+ * -------------------------------------------------------------------------------------- */
+
+static void seed_program_becomes_ten_products_and_six_kernels(void **state) {
+    (void)state;
+    char text[4096];
+    int n = snprintf(text, sizeof text, "graph step/0(%%0: f32[256, 256], %%1: f32[256, 256]) {\n");
+    int x = 0, v = 2;
+    for (int i = 0; i < 5; i++, x = v, v++) {
+        n += snprintf(text + n, sizeof text - n,
+                      "%%%d: f32[256, 256] = mm(%%%d, %%1)\n%%%d: f32[256, 256] = sin(%%%d)\n"
+                      "%%%d: f32[256, 256] = mm(%%%d, %%1)\n"
+                      "%%%d: f32[256, 256] = add.Tensor(%%%d, %%%d, $%d: int) {1}\n"
+                      "%%%d: f32[256, 256] = relu(%%%d)\n",
+                      v, x, v + 1, x, v + 2, v + 1, v + 3, v, v + 2, i, v + 4, v + 3);
+        v += 4;
+    }
+    snprintf(text + n, sizeof text - n, "return %%%d\n}", x);
+    graph *g = etch__graph_parse(text);
+    if (!g) fail_msg("%s\n%s", etch_last_error(), text);
+    assert_int_equal(g->nnodes, 25);
+    check_graph(g, 6, 10);
+    etch__graph_free(g);
+}
+
+static void chains_are_one_kernel(void **state) {
+    (void)state;
+    check("graph c(%0: f32[37, 19], %1: f32[37, 19]) {\n"
+          "%2: f32[37, 19] = mul.Tensor(%0, %1)\n"
+          "%3: f32[37, 19] = add.Scalar(%2, $0: real, $1: int) {1}\n"
+          "%4: f32[37, 19] = tanh(%3)\n"
+          "%5: f32[37, 19] = exp(%4)\n"
+          "return %5\n}",
+          1, 0);
+    check("graph empty(%0: f32[3]) {\n return\n}", 0, 0);
+    check("graph dead(%0: f32[3]) {\n %1: f32[3] = sin(%0)\n %2: f32[3] = cos(%0)\n return %2\n}",
+          1, 0);
+}
+
+static void several_outputs_and_siblings_share_a_kernel(void **state) {
+    (void)state;
+    check("graph m(%0: f32[1000], %1: f32[1000]) {\n"
+          "%2: f32[1000] = sin(%0)\n"
+          "%3: f32[1000] = cos(%1)\n"
+          "%4: f32[1000] = mul.Tensor(%2, %3)\n"
+          "%5: bool[1000] = lt.Tensor(%2, %3)\n"
+          "%6: f32[1000] = where.self(%5, %4, %0)\n"
+          "return %2, %6, %5\n}",
+          1, 0);
+}
+
+static void broadcasts_and_views_are_read_in_place(void **state) {
+    (void)state;
+    check("graph b(%0: f32[8, 5], %1: f32[5], %2: f32[8, 1], %3: f32[]) {\n"
+          "%4: f32[8, 5] = add.Tensor(%0, %1, $0: int) {1}\n"
+          "%5: f32[8, 5] = mul.Tensor(%4, %2)\n"
+          "%6: f32[8, 5] = sub.Tensor(%5, %3, $1: int) {0}\n"
+          "return %6\n}",
+          1, 0);
+    check("graph t(%0: f32[40, 70], %1: f32[70, 40]) {\n"
+          "%2: f32[70, 40 : 1, 70] = t(%0)\n"
+          "%3: f32[70, 40] = mul.Tensor(%2, %1)\n"
+          "return %3\n}",
+          1, 0);
+    check("graph s(%0: f32[6, 10], %1: f32[4, 5]) {\n"
+          "%2: f32[4, 10]@10 = slice.Tensor(%0) {0, 1, 5, 1}\n"
+          "%3: f32[4, 5 : 10, 2]@11 = slice.Tensor(%2) {1, 1, 10, 2}\n"
+          "%4: f32[10]@20 = select.int(%0) {0, 2}\n"
+          "%5: f32[5 : 2]@20 = slice.Tensor(%4) {0, 0, 10, 2}\n"
+          "%6: f32[4, 5 : 0, 2]@20 = expand(%5) {2, 4, 5}\n"
+          "%7: f32[4, 5] = add.Tensor(%3, %6, $0: int) {1}\n"
+          "%8: f32[4, 5] = mul.Tensor(%7, %1)\n"
+          "return %8\n}",
+          1, 0);
+    check("graph i(%0: f32[6, 10]) {\n" /* squeezing keeps the value in a register */
+          "%1: f32[6, 10] = sin(%0)\n"
+          "%2: f32[6, 1, 10 : 10, 10, 1] = unsqueeze(%1) {1}\n"
+          "%3: f32[6, 1, 10] = relu(%2)\n"
+          "return %3\n}",
+          1, 0);
+    check("graph v(%0: f32[6, 10]) {\n" /* a transposed intermediate needs memory */
+          "%1: f32[6, 10] = sin(%0)\n"
+          "%2: f32[10, 6 : 1, 10] = t(%1)\n"
+          "%3: f32[10, 6] = relu(%2)\n"
+          "return %3\n}",
+          2, 0);
+}
+
+static void strided_and_expanded_inputs(void **state) {
+    (void)state;
+    check("graph e(%0: f32[300, 7 : 0, 1], %1: f32[300, 7 : 1, 300]@5, %2: f32[4, 3, 5 : 5, 20, "
+          "1]) {\n"
+          "%3: f32[300, 7] = mul.Tensor(%0, %1)\n"
+          "%4: f32[4, 3, 5] = exp(%2)\n"
+          "return %3, %4\n}",
+          2, 0);
+}
+
+static void empty_and_zero_dimensional(void **state) {
+    (void)state;
+    check("graph z(%0: f32[0, 5], %1: f32[], %2: f32[5, 0]) {\n"
+          "%3: f32[0, 5] = sin(%0)\n"
+          "%4: f32[] = sin(%1)\n"
+          "%5: f32[] = mul.Tensor(%4, %1)\n"
+          "%6: f32[5] = sum.dim_IntList(%0) {1, 0, 0, -1}\n"
+          "%7: f32[5] = mean.dim(%0) {1, 0, 0, -1}\n"
+          "%8: f32[] = sum(%2) {-1}\n"
+          "%9: f32[5, 5] = mm(%2, %0)\n"
+          "return %3, %5, %6, %7, %8, %9\n}",
+          -1, -1);
+}
+
+/* ---- dtypes
+ * ------------------------------------------------------------------------------------------ */
+
+static void every_dtype_runs_a_chain(void **state) {
+    (void)state;
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
+        const char *t = etch_dtype_name((etch_dtype)d);
+        char text[1024];
+        snprintf(text, sizeof text,
+                 "graph d(%%0: %s[700], %%1: %s[700]) {\n"
+                 "%%2: %s[700] = mul.Tensor(%%0, %%1)\n"
+                 "%%3: %s[700] = add.Tensor(%%2, %%1, $0: int) {0}\n"
+                 "%%4: %s[700] = maximum(%%3, %%0)\n"
+                 "%%5: bool[700] = le.Tensor(%%4, %%1)\n"
+                 "%%6: f32[700] = _to_copy(%%4) {0}\n"
+                 "return %%4, %%5, %%6\n}",
+                 t, t, t, t, t);
+        check(text, 1, 0);
+    }
+}
+
+static void half_types_round_after_each_operator(void **state) {
+    (void)state;
+    check("graph h(%0: bf16[33, 65], %1: f16[33, 65]) {\n"
+          "%2: bf16[33, 65] = exp(%0)\n"
+          "%3: bf16[33, 65] = mul.Tensor(%2, %0)\n"
+          "%4: f32[33, 65] = add.Tensor(%3, %1, $0: int) {1}\n"
+          "%5: f16[33, 65] = _to_copy(%4) {3}\n"
+          "%6: f16[33, 65] = div.Tensor(%5, %1)\n"
+          "%7: bf16[33] = sum.dim_IntList(%3) {1, 1, 0, -1}\n"
+          "%8: f16[65] = mean.dim(%6) {1, 0, 0, -1}\n"
+          "return %3, %6, %7, %8\n}",
+          -1, 0);
+}
+
+static void integer_powers_are_calls(void **state) {
+    (void)state;
+    check("graph p(%0: i32[50], %1: f32[50]) {\n"
+          "%2: i32[50] = pow.Tensor_Tensor(%0, %0)\n"
+          "%3: i32[50] = add.Scalar(%2, $0: int, $1: int) {1}\n"
+          "%4: f32[50] = pow.Tensor_Scalar(%1, $2: real) {0}\n"
+          "%5: f32[50] = pow.Tensor_Scalar(%1, $3: int) {1}\n"
+          "return %3, %4, %5\n}",
+          -1, 0);
+}
+
+/* ---- reductions
+ * ------------------------------------------------------------------------------------------ */
+
+static void reductions_over_each_set_of_axes(void **state) {
+    (void)state;
+    static const char *const sizes[] = {"5, 67, 9", "1, 1, 9000", "300, 1, 3", "2, 5000, 2",
+                                        "70, 3, 300"};
+    for (int i = 0; i < COUNT_OF(sizes); i++)
+        for (int mask = 1; mask < 8; mask++) {
+            long n[3];
+            char text[1024], axes[32] = "", kept[64] = "";
+            sscanf(sizes[i], "%ld, %ld, %ld", &n[0], &n[1], &n[2]);
+            int count = 0;
+            for (int d = 0; d < 3; d++) {
+                char *to = mask >> d & 1 ? axes : kept;
+                count += mask >> d & 1;
+                sprintf(to + strlen(to),
+                        mask >> d & 1 ? ", %ld"
+                        : *kept       ? ", %ld"
+                                      : "%ld",
+                        mask >> d & 1 ? (long)d : n[d]);
+            }
+            snprintf(text, sizeof text,
+                     "graph r(%%0: f32[%s]) {\n"
+                     "%%1: f32[%s] = sin(%%0)\n"
+                     "%%2: f32[%s] = sum.dim_IntList(%%1) {%d%s, 0, -1}\n"
+                     "%%3: f32[%s] = amax(%%1) {%d%s, 0}\n"
+                     "%%4: f32[%s] = mean.dim(%%0) {%d%s, 0, -1}\n"
+                     "%%5: f32[%s] = amin(%%0) {%d%s, 0}\n"
+                     "%%6: f32[%s] = mul.Tensor(%%2, %%4)\n"
+                     "return %%2, %%3, %%4, %%5, %%6\n}",
+                     sizes[i], sizes[i], kept, count, axes, kept, count, axes, kept, count, axes,
+                     kept, count, axes, kept);
+            check(text, -1, 0);
+        }
+}
+
+static void a_reduction_takes_prologue_siblings_and_epilogue(void **state) {
+    (void)state;
+    check("graph e(%0: f32[50, 300], %1: f32[50]) {\n"
+          "%2: f32[50, 300] = mul.Tensor(%0, %0)\n"
+          "%3: f32[50] = mean.dim(%2) {1, 1, 0, -1}\n"
+          "%4: f32[50] = amax(%0) {1, 1, 0}\n"
+          "%5: f32[50] = add.Scalar(%3, $0: real, $1: int) {1}\n"
+          "%6: f32[50] = rsqrt(%5)\n"
+          "%7: f32[50] = mul.Tensor(%6, %1)\n"
+          "return %4, %7\n}",
+          1, 0);
+    check("graph n(%0: f32[50, 300]) {\n" /* its result is needed by the whole space: two kernels */
+          "%1: f32[50, 1] = mean.dim(%0) {1, 1, 1, -1}\n"
+          "%2: f32[50, 300] = sub.Tensor(%0, %1, $0: int) {1}\n"
+          "return %2\n}",
+          2, 0);
+    check("graph t(%0: f32[300, 40]) {\n"
+          "%1: f32[40, 300 : 1, 40] = t(%0)\n"
+          "%2: f32[40] = sum.dim_IntList(%1) {1, 1, 0, -1}\n"
+          "%3: f32[300] = sum.dim_IntList(%1) {1, 0, 0, -1}\n"
+          "%4: i64[300] = argmax(%1) {0, 0}\n"
+          "return %2, %3, %4\n}",
+          2, 0);
+    check("graph w(%0: f32[300, 400]) {\n" /* large enough to be split on several threads */
+          "%1: f32[300, 400] = exp(%0)\n"
+          "%2: f32[] = sum(%1) {-1}\n"
+          "%3: f32[] = max(%0)\n"
+          "%4: f64[] = sum(%0) {1}\n"
+          "%5: f32[] = div.Tensor(%2, %3)\n"
+          "return %5, %1, %4\n}",
+          1, 0);
+}
+
+static void integer_reductions(void **state) {
+    (void)state;
+    check("graph i(%0: i32[60, 70], %1: bool[60, 70], %2: u8[60, 70], %3: i64[60, 70]) {\n"
+          "%4: i64[60] = sum.dim_IntList(%0) {1, 1, 0, -1}\n"
+          "%5: i64[] = sum(%1) {-1}\n"
+          "%6: u8[70] = amax(%2) {1, 0, 0}\n"
+          "%7: i64[] = min(%3)\n"
+          "%8: i64[60] = argmax(%0) {1, 0}\n"
+          "%9: bool[60] = amax(%1) {1, 1, 0}\n"
+          "return %4, %5, %6, %7, %8, %9\n}",
+          -1, 0);
+}
+
+/* ---- constants, merging, random numbers
+ * --------------------------------------------------------------------- */
+
+static void constants_are_computed_where_they_are_used(void **state) {
+    (void)state;
+    check("graph k(%0: f32[8, 4]) {\n"
+          "%1: i64[4] = arange.start_step($0: int, $1: int, $2: int) {-1, 4}\n"
+          "%2: f32[8, 4] = zeros() {2, 8, 4, 0}\n"
+          "%3: f32[] = full($3: real) {0, 0}\n"
+          "%4: f32[4] = ones() {1, 4, 0}\n"
+          "%5: f32[8, 4] = add.Tensor(%0, %3, $4: int) {1}\n"
+          "%6: f32[8, 4] = mul.Tensor(%5, %4)\n"
+          "%7: f32[8, 4] = maximum(%6, %2)\n"
+          "%8: f32[8, 4] = mul.Tensor(%7, %1)\n"
+          "return %8\n}",
+          2, 0);
+    check("graph o(%0: f32[8, 4]) {\n"
+          "%1: f32[4, 3] = ones() {2, 4, 3, 0}\n"
+          "%2: f32[8, 3] = mm(%0, %1)\n"
+          "%3: f32[8, 3] = zeros() {2, 8, 3, 0}\n"
+          "%4: f32[8, 3] = add.Tensor(%2, %3, $0: int) {1}\n"
+          "return %4, %1, %3\n}",
+          -1, 1);
+}
+
+static void merged_outputs_are_separate_memory(void **state) {
+    (void)state;
+    check("graph m(%0: f32[9, 4], %1: f32[4, 9]) {\n"
+          "%2: f32[9, 4] = sin(%0)\n"
+          "%3: f32[9, 4] = sin(%0)\n"
+          "%4: f32[9, 9] = mm(%0, %1)\n"
+          "%5: f32[9, 9] = mm(%0, %1)\n"
+          "%6: f32[9, 4] = exp(%2)\n"
+          "%7: f32[9, 4] = exp(%3)\n"
+          "return %2, %3, %4, %5, %7, %6\n}",
+          -1, 1);
+    check("graph w(%0: f32[9, 4]) {\n" /* equal, then one is written */
+          "%1: f32[9, 4] = sin(%0)\n"
+          "%2: f32[9, 4] = sin(%0)\n"
+          "%3: f32[4]@8 = select.int(%2) {0, 2}\n"
+          "add_.Scalar(%3, $0: real, $1: int) {1}\n"
+          "relu_(%1)\n"
+          "return %1, %2\n}",
+          -1, 0);
+    check("graph s(%0: f32[9]) {\n" /* run-time scalars never merge */
+          "%1: f32[9] = mul.Scalar(%0, $0: real)\n"
+          "%2: f32[9] = mul.Scalar(%0, $1: real)\n"
+          "%3: f32[9] = sub.Tensor(%1, %2, $2: int) {1}\n"
+          "return %3\n}",
+          1, 0);
+}
+
+static void random_numbers_and_cat_are_calls(void **state) {
+    (void)state;
+    check("graph r(%0: f32[6, 3]) {\n"
+          "%1: f32[6, 3] = rand($0: int, $1: int) {2, 6, 3, 0}\n"
+          "%2: f32[6, 3] = randn($2: int, $3: int) {2, 6, 3, 0}\n"
+          "%3: f32[6, 3] = mul.Tensor(%1, %0)\n"
+          "%4: f32[12, 3] = cat(%3, %2) {0}\n"
+          "%5: f32[12, 3] = neg(%4)\n"
+          "return %5\n}",
+          -1, 0);
+}
+
+/* ---- writes
+ * -------------------------------------------------------------------------------------------------
+ */
+
+static void inputs_written_as_a_whole(void **state) {
+    (void)state;
+    check("graph w(%0: f32[70, 30], %1: f32[70, 30]) {\n"
+          "%2: f32[70, 30] = sin(%0)\n"
+          "add_.Tensor(%0, %1, $0: int) {1}\n"
+          "mul_.Scalar(%0, $1: real)\n"
+          "%3: f32[70, 30] = sub.Tensor(%0, %2, $2: int) {1}\n"
+          "return %3\n}",
+          1, 0);
+    check("graph t(%0: f32[70, 30 : 1, 70], %1: f32[70, 30]) {\n" /* a transposed input */
+          "add_.Tensor(%0, %1, $0: int) {1}\n"
+          "%2: f32[30, 70] = t(%0)\n"
+          "%3: f32[30, 70] = exp(%2)\n"
+          "relu_(%0)\n"
+          "return %3\n}",
+          -1, 0);
+    check("graph z(%0: f32[10], %1: f32[10]) {\n"
+          "zero_(%0)\n"
+          "copy_(%1, %0)\n"
+          "fill_.Scalar(%0, $0: real)\n"
+          "return\n}",
+          1, 0);
+    check("graph s(%0: f32[10], %1: f32[10]) {\n" /* swap */
+          "%2: f32[10] = clone(%0)\n"
+          "copy_(%0, %1)\n"
+          "copy_(%1, %2)\n"
+          "return\n}",
+          -1, 0);
+    check("graph p(%0: f32[40, 40], %1: f32[40, 40]) {\n" /* a product reads it before and after */
+          "%2: f32[40, 40] = mm(%0, %1)\n"
+          "add_.Tensor(%0, %2, $0: int) {1}\n"
+          "%3: f32[40, 40] = mm(%0, %1)\n"
+          "mul_.Tensor(%0, %3)\n"
+          "return %3\n}",
+          -1, 2);
+}
+
+static void inputs_written_through_views(void **state) {
+    (void)state;
+    check("graph v(%0: f32[6, 8], %1: f32[8]) {\n"
+          "%2: f32[8]@16 = select.int(%0) {0, 2}\n"
+          "%3: f32[6, 8] = exp(%0)\n"
+          "add_.Tensor(%2, %1, $0: int) {1}\n"
+          "%4: f32[6, 8] = sub.Tensor(%0, %3, $1: int) {1}\n"
+          "%5: f32[6 : 8]@3 = select.int(%0) {1, 3}\n"
+          "zero_(%5)\n"
+          "%6: f32[8] = sum.dim_IntList(%0) {1, 0, 0, -1}\n"
+          "relu_(%0)\n"
+          "return %4, %6\n}",
+          -1, 0);
+    check("graph o(%0: f32[40]) {\n" /* overlapping shift */
+          "%1: f32[39]@1 = slice.Tensor(%0) {0, 1, 40, 1}\n"
+          "%2: f32[39] = slice.Tensor(%0) {0, 0, 39, 1}\n"
+          "%3: f32[39] = clone(%2)\n"
+          "add_.Tensor(%1, %3, $0: int) {1}\n"
+          "%4: f32[40] = neg(%0)\n"
+          "return %4\n}",
+          -1, 0);
+    check("graph h(%0: f32[6, 6]) {\n" /* two halves, then the whole */
+          "%1: f32[3, 6] = slice.Tensor(%0) {0, 0, 3, 1}\n"
+          "%2: f32[3, 6]@18 = slice.Tensor(%0) {0, 3, 6, 1}\n"
+          "mul_.Tensor(%1, %2)\n"
+          "mul_.Tensor(%2, %1)\n"
+          "%3: f32[6, 6] = mm(%0, %0)\n"
+          "%4: f32[6, 6 : 1, 6] = t(%0)\n"
+          "add_.Tensor(%4, %3, $0: int) {1}\n"
+          "return %3\n}",
+          -1, 1);
+}
+
+static void inputs_that_share_a_storage(void **state) {
+    (void)state;
+    check("graph a(%0: f32[30], %1: f32[20]@5 over %0, %2: f32[30]) {\n"
+          "%3: f32[30] = sin(%0)\n"
+          "add_.Scalar(%1, $0: real, $1: int) {1}\n"
+          "%4: f32[30] = sub.Tensor(%0, %3, $2: int) {1}\n"
+          "mul_.Tensor(%0, %2)\n"
+          "%5: f32[20] = exp(%1)\n"
+          "return %4, %5\n}",
+          -1, 0);
+}
+
+static void intermediates_written(void **state) {
+    (void)state;
+    check("graph f(%0: f32[20, 20], %1: f32[20, 20]) {\n" /* as a whole: one kernel after the
+                                                             product */
+          "%2: f32[20, 20] = mm(%0, %1)\n"
+          "add_.Tensor(%2, %0, $0: int) {1}\n"
+          "relu_(%2)\n"
+          "return %2\n}",
+          1, 1);
+    check("graph p(%0: f32[20, 20]) {\n" /* parts of zeros */
+          "%1: f32[20, 20] = zeros() {2, 20, 20, 0}\n"
+          "%2: f32[10, 20] = slice.Tensor(%1) {0, 0, 10, 1}\n"
+          "%3: f32[10, 20]@200 = slice.Tensor(%0) {0, 10, 20, 1}\n"
+          "copy_(%2, %3)\n"
+          "%4: f32[20]@19 = select.int(%1) {0, 0}\n"
+          "%5: f32[20, 20] = add.Tensor(%1, %0, $0: int) {1}\n"
+          "mul_.Scalar(%2, $1: real)\n"
+          "return %1, %5\n}",
+          -1, 0);
+    check("graph x(%0: f32[20, 20]) {\n" /* written, read, written, read */
+          "%1: f32[20, 20] = exp(%0)\n"
+          "%2: f32[20 : 20] = select.int(%1) {1, 0}\n"
+          "%3: f32[] = sum(%1) {-1}\n"
+          "mul_.Scalar(%2, $0: real)\n"
+          "%4: f32[] = sum(%1) {-1}\n"
+          "add_.Tensor(%2, %3, $1: int) {1}\n"
+          "%5: f32[20, 20] = neg(%1)\n"
+          "%6: f32[] = sub.Tensor(%4, %3, $2: int) {1}\n"
+          "return %5, %6\n}",
+          -1, 0);
+    check("graph i(%0: i32[20], %1: f32[20]) {\n" /* converted to the dtype of what is written */
+          "%2: i32[20] = clone(%0)\n"
+          "copy_(%2, %1)\n"
+          "mul_.Tensor(%2, %0)\n"
+          "return %2\n}",
+          1, 0);
+}
+
+static void failed_allocations_change_nothing(void **state) {
+    (void)state;
+    graph *g = etch__graph_parse("graph w(%0: f32[40, 40], %1: f32[40, 40]) {\n"
+                                 "%2: f32[40, 40] = sin(%0)\n"
+                                 "add_.Tensor(%0, %1, $0: int) {1}\n"
+                                 "%3: f32[40] = sum.dim_IntList(%0) {1, 0, 0, -1}\n"
+                                 "%4: f32[40, 40] = mm(%0, %2)\n"
+                                 "return %3, %4\n}");
+    plan *eager = compile_with("eager", g);
+    backend_options options = {0};
+    for (int n = 0;; n++) { /* compiling */
+        plan *p = NULL;
+        etch__fail_allocation(n);
+        etch_status status = etch__backend_find("native")->compile(g, &options, &p);
+        etch__fail_allocation(-1);
+        if (status == ETCH_OK) {
+            run_and_compare(g, eager, p, 5, 0);
+            bool native = p->nkernels > 0;
+            etch__plan_release(p);
+            if (native) break;
+        } else {
+            assert_int_equal(status, ETCH_ERR_OUT_OF_MEMORY);
+        }
+        assert_true(n < 10000);
+    }
+    for (int n = 0; n < 3; n++) { /* the block and the outputs of a first run */
+        plan *p = compile_with("native", g);
+        test_io a = make_io(g, 9, 0), before = make_io(g, 9, 0);
+        etch__fail_allocation(n);
+        etch_status status = p->run(p, &a.io);
+        etch__fail_allocation(-1);
+        assert_int_equal(status, ETCH_ERR_OUT_OF_MEMORY);
+        for (int k = 0; k < g->noutputs; k++) assert_null(a.outputs[k]);
+        assert_int_equal(
+            first_difference(ETCH_F32, a.inputs[0]->storage, before.inputs[0]->storage), -1);
+        run_and_compare(g, eager, p, 9, 0);
+        free_io(&a);
+        free_io(&before);
+        etch__plan_release(p);
+    }
+    etch__plan_release(eager);
+    etch__graph_free(g);
+}
+
+static void a_steady_run_allocates_its_outputs_only(void **state) {
+    (void)state;
+    graph *g = etch__graph_parse("graph s(%0: f32[40, 40]) {\n"
+                                 "%1: f32[40, 40] = sin(%0)\n"
+                                 "%2: f32[40] = sum.dim_IntList(%1) {1, 0, 0, -1}\n"
+                                 "%3: f32[40, 40] = exp(%2)\n"
+                                 "return %2\n}");
+    plan *p = compile_with("native", g);
+    for (int i = 0; i < 3; i++) {
+        test_io a = make_io(g, 9, 0);
+        etch__fail_allocation(1000000);
+        assert_int_equal(p->run(p, &a.io), ETCH_OK);
+        int64_t asked = etch__fail_allocation(-1);
+        if (i) assert_int_equal(asked, 1);
+        free_io(&a);
+    }
+    etch__plan_release(p);
+    etch__graph_free(g);
+}
+
+static void long_chains_are_cut(void **state) {
+    (void)state;
+    graph *g = etch__graph_new("long/0");
+    tensor_meta m = {.dtype = ETCH_F32, .ndim = 1, .size = {100}, .stride = {1}};
+    for (int i = 0; i < 40; i++) etch__graph_add_input(g, &m);
+    op_call sine = {.op = OP_SIN, .nin = 1}, mul = {.op = OP_MUL_TENSOR, .nin = 2};
+    int32_t last = 0;
+    for (int i = 0; i < 120; i++) {
+        int32_t in[2] = {last, i % 40};
+        last = g->nvalues;
+        etch__graph_add_node(g, i % 3 ? &mul : &sine, in, &m);
+        if (i % 7 == 0) etch__graph_add_output(g, last);
+    }
+    etch__graph_add_output(g, last);
+    check_graph(g, -1, 0);
+    etch__graph_free(g);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(seed_program_becomes_ten_products_and_six_kernels),
+        cmocka_unit_test(chains_are_one_kernel),
+        cmocka_unit_test(several_outputs_and_siblings_share_a_kernel),
+        cmocka_unit_test(broadcasts_and_views_are_read_in_place),
+        cmocka_unit_test(strided_and_expanded_inputs),
+        cmocka_unit_test(empty_and_zero_dimensional),
+        cmocka_unit_test(every_dtype_runs_a_chain),
+        cmocka_unit_test(half_types_round_after_each_operator),
+        cmocka_unit_test(integer_powers_are_calls),
+        cmocka_unit_test(reductions_over_each_set_of_axes),
+        cmocka_unit_test(a_reduction_takes_prologue_siblings_and_epilogue),
+        cmocka_unit_test(integer_reductions),
+        cmocka_unit_test(constants_are_computed_where_they_are_used),
+        cmocka_unit_test(merged_outputs_are_separate_memory),
+        cmocka_unit_test(random_numbers_and_cat_are_calls),
+        cmocka_unit_test(inputs_written_as_a_whole),
+        cmocka_unit_test(inputs_written_through_views),
+        cmocka_unit_test(inputs_that_share_a_storage),
+        cmocka_unit_test(intermediates_written),
+        cmocka_unit_test(failed_allocations_change_nothing),
+        cmocka_unit_test(a_steady_run_allocates_its_outputs_only),
+        cmocka_unit_test(long_chains_are_cut),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
