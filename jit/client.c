@@ -352,7 +352,7 @@ static void run_batch(jit_job *jobs, int n, const char *base) {
 }
 
 bool etch__jit_compile(jit_job *jobs, int n, const char *base, bool keep_warm) {
-    const char *why;
+    const char *why = "";
     bool ok = true, found = etch__jit_helper(&why) != NULL;
     pthread_mutex_lock(&lock);
     for (int i = 0; i < n; i++)

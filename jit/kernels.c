@@ -106,7 +106,7 @@ __attribute__((constructor)) static void at_load(void) {
 
 /* ---- finding or making -------------------------------------------------------------------------- */
 
-static __thread char reason[256];
+static __thread char reason[384];
 
 /* One distinct kernel that is wanted. */
 typedef struct want {
