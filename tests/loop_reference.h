@@ -1,0 +1,369 @@
+/* Loop kernels interpreted element by element in plain C: what generated code must equal bit for bit.
+ * Included by test_loop.c only. */
+#ifndef LOOP_REFERENCE_H
+#define LOOP_REFERENCE_H
+
+#include <math.h>
+
+#include "core/isa.h"
+#include "jit/loop.h"
+
+/* f32 values live in f, f64 values in d, all others in i. */
+typedef union cell {
+    float f;
+    double d;
+    int64_t i;
+} cell;
+
+/* ---- libmvec, one element at a time ------------------------------------------------------------- */
+
+typedef float vf4 __attribute__((vector_size(16)));
+typedef float vf8 __attribute__((vector_size(32)));
+typedef float vf16 __attribute__((vector_size(64)));
+typedef double vd2 __attribute__((vector_size(16)));
+typedef double vd4 __attribute__((vector_size(32)));
+typedef double vd8 __attribute__((vector_size(64)));
+
+#define ONE(name, letter, V, T, L, ISA, suffix)                                                      \
+    __attribute__((target(ISA))) V _ZGV##letter##N##L##v_##name##suffix(V);                          \
+    __attribute__((target(ISA))) static T ref_##name##_##letter##suffix(T x) {                       \
+        V v;                                                                                         \
+        for (int i = 0; i < L; i++) v[i] = x;                                                        \
+        return _ZGV##letter##N##L##v_##name##suffix(v)[0];                                           \
+    }
+#define ALL(name)                                                                                    \
+    ONE(name, b, vf4, float, 4, "sse2", f)                                                           \
+    ONE(name, d, vf8, float, 8, "avx2", f)                                                           \
+    ONE(name, e, vf16, float, 16, "avx512f", f)                                                      \
+    ONE(name, b, vd2, double, 2, "sse2", )                                                           \
+    ONE(name, d, vd4, double, 4, "avx2", )                                                           \
+    ONE(name, e, vd8, double, 8, "avx512f", )
+ALL(exp)
+ALL(log)
+ALL(sin)
+ALL(cos)
+ALL(tanh)
+#define POW(letter, V, T, L, ISA, suffix)                                                            \
+    __attribute__((target(ISA))) V _ZGV##letter##N##L##vv_pow##suffix(V, V);                         \
+    __attribute__((target(ISA))) static T ref_pow_##letter##suffix(T x, T y) {                       \
+        V v, w;                                                                                      \
+        for (int i = 0; i < L; i++) v[i] = x, w[i] = y;                                              \
+        return _ZGV##letter##N##L##vv_pow##suffix(v, w)[0];                                          \
+    }
+POW(b, vf4, float, 4, "sse2", f)
+POW(d, vf8, float, 8, "avx2", f)
+POW(e, vf16, float, 16, "avx512f", f)
+POW(b, vd2, double, 2, "sse2", )
+POW(d, vd4, double, 4, "avx2", )
+POW(e, vd8, double, 8, "avx512f", )
+
+#define ROW_OF(name)                                                                                 \
+    {{ref_##name##_bf, ref_##name##_df, ref_##name##_ef}, {ref_##name##_b, ref_##name##_d, ref_##name##_e}}
+static const struct {
+    float (*f[CPU_ISA_COUNT])(float);
+    double (*d[CPU_ISA_COUNT])(double);
+} ref_mvec[PRIM_COUNT] = {
+    [PRIM_EXP] = ROW_OF(exp), [PRIM_LOG] = ROW_OF(log),   [PRIM_SIN] = ROW_OF(sin),
+    [PRIM_COS] = ROW_OF(cos), [PRIM_TANH] = ROW_OF(tanh),
+};
+static float (*const ref_powf[CPU_ISA_COUNT])(float, float) = {ref_pow_bf, ref_pow_df, ref_pow_ef};
+static double (*const ref_pow[CPU_ISA_COUNT])(double, double) = {ref_pow_b, ref_pow_d, ref_pow_e};
+
+/* ---- storage ------------------------------------------------------------------------------------- */
+
+static int64_t ref_wrap(etch_dtype t, int64_t v) {
+    switch (t) {
+    case ETCH_I8: return (int8_t)v;
+    case ETCH_I16: return (int16_t)v;
+    case ETCH_I32: return (int32_t)v;
+    case ETCH_U8: return (uint8_t)v;
+    case ETCH_BOOL: return v != 0;
+    default: return v;
+    }
+}
+
+static float ref_bf16(float x) {
+    uint32_t u;
+    memcpy(&u, &x, 4);
+    if (x != x) u = (u | 0x400000) & 0xffff0000u;
+    else u = (u + 0x7fff + ((u >> 16) & 1)) & 0xffff0000u;
+    memcpy(&x, &u, 4);
+    return x;
+}
+
+static cell ref_load(etch_dtype d, const void *p) {
+    cell c = {.i = 0};
+    uint16_t h;
+    uint32_t u;
+    _Float16 half;
+    switch (d) {
+    case ETCH_F32: memcpy(&c.f, p, 4); break;
+    case ETCH_BF16: memcpy(&h, p, 2), u = (uint32_t)h << 16, memcpy(&c.f, &u, 4); break;
+    case ETCH_F16: memcpy(&half, p, 2), c.f = (float)half; break;
+    case ETCH_F64: memcpy(&c.d, p, 8); break;
+    default:
+        memcpy(&c.i, p, etch_dtype_size(d));
+        c.i = ref_wrap(d, c.i);
+    }
+    return c;
+}
+
+static void ref_store(etch_dtype d, void *p, cell c) {
+    uint32_t u;
+    uint16_t h;
+    _Float16 half;
+    switch (d) {
+    case ETCH_F32: memcpy(p, &c.f, 4); break;
+    case ETCH_BF16: memcpy(&u, &c.f, 4), h = (uint16_t)(u >> 16), memcpy(p, &h, 2); break;
+    case ETCH_F16: half = (_Float16)c.f, memcpy(p, &half, 2); break;
+    case ETCH_F64: memcpy(p, &c.d, 8); break;
+    default: memcpy(p, &c.i, etch_dtype_size(d));
+    }
+}
+
+/* ---- primitives ---------------------------------------------------------------------------------- */
+
+static double ref_wide(etch_dtype t, cell c) { return t == ETCH_F32 ? c.f : c.d; }
+
+static const int64_t ref_min[ETCH_DTYPE_COUNT] = {
+    [ETCH_I8] = INT8_MIN, [ETCH_I16] = INT16_MIN, [ETCH_I32] = INT32_MIN, [ETCH_I64] = INT64_MIN};
+static const int64_t ref_max[ETCH_DTYPE_COUNT] = {
+    [ETCH_I8] = INT8_MAX,   [ETCH_I16] = INT16_MAX, [ETCH_I32] = INT32_MAX,
+    [ETCH_I64] = INT64_MAX, [ETCH_U8] = UINT8_MAX,  [ETCH_BOOL] = 1};
+
+static cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
+    cell r = {.i = 0};
+    if (etch__is_float(from)) {
+        double x = ref_wide(from, a);
+        if (to == ETCH_F32) r.f = (float)x;
+        else if (to == ETCH_F64) r.d = x;
+        else if (to == ETCH_BOOL) r.i = x != 0;
+        else if (x != x) r.i = 0;
+        else if (x >= (double)ref_max[to] + (to == ETCH_I64 ? 0 : 1)) r.i = ref_max[to];
+        else if (x <= (double)ref_min[to]) r.i = ref_min[to];
+        else r.i = (int64_t)x;
+    } else if (to == ETCH_F32) {
+        r.f = (float)a.i;
+    } else if (to == ETCH_F64) {
+        r.d = (double)a.i;
+    } else {
+        r.i = ref_wrap(to, a.i);
+    }
+    return r;
+}
+
+#define FLOAT_CASES(X, T)                                                                            \
+    case PRIM_ADD: r.X = a.X + b.X; break;                                                           \
+    case PRIM_SUB: r.X = a.X - b.X; break;                                                           \
+    case PRIM_MUL: r.X = a.X * b.X; break;                                                           \
+    case PRIM_DIV: r.X = a.X / b.X; break;                                                           \
+    case PRIM_NEG: r.X = -a.X; break;                                                                \
+    case PRIM_MAX: r.X = a.X > b.X || a.X != a.X ? a.X : b.X; break;                                 \
+    case PRIM_MIN: r.X = a.X < b.X || a.X != a.X ? a.X : b.X; break;
+
+static cell ref_f32(prim_id p, cell a, cell b, cell c) {
+    cell r = {.i = 0};
+    int isa = etch__cpu_isa();
+    switch (p) {
+        FLOAT_CASES(f, float)
+    case PRIM_FMA: r.f = fmaf(a.f, b.f, c.f); break;
+    case PRIM_ABS: r.f = fabsf(a.f); break;
+    case PRIM_SQRT: r.f = sqrtf(a.f); break;
+    case PRIM_ROUND_BF16: r.f = ref_bf16(a.f); break;
+    case PRIM_ROUND_F16: r.f = (float)(_Float16)a.f; break;
+    case PRIM_POW: r.f = ref_powf[isa](a.f, b.f); break;
+    default: r.f = ref_mvec[p].f[isa](a.f);
+    }
+    return r;
+}
+
+static cell ref_f64(prim_id p, cell a, cell b, cell c) {
+    cell r = {.i = 0};
+    int isa = etch__cpu_isa();
+    switch (p) {
+        FLOAT_CASES(d, double)
+    case PRIM_FMA: r.d = fma(a.d, b.d, c.d); break;
+    case PRIM_ABS: r.d = fabs(a.d); break;
+    case PRIM_SQRT: r.d = sqrt(a.d); break;
+    case PRIM_POW: r.d = ref_pow[isa](a.d, b.d); break;
+    default: r.d = ref_mvec[p].d[isa](a.d);
+    }
+    return r;
+}
+
+static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
+    uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i, r = 0;
+    switch (p) {
+    case PRIM_ADD: r = x + y; break;
+    case PRIM_SUB: r = x - y; break;
+    case PRIM_MUL: r = x * y; break;
+    case PRIM_NEG: r = 0 - x; break;
+    case PRIM_ABS: r = a.i < 0 ? 0 - x : x; break;
+    case PRIM_MAX: r = a.i > b.i ? x : y; break;
+    case PRIM_MIN: r = a.i < b.i ? x : y; break;
+    case PRIM_AND: r = x && y; break;
+    case PRIM_OR: r = x || y; break;
+    case PRIM_NOT: r = !x; break;
+    default: break;
+    }
+    return (cell){.i = ref_wrap(t, (int64_t)r)};
+}
+
+static bool ref_compare(prim_id p, etch_dtype t, cell a, cell b) {
+    if (etch__is_float(t)) {
+        double x = ref_wide(t, a), y = ref_wide(t, b);
+        return p == PRIM_EQ ? x == y : p == PRIM_NE ? x != y : p == PRIM_LT ? x < y : x <= y;
+    }
+    return p == PRIM_EQ   ? a.i == b.i
+           : p == PRIM_NE ? a.i != b.i
+           : p == PRIM_LT ? a.i < b.i
+                          : a.i <= b.i;
+}
+
+static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
+    etch_dtype t = (etch_dtype)p->type, from = (etch_dtype)p->from;
+    prim_id id = (prim_id)p->prim;
+    if (id == PRIM_CONVERT) return ref_convert(from, t, a);
+    if (id == PRIM_SELECT) return a.i ? b : c;
+    if (id >= PRIM_EQ && id <= PRIM_LE) return (cell){.i = ref_compare(id, from, a, b)};
+    if (t == ETCH_F32) return ref_f32(id, a, b, c);
+    if (t == ETCH_F64) return ref_f64(id, a, b, c);
+    return ref_int(id, t, a, b);
+}
+
+/* ---- the canonical reduction, as core/expr.h words it ----------------------------------------------- */
+
+static cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
+    prim_instr p = {.prim = kind == REDUCE_MAX   ? PRIM_MAX
+                            : kind == REDUCE_MIN ? PRIM_MIN
+                                                 : PRIM_ADD,
+                    .type = (uint8_t)t};
+    return ref_prim(&p, acc, x, x);
+}
+
+static cell ref_identity(reduce_kind kind, etch_dtype t) {
+    double v = kind == REDUCE_MAX ? -INFINITY : kind == REDUCE_MIN ? INFINITY : -0.0;
+    if (t == ETCH_F32) return (cell){.f = (float)v};
+    if (t == ETCH_F64) return (cell){.d = v};
+    return (cell){.i = kind == REDUCE_MAX ? ref_min[t] : kind == REDUCE_MIN ? ref_max[t] : 0};
+}
+
+static cell ref_reduce(reduce_kind kind, etch_dtype t, const cell *v, int64_t n) {
+    int64_t blocks = n ? (n + REDUCE_BLOCK - 1) / REDUCE_BLOCK : 0;
+    if (!n) return kind == REDUCE_SUM ? (cell){.i = 0} : ref_identity(kind, t);
+    cell *part = calloc((size_t)blocks, sizeof *part);
+    for (int64_t b = 0; b < blocks; b++) {
+        cell lane[REDUCE_LANES];
+        for (int l = 0; l < REDUCE_LANES; l++) lane[l] = ref_identity(kind, t);
+        for (int64_t r = b * REDUCE_BLOCK; r < n && r < (b + 1) * REDUCE_BLOCK; r++)
+            lane[r % REDUCE_LANES] = ref_op(kind, t, lane[r % REDUCE_LANES], v[r]);
+        for (int w = REDUCE_LANES / 2; w >= 1; w /= 2)
+            for (int l = 0; l < w; l++) lane[l] = ref_op(kind, t, lane[l], lane[l + w]);
+        part[b] = lane[0];
+    }
+    for (int64_t s = 1; s < blocks; s *= 2)
+        for (int64_t i = 0; i + s < blocks; i += 2 * s) part[i] = ref_op(kind, t, part[i], part[i + s]);
+    cell r = part[0];
+    free(part);
+    return r;
+}
+
+/* ---- kernels ------------------------------------------------------------------------------------- */
+
+typedef struct ref_run {
+    const loop_kernel *k;
+    void *const *load, *const *store; /* addresses by access: loads are never written */
+    const int64_t *dims;
+    const uint64_t *scalars;
+    int64_t index[LOOP_MAX_AXES], reduced;
+    cell value[LOOP_MAX_CODE];
+    cell *collected[LOOP_MAX_CODE]; /* the reduced values of one parallel element */
+} ref_run;
+
+static void *ref_address(const ref_run *r, int access, bool store) {
+    int naxes = r->k->npar + r->k->nred;
+    const int64_t *stride = r->dims + naxes * (access + 1);
+    int64_t offset = 0;
+    for (int x = 0; x < naxes; x++)
+        if (r->k->access[access].step[x] != STEP_ZERO) offset += r->index[x] * stride[x];
+    char *base = store ? r->store[access] : r->load[access];
+    return base + offset * (int64_t)etch_dtype_size((etch_dtype)r->k->access[access].dtype);
+}
+
+static cell ref_leaf(const ref_run *r, const loop_instr *i, int64_t logical) {
+    etch_dtype t = (etch_dtype)i->p.type;
+    cell c = {.i = 0};
+    switch (i->p.prim) {
+    case PRIM_INDEX: return (cell){.i = logical};
+    case PRIM_NREDUCED: return ref_convert(ETCH_I64, t, (cell){.i = r->reduced});
+    case PRIM_SCALAR:
+        return ref_load(etch__compute_type((etch_dtype)i->p.from), &r->scalars[i->p.imm.i]);
+    default:
+        if (t == ETCH_F32) c.f = (float)i->p.imm.d;
+        else if (t == ETCH_F64) c.d = i->p.imm.d;
+        else c.i = ref_wrap(t, i->p.imm.i);
+        return c;
+    }
+}
+
+static void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
+    const loop_instr *i = &r->k->code[v];
+    int a = (int)i->p.imm.i;
+    cell none = {.i = 0}, *x = r->value;
+    switch (i->kind) {
+    case LOOP_LOAD: x[v] = ref_load((etch_dtype)r->k->access[a].dtype, ref_address(r, a, false)); break;
+    case LOOP_STORE:
+        ref_store((etch_dtype)r->k->access[a].dtype, ref_address(r, a, true), x[i->p.a]);
+        break;
+    case LOOP_REDUCE: r->collected[v][at] = x[i->p.a]; break;
+    default:
+        if (i->p.prim <= PRIM_NREDUCED) x[v] = ref_leaf(r, i, logical);
+        else {
+            int n = etch__loop_arity(i);
+            x[v] = ref_prim(&i->p, x[i->p.a], n > 1 ? x[i->p.b] : none, n > 2 ? x[i->p.c] : none);
+        }
+    }
+}
+
+static void ref_stage(ref_run *r, int stage, int64_t logical, int64_t at) {
+    for (int v = 0; v < r->k->ncode; v++) {
+        const loop_instr *i = &r->k->code[v];
+        bool reduce = i->kind == LOOP_REDUCE;
+        if (reduce ? stage == 0 : i->stage == stage) ref_instr(r, v, logical, at);
+        else if (stage == 1 && etch__loop_uniform(i)) r->value[v] = ref_leaf(r, i, logical);
+    }
+}
+
+static void ref_point(int64_t number, const int64_t *extent, int n, int64_t *index) {
+    for (int x = n - 1; x >= 0; x--) index[x] = number % extent[x], number /= extent[x];
+}
+
+static void ref_kernel(const loop_kernel *k, void *const *load, void *const *store,
+                       const int64_t *dims, const uint64_t *scalars) {
+    static ref_run r;
+    int64_t parallel = 1;
+    memset(&r, 0, sizeof r);
+    r.k = k, r.load = load, r.store = store, r.dims = dims, r.scalars = scalars, r.reduced = 1;
+    for (int x = 0; x < k->npar; x++) parallel *= dims[x];
+    for (int x = 0; x < k->nred; x++) r.reduced *= dims[k->npar + x];
+    for (int v = 0; v < k->ncode; v++)
+        if (k->code[v].kind == LOOP_REDUCE)
+            r.collected[v] = calloc((size_t)r.reduced + 1, sizeof(cell));
+    for (int64_t p = 0; p < parallel; p++) {
+        ref_point(p, dims, k->npar, r.index);
+        for (int64_t e = 0; e < r.reduced; e++) {
+            ref_point(e, dims + k->npar, k->nred, r.index + k->npar);
+            ref_stage(&r, 0, p * r.reduced + e, e);
+        }
+        if (!k->nred) continue;
+        memset(r.index + k->npar, 0, sizeof(int64_t) * k->nred);
+        for (int v = 0; v < k->ncode; v++)
+            if (r.collected[v])
+                r.value[v] = ref_reduce((reduce_kind)k->code[v].p.imm.i, (etch_dtype)k->code[v].p.type,
+                                        r.collected[v], r.reduced);
+        ref_stage(&r, 1, p, 0);
+    }
+    for (int v = 0; v < k->ncode; v++) free(r.collected[v]);
+}
+
+#endif

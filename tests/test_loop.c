@@ -1,0 +1,663 @@
+/* Generated kernels against an interpreter of the loop IR, bit for bit (a NaN equals a NaN): every
+ * primitive and dtype, the variants and splits, odd extents, stride classes, in-place outputs; under
+ * each instruction set that the processor has. Also the IR's bytes and its validity. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <cmocka.h>
+#include <sys/wait.h>
+#include <unistd.h>
+#include <xmmintrin.h>
+
+#include <etch/debug.h>
+
+#include "loop_reference.h"
+#include "jit/client.h"
+
+/* ---- building kernels --------------------------------------------------------------------------- */
+
+static loop_kernel K;
+
+static void begin(loop_variant variant, int npar, int nred) {
+    static int number;
+    memset(&K, 0, sizeof K);
+    K.variant = (uint8_t)variant, K.npar = (uint8_t)npar, K.nred = (uint8_t)nred;
+    snprintf(K.name, sizeof K.name, "test-%d", number++);
+}
+
+/* steps: one letter an axis, '0', '1' or 's' */
+static int access_of(etch_dtype d, bool store, const char *steps) {
+    loop_access *a = &K.access[K.naccesses];
+    a->dtype = (uint8_t)d, a->store = store;
+    for (int x = 0; x < K.npar + K.nred; x++)
+        a->step[x] = steps[x] == '0' ? STEP_ZERO : steps[x] == '1' ? STEP_ONE : STEP_VAR;
+    return K.naccesses++;
+}
+
+static int instr_of(loop_kind kind, int stage, etch_dtype type, int a, int64_t imm) {
+    loop_instr *i = &K.code[K.ncode];
+    i->kind = (uint8_t)kind, i->stage = (uint8_t)stage;
+    i->p.type = (uint8_t)type, i->p.a = (int16_t)a, i->p.imm.i = imm;
+    return K.ncode++;
+}
+
+static int load(int stage, etch_dtype d, const char *steps) {
+    return instr_of(LOOP_LOAD, stage, etch__compute_type(d), 0, access_of(d, false, steps));
+}
+
+static int store(int stage, etch_dtype d, const char *steps, int v) {
+    return instr_of(LOOP_STORE, stage, etch__compute_type(d), v, access_of(d, true, steps));
+}
+
+static int prim_of(int stage, prim_id p, etch_dtype type, etch_dtype from, int a, int b, int c) {
+    int v = instr_of(LOOP_PRIM, stage, type, a, 0);
+    K.code[v].p.prim = (uint8_t)p, K.code[v].p.from = (uint8_t)from;
+    K.code[v].p.b = (int16_t)b, K.code[v].p.c = (int16_t)c;
+    return v;
+}
+
+static int op2(int stage, prim_id p, etch_dtype t, int a, int b) { return prim_of(stage, p, t, t, a, b, 0); }
+static int op1(int stage, prim_id p, etch_dtype t, int a) { return op2(stage, p, t, a, 0); }
+static int convert(int stage, etch_dtype from, etch_dtype to, int a) {
+    return from == to ? a : prim_of(stage, PRIM_CONVERT, to, from, a, 0, 0);
+}
+static int real(double v) {
+    int c = op1(0, PRIM_CONST, ETCH_F32, 0);
+    K.code[c].p.imm.d = v;
+    return c;
+}
+static int reduce(reduce_kind kind, etch_dtype t, int a) {
+    return instr_of(LOOP_REDUCE, 0, t, a, kind);
+}
+
+/* ---- data --------------------------------------------------------------------------------------- */
+
+static uint64_t state = 1;
+static uint64_t random_bits(void) {
+    state ^= state << 13, state ^= state >> 7, state ^= state << 17;
+    return state;
+}
+
+static const double specials[] = {NAN,   INFINITY, -INFINITY, 0.0,    -0.0,    1e-40,  -1e-42, 1e39,
+                                  -1e39, 65504,    65519,     65520,  -65536,  5.9e-8, 3e-8,   2.98e-8,
+                                  255,   256,      -1,        127.99, -128.99, 2147483648.0, -2147483649.0,
+                                  9.3e18, -9.3e18, 1e-310,    6.1e-5, 6.09e-5, 0.5,    2048.5};
+
+static double random_real(bool wild) {
+    uint64_t r = random_bits();
+    if (wild && r % 8 == 0) return specials[(r >> 8) % COUNT_OF(specials)];
+    double scale = wild && r % 8 == 1 ? 1e4 : 4;
+    return ((double)(int64_t)random_bits() / 9.3e18) * scale;
+}
+
+static void fill(etch_dtype d, void *p, int64_t n, bool wild) {
+    for (int64_t i = 0; i < n; i++) {
+        char *at = (char *)p + i * (int64_t)etch_dtype_size(d);
+        double x = random_real(wild);
+        cell c = {.i = 0};
+        if (d == ETCH_F64) c.d = x;
+        else if (d == ETCH_F32) c.f = (float)x;
+        else if (d == ETCH_F16) c.f = (float)(_Float16)x;
+        else if (d == ETCH_BF16) c.f = ref_bf16((float)x);
+        else c.i = ref_wrap(d, d == ETCH_BOOL ? (int64_t)(random_bits() & 1) : (int64_t)random_bits());
+        ref_store(d, at, c);
+    }
+}
+
+static bool equal(etch_dtype d, const void *a, const void *b) {
+    if (memcmp(a, b, etch_dtype_size(d)) == 0) return true;
+    cell x = ref_load(d, a), y = ref_load(d, b);
+    if (d == ETCH_F64) return x.d != x.d && y.d != y.d;
+    return etch__is_float(d) && x.f != x.f && y.f != y.f;
+}
+
+/* ---- running ------------------------------------------------------------------------------------ */
+
+typedef struct layout {
+    int64_t elements, first; /* size of the buffer, index of element [0, ..., 0] */
+} layout;
+
+/* Strides for the steps of access a: no two elements alike, gaps and negative steps where 's'. */
+static layout lay_out(int a, int64_t *dims) {
+    int naxes = K.npar + K.nred;
+    int64_t *stride = dims + naxes * (a + 1), span = 1, first = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int x = naxes - 1; x >= 0; x--) {
+            if (K.access[a].step[x] == STEP_ZERO) stride[x] = 0;
+            if (K.access[a].step[x] == STEP_ZERO || (K.access[a].step[x] == STEP_ONE) != (pass == 0))
+                continue;
+            int64_t n = dims[x] > 0 ? dims[x] : 1, s = pass == 0 ? 1 : span + (x & 1);
+            bool negative = pass == 1 && (a + x) % 3 == 0;
+            stride[x] = negative ? -s : s;
+            if (negative) first += s * (n - 1);
+            span = s * (n - 1) + span;
+        }
+    return (layout){span, first};
+}
+
+typedef struct buffers {
+    void *memory[LOOP_MAX_ACCESSES], *expected[LOOP_MAX_ACCESSES];
+    void *args[LOOP_MAX_ACCESSES + 1], *load[LOOP_MAX_ACCESSES], *store[LOOP_MAX_ACCESSES];
+    layout at[LOOP_MAX_ACCESSES];
+    int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)];
+} buffers;
+
+static int in_place = -1; /* access whose memory the first store shares */
+static bool wild = true;
+static uint64_t scalars[4];
+
+static void make_buffers(buffers *b, const int64_t *extent) {
+    int naxes = K.npar + K.nred, first_store = -1;
+    for (int x = 0; x < naxes; x++) b->dims[x] = extent[x];
+    for (int a = 0; a < K.naccesses; a++) {
+        etch_dtype d = (etch_dtype)K.access[a].dtype;
+        int64_t size = (int64_t)etch_dtype_size(d);
+        b->at[a] = lay_out(a, b->dims);
+        if (in_place >= 0 && K.access[a].store && first_store < 0) {
+            first_store = a, b->at[a] = b->at[in_place];
+            memcpy(b->dims + naxes * (a + 1), b->dims + naxes * (in_place + 1), sizeof(int64_t) * (size_t)naxes);
+        }
+        size_t bytes = (size_t)(b->at[a].elements * size) + 64;
+        b->memory[a] = malloc(bytes), b->expected[a] = malloc(bytes);
+        fill(d, b->memory[a], b->at[a].elements, wild);
+        if (a == first_store) memcpy(b->memory[a], b->memory[in_place], bytes);
+        memcpy(b->expected[a], b->memory[a], bytes);
+        b->args[a] = (char *)b->memory[a] + b->at[a].first * size;
+        b->load[a] = b->args[a];
+        b->store[a] = (char *)b->expected[a] + b->at[a].first * size;
+        if (a == first_store) b->args[in_place] = b->args[a];
+    }
+}
+
+/* In pieces of uneven length, as threads would take it. */
+static void run_units(loop_fn f, const buffers *b, int64_t units) {
+    for (int64_t u = 0; u < units;) {
+        int64_t n = 1 + (int64_t)(random_bits() % (uint64_t)(units < 9 ? units : units / 3));
+        int64_t to = u + n < units ? u + n : units;
+        f(b->args, b->dims, scalars, u, to);
+        u = to;
+    }
+}
+
+static loaded_kernel *get(const loop_kernel *k) {
+    loaded_kernel *l = NULL;
+    const char *why = NULL;
+    if (!etch__kernels_get(&k, 1, &l, &why)) fail_msg("%s: %s", k->name, why);
+    return l;
+}
+
+static void run_whole(const buffers *b) {
+    loaded_kernel *l = get(&K);
+    run_units(etch__kernel_entry(l), b, etch__loop_units(&K, b->dims));
+    etch__kernel_release(l);
+}
+
+static void run_split(buffers *b) {
+    loop_kernel part = K;
+    for (int split = SPLIT_PARTIAL; split <= SPLIT_FINISH; split++) {
+        part.split = (uint8_t)split;
+        if (split == SPLIT_PARTIAL)
+            b->args[K.naccesses] = calloc((size_t)etch__loop_scratch_cells(&part, b->dims) + 1, 8);
+        loaded_kernel *l = get(&part);
+        run_units(etch__kernel_entry(l), b, etch__loop_units(&part, b->dims));
+        etch__kernel_release(l);
+    }
+    free(b->args[K.naccesses]);
+}
+
+static void compare(const buffers *b, const int64_t *extent) {
+    for (int a = 0; a < K.naccesses; a++) {
+        etch_dtype d = (etch_dtype)K.access[a].dtype;
+        for (int64_t e = 0; K.access[a].store && e < b->at[a].elements; e++) {
+            int64_t at = e * (int64_t)etch_dtype_size(d);
+            const char *got = (char *)b->memory[a] + at, *want = (char *)b->expected[a] + at;
+            if (equal(d, got, want)) continue;
+            uint64_t x = 0, y = 0;
+            memcpy(&x, got, etch_dtype_size(d)), memcpy(&y, want, etch_dtype_size(d));
+            fail_msg("%s (%s, split %d, extents %ld %ld): access %d, %s element %ld: %lx, expected %lx",
+                     K.name, etch__cpu_isa_name(etch__cpu_isa()), K.split, (long)extent[0],
+                     (long)(K.npar + K.nred > 1 ? extent[1] : 0), a, etch_dtype_name(d), (long)e, x, y);
+        }
+    }
+}
+
+static void check_run(const int64_t *extent, bool split) {
+    static buffers b;
+    const char *why;
+    if (!etch__loop_valid(&K, &why)) fail_msg("%s: %s", K.name, why);
+    memset(&b, 0, sizeof b);
+    make_buffers(&b, extent);
+    ref_kernel(&K, b.load, b.store, b.dims, scalars);
+    if (split) run_split(&b);
+    else run_whole(&b);
+    compare(&b, extent);
+    for (int a = 0; a < K.naccesses; a++) free(b.memory[a]), free(b.expected[a]);
+}
+
+static void check_1(int64_t n) { check_run(&n, false); }
+
+static const int64_t sizes[] = {0, 1, 7, 63, 64, 65, 255, 256, 257, 1000, 4096, 4097, 10000};
+
+/* ---- maps --------------------------------------------------------------------------------------- */
+
+static void test_map_sizes(void **unused) {
+    (void)unused;
+    begin(LOOP_MAP, 1, 0);
+    int x = load(0, ETCH_F32, "1"), y = load(0, ETCH_F32, "1");
+    int v = op2(0, PRIM_MUL, ETCH_F32, x, real(2));
+    v = op2(0, PRIM_ADD, ETCH_F32, v, y);
+    v = op2(0, PRIM_MUL, ETCH_F32, v, x);
+    v = op2(0, PRIM_SUB, ETCH_F32, v, y);
+    store(0, ETCH_F32, "1", v);
+    for (int i = 0; i < COUNT_OF(sizes); i++) check_1(sizes[i]);
+}
+
+static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8, ETCH_I16,
+                                           ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
+
+static bool has_room(void) { return K.naccesses < LOOP_MAX_ACCESSES; }
+
+/* All primitives of one type, one output each. */
+static void test_map_primitives(void **unused) {
+    (void)unused;
+    for (int i = 0; i < COUNT_OF(compute_types); i++) {
+        etch_dtype t = compute_types[i];
+        int stored = 0;
+        begin(LOOP_MAP, 1, 0);
+        int a = load(0, t, "1"), b = load(0, t, "1"), c = load(0, t, "1");
+        int truth = load(0, ETCH_BOOL, "1");
+        for (int p = PRIM_ROUND_BF16; p < PRIM_COUNT && has_room(); p++) {
+            bool compares = p >= PRIM_EQ && p <= PRIM_LE;
+            etch_dtype r = compares ? ETCH_BOOL : t;
+            if (!etch__loop_can_emit((prim_id)p, r)) continue;
+            int first = p == PRIM_SELECT ? truth : a, second = p == PRIM_SELECT ? a : b;
+            int v = prim_of(0, (prim_id)p, r, t, first, second, p == PRIM_SELECT ? b : c);
+            store(0, r, "1", v);
+            stored++;
+        }
+        assert_true(stored >= 8);
+        check_1(2500);
+    }
+}
+
+/* From each storage dtype to all others. */
+static void test_map_conversions(void **unused) {
+    (void)unused;
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
+        etch_dtype from = etch__compute_type((etch_dtype)d);
+        begin(LOOP_MAP, 1, 0);
+        int x = load(0, (etch_dtype)d, "1");
+        for (int to = 0; to < ETCH_DTYPE_COUNT; to++) {
+            int v = convert(0, from, etch__compute_type((etch_dtype)to), x);
+            if (to == ETCH_BF16) v = op1(0, PRIM_ROUND_BF16, ETCH_F32, v);
+            if (to == ETCH_F16) v = op1(0, PRIM_ROUND_F16, ETCH_F32, v);
+            store(0, (etch_dtype)to, "1", v);
+        }
+        check_1(3000);
+    }
+}
+
+/* All bit patterns of the half types, and f32 values around their grid. */
+static void test_map_halves(void **unused) {
+    (void)unused;
+    for (int d = ETCH_BF16; d <= ETCH_F16; d++) {
+        static uint16_t all[65536], out[65536], want[65536];
+        static float wide[65536], wide_want[65536];
+        begin(LOOP_MAP, 1, 0);
+        int x = load(0, (etch_dtype)d, "1");
+        store(0, ETCH_F32, "1", x);
+        store(0, (etch_dtype)d, "1", x);
+        int64_t dims[4] = {65536, 1, 1, 1};
+        void *args[3] = {all, wide, out}, *expected[3] = {all, wide_want, want};
+        for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
+        loaded_kernel *l = get(&K);
+        etch__kernel_entry(l)(args, dims, NULL, 0, 256);
+        etch__kernel_release(l);
+        ref_kernel(&K, args, expected, dims, NULL);
+        for (int i = 0; i < 65536; i++) {
+            assert_true(equal(ETCH_F32, &wide[i], &wide_want[i]));
+            assert_true(equal((etch_dtype)d, &out[i], &want[i]));
+        }
+    }
+}
+
+static void test_round_f16_bits(void **unused) {
+    (void)unused;
+    enum { N = 1 << 16 };
+    static float in[N], half[N], brain[N];
+    begin(LOOP_MAP, 1, 0);
+    int x = load(0, ETCH_F32, "1");
+    store(0, ETCH_F32, "1", op1(0, PRIM_ROUND_F16, ETCH_F32, x));
+    store(0, ETCH_F32, "1", op1(0, PRIM_ROUND_BF16, ETCH_F32, x));
+    loaded_kernel *l = get(&K);
+    int64_t dims[4] = {N, 1, 1, 1};
+    void *args[3] = {in, half, brain};
+    for (int round = 0; round < 8; round++) {
+        for (int i = 0; i < N; i++) {
+            uint32_t u = (uint32_t)random_bits();
+            if (i % 2) u = (u & 0x8fffe000u) | 0x30000000u | (i % 4 == 1 ? 0x1000 : u & 0x1fff);
+            memcpy(&in[i], &u, 4);
+        }
+        etch__kernel_entry(l)(args, dims, NULL, 0, N / STRIP);
+        for (int i = 0; i < N; i++) {
+            float h = (float)(_Float16)in[i], b = ref_bf16(in[i]);
+            assert_true(equal(ETCH_F32, &half[i], &h));
+            assert_true(equal(ETCH_F32, &brain[i], &b));
+        }
+    }
+    etch__kernel_release(l);
+}
+
+/* Vector calls between loops, their operands spilled, broadcast, converted, or read in place. */
+static void test_map_vector_calls(void **unused) {
+    (void)unused;
+    begin(LOOP_MAP, 1, 0);
+    K.nscalars = 1;
+    int x = load(0, ETCH_F32, "1"), h = load(0, ETCH_F16, "1"), u = load(0, ETCH_F32, "0");
+    int s = prim_of(0, PRIM_SCALAR, ETCH_F32, ETCH_F32, 0, 0, 0);
+    int e = op1(0, PRIM_EXP, ETCH_F32, op1(0, PRIM_SIN, ETCH_F32, x));
+    int t = op1(0, PRIM_TANH, ETCH_F32, op2(0, PRIM_ADD, ETCH_F32, h, x));
+    int p = op2(0, PRIM_POW, ETCH_F32, op1(0, PRIM_ABS, ETCH_F32, x), s);
+    int m = op2(0, PRIM_MUL, ETCH_F32, op2(0, PRIM_ADD, ETCH_F32, e, t), op1(0, PRIM_COS, ETCH_F32, u));
+    int w = op1(0, PRIM_LOG, ETCH_F64, convert(0, ETCH_F32, ETCH_F64, op1(0, PRIM_ABS, ETCH_F32, m)));
+    int lt = prim_of(0, PRIM_LT, ETCH_BOOL, ETCH_F32, x, p, 0);
+    store(0, ETCH_F32, "1", e);
+    store(0, ETCH_F16, "1", op1(0, PRIM_ROUND_F16, ETCH_F32, m));
+    store(0, ETCH_F64, "1", w);
+    store(0, ETCH_BOOL, "1", lt);
+    store(0, ETCH_F32, "1", prim_of(0, PRIM_SELECT, ETCH_F32, ETCH_F32, lt, m, p));
+    float value = 1.5f;
+    memcpy(scalars, &value, 4);
+    for (int i = 0; i < COUNT_OF(sizes); i++) check_1(sizes[i]);
+}
+
+/* Scalars of every dtype as cells, constants, the index. */
+static void test_map_scalars(void **unused) {
+    (void)unused;
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
+        etch_dtype t = etch__compute_type((etch_dtype)d);
+        begin(LOOP_MAP, 2, 0);
+        K.nscalars = 2;
+        int x = load(0, t, "11"), s = prim_of(0, PRIM_SCALAR, t, (etch_dtype)d, 0, 0, 0);
+        K.code[s].p.imm.i = 1;
+        int c = op1(0, PRIM_CONST, t, 0);
+        if (etch__is_float(t)) K.code[c].p.imm.d = 0.1;
+        else K.code[c].p.imm.i = 1;
+        int v = op2(0, PRIM_MUL, t, op2(0, PRIM_ADD, t, x, s), c);
+        store(0, t, "11", v);
+        int i = op1(0, PRIM_INDEX, ETCH_I64, 0);
+        store(0, ETCH_I64, "s1", i);
+        store(0, t, "s1", s);
+        K.access[0].step[0] = STEP_VAR, K.access[1].step[0] = STEP_VAR;
+        fill(t, &scalars[1], 1, false);
+        check_run((int64_t[]){5, 300}, false);
+    }
+}
+
+static void test_map_strides(void **unused) {
+    (void)unused;
+    static const char *const x[] = {"s1", "s0", "01", "00", "1s", "ss", "0s", "10"};
+    static const int64_t extents[][2] = {{3, 257}, {1, 64}, {7, 5}, {300, 1}, {0, 5}, {5, 0}, {40, 64}};
+    for (int i = 0; i < COUNT_OF(x); i++) {
+        begin(LOOP_MAP, 2, 0);
+        int a = load(0, ETCH_F32, x[i]), b = load(0, ETCH_F32, x[(i + 3) % COUNT_OF(x)]);
+        int v = op1(0, PRIM_EXP, ETCH_F32, op2(0, PRIM_SUB, ETCH_F32, a, b));
+        store(0, ETCH_F32, i % 2 ? "s1" : i % 4 ? "1s" : "ss", op2(0, PRIM_ADD, ETCH_F32, v, a));
+        for (int e = 0; e < COUNT_OF(extents); e++) check_run(extents[e], false);
+    }
+}
+
+static void test_map_many_axes(void **unused) {
+    (void)unused;
+    begin(LOOP_MAP, 8, 0);
+    int a = load(0, ETCH_I32, "ssssssss"), b = load(0, ETCH_I32, "0s0s0s01");
+    store(0, ETCH_I32, "sssssss1", op2(0, PRIM_MUL, ETCH_I32, a, b));
+    check_run((int64_t[]){2, 3, 1, 2, 3, 2, 2, 67}, false);
+    begin(LOOP_MAP, 0, 0);
+    a = load(0, ETCH_F64, "");
+    store(0, ETCH_F64, "", op1(0, PRIM_TANH, ETCH_F64, a));
+    check_run((int64_t[]){0}, false);
+}
+
+static void test_map_in_place(void **unused) {
+    (void)unused;
+    begin(LOOP_MAP, 2, 0);
+    int x = load(0, ETCH_F32, "s1"), y = load(0, ETCH_F32, "01");
+    int v = op2(0, PRIM_ADD, ETCH_F32, op1(0, PRIM_EXP, ETCH_F32, x), y);
+    store(0, ETCH_F32, "s1", op2(0, PRIM_MUL, ETCH_F32, v, x));
+    in_place = 0;
+    check_run((int64_t[]){5, 1000}, false);
+    check_run((int64_t[]){9, 33}, false);
+    in_place = -1;
+}
+
+/* ---- reductions --------------------------------------------------------------------------------- */
+
+/* Two sums and a maximum over an expression, a full-space store, an epilogue with a vector call. */
+static void rich(loop_variant variant, int npar, int nred, const char *in, const char *row,
+                 const char *full, const char *out) {
+    begin(variant, npar, nred);
+    int x = load(0, ETCH_F32, in), r = load(0, ETCH_F32, row);
+    int e = op1(0, PRIM_EXP, ETCH_F32, op2(0, PRIM_SUB, ETCH_F32, x, r));
+    store(0, ETCH_F32, full, e);
+    int s = reduce(REDUCE_SUM, ETCH_F32, e), plain = reduce(REDUCE_SUM, ETCH_F32, x);
+    int m = reduce(REDUCE_MAX, ETCH_F32, x);
+    int wide = reduce(REDUCE_SUM, ETCH_F64, convert(0, ETCH_F32, ETCH_F64, x));
+    int n = op1(1, PRIM_NREDUCED, ETCH_F32, 0);
+    int mean = op2(1, PRIM_DIV, ETCH_F32, plain, n);
+    int again = load(1, ETCH_F32, out);
+    int l = op1(1, PRIM_LOG, ETCH_F32, op1(1, PRIM_ABS, ETCH_F32, s));
+    store(1, ETCH_F32, out, op2(1, PRIM_ADD, ETCH_F32, l, again));
+    store(1, ETCH_F32, out, mean);
+    store(1, ETCH_F32, out, m);
+    store(1, ETCH_F64, out, wide);
+    store(1, ETCH_I64, out, op1(1, PRIM_INDEX, ETCH_I64, 0));
+}
+
+static void both_ways(const int64_t *extent) {
+    check_run(extent, false);
+    check_run(extent, true);
+}
+
+static void test_row_sizes(void **unused) {
+    (void)unused;
+    rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
+    for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]});
+    wild = false;
+    both_ways((int64_t[]){1, 40000});
+    wild = true;
+    both_ways((int64_t[]){0, 10});
+}
+
+static void test_row_shapes(void **unused) {
+    (void)unused;
+    rich(LOOP_ROW, 2, 1, "s1s", "0s0", "ss1", "sss");
+    both_ways((int64_t[]){3, 4, 100});
+    rich(LOOP_ROW, 1, 2, "ss1", "s00", "ss1", "1ss");
+    both_ways((int64_t[]){3, 7, 100});
+    both_ways((int64_t[]){2, 100, 3});
+    both_ways((int64_t[]){2, 5, 256});
+    both_ways((int64_t[]){1, 3, 4099});
+    both_ways((int64_t[]){2, 0, 4});
+    rich(LOOP_ROW, 1, 3, "1sss", "s0s0", "sss1", "ssss");
+    both_ways((int64_t[]){2, 3, 11, 13});
+    rich(LOOP_ROW, 0, 1, "1", "0", "1", "0");
+    both_ways((int64_t[]){9000});
+    rich(LOOP_ROW, 0, 2, "1s", "s0", "ss", "00");
+    both_ways((int64_t[]){65, 127});
+}
+
+static void test_column_sizes(void **unused) {
+    (void)unused;
+    rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
+    for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){sizes[i], 5});
+    for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){3, sizes[i]});
+    both_ways((int64_t[]){130, 8200});
+}
+
+static void test_column_shapes(void **unused) {
+    (void)unused;
+    rich(LOOP_COLUMN, 2, 1, "s1s", "0ss", "sss", "s10");
+    both_ways((int64_t[]){3, 70, 65});
+    rich(LOOP_COLUMN, 1, 2, "1ss", "10s", "1ss", "1ss");
+    both_ways((int64_t[]){300, 7, 11});
+    both_ways((int64_t[]){3, 70, 70});
+    rich(LOOP_COLUMN, 1, 1, "0s", "00", "1s", "10");
+    both_ways((int64_t[]){300, 100});
+}
+
+/* Each kind and accumulator type, from integers, halves and bool too; ROW and COLUMN. */
+static void test_reduce_types(void **unused) {
+    (void)unused;
+    for (int variant = LOOP_ROW; variant <= LOOP_COLUMN; variant++) {
+        const char *in = variant == LOOP_ROW ? "s1" : "1s";
+        for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
+            etch_dtype t = etch__compute_type((etch_dtype)d);
+            etch_dtype acc = etch__is_float(t) ? t : ETCH_I64;
+            begin((loop_variant)variant, 1, 1);
+            int x = load(0, (etch_dtype)d, in);
+            int s = reduce(REDUCE_SUM, acc, convert(0, t, acc, x));
+            int hi = reduce(REDUCE_MAX, t, x), lo = reduce(REDUCE_MIN, t, x);
+            int index = op1(0, PRIM_INDEX, ETCH_I64, 0);
+            int last = reduce(REDUCE_MAX, ETCH_I64, index);
+            store(1, acc, "10", s);
+            store(1, t, "10", hi);
+            store(1, t, "10", lo);
+            store(1, ETCH_I64, "10", last);
+            both_ways((int64_t[]){4, 5000});
+            both_ways((int64_t[]){200, 33});
+        }
+    }
+}
+
+/* A sum of negative zeros is one; an empty sum is positive. */
+static void test_signed_zero(void **unused) {
+    (void)unused;
+    for (int n = 0; n < 3; n++) {
+        float in[2] = {-0.0f, -0.0f}, out = 1;
+        int64_t dims[3] = {n, 1, 0};
+        void *args[2] = {in, &out};
+        begin(LOOP_ROW, 0, 1);
+        store(1, ETCH_F32, "0", reduce(REDUCE_SUM, ETCH_F32, load(0, ETCH_F32, "1")));
+        loaded_kernel *l = get(&K);
+        etch__kernel_entry(l)(args, dims, NULL, 0, 1);
+        etch__kernel_release(l);
+        assert_true(out == 0 && (signbit(out) != 0) == (n > 0));
+    }
+}
+
+/* ---- the process's state, the bytes --------------------------------------------------------------- */
+
+static void test_floating_point_mode(void **unused) {
+    (void)unused;
+    unsigned before = _mm_getcsr() & ~0x3fu; /* but for the sticky flags */
+    begin(LOOP_MAP, 1, 0);
+    int x = load(0, ETCH_F64, "1");
+    store(0, ETCH_F64, "1", op1(0, PRIM_COS, ETCH_F64, op1(0, PRIM_EXP, ETCH_F64, x)));
+    check_1(1000);
+    assert_int_equal(_mm_getcsr() & ~0x3fu, before);
+    volatile float tiny = 1e-40f;
+    assert_true(tiny * 0.5f != 0);
+}
+
+static void test_bytes(void **unused) {
+    (void)unused;
+    static uint8_t bytes[8192], again[8192];
+    static loop_kernel parsed;
+    rich(LOOP_COLUMN, 2, 2, "s1ss", "0s0s", "ssss", "s100");
+    size_t n = etch__loop_serialise(&K, bytes, sizeof bytes);
+    assert_true(n < sizeof bytes);
+    assert_int_equal(etch__loop_serialise(&K, NULL, 0), n);
+    assert_true(etch__loop_parse(bytes, n, &parsed));
+    assert_int_equal(etch__loop_serialise(&parsed, again, sizeof again), n);
+    assert_memory_equal(bytes, again, n);
+    for (size_t cut = 0; cut < n; cut++) assert_false(etch__loop_parse(bytes, cut, &parsed));
+    assert_false(etch__loop_parse(bytes, n + 1, &parsed));
+    int refused = 0;
+    for (int i = 0; i < 20000; i++) {
+        memcpy(again, bytes, n);
+        again[random_bits() % n] ^= (uint8_t)(1u << random_bits() % 8);
+        if (!etch__loop_parse(again, n, &parsed)) refused++;
+        else assert_true(etch__loop_valid(&parsed, NULL));
+    }
+    assert_true(refused > 1000);
+    K.code[3].p.c = 77; /* an unused field is no part of the identity, the name neither */
+    K.name[0] = 'x';
+    assert_int_equal(etch__loop_serialise(&K, again, sizeof again), n);
+    assert_memory_equal(bytes, again, n);
+}
+
+static void refused(const char *word) {
+    const char *why = "";
+    assert_false(etch__loop_valid(&K, &why));
+    if (!strstr(why, word)) fail_msg("'%s' does not say '%s'", why, word);
+}
+
+static void test_validity(void **unused) {
+    (void)unused;
+    begin(LOOP_MAP, 1, 0);
+    int x = load(0, ETCH_I32, "1");
+    assert_true(etch__loop_valid(&K, NULL));
+    op2(0, PRIM_POW, ETCH_I32, x, x), refused("primitive"), K.ncode--;
+    op2(0, PRIM_ADD, ETCH_F32, x, x), refused("type"), K.ncode--;
+    op2(0, PRIM_ADD, ETCH_I32, x, 1), refused("earlier"), K.ncode--;
+    reduce(REDUCE_SUM, ETCH_I32, x), refused("reduced axes"), K.ncode--;
+    instr_of(LOOP_LOAD, 0, ETCH_I32, 0, 9), refused("range"), K.ncode--;
+    instr_of(LOOP_STORE, 0, ETCH_I32, x, 0), refused("kind"), K.ncode--;
+    prim_of(0, PRIM_SCALAR, ETCH_F32, ETCH_F32, 0, 0, 0), refused("scalar"), K.ncode--;
+    K.npar = 9, refused("axes"), K.npar = 1;
+    K.variant = LOOP_COLUMN, refused("disagree");
+    assert_false(etch__loop_can_emit(PRIM_POW, ETCH_I64));
+    assert_true(etch__loop_can_emit(PRIM_POW, ETCH_F64));
+}
+
+static void test_text(void **unused) {
+    (void)unused;
+    rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
+    char *text = etch__loop_text(&K);
+    assert_non_null(text);
+    assert_non_null(strstr(text, ": row, 1 + 1 axes\n"));
+    assert_non_null(strstr(text, "  @0: load f32 [s|1]\n"));
+    assert_non_null(strstr(text, "reduce sum f32 %"));
+    etch__free(text);
+}
+
+static int run_suite(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_bytes),           cmocka_unit_test(test_validity),
+        cmocka_unit_test(test_text),            cmocka_unit_test(test_map_sizes),
+        cmocka_unit_test(test_map_primitives),  cmocka_unit_test(test_map_conversions),
+        cmocka_unit_test(test_map_halves),      cmocka_unit_test(test_round_f16_bits),
+        cmocka_unit_test(test_map_vector_calls), cmocka_unit_test(test_map_scalars),
+        cmocka_unit_test(test_map_strides),     cmocka_unit_test(test_map_many_axes),
+        cmocka_unit_test(test_map_in_place),    cmocka_unit_test(test_row_sizes),
+        cmocka_unit_test(test_row_shapes),      cmocka_unit_test(test_column_sizes),
+        cmocka_unit_test(test_column_shapes),   cmocka_unit_test(test_reduce_types),
+        cmocka_unit_test(test_signed_zero),     cmocka_unit_test(test_floating_point_mode),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
+
+/* Each instruction set in a process of its own: it is chosen once. */
+int main(void) {
+    static const char *const sets[] = {"baseline", "avx2", "avx512"};
+    char dir[] = "/tmp/etch-test-XXXXXX";
+    int failed = 0;
+    if (!mkdtemp(dir)) return 1;
+    setenv("ETCH_CACHE_DIR", dir, 1);
+    for (int i = 0; i < COUNT_OF(sets); i++) {
+        pid_t child = fork();
+        if (child == 0) {
+            setenv("ETCH_CPU_ISA", sets[i], 1);
+            int bad = run_suite();
+            etch__jit_shutdown();
+            exit(bad);
+        }
+        int status = 1;
+        waitpid(child, &status, 0);
+        failed += status != 0;
+    }
+    etch__remove_tree(dir);
+    return failed != 0;
+}
