@@ -19,7 +19,7 @@ bench:
 '
 status=0
 while IFS=: read -r folder allowed; do
-    [ -n "$folder" ] && [ -d "$folder" ] || continue
+    if [ -z "$folder" ] || [ ! -d "$folder" ]; then continue; fi
     while IFS=: read -r file line text; do
         path=$(sed -E 's/^[^"]*"([^"]+)".*/\1/' <<<"$text")
         case $path in
