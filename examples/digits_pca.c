@@ -100,7 +100,8 @@ static double run_once(etch_function *f, etch_tensor *const in[2], double values
         etch_status status =
             f ? etch_call_n(f, in, 2, out, COMPONENTS) : pca(NULL, in, 2, out, COMPONENTS);
         elapsed = status == ETCH_OK ? now_ms() - start : -1;
-        for (int k = 0; k < COMPONENTS; k++) values[k] = status == ETCH_OK ? etch_item(out[k]) : NAN;
+        for (int k = 0; k < COMPONENTS; k++)
+            values[k] = status == ETCH_OK ? etch_item(out[k]) : NAN;
     }
     return elapsed;
 }
@@ -147,7 +148,8 @@ int main(int argc, char **argv) {
     const char *path = argc > 1 ? argv[1] : "examples/data/digits.csv.gz";
     static double pixels[ROWS * PIXELS];
     if (!read_pixels(path, pixels)) {
-        fprintf(stderr, "digits_pca: %s: not readable as %d rows of %d pixels\n", path, ROWS, PIXELS);
+        fprintf(stderr, "digits_pca: %s: not readable as %d rows of %d pixels\n", path, ROWS,
+                PIXELS);
         return 1;
     }
     etch_function *f = etch_compile(pca);

@@ -55,7 +55,8 @@ static bool run_size(int64_t n) {
         etch_tensor *recorded = etch_call(f, in.x, in.w);
         row.first_call_ms = now_ms() - start;
         etch_tensor *compiled = etch_call(f, in.x, in.w);
-        row.equal = etch_bitwise_equal(expected, recorded) && etch_bitwise_equal(expected, compiled);
+        row.equal =
+            etch_bitwise_equal(expected, recorded) && etch_bitwise_equal(expected, compiled);
 
         double eager[5], fast[5];
         for (int i = 0; i < 5; i++) eager[i] = time_call(NULL, in), fast[i] = time_call(f, in);
