@@ -47,7 +47,7 @@ static etch_tensor *eigenvalue(etch_tensor *c, etch_tensor *v) {
 }
 
 /* c without the component (value, v). */
-static etch_tensor *deflate(etch_tensor *c, etch_tensor *value, etch_tensor *v) {
+static etch_tensor *without(etch_tensor *c, etch_tensor *value, etch_tensor *v) {
     etch_tensor *column = etch_unsqueeze(v, 1);
     etch_tensor *row = etch_unsqueeze(v, 0);
     etch_tensor *outer = etch_mul(column, row);
@@ -63,7 +63,7 @@ static etch_status pca(void *ctx, etch_tensor *const *in, int nin, etch_tensor *
         etch_tensor *v = leading_vector(c, in[1]);
         out[k] = eigenvalue(c, v);
         if (!out[k]) return etch_last_status();
-        c = deflate(c, out[k], v);
+        c = without(c, out[k], v);
     }
     return ETCH_OK;
 }
