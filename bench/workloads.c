@@ -3,6 +3,7 @@
 #include "bench.h"
 
 #include <math.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,12 +100,41 @@ static void run_products(void *ctx, int64_t calls) {
     }
 }
 
+enum { MAX_COPIERS = 64 };
+
+/* One thread's part of a copy. */
+typedef struct part {
+    pthread_t thread;
+    char *to;
+    const char *from;
+    size_t bytes;
+    int64_t calls;
+} part;
+
+static void *copy_part(void *arg) {
+    part *p = arg;
+    for (int64_t i = 0; i < p->calls; i++) {
+        memcpy(p->to, p->from, p->bytes);
+        __asm__ volatile("" : : "r"(p->to) : "memory");
+    }
+    return NULL;
+}
+
+/* The same number of threads as the library uses, each with its own range. */
 static void run_copy(void *ctx, int64_t calls) {
     job *j = ctx;
-    for (int64_t i = 0; i < calls; i++) {
-        memcpy(j->to, j->from, j->bytes);
-        __asm__ volatile("" : : "r"(j->to) : "memory");
+    part parts[MAX_COPIERS];
+    int n = etch_num_threads();
+    if (n > MAX_COPIERS) n = MAX_COPIERS;
+    for (int i = 0; i < n; i++) {
+        size_t begin = j->bytes * (size_t)i / (size_t)n,
+               end = j->bytes * (size_t)(i + 1) / (size_t)n;
+        parts[i] = (part){0, j->to + begin, j->from + begin, end - begin, calls};
     }
+    for (int i = 1; i < n; i++)
+        if (pthread_create(&parts[i].thread, NULL, copy_part, &parts[i]) != 0) bench_fail("copy");
+    copy_part(&parts[0]);
+    for (int i = 1; i < n; i++) pthread_join(parts[i].thread, NULL);
 }
 
 /* First call of the compiled function, in milliseconds; checks it against the eager result. */
@@ -117,8 +147,7 @@ static double first_call(job *j, const char *workload) {
         elapsed = bench_now_us() - start;
         etch_tensor *compiled = etch_call(j->f, j->x, j->y);
         if (!compiled) bench_fail(workload);
-        if (!etch_bitwise_equal(expected, compiled))
-            fprintf(stderr, "%s: compiled result differs from eager\n", workload);
+        if (!etch_bitwise_equal(expected, compiled)) bench_fail("compiled differs from eager");
     }
     return elapsed * 1e-3;
 }
@@ -143,9 +172,7 @@ static void run_row(const char *workload, etch_fn2 body, job *j, size_t copy_byt
         j->bytes = copy_bytes, j->from = calloc(1, copy_bytes), j->to = malloc(copy_bytes);
         if (!j->from || !j->to) bench_fail("copy buffers");
         memset(j->from, 1, copy_bytes), memset(j->to, 2, copy_bytes);
-        /* One thread: the copy says what one core moves. */
-        row.variants[row.count++] =
-            (bench_variant){.name = "copy", .run = run_copy, .ctx = j, .threads = 1};
+        row.variants[row.count++] = (bench_variant){.name = "copy", .run = run_copy, .ctx = j};
     }
     bench_measure(&row);
     etch_function_free(j->f);
@@ -153,11 +180,10 @@ static void run_row(const char *workload, etch_fn2 body, job *j, size_t copy_byt
     j->from = j->to = NULL;
 }
 
-/* Bytes that a row must move at least, for n elements an operand: operands and results. */
 typedef struct pointwise {
     const char *name;
     etch_fn2 body;
-    int arrays; /* read or written once each */
+    size_t arrays; /* read or written once each */
 } pointwise;
 
 static const pointwise pointwise_rows[] = {
@@ -166,13 +192,13 @@ static const pointwise pointwise_rows[] = {
 };
 
 static void bench_pointwise(int64_t n) {
-    for (size_t i = 0; i < sizeof pointwise_rows / sizeof pointwise_rows[0]; i++) {
-        const pointwise *p = &pointwise_rows[i];
-        if (!bench_selected(p->name)) continue;
-        ETCH_SCOPE {
-            job j = {.x = etch_randn(ETCH_F32, ETCH_SHAPE(n, n)),
-                     .y = etch_randn(ETCH_F32, ETCH_SHAPE(n, n))};
-            run_row(p->name, p->body, &j, (size_t)(n * n) * sizeof(float) * (size_t)p->arrays / 2);
+    ETCH_SCOPE {
+        job j = {.x = etch_randn(ETCH_F32, ETCH_SHAPE(n, n)),
+                 .y = etch_randn(ETCH_F32, ETCH_SHAPE(n, n))};
+        size_t array = (size_t)(n * n) * sizeof(float);
+        for (size_t i = 0; i < sizeof pointwise_rows / sizeof pointwise_rows[0]; i++) {
+            const pointwise *p = &pointwise_rows[i];
+            if (bench_selected(p->name)) run_row(p->name, p->body, &j, array * p->arrays / 2);
         }
     }
 }

@@ -17,6 +17,19 @@ export PKG_CONFIG_PATH=$pc
 wanted=eager
 if [ -n "$(find "$work/etch" -name etch-jit)" ]; then wanted=compiled; fi
 
+# Public symbols only: the shared library exports every function of the headers and nothing else, the
+# static one defines no name outside etch_ that could clash with a program's own.
+nm -D --defined-only "$lib/libetch.so" | awk '$2 ~ /[TDRBVW]/ { print $3 }' | sort >"$work/exported"
+if grep -vE '^(etch_[^_]|ETCH_)' "$work/exported"; then echo "symbols: exported by mistake"; exit 1; fi
+for name in $(sed -nE 's/^ETCH_API .*[ *](etch_[a-z0-9_]+)\(.*/\1/p' "$work"/etch/include/etch/*.h); do
+    grep -qx "$name" "$work/exported" || { echo "symbols: $name is declared, not defined"; exit 1; }
+done
+if nm -g --defined-only "$lib/libetch.a" | awk 'NF == 3 { print $3 }' | grep -vE '^(etch_|ETCH_)'; then
+    echo "symbols: the static library defines names outside etch_"
+    exit 1
+fi
+echo "symbols: ok ($(wc -l <"$work/exported") public)"
+
 # check NAME PROGRAM [HELPER]: it prints the right sum, from a plan, from compiled code if it can be.
 check() {
     local got
