@@ -3,9 +3,16 @@
 
 include(CMakePackageConfigHelpers)
 
-# What a static program links besides libetch, by name: the names on the build machine's disk
+# What a static program links besides libetch, by name: the paths of the build machine
 # (ETCH_LINK_LIBRARIES) would tie the installed package to it.
-set(ETCH_LINK_NAMES dnnl openblas pthreadpool xxhash dw mvec m dl)
+set(ETCH_LINK_NAMES "")
+foreach(library ${ETCH_LINK_LIBRARIES})
+  if(NOT library STREQUAL "Threads::Threads")
+    get_filename_component(name ${library} NAME_WE)
+    string(REGEX REPLACE "^lib" "" name ${name})
+    list(APPEND ETCH_LINK_NAMES ${name})
+  endif()
+endforeach()
 set_target_properties(etch_shared PROPERTIES EXPORT_NAME etch)
 set_target_properties(etch_static PROPERTIES EXPORT_NAME etch_static INTERFACE_LINK_LIBRARIES
   "$<BUILD_INTERFACE:${ETCH_LINK_LIBRARIES}>;$<INSTALL_INTERFACE:${ETCH_LINK_NAMES};Threads::Threads>")
@@ -16,10 +23,7 @@ install(FILES ${ETCH_GENERATED}/etch/ops.h DESTINATION ${CMAKE_INSTALL_INCLUDEDI
 install(TARGETS etch_shared etch_static EXPORT etchTargets
   LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
   ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-if(TARGET etch-jit)
-  # The library looks for it relative to its own place: see ETCH_JIT.
-  install(TARGETS etch-jit RUNTIME DESTINATION ${CMAKE_INSTALL_LIBEXECDIR}/etch)
-endif()
+# The helper is installed where it is built: the library looks for it relative to its own place.
 
 set(ETCH_CMAKE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/etch)
 install(EXPORT etchTargets NAMESPACE etch:: DESTINATION ${ETCH_CMAKE_DIR})

@@ -128,6 +128,7 @@ static bool run(etch_function *f, const double *pixels, table_row *row) {
         etch_tensor *start = etch_full(ETCH_F64, ETCH_SHAPE(PIXELS), 0.125);
         etch_tensor *const in[2] = {x, start};
         run_once(NULL, in, expected);
+        int64_t kernels_before = etch_counters().kernels;
         row->first_call_ms = run_once(f, in, values);
         row->equal = same(expected, values);
         for (int i = 0; i < 5; i++) {
@@ -137,6 +138,7 @@ static bool run(etch_function *f, const double *pixels, table_row *row) {
             row->breaks = etch_function_counters(f).graph_breaks - before;
             row->equal = row->equal && same(expected, values);
         }
+        row->kernels = etch_counters().kernels - kernels_before;
     }
     row->eager_ms = median_of_5(eager), row->compiled_ms = median_of_5(fast);
     table_print(row);

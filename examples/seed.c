@@ -51,9 +51,11 @@ static bool run_size(int64_t n) {
     ETCH_SCOPE {
         inputs in = make_inputs(n);
         etch_tensor *expected = step(in.x, in.w);
+        int64_t kernels_before = etch_counters().kernels;
         double start = now_ms();
         etch_tensor *recorded = etch_call(f, in.x, in.w);
         row.first_call_ms = now_ms() - start;
+        row.kernels = etch_counters().kernels - kernels_before;
         etch_tensor *compiled = etch_call(f, in.x, in.w);
         row.equal =
             etch_bitwise_equal(expected, recorded) && etch_bitwise_equal(expected, compiled);
