@@ -1,0 +1,60 @@
+/* The benchmark's own small frame: a clock, interleaved rounds, rows of CSV.
+ *
+ * On a shared machine only ratios taken at one time count. So the variants of a row take turns:
+ * each of five rounds runs every variant once, long enough to be timed, and the medians are
+ * printed. */
+#ifndef ETCH_BENCH_H
+#define ETCH_BENCH_H
+
+#include <etch/etch.h>
+
+enum { BENCH_ROUNDS = 5, BENCH_MAX_VARIANTS = 6 };
+
+/* One way to do a row's work. run does it `calls` times. */
+typedef struct bench_variant {
+    const char *name;
+    void (*run)(void *ctx, int64_t calls);
+    void *ctx;
+    double first_call_ms; /* 0: not printed */
+    int threads;          /* 0: the benchmark's setting */
+    double median_us;     /* result */
+} bench_variant;
+
+typedef struct bench_row {
+    const char *workload, *size;
+    double divisor; /* microseconds are divided by it, e.g. operators a call; 0: 1 */
+    bench_variant variants[BENCH_MAX_VARIANTS];
+    int count;
+} bench_row;
+
+double bench_now_us(void);
+double bench_median(double *values, int n);
+/* Measures all variants in turns and prints a line for each; speedup is the first one's median over
+ * the line's own. */
+void bench_measure(bench_row *row);
+/* Prints one line whose figure was measured elsewhere. */
+void bench_print(const char *workload, const char *size, int threads, const char *variant,
+                 double median_us, double first_call_ms, double speedup);
+/* Whether the names given on the command line (none: all) select this workload. */
+bool bench_selected(const char *workload);
+/* Ends the program with the library's last error. */
+_Noreturn void bench_fail(const char *what);
+
+/* One file each. */
+void bench_workloads(void); /* whole functions, eager beside compiled beside a bound */
+void bench_scaling(void);   /* two threads against one */
+void bench_overheads(void); /* what a call and an operator cost */
+void bench_cold(const char *self);
+int bench_cold_child(int64_t n); /* a fresh process: prints compile and first-call microseconds */
+
+/* The seed program, used by several files. */
+etch_tensor *bench_seed(etch_tensor *x, etch_tensor *w);
+etch_tensor *bench_chain(etch_tensor *x, etch_tensor *y);
+etch_tensor *bench_allsum(etch_tensor *x, etch_tensor *y);
+/* A random n x n matrix divided by the root of n. */
+etch_tensor *bench_scaled(int64_t n);
+
+/* bare_cursor.c: `calls` walks over a 25-operator trace, nothing but the compares. */
+void bench_bare_cursor(void *ctx, int64_t calls);
+
+#endif

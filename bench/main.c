@@ -1,0 +1,62 @@
+/* etch_bench [--threads N] [NAME...]: CSV of all rows whose workload contains a NAME.
+ *
+ * Kernels are compiled into a cache folder of this run's own, so that first_call_ms is a compile
+ * and not a hit of an earlier run. */
+#include "bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static char **names;
+static int name_count;
+
+bool bench_selected(const char *workload) {
+    for (int i = 0; i < name_count; i++)
+        if (strstr(workload, names[i])) return true;
+    return name_count == 0;
+}
+
+void bench_fail(const char *what) {
+    fprintf(stderr, "etch_bench: %s: %s\n", what, etch_last_error());
+    exit(1);
+}
+
+/* Starts this program again with a new cache folder in the environment, and removes the folder
+ * afterwards: the library reads its environment once, maybe before main. */
+static int run_with_own_cache(char **argv) {
+    char directory[] = "/tmp/etch-bench-XXXXXX", command[4200];
+    if (!mkdtemp(directory)) bench_fail("mkdtemp");
+    setenv("ETCH_CACHE_DIR", directory, 1);
+    setenv("ETCH_BENCH_CACHE", directory, 1);
+    pid_t child = fork();
+    if (child == 0) {
+        execv("/proc/self/exe", argv);
+        _exit(127);
+    }
+    int status = -1;
+    if (child > 0) waitpid(child, &status, 0);
+    snprintf(command, sizeof command, "rm -rf '%s'", directory);
+    if (system(command) != 0) fprintf(stderr, "etch_bench: could not remove %s\n", directory);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
+}
+
+int main(int argc, char **argv) {
+    if (argc == 3 && strcmp(argv[1], "--cold-child") == 0) return bench_cold_child(atoll(argv[2]));
+    if (!getenv("ETCH_BENCH_CACHE")) return run_with_own_cache(argv);
+    int threads = 1, first = 1;
+    if (argc > 2 && strcmp(argv[1], "--threads") == 0) threads = atoi(argv[2]), first = 3;
+    if (etch_set_num_threads(threads) != ETCH_OK) bench_fail("--threads");
+    names = argv + first, name_count = argc - first;
+
+    char self[4096] = {0};
+    if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
+    printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup\n");
+    bench_overheads();
+    bench_cold(self);
+    bench_workloads();
+    bench_scaling();
+    return 0;
+}

@@ -1,0 +1,74 @@
+/* Timing in interleaved rounds, and the CSV. */
+#include "bench.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static const double sample_us = 10000; /* a timed sample lasts at least this long */
+
+double bench_now_us(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
+}
+
+static int compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+double bench_median(double *values, int n) {
+    qsort(values, (size_t)n, sizeof *values, compare);
+    return n % 2 ? values[n / 2] : (values[n / 2 - 1] + values[n / 2]) / 2;
+}
+
+/* Microseconds for `calls` calls, on the variant's number of threads. */
+static double run_timed(bench_variant *v, int64_t calls) {
+    int before = etch_num_threads();
+    if (v->threads) etch_set_num_threads(v->threads);
+    double start = bench_now_us();
+    v->run(v->ctx, calls);
+    double elapsed = bench_now_us() - start;
+    if (v->threads) etch_set_num_threads(before);
+    return elapsed;
+}
+
+/* Calls that fill a sample. Warms the variant up on the way. */
+static int64_t calibrate(bench_variant *v) {
+    int64_t calls = 1;
+    run_timed(v, 1);
+    for (;;) {
+        double elapsed = run_timed(v, calls);
+        if (elapsed >= sample_us) return calls;
+        double factor = elapsed > 0 ? sample_us / elapsed * 1.2 : 16;
+        calls = factor > 16 ? calls * 16 : (int64_t)((double)calls * factor) + 1;
+    }
+}
+
+void bench_print(const char *workload, const char *size, int threads, const char *variant,
+                 double median_us, double first_call_ms, double speedup) {
+    printf("%s,%s,f32,cpu,%d,%s,%.4f,", workload, size, threads, variant, median_us);
+    if (first_call_ms > 0) printf("%.2f", first_call_ms);
+    printf(",");
+    if (speedup > 0) printf("%.2f", speedup);
+    printf("\n");
+    fflush(stdout);
+}
+
+void bench_measure(bench_row *row) {
+    double times[BENCH_MAX_VARIANTS][BENCH_ROUNDS];
+    int64_t calls[BENCH_MAX_VARIANTS];
+    for (int v = 0; v < row->count; v++) calls[v] = calibrate(&row->variants[v]);
+    for (int r = 0; r < BENCH_ROUNDS; r++) {
+        for (int v = 0; v < row->count; v++)
+            times[v][r] = run_timed(&row->variants[v], calls[v]) / (double)calls[v];
+    }
+    double divisor = row->divisor > 0 ? row->divisor : 1;
+    for (int i = 0; i < row->count; i++) {
+        bench_variant *v = &row->variants[i];
+        v->median_us = bench_median(times[i], BENCH_ROUNDS) / divisor;
+        bench_print(row->workload, row->size, v->threads ? v->threads : etch_num_threads(), v->name,
+                    v->median_us, v->first_call_ms, row->variants[0].median_us / v->median_us);
+    }
+}
