@@ -29,6 +29,8 @@ void *etch__malloc(size_t bytes) {
     return checked(allocation_fails() ? NULL : malloc(bytes ? bytes : 1), bytes);
 }
 
+void *etch__quiet_malloc(size_t bytes) { return malloc(bytes ? bytes : 1); }
+
 void *etch__calloc(size_t count, size_t size) {
     void *p = allocation_fails() ? NULL : calloc(count ? count : 1, size ? size : 1);
     return checked(p, count * size);

@@ -20,6 +20,8 @@ void *etch__malloc(size_t bytes);
 void *etch__calloc(size_t count, size_t size);
 void *etch__realloc(void *p, size_t bytes);
 void etch__free(void *p);
+/* As malloc, for what can be done without: its failure sets no error. */
+void *etch__quiet_malloc(size_t bytes);
 char *etch__strdup(const char *s);
 /* Tests: the n-th allocation from now (0: the next) fails, once. n < 0 switches it off. Returns how
  * many allocations were asked for since the last call. */

@@ -1,15 +1,15 @@
-/* The process's counters. Operators are counted by each thread for itself: a locked add would cost
+/* The process's counters. Operators and launches are counted by each thread for itself: a locked add would cost
  * more than the rest of a small operator. */
 #include <etch/debug.h>
 
 #include "core/dispatch.h"
 
 counters etch__counters;
-static _Atomic int64_t operators_at_reset;
+static thread_counts at_reset;
 
 #define COUNTER(name) +1
 enum {
-    COUNTERS = 1 /* operators */
+    COUNTERS = 3 /* kernel_launches, library_calls, operators */
 #include "core/counters.def"
 };
 #undef COUNTER
@@ -23,7 +23,10 @@ etch_counters_t etch_counters(void) {
     c.name = sum.name + atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
 #include "core/counters.def"
 #undef COUNTER
-    c.operators = etch__thread_counts().operators - operators_at_reset;
+    thread_counts now = etch__thread_counts();
+    c.kernel_launches = now.kernel_launches - at_reset.kernel_launches;
+    c.library_calls = now.library_calls - at_reset.library_calls;
+    c.operators = now.operators - at_reset.operators;
     return c;
 }
 
@@ -32,5 +35,5 @@ void etch_counters_reset(void) {
 #include "core/counters.def"
 #undef COUNTER
     etch__trace_hooks.reset_counts();
-    operators_at_reset = etch__thread_counts().operators;
+    at_reset = etch__thread_counts();
 }

@@ -7,25 +7,35 @@ etch_tensor *const ETCH_NONE = &none;
 
 /* ---- life ------------------------------------------------------------------------------------ */
 
-etch_tensor *etch__tensor_alloc(void) {
-    etch_tensor *t = etch__malloc(sizeof *t);
-    if (!t) return NULL;
-    memset(t, 0, offsetof(etch_tensor, size));
-    atomic_store_explicit(&t->refs, 1, memory_order_relaxed);
-    t->magic = TENSOR_ALIVE;
-    etch__tls.counts.tensors++;
-    return t;
+/* Handles come and go with every operator, so each thread keeps some of the dead ones. */
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__)
+enum { SPARE_HANDLES = 64 };
+
+static etch_tensor *take_handle(void) {
+    etch_thread *thread = &etch__tls;
+    if (likely(thread->nspare > 0)) return thread->spare[--thread->nspare];
+    return etch__malloc(sizeof(etch_tensor));
 }
 
-#ifdef NDEBUG
-static void free_handle(etch_tensor *t) { etch__free(t); }
-#else
+static void free_handle(etch_tensor *t) {
+    etch_thread *thread = &etch__tls;
+    t->magic = TENSOR_DEAD;
+    if (unlikely(!thread->spare))
+        thread->spare = etch__quiet_malloc(SPARE_HANDLES * sizeof *thread->spare);
+    if (likely(thread->spare && thread->nspare < SPARE_HANDLES)) thread->spare[thread->nspare++] = t;
+    else etch__free(t);
+}
+#endif
+
+#if !defined(NDEBUG) || defined(__SANITIZE_ADDRESS__)
 /* Debug builds keep the last dead handles, so that using one is an error and not a crash. */
 #include <pthread.h>
 enum { QUARANTINE = 4096 };
 static pthread_mutex_t dead_lock = PTHREAD_MUTEX_INITIALIZER;
 static etch_tensor *dead[QUARANTINE];
 static int next_dead;
+
+static etch_tensor *take_handle(void) { return etch__malloc(sizeof(etch_tensor)); }
 
 static void free_handle(etch_tensor *t) {
     t->magic = TENSOR_DEAD;
@@ -41,6 +51,16 @@ __attribute__((destructor)) static void empty_quarantine(void) {
     for (int i = 0; i < QUARANTINE; i++) etch__free(dead[i]), dead[i] = NULL;
 }
 #endif
+
+etch_tensor *etch__tensor_alloc(void) {
+    etch_tensor *t = take_handle();
+    if (!t) return NULL;
+    memset(t, 0, offsetof(etch_tensor, size));
+    atomic_store_explicit(&t->refs, 1, memory_order_relaxed);
+    t->magic = TENSOR_ALIVE;
+    etch__tls.counts.tensors++;
+    return t;
+}
 
 void etch__tensor_destroy(etch_tensor *t) {
     if (unlikely(!etch__tls.registered)) etch__thread_register();

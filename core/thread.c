@@ -15,14 +15,19 @@ static void add_counts(thread_counts *sum, const thread_counts *c) {
     sum->tensors += c->tensors;
     sum->operators += c->operators;
     sum->allocations += c->allocations;
+    sum->kernel_launches += c->kernel_launches;
+    sum->library_calls += c->library_calls;
 }
 
 /* Runs at the end of a thread: what its scopes still own dies with it. */
 static void thread_ends(void *p) {
     etch_thread *t = p;
     etch_scope_end(0);
+    while (t->nspare) etch__free(t->spare[--t->nspare]);
+    etch__free(t->spare);
     etch__free(t->items);
     etch__free(t->scope_start);
+    t->spare = NULL;
     t->items = NULL, t->scope_start = NULL;
     t->items_cap = t->scopes_cap = 0;
     pthread_mutex_lock(&lock);

@@ -9,7 +9,7 @@
 /* Counts kept per thread, because a locked add per operator would cost more than the rest. Written by
  * the owner only, read by etch__thread_counts while they move. */
 typedef struct thread_counts {
-    int64_t tensors, operators, allocations;
+    int64_t tensors, operators, allocations, kernel_launches, library_calls;
 } thread_counts;
 
 typedef struct etch_thread {
@@ -34,6 +34,9 @@ typedef struct etch_thread {
     etch_status status;
     const void *error_site;
     char error[1024];
+
+    etch_tensor **spare; /* dead handles for reuse (core/tensor.c) */
+    int nspare;
 
     thread_counts counts;
     struct etch_thread *next;

@@ -174,7 +174,13 @@ void etch_reset(etch_function *f) {
 }
 
 bool etch__disabled(const etch_function *f) {
-    return f->options.disable || etch__param_int(PARAM_COMPILE_DISABLE);
+    static atomic_schar everywhere = -1; /* ETCH_COMPILE_DISABLE, asked for once */
+    signed char off = atomic_load_explicit(&everywhere, memory_order_relaxed);
+    if (unlikely(off < 0)) {
+        off = etch__param_int(PARAM_COMPILE_DISABLE) != 0;
+        atomic_store_explicit(&everywhere, off, memory_order_relaxed);
+    }
+    return off || f->options.disable;
 }
 
 /* ---- calling the body

@@ -85,14 +85,40 @@ bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
 /* ---- giving up ---------------------------------------------------------------------------------
  */
 
-/* A matched node's handle stays with the walk if nobody else holds it and it is still unused. */
+/* A fresh deferred handle for a node; the walk has one count of it. */
+static etch_tensor *deferred_handle(walk *w, const tensor_meta *meta, int32_t value) {
+    etch_tensor *h = etch__tensor_alloc();
+    if (!h) return NULL;
+    etch__apply_meta(h, meta);
+    h->deferred = 1;
+    h->owner = w;
+    h->value = value;
+    return h;
+}
+
+/* A deferred handle like one that was used. A view's offset is set when it gets its storage. */
+static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
+    etch_tensor *h = etch__tensor_alloc();
+    if (!h) return NULL;
+    size_t meta = offsetof(etch_tensor, size);
+    memcpy((char *)h + meta, (const char *)used + meta, sizeof *h - meta);
+    h->dtype = used->dtype, h->ndim = used->ndim;
+    h->numel = used->numel, h->contiguous = used->contiguous;
+    h->deferred = 1;
+    h->owner = w;
+    h->value = used->value;
+    return h;
+}
+
+/* A matched node's handle stays with the walk if nobody else holds it and it is still unused; else a
+ * new one takes its place, so that the next walk finds it ready (or makes it, if memory is short). */
 static void give_up_handle(walk *w, int32_t id) {
     etch_tensor *h = w->c.handle[id];
     if (!h) return;
     if (h->deferred && !h->failed && atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
         return;
-    w->c.handle[id] = NULL;
     h->owner = NULL;
+    w->c.handle[id] = fresh_handle(w, h);
     etch_release(h);
 }
 
@@ -191,17 +217,6 @@ static trace_node *find_match(const walk *w, const op_call *call) {
             if (n->c.key != CURSOR_END && (n->ncaptures > 0) == captures && fits(w, n, call))
                 return n;
     return NULL;
-}
-
-/* A fresh deferred handle for a node; the walk has one count of it. */
-static etch_tensor *deferred_handle(walk *w, const tensor_meta *meta, int32_t value) {
-    etch_tensor *h = etch__tensor_alloc();
-    if (!h) return NULL;
-    etch__apply_meta(h, meta);
-    h->deferred = 1;
-    h->owner = w;
-    h->value = value;
-    return h;
 }
 
 static etch_tensor *handle_of(walk *w, const trace_node *n) {
