@@ -54,33 +54,46 @@ static bool fill_recorded_alias(walk *w) {
 /* ---- late use (rule 6)
  * ---------------------------------------------------------------------------- */
 
-/* Evaluates what is live and still deferred of an ended segment; its leaf learns that it is wanted.
- */
-static void late_use(run *r, walk *w) {
-    if (!w->pending) return;
-    w->pending = false;
-    if (!etch__walk_path(w)) return;
+static bool has_live_deferred(const walk *w) {
+    for (int i = 0; i < w->leaf->nsteps; i++) {
+        const etch_tensor *h = w->c.value[w->leaf->steps[i].out];
+        if (h->deferred && atomic_load_explicit(&h->refs, memory_order_acquire) > 1) return true;
+    }
+    return false;
+}
+
+/* Its leaf learns that a value is wanted after the segment: t, or (NULL) all that is live. */
+static void want_late(run *r, walk *w, const etch_tensor *t) {
     trace_leaf *leaf = w->leaf;
-    bool any = false;
     pthread_mutex_lock(&r->f->lock);
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
-        if (!h->deferred || atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
-        any = leaf->stale = true;
+        bool live = atomic_load_explicit(&h->refs, memory_order_acquire) > 1;
+        if (leaf->want[v] || (t ? h != t : !h->deferred || !live)) continue;
         leaf->want[v] = 1;
+        leaf->stale = w->recompile = true;
     }
     pthread_mutex_unlock(&r->f->lock);
-    if (!any) return;
+}
+
+/* Evaluates all that is live and still deferred of an ended segment. The second time in one run, as in
+ * a loop that breaks, its leaf is compiled again at once; else when the call has ended. */
+static void late_use(run *r, walk *w, const etch_tensor *t) {
+    if (!w->pending) return;
+    w->pending = false;
+    if (!has_live_deferred(w) || !etch__walk_path(w)) return;
+    trace_leaf *leaf = w->leaf;
+    want_late(r, w, t);
     etch__evaluate(w, true);
-    w->recompile = true;
     etch__count_reason(REASON_RECOMPILE_LATE_USE);
     TRACE_COUNT(r->f, late_uses, 1);
     etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
+    if (atomic_exchange(&leaf->late_run, r) == r) etch__compile_leaf(r->f, leaf, w->alias);
 }
 
 static void late_use_all(run *r) {
-    for (walk *w = r->ended; w; w = w->next) late_use(r, w);
+    for (walk *w = r->pending; w; w = w->next) late_use(r, w, NULL);
 }
 
 /* ---- ending a segment
@@ -138,16 +151,34 @@ static void end_matched(run *r, walk *w, const etch_tensor *t) {
     if (etch__walk_to_recording(w, WALK_RECORD)) end_recorded(w, t);
 }
 
+/* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in its
+ * body leaves one every round. */
+static void sweep_pending(run *r) {
+    for (walk **link = &r->pending; *link;) {
+        walk *w = *link;
+        if (w->recompile || (w->pending && has_live_deferred(w))) {
+            link = &w->next;
+            continue;
+        }
+        *link = w->next;
+        r->npending--;
+        etch__walk_recycle(w);
+    }
+    r->sweep_at = 2 * r->npending + 2;
+}
+
 /* The walk has ended: it is kept while its recording or its deferred handles are of use. */
 static void retire_walk(run *r, walk *w) {
     r->walk = NULL;
     STOP_TRACING;
-    if (w->recorded || w->pending) {
-        w->next = r->ended;
-        r->ended = w;
-    } else {
+    if (!w->recorded && !w->pending) {
         etch__walk_recycle(w);
+        return;
     }
+    walk **list = w->recorded ? &r->recorded : &r->pending;
+    if (w->pending && ++r->npending > r->sweep_at) sweep_pending(r);
+    w->next = *list;
+    *list = w;
 }
 
 static void end_segment(run *r, reason_id why, const void *site, const etch_tensor *t) {
@@ -206,7 +237,7 @@ static etch_status trace_read(const etch_tensor *t, reason_id why, const void *s
     if (t && t->deferred && !owner_in(r, t, site)) return ETCH_ERR_DEFERRED_ELSEWHERE;
     etch_status status = break_graph(r, why, site, t, NULL);
     if (status != ETCH_OK) return status;
-    if (t && t->deferred) late_use(r, t->owner);
+    if (t && t->deferred) late_use(r, t->owner, t);
     if (t && t->deferred)
         return etch__error_at(site, ETCH_ERR_INTERNAL, "a deferred tensor was not produced");
     return ETCH_OK;
@@ -261,6 +292,12 @@ static bool touches_exposed(const op_call *call) {
  * ------------------------------------------------------------------------------------------------
  */
 
+/* A tensor that was evaluated late beside another one is used, too. */
+static void want_used(run *r, const etch_tensor *t) {
+    for (walk *w = r->pending; w; w = w->next)
+        if (w == t->owner && w->leaf) want_late(r, w, t);
+}
+
 /* Deferred operands of earlier segments are produced; recordings learn what is used of them. */
 static bool prepare_operands(run *r, const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
@@ -268,11 +305,12 @@ static bool prepare_operands(run *r, const op_call *call) {
         if (t->deferred && t->owner != r->walk) {
             walk *w = owner_in(r, t, call->site);
             if (!w) return false;
-            late_use(r, w);
+            late_use(r, w, t);
             if (!etch__check_handle(t)) return false;
+        } else if (unlikely(t->owner && t->owner != r->walk)) {
+            want_used(r, t);
         }
-        for (walk *w = r->ended; w; w = w->next)
-            if (w->recorded) mark_want(w, t);
+        for (walk *w = r->recorded; w; w = w->next) mark_want(w, t);
     }
     return true;
 }
@@ -304,9 +342,8 @@ static walk *begin_recording(run *r) {
 /* A recording of this very call with the same first operator is published and compiled when it is
  * entered again. */
 static trace_tree *settle_earlier(run *r, const op_call *call) {
-    for (walk *w = r->ended; w; w = w->next)
-        if (w->recorded && !w->published && w->npath && !w->entry &&
-            etch__same_call(w->path[0], call, etch__tls.state)) {
+    for (walk *w = r->recorded; w; w = w->next)
+        if (!w->published && w->npath && !w->entry && etch__same_call(w->path[0], call, etch__tls.state)) {
             settle(r, w);
             return w->tree;
         }
@@ -520,16 +557,19 @@ static void release_captures(walk *w) {
 }
 
 static void settle_all(run *r, bool publish) {
-    for (walk *w = r->ended; w; w = w->next)
-        if (w->mode != WALK_MATCH) release_captures(w);
-    while (r->ended) {
-        walk *w = r->ended;
-        r->ended = w->next;
-        if (publish && w->recorded) {
+    for (walk *w = r->recorded; w; w = w->next) release_captures(w);
+    while (r->pending) {
+        walk *w = r->pending;
+        r->pending = w->next;
+        if (publish && w->recompile) etch__compile_leaf(r->f, w->leaf, w->alias);
+        etch__walk_recycle(w);
+    }
+    while (r->recorded) {
+        walk *w = r->recorded;
+        r->recorded = w->next;
+        if (publish) {
             mark_live(w, WANT_VALUE);
             settle(r, w);
-        } else if (publish && w->recompile) {
-            etch__compile_leaf(r->f, w->leaf, w->alias);
         }
         etch__walk_recycle(w);
     }

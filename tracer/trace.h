@@ -88,7 +88,8 @@ struct trace_leaf {
     bool writes_inputs;
     int recorded; /* recordings in a row */
     int codes;    /* graphs compiled for it */
-    bool stale;   /* `want` has grown since the last compile */
+    _Atomic(const void *) late_run; /* the run that last used one of its values late */
+    bool stale; /* `want` has grown since the last compile */
     _Atomic(segment_code *) code;
     const void *site; /* of the break that ends it */
 };
@@ -182,14 +183,16 @@ typedef struct walk {
     int64_t outputs_cap;
     int32_t *alias;
     int64_t alias_cap;
-    struct walk *next; /* in the run's list of ended walks, newest first */
+    struct walk *next; /* in one of the run's lists, newest first */
 } walk;
 
 typedef struct run {
     etch_function *f;
     generation *gen;
     walk *walk;    /* the segment being walked; NULL between a break and the next operator */
-    walk *ended;   /* earlier segments of this call that are still needed */
+    walk *recorded; /* earlier segments of this call to be published */
+    walk *pending;  /* earlier segments some of whose live handles may still be deferred */
+    int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;    /* the limit is reached: no recording until the segment ends */
     bool poisoned; /* fullgraph failed: nothing deferred may be computed any more */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
