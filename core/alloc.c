@@ -15,6 +15,10 @@ static bool allocation_fails(void) {
     return atomic_fetch_sub(&countdown, 1) == 0;
 }
 
+bool etch__allocations_counted(void) {
+    return atomic_load_explicit(&countdown, memory_order_relaxed) != NEVER;
+}
+
 int64_t etch__fail_allocation(int64_t n) {
     atomic_store(&countdown, n < 0 ? NEVER : n);
     return atomic_exchange(&asked, 0);

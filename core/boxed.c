@@ -9,14 +9,13 @@
 /* ---- finding operators ------------------------------------------------------------------------
  */
 
-static const etch_op *const all[OP_COUNT + 1] = {
-#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags) [OP_##id] = &etch__ops[OP_##id],
-#include "core/ops.def"
-#undef OP
-};
+/* Filled once for the table's own operators; a registered one puts itself behind them. */
+static const etch_op *all[OP_CAPACITY + 1];
 
 const etch_op *const *etch_op_list(int *count) {
-    if (count) *count = OP_COUNT;
+    int n = atomic_load_explicit(&etch__op_count, memory_order_acquire);
+    for (int i = 0; i < n; i++) __atomic_store_n(&all[i], &etch__ops[i], __ATOMIC_RELAXED);
+    if (count) *count = n;
     return all;
 }
 
@@ -33,9 +32,10 @@ const etch_op *etch_op_find(const char *name) {
         return NULL;
     }
     const char *bare = strncmp(name, "aten::", 6) ? name : name + 6;
-    for (int i = 0; i < OP_COUNT; i++)
+    int n = atomic_load_explicit(&etch__op_count, memory_order_acquire);
+    for (int i = 0; i < n; i++)
         if (!strcmp(etch__ops[i].name, bare)) return &etch__ops[i];
-    for (int i = 0; i < OP_COUNT; i++)
+    for (int i = 0; i < n; i++)
         if (in_packet(etch__ops[i].name, bare)) return &etch__ops[i];
     etch__error_at(site, ETCH_ERR_NOT_FOUND, "etch_op_find: no operator \"%s\"", name);
     return NULL;

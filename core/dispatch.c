@@ -2,7 +2,7 @@
 #include "core/dispatch.h"
 
 static layer_handler layers[LAYER_COUNT];
-static op_kernel kernels[OP_COUNT];
+static op_kernel kernels[OP_CAPACITY];
 
 /* Without a tracer linked in, nothing is ever deferred and the hooks do nothing. */
 static etch_status no_read(const etch_tensor *t, reason_id why, const void *site) {

@@ -282,7 +282,7 @@ static bool read_op(reader *r, uint16_t *op) {
     skip(r);
     const char *at = r->at;
     if (!read_word(r, word, sizeof word)) return false;
-    for (int i = 0; i < OP_COUNT; i++)
+    for (int i = 0; i < etch__op_count; i++)
         if (!strcmp(word, etch__ops[i].name)) return *op = (uint16_t)i, true;
     r->at = at;
     return fail(r, "no such operator");

@@ -6,6 +6,7 @@
  * each rule and nothing is formatted unless something is wrong. */
 #include <math.h>
 
+#include "core/mode.h"
 #include "core/rules.h"
 
 shape_text etch__shape_text(int ndim, const int64_t *size) {
@@ -343,6 +344,7 @@ static etch_status absent_operand(const op_call *call, int i) {
 }
 
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
+    if (unlikely(call->op >= OP_COUNT)) return etch__infer_custom(call, out, compute_dtype);
     const op_info *op = &etch__ops[call->op];
     call_dtypes d;
     for (int i = 0; i < call->nin; i++)

@@ -27,7 +27,8 @@ typedef enum op_id {
 #define OP(id, name, schema, cfn, kind, drule, srule, impl, flags) OP_##id,
 #include "core/ops.def"
 #undef OP
-    OP_COUNT
+    OP_COUNT, /* custom operators have numbers from here on */
+    OP_CAPACITY = 1024
 } op_id;
 
 enum {
@@ -36,7 +37,8 @@ enum {
     OPF_RANDOM = 4,
     OPF_CLASS_ALPHA = 8,     /* class 1 when the last scalar equals 1, else 0 */
     OPF_CLASS_EXPONENT = 16, /* an exponent_class of the last scalar */
-    OPF_CLASS_NUMEL = 32     /* the number of elements of an arange */
+    OPF_CLASS_NUMEL = 32,    /* the number of elements of an arange */
+    OPF_EFFECTS = 64         /* custom: does more than compute its result */
 };
 
 typedef enum exponent_class {
@@ -70,6 +72,7 @@ typedef etch_tensor *(*op_composite)(const op_call *call);
 struct etch_op {
     uint16_t id;
     uint8_t kind, drule, srule, flags, nout;
+    _Atomic bool overridden; /* its kernel is the user's: never taken apart or fused */
     int16_t impl; /* REDUCTION: reduce_kind, else -1 */
     op_composite composite;
     const char *name;   /* "add.Tensor" */
@@ -78,7 +81,9 @@ struct etch_op {
 };
 typedef struct etch_op op_info;
 
-extern const op_info etch__ops[OP_COUNT];
+/* The table's operators, then the registered ones. */
+extern op_info etch__ops[OP_CAPACITY];
+extern atomic_int etch__op_count;
 
 /* What inference says about one result. */
 typedef struct tensor_meta {

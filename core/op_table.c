@@ -25,12 +25,15 @@
 #define IMPL_OTHER(impl) -1
 #define IMPL_COMPOSITE(impl) -1
 
-const op_info etch__ops[OP_COUNT] = {
-#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags)                                 \
-    [OP_##                                                                                         \
-        id] = {OP_##id, KIND_##kind,       DRULE_##drule,          SRULE_##srule, OPFLAGS(flags),  \
-               1,       IMPL_##kind(impl), COMPOSITE_##kind(impl), name,          name schema,     \
-               cfn},
+atomic_int etch__op_count = OP_COUNT;
+op_info etch__ops[OP_CAPACITY] = {
+/* clang-format off */
+#define OP(id_, name_, schema_, cfn_, kind_, drule_, srule_, impl_, flags_)                         \
+    [OP_##id_] = {.id = OP_##id_, .kind = KIND_##kind_, .drule = DRULE_##drule_,                     \
+                 .srule = SRULE_##srule_, .flags = OPFLAGS(flags_), .nout = 1,                     \
+                 .impl = IMPL_##kind_(impl_), .composite = COMPOSITE_##kind_(impl_),               \
+                 .name = name_, .schema = name_ schema_, .cfn = cfn_},
+/* clang-format on */
 #define OPFLAGS(flags) (flags)
 #define MAY_FAIL OPF_MAY_FAIL
 #define COMMUTES OPF_COMMUTES
@@ -42,4 +45,4 @@ const op_info etch__ops[OP_COUNT] = {
 #undef OP
 };
 
-static_assert(OP_COUNT < 0xffff, "operator numbers are 16 bits, 0xffff means none");
+static_assert(OP_CAPACITY < 0xffff, "operator numbers are 16 bits, 0xffff means none");

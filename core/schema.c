@@ -16,7 +16,7 @@ static const struct {
     {"bool", ARG_BOOL},
 };
 
-static op_schema schemas[OP_COUNT];
+static op_schema schemas[OP_CAPACITY];
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 const char *etch__arg_type_name(arg_type type) {
@@ -31,7 +31,7 @@ static const char *parse_type(const char *at, schema_arg *a) {
         if (strncmp(at, types[i].name, n)) continue;
         a->type = (uint8_t)types[i].type;
         at += n;
-        if (*at == '(') a->written = at[2] == '!', at = strchr(at, ')') + 1;
+        if (*at == '(') a->written = at[2] == '!', at += strcspn(at, ")"), at += *at == ')';
         return *at == ' ' ? at + 1 : NULL;
     }
     return NULL;
@@ -86,12 +86,17 @@ static bool parse_args(const char *at, op_schema *s) {
     return true;
 }
 
-static void parse_all(void) {
-    for (int i = 0; i < OP_COUNT; i++) {
-        const char *open = strchr(etch__ops[i].schema, '(');
-        if (!open || !parse_args(open + 1, &schemas[i])) schemas[i].nargs = 0;
-    }
+bool etch__schema_parse(const char *schema, op_schema *s) {
+    const char *open = strchr(schema, '(');
+    return open && parse_args(open + 1, s);
 }
+
+static void parse_all(void) {
+    for (int i = 0; i < OP_COUNT; i++)
+        if (!etch__schema_parse(etch__ops[i].schema, &schemas[i])) schemas[i].nargs = 0;
+}
+
+void etch__schema_set(op_id op, const op_schema *s) { schemas[op] = *s; }
 
 const op_schema *etch__schema(op_id op) {
     pthread_once(&once, parse_all);

@@ -13,7 +13,7 @@ enum { SPARE_HANDLES = 64 };
 
 static etch_tensor *take_handle(void) {
     etch_thread *thread = &etch__tls;
-    if (likely(thread->nspare > 0)) return thread->spare[--thread->nspare];
+    if (likely(thread->nspare > 0 && !etch__allocations_counted())) return thread->spare[--thread->nspare];
     return etch__malloc(sizeof(etch_tensor));
 }
 

@@ -27,6 +27,9 @@ static void thread_ends(void *p) {
     etch__free(t->spare);
     etch__free(t->items);
     etch__free(t->scope_start);
+    while (t->nmodes) etch_mode_pop(t->modes[t->nmodes - 1]);
+    etch__free(t->modes);
+    t->modes = NULL, t->modes_cap = 0;
     t->spare = NULL;
     t->items = NULL, t->scope_start = NULL;
     t->items_cap = t->scopes_cap = 0;

@@ -31,6 +31,14 @@ typedef struct etch_thread {
 
     const void *composite_site; /* while a composite runs: the user's call of it, else NULL */
 
+    /* Interceptor modes (core/mode.c): the stack, how many of it are active, below which none may be
+       left now; the call that a handler is handling, and the random scalars it passes on. */
+    etch_mode **modes;
+    int64_t modes_cap;
+    int nmodes, mode_level, mode_floor;
+    const struct op_call *handled;
+    const etch_scalar *replayed;
+
     etch_status status;
     const void *error_site;
     char error[1024];
@@ -47,6 +55,7 @@ extern __thread etch_thread etch__tls
 
 /* The state word: bits 0 grad mode, 1 inference, 2-3 numerics, 4-5 matmul precision, 8-15 default
  * dtype, 16-31 device. */
+#define STATE_INFERENCE 2u
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
 
 /* Puts the calling thread on the list; done by the first scope or handle of a thread. */

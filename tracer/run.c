@@ -5,6 +5,7 @@
  * A segment is matched against the tree of its root if that has compiled code, else recorded. What
  * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
  * when the call has ended well. Rules by number are those of the design's section on the cursor. */
+#include "core/mode.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -51,8 +52,7 @@ static bool fill_recorded_alias(walk *w) {
     return ok;
 }
 
-/* ---- late use (rule 6)
- * ---------------------------------------------------------------------------- */
+/* ---- late use (rule 6) ---- */
 
 static bool has_live_deferred(const walk *w) {
     for (int i = 0; i < w->leaf->nsteps; i++) {
@@ -77,8 +77,8 @@ static void want_late(run *r, walk *w, const etch_tensor *t) {
     pthread_mutex_unlock(&r->f->lock);
 }
 
-/* Evaluates all that is live and still deferred of an ended segment. The second time in one run, as in
- * a loop that breaks, its leaf is compiled again at once; else when the call has ended. */
+/* Evaluates all that is live and still deferred of an ended segment. The second time in one run, as
+ * in a loop that breaks, its leaf is compiled again at once; else when the call has ended. */
 static void late_use(run *r, walk *w, const etch_tensor *t) {
     if (!w->pending) return;
     w->pending = false;
@@ -96,8 +96,7 @@ static void late_use_all(run *r) {
     for (walk *w = r->pending; w; w = w->next) late_use(r, w, NULL);
 }
 
-/* ---- ending a segment
- * -------------------------------------------------------------------------------- */
+/* ---- ending a segment ---- */
 
 static void mark_want(walk *w, const etch_tensor *t) {
     int32_t v = t ? etch__walk_find(w, t) : -1;
@@ -151,8 +150,8 @@ static void end_matched(run *r, walk *w, const etch_tensor *t) {
     if (etch__walk_to_recording(w, WALK_RECORD)) end_recorded(w, t);
 }
 
-/* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in its
- * body leaves one every round. */
+/* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in
+ * its body leaves one every round. */
 static void sweep_pending(run *r) {
     for (walk **link = &r->pending; *link;) {
         walk *w = *link;
@@ -191,8 +190,7 @@ static void end_segment(run *r, reason_id why, const void *site, const etch_tens
     retire_walk(r, w);
 }
 
-/* ---- breaks
- * -------------------------------------------------------------------------------------------- */
+/* ---- breaks ---- */
 
 static etch_status refuse_break(run *r, reason_id why, const void *site, const char *text) {
     const reason_info *reason = &etch__reasons[why];
@@ -249,8 +247,7 @@ etch_status etch_graph_break(const char *why) {
     return break_graph(r, REASON_BREAK_USER, __builtin_return_address(0), NULL, why);
 }
 
-/* ---- exposed memory (rule 8)
- * ------------------------------------------------------------------------------ */
+/* ---- exposed memory (rule 8) ---- */
 
 static void end_exposure(run *r, const etch_storage *s) {
     for (int64_t i = 0; i < r->nexposed; i++) {
@@ -288,9 +285,13 @@ static bool touches_exposed(const op_call *call) {
     return false;
 }
 
-/* ---- operators
- * ------------------------------------------------------------------------------------------------
- */
+/* Why the call must not be deferred, or END_RETURN. */
+static reason_id runs_at_once(const op_call *call) {
+    if (etch__ops[call->op].flags & OPF_EFFECTS) return REASON_BREAK_EFFECTS;
+    return touches_exposed(call) ? REASON_BREAK_EXPOSED : END_RETURN;
+}
+
+/* ---- operators ---- */
 
 /* A tensor that was evaluated late beside another one is used, too. */
 static void want_used(run *r, const etch_tensor *t) {
@@ -333,6 +334,13 @@ static bool limited(run *r, trace_tree *tree) {
     return full;
 }
 
+/* Lets operators match along the walk; under modes (which then allow compiled code) they go the
+ * long way, so that handlers are found. */
+static void follow(walk *w) {
+    bool alone = etch__tls.layers == 1u << LAYER_TRACER;
+    if (w->mode == WALK_MATCH && alone) etch__tls.cursor = &w->c;
+}
+
 static walk *begin_recording(run *r) {
     walk *w = etch__walk_take(r, NULL);
     if (w && r->f->options.fullgraph) w->mode = WALK_SHAPES;
@@ -343,7 +351,8 @@ static walk *begin_recording(run *r) {
  * entered again. */
 static trace_tree *settle_earlier(run *r, const op_call *call) {
     for (walk *w = r->recorded; w; w = w->next)
-        if (!w->published && w->npath && !w->entry && etch__same_call(w->path[0], call, etch__tls.state)) {
+        if (!w->published && w->npath && !w->entry &&
+            etch__same_call(w->path[0], call, etch__tls.state)) {
             settle(r, w);
             return w->tree;
         }
@@ -359,7 +368,7 @@ static walk *begin_segment(run *r, const op_call *call) {
         return r->eager ? NULL : begin_recording(r);
     }
     walk *w = r->walk = etch__walk_take(r, tree);
-    if (w) etch__tls.cursor = etch__tls.layers == 1u << LAYER_TRACER ? &w->c : NULL;
+    if (w) follow(w);
     return w;
 }
 
@@ -405,8 +414,10 @@ static etch_tensor *traced_operator(const op_call *call) {
     run *r = etch__current_run();
     if (!r || r->poisoned) return r ? NULL : etch__run_eager(call);
     if (!prepare_operands(r, call)) return NULL;
-    if (touches_exposed(call)) {
-        etch_status status = break_graph(r, REASON_BREAK_EXPOSED, call->site, NULL, NULL);
+    if (unlikely(etch__mode_entered_since(r->modes))) return run_now(r, call);
+    reason_id now = runs_at_once(call);
+    if (now != END_RETURN) {
+        etch_status status = break_graph(r, now, call->site, NULL, NULL);
         return status == ETCH_OK ? run_now(r, call) : NULL;
     }
     if (r->eager) return run_now(r, call);
@@ -426,8 +437,7 @@ static etch_tensor *traced_operator(const op_call *call) {
     return record(r, w, call);
 }
 
-/* ---- beginning and ending a call
- * ------------------------------------------------------------------------------ */
+/* ---- beginning and ending a call ---- */
 
 static __thread run spare_run;
 static __thread bool spare_run_used;
@@ -440,6 +450,11 @@ static run *take_run(etch_function *f) {
     atomic_fetch_add(&f->refs, 1);
     r->f = f;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
+    if (unlikely(r->gen->epoch !=
+                 atomic_load_explicit(&etch__override_epoch, memory_order_acquire))) {
+        etch_reset(f);
+        r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
+    }
     return r;
 }
 
@@ -485,8 +500,8 @@ static bool enter(run *r, etch_tensor *const *in, int nin) {
     t->guard_scope = r->scope;
     t->run = r;
     t->layers |= 1u << LAYER_TRACER;
-    if (r->walk && r->walk->mode == WALK_MATCH && t->layers == 1u << LAYER_TRACER)
-        t->cursor = &r->walk->c;
+    r->modes = t->nmodes;
+    if (r->walk) follow(r->walk);
     return true;
 }
 
@@ -607,9 +622,7 @@ static void trace_abandon(int64_t mark) {
     give_back_run(r);
 }
 
-/* ---- calling
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- calling ---- */
 
 static etch_status checked_results(etch_function *f, etch_status status, etch_tensor **out,
                                    int nout) {
@@ -689,14 +702,17 @@ static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin
     return false;
 }
 
-static etch_status call_under_mode(etch_function *f, etch_tensor *const *in, int nin,
-                                   etch_tensor **out, int nout) {
+static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch_tensor *const *in,
+                                   int nin, etch_tensor **out, int nout) {
     if (f->options.fullgraph)
         return etch__error(ETCH_ERR_MODE_ACTIVE,
                            "%s: fullgraph = true, but an interceptor mode is "
                            "active; leave the mode first",
                            f->name);
     etch__count_reason(REASON_EAGER_MODE);
+    TRACE_COUNT(f, mode_fallbacks, 1);
+    etch__log(LOG_MODES, "modes: '%s' is active, running %s() uncompiled", etch_mode_name(mode),
+              f->name);
     return call_in_scope(f, in, nin, out, nout);
 }
 
@@ -708,7 +724,8 @@ etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_
     run *r = etch__current_run();
     if (r) return call_nested(r, f, in, nin, out, nout);
     if (etch__disabled(f)) return call_in_scope(f, in, nin, out, nout);
-    if (etch__tls.layers & 1u << LAYER_MODES) return call_under_mode(f, in, nin, out, nout);
+    const etch_mode *mode = etch__tls.mode_level ? etch__blocking_mode() : NULL;
+    if (unlikely(mode)) return call_under_mode(mode, f, in, nin, out, nout);
     for (int i = 0; i < nin; i++)
         if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
     return call_traced(f, in, nin, out, nout);
@@ -719,8 +736,7 @@ etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {
     return etch_call_n(f, in, nin, &out, 1) == ETCH_OK ? out : NULL;
 }
 
-/* ---- where a deferred handle lies
- * --------------------------------------------------------------------------------- */
+/* ---- where a deferred handle lies ---- */
 
 /* The handle over whose storage t will lie: along the views to a result or an input. */
 static const etch_tensor *root_of(const etch_tensor *t) {

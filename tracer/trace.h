@@ -116,6 +116,7 @@ struct trace_tree {
 /* All traces of a function between two resets. */
 struct generation {
     struct generation *next; /* in the function's list of retired ones */
+    uint64_t epoch;          /* of the overrides that its plans know */
     _Atomic(trace_tree *) entries, resumes;
     int ntrees, entry_leaves, graphs;
     _Atomic bool entry_limited;
@@ -195,6 +196,7 @@ typedef struct run {
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;    /* the limit is reached: no recording until the segment ends */
     bool poisoned; /* fullgraph failed: nothing deferred may be computed any more */
+    int modes;      /* how many modes were entered before the call */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;

@@ -2,6 +2,7 @@
  *
  * Readers walk without locks; a node is complete before a release store links it. Writers hold the
  * function's lock. */
+#include "core/mode.h"
 #include "tracer/trace.h"
 
 /* ---- nodes ------------------------------------------------------------------------------------
@@ -76,7 +77,11 @@ trace_node *etch__find_end(const trace_node *at, reason_id end) {
 /* ---- generations and trees
  * ----------------------------------------------------------------------- */
 
-generation *etch__generation_new(void) { return etch__calloc(1, sizeof(generation)); }
+generation *etch__generation_new(void) {
+    generation *g = etch__calloc(1, sizeof *g);
+    if (g) g->epoch = atomic_load(&etch__override_epoch);
+    return g;
+}
 
 static void free_codes(segment_code *c) {
     while (c) {

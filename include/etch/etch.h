@@ -7,5 +7,6 @@
 #include <etch/ops.h> /* generated from core/ops.def */
 #include <etch/compile.h>
 #include <etch/debug.h>
+#include <etch/mode.h>
 
 #endif

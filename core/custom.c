@@ -1,0 +1,293 @@
+/* Custom operators and kernel overrides.
+ *
+ * A custom operator takes the next free row of the operator table, so everything that walks or
+ * indexes the table (boxed calls, modes, tracer, graphs) knows it at once. Its kernel, and an
+ * override's, is the user's function behind one trampoline that boxes the call. */
+#include "core/dispatch.h"
+#include "core/mode.h"
+#include "core/rules.h"
+
+#include <pthread.h>
+
+/* What the trampoline calls: of a custom operator, or of the newest override. */
+typedef struct user_kernel {
+    etch_kernel kernel;
+    void *ctx;
+} user_kernel;
+
+typedef struct custom_op {
+    user_kernel kernel;
+    etch_shape_fn shape;
+    void *ctx;
+} custom_op;
+
+struct etch_override {
+    op_id op;
+    user_kernel kernel;
+    etch_override *below; /* the override that it replaced, or NULL */
+    op_kernel native;     /* the kernel under all overrides */
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static custom_op custom[OP_CAPACITY - OP_COUNT];
+static _Atomic(etch_override *) overrides[OP_CAPACITY];
+_Atomic uint64_t etch__override_epoch;
+
+/* ---- running the user's function
+ * -------------------------------------------------------------------- */
+
+/* Operators that the kernel calls run eagerly, whatever the thread is tracing. */
+static etch_status call_user(const user_kernel *k, const op_call *call, etch_tensor *const *out) {
+    etch_thread *t = &etch__tls;
+    etch_value values[SCHEMA_MAX_ARGS];
+    int n = etch__box(call, values);
+    void *cursor = t->cursor, *run = t->run;
+    uint32_t layers = t->layers;
+    t->cursor = NULL, t->run = NULL;
+    t->layers &= ~(1u << LAYER_TRACER);
+    int64_t scope = etch_scope_begin();
+    etch_status status = k->kernel(k->ctx, &etch__ops[call->op], values, n, out, 1);
+    etch_scope_end(scope);
+    t->cursor = cursor, t->run = run;
+    t->layers = layers;
+    if (status != ETCH_OK && t->status == ETCH_OK)
+        etch__error_at(call->site, status, "%s: the kernel failed with %s",
+                       etch__ops[call->op].name, etch_status_name(status));
+    return status;
+}
+
+static etch_status run_custom(const op_call *call, etch_tensor *const *out) {
+    if (unlikely(etch__tls.run || etch__tls.in_flush)) {
+        etch_status status = etch__offer_opaque(call, out);
+        if (status != ETCH_DECLINED) return status;
+    }
+    return call_user(&custom[call->op - OP_COUNT].kernel, call, out);
+}
+
+static etch_status run_override(const op_call *call, etch_tensor *const *out) {
+    const etch_override *o = atomic_load_explicit(&overrides[call->op], memory_order_acquire);
+    return call_user(&o->kernel, call, out);
+}
+
+/* ---- registering
+ * ------------------------------------------------------------------------------------- */
+
+/* The C-like part of a name: letters, digits, '_', '.', and "::" between them. */
+static size_t name_length(const char *schema) {
+    return strspn(schema, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:");
+}
+
+static bool refuse(const char *schema, const char *why) {
+    etch__error(ETCH_ERR_FORMAT, "etch_op_register: \"%s\": %s", schema, why);
+    return false;
+}
+
+/* One result; what may be written is the first argument, which then is the result. */
+static bool result_ok(const char *schema, const op_schema *s, bool *inplace) {
+    const char *arrow = strstr(schema, ") -> ");
+    *inplace = s->nargs > 0 && s->args[0].written;
+    for (int i = 1; i < s->nargs; i++)
+        if (s->args[i].written) return refuse(schema, "only the first argument may be written");
+    const char *wanted = *inplace ? "Tensor(a!)" : "Tensor";
+    if (!arrow || strcmp(arrow + 5, wanted))
+        return refuse(schema, *inplace ? "expected the result \"Tensor(a!)\", the written argument"
+                                       : "expected one result, \"-> Tensor\"");
+    return true;
+}
+
+static bool has_tensor(const op_schema *s) {
+    int lists = 0, single = 0;
+    for (int i = 0; i < s->nargs; i++) {
+        lists += s->args[i].type == ARG_TENSORS;
+        single += s->args[i].type == ARG_TENSOR;
+    }
+    return lists ? lists == 1 && !single : single > 0;
+}
+
+static bool check_schema(const char *schema, op_schema *s, bool *inplace) {
+    size_t n = name_length(schema);
+    if (!n || schema[n] != '(') return refuse(schema, "expected \"name(arguments) -> Tensor\"");
+    if (!strstr(schema, "::")) return refuse(schema, "the name needs a namespace, \"mylib::name\"");
+    memset(s, 0, sizeof *s);
+    if (!etch__schema_parse(schema, s))
+        return refuse(schema,
+                      "the arguments do not parse: expected \"Tensor a, Scalar b=1\" and so on, "
+                      "at most 8");
+    int scalars = 0;
+    for (int i = 0; i < s->nargs; i++) scalars += s->args[i].type == ARG_SCALAR;
+    if (scalars > OP_MAX_SCALARS) return refuse(schema, "at most 4 Scalar arguments");
+    if (!has_tensor(s)) return refuse(schema, "expected tensor arguments, or one Tensor[]");
+    return result_ok(schema, s, inplace);
+}
+
+static bool name_taken(const char *name) {
+    for (int i = 0; i < etch__op_count; i++)
+        if (!strcmp(etch__ops[i].name, name)) return true;
+    return false;
+}
+
+/* Fills the next row; readers see it once the count says so. */
+static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
+                        const etch_op_definition *d) {
+    int id = etch__op_count;
+    size_t n = name_length(schema);
+    char *name = etch__strdup(schema), *text = etch__strdup(schema);
+    if (!name || !text) {
+        etch__free(name);
+        etch__free(text);
+        return NULL;
+    }
+    name[n] = 0;
+    if (id == OP_CAPACITY || name_taken(name)) {
+        etch__error(ETCH_ERR_INVALID_ARGUMENT, "etch_op_register: \"%s\": %s", name,
+                    id == OP_CAPACITY ? "the operator table is full" : "the name is taken");
+        etch__free(name);
+        etch__free(text);
+        return NULL;
+    }
+    op_info *op = &etch__ops[id];
+    op->id = (uint16_t)id;
+    op->kind = inplace ? KIND_INPLACE : KIND_OTHER;
+    op->flags = d->effects ? OPF_EFFECTS : 0;
+    op->nout = 1, op->impl = -1;
+    op->name = name, op->schema = text, op->cfn = "";
+    custom[id - OP_COUNT] = (custom_op){{d->cpu, d->ctx}, d->shape, d->ctx};
+    etch__schema_set((op_id)id, s);
+    etch__register_kernel((op_id)id, run_custom);
+    etch__op_count = id + 1;
+    return op;
+}
+
+const etch_op *etch_op_register(const char *schema, const etch_op_definition *definition) {
+    etch_op_definition d = {0};
+    op_schema s;
+    bool inplace;
+    if (!schema || !definition) {
+        etch__error(ETCH_ERR_NULL,
+                    "etch_op_register: expected a schema and a definition, got NULL");
+        return NULL;
+    }
+    size_t given = definition->struct_size;
+    memcpy(&d, definition, given && given < sizeof d ? given : sizeof d);
+    if (!check_schema(schema, &s, &inplace)) return NULL;
+    if (!d.cpu || (!inplace && !d.shape)) {
+        etch__error(ETCH_ERR_NULL,
+                    "etch_op_register: \"%s\": expected a cpu kernel and a shape function", schema);
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    op_info *op = add_row(schema, &s, inplace, &d);
+    pthread_mutex_unlock(&lock);
+    return op;
+}
+
+etch_status etch_set_error(etch_status status, const char *text) {
+    return etch__error(status, "%s", text ? text : etch_status_name(status));
+}
+
+/* ---- inference
+ * ----------------------------------------------------------------------------------------- */
+
+static etch_status bad_spec(const op_call *call, const char *what) {
+    return etch__error_at(call->site, ETCH_ERR_SHAPE, "%s: the shape function gave %s",
+                          etch__ops[call->op].name, what);
+}
+
+static etch_status meta_of_spec(const op_call *call, const etch_tensor_spec *spec,
+                                tensor_meta *out) {
+    if ((unsigned)spec->dtype >= ETCH_DTYPE_COUNT) return bad_spec(call, "no dtype");
+    if (spec->sizes.n < 0 || spec->sizes.n > ETCH_MAX_DIMS) return bad_spec(call, "a bad rank");
+    out->dtype = (uint8_t)spec->dtype, out->ndim = (uint8_t)spec->sizes.n;
+    out->offset = 0;
+    for (int d = 0; d < spec->sizes.n; d++) {
+        if (spec->sizes.v[d] < 0) return bad_spec(call, "a negative size");
+        out->size[d] = spec->sizes.v[d];
+    }
+    if (etch__row_major(out->ndim, out->size, out->stride) < 0)
+        return bad_spec(call, "sizes that overflow");
+    return ETCH_OK;
+}
+
+etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
+    const custom_op *c = &custom[call->op - OP_COUNT];
+    const op_info *op = &etch__ops[call->op];
+    if (op->kind == KIND_INPLACE) {
+        const etch_tensor *t = call->in[0];
+        out->dtype = t->dtype, out->ndim = t->ndim, out->offset = t->offset;
+        memcpy(out->size, t->size, sizeof t->size);
+        memcpy(out->stride, t->stride, sizeof t->stride);
+    } else {
+        etch_value values[SCHEMA_MAX_ARGS];
+        etch_tensor_spec spec = {0};
+        int n = etch__box(call, values);
+        etch_status status = c->shape(c->ctx, op, values, n, &spec, 1);
+        if (status != ETCH_OK && etch__tls.status == ETCH_OK)
+            etch__error_at(call->site, status, "%s: the shape function failed with %s", op->name,
+                           etch_status_name(status));
+        if (status == ETCH_OK) status = meta_of_spec(call, &spec, out);
+        if (status != ETCH_OK) return status;
+    }
+    if (compute_dtype) *compute_dtype = (etch_dtype)out->dtype;
+    return ETCH_OK;
+}
+
+/* ---- overrides
+ * ------------------------------------------------------------------------------------------- */
+
+/* Traces made before know another kernel: they are left at the next call, or at a break here. */
+static etch_status new_epoch(const void *site) {
+    if (etch__tls.run) {
+        etch_status status = etch__trace_hooks.read(NULL, REASON_BREAK_OVERRIDE, site);
+        if (status != ETCH_OK) return status;
+    }
+    atomic_fetch_add(&etch__override_epoch, 1);
+    return ETCH_OK;
+}
+
+etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,
+                                void *ctx) {
+    if (!op || !device || !kernel) {
+        etch__error(ETCH_ERR_NULL,
+                    "etch_op_override: expected an operator, a device and a kernel, got NULL");
+        return NULL;
+    }
+    if (strcmp(device, "cpu")) {
+        etch__error(ETCH_ERR_DEVICE, "%s: no device is called \"%s\"; there is \"cpu\"", op->name,
+                    device);
+        return NULL;
+    }
+    op_kernel native = etch__kernel((op_id)op->id);
+    if (!native) {
+        etch__error(ETCH_ERR_UNSUPPORTED, "%s: views and composites have no kernel to override",
+                    op->name);
+        return NULL;
+    }
+    etch_override *o = etch__malloc(sizeof *o);
+    if (!o || new_epoch(__builtin_return_address(0)) != ETCH_OK) {
+        etch__free(o);
+        return NULL;
+    }
+    pthread_mutex_lock(&lock);
+    etch_override *below = overrides[op->id];
+    *o = (etch_override){(op_id)op->id, {kernel, ctx}, below, below ? below->native : native};
+    etch__ops[op->id].overridden = true;
+    atomic_store_explicit(&overrides[op->id], o, memory_order_release);
+    etch__register_kernel((op_id)op->id, run_override);
+    pthread_mutex_unlock(&lock);
+    return o;
+}
+
+void etch_op_override_undo(etch_override *o) {
+    if (!o) return;
+    new_epoch(__builtin_return_address(0));
+    pthread_mutex_lock(&lock);
+    if (overrides[o->op] == o) {
+        if (!o->below) etch__register_kernel(o->op, o->native);
+        atomic_store_explicit(&overrides[o->op], o->below, memory_order_release);
+        etch__ops[o->op].overridden = o->below != NULL;
+    }
+    for (etch_override *above = overrides[o->op]; above; above = above->below)
+        if (above->below == o) above->below = o->below;
+    pthread_mutex_unlock(&lock);
+    etch__free(o);
+}

@@ -1,0 +1,27 @@
+/* Interceptor modes, inside: boxing a call, and what the tracer asks about modes. */
+#ifndef ETCH_CORE_MODE_H
+#define ETCH_CORE_MODE_H
+
+#include "core/op.h"
+#include "core/schema.h"
+
+/* The call's arguments as tagged values in schema order, keyword-only ones named; returns their number. values has room
+ * for SCHEMA_MAX_ARGS. Lists point into the call. */
+int etch__box(const op_call *call, etch_value *values);
+
+/* The active mode that keeps compiled functions from running compiled, or NULL. */
+const etch_mode *etch__blocking_mode(void);
+/* Whether a mode that blocks was entered since there were `depth` modes. */
+bool etch__mode_entered_since(int depth);
+
+/* Offers a custom operator to the modes that allow compiled code, from inside a run. ETCH_DECLINED
+ * when there is none or all decline; else its results have been copied into out. */
+etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out);
+
+/* Custom operators and overrides (core/custom.c): inference of an operator beyond the table. */
+etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype);
+
+/* Raised by each override; traces of an older epoch are not entered. */
+extern _Atomic uint64_t etch__override_epoch;
+
+#endif
