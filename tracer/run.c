@@ -711,7 +711,7 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
                            f->name);
     etch__count_reason(REASON_EAGER_MODE);
     TRACE_COUNT(f, mode_fallbacks, 1);
-    etch__log(LOG_MODES, "modes: '%s' is active, running %s() uncompiled", etch_mode_name(mode),
+    etch__log(LOG_MODES, "'%s' is active, running %s() uncompiled", etch_mode_name(mode),
               f->name);
     return call_in_scope(f, in, nin, out, nout);
 }
