@@ -1,0 +1,121 @@
+/* The seed program end to end: five rounds of mm, sin, mm, add, relu. Compiled equals eager bit for bit
+ * at every size, for any number of threads, under each instruction set; and at 256x256 it becomes ten
+ * products and six fused kernels. The instruction set is fixed per process, so each has a child. */
+#include "trace_support.h"
+
+#include <etch/debug.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+static etch_tensor *seed(etch_tensor *x, etch_tensor *w) {
+    for (int i = 0; i < 5; i++) {
+        etch_tensor *a = etch_mm(x, w);
+        etch_tensor *s = etch_sin(x);
+        etch_tensor *b = etch_mm(s, w);
+        etch_tensor *c = etch_add(a, b);
+        x = etch_relu(c);
+    }
+    return x;
+}
+
+/* ---- bits ------------------------------------------------------------------------------------------ */
+
+/* Eager on one thread is the measure; everything else must give its bits. */
+static void check_size(int64_t rows, int64_t n) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(seed);
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(rows, n));
+        etch_tensor *w = etch_div_scalar(etch_randn(ETCH_F32, ETCH_SHAPE(n, n)), n);
+        etch_set_num_threads(1);
+        etch_tensor *expected = seed(x, w);
+        for (int threads = 1; threads <= 4; threads *= 2) {
+            etch_set_num_threads(threads);
+            assert_same(seed(x, w), expected);
+            for (int call = 0; call < 2; call++) assert_same(etch_call(f, x, w), expected);
+        }
+        assert_int_equal(etch_function_counters(f).graphs, 1);
+        assert_int_equal(etch_function_counters(f).plan_runs, 5);
+        etch_function_free(f);
+    }
+}
+
+static void check_bits(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {1, 7, 10, 64, 65, 100, 256};
+    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_size(sizes[i], sizes[i]);
+    check_size(1, 1000);
+    assert_int_equal(etch_counters().compile_failures, 0);
+    assert_true(etch_counters().kernel_launches > 0);
+}
+
+static int run_child(const char *self, const char *isa) {
+    pid_t child = fork();
+    if (child == 0) {
+        setenv("ETCH_CPU_ISA", isa, 1);
+        execl(self, self, "bits", (char *)NULL);
+        _exit(127);
+    }
+    int status = -1;
+    waitpid(child, &status, 0);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
+}
+
+static char self_path[4096];
+
+static void test_every_instruction_set(void **state) {
+    (void)state;
+    assert_int_equal(run_child(self_path, "baseline"), 0);
+    assert_int_equal(run_child(self_path, "avx2"), 0);
+    assert_int_equal(run_child(self_path, "avx512"), 0);
+}
+
+/* ---- shape of the code -------------------------------------------------------------------------------- */
+
+static int product_steps, kernel_steps;
+
+static void count_steps(void *ctx, const char *line) {
+    (void)ctx;
+    if (!strstr(line, "output_code:") || !strstr(line, ": step ")) return;
+    product_steps += strstr(line, ": product ") != NULL;
+    kernel_steps += strstr(line, ": kernel ") != NULL;
+}
+
+static void test_products_and_kernels(void **state) {
+    (void)state;
+    etch_set_log_sink(count_steps, NULL);
+    etch_set_logs("output_code");
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(seed);
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(256, 256));
+        etch_tensor *w = etch_div_scalar(x, 256);
+        etch_call(f, x, w);
+        etch_counters_t before = etch_counters();
+        etch_call(f, x, w);
+        etch_counters_t after = etch_counters();
+        assert_int_equal(after.library_calls - before.library_calls, 10);
+        assert_int_equal(after.kernel_launches - before.kernel_launches, 6);
+        assert_int_equal(etch_function_counters(f).graph_nodes, 25);
+        etch_function_free(f);
+    }
+    etch_set_logs("");
+    etch_set_log_sink(NULL, NULL);
+    assert_int_equal(product_steps, 10);
+    assert_int_equal(kernel_steps, 6);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "bits")) {
+        const struct CMUnitTest child[] = {cmocka_unit_test(check_bits)};
+        return cmocka_run_group_tests_name(getenv("ETCH_CPU_ISA"), child, NULL, NULL);
+    }
+    ssize_t n = readlink("/proc/self/exe", self_path, sizeof self_path - 1);
+    if (n <= 0) snprintf(self_path, sizeof self_path, "%s", argv[0]);
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_every_instruction_set),
+        cmocka_unit_test(test_products_and_kernels),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
