@@ -47,7 +47,7 @@ static void check_mm(etch_tensor *a, etch_tensor *b) {
     etch_tensor *y = etch_mm(a, b);
     if (!y) fail_msg("%s", etch_last_error());
     int64_t m = a->size[0], k = a->size[1], n = b->size[1];
-    int64_t step = m * n > 20000 ? 37 : 1; /* a sample of the large ones */
+    int64_t step = m * n * k > 500000 ? 61 : 1; /* a sample of the large ones */
     for (int64_t i = 0; i < m * n; i += step)
         check_element(a, b, get(y, i), i / n * k, 1, i % n, n, k, is_small(m, n, k));
 }
