@@ -47,7 +47,7 @@ static void check_mm(etch_tensor *a, etch_tensor *b) {
     etch_tensor *y = etch_mm(a, b);
     if (!y) fail_msg("%s", etch_last_error());
     int64_t m = a->size[0], k = a->size[1], n = b->size[1];
-    int64_t step = m * n * k > 500000 ? 61 : 1; /* a sample of the large ones */
+    int64_t step = m * n * k > 100000 ? 61 : 1; /* a sample of the large ones */
     for (int64_t i = 0; i < m * n; i += step)
         check_element(a, b, get(y, i), i / n * k, 1, i % n, n, k, is_small(m, n, k));
 }
@@ -65,7 +65,7 @@ static void small_products_are_chains(void **state) {
                 ETCH_SCOPE {
                     const int64_t *v = sizes[s];
                     layout left = (layout)(how % LAYOUT_COUNT), right = (layout)(how / LAYOUT_COUNT);
-                    if (how % 3 && v[0] * v[1] * v[2] > 10000) continue; /* time */
+                    if (how % 7 && v[0] * v[1] * v[2] > 10000) continue; /* time */
                     check_mm(make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), left, true),
                              make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), right, true));
                 }
@@ -99,11 +99,12 @@ static void large_products(void **state) {
 
 static void threads_do_not_matter(void **state) {
     (void)state;
-    const int64_t sizes[][3] = {{256, 256, 256}, {1, 1000, 1000}, {1000, 1, 1000}, {300, 500, 77}};
+    const int64_t sizes[][3] = {{1, 1000, 1000}, {150, 256, 130}, {400, 1, 200}, {300, 140, 7}};
     for (int d = ETCH_F32; d <= ETCH_I8; d++)
         for (int s = 0; s < COUNT_OF(sizes); s++)
             ETCH_SCOPE {
                 const int64_t *v = sizes[s];
+                if (v[2] == 1000 && d != ETCH_F32) continue; /* time */
                 etch_tensor *a = make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), LAYOUT_ROW, true), *first = NULL;
                 etch_tensor *b = make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), LAYOUT_COLUMN, true);
                 for (int threads = 1; threads <= 4; threads *= 2) {
