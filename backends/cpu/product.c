@@ -103,7 +103,8 @@ static etch_status prepare_operand(const product *p, operand *o, const etch_tens
     shape_operand(o, t, t->stride, left);
     o->data = etch__ptr(t);
     bool library = !p->small && etch__is_float(p->type);
-    if (p->type == p->dtype && (!library || library_layout(o))) return ETCH_OK;
+    bool rows = p->small || left || o->col == 1; /* what the loops over integers are fast at */
+    if (p->type == p->dtype && (library ? library_layout(o) : rows)) return ETCH_OK;
     int64_t row_major[ETCH_MAX_DIMS];
     etch__row_major(t->ndim, t->size, row_major);
     o->data = o->copy = copy_operand(p, t);
