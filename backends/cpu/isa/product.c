@@ -133,34 +133,30 @@ CHAIN(F64, double)
 
 /* Integers: row by row of b, four at a time, which vectorises where its columns are neighbours. */
 #define PLAIN(t, T, U, ADD)                                                                        \
+    static void four_rows_##t(T *restrict c, const T *x, int64_t step, const T *r, int64_t pitch,  \
+                              int64_t n) {                                                         \
+        U x0 = (U)x[0], x1 = (U)x[step], x2 = (U)x[2 * step], x3 = (U)x[3 * step];                 \
+        const T *r1 = r + pitch, *r2 = r1 + pitch, *r3 = r2 + pitch;                               \
+        for (int64_t j = 0; j < n; j++) {                                                          \
+            U sum = (U)ADD((U)c[j], x0, (U)r[j]);                                                  \
+            sum = (U)ADD(sum, x1, (U)r1[j]);                                                       \
+            sum = (U)ADD(sum, x2, (U)r2[j]);                                                       \
+            c[j] = (T)ADD(sum, x3, (U)r3[j]);                                                      \
+        }                                                                                          \
+    }                                                                                              \
+    static void one_row_##t(T *restrict c, U x, const T *r, int64_t step, int64_t n) {             \
+        for (int64_t j = 0; j < n; j++) c[j] = (T)ADD((U)c[j], x, (U)r[j * step]);                 \
+    }                                                                                              \
     static void chain_##t(const product_args *p) {                                                 \
-        const T *a = p->a, *b = p->b;                                                              \
         for (int64_t i = 0; i < p->m; i++) {                                                       \
+            const T *a = (const T *)p->a + i * p->a_row, *b = p->b;                                \
             T *c = (T *)p->c + i * p->ldc;                                                         \
-            for (int64_t j = 0; j < p->n; j++) c[j] = 0;                                           \
             int64_t k = 0;                                                                         \
-            for (; p->b_col == 1 && k + 4 <= p->k; k += 4) {                                       \
-                const T *x = a + i * p->a_row + k * p->a_col, *r = b + k * p->b_row;               \
-                U x0 = (U)x[0], x1 = (U)x[p->a_col], x2 = (U)x[2 * p->a_col],                      \
-                  x3 = (U)x[3 * p->a_col];                                                         \
-                const T *r1 = r + p->b_row, *r2 = r1 + p->b_row, *r3 = r2 + p->b_row;              \
-                _Pragma("GCC ivdep") for (int64_t j = 0; j < p->n; j++) {                          \
-                    U sum = (U)ADD((U)c[j], x0, (U)r[j]);                                          \
-                    sum = (U)ADD(sum, x1, (U)r1[j]);                                               \
-                    sum = (U)ADD(sum, x2, (U)r2[j]);                                               \
-                    c[j] = (T)ADD(sum, x3, (U)r3[j]);                                              \
-                }                                                                                  \
-            }                                                                                      \
-            for (; k < p->k; k++) {                                                                \
-                T x = a[i * p->a_row + k * p->a_col];                                              \
-                const T *row = b + k * p->b_row;                                                   \
-                if (p->b_col == 1)                                                                 \
-                    _Pragma("GCC ivdep") for (int64_t j = 0; j < p->n; j++) c[j] =                 \
-                        (T)ADD((U)c[j], (U)x, (U)row[j]);                                          \
-                else                                                                               \
-                    for (int64_t j = 0; j < p->n; j++)                                             \
-                        c[j] = (T)ADD((U)c[j], (U)x, (U)row[j * p->b_col]);                        \
-            }                                                                                      \
+            memset(c, 0, (size_t)p->n * sizeof *c);                                                \
+            for (; p->b_col == 1 && k + 4 <= p->k; k += 4)                                         \
+                four_rows_##t(c, a + k * p->a_col, p->a_col, b + k * p->b_row, p->b_row, p->n);    \
+            for (; k < p->k; k++)                                                                  \
+                one_row_##t(c, (U)a[k * p->a_col], b + k * p->b_row, p->b_col, p->n);              \
         }                                                                                          \
     }
 #define WRAP(c, x, y) ((c) + (x) * (y))

@@ -1,6 +1,8 @@
 /* Philox 4x32-10 and its way to uniform numbers, for one instruction set: plain loops over counters. */
 #include "backends/cpu/table.h"
 
+static inline uint32_t high(uint32_t a, uint32_t b) { return (uint32_t)((uint64_t)a * b >> 32); }
+
 static void philox(uint64_t seed, uint64_t first, uint32_t *const w[4], int64_t n) {
     uint32_t *w0 = w[0], *w1 = w[1], *w2 = w[2], *w3 = w[3];
     _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) {
@@ -8,9 +10,8 @@ static void philox(uint64_t seed, uint64_t first, uint32_t *const w[4], int64_t 
         uint32_t c0 = (uint32_t)counter, c1 = (uint32_t)(counter >> 32), c2 = 0, c3 = 0;
         uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)(seed >> 32);
         _Pragma("GCC unroll 10") for (int round = 0; round < 10; round++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * c0, p1 = (uint64_t)0xCD9E8D57u * c2;
-            uint32_t n0 = (uint32_t)(p1 >> 32) ^ c1 ^ k0, n2 = (uint32_t)(p0 >> 32) ^ c3 ^ k1;
-            c1 = (uint32_t)p1, c3 = (uint32_t)p0, c0 = n0, c2 = n2;
+            uint32_t n0 = high(0xCD9E8D57u, c2) ^ c1 ^ k0, n2 = high(0xD2511F53u, c0) ^ c3 ^ k1;
+            c1 = 0xCD9E8D57u * c2, c3 = 0xD2511F53u * c0, c0 = n0, c2 = n2;
             k0 += 0x9E3779B9u, k1 += 0xBB67AE85u;
         }
         w0[i] = c0, w1[i] = c1, w2[i] = c2, w3[i] = c3;

@@ -328,6 +328,13 @@ MVEC2(F64, double, pow, MVEC_F64(vv, pow))
         else                                                                                       \
             for (int64_t i = 0; i < n; i++) d[i * stride] = s[i];                                  \
     }                                                                                              \
+    static void block_##bits(void *dst, int64_t dst_row, int64_t dst_col, const void *src,         \
+                             int64_t src_row, int64_t src_col, int64_t rows, int64_t cols) {       \
+        uint##bits##_t *d = dst;                                                                   \
+        const uint##bits##_t *s = src;                                                             \
+        for (int64_t r = 0; r < rows; r++, d += dst_row, s += src_row)                             \
+            for (int64_t c = 0; c < cols; c++) d[c * dst_col] = s[c * src_col];                    \
+    }                                                                                              \
     static void fill_##bits(void *dst, const void *value, int64_t n) {                             \
         uint##bits##_t *d = dst, v;                                                                \
         memcpy(&v, value, sizeof v);                                                               \
@@ -389,6 +396,7 @@ const strip_table ISA_NAME(strips) = {
     .narrow = {[ETCH_BF16] = narrow_bf16, [ETCH_F16] = narrow_f16},
     .gather = {gather_8, gather_16, gather_32, gather_64},
     .scatter = {scatter_8, scatter_16, scatter_32, scatter_64},
+    .block = {block_8, block_16, block_32, block_64},
     .fill = {fill_8, fill_16, fill_32, fill_64},
     .index = index_strip,
 };
