@@ -366,6 +366,7 @@ static void shapes_and_broadcasts(void **state) {
         {ETCH_SHAPE(2, 1, 2, 1, 2, 1, 2, 3), ETCH_SHAPE(3, 1, 2, 1, 2, 1, 1)},
         {ETCH_SHAPE(1500), ETCH_SHAPE(1500)},
         {ETCH_SHAPE(700, 2), ETCH_SHAPE(700, 2)},
+        {ETCH_SHAPE(2, 35, 70), ETCH_SHAPE(35, 70)}, /* whole and partial blocks of transposed operands */
     };
     const op_id ops[] = {OP_ADD_TENSOR, OP_LT_TENSOR, OP_MAXIMUM, OP_ADD_TENSOR_, OP_COPY_, OP_EXP, OP_WHERE};
     const etch_dtype dtypes[] = {ETCH_F32, ETCH_BF16, ETCH_I64, ETCH_U8};

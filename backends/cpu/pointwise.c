@@ -125,6 +125,11 @@ static void strided_task(void *ctx, int64_t begin, int64_t end) {
     etch__program_run_strided(j->program, &j->space, j->base, j->scalars, begin, end);
 }
 
+static void blocks_task(void *ctx, int64_t begin, int64_t end) {
+    const pointwise_job *j = ctx;
+    etch__program_run_blocks(j->program, &j->space, j->base, j->scalars, begin, end);
+}
+
 /* Elements worth a thread's wake-up: some 15 microseconds of work, in whole strips. */
 static int64_t grain_of(const cpu_program *p) {
     int64_t n = 131072 / (p->cost > 0 ? p->cost : 1);
@@ -212,7 +217,9 @@ static etch_status run_strided(const op_call *call, etch_tensor *out, pointwise_
     if (status == ETCH_OK) {
         sort_axes(s);
         merge_axes(s);
-        etch__parallel(s->numel, grain_of(job->program), strided_task, job);
+        int64_t grain = grain_of(job->program), blocks = etch__program_blocks(job->program, s);
+        if (blocks) etch__parallel(blocks, grain / EAGER_STRIP, blocks_task, job);
+        else etch__parallel(s->numel, grain, strided_task, job);
     }
     for (int k = 0; k < PROGRAM_INPUTS; k++) etch__free(copies[k]);
     return status;

@@ -103,7 +103,8 @@ static etch_status prepare_operand(const product *p, operand *o, const etch_tens
     shape_operand(o, t, t->stride, left);
     o->data = etch__ptr(t);
     bool library = !p->small && etch__is_float(p->type);
-    if (p->type == p->dtype && (!library || library_layout(o))) return ETCH_OK;
+    bool rows = p->small || left || o->col == 1; /* what the loops over integers are fast at */
+    if (p->type == p->dtype && (library ? library_layout(o) : rows)) return ETCH_OK;
     int64_t row_major[ETCH_MAX_DIMS];
     etch__row_major(t->ndim, t->size, row_major);
     o->data = o->copy = copy_operand(p, t);
@@ -187,8 +188,10 @@ static int64_t tile_side(int64_t extent, int64_t m, int64_t n) {
 
 static void plan_tiles(product *p) {
     p->small = p->m <= PRODUCT_SMALL && p->n <= PRODUCT_SMALL && p->k <= PRODUCT_SMALL;
-    p->tile_m = p->small ? p->m : tile_side(p->m, p->m, p->n);
-    p->tile_n = p->small ? p->n : tile_side(p->n, p->m, p->n);
+    p->tile_m = p->m, p->tile_n = p->n, p->tiles_m = p->tiles_n = 1;
+    if (p->small) return;
+    p->tile_m = tile_side(p->m, p->m, p->n);
+    p->tile_n = tile_side(p->n, p->m, p->n);
     p->tiles_m = (p->m + p->tile_m - 1) / p->tile_m;
     p->tiles_n = (p->n + p->tile_n - 1) / p->tile_n;
 }
@@ -201,28 +204,35 @@ static bool chain_tile(const product *p, const char *a, const char *b, char *c, 
     return true;
 }
 
+static void do_tile(product *p, int64_t batch, int64_t row, int64_t col) {
+    int64_t m = p->m - row < p->tile_m ? p->m - row : p->tile_m;
+    int64_t n = p->n - col < p->tile_n ? p->n - col : p->tile_n;
+    const char *a = tile_of(&p->a, p->size, batch, row, 0);
+    const char *b = tile_of(&p->b, p->size, batch, 0, col);
+    char *c = p->c + ((batch * p->m + row) * p->n + col) * p->size;
+    bool ok;
+    if (p->small || !etch__is_float(p->type)) ok = chain_tile(p, a, b, c, m, n);
+    else if (p->type == ETCH_F32) ok = tile_f32(p, a, b, c, m, n);
+    else ok = tile_f64(p, a, b, c, m, n);
+    if (!ok) atomic_store(&p->status, 1);
+}
+
 static void tiles_task(void *ctx, int64_t begin, int64_t end) {
     product *p = ctx;
     for (int64_t t = begin; t < end; t++) {
-        int64_t col = t % p->tiles_n * p->tile_n, rest = t / p->tiles_n;
-        int64_t row = rest % p->tiles_m * p->tile_m, batch = rest / p->tiles_m;
-        int64_t m = p->m - row < p->tile_m ? p->m - row : p->tile_m;
-        int64_t n = p->n - col < p->tile_n ? p->n - col : p->tile_n;
-        const char *a = tile_of(&p->a, p->size, batch, row, 0);
-        const char *b = tile_of(&p->b, p->size, batch, 0, col);
-        char *c = p->c + ((batch * p->m + row) * p->n + col) * p->size;
-        bool ok;
-        if (p->small || !etch__is_float(p->type)) ok = chain_tile(p, a, b, c, m, n);
-        else if (p->type == ETCH_F32) ok = tile_f32(p, a, b, c, m, n);
-        else ok = tile_f64(p, a, b, c, m, n);
-        if (!ok) atomic_store(&p->status, 1);
+        int64_t col = t % p->tiles_n, row = t / p->tiles_n % p->tiles_m;
+        do_tile(p, t / p->tiles_n / p->tiles_m, row * p->tile_m, col * p->tile_n);
     }
 }
 
-/* c = a times b; status is what went wrong. */
+/* c = a times b. */
 static etch_status run_product(product *p) {
     if (p->k == 0) {
         memset(p->c, 0, (size_t)(p->batch * p->m * p->n) * (size_t)p->size);
+        return ETCH_OK;
+    }
+    if (p->small && p->batch == 1) {
+        do_tile(p, 0, 0, 0);
         return ETCH_OK;
     }
     bool library = !p->small && etch__is_float(p->type);
@@ -232,7 +242,6 @@ static etch_status run_product(product *p) {
     if (library && p->type == ETCH_F64) blas_enter();
     double work = (double)p->tile_m * (double)p->tile_n * (double)p->k; /* of one tile */
     int64_t grain = work > 262144 ? 1 : (int64_t)(262144 / work) + 1;
-    atomic_init(&p->status, 0);
     etch__parallel(p->batch * p->tiles_m * p->tiles_n, grain, tiles_task, p);
     if (library && p->type == ETCH_F64) blas_leave();
     if (!atomic_load(&p->status)) return ETCH_OK;
@@ -332,9 +341,13 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0];
     int left = call->op == OP_ADDMM;
     const etch_tensor *a = call->in[left], *b = call->in[left + 1];
-    product p = {.isa = etch__isa_table(), .dtype = (etch_dtype)out->dtype};
-    epilogue e = {.p = &p, .out = etch__ptr(out)};
+    product p; /* not cleared whole: that costs more than a product of a few elements */
+    epilogue e;
     if (out->numel == 0) return ETCH_OK;
+    p.isa = etch__isa_table(), p.dtype = (etch_dtype)out->dtype;
+    p.a.copy = p.b.copy = NULL;
+    atomic_init(&p.status, 0);
+    e.p = &p, e.self = NULL, e.out = etch__ptr(out), e.scale = false;
     p.type = etch__compute_type(p.dtype), p.size = 1 << etch__size_log2(p.type);
     plan_sizes(&p, a, b);
     plan_epilogue(call, &e, &p);

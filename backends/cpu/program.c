@@ -232,6 +232,67 @@ void etch__program_run_strided(const cpu_program *p, const strided_space *space,
     }
 }
 
+/* ---- blocks ------------------------------------------------------------------------------------------ */
+
+enum { BLOCK_ROWS = 16, BLOCK_COLS = EAGER_STRIP / BLOCK_ROWS };
+
+static int64_t blocks_of(int64_t extent, int64_t side) { return (extent + side - 1) / side; }
+
+int64_t etch__program_blocks(const cpu_program *p, const strided_space *s) {
+    int last = s->ndim - 1;
+    if (s->ndim < 2 || s->size[last] < BLOCK_COLS || s->size[last - 1] < BLOCK_ROWS) return 0;
+    bool across = false;
+    for (int k = 0; k < PROGRAM_INPUTS; k++)
+        across |= p->loads[k] && s->stride[k][last - 1] == 1 && s->stride[k][last] >= 16;
+    if (!across) return 0;
+    return s->numel / (s->size[last] * s->size[last - 1]) * blocks_of(s->size[last], BLOCK_COLS) *
+           blocks_of(s->size[last - 1], BLOCK_ROWS);
+}
+
+/* Copies a block between operand k and a strip, along the operand's closer axis. */
+static void move_block(const strip_table *table, int log2, char *operand, int64_t row, int64_t col,
+                       char *strip, int64_t rows, int64_t cols, bool out) {
+    int64_t strip_row = cols, strip_col = 1;
+    if (row == 1 && col != 1) { /* walk down the columns */
+        int64_t old_row = row, old_rows = rows;
+        row = col, col = old_row, rows = cols, cols = old_rows;
+        strip_row = 1, strip_col = rows;
+    }
+    if (out) table->block[log2](operand, row, col, strip, strip_row, strip_col, rows, cols);
+    else table->block[log2](strip, strip_row, strip_col, operand, row, col, rows, cols);
+}
+
+void etch__program_run_blocks(const cpu_program *p, const strided_space *s,
+                              void *const base[SLOT_TEMP], const etch_scalar *scalars, int64_t begin,
+                              int64_t end) {
+    const strip_table *table = etch__isa_table()->strips;
+    strip_buffer temps[p->ntemps + SLOT_TEMP];
+    void *slot[SLOT_TEMP + 64];
+    int last = s->ndim - 1;
+    int64_t height = s->size[last - 1], width = s->size[last];
+    int64_t across = blocks_of(width, BLOCK_COLS), down = blocks_of(height, BLOCK_ROWS);
+    for (int k = 0; k < SLOT_TEMP; k++) slot[k] = temps[p->ntemps + k].bytes;
+    set_up(p, table, scalars, temps, slot, EAGER_STRIP);
+    for (int64_t i = begin; i < end; i++) {
+        int64_t col = i % across * BLOCK_COLS, row = i / across % down * BLOCK_ROWS;
+        int64_t first = i / across / down * height * width + row * width + col;
+        int64_t cols = width - col < BLOCK_COLS ? width - col : BLOCK_COLS;
+        int64_t rows = height - row < BLOCK_ROWS ? height - row : BLOCK_ROWS;
+        char *at[SLOT_TEMP];
+        for (int k = 0; k < SLOT_TEMP; k++) {
+            int log2 = k == SLOT_OUT ? p->out_log2 : p->in_log2[k];
+            if (k != SLOT_OUT && !p->loads[k]) continue;
+            at[k] = (char *)base[k] + offset_of(s, s->stride[k], first) * (1 << log2);
+            if (k != SLOT_OUT)
+                move_block(table, log2, at[k], s->stride[k][last - 1], s->stride[k][last], slot[k],
+                           rows, cols, false);
+        }
+        run_steps(p, table, slot, 0, rows * cols);
+        move_block(table, p->out_log2, at[SLOT_OUT], s->stride[SLOT_OUT][last - 1],
+                   s->stride[SLOT_OUT][last], slot[SLOT_OUT], rows, cols, true);
+    }
+}
+
 void etch__copy_contiguous(void *dst, const etch_tensor *t) {
     const strip_table *table = etch__isa_table()->strips;
     strided_space space = {.ndim = t->ndim, .numel = t->numel};

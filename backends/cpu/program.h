@@ -50,6 +50,14 @@ void etch__program_run_strided(const cpu_program *p, const strided_space *space,
                                void *const base[SLOT_TEMP], const etch_scalar *scalars,
                                int64_t begin, int64_t end);
 
+/* Where an operand's memory runs along the last axis but one, a walk along rows would touch a cache line
+ * for every element: the two innermost axes are then done in blocks. The number of blocks, 0 where
+ * strips do as well; and the run over some of them. */
+int64_t etch__program_blocks(const cpu_program *p, const strided_space *space);
+void etch__program_run_blocks(const cpu_program *p, const strided_space *space,
+                              void *const base[SLOT_TEMP], const etch_scalar *scalars, int64_t begin,
+                              int64_t end);
+
 /* Copies the elements of t, row-major, to dst. */
 void etch__copy_contiguous(void *dst, const etch_tensor *t);
 

@@ -19,6 +19,9 @@ typedef struct strip_table {
     /* By log2 of the element size; the stride is in elements. */
     void (*gather[4])(void *dst, const void *src, int64_t stride, int64_t n);
     void (*scatter[4])(void *dst, int64_t stride, const void *src, int64_t n);
+    /* A block of rows x cols between two places with strides of their own, in elements. */
+    void (*block[4])(void *dst, int64_t dst_row, int64_t dst_col, const void *src, int64_t src_row,
+                     int64_t src_col, int64_t rows, int64_t cols);
     void (*fill[4])(void *dst, const void *value, int64_t n);
     void (*index)(int64_t *dst, int64_t first, int64_t n);
 } strip_table;

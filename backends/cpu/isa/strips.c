@@ -178,6 +178,13 @@ static inline float float_of(uint32_t u) {
     return v;
 }
 
+/* One of two by masks: a choice by branches would keep the float arithmetic of an arm, which may set
+ * flags, from being vectorised. */
+static inline uint32_t choose(bool condition, uint32_t yes, uint32_t no) {
+    uint32_t mask = -(uint32_t)condition;
+    return (yes & mask) | (no & ~mask);
+}
+
 static inline uint32_t bf16_rounded(uint32_t u) {
     uint32_t nearest = (u + 0x7fff + (u >> 16 & 1)) & 0xffff0000u;
     uint32_t quiet = (u | 0x400000u) & 0xffff0000u;
@@ -195,9 +202,8 @@ static inline uint32_t f16_rounded(uint32_t u) {
     int32_t q = (int32_t)((m + (1u << (s - 1)) - 1 + (m >> s & 1)) >> s);
     uint32_t small = bits_of((float)q * 0x1p-24f);
     uint32_t quiet = (mag | 0x400000u) & 0xffffe000u;
-    uint32_t r = mag < 0x38800000u ? small : nearest;
-    r = mag > 0x7f800000u ? quiet : r;
-    return (u & 0x80000000u) | r;
+    uint32_t r = choose(mag < 0x38800000u, small, nearest);
+    return (u & 0x80000000u) | choose(mag > 0x7f800000u, quiet, r);
 }
 
 static inline uint32_t f16_widened(uint32_t h) {
@@ -205,8 +211,8 @@ static inline uint32_t f16_widened(uint32_t h) {
     uint32_t normal = mag + (112u << 23);
     uint32_t special = mag + (224u << 23);
     uint32_t small = bits_of((float)(int32_t)(h & 0x7fffu) * 0x1p-24f);
-    uint32_t r = mag >= (31u << 23) ? special : mag < (1u << 23) ? small : normal;
-    return (h & 0x8000u) << 16 | r;
+    uint32_t r = choose(mag < (1u << 23), small, normal);
+    return (h & 0x8000u) << 16 | choose(mag >= (31u << 23), special, r);
 }
 
 /* Of a value already on the grid. */
@@ -216,7 +222,8 @@ static inline uint16_t f16_narrowed(uint32_t u) {
     uint32_t special = 0x7c00u | (mag >> 13 & 0x3ffu);
     float clamped = float_of(mag < 0x38800000u ? mag : 0);
     uint32_t small = (uint32_t)(int32_t)(clamped * 0x1p24f);
-    uint32_t r = mag >= 0x7f800000u ? special : mag < 0x38800000u ? small : normal;
+    uint32_t r = choose(mag < 0x38800000u, small, normal);
+    r = choose(mag >= 0x7f800000u, special, r);
     return (uint16_t)((u >> 16 & 0x8000u) | (r & 0x7fffu));
 }
 
@@ -321,6 +328,13 @@ MVEC2(F64, double, pow, MVEC_F64(vv, pow))
         else                                                                                       \
             for (int64_t i = 0; i < n; i++) d[i * stride] = s[i];                                  \
     }                                                                                              \
+    static void block_##bits(void *dst, int64_t dst_row, int64_t dst_col, const void *src,         \
+                             int64_t src_row, int64_t src_col, int64_t rows, int64_t cols) {       \
+        uint##bits##_t *d = dst;                                                                   \
+        const uint##bits##_t *s = src;                                                             \
+        for (int64_t r = 0; r < rows; r++, d += dst_row, s += src_row)                             \
+            for (int64_t c = 0; c < cols; c++) d[c * dst_col] = s[c * src_col];                    \
+    }                                                                                              \
     static void fill_##bits(void *dst, const void *value, int64_t n) {                             \
         uint##bits##_t *d = dst, v;                                                                \
         memcpy(&v, value, sizeof v);                                                               \
@@ -382,6 +396,7 @@ const strip_table ISA_NAME(strips) = {
     .narrow = {[ETCH_BF16] = narrow_bf16, [ETCH_F16] = narrow_f16},
     .gather = {gather_8, gather_16, gather_32, gather_64},
     .scatter = {scatter_8, scatter_16, scatter_32, scatter_64},
+    .block = {block_8, block_16, block_32, block_64},
     .fill = {fill_8, fill_16, fill_32, fill_64},
     .index = index_strip,
 };

@@ -1,0 +1,335 @@
+/* Expressions and the strip primitives under them: every primitive in every compute type against what
+ * core/prims.def says, the half conversions against the definition of the formats for all of their
+ * values, programs for what they leave out, and scalars as cells. */
+#include "cpu_support.h"
+
+#include "backends/cpu/table.h"
+
+enum { N = 397 }; /* odd, so that every instruction set has a tail */
+
+static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8,  ETCH_I16,
+                                           ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
+
+/* ---- primitives --------------------------------------------------------------------------------------- */
+
+static number real_of(etch_dtype t, double v) { return real_number(t == ETCH_F32 ? (float)v : v); }
+static number bool_of(bool v) { return whole_number(v); }
+
+static int order(number a, number b) { /* -1, 0, 1; 2 where unordered */
+    if (!a.real) return a.i < b.i ? -1 : a.i > b.i;
+    return a.d < b.d ? -1 : a.d > b.d ? 1 : a.d == b.d ? 0 : 2;
+}
+
+/* What core/prims.def says, for the exact ones. */
+static number meaning(prim_id p, etch_dtype t, number a, number b, number c) {
+    uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i;
+    bool nan = a.real && isnan(a.d), real = a.real, truth = t == ETCH_BOOL;
+    switch (p) {
+    case PRIM_ADD: return real ? real_of(t, a.d + b.d) : whole_number(truth ? a.i | b.i : ref_wrap((int64_t)(x + y), t));
+    case PRIM_SUB: return real ? real_of(t, a.d - b.d) : whole_number(ref_wrap((int64_t)(x - y), t));
+    case PRIM_MUL: return real ? real_of(t, a.d * b.d) : whole_number(truth ? a.i & b.i : ref_wrap((int64_t)(x * y), t));
+    case PRIM_DIV: return real_of(t, a.d / b.d);
+    case PRIM_FMA: return real_number(t == ETCH_F32 ? fmaf((float)a.d, (float)b.d, (float)c.d) : fma(a.d, b.d, c.d));
+    case PRIM_NEG: return real ? real_number(-a.d) : whole_number(truth ? a.i : ref_wrap((int64_t)(0 - x), t));
+    case PRIM_ABS: return real ? real_number(fabs(a.d)) : whole_number(ref_wrap(a.i < 0 ? (int64_t)(0 - x) : a.i, t));
+    case PRIM_SQRT: return real_of(t, sqrt(a.d));
+    case PRIM_MAX: return order(a, b) == 1 || nan ? a : b;
+    case PRIM_MIN: return order(a, b) == -1 || nan ? a : b;
+    case PRIM_EQ: return bool_of(order(a, b) == 0);
+    case PRIM_NE: return bool_of(order(a, b) != 0);
+    case PRIM_LT: return bool_of(order(a, b) == -1);
+    case PRIM_LE: return bool_of(order(a, b) == -1 || order(a, b) == 0);
+    case PRIM_AND: return bool_of(a.i && b.i);
+    case PRIM_OR: return bool_of(a.i || b.i);
+    case PRIM_NOT: return bool_of(!a.i);
+    case PRIM_SELECT: return a.i ? b : c;
+    case PRIM_ROUND_BF16: return real_number(ref_bf16(a.d));
+    case PRIM_ROUND_F16: return real_number(ref_f16(a.d));
+    default: fail_msg("no meaning for %s", etch__prims[p].text); return a;
+    }
+}
+
+static bool is_transcendental(int p) { return p >= PRIM_EXP && p <= PRIM_POW; }
+
+static void check_primitive(const strip_table *table, prim_id p, etch_dtype t) {
+    strip_fn fn = table->prim[p][t];
+    if (!fn || is_transcendental(p)) return;
+    if (p == PRIM_SUB && t == ETCH_BOOL) return; /* no operator subtracts bools */
+    bool compares = p >= PRIM_EQ && p <= PRIM_LE;
+    etch_dtype first = p == PRIM_SELECT ? ETCH_BOOL : t, result = compares ? ETCH_BOOL : t;
+    double a[N], b[N], c[N], d[N];
+    for (int i = 0; i < N; i++) {
+        store_number(a, i, first, test_number(first, false));
+        store_number(b, i, t, i % 5 ? test_number(t, false) : load_number(a, i, first));
+        if (p == PRIM_SELECT) store_number(b, i, t, test_number(t, false));
+        store_number(c, i, t, test_number(t, false));
+    }
+    fn(d, a, b, c, N);
+    for (int i = 0; i < N; i++) {
+        number x = load_number(a, i, first), y = load_number(b, i, t), z = load_number(c, i, t);
+        number want = meaning(p, t, x, y, z), have = load_number(d, i, result);
+        if (!same_number(want, have))
+            fail_msg("%s of %s(%g %lld, %g %lld): want %.17g %lld, have %.17g %lld", etch__prims[p].text,
+                     etch_dtype_name(t), x.d, (long long)x.i, y.d, (long long)y.i, want.d,
+                     (long long)want.i, have.d, (long long)have.i);
+    }
+    if (result != t || p == PRIM_SELECT) return;
+    fn(a, a, b, c, N); /* in place */
+    assert_memory_equal(a, d, (size_t)N << etch__size_log2(t));
+}
+
+static void primitives_mean_what_the_table_says(void **state) {
+    (void)state;
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int p = 0; p < PRIM_COUNT; p++)
+            for (int t = 0; t < COUNT_OF(compute_types); t++)
+                for (int round = 0; round < 4; round++)
+                    check_primitive(etch__isa_tables[isa].strips, (prim_id)p, compute_types[t]);
+}
+
+static void conversions(void **state) {
+    (void)state;
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int f = 0; f < COUNT_OF(compute_types); f++)
+            for (int t = 0; t < COUNT_OF(compute_types); t++) {
+                etch_dtype from = compute_types[f], to = compute_types[t];
+                strip_fn fn = etch__isa_tables[isa].strips->convert[from][to];
+                double a[N], d[N];
+                assert_non_null(fn);
+                for (int i = 0; i < N; i++) store_number(a, i, from, test_number(from, false));
+                fn(d, a, NULL, NULL, N);
+                for (int i = 0; i < N; i++) {
+                    number x = load_number(a, i, from), have = load_number(d, i, to);
+                    number want = ref_convert(x, to);
+                    if (!same_number(want, have))
+                        fail_msg("%s %.17g %lld to %s: want %.17g %lld, have %.17g %lld",
+                                 etch_dtype_name(from), x.d, (long long)x.i, etch_dtype_name(to), want.d,
+                                 (long long)want.i, have.d, (long long)have.i);
+                }
+            }
+}
+
+static void every_half_widens_and_narrows(void **state) {
+    (void)state;
+    static uint16_t h[65536], back[65536];
+    static float f[65536];
+    for (int i = 0; i < 65536; i++) h[i] = (uint16_t)i;
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int d = ETCH_BF16; d <= ETCH_F16; d++) {
+            const strip_table *table = etch__isa_tables[isa].strips;
+            table->widen[d](f, h, NULL, NULL, 65536);
+            for (int i = 0; i < 65536; i++) {
+                double want = half_value((uint16_t)i, d == ETCH_BF16 ? 8 : 5);
+                assert_true(same_number(real_number(want), real_number(f[i])));
+            }
+            table->narrow[d](back, f, NULL, NULL, 65536);
+            assert_memory_equal(h, back, sizeof h); /* NaN payloads too */
+        }
+}
+
+/* Around every half value: the ties, and their neighbours on either side. */
+static void rounding_to_half(void **state) {
+    (void)state;
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int d = ETCH_BF16; d <= ETCH_F16; d++)
+            for (int i = 0; i < 65536; i++) {
+                double v = half_value((uint16_t)i, d == ETCH_BF16 ? 8 : 5);
+                double next = half_value((uint16_t)(i + 1), d == ETCH_BF16 ? 8 : 5);
+                float tie = (float)((v + next) / 2);
+                float in[4] = {tie, nextafterf(tie, INFINITY), nextafterf(tie, -INFINITY), (float)v}, out[4];
+                prim_id p = d == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
+                etch__isa_tables[isa].strips->prim[p][ETCH_F32](out, in, NULL, NULL, 4);
+                for (int k = 0; k < 4; k++) {
+                    double want = d == ETCH_BF16 ? ref_bf16(in[k]) : ref_f16(in[k]);
+                    if (!same_number(real_number(want), real_number(out[k])))
+                        fail_msg("%a to %s: want %a, have %a", in[k], etch_dtype_name((etch_dtype)d), want, out[k]);
+                }
+            }
+}
+
+/* Padding: the value at any place of a strip of any length is that of a strip of its own. */
+static void transcendental_values_have_no_position(void **state) {
+    (void)state;
+    const strip_table *table = etch__isa_table()->strips;
+    for (int p = PRIM_EXP; p <= PRIM_POW; p++)
+        for (int t = 0; t < 2; t++) {
+            double a[N], b[N], whole[N], one[1], part[N];
+            size_t size = (size_t)1 << etch__size_log2(compute_types[t]);
+            strip_fn fn = table->prim[p][compute_types[t]];
+            for (int i = 0; i < N; i++) {
+                store_number(a, i, compute_types[t], test_number(compute_types[t], false));
+                store_number(b, i, compute_types[t], test_number(compute_types[t], false));
+            }
+            fn(whole, a, b, NULL, N);
+            for (int i = 0; i < N; i++) {
+                char *w = (char *)whole + (size_t)i * size;
+                fn(one, (char *)a + (size_t)i * size, (char *)b + (size_t)i * size, NULL, 1);
+                assert_memory_equal(one, w, size);
+                int64_t n = N - i < 21 ? N - i : 21;
+                fn(part, (char *)a + (size_t)i * size, (char *)b + (size_t)i * size, NULL, n);
+                assert_memory_equal(part, w, size * (size_t)n);
+            }
+        }
+}
+
+/* ---- programs ------------------------------------------------------------------------------------------- */
+
+static int uses(const prim_program *p, prim_id prim) {
+    int n = 0;
+    for (int k = 0; k < p->n; k++) n += p->code[k].prim == prim;
+    return n;
+}
+
+static bool program(op_id op, etch_dtype in, etch_dtype compute, etch_dtype out, int64_t class,
+                    prim_program *p) {
+    const etch_dtype all[3] = {in, in, in};
+    return etch__expr_build(op, all, 3, compute, out, class, p);
+}
+
+/* Well formed: operands come earlier, have the type that the primitive wants, and a half result lies
+ * in f32. */
+static void check_program(const prim_program *p, etch_dtype out) {
+    assert_in_range(p->n, 1, PROGRAM_MAX);
+    assert_in_range(p->result, 0, p->n - 1);
+    assert_int_equal(p->code[p->result].type, etch__compute_type(out));
+    for (int k = 0; k < p->n; k++) {
+        const prim_instr *i = &p->code[k];
+        const int operands[3] = {i->a, i->b, i->c};
+        bool compares = i->prim >= PRIM_EQ && i->prim <= PRIM_LE;
+        for (int j = 0; j < etch__prims[i->prim].arity; j++) {
+            assert_in_range(operands[j], 0, k - 1);
+            int want = i->type;
+            if (i->prim == PRIM_CONVERT || compares) want = i->from;
+            if (i->prim == PRIM_SELECT && j == 0) want = ETCH_BOOL;
+            assert_int_equal(p->code[operands[j]].type, want);
+        }
+    }
+}
+
+static void every_expression_is_well_formed(void **state) {
+    (void)state;
+    int built = 0;
+    for (int op = 0; op < OP_COUNT; op++)
+        for (int d = 0; d < ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT; d++) {
+            prim_program p;
+            etch_dtype in = (etch_dtype)(d % 10), compute = (etch_dtype)(d / 10 % 10), out = (etch_dtype)(d / 100);
+            bool has = program((op_id)op, in, compute, out, 0, &p);
+            int kind = etch__ops[op].kind;
+            bool own = op == OP_EMPTY || op == OP_RAND || op == OP_RANDN;
+            bool want = kind == KIND_POINTWISE || kind == KIND_INPLACE || (kind == KIND_CREATION && !own);
+            assert_int_equal(has, want);
+            if (!has) break;
+            check_program(&p, out);
+            built++;
+        }
+    assert_true(built > 50000);
+}
+
+static void alpha_of_one_is_not_multiplied(void **state) {
+    (void)state;
+    prim_program p;
+    assert_true(program(OP_ADD_TENSOR, ETCH_F32, ETCH_F32, ETCH_F32, 1, &p));
+    assert_int_equal(uses(&p, PRIM_MUL) + uses(&p, PRIM_SCALAR), 0);
+    assert_true(program(OP_ADD_TENSOR, ETCH_F32, ETCH_F32, ETCH_F32, 0, &p));
+    assert_int_equal(uses(&p, PRIM_MUL), 1);
+    assert_int_equal(uses(&p, PRIM_SCALAR), 1);
+    assert_int_equal(p.nsc, 1);
+}
+
+static void classes_of_exponents(void **state) {
+    (void)state;
+    const struct {
+        exponent_class class;
+        prim_id prim;
+        int times;
+    } rows[] = {{EXPONENT_ANY, PRIM_POW, 1},       {EXPONENT_TWO, PRIM_MUL, 1}, {EXPONENT_THREE, PRIM_MUL, 2},
+                {EXPONENT_HALF, PRIM_SQRT, 1},     {EXPONENT_MINUS_ONE, PRIM_DIV, 1},
+                {EXPONENT_ONE, PRIM_POW, 0},       {EXPONENT_ZERO, PRIM_CONST, 1}};
+    for (int k = 0; k < COUNT_OF(rows); k++) {
+        prim_program p;
+        assert_true(program(OP_POW_SCALAR, ETCH_F64, ETCH_F64, ETCH_F64, rows[k].class, &p));
+        assert_int_equal(uses(&p, rows[k].prim), rows[k].times);
+        assert_int_equal(uses(&p, PRIM_POW), rows[k].class == EXPONENT_ANY);
+    }
+}
+
+static void half_results_are_rounded_once(void **state) {
+    (void)state;
+    prim_program p;
+    assert_true(program(OP_SIGMOID, ETCH_BF16, ETCH_BF16, ETCH_BF16, 0, &p));
+    assert_int_equal(uses(&p, PRIM_ROUND_BF16), 1);
+    assert_int_equal(p.code[p.result].prim, PRIM_ROUND_BF16);
+    assert_true(program(OP_ADD_TENSOR, ETCH_I64, ETCH_F16, ETCH_F16, 1, &p)); /* operands as well */
+    assert_int_equal(uses(&p, PRIM_ROUND_F16), 3);
+    const op_id exact[] = {OP_CLONE, OP_NEG, OP_ABS, OP_RELU, OP_MAXIMUM, OP_ZERO_};
+    for (int k = 0; k < COUNT_OF(exact); k++) {
+        assert_true(program(exact[k], ETCH_F16, ETCH_F16, ETCH_F16, 0, &p));
+        assert_int_equal(uses(&p, PRIM_ROUND_F16), 0);
+    }
+}
+
+static void copies_do_not_read_what_they_overwrite(void **state) {
+    (void)state;
+    prim_program p;
+    assert_true(program(OP_COPY_, ETCH_F32, ETCH_F32, ETCH_F32, 0, &p));
+    assert_int_equal(uses(&p, PRIM_INPUT), 1);
+    assert_int_equal(p.code[0].imm.i, 1);
+    assert_true(program(OP_FILL_SCALAR_, ETCH_F32, ETCH_F32, ETCH_F32, 0, &p));
+    assert_int_equal(uses(&p, PRIM_INPUT), 0);
+}
+
+/* ---- scalars ---------------------------------------------------------------------------------------------- */
+
+static void scalars_become_cells(void **state) {
+    (void)state;
+    const etch_scalar values[] = {
+        etch_scalar_real(0.1),  etch_scalar_real(-0.0),   etch_scalar_real(NAN),    etch_scalar_real(INFINITY),
+        etch_scalar_real(-1e30), etch_scalar_real(1e300), etch_scalar_real(65519),  etch_scalar_real(65520),
+        etch_scalar_real(0x1p-25), etch_scalar_real(0x1.8p-25), etch_scalar_real(3e-40), etch_scalar_real(255.9),
+        etch_scalar_int(300),   etch_scalar_int(-1),      etch_scalar_int(INT64_MAX), etch_scalar_int(INT64_MIN),
+        etch_scalar_int((1 << 24) + 1), etch_scalar_bool(true), etch_scalar_bool(false)};
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+        for (int k = 0; k < COUNT_OF(values); k++) {
+            etch_scalar s = values[k];
+            uint64_t cell = etch__scalar_cell(s, (etch_dtype)d);
+            number want = ref_convert(s.kind == ETCH_SCALAR_REAL ? real_number(s.d) : whole_number(s.i), (etch_dtype)d);
+            number have = load_number(&cell, 0, etch__compute_type((etch_dtype)d));
+            if (!same_number(want, have))
+                fail_msg("scalar %d as %s: want %.17g %lld, have %.17g %lld", k, etch_dtype_name((etch_dtype)d),
+                         want.d, (long long)want.i, have.d, (long long)have.i);
+        }
+}
+
+static void reductions_choose_their_accumulator(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
+            etch_tensor *t = make((etch_dtype)d, ETCH_SHAPE(3), LAYOUT_ROW, true);
+            op_call sum = {.op = OP_SUM, .nin = 1, .in = &t}, largest = {.op = OP_MAX, .nin = 1, .in = &t};
+            etch_dtype out = is_float((etch_dtype)d) ? (etch_dtype)d : ETCH_I64;
+            assert_int_equal(etch__reduce_plan(&sum, out).acc, etch__compute_type(out));
+            assert_int_equal(etch__reduce_plan(&sum, out).kind, REDUCE_SUM);
+            assert_int_equal(etch__reduce_plan(&largest, (etch_dtype)d).acc, etch__compute_type((etch_dtype)d));
+        }
+    }
+}
+
+int main(int argc, char **argv) {
+    (void)argc;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(primitives_mean_what_the_table_says),
+        cmocka_unit_test(conversions),
+        cmocka_unit_test(every_half_widens_and_narrows),
+        cmocka_unit_test(rounding_to_half),
+        cmocka_unit_test(transcendental_values_have_no_position),
+        cmocka_unit_test(every_expression_is_well_formed),
+        cmocka_unit_test(alpha_of_one_is_not_multiplied),
+        cmocka_unit_test(classes_of_exponents),
+        cmocka_unit_test(half_results_are_rounded_once),
+        cmocka_unit_test(copies_do_not_read_what_they_overwrite),
+        cmocka_unit_test(scalars_become_cells),
+        cmocka_unit_test(reductions_choose_their_accumulator),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + run_under_lower_isas(argv);
+}

@@ -1,0 +1,237 @@
+/* Products: small ones bit for bit against the chain acc = fma(a, b, acc) written out here, integers
+ * exactly, large ones within a bound against double, and all of them the same for every thread count. */
+#include "cpu_support.h"
+
+/* The chain for float dtypes in the compute type; integers wrap. `wide` gets the sum in double. */
+static number chain(const etch_tensor *a, const etch_tensor *b, int64_t a0, int64_t a1, int64_t b0,
+                    int64_t b1, int64_t k, double *wide, double *bound) {
+    etch_dtype d = (etch_dtype)a->dtype, type = etch__compute_type(d);
+    float f = 0;
+    double g = 0;
+    uint64_t u = 0;
+    *wide = *bound = 0;
+    for (int64_t i = 0; i < k; i++) {
+        number x = get(a, a0 + i * a1), y = get(b, b0 + i * b1);
+        if (type == ETCH_F32) f = fmaf((float)x.d, (float)y.d, f);
+        else if (type == ETCH_F64) g = fma(x.d, y.d, g);
+        else if (type == ETCH_BOOL) u |= (uint64_t)(x.i & y.i);
+        else u += (uint64_t)x.i * (uint64_t)y.i;
+        *wide += x.d * y.d, *bound += fabs(x.d * y.d);
+    }
+    if (type == ETCH_F32) return real_number(f);
+    if (type == ETCH_F64) return real_number(g);
+    return whole_number(ref_wrap((int64_t)u, type));
+}
+
+static bool is_small(int64_t m, int64_t n, int64_t k) { return m <= 64 && n <= 64 && k <= 64; }
+
+/* A sum of k products in any order: k roundings of the compute type, and one of the dtype. */
+static bool near(double have, double want, double bound, int64_t k, etch_dtype d) {
+    const double unit[] = {0x1p-24, 0x1p-53, 0x1p-8, 0x1p-11};
+    double chain_unit = d == ETCH_F64 ? 0x1p-53 : 0x1p-24;
+    return fabs(have - want) <= bound * chain_unit * (double)(k + 2) + fabs(want) * unit[d];
+}
+
+static void check_element(const etch_tensor *a, const etch_tensor *b, number have, int64_t a0,
+                          int64_t a1, int64_t b0, int64_t b1, int64_t k, bool exact) {
+    double wide, bound;
+    etch_dtype d = (etch_dtype)a->dtype;
+    number want = ref_convert(chain(a, b, a0, a1, b0, b1, k, &wide, &bound), d);
+    bool ok = exact || !is_float(d) ? same_number(have, want) : near(have.d, wide, bound, k, d);
+    if (!ok)
+        fail_msg("%s k = %lld: want %.17g %lld, have %.17g %lld", etch_dtype_name(d), (long long)k,
+                 want.d, (long long)want.i, have.d, (long long)have.i);
+}
+
+static void check_mm(etch_tensor *a, etch_tensor *b) {
+    etch_tensor *y = etch_mm(a, b);
+    if (!y) fail_msg("%s", etch_last_error());
+    int64_t m = a->size[0], k = a->size[1], n = b->size[1];
+    int64_t step = m * n * k > 100000 ? 61 : 1; /* a sample of the large ones */
+    for (int64_t i = 0; i < m * n; i += step)
+        check_element(a, b, get(y, i), i / n * k, 1, i % n, n, k, is_small(m, n, k));
+}
+
+/* ---- tests -------------------------------------------------------------------------------------------- */
+
+static void small_products_are_chains(void **state) {
+    (void)state;
+    const int64_t sizes[][3] = {{1, 1, 1},  {10, 10, 10}, {1, 64, 64}, {64, 1, 64}, {64, 64, 1},
+                                {7, 17, 5}, {64, 64, 64}, {13, 33, 3}, {6, 16, 31}, {12, 48, 64},
+                                {5, 15, 2}, {63, 49, 62}, {2, 8, 64},  {3, 4, 5}};
+    for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
+        for (int s = 0; s < COUNT_OF(sizes); s++)
+            for (int how = 0; how < LAYOUT_COUNT * LAYOUT_COUNT; how++)
+                ETCH_SCOPE {
+                    const int64_t *v = sizes[s];
+                    layout left = (layout)(how % LAYOUT_COUNT), right = (layout)(how / LAYOUT_COUNT);
+                    if (how % 7 && v[0] * v[1] * v[2] > 10000) continue; /* time */
+                    check_mm(make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), left, true),
+                             make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), right, true));
+                }
+}
+
+static void odd_values_in_small_products(void **state) {
+    (void)state;
+    for (int round = 0; round < 30; round++)
+        ETCH_SCOPE {
+            check_mm(make(ETCH_F32, ETCH_SHAPE(9, 3), LAYOUT_ROW, false),
+                     make(ETCH_F32, ETCH_SHAPE(3, 20), LAYOUT_ROW, false));
+            check_mm(make(ETCH_I64, ETCH_SHAPE(9, 3), LAYOUT_ROW, false),
+                     make(ETCH_I64, ETCH_SHAPE(3, 20), LAYOUT_ROW, false));
+        }
+}
+
+static void large_products(void **state) {
+    (void)state;
+    const int64_t sizes[][3] = {{65, 1, 1},   {1, 65, 1},    {1, 1, 65},    {65, 65, 65}, {1, 1000, 300},
+                                {1000, 1, 9}, {130, 257, 90}, {300, 40, 70}, {600, 520, 3}};
+    for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
+        for (int s = 0; s < COUNT_OF(sizes); s++)
+            for (int how = 0; how < LAYOUT_COUNT; how++)
+                ETCH_SCOPE {
+                    const int64_t *v = sizes[s];
+                    layout other = (layout)((how * 2 + 1) % LAYOUT_COUNT);
+                    check_mm(make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), (layout)how, true),
+                             make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), other, true));
+                }
+}
+
+static void threads_do_not_matter(void **state) {
+    (void)state;
+    const int64_t sizes[][3] = {{1, 1000, 1000}, {150, 256, 130}, {400, 1, 200}, {300, 140, 7}};
+    for (int d = ETCH_F32; d <= ETCH_I8; d++)
+        for (int s = 0; s < COUNT_OF(sizes); s++)
+            ETCH_SCOPE {
+                const int64_t *v = sizes[s];
+                if (v[2] == 1000 && d != ETCH_F32) continue; /* time */
+                etch_tensor *a = make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), LAYOUT_ROW, true), *first = NULL;
+                etch_tensor *b = make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), LAYOUT_COLUMN, true);
+                for (int threads = 1; threads <= 4; threads *= 2) {
+                    etch_set_num_threads(threads);
+                    etch_tensor *y = etch_mm(a, b);
+                    assert_non_null(y);
+                    if (!first) first = y;
+                    assert_true(same_tensor(first, y));
+                }
+            }
+    etch_set_num_threads(2);
+}
+
+static void vectors_and_batches(void **state) {
+    (void)state;
+    const int64_t lengths[] = {1, 7, 64, 65, 300};
+    for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
+        for (int s = 0; s < COUNT_OF(lengths); s++)
+            for (int how = 0; how < LAYOUT_COUNT; how++)
+                ETCH_SCOPE {
+                    etch_dtype dtype = (etch_dtype)d;
+                    int64_t k = lengths[s];
+                    etch_tensor *m = make(dtype, ETCH_SHAPE(5, k), (layout)how, true);
+                    etch_tensor *v = make(dtype, ETCH_SHAPE(k), (layout)how, true);
+                    etch_tensor *w = make(dtype, ETCH_SHAPE(k), LAYOUT_GAPS, true);
+                    etch_tensor *mv = etch_mv(m, v), *dot = etch_dot(v, w);
+                    assert_non_null(mv);
+                    assert_non_null(dot);
+                    assert_int_equal(mv->ndim, 1);
+                    assert_int_equal(dot->ndim, 0);
+                    for (int64_t i = 0; i < 5; i++)
+                        check_element(m, v, get(mv, i), i * k, 1, 0, 1, k, k <= 64);
+                    check_element(v, w, get(dot, 0), 0, 1, 0, 1, k, k <= 64);
+                    etch_tensor *x = make(dtype, ETCH_SHAPE(3, 4, k), (layout)how, true);
+                    etch_tensor *y = make(dtype, ETCH_SHAPE(3, k, 6), LAYOUT_COLUMN, true);
+                    etch_tensor *z = etch_bmm(x, y);
+                    assert_non_null(z);
+                    for (int64_t i = 0; i < 3 * 4 * 6; i++)
+                        check_element(x, y, get(z, i), i / 6 * k, 1, i / 24 * 6 * k + i % 6, 6, k, k <= 64);
+                }
+}
+
+/* beta * self + alpha * (a b): in the compute type, rounded once; beta = 0 does not look at self. */
+static void addmm(void **state) {
+    (void)state;
+    const etch_shape selves[] = {ETCH_SHAPE(6, 9), ETCH_SHAPE(9), ETCH_SHAPE(6, 1), ETCH_SHAPE(), ETCH_SHAPE(1, 9)};
+    const double factors[][2] = {{1, 1}, {0.5, 1}, {1, -2}, {0, 3}, {3, 0}};
+    for (int d = 0; d <= ETCH_I8; d++)
+        for (int s = 0; s < COUNT_OF(selves); s++)
+            for (int f = 0; f < COUNT_OF(factors); f++)
+                ETCH_SCOPE {
+                    etch_dtype dtype = (etch_dtype)d, type = etch__compute_type(dtype);
+                    double beta = is_float(dtype) ? factors[f][0] : trunc(factors[f][0]), alpha = factors[f][1];
+                    etch_tensor *a = make(dtype, ETCH_SHAPE(6, 4), LAYOUT_ROW, true);
+                    etch_tensor *b = make(dtype, ETCH_SHAPE(4, 9), LAYOUT_COLUMN, true);
+                    etch_tensor *self = make(dtype, selves[s], (layout)(f % LAYOUT_COUNT), true);
+                    if (beta == 0) put(self, 0, ref_convert(real_number(NAN), dtype));
+                    etch_tensor *y = is_float(dtype)
+                                         ? etch_addmm_scaled(self, a, b, beta, alpha)
+                                         : etch_addmm_scaled(self, a, b, (int)beta, (int)alpha);
+                    if (!y) fail_msg("%s", etch_last_error());
+                    for (int64_t i = 0; i < 54; i++) {
+                        double wide, bound;
+                        number c = chain(a, b, i / 9 * 4, 1, i % 9, 9, 4, &wide, &bound);
+                        int64_t rows = self->ndim == 2 && self->size[0] > 1 ? i / 9 : 0;
+                        int64_t width = self->ndim ? self->size[self->ndim - 1] : 1;
+                        number x = get(self, rows * width + (width > 1 ? i % 9 : 0)), want;
+                        if (type == ETCH_F32) {
+                            float t = (float)alpha * (float)c.d;
+                            want = real_number(beta == 0 ? t : (float)beta * (float)x.d + t);
+                        } else if (type == ETCH_F64) {
+                            double t = alpha * c.d;
+                            want = real_number(beta == 0 ? t : beta * x.d + t);
+                        } else {
+                            want = whole_number((int64_t)beta * x.i + (int64_t)alpha * c.i);
+                        }
+                        assert_true(same_number(get(y, i), ref_convert(want, dtype)));
+                    }
+                }
+}
+
+static void empty_and_zero_k(void **state) {
+    (void)state;
+    for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
+        ETCH_SCOPE {
+            etch_dtype dtype = (etch_dtype)d;
+            etch_tensor *none = make(dtype, ETCH_SHAPE(70, 0), LAYOUT_ROW, true);
+            etch_tensor *y = etch_mm(none, make(dtype, ETCH_SHAPE(0, 80), LAYOUT_ROW, true));
+            assert_non_null(y);
+            for (int i = 0; i < 70 * 80; i++)
+                assert_true(same_number(get(y, i), ref_convert(whole_number(0), dtype)));
+            assert_int_equal(etch_numel(etch_mm(make(dtype, ETCH_SHAPE(0, 5), LAYOUT_ROW, true),
+                                                make(dtype, ETCH_SHAPE(5, 3), LAYOUT_ROW, true))), 0);
+            etch_tensor *dot = etch_dot(make(dtype, ETCH_SHAPE(0), LAYOUT_ROW, true),
+                                        make(dtype, ETCH_SHAPE(0), LAYOUT_ROW, true));
+            assert_true(same_number(get(dot, 0), ref_convert(whole_number(0), dtype)));
+            assert_int_equal(etch_numel(etch_bmm(make(dtype, ETCH_SHAPE(0, 5, 2), LAYOUT_ROW, true),
+                                                 make(dtype, ETCH_SHAPE(0, 2, 3), LAYOUT_ROW, true))), 0);
+        }
+}
+
+static void failed_allocations(void **state) {
+    (void)state;
+    for (int64_t n = 0, done = 0; !done; n++)
+        ETCH_SCOPE {
+            etch_tensor *a = make(ETCH_BF16, ETCH_SHAPE(70, 30), LAYOUT_GAPS, true);
+            etch_tensor *b = make(ETCH_BF16, ETCH_SHAPE(30, 5), LAYOUT_ROW, true);
+            etch__fail_allocation(n);
+            etch_tensor *y = etch_mm(a, b);
+            etch__fail_allocation(-1);
+            if (y) done = 1;
+            else assert_int_equal(etch_last_status(), ETCH_ERR_OUT_OF_MEMORY);
+            etch_clear_error();
+            assert_true(n < 50);
+            assert_true(n > 3 || !done);
+            check_mm(a, b);
+        }
+}
+
+int main(int argc, char **argv) {
+    (void)argc;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(small_products_are_chains), cmocka_unit_test(odd_values_in_small_products),
+        cmocka_unit_test(large_products),            cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(vectors_and_batches),       cmocka_unit_test(addmm),
+        cmocka_unit_test(empty_and_zero_k),          cmocka_unit_test(failed_allocations),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return failed + run_under_lower_isas(argv);
+}
