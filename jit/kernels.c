@@ -274,7 +274,8 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
         out[i] = wants[number[i]].made;
         atomic_fetch_add(&out[i]->refs, 1);
     }
-    if (ok) etch__counters.kernels += n, etch__error_restore(&before);
+    if (ok) etch__counters.kernels += n;
+    if (ok) etch__error_restore(&before);
     for (int i = 0; i < distinct; i++) etch__kernel_release(wants[i].made), etch__free(wants[i].bytes);
     etch__free(number), etch__free(wants);
     if (!ok && why) *why = reason;
