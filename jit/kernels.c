@@ -263,6 +263,8 @@ static const bool have_jit = false;
 bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, const char **why) {
     want *wants = have_jit && n > 0 ? etch__calloc((size_t)n, sizeof *wants) : NULL;
     int *number = wants ? etch__calloc((size_t)n, sizeof *number) : NULL, distinct = 0;
+    saved_error before; /* what fails beside the way (the cache's bound) is nobody's error */
+    etch__error_save(&before);
     for (int i = 0; i < n; i++) out[i] = NULL;
     snprintf(reason, sizeof reason, "%s", have_jit ? "out of memory" : "this build has no libgccjit");
     bool ok = number && collect(k, n, wants, number, &distinct);
@@ -273,6 +275,7 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
         atomic_fetch_add(&out[i]->refs, 1);
     }
     if (ok) etch__counters.kernels += n;
+    if (ok) etch__error_restore(&before);
     for (int i = 0; i < distinct; i++) etch__kernel_release(wants[i].made), etch__free(wants[i].bytes);
     etch__free(number), etch__free(wants);
     if (!ok && why) *why = reason;

@@ -165,8 +165,6 @@ static void set_length(gen *g, val n) {
 
 static void copy(gen *g, etch_dtype d, val to, val from, val n) {
     type p = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
-    type cp = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_CONST_CHAR_PTR);
-    (void)cp;
     val bytes = cast(g, mul(g, n, num(g, size_of(d))),
                      gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_SIZE_T));
     val args[3] = {cast(g, to, p), cast(g, from, p), bytes};
@@ -189,10 +187,12 @@ static void scatter(gen *g, val results, val at, val to, val n, val stride) {
 
 /* What stands behind the valid elements is computed with, so it must be initialised. */
 static void pad(gen *g, int a) {
-    gen_loop l = for_begin(g, rv(g->n), rv(g->trip), 1, "j");
-    set(g, elem(g, g->access[a].buffer, rv(l.i)),
-        gcc_jit_context_zero(g->c, g->storage[dtype_of(g, a)]));
-    for_end(g, &l);
+    val to = gcc_jit_lvalue_get_address(elem(g, g->access[a].buffer, rv(g->n)), NULL);
+    val n = mul(g, sub(g, rv(g->trip), rv(g->n)), num(g, size_of(dtype_of(g, a))));
+    val args[3] = {cast(g, to, gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR)),
+                   constant(g, g->t_int, 0),
+                   cast(g, n, gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_SIZE_T))};
+    gcc_jit_block_add_eval(g->at, NULL, builtin(g, "__builtin_memset", 3, args));
 }
 
 static void source_contiguous(gen *g, int a) {

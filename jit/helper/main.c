@@ -82,7 +82,8 @@ static bool serve(void) {
     char *symbol = path ? read_part(r.symbol_bytes) : NULL;
     char *dump = NULL;
     bool ok = symbol != NULL;
-    if (ok) ok = reply(compile(&r, kernel, symbol, path, &dump), dump);
+    const char *message = ok ? compile(&r, kernel, symbol, path, &dump) : NULL;
+    ok = ok && reply(message, dump);
     free(dump), free(symbol), free(path), free(kernel);
     return ok;
 }
