@@ -41,7 +41,6 @@ static etch_status make_plan(ir *r, plan **out, const char **why) {
 }
 
 static etch_status fall_back(const graph *g, plan **out, reason_id reason, const char *why) {
-    etch__counters.compile_failures++;
     etch__count_reason(reason);
     etch__warn("%s: %s: %s", g->name, etch__reasons[reason].text, why);
     return etch__eager_plan(g, out);
@@ -55,8 +54,9 @@ static etch_status native_compile(const graph *g, const backend_options *options
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status = run_passes(r) ? make_plan(r, out, &why) : etch_last_status();
     etch__ir_free(r);
-    if (status == ETCH_ERR_COMPILE) return fall_back(g, out, REASON_EAGER_COMPILE, why);
-    return status;
+    if (status != ETCH_ERR_COMPILE) return status;
+    etch__counters.compile_failures++;
+    return fall_back(g, out, REASON_EAGER_COMPILE, why);
 #else
     return fall_back(g, out, REASON_EAGER_NO_JIT, "configure with ETCH_GCCJIT=ON");
 #endif

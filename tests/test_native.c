@@ -97,6 +97,30 @@ static void broadcasts_and_views_are_read_in_place(void **state) {
           2, 0);
 }
 
+static void producers_wait_for_products(void **state) {
+    (void)state;
+    check("graph d(%0: f32[30, 30], %1: f32[30, 30]) {\n"
+          "%2: f32[30, 30] = sin(%0)\n"
+          "%3: f32[30, 30] = mm(%0, %1)\n"
+          "%4: f32[30, 30] = add.Tensor(%2, %3, $0: int) {1}\n"
+          "return %4\n}",
+          1, 1);
+    check("graph c(%0: f32[30, 30], %1: f32[30, 30]) {\n" /* not where the product needs them */
+          "%2: f32[30, 30] = sin(%0)\n"
+          "%3: f32[30, 30] = mm(%2, %1)\n"
+          "%4: f32[30, 30] = add.Tensor(%2, %3, $0: int) {1}\n"
+          "return %4\n}",
+          2, 1);
+    check("graph w(%0: f32[30, 30], %1: f32[30, 30]) {\n" /* nor past a write to what they read */
+          "%2: f32[30, 30] = sin(%0)\n"
+          "%3: f32[30]@30 = select.int(%0) {0, 1}\n"
+          "zero_(%3)\n"
+          "%4: f32[30, 30] = mm(%0, %1)\n"
+          "%5: f32[30, 30] = add.Tensor(%2, %4, $0: int) {1}\n"
+          "return %5\n}",
+          3, 1);
+}
+
 static void strided_and_expanded_inputs(void **state) {
     (void)state;
     check("graph e(%0: f32[300, 7 : 0, 1], %1: f32[300, 7 : 1, 300]@5, %2: f32[4, 3, 5 : 5, 20, "
@@ -526,6 +550,7 @@ int main(void) {
         cmocka_unit_test(chains_are_one_kernel),
         cmocka_unit_test(several_outputs_and_siblings_share_a_kernel),
         cmocka_unit_test(broadcasts_and_views_are_read_in_place),
+        cmocka_unit_test(producers_wait_for_products),
         cmocka_unit_test(strided_and_expanded_inputs),
         cmocka_unit_test(empty_and_zero_dimensional),
         cmocka_unit_test(every_dtype_runs_a_chain),
