@@ -377,7 +377,23 @@ static int emit_group(const ir *r, int32_t group, int32_t *order, int32_t *place
     return n;
 }
 
-/* Numbers the groups in the order of their steps. */
+static bool writes_input(const ir *r, int32_t group) {
+    for (int i = 0; i < r->groups[group].nmembers; i++) {
+        const ir_node *n = &r->nodes[r->groups[group].members[i]];
+        if (n->write && r->versions[n->out].memory) return true;
+    }
+    return false;
+}
+
+static bool needs_input_written(const ir *r, int32_t group) {
+    if (writes_input(r, group)) return true;
+    for (int32_t g = 0; g < r->ngroups; g++)
+        if (depends(r, group, g) && writes_input(r, g)) return true;
+    return false;
+}
+
+/* Numbers the groups in the order of their steps: those that write inputs, and what needs them,
+ * come last, so that an eager kernel that fails has mostly changed nothing yet. */
 static bool order_groups(ir *r) {
     int n = 0, groups = r->ngroups;
     if (!r->words || !groups) return true;
@@ -386,8 +402,10 @@ static bool order_groups(ir *r) {
     bool ok = order && sorted;
     if (ok) {
         for (int32_t g = 0; g < groups; g++) place[g] = -1;
-        for (int32_t g = 0; g < groups; g++)
-            if (place[g] < 0) n = emit_group(r, g, order, place, n);
+        for (int last = 0; last < 2; last++)
+            for (int32_t g = 0; g < groups; g++)
+                if (place[g] < 0 && (last || !needs_input_written(r, g)))
+                    n = emit_group(r, g, order, place, n);
         for (int i = 0; i < groups; i++) sorted[i] = r->groups[order[i]];
         memcpy(r->groups, sorted, groups * sizeof *sorted);
         for (int i = 0; i < r->nnodes; i++)

@@ -2,6 +2,8 @@
  * folding, writes and the memory plan treat in their own way; and how many kernels come out. */
 #include "plan_util.h"
 
+#include <pthread.h>
+
 static void check(const char *text, int kernels, int products) {
     graph *g = etch__graph_parse(text);
     if (!g) fail_msg("%s\n%s", etch_last_error(), text);
@@ -526,6 +528,58 @@ static void a_steady_run_allocates_its_outputs_only(void **state) {
     etch__graph_free(g);
 }
 
+enum { THREADS = 4, RUNS = 40 };
+
+typedef struct thread_job {
+    const graph *g;
+    plan *p;
+    test_io io, expected;
+    bool ok;
+} thread_job;
+
+static void *run_many(void *ctx) {
+    thread_job *job = ctx;
+    job->ok = true;
+    for (int i = 0; i < RUNS && job->ok; i++) {
+        for (int k = 0; k < job->g->noutputs; k++) {
+            etch__storage_release(job->io.outputs[k]);
+            job->io.outputs[k] = NULL;
+        }
+        job->ok = job->p->run(job->p, &job->io.io) == ETCH_OK &&
+                  compare_io(&job->io, &job->expected) == NULL;
+    }
+    return NULL;
+}
+
+static void one_plan_runs_on_several_threads(void **state) {
+    (void)state;
+    graph *g = etch__graph_parse("graph s(%0: f32[90, 70], %1: f32[70, 90]) {\n"
+                                 "%2: f32[90, 70] = mul.Scalar(%0, $0: real)\n"
+                                 "%3: f32[90, 90] = mm(%2, %1)\n"
+                                 "%4: f32[90, 90] = exp(%3)\n"
+                                 "%5: f32[90] = amax(%4) {1, 1, 0}\n"
+                                 "return %4, %5\n}");
+    plan *eager = compile_with("eager", g), *native = compile_with("native", g);
+    thread_job job[THREADS];
+    pthread_t thread[THREADS];
+    for (int t = 0; t < THREADS; t++) {
+        job[t] = (thread_job){g, native, make_io(g, 100 + t, 0), make_io(g, 100 + t, 0), false};
+        job[t].io.scalars[0].d = job[t].expected.scalars[0].d = t;
+        assert_int_equal(eager->run(eager, &job[t].expected.io), ETCH_OK);
+    }
+    for (int t = 0; t < THREADS; t++)
+        assert_int_equal(pthread_create(&thread[t], NULL, run_many, &job[t]), 0);
+    for (int t = 0; t < THREADS; t++) pthread_join(thread[t], NULL);
+    for (int t = 0; t < THREADS; t++) {
+        assert_true(job[t].ok);
+        free_io(&job[t].io);
+        free_io(&job[t].expected);
+    }
+    etch__plan_release(eager);
+    etch__plan_release(native);
+    etch__graph_free(g);
+}
+
 static void long_chains_are_cut(void **state) {
     (void)state;
     graph *g = etch__graph_new("long/0");
@@ -568,6 +622,7 @@ int main(void) {
         cmocka_unit_test(intermediates_written),
         cmocka_unit_test(failed_allocations_change_nothing),
         cmocka_unit_test(a_steady_run_allocates_its_outputs_only),
+        cmocka_unit_test(one_plan_runs_on_several_threads),
         cmocka_unit_test(long_chains_are_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
