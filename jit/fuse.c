@@ -194,16 +194,24 @@ static bool loads_already(const ir *r, const ir_group *g, const ir_source *s) {
     return false;
 }
 
+/* Instructions of a node's program without its operands; of a reduction with its epilogue. */
+static int program_length(const ir_node *n) {
+    if (!n->program) return 6;
+    int length = 0;
+    for (int i = 0; i < n->program->n; i++) length += n->program->code[i].prim != PRIM_INPUT;
+    return length;
+}
+
 /* What the node adds to a group: accesses and instructions, as far as known now. */
 static void cost(const ir *r, const ir_node *n, int32_t group, int *accesses, int *code) {
     const ir_group *g = group < r->ngroups ? &r->groups[group] : NULL;
     *accesses = n->write;
-    *code = (n->program ? n->program->n : 6) + 1;
+    *code = program_length(n) + 1;
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
         if (s->version < 0) continue;
         const ir_version *v = &r->versions[s->version];
-        if (v->constant) *code += r->nodes[v->node].program->n;
+        if (v->constant) *code += program_length(&r->nodes[v->node]);
         else if ((v->group != group || v->group < 0) && !(g && loads_already(r, g, s)))
             ++*accesses, ++*code;
     }

@@ -2,7 +2,9 @@
  * folding, writes and the memory plan treat in their own way; and how many kernels come out. */
 #include "plan_util.h"
 
+#include <limits.h>
 #include <pthread.h>
+#include <unistd.h>
 
 static void check(const char *text, int kernels, int products) {
     graph *g = etch__graph_parse(text);
@@ -598,7 +600,40 @@ static void long_chains_are_cut(void **state) {
     etch__graph_free(g);
 }
 
-int main(void) {
+/* What a child process with a broken helper does: exit status 0 when all is as it should be. */
+static int run_with_broken_helper(void) {
+    graph *g = etch__graph_parse("graph b(%0: f32[50]) {\n %1: f32[50] = sin(%0)\n return %1\n}");
+    plan *eager = compile_with("eager", g), *native = compile_with("native", g);
+    test_io a = make_io(g, 1, 0), b = make_io(g, 1, 0);
+    bool ok = etch_counters().compile_failures == 1 && native->nkernels == 0 &&
+              etch__reason_counts[REASON_EAGER_COMPILE] == 1 &&
+              eager->run(eager, &a.io) == ETCH_OK && native->run(native, &b.io) == ETCH_OK &&
+              !compare_io(&a, &b);
+    free_io(&a);
+    free_io(&b);
+    etch__plan_release(eager);
+    etch__plan_release(native);
+    etch__graph_free(g);
+    return ok ? 0 : 1;
+}
+
+static void a_broken_helper_means_an_eager_plan(void **state) {
+    (void)state;
+    char cache[] = "/tmp/etch-native-XXXXXX", command[PATH_MAX + 256], self[PATH_MAX] = "";
+    assert_non_null(mkdtemp(cache));
+    assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    snprintf(command, sizeof command,
+             "ETCH_CACHE_DIR=%s/c ETCH_JIT=/nonexistent/etch-jit '%s' broken 2>%s/log", cache, self,
+             cache);
+    assert_int_equal(system(command), 0);
+    snprintf(command, sizeof command, "test $(grep -c 'warning: b: ' %s/log) = 1", cache);
+    assert_int_equal(system(command), 0);
+    snprintf(command, sizeof command, "rm -rf %s", cache);
+    assert_int_equal(system(command), 0);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "broken")) return run_with_broken_helper();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(seed_program_becomes_ten_products_and_six_kernels),
         cmocka_unit_test(chains_are_one_kernel),
@@ -623,6 +658,7 @@ int main(void) {
         cmocka_unit_test(failed_allocations_change_nothing),
         cmocka_unit_test(a_steady_run_allocates_its_outputs_only),
         cmocka_unit_test(one_plan_runs_on_several_threads),
+        cmocka_unit_test(a_broken_helper_means_an_eager_plan),
         cmocka_unit_test(long_chains_are_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
