@@ -46,9 +46,16 @@ static etch_status fall_back(const graph *g, plan **out, reason_id reason, const
     return etch__eager_plan(g, out);
 }
 
+#ifdef ETCH_HAVE_GCCJIT
+static const bool have_jit = true;
+#else
+static const bool have_jit = false;
+#endif
+
 static etch_status native_compile(const graph *g, const backend_options *options, plan **out) {
     (void)options;
-#ifdef ETCH_HAVE_GCCJIT
+    if (!have_jit)
+        return fall_back(g, out, REASON_EAGER_NO_JIT, "it was built with ETCH_GCCJIT=OFF");
     const char *why = "unknown";
     ir *r = etch__ir_build(g);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
@@ -57,9 +64,6 @@ static etch_status native_compile(const graph *g, const backend_options *options
     if (status != ETCH_ERR_COMPILE) return status;
     etch__counters.compile_failures++;
     return fall_back(g, out, REASON_EAGER_COMPILE, why);
-#else
-    return fall_back(g, out, REASON_EAGER_NO_JIT, "configure with ETCH_GCCJIT=ON");
-#endif
 }
 
 static const backend native = {"native", "inductor", native_compile};

@@ -286,7 +286,7 @@ static void class_steps(lowering *l) {
  * ------------------------------------------------------------------------------------------ */
 
 /* In plain instructions on one element: what a thread should get at least. */
-enum { RANGE_WORK = 1 << 18, SPLIT_WORK = 1 << 16 };
+enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16 };
 
 /* Calls of the vector library weigh as eight plain instructions. */
 static int64_t element_work(const loop_kernel *k) {
