@@ -41,25 +41,29 @@ static etch_status make_plan(ir *r, plan **out, const char **why) {
 }
 
 static etch_status fall_back(const graph *g, plan **out, reason_id reason, const char *why) {
-    etch__counters.compile_failures++;
     etch__count_reason(reason);
     etch__warn("%s: %s: %s", g->name, etch__reasons[reason].text, why);
     return etch__eager_plan(g, out);
 }
 
+#ifdef ETCH_HAVE_GCCJIT
+static const bool have_jit = true;
+#else
+static const bool have_jit = false;
+#endif
+
 static etch_status native_compile(const graph *g, const backend_options *options, plan **out) {
     (void)options;
-#ifdef ETCH_HAVE_GCCJIT
+    if (!have_jit)
+        return fall_back(g, out, REASON_EAGER_NO_JIT, "it was built with ETCH_GCCJIT=OFF");
     const char *why = "unknown";
     ir *r = etch__ir_build(g);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status = run_passes(r) ? make_plan(r, out, &why) : etch_last_status();
     etch__ir_free(r);
-    if (status == ETCH_ERR_COMPILE) return fall_back(g, out, REASON_EAGER_COMPILE, why);
-    return status;
-#else
-    return fall_back(g, out, REASON_EAGER_NO_JIT, "configure with ETCH_GCCJIT=ON");
-#endif
+    if (status != ETCH_ERR_COMPILE) return status;
+    etch__counters.compile_failures++;
+    return fall_back(g, out, REASON_EAGER_COMPILE, why);
 }
 
 static const backend native = {"native", "inductor", native_compile};

@@ -1,10 +1,10 @@
 /* Fusion: deals the nodes out to groups, each of which becomes one kernel or one call.
  *
- * Groups are numbered in the order in which they will run. A node may join a group when everything
- * it depends on lies in groups of lower number, or in the group itself where the value can stay in
- * a register: same iteration space, same order of elements. That rule alone keeps the groups free
- * of cycles. A node prefers the group of its operands, then the first group with its space that is
- * late enough, then a new one at the end.
+ * A node may join a group when everything else that it depends on can run before the group, which
+ * the transitive dependences of all groups tell; inside a group a value stays in a register: same
+ * iteration space, same order of elements. A node prefers the group of its operands, then the first
+ * group with its space that comes late enough already, then a new one. At the end the groups are
+ * numbered in the order in which they run, each as early as it was begun.
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
  * ends it, and pointwise nodes over what remains are stage 1. A write must come after every reader
@@ -50,6 +50,34 @@ static bool same_as_reduced(const ir_group *g, const space *s) {
     return n == s->n;
 }
 
+/* ---- dependences between groups ----------------------------------------------------------------
+ */
+
+enum { CLOSURE_MAX = 16384 }; /* nodes; larger graphs keep groups in the order of their beginning */
+
+static uint64_t *needs_of(const ir *r, int32_t group) {
+    return r->needs + (int64_t)group * r->words;
+}
+
+static bool depends(const ir *r, int32_t group, int32_t on) {
+    return needs_of(r, group)[on / 64] >> (on % 64) & 1;
+}
+
+/* Whether group `first` can run before `group` (they differ). */
+static bool can_precede(const ir *r, int32_t first, int32_t group) {
+    return r->words ? !depends(r, first, group) : first < group;
+}
+
+/* Notes that `group`, and what depends on it, needs `first` and all that it needs. */
+static void add_need(ir *r, int32_t group, int32_t first) {
+    if (!r->words || first == group || depends(r, group, first)) return;
+    for (int32_t g = 0; g < r->ngroups; g++) {
+        if (g != group && !depends(r, g, group)) continue;
+        for (int w = 0; w < r->words; w++) needs_of(r, g)[w] |= needs_of(r, first)[w];
+        needs_of(r, g)[first / 64] |= 1ull << (first % 64);
+    }
+}
+
 /* ---- what a node needs
  * --------------------------------------------------------------------------- */
 
@@ -86,34 +114,70 @@ static int stage_in(const ir *r, const ir_node *n, int32_t group, const space *s
     return stage1;
 }
 
+static bool reads_version(const ir *r, const ir_node *n, const ir_source *s, int32_t version) {
+    return s->version == version && !(r->versions[version].constant && is_loop(n));
+}
+
+/* Whether a reader of what w overwrites can share w's kernel. */
+static bool shares_map(const ir *r, const ir_node *n, const ir_source *s, const ir_node *w,
+                       int stage) {
+    int reads_in = n->kind == IR_REDUCE ? 0 : r->versions[n->out].stage;
+    return is_loop(n) && is_loop(w) && reads_in == stage && etch__same_map(r, s, &w->target);
+}
+
 /* Readers of the version that a write overwrites must come first, or use the same map. */
 static bool readers_done(const ir *r, const ir_node *w, int32_t group, int stage) {
     const ir_version *old = &r->versions[w->target.version];
-    if (old->group >= group) return false;
+    if (old->group == group || (old->group >= 0 && !can_precede(r, old->group, group)))
+        return false;
     for (int i = 0; &r->nodes[i] < w; i++) {
         const ir_node *n = &r->nodes[i];
-        if (n->dead || n->group < group) continue;
-        for (int k = 0; k < n->nin; k++) {
+        for (int k = 0; n->group >= 0 && k < n->nin; k++) {
             const ir_source *s = &sources(r, n)[k];
-            if (s->version != w->target.version || (old->constant && is_loop(n))) continue;
-            if (n->group > group || r->groups[group].call) return false;
-            if (r->versions[n->out].stage != stage && n->kind != IR_REDUCE) return false;
-            if ((n->kind == IR_REDUCE && stage) || !etch__same_map(r, s, &w->target)) return false;
+            if (!reads_version(r, n, s, w->target.version)) continue;
+            if (n->group == group ? !shares_map(r, n, s, w, stage)
+                                  : !can_precede(r, n->group, group))
+                return false;
         }
     }
     return true;
 }
 
-/* Whether all that the node needs is there when the group runs. */
+/* Whether all that the node needs can be there when the group runs. */
 static bool ready(const ir *r, const ir_node *n, const space *sp, int32_t group, int stage) {
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
         if (!from_group(r, n, s)) continue;
         const ir_version *v = &r->versions[s->version];
-        if (v->group < group) continue;
-        if (v->group > group || !fusable(r, n, sp, s) || v->stage != stage) return false;
+        if (v->group == group ? !fusable(r, n, sp, s) || v->stage != stage
+                              : !can_precede(r, v->group, group))
+            return false;
     }
     return !n->write || readers_done(r, n, group, stage);
+}
+
+/* Whether the group was begun after all that the node needs. */
+static bool late_enough(const ir *r, const ir_node *n, int32_t group) {
+    for (int i = 0; i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        if (from_group(r, n, s) && r->versions[s->version].group > group) return false;
+    }
+    return true;
+}
+
+static void note_needs(ir *r, const ir_node *n) {
+    for (int i = 0; i < n->nin; i++)
+        if (from_group(r, n, &sources(r, n)[i]))
+            add_need(r, n->group, r->versions[sources(r, n)[i].version].group);
+    if (!n->write) return;
+    if (r->versions[n->target.version].group >= 0)
+        add_need(r, n->group, r->versions[n->target.version].group);
+    for (int i = 0; &r->nodes[i] < n; i++) {
+        const ir_node *m = &r->nodes[i];
+        for (int k = 0; m->group >= 0 && k < m->nin; k++)
+            if (reads_version(r, m, &sources(r, m)[k], n->target.version))
+                add_need(r, n->group, m->group);
+    }
 }
 
 /* ---- limits
@@ -130,16 +194,24 @@ static bool loads_already(const ir *r, const ir_group *g, const ir_source *s) {
     return false;
 }
 
+/* Instructions of a node's program without its operands; of a reduction with its epilogue. */
+static int program_length(const ir_node *n) {
+    if (!n->program) return 6;
+    int length = 0;
+    for (int i = 0; i < n->program->n; i++) length += n->program->code[i].prim != PRIM_INPUT;
+    return length;
+}
+
 /* What the node adds to a group: accesses and instructions, as far as known now. */
 static void cost(const ir *r, const ir_node *n, int32_t group, int *accesses, int *code) {
     const ir_group *g = group < r->ngroups ? &r->groups[group] : NULL;
     *accesses = n->write;
-    *code = (n->program ? n->program->n : 6) + 1;
+    *code = program_length(n) + 1;
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
         if (s->version < 0) continue;
         const ir_version *v = &r->versions[s->version];
-        if (v->constant) *code += r->nodes[v->node].program->n;
+        if (v->constant) *code += program_length(&r->nodes[v->node]);
         else if ((v->group != group || v->group < 0) && !(g && loads_already(r, g, s)))
             ++*accesses, ++*code;
     }
@@ -174,17 +246,17 @@ static reason_id why_apart(const ir *r, const ir_node *n, const ir_source *s, bo
     return v->stage ? REASON_FUSION_REDUCED : REASON_FUSION_DOMAIN;
 }
 
-static void explain(const ir *r, const ir_node *n, const space *sp, bool full) {
+static void explain(const ir *r, const ir_node *n) {
+    space sp = space_of(n);
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
         if (!from_group(r, n, s)) continue;
         const ir_version *v = &r->versions[s->version];
         if (v->group == n->group || r->nodes[v->node].kind == IR_EMPTY) continue;
-        reason_id why = why_apart(r, n, s, full && fusable(r, n, sp, s));
+        reason_id why = why_apart(r, n, s, n->full && fusable(r, n, &sp, s));
         etch__count_reason(why);
         if (etch__log_on(LOG_FUSION))
-            etch__log(LOG_FUSION,
-                      "%s: %s (kernel %d) reads %%%d of %s (kernel %d) from memory: %s: %s",
+            etch__log(LOG_FUSION, "%s: %s (step %d) reads %%%d of %s (step %d) from memory: %s: %s",
                       r->g->name, etch__ops[n->op].name, n->group, v->base,
                       etch__ops[r->nodes[v->node].op].name, v->group, etch__reasons[why].name,
                       etch__reasons[why].text);
@@ -208,6 +280,7 @@ static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage)
     ir_version *v = &r->versions[n->out];
     v->group = group;
     v->stage = n->kind == IR_REDUCE ? 1 : (uint8_t)stage;
+    note_needs(r, n);
     return true;
 }
 
@@ -240,7 +313,8 @@ static int32_t sibling_group(const ir *r, const ir_node *n, const space *sp) {
     for (int32_t group = 0; group < r->ngroups; group++) {
         const ir_group *g = &r->groups[group];
         if (g->call || g->mask != sp->mask || !same_space(g, sp)) continue;
-        if (ready(r, n, sp, group, 0) && fits(r, n, group)) return group;
+        if (late_enough(r, n, group) && ready(r, n, sp, group, 0) && fits(r, n, group))
+            return group;
     }
     return -1;
 }
@@ -256,7 +330,7 @@ static bool place(ir *r, int32_t node) {
     }
     bool ok =
         group < 0 ? new_group(r, node, &sp) : join(r, node, group, &sp, stage_in(r, n, group, &sp));
-    if (ok) explain(r, n, &sp, full);
+    n->full = full;
     return ok;
 }
 
@@ -288,11 +362,96 @@ static void mark_stored(ir *r) {
     }
 }
 
-bool etch__fuse(ir *r) {
+/* ---- order
+ * ----------------------------------------------------------------------------------------- */
+
+static int count_needs(const ir *r, int32_t group) {
+    int n = 0;
+    for (int w = 0; w < r->words; w++) n += __builtin_popcountll(needs_of(r, group)[w]);
+    return n;
+}
+
+/* Appends the group after those that it needs. A group needs more groups than any that it needs. */
+static int emit_group(const ir *r, int32_t group, int32_t *order, int32_t *place, int n) {
+    int first = n;
+    for (int32_t g = 0; g < r->ngroups; g++) {
+        if (place[g] >= 0 || (g != group && !depends(r, group, g))) continue;
+        int at = n++;
+        for (; at > first && count_needs(r, order[at - 1]) > count_needs(r, g); at--)
+            order[at] = order[at - 1];
+        order[at] = g;
+    }
+    for (int i = first; i < n; i++) place[order[i]] = i;
+    return n;
+}
+
+static bool writes_input(const ir *r, int32_t group) {
+    for (int i = 0; i < r->groups[group].nmembers; i++) {
+        const ir_node *n = &r->nodes[r->groups[group].members[i]];
+        if (n->write && r->versions[n->out].memory) return true;
+    }
+    return false;
+}
+
+static bool needs_input_written(const ir *r, int32_t group) {
+    if (writes_input(r, group)) return true;
+    for (int32_t g = 0; g < r->ngroups; g++)
+        if (depends(r, group, g) && writes_input(r, g)) return true;
+    return false;
+}
+
+/* Numbers the groups in the order of their steps: those that write inputs, and what needs them,
+ * come last, so that an eager kernel that fails has mostly changed nothing yet. */
+static bool order_groups(ir *r) {
+    int n = 0, groups = r->ngroups;
+    if (!r->words || !groups) return true;
+    int32_t *order = etch__malloc(2 * groups * sizeof *order), *place = order + groups;
+    ir_group *sorted = etch__malloc(groups * sizeof *sorted);
+    bool ok = order && sorted;
+    if (ok) {
+        for (int32_t g = 0; g < groups; g++) place[g] = -1;
+        for (int last = 0; last < 2; last++)
+            for (int32_t g = 0; g < groups; g++)
+                if (place[g] < 0 && (last || !needs_input_written(r, g)))
+                    n = emit_group(r, g, order, place, n);
+        for (int i = 0; i < groups; i++) sorted[i] = r->groups[order[i]];
+        memcpy(r->groups, sorted, groups * sizeof *sorted);
+        for (int i = 0; i < r->nnodes; i++)
+            if (r->nodes[i].group >= 0) r->nodes[i].group = place[r->nodes[i].group];
+        for (int v = 0; v < r->nversions; v++)
+            if (r->versions[v].group >= 0) r->versions[v].group = place[r->versions[v].group];
+    }
+    etch__free(order);
+    etch__free(sorted);
+    return ok;
+}
+
+static void log_groups(const ir *r) {
+    if (!etch__log_on(LOG_FUSION)) return;
+    for (int32_t g = 0; g < r->ngroups; g++) {
+        char text[512];
+        int at = 0;
+        if (r->groups[g].call) continue;
+        for (int i = 0; i < r->groups[g].nmembers && at < (int)sizeof text - 40; i++)
+            at += snprintf(text + at, sizeof text - at, "%s%s", i ? ", " : "",
+                           etch__ops[r->nodes[r->groups[g].members[i]].op].name);
+        etch__log(LOG_FUSION, "%s: kernel of step %d: {%s}", r->g->name, g, text);
+    }
+}
+
+static bool reset(ir *r) {
     for (int i = 0; i < r->ngroups; i++) etch__free(r->groups[i].members);
     r->ngroups = 0;
     for (int v = 0; v < r->nversions; v++) r->versions[v].group = -1, r->versions[v].stored = false;
     for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1;
+    etch__free(r->needs);
+    r->words = r->nnodes > CLOSURE_MAX ? 0 : (r->nnodes + 63) / 64;
+    r->needs = etch__calloc((size_t)r->nnodes * r->words + 1, sizeof *r->needs);
+    return r->needs != NULL;
+}
+
+bool etch__fuse(ir *r) {
+    if (!reset(r)) return false;
     mark_constants(r);
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *n = &r->nodes[i];
@@ -301,5 +460,9 @@ bool etch__fuse(ir *r) {
         if (!place(r, i)) return false;
     }
     mark_stored(r);
+    if (!order_groups(r)) return false;
+    for (int i = 0; i < r->nnodes; i++)
+        if (r->nodes[i].group >= 0) explain(r, &r->nodes[i]);
+    log_groups(r);
     return true;
 }

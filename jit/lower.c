@@ -285,15 +285,31 @@ static void class_steps(lowering *l) {
 /* ---- work
  * ------------------------------------------------------------------------------------------ */
 
-enum { RANGE_WORK = 1 << 17, SPLIT_WORK = 1 << 16 };
+/* In plain instructions on one element: what a thread should get at least. */
+enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16 };
+
+/* Calls of the vector library weigh as eight plain instructions. */
+static int64_t element_work(const loop_kernel *k) {
+    int64_t work = 0;
+    for (int i = 0; i < k->ncode; i++) {
+        int prim = k->code[i].p.prim;
+        work += k->code[i].kind == LOOP_PRIM && prim >= PRIM_EXP && prim <= PRIM_POW ? 8 : 1;
+    }
+    return work;
+}
 
 static int64_t unit_work(const lowered *out) {
     const loop_kernel *k = &out->k;
-    int64_t reduced = 1, width = k->variant == LOOP_ROW ? 1 : STRIP;
+    int64_t reduced = 1, width = 1;
+    if (k->variant != LOOP_ROW) {
+        width = out->dims[k->npar - 1];
+        if (width > STRIP) width = STRIP;
+    }
     for (int i = k->npar; i < k->npar + k->nred; i++) reduced *= out->dims[i];
     if (k->split == SPLIT_PARTIAL && reduced > REDUCE_BLOCK) reduced = REDUCE_BLOCK;
     if (k->split == SPLIT_FINISH) reduced = (reduced + REDUCE_BLOCK - 1) / REDUCE_BLOCK, width = 1;
-    return reduced * width * (k->ncode > 4 ? k->ncode / 4 : 1);
+    int64_t work = reduced * width * element_work(k);
+    return work > 0 ? work : 1;
 }
 
 static void count_work(lowered *out) {

@@ -46,6 +46,7 @@ void etch__ir_free(ir *r) {
     etch__free(r->nodes);
     etch__free(r->sources);
     etch__free(r->groups);
+    etch__free(r->needs);
     etch__free(r->current);
     etch__free(r->in_memory);
     etch__free(r->bases);

@@ -486,36 +486,40 @@ static etch_status compile_kernels(maker *m, const char **why) {
 
 /* ---- logs ---- */
 
+/* A line of the schedule, which output_code shows as well. */
+static void log_line(const char *line) {
+    if (etch__log_on(LOG_SCHEDULE)) etch__log(LOG_SCHEDULE, "%s", line);
+    if (etch__log_on(LOG_OUTPUT_CODE)) etch__log(LOG_OUTPUT_CODE, "%s", line);
+}
+
 static void log_call(const maker *m, int number, const ir_node *n) {
-    char text[256];
-    int at = 0;
-    for (int i = 0; i < n->nin && at < (int)sizeof text - 16; i++) {
-        int32_t v = m->r->g->operands[m->r->g->nodes[n->gnode].in + i];
-        at += snprintf(text + at, sizeof text - at, v < 0 ? "%snone" : "%s%%%d", i ? " x " : "", v);
-    }
+    char line[512];
+    const graph_node *g = &m->r->g->nodes[n->gnode];
     bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
-    etch__log(LOG_SCHEDULE, "%s: step %d: %s %s %%%d = %s", m->r->g->name, number,
-              product ? "product" : "call", etch__ops[n->op].name, m->r->g->nodes[n->gnode].out,
-              n->nin ? text : "");
+    int at = snprintf(line, sizeof line, "%s: step %d: %s %s %%%d =", m->r->g->name, number,
+                      product ? "product" : "call", etch__ops[n->op].name, g->out);
+    for (int i = 0; i < n->nin && at < (int)sizeof line - 16; i++) {
+        int32_t v = m->r->g->operands[g->in + i];
+        if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
+        else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
+    }
+    log_line(line);
 }
 
 static void log_kernel(const maker *m, int number, int32_t group, const lowered *low) {
     static const char *const splits[] = {"", ", first part", ", second part"};
-    char text[512];
-    int at = 0;
+    char line[512];
     const ir_group *g = &m->r->groups[group];
-    text[0] = 0;
-    for (int i = 0; i < g->nmembers && at < (int)sizeof text - 40; i++) {
+    int at =
+        snprintf(line, sizeof line, "%s: step %d: kernel %s {", m->r->g->name, number, low->k.name);
+    for (int i = 0; i < g->nmembers && at < (int)sizeof line - 80; i++) {
         const char *op = etch__ops[m->r->nodes[g->members[i]].op].name;
-        at += snprintf(text + at, sizeof text - at, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."),
+        at += snprintf(line + at, sizeof line - at, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."),
                        op);
     }
-    etch__log(LOG_SCHEDULE, "%s: step %d: kernel %s {%s}%s, %lld units of work", m->r->g->name,
-              number, low->k.name, text, splits[low->k.split], (long long)low->units);
-    if (!etch__log_on(LOG_OUTPUT_CODE)) return;
-    char *code = etch__loop_text(&low->k);
-    if (code) etch__log(LOG_OUTPUT_CODE, "%s", code);
-    etch__free(code);
+    snprintf(line + at, sizeof line - at, "}%s, %lld units of work", splits[low->k.split],
+             (long long)low->units);
+    log_line(line);
 }
 
 static void log_steps(const maker *m) {
@@ -527,8 +531,10 @@ static void log_steps(const maker *m) {
         if (m->low[g]) log_kernel(m, number++, g, m->low[g]);
         if (m->finish[g]) log_kernel(m, number++, g, m->finish[g]);
     }
-    etch__log(LOG_SCHEDULE, "%s: %d steps, %d buffers in an arena of %lld bytes, %d outputs",
-              m->r->g->name, number, m->nintervals, (long long)m->p->arena_bytes, m->p->noutputs);
+    char line[256];
+    snprintf(line, sizeof line, "%s: %d steps, %d buffers in an arena of %lld bytes, %d outputs",
+             m->r->g->name, number, m->nintervals, (long long)m->p->arena_bytes, m->r->g->noutputs);
+    log_line(line);
 }
 
 /* ---- the whole ---- */

@@ -55,12 +55,13 @@ typedef struct ir_node {
     tensor_meta domain; /* sizes that it iterates over (POINT: of the result, REDUCE: the operand) */
     prim_program *program;
     int32_t group;
+    bool full; /* a group that would have done was too large */
 } ir_node;
 
-/* One step: a call of an eager kernel, or the nodes of one fused kernel. Steps run in the order of
- * their groups' numbers. */
+/* One step: a call of an eager kernel, or the nodes of one fused kernel. After
+ * fusion the numbers of the groups are the order of the steps. */
 typedef struct ir_group {
-    bool call, closed;
+    bool call;
     int32_t *members, nmembers;
     int64_t members_cap;
     int naxes; /* of the space, axes of size 1 left out */
@@ -82,6 +83,9 @@ typedef struct ir {
     uint8_t *bases;    /* per graph value: BASE_* */
     int32_t *outputs;  /* versions */
     int max_members;
+    /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
+    uint64_t *needs;
+    int words;
 } ir;
 
 enum {

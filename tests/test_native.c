@@ -2,6 +2,10 @@
  * folding, writes and the memory plan treat in their own way; and how many kernels come out. */
 #include "plan_util.h"
 
+#include <limits.h>
+#include <pthread.h>
+#include <unistd.h>
+
 static void check(const char *text, int kernels, int products) {
     graph *g = etch__graph_parse(text);
     if (!g) fail_msg("%s\n%s", etch_last_error(), text);
@@ -95,6 +99,30 @@ static void broadcasts_and_views_are_read_in_place(void **state) {
           "%3: f32[10, 6] = relu(%2)\n"
           "return %3\n}",
           2, 0);
+}
+
+static void producers_wait_for_products(void **state) {
+    (void)state;
+    check("graph d(%0: f32[30, 30], %1: f32[30, 30]) {\n"
+          "%2: f32[30, 30] = sin(%0)\n"
+          "%3: f32[30, 30] = mm(%0, %1)\n"
+          "%4: f32[30, 30] = add.Tensor(%2, %3, $0: int) {1}\n"
+          "return %4\n}",
+          1, 1);
+    check("graph c(%0: f32[30, 30], %1: f32[30, 30]) {\n" /* not where the product needs them */
+          "%2: f32[30, 30] = sin(%0)\n"
+          "%3: f32[30, 30] = mm(%2, %1)\n"
+          "%4: f32[30, 30] = add.Tensor(%2, %3, $0: int) {1}\n"
+          "return %4\n}",
+          2, 1);
+    check("graph w(%0: f32[30, 30], %1: f32[30, 30]) {\n" /* nor past a write to what they read */
+          "%2: f32[30, 30] = sin(%0)\n"
+          "%3: f32[30]@30 = select.int(%0) {0, 1}\n"
+          "zero_(%3)\n"
+          "%4: f32[30, 30] = mm(%0, %1)\n"
+          "%5: f32[30, 30] = add.Tensor(%2, %4, $0: int) {1}\n"
+          "return %5\n}",
+          3, 1);
 }
 
 static void strided_and_expanded_inputs(void **state) {
@@ -502,6 +530,58 @@ static void a_steady_run_allocates_its_outputs_only(void **state) {
     etch__graph_free(g);
 }
 
+enum { THREADS = 4, RUNS = 40 };
+
+typedef struct thread_job {
+    const graph *g;
+    plan *p;
+    test_io io, expected;
+    bool ok;
+} thread_job;
+
+static void *run_many(void *ctx) {
+    thread_job *job = ctx;
+    job->ok = true;
+    for (int i = 0; i < RUNS && job->ok; i++) {
+        for (int k = 0; k < job->g->noutputs; k++) {
+            etch__storage_release(job->io.outputs[k]);
+            job->io.outputs[k] = NULL;
+        }
+        job->ok = job->p->run(job->p, &job->io.io) == ETCH_OK &&
+                  compare_io(&job->io, &job->expected) == NULL;
+    }
+    return NULL;
+}
+
+static void one_plan_runs_on_several_threads(void **state) {
+    (void)state;
+    graph *g = etch__graph_parse("graph s(%0: f32[90, 70], %1: f32[70, 90]) {\n"
+                                 "%2: f32[90, 70] = mul.Scalar(%0, $0: real)\n"
+                                 "%3: f32[90, 90] = mm(%2, %1)\n"
+                                 "%4: f32[90, 90] = exp(%3)\n"
+                                 "%5: f32[90] = amax(%4) {1, 1, 0}\n"
+                                 "return %4, %5\n}");
+    plan *eager = compile_with("eager", g), *native = compile_with("native", g);
+    thread_job job[THREADS];
+    pthread_t thread[THREADS];
+    for (int t = 0; t < THREADS; t++) {
+        job[t] = (thread_job){g, native, make_io(g, 100 + t, 0), make_io(g, 100 + t, 0), false};
+        job[t].io.scalars[0].d = job[t].expected.scalars[0].d = t;
+        assert_int_equal(eager->run(eager, &job[t].expected.io), ETCH_OK);
+    }
+    for (int t = 0; t < THREADS; t++)
+        assert_int_equal(pthread_create(&thread[t], NULL, run_many, &job[t]), 0);
+    for (int t = 0; t < THREADS; t++) pthread_join(thread[t], NULL);
+    for (int t = 0; t < THREADS; t++) {
+        assert_true(job[t].ok);
+        free_io(&job[t].io);
+        free_io(&job[t].expected);
+    }
+    etch__plan_release(eager);
+    etch__plan_release(native);
+    etch__graph_free(g);
+}
+
 static void long_chains_are_cut(void **state) {
     (void)state;
     graph *g = etch__graph_new("long/0");
@@ -520,12 +600,46 @@ static void long_chains_are_cut(void **state) {
     etch__graph_free(g);
 }
 
-int main(void) {
+/* What a child process with a broken helper does: exit status 0 when all is as it should be. */
+static int run_with_broken_helper(void) {
+    graph *g = etch__graph_parse("graph b(%0: f32[50]) {\n %1: f32[50] = sin(%0)\n return %1\n}");
+    plan *eager = compile_with("eager", g), *native = compile_with("native", g);
+    test_io a = make_io(g, 1, 0), b = make_io(g, 1, 0);
+    bool ok = etch_counters().compile_failures == 1 && native->nkernels == 0 &&
+              etch__reason_counts[REASON_EAGER_COMPILE] == 1 &&
+              eager->run(eager, &a.io) == ETCH_OK && native->run(native, &b.io) == ETCH_OK &&
+              !compare_io(&a, &b);
+    free_io(&a);
+    free_io(&b);
+    etch__plan_release(eager);
+    etch__plan_release(native);
+    etch__graph_free(g);
+    return ok ? 0 : 1;
+}
+
+static void a_broken_helper_means_an_eager_plan(void **state) {
+    (void)state;
+    char cache[] = "/tmp/etch-native-XXXXXX", command[PATH_MAX + 256], self[PATH_MAX] = "";
+    assert_non_null(mkdtemp(cache));
+    assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    snprintf(command, sizeof command,
+             "ETCH_CACHE_DIR=%s/c ETCH_JIT=/nonexistent/etch-jit '%s' broken 2>%s/log", cache, self,
+             cache);
+    assert_int_equal(system(command), 0);
+    snprintf(command, sizeof command, "test $(grep -c 'warning: b: ' %s/log) = 1", cache);
+    assert_int_equal(system(command), 0);
+    snprintf(command, sizeof command, "rm -rf %s", cache);
+    assert_int_equal(system(command), 0);
+}
+
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "broken")) return run_with_broken_helper();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(seed_program_becomes_ten_products_and_six_kernels),
         cmocka_unit_test(chains_are_one_kernel),
         cmocka_unit_test(several_outputs_and_siblings_share_a_kernel),
         cmocka_unit_test(broadcasts_and_views_are_read_in_place),
+        cmocka_unit_test(producers_wait_for_products),
         cmocka_unit_test(strided_and_expanded_inputs),
         cmocka_unit_test(empty_and_zero_dimensional),
         cmocka_unit_test(every_dtype_runs_a_chain),
@@ -543,6 +657,8 @@ int main(void) {
         cmocka_unit_test(intermediates_written),
         cmocka_unit_test(failed_allocations_change_nothing),
         cmocka_unit_test(a_steady_run_allocates_its_outputs_only),
+        cmocka_unit_test(one_plan_runs_on_several_threads),
+        cmocka_unit_test(a_broken_helper_means_an_eager_plan),
         cmocka_unit_test(long_chains_are_cut),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
