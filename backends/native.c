@@ -11,6 +11,12 @@
 #include "core/dispatch.h"
 #include "jit/plan.h"
 
+#ifdef ETCH_HAVE_GCCJIT
+static const bool have_gccjit = true;
+#else
+static const bool have_gccjit = false;
+#endif
+
 static bool checked(const ir *r, const char *pass, bool ok) {
 #ifndef NDEBUG
     return ok && etch__ir_verify(r, pass);
@@ -49,7 +55,8 @@ static etch_status fall_back(const graph *g, plan **out, reason_id reason, const
 
 static etch_status native_compile(const graph *g, const backend_options *options, plan **out) {
     (void)options;
-#ifdef ETCH_HAVE_GCCJIT
+    if (!have_gccjit)
+        return fall_back(g, out, REASON_EAGER_NO_JIT, "configure with ETCH_GCCJIT=ON");
     const char *why = "unknown";
     ir *r = etch__ir_build(g);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
@@ -57,9 +64,6 @@ static etch_status native_compile(const graph *g, const backend_options *options
     etch__ir_free(r);
     if (status == ETCH_ERR_COMPILE) return fall_back(g, out, REASON_EAGER_COMPILE, why);
     return status;
-#else
-    return fall_back(g, out, REASON_EAGER_NO_JIT, "configure with ETCH_GCCJIT=ON");
-#endif
 }
 
 static const backend native = {"native", "inductor", native_compile};
