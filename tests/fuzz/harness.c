@@ -1,0 +1,507 @@
+#include "harness.h"
+
+#include <stdarg.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- data ---------------------------------------------------------------------------------------- */
+
+/* splitmix64 */
+uint64_t fuzz_random(uint64_t *state) {
+    uint64_t z = *state += 0x9e3779b97f4a7c15u;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+    return z ^ z >> 31;
+}
+
+static double some_real(uint64_t *state, bool wild) {
+    static const double special[] = {NAN,     INFINITY, -INFINITY, -0.0,     0.0,   1e-40,
+                                     -3e-42,  5e-324,   3.4e38,    -1.7e308, 1e-8,  65504,
+                                     -65520., 88.8,     -104,      0x1p-24,  1 / 3., 1e10};
+    uint64_t r = fuzz_random(state);
+    if (wild && r % 5 == 0) return special[(r >> 8) % (sizeof special / sizeof *special)];
+    if (r % 7 == 0) return (double)((r >> 8) % 9) - 4;
+    return ((double)((r >> 8) % 200001) - 1e5) / 4e4;
+}
+
+static int64_t some_int(uint64_t *state, etch_dtype dtype, bool wild) {
+    uint64_t r = fuzz_random(state);
+    int bits = 8 * (int)etch_dtype_size(dtype);
+    if (dtype == ETCH_BOOL) return (r >> 8) & 1;
+    if (wild && r % 5 == 0) {
+        uint64_t top = (uint64_t)1 << (bits - 1);
+        uint64_t extreme[] = {top, top - 1, top + 1, ~(uint64_t)0, 0, top >> 1};
+        return (int64_t)extreme[(r >> 8) % 6];
+    }
+    return (int64_t)((r >> 8) % 14) - (dtype == ETCH_U8 ? 0 : 5);
+}
+
+etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool wild) {
+    int64_t n = 1;
+    for (int i = 0; i < shape.n; i++) n *= shape.v[i];
+    bool real = dtype <= ETCH_F16;
+    size_t size = real ? 8 : etch_dtype_size(dtype);
+    char *data = calloc((size_t)n + 1, size);
+    for (int64_t i = 0; data && i < n; i++) {
+        double d = real ? some_real(&seed, wild) : 0;
+        int64_t k = real ? 0 : some_int(&seed, dtype, wild);
+        if (real) memcpy(data + (size_t)i * size, &d, size);
+        else memcpy(data + (size_t)i * size, &k, size); /* little endian */
+    }
+    etch_tensor *t = data ? etch_from_host(data, real ? ETCH_F64 : dtype, shape) : NULL;
+    free(data);
+    return real && dtype != ETCH_F64 ? etch_to(t, dtype) : t;
+}
+
+/* ---- events ---------------------------------------------------------------------------------------- */
+
+static void see(fuzz_world *w, uint64_t what) {
+    if (w->nevents == FUZZ_MAX_EVENTS) return;
+    w->event_at[w->nevents] = w->at;
+    w->event[w->nevents++] = what;
+}
+
+static void see_error(fuzz_world *w) {
+    see(w, 0xe0000000u + (uint64_t)etch_last_status());
+    etch_clear_error();
+}
+
+static uint64_t hash(const void *data, size_t n) {
+    const unsigned char *p = data;
+    uint64_t h = 0xcbf29ce484222325u;
+    for (size_t i = 0; i < n; i++) h = (h ^ p[i]) * 0x100000001b3u;
+    return h;
+}
+
+/* The bits of a number; any NaN is one. */
+static uint64_t bits_of(double d) {
+    uint64_t bits;
+    memcpy(&bits, &d, sizeof bits);
+    return d == d ? bits : 0x7ff8000000000000u;
+}
+
+/* ---- what bodies call ------------------------------------------------------------------------------- */
+
+bool fuzz_when(const fuzz_world *w, unsigned variants) { return variants >> w->variant & 1; }
+
+void fuzz_set(fuzz_world *w, int n, etch_tensor *t) {
+    w->v[n] = t && etch_numel(t) <= FUZZ_MAX_NUMEL ? t : NULL;
+    w->raw[n] = NULL;
+    if (w->scope >= 0) w->scope_made[n] = true;
+    if (!t) see_error(w);
+}
+
+int64_t fuzz_size(const fuzz_world *w, int n, int dim, int64_t more) {
+    return (w->v[n] ? etch_size(w->v[n], dim) : 1) + more;
+}
+
+etch_scalar fuzz_vary(const fuzz_world *w, etch_scalar s) {
+    if (s.kind == ETCH_SCALAR_REAL) return etch_scalar_real(s.d + 0.5 * w->call);
+    if (s.kind == ETCH_SCALAR_INT) return etch_scalar_int((int64_t)((uint64_t)s.i + (unsigned)w->call));
+    return etch_scalar_bool((s.i + w->call) & 1);
+}
+
+void fuzz_item(fuzz_world *w, int n) {
+    if (!w->v[n]) return;
+    double d = etch_item(w->v[n]);
+    see(w, bits_of(d));
+    if (etch_last_status() != ETCH_OK) see_error(w);
+}
+
+void fuzz_item_int(fuzz_world *w, int n) {
+    if (!w->v[n]) return;
+    see(w, (uint64_t)etch_item_int(w->v[n]));
+    if (etch_last_status() != ETCH_OK) see_error(w);
+}
+
+void fuzz_format(fuzz_world *w, int n) {
+    static char text[1 << 16];
+    if (!w->v[n]) return;
+    int64_t length = etch_format(w->v[n], text, sizeof text);
+    if (length < 0) see_error(w);
+    else see(w, hash(text, strlen(text)) + (uint64_t)length);
+}
+
+void fuzz_host(fuzz_world *w, int to, int n) {
+    static double buffer[FUZZ_MAX_NUMEL];
+    etch_tensor *t = w->v[n];
+    if (!t) return;
+    size_t bytes = (size_t)etch_numel(t) * etch_dtype_size(etch_dtype_of(t));
+    if (etch_to_host(t, buffer, bytes) != ETCH_OK) see_error(w);
+    else fuzz_set(w, to, etch_from_host(buffer, etch_dtype_of(t), etch_sizes(t)));
+}
+
+void fuzz_query(fuzz_world *w, int a, int b) {
+    const etch_tensor *t = w->v[a], *u = w->v[b];
+    if (!t || !u) return;
+    for (int i = 0; i < etch_ndim(t); i++)
+        see(w, (uint64_t)etch_size(t, i)), see(w, (uint64_t)etch_stride(t, i));
+    see(w, (uint64_t)etch_storage_offset(t) << 4 | (uint64_t)etch_shares_storage(t, u) << 1 |
+               etch_is_contiguous(t));
+}
+
+/* An empty tensor has no address, which is no error to compare. */
+void fuzz_expose(fuzz_world *w, int n, bool mut) {
+    if (!w->v[n] || etch_numel(w->v[n]) < 1) return;
+    w->raw[n] = mut ? etch_data_mut(w->v[n]) : (void *)(uintptr_t)etch_data(w->v[n]);
+    if (!w->raw[n]) see_error(w);
+}
+
+static void write_element(void *p, etch_dtype dtype, int64_t value) {
+    float f = (float)value;
+    double d = (double)value;
+    int16_t half = (int16_t)(0x3c00 + value % 128);
+    uint8_t bit = value & 1;
+    switch (dtype) {
+    case ETCH_F32: memcpy(p, &f, sizeof f); break;
+    case ETCH_F64: memcpy(p, &d, sizeof d); break;
+    case ETCH_BF16:
+    case ETCH_F16: memcpy(p, &half, sizeof half); break;
+    case ETCH_BOOL: memcpy(p, &bit, sizeof bit); break;
+    default: memcpy(p, &value, etch_dtype_size(dtype));
+    }
+}
+
+void fuzz_raw_write(fuzz_world *w, int n, int64_t value) {
+    if (w->v[n] && w->raw[n]) write_element(w->raw[n], etch_dtype_of(w->v[n]), value + w->call);
+}
+
+/* NaN bits may differ, so only whether it is one is seen. */
+void fuzz_raw_read(fuzz_world *w, int n) {
+    if (!w->v[n] || !w->raw[n]) return;
+    etch_dtype dtype = etch_dtype_of(w->v[n]);
+    uint64_t bits = 0;
+    memcpy(&bits, w->raw[n], etch_dtype_size(dtype));
+    static const uint64_t sign[] = {0x7fffffff, INT64_MAX, 0x7fff, 0x7fff};
+    static const uint64_t inf[] = {0x7f800000, 0x7ff0000000000000, 0x7f80, 0x7c00};
+    if (dtype <= ETCH_F16 && (bits & sign[dtype]) > inf[dtype]) bits = sign[dtype];
+    see(w, bits);
+}
+
+void fuzz_data_end(fuzz_world *w, int n) {
+    if (!w->v[n] || !w->raw[n]) return;
+    etch_data_end(w->v[n]);
+    /* Other tensors over the same storage lose their exposure with it. */
+    for (int i = 0; i < FUZZ_MAX_VARS; i++)
+        if (w->raw[i] && w->v[i] && etch_shares_storage(w->v[i], w->v[n])) w->raw[i] = NULL;
+}
+
+void fuzz_keep(fuzz_world *w, int n) {
+    if (w->v[n] && w->nkept < FUZZ_MAX_KEPT) w->kept[w->nkept++] = etch_retain(w->v[n]);
+}
+
+void fuzz_drop(fuzz_world *w, int n) { w->v[n] = NULL, w->raw[n] = NULL; }
+
+void fuzz_break(fuzz_world *w) {
+    if (etch_graph_break("fuzz") != ETCH_OK) see_error(w);
+}
+
+void fuzz_flush(fuzz_world *w) {
+    if (etch_flush() != ETCH_OK) see_error(w);
+}
+
+void fuzz_default_dtype(etch_dtype dtype) { etch_set_default_dtype(dtype); }
+
+void fuzz_scope(fuzz_world *w) {
+    if (w->scope >= 0) return;
+    w->scope = etch_scope_begin();
+    memset(w->scope_made, 0, sizeof w->scope_made);
+}
+
+/* Results of in-place operators stand for tensors of outside, but a number is a number. */
+void fuzz_scope_end(fuzz_world *w, int keep) {
+    if (w->scope < 0) return;
+    etch_tensor *t = keep >= 0 && w->scope_made[keep] ? w->v[keep] : NULL;
+    if (t) etch_keep(t);
+    etch_scope_end(w->scope);
+    w->scope = -1;
+    for (int i = 0; i < FUZZ_MAX_VARS; i++)
+        if (w->scope_made[i] && !(t && i == keep)) w->v[i] = NULL, w->raw[i] = NULL;
+}
+
+static etch_tensor *inner_body(etch_tensor *x) {
+    etch_tensor *y = etch_mul(x, x);
+    etch_tensor *z = etch_add_scalar(y, 1);
+    return etch_maximum(z, x);
+}
+
+void fuzz_inner(fuzz_world *w, int to, int n, bool disabled) {
+    if (w->v[n]) fuzz_set(w, to, etch_call(disabled ? w->inner_disabled : w->inner, w->v[n]));
+}
+
+/* ---- the function ------------------------------------------------------------------------------------- */
+
+static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                            int nout) {
+    fuzz_world *w = ctx;
+    for (int i = 0; i < nin; i++) w->v[i] = in[i];
+    w->scope = -1;
+    etch_dtype dtype = etch_default_dtype();
+    w->body(w, w->program);
+    fuzz_scope_end(w, -1);
+    etch_set_default_dtype(dtype);
+    etch_clear_error();
+    if (fuzz_when(w, w->setup->fails)) return ETCH_ERR_USER;
+    for (int i = 0; i < nout; i++) {
+        etch_tensor *t = w->v[w->setup->out[i]];
+        out[i] = t ? t : in[0];
+    }
+    return ETCH_OK;
+}
+
+void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, const void *program,
+                     const char *backend, bool disable) {
+    memset(w, 0, sizeof *w);
+    w->setup = setup, w->body = body, w->program = program;
+    w->f = etch_compile(run_body, .backend = backend, .disable = disable, .ctx = w, .name = "fuzz",
+                        .dynamic = (etch_dynamic)setup->dynamic, .fullgraph = setup->fullgraph,
+                        .stable_after = setup->stable_after,
+                        .recompile_limit = setup->recompile_limit);
+    w->inner = etch_compile(inner_body, .backend = backend, .disable = disable);
+    w->inner_disabled = etch_compile(inner_body, .backend = backend, .disable = true);
+}
+
+static void release_all(etch_tensor **t, int n) {
+    for (int i = 0; i < n; i++) etch_release(t[i]), t[i] = NULL;
+}
+
+static void release_results(fuzz_world *w) {
+    release_all(w->kept, FUZZ_MAX_KEPT);
+    release_all(w->fed, FUZZ_MAX_OUTPUTS);
+    w->nkept = 0;
+}
+
+void fuzz_world_close(fuzz_world *w) {
+    release_results(w);
+    release_all(w->in, FUZZ_MAX_INPUTS);
+    release_all(w->in_base, FUZZ_MAX_INPUTS);
+    release_all(w->global, FUZZ_MAX_INPUTS);
+    etch_function_free(w->f);
+    etch_function_free(w->inner);
+    etch_function_free(w->inner_disabled);
+}
+
+/* ---- arguments ---------------------------------------------------------------------------------------- */
+
+static etch_shape shape_of(const fuzz_world *w, const fuzz_input *in) {
+    etch_shape s = {.n = in->ndim};
+    for (int i = 0; i < s.n; i++) s.v[i] = w->setup->size[w->setup->set[w->variant]][in->size[i]];
+    return s;
+}
+
+static etch_tensor *transposed(const fuzz_input *in, etch_shape s, uint64_t seed) {
+    int64_t last = s.v[s.n - 1];
+    s.v[s.n - 1] = s.v[s.n - 2], s.v[s.n - 2] = last;
+    return etch_transpose(fuzz_data((etch_dtype)in->dtype, s, seed, in->wild), -1, -2);
+}
+
+/* The tensor, and in *base what SHIFTED inputs slice. */
+static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t seed,
+                          etch_tensor **base) {
+    etch_shape s = shape_of(w, in), larger = s;
+    int layout = in->ndim && !fuzz_when(w, in->plain) ? in->layout : FUZZ_CONTIGUOUS;
+    int64_t n = s.n ? s.v[0] : 0;
+    if (layout == FUZZ_TRANSPOSED && s.n >= 2) return *base = transposed(in, s, seed);
+    if (layout == FUZZ_STEPPED) larger.v[0] = 2 * n;
+    if (layout == FUZZ_OFFSET) larger.v[0] = n + 3;
+    if (layout == FUZZ_EXPANDED) larger.v[0] = 1;
+    etch_tensor *t = *base = fuzz_data((etch_dtype)in->dtype, larger, seed, in->wild);
+    if (layout == FUZZ_STEPPED) return etch_slice(t, 0, 0, 2 * n, 2);
+    if (layout == FUZZ_REVERSED) return etch_slice(t, 0, ETCH_ABSENT, ETCH_ABSENT, -1);
+    if (layout == FUZZ_OFFSET) return etch_slice(t, 0, 2, n + 2, 1);
+    if (layout == FUZZ_EXPANDED) return etch_expand(t, s);
+    return t;
+}
+
+static etch_tensor *shifted(const fuzz_world *w, int of) {
+    etch_tensor *t = w->in[of], *base = w->in_base[of];
+    int64_t n = etch_ndim(t) ? etch_size(t, 0) : 0;
+    if (!n || etch_ndim(base) != etch_ndim(t) || etch_size(base, 0) != n + 3) return t;
+    return etch_slice(base, 0, 1, n + 1, 1);
+}
+
+static bool fits(const fuzz_world *w, const fuzz_input *in, const etch_tensor *t) {
+    etch_shape s = shape_of(w, in);
+    if (!t || etch_dtype_of(t) != (etch_dtype)in->dtype || etch_ndim(t) != s.n) return false;
+    for (int i = 0; i < s.n; i++)
+        if (etch_size(t, i) != s.v[i]) return false;
+    return true;
+}
+
+static void replace(etch_tensor **slot, etch_tensor *t) {
+    etch_retain(t);
+    etch_release(*slot);
+    *slot = t;
+}
+
+static void prepare_input(fuzz_world *w, int i, uint64_t seed) {
+    const fuzz_input *in = &w->setup->in[i];
+    etch_tensor *base = NULL, *t = NULL;
+    if (in->feed >= 0 && fits(w, in, w->fed[in->feed])) t = base = w->fed[in->feed];
+    else if (in->layout == FUZZ_SAME) t = w->in[in->of], base = w->in_base[in->of];
+    else if (in->layout == FUZZ_SHIFTED) t = shifted(w, in->of), base = w->in_base[in->of];
+    else if (in->persistent && fits(w, in, w->in[i])) return;
+    else t = build(w, in, seed, &base);
+    replace(&w->in[i], t);
+    replace(&w->in_base[i], base);
+}
+
+static void prepare_global(fuzz_world *w, int i, uint64_t seed) {
+    const fuzz_input *in = &w->setup->global[i];
+    etch_tensor *base, *t = NULL;
+    if (in->feed >= 0 && fits(w, in, w->fed[in->feed])) t = w->fed[in->feed];
+    else if (in->persistent && fits(w, in, w->global[i])) return;
+    else if (in->layout == FUZZ_SAME) t = w->in[in->of];
+    else t = build(w, in, seed, &base);
+    replace(&w->global[i], t);
+}
+
+void fuzz_prepare(fuzz_world *w, int call) {
+    uint64_t seed = w->setup->seed + (uint64_t)call * 1000;
+    w->call = call;
+    w->variant = call % w->setup->period;
+    w->nevents = w->at = 0;
+    memset(w->v, 0, sizeof w->v);
+    memset(w->raw, 0, sizeof w->raw);
+    for (int i = 0; i < w->setup->nin; i++) prepare_input(w, i, seed + (uint64_t)i);
+    for (int i = 0; i < w->setup->nglobals; i++) {
+        prepare_global(w, i, seed + 100 + (uint64_t)i);
+        w->v[w->setup->nin + i] = w->global[i];
+    }
+    for (int i = 0; i < w->setup->nin; i++) w->v[i] = w->in[i];
+}
+
+static void call_function(fuzz_world *w, int call) {
+    fuzz_prepare(w, call);
+    release_results(w);
+    etch_manual_seed(w->setup->seed + (uint64_t)call);
+    w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
+    for (int i = 0; i < w->setup->nout; i++)
+        w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;
+    etch_clear_error();
+}
+
+/* ---- comparing ------------------------------------------------------------------------------------------ */
+
+typedef struct comparison {
+    fuzz_world a, b; /* eager, compiled */
+    fuzz_result *r;
+} comparison;
+
+__attribute__((format(printf, 2, 3))) static bool differ(comparison *c, const char *format, ...) {
+    va_list args;
+    int n = snprintf(c->r->difference, sizeof c->r->difference, "call %d: ", c->a.call);
+    va_start(args, format);
+    vsnprintf(c->r->difference + n, sizeof c->r->difference - (size_t)n, format, args);
+    va_end(args);
+    return false;
+}
+
+static bool same_layout(const etch_tensor *x, const etch_tensor *y) {
+    if (etch_ndim(x) != etch_ndim(y) || etch_storage_offset(x) != etch_storage_offset(y))
+        return false;
+    for (int i = 0; i < etch_ndim(x); i++)
+        if (etch_stride(x, i) != etch_stride(y, i)) return false;
+    return true;
+}
+
+static bool same_tensors(comparison *c, const char *what, int i, const etch_tensor *x,
+                         const etch_tensor *y) {
+    if (!x && !y) return true;
+    if (!x || !y) return differ(c, "%s %d is there only %s", what, i, x ? "eagerly" : "compiled");
+    if (etch_dtype_of(x) != etch_dtype_of(y)) return differ(c, "%s %d: dtype", what, i);
+    if (!etch_bitwise_equal(x, y)) return differ(c, "%s %d: sizes or elements", what, i);
+    if (!same_layout(x, y)) return differ(c, "%s %d: strides or offset", what, i);
+    return true;
+}
+
+/* Everything that outlives the call, in one order. */
+static int visible(fuzz_world *w, etch_tensor **t, int *kinds) {
+    int n = 0;
+    for (int i = 0; i < w->setup->nin; i++) kinds[n] = 0, t[n++] = w->in[i];
+    for (int i = 0; i < w->setup->nin; i++) kinds[n] = 1, t[n++] = w->in_base[i];
+    for (int i = 0; i < w->setup->nglobals; i++) kinds[n] = 2, t[n++] = w->global[i];
+    for (int i = 0; i < w->nkept; i++) kinds[n] = 3, t[n++] = w->kept[i];
+    for (int i = 0; i < w->setup->nout; i++) kinds[n] = 4, t[n++] = w->fed[i];
+    return n;
+}
+
+static bool compare_tensors(comparison *c) {
+    static const char *const names[] = {"input", "base of input", "global", "kept", "output"};
+    etch_tensor *x[32], *y[32];
+    int kind[32], first = 0;
+    int n = visible(&c->a, x, kind);
+    if (visible(&c->b, y, kind) != n) return differ(c, "number of tensors kept");
+    for (int i = 0; i < n; i++) {
+        if (i && kind[i] != kind[i - 1]) first = i;
+        if (!same_tensors(c, names[kind[i]], i - first, x[i], y[i])) return false;
+    }
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < i; k++)
+            if (etch_shares_storage(x[i], x[k]) != etch_shares_storage(y[i], y[k]) ||
+                (x[i] == x[k]) != (y[i] == y[k]))
+                return differ(c, "sharing of %s and %s (%d, %d)", names[kind[i]], names[kind[k]], i,
+                              k);
+    return true;
+}
+
+static bool compare_worlds(comparison *c) {
+    fuzz_world *a = &c->a, *b = &c->b;
+    for (int i = 0; i < a->nevents && i < b->nevents; i++)
+        if (a->event[i] != b->event[i] || a->event_at[i] != b->event_at[i])
+            return differ(c, "statement %d sees %llx, compiled statement %d sees %llx",
+                          a->event_at[i], (unsigned long long)a->event[i], b->event_at[i],
+                          (unsigned long long)b->event[i]);
+    if (a->nevents != b->nevents) return differ(c, "%d events, compiled %d", a->nevents, b->nevents);
+    if (a->status != b->status)
+        return differ(c, "status %s, compiled %s", etch_status_name(a->status),
+                      etch_status_name(b->status));
+    return compare_tensors(c);
+}
+
+static void count_call(comparison *c, int call, etch_counters_t before) {
+    etch_counters_t now = etch_function_counters(c->b.f);
+    bool later = call >= 2 * c->a.setup->period, any = now.plan_runs > before.plan_runs;
+    c->r->calls++;
+    c->r->later += later;
+    c->r->compiled += later && any;
+    c->r->compiled_only += later && any && now.eager_runs == before.eager_runs &&
+                           now.divergences == before.divergences && now.graphs == before.graphs;
+}
+
+static bool run_calls(comparison *c) {
+    bool same = true;
+    for (int call = 0; same && call < c->a.setup->ncalls; call++)
+        ETCH_SCOPE {
+            etch_counters_t before = etch_function_counters(c->b.f);
+            call_function(&c->a, call);
+            call_function(&c->b, call);
+            count_call(c, call, before);
+            same = compare_worlds(c);
+        }
+    return same;
+}
+
+bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, const char *backend,
+                  fuzz_result *result) {
+    static comparison c;
+    etch_memory_stats before = etch_memory();
+    memset(result, 0, sizeof *result);
+    c.r = result;
+    fuzz_world_open(&c.a, setup, body, program, "eager", true);
+    fuzz_world_open(&c.b, setup, body, program, backend, false);
+    bool same = run_calls(&c);
+    result->counters = etch_function_counters(c.b.f);
+    fuzz_world_close(&c.a);
+    fuzz_world_close(&c.b);
+    etch_clear_error();
+    etch_memory_stats after = etch_memory();
+    if (same && (after.tensors != before.tensors || after.bytes_live != before.bytes_live))
+        same = differ(&c, "leaks %lld tensors, %lld bytes",
+                      (long long)(after.tensors - before.tensors),
+                      (long long)(after.bytes_live - before.bytes_live));
+    return same;
+}

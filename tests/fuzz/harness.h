@@ -1,0 +1,137 @@
+/* Running one body eagerly and compiled, side by side, and comparing everything that can be seen.
+ *
+ * A *world* is one of the two sides: its function, its tensors that live on from call to call, and
+ * what its last call let be seen (values read, errors, texts). The body works on numbered tensors
+ * v[]: arguments, then captured globals, then results. It is the fuzzer's interpreter, or the C code
+ * that the fuzzer prints for a program with a difference; both call the same functions. Whatever
+ * changes between calls depends on the call's *variant*, call % period, so that every variant comes
+ * again; only data and varying scalars are of the call alone. */
+#ifndef ETCH_TESTS_FUZZ_HARNESS_H
+#define ETCH_TESTS_FUZZ_HARNESS_H
+
+#include <etch/etch.h>
+
+enum {
+    FUZZ_MAX_INPUTS = 4,
+    FUZZ_MAX_OUTPUTS = 3,
+    FUZZ_MAX_VARS = 96,
+    FUZZ_MAX_SIZES = 6,
+    FUZZ_MAX_SETS = 3,
+    FUZZ_MAX_VARIANTS = 3,
+    FUZZ_MAX_EVENTS = 256,
+    FUZZ_MAX_KEPT = 8,
+    FUZZ_MAX_NUMEL = 1 << 15
+};
+
+typedef enum fuzz_layout {
+    FUZZ_CONTIGUOUS,
+    FUZZ_TRANSPOSED, /* of the last two dimensions */
+    FUZZ_STEPPED,    /* every other row */
+    FUZZ_REVERSED,   /* a negative stride */
+    FUZZ_OFFSET,     /* rows inside a larger tensor */
+    FUZZ_EXPANDED,   /* a zero stride */
+    FUZZ_SAME,       /* the handle of input `of` */
+    FUZZ_SHIFTED     /* rows of the base of input `of`, one further on than its own */
+} fuzz_layout;
+
+typedef struct fuzz_input {
+    uint8_t dtype, ndim;
+    uint8_t size[4]; /* indices into the size set */
+    uint8_t layout, of;
+    uint8_t wild;       /* NaN, infinities, denormals, extreme integers among the data */
+    uint8_t persistent; /* lives on from call to call, with what was written into it */
+    uint8_t plain;      /* bit per variant: contiguous instead */
+    int8_t feed;        /* takes this output of the call before, -1: none */
+} fuzz_input;
+
+typedef struct fuzz_setup {
+    uint64_t seed;
+    int ncalls, period;
+    int nin, nglobals;
+    fuzz_input in[FUZZ_MAX_INPUTS], global[FUZZ_MAX_INPUTS];
+    int nout, out[FUZZ_MAX_OUTPUTS]; /* numbers of tensors */
+    int64_t size[FUZZ_MAX_SETS][FUZZ_MAX_SIZES];
+    uint8_t set[FUZZ_MAX_VARIANTS]; /* by variant */
+    uint8_t fails;                  /* bit per variant: the body returns an error */
+    uint8_t dynamic, fullgraph, stable_after, recompile_limit;
+} fuzz_setup;
+
+typedef struct fuzz_world fuzz_world;
+typedef void (*fuzz_body)(fuzz_world *w, const void *program);
+
+struct fuzz_world {
+    const fuzz_setup *setup;
+    fuzz_body body;
+    const void *program;
+    etch_function *f, *inner, *inner_disabled;
+    int call, variant;
+    etch_tensor *v[FUZZ_MAX_VARS];
+    void *raw[FUZZ_MAX_VARS]; /* pointers to exposed memory */
+    int64_t scope;            /* the open inner scope, -1: none */
+    int scope_first;          /* results from here on belong to it */
+    bool scope_made[FUZZ_MAX_VARS];
+
+    etch_tensor *in[FUZZ_MAX_INPUTS], *in_base[FUZZ_MAX_INPUTS]; /* one count of each */
+    etch_tensor *global[FUZZ_MAX_INPUTS];
+    etch_tensor *out[FUZZ_MAX_OUTPUTS], *fed[FUZZ_MAX_OUTPUTS];
+    etch_tensor *kept[FUZZ_MAX_KEPT];
+    int nkept;
+    etch_status status;
+    uint64_t event[FUZZ_MAX_EVENTS];
+    int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
+    int nevents, at;
+};
+
+/* ---- what bodies call: each does nothing for a tensor that is not there -------------------------- */
+
+/* Whether this variant is among the bits. */
+bool fuzz_when(const fuzz_world *w, unsigned variants);
+/* v[n] = t; NULL: the error is an event. What is too large is dropped. */
+void fuzz_set(fuzz_world *w, int n, etch_tensor *t);
+/* A size of v[n] plus `more`, for attributes. */
+int64_t fuzz_size(const fuzz_world *w, int n, int dim, int64_t more);
+/* A scalar that is another one at each call. */
+etch_scalar fuzz_vary(const fuzz_world *w, etch_scalar s);
+void fuzz_item(fuzz_world *w, int n);
+void fuzz_item_int(fuzz_world *w, int n);
+void fuzz_format(fuzz_world *w, int n);
+void fuzz_host(fuzz_world *w, int to, int n); /* v[to]: a new tensor of the elements read */
+void fuzz_query(fuzz_world *w, int a, int b); /* sizes, strides, shared storage */
+void fuzz_expose(fuzz_world *w, int n, bool mut);
+void fuzz_raw_write(fuzz_world *w, int n, int64_t value);
+void fuzz_raw_read(fuzz_world *w, int n);
+void fuzz_data_end(fuzz_world *w, int n);
+void fuzz_keep(fuzz_world *w, int n); /* it outlives the call */
+void fuzz_drop(fuzz_world *w, int n); /* v[n] is used no more */
+void fuzz_break(fuzz_world *w);
+void fuzz_flush(fuzz_world *w);
+void fuzz_default_dtype(etch_dtype dtype);
+void fuzz_scope(fuzz_world *w);
+void fuzz_scope_end(fuzz_world *w, int keep); /* -1: nothing is kept */
+void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another function (v[n]) */
+
+/* ---- comparing ----------------------------------------------------------------------------------- */
+
+typedef struct fuzz_result {
+    char difference[512]; /* "" when there is none */
+    int calls, later, compiled, compiled_only; /* later: calls whose variant was there twice before;
+                          of these: that ran a plan, and that ran nothing but plans */
+    etch_counters_t counters;
+} fuzz_result;
+
+/* Runs the program eagerly and compiled for the backend. True: no difference, nothing leaked. */
+bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, const char *backend,
+                  fuzz_result *result);
+
+/* ---- for the generator --------------------------------------------------------------------------- */
+
+void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, const void *program,
+                     const char *backend, bool disable);
+void fuzz_world_close(fuzz_world *w);
+/* Arguments and globals of the call, into in[], global[] and v[]. */
+void fuzz_prepare(fuzz_world *w, int call);
+/* A contiguous tensor of pseudorandom elements. */
+etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool wild);
+uint64_t fuzz_random(uint64_t *state);
+
+#endif

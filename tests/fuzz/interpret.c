@@ -1,0 +1,109 @@
+/* Runs a program's statements one by one: operators through the boxed call, which takes the same way
+ * to the cursor as the typed functions. */
+#include "program.h"
+
+/* ---- operators --------------------------------------------------------------------------------------- */
+
+static int64_t number(const fuzz_world *w, const fuzz_int *n) {
+    return n->of < 0 ? n->v : fuzz_size(w, n->of, n->dim, n->v);
+}
+
+static etch_dims numbers(const fuzz_world *w, const fuzz_arg *a) {
+    etch_dims d = {.n = a->n};
+    for (int i = 0; i < a->n; i++) d.v[i] = number(w, &a->number[i]);
+    return d;
+}
+
+/* False when a tensor is not there, so that the statement is left out. */
+static bool value_of(const fuzz_world *w, const fuzz_arg *a, arg_type type, etch_tensor **list,
+                     etch_value *v) {
+    v->name = NULL;
+    v->tag = ETCH_VALUE_NONE;
+    for (int i = 0; (type == ARG_TENSOR || type == ARG_TENSORS) && i < a->n; i++)
+        if (!(list[i] = w->v[a->tensor[i]])) return false;
+    if (a->absent) return true;
+    switch (type) {
+    case ARG_TENSOR: v->tag = ETCH_VALUE_TENSOR, v->tensor = list[0]; break;
+    case ARG_TENSORS:
+        v->tag = ETCH_VALUE_TENSORS, v->tensors.items = list, v->tensors.count = a->n;
+        break;
+    case ARG_SCALAR:
+        v->tag = ETCH_VALUE_SCALAR, v->scalar = a->varies ? fuzz_vary(w, a->scalar) : a->scalar;
+        break;
+    case ARG_INT:
+    case ARG_INT_OPT: v->tag = ETCH_VALUE_INT, v->i = number(w, &a->number[0]); break;
+    case ARG_INTS:
+    case ARG_INTS_OPT: v->tag = ETCH_VALUE_INTS, v->ints = numbers(w, a); break;
+    case ARG_BOOL: v->tag = ETCH_VALUE_BOOL, v->b = a->number[0].v; break;
+    default: v->tag = ETCH_VALUE_DTYPE, v->dtype = (etch_dtype)a->number[0].v;
+    }
+    return true;
+}
+
+static void run_operator(fuzz_world *w, const statement *s) {
+    const op_schema *schema = etch__schema((op_id)s->op);
+    etch_value value[SCHEMA_MAX_ARGS];
+    etch_tensor *list[SCHEMA_MAX_ARGS][4], *out = NULL;
+    for (int i = 0; i < schema->nargs; i++) {
+        const schema_arg *a = &schema->args[i];
+        if (!value_of(w, &s->arg[i], (arg_type)a->type, list[i], &value[i])) return;
+        value[i].name = a->name;
+    }
+    etch_op_call(&etch__ops[s->op], value, schema->nargs, &out, 1);
+    fuzz_set(w, s->out, out);
+}
+
+/* ---- statements ---------------------------------------------------------------------------------------- */
+
+void fuzz_run_statement(fuzz_world *w, const statement *s) {
+    switch ((statement_kind)s->kind) {
+    case ST_OP: run_operator(w, s); break;
+    case ST_ITEM: fuzz_item(w, s->a); break;
+    case ST_ITEM_INT: fuzz_item_int(w, s->a); break;
+    case ST_FORMAT: fuzz_format(w, s->a); break;
+    case ST_HOST: fuzz_host(w, s->out, s->a); break;
+    case ST_QUERY: fuzz_query(w, s->a, s->b); break;
+    case ST_EXPOSE: fuzz_expose(w, s->a, false); break;
+    case ST_EXPOSE_MUT: fuzz_expose(w, s->a, true); break;
+    case ST_RAW_WRITE: fuzz_raw_write(w, s->a, s->b); break;
+    case ST_RAW_READ: fuzz_raw_read(w, s->a); break;
+    case ST_DATA_END: fuzz_data_end(w, s->a); break;
+    case ST_KEEP: fuzz_keep(w, s->a); break;
+    case ST_BREAK: fuzz_break(w); break;
+    case ST_FLUSH: fuzz_flush(w); break;
+    case ST_DTYPE: fuzz_default_dtype((etch_dtype)s->b); break;
+    case ST_SCOPE: fuzz_scope(w); break;
+    case ST_SCOPE_END: fuzz_scope_end(w, s->a); break;
+    case ST_INNER: fuzz_inner(w, s->out, s->a, s->b); break;
+    case ST_COUNT: break;
+    }
+}
+
+void fuzz_interpret(fuzz_world *w, const void *of) {
+    const program *p = of;
+    for (int i = 0; i < p->nstatements; i++) {
+        w->at = i;
+        if (fuzz_when(w, p->statement[i].when)) fuzz_run_statement(w, &p->statement[i]);
+    }
+}
+
+/* ---- what a statement reads ------------------------------------------------------------------------------ */
+
+static const int operand_counts[ST_COUNT] = {
+#define KIND(id, operands, c) [ST_##id] = operands,
+    FUZZ_STATEMENTS(KIND)
+#undef KIND
+};
+
+int fuzz_operands(const statement *s, int *operands) {
+    int n = 0;
+    if (operand_counts[s->kind] > 0) operands[n++] = s->a;
+    if (operand_counts[s->kind] > 1) operands[n++] = s->b;
+    if (s->kind == ST_SCOPE_END && s->a >= 0) operands[n++] = s->a;
+    if (s->kind != ST_OP) return n;
+    const op_schema *schema = etch__schema((op_id)s->op);
+    for (int i = 0; i < schema->nargs; i++)
+        if (schema->args[i].type == ARG_TENSOR || schema->args[i].type == ARG_TENSORS)
+            for (int k = 0; k < s->arg[i].n && n < 8; k++) operands[n++] = s->arg[i].tensor[k];
+    return n;
+}

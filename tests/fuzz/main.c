@@ -1,0 +1,271 @@
+/* etch_fuzz: random programs, eager beside compiled.
+ *
+ *     etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] [--failures N] [--one S]
+ *
+ * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
+ * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
+ * a crash or a hang is a finding like a difference. A finding is made smaller and printed as a C test.
+ * --one prints the program of one seed and runs it on both backends. Exit status 1: findings. */
+#include "program.h"
+
+#include <ftw.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+typedef enum finding { FOUND_NOTHING, FOUND_DIFFERENCE, FOUND_LEAK, FOUND_CRASH } finding;
+
+/* What worker and parent share. */
+typedef struct board {
+    program p;
+    bool native, running, done;
+    fuzz_result result;
+    uint64_t next;
+    int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
+    int64_t kernels, launches, failed_compiles, graphs, statements[ST_COUNT], runs[OP_COUNT];
+} board;
+
+typedef struct options {
+    double seconds;
+    int64_t programs;
+    uint64_t seed;
+    int native, failures;
+    bool one;
+} options;
+
+static board *shared;
+static const char *wanted_backend;
+static finding wanted_finding;
+
+static double now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void no_log(void *ctx, const char *line) {
+    (void)ctx;
+    (void)line;
+}
+
+static const char *backend_name(bool native) { return native ? "native" : "eager"; }
+
+/* ---- one program -------------------------------------------------------------------------------------- */
+
+static void count_program(const program *p, const fuzz_result *r, bool native) {
+    shared->programs++;
+    shared->native_programs += native;
+    shared->calls += r->calls;
+    shared->later += r->later;
+    shared->compiled += r->compiled;
+    shared->compiled_only += r->compiled_only;
+    shared->kernels += r->counters.kernels;
+    shared->launches += r->counters.kernel_launches;
+    shared->failed_compiles += r->counters.compile_failures;
+    shared->graphs += r->counters.graphs;
+    for (int i = 0; i < p->nstatements; i++) {
+        shared->statements[p->statement[i].kind]++;
+        if (p->statement[i].kind != ST_OP) continue;
+        shared->operators++;
+        shared->runs[p->statement[i].op]++;
+    }
+}
+
+/* In a worker: true if nothing was found. */
+static bool run_program(bool native) {
+    shared->native = native;
+    shared->running = true, shared->done = false;
+    alarm(60);
+    bool same = fuzz_compare(&shared->p.setup, fuzz_interpret, &shared->p, backend_name(native),
+                             &shared->result);
+    alarm(0);
+    shared->done = true;
+    return same;
+}
+
+static finding classify(int status) {
+    if (!shared->running) return FOUND_NOTHING;
+    if (!shared->done || !WIFEXITED(status)) return FOUND_CRASH;
+    if (!shared->result.difference[0]) return FOUND_NOTHING;
+    return strstr(shared->result.difference, "leaks") ? FOUND_LEAK : FOUND_DIFFERENCE;
+}
+
+/* ---- making a finding smaller ---------------------------------------------------------------------------- */
+
+static finding run_apart(const program *p, bool native) {
+    static char difference[sizeof shared->result.difference];
+    shared->p = *p;
+    shared->running = false;
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(3);
+        etch_set_log_sink(no_log, NULL);
+        alarm(20);
+        run_program(native);
+        _exit(0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    finding found = classify(status);
+    if (found) memcpy(difference, shared->result.difference, sizeof difference);
+    memcpy(shared->result.difference, difference, sizeof difference);
+    return found;
+}
+
+static bool still_fails(const program *p) {
+    return run_apart(p, !strcmp(wanted_backend, "native")) == wanted_finding;
+}
+
+static void report(finding found) {
+    static program p;
+    static const char *const names[] = {"nothing", "a difference", "a leak", "a crash or hang"};
+    p = shared->p;
+    bool native = shared->native;
+    printf("\n== seed %llu, %s: %s: %s\n", (unsigned long long)p.setup.seed, backend_name(native),
+           names[found], found == FOUND_CRASH ? "" : shared->result.difference);
+    fflush(stdout);
+    if (native && run_apart(&p, false) == found) native = false;
+    wanted_backend = backend_name(native), wanted_finding = found;
+    if (!still_fails(&p)) {
+        printf("== not found again alone; the whole program:\n");
+        fuzz_print(stdout, &p, wanted_backend, "not found again");
+        return;
+    }
+    fuzz_reduce(&p, still_fails);
+    still_fails(&p);
+    char text[640];
+    snprintf(text, sizeof text, "Seed %llu: %s: %s", (unsigned long long)p.setup.seed, names[found],
+             found == FOUND_CRASH ? "" : shared->result.difference);
+    fuzz_print(stdout, &p, wanted_backend, text);
+    fflush(stdout);
+}
+
+/* ---- many programs ------------------------------------------------------------------------------------------ */
+
+static bool time_left(const options *o, double start) {
+    if (o->programs && shared->next - o->seed >= (uint64_t)o->programs) return false;
+    return !o->seconds || now() - start < o->seconds;
+}
+
+/* The worker: programs until one fails or time is over. */
+static void work(const options *o, double start) {
+    etch_set_log_sink(no_log, NULL);
+    while (time_left(o, start)) {
+        uint64_t seed = shared->next++;
+        bool native = o->native && seed % (uint64_t)o->native == 0;
+        shared->running = false;
+        fuzz_generate(&shared->p, seed);
+        bool same = run_program(native);
+        count_program(&shared->p, &shared->result, native);
+        if (!same) _exit(0);
+        shared->running = false;
+    }
+    _exit(0);
+}
+
+static void print_summary(const options *o, int findings, double seconds) {
+    const board *b = shared;
+    int covered = 0;
+    for (int i = 0; i < OP_COUNT; i++) covered += b->runs[i] > 0;
+    printf("fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %d of %d "
+           "kinds, %lld calls\n",
+           (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds,
+           (long long)b->programs, (long long)b->native_programs, (long long)b->operators, covered,
+           OP_COUNT, (long long)b->calls);
+    printf("fuzz: %lld graphs, %lld kernels, %lld launches, %lld failed compiles\n",
+           (long long)b->graphs, (long long)b->kernels, (long long)b->launches,
+           (long long)b->failed_compiles);
+    double later = b->later ? 100.0 / (double)b->later : 0;
+    printf("fuzz: of %lld later calls %.1f %% ran plans, %.1f %% nothing but plans\n",
+           (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
+    printf("fuzz: %d finding%s\n", findings, findings == 1 ? "" : "s");
+}
+
+static int fuzz(const options *o) {
+    double start = now();
+    int findings = 0;
+    shared->next = o->seed;
+    while (time_left(o, start) && findings < o->failures) {
+        fflush(stdout);
+        shared->running = false;
+        pid_t child = fork();
+        if (!child) work(o, start);
+        int status = 0;
+        if (child < 0 || waitpid(child, &status, 0) < 0) return 2;
+        finding found = classify(status);
+        if (!found && WIFEXITED(status) && !WEXITSTATUS(status)) continue;
+        if (!found) {
+            printf("\n== seed %llu: the generator itself failed\n",
+                   (unsigned long long)shared->next - 1);
+            findings++;
+            continue;
+        }
+        findings++;
+        report(found);
+    }
+    print_summary(o, findings, now() - start);
+    return findings > 0;
+}
+
+static int fuzz_one(const options *o) {
+    etch_set_log_sink(no_log, NULL);
+    fuzz_generate(&shared->p, o->seed);
+    fuzz_print(stdout, &shared->p, "native", "as generated");
+    int failed = 0;
+    for (int native = 0; native < 2; native++) {
+        bool same = run_program(native);
+        failed |= !same;
+        printf("/* %s: %s; %d of %d later calls ran plans, %d nothing else */\n",
+               backend_name(native), same ? "no difference" : shared->result.difference,
+               shared->result.compiled, shared->result.later, shared->result.compiled_only);
+    }
+    return failed;
+}
+
+/* ---- the command ---------------------------------------------------------------------------------------------- */
+
+static int remove_one(const char *path, const struct stat *s, int type, struct FTW *at) {
+    (void)s;
+    (void)type;
+    (void)at;
+    return remove(path);
+}
+
+static bool parse(int argc, char **argv, options *o) {
+    for (int i = 1; i < argc; i++) {
+        if (i + 1 == argc) return false;
+        const char *name = argv[i], *value = argv[++i];
+        if (!strcmp(name, "--seconds")) o->seconds = atof(value);
+        else if (!strcmp(name, "--programs")) o->programs = atoll(value);
+        else if (!strcmp(name, "--seed")) o->seed = strtoull(value, NULL, 10);
+        else if (!strcmp(name, "--native")) o->native = atoi(value);
+        else if (!strcmp(name, "--failures")) o->failures = atoi(value);
+        else if (!strcmp(name, "--one")) o->one = true, o->seed = strtoull(value, NULL, 10);
+        else return false;
+    }
+    return true;
+}
+
+int main(int argc, char **argv) {
+    options o = {.seed = 1, .native = 8, .failures = 10};
+    if (!parse(argc, argv, &o)) {
+        fprintf(stderr, "usage: etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] "
+                        "[--failures N] [--one S]\n");
+        return 2;
+    }
+    if (!o.seconds && !o.programs) o.seconds = 60;
+    char cache[] = "/tmp/etch-fuzz-XXXXXX";
+    if (!mkdtemp(cache)) return 2;
+    setenv("ETCH_CACHE_DIR", cache, 1);
+    setenv("ETCH_NUM_THREADS", "1", 0);
+    shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (shared == MAP_FAILED) return 2;
+    int status = o.one ? fuzz_one(&o) : fuzz(&o);
+    nftw(cache, remove_one, 16, FTW_DEPTH | FTW_PHYS);
+    return status;
+}

@@ -1,0 +1,88 @@
+/* Programs as data: a setup and a list of statements over numbered tensors, so that they can be
+ * generated, run, reduced and printed as C. */
+#ifndef ETCH_TESTS_FUZZ_PROGRAM_H
+#define ETCH_TESTS_FUZZ_PROGRAM_H
+
+#include <stdio.h>
+
+#include "core/schema.h"
+#include "harness.h"
+
+enum { FUZZ_MAX_STATEMENTS = 64 };
+
+/* KIND(id, operands, C): how many of a, b are tensors that the statement reads; how one that is no
+ * operator prints ($o is `out`). */
+#define FUZZ_STATEMENTS(KIND)                                                                      \
+    KIND(OP, 0, "")                                                                                \
+    KIND(ITEM, 1, "fuzz_item(w, $a)")                                                            \
+    KIND(ITEM_INT, 1, "fuzz_item_int(w, $a)")                                                    \
+    KIND(FORMAT, 1, "fuzz_format(w, $a)")                                                        \
+    KIND(HOST, 1, "fuzz_host(w, $o, $a)")                                                      \
+    KIND(QUERY, 2, "fuzz_query(w, $a, $b)")                                                    \
+    KIND(EXPOSE, 1, "fuzz_expose(w, $a, false)")                                                 \
+    KIND(EXPOSE_MUT, 1, "fuzz_expose(w, $a, true)")                                              \
+    KIND(RAW_WRITE, 1, "fuzz_raw_write(w, $a, $b)")                                            \
+    KIND(RAW_READ, 1, "fuzz_raw_read(w, $a)")                                                    \
+    KIND(DATA_END, 1, "fuzz_data_end(w, $a)")                                                    \
+    KIND(KEEP, 1, "fuzz_keep(w, $a)")                                                            \
+    KIND(BREAK, 0, "fuzz_break(w)")                                                                \
+    KIND(FLUSH, 0, "fuzz_flush(w)")                                                                \
+    KIND(DTYPE, 0, "fuzz_default_dtype((etch_dtype)$b)")                                         \
+    KIND(SCOPE, 0, "fuzz_scope(w)")                                                                \
+    KIND(SCOPE_END, 0, "fuzz_scope_end(w, $a)")                                                  \
+    KIND(INNER, 1, "fuzz_inner(w, $o, $a, $b)")
+
+typedef enum statement_kind {
+#define KIND(id, operands, c) ST_##id,
+    FUZZ_STATEMENTS(KIND)
+#undef KIND
+        ST_COUNT
+} statement_kind;
+
+/* A number in an attribute: v, or a size of a tensor plus v. */
+typedef struct fuzz_int {
+    int64_t v;
+    int8_t of, dim; /* of: -1 for a plain number */
+} fuzz_int;
+
+/* One argument of an operator's schema. */
+typedef struct fuzz_arg {
+    bool absent; /* int?, int[]?, ScalarType? */
+    bool varies; /* a scalar that is another one at each call */
+    int n;       /* tensors or numbers */
+    int tensor[4];
+    fuzz_int number[ETCH_MAX_DIMS]; /* int, int[], bool, dtype */
+    etch_scalar scalar;
+} fuzz_arg;
+
+typedef struct statement {
+    uint8_t kind;
+    uint8_t when; /* bit per variant */
+    int8_t out;   /* the tensor it defines, -1: none */
+    int a, b;
+    uint16_t op;
+    fuzz_arg arg[SCHEMA_MAX_ARGS];
+} statement;
+
+typedef struct program {
+    fuzz_setup setup;
+    int nstatements;
+    statement statement[FUZZ_MAX_STATEMENTS];
+} program;
+
+/* interpret.c: a fuzz_body */
+void fuzz_interpret(fuzz_world *w, const void *program);
+void fuzz_run_statement(fuzz_world *w, const statement *s);
+/* Tensors that a statement reads; at most 8. */
+int fuzz_operands(const statement *s, int *operands);
+
+/* generate.c */
+void fuzz_generate(program *p, uint64_t seed);
+
+/* reduce.c: the smallest program found for which fails(p) still holds. */
+void fuzz_reduce(program *p, bool (*fails)(const program *p));
+
+/* print.c: a cmocka program. */
+void fuzz_print(FILE *to, const program *p, const char *backend, const char *difference);
+
+#endif
