@@ -157,7 +157,7 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
     c->out = c->in + nv;
     c->slot = c->out + nv;
     c->alias = c->slot + nv;
-    for (int v = 0; v < leaf->nvalues; v++) c->alias[v] = alias ? alias[v] : v;
+    for (int v = 0; v < leaf->nvalues; v++) c->alias[v] = leaf->writes_inputs ? alias[v] : v;
     return c;
 }
 
@@ -224,6 +224,14 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, const int32_t *
     return NULL;
 }
 
+/* The next call tries again. */
+static void give_up_compile(etch_function *f, trace_leaf *leaf) {
+    pthread_mutex_lock(&f->lock);
+    leaf->stale = true;
+    pthread_mutex_unlock(&f->lock);
+    etch__count_reason(REASON_EAGER_COMPILE);
+}
+
 static bool has_code(const trace_leaf *leaf, const int32_t *alias) {
     size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
     for (const segment_code *c = leaf->code; c; c = c->next)
@@ -237,13 +245,16 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, const int32_t *alias
     if (!leaf->npath) return;
     pthread_mutex_lock(&f->compile_lock);
     if (leaf->stale || !has_code(leaf, alias)) {
+        saved_error error;
+        etch__error_save(&error);
         empty_frame frame = etch__push_frame();
         call_back(false);
         segment_code *code = compile(f, leaf, alias);
         call_back(true);
         etch__pop_frame(&frame);
+        etch__error_restore(&error);
         if (code) publish_code(f, leaf, code);
-        else etch__count_reason(REASON_EAGER_COMPILE);
+        else give_up_compile(f, leaf);
     }
     pthread_mutex_unlock(&f->compile_lock);
 }

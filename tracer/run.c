@@ -82,10 +82,10 @@ static void want_late(run *r, walk *w, const etch_tensor *t) {
 static void late_use(run *r, walk *w, const etch_tensor *t) {
     if (!w->pending) return;
     w->pending = false;
-    if (!has_live_deferred(w) || !etch__walk_path(w)) return;
+    if (!has_live_deferred(w)) return;
     trace_leaf *leaf = w->leaf;
     want_late(r, w, t);
-    etch__evaluate(w, true);
+    if (!etch__walk_path(w) || etch__evaluate(w, true) != ETCH_OK) etch__walk_fail(w);
     etch__count_reason(REASON_RECOMPILE_LATE_USE);
     TRACE_COUNT(r->f, late_uses, 1);
     etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
@@ -149,6 +149,7 @@ static void end_matched(run *r, walk *w, const etch_tensor *t) {
     w->leaf = NULL;
     late_use_all(r);
     if (etch__walk_to_recording(w, WALK_RECORD)) end_recorded(w, t);
+    else etch__walk_fail(w);
 }
 
 /* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in its
@@ -315,14 +316,21 @@ static bool prepare_operands(run *r, const op_call *call) {
     return true;
 }
 
+/* Operands that were deferred until now may turn out to have failed. */
+static bool operands_there(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (!etch__check_handle(call->in[i])) return false;
+    return true;
+}
+
 static etch_tensor *run_now(run *r, const op_call *call) {
     if (etch__ops[call->op].kind == KIND_INPLACE) late_use_all(r);
-    return etch__run_eager(call);
+    return operands_there(call) ? etch__run_eager(call) : NULL;
 }
 
 static etch_tensor *record(run *r, walk *w, const op_call *call) {
     if (w->mode == WALK_RECORD && etch__ops[call->op].kind == KIND_INPLACE) late_use_all(r);
-    return etch__walk_record(w, call);
+    return operands_there(call) ? etch__walk_record(w, call) : NULL;
 }
 
 /* Whether a new path under this root would be one too many. */
@@ -501,14 +509,6 @@ static etch_status close_scope(run *r, etch_status status, etch_tensor **out, in
     return status;
 }
 
-/* A deferred handle that will never be computed. */
-static void fail_live(walk *w) {
-    for (int64_t v = 0; v < w->nvalues; v++) {
-        etch_tensor *h = w->c.value[v];
-        if (h && h->deferred && h->owner == w) h->failed = 1, h->deferred = 0;
-    }
-}
-
 /* A call that fails: its matched prefix has happened, nothing is published. */
 static void drop_segment(run *r) {
     walk *w = r->walk;
@@ -518,15 +518,15 @@ static void drop_segment(run *r) {
     bool compute = !r->poisoned;
     if (w->mode == WALK_MATCH) etch__walk_to_recording(w, compute ? WALK_RECORD : WALK_SHAPES);
     else if (w->mode == WALK_SHAPES && compute) etch__evaluate(w, false);
-    fail_live(w);
+    etch__walk_fail(w);
     etch__walk_recycle(w);
 }
 
 /* fullgraph's first call: everything is still deferred; compile, then run the plan. */
 static void run_shapes(run *r, walk *w) {
     bool overlap;
-    mark_live(w, WANT_VALUE);
-    trace_leaf *leaf = settle(r, w);
+    if (w->recorded) mark_live(w, WANT_VALUE);
+    trace_leaf *leaf = w->recorded ? settle(r, w) : NULL;
     const segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
     bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
     if (!done) etch__evaluate(w, false);
@@ -541,7 +541,7 @@ static void end_return(run *r) {
     w->end_site = NULL;
     if (w->mode == WALK_MATCH) end_matched(r, w, NULL);
     else end_recorded(w, NULL);
-    if (w->mode == WALK_SHAPES && w->recorded) run_shapes(r, w);
+    if (w->mode == WALK_SHAPES) run_shapes(r, w);
     retire_walk(r, w);
 }
 

@@ -229,6 +229,8 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call);
 /* From matching to recording after the nodes matched so far: they run through the eager kernels,
  * or stay deferred where shapes only are recorded. */
 bool etch__walk_to_recording(walk *w, walk_mode mode);
+/* What is still deferred fails: there is no memory to compute it. */
+void etch__walk_fail(walk *w);
 /* The number of a value, -1 if the walk has not met the tensor. */
 int32_t etch__walk_find(const walk *w, const etch_tensor *t);
 /* Fills path with the nodes from the root to the last matched one. */
