@@ -98,6 +98,17 @@ static loaded_kernel *publish(loaded_kernel *k) {
     return other;
 }
 
+void etch__kernels_forget(void) {
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        loaded_kernel *k = oldest;
+        if (k) take_out(k);
+        pthread_mutex_unlock(&lock);
+        if (!k) return;
+        etch__kernel_release(k);
+    }
+}
+
 static void reset_after_fork(void) { pthread_mutex_init(&lock, NULL); }
 
 __attribute__((constructor)) static void at_load(void) {

@@ -5,6 +5,7 @@
  * thread allocates once is allocated again). A run must either report out_of_memory or give the
  * bytes of the same program with compiling off; it must leave nothing behind, and the same program
  * must run right afterwards. */
+#include <dirent.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -12,7 +13,7 @@
 #include <unistd.h>
 
 #include "core/schema.h"
-#include "jit/cache.h"
+#include "jit/loop.h"
 #include "tests/trace_support.h"
 
 typedef struct probe {
@@ -601,6 +602,60 @@ static void test_native_functions(void **state) {
     all_functions();
 }
 
+/* ---- kernels from the disk cache and from the helper ------------------------------------------------ */
+
+static char cache_folder[] = "/tmp/etch-test-cache-XXXXXX";
+
+static void empty_cache(void) {
+    DIR *d = opendir(cache_folder);
+    for (struct dirent *e; d && (e = readdir(d));)
+        if (strstr(e->d_name, ".so")) unlinkat(dirfd(d), e->d_name, 0);
+    if (d) closedir(d);
+}
+
+/* Objects that a compile began and did not finish. */
+static int unfinished_objects(void) {
+    int n = 0;
+    DIR *d = opendir(cache_folder);
+    for (struct dirent *e; d && (e = readdir(d));)
+        n += !strncmp(e->d_name, "tmp-", 4) && strstr(e->d_name, ".so");
+    if (d) closedir(d);
+    return n;
+}
+
+static etch_tensor *one_kernel_body(etch_tensor *x) {
+    etch_tensor *y = etch_mul_scalar(x, 0.75);
+    return etch_sub(y, x);
+}
+
+static bool from_disk(probe *p) {
+    etch__kernels_forget();
+    return call_times(p, COMPILE(p, chain_body, .name = "disk"), 2);
+}
+
+static bool from_helper(probe *p) {
+    etch__kernels_forget();
+    empty_cache();
+    return call_times(p, COMPILE(p, one_kernel_body, .name = "helper"), 2);
+}
+
+static bool from_helper_with_logs(probe *p) {
+    bool ok = etch_set_logs("output_code,cache,fusion") == ETCH_OK && from_helper(p);
+    return etch_set_logs("") == ETCH_OK && ok;
+}
+
+static void test_kernels(void **state) {
+    (void)state;
+    backend_name = "native";
+    int64_t compiled = etch_counters().kernels_compiled, hits = etch_counters().cache_hits;
+    FAIL_EVERYWHERE(from_disk);
+    assert_true(etch_counters().cache_hits > hits);
+    FAIL_EVERYWHERE(from_helper);
+    assert_true(etch_counters().kernels_compiled > compiled);
+    FAIL_EVERYWHERE(from_helper_with_logs);
+    assert_int_equal(unfinished_objects(), 0);
+}
+
 /* ---- main ------------------------------------------------------------------------------------------ */
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
@@ -609,14 +664,13 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensors),          cmocka_unit_test(test_operators),
         cmocka_unit_test(test_compiled_operators), cmocka_unit_test(test_functions),
-        cmocka_unit_test(test_native_functions),
+        cmocka_unit_test(test_native_functions), cmocka_unit_test(test_kernels),
     };
-    char cache[] = "/tmp/etch-test-cache-XXXXXX";
-    if (!mkdtemp(cache)) return 1;
-    setenv("ETCH_CACHE_DIR", cache, 1);
+    if (!mkdtemp(cache_folder)) return 1;
+    setenv("ETCH_CACHE_DIR", cache_folder, 1);
     etch_set_log_sink(drop_line, NULL);
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     etch_cache_clear();
-    rmdir(cache);
+    rmdir(cache_folder);
     return failed;
 }
