@@ -216,7 +216,9 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
             continue;
         }
         etch_status status = run_call(&s->c, b, io);
-        if (unlikely(status != ETCH_OK)) return status;
+        if (likely(status == ETCH_OK)) continue;
+        if (i && p->nwritten && io->wrote) *io->wrote = true; /* by one of the steps before, maybe */
+        return status;
     }
     return ETCH_OK;
 }

@@ -430,6 +430,39 @@ static etch_tensor *inplace_body(etch_tensor *x) {
 }
 static bool inplace(probe *p) { return call_times(p, COMPILE(p, inplace_body, .name = "in"), 4); }
 
+/* The product needs copies of its own, after memory of the input was written. */
+static etch_tensor *inplace_product_body(etch_tensor *x) {
+    etch_tensor *wide = etch_expand(x, ETCH_SHAPE(80, 80));
+    if (!wide || !etch_add_scalar_(x, 1)) return NULL;
+    etch_tensor *m = etch_mm(wide, wide);
+    if (!m || !etch_mul_scalar_(x, 2)) return NULL;
+    etch_tensor *s = etch_sum_dim(m, ETCH_DIMS(1), false);
+    etch_tensor *y = s ? etch_slice(s, 0, 0, 4, 1) : NULL;
+    return y ? etch_add_scalar(y, 1) : NULL;
+}
+static bool inplace_product(probe *p) {
+    etch_function *f = COMPILE(p, inplace_product_body, .name = "product");
+    bool ok = f != NULL;
+    for (int call = 0; ok && call < 4; call++) {
+        etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(80, 1), call + 1);
+        ok = x && put(p, etch_call(f, x)) && put(p, x);
+    }
+    etch_function_free(f);
+    return ok;
+}
+
+static etch_tensor *loop_body(etch_tensor *x) {
+    etch_tensor *y = x;
+    for (int i = 0; i < 4; i++) {
+        etch_tensor *z = etch_mul_scalar(y, 0.5);
+        etch_tensor *s = etch_sum(z);
+        if (isnan(etch_item(s))) return NULL;
+        y = etch_add(z, s);
+    }
+    return y;
+}
+static bool loops(probe *p) { return call_times(p, COMPILE(p, loop_body, .name = "loops"), 3); }
+
 static etch_function *inner;
 static etch_tensor *nested_body(etch_tensor *x) {
     etch_tensor *y = etch_add_scalar(x, 1);
@@ -575,6 +608,8 @@ static void all_functions(void) {
     FAIL_EVERYWHERE(fullgraph);
     FAIL_EVERYWHERE(fullgraph_diverges);
     FAIL_EVERYWHERE(inplace);
+    FAIL_EVERYWHERE(inplace_product);
+    FAIL_EVERYWHERE(loops);
     FAIL_EVERYWHERE(nested);
     FAIL_EVERYWHERE(nested_disabled);
     FAIL_EVERYWHERE(resets);

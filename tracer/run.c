@@ -130,7 +130,8 @@ static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t)
     if (leaf->writes_inputs) late_use_all(r);
     const segment_code *code = etch__pick_code(w, leaf, &overlap);
     if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
-    return code && code_suffices(w, leaf, code, t) && etch__run_code(w, leaf, code) == ETCH_OK;
+    if (!code || !code_suffices(w, leaf, code, t)) return false;
+    return etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned;
 }
 
 /* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
@@ -215,7 +216,7 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
     }
     end_segment(r, why, site, t);
     r->eager = false;
-    return ETCH_OK;
+    return r->poisoned ? etch__tls.status : ETCH_OK;
 }
 
 /* The walk of this run that has to produce t; NULL with the error set if t is another thread's. */
@@ -529,7 +530,7 @@ static void run_shapes(run *r, walk *w) {
     trace_leaf *leaf = w->recorded ? settle(r, w) : NULL;
     const segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
     bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
-    if (!done) etch__evaluate(w, false);
+    if (!done && !r->poisoned) etch__evaluate(w, false);
     w->recorded = false;
 }
 
@@ -585,6 +586,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     status = close_scope(r, status, out, nout);
     if (status == ETCH_OK) end_return(r);
     else drop_segment(r);
+    if (status == ETCH_OK && r->poisoned) status = etch__tls.status;
     leave();
     settle_all(r, status == ETCH_OK);
     for (int i = 0; status == ETCH_OK && i < nout; i++)

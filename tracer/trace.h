@@ -194,7 +194,8 @@ typedef struct run {
     walk *pending;  /* earlier segments some of whose live handles may still be deferred */
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;    /* the limit is reached: no recording until the segment ends */
-    bool poisoned; /* fullgraph failed: nothing deferred may be computed any more */
+    bool poisoned; /* fullgraph failed, or a plan after writing: nothing deferred may be computed
+                      any more */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;
