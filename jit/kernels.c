@@ -109,10 +109,11 @@ void etch__kernels_forget(void) {
     }
 }
 
-static void reset_after_fork(void) { pthread_mutex_init(&lock, NULL); }
+static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
 
 __attribute__((constructor)) static void at_load(void) {
-    pthread_atfork(NULL, NULL, reset_after_fork);
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
 /* ---- finding or making -------------------------------------------------------------------------- */

@@ -239,8 +239,8 @@ static etch_status run_plan(plan *base, const plan_io *io) {
     else if (p->noutputs) memcpy(io->outputs, b->outputs, p->noutputs * sizeof *b->outputs);
     for (int i = 0; i < p->nwritten; i++)
         atomic_fetch_add(&io->inputs[p->written[i]]->storage->version, 1);
-    etch__tls.counts.kernel_launches += p->p.nkernels;
-    etch__tls.counts.library_calls += p->p.nproducts;
+    THREAD_COUNT(kernel_launches, p->p.nkernels);
+    THREAD_COUNT(library_calls, p->p.nproducts);
     give_block(p, b);
     return status;
 }

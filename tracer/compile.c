@@ -35,6 +35,12 @@ int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) {
     return add_callback(fn, ctx, true);
 }
 
+static void lock_for_fork(void) { pthread_mutex_lock(&callback_lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&callback_lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
+
 void etch_callback_remove(int64_t handle) {
     pthread_mutex_lock(&callback_lock);
     for (int64_t i = 0; i < ncallbacks; i++)
@@ -199,8 +205,8 @@ static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code)
     atomic_store_explicit(&leaf->code, code, memory_order_release);
     if (leaf->codes++ == 0) leaf->tree->ncompiled++;
     leaf->tree->gen->graphs++;
-    pthread_mutex_unlock(&f->lock);
     count_graph(f, leaf);
+    pthread_mutex_unlock(&f->lock);
 }
 
 static segment_code *compile(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
@@ -232,7 +238,11 @@ static void give_up_compile(etch_function *f, trace_leaf *leaf) {
     etch__count_reason(REASON_EAGER_COMPILE);
 }
 
-static bool has_code(const trace_leaf *leaf, const int32_t *alias) {
+static bool has_code(etch_function *f, const trace_leaf *leaf, const int32_t *alias) {
+    pthread_mutex_lock(&f->lock);
+    bool stale = leaf->stale;
+    pthread_mutex_unlock(&f->lock);
+    if (stale) return false;
     size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
     for (const segment_code *c = leaf->code; c; c = c->next)
         if (!leaf->writes_inputs || !memcmp(c->alias, alias, bytes)) return true;
@@ -244,7 +254,7 @@ static bool has_code(const trace_leaf *leaf, const int32_t *alias) {
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
     if (!leaf->npath) return;
     pthread_mutex_lock(&f->compile_lock);
-    if (leaf->stale || !has_code(leaf, alias)) {
+    if (!has_code(f, leaf, alias)) {
         saved_error error;
         etch__error_save(&error);
         empty_frame frame = etch__push_frame();

@@ -72,7 +72,7 @@ static void evaluate_node(walk *w, const trace_node *n) {
                     .at = n->c.at,
                     .site = n->site};
     etch__tls.state = n->c.state;
-    etch__tls.counts.operators++;
+    THREAD_COUNT(operators, 1);
     if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);
     else if (!n->c.inplace) evaluate_kernel(&call, h);
     else if (etch__run_kernel(&call, h) == ETCH_OK) h->storage->version++;

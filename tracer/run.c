@@ -22,9 +22,9 @@ static trace_leaf *settle(run *r, walk *w) {
     pthread_mutex_lock(&r->f->lock);
     trace_leaf *leaf = etch__publish(w);
     w->published = true;
+    bool ripe = leaf && (leaf->codes || leaf->recorded >= stable_after(r->f));
     pthread_mutex_unlock(&r->f->lock);
-    if (leaf && (leaf->codes || leaf->recorded >= stable_after(r->f)))
-        etch__compile_leaf(r->f, leaf, w->alias);
+    if (ripe) etch__compile_leaf(r->f, leaf, w->alias);
     return leaf;
 }
 
@@ -446,7 +446,7 @@ static run *take_run(etch_function *f) {
     if (!r) return NULL;
     if (r == &spare_run) spare_run_used = true;
     memset(r, 0, sizeof *r);
-    atomic_fetch_add(&f->refs, 1);
+    atomic_fetch_add(&f->refs, FUNCTION_RUN);
     r->f = f;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     return r;

@@ -127,8 +127,10 @@ struct generation {
 
 typedef enum function_kind { FN_0, FN_1, FN_2, FN_3, FN_4, FN_N } function_kind;
 
+enum { FUNCTION_HANDLE = 1, FUNCTION_RUN = 2 };
+
 struct etch_function {
-    atomic_int refs; /* the handle's, and one for each run */
+    atomic_int refs; /* FUNCTION_HANDLE, and FUNCTION_RUN for each run */
     function_kind kind;
     void (*fn)(void);
     void *ctx;
