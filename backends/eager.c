@@ -21,6 +21,7 @@ typedef struct eager_run {
     const eager_plan *p;
     const plan_io *io;
     etch_tensor **value; /* a count of each, inputs aside */
+    bool wrote;          /* an input */
 } eager_run;
 
 /* The handle of a computed value: over new storage, or for views over its operand's. */
@@ -75,7 +76,9 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
                     n->site};
     etch__tls.state = n->state;
     etch_status status = kernel(&call, &r->value[n->out]);
-    if (op->kind == KIND_INPLACE) atomic_fetch_add(&r->value[n->out]->storage->version, 1);
+    if (op->kind != KIND_INPLACE) return status;
+    atomic_fetch_add(&r->value[n->out]->storage->version, 1);
+    r->wrote |= g->values[n->out].base < g->ninputs;
     return status;
 }
 
@@ -95,12 +98,13 @@ static etch_status run_nodes(eager_run *r) {
 static etch_status eager_run_plan(plan *p, const plan_io *io) {
     eager_plan *e = (eager_plan *)p;
     const graph *g = e->g;
-    eager_run r = {e, io, etch__calloc(g->nvalues + 1, sizeof *r.value)};
+    eager_run r = {e, io, etch__calloc(g->nvalues + 1, sizeof *r.value), false};
     if (!r.value) return ETCH_ERR_OUT_OF_MEMORY;
     for (int i = 0; i < g->ninputs; i++) r.value[i] = io->inputs[i];
     uint64_t state = etch__tls.state;
     etch_status status = run_nodes(&r);
     etch__tls.state = state;
+    if (status != ETCH_OK && r.wrote && io->wrote) *io->wrote = true;
     for (int k = 0; status == ETCH_OK && k < g->noutputs; k++) {
         io->outputs[k] = r.value[g->outputs[k]]->storage;
         etch__storage_retain(io->outputs[k]);

@@ -11,11 +11,13 @@ typedef struct plan_io {
     etch_tensor *const *inputs;    /* materialised, with the metas of the graph's inputs */
     const etch_scalar *scalars;    /* graph.nscalars, with the graph's kinds */
     etch_storage **outputs;        /* graph.noutputs slots; the plan puts a new storage into each */
+    bool *wrote;                   /* may be NULL; set where a run fails with inputs written */
 } plan_io;
 
 struct plan {
     atomic_int refs;
-    /* On failure no input has been written, no output slot is filled, the error is set. */
+    /* On failure no output slot is filled and the error is set; no input has been written unless
+     * io->wrote says so. */
     etch_status (*run)(plan *p, const plan_io *io);
     void (*destroy)(plan *p);
     int nkernels, nproducts; /* generated kernels and library products of one run, for reports */

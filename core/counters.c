@@ -1,10 +1,12 @@
 /* The process's counters. Operators and launches are counted by each thread for itself: a locked add would cost
  * more than the rest of a small operator. */
 #include <etch/debug.h>
+#include <pthread.h>
 
 #include "core/dispatch.h"
 
 counters etch__counters;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of at_reset */
 static thread_counts at_reset;
 
 #define COUNTER(name) +1
@@ -23,10 +25,12 @@ etch_counters_t etch_counters(void) {
     c.name = sum.name + atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
 #include "core/counters.def"
 #undef COUNTER
+    pthread_mutex_lock(&lock);
     thread_counts now = etch__thread_counts();
     c.kernel_launches = now.kernel_launches - at_reset.kernel_launches;
     c.library_calls = now.library_calls - at_reset.library_calls;
     c.operators = now.operators - at_reset.operators;
+    pthread_mutex_unlock(&lock);
     return c;
 }
 
@@ -35,5 +39,13 @@ void etch_counters_reset(void) {
 #include "core/counters.def"
 #undef COUNTER
     etch__trace_hooks.reset_counts();
+    pthread_mutex_lock(&lock);
     at_reset = etch__thread_counts();
+    pthread_mutex_unlock(&lock);
+}
+
+static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }

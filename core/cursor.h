@@ -61,7 +61,7 @@ etch__cursor_match(trace_cursor *c, uint64_t key, etch_tensor *const *in, int ni
     }
     for (int i = 0; i < nsc; i++) c->scalar[n->sc + i] = sc[i];
     c->last = n;
-    c->next = atomic_load_explicit(&n->next, memory_order_relaxed);
+    c->next = atomic_load_explicit(&n->next, memory_order_acquire); /* published by any thread */
     return h;
 }
 

@@ -129,7 +129,7 @@ static etch_tensor *drop_result(etch_tensor *t) {
 etch_tensor *etch__run_eager(const op_call *call) {
     tensor_meta meta;
     if (unlikely(!inputs_ready(call)) || etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
-    etch__tls.counts.operators++;
+    THREAD_COUNT(operators, 1);
     uint8_t kind = etch__ops[call->op].kind;
     if (kind == KIND_INPLACE) return run_inplace(call);
     etch_tensor *out = new_result(call, &meta);

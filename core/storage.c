@@ -23,6 +23,12 @@ static size_t kept_bytes;
 
 static _Atomic int64_t bytes_live, bytes_peak;
 
+static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
+
 static void account(int64_t bytes) {
     int64_t now = atomic_fetch_add_explicit(&bytes_live, bytes, memory_order_relaxed) + bytes;
     int64_t peak = atomic_load_explicit(&bytes_peak, memory_order_relaxed);
@@ -98,7 +104,7 @@ etch_storage *etch__storage_new(size_t bytes) {
     s->bytes = bytes;
     s->block_bytes = whole;
     s->data = (void *)(((uintptr_t)block + ALIGN + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
-    etch__tls.counts.allocations++;
+    THREAD_COUNT(allocations, 1);
     account((int64_t)bytes);
     return s;
 }

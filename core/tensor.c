@@ -47,6 +47,12 @@ static void free_handle(etch_tensor *t) {
     etch__free(oldest);
 }
 
+static void lock_for_fork(void) { pthread_mutex_lock(&dead_lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&dead_lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
+
 __attribute__((destructor)) static void empty_quarantine(void) {
     for (int i = 0; i < QUARANTINE; i++) etch__free(dead[i]), dead[i] = NULL;
 }
@@ -58,7 +64,7 @@ etch_tensor *etch__tensor_alloc(void) {
     memset(t, 0, offsetof(etch_tensor, size));
     atomic_store_explicit(&t->refs, 1, memory_order_relaxed);
     t->magic = TENSOR_ALIVE;
-    etch__tls.counts.tensors++;
+    THREAD_COUNT(tensors, 1);
     return t;
 }
 
@@ -66,7 +72,7 @@ void etch__tensor_destroy(etch_tensor *t) {
     if (unlikely(!etch__tls.registered)) etch__thread_register();
     etch__storage_release(t->storage);
     t->storage = NULL;
-    etch__tls.counts.tensors--;
+    THREAD_COUNT(tensors, -1);
     free_handle(t);
 }
 

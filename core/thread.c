@@ -12,11 +12,11 @@ static etch_thread *threads;
 static thread_counts departed; /* counts of threads that have ended */
 
 static void add_counts(thread_counts *sum, const thread_counts *c) {
-    sum->tensors += c->tensors;
-    sum->operators += c->operators;
-    sum->allocations += c->allocations;
-    sum->kernel_launches += c->kernel_launches;
-    sum->library_calls += c->library_calls;
+    sum->tensors += __atomic_load_n(&c->tensors, __ATOMIC_RELAXED);
+    sum->operators += __atomic_load_n(&c->operators, __ATOMIC_RELAXED);
+    sum->allocations += __atomic_load_n(&c->allocations, __ATOMIC_RELAXED);
+    sum->kernel_launches += __atomic_load_n(&c->kernel_launches, __ATOMIC_RELAXED);
+    sum->library_calls += __atomic_load_n(&c->library_calls, __ATOMIC_RELAXED);
 }
 
 /* Runs at the end of a thread: what its scopes still own dies with it. */

@@ -12,6 +12,10 @@ typedef struct thread_counts {
     int64_t tensors, operators, allocations, kernel_launches, library_calls;
 } thread_counts;
 
+/* Adds n to one of the calling thread's counts: two plain moves, but no data race. */
+#define THREAD_COUNT(name, n)                                                                      \
+    __atomic_store_n(&etch__tls.counts.name, etch__tls.counts.name + (n), __ATOMIC_RELAXED)
+
 typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
     struct trace_cursor *cursor;

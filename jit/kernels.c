@@ -98,10 +98,22 @@ static loaded_kernel *publish(loaded_kernel *k) {
     return other;
 }
 
-static void reset_after_fork(void) { pthread_mutex_init(&lock, NULL); }
+void etch__kernels_forget(void) {
+    for (;;) {
+        pthread_mutex_lock(&lock);
+        loaded_kernel *k = oldest;
+        if (k) take_out(k);
+        pthread_mutex_unlock(&lock);
+        if (!k) return;
+        etch__kernel_release(k);
+    }
+}
+
+static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
 
 __attribute__((constructor)) static void at_load(void) {
-    pthread_atfork(NULL, NULL, reset_after_fork);
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
 /* ---- finding or making -------------------------------------------------------------------------- */

@@ -110,5 +110,7 @@ void etch__kernel_release(loaded_kernel *k);
  * the in-memory table, the disk cache, or the helper. On failure (helper missing, dying, timing out)
  * all slots are NULL, the reason is in *why (a static or thread-local text), false is returned. */
 bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, const char **why);
+/* Tests: forgets the kernels in memory; plans keep those they use. */
+void etch__kernels_forget(void);
 
 #endif

@@ -216,7 +216,9 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
             continue;
         }
         etch_status status = run_call(&s->c, b, io);
-        if (unlikely(status != ETCH_OK)) return status;
+        if (likely(status == ETCH_OK)) continue;
+        if (i && p->nwritten && io->wrote) *io->wrote = true; /* by one of the steps before, maybe */
+        return status;
     }
     return ETCH_OK;
 }
@@ -237,8 +239,8 @@ static etch_status run_plan(plan *base, const plan_io *io) {
     else if (p->noutputs) memcpy(io->outputs, b->outputs, p->noutputs * sizeof *b->outputs);
     for (int i = 0; i < p->nwritten; i++)
         atomic_fetch_add(&io->inputs[p->written[i]]->storage->version, 1);
-    etch__tls.counts.kernel_launches += p->p.nkernels;
-    etch__tls.counts.library_calls += p->p.nproducts;
+    THREAD_COUNT(kernel_launches, p->p.nkernels);
+    THREAD_COUNT(library_calls, p->p.nproducts);
     give_block(p, b);
     return status;
 }

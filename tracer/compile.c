@@ -35,6 +35,12 @@ int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) {
     return add_callback(fn, ctx, true);
 }
 
+static void lock_for_fork(void) { pthread_mutex_lock(&callback_lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&callback_lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
+
 void etch_callback_remove(int64_t handle) {
     pthread_mutex_lock(&callback_lock);
     for (int64_t i = 0; i < ncallbacks; i++)
@@ -157,7 +163,7 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
     c->out = c->in + nv;
     c->slot = c->out + nv;
     c->alias = c->slot + nv;
-    for (int v = 0; v < leaf->nvalues; v++) c->alias[v] = alias ? alias[v] : v;
+    for (int v = 0; v < leaf->nvalues; v++) c->alias[v] = leaf->writes_inputs ? alias[v] : v;
     return c;
 }
 
@@ -199,8 +205,8 @@ static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code)
     atomic_store_explicit(&leaf->code, code, memory_order_release);
     if (leaf->codes++ == 0) leaf->tree->ncompiled++;
     leaf->tree->gen->graphs++;
-    pthread_mutex_unlock(&f->lock);
     count_graph(f, leaf);
+    pthread_mutex_unlock(&f->lock);
 }
 
 static segment_code *compile(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
@@ -224,7 +230,19 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, const int32_t *
     return NULL;
 }
 
-static bool has_code(const trace_leaf *leaf, const int32_t *alias) {
+/* The next call tries again. */
+static void give_up_compile(etch_function *f, trace_leaf *leaf) {
+    pthread_mutex_lock(&f->lock);
+    leaf->stale = true;
+    pthread_mutex_unlock(&f->lock);
+    etch__count_reason(REASON_EAGER_COMPILE);
+}
+
+static bool has_code(etch_function *f, const trace_leaf *leaf, const int32_t *alias) {
+    pthread_mutex_lock(&f->lock);
+    bool stale = leaf->stale;
+    pthread_mutex_unlock(&f->lock);
+    if (stale) return false;
     size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
     for (const segment_code *c = leaf->code; c; c = c->next)
         if (!leaf->writes_inputs || !memcmp(c->alias, alias, bytes)) return true;
@@ -236,14 +254,17 @@ static bool has_code(const trace_leaf *leaf, const int32_t *alias) {
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
     if (!leaf->npath) return;
     pthread_mutex_lock(&f->compile_lock);
-    if (leaf->stale || !has_code(leaf, alias)) {
+    if (!has_code(f, leaf, alias)) {
+        saved_error error;
+        etch__error_save(&error);
         empty_frame frame = etch__push_frame();
         call_back(false);
         segment_code *code = compile(f, leaf, alias);
         call_back(true);
         etch__pop_frame(&frame);
+        etch__error_restore(&error);
         if (code) publish_code(f, leaf, code);
-        else etch__count_reason(REASON_EAGER_COMPILE);
+        else give_up_compile(f, leaf);
     }
     pthread_mutex_unlock(&f->compile_lock);
 }

@@ -72,7 +72,7 @@ static void evaluate_node(walk *w, const trace_node *n) {
                     .at = n->c.at,
                     .site = n->site};
     etch__tls.state = n->c.state;
-    etch__tls.counts.operators++;
+    THREAD_COUNT(operators, 1);
     if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);
     else if (!n->c.inplace) evaluate_kernel(&call, h);
     else if (etch__run_kernel(&call, h) == ETCH_OK) h->storage->version++;
@@ -191,14 +191,22 @@ static void bump_versions(walk *w, const trace_leaf *leaf) {
     }
 }
 
+/* A plan has failed with inputs half written: its segment cannot be run again in another way. */
+static void poison(walk *w) {
+    w->run->poisoned = true;
+    etch__walk_fail(w);
+}
+
 etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code) {
     if (!make_room(w, code)) return ETCH_ERR_OUT_OF_MEMORY;
     for (int i = 0; i < code->nin; i++) w->inputs[i] = w->c.value[code->in[i]];
     memset(w->outputs, 0, (size_t)code->nout * sizeof *w->outputs);
-    plan_io io = {w->inputs, w->c.scalar, w->outputs};
+    bool wrote = false;
+    plan_io io = {w->inputs, w->c.scalar, w->outputs, &wrote};
     empty_frame frame = etch__push_frame();
     etch_status status = code->plan->run(code->plan, &io);
     etch__pop_frame(&frame);
+    if (unlikely(wrote)) poison(w);
     if (status != ETCH_OK) return status;
     for (int i = 0; i < leaf->nsteps; i++) attach(w, leaf, code, leaf->steps[i].out);
     for (int i = 0; i < code->nout; i++) etch__storage_release(w->outputs[i]);

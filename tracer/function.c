@@ -5,6 +5,8 @@
 #include <etch/debug.h>
 
 static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t site_lock = PTHREAD_MUTEX_INITIALIZER; /* of call sites */
+static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static etch_function *functions;
 static counters departed; /* counts of functions that are gone */
 
@@ -70,12 +72,12 @@ static void destroy(etch_function *f) {
     etch__free(f);
 }
 
-/* Retired generations go when only the handle is left: a run pins the function before it looks for
- * the generation. */
-static void free_retired(etch_function *f) {
+/* Retired generations go when there is no run but those of the caller, which have done with them: a
+ * run pins the function before it looks for the generation. */
+static void free_retired(etch_function *f, int mine) {
     pthread_mutex_lock(&f->lock);
     generation *g = NULL;
-    if (atomic_load(&f->refs) == 1) g = atomic_exchange(&f->retired, NULL);
+    if (atomic_load(&f->refs) / FUNCTION_RUN == mine) g = atomic_exchange(&f->retired, NULL);
     pthread_mutex_unlock(&f->lock);
     while (g) {
         generation *next = g->next;
@@ -85,10 +87,33 @@ static void free_retired(etch_function *f) {
 }
 
 void etch__function_unpin(etch_function *f) {
-    int left = atomic_fetch_sub(&f->refs, 1) - 1;
-    if (left == 0) destroy(f);
-    else if (unlikely(left == 1 && atomic_load_explicit(&f->retired, memory_order_relaxed)))
-        free_retired(f);
+    if (unlikely(atomic_load_explicit(&f->retired, memory_order_relaxed) != NULL))
+        free_retired(f, 1);
+    if (atomic_fetch_sub(&f->refs, FUNCTION_RUN) == FUNCTION_RUN) destroy(f);
+}
+
+/* Around fork nobody is inside the functions' locks. A compile may go on for long, so nobody waits for
+ * it: in the child it is given up. Registered at the first function, so that these locks, under which
+ * others are taken, are taken before those. */
+static void lock_for_fork(void) {
+    pthread_mutex_lock(&site_lock);
+    pthread_mutex_lock(&list_lock);
+    for (etch_function *f = functions; f; f = f->next) pthread_mutex_lock(&f->lock);
+}
+
+static void unlock_after_fork(void) {
+    for (etch_function *f = functions; f; f = f->next) pthread_mutex_unlock(&f->lock);
+    pthread_mutex_unlock(&list_lock);
+    pthread_mutex_unlock(&site_lock);
+}
+
+static void unlock_in_child(void) {
+    for (etch_function *f = functions; f; f = f->next) pthread_mutex_init(&f->compile_lock, NULL);
+    unlock_after_fork();
+}
+
+static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_in_child);
 }
 
 static bool set_options(etch_function *f, const etch_compile_options *options) {
@@ -114,10 +139,11 @@ static etch_function *new_function(function_kind kind, void (*fn)(void),
         etch__error(ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
         return NULL;
     }
+    pthread_once(&fork_once, watch_forks);
     etch_function *f = etch__calloc(1, sizeof *f);
     if (!f) return NULL;
     f->kind = kind, f->fn = fn;
-    atomic_store(&f->refs, 1);
+    atomic_store(&f->refs, FUNCTION_HANDLE);
     f->gen = etch__generation_new();
     if (!f->gen || !set_options(f, options)) {
         etch__generation_free(f->gen);
@@ -149,7 +175,7 @@ etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options)
 }
 
 void etch_function_free(etch_function *f) {
-    if (f) etch__function_unpin(f);
+    if (f && atomic_fetch_sub(&f->refs, FUNCTION_HANDLE) == FUNCTION_HANDLE) destroy(f);
 }
 
 static void reset_one(etch_function *f) {
@@ -160,7 +186,7 @@ static void reset_one(etch_function *f) {
     old->next = f->retired;
     atomic_store(&f->retired, old);
     pthread_mutex_unlock(&f->lock);
-    free_retired(f);
+    free_retired(f, 0);
 }
 
 void etch_reset(etch_function *f) {
@@ -212,8 +238,6 @@ typedef struct site_entry {
     etch_function *function;
     struct site_entry *next;
 } site_entry;
-
-static pthread_mutex_t site_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static site_entry *find_entry(site_entry *e, void (*fn)(void), void *ctx) {
     while (e && (e->fn != fn || e->ctx != ctx)) e = e->next;

@@ -23,9 +23,9 @@ static trace_leaf *settle(run *r, walk *w) {
     pthread_mutex_lock(&r->f->lock);
     trace_leaf *leaf = etch__publish(w);
     w->published = true;
+    bool ripe = leaf && (leaf->codes || leaf->recorded >= stable_after(r->f));
     pthread_mutex_unlock(&r->f->lock);
-    if (leaf && (leaf->codes || leaf->recorded >= stable_after(r->f)))
-        etch__compile_leaf(r->f, leaf, w->alias);
+    if (ripe) etch__compile_leaf(r->f, leaf, w->alias);
     return leaf;
 }
 
@@ -82,10 +82,10 @@ static void want_late(run *r, walk *w, const etch_tensor *t) {
 static void late_use(run *r, walk *w, const etch_tensor *t) {
     if (!w->pending) return;
     w->pending = false;
-    if (!has_live_deferred(w) || !etch__walk_path(w)) return;
+    if (!has_live_deferred(w)) return;
     trace_leaf *leaf = w->leaf;
     want_late(r, w, t);
-    etch__evaluate(w, true);
+    if (!etch__walk_path(w) || etch__evaluate(w, true) != ETCH_OK) etch__walk_fail(w);
     etch__count_reason(REASON_RECOMPILE_LATE_USE);
     TRACE_COUNT(r->f, late_uses, 1);
     etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
@@ -129,7 +129,8 @@ static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t)
     if (leaf->writes_inputs) late_use_all(r);
     const segment_code *code = etch__pick_code(w, leaf, &overlap);
     if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
-    return code && code_suffices(w, leaf, code, t) && etch__run_code(w, leaf, code) == ETCH_OK;
+    if (!code || !code_suffices(w, leaf, code, t)) return false;
+    return etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned;
 }
 
 /* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
@@ -148,6 +149,7 @@ static void end_matched(run *r, walk *w, const etch_tensor *t) {
     w->leaf = NULL;
     late_use_all(r);
     if (etch__walk_to_recording(w, WALK_RECORD)) end_recorded(w, t);
+    else etch__walk_fail(w);
 }
 
 /* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in
@@ -212,7 +214,7 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
     }
     end_segment(r, why, site, t);
     r->eager = false;
-    return ETCH_OK;
+    return r->poisoned ? etch__tls.status : ETCH_OK;
 }
 
 /* The walk of this run that has to produce t; NULL with the error set if t is another thread's. */
@@ -316,14 +318,21 @@ static bool prepare_operands(run *r, const op_call *call) {
     return true;
 }
 
+/* Operands that were deferred until now may turn out to have failed. */
+static bool operands_there(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (!etch__check_handle(call->in[i])) return false;
+    return true;
+}
+
 static etch_tensor *run_now(run *r, const op_call *call) {
     if (etch__ops[call->op].kind == KIND_INPLACE) late_use_all(r);
-    return etch__run_eager(call);
+    return operands_there(call) ? etch__run_eager(call) : NULL;
 }
 
 static etch_tensor *record(run *r, walk *w, const op_call *call) {
     if (w->mode == WALK_RECORD && etch__ops[call->op].kind == KIND_INPLACE) late_use_all(r);
-    return etch__walk_record(w, call);
+    return operands_there(call) ? etch__walk_record(w, call) : NULL;
 }
 
 /* Whether a new path under this root would be one too many. */
@@ -447,7 +456,7 @@ static run *take_run(etch_function *f) {
     if (!r) return NULL;
     if (r == &spare_run) spare_run_used = true;
     memset(r, 0, sizeof *r);
-    atomic_fetch_add(&f->refs, 1);
+    atomic_fetch_add(&f->refs, FUNCTION_RUN);
     r->f = f;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     if (unlikely(r->gen->epoch !=
@@ -516,14 +525,6 @@ static etch_status close_scope(run *r, etch_status status, etch_tensor **out, in
     return status;
 }
 
-/* A deferred handle that will never be computed. */
-static void fail_live(walk *w) {
-    for (int64_t v = 0; v < w->nvalues; v++) {
-        etch_tensor *h = w->c.value[v];
-        if (h && h->deferred && h->owner == w) h->failed = 1, h->deferred = 0;
-    }
-}
-
 /* A call that fails: its matched prefix has happened, nothing is published. */
 static void drop_segment(run *r) {
     walk *w = r->walk;
@@ -533,18 +534,18 @@ static void drop_segment(run *r) {
     bool compute = !r->poisoned;
     if (w->mode == WALK_MATCH) etch__walk_to_recording(w, compute ? WALK_RECORD : WALK_SHAPES);
     else if (w->mode == WALK_SHAPES && compute) etch__evaluate(w, false);
-    fail_live(w);
+    etch__walk_fail(w);
     etch__walk_recycle(w);
 }
 
 /* fullgraph's first call: everything is still deferred; compile, then run the plan. */
 static void run_shapes(run *r, walk *w) {
     bool overlap;
-    mark_live(w, WANT_VALUE);
-    trace_leaf *leaf = settle(r, w);
+    if (w->recorded) mark_live(w, WANT_VALUE);
+    trace_leaf *leaf = w->recorded ? settle(r, w) : NULL;
     const segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
     bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
-    if (!done) etch__evaluate(w, false);
+    if (!done && !r->poisoned) etch__evaluate(w, false);
     w->recorded = false;
 }
 
@@ -556,7 +557,7 @@ static void end_return(run *r) {
     w->end_site = NULL;
     if (w->mode == WALK_MATCH) end_matched(r, w, NULL);
     else end_recorded(w, NULL);
-    if (w->mode == WALK_SHAPES && w->recorded) run_shapes(r, w);
+    if (w->mode == WALK_SHAPES) run_shapes(r, w);
     retire_walk(r, w);
 }
 
@@ -600,6 +601,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     status = close_scope(r, status, out, nout);
     if (status == ETCH_OK) end_return(r);
     else drop_segment(r);
+    if (status == ETCH_OK && r->poisoned) status = etch__tls.status;
     leave();
     settle_all(r, status == ETCH_OK);
     for (int i = 0; status == ETCH_OK && i < nout; i++)

@@ -128,8 +128,10 @@ struct generation {
 
 typedef enum function_kind { FN_0, FN_1, FN_2, FN_3, FN_4, FN_N } function_kind;
 
+enum { FUNCTION_HANDLE = 1, FUNCTION_RUN = 2 };
+
 struct etch_function {
-    atomic_int refs; /* the handle's, and one for each run */
+    atomic_int refs; /* FUNCTION_HANDLE, and FUNCTION_RUN for each run */
     function_kind kind;
     void (*fn)(void);
     void *ctx;
@@ -195,8 +197,9 @@ typedef struct run {
     walk *pending;  /* earlier segments some of whose live handles may still be deferred */
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;    /* the limit is reached: no recording until the segment ends */
-    bool poisoned; /* fullgraph failed: nothing deferred may be computed any more */
-    int modes;      /* how many modes were entered before the call */
+    bool poisoned; /* fullgraph failed, or a plan after writing: nothing deferred may be computed
+                      any more */
+    int modes;     /* how many modes were entered before the call */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;
@@ -231,6 +234,8 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call);
 /* From matching to recording after the nodes matched so far: they run through the eager kernels,
  * or stay deferred where shapes only are recorded. */
 bool etch__walk_to_recording(walk *w, walk_mode mode);
+/* What is still deferred fails: there is no memory to compute it. */
+void etch__walk_fail(walk *w);
 /* The number of a value, -1 if the walk has not met the tensor. */
 int32_t etch__walk_find(const walk *w, const etch_tensor *t);
 /* Fills path with the nodes from the root to the last matched one. */

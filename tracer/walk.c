@@ -75,8 +75,8 @@ void etch__walk_free(walk *w) {
 
 bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     w->entry = true;
-    w->nargs = nin;
     if (!grow_cleared(&w->c.value, &w->values_cap, nin + 1, sizeof *w->c.value)) return false;
+    w->nargs = nin;
     for (int i = 0; i < nin; i++) w->c.value[i] = etch_retain(in[i]);
     w->nvalues = nin;
     return true;
@@ -341,6 +341,25 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call) {
     }
     etch__node_free(n);
     return NULL;
+}
+
+/* ---- handles that will never be computed
+ * ---------------------------------------------------------------- */
+
+static void fail_handle(const walk *w, int32_t value) {
+    etch_tensor *h = w->c.value[value];
+    if (h && h->deferred && h->owner == w) h->failed = 1, h->deferred = 0;
+}
+
+void etch__walk_fail(walk *w) {
+    const trace_leaf *leaf = w->leaf;
+    if (w->mode != WALK_MATCH)
+        for (int64_t v = 0; v < w->nvalues; v++) fail_handle(w, (int32_t)v);
+    else if (leaf)
+        for (int i = 0; i < leaf->nsteps; i++) fail_handle(w, leaf->steps[i].out);
+    else
+        for (const trace_node *n = (trace_node *)w->c.last; n != &w->tree->root; n = n->parent)
+            fail_handle(w, n->c.out);
 }
 
 /* ---- from matching to recording
