@@ -27,7 +27,8 @@ typedef struct builder {
 
 enum { EXACT_ALL = (1 << ETCH_BF16) | (1 << ETCH_F16) };
 
-/* ---- instructions -------------------------------------------------------------------------------- */
+/* ---- instructions
+ * -------------------------------------------------------------------------------- */
 
 static int emit(builder *b, prim_id prim, etch_dtype type, etch_dtype from, int x, int y, int z) {
     if (b->p->n == PROGRAM_MAX) return b->full = true, 0;
@@ -39,7 +40,9 @@ static int emit(builder *b, prim_id prim, etch_dtype type, etch_dtype from, int 
     return b->p->n++;
 }
 
-static int unary(builder *b, prim_id prim, int x) { return emit(b, prim, b->type, b->type, x, 0, 0); }
+static int unary(builder *b, prim_id prim, int x) {
+    return emit(b, prim, b->type, b->type, x, 0, 0);
+}
 
 static int binary(builder *b, prim_id prim, int x, int y) {
     return emit(b, prim, b->type, b->type, x, y, 0);
@@ -103,7 +106,8 @@ static int operand(builder *b, int k) { return convert(b, load(b, k), b->compute
 /* Operand k as a truth value. */
 static int truth(builder *b, int k) { return convert(b, operand(b, k), ETCH_BOOL); }
 
-/* ---- the expressions: each returns the value that is the result -------------------------------------- */
+/* ---- the expressions: each returns the value that is the result
+ * -------------------------------------- */
 
 static int expr_identity(builder *b) { return operand(b, 0); }
 static int expr_second(builder *b) { return operand(b, 1); }
@@ -267,7 +271,8 @@ static int expr_where(builder *b) {
     return keeps_grid(b, emit(b, PRIM_SELECT, b->type, b->type, condition, x, y), x, y);
 }
 
-/* ---- from operator to program ------------------------------------------------------------------------ */
+/* ---- from operator to program
+ * ------------------------------------------------------------------------ */
 
 typedef int (*expr_fn)(builder *b);
 
@@ -297,7 +302,8 @@ bool etch__expr_build(op_id op, const etch_dtype *in, int nin, etch_dtype comput
     return !b.full;
 }
 
-/* ---- scalars ----------------------------------------------------------------------------------------- */
+/* ---- scalars
+ * ----------------------------------------------------------------------------------------- */
 
 static float round_bf16(float v) {
     uint32_t u;
@@ -365,7 +371,8 @@ uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to) {
     }
 }
 
-/* ---- reductions --------------------------------------------------------------------------------------- */
+/* ---- reductions
+ * --------------------------------------------------------------------------------------- */
 
 reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
     reduce_plan plan = {.kind = (reduce_kind)etch__ops[call->op].impl};

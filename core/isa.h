@@ -10,7 +10,8 @@ typedef enum cpu_isa {
     CPU_ISA_COUNT
 } cpu_isa;
 
-/* The highest set that the processor and the system support, or a lower one that ETCH_CPU_ISA names. */
+/* The highest set that the processor and the system support, or a lower one that ETCH_CPU_ISA
+ * names. */
 cpu_isa etch__cpu_isa(void);
 /* "baseline", "avx2", "avx512". */
 const char *etch__cpu_isa_name(cpu_isa isa);

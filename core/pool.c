@@ -1,9 +1,9 @@
 /* The thread pool: pthreadpool behind a count.
  *
- * A parallel region takes a count of the current pool, so that another thread may change the number of
- * threads meanwhile; the last count destroys. Regions started inside a task run on their own thread. A
- * forked child has none of the workers: it forgets the pool, whose memory cannot be reclaimed safely,
- * and makes another at its first region. */
+ * A parallel region takes a count of the current pool, so that another thread may change the number
+ * of threads meanwhile; the last count destroys. Regions started inside a task run on their own
+ * thread. A forked child has none of the workers: it forgets the pool, whose memory cannot be
+ * reclaimed safely, and makes another at its first region. */
 #include "core/pool.h"
 
 #include <etch/etch.h>
@@ -85,13 +85,16 @@ static pool *pool_new(int threads) {
     return p;
 }
 
-/* The current pool with a count for the caller, or NULL where none can be made. */
+/* The current pool with a count for the caller, or NULL where none can be made: then the region
+ * runs on its own thread, which is no error. */
 static pool *pool_get(int threads) {
+    bool clean = etch_last_status() == ETCH_OK;
     pthread_mutex_lock(&lock);
     if (!current) current = pool_new(threads);
     pool *p = current;
     if (p) atomic_fetch_add(&p->refs, 1);
     pthread_mutex_unlock(&lock);
+    if (!p && clean) etch_clear_error();
     return p;
 }
 

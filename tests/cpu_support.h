@@ -1,5 +1,5 @@
-/* What the suites of the CPU kernels share: tensors of every dtype and layout, scalar references for
- * conversions written independently of the library, and running a suite again under each lower
+/* What the suites of the CPU kernels share: tensors of every dtype and layout, scalar references
+ * for conversions written independently of the library, and running a suite again under each lower
  * instruction set. */
 #ifndef ETCH_TESTS_CPU_SUPPORT_H
 #define ETCH_TESTS_CPU_SUPPORT_H
@@ -24,12 +24,13 @@
 
 #define UNUSED_FN __attribute__((unused)) static
 
-/* ---- numbers -------------------------------------------------------------------------------------- */
+/* ---- numbers
+ * -------------------------------------------------------------------------------------- */
 
 UNUSED_FN bool is_float(etch_dtype d) { return d <= ETCH_F16; }
 
-/* The nearest value with `bits` significand bits and least exponent `emin`, ties to even: scaled to an
- * integer and rounded there by nearbyint, in double, which holds every f32 exactly. */
+/* The nearest value with `bits` significand bits and least exponent `emin`, ties to even: scaled to
+ * an integer and rounded there by nearbyint, in double, which holds every f32 exactly. */
 UNUSED_FN double round_to_grid(double v, int bits, int emin, double max) {
     if (v == 0 || !isfinite(v)) return v;
     int e = ilogb(v);
@@ -89,7 +90,8 @@ UNUSED_FN number ref_convert(number v, etch_dtype to) {
     }
 }
 
-/* ---- elements in memory ------------------------------------------------------------------------------ */
+/* ---- elements in memory
+ * ------------------------------------------------------------------------------ */
 
 UNUSED_FN double half_value(uint16_t h, int exponent_bits) {
     int mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
@@ -104,7 +106,8 @@ UNUSED_FN double half_value(uint16_t h, int exponent_bits) {
 /* The half whose value is v (which is on the grid). */
 UNUSED_FN uint16_t half_bits(double v, int exponent_bits) {
     int mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
-    uint16_t sign = signbit(v) ? 0x8000 : 0, top = (uint16_t)(((1 << exponent_bits) - 1) << mantissa_bits);
+    uint16_t sign = signbit(v) ? 0x8000 : 0,
+             top = (uint16_t)(((1 << exponent_bits) - 1) << mantissa_bits);
     if (isnan(v)) return sign | top | 1 << (mantissa_bits - 1);
     if (isinf(v)) return sign | top;
     if (v == 0) return sign;
@@ -143,7 +146,8 @@ UNUSED_FN void store_number(void *p, int64_t i, etch_dtype d, number v) {
     }
 }
 
-/* ---- a small generator of its own -------------------------------------------------------------------- */
+/* ---- a small generator of its own
+ * -------------------------------------------------------------------- */
 
 UNUSED_FN uint64_t test_random(void) {
     static uint64_t state = 0x9e3779b97f4a7c15ull;
@@ -154,11 +158,13 @@ UNUSED_FN double test_uniform(void) { return (double)(test_random() >> 11) * 0x1
 
 /* A value of dtype d: often an odd one, unless tame. */
 UNUSED_FN number test_number(etch_dtype d, bool tame) {
-    static const double odd[] = {0,       -0.0,    1,      -1,        NAN,      INFINITY, -INFINITY, 0x1p-149,
-                                 -0x1p-149, 0x1p-130, 3.4e38, -3.4e38, 0x1p-24, 65504,    0.5,       -2.5,
-                                 1e10,    255,     -129,   2147483648.0};
-    static const int64_t odd_int[] = {0, 1, -1, 2, 127, -128, 255, 32767, -32768, INT32_MAX, INT32_MIN,
-                                      INT64_MAX, INT64_MIN, 100, -7, 3};
+    static const double odd[] = {0,        -0.0,      1,        -1,        NAN,
+                                 INFINITY, -INFINITY, 0x1p-149, -0x1p-149, 0x1p-130,
+                                 3.4e38,   -3.4e38,   0x1p-24,  65504,     0.5,
+                                 -2.5,     1e10,      255,      -129,      2147483648.0};
+    static const int64_t odd_int[] = {0,         1,     -1,     2,         127,       -128,
+                                      255,       32767, -32768, INT32_MAX, INT32_MIN, INT64_MAX,
+                                      INT64_MIN, 100,   -7,     3};
     uint64_t r = test_random();
     if (!is_float(d)) {
         if (tame) return ref_convert(whole_number((int64_t)(r >> 8) % 10), d);
@@ -170,7 +176,8 @@ UNUSED_FN number test_number(etch_dtype d, bool tame) {
     return ref_convert(real_number((test_uniform() * 2 - 1) * scale), d);
 }
 
-/* ---- tensors -------------------------------------------------------------------------------------------- */
+/* ---- tensors
+ * -------------------------------------------------------------------------------------------- */
 
 typedef enum layout {
     LAYOUT_ROW,      /* contiguous */
@@ -245,7 +252,8 @@ UNUSED_FN bool same_tensor(const etch_tensor *a, const etch_tensor *b) {
     return true;
 }
 
-/* ---- instruction sets ------------------------------------------------------------------------------------ */
+/* ---- instruction sets
+ * ------------------------------------------------------------------------------------ */
 
 /* Runs this program again under ETCH_CPU_ISA for each set below the processor's; the number of runs
  * that failed. */

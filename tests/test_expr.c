@@ -1,16 +1,17 @@
-/* Expressions and the strip primitives under them: every primitive in every compute type against what
- * core/prims.def says, the half conversions against the definition of the formats for all of their
- * values, programs for what they leave out, and scalars as cells. */
+/* Expressions and the strip primitives under them: every primitive in every compute type against
+ * what core/prims.def says, the half conversions against the definition of the formats for all of
+ * their values, programs for what they leave out, and scalars as cells. */
 #include "cpu_support.h"
 
 #include "backends/cpu/table.h"
 
 enum { N = 397 }; /* odd, so that every instruction set has a tail */
 
-static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8,  ETCH_I16,
+static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8, ETCH_I16,
                                            ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
 
-/* ---- primitives --------------------------------------------------------------------------------------- */
+/* ---- primitives
+ * --------------------------------------------------------------------------------------- */
 
 static number real_of(etch_dtype t, double v) { return real_number(t == ETCH_F32 ? (float)v : v); }
 static number bool_of(bool v) { return whole_number(v); }
@@ -25,13 +26,23 @@ static number meaning(prim_id p, etch_dtype t, number a, number b, number c) {
     uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i;
     bool nan = a.real && isnan(a.d), real = a.real, truth = t == ETCH_BOOL;
     switch (p) {
-    case PRIM_ADD: return real ? real_of(t, a.d + b.d) : whole_number(truth ? a.i | b.i : ref_wrap((int64_t)(x + y), t));
-    case PRIM_SUB: return real ? real_of(t, a.d - b.d) : whole_number(ref_wrap((int64_t)(x - y), t));
-    case PRIM_MUL: return real ? real_of(t, a.d * b.d) : whole_number(truth ? a.i & b.i : ref_wrap((int64_t)(x * y), t));
+    case PRIM_ADD:
+        return real ? real_of(t, a.d + b.d)
+                    : whole_number(truth ? a.i | b.i : ref_wrap((int64_t)(x + y), t));
+    case PRIM_SUB:
+        return real ? real_of(t, a.d - b.d) : whole_number(ref_wrap((int64_t)(x - y), t));
+    case PRIM_MUL:
+        return real ? real_of(t, a.d * b.d)
+                    : whole_number(truth ? a.i & b.i : ref_wrap((int64_t)(x * y), t));
     case PRIM_DIV: return real_of(t, a.d / b.d);
-    case PRIM_FMA: return real_number(t == ETCH_F32 ? fmaf((float)a.d, (float)b.d, (float)c.d) : fma(a.d, b.d, c.d));
-    case PRIM_NEG: return real ? real_number(-a.d) : whole_number(truth ? a.i : ref_wrap((int64_t)(0 - x), t));
-    case PRIM_ABS: return real ? real_number(fabs(a.d)) : whole_number(ref_wrap(a.i < 0 ? (int64_t)(0 - x) : a.i, t));
+    case PRIM_FMA:
+        return real_number(t == ETCH_F32 ? fmaf((float)a.d, (float)b.d, (float)c.d)
+                                         : fma(a.d, b.d, c.d));
+    case PRIM_NEG:
+        return real ? real_number(-a.d) : whole_number(truth ? a.i : ref_wrap((int64_t)(0 - x), t));
+    case PRIM_ABS:
+        return real ? real_number(fabs(a.d))
+                    : whole_number(ref_wrap(a.i < 0 ? (int64_t)(0 - x) : a.i, t));
     case PRIM_SQRT: return real_of(t, sqrt(a.d));
     case PRIM_MAX: return order(a, b) == 1 || nan ? a : b;
     case PRIM_MIN: return order(a, b) == -1 || nan ? a : b;
@@ -69,9 +80,9 @@ static void check_primitive(const strip_table *table, prim_id p, etch_dtype t) {
         number x = load_number(a, i, first), y = load_number(b, i, t), z = load_number(c, i, t);
         number want = meaning(p, t, x, y, z), have = load_number(d, i, result);
         if (!same_number(want, have))
-            fail_msg("%s of %s(%g %lld, %g %lld): want %.17g %lld, have %.17g %lld", etch__prims[p].text,
-                     etch_dtype_name(t), x.d, (long long)x.i, y.d, (long long)y.i, want.d,
-                     (long long)want.i, have.d, (long long)have.i);
+            fail_msg("%s of %s(%g %lld, %g %lld): want %.17g %lld, have %.17g %lld",
+                     etch__prims[p].text, etch_dtype_name(t), x.d, (long long)x.i, y.d,
+                     (long long)y.i, want.d, (long long)want.i, have.d, (long long)have.i);
     }
     if (result != t || p == PRIM_SELECT) return;
     fn(a, a, b, c, N); /* in place */
@@ -103,8 +114,8 @@ static void conversions(void **state) {
                     number want = ref_convert(x, to);
                     if (!same_number(want, have))
                         fail_msg("%s %.17g %lld to %s: want %.17g %lld, have %.17g %lld",
-                                 etch_dtype_name(from), x.d, (long long)x.i, etch_dtype_name(to), want.d,
-                                 (long long)want.i, have.d, (long long)have.i);
+                                 etch_dtype_name(from), x.d, (long long)x.i, etch_dtype_name(to),
+                                 want.d, (long long)want.i, have.d, (long long)have.i);
                 }
             }
 }
@@ -136,13 +147,16 @@ static void rounding_to_half(void **state) {
                 double v = half_value((uint16_t)i, d == ETCH_BF16 ? 8 : 5);
                 double next = half_value((uint16_t)(i + 1), d == ETCH_BF16 ? 8 : 5);
                 float tie = (float)((v + next) / 2);
-                float in[4] = {tie, nextafterf(tie, INFINITY), nextafterf(tie, -INFINITY), (float)v}, out[4];
+                float in[4] = {tie, nextafterf(tie, INFINITY), nextafterf(tie, -INFINITY),
+                               (float)v},
+                      out[4];
                 prim_id p = d == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
                 etch__isa_tables[isa].strips->prim[p][ETCH_F32](out, in, NULL, NULL, 4);
                 for (int k = 0; k < 4; k++) {
                     double want = d == ETCH_BF16 ? ref_bf16(in[k]) : ref_f16(in[k]);
                     if (!same_number(real_number(want), real_number(out[k])))
-                        fail_msg("%a to %s: want %a, have %a", in[k], etch_dtype_name((etch_dtype)d), want, out[k]);
+                        fail_msg("%a to %s: want %a, have %a", in[k],
+                                 etch_dtype_name((etch_dtype)d), want, out[k]);
                 }
             }
 }
@@ -172,7 +186,8 @@ static void transcendental_values_have_no_position(void **state) {
         }
 }
 
-/* ---- programs ------------------------------------------------------------------------------------------- */
+/* ---- programs
+ * ------------------------------------------------------------------------------------------- */
 
 static int uses(const prim_program *p, prim_id prim) {
     int n = 0;
@@ -186,8 +201,8 @@ static bool program(op_id op, etch_dtype in, etch_dtype compute, etch_dtype out,
     return etch__expr_build(op, all, 3, compute, out, class, p);
 }
 
-/* Well formed: operands come earlier, have the type that the primitive wants, and a half result lies
- * in f32. */
+/* Well formed: operands come earlier, have the type that the primitive wants, and a half result
+ * lies in f32. */
 static void check_program(const prim_program *p, etch_dtype out) {
     assert_in_range(p->n, 1, PROGRAM_MAX);
     assert_in_range(p->result, 0, p->n - 1);
@@ -212,11 +227,13 @@ static void every_expression_is_well_formed(void **state) {
     for (int op = 0; op < OP_COUNT; op++)
         for (int d = 0; d < ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT; d++) {
             prim_program p;
-            etch_dtype in = (etch_dtype)(d % 10), compute = (etch_dtype)(d / 10 % 10), out = (etch_dtype)(d / 100);
+            etch_dtype in = (etch_dtype)(d % 10), compute = (etch_dtype)(d / 10 % 10),
+                       out = (etch_dtype)(d / 100);
             bool has = program((op_id)op, in, compute, out, 0, &p);
             int kind = etch__ops[op].kind;
             bool own = op == OP_EMPTY || op == OP_RAND || op == OP_RANDN;
-            bool want = kind == KIND_POINTWISE || kind == KIND_INPLACE || (kind == KIND_CREATION && !own);
+            bool want =
+                kind == KIND_POINTWISE || kind == KIND_INPLACE || (kind == KIND_CREATION && !own);
             assert_int_equal(has, want);
             if (!has) break;
             check_program(&p, out);
@@ -242,9 +259,10 @@ static void classes_of_exponents(void **state) {
         exponent_class class;
         prim_id prim;
         int times;
-    } rows[] = {{EXPONENT_ANY, PRIM_POW, 1},       {EXPONENT_TWO, PRIM_MUL, 1}, {EXPONENT_THREE, PRIM_MUL, 2},
-                {EXPONENT_HALF, PRIM_SQRT, 1},     {EXPONENT_MINUS_ONE, PRIM_DIV, 1},
-                {EXPONENT_ONE, PRIM_POW, 0},       {EXPONENT_ZERO, PRIM_CONST, 1}};
+    } rows[] = {{EXPONENT_ANY, PRIM_POW, 1},       {EXPONENT_TWO, PRIM_MUL, 1},
+                {EXPONENT_THREE, PRIM_MUL, 2},     {EXPONENT_HALF, PRIM_SQRT, 1},
+                {EXPONENT_MINUS_ONE, PRIM_DIV, 1}, {EXPONENT_ONE, PRIM_POW, 0},
+                {EXPONENT_ZERO, PRIM_CONST, 1}};
     for (int k = 0; k < COUNT_OF(rows); k++) {
         prim_program p;
         assert_true(program(OP_POW_SCALAR, ETCH_F64, ETCH_F64, ETCH_F64, rows[k].class, &p));
@@ -278,25 +296,32 @@ static void copies_do_not_read_what_they_overwrite(void **state) {
     assert_int_equal(uses(&p, PRIM_INPUT), 0);
 }
 
-/* ---- scalars ---------------------------------------------------------------------------------------------- */
+/* ---- scalars
+ * ---------------------------------------------------------------------------------------------- */
 
 static void scalars_become_cells(void **state) {
     (void)state;
-    const etch_scalar values[] = {
-        etch_scalar_real(0.1),  etch_scalar_real(-0.0),   etch_scalar_real(NAN),    etch_scalar_real(INFINITY),
-        etch_scalar_real(-1e30), etch_scalar_real(1e300), etch_scalar_real(65519),  etch_scalar_real(65520),
-        etch_scalar_real(0x1p-25), etch_scalar_real(0x1.8p-25), etch_scalar_real(3e-40), etch_scalar_real(255.9),
-        etch_scalar_int(300),   etch_scalar_int(-1),      etch_scalar_int(INT64_MAX), etch_scalar_int(INT64_MIN),
-        etch_scalar_int((1 << 24) + 1), etch_scalar_bool(true), etch_scalar_bool(false)};
+    const etch_scalar values[] = {etch_scalar_real(0.1),          etch_scalar_real(-0.0),
+                                  etch_scalar_real(NAN),          etch_scalar_real(INFINITY),
+                                  etch_scalar_real(-1e30),        etch_scalar_real(1e300),
+                                  etch_scalar_real(65519),        etch_scalar_real(65520),
+                                  etch_scalar_real(0x1p-25),      etch_scalar_real(0x1.8p-25),
+                                  etch_scalar_real(3e-40),        etch_scalar_real(255.9),
+                                  etch_scalar_int(300),           etch_scalar_int(-1),
+                                  etch_scalar_int(INT64_MAX),     etch_scalar_int(INT64_MIN),
+                                  etch_scalar_int((1 << 24) + 1), etch_scalar_bool(true),
+                                  etch_scalar_bool(false)};
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         for (int k = 0; k < COUNT_OF(values); k++) {
             etch_scalar s = values[k];
             uint64_t cell = etch__scalar_cell(s, (etch_dtype)d);
-            number want = ref_convert(s.kind == ETCH_SCALAR_REAL ? real_number(s.d) : whole_number(s.i), (etch_dtype)d);
+            number want = ref_convert(
+                s.kind == ETCH_SCALAR_REAL ? real_number(s.d) : whole_number(s.i), (etch_dtype)d);
             number have = load_number(&cell, 0, etch__compute_type((etch_dtype)d));
             if (!same_number(want, have))
-                fail_msg("scalar %d as %s: want %.17g %lld, have %.17g %lld", k, etch_dtype_name((etch_dtype)d),
-                         want.d, (long long)want.i, have.d, (long long)have.i);
+                fail_msg("scalar %d as %s: want %.17g %lld, have %.17g %lld", k,
+                         etch_dtype_name((etch_dtype)d), want.d, (long long)want.i, have.d,
+                         (long long)have.i);
         }
 }
 
@@ -305,11 +330,13 @@ static void reductions_choose_their_accumulator(void **state) {
     ETCH_SCOPE {
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
             etch_tensor *t = make((etch_dtype)d, ETCH_SHAPE(3), LAYOUT_ROW, true);
-            op_call sum = {.op = OP_SUM, .nin = 1, .in = &t}, largest = {.op = OP_MAX, .nin = 1, .in = &t};
+            op_call sum = {.op = OP_SUM, .nin = 1, .in = &t},
+                    largest = {.op = OP_MAX, .nin = 1, .in = &t};
             etch_dtype out = is_float((etch_dtype)d) ? (etch_dtype)d : ETCH_I64;
             assert_int_equal(etch__reduce_plan(&sum, out).acc, etch__compute_type(out));
             assert_int_equal(etch__reduce_plan(&sum, out).kind, REDUCE_SUM);
-            assert_int_equal(etch__reduce_plan(&largest, (etch_dtype)d).acc, etch__compute_type((etch_dtype)d));
+            assert_int_equal(etch__reduce_plan(&largest, (etch_dtype)d).acc,
+                             etch__compute_type((etch_dtype)d));
         }
     }
 }

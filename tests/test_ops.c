@@ -1,18 +1,20 @@
 /* Every pointwise and in-place operator of the table against a plain reference in double or int64:
- * all dtypes, layouts, broadcasts and odd values. What one rounding decides is compared bit for bit;
- * the transcendental functions have a tolerance in units of the last place of the result's dtype. */
+ * all dtypes, layouts, broadcasts and odd values. What one rounding decides is compared bit for
+ * bit; the transcendental functions have a tolerance in units of the last place of the result's
+ * dtype. */
 #include "cpu_support.h"
 
-/* ---- the reference ------------------------------------------------------------------------------------- */
+/* ---- the reference
+ * ------------------------------------------------------------------------------------- */
 
 /* The compute dtype of the call at hand: intermediate results are rounded to its compute type. */
 static etch_dtype computing;
 static double rnd(double v) { return computing == ETCH_F64 ? v : (double)(float)v; }
 
 typedef struct operands {
-    double x, y, z;    /* floats, in the compute dtype; z: the third operand */
-    int64_t i, j, k;   /* integers */
-    double s[4];       /* scalars in the compute dtype */
+    double x, y, z;  /* floats, in the compute dtype; z: the third operand */
+    int64_t i, j, k; /* integers */
+    double s[4];     /* scalars in the compute dtype */
     int64_t t[4];
     bool condition;
 } operands;
@@ -54,8 +56,10 @@ static int64_t whole_power(int64_t x, int64_t e) {
     return (int64_t)r;
 }
 
-BOTH(add_tensor, rnd(o->x + rnd(o->s[0] * o->y)), computing == ETCH_BOOL ? U(o->i | (o->t[0] & o->j)) : U(o->i) + U(o->t[0]) * U(o->j))
-BOTH(add_scalar, rnd(o->x + rnd(o->s[0] * o->s[1])), computing == ETCH_BOOL ? U(o->i | (o->t[0] & o->t[1])) : U(o->i) + U(o->t[0]) * U(o->t[1]))
+BOTH(add_tensor, rnd(o->x + rnd(o->s[0] * o->y)),
+     computing == ETCH_BOOL ? U(o->i | (o->t[0] & o->j)) : U(o->i) + U(o->t[0]) * U(o->j))
+BOTH(add_scalar, rnd(o->x + rnd(o->s[0] * o->s[1])),
+     computing == ETCH_BOOL ? U(o->i | (o->t[0] & o->t[1])) : U(o->i) + U(o->t[0]) * U(o->t[1]))
 BOTH(sub_tensor, rnd(o->x - rnd(o->s[0] * o->y)), U(o->i) - U(o->t[0]) * U(o->j))
 BOTH(sub_scalar, rnd(o->x - rnd(o->s[0] * o->s[1])), U(o->i) - U(o->t[0]) * U(o->t[1]))
 BOTH(rsub_scalar, rnd(o->s[0] - rnd(o->s[1] * o->x)), U(o->t[0]) - U(o->t[1]) * U(o->i))
@@ -99,32 +103,57 @@ BOTH(second, o->y, o->j)
 BOTH(fill, o->s[0], o->t[0])
 BOTH(zero, 0, 0)
 
-#define REF(name, fn, ulp) {name, ulp, fn##_real, fn##_whole}
-#define REF_REAL(name, fn, ulp) {name, ulp, fn##_real, NULL}
+#define REF(name, fn, ulp)                                                                         \
+    { name, ulp, fn##_real, fn##_whole }
+#define REF_REAL(name, fn, ulp)                                                                    \
+    { name, ulp, fn##_real, NULL }
 static const reference references[] = {
-    REF("add.Tensor", add_tensor, 0),       REF("add.Scalar", add_scalar, 0),
-    REF("sub.Tensor", sub_tensor, 0),       REF("sub.Scalar", sub_scalar, 0),
-    REF("rsub.Scalar", rsub_scalar, 0),     REF("mul.Tensor", mul_tensor, 0),
-    REF("mul.Scalar", mul_scalar, 0),       REF_REAL("div.Tensor", div_tensor, 0),
-    REF_REAL("div.Scalar", div_scalar, 0),  REF("pow.Tensor_Tensor", pow_tensor, 4),
-    REF("pow.Tensor_Scalar", pow_scalar, 4), REF("pow.Scalar", pow_scalar, 4),
-    REF("maximum", maximum, 0),             REF("minimum", minimum, 0),
-    REF("neg", neg, 0),                     REF("abs", abs, 0),
-    REF("relu", relu, 0),                   REF_REAL("sqrt", sqrt, 0),
-    REF_REAL("rsqrt", rsqrt, 0),            REF_REAL("exp", exp, 4),
-    REF_REAL("log", log, 4),                REF_REAL("sin", sin, 4),
-    REF_REAL("cos", cos, 4),                REF_REAL("tanh", tanh, 4),
-    REF_REAL("sigmoid", sigmoid, 5),        REF("eq.Tensor", eq_tensor, 0),
-    REF("ne.Tensor", ne_tensor, 0),         REF("lt.Tensor", lt_tensor, 0),
-    REF("le.Tensor", le_tensor, 0),         REF("gt.Tensor", gt_tensor, 0),
-    REF("ge.Tensor", ge_tensor, 0),         REF("eq.Scalar", eq_scalar, 0),
-    REF("ne.Scalar", ne_scalar, 0),         REF("lt.Scalar", lt_scalar, 0),
-    REF("le.Scalar", le_scalar, 0),         REF("gt.Scalar", gt_scalar, 0),
-    REF("ge.Scalar", ge_scalar, 0),         REF("logical_not", logical_not, 0),
-    REF("logical_and", logical_and, 0),     REF("logical_or", logical_or, 0),
-    REF("where.self", where, 0),            REF("_to_copy", identity, 0),
-    REF("clone", identity, 0),              REF("copy_", second, 0),
-    REF("fill_.Scalar", fill, 0),           REF("zero_", zero, 0),
+    REF("add.Tensor", add_tensor, 0),
+    REF("add.Scalar", add_scalar, 0),
+    REF("sub.Tensor", sub_tensor, 0),
+    REF("sub.Scalar", sub_scalar, 0),
+    REF("rsub.Scalar", rsub_scalar, 0),
+    REF("mul.Tensor", mul_tensor, 0),
+    REF("mul.Scalar", mul_scalar, 0),
+    REF_REAL("div.Tensor", div_tensor, 0),
+    REF_REAL("div.Scalar", div_scalar, 0),
+    REF("pow.Tensor_Tensor", pow_tensor, 4),
+    REF("pow.Tensor_Scalar", pow_scalar, 4),
+    REF("pow.Scalar", pow_scalar, 4),
+    REF("maximum", maximum, 0),
+    REF("minimum", minimum, 0),
+    REF("neg", neg, 0),
+    REF("abs", abs, 0),
+    REF("relu", relu, 0),
+    REF_REAL("sqrt", sqrt, 0),
+    REF_REAL("rsqrt", rsqrt, 0),
+    REF_REAL("exp", exp, 4),
+    REF_REAL("log", log, 4),
+    REF_REAL("sin", sin, 4),
+    REF_REAL("cos", cos, 4),
+    REF_REAL("tanh", tanh, 4),
+    REF_REAL("sigmoid", sigmoid, 5),
+    REF("eq.Tensor", eq_tensor, 0),
+    REF("ne.Tensor", ne_tensor, 0),
+    REF("lt.Tensor", lt_tensor, 0),
+    REF("le.Tensor", le_tensor, 0),
+    REF("gt.Tensor", gt_tensor, 0),
+    REF("ge.Tensor", ge_tensor, 0),
+    REF("eq.Scalar", eq_scalar, 0),
+    REF("ne.Scalar", ne_scalar, 0),
+    REF("lt.Scalar", lt_scalar, 0),
+    REF("le.Scalar", le_scalar, 0),
+    REF("gt.Scalar", gt_scalar, 0),
+    REF("ge.Scalar", ge_scalar, 0),
+    REF("logical_not", logical_not, 0),
+    REF("logical_and", logical_and, 0),
+    REF("logical_or", logical_or, 0),
+    REF("where.self", where, 0),
+    REF("_to_copy", identity, 0),
+    REF("clone", identity, 0),
+    REF("copy_", second, 0),
+    REF("fill_.Scalar", fill, 0),
+    REF("zero_", zero, 0),
 };
 
 /* "add_.Tensor" is computed as "add.Tensor". */
@@ -148,15 +177,20 @@ static double ulps(double a, double v, etch_dtype d) {
     number top = ref_convert(real_number(v), d);
     if (isinf(a) || isinf(top.d)) {
         /* at the edge of overflow either side is near enough */
-        return a == top.d || fabs(v) > ldexp(1, d == ETCH_F64 ? 1023 : d == ETCH_F16 ? 15 : 127) * 1.9
-                   ? 0 : INFINITY;
+        return a == top.d || fabs(v) > ldexp(1, d == ETCH_F64   ? 1023
+                                                : d == ETCH_F16 ? 15
+                                                                : 127) *
+                                           1.9
+                   ? 0
+                   : INFINITY;
     }
     int e = v == 0 ? least[d] : ilogb(v);
     if (e < least[d]) e = least[d];
     return fabs(a - v) / ldexp(1, e - bits[d] + 1);
 }
 
-/* ---- one call --------------------------------------------------------------------------------------------- */
+/* ---- one call
+ * --------------------------------------------------------------------------------------------- */
 
 typedef struct trial {
     op_call call;
@@ -175,10 +209,15 @@ static int count_of(const char *schema, const char *word) {
 static void set_trial(trial *t, op_id op) {
     const op_info *info = &etch__ops[op];
     memset(t, 0, sizeof *t);
-    int tensors = count_of(info->schema, "Tensor self") + count_of(info->schema, "Tensor(a!) self") +
-                  count_of(info->schema, "Tensor other") + count_of(info->schema, "Tensor src") +
-                  count_of(info->schema, "Tensor exponent") + count_of(info->schema, "Tensor condition");
-    t->call = (op_call){.op = (uint16_t)op, .nin = (uint16_t)tensors, .in = t->in, .sc = t->sc, .at = t->at,
+    int tensors =
+        count_of(info->schema, "Tensor self") + count_of(info->schema, "Tensor(a!) self") +
+        count_of(info->schema, "Tensor other") + count_of(info->schema, "Tensor src") +
+        count_of(info->schema, "Tensor exponent") + count_of(info->schema, "Tensor condition");
+    t->call = (op_call){.op = (uint16_t)op,
+                        .nin = (uint16_t)tensors,
+                        .in = t->in,
+                        .sc = t->sc,
+                        .at = t->at,
                         .nsc = (uint8_t)count_of(info->schema, "Scalar ")};
     if (op == OP_TO_COPY) t->at[t->call.nat++] = -1;
     if (op == OP_COPY_) t->at[t->call.nat++] = 0;
@@ -264,23 +303,29 @@ static bool run_trial(trial *t) {
         if (same_number(want, have)) continue;
         double off = have.real && r->ulp ? ulps(have.d, exact, (etch_dtype)y->dtype) : INFINITY;
         if (off <= r->ulp) continue;
-        fail_msg("%s of %s[%g %lld], %s[%g %lld] scalar %g/%lld: want %.17g %lld, have %.17g %lld (%g ulp)",
-                 info->name, etch_dtype_name((etch_dtype)t->in[0]->dtype), value[0].d, (long long)value[0].i,
-                 etch_dtype_name(t->compute), value[1].d, (long long)value[1].i, t->sc[0].d,
-                 (long long)t->sc[0].i, want.d, (long long)want.i, have.d, (long long)have.i, off);
+        fail_msg("%s of %s[%g %lld], %s[%g %lld] scalar %g/%lld: want %.17g %lld, have %.17g %lld "
+                 "(%g ulp)",
+                 info->name, etch_dtype_name((etch_dtype)t->in[0]->dtype), value[0].d,
+                 (long long)value[0].i, etch_dtype_name(t->compute), value[1].d,
+                 (long long)value[1].i, t->sc[0].d, (long long)t->sc[0].i, want.d,
+                 (long long)want.i, have.d, (long long)have.i, off);
     }
     for (int k = 0; k < t->call.nin; k++) free(before[k]);
     return true;
 }
 
 /* Powers of integers with huge exponents would take the reference for ever. */
-static bool keeps_tame(op_id op) { return op == OP_POW_TENSOR || op == OP_POW_SCALAR || op == OP_POW_SCALAR_; }
+static bool keeps_tame(op_id op) {
+    return op == OP_POW_TENSOR || op == OP_POW_SCALAR || op == OP_POW_SCALAR_;
+}
 
 static bool is_expression(int op) {
     return etch__ops[op].kind == KIND_POINTWISE || etch__ops[op].kind == KIND_INPLACE;
 }
 
-/* ---- tests --------------------------------------------------------------------------------------------------- */
+/* ---- tests
+ * ---------------------------------------------------------------------------------------------------
+ */
 
 static void every_operator_has_a_reference(void **state) {
     (void)state;
@@ -301,7 +346,8 @@ static void every_operator_in_every_dtype(void **state) {
                     if (inplace && how == LAYOUT_EXPANDED) continue;
                     for (int k = 0; k < t.call.nin; k++)
                         t.in[k] = make((etch_dtype)d, ETCH_SHAPE(7, 41), (layout)how, tame);
-                    if (op == OP_WHERE) t.in[0] = make(ETCH_BOOL, ETCH_SHAPE(7, 41), (layout)how, true);
+                    if (op == OP_WHERE)
+                        t.in[0] = make(ETCH_BOOL, ETCH_SHAPE(7, 41), (layout)how, true);
                     run_trial(&t);
                 }
 }
@@ -317,8 +363,10 @@ static void mixed_dtypes(void **state) {
                 set_trial(&t, (op_id)op);
                 if (t.call.nin < 2) continue;
                 bool tame = keeps_tame((op_id)op);
-                t.in[0] = make((etch_dtype)(d / ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
-                t.in[1] = make((etch_dtype)(d % ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
+                t.in[0] =
+                    make((etch_dtype)(d / ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
+                t.in[1] =
+                    make((etch_dtype)(d % ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
                 if (t.call.nin == 3) {
                     t.in[2] = t.in[0];
                     t.in[0] = make(ETCH_BOOL, ETCH_SHAPE(90), LAYOUT_ROW, true);
@@ -331,10 +379,12 @@ static void mixed_dtypes(void **state) {
 static void scalars_and_classes(void **state) {
     (void)state;
     const etch_scalar values[] = {
-        etch_scalar_real(2),   etch_scalar_real(0.5),  etch_scalar_real(-1), etch_scalar_real(1),
-        etch_scalar_real(3),   etch_scalar_real(0),    etch_scalar_real(0.1), etch_scalar_real(-0.0),
-        etch_scalar_real(NAN), etch_scalar_real(1e30), etch_scalar_int(2),   etch_scalar_int(1),
-        etch_scalar_int(0),    etch_scalar_int(-3),    etch_scalar_int(300), etch_scalar_bool(true)};
+        etch_scalar_real(2),    etch_scalar_real(0.5),  etch_scalar_real(-1),
+        etch_scalar_real(1),    etch_scalar_real(3),    etch_scalar_real(0),
+        etch_scalar_real(0.1),  etch_scalar_real(-0.0), etch_scalar_real(NAN),
+        etch_scalar_real(1e30), etch_scalar_int(2),     etch_scalar_int(1),
+        etch_scalar_int(0),     etch_scalar_int(-3),    etch_scalar_int(300),
+        etch_scalar_bool(true)};
     for (int op = 0; op < OP_COUNT; op++)
         for (int d = 0; is_expression(op) && d < ETCH_DTYPE_COUNT; d++)
             for (int v = 0; v < COUNT_OF(values) * COUNT_OF(values); v++)
@@ -345,7 +395,8 @@ static void scalars_and_classes(void **state) {
                     t.sc[0] = values[v % COUNT_OF(values)];
                     if (t.call.nsc == 2) t.sc[1] = values[v / COUNT_OF(values)];
                     for (int k = 0; k < t.call.nin; k++)
-                        t.in[k] = make((etch_dtype)d, ETCH_SHAPE(19), LAYOUT_ROW, keeps_tame((op_id)op));
+                        t.in[k] =
+                            make((etch_dtype)d, ETCH_SHAPE(19), LAYOUT_ROW, keeps_tame((op_id)op));
                     run_trial(&t);
                 }
 }
@@ -366,16 +417,19 @@ static void shapes_and_broadcasts(void **state) {
         {ETCH_SHAPE(2, 1, 2, 1, 2, 1, 2, 3), ETCH_SHAPE(3, 1, 2, 1, 2, 1, 1)},
         {ETCH_SHAPE(1500), ETCH_SHAPE(1500)},
         {ETCH_SHAPE(700, 2), ETCH_SHAPE(700, 2)},
-        {ETCH_SHAPE(2, 35, 70), ETCH_SHAPE(35, 70)}, /* whole and partial blocks of transposed operands */
+        {ETCH_SHAPE(2, 35, 70),
+         ETCH_SHAPE(35, 70)}, /* whole and partial blocks of transposed operands */
     };
-    const op_id ops[] = {OP_ADD_TENSOR, OP_LT_TENSOR, OP_MAXIMUM, OP_ADD_TENSOR_, OP_COPY_, OP_EXP, OP_WHERE};
+    const op_id ops[] = {OP_ADD_TENSOR, OP_LT_TENSOR, OP_MAXIMUM, OP_ADD_TENSOR_,
+                         OP_COPY_,      OP_EXP,       OP_WHERE};
     const etch_dtype dtypes[] = {ETCH_F32, ETCH_BF16, ETCH_I64, ETCH_U8};
     for (int s = 0; s < COUNT_OF(shapes); s++)
         for (int k = 0; k < COUNT_OF(ops) * COUNT_OF(dtypes) * LAYOUT_COUNT * LAYOUT_COUNT; k++)
             ETCH_SCOPE {
                 trial t;
                 op_id op = ops[k % COUNT_OF(ops)];
-                int rest = k / COUNT_OF(ops), d = rest % COUNT_OF(dtypes), hows = rest / COUNT_OF(dtypes);
+                int rest = k / COUNT_OF(ops), d = rest % COUNT_OF(dtypes),
+                    hows = rest / COUNT_OF(dtypes);
                 layout first = (layout)(hows % LAYOUT_COUNT), other = (layout)(hows / LAYOUT_COUNT);
                 set_trial(&t, op);
                 if (etch__ops[op].kind == KIND_INPLACE && first == LAYOUT_EXPANDED) continue;
@@ -455,7 +509,8 @@ static void position_does_not_matter(void **state) {
                 for (int from = 0; from < 99; from += 7)
                     for (int to = from + 1; to < 100; to += 9) {
                         t.in[0] = etch_slice(x, 0, from, to, 1);
-                        assert_true(same_tensor(etch__dispatch(&t.call), etch_slice(whole, 0, from, to, 1)));
+                        assert_true(same_tensor(etch__dispatch(&t.call),
+                                                etch_slice(whole, 0, from, to, 1)));
                     }
             }
 }
@@ -465,7 +520,8 @@ static void creation(void **state) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         ETCH_SCOPE {
             etch_dtype dtype = (etch_dtype)d;
-            etch_tensor *z = etch_zeros(dtype, ETCH_SHAPE(3, 5)), *o = etch_ones(dtype, ETCH_SHAPE(700));
+            etch_tensor *z = etch_zeros(dtype, ETCH_SHAPE(3, 5)),
+                        *o = etch_ones(dtype, ETCH_SHAPE(700));
             etch_tensor *f = etch_full(dtype, ETCH_SHAPE(2, 3), 2.7);
             assert_non_null(z);
             assert_non_null(o);
@@ -494,7 +550,8 @@ static void aranges(void **state) {
         assert_non_null(down);
         assert_int_equal(down->numel, 6);
         assert_true(get(down, 5).d == -2);
-        etch_tensor *large = etch_arange(ETCH_I32, 0, 100000, 1); /* over several strips and threads */
+        etch_tensor *large =
+            etch_arange(ETCH_I32, 0, 100000, 1); /* over several strips and threads */
         assert_non_null(large);
         for (int k = 0; k < 100000; k++) assert_int_equal(get(large, k).i, k);
     }
@@ -522,7 +579,8 @@ static void random_numbers(void **state) {
     assert_memory_equal(w, published, sizeof published);
     ETCH_SCOPE {
         etch_manual_seed(0x123456789abcdefull);
-        etch_tensor *a = etch_rand(ETCH_F32, ETCH_SHAPE(1000)), *b = etch_rand(ETCH_F64, ETCH_SHAPE(77));
+        etch_tensor *a = etch_rand(ETCH_F32, ETCH_SHAPE(1000)),
+                    *b = etch_rand(ETCH_F64, ETCH_SHAPE(77));
         etch_tensor *n = etch_randn(ETCH_F64, ETCH_SHAPE(300));
         assert_non_null(a);
         assert_non_null(b);

@@ -1,5 +1,6 @@
-/* Products: small ones bit for bit against the chain acc = fma(a, b, acc) written out here, integers
- * exactly, large ones within a bound against double, and all of them the same for every thread count. */
+/* Products: small ones bit for bit against the chain acc = fma(a, b, acc) written out here,
+ * integers exactly, large ones within a bound against double, and all of them the same for every
+ * thread count. */
 #include "cpu_support.h"
 
 /* The chain for float dtypes in the compute type; integers wrap. `wide` gets the sum in double. */
@@ -52,7 +53,8 @@ static void check_mm(etch_tensor *a, etch_tensor *b) {
         check_element(a, b, get(y, i), i / n * k, 1, i % n, n, k, is_small(m, n, k));
 }
 
-/* ---- tests -------------------------------------------------------------------------------------------- */
+/* ---- tests
+ * -------------------------------------------------------------------------------------------- */
 
 static void small_products_are_chains(void **state) {
     (void)state;
@@ -64,7 +66,8 @@ static void small_products_are_chains(void **state) {
             for (int how = 0; how < LAYOUT_COUNT * LAYOUT_COUNT; how++)
                 ETCH_SCOPE {
                     const int64_t *v = sizes[s];
-                    layout left = (layout)(how % LAYOUT_COUNT), right = (layout)(how / LAYOUT_COUNT);
+                    layout left = (layout)(how % LAYOUT_COUNT),
+                           right = (layout)(how / LAYOUT_COUNT);
                     if (how % 7 && v[0] * v[1] * v[2] > 10000) continue; /* time */
                     check_mm(make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), left, true),
                              make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), right, true));
@@ -84,8 +87,9 @@ static void odd_values_in_small_products(void **state) {
 
 static void large_products(void **state) {
     (void)state;
-    const int64_t sizes[][3] = {{65, 1, 1},   {1, 65, 1},    {1, 1, 65},    {65, 65, 65}, {1, 1000, 300},
-                                {1000, 1, 9}, {130, 257, 90}, {300, 40, 70}, {600, 520, 3}};
+    const int64_t sizes[][3] = {{65, 1, 1},     {1, 65, 1},     {1, 1, 65},
+                                {65, 65, 65},   {1, 1000, 300}, {1000, 1, 9},
+                                {130, 257, 90}, {300, 40, 70},  {600, 520, 3}};
     for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
         for (int s = 0; s < COUNT_OF(sizes); s++)
             for (int how = 0; how < LAYOUT_COUNT; how++)
@@ -105,7 +109,8 @@ static void threads_do_not_matter(void **state) {
             ETCH_SCOPE {
                 const int64_t *v = sizes[s];
                 if (v[2] == 1000 && d != ETCH_F32) continue; /* time */
-                etch_tensor *a = make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), LAYOUT_ROW, true), *first = NULL;
+                etch_tensor *a = make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), LAYOUT_ROW, true),
+                            *first = NULL;
                 etch_tensor *b = make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), LAYOUT_COLUMN, true);
                 for (int threads = 1; threads <= 4; threads *= 2) {
                     etch_set_num_threads(threads);
@@ -143,21 +148,25 @@ static void vectors_and_batches(void **state) {
                     etch_tensor *z = etch_bmm(x, y);
                     assert_non_null(z);
                     for (int64_t i = 0; i < 3 * 4 * 6; i++)
-                        check_element(x, y, get(z, i), i / 6 * k, 1, i / 24 * 6 * k + i % 6, 6, k, k <= 64);
+                        check_element(x, y, get(z, i), i / 6 * k, 1, i / 24 * 6 * k + i % 6, 6, k,
+                                      k <= 64);
                 }
 }
 
-/* beta * self + alpha * (a b): in the compute type, rounded once; beta = 0 does not look at self. */
+/* beta * self + alpha * (a b): in the compute type, rounded once; beta = 0 does not look at self.
+ */
 static void addmm(void **state) {
     (void)state;
-    const etch_shape selves[] = {ETCH_SHAPE(6, 9), ETCH_SHAPE(9), ETCH_SHAPE(6, 1), ETCH_SHAPE(), ETCH_SHAPE(1, 9)};
+    const etch_shape selves[] = {ETCH_SHAPE(6, 9), ETCH_SHAPE(9), ETCH_SHAPE(6, 1), ETCH_SHAPE(),
+                                 ETCH_SHAPE(1, 9)};
     const double factors[][2] = {{1, 1}, {0.5, 1}, {1, -2}, {0, 3}, {3, 0}};
     for (int d = 0; d <= ETCH_I8; d++)
         for (int s = 0; s < COUNT_OF(selves); s++)
             for (int f = 0; f < COUNT_OF(factors); f++)
                 ETCH_SCOPE {
                     etch_dtype dtype = (etch_dtype)d, type = etch__compute_type(dtype);
-                    double beta = is_float(dtype) ? factors[f][0] : trunc(factors[f][0]), alpha = factors[f][1];
+                    double beta = is_float(dtype) ? factors[f][0] : trunc(factors[f][0]),
+                           alpha = factors[f][1];
                     etch_tensor *a = make(dtype, ETCH_SHAPE(6, 4), LAYOUT_ROW, true);
                     etch_tensor *b = make(dtype, ETCH_SHAPE(4, 9), LAYOUT_COLUMN, true);
                     etch_tensor *self = make(dtype, selves[s], (layout)(f % LAYOUT_COUNT), true);
@@ -197,12 +206,15 @@ static void empty_and_zero_k(void **state) {
             for (int i = 0; i < 70 * 80; i++)
                 assert_true(same_number(get(y, i), ref_convert(whole_number(0), dtype)));
             assert_int_equal(etch_numel(etch_mm(make(dtype, ETCH_SHAPE(0, 5), LAYOUT_ROW, true),
-                                                make(dtype, ETCH_SHAPE(5, 3), LAYOUT_ROW, true))), 0);
+                                                make(dtype, ETCH_SHAPE(5, 3), LAYOUT_ROW, true))),
+                             0);
             etch_tensor *dot = etch_dot(make(dtype, ETCH_SHAPE(0), LAYOUT_ROW, true),
                                         make(dtype, ETCH_SHAPE(0), LAYOUT_ROW, true));
             assert_true(same_number(get(dot, 0), ref_convert(whole_number(0), dtype)));
-            assert_int_equal(etch_numel(etch_bmm(make(dtype, ETCH_SHAPE(0, 5, 2), LAYOUT_ROW, true),
-                                                 make(dtype, ETCH_SHAPE(0, 2, 3), LAYOUT_ROW, true))), 0);
+            assert_int_equal(
+                etch_numel(etch_bmm(make(dtype, ETCH_SHAPE(0, 5, 2), LAYOUT_ROW, true),
+                                    make(dtype, ETCH_SHAPE(0, 2, 3), LAYOUT_ROW, true))),
+                0);
         }
 }
 
@@ -227,10 +239,14 @@ static void failed_allocations(void **state) {
 int main(int argc, char **argv) {
     (void)argc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_products_are_chains), cmocka_unit_test(odd_values_in_small_products),
-        cmocka_unit_test(large_products),            cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(vectors_and_batches),       cmocka_unit_test(addmm),
-        cmocka_unit_test(empty_and_zero_k),          cmocka_unit_test(failed_allocations),
+        cmocka_unit_test(small_products_are_chains),
+        cmocka_unit_test(odd_values_in_small_products),
+        cmocka_unit_test(large_products),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(vectors_and_batches),
+        cmocka_unit_test(addmm),
+        cmocka_unit_test(empty_and_zero_k),
+        cmocka_unit_test(failed_allocations),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     return failed + run_under_lower_isas(argv);

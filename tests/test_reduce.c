@@ -1,8 +1,9 @@
-/* Reductions against a scalar reference of the canonical order written from core/expr.h: bit for bit,
- * for every dtype, layout, choice of axes and thread count. */
+/* Reductions against a scalar reference of the canonical order written from core/expr.h: bit for
+ * bit, for every dtype, layout, choice of axes and thread count. */
 #include "cpu_support.h"
 
-/* ---- the reference --------------------------------------------------------------------------------------- */
+/* ---- the reference
+ * --------------------------------------------------------------------------------------- */
 
 typedef enum way { SUM_UP, LARGEST, SMALLEST } way;
 
@@ -13,8 +14,8 @@ static number combine(number a, number b, way h, etch_dtype acc) {
         return real_number(a.d + b.d);
     }
     if (a.real && isnan(a.d)) return a;
-    bool first = a.real ? (h == LARGEST ? a.d > b.d : a.d < b.d)
-                        : (h == LARGEST ? a.i > b.i : a.i < b.i);
+    bool first =
+        a.real ? (h == LARGEST ? a.d > b.d : a.d < b.d) : (h == LARGEST ? a.i > b.i : a.i < b.i);
     return first ? a : b;
 }
 
@@ -42,7 +43,8 @@ static number canonical(const number *x, int64_t n, way h, etch_dtype acc) {
     return result;
 }
 
-/* The elements of t that go into output `out` when the axes in mask are reduced, in logical order. */
+/* The elements of t that go into output `out` when the axes in mask are reduced, in logical order.
+ */
 static int64_t collect(const etch_tensor *t, uint32_t mask, int64_t out, number *x) {
     int64_t n = 0;
     for (int64_t i = 0; i < t->numel; i++) {
@@ -92,11 +94,13 @@ static void check(etch_tensor *t, uint32_t mask, reduce_kind kind) {
     free(x);
 }
 
-/* ---- tests -------------------------------------------------------------------------------------------------- */
+/* ---- tests
+ * --------------------------------------------------------------------------------------------------
+ */
 
 static void every_dtype_layout_and_axes(void **state) {
     (void)state;
-    const etch_shape shapes[] = {ETCH_SHAPE(7), ETCH_SHAPE(3, 70), ETCH_SHAPE(70, 3),
+    const etch_shape shapes[] = {ETCH_SHAPE(7),        ETCH_SHAPE(3, 70),       ETCH_SHAPE(70, 3),
                                  ETCH_SHAPE(4, 1, 33), ETCH_SHAPE(2, 18, 2, 3), ETCH_SHAPE(1)};
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         for (int how = 0; how < LAYOUT_COUNT; how++)
@@ -128,8 +132,9 @@ static void odd_values(void **state) {
 /* More than one block, and a tree of blocks that is not full: rows, columns, and in between. */
 static void several_blocks(void **state) {
     (void)state;
-    const etch_shape shapes[] = {ETCH_SHAPE(4096), ETCH_SHAPE(4097), ETCH_SHAPE(3 * 4096 + 65),
-                                 ETCH_SHAPE(7 * 4096 - 1), ETCH_SHAPE(9000, 3), ETCH_SHAPE(3, 9000),
+    const etch_shape shapes[] = {ETCH_SHAPE(4096),          ETCH_SHAPE(4097),
+                                 ETCH_SHAPE(3 * 4096 + 65), ETCH_SHAPE(7 * 4096 - 1),
+                                 ETCH_SHAPE(9000, 3),       ETCH_SHAPE(3, 9000),
                                  ETCH_SHAPE(100, 2, 100)};
     const uint32_t masks[] = {1, 1, 1, 1, 1, 2, 5};
     const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_I32};
@@ -209,8 +214,8 @@ static void check_argmax(etch_tensor *t, int dim) {
 
 static void argmax_first_nan_first_tie(void **state) {
     (void)state;
-    const etch_shape shapes[] = {ETCH_SHAPE(1), ETCH_SHAPE(700), ETCH_SHAPE(5, 130), ETCH_SHAPE(130, 5),
-                                 ETCH_SHAPE(3, 4, 20)};
+    const etch_shape shapes[] = {ETCH_SHAPE(1), ETCH_SHAPE(700), ETCH_SHAPE(5, 130),
+                                 ETCH_SHAPE(130, 5), ETCH_SHAPE(3, 4, 20)};
     for (int d = 0; d < ETCH_BOOL; d++) /* bool has no order that argmax would take */
         for (int s = 0; s < COUNT_OF(shapes); s++)
             for (int how = 0; how < LAYOUT_COUNT; how++)
@@ -272,10 +277,14 @@ static void sums_of_integers_are_i64(void **state) {
 int main(int argc, char **argv) {
     (void)argc;
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_dtype_layout_and_axes), cmocka_unit_test(odd_values),
-        cmocka_unit_test(several_blocks),              cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(strides_do_not_matter),       cmocka_unit_test(argmax_first_nan_first_tie),
-        cmocka_unit_test(argmax_of_large_tensors),     cmocka_unit_test(nothing_to_reduce),
+        cmocka_unit_test(every_dtype_layout_and_axes),
+        cmocka_unit_test(odd_values),
+        cmocka_unit_test(several_blocks),
+        cmocka_unit_test(threads_do_not_matter),
+        cmocka_unit_test(strides_do_not_matter),
+        cmocka_unit_test(argmax_first_nan_first_tie),
+        cmocka_unit_test(argmax_of_large_tensors),
+        cmocka_unit_test(nothing_to_reduce),
         cmocka_unit_test(sums_of_integers_are_i64),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

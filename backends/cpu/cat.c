@@ -1,5 +1,5 @@
-/* empty and cat. cat copies each tensor into its slice of the result as `copy_` would, so that dtypes
- * convert and strides do not matter. */
+/* empty and cat. cat copies each tensor into its slice of the result as `copy_` would, so that
+ * dtypes convert and strides do not matter. */
 #include "core/dispatch.h"
 
 static etch_status empty(const op_call *call, etch_tensor *const *out) {
@@ -32,8 +32,8 @@ static etch_status cat(const op_call *call, etch_tensor *const *outs) {
         if (t->ndim == 1 && t->numel == 0) continue; /* skipped whatever the rank of the others */
         etch_tensor view = slice_of(out, t, dim, at), *target = &view;
         etch_tensor *const in[2] = {target, t};
-        op_call copy = {.op = OP_COPY_, .nin = 2, .in = in, .nat = 1, .at = blocking,
-                        .site = call->site};
+        op_call copy = {
+            .op = OP_COPY_, .nin = 2, .in = in, .nat = 1, .at = blocking, .site = call->site};
         at += t->size[dim];
         if (view.numel == 0) continue;
         etch_status status = etch__kernel(OP_COPY_)(&copy, &target);

@@ -1,24 +1,26 @@
 /* The eager kernel of every operator that is an expression: POINTWISE, INPLACE, and the creation of
  * zeros, ones, full, arange.
  *
- * The program of a call depends on the operator, the operands' dtypes and ranks (0-d tensors promote
- * differently), the kinds of its scalars, its static class and the default dtype; it is built once for
- * each combination and kept. Contiguous operands of one size, the common case, are one flat run. */
+ * The program of a call depends on the operator, the operands' dtypes and ranks (0-d tensors
+ * promote differently), the kinds of its scalars, its static class and the default dtype; it is
+ * built once for each combination and kept. Contiguous operands of one size, the common case, are
+ * one flat run. */
 #include "backends/cpu/program.h"
 #include "core/dispatch.h"
 #include "core/pool.h"
 
 #include <stdlib.h>
 
-/* ---- the cache of programs ---------------------------------------------------------------------------- */
+/* ---- the cache of programs
+ * ---------------------------------------------------------------------------- */
 
 typedef struct cached_program {
     uint64_t key;
     cpu_program program;
 } cached_program;
 
-/* Open addressing; an entry never changes once it is there. When the neighbourhood of a key is full the
- * program is built for the one call. */
+/* Open addressing; an entry never changes once it is there. When the neighbourhood of a key is full
+ * the program is built for the one call. */
 enum { CACHE_SIZE = 2048, CACHE_PROBES = 16 };
 static cached_program *_Atomic cache[CACHE_SIZE];
 
@@ -41,13 +43,14 @@ static bool build(const op_call *call, const etch_tensor *out, cpu_program *prog
     etch_dtype compute, in[PROGRAM_INPUTS] = {0};
     prim_program p;
     if (etch__infer(call, &meta, &compute) != ETCH_OK) return false;
-    for (int k = 0; k < call->nin && k < PROGRAM_INPUTS; k++) in[k] = (etch_dtype)call->in[k]->dtype;
+    for (int k = 0; k < call->nin && k < PROGRAM_INPUTS; k++)
+        in[k] = (etch_dtype)call->in[k]->dtype;
     if (etch__expr_build((op_id)call->op, in, call->nin, compute, (etch_dtype)out->dtype,
                          class_of(call), &p) &&
         etch__program_build(&p, in, (etch_dtype)out->dtype, program))
         return true;
-    etch__error_at(call->site, ETCH_ERR_DTYPE, "%s: not defined for %s",
-                   etch__ops[call->op].name, etch_dtype_name(compute));
+    etch__error_at(call->site, ETCH_ERR_DTYPE, "%s: not defined for %s", etch__ops[call->op].name,
+                   etch_dtype_name(compute));
     return false;
 }
 
@@ -73,7 +76,8 @@ static const cpu_program *find_program(const op_call *call, const etch_tensor *o
     return build(call, out, own) ? own : NULL;
 }
 
-/* ---- memory ------------------------------------------------------------------------------------------- */
+/* ---- memory
+ * ------------------------------------------------------------------------------------------- */
 
 typedef struct byte_range {
     const char *low, *high;
@@ -106,7 +110,8 @@ static bool overlaps(const etch_tensor *in, const etch_tensor *out) {
     return a.low < b.high && b.low < a.high;
 }
 
-/* ---- running ------------------------------------------------------------------------------------------- */
+/* ---- running
+ * ------------------------------------------------------------------------------------------- */
 
 typedef struct pointwise_job {
     const cpu_program *program;

@@ -1,12 +1,13 @@
 /* mm, addmm, mv, dot, bmm.
  *
- * Each is a batch of M x K times K x N products in the compute type. With M, N and K all at most 64 the
- * chain of isa/product.c runs. Otherwise the result is cut into tiles by (M, N, K) alone, and each tile
- * is one call of a library on one thread: oneDNN for f32, OpenBLAS for f64; integers have their own
- * loops. The half types are widened to f32, multiplied, and rounded once.
+ * Each is a batch of M x K times K x N products in the compute type. With M, N and K all at most 64
+ * the chain of isa/product.c runs. Otherwise the result is cut into tiles by (M, N, K) alone, and
+ * each tile is one call of a library on one thread: oneDNN for f32, OpenBLAS for f64; integers have
+ * their own loops. The half types are widened to f32, multiplied, and rounded once.
  *
- * Operands with unit stride along a row or a column go to the library as they are (a column-major one
- * as transposed); any other is copied first. That rule sees the operator's own arguments only. */
+ * Operands with unit stride along a row or a column go to the library as they are (a column-major
+ * one as transposed); any other is copied first. That rule sees the operator's own arguments only.
+ */
 #include <cblas.h>
 #include <limits.h>
 #include <omp.h>
@@ -17,7 +18,8 @@
 #include "core/dispatch.h"
 #include "core/pool.h"
 
-/* ---- one operand ------------------------------------------------------------------------------------ */
+/* ---- one operand
+ * ------------------------------------------------------------------------------------ */
 
 /* A matrix, or a batch of them, in the compute type. */
 typedef struct operand {
@@ -41,8 +43,8 @@ typedef struct product {
     atomic_int status; /* the first failure of a tile */
 } product;
 
-/* What the library takes as it is: unit stride along one axis, rows (or columns) that do not overlap.
- * The stride of an axis of one element does not matter. */
+/* What the library takes as it is: unit stride along one axis, rows (or columns) that do not
+ * overlap. The stride of an axis of one element does not matter. */
 static bool library_layout(operand *o) {
     int64_t row = o->rows > 1 ? o->row : (o->cols > 1 ? o->cols : 1);
     int64_t col = o->cols > 1 ? o->col : 1;
@@ -85,7 +87,8 @@ static void *copy_operand(const product *p, const etch_tensor *t) {
     return data;
 }
 
-/* Takes rows, cols and strides from the last axes of t; a vector is a column, or a row for the left. */
+/* Takes rows, cols and strides from the last axes of t; a vector is a column, or a row for the
+ * left. */
 static void shape_operand(operand *o, const etch_tensor *t, const int64_t *stride, bool left) {
     int d = t->ndim;
     o->batch = d == 3 ? stride[0] : 0;
@@ -115,7 +118,8 @@ static etch_status prepare_operand(const product *p, operand *o, const etch_tens
     return ETCH_OK;
 }
 
-/* ---- libraries, one thread each ------------------------------------------------------------------------ */
+/* ---- libraries, one thread each
+ * ------------------------------------------------------------------------ */
 
 static pthread_once_t dnnl_once = PTHREAD_ONCE_INIT;
 
@@ -131,7 +135,8 @@ static const char *tile_of(const operand *o, int size, int64_t batch, int64_t ro
     return o->data + (batch * o->batch + row * o->row + col * o->col) * size;
 }
 
-static bool tile_f32(const product *p, const char *a, const char *b, char *c, int64_t m, int64_t n) {
+static bool tile_f32(const product *p, const char *a, const char *b, char *c, int64_t m,
+                     int64_t n) {
     int threads = omp_get_max_threads();
     if (threads != 1) omp_set_num_threads(1);
     dnnl_status_t status =
@@ -141,7 +146,8 @@ static bool tile_f32(const product *p, const char *a, const char *b, char *c, in
     return status == dnnl_success;
 }
 
-static bool tile_f64(const product *p, const char *a, const char *b, char *c, int64_t m, int64_t n) {
+static bool tile_f64(const product *p, const char *a, const char *b, char *c, int64_t m,
+                     int64_t n) {
     cblas_dgemm(CblasRowMajor, p->a.transposed ? CblasTrans : CblasNoTrans,
                 p->b.transposed ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)p->k, 1.0,
                 (const double *)a, (int)p->a.ld, (const double *)b, (int)p->b.ld, 0.0, (double *)c,
@@ -149,8 +155,8 @@ static bool tile_f64(const product *p, const char *a, const char *b, char *c, in
     return true;
 }
 
-/* OpenBLAS has one thread count for the process: one while any product of ours runs, then the user's
- * again. */
+/* OpenBLAS has one thread count for the process: one while any product of ours runs, then the
+ * user's again. */
 static pthread_mutex_t blas_lock = PTHREAD_MUTEX_INITIALIZER;
 static int blas_users, blas_threads;
 
@@ -176,10 +182,11 @@ static void blas_leave(void) {
     pthread_mutex_unlock(&blas_lock);
 }
 
-/* ---- tiles -------------------------------------------------------------------------------------------- */
+/* ---- tiles
+ * -------------------------------------------------------------------------------------------- */
 
-/* Tiles of about 256 elements a side, 128 where that gives few. A function of the sizes alone, since the
- * bits of a library product depend on its shape. */
+/* Tiles of about 256 elements a side, 128 where that gives few. A function of the sizes alone,
+ * since the bits of a library product depend on its shape. */
 static int64_t tile_side(int64_t extent, int64_t m, int64_t n) {
     int64_t side = m * n > 512 * 512 ? 256 : 128;
     int64_t count = (extent + side - 1) / side;
@@ -196,9 +203,18 @@ static void plan_tiles(product *p) {
     p->tiles_n = (p->n + p->tile_n - 1) / p->tile_n;
 }
 
-static bool chain_tile(const product *p, const char *a, const char *b, char *c, int64_t m, int64_t n) {
-    product_args args = {.a = a, .b = b, .c = c, .a_row = p->a.row, .a_col = p->a.col,
-                         .b_row = p->b.row, .b_col = p->b.col, .ldc = p->n, .m = m, .n = n,
+static bool chain_tile(const product *p, const char *a, const char *b, char *c, int64_t m,
+                       int64_t n) {
+    product_args args = {.a = a,
+                         .b = b,
+                         .c = c,
+                         .a_row = p->a.row,
+                         .a_col = p->a.col,
+                         .b_row = p->b.row,
+                         .b_col = p->b.col,
+                         .ldc = p->n,
+                         .m = m,
+                         .n = n,
                          .k = p->k};
     p->isa->product->chain[p->type](&args);
     return true;
@@ -249,7 +265,8 @@ static etch_status run_product(product *p) {
                        (long long)p->m, (long long)p->n, (long long)p->k);
 }
 
-/* ---- epilogue ------------------------------------------------------------------------------------------- */
+/* ---- epilogue
+ * ------------------------------------------------------------------------------------------- */
 
 typedef struct epilogue {
     const product *p;
@@ -260,14 +277,16 @@ typedef struct epilogue {
 } epilogue;
 
 /* n neighbours of row `row` from column `col` of self (broadcast) in the compute type. */
-static void load_self(const epilogue *e, void *dst, void *raw, int64_t row, int64_t col, int64_t n) {
+static void load_self(const epilogue *e, void *dst, void *raw, int64_t row, int64_t col,
+                      int64_t n) {
     const etch_tensor *s = e->self;
     const strip_table *table = e->p->isa->strips;
     strip_fn widen = table->widen[e->p->dtype];
     int d = s->ndim, log2 = etch__size_log2(e->p->dtype);
     int64_t row_stride = d >= 2 && s->size[d - 2] > 1 ? s->stride[d - 2] : 0;
     int64_t col_stride = d >= 1 && s->size[d - 1] > 1 ? s->stride[d - 1] : 0;
-    const char *p = (const char *)etch__ptr(s) + (row * row_stride + col * col_stride) * (1 << log2);
+    const char *p =
+        (const char *)etch__ptr(s) + (row * row_stride + col * col_stride) * (1 << log2);
     void *to = widen ? raw : dst;
     if (col_stride) table->gather[log2](to, p, col_stride, n);
     else table->fill[log2](to, p, n);
@@ -315,7 +334,8 @@ static void run_epilogue(epilogue *e) {
     etch__parallel(p->batch * p->m, 32768 / (p->n + 1) + 1, epilogue_task, e);
 }
 
-/* ---- the kernel ----------------------------------------------------------------------------------------- */
+/* ---- the kernel
+ * ----------------------------------------------------------------------------------------- */
 
 static bool is_zero(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 0 : s.i == 0; }
 static bool is_one(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 1 : s.i == 1; }

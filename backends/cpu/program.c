@@ -1,8 +1,10 @@
-/* Runs an expression strip by strip: every value of the program is a strip in a temporary, the operands
- * themselves are read in place where they are contiguous and gathered into a temporary where not. */
+/* Runs an expression strip by strip: every value of the program is a strip in a temporary, the
+ * operands themselves are read in place where they are contiguous and gathered into a temporary
+ * where not. */
 #include "backends/cpu/program.h"
 
-/* ---- translation ----------------------------------------------------------------------------------- */
+/* ---- translation
+ * ----------------------------------------------------------------------------------- */
 
 typedef struct translator {
     const prim_program *p;
@@ -125,7 +127,8 @@ bool etch__program_build(const prim_program *p, const etch_dtype *in, etch_dtype
     return !t.failed;
 }
 
-/* ---- running --------------------------------------------------------------------------------------- */
+/* ---- running
+ * --------------------------------------------------------------------------------------- */
 
 typedef struct strip_buffer {
     char bytes[EAGER_STRIP * 8] __attribute__((aligned(64)));
@@ -151,8 +154,8 @@ static inline void run_steps(const cpu_program *p, const strip_table *table, voi
     }
 }
 
-void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP], const etch_scalar *scalars,
-                       int64_t begin, int64_t end) {
+void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP],
+                       const etch_scalar *scalars, int64_t begin, int64_t end) {
     const strip_table *table = etch__isa_table()->strips;
     strip_buffer temps[p->ntemps ? p->ntemps : 1];
     void *slot[SLOT_TEMP + 64];
@@ -160,8 +163,7 @@ void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP], const 
     int64_t strip = p->ntemps ? EAGER_STRIP : end - begin;
     set_up(p, table, scalars, temps, slot, end - begin < strip ? end - begin : strip);
     for (int64_t i = begin; i < end; i += strip) {
-        for (int k = 0; k < PROGRAM_INPUTS; k++)
-            slot[k] = (char *)base[k] + (i << p->in_log2[k]);
+        for (int k = 0; k < PROGRAM_INPUTS; k++) slot[k] = (char *)base[k] + (i << p->in_log2[k]);
         slot[SLOT_OUT] = (char *)base[SLOT_OUT] + (i << p->out_log2);
         run_steps(p, table, slot, i, end - i < strip ? end - i : strip);
     }
@@ -205,7 +207,8 @@ void etch__program_run_strided(const cpu_program *p, const strided_space *space,
                                int64_t begin, int64_t end) {
     const strip_table *table = etch__isa_table()->strips;
     strip_buffer temps[p->ntemps + SLOT_TEMP];
-    strip_buffer *stage = &temps[p->ntemps]; /* for operands that are not read or written in place */
+    strip_buffer *stage =
+        &temps[p->ntemps]; /* for operands that are not read or written in place */
     void *slot[SLOT_TEMP + 64];
     int64_t inner = space->size[space->ndim - 1];
     bool long_rows = inner >= 64; /* then a strip never crosses rows */
@@ -220,8 +223,7 @@ void etch__program_run_strided(const cpu_program *p, const strided_space *space,
             slot[k] = stage[k].bytes;
             if (k != SLOT_OUT && !p->loads[k]) continue;
             direct[k] = stride[space->ndim - 1] == 1 && (long_rows || space->ndim == 1);
-            if (direct[k])
-                slot[k] = (char *)base[k] + offset_of(space, stride, i) * (1 << log2);
+            if (direct[k]) slot[k] = (char *)base[k] + offset_of(space, stride, i) * (1 << log2);
             else if (k != SLOT_OUT)
                 move_rows(table, space, stride, log2, base[k], slot[k], i, n, false);
         }
@@ -232,7 +234,8 @@ void etch__program_run_strided(const cpu_program *p, const strided_space *space,
     }
 }
 
-/* ---- blocks ------------------------------------------------------------------------------------------ */
+/* ---- blocks
+ * ------------------------------------------------------------------------------------------ */
 
 enum { BLOCK_ROWS = 16, BLOCK_COLS = EAGER_STRIP / BLOCK_ROWS };
 
@@ -263,8 +266,8 @@ static void move_block(const strip_table *table, int log2, char *operand, int64_
 }
 
 void etch__program_run_blocks(const cpu_program *p, const strided_space *s,
-                              void *const base[SLOT_TEMP], const etch_scalar *scalars, int64_t begin,
-                              int64_t end) {
+                              void *const base[SLOT_TEMP], const etch_scalar *scalars,
+                              int64_t begin, int64_t end) {
     const strip_table *table = etch__isa_table()->strips;
     strip_buffer temps[p->ntemps + SLOT_TEMP];
     void *slot[SLOT_TEMP + 64];

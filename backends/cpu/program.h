@@ -8,7 +8,7 @@
 enum { EAGER_STRIP = 512, PROGRAM_INPUTS = 3, SLOT_OUT = PROGRAM_INPUTS, SLOT_TEMP };
 
 typedef struct program_step {
-    strip_fn fn; /* NULL: the logical index */
+    strip_fn fn;          /* NULL: the logical index */
     uint8_t dst, a, b, c; /* slots: the inputs' strips, the output's, temporaries */
 } program_step;
 
@@ -23,7 +23,8 @@ typedef struct program_fill {
 
 typedef struct cpu_program {
     int nsteps, nfills, ntemps;
-    int cost; /* of one element, in about a quarter of a nanosecond; for the grain of parallel loops */
+    int cost; /* of one element, in about a quarter of a nanosecond; for the grain of parallel loops
+               */
     bool loads[PROGRAM_INPUTS];
     uint8_t in_log2[PROGRAM_INPUTS], out_log2;
     program_fill fills[8];
@@ -34,10 +35,10 @@ typedef struct cpu_program {
 bool etch__program_build(const prim_program *p, const etch_dtype *in, etch_dtype out,
                          cpu_program *program);
 
-/* Runs elements begin..end of contiguous operands: base[] are the addresses of element 0 of the inputs
- * and (SLOT_OUT) the output. */
-void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP], const etch_scalar *scalars,
-                       int64_t begin, int64_t end);
+/* Runs elements begin..end of contiguous operands: base[] are the addresses of element 0 of the
+ * inputs and (SLOT_OUT) the output. */
+void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP],
+                       const etch_scalar *scalars, int64_t begin, int64_t end);
 
 /* The same over operands of any strides. Axes are those of the output, outermost first. */
 typedef struct strided_space {
@@ -50,13 +51,13 @@ void etch__program_run_strided(const cpu_program *p, const strided_space *space,
                                void *const base[SLOT_TEMP], const etch_scalar *scalars,
                                int64_t begin, int64_t end);
 
-/* Where an operand's memory runs along the last axis but one, a walk along rows would touch a cache line
- * for every element: the two innermost axes are then done in blocks. The number of blocks, 0 where
- * strips do as well; and the run over some of them. */
+/* Where an operand's memory runs along the last axis but one, a walk along rows would touch a cache
+ * line for every element: the two innermost axes are then done in blocks. The number of blocks, 0
+ * where strips do as well; and the run over some of them. */
 int64_t etch__program_blocks(const cpu_program *p, const strided_space *space);
 void etch__program_run_blocks(const cpu_program *p, const strided_space *space,
-                              void *const base[SLOT_TEMP], const etch_scalar *scalars, int64_t begin,
-                              int64_t end);
+                              void *const base[SLOT_TEMP], const etch_scalar *scalars,
+                              int64_t begin, int64_t end);
 
 /* Copies the elements of t, row-major, to dst. */
 void etch__copy_contiguous(void *dst, const etch_tensor *t);

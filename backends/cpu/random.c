@@ -1,8 +1,9 @@
-/* rand and randn: element i is a function of (seed, offset + i) alone, through one Philox block, so any
- * split over threads gives the same numbers.
+/* rand and randn: element i is a function of (seed, offset + i) alone, through one Philox block, so
+ * any split over threads gives the same numbers.
  *
- * rand takes 24 bits for f32, 53 for f64, and for the half types as many as they hold (8, 11), so that
- * rounding never reaches 1. randn is the cosine half of Box-Muller: sqrt(-2 log(1 - u)) cos(2 pi v). */
+ * rand takes 24 bits for f32, 53 for f64, and for the half types as many as they hold (8, 11), so
+ * that rounding never reaches 1. randn is the cosine half of Box-Muller: sqrt(-2 log(1 - u)) cos(2
+ * pi v). */
 #include <math.h>
 
 #include "backends/cpu/table.h"
@@ -22,8 +23,7 @@ typedef struct random_job {
 /* values[] = 24- (or fewer-) bit or 53-bit uniform numbers from words 2 * pair and 2 * pair + 1. */
 static void uniform(const random_job *j, void *values, uint32_t *const w[4], int pair, int64_t n) {
     int bits = j->normal || j->dtype == ETCH_F32 ? 24 : j->dtype == ETCH_BF16 ? 8 : 11;
-    if (j->dtype == ETCH_F64)
-        j->isa->random->uniform_f64(values, w[2 * pair], w[2 * pair + 1], n);
+    if (j->dtype == ETCH_F64) j->isa->random->uniform_f64(values, w[2 * pair], w[2 * pair + 1], n);
     else j->isa->random->uniform_f32(values, w[2 * pair], bits, n);
 }
 

@@ -1,10 +1,10 @@
 /* The eager kernels of reductions, in the canonical order of core/expr.h.
  *
- * The output is cut into units: single elements where a reduced axis is the innermost in memory (rows),
- * strips of neighbouring elements otherwise (columns), each column with its own 64 lanes. A unit's
- * blocks are folded as they come, by a stack that gives the tree of the canonical order; where there
- * are too few units for the threads, blocks are done in parallel and folded from memory. Neither choice
- * changes a bit, since the order depends on the logical index alone. */
+ * The output is cut into units: single elements where a reduced axis is the innermost in memory
+ * (rows), strips of neighbouring elements otherwise (columns), each column with its own 64 lanes. A
+ * unit's blocks are folded as they come, by a stack that gives the tree of the canonical order;
+ * where there are too few units for the threads, blocks are done in parallel and folded from
+ * memory. Neither choice changes a bit, since the order depends on the logical index alone. */
 #include "backends/cpu/program.h"
 #include "core/dispatch.h"
 #include "core/pool.h"
@@ -23,24 +23,25 @@ typedef struct reduction {
     reduce_kind kind;
     fold_kind fold;
     etch_dtype in_dtype, out_dtype, acc;
-    int in_size, acc_size; /* bytes */
+    int in_size, acc_size;   /* bytes */
     strip_fn widen, convert; /* from storage to the accumulator's type; NULL: nothing to do */
     const char *in;
     char *out;
     axes kept, reduced;
     bool columns;
-    int64_t inner;   /* extent of the axis that strips of columns run along */
-    int64_t width;   /* outputs of a unit, at most */
-    int64_t strips;  /* units along that axis */
+    int64_t inner;  /* extent of the axis that strips of columns run along */
+    int64_t width;  /* outputs of a unit, at most */
+    int64_t strips; /* units along that axis */
     int64_t units, blocks;
-    char *partials;  /* [unit][block][width] when blocks are done in parallel */
+    char *partials; /* [unit][block][width] when blocks are done in parallel */
 } reduction;
 
 typedef struct wide_buffer {
     char bytes[CHUNK * 8] __attribute__((aligned(64)));
 } wide_buffer;
 
-/* ---- axes ------------------------------------------------------------------------------------------- */
+/* ---- axes
+ * ------------------------------------------------------------------------------------------- */
 
 static void add_axis(axes *a, int64_t size, int64_t stride) {
     a->count *= size;
@@ -63,7 +64,8 @@ static int64_t axes_offset(const axes *a, int64_t flat) {
 
 static int64_t inner_stride(const axes *a) { return a->n ? a->stride[a->n - 1] : 0; }
 
-/* ---- reading: n <= CHUNK elements in the accumulator's type ------------------------------------------- */
+/* ---- reading: n <= CHUNK elements in the accumulator's type
+ * ------------------------------------------- */
 
 /* Brings raw elements at p into the accumulator's type, in `stage` if anything is to be done. */
 static const void *to_acc(const reduction *r, const void *p, int64_t n, wide_buffer *stage) {
@@ -105,7 +107,8 @@ static const void *read_columns(const reduction *r, int64_t offset, int64_t n, w
     return to_acc(r, stage[2].bytes, n, stage);
 }
 
-/* ---- units -------------------------------------------------------------------------------------------- */
+/* ---- units
+ * -------------------------------------------------------------------------------------------- */
 
 typedef struct unit {
     int64_t first;  /* its first output */
@@ -138,7 +141,8 @@ static void row_block(const reduction *r, const unit *u, int64_t block, void *re
     table->identity[r->fold][r->acc](lanes, REDUCE_LANES);
     for (int64_t i = 0; i < n; i += chunk) {
         int64_t count = n - i < chunk ? n - i : chunk;
-        table->lanes[r->fold][r->acc](lanes, read_row(r, u->offset, first + i, count, stage), count);
+        table->lanes[r->fold][r->acc](lanes, read_row(r, u->offset, first + i, count, stage),
+                                      count);
     }
     table->fold[r->fold][r->acc](lanes, n < REDUCE_LANES ? n : REDUCE_LANES, 1);
     memcpy(result, lanes, (size_t)r->acc_size);
@@ -176,8 +180,8 @@ static void do_block(const reduction *r, const unit *u, int64_t block, void *res
     else row_block(r, u, block, result);
 }
 
-/* All blocks of a unit. Level k of the stack holds the fold of 2^k neighbouring blocks, as the bits of
- * the block number say; what is left at the end folds from the right. */
+/* All blocks of a unit. Level k of the stack holds the fold of 2^k neighbouring blocks, as the bits
+ * of the block number say; what is left at the end folds from the right. */
 static void do_unit(const reduction *r, const unit *u, void *result) {
     if (r->blocks == 1) {
         do_block(r, u, 0, result);
@@ -193,14 +197,15 @@ static void do_unit(const reduction *r, const unit *u, void *result) {
         for (int64_t k = b + 1; k % 2 == 0; k /= 2, top--)
             combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, u->width);
     }
-    for (; top > 1; top--)
-        combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, u->width);
+    for (; top > 1; top--) combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, u->width);
     memcpy(result, stack[0], (size_t)pitch);
 }
 
-/* ---- results ------------------------------------------------------------------------------------------- */
+/* ---- results
+ * ------------------------------------------------------------------------------------------- */
 
-/* Epilogue of n <= CHUNK accumulated values (which it overwrites), stored from output `first` on. */
+/* Epilogue of n <= CHUNK accumulated values (which it overwrites), stored from output `first` on.
+ */
 static void finish(const reduction *r, void *values, int64_t first, int64_t n) {
     const strip_table *table = r->isa->strips;
     wide_buffer other;
@@ -261,7 +266,8 @@ static void fold_partials(const reduction *r) {
     }
 }
 
-/* ---- arg-max: the same units, another accumulator ------------------------------------------------------- */
+/* ---- arg-max: the same units, another accumulator
+ * ------------------------------------------------------- */
 
 typedef struct best_so_far {
     int64_t value; /* of the accumulator's type */
@@ -335,7 +341,8 @@ static void merge_argmax(const reduction *r) {
     }
 }
 
-/* ---- planning --------------------------------------------------------------------------------------------- */
+/* ---- planning
+ * --------------------------------------------------------------------------------------------- */
 
 static void plan_access(reduction *r, const etch_tensor *in, uint32_t mask) {
     r->kept.count = r->reduced.count = 1;
@@ -349,8 +356,8 @@ static void plan_access(reduction *r, const etch_tensor *in, uint32_t mask) {
 
 static int64_t magnitude(int64_t v) { return v < 0 ? -v : v; }
 
-/* Columns where kept elements lie closer in memory, or where there is too little to reduce to be worth
- * 64 lanes for each output. */
+/* Columns where kept elements lie closer in memory, or where there is too little to reduce to be
+ * worth 64 lanes for each output. */
 static void plan_units(reduction *r) {
     const axes *k = &r->kept;
     r->columns = k->n > 0 && (r->reduced.count <= FEW_REDUCED ||

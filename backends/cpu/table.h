@@ -1,5 +1,5 @@
-/* The vector kernels of the CPU, compiled once an instruction set (backends/cpu/isa/), and the one set
- * that this process uses. Each struct below is filled by the file of the same name in isa/. */
+/* The vector kernels of the CPU, compiled once an instruction set (backends/cpu/isa/), and the one
+ * set that this process uses. Each struct below is filled by the file of the same name in isa/. */
 #ifndef ETCH_BACKENDS_CPU_TABLE_H
 #define ETCH_BACKENDS_CPU_TABLE_H
 
@@ -14,7 +14,7 @@ typedef void (*strip_fn)(void *dst, const void *a, const void *b, const void *c,
 typedef struct strip_table {
     strip_fn prim[PRIM_COUNT][ETCH_DTYPE_COUNT]; /* [compute type]; comparisons: of the operands */
     strip_fn convert[ETCH_DTYPE_COUNT][ETCH_DTYPE_COUNT]; /* [from][to], compute types */
-    strip_fn widen[ETCH_DTYPE_COUNT];  /* BF16, F16: storage to f32 */
+    strip_fn widen[ETCH_DTYPE_COUNT];                     /* BF16, F16: storage to f32 */
     strip_fn narrow[ETCH_DTYPE_COUNT]; /* BF16, F16: f32 already rounded to storage */
     /* By log2 of the element size; the stride is in elements. */
     void (*gather[4])(void *dst, const void *src, int64_t stride, int64_t n);
@@ -42,9 +42,9 @@ typedef struct reduce_table {
                                              const int64_t *r, int64_t n);
 } reduce_table;
 
-/* c[m * ldc + n] = the chain acc = +0, k ascending, acc = fma(a, b, acc) (integers wrap; bool: or of
- * ands). a and b have any strides, in elements of the compute type; m, n, k are at most 64 for floats,
- * any for integers and bool. */
+/* c[m * ldc + n] = the chain acc = +0, k ascending, acc = fma(a, b, acc) (integers wrap; bool: or
+ * of ands). a and b have any strides, in elements of the compute type; m, n, k are at most 64 for
+ * floats, any for integers and bool. */
 typedef struct product_args {
     const void *a, *b;
     void *c;
