@@ -1,8 +1,9 @@
 /* Small products and products of integers, for one instruction set.
  *
- * The arithmetic of a float element is fixed: acc = +0, then acc = fma(a, b, acc) for k ascending. Rows
- * and columns may be blocked in any way, since each element keeps its own chain: here a tile of up to 6
- * rows by BAND vectors stays in registers, the last vector of a row under a mask. */
+ * The arithmetic of a float element is fixed: acc = +0, then acc = fma(a, b, acc) for k
+ * ascending. Rows and columns may be blocked in any way, since each element keeps its own chain:
+ * here a tile of up to 6 rows by BAND vectors stays in registers, the last vector of a row under
+ * a mask. */
 #include "backends/cpu/table.h"
 
 #include <immintrin.h>
@@ -60,8 +61,8 @@ typedef int mask_F32, mask_F64;
 #define BAND 4
 #endif
 
-/* ROWS x COLS vectors of c; the last vector of a row is masked. The caller's constants make the arrays
- * registers. */
+/* ROWS x COLS vectors of c; the last vector of a row is masked. The caller's constants make the
+ * arrays registers. */
 #define TILE(t, T)                                                                                 \
     static inline __attribute__((always_inline)) void tile_##t(                                    \
         const int ROWS, const int COLS, const product_args *p, const T *a, const T *b,             \

@@ -15,8 +15,8 @@ typedef uint64_t vec __attribute__((vector_size(16)));
 #endif
 enum { W = sizeof(vec) / 8 };
 
-/* Words are the low halves of 64-bit lanes, as the instruction for 32 x 32 -> 64 bits wants them; the
- * high halves hold what is left over and are never looked at. */
+/* Words are the low halves of 64-bit lanes, as the instruction for 32 x 32 -> 64 bits wants
+ * them; the high halves hold what is left over and are never looked at. */
 static void philox_vector(uint64_t seed, uint64_t first, uint64_t words[4][W]) {
     vec c0, c1, c2 = {0}, c3 = {0}, m0 = {0}, m1 = {0};
     for (int i = 0; i < W; i++) c0[i] = first + (uint64_t)i;

@@ -1,6 +1,6 @@
-/* The inner loops of reductions, for one instruction set: 64 lanes over a run, the fold of lanes, and
- * arg-max. The order is that of core/expr.h; lanes are independent, so the compiler may work on any
- * number of them at a time. */
+/* The inner loops of reductions, for one instruction set: 64 lanes over a run, the fold of
+ * lanes, and arg-max. The order is that of core/expr.h; lanes are independent, so the compiler
+ * may work on any number of them at a time. */
 #include "backends/cpu/table.h"
 
 #include <float.h>
@@ -61,8 +61,8 @@ BOUNDS(I64, int64_t, INT64_MIN, INT64_MAX)
 BOUNDS(U8, uint8_t, 0, UINT8_MAX)
 BOUNDS(BOOL, uint8_t, 0, 1)
 
-/* The largest value first, by lanes; then where it is. A NaN in the maximum sends the search for the
- * first NaN. The two passes go over blocks, so that the second reads what is in the cache. */
+/* The largest value first, by lanes; then where it is. A NaN in the maximum sends the search for
+ * the first NaN. The two passes go over blocks, so that the second reads what is in the cache. */
 #define ARGMAX(t, T)                                                                               \
     static int64_t argmax_##t(const void *x, int64_t n) {                                          \
         const T *p = x;                                                                            \

@@ -1,8 +1,8 @@
 /* The scalar primitives of core/prims.def over strips, for one instruction set.
  *
- * Plain loops are vectorised by the compiler; operands that are the same memory as the result are no
- * loop-carried dependence, which the pragma says. The transcendental ones call libmvec by name, a full
- * vector at a time, tails padded, so that a value does not depend on its position. */
+ * Plain loops are vectorised by the compiler; operands that are the same memory as the result
+ * are no loop-carried dependence, which the pragma says. The transcendental ones call libmvec by
+ * name, a full vector at a time, tails padded, so that a value does not depend on its position. */
 #include "backends/cpu/table.h"
 
 #include <math.h>
@@ -49,7 +49,7 @@
 #define INTS(X) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t)
 #define TYPES(X) FLOATS(X) INTS(X) X(BOOL, uint8_t)
 
-/* ---- arithmetic ------------------------------------------------------------------------------------ */
+/* ---- arithmetic ------------------------------------------------------------------------------ */
 
 /* Integers wrap: the library is built with -fwrapv. */
 #define ARITHMETIC(t, T)                                                                           \
@@ -102,7 +102,8 @@ STRIP1(neg_U8, uint8_t, uint8_t, -x)
 STRIP1(abs_U8, uint8_t, uint8_t, x)
 STRIP1(copy_BOOL, uint8_t, uint8_t, x)
 
-/* Repeated squaring, wrapping; a negative exponent leaves 1 / x, which is whole for 1 and -1 only. */
+/* Repeated squaring, wrapping; a negative exponent leaves 1 / x, which is whole for 1 and -1
+ * only. */
 #define INT_POW(t, T, U)                                                                           \
     static T power_##t(T x, T y) {                                                                 \
         U result = 1, base = (U)x;                                                                 \
@@ -124,7 +125,7 @@ INT_POW(U8, uint8_t, uint8_t)
 STRIP2(pow_U8, uint8_t, uint8_t, power_U8(x, y))
 STRIP2(pow_BOOL, uint8_t, uint8_t, x | (y == 0))
 
-/* ---- conversions ------------------------------------------------------------------------------------ */
+/* ---- conversions ----------------------------------------------------------------------------- */
 
 /* Between integers (wrapping), to floats, between floats: C's own conversion. */
 #define CONVERT_C(f, F, t, T) STRIP1(convert_##f##_##t, T, F, x)
@@ -132,8 +133,9 @@ STRIP2(pow_BOOL, uint8_t, uint8_t, x | (y == 0))
 #define CONVERT_BOOL(f, F) STRIP1(convert_##f##_BOOL, uint8_t, F, x != 0)
 TYPES(CONVERT_BOOL)
 
-/* Float to integer: truncated, saturating, NaN gives 0. Everything outside is replaced before the
- * cast, so that each lane's cast is defined; `lowest` and `over` (one past the top) are exact in F. */
+/* Float to integer: truncated, saturating, NaN gives 0. Everything outside is replaced before
+ * the cast, so that each lane's cast is defined; `lowest` and `over` (one past the top) are
+ * exact in F. */
 #define CONVERT_SATURATE(f, F, t, T, W, lowest, over, top)                                         \
     static inline T saturate_##f##_##t(F x) {                                                      \
         F y = x > (F)(lowest) ? x : (F)(lowest);                                                   \
@@ -165,7 +167,7 @@ CONVERT_INT(BOOL, uint8_t)
 CONVERT_C(F32, uint32_t, F32, uint32_t)
 CONVERT_C(F64, uint64_t, F64, uint64_t)
 
-/* ---- half types: integer arithmetic, the same bits everywhere ---------------------------------------- */
+/* ---- half types: integer arithmetic, the same bits everywhere -------------------------------- */
 
 static inline uint32_t bits_of(float v) {
     uint32_t u;
@@ -178,8 +180,8 @@ static inline float float_of(uint32_t u) {
     return v;
 }
 
-/* One of two by masks: a choice by branches would keep the float arithmetic of an arm, which may set
- * flags, from being vectorised. */
+/* One of two by masks: a choice by branches would keep the float arithmetic of an arm, which may
+ * set flags, from being vectorised. */
 static inline uint32_t choose(bool condition, uint32_t yes, uint32_t no) {
     uint32_t mask = -(uint32_t)condition;
     return (yes & mask) | (no & ~mask);
@@ -191,8 +193,8 @@ static inline uint32_t bf16_rounded(uint32_t u) {
     return (u & 0x7fffffffu) > 0x7f800000u ? quiet : nearest;
 }
 
-/* Below 2^-14 the grid is the multiples of 2^-24: the significand is shifted to that unit, with ties
- * to even; q times 2^-24 is exact. */
+/* Below 2^-14 the grid is the multiples of 2^-24: the significand is shifted to that unit, with
+ * ties to even; q times 2^-24 is exact. */
 static inline uint32_t f16_rounded(uint32_t u) {
     uint32_t mag = u & 0x7fffffffu, e = mag >> 23;
     uint32_t nearest = (mag + 0xfff + (mag >> 13 & 1)) & 0xffffe000u;
@@ -234,7 +236,7 @@ STRIP1(widen_f16, uint32_t, uint16_t, f16_widened(x))
 STRIP1(narrow_bf16, uint16_t, uint32_t, x >> 16)
 STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
 
-/* ---- libmvec --------------------------------------------------------------------------------------- */
+/* ---- libmvec --------------------------------------------------------------------------------- */
 
 #if defined(ETCH_ISA_avx512)
 #define VECTOR_BYTES 64
@@ -253,8 +255,8 @@ STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
 typedef float vec_F32 __attribute__((vector_size(VECTOR_BYTES)));
 typedef double vec_F64 __attribute__((vector_size(VECTOR_BYTES)));
 
-/* The last, incomplete vector is computed in a buffer whose rest holds ones, which no function finds
- * special. */
+/* The last, incomplete vector is computed in a buffer whose rest holds ones, which no function
+ * finds special. */
 #define MVEC1(t, T, name, symbol)                                                                  \
     vec_##t symbol(vec_##t);                                                                       \
     static void name##_##t(STRIP_ARGS) {                                                           \
@@ -311,7 +313,7 @@ MVEC_BOTH(tanh)
 MVEC2(F32, float, pow, MVEC_F32(vv, pow))
 MVEC2(F64, double, pow, MVEC_F64(vv, pow))
 
-/* ---- moving elements ---------------------------------------------------------------------------------- */
+/* ---- moving elements ------------------------------------------------------------------------- */
 
 #define MOVES(bits)                                                                                \
     static void gather_##bits(void *dst, const void *src, int64_t stride, int64_t n) {             \
@@ -349,7 +351,7 @@ static void index_strip(int64_t *dst, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = first + i;
 }
 
-/* ---- the table ------------------------------------------------------------------------------------------ */
+/* ---- the table ------------------------------------------------------------------------------- */
 
 #define PRIM_INTS(prim)                                                                            \
     [ETCH_I8] = prim##_I8, [ETCH_I16] = prim##_I16, [ETCH_I32] = prim##_I32,                       \
