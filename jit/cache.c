@@ -1,11 +1,11 @@
 /* Compiled kernels on disk.
  *
  * A file is the shared object, then a trailer: symbol, key, their lengths, a checksum of all before
- * it. (The loader reads the object's own headers and does not see what follows.) The key is the full
- * identity of the code: versions, instruction set, the helper's own identity, the kernel's bytes; the
- * file's name is only its hash, so on a hit the key is compared byte by byte. Files are published by
- * rename, are read by nobody else (the folder is ours and closed to others), and the oldest ones go
- * when there is too much. */
+ * it. (The loader reads the object's own headers and does not see what follows.) The key is the
+ * full identity of the code: versions, instruction set, the helper's own identity, the kernel's
+ * bytes; the file's name is only its hash, so on a hit the key is compared byte by byte. Files are
+ * published by rename, are read by nobody else (the folder is ours and closed to others), and the
+ * oldest ones go when there is too much. */
 #include "jit/cache.h"
 
 #include <dirent.h>
@@ -37,7 +37,8 @@ typedef struct trailer {
     char magic[8];
 } trailer;
 
-/* ---- the folder ------------------------------------------------------------------------------- */
+/* ---- the folder -------------------------------------------------------------------------------
+ */
 
 static bool make_folders(char *path) {
     for (char *p = path + 1; *p; p++) {
@@ -78,8 +79,8 @@ static bool folder_name(char *path, size_t n) {
 static bool usable_cache(char *path, size_t n) {
     if (etch__param_int(PARAM_CACHE_SIZE) <= 0 || !folder_name(path, n)) return false;
     if (make_folders(path) && trusted(path)) return true;
-    etch__log(LOG_CACHE, "no disk cache: %s cannot be used (it must be a folder of ours, mode 0700)",
-              path);
+    etch__log(LOG_CACHE,
+              "no disk cache: %s cannot be used (it must be a folder of ours, mode 0700)", path);
     return false;
 }
 
@@ -96,14 +97,16 @@ void etch__cache_close(const cache_dir *dir) {
     if (!dir->disk) etch__remove_tree(dir->path);
 }
 
-/* ---- keys ------------------------------------------------------------------------------------- */
+/* ---- keys -------------------------------------------------------------------------------------
+ */
 
 /* What the code depends on beside the kernel. The helper's size and time stand for its contents. */
 static size_t key_of(const uint8_t *kernel, size_t n, uint8_t *key) {
     struct stat s = {0};
     const char *helper = etch__jit_helper(NULL);
     if (helper && stat(helper, &s) != 0) memset(&s, 0, sizeof s);
-    int head = snprintf((char *)key, 512, "etch %s code %d cc %.64s libc %.32s isa %s helper %lld %lld.%09ld",
+    int head = snprintf((char *)key, 512,
+                        "etch %s code %d cc %.64s libc %.32s isa %s helper %lld %lld.%09ld",
                         ETCH_VERSION_STRING, CODE_REVISION, __VERSION__, gnu_get_libc_version(),
                         etch__cpu_isa_name(etch__cpu_isa()), (long long)s.st_size,
                         (long long)s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
@@ -117,7 +120,8 @@ static void file_of(const cache_dir *dir, const uint8_t *key, size_t n, char *pa
              (unsigned long long)h.low64);
 }
 
-/* ---- reading ---------------------------------------------------------------------------------- */
+/* ---- reading ----------------------------------------------------------------------------------
+ */
 
 typedef struct mapping {
     const uint8_t *p;
@@ -190,7 +194,8 @@ bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cac
     return false;
 }
 
-/* ---- writing ---------------------------------------------------------------------------------- */
+/* ---- writing ----------------------------------------------------------------------------------
+ */
 
 static bool write_all(int fd, const void *from, size_t n) {
     for (const char *p = from; n;) {
@@ -250,7 +255,7 @@ static int64_t list(const char *dir, bool temporary, cache_file **files, int64_t
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat s;
         bool wanted = temporary ? strncmp(e->d_name, "tmp-", 4) == 0 : is_object(e->d_name);
-        if (!wanted || strlen(e->d_name) >= sizeof (*files)->name) continue;
+        if (!wanted || strlen(e->d_name) >= sizeof(*files)->name) continue;
         if (fstatat(dirfd(d), e->d_name, &s, AT_SYMLINK_NOFOLLOW) != 0) continue;
         if (!etch__grow(files, &cap, *count + 1, sizeof **files)) break;
         cache_file *f = &(*files)[(*count)++];

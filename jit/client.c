@@ -1,9 +1,10 @@
 /* The library's side of the helper: finding, starting, feeding and ending etch-jit.
  *
- * One mutex covers all of it: a batch of compiles has up to two helpers, one of which stays warm and
- * is replaced after HELPER_COMPILES (libgccjit leaks). The library must work in a host that ignores
- * SIGCHLD, reaps all children itself, or forks: a helper belongs to the process that started it, no
- * signal handler is needed, nothing is said about a child that somebody else has reaped. */
+ * One mutex covers all of it: a batch of compiles has up to two helpers, one of which stays warm
+ * and is replaced after HELPER_COMPILES (libgccjit leaks). The library must work in a host that
+ * ignores SIGCHLD, reaps all children itself, or forks: a helper belongs to the process that
+ * started it, no signal handler is needed, nothing is said about a child that somebody else has
+ * reaped. */
 #include "jit/client.h"
 
 #include <dirent.h>
@@ -47,7 +48,8 @@ static double now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* ---- folders ---------------------------------------------------------------------------------- */
+/* ---- folders ----------------------------------------------------------------------------------
+ */
 
 static void remove_below(const char *path, int depth) {
     DIR *d = depth < 4 ? opendir(path) : NULL;
@@ -63,15 +65,20 @@ static void remove_below(const char *path, int depth) {
 
 void etch__remove_tree(const char *path) { remove_below(path, 0); }
 
-/* ---- where the helper is ---------------------------------------------------------------------- */
+/* ---- where the helper is ----------------------------------------------------------------------
+ */
 
 static char helper_path[PATH_MAX];
 static const char *helper_missing;
 
 /* Beside the library or program, in the folders of an installation, in a build tree. */
 static const char *const places[] = {
-    "etch-jit",          "../libexec/etch/etch-jit",    "../../libexec/etch/etch-jit",
-    "../bin/etch-jit",   "../../bin/etch-jit",          "jit/helper/etch-jit",
+    "etch-jit",
+    "../libexec/etch/etch-jit",
+    "../../libexec/etch/etch-jit",
+    "../bin/etch-jit",
+    "../../bin/etch-jit",
+    "jit/helper/etch-jit",
     "../jit/helper/etch-jit",
 };
 
@@ -122,7 +129,8 @@ const char *etch__jit_helper(const char **why) {
     return helper_path[0] ? helper_path : NULL;
 }
 
-/* ---- starting and ending ---------------------------------------------------------------------- */
+/* ---- starting and ending ----------------------------------------------------------------------
+ */
 
 /* The child gets default signals (a host may ignore SIGCHLD, which would break the compiler's own
  * wait), an own group (so that its assembler goes with it) and no descriptors of the host's but the
@@ -178,10 +186,10 @@ static const char *start(helper *h, const char *base) {
 /* An idle helper ends when its socket closes and removes its folder; one in trouble is killed. */
 static void end(helper *h, bool by_force) {
     if (!h->pid) return;
-    if (by_force && waitpid(h->pid, NULL, WNOHANG) == 0) kill(-h->pid, SIGKILL), kill(h->pid, SIGKILL);
+    if (by_force && waitpid(h->pid, NULL, WNOHANG) == 0)
+        kill(-h->pid, SIGKILL), kill(h->pid, SIGKILL);
     close(h->fd);
-    while (waitpid(h->pid, NULL, 0) < 0 && errno == EINTR) {
-    }
+    while (waitpid(h->pid, NULL, 0) < 0 && errno == EINTR) {}
     etch__remove_tree(h->dir);
     h->pid = 0, h->job = NULL, h->served = 0;
 }
@@ -193,7 +201,8 @@ void etch__jit_shutdown(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- one job ---------------------------------------------------------------------------------- */
+/* ---- one job ----------------------------------------------------------------------------------
+ */
 
 static bool send_all(int fd, const void *from, size_t n) {
     for (const char *p = from; n;) {
@@ -230,8 +239,11 @@ static bool submit(helper *h, jit_job *job) {
     h->job = job;
     h->started = now_ms();
     h->deadline = h->started + (double)etch__param_int(PARAM_JIT_TIMEOUT) * 1e3;
-    wire_request r = {WIRE_MAGIC, (uint32_t)etch__cpu_isa(), job->want_dump ? WIRE_DUMP : 0,
-                      (uint32_t)job->kernel_bytes, (uint32_t)strlen(job->object),
+    wire_request r = {WIRE_MAGIC,
+                      (uint32_t)etch__cpu_isa(),
+                      job->want_dump ? WIRE_DUMP : 0,
+                      (uint32_t)job->kernel_bytes,
+                      (uint32_t)strlen(job->object),
                       (uint32_t)strlen(job->symbol)};
     return send_all(h->fd, &r, sizeof r) && send_all(h->fd, job->kernel, job->kernel_bytes) &&
            send_all(h->fd, job->object, r.path_bytes) &&
@@ -282,7 +294,8 @@ static bool new_object(jit_job *job, const char *base) {
     return true;
 }
 
-/* ---- a batch ---------------------------------------------------------------------------------- */
+/* ---- a batch ----------------------------------------------------------------------------------
+ */
 
 /* Gives the job to the helper, starting or replacing it; a warm helper that has died since is
  * replaced once. */

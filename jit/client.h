@@ -18,8 +18,8 @@ typedef struct jit_job {
     double ms;
 } jit_job;
 
-/* Runs all jobs, two at a time where there are several; true when all are ok. `base` is the folder in
- * which helpers get their private folders; keep_warm: one helper stays for the next call. */
+/* Runs all jobs, two at a time where there are several; true when all are ok. `base` is the folder
+ * in which helpers get their private folders; keep_warm: one helper stays for the next call. */
 bool etch__jit_compile(jit_job *jobs, int n, const char *base, bool keep_warm);
 
 /* Path of the helper, or NULL with the reason in *why (static). */

@@ -1,7 +1,7 @@
 /* Kernels in memory, and the way to one: table, disk, helper.
  *
- * The table is bounded, least recently used out. A kernel lives as long as somebody holds a count of
- * it: the table holds one, so an evicted kernel goes with the last plan that uses it. */
+ * The table is bounded, least recently used out. A kernel lives as long as somebody holds a count
+ * of it: the table holds one, so an evicted kernel goes with the last plan that uses it. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <xxhash.h>
@@ -39,7 +39,8 @@ void etch__kernel_release(loaded_kernel *k) {
     etch__free(k);
 }
 
-/* ---- the table (under the lock) ---------------------------------------------------------------- */
+/* ---- the table (under the lock) ----------------------------------------------------------------
+ */
 
 static void unlink_age(loaded_kernel *k) {
     *(k->older ? &k->older->newer : &oldest) = k->newer;
@@ -116,7 +117,8 @@ __attribute__((constructor)) static void at_load(void) {
     pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
-/* ---- finding or making -------------------------------------------------------------------------- */
+/* ---- finding or making --------------------------------------------------------------------------
+ */
 
 static __thread char reason[384];
 
@@ -134,7 +136,8 @@ typedef struct want {
 static void symbol_of(const loop_kernel *k, char *symbol) {
     int n = sprintf(symbol, "etch_");
     for (const char *p = k->name; *p && p < k->name + sizeof k->name; p++) {
-        bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9');
+        bool plain =
+            (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9');
         symbol[n++] = plain ? *p : '_';
     }
     symbol[n] = 0;
@@ -209,7 +212,8 @@ static bool compile(want *wants, int n, const cache_dir *dir) {
     if (!jobs) return false;
     for (int i = 0; i < n; i++)
         if (!wants[i].made)
-            jobs[njobs++] = (jit_job){.kernel = wants[i].bytes, .kernel_bytes = wants[i].n,
+            jobs[njobs++] = (jit_job){.kernel = wants[i].bytes,
+                                      .kernel_bytes = wants[i].n,
                                       .symbol = wants[i].symbol,
                                       .want_dump = etch__log_on(LOG_OUTPUT_CODE)};
     bool ok = !njobs || etch__jit_compile(jobs, njobs, dir->path, dir->disk), told = false;
@@ -278,7 +282,8 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
     saved_error before; /* what fails beside the way (the cache's bound) is nobody's error */
     etch__error_save(&before);
     for (int i = 0; i < n; i++) out[i] = NULL;
-    snprintf(reason, sizeof reason, "%s", have_jit ? "out of memory" : "this build has no libgccjit");
+    snprintf(reason, sizeof reason, "%s",
+             have_jit ? "out of memory" : "this build has no libgccjit");
     bool ok = number && collect(k, n, wants, number, &distinct);
     for (int i = 0; ok && i < distinct; i++) show(&wants[i]);
     ok = ok && complete(wants, distinct);
@@ -288,7 +293,8 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
     }
     if (ok) etch__counters.kernels += n;
     if (ok) etch__error_restore(&before);
-    for (int i = 0; i < distinct; i++) etch__kernel_release(wants[i].made), etch__free(wants[i].bytes);
+    for (int i = 0; i < distinct; i++)
+        etch__kernel_release(wants[i].made), etch__free(wants[i].bytes);
     etch__free(number), etch__free(wants);
     if (!ok && why) *why = reason;
     return ok || n == 0;

@@ -1,9 +1,9 @@
 /* The loop IR as bytes, and what makes a kernel valid.
  *
- * The bytes identify a kernel: they hold every field that shapes the code and none that does not, so
- * two equal kernels have equal bytes whatever lies in unused fields. They are also what crosses to the
- * helper, which is why the parser trusts nothing. This file is compiled into libetch and etch-jit and
- * therefore uses nothing but the C library. */
+ * The bytes identify a kernel: they hold every field that shapes the code and none that does not,
+ * so two equal kernels have equal bytes whatever lies in unused fields. They are also what crosses
+ * to the helper, which is why the parser trusts nothing. This file is compiled into libetch and
+ * etch-jit and therefore uses nothing but the C library. */
 #include "jit/loop.h"
 
 enum { LOOP_MAGIC = 0x31494c45 }; /* "ELI1": the number changes with the format */
@@ -14,10 +14,12 @@ static const uint8_t prim_arity[PRIM_COUNT] = {
 #undef PRIM
 };
 
-/* ---- primitives ------------------------------------------------------------------------------- */
+/* ---- primitives -------------------------------------------------------------------------------
+ */
 
 /* Result types that a primitive has. */
 typedef enum type_class { ANY, FLOATS, NUMBERS, BOOLS, WIDE, SINGLE } type_class;
+/* clang-format off */
 static const uint8_t prim_class[PRIM_COUNT] = {
     [PRIM_INDEX] = WIDE,        [PRIM_NREDUCED] = NUMBERS,  [PRIM_ROUND_BF16] = SINGLE,
     [PRIM_ROUND_F16] = SINGLE,  [PRIM_SUB] = NUMBERS,       [PRIM_DIV] = FLOATS,
@@ -28,13 +30,15 @@ static const uint8_t prim_class[PRIM_COUNT] = {
     [PRIM_SIN] = FLOATS,        [PRIM_COS] = FLOATS,        [PRIM_TANH] = FLOATS,
     [PRIM_POW] = FLOATS,
 };
+/* clang-format on */
 
 static bool is_compute_type(int t) {
     return t >= 0 && t < ETCH_DTYPE_COUNT && t != ETCH_BF16 && t != ETCH_F16;
 }
 
 bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
-    if ((unsigned)prim >= PRIM_COUNT || prim == PRIM_INPUT || !is_compute_type((int)type)) return false;
+    if ((unsigned)prim >= PRIM_COUNT || prim == PRIM_INPUT || !is_compute_type((int)type))
+        return false;
     switch ((type_class)prim_class[prim]) {
     case ANY: return true;
     case FLOATS: return etch__is_float(type);
@@ -46,7 +50,8 @@ bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
     return false;
 }
 
-/* ---- validity --------------------------------------------------------------------------------- */
+/* ---- validity ---------------------------------------------------------------------------------
+ */
 
 static bool compares(int prim) { return prim >= PRIM_EQ && prim <= PRIM_LE; }
 
@@ -94,7 +99,8 @@ static const char *check_operands(const loop_kernel *k, int at) {
 static const char *check_access(const loop_kernel *k, const loop_instr *i) {
     if (i->p.imm.i < 0 || i->p.imm.i >= k->naccesses) return "an access number is out of range";
     const loop_access *a = &k->access[i->p.imm.i];
-    if (a->store != (i->kind == LOOP_STORE)) return "an access is not of the kind that the code needs";
+    if (a->store != (i->kind == LOOP_STORE))
+        return "an access is not of the kind that the code needs";
     if (i->p.type != etch__compute_type((etch_dtype)a->dtype)) return "an access has another type";
     return NULL;
 }
@@ -174,7 +180,8 @@ bool etch__loop_valid(const loop_kernel *k, const char **why) {
     return !fault;
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------ */
+/* ---- sizes ------------------------------------------------------------------------------------
+ */
 
 static int64_t product(const int64_t *v, int n) {
     int64_t p = 1;
@@ -204,7 +211,8 @@ int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims) {
     return reductions * product(dims, k->npar) * blocks_of(k, dims);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------ */
+/* ---- bytes ------------------------------------------------------------------------------------
+ */
 
 typedef struct writer {
     uint8_t *buf;
@@ -238,7 +246,8 @@ size_t etch__loop_serialise(const loop_kernel *k, uint8_t *buf, size_t cap) {
     writer w = {buf, 0, cap};
     put(&w, LOOP_MAGIC, 4);
     put(&w, k->variant, 1), put(&w, k->split, 1), put(&w, k->npar, 1), put(&w, k->nred, 1);
-    put(&w, (uint64_t)k->naccesses, 2), put(&w, (uint64_t)k->nscalars, 2), put(&w, (uint64_t)k->ncode, 2);
+    put(&w, (uint64_t)k->naccesses, 2), put(&w, (uint64_t)k->nscalars, 2),
+        put(&w, (uint64_t)k->ncode, 2);
     for (int a = 0; a < k->naccesses; a++) {
         put(&w, k->access[a].dtype, 1), put(&w, k->access[a].store, 1);
         for (int x = 0; x < k->npar + k->nred; x++) put(&w, k->access[a].step[x], 1);

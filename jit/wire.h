@@ -1,5 +1,5 @@
-/* What crosses the socket between libetch and etch-jit: fixed headers in the machine's own order (both
- * run on one machine), each followed by its parts. */
+/* What crosses the socket between libetch and etch-jit: fixed headers in the machine's own order
+ * (both run on one machine), each followed by its parts. */
 #ifndef ETCH_JIT_WIRE_H
 #define ETCH_JIT_WIRE_H
 
@@ -8,7 +8,8 @@
 enum { WIRE_MAGIC = 0x4a544531, WIRE_FD = 3, WIRE_MAX_PART = 1 << 26 };
 enum { WIRE_DUMP = 1 };
 
-/* Followed by: kernel (bytes of loop.c), path of the object to write, symbol; texts without a zero. */
+/* Followed by: kernel (bytes of loop.c), path of the object to write, symbol; texts without a zero.
+ */
 typedef struct wire_request {
     uint32_t magic, isa, flags;
     uint32_t kernel_bytes, path_bytes, symbol_bytes;

@@ -21,12 +21,13 @@
 
 static char test_dir[64], cache[96];
 
-/* In children a failed check ends the child with a message: the parent's test fails on its status. */
-#define CHECK(cond)                                                                                  \
-    do {                                                                                             \
-        if (cond) break;                                                                             \
-        fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond);                                   \
-        _exit(9);                                                                                    \
+/* In children a failed check ends the child with a message: the parent's test fails on its status.
+ */
+#define CHECK(cond)                                                                                \
+    do {                                                                                           \
+        if (cond) break;                                                                           \
+        fprintf(stderr, "%s:%d: %s\n", __FILE__, __LINE__, #cond);                                 \
+        _exit(9);                                                                                  \
     } while (0)
 
 /* Runs body in a child, whose helper is ended at the end. */

@@ -1,5 +1,5 @@
-/* Loop kernels interpreted element by element in plain C: what generated code must equal bit for bit.
- * Included by test_loop.c only. */
+/* Loop kernels interpreted element by element in plain C: what generated code must equal bit for
+ * bit. Included by test_loop.c only. */
 #ifndef LOOP_REFERENCE_H
 #define LOOP_REFERENCE_H
 
@@ -15,7 +15,8 @@ typedef union cell {
     int64_t i;
 } cell;
 
-/* ---- libmvec, one element at a time ------------------------------------------------------------- */
+/* ---- libmvec, one element at a time -------------------------------------------------------------
+ */
 
 typedef float vf4 __attribute__((vector_size(16)));
 typedef float vf8 __attribute__((vector_size(32)));
@@ -24,31 +25,31 @@ typedef double vd2 __attribute__((vector_size(16)));
 typedef double vd4 __attribute__((vector_size(32)));
 typedef double vd8 __attribute__((vector_size(64)));
 
-#define ONE(name, letter, V, T, L, ISA, suffix)                                                      \
-    __attribute__((target(ISA))) V _ZGV##letter##N##L##v_##name##suffix(V);                          \
-    __attribute__((target(ISA))) static T ref_##name##_##letter##suffix(T x) {                       \
-        V v;                                                                                         \
-        for (int i = 0; i < L; i++) v[i] = x;                                                        \
-        return _ZGV##letter##N##L##v_##name##suffix(v)[0];                                           \
+#define ONE(name, letter, V, T, L, ISA, suffix)                                                    \
+    __attribute__((target(ISA))) V _ZGV##letter##N##L##v_##name##suffix(V);                        \
+    __attribute__((target(ISA))) static T ref_##name##_##letter##suffix(T x) {                     \
+        V v;                                                                                       \
+        for (int i = 0; i < L; i++) v[i] = x;                                                      \
+        return _ZGV##letter##N##L##v_##name##suffix(v)[0];                                         \
     }
-#define ALL(name)                                                                                    \
-    ONE(name, b, vf4, float, 4, "sse2", f)                                                           \
-    ONE(name, d, vf8, float, 8, "avx2", f)                                                           \
-    ONE(name, e, vf16, float, 16, "avx512f", f)                                                      \
-    ONE(name, b, vd2, double, 2, "sse2", )                                                           \
-    ONE(name, d, vd4, double, 4, "avx2", )                                                           \
+#define ALL(name)                                                                                  \
+    ONE(name, b, vf4, float, 4, "sse2", f)                                                         \
+    ONE(name, d, vf8, float, 8, "avx2", f)                                                         \
+    ONE(name, e, vf16, float, 16, "avx512f", f)                                                    \
+    ONE(name, b, vd2, double, 2, "sse2", )                                                         \
+    ONE(name, d, vd4, double, 4, "avx2", )                                                         \
     ONE(name, e, vd8, double, 8, "avx512f", )
 ALL(exp)
 ALL(log)
 ALL(sin)
 ALL(cos)
 ALL(tanh)
-#define POW(letter, V, T, L, ISA, suffix)                                                            \
-    __attribute__((target(ISA))) V _ZGV##letter##N##L##vv_pow##suffix(V, V);                         \
-    __attribute__((target(ISA))) static T ref_pow_##letter##suffix(T x, T y) {                       \
-        V v, w;                                                                                      \
-        for (int i = 0; i < L; i++) v[i] = x, w[i] = y;                                              \
-        return _ZGV##letter##N##L##vv_pow##suffix(v, w)[0];                                          \
+#define POW(letter, V, T, L, ISA, suffix)                                                          \
+    __attribute__((target(ISA))) V _ZGV##letter##N##L##vv_pow##suffix(V, V);                       \
+    __attribute__((target(ISA))) static T ref_pow_##letter##suffix(T x, T y) {                     \
+        V v, w;                                                                                    \
+        for (int i = 0; i < L; i++) v[i] = x, w[i] = y;                                            \
+        return _ZGV##letter##N##L##vv_pow##suffix(v, w)[0];                                        \
     }
 POW(b, vf4, float, 4, "sse2", f)
 POW(d, vf8, float, 8, "avx2", f)
@@ -57,8 +58,12 @@ POW(b, vd2, double, 2, "sse2", )
 POW(d, vd4, double, 4, "avx2", )
 POW(e, vd8, double, 8, "avx512f", )
 
-#define ROW_OF(name)                                                                                 \
-    {{ref_##name##_bf, ref_##name##_df, ref_##name##_ef}, {ref_##name##_b, ref_##name##_d, ref_##name##_e}}
+#define ROW_OF(name)                                                                               \
+    {                                                                                              \
+        {ref_##name##_bf, ref_##name##_df, ref_##name##_ef}, {                                     \
+            ref_##name##_b, ref_##name##_d, ref_##name##_e                                         \
+        }                                                                                          \
+    }
 static const struct {
     float (*f[CPU_ISA_COUNT])(float);
     double (*d[CPU_ISA_COUNT])(double);
@@ -69,7 +74,8 @@ static const struct {
 static float (*const ref_powf[CPU_ISA_COUNT])(float, float) = {ref_pow_bf, ref_pow_df, ref_pow_ef};
 static double (*const ref_pow[CPU_ISA_COUNT])(double, double) = {ref_pow_b, ref_pow_d, ref_pow_e};
 
-/* ---- storage ------------------------------------------------------------------------------------- */
+/* ---- storage
+ * ------------------------------------------------------------------------------------- */
 
 static int64_t ref_wrap(etch_dtype t, int64_t v) {
     switch (t) {
@@ -101,9 +107,7 @@ static cell ref_load(etch_dtype d, const void *p) {
     case ETCH_BF16: memcpy(&h, p, 2), u = (uint32_t)h << 16, memcpy(&c.f, &u, 4); break;
     case ETCH_F16: memcpy(&half, p, 2), c.f = (float)half; break;
     case ETCH_F64: memcpy(&c.d, p, 8); break;
-    default:
-        memcpy(&c.i, p, etch_dtype_size(d));
-        c.i = ref_wrap(d, c.i);
+    default: memcpy(&c.i, p, etch_dtype_size(d)); c.i = ref_wrap(d, c.i);
     }
     return c;
 }
@@ -121,7 +125,8 @@ static void ref_store(etch_dtype d, void *p, cell c) {
     }
 }
 
-/* ---- primitives ---------------------------------------------------------------------------------- */
+/* ---- primitives
+ * ---------------------------------------------------------------------------------- */
 
 static double ref_wide(etch_dtype t, cell c) { return t == ETCH_F32 ? c.f : c.d; }
 
@@ -152,13 +157,13 @@ static cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
     return r;
 }
 
-#define FLOAT_CASES(X, T)                                                                            \
-    case PRIM_ADD: r.X = a.X + b.X; break;                                                           \
-    case PRIM_SUB: r.X = a.X - b.X; break;                                                           \
-    case PRIM_MUL: r.X = a.X * b.X; break;                                                           \
-    case PRIM_DIV: r.X = a.X / b.X; break;                                                           \
-    case PRIM_NEG: r.X = -a.X; break;                                                                \
-    case PRIM_MAX: r.X = a.X > b.X || a.X != a.X ? a.X : b.X; break;                                 \
+#define FLOAT_CASES(X, T)                                                                          \
+    case PRIM_ADD: r.X = a.X + b.X; break;                                                         \
+    case PRIM_SUB: r.X = a.X - b.X; break;                                                         \
+    case PRIM_MUL: r.X = a.X * b.X; break;                                                         \
+    case PRIM_DIV: r.X = a.X / b.X; break;                                                         \
+    case PRIM_NEG: r.X = -a.X; break;                                                              \
+    case PRIM_MAX: r.X = a.X > b.X || a.X != a.X ? a.X : b.X; break;                               \
     case PRIM_MIN: r.X = a.X < b.X || a.X != a.X ? a.X : b.X; break;
 
 static cell ref_f32(prim_id p, cell a, cell b, cell c) {
@@ -231,7 +236,8 @@ static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
     return ref_int(id, t, a, b);
 }
 
-/* ---- the canonical reduction, as core/expr.h words it ----------------------------------------------- */
+/* ---- the canonical reduction, as core/expr.h words it
+ * ----------------------------------------------- */
 
 static cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
     prim_instr p = {.prim = kind == REDUCE_MAX   ? PRIM_MAX
@@ -262,13 +268,15 @@ static cell ref_reduce(reduce_kind kind, etch_dtype t, const cell *v, int64_t n)
         part[b] = lane[0];
     }
     for (int64_t s = 1; s < blocks; s *= 2)
-        for (int64_t i = 0; i + s < blocks; i += 2 * s) part[i] = ref_op(kind, t, part[i], part[i + s]);
+        for (int64_t i = 0; i + s < blocks; i += 2 * s)
+            part[i] = ref_op(kind, t, part[i], part[i + s]);
     cell r = part[0];
     free(part);
     return r;
 }
 
-/* ---- kernels ------------------------------------------------------------------------------------- */
+/* ---- kernels
+ * ------------------------------------------------------------------------------------- */
 
 typedef struct ref_run {
     const loop_kernel *k;
@@ -311,7 +319,9 @@ static void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
     int a = (int)i->p.imm.i;
     cell none = {.i = 0}, *x = r->value;
     switch (i->kind) {
-    case LOOP_LOAD: x[v] = ref_load((etch_dtype)r->k->access[a].dtype, ref_address(r, a, false)); break;
+    case LOOP_LOAD:
+        x[v] = ref_load((etch_dtype)r->k->access[a].dtype, ref_address(r, a, false));
+        break;
     case LOOP_STORE:
         ref_store((etch_dtype)r->k->access[a].dtype, ref_address(r, a, true), x[i->p.a]);
         break;
@@ -359,8 +369,8 @@ static void ref_kernel(const loop_kernel *k, void *const *load, void *const *sto
         memset(r.index + k->npar, 0, sizeof(int64_t) * k->nred);
         for (int v = 0; v < k->ncode; v++)
             if (r.collected[v])
-                r.value[v] = ref_reduce((reduce_kind)k->code[v].p.imm.i, (etch_dtype)k->code[v].p.type,
-                                        r.collected[v], r.reduced);
+                r.value[v] = ref_reduce((reduce_kind)k->code[v].p.imm.i,
+                                        (etch_dtype)k->code[v].p.type, r.collected[v], r.reduced);
         ref_stage(&r, 1, p, 0);
     }
     for (int v = 0; v < k->ncode; v++) free(r.collected[v]);

@@ -1,5 +1,5 @@
-/* The disk cache: hits, damaged files, folders that must not be trusted, its bound. Each step runs in
- * a process of its own, since a process finds its own kernels in memory. */
+/* The disk cache: hits, damaged files, folders that must not be trusted, its bound. Each step runs
+ * in a process of its own, since a process finds its own kernels in memory. */
 #include "jit_common.h"
 
 #include <fcntl.h>

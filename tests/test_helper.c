@@ -1,5 +1,5 @@
-/* The helper process in trouble, and hosts that are unkind to children: compiling fails with a reason
- * or works, never anything else, and leaves nothing behind. */
+/* The helper process in trouble, and hosts that are unkind to children: compiling fails with a
+ * reason or works, never anything else, and leaves nothing behind. */
 #include "jit_common.h"
 
 #include <fcntl.h>
@@ -16,7 +16,7 @@ static void test_missing(void **unused) {
     assert_int_equal(entries(cache), 0);
 }
 
-static void no_helper(void) { CHECK(refused(1, "in the middle")); }
+static void no_helper(void) { CHECK(refused(1, "the helper")); }
 static void test_not_a_helper(void **unused) {
     (void)unused;
     setenv("ETCH_JIT", "/bin/true", 1);
@@ -118,8 +118,7 @@ static void test_sigchld_ignored(void **unused) {
 
 static void reap(int sig) {
     (void)sig;
-    while (waitpid(-1, NULL, WNOHANG) > 0) {
-    }
+    while (waitpid(-1, NULL, WNOHANG) > 0) {}
 }
 static void reap_everything(void) {
     struct sigaction a = {.sa_handler = reap};

@@ -1,6 +1,6 @@
 /* Generated kernels against an interpreter of the loop IR, bit for bit (a NaN equals a NaN): every
- * primitive and dtype, the variants and splits, odd extents, stride classes, in-place outputs; under
- * each instruction set that the processor has. Also the IR's bytes and its validity. */
+ * primitive and dtype, the variants and splits, odd extents, stride classes, in-place outputs;
+ * under each instruction set that the processor has. Also the IR's bytes and its validity. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -15,7 +15,8 @@
 #include "loop_reference.h"
 #include "jit/client.h"
 
-/* ---- building kernels --------------------------------------------------------------------------- */
+/* ---- building kernels ---------------------------------------------------------------------------
+ */
 
 static loop_kernel K;
 
@@ -57,7 +58,9 @@ static int prim_of(int stage, prim_id p, etch_dtype type, etch_dtype from, int a
     return v;
 }
 
-static int op2(int stage, prim_id p, etch_dtype t, int a, int b) { return prim_of(stage, p, t, t, a, b, 0); }
+static int op2(int stage, prim_id p, etch_dtype t, int a, int b) {
+    return prim_of(stage, p, t, t, a, b, 0);
+}
 static int op1(int stage, prim_id p, etch_dtype t, int a) { return op2(stage, p, t, a, 0); }
 static int convert(int stage, etch_dtype from, etch_dtype to, int a) {
     return from == to ? a : prim_of(stage, PRIM_CONVERT, to, from, a, 0, 0);
@@ -71,7 +74,8 @@ static int reduce(reduce_kind kind, etch_dtype t, int a) {
     return instr_of(LOOP_REDUCE, 0, t, a, kind);
 }
 
-/* ---- data --------------------------------------------------------------------------------------- */
+/* ---- data ---------------------------------------------------------------------------------------
+ */
 
 static uint64_t state = 1;
 static uint64_t random_bits(void) {
@@ -79,10 +83,10 @@ static uint64_t random_bits(void) {
     return state;
 }
 
-static const double specials[] = {NAN,   INFINITY, -INFINITY, 0.0,    -0.0,    1e-40,  -1e-42, 1e39,
-                                  -1e39, 65504,    65519,     65520,  -65536,  5.9e-8, 3e-8,   2.98e-8,
-                                  255,   256,      -1,        127.99, -128.99, 2147483648.0, -2147483649.0,
-                                  9.3e18, -9.3e18, 1e-310,    6.1e-5, 6.09e-5, 0.5,    2048.5};
+static const double specials[] = {
+    NAN,     INFINITY,     -INFINITY,     0.0,    -0.0,    1e-40,   -1e-42, 1e39,    -1e39, 65504,
+    65519,   65520,        -65536,        5.9e-8, 3e-8,    2.98e-8, 255,    256,     -1,    127.99,
+    -128.99, 2147483648.0, -2147483649.0, 9.3e18, -9.3e18, 1e-310,  6.1e-5, 6.09e-5, 0.5,   2048.5};
 
 static double random_real(bool wild) {
     uint64_t r = random_bits();
@@ -100,7 +104,9 @@ static void fill(etch_dtype d, void *p, int64_t n, bool wild) {
         else if (d == ETCH_F32) c.f = (float)x;
         else if (d == ETCH_F16) c.f = (float)(_Float16)x;
         else if (d == ETCH_BF16) c.f = ref_bf16((float)x);
-        else c.i = ref_wrap(d, d == ETCH_BOOL ? (int64_t)(random_bits() & 1) : (int64_t)random_bits());
+        else
+            c.i =
+                ref_wrap(d, d == ETCH_BOOL ? (int64_t)(random_bits() & 1) : (int64_t)random_bits());
         ref_store(d, at, c);
     }
 }
@@ -112,7 +118,8 @@ static bool equal(etch_dtype d, const void *a, const void *b) {
     return etch__is_float(d) && x.f != x.f && y.f != y.f;
 }
 
-/* ---- running ------------------------------------------------------------------------------------ */
+/* ---- running ------------------------------------------------------------------------------------
+ */
 
 typedef struct layout {
     int64_t elements, first; /* size of the buffer, index of element [0, ..., 0] */
@@ -125,7 +132,8 @@ static layout lay_out(int a, int64_t *dims) {
     for (int pass = 0; pass < 2; pass++)
         for (int x = naxes - 1; x >= 0; x--) {
             if (K.access[a].step[x] == STEP_ZERO) stride[x] = 0;
-            if (K.access[a].step[x] == STEP_ZERO || (K.access[a].step[x] == STEP_ONE) != (pass == 0))
+            if (K.access[a].step[x] == STEP_ZERO ||
+                (K.access[a].step[x] == STEP_ONE) != (pass == 0))
                 continue;
             int64_t n = dims[x] > 0 ? dims[x] : 1, s = pass == 0 ? 1 : span + (x & 1);
             bool negative = pass == 1 && (a + x) % 3 == 0;
@@ -156,7 +164,8 @@ static void make_buffers(buffers *b, const int64_t *extent) {
         b->at[a] = lay_out(a, b->dims);
         if (in_place >= 0 && K.access[a].store && first_store < 0) {
             first_store = a, b->at[a] = b->at[in_place];
-            memcpy(b->dims + naxes * (a + 1), b->dims + naxes * (in_place + 1), sizeof(int64_t) * (size_t)naxes);
+            memcpy(b->dims + naxes * (a + 1), b->dims + naxes * (in_place + 1),
+                   sizeof(int64_t) * (size_t)naxes);
         }
         size_t bytes = (size_t)(b->at[a].elements * size) + 64;
         b->memory[a] = malloc(bytes), b->expected[a] = malloc(bytes);
@@ -215,9 +224,10 @@ static void compare(const buffers *b, const int64_t *extent) {
             if (equal(d, got, want)) continue;
             uint64_t x = 0, y = 0;
             memcpy(&x, got, etch_dtype_size(d)), memcpy(&y, want, etch_dtype_size(d));
-            fail_msg("%s (%s, split %d, extents %ld %ld): access %d, %s element %ld: %lx, expected %lx",
-                     K.name, etch__cpu_isa_name(etch__cpu_isa()), K.split, (long)extent[0],
-                     (long)(K.npar + K.nred > 1 ? extent[1] : 0), a, etch_dtype_name(d), (long)e, x, y);
+            fail_msg(
+                "%s (%s, split %d, extents %ld %ld): access %d, %s element %ld: %lx, expected %lx",
+                K.name, etch__cpu_isa_name(etch__cpu_isa()), K.split, (long)extent[0],
+                (long)(K.npar + K.nred > 1 ? extent[1] : 0), a, etch_dtype_name(d), (long)e, x, y);
         }
     }
 }
@@ -239,7 +249,8 @@ static void check_1(int64_t n) { check_run(&n, false); }
 
 static const int64_t sizes[] = {0, 1, 7, 63, 64, 65, 255, 256, 257, 1000, 4096, 4097, 10000};
 
-/* ---- maps --------------------------------------------------------------------------------------- */
+/* ---- maps ---------------------------------------------------------------------------------------
+ */
 
 static void test_map_sizes(void **unused) {
     (void)unused;
@@ -359,8 +370,10 @@ static void test_map_vector_calls(void **unused) {
     int e = op1(0, PRIM_EXP, ETCH_F32, op1(0, PRIM_SIN, ETCH_F32, x));
     int t = op1(0, PRIM_TANH, ETCH_F32, op2(0, PRIM_ADD, ETCH_F32, h, x));
     int p = op2(0, PRIM_POW, ETCH_F32, op1(0, PRIM_ABS, ETCH_F32, x), s);
-    int m = op2(0, PRIM_MUL, ETCH_F32, op2(0, PRIM_ADD, ETCH_F32, e, t), op1(0, PRIM_COS, ETCH_F32, u));
-    int w = op1(0, PRIM_LOG, ETCH_F64, convert(0, ETCH_F32, ETCH_F64, op1(0, PRIM_ABS, ETCH_F32, m)));
+    int m =
+        op2(0, PRIM_MUL, ETCH_F32, op2(0, PRIM_ADD, ETCH_F32, e, t), op1(0, PRIM_COS, ETCH_F32, u));
+    int w =
+        op1(0, PRIM_LOG, ETCH_F64, convert(0, ETCH_F32, ETCH_F64, op1(0, PRIM_ABS, ETCH_F32, m)));
     int lt = prim_of(0, PRIM_LT, ETCH_BOOL, ETCH_F32, x, p, 0);
     store(0, ETCH_F32, "1", e);
     store(0, ETCH_F16, "1", op1(0, PRIM_ROUND_F16, ETCH_F32, m));
@@ -398,7 +411,8 @@ static void test_map_scalars(void **unused) {
 static void test_map_strides(void **unused) {
     (void)unused;
     static const char *const x[] = {"s1", "s0", "01", "00", "1s", "ss", "0s", "10"};
-    static const int64_t extents[][2] = {{3, 257}, {1, 64}, {7, 5}, {300, 1}, {0, 5}, {5, 0}, {40, 64}};
+    static const int64_t extents[][2] = {{3, 257}, {1, 64}, {7, 5},   {300, 1},
+                                         {0, 5},   {5, 0},  {40, 64}, {37, 600}};
     for (int i = 0; i < COUNT_OF(x); i++) {
         begin(LOOP_MAP, 2, 0);
         int a = load(0, ETCH_F32, x[i]), b = load(0, ETCH_F32, x[(i + 3) % COUNT_OF(x)]);
@@ -432,7 +446,8 @@ static void test_map_in_place(void **unused) {
     in_place = -1;
 }
 
-/* ---- reductions --------------------------------------------------------------------------------- */
+/* ---- reductions ---------------------------------------------------------------------------------
+ */
 
 /* Two sums and a maximum over an expression, a full-space store, an epilogue with a vector call. */
 static void rich(loop_variant variant, int npar, int nred, const char *in, const char *row,
@@ -463,7 +478,8 @@ static void both_ways(const int64_t *extent) {
 static void test_row_sizes(void **unused) {
     (void)unused;
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
-    for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]});
+    for (int i = 0; i < COUNT_OF(sizes); i++)
+        both_ways((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]});
     wild = false;
     both_ways((int64_t[]){1, 40000});
     wild = true;
@@ -548,7 +564,8 @@ static void test_signed_zero(void **unused) {
     }
 }
 
-/* ---- the process's state, the bytes --------------------------------------------------------------- */
+/* ---- the process's state, the bytes
+ * --------------------------------------------------------------- */
 
 static void test_floating_point_mode(void **unused) {
     (void)unused;
@@ -626,37 +643,49 @@ static void test_text(void **unused) {
 
 static int run_suite(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),           cmocka_unit_test(test_validity),
-        cmocka_unit_test(test_text),            cmocka_unit_test(test_map_sizes),
-        cmocka_unit_test(test_map_primitives),  cmocka_unit_test(test_map_conversions),
-        cmocka_unit_test(test_map_halves),      cmocka_unit_test(test_round_f16_bits),
-        cmocka_unit_test(test_map_vector_calls), cmocka_unit_test(test_map_scalars),
-        cmocka_unit_test(test_map_strides),     cmocka_unit_test(test_map_many_axes),
-        cmocka_unit_test(test_map_in_place),    cmocka_unit_test(test_row_sizes),
-        cmocka_unit_test(test_row_shapes),      cmocka_unit_test(test_column_sizes),
-        cmocka_unit_test(test_column_shapes),   cmocka_unit_test(test_reduce_types),
-        cmocka_unit_test(test_signed_zero),     cmocka_unit_test(test_floating_point_mode),
+        cmocka_unit_test(test_bytes),
+        cmocka_unit_test(test_validity),
+        cmocka_unit_test(test_text),
+        cmocka_unit_test(test_map_sizes),
+        cmocka_unit_test(test_map_primitives),
+        cmocka_unit_test(test_map_conversions),
+        cmocka_unit_test(test_map_halves),
+        cmocka_unit_test(test_round_f16_bits),
+        cmocka_unit_test(test_map_vector_calls),
+        cmocka_unit_test(test_map_scalars),
+        cmocka_unit_test(test_map_strides),
+        cmocka_unit_test(test_map_many_axes),
+        cmocka_unit_test(test_map_in_place),
+        cmocka_unit_test(test_row_sizes),
+        cmocka_unit_test(test_row_shapes),
+        cmocka_unit_test(test_column_sizes),
+        cmocka_unit_test(test_column_shapes),
+        cmocka_unit_test(test_reduce_types),
+        cmocka_unit_test(test_signed_zero),
+        cmocka_unit_test(test_floating_point_mode),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
 
-/* Each instruction set in a process of its own: it is chosen once. */
+/* Each instruction set in a process of its own (it is chosen once), side by side. */
 int main(void) {
-    static const char *const sets[] = {"baseline", "avx2", "avx512"};
+    static const char *const sets[3] = {"baseline", "avx2", "avx512"};
     char dir[] = "/tmp/etch-test-XXXXXX";
     int failed = 0;
     if (!mkdtemp(dir)) return 1;
     setenv("ETCH_CACHE_DIR", dir, 1);
+    pid_t child[3];
     for (int i = 0; i < COUNT_OF(sets); i++) {
-        pid_t child = fork();
-        if (child == 0) {
-            setenv("ETCH_CPU_ISA", sets[i], 1);
-            int bad = run_suite();
-            etch__jit_shutdown();
-            exit(bad);
-        }
+        child[i] = fork();
+        if (child[i] != 0) continue;
+        setenv("ETCH_CPU_ISA", sets[i], 1);
+        int bad = run_suite();
+        etch__jit_shutdown();
+        exit(bad);
+    }
+    for (int i = 0; i < COUNT_OF(sets); i++) {
         int status = 1;
-        waitpid(child, &status, 0);
+        waitpid(child[i], &status, 0);
         failed += status != 0;
     }
     etch__remove_tree(dir);

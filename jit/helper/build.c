@@ -50,9 +50,7 @@ var keep(gen *g, type t, val v, const char *name) {
 }
 
 val num(gen *g, int64_t v) { return gcc_jit_context_new_rvalue_from_long(g->c, g->t_long, v); }
-val constant(gen *g, type t, int64_t v) {
-    return gcc_jit_context_new_rvalue_from_long(g->c, t, v);
-}
+val constant(gen *g, type t, int64_t v) { return gcc_jit_context_new_rvalue_from_long(g->c, t, v); }
 
 val op(gen *g, enum gcc_jit_binary_op o, type t, val a, val b) {
     return gcc_jit_context_new_binary_op(g->c, NULL, o, t, a, b);
@@ -89,7 +87,8 @@ var elem(gen *g, val pointer, val index) {
     return gcc_jit_context_new_array_access(g->c, NULL, pointer, index);
 }
 
-/* ---- vectors ---------------------------------------------------------------------------------- */
+/* ---- vectors ----------------------------------------------------------------------------------
+ */
 
 int vec_lanes(const gen *g, etch_dtype t) {
     static const int bytes[CPU_ISA_COUNT] = {16, 32, 64};
@@ -134,7 +133,8 @@ val builtin(gen *g, const char *name, int n, val *args) {
     return gcc_jit_context_new_call(g->c, NULL, f, n, args);
 }
 
-/* ---- control flow ----------------------------------------------------------------------------- */
+/* ---- control flow -----------------------------------------------------------------------------
+ */
 
 gen_loop while_begin(gen *g) {
     gen_loop l = {NULL, gcc_jit_function_new_block(g->fn, NULL),

@@ -14,7 +14,7 @@
 #include "core/isa.h"
 #include "jit/loop.h"
 
-typedef gcc_jit_rvalue *val;  /* an expression: evaluated at each mention */
+typedef gcc_jit_rvalue *val; /* an expression: evaluated at each mention */
 typedef gcc_jit_lvalue *var;
 typedef gcc_jit_type *type;
 
@@ -46,8 +46,8 @@ typedef struct gen_reduction {
     int at; /* its instruction */
     etch_dtype dtype;
     reduce_kind kind;
-    val lanes;   /* ROW: BLOCK elements; COLUMN: BLOCK rows of `width` */
-    var vec[8];  /* ROW sums: the lanes in registers */
+    val lanes;  /* ROW: BLOCK elements; COLUMN: BLOCK rows of `width` */
+    var vec[8]; /* ROW sums: the lanes in registers */
     int nvec;
     val stack;   /* results of blocks, each of `cells` elements */
     val scratch; /* pointer to its first cell, as 8-byte integers */
@@ -84,11 +84,13 @@ typedef struct gen {
     var lane; /* COLUMN: where the current row's lane starts in `lanes` */
 } gen;
 
-/* ---- build.c ---------------------------------------------------------------------------------- */
+/* ---- build.c ----------------------------------------------------------------------------------
+ */
 
 void gen_types(gen *g);
 var gen_local(gen *g, type t, const char *name);
-val gen_array(gen *g, type t, int n, const char *name); /* a local array, as a pointer to its start */
+val gen_array(gen *g, type t, int n,
+              const char *name); /* a local array, as a pointer to its start */
 static inline val rv(var v) { return gcc_jit_lvalue_as_rvalue(v); }
 void set(gen *g, var to, val v);
 var keep(gen *g, type t, val v, const char *name); /* a new local that holds v */
@@ -102,7 +104,7 @@ val quot(gen *g, val a, val b);
 val rem(gen *g, val a, val b);
 val cmp(gen *g, enum gcc_jit_comparison o, val a, val b);
 val cast(gen *g, val v, type t);
-val bits(gen *g, val v, type t); /* the same bits as another type */
+val bits(gen *g, val v, type t);  /* the same bits as another type */
 val either(gen *g, val a, val b); /* of bools, both evaluated */
 val both(gen *g, val a, val b);
 val choose(gen *g, type t, val cond, val a, val b); /* cond ? a : b, both evaluated */
@@ -135,13 +137,14 @@ gen_if if_begin(gen *g, val cond);
 void if_else(gen *g, gen_if *i);
 void if_end(gen *g, gen_if *i); /* with or without an else */
 
-/* ---- prims.c ---------------------------------------------------------------------------------- */
+/* ---- prims.c ----------------------------------------------------------------------------------
+ */
 
 /* The value of a primitive over a, b, c, not for those that strip.c supplies itself. */
 val gen_prim(gen *g, const prim_instr *p, val a, val b, val c);
 val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v);
-val gen_load(gen *g, etch_dtype storage, val element);  /* storage element -> compute value */
-val gen_store(gen *g, etch_dtype storage, val value);   /* compute value -> storage element */
+val gen_load(gen *g, etch_dtype storage, val element); /* storage element -> compute value */
+val gen_store(gen *g, etch_dtype storage, val value);  /* compute value -> storage element */
 val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x);
 val gen_identity(gen *g, reduce_kind kind, etch_dtype t);
 val gen_real(gen *g, etch_dtype t, double v);
@@ -149,7 +152,8 @@ bool gen_is_vector_prim(int prim);
 /* Calls libmvec. */
 val gen_vector_call(gen *g, int prim, etch_dtype t, val *args);
 
-/* ---- strip.c ---------------------------------------------------------------------------------- */
+/* ---- strip.c ----------------------------------------------------------------------------------
+ */
 
 void gen_plan_values(gen *g);
 /* All loops of a stage over one strip whose sources, n, trip and index are set. */
@@ -160,12 +164,13 @@ bool gen_uniform_load(const gen *g, int stage, int access);
 /* Local results that are to be copied out for a STORE; NULL when it went to memory directly. */
 val gen_results_of(gen *g, const loop_instr *store);
 
-/* ---- reduce.c --------------------------------------------------------------------------------- */
+/* ---- reduce.c ---------------------------------------------------------------------------------
+ */
 
 void gen_reductions(gen *g);
 void gen_lanes_reset(gen *g);
-void gen_lanes_add_strip(gen *g);                            /* ROW, after gen_strip(g, 0) */
-void gen_lane_add(gen *g, const loop_instr *reduce, val v);  /* COLUMN, inside a loop */
+void gen_lanes_add_strip(gen *g);                           /* ROW, after gen_strip(g, 0) */
+void gen_lane_add(gen *g, const loop_instr *reduce, val v); /* COLUMN, inside a loop */
 void gen_lanes_fold(gen *g); /* lanes -> the first element (ROW) or row (COLUMN) */
 /* Block results are folded by pairs as they come: a stack with one entry a level. */
 var gen_stack_begin(gen *g);
@@ -175,7 +180,8 @@ void gen_scratch_write(gen *g, val element, val block);
 void gen_scratch_fold(gen *g, val element);
 void gen_results(gen *g); /* stage 1 reads the bottom of the stacks */
 
-/* ---- kernel.c, compile.c ------------------------------------------------------------------------ */
+/* ---- kernel.c, compile.c ------------------------------------------------------------------------
+ */
 
 void gen_kernel(gen *g, const char *symbol);
 

@@ -2,8 +2,8 @@
  *
  *   MAP     for each row of the innermost axis: for each strip
  *   ROW     for each parallel element: for each block: for each strip of reduced elements; stage 1
- *   COLUMN  for each strip of columns, in parts of `width`: for each block: for each reduced row; stage 1
- *   FINISH  for each parallel element: fold its blocks; stage 1 */
+ *   COLUMN  for each strip of columns, in parts of `width`: for each block: for each reduced row;
+ * stage 1 FINISH  for each parallel element: fold its blocks; stage 1 */
 #include "gen.h"
 
 static int naxes(const gen *g) { return g->k->npar + g->k->nred; }
@@ -23,7 +23,8 @@ static val at_offset(gen *g, val pointer, val offset) {
     return gcc_jit_lvalue_get_address(elem(g, pointer, offset), NULL);
 }
 
-/* ---- what is set up once per call ------------------------------------------------------------- */
+/* ---- what is set up once per call -------------------------------------------------------------
+ */
 
 static void mark_used(gen *g) {
     for (int v = 0; v < g->k->ncode; v++) {
@@ -99,15 +100,17 @@ static void set_uniforms(gen *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         if (!etch__loop_uniform(i)) continue;
-        val x = i->p.prim == PRIM_CONST    ? constant_value(g, i)
-                : i->p.prim == PRIM_SCALAR ? scalar_value(g, i)
-                                           : gen_convert(g, ETCH_I64, (etch_dtype)i->p.type, g->reduced);
+        val x = i->p.prim == PRIM_CONST ? constant_value(g, i)
+                : i->p.prim == PRIM_SCALAR
+                    ? scalar_value(g, i)
+                    : gen_convert(g, ETCH_I64, (etch_dtype)i->p.type, g->reduced);
         g->value[v].now = keep(g, g->compute[i->p.type], x, "uniform");
         g->value[v].loop = EVERY_LOOP;
     }
 }
 
-/* ---- where accesses lie ----------------------------------------------------------------------- */
+/* ---- where accesses lie -----------------------------------------------------------------------
+ */
 
 /* Splits a row-major number over axes [from, to) into index[]. */
 static void decompose(gen *g, val number, int from, int to, val *index) {
@@ -148,8 +151,8 @@ static void set_bases(gen *g, int stage, int x, val first) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *s = &g->access[a];
         if (!s->used[stage]) continue;
-        val offset = x < 0 || g->k->access[a].step[x] == STEP_ZERO ? NULL
-                                                                    : mul(g, first, s->stride[x]);
+        val offset =
+            x < 0 || g->k->access[a].step[x] == STEP_ZERO ? NULL : mul(g, first, s->stride[x]);
         move(g, s->base, rv(s->unit), offset);
     }
 }
@@ -161,12 +164,13 @@ static void set_length(gen *g, val n) {
     set(g, g->trip, up);
 }
 
-/* ---- sources and results ---------------------------------------------------------------------- */
+/* ---- sources and results ----------------------------------------------------------------------
+ */
 
 static void copy(gen *g, etch_dtype d, val to, val from, val n) {
     type p = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
-    val bytes = cast(g, mul(g, n, num(g, size_of(d))),
-                     gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_SIZE_T));
+    val bytes =
+        cast(g, mul(g, n, num(g, size_of(d))), gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_SIZE_T));
     val args[3] = {cast(g, to, p), cast(g, from, p), bytes};
     gcc_jit_block_add_eval(g->at, NULL, builtin(g, "__builtin_memcpy", 3, args));
 }
@@ -248,7 +252,8 @@ static void copy_all_out(gen *g, int stage, int x) {
             copy_out(g, &g->k->code[v], x);
 }
 
-/* ---- stage 1 for one element ------------------------------------------------------------------ */
+/* ---- stage 1 for one element ------------------------------------------------------------------
+ */
 
 static void finish_element(gen *g, val element) {
     g->scalar = true;
@@ -261,7 +266,8 @@ static void finish_element(gen *g, val element) {
     g->scalar = g->k->split == SPLIT_FINISH;
 }
 
-/* ---- MAP -------------------------------------------------------------------------------------- */
+/* ---- MAP --------------------------------------------------------------------------------------
+ */
 
 static val strips_of(gen *g, val inner) {
     val s = rv(keep(g, g->t_long, rounded_up(g, inner, STRIP), "strips"));
@@ -279,34 +285,79 @@ static void map_strip(gen *g, val row, val strip, val inner) {
     copy_all_out(g, 0, x);
 }
 
+/* An access that is contiguous from row to row but not along the strip: neighbouring rows use the
+ * same cache lines, so several rows are taken together, strip by strip. */
+static bool rows_share_lines(const gen *g) {
+    int inner = g->k->npar - 1;
+    for (int a = 0; inner > 0 && a < g->k->naccesses; a++)
+        if (used(g, a) && g->k->access[a].step[inner] == STEP_VAR &&
+            g->k->access[a].step[inner - 1] == STEP_ONE)
+            return true;
+    return false;
+}
+
+enum { ROWS_TOGETHER = 16 };
+
+static void map_row_strip(gen *g, val row, val strip, val inner, int outer) {
+    val index[LOOP_MAX_AXES];
+    decompose(g, row, 0, outer, index);
+    set_units(g, outer, index);
+    map_strip(g, row, strip, inner);
+}
+
+/* Strips [s, stop) of rows [row, row + rows). */
+static void map_rows(gen *g, val row, val rows, val s, val stop, val inner, int outer) {
+    val index[LOOP_MAX_AXES];
+    if (!rows) {
+        decompose(g, row, 0, outer, index);
+        set_units(g, outer, index);
+    }
+    gen_loop t = for_begin(g, s, stop, 1, "t");
+    if (rows) {
+        gen_loop r = for_begin(g, num(g, 0), rows, 1, "r");
+        map_row_strip(g, rv(keep(g, g->t_long, add(g, row, rv(r.i)), "at")), rv(t.i), inner, outer);
+        for_end(g, &r);
+    } else {
+        map_strip(g, row, rv(t.i), inner);
+    }
+    for_end(g, &t);
+}
+
+/* How many whole rows the units [u, end) hold, 1 to ROWS_TOGETHER; 1 in the middle of a row. */
+static val rows_ahead(gen *g, val left, val strips, val s) {
+    val whole = min_of(g, quot(g, left, strips), num(g, ROWS_TOGETHER));
+    val several = both(g, cmp(g, GCC_JIT_COMPARISON_EQ, s, num(g, 0)),
+                       cmp(g, GCC_JIT_COMPARISON_GT, whole, num(g, 1)));
+    return choose(g, g->t_long, several, whole, num(g, 1));
+}
+
 static void gen_map(gen *g) {
     int outer = g->k->npar > 0 ? g->k->npar - 1 : 0;
-    val inner = g->k->npar ? g->extent[outer] : num(g, 1), index[LOOP_MAX_AXES];
+    val inner = g->k->npar ? g->extent[outer] : num(g, 1);
     val strips = strips_of(g, inner);
     var u = keep(g, g->t_long, g->begin, "u");
     var row = keep(g, g->t_long, quot(g, rv(u), strips), "row");
     var s = keep(g, g->t_long, rem(g, rv(u), strips), "s");
     g->index_step = num(g, 1);
-    gen_loop rows = while_begin(g);
-    while_test(g, &rows, cmp(g, GCC_JIT_COMPARISON_LT, rv(u), g->end));
-    decompose(g, rv(row), 0, outer, index);
-    set_units(g, outer, index);
     gen_loop l = while_begin(g);
-    while_test(g, &l, both(g, cmp(g, GCC_JIT_COMPARISON_LT, rv(u), g->end),
-                           cmp(g, GCC_JIT_COMPARISON_LT, rv(s), strips)));
-    map_strip(g, rv(row), rv(s), inner);
-    set(g, u, add(g, rv(u), num(g, 1)));
-    set(g, s, add(g, rv(s), num(g, 1)));
-    for_end(g, &l);
-    set(g, row, add(g, rv(row), num(g, 1)));
+    while_test(g, &l, cmp(g, GCC_JIT_COMPARISON_LT, rv(u), g->end));
+    val left = rv(keep(g, g->t_long, sub(g, g->end, rv(u)), "left"));
+    val rows = rows_share_lines(g) ? rows_ahead(g, left, strips, rv(s)) : NULL;
+    val stop = min_of(g, strips, add(g, rv(s), left));
+    map_rows(g, rv(row), rows, rv(s), stop, inner, outer);
+    val done = sub(g, stop, rv(s));
+    set(g, u, add(g, rv(u), rows ? mul(g, done, rows) : done));
+    set(g, row, add(g, rv(row), rows ? rows : num(g, 1)));
     set(g, s, num(g, 0));
-    for_end(g, &rows);
+    for_end(g, &l);
 }
 
-/* ---- ROW -------------------------------------------------------------------------------------- */
+/* ---- ROW --------------------------------------------------------------------------------------
+ */
 
 /* Several reduced axes: a strip of consecutive logical indices may lie in several rows of the
- * innermost one. Walks its pieces: body(g, position in the strip, length), bases set to the piece. */
+ * innermost one. Walks its pieces: body(g, position in the strip, length), bases set to the piece.
+ */
 static void for_pieces(gen *g, val r, void (*body)(gen *, val, val)) {
     int last = naxes(g) - 1;
     val index[LOOP_MAX_AXES];
@@ -424,7 +475,8 @@ static void gen_row(gen *g) {
     for_end(g, &u);
 }
 
-/* ---- COLUMN ----------------------------------------------------------------------------------- */
+/* ---- COLUMN -----------------------------------------------------------------------------------
+ */
 
 typedef struct column_part {
     val element; /* parallel number of its first column */
@@ -511,7 +563,8 @@ static void gen_column(gen *g) {
     for_end(g, &u);
 }
 
-/* ---- FINISH ----------------------------------------------------------------------------------- */
+/* ---- FINISH -----------------------------------------------------------------------------------
+ */
 
 static void gen_finish(gen *g) {
     val index[LOOP_MAX_AXES];
@@ -523,7 +576,8 @@ static void gen_finish(gen *g) {
     for_end(g, &u);
 }
 
-/* ---- the function ----------------------------------------------------------------------------- */
+/* ---- the function -----------------------------------------------------------------------------
+ */
 
 /* The lanes of all reductions of COLUMN together should lie in the first-level cache. */
 static int column_width(const gen *g) {
@@ -541,8 +595,8 @@ static void new_function(gen *g, const char *symbol) {
     static const char *const names[5] = {"args", "dims", "scalars", "begin", "end"};
     gcc_jit_param *p[5];
     for (int n = 0; n < 5; n++) p[n] = gcc_jit_context_new_param(g->c, NULL, t[n], names[n]);
-    g->fn = gcc_jit_context_new_function(g->c, NULL, GCC_JIT_FUNCTION_EXPORTED, g->t_void, symbol, 5,
-                                         p, 0);
+    g->fn = gcc_jit_context_new_function(g->c, NULL, GCC_JIT_FUNCTION_EXPORTED, g->t_void, symbol,
+                                         5, p, 0);
     val *to[5] = {&g->args, &g->dims, &g->scalars, &g->begin, &g->end};
     for (int n = 0; n < 5; n++) *to[n] = gcc_jit_param_as_rvalue(p[n]);
     g->at = gcc_jit_function_new_block(g->fn, "entry");

@@ -109,8 +109,7 @@ int main(int argc, char **argv) {
     fcntl(WIRE_FD, F_SETFD, FD_CLOEXEC);
     setenv("TMPDIR", argv[1], 1);
     setenv("LC_ALL", "C", 1);
-    while (serve()) {
-    }
+    while (serve()) {}
     remove_tree(argv[1], 0);
     return 0;
 }

@@ -1,7 +1,7 @@
 /* The scalar primitives of core/prims.def as libgccjit expressions, bit for bit.
  *
- * All is written so that gcc's vectoriser takes it: selections are branches around plain assignments,
- * half types are integer arithmetic. */
+ * All is written so that gcc's vectoriser takes it: selections are branches around plain
+ * assignments, half types are integer arithmetic. */
 #include "gen.h"
 
 #include <float.h>
@@ -35,7 +35,8 @@ static val fkeep(gen *g, val v) { return rv(keep(g, g->compute[ETCH_F32], v, "f"
 static val f32_of(gen *g, val u) { return fkeep(g, bits(g, u, g->compute[ETCH_F32])); }
 static val bits_of(gen *g, val f) { return ukeep(g, bits(g, f, g->t_u32)); }
 
-/* ---- half types ------------------------------------------------------------------------------- */
+/* ---- half types -------------------------------------------------------------------------------
+ */
 
 /* Rounds away the low `drop` bits of the bits u, to nearest even. */
 static val round_bits(gen *g, val u, int drop) {
@@ -106,8 +107,7 @@ static val store_f16(gen *g, val x) {
 
 val gen_load(gen *g, etch_dtype storage, val e) {
     if (storage == ETCH_F16) return load_f16(g, e);
-    if (storage == ETCH_BF16)
-        return f32_of(g, uop(g, SHL, cast(g, e, g->t_u32), u32(g, 16)));
+    if (storage == ETCH_BF16) return f32_of(g, uop(g, SHL, cast(g, e, g->t_u32), u32(g, 16)));
     if (storage == ETCH_BOOL) return cmp(g, NE, e, constant(g, g->storage[ETCH_BOOL], 0));
     return e;
 }
@@ -120,7 +120,8 @@ val gen_store(gen *g, etch_dtype storage, val v) {
     return v;
 }
 
-/* ---- conversions ------------------------------------------------------------------------------ */
+/* ---- conversions ------------------------------------------------------------------------------
+ */
 
 typedef struct int_range {
     double low, above; /* the lowest value and the first that is too large, both exact in f32 */
@@ -150,7 +151,8 @@ static val float_to_int(gen *g, etch_dtype from, etch_dtype to, val v) {
 
 static val zero_of(gen *g, etch_dtype t) {
     if (etch__is_float(t)) return gen_real(g, t, 0);
-    return t == ETCH_BOOL ? cast(g, constant(g, g->t_int, 0), g->t_bool) : constant(g, g->compute[t], 0);
+    return t == ETCH_BOOL ? cast(g, constant(g, g->t_int, 0), g->t_bool)
+                          : constant(g, g->compute[t], 0);
 }
 
 val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v) {
@@ -161,7 +163,8 @@ val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v) {
     return cast(g, v, g->compute[to]);
 }
 
-/* ---- arithmetic ------------------------------------------------------------------------------- */
+/* ---- arithmetic -------------------------------------------------------------------------------
+ */
 
 static val plain(gen *g, etch_dtype t, enum gcc_jit_binary_op o, val a, val b) {
     return op(g, o, g->compute[t], a, b);
@@ -180,7 +183,8 @@ static val negate(gen *g, etch_dtype t, val a) {
 
 static val absolute(gen *g, etch_dtype t, val a) {
     if (t == ETCH_U8 || t == ETCH_BOOL) return a;
-    if (etch__is_float(t)) return builtin(g, t == ETCH_F64 ? "__builtin_fabs" : "__builtin_fabsf", 1, &a);
+    if (etch__is_float(t))
+        return builtin(g, t == ETCH_F64 ? "__builtin_fabs" : "__builtin_fabsf", 1, &a);
     val minus = rv(keep(g, g->compute[t], negate(g, t, a), "m"));
     return choose(g, g->compute[t], cmp(g, LT, a, zero_of(g, t)), minus, a);
 }
@@ -227,7 +231,8 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
     }
 }
 
-/* ---- reductions ------------------------------------------------------------------------------- */
+/* ---- reductions -------------------------------------------------------------------------------
+ */
 
 val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
     prim_id prim = kind == REDUCE_MAX ? PRIM_MAX : kind == REDUCE_MIN ? PRIM_MIN : PRIM_ADD;
@@ -237,13 +242,17 @@ val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
 
 val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
     if (etch__is_float(t))
-        return gen_real(g, t, kind == REDUCE_MAX ? -INFINITY : kind == REDUCE_MIN ? INFINITY : -0.0);
+        return gen_real(g, t,
+                        kind == REDUCE_MAX   ? -INFINITY
+                        : kind == REDUCE_MIN ? INFINITY
+                                             : -0.0);
     if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, kind == REDUCE_MIN), g->t_bool);
     if (kind == REDUCE_SUM) return constant(g, g->compute[t], 0);
     return constant(g, g->compute[t], kind == REDUCE_MAX ? ranges[t].min : ranges[t].max);
 }
 
-/* ---- libmvec ---------------------------------------------------------------------------------- */
+/* ---- libmvec ----------------------------------------------------------------------------------
+ */
 
 static const char *const mvec_names[PRIM_COUNT] = {
     [PRIM_EXP] = "exp", [PRIM_LOG] = "log",   [PRIM_SIN] = "sin",
@@ -261,7 +270,7 @@ val gen_vector_call(gen *g, int prim, etch_dtype t, val *args) {
              mvec_names[prim], t == ETCH_F64 ? "" : "f");
     gcc_jit_param *params[2] = {gcc_jit_context_new_param(g->c, NULL, v, "x"),
                                 gcc_jit_context_new_param(g->c, NULL, v, "y")};
-    gcc_jit_function *f = gcc_jit_context_new_function(g->c, NULL, GCC_JIT_FUNCTION_IMPORTED, v, name,
-                                                       n, params, 0);
+    gcc_jit_function *f =
+        gcc_jit_context_new_function(g->c, NULL, GCC_JIT_FUNCTION_IMPORTED, v, name, n, params, 0);
     return gcc_jit_context_new_call(g->c, NULL, f, n, args);
 }

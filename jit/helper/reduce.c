@@ -1,10 +1,10 @@
 /* Reductions in the canonical order of core/expr.h.
  *
- * A block of REDUCE_BLOCK elements is accumulated in REDUCE_LANES lanes. ROW: the strip lies along the
- * reduced elements, so its blocks of 64 go to the lanes one upon the other; sums keep the lanes in
- * vector registers where eight suffice. COLUMN: the strip lies across, each row of it goes to one lane
- * of every column. Then the lanes fold, and the block results fold by pairs as they come: the stack
- * holds one result for each set bit in the number of blocks done. */
+ * A block of REDUCE_BLOCK elements is accumulated in REDUCE_LANES lanes. ROW: the strip lies along
+ * the reduced elements, so its blocks of 64 go to the lanes one upon the other; sums keep the lanes
+ * in vector registers where eight suffice. COLUMN: the strip lies across, each row of it goes to
+ * one lane of every column. Then the lanes fold, and the block results fold by pairs as they come:
+ * the stack holds one result for each set bit in the number of blocks done. */
 #include "gen.h"
 
 enum { STACK_LEVELS = 48 };
@@ -39,7 +39,8 @@ static void new_reduction(gen *g, gen_reduction *r, int at) {
     bool row = g->k->variant == LOOP_ROW;
     r->at = at, r->dtype = (etch_dtype)i->p.type, r->kind = (reduce_kind)i->p.imm.i;
     if (g->k->split != SPLIT_FINISH) {
-        r->lanes = gen_array(g, element(g, r), row ? REDUCE_LANES : REDUCE_LANES * g->width, "lanes");
+        r->lanes =
+            gen_array(g, element(g, r), row ? REDUCE_LANES : REDUCE_LANES * g->width, "lanes");
         r->stack = gen_array(g, element(g, r), STACK_LEVELS * g->cells, "stack");
         r->nvec = registers(g, r);
         for (int n = 0; n < r->nvec; n++) r->vec[n] = gen_local(g, vec_type(g, r->dtype), "lane");
@@ -51,7 +52,8 @@ void gen_reductions(gen *g) {
         if (g->k->code[at].kind == LOOP_REDUCE) new_reduction(g, &g->red[g->nred++], at);
 }
 
-/* ---- lanes ------------------------------------------------------------------------------------ */
+/* ---- lanes ------------------------------------------------------------------------------------
+ */
 
 void gen_lanes_reset(gen *g) {
     for (int q = 0; q < g->nred; q++) {
@@ -109,8 +111,9 @@ static int fold_vectors(gen *g, gen_reduction *r) {
     if (!r->nvec) return REDUCE_LANES;
     for (int left = r->nvec / 2; left >= 1; left /= 2)
         for (int n = 0; n < left; n++)
-            set(g, r->vec[n], op(g, GCC_JIT_BINARY_OP_PLUS, vec_type(g, r->dtype), rv(r->vec[n]),
-                                 rv(r->vec[n + left])));
+            set(g, r->vec[n],
+                op(g, GCC_JIT_BINARY_OP_PLUS, vec_type(g, r->dtype), rv(r->vec[n]),
+                   rv(r->vec[n + left])));
     vec_store(g, r->dtype, r->lanes, num(g, 0), rv(r->vec[0]));
     return vec_lanes(g, r->dtype);
 }
@@ -157,7 +160,8 @@ void gen_lanes_fold(gen *g) {
     }
 }
 
-/* ---- blocks ----------------------------------------------------------------------------------- */
+/* ---- blocks -----------------------------------------------------------------------------------
+ */
 
 static val level(gen *g, val top, int below) {
     return mul(g, sub(g, top, num(g, below)), num(g, g->cells));
@@ -177,7 +181,8 @@ static void combine_cells(gen *g, const gen_reduction *r, val to, val to_at, val
 
 var gen_stack_begin(gen *g) { return keep(g, g->t_long, num(g, 0), "top"); }
 
-/* The new result swallows one entry of the stack for each trailing one bit of the block's number. */
+/* The new result swallows one entry of the stack for each trailing one bit of the block's number.
+ */
 void gen_stack_push(gen *g, var top, val block) {
     var bitsleft = keep(g, g->t_long, block, "t");
     gen_loop w = while_begin(g);
@@ -212,7 +217,8 @@ void gen_stack_finish(gen *g, var top) {
     for_end(g, &w);
 }
 
-/* ---- split reductions ------------------------------------------------------------------------- */
+/* ---- split reductions -------------------------------------------------------------------------
+ */
 
 static int element_size(etch_dtype t) {
     static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};

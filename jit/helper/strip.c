@@ -1,15 +1,17 @@
 /* The body of one strip.
  *
- * A strip is computed by loops over its elements, which gcc vectorises, and by vector calls of libmvec
- * between them. Each value has a depth: that of its operands, plus one behind a vector call. Loop d
- * computes the values of depth d; what a later loop or a call needs is spilled to a local strip, but
- * for loads and the index, which are taken again. Results go to local strips too and are copied out
- * at the end, so no loop stores where another loads. */
+ * A strip is computed by loops over its elements, which gcc vectorises, and by vector calls of
+ * libmvec between them. Each value has a depth: that of its operands, plus one behind a vector
+ * call. Loop d computes the values of depth d; what a later loop or a call needs is spilled to a
+ * local strip, but for loads and the index, which are taken again. Results go to local strips too
+ * and are copied out at the end, so no loop stores where another loads. */
 #include "gen.h"
 
 static const loop_instr *instr(const gen *g, int v) { return &g->k->code[v]; }
 
-static bool is_prim(const loop_instr *i, prim_id p) { return i->kind == LOOP_PRIM && i->p.prim == p; }
+static bool is_prim(const loop_instr *i, prim_id p) {
+    return i->kind == LOOP_PRIM && i->p.prim == p;
+}
 
 static bool is_vector(const loop_instr *i) {
     return i->kind == LOOP_PRIM && gen_is_vector_prim(i->p.prim);
@@ -48,10 +50,12 @@ static bool direct(const gen *g, int v) {
 /* Cheaper to take again in another loop than to spill. */
 static bool repeatable(const gen *g, int v) {
     const loop_instr *i = instr(g, v);
-    return uniform(g, v) || i->kind == LOOP_LOAD || i->kind == LOOP_REDUCE || is_prim(i, PRIM_INDEX);
+    return uniform(g, v) || i->kind == LOOP_LOAD || i->kind == LOOP_REDUCE ||
+           is_prim(i, PRIM_INDEX);
 }
 
-/* ---- plan ------------------------------------------------------------------------------------- */
+/* ---- plan -------------------------------------------------------------------------------------
+ */
 
 /* A vector call reads its operands from memory, or as one value for all elements. */
 static void plan_vector(gen *g, int v) {
@@ -94,7 +98,8 @@ void gen_plan_values(gen *g) {
     }
 }
 
-/* ---- values ----------------------------------------------------------------------------------- */
+/* ---- values -----------------------------------------------------------------------------------
+ */
 
 static etch_dtype type_of(const gen *g, int v) { return (etch_dtype)instr(g, v)->p.type; }
 
@@ -142,7 +147,8 @@ val gen_elements(gen *g, int v) {
     return strip_of(g, v);
 }
 
-/* ---- loops ------------------------------------------------------------------------------------ */
+/* ---- loops ------------------------------------------------------------------------------------
+ */
 
 /* Stores whose value lies in a strip as it must come out need no loop. */
 static bool copied_from_strip(const gen *g, const loop_instr *i) {
@@ -214,7 +220,8 @@ static void emit_loop(gen *g, int stage, int depth) {
     if (!g->scalar) for_end(g, &l);
 }
 
-/* ---- vector calls ----------------------------------------------------------------------------- */
+/* ---- vector calls -----------------------------------------------------------------------------
+ */
 
 static void emit_vector(gen *g, int v) {
     const loop_instr *i = instr(g, v);
@@ -225,14 +232,14 @@ static void emit_vector(gen *g, int v) {
     for (int n = 0; n < arity; n++) {
         int o = etch__loop_operand(i, n);
         g->i = num(g, 0);
-        if (g->scalar || uniform(g, o)) same[n] = rv(keep(g, vec_type(g, t), vec_splat(g, t, use(g, o)), "all"));
+        if (g->scalar || uniform(g, o))
+            same[n] = rv(keep(g, vec_type(g, t), vec_splat(g, t, use(g, o)), "all"));
         else from[n] = gen_elements(g, o);
     }
     val to = strip_of(g, v);
     val trip = g->scalar ? num(g, 1) : rv(g->trip);
     gen_loop l = for_begin(g, num(g, 0), trip, lanes, "j");
-    for (int n = 0; n < arity; n++)
-        x[n] = same[n] ? same[n] : vec_load(g, t, from[n], rv(l.i));
+    for (int n = 0; n < arity; n++) x[n] = same[n] ? same[n] : vec_load(g, t, from[n], rv(l.i));
     vec_store(g, t, to, rv(l.i), gen_vector_call(g, i->p.prim, t, x));
     for_end(g, &l);
 }
