@@ -29,6 +29,8 @@ typedef struct cursor_node {
 } cursor_node;
 
 #define CURSOR_END UINT64_MAX
+/* In the key of a node with run-time sizes: no call has it, so the long way is taken. */
+#define CURSOR_DYNAMIC ((uint64_t)1 << 63)
 
 typedef struct trace_cursor {
     cursor_node *next;    /* what is expected now; never NULL */

@@ -49,6 +49,14 @@ static void parse_default(const char *text, schema_arg *a) {
         a->value = etch_scalar_real(strtod(text, NULL));
 }
 
+/* Integers that say how large or where, as opposed to which way. */
+static bool is_run_time(const char *name) {
+    static const char *const names[] = {"size", "shape", "start", "end", "index"};
+    for (int i = 0; i < COUNT_OF(names); i++)
+        if (!strcmp(name, names[i])) return true;
+    return false;
+}
+
 /* One argument of n characters, "Tensor(a!) self" or "int dim=0". */
 static bool parse_arg(const char *text, size_t n, schema_arg *a) {
     const char *name = parse_type(text, a);
@@ -56,6 +64,7 @@ static bool parse_arg(const char *text, size_t n, schema_arg *a) {
     size_t length = strcspn(name, "=,)");
     if (name + length > text + n || length >= sizeof a->name) return false;
     memcpy(a->name, name, length);
+    a->run_time = is_run_time(a->name);
     if (name[length] == '=') parse_default(name + length + 1, a);
     return true;
 }

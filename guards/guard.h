@@ -17,6 +17,11 @@ static inline bool etch__guard_holds(const tensor_meta *g, const etch_tensor *t)
     return true;
 }
 
+/* Of a dynamic trace: dtype and rank only. */
+static inline bool etch__guard_holds_rank(const tensor_meta *g, const etch_tensor *t) {
+    return g->dtype == t->dtype && g->ndim == t->ndim;
+}
+
 /* "tensor 1: size mismatch at dim 0: expected 8, got 9"; "" when the guard holds. */
 void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf,
                          size_t n);

@@ -74,6 +74,7 @@ static void call_back(bool end) {
 /* What building the graph needs: the graph's number of each trace value, -1 while it has none. */
 typedef struct builder {
     const trace_leaf *leaf;
+    const walk *w; /* of a dynamic leaf: whose sizes the code is for; else NULL */
     graph *g;
     int32_t *number;
     segment_code *code;
@@ -103,11 +104,12 @@ static bool add_input(builder *b, int32_t v, const tensor_meta *guard) {
 static bool add_inputs(builder *b) {
     const trace_leaf *leaf = b->leaf;
     for (int v = 0; v < leaf->nargs; v++)
-        if (is_used(leaf, v) && !add_input(b, v, &leaf->tree->guards[v])) return false;
+        if (is_used(leaf, v) && !add_input(b, v, b->w ? &b->w->metas[v] : &leaf->tree->guards[v]))
+            return false;
     for (int i = 0; i < leaf->npath; i++)
         for (int k = 0; k < leaf->path[i]->ncaptures; k++) {
             const capture *c = &leaf->path[i]->captures[k];
-            if (!add_input(b, c->value, &c->guard)) return false;
+            if (!add_input(b, c->value, b->w ? &b->w->metas[c->value] : &c->guard)) return false;
         }
     return true;
 }
@@ -125,7 +127,15 @@ static bool add_node(builder *b, const trace_node *n) {
                     .at = n->c.at,
                     .site = n->site};
     tensor_meta meta = n->meta;
-    meta.offset = b->leaf->offset[n->c.out];
+    int64_t *offset = b->code->offset;
+    if (b->w) {
+        meta = b->w->metas[n->c.out];
+        if (n->dynamic) call.at = b->w->ints + n->ints;
+    }
+    if (etch__ops[n->op].kind == KIND_VIEW)
+        offset[n->c.out] =
+            offset[n->in[0]] + (n->dynamic ? b->w->ints[n->ints + n->nat] : n->meta.offset);
+    meta.offset = offset[n->c.out];
     int number = etch__graph_add_node(b->g, &call, operands, &meta);
     if (number < 0) return false;
     b->g->nodes[number].state = n->c.state;
@@ -157,9 +167,11 @@ static bool add_outputs(builder *b) {
 
 static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
     size_t nv = (size_t)leaf->nvalues;
-    segment_code *c = etch__calloc(1, sizeof *c + 4 * nv * sizeof(int32_t));
+    segment_code *c = etch__calloc(1, sizeof *c + nv * sizeof(int64_t) + 4 * nv * sizeof(int32_t));
     if (!c) return NULL;
-    c->in = (int32_t *)(c + 1);
+    atomic_store(&c->refs, 1);
+    c->offset = (int64_t *)(c + 1);
+    c->in = (int32_t *)(c->offset + nv);
     c->out = c->in + nv;
     c->slot = c->out + nv;
     c->alias = c->slot + nv;
@@ -168,8 +180,9 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
 }
 
 /* The graph of a leaf, and where its inputs and outputs are in the trace. */
-static graph *build_graph(const trace_leaf *leaf, const char *name, segment_code *code) {
-    builder b = {leaf, etch__graph_new(name), NULL, code};
+static graph *build_graph(const trace_leaf *leaf, const walk *w, const char *name,
+                          segment_code *code) {
+    builder b = {leaf, leaf->dynamic ? w : NULL, etch__graph_new(name), NULL, code};
     b.number = etch__malloc(((size_t)leaf->nvalues + 1) * sizeof *b.number);
     bool ok = b.g && b.number;
     for (int v = 0; ok && v < leaf->nvalues; v++) b.number[v] = -1;
@@ -198,35 +211,71 @@ static void count_graph(etch_function *f, const trace_leaf *leaf) {
     if (leaf->tree->nleaves > 1 || leaf->codes > 1) TRACE_COUNT(f, recompiles, 1);
 }
 
-/* Newer code goes first; what was there stays, since a run may be using it. */
-static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code) {
+enum { MAX_INSTANCES = 64 };
+
+/* Of a dynamic leaf the oldest codes go; a run that holds one frees it. */
+static void drop_oldest(trace_leaf *leaf) {
+    segment_code *last = leaf->code;
+    for (int i = 1; i < MAX_INSTANCES && last; i++) last = last->next;
+    while (last && last->next) {
+        segment_code *oldest = last->next;
+        last->next = oldest->next;
+        leaf->instances--;
+        etch__code_release(leaf, oldest);
+    }
+}
+
+/* Newer code goes first. Of a leaf with fixed sizes what was there stays, since runs that hold no
+ * count may be using it. */
+static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code, bool new_graph) {
     pthread_mutex_lock(&f->lock);
     code->next = atomic_load_explicit(&leaf->code, memory_order_relaxed);
     atomic_store_explicit(&leaf->code, code, memory_order_release);
-    if (leaf->codes++ == 0) leaf->tree->ncompiled++;
-    leaf->tree->gen->graphs++;
-    count_graph(f, leaf);
+    if (leaf->dynamic && ++leaf->instances > MAX_INSTANCES) drop_oldest(leaf);
+    if (new_graph) {
+        if (leaf->codes++ == 0) leaf->tree->ncompiled++;
+        leaf->tree->gen->graphs++;
+        count_graph(f, leaf);
+    } else {
+        TRACE_COUNT(f, instances, 1);
+    }
     pthread_mutex_unlock(&f->lock);
 }
 
-static segment_code *compile(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
+static bool copy_key(segment_code *code, const walk *w) {
+    code->key = etch__malloc((size_t)(w->nkey + 1) * sizeof *code->key);
+    if (!code->key) return false;
+    memcpy(code->key, w->key, (size_t)w->nkey * sizeof *code->key);
+    code->nkey = w->nkey;
+    return true;
+}
+
+static void free_code(segment_code *code) {
+    if (code) etch__free(code->key);
+    etch__free(code);
+}
+
+static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool new_graph) {
     char name[96];
     snprintf(name, sizeof name, "%s/%d", f->name, leaf->tree->number);
-    segment_code *code = new_code(leaf, alias);
+    /* A recording's were noted when it ended. */
+    bool described = !leaf->dynamic || w->mode != WALK_MATCH || etch__walk_metas(w);
+    segment_code *code = described ? new_code(leaf, w->alias) : NULL;
+    if (code && leaf->dynamic && !copy_key(code, w)) free_code(code), code = NULL;
     pthread_mutex_lock(&f->lock);
-    graph *g = code ? build_graph(leaf, name, code) : NULL;
-    leaf->stale = false;
+    graph *g = code ? build_graph(leaf, w, name, code) : NULL;
+    if (g) leaf->stale = false, code->version = leaf->version += new_graph;
     pthread_mutex_unlock(&f->lock);
     if (!g) {
-        etch__free(code);
+        free_code(code);
         return NULL;
     }
-    log_graph(g);
+    if (new_graph) log_graph(g);
     backend_options options = {f->options.mode, f->options.numerics};
     etch_status status = f->backend->compile(g, &options, &code->plan);
     etch__graph_free(g);
     if (status == ETCH_OK) return code;
-    etch__free(code);
+    free_code(code);
     return NULL;
 }
 
@@ -238,33 +287,42 @@ static void give_up_compile(etch_function *f, trace_leaf *leaf) {
     etch__count_reason(REASON_EAGER_COMPILE);
 }
 
-static bool has_code(etch_function *f, const trace_leaf *leaf, const int32_t *alias) {
+/* What is missing: a graph (the first, or with more outputs), or only code for these sizes. */
+typedef enum missing { NOTHING, INSTANCE, GRAPH } missing;
+
+static missing what_is_missing(etch_function *f, trace_leaf *leaf, walk *w) {
     pthread_mutex_lock(&f->lock);
-    bool stale = leaf->stale;
+    bool stale = leaf->stale || !leaf->codes;
     pthread_mutex_unlock(&f->lock);
-    if (stale) return false;
+    if (stale) return GRAPH;
     size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
+    if (leaf->dynamic) {
+        segment_code *code = etch__find_instance(w, leaf);
+        etch__code_release(leaf, code);
+        return code ? NOTHING : INSTANCE;
+    }
     for (const segment_code *c = leaf->code; c; c = c->next)
-        if (!leaf->writes_inputs || !memcmp(c->alias, alias, bytes)) return true;
-    return false;
+        if (!leaf->writes_inputs || !memcmp(c->alias, w->alias, bytes)) return NOTHING;
+    return GRAPH;
 }
 
 /* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
  * the leaf as it was, and the caller's error as it was. */
-void etch__compile_leaf(etch_function *f, trace_leaf *leaf, const int32_t *alias) {
+void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
     if (!leaf->npath) return;
     pthread_mutex_lock(&f->compile_lock);
-    if (!has_code(f, leaf, alias)) {
+    missing m = what_is_missing(f, leaf, w);
+    if (m != NOTHING) {
         saved_error error;
         etch__error_save(&error);
         empty_frame frame = etch__push_frame();
-        call_back(false);
-        segment_code *code = compile(f, leaf, alias);
-        call_back(true);
+        if (m == GRAPH) call_back(false);
+        segment_code *code = compile(f, leaf, w, m == GRAPH);
+        if (m == GRAPH) call_back(true);
         etch__pop_frame(&frame);
-        etch__error_restore(&error);
-        if (code) publish_code(f, leaf, code);
+        if (code) publish_code(f, leaf, code, m == GRAPH);
         else give_up_compile(f, leaf);
+        etch__error_restore(&error);
     }
     pthread_mutex_unlock(&f->compile_lock);
 }

@@ -42,7 +42,7 @@ static bool gather(walk *w, const trace_node *n) {
 static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
     h->storage = w->inputs[0]->storage;
     etch__storage_retain(h->storage);
-    h->offset = w->inputs[0]->offset + n->meta.offset;
+    h->offset = w->inputs[0]->offset + (n->dynamic ? w->ints[n->ints + n->nat] : n->meta.offset);
     h->deferred = 0;
 }
 
@@ -69,7 +69,7 @@ static void evaluate_node(walk *w, const trace_node *n) {
                     .nat = n->nat,
                     .in = w->inputs,
                     .sc = w->c.scalar + n->c.sc,
-                    .at = n->c.at,
+                    .at = n->dynamic ? w->ints + n->ints : n->c.at,
                     .site = n->site};
     etch__tls.state = n->c.state;
     THREAD_COUNT(operators, 1);
@@ -151,16 +151,46 @@ static bool inputs_overlap(const walk *w, const trace_leaf *leaf) {
     return false;
 }
 
-const segment_code *etch__pick_code(walk *w, const trace_leaf *leaf, bool *overlap) {
-    const segment_code *code = atomic_load_explicit(&leaf->code, memory_order_acquire);
-    *overlap = false;
-    if (!leaf->writes_inputs) return code;
-    w->nvalues = leaf->nvalues;
-    if ((*overlap = inputs_overlap(w, leaf)) || !etch__fill_alias(w, leaf->bound, leaf->nbound))
-        return NULL;
-    size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
-    while (code && memcmp(code->alias, w->alias, bytes)) code = code->next;
+static bool alias_fits(const walk *w, const trace_leaf *leaf, const segment_code *code) {
+    return !leaf->writes_inputs ||
+           !memcmp(code->alias, w->alias, (size_t)leaf->nvalues * sizeof *code->alias);
+}
+
+static bool sizes_fit(const walk *w, const trace_leaf *leaf, const segment_code *code) {
+    return code->version == leaf->version && code->nkey == w->nkey &&
+           !memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key);
+}
+
+/* Codes of a dynamic leaf come and go, so finding one takes the function's lock and a count. */
+segment_code *etch__find_instance(walk *w, trace_leaf *leaf) {
+    pthread_mutex_lock(&w->run->f->lock);
+    segment_code *code = leaf->code;
+    while (code && !(sizes_fit(w, leaf, code) && alias_fits(w, leaf, code))) code = code->next;
+    if (code) atomic_fetch_add(&code->refs, 1);
+    pthread_mutex_unlock(&w->run->f->lock);
     return code;
+}
+
+segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap) {
+    *overlap = false;
+    w->nvalues = leaf->nvalues;
+    if (leaf->writes_inputs &&
+        ((*overlap = inputs_overlap(w, leaf)) || !etch__fill_alias(w, leaf->bound, leaf->nbound)))
+        return NULL;
+    if (leaf->dynamic) {
+        w->nints = leaf->end->nints;
+        return etch__walk_key(w, leaf->bound, leaf->nbound) ? etch__find_instance(w, leaf) : NULL;
+    }
+    segment_code *code = atomic_load_explicit(&leaf->code, memory_order_acquire);
+    while (code && !alias_fits(w, leaf, code)) code = code->next;
+    return code;
+}
+
+void etch__code_release(trace_leaf *leaf, segment_code *code) {
+    if (!leaf->dynamic || !code || atomic_fetch_sub(&code->refs, 1) != 1) return;
+    etch__plan_release(code->plan);
+    etch__free(code->key);
+    etch__free(code);
 }
 
 /* Gives storage to a live handle whose base was produced, or is an input. */
@@ -174,7 +204,7 @@ static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, in
     }
     const etch_tensor *base = w->c.value[leaf->base[v]];
     h->storage = slot == OUT_INPUT ? base->storage : w->outputs[slot];
-    h->offset = leaf->offset[v] + (slot == OUT_INPUT ? base->offset : 0);
+    h->offset = code->offset[v] + (slot == OUT_INPUT ? base->offset : 0);
     etch__storage_retain(h->storage);
     h->deferred = 0;
 }

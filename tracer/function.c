@@ -112,9 +112,7 @@ static void unlock_in_child(void) {
     unlock_after_fork();
 }
 
-static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_in_child);
-}
+static void watch_forks(void) { pthread_atfork(lock_for_fork, unlock_after_fork, unlock_in_child); }
 
 static bool set_options(etch_function *f, const etch_compile_options *options) {
     if (options) {

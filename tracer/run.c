@@ -25,7 +25,7 @@ static trace_leaf *settle(run *r, walk *w) {
     w->published = true;
     bool ripe = leaf && (leaf->codes || leaf->recorded >= stable_after(r->f));
     pthread_mutex_unlock(&r->f->lock);
-    if (ripe) etch__compile_leaf(r->f, leaf, w->alias);
+    if (ripe) etch__compile_leaf(r->f, leaf, w);
     return leaf;
 }
 
@@ -38,7 +38,9 @@ static void mark_live(walk *w, uint8_t bit) {
     }
 }
 
-static bool fill_recorded_alias(walk *w) {
+/* What compiling needs to know of the inputs, while the walk still holds them: which share a storage,
+ * and, of a dynamic walk, all sizes. */
+static bool describe_inputs(walk *w) {
     int nbound = 0;
     for (int64_t i = 0; i < w->npath; i++) nbound += w->path[i]->ncaptures;
     int32_t *bound = etch__malloc(((size_t)nbound + 1) * sizeof *bound);
@@ -47,7 +49,8 @@ static bool fill_recorded_alias(walk *w) {
     for (int64_t i = 0; i < w->npath; i++)
         for (int k = 0; k < w->path[i]->ncaptures; k++)
             bound[nbound++] = w->path[i]->captures[k].value;
-    bool ok = etch__fill_alias(w, bound, nbound);
+    bool ok = etch__fill_alias(w, bound, nbound) &&
+              (!w->dynamic || (etch__walk_key(w, bound, nbound) && etch__walk_metas(w)));
     etch__free(bound);
     return ok;
 }
@@ -89,7 +92,7 @@ static void late_use(run *r, walk *w, const etch_tensor *t) {
     etch__count_reason(REASON_RECOMPILE_LATE_USE);
     TRACE_COUNT(r->f, late_uses, 1);
     etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
-    if (atomic_exchange(&leaf->late_run, r) == r) etch__compile_leaf(r->f, leaf, w->alias);
+    if (atomic_exchange(&leaf->late_run, r) == r) etch__compile_leaf(r->f, leaf, w);
 }
 
 static void late_use_all(run *r) {
@@ -105,7 +108,7 @@ static void mark_want(walk *w, const etch_tensor *t) {
 
 static void end_recorded(walk *w, const etch_tensor *t) {
     w->recorded = true;
-    if (!fill_recorded_alias(w)) w->recorded = false;
+    if (!describe_inputs(w)) w->recorded = false;
     mark_want(w, t);
     if (w->end != END_RETURN) mark_live(w, WANT_LIVE);
 }
@@ -127,10 +130,17 @@ static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t)
     if (!leaf->npath) return true;
     bool overlap;
     if (leaf->writes_inputs) late_use_all(r);
-    const segment_code *code = etch__pick_code(w, leaf, &overlap);
+    segment_code *code = etch__pick_code(w, leaf, &overlap);
     if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
-    if (!code || !code_suffices(w, leaf, code, t)) return false;
-    return etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned;
+    if (!code && leaf->dynamic && leaf->codes && !overlap) {
+        /* Other sizes than ever before: a plan for them, from kernels that are there. */
+        etch__compile_leaf(r->f, leaf, w);
+        code = etch__find_instance(w, leaf);
+    }
+    bool ran = code && code_suffices(w, leaf, code, t) &&
+               (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
+    etch__code_release(leaf, code);
+    return ran;
 }
 
 /* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
@@ -353,25 +363,23 @@ static void follow(walk *w) {
 static walk *begin_recording(run *r) {
     walk *w = etch__walk_take(r, NULL);
     if (w && r->f->options.fullgraph) w->mode = WALK_SHAPES;
+    if (w) w->dynamic = r->f->options.dynamic == ETCH_DYNAMIC_ON;
     return r->walk = w;
 }
 
-/* A recording of this very call with the same first operator is published and compiled when it is
+/* A recording of this very call with such a first operator is published and compiled when it is
  * entered again. */
-static trace_tree *settle_earlier(run *r, const op_call *call) {
+static void settle_earlier(run *r, const op_call *call) {
     for (walk *w = r->recorded; w; w = w->next)
         if (!w->published && w->npath && !w->entry &&
-            etch__same_call(w->path[0], call, etch__tls.state)) {
+            etch__similar_call(w->path[0], call, etch__tls.state))
             settle(r, w);
-            return w->tree;
-        }
-    return NULL;
 }
 
 /* The segment that begins with this call. NULL: r->eager, or an error. */
 static walk *begin_segment(run *r, const op_call *call) {
+    if (r->recorded) settle_earlier(r, call);
     trace_tree *tree = etch__find_resume(r->gen, call, etch__tls.state);
-    if (!tree) tree = settle_earlier(r, call);
     if (!tree || !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) {
         if (tree && tree->limited) r->eager = true;
         return r->eager ? NULL : begin_recording(r);
@@ -413,8 +421,10 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
     }
     if (limited(r, w->tree)) return diverge_limited(r, w, call);
     bool full = r->f->options.fullgraph;
+    bool sizes_only = r->f->options.dynamic != ETCH_DYNAMIC_OFF && etch__walk_similar(w, call);
     if (!full) late_use_all(r);
     if (!etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD)) return NULL;
+    w->dynamic |= sizes_only;
     STOP_TRACING;
     return record(r, w, call);
 }
@@ -476,9 +486,16 @@ static void give_back_run(run *r) {
 }
 
 /* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
+/* Sizes are run-time from the start if asked for, else once a call differs in nothing else. */
+static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *const *in, int nin) {
+    if (tree) return tree->dynamic;
+    if (r->f->options.dynamic == ETCH_DYNAMIC_AUTO) return etch__similar_entry(r->gen, in, nin);
+    return r->f->options.dynamic == ETCH_DYNAMIC_ON;
+}
+
 static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     trace_tree *tree = etch__find_entry(r->gen, in, nin);
-    bool known = tree != NULL;
+    bool known = tree != NULL, dynamic = wants_dynamic(r, tree, in, nin);
     if (tree && !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) tree = NULL;
     if (!tree && !known && limited(r, NULL)) {
         r->eager = true;
@@ -486,6 +503,7 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     }
     if (!known) etch__log_guards(r, in, nin);
     walk *w = tree ? etch__walk_take(r, tree) : begin_recording(r);
+    if (w && !tree) w->dynamic = w->dynamic_entry = dynamic;
     if (w && !etch__walk_bind_args(w, in, nin)) {
         etch__walk_recycle(w);
         w = NULL;
@@ -543,8 +561,9 @@ static void run_shapes(run *r, walk *w) {
     bool overlap;
     if (w->recorded) mark_live(w, WANT_VALUE);
     trace_leaf *leaf = w->recorded ? settle(r, w) : NULL;
-    const segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
+    segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
     bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
+    if (leaf) etch__code_release(leaf, code);
     if (!done && !r->poisoned) etch__evaluate(w, false);
     w->recorded = false;
 }
@@ -577,7 +596,7 @@ static void settle_all(run *r, bool publish) {
     while (r->pending) {
         walk *w = r->pending;
         r->pending = w->next;
-        if (publish && w->recompile) etch__compile_leaf(r->f, w->leaf, w->alias);
+        if (publish && w->recompile) etch__compile_leaf(r->f, w->leaf, w);
         etch__walk_recycle(w);
     }
     while (r->recorded) {
@@ -713,8 +732,7 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
                            f->name);
     etch__count_reason(REASON_EAGER_MODE);
     TRACE_COUNT(f, mode_fallbacks, 1);
-    etch__log(LOG_MODES, "'%s' is active, running %s() uncompiled", etch_mode_name(mode),
-              f->name);
+    etch__log(LOG_MODES, "'%s' is active, running %s() uncompiled", etch_mode_name(mode), f->name);
     return call_in_scope(f, in, nin, out, nout);
 }
 

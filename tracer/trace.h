@@ -44,24 +44,35 @@ typedef struct trace_node {
     int ncaptures;
     int32_t nvalues, nscalars; /* after this node */
     tensor_meta meta;          /* of the result; the offset of a view is relative to in[0] */
-    const void *site;          /* of the recorded call */
-    reason_id end;             /* an end edge: the break's reason, END_RETURN for the return */
-    trace_leaf *leaf;          /* an end edge: what it leads to */
+    bool dynamic; /* sizes and positions are run-time: only dtypes, ranks and the rest must agree */
+    int32_t
+        ints; /* dynamic: index of its attribute words in the walk's, and behind them, of a view,
+                      the offset relative to in[0] */
+    int32_t nints;    /* after this node */
+    const void *site; /* of the recorded call */
+    reason_id end;    /* an end edge: the break's reason, END_RETURN for the return */
+    trace_leaf *leaf; /* an end edge: what it leads to */
 } trace_node;
 
 #define END_RETURN REASON_COUNT
 
-/* Compiled code of a leaf for one aliasing pattern of its inputs. Immutable once published; newer
+/* Compiled code of a leaf for one aliasing pattern of its inputs, and for one set of sizes if the leaf
+ * is dynamic (the kernels are shared by all sizes: making it costs a plan, no compile). Immutable once published; newer
  * code goes before older code of the same pattern, which runs may still be using. */
 typedef struct segment_code {
     plan *plan;
     int nin, nout;
-    int32_t *in;    /* values that are the plan's inputs */
-    int32_t *out;   /* values (bases) whose storage it produces */
-    int32_t *slot;  /* per value: index into out of its base, OUT_INPUT if its base is an input,
+    int32_t *in;     /* values that are the plan's inputs */
+    int32_t *out;    /* values (bases) whose storage it produces */
+    int32_t *slot;   /* per value: index into out of its base, OUT_INPUT if its base is an input,
                        OUT_MISSING otherwise */
-    int32_t *alias; /* per value that is an input: the lowest input over the same storage, checked
+    int32_t *alias;  /* per value that is an input: the lowest input over the same storage, checked
                        where inputs are written; any other value: itself */
+    int64_t *offset; /* per value: elements from the first element of its base */
+    int64_t *key;    /* dynamic: the sizes it is for (see walk.key) */
+    int64_t nkey;
+    int version;               /* dynamic: of the leaf's wanted values */
+    atomic_int refs;           /* dynamic: the list's, and one a run */
     struct segment_code *next; /* older code, or another aliasing pattern */
 } segment_code;
 
@@ -79,17 +90,20 @@ struct trace_leaf {
     path_step *steps; /* of the nodes that are not in place */
     int32_t *bound;   /* values that are captured tensors */
     int32_t *base;    /* per value: the value over whose storage it lies */
-    int64_t *offset;  /* per value: elements from the base's first element */
+    int64_t *offset;  /* per value: elements from the base's first element (not where dynamic) */
     int npath, nsteps, nbound, nvalues, nscalars, nargs;
     uint8_t
         *want; /* per value: its storage is wanted after the segment (under the function's lock) */
     uint8_t *tainted; /* per value: depends on storage that the segment itself writes */
     uint8_t *written; /* per value that is an input: the segment writes its storage */
     bool writes_inputs;
-    int recorded; /* recordings in a row */
-    int codes;    /* graphs compiled for it */
+    int recorded;                   /* recordings in a row */
+    int codes;                      /* graphs compiled for it */
+    bool dynamic;                   /* has nodes or arguments with run-time sizes */
+    int version;                    /* dynamic: raised by each compile for more wanted values */
+    int instances;                  /* dynamic: codes on the list */
     _Atomic(const void *) late_run; /* the run that last used one of its values late */
-    bool stale; /* `want` has grown since the last compile */
+    bool stale;                     /* `want` has grown since the last compile */
     _Atomic(segment_code *) code;
     const void *site; /* of the break that ends it */
 };
@@ -100,11 +114,12 @@ struct trace_tree {
     generation *gen;
     bool entry;
     int nargs;
+    bool dynamic;        /* an entry whose arguments are guarded by dtype and rank only */
     tensor_meta *guards; /* of the arguments, for an entry */
     trace_node root;
-    _Atomic int32_t nnodes;                  /* node ids given out; stored after the two maxima */
-    _Atomic int32_t max_values, max_scalars; /* over all paths */
-    int number;                              /* for names: function/number */
+    _Atomic int32_t nnodes; /* node ids given out; stored after the two maxima */
+    _Atomic int32_t max_values, max_scalars, max_ints; /* over all paths */
+    int number;                                        /* for names: function/number */
     int nleaves;
     _Atomic int ncompiled;
     _Atomic bool
@@ -177,8 +192,16 @@ typedef struct walk {
     int64_t nvalues, values_cap, nscalars, scalars_cap, handles_cap;
     trace_node **path; /* recording: the nodes so far, shared prefix first */
     int64_t npath, path_cap;
-    int64_t shared; /* of these, how many belong to the tree */
-    uint8_t *want;  /* recording: WANT_ bits per value */
+    int64_t shared;     /* of these, how many belong to the tree */
+    bool dynamic;       /* recording: the nodes from here on have run-time sizes */
+    bool dynamic_entry; /* recording: so have the arguments */
+    int64_t *ints;      /* attribute words of dynamic nodes, see trace_node.ints */
+    int64_t nints, ints_cap;
+    tensor_meta *metas; /* dynamic, ended: of every value, for making code */
+    int64_t metas_cap;
+    int64_t *key; /* dynamic, ended: sizes and strides of the inputs, then the ints */
+    int64_t nkey, key_cap;
+    uint8_t *want; /* recording: WANT_ bits per value */
     int64_t want_cap;
     etch_tensor **inputs; /* scratch of a flush */
     int64_t inputs_cap;
@@ -192,11 +215,11 @@ typedef struct walk {
 typedef struct run {
     etch_function *f;
     generation *gen;
-    walk *walk;    /* the segment being walked; NULL between a break and the next operator */
+    walk *walk;     /* the segment being walked; NULL between a break and the next operator */
     walk *recorded; /* earlier segments of this call to be published */
     walk *pending;  /* earlier segments some of whose live handles may still be deferred */
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
-    bool eager;    /* the limit is reached: no recording until the segment ends */
+    bool eager;             /* the limit is reached: no recording until the segment ends */
     bool poisoned; /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
     int modes;     /* how many modes were entered before the call */
@@ -213,7 +236,12 @@ trace_node *etch__node_new(const op_call *call, uint64_t state);
 void etch__node_free(trace_node *n);
 /* Operator, static attributes, scalar kinds and state word agree; operands are not looked at. */
 bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state);
+/* The same but for sizes and positions among the attributes. */
+bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state);
+/* The tree whose guards hold: by sizes, else by ranks. similar: of one with other sizes, too. */
 trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin);
+bool etch__similar_entry(generation *g, etch_tensor *const *in, int nin);
+/* With just this first operator, else with a similar one. */
 trace_tree *etch__find_resume(generation *g, const op_call *call, uint64_t state);
 trace_node *etch__find_end(const trace_node *n, reason_id end);
 /* Inserts an ended recording; takes over its nodes. NULL: the limit, no memory, or a generation
@@ -228,6 +256,11 @@ walk *etch__walk_take(run *r, trace_tree *tree);
 void etch__walk_recycle(walk *w);
 void etch__walk_free(walk *w);
 bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin);
+/* Whether the tree has, next, a call that differs in nothing but sizes. */
+bool etch__walk_similar(const walk *w, const op_call *call);
+/* Of an ended dynamic walk: its key; and the metas of all values while it still holds them. */
+bool etch__walk_key(walk *w, const int32_t *bound, int nbound);
+bool etch__walk_metas(walk *w);
 /* The deferred handle of a call that the tree has next; NULL without an error if it has not. */
 etch_tensor *etch__walk_match(walk *w, const op_call *call);
 etch_tensor *etch__walk_record(walk *w, const op_call *call);
@@ -245,9 +278,13 @@ bool etch__walk_path(walk *w);
 /* Runs the path's nodes one by one, each under its own state word, into the handles that stand for
  * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */
 etch_status etch__evaluate(walk *w, bool live_only);
-/* The code of the leaf for the aliasing of this walk's inputs; NULL where there is none. overlap:
- * two different storages share memory, which no code handles. */
-const segment_code *etch__pick_code(walk *w, const trace_leaf *leaf, bool *overlap);
+/* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's inputs;
+ * NULL where there is none. overlap: two different storages share memory, which no code handles. To be
+ * given back with etch__code_release. */
+segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap);
+void etch__code_release(trace_leaf *leaf, segment_code *code);
+/* Of a dynamic leaf, by the key and aliasing that the walk has already. */
+segment_code *etch__find_instance(walk *w, trace_leaf *leaf);
 /* Runs a plan and gives storage to the live handles. */
 etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code);
 /* A frame in which operators run eagerly, whatever the thread is tracing. */
@@ -262,9 +299,8 @@ empty_frame etch__push_frame(void);
 void etch__pop_frame(const empty_frame *frame);
 
 /* tracer/compile.c: leaves to code */
-/* Compiles the leaf for its wanted values and one aliasing of its inputs (per value; see
- * segment_code). */
-void etch__compile_leaf(etch_function *f, trace_leaf *leaf, const int32_t *alias);
+/* Compiles the leaf for its wanted values, and for the aliasing and sizes of an ended walk. */
+void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w);
 /* Per value that is an input: the lowest input over the same storage. */
 bool etch__fill_alias(walk *w, const int32_t *bound, int nbound);
 

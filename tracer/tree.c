@@ -3,6 +3,7 @@
  * Readers walk without locks; a node is complete before a release store links it. Writers hold the
  * function's lock. */
 #include "core/mode.h"
+#include "core/schema.h"
 #include "tracer/trace.h"
 
 /* ---- nodes ------------------------------------------------------------------------------------
@@ -39,10 +40,41 @@ bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state) {
     return !call->nat || !memcmp(n->c.at, call->at, call->nat * sizeof(int64_t));
 }
 
+/* Whether the attributes agree in all but sizes and positions. */
+static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b, int nat) {
+    const op_schema *s = etch__schema(op);
+    int k = 0;
+    for (int i = 0; i < s->nargs; i++) {
+        const schema_arg *arg = &s->args[i];
+        if (arg->type == ARG_TENSOR || arg->type == ARG_TENSORS || arg->type == ARG_SCALAR)
+            continue;
+        bool list = arg->type == ARG_INTS || arg->type == ARG_INTS_OPT;
+        int words = list && a[k] > 0 ? 1 + (int)a[k] : 1;
+        if (list && a[k] != b[k]) return false;
+        size_t bytes = (size_t)words * sizeof *a;
+        if (!arg->run_time && memcmp(a + k, b + k, bytes)) return false;
+        k += words;
+    }
+    return k == nat || etch__ops[op].flags & OPF_CLASS_NUMEL || a[k] == b[k];
+}
+
+bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state) {
+    uint64_t key = etch__call_key(call->op, call->nin, call->nsc, call->nat);
+    if ((n->c.key & ~CURSOR_DYNAMIC) != key || n->c.state != state) return false;
+    for (int i = 0; i < call->nsc; i++)
+        if (n->c.kind[i] != call->sc[i].kind) return false;
+    return similar_attributes((op_id)n->op, n->c.at, call->at, call->nat);
+}
+
 static bool same_guard(const tensor_meta *a, const tensor_meta *b) {
     size_t dims = a->ndim * sizeof(int64_t);
     return a->dtype == b->dtype && a->ndim == b->ndim && !memcmp(a->size, b->size, dims) &&
            !memcmp(a->stride, b->stride, dims);
+}
+
+/* Of a dynamic node only dtype and rank count. */
+static bool same_captured(const trace_node *n, const tensor_meta *a, const tensor_meta *b) {
+    return n->dynamic ? a->dtype == b->dtype && a->ndim == b->ndim : same_guard(a, b);
 }
 
 static bool same_captures(const trace_node *a, const trace_node *b) {
@@ -50,15 +82,20 @@ static bool same_captures(const trace_node *a, const trace_node *b) {
     for (int i = 0; i < a->ncaptures; i++)
         if (a->captures[i].value != b->captures[i].value ||
             a->captures[i].operand != b->captures[i].operand ||
-            !same_guard(&a->captures[i].guard, &b->captures[i].guard))
+            !same_captured(a, &a->captures[i].guard, &b->captures[i].guard))
             return false;
     return true;
 }
 
+static bool same_attributes(const trace_node *a, const trace_node *b) {
+    if (!a->nat) return true;
+    if (a->dynamic) return similar_attributes((op_id)a->op, a->c.at, b->c.at, a->nat);
+    return !memcmp(a->c.at, b->c.at, a->nat * sizeof(int64_t));
+}
+
 static bool same_node(const trace_node *a, const trace_node *b) {
     return a->c.key == b->c.key && a->c.state == b->c.state &&
-           !memcmp(a->c.kind, b->c.kind, sizeof a->c.kind) &&
-           (!a->nat || !memcmp(a->c.at, b->c.at, a->nat * sizeof(int64_t))) &&
+           !memcmp(a->c.kind, b->c.kind, sizeof a->c.kind) && same_attributes(a, b) &&
            (!a->nin || !memcmp(a->in, b->in, a->nin * sizeof(int32_t))) && same_captures(a, b);
 }
 
@@ -87,6 +124,7 @@ static void free_codes(segment_code *c) {
     while (c) {
         segment_code *next = c->next;
         etch__plan_release(c->plan);
+        etch__free(c->key);
         etch__free(c);
         c = next;
     }
@@ -120,20 +158,41 @@ void etch__generation_free(generation *g) {
     etch__free(g);
 }
 
-trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin) {
-    for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next) {
-        if (t->nargs != nin) continue;
-        int i = 0;
-        while (i < nin && etch__guard_holds(&t->guards[i], in[i])) i++;
-        if (i == nin) return t;
-    }
+static bool arguments_fit(const trace_tree *t, etch_tensor *const *in, int nin, bool by_rank) {
+    if (t->nargs != nin) return false;
+    for (int i = 0; i < nin; i++)
+        if (by_rank ? !etch__guard_holds_rank(&t->guards[i], in[i])
+                    : !etch__guard_holds(&t->guards[i], in[i]))
+            return false;
+    return true;
+}
+
+static trace_tree *entry_tree(generation *g, etch_tensor *const *in, int nin, bool dynamic) {
+    for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next)
+        if (t->dynamic == dynamic && arguments_fit(t, in, nin, dynamic)) return t;
     return NULL;
 }
 
+trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin) {
+    trace_tree *t = entry_tree(g, in, nin, false);
+    return t ? t : entry_tree(g, in, nin, true);
+}
+
+bool etch__similar_entry(generation *g, etch_tensor *const *in, int nin) {
+    for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next)
+        if (arguments_fit(t, in, nin, true)) return true;
+    return false;
+}
+
 trace_tree *etch__find_resume(generation *g, const op_call *call, uint64_t state) {
-    for (trace_tree *t = atomic_load_explicit(&g->resumes, memory_order_acquire); t; t = t->next) {
+    trace_tree *list = atomic_load_explicit(&g->resumes, memory_order_acquire);
+    for (trace_tree *t = list; t; t = t->next) {
         const trace_node *first = t->root.child;
         if (first && etch__same_call(first, call, state)) return t;
+    }
+    for (trace_tree *t = list; t; t = t->next) {
+        const trace_node *first = t->root.child;
+        if (first && etch__similar_call(first, call, state)) return t;
     }
     return NULL;
 }
@@ -158,6 +217,7 @@ static trace_tree *new_tree(walk *w, bool entry) {
     t->entry = entry;
     t->nargs = w->nargs;
     t->number = t->gen->ntrees;
+    t->dynamic = entry && w->dynamic_entry;
     t->root.nvalues = w->nargs;
     if (!entry) return t;
     t->guards = etch__calloc((size_t)w->nargs + 1, sizeof *t->guards);
@@ -171,7 +231,7 @@ static trace_tree *new_tree(walk *w, bool entry) {
 
 static trace_tree *find_tree(walk *w, bool entry) {
     if (w->tree) return w->tree;
-    if (entry) return etch__find_entry(w->run->gen, w->c.value, w->nargs);
+    if (entry) return entry_tree(w->run->gen, w->c.value, w->nargs, w->dynamic_entry);
     return resume_tree_like(w->run->gen, w->path[0]);
 }
 
@@ -236,6 +296,7 @@ static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
     if (!leaf) return NULL;
     leaf->tree = tree;
     leaf->site = w->end_site;
+    leaf->dynamic = w->dynamic;
     if (w->npath) memcpy(leaf->path, w->path, (size_t)w->npath * sizeof *w->path);
     find_bases(leaf);
     find_tainted(leaf);
@@ -279,6 +340,7 @@ static trace_node *prepare_end(walk *w, generation *g) {
     end->end = w->end;
     end->c.id = INT32_MAX;
     end->nvalues = (int32_t)w->nvalues, end->nscalars = (int32_t)w->nscalars;
+    end->nints = (int32_t)w->nints;
     return end;
 }
 
@@ -320,6 +382,7 @@ static trace_leaf *add_leaf(walk *w, trace_tree *tree) {
     /* A walk sized for the ids that it sees given out is large enough for their values, too. */
     raise_maximum(&tree->max_values, w->nvalues);
     raise_maximum(&tree->max_scalars, w->nscalars);
+    raise_maximum(&tree->max_ints, w->nints);
     for (int64_t i = w->shared; i < w->npath; i++) w->path[i]->c.id = tree->nnodes++;
     trace_leaf *leaf = new_leaf(w, tree);
     if (!leaf) {

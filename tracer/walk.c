@@ -27,6 +27,7 @@ static bool size_for_tree(walk *w) {
     int64_t values = t->max_values > w->nargs ? t->max_values : w->nargs;
     if (!grow_cleared(&w->c.value, &w->values_cap, values + 1, sizeof *w->c.value) ||
         !etch__grow(&w->c.scalar, &w->scalars_cap, t->max_scalars + 1, sizeof *w->c.scalar) ||
+        !etch__grow(&w->ints, &w->ints_cap, t->max_ints + 1, sizeof *w->ints) ||
         !grow_cleared(&w->c.handle, &w->handles_cap, limit + 1, sizeof *w->c.handle))
         return false;
     w->c.limit = limit;
@@ -70,6 +71,9 @@ void etch__walk_free(walk *w) {
     etch__free(w->inputs);
     etch__free(w->outputs);
     etch__free(w->alias);
+    etch__free(w->ints);
+    etch__free(w->metas);
+    etch__free(w->key);
     etch__free(w);
 }
 
@@ -169,7 +173,8 @@ void etch__walk_recycle(walk *w) {
         w->c.value[i] = NULL;
     }
     trace_tree *tree = w->tree;
-    w->nvalues = w->nscalars = 0;
+    w->nvalues = w->nscalars = w->nints = 0;
+    w->dynamic = w->dynamic_entry = false;
     w->leaf = NULL;
     w->pending = w->recorded = w->published = w->recompile = w->entry = false;
     for (int i = 0; tree && i < SPARE_WALKS; i++) {
@@ -192,31 +197,62 @@ static const capture *captured_operand(const trace_node *n, int operand) {
 }
 
 /* A slot that two operands share is bound by the first of them. */
-static bool operand_fits(const walk *w, const trace_node *n, const op_call *call, int i) {
+static bool operand_fits(const walk *w, const trace_node *n, const op_call *call, int i,
+                         bool by_rank) {
     const capture *c = captured_operand(n, i);
-    if (c) return call->in[i]->owner != w && etch__guard_holds(&c->guard, call->in[i]);
+    if (c && call->in[i]->owner == w) return false;
+    if (c) return (by_rank ? etch__guard_holds_rank : etch__guard_holds)(&c->guard, call->in[i]);
     for (int k = 0; k < n->ncaptures; k++)
         if (n->captures[k].value == n->in[i])
             return call->in[i] == call->in[n->captures[k].operand];
     return w->c.value[n->in[i]] == call->in[i];
 }
 
-static bool fits(const walk *w, const trace_node *n, const op_call *call) {
-    if (!etch__same_call(n, call, etch__tls.state)) return false;
+/* by_rank: whatever the sizes are. */
+static bool fits(const walk *w, const trace_node *n, const op_call *call, bool by_rank) {
+    if (!(by_rank ? etch__similar_call : etch__same_call)(n, call, etch__tls.state)) return false;
     for (int i = 0; i < call->nin; i++)
-        if (!operand_fits(w, n, call, i)) return false;
+        if (!operand_fits(w, n, call, i, by_rank)) return false;
     return true;
 }
 
-/* Bound positions are tried before unbound slots. */
+bool etch__walk_similar(const walk *w, const op_call *call) {
+    const trace_node *last = (const trace_node *)w->c.last;
+    for (trace_node *n = atomic_load_explicit(&last->child, memory_order_acquire); n;
+         n = n->sibling)
+        if (n->c.key != CURSOR_END && fits(w, n, call, true)) return true;
+    return false;
+}
+
+/* Fixed sizes are tried before run-time ones, bound positions before unbound slots. */
 static trace_node *find_match(const walk *w, const op_call *call) {
     const trace_node *last = (const trace_node *)w->c.last;
-    for (int captures = 0; captures < 2; captures++)
+    for (int pass = 0; pass < 4; pass++) {
+        bool dynamic = pass & 2, captures = pass & 1;
         for (trace_node *n = atomic_load_explicit(&last->child, memory_order_acquire); n;
              n = n->sibling)
-            if (n->c.key != CURSOR_END && (n->ncaptures > 0) == captures && fits(w, n, call))
+            if (n->c.key != CURSOR_END && n->dynamic == dynamic && (n->ncaptures > 0) == captures &&
+                fits(w, n, call, dynamic))
                 return n;
+    }
     return NULL;
+}
+
+/* The attribute words of a dynamic node's call, and how far a view's offset is from its base's. */
+static void put_ints(walk *w, const trace_node *n, const op_call *call, int64_t view_offset) {
+    if (call->nat) memcpy(w->ints + n->ints, call->at, call->nat * sizeof *w->ints);
+    w->ints[n->ints + call->nat] = view_offset;
+}
+
+/* The sizes of a dynamic node's result are those of this call. */
+static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, etch_tensor *h) {
+    tensor_meta meta;
+    if (etch__infer(call, &meta, NULL) != ETCH_OK) return false;
+    if (meta.dtype != n->meta.dtype || meta.ndim != n->meta.ndim) return false;
+    meta.offset -= etch__ops[n->op].kind == KIND_VIEW ? call->in[0]->offset : meta.offset;
+    put_ints(w, n, call, meta.offset);
+    if (!n->c.inplace) etch__apply_meta(h, &meta);
+    return true;
 }
 
 static etch_tensor *handle_of(walk *w, const trace_node *n) {
@@ -227,9 +263,10 @@ static etch_tensor *handle_of(walk *w, const trace_node *n) {
 
 /* The result's handle, given to the innermost scope; for an in-place node the first operand. */
 static etch_tensor *matched_result(walk *w, const trace_node *n, const op_call *call) {
-    if (n->c.inplace) return call->in[0];
-    etch_tensor *h = handle_of(w, n);
-    if (!h || !etch__scope_push(h)) return NULL;
+    etch_tensor *h = n->c.inplace ? call->in[0] : handle_of(w, n);
+    if (!h || (n->dynamic && !dynamic_result(w, n, call, h))) return NULL;
+    if (n->c.inplace) return h;
+    if (!etch__scope_push(h)) return NULL;
     atomic_store_explicit(&h->refs, 2, memory_order_relaxed);
     return h;
 }
@@ -268,6 +305,7 @@ static bool room_for_node(walk *w, const op_call *call) {
                         sizeof *w->c.value) &&
            etch__grow(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc,
                       sizeof *w->c.scalar) &&
+           etch__grow(&w->ints, &w->ints_cap, w->nints + call->nat + 1, sizeof *w->ints) &&
            grow_cleared(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1);
 }
 
@@ -305,6 +343,12 @@ static void record_result(walk *w, trace_node *n, const op_call *call, etch_tens
     }
     n->c.sc = (int32_t)w->nscalars;
     for (int i = 0; i < call->nsc; i++) w->c.scalar[w->nscalars++] = call->sc[i];
+    n->ints = (int32_t)w->nints;
+    if (n->dynamic) {
+        put_ints(w, n, call, n->meta.offset);
+        w->nints += call->nat + 1;
+    }
+    n->nints = (int32_t)w->nints;
     n->nvalues = (int32_t)w->nvalues, n->nscalars = (int32_t)w->nscalars;
     if (w->mode == WALK_SHAPES && !n->c.inplace) h->value = n->c.out;
 }
@@ -326,6 +370,8 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call) {
     if (!room_for_node(w, call)) return NULL;
     trace_node *n = etch__node_new(call, etch__tls.state);
     if (!n) return NULL;
+    n->dynamic = w->dynamic;
+    if (n->dynamic) n->c.key |= CURSOR_DYNAMIC;
     int64_t values = w->nvalues;
     etch_tensor *h = NULL;
     if (bind_operands(w, n, call))
@@ -362,6 +408,32 @@ void etch__walk_fail(walk *w) {
             fail_handle(w, n->c.out);
 }
 
+/* ---- what identifies the sizes of a dynamic walk ---- */
+
+static void put_key(walk *w, const etch_tensor *t) {
+    for (int d = 0; d < t->ndim; d++) {
+        w->key[w->nkey++] = t->size[d];
+        w->key[w->nkey++] = t->stride[d];
+    }
+}
+
+bool etch__walk_key(walk *w, const int32_t *bound, int nbound) {
+    int64_t need = (int64_t)(w->nargs + nbound) * 2 * ETCH_MAX_DIMS + w->nints;
+    if (!etch__grow(&w->key, &w->key_cap, need + 1, sizeof *w->key)) return false;
+    w->nkey = 0;
+    for (int i = 0; i < w->nargs; i++) put_key(w, w->c.value[i]);
+    for (int i = 0; i < nbound; i++) put_key(w, w->c.value[bound[i]]);
+    if (w->nints) memcpy(w->key + w->nkey, w->ints, (size_t)w->nints * sizeof *w->key);
+    w->nkey += w->nints;
+    return true;
+}
+
+bool etch__walk_metas(walk *w) {
+    if (!etch__grow(&w->metas, &w->metas_cap, w->nvalues + 1, sizeof *w->metas)) return false;
+    for (int64_t v = 0; v < w->nvalues; v++) etch__guard_make(w->c.value[v], &w->metas[v]);
+    return true;
+}
+
 /* ---- from matching to recording
  * --------------------------------------------------------------------- */
 
@@ -391,6 +463,9 @@ bool etch__walk_to_recording(walk *w, walk_mode mode) {
     if (!etch__walk_path(w)) return false;
     w->nvalues = last->nvalues;
     w->nscalars = last->nscalars;
+    w->nints = last->nints;
+    w->dynamic = last->dynamic || w->tree->dynamic;
+    w->dynamic_entry = w->tree->dynamic;
     if (!grow_cleared(&w->want, &w->want_cap, w->nvalues + 1, 1)) return false;
     if (mode == WALK_RECORD) {
         etch__evaluate(w, false);

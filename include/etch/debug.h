@@ -17,6 +17,7 @@ typedef struct etch_counters_t {
     int64_t eager_runs;       /* segments run through the eager dispatcher after a match */
     int64_t graph_breaks;     /* segments ended by a read or another break */
     int64_t recompiles;       /* graphs after a function's first under one root */
+    int64_t instances;        /* plans made for further sizes of a dynamic graph, without compiling */
     int64_t divergences;      /* calls that left the recorded trace */
     int64_t late_uses;        /* segments evaluated again for a tensor used after a break */
     int64_t mode_fallbacks;   /* calls that ran uncompiled because a mode was active */

@@ -1,0 +1,207 @@
+/* Dynamic sizes: a size seen to change becomes run-time, and one graph then serves every size, 0 and 1
+ * included: sizes come from the running body, plans are made for them from kernels that are there. */
+#include "trace_support.h"
+
+static etch_tensor *twice(etch_tensor *x) { return etch_mul_scalar(x, 2); }
+
+static int64_t graphs(etch_function *f) { return etch_function_counters(f).graphs; }
+
+/* The sizes of the design's table; PyTorch makes 1 2 2 2 3 4 4 5 6 graphs of them. */
+static void test_table_of_sizes(void **state) {
+    (void)state;
+    static const int64_t sizes[] = {5, 6, 7, 8, 1, 0, 2};
+    static const int64_t most[] = {1, 2, 2, 2, 3, 4, 4};
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(twice, .backend = test_backends[b]);
+            for (int i = 0; i < 7; i++) {
+                etch_tensor *x = arange_f32(sizes[i], 3);
+                assert_same(etch_call(f, x), twice(x));
+                assert_same(etch_call(f, x), twice(x));
+                assert_true(graphs(f) <= most[i]);
+            }
+            etch_tensor *x = etch_to(arange_f32(5, 3), ETCH_F64);
+            assert_same(etch_call(f, x), twice(x));
+            assert_true(graphs(f) <= 5);
+            x = etch_t(arange_f32(3, 5));
+            assert_same(etch_call(f, x), twice(x));
+            assert_true(graphs(f) <= 6);
+            assert_int_equal(graphs(f), 3); /* fixed, run-time, f64 */
+            etch_function_free(f);
+        }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
+static etch_tensor *centred(etch_tensor *x) {
+    etch_tensor *mean = etch_mean_dim(x, ETCH_DIMS(0), true);
+    etch_tensor *c = etch_sub(x, mean);
+    etch_tensor *p = etch_mm(etch_t(c), c);
+    etch_tensor *both = etch_cat((etch_tensor *[]){p, etch_exp(p)}, 2, 1);
+    etch_tensor *flat = etch_view(both, ETCH_SHAPE(-1));
+    return etch_sum(flat);
+}
+
+/* One graph from the first call on; once the kernels are there, no size compiles another. */
+static void test_dynamic_on(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(centred, .dynamic = ETCH_DYNAMIC_ON);
+        int64_t compiled = -1;
+        for (int64_t n = 2; n <= 1000000; n = n < 20 ? n + 1 : n * 5) {
+            ETCH_SCOPE {
+                etch_tensor *x = arange_f32(n, 2);
+                etch_tensor *expected = centred(x);
+                for (int call = 0; call < 2; call++) assert_same(etch_call(f, x), expected);
+            }
+            assert_int_equal(graphs(f), 1);
+            if (compiled < 0) compiled = etch_counters().kernels_compiled;
+        }
+        assert_true(etch_counters().kernels_compiled - compiled <= 4);
+        assert_int_equal(etch_counters().compile_failures, 0);
+        etch_function_free(f);
+    }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
+static void test_dynamic_off(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(twice, .dynamic = ETCH_DYNAMIC_OFF, .backend = "eager");
+        for (int64_t n = 1; n <= 5; n++) {
+            etch_tensor *x = arange_f32(n, 3);
+            assert_same(etch_call(f, x), twice(x));
+            assert_int_equal(graphs(f), n);
+        }
+        etch_function_free(f);
+    }
+}
+
+/* A caller's loop over ever longer slices of one buffer. */
+static void test_growing_slices(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(twice);
+        etch_tensor *buffer = arange_f32(1000, 3);
+        for (int64_t n = 0; n < 1000; n += n < 10 ? 1 : 37)
+            ETCH_SCOPE {
+                etch_tensor *x = etch_slice(buffer, 0, 0, n, 1);
+                assert_same(etch_call(f, x), twice(x));
+            }
+        assert_true(graphs(f) <= 2);
+        etch_function_free(f);
+    }
+}
+
+static int64_t length, position;
+
+/* Sizes and positions that the body itself chooses. */
+static etch_tensor *chooses(etch_tensor *x) {
+    etch_tensor *part = etch_slice(x, 0, position, position + length, 1);
+    etch_tensor *row = etch_select(x, 0, position);
+    etch_tensor *wide = etch_expand(row, ETCH_SHAPE(length, 3));
+    etch_tensor *sum = etch_add(part, wide);
+    etch_tensor *ones = etch_ones(ETCH_F32, ETCH_SHAPE(length, 1));
+    etch_tensor *last = etch_slice(sum, 0, ETCH_ABSENT, ETCH_ABSENT, -1);
+    return etch_mul(last, ones);
+}
+
+static void test_sizes_inside_the_body(void **state) {
+    (void)state;
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(chooses, .backend = test_backends[b]);
+            etch_tensor *x = arange_f32(40, 3);
+            for (int call = 0; call < 20; call++) {
+                length = (call * 7) % 19, position = call;
+                etch_tensor *expected = chooses(x);
+                assert_same(etch_call(f, x), expected);
+                assert_same(etch_call(f, x), expected);
+            }
+            assert_int_equal(graphs(f), 2);
+            etch_function_free(f);
+        }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
+static etch_tensor *splits(etch_tensor *x) {
+    etch_tensor *sum = etch_slice(x, 0, 0, 4, 1);
+    for (int64_t at = 4; at < etch_size(x, 0); at += 4)
+        sum = etch_add(sum, etch_slice(x, 0, at, at + 4, 1));
+    return sum;
+}
+
+/* split(x, 4) with 8, then 12 rows: another number of parts is another path. */
+static void test_split(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(splits);
+        for (int call = 0; call < 6; call++) {
+            etch_tensor *x = arange_f32(call % 2 ? 12 : 8, 3);
+            assert_same(etch_call(f, x), splits(x));
+        }
+        etch_function_free(f);
+    }
+}
+
+static etch_tensor *global_row;
+
+static etch_tensor *adds_global(etch_tensor *x) {
+    etch_tensor *y = etch_mul(x, global_row);
+    etch_add_(x, y);
+    return etch_sum_dim(y, ETCH_DIMS(-1), false);
+}
+
+/* A captured tensor whose size changes, broadcasts of size 1 included, and a written input. */
+static void test_captured_sizes(void **state) {
+    (void)state;
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(adds_global, .backend = test_backends[b]);
+            etch_function *plain = etch_compile(adds_global, .disable = true);
+            for (int call = 0; call < 12; call++) {
+                int64_t n = 1 + (call * 5) % 7;
+                global_row = arange_f32(1, call % 3 ? n : 1);
+                etch_tensor *x = arange_f32(2 + call % 2, n), *x2 = etch_clone(x);
+                assert_same(etch_call(f, x), etch_call(plain, x2));
+                assert_same(x, x2);
+            }
+            assert_true(graphs(f) <= 3);
+            etch_function_free(f);
+            etch_function_free(plain);
+        }
+}
+
+static etch_tensor *breaks_in_loop(etch_tensor *x) {
+    double sum = 0;
+    for (int64_t n = 1; n < 12; n++) {
+        etch_tensor *part = etch_slice(x, 0, 0, n, 1);
+        sum += etch_item(etch_sum(part));
+    }
+    return etch_mul_scalar(x, sum);
+}
+
+static void test_slices_in_breaking_loop(void **state) {
+    (void)state;
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(breaks_in_loop, .backend = test_backends[b]);
+            etch_tensor *x = arange_f32(12, 3), *expected = breaks_in_loop(x);
+            for (int call = 0; call < 3; call++) assert_same(etch_call(f, x), expected);
+            assert_true(graphs(f) <= 4); /* entry, body, body at any length, tail */
+            etch_function_free(f);
+        }
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_table_of_sizes),
+        cmocka_unit_test(test_dynamic_on),
+        cmocka_unit_test(test_dynamic_off),
+        cmocka_unit_test(test_growing_slices),
+        cmocka_unit_test(test_sizes_inside_the_body),
+        cmocka_unit_test(test_split),
+        cmocka_unit_test(test_captured_sizes),
+        cmocka_unit_test(test_slices_in_breaking_loop),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
