@@ -286,7 +286,7 @@ static void class_steps(lowering *l) {
  * ------------------------------------------------------------------------------------------ */
 
 /* In plain instructions on one element: what a thread should get at least. */
-enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16 };
+enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16, FEW_UNITS = 16 };
 
 /* Calls of the vector library weigh as eight plain instructions. */
 static int64_t element_work(const loop_kernel *k) {
@@ -318,13 +318,13 @@ static void count_work(lowered *out) {
     if (out->grain < 1) out->grain = 1;
 }
 
-/* Too few units for the threads, and more than one block in each: two kernels. */
+/* Too few units for many threads, and more than one block in each: two kernels. The number of threads
+ * at hand plays no part, since it may change while the code stays. */
 static void choose_split(lowered *out) {
     int64_t reduced = 1, parallel = 1;
     for (int i = 0; i < out->k.npar; i++) parallel *= out->dims[i];
     for (int i = 0; i < out->k.nred; i++) reduced *= out->dims[out->k.npar + i];
-    int threads = etch_num_threads();
-    if (!out->k.nred || threads < 2 || out->units >= threads || reduced <= REDUCE_BLOCK ||
+    if (!out->k.nred || out->units >= FEW_UNITS || reduced <= REDUCE_BLOCK ||
         reduced * parallel < SPLIT_WORK)
         return;
     out->k.split = SPLIT_PARTIAL;

@@ -255,14 +255,14 @@ static void a_reduction_takes_prologue_siblings_and_epilogue(void **state) {
           "%4: i64[300] = argmax(%1) {0, 0}\n"
           "return %2, %3, %4\n}",
           2, 0);
-    check("graph w(%0: f32[300, 400]) {\n" /* large enough to be split on several threads */
+    check("graph w(%0: f32[300, 400]) {\n" /* few results of many blocks: in two parts */
           "%1: f32[300, 400] = exp(%0)\n"
           "%2: f32[] = sum(%1) {-1}\n"
           "%3: f32[] = max(%0)\n"
           "%4: f64[] = sum(%0) {1}\n"
           "%5: f32[] = div.Tensor(%2, %3)\n"
           "return %5, %1, %4\n}",
-          1, 0);
+          2, 0);
 }
 
 static void integer_reductions(void **state) {
