@@ -378,6 +378,7 @@ static void call_function(fuzz_world *w, int call) {
     fuzz_prepare(w, call);
     release_results(w);
     etch_manual_seed(w->setup->seed + (uint64_t)call);
+    etch_clear_error();
     w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
     for (int i = 0; i < w->setup->nout; i++)
         w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;
