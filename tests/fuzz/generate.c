@@ -16,6 +16,7 @@ typedef struct generator {
     uint8_t when;                 /* of the statement in the making */
     bool breaks, in_scope;
     int scope_start, exposed;
+    bool exposed_mut;
 } generator;
 
 static int64_t below(generator *g, int64_t n) {
@@ -414,18 +415,22 @@ static void one_tensor(generator *g, statement_kind kind, int b) {
 
 /* Raw memory: exposed, then reads and writes of it in later steps, then perhaps its end. */
 static void generate_raw(generator *g) {
-    static const statement_kind uses[] = {ST_RAW_READ, ST_RAW_WRITE, ST_RAW_WRITE, ST_DATA_END};
+    for (int i = 0; g->exposed < 0 && i < g->p->setup.nin; i++)
+        if (g->w.raw[i] && chance(g, 2)) g->exposed = i, g->exposed_mut = false;
+    static const statement_kind uses[2][4] = {
+        {ST_RAW_READ, ST_RAW_READ, ST_RAW_READ, ST_DATA_END},
+        {ST_RAW_READ, ST_RAW_WRITE, ST_RAW_WRITE, ST_DATA_END}};
     if (g->exposed < 0 || !usable(g, g->exposed)) {
         statement s = new_statement(g, chance(g, 2) ? ST_EXPOSE : ST_EXPOSE_MUT);
         if ((s.a = some_tensor(g)) < 0) return;
         fuzz_run_statement(&g->w, &s);
         take(g, &s);
-        g->exposed = s.kind == ST_EXPOSE_MUT ? s.a : -1;
+        g->exposed = s.a, g->exposed_mut = s.kind == ST_EXPOSE_MUT;
         s.kind = ST_RAW_READ;
         take(g, &s);
         return;
     }
-    statement s = new_statement(g, uses[below(g, 4)]);
+    statement s = new_statement(g, uses[g->exposed_mut][below(g, 4)]);
     s.a = g->exposed, s.b = (int)below(g, 100);
     fuzz_run_statement(&g->w, &s);
     take(g, &s);
