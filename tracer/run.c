@@ -121,7 +121,7 @@ static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_c
         const etch_tensor *h = w->c.value[v];
         if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
         if (atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
-        if (w->end == END_RETURN || h == t || leaf->tainted[v]) return false;
+        if (w->end == END_RETURN || h == t || code->tainted[v]) return false;
     }
     return true;
 }
