@@ -15,12 +15,13 @@ static etch_status no_expose(const etch_tensor *t, int bits, const void *site) {
     return ETCH_OK;
 }
 static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
+static int64_t no_offset(const etch_tensor *t) { return t->offset; }
 static void no_abandon(int64_t mark) { (void)mark; }
 
 static void no_add_counts(counters *sum) { (void)sum; }
 static void no_reset_counts(void) {}
 
-trace_hooks etch__trace_hooks = {no_read,    no_expose,     no_same_storage,
+trace_hooks etch__trace_hooks = {no_read,    no_expose,     no_same_storage, no_offset,
                                  no_abandon, no_add_counts, no_reset_counts};
 
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }

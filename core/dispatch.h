@@ -54,6 +54,8 @@ typedef struct trace_hooks {
     etch_status (*expose)(const etch_tensor *t, int bits, const void *site);
     /* Whether two tensors, at least one of them deferred, share one storage. */
     bool (*same_storage)(const etch_tensor *a, const etch_tensor *b);
+    /* The offset of a deferred tensor in the storage it will lie over. */
+    int64_t (*offset)(const etch_tensor *t);
     /* The running call's scope is closed from outside (longjmp): forget the run. */
     void (*abandon)(int64_t mark);
     /* The counts that functions keep for themselves. */

@@ -192,7 +192,10 @@ etch_shape etch_sizes(const etch_tensor *t) {
 
 int64_t etch_numel(const etch_tensor *t) { return etch__check_handle(t) ? t->numel : -1; }
 
-int64_t etch_storage_offset(const etch_tensor *t) { return etch__check_handle(t) ? t->offset : -1; }
+int64_t etch_storage_offset(const etch_tensor *t) {
+    if (!etch__check_handle(t)) return -1;
+    return t->deferred ? etch__trace_hooks.offset(t) : t->offset;
+}
 
 bool etch_is_contiguous(const etch_tensor *t) { return etch__check_handle(t) && t->contiguous; }
 

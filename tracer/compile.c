@@ -167,7 +167,8 @@ static bool add_outputs(builder *b) {
 
 static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
     size_t nv = (size_t)leaf->nvalues;
-    segment_code *c = etch__calloc(1, sizeof *c + nv * sizeof(int64_t) + 4 * nv * sizeof(int32_t));
+    size_t each = sizeof(int64_t) + 4 * sizeof(int32_t) + 1;
+    segment_code *c = etch__calloc(1, sizeof *c + nv * each);
     if (!c) return NULL;
     atomic_store(&c->refs, 1);
     c->offset = (int64_t *)(c + 1);
@@ -175,7 +176,9 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
     c->out = c->in + nv;
     c->slot = c->out + nv;
     c->alias = c->slot + nv;
+    c->tainted = (uint8_t *)(c->alias + nv);
     for (int v = 0; v < leaf->nvalues; v++) c->alias[v] = leaf->writes_inputs ? alias[v] : v;
+    etch__find_tainted(leaf, c->alias, c->tainted);
     return c;
 }
 

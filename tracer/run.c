@@ -121,7 +121,7 @@ static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_c
         const etch_tensor *h = w->c.value[v];
         if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
         if (atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
-        if (w->end == END_RETURN || h == t || leaf->tainted[v]) return false;
+        if (w->end == END_RETURN || h == t || code->tainted[v]) return false;
     }
     return true;
 }
@@ -259,6 +259,49 @@ etch_status etch_graph_break(const char *why) {
     return break_graph(r, REASON_BREAK_USER, __builtin_return_address(0), NULL, why);
 }
 
+/* ---- where a deferred handle lies ---- */
+
+/* The node whose result a deferred handle stands for. */
+static const trace_node *maker_of(const etch_tensor *t) {
+    const walk *w = t->owner;
+    const trace_node *n = NULL;
+    if (w->mode == WALK_MATCH && !w->leaf)
+        for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;)
+            n = n->parent;
+    else
+        for (int64_t i = 0; i < (w->leaf ? w->leaf->npath : w->npath); i++) {
+            n = w->leaf ? w->leaf->path[i] : w->path[i];
+            if (n->c.out == t->value && !n->c.inplace) break;
+        }
+    return n;
+}
+
+/* The handle over whose storage t will lie, along the views to a result or an input; *offset: how
+ * many elements further on. */
+static const etch_tensor *root_of(const etch_tensor *t, int64_t *offset) {
+    *offset = 0;
+    while (t->deferred) {
+        const trace_node *n = maker_of(t);
+        if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
+        *offset += n->meta.offset;
+        t = ((const walk *)t->owner)->c.value[n->in[0]];
+    }
+    *offset += t->offset;
+    return t;
+}
+
+static bool trace_same_storage(const etch_tensor *a, const etch_tensor *b) {
+    int64_t offset;
+    a = root_of(a, &offset), b = root_of(b, &offset);
+    return a == b || (a->storage && a->storage == b->storage);
+}
+
+static int64_t trace_offset(const etch_tensor *t) {
+    int64_t offset;
+    root_of(t, &offset);
+    return offset;
+}
+
 /* ---- exposed memory (rule 8) ---- */
 
 static void end_exposure(run *r, const etch_storage *s) {
@@ -287,11 +330,16 @@ static etch_status trace_expose(const etch_tensor *t, int bits, const void *site
     return ETCH_OK;
 }
 
+static int exposed_bits(const etch_tensor *t) {
+    return t->storage ? atomic_load_explicit(&t->storage->exposed, memory_order_relaxed) : 0;
+}
+
+/* A view of memory that is exposed for reading may be deferred, and is then written. */
 static bool touches_exposed(const op_call *call) {
     bool writes = etch__ops[call->op].kind == KIND_INPLACE;
+    int64_t offset;
     for (int i = 0; i < call->nin; i++) {
-        if (!call->in[i]->storage) continue;
-        int bits = atomic_load_explicit(&call->in[i]->storage->exposed, memory_order_relaxed);
+        int bits = exposed_bits(writes && i == 0 ? root_of(call->in[0], &offset) : call->in[i]);
         if (bits & EXPOSED_WRITE || (bits && writes && i == 0)) return true;
     }
     return false;
@@ -354,10 +402,17 @@ static bool limited(run *r, trace_tree *tree) {
 }
 
 /* Lets operators match along the walk; under modes (which then allow compiled code) they go the
- * long way, so that handlers are found. */
-static void follow(walk *w) {
-    bool alone = etch__tls.layers == 1u << LAYER_TRACER;
+ * long way, so that handlers are found, and where memory is exposed, so that writes to it are. */
+static void follow(run *r, walk *w) {
+    bool alone = etch__tls.layers == 1u << LAYER_TRACER && !r->nexposed;
+    for (int i = 0; w->entry && i < w->nargs; i++) alone = alone && !exposed_bits(w->c.value[i]);
     if (w->mode == WALK_MATCH && alone) etch__tls.cursor = &w->c;
+}
+
+/* Captured memory that is exposed: the same. */
+static void stop_following(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (exposed_bits(call->in[i])) STOP_TRACING;
 }
 
 static walk *begin_recording(run *r) {
@@ -385,7 +440,7 @@ static walk *begin_segment(run *r, const op_call *call) {
         return r->eager ? NULL : begin_recording(r);
     }
     walk *w = r->walk = etch__walk_take(r, tree);
-    if (w) follow(w);
+    if (w) follow(r, w);
     return w;
 }
 
@@ -436,8 +491,9 @@ static etch_tensor *traced_operator(const op_call *call) {
     if (unlikely(etch__mode_entered_since(r->modes))) return run_now(r, call);
     reason_id now = runs_at_once(call);
     if (now != END_RETURN) {
-        etch_status status = break_graph(r, now, call->site, NULL, NULL);
-        return status == ETCH_OK ? run_now(r, call) : NULL;
+        /* After the break, operands may be deferred tensors of the segment that it ended. */
+        if (break_graph(r, now, call->site, NULL, NULL) != ETCH_OK) return NULL;
+        return prepare_operands(r, call) ? run_now(r, call) : NULL;
     }
     if (r->eager) return run_now(r, call);
     walk *w = r->walk ? r->walk : begin_segment(r, call);
@@ -445,7 +501,10 @@ static etch_tensor *traced_operator(const op_call *call) {
     bool long_match = false;
     if (w->mode == WALK_MATCH) {
         etch_tensor *h = etch__walk_match(w, call);
-        if (h) return h;
+        if (h) {
+            stop_following(call);
+            return h;
+        }
         long_match = etch__find_end((trace_node *)w->c.last, REASON_BREAK_LENGTH) != NULL;
         if (!long_match) return diverge(r, w, call);
     }
@@ -528,7 +587,7 @@ static bool enter(run *r, etch_tensor *const *in, int nin) {
     t->run = r;
     t->layers |= 1u << LAYER_TRACER;
     r->modes = t->nmodes;
-    if (r->walk) follow(r->walk);
+    if (r->walk) follow(r, r->walk);
     return true;
 }
 
@@ -756,36 +815,13 @@ etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {
     return etch_call_n(f, in, nin, &out, 1) == ETCH_OK ? out : NULL;
 }
 
-/* ---- where a deferred handle lies ---- */
-
-/* The handle over whose storage t will lie: along the views to a result or an input. */
-static const etch_tensor *root_of(const etch_tensor *t) {
-    while (t->deferred) {
-        const walk *w = t->owner;
-        const trace_node *n = NULL;
-        if (w->mode == WALK_MATCH && !w->leaf)
-            for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;)
-                n = n->parent;
-        else
-            for (int64_t i = 0; i < (w->leaf ? w->leaf->npath : w->npath); i++) {
-                n = w->leaf ? w->leaf->path[i] : w->path[i];
-                if (n->c.out == t->value && !n->c.inplace) break;
-            }
-        if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
-        t = w->c.value[n->in[0]];
-    }
-    return t;
-}
-
-static bool trace_same_storage(const etch_tensor *a, const etch_tensor *b) {
-    a = root_of(a), b = root_of(b);
-    return a == b || (a->storage && a->storage == b->storage);
-}
+/* ---- hooks ---- */
 
 __attribute__((constructor)) static void register_tracer(void) {
     etch__register_layer(LAYER_TRACER, traced_operator);
     etch__trace_hooks.read = trace_read;
     etch__trace_hooks.expose = trace_expose;
     etch__trace_hooks.same_storage = trace_same_storage;
+    etch__trace_hooks.offset = trace_offset;
     etch__trace_hooks.abandon = trace_abandon;
 }

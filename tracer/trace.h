@@ -68,6 +68,7 @@ typedef struct segment_code {
                        OUT_MISSING otherwise */
     int32_t *alias;  /* per value that is an input: the lowest input over the same storage, checked
                        where inputs are written; any other value: itself */
+    uint8_t *tainted; /* per value: depends on storage that the segment itself writes */
     int64_t *offset; /* per value: elements from the first element of its base */
     int64_t *key;    /* dynamic: the sizes it is for (see walk.key) */
     int64_t nkey;
@@ -94,7 +95,7 @@ struct trace_leaf {
     int npath, nsteps, nbound, nvalues, nscalars, nargs;
     uint8_t
         *want; /* per value: its storage is wanted after the segment (under the function's lock) */
-    uint8_t *tainted; /* per value: depends on storage that the segment itself writes */
+    uint8_t *tainted; /* per value: is so under any aliasing that was recorded (under the lock) */
     uint8_t *written; /* per value that is an input: the segment writes its storage */
     bool writes_inputs;
     int recorded;                   /* recordings in a row */
@@ -249,6 +250,9 @@ trace_node *etch__find_end(const trace_node *n, reason_id end);
 trace_leaf *etch__publish(walk *w);
 /* Whether the root (NULL: the entry) may get no more alternatives. The function's lock is held. */
 bool etch__at_limit(run *r, trace_tree *tree);
+
+/* Marks the values that depend on storage which the segment writes. */
+void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *tainted);
 
 /* tracer/walk.c: one segment */
 walk *etch__walk_take(run *r, trace_tree *tree);

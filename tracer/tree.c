@@ -274,13 +274,19 @@ static void find_bases(trace_leaf *leaf) {
 }
 
 /* A value is tainted if its own storage, or one it was computed from, is written anywhere in the
- * segment: computing it again later would see other memory. */
-static void find_tainted(trace_leaf *leaf) {
-    for (int v = 0; v < leaf->nvalues; v++) leaf->tainted[v] = leaf->written[leaf->base[v]];
+ * segment: computing it again later would see other memory. Inputs over one storage (alias) are
+ * written together. */
+void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *tainted) {
+    for (int v = 0; v < leaf->nvalues; v++)
+        if (leaf->written[v]) tainted[leaf->writes_inputs ? alias[v] : v] = 1;
+    for (int v = 0; v < leaf->nvalues; v++) {
+        int32_t base = leaf->base[v];
+        tainted[v] |= tainted[base] | (leaf->writes_inputs && tainted[alias[base]]);
+    }
     for (int i = 0; i < leaf->npath; i++) {
         const trace_node *n = leaf->path[i];
         for (int k = 0; k < n->nin; k++)
-            if (n->in[k] >= 0) leaf->tainted[n->c.out] |= leaf->tainted[n->in[k]];
+            if (n->in[k] >= 0) tainted[n->c.out] |= tainted[n->in[k]];
     }
 }
 
@@ -299,7 +305,6 @@ static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
     leaf->dynamic = w->dynamic;
     if (w->npath) memcpy(leaf->path, w->path, (size_t)w->npath * sizeof *w->path);
     find_bases(leaf);
-    find_tainted(leaf);
     find_writes(leaf);
     g->leaves[g->nleaves++] = leaf;
     return leaf;
@@ -398,6 +403,7 @@ static trace_leaf *add_leaf(walk *w, trace_tree *tree) {
 
 /* Wanted values of this recording on top of those known. */
 static void merge_want(trace_leaf *leaf, const walk *w) {
+    etch__find_tainted(leaf, w->alias, leaf->tainted);
     for (int v = 0; v < leaf->nvalues && v < w->want_cap; v++) {
         bool wanted = w->want[v] & WANT_VALUE || (w->want[v] & WANT_LIVE && leaf->tainted[v]);
         if (wanted && !leaf->want[v]) leaf->want[v] = 1, leaf->stale = true;

@@ -16,6 +16,7 @@ typedef struct generator {
     uint8_t when;                 /* of the statement in the making */
     bool breaks, in_scope;
     int scope_start, exposed;
+    bool exposed_mut;
 } generator;
 
 static int64_t below(generator *g, int64_t n) {
@@ -72,6 +73,15 @@ static void generate_input(generator *g, fuzz_input *in, int index) {
     in->layout = layout, in->of = (uint8_t)of, in->persistent = 0, in->feed = -1;
 }
 
+/* The limit, and writes to exposed memory, are errors under fullgraph only. */
+static void without_fullgraph_errors(fuzz_setup *s) {
+    s->recompile_limit = 64;
+    for (int i = 0; i < FUZZ_MAX_INPUTS; i++) {
+        if (s->in[i].layout == FUZZ_WRAPPED) s->in[i].layout = FUZZ_CONTIGUOUS;
+        if (s->global[i].layout == FUZZ_WRAPPED) s->global[i].layout = FUZZ_CONTIGUOUS;
+    }
+}
+
 static void generate_setup(generator *g, uint64_t seed) {
     fuzz_setup *s = &g->p->setup;
     s->seed = seed;
@@ -93,6 +103,7 @@ static void generate_setup(generator *g, uint64_t seed) {
     s->recompile_limit = (uint8_t)(chance(g, 12) ? 2 : 64);
     g->breaks = !chance(g, 3);
     s->fullgraph = !g->breaks && chance(g, 4);
+    if (s->fullgraph) without_fullgraph_errors(s);
     s->fails = (uint8_t)(chance(g, 30) ? below(g, 8) : 0);
     g->all = (uint8_t)((1u << s->period) - 1);
 }
@@ -372,7 +383,7 @@ static void other_branch(generator *g, const statement *first) {
     etch_dtype dtype = etch_dtype_of(t);
     for (int attempt = 0; attempt < 60; attempt++) {
         op_id other = (op_id)below(g, OP_COUNT);
-        if (etch__ops[other].kind != op->kind || other == first->op ||
+        if (etch__ops[other].kind != op->kind || other == first->op || other == OP_EMPTY ||
             strcmp(strchr(etch__ops[other].schema, '('), strchr(op->schema, '(')))
             continue;
         statement s = *first;
@@ -414,18 +425,22 @@ static void one_tensor(generator *g, statement_kind kind, int b) {
 
 /* Raw memory: exposed, then reads and writes of it in later steps, then perhaps its end. */
 static void generate_raw(generator *g) {
-    static const statement_kind uses[] = {ST_RAW_READ, ST_RAW_WRITE, ST_RAW_WRITE, ST_DATA_END};
+    for (int i = 0; g->exposed < 0 && i < g->p->setup.nin; i++)
+        if (g->w.raw[i] && chance(g, 2)) g->exposed = i, g->exposed_mut = false;
+    static const statement_kind uses[2][4] = {
+        {ST_RAW_READ, ST_RAW_READ, ST_RAW_READ, ST_DATA_END},
+        {ST_RAW_READ, ST_RAW_WRITE, ST_RAW_WRITE, ST_DATA_END}};
     if (g->exposed < 0 || !usable(g, g->exposed)) {
         statement s = new_statement(g, chance(g, 2) ? ST_EXPOSE : ST_EXPOSE_MUT);
         if ((s.a = some_tensor(g)) < 0) return;
         fuzz_run_statement(&g->w, &s);
         take(g, &s);
-        g->exposed = s.kind == ST_EXPOSE_MUT ? s.a : -1;
+        g->exposed = s.a, g->exposed_mut = s.kind == ST_EXPOSE_MUT;
         s.kind = ST_RAW_READ;
         take(g, &s);
         return;
     }
-    statement s = new_statement(g, uses[below(g, 4)]);
+    statement s = new_statement(g, uses[g->exposed_mut][below(g, 4)]);
     s.a = g->exposed, s.b = (int)below(g, 100);
     fuzz_run_statement(&g->w, &s);
     take(g, &s);

@@ -298,6 +298,13 @@ static etch_tensor *transposed(const fuzz_input *in, etch_shape s, uint64_t seed
     return etch_transpose(fuzz_data((etch_dtype)in->dtype, s, seed, in->wild), -1, -2);
 }
 
+static etch_tensor *wrapped(etch_tensor *t) {
+    size_t bytes = (size_t)etch_numel(t) * etch_dtype_size(etch_dtype_of(t));
+    void *data = calloc(1, bytes + 1);
+    if (!data || etch_to_host(t, data, bytes) != ETCH_OK) return NULL;
+    return etch_wrap_host(data, etch_dtype_of(t), etch_sizes(t), free, data);
+}
+
 /* The tensor, and in *base what SHIFTED inputs slice. */
 static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t seed,
                           etch_tensor **base) {
@@ -313,6 +320,7 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
     if (layout == FUZZ_REVERSED) return etch_slice(t, 0, ETCH_ABSENT, ETCH_ABSENT, -1);
     if (layout == FUZZ_OFFSET) return etch_slice(t, 0, 2, n + 2, 1);
     if (layout == FUZZ_EXPANDED) return etch_expand(t, s);
+    if (layout == FUZZ_WRAPPED) return *base = wrapped(t);
     return t;
 }
 
@@ -359,6 +367,15 @@ static void prepare_global(fuzz_world *w, int i, uint64_t seed) {
     replace(&w->global[i], t);
 }
 
+/* The pointer to wrapped memory is there without asking for it. */
+static void expose_wrapped(fuzz_world *w, int i) {
+    int nin = w->setup->nin;
+    const fuzz_input *in = i < nin ? &w->setup->in[i] : &w->setup->global[i - nin];
+    bool is = in->layout == FUZZ_WRAPPED && in->ndim && in->feed < 0 && !in->persistent;
+    if (is && !fuzz_when(w, in->plain) && etch_numel(w->v[i]))
+        w->raw[i] = (void *)(uintptr_t)etch_data(w->v[i]);
+}
+
 void fuzz_prepare(fuzz_world *w, int call) {
     uint64_t seed = w->setup->seed + (uint64_t)call * 1000;
     w->call = call;
@@ -372,12 +389,14 @@ void fuzz_prepare(fuzz_world *w, int call) {
         w->v[w->setup->nin + i] = w->global[i];
     }
     for (int i = 0; i < w->setup->nin; i++) w->v[i] = w->in[i];
+    for (int i = 0; i < w->setup->nin + w->setup->nglobals; i++) expose_wrapped(w, i);
 }
 
 static void call_function(fuzz_world *w, int call) {
     fuzz_prepare(w, call);
     release_results(w);
     etch_manual_seed(w->setup->seed + (uint64_t)call);
+    etch_clear_error();
     w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
     for (int i = 0; i < w->setup->nout; i++)
         w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;

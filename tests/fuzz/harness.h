@@ -30,6 +30,7 @@ typedef enum fuzz_layout {
     FUZZ_REVERSED,   /* a negative stride */
     FUZZ_OFFSET,     /* rows inside a larger tensor */
     FUZZ_EXPANDED,   /* a zero stride */
+    FUZZ_WRAPPED,    /* memory of the caller's, exposed from the start */
     FUZZ_SAME,       /* the handle of input `of` */
     FUZZ_SHIFTED     /* rows of the base of input `of`, one further on than its own */
 } fuzz_layout;

@@ -4,14 +4,18 @@
 
 #include <string.h>
 
+enum { MAX_TRIALS = 4000 };
+
 typedef struct reduction {
     program *p, next;
+    int trials;
     bool (*fails)(const program *p);
 } reduction;
 
 /* Keeps r->next if it still fails. */
 static bool attempt(reduction *r) {
-    if (!memcmp(r->p, &r->next, sizeof r->next) || !r->fails(&r->next)) {
+    bool same = !memcmp(r->p, &r->next, sizeof r->next);
+    if (same || r->trials++ > MAX_TRIALS || !r->fails(&r->next)) {
         r->next = *r->p;
         return false;
     }
@@ -104,7 +108,8 @@ static bool simplify_sizes(reduction *r) {
     for (int i = 0; i < FUZZ_MAX_VARIANTS; i++) any |= TRY(r, s->set[i] = 0);
     for (int set = 0; set < FUZZ_MAX_SETS; set++)
         for (int i = 0; i < 4; i++) {
-            any |= TRY(r, s->size[set][i] = s->size[0][i]);
+            if (s->size[set][i] > s->size[0][i])
+                any |= TRY(r, s->size[set][i] = s->size[0][i]);
             for (int64_t n = 1; n < r->p->setup.size[set][i] && n <= 4; n++)
                 if (TRY(r, s->size[set][i] = n)) any = true;
             if (s->size[set][i] > 66) any |= TRY(r, s->size[set][i] = 65);
@@ -132,7 +137,7 @@ static bool simplify_setup(reduction *r) {
 
 void fuzz_reduce(program *p, bool (*fails)(const program *p)) {
     static reduction r;
-    r.p = p, r.next = *p, r.fails = fails;
+    r.p = p, r.next = *p, r.fails = fails, r.trials = 0;
     for (bool any = true; any;) {
         any = drop_statements(&r);
         any |= bypass_statements(&r);
