@@ -14,6 +14,18 @@ static inline int etch__put_dims(int64_t *at, int n, const etch_dims *d) {
     return n;
 }
 
+/* A list of tensors from the user. */
+static inline bool etch__list_ok(op_id op, etch_tensor *const *list, int n, const void *site) {
+    if (likely(n >= 0 && n <= UINT16_MAX && (list || !n))) return true;
+    if (n < 0 || n > UINT16_MAX)
+        etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT, "%s: expected 0 to %d tensors, got %d",
+                       etch__ops[op].name, UINT16_MAX, n);
+    else
+        etch__error_at(site, ETCH_ERR_NULL, "%s: expected a list of tensors, got NULL",
+                       etch__ops[op].name);
+    return false;
+}
+
 /* An operator call in normal form: along the cursor where one is active, else dispatched. */
 static inline __attribute__((always_inline)) etch_tensor *
 etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc, int nsc,

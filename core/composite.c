@@ -75,6 +75,7 @@ static etch_tensor *batched(const op_call *call, etch_tensor *a, etch_tensor *b)
 /* A vector on either side becomes a matrix, whose dimension of size 1 goes again at the end. */
 etch_tensor *etch__composite_matmul(const op_call *call) {
     etch_tensor *a = call->in[0], *b = call->in[1];
+    if (a == ETCH_NONE || b == ETCH_NONE) return etch_mm(a, b); /* which says what is wrong */
     if (a->ndim == 0 || b->ndim == 0) {
         etch__error_at(call->site, ETCH_ERR_SHAPE,
                        "matmul: expected tensors with at least 1 dimension, got %d and %d", a->ndim,

@@ -25,8 +25,8 @@ etch_counters_t etch_counters(void) {
     c.name = sum.name + atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
 #include "core/counters.def"
 #undef COUNTER
-    pthread_mutex_lock(&lock);
     thread_counts now = etch__thread_counts();
+    pthread_mutex_lock(&lock);
     c.kernel_launches = now.kernel_launches - at_reset.kernel_launches;
     c.library_calls = now.library_calls - at_reset.library_calls;
     c.operators = now.operators - at_reset.operators;
@@ -39,8 +39,9 @@ void etch_counters_reset(void) {
 #include "core/counters.def"
 #undef COUNTER
     etch__trace_hooks.reset_counts();
+    thread_counts now = etch__thread_counts();
     pthread_mutex_lock(&lock);
-    at_reset = etch__thread_counts();
+    at_reset = now;
     pthread_mutex_unlock(&lock);
 }
 

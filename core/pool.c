@@ -98,6 +98,16 @@ static pool *pool_get(int threads) {
     return p;
 }
 
+/* ThreadSanitizer does not see how pthreadpool hands work out and waits for it. */
+#if defined(__SANITIZE_THREAD__)
+#include <sanitizer/tsan_interface.h>
+#define GIVE(region) __tsan_release((void *)(region))
+#define TAKE(region) __tsan_acquire((void *)(region))
+#else
+#define GIVE(region) ((void)(region))
+#define TAKE(region) ((void)(region))
+#endif
+
 typedef struct region {
     void (*task)(void *ctx, int64_t begin, int64_t end);
     void *ctx;
@@ -107,6 +117,7 @@ typedef struct region {
 /* Rounding and denormal mode come from the caller; exception flags stay the worker's own. */
 static void run_task(void *arg, size_t begin, size_t count) {
     const region *r = arg;
+    TAKE(r);
     unsigned mine = _mm_getcsr();
     bool was = in_task;
     in_task = true;
@@ -114,6 +125,7 @@ static void run_task(void *arg, size_t begin, size_t count) {
     r->task(r->ctx, (int64_t)begin, (int64_t)(begin + count));
     _mm_setcsr(mine);
     in_task = was;
+    GIVE(r);
 }
 
 void etch__parallel(int64_t n, int64_t grain, void (*task)(void *ctx, int64_t begin, int64_t end),
@@ -129,7 +141,9 @@ void etch__parallel(int64_t n, int64_t grain, void (*task)(void *ctx, int64_t be
     /* A few pieces a thread even out what the others do, in whole grains. */
     int64_t grains = (n + grain - 1) / grain, per = grains / (4 * (int64_t)threads);
     region r = {task, ctx, _mm_getcsr()};
+    GIVE(&r);
     pthreadpool_parallelize_1d_tile_1d(p->workers, run_task, &r, (size_t)n,
                                        (size_t)((per > 1 ? per : 1) * grain), 0);
+    TAKE(&r);
     pool_release(p);
 }

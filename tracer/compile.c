@@ -19,6 +19,11 @@ static pthread_mutex_t callback_lock = PTHREAD_MUTEX_INITIALIZER;
 static callback *callbacks;
 static int64_t ncallbacks, callbacks_cap, last_handle;
 
+static int64_t no_callback(const char *function) {
+    etch__error(ETCH_ERR_NULL, "%s: expected a function, got NULL", function);
+    return 0;
+}
+
 static int64_t add_callback(void (*fn)(void *ctx), void *ctx, bool end) {
     pthread_mutex_lock(&callback_lock);
     int64_t handle = 0;
@@ -29,10 +34,10 @@ static int64_t add_callback(void (*fn)(void *ctx), void *ctx, bool end) {
 }
 
 int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx) {
-    return add_callback(fn, ctx, false);
+    return fn ? add_callback(fn, ctx, false) : no_callback("etch_on_compile_start");
 }
 int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) {
-    return add_callback(fn, ctx, true);
+    return fn ? add_callback(fn, ctx, true) : no_callback("etch_on_compile_end");
 }
 
 static void lock_for_fork(void) { pthread_mutex_lock(&callback_lock); }

@@ -114,11 +114,30 @@ static void unlock_in_child(void) {
 
 static void watch_forks(void) { pthread_atfork(lock_for_fork, unlock_after_fork, unlock_in_child); }
 
+static bool options_ok(const etch_compile_options *o) {
+    const struct {
+        const char *name;
+        int value, most;
+    } fields[] = {{"mode", o->mode, ETCH_MODE_MAX_AUTOTUNE},
+                  {"dynamic", o->dynamic, ETCH_DYNAMIC_ON},
+                  {"numerics", o->numerics, ETCH_RELAXED},
+                  {"stable_after", o->stable_after, INT32_MAX},
+                  {"recompile_limit", o->recompile_limit, INT32_MAX}};
+    for (int i = 0; i < COUNT_OF(fields); i++)
+        if (fields[i].value < 0 || fields[i].value > fields[i].most) {
+            etch__error(ETCH_ERR_INVALID_ARGUMENT, "etch_compile: .%s: expected 0 to %d, got %d",
+                        fields[i].name, fields[i].most, fields[i].value);
+            return false;
+        }
+    return true;
+}
+
 static bool set_options(etch_function *f, const etch_compile_options *options) {
     if (options) {
         size_t size = options->struct_size;
         memcpy(&f->options, options, size && size < sizeof *options ? size : sizeof *options);
     }
+    if (!options_ok(&f->options)) return false;
     f->ctx = f->options.ctx;
     const char *wanted = f->options.backend ? f->options.backend : "native";
     f->backend = etch__backend_find(wanted);
@@ -213,9 +232,6 @@ bool etch__disabled(const etch_function *f) {
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
     if (f->kind == FN_N) return ((etch_fn_n)f->fn)(f->ctx, in, nin, out, nout);
-    if (nout != 1)
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: the function has 1 result, asked for %d",
-                           f->name, nout);
     switch (f->kind) {
     case FN_0: out[0] = ((etch_fn0)f->fn)(); break;
     case FN_1: out[0] = ((etch_fn1)f->fn)(in[0]); break;
@@ -245,8 +261,8 @@ static site_entry *find_entry(site_entry *e, void (*fn)(void), void *ctx) {
 static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn)(void),
                              void *ctx) {
     char name[160];
-    const char *slash = strrchr(site->file, '/');
-    snprintf(name, sizeof name, "%s:%d", slash ? slash + 1 : site->file, site->line);
+    const char *file = site->file ? site->file : "?", *slash = strrchr(file, '/');
+    snprintf(name, sizeof name, "%s:%d", slash ? slash + 1 : file, site->line);
     site_entry *e = etch__malloc(sizeof *e);
     if (!e) return NULL;
     etch_compile_options options = {.struct_size = sizeof options, .name = name, .ctx = ctx};
@@ -261,6 +277,10 @@ static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn
 
 static etch_function *site_function(etch_call_site *site, function_kind kind, void (*fn)(void),
                                     void *ctx) {
+    if (!site) {
+        etch__error(ETCH_ERR_NULL, "etch_site: expected a call site, got NULL");
+        return NULL;
+    }
     site_entry *e =
         find_entry(__atomic_load_n((site_entry **)&site->table, __ATOMIC_ACQUIRE), fn, ctx);
     if (e) return e->function;

@@ -704,8 +704,27 @@ static void trace_abandon(int64_t mark) {
 
 /* ---- calling ---- */
 
-static etch_status checked_results(etch_function *f, etch_status status, etch_tensor **out,
-                                   int nout) {
+static etch_status scope_was_closed(void) {
+    return etch__error(ETCH_ERR_INVALID_ARGUMENT,
+                       "etch_call: the body closed a scope that it had not opened");
+}
+
+/* What the body says has gone wrong has an error, too. */
+static etch_status checked_status(const etch_function *f, etch_status status) {
+    if (status == ETCH_OK || etch__tls.status != ETCH_OK)
+        return (unsigned)status < ETCH_STATUS_COUNT ? status : ETCH_ERR_USER;
+    if ((unsigned)status >= ETCH_STATUS_COUNT)
+        return etch__error(ETCH_ERR_USER, "%s: the body returned %d, which is no status", f->name,
+                           (int)status);
+    return etch__error(status, "%s: the body returned the error %s", f->name,
+                       etch_status_name(status));
+}
+
+/* scope: the call's own, on top of which the body has closed all others or not. */
+static etch_status checked_results(etch_function *f, int64_t scope, etch_status status,
+                                   etch_tensor **out, int nout) {
+    if (etch__tls.nscopes <= scope) return scope_was_closed();
+    status = checked_status(f, status);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (!out[i])
             status = etch__tls.status != ETCH_OK
@@ -719,7 +738,8 @@ static etch_status call_in_scope(etch_function *f, etch_tensor *const *in, int n
                                  etch_tensor **out, int nout) {
     int64_t scope = etch_scope_begin();
     if (scope < 0) return etch__tls.status;
-    etch_status status = checked_results(f, etch__call_body(f, in, nin, out, nout), out, nout);
+    etch_status status = etch__call_body(f, in, nin, out, nout);
+    status = checked_results(f, scope, status, out, nout);
     etch_scope_end(scope + 1);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (!etch_keep(out[i])) status = etch__tls.status;
@@ -751,7 +771,9 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status;
     if (enter(r, in, nin)) {
-        status = checked_results(f, etch__call_body(f, in, nin, out, nout), out, nout);
+        status = etch__call_body(f, in, nin, out, nout);
+        if (etch__current_run() != r) return scope_was_closed(); /* and the run abandoned */
+        status = checked_results(f, r->scope, status, out, nout);
         if (r->poisoned && status == ETCH_OK) status = etch__tls.status;
         status = finish(r, status, out, nout);
     } else {
@@ -762,16 +784,22 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     return status;
 }
 
-static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin) {
-    if (!f) {
-        etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
-        return false;
-    }
-    if (f->kind != FN_N && nin != (int)f->kind) {
+static bool counts_ok(const etch_function *f, etch_tensor *const *in, int nin,
+                      etch_tensor **out, int nout) {
+    if (nin < 0 || (f->kind != FN_N && nin != (int)f->kind))
         etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: expected %d arguments, got %d", f->name,
-                    (int)f->kind, nin);
-        return false;
-    }
+                    f->kind == FN_N ? 0 : (int)f->kind, nin);
+    else if (nout < 0 || (f->kind != FN_N && nout != 1))
+        etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: the function has 1 result, asked for %d",
+                    f->name, nout);
+    else if ((nin && !in) || (nout && !out))
+        etch__error(ETCH_ERR_NULL, "%s: expected an array of %s, got NULL", f->name,
+                    nin && !in ? "arguments" : "results");
+    else return true;
+    return false;
+}
+
+static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin) {
     for (int i = 0; i < nin; i++)
         if (!etch__check_handle(in[i])) return false;
     if (etch__tls.nscopes) return true;
@@ -795,9 +823,8 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
     return call_in_scope(f, in, nin, out, nout);
 }
 
-etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+static etch_status call(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                         int nout) {
-    for (int i = 0; i < nout; i++) out[i] = NULL;
     if (!arguments_ok(f, in, nin)) return etch__tls.status;
     TRACE_COUNT(f, calls, 1);
     run *r = etch__current_run();
@@ -808,6 +835,20 @@ etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_
     for (int i = 0; i < nin; i++)
         if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
     return call_traced(f, in, nin, out, nout);
+}
+
+static void clear(etch_tensor **out, int nout) {
+    for (int i = 0; i < nout; i++) out[i] = NULL;
+}
+
+etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                        int nout) {
+    if (unlikely(!f)) return etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
+    if (unlikely(!counts_ok(f, in, nin, out, nout))) return etch__tls.status;
+    clear(out, nout);
+    etch_status status = call(f, in, nin, out, nout);
+    if (unlikely(status != ETCH_OK)) clear(out, nout);
+    return status;
 }
 
 etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {
