@@ -763,6 +763,7 @@ static const etch_tensor *root_of(const etch_tensor *t) {
     while (t->deferred) {
         const walk *w = t->owner;
         const trace_node *n = NULL;
+        if (!w) return t; /* a graph's value, without data */
         if (w->mode == WALK_MATCH && !w->leaf)
             for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;)
                 n = n->parent;
