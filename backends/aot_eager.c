@@ -52,8 +52,13 @@ static int32_t append(functional *f, uint16_t op, const graph_node *n, const int
         sc[i].i = 0;
         if (sc[i].kind == ETCH_SCALAR_REAL) sc[i].d = 0;
     }
-    op_call call = {.op = op, .nin = n->nin, .nsc = n->nsc, .nat = n->nat, .sc = sc,
-                    .at = f->g->attrs + n->at, .site = n->site};
+    op_call call = {.op = op,
+                    .nin = n->nin,
+                    .nsc = n->nsc,
+                    .nat = n->nat,
+                    .sc = sc,
+                    .at = f->g->attrs + n->at,
+                    .site = n->site};
     if (!infer(f, &call, operands, &meta)) return -1;
     int at = etch__graph_add_node(f->to, &call, operands, &meta);
     if (at < 0) return -1;
@@ -64,8 +69,8 @@ static int32_t append(functional *f, uint16_t op, const graph_node *n, const int
 static int32_t append_unary(functional *f, op_id op, int32_t v, const int64_t *at, int nat,
                             const graph_node *like) {
     tensor_meta meta;
-    op_call call = {.op = (uint16_t)op, .nin = 1, .nat = (uint8_t)nat, .at = at,
-                    .site = like->site};
+    op_call call = {
+        .op = (uint16_t)op, .nin = 1, .nat = (uint8_t)nat, .at = at, .site = like->site};
     if (!infer(f, &call, &v, &meta)) return -1;
     int node = etch__graph_add_node(f->to, &call, &v, &meta);
     if (node < 0) return -1;
@@ -232,6 +237,4 @@ static etch_status aot_compile(const graph *g, const backend_options *options, p
 
 static const backend aot_eager = {.name = "aot_eager", .compile = aot_compile};
 
-__attribute__((constructor)) static void register_aot(void) {
-    etch__backend_register(&aot_eager);
-}
+__attribute__((constructor)) static void register_aot(void) { etch__backend_register(&aot_eager); }

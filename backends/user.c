@@ -13,7 +13,7 @@ typedef struct user_backend {
     backend b;
     etch_backend_fn compile;
     void *ctx;
-    _Atomic bool gone; /* unregistered: its function may no longer be called */
+    _Atomic bool gone;         /* unregistered: its function may no longer be called */
     struct user_backend *next; /* of those that are gone */
     char name[];
 } user_backend;
@@ -58,8 +58,10 @@ static etch_storage *take_storage(const user_plan *u, int i, etch_tensor *t, con
     const tensor_meta *m = &u->out[i];
     if (t->dtype != m->dtype || t->ndim != m->ndim ||
         memcmp(t->size, m->size, m->ndim * sizeof *m->size)) {
-        etch__error(ETCH_ERR_SHAPE, "a backend's function: output %d differs from the graph's in "
-                    "dtype or sizes", i);
+        etch__error(ETCH_ERR_SHAPE,
+                    "a backend's function: output %d differs from the graph's in "
+                    "dtype or sizes",
+                    i);
         return NULL;
     }
     bool own = t->contiguous && !t->offset && t->storage->block_bytes;
@@ -152,8 +154,8 @@ static etch_status call_user(const user_backend *b, const graph *g, const backen
 }
 
 /* Like the native backend, one that cannot compile leaves an eager plan and a warning. */
-static etch_status compile_user(const backend *self, const graph *g,
-                                const backend_options *options, plan **out) {
+static etch_status compile_user(const backend *self, const graph *g, const backend_options *options,
+                                plan **out) {
     const user_backend *b = (const user_backend *)self;
     if (b->gone) return etch__eager_plan(g, out);
     saved_error before;
@@ -188,8 +190,7 @@ static user_backend *add_backend(const char *name, etch_backend_fn compile, void
 
 etch_status etch_register_backend(const char *name, etch_backend_fn compile, void *ctx) {
     if (!name || !*name || !compile)
-        return etch__error(ETCH_ERR_NULL,
-                           "etch_register_backend: expected a name and a function");
+        return etch__error(ETCH_ERR_NULL, "etch_register_backend: expected a name and a function");
     return add_backend(name, compile, ctx) ? ETCH_OK : etch__tls.status;
 }
 

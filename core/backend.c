@@ -53,8 +53,7 @@ bool etch__backend_register(const backend *b) {
     if (ok) backends[nbackends++] = b;
     if (ok) list_names();
     pthread_mutex_unlock(&lock);
-    if (taken)
-        etch__error(ETCH_ERR_INVALID_ARGUMENT, "the backend name \"%s\" is taken", b->name);
+    if (taken) etch__error(ETCH_ERR_INVALID_ARGUMENT, "the backend name \"%s\" is taken", b->name);
     return ok;
 }
 

@@ -115,8 +115,14 @@ etch_tensor *etch_node_value(const etch_node *n) {
 /* The call in normal form; scalars that are parameters have a value of no special class. */
 static op_call call_of(const etch_node *n, etch_scalar *sc) {
     for (int i = 0; i < n->nsc; i++) sc[i] = n->sc[i].value;
-    op_call call = {.op = n->op->id, .nin = (uint16_t)n->nin, .nsc = (uint8_t)n->nsc,
-                    .nat = (uint8_t)n->nat, .in = n->in, .sc = sc, .at = n->at, .site = n->site};
+    op_call call = {.op = n->op->id,
+                    .nin = (uint16_t)n->nin,
+                    .nsc = (uint8_t)n->nsc,
+                    .nat = (uint8_t)n->nat,
+                    .in = n->in,
+                    .sc = sc,
+                    .at = n->at,
+                    .site = n->site};
     return call;
 }
 
@@ -344,8 +350,7 @@ static etch_node *open_node(etch_graph *e, etch_node *const *nodes, const graph 
     if (!n) return NULL;
     n->nsc = from->nsc, n->nat = from->nat;
     n->state = from->state, n->site = from->site;
-    for (int k = 0; k < n->nin; k++)
-        n->in[k] = value_of(e, nodes, g, g->operands[from->in + k]);
+    for (int k = 0; k < n->nin; k++) n->in[k] = value_of(e, nodes, g, g->operands[from->in + k]);
     for (int k = 0; k < n->nsc; k++) {
         etch_scalar_kind kind = (etch_scalar_kind)g->scalar_kinds[from->sc + k];
         n->sc[k] = (graph_scalar){from->sc + k, any_value(kind)};
@@ -393,8 +398,8 @@ typedef struct closing {
 static bool close_inputs(closing *c) {
     for (int i = 0; i < c->e->ninputs; i++) {
         etch_node *n = c->e->inputs[i];
-        tensor_meta meta = {.dtype = n->value.dtype, .ndim = n->value.ndim,
-                            .offset = n->value.offset};
+        tensor_meta meta = {
+            .dtype = n->value.dtype, .ndim = n->value.ndim, .offset = n->value.offset};
         memcpy(meta.size, n->value.size, sizeof meta.size);
         memcpy(meta.stride, n->value.stride, sizeof meta.stride);
         if ((n->number = etch__graph_add_input(c->g, &meta)) < 0) return false;
@@ -499,8 +504,9 @@ static int put_constants(char *buf, size_t n, const graph *g, const graph_scalar
                     ? snprintf(to, left, "%s$%d = %.17g", before, i, s->d)
                     : snprintf(to, left, "%s$%d = %lld", before, i, (long long)s->i);
     }
-    if (used) used += snprintf((size_t)used < n ? buf + used : NULL,
-                               (size_t)used < n ? n - (size_t)used : 0, "\n");
+    if (used)
+        used += snprintf((size_t)used < n ? buf + used : NULL,
+                         (size_t)used < n ? n - (size_t)used : 0, "\n");
     return used;
 }
 
@@ -540,7 +546,8 @@ static bool read_constants(etch_graph *e, const char *at) {
 }
 
 etch_graph *etch_graph_parse(const char *text) {
-    if (!text) return etch__error(ETCH_ERR_NULL, "etch_graph_parse: expected a text, got NULL"), NULL;
+    if (!text)
+        return etch__error(ETCH_ERR_NULL, "etch_graph_parse: expected a text, got NULL"), NULL;
     const char *end = strstr(text, "\n}\n");
     size_t length = end ? (size_t)(end - text) + 3 : strlen(text);
     char *body = etch__malloc(length + 1);

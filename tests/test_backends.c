@@ -302,8 +302,7 @@ static etch_status edit_graph(void *ctx, etch_graph *g, etch_runnable *out) {
     etch_value x = value_arg(again);
     etch_node *cosine = etch_graph_replace(g, sine, etch_op_find("cos"), &x, 1);
     assert_non_null(cosine);
-    etch_value quarter[] = {value_arg(etch_graph_input(g, 0)),
-                            {.tag = ETCH_VALUE_REAL, .d = 0.25}};
+    etch_value quarter[] = {value_arg(etch_graph_input(g, 0)), {.tag = ETCH_VALUE_REAL, .d = 0.25}};
     etch_node *scaled =
         etch_graph_insert(g, etch_graph_last(g), etch_op_find("mul.Scalar"), quarter, 2);
     x = value_arg(scaled);
@@ -327,7 +326,8 @@ static void edited_graphs_run(void **state) {
     static char native[] = "native", eager[] = "eager";
     for (int i = 0; i < 2; i++)
         ETCH_SCOPE {
-            assert_int_equal(etch_register_backend("edit", edit_graph, i ? native : eager), ETCH_OK);
+            assert_int_equal(etch_register_backend("edit", edit_graph, i ? native : eager),
+                             ETCH_OK);
             etch_function *f = compile_program("edit");
             etch_tensor *x = ramp(5, 5), *w = etch_cos(x);
             for (int call = 0; call < 4; call++) {
@@ -541,22 +541,22 @@ static const char *const written_graphs[] = {
     "%2: f32[6, 5] = cos(%0)\n"
     "add_.Scalar(%0, $0: real, $1: int) {1}\n"
     "%3: f32[5, 6 : 1, 5] = t(%0)\n"
-    "%4: f32[5, 5 : 1, 5] = slice.Tensor(%3) {1, 1, 6, 1}\n"
-    "relu_(%3)\n"
+    "%4: f32[5, 5 : 1, 5]@5 = slice.Tensor(%3) {1, 1, 6, 1}\n"
+    "relu_(%4)\n"
     "%5: f32[6, 5] = add.Tensor(%0, %1, $2: int) {1}\n"
     "return %2, %5\n}",
     /* another dtype; copies and fills */
     "graph c(%0: bf16[4, 4], %1: f32[4, 4]) {\n"
     "mul_.Tensor(%0, %1)\n"
     "copy_(%1, %0) {0}\n"
-    "%2: f32[4 : 5] = select.int(%1) {0, 2}\n"
+    "%2: f32[4]@8 = select.int(%1) {0, 2}\n"
     "fill_.Scalar(%1, $0: int)\n"
     "%3: f32[4, 4] = neg(%1)\n"
     "zero_(%1)\n"
     "return %3\n}",
     /* a transposed input */
     "graph d(%0: f32[4, 7 : 1, 4]) {\n"
-    "%1: f32[7 : 4] = select.int(%0) {0, 1}\n"
+    "%1: f32[7 : 4]@1 = select.int(%0) {0, 1}\n"
     "add_.Tensor(%0, %1, $0: int) {1}\n"
     "mul_.Scalar(%1, $1: real)\n"
     "%2: f32[4, 7] = neg(%0)\n"
