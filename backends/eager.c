@@ -159,6 +159,6 @@ static etch_status eager_compile(const graph *g, const backend_options *options,
     return etch__eager_plan(g, out);
 }
 
-static const backend eager = {"eager", NULL, eager_compile};
+static const backend eager = {.name = "eager", .compile = eager_compile};
 
 __attribute__((constructor)) static void register_eager(void) { etch__backend_register(&eager); }

@@ -1,37 +1,80 @@
-/* The registry of backends. They register at load, so the list only grows. */
+/* The registry of backends: those of the library register at load, a user's at any time. */
 #include "core/backend.h"
 
-enum { BACKENDS_MAX = 32 };
+#include <pthread.h>
 
-/* Slots fill in order and never change; the count is published last. */
-static const backend *backends[BACKENDS_MAX];
-static const char *names[BACKENDS_MAX + 1];
-static atomic_int nbackends;
-static atomic_flag lock = ATOMIC_FLAG_INIT;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static const backend **backends;
+static int64_t nbackends, backends_cap;
+/* What etch_list_backends gives; made anew by each change. */
+static const char **names;
 
-const backend *etch__backend_find(const char *name) {
-    int n = atomic_load(&nbackends);
-    for (int i = 0; i < n; i++)
-        if (!strcmp(backends[i]->name, name) ||
-            (backends[i]->alias && !strcmp(backends[i]->alias, name)))
-            return backends[i];
-    etch__error(ETCH_ERR_NOT_FOUND, "no backend is named '%s'", name);
+static bool is_called(const backend *b, const char *name) {
+    return !strcmp(b->name, name) || (b->alias && !strcmp(b->alias, name));
+}
+
+static const backend *find(const char *name) {
+    for (int64_t i = 0; i < nbackends; i++)
+        if (is_called(backends[i], name)) return backends[i];
     return NULL;
 }
 
-bool etch__backend_register(const backend *b) {
-    while (atomic_flag_test_and_set(&lock)) {}
-    int n = atomic_load(&nbackends);
-    bool room = n < BACKENDS_MAX;
-    if (room) {
-        backends[n] = b;
-        names[n] = b->name;
-        atomic_store(&nbackends, n + 1);
-    }
-    atomic_flag_clear(&lock);
-    if (!room)
-        etch__error(ETCH_ERR_UNSUPPORTED, "at most %d backends can be registered", BACKENDS_MAX);
-    return room;
+const backend *etch__backend_find(const char *name) {
+    pthread_mutex_lock(&lock);
+    const backend *b = find(name);
+    pthread_mutex_unlock(&lock);
+    if (!b)
+        etch__error(ETCH_ERR_NOT_FOUND, "no backend is called \"%s\" (see etch_list_backends)",
+                    name);
+    return b;
 }
 
-const char *const *etch_list_backends(void) { return names; }
+/* Room for one more name than there are backends, and the NULL. */
+static bool room_for_one(void) {
+    const char **grown = etch__malloc((size_t)(nbackends + 2) * sizeof *grown);
+    if (!grown) return false;
+    if (!etch__grow(&backends, &backends_cap, nbackends + 1, sizeof *backends)) {
+        etch__free(grown);
+        return false;
+    }
+    etch__free(names);
+    names = grown;
+    return true;
+}
+
+static void list_names(void) {
+    for (int64_t i = 0; i < nbackends; i++) names[i] = backends[i]->name;
+    names[nbackends] = NULL;
+}
+
+bool etch__backend_register(const backend *b) {
+    pthread_mutex_lock(&lock);
+    bool taken = find(b->name) != NULL, ok = !taken && room_for_one();
+    if (ok) backends[nbackends++] = b;
+    if (ok) list_names();
+    pthread_mutex_unlock(&lock);
+    if (taken) etch__error(ETCH_ERR_INVALID_ARGUMENT, "the backend name \"%s\" is taken", b->name);
+    return ok;
+}
+
+bool etch__backend_remove(const backend *b) {
+    pthread_mutex_lock(&lock);
+    int64_t i = 0;
+    while (i < nbackends && backends[i] != b) i++;
+    bool there = i < nbackends;
+    if (there) {
+        nbackends--;
+        memmove(backends + i, backends + i + 1, (size_t)(nbackends - i) * sizeof *backends);
+        list_names();
+    }
+    pthread_mutex_unlock(&lock);
+    return there;
+}
+
+const char *const *etch_list_backends(void) {
+    static const char *const none[] = {NULL};
+    pthread_mutex_lock(&lock);
+    const char *const *list = names ? (const char *const *)names : none;
+    pthread_mutex_unlock(&lock);
+    return list;
+}

@@ -39,9 +39,20 @@ typedef struct backend {
      * falls back to the eager plan itself and counts the reason; an error is for lack of memory and
      * the like. */
     etch_status (*compile)(const graph *g, const backend_options *options, plan **out);
+    /* In place of compile, for backends that need to know themselves. */
+    etch_status (*compile_as)(const struct backend *self, const graph *g,
+                              const backend_options *options, plan **out);
 } backend;
 
+static inline etch_status etch__backend_compile(const backend *b, const graph *g,
+                                                const backend_options *options, plan **out) {
+    return b->compile_as ? b->compile_as(b, g, options, out) : b->compile(g, options, out);
+}
+
 bool etch__backend_register(const backend *b); /* b lives for ever */
+/* Takes the backend off the list; functions may still hold it. false: not there. */
+bool etch__backend_remove(const backend *b);
+/* NULL with not_found where there is none. */
 const backend *etch__backend_find(const char *name);
 
 /* The plan that runs the graph's nodes through the eager kernels, one by one (backends/eager.c). */

@@ -228,6 +228,15 @@ static bool convert(boxed_call *b) {
     return true;
 }
 
+etch_status etch__unbox(const etch_op *op, const etch_value *args, int nargs, const void *site,
+                        etch_status (*use)(void *ctx, const op_call *call), void *ctx) {
+    boxed_call b = {.op = op, .schema = etch__schema((op_id)op->id), .site = site};
+    if (!bind(&b, args, nargs) || !convert(&b)) return etch__tls.status;
+    op_call call = {.op = op->id, .nin = (uint16_t)b.nin, .nsc = (uint8_t)b.nsc,
+                    .nat = (uint8_t)b.nat, .in = b.in, .sc = b.sc, .at = b.at, .site = site};
+    return use(ctx, &call);
+}
+
 etch_status etch_op_call(const etch_op *op, const etch_value *args, int nargs, etch_tensor **out,
                          int nout) {
     const void *site = __builtin_return_address(0);

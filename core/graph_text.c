@@ -277,11 +277,16 @@ static bool read_arguments(reader *r, reading *x) {
     return true;
 }
 
+/* Names of custom operators have colons. */
 static bool read_op(reader *r, uint16_t *op) {
-    char word[64];
+    char word[128];
     skip(r);
     const char *at = r->at;
-    if (!read_word(r, word, sizeof word)) return false;
+    size_t n = strcspn(at, "(%{} \t\n");
+    if (n >= sizeof word) return fail(r, "no such operator");
+    memcpy(word, at, n);
+    word[n] = 0;
+    r->at += n;
     for (int i = 0; i < etch__op_count; i++)
         if (!strcmp(word, etch__ops[i].name)) return *op = (uint16_t)i, true;
     r->at = at;

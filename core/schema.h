@@ -42,6 +42,9 @@ bool etch__schema_parse(const char *schema, op_schema *s);
 void etch__schema_set(op_id op, const op_schema *s);
 /* Never NULL; lives for ever. */
 const op_schema *etch__schema(op_id op);
+/* Brings a boxed call into normal form and hands it to use; its status, or that of a failure to. */
+etch_status etch__unbox(const etch_op *op, const etch_value *args, int nargs, const void *site,
+                        etch_status (*use)(void *ctx, const op_call *call), void *ctx);
 /* "Tensor", "int[]?" and so on. */
 const char *etch__arg_type_name(arg_type type);
 

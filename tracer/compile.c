@@ -280,7 +280,7 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
     }
     if (new_graph) log_graph(g);
     backend_options options = {f->options.mode, f->options.numerics};
-    etch_status status = f->backend->compile(g, &options, &code->plan);
+    etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
     etch__graph_free(g);
     if (status == ETCH_OK) return code;
     free_code(code);

@@ -280,11 +280,12 @@ static const trace_node *maker_of(const etch_tensor *t) {
  * many elements further on. */
 static const etch_tensor *root_of(const etch_tensor *t, int64_t *offset) {
     *offset = 0;
-    while (t->deferred) {
+    while (t->deferred && t->owner) { /* without an owner: a value of a user's graph */
+        const walk *w = t->owner;
         const trace_node *n = maker_of(t);
         if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
-        *offset += n->meta.offset;
-        t = ((const walk *)t->owner)->c.value[n->in[0]];
+        *offset += n->dynamic ? w->ints[n->ints + n->nat] : n->meta.offset;
+        t = w->c.value[n->in[0]];
     }
     *offset += t->offset;
     return t;

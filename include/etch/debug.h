@@ -55,7 +55,8 @@ typedef enum etch_value_tag {
     ETCH_VALUE_BOOL,
     ETCH_VALUE_REAL,
     ETCH_VALUE_INTS,
-    ETCH_VALUE_DTYPE
+    ETCH_VALUE_DTYPE,
+    ETCH_VALUE_PARAM /* in graphs only: a run-time scalar */
 } etch_value_tag;
 
 /* One argument of a boxed call; name NULL: by position, else by the schema's name. */
@@ -74,6 +75,10 @@ typedef struct etch_value {
         double d;
         etch_dims ints;
         etch_dtype dtype;
+        struct {
+            int number; /* of the graph */
+            etch_scalar_kind kind;
+        } param;
     };
 } etch_value;
 

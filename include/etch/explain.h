@@ -1,0 +1,3 @@
+#ifndef ETCH_EXPLAIN_H
+#define ETCH_EXPLAIN_H
+#endif
