@@ -44,6 +44,13 @@ void *etch__realloc(void *p, size_t bytes) {
     return checked(allocation_fails() ? NULL : realloc(p, bytes ? bytes : 1), bytes);
 }
 
+void *etch__aligned_zeroed(size_t bytes) {
+    void *p = NULL;
+    size_t whole = (bytes + 63) & ~(size_t)63;
+    if (allocation_fails() || posix_memalign(&p, 64, whole)) return checked(NULL, bytes);
+    return memset(p, 0, whole);
+}
+
 void etch__free(void *p) { free(p); }
 
 char *etch__strdup(const char *s) {

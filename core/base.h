@@ -26,6 +26,8 @@ char *etch__strdup(const char *s);
 /* Tests: the n-th allocation from now (0: the next) fails, once. n < 0 switches it off. Returns how
  * many allocations were asked for since the last call. */
 int64_t etch__fail_allocation(int64_t n);
+/* Zeroed memory aligned to a cache line; freed by etch__free. */
+void *etch__aligned_zeroed(size_t bytes);
 /* Whether that is on: caches of memory then stand aside, so that each site is met. */
 bool etch__allocations_counted(void);
 

@@ -8,6 +8,7 @@
 #include <sys/mman.h>
 
 enum { ALIGN = 64, KEPT_MAX = 64 };
+#define SMALL ((size_t)1 << 12)
 #define LARGE ((size_t)1 << 18)
 #define HUGE_PAGE ((size_t)1 << 21)
 
@@ -29,7 +30,12 @@ __attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
-static void account(int64_t bytes) {
+/* Small storages, of which there are many, are counted by each thread for itself. */
+static void account(size_t of, int64_t bytes) {
+    if (of < SMALL) {
+        THREAD_COUNT(small_bytes, bytes);
+        return;
+    }
     int64_t now = atomic_fetch_add_explicit(&bytes_live, bytes, memory_order_relaxed) + bytes;
     int64_t peak = atomic_load_explicit(&bytes_peak, memory_order_relaxed);
     while (unlikely(now > peak) && !atomic_compare_exchange_weak(&bytes_peak, &peak, now)) continue;
@@ -105,7 +111,7 @@ etch_storage *etch__storage_new(size_t bytes) {
     s->block_bytes = whole;
     s->data = (void *)(((uintptr_t)block + ALIGN + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
     THREAD_COUNT(allocations, 1);
-    account((int64_t)bytes);
+    account(bytes, (int64_t)bytes);
     return s;
 }
 
@@ -115,7 +121,7 @@ etch_storage *etch__storage_wrap(void *data, size_t bytes) {
     s->refs = 1;
     s->exposed = EXPOSED_WRAPPED;
     s->bytes = bytes, s->data = data;
-    account((int64_t)bytes);
+    account(bytes, (int64_t)bytes);
     return s;
 }
 
@@ -125,14 +131,16 @@ void etch__storage_release(etch_storage *s) {
         atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
     if (s->free_fn) s->free_fn(s->free_ctx);
-    account(-(int64_t)s->bytes);
+    account(s->bytes, -(int64_t)s->bytes);
     if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s, s->block_bytes);
     else etch__free(s);
 }
 
 etch_memory_stats etch_memory(void) {
     thread_counts c = etch__thread_counts();
-    return (etch_memory_stats){atomic_load(&bytes_live), atomic_load(&bytes_peak), c.tensors,
+    int64_t live = atomic_load(&bytes_live) + c.small_bytes;
+    int64_t peak = atomic_load(&bytes_peak);
+    return (etch_memory_stats){live, peak > live ? peak : live, c.tensors,
                                c.allocations};
 }
 

@@ -17,6 +17,7 @@ static void add_counts(thread_counts *sum, const thread_counts *c) {
     sum->allocations += __atomic_load_n(&c->allocations, __ATOMIC_RELAXED);
     sum->kernel_launches += __atomic_load_n(&c->kernel_launches, __ATOMIC_RELAXED);
     sum->library_calls += __atomic_load_n(&c->library_calls, __ATOMIC_RELAXED);
+    sum->small_bytes += __atomic_load_n(&c->small_bytes, __ATOMIC_RELAXED);
 }
 
 /* Runs at the end of a thread: what its scopes still own dies with it. */
@@ -64,7 +65,9 @@ static void set_up(void) {
 
 void etch__thread_register(void) {
     pthread_once(&once, set_up);
+    static _Atomic unsigned numbers;
     pthread_setspecific(key, &etch__tls);
+    etch__tls.number = numbers++;
     pthread_mutex_lock(&lock);
     etch__tls.next = threads;
     threads = &etch__tls;

@@ -10,6 +10,7 @@
  * the owner only, read by etch__thread_counts while they move. */
 typedef struct thread_counts {
     int64_t tensors, operators, allocations, kernel_launches, library_calls;
+    int64_t small_bytes; /* of storages under 4 KiB: made less destroyed */
 } thread_counts;
 
 /* Adds n to one of the calling thread's counts: two plain moves, but no data race. */
@@ -22,6 +23,7 @@ typedef struct etch_thread {
     uint64_t state;  /* the state word: what a recorded operator depends on beside its operands */
     uint32_t layers; /* bit per active dispatch layer (core/dispatch.h) */
     bool registered;
+    unsigned number; /* given out in turn: which of several places a thread prefers */
     bool in_flush;   /* inside a flush: operators run eagerly, outer deferred handles are errors */
 
     /* Scopes: the items of scope k are items[scope_start[k] .. scope_start[k + 1]). */

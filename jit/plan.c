@@ -65,6 +65,11 @@ typedef struct run_block {
     char *arena;
 } run_block;
 
+/* A run block that no run uses, in a cache line of its own. */
+typedef struct free_block {
+    _Alignas(64) _Atomic(run_block *) block;
+} free_block;
+
 typedef struct native_plan {
     plan p;
     int nsteps, nargs, ncells, noperands, noutputs, nwritten;
@@ -77,7 +82,7 @@ typedef struct native_plan {
     int64_t *output_bytes;
     int32_t *written; /* inputs whose memory changes */
     int64_t arena_bytes;
-    _Atomic(run_block *) blocks[FREE_BLOCKS];
+    free_block blocks[FREE_BLOCKS];
 } native_plan;
 
 /* ---- run blocks
@@ -128,18 +133,20 @@ static run_block *new_block(const native_plan *p) {
 }
 
 static run_block *take_block(native_plan *p) {
-    for (int i = 0; i < FREE_BLOCKS; i++) {
-        if (!atomic_load_explicit(&p->blocks[i], memory_order_relaxed)) continue;
-        run_block *b = atomic_exchange(&p->blocks[i], NULL);
+    for (unsigned i = 0; i < FREE_BLOCKS; i++) {
+        _Atomic(run_block *) *slot = &p->blocks[(etch__tls.number + i) % FREE_BLOCKS].block;
+        if (!atomic_load_explicit(slot, memory_order_relaxed)) continue;
+        run_block *b = atomic_exchange(slot, NULL);
         if (b) return b;
     }
     return new_block(p);
 }
 
 static void give_block(native_plan *p, run_block *b) {
-    for (int i = 0; i < FREE_BLOCKS; i++) {
+    for (unsigned i = 0; i < FREE_BLOCKS; i++) {
+        _Atomic(run_block *) *slot = &p->blocks[(etch__tls.number + i) % FREE_BLOCKS].block;
         run_block *none = NULL;
-        if (atomic_compare_exchange_strong(&p->blocks[i], &none, b)) return;
+        if (atomic_compare_exchange_strong(slot, &none, b)) return;
     }
     etch__free(b);
 }
@@ -249,7 +256,7 @@ static void destroy_plan(plan *base) {
     native_plan *p = (native_plan *)base;
     for (int i = 0; i < p->nsteps; i++)
         if (!p->steps[i].is_call) etch__kernel_release(p->steps[i].k.kernel);
-    for (int i = 0; i < FREE_BLOCKS; i++) etch__free(p->blocks[i]);
+    for (int i = 0; i < FREE_BLOCKS; i++) etch__free(p->blocks[i].block);
     etch__free(p->steps);
     etch__free(p->args);
     etch__free(p->cells);
@@ -543,7 +550,7 @@ static void log_steps(const maker *m) {
 
 static etch_status make(maker *m, const char **why) {
     const ir *r = m->r;
-    m->p = etch__calloc(1, sizeof *m->p);
+    m->p = etch__aligned_zeroed(sizeof *m->p);
     m->low = etch__calloc(r->ngroups + 1, sizeof *m->low);
     m->finish = etch__calloc(r->ngroups + 1, sizeof *m->finish);
     m->output = etch__malloc((r->nversions + 1) * sizeof *m->output);

@@ -19,11 +19,15 @@ static void add_counts(counters *sum, const counters *c) {
 #undef COUNTER
 }
 
+static void add_shards(counters *sum, const etch_function *f) {
+    for (int i = 0; i < SHARDS; i++) add_counts(sum, &f->shard[i].counts);
+}
+
 /* The process's counters: the library's own, and those of its functions. */
 static void sum_counts(counters *sum) {
     pthread_mutex_lock(&list_lock);
     add_counts(sum, &departed);
-    for (etch_function *f = functions; f; f = f->next) add_counts(sum, &f->counts);
+    for (etch_function *f = functions; f; f = f->next) add_shards(sum, f);
     pthread_mutex_unlock(&list_lock);
 }
 
@@ -31,7 +35,8 @@ static void reset_counts(void) {
     pthread_mutex_lock(&list_lock);
     memset(&departed, 0, sizeof departed);
     for (etch_function *f = functions; f; f = f->next) {
-#define COUNTER(name) f->counts.name = 0;
+#define COUNTER(name)                                                                              \
+    for (int i = 0; i < SHARDS; i++) f->shard[i].counts.name = 0;
 #include "core/counters.def"
 #undef COUNTER
     }
@@ -41,7 +46,9 @@ static void reset_counts(void) {
 etch_counters_t etch_function_counters(const etch_function *f) {
     etch_counters_t c = {0};
     if (!f) return c;
-#define COUNTER(name) c.name = f->counts.name;
+    counters sum = {0};
+    add_shards(&sum, f);
+#define COUNTER(name) c.name = sum.name;
 #include "core/counters.def"
 #undef COUNTER
     return c;
@@ -51,15 +58,15 @@ etch_counters_t etch_function_counters(const etch_function *f) {
  * ------------------------------------------------------------------------------------------------
  */
 
+static atomic_int ncondemned; /* freed functions with runs, on the list still */
+
+static int runs_of(const etch_function *f) {
+    int runs = 0;
+    for (int i = 0; i < SHARDS; i++) runs += atomic_load(&f->shard[i].pins);
+    return runs;
+}
+
 static void destroy(etch_function *f) {
-    pthread_mutex_lock(&list_lock);
-    for (etch_function **link = &functions; *link; link = &(*link)->next)
-        if (*link == f) {
-            *link = f->next;
-            break;
-        }
-    add_counts(&departed, &f->counts);
-    pthread_mutex_unlock(&list_lock);
     etch__generation_free(f->gen);
     while (f->retired) {
         generation *g = f->retired;
@@ -72,12 +79,37 @@ static void destroy(etch_function *f) {
     etch__free(f);
 }
 
+/* Freed functions without runs leave the list and go. Only here does one go, under the list's lock,
+ * so that a run which ends need not touch its function after it has let go of it. */
+static void collect(void) {
+    etch_function *gone = NULL;
+    pthread_mutex_lock(&list_lock);
+    for (etch_function **link = &functions; *link;) {
+        etch_function *f = *link;
+        if (!f->freed || runs_of(f)) {
+            link = &f->next;
+            continue;
+        }
+        *link = f->next;
+        ncondemned--;
+        add_shards(&departed, f);
+        f->next = gone;
+        gone = f;
+    }
+    pthread_mutex_unlock(&list_lock);
+    while (gone) {
+        etch_function *next = gone->next;
+        destroy(gone);
+        gone = next;
+    }
+}
+
 /* Retired generations go when there is no run but those of the caller, which have done with them: a
  * run pins the function before it looks for the generation. */
 static void free_retired(etch_function *f, int mine) {
     pthread_mutex_lock(&f->lock);
     generation *g = NULL;
-    if (atomic_load(&f->refs) / FUNCTION_RUN == mine) g = atomic_exchange(&f->retired, NULL);
+    if (runs_of(f) == mine) g = atomic_exchange(&f->retired, NULL);
     pthread_mutex_unlock(&f->lock);
     while (g) {
         generation *next = g->next;
@@ -86,10 +118,15 @@ static void free_retired(etch_function *f, int mine) {
     }
 }
 
+void etch__function_pin(etch_function *f) {
+    atomic_fetch_add(&f->shard[etch__tls.number % SHARDS].pins, 1);
+}
+
 void etch__function_unpin(etch_function *f) {
     if (unlikely(atomic_load_explicit(&f->retired, memory_order_relaxed) != NULL))
         free_retired(f, 1);
-    if (atomic_fetch_sub(&f->refs, FUNCTION_RUN) == FUNCTION_RUN) destroy(f);
+    atomic_fetch_sub(&f->shard[etch__tls.number % SHARDS].pins, 1);
+    if (unlikely(atomic_load_explicit(&ncondemned, memory_order_acquire))) collect();
 }
 
 /* Around fork nobody is inside the functions' locks. A compile may go on for long, so nobody waits for
@@ -157,10 +194,9 @@ static etch_function *new_function(function_kind kind, void (*fn)(void),
         return NULL;
     }
     pthread_once(&fork_once, watch_forks);
-    etch_function *f = etch__calloc(1, sizeof *f);
+    etch_function *f = etch__aligned_zeroed(sizeof *f);
     if (!f) return NULL;
     f->kind = kind, f->fn = fn;
-    atomic_store(&f->refs, FUNCTION_HANDLE);
     f->gen = etch__generation_new();
     if (!f->gen || !set_options(f, options)) {
         etch__generation_free(f->gen);
@@ -192,7 +228,10 @@ etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options)
 }
 
 void etch_function_free(etch_function *f) {
-    if (f && atomic_fetch_sub(&f->refs, FUNCTION_HANDLE) == FUNCTION_HANDLE) destroy(f);
+    if (!f) return;
+    ncondemned++;
+    f->freed = true;
+    collect();
 }
 
 static void reset_one(etch_function *f) {

@@ -526,7 +526,7 @@ static run *take_run(etch_function *f) {
     if (!r) return NULL;
     if (r == &spare_run) spare_run_used = true;
     memset(r, 0, sizeof *r);
-    atomic_fetch_add(&f->refs, FUNCTION_RUN);
+    etch__function_pin(f);
     r->f = f;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     if (unlikely(r->gen->epoch !=

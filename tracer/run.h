@@ -11,6 +11,8 @@ static inline run *etch__current_run(void) { return etch__tls.run; }
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout);
 
+/* A run holds the function, which may be freed meanwhile. */
+void etch__function_pin(etch_function *f);
 /* A run gives up its hold on the function, the last one frees it. */
 void etch__function_unpin(etch_function *f);
 

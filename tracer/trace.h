@@ -111,6 +111,11 @@ struct trace_leaf {
 
 enum { SPARE_WALKS = 8 };
 
+/* A walk that no run uses, in a cache line of its own. */
+typedef struct spare_walk {
+    _Alignas(64) _Atomic(struct walk *) walk;
+} spare_walk;
+
 struct trace_tree {
     generation *gen;
     bool entry;
@@ -125,7 +130,7 @@ struct trace_tree {
     _Atomic int ncompiled;
     _Atomic bool
         limited; /* the recompile limit is reached (resume trees; entries use the generation's) */
-    _Atomic(struct walk *) spare[SPARE_WALKS];
+    spare_walk spare[SPARE_WALKS];
     _Atomic(trace_tree *) next;
 };
 
@@ -144,10 +149,18 @@ struct generation {
 
 typedef enum function_kind { FN_0, FN_1, FN_2, FN_3, FN_4, FN_N } function_kind;
 
-enum { FUNCTION_HANDLE = 1, FUNCTION_RUN = 2 };
+enum { SHARDS = 8 };
+
+/* What every call of a function writes, apart for threads, so that they do not wait for each other's
+ * cache lines. */
+typedef struct function_shard {
+    _Alignas(64) atomic_int pins; /* runs that have not ended */
+    counters counts;
+} function_shard;
 
 struct etch_function {
-    atomic_int refs; /* FUNCTION_HANDLE, and FUNCTION_RUN for each run */
+    function_shard shard[SHARDS]; /* by the thread's number */
+    atomic_bool freed;            /* the handle is gone; the last run's end makes it collectable */
     function_kind kind;
     void (*fn)(void);
     void *ctx;
@@ -158,7 +171,6 @@ struct etch_function {
     pthread_mutex_t compile_lock; /* one compile at a time */
     _Atomic(generation *) gen;
     _Atomic(generation *) retired; /* freed when no run is left that may be using them */
-    counters counts;
     struct etch_function *next; /* list of all functions */
 };
 
@@ -316,6 +328,7 @@ void etch__warn_limit(const run *r);
 
 /* Counts for the function and the process. */
 #define TRACE_COUNT(f, name, n)                                                                    \
-    (atomic_fetch_add_explicit(&(f)->counts.name, (n), memory_order_relaxed))
+    (atomic_fetch_add_explicit(&(f)->shard[etch__tls.number % SHARDS].counts.name, (n),            \
+                               memory_order_relaxed))
 
 #endif

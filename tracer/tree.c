@@ -131,7 +131,7 @@ static void free_codes(segment_code *c) {
 }
 
 static void free_tree(trace_tree *t) {
-    for (int i = 0; i < SPARE_WALKS; i++) etch__walk_free(t->spare[i]);
+    for (int i = 0; i < SPARE_WALKS; i++) etch__walk_free(t->spare[i].walk);
     etch__free(t->guards);
     etch__free(t);
 }
@@ -211,7 +211,7 @@ static trace_tree *resume_tree_like(generation *g, const trace_node *first) {
 
 /* A new tree, not yet on a list. */
 static trace_tree *new_tree(walk *w, bool entry) {
-    trace_tree *t = etch__calloc(1, sizeof *t);
+    trace_tree *t = etch__aligned_zeroed(sizeof *t);
     if (!t) return NULL;
     t->gen = w->run->gen;
     t->entry = entry;

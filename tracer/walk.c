@@ -34,17 +34,18 @@ static bool size_for_tree(walk *w) {
     return true;
 }
 
-static walk *spare_walk(trace_tree *tree) {
-    for (int i = 0; i < SPARE_WALKS; i++) {
-        if (!atomic_load_explicit(&tree->spare[i], memory_order_relaxed)) continue;
-        walk *w = atomic_exchange_explicit(&tree->spare[i], NULL, memory_order_acquire);
+static walk *take_spare(trace_tree *tree) {
+    for (unsigned i = 0; i < SPARE_WALKS; i++) {
+        _Atomic(walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
+        if (!atomic_load_explicit(place, memory_order_relaxed)) continue;
+        walk *w = atomic_exchange_explicit(place, NULL, memory_order_acquire);
         if (w) return w;
     }
     return NULL;
 }
 
 walk *etch__walk_take(run *r, trace_tree *tree) {
-    walk *w = tree ? spare_walk(tree) : NULL;
+    walk *w = tree ? take_spare(tree) : NULL;
     if (!w && !(w = etch__calloc(1, sizeof *w))) return NULL;
     w->run = r;
     w->tree = tree;
@@ -177,10 +178,11 @@ void etch__walk_recycle(walk *w) {
     w->dynamic = w->dynamic_entry = false;
     w->leaf = NULL;
     w->pending = w->recorded = w->published = w->recompile = w->entry = false;
-    for (int i = 0; tree && i < SPARE_WALKS; i++) {
+    for (unsigned i = 0; tree && i < SPARE_WALKS; i++) {
+        _Atomic(walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
         walk *none = NULL;
-        if (atomic_load_explicit(&tree->spare[i], memory_order_relaxed)) continue;
-        if (atomic_compare_exchange_strong_explicit(&tree->spare[i], &none, w, memory_order_release,
+        if (atomic_load_explicit(place, memory_order_relaxed)) continue;
+        if (atomic_compare_exchange_strong_explicit(place, &none, w, memory_order_release,
                                                     memory_order_relaxed))
             return;
     }
