@@ -504,16 +504,26 @@ static bool run_calls(comparison *c) {
     return same;
 }
 
+static etch_counters_t counters_since(const etch_counters_t *before) {
+    etch_counters_t c = etch_counters();
+    c.graphs -= before->graphs;
+    c.kernels -= before->kernels;
+    c.kernel_launches -= before->kernel_launches;
+    c.compile_failures -= before->compile_failures;
+    return c;
+}
+
 bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, const char *backend,
                   fuzz_result *result) {
     static comparison c;
     etch_memory_stats before = etch_memory();
+    etch_counters_t counted = etch_counters();
     memset(result, 0, sizeof *result);
     c.r = result;
     fuzz_world_open(&c.a, setup, body, program, "eager", true);
     fuzz_world_open(&c.b, setup, body, program, backend, false);
     bool same = run_calls(&c);
-    result->counters = etch_function_counters(c.b.f);
+    result->counters = counters_since(&counted);
     fuzz_world_close(&c.a);
     fuzz_world_close(&c.b);
     etch_clear_error();

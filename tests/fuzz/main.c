@@ -184,6 +184,7 @@ static void print_summary(const options *o, int findings, double seconds) {
     printf("fuzz: of %lld later calls %.1f %% ran plans, %.1f %% nothing but plans\n",
            (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
     printf("fuzz: %d finding%s\n", findings, findings == 1 ? "" : "s");
+    if (b->failed_compiles) printf("fuzz: some programs were not compiled: nothing was tested\n");
 }
 
 static int fuzz(const options *o) {
@@ -209,7 +210,7 @@ static int fuzz(const options *o) {
         report(found);
     }
     print_summary(o, findings, now() - start);
-    return findings > 0;
+    return findings > 0 || shared->failed_compiles > 0;
 }
 
 static int fuzz_one(const options *o) {
