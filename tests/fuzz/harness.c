@@ -99,6 +99,7 @@ int64_t fuzz_size(const fuzz_world *w, int n, int dim, int64_t more) {
 }
 
 etch_scalar fuzz_vary(const fuzz_world *w, etch_scalar s) {
+    if (w->variant == 2) return etch_scalar_int(w->call); /* another kind */
     if (s.kind == ETCH_SCALAR_REAL) return etch_scalar_real(s.d + 0.5 * w->call);
     if (s.kind == ETCH_SCALAR_INT) return etch_scalar_int((int64_t)((uint64_t)s.i + (unsigned)w->call));
     return etch_scalar_bool((s.i + w->call) & 1);
