@@ -138,8 +138,7 @@ static bool add_node(builder *b, const trace_node *n) {
         if (n->dynamic) call.at = b->w->ints + n->ints;
     }
     if (etch__ops[n->op].kind == KIND_VIEW)
-        offset[n->c.out] =
-            offset[n->in[0]] + (n->dynamic ? b->w->ints[n->ints + n->nat] : n->meta.offset);
+        offset[n->c.out] = offset[n->in[0]] + etch__view_offset(b->w, n);
     meta.offset = offset[n->c.out];
     int number = etch__graph_add_node(b->g, &call, operands, &meta);
     if (number < 0) return false;

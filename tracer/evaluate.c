@@ -42,7 +42,7 @@ static bool gather(walk *w, const trace_node *n) {
 static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
     h->storage = w->inputs[0]->storage;
     etch__storage_retain(h->storage);
-    h->offset = w->inputs[0]->offset + (n->dynamic ? w->ints[n->ints + n->nat] : n->meta.offset);
+    h->offset = w->inputs[0]->offset + etch__view_offset(w, n);
     h->deferred = 0;
 }
 

@@ -284,7 +284,7 @@ static const etch_tensor *root_of(const etch_tensor *t, int64_t *offset) {
         const walk *w = t->owner;
         const trace_node *n = maker_of(t);
         if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
-        *offset += n->dynamic ? w->ints[n->ints + n->nat] : n->meta.offset;
+        *offset += etch__view_offset(w, n);
         t = w->c.value[n->in[0]];
     }
     *offset += t->offset;

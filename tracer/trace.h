@@ -290,6 +290,11 @@ int32_t etch__walk_find(const walk *w, const etch_tensor *t);
 /* Fills path with the nodes from the root to the last matched one. */
 bool etch__walk_path(walk *w);
 
+/* How far the first element of a view is from that of its base in this walk. */
+static inline int64_t etch__view_offset(const walk *w, const trace_node *n) {
+    return n->dynamic ? w->ints[n->ints + n->nat] : n->meta.offset;
+}
+
 /* tracer/evaluate.c: nodes through the eager kernels, plans */
 /* Runs the path's nodes one by one, each under its own state word, into the handles that stand for
  * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */

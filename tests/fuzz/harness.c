@@ -99,6 +99,7 @@ int64_t fuzz_size(const fuzz_world *w, int n, int dim, int64_t more) {
 }
 
 etch_scalar fuzz_vary(const fuzz_world *w, etch_scalar s) {
+    if (w->variant == 2) return etch_scalar_int(w->call); /* another kind */
     if (s.kind == ETCH_SCALAR_REAL) return etch_scalar_real(s.d + 0.5 * w->call);
     if (s.kind == ETCH_SCALAR_INT) return etch_scalar_int((int64_t)((uint64_t)s.i + (unsigned)w->call));
     return etch_scalar_bool((s.i + w->call) & 1);
@@ -481,9 +482,16 @@ static bool compare_worlds(comparison *c) {
     return compare_tensors(c);
 }
 
-static void count_call(comparison *c, int call, etch_counters_t before) {
+/* Calls that are meant to stay eager are not counted. */
+static bool is_later(const fuzz_world *w) {
+    const fuzz_setup *s = w->setup;
+    bool eager = s->stable_after > 1 || s->recompile_limit < 8 || fuzz_when(w, s->fails);
+    return !eager && w->call >= 2 * s->period;
+}
+
+static void count_call(comparison *c, etch_counters_t before) {
     etch_counters_t now = etch_function_counters(c->b.f);
-    bool later = call >= 2 * c->a.setup->period, any = now.plan_runs > before.plan_runs;
+    bool later = is_later(&c->b), any = now.plan_runs > before.plan_runs;
     c->r->calls++;
     c->r->later += later;
     c->r->compiled += later && any;
@@ -498,22 +506,32 @@ static bool run_calls(comparison *c) {
             etch_counters_t before = etch_function_counters(c->b.f);
             call_function(&c->a, call);
             call_function(&c->b, call);
-            count_call(c, call, before);
+            count_call(c, before);
             same = compare_worlds(c);
         }
     return same;
+}
+
+static etch_counters_t counters_since(const etch_counters_t *before) {
+    etch_counters_t c = etch_counters();
+    c.graphs -= before->graphs;
+    c.kernels -= before->kernels;
+    c.kernel_launches -= before->kernel_launches;
+    c.compile_failures -= before->compile_failures;
+    return c;
 }
 
 bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, const char *backend,
                   fuzz_result *result) {
     static comparison c;
     etch_memory_stats before = etch_memory();
+    etch_counters_t counted = etch_counters();
     memset(result, 0, sizeof *result);
     c.r = result;
     fuzz_world_open(&c.a, setup, body, program, "eager", true);
     fuzz_world_open(&c.b, setup, body, program, backend, false);
     bool same = run_calls(&c);
-    result->counters = etch_function_counters(c.b.f);
+    result->counters = counters_since(&counted);
     fuzz_world_close(&c.a);
     fuzz_world_close(&c.b);
     etch_clear_error();

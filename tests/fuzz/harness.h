@@ -117,7 +117,7 @@ typedef struct fuzz_result {
     char difference[512]; /* "" when there is none */
     int calls, later, compiled, compiled_only; /* later: calls whose variant was there twice before;
                           of these: that ran a plan, and that ran nothing but plans */
-    etch_counters_t counters;
+    etch_counters_t counters; /* of the process, over this program */
 } fuzz_result;
 
 /* Runs the program eagerly and compiled for the backend. True: no difference, nothing leaked. */

@@ -1,6 +1,7 @@
 /* etch_fuzz: random programs, eager beside compiled.
  *
- *     etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] [--failures N] [--one S]
+ *     etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] [--failures N] [--reduce 0|1]
+ *               [--one S]
  *
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
  * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
@@ -33,7 +34,7 @@ typedef struct options {
     double seconds;
     int64_t programs;
     uint64_t seed;
-    int native, failures;
+    int native, failures, reduce;
     bool one;
 } options;
 
@@ -121,7 +122,7 @@ static bool still_fails(const program *p) {
     return run_apart(p, !strcmp(wanted_backend, "native")) == wanted_finding;
 }
 
-static void report(finding found) {
+static void report(finding found, bool reduce) {
     static program p;
     static const char *const names[] = {"nothing", "a difference", "a leak", "a crash or hang"};
     p = shared->p;
@@ -129,6 +130,7 @@ static void report(finding found) {
     printf("\n== seed %llu, %s: %s: %s\n", (unsigned long long)p.setup.seed, backend_name(native),
            names[found], found == FOUND_CRASH ? "" : shared->result.difference);
     fflush(stdout);
+    if (!reduce) return;
     if (native && run_apart(&p, false) == found) native = false;
     wanted_backend = backend_name(native), wanted_finding = found;
     if (!still_fails(&p)) {
@@ -184,6 +186,7 @@ static void print_summary(const options *o, int findings, double seconds) {
     printf("fuzz: of %lld later calls %.1f %% ran plans, %.1f %% nothing but plans\n",
            (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
     printf("fuzz: %d finding%s\n", findings, findings == 1 ? "" : "s");
+    if (b->failed_compiles) printf("fuzz: some programs were not compiled: nothing was tested\n");
 }
 
 static int fuzz(const options *o) {
@@ -206,10 +209,10 @@ static int fuzz(const options *o) {
             continue;
         }
         findings++;
-        report(found);
+        report(found, o->reduce);
     }
     print_summary(o, findings, now() - start);
-    return findings > 0;
+    return findings > 0 || shared->failed_compiles > 0;
 }
 
 static int fuzz_one(const options *o) {
@@ -245,6 +248,7 @@ static bool parse(int argc, char **argv, options *o) {
         else if (!strcmp(name, "--seed")) o->seed = strtoull(value, NULL, 10);
         else if (!strcmp(name, "--native")) o->native = atoi(value);
         else if (!strcmp(name, "--failures")) o->failures = atoi(value);
+        else if (!strcmp(name, "--reduce")) o->reduce = atoi(value);
         else if (!strcmp(name, "--one")) o->one = true, o->seed = strtoull(value, NULL, 10);
         else return false;
     }
@@ -252,10 +256,10 @@ static bool parse(int argc, char **argv, options *o) {
 }
 
 int main(int argc, char **argv) {
-    options o = {.seed = 1, .native = 8, .failures = 10};
+    options o = {.seed = 1, .native = 8, .failures = 10, .reduce = 1};
     if (!parse(argc, argv, &o)) {
         fprintf(stderr, "usage: etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] "
-                        "[--failures N] [--one S]\n");
+                        "[--failures N] [--reduce 0|1] [--one S]\n");
         return 2;
     }
     if (!o.seconds && !o.programs) o.seconds = 60;

@@ -1,0 +1,120 @@
+/* Programs that once came out differently compiled than eager, as the fuzzer reduced them. Each runs
+ * on both backends; what each was about stands above it. */
+#include "trace_support.h"
+
+#include "fuzz/harness.h"
+
+#define SIZES {{3, 2, 5, 4, 1, 0}, {6, 2, 5, 4, 1, 0}, {8, 2, 5, 4, 1, 0}}
+#define F32_VECTOR(of_layout) {.ndim = 1, .layout = (of_layout), .feed = -1}
+#define F32_MATRIX(of_layout) {.ndim = 2, .size = {0, 3}, .layout = (of_layout), .feed = -1}
+
+static void check(const fuzz_setup *setup, fuzz_body body) {
+    for (int b = 0; b < 2; b++) {
+        fuzz_result result;
+        bool same = fuzz_compare(setup, body, NULL, test_backends[b], &result);
+        if (!same) print_error("%s: %s\n", test_backends[b], result.difference);
+        assert_true(same);
+    }
+}
+
+/* ---- the offset of a view that is still deferred ---- */
+
+static void asks_offset(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 1, etch_select(w->v[0], 0, -2));
+    fuzz_set(w, 2, etch_slice(w->v[1], 0, ETCH_ABSENT, ETCH_ABSENT, -1));
+    fuzz_query(w, 1, 0);
+    fuzz_query(w, 2, 0);
+}
+
+static void test_offset_of_deferred_view(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 5, .period = 1, .nin = 1, .nout = 1, .size = SIZES,
+                        .in[0] = F32_MATRIX(FUZZ_OFFSET)};
+    check(&setup, asks_offset);
+    setup.in[0].layout = FUZZ_REVERSED;
+    check(&setup, asks_offset);
+    setup.ncalls = 9, setup.period = 3, setup.set[1] = 1, setup.set[2] = 2; /* dynamic sizes */
+    check(&setup, asks_offset);
+}
+
+/* ---- an operator on exposed memory, and a deferred operand of the segment that it ends ---- */
+
+static void writes_beside_deferred(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_expose(w, 0, true);
+    fuzz_raw_write(w, 0, 7);
+    fuzz_set(w, 2, etch_abs(w->v[1]));
+    fuzz_set(w, 3, etch_add(w->v[0], w->v[2]));
+}
+
+static void test_exposed_beside_deferred(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 4, .period = 1, .nin = 2, .nout = 1, .out = {3}, .size = SIZES,
+                        .in = {F32_VECTOR(FUZZ_CONTIGUOUS), F32_VECTOR(FUZZ_CONTIGUOUS)}};
+    check(&setup, writes_beside_deferred);
+}
+
+/* ---- memory exposed for reading, written through a view along a trace recorded without it ---- */
+
+static void writes_view(fuzz_world *w, const void *unused) {
+    (void)unused;
+    if (fuzz_when(w, 1)) fuzz_break(w);
+    else fuzz_expose(w, 0, false);
+    fuzz_set(w, 1, etch_slice(w->v[0], 0, 0, 2, 1));
+    fuzz_set(w, 2, etch_add_scalar_(w->v[1], 1));
+    fuzz_raw_read(w, 0);
+}
+
+static void test_exposed_view_written(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 8, .period = 2, .nin = 1, .nout = 1, .size = SIZES,
+                        .in[0] = F32_VECTOR(FUZZ_CONTIGUOUS)};
+    check(&setup, writes_view);
+}
+
+static void writes_argument(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 1, etch_mul_scalar(w->v[0], 2));
+    fuzz_set(w, 2, etch_add_(w->v[0], w->v[1]));
+    fuzz_raw_read(w, 0);
+}
+
+/* The first variant's argument is no wrapped memory. */
+static void test_wrapped_argument_written(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 8, .period = 2, .nin = 1, .nout = 1, .size = SIZES,
+                        .in[0] = F32_VECTOR(FUZZ_WRAPPED)};
+    setup.in[0].plain = 1;
+    check(&setup, writes_argument);
+}
+
+/* ---- a value computed from x, then x written through a view of an earlier segment ---- */
+
+static void computes_then_writes_view(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 1, etch_view(w->v[0], ETCH_SHAPE(-1)));
+    fuzz_break(w);
+    fuzz_set(w, 2, etch_amax(w->v[0], ETCH_DIMS(0), true));
+    fuzz_set(w, 3, etch_tanh_(w->v[1]));
+    fuzz_break(w);
+    fuzz_format(w, 2);
+}
+
+static void test_live_value_of_written_alias(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 5, .period = 1, .nin = 1, .nout = 1, .size = SIZES,
+                        .in[0] = F32_VECTOR(FUZZ_CONTIGUOUS)};
+    check(&setup, computes_then_writes_view);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_offset_of_deferred_view),
+        cmocka_unit_test(test_exposed_beside_deferred),
+        cmocka_unit_test(test_exposed_view_written),
+        cmocka_unit_test(test_wrapped_argument_written),
+        cmocka_unit_test(test_live_value_of_written_alias),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
