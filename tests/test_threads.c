@@ -15,7 +15,7 @@
 
 #if defined(__SANITIZE_THREAD__)
 #define ROUNDS(n) ((n) / 5)
-const char *__tsan_default_options(void);
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) {
     return "die_after_fork=0:suppressions=" ETCH_TEST_SOURCE_DIR "/tests/tsan.supp";
 }
