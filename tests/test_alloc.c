@@ -267,9 +267,7 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
         t[0] = sample(4, 4), t[1] = sample(2, 4);
         *v = (etch_value){a->name, ETCH_VALUE_TENSORS, {.tensors = {t, 2}}};
         return t[0] && t[1];
-    case ARG_SCALAR:
-        *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}};
-        return true;
+    case ARG_SCALAR: *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}}; return true;
     case ARG_INTS:
     case ARG_INTS_OPT:
         *v = (etch_value){a->name, ETCH_VALUE_INTS, {.ints = ETCH_DIMS(1, 0)}};
@@ -697,9 +695,12 @@ static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors),          cmocka_unit_test(test_operators),
-        cmocka_unit_test(test_compiled_operators), cmocka_unit_test(test_functions),
-        cmocka_unit_test(test_native_functions), cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_operators),
+        cmocka_unit_test(test_compiled_operators),
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_native_functions),
+        cmocka_unit_test(test_kernels),
     };
     if (!mkdtemp(cache_folder)) return 1;
     setenv("ETCH_CACHE_DIR", cache_folder, 1);

@@ -111,7 +111,9 @@ static void use_data_mut(etch_tensor *y) {
     etch_data_end(y); /* what touches y before is run at once */
 }
 static void use_flush(etch_tensor *y) { (void)y, assert_int_equal(etch_flush(), ETCH_OK); }
-static void use_graph_break(etch_tensor *y) { (void)y, assert_int_equal(etch_graph_break("x"), ETCH_OK); }
+static void use_graph_break(etch_tensor *y) {
+    (void)y, assert_int_equal(etch_graph_break("x"), ETCH_OK);
+}
 static void use_format(etch_tensor *y) {
     char text[400];
     number = (double)etch_format(y, text, sizeof text);
@@ -134,12 +136,18 @@ static void use_print(etch_tensor *y) {
 }
 
 static const use reads[] = {
-    {"etch_item", use_item},           {"etch_item_int", use_item_int},
-    {"etch_to_host", use_to_host},     {"etch_data", use_data},
-    {"etch_data_mut", use_data_mut},   {"etch_flush", use_flush},
-    {"etch_print", use_print},         {"etch_format", use_format},
-    {"etch_equal", use_equal},         {"etch_allclose", use_allclose},
-    {"etch_npy_save", use_npy_save},   {"etch_bitwise_equal", use_bitwise_equal},
+    {"etch_item", use_item},
+    {"etch_item_int", use_item_int},
+    {"etch_to_host", use_to_host},
+    {"etch_data", use_data},
+    {"etch_data_mut", use_data_mut},
+    {"etch_flush", use_flush},
+    {"etch_print", use_print},
+    {"etch_format", use_format},
+    {"etch_equal", use_equal},
+    {"etch_allclose", use_allclose},
+    {"etch_npy_save", use_npy_save},
+    {"etch_bitwise_equal", use_bitwise_equal},
     {"etch_graph_break", use_graph_break},
 };
 
@@ -179,16 +187,41 @@ QUERY_OF(mode_ctx, etch_mode_ctx(NULL) == NULL)
 QUERY_OF(mode_name, etch_mode_name(NULL) == NULL)
 QUERY_OF(inference_enabled, etch_inference_enabled())
 
-#define QUERY(name) {"etch_" #name, query_##name}
+#define QUERY(name)                                                                                \
+    { "etch_" #name, query_##name }
 static const use queries[] = {
-    QUERY(version),        QUERY(status_name),    QUERY(last_status),   QUERY(last_error),
-    QUERY(dtype_name),     QUERY(dtype_size),     QUERY(promote_types), QUERY(default_dtype),
-    QUERY(dtype_of),       QUERY(ndim),           QUERY(size),          QUERY(stride),
-    QUERY(sizes),          QUERY(numel),          QUERY(storage_offset), QUERY(is_contiguous),
-    QUERY(shares_storage), QUERY(is_deferred),    QUERY(num_threads),   QUERY(memory),
-    QUERY(list_backends),  QUERY(counters),       QUERY(function_counters), QUERY(op_find),
-    QUERY(op_name),        QUERY(op_schema),      QUERY(op_list),       QUERY(op_is),
-    QUERY(op_packet),      QUERY(arg),            QUERY(mode_ctx),      QUERY(mode_name),
+    QUERY(version),
+    QUERY(status_name),
+    QUERY(last_status),
+    QUERY(last_error),
+    QUERY(dtype_name),
+    QUERY(dtype_size),
+    QUERY(promote_types),
+    QUERY(default_dtype),
+    QUERY(dtype_of),
+    QUERY(ndim),
+    QUERY(size),
+    QUERY(stride),
+    QUERY(sizes),
+    QUERY(numel),
+    QUERY(storage_offset),
+    QUERY(is_contiguous),
+    QUERY(shares_storage),
+    QUERY(is_deferred),
+    QUERY(num_threads),
+    QUERY(memory),
+    QUERY(list_backends),
+    QUERY(counters),
+    QUERY(function_counters),
+    QUERY(op_find),
+    QUERY(op_name),
+    QUERY(op_schema),
+    QUERY(op_list),
+    QUERY(op_is),
+    QUERY(op_packet),
+    QUERY(arg),
+    QUERY(mode_ctx),
+    QUERY(mode_name),
     QUERY(inference_enabled),
 };
 
