@@ -616,7 +616,7 @@ static void test_arity(void **state) {
 
 static void test_sites_and_callbacks(void **state) {
     (void)state;
-    etch_call_site site = {__FILE__, __LINE__, NULL}, nameless = {NULL, 3, NULL};
+    static etch_call_site site = {__FILE__, __LINE__, NULL}, nameless = {NULL, 3, NULL};
     NO_RESULT(etch_site_fn1(&site, NULL), ETCH_ERR_NULL, "NULL");
     NO_RESULT(etch_site_fn1(NULL, double_body), ETCH_ERR_NULL, "site");
     NO_RESULT(etch_site_n(&site, NULL, NULL), ETCH_ERR_NULL, "NULL");
