@@ -267,9 +267,7 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
         t[0] = sample(4, 4), t[1] = sample(2, 4);
         *v = (etch_value){a->name, ETCH_VALUE_TENSORS, {.tensors = {t, 2}}};
         return t[0] && t[1];
-    case ARG_SCALAR:
-        *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}};
-        return true;
+    case ARG_SCALAR: *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}}; return true;
     case ARG_INTS:
     case ARG_INTS_OPT:
         *v = (etch_value){a->name, ETCH_VALUE_INTS, {.ints = ETCH_DIMS(1, 0)}};
@@ -584,6 +582,85 @@ static bool call_site(probe *p) {
     return ok;
 }
 
+/* Sizes that become run-time extents, then more of them. */
+static bool dynamic_sizes(probe *p) {
+    etch_function *f = COMPILE(p, chain_body, .name = "dynamic");
+    bool ok = f != NULL;
+    for (int call = 0; ok && call < 6; call++) {
+        int64_t n = 2 + call % 4;
+        etch_tensor *x = sample(n, n);
+        ok = x && put(p, etch_call(f, x));
+    }
+    etch_function_free(f);
+    return ok;
+}
+
+static etch_status doubles(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                           etch_tensor **out, int nout) {
+    (void)ctx, (void)nargs, (void)nout;
+    if (!etch_op_is(op, "exp")) return ETCH_DECLINED;
+    out[0] = etch_add(args[0].tensor, args[0].tensor);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+static etch_mode *mode;
+static etch_tensor *mode_body(etch_tensor *x) {
+    etch_tensor *y = etch_mul_scalar(x, 2);
+    if (!y || etch_mode_push(mode) != ETCH_OK) return NULL;
+    etch_tensor *z = etch_exp(y);
+    if (etch_mode_pop(mode) != ETCH_OK) return NULL;
+    return z ? etch_exp(z) : NULL;
+}
+static bool modes(probe *p) {
+    mode = etch_mode_new(doubles, NULL, .name = "doubles");
+    bool ok = mode && call_times(p, COMPILE(p, mode_body, .name = "mode"), 4);
+    if (ok && (ok = etch_mode_push(mode) == ETCH_OK)) {
+        ok = call_times(p, COMPILE(p, chain_body, .name = "under"), 2);
+        etch_mode_pop(mode);
+    }
+    etch_mode_free(mode);
+    return ok;
+}
+
+static etch_status nine(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                        etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)args, (void)nargs, (void)nout;
+    return etch_fill_(out[0], 9) ? ETCH_OK : etch_last_status();
+}
+
+static bool overrides(probe *p) {
+    etch_override *o = etch_op_override(etch_op_find("exp"), "cpu", nine, NULL);
+    bool ok = o && call_times(p, COMPILE(p, chain_body, .name = "override"), 3);
+    etch_op_override_undo(o);
+    return ok;
+}
+
+static etch_status like_first(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                              etch_tensor_spec *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    out[0].dtype = etch_dtype_of(args[0].tensor);
+    out[0].sizes = etch_sizes(args[0].tensor);
+    return ETCH_OK;
+}
+
+static etch_tensor *custom_body(etch_tensor *x) {
+    etch_tensor *y = etch_neg(x), *z = NULL;
+    etch_value args[] = {{NULL, ETCH_VALUE_TENSOR, {.tensor = y}}};
+    if (!y || etch_op_call(etch_op_find("alloc::nine"), args, 1, &z, 1) != ETCH_OK) return NULL;
+    return etch_add(z, y);
+}
+static bool custom(probe *p) {
+    return call_times(p, COMPILE(p, custom_body, .name = "custom"), 4);
+}
+
+static etch_tensor *custom_diverge_body(etch_tensor *x) {
+    etch_tensor *y = custom_body(x);
+    return call_number % 2 ? etch_neg(y) : etch_abs(y);
+}
+static bool custom_diverges(probe *p) {
+    return call_times(p, COMPILE(p, custom_diverge_body, .name = "custom2"), 5);
+}
+
 static void no_callback(void *ctx) { (void)ctx; }
 static bool callbacks(probe *p) {
     int64_t start = etch_on_compile_start(no_callback, NULL);
@@ -620,6 +697,11 @@ static void all_functions(void) {
     FAIL_EVERYWHERE(scopes_inside);
     FAIL_EVERYWHERE(general);
     FAIL_EVERYWHERE(stable);
+    FAIL_EVERYWHERE(dynamic_sizes);
+    FAIL_EVERYWHERE(modes);
+    FAIL_EVERYWHERE(overrides);
+    FAIL_EVERYWHERE(custom);
+    FAIL_EVERYWHERE(custom_diverges);
     FAIL_EVERYWHERE(callbacks);
     FAIL_EVERYWHERE(logs);
 }
@@ -697,13 +779,18 @@ static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors),          cmocka_unit_test(test_operators),
-        cmocka_unit_test(test_compiled_operators), cmocka_unit_test(test_functions),
-        cmocka_unit_test(test_native_functions), cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_tensors),
+        cmocka_unit_test(test_operators),
+        cmocka_unit_test(test_compiled_operators),
+        cmocka_unit_test(test_functions),
+        cmocka_unit_test(test_native_functions),
+        cmocka_unit_test(test_kernels),
     };
     if (!mkdtemp(cache_folder)) return 1;
     setenv("ETCH_CACHE_DIR", cache_folder, 1);
     etch_set_log_sink(drop_line, NULL);
+    etch_op_definition d = {.struct_size = sizeof d, .cpu = nine, .shape = like_first};
+    if (!etch_op_register("alloc::nine(Tensor self) -> Tensor", &d)) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     etch_cache_clear();
     rmdir(cache_folder);

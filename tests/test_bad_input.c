@@ -250,7 +250,8 @@ static void test_none_is_no_tensor(void **state) {
     ETCH_SCOPE {
         etch_tensor *x = f32(2, 2);
         FAILS_IF(isnan(etch_item(ETCH_NONE)), ETCH_ERR_INVALID_ARGUMENT, "ETCH_NONE");
-        FAILS_IF(etch_to_host(ETCH_NONE, text, 8) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT, "ETCH_NONE");
+        FAILS_IF(etch_to_host(ETCH_NONE, text, 8) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+                 "ETCH_NONE");
         NO_RESULT(etch_data(ETCH_NONE), ETCH_ERR_INVALID_ARGUMENT, "ETCH_NONE");
         FAILS_IF(etch_format(ETCH_NONE, text, 8) < 0, ETCH_ERR_INVALID_ARGUMENT, "ETCH_NONE");
         FAILS_IF(!etch_equal(ETCH_NONE, ETCH_NONE), ETCH_ERR_INVALID_ARGUMENT, "ETCH_NONE");
@@ -284,7 +285,8 @@ static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *i
         if (a->has_default) continue;
         v[n] = (etch_value){a->name, ETCH_VALUE_INT, {.i = 0}};
         if (a->type == ARG_TENSOR)
-            v[n] = (etch_value){a->name, ETCH_VALUE_TENSOR, {.tensor = tensors++ == bad ? instead : x}};
+            v[n] = (etch_value){
+                a->name, ETCH_VALUE_TENSOR, {.tensor = tensors++ == bad ? instead : x}};
         if (a->type == ARG_TENSORS) {
             if (bad >= 0 && bad < 2) list[bad] = instead;
             tensors = 2;
@@ -381,7 +383,8 @@ static void test_shapes(void **state) {
         NO_RESULT(etch_add_(a, b), ETCH_ERR_SHAPE, "add_|[3, 4]");
         NO_RESULT(etch_add_(v, c), ETCH_ERR_SHAPE, "add_");
         NO_RESULT(etch_copy_(a, v), ETCH_ERR_SHAPE, "copy_");
-        NO_RESULT(etch_add_scalar_(etch_expand(v, ETCH_SHAPE(2, 5)), 1), ETCH_ERR_SHAPE, "expanded");
+        NO_RESULT(etch_add_scalar_(etch_expand(v, ETCH_SHAPE(2, 5)), 1), ETCH_ERR_SHAPE,
+                  "expanded");
         NO_RESULT(etch_mm(a, a), ETCH_ERR_SHAPE, "mm|3|2");
         NO_RESULT(etch_mm(a, v), ETCH_ERR_SHAPE, "mm|2 dimensions");
         NO_RESULT(etch_addmm(v, a, b), ETCH_ERR_SHAPE, "addmm");
@@ -410,7 +413,8 @@ static void test_shapes(void **state) {
         NO_RESULT(etch_zeros(ETCH_F32, ETCH_SHAPE(huge, huge)), ETCH_ERR_OVERFLOW, "zeros|63");
         NO_RESULT(etch_randn(ETCH_F32, ETCH_SHAPE(huge, huge)), ETCH_ERR_OVERFLOW, "randn");
         NO_RESULT(etch_zeros(ETCH_U8, ETCH_SHAPE(INT64_MAX)), ETCH_ERR_OVERFLOW, "zeros");
-        NO_RESULT(etch_zeros(ETCH_U8, ETCH_SHAPE(INT64_MAX, 0, INT64_MAX)), ETCH_ERR_OVERFLOW, "zeros");
+        NO_RESULT(etch_zeros(ETCH_U8, ETCH_SHAPE(INT64_MAX, 0, INT64_MAX)), ETCH_ERR_OVERFLOW,
+                  "zeros");
         NO_RESULT(etch_add(etch_expand(etch_sum(a), ETCH_SHAPE(huge, 1)),
                            etch_expand(etch_sum(a), ETCH_SHAPE(1, huge))),
                   ETCH_ERR_OVERFLOW, "63");
@@ -480,7 +484,8 @@ static void test_released(void **state) {
 #else
     etch_tensor *x = NULL;
     etch_function *f = etch_compile(double_body);
-    ETCH_SCOPE x = f32(2, 2);
+    ETCH_SCOPE
+        x = f32(2, 2);
     ETCH_SCOPE {
         NO_RESULT(etch_neg(x), ETCH_ERR_RELEASED, "released|etch_keep");
         FAILS_IF(etch_ndim(x) == -1, ETCH_ERR_RELEASED, "released");
@@ -539,9 +544,11 @@ static void test_boxed_calls(void **state) {
 
 /* ---- compile.h: making functions --------------------------------------------------------------------------- */
 
-static etch_status two_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out, int nout) {
+static etch_status two_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                            int nout) {
     (void)ctx;
-    for (int i = 0; i < nout; i++) out[i] = nin ? etch_neg(in[0]) : etch_zeros(ETCH_F32, ETCH_SHAPE(1));
+    for (int i = 0; i < nout; i++)
+        out[i] = nin ? etch_neg(in[0]) : etch_zeros(ETCH_F32, ETCH_SHAPE(1));
     return ETCH_OK;
 }
 
@@ -555,7 +562,8 @@ static void test_options(void **state) {
     NO_RESULT(etch_compile(double_body, .backend = ""), ETCH_ERR_NOT_FOUND, "backend");
     NO_RESULT(etch_compile(double_body, .mode = (etch_mode_kind)7), ETCH_ERR_INVALID_ARGUMENT,
               "mode|7");
-    NO_RESULT(etch_compile(double_body, .mode = (etch_mode_kind)-1), ETCH_ERR_INVALID_ARGUMENT, "mode");
+    NO_RESULT(etch_compile(double_body, .mode = (etch_mode_kind)-1), ETCH_ERR_INVALID_ARGUMENT,
+              "mode");
     NO_RESULT(etch_compile(double_body, .dynamic = (etch_dynamic)3), ETCH_ERR_INVALID_ARGUMENT,
               "dynamic|3");
     NO_RESULT(etch_compile(double_body, .numerics = (etch_numerics)2), ETCH_ERR_INVALID_ARGUMENT,
@@ -608,7 +616,7 @@ static void test_arity(void **state) {
 
 static void test_sites_and_callbacks(void **state) {
     (void)state;
-    etch_call_site site = {__FILE__, __LINE__, NULL}, nameless = {NULL, 3, NULL};
+    static etch_call_site site = {__FILE__, __LINE__, NULL}, nameless = {NULL, 3, NULL};
     NO_RESULT(etch_site_fn1(&site, NULL), ETCH_ERR_NULL, "NULL");
     NO_RESULT(etch_site_fn1(NULL, double_body), ETCH_ERR_NULL, "site");
     NO_RESULT(etch_site_n(&site, NULL, NULL), ETCH_ERR_NULL, "NULL");
@@ -634,7 +642,8 @@ static etch_tensor *error_body(etch_tensor *x) {
     etch_tensor *y = etch_neg(x);
     return call_number % 2 ? etch_mm(y, etch_sum(y)) : y;
 }
-static etch_status status_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out, int nout) {
+static etch_status status_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                               int nout) {
     (void)ctx, (void)nin, (void)nout;
     out[0] = etch_neg(in[0]);
     return call_number % 2 ? ETCH_ERR_INDEX : ETCH_OK;
@@ -722,7 +731,8 @@ static void test_body_closes_scopes(void **state) {
     (void)state;
     for (int kind = 0; kind < 4; kind++)
         for (int outer = 0; outer < 2; outer++) {
-            etch_compile_options o = {.struct_size = sizeof o, .name = "closes", .backend = "eager"};
+            etch_compile_options o = {
+                .struct_size = sizeof o, .name = "closes", .backend = "eager"};
             o.disable = kind == 1, o.fullgraph = kind == 2;
             if (kind == 3) o.backend = "native";
             etch_function *f = make_closes(&o);
@@ -777,7 +787,7 @@ static etch_tensor *misuses_body(etch_tensor *x) {
     etch_clear_error();
     if (call_number > 0) assert_true(etch_is_deferred(y));
     assert_int_equal(etch_size(y, 7), -1);
-    assert_true(isnan(etch_item(y)));                                       /* several elements */
+    assert_true(isnan(etch_item(y))); /* several elements */
     assert_int_equal(etch_to_host(y, to, sizeof to), ETCH_ERR_INVALID_ARGUMENT); /* no room */
     assert_null(etch_add(y, misused));
     assert_null(etch_view(y, ETCH_SHAPE(17)));
@@ -857,7 +867,8 @@ static void test_custom_operators(void **state) {
     NO_RESULT(etch_op_override(NULL, "cpu", nop_kernel, NULL), ETCH_ERR_NULL, "NULL");
     NO_RESULT(etch_op_override(etch_op_find("neg"), "cpu", NULL, NULL), ETCH_ERR_NULL, "NULL");
     NO_RESULT(etch_op_override(etch_op_find("neg"), NULL, nop_kernel, NULL), ETCH_ERR_NULL, "NULL");
-    NO_RESULT(etch_op_override(etch_op_find("neg"), "tpu", nop_kernel, NULL), ETCH_ERR_DEVICE, "tpu");
+    NO_RESULT(etch_op_override(etch_op_find("neg"), "tpu", nop_kernel, NULL), ETCH_ERR_DEVICE,
+              "tpu");
     NO_RESULT(etch_op_override(etch_op_find("view"), "cpu", nop_kernel, NULL), ETCH_ERR_UNSUPPORTED,
               "view");
     etch_op_override_undo(NULL);

@@ -15,7 +15,7 @@
 
 #if defined(__SANITIZE_THREAD__)
 #define ROUNDS(n) ((n) / 5)
-const char *__tsan_default_options(void);
+__attribute__((visibility("default"))) const char *__tsan_default_options(void);
 const char *__tsan_default_options(void) {
     return "die_after_fork=0:suppressions=" ETCH_TEST_SOURCE_DIR "/tests/tsan.supp";
 }
@@ -147,8 +147,7 @@ static void compile_and_free(int number) {
         etch_fn1 body = bodies[(i + number) % 3];
         etch_function *f = etch_compile(body, .backend = backend_name);
         if (!CHECK(f)) return;
-        for (int call = 0; call < 3; call++)
-            CHECK(same_as_plain(f, body, 3, 3 + (number + i) % 3));
+        for (int call = 0; call < 3; call++) CHECK(same_as_plain(f, body, 3, 3 + (number + i) % 3));
         etch_function_free(f);
     }
 }
@@ -191,7 +190,8 @@ static void test_reset_while_running(void **state) {
 }
 
 static void change_threads(int number) {
-    for (int i = 0; i < ROUNDS(30); i++) CHECK(etch_set_num_threads(1 + (i + number) % 3) == ETCH_OK);
+    for (int i = 0; i < ROUNDS(30); i++)
+        CHECK(etch_set_num_threads(1 + (i + number) % 3) == ETCH_OK);
 }
 
 static void use_pool(int number) {

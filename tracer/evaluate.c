@@ -48,10 +48,8 @@ static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
 
 static void evaluate_kernel(const op_call *call, etch_tensor *h) {
     h->storage = etch__storage_new((size_t)h->numel * etch_dtype_size((etch_dtype)h->dtype));
-    if (h->storage && etch__run_kernel(call, h) == ETCH_OK) {
-        h->deferred = 0;
-        return;
-    }
+    h->deferred = !h->storage; /* kernels of users may call operators on it */
+    if (h->storage && etch__run_kernel(call, h) == ETCH_OK) return;
     etch__storage_release(h->storage);
     h->storage = NULL;
     fail_handle(h);
