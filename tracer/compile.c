@@ -1,4 +1,5 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
+#include "core/profile.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -223,7 +224,9 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, const int32_t *
     }
     log_graph(g);
     backend_options options = {f->options.mode, f->options.numerics};
+    int64_t start = etch__profile_start();
     etch_status status = f->backend->compile(g, &options, &code->plan);
+    etch__profile_end_event(ETCH_PROFILE_COMPILE, start, g->name, NULL);
     etch__graph_free(g);
     if (status == ETCH_OK) return code;
     etch__free(code);

@@ -6,6 +6,7 @@
  * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
  * when the call has ended well. Rules by number are those of the design's section on the cursor. */
 #include "core/mode.h"
+#include "core/profile.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -210,6 +211,7 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
     bool matched = r->walk && r->walk->mode == WALK_MATCH;
     if (r->walk) {
         TRACE_COUNT(r->f, graph_breaks, 1);
+        etch__profile_mark(ETCH_PROFILE_BREAK, r->f->name, etch__reasons[why].name);
         if (!matched) etch__log_break(r, why, site, text);
     }
     end_segment(r, why, site, t);
@@ -477,7 +479,9 @@ static void give_back_run(run *r) {
 
 /* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
 static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
+    int64_t start = etch__profile_start();
     trace_tree *tree = etch__find_entry(r->gen, in, nin);
+    etch__profile_end_event(ETCH_PROFILE_GUARDS, start, r->f->name, NULL);
     bool known = tree != NULL;
     if (tree && !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) tree = NULL;
     if (!tree && !known && limited(r, NULL)) {
@@ -718,11 +722,8 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
     return call_in_scope(f, in, nin, out, nout);
 }
 
-etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
-                        int nout) {
-    for (int i = 0; i < nout; i++) out[i] = NULL;
-    if (!arguments_ok(f, in, nin)) return etch__tls.status;
-    TRACE_COUNT(f, calls, 1);
+static etch_status call_function(etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout) {
     run *r = etch__current_run();
     if (r) return call_nested(r, f, in, nin, out, nout);
     if (etch__disabled(f)) return call_in_scope(f, in, nin, out, nout);
@@ -731,6 +732,20 @@ etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_
     for (int i = 0; i < nin; i++)
         if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
     return call_traced(f, in, nin, out, nout);
+}
+
+etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                        int nout) {
+    for (int i = 0; i < nout; i++) out[i] = NULL;
+    if (!arguments_ok(f, in, nin)) return etch__tls.status;
+    TRACE_COUNT(f, calls, 1);
+    if (!etch__profile_on()) return call_function(f, in, nin, out, nout);
+    char name[64];
+    snprintf(name, sizeof name, "%s", f->name); /* the body may free the function */
+    int64_t start = etch__profile_now();
+    etch_status status = call_function(f, in, nin, out, nout);
+    etch__profile_add(ETCH_PROFILE_CALL, start, name, NULL);
+    return status;
 }
 
 etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {

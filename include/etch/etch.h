@@ -8,5 +8,7 @@
 #include <etch/compile.h>
 #include <etch/debug.h>
 #include <etch/mode.h>
+#include <etch/modes.h>
+#include <etch/profile.h>
 
 #endif
