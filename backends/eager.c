@@ -6,6 +6,7 @@
  * runs, so that a failed allocation leaves the inputs as they were. */
 #include "core/backend.h"
 #include "core/dispatch.h"
+#include "core/profile.h"
 
 typedef struct eager_plan {
     plan p;
@@ -75,7 +76,7 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
     op_call call = {n->op,  n->nin, n->nsc, n->nat, in, r->io->scalars + n->sc, g->attrs + n->at,
                     n->site};
     etch__tls.state = n->state;
-    etch_status status = kernel(&call, &r->value[n->out]);
+    etch_status status = etch__call_kernel(kernel, &call, &r->value[n->out], true);
     if (op->kind != KIND_INPLACE) return status;
     atomic_fetch_add(&r->value[n->out]->storage->version, 1);
     r->wrote |= g->values[n->out].base < g->ninputs;

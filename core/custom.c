@@ -43,12 +43,13 @@ static etch_status call_user(const user_kernel *k, const op_call *call, etch_ten
     int n = etch__box(call, values);
     void *cursor = t->cursor, *run = t->run;
     uint32_t layers = t->layers;
-    t->cursor = NULL, t->run = NULL;
+    const op_call *outer = t->handled;
+    t->cursor = NULL, t->run = NULL, t->handled = call;
     t->layers &= ~(1u << LAYER_TRACER);
     int64_t scope = etch_scope_begin();
     etch_status status = k->kernel(k->ctx, &etch__ops[call->op], values, n, out, 1);
     etch_scope_end(scope);
-    t->cursor = cursor, t->run = run;
+    t->cursor = cursor, t->run = run, t->handled = outer;
     t->layers = layers;
     if (status != ETCH_OK && t->status == ETCH_OK)
         etch__error_at(call->site, status, "%s: the kernel failed with %s",
@@ -182,7 +183,9 @@ const etch_op *etch_op_register(const char *schema, const etch_op_definition *de
 }
 
 etch_status etch_set_error(etch_status status, const char *text) {
-    return etch__error(status, "%s", text ? text : etch_status_name(status));
+    const op_call *call = etch__tls.handled; /* the handler's or kernel's error is at its call */
+    return etch__error_at(call ? call->site : NULL, status, "%s",
+                          text ? text : etch_status_name(status));
 }
 
 /* ---- inference

@@ -1,5 +1,6 @@
 /* The dispatcher: see core/dispatch.h for the order of the layers. */
 #include "core/dispatch.h"
+#include "core/profile.h"
 
 static layer_handler layers[LAYER_COUNT];
 static op_kernel kernels[OP_CAPACITY];
@@ -110,7 +111,7 @@ etch_status etch__run_kernel(const op_call *call, etch_tensor *out) {
     if (unlikely(!kernel))
         return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
                               "%s: this build has no kernel for it", etch__ops[call->op].name);
-    return kernel(call, &out);
+    return etch__call_kernel(kernel, call, &out, false);
 }
 
 static etch_tensor *run_inplace(const op_call *call) {

@@ -6,6 +6,8 @@
 #include <pthread.h>
 #include <unistd.h>
 
+#include <etch/debug.h>
+
 #include "core/base.h"
 
 typedef struct answer {
@@ -129,4 +131,10 @@ const char *etch__site_line(const void *site) {
 
 const char *etch__symbol_name(const void *address) {
     return address ? resolve(&symbols, address, "?", look_up_symbol) : "?";
+}
+
+int64_t etch_address_text(const void *address, char *buf, size_t n) {
+    const char *line = etch__site_line(address);
+    const char *name = address ? etch__symbol_name((const char *)address - 1) : "?";
+    return snprintf(buf, n, "%s%s%s", name, *line ? " at " : "", line);
 }

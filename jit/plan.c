@@ -6,6 +6,7 @@
  * only what lies in inputs and outputs. A steady run allocates its outputs and nothing else. */
 #include "core/dispatch.h"
 #include "core/pool.h"
+#include "core/profile.h"
 #include "jit/plan.h"
 
 /* ---- structures
@@ -28,6 +29,7 @@ typedef struct kernel_step {
     int32_t arg, nargs; /* in the block's arguments and the plan's places */
     int32_t cell, ncells;
     int64_t units, grain;
+    char name[48];
 } kernel_step;
 
 typedef struct call_step {
@@ -203,8 +205,10 @@ static void run_range(void *ctx, int64_t begin, int64_t end) {
 
 static void run_kernel(const kernel_step *k, run_block *b) {
     launch l = {k, b->args + k->arg, b->cells + k->cell};
+    int64_t start = etch__profile_start();
     if (k->units <= k->grain) run_range(&l, 0, k->units);
     else etch__parallel(k->units, k->grain, run_range, &l);
+    etch__profile_end_event(ETCH_PROFILE_KERNEL, start, k->name, NULL);
 }
 
 static etch_status run_call(const call_step *c, run_block *b, const plan_io *io) {
@@ -212,7 +216,9 @@ static etch_status run_call(const call_step *c, run_block *b, const plan_io *io)
     call.in = b->pointers + c->operand;
     call.sc = io->scalars + c->scalar;
     etch__tls.state = c->state;
-    return etch__run_kernel(&call, b->pointers[c->result]);
+    op_kernel kernel = etch__kernel((op_id)call.op);
+    if (unlikely(!kernel)) return etch__run_kernel(&call, b->pointers[c->result]);
+    return etch__call_kernel(kernel, &call, &b->pointers[c->result], true);
 }
 
 static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *io) {
@@ -380,6 +386,7 @@ static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **di
                          .ncells = k->nscalars,
                          .units = low->units,
                          .grain = low->grain};
+    memcpy(s->k.name, k->name, sizeof s->k.name);
     p->p.nkernels++;
     memcpy(*dims, low->dims, ndims * sizeof **dims);
     *dims += ndims;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Checks which folder includes which against the table of the architecture: data flows one way, core
-# names none of the parts that register with it, and examples, bench and nn see public headers only.
+# names none of the parts that register with it, and examples, bench, modes and nn see public headers only.
 set -euo pipefail
 cd "${1:-$(dirname "$(readlink -f "$0")")/..}"
 
@@ -14,6 +14,7 @@ autograd: core
 backends: core jit autograd
 tracer: core guards
 nn:
+modes:
 examples:
 bench:
 '

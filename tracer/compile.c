@@ -1,4 +1,5 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
+#include "core/profile.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -279,7 +280,9 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
     }
     if (new_graph) log_graph(g);
     backend_options options = {f->options.mode, f->options.numerics};
+    int64_t start = etch__profile_start();
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
+    etch__profile_end_event(ETCH_PROFILE_COMPILE, start, g->name, NULL);
     etch__graph_free(g);
     if (status == ETCH_OK) return code;
     free_code(code);

@@ -6,6 +6,7 @@
  * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
  * when the call has ended well. Rules by number are those of the design's section on the cursor. */
 #include "core/mode.h"
+#include "core/profile.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -220,6 +221,7 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
     bool matched = r->walk && r->walk->mode == WALK_MATCH;
     if (r->walk) {
         TRACE_COUNT(r->f, graph_breaks, 1);
+        etch__profile_mark(ETCH_PROFILE_BREAK, r->f->name, etch__reasons[why].name);
         if (!matched) etch__log_break(r, why, site, text);
     }
     end_segment(r, why, site, t);
@@ -545,7 +547,6 @@ static void give_back_run(run *r) {
     else etch__free(r);
 }
 
-/* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
 /* Sizes are run-time from the start if asked for, else once a call differs in nothing else. */
 static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *const *in, int nin) {
     if (tree) return tree->dynamic;
@@ -553,8 +554,11 @@ static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *con
     return r->f->options.dynamic == ETCH_DYNAMIC_ON;
 }
 
+/* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
 static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
+    int64_t start = etch__profile_start();
     trace_tree *tree = etch__find_entry(r->gen, in, nin);
+    etch__profile_end_event(ETCH_PROFILE_GUARDS, start, r->f->name, NULL);
     bool known = tree != NULL, dynamic = wants_dynamic(r, tree, in, nin);
     if (tree && !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) tree = NULL;
     if (!tree && !known && limited(r, NULL)) {
@@ -824,8 +828,8 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
     return call_in_scope(f, in, nin, out, nout);
 }
 
-static etch_status call(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
-                        int nout) {
+static etch_status call_function(etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout) {
     if (!arguments_ok(f, in, nin)) return etch__tls.status;
     TRACE_COUNT(f, calls, 1);
     run *r = etch__current_run();
@@ -842,12 +846,24 @@ static void clear(etch_tensor **out, int nout) {
     for (int i = 0; i < nout; i++) out[i] = NULL;
 }
 
+/* The body may free the function, so its name is kept for the profile. */
+static etch_status call_profiled(etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout) {
+    char name[64];
+    snprintf(name, sizeof name, "%s", f->name);
+    int64_t start = etch__profile_now();
+    etch_status status = call_function(f, in, nin, out, nout);
+    etch__profile_add(ETCH_PROFILE_CALL, start, name, NULL);
+    return status;
+}
+
 etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                         int nout) {
     if (unlikely(!f)) return etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
     if (unlikely(!counts_ok(f, in, nin, out, nout))) return etch__tls.status;
     clear(out, nout);
-    etch_status status = call(f, in, nin, out, nout);
+    etch_status status = unlikely(etch__profile_on()) ? call_profiled(f, in, nin, out, nout)
+                                                      : call_function(f, in, nin, out, nout);
     if (unlikely(status != ETCH_OK)) clear(out, nout);
     return status;
 }

@@ -44,6 +44,10 @@ ETCH_API void etch_set_log_sink(void (*sink)(void *ctx, const char *line), void 
 /* As ETCH_LOGS: a comma-separated list of channels, "all", "help", or "" for none. */
 ETCH_API etch_status etch_set_logs(const char *channels);
 
+/* "step at prog.c:12" for a code address, such as backtrace() gives, as far as debug information is
+ * there; into buf as snprintf does. */
+ETCH_API int64_t etch_address_text(const void *address, char *buf, size_t n);
+
 /* ---- boxed calls ----------------------------------------------------------------------------- */
 
 typedef enum etch_value_tag {

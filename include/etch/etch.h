@@ -10,5 +10,7 @@
 #include <etch/mode.h>
 #include <etch/backend.h>
 #include <etch/explain.h>
+#include <etch/modes.h>
+#include <etch/profile.h>
 
 #endif
