@@ -134,8 +134,9 @@ struct generation {
     struct generation *next; /* in the function's list of retired ones */
     uint64_t epoch;          /* of the overrides that its plans know */
     _Atomic(trace_tree *) entries, resumes;
+    struct constant *constants; /* values assumed constant (under the function's lock) */
     int ntrees, entry_leaves, graphs;
-    _Atomic bool entry_limited;
+    _Atomic bool entry_limited, warned; /* once, of the first limit that is reached */
     trace_node **nodes; /* all published ones */
     int64_t nnodes, nodes_cap;
     trace_leaf **leaves;
@@ -143,6 +144,9 @@ struct generation {
 };
 
 typedef enum function_kind { FN_0, FN_1, FN_2, FN_3, FN_4, FN_N } function_kind;
+
+/* What a call of the handle is inside a compiled function (tracer/wrappers.c). */
+typedef enum wrapper_kind { WRAP_NONE, WRAP_DISABLE, WRAP_ALLOW, WRAP_CONSTANT } wrapper_kind;
 
 enum { FUNCTION_HANDLE = 1, FUNCTION_RUN = 2 };
 
@@ -152,6 +156,10 @@ struct etch_function {
     void (*fn)(void);
     void *ctx;
     etch_compile_options options;
+    wrapper_kind wrap;
+    bool recursive;            /* of a disabled one: so are the functions it calls */
+    struct allowed_fn *allowed; /* of one that is allowed in graphs */
+    uint64_t serial;           /* of one whose value is assumed constant */
     char *name;
     const backend *backend;
     pthread_mutex_t lock;         /* publishing, leaves' want, generation changes */
@@ -214,6 +222,7 @@ typedef struct walk {
 } walk;
 
 typedef struct run {
+    struct run *outer; /* the run in a disabled function of which this one began, or NULL */
     etch_function *f;
     generation *gen;
     walk *walk;     /* the segment being walked; NULL between a break and the next operator */
@@ -223,6 +232,10 @@ typedef struct run {
     bool eager;             /* the limit is reached: no recording until the segment ends */
     bool poisoned; /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
+    bool by_stance; /* runs eagerly because of the stance: fullgraph does not matter */
+    bool refused;   /* needed a compile that the stance forbids, and ran eagerly */
+    int off;        /* inside how many disabled functions */
+    int nconstants; /* calls of functions assumed constant */
     int modes;     /* how many modes were entered before the call */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
