@@ -145,6 +145,7 @@ static etch_status call_user(const user_backend *b, const graph *g, const backen
     if (e) {
         atomic_init(&u->p.refs, 1);
         u->p.destroy = destroy_plan;
+        etch__graph_set_instance(e, options->instance);
         status = b->compile(b->ctx, e, &u->runnable);
         if (status == ETCH_OK) status = answer(u, e, g, options);
     }
@@ -201,9 +202,10 @@ static _Atomic(user_backend *) departed;
 
 static etch_status count_graph(void *ctx, etch_graph *g, etch_runnable *out) {
     etch_compile_counts *counts = ctx;
+    out->backend = "eager";
+    if (etch_graph_is_instance(g)) return ETCH_OK;
     __atomic_fetch_add(&counts->frame_count, 1, __ATOMIC_RELAXED);
     __atomic_fetch_add(&counts->op_count, etch_graph_num_nodes(g), __ATOMIC_RELAXED);
-    out->backend = "eager";
     return ETCH_OK;
 }
 

@@ -31,6 +31,7 @@ static inline void etch__plan_release(plan *p) {
 typedef struct backend_options {
     etch_mode_kind mode;
     etch_numerics numerics;
+    bool instance; /* a graph compiled before, now for other sizes */
 } backend_options;
 
 typedef struct backend {

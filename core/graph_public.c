@@ -28,6 +28,7 @@ struct etch_node {
 
 struct etch_graph {
     char *name;
+    bool instance;
     int ninputs, nnodes, noutputs, nparams;
     etch_node **inputs;
     etch_tensor **outputs;
@@ -82,6 +83,8 @@ etch_node *etch_graph_node_of(const etch_graph *g, const etch_tensor *t) {
 /* ---- reading ------------------------------------------------------------------------------------ */
 
 const char *etch_graph_name(const etch_graph *g) { return g ? g->name : NULL; }
+bool etch_graph_is_instance(const etch_graph *g) { return g && g->instance; }
+void etch__graph_set_instance(etch_graph *g, bool instance) { g->instance = instance; }
 int etch_graph_num_inputs(const etch_graph *g) { return g ? g->ninputs : 0; }
 int etch_graph_num_nodes(const etch_graph *g) { return g ? g->nnodes : 0; }
 int etch_graph_num_outputs(const etch_graph *g) { return g ? g->noutputs : 0; }

@@ -12,6 +12,7 @@ typedef struct graph_scalar {
 
 /* An editable copy of g; etch_graph_free it. */
 etch_graph *etch__graph_open(const graph *g);
+void etch__graph_set_instance(etch_graph *e, bool instance);
 /* The compiler's graph of e as it is now, with the origin of each of its scalars (etch__free them).
  * Inputs and outputs keep their numbers. Results get their metas anew. NULL with the error set where
  * an edit left something that does not fit. */

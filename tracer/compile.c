@@ -279,7 +279,7 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
         return NULL;
     }
     if (new_graph) log_graph(g);
-    backend_options options = {f->options.mode, f->options.numerics};
+    backend_options options = {f->options.mode, f->options.numerics, !new_graph};
     int64_t start = etch__profile_start();
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, start, g->name, NULL);
@@ -322,6 +322,7 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
     if (!leaf->npath) return;
     pthread_mutex_lock(&f->compile_lock);
     missing m = what_is_missing(f, leaf, w);
+    if (m == GRAPH && !etch__may_compile()) m = NOTHING;
     if (m != NOTHING) {
         saved_error error;
         etch__error_save(&error);

@@ -187,8 +187,8 @@ static bool set_options(etch_function *f, const etch_compile_options *options) {
     return f->backend && f->name;
 }
 
-static etch_function *new_function(function_kind kind, void (*fn)(void),
-                                   const etch_compile_options *options) {
+etch_function *etch__function_new(function_kind kind, void (*fn)(void),
+                                  const etch_compile_options *options) {
     if (!fn) {
         etch__error(ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
         return NULL;
@@ -215,7 +215,7 @@ static etch_function *new_function(function_kind kind, void (*fn)(void),
 
 #define DEFINE_COMPILE(n)                                                                          \
     etch_function *etch_compile_fn##n(etch_fn##n fn, const etch_compile_options *options) {        \
-        return new_function(FN_##n, (void (*)(void))fn, options);                                  \
+        return etch__function_new(FN_##n, (void (*)(void))fn, options);                                  \
     }
 DEFINE_COMPILE(0)
 DEFINE_COMPILE(1)
@@ -224,7 +224,7 @@ DEFINE_COMPILE(3)
 DEFINE_COMPILE(4)
 
 etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options) {
-    return new_function(FN_N, (void (*)(void))fn, options);
+    return etch__function_new(FN_N, (void (*)(void))fn, options);
 }
 
 void etch_function_free(etch_function *f) {
@@ -262,7 +262,7 @@ bool etch__disabled(const etch_function *f) {
         off = etch__param_int(PARAM_COMPILE_DISABLE) != 0;
         atomic_store_explicit(&everywhere, off, memory_order_relaxed);
     }
-    return off || f->options.disable;
+    return off || f->options.disable || unlikely(etch__forced_eager());
 }
 
 /* ---- calling the body
@@ -305,7 +305,7 @@ static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn
     site_entry *e = etch__malloc(sizeof *e);
     if (!e) return NULL;
     etch_compile_options options = {.struct_size = sizeof options, .name = name, .ctx = ctx};
-    *e = (site_entry){fn, ctx, new_function(kind, fn, &options), site->table};
+    *e = (site_entry){fn, ctx, etch__function_new(kind, fn, &options), site->table};
     if (!e->function) {
         etch__free(e);
         return NULL;

@@ -21,6 +21,7 @@ static int stable_after(const etch_function *f) {
 
 /* Publishes an ended recording, and compiles its leaf when it has been seen often enough. */
 static trace_leaf *settle(run *r, walk *w) {
+    if (!etch__may_compile()) return NULL;
     pthread_mutex_lock(&r->f->lock);
     trace_leaf *leaf = etch__publish(w);
     w->published = true;
@@ -127,6 +128,11 @@ static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_c
     return true;
 }
 
+/* A segment that ran eagerly would have to be compiled anew. */
+static void note_recompile(run *r) {
+    r->refused |= etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE;
+}
+
 static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
     if (!leaf->npath) return true;
     bool overlap;
@@ -138,8 +144,9 @@ static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t)
         etch__compile_leaf(r->f, leaf, w);
         code = etch__find_instance(w, leaf);
     }
-    bool ran = code && code_suffices(w, leaf, code, t) &&
-               (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
+    bool suffices = code && code_suffices(w, leaf, code, t);
+    if (code && !suffices) note_recompile(r);
+    bool ran = suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
     etch__code_release(leaf, code);
     return ran;
 }
@@ -156,6 +163,7 @@ static void end_matched(run *r, walk *w, const etch_tensor *t) {
     } else {
         TRACE_COUNT(r->f, divergences, 1);
         etch__log_diverged(w, NULL);
+        note_recompile(r);
     }
     w->leaf = NULL;
     late_use_all(r);
@@ -217,7 +225,7 @@ static etch_status refuse_break(run *r, reason_id why, const void *site, const c
 /* A break ends the segment; t is what it reads. Between segments there is nothing to break. */
 static etch_status break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
                                const char *text) {
-    if (r->f->options.fullgraph) return refuse_break(r, why, site, text);
+    if (r->f->options.fullgraph && !r->by_stance) return refuse_break(r, why, site, text);
     bool matched = r->walk && r->walk->mode == WALK_MATCH;
     if (r->walk) {
         TRACE_COUNT(r->f, graph_breaks, 1);
@@ -229,10 +237,16 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
     return r->poisoned ? etch__tls.status : ETCH_OK;
 }
 
-/* The walk of this run that has to produce t; NULL with the error set if t is another thread's. */
+/* The walk of this run that has to produce t; NULL with the error set if t is another thread's. What
+ * belongs to an outer run is produced at once. */
 static walk *owner_in(run *r, const etch_tensor *t, const void *site) {
     walk *w = t->owner;
     if (w && w->run == r) return w;
+    for (run *o = r->outer; w && o; o = o->outer)
+        if (w->run == o) {
+            late_use(o, w, t);
+            return w;
+        }
     etch__error_at(
         site, ETCH_ERR_DEFERRED_ELSEWHERE,
         "the tensor is a deferred tensor of a function that runs on another thread; call "
@@ -434,21 +448,46 @@ static void settle_earlier(run *r, const op_call *call) {
             settle(r, w);
 }
 
+/* The stance forbids to record a new path: the run goes on eagerly, or fails. */
+static void obey_stance(run *r, const void *site) {
+    if (etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE) {
+        r->poisoned = true;
+        etch__refuse_compile(r->f, site);
+    } else {
+        r->eager = r->by_stance = true;
+    }
+}
+
 /* The segment that begins with this call. NULL: r->eager, or an error. */
 static walk *begin_segment(run *r, const op_call *call) {
+    if (unlikely(etch__forced_eager())) {
+        r->eager = r->by_stance = true;
+        return NULL;
+    }
     if (r->recorded) settle_earlier(r, call);
     trace_tree *tree = etch__find_resume(r->gen, call, etch__tls.state);
     if (!tree || !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) {
         if (tree && tree->limited) r->eager = true;
-        return r->eager ? NULL : begin_recording(r);
+        else if (!etch__may_compile()) obey_stance(r, call->site);
+        return r->eager || r->poisoned ? NULL : begin_recording(r);
     }
     walk *w = r->walk = etch__walk_take(r, tree);
     if (w) follow(r, w);
     return w;
 }
 
+/* The matched prefix has run; the rest of the segment runs eagerly. */
+static bool go_on_eagerly(run *r, walk *w) {
+    late_use_all(r);
+    if (!etch__walk_to_recording(w, WALK_RECORD)) return false;
+    r->walk = NULL;
+    r->eager = true;
+    STOP_TRACING;
+    return true;
+}
+
 static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
-    if (r->f->options.fullgraph) {
+    if (r->f->options.fullgraph && !r->by_stance) {
         r->poisoned = true;
         etch__error_at(
             call->site, ETCH_ERR_RECOMPILE_LIMIT,
@@ -457,11 +496,7 @@ static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
             r->f->name);
         return NULL;
     }
-    late_use_all(r);
-    if (!etch__walk_to_recording(w, WALK_RECORD)) return NULL;
-    r->walk = NULL;
-    r->eager = true;
-    STOP_TRACING;
+    if (!go_on_eagerly(r, w)) return NULL;
     etch_tensor *h = run_now(r, call);
     etch__walk_recycle(w);
     return h;
@@ -477,7 +512,9 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
         TRACE_COUNT(r->f, divergences, 1);
         etch__log_diverged(w, call);
     }
-    if (limited(r, w->tree)) return diverge_limited(r, w, call);
+    if (!etch__may_compile()) obey_stance(r, call->site);
+    if (r->poisoned) return NULL;
+    if (r->by_stance || limited(r, w->tree)) return diverge_limited(r, w, call);
     bool full = r->f->options.fullgraph;
     bool sizes_only = r->f->options.dynamic != ETCH_DYNAMIC_OFF && etch__walk_similar(w, call);
     if (!full) late_use_all(r);
@@ -498,7 +535,7 @@ static etch_tensor *traced_operator(const op_call *call) {
         if (break_graph(r, now, call->site, NULL, NULL) != ETCH_OK) return NULL;
         return prepare_operands(r, call) ? run_now(r, call) : NULL;
     }
-    if (r->eager) return run_now(r, call);
+    if (r->eager || r->off) return run_now(r, call);
     walk *w = r->walk ? r->walk : begin_segment(r, call);
     if (!w) return r->eager ? run_now(r, call) : NULL;
     bool long_match = false;
@@ -522,12 +559,14 @@ static etch_tensor *traced_operator(const op_call *call) {
 
 static __thread run spare_run;
 static __thread bool spare_run_used;
+static __thread run *suspended; /* see call_in_own_run */
 
 static run *take_run(etch_function *f) {
     run *r = spare_run_used ? etch__malloc(sizeof *r) : &spare_run;
     if (!r) return NULL;
     if (r == &spare_run) spare_run_used = true;
     memset(r, 0, sizeof *r);
+    r->outer = suspended;
     etch__function_pin(f);
     r->f = f;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
@@ -561,6 +600,10 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     etch__profile_end_event(ETCH_PROFILE_GUARDS, start, r->f->name, NULL);
     bool known = tree != NULL, dynamic = wants_dynamic(r, tree, in, nin);
     if (tree && !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) tree = NULL;
+    if (!tree && !etch__may_compile()) {
+        obey_stance(r, NULL);
+        return NULL;
+    }
     if (!tree && !known && limited(r, NULL)) {
         r->eager = true;
         return NULL;
@@ -577,7 +620,7 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
 
 static bool enter(run *r, etch_tensor *const *in, int nin) {
     etch_thread *t = &etch__tls;
-    if (!begin_entry(r, in, nin) && !r->eager) return false;
+    if (!begin_entry(r, in, nin) && (!r->eager || r->by_stance)) return false;
     if (r->eager && r->f->options.fullgraph) {
         etch__error(ETCH_ERR_RECOMPILE_LIMIT,
                     "%s: fullgraph = true, but no trace fits the arguments and the recompile limit "
@@ -685,6 +728,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     if (status == ETCH_OK) end_return(r);
     else drop_segment(r);
     if (status == ETCH_OK && r->poisoned) status = etch__tls.status;
+    if (status == ETCH_OK && r->refused) status = etch__refuse_compile(r->f, NULL);
     leave();
     settle_all(r, status == ETCH_OK);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
@@ -698,9 +742,12 @@ static void trace_abandon(int64_t mark) {
     (void)mark;
     if (!r) {
         etch__tls.guard_scope = -1;
+        etch__reset_disabled();
         return;
     }
     etch__tls.guard_scope = r->outer_guard;
+    etch__reset_disabled();
+    suspended = NULL;
     drop_segment(r);
     leave();
     settle_all(r, false);
@@ -739,8 +786,8 @@ static etch_status checked_results(etch_function *f, int64_t scope, etch_status 
 }
 
 /* The body in a scope of its own, operators as the thread runs them anyway (rule 4). */
-static etch_status call_in_scope(etch_function *f, etch_tensor *const *in, int nin,
-                                 etch_tensor **out, int nout) {
+etch_status etch__call_in_scope(etch_function *f, etch_tensor *const *in, int nin,
+                                etch_tensor **out, int nout) {
     int64_t scope = etch_scope_begin();
     if (scope < 0) return etch__tls.status;
     etch_status status = etch__call_body(f, in, nin, out, nout);
@@ -752,21 +799,86 @@ static etch_status call_in_scope(etch_function *f, etch_tensor *const *in, int n
     return status;
 }
 
-/* With a run active the body is recorded into it, unless its own options forbid that (rule 14). */
-static etch_status call_nested(run *r, etch_function *f, etch_tensor *const *in, int nin,
-                               etch_tensor **out, int nout) {
-    if (!etch__disabled(f) && f->options.numerics == r->f->options.numerics)
-        return call_in_scope(f, in, nin, out, nout);
-    etch_status status =
-        break_graph(r, REASON_BREAK_DISABLED, __builtin_return_address(0), NULL, f->name);
-    if (status != ETCH_OK) return status;
-    late_use_all(r);
+static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                           int nout, const void *site);
+
+/* Inside a disabled function, a compiled one starts a run of its own. */
+static etch_status call_in_own_run(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                                   etch_tensor **out, int nout, const void *site) {
+    run *before = suspended;
+    for (int i = 0; i < nin; i++)
+        if (in[i]->deferred) late_use(r, in[i]->owner, in[i]);
+    for (walk *w = r->recorded; w; w = w->next)
+        for (int i = 0; i < nin; i++) mark_want(w, in[i]);
+    suspended = r;
     empty_frame frame = etch__push_frame();
     etch__tls.in_flush = frame.in_flush;
-    status = call_in_scope(f, in, nin, out, nout);
+    etch__tls.layers = frame.layers & ~(1u << LAYER_TRACER);
+    etch_status status = call_at(f, in, nin, out, nout, site);
     uint64_t state = etch__tls.state;
     etch__pop_frame(&frame);
     etch__tls.state = state;
+    suspended = before;
+    return status;
+}
+
+etch_status etch__call_off(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                           etch_tensor **out, int nout, const void *site) {
+    etch_status status = break_graph(r, REASON_BREAK_DISABLED, site, NULL, f->name);
+    if (status != ETCH_OK) return status;
+    r->off++;
+    status = etch__call_in_scope(f, in, nin, out, nout);
+    r->off--;
+    return status;
+}
+
+/* With a run active the body is recorded into it, unless its own options forbid that (rule 14). */
+static etch_status call_nested(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                               etch_tensor **out, int nout, const void *site) {
+    bool disabled = etch__disabled(f) || (r->off && etch__blocking_mode());
+    if (r->off && !disabled) return call_in_own_run(r, f, in, nin, out, nout, site);
+    if (r->off || (!disabled && f->options.numerics == r->f->options.numerics))
+        return etch__call_in_scope(f, in, nin, out, nout);
+    return etch__call_off(r, f, in, nin, out, nout, site);
+}
+
+bool etch__stop_matching(run *r, etch_tensor *const *in, int nin) {
+    walk *w = r->walk;
+    for (int i = 0; i < nin; i++)
+        if (in[i]->deferred && in[i]->owner != w) {
+            walk *owner = owner_in(r, in[i], NULL);
+            if (!owner) return false;
+            late_use(r, owner, in[i]);
+            if (!etch__check_handle(in[i])) return false;
+        }
+    if (!w || w->mode != WALK_MATCH) return true;
+    bool full = r->f->options.fullgraph;
+    if (!etch__may_compile()) obey_stance(r, NULL);
+    if (r->poisoned) return false;
+    if (r->by_stance || limited(r, w->tree)) {
+        if (!go_on_eagerly(r, w)) return false;
+        etch__walk_recycle(w);
+        return true;
+    }
+    if (!full) late_use_all(r);
+    STOP_TRACING;
+    return etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD);
+}
+
+etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                               tensor_meta *meta) {
+    walk *outer = r->walk, *w = etch__walk_take(r, NULL);
+    if (!w) return ETCH_ERR_OUT_OF_MEMORY;
+    w->mode = WALK_SHAPES;
+    r->walk = w;
+    etch_tensor *out = NULL;
+    int64_t scope = etch_scope_begin();
+    etch_status status = scope < 0 ? etch__tls.status : etch__call_in_scope(f, in, nin, &out, 1);
+    if (status == ETCH_OK) etch__guard_make(out, meta);
+    etch_scope_end(scope);
+    etch__walk_fail(w);
+    etch__walk_recycle(w);
+    r->walk = outer;
     return status;
 }
 
@@ -784,6 +896,7 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     } else {
         status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
         if (r->walk) etch__walk_recycle(r->walk);
+        if (r->by_stance) status = etch__call_in_scope(f, in, nin, out, nout);
     }
     give_back_run(r);
     return status;
@@ -825,16 +938,17 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
     etch__count_reason(REASON_EAGER_MODE);
     TRACE_COUNT(f, mode_fallbacks, 1);
     etch__log(LOG_MODES, "'%s' is active, running %s() uncompiled", etch_mode_name(mode), f->name);
-    return call_in_scope(f, in, nin, out, nout);
+    return etch__call_in_scope(f, in, nin, out, nout);
 }
 
 static etch_status call_function(etch_function *f, etch_tensor *const *in, int nin,
-                                 etch_tensor **out, int nout) {
+                                 etch_tensor **out, int nout, const void *site) {
     if (!arguments_ok(f, in, nin)) return etch__tls.status;
     TRACE_COUNT(f, calls, 1);
     run *r = etch__current_run();
-    if (r) return call_nested(r, f, in, nin, out, nout);
-    if (etch__disabled(f)) return call_in_scope(f, in, nin, out, nout);
+    if (unlikely(f->wrap)) return etch__call_wrapped(f, in, nin, out, nout, site);
+    if (r) return call_nested(r, f, in, nin, out, nout, site);
+    if (etch__disabled(f)) return etch__call_in_scope(f, in, nin, out, nout);
     const etch_mode *mode = etch__tls.mode_level ? etch__blocking_mode() : NULL;
     if (unlikely(mode)) return call_under_mode(mode, f, in, nin, out, nout);
     for (int i = 0; i < nin; i++)
@@ -848,29 +962,36 @@ static void clear(etch_tensor **out, int nout) {
 
 /* The body may free the function, so its name is kept for the profile. */
 static etch_status call_profiled(etch_function *f, etch_tensor *const *in, int nin,
-                                 etch_tensor **out, int nout) {
+                                 etch_tensor **out, int nout, const void *site) {
     char name[64];
     snprintf(name, sizeof name, "%s", f->name);
     int64_t start = etch__profile_now();
-    etch_status status = call_function(f, in, nin, out, nout);
+    etch_status status = call_function(f, in, nin, out, nout, site);
     etch__profile_add(ETCH_PROFILE_CALL, start, name, NULL);
+    return status;
+}
+
+static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                           int nout, const void *site) {
+    if (unlikely(!f)) return etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
+    if (unlikely(!counts_ok(f, in, nin, out, nout))) return etch__tls.status;
+    clear(out, nout);
+    etch_status status = unlikely(etch__profile_on())
+                             ? call_profiled(f, in, nin, out, nout, site)
+                             : call_function(f, in, nin, out, nout, site);
+    if (unlikely(status != ETCH_OK)) clear(out, nout);
     return status;
 }
 
 etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                         int nout) {
-    if (unlikely(!f)) return etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
-    if (unlikely(!counts_ok(f, in, nin, out, nout))) return etch__tls.status;
-    clear(out, nout);
-    etch_status status = unlikely(etch__profile_on()) ? call_profiled(f, in, nin, out, nout)
-                                                      : call_function(f, in, nin, out, nout);
-    if (unlikely(status != ETCH_OK)) clear(out, nout);
-    return status;
+    return call_at(f, in, nin, out, nout, __builtin_return_address(0));
 }
 
 etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {
     etch_tensor *out = NULL;
-    return etch_call_n(f, in, nin, &out, 1) == ETCH_OK ? out : NULL;
+    const void *site = __builtin_return_address(0);
+    return call_at(f, in, nin, &out, 1, site) == ETCH_OK ? out : NULL;
 }
 
 /* ---- hooks ---- */

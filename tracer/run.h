@@ -19,4 +19,42 @@ void etch__function_unpin(etch_function *f);
 /* Whether nothing may be compiled: ETCH_COMPILE_DISABLE or the option. */
 bool etch__disabled(const etch_function *f);
 
+etch_function *etch__function_new(function_kind kind, void (*fn)(void),
+                                  const etch_compile_options *options);
+
+/* tracer/run.c, for wrappers: the body in a scope of its own, operators as the thread runs them. */
+etch_status etch__call_in_scope(etch_function *f, etch_tensor *const *in, int nin,
+                                etch_tensor **out, int nout);
+/* The body as a part of the program that is not recorded: a break, then eager execution. */
+etch_status etch__call_off(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                           etch_tensor **out, int nout, const void *site);
+/* From matching to recording, at a call that needs the values of its operands (under fullgraph they
+ * stay deferred). Where the limit is reached the segment goes on eagerly. */
+bool etch__stop_matching(run *r, etch_tensor *const *in, int nin);
+/* Runs f on shapes alone and says what its one result looks like; data is neither there nor changed. */
+etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                               tensor_meta *meta);
+
+/* tracer/wrappers.c: a call of a function with a wrapper kind. */
+etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                               int nout, const void *site);
+void etch__constants_free(struct constant *c);
+
+/* tracer/stance.c */
+extern _Atomic int etch__stance; /* an etch_stance */
+static inline bool etch__may_compile(void) {
+    return likely(atomic_load_explicit(&etch__stance, memory_order_relaxed) <
+                  ETCH_STANCE_EAGER_ON_RECOMPILE);
+}
+/* Whether every compiled function runs eagerly here: the stance, or a function disabled with all that
+ * it calls. */
+bool etch__forced_eager(void);
+/* Around the body of the latter; leaving gets what entering gave. */
+int etch__enter_disabled(bool recursive);
+void etch__leave_disabled(int before);
+/* After a longjmp. */
+void etch__reset_disabled(void);
+/* Sets the error of fail_on_recompile. */
+etch_status etch__refuse_compile(const etch_function *f, const void *site);
+
 #endif

@@ -139,8 +139,9 @@ struct generation {
     struct generation *next; /* in the function's list of retired ones */
     uint64_t epoch;          /* of the overrides that its plans know */
     _Atomic(trace_tree *) entries, resumes;
+    struct constant *constants; /* values assumed constant (under the function's lock) */
     int ntrees, entry_leaves, graphs;
-    _Atomic bool entry_limited;
+    _Atomic bool entry_limited, warned; /* once, of the first limit that is reached */
     trace_node **nodes; /* all published ones */
     int64_t nnodes, nodes_cap;
     trace_leaf **leaves;
@@ -158,6 +159,9 @@ typedef struct function_shard {
     counters counts;
 } function_shard;
 
+/* What a call of the handle is inside a compiled function (tracer/wrappers.c). */
+typedef enum wrapper_kind { WRAP_NONE, WRAP_DISABLE, WRAP_ALLOW, WRAP_CONSTANT } wrapper_kind;
+
 struct etch_function {
     function_shard shard[SHARDS]; /* by the thread's number */
     atomic_bool freed;            /* the handle is gone; the last run's end makes it collectable */
@@ -165,6 +169,10 @@ struct etch_function {
     void (*fn)(void);
     void *ctx;
     etch_compile_options options;
+    wrapper_kind wrap;
+    bool recursive;            /* of a disabled one: so are the functions it calls */
+    struct allowed_fn *allowed; /* of one that is allowed in graphs */
+    uint64_t serial;           /* of one whose value is assumed constant */
     char *name;
     const backend *backend;
     pthread_mutex_t lock;         /* publishing, leaves' want, generation changes */
@@ -226,6 +234,7 @@ typedef struct walk {
 } walk;
 
 typedef struct run {
+    struct run *outer; /* the run in a disabled function of which this one began, or NULL */
     etch_function *f;
     generation *gen;
     walk *walk;     /* the segment being walked; NULL between a break and the next operator */
@@ -235,6 +244,10 @@ typedef struct run {
     bool eager;             /* the limit is reached: no recording until the segment ends */
     bool poisoned; /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
+    bool by_stance; /* runs eagerly because of the stance: fullgraph does not matter */
+    bool refused;   /* needed a compile that the stance forbids, and ran eagerly */
+    int off;        /* inside how many disabled functions */
+    int nconstants; /* calls of functions assumed constant */
     int modes;     /* how many modes were entered before the call */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;

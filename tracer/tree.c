@@ -4,6 +4,7 @@
  * function's lock. */
 #include "core/mode.h"
 #include "core/schema.h"
+#include "tracer/run.h"
 #include "tracer/trace.h"
 
 /* ---- nodes ------------------------------------------------------------------------------------
@@ -153,6 +154,7 @@ void etch__generation_free(generation *g) {
         etch__free(g->leaves[i]);
     }
     for (int64_t i = 0; i < g->nnodes; i++) etch__node_free(g->nodes[i]);
+    etch__constants_free(g->constants);
     etch__free(g->leaves);
     etch__free(g->nodes);
     etch__free(g);
@@ -373,7 +375,7 @@ bool etch__at_limit(run *r, trace_tree *tree) {
     int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
     int leaves = entry ? r->gen->entry_leaves : tree->nleaves;
     if (!*limited && leaves < limit && r->gen->graphs < 256) return false;
-    if (!*limited) etch__warn_limit(r);
+    if (!*limited && !atomic_exchange(&r->gen->warned, true)) etch__warn_limit(r);
     return *limited = true;
 }
 

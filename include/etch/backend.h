@@ -20,6 +20,8 @@ typedef struct etch_node etch_node;
 /* ---- reading ------------------------------------------------------------------------------------ */
 
 ETCH_API const char *etch_graph_name(const etch_graph *g); /* "step/0" */
+/* Whether the same graph was compiled before and this is it for other sizes (dynamic functions). */
+ETCH_API bool etch_graph_is_instance(const etch_graph *g);
 ETCH_API int etch_graph_num_inputs(const etch_graph *g);
 ETCH_API int etch_graph_num_nodes(const etch_graph *g); /* calls, inputs not counted */
 ETCH_API int etch_graph_num_outputs(const etch_graph *g);

@@ -106,6 +106,50 @@ ETCH_API int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx);
 ETCH_API int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx);
 ETCH_API void etch_callback_remove(int64_t handle);
 
+/* ---- functions that compiled code does not look into ------------------------------------------ */
+
+/* A C function as a value: its kind (number of arguments, or -1 for the general form), pointer and,
+ * for the general form, ctx. ETCH_CALLABLE(fn) makes one. */
+typedef struct etch_callable {
+    int arity;
+    void (*fn)(void);
+    void *ctx;
+} etch_callable;
+static inline etch_callable etch_callable_of(int arity, void (*fn)(void), void *ctx) {
+    etch_callable c;
+    c.arity = arity, c.fn = fn, c.ctx = ctx;
+    return c;
+}
+
+/* C cannot see a plain call of a C function. Each of these returns a function handle that is to be
+ * called through etch_call and freed with etch_function_free; inside a compiled function such a call
+ * is
+ * etch_disable: a graph break, and eager execution. recursive: compiled functions that it calls run
+ *   eagerly, too, else they run compiled.
+ * etch_allow_in_graph: one opaque node. The function must not write its arguments and has one new
+ *   tensor as result, whose dtype and sizes follow from those of the arguments (what they are is
+ *   learnt from the first call with such arguments, and checked). Under fullgraph it is learnt by
+ *   running the function on shapes alone, where a read of data is an error: call it once before.
+ * etch_assume_constant: the value it has when the call is recorded, without a break and for ever,
+ *   until etch_reset of the compiled function. It is not called again: unsound if that changes.
+ * Outside of compiled functions all three just call the function. */
+ETCH_API etch_function *etch_disable(etch_callable fn, bool recursive);
+ETCH_API etch_function *etch_allow_in_graph(etch_callable fn);
+ETCH_API etch_function *etch_assume_constant(etch_callable fn);
+
+/* What compiled functions do, in the whole process; read when a call or a segment after a graph break
+ * begins, so that one set inside a compiled function counts from the next segment on. */
+typedef enum etch_stance {
+    ETCH_STANCE_DEFAULT,
+    ETCH_STANCE_FORCE_EAGER,        /* run eagerly, compiled or not */
+    ETCH_STANCE_EAGER_ON_RECOMPILE, /* use what is compiled, compile nothing, else run eagerly */
+    ETCH_STANCE_FAIL_ON_RECOMPILE   /* use what is compiled; needing more is the error recompile,
+                                       before the body where the guards fail, else at the operator
+                                       that differs, or at the end of the call */
+} etch_stance;
+ETCH_API etch_status etch_set_stance(etch_stance stance);
+ETCH_API etch_stance etch_current_stance(void);
+
 /* Names of the registered backends, NULL-terminated; valid until one is registered. */
 ETCH_API const char *const *etch_list_backends(void);
 
@@ -124,6 +168,21 @@ ETCH_API const char *const *etch_list_backends(void);
         etch_fn4: etch_compile_fn4,                                                                \
         etch_fn_n: etch_compile_n)(                                                                \
         fn, &(etch_compile_options){.struct_size = sizeof(etch_compile_options), __VA_ARGS__})
+
+/* ETCH_CALLABLE(fn), ETCH_CALLABLE(fn, ctx): etch_disable(step, true) and the like make it themselves. */
+#define ETCH_CALLABLE(...) ETCH_CALLABLE_(__VA_ARGS__, NULL, 0)
+#define ETCH_CALLABLE_(f, c, ...)                                                                  \
+    etch_callable_of(_Generic((f),                                                                 \
+                         etch_fn0: 0,                                                              \
+                         etch_fn1: 1,                                                              \
+                         etch_fn2: 2,                                                              \
+                         etch_fn3: 3,                                                              \
+                         etch_fn4: 4,                                                              \
+                         etch_fn_n: -1),                                                           \
+                     (void (*)(void))(f), (c))
+#define etch_disable(fn, recursive) etch_disable(ETCH_CALLABLE(fn), recursive)
+#define etch_allow_in_graph(fn) etch_allow_in_graph(ETCH_CALLABLE(fn))
+#define etch_assume_constant(fn) etch_assume_constant(ETCH_CALLABLE(fn))
 
 #define ETCH_ARGS_(...) (etch_tensor *const[]){__VA_ARGS__}
 /* etch_call(f, x, w): the one result, NULL on error. */

@@ -1,0 +1,317 @@
+/* Functions that compiled code does not look into: disabled, allowed in graphs, assumed constant.
+ *
+ * C cannot see a plain call of a C function; these are handles whose calls the tracer sees. Outside
+ * of a run, and where the run is eager anyway, all three just call the function. */
+#include "core/mode.h"
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+#include <ctype.h>
+#include <etch/mode.h>
+
+/* ---- allowed in graphs ------------------------------------------------------------------------ */
+
+/* What the function's result looks like for arguments of these looks. */
+typedef struct learnt {
+    struct learnt *next;
+    etch_tensor_spec result;
+    int nin;
+    tensor_meta in[];
+} learnt;
+
+/* One function that is allowed in graphs: an operator, for ever, since graphs outlive handles. */
+typedef struct allowed_fn {
+    struct allowed_fn *next;
+    function_kind kind;
+    void (*fn)(void);
+    void *ctx;
+    const etch_op *op;
+    pthread_mutex_t lock;
+    learnt *known; /* newest first */
+    char name[96];
+} allowed_fn;
+
+static pthread_mutex_t allowed_lock = PTHREAD_MUTEX_INITIALIZER;
+static allowed_fn *allowed_list;
+
+/* The result of the call that is being recorded, when it is there already. */
+static __thread etch_tensor *ready __attribute__((tls_model("initial-exec")));
+
+static bool looks_like(const learnt *l, etch_tensor *const *in, int nin) {
+    if (l->nin != nin) return false;
+    for (int i = 0; i < nin; i++)
+        if (!etch__guard_holds(&l->in[i], in[i])) return false;
+    return true;
+}
+
+static bool find_learnt(allowed_fn *a, etch_tensor *const *in, int nin, etch_tensor_spec *spec) {
+    pthread_mutex_lock(&a->lock);
+    const learnt *l = a->known;
+    while (l && !looks_like(l, in, nin)) l = l->next;
+    if (l) *spec = l->result;
+    pthread_mutex_unlock(&a->lock);
+    return l != NULL;
+}
+
+static etch_status learn(allowed_fn *a, etch_tensor *const *in, int nin, const tensor_meta *m) {
+    learnt *l = etch__calloc(1, sizeof *l + (size_t)nin * sizeof *l->in);
+    if (!l) return ETCH_ERR_OUT_OF_MEMORY;
+    l->nin = nin;
+    for (int i = 0; i < nin; i++) etch__guard_make(in[i], &l->in[i]);
+    l->result.dtype = (etch_dtype)m->dtype;
+    l->result.sizes.n = m->ndim;
+    memcpy(l->result.sizes.v, m->size, m->ndim * sizeof *m->size);
+    pthread_mutex_lock(&a->lock);
+    l->next = a->known;
+    a->known = l;
+    pthread_mutex_unlock(&a->lock);
+    return ETCH_OK;
+}
+
+static etch_status allowed_shape(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                 etch_tensor_spec *out, int nout) {
+    allowed_fn *a = ctx;
+    (void)op, (void)nargs, (void)nout;
+    if (find_learnt(a, args[0].tensors.items, args[0].tensors.count, out)) return ETCH_OK;
+    return etch__error(ETCH_ERR_SHAPE, "%s: what it returns for such arguments is not known yet",
+                       a->name);
+}
+
+static etch_status call_allowed(const allowed_fn *a, etch_tensor *const *in, int nin,
+                                etch_tensor **out) {
+    etch_function f = {.kind = a->kind, .fn = a->fn, .ctx = a->ctx, .name = (char *)a->name};
+    etch_status status = etch__call_body(&f, in, nin, out, 1);
+    if (status == ETCH_OK && !*out)
+        status = etch__tls.status
+                     ? etch__tls.status
+                     : etch__error(ETCH_ERR_USER, "%s: the body returned NULL", a->name);
+    return status;
+}
+
+static etch_status allowed_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                  etch_tensor *const *out, int nout) {
+    const allowed_fn *a = ctx;
+    (void)op, (void)nargs, (void)nout;
+    etch_tensor *y = ready;
+    ready = NULL;
+    if (!y) {
+        etch_status status = call_allowed(a, args[0].tensors.items, args[0].tensors.count, &y);
+        if (status != ETCH_OK) return status;
+    }
+    const etch_tensor *o = out[0];
+    if (y->dtype != o->dtype || y->ndim != o->ndim ||
+        memcmp(y->size, o->size, o->ndim * sizeof *o->size))
+        return etch__error(ETCH_ERR_SHAPE,
+                           "%s: a function allowed in graphs returned another dtype or shape than "
+                           "before for the same arguments",
+                           a->name);
+    return etch_copy_(out[0], y) ? ETCH_OK : etch__tls.status;
+}
+
+static bool register_allowed(allowed_fn *a) {
+    static int made;
+    char schema[160];
+    int n = snprintf(schema, sizeof schema, "etch::allowed_%d_%s", made++, a->name);
+    for (int i = 6; i < n; i++)
+        if (!isalnum((unsigned char)schema[i])) schema[i] = '_';
+    snprintf(schema + n, sizeof schema - (size_t)n, "(Tensor[] inputs) -> Tensor");
+    etch_op_definition d = {
+        .struct_size = sizeof d, .cpu = allowed_kernel, .shape = allowed_shape, .ctx = a};
+    return (a->op = etch_op_register(schema, &d)) != NULL;
+}
+
+static allowed_fn *new_allowed(function_kind kind, void (*fn)(void), void *ctx, const char *name) {
+    allowed_fn *a = etch__calloc(1, sizeof *a);
+    if (!a) return NULL;
+    a->kind = kind, a->fn = fn, a->ctx = ctx;
+    pthread_mutex_init(&a->lock, NULL);
+    snprintf(a->name, sizeof a->name, "%s", name);
+    if (register_allowed(a)) return a;
+    pthread_mutex_destroy(&a->lock);
+    etch__free(a);
+    return NULL;
+}
+
+/* One operator a function, however many handles. */
+static allowed_fn *allow(const etch_function *f) {
+    pthread_mutex_lock(&allowed_lock);
+    allowed_fn *a = allowed_list;
+    while (a && (a->kind != f->kind || a->fn != f->fn || a->ctx != f->ctx)) a = a->next;
+    if (!a && (a = new_allowed(f->kind, f->fn, f->ctx, f->name))) {
+        a->next = allowed_list;
+        allowed_list = a;
+    }
+    pthread_mutex_unlock(&allowed_lock);
+    return a;
+}
+
+/* The first call with such arguments runs the function, which is then the recorded result. */
+static etch_status learn_by_running(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                                    etch_tensor **y) {
+    tensor_meta meta;
+    if (!etch__stop_matching(r, in, nin)) return etch__tls.status;
+    if (r->walk && r->walk->mode == WALK_SHAPES) {
+        etch_status status = etch__learn_shapes(r, f, in, nin, &meta);
+        return status == ETCH_OK ? learn(f->allowed, in, nin, &meta) : status;
+    }
+    empty_frame frame = etch__push_frame();
+    etch_status status = call_allowed(f->allowed, in, nin, y);
+    etch__pop_frame(&frame);
+    if (status != ETCH_OK) return status;
+    etch__guard_make(*y, &meta);
+    return learn(f->allowed, in, nin, &meta);
+}
+
+static etch_status call_node(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                             etch_tensor **out, const void *site) {
+    etch_tensor_spec spec;
+    etch_tensor *y = NULL;
+    int64_t scope = etch_scope_begin();
+    if (scope < 0) return etch__tls.status;
+    etch_status status = ETCH_OK;
+    if (!find_learnt(f->allowed, in, nin, &spec)) status = learn_by_running(r, f, in, nin, &y);
+    if (status == ETCH_OK) {
+        op_call call = {.op = f->allowed->op->id, .nin = (uint16_t)nin, .in = in, .site = site};
+        ready = y;
+        out[0] = etch__dispatch(&call);
+        ready = NULL;
+        if (!out[0] || !etch_keep(out[0])) status = etch__tls.status;
+    }
+    etch_scope_end(scope);
+    return status;
+}
+
+/* ---- assumed constant --------------------------------------------------------------------------- */
+
+/* The value that the n-th such call of a run had when it was recorded. */
+struct constant {
+    struct constant *next;
+    uint64_t function;
+    int number, nout;
+    etch_tensor *out[];
+};
+
+void etch__constants_free(struct constant *c) {
+    while (c) {
+        struct constant *next = c->next;
+        for (int i = 0; i < c->nout; i++) etch_release(c->out[i]);
+        etch__free(c);
+        c = next;
+    }
+}
+
+static const struct constant *find_constant(run *r, const etch_function *f, int number, int nout) {
+    pthread_mutex_lock(&r->f->lock);
+    const struct constant *c = r->gen->constants;
+    while (c && (c->function != f->serial || c->number != number || c->nout != nout)) c = c->next;
+    pthread_mutex_unlock(&r->f->lock);
+    return c;
+}
+
+static bool keep_constant(run *r, const etch_function *f, int number, etch_tensor *const *out,
+                          int nout) {
+    struct constant *c = etch__malloc(sizeof *c + (size_t)nout * sizeof(etch_tensor *));
+    if (!c) return false;
+    c->function = f->serial, c->number = number, c->nout = nout;
+    for (int i = 0; i < nout; i++) c->out[i] = etch_retain(out[i]);
+    pthread_mutex_lock(&r->f->lock);
+    c->next = r->gen->constants;
+    r->gen->constants = c;
+    pthread_mutex_unlock(&r->f->lock);
+    return true;
+}
+
+/* The body on the arguments' values, which must be there. */
+static etch_status evaluate_constant(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                                     etch_tensor **out, int nout, const void *site) {
+    bool deferred = false;
+    for (int i = 0; i < nin; i++) deferred |= in[i]->deferred;
+    if (deferred && !etch__stop_matching(r, in, nin)) return etch__tls.status;
+    for (int i = 0; i < nin; i++)
+        if (in[i]->deferred)
+            return etch__error_at(
+                site, ETCH_ERR_UNSUPPORTED,
+                "%s: assumed constant, but under fullgraph its argument %d is not "
+                "computed yet",
+                f->name, i);
+    empty_frame frame = etch__push_frame();
+    etch__tls.in_flush = frame.in_flush;
+    etch_status status = etch__call_in_scope(f, in, nin, out, nout);
+    etch__pop_frame(&frame);
+    return status;
+}
+
+static etch_status call_constant(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout, const void *site) {
+    int number = r->nconstants++;
+    const struct constant *c = find_constant(r, f, number, nout);
+    if (!c) {
+        etch_status status = evaluate_constant(r, f, in, nin, out, nout, site);
+        if (status == ETCH_OK && !keep_constant(r, f, number, out, nout))
+            status = ETCH_ERR_OUT_OF_MEMORY;
+        return status;
+    }
+    for (int i = 0; i < nout; i++) {
+        if (!etch__scope_push(c->out[i])) return etch__tls.status;
+        out[i] = etch_retain(c->out[i]);
+    }
+    return ETCH_OK;
+}
+
+/* ---- calling -------------------------------------------------------------------------------------- */
+
+static etch_status call_disabled(run *r, etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout, const void *site) {
+    int before = etch__enter_disabled(f->recursive);
+    etch_status status = r && !r->off ? etch__call_off(r, f, in, nin, out, nout, site)
+                                      : etch__call_in_scope(f, in, nin, out, nout);
+    etch__leave_disabled(before);
+    return status;
+}
+
+etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                               int nout, const void *site) {
+    run *r = etch__current_run();
+    if (f->wrap == WRAP_DISABLE) return call_disabled(r, f, in, nin, out, nout, site);
+    bool plain = !r || r->off || r->eager || etch__mode_entered_since(r->modes);
+    if (plain) return etch__call_in_scope(f, in, nin, out, nout);
+    if (f->wrap == WRAP_CONSTANT) return call_constant(r, f, in, nin, out, nout, site);
+    if (nout != 1)
+        return etch__error_at(site, ETCH_ERR_UNSUPPORTED,
+                              "%s: a function allowed in graphs has one result, asked for %d",
+                              f->name, nout);
+    return call_node(r, f, in, nin, out, site);
+}
+
+/* ---- making --------------------------------------------------------------------------------------- */
+
+static etch_function *wrap(etch_callable c, wrapper_kind kind) {
+    static _Atomic uint64_t made;
+    etch_compile_options options = {
+        .struct_size = sizeof options, .backend = "eager", .ctx = c.ctx, .disable = true};
+    function_kind arity = c.arity < 0 ? FN_N : (function_kind)(FN_0 + c.arity);
+    if (arity > FN_N) {
+        etch__error(ETCH_ERR_INVALID_ARGUMENT, "a callable with %d arguments", c.arity);
+        return NULL;
+    }
+    etch_function *f = etch__function_new(arity, c.fn, &options);
+    if (!f) return NULL;
+    f->wrap = kind;
+    f->serial = atomic_fetch_add(&made, 1) + 1;
+    return f;
+}
+
+etch_function *(etch_disable)(etch_callable fn, bool recursive) {
+    etch_function *f = wrap(fn, WRAP_DISABLE);
+    if (f) f->recursive = recursive;
+    return f;
+}
+
+etch_function *(etch_allow_in_graph)(etch_callable fn) {
+    etch_function *f = wrap(fn, WRAP_ALLOW);
+    if (!f || (f->allowed = allow(f))) return f;
+    etch_function_free(f);
+    return NULL;
+}
+
+etch_function *(etch_assume_constant)(etch_callable fn) { return wrap(fn, WRAP_CONSTANT); }
