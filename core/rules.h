@@ -24,6 +24,12 @@ typedef enum dtype_rule {
     DRULE_SUM,            /* the dtype attribute, absent: integers and bool become i64 */
     DRULE_MEAN,           /* the dtype attribute, absent: that of in[0]; floats only */
     DRULE_INDEX,          /* i64 */
+    DRULE_FLOAT,          /* PROMOTE, floats only */
+    DRULE_BITS,           /* PROMOTE, integers and bool only */
+    DRULE_INTEGER,        /* PROMOTE, integers only */
+    DRULE_CLAMP,          /* PROMOTE_NOBOOL with all scalars as operands */
+    DRULE_SOFTMAX,        /* floats; a half type may become f32 by the last attribute */
+    DRULE_LAYER_NORM,     /* floats; weight and bias of the same dtype, or f32 beside a half type */
     DRULE_COUNT
 } dtype_rule;
 
@@ -52,6 +58,8 @@ typedef enum shape_rule {
     SRULE_SQUEEZE_DIM,
     SRULE_UNSQUEEZE,
     SRULE_CAT,
+    SRULE_SOFTMAX,
+    SRULE_LAYER_NORM,
     SRULE_COUNT
 } shape_rule;
 
