@@ -149,3 +149,22 @@ etch_tensor *etch__composite_layer_norm(const op_call *call) {
     for (int i = 0; i < size.n && i < ETCH_MAX_DIMS; i++) size.v[i] = call->at[1 + i];
     return etch_native_layer_norm(call->in[0], size, call->in[1], call->in[2], call->sc[0]);
 }
+
+/* ---- conv2d -------------------------------------------------------------------------------------
+ */
+
+/* An input of three dimensions is a batch of one. */
+etch_tensor *etch__composite_conv2d(const op_call *call) {
+    etch_tensor *x = call->in[0];
+    etch_shape list[3];
+    const int64_t *at = call->at;
+    for (int k = 0; k < 3; k++) {
+        list[k].n = (int32_t)*at++;
+        for (int i = 0; i < list[k].n && i < ETCH_MAX_DIMS; i++) list[k].v[i] = *at++;
+    }
+    bool single = x->ndim == 3;
+    if (single && !(x = etch_unsqueeze(x, 0))) return NULL;
+    etch_tensor *y =
+        etch_convolution(x, call->in[1], call->in[2], list[0], list[1], list[2], *at);
+    return y && single ? etch_squeeze_dim(y, 0) : y;
+}

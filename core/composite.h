@@ -11,5 +11,6 @@ etch_tensor *etch__composite_linear(const op_call *call);
 etch_tensor *etch__composite_softmax(const op_call *call);
 etch_tensor *etch__composite_log_softmax(const op_call *call);
 etch_tensor *etch__composite_layer_norm(const op_call *call);
+etch_tensor *etch__composite_conv2d(const op_call *call);
 
 #endif

@@ -350,6 +350,66 @@ static bool layer_norm_rule(const op_call *call, tensor_meta *out) {
     return copy_sizes(t, out);
 }
 
+/* ---- shapes: convolution --------------------------------------------------------------------- */
+
+bool etch__conv_numbers(const op_call *call, conv_numbers *c) {
+    int64_t *const lists[] = {c->stride, c->padding, c->dilation};
+    static const char *const names[] = {"stride", "padding", "dilation"};
+    const int64_t *at = call->at;
+    for (int k = 0; k < 3; k++) {
+        int64_t n = at[0], least = k == 1 ? 0 : 1;
+        if (n != 1 && n != 2)
+            FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected 1 or 2 values of %s, got %lld", names[k],
+                 (long long)n);
+        for (int d = 0; d < 2; d++) {
+            lists[k][d] = at[n == 1 ? 1 : 1 + d];
+            if (lists[k][d] < least || lists[k][d] > INT32_MAX)
+                FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected a %s of at least %lld, got %lld",
+                     names[k], (long long)least, (long long)lists[k][d]);
+        }
+        at += 1 + n;
+    }
+    c->groups = at[0];
+    return true;
+}
+
+static bool conv_channels(const op_call *call, const conv_numbers *c) {
+    const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
+    if (!want_ndim(call, 0, "input", 4) || !want_ndim(call, 1, "weight", 4)) return false;
+    if (c->groups < 1 || c->groups > INT32_MAX || w->size[0] % c->groups)
+        FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected groups that divide %lld output channels, got %lld",
+             (long long)w->size[0], (long long)c->groups);
+    if (x->size[1] % c->groups || x->size[1] / c->groups != w->size[1])
+        FAIL(ETCH_ERR_SHAPE,
+             "expected input with groups x weight's input channels, got %s with weight %s and %lld "
+             "groups",
+             TEXT(x), TEXT(w), (long long)c->groups);
+    if (!x->size[1]) FAIL(ETCH_ERR_SHAPE, "expected at least one input channel, got %s", TEXT(x));
+    if (bias == ETCH_NONE || (bias->ndim == 1 && bias->size[0] == w->size[0])) return true;
+    FAIL(ETCH_ERR_SHAPE, "expected bias of sizes [%lld], got %s", (long long)w->size[0],
+         TEXT(bias));
+}
+
+static bool convolution_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *x = call->in[0], *w = call->in[1];
+    conv_numbers c;
+    if (!etch__conv_numbers(call, &c) || !conv_channels(call, &c)) return false;
+    out->ndim = 4, out->size[0] = x->size[0], out->size[1] = w->size[0];
+    for (int d = 0; d < 2; d++) {
+        int64_t kernel = w->size[2 + d];
+        __int128 room = (__int128)x->size[2 + d] + 2 * c.padding[d] - 1 -
+                        (__int128)c.dilation[d] * (kernel - 1);
+        if (kernel < 1 || room < 0 || room > INT64_MAX - 1)
+            FAIL(ETCH_ERR_SHAPE,
+                 "the kernel does not fit into the padded input: input %s, weight %s, padding "
+                 "[%lld, %lld], dilation [%lld, %lld]",
+                 TEXT(x), TEXT(w), (long long)c.padding[0], (long long)c.padding[1],
+                 (long long)c.dilation[0], (long long)c.dilation[1]);
+        out->size[2 + d] = (int64_t)room / c.stride[d] + 1;
+    }
+    return finish(call, out);
+}
+
 /* ---- the entry ------------------------------------------------------------------------------- */
 
 static const shape_fn shape_rules[SRULE_COUNT] = {
@@ -368,6 +428,7 @@ static const shape_fn shape_rules[SRULE_COUNT] = {
     [SRULE_CAT] = cat_rule,
     [SRULE_SOFTMAX] = softmax_rule,
     [SRULE_LAYER_NORM] = layer_norm_rule,
+    [SRULE_CONVOLUTION] = convolution_rule,
 };
 
 /* Whether operand i may be ETCH_NONE. */

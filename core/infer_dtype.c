@@ -225,6 +225,15 @@ static bool layer_norm_dtype_rule(const op_call *call, call_dtypes *d) {
     return true;
 }
 
+static bool convolution_dtype_rule(const op_call *call, call_dtypes *d) {
+    d->compute = d->result = dtype_of(call->in[0]);
+    for (int i = 1; i < call->nin; i++)
+        if (call->in[i] != ETCH_NONE && call->in[i]->dtype != call->in[0]->dtype)
+            FAIL(ETCH_ERR_DTYPE, "expected operands of one dtype, got %s and %s",
+                 name_of(d->result), name_of(dtype_of(call->in[i])));
+    return want_floats(call, d->compute);
+}
+
 static bool no_dtype_rule(const op_call *call, call_dtypes *d) {
     (void)d;
     FAIL(ETCH_ERR_INTERNAL, "a composite operator has no inference of its own");
@@ -252,5 +261,6 @@ const dtype_fn etch__dtype_rules[DRULE_COUNT] = {
     [DRULE_INTEGER] = integer_rule,
     [DRULE_CLAMP] = clamp_rule,
     [DRULE_SOFTMAX] = softmax_dtype_rule,
+    [DRULE_CONVOLUTION] = convolution_dtype_rule,
     [DRULE_LAYER_NORM] = layer_norm_dtype_rule,
 };

@@ -149,7 +149,7 @@ static double real_quotient(double x, double y) {
     double r = fmod(x, y), q = rnd(rnd(x - r) / y);
     if (r != 0 && (r < 0) != (y < 0)) q = rnd(q - 1);
     if (q == 0) return copysign(0, x / y);
-    return isfinite(q) ? nearbyint(q) : q;
+    return q - floor(q) > 0.5 ? rnd(floor(q) + 1) : floor(q);
 }
 BOTH(fmod, fmod(o->x, o->y), rest(o->i, o->j, false))
 BOTH(fmod_scalar, fmod(o->x, o->s[0]), rest(o->i, o->t[0], false))
@@ -464,6 +464,10 @@ static bool run_trial(trial *t) {
         number want = expected(t, r, value, (etch_dtype)y->dtype, &exact);
         if (same_number(want, have)) continue;
         double off = have.real && r->ulp ? ulps(have.d, exact, (etch_dtype)y->dtype) : INFINITY;
+        /* 1 + erf cancels: the error is one of 1, times the operand */
+        if (t->call.op == OP_GELU && fabs(have.d - exact) <= 4 * fabs(value[0].d) * 0x1p-24 *
+                                                                 (y->dtype == ETCH_F64 ? 0x1p-29 : 1))
+            off = 0;
         if (off <= r->ulp) continue;
         fail_msg("%s of %s[%g %lld], %s[%g %lld] scalar %g/%lld: want %.17g %lld, have %.17g %lld "
                  "(%g ulp)",
