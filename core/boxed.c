@@ -143,6 +143,12 @@ static bool put_tensor(boxed_call *b, const schema_arg *a, const etch_value *v) 
     return true;
 }
 
+static bool put_optional(boxed_call *b, const schema_arg *a, const etch_value *v) {
+    if (v && v->tag != ETCH_VALUE_NONE) return put_tensor(b, a, v);
+    b->one[b->nin++] = ETCH_NONE;
+    return true;
+}
+
 /* A list is the only tensor argument of its operator, so it needs no copy. */
 static bool put_tensors(boxed_call *b, const schema_arg *a, const etch_value *v) {
     if (v->tag != ETCH_VALUE_TENSORS) return wrong_tag(b, a, v);
@@ -175,6 +181,10 @@ static bool put_ints(boxed_call *b, const schema_arg *a, const etch_value *v) {
         b->at[b->nat++] = -1;
         return true;
     }
+    if (!v && a->has_default) { /* one number stands for each dimension */
+        b->at[b->nat++] = 1, b->at[b->nat++] = a->value.i;
+        return true;
+    }
     if (absent || v->tag != ETCH_VALUE_INTS) return wrong_tag(b, a, v);
     if (v->ints.n < 0 || v->ints.n > ETCH_MAX_DIMS)
         FAIL(b, ETCH_ERR_SHAPE, "argument \"%s\": expected 0 to %d ints, got %d", a->name,
@@ -203,10 +213,10 @@ static bool put_word(boxed_call *b, const schema_arg *a, const etch_value *v) {
 }
 
 static bool (*const put[ARG_TYPE_COUNT])(boxed_call *, const schema_arg *, const etch_value *) = {
-    [ARG_TENSOR] = put_tensor,  [ARG_TENSORS] = put_tensors, [ARG_SCALAR] = put_scalar,
-    [ARG_INT] = put_word,       [ARG_INT_OPT] = put_word,    [ARG_INTS] = put_ints,
-    [ARG_INTS_OPT] = put_ints,  [ARG_BOOL] = put_word,       [ARG_DTYPE] = put_word,
-    [ARG_DTYPE_OPT] = put_word,
+    [ARG_TENSOR] = put_tensor, [ARG_TENSOR_OPT] = put_optional, [ARG_TENSORS] = put_tensors,
+    [ARG_SCALAR] = put_scalar, [ARG_INT] = put_word,            [ARG_INT_OPT] = put_word,
+    [ARG_INTS] = put_ints,     [ARG_INTS_OPT] = put_ints,       [ARG_BOOL] = put_word,
+    [ARG_DTYPE] = put_word,    [ARG_DTYPE_OPT] = put_word,
 };
 
 static bool convert(boxed_call *b) {

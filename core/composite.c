@@ -94,3 +94,78 @@ etch_tensor *etch__composite_matmul(const op_call *call) {
     if (c && column) c = etch_squeeze_dim(c, -1);
     return c;
 }
+
+/* ---- linear -------------------------------------------------------------------------------------
+ */
+
+static bool linear_fits(const op_call *call) {
+    const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
+    shape_text xs = etch__shape_text(x->ndim, x->size), ws = etch__shape_text(w->ndim, w->size);
+    const char *wrong = NULL;
+    if (w->ndim < 1 || w->ndim > 2) wrong = "weight with 1 or 2 dimensions";
+    else if (!x->ndim || x->size[x->ndim - 1] != w->size[w->ndim - 1])
+        wrong = "input whose last dimension is that of weight";
+    else if (bias != ETCH_NONE && bias->ndim && (w->ndim == 1 || bias->ndim > 1 ||
+                                                 bias->size[0] != w->size[0]))
+        wrong = "bias with an element for each row of weight";
+    if (!wrong) return true;
+    etch__error_at(call->site, ETCH_ERR_SHAPE, "linear: expected %s: input %s, weight %s, bias %s",
+                   wrong, xs.s, ws.s,
+                   bias == ETCH_NONE ? "none" : etch__shape_text(bias->ndim, bias->size).s);
+    return false;
+}
+
+etch_tensor *etch__composite_linear(const op_call *call) {
+    etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
+    if (!linear_fits(call)) return NULL;
+    etch_tensor *wt = etch_t(w);
+    if (!wt) return NULL;
+    if (x->ndim == 2 && w->ndim == 2)
+        return bias == ETCH_NONE ? etch_mm(x, wt) : etch_addmm(bias, x, wt);
+    etch_tensor *y = etch_matmul(x, wt);
+    return y && bias != ETCH_NONE ? etch_add(y, bias) : y;
+}
+
+/* ---- softmax and layer norm ---------------------------------------------------------------------
+ */
+
+/* The operand in the dtype that is asked for, attribute 1 (-1: as it is). */
+static etch_tensor *softmax_operand(const op_call *call) {
+    if (call->at[1] == -1 || call->at[1] == call->in[0]->dtype) return call->in[0];
+    return etch_to(call->in[0], (etch_dtype)call->at[1]);
+}
+
+etch_tensor *etch__composite_softmax(const op_call *call) {
+    etch_tensor *x = softmax_operand(call);
+    return x ? etch_softmax_raw(x, call->at[0], false) : NULL;
+}
+
+etch_tensor *etch__composite_log_softmax(const op_call *call) {
+    etch_tensor *x = softmax_operand(call);
+    return x ? etch_log_softmax_raw(x, call->at[0], false) : NULL;
+}
+
+etch_tensor *etch__composite_layer_norm(const op_call *call) {
+    etch_shape size = {.n = (int32_t)call->at[0]};
+    for (int i = 0; i < size.n && i < ETCH_MAX_DIMS; i++) size.v[i] = call->at[1 + i];
+    return etch_native_layer_norm(call->in[0], size, call->in[1], call->in[2], call->sc[0]);
+}
+
+/* ---- conv2d -------------------------------------------------------------------------------------
+ */
+
+/* An input of three dimensions is a batch of one. */
+etch_tensor *etch__composite_conv2d(const op_call *call) {
+    etch_tensor *x = call->in[0];
+    etch_shape list[3];
+    const int64_t *at = call->at;
+    for (int k = 0; k < 3; k++) {
+        list[k].n = (int32_t)*at++;
+        for (int i = 0; i < list[k].n && i < ETCH_MAX_DIMS; i++) list[k].v[i] = *at++;
+    }
+    bool single = x->ndim == 3;
+    if (single && !(x = etch_unsqueeze(x, 0))) return NULL;
+    etch_tensor *y =
+        etch_convolution(x, call->in[1], call->in[2], list[0], list[1], list[2], *at);
+    return y && single ? etch_squeeze_dim(y, 0) : y;
+}

@@ -7,5 +7,10 @@
 etch_tensor *etch__composite_reshape(const op_call *call);
 etch_tensor *etch__composite_contiguous(const op_call *call);
 etch_tensor *etch__composite_matmul(const op_call *call);
+etch_tensor *etch__composite_linear(const op_call *call);
+etch_tensor *etch__composite_softmax(const op_call *call);
+etch_tensor *etch__composite_log_softmax(const op_call *call);
+etch_tensor *etch__composite_layer_norm(const op_call *call);
+etch_tensor *etch__composite_conv2d(const op_call *call);
 
 #endif

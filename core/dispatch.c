@@ -46,6 +46,7 @@ static etch_tensor *run_composite(const op_call *call) {
     if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
         return layers[LAYER_COMPOSITE_MODES](call);
     const void *outer = etch__tls.composite_site;
+    if (!etch__operands_present(call)) return NULL;
     if (!outer) etch__tls.composite_site = call->site;
     etch_tensor *t = etch__ops[call->op].composite(call);
     etch__tls.composite_site = outer;

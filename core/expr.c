@@ -59,10 +59,22 @@ static int keeps_grid(builder *b, int v, int x, int y) {
 }
 
 static int constant(builder *b, etch_dtype type, double v) {
+    prim_instr c = {.imm.i = (int64_t)v};
+    if (etch__is_float(type)) c.imm.d = v;
+    for (int i = 0; i < b->p->n; i++) {
+        const prim_instr *p = &b->p->code[i];
+        if (p->prim == PRIM_CONST && p->type == type && p->imm.i == c.imm.i) return i;
+    }
     int k = emit(b, PRIM_CONST, type, type, 0, 0, 0);
-    if (etch__is_float(type)) b->p->code[k].imm.d = v;
-    else b->p->code[k].imm.i = (int64_t)v;
-    b->exact[k] = EXACT_ALL; /* 0 and 1 are the only constants */
+    b->p->code[k].imm = c.imm;
+    b->exact[k] = EXACT_ALL; /* 0, 1 and the like are the only constants that are results */
+    return k;
+}
+
+/* A constant of the compute type that no half dtype needs to hold. */
+static int real(builder *b, double v) {
+    int k = constant(b, b->type, v);
+    b->exact[k] = 0;
     return k;
 }
 
@@ -223,6 +235,227 @@ static int expr_sigmoid(builder *b) {
     int e = unary(b, PRIM_EXP, unary(b, PRIM_NEG, operand(b, 0)));
     return binary(b, PRIM_DIV, one, binary(b, PRIM_ADD, one, e));
 }
+static int expr_exp2(builder *b) { return unary_of(b, PRIM_EXP2); }
+static int expr_expm1(builder *b) { return unary_of(b, PRIM_EXPM1); }
+static int expr_log2(builder *b) { return unary_of(b, PRIM_LOG2); }
+static int expr_log10(builder *b) { return unary_of(b, PRIM_LOG10); }
+static int expr_log1p(builder *b) { return unary_of(b, PRIM_LOG1P); }
+static int expr_erf(builder *b) { return unary_of(b, PRIM_ERF); }
+static int expr_tan(builder *b) { return unary_of(b, PRIM_TAN); }
+static int expr_asin(builder *b) { return unary_of(b, PRIM_ASIN); }
+static int expr_acos(builder *b) { return unary_of(b, PRIM_ACOS); }
+static int expr_atan(builder *b) { return unary_of(b, PRIM_ATAN); }
+static int expr_sinh(builder *b) { return unary_of(b, PRIM_SINH); }
+static int expr_cosh(builder *b) { return unary_of(b, PRIM_COSH); }
+static int expr_reciprocal(builder *b) {
+    int x = operand(b, 0);
+    return binary(b, PRIM_DIV, constant(b, b->type, 1), x);
+}
+static int expr_square(builder *b) {
+    int x = operand(b, 0);
+    return binary(b, PRIM_MUL, x, x);
+}
+/* x / (1 + exp(-x)) */
+static int expr_silu(builder *b) {
+    int x = operand(b, 0), one = constant(b, b->type, 1);
+    int e = unary(b, PRIM_EXP, unary(b, PRIM_NEG, x));
+    return binary(b, PRIM_DIV, x, binary(b, PRIM_ADD, one, e));
+}
+
+/* (x * 0.5) * (1 + erf(x * sqrt(1/2))), or with tanh(sqrt(2/pi) * (x + 0.044715 x^3)) for erf. */
+static int expr_gelu(builder *b) {
+    int x = operand(b, 0), inner, one = constant(b, b->type, 1);
+    if (b->op_class) {
+        int cube = binary(b, PRIM_MUL, binary(b, PRIM_MUL, x, x), x);
+        inner = binary(b, PRIM_ADD, x, binary(b, PRIM_MUL, real(b, 0.044715), cube));
+        inner = binary(b, PRIM_MUL, real(b, 0.79788456080286535588), inner);
+        inner = unary(b, PRIM_TANH, inner);
+    } else {
+        inner = unary(b, PRIM_ERF, binary(b, PRIM_MUL, x, real(b, 0.70710678118654752440)));
+    }
+    int half = binary(b, PRIM_MUL, x, real(b, 0.5));
+    return binary(b, PRIM_MUL, half, binary(b, PRIM_ADD, one, inner));
+}
+
+/* ---- rounding to whole numbers: from conversions, so that all of it vectorises; integers stay -- */
+
+static int select(builder *b, int condition, int x, int y) {
+    return emit(b, PRIM_SELECT, b->type, b->type, condition, x, y);
+}
+
+/* From here on every float is whole. */
+static double whole_from(const builder *b) { return b->type == ETCH_F64 ? 0x1p52 : 0x1p23; }
+
+/* The whole number r, which lost the sign of a zero, instead of x where x is not whole anyway. */
+static int whole_result(builder *b, int x, int r) {
+    int zero = binary(b, PRIM_MUL, x, constant(b, b->type, 0)); /* of the sign of x */
+    r = select(b, compare(b, PRIM_EQ, r, constant(b, b->type, 0)), zero, r);
+    int fraction = compare(b, PRIM_LT, unary(b, PRIM_ABS, x), real(b, whole_from(b)));
+    return select(b, fraction, r, x);
+}
+
+static int truncated(builder *b, int x) {
+    etch_dtype whole = b->type == ETCH_F64 ? ETCH_I64 : ETCH_I32;
+    int i = emit(b, PRIM_CONVERT, whole, b->type, x, 0, 0);
+    return whole_result(b, x, emit(b, PRIM_CONVERT, b->type, whole, i, 0, 0));
+}
+
+static int expr_trunc(builder *b) {
+    int x = operand(b, 0);
+    return etch__is_float(b->compute) ? truncated(b, x) : x;
+}
+static int expr_frac(builder *b) {
+    int x = operand(b, 0);
+    return binary(b, PRIM_SUB, x, truncated(b, x));
+}
+static int floored(builder *b, int x) {
+    int t = truncated(b, x);
+    int below = binary(b, PRIM_SUB, t, constant(b, b->type, 1));
+    return select(b, compare(b, PRIM_LT, x, t), below, t);
+}
+static int expr_floor(builder *b) {
+    int x = operand(b, 0);
+    return etch__is_float(b->compute) ? floored(b, x) : x;
+}
+static int expr_ceil(builder *b) {
+    int x = operand(b, 0);
+    if (!etch__is_float(b->compute)) return x;
+    int t = truncated(b, x);
+    int above = binary(b, PRIM_ADD, t, constant(b, b->type, 1));
+    return select(b, compare(b, PRIM_LT, t, x), above, t);
+}
+/* Halves to even: adding 2^23 (2^52) to |x| leaves no bits for a fraction. */
+static int expr_round(builder *b) {
+    int x = operand(b, 0);
+    if (!etch__is_float(b->compute)) return x;
+    int large = real(b, whole_from(b)), zero = constant(b, b->type, 0);
+    int r = binary(b, PRIM_ADD, unary(b, PRIM_ABS, x), large);
+    r = binary(b, PRIM_SUB, r, large);
+    r = select(b, compare(b, PRIM_LT, x, zero), unary(b, PRIM_NEG, r), r);
+    return whole_result(b, x, r);
+}
+/* (0 < x) - (x < 0), so 0 for NaN. */
+static int expr_sign(builder *b) {
+    int x = operand(b, 0), zero = constant(b, b->type, 0);
+    int above = convert(b, compare(b, PRIM_LT, zero, x), b->compute);
+    int below = convert(b, compare(b, PRIM_LT, x, zero), b->compute);
+    return keeps_grid(b, binary(b, PRIM_SUB, above, below), above, below);
+}
+static int expr_isnan(builder *b) {
+    int x = operand(b, 0);
+    return compare(b, PRIM_NE, x, x);
+}
+
+/* ---- bits -- */
+
+/* Bools take the logical primitive. */
+static int bits(builder *b, prim_id prim, prim_id logical, int x, int y) {
+    bool truth = b->type == ETCH_BOOL;
+    return emit(b, truth ? logical : prim, b->type, b->type, x, y, 0);
+}
+static int bits_of(builder *b, prim_id prim, prim_id logical) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return bits(b, prim, logical, x, y);
+}
+static int bits_scalar(builder *b, prim_id prim, prim_id logical) {
+    int x = operand(b, 0);
+    return bits(b, prim, logical, x, scalar(b, 0));
+}
+static int expr_bitwise_and(builder *b) { return bits_of(b, PRIM_BITAND, PRIM_AND); }
+static int expr_bitwise_or(builder *b) { return bits_of(b, PRIM_BITOR, PRIM_OR); }
+static int expr_bitwise_xor(builder *b) { return bits_of(b, PRIM_BITXOR, PRIM_NE); }
+static int expr_bitwise_and_scalar(builder *b) { return bits_scalar(b, PRIM_BITAND, PRIM_AND); }
+static int expr_bitwise_or_scalar(builder *b) { return bits_scalar(b, PRIM_BITOR, PRIM_OR); }
+static int expr_bitwise_xor_scalar(builder *b) { return bits_scalar(b, PRIM_BITXOR, PRIM_NE); }
+static int expr_bitwise_not(builder *b) {
+    int x = operand(b, 0);
+    if (b->type == ETCH_BOOL) return unary(b, PRIM_NOT, x);
+    return binary(b, PRIM_BITXOR, x, constant(b, b->type, -1));
+}
+static int expr_left_shift(builder *b) { return binary_of(b, PRIM_SHL); }
+static int expr_left_shift_scalar(builder *b) { return scalar_of(b, PRIM_SHL); }
+static int expr_right_shift(builder *b) { return binary_of(b, PRIM_SHR); }
+static int expr_right_shift_scalar(builder *b) { return scalar_of(b, PRIM_SHR); }
+
+/* ---- divisions with a rest -- */
+
+static int expr_fmod(builder *b) { return binary_of(b, PRIM_REM); }
+static int expr_fmod_scalar(builder *b) { return scalar_of(b, PRIM_REM); }
+
+/* Whether the rest r of a division by y is not 0 and of the other sign. */
+static int crosses(builder *b, int r, int y) {
+    int zero = constant(b, b->type, 0);
+    int differ = emit(b, PRIM_NE, ETCH_BOOL, ETCH_BOOL, compare(b, PRIM_LT, r, zero),
+                      compare(b, PRIM_LT, y, zero), 0);
+    return emit(b, PRIM_AND, ETCH_BOOL, ETCH_BOOL, compare(b, PRIM_NE, r, zero), differ, 0);
+}
+
+/* The rest with the sign of the divisor. */
+static int modulo(builder *b, int x, int y) {
+    int r = binary(b, PRIM_REM, x, y);
+    return select(b, crosses(b, r, y), binary(b, PRIM_ADD, r, y), r);
+}
+static int expr_remainder(builder *b) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return modulo(b, x, y);
+}
+static int expr_remainder_scalar(builder *b) {
+    int x = operand(b, 0);
+    return modulo(b, x, scalar(b, 0));
+}
+
+/* As Python's //: from the exact rest, since the quotient itself may round up to a whole number. */
+static int float_floor_divide(builder *b, int x, int y) {
+    int zero = constant(b, b->type, 0), one = constant(b, b->type, 1);
+    int plain = binary(b, PRIM_DIV, x, y), r = binary(b, PRIM_REM, x, y);
+    int q = binary(b, PRIM_DIV, binary(b, PRIM_SUB, x, r), y);
+    q = select(b, crosses(b, r, y), binary(b, PRIM_SUB, q, one), q);
+    int whole = floored(b, q);
+    int up = compare(b, PRIM_LT, real(b, 0.5), binary(b, PRIM_SUB, q, whole));
+    whole = select(b, up, binary(b, PRIM_ADD, whole, one), whole);
+    /* a zero of the quotient's sign; plain is finite there */
+    whole = select(b, compare(b, PRIM_EQ, q, zero), binary(b, PRIM_MUL, plain, zero), whole);
+    return select(b, compare(b, PRIM_EQ, y, zero), plain, whole);
+}
+static int floor_divided(builder *b, int x, int y) {
+    if (etch__is_float(b->compute)) return float_floor_divide(b, x, y);
+    int q = binary(b, PRIM_QUOT, x, y), r = binary(b, PRIM_REM, x, y);
+    int below = binary(b, PRIM_SUB, q, constant(b, b->type, 1));
+    return select(b, crosses(b, r, y), below, q);
+}
+static int expr_floor_divide(builder *b) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return floor_divided(b, x, y);
+}
+static int expr_floor_divide_scalar(builder *b) {
+    int x = operand(b, 0);
+    return floor_divided(b, x, scalar(b, 0));
+}
+
+/* ---- clamp -- */
+
+/* Scalar k in the common dtype; integers saturate. */
+static int bound(builder *b, int k) {
+    static const double low[] = {[ETCH_I8] = INT8_MIN, [ETCH_I16] = INT16_MIN,
+                                 [ETCH_I32] = INT32_MIN, [ETCH_U8] = 0};
+    static const double high[] = {[ETCH_I8] = INT8_MAX, [ETCH_I16] = INT16_MAX,
+                                  [ETCH_I32] = INT32_MAX, [ETCH_U8] = UINT8_MAX};
+    if (etch__is_float(b->compute) || b->compute == ETCH_I64) return scalar(b, k);
+    int v = scalar_as(b, k, ETCH_I64);
+    v = emit(b, PRIM_MAX, ETCH_I64, ETCH_I64, v, constant(b, ETCH_I64, low[b->compute]), 0);
+    v = emit(b, PRIM_MIN, ETCH_I64, ETCH_I64, v, constant(b, ETCH_I64, high[b->compute]), 0);
+    return convert(b, v, b->compute);
+}
+static int bounded(builder *b, prim_id prim, int x, int k) {
+    int limit = bound(b, k);
+    return keeps_grid(b, binary(b, prim, x, limit), x, limit);
+}
+static int expr_clamp_min(builder *b) { return bounded(b, PRIM_MAX, operand(b, 0), 0); }
+static int expr_clamp_max(builder *b) { return bounded(b, PRIM_MIN, operand(b, 0), 0); }
+static int expr_clamp(builder *b) {
+    int x = bounded(b, PRIM_MAX, operand(b, 0), 0);
+    return bounded(b, PRIM_MIN, x, 1);
+}
 
 static int compare_of(builder *b, prim_id prim) {
     int x = operand(b, 0), y = operand(b, 1);
@@ -262,6 +495,11 @@ static int expr_logical_and(builder *b) {
 static int expr_logical_or(builder *b) {
     int x = truth(b, 0), y = truth(b, 1);
     return logic(b, PRIM_OR, x, y);
+}
+
+static int expr_logical_xor(builder *b) {
+    int x = truth(b, 0), y = truth(b, 1);
+    return logic(b, PRIM_NE, x, y);
 }
 
 /* The condition keeps its own dtype; only the values are brought to the common one. */

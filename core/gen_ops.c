@@ -24,6 +24,7 @@ static const row rows[] = {
 
 typedef enum type {
     TENSOR,
+    TENSOR_OPT,
     TENSORS,
     SCALAR,
     INT,
@@ -44,6 +45,8 @@ static const struct {
     {"ScalarType?", "etch_dtype %s", DTYPE_OPT},
     {"ScalarType", "etch_dtype %s", DTYPE},
     {"Scalar", "etch_scalar %s", SCALAR},
+    {"float", "etch_scalar %s", SCALAR},
+    {"Tensor?", "etch_tensor *%s", TENSOR_OPT},
     {"Tensor", "etch_tensor *%s", TENSOR},
     {"int[]?", "etch_dims %s", INTS_OPT},
     {"int[]", "etch_dims %s", INTS},
@@ -151,6 +154,7 @@ static void print_prototype(FILE *out, const function *f) {
                 /* Only TENSORS has two places. */
                 snprintf(text, sizeof text, types[k].c, a->name, a->name);
                 fputs(text, out);
+                break; /* Scalar and float look the same in C */
             }
     }
     fputs(f->nparams ? ")" : "void)", out);
@@ -180,16 +184,26 @@ static int count(const arg *args, int n, type t) {
     return k;
 }
 
-static void print_inputs(FILE *out, const arg *args, int n) {
+static bool is_tensor(const arg *a) { return a->type == TENSOR || a->type == TENSOR_OPT; }
+
+static int count_tensors(const arg *args, int n) {
+    return count(args, n, TENSOR) + count(args, n, TENSOR_OPT);
+}
+
+static void print_inputs(FILE *out, const arg *args, int n, const function *f) {
     if (count(args, n, TENSORS)) return;
-    if (!count(args, n, TENSOR)) {
+    if (!count_tensors(args, n)) {
         fputs("    etch_tensor *const *in = NULL;\n", out);
         return;
     }
     fputs("    etch_tensor *const in[] = {", out);
     const char *separator = "";
     for (int i = 0; i < n; i++)
-        if (args[i].type == TENSOR) fprintf(out, "%s%s", separator, args[i].name), separator = ", ";
+        if (is_tensor(&args[i])) {
+            bool absent = args[i].type == TENSOR_OPT && !given(f, &args[i]);
+            fprintf(out, "%s%s", separator, absent ? "ETCH_NONE" : args[i].name);
+            separator = ", ";
+        }
     fputs("};\n", out);
 }
 
@@ -209,7 +223,9 @@ static int print_scalars(FILE *out, const row *r, const arg *args, int n, const 
     for (int i = 0; i < n; i++) {
         if (args[i].type != SCALAR) continue;
         if (given(f, &args[i])) fprintf(out, "%s%s", separator, args[i].name);
-        else fprintf(out, "%setch_scalar_int(%s)", separator, args[i].value);
+        else
+            fprintf(out, "%setch_scalar_%s(%s)", separator,
+                    strpbrk(args[i].value, ".e") ? "real" : "int", args[i].value);
         separator = ", ";
     }
     fputs("};\n", out);
@@ -223,15 +239,20 @@ static void print_default(FILE *out, const arg *a) {
     case DTYPE_OPT: fputs("    at[nat++] = -1;\n", out); break;
     case BOOL: fprintf(out, "    at[nat++] = %d;\n", !strcmp(a->value, "True")); break;
     case INT: fprintf(out, "    at[nat++] = %s;\n", a->value); break;
+    case INTS: fprintf(out, "    at[nat++] = 1, at[nat++] = %s;\n", a->value); break;
     default: fail("argument needs a value", a->name);
     }
+}
+
+static bool is_attribute(const arg *a) {
+    return !is_tensor(a) && a->type != TENSORS && a->type != SCALAR;
 }
 
 static void print_attributes(FILE *out, const row *r, const arg *args, int n, const function *f,
                              int scalars) {
     int attributes = strstr(r->flags, "CLASS") != NULL;
     for (int i = 0; i < n; i++)
-        attributes += args[i].type != TENSOR && args[i].type != TENSORS && args[i].type != SCALAR;
+        attributes += is_attribute(&args[i]);
     if (!attributes) {
         fputs("    const int64_t *at = NULL;\n    const int nat = 0;\n", out);
         return;
@@ -239,7 +260,7 @@ static void print_attributes(FILE *out, const row *r, const arg *args, int n, co
     fputs("    int64_t at[OP_MAX_ATTRS];\n    int nat = 0;\n", out);
     for (int i = 0; i < n; i++) {
         const arg *a = &args[i];
-        if (a->type == TENSOR || a->type == TENSORS || a->type == SCALAR) continue;
+        if (!is_attribute(a)) continue;
         if (!given(f, a)) print_default(out, a);
         else if (a->type == INTS || a->type == INTS_OPT)
             fprintf(out, "    nat = etch__put_dims(at, nat, &%s);\n", a->name);
@@ -258,14 +279,14 @@ static void print_function(FILE *out, const row *r, const arg *args, int n, cons
     fprintf(out, "#undef %s\n", f->name);
     print_prototype(out, f);
     fputs(" {\n", out);
-    print_inputs(out, args, n);
+    print_inputs(out, args, n, f);
     int scalars = print_scalars(out, r, args, n, f);
     print_attributes(out, r, args, n, f, scalars);
     char list[TEXT + 8] = "", length[TEXT + 8];
     for (int i = 0; i < n; i++)
         if (args[i].type == TENSORS) snprintf(list, sizeof list, "%s", args[i].name);
     snprintf(length, sizeof length, list[0] ? "n%s" : "%s", list);
-    if (!list[0]) snprintf(length, sizeof length, "%d", count(args, n, TENSOR));
+    if (!list[0]) snprintf(length, sizeof length, "%d", count_tensors(args, n));
     if (list[0])
         fprintf(out, "    if (!etch__list_ok(OP_%s, %s, %s, __builtin_return_address(0))) return NULL;\n",
                 r->id, list, length);

@@ -8,6 +8,7 @@
 
 #include "core/mode.h"
 #include "core/rules.h"
+#include "core/schema.h"
 
 shape_text etch__shape_text(int ndim, const int64_t *size) {
     shape_text t;
@@ -319,6 +320,96 @@ static bool cat_rule(const op_call *call, tensor_meta *out) {
     return finish(call, out);
 }
 
+/* ---- shapes: normalisations ------------------------------------------------------------------ */
+
+static bool softmax_rule(const op_call *call, tensor_meta *out) {
+    int dim;
+    out->ndim = call->in[0]->ndim;
+    return etch__wrap_dim(call, call->at[0], out->ndim, &dim) && copy_sizes(call->in[0], out);
+}
+
+static bool has_sizes(const etch_tensor *t, int n, const int64_t *size) {
+    return t->ndim == n && !memcmp(t->size, size, sizeof *size * (size_t)n);
+}
+
+static bool layer_norm_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *t = call->in[0];
+    int n = (int)call->at[0];
+    const int64_t *size = call->at + 1;
+    if (n < 1 || n > ETCH_MAX_DIMS)
+        FAIL(ETCH_ERR_SHAPE, "expected a normalized_shape of 1 to %d sizes, got %d", ETCH_MAX_DIMS,
+             n);
+    if (n > t->ndim || memcmp(t->size + t->ndim - n, size, sizeof *size * (size_t)n))
+        FAIL(ETCH_ERR_SHAPE, "expected an input that ends in sizes %s, got %s",
+             etch__shape_text(n, size).s, TEXT(t));
+    for (int i = 1; i < call->nin; i++)
+        if (call->in[i] != ETCH_NONE && !has_sizes(call->in[i], n, size))
+            FAIL(ETCH_ERR_SHAPE, "expected %s of sizes %s, got %s", i == 1 ? "weight" : "bias",
+                 etch__shape_text(n, size).s, TEXT(call->in[i]));
+    out->ndim = t->ndim;
+    return copy_sizes(t, out);
+}
+
+/* ---- shapes: convolution --------------------------------------------------------------------- */
+
+bool etch__conv_numbers(const op_call *call, conv_numbers *c) {
+    int64_t *const lists[] = {c->stride, c->padding, c->dilation};
+    static const char *const names[] = {"stride", "padding", "dilation"};
+    const int64_t *at = call->at;
+    for (int k = 0; k < 3; k++) {
+        int64_t n = at[0], least = k == 1 ? 0 : 1;
+        if (n != 1 && n != 2)
+            FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected 1 or 2 values of %s, got %lld", names[k],
+                 (long long)n);
+        for (int d = 0; d < 2; d++) {
+            lists[k][d] = at[n == 1 ? 1 : 1 + d];
+            if (lists[k][d] < least || lists[k][d] > INT32_MAX)
+                FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected a %s of at least %lld, got %lld",
+                     names[k], (long long)least, (long long)lists[k][d]);
+        }
+        at += 1 + n;
+    }
+    c->groups = at[0];
+    return true;
+}
+
+static bool conv_channels(const op_call *call, const conv_numbers *c) {
+    const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
+    if (!want_ndim(call, 0, "input", 4) || !want_ndim(call, 1, "weight", 4)) return false;
+    if (c->groups < 1 || c->groups > INT32_MAX || w->size[0] % c->groups)
+        FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected groups that divide %lld output channels, got %lld",
+             (long long)w->size[0], (long long)c->groups);
+    if (x->size[1] % c->groups || x->size[1] / c->groups != w->size[1])
+        FAIL(ETCH_ERR_SHAPE,
+             "expected input with groups x weight's input channels, got %s with weight %s and %lld "
+             "groups",
+             TEXT(x), TEXT(w), (long long)c->groups);
+    if (!x->size[1]) FAIL(ETCH_ERR_SHAPE, "expected at least one input channel, got %s", TEXT(x));
+    if (bias == ETCH_NONE || (bias->ndim == 1 && bias->size[0] == w->size[0])) return true;
+    FAIL(ETCH_ERR_SHAPE, "expected bias of sizes [%lld], got %s", (long long)w->size[0],
+         TEXT(bias));
+}
+
+static bool convolution_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *x = call->in[0], *w = call->in[1];
+    conv_numbers c;
+    if (!etch__conv_numbers(call, &c) || !conv_channels(call, &c)) return false;
+    out->ndim = 4, out->size[0] = x->size[0], out->size[1] = w->size[0];
+    for (int d = 0; d < 2; d++) {
+        int64_t kernel = w->size[2 + d];
+        __int128 room = (__int128)x->size[2 + d] + 2 * c.padding[d] - 1 -
+                        (__int128)c.dilation[d] * (kernel - 1);
+        if (kernel < 1 || room < 0 || room > INT64_MAX - 1)
+            FAIL(ETCH_ERR_SHAPE,
+                 "the kernel does not fit into the padded input: input %s, weight %s, padding "
+                 "[%lld, %lld], dilation [%lld, %lld]",
+                 TEXT(x), TEXT(w), (long long)c.padding[0], (long long)c.padding[1],
+                 (long long)c.dilation[0], (long long)c.dilation[1]);
+        out->size[2 + d] = (int64_t)room / c.stride[d] + 1;
+    }
+    return finish(call, out);
+}
+
 /* ---- the entry ------------------------------------------------------------------------------- */
 
 static const shape_fn shape_rules[SRULE_COUNT] = {
@@ -335,20 +426,33 @@ static const shape_fn shape_rules[SRULE_COUNT] = {
     [SRULE_DOT] = dot_rule,
     [SRULE_BMM] = bmm_rule,
     [SRULE_CAT] = cat_rule,
+    [SRULE_SOFTMAX] = softmax_rule,
+    [SRULE_LAYER_NORM] = layer_norm_rule,
+    [SRULE_CONVOLUTION] = convolution_rule,
 };
 
-static etch_status absent_operand(const op_call *call, int i) {
-    etch__infer_fail(call, ETCH_ERR_INVALID_ARGUMENT, "argument %d is not optional, got ETCH_NONE",
-                     i);
-    return etch__tls.status;
+/* Whether operand i may be ETCH_NONE. */
+static bool is_optional(op_id op, int i) {
+    const op_schema *s = etch__schema(op);
+    for (int k = 0; k < s->nargs; k++) {
+        bool tensor = s->args[k].type == ARG_TENSOR || s->args[k].type == ARG_TENSOR_OPT;
+        if (tensor && i-- == 0) return s->args[k].type == ARG_TENSOR_OPT;
+    }
+    return false;
+}
+
+bool etch__operands_present(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (unlikely(call->in[i]->dtype >= ETCH_DTYPE_COUNT) && !is_optional((op_id)call->op, i))
+            FAIL(ETCH_ERR_INVALID_ARGUMENT, "argument %d is not optional, got ETCH_NONE", i);
+    return true;
 }
 
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
     if (unlikely(call->op >= OP_COUNT)) return etch__infer_custom(call, out, compute_dtype);
     const op_info *op = &etch__ops[call->op];
     call_dtypes d;
-    for (int i = 0; i < call->nin; i++)
-        if (unlikely(call->in[i]->dtype >= ETCH_DTYPE_COUNT)) return absent_operand(call, i);
+    if (!etch__operands_present(call)) return etch__tls.status;
     if (!etch__dtype_rules[op->drule](call, &d)) return etch__tls.status;
     if (op->kind == KIND_INPLACE) {
         if (!check_inplace_dtype(call, d.result)) return etch__tls.status;

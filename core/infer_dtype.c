@@ -170,6 +170,70 @@ static bool index_rule(const op_call *call, call_dtypes *d) {
     return true;
 }
 
+static bool want_floats(const op_call *call, etch_dtype d) {
+    if (likely(is_float(d))) return true;
+    FAIL(ETCH_ERR_DTYPE, "expected a floating dtype, got %s (use etch_to first)", name_of(d));
+}
+
+static bool float_rule(const op_call *call, call_dtypes *d) {
+    return promote_rule(call, d) && want_floats(call, d->compute);
+}
+
+static bool bits_rule(const op_call *call, call_dtypes *d) {
+    if (!promote_rule(call, d)) return false;
+    if (is_float(d->compute))
+        FAIL(ETCH_ERR_DTYPE, "expected integers or bool, got %s", name_of(d->compute));
+    return true;
+}
+
+static bool integer_rule(const op_call *call, call_dtypes *d) {
+    return promote_nobool_rule(call, d) && bits_rule(call, d);
+}
+
+static bool clamp_rule(const op_call *call, call_dtypes *d) {
+    d->compute = dtype_of(call->in[0]);
+    bool got_bool = d->compute == ETCH_BOOL;
+    for (int i = 0; i < call->nsc; i++) {
+        d->compute = combine(d->compute, scalar_dtype(&call->sc[i]));
+        got_bool |= call->sc[i].kind == ETCH_SCALAR_BOOL;
+    }
+    if (got_bool) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
+    d->result = d->compute;
+    return true;
+}
+
+static bool softmax_dtype_rule(const op_call *call, call_dtypes *d) {
+    d->compute = d->result = dtype_of(call->in[0]);
+    if (!want_floats(call, d->compute)) return false;
+    if (!call->at[1]) return true;
+    if (d->compute != ETCH_BF16 && d->compute != ETCH_F16)
+        FAIL(ETCH_ERR_DTYPE, "half_to_float expects bf16 or f16, got %s", name_of(d->compute));
+    d->result = ETCH_F32;
+    return true;
+}
+
+static bool layer_norm_dtype_rule(const op_call *call, call_dtypes *d) {
+    d->compute = d->result = dtype_of(call->in[0]);
+    if (!want_floats(call, d->compute)) return false;
+    bool half = d->compute == ETCH_BF16 || d->compute == ETCH_F16;
+    for (int i = 1; i < call->nin; i++) {
+        etch_dtype w = dtype_of(call->in[i]);
+        if (call->in[i] == ETCH_NONE || w == d->compute || (half && w == ETCH_F32)) continue;
+        FAIL(ETCH_ERR_DTYPE, "expected %s of %s%s, got %s", i == 1 ? "weight" : "bias",
+             name_of(d->compute), half ? " or f32" : "", name_of(w));
+    }
+    return true;
+}
+
+static bool convolution_dtype_rule(const op_call *call, call_dtypes *d) {
+    d->compute = d->result = dtype_of(call->in[0]);
+    for (int i = 1; i < call->nin; i++)
+        if (call->in[i] != ETCH_NONE && call->in[i]->dtype != call->in[0]->dtype)
+            FAIL(ETCH_ERR_DTYPE, "expected operands of one dtype, got %s and %s",
+                 name_of(d->result), name_of(dtype_of(call->in[i])));
+    return want_floats(call, d->compute);
+}
+
 static bool no_dtype_rule(const op_call *call, call_dtypes *d) {
     (void)d;
     FAIL(ETCH_ERR_INTERNAL, "a composite operator has no inference of its own");
@@ -192,4 +256,11 @@ const dtype_fn etch__dtype_rules[DRULE_COUNT] = {
     [DRULE_SUM] = sum_rule,
     [DRULE_MEAN] = mean_rule,
     [DRULE_INDEX] = index_rule,
+    [DRULE_FLOAT] = float_rule,
+    [DRULE_BITS] = bits_rule,
+    [DRULE_INTEGER] = integer_rule,
+    [DRULE_CLAMP] = clamp_rule,
+    [DRULE_SOFTMAX] = softmax_dtype_rule,
+    [DRULE_CONVOLUTION] = convolution_dtype_rule,
+    [DRULE_LAYER_NORM] = layer_norm_dtype_rule,
 };

@@ -168,7 +168,10 @@ int etch__box(const op_call *call, etch_value *values) {
     for (int i = 0; i < s->nargs; i++) {
         etch_value *v = &values[i];
         v->name = s->args[i].keyword_only ? s->args[i].name : NULL;
-        if (s->args[i].type == ARG_TENSOR) v->tag = ETCH_VALUE_TENSOR, v->tensor = call->in[in++];
+        if (s->args[i].type == ARG_TENSOR || s->args[i].type == ARG_TENSOR_OPT) {
+            v->tensor = call->in[in++];
+            v->tag = v->tensor == ETCH_NONE ? ETCH_VALUE_NONE : ETCH_VALUE_TENSOR;
+        }
         else if (s->args[i].type == ARG_SCALAR)
             v->tag = ETCH_VALUE_SCALAR, v->scalar = call->sc[sc++];
         else if (s->args[i].type == ARG_TENSORS)

@@ -38,7 +38,8 @@ enum {
     OPF_CLASS_ALPHA = 8,     /* class 1 when the last scalar equals 1, else 0 */
     OPF_CLASS_EXPONENT = 16, /* an exponent_class of the last scalar */
     OPF_CLASS_NUMEL = 32,    /* the number of elements of an arange */
-    OPF_EFFECTS = 64         /* custom: does more than compute its result */
+    OPF_EFFECTS = 64,        /* custom: does more than compute its result */
+    OPF_SELECTS = 128        /* the last attribute selects the expression: it is the class */
 };
 
 typedef enum exponent_class {
@@ -96,6 +97,9 @@ typedef struct tensor_meta {
  * which the operator computes (may be NULL). Sets the error and touches nothing on failure. Not for
  * COMPOSITE. For INPLACE the meta is that of in[0]; for VIEW it is over the storage of in[0]. */
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype);
+
+/* Sets the error where an operand is ETCH_NONE that must not be. */
+bool etch__operands_present(const op_call *call);
 
 /* The static class word of a call (see OPF_CLASS_*). */
 int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const int64_t *at);

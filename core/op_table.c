@@ -41,6 +41,7 @@ op_info etch__ops[OP_CAPACITY] = {
 #define CLASS_ALPHA OPF_CLASS_ALPHA
 #define CLASS_EXPONENT OPF_CLASS_EXPONENT
 #define CLASS_NUMEL OPF_CLASS_NUMEL
+#define SELECTS OPF_SELECTS
 #include "core/ops.def"
 #undef OP
 };

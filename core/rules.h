@@ -24,6 +24,13 @@ typedef enum dtype_rule {
     DRULE_SUM,            /* the dtype attribute, absent: integers and bool become i64 */
     DRULE_MEAN,           /* the dtype attribute, absent: that of in[0]; floats only */
     DRULE_INDEX,          /* i64 */
+    DRULE_FLOAT,          /* PROMOTE, floats only */
+    DRULE_BITS,           /* PROMOTE, integers and bool only */
+    DRULE_INTEGER,        /* PROMOTE, integers only */
+    DRULE_CLAMP,          /* PROMOTE_NOBOOL with all scalars as operands */
+    DRULE_SOFTMAX,        /* floats; a half type may become f32 by the last attribute */
+    DRULE_LAYER_NORM,     /* floats; weight and bias of the same dtype, or f32 beside a half type */
+    DRULE_CONVOLUTION,    /* floats, all operands of one dtype */
     DRULE_COUNT
 } dtype_rule;
 
@@ -52,6 +59,9 @@ typedef enum shape_rule {
     SRULE_SQUEEZE_DIM,
     SRULE_UNSQUEEZE,
     SRULE_CAT,
+    SRULE_SOFTMAX,
+    SRULE_LAYER_NORM,
+    SRULE_CONVOLUTION,
     SRULE_COUNT
 } shape_rule;
 
@@ -69,6 +79,12 @@ bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
  * of equal number; false when a copy is needed (no error is set). */
 bool etch__view_strides(int ndim, const int64_t *size, const int64_t *stride, int n,
                         const int64_t *to, int64_t *to_stride);
+
+/* The numbers of a convolution, from its attributes; false with the error set. */
+typedef struct conv_numbers {
+    int64_t stride[2], padding[2], dilation[2], groups;
+} conv_numbers;
+bool etch__conv_numbers(const op_call *call, conv_numbers *c);
 
 /* ---- internal to inference ---- */
 

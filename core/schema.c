@@ -9,11 +9,11 @@
 static const struct {
     const char *name;
     arg_type type;
-} types[ARG_TYPE_COUNT] = {
-    {"Tensor[]", ARG_TENSORS}, {"Tensor", ARG_TENSOR}, {"ScalarType?", ARG_DTYPE_OPT},
-    {"ScalarType", ARG_DTYPE}, {"Scalar", ARG_SCALAR}, {"int[]?", ARG_INTS_OPT},
-    {"int[]", ARG_INTS},       {"int?", ARG_INT_OPT},  {"int", ARG_INT},
-    {"bool", ARG_BOOL},
+} types[] = {
+    {"Tensor[]", ARG_TENSORS},      {"Tensor?", ARG_TENSOR_OPT}, {"Tensor", ARG_TENSOR},
+    {"ScalarType?", ARG_DTYPE_OPT}, {"ScalarType", ARG_DTYPE},   {"Scalar", ARG_SCALAR},
+    {"int[]?", ARG_INTS_OPT},       {"int[]", ARG_INTS},         {"int?", ARG_INT_OPT},
+    {"int", ARG_INT},               {"bool", ARG_BOOL},          {"float", ARG_SCALAR},
 };
 
 static op_schema schemas[OP_CAPACITY];
@@ -45,7 +45,7 @@ static void parse_default(const char *text, schema_arg *a) {
         a->value = etch_scalar_int(a->type == ARG_INT_OPT ? ETCH_NO_INT : -1);
     else if (!strncmp(text, "True", 4) || !strncmp(text, "False", 5))
         a->value = etch_scalar_int(*text == 'T');
-    else if (a->value = etch_scalar_int(strtoll(text, &end, 10)), *end == '.')
+    else if (a->value = etch_scalar_int(strtoll(text, &end, 10)), *end == '.' || *end == 'e')
         a->value = etch_scalar_real(strtod(text, NULL));
 }
 

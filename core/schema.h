@@ -6,6 +6,7 @@
 
 typedef enum arg_type {
     ARG_TENSOR,
+    ARG_TENSOR_OPT, /* absent: ETCH_NONE */
     ARG_TENSORS,
     ARG_SCALAR,
     ARG_INT,

@@ -6,7 +6,7 @@
  * etch-jit and therefore uses nothing but the C library. */
 #include "jit/loop.h"
 
-enum { LOOP_MAGIC = 0x31494c45 }; /* "ELI1": the number changes with the format */
+enum { LOOP_MAGIC = 0x32494c45 }; /* "ELI2": the number changes with the format */
 
 static const uint8_t prim_arity[PRIM_COUNT] = {
 #define PRIM(id, text, arity, meaning) [PRIM_##id] = arity,
@@ -18,7 +18,7 @@ static const uint8_t prim_arity[PRIM_COUNT] = {
  */
 
 /* Result types that a primitive has. */
-typedef enum type_class { ANY, FLOATS, NUMBERS, BOOLS, WIDE, SINGLE } type_class;
+typedef enum type_class { ANY, FLOATS, NUMBERS, INTEGERS, BOOLS, WIDE, SINGLE, NEVER } type_class;
 /* clang-format off */
 static const uint8_t prim_class[PRIM_COUNT] = {
     [PRIM_INDEX] = WIDE,        [PRIM_NREDUCED] = NUMBERS,  [PRIM_ROUND_BF16] = SINGLE,
@@ -28,7 +28,13 @@ static const uint8_t prim_class[PRIM_COUNT] = {
     [PRIM_LE] = BOOLS,          [PRIM_AND] = BOOLS,         [PRIM_OR] = BOOLS,
     [PRIM_NOT] = BOOLS,         [PRIM_EXP] = FLOATS,        [PRIM_LOG] = FLOATS,
     [PRIM_SIN] = FLOATS,        [PRIM_COS] = FLOATS,        [PRIM_TANH] = FLOATS,
-    [PRIM_POW] = FLOATS,
+    [PRIM_ERF] = FLOATS,        [PRIM_EXP2] = FLOATS,       [PRIM_EXPM1] = FLOATS,
+    [PRIM_LOG2] = FLOATS,       [PRIM_LOG10] = FLOATS,      [PRIM_LOG1P] = FLOATS,
+    [PRIM_TAN] = FLOATS,        [PRIM_ASIN] = FLOATS,       [PRIM_ACOS] = FLOATS,
+    [PRIM_ATAN] = FLOATS,       [PRIM_SINH] = FLOATS,       [PRIM_COSH] = FLOATS,
+    [PRIM_POW] = FLOATS,        [PRIM_BITAND] = INTEGERS,   [PRIM_BITOR] = INTEGERS,
+    [PRIM_BITXOR] = INTEGERS,   [PRIM_SHL] = INTEGERS,      [PRIM_SHR] = INTEGERS,
+    [PRIM_QUOT] = NEVER,        [PRIM_REM] = NEVER,
 };
 /* clang-format on */
 
@@ -43,9 +49,11 @@ bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
     case ANY: return true;
     case FLOATS: return etch__is_float(type);
     case NUMBERS: return type != ETCH_BOOL;
+    case INTEGERS: return type != ETCH_BOOL && !etch__is_float(type);
     case BOOLS: return type == ETCH_BOOL;
     case WIDE: return type == ETCH_I64;
     case SINGLE: return type == ETCH_F32;
+    case NEVER: return false;
     }
     return false;
 }

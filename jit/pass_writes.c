@@ -130,7 +130,7 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
     etch__tls.state = n->state;
     if (etch__infer(&c.call, &m, &compute) != ETCH_OK) return false;
     for (int i = 0; i < n->nin; i++) in[i] = (etch_dtype)c.t[i].dtype;
-    bool has_class = op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL);
+    bool has_class = op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL | OPF_SELECTS);
     int64_t op_class = has_class && n->nat ? g->attrs[n->at + n->nat - 1] : 0;
     if (!etch__expr_build((op_id)n->op, in, n->nin, compute, (etch_dtype)x->dtype, op_class, &p) ||
         !can_emit(&p))

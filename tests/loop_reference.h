@@ -44,6 +44,18 @@ ALL(log)
 ALL(sin)
 ALL(cos)
 ALL(tanh)
+ALL(erf)
+ALL(exp2)
+ALL(expm1)
+ALL(log2)
+ALL(log10)
+ALL(log1p)
+ALL(tan)
+ALL(asin)
+ALL(acos)
+ALL(atan)
+ALL(sinh)
+ALL(cosh)
 #define POW(letter, V, T, L, ISA, suffix)                                                          \
     __attribute__((target(ISA))) V _ZGV##letter##N##L##vv_pow##suffix(V, V);                       \
     __attribute__((target(ISA))) static T ref_pow_##letter##suffix(T x, T y) {                     \
@@ -70,6 +82,18 @@ static const struct {
 } ref_mvec[PRIM_COUNT] = {
     [PRIM_EXP] = ROW_OF(exp), [PRIM_LOG] = ROW_OF(log),   [PRIM_SIN] = ROW_OF(sin),
     [PRIM_COS] = ROW_OF(cos), [PRIM_TANH] = ROW_OF(tanh),
+    [PRIM_ERF] = ROW_OF(erf),
+    [PRIM_EXP2] = ROW_OF(exp2),
+    [PRIM_EXPM1] = ROW_OF(expm1),
+    [PRIM_LOG2] = ROW_OF(log2),
+    [PRIM_LOG10] = ROW_OF(log10),
+    [PRIM_LOG1P] = ROW_OF(log1p),
+    [PRIM_TAN] = ROW_OF(tan),
+    [PRIM_ASIN] = ROW_OF(asin),
+    [PRIM_ACOS] = ROW_OF(acos),
+    [PRIM_ATAN] = ROW_OF(atan),
+    [PRIM_SINH] = ROW_OF(sinh),
+    [PRIM_COSH] = ROW_OF(cosh),
 };
 static float (*const ref_powf[CPU_ISA_COUNT])(float, float) = {ref_pow_bf, ref_pow_df, ref_pow_ef};
 static double (*const ref_pow[CPU_ISA_COUNT])(double, double) = {ref_pow_b, ref_pow_d, ref_pow_e};
@@ -196,6 +220,8 @@ static cell ref_f64(prim_id p, cell a, cell b, cell c) {
     return r;
 }
 
+static int64_t ref_width(etch_dtype t) { return 8 * (int64_t)etch_dtype_size(t); }
+
 static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i, r = 0;
     switch (p) {
@@ -209,6 +235,11 @@ static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     case PRIM_AND: r = x && y; break;
     case PRIM_OR: r = x || y; break;
     case PRIM_NOT: r = !x; break;
+    case PRIM_BITAND: r = x & y; break;
+    case PRIM_BITOR: r = x | y; break;
+    case PRIM_BITXOR: r = x ^ y; break;
+    case PRIM_SHL: r = b.i >= 0 && b.i < ref_width(t) ? x << b.i : 0; break;
+    case PRIM_SHR: r = (uint64_t)(a.i >> (b.i >= 0 && b.i < ref_width(t) ? b.i : 63)); break;
     default: break;
     }
     return (cell){.i = ref_wrap(t, (int64_t)r)};

@@ -21,6 +21,10 @@ static int order(number a, number b) { /* -1, 0, 1; 2 where unordered */
     return a.d < b.d ? -1 : a.d > b.d ? 1 : a.d == b.d ? 0 : 2;
 }
 
+static bool in_width(int64_t n, etch_dtype t) {
+    return n >= 0 && n < 8 * (int64_t)etch_dtype_size(t);
+}
+
 /* What core/prims.def says, for the exact ones. */
 static number meaning(prim_id p, etch_dtype t, number a, number b, number c) {
     uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i;
@@ -54,6 +58,14 @@ static number meaning(prim_id p, etch_dtype t, number a, number b, number c) {
     case PRIM_OR: return bool_of(a.i || b.i);
     case PRIM_NOT: return bool_of(!a.i);
     case PRIM_SELECT: return a.i ? b : c;
+    case PRIM_BITAND: return whole_number(a.i & b.i);
+    case PRIM_BITOR: return whole_number(a.i | b.i);
+    case PRIM_BITXOR: return whole_number(ref_wrap(a.i ^ b.i, t));
+    case PRIM_SHL: return whole_number(in_width(b.i, t) ? ref_wrap((int64_t)(x << y), t) : 0);
+    case PRIM_SHR: return whole_number(in_width(b.i, t) ? a.i >> b.i : a.i < 0 ? -1 : 0);
+    case PRIM_QUOT: return whole_number(ref_wrap(b.i == -1 ? (int64_t)(0 - x) : a.i / b.i, t));
+    case PRIM_REM:
+        return real ? real_of(t, fmod(a.d, b.d)) : whole_number(b.i == -1 ? 0 : a.i % b.i);
     case PRIM_ROUND_BF16: return real_number(ref_bf16(a.d));
     case PRIM_ROUND_F16: return real_number(ref_f16(a.d));
     default: fail_msg("no meaning for %s", etch__prims[p].text); return a;
@@ -74,6 +86,8 @@ static void check_primitive(const strip_table *table, prim_id p, etch_dtype t) {
         store_number(b, i, t, i % 5 ? test_number(t, false) : load_number(a, i, first));
         if (p == PRIM_SELECT) store_number(b, i, t, test_number(t, false));
         store_number(c, i, t, test_number(t, false));
+        bool divides = p == PRIM_QUOT || (p == PRIM_REM && !is_float(t));
+        if (divides && load_number(b, i, t).i == 0) store_number(b, i, t, whole_number(-1));
     }
     fn(d, a, b, c, N);
     for (int i = 0; i < N; i++) {

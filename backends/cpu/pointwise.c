@@ -25,7 +25,7 @@ enum { CACHE_SIZE = 2048, CACHE_PROBES = 16 };
 static cached_program *_Atomic cache[CACHE_SIZE];
 
 static int64_t class_of(const op_call *call) {
-    const int with_class = OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT;
+    const int with_class = OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_SELECTS;
     return etch__ops[call->op].flags & with_class ? call->at[call->nat - 1] : 0;
 }
 
@@ -242,12 +242,43 @@ static bool is_flat(const op_call *call, const etch_tensor *out, const cpu_progr
     return true;
 }
 
+/* Integer divisors of a MAY_FAIL operator: none is 0, which would be a signal. The common dtype of
+ * tensors holds every divisor; a scalar may wrap to 0 in it. */
+static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
+    etch_dtype dtype = (etch_dtype)out->dtype;
+    bool zero = false;
+    if (etch__is_float(dtype)) return ETCH_OK;
+    if (call->nin == 1) {
+        zero = etch__scalar_cell(call->sc[0], dtype) == 0;
+    } else {
+        const etch_tensor *t = call->in[1];
+        size_t size = etch_dtype_size((etch_dtype)t->dtype);
+        const char *data = etch__ptr(t);
+        void *copy = NULL;
+        if (!t->contiguous) {
+            if (!(data = copy = etch__malloc((size_t)t->numel * size + 1)))
+                return ETCH_ERR_OUT_OF_MEMORY;
+            etch__copy_contiguous(copy, t);
+        }
+        for (int64_t i = 0; i < t->numel && !zero; i++)
+            zero = !memcmp(data + (size_t)i * size, "\0\0\0\0\0\0\0", size);
+        etch__free(copy);
+    }
+    if (!zero) return ETCH_OK;
+    return etch__error_at(call->site, ETCH_ERR_DIVISION_BY_ZERO, "%s: an integer is divided by 0",
+                          etch__ops[call->op].name);
+}
+
 static etch_status pointwise(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0];
     cpu_program own;
     const cpu_program *program = find_program(call, out, &own);
     if (unlikely(!program)) return etch_last_status();
     if (unlikely(out->numel == 0)) return ETCH_OK;
+    if (unlikely(etch__ops[call->op].flags & OPF_MAY_FAIL)) {
+        etch_status status = check_divisor(call, out);
+        if (status != ETCH_OK) return status;
+    }
     pointwise_job job;
     job.program = program, job.scalars = call->sc;
     for (int k = 0; k < PROGRAM_INPUTS; k++)

@@ -14,6 +14,7 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <pthread.h>
 
+#include "backends/cpu/library.h"
 #include "backends/cpu/program.h"
 #include "core/dispatch.h"
 #include "core/pool.h"
@@ -182,6 +183,21 @@ static void blas_leave(void) {
     pthread_mutex_unlock(&blas_lock);
 }
 
+void etch__library_enter(etch_dtype type) {
+    if (type == ETCH_F32) pthread_once(&dnnl_once, limit_dnnl);
+    else blas_enter();
+}
+
+void etch__library_leave(etch_dtype type) {
+    if (type != ETCH_F32) blas_leave();
+}
+
+bool etch__library_product(etch_dtype type, const library_product *l) {
+    product p = {.k = l->k, .n = l->ldc, .a.ld = l->lda, .b.ld = l->ldb};
+    bool f32 = type == ETCH_F32;
+    return (f32 ? tile_f32 : tile_f64)(&p, l->a, l->b, l->c, l->m, l->n);
+}
+
 /* ---- tiles
  * -------------------------------------------------------------------------------------------- */
 
@@ -254,12 +270,11 @@ static etch_status run_product(product *p) {
     bool library = !p->small && etch__is_float(p->type);
     if (library && p->k > INT_MAX)
         return etch__error(ETCH_ERR_UNSUPPORTED, "product: more than 2^31 - 1 terms");
-    if (library && p->type == ETCH_F32) pthread_once(&dnnl_once, limit_dnnl);
-    if (library && p->type == ETCH_F64) blas_enter();
+    if (library) etch__library_enter(p->type);
     double work = (double)p->tile_m * (double)p->tile_n * (double)p->k; /* of one tile */
     int64_t grain = work > 262144 ? 1 : (int64_t)(262144 / work) + 1;
     etch__parallel(p->batch * p->tiles_m * p->tiles_n, grain, tiles_task, p);
-    if (library && p->type == ETCH_F64) blas_leave();
+    if (library) etch__library_leave(p->type);
     if (!atomic_load(&p->status)) return ETCH_OK;
     return etch__error(ETCH_ERR_OUT_OF_MEMORY, "product: oneDNN failed on %lld x %lld x %lld",
                        (long long)p->m, (long long)p->n, (long long)p->k);

@@ -202,6 +202,21 @@ static val compare(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b
     return cmp(g, o, a, b);
 }
 
+static const uint8_t int_bytes[ETCH_DTYPE_COUNT] = {
+    [ETCH_I8] = 1, [ETCH_I16] = 2, [ETCH_I32] = 4, [ETCH_I64] = 8, [ETCH_U8] = 1};
+
+/* The amount is replaced where it is out of range, so that every lane's shift is defined. */
+static val shift(gen *g, etch_dtype t, bool left, val a, val b) {
+    type c = g->compute[t];
+    int width = 8 * (int)int_bytes[t];
+    val x = rv(keep(g, c, a, "x")), n = rv(keep(g, c, b, "n"));
+    val in = both(g, cmp(g, GE, n, constant(g, c, 0)), cmp(g, LT, n, constant(g, c, width)));
+    val safe = choose(g, c, in, n, constant(g, c, left || t == ETCH_U8 ? 0 : width - 1));
+    val shifted = rv(keep(g, c, op(g, left ? SHL : SHR, c, x, safe), "s"));
+    if (!left && t != ETCH_U8) return shifted;
+    return choose(g, c, in, shifted, constant(g, c, 0));
+}
+
 val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
     etch_dtype t = (etch_dtype)p->type, from = (etch_dtype)p->from;
     bool truth = t == ETCH_BOOL;
@@ -226,6 +241,11 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
     case PRIM_AND: return both(g, a, b);
     case PRIM_OR: return either(g, a, b);
     case PRIM_NOT: return invert(g, a);
+    case PRIM_BITAND: return plain(g, t, AND, a, b);
+    case PRIM_BITOR: return plain(g, t, OR, a, b);
+    case PRIM_BITXOR: return plain(g, t, GCC_JIT_BINARY_OP_BITWISE_XOR, a, b);
+    case PRIM_SHL: return shift(g, t, true, a, b);
+    case PRIM_SHR: return shift(g, t, false, a, b);
     case PRIM_SELECT: return choose(g, g->compute[t], a, b, c);
     default: return zero_of(g, t); /* the others are supplied by strip.c */
     }
@@ -256,7 +276,10 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
 
 static const char *const mvec_names[PRIM_COUNT] = {
     [PRIM_EXP] = "exp", [PRIM_LOG] = "log",   [PRIM_SIN] = "sin",
-    [PRIM_COS] = "cos", [PRIM_TANH] = "tanh", [PRIM_POW] = "pow",
+    [PRIM_COS] = "cos",     [PRIM_TANH] = "tanh",   [PRIM_ERF] = "erf",   [PRIM_EXP2] = "exp2",
+    [PRIM_EXPM1] = "expm1", [PRIM_LOG2] = "log2",   [PRIM_LOG10] = "log10",
+    [PRIM_LOG1P] = "log1p", [PRIM_TAN] = "tan",     [PRIM_ASIN] = "asin", [PRIM_ACOS] = "acos",
+    [PRIM_ATAN] = "atan",   [PRIM_SINH] = "sinh",   [PRIM_COSH] = "cosh", [PRIM_POW] = "pow",
 };
 
 bool gen_is_vector_prim(int prim) { return mvec_names[prim] != NULL; }

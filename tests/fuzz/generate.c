@@ -310,6 +310,9 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
     fuzz_arg *a = &s->arg[i];
     memset(a, 0, sizeof *a);
     switch ((arg_type)schema->type) {
+    case ARG_TENSOR_OPT:
+        if ((a->absent = chance(g, 2))) return ++*operand, true;
+        /* fall through */
     case ARG_TENSOR:
         a->n = 1;
         return (a->tensor[0] = tensor_operand(g, (op_id)s->op, s, (*operand)++)) >= 0;

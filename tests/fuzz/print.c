@@ -48,6 +48,11 @@ static void print_ints(FILE *to, const fuzz_arg *a) {
 
 static void print_arg(FILE *to, const fuzz_arg *a, arg_type type) {
     switch (type) {
+    case ARG_TENSOR_OPT:
+        if (a->absent) {
+            fputs("ETCH_NONE", to);
+            break;
+        } /* fall through */
     case ARG_TENSOR: fprintf(to, "w->v[%d]", a->tensor[0]); break;
     case ARG_TENSORS: print_tensors(to, a); break;
     case ARG_SCALAR: print_scalar(to, a); break;
@@ -113,6 +118,7 @@ static void print_value(FILE *to, const fuzz_arg *a, const schema_arg *schema) {
         [ARG_INT] = "INT, .i",              [ARG_INT_OPT] = "INT, .i",
         [ARG_INTS] = "INTS, .ints",         [ARG_INTS_OPT] = "INTS, .ints",
         [ARG_BOOL] = "BOOL, .b",            [ARG_DTYPE] = "DTYPE, .dtype",
+        [ARG_TENSOR_OPT] = "TENSOR, .tensor",
         [ARG_DTYPE_OPT] = "DTYPE, .dtype",  [ARG_TENSORS] = "TENSORS, .tensors",
     };
     fprintf(to, "\n        {.name = \"%s\", .tag = ETCH_VALUE_", schema->name);

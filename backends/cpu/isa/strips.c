@@ -125,6 +125,35 @@ INT_POW(U8, uint8_t, uint8_t)
 STRIP2(pow_U8, uint8_t, uint8_t, power_U8(x, y))
 STRIP2(pow_BOOL, uint8_t, uint8_t, x | (y == 0))
 
+#define BITS(t, T)                                                                                 \
+    enum { width_##t = 8 * sizeof(T) };                                                            \
+    static inline bool shiftable_##t(T n) { return n >= 0 && n < (T)width_##t; }                   \
+    STRIP2(bitand_##t, T, T, x &y)                                                                 \
+    STRIP2(bitor_##t, T, T, x | y)                                                                 \
+    STRIP2(bitxor_##t, T, T, x ^ y)                                                                \
+    STRIP2(shl_##t, T, T, shiftable_##t(y) ? (uint64_t)x << (y & (width_##t - 1)) : 0)             \
+    STRIP2(shr_##t, T, T, x >> (shiftable_##t(y) ? y & (width_##t - 1) : width_##t - 1))
+#define DIVISIONS(t, T)                                                                            \
+    STRIP2(quot_##t, T, T, y == (T)-1 ? 0 - (uint64_t)x : (uint64_t)(x / y))                       \
+    STRIP2(rem_##t, T, T, y == (T)-1 ? 0 : x % y)
+BITS(I8, int8_t)
+BITS(I16, int16_t)
+BITS(I32, int32_t)
+BITS(I64, int64_t)
+DIVISIONS(I8, int8_t)
+DIVISIONS(I16, int16_t)
+DIVISIONS(I32, int32_t)
+DIVISIONS(I64, int64_t)
+STRIP2(bitand_U8, uint8_t, uint8_t, x &y)
+STRIP2(bitor_U8, uint8_t, uint8_t, x | y)
+STRIP2(bitxor_U8, uint8_t, uint8_t, x ^ y)
+STRIP2(shl_U8, uint8_t, uint8_t, y < 8 ? x << (y & 7) : 0)
+STRIP2(shr_U8, uint8_t, uint8_t, y < 8 ? x >> (y & 7) : 0)
+STRIP2(quot_U8, uint8_t, uint8_t, x / y)
+STRIP2(rem_U8, uint8_t, uint8_t, x % y)
+STRIP2(rem_F32, float, float, fmodf(x, y))
+STRIP2(rem_F64, double, double, fmod(x, y))
+
 /* ---- conversions ----------------------------------------------------------------------------- */
 
 /* Between integers (wrapping), to floats, between floats: C's own conversion. */
@@ -310,6 +339,18 @@ MVEC_BOTH(log)
 MVEC_BOTH(sin)
 MVEC_BOTH(cos)
 MVEC_BOTH(tanh)
+MVEC_BOTH(erf)
+MVEC_BOTH(exp2)
+MVEC_BOTH(expm1)
+MVEC_BOTH(log2)
+MVEC_BOTH(log10)
+MVEC_BOTH(log1p)
+MVEC_BOTH(tan)
+MVEC_BOTH(asin)
+MVEC_BOTH(acos)
+MVEC_BOTH(atan)
+MVEC_BOTH(sinh)
+MVEC_BOTH(cosh)
 MVEC2(F32, float, pow, MVEC_F32(vv, pow))
 MVEC2(F64, double, pow, MVEC_F64(vv, pow))
 
@@ -390,7 +431,26 @@ const strip_table ISA_NAME(strips) = {
             [PRIM_SIN] = {PRIM_FLOATS(sin)},
             [PRIM_COS] = {PRIM_FLOATS(cos)},
             [PRIM_TANH] = {PRIM_FLOATS(tanh)},
+            [PRIM_ERF] = {PRIM_FLOATS(erf)},
+            [PRIM_EXP2] = {PRIM_FLOATS(exp2)},
+            [PRIM_EXPM1] = {PRIM_FLOATS(expm1)},
+            [PRIM_LOG2] = {PRIM_FLOATS(log2)},
+            [PRIM_LOG10] = {PRIM_FLOATS(log10)},
+            [PRIM_LOG1P] = {PRIM_FLOATS(log1p)},
+            [PRIM_TAN] = {PRIM_FLOATS(tan)},
+            [PRIM_ASIN] = {PRIM_FLOATS(asin)},
+            [PRIM_ACOS] = {PRIM_FLOATS(acos)},
+            [PRIM_ATAN] = {PRIM_FLOATS(atan)},
+            [PRIM_SINH] = {PRIM_FLOATS(sinh)},
+            [PRIM_COSH] = {PRIM_FLOATS(cosh)},
             [PRIM_POW] = {PRIM_ALL(pow)},
+            [PRIM_BITAND] = {PRIM_INTS(bitand)},
+            [PRIM_BITOR] = {PRIM_INTS(bitor)},
+            [PRIM_BITXOR] = {PRIM_INTS(bitxor)},
+            [PRIM_SHL] = {PRIM_INTS(shl)},
+            [PRIM_SHR] = {PRIM_INTS(shr)},
+            [PRIM_QUOT] = {PRIM_INTS(quot)},
+            [PRIM_REM] = {PRIM_FLOATS(rem), PRIM_INTS(rem)},
         },
     .convert = {CONVERT_TO_ALL(F32), CONVERT_TO_ALL(F64), CONVERT_TO_ALL(I8), CONVERT_TO_ALL(I16),
                 CONVERT_TO_ALL(I32), CONVERT_TO_ALL(I64), CONVERT_TO_ALL(U8), CONVERT_TO_ALL(BOOL)},

@@ -1,0 +1,197 @@
+/* convolution: the output of one image and group, [channels][positions], is the product of the
+ * weights and the matrix of the input values under the kernel (its rows: input channel and place in
+ * the kernel; its columns: positions).
+ *
+ * The positions are cut into tiles by the sizes alone. A task builds the matrix of one tile, which
+ * stays in its cache, and multiplies it on its own thread, so the bits do not depend on the number of
+ * threads. Half types are computed in f32 and rounded once, after the bias. */
+#include <limits.h>
+
+#include "backends/cpu/library.h"
+#include "backends/cpu/program.h"
+#include "core/dispatch.h"
+#include "core/pool.h"
+#include "core/rules.h"
+
+typedef struct conv {
+    const isa_table *isa;
+    etch_dtype dtype, type; /* storage and compute type */
+    int size;               /* bytes of the compute type */
+    const char *x, *w, *bias; /* row-major, in the compute type; bias may be NULL */
+    char *y;
+    conv_numbers at;
+    int64_t in_channels, out_channels; /* of a group */
+    int64_t in[2], out[2], kernel[2];
+    int64_t rows, positions, tile, tiles;
+    bool plain; /* a kernel of one element, stride 1, no padding: the input is the matrix */
+    atomic_int failed;
+} conv;
+
+/* ---- the matrix of a tile ---------------------------------------------------------------------- */
+
+/* Values under one place of the kernel for positions (oh, ow) .. + n of one output row; `row` is the
+ * input row, NULL in the padding. */
+static void fill_run(const conv *c, char *dst, const char *row, int64_t kw, int64_t ow, int64_t n) {
+    int64_t step = c->at.stride[1], iw = ow * step - c->at.padding[1] + kw * c->at.dilation[1];
+    int64_t before = iw < 0 ? (-iw + step - 1) / step : 0;
+    int64_t inside = iw >= c->in[1] ? 0 : (c->in[1] - 1 - iw) / step + 1;
+    if (!row || before > n) before = n;
+    if (inside > n) inside = n;
+    if (inside < before) inside = before;
+    memset(dst, 0, (size_t)(before * c->size));
+    if (inside > before)
+        c->isa->strips->gather[etch__size_log2(c->type)](
+            dst + before * c->size, row + (iw + before * step) * c->size, step, inside - before);
+    memset(dst + inside * c->size, 0, (size_t)((n - inside) * c->size));
+}
+
+/* One row of the matrix: channel plane `x`, place (kh, kw), positions first .. + n. */
+static void fill_row(const conv *c, char *dst, const char *x, int64_t kh, int64_t kw, int64_t first,
+                     int64_t n) {
+    for (int64_t done = 0; done < n;) {
+        int64_t oh = (first + done) / c->out[1], ow = (first + done) % c->out[1];
+        int64_t run = c->out[1] - ow < n - done ? c->out[1] - ow : n - done;
+        int64_t ih = oh * c->at.stride[0] - c->at.padding[0] + kh * c->at.dilation[0];
+        bool inside = ih >= 0 && ih < c->in[0];
+        fill_run(c, dst + done * c->size, inside ? x + ih * c->in[1] * c->size : NULL, kw, ow, run);
+        done += run;
+    }
+}
+
+static void fill_matrix(const conv *c, char *dst, const char *x, int64_t first, int64_t n) {
+    for (int64_t channel = 0; channel < c->in_channels; channel++) {
+        for (int64_t kh = 0; kh < c->kernel[0]; kh++)
+            for (int64_t kw = 0; kw < c->kernel[1]; kw++, dst += n * c->size)
+                fill_row(c, dst, x, kh, kw, first, n);
+        x += c->in[0] * c->in[1] * c->size;
+    }
+}
+
+/* ---- a tile ------------------------------------------------------------------------------------ */
+
+/* Adds the bias to n values of one channel, rounds and stores them. */
+static void finish_row(const conv *c, char *values, int64_t channel, char *out, int64_t n) {
+    const strip_table *table = c->isa->strips;
+    double bias[EAGER_STRIP];
+    if (c->bias)
+        table->fill[etch__size_log2(c->type)](bias, c->bias + channel * c->size,
+                                              n < EAGER_STRIP ? n : EAGER_STRIP);
+    for (int64_t i = 0; c->bias && i < n; i += EAGER_STRIP) {
+        char *v = values + i * c->size;
+        table->prim[PRIM_ADD][c->type](v, v, bias, NULL, n - i < EAGER_STRIP ? n - i : EAGER_STRIP);
+    }
+    if (c->type == c->dtype) return; /* the values lie in the output already */
+    prim_id round = c->dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
+    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
+    table->narrow[c->dtype](out, values, NULL, NULL, n);
+}
+
+static bool do_tile(const conv *c, int64_t unit, char *matrix, char *product) {
+    int64_t first = unit % c->tiles * c->tile, image = unit / c->tiles / c->at.groups;
+    int64_t group = unit / c->tiles % c->at.groups, plane = c->in[0] * c->in[1];
+    int64_t n = c->positions - first < c->tile ? c->positions - first : c->tile;
+    const char *x = c->x + (image * c->at.groups + group) * c->in_channels * plane * c->size;
+    int64_t channel = group * c->out_channels;
+    int64_t at = (image * c->at.groups * c->out_channels + channel) * c->positions + first;
+    bool direct = c->type == c->dtype;
+    char *y = c->y + at * (int64_t)etch_dtype_size(c->dtype);
+    library_product p = {.a = c->w + channel * c->rows * c->size,
+                         .b = c->plain ? x + first * c->size : matrix,
+                         .c = direct ? y : product,
+                         .lda = c->rows,
+                         .ldb = c->plain ? plane : n,
+                         .ldc = direct ? c->positions : n,
+                         .m = c->out_channels,
+                         .n = n,
+                         .k = c->rows};
+    if (!c->plain) fill_matrix(c, matrix, x, first, n);
+    if (!etch__library_product(c->type, &p)) return false;
+    for (int64_t k = 0; k < c->out_channels; k++)
+        finish_row(c, (char *)p.c + k * p.ldc * c->size, channel + k, y + k * c->positions * 2, n);
+    return true;
+}
+
+static void tiles_task(void *ctx, int64_t begin, int64_t end) {
+    conv *c = ctx;
+    int64_t matrix = c->plain ? 0 : c->rows * c->tile * c->size;
+    int64_t product = c->type == c->dtype ? 0 : c->out_channels * c->tile * c->size;
+    char *room = etch__malloc((size_t)(matrix + product + 1));
+    bool ok = room != NULL;
+    for (int64_t k = begin; ok && k < end; k++) ok = do_tile(c, k, room, room + matrix);
+    etch__free(room);
+    if (!ok) atomic_store(&c->failed, 1);
+}
+
+/* ---- the kernel -------------------------------------------------------------------------------- */
+
+enum { TILE_MATRIX = 1 << 17, TILE_LEAST = 64, TILE_MOST = 512 };
+
+static void plan_sizes(conv *c, const etch_tensor *x, const etch_tensor *w, const etch_tensor *y) {
+    c->in_channels = w->size[1], c->out_channels = w->size[0] / c->at.groups;
+    bool one = true;
+    for (int d = 0; d < 2; d++) {
+        c->in[d] = x->size[2 + d], c->out[d] = y->size[2 + d], c->kernel[d] = w->size[2 + d];
+        one = one && c->kernel[d] == 1 && c->at.stride[d] == 1 && c->at.padding[d] == 0;
+    }
+    c->plain = one;
+    c->rows = c->in_channels * c->kernel[0] * c->kernel[1];
+    c->positions = c->out[0] * c->out[1];
+    int64_t tile = TILE_MATRIX / (c->rows + 1) / 16 * 16;
+    c->tile = tile < TILE_LEAST ? TILE_LEAST : tile > TILE_MOST ? TILE_MOST : tile;
+    if (c->tile > c->positions) c->tile = c->positions;
+    c->tiles = (c->positions + c->tile - 1) / c->tile;
+}
+
+/* The elements of t, row-major in the compute type; *copy is to be freed. */
+static const char *wide(const conv *c, const etch_tensor *t, void **copy) {
+    strip_fn widen = c->isa->strips->widen[t->dtype];
+    *copy = NULL;
+    if (t->contiguous && !widen) return etch__ptr(t);
+    const char *raw = etch__ptr(t);
+    void *packed = NULL;
+    if (!t->contiguous) {
+        packed = etch__malloc((size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype) + 1);
+        if (!packed) return NULL;
+        etch__copy_contiguous(packed, t);
+        raw = *copy = packed;
+    }
+    if (!widen) return raw;
+    *copy = etch__malloc((size_t)(t->numel * c->size + 1));
+    if (*copy) widen(*copy, raw, NULL, NULL, t->numel);
+    etch__free(packed);
+    return *copy;
+}
+
+/* Sizes are ints for the libraries. */
+static etch_status run_tiles(conv *c, int64_t images) {
+    if (c->positions > INT_MAX || c->rows > INT_MAX || c->out_channels > INT_MAX ||
+        c->in[0] * c->in[1] > INT_MAX)
+        return etch__error(ETCH_ERR_UNSUPPORTED, "convolution: a plane or kernel is too large");
+    double work = (double)c->rows * (double)c->tile * (double)c->out_channels;
+    atomic_init(&c->failed, 0);
+    etch__library_enter(c->type);
+    etch__parallel(images * c->at.groups * c->tiles, work > 262144 ? 1 : (int64_t)(262144 / work) + 1,
+                   tiles_task, c);
+    etch__library_leave(c->type);
+    if (!atomic_load(&c->failed)) return ETCH_OK;
+    return etch__error(ETCH_ERR_OUT_OF_MEMORY, "convolution: no memory for a tile");
+}
+
+static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
+    const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2], *y = outs[0];
+    conv c = {.isa = etch__isa_table(), .dtype = (etch_dtype)x->dtype, .y = etch__ptr(y)};
+    void *copies[3] = {NULL, NULL, NULL};
+    if (y->numel == 0) return ETCH_OK;
+    if (!etch__conv_numbers(call, &c.at)) return etch__tls.status;
+    c.type = etch__compute_type(c.dtype), c.size = (int)etch_dtype_size(c.type);
+    plan_sizes(&c, x, w, y);
+    bool ok = (c.x = wide(&c, x, &copies[0])) && (c.w = wide(&c, w, &copies[1])) &&
+              (bias == ETCH_NONE || (c.bias = wide(&c, bias, &copies[2])));
+    etch_status status = ok ? run_tiles(&c, x->size[0]) : ETCH_ERR_OUT_OF_MEMORY;
+    for (int k = 0; k < 3; k++) etch__free(copies[k]);
+    return status;
+}
+
+__attribute__((constructor)) static void register_convolution(void) {
+    etch__register_kernel(OP_CONVOLUTION, convolution);
+}

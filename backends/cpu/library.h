@@ -1,0 +1,20 @@
+/* Products by the libraries, one thread each: for kernels that bring their own tiles. */
+#ifndef ETCH_BACKENDS_CPU_LIBRARY_H
+#define ETCH_BACKENDS_CPU_LIBRARY_H
+
+#include "core/base.h"
+#include "core/tensor.h"
+
+/* c = a times b, row-major, not transposed. */
+typedef struct library_product {
+    const void *a, *b;
+    void *c;
+    int64_t lda, ldb, ldc, m, n, k;
+} library_product;
+
+/* f32 or f64. Products of a dtype run between enter and leave, on any thread; false: no memory. */
+void etch__library_enter(etch_dtype type);
+void etch__library_leave(etch_dtype type);
+bool etch__library_product(etch_dtype type, const library_product *l);
+
+#endif

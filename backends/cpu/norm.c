@@ -1,0 +1,321 @@
+/* softmax, log_softmax and layer norm: each row is read, reduced and written by one task while it
+ * lies in the cache.
+ *
+ * Everything is computed in f32 (f64 of f64) with the strip kernels, the reductions in the canonical
+ * order of core/expr.h, so a row's bits do not depend on where it lies or on the threads. A row along
+ * an axis that is not the innermost is brought together first, some neighbouring ones at a time. */
+#include "backends/cpu/program.h"
+#include "core/dispatch.h"
+#include "core/pool.h"
+
+typedef struct row_job row_job;
+struct row_job {
+    const isa_table *isa;
+    etch_dtype in, out, type; /* storage and compute types */
+    int size;                 /* bytes of the compute type */
+    const char *x;            /* [outer][n][inner], row-major */
+    char *y;
+    int64_t n, inner, outer;
+    int64_t columns; /* rows taken together, neighbours along the inner axis */
+    /* y = f(x) for one row in the compute type; they may be the same memory. */
+    void (*row)(const row_job *j, const void *x, void *y);
+    const void *weight, *bias; /* layer norm: in the compute type, or NULL */
+    uint64_t eps;
+    atomic_int failed;
+};
+
+typedef struct strip_value {
+    char bytes[EAGER_STRIP * 8] __attribute__((aligned(64)));
+} strip_value;
+
+static strip_fn prim(const row_job *j, prim_id p) { return j->isa->strips->prim[p][j->type]; }
+
+static void fill(const row_job *j, strip_value *v, const void *value, int64_t n) {
+    j->isa->strips->fill[etch__size_log2(j->type)](v->bytes, value,
+                                                   n < EAGER_STRIP ? n : EAGER_STRIP);
+}
+
+static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
+
+/* ---- reductions of a row ----------------------------------------------------------------------- */
+
+/* The next elements of what is reduced: n of them, from element `at` of the row, in the compute
+ * type; *buffer may be used. */
+typedef const void *(*row_source)(const row_job *j, void *ctx, int64_t at, int64_t n, void *buffer);
+
+static void fold_block(const row_job *j, fold_kind fold, row_source next, void *ctx, int64_t at,
+                       int64_t n, void *result) {
+    const reduce_table *table = j->isa->reduce;
+    int64_t lanes[REDUCE_LANES];
+    strip_value buffer;
+    table->identity[fold][j->type](lanes, REDUCE_LANES);
+    for (int64_t i = 0; i < n; i += EAGER_STRIP) {
+        int64_t count = at_most(n - i, EAGER_STRIP);
+        table->lanes[fold][j->type](lanes, next(j, ctx, at + i, count, buffer.bytes), count);
+    }
+    table->fold[fold][j->type](lanes, at_most(n, REDUCE_LANES), 1);
+    memcpy(result, lanes, (size_t)j->size);
+}
+
+/* All blocks, folded by pairs as they come: see do_unit of reduce.c. */
+static void fold_row(const row_job *j, fold_kind fold, row_source next, void *ctx, void *result) {
+    strip_fn combine = prim(j, fold == FOLD_SUM ? PRIM_ADD : PRIM_MAX);
+    int64_t stack[64], blocks = (j->n + REDUCE_BLOCK - 1) / REDUCE_BLOCK;
+    int top = 0;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t at = b * REDUCE_BLOCK;
+        fold_block(j, fold, next, ctx, at, at_most(j->n - at, REDUCE_BLOCK), &stack[top++]);
+        for (int64_t k = b + 1; k % 2 == 0; k /= 2, top--)
+            combine(&stack[top - 2], &stack[top - 2], &stack[top - 1], NULL, 1);
+    }
+    for (; top > 1; top--) combine(&stack[top - 2], &stack[top - 2], &stack[top - 1], NULL, 1);
+    memcpy(result, stack, (size_t)j->size);
+}
+
+typedef struct row_values {
+    const char *x;
+    char *y;            /* where differences or exponentials are kept, or NULL */
+    strip_value center; /* the maximum or the mean, a strip full */
+} row_values;
+
+static const void *next_plain(const row_job *j, void *ctx, int64_t at, int64_t n, void *buffer) {
+    const row_values *v = ctx;
+    (void)n, (void)buffer;
+    return v->x + at * j->size;
+}
+
+/* exp(x - max); kept in y where there is one. */
+static const void *next_exp(const row_job *j, void *ctx, int64_t at, int64_t n, void *buffer) {
+    const row_values *v = ctx;
+    void *to = v->y ? v->y + at * j->size : buffer;
+    prim(j, PRIM_SUB)(to, v->x + at * j->size, v->center.bytes, NULL, n);
+    prim(j, PRIM_EXP)(to, to, NULL, NULL, n);
+    return to;
+}
+
+/* (x - mean)^2 */
+static const void *next_square(const row_job *j, void *ctx, int64_t at, int64_t n, void *buffer) {
+    const row_values *v = ctx;
+    prim(j, PRIM_SUB)(buffer, v->x + at * j->size, v->center.bytes, NULL, n);
+    prim(j, PRIM_MUL)(buffer, buffer, buffer, NULL, n);
+    return buffer;
+}
+
+/* ---- rows -------------------------------------------------------------------------------------- */
+
+/* exp(x - max) / sum of them. */
+static void softmax_row(const row_job *j, const void *x, void *y) {
+    row_values v = {.x = x, .y = y};
+    uint64_t cell = 0;
+    strip_value sum;
+    fold_row(j, FOLD_MAX, next_plain, &v, &cell);
+    fill(j, &v.center, &cell, j->n);
+    fold_row(j, FOLD_SUM, next_exp, &v, &cell);
+    fill(j, &sum, &cell, j->n);
+    for (int64_t i = 0; i < j->n; i += EAGER_STRIP) {
+        char *to = v.y + i * j->size;
+        prim(j, PRIM_DIV)(to, to, sum.bytes, NULL, at_most(j->n - i, EAGER_STRIP));
+    }
+}
+
+/* (x - max) - log(sum of exp(x - max)) */
+static void log_softmax_row(const row_job *j, const void *x, void *y) {
+    row_values v = {.x = x};
+    uint64_t cell = 0;
+    strip_value sum;
+    fold_row(j, FOLD_MAX, next_plain, &v, &cell);
+    fill(j, &v.center, &cell, j->n);
+    fold_row(j, FOLD_SUM, next_exp, &v, &cell);
+    prim(j, PRIM_LOG)(&cell, &cell, NULL, NULL, 1);
+    fill(j, &sum, &cell, j->n);
+    for (int64_t i = 0; i < j->n; i += EAGER_STRIP) {
+        int64_t n = at_most(j->n - i, EAGER_STRIP);
+        char *to = (char *)y + i * j->size;
+        prim(j, PRIM_SUB)(to, v.x + i * j->size, v.center.bytes, NULL, n);
+        prim(j, PRIM_SUB)(to, to, sum.bytes, NULL, n);
+    }
+}
+
+/* The sum divided by the number of elements. */
+static void to_mean(const row_job *j, uint64_t *cell) {
+    uint64_t count = etch__scalar_cell(etch_scalar_int(j->n), j->type);
+    prim(j, PRIM_DIV)(cell, cell, &count, NULL, 1);
+}
+
+/* ((x - mean) * (1 / sqrt(variance + eps))) * weight + bias */
+static void layer_norm_row(const row_job *j, const void *x, void *y) {
+    row_values v = {.x = x};
+    uint64_t cell = 0, one = etch__scalar_cell(etch_scalar_int(1), j->type);
+    strip_value scale;
+    fold_row(j, FOLD_SUM, next_plain, &v, &cell);
+    to_mean(j, &cell);
+    fill(j, &v.center, &cell, j->n);
+    fold_row(j, FOLD_SUM, next_square, &v, &cell);
+    to_mean(j, &cell);
+    prim(j, PRIM_ADD)(&cell, &cell, &j->eps, NULL, 1);
+    prim(j, PRIM_SQRT)(&cell, &cell, NULL, NULL, 1);
+    prim(j, PRIM_DIV)(&cell, &one, &cell, NULL, 1);
+    fill(j, &scale, &cell, j->n);
+    for (int64_t i = 0; i < j->n; i += EAGER_STRIP) {
+        int64_t n = at_most(j->n - i, EAGER_STRIP), offset = i * j->size;
+        char *to = (char *)y + offset;
+        prim(j, PRIM_SUB)(to, v.x + offset, v.center.bytes, NULL, n);
+        prim(j, PRIM_MUL)(to, to, scale.bytes, NULL, n);
+        if (j->weight) prim(j, PRIM_MUL)(to, to, (const char *)j->weight + offset, NULL, n);
+        if (j->bias) prim(j, PRIM_ADD)(to, to, (const char *)j->bias + offset, NULL, n);
+    }
+}
+
+/* ---- memory ------------------------------------------------------------------------------------ */
+
+/* Rounds and stores n values (which it overwrites). */
+static void narrow(const row_job *j, void *to, void *values, int64_t n) {
+    const strip_table *table = j->isa->strips;
+    prim_id round = j->out == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
+    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
+    table->narrow[j->out](to, values, NULL, NULL, n);
+}
+
+/* One row, innermost in memory. `wide` is room for a row in the compute type. */
+static void do_row(const row_job *j, int64_t row, char *wide) {
+    const char *x = j->x + (row * j->n << etch__size_log2(j->in));
+    char *y = j->y + (row * j->n << etch__size_log2(j->out));
+    strip_fn widen = j->isa->strips->widen[j->in];
+    if (widen) widen(wide, x, NULL, NULL, j->n), x = wide;
+    bool direct = j->out == j->type;
+    j->row(j, x, direct ? y : wide);
+    if (!direct) narrow(j, y, wide, j->n);
+}
+
+/* Neighbouring columns of [n][inner], as rows in `wide`; `raw` is room for them in storage types. */
+static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
+    const strip_table *table = j->isa->strips;
+    int in = etch__size_log2(j->in), out = etch__size_log2(j->out);
+    int64_t groups = (j->inner + j->columns - 1) / j->columns;
+    int64_t column = unit % groups * j->columns, n = j->n;
+    int64_t width = at_most(j->inner - column, j->columns);
+    int64_t first = unit / groups * n * j->inner + column;
+    strip_fn widen = table->widen[j->in];
+    table->block[in](widen ? raw : wide, 1, n, j->x + (first << in), j->inner, 1, n, width);
+    if (widen) widen(wide, raw, NULL, NULL, n * width);
+    for (int64_t k = 0; k < width; k++)
+        j->row(j, wide + k * n * j->size, wide + k * n * j->size);
+    bool direct = j->out == j->type;
+    if (!direct) narrow(j, raw, wide, n * width);
+    table->block[out](j->y + (first << out), j->inner, 1, direct ? wide : raw, 1, n, n, width);
+}
+
+static void rows_task(void *ctx, int64_t begin, int64_t end) {
+    row_job *j = ctx;
+    bool half = j->in != j->type || j->out != j->type;
+    int64_t count = j->n * j->columns;
+    char *wide = NULL;
+    if (half || j->inner > 1) {
+        wide = etch__malloc((size_t)(count * (j->size + 2)));
+        if (!wide) {
+            atomic_store(&j->failed, 1);
+            return;
+        }
+    }
+    for (int64_t k = begin; k < end; k++) {
+        if (j->inner > 1) do_columns(j, k, wide, wide + count * j->size);
+        else do_row(j, k, wide);
+    }
+    etch__free(wide);
+}
+
+enum { COLUMNS = 16, TILE_ELEMENTS = 1 << 18 };
+
+static etch_status run_rows(row_job *j) {
+    j->columns = 1;
+    if (j->inner > 1) {
+        int64_t fit = TILE_ELEMENTS / j->n;
+        j->columns = at_most(j->inner, fit < 1 ? 1 : at_most(fit, COLUMNS));
+    }
+    int64_t units = j->outer * ((j->inner + j->columns - 1) / j->columns);
+    int64_t work = j->n * j->columns;
+    atomic_init(&j->failed, 0);
+    etch__parallel(units, work >= 16384 ? 1 : 16384 / work + 1, rows_task, j);
+    if (!atomic_load(&j->failed)) return ETCH_OK;
+    return etch__error(ETCH_ERR_OUT_OF_MEMORY, "no memory for a row of %lld elements",
+                       (long long)j->n);
+}
+
+/* The elements of t in a row; *copy (to be freed) is made where they do not lie so. */
+static bool contiguous(const etch_tensor *t, const char **data, void **copy) {
+    *data = etch__ptr(t), *copy = NULL;
+    if (t->contiguous) return true;
+    *copy = etch__malloc((size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype) + 1);
+    if (!*copy) return false;
+    etch__copy_contiguous(*copy, t);
+    *data = *copy;
+    return true;
+}
+
+static void plan_types(row_job *j, const etch_tensor *x, const etch_tensor *y) {
+    j->isa = etch__isa_table();
+    j->in = (etch_dtype)x->dtype, j->out = (etch_dtype)y->dtype;
+    j->type = etch__compute_type(j->in), j->size = (int)etch_dtype_size(j->type);
+    j->y = etch__ptr(y);
+    j->weight = j->bias = NULL;
+}
+
+/* ---- the kernels ------------------------------------------------------------------------------- */
+
+static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
+    const etch_tensor *x = call->in[0];
+    row_job j;
+    void *copy;
+    int dim = (int)(call->at[0] < 0 ? call->at[0] + x->ndim : call->at[0]);
+    if (x->numel == 0) return ETCH_OK;
+    plan_types(&j, x, outs[0]);
+    j.row = call->op == OP_SOFTMAX_RAW ? softmax_row : log_softmax_row;
+    j.n = j.inner = j.outer = 1;
+    for (int d = 0; d < x->ndim; d++) /* a 0-d tensor is one row of one element */
+        *(d < dim ? &j.outer : d > dim ? &j.inner : &j.n) *= x->size[d];
+    if (!contiguous(x, &j.x, &copy)) return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status = run_rows(&j);
+    etch__free(copy);
+    return status;
+}
+
+/* Weight or bias in the compute type. */
+static bool wide_operand(const row_job *j, const etch_tensor *t, const void **data, void **copy) {
+    const char *raw;
+    *copy = NULL;
+    if (t == ETCH_NONE) return true;
+    strip_fn widen = j->isa->strips->widen[t->dtype];
+    if (!contiguous(t, &raw, copy)) return false;
+    *data = raw;
+    if (!widen) return true;
+    void *wide = etch__malloc((size_t)(j->n * j->size));
+    if (wide) widen(wide, raw, NULL, NULL, j->n);
+    etch__free(*copy);
+    *data = *copy = wide;
+    return wide != NULL;
+}
+
+static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
+    const etch_tensor *x = call->in[0];
+    row_job j;
+    void *copy = NULL, *weight = NULL, *bias = NULL;
+    if (x->numel == 0) return ETCH_OK;
+    plan_types(&j, x, outs[0]);
+    j.row = layer_norm_row, j.inner = 1, j.n = 1;
+    j.eps = etch__scalar_cell(call->sc[0], j.type);
+    for (int64_t i = 0; i < call->at[0]; i++) j.n *= call->at[1 + i];
+    j.outer = x->numel / j.n;
+    bool ok = contiguous(x, &j.x, &copy) && wide_operand(&j, call->in[1], &j.weight, &weight) &&
+              wide_operand(&j, call->in[2], &j.bias, &bias);
+    etch_status status = ok ? run_rows(&j) : ETCH_ERR_OUT_OF_MEMORY;
+    etch__free(copy);
+    etch__free(weight);
+    etch__free(bias);
+    return status;
+}
+
+__attribute__((constructor)) static void register_norms(void) {
+    etch__register_kernel(OP_SOFTMAX_RAW, softmax);
+    etch__register_kernel(OP_LOG_SOFTMAX_RAW, softmax);
+    etch__register_kernel(OP_NATIVE_LAYER_NORM, layer_norm);
+}
