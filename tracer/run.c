@@ -376,8 +376,18 @@ static void settle_earlier(run *r, const op_call *call) {
             settle(r, w);
 }
 
+/* Whether an operator was overridden since the call was entered: then the traces of the rest of it
+ * would mix kernels. */
+static bool outdated(const run *r) {
+    return r->gen->epoch != atomic_load_explicit(&etch__override_epoch, memory_order_acquire);
+}
+
 /* The segment that begins with this call. NULL: r->eager, or an error. */
 static walk *begin_segment(run *r, const op_call *call) {
+    if (unlikely(outdated(r))) {
+        r->eager = true;
+        return NULL;
+    }
     if (r->recorded) settle_earlier(r, call);
     trace_tree *tree = etch__find_resume(r->gen, call, etch__tls.state);
     if (!tree || !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) {
@@ -622,7 +632,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     else drop_segment(r);
     if (status == ETCH_OK && r->poisoned) status = etch__tls.status;
     leave();
-    settle_all(r, status == ETCH_OK);
+    settle_all(r, status == ETCH_OK && !outdated(r));
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (out[i]->failed) status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
     return status;

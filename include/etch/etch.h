@@ -8,5 +8,7 @@
 #include <etch/compile.h>
 #include <etch/debug.h>
 #include <etch/mode.h>
+#include <etch/opcheck.h>
+#include <etch/nn.h>
 
 #endif
