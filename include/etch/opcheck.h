@@ -22,8 +22,9 @@ typedef struct etch_op_sample {
  *   shape      the shape function gives the results' dtype and sizes, for other values of the same
  *              sizes and other values of Scalars too
  *   purity     the same arguments give the same bits twice
- *   strides    arguments that are not contiguous (transposed in memory, at an offset) give the bits of
- *              contiguous ones
+ *   strides    arguments that are not contiguous (transposed in memory, at an offset) give what
+ *              contiguous ones do; floats may differ in the lower half of their digits, since sums may
+ *              follow the strides
  *   eager, native   a compiled function that calls the operator (between operators that fuse) gives
  *              the bits of the call, recorded and compiled, in one graph (an operator with `effects`
  *              breaks the graph instead)
