@@ -25,49 +25,97 @@ struct etch_override {
     op_id op;
     user_kernel kernel;
     etch_override *below; /* the override that it replaced, or NULL */
-    op_kernel native;     /* the kernel under all overrides */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static custom_op custom[OP_CAPACITY - OP_COUNT];
 static _Atomic(etch_override *) overrides[OP_CAPACITY];
+static op_kernel natives[OP_CAPACITY]; /* of operators that were overridden once: their own kernel */
 _Atomic uint64_t etch__override_epoch;
 
 /* ---- running the user's function
  * -------------------------------------------------------------------- */
 
-/* Operators that the kernel calls run eagerly, whatever the thread is tracing. */
-static etch_status call_user(const user_kernel *k, const op_call *call, etch_tensor *const *out) {
+/* A function of the user that is called for an operator runs in an empty frame, as in a flush: what it
+ * calls runs eagerly, whatever the thread is tracing. */
+typedef struct user_frame {
+    void *cursor, *run;
+    uint32_t layers;
+    bool in_flush;
+} user_frame;
+
+static user_frame enter_frame(void) {
     etch_thread *t = &etch__tls;
-    etch_value values[SCHEMA_MAX_ARGS];
-    int n = etch__box(call, values);
-    void *cursor = t->cursor, *run = t->run;
-    uint32_t layers = t->layers;
-    const op_call *outer = t->handled;
-    t->cursor = NULL, t->run = NULL, t->handled = call;
+    user_frame f = {t->cursor, t->run, t->layers, t->in_flush};
+    t->in_flush |= t->run != NULL;
+    t->cursor = NULL, t->run = NULL;
     t->layers &= ~(1u << LAYER_TRACER);
+    return f;
+}
+
+static void leave_frame(const user_frame *f) {
+    etch_thread *t = &etch__tls;
+    t->cursor = f->cursor, t->run = f->run;
+    t->layers = f->layers, t->in_flush = f->in_flush;
+}
+
+/* A failure that comes without an error of its own gets one; a success keeps the error that was there
+ * before. */
+static etch_status named_failure(const op_call *call, etch_status status, const char *what,
+                                 const saved_error *before) {
+    if (status == ETCH_OK) {
+        if (before->status != ETCH_OK) etch__error_restore(before);
+        return ETCH_OK;
+    }
+    if (etch__tls.status == ETCH_OK)
+        etch__error_at(call->site, status, "%s: the %s failed with %s", etch__ops[call->op].name,
+                       what, etch_status_name(status));
+    return status;
+}
+
+/* Sets the thread's error aside: most calls have none, and then nothing is copied. */
+static void set_error_aside(saved_error *before) {
+    before->status = ETCH_OK;
+    if (etch__tls.status == ETCH_OK) return;
+    etch__error_save(before);
+    etch_clear_error();
+}
+
+static etch_status call_user(const user_kernel *k, const op_call *call, etch_tensor *const *out) {
+    etch_value values[SCHEMA_MAX_ARGS];
+    saved_error before;
+    int n = etch__box(call, values);
+    set_error_aside(&before);
+    modes_off modes = etch__modes_off();
+    const op_call *outer = etch__tls.handled;
+    etch__tls.handled = call;
     int64_t scope = etch_scope_begin();
-    etch_status status = k->kernel(k->ctx, &etch__ops[call->op], values, n, out, 1);
+    etch_status status = scope < 0 ? ETCH_ERR_OUT_OF_MEMORY
+                                   : k->kernel(k->ctx, &etch__ops[call->op], values, n, out, 1);
     etch_scope_end(scope);
-    t->cursor = cursor, t->run = run, t->handled = outer;
-    t->layers = layers;
-    if (status != ETCH_OK && t->status == ETCH_OK)
-        etch__error_at(call->site, status, "%s: the kernel failed with %s",
-                       etch__ops[call->op].name, etch_status_name(status));
+    etch__tls.handled = outer;
+    etch__modes_restore(&modes);
+    return named_failure(call, status, "kernel", &before);
+}
+
+/* Inside a run, modes that allow compiled code are asked first. */
+static etch_status run_user(const user_kernel *k, const op_call *call, etch_tensor *const *out) {
+    bool opaque = etch__tls.run || etch__tls.in_flush;
+    user_frame frame = enter_frame();
+    etch_status status = opaque ? etch__offer_opaque(call, out) : ETCH_DECLINED;
+    if (status == ETCH_DECLINED) status = call_user(k, call, out);
+    leave_frame(&frame);
     return status;
 }
 
 static etch_status run_custom(const op_call *call, etch_tensor *const *out) {
-    if (unlikely(etch__tls.run || etch__tls.in_flush)) {
-        etch_status status = etch__offer_opaque(call, out);
-        if (status != ETCH_DECLINED) return status;
-    }
-    return call_user(&custom[call->op - OP_COUNT].kernel, call, out);
+    return run_user(&custom[call->op - OP_COUNT].kernel, call, out);
 }
 
+/* The override may be gone again since the caller looked for a kernel. */
 static etch_status run_override(const op_call *call, etch_tensor *const *out) {
     const etch_override *o = atomic_load_explicit(&overrides[call->op], memory_order_acquire);
-    return call_user(&o->kernel, call, out);
+    return o ? run_user(&o->kernel, call, out) : natives[call->op](call, out);
 }
 
 /* ---- registering
@@ -222,11 +270,11 @@ etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype
     } else {
         etch_value values[SCHEMA_MAX_ARGS];
         etch_tensor_spec spec = {0};
+        saved_error before;
         int n = etch__box(call, values);
+        set_error_aside(&before);
         etch_status status = c->shape(c->ctx, op, values, n, &spec, 1);
-        if (status != ETCH_OK && etch__tls.status == ETCH_OK)
-            etch__error_at(call->site, status, "%s: the shape function failed with %s", op->name,
-                           etch_status_name(status));
+        status = named_failure(call, status, "shape function", &before);
         if (status == ETCH_OK) status = meta_of_spec(call, &spec, out);
         if (status != ETCH_OK) return status;
     }
@@ -237,60 +285,65 @@ etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype
 /* ---- overrides
  * ------------------------------------------------------------------------------------------- */
 
-/* Traces made before know another kernel: they are left at the next call, or at a break here. */
-static etch_status new_epoch(const void *site) {
-    if (etch__tls.run) {
-        etch_status status = etch__trace_hooks.read(NULL, REASON_BREAK_OVERRIDE, site);
-        if (status != ETCH_OK) return status;
-    }
-    atomic_fetch_add(&etch__override_epoch, 1);
-    return ETCH_OK;
+/* Inside a body: what was called before still means the old kernel. */
+static etch_status break_here(const void *site) {
+    if (!etch__tls.run) return ETCH_OK;
+    return etch__trace_hooks.read(NULL, REASON_BREAK_OVERRIDE, site);
 }
 
-etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,
-                                void *ctx) {
+/* Traces made before know another kernel: they are left at the next entry. Raised after the change, so
+ * that no trace of the new epoch can have seen the old kernel. */
+static void new_epoch(void) { atomic_fetch_add(&etch__override_epoch, 1); }
+
+static bool can_override(const etch_op *op, const char *device, etch_kernel kernel) {
     if (!op || !device || !kernel) {
         etch__error(ETCH_ERR_NULL,
                     "etch_op_override: expected an operator, a device and a kernel, got NULL");
-        return NULL;
+        return false;
     }
     if (strcmp(device, "cpu")) {
         etch__error(ETCH_ERR_DEVICE, "%s: no device is called \"%s\"; there is \"cpu\"", op->name,
                     device);
-        return NULL;
+        return false;
     }
-    op_kernel native = etch__kernel((op_id)op->id);
-    if (!native) {
-        etch__error(ETCH_ERR_UNSUPPORTED, "%s: views and composites have no kernel to override",
-                    op->name);
-        return NULL;
-    }
+    if (etch__kernel((op_id)op->id)) return true;
+    etch__error(ETCH_ERR_UNSUPPORTED, "%s: views and composites have no kernel to override",
+                op->name);
+    return false;
+}
+
+etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,
+                                void *ctx) {
+    if (!can_override(op, device, kernel)) return NULL;
     etch_override *o = etch__malloc(sizeof *o);
-    if (!o || new_epoch(__builtin_return_address(0)) != ETCH_OK) {
+    if (!o || break_here(__builtin_return_address(0)) != ETCH_OK) {
         etch__free(o);
         return NULL;
     }
     pthread_mutex_lock(&lock);
     etch_override *below = overrides[op->id];
-    *o = (etch_override){(op_id)op->id, {kernel, ctx}, below, below ? below->native : native};
-    etch__ops[op->id].overridden = true;
+    *o = (etch_override){(op_id)op->id, {kernel, ctx}, below};
+    if (!below) natives[op->id] = etch__kernel((op_id)op->id);
     atomic_store_explicit(&overrides[op->id], o, memory_order_release);
+    etch__ops[op->id].overridden = true;
     etch__register_kernel((op_id)op->id, run_override);
     pthread_mutex_unlock(&lock);
+    new_epoch();
     return o;
 }
 
 void etch_op_override_undo(etch_override *o) {
     if (!o) return;
-    new_epoch(__builtin_return_address(0));
+    break_here(__builtin_return_address(0));
     pthread_mutex_lock(&lock);
     if (overrides[o->op] == o) {
-        if (!o->below) etch__register_kernel(o->op, o->native);
+        if (!o->below) etch__register_kernel(o->op, natives[o->op]);
         atomic_store_explicit(&overrides[o->op], o->below, memory_order_release);
         etch__ops[o->op].overridden = o->below != NULL;
     }
     for (etch_override *above = overrides[o->op]; above; above = above->below)
         if (above->below == o) above->below = o->below;
     pthread_mutex_unlock(&lock);
+    new_epoch();
     etch__free(o);
 }

@@ -235,19 +235,24 @@ static etch_tensor *handler_failed(const op_call *call, etch_status status) {
     return NULL;
 }
 
-/* Inside a run, modes that allow compiled code see custom operators only, through their kernels. */
-static bool passes_by(const etch_mode *m) { return m->options.allow_compiled && etch__tls.run; }
+/* Inside a run, modes that allow compiled code see opaque operators only, through their kernels. */
+static bool passes_by(const etch_mode *m) {
+    return m->options.allow_compiled && (etch__tls.run || etch__tls.in_flush);
+}
 
 static etch_tensor *offer(const op_call *call) {
     etch_thread *t = &etch__tls;
     int level = t->mode_level;
+    bool offered = false;
     for (int i = level - 1; i >= 0; i--) {
         if (passes_by(t->modes[i])) continue;
+        offered = true;
         etch_tensor *out;
         etch_status status = run_handler(i, call, &out);
         if (status == ETCH_OK) return out;
         if (status != ETCH_DECLINED) return handler_failed(call, status);
     }
+    if (!offered) return etch__dispatch_below(LAYER_MODES, call);
     set_level(0);
     etch_tensor *out = etch__dispatch_below(LAYER_MODES, call);
     set_level(level);
@@ -264,6 +269,20 @@ static etch_tensor *offer_composite(const op_call *call) {
         if (status != ETCH_DECLINED) return handler_failed(call, status);
     }
     return etch__ops[call->op].composite(call);
+}
+
+modes_off etch__modes_off(void) {
+    etch_thread *t = &etch__tls;
+    modes_off outer = {t->mode_level, t->mode_floor};
+    t->mode_floor = 0;
+    if (t->mode_level) set_level(0);
+    return outer;
+}
+
+void etch__modes_restore(const modes_off *outer) {
+    while (etch__tls.mode_level > 0) remove_top();
+    etch__tls.mode_floor = outer->floor;
+    if (outer->level) set_level(outer->level);
 }
 
 /* ---- opaque nodes of compiled code

@@ -14,6 +14,13 @@ const etch_mode *etch__blocking_mode(void);
 /* Whether a mode that blocks was entered since there were `depth` modes. */
 bool etch__mode_entered_since(int depth);
 
+/* Around a kernel of the user's: no mode is active for what it calls. What it leaves entered is left. */
+typedef struct modes_off {
+    int level, floor;
+} modes_off;
+modes_off etch__modes_off(void);
+void etch__modes_restore(const modes_off *outer);
+
 /* Offers a custom operator to the modes that allow compiled code, from inside a run. ETCH_DECLINED
  * when there is none or all decline; else its results have been copied into out. */
 etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out);

@@ -86,6 +86,12 @@ typedef struct etch_op op_info;
 extern op_info etch__ops[OP_CAPACITY];
 extern atomic_int etch__op_count;
 
+/* Whether a function of the user computes it: one call of it in the program is one call of that
+ * function, so it is never merged, dropped or fused. */
+static inline bool etch__op_is_users(op_id op) {
+    return op >= OP_COUNT || atomic_load_explicit(&etch__ops[op].overridden, memory_order_relaxed);
+}
+
 /* What inference says about one result. */
 typedef struct tensor_meta {
     uint8_t dtype, ndim;

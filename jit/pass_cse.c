@@ -2,7 +2,7 @@
  *
  * Obligations: equal means the same operator, state, attributes and sources (versions never change,
  * so equal sources hold equal values); nodes with run-time scalars or random numbers never merge,
- * nor do those whose storage is later changed in place. Results share storage only where the
+ * nor those with a kernel of the user's, nor do those whose storage is later changed in place. Results share storage only where the
  * program says so: a version that stands for two outputs is copied for the second. */
 #include "jit/plan.h"
 
@@ -10,6 +10,7 @@ static bool mergeable(const ir *r, const ir_node *n) {
     if (n->dead || n->write || n->gnode < 0 || n->kind == IR_EMPTY) return false;
     const graph_node *g = &r->g->nodes[n->gnode];
     if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;
+    if (etch__op_is_users((op_id)n->op)) return false;
     return !(r->bases[r->versions[n->out].base] & BASE_PATCHED);
 }
 

@@ -1,12 +1,14 @@
 /* Dead code: marks nodes whose versions nobody needs.
  *
- * Obligations: an output, an input's memory and an operator that may fail keep everything that they
+ * Obligations: an output, an input's memory and an operator that may fail (a
+ * kernel of the user's always may) keep everything that they
  * depend on, the version whose memory a write takes over included. */
 #include "jit/plan.h"
 
 static bool is_root(const ir *r, const ir_node *n) {
     if (n->write && r->versions[n->out].memory) return true;
-    return n->gnode >= 0 && (etch__ops[n->op].flags & OPF_MAY_FAIL);
+    if (n->gnode < 0) return false;
+    return (etch__ops[n->op].flags & OPF_MAY_FAIL) || etch__op_is_users((op_id)n->op);
 }
 
 static void need(ir *r, uint8_t *needed, int32_t version) {

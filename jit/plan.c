@@ -211,11 +211,101 @@ static void run_kernel(const kernel_step *k, run_block *b) {
     etch__profile_end_event(ETCH_PROFILE_KERNEL, start, k->name, NULL);
 }
 
-static etch_status run_call(const call_step *c, run_block *b, const plan_io *io) {
+/* ---- kernels of the user, who may retain what they are given: they get handles of their own, and
+ * memory of the arena that is still held afterwards leaves it ---- */
+
+static bool in_arena(const native_plan *p, const run_block *b, const void *data) {
+    return (const char *)data >= b->arena && (const char *)data < b->arena + p->arena_bytes;
+}
+
+static int64_t reach(const etch_tensor *t) {
+    int64_t last = t->offset;
+    for (int d = 0; d < t->ndim; d++) last += (t->size[d] - 1) * t->stride[d];
+    return t->numel ? (last + 1) * (int64_t)etch_dtype_size((etch_dtype)t->dtype) : 0;
+}
+
+/* A storage over arena memory; operands in one buffer share it. */
+static etch_storage *lend_storage(const etch_tensor *t, etch_tensor **lent, int nlent) {
+    for (int i = 0; i < nlent; i++) {
+        etch_storage *s = lent[i]->storage;
+        if (lent[i] == ETCH_NONE || s->data != t->storage->data) continue;
+        if ((int64_t)s->bytes < reach(t)) break; /* grows with its reader: a storage of its own */
+        etch__storage_retain(s);
+        return s;
+    }
+    etch_storage *s = etch__storage_wrap(t->storage->data, (size_t)reach(t));
+    if (s) s->exposed = 0;
+    return s;
+}
+
+static etch_tensor *lend(const native_plan *p, const run_block *b, etch_tensor *t,
+                         etch_tensor **lent, int nlent) {
+    if (t == ETCH_NONE) return t;
+    etch_tensor *h = etch__tensor_alloc();
+    if (!h) return NULL;
+    h->dtype = t->dtype, h->ndim = t->ndim, h->contiguous = t->contiguous;
+    h->offset = t->offset, h->numel = t->numel;
+    memcpy(h->size, t->size, sizeof t->size);
+    memcpy(h->stride, t->stride, sizeof t->stride);
+    if (in_arena(p, b, t->storage->data)) {
+        h->storage = lend_storage(t, lent, nlent);
+    } else {
+        h->storage = t->storage;
+        etch__storage_retain(h->storage);
+    }
+    if (h->storage) return h;
+    etch__tensor_destroy(h);
+    return NULL;
+}
+
+/* Somebody kept the storage: it gets memory of its own, with what the buffer holds now. */
+static bool move_out(etch_storage *s) {
+    void *copy = etch__malloc(s->bytes + 1);
+    if (copy) memcpy(copy, s->data, s->bytes);
+    s->data = copy;
+    s->free_fn = etch__free, s->free_ctx = copy;
+    return copy != NULL;
+}
+
+/* Takes the handles back; what somebody still holds of the arena moves out of it. */
+static bool take_back(const native_plan *p, const run_block *b, etch_tensor **lent, int n) {
+    etch_storage *held[n + 1];
+    bool ok = true;
+    for (int i = 0; i < n; i++) {
+        held[i] = lent[i]->storage;
+        if (held[i]) etch__storage_retain(held[i]);
+        if (lent[i] != ETCH_NONE) etch_release(lent[i]);
+    }
+    for (int i = 0; i < n; i++) {
+        int mine = 0;
+        for (int k = i; k < n; k++) mine += held[k] == held[i];
+        bool kept = held[i] && atomic_load(&held[i]->refs) > mine;
+        if (kept && in_arena(p, b, held[i]->data)) ok &= move_out(held[i]);
+        etch__storage_release(held[i]);
+    }
+    return ok;
+}
+
+static etch_status run_users(const native_plan *p, const call_step *c, op_call *call,
+                             run_block *b) {
+    int result = c->result - c->operand, n = call->nin + (result == call->nin), nlent = 0;
+    etch_tensor **from = b->pointers + c->operand, *lent[n];
+    while (nlent < n && (lent[nlent] = lend(p, b, from[nlent], lent, nlent))) nlent++;
+    call->in = lent;
+    etch_status status =
+        nlent == n ? etch__call_kernel(etch__kernel((op_id)call->op), call, &lent[result], true)
+                   : ETCH_ERR_OUT_OF_MEMORY;
+    if (!take_back(p, b, lent, nlent) && status == ETCH_OK) status = ETCH_ERR_OUT_OF_MEMORY;
+    return status;
+}
+
+static etch_status run_call(const native_plan *p, const call_step *c, run_block *b,
+                            const plan_io *io) {
     op_call call = c->call;
     call.in = b->pointers + c->operand;
     call.sc = io->scalars + c->scalar;
     etch__tls.state = c->state;
+    if (unlikely(etch__op_is_users((op_id)call.op))) return run_users(p, c, &call, b);
     op_kernel kernel = etch__kernel((op_id)call.op);
     if (unlikely(!kernel)) return etch__run_kernel(&call, b->pointers[c->result]);
     return etch__call_kernel(kernel, &call, &b->pointers[c->result], true);
@@ -228,7 +318,7 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
             run_kernel(&s->k, b);
             continue;
         }
-        etch_status status = run_call(&s->c, b, io);
+        etch_status status = run_call(p, &s->c, b, io);
         if (likely(status == ETCH_OK)) continue;
         if (i && p->nwritten && io->wrote) *io->wrote = true; /* by one of the steps before, maybe */
         return status;

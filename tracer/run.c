@@ -458,10 +458,20 @@ static void obey_stance(run *r, const void *site) {
     }
 }
 
+/* Whether an operator was overridden since the call was entered: then the traces of the rest of it
+ * would mix kernels. */
+static bool outdated(const run *r) {
+    return r->gen->epoch != atomic_load_explicit(&etch__override_epoch, memory_order_acquire);
+}
+
 /* The segment that begins with this call. NULL: r->eager, or an error. */
 static walk *begin_segment(run *r, const op_call *call) {
     if (unlikely(etch__forced_eager())) {
         r->eager = r->by_stance = true;
+        return NULL;
+    }
+    if (unlikely(outdated(r))) {
+        r->eager = true;
         return NULL;
     }
     if (r->recorded) settle_earlier(r, call);
@@ -730,7 +740,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     if (status == ETCH_OK && r->poisoned) status = etch__tls.status;
     if (status == ETCH_OK && r->refused) status = etch__refuse_compile(r->f, NULL);
     leave();
-    settle_all(r, status == ETCH_OK);
+    settle_all(r, status == ETCH_OK && !outdated(r));
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (out[i]->failed) status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
     return status;

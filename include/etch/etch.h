@@ -12,5 +12,7 @@
 #include <etch/explain.h>
 #include <etch/modes.h>
 #include <etch/profile.h>
+#include <etch/opcheck.h>
+#include <etch/nn.h>
 
 #endif

@@ -120,8 +120,9 @@ typedef struct etch_tensor_spec {
     etch_shape sizes;
 } etch_tensor_spec;
 
-/* Says what the results look like, from dtypes, sizes and plain arguments only, or fails with a status
- * and etch_set_error. Must be pure. */
+/* Says what the results look like, from dtypes, sizes and plain arguments only (never from the value of
+ * a Scalar, which compiled code takes at run time), or fails with a status and etch_set_error. Must be
+ * pure. */
 typedef etch_status (*etch_shape_fn)(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                      etch_tensor_spec *out, int nout);
 
