@@ -46,13 +46,15 @@ fault guard-size guards/guard.h 0 'g->size[d] != t->size[d] || ' ''
 fault guard-dtype guards/guard.h 0 'if (g->dtype != t->dtype || g->ndim' 'if (g->ndim'
 fault state-word core/cursor.h 0 ' || n->state != etch__tls.state' ''
 fault scalar-kind core/cursor.h 0 'if (unlikely(n->kind[i] != sc[i].kind)) return NULL;' ';'
-fault static-attribute core/cursor.h 0 'if (unlikely(n->at[i] != at[i])) return NULL;' ';'
+fault static-attribute core/cursor.h 0 'if (unlikely(n->at[i] != at[i])) return NULL;' \
+    'if (n->at[i] != at[i] && i < 0) return NULL;'
 fault operand core/cursor.h 0 'if (unlikely(c->value[n->in[i]] != in[i] || !in[i])) return NULL;' \
     'if (!in[i]) return NULL;'
 fault stale-scalar core/cursor.h 0 'for (int i = 0; i < nsc; i++) c->scalar[n->sc + i] = sc[i];' ''
 
 # ---- what ends a segment
-fault pair-check tracer/evaluate.c 0 'memcmp(code->alias, w->alias, bytes)' '0'
+fault pair-check tracer/evaluate.c 0 \
+    'while (code && !alias_fits(w, leaf, code)) code = code->next;' ''
 fault late-use tracer/run.c 0 'if (leaf->writes_inputs) late_use_all(r);' ''
 fault tainted tracer/run.c 0 ' || code->tainted[v]' ''
 fault escape tracer/run.c 0 'if (w->end == END_RETURN || h == t' 'if (h == t'
@@ -64,7 +66,8 @@ fault lost-version tracer/walk.c 0 'meta.offset -= etch__ops[n->op].kind == KIND
     'meta.offset = 0;'
 
 # ---- passes and kernels
-fault merged-scalars jit/pass_cse.c 1 'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' ''
+fault merged-scalars jit/pass_cse.c 1 'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
+    '(void)g;'
 fault shared-output jit/pass_cse.c 1 'return ok && copy_shared_outputs(r);' \
     '(void)copy_shared_outputs; return ok;'
 fault reads-elsewhere jit/pass_writes.c 1 '!etch__same_map(r, &in[i], &n->target))' 'i < 0)'
