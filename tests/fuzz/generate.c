@@ -12,6 +12,8 @@ typedef struct generator {
     fuzz_world w;
     int nvars;                    /* numbers given out */
     uint8_t defined[FUZZ_MAX_VARS]; /* bit per variant in which the tensor is there */
+    bool is_view[FUZZ_MAX_VARS];
+    bool small;
     uint8_t all;                  /* the variants */
     uint8_t when;                 /* of the statement in the making */
     bool breaks, in_scope;
@@ -85,7 +87,7 @@ static void without_fullgraph_errors(fuzz_setup *s) {
 static void generate_setup(generator *g, uint64_t seed) {
     fuzz_setup *s = &g->p->setup;
     s->seed = seed;
-    s->period = 1 + (int)below(g, FUZZ_MAX_VARIANTS);
+    s->period = 1 + (int)below(g, g->small ? 2 : FUZZ_MAX_VARIANTS);
     s->ncalls = s->period == 1 ? 5 : 3 * s->period;
     generate_sizes(g);
     for (int i = 0; i < FUZZ_MAX_VARIANTS; i++) s->set[i] = (uint8_t)(chance(g, 2) ? i : 0);
@@ -134,6 +136,13 @@ static int some_tensor_of(generator *g, etch_dtype dtype, int ndim) {
             below(g, ++seen) == 0)
             found = n;
     return found >= 0 ? found : some_tensor(g);
+}
+
+/* What an in-place operator writes: rather a view, or what has one. */
+static int some_target(generator *g) {
+    int n = some_tensor(g);
+    for (int attempt = 0; attempt < 8 && n >= 0 && !g->is_view[n]; attempt++) n = some_tensor(g);
+    return n;
 }
 
 static int some_matrix(generator *g, int ndim) {
@@ -288,6 +297,7 @@ static int contraction_rank(op_id op, int operand) {
 }
 
 static int tensor_operand(generator *g, op_id op, const statement *s, int operand) {
+    if (!operand && etch__ops[op].kind == KIND_INPLACE && chance(g, 2)) return some_target(g);
     bool same = etch__ops[op].drule == DRULE_SAME || op == OP_MATMUL;
     if (!is_contraction(op) && !(op == OP_MATMUL && operand))
         return operand && same ? some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), 2)
@@ -340,6 +350,7 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
 static void take(generator *g, const statement *s) {
     g->p->statement[g->p->nstatements++] = *s;
     if (s->out < 0) return;
+    if (s->kind == ST_OP) g->is_view[s->out] = etch__ops[s->op].kind == KIND_VIEW;
     if (s->out == g->nvars) g->defined[g->nvars++] = s->when;
     else g->defined[s->out] |= s->when;
 }
@@ -505,7 +516,8 @@ static void generate_break(generator *g) {
 }
 
 static void generate_statements(generator *g) {
-    int operators = 1 + (int)below(g, chance(g, 3) ? 8 : 40), quiet = 8 + (int)below(g, 12);
+    int most = g->small ? 14 : chance(g, 3) ? 8 : 40;
+    int operators = 1 + (int)below(g, most), quiet = 8 + (int)below(g, 12);
     int rare = chance(g, 2) ? 8 : 24;
     while (operators > 0 && g->p->nstatements < FUZZ_MAX_STATEMENTS - 4 &&
            g->nvars < FUZZ_MAX_VARS - 4) {
@@ -536,11 +548,11 @@ static void feeds_within(fuzz_setup *s) {
     }
 }
 
-void fuzz_generate(program *p, uint64_t seed) {
+void fuzz_generate(program *p, uint64_t seed, bool small) {
     static generator g;
     memset(&g, 0, sizeof g);
     memset(p, 0, sizeof *p);
-    g.p = p, g.random = seed * 0x2545f4914f6cdd1du + 1, g.exposed = -1;
+    g.p = p, g.small = small, g.random = seed * 0x2545f4914f6cdd1du + 1, g.exposed = -1;
     generate_setup(&g, seed);
     etch_dtype dtype = etch_default_dtype();
     ETCH_SCOPE {

@@ -6,7 +6,8 @@
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
  * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
  * a crash or a hang is a finding like a difference. A finding is made smaller and printed as a C test.
- * --one prints the program of one seed and runs it on both backends. Exit status 1: findings. */
+ * --one prints the program of one seed (with --native 1: that for native) and runs it on both
+ * backends. Exit status 1: findings. */
 #include "program.h"
 
 #include <ftw.h>
@@ -161,7 +162,7 @@ static void work(const options *o, double start) {
         uint64_t seed = shared->next++;
         bool native = o->native && seed % (uint64_t)o->native == 0;
         shared->running = false;
-        fuzz_generate(&shared->p, seed);
+        fuzz_generate(&shared->p, seed, native);
         /* A segment that has to end is an error under fullgraph. */
         if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
         bool same = run_program(native);
@@ -219,7 +220,7 @@ static int fuzz(const options *o) {
 
 static int fuzz_one(const options *o) {
     etch_set_log_sink(no_log, NULL);
-    fuzz_generate(&shared->p, o->seed);
+    fuzz_generate(&shared->p, o->seed, o->native == 1);
     fuzz_print(stdout, &shared->p, "native", "as generated");
     int failed = 0;
     for (int native = 0; native < 2; native++) {

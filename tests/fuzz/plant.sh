@@ -56,7 +56,8 @@ fault stale-scalar core/cursor.h 0 'for (int i = 0; i < nsc; i++) c->scalar[n->s
 fault pair-check tracer/evaluate.c 0 \
     'while (code && !alias_fits(w, leaf, code)) code = code->next;' ''
 fault late-use tracer/run.c 0 'if (leaf->writes_inputs) late_use_all(r);' ''
-fault tainted tracer/run.c 0 ' || code->tainted[v]' ''
+fault tainted tracer/tree.c 0 \
+    'if (n->in[k] >= 0) tainted[n->c.out] |= tainted[n->in[k]];' ';'
 fault escape tracer/run.c 0 'if (w->end == END_RETURN || h == t' 'if (h == t'
 fault exposed tracer/run.c 0 'bits & EXPOSED_WRITE || (bits && writes && i == 0)' 'bits < 0'
 fault view-offset tracer/evaluate.c 0 ' + (slot == OUT_INPUT ? base->offset : 0)' ''

@@ -76,8 +76,8 @@ void fuzz_run_statement(fuzz_world *w, const statement *s);
 /* Tensors that a statement reads; at most 8. */
 int fuzz_operands(const statement *s, int *operands);
 
-/* generate.c */
-void fuzz_generate(program *p, uint64_t seed);
+/* generate.c. small: few operators, for where compiling takes long. */
+void fuzz_generate(program *p, uint64_t seed, bool small);
 
 /* reduce.c: the smallest program found for which fails(p) still holds. */
 void fuzz_reduce(program *p, bool (*fails)(const program *p));
