@@ -34,12 +34,13 @@ static etch_dtype some_dtype(generator *g) {
 
 static void generate_sizes(generator *g) {
     static const int64_t sizes[] = {2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 33};
-    static const int64_t large[] = {63, 64, 65, 66, 70, 96, 100, 130};
+    static const int64_t large[] = {63,  64,  65,  66,  96,  127, 128, 129,
+                                    255, 256, 257, 511, 513, 1025, 4096, 4097}; /* strips, blocks */
     fuzz_setup *s = &g->p->setup;
     for (int set = 0; set < FUZZ_MAX_SETS; set++)
         for (int i = 0; i < FUZZ_MAX_SIZES; i++) {
             int64_t n = sizes[below(g, i == 1 ? 13 : 8)];
-            if (i == 0 && chance(g, 3)) n = large[below(g, 8)];
+            if (i == 0 && chance(g, 3)) n = large[below(g, 16)];
             if (set && chance(g, 2)) n = s->size[0][i];
             if (set && chance(g, 12)) n = 1;
             s->size[set][i] = i == 4 ? 1 : i == 5 ? 0 : n;

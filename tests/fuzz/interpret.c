@@ -41,6 +41,23 @@ static bool value_of(const fuzz_world *w, const fuzz_arg *a, arg_type type, etch
     return true;
 }
 
+/* Elements of the largest result that operands of these sizes, or a list of sizes, can have. */
+static double largest_result(const etch_value *v, int n) {
+    double elements = 1, listed = 1;
+    for (int d = 1; d <= ETCH_MAX_DIMS; d++) {
+        int64_t most = 1;
+        for (int i = 0; i < n; i++)
+            if (v[i].tag == ETCH_VALUE_TENSOR && etch_ndim(v[i].tensor) >= d &&
+                etch_size(v[i].tensor, -d) > most)
+                most = etch_size(v[i].tensor, -d);
+        elements *= (double)most;
+    }
+    for (int i = 0; i < n; i++)
+        for (int k = 0; v[i].tag == ETCH_VALUE_INTS && k < v[i].ints.n; k++)
+            if (v[i].ints.v[k] > 1) listed *= (double)v[i].ints.v[k];
+    return elements > listed ? elements : listed;
+}
+
 static void run_operator(fuzz_world *w, const statement *s) {
     const op_schema *schema = etch__schema((op_id)s->op);
     etch_value value[SCHEMA_MAX_ARGS];
@@ -50,6 +67,7 @@ static void run_operator(fuzz_world *w, const statement *s) {
         if (!value_of(w, &s->arg[i], (arg_type)a->type, list[i], &value[i])) return;
         value[i].name = a->name;
     }
+    if (largest_result(value, schema->nargs) > 32 * FUZZ_MAX_NUMEL) return;
     etch_op_call(&etch__ops[s->op], value, schema->nargs, &out, 1);
     fuzz_set(w, s->out, out);
 }
