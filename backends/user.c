@@ -224,7 +224,10 @@ const char *etch_compile_counter(etch_compile_counts *counts) {
 
 etch_status etch_unregister_backend(const char *name) {
     const backend *b = name ? etch__backend_find(name) : NULL;
-    if (!b) return name ? etch__tls.status : etch__error(ETCH_ERR_NULL, "expected a name");
+    if (!b)
+        return name ? etch__tls.status
+                    : etch__error(ETCH_ERR_NULL,
+                                  "etch_unregister_backend: expected a name, got NULL");
     if (b->compile_as != compile_user)
         return etch__error(ETCH_ERR_INVALID_ARGUMENT,
                            "etch_unregister_backend: \"%s\" belongs to the library", name);

@@ -877,6 +877,47 @@ static void test_custom_operators(void **state) {
     etch_clear_error();
 }
 
+/* ---- backend.h ---- */
+
+static etch_status no_backend(void *ctx, etch_graph *g, etch_runnable *out) {
+    (void)ctx, (void)g, (void)out;
+    return ETCH_ERR_UNSUPPORTED;
+}
+
+static void test_backends_of_users(void **state) {
+    (void)state;
+    NO_RESULT(etch_graph_parse(NULL), ETCH_ERR_NULL, "etch_");
+    NO_RESULT(etch_graph_parse("nonsense"), ETCH_ERR_FORMAT, "line 1");
+    NO_RESULT(etch_graph_parse(""), ETCH_ERR_FORMAT, "");
+    etch_graph_free(NULL);
+    FAILS_IF(etch_register_backend(NULL, no_backend, NULL) != ETCH_OK, ETCH_ERR_NULL, "etch_");
+    FAILS_IF(etch_register_backend("mine", NULL, NULL) != ETCH_OK, ETCH_ERR_NULL, "etch_");
+    FAILS_IF(etch_register_backend("native", no_backend, NULL) != ETCH_OK,
+             ETCH_ERR_INVALID_ARGUMENT, "native");
+    FAILS_IF(etch_register_backend("inductor", no_backend, NULL) != ETCH_OK,
+             ETCH_ERR_INVALID_ARGUMENT, "inductor");
+    FAILS_IF(etch_unregister_backend(NULL) != ETCH_OK, ETCH_ERR_NULL, "etch_");
+    FAILS_IF(etch_unregister_backend("nobody") != ETCH_OK, ETCH_ERR_NOT_FOUND, "nobody");
+    FAILS_IF(etch_unregister_backend("native") != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT, "native");
+    NO_RESULT(etch_compile_counter(NULL), ETCH_ERR_NULL, "etch_");
+    assert_null(etch_graph_first(NULL));
+    assert_null(etch_graph_last(NULL));
+    assert_null(etch_node_next(NULL));
+    assert_null(etch_node_prev(NULL));
+    assert_null(etch_node_op(NULL));
+    assert_null(etch_node_value(NULL));
+    assert_null(etch_graph_name(NULL));
+    FAILS_IF(etch_graph_format(NULL, NULL, 0) == -1, ETCH_ERR_NULL, "etch_");
+    FAILS_IF(etch_graph_erase(NULL, NULL) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+             "etch_graph_erase");
+    FAILS_IF(etch_graph_replace_uses(NULL, NULL, NULL) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+             "etch_graph_replace_uses");
+    NO_RESULT(etch_graph_insert(NULL, NULL, etch_op_find("neg"), NULL, 0), ETCH_ERR_NULL, "etch_");
+    NO_RESULT(etch_graph_input(NULL, 0), ETCH_ERR_INVALID_ARGUMENT, "etch_graph_input");
+    NO_RESULT(etch_graph_node_of(NULL, NULL), ETCH_ERR_NOT_FOUND, "graph");
+    etch_clear_error();
+}
+
 #define BAD(test) cmocka_unit_test_teardown(test, leave_nothing)
 
 int main(void) {
@@ -908,6 +949,7 @@ int main(void) {
         BAD(test_misuse_inside_ends_no_segment),
         BAD(test_modes),
         BAD(test_custom_operators),
+        BAD(test_backends_of_users),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
