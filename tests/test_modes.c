@@ -507,6 +507,65 @@ static void test_what_a_mode_sees_of_composites(void **state) {
     etch_mode_free(plain);
 }
 
+/* ---- the composites of the seed's table ---- */
+
+static etch_tensor *seed_matmul(void) { return etch_matmul(small(3, 4), small(4, 5)); }
+static etch_tensor *seed_linear(void) {
+    return etch_linear(small(3, 4), small(5, 4), etch_view(small(1, 5), ETCH_SHAPE(5)));
+}
+static etch_tensor *seed_softmax(void) { return etch_softmax(small(3, 4), 1); }
+static etch_tensor *seed_conv2d(void) {
+    etch_tensor *image = etch_view(small(4, 8), ETCH_SHAPE(1, 2, 4, 4));
+    etch_tensor *weight = etch_view(small(6, 6), ETCH_SHAPE(2, 2, 3, 3));
+    return etch_conv2d(image, weight, ETCH_NONE, ETCH_DIMS(1, 1), ETCH_DIMS(0, 0), ETCH_DIMS(1, 1),
+                       1);
+}
+
+/* Only the calls of interest: what makes the arguments is seen as well. */
+static void keep_from(char *text, const char *first) {
+    char *at = NULL, *next = text;
+    while ((next = strstr(next, first))) at = next++;
+    assert_non_null(at);
+    while (at > text && at[-1] != ' ') at--;
+    memmove(text, at, strlen(at) + 1);
+}
+
+static const struct {
+    etch_tensor *(*call)(void);
+    const char *first, *parts; /* outside of inference */
+    const char *whole;         /* the composite itself */
+} seed_composites[] = {
+    {seed_matmul, "mm ", "mm ", "matmul mm "},
+    {seed_linear, "t addmm", "t addmm ", "linear t addmm "},
+    {seed_softmax, "_softmax", "_softmax ", "softmax.int _softmax "},
+    {seed_conv2d, "convolution", "convolution ", "conv2d convolution "},
+};
+
+static void test_composites_of_the_seed(void **state) {
+    (void)state;
+    spy s = {0};
+    etch_mode *m = etch_mode_new(decline, &s);
+    for (size_t i = 0; i < sizeof seed_composites / sizeof *seed_composites; i++) {
+        ETCH_SCOPE {
+            etch_tensor *expected = seed_composites[i].call(), *y = NULL;
+            assert_non_null(expected);
+            *s.text = 0;
+            ETCH_WITH_MODE(m) { y = seed_composites[i].call(); }
+            assert_same(y, expected);
+            keep_from(s.text, seed_composites[i].first);
+            assert_string_equal(s.text, seed_composites[i].parts);
+            *s.text = 0;
+            ETCH_INFERENCE {
+                ETCH_WITH_MODE(m) { y = seed_composites[i].call(); }
+            }
+            assert_same(y, expected);
+            keep_from(s.text, seed_composites[i].whole);
+            assert_string_equal(s.text, seed_composites[i].whole);
+        }
+    }
+    etch_mode_free(m);
+}
+
 /* The parts of a declined composite stand at the line of the composite. */
 static void test_parts_of_declined_composite_name_the_users_line(void **state) {
     (void)state;
@@ -791,6 +850,7 @@ int main(void) {
         cmocka_unit_test(test_every_form_of_argument_passes_through),
         cmocka_unit_test(test_redispatched_random_numbers_are_those_without_mode),
         cmocka_unit_test(test_what_a_mode_sees_of_composites),
+        cmocka_unit_test(test_composites_of_the_seed),
         cmocka_unit_test(test_parts_of_declined_composite_name_the_users_line),
         cmocka_unit_test(test_modes_are_thread_local),
         cmocka_unit_test(test_wrong_handlers),
