@@ -44,6 +44,7 @@ _Noreturn void bench_fail(const char *what);
 void bench_workloads(void); /* whole functions, eager beside compiled beside a bound */
 void bench_scaling(void);   /* two threads against one */
 void bench_overheads(void); /* what a call and an operator cost */
+void bench_modes(void);     /* what modes and the profiler cost */
 void bench_cold(const char *self);
 int bench_cold_child(int64_t n); /* a fresh process: prints compile and first-call microseconds */
 

@@ -55,6 +55,7 @@ int main(int argc, char **argv) {
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
     printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup\n");
     bench_overheads();
+    bench_modes();
     bench_cold(self);
     bench_workloads();
     bench_scaling();

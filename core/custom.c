@@ -273,7 +273,10 @@ etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype
         saved_error before;
         int n = etch__box(call, values);
         set_error_aside(&before);
+        const op_call *outer = etch__tls.handled;
+        etch__tls.handled = call;
         etch_status status = c->shape(c->ctx, op, values, n, &spec, 1);
+        etch__tls.handled = outer;
         status = named_failure(call, status, "shape function", &before);
         if (status == ETCH_OK) status = meta_of_spec(call, &spec, out);
         if (status != ETCH_OK) return status;

@@ -41,16 +41,19 @@ etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
     return etch__run_eager(call);
 }
 
-/* The parts of a composite stand at the user's line, not at ours. */
-static etch_tensor *run_composite(const op_call *call) {
-    if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
-        return layers[LAYER_COMPOSITE_MODES](call);
+etch_tensor *etch__take_apart(const op_call *call) {
     const void *outer = etch__tls.composite_site;
     if (!etch__operands_present(call)) return NULL;
     if (!outer) etch__tls.composite_site = call->site;
     etch_tensor *t = etch__ops[call->op].composite(call);
     etch__tls.composite_site = outer;
     return t;
+}
+
+static etch_tensor *run_composite(const op_call *call) {
+    if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
+        return layers[LAYER_COMPOSITE_MODES](call);
+    return etch__take_apart(call);
 }
 
 etch_tensor *etch__dispatch(const op_call *call) {

@@ -30,6 +30,8 @@ op_kernel etch__kernel(op_id op);
 etch_tensor *etch__dispatch(const op_call *call);
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
 
+/* A composite's parts, called in its place; they stand at the user's line of the composite. */
+etch_tensor *etch__take_apart(const op_call *call);
 /* Inference, allocation, kernel, scope: the innermost step. Inputs must be materialised. */
 etch_tensor *etch__run_eager(const op_call *call);
 /* Only the kernel, into an allocated result (INPLACE: the first argument). */

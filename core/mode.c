@@ -181,6 +181,14 @@ int etch__box(const op_call *call, etch_value *values) {
     return s->nargs;
 }
 
+/* The innermost handler's call with its boxed form: a list handed on as it came needs no unboxing. */
+typedef struct boxed_form {
+    const op_call *call;
+    const etch_value *args;
+    int nargs;
+} boxed_form;
+static __thread boxed_form boxed __attribute__((tls_model("initial-exec")));
+
 /* What a handler returned must be what the operator returns. */
 static bool result_fits(const etch_mode *m, const op_call *call, const etch_tensor *h) {
     const char *name = etch__ops[call->op].name;
@@ -191,6 +199,12 @@ static bool result_fits(const etch_mode *m, const op_call *call, const etch_tens
     }
     if (!etch__check_handle(h)) return false;
     if (m->options.unchecked || etch__ops[call->op].kind == KIND_COMPOSITE) return true;
+    if (etch__ops[call->op].kind == KIND_INPLACE && h != call->in[0]) {
+        etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
+                       "%s: mode '%s' returned another tensor than the written argument", name,
+                       m->name);
+        return false;
+    }
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return false;
     bool fits = meta.dtype == h->dtype && meta.ndim == h->ndim &&
@@ -205,6 +219,24 @@ static bool result_fits(const etch_mode *m, const op_call *call, const etch_tens
     return false;
 }
 
+/* Around a handler, so that an error it sets is told from one that was there before: inside, there
+ * is none; afterwards the old one is back unless a new one was set. */
+static etch_status error_aside(void) {
+    etch_status before = etch__tls.status;
+    etch__tls.status = ETCH_OK;
+    return before;
+}
+static void error_back(etch_status before) {
+    if (etch__tls.status == ETCH_OK && *etch__tls.error) etch__tls.status = before;
+}
+
+/* A status without an error of the library's own. */
+static void handler_failed(const op_call *call, etch_status status) {
+    if (etch__tls.status == ETCH_OK)
+        etch__error_at(call->site, status, "%s: a mode's handler failed with %s",
+                       etch__ops[call->op].name, etch_status_name(status));
+}
+
 /* The handler of the mode at `index`, with that mode and all above it off. What the handler leaves
  * on the stack is taken off again. */
 static etch_status run_handler(int index, const op_call *call, etch_tensor **out) {
@@ -212,27 +244,28 @@ static etch_status run_handler(int index, const op_call *call, etch_tensor **out
     etch_mode *m = t->modes[index];
     int level = t->mode_level, floor = t->mode_floor;
     const op_call *outer = t->handled;
+    const void *site = t->composite_site;
     etch_value values[SCHEMA_MAX_ARGS];
     int n = etch__box(call, values);
+    boxed_form outer_form = boxed;
+    boxed = (boxed_form){call, values, n};
     t->handled = call;
+    t->composite_site = NULL; /* what the handler calls stands at its own lines */
     t->mode_floor = index;
     set_level(index);
     *out = NULL;
+    etch_status before = error_aside();
     etch_status status = m->handler(m->ctx, &etch__ops[call->op], values, n, out, 1);
+    if (unlikely(status != ETCH_OK && status != ETCH_DECLINED)) handler_failed(call, status);
+    error_back(before);
     while (t->mode_level > index) remove_top();
+    boxed = outer_form;
     t->handled = outer;
+    t->composite_site = site;
     t->mode_floor = floor;
     set_level(level);
     if (status != ETCH_OK) return status;
     return result_fits(m, call, *out) ? ETCH_OK : t->status;
-}
-
-/* A status without an error of the library's own. */
-static etch_tensor *handler_failed(const op_call *call, etch_status status) {
-    if (etch__tls.status == ETCH_OK)
-        etch__error_at(call->site, status, "%s: a mode's handler failed with %s",
-                       etch__ops[call->op].name, etch_status_name(status));
-    return NULL;
 }
 
 /* Inside a run, modes that allow compiled code see opaque operators only, through their kernels. */
@@ -250,7 +283,7 @@ static etch_tensor *offer(const op_call *call) {
         etch_tensor *out;
         etch_status status = run_handler(i, call, &out);
         if (status == ETCH_OK) return out;
-        if (status != ETCH_DECLINED) return handler_failed(call, status);
+        if (status != ETCH_DECLINED) return NULL;
     }
     if (!offered) return etch__dispatch_below(LAYER_MODES, call);
     set_level(0);
@@ -266,9 +299,9 @@ static etch_tensor *offer_composite(const op_call *call) {
         etch_tensor *out;
         etch_status status = run_handler(i, call, &out);
         if (status == ETCH_OK) return out;
-        if (status != ETCH_DECLINED) return handler_failed(call, status);
+        if (status != ETCH_DECLINED) return NULL;
     }
-    return etch__ops[call->op].composite(call);
+    return etch__take_apart(call);
 }
 
 modes_off etch__modes_off(void) {
@@ -288,6 +321,15 @@ void etch__modes_restore(const modes_off *outer) {
 /* ---- opaque nodes of compiled code
  * -------------------------------------------------------------------------- */
 
+/* What a handler returned becomes the contents of the node's result, past modes and tracer. */
+static etch_status copy_result(const op_call *call, etch_tensor *to, etch_tensor *from) {
+    etch_tensor *const in[2] = {to, from};
+    const int64_t non_blocking = 0;
+    op_call copy = {.op = OP_COPY_, .nin = 2, .nat = 1, .in = in, .at = &non_blocking,
+                    .site = call->site};
+    return to == from || etch__run_eager(&copy) ? ETCH_OK : etch__tls.status;
+}
+
 etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out) {
     etch_thread *t = &etch__tls;
     for (int i = t->mode_level - 1; i >= 0; i--) {
@@ -295,7 +337,7 @@ etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out) {
         etch_tensor *h;
         int64_t scope = etch_scope_begin();
         etch_status status = run_handler(i, call, &h);
-        if (status == ETCH_OK && h != out[0] && !etch_copy_(out[0], h)) status = t->status;
+        if (status == ETCH_OK) status = copy_result(call, out[0], h);
         etch_scope_end(scope);
         if (status != ETCH_DECLINED) return status;
     }
@@ -309,6 +351,11 @@ etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out) {
 etch_status etch_redispatch(const etch_op *op, const etch_value *args, int nargs, etch_tensor **out,
                             int nout) {
     const op_call *handled = etch__tls.handled;
+    if (likely(handled && args == boxed.args && handled == boxed.call && nargs == boxed.nargs &&
+               op == &etch__ops[handled->op] && out && nout == op->nout)) {
+        out[0] = etch__dispatch(handled);
+        return out[0] ? ETCH_OK : etch__tls.status;
+    }
     bool again = handled && op && handled->op == op->id && op->flags & OPF_RANDOM;
     etch__tls.replayed = again ? handled->sc : NULL;
     etch_status status = etch_op_call(op, args, nargs, out, nout);

@@ -137,7 +137,7 @@ typedef struct recording {
 /* What a buffer holds, taken out of it. */
 static buffer *take_events(buffer *b) {
     pthread_mutex_lock(&b->lock);
-    buffer *part = b->newest ? etch__quiet_malloc(sizeof *part) : NULL;
+    buffer *part = b->newest ? etch__malloc(sizeof *part) : NULL;
     if (part) *part = (buffer){.newest = b->newest, .dropped = b->dropped, .thread = b->thread};
     if (part) b->newest = NULL, b->dropped = 0;
     pthread_mutex_unlock(&b->lock);
@@ -175,6 +175,16 @@ static void collect(recording *r) {
         free_chunks(b->newest);
         pthread_mutex_destroy(&b->lock);
         etch__free(b);
+    }
+}
+
+/* Under the lock: events that were on their way when the last profile ended. */
+static void drop_events(void) {
+    for (buffer *b = buffers; b; b = b->next) {
+        pthread_mutex_lock(&b->lock);
+        free_chunks(b->newest);
+        b->newest = NULL, b->dropped = 0;
+        pthread_mutex_unlock(&b->lock);
     }
 }
 
@@ -298,9 +308,7 @@ etch_status etch_profile_begin(const char *path) {
     file = path ? fopen(path, "we") : NULL;
     bool ok = !path || file;
     if (ok) {
-        recording stale = {0};
-        collect(&stale); /* events that were on their way when the last profile ended */
-        free_recording(&stale);
+        drop_events();
         began = etch__profile_now();
         etch__profiling = true;
     }

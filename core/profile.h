@@ -4,7 +4,7 @@
 
 #include "core/dispatch.h"
 
-extern atomic_bool etch__profiling;
+extern atomic_bool etch__profiling __attribute__((visibility("hidden")));
 static inline bool etch__profile_on(void) {
     return unlikely(atomic_load_explicit(&etch__profiling, memory_order_relaxed));
 }
