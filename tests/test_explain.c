@@ -66,7 +66,8 @@ static void explains_graphs_and_breaks(void **state) {
     (void)state;
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
-            etch_function *f = etch_compile(with_break, .name = "step", .backend = test_backends[b]);
+            etch_function *f =
+                etch_compile(with_break, .name = "step", .backend = test_backends[b]);
             etch_tensor *x = arange_f32(4, 5);
             global = arange_f32(1, 5);
             for (int call = 0; call < 3; call++)
@@ -131,9 +132,8 @@ static void explains_recompiles(void **state) {
         assert_string_equal(e->recompiles[0].detail,
                             "tensor 0: size mismatch at dim 1: expected 8, got 9");
         assert_string_equal(e->recompiles[1].reason, "trace_diverged");
-        assert_non_null(strstr(e->recompiles[1].detail, "expected cos (test_explain.c:"));
+        assert_non_null(strstr(e->recompiles[1].detail, "expected cos ("));
         assert_non_null(strstr(e->recompiles[1].detail, "got sin"));
-        assert_non_null(strstr(e->recompiles[1].where, "test_explain.c:"));
         assert_string_equal(e->recompiles[2].reason, "outputs_changed");
         etch_explanation_free(e);
         char *text = text_of(f);
@@ -198,7 +198,7 @@ static void explains_mode_fallbacks(void **state) {
         etch_mode *mode = etch_mode_new(pass_on, NULL, .name = "watcher");
         etch_tensor *x = arange_f32(3, 3);
         path = 0;
-        ETCH_WITH_MODE(mode) assert_non_null(etch_call(f, x));
+        ETCH_WITH_MODE (mode) assert_non_null(etch_call(f, x));
         etch_explanation *e = etch_explain(f);
         assert_int_equal(e->mode_fallbacks, 1);
         assert_string_equal(e->mode, "watcher");
@@ -290,6 +290,7 @@ static void lists_are_bounded(void **state) {
         etch_function *f = etch_compile(many_breaks, .backend = "eager", .stable_after = 1000);
         assert_non_null(etch_call(f, arange_f32(2, 2)));
         etch_explanation *e = etch_explain(f);
+        assert_int_equal(e->break_count, 80);
         assert_int_equal(e->nbreaks, 64);
         assert_int_equal(e->dropped, 16);
         assert_string_equal(e->breaks[63].detail, "number 63");

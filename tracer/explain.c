@@ -59,9 +59,9 @@ static void note_event(etch_function *f, bool recompile, reason_id why, const vo
     saved_error error;
     etch__error_save(&error);
     lock_stories();
-    bool kept = recompile ? note(&s->recompiles, &s->nrecompiles, &s->recompiles_cap, why, site,
-                                 detail)
-                          : note(&s->breaks, &s->nbreaks, &s->breaks_cap, why, site, detail);
+    bool kept = recompile
+                    ? note(&s->recompiles, &s->nrecompiles, &s->recompiles_cap, why, site, detail)
+                    : note(&s->breaks, &s->nbreaks, &s->breaks_cap, why, site, detail);
     s->dropped += !kept;
     unlock_stories();
     etch__error_restore(&error);
@@ -189,10 +189,9 @@ etch_explanation *etch_explain(const etch_function *f_) {
     writer w = {0};
     lock_stories();
     put_story(&w, f, NULL);
-    size_t structs = sizeof(etch_explanation) +
-                     (size_t)f->story.ngraphs * sizeof(etch_explained_graph) +
-                     (size_t)(f->story.nbreaks + f->story.nrecompiles) *
-                         sizeof(etch_explained_event);
+    size_t structs =
+        sizeof(etch_explanation) + (size_t)f->story.ngraphs * sizeof(etch_explained_graph) +
+        (size_t)(f->story.nbreaks + f->story.nrecompiles) * sizeof(etch_explained_event);
     etch_explanation *e = etch__calloc(1, structs + w.bytes);
     if (e) {
         w.at = (char *)e + structs;
@@ -220,8 +219,8 @@ static void say(text *t, const char *format, ...) {
     bool room = (size_t)t->used < t->n;
     va_list args;
     va_start(args, format);
-    int n = vsnprintf(room ? t->buf + t->used : NULL, room ? t->n - (size_t)t->used : 0, format,
-                      args);
+    int n =
+        vsnprintf(room ? t->buf + t->used : NULL, room ? t->n - (size_t)t->used : 0, format, args);
     va_end(args);
     if (n > 0) t->used += n;
 }
@@ -243,8 +242,9 @@ static void say_graph(text *t, const etch_explained_graph *g) {
 }
 
 static void say_summary(text *t, const etch_explanation *e) {
-    say(t, "%s (backend %s): %lld call%s, %lld graph%s, %lld operator%s, %lld graph break%s, "
-           "%lld recompile%s\n",
+    say(t,
+        "%s (backend %s): %lld call%s, %lld graph%s, %lld operator%s, %lld graph break%s, "
+        "%lld recompile%s\n",
         e->name, e->backend, (long long)e->calls, plural(e->calls), (long long)e->graph_count,
         plural(e->graph_count), (long long)e->op_count, plural(e->op_count),
         (long long)e->break_count, plural(e->break_count), (long long)e->recompile_count,
