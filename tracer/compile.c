@@ -216,7 +216,9 @@ static void log_graph(const graph *g) {
 static void count_graph(etch_function *f, const trace_leaf *leaf) {
     TRACE_COUNT(f, graphs, 1);
     TRACE_COUNT(f, graph_nodes, leaf->npath);
-    if (leaf->tree->nleaves > 1 || leaf->codes > 1) TRACE_COUNT(f, recompiles, 1);
+    /* All entries together are one root. */
+    int alternatives = leaf->tree->entry ? leaf->tree->gen->entry_leaves : leaf->tree->nleaves;
+    if (alternatives > 1 || leaf->codes > 1) TRACE_COUNT(f, recompiles, 1);
 }
 
 enum { MAX_INSTANCES = 64 };
@@ -243,6 +245,7 @@ static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code,
     if (new_graph) {
         if (leaf->codes++ == 0) leaf->tree->ncompiled++;
         leaf->tree->gen->graphs++;
+        etch__live_graphs++;
         count_graph(f, leaf);
     } else {
         TRACE_COUNT(f, instances, 1);
@@ -263,6 +266,19 @@ static void free_code(segment_code *code) {
     etch__free(code);
 }
 
+static double seconds_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static void note_graph(etch_function *f, const trace_leaf *leaf, const char *name, const plan *p,
+                       double seconds) {
+    char *guards = etch__guards_text(leaf);
+    if (guards) etch__log(LOG_GUARDS, "%s: %s", name, guards);
+    etch__note_graph(f, name, guards, leaf->npath, p->nkernels, p->nproducts, seconds);
+}
+
 static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool new_graph) {
     char name[96];
     snprintf(name, sizeof name, "%s/%d", f->name, leaf->tree->number);
@@ -279,12 +295,16 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
         return NULL;
     }
     if (new_graph) log_graph(g);
+    double start = seconds_now();
     backend_options options = {f->options.mode, f->options.numerics, !new_graph};
     int64_t start = etch__profile_start();
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, start, g->name, NULL);
     etch__graph_free(g);
-    if (status == ETCH_OK) return code;
+    if (status == ETCH_OK) {
+        if (new_graph) note_graph(f, leaf, name, code->plan, seconds_now() - start);
+        return code;
+    }
     free_code(code);
     return NULL;
 }

@@ -75,6 +75,7 @@ static void destroy(etch_function *f) {
     }
     pthread_mutex_destroy(&f->lock);
     pthread_mutex_destroy(&f->compile_lock);
+    etch__story_free(&f->story);
     etch__free(f->name);
     etch__free(f);
 }

@@ -9,6 +9,7 @@ static const char *line_of(const void *site) {
 
 void etch__log_break(const run *r, reason_id why, const void *site, const char *text) {
     etch__count_reason(why);
+    etch__note_break(r->f, why, site, text);
     if (!etch__log_on(LOG_GRAPH_BREAKS)) return;
     const reason_info *reason = &etch__reasons[why];
     etch__log(LOG_GRAPH_BREAKS, "%s: %s: %s: %s%s%s; hint: %s", r->f->name, line_of(site),
@@ -17,30 +18,34 @@ void etch__log_break(const run *r, reason_id why, const void *site, const char *
 
 void etch__log_diverged(const walk *w, const op_call *call) {
     etch__count_reason(REASON_RECOMPILE_DIVERGED);
-    if (!etch__log_on(LOG_RECOMPILES) && !etch__log_on(LOG_TRACE)) return;
     const trace_node *expected = (const trace_node *)w->c.next;
     bool end = expected->c.key == CURSOR_END;
     bool operands = !end && call && expected->op == call->op;
-    char text[512];
-    snprintf(text, sizeof text, "%s: %s: %s: expected %s (%s), got %s%s", w->run->f->name,
-             line_of(call ? call->site : w->end_site),
-             etch__reasons[REASON_RECOMPILE_DIVERGED].name,
+    const void *site = call ? call->site : w->end_site;
+    char text[STORY_DETAIL];
+    snprintf(text, sizeof text, "expected %s (%s), got %s%s",
              end ? "the end of the segment" : etch__ops[expected->op].name,
              line_of(end ? expected->leaf->site : expected->site),
              call ? etch__ops[call->op].name : "the end of the segment",
              operands ? " with other operands, attributes or state" : "");
-    etch__log(etch__log_on(LOG_RECOMPILES) ? LOG_RECOMPILES : LOG_TRACE, "%s", text);
+    etch__note_recompile(w->run->f, REASON_RECOMPILE_DIVERGED, site, text);
+    if (!etch__log_on(LOG_RECOMPILES) && !etch__log_on(LOG_TRACE)) return;
+    etch__log(etch__log_on(LOG_RECOMPILES) ? LOG_RECOMPILES : LOG_TRACE, "%s: %s: %s: %s",
+              w->run->f->name, line_of(site), etch__reasons[REASON_RECOMPILE_DIVERGED].name, text);
 }
 
+/* Against the newest entry: it is the likeliest to be meant. */
 void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
     const trace_tree *t = r->gen->entries;
-    if (!t || !(etch__log_on(LOG_RECOMPILES) || etch__log_on(LOG_GUARDS))) return;
+    if (!t) return;
     etch__count_reason(REASON_RECOMPILE_GUARD);
-    char text[160] = "";
+    char text[STORY_DETAIL] = "";
     if (t->nargs != nin)
         snprintf(text, sizeof text, "expected %d arguments, got %d", t->nargs, nin);
     for (int i = 0; i < nin && i < t->nargs && !text[0]; i++)
         etch__guard_explain(&t->guards[i], in[i], i, text, sizeof text);
+    etch__note_recompile(r->f, REASON_RECOMPILE_GUARD, NULL, text);
+    if (!etch__log_on(LOG_RECOMPILES) && !etch__log_on(LOG_GUARDS)) return;
     etch__log(etch__log_on(LOG_RECOMPILES) ? LOG_RECOMPILES : LOG_GUARDS, "%s: %s: %s", r->f->name,
               etch__reasons[REASON_RECOMPILE_GUARD].name, text);
 }
@@ -48,7 +53,75 @@ void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
 void etch__warn_limit(const run *r) {
     const reason_info *reason = &etch__reasons[REASON_EAGER_LIMIT];
     int limit = r->f->options.recompile_limit;
+    char last[STORY_DETAIL + 64];
+    etch__last_recompile(r->f, last, sizeof last);
     etch__count_reason(REASON_EAGER_LIMIT);
-    etch__warn("%s: %s (%d): %s; hint: %s", r->f->name, reason->name, limit > 0 ? limit : 8,
-               reason->text, reason->hint);
+    etch__warn("%s: %s (%d): %s; last reason: %s; hint: %s", r->f->name, reason->name,
+               limit > 0 ? limit : 8, reason->text, last[0] ? last : "?", reason->hint);
+}
+
+/* ---- guards as text ------------------------------------------------------------------------------ */
+
+typedef struct guard_text {
+    char *s;
+    int64_t n, cap;
+    bool failed;
+} guard_text;
+
+static void put(guard_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(guard_text *t, const char *format, ...) {
+    char piece[512];
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(piece, sizeof piece, format, args);
+    va_end(args);
+    if (n >= (int)sizeof piece) n = sizeof piece - 1;
+    if (t->failed || !etch__grow(&t->s, &t->cap, t->n + n + 1, 1)) {
+        t->failed = true;
+        return;
+    }
+    memcpy(t->s + t->n, piece, (size_t)n + 1);
+    t->n += n;
+}
+
+/* Sizes of a dynamic trace are run-time. */
+static void put_guard(guard_text *t, const tensor_meta *g, bool dynamic) {
+    char text[256];
+    if (g->dtype >= ETCH_DTYPE_COUNT) {
+        put(t, "none");
+    } else if (dynamic) {
+        put(t, "%s of rank %d", etch_dtype_name((etch_dtype)g->dtype), g->ndim);
+    } else {
+        etch__guard_text(g, text, sizeof text);
+        put(t, "%s", text);
+        if (etch__sizes_contiguous(g->ndim, g->size, g->stride)) return;
+        for (int d = 0; d < g->ndim; d++)
+            put(t, "%s%lld", d ? ", " : " strides ", (long long)g->stride[d]);
+    }
+}
+
+static void put_state(guard_text *t, uint64_t state) {
+    put(t, "%sstate: default dtype %s%s%s", t->n ? "; " : "", etch_dtype_name(STATE_DTYPE(state)),
+        state & STATE_INFERENCE ? ", inference" : "", state & 1 ? ", gradients" : "");
+}
+
+char *etch__guards_text(const trace_leaf *leaf) {
+    guard_text t = {0};
+    for (int i = 0; leaf->tree->guards && i < leaf->nargs; i++) {
+        put(&t, "%stensor %d: ", i ? "; " : "", i);
+        put_guard(&t, &leaf->tree->guards[i], leaf->tree->dynamic);
+    }
+    for (int i = 0; i < leaf->npath; i++)
+        for (int k = 0; k < leaf->path[i]->ncaptures; k++) {
+            const trace_node *n = leaf->path[i];
+            put(&t, "%scaptured by %s (%s): ", t.n ? "; " : "", etch__ops[n->op].name,
+                line_of(n->site));
+            put_guard(&t, &n->captures[k].guard, n->dynamic);
+        }
+    if (leaf->npath) put_state(&t, leaf->path[0]->c.state);
+    if (leaf->writes_inputs)
+        put(&t, "; inputs are written: each two have the same storage or none in common, as here");
+    if (!t.failed) return t.s;
+    etch__free(t.s);
+    return NULL;
 }

@@ -92,6 +92,7 @@ static void late_use(run *r, walk *w, const etch_tensor *t) {
     want_late(r, w, t);
     if (!etch__walk_path(w) || etch__evaluate(w, true) != ETCH_OK) etch__walk_fail(w);
     etch__count_reason(REASON_RECOMPILE_LATE_USE);
+    etch__note_recompile(r->f, REASON_RECOMPILE_LATE_USE, leaf->site, NULL);
     TRACE_COUNT(r->f, late_uses, 1);
     etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
     if (atomic_exchange(&leaf->late_run, r) == r) etch__compile_leaf(r->f, leaf, w);
@@ -129,7 +130,11 @@ static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_c
 }
 
 /* A segment that ran eagerly would have to be compiled anew. */
-static void note_recompile(run *r) {
+static void note_recompile(run *r, reason_id why, const void *site) {
+    if (why != REASON_RECOMPILE_DIVERGED) {
+        etch__count_reason(why);
+        etch__note_recompile(r->f, why, site, NULL);
+    }
     r->refused |= etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE;
 }
 
@@ -139,13 +144,14 @@ static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t)
     if (leaf->writes_inputs) late_use_all(r);
     segment_code *code = etch__pick_code(w, leaf, &overlap);
     if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
+    if (overlap) etch__note_recompile(r->f, REASON_RECOMPILE_OVERLAP, leaf->site, NULL);
     if (!code && leaf->dynamic && leaf->codes && !overlap) {
         /* Other sizes than ever before: a plan for them, from kernels that are there. */
         etch__compile_leaf(r->f, leaf, w);
         code = etch__find_instance(w, leaf);
     }
     bool suffices = code && code_suffices(w, leaf, code, t);
-    if (code && !suffices) note_recompile(r);
+    if (code && !suffices) note_recompile(r, REASON_RECOMPILE_OUTPUTS, leaf->site);
     bool ran = suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
     etch__code_release(leaf, code);
     return ran;
@@ -163,7 +169,7 @@ static void end_matched(run *r, walk *w, const etch_tensor *t) {
     } else {
         TRACE_COUNT(r->f, divergences, 1);
         etch__log_diverged(w, NULL);
-        note_recompile(r);
+        note_recompile(r, REASON_RECOMPILE_DIVERGED, NULL);
     }
     w->leaf = NULL;
     late_use_all(r);
@@ -614,11 +620,11 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
         obey_stance(r, NULL);
         return NULL;
     }
+    if (!known && !r->gen->entry_limited) etch__log_guards(r, in, nin);
     if (!tree && !known && limited(r, NULL)) {
         r->eager = true;
         return NULL;
     }
-    if (!known) etch__log_guards(r, in, nin);
     walk *w = tree ? etch__walk_take(r, tree) : begin_recording(r);
     if (w && !tree) w->dynamic = w->dynamic_entry = dynamic;
     if (w && !etch__walk_bind_args(w, in, nin)) {
@@ -708,7 +714,20 @@ static void release_captures(walk *w) {
         }
 }
 
+/* In the order of the program. */
+static void turn_recorded(run *r) {
+    walk *turned = NULL;
+    while (r->recorded) {
+        walk *w = r->recorded;
+        r->recorded = w->next;
+        w->next = turned;
+        turned = w;
+    }
+    r->recorded = turned;
+}
+
 static void settle_all(run *r, bool publish) {
+    turn_recorded(r);
     for (walk *w = r->recorded; w; w = w->next) release_captures(w);
     while (r->pending) {
         walk *w = r->pending;
@@ -946,6 +965,7 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
                            "active; leave the mode first",
                            f->name);
     etch__count_reason(REASON_EAGER_MODE);
+    etch__note_mode(f, etch_mode_name(mode));
     TRACE_COUNT(f, mode_fallbacks, 1);
     etch__log(LOG_MODES, "'%s' is active, running %s() uncompiled", etch_mode_name(mode), f->name);
     return etch__call_in_scope(f, in, nin, out, nout);

@@ -22,6 +22,7 @@
 #include "core/cursor.h"
 #include "core/dispatch.h"
 #include "guards/guard.h"
+#include "tracer/story.h"
 
 typedef struct trace_leaf trace_leaf;
 typedef struct trace_tree trace_tree;
@@ -179,6 +180,7 @@ struct etch_function {
     pthread_mutex_t compile_lock; /* one compile at a time */
     _Atomic(generation *) gen;
     _Atomic(generation *) retired; /* freed when no run is left that may be using them */
+    story story; /* for etch_explain; has a lock of its own */
     struct etch_function *next; /* list of all functions */
 };
 
@@ -332,6 +334,9 @@ typedef struct empty_frame {
 empty_frame etch__push_frame(void);
 void etch__pop_frame(const empty_frame *frame);
 
+/* Graphs of all functions together; so many make the limit. */
+extern atomic_int etch__live_graphs;
+
 /* tracer/compile.c: leaves to code */
 /* Compiles the leaf for its wanted values, and for the aliasing and sizes of an ended walk. */
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w);
@@ -339,6 +344,8 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w);
 bool etch__fill_alias(walk *w, const int32_t *bound, int nbound);
 
 /* tracer/log.c: what happened, for people */
+/* What must hold for the leaf's code to run, as one line; etch__free it. */
+char *etch__guards_text(const trace_leaf *leaf);
 void etch__log_break(const run *r, reason_id why, const void *site, const char *text);
 void etch__log_diverged(const walk *w, const op_call *call);
 void etch__log_guards(const run *r, etch_tensor *const *in, int nin);

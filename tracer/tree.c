@@ -155,6 +155,7 @@ void etch__generation_free(generation *g) {
     }
     for (int64_t i = 0; i < g->nnodes; i++) etch__node_free(g->nodes[i]);
     etch__constants_free(g->constants);
+    atomic_fetch_sub(&etch__live_graphs, g->graphs);
     etch__free(g->leaves);
     etch__free(g->nodes);
     etch__free(g);
@@ -367,6 +368,12 @@ static void link_suffix(walk *w, trace_tree *tree, trace_node *end) {
     w->shared = w->npath;
 }
 
+atomic_int etch__live_graphs;
+
+static bool too_many_graphs(void) {
+    return etch__live_graphs >= etch__param_int(PARAM_GRAPH_LIMIT);
+}
+
 /* Whether the root may get no more alternatives: all entries together are one root, and so is each
  * first operator after a break. The first one turned away is warned about. */
 bool etch__at_limit(run *r, trace_tree *tree) {
@@ -374,7 +381,7 @@ bool etch__at_limit(run *r, trace_tree *tree) {
     _Atomic bool *limited = entry ? &r->gen->entry_limited : &tree->limited;
     int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
     int leaves = entry ? r->gen->entry_leaves : tree->nleaves;
-    if (!*limited && leaves < limit && r->gen->graphs < 256) return false;
+    if (!*limited && leaves < limit && !too_many_graphs()) return false;
     if (!*limited && !atomic_exchange(&r->gen->warned, true)) etch__warn_limit(r);
     return *limited = true;
 }

@@ -1,0 +1,273 @@
+/* What is remembered of each function, and etch_explain. */
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+#include <etch/explain.h>
+
+/* One lock for all stories: they change when something is recorded, never in steady state. It may be
+ * taken with a function's lock held, and nothing else is taken under it. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock_stories(void) { pthread_mutex_lock(&lock); }
+static void unlock_stories(void) { pthread_mutex_unlock(&lock); }
+
+/* Registered before the functions' locks, and so taken after them. */
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_stories, unlock_stories, unlock_stories);
+}
+
+/* ---- remembering -------------------------------------------------------------------------------- */
+
+static void free_events(story_event *e, int n) {
+    for (int i = 0; i < n; i++) etch__free(e[i].detail);
+    etch__free(e);
+}
+
+void etch__story_free(story *s) {
+    free_events(s->breaks, s->nbreaks);
+    free_events(s->recompiles, s->nrecompiles);
+    for (int i = 0; i < s->ngraphs; i++) {
+        etch__free(s->graphs[i].name);
+        etch__free(s->graphs[i].guards);
+    }
+    etch__free(s->graphs);
+}
+
+static bool same_event(const story_event *e, reason_id why, const void *site, const char *detail) {
+    if (e->why != why || e->site != site) return false;
+    return !strcmp(e->detail ? e->detail : "", detail ? detail : "");
+}
+
+static bool note(story_event **events, int *n, int64_t *cap, reason_id why, const void *site,
+                 const char *detail) {
+    for (int i = 0; i < *n; i++)
+        if (same_event(&(*events)[i], why, site, detail)) {
+            (*events)[i].count++;
+            return true;
+        }
+    if (*n == STORY_MAX || !etch__grow(events, cap, *n + 1, sizeof **events)) return false;
+    char *copy = detail && *detail ? etch__strdup(detail) : NULL;
+    if (detail && *detail && !copy) return false;
+    (*events)[(*n)++] = (story_event){why, site, copy, 1};
+    return true;
+}
+
+/* Remembering must not disturb: the error that is there stays. */
+static void note_event(etch_function *f, bool recompile, reason_id why, const void *site,
+                       const char *detail) {
+    story *s = &f->story;
+    saved_error error;
+    etch__error_save(&error);
+    lock_stories();
+    bool kept = recompile
+                    ? note(&s->recompiles, &s->nrecompiles, &s->recompiles_cap, why, site, detail)
+                    : note(&s->breaks, &s->nbreaks, &s->breaks_cap, why, site, detail);
+    s->dropped += !kept;
+    unlock_stories();
+    etch__error_restore(&error);
+}
+
+void etch__note_break(etch_function *f, reason_id why, const void *site, const char *text) {
+    note_event(f, false, why, site, text);
+}
+
+void etch__note_recompile(etch_function *f, reason_id why, const void *site, const char *detail) {
+    note_event(f, true, why, site, detail);
+}
+
+void etch__note_mode(etch_function *f, const char *mode) {
+    lock_stories();
+    snprintf(f->story.mode, sizeof f->story.mode, "%s", mode);
+    unlock_stories();
+}
+
+void etch__note_graph(etch_function *f, const char *name, char *guards, int operators, int kernels,
+                      int products, double seconds) {
+    story *s = &f->story;
+    saved_error error;
+    etch__error_save(&error);
+    char *copy = etch__strdup(name);
+    lock_stories();
+    s->seconds += seconds;
+    bool room = copy && s->ngraphs < STORY_MAX &&
+                etch__grow(&s->graphs, &s->graphs_cap, s->ngraphs + 1, sizeof *s->graphs);
+    if (room)
+        s->graphs[s->ngraphs++] =
+            (story_graph){copy, guards, operators, kernels, products, seconds};
+    s->dropped += !room;
+    unlock_stories();
+    if (!room) etch__free(copy), etch__free(guards);
+    etch__error_restore(&error);
+}
+
+void etch__last_recompile(etch_function *f, char *buf, size_t n) {
+    buf[0] = 0;
+    lock_stories();
+    const story *s = &f->story;
+    if (s->nrecompiles) {
+        const story_event *e = &s->recompiles[s->nrecompiles - 1];
+        snprintf(buf, n, "%s%s%s", etch__reasons[e->why].name, e->detail ? ": " : "",
+                 e->detail ? e->detail : "");
+    }
+    unlock_stories();
+}
+
+/* ---- explaining: one block that holds structs, then strings --------------------------------------- */
+
+/* First a pass that counts the bytes of the strings, then one that puts them. */
+typedef struct writer {
+    char *at; /* NULL while counting */
+    size_t bytes;
+} writer;
+
+static const char *put(writer *w, const char *text) {
+    size_t n = strlen(text) + 1;
+    w->bytes += n;
+    if (!w->at) return "";
+    char *to = w->at;
+    memcpy(to, text, n);
+    w->at += n;
+    return to;
+}
+
+/* `where` is still the address: looking up its line takes another lock. */
+static void put_event(writer *w, const story_event *e, etch_explained_event *to) {
+    const char *detail = put(w, e->detail ? e->detail : "");
+    if (!to) return;
+    const reason_info *r = &etch__reasons[e->why];
+    *to = (etch_explained_event){r->name, r->text, detail, e->site, r->hint, e->count};
+}
+
+static void put_graph(writer *w, const story_graph *g, etch_explained_graph *to) {
+    const char *name = put(w, g->name), *guards = put(w, g->guards ? g->guards : "");
+    if (!to) return;
+    *to = (etch_explained_graph){name, guards, g->operators, g->kernels, g->products, g->seconds};
+}
+
+static void put_story(writer *w, const etch_function *f, etch_explanation *e) {
+    const story *s = &f->story;
+    etch_explained_graph *graphs = e ? (etch_explained_graph *)(e + 1) : NULL;
+    etch_explained_event *breaks = e ? (etch_explained_event *)(graphs + s->ngraphs) : NULL;
+    etch_explained_event *recompiles = e ? breaks + s->nbreaks : NULL;
+    const char *name = put(w, f->name), *backend_name = put(w, f->backend->name);
+    const char *mode = put(w, s->mode);
+    for (int i = 0; i < s->ngraphs; i++) put_graph(w, &s->graphs[i], e ? &graphs[i] : NULL);
+    for (int i = 0; i < s->nbreaks; i++) put_event(w, &s->breaks[i], e ? &breaks[i] : NULL);
+    for (int i = 0; i < s->nrecompiles; i++)
+        put_event(w, &s->recompiles[i], e ? &recompiles[i] : NULL);
+    if (!e) return;
+    e->name = name, e->backend = backend_name, e->mode = s->mode[0] ? mode : NULL;
+    e->graphs = graphs, e->breaks = breaks, e->recompiles = recompiles;
+    e->ngraphs = s->ngraphs, e->nbreaks = s->nbreaks, e->nrecompiles = s->nrecompiles;
+    e->compile_seconds = s->seconds, e->dropped = s->dropped;
+}
+
+static void put_counts(etch_function *f, etch_explanation *e) {
+    etch_counters_t c = etch_function_counters(f);
+    e->calls = c.calls;
+    e->graph_count = c.graphs, e->op_count = c.graph_nodes;
+    e->break_count = c.graph_breaks, e->recompile_count = c.recompiles;
+    e->plan_runs = c.plan_runs, e->eager_runs = c.eager_runs;
+    e->mode_fallbacks = c.mode_fallbacks;
+    pthread_mutex_lock(&f->lock);
+    e->limit_reached = atomic_load(&f->gen)->warned;
+    pthread_mutex_unlock(&f->lock);
+}
+
+static etch_explained_event *breaks_of(etch_explanation *e) {
+    return (etch_explained_event *)e->breaks;
+}
+
+/* The recompiles lie behind the breaks. */
+static void find_lines(etch_explained_event *events, int n) {
+    for (int i = 0; i < n; i++) events[i].where = etch__site_line(events[i].where);
+}
+
+etch_explanation *etch_explain(const etch_function *f_) {
+    etch_function *f = (etch_function *)f_;
+    if (!f) return etch__error(ETCH_ERR_NULL, "etch_explain: expected a function, got NULL"), NULL;
+    writer w = {0};
+    lock_stories();
+    put_story(&w, f, NULL);
+    size_t structs =
+        sizeof(etch_explanation) + (size_t)f->story.ngraphs * sizeof(etch_explained_graph) +
+        (size_t)(f->story.nbreaks + f->story.nrecompiles) * sizeof(etch_explained_event);
+    etch_explanation *e = etch__calloc(1, structs + w.bytes);
+    if (e) {
+        w.at = (char *)e + structs;
+        put_story(&w, f, e);
+    }
+    unlock_stories();
+    if (!e) return NULL;
+    put_counts(f, e);
+    find_lines(breaks_of(e), e->nbreaks + e->nrecompiles);
+    return e;
+}
+
+void etch_explanation_free(etch_explanation *e) { etch__free(e); }
+
+/* ---- as text ---------------------------------------------------------------------------------------- */
+
+typedef struct text {
+    char *buf;
+    size_t n;
+    int64_t used;
+} text;
+
+static void say(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say(text *t, const char *format, ...) {
+    bool room = (size_t)t->used < t->n;
+    va_list args;
+    va_start(args, format);
+    int n =
+        vsnprintf(room ? t->buf + t->used : NULL, room ? t->n - (size_t)t->used : 0, format, args);
+    va_end(args);
+    if (n > 0) t->used += n;
+}
+
+static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
+
+static void say_event(text *t, const char *kind, const etch_explained_event *e) {
+    say(t, "  %s at %s", kind, e->where[0] ? e->where : "?");
+    if (e->count > 1) say(t, " (%lld times)", (long long)e->count);
+    say(t, ": %s: %s%s%s\n", e->reason, e->text, e->detail[0] ? ": " : "", e->detail);
+    if (e->hint[0]) say(t, "    hint: %s\n", e->hint);
+}
+
+static void say_graph(text *t, const etch_explained_graph *g) {
+    say(t, "  graph %s: %d operator%s, %d kernel%s, %d product%s, compiled in %.1f ms\n", g->name,
+        g->operators, plural(g->operators), g->kernels, plural(g->kernels), g->products,
+        plural(g->products), g->seconds * 1e3);
+    if (g->guards[0]) say(t, "    guards: %s\n", g->guards);
+}
+
+static void say_summary(text *t, const etch_explanation *e) {
+    say(t,
+        "%s (backend %s): %lld call%s, %lld graph%s, %lld operator%s, %lld graph break%s, "
+        "%lld recompile%s\n",
+        e->name, e->backend, (long long)e->calls, plural(e->calls), (long long)e->graph_count,
+        plural(e->graph_count), (long long)e->op_count, plural(e->op_count),
+        (long long)e->break_count, plural(e->break_count), (long long)e->recompile_count,
+        plural(e->recompile_count));
+    say(t, "  compiled code ran %lld time%s, %lld segment%s ran eagerly; compiling took %.1f ms\n",
+        (long long)e->plan_runs, plural(e->plan_runs), (long long)e->eager_runs,
+        plural(e->eager_runs), e->compile_seconds * 1e3);
+    if (e->mode_fallbacks)
+        say(t, "  %lld call%s ran uncompiled under a mode, last '%s'\n",
+            (long long)e->mode_fallbacks, plural(e->mode_fallbacks), e->mode ? e->mode : "?");
+    if (e->limit_reached) say(t, "  the recompile limit is reached: new paths run eagerly\n");
+}
+
+int64_t etch_explain_text(const etch_function *f, char *buf, size_t n) {
+    etch_explanation *e = etch_explain(f);
+    text t = {buf, n, 0};
+    if (!e) return -1;
+    if (n) buf[0] = 0;
+    say_summary(&t, e);
+    for (int i = 0; i < e->ngraphs; i++) say_graph(&t, &e->graphs[i]);
+    for (int i = 0; i < e->nbreaks; i++) say_event(&t, "break", &e->breaks[i]);
+    for (int i = 0; i < e->nrecompiles; i++) say_event(&t, "recompile", &e->recompiles[i]);
+    if (e->dropped) say(&t, "  %lld more not kept\n", (long long)e->dropped);
+    etch_explanation_free(e);
+    return t.used;
+}

@@ -1,0 +1,45 @@
+/* What is remembered of a function for etch_explain: a bounded list of each kind. */
+#ifndef ETCH_TRACER_STORY_H
+#define ETCH_TRACER_STORY_H
+
+#include "core/base.h"
+
+enum { STORY_MAX = 64, STORY_DETAIL = 192 };
+
+typedef struct story_event {
+    reason_id why;
+    const void *site;
+    char *detail; /* NULL: none */
+    int64_t count;
+} story_event;
+
+typedef struct story_graph {
+    char *name, *guards;
+    int operators, kernels, products;
+    double seconds;
+} story_graph;
+
+typedef struct story {
+    story_event *breaks, *recompiles;
+    story_graph *graphs;
+    int nbreaks, nrecompiles, ngraphs;
+    int64_t breaks_cap, recompiles_cap, graphs_cap, dropped;
+    double seconds;
+    char mode[64];
+} story;
+
+struct etch_function;
+
+void etch__story_free(story *s);
+/* Each may be called with the function's lock held. A lack of memory only counts as dropped. */
+void etch__note_break(struct etch_function *f, reason_id why, const void *site, const char *text);
+void etch__note_recompile(struct etch_function *f, reason_id why, const void *site,
+                          const char *detail);
+void etch__note_mode(struct etch_function *f, const char *mode);
+/* guards is taken over. */
+void etch__note_graph(struct etch_function *f, const char *name, char *guards, int operators,
+                      int kernels, int products, double seconds);
+/* "reason: detail" of the last recompile into buf, "" without one. */
+void etch__last_recompile(struct etch_function *f, char *buf, size_t n);
+
+#endif
