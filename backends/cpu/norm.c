@@ -198,8 +198,7 @@ static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
     strip_fn widen = table->widen[j->in];
     table->block[in](widen ? raw : wide, 1, n, j->x + (first << in), j->inner, 1, n, width);
     if (widen) widen(wide, raw, NULL, NULL, n * width);
-    for (int64_t k = 0; k < width; k++)
-        j->row(j, wide + k * n * j->size, wide + k * n * j->size);
+    for (int64_t k = 0; k < width; k++) j->row(j, wide + k * n * j->size, wide + k * n * j->size);
     bool direct = j->out == j->type;
     if (!direct) narrow(j, raw, wide, n * width);
     table->block[out](j->y + (first << out), j->inner, 1, direct ? wide : raw, 1, n, n, width);
