@@ -240,7 +240,13 @@ static const etch_op *current_op;
 
 static bool is_op(const char *name) { return !strcmp(etch_op_name(current_op), name); }
 
+static bool takes_bits(void) { return !strncmp(etch_op_name(current_op), "bitwise", 7); }
+
 static etch_tensor *tensor_argument(int i) {
+    if (takes_bits()) {
+        etch_tensor *x = sample(4, 4);
+        return x ? etch_to(x, ETCH_I32) : NULL;
+    }
     if (is_op("where.self") && i == 0) {
         etch_tensor *x = sample(4, 4);
         return x ? etch_gt_scalar(x, 1) : NULL;
@@ -273,7 +279,10 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
         t[0] = sample(4, 4), t[1] = sample(2, 4);
         *v = (etch_value){a->name, ETCH_VALUE_TENSORS, {.tensors = {t, 2}}};
         return t[0] && t[1];
-    case ARG_SCALAR: *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}}; return true;
+    case ARG_SCALAR:
+        *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}};
+        if (takes_bits()) *v = (etch_value){a->name, ETCH_VALUE_INT, {.i = 3}};
+        return true;
     case ARG_INTS:
     case ARG_INTS_OPT:
         *v = (etch_value){a->name, ETCH_VALUE_INTS, {.ints = ETCH_DIMS(1, 0)}};

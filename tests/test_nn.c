@@ -73,7 +73,7 @@ static void softmax_values(void **state) {
     const etch_shape shapes[] = {ETCH_SHAPE(1),       ETCH_SHAPE(7),         ETCH_SHAPE(3, 5),
                                  ETCH_SHAPE(2, 600),  ETCH_SHAPE(9, 1),      ETCH_SHAPE(37, 41),
                                  ETCH_SHAPE(2, 3, 4), ETCH_SHAPE(2, 19, 35), ETCH_SHAPE(0, 4),
-                                 ETCH_SHAPE(4, 0),    ETCH_SHAPE(5001)};
+                                 ETCH_SHAPE(4, 0),    ETCH_SHAPE(131)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
         for (int d = 0; d < COUNT_OF(float_types); d++)
             for (int how = 0; how < LAYOUT_COUNT; how++)
@@ -173,7 +173,7 @@ static void check_layer_norm(etch_tensor *x, etch_shape size, etch_tensor *w, et
 
 static void layer_norm_values(void **state) {
     (void)state;
-    const etch_shape shapes[] = {ETCH_SHAPE(4, 6), ETCH_SHAPE(3, 700), ETCH_SHAPE(2, 5, 8),
+    const etch_shape shapes[] = {ETCH_SHAPE(4, 6), ETCH_SHAPE(3, 130), ETCH_SHAPE(2, 5, 8),
                                  ETCH_SHAPE(0, 8), ETCH_SHAPE(4, 1),   ETCH_SHAPE(3, 2, 33)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
         for (int d = 0; d < COUNT_OF(float_types); d++)
