@@ -213,10 +213,12 @@ static bool put_word(boxed_call *b, const schema_arg *a, const etch_value *v) {
 }
 
 static bool (*const put[ARG_TYPE_COUNT])(boxed_call *, const schema_arg *, const etch_value *) = {
-    [ARG_TENSOR] = put_tensor, [ARG_TENSOR_OPT] = put_optional, [ARG_TENSORS] = put_tensors,
-    [ARG_SCALAR] = put_scalar, [ARG_INT] = put_word,            [ARG_INT_OPT] = put_word,
-    [ARG_INTS] = put_ints,     [ARG_INTS_OPT] = put_ints,       [ARG_BOOL] = put_word,
-    [ARG_DTYPE] = put_word,    [ARG_DTYPE_OPT] = put_word,
+    [ARG_TENSOR] = put_tensor,   [ARG_TENSOR_OPT] = put_optional,
+    [ARG_TENSORS] = put_tensors, [ARG_SCALAR] = put_scalar,
+    [ARG_INT] = put_word,        [ARG_INT_OPT] = put_word,
+    [ARG_INTS] = put_ints,       [ARG_INTS_OPT] = put_ints,
+    [ARG_BOOL] = put_word,       [ARG_DTYPE] = put_word,
+    [ARG_DTYPE_OPT] = put_word,
 };
 
 static bool convert(boxed_call *b) {

@@ -105,8 +105,8 @@ static bool linear_fits(const op_call *call) {
     if (w->ndim < 1 || w->ndim > 2) wrong = "weight with 1 or 2 dimensions";
     else if (!x->ndim || x->size[x->ndim - 1] != w->size[w->ndim - 1])
         wrong = "input whose last dimension is that of weight";
-    else if (bias != ETCH_NONE && bias->ndim && (w->ndim == 1 || bias->ndim > 1 ||
-                                                 bias->size[0] != w->size[0]))
+    else if (bias != ETCH_NONE && bias->ndim &&
+             (w->ndim == 1 || bias->ndim > 1 || bias->size[0] != w->size[0]))
         wrong = "bias with an element for each row of weight";
     if (!wrong) return true;
     etch__error_at(call->site, ETCH_ERR_SHAPE, "linear: expected %s: input %s, weight %s, bias %s",
@@ -165,7 +165,6 @@ etch_tensor *etch__composite_conv2d(const op_call *call) {
     }
     bool single = x->ndim == 3;
     if (single && !(x = etch_unsqueeze(x, 0))) return NULL;
-    etch_tensor *y =
-        etch_convolution(x, call->in[1], call->in[2], list[0], list[1], list[2], *at);
+    etch_tensor *y = etch_convolution(x, call->in[1], call->in[2], list[0], list[1], list[2], *at);
     return y && single ? etch_squeeze_dim(y, 0) : y;
 }

@@ -436,10 +436,12 @@ static int expr_floor_divide_scalar(builder *b) {
 
 /* Scalar k in the common dtype; integers saturate. */
 static int bound(builder *b, int k) {
-    static const double low[] = {[ETCH_I8] = INT8_MIN, [ETCH_I16] = INT16_MIN,
-                                 [ETCH_I32] = INT32_MIN, [ETCH_U8] = 0};
-    static const double high[] = {[ETCH_I8] = INT8_MAX, [ETCH_I16] = INT16_MAX,
-                                  [ETCH_I32] = INT32_MAX, [ETCH_U8] = UINT8_MAX};
+    static const double low[] = {
+        [ETCH_I8] = INT8_MIN, [ETCH_I16] = INT16_MIN, [ETCH_I32] = INT32_MIN, [ETCH_U8] = 0};
+    static const double high[] = {[ETCH_I8] = INT8_MAX,
+                                  [ETCH_I16] = INT16_MAX,
+                                  [ETCH_I32] = INT32_MAX,
+                                  [ETCH_U8] = UINT8_MAX};
     if (etch__is_float(b->compute) || b->compute == ETCH_I64) return scalar(b, k);
     int v = scalar_as(b, k, ETCH_I64);
     v = emit(b, PRIM_MAX, ETCH_I64, ETCH_I64, v, constant(b, ETCH_I64, low[b->compute]), 0);

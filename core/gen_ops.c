@@ -251,8 +251,7 @@ static bool is_attribute(const arg *a) {
 static void print_attributes(FILE *out, const row *r, const arg *args, int n, const function *f,
                              int scalars) {
     int attributes = strstr(r->flags, "CLASS") != NULL;
-    for (int i = 0; i < n; i++)
-        attributes += is_attribute(&args[i]);
+    for (int i = 0; i < n; i++) attributes += is_attribute(&args[i]);
     if (!attributes) {
         fputs("    const int64_t *at = NULL;\n    const int nat = 0;\n", out);
         return;

@@ -377,8 +377,9 @@ static bool conv_channels(const op_call *call, const conv_numbers *c) {
     const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
     if (!want_ndim(call, 0, "input", 4) || !want_ndim(call, 1, "weight", 4)) return false;
     if (c->groups < 1 || c->groups > INT32_MAX || w->size[0] % c->groups)
-        FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected groups that divide %lld output channels, got %lld",
-             (long long)w->size[0], (long long)c->groups);
+        FAIL(ETCH_ERR_INVALID_ARGUMENT,
+             "expected groups that divide %lld output channels, got %lld", (long long)w->size[0],
+             (long long)c->groups);
     if (x->size[1] % c->groups || x->size[1] / c->groups != w->size[1])
         FAIL(ETCH_ERR_SHAPE,
              "expected input with groups x weight's input channels, got %s with weight %s and %lld "

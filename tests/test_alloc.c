@@ -240,7 +240,13 @@ static const etch_op *current_op;
 
 static bool is_op(const char *name) { return !strcmp(etch_op_name(current_op), name); }
 
+static bool takes_bits(void) { return !strncmp(etch_op_name(current_op), "bitwise", 7); }
+
 static etch_tensor *tensor_argument(int i) {
+    if (takes_bits()) {
+        etch_tensor *x = sample(4, 4);
+        return x ? etch_to(x, ETCH_I32) : NULL;
+    }
     if (is_op("where.self") && i == 0) {
         etch_tensor *x = sample(4, 4);
         return x ? etch_gt_scalar(x, 1) : NULL;
@@ -253,6 +259,10 @@ static etch_tensor *tensor_argument(int i) {
         etch_tensor *x = sample(8, 4);
         return x ? etch_view(x, ETCH_SHAPE(2, 4, 4)) : NULL;
     }
+    if (is_op("convolution") || is_op("conv2d")) {
+        etch_tensor *x = sample(4, 4);
+        return x ? etch_view(x, ETCH_SHAPE(1, 1, 4, 4)) : NULL;
+    }
     return sample(4, 4);
 }
 
@@ -263,18 +273,27 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
     case ARG_TENSOR:
         *v = (etch_value){a->name, ETCH_VALUE_TENSOR, {.tensor = t[i] = tensor_argument(i)}};
         return t[i] != NULL;
+    case ARG_TENSOR_OPT: *v = (etch_value){a->name, ETCH_VALUE_NONE, {.i = 0}}; return true;
+    case ARG_BOOL: *v = (etch_value){a->name, ETCH_VALUE_BOOL, {.b = false}}; return true;
     case ARG_TENSORS:
         t[0] = sample(4, 4), t[1] = sample(2, 4);
         *v = (etch_value){a->name, ETCH_VALUE_TENSORS, {.tensors = {t, 2}}};
         return t[0] && t[1];
-    case ARG_SCALAR: *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}}; return true;
+    case ARG_SCALAR:
+        *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}};
+        if (takes_bits()) *v = (etch_value){a->name, ETCH_VALUE_INT, {.i = 3}};
+        return true;
     case ARG_INTS:
     case ARG_INTS_OPT:
         *v = (etch_value){a->name, ETCH_VALUE_INTS, {.ints = ETCH_DIMS(1, 0)}};
+        if (!strcmp(a->name, "stride") || !strcmp(a->name, "dilation")) v->ints = ETCH_SHAPE(1);
+        if (!strcmp(a->name, "padding")) v->ints = ETCH_SHAPE(0);
+        if (!strcmp(a->name, "normalized_shape")) v->ints = ETCH_SHAPE(4);
         if (size) v->ints = is_op("expand") ? ETCH_SHAPE(4, 4) : ETCH_SHAPE(2, 8);
         return true;
     default: {
-        bool one = !strcmp(a->name, "dim1") || !strcmp(a->name, "index");
+        bool one = !strcmp(a->name, "dim1") || !strcmp(a->name, "index") ||
+                   !strcmp(a->name, "groups");
         *v = (etch_value){a->name, ETCH_VALUE_INT, {.i = one}};
         return true;
     }

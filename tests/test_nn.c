@@ -50,12 +50,13 @@ static line line_of(const etch_tensor *t, int dim, int64_t flat) {
     return l;
 }
 
+/* In long double, so that f64 is checked as well. */
 static double softmax_of(const etch_tensor *x, int dim, int64_t flat, bool log_form) {
     line l = line_of(x, dim, flat);
-    double top = -INFINITY, sum = 0, v = get(x, flat).d;
-    for (int64_t k = 0; k < l.n; k++) top = fmax(top, get(x, l.first + k * l.step).d);
-    for (int64_t k = 0; k < l.n; k++) sum += exp(get(x, l.first + k * l.step).d - top);
-    return log_form ? v - top - log(sum) : exp(v - top) / sum;
+    long double top = -INFINITY, sum = 0, v = get(x, flat).d;
+    for (int64_t k = 0; k < l.n; k++) top = fmaxl(top, get(x, l.first + k * l.step).d);
+    for (int64_t k = 0; k < l.n; k++) sum += expl(get(x, l.first + k * l.step).d - top);
+    return (double)(log_form ? v - top - logl(sum) : expl(v - top) / sum);
 }
 
 static void check_softmax(etch_tensor *x, int dim) {
@@ -72,7 +73,7 @@ static void softmax_values(void **state) {
     const etch_shape shapes[] = {ETCH_SHAPE(1),       ETCH_SHAPE(7),         ETCH_SHAPE(3, 5),
                                  ETCH_SHAPE(2, 600),  ETCH_SHAPE(9, 1),      ETCH_SHAPE(37, 41),
                                  ETCH_SHAPE(2, 3, 4), ETCH_SHAPE(2, 19, 35), ETCH_SHAPE(0, 4),
-                                 ETCH_SHAPE(4, 0),    ETCH_SHAPE(5001)};
+                                 ETCH_SHAPE(4, 0),    ETCH_SHAPE(131)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
         for (int d = 0; d < COUNT_OF(float_types); d++)
             for (int how = 0; how < LAYOUT_COUNT; how++)
@@ -102,10 +103,10 @@ static void softmax_bits(void **state) {
             ETCH_SCOPE {
                 etch_tensor *x = make(float_types[d], shapes[s], LAYOUT_GAPS, s % 2 == 0);
                 for (int dim = 0; dim < x->ndim; dim++) {
-                    assert_true(same_tensor(must(etch_softmax(x, dim)),
-                                            spelled_softmax(x, dim, false)));
-                    assert_true(same_tensor(must(etch_log_softmax(x, dim)),
-                                            spelled_softmax(x, dim, true)));
+                    assert_true(
+                        same_tensor(must(etch_softmax(x, dim)), spelled_softmax(x, dim, false)));
+                    assert_true(
+                        same_tensor(must(etch_log_softmax(x, dim)), spelled_softmax(x, dim, true)));
                 }
             }
 }
@@ -124,9 +125,9 @@ static void softmax_odd_rows(void **state) {
         assert_true(get(y, 6).d == 0 && get(y, 7).d == 0.5 && get(y, 8).d == 0.5);
         assert_true(get(z, 6).d == -INFINITY);
         assert_true(get(y, 9).d == 0 && get(y, 11).d == 1);
-        etch_tensor *one = must(etch_softmax(must(etch_mul_scalar(
-                                    make(ETCH_F32, ETCH_SHAPE(5, 1), LAYOUT_ROW, true), -1.7e14)),
-                                             -1));
+        etch_tensor *one = must(etch_softmax(
+            must(etch_mul_scalar(make(ETCH_F32, ETCH_SHAPE(5, 1), LAYOUT_ROW, true), -1.7e14)),
+            -1));
         for (int i = 0; i < 5; i++) assert_true(get(one, i).d == 1);
     }
 }
@@ -159,21 +160,20 @@ static void check_layer_norm(etch_tensor *x, etch_shape size, etch_tensor *w, et
     int64_t n = 1;
     for (int d = 0; d < size.n; d++) n *= size.v[d];
     for (int64_t i = 0; i < x->numel; i++) {
-        double mean = 0, var = 0;
-        for (int64_t k = 0; k < n; k++) mean += get(x, i / n * n + k).d / (double)n;
-        for (int64_t k = 0; k < n; k++)
-            var += pow(get(x, i / n * n + k).d - mean, 2) / (double)n;
-        double v = (get(x, i).d - mean) / sqrt(var + eps);
+        long double mean = 0, var = 0;
+        for (int64_t k = 0; k < n; k++) mean += (long double)get(x, i / n * n + k).d / n;
+        for (int64_t k = 0; k < n; k++) var += powl(get(x, i / n * n + k).d - mean, 2) / n;
+        double v = (double)((get(x, i).d - mean) / sqrtl(var + eps));
         if (w != ETCH_NONE) v *= get(w, i % n).d;
         if (bias != ETCH_NONE) v += get(bias, i % n).d;
         /* what is lost in x - mean grows with the scale */
-        assert_near(y, i, v, 8 + 4 / sqrt(var + eps), 8);
+        assert_near(y, i, v, 8 + 8 / (double)sqrtl(var + eps), 8);
     }
 }
 
 static void layer_norm_values(void **state) {
     (void)state;
-    const etch_shape shapes[] = {ETCH_SHAPE(4, 6), ETCH_SHAPE(3, 700), ETCH_SHAPE(2, 5, 8),
+    const etch_shape shapes[] = {ETCH_SHAPE(4, 6), ETCH_SHAPE(3, 130), ETCH_SHAPE(2, 5, 8),
                                  ETCH_SHAPE(0, 8), ETCH_SHAPE(4, 1),   ETCH_SHAPE(3, 2, 33)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
         for (int d = 0; d < COUNT_OF(float_types); d++)
@@ -203,12 +203,10 @@ static void layer_norm_bits(void **state) {
                 etch_tensor *x = make(t, ETCH_SHAPE(3, n), LAYOUT_COLUMN, true);
                 etch_tensor *w = make(t, ETCH_SHAPE(n), LAYOUT_ROW, true);
                 etch_tensor *b = make(t, ETCH_SHAPE(n), LAYOUT_GAPS, true);
-                etch_tensor *c =
-                    must(etch_sub(x, must(etch_mean_dim(x, ETCH_DIMS(1), true))));
+                etch_tensor *c = must(etch_sub(x, must(etch_mean_dim(x, ETCH_DIMS(1), true))));
                 etch_tensor *var = must(etch_mean_dim(must(etch_mul(c, c)), ETCH_DIMS(1), true));
                 etch_tensor *r = must(etch_rsqrt(must(etch_add_scalar(var, 1e-5))));
-                etch_tensor *want =
-                    must(etch_add(must(etch_mul(must(etch_mul(c, r)), w)), b));
+                etch_tensor *want = must(etch_add(must(etch_mul(must(etch_mul(c, r)), w)), b));
                 assert_true(same_tensor(want, must(etch_layer_norm(x, ETCH_SHAPE(n), w, b, 1e-5))));
             }
 }
@@ -244,8 +242,8 @@ static void layer_norm_dtypes_and_errors(void **state) {
 
 static void linear_values(void **state) {
     (void)state;
-    const etch_shape shapes[] = {ETCH_SHAPE(9),        ETCH_SHAPE(5, 9),       ETCH_SHAPE(2, 3, 9),
-                                 ETCH_SHAPE(2, 2, 3, 9), ETCH_SHAPE(0, 9),     ETCH_SHAPE(200, 9)};
+    const etch_shape shapes[] = {ETCH_SHAPE(9),          ETCH_SHAPE(5, 9), ETCH_SHAPE(2, 3, 9),
+                                 ETCH_SHAPE(2, 2, 3, 9), ETCH_SHAPE(0, 9), ETCH_SHAPE(200, 9)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
         for (int d = 0; d < COUNT_OF(float_types); d++)
             for (int how = 0; how < 3; how++)
@@ -277,7 +275,8 @@ static void linear_errors(void **state) {
         etch_tensor *cube = make(ETCH_F32, ETCH_SHAPE(4, 3, 3), LAYOUT_ROW, true);
         REFUSED(ETCH_ERR_SHAPE, "linear: expected bias", etch_linear(x, w, b));
         REFUSED(ETCH_ERR_SHAPE, "weight with 1 or 2 dimensions", etch_linear(w, cube, ETCH_NONE));
-        REFUSED(ETCH_ERR_SHAPE, "linear: expected input whose last", etch_linear(must(etch_t(x)), w, ETCH_NONE));
+        REFUSED(ETCH_ERR_SHAPE, "linear: expected input whose last",
+                etch_linear(must(etch_t(x)), w, ETCH_NONE));
         REFUSED(ETCH_ERR_INVALID_ARGUMENT, "argument 1", etch_linear(x, ETCH_NONE, ETCH_NONE));
         REFUSED(ETCH_ERR_NULL, "", etch_linear(x, w, NULL));
         /* by name, the bias left out, given as none, given */
@@ -318,7 +317,8 @@ static double conv_of(const conv_case *c, const etch_tensor *x, const etch_tenso
             for (int64_t kw = 0; kw < w->size[3]; kw++) {
                 int last = c->stride.n - 1, plast = c->padding.n - 1, dlast = c->dilation.n - 1;
                 int64_t ih = oh * c->stride.v[0] - c->padding.v[0] + kh * c->dilation.v[0];
-                int64_t iw = ow * c->stride.v[last] - c->padding.v[plast] + kw * c->dilation.v[dlast];
+                int64_t iw =
+                    ow * c->stride.v[last] - c->padding.v[plast] + kw * c->dilation.v[dlast];
                 if (ih < 0 || iw < 0 || ih >= x->size[2] || iw >= x->size[3]) continue;
                 int64_t at = ((n * x->size[1] + first + ic) * x->size[2] + ih) * x->size[3] + iw;
                 int64_t wt = ((oc * w->size[1] + ic) * w->size[2] + kh) * w->size[3] + kw;
@@ -351,11 +351,11 @@ static void convolution_values(void **state) {
                     const conv_case *c = &conv_cases[k];
                     etch_dtype t = float_types[d];
                     etch_tensor *x = make(t, c->x, (layout)how, true);
-                    etch_tensor *w = make(t, c->w, how == LAYOUT_GAPS ? LAYOUT_COLUMN : LAYOUT_ROW,
-                                          true);
+                    etch_tensor *w =
+                        make(t, c->w, how == LAYOUT_GAPS ? LAYOUT_COLUMN : LAYOUT_ROW, true);
                     etch_tensor *b = make(t, S(c->w.v[0]), (layout)how, true);
-                    etch_tensor *y = must(etch_conv2d(x, w, b, c->stride, c->padding, c->dilation,
-                                                      c->groups));
+                    etch_tensor *y =
+                        must(etch_conv2d(x, w, b, c->stride, c->padding, c->dilation, c->groups));
                     etch_tensor *z = must(etch_convolution(x, w, ETCH_NONE, c->stride, c->padding,
                                                            c->dilation, c->groups));
                     assert_int_equal(y->size[0], c->x.v[0]);
@@ -382,7 +382,8 @@ static void convolution_threads_and_batches(void **state) {
         }
         etch_set_num_threads(2);
         /* one image without its batch dimension; an image's bits do not depend on the others */
-        etch_tensor *single = must(etch_conv2d(must(etch_select(x, 0, 1)), w, none, S(1), S(1), S(1), 1));
+        etch_tensor *single =
+            must(etch_conv2d(must(etch_select(x, 0, 1)), w, none, S(1), S(1), S(1), 1));
         assert_int_equal(single->ndim, 3);
         assert_true(same_tensor(single, must(etch_select(first, 0, 1))));
     }
@@ -450,7 +451,8 @@ static etch_tensor *network(etch_tensor *x) {
 }
 
 static etch_tensor *pictures(etch_tensor *x) {
-    etch_tensor *y = etch_conv2d(x, kernel, ETCH_NONE, ETCH_SHAPE(1), ETCH_SHAPE(1), ETCH_SHAPE(1), 1);
+    etch_tensor *y =
+        etch_conv2d(x, kernel, ETCH_NONE, ETCH_SHAPE(1), ETCH_SHAPE(1), ETCH_SHAPE(1), 1);
     etch_tensor *r = etch_relu(y);
     return etch_softmax(r, 1);
 }
@@ -473,23 +475,31 @@ static etch_tensor *roundings(etch_tensor *x) {
 }
 
 static etch_tensor *functions(etch_tensor *x) {
-    etch_tensor *parts[] = {etch_erf(x),   etch_exp2(x), etch_expm1(x), etch_log2(x),
-                            etch_log10(x), etch_log1p(x), etch_tan(x),  etch_asin(x),
-                            etch_acos(x),  etch_atan(x), etch_sinh(x),  etch_cosh(x),
+    etch_tensor *parts[] = {etch_erf(x),    etch_exp2(x),      etch_expm1(x), etch_log2(x),
+                            etch_log10(x),  etch_log1p(x),     etch_tan(x),   etch_asin(x),
+                            etch_acos(x),   etch_atan(x),      etch_sinh(x),  etch_cosh(x),
                             etch_square(x), etch_reciprocal(x)};
     return etch_cat(parts, COUNT_OF(parts), 0);
 }
 
 static etch_tensor *bits(etch_tensor *x) {
     etch_tensor *other = etch_mul_scalar(x, 5);
-    etch_tensor *parts[] = {etch_bitwise_and(x, other),      etch_bitwise_or(x, other),
-                            etch_bitwise_xor(x, other),      etch_bitwise_not(x),
-                            etch_left_shift(x, other),       etch_right_shift(x, other),
-                            etch_left_shift_scalar(x, 3),    etch_right_shift_scalar(x, 100),
-                            etch_clamp(x, -1000, 1000),      etch_floor_divide_scalar(x, -3),
-                            etch_remainder_scalar(x, -3),    etch_fmod_scalar(x, 3),
+    etch_tensor *parts[] = {etch_bitwise_and(x, other),    etch_bitwise_or(x, other),
+                            etch_bitwise_xor(x, other),    etch_bitwise_not(x),
+                            etch_left_shift(x, other),     etch_right_shift(x, other),
+                            etch_left_shift_scalar(x, 3),  etch_right_shift_scalar(x, 100),
+                            etch_clamp(x, -1000, 1000),    etch_floor_divide_scalar(x, -3),
+                            etch_remainder_scalar(x, -3),  etch_fmod_scalar(x, 3),
                             etch_bitwise_xor_scalar(x, 77)};
     return etch_cat(parts, COUNT_OF(parts), 0);
+}
+
+/* An absent operand beside a write to an input. */
+static etch_tensor *writes(etch_tensor *x) {
+    etch_tensor *y = etch_mul_scalar_(x, 1);
+    etch_tensor *n = etch_layer_norm(y, ETCH_SHAPE(12), ETCH_NONE, ETCH_NONE, 1e-5);
+    etch_tensor *l = etch_linear(n, weight, ETCH_NONE);
+    return etch_add(l, l);
 }
 
 /* Twice compiled (recorded, then run from the plan) against twice eager. */
@@ -513,18 +523,19 @@ static void compiled_as_eager(etch_fn1 fn, etch_tensor *x) {
 static void compiled(void **state) {
     (void)state;
     for (int d = 0; d < COUNT_OF(float_types); d++)
-        for (int how = 0; how < 3; how++)
-            ETCH_SCOPE {
-                etch_dtype t = float_types[d];
-                weight = make(t, S(20, 12), LAYOUT_ROW, true);
-                bias_of = make(t, S(20), LAYOUT_ROW, true);
-                kernel = make(t, S(6, 3, 3, 3), LAYOUT_ROW, true);
-                compiled_as_eager(network, make(t, S(30, 12), (layout)how, true));
-                compiled_as_eager(network, make(t, S(2, 5, 12), (layout)how, true));
-                compiled_as_eager(pictures, make(t, S(2, 3, 9, 7), (layout)how, true));
-                compiled_as_eager(roundings, make(t, S(40, 31), (layout)how, false));
-                compiled_as_eager(functions, make(t, S(20, 31), (layout)how, false));
-            }
+        ETCH_SCOPE {
+            etch_dtype t = float_types[d];
+            layout how = (layout)(d % 3);
+            weight = make(t, S(20, 12), LAYOUT_ROW, true);
+            bias_of = make(t, S(20), LAYOUT_ROW, true);
+            kernel = make(t, S(6, 3, 3, 3), LAYOUT_ROW, true);
+            compiled_as_eager(network, make(t, S(30, 12), (layout)how, true));
+            compiled_as_eager(network, make(t, S(2, 5, 12), (layout)how, true));
+            compiled_as_eager(writes, make(t, S(30, 12), (layout)how, true));
+            compiled_as_eager(pictures, make(t, S(2, 3, 9, 7), (layout)how, true));
+            compiled_as_eager(roundings, make(t, S(40, 31), (layout)how, false));
+            compiled_as_eager(functions, make(t, S(20, 31), (layout)how, false));
+        }
     const etch_dtype ints[] = {ETCH_I8, ETCH_I16, ETCH_I32, ETCH_I64};
     for (int d = 0; d < COUNT_OF(ints); d++)
         ETCH_SCOPE { compiled_as_eager(bits, make(ints[d], S(13, 29), LAYOUT_GAPS, false)); }
@@ -569,7 +580,8 @@ static void division_by_zero(void **state) {
         REFUSED(ETCH_ERR_DIVISION_BY_ZERO, "floor_divide", etch_floor_divide(x, must(etch_t(z))));
         etch_tensor *small = must(etch_full(ETCH_I8, S(4), 7)); /* 256 is 0 in i8 */
         REFUSED(ETCH_ERR_DIVISION_BY_ZERO, "fmod", etch_fmod_scalar(small, 256));
-        assert_non_null(etch_remainder(must(etch_empty(ETCH_I32, S(0))), must(etch_empty(ETCH_I32, S(0)))));
+        assert_non_null(
+            etch_remainder(must(etch_empty(ETCH_I32, S(0))), must(etch_empty(ETCH_I32, S(0)))));
         for (int b = 0; b < COUNT_OF(backends); b++) {
             etch_function *f = etch_compile(divides, .backend = backends[b]);
             for (int call = 0; call < 3; call++) must(etch_call(f, x, y));
@@ -594,7 +606,8 @@ static int64_t one_int(etch_tensor *t) { return get(must(t), 0).i; }
 static void promised_results(void **state) {
     (void)state;
     ETCH_SCOPE {
-        etch_tensor *i = must(etch_full(ETCH_I32, S(1), -7)), *two = must(etch_full(ETCH_I32, S(1), 2));
+        etch_tensor *i = must(etch_full(ETCH_I32, S(1), -7)),
+                    *two = must(etch_full(ETCH_I32, S(1), 2));
         assert_int_equal(one_int(etch_floor_divide(i, two)), -4);
         etch_tensor *three = must(etch_full(ETCH_I32, S(1), 3));
         assert_int_equal(one_int(etch_remainder(i, three)), 2);
@@ -605,13 +618,15 @@ static void promised_results(void **state) {
         etch_tensor *k = must(etch_full(ETCH_I64, S(1), 1000));
         assert_int_equal(one_int(etch_left_shift_scalar(k, 64)), 0);
         assert_int_equal(one_int(etch_right_shift_scalar(k, 64)), 0);
-        assert_int_equal(one_int(etch_right_shift_scalar(must(etch_full(ETCH_I32, S(1), -1)), 31)), -1);
+        assert_int_equal(one_int(etch_right_shift_scalar(must(etch_full(ETCH_I32, S(1), -1)), 31)),
+                         -1);
         etch_tensor *small = must(etch_full(ETCH_I8, S(1), -100));
         etch_tensor *same = must(etch_clamp(small, -1000, 1000));
         assert_int_equal(same->dtype, ETCH_I8);
         assert_int_equal(one_int(same), -100);
         assert_int_equal(must(etch_clamp_min(small, 0.5))->dtype, ETCH_F32);
-        etch_tensor *one = must(etch_full(ETCH_F64, S(1), 1.0)), *half = must(etch_full(ETCH_F64, S(1), 0.5));
+        etch_tensor *one = must(etch_full(ETCH_F64, S(1), 1.0)),
+                    *half = must(etch_full(ETCH_F64, S(1), 0.5));
         etch_tensor *six = must(etch_full(ETCH_F64, S(1), 6.0));
         assert_true(one_real(etch_floor_divide_scalar(one, 0.1)) == 9);
         assert_true(one_real(etch_floor_divide_scalar(half, 0.1)) == 4);
@@ -620,7 +635,8 @@ static void promised_results(void **state) {
         assert_true(r >= 0 && r < 1e-20);
         etch_tensor *b = must(etch_full(ETCH_BF16, S(1), 1.703125));
         assert_true(same_number(get(must(etch_fmod_scalar(b, 1.7)), 0), real_number(0.0)));
-        assert_true(same_number(get(must(etch_fmod_scalar(must(etch_neg(b)), 1.7)), 0), real_number(-0.0)));
+        assert_true(
+            same_number(get(must(etch_fmod_scalar(must(etch_neg(b)), 1.7)), 0), real_number(-0.0)));
         etch_tensor *nan = must(etch_full(ETCH_F16, S(1), NAN));
         assert_true(isnan(one_real(etch_clamp_min(nan, 0.5))));
         assert_true(isnan(one_real(etch_clamp(nan, 0, 1))));
@@ -649,7 +665,7 @@ static etch_status note(void *ctx, const etch_op *op, const etch_value *args, in
 
 static const char *parts_of(etch_mode *m, int which, etch_tensor *x) {
     seen[0] = 0;
-    ETCH_WITH_MODE(m) {
+    ETCH_WITH_MODE (m) {
         if (which == 0) must(etch_linear(x, weight, bias_of));
         if (which == 1) must(etch_softmax(x, 1));
         if (which == 2) must(etch_conv2d(x, kernel, ETCH_NONE, S(1), S(0), S(1), 1));

@@ -94,6 +94,7 @@ static bool is_used(const trace_leaf *leaf, int32_t v) {
 }
 
 static bool add_input(builder *b, int32_t v, const tensor_meta *guard) {
+    if (guard->dtype == ETCH_DTYPE_COUNT) return true; /* ETCH_NONE is no input */
     int number = etch__graph_add_input(b->g, guard);
     if (number < 0) return false;
     b->number[v] = number;

@@ -15,8 +15,8 @@
 
 typedef struct conv {
     const isa_table *isa;
-    etch_dtype dtype, type; /* storage and compute type */
-    int size;               /* bytes of the compute type */
+    etch_dtype dtype, type;   /* storage and compute type */
+    int size;                 /* bytes of the compute type */
     const char *x, *w, *bias; /* row-major, in the compute type; bias may be NULL */
     char *y;
     conv_numbers at;
@@ -170,8 +170,8 @@ static etch_status run_tiles(conv *c, int64_t images) {
     double work = (double)c->rows * (double)c->tile * (double)c->out_channels;
     atomic_init(&c->failed, 0);
     etch__library_enter(c->type);
-    etch__parallel(images * c->at.groups * c->tiles, work > 262144 ? 1 : (int64_t)(262144 / work) + 1,
-                   tiles_task, c);
+    etch__parallel(images * c->at.groups * c->tiles,
+                   work > 262144 ? 1 : (int64_t)(262144 / work) + 1, tiles_task, c);
     etch__library_leave(c->type);
     if (!atomic_load(&c->failed)) return ETCH_OK;
     return etch__error(ETCH_ERR_OUT_OF_MEMORY, "convolution: no memory for a tile");

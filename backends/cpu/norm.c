@@ -17,6 +17,7 @@ struct row_job {
     char *y;
     int64_t n, inner, outer;
     int64_t columns; /* rows taken together, neighbours along the inner axis */
+    int64_t pitch;   /* elements from one of them to the next */
     /* y = f(x) for one row in the compute type; they may be the same memory. */
     void (*row)(const row_job *j, const void *x, void *y);
     const void *weight, *bias; /* layer norm: in the compute type, or NULL */
@@ -196,19 +197,22 @@ static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
     int64_t width = at_most(j->inner - column, j->columns);
     int64_t first = unit / groups * n * j->inner + column;
     strip_fn widen = table->widen[j->in];
-    table->block[in](widen ? raw : wide, 1, n, j->x + (first << in), j->inner, 1, n, width);
-    if (widen) widen(wide, raw, NULL, NULL, n * width);
-    for (int64_t k = 0; k < width; k++)
-        j->row(j, wide + k * n * j->size, wide + k * n * j->size);
     bool direct = j->out == j->type;
-    if (!direct) narrow(j, raw, wide, n * width);
-    table->block[out](j->y + (first << out), j->inner, 1, direct ? wide : raw, 1, n, n, width);
+    table->block[in](widen ? raw : wide, 1, j->pitch, j->x + (first << in), j->inner, 1, n, width);
+    for (int64_t k = 0; k < width; k++) {
+        char *row = wide + k * j->pitch * j->size, *half = raw + k * j->pitch * 2;
+        if (widen) widen(row, half, NULL, NULL, n);
+        j->row(j, row, row);
+        if (!direct) narrow(j, half, row, n);
+    }
+    table->block[out](j->y + (first << out), j->inner, 1, direct ? wide : raw, 1, j->pitch, n,
+                      width);
 }
 
 static void rows_task(void *ctx, int64_t begin, int64_t end) {
     row_job *j = ctx;
     bool half = j->in != j->type || j->out != j->type;
-    int64_t count = j->n * j->columns;
+    int64_t count = j->pitch * j->columns;
     char *wide = NULL;
     if (half || j->inner > 1) {
         wide = etch__malloc((size_t)(count * (j->size + 2)));
@@ -232,6 +236,7 @@ static etch_status run_rows(row_job *j) {
         int64_t fit = TILE_ELEMENTS / j->n;
         j->columns = at_most(j->inner, fit < 1 ? 1 : at_most(fit, COLUMNS));
     }
+    j->pitch = ((j->n + 15) / 16 | 1) * 16; /* no power of two: columns would share cache sets */
     int64_t units = j->outer * ((j->inner + j->columns - 1) / j->columns);
     int64_t work = j->n * j->columns;
     atomic_init(&j->failed, 0);

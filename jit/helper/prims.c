@@ -275,11 +275,11 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
  */
 
 static const char *const mvec_names[PRIM_COUNT] = {
-    [PRIM_EXP] = "exp", [PRIM_LOG] = "log",   [PRIM_SIN] = "sin",
-    [PRIM_COS] = "cos",     [PRIM_TANH] = "tanh",   [PRIM_ERF] = "erf",   [PRIM_EXP2] = "exp2",
-    [PRIM_EXPM1] = "expm1", [PRIM_LOG2] = "log2",   [PRIM_LOG10] = "log10",
-    [PRIM_LOG1P] = "log1p", [PRIM_TAN] = "tan",     [PRIM_ASIN] = "asin", [PRIM_ACOS] = "acos",
-    [PRIM_ATAN] = "atan",   [PRIM_SINH] = "sinh",   [PRIM_COSH] = "cosh", [PRIM_POW] = "pow",
+    [PRIM_EXP] = "exp",   [PRIM_LOG] = "log",     [PRIM_SIN] = "sin",     [PRIM_COS] = "cos",
+    [PRIM_TANH] = "tanh", [PRIM_ERF] = "erf",     [PRIM_EXP2] = "exp2",   [PRIM_EXPM1] = "expm1",
+    [PRIM_LOG2] = "log2", [PRIM_LOG10] = "log10", [PRIM_LOG1P] = "log1p", [PRIM_TAN] = "tan",
+    [PRIM_ASIN] = "asin", [PRIM_ACOS] = "acos",   [PRIM_ATAN] = "atan",   [PRIM_SINH] = "sinh",
+    [PRIM_COSH] = "cosh", [PRIM_POW] = "pow",
 };
 
 bool gen_is_vector_prim(int prim) { return mvec_names[prim] != NULL; }
