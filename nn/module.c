@@ -176,6 +176,21 @@ void etch_hook_remove(etch_module *m, int64_t handle) {
     if (m && !m->walking) sweep_hooks(m);
 }
 
+/* NULL is a failure only with an error of the hook's own; an older one stays otherwise. */
+static bool call_hook(const hook *h, etch_module *m, etch_tensor *x, etch_tensor *value,
+                      etch_tensor **result) {
+    char older[1024] = "";
+    etch_status before = etch_last_status();
+    if (before != ETCH_OK) {
+        snprintf(older, sizeof older, "%s", etch_last_error());
+        etch_clear_error();
+    }
+    *result = h->after ? h->after(h->ctx, m, x, value) : h->before(h->ctx, m, value);
+    if (!*result && etch_last_status() != ETCH_OK) return false;
+    if (before != ETCH_OK) etch_set_error(before, older);
+    return true;
+}
+
 /* Walks the hooks of one kind. *value is the input (before) or the result; false: a hook failed. */
 static bool run_hooks(etch_module *m, bool after, etch_tensor *x, etch_tensor **value) {
     bool ok = true;
@@ -184,10 +199,8 @@ static bool run_hooks(etch_module *m, bool after, etch_tensor *x, etch_tensor **
     for (int i = 0; ok && i < m->nhooks; i++) {
         hook h = m->hooks[i]; /* the list may move */
         if (!h.handle || (h.after != NULL) != after) continue;
-        etch_status before = etch_last_status();
-        if (before != ETCH_OK) etch_clear_error();
-        etch_tensor *t = after ? h.after(h.ctx, m, x, *value) : h.before(h.ctx, m, *value);
-        ok = t || etch_last_status() == ETCH_OK;
+        etch_tensor *t;
+        ok = call_hook(&h, m, x, *value, &t);
         if (t) *value = t;
     }
     if (--m->walking == 0) sweep_hooks(m);
