@@ -47,7 +47,8 @@ static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b, int
     int k = 0;
     for (int i = 0; i < s->nargs; i++) {
         const schema_arg *arg = &s->args[i];
-        if (arg->type == ARG_TENSOR || arg->type == ARG_TENSORS || arg->type == ARG_SCALAR)
+        if (arg->type == ARG_TENSOR || arg->type == ARG_TENSOR_OPT || arg->type == ARG_TENSORS ||
+            arg->type == ARG_SCALAR)
             continue;
         bool list = arg->type == ARG_INTS || arg->type == ARG_INTS_OPT;
         int words = list && a[k] > 0 ? 1 + (int)a[k] : 1;

@@ -74,6 +74,7 @@ static void generate_input(generator *g, fuzz_input *in, int index) {
     uint8_t layout = shift ? FUZZ_SHIFTED : FUZZ_SAME;
     *in = s->in[of];
     in->layout = layout, in->of = (uint8_t)of, in->persistent = 0, in->feed = -1;
+    in->plain = (uint8_t)(chance(g, 2) ? 0 : below(g, 8));
 }
 
 /* The limit, and writes to exposed memory, are errors under fullgraph only. */
@@ -99,6 +100,7 @@ static void generate_setup(generator *g, uint64_t seed) {
         generate_input(g, &s->global[i], 0);
         if (!chance(g, 6)) continue;
         s->global[i].of = (uint8_t)below(g, s->nin);
+        s->global[i].plain = (uint8_t)(chance(g, 2) ? 0 : below(g, 8));
         s->global[i].layout = FUZZ_SAME, s->global[i].persistent = 0, s->global[i].feed = -1;
     }
     s->dynamic = (uint8_t)(chance(g, 3) ? below(g, 3) : ETCH_DYNAMIC_AUTO);

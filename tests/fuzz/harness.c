@@ -349,9 +349,10 @@ static void replace(etch_tensor **slot, etch_tensor *t) {
 static void prepare_input(fuzz_world *w, int i, uint64_t seed) {
     const fuzz_input *in = &w->setup->in[i];
     etch_tensor *base = NULL, *t = NULL;
+    int layout = fuzz_when(w, in->plain) ? FUZZ_CONTIGUOUS : in->layout;
     if (in->feed >= 0 && fits(w, in, w->fed[in->feed])) t = base = w->fed[in->feed];
-    else if (in->layout == FUZZ_SAME) t = w->in[in->of], base = w->in_base[in->of];
-    else if (in->layout == FUZZ_SHIFTED) t = shifted(w, in->of), base = w->in_base[in->of];
+    else if (layout == FUZZ_SAME) t = w->in[in->of], base = w->in_base[in->of];
+    else if (layout == FUZZ_SHIFTED) t = shifted(w, in->of), base = w->in_base[in->of];
     else if (in->persistent && fits(w, in, w->in[i])) return;
     else t = build(w, in, seed, &base);
     replace(&w->in[i], t);
@@ -363,7 +364,7 @@ static void prepare_global(fuzz_world *w, int i, uint64_t seed) {
     etch_tensor *base, *t = NULL;
     if (in->feed >= 0 && fits(w, in, w->fed[in->feed])) t = w->fed[in->feed];
     else if (in->persistent && fits(w, in, w->global[i])) return;
-    else if (in->layout == FUZZ_SAME) t = w->in[in->of];
+    else if (in->layout == FUZZ_SAME && !fuzz_when(w, in->plain)) t = w->in[in->of];
     else t = build(w, in, seed, &base);
     replace(&w->global[i], t);
 }

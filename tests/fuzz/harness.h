@@ -41,7 +41,7 @@ typedef struct fuzz_input {
     uint8_t layout, of;
     uint8_t wild;       /* NaN, infinities, denormals, extreme integers among the data */
     uint8_t persistent; /* lives on from call to call, with what was written into it */
-    uint8_t plain;      /* bit per variant: contiguous instead */
+    uint8_t plain;      /* bit per variant: contiguous and its own instead */
     int8_t feed;        /* takes this output of the call before, -1: none */
 } fuzz_input;
 
