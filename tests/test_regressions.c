@@ -4,9 +4,14 @@
 
 #include "fuzz/harness.h"
 
-#define SIZES {{3, 2, 5, 4, 1, 0}, {6, 2, 5, 4, 1, 0}, {8, 2, 5, 4, 1, 0}}
-#define F32_VECTOR(of_layout) {.ndim = 1, .layout = (of_layout), .feed = -1}
-#define F32_MATRIX(of_layout) {.ndim = 2, .size = {0, 3}, .layout = (of_layout), .feed = -1}
+#define SIZES                                                                                      \
+    {                                                                                              \
+        {3, 2, 5, 4, 1, 0}, {6, 2, 5, 4, 1, 0}, { 8, 2, 5, 4, 1, 0 }                               \
+    }
+#define F32_VECTOR(of_layout)                                                                      \
+    { .ndim = 1, .layout = (of_layout), .feed = -1 }
+#define F32_MATRIX(of_layout)                                                                      \
+    { .ndim = 2, .size = {0, 3}, .layout = (of_layout), .feed = -1 }
 
 static void check(const fuzz_setup *setup, fuzz_body body) {
     for (int b = 0; b < 2; b++) {
@@ -29,7 +34,11 @@ static void asks_offset(fuzz_world *w, const void *unused) {
 
 static void test_offset_of_deferred_view(void **state) {
     (void)state;
-    fuzz_setup setup = {.ncalls = 5, .period = 1, .nin = 1, .nout = 1, .size = SIZES,
+    fuzz_setup setup = {.ncalls = 5,
+                        .period = 1,
+                        .nin = 1,
+                        .nout = 1,
+                        .size = SIZES,
                         .in[0] = F32_MATRIX(FUZZ_OFFSET)};
     check(&setup, asks_offset);
     setup.in[0].layout = FUZZ_REVERSED;
@@ -50,7 +59,12 @@ static void writes_beside_deferred(fuzz_world *w, const void *unused) {
 
 static void test_exposed_beside_deferred(void **state) {
     (void)state;
-    fuzz_setup setup = {.ncalls = 4, .period = 1, .nin = 2, .nout = 1, .out = {3}, .size = SIZES,
+    fuzz_setup setup = {.ncalls = 4,
+                        .period = 1,
+                        .nin = 2,
+                        .nout = 1,
+                        .out = {3},
+                        .size = SIZES,
                         .in = {F32_VECTOR(FUZZ_CONTIGUOUS), F32_VECTOR(FUZZ_CONTIGUOUS)}};
     check(&setup, writes_beside_deferred);
 }
@@ -68,7 +82,11 @@ static void writes_view(fuzz_world *w, const void *unused) {
 
 static void test_exposed_view_written(void **state) {
     (void)state;
-    fuzz_setup setup = {.ncalls = 8, .period = 2, .nin = 1, .nout = 1, .size = SIZES,
+    fuzz_setup setup = {.ncalls = 8,
+                        .period = 2,
+                        .nin = 1,
+                        .nout = 1,
+                        .size = SIZES,
                         .in[0] = F32_VECTOR(FUZZ_CONTIGUOUS)};
     check(&setup, writes_view);
 }
@@ -83,7 +101,11 @@ static void writes_argument(fuzz_world *w, const void *unused) {
 /* The first variant's argument is no wrapped memory. */
 static void test_wrapped_argument_written(void **state) {
     (void)state;
-    fuzz_setup setup = {.ncalls = 8, .period = 2, .nin = 1, .nout = 1, .size = SIZES,
+    fuzz_setup setup = {.ncalls = 8,
+                        .period = 2,
+                        .nin = 1,
+                        .nout = 1,
+                        .size = SIZES,
                         .in[0] = F32_VECTOR(FUZZ_WRAPPED)};
     setup.in[0].plain = 1;
     check(&setup, writes_argument);
@@ -103,7 +125,11 @@ static void computes_then_writes_view(fuzz_world *w, const void *unused) {
 
 static void test_live_value_of_written_alias(void **state) {
     (void)state;
-    fuzz_setup setup = {.ncalls = 5, .period = 1, .nin = 1, .nout = 1, .size = SIZES,
+    fuzz_setup setup = {.ncalls = 5,
+                        .period = 1,
+                        .nin = 1,
+                        .nout = 1,
+                        .size = SIZES,
                         .in[0] = F32_VECTOR(FUZZ_CONTIGUOUS)};
     check(&setup, computes_then_writes_view);
 }

@@ -10,12 +10,12 @@ typedef struct generator {
     program *p;
     uint64_t random;
     fuzz_world w;
-    int nvars;                    /* numbers given out */
+    int nvars;                      /* numbers given out */
     uint8_t defined[FUZZ_MAX_VARS]; /* bit per variant in which the tensor is there */
     bool is_view[FUZZ_MAX_VARS];
     bool small;
-    uint8_t all;                  /* the variants */
-    uint8_t when;                 /* of the statement in the making */
+    uint8_t all;  /* the variants */
+    uint8_t when; /* of the statement in the making */
     bool breaks, in_scope;
     int scope_start, exposed;
     bool exposed_mut;
@@ -34,7 +34,7 @@ static etch_dtype some_dtype(generator *g) {
 
 static void generate_sizes(generator *g) {
     static const int64_t sizes[] = {2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 33};
-    static const int64_t large[] = {63,  64,  65,  66,  96,  127, 128, 129,
+    static const int64_t large[] = {63,  64,  65,  66,  96,  127,  128,  129,
                                     255, 256, 257, 511, 513, 1025, 4096, 4097}; /* strips, blocks */
     fuzz_setup *s = &g->p->setup;
     for (int set = 0; set < FUZZ_MAX_SETS; set++)
@@ -165,11 +165,11 @@ static fuzz_int size_of(int tensor, int dim) {
 }
 
 static etch_scalar some_scalar(generator *g) {
-    static const double reals[] = {0.5,  2,    3,     -1,   1,    0,     -0.5, 2.5,    1.7,
-                                   -0.1, 1e-3, 1e10,  -0.0, NAN,  INFINITY, -INFINITY, 1e-41,
-                                   1e39, 255.5, 0.333, 7};
-    static const int64_t ints[] = {0, 1, 2, 3, -1, -7, 5, 127, -128, 255, 1000, INT64_MAX, INT64_MIN,
-                                   2147483647};
+    static const double reals[] = {0.5,      2,         3,     -1,   1,     0,     -0.5,
+                                   2.5,      1.7,       -0.1,  1e-3, 1e10,  -0.0,  NAN,
+                                   INFINITY, -INFINITY, 1e-41, 1e39, 255.5, 0.333, 7};
+    static const int64_t ints[] = {0,   1,    2,   3,    -1,        -7,        5,
+                                   127, -128, 255, 1000, INT64_MAX, INT64_MIN, 2147483647};
     switch (below(g, 8)) {
     case 0: return etch_scalar_bool(chance(g, 2));
     case 1:
@@ -319,7 +319,8 @@ static bool some_tensors(generator *g, fuzz_arg *a) {
     return true;
 }
 
-static bool some_argument(generator *g, statement *s, int i, const schema_arg *schema, int *operand) {
+static bool some_argument(generator *g, statement *s, int i, const schema_arg *schema,
+                          int *operand) {
     fuzz_arg *a = &s->arg[i];
     memset(a, 0, sizeof *a);
     switch ((arg_type)schema->type) {
@@ -333,7 +334,8 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
     case ARG_SCALAR:
         a->scalar = some_scalar(g);
         /* The number of elements of an arange is not to get out of hand. */
-        if (s->op == OP_ARANGE) a->scalar = etch_scalar_int(i == 1 ? below(g, 12) : i ? 1 : below(g, 3));
+        if (s->op == OP_ARANGE)
+            a->scalar = etch_scalar_int(i == 1 ? below(g, 12) : i ? 1 : below(g, 3));
         else if (!strcmp(schema->name, "alpha") && chance(g, 2)) a->scalar = schema->value;
         else a->varies = chance(g, 3);
         return true;
@@ -342,7 +344,8 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
     case ARG_INTS:
     case ARG_INTS_OPT: some_ints(g, (op_id)s->op, a, s); return true;
     case ARG_BOOL: a->number[0] = plain(below(g, 2)); return true;
-    case ARG_DTYPE_OPT: a->absent = !strcmp(schema->name, "dtype") && chance(g, 3); /* fall through */
+    case ARG_DTYPE_OPT:
+        a->absent = !strcmp(schema->name, "dtype") && chance(g, 3); /* fall through */
     default: a->number[0] = plain(some_dtype(g)); return true;
     }
 }
@@ -364,11 +367,11 @@ static statement new_statement(generator *g, statement_kind kind) {
 
 static op_id some_operator(generator *g) {
     static const uint8_t weights[] = {
-        [KIND_POINTWISE] = 6, [KIND_INPLACE] = 4,  [KIND_REDUCTION] = 3, [KIND_VIEW] = 6,
+        [KIND_POINTWISE] = 6,   [KIND_INPLACE] = 4,  [KIND_REDUCTION] = 3, [KIND_VIEW] = 6,
         [KIND_CONTRACTION] = 2, [KIND_CREATION] = 1, [KIND_COMPOSITE] = 2, [KIND_OTHER] = 2,
     };
     static const uint8_t counts[] = {
-        [KIND_POINTWISE] = 45, [KIND_INPLACE] = 24,  [KIND_REDUCTION] = 9, [KIND_VIEW] = 10,
+        [KIND_POINTWISE] = 45,  [KIND_INPLACE] = 24, [KIND_REDUCTION] = 9, [KIND_VIEW] = 10,
         [KIND_CONTRACTION] = 5, [KIND_CREATION] = 7, [KIND_COMPOSITE] = 3, [KIND_OTHER] = 1,
     };
     for (;;) {

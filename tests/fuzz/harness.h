@@ -108,16 +108,16 @@ void fuzz_break(fuzz_world *w);
 void fuzz_flush(fuzz_world *w);
 void fuzz_default_dtype(etch_dtype dtype);
 void fuzz_scope(fuzz_world *w);
-void fuzz_scope_end(fuzz_world *w, int keep); /* -1: nothing is kept */
+void fuzz_scope_end(fuzz_world *w, int keep);                 /* -1: nothing is kept */
 void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another function (v[n]) */
 
 /* ---- comparing ----------------------------------------------------------------------------------- */
 
 typedef struct fuzz_result {
-    char difference[512]; /* "" when there is none */
+    char difference[512];                      /* "" when there is none */
     int calls, later, compiled, compiled_only; /* later: calls whose variant was there twice before;
                           of these: that ran a plan, and that ran nothing but plans */
-    etch_counters_t counters; /* of the process, over this program */
+    etch_counters_t counters;                  /* of the process, over this program */
 } fuzz_result;
 
 /* Runs the program eagerly and compiled for the backend. True: no difference, nothing leaked. */

@@ -19,7 +19,8 @@ static bool value_of(const fuzz_world *w, const fuzz_arg *a, arg_type type, etch
                      etch_value *v) {
     v->name = NULL;
     v->tag = ETCH_VALUE_NONE;
-    for (int i = 0; (type == ARG_TENSOR || type == ARG_TENSOR_OPT || type == ARG_TENSORS) && i < a->n; i++)
+    for (int i = 0;
+         (type == ARG_TENSOR || type == ARG_TENSOR_OPT || type == ARG_TENSORS) && i < a->n; i++)
         if (!(list[i] = w->v[a->tensor[i]])) return false;
     if (a->absent) return true;
     switch (type) {
@@ -122,7 +123,8 @@ int fuzz_operands(const statement *s, int *operands) {
     if (s->kind != ST_OP) return n;
     const op_schema *schema = etch__schema((op_id)s->op);
     for (int i = 0; i < schema->nargs; i++)
-        if (schema->args[i].type == ARG_TENSOR || schema->args[i].type == ARG_TENSOR_OPT || schema->args[i].type == ARG_TENSORS)
+        if (schema->args[i].type == ARG_TENSOR || schema->args[i].type == ARG_TENSOR_OPT ||
+            schema->args[i].type == ARG_TENSORS)
             for (int k = 0; k < s->arg[i].n && n < 8; k++) operands[n++] = s->arg[i].tensor[k];
     return n;
 }

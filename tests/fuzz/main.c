@@ -177,11 +177,12 @@ static void print_summary(const options *o, int findings, double seconds) {
     const board *b = shared;
     int covered = 0;
     for (int i = 0; i < OP_COUNT; i++) covered += b->runs[i] > 0;
-    printf("fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %d of %d "
-           "kinds, %lld calls\n",
-           (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds,
-           (long long)b->programs, (long long)b->native_programs, (long long)b->operators, covered,
-           OP_COUNT, (long long)b->calls);
+    printf(
+        "fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %d of %d "
+        "kinds, %lld calls\n",
+        (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds,
+        (long long)b->programs, (long long)b->native_programs, (long long)b->operators, covered,
+        OP_COUNT, (long long)b->calls);
     printf("fuzz: %lld graphs, %lld kernels, %lld launches, %lld failed compiles\n",
            (long long)b->graphs, (long long)b->kernels, (long long)b->launches,
            (long long)b->failed_compiles);

@@ -114,12 +114,17 @@ static bool print_typed(FILE *to, const statement *s, const char *cfn) {
 
 static void print_value(FILE *to, const fuzz_arg *a, const schema_arg *schema) {
     static const char *const tags[ARG_TYPE_COUNT] = {
-        [ARG_TENSOR] = "TENSOR, .tensor",   [ARG_SCALAR] = "SCALAR, .scalar",
-        [ARG_INT] = "INT, .i",              [ARG_INT_OPT] = "INT, .i",
-        [ARG_INTS] = "INTS, .ints",         [ARG_INTS_OPT] = "INTS, .ints",
-        [ARG_BOOL] = "BOOL, .b",            [ARG_DTYPE] = "DTYPE, .dtype",
+        [ARG_TENSOR] = "TENSOR, .tensor",
+        [ARG_SCALAR] = "SCALAR, .scalar",
+        [ARG_INT] = "INT, .i",
+        [ARG_INT_OPT] = "INT, .i",
+        [ARG_INTS] = "INTS, .ints",
+        [ARG_INTS_OPT] = "INTS, .ints",
+        [ARG_BOOL] = "BOOL, .b",
+        [ARG_DTYPE] = "DTYPE, .dtype",
         [ARG_TENSOR_OPT] = "TENSOR, .tensor",
-        [ARG_DTYPE_OPT] = "DTYPE, .dtype",  [ARG_TENSORS] = "TENSORS, .tensors",
+        [ARG_DTYPE_OPT] = "DTYPE, .dtype",
+        [ARG_TENSORS] = "TENSORS, .tensors",
     };
     fprintf(to, "\n        {.name = \"%s\", .tag = ETCH_VALUE_", schema->name);
     if (a->absent) {
@@ -187,8 +192,9 @@ static void print_inputs(FILE *to, const char *name, const fuzz_input *in, int n
         fprintf(to, "    .%s[%d] = {.dtype = %d, .ndim = %d, .size = {%d, %d, %d, %d}, ", name, i,
                 in[i].dtype, in[i].ndim, in[i].size[0], in[i].size[1], in[i].size[2],
                 in[i].size[3]);
-        fprintf(to, ".layout = %d, .of = %d,\n     .wild = %d, .persistent = %d, .plain = %d, "
-                    ".feed = %d},\n",
+        fprintf(to,
+                ".layout = %d, .of = %d,\n     .wild = %d, .persistent = %d, .plain = %d, "
+                ".feed = %d},\n",
                 in[i].layout, in[i].of, in[i].wild, in[i].persistent, in[i].plain, in[i].feed);
     }
 }
@@ -213,7 +219,8 @@ static void print_setup(FILE *to, const fuzz_setup *s) {
     print_sizes(to, s);
     fprintf(to, "    .set = {%d, %d, %d},\n    .fails = %d,\n", s->set[0], s->set[1], s->set[2],
             s->fails);
-    fprintf(to, "    .dynamic = %d, .fullgraph = %d, .stable_after = %d, .recompile_limit = %d,\n};\n",
+    fprintf(to,
+            "    .dynamic = %d, .fullgraph = %d, .stable_after = %d, .recompile_limit = %d,\n};\n",
             s->dynamic, s->fullgraph, s->stable_after, s->recompile_limit);
 }
 
@@ -222,7 +229,8 @@ static bool any_boxed(const program *p) {
         const statement *s = &p->statement[i];
         if (s->kind != ST_OP) continue;
         const char *cfn = etch__ops[s->op].cfn, *second = strchr(cfn, ';');
-        if (!print_typed(NULL, s, cfn) && !(second && print_typed(NULL, s, second + 2))) return true;
+        if (!print_typed(NULL, s, cfn) && !(second && print_typed(NULL, s, second + 2)))
+            return true;
     }
     return false;
 }
@@ -230,12 +238,14 @@ static bool any_boxed(const program *p) {
 void fuzz_print(FILE *to, const program *p, const char *backend, const char *difference) {
     fprintf(to, "/* %s */\n", difference);
     fputs("#include <math.h>\n#include <setjmp.h>\n#include <stdarg.h>\n#include <stddef.h>\n"
-          "#include <stdint.h>\n#include <cmocka.h>\n\n#include \"fuzz/harness.h\"\n\n", to);
+          "#include <stdint.h>\n#include <cmocka.h>\n\n#include \"fuzz/harness.h\"\n\n",
+          to);
     if (any_boxed(p))
         fputs("static etch_tensor *boxed(const char *name, int n, const etch_value *values) {\n"
               "    etch_tensor *out = NULL;\n"
               "    etch_op_call(etch_op_find(name), values, n, &out, 1);\n"
-              "    return out;\n}\n\n", to);
+              "    return out;\n}\n\n",
+              to);
     fputs("static void body(fuzz_world *w, const void *unused) {\n    (void)unused;\n", to);
     for (int i = 0; i < p->nstatements; i++) print_statement(to, p, &p->statement[i]);
     fputs("}\n\n", to);

@@ -108,8 +108,7 @@ static bool simplify_sizes(reduction *r) {
     for (int i = 0; i < FUZZ_MAX_VARIANTS; i++) any |= TRY(r, s->set[i] = 0);
     for (int set = 0; set < FUZZ_MAX_SETS; set++)
         for (int i = 0; i < 4; i++) {
-            if (s->size[set][i] > s->size[0][i])
-                any |= TRY(r, s->size[set][i] = s->size[0][i]);
+            if (s->size[set][i] > s->size[0][i]) any |= TRY(r, s->size[set][i] = s->size[0][i]);
             for (int64_t n = 1; n < r->p->setup.size[set][i] && n <= 4; n++)
                 if (TRY(r, s->size[set][i] = n)) any = true;
             if (s->size[set][i] > 66) any |= TRY(r, s->size[set][i] = 65);
