@@ -13,7 +13,7 @@
  * Each try runs in a process of its own with an empty ETCH_CACHE_DIR, so that the files counted there
  * are its own: `interceptors` runs all, `interceptors try1 FOLDER` one. It makes 3 calls to warm up and
  * 2 that are profiled; the profiles go to FOLDER. Everything printed is counted, nothing assumed. */
-#include "blas_matmul.h"
+#include "cblas_matmul.h"
 #include "table.h"
 
 #include <dirent.h>
@@ -25,8 +25,6 @@
 #include <unistd.h>
 
 enum { SIZE = 256, WARM_UP = 3, PROFILED = 2, TABLE_LINES = 6 };
-
-static const etch_op *blas_matmul;
 
 /* ---- the program ------------------------------------------------------------------------------- */
 
@@ -41,18 +39,11 @@ static etch_tensor *builtin_step(etch_tensor *x, etch_tensor *w) {
     return x;
 }
 
-static etch_tensor *call_blas(etch_tensor *a, etch_tensor *b) {
-    etch_value args[2] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a},
-                          {.tag = ETCH_VALUE_TENSOR, .tensor = b}};
-    etch_tensor *out;
-    return etch_op_call(blas_matmul, args, 2, &out, 1) == ETCH_OK ? out : NULL;
-}
-
 static etch_tensor *custom_step(etch_tensor *x, etch_tensor *w) {
     for (int i = 0; i < 5; i++) {
-        etch_tensor *a = call_blas(x, w);
+        etch_tensor *a = blas_matmul(x, w);
         etch_tensor *s = etch_sin(x);
-        etch_tensor *b = call_blas(s, w);
+        etch_tensor *b = blas_matmul(s, w);
         etch_tensor *c = etch_add(a, b);
         x = etch_relu(c);
     }
@@ -71,7 +62,7 @@ static etch_status hijack_mm(void *ctx, const etch_op *op, const etch_value *arg
     h->seen++;
     if (!etch_op_is(op, "mm")) return etch_redispatch(op, args, nargs, out, nout);
     h->replaced++;
-    return etch_op_call(blas_matmul, args, nargs, out, nout);
+    return etch_op_call(blas_op(), args, nargs, out, nout);
 }
 
 /* ---- one try --------------------------------------------------------------------------------------- */
@@ -221,10 +212,9 @@ enum { TRIES = sizeof tries / sizeof tries[0] };
 
 static bool run_try(int k, const char *folder) {
     bool ok = false;
-    blas_matmul = register_blas_matmul();
     experiment e = {.name = tries[k].name, .folder = folder};
     e.mode = etch_mode_new(hijack_mm, &e.h, .name = "hijack");
-    if (!blas_matmul || !e.mode) return false;
+    if (!blas_op() || !e.mode) return false;
     ETCH_SCOPE {
         etch_manual_seed(0);
         e.x = etch_randn(ETCH_F32, ETCH_SHAPE(SIZE, SIZE));
