@@ -107,6 +107,11 @@ static void test_function_under_mode_runs_uncompiled_and_compiles_later(void **s
         assert_int_equal(etch_counters().kernels, files);
         assert_int_equal(compiles, 0);
         assert_non_null(strstr(log_text, "modes: 'spy' is active, running step() uncompiled"));
+        etch_explanation *e = etch_explain(f);
+        assert_int_equal(e->mode_fallbacks, 1);
+        assert_int_equal(e->graph_count, 0);
+        assert_string_equal(e->mode, "spy");
+        etch_explanation_free(e);
 
         assert_same(etch_call(f, x, w), expected);
         assert_same(etch_call(f, x, w), expected);
