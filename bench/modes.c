@@ -32,9 +32,9 @@ static void add_many(const job *j, int64_t calls) {
 static void run_add(void *ctx, int64_t calls) {
     const job *j = ctx;
     if (j->profiled) {
-        ETCH_PROFILE(NULL) { add_many(j, calls); }
+        ETCH_PROFILE (NULL) { add_many(j, calls); }
     } else if (j->mode) {
-        ETCH_WITH_MODE(j->mode) { add_many(j, calls); }
+        ETCH_WITH_MODE (j->mode) { add_many(j, calls); }
     } else {
         add_many(j, calls);
     }
@@ -50,8 +50,10 @@ void bench_modes(void) {
         job declined = {x, y, declining, false}, profiled = {x, y, NULL, true};
         bench_row row = {.workload = "overhead mode", .size = "10", .count = 4};
         row.variants[0] = (bench_variant){.name = "eager", .run = run_add, .ctx = &eager};
-        row.variants[1] = (bench_variant){.name = "passing mode", .run = run_add, .ctx = &redispatch};
-        row.variants[2] = (bench_variant){.name = "declining mode", .run = run_add, .ctx = &declined};
+        row.variants[1] =
+            (bench_variant){.name = "passing mode", .run = run_add, .ctx = &redispatch};
+        row.variants[2] =
+            (bench_variant){.name = "declining mode", .run = run_add, .ctx = &declined};
         row.variants[3] = (bench_variant){.name = "profiler", .run = run_add, .ctx = &profiled};
         bench_measure(&row);
     }

@@ -181,7 +181,7 @@ int etch__box(const op_call *call, etch_value *values) {
     return s->nargs;
 }
 
-/* The innermost handler's call with its boxed form: a list handed on as it came needs no unboxing. */
+/* The innermost handler's call with its boxed form: a list handed on as it came is not unboxed. */
 typedef struct boxed_form {
     const op_call *call;
     const etch_value *args;

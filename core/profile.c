@@ -47,17 +47,17 @@ static __thread buffer *own __attribute__((tls_model("initial-exec")));
 static pthread_key_t at_exit;
 
 static const char *const kind_names[ETCH_PROFILE_KINDS] = {
-    [ETCH_PROFILE_CALL] = "call",       [ETCH_PROFILE_GUARDS] = "guards",
-    [ETCH_PROFILE_KERNEL] = "kernel",   [ETCH_PROFILE_PRODUCT] = "product",
-    [ETCH_PROFILE_CUSTOM] = "custom",   [ETCH_PROFILE_OPERATOR] = "operator",
-    [ETCH_PROFILE_BREAK] = "break",     [ETCH_PROFILE_COMPILE] = "compile",
+    [ETCH_PROFILE_CALL] = "call",     [ETCH_PROFILE_GUARDS] = "guards",
+    [ETCH_PROFILE_KERNEL] = "kernel", [ETCH_PROFILE_PRODUCT] = "product",
+    [ETCH_PROFILE_CUSTOM] = "custom", [ETCH_PROFILE_OPERATOR] = "operator",
+    [ETCH_PROFILE_BREAK] = "break",   [ETCH_PROFILE_COMPILE] = "compile",
 };
 
 const char *etch_profile_kind_name(etch_profile_kind kind) {
     return (unsigned)kind < ETCH_PROFILE_KINDS ? kind_names[kind] : "unknown";
 }
 
-/* ---- recording --------------------------------------------------------------------------------- */
+/* ---- recording ------------------------------------------------------------------------------ */
 
 int64_t etch__profile_now(void) {
     struct timespec t;
@@ -127,7 +127,7 @@ etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_te
     return status;
 }
 
-/* ---- the end: everything on one list --------------------------------------------------------- */
+/* ---- the end: everything on one list -------------------------------------------------------- */
 
 typedef struct recording {
     buffer *parts; /* emptied buffers' contents: only chunks, thread and dropped are set */
@@ -197,7 +197,7 @@ static bool each_event(const recording *r, bool (*fn)(void *, const event *, lon
     return true;
 }
 
-/* ---- the table --------------------------------------------------------------------------------- */
+/* ---- the table ------------------------------------------------------------------------------ */
 
 static bool add_entry(void *ctx, const event *e, long thread) {
     (void)ctx, (void)thread;
@@ -252,16 +252,16 @@ int64_t etch_profile_table(char *buf, size_t n) {
     for (int64_t i = 0; i < nentries; i++) {
         const etch_profile_entry *e = &entries[i];
         size_t room = (size_t)used < n ? n - (size_t)used : 0;
-        used += snprintf(room ? buf + used : NULL, room,
-                         "%-9s %-48s %8lld %12.1f %12.2f %12.1f\n", kind_names[e->kind], e->name,
-                         (long long)e->count, (double)e->total_ns / 1e3,
-                         (double)e->total_ns / 1e3 / (double)e->count, (double)e->max_ns / 1e3);
+        used +=
+            snprintf(room ? buf + used : NULL, room, "%-9s %-48s %8lld %12.1f %12.2f %12.1f\n",
+                     kind_names[e->kind], e->name, (long long)e->count, (double)e->total_ns / 1e3,
+                     (double)e->total_ns / 1e3 / (double)e->count, (double)e->max_ns / 1e3);
     }
     pthread_mutex_unlock(&lock);
     return used;
 }
 
-/* ---- the file ------------------------------------------------------------------------------------ */
+/* ---- the file ------------------------------------------------------------------------------- */
 
 static void put_string(FILE *f, const char *text) {
     putc('"', f);
@@ -296,7 +296,7 @@ static bool put_file(FILE *f, const recording *r) {
     return fclose(f) == 0 && ok;
 }
 
-/* ---- begin and end ------------------------------------------------------------------------------- */
+/* ---- begin and end -------------------------------------------------------------------------- */
 
 etch_status etch_profile_begin(const char *path) {
     pthread_mutex_lock(&lock);
@@ -313,8 +313,7 @@ etch_status etch_profile_begin(const char *path) {
         etch__profiling = true;
     }
     pthread_mutex_unlock(&lock);
-    return ok ? ETCH_OK
-              : etch__error(ETCH_ERR_IO, "etch_profile_begin: cannot write %s: %m", path);
+    return ok ? ETCH_OK : etch__error(ETCH_ERR_IO, "etch_profile_begin: cannot write %s: %m", path);
 }
 
 etch_status etch_profile_end(void) {
@@ -339,7 +338,7 @@ etch_status etch_profile_end(void) {
                    : etch__error(ETCH_ERR_IO, "etch_profile_end: the file is not complete");
 }
 
-/* ---- load and fork ------------------------------------------------------------------------------- */
+/* ---- load and fork -------------------------------------------------------------------------- */
 
 /* A child records nothing: the file is its parent's. */
 static void in_child(void) {

@@ -9,7 +9,7 @@ static inline bool etch__profile_on(void) {
     return unlikely(atomic_load_explicit(&etch__profiling, memory_order_relaxed));
 }
 
-/* The start of an event, 0 where nothing records; etch__profile_add does nothing for a start of 0. */
+/* The start of an event, 0 where nothing records; an event that starts at 0 is none. */
 int64_t etch__profile_now(void);
 static inline int64_t etch__profile_start(void) {
     return etch__profile_on() ? etch__profile_now() : 0;
@@ -21,7 +21,8 @@ static inline void etch__profile_end_event(etch_profile_kind kind, int64_t start
     if (unlikely(start)) etch__profile_add(kind, start, name, detail);
 }
 /* An event without a duration. */
-static inline void etch__profile_mark(etch_profile_kind kind, const char *name, const char *detail) {
+static inline void etch__profile_mark(etch_profile_kind kind, const char *name,
+                                      const char *detail) {
     if (etch__profile_on()) etch__profile_add(kind, etch__profile_now(), name, detail);
 }
 

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- who steps in ------------------------------------------------------------------------------- */
+/* ---- who steps in --------------------------------------------------------------------------- */
 
 /* A mode made with composite = true meets matmul itself; declining has its parts offered. */
 static etch_status composite_layer(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -39,8 +39,9 @@ static etch_status kernel_layer(void *ctx, const etch_op *op, const etch_value *
             for (int64_t n = 0; n < etch_size(b, 2); n++) {
                 float sum = 0;
                 for (int64_t k = 0; k < etch_size(a, 2); k++)
-                    sum += pa[i * etch_stride(a, 0) + m * etch_stride(a, 1) + k * etch_stride(a, 2)] *
-                           pb[i * etch_stride(b, 0) + k * etch_stride(b, 1) + n * etch_stride(b, 2)];
+                    sum +=
+                        pa[i * etch_stride(a, 0) + m * etch_stride(a, 1) + k * etch_stride(a, 2)] *
+                        pb[i * etch_stride(b, 0) + k * etch_stride(b, 1) + n * etch_stride(b, 2)];
                 *pc++ = sum;
             }
     return ETCH_OK;
@@ -52,7 +53,7 @@ static void tracer_layer(void *ctx, const char *line) {
     printf("  tracer:          %s\n", line);
 }
 
-/* ---- the call --------------------------------------------------------------------------------------- */
+/* ---- the call ------------------------------------------------------------------------------- */
 
 static etch_tensor *product(etch_tensor *a, etch_tensor *b) { return etch_matmul(a, b); }
 
@@ -66,9 +67,10 @@ static etch_tensor *watched_product(etch_tensor *a, etch_tensor *b) {
 
 static void eager_call(etch_tensor *a, etch_tensor *b) {
     etch_mode *outer = etch_mode_new(mode_layer, NULL, .name = "operators");
-    etch_mode *inner = etch_mode_new(composite_layer, NULL, .name = "composites", .composite = true);
-    ETCH_WITH_MODE(outer) {
-        ETCH_WITH_MODE(inner) { product(a, b); }
+    etch_mode *inner =
+        etch_mode_new(composite_layer, NULL, .name = "composites", .composite = true);
+    ETCH_WITH_MODE (outer) {
+        ETCH_WITH_MODE (inner) { product(a, b); }
     }
     etch_mode_free(inner);
     etch_mode_free(outer);
@@ -79,7 +81,7 @@ static bool compiled_call(etch_function *f, etch_tensor *a, etch_tensor *b,
                           const etch_tensor *expected) {
     etch_mode *mode = etch_mode_new(mode_layer, NULL, .name = "operators", .allow_compiled = true);
     bool ok = false;
-    ETCH_WITH_MODE(mode) {
+    ETCH_WITH_MODE (mode) {
         const etch_tensor *c = etch_call(f, a, b);
         ok = c && etch_allclose(c, expected, 1e-5, 1e-6, false);
     }

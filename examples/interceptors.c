@@ -1,19 +1,19 @@
 /* An experiment: how interceptors and etch_compile go together.
  *
  * The program is the seed's: five rounds of mm, sin, mm, add, relu, inside ETCH_INFERENCE. Its
- * products come to CBLAS in two ways, through a mode that replaces mm, and through a custom operator
- * that the program calls itself:
+ * products come to CBLAS in two ways: through a mode that replaces mm, and through a custom
+ * operator that the program calls itself.
  *
  *   try0  the mode, eagerly
  *   try1  built-in operators under etch_compile
  *   try2  the custom operator under etch_compile
- *   try3  the mode, entered around etch_compile: the function runs uncompiled, each call intercepted
+ *   try3  the mode, entered around etch_compile: it runs uncompiled, each operator is intercepted
  *   try4  the same with fullgraph: an error
  *
- * Each try runs in a process of its own with an empty ETCH_CACHE_DIR, so that the files counted there
- * are its own: `interceptors` runs all, `interceptors try1 FOLDER` one. It makes 3 calls to warm up and
- * 2 that are profiled; the profiles go to FOLDER. Everything printed is counted, nothing assumed. */
-#include "blas_matmul.h"
+ * Each try runs in a process of its own with an empty ETCH_CACHE_DIR, so that the files counted
+ * there are its own: `interceptors` runs all, `interceptors try1 FOLDER` one. It makes 3 calls to
+ * warm up and 2 that are profiled; the profiles go to FOLDER. What it prints was counted. */
+#include "cblas_matmul.h"
 #include "table.h"
 
 #include <dirent.h>
@@ -26,9 +26,7 @@
 
 enum { SIZE = 256, WARM_UP = 3, PROFILED = 2, TABLE_LINES = 6 };
 
-static const etch_op *blas_matmul;
-
-/* ---- the program ------------------------------------------------------------------------------- */
+/* ---- the program ---------------------------------------------------------------------------- */
 
 static etch_tensor *builtin_step(etch_tensor *x, etch_tensor *w) {
     for (int i = 0; i < 5; i++) {
@@ -41,25 +39,18 @@ static etch_tensor *builtin_step(etch_tensor *x, etch_tensor *w) {
     return x;
 }
 
-static etch_tensor *call_blas(etch_tensor *a, etch_tensor *b) {
-    etch_value args[2] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a},
-                          {.tag = ETCH_VALUE_TENSOR, .tensor = b}};
-    etch_tensor *out;
-    return etch_op_call(blas_matmul, args, 2, &out, 1) == ETCH_OK ? out : NULL;
-}
-
 static etch_tensor *custom_step(etch_tensor *x, etch_tensor *w) {
     for (int i = 0; i < 5; i++) {
-        etch_tensor *a = call_blas(x, w);
+        etch_tensor *a = blas_matmul(x, w);
         etch_tensor *s = etch_sin(x);
-        etch_tensor *b = call_blas(s, w);
+        etch_tensor *b = blas_matmul(s, w);
         etch_tensor *c = etch_add(a, b);
         x = etch_relu(c);
     }
     return x;
 }
 
-/* ---- the mode ------------------------------------------------------------------------------------ */
+/* ---- the mode ------------------------------------------------------------------------------- */
 
 typedef struct hijack {
     int64_t seen, replaced;
@@ -71,10 +62,10 @@ static etch_status hijack_mm(void *ctx, const etch_op *op, const etch_value *arg
     h->seen++;
     if (!etch_op_is(op, "mm")) return etch_redispatch(op, args, nargs, out, nout);
     h->replaced++;
-    return etch_op_call(blas_matmul, args, nargs, out, nout);
+    return etch_op_call(blas_op(), args, nargs, out, nout);
 }
 
-/* ---- one try --------------------------------------------------------------------------------------- */
+/* ---- one try -------------------------------------------------------------------------------- */
 
 typedef struct experiment {
     const char *name, *folder;
@@ -101,7 +92,7 @@ static void profiled_calls(experiment *e, etch_function *f, etch_fn2 body) {
     char path[PATH_MAX];
     snprintf(path, sizeof path, "%s/%s.json", e->folder, e->name);
     e->h = (hijack){0};
-    ETCH_PROFILE(path) {
+    ETCH_PROFILE (path) {
         for (int i = 0; i < PROFILED; i++) e->call_ms += time_one(e, f, body) / PROFILED;
     }
     e->h.seen /= PROFILED, e->h.replaced /= PROFILED;
@@ -119,7 +110,7 @@ static void run(experiment *e, etch_function *f, etch_fn2 body) {
     e->h = counted;
 }
 
-/* ---- what it prints ------------------------------------------------------------------------------- */
+/* ---- what it prints ------------------------------------------------------------------------- */
 
 static int64_t per_call(etch_profile_kind kind) { return etch_profile_count(kind) / PROFILED; }
 
@@ -153,10 +144,10 @@ static bool failed(const experiment *e) {
     return true;
 }
 
-/* ---- the tries -------------------------------------------------------------------------------------- */
+/* ---- the tries ------------------------------------------------------------------------------ */
 
 static bool try0(experiment *e) {
-    ETCH_WITH_MODE(e->mode) { run(e, NULL, builtin_step); }
+    ETCH_WITH_MODE (e->mode) { run(e, NULL, builtin_step); }
     hijack inside = e->h;
     time_one(e, NULL, builtin_step);
     if (failed(e)) return false;
@@ -192,7 +183,7 @@ static bool try2(experiment *e) {
 
 static bool try3(experiment *e) {
     etch_function *f = etch_compile(builtin_step);
-    ETCH_WITH_MODE(e->mode) { run(e, f, builtin_step); }
+    ETCH_WITH_MODE (e->mode) { run(e, f, builtin_step); }
     if (failed(e)) return false;
     printf("try3 mode+compile graphs=%lld intercepted=%lld replaced=%lld artifacts=%d equal=%s\n",
            (long long)etch_function_counters(f).graphs, (long long)e->h.seen,
@@ -205,7 +196,7 @@ static bool try3(experiment *e) {
 static bool try4(experiment *e) {
     etch_function *f = etch_compile(builtin_step, .fullgraph = true);
     etch_tensor *y = NULL;
-    ETCH_WITH_MODE(e->mode) { y = etch_call(f, e->x, e->w); }
+    ETCH_WITH_MODE (e->mode) { y = etch_call(f, e->x, e->w); }
     printf("try4 mode+fullgraph error=%s\n", etch_status_name(etch_last_status()));
     printf("     %s\n", etch_last_error());
     etch_function_free(f);
@@ -221,10 +212,9 @@ enum { TRIES = sizeof tries / sizeof tries[0] };
 
 static bool run_try(int k, const char *folder) {
     bool ok = false;
-    blas_matmul = register_blas_matmul();
     experiment e = {.name = tries[k].name, .folder = folder};
     e.mode = etch_mode_new(hijack_mm, &e.h, .name = "hijack");
-    if (!blas_matmul || !e.mode) return false;
+    if (!blas_op() || !e.mode) return false;
     ETCH_SCOPE {
         etch_manual_seed(0);
         e.x = etch_randn(ETCH_F32, ETCH_SHAPE(SIZE, SIZE));
@@ -236,7 +226,7 @@ static bool run_try(int k, const char *folder) {
     return ok;
 }
 
-/* ---- all of them, each in a process of its own ------------------------------------------------------- */
+/* ---- all of them, each in a process of its own ---------------------------------------------- */
 
 static int remove_one(const char *path, const struct stat *s, int type, struct FTW *ftw) {
     (void)s, (void)type, (void)ftw;

@@ -20,7 +20,7 @@ static inline op_title title_of(const etch_op *op) {
 }
 
 static inline __attribute__((format(printf, 2, 3))) void put_line(etch_line_sink sink,
-                                                                   const char *format, ...) {
+                                                                  const char *format, ...) {
     char line[512];
     va_list args;
     if (!sink.line) return;
@@ -37,7 +37,7 @@ typedef struct text_out {
     int64_t used;
 } text_out;
 static inline __attribute__((format(printf, 2, 3))) void put_text(text_out *t, const char *format,
-                                                                   ...) {
+                                                                  ...) {
     va_list args;
     size_t room = (size_t)t->used < t->n ? t->n - (size_t)t->used : 0;
     va_start(args, format);

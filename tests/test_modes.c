@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- programs and handlers --------------------------------------------------------------------- */
+/* ---- programs and handlers ------------------------------------------------------------------ */
 
 static etch_tensor *step(etch_tensor *x, etch_tensor *w) {
     for (int i = 0; i < 5; i++) {
@@ -73,7 +73,7 @@ static void assert_stack_empty(void) {
         etch_clear_error();                                                                        \
     } while (0)
 
-/* ---- with etch_compile --------------------------------------------------------------------------- */
+/* ---- with etch_compile ---------------------------------------------------------------------- */
 
 static char log_text[4096];
 static void take_line(void *ctx, const char *line) {
@@ -100,13 +100,18 @@ static void test_function_under_mode_runs_uncompiled_and_compiles_later(void **s
     ETCH_SCOPE {
         etch_tensor *x = small(8, 8), *w = small(8, 8), *expected = step(x, w);
         int64_t files = etch_counters().kernels;
-        ETCH_WITH_MODE(m) { assert_same(etch_call(f, x, w), expected); }
+        ETCH_WITH_MODE (m) { assert_same(etch_call(f, x, w), expected); }
         assert_int_equal(s.calls, 25);
         assert_counts(f, 0, 0);
         assert_int_equal(etch_function_counters(f).mode_fallbacks, 1);
         assert_int_equal(etch_counters().kernels, files);
         assert_int_equal(compiles, 0);
         assert_non_null(strstr(log_text, "modes: 'spy' is active, running step() uncompiled"));
+        etch_explanation *e = etch_explain(f);
+        assert_int_equal(e->mode_fallbacks, 1);
+        assert_int_equal(e->graph_count, 0);
+        assert_string_equal(e->mode, "spy");
+        etch_explanation_free(e);
 
         assert_same(etch_call(f, x, w), expected);
         assert_same(etch_call(f, x, w), expected);
@@ -132,7 +137,7 @@ static void test_function_compiled_before_runs_uncompiled_under_mode(void **stat
         etch_tensor *x = small(8, 8), *w = small(8, 8), *expected = step(x, w);
         for (int i = 0; i < 2; i++) assert_same(etch_call(f, x, w), expected);
         assert_counts(f, 1, 1);
-        ETCH_WITH_MODE(m) { assert_same(etch_call(f, x, w), expected); }
+        ETCH_WITH_MODE (m) { assert_same(etch_call(f, x, w), expected); }
         assert_int_equal(s.calls, 25);
         assert_counts(f, 1, 1);
         assert_same(etch_call(f, x, w), expected);
@@ -156,7 +161,7 @@ static void test_fullgraph_under_mode_fails_before_the_body(void **state) {
     body_runs = 0;
     ETCH_SCOPE {
         etch_tensor *x = small(2, 3);
-        ETCH_WITH_MODE(m) { assert_null(etch_call(f, x)); }
+        ETCH_WITH_MODE (m) { assert_null(etch_call(f, x)); }
         assert_error(ETCH_ERR_MODE_ACTIVE, "counted_body");
         assert_int_equal(body_runs, 0);
         assert_non_null(etch_call(f, x));
@@ -170,7 +175,7 @@ static etch_mode *inner_mode;
 static etch_tensor *enters_mode(etch_tensor *x) {
     etch_tensor *a = etch_add_scalar(x, 1), *b = NULL;
     etch_tensor *a2 = etch_sin(a);
-    ETCH_WITH_MODE(inner_mode) { b = etch_mul(a2, x); }
+    ETCH_WITH_MODE (inner_mode) { b = etch_mul(a2, x); }
     etch_tensor *c = etch_neg(b);
     return etch_exp(c);
 }
@@ -202,7 +207,7 @@ static void test_mode_entered_inside_is_a_break(void **state) {
     }
 }
 
-/* ---- custom operators next to modes --------------------------------------------------------------- */
+/* ---- custom operators next to modes --------------------------------------------------------- */
 
 static int twice_runs;
 static etch_status twice_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -259,7 +264,7 @@ static void test_allow_compiled_sees_custom_operators_only(void **state) {
         etch_function *f = etch_compile(uses_twice, .backend = test_backends[k]);
         ETCH_SCOPE {
             etch_tensor *x = small(4, 5), *expected = uses_twice(x);
-            ETCH_WITH_MODE(m) {
+            ETCH_WITH_MODE (m) {
                 for (int i = 0; i < 3; i++) assert_same(etch_call(f, x), expected);
             }
             assert_counts(f, 1, 2);
@@ -268,7 +273,7 @@ static void test_allow_compiled_sees_custom_operators_only(void **state) {
             etch_tensor *y = etch_add_scalar(x, 1);
             y = etch_sin(etch_mul_scalar(y, 3));
             twice_runs = 0;
-            ETCH_WITH_MODE(replace) { assert_same(etch_call(f, x), y); }
+            ETCH_WITH_MODE (replace) { assert_same(etch_call(f, x), y); }
             assert_int_equal(twice_runs, 0);
             assert_int_equal(r.calls, 1);
             assert_counts(f, 1, 3);
@@ -291,7 +296,7 @@ static void test_kernel_operators_are_not_recorded(void **state) {
     etch_function_free(f);
 }
 
-/* ---- order and recursion --------------------------------------------------------------------------- */
+/* ---- order and recursion -------------------------------------------------------------------- */
 
 static void check_nested(etch_mode_handler inner_handler) {
     char log[2048] = "";
@@ -299,8 +304,8 @@ static void check_nested(etch_mode_handler inner_handler) {
     etch_mode *a = etch_mode_new(pass_on, &outer), *b = etch_mode_new(inner_handler, &inner);
     ETCH_SCOPE {
         etch_tensor *x = small(3, 3), *expected = etch_sin(x), *y = NULL;
-        ETCH_WITH_MODE(a) {
-            ETCH_WITH_MODE(b) { y = etch_sin(x); }
+        ETCH_WITH_MODE (a) {
+            ETCH_WITH_MODE (b) { y = etch_sin(x); }
             etch_neg(x);
         }
         assert_same(y, expected);
@@ -330,12 +335,12 @@ static void test_handler_calling_its_operator_does_not_recurse(void **state) {
     etch_mode *m = etch_mode_new(mm_by_mm, &s);
     ETCH_SCOPE {
         etch_tensor *x = small(3, 3), *expected = etch_mm(x, x), *y = NULL;
-        ETCH_WITH_MODE(m) { y = etch_mm(x, x); }
+        ETCH_WITH_MODE (m) { y = etch_mm(x, x); }
         assert_same(y, expected);
         assert_int_equal(s.calls, 1);
         /* The same mode entered twice is two layers. */
-        ETCH_WITH_MODE(m) {
-            ETCH_WITH_MODE(m) { y = etch_mm(x, x); }
+        ETCH_WITH_MODE (m) {
+            ETCH_WITH_MODE (m) { y = etch_mm(x, x); }
         }
         assert_int_equal(s.calls, 3);
     }
@@ -347,7 +352,7 @@ static etch_status enters_another(void *ctx, const etch_op *op, const etch_value
                                   etch_tensor **out, int nout) {
     note(ctx, etch_op_name(op));
     etch_status status = ETCH_OK;
-    ETCH_WITH_MODE(helper_mode) { status = etch_redispatch(op, args, nargs, out, nout); }
+    ETCH_WITH_MODE (helper_mode) { status = etch_redispatch(op, args, nargs, out, nout); }
     return status;
 }
 
@@ -358,8 +363,8 @@ static void test_handler_may_enter_modes(void **state) {
     helper_mode = etch_mode_new(decline, &h);
     ETCH_SCOPE {
         etch_tensor *x = small(3, 3);
-        ETCH_WITH_MODE(outer) {
-            ETCH_WITH_MODE(m) { assert_non_null(etch_sin(x)); }
+        ETCH_WITH_MODE (outer) {
+            ETCH_WITH_MODE (m) { assert_non_null(etch_sin(x)); }
         }
         assert_int_equal(s.calls, 1);
         assert_int_equal(h.calls, 1);
@@ -371,7 +376,7 @@ static void test_handler_may_enter_modes(void **state) {
     assert_stack_empty();
 }
 
-/* ---- what a handler is given ------------------------------------------------------------------------ */
+/* ---- what a handler is given ---------------------------------------------------------------- */
 
 typedef struct asked {
     double alpha;
@@ -403,13 +408,13 @@ static void test_packets_overloads_and_defaults(void **state) {
     etch_mode *m = etch_mode_new(ask, &a);
     ETCH_SCOPE {
         etch_tensor *x = small(3, 3);
-        ETCH_WITH_MODE(m) { etch_add(x, x); }
+        ETCH_WITH_MODE (m) { etch_add(x, x); }
         assert_true(a.alpha == 1 && a.named && a.overload && a.packet && a.prefixed);
         assert_false(a.other || a.part);
         assert_string_equal(a.name, "add");
-        ETCH_WITH_MODE(m) { etch_add_alpha(x, x, 2.5); }
+        ETCH_WITH_MODE (m) { etch_add_alpha(x, x, 2.5); }
         assert_true(a.alpha == 2.5);
-        ETCH_WITH_MODE(m) { etch_add_scalar(x, 1); }
+        ETCH_WITH_MODE (m) { etch_add_scalar(x, 1); }
         assert_true(a.other && a.packet && !a.overload);
     }
     etch_mode_free(m);
@@ -421,14 +426,23 @@ static void test_every_form_of_argument_passes_through(void **state) {
     etch_mode *m = etch_mode_new(pass_on, &s);
     ETCH_SCOPE {
         etch_tensor *x = small(4, 6), *parts[2] = {x, x}, *y = etch_clone(x), *z = etch_clone(x);
-        etch_tensor *plain[] = {etch_cat(parts, 2, 1), etch_sum_dim(x, ETCH_DIMS(0), true),
-                                etch_slice(x, 1, 1, 5, 2), etch_to(x, ETCH_F64),
-                                etch_argmax(x), etch_add_(y, x), etch_pow_scalar(x, 2),
-                                etch_arange(ETCH_F32, 0, 5, 1), etch_expand(x, ETCH_SHAPE(2, 4, 6))};
-        ETCH_WITH_MODE(m) {
-            etch_tensor *seen[] = {etch_cat(parts, 2, 1), etch_sum_dim(x, ETCH_DIMS(0), true),
-                                   etch_slice(x, 1, 1, 5, 2), etch_to(x, ETCH_F64),
-                                   etch_argmax(x), etch_add_(z, x), etch_pow_scalar(x, 2),
+        etch_tensor *plain[] = {etch_cat(parts, 2, 1),
+                                etch_sum_dim(x, ETCH_DIMS(0), true),
+                                etch_slice(x, 1, 1, 5, 2),
+                                etch_to(x, ETCH_F64),
+                                etch_argmax(x),
+                                etch_add_(y, x),
+                                etch_pow_scalar(x, 2),
+                                etch_arange(ETCH_F32, 0, 5, 1),
+                                etch_expand(x, ETCH_SHAPE(2, 4, 6))};
+        ETCH_WITH_MODE (m) {
+            etch_tensor *seen[] = {etch_cat(parts, 2, 1),
+                                   etch_sum_dim(x, ETCH_DIMS(0), true),
+                                   etch_slice(x, 1, 1, 5, 2),
+                                   etch_to(x, ETCH_F64),
+                                   etch_argmax(x),
+                                   etch_add_(z, x),
+                                   etch_pow_scalar(x, 2),
                                    etch_arange(ETCH_F32, 0, 5, 1),
                                    etch_expand(x, ETCH_SHAPE(2, 4, 6))};
             for (size_t i = 0; i < sizeof seen / sizeof *seen; i++) assert_same(seen[i], plain[i]);
@@ -445,10 +459,11 @@ static void test_redispatched_random_numbers_are_those_without_mode(void **state
     etch_mode *m = etch_mode_new(pass_on, &s);
     ETCH_SCOPE {
         etch_manual_seed(7);
-        etch_tensor *a = etch_randn(ETCH_F32, ETCH_SHAPE(9)), *b = etch_rand(ETCH_F32, ETCH_SHAPE(3));
+        etch_tensor *a = etch_randn(ETCH_F32, ETCH_SHAPE(9)),
+                    *b = etch_rand(ETCH_F32, ETCH_SHAPE(3));
         etch_tensor *c = NULL, *d = NULL;
         etch_manual_seed(7);
-        ETCH_WITH_MODE(m) {
+        ETCH_WITH_MODE (m) {
             c = etch_randn(ETCH_F32, ETCH_SHAPE(9));
             d = etch_rand(ETCH_F32, ETCH_SHAPE(3));
         }
@@ -458,7 +473,7 @@ static void test_redispatched_random_numbers_are_those_without_mode(void **state
     etch_mode_free(m);
 }
 
-/* ---- composites --------------------------------------------------------------------------------------- */
+/* ---- composites ----------------------------------------------------------------------------- */
 
 static etch_status batch_product(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                  etch_tensor **out, int nout) {
@@ -478,10 +493,10 @@ static const char *seen_of_matmul(spy *s, etch_mode *m, bool inference) {
         etch_tensor *y = NULL;
         if (inference) {
             ETCH_INFERENCE {
-                ETCH_WITH_MODE(m) { y = etch_matmul(a, b); }
+                ETCH_WITH_MODE (m) { y = etch_matmul(a, b); }
             }
         } else {
-            ETCH_WITH_MODE(m) { y = etch_matmul(a, b); }
+            ETCH_WITH_MODE (m) { y = etch_matmul(a, b); }
         }
         assert_same(y, expected);
     }
@@ -507,7 +522,7 @@ static void test_what_a_mode_sees_of_composites(void **state) {
     etch_mode_free(plain);
 }
 
-/* ---- the composites of the seed's table ---- */
+/* ---- the composites of the seed's table ----------------------------------------------------- */
 
 static etch_tensor *seed_matmul(void) { return etch_matmul(small(3, 4), small(4, 5)); }
 static etch_tensor *seed_linear(void) {
@@ -550,13 +565,13 @@ static void test_composites_of_the_seed(void **state) {
             etch_tensor *expected = seed_composites[i].call(), *y = NULL;
             assert_non_null(expected);
             *s.text = 0;
-            ETCH_WITH_MODE(m) { y = seed_composites[i].call(); }
+            ETCH_WITH_MODE (m) { y = seed_composites[i].call(); }
             assert_same(y, expected);
             keep_from(s.text, seed_composites[i].first);
             assert_string_equal(s.text, seed_composites[i].parts);
             *s.text = 0;
             ETCH_INFERENCE {
-                ETCH_WITH_MODE(m) { y = seed_composites[i].call(); }
+                ETCH_WITH_MODE (m) { y = seed_composites[i].call(); }
             }
             assert_same(y, expected);
             keep_from(s.text, seed_composites[i].whole);
@@ -573,13 +588,13 @@ static void test_parts_of_declined_composite_name_the_users_line(void **state) {
     etch_mode *m = etch_mode_new(decline, &s, .composite = true);
     ETCH_SCOPE {
         etch_tensor *a = small(2, 3), *b = small(2, 3);
-        ETCH_WITH_MODE(m) { assert_null(etch_matmul(a, b)); }
+        ETCH_WITH_MODE (m) { assert_null(etch_matmul(a, b)); }
         assert_error(ETCH_ERR_SHAPE, "test_modes.c:");
     }
     etch_mode_free(m);
 }
 
-/* ---- threads ---------------------------------------------------------------------------------------- */
+/* ---- threads -------------------------------------------------------------------------------- */
 
 static void *other_thread(void *ctx) {
     (void)ctx;
@@ -592,7 +607,7 @@ static void test_modes_are_thread_local(void **state) {
     spy s = {0};
     pthread_t thread;
     etch_mode *m = etch_mode_new(decline, &s);
-    ETCH_WITH_MODE(m) {
+    ETCH_WITH_MODE (m) {
         assert_int_equal(pthread_create(&thread, NULL, other_thread, NULL), 0);
         pthread_join(thread, NULL);
         assert_int_equal(s.calls, 0);
@@ -602,7 +617,7 @@ static void test_modes_are_thread_local(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- handlers that are wrong --------------------------------------------------------------------------- */
+/* ---- handlers that are wrong ---------------------------------------------------------------- */
 
 static etch_status wrong_shape(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                etch_tensor **out, int nout) {
@@ -656,7 +671,7 @@ static void check_wrong(etch_mode_handler handler, void *ctx, etch_status code, 
         etch_tensor *x = small(2, 3);
         int64_t tensors = etch_memory().tensors;
         ETCH_SCOPE {
-            ETCH_WITH_MODE(m) { assert_null(etch_sin(x)); }
+            ETCH_WITH_MODE (m) { assert_null(etch_sin(x)); }
         }
         assert_error(code, part);
         assert_int_equal(etch_memory().tensors, tensors);
@@ -678,11 +693,11 @@ static void test_wrong_handlers(void **state) {
     check_wrong(told_failure, NULL, ETCH_ERR_USER, "does not like it (test_modes.c:");
     check_wrong(pops_outer, other, ETCH_ERR_INVALID_ARGUMENT, "not the one entered last");
     check_wrong(leaves_one_entered, other, ETCH_ERR_USER, "handler failed");
-    ETCH_WITH_MODE(other) {
+    ETCH_WITH_MODE (other) {
         etch_mode *m = etch_mode_new(pops_outer, other, .name = "wrong");
         ETCH_SCOPE {
             etch_tensor *x = small(2, 3);
-            ETCH_WITH_MODE(m) { assert_null(etch_sin(x)); }
+            ETCH_WITH_MODE (m) { assert_null(etch_sin(x)); }
             assert_error(ETCH_ERR_INVALID_ARGUMENT, "not the one entered last");
             s.calls = 0;
             assert_non_null(etch_sin(x));
@@ -701,7 +716,7 @@ static void test_older_error_is_not_the_handlers(void **state) {
     ETCH_SCOPE {
         etch_tensor *x = small(2, 3);
         etch_set_error(ETCH_ERR_IO, "from before");
-        ETCH_WITH_MODE(m) { assert_null(etch_sin(x)); }
+        ETCH_WITH_MODE (m) { assert_null(etch_sin(x)); }
         assert_non_null(strstr(etch_last_error(), "handler failed"));
         etch_set_error(ETCH_ERR_IO, "from before");
         assert_non_null(small(2, 3));
@@ -715,7 +730,7 @@ static void test_written_argument_must_come_back(void **state) {
     etch_mode *m = etch_mode_new(copies_instead, NULL);
     ETCH_SCOPE {
         etch_tensor *x = small(2, 3);
-        ETCH_WITH_MODE(m) { assert_null(etch_sin_(x)); }
+        ETCH_WITH_MODE (m) { assert_null(etch_sin_(x)); }
         assert_error(ETCH_ERR_INVALID_ARGUMENT, "written argument");
     }
     etch_mode_free(m);
@@ -726,7 +741,7 @@ static void test_unchecked_accepts_other_shapes(void **state) {
     etch_mode *m = etch_mode_new(wrong_shape, NULL, .unchecked = true);
     ETCH_SCOPE {
         etch_tensor *x = small(2, 3), *y = NULL;
-        ETCH_WITH_MODE(m) { y = etch_sin(x); }
+        ETCH_WITH_MODE (m) { y = etch_sin(x); }
         assert_non_null(y);
         assert_int_equal(etch_dtype_of(y), ETCH_F64);
         assert_int_equal(etch_size(y, 1), 7);
@@ -757,7 +772,7 @@ static void test_pushing_and_popping_wrongly(void **state) {
     assert_stack_empty();
 }
 
-/* ---- registrations that are wrong ------------------------------------------------------------------------ */
+/* ---- registrations that are wrong ----------------------------------------------------------- */
 
 static const char *const bad_schemas[] = {
     "",

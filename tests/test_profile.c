@@ -10,7 +10,7 @@
 
 #include "core/base.h"
 
-/* ---- programs ------------------------------------------------------------------------------------- */
+/* ---- programs ------------------------------------------------------------------------------- */
 
 static etch_status twice_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                 etch_tensor *const *out, int nout) {
@@ -53,14 +53,14 @@ static etch_profile_entry find(etch_profile_kind kind, const char *name) {
     return none;
 }
 
-/* ---- what is recorded ------------------------------------------------------------------------------ */
+/* ---- what is recorded ----------------------------------------------------------------------- */
 
 static void test_first_call_shows_operators_breaks_and_compiles(void **state) {
     (void)state;
     etch_function *f = etch_compile(mixed);
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(8, 8), *w = arange_f32(8, 8);
-        ETCH_PROFILE(NULL) { assert_non_null(etch_call(f, x, w)); }
+        ETCH_PROFILE (NULL) { assert_non_null(etch_call(f, x, w)); }
     }
     assert_int_equal(find(ETCH_PROFILE_CALL, "mixed").count, 1);
     assert_int_equal(find(ETCH_PROFILE_GUARDS, "mixed").count, 1);
@@ -80,7 +80,7 @@ static void test_compiled_call_shows_its_steps(void **state) {
         etch_tensor *x = arange_f32(8, 8), *w = arange_f32(8, 8);
         etch_call(f, x, w);
         int64_t before = etch_counters().kernel_launches;
-        ETCH_PROFILE(NULL) {
+        ETCH_PROFILE (NULL) {
             for (int i = 0; i < 3; i++) assert_non_null(etch_call(f, x, w));
         }
         int64_t launches = etch_counters().kernel_launches - before;
@@ -127,17 +127,17 @@ static void test_nothing_is_recorded_outside(void **state) {
     (void)state;
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(3, 3);
-        ETCH_PROFILE(NULL) { etch_sin(x); }
+        ETCH_PROFILE (NULL) { etch_sin(x); }
         etch_sin(x);
         assert_int_equal(find(ETCH_PROFILE_OPERATOR, "aten::sin").count, 1);
-        ETCH_PROFILE(NULL) { etch_exp(x); }
+        ETCH_PROFILE (NULL) { etch_exp(x); }
     }
     assert_int_equal(find(ETCH_PROFILE_OPERATOR, "aten::sin").kind, ETCH_PROFILE_KINDS);
     assert_int_equal(find(ETCH_PROFILE_OPERATOR, "aten::exp").count, 1);
     assert_int_equal(etch_profile_entries(NULL, 0), 1);
 }
 
-/* ---- threads, forks, nesting ------------------------------------------------------------------------- */
+/* ---- threads, forks, nesting ---------------------------------------------------------------- */
 
 static void *thousand_operators(void *ctx) {
     (void)ctx;
@@ -153,7 +153,7 @@ static void *thousand_operators(void *ctx) {
 static void test_all_threads_are_recorded(void **state) {
     (void)state;
     pthread_t threads[3];
-    ETCH_PROFILE(NULL) {
+    ETCH_PROFILE (NULL) {
         for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, thousand_operators, NULL);
         for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
         thousand_operators(NULL);
@@ -166,7 +166,7 @@ static void test_end_while_threads_are_running(void **state) {
     pthread_t threads[3];
     for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, thousand_operators, NULL);
     for (int i = 0; i < 20; i++) {
-        ETCH_PROFILE(NULL) { thousand_operators(NULL); }
+        ETCH_PROFILE (NULL) { thousand_operators(NULL); }
         assert_true(find(ETCH_PROFILE_OPERATOR, "aten::cos").count >= 1000);
     }
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
@@ -174,7 +174,7 @@ static void test_end_while_threads_are_running(void **state) {
 
 static void test_child_records_nothing(void **state) {
     (void)state;
-    ETCH_PROFILE(NULL) {
+    ETCH_PROFILE (NULL) {
         pid_t child = fork();
         if (child == 0) {
             thousand_operators(NULL);
@@ -193,8 +193,8 @@ static void test_one_profile_at_a_time(void **state) {
     assert_int_equal(etch_profile_end(), ETCH_ERR_INVALID_ARGUMENT);
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 2);
-        ETCH_PROFILE(NULL) {
-            ETCH_PROFILE(NULL) { inner++; }
+        ETCH_PROFILE (NULL) {
+            ETCH_PROFILE (NULL) { inner++; }
             assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
             etch_sin(x);
         }
@@ -225,7 +225,7 @@ static void test_short_memory_fails_nothing(void **state) {
     assert_true(failing > 0);
 }
 
-/* ---- the file and the table ---------------------------------------------------------------------------- */
+/* ---- the file and the table ----------------------------------------------------------------- */
 
 static char *read_file(const char *path) {
     FILE *f = fopen(path, "r");
@@ -265,7 +265,7 @@ static void test_trace_file(void **state) {
     etch_function *f = etch_compile(mixed, .name = "odd \"name\"\n");
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(8, 8), *w = arange_f32(8, 8);
-        ETCH_PROFILE(path) {
+        ETCH_PROFILE (path) {
             for (int i = 0; i < 2; i++) etch_call(f, x, w);
         }
     }
@@ -286,7 +286,7 @@ static void test_file_that_cannot_be_written(void **state) {
     assert_int_equal(etch_profile_begin("/nonexistent/trace.json"), ETCH_ERR_IO);
     assert_non_null(strstr(etch_last_error(), "/nonexistent/trace.json"));
     int ran = 0;
-    ETCH_PROFILE("/nonexistent/trace.json") { ran++; }
+    ETCH_PROFILE ("/nonexistent/trace.json") { ran++; }
     assert_int_equal(ran, 1);
     assert_int_equal(etch_profile_begin("/dev/full"), ETCH_OK);
     assert_int_equal(etch_profile_end(), ETCH_ERR_IO);
@@ -297,7 +297,7 @@ static void test_table_is_sorted_and_measures_itself(void **state) {
     (void)state;
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(64, 64);
-        ETCH_PROFILE(NULL) {
+        ETCH_PROFILE (NULL) {
             etch_sin(x);
             etch_mm(x, x);
             etch_add(x, x);

@@ -49,14 +49,14 @@ static int count_text(const char *text, const char *part) {
         etch_clear_error();                                                                        \
     } while (0)
 
-/* ---- profiling ---------------------------------------------------------------------------------- */
+/* ---- profiling ------------------------------------------------------------------------------ */
 
 static void test_profiling_lines_and_table(void **state) {
     (void)state;
     etch_mode *m = etch_profiling_mode(to_written());
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(8, 8), *expected = step(x, x), *y = NULL;
-        ETCH_WITH_MODE(m) { y = step(x, x); }
+        ETCH_WITH_MODE (m) { y = step(x, x); }
         assert_same(y, expected);
     }
     assert_int_equal(written.count, 25);
@@ -67,7 +67,8 @@ static void test_profiling_lines_and_table(void **state) {
     etch_mode_times times[8];
     assert_int_equal(etch_profiling_mode_times(m, times, 8), 4);
     for (int i = 0; i < 4; i++) {
-        bool product = etch_op_is(times[i].op, "mm"), two = product || etch_op_is(times[i].op, "add");
+        bool product = etch_op_is(times[i].op, "mm"),
+             two = product || etch_op_is(times[i].op, "add");
         assert_int_equal(times[i].calls, product ? 10 : 5);
         assert_int_equal(times[i].bytes, times[i].calls * 8 * 8 * 4 * (two ? 3 : 2));
         assert_true(times[i].total > 0);
@@ -92,8 +93,8 @@ static void test_profiling_to_a_file_and_to_nowhere(void **state) {
     char line[64];
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 2);
-        ETCH_WITH_MODE(m) { etch_sin(x); }
-        ETCH_WITH_MODE(silent) { etch_sin(x); }
+        ETCH_WITH_MODE (m) { etch_sin(x); }
+        ETCH_WITH_MODE (silent) { etch_sin(x); }
     }
     rewind(file);
     assert_non_null(fgets(line, sizeof line, file));
@@ -105,7 +106,7 @@ static void test_profiling_to_a_file_and_to_nowhere(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- validation ----------------------------------------------------------------------------------- */
+/* ---- validation ----------------------------------------------------------------------------- */
 
 static etch_tensor *with_element(etch_dtype dtype, double value) {
     etch_tensor *x = etch_zeros(ETCH_F64, ETCH_SHAPE(3, 4));
@@ -121,14 +122,14 @@ static void test_validation_finds_nan_in_every_float_dtype(void **state) {
         for (int i = 0; i < 4; i++) {
             etch_tensor *bad = with_element(dtypes[i], NAN), *good = with_element(dtypes[i], 65504);
             etch_tensor *infinite = with_element(dtypes[i], -INFINITY);
-            ETCH_WITH_MODE(nan_only) {
+            ETCH_WITH_MODE (nan_only) {
                 assert_null(etch_add(good, bad));
                 assert_error(ETCH_ERR_INVALID_ARGUMENT,
                              "aten::add: argument 1 contains NaN (test_ready_modes.c:");
                 assert_non_null(etch_neg(infinite));
                 assert_non_null(etch_neg(good));
             }
-            ETCH_WITH_MODE(both) {
+            ETCH_WITH_MODE (both) {
                 assert_null(etch_neg(infinite));
                 assert_error(ETCH_ERR_INVALID_ARGUMENT, "argument 0 contains an infinity");
                 assert_null(etch_neg(bad));
@@ -149,9 +150,11 @@ static void test_validation_of_results_lists_and_views(void **state) {
         etch_tensor *bad = with_element(ETCH_F32, NAN), *good = with_element(ETCH_F32, 0);
         etch_tensor *list[2] = {good, bad};
         /* The NaN at [1, 2] lies in memory between the elements of the first views. */
-        etch_tensor *column = etch_slice(bad, 1, 1, 2, 1), *other = etch_t(etch_slice(bad, 1, 2, 4, 1));
-        etch_tensor *integers = etch_arange(ETCH_I64, 0, 5, 1), *empty = etch_slice(bad, 0, 0, 0, 1);
-        ETCH_WITH_MODE(m) {
+        etch_tensor *column = etch_slice(bad, 1, 1, 2, 1),
+                    *other = etch_t(etch_slice(bad, 1, 2, 4, 1));
+        etch_tensor *integers = etch_arange(ETCH_I64, 0, 5, 1),
+                    *empty = etch_slice(bad, 0, 0, 0, 1);
+        ETCH_WITH_MODE (m) {
             assert_null(etch_sqrt(minus));
             assert_error(ETCH_ERR_INVALID_ARGUMENT, "aten::sqrt: the result contains NaN");
             assert_null(etch_cat(list, 2, 0));
@@ -176,8 +179,8 @@ static void test_validation_calls_no_operators(void **state) {
     etch_mode *outer = etch_statistics_mode(), *m = etch_validation_mode(true);
     ETCH_SCOPE {
         etch_tensor *x = etch_div_scalar(arange_f32(4, 4), 100);
-        ETCH_WITH_MODE(outer) {
-            ETCH_WITH_MODE(m) { assert_non_null(step(x, x)); }
+        ETCH_WITH_MODE (outer) {
+            ETCH_WITH_MODE (m) { assert_non_null(step(x, x)); }
         }
         assert_int_equal(etch_statistics_mode_count(outer, NULL), 25);
     }
@@ -185,33 +188,33 @@ static void test_validation_calls_no_operators(void **state) {
     etch_mode_free(outer);
 }
 
-/* ---- logging ----------------------------------------------------------------------------------------- */
+/* ---- logging -------------------------------------------------------------------------------- */
 
 static void test_logging(void **state) {
     (void)state;
     etch_mode *m = etch_logging_mode(to_written());
     ETCH_SCOPE {
         etch_tensor *a = arange_f32(2, 3), *b = arange_f32(3, 4), *list[2] = {a, a};
-        ETCH_WITH_MODE(m) { etch_mm(a, b); }
+        ETCH_WITH_MODE (m) { etch_mm(a, b); }
         assert_string_equal(written.text, "Called: aten::mm\n"
                                           "  argument 0: f32[2, 3] on cpu\n"
                                           "  argument 1: f32[3, 4] on cpu\n"
                                           "  result: f32[2, 4] on cpu\n");
         *written.text = 0;
-        ETCH_WITH_MODE(m) { etch_cat(list, 2, 0); }
+        ETCH_WITH_MODE (m) { etch_cat(list, 2, 0); }
         assert_int_equal(count_text(written.text, "argument 0: f32[2, 3]"), 2);
         *written.text = 0;
-        ETCH_WITH_MODE(m) { assert_null(etch_mm(a, a)); }
+        ETCH_WITH_MODE (m) { assert_null(etch_mm(a, a)); }
         assert_int_equal(count_text(written.text, "  failed: mm: "), 1);
         assert_error(ETCH_ERR_SHAPE, "mm");
         *written.text = 0;
-        ETCH_WITH_MODE(m) { etch_sum(etch_to(a, ETCH_I64)); }
+        ETCH_WITH_MODE (m) { etch_sum(etch_to(a, ETCH_I64)); }
         assert_int_equal(count_text(written.text, "  result: i64[] on cpu\n"), 1);
     }
     etch_mode_free(m);
 }
 
-/* ---- statistics ---------------------------------------------------------------------------------------- */
+/* ---- statistics ----------------------------------------------------------------------------- */
 
 static void test_statistics_by_falling_count(void **state) {
     (void)state;
@@ -221,7 +224,7 @@ static void test_statistics_by_falling_count(void **state) {
     assert_string_equal(text, "");
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(4, 4);
-        ETCH_WITH_MODE(m) {
+        ETCH_WITH_MODE (m) {
             step(x, x);
             for (int i = 0; i < 2; i++) etch_add_scalar(x, 1);
         }
@@ -244,7 +247,7 @@ static void test_statistics_by_falling_count(void **state) {
 static void *count_on_thread(void *mode) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 2);
-        ETCH_WITH_MODE(mode) {
+        ETCH_WITH_MODE (mode) {
             for (int i = 0; i < 500; i++) etch_sin(x);
         }
     }
@@ -261,7 +264,7 @@ static void test_one_mode_on_several_threads(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- call stacks ------------------------------------------------------------------------------------------ */
+/* ---- call stacks ---------------------------------------------------------------------------- */
 
 __attribute__((noinline)) etch_tensor *deep_function(etch_tensor *x);
 __attribute__((noinline)) etch_tensor *outer_function(etch_tensor *x);
@@ -279,7 +282,7 @@ static void test_call_stack(void **state) {
     etch_mode *m = etch_call_stack_mode("mm", to_written());
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(3, 3);
-        ETCH_WITH_MODE(m) { assert_non_null(outer_function(x)); }
+        ETCH_WITH_MODE (m) { assert_non_null(outer_function(x)); }
     }
     assert_int_equal(count_text(written.text, "Call stack of aten::mm:\n"), 1);
     assert_int_equal(count_text(written.text, "Call stack"), 1);
@@ -293,20 +296,20 @@ static void test_call_stack(void **state) {
     m = etch_call_stack_mode(NULL, to_written());
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(3, 3);
-        ETCH_WITH_MODE(m) { assert_non_null(outer_function(x)); }
+        ETCH_WITH_MODE (m) { assert_non_null(outer_function(x)); }
     }
     assert_int_equal(count_text(written.text, "Call stack"), 3);
     etch_mode_free(m);
 }
 
-/* ---- conditional interception -------------------------------------------------------------------------------- */
+/* ---- conditional interception --------------------------------------------------------------- */
 
 static etch_status answer_zeros(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                 etch_tensor **out, int nout) {
     (void)op, (void)nargs, (void)nout;
     ++*(int *)ctx;
-    out[0] = etch_zeros(ETCH_F32, ETCH_SHAPE(etch_size(args[0].tensor, 0),
-                                             etch_size(args[1].tensor, 1)));
+    out[0] = etch_zeros(ETCH_F32,
+                        ETCH_SHAPE(etch_size(args[0].tensor, 0), etch_size(args[1].tensor, 1)));
     return out[0] ? ETCH_OK : etch_last_status();
 }
 
@@ -318,13 +321,13 @@ static void test_conditional_by_operator_and_size(void **state) {
         etch_tensor *at = arange_f32(32, 32), *above = arange_f32(32, 33), *y = NULL;
         etch_tensor *right = arange_f32(33, 2), *zeros = etch_zeros(ETCH_F32, ETCH_SHAPE(32, 2));
         etch_tensor *plain = etch_mm(at, at);
-        ETCH_WITH_MODE(m) {
+        ETCH_WITH_MODE (m) {
             assert_non_null(etch_sin(above)); /* another operator */
             y = etch_mm(at, at);              /* not more than 1024 */
         }
         assert_same(y, plain);
         assert_int_equal(calls, 0);
-        ETCH_WITH_MODE(m) { y = etch_mm(above, right); }
+        ETCH_WITH_MODE (m) { y = etch_mm(above, right); }
         assert_int_equal(calls, 1);
         assert_same(y, zeros);
     }
@@ -346,8 +349,8 @@ static void test_conditional_on_anything(void **state) {
     etch_mode *any = etch_conditional_mode(NULL, -1, only_count, &all);
     etch_mode *by_size = etch_conditional_mode(NULL, 3, only_count, &large);
     ETCH_SCOPE {
-        ETCH_WITH_MODE(any) {
-            ETCH_WITH_MODE(by_size) {
+        ETCH_WITH_MODE (any) {
+            ETCH_WITH_MODE (by_size) {
                 etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(4)); /* no tensor argument */
                 etch_sin(x);
                 etch_sin(etch_slice(x, 0, 0, 3, 1));
@@ -360,7 +363,7 @@ static void test_conditional_on_anything(void **state) {
     etch_mode_free(any);
 }
 
-/* ---- replacement ------------------------------------------------------------------------------------------------ */
+/* ---- replacement ---------------------------------------------------------------------------- */
 
 static int product_runs;
 static etch_status product_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -380,28 +383,27 @@ static etch_status product_shape(void *ctx, const etch_op *op, const etch_value 
 
 static void test_replacement(void **state) {
     (void)state;
-    etch_op_definition d = {
-        .struct_size = sizeof d, .cpu = product_kernel, .shape = product_shape};
+    etch_op_definition d = {.struct_size = sizeof d, .cpu = product_kernel, .shape = product_shape};
     const etch_op *by = etch_op_register("ready_test::product(Tensor a, Tensor b) -> Tensor", &d);
     etch_mode *m = etch_replacement_mode("mm", by), *wrong;
     etch_function *f = etch_compile(step);
     product_runs = 0;
     ETCH_SCOPE {
         etch_tensor *x = etch_div_scalar(arange_f32(8, 8), 50), *expected = step(x, x), *y = NULL;
-        ETCH_WITH_MODE(m) { y = step(x, x); }
+        ETCH_WITH_MODE (m) { y = step(x, x); }
         assert_same(y, expected);
         assert_int_equal(product_runs, 10);
         assert_int_equal(etch_replacement_mode_count(m), 10);
         step(x, x);
         assert_int_equal(product_runs, 10);
-        ETCH_WITH_MODE(m) { y = etch_call(f, x, x); }
+        ETCH_WITH_MODE (m) { y = etch_call(f, x, x); }
         assert_same(y, expected);
         assert_counts(f, 0, 0);
         assert_int_equal(etch_replacement_mode_count(m), 20);
         /* What does not fit is refused. */
         wrong = etch_replacement_mode("mm", etch_op_find("add.Tensor"));
         etch_tensor *column = arange_f32(8, 1);
-        ETCH_WITH_MODE(wrong) { assert_null(etch_mm(x, column)); }
+        ETCH_WITH_MODE (wrong) { assert_null(etch_mm(x, column)); }
         assert_error(ETCH_ERR_INVALID_ARGUMENT, "returned f32[8, 8], expected f32[8, 1]");
         assert_int_equal(etch_statistics_mode_count(m, NULL), -1);
         assert_error(ETCH_ERR_INVALID_ARGUMENT, "statistics");
@@ -415,7 +417,7 @@ static void test_replacement(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- asking the wrong mode ---------------------------------------------------------------------------------------- */
+/* ---- asking the wrong mode ------------------------------------------------------------------ */
 
 static void test_modes_of_another_kind_are_refused(void **state) {
     (void)state;

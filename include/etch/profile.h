@@ -69,8 +69,8 @@ static inline void etch_profile_leave(etch_profile_guard *guard) {
 #define ETCH_PROFILE(path) ETCH_PROFILE_(path, __COUNTER__)
 #define ETCH_PROFILE_(path, n) ETCH_PROFILE__(path, n)
 #define ETCH_PROFILE__(path, n)                                                                    \
-    for (etch_profile_guard etch_profile_guard_##n __attribute__((cleanup(etch_profile_leave))) =  \
-             etch_profile_enter(path);                                                             \
+    for (etch_profile_guard etch_profile_guard_##n                                                 \
+         __attribute__((cleanup(etch_profile_leave))) = etch_profile_enter(path);                  \
          etch_profile_guard_##n.open; etch_profile_guard_##n.open = 0)
 
 #ifdef __cplusplus
