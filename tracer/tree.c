@@ -443,8 +443,7 @@ trace_leaf *etch__publish(walk *w) {
     trace_leaf *leaf = end ? end->leaf : NULL;
     if (!leaf && !w->npath && entry)
         leaf = add_leaf(w, tree), leaf ? (void)tree->ncompiled++ : (void)0;
-    else if (!leaf && (fresh ? entry && etch__at_limit(r, NULL) : etch__at_limit(r, tree)))
-        leaf = NULL;
+    else if (!leaf && etch__at_limit(r, fresh && entry ? NULL : tree)) leaf = NULL;
     else if (!leaf) leaf = add_leaf(w, tree);
     if (fresh && !leaf) {
         free_tree(fresh);
