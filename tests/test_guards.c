@@ -1,5 +1,5 @@
-/* The rows of the tables "Capture and compile", "Guards, recompiles, dynamic sizes" and "Graph breaks":
- * each a test, with exact counts of graphs. What happens eagerly is what is expected. */
+/* The rows of the tables "Capture and compile", "Guards, recompiles, dynamic sizes" and "Graph
+ * breaks": each a test, with exact counts of graphs. What happens eagerly is what is expected. */
 #include "trace_support.h"
 
 #include <fcntl.h>
@@ -688,8 +688,8 @@ static etch_tensor *counts_calls(etch_tensor *x) {
     return other_path ? etch_sin(y) : etch_neg(y);
 }
 
-/* fullgraph and the limit: an error, before the body where the guards fail, else at the operator that
- * differs; no tensor was changed. */
+/* fullgraph and the limit: an error, before the body where the guards fail, else at the operator
+ * that differs; no tensor was changed. */
 static void fullgraph_at_the_limit(void **state) {
     (void)state;
     begin_log("");
