@@ -1,9 +1,9 @@
 /* Backend "aot_eager": the graph without writes, run through the eager kernels.
  *
  * Each operator that writes a whole result or input becomes the operator that computes a new one. A
- * write through a view, and one whose operator has no such form (copy_, fill_), is done in a copy of
- * the base. Views of what was written are taken anew from the last version; the last version of a
- * written input is copied into it at the end. Graphs in which a written input shares its storage
+ * write through a view, and one whose operator has no such form (copy_, fill_), is done in a copy
+ * of the base. Views of what was written are taken anew from the last version; the last version of
+ * a written input is copied into it at the end. Graphs in which a written input shares its storage
  * with another input, or overlaps itself, are run as they are. */
 #include "core/backend.h"
 #include "core/dispatch.h"
@@ -18,7 +18,7 @@ typedef struct functional {
 
 static int32_t base_of(const functional *f, int32_t v) { return f->g->values[v].base; }
 
-/* ---- appending ---------------------------------------------------------------------------------- */
+/* ---- appending ------------------------------------------------------------------------------- */
 
 /* A handle that has a meta and no data, for inference. */
 static void set_handle(etch_tensor *h, const tensor_meta *meta) {
@@ -78,7 +78,7 @@ static int32_t append_unary(functional *f, op_id op, int32_t v, const int64_t *a
     return f->to->nodes[node].out;
 }
 
-/* ---- versions ----------------------------------------------------------------------------------- */
+/* ---- versions -------------------------------------------------------------------------------- */
 
 static void set_now(functional *f, int32_t v, int32_t number) {
     f->now[v] = number;
@@ -155,7 +155,7 @@ static bool append_node(functional *f, const graph_node *n, int32_t *operands) {
     return copy_and_write(f, n, operands, base);
 }
 
-/* ---- the whole graph ------------------------------------------------------------------------------ */
+/* ---- the whole graph ------------------------------------------------------------------------- */
 
 /* Whether two elements may lie at one place. */
 static bool overlaps_itself(const tensor_meta *m) {

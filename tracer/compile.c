@@ -296,14 +296,14 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
         return NULL;
     }
     if (new_graph) log_graph(g);
-    double start = seconds_now();
+    double before = seconds_now();
     backend_options options = {f->options.mode, f->options.numerics, !new_graph};
     int64_t profile = etch__profile_start();
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, profile, g->name, NULL);
     etch__graph_free(g);
     if (status == ETCH_OK) {
-        if (new_graph) note_graph(f, leaf, name, code->plan, seconds_now() - start);
+        if (new_graph) note_graph(f, leaf, name, code->plan, seconds_now() - before);
         return code;
     }
     free_code(code);

@@ -40,8 +40,8 @@ static void mark_live(walk *w, uint8_t bit) {
     }
 }
 
-/* What compiling needs to know of the inputs, while the walk still holds them: which share a storage,
- * and, of a dynamic walk, all sizes. */
+/* What compiling needs to know of the inputs, while the walk still holds them: which share a
+ * storage, and, of a dynamic walk, all sizes. */
 static bool describe_inputs(walk *w) {
     int nbound = 0;
     for (int64_t i = 0; i < w->npath; i++) nbound += w->path[i]->ncaptures;
@@ -243,8 +243,8 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
     return r->poisoned ? etch__tls.status : ETCH_OK;
 }
 
-/* The walk of this run that has to produce t; NULL with the error set if t is another thread's. What
- * belongs to an outer run is produced at once. */
+/* The walk of this run that has to produce t; NULL with the error set if t is another thread's.
+ * What belongs to an outer run is produced at once. */
 static walk *owner_in(run *r, const etch_tensor *t, const void *site) {
     walk *w = t->owner;
     if (w && w->run == r) return w;

@@ -31,7 +31,8 @@ etch_status etch__call_off(run *r, etch_function *f, etch_tensor *const *in, int
 /* From matching to recording, at a call that needs the values of its operands (under fullgraph they
  * stay deferred). Where the limit is reached the segment goes on eagerly. */
 bool etch__stop_matching(run *r, etch_tensor *const *in, int nin);
-/* Runs f on shapes alone and says what its one result looks like; data is neither there nor changed. */
+/* Runs f on shapes alone and says what its one result looks like; data is neither there nor
+ * changed. */
 etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in, int nin,
                                tensor_meta *meta);
 
@@ -46,8 +47,8 @@ static inline bool etch__may_compile(void) {
     return likely(atomic_load_explicit(&etch__stance, memory_order_relaxed) <
                   ETCH_STANCE_EAGER_ON_RECOMPILE);
 }
-/* Whether every compiled function runs eagerly here: the stance, or a function disabled with all that
- * it calls. */
+/* Whether every compiled function runs eagerly here: the stance, or a function disabled with all
+ * that it calls. */
 bool etch__forced_eager(void);
 /* Around the body of the latter; leaving gets what entering gave. */
 int etch__enter_disabled(bool recursive);

@@ -1,5 +1,5 @@
-/* Stances, and functions disabled with all that they call: what keeps compiled functions from running
- * compiled. */
+/* Stances, and functions disabled with all that they call: what keeps compiled functions from
+ * running compiled. */
 #include "tracer/run.h"
 
 _Atomic int etch__stance = ETCH_STANCE_DEFAULT;

@@ -407,7 +407,7 @@ static trace_leaf *add_leaf(walk *w, trace_tree *tree) {
     end->leaf = leaf, leaf->end = end;
     link_suffix(w, tree, end);
     tree->nleaves++;
-    if (tree->entry) tree->gen->entry_leaves++;
+    if (tree->entry && w->npath) tree->gen->entry_leaves++;
     return leaf;
 }
 
@@ -435,6 +435,7 @@ trace_leaf *etch__publish(walk *w) {
     bool entry = w->entry;
     if (r->f->gen != g || (!entry && !w->npath)) return NULL;
     trace_tree *tree = find_tree(w, entry), *fresh = NULL;
+    if (!tree && !w->npath) return NULL; /* nothing to compile: not even an entry */
     if (!tree && !(tree = fresh = new_tree(w, entry))) return NULL;
     w->tree = NULL;
     int64_t known = merge_prefix(w, tree);
@@ -443,8 +444,7 @@ trace_leaf *etch__publish(walk *w) {
     trace_leaf *leaf = end ? end->leaf : NULL;
     if (!leaf && !w->npath && entry)
         leaf = add_leaf(w, tree), leaf ? (void)tree->ncompiled++ : (void)0;
-    else if (!leaf && (fresh ? entry && etch__at_limit(r, NULL) : etch__at_limit(r, tree)))
-        leaf = NULL;
+    else if (!leaf && etch__at_limit(r, fresh && entry ? NULL : tree)) leaf = NULL;
     else if (!leaf) leaf = add_leaf(w, tree);
     if (fresh && !leaf) {
         free_tree(fresh);

@@ -1,10 +1,11 @@
 /* Backends of one's own: graphs that can be read and edited, and what runs in their place.
  *
- * A graph is a list of calls of operators in program order. A node stands for one call or one input;
- * its value is a tensor without data, which answers queries (etch_sizes, etch_dtype_of, ...) and
- * takes the place of a tensor in the arguments of etch_graph_insert; any use of its data is an
- * error. Operators that write in place (add_) have no value of their own: theirs is that of the
- * tensor they write, and nodes behind them see the write. A graph belongs to one thread at a time. */
+ * A graph is a list of calls of operators in program order. A node stands for one call or one
+ * input; its value is a tensor without data, which answers queries (etch_sizes, etch_dtype_of,
+ * ...) and takes the place of a tensor in the arguments of etch_graph_insert; any use of its data
+ * is an error. Operators that write in place (add_) have no value of their own: theirs is that of
+ * the tensor they write, and nodes behind them see the write. A graph belongs to one thread at a
+ * time. */
 #ifndef ETCH_BACKEND_H
 #define ETCH_BACKEND_H
 
@@ -17,7 +18,7 @@ extern "C" {
 typedef struct etch_graph etch_graph;
 typedef struct etch_node etch_node;
 
-/* ---- reading ------------------------------------------------------------------------------------ */
+/* ---- reading --------------------------------------------------------------------------------- */
 
 ETCH_API const char *etch_graph_name(const etch_graph *g); /* "step/0" */
 /* Whether the same graph was compiled before and this is it for other sizes (dynamic functions). */
@@ -43,17 +44,18 @@ ETCH_API etch_tensor *etch_node_value(const etch_node *n);
 /* The node whose value t is; NULL and not_found where g has none. */
 ETCH_API etch_node *etch_graph_node_of(const etch_graph *g, const etch_tensor *t);
 /* Writes the call's arguments, in schema order, to args, which has room for ETCH_NODE_MAX_ARGS;
- * returns how many. Run-time scalars have the tag ETCH_VALUE_PARAM. Lists live as long as the node. */
+ * returns how many. Run-time scalars have the tag ETCH_VALUE_PARAM. Lists live as long as the
+ * node. */
 #define ETCH_NODE_MAX_ARGS 8
 ETCH_API int etch_node_args(const etch_node *n, etch_value *args);
 /* How often the node's value is used: by operands of calls, and as output. */
 ETCH_API int etch_node_uses(const etch_node *n);
 
-/* ---- editing ------------------------------------------------------------------------------------- */
+/* ---- editing --------------------------------------------------------------------------------- */
 
-/* Inserts a call before `before` (NULL: at the end). Arguments as those of etch_op_call; tensors are
- * values of nodes of g that come earlier. Returns the new node, or NULL with an error: composites,
- * random operators and operators that do not take these arguments are refused. */
+/* Inserts a call before `before` (NULL: at the end). Arguments as those of etch_op_call; tensors
+ * are values of nodes of g that come earlier. Returns the new node, or NULL with an error:
+ * composites, random operators and operators that do not take these arguments are refused. */
 ETCH_API etch_node *etch_graph_insert(etch_graph *g, etch_node *before, const etch_op *op,
                                       const etch_value *args, int nargs);
 /* Every use of the value of `old`, as operand or output, becomes a use of that of `with` (except by
@@ -65,11 +67,11 @@ ETCH_API etch_node *etch_graph_replace(etch_graph *g, etch_node *n, const etch_o
 /* Removes a call. An error while its value is used; a call that writes in place can always go. */
 ETCH_API etch_status etch_graph_erase(etch_graph *g, etch_node *n);
 
-/* ---- text ---------------------------------------------------------------------------------------- */
+/* ---- text ------------------------------------------------------------------------------------ */
 
 /* The text, as ETCH_LOGS=graph shows it, into buf (at most n bytes with the final NUL); returns the
- * length it needs without the NUL, or -1 with an error. Scalars that an edit put in follow in a last
- * line, "constants $2 = 0.5". */
+ * length it needs without the NUL, or -1 with an error. Scalars that an edit put in follow in a
+ * last line, "constants $2 = 0.5". */
 ETCH_API int64_t etch_graph_format(const etch_graph *g, char *buf, size_t n);
 /* A graph from its text, to be freed with etch_graph_free; NULL with an error that names line and
  * column. */
@@ -77,12 +79,12 @@ ETCH_API etch_graph *etch_graph_parse(const char *text);
 /* Of a parsed graph; those that a backend is given are not to be freed. NULL is a no-op. */
 ETCH_API void etch_graph_free(etch_graph *g);
 
-/* ---- backends ------------------------------------------------------------------------------------ */
+/* ---- backends -------------------------------------------------------------------------------- */
 
 /* Runs compiled code: in are the tensors of the graph's inputs, params its run-time scalars; on
  * success out[0..nout) are tensors with dtype and sizes of the graph's outputs. Operators run
- * eagerly in it, in a scope of its own. What the graph writes in place it must write, too. A failure
- * must leave the inputs as they were. May be called on several threads at once. */
+ * eagerly in it, in a scope of its own. What the graph writes in place it must write, too. A
+ * failure must leave the inputs as they were. May be called on several threads at once. */
 typedef etch_status (*etch_run_fn)(void *ctx, etch_tensor *const *in, int nin,
                                    const etch_scalar *params, int nparams, etch_tensor **out,
                                    int nout);
@@ -96,8 +98,8 @@ typedef struct etch_runnable {
     void (*destroy)(void *ctx); /* when the code is dropped; may be NULL */
 } etch_runnable;
 
-/* Compiles g: may read and edit it, and fills *out, which is all zero. A failure makes this graph run
- * eagerly, with a warning. g is valid during the call only. */
+/* Compiles g: may read and edit it, and fills *out, which is all zero. A failure makes this graph
+ * run eagerly, with a warning. g is valid during the call only. */
 typedef etch_status (*etch_backend_fn)(void *ctx, etch_graph *g, etch_runnable *out);
 
 /* Makes `name` (copied) a backend for .backend. invalid_argument for a name that is taken. */
@@ -113,8 +115,8 @@ typedef struct etch_compile_counts {
 } etch_compile_counts;
 
 /* A new backend that counts the graphs handed to it in *counts (set to 0 first) and runs them
- * eagerly: etch_compile(fn, .backend = etch_compile_counter(&counts)). The name is valid, and counts
- * must be, until etch_unregister_backend. NULL on error. */
+ * eagerly: etch_compile(fn, .backend = etch_compile_counter(&counts)). The name is valid, and
+ * counts must be, until etch_unregister_backend. NULL on error. */
 ETCH_API const char *etch_compile_counter(etch_compile_counts *counts);
 
 #ifdef __cplusplus

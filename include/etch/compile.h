@@ -1,11 +1,12 @@
 /* etch_compile: a function of tensors becomes fused machine code that gives the same bits.
  *
- * The body runs on every call: each operator call is checked against the recorded trace and answered
- * with a deferred tensor; what differs is recorded as a new path. The observable values are those of
- * the same program with ETCH_COMPILE_DISABLE=1, bit for bit. Exceptions: where a data-dependent error
- * or a failed allocation appears; what other threads see between entry and return of a call (call
- * etch_flush before synchronising with them); raw pointers got before the call and used inside it
- * without etch_flush; `replay`; and the sign and payload of a NaN that arithmetic produced. */
+ * The body runs on every call: each operator call is checked against the recorded trace and
+ * answered with a deferred tensor; what differs is recorded as a new path. The observable values
+ * are those of the same program with ETCH_COMPILE_DISABLE=1, bit for bit. Exceptions: where a
+ * data-dependent error or a failed allocation appears; what other threads see between entry and
+ * return of a call (call etch_flush before synchronising with them); raw pointers got before the
+ * call and used inside it without etch_flush; `replay`; and the sign and payload of a NaN that
+ * arithmetic produced. */
 #ifndef ETCH_COMPILE_H
 #define ETCH_COMPILE_H
 
@@ -22,8 +23,8 @@ typedef etch_tensor *(*etch_fn1)(etch_tensor *);
 typedef etch_tensor *(*etch_fn2)(etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn3)(etch_tensor *, etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn4)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *);
-/* The general form: reads in[0..nin), writes out[0..nout) (handles of the body's scope; it moves those
- * that the body's scope owns to the caller's). A status other than ETCH_OK fails the call. */
+/* The general form: reads in[0..nin), writes out[0..nout) (handles of the body's scope; it moves
+ * those that the body's scope owns to the caller's). A status other than ETCH_OK fails the call. */
 typedef etch_status (*etch_fn_n)(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                                  int nout);
 
@@ -106,7 +107,7 @@ ETCH_API int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx);
 ETCH_API int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx);
 ETCH_API void etch_callback_remove(int64_t handle);
 
-/* ---- functions that compiled code does not look into ------------------------------------------ */
+/* ---- functions that compiled code does not look into ----------------------------------------- */
 
 /* A C function as a value: its kind (number of arguments, or -1 for the general form), pointer and,
  * for the general form, ctx. ETCH_CALLABLE(fn) makes one. */
@@ -122,8 +123,8 @@ static inline etch_callable etch_callable_of(int arity, void (*fn)(void), void *
 }
 
 /* C cannot see a plain call of a C function. Each of these returns a function handle that is to be
- * called through etch_call and freed with etch_function_free; inside a compiled function such a call
- * is
+ * called through etch_call and freed with etch_function_free; inside a compiled function such a
+ * call is
  * etch_disable: a graph break, and eager execution. recursive: compiled functions that it calls run
  *   eagerly, too, else they run compiled.
  * etch_allow_in_graph: one opaque node. The function must not write its arguments and has one new
@@ -137,8 +138,8 @@ ETCH_API etch_function *etch_disable(etch_callable fn, bool recursive);
 ETCH_API etch_function *etch_allow_in_graph(etch_callable fn);
 ETCH_API etch_function *etch_assume_constant(etch_callable fn);
 
-/* What compiled functions do, in the whole process; read when a call or a segment after a graph break
- * begins, so that one set inside a compiled function counts from the next segment on. */
+/* What compiled functions do, in the whole process; read when a call or a segment after a graph
+ * break begins, so that one set inside a compiled function counts from the next segment on. */
 typedef enum etch_stance {
     ETCH_STANCE_DEFAULT,
     ETCH_STANCE_FORCE_EAGER,        /* run eagerly, compiled or not */
@@ -158,7 +159,8 @@ ETCH_API const char *const *etch_list_backends(void);
 #endif
 
 #ifndef __cplusplus
-/* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "step"): picks by the type of fn. */
+/* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "step"): picks by the type of fn.
+ * */
 #define etch_compile(fn, ...)                                                                      \
     _Generic((fn),                                                                                 \
         etch_fn0: etch_compile_fn0,                                                                \
@@ -169,7 +171,8 @@ ETCH_API const char *const *etch_list_backends(void);
         etch_fn_n: etch_compile_n)(                                                                \
         fn, &(etch_compile_options){.struct_size = sizeof(etch_compile_options), __VA_ARGS__})
 
-/* ETCH_CALLABLE(fn), ETCH_CALLABLE(fn, ctx): etch_disable(step, true) and the like make it themselves. */
+/* ETCH_CALLABLE(fn), ETCH_CALLABLE(fn, ctx): etch_disable(step, true) and the like make it
+ * themselves. */
 #define ETCH_CALLABLE(...) ETCH_CALLABLE_(__VA_ARGS__, NULL, 0)
 #define ETCH_CALLABLE_(f, c, ...)                                                                  \
     etch_callable_of(_Generic((f),                                                                 \

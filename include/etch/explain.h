@@ -48,8 +48,8 @@ typedef struct etch_explanation {
 /* What is known of f now; free it with etch_explanation_free. NULL on error. */
 ETCH_API etch_explanation *etch_explain(const etch_function *f);
 ETCH_API void etch_explanation_free(etch_explanation *e); /* NULL is a no-op */
-/* The same as text into buf (at most n bytes with the final NUL); returns the length it needs without
- * the NUL, or -1. */
+/* The same as text into buf (at most n bytes with the final NUL); returns the length it needs
+ * without the NUL, or -1. */
 ETCH_API int64_t etch_explain_text(const etch_function *f, char *buf, size_t n);
 
 #ifdef __cplusplus
