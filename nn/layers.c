@@ -9,10 +9,7 @@
 static etch_tensor *linear_forward(etch_module *m, etch_tensor *x) {
     etch_tensor *weight = etch_module_parameter(m, "weight");
     etch_tensor *bias = etch_module_parameter(m, "bias");
-    etch_tensor *turned = etch_t(weight);
-    if (etch_ndim(x) == 2) return etch_addmm(bias, x, turned);
-    etch_tensor *product = etch_matmul(x, turned);
-    return etch_add(product, bias);
+    return etch_linear(x, weight, bias);
 }
 
 /* Uniform in +-bound. */

@@ -132,6 +132,22 @@ static void callbacks_around_the_compile(void **state) {
     }
 }
 
+/* model.compile(backend=cnt); model(x) -> frame_count 1 */
+static void a_compile_counter_counts_one_graph(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_compile_counts counts = {0};
+        etch_module *m = toy();
+        const char *counter = etch_compile_counter(&counts);
+        assert_int_equal(etch_module_compile(m, .backend = counter), ETCH_OK);
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(10, 10));
+        for (int i = 0; i < 3; i++) assert_same(etch_module_call(m, x), by_hand(m, x));
+        assert_int_equal(counts.frame_count, 1);
+        assert_int_equal(etch_unregister_backend(counter), ETCH_OK);
+        etch_module_free(m);
+    }
+}
+
 /* Names and parameters are what they were before. */
 static void compiling_changes_no_names(void **state) {
     (void)state;
@@ -278,6 +294,7 @@ int main(void) {
         cmocka_unit_test(bad_modules),
         cmocka_unit_test(eager_is_the_same_by_hand),
         cmocka_unit_test(compile_then_call_is_one_graph),
+        cmocka_unit_test(a_compile_counter_counts_one_graph),
         cmocka_unit_test(is_compiled_before_and_after),
         cmocka_unit_test(callbacks_around_the_compile),
         cmocka_unit_test(compiling_changes_no_names),
