@@ -284,6 +284,7 @@ static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *i
         const schema_arg *a = &s->args[i];
         if (a->has_default) continue;
         v[n] = (etch_value){a->name, ETCH_VALUE_INT, {.i = 0}};
+        if (a->type == ARG_BOOL) v[n] = (etch_value){a->name, ETCH_VALUE_BOOL, {.b = false}};
         if (a->type == ARG_TENSOR)
             v[n] = (etch_value){
                 a->name, ETCH_VALUE_TENSOR, {.tensor = tensors++ == bad ? instead : x}};
