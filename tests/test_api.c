@@ -187,6 +187,7 @@ QUERY_OF(arg, etch_arg(etch_op_find("neg"), NULL, 0, "self") == NULL)
 QUERY_OF(mode_ctx, etch_mode_ctx(NULL) == NULL)
 QUERY_OF(mode_name, etch_mode_name(NULL) == NULL)
 QUERY_OF(inference_enabled, etch_inference_enabled())
+QUERY_OF(current_stance, etch_current_stance())
 
 #define QUERY(name)                                                                                \
     { "etch_" #name, query_##name }
@@ -224,6 +225,7 @@ static const use queries[] = {
     QUERY(mode_ctx),
     QUERY(mode_name),
     QUERY(inference_enabled),
+    QUERY(current_stance),
 };
 
 static use_fn find_use(const use *uses, int n, const char *name) {

@@ -293,6 +293,9 @@ static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *i
             tensors = 2;
             v[n] = (etch_value){a->name, ETCH_VALUE_TENSORS, {.tensors = {list, 2}}};
         }
+        if (a->type == ARG_BOOL) v[n] = (etch_value){a->name, ETCH_VALUE_BOOL, {.b = false}};
+        if (a->type == ARG_DTYPE) v[n] = (etch_value){a->name, ETCH_VALUE_DTYPE, {.dtype = 0}};
+        if (a->type == ARG_TENSOR_OPT) v[n] = (etch_value){a->name, ETCH_VALUE_NONE, {.i = 0}};
         if (a->type == ARG_SCALAR) v[n] = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 1 + 3 * i}};
         if (a->type == ARG_INTS || a->type == ARG_INTS_OPT)
             v[n] = (etch_value){a->name, ETCH_VALUE_INTS, {.ints = ETCH_DIMS(1, 0)}};
@@ -346,6 +349,7 @@ static void *without_scope(void *arg) {
         bool owns = out != x; /* in place, and contiguous of what is contiguous */
         if (owns && !(out == NULL && (etch_last_status() == ETCH_ERR_NO_SCOPE ||
                                       etch_last_status() == ETCH_ERR_SHAPE ||
+                                      etch_last_status() == ETCH_ERR_INVALID_ARGUMENT ||
                                       etch_last_status() == ETCH_ERR_DTYPE)))
             return (void *)etch_op_name(ops[i]);
         if (s->args[0].written && !out && etch_last_status() == ETCH_ERR_NO_SCOPE)
