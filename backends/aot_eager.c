@@ -18,7 +18,7 @@ typedef struct functional {
 
 static int32_t base_of(const functional *f, int32_t v) { return f->g->values[v].base; }
 
-/* ---- appending ------------------------------------------------------------------------------- */
+/* ---- appending ---- */
 
 /* A handle that has a meta and no data, for inference. */
 static void set_handle(etch_tensor *h, const tensor_meta *meta) {
@@ -78,7 +78,7 @@ static int32_t append_unary(functional *f, op_id op, int32_t v, const int64_t *a
     return f->to->nodes[node].out;
 }
 
-/* ---- versions -------------------------------------------------------------------------------- */
+/* ---- versions ---- */
 
 static void set_now(functional *f, int32_t v, int32_t number) {
     f->now[v] = number;
@@ -155,7 +155,7 @@ static bool append_node(functional *f, const graph_node *n, int32_t *operands) {
     return copy_and_write(f, n, operands, base);
 }
 
-/* ---- the whole graph ------------------------------------------------------------------------- */
+/* ---- the whole graph ---- */
 
 /* Whether two elements may lie at one place. */
 static bool overlaps_itself(const tensor_meta *m) {

@@ -15,8 +15,7 @@ typedef struct eager_plan {
     bool writes_input;
 } eager_plan;
 
-/* ---- one run ----------------------------------------------------------------------------------
- */
+/* ---- one run ---- */
 
 typedef struct eager_run {
     const eager_plan *p;
@@ -115,8 +114,7 @@ static etch_status eager_run_plan(plan *p, const plan_io *io) {
     return status;
 }
 
-/* ---- the plan ---------------------------------------------------------------------------------
- */
+/* ---- the plan ---- */
 
 static void eager_destroy(plan *p) {
     eager_plan *e = (eager_plan *)p;

@@ -66,7 +66,6 @@ static etch_status native_compile(const graph *g, const backend_options *options
     return fall_back(g, out, REASON_EAGER_COMPILE, why);
 }
 
-static const backend native = {
-    .name = "native", .alias = "inductor", .compile = native_compile};
+static const backend native = {.name = "native", .alias = "inductor", .compile = native_compile};
 
 __attribute__((constructor)) static void register_native(void) { etch__backend_register(&native); }

@@ -18,7 +18,7 @@ typedef struct user_backend {
     char name[];
 } user_backend;
 
-/* ---- plans ----------------------------------------------------------------------------------- */
+/* ---- plans ---- */
 
 typedef struct user_plan {
     plan p;
@@ -103,7 +103,7 @@ static etch_status run_own(plan *p, const plan_io *io) {
     return status;
 }
 
-/* ---- compiling ------------------------------------------------------------------------------- */
+/* ---- compiling ---- */
 
 static bool keep_metas(user_plan *u, const graph *g) {
     u->nin = g->ninputs, u->nout = g->noutputs;
@@ -175,7 +175,7 @@ static etch_status compile_user(const backend *self, const graph *g, const backe
     return status;
 }
 
-/* ---- registering ----------------------------------------------------------------------------- */
+/* ---- registering ---- */
 
 static user_backend *add_backend(const char *name, etch_backend_fn compile, void *ctx) {
     size_t n = strlen(name) + 1;

@@ -8,10 +8,10 @@ typedef struct plan plan;
 
 /* One run of a plan. A plan may run on several threads at once. */
 typedef struct plan_io {
-    etch_tensor *const *inputs;    /* materialised, with the metas of the graph's inputs */
-    const etch_scalar *scalars;    /* graph.nscalars, with the graph's kinds */
-    etch_storage **outputs;        /* graph.noutputs slots; the plan puts a new storage into each */
-    bool *wrote;                   /* may be NULL; set where a run fails with inputs written */
+    etch_tensor *const *inputs; /* materialised, with the metas of the graph's inputs */
+    const etch_scalar *scalars; /* graph.nscalars, with the graph's kinds */
+    etch_storage **outputs;     /* graph.noutputs slots; the plan puts a new storage into each */
+    bool *wrote;                /* may be NULL; set where a run fails with inputs written */
 } plan_io;
 
 struct plan {

@@ -13,7 +13,7 @@
 #define unlikely(x) __builtin_expect(!!(x), 0)
 #define COUNT_OF(a) ((int)(sizeof(a) / sizeof((a)[0])))
 
-/* ---- allocation: the one place that tests can make fail ---------------------------------------- */
+/* ---- allocation: the one place that tests can make fail ---- */
 
 /* As malloc, calloc, realloc; NULL sets out_of_memory. */
 void *etch__malloc(size_t bytes);
@@ -34,7 +34,7 @@ bool etch__allocations_counted(void);
 /* Grows *items (of `size` bytes each) to hold at least need of them, doubling *cap. */
 bool etch__grow(void *items, int64_t *cap, int64_t need, size_t size);
 
-/* ---- errors --------------------------------------------------------------------------------------- */
+/* ---- errors ---- */
 
 /* Sets the thread's error and returns its code. The text says what was expected and what came. */
 etch_status etch__error(etch_status code, const char *format, ...)
@@ -60,7 +60,7 @@ const char *etch__symbol_name(const void *address);
 void etch__site_lock(void);
 void etch__site_unlock(void);
 
-/* ---- logs, reasons, parameters: one table each ------------------------------------------------------ */
+/* ---- logs, reasons, parameters: one table each ---- */
 
 typedef enum log_channel {
 #define LOG(id, name, help) LOG_##id,

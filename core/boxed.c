@@ -6,8 +6,7 @@
 #include "core/call.h"
 #include "core/schema.h"
 
-/* ---- finding operators ------------------------------------------------------------------------
- */
+/* ---- finding operators ---- */
 
 /* Filled once for the table's own operators; a registered one puts itself behind them. */
 static const etch_op *all[OP_CAPACITY + 1];
@@ -44,8 +43,7 @@ const etch_op *etch_op_find(const char *name) {
 const char *etch_op_name(const etch_op *op) { return op ? op->name : NULL; }
 const char *etch_op_schema(const etch_op *op) { return op ? op->schema : NULL; }
 
-/* ---- binding ------------------------------------------------------------------------------------
- */
+/* ---- binding ---- */
 
 typedef struct boxed_call {
     const etch_op *op;
@@ -129,8 +127,7 @@ static bool bind(boxed_call *b, const etch_value *args, int nargs) {
     return true;
 }
 
-/* ---- converting
- * ----------------------------------------------------------------------------------- */
+/* ---- converting ---- */
 
 static bool wrong_tag(boxed_call *b, const schema_arg *a, const etch_value *v) {
     FAIL(b, ETCH_ERR_INVALID_ARGUMENT, "argument \"%s\": expected %s, got %s", a->name,
@@ -244,8 +241,14 @@ etch_status etch__unbox(const etch_op *op, const etch_value *args, int nargs, co
                         etch_status (*use)(void *ctx, const op_call *call), void *ctx) {
     boxed_call b = {.op = op, .schema = etch__schema((op_id)op->id), .site = site};
     if (!bind(&b, args, nargs) || !convert(&b)) return etch__tls.status;
-    op_call call = {.op = op->id, .nin = (uint16_t)b.nin, .nsc = (uint8_t)b.nsc,
-                    .nat = (uint8_t)b.nat, .in = b.in, .sc = b.sc, .at = b.at, .site = site};
+    op_call call = {.op = op->id,
+                    .nin = (uint16_t)b.nin,
+                    .nsc = (uint8_t)b.nsc,
+                    .nat = (uint8_t)b.nat,
+                    .in = b.in,
+                    .sc = b.sc,
+                    .at = b.at,
+                    .site = site};
     return use(ctx, &call);
 }
 

@@ -37,8 +37,14 @@ etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc,
         if (likely(h)) return h;
     }
     if (unlikely(etch__tls.composite_site)) site = etch__tls.composite_site;
-    op_call call = {.op = (uint16_t)op, .nin = (uint16_t)nin, .nsc = (uint8_t)nsc,
-                    .nat = (uint8_t)nat, .in = in, .sc = sc, .at = at, .site = site};
+    op_call call = {.op = (uint16_t)op,
+                    .nin = (uint16_t)nin,
+                    .nsc = (uint8_t)nsc,
+                    .nat = (uint8_t)nat,
+                    .in = in,
+                    .sc = sc,
+                    .at = at,
+                    .site = site};
     return etch__dispatch(&call);
 }
 

@@ -26,8 +26,7 @@ static bool each_pair(const etch_tensor *a, const etch_tensor *b, element_row ro
     return etch__each_row(t, 2, row, c);
 }
 
-/* ---- equal values
- * --------------------------------------------------------------------------------- */
+/* ---- equal values ---- */
 
 static bool equal_row(void *ctx, const char *const *p, const int64_t *step, int64_t n) {
     compare_ctx *c = ctx;
@@ -47,8 +46,7 @@ bool etch_equal(const etch_tensor *a, const etch_tensor *b) {
     return same_meta(a, b, true) && each_pair(a, b, equal_row, &c);
 }
 
-/* ---- close values
- * ----------------------------------------------------------------------------------- */
+/* ---- close values ---- */
 
 static bool close_row(void *ctx, const char *const *p, const int64_t *step, int64_t n) {
     const compare_ctx *c = ctx;
@@ -68,8 +66,7 @@ bool etch_allclose(const etch_tensor *a, const etch_tensor *b, double rtol, doub
     return same_meta(a, b, false) && each_pair(a, b, close_row, &c);
 }
 
-/* ---- equal bits
- * ---------------------------------------------------------------------------------------- */
+/* ---- equal bits ---- */
 
 static bool is_nan(etch_dtype dtype, const char *p) {
     return !etch__element_is_int(dtype) && isnan(etch__element_real(dtype, p));

@@ -3,8 +3,7 @@
 #include "core/dispatch.h"
 #include "core/rules.h"
 
-/* ---- reshape and contiguous ---------------------------------------------------------------------
- */
+/* ---- reshape and contiguous ---- */
 
 etch_tensor *etch__composite_reshape(const op_call *call) {
     etch_tensor *t = call->in[0];
@@ -26,8 +25,7 @@ etch_tensor *etch__composite_contiguous(const op_call *call) {
     return t->contiguous ? t : etch_clone(t);
 }
 
-/* ---- matmul -------------------------------------------------------------------------------------
- */
+/* ---- matmul ---- */
 
 /* Broadcast batch sizes of a and b (all but the last two dimensions); false sets the error. */
 static bool batch_sizes(const op_call *call, const etch_tensor *a, const etch_tensor *b,
@@ -95,8 +93,7 @@ etch_tensor *etch__composite_matmul(const op_call *call) {
     return c;
 }
 
-/* ---- linear -------------------------------------------------------------------------------------
- */
+/* ---- linear ---- */
 
 static bool linear_fits(const op_call *call) {
     const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
@@ -126,8 +123,7 @@ etch_tensor *etch__composite_linear(const op_call *call) {
     return y && bias != ETCH_NONE ? etch_add(y, bias) : y;
 }
 
-/* ---- softmax and layer norm ---------------------------------------------------------------------
- */
+/* ---- softmax and layer norm ---- */
 
 /* The operand in the dtype that is asked for, attribute 1 (-1: as it is). */
 static etch_tensor *softmax_operand(const op_call *call) {
@@ -151,8 +147,7 @@ etch_tensor *etch__composite_layer_norm(const op_call *call) {
     return etch_native_layer_norm(call->in[0], size, call->in[1], call->in[2], call->sc[0]);
 }
 
-/* ---- conv2d -------------------------------------------------------------------------------------
- */
+/* ---- conv2d ---- */
 
 /* An input of three dimensions is a batch of one. */
 etch_tensor *etch__composite_conv2d(const op_call *call) {

@@ -16,16 +16,16 @@ static inline uint64_t etch__call_key(unsigned op, unsigned nin, unsigned nsc, u
 }
 
 typedef struct cursor_node {
-    uint64_t key;                /* etch__call_key; CURSOR_END for the end of a segment */
-    uint64_t state;              /* the state word at the call */
+    uint64_t key;                       /* etch__call_key; CURSOR_END for the end of a segment */
+    uint64_t state;                     /* the state word at the call */
     _Atomic(struct cursor_node *) next; /* the node that followed last time */
-    int32_t id;                  /* in its tree: index of its handle */
-    int32_t out;                 /* value it defines; for INPLACE the value of in[0] */
-    int32_t sc;                  /* index of its first run-time scalar */
+    int32_t id;                         /* in its tree: index of its handle */
+    int32_t out;                        /* value it defines; for INPLACE the value of in[0] */
+    int32_t sc;                         /* index of its first run-time scalar */
     uint8_t inplace;
     uint8_t kind[OP_MAX_SCALARS]; /* etch_scalar_kind of each scalar */
-    int32_t in[CURSOR_MAX_IN];   /* values of the first operands */
-    const int64_t *at;           /* static attributes */
+    int32_t in[CURSOR_MAX_IN];    /* values of the first operands */
+    const int64_t *at;            /* static attributes */
 } cursor_node;
 
 #define CURSOR_END UINT64_MAX
@@ -38,7 +38,7 @@ typedef struct trace_cursor {
     etch_tensor **value;  /* handles by value number; NULL while a slot is unbound */
     etch_tensor **handle; /* spare handles by node id; NULL where one must be made */
     etch_scalar *scalar;
-    int32_t limit;        /* the three arrays are sized for nodes with smaller ids */
+    int32_t limit; /* the three arrays are sized for nodes with smaller ids */
 } trace_cursor;
 
 /* The deferred handle of the call if it is just what the cursor expects, else NULL. */

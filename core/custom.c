@@ -30,11 +30,11 @@ struct etch_override {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static custom_op custom[OP_CAPACITY - OP_COUNT];
 static _Atomic(etch_override *) overrides[OP_CAPACITY];
-static op_kernel natives[OP_CAPACITY]; /* of operators that were overridden once: their own kernel */
+static op_kernel
+    natives[OP_CAPACITY]; /* of operators that were overridden once: their own kernel */
 _Atomic uint64_t etch__override_epoch;
 
-/* ---- running the user's function
- * -------------------------------------------------------------------- */
+/* ---- running the user's function ---- */
 
 /* A function of the user that is called for an operator runs in an empty frame, as in a flush: what it
  * calls runs eagerly, whatever the thread is tracing. */
@@ -118,8 +118,7 @@ static etch_status run_override(const op_call *call, etch_tensor *const *out) {
     return o ? run_user(&o->kernel, call, out) : natives[call->op](call, out);
 }
 
-/* ---- registering
- * ------------------------------------------------------------------------------------- */
+/* ---- registering ---- */
 
 /* The C-like part of a name: letters, digits, '_', '.', and "::" between them. */
 static size_t name_length(const char *schema) {
@@ -236,8 +235,7 @@ etch_status etch_set_error(etch_status status, const char *text) {
                           text ? text : etch_status_name(status));
 }
 
-/* ---- inference
- * ----------------------------------------------------------------------------------------- */
+/* ---- inference ---- */
 
 static etch_status bad_spec(const op_call *call, const char *what) {
     return etch__error_at(call->site, ETCH_ERR_SHAPE, "%s: the shape function gave %s",
@@ -285,8 +283,7 @@ etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype
     return ETCH_OK;
 }
 
-/* ---- overrides
- * ------------------------------------------------------------------------------------------- */
+/* ---- overrides ---- */
 
 /* Inside a body: what was called before still means the old kernel. */
 static etch_status break_here(const void *site) {

@@ -29,8 +29,7 @@ void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
 op_kernel etch__kernel(op_id op) { return kernels[op]; }
 
-/* ---- walking the layers
- * -------------------------------------------------------------------------- */
+/* ---- walking the layers ---- */
 
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
     uint32_t active = etch__tls.layers >> (layer + 1) << (layer + 1);
@@ -64,8 +63,7 @@ etch_tensor *etch__dispatch(const op_call *call) {
     return etch__run_eager(call);
 }
 
-/* ---- the innermost step
- * --------------------------------------------------------------------------- */
+/* ---- the innermost step ---- */
 
 static bool inputs_ready(const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
@@ -143,8 +141,7 @@ etch_tensor *etch__run_eager(const op_call *call) {
     return likely(etch__run_kernel(call, out) == ETCH_OK) ? out : drop_result(out);
 }
 
-/* ---- readers
- * --------------------------------------------------------------------------------------- */
+/* ---- readers ---- */
 
 etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *site) {
     if (!etch__check_handle(t)) return etch__tls.status;

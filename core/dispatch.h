@@ -72,6 +72,4 @@ etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *s
 /* Reserves n numbers of the process's generator in program order: seed and first offset. */
 void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);
 
-
-
 #endif

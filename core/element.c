@@ -47,7 +47,7 @@ int64_t etch__element_int(etch_dtype dtype, const void *p) {
     }
 }
 
-/* ---- walks ---------------------------------------------------------------------------------- */
+/* ---- walks ---- */
 
 /* Moves the row pointers to the next index over dimensions [0..last); false after the last one. */
 static bool next_row(const etch_tensor *const *t, int count, int last, int64_t *index,

@@ -27,8 +27,7 @@ typedef struct builder {
 
 enum { EXACT_ALL = (1 << ETCH_BF16) | (1 << ETCH_F16) };
 
-/* ---- instructions
- * -------------------------------------------------------------------------------- */
+/* ---- instructions ---- */
 
 static int emit(builder *b, prim_id prim, etch_dtype type, etch_dtype from, int x, int y, int z) {
     if (b->p->n == PROGRAM_MAX) return b->full = true, 0;
@@ -118,8 +117,7 @@ static int operand(builder *b, int k) { return convert(b, load(b, k), b->compute
 /* Operand k as a truth value. */
 static int truth(builder *b, int k) { return convert(b, operand(b, k), ETCH_BOOL); }
 
-/* ---- the expressions: each returns the value that is the result
- * -------------------------------------- */
+/* ---- the expressions: each returns the value that is the result ---- */
 
 static int expr_identity(builder *b) { return operand(b, 0); }
 static int expr_second(builder *b) { return operand(b, 1); }
@@ -277,7 +275,7 @@ static int expr_gelu(builder *b) {
     return binary(b, PRIM_MUL, half, binary(b, PRIM_ADD, one, inner));
 }
 
-/* ---- rounding to whole numbers: from conversions, so that all of it vectorises; integers stay -- */
+/* ---- rounding to whole numbers: from conversions, so that all of it vectorises; integers stay ---- */
 
 static int select(builder *b, int condition, int x, int y) {
     return emit(b, PRIM_SELECT, b->type, b->type, condition, x, y);
@@ -346,7 +344,7 @@ static int expr_isnan(builder *b) {
     return compare(b, PRIM_NE, x, x);
 }
 
-/* ---- bits -- */
+/* ---- bits ---- */
 
 /* Bools take the logical primitive. */
 static int bits(builder *b, prim_id prim, prim_id logical, int x, int y) {
@@ -377,7 +375,7 @@ static int expr_left_shift_scalar(builder *b) { return scalar_of(b, PRIM_SHL); }
 static int expr_right_shift(builder *b) { return binary_of(b, PRIM_SHR); }
 static int expr_right_shift_scalar(builder *b) { return scalar_of(b, PRIM_SHR); }
 
-/* ---- divisions with a rest -- */
+/* ---- divisions with a rest ---- */
 
 static int expr_fmod(builder *b) { return binary_of(b, PRIM_REM); }
 static int expr_fmod_scalar(builder *b) { return scalar_of(b, PRIM_REM); }
@@ -432,16 +430,20 @@ static int expr_floor_divide_scalar(builder *b) {
     return floor_divided(b, x, scalar(b, 0));
 }
 
-/* ---- clamp -- */
+/* ---- clamp ---- */
 
 /* Scalar k in the common dtype; integers saturate. */
 static int bound(builder *b, int k) {
-    static const double low[] = {
-        [ETCH_I8] = INT8_MIN, [ETCH_I16] = INT16_MIN, [ETCH_I32] = INT32_MIN, [ETCH_U8] = 0};
+    static const double low[] = {[ETCH_I8] = INT8_MIN,
+                                 [ETCH_I16] = INT16_MIN,
+                                 [ETCH_I32] = INT32_MIN,
+                                 [ETCH_U8] = 0,
+                                 [ETCH_BOOL] = 0};
     static const double high[] = {[ETCH_I8] = INT8_MAX,
                                   [ETCH_I16] = INT16_MAX,
                                   [ETCH_I32] = INT32_MAX,
-                                  [ETCH_U8] = UINT8_MAX};
+                                  [ETCH_U8] = UINT8_MAX,
+                                  [ETCH_BOOL] = 1};
     if (etch__is_float(b->compute) || b->compute == ETCH_I64) return scalar(b, k);
     int v = scalar_as(b, k, ETCH_I64);
     v = emit(b, PRIM_MAX, ETCH_I64, ETCH_I64, v, constant(b, ETCH_I64, low[b->compute]), 0);
@@ -511,8 +513,7 @@ static int expr_where(builder *b) {
     return keeps_grid(b, emit(b, PRIM_SELECT, b->type, b->type, condition, x, y), x, y);
 }
 
-/* ---- from operator to program
- * ------------------------------------------------------------------------ */
+/* ---- from operator to program ---- */
 
 typedef int (*expr_fn)(builder *b);
 
@@ -542,8 +543,7 @@ bool etch__expr_build(op_id op, const etch_dtype *in, int nin, etch_dtype comput
     return !b.full;
 }
 
-/* ---- scalars
- * ----------------------------------------------------------------------------------------- */
+/* ---- scalars ---- */
 
 static float round_bf16(float v) {
     uint32_t u;
@@ -611,8 +611,7 @@ uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to) {
     }
 }
 
-/* ---- reductions
- * --------------------------------------------------------------------------------------- */
+/* ---- reductions ---- */
 
 reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
     reduce_plan plan = {.kind = (reduce_kind)etch__ops[call->op].impl};

@@ -24,7 +24,8 @@ extern const prim_info etch__prims[PRIM_COUNT];
 typedef struct prim_instr {
     uint8_t prim;
     uint8_t type; /* compute type of the result */
-    uint8_t from; /* CONVERT: the operand's compute type; comparisons: the operands'; SCALAR: the dtype
+    uint8_t
+        from; /* CONVERT: the operand's compute type; comparisons: the operands'; SCALAR: the dtype
                      (bf16 and f16 included) that the scalar is rounded to */
     int16_t a, b, c;
     union {
@@ -66,7 +67,7 @@ typedef struct reduce_plan {
 } reduce_plan;
 reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out);
 
-/* ---- the canonical order of a reduction (DESIGN: numbers) --------------------------------------
+/* ---- the canonical order of a reduction ----
  *
  * The reduced elements have the row-major logical index r = 0..R-1. They are cut into blocks of
  * REDUCE_BLOCK; in a block, lane r % REDUCE_LANES takes its elements in ascending order, starting

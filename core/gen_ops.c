@@ -287,8 +287,10 @@ static void print_function(FILE *out, const row *r, const arg *args, int n, cons
     snprintf(length, sizeof length, list[0] ? "n%s" : "%s", list);
     if (!list[0]) snprintf(length, sizeof length, "%d", count_tensors(args, n));
     if (list[0])
-        fprintf(out, "    if (!etch__list_ok(OP_%s, %s, %s, __builtin_return_address(0))) return NULL;\n",
-                r->id, list, length);
+        fprintf(
+            out,
+            "    if (!etch__list_ok(OP_%s, %s, %s, __builtin_return_address(0))) return NULL;\n",
+            r->id, list, length);
     fprintf(out,
             "    return etch__operator(OP_%s, %s, %s, sc, %d, at, nat, "
             "__builtin_return_address(0));\n}\n\n",

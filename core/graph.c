@@ -109,7 +109,7 @@ bool etch__graph_add_output(graph *g, int32_t value) {
     return true;
 }
 
-/* ---- equality ------------------------------------------------------------------------------- */
+/* ---- equality ---- */
 
 static bool same_meta(const tensor_meta *a, const tensor_meta *b) {
     size_t n = a->ndim * sizeof(int64_t);

@@ -36,7 +36,7 @@ struct etch_graph {
     etch_node *first, *last;
 };
 
-/* ---- nodes ----------------------------------------------------------------------------------- */
+/* ---- nodes ---- */
 
 static bool is_inplace(const etch_node *n) { return n->op && n->op->kind == KIND_INPLACE; }
 
@@ -80,7 +80,7 @@ etch_node *etch_graph_node_of(const etch_graph *g, const etch_tensor *t) {
     return NULL;
 }
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 const char *etch_graph_name(const etch_graph *g) { return g ? g->name : NULL; }
 bool etch_graph_is_instance(const etch_graph *g) { return g && g->instance; }
@@ -156,7 +156,7 @@ int etch_node_uses(const etch_node *n) {
     return uses;
 }
 
-/* ---- editing --------------------------------------------------------------------------------- */
+/* ---- editing ---- */
 
 /* Class and dtype of a parameter's number are those of any other of its kind. */
 static etch_scalar any_value(etch_scalar_kind kind) {
@@ -318,7 +318,7 @@ etch_node *etch_graph_replace(etch_graph *g, etch_node *n, const etch_op *op,
     return NULL;
 }
 
-/* ---- from the compiler's graph --------------------------------------------------------------- */
+/* ---- from the compiler's graph ---- */
 
 void etch_graph_free(etch_graph *g) {
     if (!g) return;
@@ -389,7 +389,7 @@ etch_graph *etch__graph_open(const graph *g) {
     return NULL;
 }
 
-/* ---- and back -------------------------------------------------------------------------------- */
+/* ---- and back ---- */
 
 typedef struct closing {
     const etch_graph *e;
@@ -493,7 +493,7 @@ graph *etch__graph_close(const etch_graph *e, graph_scalar **scalars) {
     return NULL;
 }
 
-/* ---- text ------------------------------------------------------------------------------------ */
+/* ---- text ---- */
 
 static int put_constants(char *buf, size_t n, const graph *g, const graph_scalar *scalars) {
     int used = 0;

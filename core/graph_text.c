@@ -8,8 +8,7 @@
 
 #include "core/graph.h"
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ---- */
 
 typedef struct text {
     char *s;
@@ -105,8 +104,7 @@ char *etch__graph_text(const graph *g) {
     return NULL;
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ---- */
 
 typedef struct reader {
     const char *start, *at;

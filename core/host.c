@@ -7,8 +7,7 @@
 
 #define SITE __builtin_return_address(0)
 
-/* ---- in ----------------------------------------------------------------------------------------
- */
+/* ---- in ---- */
 
 /* Checks what the user says of memory; gives the number of elements, or -1. */
 static int64_t check_memory(const char *function, const void *site, const void *data,
@@ -80,8 +79,7 @@ etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
     return t;
 }
 
-/* ---- out ---------------------------------------------------------------------------------------
- */
+/* ---- out ---- */
 
 /* What is known without a graph break is checked before one is made. */
 etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
@@ -117,8 +115,7 @@ int64_t etch_item_int(const etch_tensor *t) {
     return p ? etch__element_int((etch_dtype)t->dtype, p) : INT64_MIN;
 }
 
-/* ---- raw pointers
- * -------------------------------------------------------------------------------- */
+/* ---- raw pointers ---- */
 
 static void *expose(const etch_tensor *t, const char *function, int bits, const void *site) {
     if (!etch__read(t, function, REASON_BREAK_DATA, site) || !t->numel) return NULL;

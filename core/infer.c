@@ -32,7 +32,7 @@ bool etch__infer_fail(const op_call *call, etch_status code, const char *format,
 }
 #define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
 
-/* ---- shapes: helpers ------------------------------------------------------------------------- */
+/* ---- shapes: helpers ---- */
 
 /* Row-major strides of out's sizes. */
 static bool finish(const op_call *call, tensor_meta *out) {
@@ -59,7 +59,7 @@ static bool want_ndim(const op_call *call, int i, const char *name, int ndim) {
          ndim == 1 ? "" : "s", t->ndim, TEXT(t));
 }
 
-/* ---- shapes: creation and pointwise ---------------------------------------------------------- */
+/* ---- shapes: creation and pointwise ---- */
 
 static bool size_rule(const op_call *call, tensor_meta *out) {
     int64_t n = call->at[0];
@@ -177,7 +177,7 @@ static bool check_inplace_dtype(const op_call *call, etch_dtype computed) {
          etch_dtype_name(computed), etch_dtype_name(self));
 }
 
-/* ---- shapes: reductions ---------------------------------------------------------------------- */
+/* ---- shapes: reductions ---- */
 
 enum { ALL_DIMS = -1 };
 
@@ -238,7 +238,7 @@ void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim) {
     *keepdim = r.keepdim;
 }
 
-/* ---- shapes: products ------------------------------------------------------------------------ */
+/* ---- shapes: products ---- */
 
 static bool mm_sizes(const op_call *call, const char *left, int l, const char *right,
                      tensor_meta *out) {
@@ -320,7 +320,7 @@ static bool cat_rule(const op_call *call, tensor_meta *out) {
     return finish(call, out);
 }
 
-/* ---- shapes: normalisations ------------------------------------------------------------------ */
+/* ---- shapes: normalisations ---- */
 
 static bool softmax_rule(const op_call *call, tensor_meta *out) {
     int dim;
@@ -350,7 +350,7 @@ static bool layer_norm_rule(const op_call *call, tensor_meta *out) {
     return copy_sizes(t, out);
 }
 
-/* ---- shapes: convolution --------------------------------------------------------------------- */
+/* ---- shapes: convolution ---- */
 
 bool etch__conv_numbers(const op_call *call, conv_numbers *c) {
     int64_t *const lists[] = {c->stride, c->padding, c->dilation};
@@ -411,7 +411,7 @@ static bool convolution_rule(const op_call *call, tensor_meta *out) {
     return finish(call, out);
 }
 
-/* ---- the entry ------------------------------------------------------------------------------- */
+/* ---- the entry ---- */
 
 static const shape_fn shape_rules[SRULE_COUNT] = {
     [SRULE_SIZE] = size_rule,
@@ -465,7 +465,7 @@ etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compu
     return rule(call, out) ? ETCH_OK : etch__tls.status;
 }
 
-/* ---- static classes -------------------------------------------------------------------------- */
+/* ---- static classes ---- */
 
 static double scalar_real(const etch_scalar *s) {
     return s->kind == ETCH_SCALAR_REAL ? s->d : (double)s->i;

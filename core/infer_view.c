@@ -20,7 +20,7 @@ static bool drop_dim(tensor_meta *out, int dim) {
     return true;
 }
 
-/* ---- view ------------------------------------------------------------------------------------ */
+/* ---- view ---- */
 
 bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
                       const int64_t *wanted, int64_t *size) {
@@ -92,7 +92,7 @@ static bool view_rule(const op_call *call, tensor_meta *out) {
          etch__shape_text(t->ndim, t->stride).s, etch__shape_text((int)n, size).s);
 }
 
-/* ---- reordering ------------------------------------------------------------------------------ */
+/* ---- reordering ---- */
 
 static void swap_dims(tensor_meta *out, int a, int b) {
     int64_t size = out->size[a], stride = out->stride[a];
@@ -135,7 +135,7 @@ static bool permute_rule(const op_call *call, tensor_meta *out) {
     return true;
 }
 
-/* ---- parts ----------------------------------------------------------------------------------- */
+/* ---- parts ---- */
 
 /* Python's rule for one bound: absent, from the end, clamped to where a walk may begin or stop. */
 static int64_t clamp_bound(int64_t v, int64_t n, bool down, int64_t absent) {
@@ -183,7 +183,7 @@ static bool select_rule(const op_call *call, tensor_meta *out) {
     return drop_dim(out, dim);
 }
 
-/* ---- dimensions of size one ------------------------------------------------------------------ */
+/* ---- dimensions of size one ---- */
 
 static bool expand_fail(const op_call *call, int64_t n) {
     FAIL(ETCH_ERR_SHAPE, "sizes %s do not expand to %s", TEXT(call->in[0]),

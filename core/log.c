@@ -19,7 +19,7 @@ static const struct {
 };
 _Static_assert(LOG_COUNT <= 32, "etch__log_mask has a bit a channel");
 
-/* ---- the sink -------------------------------------------------------------------------------- */
+/* ---- the sink ---- */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*user_sink)(void *ctx, const char *line);
@@ -104,7 +104,7 @@ void etch_set_log_sink(void (*sink)(void *ctx, const char *line), void *ctx) {
     if (!inside) pthread_mutex_unlock(&lock);
 }
 
-/* ---- help ------------------------------------------------------------------------------------ */
+/* ---- help ---- */
 
 static void help(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static void help(const char *format, ...) {
@@ -133,7 +133,7 @@ static void help_all(void) {
 #undef ETCH_ERROR
 }
 
-/* ---- channels -------------------------------------------------------------------------------- */
+/* ---- channels ---- */
 
 /* The bits of one name; 0 for one that there is not. */
 static uint32_t channel_bits(const char *name, size_t n) {

@@ -16,8 +16,7 @@ struct etch_mode {
     atomic_int entered; /* on how many stacks it lies */
 };
 
-/* ---- life
- * ----------------------------------------------------------------------------------------- */
+/* ---- life ---- */
 
 etch_mode *etch_mode_create(etch_mode_handler handler, void *ctx,
                             const etch_mode_options *options) {
@@ -50,8 +49,7 @@ void etch_mode_free(etch_mode *m) {
 void *etch_mode_ctx(const etch_mode *m) { return m ? m->ctx : NULL; }
 const char *etch_mode_name(const etch_mode *m) { return m ? m->name : NULL; }
 
-/* ---- the stack
- * --------------------------------------------------------------------------------------- */
+/* ---- the stack ---- */
 
 static bool takes_composites(const etch_mode *m) {
     return m->options.composite || etch__tls.state & STATE_INFERENCE;
@@ -133,8 +131,7 @@ bool etch__mode_entered_since(int depth) {
     return false;
 }
 
-/* ---- calling a handler
- * ---------------------------------------------------------------------------------- */
+/* ---- calling a handler ---- */
 
 static int box_list(const int64_t *at, etch_value *v) {
     if (at[0] < 0) return 1;
@@ -171,8 +168,7 @@ int etch__box(const op_call *call, etch_value *values) {
         if (s->args[i].type == ARG_TENSOR || s->args[i].type == ARG_TENSOR_OPT) {
             v->tensor = call->in[in++];
             v->tag = v->tensor == ETCH_NONE ? ETCH_VALUE_NONE : ETCH_VALUE_TENSOR;
-        }
-        else if (s->args[i].type == ARG_SCALAR)
+        } else if (s->args[i].type == ARG_SCALAR)
             v->tag = ETCH_VALUE_SCALAR, v->scalar = call->sc[sc++];
         else if (s->args[i].type == ARG_TENSORS)
             v->tag = ETCH_VALUE_TENSORS, v->tensors.items = call->in, v->tensors.count = call->nin;
@@ -318,15 +314,14 @@ void etch__modes_restore(const modes_off *outer) {
     if (outer->level) set_level(outer->level);
 }
 
-/* ---- opaque nodes of compiled code
- * -------------------------------------------------------------------------- */
+/* ---- opaque nodes of compiled code ---- */
 
 /* What a handler returned becomes the contents of the node's result, past modes and tracer. */
 static etch_status copy_result(const op_call *call, etch_tensor *to, etch_tensor *from) {
     etch_tensor *const in[2] = {to, from};
     const int64_t non_blocking = 0;
-    op_call copy = {.op = OP_COPY_, .nin = 2, .nat = 1, .in = in, .at = &non_blocking,
-                    .site = call->site};
+    op_call copy = {
+        .op = OP_COPY_, .nin = 2, .nat = 1, .in = in, .at = &non_blocking, .site = call->site};
     return to == from || etch__run_eager(&copy) ? ETCH_OK : etch__tls.status;
 }
 
@@ -344,9 +339,7 @@ etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out) {
     return ETCH_DECLINED;
 }
 
-/* ---- public
- * -----------------------------------------------------------------------------------------------------
- */
+/* ---- public ---- */
 
 etch_status etch_redispatch(const etch_op *op, const etch_value *args, int nargs, etch_tensor **out,
                             int nout) {

@@ -37,8 +37,7 @@ typedef struct npy_file {
     return etch__error_at((f)->site, code, "etch_npy_load: %s: " format, (f)->path, __VA_ARGS__),  \
            false
 
-/* ---- the header's text
- * ------------------------------------------------------------------------------ */
+/* ---- the header's text ---- */
 
 static const char *skip(const char *at, const char *what) { return at + strspn(at, what); }
 
@@ -112,8 +111,7 @@ static bool parse_header(const npy_file *f, const char *text, npy_header *h) {
     return true;
 }
 
-/* ---- reading
- * --------------------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 static bool read_bytes(const npy_file *f, void *to, size_t n) {
     if (fread(to, 1, n, f->file) == n) return true;
@@ -194,8 +192,7 @@ etch_tensor *etch_npy_load(const char *path) {
     return t;
 }
 
-/* ---- writing
- * -------------------------------------------------------------------------------------------- */
+/* ---- writing ---- */
 
 static const char *descr_of(etch_dtype dtype) {
     for (int i = 0; i < COUNT_OF(descrs); i++)

@@ -74,7 +74,7 @@ struct etch_op {
     uint16_t id;
     uint8_t kind, drule, srule, flags, nout;
     _Atomic bool overridden; /* its kernel is the user's: never taken apart or fused */
-    int16_t impl; /* REDUCTION: reduce_kind, else -1 */
+    int16_t impl;            /* REDUCTION: reduce_kind, else -1 */
     op_composite composite;
     const char *name;   /* "add.Tensor" */
     const char *schema; /* "add.Tensor(Tensor self, ...) -> Tensor" */
@@ -114,6 +114,12 @@ int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const 
  * passed etch__infer. */
 void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim);
 
-typedef enum reduce_kind { REDUCE_SUM, REDUCE_MEAN, REDUCE_MAX, REDUCE_MIN, REDUCE_ARGMAX } reduce_kind;
+typedef enum reduce_kind {
+    REDUCE_SUM,
+    REDUCE_MEAN,
+    REDUCE_MAX,
+    REDUCE_MIN,
+    REDUCE_ARGMAX
+} reduce_kind;
 
 #endif

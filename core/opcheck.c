@@ -174,8 +174,9 @@ static void check_shape(check *c, const etch_op_sample *s, const etch_tensor *ex
     etch_shape a = etch_sizes(out), b = etch_sizes(expected);
     if (etch_dtype_of(out) != etch_dtype_of(expected) || a.n != b.n ||
         memcmp(a.v, b.v, a.n * sizeof *a.v))
-        fault(c, "shape", "the result's dtype or sizes change with values (they may depend on "
-                          "dtypes, sizes and plain arguments only)");
+        fault(c, "shape",
+              "the result's dtype or sizes change with values (they may depend on "
+              "dtypes, sizes and plain arguments only)");
 }
 
 /* What the compiled body does: copies in, the operator, a copy out. */
@@ -221,7 +222,8 @@ static void check_compiled(check *c, const etch_op_sample *s, const char *backen
     etch_function *f = etch_compile(body, .backend = backend, .fullgraph = !breaks, .ctx = &ctx,
                                     .name = "opcheck");
     if (!f) return failed_call(c, backend, "etch_compile");
-    for (int i = 0; i < COUNT_OF(when); i++) ETCH_SCOPE {
+    for (int i = 0; i < COUNT_OF(when); i++)
+        ETCH_SCOPE {
             inputs in;
             etch_tensor *y = NULL, *tensors[MAX_TENSORS];
             int n = 0;
@@ -254,7 +256,7 @@ static void check_mode(check *c, const etch_op_sample *s, const etch_tensor *exp
     etch_mode *mode = etch_mode_new(see, &count, .name = "opcheck", .composite = true);
     if (!mode) return failed_call(c, "mode", "etch_mode_new");
     etch_tensor *y = NULL;
-    ETCH_WITH_MODE(mode) y = call(c, &in);
+    ETCH_WITH_MODE (mode) y = call(c, &in);
     etch_mode_free(mode);
     if (!(c->op->flags & OPF_RANDOM)) expect_same(c, "mode", "a call under a mode", y, expected);
     if (y && count.calls != 1) fault(c, "mode", "the mode saw %d calls instead of 1", count.calls);
@@ -289,7 +291,8 @@ etch_status etch_opcheck(const etch_op *op, const etch_op_sample *samples, int n
                            "etch_opcheck: expected an operator and at least one sample");
     check c = {.op = op, .schema = etch__schema((op_id)op->id), .report = report, .room = n};
     for (c.sample = 0; c.sample < nsamples; c.sample++)
-        ETCH_SCOPE check_sample(&c, &samples[c.sample]);
+        ETCH_SCOPE
+            check_sample(&c, &samples[c.sample]);
     char line[128];
     snprintf(line, sizeof line, "%s: %d samples, %d faults", op->name, nsamples, c.faults);
     put_line(&c, line);

@@ -31,8 +31,7 @@ static void put_spaces(writer *w, int n) {
     while (n-- > 0) put_chars(w, " ", 1);
 }
 
-/* ---- one number
- * ----------------------------------------------------------------------------------- */
+/* ---- one number ---- */
 
 /* Digits after which more would show noise of the dtype's own rounding. */
 static int max_digits(etch_dtype dtype) {
@@ -63,8 +62,7 @@ static void format_element(etch_dtype dtype, const void *p, char *text) {
     else format_real(etch__element_real(dtype, p), dtype, text);
 }
 
-/* ---- the nest of brackets
- * ------------------------------------------------------------------------------ */
+/* ---- the nest of brackets ---- */
 
 typedef struct printer {
     const etch_tensor *t;
@@ -143,8 +141,7 @@ static void print_tensor(const etch_tensor *t, writer *w) {
     print_dim(&p, 0, etch__ptr(t));
 }
 
-/* ---- public
- * --------------------------------------------------------------------------------------------- */
+/* ---- public ---- */
 
 int64_t etch_format(const etch_tensor *t, char *buf, size_t n) {
     if (!etch__read(t, "etch_format", REASON_BREAK_PRINT, __builtin_return_address(0))) return -1;

@@ -57,7 +57,7 @@ const char *etch_profile_kind_name(etch_profile_kind kind) {
     return (unsigned)kind < ETCH_PROFILE_KINDS ? kind_names[kind] : "unknown";
 }
 
-/* ---- recording ------------------------------------------------------------------------------ */
+/* ---- recording ---- */
 
 int64_t etch__profile_now(void) {
     struct timespec t;
@@ -127,7 +127,7 @@ etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_te
     return status;
 }
 
-/* ---- the end: everything on one list -------------------------------------------------------- */
+/* ---- the end: everything on one list ---- */
 
 typedef struct recording {
     buffer *parts; /* emptied buffers' contents: only chunks, thread and dropped are set */
@@ -197,7 +197,7 @@ static bool each_event(const recording *r, bool (*fn)(void *, const event *, lon
     return true;
 }
 
-/* ---- the table ------------------------------------------------------------------------------ */
+/* ---- the table ---- */
 
 static bool add_entry(void *ctx, const event *e, long thread) {
     (void)ctx, (void)thread;
@@ -261,7 +261,7 @@ int64_t etch_profile_table(char *buf, size_t n) {
     return used;
 }
 
-/* ---- the file ------------------------------------------------------------------------------- */
+/* ---- the file ---- */
 
 static void put_string(FILE *f, const char *text) {
     putc('"', f);
@@ -296,7 +296,7 @@ static bool put_file(FILE *f, const recording *r) {
     return fclose(f) == 0 && ok;
 }
 
-/* ---- begin and end -------------------------------------------------------------------------- */
+/* ---- begin and end ---- */
 
 etch_status etch_profile_begin(const char *path) {
     pthread_mutex_lock(&lock);
@@ -338,7 +338,7 @@ etch_status etch_profile_end(void) {
                    : etch__error(ETCH_ERR_IO, "etch_profile_end: the file is not complete");
 }
 
-/* ---- load and fork -------------------------------------------------------------------------- */
+/* ---- load and fork ---- */
 
 /* A child records nothing: the file is its parent's. */
 static void in_child(void) {

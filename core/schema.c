@@ -10,10 +10,12 @@ static const struct {
     const char *name;
     arg_type type;
 } types[] = {
-    {"Tensor[]", ARG_TENSORS},      {"Tensor?", ARG_TENSOR_OPT}, {"Tensor", ARG_TENSOR},
-    {"ScalarType?", ARG_DTYPE_OPT}, {"ScalarType", ARG_DTYPE},   {"Scalar", ARG_SCALAR},
-    {"int[]?", ARG_INTS_OPT},       {"int[]", ARG_INTS},         {"int?", ARG_INT_OPT},
-    {"int", ARG_INT},               {"bool", ARG_BOOL},          {"float", ARG_SCALAR},
+    {"Tensor[]", ARG_TENSORS}, {"Tensor?", ARG_TENSOR_OPT},
+    {"Tensor", ARG_TENSOR},    {"ScalarType?", ARG_DTYPE_OPT},
+    {"ScalarType", ARG_DTYPE}, {"Scalar", ARG_SCALAR},
+    {"int[]?", ARG_INTS_OPT},  {"int[]", ARG_INTS},
+    {"int?", ARG_INT_OPT},     {"int", ARG_INT},
+    {"bool", ARG_BOOL},        {"float", ARG_SCALAR},
 };
 
 static op_schema schemas[OP_CAPACITY];

@@ -28,7 +28,7 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 void etch__site_lock(void) { pthread_mutex_lock(&lock); }
 void etch__site_unlock(void) { pthread_mutex_unlock(&lock); }
 
-/* ---- the kept answers ------------------------------------------------------------------------ */
+/* ---- the kept answers ---- */
 
 static answer *find(const answers *t, const void *address) {
     uint64_t h = (uint64_t)(uintptr_t)address * 0x9e3779b97f4a7c15u;
@@ -58,7 +58,7 @@ static const char *keep(answers *t, const void *address, const char *text) {
     return copy;
 }
 
-/* ---- the debug information ------------------------------------------------------------------- */
+/* ---- the debug information ---- */
 
 /* Only what lies in the files themselves: looking for separate debug files may go to the network.
  */

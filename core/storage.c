@@ -140,8 +140,7 @@ etch_memory_stats etch_memory(void) {
     thread_counts c = etch__thread_counts();
     int64_t live = atomic_load(&bytes_live) + c.small_bytes;
     int64_t peak = atomic_load(&bytes_peak);
-    return (etch_memory_stats){live, peak > live ? peak : live, c.tensors,
-                               c.allocations};
+    return (etch_memory_stats){live, peak > live ? peak : live, c.tensors, c.allocations};
 }
 
 void etch_memory_reset_peak(void) { atomic_store(&bytes_peak, atomic_load(&bytes_live)); }

@@ -5,7 +5,7 @@
 static etch_tensor none = {.refs = 1, .magic = TENSOR_ALIVE, .dtype = ETCH_DTYPE_COUNT};
 etch_tensor *const ETCH_NONE = &none;
 
-/* ---- life ------------------------------------------------------------------------------------ */
+/* ---- life ---- */
 
 /* Handles come and go with every operator, so each thread keeps some of the dead ones. */
 #if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__)
@@ -13,7 +13,8 @@ enum { SPARE_HANDLES = 64 };
 
 static etch_tensor *take_handle(void) {
     etch_thread *thread = &etch__tls;
-    if (likely(thread->nspare > 0 && !etch__allocations_counted())) return thread->spare[--thread->nspare];
+    if (likely(thread->nspare > 0 && !etch__allocations_counted()))
+        return thread->spare[--thread->nspare];
     return etch__malloc(sizeof(etch_tensor));
 }
 
@@ -22,7 +23,8 @@ static void free_handle(etch_tensor *t) {
     t->magic = TENSOR_DEAD;
     if (unlikely(!thread->spare))
         thread->spare = etch__quiet_malloc(SPARE_HANDLES * sizeof *thread->spare);
-    if (likely(thread->spare && thread->nspare < SPARE_HANDLES)) thread->spare[thread->nspare++] = t;
+    if (likely(thread->spare && thread->nspare < SPARE_HANDLES))
+        thread->spare[thread->nspare++] = t;
     else etch__free(t);
 }
 #endif
@@ -107,8 +109,7 @@ bool etch__check_handle(const etch_tensor *t) {
     return true;
 }
 
-/* ---- shapes ------------------------------------------------------------------------------------
- */
+/* ---- shapes ---- */
 
 int64_t etch__row_major(int ndim, const int64_t *size, int64_t *stride) {
     int64_t n = 1, step = 1, bytes;
@@ -153,8 +154,7 @@ etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size) {
     return t;
 }
 
-/* ---- queries
- * ------------------------------------------------------------------------------------- */
+/* ---- queries ---- */
 
 /* Wraps a negative dimension; -1 with dim_range where it is outside. */
 static int wrapped_dim(const etch_tensor *t, int dim) {

@@ -13,12 +13,12 @@
 
 typedef struct etch_storage {
     atomic_int refs;
-    uint8_t device;         /* 0: the CPU */
-    atomic_uchar exposed;   /* EXPOSED_* bits: the user holds raw pointers */
-    atomic_uint version;    /* counts writes */
+    uint8_t device;       /* 0: the CPU */
+    atomic_uchar exposed; /* EXPOSED_* bits: the user holds raw pointers */
+    atomic_uint version;  /* counts writes */
     size_t bytes;
-    size_t block_bytes;     /* of the whole block; 0 for wrapped memory */
-    void *data;             /* aligned to 64 bytes when owned */
+    size_t block_bytes;         /* of the whole block; 0 for wrapped memory */
+    void *data;                 /* aligned to 64 bytes when owned */
     void (*free_fn)(void *ctx); /* of wrapped memory, else NULL */
     void *free_ctx;
 } etch_storage;
@@ -31,18 +31,18 @@ struct etch_tensor {
     atomic_int refs;
     uint8_t magic; /* TENSOR_ALIVE */
     uint8_t dtype, ndim;
-    uint8_t deferred;       /* storage not there yet: owner and value say where it comes from */
-    uint8_t failed;         /* what it depends on failed: using it is an error */
-    uint8_t contiguous;     /* row-major without gaps (true for numel <= 1) */
-    int32_t value;          /* deferred: its number in the owner's run */
-    int64_t offset;         /* elements */
+    uint8_t deferred;   /* storage not there yet: owner and value say where it comes from */
+    uint8_t failed;     /* what it depends on failed: using it is an error */
+    uint8_t contiguous; /* row-major without gaps (true for numel <= 1) */
+    int32_t value;      /* deferred: its number in the owner's run */
+    int64_t offset;     /* elements */
     int64_t numel;
-    etch_storage *storage;  /* NULL while deferred */
-    void *owner;            /* the tracer's walk that holds a count of it, or NULL */
+    etch_storage *storage; /* NULL while deferred */
+    void *owner;           /* the tracer's walk that holds a count of it, or NULL */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 };
 
-/* ---- making and destroying -------------------------------------------------------------------- */
+/* ---- making and destroying ---- */
 
 /* New storage with count 1; contents undefined. NULL with out_of_memory. bytes may be 0. */
 etch_storage *etch__storage_new(size_t bytes);
@@ -73,7 +73,7 @@ static inline void *etch__ptr(const etch_tensor *t) {
     return (char *)t->storage->data + t->offset * (int64_t)etch_dtype_size((etch_dtype)t->dtype);
 }
 
-/* ---- shape arithmetic --------------------------------------------------------------------------- */
+/* ---- shape arithmetic ---- */
 
 /* Row-major strides of sizes; returns the number of elements, or -1 where the size in bytes of the
  * largest element type does not fit in 63 bits. */

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <string.h>
 
-/* ---- who steps in --------------------------------------------------------------------------- */
+/* ---- who steps in ---- */
 
 /* A mode made with composite = true meets matmul itself; declining has its parts offered. */
 static etch_status composite_layer(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -53,7 +53,7 @@ static void tracer_layer(void *ctx, const char *line) {
     printf("  tracer:          %s\n", line);
 }
 
-/* ---- the call ------------------------------------------------------------------------------- */
+/* ---- the call ---- */
 
 static etch_tensor *product(etch_tensor *a, etch_tensor *b) { return etch_matmul(a, b); }
 

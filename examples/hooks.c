@@ -160,7 +160,9 @@ static double relu_ns(etch_module *m, etch_tensor *x) {
     double best = 1e30;
     for (int round = 0; round < 20; round++) {
         double start = now_ms();
-        for (int i = 0; i < 500; i++) ETCH_SCOPE etch_module_call(m, x);
+        for (int i = 0; i < 500; i++)
+            ETCH_SCOPE
+                etch_module_call(m, x);
         double ns = (now_ms() - start) * 1e6 / 500;
         if (ns < best) best = ns;
     }
@@ -214,9 +216,11 @@ int main(void) {
     measured r[WAYS];
     bool ok = true;
     etch_manual_seed(0);
-    model = etch_nn_sequential((etch_module *[]){etch_nn_linear(64, 64, ETCH_F32), etch_nn_relu()}, 2);
+    model =
+        etch_nn_sequential((etch_module *[]){etch_nn_linear(64, 64, ETCH_F32), etch_nn_relu()}, 2);
     for (way w = MODE; model && w < WAYS; w++) {
-        ETCH_SCOPE r[w] = run_way(w, etch_randn(ETCH_F32, ETCH_SHAPE(64, 64)));
+        ETCH_SCOPE
+            r[w] = run_way(w, etch_randn(ETCH_F32, ETCH_SHAPE(64, 64)));
         r[w].cost = cost(w);
         ok = ok && r[w].equal && r[w].right;
     }

@@ -26,7 +26,7 @@
 
 enum { SIZE = 256, WARM_UP = 3, PROFILED = 2, TABLE_LINES = 6 };
 
-/* ---- the program ---------------------------------------------------------------------------- */
+/* ---- the program ---- */
 
 static etch_tensor *builtin_step(etch_tensor *x, etch_tensor *w) {
     for (int i = 0; i < 5; i++) {
@@ -50,7 +50,7 @@ static etch_tensor *custom_step(etch_tensor *x, etch_tensor *w) {
     return x;
 }
 
-/* ---- the mode ------------------------------------------------------------------------------- */
+/* ---- the mode ---- */
 
 typedef struct hijack {
     int64_t seen, replaced;
@@ -65,7 +65,7 @@ static etch_status hijack_mm(void *ctx, const etch_op *op, const etch_value *arg
     return etch_op_call(blas_op(), args, nargs, out, nout);
 }
 
-/* ---- one try -------------------------------------------------------------------------------- */
+/* ---- one try ---- */
 
 typedef struct experiment {
     const char *name, *folder;
@@ -110,7 +110,7 @@ static void run(experiment *e, etch_function *f, etch_fn2 body) {
     e->h = counted;
 }
 
-/* ---- what it prints ------------------------------------------------------------------------- */
+/* ---- what it prints ---- */
 
 static int64_t per_call(etch_profile_kind kind) { return etch_profile_count(kind) / PROFILED; }
 
@@ -144,7 +144,7 @@ static bool failed(const experiment *e) {
     return true;
 }
 
-/* ---- the tries ------------------------------------------------------------------------------ */
+/* ---- the tries ---- */
 
 static bool try0(experiment *e) {
     ETCH_WITH_MODE (e->mode) { run(e, NULL, builtin_step); }
@@ -226,7 +226,7 @@ static bool run_try(int k, const char *folder) {
     return ok;
 }
 
-/* ---- all of them, each in a process of its own ---------------------------------------------- */
+/* ---- all of them, each in a process of its own ---- */
 
 static int remove_one(const char *path, const struct stat *s, int type, struct FTW *ftw) {
     (void)s, (void)type, (void)ftw;

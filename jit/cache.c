@@ -37,8 +37,7 @@ typedef struct trailer {
     char magic[8];
 } trailer;
 
-/* ---- the folder -------------------------------------------------------------------------------
- */
+/* ---- the folder ---- */
 
 static bool make_folders(char *path) {
     for (char *p = path + 1; *p; p++) {
@@ -97,8 +96,7 @@ void etch__cache_close(const cache_dir *dir) {
     if (!dir->disk) etch__remove_tree(dir->path);
 }
 
-/* ---- keys -------------------------------------------------------------------------------------
- */
+/* ---- keys ---- */
 
 /* What the code depends on beside the kernel. The helper's size and time stand for its contents. */
 static size_t key_of(const uint8_t *kernel, size_t n, uint8_t *key) {
@@ -120,8 +118,7 @@ static void file_of(const cache_dir *dir, const uint8_t *key, size_t n, char *pa
              (unsigned long long)h.low64);
 }
 
-/* ---- reading ----------------------------------------------------------------------------------
- */
+/* ---- reading ---- */
 
 typedef struct mapping {
     const uint8_t *p;
@@ -194,8 +191,7 @@ bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cac
     return false;
 }
 
-/* ---- writing ----------------------------------------------------------------------------------
- */
+/* ---- writing ---- */
 
 static bool write_all(int fd, const void *from, size_t n) {
     for (const char *p = from; n;) {

@@ -48,8 +48,7 @@ static double now_ms(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-/* ---- folders ----------------------------------------------------------------------------------
- */
+/* ---- folders ---- */
 
 static void remove_below(const char *path, int depth) {
     DIR *d = depth < 4 ? opendir(path) : NULL;
@@ -65,8 +64,7 @@ static void remove_below(const char *path, int depth) {
 
 void etch__remove_tree(const char *path) { remove_below(path, 0); }
 
-/* ---- where the helper is ----------------------------------------------------------------------
- */
+/* ---- where the helper is ---- */
 
 static char helper_path[PATH_MAX];
 static const char *helper_missing;
@@ -129,8 +127,7 @@ const char *etch__jit_helper(const char **why) {
     return helper_path[0] ? helper_path : NULL;
 }
 
-/* ---- starting and ending ----------------------------------------------------------------------
- */
+/* ---- starting and ending ---- */
 
 /* The child gets default signals (a host may ignore SIGCHLD, which would break the compiler's own
  * wait), an own group (so that its assembler goes with it) and no descriptors of the host's but the
@@ -201,8 +198,7 @@ void etch__jit_shutdown(void) {
     pthread_mutex_unlock(&lock);
 }
 
-/* ---- one job ----------------------------------------------------------------------------------
- */
+/* ---- one job ---- */
 
 static bool send_all(int fd, const void *from, size_t n) {
     for (const char *p = from; n;) {
@@ -294,8 +290,7 @@ static bool new_object(jit_job *job, const char *base) {
     return true;
 }
 
-/* ---- a batch ----------------------------------------------------------------------------------
- */
+/* ---- a batch ---- */
 
 /* Gives the job to the helper, starting or replacing it; a warm helper that has died since is
  * replaced once. */

@@ -14,8 +14,7 @@
 #include "core/dispatch.h"
 #include "jit/plan.h"
 
-/* ---- spaces ------------------------------------------------------------------------------------
- */
+/* ---- spaces ---- */
 
 typedef struct space {
     int n;
@@ -50,8 +49,7 @@ static bool same_as_reduced(const ir_group *g, const space *s) {
     return n == s->n;
 }
 
-/* ---- dependences between groups ----------------------------------------------------------------
- */
+/* ---- dependences between groups ---- */
 
 enum { CLOSURE_MAX = 16384 }; /* nodes; larger graphs keep groups in the order of their beginning */
 
@@ -78,8 +76,7 @@ static void add_need(ir *r, int32_t group, int32_t first) {
     }
 }
 
-/* ---- what a node needs
- * --------------------------------------------------------------------------- */
+/* ---- what a node needs ---- */
 
 static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
 
@@ -180,8 +177,7 @@ static void note_needs(ir *r, const ir_node *n) {
     }
 }
 
-/* ---- limits
- * -------------------------------------------------------------------------------------- */
+/* ---- limits ---- */
 
 static bool loads_already(const ir *r, const ir_group *g, const ir_source *s) {
     for (int m = 0; m < g->nmembers; m++) {
@@ -227,8 +223,7 @@ static bool fits(const ir *r, const ir_node *n, int32_t group) {
            g->ncode + code <= CODE_BUDGET;
 }
 
-/* ---- reasons
- * -------------------------------------------------------------------------------------- */
+/* ---- reasons ---- */
 
 static reason_id why_apart(const ir *r, const ir_node *n, const ir_source *s, bool full) {
     const ir_version *v = &r->versions[s->version];
@@ -263,8 +258,7 @@ static void explain(const ir *r, const ir_node *n) {
     }
 }
 
-/* ---- placing
- * --------------------------------------------------------------------------------------- */
+/* ---- placing ---- */
 
 static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage) {
     ir_node *n = &r->nodes[node];
@@ -362,8 +356,7 @@ static void mark_stored(ir *r) {
     }
 }
 
-/* ---- order
- * ----------------------------------------------------------------------------------------- */
+/* ---- order ---- */
 
 static int count_needs(const ir *r, int32_t group) {
     int n = 0;

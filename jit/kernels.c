@@ -39,8 +39,7 @@ void etch__kernel_release(loaded_kernel *k) {
     etch__free(k);
 }
 
-/* ---- the table (under the lock) ----------------------------------------------------------------
- */
+/* ---- the table (under the lock) ---- */
 
 static void unlink_age(loaded_kernel *k) {
     *(k->older ? &k->older->newer : &oldest) = k->newer;
@@ -117,8 +116,7 @@ __attribute__((constructor)) static void at_load(void) {
     pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
-/* ---- finding or making --------------------------------------------------------------------------
- */
+/* ---- finding or making ---- */
 
 static __thread char reason[384];
 

@@ -14,8 +14,7 @@ static const uint8_t prim_arity[PRIM_COUNT] = {
 #undef PRIM
 };
 
-/* ---- primitives -------------------------------------------------------------------------------
- */
+/* ---- primitives ---- */
 
 /* Result types that a primitive has. */
 typedef enum type_class { ANY, FLOATS, NUMBERS, INTEGERS, BOOLS, WIDE, SINGLE, NEVER } type_class;
@@ -58,8 +57,7 @@ bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
     return false;
 }
 
-/* ---- validity ---------------------------------------------------------------------------------
- */
+/* ---- validity ---- */
 
 static bool compares(int prim) { return prim >= PRIM_EQ && prim <= PRIM_LE; }
 
@@ -188,8 +186,7 @@ bool etch__loop_valid(const loop_kernel *k, const char **why) {
     return !fault;
 }
 
-/* ---- sizes ------------------------------------------------------------------------------------
- */
+/* ---- sizes ---- */
 
 static int64_t product(const int64_t *v, int n) {
     int64_t p = 1;
@@ -219,8 +216,7 @@ int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims) {
     return reductions * product(dims, k->npar) * blocks_of(k, dims);
 }
 
-/* ---- bytes ------------------------------------------------------------------------------------
- */
+/* ---- bytes ---- */
 
 typedef struct writer {
     uint8_t *buf;

@@ -25,9 +25,9 @@
 enum { LOOP_MAX_AXES = ETCH_MAX_DIMS, LOOP_MAX_ACCESSES = 32, LOOP_MAX_CODE = 160 };
 
 typedef enum loop_variant {
-    LOOP_MAP,  /* no reduction. Work unit: one strip of the innermost axis; there are
+    LOOP_MAP, /* no reduction. Work unit: one strip of the innermost axis; there are
                   (product of the outer extents) * ceil(inner / STRIP) of them */
-    LOOP_ROW,  /* reduction; the innermost reduced axis is walked in strips. Unit: one element of the
+    LOOP_ROW, /* reduction; the innermost reduced axis is walked in strips. Unit: one element of the
                   parallel axes, row-major */
     LOOP_COLUMN /* reduction; the innermost parallel axis is walked in strips of STRIP, each column
                   with its own 64 lanes. Unit: one such strip */

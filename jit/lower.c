@@ -33,8 +33,7 @@ typedef struct lowering {
 
 static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
 
-/* ---- code ---------------------------------------------------------------------------------------
- */
+/* ---- code ---- */
 
 static int emit(lowering *l, loop_kind kind, int stage, prim_instr p) {
     if (l->k->ncode == LOOP_MAX_CODE) return l->failed = true, 0;
@@ -195,8 +194,7 @@ static void emit_members(lowering *l) {
     for (int m = 0; m < l->g->nmembers && !l->failed; m++) store(l, &r->nodes[l->g->members[m]]);
 }
 
-/* ---- axes
- * ---------------------------------------------------------------------------------------- */
+/* ---- axes ---- */
 
 /* Parallel axes, then reduced ones; in a map, those along which the first store strides most first.
  */
@@ -282,8 +280,7 @@ static void class_steps(lowering *l) {
         }
 }
 
-/* ---- work
- * ------------------------------------------------------------------------------------------ */
+/* ---- work ---- */
 
 /* In plain instructions on one element: what a thread should get at least. */
 enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16, FEW_UNITS = 16 };

@@ -7,8 +7,7 @@
 #include "core/dispatch.h"
 #include "jit/plan.h"
 
-/* ---- the ir's arrays
- * ------------------------------------------------------------------------------ */
+/* ---- the ir's arrays ---- */
 
 static int32_t add_version(ir *r, int32_t base, int32_t node, const tensor_meta *m) {
     if (!etch__grow(&r->versions, &r->versions_cap, r->nversions + 1, sizeof *r->versions))
@@ -54,8 +53,7 @@ void etch__ir_free(ir *r) {
     etch__free(r);
 }
 
-/* ---- programs
- * -------------------------------------------------------------------------------------- */
+/* ---- programs ---- */
 
 static prim_program *keep_program(const prim_program *p) {
     size_t bytes = offsetof(prim_program, code) + p->n * sizeof p->code[0];
@@ -77,8 +75,7 @@ static void look_at_program(ir_node *n, ir_source *in, bool *constant) {
     *constant = !used && !n->index;
 }
 
-/* ---- calls
- * ------------------------------------------------------------------------------------------- */
+/* ---- calls ---- */
 
 enum { MAX_NIN = 8 };
 
@@ -130,7 +127,8 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
     etch__tls.state = n->state;
     if (etch__infer(&c.call, &m, &compute) != ETCH_OK) return false;
     for (int i = 0; i < n->nin; i++) in[i] = (etch_dtype)c.t[i].dtype;
-    bool has_class = op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL | OPF_SELECTS);
+    bool has_class =
+        op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL | OPF_SELECTS);
     int64_t op_class = has_class && n->nat ? g->attrs[n->at + n->nat - 1] : 0;
     if (!etch__expr_build((op_id)n->op, in, n->nin, compute, (etch_dtype)x->dtype, op_class, &p) ||
         !can_emit(&p))
@@ -141,8 +139,7 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
     return x->program != NULL;
 }
 
-/* ---- reads
- * ------------------------------------------------------------------------------------------- */
+/* ---- reads ---- */
 
 static bool is_input(const ir *r, int32_t base) { return base < r->g->ninputs; }
 
@@ -222,8 +219,7 @@ static bool read_operands(ir *r, const graph_node *n, bool fusable, ir_source *i
     return true;
 }
 
-/* ---- nodes
- * ------------------------------------------------------------------------------------------- */
+/* ---- nodes ---- */
 
 /* Reductions that the loop ir has: the rest are calls. */
 static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
@@ -334,8 +330,7 @@ static bool build_node(ir *r, int gnode) {
     return ok;
 }
 
-/* ---- the whole
- * ----------------------------------------------------------------------------------------- */
+/* ---- the whole ---- */
 
 static bool add_inputs(ir *r) {
     const graph *g = r->g;

@@ -9,8 +9,7 @@
 #include "core/profile.h"
 #include "jit/plan.h"
 
-/* ---- structures
- * ----------------------------------------------------------------------------------- */
+/* ---- structures ---- */
 
 typedef enum place_kind { PLACE_ARENA, PLACE_INPUT, PLACE_OUTPUT } place_kind;
 
@@ -87,8 +86,7 @@ typedef struct native_plan {
     free_block blocks[FREE_BLOCKS];
 } native_plan;
 
-/* ---- run blocks
- * ------------------------------------------------------------------------------------- */
+/* ---- run blocks ---- */
 
 static void *carve(char **at, size_t bytes) {
     void *p = *at;
@@ -153,8 +151,7 @@ static void give_block(native_plan *p, run_block *b) {
     etch__free(b);
 }
 
-/* ---- one run
- * ------------------------------------------------------------------------------------------ */
+/* ---- one run ---- */
 
 static void release_outputs(const native_plan *p, run_block *b, int n) {
     (void)p;
@@ -320,7 +317,8 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
         }
         etch_status status = run_call(p, &s->c, b, io);
         if (likely(status == ETCH_OK)) continue;
-        if (i && p->nwritten && io->wrote) *io->wrote = true; /* by one of the steps before, maybe */
+        if (i && p->nwritten && io->wrote)
+            *io->wrote = true; /* by one of the steps before, maybe */
         return status;
     }
     return ETCH_OK;
@@ -364,8 +362,7 @@ static void destroy_plan(plan *base) {
     etch__free(p);
 }
 
-/* ---- making a plan
- * -------------------------------------------------------------------------------------- */
+/* ---- making a plan ---- */
 
 typedef struct maker {
     const ir *r;

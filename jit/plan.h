@@ -17,14 +17,14 @@
 #include "jit/loop.h"
 
 typedef struct ir_version {
-    int32_t base;  /* graph value whose storage holds it in the eager program */
-    int32_t node;  /* that makes it; -1: an input as it came */
-    int32_t tied;  /* version whose memory it takes over, or -1 */
-    bool memory;   /* lies in an input's memory */
-    bool constant; /* computed again by each reader that can */
-    bool stored;   /* some step needs it in memory */
+    int32_t base;     /* graph value whose storage holds it in the eager program */
+    int32_t node;     /* that makes it; -1: an input as it came */
+    int32_t tied;     /* version whose memory it takes over, or -1 */
+    bool memory;      /* lies in an input's memory */
+    bool constant;    /* computed again by each reader that can */
+    bool stored;      /* some step needs it in memory */
     tensor_meta meta; /* row-major, unless in an input's memory */
-    int32_t group;   /* after fusion; -1: an input, or computed by each reader */
+    int32_t group;    /* after fusion; -1: an input, or computed by each reader */
     uint8_t stage;
     int32_t buffer; /* after the memory plan */
 } ir_version;
@@ -41,10 +41,10 @@ typedef enum ir_kind { IR_POINT, IR_REDUCE, IR_CALL, IR_EMPTY } ir_kind;
 
 typedef struct ir_node {
     uint8_t kind;
-    bool write;  /* changes memory: `target` */
+    bool write; /* changes memory: `target` */
     bool dead;
     uint8_t compute, dtype; /* dtype of the result */
-    bool index;  /* POINT: the program uses the element's index */
+    bool index;             /* POINT: the program uses the element's index */
     uint16_t op;
     int32_t gnode;   /* graph node, -1 for copies made by passes */
     int32_t nin, in; /* sources */
@@ -52,7 +52,8 @@ typedef struct ir_node {
     uint32_t mask;   /* REDUCE: reduced axes of the operand */
     reduce_plan reduce;
     ir_source target;
-    tensor_meta domain; /* sizes that it iterates over (POINT: of the result, REDUCE: the operand) */
+    tensor_meta
+        domain; /* sizes that it iterates over (POINT: of the result, REDUCE: the operand) */
     prim_program *program;
     int32_t group;
     bool full; /* a group that would have done was too large */
@@ -66,7 +67,7 @@ typedef struct ir_group {
     int64_t members_cap;
     int naxes; /* of the space, axes of size 1 left out */
     int64_t size[ETCH_MAX_DIMS];
-    uint32_t mask; /* reduced axes; 0: no reduction yet */
+    uint32_t mask;        /* reduced axes; 0: no reduction yet */
     int naccesses, ncode; /* estimates, for the limits */
 } ir_group;
 
@@ -78,10 +79,10 @@ typedef struct ir {
     ir_group *groups;
     int32_t nversions, nnodes, nsources, ngroups;
     int64_t versions_cap, nodes_cap, sources_cap, groups_cap;
-    int32_t *current;  /* per graph value that is a base: its version */
+    int32_t *current;   /* per graph value that is a base: its version */
     int32_t *in_memory; /* per input base: the version that its memory holds */
-    uint8_t *bases;    /* per graph value: BASE_* */
-    int32_t *outputs;  /* versions */
+    uint8_t *bases;     /* per graph value: BASE_* */
+    int32_t *outputs;   /* versions */
     int max_members;
     /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
     uint64_t *needs;
@@ -117,7 +118,7 @@ bool etch__fuse(ir *r);
 /* Debug builds: true, or an internal error that names the pass and what is wrong. */
 bool etch__ir_verify(const ir *r, const char *pass);
 
-/* ---- after fusion -------------------------------------------------------------------------------- */
+/* ---- after fusion ---- */
 
 /* Where an access or an operand lies. */
 typedef struct plan_address {

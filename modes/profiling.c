@@ -91,7 +91,7 @@ etch_mode *etch_profiling_mode(etch_line_sink sink) {
     return mode_or_free(etch_mode_new(measure, p, .name = name, .destroy = destroy), p, destroy);
 }
 
-/* ---- what it has collected ------------------------------------------------------------------ */
+/* ---- what it has collected ---- */
 
 static int by_total(const void *a, const void *b) {
     const etch_mode_times *x = a, *y = b;

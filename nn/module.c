@@ -102,8 +102,7 @@ static etch_status add(etch_module *m, named **list, int *n, const char *name, v
 }
 
 etch_status etch_module_add_parameter(etch_module *m, const char *name, etch_tensor *t) {
-    etch_status status =
-        add(m, m ? &m->parameters : NULL, m ? &m->nparameters : NULL, name, t);
+    etch_status status = add(m, m ? &m->parameters : NULL, m ? &m->nparameters : NULL, name, t);
     if (status == ETCH_OK) etch_retain(t);
     return status;
 }

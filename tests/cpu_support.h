@@ -24,8 +24,7 @@
 
 #define UNUSED_FN __attribute__((unused)) static
 
-/* ---- numbers
- * -------------------------------------------------------------------------------------- */
+/* ---- numbers ---- */
 
 UNUSED_FN bool is_float(etch_dtype d) { return d <= ETCH_F16; }
 
@@ -90,8 +89,7 @@ UNUSED_FN number ref_convert(number v, etch_dtype to) {
     }
 }
 
-/* ---- elements in memory
- * ------------------------------------------------------------------------------ */
+/* ---- elements in memory ---- */
 
 UNUSED_FN double half_value(uint16_t h, int exponent_bits) {
     int mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
@@ -146,8 +144,7 @@ UNUSED_FN void store_number(void *p, int64_t i, etch_dtype d, number v) {
     }
 }
 
-/* ---- a small generator of its own
- * -------------------------------------------------------------------- */
+/* ---- a small generator of its own ---- */
 
 UNUSED_FN uint64_t test_random(void) {
     static uint64_t state = 0x9e3779b97f4a7c15ull;
@@ -176,8 +173,7 @@ UNUSED_FN number test_number(etch_dtype d, bool tame) {
     return ref_convert(real_number((test_uniform() * 2 - 1) * scale), d);
 }
 
-/* ---- tensors
- * -------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 typedef enum layout {
     LAYOUT_ROW,      /* contiguous */
@@ -252,8 +248,7 @@ UNUSED_FN bool same_tensor(const etch_tensor *a, const etch_tensor *b) {
     return true;
 }
 
-/* ---- instruction sets
- * ------------------------------------------------------------------------------------ */
+/* ---- instruction sets ---- */
 
 /* Runs this program again under ETCH_CPU_ISA for each set below the processor's; the number of runs
  * that failed. */

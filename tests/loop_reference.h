@@ -15,8 +15,7 @@ typedef union cell {
     int64_t i;
 } cell;
 
-/* ---- libmvec, one element at a time -------------------------------------------------------------
- */
+/* ---- libmvec, one element at a time ---- */
 
 typedef float vf4 __attribute__((vector_size(16)));
 typedef float vf8 __attribute__((vector_size(32)));
@@ -80,26 +79,17 @@ static const struct {
     float (*f[CPU_ISA_COUNT])(float);
     double (*d[CPU_ISA_COUNT])(double);
 } ref_mvec[PRIM_COUNT] = {
-    [PRIM_EXP] = ROW_OF(exp), [PRIM_LOG] = ROW_OF(log),   [PRIM_SIN] = ROW_OF(sin),
-    [PRIM_COS] = ROW_OF(cos), [PRIM_TANH] = ROW_OF(tanh),
-    [PRIM_ERF] = ROW_OF(erf),
-    [PRIM_EXP2] = ROW_OF(exp2),
-    [PRIM_EXPM1] = ROW_OF(expm1),
-    [PRIM_LOG2] = ROW_OF(log2),
-    [PRIM_LOG10] = ROW_OF(log10),
-    [PRIM_LOG1P] = ROW_OF(log1p),
-    [PRIM_TAN] = ROW_OF(tan),
-    [PRIM_ASIN] = ROW_OF(asin),
-    [PRIM_ACOS] = ROW_OF(acos),
-    [PRIM_ATAN] = ROW_OF(atan),
-    [PRIM_SINH] = ROW_OF(sinh),
-    [PRIM_COSH] = ROW_OF(cosh),
+    [PRIM_EXP] = ROW_OF(exp),     [PRIM_LOG] = ROW_OF(log),     [PRIM_SIN] = ROW_OF(sin),
+    [PRIM_COS] = ROW_OF(cos),     [PRIM_TANH] = ROW_OF(tanh),   [PRIM_ERF] = ROW_OF(erf),
+    [PRIM_EXP2] = ROW_OF(exp2),   [PRIM_EXPM1] = ROW_OF(expm1), [PRIM_LOG2] = ROW_OF(log2),
+    [PRIM_LOG10] = ROW_OF(log10), [PRIM_LOG1P] = ROW_OF(log1p), [PRIM_TAN] = ROW_OF(tan),
+    [PRIM_ASIN] = ROW_OF(asin),   [PRIM_ACOS] = ROW_OF(acos),   [PRIM_ATAN] = ROW_OF(atan),
+    [PRIM_SINH] = ROW_OF(sinh),   [PRIM_COSH] = ROW_OF(cosh),
 };
 static float (*const ref_powf[CPU_ISA_COUNT])(float, float) = {ref_pow_bf, ref_pow_df, ref_pow_ef};
 static double (*const ref_pow[CPU_ISA_COUNT])(double, double) = {ref_pow_b, ref_pow_d, ref_pow_e};
 
-/* ---- storage
- * ------------------------------------------------------------------------------------- */
+/* ---- storage ---- */
 
 static int64_t ref_wrap(etch_dtype t, int64_t v) {
     switch (t) {
@@ -149,8 +139,7 @@ static void ref_store(etch_dtype d, void *p, cell c) {
     }
 }
 
-/* ---- primitives
- * ---------------------------------------------------------------------------------- */
+/* ---- primitives ---- */
 
 static double ref_wide(etch_dtype t, cell c) { return t == ETCH_F32 ? c.f : c.d; }
 
@@ -267,8 +256,7 @@ static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
     return ref_int(id, t, a, b);
 }
 
-/* ---- the canonical reduction, as core/expr.h words it
- * ----------------------------------------------- */
+/* ---- the canonical reduction, as core/expr.h words it ---- */
 
 static cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
     prim_instr p = {.prim = kind == REDUCE_MAX   ? PRIM_MAX
@@ -306,8 +294,7 @@ static cell ref_reduce(reduce_kind kind, etch_dtype t, const cell *v, int64_t n)
     return r;
 }
 
-/* ---- kernels
- * ------------------------------------------------------------------------------------- */
+/* ---- kernels ---- */
 
 typedef struct ref_run {
     const loop_kernel *k;

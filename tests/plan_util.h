@@ -13,8 +13,7 @@
 #include "core/backend.h"
 #include "core/dispatch.h"
 
-/* ---- data
- * ---------------------------------------------------------------------------------------- */
+/* ---- data ---- */
 
 static uint64_t test_random_state = 1;
 
@@ -75,8 +74,7 @@ static int64_t first_difference(etch_dtype dtype, const etch_storage *a, const e
     return -1;
 }
 
-/* ---- inputs
- * ---------------------------------------------------------------------------------------- */
+/* ---- inputs ---- */
 
 typedef struct test_io {
     const graph *g;
@@ -177,8 +175,8 @@ static const char *compare_io(const test_io *a, const test_io *b) {
         size_t size = etch_dtype_size(dtype);
         memcpy(&x, (char *)a->outputs[k]->data + i * size, size);
         memcpy(&y, (char *)b->outputs[k]->data + i * size, size);
-        snprintf(text, sizeof text, "output %d (%%%d) element %ld: %llx, native %llx", k, g->outputs[k],
-                 (long)i, x, y);
+        snprintf(text, sizeof text, "output %d (%%%d) element %ld: %llx, native %llx", k,
+                 g->outputs[k], (long)i, x, y);
         return text;
     }
     for (int v = 0; v < g->ninputs; v++) {

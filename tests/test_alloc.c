@@ -33,7 +33,7 @@ typedef struct outcome {
     probe p;
 } outcome;
 
-/* ---- what scenarios leave behind --------------------------------------------------------------- */
+/* ---- what scenarios leave behind ---- */
 
 static bool put(probe *p, const etch_tensor *t) {
     if (!t) return false;
@@ -57,7 +57,7 @@ static etch_tensor *sample(int64_t rows, int64_t columns) {
     return etch_from_host(data, ETCH_F32, ETCH_SHAPE(rows, columns));
 }
 
-/* ---- the harness ------------------------------------------------------------------------------- */
+/* ---- the harness ---- */
 
 static void *run_on_thread(void *arg) {
     outcome *o = arg;
@@ -133,7 +133,7 @@ static int64_t fail_everywhere(const char *name, scenario_fn run) {
 
 #define FAIL_EVERYWHERE(scenario) assert_true(fail_everywhere(#scenario, scenario) > 0)
 
-/* ---- tensors ------------------------------------------------------------------------------------ */
+/* ---- tensors ---- */
 
 static bool creates(probe *p) {
     static float memory[4] = {1, 2, 3, 4};
@@ -234,7 +234,7 @@ static void test_tensors(void **state) {
     etch_set_num_threads(threads);
 }
 
-/* ---- each operator of the table ------------------------------------------------------------------- */
+/* ---- each operator of the table ---- */
 
 static const etch_op *current_op;
 
@@ -292,8 +292,8 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
         if (size) v->ints = is_op("expand") ? ETCH_SHAPE(4, 4) : ETCH_SHAPE(2, 8);
         return true;
     default: {
-        bool one = !strcmp(a->name, "dim1") || !strcmp(a->name, "index") ||
-                   !strcmp(a->name, "groups");
+        bool one =
+            !strcmp(a->name, "dim1") || !strcmp(a->name, "index") || !strcmp(a->name, "groups");
         *v = (etch_value){a->name, ETCH_VALUE_INT, {.i = one}};
         return true;
     }
@@ -360,7 +360,7 @@ static void test_compiled_operators(void **state) {
     }
 }
 
-/* ---- compiled functions ------------------------------------------------------------------------- */
+/* ---- compiled functions ---- */
 
 static const char *backend_name;
 static int call_number;
@@ -668,9 +668,7 @@ static etch_tensor *custom_body(etch_tensor *x) {
     if (!y || etch_op_call(etch_op_find("alloc::nine"), args, 1, &z, 1) != ETCH_OK) return NULL;
     return etch_add(z, y);
 }
-static bool custom(probe *p) {
-    return call_times(p, COMPILE(p, custom_body, .name = "custom"), 4);
-}
+static bool custom(probe *p) { return call_times(p, COMPILE(p, custom_body, .name = "custom"), 4); }
 
 static etch_tensor *custom_diverge_body(etch_tensor *x) {
     etch_tensor *y = custom_body(x);
@@ -738,7 +736,7 @@ static void test_native_functions(void **state) {
     all_functions();
 }
 
-/* ---- kernels from the disk cache and from the helper ------------------------------------------------ */
+/* ---- kernels from the disk cache and from the helper ---- */
 
 static char cache_folder[] = "/tmp/etch-test-cache-XXXXXX";
 
@@ -792,7 +790,7 @@ static void test_kernels(void **state) {
     assert_int_equal(unfinished_objects(), 0);
 }
 
-/* ---- main ------------------------------------------------------------------------------------------ */
+/* ---- main ---- */
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 

@@ -8,7 +8,7 @@
 #include "core/op.h"
 #include "tests/trace_support.h"
 
-/* ---- prototypes that are fixed ------------------------------------------------------------------- */
+/* ---- prototypes that are fixed ---- */
 
 #define FIXED(function, type)                                                                      \
     _Static_assert(__builtin_types_compatible_p(__typeof__(&function), type), #function)
@@ -18,7 +18,7 @@ FIXED(etch_list_backends, const char *const *(*)(void));
 FIXED(etch_on_compile_start, int64_t (*)(void (*)(void *), void *));
 FIXED(etch_on_compile_end, int64_t (*)(void (*)(void *), void *));
 
-/* ---- the table against the library ------------------------------------------------------------------ */
+/* ---- the table against the library ---- */
 
 typedef enum api_class { API_QUERY, API_READ, API_STATE, API_OTHER } api_class;
 
@@ -82,7 +82,7 @@ static void test_every_export_has_a_class(void **state) {
         if (!claimed[i]) fail_msg("%s is exported, but has no row in core/api.def", exported[i]);
 }
 
-/* ---- one call of each read and query ------------------------------------------------------------------- */
+/* ---- one call of each read and query ---- */
 
 typedef void (*use_fn)(etch_tensor *y);
 
@@ -300,7 +300,7 @@ static void test_queries_do_not_break(void **state) {
     assert_int_equal(checked, COUNT_OF(queries));
 }
 
-/* ---- state changed inside a body -------------------------------------------------------------------------- */
+/* ---- state changed inside a body ---- */
 
 static int call_number;
 

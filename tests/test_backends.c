@@ -22,7 +22,7 @@ static void sink(void *ctx, const char *line) {
     if (strstr(line, "warning")) nwarnings++, snprintf(last_line, sizeof last_line, "%s", line);
 }
 
-/* ---- the list -------------------------------------------------------------------------------- */
+/* ---- the list ---- */
 
 static bool is_listed(const char *name) {
     for (const char *const *n = etch_list_backends(); *n; n++)
@@ -38,7 +38,7 @@ static void list_backends_shows_all(void **state) {
     assert_false(is_listed("inductor")); /* an alias */
 }
 
-/* ---- a user's backend: answers --------------------------------------------------------------- */
+/* ---- a user's backend: answers ---- */
 
 static double factor = 2.5;
 static etch_tensor *program(etch_tensor *x, etch_tensor *w) {
@@ -238,7 +238,7 @@ static void function_outlives_its_backend(void **state) {
     assert_int_equal(graphs, 1);
 }
 
-/* ---- a user's backend: reading and editing --------------------------------------------------- */
+/* ---- a user's backend: reading and editing ---- */
 
 static etch_value value_arg(const etch_node *n) {
     return (etch_value){.tag = ETCH_VALUE_TENSOR, .tensor = etch_node_value(n)};
@@ -341,7 +341,7 @@ static void edited_graphs_run(void **state) {
         }
 }
 
-/* ---- edits on parsed graphs, and their text -------------------------------------------------- */
+/* ---- edits on parsed graphs, and their text ---- */
 
 static const char sample[] = "graph s/0(%0: f32[4, 3], %1: f32[3]) {\n"
                              "  %2: f32[4, 3] = mul.Tensor(%0, %1)\n"
@@ -473,7 +473,7 @@ static void outputs_stay_outputs(void **state) {
     etch_graph_free(g);
 }
 
-/* ---- a custom operator in place of a product ------------------------------------------------- */
+/* ---- a custom operator in place of a product ---- */
 
 static int products;
 
@@ -525,7 +525,7 @@ static void custom_operator_replaces_products(void **state) {
     etch_unregister_backend("custom");
 }
 
-/* ---- aot_eager ------------------------------------------------------------------------------- */
+/* ---- aot_eager ---- */
 
 static const char *const written_graphs[] = {
     /* whole results, several versions, views of them */
@@ -643,7 +643,7 @@ static void edits_survive_failed_allocations(void **state) {
     etch_clear_error();
 }
 
-/* ---- counting -------------------------------------------------------------------------------- */
+/* ---- counting ---- */
 
 static etch_tensor *one_break(etch_tensor *x) {
     etch_tensor *y = etch_add_scalar(x, 1);

@@ -9,7 +9,7 @@
 #include "core/schema.h"
 #include "tests/trace_support.h"
 
-/* ---- checking ---------------------------------------------------------------------------------- */
+/* ---- checking ---- */
 
 static void assert_words(const char *words, const char *what, int line) {
     char copy[256], *rest = copy;
@@ -64,7 +64,7 @@ static etch_tensor *f32(int64_t rows, int64_t columns) {
 
 #define BAD_DTYPE ((etch_dtype)77)
 
-/* ---- base.h -------------------------------------------------------------------------------------- */
+/* ---- base.h ---- */
 
 static void test_base(void **state) {
     (void)state;
@@ -82,7 +82,7 @@ static void test_base(void **state) {
     assert_string_equal(etch_last_error(), "");
 }
 
-/* ---- tensor.h: scopes and ownership --------------------------------------------------------------- */
+/* ---- tensor.h: scopes and ownership ---- */
 
 static void test_scopes(void **state) {
     (void)state;
@@ -118,7 +118,7 @@ static void test_outer_scope_closed_first(void **state) {
     NO_RESULT(f32(2, 2), ETCH_ERR_NO_SCOPE, "scope");
 }
 
-/* ---- tensor.h: queries ---------------------------------------------------------------------------- */
+/* ---- tensor.h: queries ---- */
 
 static void test_queries(void **state) {
     (void)state;
@@ -146,7 +146,7 @@ static void test_queries(void **state) {
     etch_clear_error();
 }
 
-/* ---- tensor.h: memory in --------------------------------------------------------------------------- */
+/* ---- tensor.h: memory in ---- */
 
 static int freed;
 static void count_free(void *ctx) { (void)ctx, freed++; }
@@ -209,7 +209,7 @@ static void test_npy(void **state) {
     unlink(path);
 }
 
-/* ---- tensor.h: memory out --------------------------------------------------------------------------- */
+/* ---- tensor.h: memory out ---- */
 
 static void test_memory_out(void **state) {
     (void)state;
@@ -270,7 +270,7 @@ static void test_threads_setting(void **state) {
     assert_int_equal(etch_num_threads(), before);
 }
 
-/* ---- operators: each of the table ------------------------------------------------------------------- */
+/* ---- operators: each of the table ---- */
 
 /* Calls op with x for every tensor and plain values for the rest; the tensor argument `bad` (counted
  * from 0) is `instead`. Returns false where op has no such argument. */
@@ -374,7 +374,7 @@ static void test_every_operator_without_scope(void **state) {
     }
 }
 
-/* ---- operators: shapes, dtypes, dimensions ------------------------------------------------------------- */
+/* ---- operators: shapes, dtypes, dimensions ---- */
 
 static void test_shapes(void **state) {
     (void)state;
@@ -480,7 +480,7 @@ static void test_dimensions(void **state) {
     }
 }
 
-/* ---- released and failed handles ------------------------------------------------------------------------ */
+/* ---- released and failed handles ---- */
 
 static void test_released(void **state) {
     (void)state;
@@ -502,7 +502,7 @@ static void test_released(void **state) {
 #endif
 }
 
-/* ---- debug.h --------------------------------------------------------------------------------------------- */
+/* ---- debug.h ---- */
 
 static void test_debug(void **state) {
     (void)state;
@@ -547,7 +547,7 @@ static void test_boxed_calls(void **state) {
     }
 }
 
-/* ---- compile.h: making functions --------------------------------------------------------------------------- */
+/* ---- compile.h: making functions ---- */
 
 static etch_status two_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
@@ -635,7 +635,7 @@ static void test_sites_and_callbacks(void **state) {
     assert_int_equal(etch_flush(), ETCH_OK);
 }
 
-/* ---- compile.h: what bodies do wrong ------------------------------------------------------------------------ */
+/* ---- compile.h: what bodies do wrong ---- */
 
 static int call_number;
 
@@ -818,7 +818,7 @@ static void test_misuse_inside_ends_no_segment(void **state) {
         }
 }
 
-/* ---- mode.h ------------------------------------------------------------------------------------------------ */
+/* ---- mode.h ---- */
 
 static etch_status decline(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                            etch_tensor **out, int nout) {

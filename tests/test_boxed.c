@@ -11,8 +11,7 @@
 #include "core/dispatch.h"
 #include "core/schema.h"
 
-/* ---- what arrives at the kernel
- * -------------------------------------------------------------------- */
+/* ---- what arrives at the kernel ---- */
 
 typedef struct arrived {
     int calls, op, nin, nsc, nat;
@@ -56,8 +55,7 @@ static void assert_same(const arrived *a, const arrived *b) {
     for (int i = 0; i < a->nat; i++) assert_int_equal(a->at[i], b->at[i]);
 }
 
-/* ---- values
- * ------------------------------------------------------------------------------------------- */
+/* ---- values ---- */
 
 static etch_value tensor(etch_tensor *t) {
     return (etch_value){.tag = ETCH_VALUE_TENSOR, .tensor = t};
@@ -111,8 +109,7 @@ static etch_tensor *ones(int64_t n, int64_t m) {
     return etch__tensor_new(ETCH_F32, s.n, s.v);
 }
 
-/* ---- finding
- * ------------------------------------------------------------------------------------------- */
+/* ---- finding ---- */
 
 static void finds_operators(void **state) {
     (void)state;
@@ -170,8 +167,7 @@ static void lists_and_schemas(void **state) {
     assert_true(s->args[3].value.i == -1 && s->args[2].value.i == 0);
 }
 
-/* ---- calling
- * ------------------------------------------------------------------------------------------- */
+/* ---- calling ---- */
 
 static void arrives_as_the_typed_call(void **state) {
     (void)state;

@@ -9,12 +9,11 @@
 
 /* ---- operators of this suite ---- */
 
-
 typedef struct journal {
-    int runs, fail_at;   /* the run that fails, 1 the first; 0: none */
-    etch_tensor *kept;   /* what the kernel retained */
+    int runs, fail_at; /* the run that fails, 1 the first; 0: none */
+    etch_tensor *kept; /* what the kernel retained */
     bool keep;
-    int inner;           /* operators that it calls */
+    int inner; /* operators that it calls */
 } journal;
 
 static journal scale_log, bump_log, print_log;
@@ -70,11 +69,12 @@ static const etch_op *add_op(const char *schema, etch_kernel cpu, etch_shape_fn 
 
 static int register_all(void **state) {
     (void)state;
-    scale_op = add_op("test::scale(Tensor a, Scalar s=2) -> Tensor", scale_kernel, like_first, false,
-                      &scale_log);
+    scale_op = add_op("test::scale(Tensor a, Scalar s=2) -> Tensor", scale_kernel, like_first,
+                      false, &scale_log);
     bump_op = add_op("test::bump_(Tensor(a!) self, Tensor by) -> Tensor(a!)", bump_kernel, NULL,
                      false, &bump_log);
-    print_op = add_op("test::print(Tensor a) -> Tensor", print_kernel, like_first, true, &print_log);
+    print_op =
+        add_op("test::print(Tensor a) -> Tensor", print_kernel, like_first, true, &print_log);
     return scale_op && bump_op && print_op && blas_op() ? 0 : 1;
 }
 
@@ -86,7 +86,8 @@ static int fresh(void **state) {
 }
 
 static etch_tensor *scale(etch_tensor *a, double s) {
-    etch_value args[2] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a}, {.tag = ETCH_VALUE_REAL, .d = s}};
+    etch_value args[2] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a},
+                          {.tag = ETCH_VALUE_REAL, .d = s}};
     etch_tensor *out = NULL;
     return etch_op_call(scale_op, args, 2, &out, 1) == ETCH_OK ? out : NULL;
 }
@@ -104,22 +105,31 @@ static etch_tensor *print_it(etch_tensor *a) {
     return etch_op_call(print_op, args, 1, &out, 1) == ETCH_OK ? out : NULL;
 }
 
-#define FOR_BACKENDS(b) for (int b = 0; b < 2; b++) ETCH_SCOPE
+#define FOR_BACKENDS(b)                                                                            \
+    for (int b = 0; b < 2; b++)                                                                    \
+        ETCH_SCOPE
 
 /* ---- registering ---- */
 
 static void schemas_that_do_not_parse(void **state) {
     (void)state;
     static const char *const bad[] = {
-        "scale(Tensor a) -> Tensor",            "test::scale2",
-        "test::scale2(Tensor a)",               "test::scale2(Tensor a) -> Tensor, Tensor",
-        "test::scale2(Tensor a) -> Scalar",     "test::scale2(Scalar a) -> Tensor",
-        "test::scale2(Matrix a) -> Tensor",     "test::scale2(Tensor a, Tensor(a!) b) -> Tensor",
-        "test::scale2(Tensor(a!) a) -> Tensor", "test::scale2(Tensor a -> Tensor",
+        "scale(Tensor a) -> Tensor",
+        "test::scale2",
+        "test::scale2(Tensor a)",
+        "test::scale2(Tensor a) -> Tensor, Tensor",
+        "test::scale2(Tensor a) -> Scalar",
+        "test::scale2(Scalar a) -> Tensor",
+        "test::scale2(Matrix a) -> Tensor",
+        "test::scale2(Tensor a, Tensor(a!) b) -> Tensor",
+        "test::scale2(Tensor(a!) a) -> Tensor",
+        "test::scale2(Tensor a -> Tensor",
         "test::scale2(Tensor a, Scalar b, Scalar c, Scalar d, Scalar e, Scalar f) -> Tensor",
-        "test::scale2(Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Tensor f, Tensor g, Tensor h, "
+        "test::scale2(Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Tensor f, Tensor g, Tensor "
+        "h, "
         "Tensor i) -> Tensor",
-        "", "::(Tensor a) -> Tensor()",
+        "",
+        "::(Tensor a) -> Tensor()",
     };
     int before;
     etch_op_list(&before);
@@ -143,7 +153,8 @@ static void names_that_are_taken(void **state) {
     (void)state;
     int before, after;
     etch_op_list(&before);
-    assert_null(add_op("test::scale(Tensor other) -> Tensor", scale_kernel, like_first, false, NULL));
+    assert_null(
+        add_op("test::scale(Tensor other) -> Tensor", scale_kernel, like_first, false, NULL));
     assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
     assert_non_null(strstr(etch_last_error(), "taken"));
     etch_op_list(&after);
@@ -201,12 +212,13 @@ static etch_tensor *integers(etch_dtype dtype, int64_t rows, int64_t columns, in
 
 static void product_of_any_strides(void **state) {
     (void)state;
-    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 4, 5}, {1, 7, 2}, {9, 1, 4}, {2, 0, 3},
-                                        {0, 3, 2}};
+    static const int64_t shapes[][3] = {{1, 1, 1}, {3, 4, 5}, {1, 7, 2},
+                                        {9, 1, 4}, {2, 0, 3}, {0, 3, 2}};
     for (int s = 0; s < 6; s++)
         for (int la = 0; la < 4; la++)
             for (int lb = 0; lb < 4; lb++)
-                for (int d = 0; d < 2; d++) ETCH_SCOPE {
+                for (int d = 0; d < 2; d++)
+                    ETCH_SCOPE {
                         const int64_t *n = shapes[s];
                         if ((n[0] == 0 || n[1] == 0) && la + lb) continue;
                         etch_tensor *a = integers(d ? ETCH_F64 : ETCH_F32, n[0], n[1], la);
@@ -547,7 +559,8 @@ static etch_status bad_spec(void *ctx, const etch_op *op, const etch_value *args
 
 static void shape_functions_that_lie(void **state) {
     (void)state;
-    const etch_op *op = add_op("test::lies(Tensor a) -> Tensor", moody_kernel, bad_spec, false, NULL);
+    const etch_op *op =
+        add_op("test::lies(Tensor a) -> Tensor", moody_kernel, bad_spec, false, NULL);
     ETCH_SCOPE {
         etch_value args[1] = {{.tag = ETCH_VALUE_TENSOR, .tensor = arange_f32(2, 2)}};
         for (bad_spec_kind = 0; bad_spec_kind < 4; bad_spec_kind++) {
@@ -622,15 +635,17 @@ static void modes_see_the_opaque_calls(void **state) {
         etch_mode *n = etch_mode_new(watch_handler, &inner, .allow_compiled = true);
         etch_function *f = etch_compile(mixed, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(8, 8), *w = arange_f32(8, 8), *expected = mixed(x, w);
-        ETCH_WITH_MODE(m) ETCH_WITH_MODE(n) for (int i = 1; i <= 3; i++) {
-            assert_same(etch_call(f, x, w), expected);
-            assert_int_equal(inner.blas, i);
-            assert_int_equal(inner.scales, 2 * i);
-            assert_int_equal(inner.others, 0);
-            assert_int_equal(outer.blas, i);
-            assert_int_equal(outer.scales, 2 * i);
-            assert_int_equal(outer.others, 0);
-        }
+        ETCH_WITH_MODE (m)
+            ETCH_WITH_MODE (n)
+                for (int i = 1; i <= 3; i++) {
+                    assert_same(etch_call(f, x, w), expected);
+                    assert_int_equal(inner.blas, i);
+                    assert_int_equal(inner.scales, 2 * i);
+                    assert_int_equal(inner.others, 0);
+                    assert_int_equal(outer.blas, i);
+                    assert_int_equal(outer.scales, 2 * i);
+                    assert_int_equal(outer.others, 0);
+                }
         assert_counts(f, 1, 2);
         etch_function_free(f);
         etch_mode_free(n);
@@ -649,7 +664,8 @@ static void modes_replace_opaque_calls(void **state) {
         etch_function *f = etch_compile(sized, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(4, 3);
         etch_tensor *expected = etch_add(etch_neg(etch_mul(x, x)), x);
-        ETCH_WITH_MODE(m) for (int i = 0; i < 3; i++) assert_same(etch_call(f, x), expected);
+        ETCH_WITH_MODE (m)
+            for (int i = 0; i < 3; i++) assert_same(etch_call(f, x), expected);
         assert_int_equal(scale_log.runs, 0);
         assert_int_equal(w.scales, 3);
         assert_int_equal(etch_function_counters(f).graph_nodes, 3);
@@ -670,7 +686,8 @@ typedef struct work {
 
 static void *call_often(void *arg) {
     work *w = arg;
-    for (int i = 0; i < 50; i++) ETCH_SCOPE {
+    for (int i = 0; i < 50; i++)
+        ETCH_SCOPE {
             etch_tensor *x = etch_add_scalar(arange_f32(5, 5), (double)i);
             etch_tensor *a = etch_sin(x);
             etch_tensor *p = blas_matmul(a, x);

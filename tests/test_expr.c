@@ -10,8 +10,7 @@ enum { N = 397 }; /* odd, so that every instruction set has a tail */
 static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8, ETCH_I16,
                                            ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
 
-/* ---- primitives
- * --------------------------------------------------------------------------------------- */
+/* ---- primitives ---- */
 
 static number real_of(etch_dtype t, double v) { return real_number(t == ETCH_F32 ? (float)v : v); }
 static number bool_of(bool v) { return whole_number(v); }
@@ -200,8 +199,7 @@ static void transcendental_values_have_no_position(void **state) {
         }
 }
 
-/* ---- programs
- * ------------------------------------------------------------------------------------------- */
+/* ---- programs ---- */
 
 static int uses(const prim_program *p, prim_id prim) {
     int n = 0;
@@ -310,8 +308,7 @@ static void copies_do_not_read_what_they_overwrite(void **state) {
     assert_int_equal(uses(&p, PRIM_INPUT), 0);
 }
 
-/* ---- scalars
- * ---------------------------------------------------------------------------------------------- */
+/* ---- scalars ---- */
 
 static void scalars_become_cells(void **state) {
     (void)state;

@@ -25,8 +25,7 @@
 
 static int64_t live(void) { return etch_memory().tensors; }
 
-/* ---- in and out -------------------------------------------------------------------------------
- */
+/* ---- in and out ---- */
 
 static void copies_in_and_out(void **state) {
     (void)state;
@@ -156,8 +155,7 @@ static void raw_pointers(void **state) {
     }
 }
 
-/* ---- comparing
- * ------------------------------------------------------------------------------------ */
+/* ---- comparing ---- */
 
 static void compares(void **state) {
     (void)state;
@@ -214,8 +212,7 @@ static void nan_zero_and_infinity(void **state) {
     }
 }
 
-/* ---- text
- * --------------------------------------------------------------------------------------------- */
+/* ---- text ---- */
 
 static void assert_format(const etch_tensor *t, const char *expected) {
     char text[4096];
@@ -274,9 +271,7 @@ static void format_is_bounded(void **state) {
     }
 }
 
-/* ---- .npy
- * -----------------------------------------------------------------------------------------------
- */
+/* ---- .npy ---- */
 
 static char npy_path[64];
 

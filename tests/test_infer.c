@@ -22,7 +22,7 @@ static int set_up(void **state) {
     return 0;
 }
 
-/* ---- dtypes -------------------------------------------------------------------------------- */
+/* ---- dtypes ---- */
 
 static void promotes_as_aten(void **state) {
     (void)state;
@@ -131,7 +131,7 @@ static void products_do_not_promote(void **state) {
             SCALARS(I(1), R(0.5)));
 }
 
-/* ---- shapes: creation and pointwise ---------------------------------------------------------- */
+/* ---- shapes: creation and pointwise ---- */
 
 static void creation(void **state) {
     (void)state;
@@ -208,8 +208,7 @@ static void in_place_shapes(void **state) {
     REFUSED(OP_RELU_, ETCH_ERR_SHAPE, "use etch_clone", TENSORS(&expanded));
 }
 
-/* ---- reductions --------------------------------------------------------------------------------
- */
+/* ---- reductions ---- */
 
 static void reduces(void **state) {
     (void)state;
@@ -243,8 +242,7 @@ static void reduces(void **state) {
     assert_int_equal(mask, 0);
 }
 
-/* ---- products -----------------------------------------------------------------------------------
- */
+/* ---- products ---- */
 
 static void products(void **state) {
     (void)state;
@@ -269,8 +267,7 @@ static void products(void **state) {
     REFUSED(OP_BMM, ETCH_ERR_SHAPE, "with 4 rows, got 3", TENSORS(&c, &c));
 }
 
-/* ---- views
- * --------------------------------------------------------------------------------------- */
+/* ---- views ---- */
 
 static void view(void **state) {
     (void)state;

@@ -158,8 +158,7 @@ static void help_shows_every_table(void **state) {
     assert_true(got.whole);
 }
 
-/* ---- the environment
- * ----------------------------------------------------------------------------- */
+/* ---- the environment ---- */
 
 /* Runs this program with settings and an argument; text gets what it writes to standard error. */
 static void run_self(const char *settings, const char *argument, char *text, size_t n) {

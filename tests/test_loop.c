@@ -15,8 +15,7 @@
 #include "loop_reference.h"
 #include "jit/client.h"
 
-/* ---- building kernels ---------------------------------------------------------------------------
- */
+/* ---- building kernels ---- */
 
 static loop_kernel K;
 
@@ -74,8 +73,7 @@ static int reduce(reduce_kind kind, etch_dtype t, int a) {
     return instr_of(LOOP_REDUCE, 0, t, a, kind);
 }
 
-/* ---- data ---------------------------------------------------------------------------------------
- */
+/* ---- data ---- */
 
 static uint64_t state = 1;
 static uint64_t random_bits(void) {
@@ -118,8 +116,7 @@ static bool equal(etch_dtype d, const void *a, const void *b) {
     return etch__is_float(d) && x.f != x.f && y.f != y.f;
 }
 
-/* ---- running ------------------------------------------------------------------------------------
- */
+/* ---- running ---- */
 
 typedef struct layout {
     int64_t elements, first; /* size of the buffer, index of element [0, ..., 0] */
@@ -249,8 +246,7 @@ static void check_1(int64_t n) { check_run(&n, false); }
 
 static const int64_t sizes[] = {0, 1, 7, 63, 64, 65, 255, 256, 257, 1000, 4096, 4097, 10000};
 
-/* ---- maps ---------------------------------------------------------------------------------------
- */
+/* ---- maps ---- */
 
 static void test_map_sizes(void **unused) {
     (void)unused;
@@ -448,8 +444,7 @@ static void test_map_in_place(void **unused) {
     in_place = -1;
 }
 
-/* ---- reductions ---------------------------------------------------------------------------------
- */
+/* ---- reductions ---- */
 
 /* Two sums and a maximum over an expression, a full-space store, an epilogue with a vector call. */
 static void rich(loop_variant variant, int npar, int nred, const char *in, const char *row,
@@ -566,8 +561,7 @@ static void test_signed_zero(void **unused) {
     }
 }
 
-/* ---- the process's state, the bytes
- * --------------------------------------------------------------- */
+/* ---- the process's state, the bytes ---- */
 
 static void test_floating_point_mode(void **unused) {
     (void)unused;

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- programs and handlers ------------------------------------------------------------------ */
+/* ---- programs and handlers ---- */
 
 static etch_tensor *step(etch_tensor *x, etch_tensor *w) {
     for (int i = 0; i < 5; i++) {
@@ -73,7 +73,7 @@ static void assert_stack_empty(void) {
         etch_clear_error();                                                                        \
     } while (0)
 
-/* ---- with etch_compile ---------------------------------------------------------------------- */
+/* ---- with etch_compile ---- */
 
 static char log_text[4096];
 static void take_line(void *ctx, const char *line) {
@@ -207,7 +207,7 @@ static void test_mode_entered_inside_is_a_break(void **state) {
     }
 }
 
-/* ---- custom operators next to modes --------------------------------------------------------- */
+/* ---- custom operators next to modes ---- */
 
 static int twice_runs;
 static etch_status twice_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -296,7 +296,7 @@ static void test_kernel_operators_are_not_recorded(void **state) {
     etch_function_free(f);
 }
 
-/* ---- order and recursion -------------------------------------------------------------------- */
+/* ---- order and recursion ---- */
 
 static void check_nested(etch_mode_handler inner_handler) {
     char log[2048] = "";
@@ -376,7 +376,7 @@ static void test_handler_may_enter_modes(void **state) {
     assert_stack_empty();
 }
 
-/* ---- what a handler is given ---------------------------------------------------------------- */
+/* ---- what a handler is given ---- */
 
 typedef struct asked {
     double alpha;
@@ -473,7 +473,7 @@ static void test_redispatched_random_numbers_are_those_without_mode(void **state
     etch_mode_free(m);
 }
 
-/* ---- composites ----------------------------------------------------------------------------- */
+/* ---- composites ---- */
 
 static etch_status batch_product(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                  etch_tensor **out, int nout) {
@@ -522,7 +522,7 @@ static void test_what_a_mode_sees_of_composites(void **state) {
     etch_mode_free(plain);
 }
 
-/* ---- the composites of the seed's table ----------------------------------------------------- */
+/* ---- the composites of the seed's table ---- */
 
 static etch_tensor *seed_matmul(void) { return etch_matmul(small(3, 4), small(4, 5)); }
 static etch_tensor *seed_linear(void) {
@@ -594,7 +594,7 @@ static void test_parts_of_declined_composite_name_the_users_line(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- threads -------------------------------------------------------------------------------- */
+/* ---- threads ---- */
 
 static void *other_thread(void *ctx) {
     (void)ctx;
@@ -617,7 +617,7 @@ static void test_modes_are_thread_local(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- handlers that are wrong ---------------------------------------------------------------- */
+/* ---- handlers that are wrong ---- */
 
 static etch_status wrong_shape(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                etch_tensor **out, int nout) {
@@ -772,7 +772,7 @@ static void test_pushing_and_popping_wrongly(void **state) {
     assert_stack_empty();
 }
 
-/* ---- registrations that are wrong ----------------------------------------------------------- */
+/* ---- registrations that are wrong ---- */
 
 static const char *const bad_schemas[] = {
     "",

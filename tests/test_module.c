@@ -80,7 +80,8 @@ static void count_one(void *ctx) { ++*(int *)ctx; }
 
 static void compile_then_call_is_one_graph(void **state) {
     (void)state;
-    for (int b = 0; b < 2; b++) ETCH_SCOPE {
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
             etch_module *m = toy();
             int starts = 0;
             int64_t handle = etch_on_compile_start(count_one, &starts);
@@ -252,7 +253,8 @@ static void hooks_that_fail_or_remove_themselves(void **state) {
  * compiled each. */
 static void hooks_of_compiled_modules(void **state) {
     (void)state;
-    for (int b = 0; b < 2; b++) ETCH_SCOPE {
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
             etch_module *m = toy();
             etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(3, 10)), *plain = by_hand(m, x);
             etch_module_compile(m, .backend = test_backends[b]);

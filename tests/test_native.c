@@ -13,8 +13,7 @@ static void check(const char *text, int kernels, int products) {
     etch__graph_free(g);
 }
 
-/* ---- counts
- * -------------------------------------------------------------------------------------- */
+/* ---- counts ---- */
 
 static void seed_program_becomes_ten_products_and_six_kernels(void **state) {
     (void)state;
@@ -149,8 +148,7 @@ static void empty_and_zero_dimensional(void **state) {
           -1, -1);
 }
 
-/* ---- dtypes
- * ------------------------------------------------------------------------------------------ */
+/* ---- dtypes ---- */
 
 static void every_dtype_runs_a_chain(void **state) {
     (void)state;
@@ -195,8 +193,7 @@ static void integer_powers_are_calls(void **state) {
           -1, 0);
 }
 
-/* ---- reductions
- * ------------------------------------------------------------------------------------------ */
+/* ---- reductions ---- */
 
 static void reductions_over_each_set_of_axes(void **state) {
     (void)state;
@@ -278,8 +275,7 @@ static void integer_reductions(void **state) {
           -1, 0);
 }
 
-/* ---- constants, merging, random numbers
- * --------------------------------------------------------------------- */
+/* ---- constants, merging, random numbers ---- */
 
 static void constants_are_computed_where_they_are_used(void **state) {
     (void)state;
@@ -342,9 +338,7 @@ static void random_numbers_and_cat_are_calls(void **state) {
           -1, 0);
 }
 
-/* ---- writes
- * -------------------------------------------------------------------------------------------------
- */
+/* ---- writes ---- */
 
 static void inputs_written_as_a_whole(void **state) {
     (void)state;

@@ -37,7 +37,7 @@ static void assert_near(const etch_tensor *t, int64_t i, double want, double sca
              etch_dtype_name((etch_dtype)t->dtype), want, have);
 }
 
-/* ---- softmax ----------------------------------------------------------------------------------- */
+/* ---- softmax ---- */
 
 typedef struct line {
     int64_t first, step, n; /* flat positions of one row */
@@ -152,7 +152,7 @@ static void softmax_dtypes_and_errors(void **state) {
     }
 }
 
-/* ---- layer norm -------------------------------------------------------------------------------- */
+/* ---- layer norm ---- */
 
 static void check_layer_norm(etch_tensor *x, etch_shape size, etch_tensor *w, etch_tensor *bias,
                              double eps) {
@@ -238,7 +238,7 @@ static void layer_norm_dtypes_and_errors(void **state) {
     }
 }
 
-/* ---- linear ------------------------------------------------------------------------------------ */
+/* ---- linear ---- */
 
 static void linear_values(void **state) {
     (void)state;
@@ -298,7 +298,7 @@ static void linear_errors(void **state) {
     }
 }
 
-/* ---- convolution ------------------------------------------------------------------------------- */
+/* ---- convolution ---- */
 
 typedef struct conv_case {
     etch_shape x, w, stride, padding, dilation;
@@ -435,7 +435,7 @@ static void convolution_errors(void **state) {
     }
 }
 
-/* ---- compiled ---------------------------------------------------------------------------------- */
+/* ---- compiled ---- */
 
 static etch_tensor *weight, *bias_of, *kernel;
 
@@ -562,7 +562,7 @@ static void gelu_fuses(void **state) {
     }
 }
 
-/* ---- division by zero -------------------------------------------------------------------------- */
+/* ---- division by zero ---- */
 
 static etch_tensor *divides(etch_tensor *x, etch_tensor *y) {
     etch_tensor *unused = etch_remainder(x, y);
@@ -598,7 +598,7 @@ static void division_by_zero(void **state) {
     }
 }
 
-/* ---- promised results -------------------------------------------------------------------------- */
+/* ---- promised results ---- */
 
 static double one_real(etch_tensor *t) { return get(must(t), 0).d; }
 static int64_t one_int(etch_tensor *t) { return get(must(t), 0).i; }
@@ -652,7 +652,7 @@ static void promised_results(void **state) {
     }
 }
 
-/* ---- what a mode sees -------------------------------------------------------------------------- */
+/* ---- what a mode sees ---- */
 
 static char seen[512];
 

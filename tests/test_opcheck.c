@@ -43,7 +43,8 @@ static void fault_is(const etch_op *op, etch_tensor *a, etch_tensor *b, const ch
 
 static void the_cblas_product(void **state) {
     (void)state;
-    for (int d = 0; d < 2; d++) ETCH_SCOPE {
+    for (int d = 0; d < 2; d++)
+        ETCH_SCOPE {
             etch_dtype dtype = d ? ETCH_F64 : ETCH_F32;
             honest(blas_op(), etch_randn(dtype, ETCH_SHAPE(5, 7)),
                    etch_randn(dtype, ETCH_SHAPE(7, 4)));
@@ -64,8 +65,7 @@ static void built_in_operators(void **state) {
         etch_tensor *both[2] = {a, b};
         etch_value list = {.tag = ETCH_VALUE_TENSORS, .tensors = {both, 2}};
         etch_op_sample sample = {&list, 1};
-        etch_status status =
-            etch_opcheck(etch_op_find("cat"), &sample, 1, report, sizeof report);
+        etch_status status = etch_opcheck(etch_op_find("cat"), &sample, 1, report, sizeof report);
         if (status != ETCH_OK) print_message("%s", report);
         assert_int_equal(status, ETCH_OK);
     }
@@ -196,8 +196,8 @@ static void reports(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_cblas_product),    cmocka_unit_test(built_in_operators),
-        cmocka_unit_test(each_lie_is_found),    cmocka_unit_test(declared_is_no_fault),
+        cmocka_unit_test(the_cblas_product), cmocka_unit_test(built_in_operators),
+        cmocka_unit_test(each_lie_is_found), cmocka_unit_test(declared_is_no_fault),
         cmocka_unit_test(reports),
     };
     return cmocka_run_group_tests_name("opcheck", tests, NULL, NULL);

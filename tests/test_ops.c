@@ -4,8 +4,7 @@
  * dtype. */
 #include "cpu_support.h"
 
-/* ---- the reference
- * ------------------------------------------------------------------------------------- */
+/* ---- the reference ---- */
 
 /* The compute dtype of the call at hand: intermediate results are rounded to its compute type. */
 static etch_dtype computing;
@@ -324,8 +323,7 @@ static double ulps(double a, double v, etch_dtype d) {
     return fabs(a - v) / ldexp(1, e - bits[d] + 1);
 }
 
-/* ---- one call
- * --------------------------------------------------------------------------------------------- */
+/* ---- one call ---- */
 
 typedef struct trial {
     op_call call;
@@ -465,8 +463,9 @@ static bool run_trial(trial *t) {
         if (same_number(want, have)) continue;
         double off = have.real && r->ulp ? ulps(have.d, exact, (etch_dtype)y->dtype) : INFINITY;
         /* 1 + erf cancels: the error is one of 1, times the operand */
-        if (t->call.op == OP_GELU && fabs(have.d - exact) <= 4 * fabs(value[0].d) * 0x1p-24 *
-                                                                 (y->dtype == ETCH_F64 ? 0x1p-29 : 1))
+        if (t->call.op == OP_GELU &&
+            fabs(have.d - exact) <=
+                4 * fabs(value[0].d) * 0x1p-24 * (y->dtype == ETCH_F64 ? 0x1p-29 : 1))
             off = 0;
         if (off <= r->ulp) continue;
         fail_msg("%s of %s[%g %lld], %s[%g %lld] scalar %g/%lld: want %.17g %lld, have %.17g %lld "
@@ -489,9 +488,7 @@ static bool is_expression(int op) {
     return etch__ops[op].kind == KIND_POINTWISE || etch__ops[op].kind == KIND_INPLACE;
 }
 
-/* ---- tests
- * ---------------------------------------------------------------------------------------------------
- */
+/* ---- tests ---- */
 
 static void every_operator_has_a_reference(void **state) {
     (void)state;

@@ -42,7 +42,9 @@ static etch_tensor *body(etch_tensor *x, etch_tensor *w) {
     return etch_add_scalar(r, 1.0);
 }
 
-#define FOR_BACKENDS(b) for (int b = 0; b < 2; b++) ETCH_SCOPE
+#define FOR_BACKENDS(b)                                                                            \
+    for (int b = 0; b < 2; b++)                                                                    \
+        ETCH_SCOPE
 
 static void eager_sees_it(void **state) {
     (void)state;
@@ -253,11 +255,12 @@ static void modes_see_them(void **state) {
         etch_mode *m = etch_mode_new(watch_handler, &w, .allow_compiled = true);
         etch_function *f = etch_compile(body, .backend = test_backends[b]);
         etch_tensor *expected = body(x, x);
-        ETCH_WITH_MODE(m) for (int i = 1; i < 4; i++) {
-            assert_same(etch_call(f, x, x), expected);
-            assert_int_equal(w.mms, i);
-            assert_int_equal(w.others, 0);
-        }
+        ETCH_WITH_MODE (m)
+            for (int i = 1; i < 4; i++) {
+                assert_same(etch_call(f, x, x), expected);
+                assert_int_equal(w.mms, i);
+                assert_int_equal(w.others, 0);
+            }
         etch_function_free(f);
         etch_mode_free(m);
         etch_op_override_undo(o);

@@ -53,8 +53,7 @@ static void check_mm(etch_tensor *a, etch_tensor *b) {
         check_element(a, b, get(y, i), i / n * k, 1, i % n, n, k, is_small(m, n, k));
 }
 
-/* ---- tests
- * -------------------------------------------------------------------------------------------- */
+/* ---- tests ---- */
 
 static void small_products_are_chains(void **state) {
     (void)state;

@@ -10,7 +10,7 @@
 
 #include "core/base.h"
 
-/* ---- programs ------------------------------------------------------------------------------- */
+/* ---- programs ---- */
 
 static etch_status twice_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                 etch_tensor *const *out, int nout) {
@@ -53,7 +53,7 @@ static etch_profile_entry find(etch_profile_kind kind, const char *name) {
     return none;
 }
 
-/* ---- what is recorded ----------------------------------------------------------------------- */
+/* ---- what is recorded ---- */
 
 static void test_first_call_shows_operators_breaks_and_compiles(void **state) {
     (void)state;
@@ -137,7 +137,7 @@ static void test_nothing_is_recorded_outside(void **state) {
     assert_int_equal(etch_profile_entries(NULL, 0), 1);
 }
 
-/* ---- threads, forks, nesting ---------------------------------------------------------------- */
+/* ---- threads, forks, nesting ---- */
 
 static void *thousand_operators(void *ctx) {
     (void)ctx;
@@ -225,7 +225,7 @@ static void test_short_memory_fails_nothing(void **state) {
     assert_true(failing > 0);
 }
 
-/* ---- the file and the table ----------------------------------------------------------------- */
+/* ---- the file and the table ---- */
 
 static char *read_file(const char *path) {
     FILE *f = fopen(path, "r");

@@ -49,7 +49,7 @@ static int count_text(const char *text, const char *part) {
         etch_clear_error();                                                                        \
     } while (0)
 
-/* ---- profiling ------------------------------------------------------------------------------ */
+/* ---- profiling ---- */
 
 static void test_profiling_lines_and_table(void **state) {
     (void)state;
@@ -106,7 +106,7 @@ static void test_profiling_to_a_file_and_to_nowhere(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- validation ----------------------------------------------------------------------------- */
+/* ---- validation ---- */
 
 static etch_tensor *with_element(etch_dtype dtype, double value) {
     etch_tensor *x = etch_zeros(ETCH_F64, ETCH_SHAPE(3, 4));
@@ -188,7 +188,7 @@ static void test_validation_calls_no_operators(void **state) {
     etch_mode_free(outer);
 }
 
-/* ---- logging -------------------------------------------------------------------------------- */
+/* ---- logging ---- */
 
 static void test_logging(void **state) {
     (void)state;
@@ -214,7 +214,7 @@ static void test_logging(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- statistics ----------------------------------------------------------------------------- */
+/* ---- statistics ---- */
 
 static void test_statistics_by_falling_count(void **state) {
     (void)state;
@@ -264,7 +264,7 @@ static void test_one_mode_on_several_threads(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- call stacks ---------------------------------------------------------------------------- */
+/* ---- call stacks ---- */
 
 __attribute__((noinline)) etch_tensor *deep_function(etch_tensor *x);
 __attribute__((noinline)) etch_tensor *outer_function(etch_tensor *x);
@@ -302,7 +302,7 @@ static void test_call_stack(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- conditional interception --------------------------------------------------------------- */
+/* ---- conditional interception ---- */
 
 static etch_status answer_zeros(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                 etch_tensor **out, int nout) {
@@ -363,7 +363,7 @@ static void test_conditional_on_anything(void **state) {
     etch_mode_free(any);
 }
 
-/* ---- replacement ---------------------------------------------------------------------------- */
+/* ---- replacement ---- */
 
 static int product_runs;
 static etch_status product_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -417,7 +417,7 @@ static void test_replacement(void **state) {
     etch_mode_free(m);
 }
 
-/* ---- asking the wrong mode ------------------------------------------------------------------ */
+/* ---- asking the wrong mode ---- */
 
 static void test_modes_of_another_kind_are_refused(void **state) {
     (void)state;

@@ -2,8 +2,7 @@
  * bit, for every dtype, layout, choice of axes and thread count. */
 #include "cpu_support.h"
 
-/* ---- the reference
- * --------------------------------------------------------------------------------------- */
+/* ---- the reference ---- */
 
 typedef enum way { SUM_UP, LARGEST, SMALLEST } way;
 
@@ -94,9 +93,7 @@ static void check(etch_tensor *t, uint32_t mask, reduce_kind kind) {
     free(x);
 }
 
-/* ---- tests
- * --------------------------------------------------------------------------------------------------
- */
+/* ---- tests ---- */
 
 static void every_dtype_layout_and_axes(void **state) {
     (void)state;

@@ -21,7 +21,7 @@ static etch_tensor *seed(etch_tensor *x, etch_tensor *w) {
     return x;
 }
 
-/* ---- bits ------------------------------------------------------------------------------------------ */
+/* ---- bits ---- */
 
 /* Eager on one thread is the measure; everything else must give its bits. */
 static void check_size(int64_t rows, int64_t n) {
@@ -72,7 +72,7 @@ static void test_every_instruction_set(void **state) {
     assert_int_equal(run_child(self_path, "avx512"), 0);
 }
 
-/* ---- shape of the code -------------------------------------------------------------------------------- */
+/* ---- shape of the code ---- */
 
 static int product_steps, kernel_steps;
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the five prototypes are fixed ----------------------------------------------------------- */
+/* ---- the five prototypes are fixed ---- */
 
 #define HAS_TYPE(f, ...) _Static_assert(_Generic(&(f), __VA_ARGS__ : 1, default : 0), #f)
 HAS_TYPE(etch_reset, void (*)(etch_function *));
@@ -15,7 +15,7 @@ HAS_TYPE(etch_disable, etch_function *(*)(etch_callable, bool));
 HAS_TYPE(etch_allow_in_graph, etch_function *(*)(etch_callable));
 HAS_TYPE(etch_assume_constant, etch_function *(*)(etch_callable));
 
-/* ---- callbacks ------------------------------------------------------------------------------- */
+/* ---- callbacks ---- */
 
 static char printed[512];
 static int counter;
@@ -150,7 +150,7 @@ static void end_callback_when_compiling_fails(void **state) {
     etch_set_log_sink(NULL, NULL);
 }
 
-/* ---- modes of compiling ---------------------------------------------------------------------- */
+/* ---- modes of compiling ---- */
 
 static void compile_modes(void **state) {
     (void)state;
@@ -168,7 +168,7 @@ static void compile_modes(void **state) {
     }
 }
 
-/* ---- disabled -------------------------------------------------------------------------------- */
+/* ---- disabled ---- */
 
 static etch_function *inner, *innermost;
 static int inner_calls;
@@ -313,7 +313,7 @@ static void disabled_function_captures(void **state) {
         }
 }
 
-/* ---- allowed in graphs ----------------------------------------------------------------------- */
+/* ---- allowed in graphs ---- */
 
 static void allowed_function_is_one_node(void **state) {
     (void)state;
@@ -489,7 +489,7 @@ static void allowed_general_function(void **state) {
     etch_clear_error();
 }
 
-/* ---- assumed constant ------------------------------------------------------------------------ */
+/* ---- assumed constant ---- */
 
 static double setting;
 
@@ -576,7 +576,7 @@ static void constant_function_of_an_argument(void **state) {
     etch_clear_error();
 }
 
-/* ---- wrappers: bad input, and modes ---------------------------------------------------------- */
+/* ---- wrappers: bad input, and modes ---- */
 
 static void bad_callables(void **state) {
     (void)state;
@@ -624,7 +624,7 @@ static void wrappers_under_a_mode(void **state) {
     }
 }
 
-/* ---- stances --------------------------------------------------------------------------------- */
+/* ---- stances ---- */
 
 static bool other_path;
 

@@ -69,7 +69,7 @@ static void on_threads(void (*const *fn)(int), int nfn) {
 
 static void on_all_threads(void (*fn)(int)) { on_threads(&fn, 1); }
 
-/* ---- functions under test ---------------------------------------------------------------------- */
+/* ---- functions under test ---- */
 
 static etch_function *shared;
 static const char *backend_name;
@@ -108,7 +108,7 @@ static bool same_as_plain(etch_function *f, etch_fn1 body, int64_t rows, int64_t
     return ok;
 }
 
-/* ---- the same function ---------------------------------------------------------------------------- */
+/* ---- the same function ---- */
 
 static void call_chain(int number) {
     for (int i = 0; i < ROUNDS(60); i++)
@@ -139,7 +139,7 @@ static void test_same_function(void **state) {
         }
 }
 
-/* ---- different functions, compiled and freed at the same time ----------------------------------------- */
+/* ---- different functions, compiled and freed at the same time ---- */
 
 static void compile_and_free(int number) {
     static const etch_fn1 bodies[] = {chain, breaking, writing};
@@ -161,7 +161,7 @@ static void test_compiling(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-/* ---- resets, counters, settings while others run ------------------------------------------------------ */
+/* ---- resets, counters, settings while others run ---- */
 
 static void reset_all_the_time(int number) {
     for (int i = 0; i < ROUNDS(100); i++) {
@@ -216,7 +216,7 @@ static void test_pool_changes(void **state) {
     etch_set_num_threads(threads);
 }
 
-/* ---- freed while it runs ---------------------------------------------------------------------------- */
+/* ---- freed while it runs ---- */
 
 static atomic_int inside, may_go_on;
 
@@ -257,7 +257,7 @@ static void test_free_while_running(void **state) {
     }
 }
 
-/* ---- shared tensors ------------------------------------------------------------------------------------- */
+/* ---- shared tensors ---- */
 
 static etch_tensor *weights, *bias;
 
@@ -336,7 +336,7 @@ static void test_settings(void **state) {
     assert_true(atomic_load(&callbacks_run) > 0);
 }
 
-/* ---- deferred handles on another thread (rule 11) -------------------------------------------------------- */
+/* ---- deferred handles on another thread (rule 11) ---- */
 
 typedef struct visit {
     etch_tensor *t;
@@ -404,7 +404,7 @@ static void test_rule11_deferred_elsewhere(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-/* ---- fork ---------------------------------------------------------------------------------------------------- */
+/* ---- fork ---- */
 
 static etch_tensor *fresh_in_child(etch_tensor *x) {
     etch_tensor *y = etch_sub_scalar(x, 0.375);

@@ -6,8 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- the programs ------------------------------------------------------------------------------
- */
+/* ---- the programs ---- */
 
 static int call_number;
 static etch_tensor *global_tensor, *kept;
@@ -49,8 +48,7 @@ static etch_tensor *writes_input(etch_tensor *x) {
     return etch_sub(x, y);
 }
 
-/* ---- ten calls each
- * ------------------------------------------------------------------------------ */
+/* ---- ten calls each ---- */
 
 typedef struct program {
     const char *name;
@@ -118,8 +116,7 @@ static void test_ten_calls(void **state) {
         for (int b = 0; b < 2; b++) run_program(&programs[i], test_backends[b]);
 }
 
-/* ---- loops that break
- * ------------------------------------------------------------------------------- */
+/* ---- loops that break ---- */
 
 static int rounds;
 static double last_value;
@@ -189,8 +186,7 @@ static void test_straight_breaks(void **state) {
     }
 }
 
-/* ---- raw memory
- * --------------------------------------------------------------------------------------- */
+/* ---- raw memory ---- */
 
 static etch_tensor *writes_through_pointer(etch_tensor *x) {
     etch_tensor *y = etch_mul_scalar(x, 3);
@@ -218,8 +214,7 @@ static void test_raw_writes(void **state) {
         }
 }
 
-/* ---- the rules of the cursor
- * ------------------------------------------------------------------------------ */
+/* ---- the rules of the cursor ---- */
 
 static etch_tensor *identity(etch_tensor *x) { return x; }
 
@@ -490,9 +485,7 @@ static void test_rule15_longjmp(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-/* ---- options
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- options ---- */
 
 static void test_stable_after(void **state) {
     (void)state;
@@ -577,8 +570,7 @@ static void test_recompile_limit(void **state) {
     etch_clear_error();
 }
 
-/* ---- random numbers, states, call sites
- * ----------------------------------------------------------------------- */
+/* ---- random numbers, states, call sites ---- */
 
 static etch_tensor *noisy(etch_tensor *x) {
     etch_tensor *r = etch_randn(ETCH_F32, ETCH_SHAPE(4, 4));

@@ -6,8 +6,7 @@
 #include <etch/debug.h>
 #include <time.h>
 
-/* ---- callbacks around compiles
- * ---------------------------------------------------------------------- */
+/* ---- callbacks around compiles ---- */
 
 typedef struct callback {
     void (*fn)(void *ctx);
@@ -74,8 +73,7 @@ static void call_back(bool end) {
         if (c.end == end) c.fn(c.ctx);
 }
 
-/* ---- the graph
- * --------------------------------------------------------------------------------------- */
+/* ---- the graph ---- */
 
 /* What building the graph needs: the graph's number of each trace value, -1 while it has none. */
 typedef struct builder {
@@ -204,8 +202,7 @@ static graph *build_graph(const trace_leaf *leaf, const walk *w, const char *nam
     return NULL;
 }
 
-/* ---- compiling
- * ----------------------------------------------------------------------------------------- */
+/* ---- compiling ---- */
 
 static void log_graph(const graph *g) {
     if (!etch__log_on(LOG_GRAPH)) return;

@@ -21,8 +21,7 @@ void etch__pop_frame(const empty_frame *f) {
     t->in_flush = f->in_flush;
 }
 
-/* ---- node by node
- * -------------------------------------------------------------------------------- */
+/* ---- node by node ---- */
 
 static void fail_handle(etch_tensor *h) {
     h->failed = 1;
@@ -55,10 +54,16 @@ static void evaluate_kernel(const op_call *call, etch_tensor *h) {
     fail_handle(h);
 }
 
+/* A write that fails leaves a tensor from outside as it is, and fails the call. */
+static void fail_node(walk *w, const trace_node *n, etch_tensor *h) {
+    if (n->c.inplace && h->owner != w) w->run->failed = etch__tls.status;
+    else fail_handle(h);
+}
+
 static void evaluate_node(walk *w, const trace_node *n) {
     etch_tensor *h = w->c.value[n->c.out];
     if (!gather(w, n)) {
-        fail_handle(h);
+        fail_node(w, n, h);
         return;
     }
     op_call call = {.op = n->op,
@@ -74,7 +79,7 @@ static void evaluate_node(walk *w, const trace_node *n) {
     if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);
     else if (!n->c.inplace) evaluate_kernel(&call, h);
     else if (etch__run_kernel(&call, h) == ETCH_OK) h->storage->version++;
-    else fail_handle(h);
+    else fail_node(w, n, h);
 }
 
 static bool is_live(const etch_tensor *h) {
@@ -109,8 +114,7 @@ etch_status etch__evaluate(walk *w, bool live_only) {
     return ETCH_OK;
 }
 
-/* ---- by a plan
- * ------------------------------------------------------------------------------------- */
+/* ---- by a plan ---- */
 
 bool etch__fill_alias(walk *w, const int32_t *bound, int nbound) {
     if (!etch__grow(&w->alias, &w->alias_cap, w->nvalues + 1, sizeof *w->alias)) return false;

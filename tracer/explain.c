@@ -16,7 +16,7 @@ __attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(lock_stories, unlock_stories, unlock_stories);
 }
 
-/* ---- remembering ----------------------------------------------------------------------------- */
+/* ---- remembering ---- */
 
 static void free_events(story_event *e, int n) {
     for (int i = 0; i < n; i++) etch__free(e[i].detail);
@@ -112,7 +112,7 @@ void etch__last_recompile(etch_function *f, char *buf, size_t n) {
     unlock_stories();
 }
 
-/* ---- explaining: one block that holds structs, then strings ---------------------------------- */
+/* ---- explaining: one block that holds structs, then strings ---- */
 
 /* First a pass that counts the bytes of the strings, then one that puts them. */
 typedef struct writer {
@@ -206,7 +206,7 @@ etch_explanation *etch_explain(const etch_function *f_) {
 
 void etch_explanation_free(etch_explanation *e) { etch__free(e); }
 
-/* ---- as text --------------------------------------------------------------------------------- */
+/* ---- as text ---- */
 
 typedef struct text {
     char *buf;

@@ -10,8 +10,7 @@ static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static etch_function *functions;
 static counters departed; /* counts of functions that are gone */
 
-/* ---- counts
- * ------------------------------------------------------------------------------------------ */
+/* ---- counts ---- */
 
 static void add_counts(counters *sum, const counters *c) {
 #define COUNTER(name) sum->name += c->name;
@@ -54,9 +53,7 @@ etch_counters_t etch_function_counters(const etch_function *f) {
     return c;
 }
 
-/* ---- life
- * ------------------------------------------------------------------------------------------------
- */
+/* ---- life ---- */
 
 static atomic_int ncondemned; /* freed functions with runs, on the list still */
 
@@ -216,7 +213,7 @@ etch_function *etch__function_new(function_kind kind, void (*fn)(void),
 
 #define DEFINE_COMPILE(n)                                                                          \
     etch_function *etch_compile_fn##n(etch_fn##n fn, const etch_compile_options *options) {        \
-        return etch__function_new(FN_##n, (void (*)(void))fn, options);                                  \
+        return etch__function_new(FN_##n, (void (*)(void))fn, options);                            \
     }
 DEFINE_COMPILE(0)
 DEFINE_COMPILE(1)
@@ -266,8 +263,7 @@ bool etch__disabled(const etch_function *f) {
     return off || f->options.disable || unlikely(etch__forced_eager());
 }
 
-/* ---- calling the body
- * --------------------------------------------------------------------------------------- */
+/* ---- calling the body ---- */
 
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
@@ -282,8 +278,7 @@ etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, e
     return ETCH_OK;
 }
 
-/* ---- call sites
- * --------------------------------------------------------------------------------------------- */
+/* ---- call sites ---- */
 
 /* One function of one call site. Entries live as long as the program, like the site itself. */
 typedef struct site_entry {

@@ -60,7 +60,7 @@ void etch__warn_limit(const run *r) {
                limit > 0 ? limit : 8, reason->text, last[0] ? last : "?", reason->hint);
 }
 
-/* ---- guards as text -------------------------------------------------------------------------- */
+/* ---- guards as text ---- */
 
 typedef struct guard_text {
     char *s;

@@ -36,6 +36,42 @@ bool etch__stop_matching(run *r, etch_tensor *const *in, int nin);
 etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in, int nin,
                                tensor_meta *meta);
 
+/* No operator is matched any more until a walk is followed again. */
+#define STOP_TRACING (etch__tls.cursor = NULL)
+
+/* tracer/segment.c */
+trace_leaf *etch__settle(run *r, walk *w);
+void etch__mark_live(walk *w, uint8_t bit);
+void etch__want_late(run *r, walk *w, const etch_tensor *t);
+void etch__late_use(run *r, walk *w, const etch_tensor *t);
+void etch__late_use_all(run *r);
+void etch__mark_want(walk *w, const etch_tensor *t);
+void etch__end_recorded(walk *w, const etch_tensor *t);
+void etch__end_matched(run *r, walk *w, const etch_tensor *t);
+void etch__retire_walk(run *r, walk *w);
+void etch__end_segment(run *r, reason_id why, const void *site, const etch_tensor *t);
+
+/* tracer/break.c */
+etch_status etch__break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
+                              const char *text);
+walk *etch__owner_in(run *r, const etch_tensor *t, const void *site);
+etch_status etch__trace_read(const etch_tensor *t, reason_id why, const void *site);
+bool etch__trace_same_storage(const etch_tensor *a, const etch_tensor *b);
+int64_t etch__trace_offset(const etch_tensor *t);
+void etch__end_exposure(run *r, const etch_storage *s);
+etch_status etch__trace_expose(const etch_tensor *t, int bits, const void *site);
+int etch__exposed_bits(const etch_tensor *t);
+reason_id etch__runs_at_once(const op_call *call);
+
+/* tracer/operator.c */
+bool etch__root_limited(run *r, trace_tree *tree);
+void etch__follow(run *r, walk *w);
+walk *etch__begin_recording(run *r);
+void etch__obey_stance(run *r, const void *site);
+bool etch__outdated(const run *r);
+bool etch__go_on_eagerly(run *r, walk *w);
+etch_tensor *etch__traced_operator(const op_call *call);
+
 /* tracer/wrappers.c: a call of a function with a wrapper kind. */
 etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                                int nout, const void *site);

@@ -63,15 +63,15 @@ typedef struct trace_node {
 typedef struct segment_code {
     plan *plan;
     int nin, nout;
-    int32_t *in;     /* values that are the plan's inputs */
-    int32_t *out;    /* values (bases) whose storage it produces */
-    int32_t *slot;   /* per value: index into out of its base, OUT_INPUT if its base is an input,
+    int32_t *in;      /* values that are the plan's inputs */
+    int32_t *out;     /* values (bases) whose storage it produces */
+    int32_t *slot;    /* per value: index into out of its base, OUT_INPUT if its base is an input,
                        OUT_MISSING otherwise */
-    int32_t *alias;  /* per value that is an input: the lowest input over the same storage, checked
+    int32_t *alias;   /* per value that is an input: the lowest input over the same storage, checked
                        where inputs are written; any other value: itself */
     uint8_t *tainted; /* per value: depends on storage that the segment itself writes */
-    int64_t *offset; /* per value: elements from the first element of its base */
-    int64_t *key;    /* dynamic: the sizes it is for (see walk.key) */
+    int64_t *offset;  /* per value: elements from the first element of its base */
+    int64_t *key;     /* dynamic: the sizes it is for (see walk.key) */
     int64_t nkey;
     int version;               /* dynamic: of the leaf's wanted values */
     atomic_int refs;           /* dynamic: the list's, and one a run */
@@ -143,7 +143,7 @@ struct generation {
     struct constant *constants; /* values assumed constant (under the function's lock) */
     int ntrees, entry_leaves, graphs;
     _Atomic bool entry_limited, warned; /* once, of the first limit that is reached */
-    trace_node **nodes; /* all published ones */
+    trace_node **nodes;                 /* all published ones */
     int64_t nnodes, nodes_cap;
     trace_leaf **leaves;
     int64_t nleaves, leaves_cap;
@@ -171,21 +171,20 @@ struct etch_function {
     void *ctx;
     etch_compile_options options;
     wrapper_kind wrap;
-    bool recursive;            /* of a disabled one: so are the functions it calls */
+    bool recursive;             /* of a disabled one: so are the functions it calls */
     struct allowed_fn *allowed; /* of one that is allowed in graphs */
-    uint64_t serial;           /* of one whose value is assumed constant */
+    uint64_t serial;            /* of one whose value is assumed constant */
     char *name;
     const backend *backend;
     pthread_mutex_t lock;         /* publishing, leaves' want, generation changes */
     pthread_mutex_t compile_lock; /* one compile at a time */
     _Atomic(generation *) gen;
     _Atomic(generation *) retired; /* freed when no run is left that may be using them */
-    story story; /* for etch_explain; has a lock of its own */
-    struct etch_function *next; /* list of all functions */
+    story story;                   /* for etch_explain; has a lock of its own */
+    struct etch_function *next;    /* list of all functions */
 };
 
-/* ---- walking ------------------------------------------------------------------------------------
- */
+/* ---- walking ---- */
 
 enum {
     WANT_VALUE = 1, /* used after the segment's end */
@@ -244,13 +243,14 @@ typedef struct run {
     walk *pending;  /* earlier segments some of whose live handles may still be deferred */
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;             /* the limit is reached: no recording until the segment ends */
-    bool poisoned; /* fullgraph failed, or a plan after writing: nothing deferred may be computed
+    etch_status failed;     /* of a write, evaluated late, to a tensor from outside */
+    bool poisoned;  /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
     bool by_stance; /* runs eagerly because of the stance: fullgraph does not matter */
     bool refused;   /* needed a compile that the stance forbids, and ran eagerly */
     int off;        /* inside how many disabled functions */
     int nconstants; /* calls of functions assumed constant */
-    int modes;     /* how many modes were entered before the call */
+    int modes;      /* how many modes were entered before the call */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;

@@ -7,8 +7,7 @@
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
-/* ---- nodes ------------------------------------------------------------------------------------
- */
+/* ---- nodes ---- */
 
 trace_node *etch__node_new(const op_call *call, uint64_t state) {
     size_t at_bytes = call->nat * sizeof(int64_t), in_bytes = call->nin * sizeof(int32_t);
@@ -113,8 +112,7 @@ trace_node *etch__find_end(const trace_node *at, reason_id end) {
     return NULL;
 }
 
-/* ---- generations and trees
- * ----------------------------------------------------------------------- */
+/* ---- generations and trees ---- */
 
 generation *etch__generation_new(void) {
     generation *g = etch__calloc(1, sizeof *g);
@@ -239,8 +237,7 @@ static trace_tree *find_tree(walk *w, bool entry) {
     return resume_tree_like(w->run->gen, w->path[0]);
 }
 
-/* ---- leaves
- * ---------------------------------------------------------------------------------------- */
+/* ---- leaves ---- */
 
 /* One block holds the leaf and its arrays. */
 static trace_leaf *alloc_leaf(const walk *w) {
@@ -314,8 +311,7 @@ static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
     return leaf;
 }
 
-/* ---- publishing
- * ------------------------------------------------------------------------------------ */
+/* ---- publishing ---- */
 
 static void link_child(trace_node *parent, trace_node *n) {
     n->parent = parent;

@@ -7,8 +7,7 @@
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
-/* ---- making and sizing
- * --------------------------------------------------------------------------- */
+/* ---- making and sizing ---- */
 
 static bool grow_cleared(void *items, int64_t *cap, int64_t need, size_t size) {
     int64_t before = *cap;
@@ -87,8 +86,7 @@ bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     return true;
 }
 
-/* ---- giving up ---------------------------------------------------------------------------------
- */
+/* ---- giving up ---- */
 
 /* A fresh deferred handle for a node; the walk has one count of it. */
 static etch_tensor *deferred_handle(walk *w, const tensor_meta *meta, int32_t value) {
@@ -189,8 +187,7 @@ void etch__walk_recycle(walk *w) {
     etch__walk_free(w);
 }
 
-/* ---- matching
- * ------------------------------------------------------------------------------------ */
+/* ---- matching ---- */
 
 static const capture *captured_operand(const trace_node *n, int operand) {
     for (int k = 0; k < n->ncaptures; k++)
@@ -292,8 +289,7 @@ etch_tensor *etch__walk_match(walk *w, const op_call *call) {
     return h;
 }
 
-/* ---- recording
- * ----------------------------------------------------------------------------------- */
+/* ---- recording ---- */
 
 int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
     for (int64_t v = w->nvalues - 1; v >= 0; v--)
@@ -391,8 +387,7 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call) {
     return NULL;
 }
 
-/* ---- handles that will never be computed
- * ---------------------------------------------------------------- */
+/* ---- handles that will never be computed ---- */
 
 static void fail_handle(const walk *w, int32_t value) {
     etch_tensor *h = w->c.value[value];
@@ -436,8 +431,7 @@ bool etch__walk_metas(walk *w) {
     return true;
 }
 
-/* ---- from matching to recording
- * --------------------------------------------------------------------- */
+/* ---- from matching to recording ---- */
 
 bool etch__walk_path(walk *w) {
     int64_t n = 0;

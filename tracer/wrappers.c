@@ -9,7 +9,7 @@
 #include <ctype.h>
 #include <etch/mode.h>
 
-/* ---- allowed in graphs ----------------------------------------------------------------------- */
+/* ---- allowed in graphs ---- */
 
 /* What the function's result looks like for arguments of these looks. */
 typedef struct learnt {
@@ -181,7 +181,7 @@ static etch_status call_node(run *r, etch_function *f, etch_tensor *const *in, i
     return status;
 }
 
-/* ---- assumed constant ------------------------------------------------------------------------ */
+/* ---- assumed constant ---- */
 
 /* The value that the n-th such call of a run had when it was recorded. */
 struct constant {
@@ -258,7 +258,7 @@ static etch_status call_constant(run *r, etch_function *f, etch_tensor *const *i
     return ETCH_OK;
 }
 
-/* ---- calling --------------------------------------------------------------------------------- */
+/* ---- calling ---- */
 
 static etch_status call_disabled(run *r, etch_function *f, etch_tensor *const *in, int nin,
                                  etch_tensor **out, int nout, const void *site) {
@@ -283,7 +283,7 @@ etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin
     return call_node(r, f, in, nin, out, site);
 }
 
-/* ---- making ---------------------------------------------------------------------------------- */
+/* ---- making ---- */
 
 static etch_function *wrap(etch_callable c, wrapper_kind kind) {
     static _Atomic uint64_t made;

@@ -27,7 +27,7 @@ typedef struct conv {
     atomic_int failed;
 } conv;
 
-/* ---- the matrix of a tile ---------------------------------------------------------------------- */
+/* ---- the matrix of a tile ---- */
 
 /* Values under one place of the kernel for positions (oh, ow) .. + n of one output row; `row` is the
  * input row, NULL in the padding. */
@@ -67,7 +67,7 @@ static void fill_matrix(const conv *c, char *dst, const char *x, int64_t first, 
     }
 }
 
-/* ---- a tile ------------------------------------------------------------------------------------ */
+/* ---- a tile ---- */
 
 /* Adds the bias to n values of one channel, rounds and stores them. */
 static void finish_row(const conv *c, char *values, int64_t channel, char *out, int64_t n) {
@@ -122,7 +122,7 @@ static void tiles_task(void *ctx, int64_t begin, int64_t end) {
     if (!ok) atomic_store(&c->failed, 1);
 }
 
-/* ---- the kernel -------------------------------------------------------------------------------- */
+/* ---- the kernel ---- */
 
 enum { TILE_MATRIX = 1 << 17, TILE_LEAST = 64, TILE_MOST = 512 };
 

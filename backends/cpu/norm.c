@@ -38,7 +38,7 @@ static void fill(const row_job *j, strip_value *v, const void *value, int64_t n)
 
 static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
-/* ---- reductions of a row ----------------------------------------------------------------------- */
+/* ---- reductions of a row ---- */
 
 /* The next elements of what is reduced: n of them, from element `at` of the row, in the compute
  * type; *buffer may be used. */
@@ -102,7 +102,7 @@ static const void *next_square(const row_job *j, void *ctx, int64_t at, int64_t 
     return buffer;
 }
 
-/* ---- rows -------------------------------------------------------------------------------------- */
+/* ---- rows ---- */
 
 /* exp(x - max) / sum of them. */
 static void softmax_row(const row_job *j, const void *x, void *y) {
@@ -167,7 +167,7 @@ static void layer_norm_row(const row_job *j, const void *x, void *y) {
     }
 }
 
-/* ---- memory ------------------------------------------------------------------------------------ */
+/* ---- memory ---- */
 
 /* Rounds and stores n values (which it overwrites). */
 static void narrow(const row_job *j, void *to, void *values, int64_t n) {
@@ -265,7 +265,7 @@ static void plan_types(row_job *j, const etch_tensor *x, const etch_tensor *y) {
     j->weight = j->bias = NULL;
 }
 
-/* ---- the kernels ------------------------------------------------------------------------------- */
+/* ---- the kernels ---- */
 
 static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
     const etch_tensor *x = call->in[0];

@@ -11,8 +11,7 @@
 
 #include <stdlib.h>
 
-/* ---- the cache of programs
- * ---------------------------------------------------------------------------- */
+/* ---- the cache of programs ---- */
 
 typedef struct cached_program {
     uint64_t key;
@@ -76,8 +75,7 @@ static const cpu_program *find_program(const op_call *call, const etch_tensor *o
     return build(call, out, own) ? own : NULL;
 }
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------- */
+/* ---- memory ---- */
 
 typedef struct byte_range {
     const char *low, *high;
@@ -110,8 +108,7 @@ static bool overlaps(const etch_tensor *in, const etch_tensor *out) {
     return a.low < b.high && b.low < a.high;
 }
 
-/* ---- running
- * ------------------------------------------------------------------------------------------- */
+/* ---- running ---- */
 
 typedef struct pointwise_job {
     const cpu_program *program;

@@ -19,8 +19,7 @@
 #include "core/dispatch.h"
 #include "core/pool.h"
 
-/* ---- one operand
- * ------------------------------------------------------------------------------------ */
+/* ---- one operand ---- */
 
 /* A matrix, or a batch of them, in the compute type. */
 typedef struct operand {
@@ -119,8 +118,7 @@ static etch_status prepare_operand(const product *p, operand *o, const etch_tens
     return ETCH_OK;
 }
 
-/* ---- libraries, one thread each
- * ------------------------------------------------------------------------ */
+/* ---- libraries, one thread each ---- */
 
 static pthread_once_t dnnl_once = PTHREAD_ONCE_INIT;
 
@@ -198,8 +196,7 @@ bool etch__library_product(etch_dtype type, const library_product *l) {
     return (f32 ? tile_f32 : tile_f64)(&p, l->a, l->b, l->c, l->m, l->n);
 }
 
-/* ---- tiles
- * -------------------------------------------------------------------------------------------- */
+/* ---- tiles ---- */
 
 /* Tiles of about 256 elements a side, 128 where that gives few. A function of the sizes alone,
  * since the bits of a library product depend on its shape. */
@@ -280,8 +277,7 @@ static etch_status run_product(product *p) {
                        (long long)p->m, (long long)p->n, (long long)p->k);
 }
 
-/* ---- epilogue
- * ------------------------------------------------------------------------------------------- */
+/* ---- epilogue ---- */
 
 typedef struct epilogue {
     const product *p;
@@ -349,8 +345,7 @@ static void run_epilogue(epilogue *e) {
     etch__parallel(p->batch * p->m, 32768 / (p->n + 1) + 1, epilogue_task, e);
 }
 
-/* ---- the kernel
- * ----------------------------------------------------------------------------------------- */
+/* ---- the kernel ---- */
 
 static bool is_zero(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 0 : s.i == 0; }
 static bool is_one(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 1 : s.i == 1; }

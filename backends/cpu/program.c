@@ -3,8 +3,7 @@
  * where not. */
 #include "backends/cpu/program.h"
 
-/* ---- translation
- * ----------------------------------------------------------------------------------- */
+/* ---- translation ---- */
 
 typedef struct translator {
     const prim_program *p;
@@ -127,8 +126,7 @@ bool etch__program_build(const prim_program *p, const etch_dtype *in, etch_dtype
     return !t.failed;
 }
 
-/* ---- running
- * --------------------------------------------------------------------------------------- */
+/* ---- running ---- */
 
 typedef struct strip_buffer {
     char bytes[EAGER_STRIP * 8] __attribute__((aligned(64)));
@@ -234,8 +232,7 @@ void etch__program_run_strided(const cpu_program *p, const strided_space *space,
     }
 }
 
-/* ---- blocks
- * ------------------------------------------------------------------------------------------ */
+/* ---- blocks ---- */
 
 enum { BLOCK_ROWS = 16, BLOCK_COLS = EAGER_STRIP / BLOCK_ROWS };
 

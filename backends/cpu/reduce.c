@@ -40,8 +40,7 @@ typedef struct wide_buffer {
     char bytes[CHUNK * 8] __attribute__((aligned(64)));
 } wide_buffer;
 
-/* ---- axes
- * ------------------------------------------------------------------------------------------- */
+/* ---- axes ---- */
 
 static void add_axis(axes *a, int64_t size, int64_t stride) {
     a->count *= size;
@@ -64,8 +63,7 @@ static int64_t axes_offset(const axes *a, int64_t flat) {
 
 static int64_t inner_stride(const axes *a) { return a->n ? a->stride[a->n - 1] : 0; }
 
-/* ---- reading: n <= CHUNK elements in the accumulator's type
- * ------------------------------------------- */
+/* ---- reading: n <= CHUNK elements in the accumulator's type ---- */
 
 /* Brings raw elements at p into the accumulator's type, in `stage` if anything is to be done. */
 static const void *to_acc(const reduction *r, const void *p, int64_t n, wide_buffer *stage) {
@@ -107,8 +105,7 @@ static const void *read_columns(const reduction *r, int64_t offset, int64_t n, w
     return to_acc(r, stage[2].bytes, n, stage);
 }
 
-/* ---- units
- * -------------------------------------------------------------------------------------------- */
+/* ---- units ---- */
 
 typedef struct unit {
     int64_t first;  /* its first output */
@@ -201,8 +198,7 @@ static void do_unit(const reduction *r, const unit *u, void *result) {
     memcpy(result, stack[0], (size_t)pitch);
 }
 
-/* ---- results
- * ------------------------------------------------------------------------------------------- */
+/* ---- results ---- */
 
 /* Epilogue of n <= CHUNK accumulated values (which it overwrites), stored from output `first` on.
  */
@@ -266,8 +262,7 @@ static void fold_partials(const reduction *r) {
     }
 }
 
-/* ---- arg-max: the same units, another accumulator
- * ------------------------------------------------------- */
+/* ---- arg-max: the same units, another accumulator ---- */
 
 typedef struct best_so_far {
     int64_t value; /* of the accumulator's type */
@@ -341,8 +336,7 @@ static void merge_argmax(const reduction *r) {
     }
 }
 
-/* ---- planning
- * --------------------------------------------------------------------------------------------- */
+/* ---- planning ---- */
 
 static void plan_access(reduction *r, const etch_tensor *in, uint32_t mask) {
     r->kept.count = r->reduced.count = 1;

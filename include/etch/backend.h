@@ -18,7 +18,7 @@ extern "C" {
 typedef struct etch_graph etch_graph;
 typedef struct etch_node etch_node;
 
-/* ---- reading --------------------------------------------------------------------------------- */
+/* ---- reading ---- */
 
 ETCH_API const char *etch_graph_name(const etch_graph *g); /* "step/0" */
 /* Whether the same graph was compiled before and this is it for other sizes (dynamic functions). */
@@ -51,7 +51,7 @@ ETCH_API int etch_node_args(const etch_node *n, etch_value *args);
 /* How often the node's value is used: by operands of calls, and as output. */
 ETCH_API int etch_node_uses(const etch_node *n);
 
-/* ---- editing --------------------------------------------------------------------------------- */
+/* ---- editing ---- */
 
 /* Inserts a call before `before` (NULL: at the end). Arguments as those of etch_op_call; tensors
  * are values of nodes of g that come earlier. Returns the new node, or NULL with an error:
@@ -67,7 +67,7 @@ ETCH_API etch_node *etch_graph_replace(etch_graph *g, etch_node *n, const etch_o
 /* Removes a call. An error while its value is used; a call that writes in place can always go. */
 ETCH_API etch_status etch_graph_erase(etch_graph *g, etch_node *n);
 
-/* ---- text ------------------------------------------------------------------------------------ */
+/* ---- text ---- */
 
 /* The text, as ETCH_LOGS=graph shows it, into buf (at most n bytes with the final NUL); returns the
  * length it needs without the NUL, or -1 with an error. Scalars that an edit put in follow in a
@@ -79,7 +79,7 @@ ETCH_API etch_graph *etch_graph_parse(const char *text);
 /* Of a parsed graph; those that a backend is given are not to be freed. NULL is a no-op. */
 ETCH_API void etch_graph_free(etch_graph *g);
 
-/* ---- backends -------------------------------------------------------------------------------- */
+/* ---- backends ---- */
 
 /* Runs compiled code: in are the tensors of the graph's inputs, params its run-time scalars; on
  * success out[0..nout) are tensors with dtype and sizes of the graph's outputs. Operators run

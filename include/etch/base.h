@@ -29,7 +29,7 @@ extern "C" {
 /* "0.1.0", of the library that is loaded (ETCH_VERSION_STRING is that of the header). */
 ETCH_API const char *etch_version(void);
 
-/* ---- errors ------------------------------------------------------------------------------- */
+/* ---- errors ---- */
 
 typedef enum etch_status {
 #define ETCH_ERROR(code, name, text) code,
@@ -50,7 +50,7 @@ ETCH_API const char *etch_last_error(void);
 
 ETCH_API void etch_clear_error(void);
 
-/* ---- dtypes ------------------------------------------------------------------------------- */
+/* ---- dtypes ---- */
 
 /* The values are stable (they stand in files). bf16 and f16 are computed in f32 and rounded after
  * every operator. */
@@ -79,7 +79,7 @@ ETCH_API etch_dtype etch_promote_types(etch_dtype a, etch_dtype b);
 ETCH_API etch_status etch_set_default_dtype(etch_dtype dtype);
 ETCH_API etch_dtype etch_default_dtype(void);
 
-/* ---- shapes and scalars ------------------------------------------------------------------- */
+/* ---- shapes and scalars ---- */
 
 #define ETCH_MAX_DIMS 8
 
@@ -91,7 +91,11 @@ typedef struct etch_shape {
 
 typedef etch_shape etch_dims;
 
-typedef enum etch_scalar_kind { ETCH_SCALAR_BOOL, ETCH_SCALAR_INT, ETCH_SCALAR_REAL } etch_scalar_kind;
+typedef enum etch_scalar_kind {
+    ETCH_SCALAR_BOOL,
+    ETCH_SCALAR_INT,
+    ETCH_SCALAR_REAL
+} etch_scalar_kind;
 
 /* A number operand. Its kind takes part in type promotion and in guards, its value never does. */
 typedef struct etch_scalar {
@@ -136,6 +140,7 @@ inline etch_scalar etch_scalar_of(long long v) { return etch_scalar_int(v); }
 inline etch_scalar etch_scalar_of(etch_scalar v) { return v; }
 #define ETCH_SCALAR(v) etch_scalar_of(v)
 #else
+/* clang-format off */
 #define ETCH_SHAPE(...)                                                                            \
     ((etch_shape){(int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}})
 static inline etch_scalar etch_scalar_same(etch_scalar v) { return v; }
@@ -149,6 +154,7 @@ static inline etch_scalar etch_scalar_same(etch_scalar v) { return v; }
         long double: etch_scalar_real,                                                             \
         etch_scalar: etch_scalar_same,                                                             \
         default: etch_scalar_int)(v)
+/* clang-format on */
 #endif
 /* ETCH_DIMS(0, 1): dimension numbers; negative ones count from the end. */
 #define ETCH_DIMS(...) ETCH_SHAPE(__VA_ARGS__)

@@ -47,19 +47,19 @@ typedef enum etch_numerics {
 
 /* All zero is the default. */
 typedef struct etch_compile_options {
-    size_t struct_size;       /* set by the etch_compile macro */
-    const char *backend;      /* NULL: "native", else a name in etch_list_backends */
+    size_t struct_size;  /* set by the etch_compile macro */
+    const char *backend; /* NULL: "native", else a name in etch_list_backends */
     etch_mode_kind mode;
-    bool fullgraph;           /* a graph break is an error before any tensor was changed */
+    bool fullgraph; /* a graph break is an error before any tensor was changed */
     etch_dynamic dynamic;
     etch_numerics numerics;
-    bool replay;              /* after compiling do not run the body: unsound for impure bodies */
-    int stable_after;         /* compile after this many equal recordings in a row; 0: 1 */
-    bool background;          /* compile beside the running program, eager until ready */
-    int recompile_limit;      /* alternatives under one root; 0: 8 */
-    const char *name;         /* for logs; NULL: the function's symbol */
-    bool disable;             /* run eagerly, never record */
-    void *ctx;                /* passed to the general form */
+    bool replay;         /* accepted, without effect yet: the body is always run and verified */
+    int stable_after;    /* compile after this many equal recordings in a row; 0: 1 */
+    bool background;     /* accepted, without effect yet: compiling happens within the call */
+    int recompile_limit; /* alternatives under one root; 0: 8 */
+    const char *name;    /* for logs; NULL: the function's symbol */
+    bool disable;        /* run eagerly, never record */
+    void *ctx;           /* passed to the general form */
 } etch_compile_options;
 
 /* Each returns a new function handle, to be freed with etch_function_free, or NULL. The body is not
@@ -107,7 +107,7 @@ ETCH_API int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx);
 ETCH_API int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx);
 ETCH_API void etch_callback_remove(int64_t handle);
 
-/* ---- functions that compiled code does not look into ----------------------------------------- */
+/* ---- functions that compiled code does not look into ---- */
 
 /* A C function as a value: its kind (number of arguments, or -1 for the general form), pointer and,
  * for the general form, ctx. ETCH_CALLABLE(fn) makes one. */
@@ -158,6 +158,7 @@ ETCH_API const char *const *etch_list_backends(void);
 }
 #endif
 
+/* clang-format off */
 #ifndef __cplusplus
 /* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "step"): picks by the type of fn.
  * */
@@ -206,4 +207,5 @@ ETCH_API const char *const *etch_list_backends(void);
         etch_call(etch_site_f_, __VA_ARGS__);                                                      \
     }))
 #endif
+/* clang-format on */
 #endif

@@ -10,18 +10,18 @@ extern "C" {
 
 /* Counts since start (or etch_counters_reset), of the process or of one function. */
 typedef struct etch_counters_t {
-    int64_t calls;            /* calls of compiled functions */
-    int64_t graphs;           /* graphs handed to a backend */
-    int64_t graph_nodes;      /* operators in them */
-    int64_t plan_runs;        /* runs of a compiled plan */
-    int64_t eager_runs;       /* segments run through the eager dispatcher after a match */
-    int64_t graph_breaks;     /* segments ended by a read or another break */
-    int64_t recompiles;       /* graphs after a function's first under one root */
-    int64_t instances;        /* plans made for further sizes of a dynamic graph, without compiling */
-    int64_t divergences;      /* calls that left the recorded trace */
-    int64_t late_uses;        /* segments evaluated again for a tensor used after a break */
-    int64_t mode_fallbacks;   /* calls that ran uncompiled because a mode was active */
-    int64_t kernels;          /* generated kernels asked for, compiled or found in the cache */
+    int64_t calls;          /* calls of compiled functions */
+    int64_t graphs;         /* graphs handed to a backend */
+    int64_t graph_nodes;    /* operators in them */
+    int64_t plan_runs;      /* runs of a compiled plan */
+    int64_t eager_runs;     /* segments run through the eager dispatcher after a match */
+    int64_t graph_breaks;   /* segments ended by a read or another break */
+    int64_t recompiles;     /* graphs after a function's first under one root */
+    int64_t instances;      /* plans made for further sizes of a dynamic graph, without compiling */
+    int64_t divergences;    /* calls that left the recorded trace */
+    int64_t late_uses;      /* segments evaluated again for a tensor used after a break */
+    int64_t mode_fallbacks; /* calls that ran uncompiled because a mode was active */
+    int64_t kernels;        /* generated kernels asked for, compiled or found in the cache */
     int64_t kernels_compiled; /* of these, compiled by the helper */
     int64_t cache_hits;       /* of these, loaded from the disk cache */
     int64_t compile_failures; /* plans that fell back to eager because a compile failed */
@@ -48,7 +48,7 @@ ETCH_API etch_status etch_set_logs(const char *channels);
  * there; into buf as snprintf does. */
 ETCH_API int64_t etch_address_text(const void *address, char *buf, size_t n);
 
-/* ---- boxed calls ----------------------------------------------------------------------------- */
+/* ---- boxed calls ---- */
 
 typedef enum etch_value_tag {
     ETCH_VALUE_NONE, /* an absent optional argument */
@@ -91,8 +91,9 @@ typedef struct etch_op etch_op;
 /* The operator "add.Tensor"; "add" finds the packet's first overload; an "aten::" prefix is accepted.
  * NULL and not_found otherwise. */
 ETCH_API const etch_op *etch_op_find(const char *name);
-ETCH_API const char *etch_op_name(const etch_op *op);   /* "add.Tensor" */
-ETCH_API const char *etch_op_schema(const etch_op *op); /* "add.Tensor(Tensor self, ...) -> Tensor" */
+ETCH_API const char *etch_op_name(const etch_op *op); /* "add.Tensor" */
+ETCH_API const char *
+etch_op_schema(const etch_op *op); /* "add.Tensor(Tensor self, ...) -> Tensor" */
 /* All operators in table order; *count gets their number. */
 ETCH_API const etch_op *const *etch_op_list(int *count);
 /* Calls op with nargs tagged values, defaults filled in; the same dispatch as the typed function.

@@ -11,8 +11,8 @@ extern "C" {
 
 /* A graph that was compiled. */
 typedef struct etch_explained_graph {
-    const char *name;      /* "step/0" */
-    const char *guards;    /* "tensor 0: f32[8, 4]; ..." */
+    const char *name;   /* "step/0" */
+    const char *guards; /* "tensor 0: f32[8, 4]; ..." */
     int operators;
     int kernels, products; /* generated kernels and library products of one run */
     double seconds;        /* compiling it took */
@@ -25,20 +25,20 @@ typedef struct etch_explained_event {
     const char *detail; /* what was expected and what came; the user's text; "" */
     const char *where;  /* "file.c:12" of the call; "" without debug information */
     const char *hint;
-    int64_t count;      /* how often just this was met */
+    int64_t count; /* how often just this was met */
 } etch_explained_event;
 
 typedef struct etch_explanation {
     const char *name, *backend;
     int64_t calls;
-    int64_t graph_count, op_count;   /* graphs compiled since the start, and operators in them */
-    int64_t break_count;             /* graph breaks of all calls */
-    int64_t recompile_count;         /* graphs beyond the first under one root */
-    int64_t plan_runs, eager_runs;   /* runs of compiled code, and of segments that did not fit */
-    int64_t mode_fallbacks;          /* calls that ran uncompiled because a mode was active */
-    const char *mode;                /* the last such mode, or NULL */
-    bool limit_reached;              /* the recompile limit, since the last etch_reset */
-    double compile_seconds;          /* the sum over all graphs */
+    int64_t graph_count, op_count; /* graphs compiled since the start, and operators in them */
+    int64_t break_count;           /* graph breaks of all calls */
+    int64_t recompile_count;       /* graphs beyond the first under one root */
+    int64_t plan_runs, eager_runs; /* runs of compiled code, and of segments that did not fit */
+    int64_t mode_fallbacks;        /* calls that ran uncompiled because a mode was active */
+    const char *mode;              /* the last such mode, or NULL */
+    bool limit_reached;            /* the recompile limit, since the last etch_reset */
+    double compile_seconds;        /* the sum over all graphs */
     int ngraphs, nbreaks, nrecompiles;
     const etch_explained_graph *graphs;
     const etch_explained_event *breaks, *recompiles;

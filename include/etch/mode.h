@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-/* ---- modes ----------------------------------------------------------------------------------- */
+/* ---- modes ---- */
 
 typedef struct etch_mode etch_mode;
 
@@ -27,9 +27,9 @@ typedef etch_status (*etch_mode_handler)(void *ctx, const etch_op *op, const etc
                                          int nargs, etch_tensor **out, int nout);
 
 typedef struct etch_mode_options {
-    size_t struct_size;  /* set by the etch_mode_new macro */
-    const char *name;    /* for logs and errors; NULL: "mode" */
-    bool composite;      /* is offered composites (linear, matmul, reshape ...) before their parts */
+    size_t struct_size; /* set by the etch_mode_new macro */
+    const char *name;   /* for logs and errors; NULL: "mode" */
+    bool composite;     /* is offered composites (linear, matmul, reshape ...) before their parts */
     bool allow_compiled; /* compiled functions run compiled; the mode sees their custom operators */
     bool unchecked;      /* results of another dtype or shape than the operator's are accepted */
     void (*destroy)(void *ctx); /* called by etch_mode_free; may be NULL */
@@ -70,8 +70,8 @@ static inline void etch_mode_leave(etch_mode_guard *guard) {
 #define ETCH_WITH_MODE(m) ETCH_WITH_MODE_(m, __COUNTER__)
 #define ETCH_WITH_MODE_(m, n) ETCH_WITH_MODE__(m, n)
 #define ETCH_WITH_MODE__(m, n)                                                                     \
-    for (etch_mode_guard etch_mode_guard_##n __attribute__((cleanup(etch_mode_leave))) =           \
-             etch_mode_enter(m);                                                                   \
+    for (etch_mode_guard etch_mode_guard_##n                                                       \
+         __attribute__((cleanup(etch_mode_leave))) = etch_mode_enter(m);                           \
          etch_mode_guard_##n.open; etch_mode_guard_##n.open = 0)
 
 /* From a handler: the call with these arguments, to the modes outside and then to the kernel. The same
@@ -89,7 +89,7 @@ ETCH_API bool etch_op_is(const etch_op *op, const char *name);
 /* "add" for "add.Tensor". Valid as long as the operator. */
 ETCH_API const char *etch_op_packet(const etch_op *op);
 
-/* ---- inference ---------------------------------------------------------------------------------- */
+/* ---- inference ---- */
 
 /* Inside, no gradients are recorded and modes are offered composites themselves, as under PyTorch's
  * inference_mode. Per thread; nests. */
@@ -102,12 +102,12 @@ static inline void etch_inference_leave(etch_inference_guard *g) { etch_inferenc
 #define ETCH_INFERENCE ETCH_INFERENCE_(__COUNTER__)
 #define ETCH_INFERENCE_(n) ETCH_INFERENCE__(n)
 #define ETCH_INFERENCE__(n)                                                                        \
-    for (etch_inference_guard etch_inference_##n __attribute__((cleanup(etch_inference_leave))) =  \
-             {etch_inference_begin(), 1};                                                          \
+    for (etch_inference_guard etch_inference_##n                                                   \
+         __attribute__((cleanup(etch_inference_leave))) = {etch_inference_begin(), 1};             \
          etch_inference_##n.open; etch_inference_##n.open = 0)
 ETCH_API bool etch_inference_enabled(void);
 
-/* ---- custom operators --------------------------------------------------------------------------- */
+/* ---- custom operators ---- */
 
 /* A kernel: reads the arguments (schema order, names, defaults filled in) and fills the results, which
  * are allocated as the shape function says (for an operator that writes its first argument, out[0] is
@@ -123,15 +123,15 @@ typedef struct etch_tensor_spec {
 /* Says what the results look like, from dtypes, sizes and plain arguments only (never from the value of
  * a Scalar, which compiled code takes at run time), or fails with a status and etch_set_error. Must be
  * pure. */
-typedef etch_status (*etch_shape_fn)(void *ctx, const etch_op *op, const etch_value *args, int nargs,
-                                     etch_tensor_spec *out, int nout);
+typedef etch_status (*etch_shape_fn)(void *ctx, const etch_op *op, const etch_value *args,
+                                     int nargs, etch_tensor_spec *out, int nout);
 
 typedef struct etch_op_definition {
-    size_t struct_size; /* sizeof(etch_op_definition) */
-    etch_kernel cpu;    /* required */
+    size_t struct_size;  /* sizeof(etch_op_definition) */
+    etch_kernel cpu;     /* required */
     etch_shape_fn shape; /* required, but for an operator that writes its first argument */
-    bool effects; /* it does more than compute its result: a graph break, run at its place */
-    void *ctx;    /* passed to the functions */
+    bool effects;        /* it does more than compute its result: a graph break, run at its place */
+    void *ctx;           /* passed to the functions */
 } etch_op_definition;
 
 /* Registers "mylib::blas_matmul(Tensor a, Tensor b) -> Tensor" for the process, for ever. One result.
@@ -143,7 +143,7 @@ ETCH_API const etch_op *etch_op_register(const char *schema, const etch_op_defin
 /* Sets the calling thread's error, for kernels, shape functions and handlers; returns status. */
 ETCH_API etch_status etch_set_error(etch_status status, const char *text);
 
-/* ---- overrides ------------------------------------------------------------------------------------ */
+/* ---- overrides ---- */
 
 typedef struct etch_override etch_override;
 

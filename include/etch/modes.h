@@ -22,7 +22,7 @@ typedef struct etch_line_sink {
 /* Lines to a file, which stays the caller's; NULL: nowhere. */
 ETCH_API etch_line_sink etch_file_sink(FILE *file);
 
-/* ---- profiling: "aten::mm: 0.000123s" for each call ----------------------------------------- */
+/* ---- profiling: "aten::mm: 0.000123s" for each call ---- */
 
 typedef struct etch_mode_times {
     const etch_op *op;
@@ -37,7 +37,7 @@ ETCH_API int etch_profiling_mode_times(const etch_mode *mode, etch_mode_times *o
 /* The same as a table, into buf as snprintf does; -1 on error. */
 ETCH_API int64_t etch_profiling_mode_table(const etch_mode *mode, char *buf, size_t n);
 
-/* ---- validation: a call with a NaN among its arguments or in its result fails --------------- */
+/* ---- validation: a call with a NaN among its arguments or in its result fails ---- */
 
 /* The error names the operator, the argument and the line of the call. infinities: they fail too. */
 ETCH_API etch_mode *etch_validation_mode(bool infinities);
@@ -46,7 +46,7 @@ ETCH_API etch_mode *etch_validation_mode(bool infinities);
 
 ETCH_API etch_mode *etch_logging_mode(etch_line_sink sink);
 
-/* ---- statistics: "aten::mm: 10 calls", by falling count ------------------------------------- */
+/* ---- statistics: "aten::mm: 10 calls", by falling count ---- */
 
 ETCH_API etch_mode *etch_statistics_mode(void);
 /* The calls of one packet ("add": all its overloads) or overload; NULL: of all. -1 on error. */
@@ -54,18 +54,18 @@ ETCH_API int64_t etch_statistics_mode_count(const etch_mode *mode, const char *o
 /* One line a packet, into buf as snprintf does; -1 on error. */
 ETCH_API int64_t etch_statistics_mode_text(const etch_mode *mode, char *buf, size_t n);
 
-/* ---- call stacks: who calls an operator (NULL: any), innermost function first --------------- */
+/* ---- call stacks: who calls an operator (NULL: any), innermost function first ---- */
 
 ETCH_API etch_mode *etch_call_stack_mode(const char *op, etch_line_sink sink);
 
-/* ---- conditional interception --------------------------------------------------------------- */
+/* ---- conditional interception ---- */
 
 /* Calls the handler only for operators called `op` (NULL: any) whose argument 0 is a tensor of more
  * than min_elements elements (-1: whatever it is); all others pass by. */
 ETCH_API etch_mode *etch_conditional_mode(const char *op, int64_t min_elements,
                                           etch_mode_handler handler, void *ctx);
 
-/* ---- replacement: every call of `op` becomes a call of `by` with the same arguments --------- */
+/* ---- replacement: every call of `op` becomes a call of `by` with the same arguments ---- */
 
 ETCH_API etch_mode *etch_replacement_mode(const char *op, const etch_op *by);
 /* How many calls were replaced; -1 on error. */

@@ -60,7 +60,7 @@ ETCH_API etch_status etch_module_compile_with(etch_module *m, const etch_compile
 /* The compiled function, for counters; NULL before etch_module_compile. */
 ETCH_API etch_function *etch_module_is_compiled(const etch_module *m);
 
-/* ---- ready-made ------------------------------------------------------------------------------- */
+/* ---- ready-made ---- */
 
 /* y = x weight^T + bias, weight [out, in] and bias [out] uniform in +-1/sqrt(in) from the process's
  * generator. Needs an open scope for temporaries. */

@@ -18,7 +18,7 @@ typedef struct etch_tensor etch_tensor;
  * returns NULL and keeps the first error. */
 ETCH_API extern etch_tensor *const ETCH_NONE;
 
-/* ---- scopes and ownership ----------------------------------------------------------------- */
+/* ---- scopes and ownership ---- */
 
 /* An operator's result belongs to the innermost open scope of the calling thread and dies with it.
  * With no scope open an operator fails with no_scope.
@@ -44,8 +44,8 @@ static inline void etch_scope_leave(etch_scope_guard *guard) { etch_scope_end(gu
 #define ETCH_SCOPE_NAMED_(n) ETCH_SCOPE_GUARD_(n)
 #define ETCH_SCOPE_GUARD_(n) ETCH_SCOPE_FOR_(etch_scope_guard_##n)
 #define ETCH_SCOPE_FOR_(guard)                                                                     \
-    for (etch_scope_guard guard __attribute__((cleanup(etch_scope_leave))) =                       \
-             {etch_scope_begin(), 1};                                                              \
+    for (etch_scope_guard guard                                                                    \
+         __attribute__((cleanup(etch_scope_leave))) = {etch_scope_begin(), 1};                     \
          guard.open; guard.open = 0)
 
 /* Moves t from the innermost scope to the enclosing one; a tensor that the innermost scope does not
@@ -56,7 +56,7 @@ ETCH_API etch_tensor *etch_retain(etch_tensor *t);
 /* Takes a count of one away; NULL is a no-op. */
 ETCH_API void etch_release(etch_tensor *t);
 
-/* ---- queries: free, never a graph break ---------------------------------------------------- */
+/* ---- queries: free, never a graph break ---- */
 
 ETCH_API etch_dtype etch_dtype_of(const etch_tensor *t); /* ETCH_DTYPE_COUNT for NULL */
 ETCH_API int etch_ndim(const etch_tensor *t);            /* -1 for NULL */
@@ -73,7 +73,7 @@ ETCH_API bool etch_shares_storage(const etch_tensor *a, const etch_tensor *b);
 /* Whether the data of t is still to be computed. For tests and diagnosis. */
 ETCH_API bool etch_is_deferred(const etch_tensor *t);
 
-/* ---- memory in ---------------------------------------------------------------------------- */
+/* ---- memory in ---- */
 
 /* A new contiguous tensor with a copy of the elements at data (row-major, numel * itemsize bytes). */
 ETCH_API etch_tensor *etch_from_host(const void *data, etch_dtype dtype, etch_shape sizes);
@@ -85,7 +85,7 @@ ETCH_API etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape si
 ETCH_API etch_tensor *etch_npy_load(const char *path);
 ETCH_API etch_status etch_npy_save(const char *path, const etch_tensor *t); /* bf16 is an error */
 
-/* ---- memory out: reads, each a graph break inside a compiled function ----------------------- */
+/* ---- memory out: reads, each a graph break inside a compiled function ---- */
 
 /* The one element of a tensor with one element, as double or int64 (reals saturate, NaN gives 0).
  * On error NaN, or INT64_MIN. */
@@ -116,7 +116,7 @@ ETCH_API bool etch_allclose(const etch_tensor *a, const etch_tensor *b, double r
 /* Same dtype, sizes and bits, except that any NaN equals any NaN. Strides do not matter. */
 ETCH_API bool etch_bitwise_equal(const etch_tensor *a, const etch_tensor *b);
 
-/* ---- process-wide settings ------------------------------------------------------------------ */
+/* ---- process-wide settings ---- */
 
 /* Threads for kernels, the caller included; the start value is ETCH_NUM_THREADS, else the number of
  * processors the process may use. Results do not depend on it. */
@@ -126,9 +126,10 @@ ETCH_API int etch_num_threads(void);
 ETCH_API void etch_manual_seed(uint64_t seed);
 
 typedef struct etch_memory_stats {
-    int64_t bytes_live;  /* storages now alive, bytes */
-    int64_t bytes_peak;  /* the most at one time since start or reset, of storages of 4 KiB and more */
-    int64_t tensors;     /* handles now alive */
+    int64_t bytes_live; /* storages now alive, bytes */
+    int64_t
+        bytes_peak;  /* the most at one time since start or reset, of storages of 4 KiB and more */
+    int64_t tensors; /* handles now alive */
     int64_t allocations; /* storages allocated since start */
 } etch_memory_stats;
 ETCH_API etch_memory_stats etch_memory(void);

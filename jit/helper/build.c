@@ -87,8 +87,7 @@ var elem(gen *g, val pointer, val index) {
     return gcc_jit_context_new_array_access(g->c, NULL, pointer, index);
 }
 
-/* ---- vectors ----------------------------------------------------------------------------------
- */
+/* ---- vectors ---- */
 
 int vec_lanes(const gen *g, etch_dtype t) {
     static const int bytes[CPU_ISA_COUNT] = {16, 32, 64};
@@ -133,8 +132,7 @@ val builtin(gen *g, const char *name, int n, val *args) {
     return gcc_jit_context_new_call(g->c, NULL, f, n, args);
 }
 
-/* ---- control flow -----------------------------------------------------------------------------
- */
+/* ---- control flow ---- */
 
 gen_loop while_begin(gen *g) {
     gen_loop l = {NULL, gcc_jit_function_new_block(g->fn, NULL),

@@ -84,8 +84,7 @@ typedef struct gen {
     var lane; /* COLUMN: where the current row's lane starts in `lanes` */
 } gen;
 
-/* ---- build.c ----------------------------------------------------------------------------------
- */
+/* ---- build.c ---- */
 
 void gen_types(gen *g);
 var gen_local(gen *g, type t, const char *name);
@@ -137,8 +136,7 @@ gen_if if_begin(gen *g, val cond);
 void if_else(gen *g, gen_if *i);
 void if_end(gen *g, gen_if *i); /* with or without an else */
 
-/* ---- prims.c ----------------------------------------------------------------------------------
- */
+/* ---- prims.c ---- */
 
 /* The value of a primitive over a, b, c, not for those that strip.c supplies itself. */
 val gen_prim(gen *g, const prim_instr *p, val a, val b, val c);
@@ -152,8 +150,7 @@ bool gen_is_vector_prim(int prim);
 /* Calls libmvec. */
 val gen_vector_call(gen *g, int prim, etch_dtype t, val *args);
 
-/* ---- strip.c ----------------------------------------------------------------------------------
- */
+/* ---- strip.c ---- */
 
 void gen_plan_values(gen *g);
 /* All loops of a stage over one strip whose sources, n, trip and index are set. */
@@ -164,8 +161,7 @@ bool gen_uniform_load(const gen *g, int stage, int access);
 /* Local results that are to be copied out for a STORE; NULL when it went to memory directly. */
 val gen_results_of(gen *g, const loop_instr *store);
 
-/* ---- reduce.c ---------------------------------------------------------------------------------
- */
+/* ---- reduce.c ---- */
 
 void gen_reductions(gen *g);
 void gen_lanes_reset(gen *g);
@@ -180,8 +176,7 @@ void gen_scratch_write(gen *g, val element, val block);
 void gen_scratch_fold(gen *g, val element);
 void gen_results(gen *g); /* stage 1 reads the bottom of the stacks */
 
-/* ---- kernel.c, compile.c ------------------------------------------------------------------------
- */
+/* ---- kernel.c, compile.c ---- */
 
 void gen_kernel(gen *g, const char *symbol);
 

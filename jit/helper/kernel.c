@@ -23,8 +23,7 @@ static val at_offset(gen *g, val pointer, val offset) {
     return gcc_jit_lvalue_get_address(elem(g, pointer, offset), NULL);
 }
 
-/* ---- what is set up once per call -------------------------------------------------------------
- */
+/* ---- what is set up once per call ---- */
 
 static void mark_used(gen *g) {
     for (int v = 0; v < g->k->ncode; v++) {
@@ -109,8 +108,7 @@ static void set_uniforms(gen *g) {
     }
 }
 
-/* ---- where accesses lie -----------------------------------------------------------------------
- */
+/* ---- where accesses lie ---- */
 
 /* Splits a row-major number over axes [from, to) into index[]. */
 static void decompose(gen *g, val number, int from, int to, val *index) {
@@ -164,8 +162,7 @@ static void set_length(gen *g, val n) {
     set(g, g->trip, up);
 }
 
-/* ---- sources and results ----------------------------------------------------------------------
- */
+/* ---- sources and results ---- */
 
 static void copy(gen *g, etch_dtype d, val to, val from, val n) {
     type p = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
@@ -252,8 +249,7 @@ static void copy_all_out(gen *g, int stage, int x) {
             copy_out(g, &g->k->code[v], x);
 }
 
-/* ---- stage 1 for one element ------------------------------------------------------------------
- */
+/* ---- stage 1 for one element ---- */
 
 static void finish_element(gen *g, val element) {
     g->scalar = true;
@@ -266,8 +262,7 @@ static void finish_element(gen *g, val element) {
     g->scalar = g->k->split == SPLIT_FINISH;
 }
 
-/* ---- MAP --------------------------------------------------------------------------------------
- */
+/* ---- MAP ---- */
 
 static val strips_of(gen *g, val inner) {
     val s = rv(keep(g, g->t_long, rounded_up(g, inner, STRIP), "strips"));
@@ -352,8 +347,7 @@ static void gen_map(gen *g) {
     for_end(g, &l);
 }
 
-/* ---- ROW --------------------------------------------------------------------------------------
- */
+/* ---- ROW ---- */
 
 /* Several reduced axes: a strip of consecutive logical indices may lie in several rows of the
  * innermost one. Walks its pieces: body(g, position in the strip, length), bases set to the piece.
@@ -475,8 +469,7 @@ static void gen_row(gen *g) {
     for_end(g, &u);
 }
 
-/* ---- COLUMN -----------------------------------------------------------------------------------
- */
+/* ---- COLUMN ---- */
 
 typedef struct column_part {
     val element; /* parallel number of its first column */
@@ -563,8 +556,7 @@ static void gen_column(gen *g) {
     for_end(g, &u);
 }
 
-/* ---- FINISH -----------------------------------------------------------------------------------
- */
+/* ---- FINISH ---- */
 
 static void gen_finish(gen *g) {
     val index[LOOP_MAX_AXES];
@@ -576,8 +568,7 @@ static void gen_finish(gen *g) {
     for_end(g, &u);
 }
 
-/* ---- the function -----------------------------------------------------------------------------
- */
+/* ---- the function ---- */
 
 /* The lanes of all reductions of COLUMN together should lie in the first-level cache. */
 static int column_width(const gen *g) {

@@ -35,8 +35,7 @@ static val fkeep(gen *g, val v) { return rv(keep(g, g->compute[ETCH_F32], v, "f"
 static val f32_of(gen *g, val u) { return fkeep(g, bits(g, u, g->compute[ETCH_F32])); }
 static val bits_of(gen *g, val f) { return ukeep(g, bits(g, f, g->t_u32)); }
 
-/* ---- half types -------------------------------------------------------------------------------
- */
+/* ---- half types ---- */
 
 /* Rounds away the low `drop` bits of the bits u, to nearest even. */
 static val round_bits(gen *g, val u, int drop) {
@@ -120,8 +119,7 @@ val gen_store(gen *g, etch_dtype storage, val v) {
     return v;
 }
 
-/* ---- conversions ------------------------------------------------------------------------------
- */
+/* ---- conversions ---- */
 
 typedef struct int_range {
     double low, above; /* the lowest value and the first that is too large, both exact in f32 */
@@ -163,8 +161,7 @@ val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v) {
     return cast(g, v, g->compute[to]);
 }
 
-/* ---- arithmetic -------------------------------------------------------------------------------
- */
+/* ---- arithmetic ---- */
 
 static val plain(gen *g, etch_dtype t, enum gcc_jit_binary_op o, val a, val b) {
     return op(g, o, g->compute[t], a, b);
@@ -251,8 +248,7 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
     }
 }
 
-/* ---- reductions -------------------------------------------------------------------------------
- */
+/* ---- reductions ---- */
 
 val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
     prim_id prim = kind == REDUCE_MAX ? PRIM_MAX : kind == REDUCE_MIN ? PRIM_MIN : PRIM_ADD;
@@ -271,8 +267,7 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
     return constant(g, g->compute[t], kind == REDUCE_MAX ? ranges[t].min : ranges[t].max);
 }
 
-/* ---- libmvec ----------------------------------------------------------------------------------
- */
+/* ---- libmvec ---- */
 
 static const char *const mvec_names[PRIM_COUNT] = {
     [PRIM_EXP] = "exp",   [PRIM_LOG] = "log",     [PRIM_SIN] = "sin",     [PRIM_COS] = "cos",

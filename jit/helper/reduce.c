@@ -52,8 +52,7 @@ void gen_reductions(gen *g) {
         if (g->k->code[at].kind == LOOP_REDUCE) new_reduction(g, &g->red[g->nred++], at);
 }
 
-/* ---- lanes ------------------------------------------------------------------------------------
- */
+/* ---- lanes ---- */
 
 void gen_lanes_reset(gen *g) {
     for (int q = 0; q < g->nred; q++) {
@@ -160,8 +159,7 @@ void gen_lanes_fold(gen *g) {
     }
 }
 
-/* ---- blocks -----------------------------------------------------------------------------------
- */
+/* ---- blocks ---- */
 
 static val level(gen *g, val top, int below) {
     return mul(g, sub(g, top, num(g, below)), num(g, g->cells));
@@ -217,8 +215,7 @@ void gen_stack_finish(gen *g, var top) {
     for_end(g, &w);
 }
 
-/* ---- split reductions -------------------------------------------------------------------------
- */
+/* ---- split reductions ---- */
 
 static int element_size(etch_dtype t) {
     static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};

@@ -54,8 +54,7 @@ static bool repeatable(const gen *g, int v) {
            is_prim(i, PRIM_INDEX);
 }
 
-/* ---- plan -------------------------------------------------------------------------------------
- */
+/* ---- plan ---- */
 
 /* A vector call reads its operands from memory, or as one value for all elements. */
 static void plan_vector(gen *g, int v) {
@@ -98,8 +97,7 @@ void gen_plan_values(gen *g) {
     }
 }
 
-/* ---- values -----------------------------------------------------------------------------------
- */
+/* ---- values ---- */
 
 static etch_dtype type_of(const gen *g, int v) { return (etch_dtype)instr(g, v)->p.type; }
 
@@ -147,8 +145,7 @@ val gen_elements(gen *g, int v) {
     return strip_of(g, v);
 }
 
-/* ---- loops ------------------------------------------------------------------------------------
- */
+/* ---- loops ---- */
 
 /* Stores whose value lies in a strip as it must come out need no loop. */
 static bool copied_from_strip(const gen *g, const loop_instr *i) {
@@ -220,8 +217,7 @@ static void emit_loop(gen *g, int stage, int depth) {
     if (!g->scalar) for_end(g, &l);
 }
 
-/* ---- vector calls -----------------------------------------------------------------------------
- */
+/* ---- vector calls ---- */
 
 static void emit_vector(gen *g, int v) {
     const loop_instr *i = instr(g, v);

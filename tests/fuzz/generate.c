@@ -26,7 +26,7 @@ static int64_t below(generator *g, int64_t n) {
 }
 static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
 
-/* ---- the setup ----------------------------------------------------------------------------------------- */
+/* ---- the setup ---- */
 
 static etch_dtype some_dtype(generator *g) {
     return chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
@@ -113,7 +113,7 @@ static void generate_setup(generator *g, uint64_t seed) {
     g->all = (uint8_t)((1u << s->period) - 1);
 }
 
-/* ---- tensors --------------------------------------------------------------------------------------------- */
+/* ---- tensors ---- */
 
 static bool usable(const generator *g, int n) {
     return n < g->nvars && g->w.v[n] && !(g->when & ~g->defined[n]);
@@ -157,7 +157,7 @@ static int some_matrix(generator *g, int ndim) {
     return n;
 }
 
-/* ---- attributes ------------------------------------------------------------------------------------------- */
+/* ---- attributes ---- */
 
 static fuzz_int plain(int64_t v) { return (fuzz_int){.v = v, .of = -1}; }
 static fuzz_int size_of(int tensor, int dim) {
@@ -350,7 +350,7 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
     }
 }
 
-/* ---- statements --------------------------------------------------------------------------------------------- */
+/* ---- statements ---- */
 
 /* Runs the statement and takes it into the program. */
 static void take(generator *g, const statement *s) {

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- data ---------------------------------------------------------------------------------------- */
+/* ---- data ---- */
 
 /* splitmix64 */
 uint64_t fuzz_random(uint64_t *state) {
@@ -56,7 +56,7 @@ etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool w
     return real && dtype != ETCH_F64 ? etch_to(t, dtype) : t;
 }
 
-/* ---- events ---------------------------------------------------------------------------------------- */
+/* ---- events ---- */
 
 static void see(fuzz_world *w, uint64_t what) {
     if (w->nevents == FUZZ_MAX_EVENTS) return;
@@ -83,7 +83,7 @@ static uint64_t bits_of(double d) {
     return d == d ? bits : 0x7ff8000000000000u;
 }
 
-/* ---- what bodies call ------------------------------------------------------------------------------- */
+/* ---- what bodies call ---- */
 
 bool fuzz_when(const fuzz_world *w, unsigned variants) { return variants >> w->variant & 1; }
 
@@ -234,7 +234,7 @@ void fuzz_inner(fuzz_world *w, int to, int n, bool disabled) {
     if (w->v[n]) fuzz_set(w, to, etch_call(disabled ? w->inner_disabled : w->inner, w->v[n]));
 }
 
-/* ---- the function ------------------------------------------------------------------------------------- */
+/* ---- the function ---- */
 
 static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
@@ -286,7 +286,7 @@ void fuzz_world_close(fuzz_world *w) {
     etch_function_free(w->inner_disabled);
 }
 
-/* ---- arguments ---------------------------------------------------------------------------------------- */
+/* ---- arguments ---- */
 
 static etch_shape shape_of(const fuzz_world *w, const fuzz_input *in) {
     etch_shape s = {.n = in->ndim};
@@ -406,7 +406,7 @@ static void call_function(fuzz_world *w, int call) {
     etch_clear_error();
 }
 
-/* ---- comparing ------------------------------------------------------------------------------------------ */
+/* ---- comparing ---- */
 
 typedef struct comparison {
     fuzz_world a, b; /* eager, compiled */

@@ -83,7 +83,7 @@ struct fuzz_world {
     int nevents, at;
 };
 
-/* ---- what bodies call: each does nothing for a tensor that is not there -------------------------- */
+/* ---- what bodies call: each does nothing for a tensor that is not there ---- */
 
 /* Whether this variant is among the bits. */
 bool fuzz_when(const fuzz_world *w, unsigned variants);
@@ -111,7 +111,7 @@ void fuzz_scope(fuzz_world *w);
 void fuzz_scope_end(fuzz_world *w, int keep);                 /* -1: nothing is kept */
 void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another function (v[n]) */
 
-/* ---- comparing ----------------------------------------------------------------------------------- */
+/* ---- comparing ---- */
 
 typedef struct fuzz_result {
     char difference[512];                      /* "" when there is none */
@@ -124,7 +124,7 @@ typedef struct fuzz_result {
 bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, const char *backend,
                   fuzz_result *result);
 
-/* ---- for the generator --------------------------------------------------------------------------- */
+/* ---- for the generator ---- */
 
 void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, const void *program,
                      const char *backend, bool disable);

@@ -2,7 +2,7 @@
  * to the cursor as the typed functions. */
 #include "program.h"
 
-/* ---- operators --------------------------------------------------------------------------------------- */
+/* ---- operators ---- */
 
 static int64_t number(const fuzz_world *w, const fuzz_int *n) {
     return n->of < 0 ? n->v : fuzz_size(w, n->of, n->dim, n->v);
@@ -73,7 +73,7 @@ static void run_operator(fuzz_world *w, const statement *s) {
     fuzz_set(w, s->out, out);
 }
 
-/* ---- statements ---------------------------------------------------------------------------------------- */
+/* ---- statements ---- */
 
 void fuzz_run_statement(fuzz_world *w, const statement *s) {
     switch ((statement_kind)s->kind) {
@@ -107,7 +107,7 @@ void fuzz_interpret(fuzz_world *w, const void *of) {
     }
 }
 
-/* ---- what a statement reads ------------------------------------------------------------------------------ */
+/* ---- what a statement reads ---- */
 
 static const int operand_counts[ST_COUNT] = {
 #define KIND(id, operands, c) [ST_##id] = operands,

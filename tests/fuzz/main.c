@@ -56,7 +56,7 @@ static void no_log(void *ctx, const char *line) {
 
 static const char *backend_name(bool native) { return native ? "native" : "eager"; }
 
-/* ---- one program -------------------------------------------------------------------------------------- */
+/* ---- one program ---- */
 
 static void count_program(const program *p, const fuzz_result *r, bool native) {
     shared->programs++;
@@ -96,7 +96,7 @@ static finding classify(int status) {
     return strstr(shared->result.difference, "leaks") ? FOUND_LEAK : FOUND_DIFFERENCE;
 }
 
-/* ---- making a finding smaller ---------------------------------------------------------------------------- */
+/* ---- making a finding smaller ---- */
 
 static finding run_apart(const program *p, bool native) {
     static char difference[sizeof shared->result.difference];
@@ -148,7 +148,7 @@ static void report(finding found, bool reduce) {
     fflush(stdout);
 }
 
-/* ---- many programs ------------------------------------------------------------------------------------------ */
+/* ---- many programs ---- */
 
 static bool time_left(const options *o, double start) {
     if (o->programs && shared->next - o->seed >= (uint64_t)o->programs) return false;
@@ -234,7 +234,7 @@ static int fuzz_one(const options *o) {
     return failed;
 }
 
-/* ---- the command ---------------------------------------------------------------------------------------------- */
+/* ---- the command ---- */
 
 static int remove_one(const char *path, const struct stat *s, int type, struct FTW *at) {
     (void)s;

@@ -5,7 +5,7 @@
 #include <math.h>
 #include <string.h>
 
-/* ---- arguments ---------------------------------------------------------------------------------------- */
+/* ---- arguments ---- */
 
 static void print_int64(FILE *to, int64_t v) {
     if (v == INT64_MIN) fputs("INT64_MIN", to);
@@ -72,7 +72,7 @@ static void print_arg(FILE *to, const fuzz_arg *a, arg_type type) {
     }
 }
 
-/* ---- calls ------------------------------------------------------------------------------------------------ */
+/* ---- calls ---- */
 
 static int arg_index(const op_schema *s, const char *name, size_t n) {
     for (int i = 0; i < s->nargs; i++)
@@ -153,7 +153,7 @@ static void print_call(FILE *to, const statement *s) {
     print_boxed(to, s);
 }
 
-/* ---- the body ----------------------------------------------------------------------------------------------- */
+/* ---- the body ---- */
 
 static const char *const forms[ST_COUNT] = {
 #define KIND(id, operands, c) [ST_##id] = c,

@@ -14,22 +14,22 @@ enum { FUZZ_MAX_STATEMENTS = 64 };
  * operator prints ($o is `out`). */
 #define FUZZ_STATEMENTS(KIND)                                                                      \
     KIND(OP, 0, "")                                                                                \
-    KIND(ITEM, 1, "fuzz_item(w, $a)")                                                            \
-    KIND(ITEM_INT, 1, "fuzz_item_int(w, $a)")                                                    \
-    KIND(FORMAT, 1, "fuzz_format(w, $a)")                                                        \
-    KIND(HOST, 1, "fuzz_host(w, $o, $a)")                                                      \
-    KIND(QUERY, 2, "fuzz_query(w, $a, $b)")                                                    \
-    KIND(EXPOSE, 1, "fuzz_expose(w, $a, false)")                                                 \
-    KIND(EXPOSE_MUT, 1, "fuzz_expose(w, $a, true)")                                              \
-    KIND(RAW_WRITE, 1, "fuzz_raw_write(w, $a, $b)")                                            \
-    KIND(RAW_READ, 1, "fuzz_raw_read(w, $a)")                                                    \
-    KIND(DATA_END, 1, "fuzz_data_end(w, $a)")                                                    \
-    KIND(KEEP, 1, "fuzz_keep(w, $a)")                                                            \
+    KIND(ITEM, 1, "fuzz_item(w, $a)")                                                              \
+    KIND(ITEM_INT, 1, "fuzz_item_int(w, $a)")                                                      \
+    KIND(FORMAT, 1, "fuzz_format(w, $a)")                                                          \
+    KIND(HOST, 1, "fuzz_host(w, $o, $a)")                                                          \
+    KIND(QUERY, 2, "fuzz_query(w, $a, $b)")                                                        \
+    KIND(EXPOSE, 1, "fuzz_expose(w, $a, false)")                                                   \
+    KIND(EXPOSE_MUT, 1, "fuzz_expose(w, $a, true)")                                                \
+    KIND(RAW_WRITE, 1, "fuzz_raw_write(w, $a, $b)")                                                \
+    KIND(RAW_READ, 1, "fuzz_raw_read(w, $a)")                                                      \
+    KIND(DATA_END, 1, "fuzz_data_end(w, $a)")                                                      \
+    KIND(KEEP, 1, "fuzz_keep(w, $a)")                                                              \
     KIND(BREAK, 0, "fuzz_break(w)")                                                                \
     KIND(FLUSH, 0, "fuzz_flush(w)")                                                                \
-    KIND(DTYPE, 0, "fuzz_default_dtype((etch_dtype)$b)")                                         \
+    KIND(DTYPE, 0, "fuzz_default_dtype((etch_dtype)$b)")                                           \
     KIND(SCOPE, 0, "fuzz_scope(w)")                                                                \
-    KIND(SCOPE_END, 0, "fuzz_scope_end(w, $a)")                                                  \
+    KIND(SCOPE_END, 0, "fuzz_scope_end(w, $a)")                                                    \
     KIND(INNER, 1, "fuzz_inner(w, $o, $a, $b)")
 
 typedef enum statement_kind {

@@ -80,7 +80,8 @@ static etch_status put_in_place(void *ctx, const etch_op *op, const etch_value *
 static etch_tensor *through_mode(const replacement *r, etch_tensor *a, etch_tensor *b) {
     etch_tensor *y = NULL;
     etch_mode *mode = etch_mode_new(put_in_place, (void *)r, .name = "replacement");
-    if (mode) ETCH_WITH_MODE(mode) y = r->native(a, b);
+    if (mode)
+        ETCH_WITH_MODE (mode) y = r->native(a, b);
     etch_mode_free(mode);
     return y;
 }
@@ -175,7 +176,8 @@ static int rows_of_shape(const options *o, etch_dtype dtype, const int64_t *mkn)
     for (int la = 0; la < LAYOUTS; la++)
         for (int lb = 0; lb < LAYOUTS; lb++) {
             int failed = 0;
-            ETCH_SCOPE failed = row(o, dtype, mkn, la, lb);
+            ETCH_SCOPE
+                failed = row(o, dtype, mkn, la, lb);
             if (failed < 0) return -1;
             failures += failed;
         }
@@ -219,8 +221,8 @@ static int rows_of_dtype(const options *o, const char *dtype_name) {
 static int table(const options *o) {
     int failures = 0;
     printf("%s: %s\n", o->what->name, o->what->help);
-    printf("%-6s %-5s %-15s %-11s %-11s %9s %9s %9s %9s %9s  %-5s\n", "device", "dtype", "m x k x n",
-           "a", "b", "direct", "mode", "compiled", "scaled", "bound", "equal");
+    printf("%-6s %-5s %-15s %-11s %-11s %9s %9s %9s %9s %9s  %-5s\n", "device", "dtype",
+           "m x k x n", "a", "b", "direct", "mode", "compiled", "scaled", "bound", "equal");
     for (const char *dtype = o->dtypes; dtype; dtype = next_item(dtype)) {
         int failed = rows_of_dtype(o, dtype);
         if (failed < 0) return -1;
@@ -235,7 +237,8 @@ static int usage(void) {
     puts("etch-verify [--op NAME] [--dtypes f32,f64] [--shapes MxKxN,...] [--bound ULP]\n"
          "Compares a replacement with the native operator: largest distance in ulp of the native\n"
          "result, called directly, through a mode and compiled; `scaled` in ulp of |A| |B|, which\n"
-         "must stay within `bound`, by default 2 K / (1 - K u). `equal`: the three have the same bits.");
+         "must stay within `bound`, by default 2 K / (1 - K u). `equal`: the three have the same "
+         "bits.");
     for (size_t i = 0; i < sizeof replacements / sizeof *replacements; i++)
         printf("  --op %-14s %s\n", replacements[i].name, replacements[i].help);
     return 2;

@@ -74,12 +74,12 @@ typedef int mask_F32, mask_F64;
             _Pragma("GCC unroll 4") for (int j = 0; j < COLS; j++) acc[r][j] = SET_##t(0);         \
         for (int64_t k = 0; k < p->k; k++, a += p->a_col, b += pitch) {                            \
             vec_##t row[4];                                                                        \
-            _Pragma("GCC unroll 4") for (int j = 0; j < COLS; j++)                                 \
-                row[j] = LOAD_##t(b + j * W, (j == COLS - 1 ? tail : full));                       \
+            _Pragma("GCC unroll 4") for (int j = 0; j < COLS; j++) row[j] =                        \
+                LOAD_##t(b + j * W, (j == COLS - 1 ? tail : full));                                \
             _Pragma("GCC unroll 6") for (int r = 0; r < ROWS; r++) {                               \
                 vec_##t x = SET_##t(a[r * p->a_row]);                                              \
-                _Pragma("GCC unroll 4") for (int j = 0; j < COLS; j++)                             \
-                    acc[r][j] = FMA_##t(x, row[j], acc[r][j]);                                     \
+                _Pragma("GCC unroll 4") for (int j = 0; j < COLS; j++) acc[r][j] =                 \
+                    FMA_##t(x, row[j], acc[r][j]);                                                 \
             }                                                                                      \
         }                                                                                          \
         _Pragma("GCC unroll 6") for (int r = 0; r < ROWS; r++)                                     \
@@ -170,7 +170,12 @@ PLAIN(U8, uint8_t, uint8_t, WRAP)
 PLAIN(BOOL, uint8_t, uint8_t, ANY)
 
 const product_table ISA_NAME(product) = {
-    .chain = {[ETCH_F32] = chain_F32, [ETCH_F64] = chain_F64, [ETCH_I8] = chain_I8,
-              [ETCH_I16] = chain_I16, [ETCH_I32] = chain_I32, [ETCH_I64] = chain_I64,
-              [ETCH_U8] = chain_U8, [ETCH_BOOL] = chain_BOOL},
+    .chain = {[ETCH_F32] = chain_F32,
+              [ETCH_F64] = chain_F64,
+              [ETCH_I8] = chain_I8,
+              [ETCH_I16] = chain_I16,
+              [ETCH_I32] = chain_I32,
+              [ETCH_I64] = chain_I64,
+              [ETCH_U8] = chain_U8,
+              [ETCH_BOOL] = chain_BOOL},
 };

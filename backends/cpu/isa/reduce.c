@@ -9,8 +9,9 @@
 #define IVDEP _Pragma("GCC ivdep")
 
 #define TYPES(X)                                                                                   \
-    X(F32, float) X(F64, double) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t)     \
-    X(U8, uint8_t) X(BOOL, uint8_t)
+    X(F32, float)                                                                                  \
+    X(F64, double)                                                                                 \
+    X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t) X(BOOL, uint8_t)
 
 #define OP_SUM(a, b) ((a) + (b))
 #define OP_MAX(a, b) ((((a) > (b)) | ((a) != (a))) ? (a) : (b))

@@ -49,7 +49,7 @@
 #define INTS(X) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t)
 #define TYPES(X) FLOATS(X) INTS(X) X(BOOL, uint8_t)
 
-/* ---- arithmetic ------------------------------------------------------------------------------ */
+/* ---- arithmetic ---- */
 
 /* Integers wrap: the library is built with -fwrapv. */
 #define ARITHMETIC(t, T)                                                                           \
@@ -154,7 +154,7 @@ STRIP2(rem_U8, uint8_t, uint8_t, x % y)
 STRIP2(rem_F32, float, float, fmodf(x, y))
 STRIP2(rem_F64, double, double, fmod(x, y))
 
-/* ---- conversions ----------------------------------------------------------------------------- */
+/* ---- conversions ---- */
 
 /* Between integers (wrapping), to floats, between floats: C's own conversion. */
 #define CONVERT_C(f, F, t, T) STRIP1(convert_##f##_##t, T, F, x)
@@ -196,7 +196,7 @@ CONVERT_INT(BOOL, uint8_t)
 CONVERT_C(F32, uint32_t, F32, uint32_t)
 CONVERT_C(F64, uint64_t, F64, uint64_t)
 
-/* ---- half types: integer arithmetic, the same bits everywhere -------------------------------- */
+/* ---- half types: integer arithmetic, the same bits everywhere ---- */
 
 static inline uint32_t bits_of(float v) {
     uint32_t u;
@@ -265,7 +265,7 @@ STRIP1(widen_f16, uint32_t, uint16_t, f16_widened(x))
 STRIP1(narrow_bf16, uint16_t, uint32_t, x >> 16)
 STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
 
-/* ---- libmvec --------------------------------------------------------------------------------- */
+/* ---- libmvec ---- */
 
 #if defined(ETCH_ISA_avx512)
 #define VECTOR_BYTES 64
@@ -354,7 +354,7 @@ MVEC_BOTH(cosh)
 MVEC2(F32, float, pow, MVEC_F32(vv, pow))
 MVEC2(F64, double, pow, MVEC_F64(vv, pow))
 
-/* ---- moving elements ------------------------------------------------------------------------- */
+/* ---- moving elements ---- */
 
 #define MOVES(bits)                                                                                \
     static void gather_##bits(void *dst, const void *src, int64_t stride, int64_t n) {             \
@@ -392,7 +392,7 @@ static void index_strip(int64_t *dst, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = first + i;
 }
 
-/* ---- the table ------------------------------------------------------------------------------- */
+/* ---- the table ---- */
 
 #define PRIM_INTS(prim)                                                                            \
     [ETCH_I8] = prim##_I8, [ETCH_I16] = prim##_I16, [ETCH_I32] = prim##_I32,                       \

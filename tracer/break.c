@@ -1,0 +1,164 @@
+/* Graph breaks: what ends a segment from inside the body, where a deferred tensor lies, and memory
+ * to which the user holds a pointer. */
+#include "core/mode.h"
+#include "core/profile.h"
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+/* ---- breaks ---- */
+
+static etch_status refuse_break(run *r, reason_id why, const void *site, const char *text) {
+    const reason_info *reason = &etch__reasons[why];
+    r->poisoned = true;
+    return etch__error_at(site, ETCH_ERR_GRAPH_BREAK,
+                          "%s: fullgraph = true, but the graph breaks here: %s: %s%s%s; hint: %s",
+                          r->f->name, reason->name, reason->text, text ? ": " : "",
+                          text ? text : "", reason->hint);
+}
+
+/* A break ends the segment; t is what it reads. Between segments there is nothing to break. */
+etch_status etch__break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
+                              const char *text) {
+    if (r->f->options.fullgraph && !r->by_stance) return refuse_break(r, why, site, text);
+    bool matched = r->walk && r->walk->mode == WALK_MATCH;
+    if (r->walk) {
+        TRACE_COUNT(r->f, graph_breaks, 1);
+        etch__profile_mark(ETCH_PROFILE_BREAK, r->f->name, etch__reasons[why].name);
+        if (!matched) etch__log_break(r, why, site, text);
+    }
+    etch__end_segment(r, why, site, t);
+    r->eager = false;
+    return r->poisoned ? etch__tls.status : ETCH_OK;
+}
+
+/* The walk of this run that has to produce t; NULL with the error set if t is another thread's.
+ * What belongs to an outer run is produced at once. */
+walk *etch__owner_in(run *r, const etch_tensor *t, const void *site) {
+    walk *w = t->owner;
+    if (w && w->run == r) return w;
+    for (run *o = r->outer; w && o; o = o->outer)
+        if (w->run == o) {
+            etch__late_use(o, w, t);
+            return w;
+        }
+    etch__error_at(
+        site, ETCH_ERR_DEFERRED_ELSEWHERE,
+        "the tensor is a deferred tensor of a function that runs on another thread; call "
+        "etch_flush there first");
+    return NULL;
+}
+
+etch_status etch__trace_read(const etch_tensor *t, reason_id why, const void *site) {
+    run *r = etch__current_run();
+    if (!r)
+        return etch__error_at(
+            site, etch__tls.in_flush ? ETCH_ERR_DEFERRED_IN_FLUSH : ETCH_ERR_DEFERRED_ELSEWHERE,
+            "the tensor is a deferred tensor of a function that is running elsewhere");
+    if (t && t->deferred && !etch__owner_in(r, t, site)) return ETCH_ERR_DEFERRED_ELSEWHERE;
+    etch_status status = etch__break_graph(r, why, site, t, NULL);
+    if (status != ETCH_OK) return status;
+    if (t && t->deferred) etch__late_use(r, t->owner, t);
+    if (t && t->deferred)
+        return etch__error_at(site, ETCH_ERR_INTERNAL, "a deferred tensor was not produced");
+    return ETCH_OK;
+}
+
+etch_status etch_graph_break(const char *why) {
+    run *r = etch__current_run();
+    if (!r) return ETCH_OK;
+    return etch__break_graph(r, REASON_BREAK_USER, __builtin_return_address(0), NULL, why);
+}
+
+/* ---- where a deferred handle lies ---- */
+
+/* The node whose result a deferred handle stands for. */
+static const trace_node *maker_of(const etch_tensor *t) {
+    const walk *w = t->owner;
+    const trace_node *n = NULL;
+    if (w->mode == WALK_MATCH && !w->leaf)
+        for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;)
+            n = n->parent;
+    else
+        for (int64_t i = 0; i < (w->leaf ? w->leaf->npath : w->npath); i++) {
+            n = w->leaf ? w->leaf->path[i] : w->path[i];
+            if (n->c.out == t->value && !n->c.inplace) break;
+        }
+    return n;
+}
+
+/* The handle over whose storage t will lie, along the views to a result or an input; *offset: how
+ * many elements further on. */
+static const etch_tensor *root_of(const etch_tensor *t, int64_t *offset) {
+    *offset = 0;
+    while (t->deferred && t->owner) { /* without an owner: a value of a user's graph */
+        const walk *w = t->owner;
+        const trace_node *n = maker_of(t);
+        if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
+        *offset += etch__view_offset(w, n);
+        t = w->c.value[n->in[0]];
+    }
+    *offset += t->offset;
+    return t;
+}
+
+bool etch__trace_same_storage(const etch_tensor *a, const etch_tensor *b) {
+    int64_t offset;
+    a = root_of(a, &offset), b = root_of(b, &offset);
+    return a == b || (a->storage && a->storage == b->storage);
+}
+
+int64_t etch__trace_offset(const etch_tensor *t) {
+    int64_t offset;
+    root_of(t, &offset);
+    return offset;
+}
+
+/* ---- exposed memory (rule 8) ---- */
+
+void etch__end_exposure(run *r, const etch_storage *s) {
+    for (int64_t i = 0; i < r->nexposed; i++) {
+        if (r->exposed[i] != s) continue;
+        atomic_fetch_and(&r->exposed[i]->exposed, (unsigned char)EXPOSED_WRAPPED);
+        etch__storage_release(r->exposed[i]);
+        r->exposed[i--] = r->exposed[--r->nexposed];
+    }
+}
+
+etch_status etch__trace_expose(const etch_tensor *t, int bits, const void *site) {
+    run *r = etch__current_run();
+    (void)site;
+    if (!r || !t->storage) return ETCH_OK;
+    if (!bits) {
+        etch__end_exposure(r, t->storage);
+        return ETCH_OK;
+    }
+    if (bits & EXPOSED_WRITE) etch__late_use_all(r);
+    if (!etch__grow(&r->exposed, &r->exposed_cap, r->nexposed + 1, sizeof *r->exposed))
+        return ETCH_ERR_OUT_OF_MEMORY;
+    etch__storage_retain(t->storage);
+    atomic_fetch_or(&t->storage->exposed, (unsigned char)bits);
+    r->exposed[r->nexposed++] = t->storage;
+    return ETCH_OK;
+}
+
+int etch__exposed_bits(const etch_tensor *t) {
+    return t->storage ? atomic_load_explicit(&t->storage->exposed, memory_order_relaxed) : 0;
+}
+
+/* A view of memory that is exposed for reading may be deferred, and is then written. */
+static bool touches_exposed(const op_call *call) {
+    bool writes = etch__ops[call->op].kind == KIND_INPLACE;
+    int64_t offset;
+    for (int i = 0; i < call->nin; i++) {
+        int bits =
+            etch__exposed_bits(writes && i == 0 ? root_of(call->in[0], &offset) : call->in[i]);
+        if (bits & EXPOSED_WRITE || (bits && writes && i == 0)) return true;
+    }
+    return false;
+}
+
+/* Why the call must not be deferred, or END_RETURN. */
+reason_id etch__runs_at_once(const op_call *call) {
+    if (etch__ops[call->op].flags & OPF_EFFECTS) return REASON_BREAK_EFFECTS;
+    return touches_exposed(call) ? REASON_BREAK_EXPOSED : END_RETURN;
+}

@@ -1,0 +1,210 @@
+/* Ending a segment: by its plan, or through the eager kernels as the end of a recording; and what
+ * happens to it afterwards: published, compiled, evaluated late, given back. */
+#include "core/mode.h"
+#include "core/profile.h"
+#include "tracer/run.h"
+#include "tracer/trace.h"
+
+/* ---- settling: recordings become leaves, leaves get code ---- */
+
+static int stable_after(const etch_function *f) {
+    return f->options.stable_after > 1 ? f->options.stable_after : 1;
+}
+
+/* Publishes an ended recording, and compiles its leaf when it has been seen often enough. */
+trace_leaf *etch__settle(run *r, walk *w) {
+    if (!etch__may_compile()) return NULL;
+    pthread_mutex_lock(&r->f->lock);
+    trace_leaf *leaf = etch__publish(w);
+    w->published = true;
+    bool ripe = leaf && (leaf->codes || leaf->recorded >= stable_after(r->f));
+    pthread_mutex_unlock(&r->f->lock);
+    if (ripe) etch__compile_leaf(r->f, leaf, w);
+    return leaf;
+}
+
+void etch__mark_live(walk *w, uint8_t bit) {
+    for (int64_t i = 0; i < w->npath; i++) {
+        const trace_node *n = w->path[i];
+        const etch_tensor *h = w->c.value[n->c.out];
+        if (n->c.inplace || atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
+        w->want[n->c.out] |= bit;
+    }
+}
+
+/* What compiling needs to know of the inputs, while the walk still holds them: which share a
+ * storage, and, of a dynamic walk, all sizes. */
+static bool describe_inputs(walk *w) {
+    int nbound = 0;
+    for (int64_t i = 0; i < w->npath; i++) nbound += w->path[i]->ncaptures;
+    int32_t *bound = etch__malloc(((size_t)nbound + 1) * sizeof *bound);
+    if (!bound) return false;
+    nbound = 0;
+    for (int64_t i = 0; i < w->npath; i++)
+        for (int k = 0; k < w->path[i]->ncaptures; k++)
+            bound[nbound++] = w->path[i]->captures[k].value;
+    bool ok = etch__fill_alias(w, bound, nbound) &&
+              (!w->dynamic || (etch__walk_key(w, bound, nbound) && etch__walk_metas(w)));
+    etch__free(bound);
+    return ok;
+}
+
+/* ---- late use (rule 6) ---- */
+
+static bool has_live_deferred(const walk *w) {
+    for (int i = 0; i < w->leaf->nsteps; i++) {
+        const etch_tensor *h = w->c.value[w->leaf->steps[i].out];
+        if (h->deferred && atomic_load_explicit(&h->refs, memory_order_acquire) > 1) return true;
+    }
+    return false;
+}
+
+/* Its leaf learns that a value is wanted after the segment: t, or (NULL) all that is live. */
+void etch__want_late(run *r, walk *w, const etch_tensor *t) {
+    trace_leaf *leaf = w->leaf;
+    pthread_mutex_lock(&r->f->lock);
+    for (int i = 0; i < leaf->nsteps; i++) {
+        int32_t v = leaf->steps[i].out;
+        const etch_tensor *h = w->c.value[v];
+        bool live = atomic_load_explicit(&h->refs, memory_order_acquire) > 1;
+        if (leaf->want[v] || (t ? h != t : !h->deferred || !live)) continue;
+        leaf->want[v] = 1;
+        leaf->stale = w->recompile = true;
+    }
+    pthread_mutex_unlock(&r->f->lock);
+}
+
+/* Evaluates all that is live and still deferred of an ended segment. The second time in one run, as
+ * in a loop that breaks, its leaf is compiled again at once; else when the call has ended. */
+void etch__late_use(run *r, walk *w, const etch_tensor *t) {
+    if (!w->pending) return;
+    w->pending = false;
+    if (!has_live_deferred(w)) return;
+    trace_leaf *leaf = w->leaf;
+    etch__want_late(r, w, t);
+    if (!etch__walk_path(w) || etch__evaluate(w, true) != ETCH_OK) etch__walk_fail(w);
+    etch__count_reason(REASON_RECOMPILE_LATE_USE);
+    etch__note_recompile(r->f, REASON_RECOMPILE_LATE_USE, leaf->site, NULL);
+    TRACE_COUNT(r->f, late_uses, 1);
+    etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
+    if (atomic_exchange(&leaf->late_run, r) == r) etch__compile_leaf(r->f, leaf, w);
+}
+
+void etch__late_use_all(run *r) {
+    for (walk *w = r->pending; w; w = w->next) etch__late_use(r, w, NULL);
+}
+
+/* ---- ending a segment ---- */
+
+void etch__mark_want(walk *w, const etch_tensor *t) {
+    int32_t v = t ? etch__walk_find(w, t) : -1;
+    if (v >= 0 && v < w->want_cap) w->want[v] |= WANT_VALUE;
+}
+
+void etch__end_recorded(walk *w, const etch_tensor *t) {
+    w->recorded = true;
+    if (!describe_inputs(w)) w->recorded = false;
+    etch__mark_want(w, t);
+    if (w->end != END_RETURN) etch__mark_live(w, WANT_LIVE);
+}
+
+/* Whether the code produces all that must be there after the segment (rule 5). */
+static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_code *code,
+                          const etch_tensor *t) {
+    for (int i = 0; i < leaf->nsteps; i++) {
+        int32_t v = leaf->steps[i].out;
+        const etch_tensor *h = w->c.value[v];
+        if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
+        if (atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
+        if (w->end == END_RETURN || h == t || code->tainted[v]) return false;
+    }
+    return true;
+}
+
+/* A segment that ran eagerly would have to be compiled anew. */
+static void note_recompile(run *r, reason_id why, const void *site) {
+    if (why != REASON_RECOMPILE_DIVERGED) {
+        etch__count_reason(why);
+        etch__note_recompile(r->f, why, site, NULL);
+    }
+    r->refused |= etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE;
+}
+
+static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
+    if (!leaf->npath) return true;
+    bool overlap;
+    if (leaf->writes_inputs) etch__late_use_all(r);
+    segment_code *code = etch__pick_code(w, leaf, &overlap);
+    if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
+    if (overlap) etch__note_recompile(r->f, REASON_RECOMPILE_OVERLAP, leaf->site, NULL);
+    if (!code && leaf->dynamic && leaf->codes && !overlap) {
+        /* Other sizes than ever before: a plan for them, from kernels that are there. */
+        etch__compile_leaf(r->f, leaf, w);
+        code = etch__find_instance(w, leaf);
+    }
+    bool suffices = code && code_suffices(w, leaf, code, t);
+    if (code && !suffices) note_recompile(r, REASON_RECOMPILE_OUTPUTS, leaf->site);
+    bool ran = suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
+    etch__code_release(leaf, code);
+    return ran;
+}
+
+/* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
+void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
+    const trace_node *last = (const trace_node *)w->c.last;
+    trace_node *end = etch__find_end(last, w->end);
+    if (end) {
+        w->leaf = end->leaf;
+        atomic_store_explicit(&((trace_node *)last)->c.next, &end->c, memory_order_release);
+        if (run_matched(r, w, end->leaf, t)) return;
+        w->pending = false;
+    } else {
+        TRACE_COUNT(r->f, divergences, 1);
+        etch__log_diverged(w, NULL);
+        note_recompile(r, REASON_RECOMPILE_DIVERGED, NULL);
+    }
+    w->leaf = NULL;
+    etch__late_use_all(r);
+    if (etch__walk_to_recording(w, WALK_RECORD)) etch__end_recorded(w, t);
+    else etch__walk_fail(w);
+}
+
+/* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in
+ * its body leaves one every round. */
+static void sweep_pending(run *r) {
+    for (walk **link = &r->pending; *link;) {
+        walk *w = *link;
+        if (w->recompile || (w->pending && has_live_deferred(w))) {
+            link = &w->next;
+            continue;
+        }
+        *link = w->next;
+        r->npending--;
+        etch__walk_recycle(w);
+    }
+    r->sweep_at = 2 * r->npending + 2;
+}
+
+/* The walk has ended: it is kept while its recording or its deferred handles are of use. */
+void etch__retire_walk(run *r, walk *w) {
+    r->walk = NULL;
+    STOP_TRACING;
+    if (!w->recorded && !w->pending) {
+        etch__walk_recycle(w);
+        return;
+    }
+    walk **list = w->recorded ? &r->recorded : &r->pending;
+    if (w->pending && ++r->npending > r->sweep_at) sweep_pending(r);
+    w->next = *list;
+    *list = w;
+}
+
+void etch__end_segment(run *r, reason_id why, const void *site, const etch_tensor *t) {
+    walk *w = r->walk;
+    if (!w) return;
+    w->end = why;
+    w->end_site = site;
+    if (w->mode == WALK_MATCH) etch__end_matched(r, w, t);
+    else etch__end_recorded(w, t);
+    etch__retire_walk(r, w);
+}
