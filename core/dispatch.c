@@ -83,25 +83,31 @@ static bool inputs_ready(const op_call *call) {
     return true;
 }
 
-void etch__apply_meta(etch_tensor *t, const tensor_meta *m) {
+static void copy_meta(etch_tensor *t, const tensor_meta *m) {
     t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset;
     t->numel = 1;
     for (int d = 0; d < m->ndim; d++) {
         t->size[d] = m->size[d], t->stride[d] = m->stride[d];
         t->numel *= m->size[d];
     }
+}
+
+void etch__apply_meta(etch_tensor *t, const tensor_meta *m) {
+    copy_meta(t, m);
     t->contiguous = etch__sizes_contiguous(m->ndim, m->size, m->stride);
 }
 
 static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
     etch_tensor *t = etch__tensor_alloc();
     if (!t) return NULL;
-    etch__apply_meta(t, meta);
+    copy_meta(t, meta);
+    t->contiguous = 1; /* what is no view is */
     if (etch__ops[call->op].kind == KIND_VIEW) {
+        t->contiguous = etch__sizes_contiguous(meta->ndim, meta->size, meta->stride);
         t->storage = call->in[0]->storage;
         etch__storage_retain(t->storage);
     } else {
-        t->storage = etch__storage_new((size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype));
+        t->storage = etch__storage_new((size_t)(t->numel * etch__item_size(t)));
     }
     if (likely(t->storage && etch__scope_push(t))) return t;
     etch__tensor_destroy(t);

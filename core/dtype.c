@@ -1,22 +1,23 @@
 /* Dtypes: names, sizes, ATen's promotion table, the thread's default dtype. */
 #include "core/tensor.h"
 
-static const struct {
-    const char *name;
-    uint8_t size;
-} dtypes[ETCH_DTYPE_COUNT] = {
-    [ETCH_F32] = {"f32", 4},   [ETCH_F64] = {"f64", 8}, [ETCH_BF16] = {"bf16", 2},
-    [ETCH_F16] = {"f16", 2},   [ETCH_I8] = {"i8", 1},   [ETCH_I16] = {"i16", 2},
-    [ETCH_I32] = {"i32", 4},   [ETCH_I64] = {"i64", 8}, [ETCH_U8] = {"u8", 1},
-    [ETCH_BOOL] = {"bool", 1},
+static const char *const names[ETCH_DTYPE_COUNT] = {
+    [ETCH_F32] = "f32", [ETCH_F64] = "f64",   [ETCH_BF16] = "bf16", [ETCH_F16] = "f16",
+    [ETCH_I8] = "i8",   [ETCH_I16] = "i16",   [ETCH_I32] = "i32",   [ETCH_I64] = "i64",
+    [ETCH_U8] = "u8",   [ETCH_BOOL] = "bool",
+};
+
+const uint8_t etch__element_bytes[ETCH_DTYPE_COUNT] = {
+    [ETCH_F32] = 4, [ETCH_F64] = 8, [ETCH_BF16] = 2, [ETCH_F16] = 2, [ETCH_I8] = 1,
+    [ETCH_I16] = 2, [ETCH_I32] = 4, [ETCH_I64] = 8,  [ETCH_U8] = 1,  [ETCH_BOOL] = 1,
 };
 
 const char *etch_dtype_name(etch_dtype dtype) {
-    return (unsigned)dtype < ETCH_DTYPE_COUNT ? dtypes[dtype].name : "unknown";
+    return (unsigned)dtype < ETCH_DTYPE_COUNT ? names[dtype] : "unknown";
 }
 
 size_t etch_dtype_size(etch_dtype dtype) {
-    return (unsigned)dtype < ETCH_DTYPE_COUNT ? dtypes[dtype].size : 0;
+    return (unsigned)dtype < ETCH_DTYPE_COUNT ? etch__element_bytes[dtype] : 0;
 }
 
 /* Rows and columns in the order of the enumerators. */

@@ -449,11 +449,17 @@ bool etch__operands_present(const op_call *call) {
     return true;
 }
 
+static inline bool any_absent(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (unlikely(call->in[i] == ETCH_NONE)) return true;
+    return false;
+}
+
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
     if (unlikely(call->op >= OP_COUNT)) return etch__infer_custom(call, out, compute_dtype);
     const op_info *op = &etch__ops[call->op];
     call_dtypes d;
-    if (!etch__operands_present(call)) return etch__tls.status;
+    if (unlikely(any_absent(call)) && !etch__operands_present(call)) return etch__tls.status;
     if (!etch__dtype_rules[op->drule](call, &d)) return etch__tls.status;
     if (op->kind == KIND_INPLACE) {
         if (!check_inplace_dtype(call, d.result)) return etch__tls.status;

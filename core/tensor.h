@@ -69,8 +69,14 @@ etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size);
  * released (debug builds), failed. */
 bool etch__check_handle(const etch_tensor *t);
 
+/* Bytes of an element, of a tensor's own (so valid) dtype. */
+extern const uint8_t etch__element_bytes[ETCH_DTYPE_COUNT];
+static inline int64_t etch__item_size(const etch_tensor *t) {
+    return etch__element_bytes[t->dtype];
+}
+
 static inline void *etch__ptr(const etch_tensor *t) {
-    return (char *)t->storage->data + t->offset * (int64_t)etch_dtype_size((etch_dtype)t->dtype);
+    return (char *)t->storage->data + t->offset * etch__item_size(t);
 }
 
 /* ---- shape arithmetic ---- */

@@ -249,7 +249,7 @@ static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
         zero = etch__scalar_cell(call->sc[0], dtype) == 0;
     } else {
         const etch_tensor *t = call->in[1];
-        size_t size = etch_dtype_size((etch_dtype)t->dtype);
+        size_t size = (size_t)etch__item_size(t);
         const char *data = etch__ptr(t);
         void *copy = NULL;
         if (!t->contiguous) {
