@@ -15,7 +15,7 @@ endif()
 
 # The table of operators -> the public header etch/ops.h and the functions behind it.
 set(ETCH_GENERATED ${CMAKE_BINARY_DIR}/generated)
-add_executable(gen_ops core/gen_ops.c)
+add_executable(gen_ops tools/gen_ops/gen_ops.c)
 target_include_directories(gen_ops PRIVATE ${CMAKE_SOURCE_DIR})
 target_compile_options(gen_ops PRIVATE ${ETCH_WARNINGS})
 add_custom_command(
@@ -27,7 +27,6 @@ add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
   core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c modes/*.c nn/*.c)
-list(FILTER ETCH_SOURCES EXCLUDE REGEX "core/gen_ops.c")
 add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
 add_dependencies(etch_objects etch_generated)
 
