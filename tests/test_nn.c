@@ -580,6 +580,11 @@ static void division_by_zero(void **state) {
         REFUSED(ETCH_ERR_DIVISION_BY_ZERO, "floor_divide", etch_floor_divide(x, must(etch_t(z))));
         etch_tensor *small = must(etch_full(ETCH_I8, S(4), 7)); /* 256 is 0 in i8 */
         REFUSED(ETCH_ERR_DIVISION_BY_ZERO, "fmod", etch_fmod_scalar(small, 256));
+        /* a 0-d tensor does not widen the others: 65536 is 0 in 16 bits */
+        etch_tensor *narrow = must(etch_to(x, ETCH_I16));
+        etch_tensor *wide = must(etch_full(ETCH_I64, ETCH_SHAPE(), 65536));
+        REFUSED(ETCH_ERR_DIVISION_BY_ZERO, "remainder", etch_remainder(narrow, wide));
+        REFUSED(ETCH_ERR_DIVISION_BY_ZERO, "floor_divide", etch_floor_divide(narrow, wide));
         assert_non_null(
             etch_remainder(must(etch_empty(ETCH_I32, S(0))), must(etch_empty(ETCH_I32, S(0)))));
         for (int b = 0; b < COUNT_OF(backends); b++) {

@@ -239,8 +239,9 @@ static bool is_flat(const op_call *call, const etch_tensor *out, const cpu_progr
     return true;
 }
 
-/* Integer divisors of a MAY_FAIL operator: none is 0, which would be a signal. The common dtype of
- * tensors holds every divisor; a scalar may wrap to 0 in it. */
+/* Integer divisors of a MAY_FAIL operator: none is 0, which would be a signal. What counts is the divisor
+ * in the common dtype, where a scalar or the one element of a 0-d tensor may have wrapped to 0: its low
+ * bytes. */
 static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
     etch_dtype dtype = (etch_dtype)out->dtype;
     bool zero = false;
@@ -249,7 +250,8 @@ static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
         zero = etch__scalar_cell(call->sc[0], dtype) == 0;
     } else {
         const etch_tensor *t = call->in[1];
-        size_t size = (size_t)etch__item_size(t);
+        size_t size = (size_t)etch__item_size(t), kept = (size_t)etch__item_size(out);
+        if (kept > size) kept = size;
         const char *data = etch__ptr(t);
         void *copy = NULL;
         if (!t->contiguous) {
@@ -258,7 +260,7 @@ static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
             etch__copy_contiguous(copy, t);
         }
         for (int64_t i = 0; i < t->numel && !zero; i++)
-            zero = !memcmp(data + (size_t)i * size, "\0\0\0\0\0\0\0", size);
+            zero = !memcmp(data + (size_t)i * size, "\0\0\0\0\0\0\0", kept);
         etch__free(copy);
     }
     if (!zero) return ETCH_OK;

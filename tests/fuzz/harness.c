@@ -148,6 +148,7 @@ void fuzz_query(fuzz_world *w, int a, int b) {
 /* An empty tensor has no address, which is no error to compare. */
 void fuzz_expose(fuzz_world *w, int n, bool mut) {
     if (!w->v[n] || etch_numel(w->v[n]) < 1) return;
+    w->writable[n] = mut;
     w->raw[n] = mut ? etch_data_mut(w->v[n]) : (void *)(uintptr_t)etch_data(w->v[n]);
     if (!w->raw[n]) see_error(w);
 }
@@ -168,7 +169,8 @@ static void write_element(void *p, etch_dtype dtype, int64_t value) {
 }
 
 void fuzz_raw_write(fuzz_world *w, int n, int64_t value) {
-    if (w->v[n] && w->raw[n]) write_element(w->raw[n], etch_dtype_of(w->v[n]), value + w->call);
+    if (w->v[n] && w->raw[n] && w->writable[n])
+        write_element(w->raw[n], etch_dtype_of(w->v[n]), value + w->call);
 }
 
 /* NaN bits may differ, so only whether it is one is seen. */
@@ -386,6 +388,7 @@ void fuzz_prepare(fuzz_world *w, int call) {
     w->nevents = w->at = 0;
     memset(w->v, 0, sizeof w->v);
     memset(w->raw, 0, sizeof w->raw);
+    memset(w->writable, 0, sizeof w->writable);
     for (int i = 0; i < w->setup->nin; i++) prepare_input(w, i, seed + (uint64_t)i);
     for (int i = 0; i < w->setup->nglobals; i++) {
         prepare_global(w, i, seed + 100 + (uint64_t)i);

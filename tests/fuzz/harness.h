@@ -67,9 +67,10 @@ struct fuzz_world {
     etch_function *f, *inner, *inner_disabled;
     int call, variant;
     etch_tensor *v[FUZZ_MAX_VARS];
-    void *raw[FUZZ_MAX_VARS]; /* pointers to exposed memory */
-    int64_t scope;            /* the open inner scope, -1: none */
-    int scope_first;          /* results from here on belong to it */
+    void *raw[FUZZ_MAX_VARS];     /* pointers to exposed memory */
+    bool writable[FUZZ_MAX_VARS]; /* got by etch_data_mut: what a body may write through */
+    int64_t scope;                /* the open inner scope, -1: none */
+    int scope_first;              /* results from here on belong to it */
     bool scope_made[FUZZ_MAX_VARS];
 
     etch_tensor *in[FUZZ_MAX_INPUTS], *in_base[FUZZ_MAX_INPUTS]; /* one count of each */
