@@ -73,7 +73,8 @@ typedef struct free_block {
 
 typedef struct native_plan {
     plan p;
-    int nsteps, nargs, ncells, noperands, noutputs, nwritten;
+    int nsteps, nargs, ncells, noperands, noutputs;
+    int nwritten; /* inputs whose memory changes */
     step *steps;
     place *args;      /* nargs */
     plan_cell *cells; /* ncells */
@@ -81,7 +82,6 @@ typedef struct native_plan {
     int64_t *dims;  /* of all kernels */
     int64_t *attrs; /* of all calls */
     int64_t *output_bytes;
-    int32_t *written; /* inputs whose memory changes */
     int64_t arena_bytes;
     free_block blocks[FREE_BLOCKS];
 } native_plan;
@@ -338,8 +338,6 @@ static etch_status run_plan(plan *base, const plan_io *io) {
     etch__tls.state = state;
     if (unlikely(status != ETCH_OK)) release_outputs(p, b, p->noutputs);
     else if (p->noutputs) memcpy(io->outputs, b->outputs, p->noutputs * sizeof *b->outputs);
-    for (int i = 0; i < p->nwritten; i++)
-        atomic_fetch_add(&io->inputs[p->written[i]]->storage->version, 1);
     THREAD_COUNT(kernel_launches, p->p.nkernels);
     THREAD_COUNT(library_calls, p->p.nproducts);
     give_block(p, b);
@@ -358,7 +356,6 @@ static void destroy_plan(plan *base) {
     etch__free(p->dims);
     etch__free(p->attrs);
     etch__free(p->output_bytes);
-    etch__free(p->written);
     etch__free(p);
 }
 
@@ -556,9 +553,7 @@ static bool make_arrays(maker *m) {
     p->operands = etch__malloc((operands + 1) * sizeof *p->operands);
     p->attrs = etch__malloc((attrs + 1) * sizeof *p->attrs);
     p->output_bytes = etch__malloc((r->g->noutputs + 1) * sizeof *p->output_bytes);
-    p->written = etch__malloc((r->g->ninputs + 1) * sizeof *p->written);
-    return p->steps && p->args && p->cells && p->dims && p->operands && p->attrs &&
-           p->output_bytes && p->written;
+    return p->steps && p->args && p->cells && p->dims && p->operands && p->attrs && p->output_bytes;
 }
 
 static void note_outputs(maker *m) {
@@ -570,8 +565,7 @@ static void note_outputs(maker *m) {
             etch__meta_numel(meta) * (int64_t)etch_dtype_size((etch_dtype)meta->dtype);
     }
     for (int v = 0; v < g->ninputs; v++)
-        if (g->values[v].base == v && m->r->versions[m->r->current[v]].node >= 0)
-            m->p->written[m->p->nwritten++] = v;
+        if (g->values[v].base == v && m->r->versions[m->r->current[v]].node >= 0) m->p->nwritten++;
 }
 
 static etch_status compile_kernels(maker *m, const char **why) {
