@@ -5,7 +5,7 @@
  * of the storage). Where the graph writes an input, all memory is allocated before the first node
  * runs, so that a failed allocation leaves the inputs as they were. */
 #include "core/backend.h"
-#include "core/dispatch.h"
+#include "core/device.h"
 #include "core/profile.h"
 
 typedef struct eager_plan {
@@ -33,7 +33,8 @@ static bool make_value(eager_run *r, int v) {
     if (!t) return false;
     etch__apply_meta(t, &g->values[v].meta);
     if (etch__ops[n->op].kind != KIND_VIEW) {
-        t->storage = etch__storage_new(t->numel * etch_dtype_size((etch_dtype)t->dtype));
+        size_t bytes = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
+        t->storage = etch__storage_new_on(t->device, bytes);
         return t->storage != NULL;
     }
     int32_t of = g->operands[n->in];
@@ -64,7 +65,8 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
     const graph *g = r->p->g;
     const op_info *op = &etch__ops[n->op];
     if (!make_value(r, n->out)) return ETCH_ERR_OUT_OF_MEMORY;
-    op_kernel kernel = op->kind == KIND_VIEW ? NULL : etch__kernel((op_id)n->op);
+    op_kernel kernel =
+        op->kind == KIND_VIEW ? NULL : etch__kernel_on((op_id)n->op, r->value[n->out]->device);
     if (!kernel && (op->kind == KIND_VIEW || n->op == OP_EMPTY)) return ETCH_OK;
     if (!kernel) return etch__error(ETCH_ERR_UNSUPPORTED, "%s has no kernel", op->name);
     etch_tensor *in[n->nin + 1];

@@ -1,4 +1,5 @@
 /* Comparing tensors on the host. */
+#include "core/device.h"
 #include "core/element.h"
 
 #include <math.h>
@@ -21,9 +22,13 @@ static bool both_read(const etch_tensor *a, const etch_tensor *b, const char *fu
 }
 
 static bool each_pair(const etch_tensor *a, const etch_tensor *b, element_row row, compare_ctx *c) {
-    const etch_tensor *t[2] = {a, b};
+    host_view va, vb;
+    const etch_tensor *t[2] = {etch__host_view(a, &va), etch__host_view(b, &vb)};
     c->a = (etch_dtype)a->dtype, c->b = (etch_dtype)b->dtype;
-    return etch__each_row(t, 2, row, c);
+    bool all = t[0] && t[1] && etch__each_row(t, 2, row, c);
+    etch__host_view_end(&va);
+    etch__host_view_end(&vb);
+    return all;
 }
 
 /* ---- equal values ---- */

@@ -1,5 +1,5 @@
 /* The dispatcher: see core/dispatch.h for the order of the layers. */
-#include "core/dispatch.h"
+#include "core/device.h"
 #include "core/profile.h"
 
 static layer_handler layers[LAYER_COUNT];
@@ -28,6 +28,12 @@ trace_hooks etch__trace_hooks = {no_read,    no_expose,     no_same_storage, no_
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
 op_kernel etch__kernel(op_id op) { return kernels[op]; }
+
+/* Operators without any kernel (views, empty) have none on a device either. */
+op_kernel etch__kernel_on(op_id op, int device) {
+    const device_kind *kind = likely(!device) ? NULL : etch__device_kind(device);
+    return kind && kernels[op] ? kind->kernel : kernels[op];
+}
 
 /* ---- walking the layers ---- */
 
@@ -85,6 +91,7 @@ static bool inputs_ready(const op_call *call) {
 
 static void copy_meta(etch_tensor *t, const tensor_meta *m) {
     t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset;
+    t->device = m->device;
     t->numel = 1;
     for (int d = 0; d < m->ndim; d++) {
         t->size[d] = m->size[d], t->stride[d] = m->stride[d];
@@ -107,7 +114,7 @@ static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
         t->storage = call->in[0]->storage;
         etch__storage_retain(t->storage);
     } else {
-        t->storage = etch__storage_new((size_t)(t->numel * etch__item_size(t)));
+        t->storage = etch__storage_new_on(t->device, (size_t)(t->numel * etch__item_size(t)));
     }
     if (likely(t->storage && etch__scope_push(t))) return t;
     etch__tensor_destroy(t);
@@ -115,7 +122,7 @@ static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
 }
 
 etch_status etch__run_kernel(const op_call *call, etch_tensor *out) {
-    op_kernel kernel = kernels[call->op];
+    op_kernel kernel = etch__kernel_on((op_id)call->op, out->device);
     if (unlikely(!kernel))
         return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
                               "%s: this build has no kernel for it", etch__ops[call->op].name);

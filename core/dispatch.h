@@ -24,6 +24,8 @@ void etch__register_layer(dispatch_layer layer, layer_handler handler);
 /* A kernel for one operator on the CPU (registered at load by backends/cpu). */
 void etch__register_kernel(op_id op, op_kernel kernel);
 op_kernel etch__kernel(op_id op);
+/* The kernel that computes results on `device`. */
+op_kernel etch__kernel_on(op_id op, int device);
 
 /* The entry of every operator call in normal form: checks handles, takes composites apart, walks the
  * active layers, ends in etch__run_eager. */

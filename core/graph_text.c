@@ -55,6 +55,7 @@ static void put_value(text *t, const graph *g, int v) {
     }
     put(t, "]");
     if (m->offset) put(t, "@%lld", (long long)m->offset);
+    if (m->device) put(t, " on %s", etch_device_name(m->device));
     if (v < g->ninputs && g->values[v].base != v) put(t, " over %%%d", g->values[v].base);
 }
 
@@ -193,7 +194,15 @@ static bool read_dtype(reader *r, uint8_t *dtype) {
     return fail(r, "expected a dtype");
 }
 
-/* "f32[4, 8 : 1, 4]@16" */
+static bool read_device(reader *r, tensor_meta *m) {
+    int64_t index;
+    if (!read_number(r, &index)) return false;
+    if (index < 0 || index > UINT8_MAX - 1) return fail(r, "expected the number of a device");
+    m->device = (uint8_t)ETCH_CUDA(index);
+    return true;
+}
+
+/* "f32[4, 8 : 1, 4]@16 on cuda:0" */
 static bool read_meta(reader *r, tensor_meta *m) {
     int64_t words[2 * ETCH_MAX_DIMS + 1];
     int n = 0, sizes = -1;
@@ -211,7 +220,8 @@ static bool read_meta(reader *r, tensor_meta *m) {
     memcpy(m->size, words, m->ndim * sizeof *words);
     if (sizes < 0) etch__row_major(m->ndim, m->size, m->stride);
     else memcpy(m->stride, words + sizes, m->ndim * sizeof *words);
-    return !take(r, "@") || read_number(r, &m->offset);
+    if (take(r, "@") && !read_number(r, &m->offset)) return false;
+    return !take(r, "on cuda:") || read_device(r, m);
 }
 
 /* "%3: meta", where 3 must be the next number. */

@@ -1,5 +1,6 @@
 /* Data between the user's memory and tensors: copies in and out, wrapped memory, single elements,
  * raw pointers. */
+#include "core/device.h"
 #include "core/element.h"
 #include "core/rules.h"
 
@@ -37,13 +38,27 @@ static void normalise_bools(uint8_t *p, int64_t n) {
     for (int64_t i = 0; i < n; i++) p[i] = p[i] != 0;
 }
 
+/* A new tensor on the host, moved to where the thread wants its tensors. */
+etch_tensor *etch__to_current_device(etch_tensor *t) {
+    int device = etch__current_device();
+    if (likely(!device)) return t;
+    etch_storage *s = etch__storage_new_on(device, t->storage->bytes);
+    if (!s || etch__device_kind(device)->copy(s, 0, t->storage, 0, s->bytes) != ETCH_OK) {
+        etch__storage_release(s);
+        return NULL; /* t stays with its scope */
+    }
+    etch__storage_release(t->storage);
+    t->storage = s, t->device = (uint8_t)device;
+    return t;
+}
+
 etch_tensor *etch_from_host(const void *data, etch_dtype dtype, etch_shape sizes) {
     int64_t numel = check_memory("etch_from_host", SITE, data, dtype, &sizes);
     etch_tensor *t = numel < 0 ? NULL : etch__tensor_new(dtype, sizes.n, sizes.v);
     if (!t || !numel) return t;
     memcpy(t->storage->data, data, (size_t)numel * etch_dtype_size(dtype));
     if (dtype == ETCH_BOOL) normalise_bools(t->storage->data, numel);
-    return t;
+    return etch__to_current_device(t);
 }
 
 /* The handle of wrapped memory, which it does not free yet: the user keeps it when something fails.
@@ -91,28 +106,40 @@ etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
                               "etch_to_host: expected room for %zu bytes, got %zu", need, bytes);
     if (!dst && need) return etch__error_at(site, ETCH_ERR_NULL, "etch_to_host: dst is NULL");
     if (!etch__read(t, "etch_to_host", REASON_BREAK_TO_HOST, site)) return etch__tls.status;
-    etch__copy_out(t, dst);
-    return ETCH_OK;
+    host_view v;
+    const etch_tensor *h = etch__host_view(t, &v);
+    if (h) etch__copy_out(h, dst);
+    etch__host_view_end(&v);
+    return h ? ETCH_OK : etch__tls.status;
 }
 
-static const void *one_element(const etch_tensor *t, const char *function, const void *site) {
-    if (!etch__check_handle(t)) return NULL;
+/* The element into *cell; false: the error is set. */
+static bool one_element(const etch_tensor *t, uint64_t *cell, const char *function,
+                        const void *site) {
+    if (!etch__check_handle(t)) return false;
     if (t != ETCH_NONE && t->numel != 1) {
         etch__error_at(site, ETCH_ERR_SHAPE, "%s: expected one element, got sizes %s", function,
                        etch__shape_text(t->ndim, t->size).s);
-        return NULL;
+        return false;
     }
-    return etch__read(t, function, REASON_BREAK_ITEM, site) ? etch__ptr(t) : NULL;
+    if (!etch__read(t, function, REASON_BREAK_ITEM, site)) return false;
+    host_view v;
+    const etch_tensor *h = etch__host_view(t, &v);
+    if (h) memcpy(cell, etch__ptr(h), (size_t)etch__item_size(h));
+    etch__host_view_end(&v);
+    return h != NULL;
 }
 
 double etch_item(const etch_tensor *t) {
-    const void *p = one_element(t, "etch_item", SITE);
-    return p ? etch__element_real((etch_dtype)t->dtype, p) : NAN;
+    uint64_t cell;
+    if (!one_element(t, &cell, "etch_item", SITE)) return NAN;
+    return etch__element_real((etch_dtype)t->dtype, &cell);
 }
 
 int64_t etch_item_int(const etch_tensor *t) {
-    const void *p = one_element(t, "etch_item_int", SITE);
-    return p ? etch__element_int((etch_dtype)t->dtype, p) : INT64_MIN;
+    uint64_t cell;
+    if (!one_element(t, &cell, "etch_item_int", SITE)) return INT64_MIN;
+    return etch__element_int((etch_dtype)t->dtype, &cell);
 }
 
 /* ---- raw pointers ---- */

@@ -6,6 +6,7 @@
  * each rule and nothing is formatted unless something is wrong. */
 #include <math.h>
 
+#include "core/device.h"
 #include "core/mode.h"
 #include "core/rules.h"
 #include "core/schema.h"
@@ -455,7 +456,34 @@ static inline bool any_absent(const op_call *call) {
     return false;
 }
 
+/* ---- devices: all operands are on one, where the result will be too ---- */
+
+static etch_status mixed_devices(const op_call *call, int device) {
+    for (int i = 0; i < call->nin; i++)
+        if (call->in[i] != ETCH_NONE && call->in[i]->device != device)
+            return etch__error_at(call->site, ETCH_ERR_DEVICE,
+                                  "%s: expected all tensors on one device, got argument %d on %s "
+                                  "beside one on %s; copy one with etch_to_device",
+                                  etch__ops[call->op].name, i,
+                                  etch_device_name(call->in[i]->device), etch_device_name(device));
+    return ETCH_OK;
+}
+
+static inline etch_status infer_device(const op_call *call, tensor_meta *out) {
+    int device = call->nin ? call->in[0]->device : STATE_DEVICE(etch__tls.state), other = 0;
+    for (int i = 1; i < call->nin; i++) other |= call->in[i]->device ^ device;
+    out->device = (uint8_t)device;
+    if (unlikely(call->op == OP_TO_DEVICE)) {
+        int to = call->at[0] == (int)call->at[0] ? (int)call->at[0] : -1;
+        if (!etch__device_check(to, etch__ops[OP_TO_DEVICE].name, call->site))
+            return ETCH_ERR_DEVICE;
+        out->device = (uint8_t)to;
+    }
+    return likely(!other) ? ETCH_OK : mixed_devices(call, device);
+}
+
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
+    if (unlikely(infer_device(call, out) != ETCH_OK)) return etch__tls.status;
     if (unlikely(call->op >= OP_COUNT)) return etch__infer_custom(call, out, compute_dtype);
     const op_info *op = &etch__ops[call->op];
     call_dtypes d;

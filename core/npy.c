@@ -2,6 +2,7 @@
  *
  * A file is not trusted: the header is read by a parser that knows the three keys only, and the
  * sizes must agree with the length of the file before memory is asked for. */
+#include "core/device.h"
 #include "core/element.h"
 #include "core/rules.h"
 
@@ -173,7 +174,7 @@ static etch_tensor *read_tensor(const npy_file *f) {
     bool ok = read_bytes(f, data, bytes);
     if (h.dtype == ETCH_BOOL)
         for (size_t i = 0; ok && i < bytes; i++) data[i] = data[i] != 0;
-    return ok ? t : NULL; /* a half-read one dies with its scope */
+    return ok ? etch__to_current_device(t) : NULL; /* a half-read one dies with its scope */
 }
 
 etch_tensor *etch_npy_load(const char *path) {
@@ -244,10 +245,13 @@ etch_status etch_npy_save(const char *path, const etch_tensor *t) {
     size_t bytes = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
     void *copy = t->contiguous ? NULL : etch__malloc(bytes);
     if (!t->contiguous && !copy) return etch__tls.status;
-    if (copy) etch__copy_out(t, copy);
-    const void *data = copy ? copy : etch__ptr(t);
-    bool ok = write_file(path, header, make_header(t, descr, header, sizeof header), data, bytes);
-    if (!ok) etch__error_at(site, ETCH_ERR_IO, "etch_npy_save: %s could not be written: %m", path);
+    host_view v;
+    const etch_tensor *h = etch__host_view(t, &v);
+    if (h && copy) etch__copy_out(h, copy);
+    const void *data = copy ? copy : h ? etch__ptr(h) : NULL;
+    bool ok = h && write_file(path, header, make_header(t, descr, header, sizeof header), data, bytes);
+    if (h && !ok) etch__error_at(site, ETCH_ERR_IO, "etch_npy_save: %s could not be written: %m", path);
     etch__free(copy);
-    return ok ? ETCH_OK : ETCH_ERR_IO;
+    etch__host_view_end(&v);
+    return ok ? ETCH_OK : etch__tls.status;
 }

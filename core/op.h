@@ -94,7 +94,7 @@ static inline bool etch__op_is_users(op_id op) {
 
 /* What inference says about one result. */
 typedef struct tensor_meta {
-    uint8_t dtype, ndim;
+    uint8_t dtype, ndim, device;
     int64_t offset; /* of views, else 0 */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 } tensor_meta;

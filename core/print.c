@@ -5,6 +5,7 @@
  *     [[0.5, 1.0, 1.5],
  *      [2.0, 2.5, 3.0]]
  */
+#include "core/device.h"
 #include "core/element.h"
 #include "core/rules.h"
 
@@ -127,16 +128,17 @@ static void print_dim(printer *p, int dim, const char *at) {
     if (p->w) put(p->w, "]");
 }
 
-static void print_tensor(const etch_tensor *t, writer *w) {
+static void print_tensor(const etch_tensor *t, int device, writer *w) {
     put(w, etch_dtype_name((etch_dtype)t->dtype));
     put(w, etch__shape_text(t->ndim, t->size).s);
+    if (device) put(w, " on "), put(w, etch_device_name(device));
     put(w, "\n");
     if (!t->numel) {
         put(w, "[]");
         return;
     }
     printer p = {.t = t, .shorten = t->numel > SHORTEN_ABOVE};
-    print_dim(&p, 0, etch__ptr(t));
+    print_dim(&p, 0, etch__ptr(t)); /* once to measure, once to write */
     p.w = w;
     print_dim(&p, 0, etch__ptr(t));
 }
@@ -145,8 +147,12 @@ static void print_tensor(const etch_tensor *t, writer *w) {
 
 int64_t etch_format(const etch_tensor *t, char *buf, size_t n) {
     if (!etch__read(t, "etch_format", REASON_BREAK_PRINT, __builtin_return_address(0))) return -1;
+    host_view v;
+    const etch_tensor *h = etch__host_view(t, &v);
     writer w = {buf, buf ? n : 0, 0};
-    print_tensor(t, &w);
+    if (h) print_tensor(h, t->device, &w);
+    etch__host_view_end(&v);
+    if (!h) return -1;
     if (w.room) buf[(size_t)w.length < w.room ? (size_t)w.length : w.room - 1] = 0;
     return w.length;
 }
@@ -154,12 +160,15 @@ int64_t etch_format(const etch_tensor *t, char *buf, size_t n) {
 etch_status etch_print(const etch_tensor *t) {
     const void *site = __builtin_return_address(0);
     if (!etch__read(t, "etch_print", REASON_BREAK_PRINT, site)) return etch__tls.status;
-    writer counter = {0};
-    print_tensor(t, &counter);
-    char *text = etch__malloc((size_t)counter.length + 2);
+    writer counter = {0}, w = {0};
+    host_view v;
+    const etch_tensor *h = etch__host_view(t, &v);
+    if (h) print_tensor(h, t->device, &counter);
+    char *text = h ? etch__malloc((size_t)counter.length + 2) : NULL;
+    w.buf = text, w.room = text ? (size_t)counter.length + 2 : 0;
+    if (text) print_tensor(h, t->device, &w);
+    etch__host_view_end(&v);
     if (!text) return etch__tls.status;
-    writer w = {text, (size_t)counter.length + 2, 0};
-    print_tensor(t, &w);
     put(&w, "\n");
     bool written = fwrite(text, 1, (size_t)w.length, stdout) == (size_t)w.length;
     etch__free(text);

@@ -2,7 +2,7 @@
  *
  * Large blocks are kept for reuse when they are freed (a bounded, process-wide list): fresh pages
  * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. */
-#include "core/tensor.h"
+#include "core/device.h"
 
 #include <pthread.h>
 #include <sys/mman.h>
@@ -115,6 +115,20 @@ etch_storage *etch__storage_new(size_t bytes) {
     return s;
 }
 
+etch_storage *etch__storage_new_on(int device, size_t bytes) {
+    if (likely(!device)) return etch__storage_new(bytes);
+    etch_storage *s = etch__calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->refs = 1;
+    s->device = (uint8_t)device, s->bytes = bytes;
+    if (etch__device_kind(device)->allocate(etch__device_index(device), s) == ETCH_OK) {
+        THREAD_COUNT(allocations, 1);
+        return s;
+    }
+    etch__free(s);
+    return NULL;
+}
+
 etch_storage *etch__storage_wrap(void *data, size_t bytes) {
     etch_storage *s = etch__calloc(1, sizeof *s);
     if (!s) return NULL;
@@ -131,7 +145,7 @@ void etch__storage_release(etch_storage *s) {
         atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
     if (s->free_fn) s->free_fn(s->free_ctx);
-    account(s->bytes, -(int64_t)s->bytes);
+    if (likely(!s->device)) account(s->bytes, -(int64_t)s->bytes);
     if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s, s->block_bytes);
     else etch__free(s);
 }

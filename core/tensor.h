@@ -13,13 +13,13 @@
 
 typedef struct etch_storage {
     atomic_int refs;
-    uint8_t device;       /* 0: the CPU */
+    uint8_t device;       /* 0: the CPU; else see core/device.h */
     atomic_uchar exposed; /* EXPOSED_* bits: the user holds raw pointers */
     atomic_uint version;  /* counts writes */
     size_t bytes;
     size_t block_bytes;         /* of the whole block; 0 for wrapped memory */
-    void *data;                 /* aligned to 64 bytes when owned */
-    void (*free_fn)(void *ctx); /* of wrapped memory, else NULL */
+    void *data;                 /* aligned to 64 bytes when owned; an address of the device */
+    void (*free_fn)(void *ctx); /* of wrapped memory and of devices, else NULL */
     void *free_ctx;
 } etch_storage;
 
@@ -34,6 +34,7 @@ struct etch_tensor {
     uint8_t deferred;   /* storage not there yet: owner and value say where it comes from */
     uint8_t failed;     /* what it depends on failed: using it is an error */
     uint8_t contiguous; /* row-major without gaps (true for numel <= 1) */
+    uint8_t device;     /* that its storage is on, or will be */
     int32_t value;      /* deferred: its number in the owner's run */
     int64_t offset;     /* elements */
     int64_t numel;

@@ -3,7 +3,7 @@
 
 void etch__guard_make(const etch_tensor *t, tensor_meta *g) {
     memset(g, 0, sizeof *g);
-    g->dtype = t->dtype, g->ndim = t->ndim;
+    g->dtype = t->dtype, g->ndim = t->ndim, g->device = t->device;
     for (int d = 0; d < t->ndim; d++) g->size[d] = t->size[d], g->stride[d] = t->stride[d];
 }
 
@@ -26,6 +26,9 @@ void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, 
                  etch_dtype_name((etch_dtype)g->dtype), etch_dtype_name((etch_dtype)t->dtype));
     else if (g->ndim != t->ndim)
         snprintf(buf, n, "tensor %d: rank mismatch: expected %d, got %d", index, g->ndim, t->ndim);
+    else if (g->device != t->device)
+        snprintf(buf, n, "tensor %d: device mismatch: expected %s, got %s", index,
+                 etch_device_name(g->device), etch_device_name(t->device));
     else if (!explain_dims("size", g->size, t->size, g->ndim, index, buf, n))
         explain_dims("stride", g->stride, t->stride, g->ndim, index, buf, n);
 }
@@ -35,5 +38,6 @@ void etch__guard_text(const tensor_meta *g, char *buf, size_t n) {
     for (int d = 0; d < g->ndim && used < n; d++)
         used +=
             (size_t)snprintf(buf + used, n - used, "%s%lld", d ? ", " : "", (long long)g->size[d]);
-    if (used < n) snprintf(buf + used, n - used, "]");
+    if (used < n)
+        snprintf(buf + used, n - used, g->device ? "] on %s" : "]", etch_device_name(g->device));
 }

@@ -1,6 +1,6 @@
 /* Guards: what must hold for a trace to be entered.
  *
- * A tensor is guarded by dtype, rank, sizes and strides, never by values, address or offset. */
+ * A tensor is guarded by dtype, rank, device, sizes and strides, never by values, address or offset. */
 #ifndef ETCH_GUARDS_GUARD_H
 #define ETCH_GUARDS_GUARD_H
 
@@ -11,15 +11,15 @@
 void etch__guard_make(const etch_tensor *t, tensor_meta *guard);
 
 static inline bool etch__guard_holds(const tensor_meta *g, const etch_tensor *t) {
-    if (g->dtype != t->dtype || g->ndim != t->ndim) return false;
+    if (g->dtype != t->dtype || g->ndim != t->ndim || g->device != t->device) return false;
     for (int d = 0; d < g->ndim; d++)
         if (g->size[d] != t->size[d] || g->stride[d] != t->stride[d]) return false;
     return true;
 }
 
-/* Of a dynamic trace: dtype and rank only. */
+/* Of a dynamic trace: dtype, rank and device only. */
 static inline bool etch__guard_holds_rank(const tensor_meta *g, const etch_tensor *t) {
-    return g->dtype == t->dtype && g->ndim == t->ndim;
+    return g->dtype == t->dtype && g->ndim == t->ndim && g->device == t->device;
 }
 
 /* "tensor 1: size mismatch at dim 0: expected 8, got 9"; "" when the guard holds. */

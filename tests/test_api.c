@@ -112,6 +112,11 @@ static void use_data_mut(etch_tensor *y) {
     etch_data_end(y); /* what touches y before is run at once */
 }
 static void use_flush(etch_tensor *y) { (void)y, assert_int_equal(etch_flush(), ETCH_OK); }
+static void use_synchronize(etch_tensor *y) {
+    (void)y;
+    etch_synchronize(ETCH_CPU);
+}
+
 static void use_graph_break(etch_tensor *y) {
     (void)y, assert_int_equal(etch_graph_break("x"), ETCH_OK);
 }
@@ -150,6 +155,7 @@ static const use reads[] = {
     {"etch_npy_save", use_npy_save},
     {"etch_bitwise_equal", use_bitwise_equal},
     {"etch_graph_break", use_graph_break},
+    {"etch_synchronize", use_synchronize},
 };
 
 #define QUERY_OF(name, expression)                                                                 \
@@ -162,6 +168,10 @@ QUERY_OF(dtype_name, *etch_dtype_name(ETCH_F32))
 QUERY_OF(dtype_size, etch_dtype_size(ETCH_F32))
 QUERY_OF(promote_types, etch_promote_types(ETCH_F32, ETCH_F64))
 QUERY_OF(default_dtype, etch_default_dtype())
+QUERY_OF(device_name, *etch_device_name(ETCH_CPU))
+QUERY_OF(device_parse, etch_device_parse("cpu"))
+QUERY_OF(device_of, etch_device_of(y))
+QUERY_OF(current_device, etch_current_device())
 QUERY_OF(dtype_of, etch_dtype_of(y))
 QUERY_OF(ndim, etch_ndim(y))
 QUERY_OF(size, etch_size(y, 0))
@@ -200,6 +210,10 @@ static const use queries[] = {
     QUERY(dtype_size),
     QUERY(promote_types),
     QUERY(default_dtype),
+    QUERY(device_name),
+    QUERY(device_parse),
+    QUERY(device_of),
+    QUERY(current_device),
     QUERY(dtype_of),
     QUERY(ndim),
     QUERY(size),

@@ -160,5 +160,6 @@ static bool touches_exposed(const op_call *call) {
 /* Why the call must not be deferred, or END_RETURN. */
 reason_id etch__runs_at_once(const op_call *call) {
     if (etch__ops[call->op].flags & OPF_EFFECTS) return REASON_BREAK_EFFECTS;
+    if (call->op == OP_TO_DEVICE && call->at[0] != call->in[0]->device) return REASON_BREAK_DEVICE;
     return touches_exposed(call) ? REASON_BREAK_EXPOSED : END_RETURN;
 }

@@ -2,6 +2,7 @@
  *
  * Both happen in an empty frame: operators that kernels and callbacks call run eagerly. A node that
  * runs after its call runs under its own recorded state word. */
+#include "core/device.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -46,7 +47,8 @@ static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
 }
 
 static void evaluate_kernel(const op_call *call, etch_tensor *h) {
-    h->storage = etch__storage_new((size_t)h->numel * etch_dtype_size((etch_dtype)h->dtype));
+    size_t bytes = (size_t)h->numel * etch_dtype_size((etch_dtype)h->dtype);
+    h->storage = etch__storage_new_on(h->device, bytes);
     h->deferred = !h->storage; /* kernels of users may call operators on it */
     if (h->storage && etch__run_kernel(call, h) == ETCH_OK) return;
     etch__storage_release(h->storage);

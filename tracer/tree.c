@@ -67,15 +67,19 @@ bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state
     return similar_attributes((op_id)n->op, n->c.at, call->at, call->nat);
 }
 
+static bool same_class(const tensor_meta *a, const tensor_meta *b) {
+    return a->dtype == b->dtype && a->ndim == b->ndim && a->device == b->device;
+}
+
 static bool same_guard(const tensor_meta *a, const tensor_meta *b) {
     size_t dims = a->ndim * sizeof(int64_t);
-    return a->dtype == b->dtype && a->ndim == b->ndim && !memcmp(a->size, b->size, dims) &&
+    return same_class(a, b) && !memcmp(a->size, b->size, dims) &&
            !memcmp(a->stride, b->stride, dims);
 }
 
-/* Of a dynamic node only dtype and rank count. */
+/* Of a dynamic node only dtype, rank and device count. */
 static bool same_captured(const trace_node *n, const tensor_meta *a, const tensor_meta *b) {
-    return n->dynamic ? a->dtype == b->dtype && a->ndim == b->ndim : same_guard(a, b);
+    return n->dynamic ? same_class(a, b) : same_guard(a, b);
 }
 
 static bool same_captures(const trace_node *a, const trace_node *b) {

@@ -105,7 +105,7 @@ static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
     if (!h) return NULL;
     size_t meta = offsetof(etch_tensor, size);
     memcpy((char *)h + meta, (const char *)used + meta, sizeof *h - meta);
-    h->dtype = used->dtype, h->ndim = used->ndim;
+    h->dtype = used->dtype, h->ndim = used->ndim, h->device = used->device;
     h->numel = used->numel, h->contiguous = used->contiguous;
     h->deferred = 1;
     h->owner = w;
@@ -248,6 +248,7 @@ static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, et
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return false;
     if (meta.dtype != n->meta.dtype || meta.ndim != n->meta.ndim) return false;
+    if (meta.device != n->meta.device) return false;
     meta.offset -= etch__ops[n->op].kind == KIND_VIEW ? call->in[0]->offset : meta.offset;
     put_ints(w, n, call, meta.offset);
     if (!n->c.inplace) etch__apply_meta(h, &meta);
@@ -329,7 +330,7 @@ static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
 
 /* Fills the node's meta and value from the result, of which the walk takes a count. */
 static void record_result(walk *w, trace_node *n, const op_call *call, etch_tensor *h) {
-    n->meta.dtype = h->dtype, n->meta.ndim = h->ndim;
+    n->meta.dtype = h->dtype, n->meta.ndim = h->ndim, n->meta.device = h->device;
     memcpy(n->meta.size, h->size, sizeof h->size);
     memcpy(n->meta.stride, h->stride, sizeof h->stride);
     if (etch__ops[call->op].kind == KIND_VIEW) n->meta.offset = h->offset - call->in[0]->offset;

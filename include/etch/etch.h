@@ -7,6 +7,7 @@
 #include <etch/ops.h> /* generated from core/ops.def */
 #include <etch/compile.h>
 #include <etch/debug.h>
+#include <etch/device.h>
 #include <etch/mode.h>
 #include <etch/backend.h>
 #include <etch/explain.h>

@@ -1,0 +1,67 @@
+/* Devices: where tensors lie and where operators run.
+ *
+ * Device 0 is the CPU, ETCH_CUDA(i) is GPU i. libcuda, NVRTC and cuBLASLt are opened when a GPU is
+ * first asked for, so one binary serves machines with and without one; ETCH_CUDA=0 hides them. An
+ * operator runs where its operands lie, all on one device (else the error `device`); one without
+ * tensor operands makes its result on the thread's current device.
+ *
+ * Work on a GPU is asynchronous: operators return when they are issued, in order, on the thread's
+ * stream. Reading a value waits for it. A fault on the GPU (also an address that the user's own
+ * kernel got wrong) is reported by the next call that waits, with the kernels since the last one. */
+#ifndef ETCH_DEVICE_H
+#define ETCH_DEVICE_H
+
+#include <etch/tensor.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef int32_t etch_device;
+#define ETCH_CPU ((etch_device)0)
+#define ETCH_CUDA(index) ((etch_device)(1 + (index)))
+
+/* GPUs that can be used; 0 where there is none. etch_cuda_absent says why, "" where there are some.
+ * The text lives for ever. */
+ETCH_API int etch_cuda_count(void);
+ETCH_API const char *etch_cuda_absent(void);
+
+/* "cpu", "cuda:0"; "unknown" for a number that is no device. The text lives for ever. */
+ETCH_API const char *etch_device_name(etch_device device);
+/* The number of "cpu", "cuda" (the first) or "cuda:3"; -1 with not_found for another text. Whether
+ * the device is there is not asked. */
+ETCH_API etch_device etch_device_parse(const char *name);
+
+/* The device of a tensor; -1 for NULL. */
+ETCH_API etch_device etch_device_of(const etch_tensor *t);
+
+/* The thread's current device: where creation operators, etch_from_host and etch_npy_load put their
+ * results. The CPU at start. Error `device` where there is no such device. */
+ETCH_API etch_status etch_set_device(etch_device device);
+ETCH_API etch_device etch_current_device(void);
+
+/* ETCH_ON(ETCH_CUDA(0)) { ... }: the current device for the block; `return` and `break` restore it. */
+typedef struct etch_device_guard {
+    etch_device before;
+    int open;
+} etch_device_guard;
+static inline etch_device_guard etch_device_enter(etch_device device) {
+    etch_device_guard g;
+    g.before = etch_current_device();
+    g.open = etch_set_device(device) == ETCH_OK;
+    return g;
+}
+static inline void etch_device_leave(etch_device_guard *g) { etch_set_device(g->before); }
+#define ETCH_ON(device)                                                                            \
+    for (etch_device_guard etch_on_device __attribute__((cleanup(etch_device_leave))) =            \
+             etch_device_enter(device);                                                            \
+         etch_on_device.open; etch_on_device.open = 0)
+
+/* Waits until everything issued to the device is done; a graph break inside a compiled function.
+ * The error of work that failed meanwhile. */
+ETCH_API etch_status etch_synchronize(etch_device device);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
