@@ -9,7 +9,7 @@
  * A group that turns out too large for one kernel makes fusion start again with a smaller bound.
  * Where a kernel cannot be compiled the whole plan is the eager one: same bits, one warning. */
 #include "core/dispatch.h"
-#include "jit/plan.h"
+#include "jit/target.h"
 
 static bool checked(const ir *r, const char *pass, bool ok) {
 #ifndef NDEBUG
@@ -52,9 +52,23 @@ static const bool have_jit = true;
 static const bool have_jit = false;
 #endif
 
+/* All on one device; *device is its number. */
+static bool one_device(const graph *g, int *device) {
+    *device = g->nvalues ? g->values[0].meta.device : 0;
+    for (int v = 0; v < g->nvalues; v++)
+        if (g->values[v].meta.device != *device) return false;
+    return !*device || etch__target();
+}
+
 static etch_status native_compile(const graph *g, const backend_options *options, plan **out) {
     (void)options;
-    if (!have_jit)
+    int device;
+    if (!one_device(g, &device)) {
+        etch__count_reason(REASON_EAGER_DEVICES);
+        etch__log(LOG_FUSION, "%s: %s", g->name, etch__reasons[REASON_EAGER_DEVICES].text);
+        return etch__eager_plan(g, out);
+    }
+    if (!have_jit && !device)
         return fall_back(g, out, REASON_EAGER_NO_JIT, "it was built with ETCH_GCCJIT=OFF");
     const char *why = "unknown";
     ir *r = etch__ir_build(g);

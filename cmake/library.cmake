@@ -26,7 +26,7 @@ add_custom_command(
 add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
-  core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c modes/*.c nn/*.c)
+  core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
 add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
 add_dependencies(etch_objects etch_generated)
 

@@ -12,6 +12,7 @@ typedef struct plan_io {
     const etch_scalar *scalars; /* graph.nscalars, with the graph's kinds */
     etch_storage **outputs;     /* graph.noutputs slots; the plan puts a new storage into each */
     bool *wrote;                /* may be NULL; set where a run fails with inputs written */
+    bool given;                 /* native plans: the slots hold the storages to be filled instead */
 } plan_io;
 
 struct plan {
@@ -21,6 +22,7 @@ struct plan {
     etch_status (*run)(plan *p, const plan_io *io);
     void (*destroy)(plan *p);
     int nkernels, nproducts; /* generated kernels and library products of one run, for reports */
+    int ncalls;              /* native: calls of eager kernels in one run */
 };
 
 static inline void etch__plan_retain(plan *p) { atomic_fetch_add(&p->refs, 1); }

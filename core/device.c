@@ -133,8 +133,7 @@ etch_status etch__run_on_host(const op_call *call, etch_tensor *const *out) {
         if (!in[i]) status = etch__tls.status;
     }
     etch_tensor *result = NULL;
-    if (status == ETCH_OK && !inplace)
-        result = (etch_tensor *)etch__host_view(out[0], &views[n]);
+    if (status == ETCH_OK && !inplace) result = (etch_tensor *)etch__host_view(out[0], &views[n]);
     if (status == ETCH_OK && !inplace && !result) status = etch__tls.status;
     if (status == ETCH_OK) {
         op_call host = *call;

@@ -240,8 +240,8 @@ static int older(const void *a, const void *b) {
 }
 
 static bool is_object(const char *name) {
-    size_t n = strlen(name);
-    return n == 35 && strcmp(name + 32, ".so") == 0 && strspn(name, "0123456789abcdef") == 32;
+    bool ends = strlen(name) == 35 && (!strcmp(name + 32, ".so") || !strcmp(name + 32, ".gp"));
+    return ends && strspn(name, "0123456789abcdef") == 32;
 }
 
 /* Calls each(dir, name, stat, ctx) for the objects (temporary: for what compiles left behind). */
@@ -305,6 +305,50 @@ bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out) 
     job->object[0] = 0;
     if (keep && ok) bound(dir);
     return ok;
+}
+
+/* ---- code of other devices: bytes under a key of the caller's ---- */
+
+static void blob_file(const cache_dir *dir, const uint8_t *key, size_t n, char *path, size_t room) {
+    file_of(dir, key, n, path, room);
+    memcpy(path + strlen(path) - 2, "gp", 2);
+}
+
+void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes) {
+    cache_dir dir;
+    char path[PATH_MAX], symbol[4];
+    mapping m;
+    trailer t;
+    void *blob = NULL;
+    if (!usable_cache(dir.path, sizeof dir.path)) return NULL;
+    blob_file(&dir, key, n, path, sizeof path);
+    if (!map_file(path, &m)) return NULL;
+    bool good = owned(path) && check_file(&m, &t);
+    if (good && matches(&m, &t, key, n, symbol, sizeof symbol) &&
+        (blob = etch__quiet_malloc(t.object_bytes + 1)))
+        memcpy(blob, m.p, *bytes = t.object_bytes);
+    munmap((void *)m.p, m.n);
+    if (!good) {
+        etch__log(LOG_CACHE, "dropped the bad file %s", path);
+        unlink(path);
+    }
+    return blob;
+}
+
+void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes) {
+    cache_dir dir;
+    char path[PATH_MAX];
+    jit_job job = {.symbol = ""};
+    if (!usable_cache(dir.path, sizeof dir.path)) return;
+    dir.disk = true;
+    blob_file(&dir, key, n, path, sizeof path);
+    snprintf(job.object, sizeof job.object, "%s/tmp-XXXXXX", dir.path);
+    int fd = mkstemp(job.object);
+    if (fd < 0) return;
+    bool ok = write_all(fd, blob, bytes);
+    ok = close(fd) == 0 && ok && seal(&job, key, n) && rename(job.object, path) == 0;
+    if (!ok) unlink(job.object);
+    else bound(&dir);
 }
 
 void etch_cache_clear(void) {

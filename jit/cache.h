@@ -28,4 +28,9 @@ bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cac
  * case. */
 bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out);
 
+/* Code of other devices, as bytes under a key that says all they depend on. Loading gives a copy to
+ * be freed, or NULL; storing fails silently. */
+void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes);
+void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes);
+
 #endif

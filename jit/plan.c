@@ -4,10 +4,10 @@
  * scalar cells, and the handles that eager kernels get as operands. A run borrows a block from the
  * plan's free list; addresses inside the block are written when it is made, so that a run patches
  * only what lies in inputs and outputs. A steady run allocates its outputs and nothing else. */
-#include "core/dispatch.h"
+#include "core/device.h"
 #include "core/pool.h"
 #include "core/profile.h"
-#include "jit/plan.h"
+#include "jit/target.h"
 
 /* ---- structures ---- */
 
@@ -24,6 +24,7 @@ typedef struct place {
 typedef struct kernel_step {
     loaded_kernel *kernel;
     loop_fn fn;
+    launcher *launcher; /* in place of the two on another device */
     const int64_t *dims;
     int32_t arg, nargs; /* in the block's arguments and the plan's places */
     int32_t cell, ncells;
@@ -63,6 +64,7 @@ typedef struct run_block {
     etch_tensor **pointers; /* to operands, or ETCH_NONE */
     etch_storage *storages; /* one per operand, for those in the arena */
     etch_storage **outputs;
+    etch_storage *device_arena; /* NULL on the CPU, where the arena follows the block */
     char *arena;
 } run_block;
 
@@ -73,7 +75,8 @@ typedef struct free_block {
 
 typedef struct native_plan {
     plan p;
-    int nsteps, nargs, ncells, noperands, noutputs;
+    int device;
+    int nsteps, nargs, ncells, noperands, ninputs, noutputs;
     int nwritten; /* inputs whose memory changes */
     step *steps;
     place *args;      /* nargs */
@@ -105,6 +108,7 @@ static void fix_addresses(const native_plan *p, run_block *b) {
         b->pointers[i] = o->none ? ETCH_NONE : &b->operands[i];
         if (o->none || o->at.kind != PLACE_ARENA) continue;
         b->storages[i].data = b->arena + o->at.offset;
+        b->storages[i].device = (uint8_t)p->device;
         b->operands[i].storage = &b->storages[i];
     }
 }
@@ -115,7 +119,7 @@ static run_block *new_block(const native_plan *p) {
                    room((p->ncells + 1) * sizeof(uint64_t)) + room(operands * sizeof(etch_tensor)) +
                    room(operands * sizeof(void *)) + room(operands * sizeof(etch_storage)) +
                    room(p->noutputs * sizeof(void *));
-    char *raw = etch__malloc(bytes + p->arena_bytes + 64);
+    char *raw = etch__malloc(bytes + (p->device ? 0 : p->arena_bytes) + 64);
     if (!raw) return NULL;
     run_block *b = (run_block *)raw;
     char *at = raw + room(sizeof *b);
@@ -126,10 +130,22 @@ static run_block *new_block(const native_plan *p) {
     b->storages = carve(&at, operands * sizeof(etch_storage));
     b->outputs = carve(&at, p->noutputs * sizeof(void *));
     b->arena = (char *)(((uintptr_t)at + 63) & ~(uintptr_t)63);
+    b->device_arena = NULL;
+    if (p->device && p->arena_bytes) {
+        b->device_arena = etch__storage_new_on(p->device, (size_t)p->arena_bytes);
+        if (!b->device_arena) return etch__free(raw), NULL;
+        b->arena = b->device_arena->data;
+    }
     memset(b->storages, 0, operands * sizeof(etch_storage));
     for (size_t i = 0; i < operands; i++) atomic_init(&b->storages[i].refs, 1);
     fix_addresses(p, b);
     return b;
+}
+
+static void free_block_memory(run_block *b) {
+    if (!b) return;
+    etch__storage_release(b->device_arena);
+    etch__free(b);
 }
 
 static run_block *take_block(native_plan *p) {
@@ -148,7 +164,7 @@ static void give_block(native_plan *p, run_block *b) {
         run_block *none = NULL;
         if (atomic_compare_exchange_strong(slot, &none, b)) return;
     }
-    etch__free(b);
+    free_block_memory(b);
 }
 
 /* ---- one run ---- */
@@ -158,9 +174,13 @@ static void release_outputs(const native_plan *p, run_block *b, int n) {
     for (int k = 0; k < n; k++) etch__storage_release(b->outputs[k]);
 }
 
-static bool allocate_outputs(const native_plan *p, run_block *b) {
+static bool allocate_outputs(const native_plan *p, run_block *b, const plan_io *io) {
     for (int k = 0; k < p->noutputs; k++) {
-        b->outputs[k] = etch__storage_new((size_t)p->output_bytes[k]);
+        if (unlikely(io->given)) {
+            etch__storage_retain(b->outputs[k] = io->outputs[k]);
+            continue;
+        }
+        b->outputs[k] = etch__storage_new_on(p->device, (size_t)p->output_bytes[k]);
         if (b->outputs[k]) continue;
         release_outputs(p, b, k);
         return false;
@@ -198,6 +218,22 @@ typedef struct launch {
 static void run_range(void *ctx, int64_t begin, int64_t end) {
     const launch *l = ctx;
     l->k->fn(l->args, l->k->dims, l->cells, begin, end);
+}
+
+/* Work of this thread on a device comes after what others have issued on the same memory. */
+static etch_status use_memory(const native_plan *p, const run_block *b, const plan_io *io) {
+    const jit_target *target = etch__target();
+    etch_status status = b->device_arena ? target->use(p->device, b->device_arena) : ETCH_OK;
+    for (int i = 0; status == ETCH_OK && i < p->ninputs; i++)
+        if (io->inputs[i]->storage) status = target->use(p->device, io->inputs[i]->storage);
+    return status;
+}
+
+static etch_status launch_kernel(const kernel_step *k, run_block *b) {
+    int64_t start = etch__profile_start();
+    etch_status status = etch__target()->launch(k->launcher, b->args + k->arg, b->cells + k->cell);
+    etch__profile_end_event(ETCH_PROFILE_KERNEL, start, k->name, NULL);
+    return status;
 }
 
 static void run_kernel(const kernel_step *k, run_block *b) {
@@ -302,8 +338,8 @@ static etch_status run_call(const native_plan *p, const call_step *c, run_block 
     call.in = b->pointers + c->operand;
     call.sc = io->scalars + c->scalar;
     etch__tls.state = c->state;
-    if (unlikely(etch__op_is_users((op_id)call.op))) return run_users(p, c, &call, b);
-    op_kernel kernel = etch__kernel((op_id)call.op);
+    if (unlikely(etch__op_is_users((op_id)call.op)) && !p->device) return run_users(p, c, &call, b);
+    op_kernel kernel = etch__kernel_on((op_id)call.op, p->device);
     if (unlikely(!kernel)) return etch__run_kernel(&call, b->pointers[c->result]);
     return etch__call_kernel(kernel, &call, &b->pointers[c->result], true);
 }
@@ -311,11 +347,11 @@ static etch_status run_call(const native_plan *p, const call_step *c, run_block 
 static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *io) {
     for (int i = 0; i < p->nsteps; i++) {
         const step *s = &p->steps[i];
-        if (!s->is_call) {
+        if (likely(!s->is_call && !s->k.launcher)) {
             run_kernel(&s->k, b);
             continue;
         }
-        etch_status status = run_call(p, &s->c, b, io);
+        etch_status status = s->is_call ? run_call(p, &s->c, b, io) : launch_kernel(&s->k, b);
         if (likely(status == ETCH_OK)) continue;
         if (i && p->nwritten && io->wrote)
             *io->wrote = true; /* by one of the steps before, maybe */
@@ -328,13 +364,14 @@ static etch_status run_plan(plan *base, const plan_io *io) {
     native_plan *p = (native_plan *)base;
     run_block *b = take_block(p);
     if (!b) return ETCH_ERR_OUT_OF_MEMORY;
-    if (!allocate_outputs(p, b)) {
+    if (!allocate_outputs(p, b, io)) {
         give_block(p, b);
         return ETCH_ERR_OUT_OF_MEMORY;
     }
     patch(p, b, io);
     uint64_t state = etch__tls.state;
-    etch_status status = run_steps(p, b, io);
+    etch_status status = p->device ? use_memory(p, b, io) : ETCH_OK;
+    if (likely(status == ETCH_OK)) status = run_steps(p, b, io);
     etch__tls.state = state;
     if (unlikely(status != ETCH_OK)) release_outputs(p, b, p->noutputs);
     else if (p->noutputs) memcpy(io->outputs, b->outputs, p->noutputs * sizeof *b->outputs);
@@ -346,9 +383,13 @@ static etch_status run_plan(plan *base, const plan_io *io) {
 
 static void destroy_plan(plan *base) {
     native_plan *p = (native_plan *)base;
-    for (int i = 0; i < p->nsteps; i++)
-        if (!p->steps[i].is_call) etch__kernel_release(p->steps[i].k.kernel);
-    for (int i = 0; i < FREE_BLOCKS; i++) etch__free(p->blocks[i].block);
+    for (int i = 0; i < p->nsteps; i++) {
+        const kernel_step *k = &p->steps[i].k;
+        if (p->steps[i].is_call) continue;
+        if (k->launcher) etch__target()->release(k->launcher);
+        else etch__kernel_release(k->kernel);
+    }
+    for (int i = 0; i < FREE_BLOCKS; i++) free_block_memory(p->blocks[i].block);
     etch__free(p->steps);
     etch__free(p->args);
     etch__free(p->cells);
@@ -371,6 +412,7 @@ typedef struct maker {
     plan_interval *intervals;
     int nintervals, nkernels;
     loaded_kernel **kernels; /* in step order */
+    launcher **launchers;    /* the same, on another device */
 } maker;
 
 static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
@@ -461,8 +503,10 @@ static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **di
     const loop_kernel *k = &low->k;
     int naxes = k->npar + k->nred, ndims = naxes * (k->naccesses + 1);
     s->is_call = false;
-    s->k = (kernel_step){.kernel = m->kernels[p->p.nkernels],
-                         .fn = etch__kernel_entry(m->kernels[p->p.nkernels]),
+    loaded_kernel *loaded = p->device ? NULL : m->kernels[p->p.nkernels];
+    s->k = (kernel_step){.kernel = loaded,
+                         .fn = loaded ? etch__kernel_entry(loaded) : NULL,
+                         .launcher = p->device ? m->launchers[p->p.nkernels] : NULL,
                          .dims = *dims,
                          .arg = p->nargs,
                          .nargs = k->naccesses + 1,
@@ -503,6 +547,7 @@ static void add_call(maker *m, const ir_node *n, int64_t **attrs) {
     const graph_node *g = &m->r->g->nodes[n->gnode];
     step *s = &p->steps[p->nsteps++];
     s->is_call = true;
+    p->p.ncalls++;
     s->c = (call_step){.state = g->state, .scalar = g->sc, .operand = p->noperands};
     s->c.call =
         (op_call){.op = g->op, .nin = g->nin, .nsc = g->nsc, .nat = g->nat, .site = g->site};
@@ -558,7 +603,7 @@ static bool make_arrays(maker *m) {
 
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
-    m->p->noutputs = g->noutputs;
+    m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs;
     for (int k = 0; k < g->noutputs; k++) {
         const tensor_meta *meta = &g->values[g->outputs[k]].meta;
         m->p->output_bytes[k] =
@@ -568,7 +613,36 @@ static void note_outputs(maker *m) {
         if (g->values[v].base == v && m->r->versions[m->r->current[v]].node >= 0) m->p->nwritten++;
 }
 
+/* Arguments at multiples of 16 bytes, as far as the plan knows. */
+static uint32_t aligned_arguments(const maker *m, const lowered *low) {
+    uint32_t mask = 0;
+    for (int i = 0; i < low->k.naccesses; i++) {
+        const plan_address *a = &low->address[i];
+        mask |= (uint32_t)(place_of(m, a->version, a->root, a->offset).offset % 16 == 0) << i;
+    }
+    return mask;
+}
+
+static etch_status prepare_launchers(maker *m, const char **why) {
+    const lowered **low = etch__malloc((m->nkernels + 1) * sizeof *low);
+    uint32_t *aligned = etch__malloc((m->nkernels + 1) * sizeof *aligned);
+    int n = 0;
+    etch_status status = low && aligned ? ETCH_OK : ETCH_ERR_OUT_OF_MEMORY;
+    for (int g = 0; status == ETCH_OK && g < m->r->ngroups; g++) {
+        if (m->low[g]) aligned[n] = aligned_arguments(m, m->low[g]), low[n++] = m->low[g];
+        if (m->finish[g]) aligned[n] = aligned_arguments(m, m->finish[g]), low[n++] = m->finish[g];
+    }
+    const jit_target *target = etch__target();
+    if (status == ETCH_OK && n &&
+        !target->prepare(m->p->device, low, aligned, n, m->launchers, why))
+        status = ETCH_ERR_COMPILE;
+    etch__free(low);
+    etch__free(aligned);
+    return status;
+}
+
 static etch_status compile_kernels(maker *m, const char **why) {
+    if (m->p->device) return prepare_launchers(m, why);
     const loop_kernel **k = etch__malloc((m->nkernels + 1) * sizeof *k);
     if (!k) return ETCH_ERR_OUT_OF_MEMORY;
     int n = 0;
@@ -645,8 +719,10 @@ static etch_status make(maker *m, const char **why) {
     m->interval = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->interval);
     m->intervals = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->intervals);
     m->kernels = etch__calloc(2 * r->ngroups + 1, sizeof *m->kernels);
-    if (!m->p || !m->low || !m->finish || !m->output || !m->interval || !m->intervals ||
-        !m->kernels)
+    m->launchers = etch__calloc(2 * r->ngroups + 1, sizeof *m->launchers);
+    if (m->p && r->g->nvalues) m->p->device = r->g->values[0].meta.device;
+    if (!m->launchers || !m->p || !m->low || !m->finish || !m->output || !m->interval ||
+        !m->intervals || !m->kernels)
         return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status = lower_groups(m);
     if (status == ETCH_OK) status = plan_memory(m);
@@ -672,6 +748,7 @@ etch_status etch__plan_make(const ir *r, plan **out, const char **why) {
     etch__free(m.interval);
     etch__free(m.intervals);
     etch__free(m.kernels);
+    etch__free(m.launchers);
     if (m.p) {
         atomic_init(&m.p->p.refs, 1);
         m.p->p.run = run_plan, m.p->p.destroy = destroy_plan;

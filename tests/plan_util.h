@@ -151,7 +151,7 @@ static test_io make_io(const graph *g, uint64_t seed, int shift) {
         for (int64_t i = 0; i < bytes / size; i++) put_element(dtype, x->storage->data, i);
     }
     fill_scalars(g, t.scalars);
-    t.io = (plan_io){t.inputs, t.scalars, t.outputs, NULL};
+    t.io = (plan_io){t.inputs, t.scalars, t.outputs, NULL, false};
     return t;
 }
 

@@ -236,7 +236,7 @@ etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *
     for (int i = 0; i < code->nin; i++) w->inputs[i] = w->c.value[code->in[i]];
     memset(w->outputs, 0, (size_t)code->nout * sizeof *w->outputs);
     bool wrote = false;
-    plan_io io = {w->inputs, w->c.scalar, w->outputs, &wrote};
+    plan_io io = {w->inputs, w->c.scalar, w->outputs, &wrote, false};
     empty_frame frame = etch__push_frame();
     etch_status status = code->plan->run(code->plan, &io);
     etch__pop_frame(&frame);

@@ -1,0 +1,19 @@
+/* Device code: CUDA C to a loaded function, by way of memory, disk cache and NVRTC. */
+#ifndef ETCH_BACKENDS_CUDA_CODE_H
+#define ETCH_BACKENDS_CUDA_CODE_H
+
+#include "backends/cuda/runtime.h"
+
+typedef struct cuda_code cuda_code;
+
+/* Source of a piece of code, made only when it is neither in memory nor on disk; etch__free it. */
+typedef char *(*code_source)(const void *ctx);
+
+/* The function `symbol` of the code that `key` (n bytes, all that the source depends on) names, loaded
+ * on the device. NULL: *why (thread-local) says what failed. Counted; the table holds one count. */
+cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
+                           code_source source, const void *ctx, const char **why);
+cu_function etch__cuda_function(const cuda_code *c);
+void etch__cuda_code_release(cuda_code *c);
+
+#endif

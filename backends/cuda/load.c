@@ -1,0 +1,114 @@
+/* Finding the libraries. */
+#include <dlfcn.h>
+#include <pthread.h>
+
+#include "backends/cuda/api.h"
+
+cuda_api etch__cuda;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static bool loaded;
+static char reason[512];
+
+enum { DRIVER, NVRTC, CUBLASLT, LIBRARIES };
+
+static const struct library {
+    const char *what;
+    param_id param;
+    const char *names[4]; /* tried in turn */
+} libraries[LIBRARIES] = {
+    {"the CUDA driver", PARAM_CUDA_DRIVER, {"libcuda.so.1"}},
+    {"NVRTC", PARAM_CUDA_NVRTC, {"libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"}},
+    {"cuBLASLt", PARAM_CUDA_CUBLASLT, {"libcublasLt.so.13", "libcublasLt.so.12", "libcublasLt.so"}},
+};
+
+static void *open_library(const struct library *l) {
+    const char *path = etch__param(l->param);
+    if (*path) return dlopen(path, RTLD_NOW | RTLD_LOCAL);
+    void *handle = NULL;
+    for (int i = 0; !handle && i < COUNT_OF(l->names) && l->names[i]; i++)
+        handle = dlopen(l->names[i], RTLD_NOW | RTLD_LOCAL);
+    return handle;
+}
+
+static const struct symbol {
+    int library;
+    const char *name;
+    size_t at;
+} symbols[] = {
+#define CALL(library, symbol, arguments) {library, #symbol, offsetof(cuda_api, symbol)},
+#include "backends/cuda/api.def"
+#undef CALL
+};
+
+static bool resolve(void *const *handles) {
+    for (int i = 0; i < COUNT_OF(symbols); i++) {
+        const struct symbol *s = &symbols[i];
+        void *address = dlsym(handles[s->library], s->name);
+        if (!address) {
+            snprintf(reason, sizeof reason, "%s is too old: it has no %s",
+                     libraries[s->library].what, s->name);
+            return false;
+        }
+        memcpy((char *)&etch__cuda + s->at, &address, sizeof address);
+    }
+    return true;
+}
+
+static bool start_driver(void) {
+    int version = 0, status = etch__cuda.cuInit(0);
+    const char *text = "unknown error";
+    if (status) {
+        etch__cuda.cuGetErrorString(status, &text);
+        snprintf(reason, sizeof reason, "cuInit: %s", text ? text : "unknown error");
+        return false;
+    }
+    status = etch__cuda.cuDriverGetVersion(&version);
+    if (!status && version >= CUDA_DRIVER_MIN) return true;
+    snprintf(reason, sizeof reason, "the driver is too old: expected CUDA %d.%d, got %d.%d",
+             CUDA_DRIVER_MIN / 1000, CUDA_DRIVER_MIN % 1000 / 10, version / 1000,
+             version % 1000 / 10);
+    return false;
+}
+
+static void load(void) {
+    void *handles[LIBRARIES];
+    if (!etch__param_int(PARAM_CUDA)) {
+        snprintf(reason, sizeof reason, "ETCH_CUDA=0 hides it");
+        return;
+    }
+    for (int i = 0; i < LIBRARIES; i++) {
+        handles[i] = open_library(&libraries[i]);
+        if (handles[i]) continue;
+        const char *error = dlerror();
+        snprintf(reason, sizeof reason, "%s was not found: %s", libraries[i].what,
+                 error ? error : "unknown error");
+        return; /* what is open stays so: libraries of NVIDIA do not like to be closed */
+    }
+    loaded = resolve(handles) && start_driver();
+}
+
+bool etch__cuda_load(const char **why) {
+    pthread_once(&once, load);
+    *why = reason;
+    return loaded;
+}
+
+/* ---- statuses ---- */
+
+etch_status etch__cuda_failed(const char *call, int status) {
+    const char *name = NULL, *text = NULL;
+    if (likely(!status)) return ETCH_OK;
+    etch__cuda.cuGetErrorName(status, &name);
+    etch__cuda.cuGetErrorString(status, &text);
+    return etch__error(status == CU_ERROR_OUT_OF_MEMORY ? ETCH_ERR_OUT_OF_MEMORY : ETCH_ERR_DEVICE,
+                       "%s: %s (%d): %s", call, name ? name : "error", status, text ? text : "?");
+}
+
+etch_status etch__nvrtc_failed(const char *call, int status) {
+    return status ? etch__error(ETCH_ERR_COMPILE, "%s: status %d", call, status) : ETCH_OK;
+}
+
+etch_status etch__lt_failed(const char *call, int status) {
+    return status ? etch__error(ETCH_ERR_DEVICE, "%s: status %d", call, status) : ETCH_OK;
+}

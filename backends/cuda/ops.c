@@ -1,0 +1,209 @@
+/* Eager operators on a device: every operator of the table.
+ *
+ * What the jit can express is a native plan of one operator, kept by everything that the plan depends
+ * on, so eager and compiled code are of one generator. Products, normalisations and the like have
+ * kernels of their own (a table that their files fill). What is left runs on the CPU, with copies. */
+#include "backends/cuda/ops.h"
+
+#include <pthread.h>
+#include <xxhash.h>
+
+#include "core/backend.h"
+
+static cuda_kernel own[OP_COUNT];
+
+void etch__cuda_register(op_id op, cuda_kernel kernel) { own[op] = kernel; }
+
+/* ---- plans of one operator ---- */
+
+enum { SLOTS = 1024, PLANS_MAX = 1024, KEY_WORDS = 256 };
+
+typedef struct op_plan {
+    atomic_int refs;
+    plan *plan; /* NULL: the jit has none without calls */
+    struct op_plan *next;
+    uint64_t hash, used;
+    size_t n;
+    int64_t key[];
+} op_plan;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static op_plan *slots[SLOTS];
+static int count;
+static uint64_t clock_now;
+
+static void release(op_plan *p) {
+    if (!p || atomic_fetch_sub(&p->refs, 1) != 1) return;
+    etch__plan_release(p->plan);
+    etch__free(p);
+}
+
+/* Everything that the plan depends on; 0 words where it is too much. */
+static size_t key_of(const op_call *call, int device, int64_t *key) {
+    size_t n = 0;
+    if (call->nin > 8) return 0;
+    key[n++] = (int64_t)call->op | (int64_t)call->nin << 16 | (int64_t)call->nsc << 32 |
+               (int64_t)call->nat << 40 | (int64_t)device << 48;
+    key[n++] = (int64_t)etch__tls.state;
+    for (int i = 0; i < call->nsc; i++) key[n++] = call->sc[i].kind;
+    for (int i = 0; i < call->nat; i++) key[n++] = call->at[i];
+    for (int i = 0; i < call->nin; i++) {
+        const etch_tensor *t = call->in[i];
+        int same = 0; /* the first operand that is this handle */
+        while (call->in[same] != t) same++;
+        key[n++] = t->dtype | t->ndim << 8 | same << 16 | (t == ETCH_NONE) << 24;
+        for (int d = 0; d < t->ndim; d++) key[n++] = t->size[d], key[n++] = t->stride[d];
+    }
+    return n;
+}
+
+static op_plan *lookup(const int64_t *key, size_t n, uint64_t hash) {
+    for (op_plan *p = slots[hash % SLOTS]; p; p = p->next)
+        if (p->hash == hash && p->n == n && !memcmp(p->key, key, n * sizeof *key)) {
+            p->used = ++clock_now;
+            atomic_fetch_add(&p->refs, 1);
+            return p;
+        }
+    return NULL;
+}
+
+static op_plan *take_oldest(void) {
+    op_plan **oldest = NULL;
+    for (int i = 0; i < SLOTS; i++)
+        for (op_plan **at = &slots[i]; *at; at = &(*at)->next)
+            if (!oldest || (*at)->used < (*oldest)->used) oldest = at;
+    op_plan *p = *oldest;
+    *oldest = p->next;
+    count--;
+    return p;
+}
+
+static op_plan *publish(op_plan *p) {
+    op_plan *evicted = NULL;
+    pthread_mutex_lock(&lock);
+    op_plan *other = lookup(p->key, p->n, p->hash);
+    if (!other) {
+        p->next = slots[p->hash % SLOTS], slots[p->hash % SLOTS] = p;
+        p->used = ++clock_now;
+        atomic_fetch_add(&p->refs, 1);
+        if (++count > PLANS_MAX) evicted = take_oldest();
+    }
+    pthread_mutex_unlock(&lock);
+    release(evicted);
+    if (!other) return p;
+    release(p);
+    return other;
+}
+
+static void meta_of(const etch_tensor *t, tensor_meta *m) {
+    memset(m, 0, sizeof *m);
+    m->dtype = t->dtype, m->ndim = t->ndim, m->device = t->device;
+    memcpy(m->size, t->size, t->ndim * sizeof *m->size);
+    memcpy(m->stride, t->stride, t->ndim * sizeof *m->stride);
+}
+
+/* The call as a graph; inputs are the distinct operands. */
+static graph *graph_of(const op_call *call, const etch_tensor *out) {
+    graph *g = etch__graph_new(etch__ops[call->op].name);
+    int32_t operands[8], next = 0;
+    tensor_meta m;
+    bool ok = g != NULL;
+    for (int i = 0; ok && i < call->nin; i++) {
+        int same = 0;
+        while (call->in[same] != call->in[i]) same++;
+        operands[i] = call->in[i] == ETCH_NONE ? -1 : same < i ? operands[same] : next++;
+        if (operands[i] < 0 || same < i) continue;
+        meta_of(call->in[i], &m);
+        ok = etch__graph_add_input(g, &m) >= 0;
+    }
+    meta_of(out, &m);
+    int node = ok ? etch__graph_add_node(g, call, operands, &m) : -1;
+    ok = node >= 0;
+    if (ok && etch__ops[call->op].kind != KIND_INPLACE)
+        ok = etch__graph_add_output(g, g->nodes[g->nnodes - 1].out);
+    if (ok) return g;
+    etch__graph_free(g);
+    return NULL;
+}
+
+static const backend *native(void) {
+    static _Atomic(const backend *) found;
+    if (!found) found = etch__backend_find("native");
+    return found;
+}
+
+static op_plan *make(const op_call *call, const etch_tensor *out, const int64_t *key, size_t n,
+                     uint64_t hash) {
+    op_plan *p = etch__calloc(1, sizeof *p + n * sizeof *key);
+    graph *g = p ? graph_of(call, out) : NULL;
+    backend_options options = {0};
+    etch_status status =
+        g ? etch__backend_compile(native(), g, &options, &p->plan) : ETCH_ERR_OUT_OF_MEMORY;
+    etch__graph_free(g);
+    if (status != ETCH_OK) {
+        etch__free(p);
+        return NULL;
+    }
+    if (p->plan->ncalls || (!p->plan->nkernels && out->numel > 0)) {
+        etch__plan_release(p->plan);
+        p->plan = NULL;
+    }
+    atomic_init(&p->refs, 1);
+    p->hash = hash, p->n = n;
+    memcpy(p->key, key, n * sizeof *key);
+    return publish(p);
+}
+
+static etch_status run(op_plan *p, const op_call *call, etch_tensor *out) {
+    etch_tensor *inputs[8];
+    etch_storage *outputs[1] = {out->storage};
+    int n = 0;
+    for (int i = 0; i < call->nin; i++) {
+        int same = 0;
+        while (call->in[same] != call->in[i]) same++;
+        if (same == i && call->in[i] != ETCH_NONE) inputs[n++] = call->in[i];
+    }
+    bool wrote = false;
+    plan_io io = {inputs, call->sc, outputs, &wrote, true};
+    etch_status status = p->plan->run(p->plan, &io);
+    if (status == ETCH_OK && etch__ops[call->op].kind != KIND_INPLACE)
+        etch__storage_release(outputs[0]); /* the run's count of it */
+    return status;
+}
+
+/* Whether operands of an in-place call overlap otherwise than as one handle. */
+static bool overlaps(const op_call *call) {
+    if (etch__ops[call->op].kind != KIND_INPLACE) return false;
+    for (int i = 1; i < call->nin; i++)
+        if (call->in[i] != call->in[0] && call->in[i]->storage == call->in[0]->storage) return true;
+    return false;
+}
+
+static etch_status by_plan(const op_call *call, etch_tensor *const *out) {
+    int64_t key[KEY_WORDS];
+    size_t n = overlaps(call) ? 0 : key_of(call, out[0]->device, key);
+    if (!n) return etch__run_on_host(call, out);
+    uint64_t hash = XXH3_64bits(key, n * sizeof *key);
+    pthread_mutex_lock(&lock);
+    op_plan *p = lookup(key, n, hash);
+    pthread_mutex_unlock(&lock);
+    if (!p && !(p = make(call, out[0], key, n, hash))) return etch__tls.status;
+    etch_status status = p->plan ? run(p, call, out[0]) : etch__run_on_host(call, out);
+    release(p);
+    return status;
+}
+
+static bool expressible(op_kind kind) {
+    return kind == KIND_POINTWISE || kind == KIND_INPLACE || kind == KIND_REDUCTION ||
+           kind == KIND_CREATION;
+}
+
+etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
+    op_id op = (op_id)call->op;
+    if (op == OP_EMPTY || op == OP_TO_DEVICE)
+        return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
+    if (unlikely(etch__op_is_users(op))) return etch__run_on_host(call, out);
+    if (own[op]) return own[op](call, out);
+    if (expressible((op_kind)etch__ops[op].kind)) return by_plan(call, out);
+    return etch__run_on_host(call, out);
+}

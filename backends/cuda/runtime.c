@@ -1,0 +1,425 @@
+/* See runtime.h. */
+#include "backends/cuda/ops.h"
+
+#include <etch/device.h>
+#include <pthread.h>
+#include <unistd.h>
+
+/* ---- devices ---- */
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static cuda_device devices[CUDA_DEVICES];
+static int ndevices = -1; /* not asked yet */
+static const char *absent = "";
+static pid_t owner; /* the driver does not work in a forked child */
+
+static void ask_driver(void) {
+    int n = 0;
+    ndevices = 0, owner = getpid();
+    if (!etch__cuda_load(&absent)) return;
+    if (etch__cuda.cuDeviceGetCount(&n) || n == 0) absent = "the driver sees no GPU";
+    else ndevices = n < CUDA_DEVICES ? n : CUDA_DEVICES;
+}
+
+static int count(void) {
+    pthread_mutex_lock(&lock);
+    if (ndevices < 0) ask_driver();
+    int n = ndevices;
+    pthread_mutex_unlock(&lock);
+    return n;
+}
+
+static const char *absent_reason(void) { return count() ? "" : absent; }
+
+static etch_status open_device(cuda_device *d, int index) {
+    const struct {
+        int attribute, *value;
+    } wanted[] = {{CU_ATTRIBUTE_MAJOR, &d->major},
+                  {CU_ATTRIBUTE_MINOR, &d->minor},
+                  {CU_ATTRIBUTE_MULTIPROCESSORS, &d->multiprocessors},
+                  {CU_ATTRIBUTE_SHARED_OPTIN, &d->shared}};
+    etch_status status = CU(cuDeviceGet, &d->device, index);
+    if (status == ETCH_OK) status = CU(cuDeviceGetName, d->name, sizeof d->name, d->device);
+    for (int i = 0; status == ETCH_OK && i < COUNT_OF(wanted); i++)
+        status = CU(cuDeviceGetAttribute, wanted[i].value, wanted[i].attribute, d->device);
+    cu_context context = NULL;
+    if (status == ETCH_OK) status = CU(cuDevicePrimaryCtxRetain, &context, d->device);
+    d->index = index;
+    if (status == ETCH_OK) d->context = context;
+    return status;
+}
+
+static __thread int current = -1; /* the device whose context is current on this thread */
+
+cuda_device *etch__cuda_enter(int index) {
+    if (unlikely(index < 0 || index >= count())) {
+        etch__error(ETCH_ERR_DEVICE, "there is no cuda:%d", index);
+        return NULL;
+    }
+    if (unlikely(owner != getpid())) {
+        etch__error(ETCH_ERR_DEVICE,
+                    "cuda:%d: a forked child cannot use a GPU that its parent "
+                    "opened; fork before, or exec",
+                    index);
+        return NULL;
+    }
+    cuda_device *d = &devices[index];
+    pthread_mutex_lock(&lock);
+    etch_status status = d->context ? ETCH_OK : open_device(d, index);
+    pthread_mutex_unlock(&lock);
+    if (status == ETCH_OK && current != index) status = CU(cuCtxSetCurrent, d->context);
+    if (status != ETCH_OK) return NULL;
+    current = index;
+    return d;
+}
+
+/* ---- streams ---- */
+
+enum { NOTES = 32, STREAMS = 256, NAME = 48 };
+
+struct cuda_stream {
+    cu_stream stream;
+    cuda_device *device;
+    int number; /* among all streams of the process, from 1 */
+    cu_event event;
+    bool free; /* its thread has ended; the next new thread takes it over */
+    bool foreign;
+    char notes[NOTES][NAME]; /* the last launches since the last wait */
+    unsigned nnotes;
+    pthread_mutex_t lock; /* of the free lists and the event */
+    cuda_block *unused[64];
+    size_t kept;
+};
+
+static cuda_stream *streams[STREAMS];
+static int nstreams;
+static __thread cuda_stream *mine[CUDA_DEVICES];
+static pthread_key_t at_thread_end;
+
+static void leave_streams(void *table) {
+    cuda_stream **own = table;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < CUDA_DEVICES; i++)
+        if (own[i]) own[i]->free = true;
+    pthread_mutex_unlock(&lock);
+}
+
+__attribute__((constructor)) static void make_key(void) {
+    pthread_key_create(&at_thread_end, leave_streams);
+}
+
+static cuda_stream *take_over(cuda_device *d) {
+    for (int i = 0; i < nstreams; i++)
+        if (streams[i]->free && streams[i]->device == d) {
+            streams[i]->free = false;
+            return streams[i];
+        }
+    return NULL;
+}
+
+static cuda_stream *new_stream(cuda_device *d) {
+    cuda_stream *s = etch__calloc(1, sizeof *s);
+    if (!s) return NULL;
+    s->device = d;
+    pthread_mutex_init(&s->lock, NULL);
+    if (CU(cuStreamCreate, &s->stream, CU_STREAM_NON_BLOCKING_) == ETCH_OK) {
+        if (CU(cuEventCreate, &s->event, CU_EVENT_DISABLE_TIMING_) == ETCH_OK) return s;
+        etch__cuda.cuStreamDestroy_v2(s->stream);
+    }
+    etch__free(s);
+    return NULL;
+}
+
+cuda_stream *etch__cuda_stream(int index) {
+    cuda_device *d;
+    if (likely(index >= 0 && index < CUDA_DEVICES && mine[index] && current == index))
+        return mine[index];
+    if (!(d = etch__cuda_enter(index))) return NULL;
+    if (mine[index]) return mine[index];
+    pthread_mutex_lock(&lock);
+    cuda_stream *s = take_over(d);
+    if (!s && nstreams == STREAMS)
+        etch__error(ETCH_ERR_DEVICE, "more than %d threads use GPUs at one time", STREAMS);
+    else if (!s && (s = new_stream(d))) streams[nstreams++] = s, s->number = nstreams;
+    pthread_mutex_unlock(&lock);
+    if (!s) return NULL;
+    mine[index] = s;
+    pthread_setspecific(at_thread_end, mine);
+    return s;
+}
+
+cu_stream etch__cuda_stream_handle(const cuda_stream *s) { return s->stream; }
+cuda_device *etch__cuda_stream_device(const cuda_stream *s) { return s->device; }
+
+/* s goes on when what was issued to `other` until now is done. */
+static etch_status wait_for(cuda_stream *s, cuda_stream *other) {
+    if (s == other) return ETCH_OK;
+    pthread_mutex_lock(&other->lock);
+    etch_status status = CU(cuEventRecord, other->event, other->stream);
+    if (status == ETCH_OK) status = CU(cuStreamWaitEvent, s->stream, other->event, 0);
+    pthread_mutex_unlock(&other->lock);
+    return status;
+}
+
+static etch_status wait_for_all(cuda_stream *s) {
+    pthread_mutex_lock(&lock);
+    int n = nstreams;
+    pthread_mutex_unlock(&lock);
+    etch_status status = ETCH_OK;
+    for (int i = 0; status == ETCH_OK && i < n; i++)
+        if (streams[i]->device == s->device) status = wait_for(s, streams[i]);
+    return status;
+}
+
+/* ---- memory: free lists by size class ---- */
+
+struct cuda_block {
+    cuda_stream *stream;
+    cuda_block *next;
+    size_t bytes;
+    cu_address address;
+    int class;
+    _Atomic int user; /* number of the one stream that used it, or MANY */
+};
+
+enum { MANY = -1 };
+
+/* Four classes between powers of two: at most a quarter is wasted. */
+static int class_of(size_t *bytes) {
+    size_t n = *bytes < 512 ? 512 : *bytes;
+    int log2 = 63 - __builtin_clzll(n);
+    size_t step = (size_t)1 << (log2 - 2);
+    size_t up = (n + step - 1) / step * step;
+    *bytes = up;
+    log2 = 63 - __builtin_clzll(up);
+    int class = (log2 - 9) * 4 + (int)((up >> (log2 - 2)) & 3);
+    return class < 64 ? class : -1;
+}
+
+static _Atomic int64_t bytes_live, bytes_kept, driver_allocations;
+
+/* Gives what is unused back to the driver; true if there was any. */
+static bool trim(cuda_stream *s) {
+    bool any = false;
+    for (int c = 0; c < 64; c++) {
+        pthread_mutex_lock(&s->lock);
+        cuda_block *b = s->unused[c];
+        s->unused[c] = NULL;
+        pthread_mutex_unlock(&s->lock);
+        if (b) etch__cuda.cuStreamSynchronize(s->stream);
+        for (cuda_block *next; b; b = next) {
+            next = b->next, any = true;
+            etch__cuda.cuMemFree_v2(b->address);
+            bytes_kept -= (int64_t)b->bytes;
+            etch__free(b);
+        }
+    }
+    return any;
+}
+
+static bool trim_all(cuda_device *d) {
+    bool any = false;
+    pthread_mutex_lock(&lock);
+    int n = nstreams;
+    pthread_mutex_unlock(&lock);
+    for (int i = 0; i < n; i++)
+        if (streams[i]->device == d) any |= trim(streams[i]);
+    return any;
+}
+
+static etch_status from_driver(cuda_stream *s, size_t bytes, cu_address *address) {
+    int status = etch__cuda.cuMemAlloc_v2(address, bytes);
+    if (status == CU_ERROR_OUT_OF_MEMORY && trim_all(s->device))
+        status = etch__cuda.cuMemAlloc_v2(address, bytes);
+    if (!status) {
+        driver_allocations++;
+        return ETCH_OK;
+    }
+    if (status != CU_ERROR_OUT_OF_MEMORY) return etch__cuda_failed("cuMemAlloc", status);
+    size_t free_now = 0, total = 0;
+    etch__cuda.cuMemGetInfo_v2(&free_now, &total);
+    return etch__error(ETCH_ERR_OUT_OF_MEMORY,
+                       "cuda:%d: no room for %zu bytes: %zu of %zu are free, tensors of this "
+                       "process hold %lld; release some and call again",
+                       s->device->index, bytes, free_now, total, (long long)bytes_live);
+}
+
+cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes) {
+    int class = class_of(&bytes);
+    cuda_block *b = NULL;
+    if (class >= 0 && !etch__allocations_counted()) {
+        pthread_mutex_lock(&s->lock);
+        b = s->unused[class];
+        if (b) s->unused[class] = b->next;
+        pthread_mutex_unlock(&s->lock);
+    }
+    if (b) {
+        bytes_kept -= (int64_t)b->bytes;
+    } else {
+        if (!(b = etch__calloc(1, sizeof *b))) return NULL;
+        b->stream = s, b->bytes = bytes, b->class = class;
+        if (from_driver(s, bytes, &b->address) != ETCH_OK) {
+            etch__free(b);
+            return NULL;
+        }
+    }
+    b->user = s->number;
+    bytes_live += (int64_t)b->bytes;
+    return b;
+}
+
+/* A block that several streams used is free once all of them are past their work with it. */
+void etch__cuda_free(cuda_block *b) {
+    if (!b) return;
+    cuda_stream *s = b->stream;
+    bytes_live -= (int64_t)b->bytes;
+    if (unlikely(owner != getpid())) return; /* a forked child: nothing of it is ours to free */
+    if (unlikely(b->user != s->number)) {
+        saved_error before;
+        etch__error_save(&before);
+        bool ordered = etch__cuda_enter(s->device->index) && wait_for_all(s) == ETCH_OK;
+        if (!ordered) etch__cuda.cuCtxSynchronize();
+        etch__error_restore(&before);
+    }
+    if (b->class < 0) {
+        etch__cuda.cuStreamSynchronize(s->stream);
+        etch__cuda.cuMemFree_v2(b->address);
+        etch__free(b);
+        return;
+    }
+    pthread_mutex_lock(&s->lock);
+    b->next = s->unused[b->class];
+    s->unused[b->class] = b;
+    pthread_mutex_unlock(&s->lock);
+    bytes_kept += (int64_t)b->bytes;
+}
+
+void *etch__cuda_address(const cuda_block *b) { return (void *)(uintptr_t)b->address; }
+
+static void free_storage(void *ctx) { etch__cuda_free(ctx); }
+
+static etch_status allocate(int index, etch_storage *storage) {
+    cuda_stream *s = etch__cuda_stream(index);
+    cuda_block *b = s ? etch__cuda_allocate(s, storage->bytes) : NULL;
+    if (!b) return etch__tls.status;
+    storage->data = etch__cuda_address(b);
+    storage->free_fn = free_storage, storage->free_ctx = b;
+    return ETCH_OK;
+}
+
+/* The user of a storage changes at most once from one stream to MANY; from then on each use waits for
+ * all streams of the device. */
+static etch_status use_shared(cuda_stream *s, cuda_block *b) {
+    int was = atomic_exchange(&b->user, MANY);
+    if (was != MANY) {
+        pthread_mutex_lock(&lock);
+        cuda_stream *other = streams[was - 1];
+        pthread_mutex_unlock(&lock);
+        if (wait_for(s, other) != ETCH_OK) return etch__tls.status;
+    }
+    return wait_for_all(s);
+}
+
+etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage) {
+    cuda_block *b = storage->free_fn == free_storage ? storage->free_ctx : NULL;
+    if (likely(!b || b->user == s->number)) return ETCH_OK;
+    return use_shared(s, b);
+}
+
+/* ---- faults ---- */
+
+void etch__cuda_note(cuda_stream *s, const char *kernel) {
+    char *at = s->notes[s->nnotes++ % NOTES];
+    size_t n = strnlen(kernel, NAME - 1);
+    memcpy(at, kernel, n);
+    at[n] = 0;
+}
+
+static void list_notes(const cuda_stream *s, char *text, size_t room) {
+    unsigned n = s->nnotes < NOTES ? s->nnotes : NOTES;
+    size_t used = 0;
+    text[0] = 0;
+    for (unsigned i = 0; i < n && used < room; i++)
+        used += (size_t)snprintf(text + used, room - used, "%s%s", i ? ", " : "",
+                                 s->notes[(s->nnotes - 1 - i) % NOTES]);
+}
+
+etch_status etch__cuda_wait(cuda_stream *s) {
+    int status = etch__cuda.cuStreamSynchronize(s->stream);
+    if (unlikely(status)) {
+        const char *name = NULL;
+        char kernels[600];
+        list_notes(s, kernels, sizeof kernels);
+        etch__cuda.cuGetErrorName(status, &name);
+        return etch__error(ETCH_ERR_DEVICE,
+                           "cuda:%d: %s; launched since the last synchronisation, newest first: %s",
+                           s->device->index, name ? name : "error", kernels);
+    }
+    s->nnotes = 0;
+    return ETCH_OK;
+}
+
+etch_status etch__cuda_launch(cuda_stream *s, cu_function f, const char *name,
+                              const unsigned grid[3], const unsigned block[3], unsigned shared,
+                              void *parameter) {
+    void *parameters[] = {parameter};
+    etch__cuda_note(s, name);
+    return CU(cuLaunchKernel, f, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared,
+              s->stream, parameters, NULL);
+}
+
+/* ---- what core asks ---- */
+
+static cu_address at(const etch_storage *s, size_t offset) {
+    return (cu_address)(uintptr_t)s->data + offset;
+}
+
+/* Host memory is pageable: the driver has taken it in, or filled it, when the call returns and the
+ * stream was waited for. */
+static etch_status copy(etch_storage *dst, size_t dst_at, etch_storage *src, size_t src_at,
+                        size_t bytes) {
+    int index = etch__device_index(dst->device ? dst->device : src->device);
+    cuda_stream *s = etch__cuda_stream(index);
+    if (!s || !bytes) return s ? ETCH_OK : etch__tls.status;
+    etch_status status = src->device && src->device - 1 == index ? etch__cuda_use(s, src) : ETCH_OK;
+    if (status == ETCH_OK && dst->device) status = etch__cuda_use(s, dst);
+    if (status != ETCH_OK) return status;
+    if (!dst->device) {
+        status =
+            CU(cuMemcpyDtoHAsync_v2, (char *)dst->data + dst_at, at(src, src_at), bytes, s->stream);
+        return status == ETCH_OK ? etch__cuda_wait(s) : status;
+    }
+    if (!src->device) {
+        status = CU(cuMemcpyHtoDAsync_v2, at(dst, dst_at), (const char *)src->data + src_at, bytes,
+                    s->stream);
+        return status == ETCH_OK ? etch__cuda_wait(s) : status;
+    }
+    if (src->device == dst->device)
+        return CU(cuMemcpyDtoDAsync_v2, at(dst, dst_at), at(src, src_at), bytes, s->stream);
+    /* Between devices: what was issued to the source is done first, and the other way round. */
+    cuda_stream *from = etch__cuda_stream(etch__device_index(src->device));
+    if (!from || etch__cuda_wait(from) != ETCH_OK || !etch__cuda_stream(index))
+        return etch__tls.status;
+    status = CU(cuMemcpyPeerAsync, at(dst, dst_at), s->device->context, at(src, src_at),
+                from->device->context, bytes, s->stream);
+    return status == ETCH_OK ? etch__cuda_wait(s) : status;
+}
+
+static etch_status synchronize(int index) {
+    if (!etch__cuda_enter(index)) return etch__tls.status;
+    pthread_mutex_lock(&lock);
+    int n = nstreams;
+    pthread_mutex_unlock(&lock);
+    etch_status status = ETCH_OK;
+    for (int i = 0; i < n; i++)
+        if (streams[i]->device->index == index) {
+            etch_status one = etch__cuda_wait(streams[i]);
+            if (status == ETCH_OK) status = one;
+        }
+    return status;
+}
+
+static const device_kind cuda = {"cuda", count,       absent_reason,    allocate,
+                                 copy,   synchronize, etch__cuda_kernel};
+
+__attribute__((constructor)) static void register_cuda(void) { etch__device_register(&cuda); }

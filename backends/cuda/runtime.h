@@ -1,0 +1,52 @@
+/* Devices as the CUDA backend runs them: contexts, streams, memory, faults.
+ *
+ * Each thread has a stream on each device, or works on one that the user set. A storage remembers
+ * the stream that used it; a use on another stream first waits for that one, so work on one storage
+ * is ordered whichever threads issue it. Freed memory goes to the free list of its stream and is
+ * given out again to that stream only, in order, without waiting. */
+#ifndef ETCH_BACKENDS_CUDA_RUNTIME_H
+#define ETCH_BACKENDS_CUDA_RUNTIME_H
+
+#include "backends/cuda/api.h"
+#include "core/device.h"
+
+enum { CUDA_DEVICES = 32 };
+
+typedef struct cuda_device {
+    int index;
+    cu_device device;
+    cu_context context;
+    int major, minor, multiprocessors, shared; /* bytes of shared memory a block may have */
+    char name[96];
+} cuda_device;
+
+typedef struct cuda_stream cuda_stream;
+
+/* The device, its context current on this thread. NULL with the error set. */
+cuda_device *etch__cuda_enter(int index);
+/* The calling thread's stream on the device, entered. NULL with the error set. */
+cuda_stream *etch__cuda_stream(int index);
+cu_stream etch__cuda_stream_handle(const cuda_stream *s);
+cuda_device *etch__cuda_stream_device(const cuda_stream *s);
+
+/* Says that work about to be issued to s uses the storage (a device one). */
+etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage);
+
+/* Memory for work of s, aligned to 256 bytes; freed in the stream's order. NULL: the error is set. */
+typedef struct cuda_block cuda_block;
+cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes);
+void etch__cuda_free(cuda_block *b);
+void *etch__cuda_address(const cuda_block *b);
+
+/* Notes a launch for the report of a later fault. The name lives as long as the process, or is
+ * copied. */
+void etch__cuda_note(cuda_stream *s, const char *kernel);
+/* Waits for the stream. */
+etch_status etch__cuda_wait(cuda_stream *s);
+
+/* Launches with one parameter, a struct. */
+etch_status etch__cuda_launch(cuda_stream *s, cu_function f, const char *name,
+                              const unsigned grid[3], const unsigned block[3], unsigned shared,
+                              void *parameter);
+
+#endif
