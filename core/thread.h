@@ -34,6 +34,7 @@ typedef struct etch_thread {
     int64_t guard_scope; /* the running compiled call's own scope, -1 without one: closing it or an
                             outer one from elsewhere abandons the run */
     void *run;           /* the tracer's run */
+    void *borrower;      /* the tracer's walks that use their arguments without a count of them */
 
     const void *composite_site; /* while a composite runs: the user's call of it, else NULL */
 
