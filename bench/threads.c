@@ -10,10 +10,11 @@
 #include "bench.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <time.h>
 
-enum { THREADS = 2, SAMPLES = 15 };
+enum { THREADS = 2, SAMPLES = 80, TURNS = 2 };
 
 /* Microseconds a call: by the clock, and of processor time. */
 typedef struct spent {
@@ -26,7 +27,8 @@ typedef struct worker {
     void (*run)(void *ctx, int64_t calls);
     void *ctx;
     int64_t calls;
-    double begin, end, cpu;
+    int number;
+    double begin[SAMPLES], end[SAMPLES], cpu[SAMPLES];
 } worker;
 
 static double cpu_now_us(void) {
@@ -35,61 +37,79 @@ static double cpu_now_us(void) {
     return (double)t.tv_sec * 1e6 + (double)t.tv_nsec * 1e-3;
 }
 
+/* Each on a processor of its own: else both may share one for longer than a sample lasts. */
+static void pin(int number) {
+    cpu_set_t all, one;
+    CPU_ZERO(&one);
+    if (sched_getaffinity(0, sizeof all, &all) != 0) return;
+    for (int cpu = 0; cpu < CPU_SETSIZE; cpu++)
+        if (CPU_ISSET(cpu, &all) && number-- == 0) CPU_SET(cpu, &one);
+    if (CPU_COUNT(&one)) pthread_setaffinity_np(pthread_self(), sizeof one, &one);
+}
+
 static void *work(void *arg) {
     worker *w = arg;
+    pin(w->number);
     ETCH_SCOPE {
-        w->run(w->ctx, 16);
-        pthread_barrier_wait(w->start);
-        double cpu = cpu_now_us();
-        w->begin = bench_now_us();
         w->run(w->ctx, w->calls);
-        w->end = bench_now_us();
-        w->cpu = cpu_now_us() - cpu;
+        for (int i = 0; i < SAMPLES; i++) {
+            pthread_barrier_wait(w->start);
+            w->cpu[i] = cpu_now_us();
+            w->begin[i] = bench_now_us();
+            w->run(w->ctx, w->calls);
+            w->end[i] = bench_now_us();
+            w->cpu[i] = cpu_now_us() - w->cpu[i];
+        }
     }
     return NULL;
 }
 
-/* n threads at once, from the first one's beginning to the last one's end. */
-static spent together(void (*run)(void *, int64_t), void *const *ctx, int n, int64_t calls) {
+/* The best of the samples, each from the first thread's beginning to the last one's end. What another
+ * process takes away is nothing of the library's. */
+static void keep_best(spent *best, const worker *w, int n) {
+    for (int i = 0; i < SAMPLES; i++) {
+        double begin = 1e300, end = 0, cpu = 0;
+        for (int k = 0; k < n; k++) {
+            if (w[k].begin[i] < begin) begin = w[k].begin[i];
+            if (w[k].end[i] > end) end = w[k].end[i];
+            if (w[k].cpu[i] > cpu) cpu = w[k].cpu[i];
+        }
+        double calls = (double)w[0].calls;
+        if ((end - begin) / calls < best->wall) best->wall = (end - begin) / calls;
+        if (cpu / calls < best->cpu) best->cpu = cpu / calls;
+    }
+}
+
+static void together(void (*run)(void *, int64_t), void *const *ctx, int n, int64_t calls,
+                     spent *best) {
     pthread_barrier_t start;
     pthread_barrier_init(&start, NULL, (unsigned)n);
     worker w[THREADS];
-    double begin = 1e300, end = 0, cpu = 0;
     for (int i = 0; i < n; i++) {
-        w[i] = (worker){.start = &start, .run = run, .ctx = ctx[i], .calls = calls};
+        w[i] = (worker){.start = &start, .run = run, .ctx = ctx[i], .calls = calls, .number = i};
         if (pthread_create(&w[i].thread, NULL, work, &w[i]) != 0) bench_fail("threads");
     }
-    for (int i = 0; i < n; i++) {
-        pthread_join(w[i].thread, NULL);
-        if (w[i].begin < begin) begin = w[i].begin;
-        if (w[i].end > end) end = w[i].end;
-        if (w[i].cpu > cpu) cpu = w[i].cpu;
-    }
+    for (int i = 0; i < n; i++) pthread_join(w[i].thread, NULL);
+    keep_best(best, w, n);
     pthread_barrier_destroy(&start);
-    return (spent){(end - begin) / (double)calls, cpu / (double)calls};
 }
 
-static void keep_best(spent *best, spent s) {
-    if (s.wall < best->wall) best->wall = s.wall;
-    if (s.cpu < best->cpu) best->cpu = s.cpu;
-}
-
-/* One and two threads take turns. The fastest sample of each counts: what another process takes away
- * is nothing of the library's. */
 static void measure(const char *workload, const char *size, const char *name,
                     void (*run)(void *, int64_t), void *const *ctx) {
-    int64_t calls = 64;
-    while (together(run, ctx, 1, calls).cpu * (double)calls < 4000) calls *= 2;
+    int64_t calls = 1;
+    for (double start = bench_now_us(); bench_now_us() - start < 1000; calls++) run(ctx[0], 1);
     spent one = {1e30, 1e30}, two = {1e30, 1e30};
-    for (int i = 0; i < SAMPLES; i++) {
-        keep_best(&one, together(run, ctx, 1, calls));
-        keep_best(&two, together(run, ctx, THREADS, calls));
+    for (int i = 0; i < TURNS; i++) {
+        together(run, ctx, 1, calls, &one);
+        together(run, ctx, THREADS, calls, &two);
     }
     char variant[64];
     bench_print(workload, size, 1, name, one.wall, 0, 1);
-    bench_print(workload, size, THREADS, name, two.wall / THREADS, 0, THREADS * one.wall / two.wall);
+    bench_print(workload, size, THREADS, name, two.wall / THREADS, 0,
+                THREADS * one.wall / two.wall);
     snprintf(variant, sizeof variant, "%s (processor time)", name);
-    bench_print(workload, size, THREADS, variant, two.cpu / THREADS, 0, THREADS * one.cpu / two.cpu);
+    bench_print(workload, size, THREADS, variant, two.cpu / THREADS, 0,
+                THREADS * one.cpu / two.cpu);
 }
 
 typedef struct job {

@@ -160,8 +160,7 @@ static bool alias_fits(const walk *w, const trace_leaf *leaf, const segment_code
 
 static bool sizes_fit(const walk *w, const trace_leaf *leaf, const segment_code *code) {
     return code->version == atomic_load_explicit(&leaf->version, memory_order_relaxed) &&
-           code->nkey == w->nkey &&
-           !memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key);
+           code->nkey == w->nkey && !memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key);
 }
 
 /* Codes of a dynamic leaf come and go, so finding one takes the function's lock and a count. */

@@ -334,9 +334,9 @@ int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
 static bool room_for_node(walk *w, const op_call *call) {
     return etch__grow(&w->path, &w->path_cap, w->npath + 1, sizeof *w->path) &&
            etch__grow_lines(&w->c.value, &w->values_cap, w->nvalues + call->nin + 1,
-                        sizeof *w->c.value) &&
+                            sizeof *w->c.value) &&
            etch__grow_lines(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc,
-                      sizeof *w->c.scalar) &&
+                            sizeof *w->c.scalar) &&
            etch__grow_lines(&w->ints, &w->ints_cap, w->nints + call->nat + 1, sizeof *w->ints) &&
            etch__grow_lines(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1);
 }
