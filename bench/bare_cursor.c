@@ -89,3 +89,13 @@ void bench_bare_cursor(void *ctx, int64_t calls) {
     }
     current = NULL;
 }
+
+void bench_bare_floats(void *ctx, int64_t calls) {
+    (void)ctx;
+    float values[4096];
+    for (int i = 0; i < 4096; i++) values[i] = (float)i;
+    for (int64_t c = 0; c < calls; c++) {
+        for (int i = 0; i < 4096; i++) values[i] = values[i] * 0.5f + 1.0f;
+        __asm__ volatile("" : : "r"(values) : "memory");
+    }
+}

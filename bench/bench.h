@@ -43,6 +43,7 @@ _Noreturn void bench_fail(const char *what);
 /* One file each. */
 void bench_workloads(void); /* whole functions, eager beside compiled beside a bound */
 void bench_scaling(void);   /* two threads against one */
+void bench_threads(void);   /* two threads that call one function */
 void bench_overheads(void); /* what a call and an operator cost */
 void bench_modes(void);     /* what modes and the profiler cost */
 void bench_cold(const char *self);
@@ -57,5 +58,7 @@ etch_tensor *bench_scaled(int64_t n);
 
 /* bare_cursor.c: `calls` walks over a 25-operator trace, nothing but the compares. */
 void bench_bare_cursor(void *ctx, int64_t calls);
+/* 4096 vectorised multiplications and additions in the first cache, `calls` times. */
+void bench_bare_floats(void *ctx, int64_t calls);
 
 #endif

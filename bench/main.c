@@ -59,5 +59,6 @@ int main(int argc, char **argv) {
     bench_cold(self);
     bench_workloads();
     bench_scaling();
+    bench_threads();
     return 0;
 }

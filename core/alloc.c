@@ -44,11 +44,16 @@ void *etch__realloc(void *p, size_t bytes) {
     return checked(allocation_fails() ? NULL : realloc(p, bytes ? bytes : 1), bytes);
 }
 
-void *etch__aligned_zeroed(size_t bytes) {
+void *etch__aligned(size_t bytes) {
     void *p = NULL;
     size_t whole = (bytes + 63) & ~(size_t)63;
-    if (allocation_fails() || posix_memalign(&p, 64, whole)) return checked(NULL, bytes);
-    return memset(p, 0, whole);
+    if (allocation_fails() || posix_memalign(&p, 64, whole ? whole : 64)) p = NULL;
+    return checked(p, bytes);
+}
+
+void *etch__aligned_zeroed(size_t bytes) {
+    void *p = etch__aligned(bytes);
+    return p ? memset(p, 0, bytes) : NULL;
 }
 
 void etch__free(void *p) { free(p); }
@@ -59,14 +64,31 @@ char *etch__strdup(const char *s) {
     return copy ? memcpy(copy, s, n) : NULL;
 }
 
+static int64_t grown_cap(int64_t cap, int64_t need) {
+    int64_t wanted = cap < 8 ? 8 : cap * 2;
+    return wanted < need ? need : wanted;
+}
+
 bool etch__grow(void *items, int64_t *cap, int64_t need, size_t size) {
     if (need <= *cap) return true;
-    int64_t wanted = *cap < 8 ? 8 : *cap * 2;
-    if (wanted < need) wanted = need;
+    int64_t wanted = grown_cap(*cap, need);
     void *old;
     memcpy(&old, items, sizeof old); /* items points at some T*; its type does not matter here */
     void *grown = etch__realloc(old, (size_t)wanted * size);
     if (!grown) return false;
+    memcpy(items, &grown, sizeof grown);
+    *cap = wanted;
+    return true;
+}
+
+bool etch__grow_lines(void *items, int64_t *cap, int64_t need, size_t size) {
+    if (need <= *cap) return true;
+    int64_t wanted = grown_cap(*cap, need);
+    void *old, *grown = etch__aligned_zeroed((size_t)wanted * size);
+    if (!grown) return false;
+    memcpy(&old, items, sizeof old);
+    if (*cap) memcpy(grown, old, (size_t)*cap * size);
+    etch__free(old);
     memcpy(items, &grown, sizeof grown);
     *cap = wanted;
     return true;

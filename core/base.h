@@ -26,13 +26,17 @@ char *etch__strdup(const char *s);
 /* Tests: the n-th allocation from now (0: the next) fails, once. n < 0 switches it off. Returns how
  * many allocations were asked for since the last call. */
 int64_t etch__fail_allocation(int64_t n);
-/* Zeroed memory aligned to a cache line; freed by etch__free. */
+/* Memory of whole cache lines, so that no other block shares one; freed by etch__free. */
+void *etch__aligned(size_t bytes);
 void *etch__aligned_zeroed(size_t bytes);
 /* Whether that is on: caches of memory then stand aside, so that each site is met. */
 bool etch__allocations_counted(void);
 
 /* Grows *items (of `size` bytes each) to hold at least need of them, doubling *cap. */
 bool etch__grow(void *items, int64_t *cap, int64_t need, size_t size);
+/* The same in whole cache lines, the new items zeroed: for what one thread writes often while others
+ * write its neighbours. */
+bool etch__grow_lines(void *items, int64_t *cap, int64_t need, size_t size);
 
 /* ---- errors ---- */
 

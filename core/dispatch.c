@@ -19,11 +19,12 @@ static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return
 static int64_t no_offset(const etch_tensor *t) { return t->offset; }
 static void no_abandon(int64_t mark) { (void)mark; }
 
+static void no_own_borrowed(const etch_tensor *t) { (void)t; }
 static void no_add_counts(counters *sum) { (void)sum; }
 static void no_reset_counts(void) {}
 
-trace_hooks etch__trace_hooks = {no_read,    no_expose,     no_same_storage, no_offset,
-                                 no_abandon, no_add_counts, no_reset_counts};
+trace_hooks etch__trace_hooks = {no_read,    no_expose,       no_same_storage, no_offset,
+                                 no_abandon, no_own_borrowed, no_add_counts,   no_reset_counts};
 
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }

@@ -62,6 +62,9 @@ typedef struct trace_hooks {
     int64_t (*offset)(const etch_tensor *t);
     /* The running call's scope is closed from outside (longjmp): forget the run. */
     void (*abandon)(int64_t mark);
+    /* The thread gives up a count while walks of it borrow arguments: those that borrow t take a
+     * count of their own first. */
+    void (*own_borrowed)(const etch_tensor *t);
     /* The counts that functions keep for themselves. */
     void (*add_counts)(struct counters *sum);
     void (*reset_counts)(void);

@@ -1,82 +1,134 @@
 /* Storages: header and data in one block, data aligned to 64 bytes.
  *
  * Large blocks are kept for reuse when they are freed (a bounded, process-wide list): fresh pages
- * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. */
+ * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. Nobody waits
+ * for a lock here: each place of the list is taken and filled by one exchange. */
 #include "core/device.h"
 
-#include <pthread.h>
 #include <sys/mman.h>
 
 enum { ALIGN = 64, KEPT_MAX = 64 };
-#define SMALL ((size_t)1 << 12)
+#define SMALL ((int64_t)1 << 16)
 #define LARGE ((size_t)1 << 18)
 #define HUGE_PAGE ((size_t)1 << 21)
 
+/* A kept block. Its size and age are hints while the place is not one's own: the block, once taken,
+ * says its size itself. */
 typedef struct kept_block {
-    void *block;
-    size_t bytes;
+    _Atomic(etch_storage *) block;
+    _Atomic size_t bytes;
+    _Atomic uint64_t age;
 } kept_block;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static kept_block kept[KEPT_MAX];
-static int nkept;
-static size_t kept_bytes;
+static _Atomic int64_t kept_bytes;
+static _Atomic uint64_t ages;
 
 static _Atomic int64_t bytes_live, bytes_peak;
 
-static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
-}
-
-/* Small storages, of which there are many, are counted by each thread for itself. */
-static void account(size_t of, int64_t bytes) {
-    if (of < SMALL) {
-        THREAD_COUNT(small_bytes, bytes);
-        return;
-    }
+static void account_all(int64_t bytes) {
     int64_t now = atomic_fetch_add_explicit(&bytes_live, bytes, memory_order_relaxed) + bytes;
     int64_t peak = atomic_load_explicit(&bytes_peak, memory_order_relaxed);
     while (unlikely(now > peak) && !atomic_compare_exchange_weak(&bytes_peak, &peak, now)) continue;
 }
 
-/* The best fitting kept block of at least `bytes` that wastes at most an eighth. */
-static void *take_kept(size_t *bytes) {
-    pthread_mutex_lock(&lock);
-    int best = -1;
-    for (int i = 0; i < nkept; i++)
-        if (kept[i].bytes >= *bytes && kept[i].bytes - *bytes <= *bytes / 8 &&
-            (best < 0 || kept[i].bytes <= kept[best].bytes))
-            best = i;
-    void *block = NULL;
-    if (best >= 0) {
-        block = kept[best].block, *bytes = kept[best].bytes;
-        kept_bytes -= *bytes;
-        memmove(&kept[best], &kept[best + 1], (size_t)(--nkept - best) * sizeof kept[0]);
+/* Each thread counts for itself until that is much: so a thread that makes and drops tensors of a few
+ * KiB writes nothing that others write. The peak is the sum's, to within SMALL a thread. */
+static void account(int64_t bytes) {
+    int64_t mine = etch__tls.counts.small_bytes + bytes;
+    if (likely(mine < SMALL && mine > -SMALL)) {
+        THREAD_COUNT(small_bytes, bytes);
+        return;
     }
-    pthread_mutex_unlock(&lock);
+    THREAD_COUNT(small_bytes, bytes - mine);
+    account_all(mine);
+}
+
+/* Takes the block out of a place; NULL if somebody else was faster. */
+static etch_storage *take_place(kept_block *k) {
+    etch_storage *block = atomic_exchange_explicit(&k->block, NULL, memory_order_acquire);
+    if (block) atomic_fetch_sub(&kept_bytes, (int64_t)block->block_bytes);
     return block;
 }
 
-/* Keeps the block, dropping the oldest ones over the limit. */
-static void keep_block(void *block, size_t bytes) {
-    size_t limit = (size_t)etch__param_int(PARAM_KEEP_MEMORY);
-    void *dropped[KEPT_MAX];
-    int ndropped = 0;
-    pthread_mutex_lock(&lock);
-    int first = 0;
-    while (nkept > first && (kept_bytes + bytes > limit || nkept - first == KEPT_MAX)) {
-        kept_bytes -= kept[first].bytes;
-        dropped[ndropped++] = kept[first++].block;
+/* Puts a block into an empty place. */
+static bool fill_place(kept_block *k, etch_storage *block) {
+    etch_storage *none = NULL;
+    size_t bytes = block->block_bytes;
+    if (atomic_load_explicit(&k->block, memory_order_relaxed)) return false;
+    atomic_fetch_add(&kept_bytes, (int64_t)bytes);
+    if (!atomic_compare_exchange_strong_explicit(&k->block, &none, block, memory_order_release,
+                                                 memory_order_relaxed)) {
+        atomic_fetch_sub(&kept_bytes, (int64_t)bytes);
+        return false;
     }
-    memmove(kept, kept + first, (size_t)(nkept - first) * sizeof kept[0]);
-    nkept -= first;
-    bool fits = bytes <= limit;
-    if (fits) kept[nkept++] = (kept_block){block, bytes}, kept_bytes += bytes;
-    pthread_mutex_unlock(&lock);
-    for (int i = 0; i < ndropped; i++) etch__free(dropped[i]);
-    if (!fits) etch__free(block);
+    atomic_store_explicit(&k->bytes, bytes, memory_order_relaxed);
+    atomic_store_explicit(&k->age, atomic_fetch_add(&ages, 1), memory_order_relaxed);
+    return true;
+}
+
+/* At least `need`, and at most an eighth wasted. */
+static bool fits(size_t bytes, size_t need) { return bytes >= need && bytes - need <= need / 8; }
+
+static kept_block *best_place(size_t need) {
+    kept_block *best = NULL;
+    size_t best_bytes = SIZE_MAX;
+    for (int i = 0; i < KEPT_MAX; i++) {
+        size_t bytes = atomic_load_explicit(&kept[i].bytes, memory_order_relaxed);
+        if (!fits(bytes, need) || bytes >= best_bytes) continue;
+        if (!atomic_load_explicit(&kept[i].block, memory_order_relaxed)) continue;
+        best = &kept[i], best_bytes = bytes;
+    }
+    return best;
+}
+
+static kept_block *oldest_place(void) {
+    kept_block *oldest = NULL;
+    uint64_t age = UINT64_MAX;
+    for (int i = 0; i < KEPT_MAX; i++) {
+        uint64_t a = atomic_load_explicit(&kept[i].age, memory_order_relaxed);
+        if (a < age && atomic_load_explicit(&kept[i].block, memory_order_relaxed))
+            oldest = &kept[i], age = a;
+    }
+    return oldest;
+}
+
+static bool drop_oldest(void) {
+    kept_block *oldest = oldest_place();
+    if (oldest) etch__free(take_place(oldest));
+    return oldest != NULL;
+}
+
+/* Keeps the block, dropping the oldest ones over the limit. */
+static void keep_block(etch_storage *block) {
+    int64_t limit = etch__param_int(PARAM_KEEP_MEMORY), bytes = (int64_t)block->block_bytes;
+    if (bytes > limit) {
+        etch__free(block);
+        return;
+    }
+    while (atomic_load(&kept_bytes) + bytes > limit && drop_oldest()) continue;
+    for (int turn = 0; turn < 2; turn++) {
+        for (int i = 0; i < KEPT_MAX; i++)
+            if (fill_place(&kept[i], block)) return;
+        drop_oldest();
+    }
+    etch__free(block);
+}
+
+/* The best fitting kept block. Only its own header is sure about its size. */
+static void *take_kept(size_t *bytes) {
+    for (int tries = 0; tries < 4; tries++) {
+        kept_block *k = best_place(*bytes);
+        if (!k) return NULL;
+        etch_storage *block = take_place(k);
+        if (!block) continue;
+        if (fits(block->block_bytes, *bytes)) {
+            *bytes = block->block_bytes;
+            return block;
+        }
+        keep_block(block);
+    }
+    return NULL;
 }
 
 static bool keeps_blocks(void) {
@@ -111,7 +163,7 @@ etch_storage *etch__storage_new(size_t bytes) {
     s->block_bytes = whole;
     s->data = (void *)(((uintptr_t)block + ALIGN + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
     THREAD_COUNT(allocations, 1);
-    account(bytes, (int64_t)bytes);
+    account((int64_t)bytes);
     return s;
 }
 
@@ -135,7 +187,7 @@ etch_storage *etch__storage_wrap(void *data, size_t bytes) {
     s->refs = 1;
     s->exposed = EXPOSED_WRAPPED;
     s->bytes = bytes, s->data = data;
-    account(bytes, (int64_t)bytes);
+    account((int64_t)bytes);
     return s;
 }
 
@@ -145,8 +197,8 @@ void etch__storage_release(etch_storage *s) {
         atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
     if (s->free_fn) s->free_fn(s->free_ctx);
-    if (likely(!s->device)) account(s->bytes, -(int64_t)s->bytes);
-    if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s, s->block_bytes);
+    if (likely(!s->device)) account(-(int64_t)s->bytes);
+    if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s);
     else etch__free(s);
 }
 

@@ -85,6 +85,7 @@ etch_tensor *etch_retain(etch_tensor *t) {
 
 void etch_release(etch_tensor *t) {
     if (!t || t == ETCH_NONE) return;
+    if (unlikely(etch__tls.borrower)) etch__trace_hooks.own_borrowed(t);
     if (atomic_load_explicit(&t->refs, memory_order_acquire) == 1 ||
         atomic_fetch_sub_explicit(&t->refs, 1, memory_order_acq_rel) == 1)
         etch__tensor_destroy(t);

@@ -10,7 +10,7 @@
  * the owner only, read by etch__thread_counts while they move. */
 typedef struct thread_counts {
     int64_t tensors, operators, allocations, kernel_launches, library_calls;
-    int64_t small_bytes; /* of storages under 4 KiB: made less destroyed */
+    int64_t small_bytes; /* of storages: made less destroyed, not yet counted for all threads */
 } thread_counts;
 
 /* Adds n to one of the calling thread's counts: two plain moves, but no data race. */
@@ -34,6 +34,7 @@ typedef struct etch_thread {
     int64_t guard_scope; /* the running compiled call's own scope, -1 without one: closing it or an
                             outer one from elsewhere abandons the run */
     void *run;           /* the tracer's run */
+    void *borrower;      /* the tracer's walks that use their arguments without a count of them */
 
     const void *composite_site; /* while a composite runs: the user's call of it, else NULL */
 

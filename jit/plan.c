@@ -119,7 +119,7 @@ static run_block *new_block(const native_plan *p) {
                    room((p->ncells + 1) * sizeof(uint64_t)) + room(operands * sizeof(etch_tensor)) +
                    room(operands * sizeof(void *)) + room(operands * sizeof(etch_storage)) +
                    room(p->noutputs * sizeof(void *));
-    char *raw = etch__malloc(bytes + (p->device ? 0 : p->arena_bytes) + 64);
+    char *raw = etch__aligned(bytes + (p->device ? 0 : p->arena_bytes));
     if (!raw) return NULL;
     run_block *b = (run_block *)raw;
     char *at = raw + room(sizeof *b);
@@ -129,7 +129,7 @@ static run_block *new_block(const native_plan *p) {
     b->pointers = carve(&at, operands * sizeof(void *));
     b->storages = carve(&at, operands * sizeof(etch_storage));
     b->outputs = carve(&at, p->noutputs * sizeof(void *));
-    b->arena = (char *)(((uintptr_t)at + 63) & ~(uintptr_t)63);
+    b->arena = at;
     b->device_arena = NULL;
     if (p->device && p->arena_bytes) {
         b->device_arena = etch__storage_new_on(p->device, (size_t)p->arena_bytes);

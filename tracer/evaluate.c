@@ -30,7 +30,7 @@ static void fail_handle(etch_tensor *h) {
 }
 
 static bool gather(walk *w, const trace_node *n) {
-    if (!etch__grow(&w->inputs, &w->inputs_cap, n->nin + 1, sizeof *w->inputs)) return false;
+    if (!etch__grow_lines(&w->inputs, &w->inputs_cap, n->nin + 1, sizeof *w->inputs)) return false;
     bool ready = true;
     for (int i = 0; i < n->nin; i++) {
         w->inputs[i] = w->c.value[n->in[i]];
@@ -119,7 +119,7 @@ etch_status etch__evaluate(walk *w, bool live_only) {
 /* ---- by a plan ---- */
 
 bool etch__fill_alias(walk *w, const int32_t *bound, int nbound) {
-    if (!etch__grow(&w->alias, &w->alias_cap, w->nvalues + 1, sizeof *w->alias)) return false;
+    if (!etch__grow_lines(&w->alias, &w->alias_cap, w->nvalues + 1, sizeof *w->alias)) return false;
     for (int64_t v = 0; v < w->nvalues; v++) w->alias[v] = (int32_t)v;
     for (int i = 0; i < w->nargs + nbound; i++) {
         int32_t v = i < w->nargs ? i : bound[i - w->nargs];
@@ -161,8 +161,8 @@ static bool alias_fits(const walk *w, const trace_leaf *leaf, const segment_code
 }
 
 static bool sizes_fit(const walk *w, const trace_leaf *leaf, const segment_code *code) {
-    return code->version == leaf->version && code->nkey == w->nkey &&
-           !memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key);
+    return code->version == atomic_load_explicit(&leaf->version, memory_order_relaxed) &&
+           code->nkey == w->nkey && !memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key);
 }
 
 /* Codes of a dynamic leaf come and go, so finding one takes the function's lock and a count. */
@@ -175,6 +175,20 @@ segment_code *etch__find_instance(walk *w, trace_leaf *leaf) {
     return code;
 }
 
+segment_code *etch__keep_instance(walk *w, trace_leaf *leaf) {
+    for (int i = 0; i < KEPT_CODES; i++) {
+        kept_code *k = &w->kept[i];
+        if (k->leaf == leaf && sizes_fit(w, leaf, k->code) && alias_fits(w, leaf, k->code))
+            return k->code;
+    }
+    segment_code *code = etch__find_instance(w, leaf);
+    if (!code) return NULL;
+    kept_code *k = &w->kept[w->next_kept++ % KEPT_CODES];
+    if (k->code) etch__code_release(k->leaf, k->code);
+    *k = (kept_code){leaf, code};
+    return code;
+}
+
 segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap) {
     *overlap = false;
     w->nvalues = leaf->nvalues;
@@ -183,7 +197,7 @@ segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap) {
         return NULL;
     if (leaf->dynamic) {
         w->nints = leaf->end->nints;
-        return etch__walk_key(w, leaf->bound, leaf->nbound) ? etch__find_instance(w, leaf) : NULL;
+        return etch__walk_key(w, leaf->bound, leaf->nbound) ? etch__keep_instance(w, leaf) : NULL;
     }
     segment_code *code = atomic_load_explicit(&leaf->code, memory_order_acquire);
     while (code && !alias_fits(w, leaf, code)) code = code->next;
@@ -214,8 +228,8 @@ static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, in
 }
 
 static bool make_room(walk *w, const segment_code *code) {
-    return etch__grow(&w->inputs, &w->inputs_cap, code->nin + 1, sizeof *w->inputs) &&
-           etch__grow(&w->outputs, &w->outputs_cap, code->nout + 1, sizeof *w->outputs);
+    return etch__grow_lines(&w->inputs, &w->inputs_cap, code->nin + 1, sizeof *w->inputs) &&
+           etch__grow_lines(&w->outputs, &w->outputs_cap, code->nout + 1, sizeof *w->outputs);
 }
 
 static void bump_versions(walk *w, const trace_leaf *leaf) {

@@ -125,7 +125,6 @@ static void run_shapes(run *r, walk *w) {
     trace_leaf *leaf = w->recorded ? etch__settle(r, w) : NULL;
     segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
     bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
-    if (leaf) etch__code_release(leaf, code);
     if (!done && !r->poisoned) etch__evaluate(w, false);
     w->recorded = false;
 }

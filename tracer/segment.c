@@ -140,13 +140,11 @@ static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t)
     if (!code && leaf->dynamic && leaf->codes && !overlap) {
         /* Other sizes than ever before: a plan for them, from kernels that are there. */
         etch__compile_leaf(r->f, leaf, w);
-        code = etch__find_instance(w, leaf);
+        code = etch__keep_instance(w, leaf);
     }
     bool suffices = code && code_suffices(w, leaf, code, t);
     if (code && !suffices) note_recompile(r, REASON_RECOMPILE_OUTPUTS, leaf->site);
-    bool ran = suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
-    etch__code_release(leaf, code);
-    return ran;
+    return suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
 }
 
 /* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
@@ -155,7 +153,7 @@ void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
     trace_node *end = etch__find_end(last, w->end);
     if (end) {
         w->leaf = end->leaf;
-        atomic_store_explicit(&((trace_node *)last)->c.next, &end->c, memory_order_release);
+        etch__predict(last, end);
         if (run_matched(r, w, end->leaf, t)) return;
         w->pending = false;
     } else {
@@ -193,6 +191,7 @@ void etch__retire_walk(run *r, walk *w) {
         etch__walk_recycle(w);
         return;
     }
+    etch__walk_own_args(w);
     walk **list = w->recorded ? &r->recorded : &r->pending;
     if (w->pending && ++r->npending > r->sweep_at) sweep_pending(r);
     w->next = *list;

@@ -74,7 +74,7 @@ typedef struct segment_code {
     int64_t *key;     /* dynamic: the sizes it is for (see walk.key) */
     int64_t nkey;
     int version;               /* dynamic: of the leaf's wanted values */
-    atomic_int refs;           /* dynamic: the list's, and one a run */
+    atomic_int refs;           /* dynamic: the list's, and one a walk that keeps it */
     struct segment_code *next; /* older code, or another aliasing pattern */
 } segment_code;
 
@@ -102,7 +102,7 @@ struct trace_leaf {
     int recorded;                   /* recordings in a row */
     int codes;                      /* graphs compiled for it */
     bool dynamic;                   /* has nodes or arguments with run-time sizes */
-    int version;                    /* dynamic: raised by each compile for more wanted values */
+    atomic_int version;             /* dynamic: raised by each compile for more wanted values */
     int instances;                  /* dynamic: codes on the list */
     _Atomic(const void *) late_run; /* the run that last used one of its values late */
     bool stale;                     /* `want` has grown since the last compile */
@@ -197,6 +197,15 @@ typedef enum walk_mode {
     WALK_SHAPES  /* recorded with deferred handles: fullgraph */
 } walk_mode;
 
+/* Code of a dynamic leaf that a walk has run, with a count of it: for the same sizes it is found again
+ * without the function's lock. */
+typedef struct kept_code {
+    trace_leaf *leaf;
+    segment_code *code;
+} kept_code;
+
+enum { KEPT_CODES = 4 };
+
 typedef struct walk {
     trace_cursor c; /* first */
     struct run *run;
@@ -204,6 +213,7 @@ typedef struct walk {
     walk_mode mode;
     bool pending;     /* ended; some of its live handles are still deferred */
     bool entry;       /* begins at the entry of the call */
+    bool borrows;     /* matching: has no counts of its arguments, see etch__walk_own_args */
     bool recorded;    /* ended in recording */
     bool published;   /* ended in recording, and published during this run */
     bool recompile;   /* ended in matching; its leaf lacks a value that was used after all */
@@ -231,7 +241,10 @@ typedef struct walk {
     int64_t outputs_cap;
     int32_t *alias;
     int64_t alias_cap;
+    kept_code kept[KEPT_CODES];
+    unsigned next_kept; /* the place that is given to another code next */
     struct walk *next; /* in one of the run's lists, newest first */
+    struct walk *next_borrower; /* in the thread's list */
 } walk;
 
 typedef struct run {
@@ -287,6 +300,8 @@ walk *etch__walk_take(run *r, trace_tree *tree);
 void etch__walk_recycle(walk *w);
 void etch__walk_free(walk *w);
 bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin);
+/* Takes a count of each argument where the walk has none yet. */
+void etch__walk_own_args(walk *w);
 /* Whether the tree has, next, a call that differs in nothing but sizes. */
 bool etch__walk_similar(const walk *w, const op_call *call);
 /* Of an ended dynamic walk: its key; and the metas of all values while it still holds them. */
@@ -305,6 +320,13 @@ int32_t etch__walk_find(const walk *w, const etch_tensor *t);
 /* Fills path with the nodes from the root to the last matched one. */
 bool etch__walk_path(walk *w);
 
+/* Notes what followed a node. Other threads read the node, so it is written only if that is new. */
+static inline void etch__predict(const trace_node *n, trace_node *follows) {
+    cursor_node *c = &((trace_node *)n)->c;
+    if (atomic_load_explicit(&c->next, memory_order_relaxed) != &follows->c)
+        atomic_store_explicit(&c->next, &follows->c, memory_order_release);
+}
+
 /* How far the first element of a view is from that of its base in this walk. */
 static inline int64_t etch__view_offset(const walk *w, const trace_node *n) {
     return n->dynamic ? w->ints[n->ints + n->nat] : n->meta.offset;
@@ -315,12 +337,14 @@ static inline int64_t etch__view_offset(const walk *w, const trace_node *n) {
  * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */
 etch_status etch__evaluate(walk *w, bool live_only);
 /* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's inputs;
- * NULL where there is none. overlap: two different storages share memory, which no code handles. To be
- * given back with etch__code_release. */
+ * NULL where there is none. overlap: two different storages share memory, which no code handles. The
+ * walk keeps what it gets. */
 segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap);
-void etch__code_release(trace_leaf *leaf, segment_code *code);
-/* Of a dynamic leaf, by the key and aliasing that the walk has already. */
+/* Of a dynamic leaf, by the key and aliasing that the walk has already. The first one is kept by the
+ * walk, the other to be given back with etch__code_release. */
+segment_code *etch__keep_instance(walk *w, trace_leaf *leaf);
 segment_code *etch__find_instance(walk *w, trace_leaf *leaf);
+void etch__code_release(trace_leaf *leaf, segment_code *code);
 /* Runs a plan and gives storage to the live handles. */
 etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code);
 /* A frame in which operators run eagerly, whatever the thread is tracing. */

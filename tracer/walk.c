@@ -1,22 +1,18 @@
 /* A walk: one thread's passage through a segment, matching it or recording it.
  *
- * What a walk holds: a count of every argument and captured tensor it has met. In matching, of the
- * tree's spare handles, one per node, which it hands out again as long as nobody else holds them.
- * In recording, of every result. So no address that it compares with can come to mean another
- * tensor. */
+ * What a walk holds: a count of every captured tensor it has met. In matching, of the tree's spare
+ * handles, one per node, which it hands out again as long as nobody else holds them. In recording, of
+ * every argument and result. So no address that it compares with can come to mean another tensor.
+ *
+ * In matching, arguments are *borrowed*: the caller has a count of each until the call returns, and
+ * counts of a tensor that several threads pass would make its cache line wander between them. The one
+ * who could take the caller's count away is the body, by etch_release on this thread: then the walk
+ * takes counts first (etch__trace_hooks.own_borrowed). It also takes them when it outlives its
+ * segment. */
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
 /* ---- making and sizing ---- */
-
-static bool grow_cleared(void *items, int64_t *cap, int64_t need, size_t size) {
-    int64_t before = *cap;
-    if (!etch__grow(items, cap, need, size)) return false;
-    void *p;
-    memcpy(&p, items, sizeof p);
-    if (*cap > before) memset((char *)p + (size_t)before * size, 0, (size_t)(*cap - before) * size);
-    return true;
-}
 
 /* Room for every node that the tree has now. */
 static bool size_for_tree(walk *w) {
@@ -24,10 +20,10 @@ static bool size_for_tree(walk *w) {
     int32_t limit = atomic_load_explicit(&t->nnodes, memory_order_acquire);
     if (limit == w->c.limit && w->values_cap) return true;
     int64_t values = t->max_values > w->nargs ? t->max_values : w->nargs;
-    if (!grow_cleared(&w->c.value, &w->values_cap, values + 1, sizeof *w->c.value) ||
-        !etch__grow(&w->c.scalar, &w->scalars_cap, t->max_scalars + 1, sizeof *w->c.scalar) ||
-        !etch__grow(&w->ints, &w->ints_cap, t->max_ints + 1, sizeof *w->ints) ||
-        !grow_cleared(&w->c.handle, &w->handles_cap, limit + 1, sizeof *w->c.handle))
+    if (!etch__grow_lines(&w->c.value, &w->values_cap, values + 1, sizeof *w->c.value) ||
+        !etch__grow_lines(&w->c.scalar, &w->scalars_cap, t->max_scalars + 1, sizeof *w->c.scalar) ||
+        !etch__grow_lines(&w->ints, &w->ints_cap, t->max_ints + 1, sizeof *w->ints) ||
+        !etch__grow_lines(&w->c.handle, &w->handles_cap, limit + 1, sizeof *w->c.handle))
         return false;
     w->c.limit = limit;
     return true;
@@ -45,7 +41,7 @@ static walk *take_spare(trace_tree *tree) {
 
 walk *etch__walk_take(run *r, trace_tree *tree) {
     walk *w = tree ? take_spare(tree) : NULL;
-    if (!w && !(w = etch__calloc(1, sizeof *w))) return NULL;
+    if (!w && !(w = etch__aligned_zeroed(sizeof *w))) return NULL;
     w->run = r;
     w->tree = tree;
     w->mode = tree ? WALK_MATCH : WALK_RECORD;
@@ -74,16 +70,51 @@ void etch__walk_free(walk *w) {
     etch__free(w->ints);
     etch__free(w->metas);
     etch__free(w->key);
+    for (int i = 0; i < KEPT_CODES; i++)
+        if (w->kept[i].code) etch__code_release(w->kept[i].leaf, w->kept[i].code);
     etch__free(w);
 }
 
 bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     w->entry = true;
-    if (!grow_cleared(&w->c.value, &w->values_cap, nin + 1, sizeof *w->c.value)) return false;
+    if (!etch__grow_lines(&w->c.value, &w->values_cap, nin + 1, sizeof *w->c.value)) return false;
     w->nargs = nin;
-    for (int i = 0; i < nin; i++) w->c.value[i] = etch_retain(in[i]);
+    for (int i = 0; i < nin; i++) w->c.value[i] = in[i];
     w->nvalues = nin;
+    w->borrows = true;
+    w->next_borrower = etch__tls.borrower;
+    etch__tls.borrower = w;
+    if (w->mode != WALK_MATCH) etch__walk_own_args(w);
     return true;
+}
+
+static void stop_borrowing(walk *w) {
+    walk *first = etch__tls.borrower, **link = &first;
+    while (*link != w) link = &(*link)->next_borrower;
+    *link = w->next_borrower;
+    etch__tls.borrower = first;
+    w->borrows = false;
+}
+
+void etch__walk_own_args(walk *w) {
+    if (!w->borrows) return;
+    stop_borrowing(w);
+    for (int i = 0; i < w->nargs; i++) etch_retain(w->c.value[i]);
+}
+
+static void own_borrowed(const etch_tensor *t) {
+    for (walk *w = etch__tls.borrower, *next; w; w = next) {
+        next = w->next_borrower;
+        for (int i = 0; i < w->nargs; i++)
+            if (w->c.value[i] == t) {
+                etch__walk_own_args(w);
+                break;
+            }
+    }
+}
+
+__attribute__((constructor)) static void register_borrowing(void) {
+    etch__trace_hooks.own_borrowed = own_borrowed;
 }
 
 /* ---- giving up ---- */
@@ -164,13 +195,17 @@ static void give_up_recorded(walk *w) {
     if (w->want) memset(w->want, 0, (size_t)w->want_cap);
 }
 
+static void give_up_args(walk *w) {
+    if (w->borrows) stop_borrowing(w);
+    else
+        for (int i = 0; i < w->nargs; i++) etch_release(w->c.value[i]);
+    for (int i = 0; i < w->nargs; i++) w->c.value[i] = NULL;
+}
+
 void etch__walk_recycle(walk *w) {
+    give_up_args(w);
     if (w->mode == WALK_MATCH) give_up_matched(w);
     else give_up_recorded(w);
-    for (int i = 0; i < w->nargs; i++) {
-        etch_release(w->c.value[i]);
-        w->c.value[i] = NULL;
-    }
     trace_tree *tree = w->tree;
     w->nvalues = w->nscalars = w->nints = 0;
     w->dynamic = w->dynamic_entry = false;
@@ -283,8 +318,7 @@ etch_tensor *etch__walk_match(walk *w, const op_call *call) {
     }
     if (!n->c.inplace) w->c.value[n->c.out] = h;
     for (int i = 0; i < call->nsc; i++) w->c.scalar[n->c.sc + i] = call->sc[i];
-    trace_node *last = (trace_node *)w->c.last;
-    atomic_store_explicit(&last->c.next, &n->c, memory_order_release);
+    etch__predict((trace_node *)w->c.last, n);
     w->c.last = &n->c;
     w->c.next = atomic_load_explicit(&n->c.next, memory_order_acquire);
     return h;
@@ -300,12 +334,12 @@ int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
 
 static bool room_for_node(walk *w, const op_call *call) {
     return etch__grow(&w->path, &w->path_cap, w->npath + 1, sizeof *w->path) &&
-           grow_cleared(&w->c.value, &w->values_cap, w->nvalues + call->nin + 1,
-                        sizeof *w->c.value) &&
-           etch__grow(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc,
-                      sizeof *w->c.scalar) &&
-           etch__grow(&w->ints, &w->ints_cap, w->nints + call->nat + 1, sizeof *w->ints) &&
-           grow_cleared(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1);
+           etch__grow_lines(&w->c.value, &w->values_cap, w->nvalues + call->nin + 1,
+                            sizeof *w->c.value) &&
+           etch__grow_lines(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc,
+                            sizeof *w->c.scalar) &&
+           etch__grow_lines(&w->ints, &w->ints_cap, w->nints + call->nat + 1, sizeof *w->ints) &&
+           etch__grow_lines(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1);
 }
 
 /* Operand positions; tensors not met before become captured slots. */
@@ -417,7 +451,7 @@ static void put_key(walk *w, const etch_tensor *t) {
 
 bool etch__walk_key(walk *w, const int32_t *bound, int nbound) {
     int64_t need = (int64_t)(w->nargs + nbound) * 2 * ETCH_MAX_DIMS + w->nints;
-    if (!etch__grow(&w->key, &w->key_cap, need + 1, sizeof *w->key)) return false;
+    if (!etch__grow_lines(&w->key, &w->key_cap, need + 1, sizeof *w->key)) return false;
     w->nkey = 0;
     for (int i = 0; i < w->nargs; i++) put_key(w, w->c.value[i]);
     for (int i = 0; i < nbound; i++) put_key(w, w->c.value[bound[i]]);
@@ -458,12 +492,13 @@ static void own_results(walk *w) {
 bool etch__walk_to_recording(walk *w, walk_mode mode) {
     const trace_node *last = (trace_node *)w->c.last;
     if (!etch__walk_path(w)) return false;
+    etch__walk_own_args(w);
     w->nvalues = last->nvalues;
     w->nscalars = last->nscalars;
     w->nints = last->nints;
     w->dynamic = last->dynamic || w->tree->dynamic;
     w->dynamic_entry = w->tree->dynamic;
-    if (!grow_cleared(&w->want, &w->want_cap, w->nvalues + 1, 1)) return false;
+    if (!etch__grow_lines(&w->want, &w->want_cap, w->nvalues + 1, 1)) return false;
     if (mode == WALK_RECORD) {
         etch__evaluate(w, false);
         TRACE_COUNT(w->run->f, eager_runs, w->npath > 0);
