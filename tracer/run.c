@@ -24,6 +24,7 @@ static run *take_run(etch_function *f) {
     r->outer = suspended;
     etch__function_pin(f);
     r->f = f;
+    r->state = etch__tls.state;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     if (unlikely(r->gen->epoch !=
                  atomic_load_explicit(&etch__override_epoch, memory_order_acquire))) {
@@ -73,9 +74,20 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     return r->walk = w;
 }
 
-static bool enter(run *r, etch_tensor *const *in, int nin) {
+/* Along the trace that is to be replayed. */
+static walk *begin_replay(run *r, const replay *p, etch_tensor *const *in, int nin) {
+    walk *w = etch__walk_take(r, etch__replay_tree(p));
+    if (w && !etch__walk_bind_args(w, in, nin)) {
+        etch__walk_recycle(w);
+        w = NULL;
+    }
+    return r->walk = w;
+}
+
+static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
     etch_thread *t = &etch__tls;
-    if (!begin_entry(r, in, nin) && (!r->eager || r->by_stance)) return false;
+    walk *w = p ? begin_replay(r, p, in, nin) : begin_entry(r, in, nin);
+    if (!w && (!r->eager || r->by_stance)) return false;
     if (r->eager && r->f->options.fullgraph) {
         etch__error(ETCH_ERR_RECOMPILE_LIMIT,
                     "%s: fullgraph = true, but no trace fits the arguments and the recompile limit "
@@ -139,6 +151,7 @@ static void end_return(run *r) {
     if (w->mode == WALK_MATCH) etch__end_matched(r, w, NULL);
     else etch__end_recorded(w, NULL);
     if (w->mode == WALK_SHAPES) run_shapes(r, w);
+    if (w->mode == WALK_MATCH) r->leaf = w->leaf;
     etch__retire_walk(r, w);
 }
 
@@ -192,6 +205,8 @@ static void leave(void) {
 }
 
 static etch_status finish(run *r, etch_status status, etch_tensor **out, int nout) {
+    if (unlikely(r->f->options.replay) && status == ETCH_OK && !r->replayed)
+        etch__replay_note(r, out, nout);
     status = close_scope(r, status, out, nout);
     if (status == ETCH_OK) end_return(r);
     else drop_segment(r);
@@ -200,6 +215,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     if (status == ETCH_OK && r->refused) status = etch__refuse_compile(r->f, NULL);
     leave();
     settle_all(r, status == ETCH_OK && !etch__outdated(r));
+    if (unlikely(r->replay != NULL)) etch__replay_publish(r, status == ETCH_OK);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (out[i]->failed) status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
     return status;
@@ -356,8 +372,10 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     run *r = take_run(f);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status;
-    if (enter(r, in, nin)) {
-        status = etch__call_body(f, in, nin, out, nout);
+    const replay *p = NULL;
+    if (unlikely(f->options.replay)) p = r->replayed = etch__replay_find(r->gen, in, nin, nout);
+    if (enter(r, p, in, nin)) {
+        status = p ? etch__replay_run(r, p, out, nout) : etch__call_body(f, in, nin, out, nout);
         if (etch__current_run() != r) return scope_was_closed(); /* and the run abandoned */
         status = checked_results(f, r->scope, status, out, nout);
         if (r->poisoned && status == ETCH_OK) status = etch__tls.status;

@@ -77,6 +77,19 @@ etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin
                                int nout, const void *site);
 void etch__constants_free(struct constant *c);
 
+/* tracer/replay.c: calls that do not run the body (`replay = true`) */
+void etch__replay_free(replay *p);
+/* What holds for such arguments, or NULL. */
+const replay *etch__replay_find(const generation *g, etch_tensor *const *in, int nin, int nout);
+trace_tree *etch__replay_tree(const replay *p);
+/* Keeps in r->replay what the body has done, before the call's scope is closed; says once why it
+ * cannot be replayed. */
+void etch__replay_note(run *r, etch_tensor *const *out, int nout);
+/* Lets calls find it if it has code now. */
+void etch__replay_publish(run *r, bool ended_well);
+/* In place of the body. */
+etch_status etch__replay_run(run *r, const replay *p, etch_tensor **out, int nout);
+
 /* tracer/stance.c */
 extern _Atomic int etch__stance; /* an etch_stance */
 static inline bool etch__may_compile(void) {

@@ -17,6 +17,7 @@ trace_leaf *etch__settle(run *r, walk *w) {
     pthread_mutex_lock(&r->f->lock);
     trace_leaf *leaf = etch__publish(w);
     w->published = true;
+    if (w->entry) r->leaf = leaf;
     bool ripe = leaf && (leaf->codes || leaf->recorded >= stable_after(r->f));
     pthread_mutex_unlock(&r->f->lock);
     if (ripe) etch__compile_leaf(r->f, leaf, w);

@@ -27,6 +27,7 @@
 typedef struct trace_leaf trace_leaf;
 typedef struct trace_tree trace_tree;
 typedef struct generation generation;
+typedef struct replay replay;
 
 /* A captured tensor first met at a node: the slot it binds, and what it must look like. */
 typedef struct capture {
@@ -143,6 +144,8 @@ struct generation {
     struct constant *constants; /* values assumed constant (under the function's lock) */
     int ntrees, entry_leaves, graphs;
     _Atomic bool entry_limited, warned; /* once, of the first limit that is reached */
+    _Atomic(replay *) replays;          /* what calls need not run the body for */
+    atomic_bool unreplayable;           /* the reason was logged */
     trace_node **nodes;                 /* all published ones */
     int64_t nnodes, nodes_cap;
     trace_leaf **leaves;
@@ -254,6 +257,13 @@ typedef struct run {
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;
+    /* For `replay`: what this call did, the leaf of its first segment, its first break (+ 1). */
+    replay *replay;
+    const struct replay *replayed; /* in place of the body, or NULL */
+    trace_leaf *leaf;
+    uint64_t state; /* when the call began */
+    int broke;
+    const void *broke_site;
     pthread_t thread;
 } run;
 
@@ -283,6 +293,8 @@ void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *t
 
 /* tracer/walk.c: one segment */
 walk *etch__walk_take(run *r, trace_tree *tree);
+/* The spare handle of a node; NULL with out_of_memory. */
+etch_tensor *etch__walk_handle(walk *w, const trace_node *n);
 /* Gives up everything the walk holds and puts it back to its tree, or frees it. */
 void etch__walk_recycle(walk *w);
 void etch__walk_free(walk *w);

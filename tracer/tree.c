@@ -154,6 +154,7 @@ void etch__generation_free(generation *g) {
     }
     for (int64_t i = 0; i < g->nnodes; i++) etch__node_free(g->nodes[i]);
     etch__constants_free(g->constants);
+    etch__replay_free(g->replays);
     atomic_fetch_sub(&etch__live_graphs, g->graphs);
     etch__free(g->leaves);
     etch__free(g->nodes);

@@ -254,7 +254,7 @@ static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, et
     return true;
 }
 
-static etch_tensor *handle_of(walk *w, const trace_node *n) {
+etch_tensor *etch__walk_handle(walk *w, const trace_node *n) {
     etch_tensor **h = &w->c.handle[n->c.id];
     if (!*h) *h = deferred_handle(w, &n->meta, n->c.out);
     return *h;
@@ -262,7 +262,7 @@ static etch_tensor *handle_of(walk *w, const trace_node *n) {
 
 /* The result's handle, given to the innermost scope; for an in-place node the first operand. */
 static etch_tensor *matched_result(walk *w, const trace_node *n, const op_call *call) {
-    etch_tensor *h = n->c.inplace ? call->in[0] : handle_of(w, n);
+    etch_tensor *h = n->c.inplace ? call->in[0] : etch__walk_handle(w, n);
     if (!h || (n->dynamic && !dynamic_result(w, n, call, h))) return NULL;
     if (n->c.inplace) return h;
     if (!etch__scope_push(h)) return NULL;

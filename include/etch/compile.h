@@ -53,7 +53,7 @@ typedef struct etch_compile_options {
     bool fullgraph; /* a graph break is an error before any tensor was changed */
     etch_dynamic dynamic;
     etch_numerics numerics;
-    bool replay;         /* accepted, without effect yet: the body is always run and verified */
+    bool replay;         /* do not run the body where a trace is known: see below */
     int stable_after;    /* compile after this many equal recordings in a row; 0: 1 */
     bool background;     /* accepted, without effect yet: compiling happens within the call */
     int recompile_limit; /* alternatives under one root; 0: 8 */
@@ -61,6 +61,18 @@ typedef struct etch_compile_options {
     bool disable;        /* run eagerly, never record */
     void *ctx;           /* passed to the general form */
 } etch_compile_options;
+
+/* replay: for a body that is a pure function of its tensor arguments. After its trace is compiled, a
+ * call whose arguments have the dtypes, sizes and strides of a recorded call (the same of them being
+ * one handle), under the same settings, does not run the body: the compiled plan of the recorded path
+ * runs. Captured tensors are those of the recorded call, which are kept until etch_reset, with the
+ * values they have now; scalars, branches and whatever else the body looked at are as recorded, so a
+ * body with hidden state gives stale results: unsound by contract. Results are new tensors at each
+ * call, a returned argument is the argument of this call, random operators take fresh numbers, and
+ * in-place operators write. Any other call runs the body, and is recorded (up to 64 combinations). A
+ * body that breaks the graph, or returns a tensor that no operator made, is run on every call; a log
+ * line (perf_hints) says so once. Inside another compiled function the body is recorded into that.
+ * ETCH_CHECK=1 runs the body as well, and reports any difference. */
 
 /* Each returns a new function handle, to be freed with etch_function_free, or NULL. The body is not
  * called. options may be NULL. */
