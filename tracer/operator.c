@@ -43,7 +43,11 @@ static etch_tensor *run_now(run *r, const op_call *call) {
 
 static etch_tensor *record(run *r, walk *w, const op_call *call) {
     if (w->mode == WALK_RECORD && etch__ops[call->op].kind == KIND_INPLACE) etch__late_use_all(r);
-    return operands_there(call) ? etch__walk_record(w, call) : NULL;
+    if (!operands_there(call)) return NULL;
+    etch_tensor *h = etch__walk_record(w, call);
+    if (unlikely(r->check) && h && w->mode == WALK_SHAPES)
+        etch__check_call(w, w->path[w->npath - 1]);
+    return h;
 }
 
 /* Whether a new path under this root would be one too many. */
@@ -60,7 +64,7 @@ void etch__follow(run *r, walk *w) {
     bool alone = etch__tls.layers == 1u << LAYER_TRACER && !r->nexposed;
     for (int i = 0; w->entry && i < w->nargs; i++)
         alone = alone && !etch__exposed_bits(w->c.value[i]);
-    if (w->mode == WALK_MATCH && alone) etch__tls.cursor = &w->c;
+    if (w->mode == WALK_MATCH && alone && !r->check) etch__tls.cursor = &w->c;
 }
 
 /* Captured memory that is exposed: the same. */
@@ -190,6 +194,7 @@ etch_tensor *etch__traced_operator(const op_call *call) {
         etch_tensor *h = etch__walk_match(w, call);
         if (h) {
             stop_following(call);
+            if (unlikely(r->check)) etch__check_call(w, (const trace_node *)w->c.last);
             return h;
         }
         long_match = etch__find_end((trace_node *)w->c.last, REASON_BREAK_LENGTH) != NULL;

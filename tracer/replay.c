@@ -285,3 +285,104 @@ etch_status etch__replay_run(run *r, const replay *p, etch_tensor **out, int nou
     }
     return ETCH_OK;
 }
+
+/* ---- ETCH_CHECK: what the body does against what would be replayed ---- */
+
+static const char *line_of(const trace_node *n) {
+    const char *line = etch__site_line(n->site);
+    return line[0] ? line : "?";
+}
+
+static bool same_step(const replay *p, const walk *w, const trace_node *a, const trace_node *b) {
+    const int64_t *at = a->dynamic ? p->ints + a->ints : a->c.at;
+    const int64_t *bt = b->dynamic ? w->ints + b->ints : b->c.at;
+    return a->op == b->op && a->nin == b->nin && a->nsc == b->nsc && a->nat == b->nat &&
+           a->c.state == b->c.state && !memcmp(a->c.kind, b->c.kind, sizeof a->c.kind) &&
+           !memcmp(a->in, b->in, a->nin * sizeof *a->in) && !memcmp(at, bt, a->nat * sizeof *at);
+}
+
+static bool same_step_scalars(run *r, const replay *p, const trace_node *a, const trace_node *b) {
+    int n = etch__ops[a->op].flags & OPF_RANDOM ? a->nsc - 2 : a->nsc;
+    for (int i = 0; i < n; i++) {
+        etch_scalar x = p->scalars[a->c.sc + i], y = r->walk->c.scalar[b->c.sc + i];
+        if (x.i == y.i) continue;
+        bool real = x.kind == ETCH_SCALAR_REAL;
+        etch__check_failed(r, b->site,
+                           "replay differs from the body: %s: scalar %d: replay has "
+                           "%.17g, the body %.17g",
+                           etch__ops[a->op].name, i, real ? x.d : (double)x.i,
+                           real ? y.d : (double)y.i);
+        return false;
+    }
+    return true;
+}
+
+/* Another tensor is no difference while it has the same values and nothing tells them apart. */
+static bool same_bound(run *r, const etch_tensor *recorded, const etch_tensor *now,
+                       const trace_node *n, bool identity) {
+    if (recorded == now) return true;
+    bool same = recorded->dtype == now->dtype && !identity && recorded->storage && now->storage &&
+                etch__same_values(recorded, now);
+    if (!same)
+        etch__check_failed(r, n->site,
+                           "replay differs from the body: %s: replay has the captured "
+                           "tensor of the recorded call, the body another one with other values",
+                           etch__ops[n->op].name);
+    return same;
+}
+
+/* A captured tensor that is written, viewed or returned is this one and no other. */
+static bool identity_matters(const replay *p, int32_t v) {
+    const trace_leaf *leaf = p->leaf;
+    for (int i = 0; i < p->nout; i++)
+        if (leaf->base[p->out[i]] == v) return true;
+    return leaf->written[v];
+}
+
+static bool same_step_captures(run *r, const replay *p, const trace_node *a, const trace_node *b,
+                               int *bound) {
+    if (a->ncaptures != b->ncaptures) return false;
+    for (int k = 0; k < a->ncaptures; k++, *bound += 1)
+        if (!same_bound(r, p->bound[*bound], r->walk->c.value[b->captures[k].value], b,
+                        identity_matters(p, a->captures[k].value)))
+            return false;
+    return true;
+}
+
+static bool same_path(run *r, const replay *p) {
+    const walk *w = r->walk;
+    int bound = 0;
+    for (int64_t i = 0; i < p->leaf->npath || i < w->npath; i++) {
+        const trace_node *a = i < p->leaf->npath ? p->leaf->path[i] : NULL;
+        const trace_node *b = i < w->npath ? w->path[i] : NULL;
+        if (!a || !b || !same_step(p, w, a, b)) {
+            etch__check_failed(
+                r, b ? b->site : NULL,
+                "replay differs from the body: operator %lld: "
+                "replay has %s (%s), the body %s%s",
+                (long long)i, a ? etch__ops[a->op].name : "the return", a ? line_of(a) : "?",
+                b ? etch__ops[b->op].name : "the return",
+                a && b && a->op == b->op ? " with other operands, attributes or state" : "");
+            return false;
+        }
+        if (!same_step_scalars(r, p, a, b) || !same_step_captures(r, p, a, b, &bound)) return false;
+    }
+    return true;
+}
+
+void etch__replay_compare(run *r, const replay *p, etch_tensor *const *out) {
+    walk *w = r->walk;
+    const char *why = obstacle(r);
+    if (why || !w)
+        etch__check_failed(r, r->broke_site,
+                           "replay differs from the body, which now breaks the "
+                           "graph: %s",
+                           why ? why : "it runs eagerly");
+    if (why || !w || (w->mode == WALK_MATCH && !etch__walk_path(w)) || !same_path(r, p)) return;
+    for (int i = 0; i < p->nout; i++)
+        if (w->c.value[p->out[i]] != out[i]) {
+            etch__check_failed(r, NULL, "replay differs from the body: result %d is another tensor",
+                               i);
+            return;
+        }
+}

@@ -25,6 +25,7 @@ static run *take_run(etch_function *f) {
     etch__function_pin(f);
     r->f = f;
     r->state = etch__tls.state;
+    r->check = etch__checking();
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     if (unlikely(r->gen->epoch !=
                  atomic_load_explicit(&etch__override_epoch, memory_order_acquire))) {
@@ -37,6 +38,7 @@ static run *take_run(etch_function *f) {
 static void give_back_run(run *r) {
     while (r->nexposed) etch__end_exposure(r, r->exposed[0]);
     etch__free(r->exposed);
+    etch__free(r->difference);
     etch__function_unpin(r->f);
     if (r == &spare_run) spare_run_used = false;
     else etch__free(r);
@@ -205,8 +207,10 @@ static void leave(void) {
 }
 
 static etch_status finish(run *r, etch_status status, etch_tensor **out, int nout) {
-    if (unlikely(r->f->options.replay) && status == ETCH_OK && !r->replayed)
-        etch__replay_note(r, out, nout);
+    if (unlikely(r->f->options.replay) && status == ETCH_OK) {
+        if (!r->replayed) etch__replay_note(r, out, nout);
+        else if (r->check) etch__replay_compare(r, r->replayed, out);
+    }
     status = close_scope(r, status, out, nout);
     if (status == ETCH_OK) end_return(r);
     else drop_segment(r);
@@ -216,6 +220,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     leave();
     settle_all(r, status == ETCH_OK && !etch__outdated(r));
     if (unlikely(r->replay != NULL)) etch__replay_publish(r, status == ETCH_OK);
+    if (unlikely(r->differs)) status = etch__check_report(r);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (out[i]->failed) status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
     return status;
@@ -373,7 +378,8 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status;
     const replay *p = NULL;
-    if (unlikely(f->options.replay)) p = r->replayed = etch__replay_find(r->gen, in, nin, nout);
+    if (unlikely(f->options.replay)) r->replayed = etch__replay_find(r->gen, in, nin, nout);
+    if (!r->check) p = r->replayed; /* else the body is run, and compared with it */
     if (enter(r, p, in, nin)) {
         status = p ? etch__replay_run(r, p, out, nout) : etch__call_body(f, in, nin, out, nout);
         if (etch__current_run() != r) return scope_was_closed(); /* and the run abandoned */

@@ -77,6 +77,21 @@ etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin
                                int nout, const void *site);
 void etch__constants_free(struct constant *c);
 
+/* tracer/check.c: ETCH_CHECK=1 */
+bool etch__checking(void);
+/* The node has just been matched or recorded, deferred: its shadow is computed. */
+void etch__check_call(walk *w, const trace_node *n);
+/* Around what makes the walk's values real (leaf NULL: along w->path). */
+void etch__check_before(walk *w, const trace_leaf *leaf);
+void etch__check_after(walk *w, const trace_leaf *leaf);
+void etch__shadow_free(struct shadow *s);
+/* Keeps and logs the call's first difference; sets the error of one. */
+void etch__check_failed(run *r, const void *site, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+etch_status etch__check_report(const run *r);
+/* Same sizes and bits, of one dtype. */
+bool etch__same_values(const etch_tensor *a, const etch_tensor *b);
+
 /* tracer/replay.c: calls that do not run the body (`replay = true`) */
 void etch__replay_free(replay *p);
 /* What holds for such arguments, or NULL. */
@@ -87,6 +102,8 @@ trace_tree *etch__replay_tree(const replay *p);
 void etch__replay_note(run *r, etch_tensor *const *out, int nout);
 /* Lets calls find it if it has code now. */
 void etch__replay_publish(run *r, bool ended_well);
+/* Under ETCH_CHECK the body has run instead: finds the first difference. */
+void etch__replay_compare(run *r, const replay *p, etch_tensor *const *out);
 /* In place of the body. */
 etch_status etch__replay_run(run *r, const replay *p, etch_tensor **out, int nout);
 

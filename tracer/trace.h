@@ -234,7 +234,8 @@ typedef struct walk {
     int64_t outputs_cap;
     int32_t *alias;
     int64_t alias_cap;
-    struct walk *next; /* in one of the run's lists, newest first */
+    struct shadow *shadow; /* under ETCH_CHECK: see tracer/check.c; else NULL */
+    struct walk *next;     /* in one of the run's lists, newest first */
 } walk;
 
 typedef struct run {
@@ -259,11 +260,14 @@ typedef struct run {
     int64_t nexposed, exposed_cap;
     /* For `replay`: what this call did, the leaf of its first segment, its first break (+ 1). */
     replay *replay;
-    const struct replay *replayed; /* in place of the body, or NULL */
+    const struct replay *replayed; /* what holds for the arguments, or NULL */
     trace_leaf *leaf;
     uint64_t state; /* when the call began */
     int broke;
     const void *broke_site;
+    bool check, differs; /* ETCH_CHECK is set; it has found a difference, the first: */
+    char *difference;
+    const void *difference_site;
     pthread_t thread;
 } run;
 

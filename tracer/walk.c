@@ -74,6 +74,7 @@ void etch__walk_free(walk *w) {
     etch__free(w->ints);
     etch__free(w->metas);
     etch__free(w->key);
+    etch__shadow_free(w->shadow);
     etch__free(w);
 }
 
@@ -172,6 +173,7 @@ void etch__walk_recycle(walk *w) {
         w->c.value[i] = NULL;
     }
     trace_tree *tree = w->tree;
+    if (unlikely(w->shadow != NULL)) etch__shadow_free(w->shadow), w->shadow = NULL;
     w->nvalues = w->nscalars = w->nints = 0;
     w->dynamic = w->dynamic_entry = false;
     w->leaf = NULL;
@@ -465,6 +467,7 @@ bool etch__walk_to_recording(walk *w, walk_mode mode) {
     if (!grow_cleared(&w->want, &w->want_cap, w->nvalues + 1, 1)) return false;
     if (mode == WALK_RECORD) {
         etch__evaluate(w, false);
+        etch__shadow_free(w->shadow), w->shadow = NULL;
         TRACE_COUNT(w->run->f, eager_runs, w->npath > 0);
     }
     own_results(w);

@@ -6,7 +6,15 @@
  * data-dependent error or a failed allocation appears; what other threads see between entry and
  * return of a call (call etch_flush before synchronising with them); raw pointers got before the
  * call and used inside it without etch_flush; `replay`; and the sign and payload of a NaN that
- * arithmetic produced. */
+ * arithmetic produced.
+ *
+ * ETCH_CHECK=1 in the environment checks that, at several times the cost: operators of a compiled
+ * function are computed by their eager kernels as well, at their calls and once more just before
+ * the plan runs, and everything that is produced or written is compared bit for bit. The first
+ * difference of a call is logged as a warning and makes the call fail with check_failed: operator,
+ * line, element, what was expected and what came, and whether memory was written past the API. The
+ * body runs once, as always, but for kernels of the user's, which are called up to three times. With
+ * `replay` the body runs too, and is compared with what would have been replayed. */
 #ifndef ETCH_COMPILE_H
 #define ETCH_COMPILE_H
 
