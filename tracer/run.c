@@ -186,7 +186,7 @@ static void settle_all(run *r, bool publish) {
     while (r->pending) {
         walk *w = r->pending;
         r->pending = w->next;
-        if (publish && w->recompile) etch__compile_leaf(r->f, w->leaf, w);
+        if (publish && w->recompile) etch__want_code(r->f, w->leaf, w);
         etch__walk_recycle(w);
     }
     while (r->recorded) {

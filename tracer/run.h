@@ -11,8 +11,9 @@ static inline run *etch__current_run(void) { return etch__tls.run; }
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout);
 
-/* A run holds the function, which may be freed meanwhile. */
-void etch__function_pin(etch_function *f);
+/* A run holds the function, which may be freed meanwhile. Returns where it is counted. */
+unsigned etch__function_pin(etch_function *f);
+void etch__function_unpin_at(etch_function *f, unsigned shard);
 /* A run gives up its hold on the function, the last one frees it. */
 void etch__function_unpin(etch_function *f);
 
@@ -106,6 +107,13 @@ void etch__replay_publish(run *r, bool ended_well);
 void etch__replay_compare(run *r, const replay *p, etch_tensor *const *out);
 /* In place of the body. */
 etch_status etch__replay_run(run *r, const replay *p, etch_tensor **out, int nout);
+
+/* tracer/background.c: compiling beside the program (`background = true`) */
+/* The leaf shall have code: compiled here, or by the thread in the background. */
+void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w);
+void etch__background_forget(etch_function *f);
+/* For tests: until nothing is left to compile. */
+void etch__background_wait(void);
 
 /* tracer/stance.c */
 extern _Atomic int etch__stance; /* an etch_stance */

@@ -107,6 +107,7 @@ struct trace_leaf {
     int instances;                  /* dynamic: codes on the list */
     _Atomic(const void *) late_run; /* the run that last used one of its values late */
     bool stale;                     /* `want` has grown since the last compile */
+    bool queued;                    /* to be compiled in the background (under the lock) */
     _Atomic(segment_code *) code;
     const void *site; /* of the break that ends it */
 };
@@ -265,6 +266,7 @@ typedef struct run {
     uint64_t state; /* when the call began */
     int broke;
     const void *broke_site;
+    bool worker;         /* stands for a job of the compiling thread, not for a call */
     bool check, differs; /* ETCH_CHECK is set; it has found a difference, the first: */
     char *difference;
     const void *difference_site;
@@ -356,6 +358,8 @@ extern atomic_int etch__live_graphs;
 /* tracer/compile.c: leaves to code */
 /* Compiles the leaf for its wanted values, and for the aliasing and sizes of an ended walk. */
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w);
+/* Whether it would do anything. */
+bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w);
 /* Per value that is an input: the lowest input over the same storage. */
 bool etch__fill_alias(walk *w, const int32_t *bound, int nbound);
 

@@ -63,7 +63,7 @@ typedef struct etch_compile_options {
     etch_numerics numerics;
     bool replay;         /* do not run the body where a trace is known: see below */
     int stable_after;    /* compile after this many equal recordings in a row; 0: 1 */
-    bool background;     /* accepted, without effect yet: compiling happens within the call */
+    bool background;     /* compile on another thread: see below */
     int recompile_limit; /* alternatives under one root; 0: 8 */
     const char *name;    /* for logs; NULL: the function's symbol */
     bool disable;        /* run eagerly, never record */
@@ -81,6 +81,13 @@ typedef struct etch_compile_options {
  * body that breaks the graph, or returns a tensor that no operator made, is run on every call; a log
  * line (perf_hints) says so once. Inside another compiled function the body is recorded into that.
  * ETCH_CHECK=1 runs the body as well, and reports any difference. */
+
+/* background: a thread of the library compiles beside the program. Calls go on eagerly, with the same
+ * bits, until the code is ready; the first call after that runs it. The callbacks of
+ * etch_on_compile_start and _end, and a backend of the user's, are called on that thread (one compile
+ * at a time). etch_function_free waits for a compile of this function that is going on, etch_reset and
+ * fork do not, and neither starts another; at exit() the process waits for the one that is going on.
+ * Where no thread can be started, compiling happens within the call. */
 
 /* Each returns a new function handle, to be freed with etch_function_free, or NULL. The body is not
  * called. options may be NULL. */
