@@ -47,12 +47,14 @@ static void give_back_run(run *r) {
 /* Sizes are run-time from the start if asked for, else once a call differs in nothing else. */
 static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *const *in, int nin) {
     if (tree) return tree->dynamic;
+    if (r->marked) return true;
     if (r->f->options.dynamic == ETCH_DYNAMIC_AUTO) return etch__similar_entry(r->gen, in, nin);
     return r->f->options.dynamic == ETCH_DYNAMIC_ON;
 }
 
 /* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
 static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
+    for (int i = 0; i < nin; i++) r->marked |= etch__marked_dynamic(in[i]);
     int64_t start = etch__profile_start();
     trace_tree *tree = etch__find_entry(r->gen, in, nin);
     etch__profile_end_event(ETCH_PROFILE_GUARDS, start, r->f->name, NULL);
@@ -421,6 +423,19 @@ static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin
     return false;
 }
 
+/* A function for which every size is fixed cannot take a dimension that is marked dynamic. */
+static bool marks_ok(const etch_function *f, etch_tensor *const *in, int nin, const void *site) {
+    for (int i = 0; f->options.dynamic == ETCH_DYNAMIC_OFF && i < nin; i++) {
+        if (!etch__marked_dynamic(in[i])) continue;
+        etch__error_at(site, ETCH_ERR_SPECIALISED,
+                       "%s: dimension %d of argument %d is marked dynamic, but the function was "
+                       "compiled with ETCH_DYNAMIC_OFF, which fixes every size",
+                       f->name, __builtin_ctz(in[i]->marks->dynamic), i);
+        return false;
+    }
+    return true;
+}
+
 static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch_tensor *const *in,
                                    int nin, etch_tensor **out, int nout) {
     if (f->options.fullgraph)
@@ -447,6 +462,7 @@ static etch_status call_function(etch_function *f, etch_tensor *const *in, int n
     if (unlikely(mode)) return call_under_mode(mode, f, in, nin, out, nout);
     for (int i = 0; i < nin; i++)
         if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
+    if (unlikely(!marks_ok(f, in, nin, site))) return etch__tls.status;
     return call_traced(f, in, nin, out, nout);
 }
 

@@ -32,6 +32,7 @@ typedef struct replay replay;
 /* A captured tensor first met at a node: the slot it binds, and what it must look like. */
 typedef struct capture {
     int32_t value, operand;
+    uint8_t fixed; /* dimensions that are marked static: their sizes count, whatever `dynamic` */
     tensor_meta guard;
 } capture;
 
@@ -125,6 +126,7 @@ struct trace_tree {
     int nargs;
     bool dynamic;        /* an entry whose arguments are guarded by dtype and rank only */
     tensor_meta *guards; /* of the arguments, for an entry */
+    dim_marks *marks;    /* of the arguments, for an entry with run-time sizes; NULL: none */
     trace_node root;
     _Atomic int32_t nnodes; /* node ids given out; stored after the two maxima */
     _Atomic int32_t max_values, max_scalars, max_ints; /* over all paths */
@@ -266,6 +268,7 @@ typedef struct run {
     uint64_t state; /* when the call began */
     int broke;
     const void *broke_site;
+    bool marked;         /* an argument has a dimension that is marked dynamic */
     bool worker;         /* stands for a job of the compiling thread, not for a call */
     bool check, differs; /* ETCH_CHECK is set; it has found a difference, the first: */
     char *difference;
@@ -282,6 +285,8 @@ void etch__node_free(trace_node *n);
 bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state);
 /* The same but for sizes and positions among the attributes. */
 bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state);
+/* The first static attribute in which a call like the node's differs; -1 if there is none. */
+int etch__static_difference(const trace_node *n, const op_call *call);
 /* The tree whose guards hold: by sizes, else by ranks. similar: of one with other sizes, too. */
 trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin);
 bool etch__similar_entry(generation *g, etch_tensor *const *in, int nin);

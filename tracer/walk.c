@@ -119,7 +119,8 @@ static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
 static void give_up_handle(walk *w, int32_t id) {
     etch_tensor *h = w->c.handle[id];
     if (!h) return;
-    if (h->deferred && !h->failed && atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
+    if (h->deferred && !h->failed && !h->marks &&
+        atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
         return;
     h->owner = NULL;
     w->c.handle[id] = fresh_handle(w, h);
@@ -197,12 +198,19 @@ static const capture *captured_operand(const trace_node *n, int operand) {
     return NULL;
 }
 
+static bool captured_fits(const capture *c, const etch_tensor *t, bool by_rank) {
+    if (!by_rank) return etch__guard_holds(&c->guard, t) && !etch__marked_dynamic(t);
+    const dim_marks fixed = {.fixed = c->fixed};
+    return etch__guard_holds_rank(&c->guard, t) &&
+           (likely(!c->fixed && !t->marks) || etch__marks_hold(&fixed, &c->guard, t));
+}
+
 /* A slot that two operands share is bound by the first of them. */
 static bool operand_fits(const walk *w, const trace_node *n, const op_call *call, int i,
                          bool by_rank) {
     const capture *c = captured_operand(n, i);
     if (c && call->in[i]->owner == w) return false;
-    if (c) return (by_rank ? etch__guard_holds_rank : etch__guard_holds)(&c->guard, call->in[i]);
+    if (c) return captured_fits(c, call->in[i], by_rank);
     for (int k = 0; k < n->ncaptures; k++)
         if (n->captures[k].value == n->in[i])
             return call->in[i] == call->in[n->captures[k].operand];
@@ -322,6 +330,7 @@ static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
             capture *c = &n->captures[n->ncaptures++];
             c->value = v, c->operand = i;
             etch__guard_make(call->in[i], &c->guard);
+            c->fixed = call->in[i]->marks ? call->in[i]->marks->fixed : 0;
         }
         n->in[i] = v;
         if (i < CURSOR_MAX_IN) n->c.in[i] = v;
