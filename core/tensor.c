@@ -74,6 +74,7 @@ void etch__tensor_destroy(etch_tensor *t) {
     if (unlikely(!etch__tls.registered)) etch__thread_register();
     etch__storage_release(t->storage);
     t->storage = NULL;
+    if (unlikely(t->marks != NULL)) etch__free(t->marks);
     THREAD_COUNT(tensors, -1);
     free_handle(t);
 }

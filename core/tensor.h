@@ -25,6 +25,12 @@ typedef struct etch_storage {
 
 enum { EXPOSED_READ = 1, EXPOSED_WRITE = 2, EXPOSED_WRAPPED = 4 };
 
+/* What the user has said of a tensor's dimensions, a bit each: see etch_mark_dynamic. */
+typedef struct dim_marks {
+    uint8_t dynamic, fixed;
+    int64_t min[ETCH_MAX_DIMS], max[ETCH_MAX_DIMS]; /* of dynamic ones */
+} dim_marks;
+
 enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
 
 struct etch_tensor {
@@ -40,6 +46,7 @@ struct etch_tensor {
     int64_t numel;
     etch_storage *storage; /* NULL while deferred */
     void *owner;           /* the tracer's walk that holds a count of it, or NULL */
+    dim_marks *marks;      /* or NULL */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 };
 

@@ -7,6 +7,39 @@ void etch__guard_make(const etch_tensor *t, tensor_meta *g) {
     for (int d = 0; d < t->ndim; d++) g->size[d] = t->size[d], g->stride[d] = t->stride[d];
 }
 
+static bool agree_where(uint8_t dims, const tensor_meta *g, const etch_tensor *t) {
+    for (int d = 0; d < t->ndim; d++)
+        if (dims >> d & 1 && g->size[d] != t->size[d]) return false;
+    return true;
+}
+
+static bool within(const dim_marks *m, const etch_tensor *t, int d) {
+    return !(m->dynamic >> d & 1) || (t->size[d] >= m->min[d] && t->size[d] <= m->max[d]);
+}
+
+bool etch__marks_hold(const dim_marks *m, const tensor_meta *g, const etch_tensor *t) {
+    uint8_t fixed = m ? m->fixed : 0;
+    if (t->marks && t->marks->fixed & ~fixed) return false;
+    if (!agree_where(fixed, g, t)) return false;
+    for (int d = 0; m && d < t->ndim; d++)
+        if (!within(m, t, d)) return false;
+    return true;
+}
+
+bool etch__fixed_sizes_agree(const tensor_meta *g, const etch_tensor *t) {
+    return !t->marks || agree_where(t->marks->fixed, g, t);
+}
+
+void etch__marks_explain(const dim_marks *m, const tensor_meta *g, const etch_tensor *t, int index,
+                         char *buf, size_t n) {
+    for (int d = 0; d < t->ndim && d < g->ndim; d++)
+        if (!within(m, t, d))
+            snprintf(buf, n,
+                     "tensor %d: size out of bounds at dim %d, marked dynamic: expected %lld to "
+                     "%lld, got %lld",
+                     index, d, (long long)m->min[d], (long long)m->max[d], (long long)t->size[d]);
+}
+
 static bool explain_dims(const char *what, const int64_t *expected, const int64_t *got, int ndim,
                          int index, char *buf, size_t n) {
     for (int d = 0; d < ndim; d++) {

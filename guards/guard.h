@@ -22,7 +22,19 @@ static inline bool etch__guard_holds_rank(const tensor_meta *g, const etch_tenso
     return g->dtype == t->dtype && g->ndim == t->ndim && g->device == t->device;
 }
 
+/* Marks on dimensions. m: of the arguments or captured tensor of a trace with run-time sizes, as they
+ * were when it was recorded (NULL: none), g its guard. Fixed sizes are as recorded, dynamic ones
+ * within the bounds, and what t has marked as fixed is fixed in the trace. */
+bool etch__marks_hold(const dim_marks *m, const tensor_meta *g, const etch_tensor *t);
+/* Whether t agrees in size with g wherever t is marked as fixed. */
+bool etch__fixed_sizes_agree(const tensor_meta *g, const etch_tensor *t);
+static inline bool etch__marked_dynamic(const etch_tensor *t) {
+    return unlikely(t->marks != NULL) && t->marks->dynamic;
+}
+
 /* "tensor 1: size mismatch at dim 0: expected 8, got 9"; "" when the guard holds. */
+void etch__marks_explain(const dim_marks *m, const tensor_meta *g, const etch_tensor *t, int index,
+                         char *buf, size_t n);
 void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, char *buf,
                          size_t n);
 

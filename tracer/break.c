@@ -20,6 +20,7 @@ static etch_status refuse_break(run *r, reason_id why, const void *site, const c
 etch_status etch__break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
                               const char *text) {
     if (r->f->options.fullgraph && !r->by_stance) return refuse_break(r, why, site, text);
+    if (!r->broke) r->broke = why + 1, r->broke_site = site;
     bool matched = r->walk && r->walk->mode == WALK_MATCH;
     if (r->walk) {
         TRACE_COUNT(r->f, graph_breaks, 1);

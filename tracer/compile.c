@@ -334,12 +334,24 @@ static missing what_is_missing(etch_function *f, trace_leaf *leaf, walk *w) {
     return GRAPH;
 }
 
+bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w) {
+    return what_is_missing(f, leaf, w) != NOTHING;
+}
+
+/* A caller that need not wait for the thread in the background does not. */
+static bool lock_compiles(etch_function *f, bool aside) {
+    if (aside) return pthread_mutex_trylock(&f->compile_lock) == 0;
+    pthread_mutex_lock(&f->compile_lock);
+    return true;
+}
+
 /* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
  * the leaf as it was, and the caller's error as it was. */
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
-    if (!leaf->npath) return;
-    pthread_mutex_lock(&f->compile_lock);
+    bool aside = f->options.background && !w->run->worker; /* graphs are the other thread's */
+    if (!leaf->npath || !lock_compiles(f, aside)) return;
     missing m = what_is_missing(f, leaf, w);
+    if (m == GRAPH && aside) m = NOTHING;
     if (m == GRAPH && !etch__may_compile()) m = NOTHING;
     if (m != NOTHING) {
         saved_error error;

@@ -104,6 +104,7 @@ etch_status etch__evaluate(walk *w, bool live_only) {
     uint8_t *needed = live_only && last ? etch__calloc((size_t)last->nvalues + 1, 1) : NULL;
     if (live_only && last && !needed) return ETCH_ERR_OUT_OF_MEMORY;
     if (needed) mark_needed(w, needed);
+    if (unlikely(w->shadow != NULL) && !live_only) etch__check_before(w, NULL);
     empty_frame frame = etch__push_frame();
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
@@ -113,6 +114,7 @@ etch_status etch__evaluate(walk *w, bool live_only) {
     }
     etch__pop_frame(&frame);
     etch__free(needed);
+    if (unlikely(w->shadow != NULL)) etch__check_after(w, NULL);
     return ETCH_OK;
 }
 
@@ -249,6 +251,7 @@ etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *
     if (!make_room(w, code)) return ETCH_ERR_OUT_OF_MEMORY;
     for (int i = 0; i < code->nin; i++) w->inputs[i] = w->c.value[code->in[i]];
     memset(w->outputs, 0, (size_t)code->nout * sizeof *w->outputs);
+    if (unlikely(w->shadow != NULL)) etch__check_before(w, leaf);
     bool wrote = false;
     plan_io io = {w->inputs, w->c.scalar, w->outputs, &wrote, false};
     empty_frame frame = etch__push_frame();
@@ -259,6 +262,7 @@ etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *
     for (int i = 0; i < leaf->nsteps; i++) attach(w, leaf, code, leaf->steps[i].out);
     for (int i = 0; i < code->nout; i++) etch__storage_release(w->outputs[i]);
     if (unlikely(leaf->writes_inputs)) bump_versions(w, leaf);
+    if (unlikely(w->shadow != NULL)) etch__check_after(w, leaf);
     TRACE_COUNT(w->run->f, plan_runs, 1);
     return ETCH_OK;
 }

@@ -116,15 +116,23 @@ static void free_retired(etch_function *f, int mine) {
     }
 }
 
-void etch__function_pin(etch_function *f) {
-    atomic_fetch_add(&f->shard[etch__tls.number % SHARDS].pins, 1);
+unsigned etch__function_pin(etch_function *f) {
+    unsigned shard = etch__tls.number % SHARDS;
+    atomic_fetch_add(&f->shard[shard].pins, 1);
+    return shard;
+}
+
+/* A shard's count never falls below that of its pins, so that a sum of shards which are read one
+ * after the other is not too low. */
+void etch__function_unpin_at(etch_function *f, unsigned shard) {
+    if (unlikely(atomic_load_explicit(&f->retired, memory_order_relaxed) != NULL))
+        free_retired(f, 1);
+    atomic_fetch_sub(&f->shard[shard].pins, 1);
+    if (unlikely(atomic_load_explicit(&ncondemned, memory_order_acquire))) collect();
 }
 
 void etch__function_unpin(etch_function *f) {
-    if (unlikely(atomic_load_explicit(&f->retired, memory_order_relaxed) != NULL))
-        free_retired(f, 1);
-    atomic_fetch_sub(&f->shard[etch__tls.number % SHARDS].pins, 1);
-    if (unlikely(atomic_load_explicit(&ncondemned, memory_order_acquire))) collect();
+    etch__function_unpin_at(f, etch__tls.number % SHARDS);
 }
 
 /* Around fork nobody is inside the functions' locks. A compile may go on for long, so nobody waits for
@@ -227,6 +235,7 @@ etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options)
 
 void etch_function_free(etch_function *f) {
     if (!f) return;
+    if (f->options.background) etch__background_forget(f);
     ncondemned++;
     f->freed = true;
     collect();

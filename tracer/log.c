@@ -34,6 +34,13 @@ void etch__log_diverged(const walk *w, const op_call *call) {
               w->run->f->name, line_of(site), etch__reasons[REASON_RECOMPILE_DIVERGED].name, text);
 }
 
+static void explain_guard(const trace_tree *t, const etch_tensor *x, int i, char *buf, size_t n) {
+    if (t->dynamic && t->marks) etch__marks_explain(&t->marks[i], &t->guards[i], x, i, buf, n);
+    if (!buf[0]) etch__guard_explain(&t->guards[i], x, i, buf, n);
+    if (!buf[0] && !t->dynamic && etch__marked_dynamic(x))
+        snprintf(buf, n, "tensor %d: a dimension is marked dynamic: expected fixed sizes", i);
+}
+
 /* Against the newest entry: it is the likeliest to be meant. */
 void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
     const trace_tree *t = r->gen->entries;
@@ -43,7 +50,7 @@ void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
     if (t->nargs != nin)
         snprintf(text, sizeof text, "expected %d arguments, got %d", t->nargs, nin);
     for (int i = 0; i < nin && i < t->nargs && !text[0]; i++)
-        etch__guard_explain(&t->guards[i], in[i], i, text, sizeof text);
+        explain_guard(t, in[i], i, text, sizeof text);
     etch__note_recompile(r->f, REASON_RECOMPILE_GUARD, NULL, text);
     if (!etch__log_on(LOG_RECOMPILES) && !etch__log_on(LOG_GUARDS)) return;
     etch__log(etch__log_on(LOG_RECOMPILES) ? LOG_RECOMPILES : LOG_GUARDS, "%s: %s: %s", r->f->name,
@@ -100,6 +107,14 @@ static void put_guard(guard_text *t, const tensor_meta *g, bool dynamic) {
     }
 }
 
+static void put_marks(guard_text *t, const dim_marks *m, const tensor_meta *g) {
+    for (int d = 0; d < g->ndim; d++)
+        if (m->fixed >> d & 1) put(t, ", dim %d fixed at %lld", d, (long long)g->size[d]);
+        else if (m->dynamic >> d & 1 && m->max[d] < INT64_MAX)
+            put(t, ", dim %d from %lld to %lld", d, (long long)m->min[d], (long long)m->max[d]);
+        else if (m->dynamic >> d & 1) put(t, ", dim %d at least %lld", d, (long long)m->min[d]);
+}
+
 static void put_state(guard_text *t, uint64_t state) {
     put(t, "%sstate: default dtype %s%s%s", t->n ? "; " : "", etch_dtype_name(STATE_DTYPE(state)),
         state & STATE_INFERENCE ? ", inference" : "", state & 1 ? ", gradients" : "");
@@ -110,6 +125,7 @@ char *etch__guards_text(const trace_leaf *leaf) {
     for (int i = 0; leaf->tree->guards && i < leaf->nargs; i++) {
         put(&t, "%stensor %d: ", i ? "; " : "", i);
         put_guard(&t, &leaf->tree->guards[i], leaf->tree->dynamic);
+        if (leaf->tree->marks) put_marks(&t, &leaf->tree->marks[i], &leaf->tree->guards[i]);
     }
     for (int i = 0; i < leaf->npath; i++)
         for (int k = 0; k < leaf->path[i]->ncaptures; k++) {

@@ -41,9 +41,28 @@ static etch_tensor *run_now(run *r, const op_call *call) {
     return operands_there(call) ? etch__run_eager(call) : NULL;
 }
 
+/* A marked operand makes what is recorded from here on have run-time sizes. */
+static bool obey_marks(run *r, walk *w, const op_call *call) {
+    for (int i = 0; i < call->nin; i++) {
+        if (likely(!etch__marked_dynamic(call->in[i]))) continue;
+        w->dynamic = true;
+        if (r->f->options.dynamic != ETCH_DYNAMIC_OFF) continue;
+        etch__error_at(call->site, ETCH_ERR_SPECIALISED,
+                       "%s: %s captures a tensor with a dimension that is marked dynamic, but the "
+                       "function was compiled with ETCH_DYNAMIC_OFF, which fixes every size",
+                       r->f->name, etch__ops[call->op].name);
+        return false;
+    }
+    return true;
+}
+
 static etch_tensor *record(run *r, walk *w, const op_call *call) {
     if (w->mode == WALK_RECORD && etch__ops[call->op].kind == KIND_INPLACE) etch__late_use_all(r);
-    return operands_there(call) ? etch__walk_record(w, call) : NULL;
+    if (!operands_there(call) || !obey_marks(r, w, call)) return NULL;
+    etch_tensor *h = etch__walk_record(w, call);
+    if (unlikely(r->check) && h && w->mode == WALK_SHAPES)
+        etch__check_call(w, w->path[w->npath - 1]);
+    return h;
 }
 
 /* Whether a new path under this root would be one too many. */
@@ -60,7 +79,7 @@ void etch__follow(run *r, walk *w) {
     bool alone = etch__tls.layers == 1u << LAYER_TRACER && !r->nexposed;
     for (int i = 0; w->entry && i < w->nargs; i++)
         alone = alone && !etch__exposed_bits(w->c.value[i]);
-    if (w->mode == WALK_MATCH && alone) etch__tls.cursor = &w->c;
+    if (w->mode == WALK_MATCH && alone && !r->check) etch__tls.cursor = &w->c;
 }
 
 /* Captured memory that is exposed: the same. */
@@ -72,7 +91,7 @@ static void stop_following(const op_call *call) {
 walk *etch__begin_recording(run *r) {
     walk *w = etch__walk_take(r, NULL);
     if (w && r->f->options.fullgraph) w->mode = WALK_SHAPES;
-    if (w) w->dynamic = r->f->options.dynamic == ETCH_DYNAMIC_ON;
+    if (w) w->dynamic = r->f->options.dynamic == ETCH_DYNAMIC_ON || r->marked;
     return r->walk = w;
 }
 
@@ -149,11 +168,44 @@ static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
     return h;
 }
 
+/* The dimension whose size was and is the attribute: marked dynamic, of argument *arg; else -1. */
+static int marked_dim(const walk *w, int64_t was, int64_t is, int *arg) {
+    for (*arg = 0; *arg < w->nargs; *arg += 1) {
+        const etch_tensor *t = w->c.value[*arg];
+        for (int d = 0; etch__marked_dynamic(t) && d < t->ndim; d++)
+            if (t->marks->dynamic >> d & 1 && t->size[d] == is &&
+                w->tree->guards[*arg].size[d] == was)
+                return d;
+    }
+    return -1;
+}
+
+/* A size that is marked dynamic has become part of the trace. */
+static bool specialised(run *r, const walk *w, const op_call *call) {
+    if (!r->marked || !w->entry || !w->tree->guards) return false;
+    const trace_node *n = ((const trace_node *)w->c.last)->child;
+    for (int arg; n; n = n->sibling) {
+        int k = n->c.key == CURSOR_END ? -1 : etch__static_difference(n, call);
+        int d = k < 0 ? -1 : marked_dim(w, n->c.at[k], call->at[k], &arg);
+        if (d < 0) continue;
+        etch__error_at(
+            call->site, ETCH_ERR_SPECIALISED,
+            "%s: %s takes the size of dimension %d of argument %d as an attribute that is "
+            "part of the trace (it was %lld, now it is %lld), but the dimension is marked "
+            "dynamic",
+            r->f->name, etch__ops[call->op].name, d, arg, (long long)n->c.at[k],
+            (long long)call->at[k]);
+        return true;
+    }
+    return false;
+}
+
 /* The call is not what the trace has here (rule 7). One that fails by itself does not move the
  * cursor. */
 static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
+    if (unlikely(specialised(r, w, call))) return NULL;
     bool empty = w->c.last == &w->tree->root.c;
     if (!empty || w->entry) {
         TRACE_COUNT(r->f, divergences, 1);
@@ -190,6 +242,7 @@ etch_tensor *etch__traced_operator(const op_call *call) {
         etch_tensor *h = etch__walk_match(w, call);
         if (h) {
             stop_following(call);
+            if (unlikely(r->check)) etch__check_call(w, (const trace_node *)w->c.last);
             return h;
         }
         long_match = etch__find_end((trace_node *)w->c.last, REASON_BREAK_LENGTH) != NULL;

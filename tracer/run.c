@@ -24,6 +24,8 @@ static run *take_run(etch_function *f) {
     r->outer = suspended;
     etch__function_pin(f);
     r->f = f;
+    r->state = etch__tls.state;
+    r->check = etch__checking();
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     if (unlikely(r->gen->epoch !=
                  atomic_load_explicit(&etch__override_epoch, memory_order_acquire))) {
@@ -36,6 +38,7 @@ static run *take_run(etch_function *f) {
 static void give_back_run(run *r) {
     while (r->nexposed) etch__end_exposure(r, r->exposed[0]);
     etch__free(r->exposed);
+    etch__free(r->difference);
     etch__function_unpin(r->f);
     if (r == &spare_run) spare_run_used = false;
     else etch__free(r);
@@ -44,12 +47,14 @@ static void give_back_run(run *r) {
 /* Sizes are run-time from the start if asked for, else once a call differs in nothing else. */
 static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *const *in, int nin) {
     if (tree) return tree->dynamic;
+    if (r->marked) return true;
     if (r->f->options.dynamic == ETCH_DYNAMIC_AUTO) return etch__similar_entry(r->gen, in, nin);
     return r->f->options.dynamic == ETCH_DYNAMIC_ON;
 }
 
 /* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
 static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
+    for (int i = 0; i < nin; i++) r->marked |= etch__marked_dynamic(in[i]);
     int64_t start = etch__profile_start();
     trace_tree *tree = etch__find_entry(r->gen, in, nin);
     etch__profile_end_event(ETCH_PROFILE_GUARDS, start, r->f->name, NULL);
@@ -73,9 +78,20 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     return r->walk = w;
 }
 
-static bool enter(run *r, etch_tensor *const *in, int nin) {
+/* Along the trace that is to be replayed. */
+static walk *begin_replay(run *r, const replay *p, etch_tensor *const *in, int nin) {
+    walk *w = etch__walk_take(r, etch__replay_tree(p));
+    if (w && !etch__walk_bind_args(w, in, nin)) {
+        etch__walk_recycle(w);
+        w = NULL;
+    }
+    return r->walk = w;
+}
+
+static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
     etch_thread *t = &etch__tls;
-    if (!begin_entry(r, in, nin) && (!r->eager || r->by_stance)) return false;
+    walk *w = p ? begin_replay(r, p, in, nin) : begin_entry(r, in, nin);
+    if (!w && (!r->eager || r->by_stance)) return false;
     if (r->eager && r->f->options.fullgraph) {
         etch__error(ETCH_ERR_RECOMPILE_LIMIT,
                     "%s: fullgraph = true, but no trace fits the arguments and the recompile limit "
@@ -138,6 +154,7 @@ static void end_return(run *r) {
     if (w->mode == WALK_MATCH) etch__end_matched(r, w, NULL);
     else etch__end_recorded(w, NULL);
     if (w->mode == WALK_SHAPES) run_shapes(r, w);
+    if (w->mode == WALK_MATCH) r->leaf = w->leaf;
     etch__retire_walk(r, w);
 }
 
@@ -170,7 +187,7 @@ static void settle_all(run *r, bool publish) {
     while (r->pending) {
         walk *w = r->pending;
         r->pending = w->next;
-        if (publish && w->recompile) etch__compile_leaf(r->f, w->leaf, w);
+        if (publish && w->recompile) etch__want_code(r->f, w->leaf, w);
         etch__walk_recycle(w);
     }
     while (r->recorded) {
@@ -191,6 +208,10 @@ static void leave(void) {
 }
 
 static etch_status finish(run *r, etch_status status, etch_tensor **out, int nout) {
+    if (unlikely(r->f->options.replay) && status == ETCH_OK) {
+        if (!r->replayed) etch__replay_note(r, out, nout);
+        else if (r->check) etch__replay_compare(r, r->replayed, out);
+    }
     status = close_scope(r, status, out, nout);
     if (status == ETCH_OK) end_return(r);
     else drop_segment(r);
@@ -199,6 +220,8 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     if (status == ETCH_OK && r->refused) status = etch__refuse_compile(r->f, NULL);
     leave();
     settle_all(r, status == ETCH_OK && !etch__outdated(r));
+    if (unlikely(r->replay != NULL)) etch__replay_publish(r, status == ETCH_OK);
+    if (unlikely(r->differs)) status = etch__check_report(r);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (out[i]->failed) status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
     return status;
@@ -355,8 +378,11 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     run *r = take_run(f);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status;
-    if (enter(r, in, nin)) {
-        status = etch__call_body(f, in, nin, out, nout);
+    const replay *p = NULL;
+    if (unlikely(f->options.replay)) r->replayed = etch__replay_find(r->gen, in, nin, nout);
+    if (!r->check) p = r->replayed; /* else the body is run, and compared with it */
+    if (enter(r, p, in, nin)) {
+        status = p ? etch__replay_run(r, p, out, nout) : etch__call_body(f, in, nin, out, nout);
         if (etch__current_run() != r) return scope_was_closed(); /* and the run abandoned */
         status = checked_results(f, r->scope, status, out, nout);
         if (r->poisoned && status == ETCH_OK) status = etch__tls.status;
@@ -396,6 +422,19 @@ static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin
     return false;
 }
 
+/* A function for which every size is fixed cannot take a dimension that is marked dynamic. */
+static bool marks_ok(const etch_function *f, etch_tensor *const *in, int nin, const void *site) {
+    for (int i = 0; f->options.dynamic == ETCH_DYNAMIC_OFF && i < nin; i++) {
+        if (!etch__marked_dynamic(in[i])) continue;
+        etch__error_at(site, ETCH_ERR_SPECIALISED,
+                       "%s: dimension %d of argument %d is marked dynamic, but the function was "
+                       "compiled with ETCH_DYNAMIC_OFF, which fixes every size",
+                       f->name, __builtin_ctz(in[i]->marks->dynamic), i);
+        return false;
+    }
+    return true;
+}
+
 static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch_tensor *const *in,
                                    int nin, etch_tensor **out, int nout) {
     if (f->options.fullgraph)
@@ -422,6 +461,7 @@ static etch_status call_function(etch_function *f, etch_tensor *const *in, int n
     if (unlikely(mode)) return call_under_mode(mode, f, in, nin, out, nout);
     for (int i = 0; i < nin; i++)
         if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
+    if (unlikely(!marks_ok(f, in, nin, site))) return etch__tls.status;
     return call_traced(f, in, nin, out, nout);
 }
 

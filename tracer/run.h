@@ -11,8 +11,9 @@ static inline run *etch__current_run(void) { return etch__tls.run; }
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout);
 
-/* A run holds the function, which may be freed meanwhile. */
-void etch__function_pin(etch_function *f);
+/* A run holds the function, which may be freed meanwhile. Returns where it is counted. */
+unsigned etch__function_pin(etch_function *f);
+void etch__function_unpin_at(etch_function *f, unsigned shard);
 /* A run gives up its hold on the function, the last one frees it. */
 void etch__function_unpin(etch_function *f);
 
@@ -76,6 +77,43 @@ etch_tensor *etch__traced_operator(const op_call *call);
 etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                                int nout, const void *site);
 void etch__constants_free(struct constant *c);
+
+/* tracer/check.c: ETCH_CHECK=1 */
+bool etch__checking(void);
+/* The node has just been matched or recorded, deferred: its shadow is computed. */
+void etch__check_call(walk *w, const trace_node *n);
+/* Around what makes the walk's values real (leaf NULL: along w->path). */
+void etch__check_before(walk *w, const trace_leaf *leaf);
+void etch__check_after(walk *w, const trace_leaf *leaf);
+void etch__shadow_free(struct shadow *s);
+/* Keeps and logs the call's first difference; sets the error of one. */
+void etch__check_failed(run *r, const void *site, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+etch_status etch__check_report(const run *r);
+/* Same sizes and bits, of one dtype. */
+bool etch__same_values(const etch_tensor *a, const etch_tensor *b);
+
+/* tracer/replay.c: calls that do not run the body (`replay = true`) */
+void etch__replay_free(replay *p);
+/* What holds for such arguments, or NULL. */
+const replay *etch__replay_find(const generation *g, etch_tensor *const *in, int nin, int nout);
+trace_tree *etch__replay_tree(const replay *p);
+/* Keeps in r->replay what the body has done, before the call's scope is closed; says once why it
+ * cannot be replayed. */
+void etch__replay_note(run *r, etch_tensor *const *out, int nout);
+/* Lets calls find it if it has code now. */
+void etch__replay_publish(run *r, bool ended_well);
+/* Under ETCH_CHECK the body has run instead: finds the first difference. */
+void etch__replay_compare(run *r, const replay *p, etch_tensor *const *out);
+/* In place of the body. */
+etch_status etch__replay_run(run *r, const replay *p, etch_tensor **out, int nout);
+
+/* tracer/background.c: compiling beside the program (`background = true`) */
+/* The leaf shall have code: compiled here, or by the thread in the background. */
+void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w);
+void etch__background_forget(etch_function *f);
+/* For tests: until nothing is left to compile. */
+void etch__background_wait(void);
 
 /* tracer/stance.c */
 extern _Atomic int etch__stance; /* an etch_stance */

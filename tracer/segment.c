@@ -17,9 +17,10 @@ trace_leaf *etch__settle(run *r, walk *w) {
     pthread_mutex_lock(&r->f->lock);
     trace_leaf *leaf = etch__publish(w);
     w->published = true;
+    if (w->entry) r->leaf = leaf;
     bool ripe = leaf && (leaf->codes || leaf->recorded >= stable_after(r->f));
     pthread_mutex_unlock(&r->f->lock);
-    if (ripe) etch__compile_leaf(r->f, leaf, w);
+    if (ripe) etch__want_code(r->f, leaf, w);
     return leaf;
 }
 
@@ -87,7 +88,7 @@ void etch__late_use(run *r, walk *w, const etch_tensor *t) {
     etch__note_recompile(r->f, REASON_RECOMPILE_LATE_USE, leaf->site, NULL);
     TRACE_COUNT(r->f, late_uses, 1);
     etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
-    if (atomic_exchange(&leaf->late_run, r) == r) etch__compile_leaf(r->f, leaf, w);
+    if (atomic_exchange(&leaf->late_run, r) == r) etch__want_code(r->f, leaf, w);
 }
 
 void etch__late_use_all(run *r) {

@@ -27,10 +27,12 @@
 typedef struct trace_leaf trace_leaf;
 typedef struct trace_tree trace_tree;
 typedef struct generation generation;
+typedef struct replay replay;
 
 /* A captured tensor first met at a node: the slot it binds, and what it must look like. */
 typedef struct capture {
     int32_t value, operand;
+    uint8_t fixed; /* dimensions that are marked static: their sizes count, whatever `dynamic` */
     tensor_meta guard;
 } capture;
 
@@ -106,6 +108,7 @@ struct trace_leaf {
     int instances;                  /* dynamic: codes on the list */
     _Atomic(const void *) late_run; /* the run that last used one of its values late */
     bool stale;                     /* `want` has grown since the last compile */
+    bool queued;                    /* to be compiled in the background (under the lock) */
     _Atomic(segment_code *) code;
     const void *site; /* of the break that ends it */
 };
@@ -123,6 +126,7 @@ struct trace_tree {
     int nargs;
     bool dynamic;        /* an entry whose arguments are guarded by dtype and rank only */
     tensor_meta *guards; /* of the arguments, for an entry */
+    dim_marks *marks;    /* of the arguments, for an entry with run-time sizes; NULL: none */
     trace_node root;
     _Atomic int32_t nnodes; /* node ids given out; stored after the two maxima */
     _Atomic int32_t max_values, max_scalars, max_ints; /* over all paths */
@@ -143,6 +147,8 @@ struct generation {
     struct constant *constants; /* values assumed constant (under the function's lock) */
     int ntrees, entry_leaves, graphs;
     _Atomic bool entry_limited, warned; /* once, of the first limit that is reached */
+    _Atomic(replay *) replays;          /* what calls need not run the body for */
+    atomic_bool unreplayable;           /* the reason was logged */
     trace_node **nodes;                 /* all published ones */
     int64_t nnodes, nodes_cap;
     trace_leaf **leaves;
@@ -243,8 +249,9 @@ typedef struct walk {
     int64_t alias_cap;
     kept_code kept[KEPT_CODES];
     unsigned next_kept; /* the place that is given to another code next */
-    struct walk *next; /* in one of the run's lists, newest first */
     struct walk *next_borrower; /* in the thread's list */
+    struct shadow *shadow; /* under ETCH_CHECK: see tracer/check.c; else NULL */
+    struct walk *next;     /* in one of the run's lists, newest first */
 } walk;
 
 typedef struct run {
@@ -267,6 +274,18 @@ typedef struct run {
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;
+    /* For `replay`: what this call did, the leaf of its first segment, its first break (+ 1). */
+    replay *replay;
+    const struct replay *replayed; /* what holds for the arguments, or NULL */
+    trace_leaf *leaf;
+    uint64_t state; /* when the call began */
+    int broke;
+    const void *broke_site;
+    bool marked;         /* an argument has a dimension that is marked dynamic */
+    bool worker;         /* stands for a job of the compiling thread, not for a call */
+    bool check, differs; /* ETCH_CHECK is set; it has found a difference, the first: */
+    char *difference;
+    const void *difference_site;
     pthread_t thread;
 } run;
 
@@ -279,6 +298,8 @@ void etch__node_free(trace_node *n);
 bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state);
 /* The same but for sizes and positions among the attributes. */
 bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state);
+/* The first static attribute in which a call like the node's differs; -1 if there is none. */
+int etch__static_difference(const trace_node *n, const op_call *call);
 /* The tree whose guards hold: by sizes, else by ranks. similar: of one with other sizes, too. */
 trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin);
 bool etch__similar_entry(generation *g, etch_tensor *const *in, int nin);
@@ -296,6 +317,8 @@ void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *t
 
 /* tracer/walk.c: one segment */
 walk *etch__walk_take(run *r, trace_tree *tree);
+/* The spare handle of a node; NULL with out_of_memory. */
+etch_tensor *etch__walk_handle(walk *w, const trace_node *n);
 /* Gives up everything the walk holds and puts it back to its tree, or frees it. */
 void etch__walk_recycle(walk *w);
 void etch__walk_free(walk *w);
@@ -364,6 +387,8 @@ extern atomic_int etch__live_graphs;
 /* tracer/compile.c: leaves to code */
 /* Compiles the leaf for its wanted values, and for the aliasing and sizes of an ended walk. */
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w);
+/* Whether it would do anything. */
+bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w);
 /* Per value that is an input: the lowest input over the same storage. */
 bool etch__fill_alias(walk *w, const int32_t *bound, int nbound);
 

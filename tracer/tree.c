@@ -40,8 +40,8 @@ bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state) {
     return !call->nat || !memcmp(n->c.at, call->at, call->nat * sizeof(int64_t));
 }
 
-/* Whether the attributes agree in all but sizes and positions. */
-static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b, int nat) {
+/* The first attribute word that is no size or position and differs, -1 without one. */
+static int static_difference(op_id op, const int64_t *a, const int64_t *b, int nat) {
     const op_schema *s = etch__schema(op);
     int k = 0;
     for (int i = 0; i < s->nargs; i++) {
@@ -51,12 +51,21 @@ static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b, int
             continue;
         bool list = arg->type == ARG_INTS || arg->type == ARG_INTS_OPT;
         int words = list && a[k] > 0 ? 1 + (int)a[k] : 1;
-        if (list && a[k] != b[k]) return false;
-        size_t bytes = (size_t)words * sizeof *a;
-        if (!arg->run_time && memcmp(a + k, b + k, bytes)) return false;
+        if (list && a[k] != b[k]) return k;
+        for (int j = 0; !arg->run_time && j < words; j++)
+            if (a[k + j] != b[k + j]) return k + j;
         k += words;
     }
-    return k == nat || etch__ops[op].flags & OPF_CLASS_NUMEL || a[k] == b[k];
+    return k == nat || etch__ops[op].flags & OPF_CLASS_NUMEL || a[k] == b[k] ? -1 : k;
+}
+
+static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b, int nat) {
+    return static_difference(op, a, b, nat) < 0;
+}
+
+int etch__static_difference(const trace_node *n, const op_call *call) {
+    if (n->op != call->op || n->nin != call->nin || n->nat != call->nat) return -1;
+    return static_difference((op_id)n->op, n->c.at, call->at, call->nat);
 }
 
 bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state) {
@@ -77,9 +86,16 @@ static bool same_guard(const tensor_meta *a, const tensor_meta *b) {
            !memcmp(a->stride, b->stride, dims);
 }
 
-/* Of a dynamic node only dtype, rank and device count. */
-static bool same_captured(const trace_node *n, const tensor_meta *a, const tensor_meta *b) {
-    return n->dynamic ? same_class(a, b) : same_guard(a, b);
+static bool same_fixed_sizes(const capture *a, const capture *b) {
+    for (int d = 0; d < a->guard.ndim; d++)
+        if (a->fixed >> d & 1 && a->guard.size[d] != b->guard.size[d]) return false;
+    return a->fixed == b->fixed;
+}
+
+/* Of a dynamic node only dtype, rank, device and sizes that are marked static count. */
+static bool same_captured(const trace_node *n, const capture *a, const capture *b) {
+    if (!n->dynamic) return same_guard(&a->guard, &b->guard);
+    return same_class(&a->guard, &b->guard) && same_fixed_sizes(a, b);
 }
 
 static bool same_captures(const trace_node *a, const trace_node *b) {
@@ -87,7 +103,7 @@ static bool same_captures(const trace_node *a, const trace_node *b) {
     for (int i = 0; i < a->ncaptures; i++)
         if (a->captures[i].value != b->captures[i].value ||
             a->captures[i].operand != b->captures[i].operand ||
-            !same_captured(a, &a->captures[i].guard, &b->captures[i].guard))
+            !same_captured(a, &a->captures[i], &b->captures[i]))
             return false;
     return true;
 }
@@ -137,6 +153,7 @@ static void free_codes(segment_code *c) {
 static void free_tree(trace_tree *t) {
     for (int i = 0; i < SPARE_WALKS; i++) etch__walk_free(t->spare[i].walk);
     etch__free(t->guards);
+    etch__free(t->marks);
     etch__free(t);
 }
 
@@ -158,24 +175,36 @@ void etch__generation_free(generation *g) {
     }
     for (int64_t i = 0; i < g->nnodes; i++) etch__node_free(g->nodes[i]);
     etch__constants_free(g->constants);
+    etch__replay_free(g->replays);
     atomic_fetch_sub(&etch__live_graphs, g->graphs);
     etch__free(g->leaves);
     etch__free(g->nodes);
     etch__free(g);
 }
 
-static bool arguments_fit(const trace_tree *t, etch_tensor *const *in, int nin, bool by_rank) {
+/* FIT_RANK: whatever the sizes are, but for marks. FIT_SIMILAR: it could be so, had it been recorded
+ * with run-time sizes. */
+typedef enum fit { FIT_EXACT, FIT_RANK, FIT_SIMILAR } fit;
+
+static bool argument_fits(const trace_tree *t, int i, const etch_tensor *x, fit how) {
+    const tensor_meta *g = &t->guards[i];
+    if (how == FIT_EXACT) return etch__guard_holds(g, x) && !etch__marked_dynamic(x);
+    if (!etch__guard_holds_rank(g, x)) return false;
+    if (how == FIT_SIMILAR) return etch__fixed_sizes_agree(g, x);
+    return likely(!t->marks && !x->marks) || etch__marks_hold(t->marks ? &t->marks[i] : NULL, g, x);
+}
+
+static bool arguments_fit(const trace_tree *t, etch_tensor *const *in, int nin, fit how) {
     if (t->nargs != nin) return false;
     for (int i = 0; i < nin; i++)
-        if (by_rank ? !etch__guard_holds_rank(&t->guards[i], in[i])
-                    : !etch__guard_holds(&t->guards[i], in[i]))
-            return false;
+        if (!argument_fits(t, i, in[i], how)) return false;
     return true;
 }
 
 static trace_tree *entry_tree(generation *g, etch_tensor *const *in, int nin, bool dynamic) {
     for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next)
-        if (t->dynamic == dynamic && arguments_fit(t, in, nin, dynamic)) return t;
+        if (t->dynamic == dynamic && arguments_fit(t, in, nin, dynamic ? FIT_RANK : FIT_EXACT))
+            return t;
     return NULL;
 }
 
@@ -186,7 +215,7 @@ trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin) {
 
 bool etch__similar_entry(generation *g, etch_tensor *const *in, int nin) {
     for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next)
-        if (arguments_fit(t, in, nin, true)) return true;
+        if (arguments_fit(t, in, nin, FIT_SIMILAR)) return true;
     return false;
 }
 
@@ -215,6 +244,17 @@ static trace_tree *resume_tree_like(generation *g, const trace_node *first) {
     return etch__find_resume(g, &call, first->c.state);
 }
 
+static bool copy_marks(const walk *w, trace_tree *t) {
+    for (int i = 0; i < w->nargs; i++) {
+        const dim_marks *m = w->c.value[i]->marks;
+        if (!m) continue;
+        if (!t->marks && !(t->marks = etch__calloc((size_t)w->nargs, sizeof *t->marks)))
+            return false;
+        t->marks[i] = *m;
+    }
+    return true;
+}
+
 /* A new tree, not yet on a list. */
 static trace_tree *new_tree(walk *w, bool entry) {
     trace_tree *t = etch__aligned_zeroed(sizeof *t);
@@ -227,8 +267,8 @@ static trace_tree *new_tree(walk *w, bool entry) {
     t->root.nvalues = w->nargs;
     if (!entry) return t;
     t->guards = etch__calloc((size_t)w->nargs + 1, sizeof *t->guards);
-    if (!t->guards) {
-        etch__free(t);
+    if (!t->guards || (t->dynamic && !copy_marks(w, t))) {
+        free_tree(t);
         return NULL;
     }
     for (int i = 0; i < w->nargs; i++) etch__guard_make(w->c.value[i], &t->guards[i]);

@@ -72,6 +72,7 @@ void etch__walk_free(walk *w) {
     etch__free(w->key);
     for (int i = 0; i < KEPT_CODES; i++)
         if (w->kept[i].code) etch__code_release(w->kept[i].leaf, w->kept[i].code);
+    etch__shadow_free(w->shadow);
     etch__free(w);
 }
 
@@ -149,7 +150,8 @@ static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
 static void give_up_handle(walk *w, int32_t id) {
     etch_tensor *h = w->c.handle[id];
     if (!h) return;
-    if (h->deferred && !h->failed && atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
+    if (h->deferred && !h->failed && !h->marks &&
+        atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
         return;
     h->owner = NULL;
     w->c.handle[id] = fresh_handle(w, h);
@@ -207,6 +209,7 @@ void etch__walk_recycle(walk *w) {
     if (w->mode == WALK_MATCH) give_up_matched(w);
     else give_up_recorded(w);
     trace_tree *tree = w->tree;
+    if (unlikely(w->shadow != NULL)) etch__shadow_free(w->shadow), w->shadow = NULL;
     w->nvalues = w->nscalars = w->nints = 0;
     w->dynamic = w->dynamic_entry = false;
     w->leaf = NULL;
@@ -230,12 +233,19 @@ static const capture *captured_operand(const trace_node *n, int operand) {
     return NULL;
 }
 
+static bool captured_fits(const capture *c, const etch_tensor *t, bool by_rank) {
+    if (!by_rank) return etch__guard_holds(&c->guard, t) && !etch__marked_dynamic(t);
+    const dim_marks fixed = {.fixed = c->fixed};
+    return etch__guard_holds_rank(&c->guard, t) &&
+           (likely(!c->fixed && !t->marks) || etch__marks_hold(&fixed, &c->guard, t));
+}
+
 /* A slot that two operands share is bound by the first of them. */
 static bool operand_fits(const walk *w, const trace_node *n, const op_call *call, int i,
                          bool by_rank) {
     const capture *c = captured_operand(n, i);
     if (c && call->in[i]->owner == w) return false;
-    if (c) return (by_rank ? etch__guard_holds_rank : etch__guard_holds)(&c->guard, call->in[i]);
+    if (c) return captured_fits(c, call->in[i], by_rank);
     for (int k = 0; k < n->ncaptures; k++)
         if (n->captures[k].value == n->in[i])
             return call->in[i] == call->in[n->captures[k].operand];
@@ -290,7 +300,7 @@ static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, et
     return true;
 }
 
-static etch_tensor *handle_of(walk *w, const trace_node *n) {
+etch_tensor *etch__walk_handle(walk *w, const trace_node *n) {
     etch_tensor **h = &w->c.handle[n->c.id];
     if (!*h) *h = deferred_handle(w, &n->meta, n->c.out);
     return *h;
@@ -298,7 +308,7 @@ static etch_tensor *handle_of(walk *w, const trace_node *n) {
 
 /* The result's handle, given to the innermost scope; for an in-place node the first operand. */
 static etch_tensor *matched_result(walk *w, const trace_node *n, const op_call *call) {
-    etch_tensor *h = n->c.inplace ? call->in[0] : handle_of(w, n);
+    etch_tensor *h = n->c.inplace ? call->in[0] : etch__walk_handle(w, n);
     if (!h || (n->dynamic && !dynamic_result(w, n, call, h))) return NULL;
     if (n->c.inplace) return h;
     if (!etch__scope_push(h)) return NULL;
@@ -355,6 +365,7 @@ static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
             capture *c = &n->captures[n->ncaptures++];
             c->value = v, c->operand = i;
             etch__guard_make(call->in[i], &c->guard);
+            c->fixed = call->in[i]->marks ? call->in[i]->marks->fixed : 0;
         }
         n->in[i] = v;
         if (i < CURSOR_MAX_IN) n->c.in[i] = v;
@@ -501,6 +512,7 @@ bool etch__walk_to_recording(walk *w, walk_mode mode) {
     if (!etch__grow_lines(&w->want, &w->want_cap, w->nvalues + 1, 1)) return false;
     if (mode == WALK_RECORD) {
         etch__evaluate(w, false);
+        etch__shadow_free(w->shadow), w->shadow = NULL;
         TRACE_COUNT(w->run->f, eager_runs, w->npath > 0);
     }
     own_results(w);
