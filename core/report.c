@@ -114,7 +114,8 @@ void etch__report_note(const char *format, ...) {
     vsnprintf(line, sizeof line, format, args);
     va_end(args);
     size_t n = g->notes ? strlen(g->notes) : 0, more = strlen(line);
-    if (n + more > REPORT_MAX_TEXT) return;
+    bool again = n >= more && !strcmp(g->notes + n - more, line);
+    if (again || n + more > REPORT_MAX_TEXT) return;
     int64_t cap = g->notes ? (int64_t)n + 1 : 0;
     if (!etch__report_grow(&g->notes, &cap, (int64_t)(n + more + 2), 1)) return;
     sprintf(g->notes + n, "%s%s", n ? "\n" : "", line);

@@ -92,8 +92,20 @@ static report_event *find_event(const report_function *r, report_event_kind kind
     return NULL;
 }
 
+/* false: there was none like it. */
+static bool count_event(report_function *r, report_event_kind kind, reason_id why,
+                        const char *where, const char *detail) {
+    lock_records();
+    report_event *e = find_event(r, kind, why, where, detail);
+    if (e) e->count++;
+    if (kind == REPORT_RESET) r->generations++;
+    unlock_records();
+    return e != NULL;
+}
+
+/* Under the lock. Another thread may have been here before. */
 static void add_event(report_function *r, report_event_kind kind, reason_id why, const char *where,
-                      const char *detail) {
+                      const char *detail, const char *source) {
     report_event *e = find_event(r, kind, why, where, detail);
     if (e) {
         e->count++;
@@ -101,7 +113,8 @@ static void add_event(report_function *r, report_event_kind kind, reason_id why,
         dropped();
     } else if (etch__report_grow(&r->events, &r->events_cap, r->nevents + 1, sizeof *r->events)) {
         r->events[r->nevents++] = (report_event){
-            (uint8_t)kind, why, where, etch__report_strdup(detail), 1, since_start()};
+            (uint8_t)kind, why, where, etch__report_strdup(detail), etch__report_strdup(source), 1,
+            since_start()};
     }
 }
 
@@ -110,10 +123,13 @@ void etch__report_event(etch_function *f, report_event_kind kind, reason_id why,
     report_function *r = etch__report_function(f);
     if (!r) return;
     const char *where = etch__site_line(site);
-    lock_records();
-    add_event(r, kind, why, where, detail ? detail : "");
-    if (kind == REPORT_RESET) r->generations++;
-    unlock_records();
+    if (!count_event(r, kind, why, where, detail ? detail : "")) {
+        char source[256];
+        etch__site_source(site, source, sizeof source);
+        lock_records();
+        add_event(r, kind, why, where, detail ? detail : "", source);
+        unlock_records();
+    }
 }
 
 /* ---- traces ---- */
@@ -355,7 +371,8 @@ static void forget_function(report_function *r) {
         forget_tree(r->trees);
         r->trees = next;
     }
-    for (int64_t i = 0; i < r->nevents; i++) etch__free(r->events[i].detail);
+    for (int64_t i = 0; i < r->nevents; i++)
+        etch__free(r->events[i].detail), etch__free(r->events[i].source);
     etch__free(r->events), etch__free(r->name), etch__free(r->options), etch__free(r);
 }
 

@@ -64,6 +64,7 @@ typedef struct report_event {
     reason_id why;
     const char *where;
     char *detail;
+    char *source; /* the line's text */
     int64_t count, first;
 } report_event;
 

@@ -136,6 +136,7 @@ static void put_event(FILE *f, const report_event *e) {
     put_field(f, "text", r ? r->text : "");
     put_field(f, "hint", r ? r->hint : "");
     put_field(f, "where", e->where);
+    put_field(f, "source", e->source);
     put_field(f, "detail", e->detail);
     put_number(f, "first_ns", e->first);
     fprintf(f, "\"count\":%lld}", (long long)e->count);
