@@ -497,8 +497,9 @@ static void page_is_whole_and_escaped(void **state) {
     value *f = get(doc, "functions")->first;
     while (f && !strstr(string(f, "name"), "alert('1')")) f = f->next;
     assert_non_null(f);
-    assert_string_equal(string(f, "name"),
-                        "</script><script>alert('1')</script>&\"\\" "??" "?<!--");
+    assert_string_equal(string(f, "name"), "</script><script>alert('1')</script>&\"\\"
+                                           "??"
+                                           "?<!--");
     const value *e = find(get(f, "events"), "reason", "graph_break");
     assert_string_equal(string(e, "detail"), string(f, "name"));
     assert_int_equal(number(e, "count"), 3);
@@ -638,7 +639,8 @@ static void threads_count_together(void **state) {
     int64_t breaks = 0, runs = 0;
     for (value *e = get(r, "events")->first; e; e = e->next)
         if (!strcmp(string(e, "kind"), "break")) breaks += number(e, "count");
-    for (value *g = get(doc, "graphs")->first; g; g = g->next) runs += number(get(g, "run"), "count");
+    for (value *g = get(doc, "graphs")->first; g; g = g->next)
+        runs += number(get(g, "run"), "count");
     assert_int_equal(breaks, THREADS * ROUNDS);
     assert_int_equal(runs, number(get(r, "counters"), "plan_runs"));
     free_value(doc);
@@ -756,15 +758,24 @@ static int sample(void) {
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "sample")) return sample();
     const struct CMUnitTest tests[] = {
-        TEST(branches_eager),          TEST(branches_native),
-        TEST(kernels_and_their_times), TEST(sizes_share_a_graph),
-        TEST(limits_are_in_the_trees), TEST(limits_of_entries),
-        TEST(resets_begin_anew),       TEST(modes_are_told),
-        TEST(page_is_whole_and_escaped), TEST(not_recording),
-        TEST(folder_that_is_none),     TEST(folder_is_made),
-        TEST(short_of_memory),         TEST(one_warning),
-        TEST(threads_count_together),  TEST(forks),
-        TEST(written_at_exit),         TEST(failed_compiles_are_told),
+        TEST(branches_eager),
+        TEST(branches_native),
+        TEST(kernels_and_their_times),
+        TEST(sizes_share_a_graph),
+        TEST(limits_are_in_the_trees),
+        TEST(limits_of_entries),
+        TEST(resets_begin_anew),
+        TEST(modes_are_told),
+        TEST(page_is_whole_and_escaped),
+        TEST(not_recording),
+        TEST(folder_that_is_none),
+        TEST(folder_is_made),
+        TEST(short_of_memory),
+        TEST(one_warning),
+        TEST(threads_count_together),
+        TEST(forks),
+        TEST(written_at_exit),
+        TEST(failed_compiles_are_told),
         TEST(unwritable_at_exit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

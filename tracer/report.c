@@ -317,10 +317,17 @@ static bool put_file(const char *what, bool (*put)(FILE *, const report_totals *
     return ok;
 }
 
+/* One thread at a time, since the files have the same names. Not waited for at a fork: the child
+ * begins anew. */
+static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
+
 static bool write_files(void) {
     report_totals totals = {etch_counters(), etch_num_threads()};
-    if (mkdir(directory, 0777) != 0 && errno != EEXIST) return false;
-    return put_file("json", etch__report_json, &totals) && put_file("html", put_page, &totals);
+    pthread_mutex_lock(&writing);
+    bool ok = (mkdir(directory, 0777) == 0 || errno == EEXIST) &&
+              put_file("json", etch__report_json, &totals) && put_file("html", put_page, &totals);
+    pthread_mutex_unlock(&writing);
+    return ok;
 }
 
 static void warn_of_gaps(void) {
@@ -394,6 +401,7 @@ void etch__report_end(void) {
 static void in_child(void) {
     forked = etch__reporting;
     etch__report_parent = (int)getppid();
+    pthread_mutex_init(&writing, NULL);
     unlock_records();
 }
 
