@@ -9,6 +9,7 @@
  * A group that turns out too large for one kernel makes fusion start again with a smaller bound.
  * Where a kernel cannot be compiled the whole plan is the eager one: same bits, one warning. */
 #include "core/dispatch.h"
+#include "core/report.h"
 #include "jit/target.h"
 
 static bool checked(const ir *r, const char *pass, bool ok) {
@@ -42,6 +43,7 @@ static etch_status make_plan(ir *r, plan **out, const char **why) {
 
 static etch_status fall_back(const graph *g, plan **out, reason_id reason, const char *why) {
     etch__count_reason(reason);
+    etch__report_fallback(reason, why);
     etch__warn("%s: %s: %s", g->name, etch__reasons[reason].text, why);
     return etch__eager_plan(g, out);
 }

@@ -8,6 +8,7 @@
 #include "core/backend.h"
 #include "core/dispatch.h"
 #include "core/graph_public.h"
+#include "core/report.h"
 
 typedef struct user_backend {
     backend b;
@@ -168,6 +169,7 @@ static etch_status compile_user(const backend *self, const graph *g, const backe
         etch__counters.compile_failures++;
         etch__count_reason(REASON_EAGER_COMPILE);
         const char *text = etch__tls.status ? etch__tls.error : etch_status_name(status);
+        etch__report_fallback(REASON_EAGER_COMPILE, text);
         etch__warn("%s: backend '%s' failed, the graph runs eagerly: %s", g->name, b->name, text);
         status = etch__eager_plan(g, out);
     }

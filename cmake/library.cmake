@@ -25,10 +25,18 @@ add_custom_command(
   DEPENDS gen_ops core/ops.def)
 add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
 
+# The page of ETCH_TRACE, as the bytes of an array.
+add_custom_command(
+  OUTPUT ${ETCH_GENERATED}/report_page.inc
+  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/tracer/report_page.html
+          -DTO=${ETCH_GENERATED}/report_page.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
+  DEPENDS tracer/report_page.html cmake/embed.cmake)
+add_custom_target(etch_page DEPENDS ${ETCH_GENERATED}/report_page.inc)
+
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
   core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
 add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
-add_dependencies(etch_objects etch_generated)
+add_dependencies(etch_objects etch_generated etch_page)
 
 # The strip kernels are compiled once an instruction set; the process picks one at load.
 set(ETCH_ISA_FLAGS_baseline -march=x86-64)

@@ -58,6 +58,8 @@ void etch__error_restore(const saved_error *from);
 
 /* "file.c:12" of a return address, or "" without debug information; the text lives for ever. */
 const char *etch__site_line(const void *site);
+/* That line's text, as the file has it now; "" where it cannot be read. */
+void etch__site_source(const void *site, char *text, size_t n);
 /* The symbol of a function's address, or "?". The text lives for ever. */
 const char *etch__symbol_name(const void *address);
 /* Around fork: nobody is inside the two functions above, so that they work in the child. */

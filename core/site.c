@@ -88,10 +88,14 @@ static Dwfl_Module *module_of(Dwarf_Addr address) {
 }
 
 /* A return address is the instruction after the call, which may belong to the next line. */
-static void look_up_line(const void *site, char *text, size_t n) {
+static Dwfl_Line *line_at(const void *site) {
     Dwarf_Addr address = (Dwarf_Addr)(uintptr_t)site - 1;
     Dwfl_Module *module = module_of(address);
-    Dwfl_Line *line = module ? dwfl_module_getsrc(module, address) : NULL;
+    return module ? dwfl_module_getsrc(module, address) : NULL;
+}
+
+static void look_up_line(const void *site, char *text, size_t n) {
+    Dwfl_Line *line = line_at(site);
     int number = 0;
     const char *file = line ? dwfl_lineinfo(line, NULL, &number, NULL, NULL, NULL) : NULL;
     const char *slash = file ? strrchr(file, '/') : NULL;
@@ -131,6 +135,37 @@ const char *etch__site_line(const void *site) {
 
 const char *etch__symbol_name(const void *address) {
     return address ? resolve(&symbols, address, "?", look_up_symbol) : "?";
+}
+
+/* Where the compiler found the file, and the line's number, 0 without debug information. */
+static int path_of(const void *site, char *path, size_t n) {
+    int number = 0;
+    pthread_mutex_lock(&lock);
+    Dwfl_Line *line = line_at(site);
+    const char *file = line ? dwfl_lineinfo(line, NULL, &number, NULL, NULL, NULL) : NULL;
+    const char *folder = file && *file != '/' ? dwfl_line_comp_dir(line) : NULL;
+    snprintf(path, n, "%s%s%s", folder ? folder : "", folder ? "/" : "", file ? file : "");
+    pthread_mutex_unlock(&lock);
+    return file ? number : 0;
+}
+
+void etch__site_source(const void *site, char *text, size_t n) {
+    char path[4096];
+    /* A call in tail position returns into the library, whose own lines say nothing to the user. */
+    bool ours = site && !strncmp(etch__symbol_name((const char *)site - 1), "etch__", 6);
+    int number = site && !ours ? path_of(site, path, sizeof path) : 0;
+    FILE *f = number > 0 ? fopen(path, "re") : NULL;
+    text[0] = 0;
+    if (!f) return;
+    while (number > 0 && fgets(text, (int)n, f)) {
+        size_t length = strcspn(text, "\n");
+        if (text[length] == '\n') number--;
+        else if (number > 1) continue; /* a piece of a longer line */
+        else number = 0;
+        text[length] = 0;
+    }
+    if (number > 0) text[0] = 0; /* the file is shorter than it was */
+    fclose(f);
 }
 
 int64_t etch_address_text(const void *address, char *buf, size_t n) {

@@ -12,6 +12,7 @@
  *
  * Where an operand does not stay in a register, the reason is logged and counted. */
 #include "core/dispatch.h"
+#include "core/report.h"
 #include "jit/plan.h"
 
 /* ---- spaces ---- */
@@ -255,6 +256,11 @@ static void explain(const ir *r, const ir_node *n) {
                       r->g->name, etch__ops[n->op].name, n->group, v->base,
                       etch__ops[r->nodes[v->node].op].name, v->group, etch__reasons[why].name,
                       etch__reasons[why].text);
+        if (etch__report_on())
+            etch__report_note("%s (step %d) reads %%%d of %s (step %d) from memory: %s",
+                              etch__ops[n->op].name, n->group, v->base,
+                              etch__ops[r->nodes[v->node].op].name, v->group,
+                              etch__reasons[why].text);
     }
 }
 
@@ -454,6 +460,7 @@ bool etch__fuse(ir *r) {
     }
     mark_stored(r);
     if (!order_groups(r)) return false;
+    etch__report_restart_steps();
     for (int i = 0; i < r->nnodes; i++)
         if (r->nodes[i].group >= 0) explain(r, &r->nodes[i]);
     log_groups(r);

@@ -7,6 +7,7 @@
 #include <xxhash.h>
 
 #include "core/dispatch.h"
+#include "core/report.h"
 #include "jit/cache.h"
 #include "jit/loop.h"
 
@@ -181,6 +182,7 @@ static bool from_disk(want *w, const cache_dir *dir) {
     if (!etch__cache_load(dir, w->bytes, w->n, &object)) return etch__kernel_release(k), false;
     etch__counters.cache_hits++;
     etch__log(LOG_CACHE, "%s: loaded from the disk cache", w->symbol);
+    if (etch__report_on()) etch__report_kernel_made(w->hash, w->n, false, 0, NULL);
     return adopt(w, k, &object);
 }
 
@@ -195,6 +197,7 @@ static bool from_job(want *w, const cache_dir *dir, jit_job *job) {
     etch__counters.kernels_compiled++;
     etch__log(LOG_CACHE, "%s: compiled in %.1f ms", w->symbol, job->ms);
     if (job->dump) etch__log(LOG_OUTPUT_CODE, "%s, as libgccjit has it:\n%s", w->symbol, job->dump);
+    if (etch__report_on()) etch__report_kernel_made(w->hash, w->n, true, job->ms, job->dump);
     return adopt(w, k, &object);
 }
 
@@ -213,7 +216,7 @@ static bool compile(want *wants, int n, const cache_dir *dir) {
             jobs[njobs++] = (jit_job){.kernel = wants[i].bytes,
                                       .kernel_bytes = wants[i].n,
                                       .symbol = wants[i].symbol,
-                                      .want_dump = etch__log_on(LOG_OUTPUT_CODE)};
+                                      .want_dump = etch__log_on(LOG_OUTPUT_CODE) || etch__report_on()};
     bool ok = !njobs || etch__jit_compile(jobs, njobs, dir->path, dir->disk), told = false;
     for (int i = 0; i < n; i++) {
         if (wants[i].made) continue;
@@ -246,9 +249,10 @@ static bool collect(const loop_kernel *const *k, int n, want *wants, int *number
 }
 
 static void show(const want *w) {
-    if (!etch__log_on(LOG_OUTPUT_CODE)) return;
+    if (!etch__log_on(LOG_OUTPUT_CODE) && !etch__report_on()) return;
     char *text = etch__loop_text(w->k);
     if (text) etch__log(LOG_OUTPUT_CODE, "%s", text);
+    if (etch__report_on()) etch__report_kernel(w->hash, w->n, w->symbol, text);
     etch__free(text);
 }
 
@@ -288,6 +292,8 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
     for (int i = 0; ok && i < n; i++) {
         out[i] = wants[number[i]].made;
         atomic_fetch_add(&out[i]->refs, 1);
+        if (etch__report_on())
+            etch__report_kernel_step(i, wants[number[i]].hash, wants[number[i]].n);
     }
     if (ok) etch__counters.kernels += n;
     if (ok) etch__error_restore(&before);

@@ -7,6 +7,7 @@
 #include "core/device.h"
 #include "core/pool.h"
 #include "core/profile.h"
+#include "core/report.h"
 #include "jit/target.h"
 
 /* ---- structures ---- */
@@ -86,6 +87,7 @@ typedef struct native_plan {
     int64_t *attrs; /* of all calls */
     int64_t *output_bytes;
     int64_t arena_bytes;
+    report_graph *report; /* where steps note their times, or NULL */
     free_block blocks[FREE_BLOCKS];
 } native_plan;
 
@@ -344,14 +346,19 @@ static etch_status run_call(const native_plan *p, const call_step *c, run_block 
     return etch__call_kernel(kernel, &call, &b->pointers[c->result], true);
 }
 
+static etch_status run_step(const native_plan *p, int i, run_block *b, const plan_io *io) {
+    const step *s = &p->steps[i];
+    if (s->is_call) return run_call(p, &s->c, b, io);
+    if (unlikely(s->k.launcher != NULL)) return launch_kernel(&s->k, b);
+    run_kernel(&s->k, b);
+    return ETCH_OK;
+}
+
 static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *io) {
     for (int i = 0; i < p->nsteps; i++) {
-        const step *s = &p->steps[i];
-        if (likely(!s->is_call && !s->k.launcher)) {
-            run_kernel(&s->k, b);
-            continue;
-        }
-        etch_status status = s->is_call ? run_call(p, &s->c, b, io) : launch_kernel(&s->k, b);
+        int64_t start = unlikely(p->report != NULL) ? etch__report_now() : 0;
+        etch_status status = run_step(p, i, b, io);
+        if (unlikely(start)) etch__report_step_ran(p->report, i, start);
         if (likely(status == ETCH_OK)) continue;
         if (i && p->nwritten && io->wrote)
             *io->wrote = true; /* by one of the steps before, maybe */
@@ -667,22 +674,24 @@ static void log_call(const maker *m, int number, const ir_node *n) {
     char line[512];
     const graph_node *g = &m->r->g->nodes[n->gnode];
     bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
-    int at = snprintf(line, sizeof line, "%s: step %d: %s %s %%%d =", m->r->g->name, number,
-                      product ? "product" : "call", etch__ops[n->op].name, g->out);
+    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
+    int at = named + snprintf(line + named, sizeof line - named, "%s %s %%%d =",
+                              product ? "product" : "call", etch__ops[n->op].name, g->out);
     for (int i = 0; i < n->nin && at < (int)sizeof line - 16; i++) {
         int32_t v = m->r->g->operands[g->in + i];
         if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
         else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
     }
     log_line(line);
+    etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
 }
 
 static void log_kernel(const maker *m, int number, int32_t group, const lowered *low) {
     static const char *const splits[] = {"", ", first part", ", second part"};
     char line[512];
     const ir_group *g = &m->r->groups[group];
-    int at =
-        snprintf(line, sizeof line, "%s: step %d: kernel %s {", m->r->g->name, number, low->k.name);
+    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
+    int at = named + snprintf(line + named, sizeof line - named, "kernel %s {", low->k.name);
     for (int i = 0; i < g->nmembers && at < (int)sizeof line - 80; i++) {
         const char *op = etch__ops[m->r->nodes[g->members[i]].op].name;
         at += snprintf(line + at, sizeof line - at, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."),
@@ -691,10 +700,11 @@ static void log_kernel(const maker *m, int number, int32_t group, const lowered 
     snprintf(line + at, sizeof line - at, "}%s, %lld units of work", splits[low->k.split],
              (long long)low->units);
     log_line(line);
+    etch__report_step(STEP_KERNEL, low->k.name, line + named);
 }
 
 static void log_steps(const maker *m) {
-    if (!etch__log_on(LOG_SCHEDULE) && !etch__log_on(LOG_OUTPUT_CODE)) return;
+    if (!etch__log_on(LOG_SCHEDULE) && !etch__log_on(LOG_OUTPUT_CODE) && !etch__report_on()) return;
     int number = 0;
     for (int g = 0; g < m->r->ngroups; g++) {
         const ir_node *first = &m->r->nodes[m->r->groups[g].members[0]];
@@ -703,9 +713,12 @@ static void log_steps(const maker *m) {
         if (m->finish[g]) log_kernel(m, number++, g, m->finish[g]);
     }
     char line[256];
-    snprintf(line, sizeof line, "%s: %d steps, %d buffers in an arena of %lld bytes, %d outputs",
-             m->r->g->name, number, m->nintervals, (long long)m->p->arena_bytes, m->r->g->noutputs);
+    int named = snprintf(line, sizeof line, "%s: ", m->r->g->name);
+    snprintf(line + named, sizeof line - named,
+             "%d steps, %d buffers in an arena of %lld bytes, %d outputs", number, m->nintervals,
+             (long long)m->p->arena_bytes, m->r->g->noutputs);
     log_line(line);
+    etch__report_schedule(line + named);
 }
 
 /* ---- the whole ---- */
@@ -732,6 +745,7 @@ static etch_status make(maker *m, const char **why) {
     if (status != ETCH_OK) return status;
     add_steps(m);
     note_outputs(m);
+    m->p->report = etch__report_plan(m->p->nsteps);
     return ETCH_OK;
 }
 

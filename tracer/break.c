@@ -2,6 +2,7 @@
  * to which the user holds a pointer. */
 #include "core/mode.h"
 #include "core/profile.h"
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -25,6 +26,7 @@ etch_status etch__break_graph(run *r, reason_id why, const void *site, const etc
     if (r->walk) {
         TRACE_COUNT(r->f, graph_breaks, 1);
         etch__profile_mark(ETCH_PROFILE_BREAK, r->f->name, etch__reasons[why].name);
+        if (etch__report_on()) etch__report_event(r->f, REPORT_BREAK, why, site, text);
         if (!matched) etch__log_break(r, why, site, text);
     }
     etch__end_segment(r, why, site, t);

@@ -3,6 +3,7 @@
  * Both happen in an empty frame: operators that kernels and callbacks call run eagerly. A node that
  * runs after its call runs under its own recorded state word. */
 #include "core/device.h"
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -255,7 +256,9 @@ etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *
     bool wrote = false;
     plan_io io = {w->inputs, w->c.scalar, w->outputs, &wrote, false};
     empty_frame frame = etch__push_frame();
+    int64_t start = unlikely(code->report != NULL) ? etch__report_now() : 0;
     etch_status status = code->plan->run(code->plan, &io);
+    if (unlikely(start)) etch__report_add_time(&code->report->run, start);
     etch__pop_frame(&frame);
     if (unlikely(wrote)) poison(w);
     if (status != ETCH_OK) return status;

@@ -1,4 +1,5 @@
 /* What is remembered of each function, and etch_explain. */
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -73,9 +74,11 @@ void etch__note_break(etch_function *f, reason_id why, const void *site, const c
 
 void etch__note_recompile(etch_function *f, reason_id why, const void *site, const char *detail) {
     note_event(f, true, why, site, detail);
+    if (etch__report_on()) etch__report_event(f, REPORT_RECOMPILE, why, site, detail);
 }
 
 void etch__note_mode(etch_function *f, const char *mode) {
+    if (etch__report_on()) etch__report_event(f, REPORT_MODE, REASON_EAGER_MODE, NULL, mode);
     lock_stories();
     snprintf(f->story.mode, sizeof f->story.mode, "%s", mode);
     unlock_stories();

@@ -1,4 +1,5 @@
 /* Function handles: compiling (which compiles nothing yet), freeing, resetting, call sites. */
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -64,6 +65,7 @@ static int runs_of(const etch_function *f) {
 }
 
 static void destroy(etch_function *f) {
+    if (etch__report_on()) etch__report_function_gone(f);
     etch__generation_free(f->gen);
     while (f->retired) {
         generation *g = f->retired;
@@ -249,6 +251,8 @@ static void reset_one(etch_function *f) {
     old->next = f->retired;
     atomic_store(&f->retired, old);
     pthread_mutex_unlock(&f->lock);
+    if (etch__report_on() && f->report)
+        etch__report_event(f, REPORT_RESET, END_RETURN, NULL, NULL);
     free_retired(f, 0);
 }
 

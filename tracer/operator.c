@@ -1,6 +1,7 @@
 /* One operator call inside a compiled function: along the trace, into a recording, or at once. */
 #include "core/mode.h"
 #include "core/profile.h"
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -133,8 +134,12 @@ static walk *begin_segment(run *r, const op_call *call) {
     if (r->recorded) settle_earlier(r, call);
     trace_tree *tree = etch__find_resume(r->gen, call, etch__tls.state);
     if (!tree || !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) {
-        if (tree && tree->limited) r->eager = true;
-        else if (!etch__may_compile()) etch__obey_stance(r, call->site);
+        if (tree && tree->limited) {
+            r->eager = true;
+            if (etch__report_on()) etch__report_limited(r->f, tree, &tree->root, call);
+        } else if (!etch__may_compile()) {
+            etch__obey_stance(r, call->site);
+        }
         return r->eager || r->poisoned ? NULL : etch__begin_recording(r);
     }
     walk *w = r->walk = etch__walk_take(r, tree);
@@ -162,6 +167,8 @@ static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
             r->f->name);
         return NULL;
     }
+    if (etch__report_on() && !r->by_stance)
+        etch__report_limited(r->f, w->tree, (const trace_node *)w->c.last, call);
     if (!etch__go_on_eagerly(r, w)) return NULL;
     etch_tensor *h = run_now(r, call);
     etch__walk_recycle(w);

@@ -7,6 +7,7 @@
  * when the call has ended well. Rules by number are those of the design's section on the cursor. */
 #include "core/mode.h"
 #include "core/profile.h"
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -67,6 +68,8 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     if (!known && !r->gen->entry_limited) etch__log_guards(r, in, nin);
     if (!tree && !known && etch__root_limited(r, NULL)) {
         r->eager = true;
+        if (etch__report_on())
+            etch__report_event(r->f, REPORT_LIMIT, REASON_EAGER_LIMIT, NULL, NULL);
         return NULL;
     }
     walk *w = tree ? etch__walk_take(r, tree) : etch__begin_recording(r);
@@ -396,6 +399,16 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     return status;
 }
 
+/* The call may free the function, but not its record. */
+static etch_status call_reported(etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout) {
+    report_function *report = etch__report_function(f);
+    int64_t start = etch__report_now();
+    etch_status status = call_traced(f, in, nin, out, nout);
+    if (report) etch__report_add_time(&report->calls, start);
+    return status;
+}
+
 static bool counts_ok(const etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                       int nout) {
     if (nin < 0 || (f->kind != FN_N && nin != (int)f->kind))
@@ -462,6 +475,7 @@ static etch_status call_function(etch_function *f, etch_tensor *const *in, int n
     for (int i = 0; i < nin; i++)
         if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
     if (unlikely(!marks_ok(f, in, nin, site))) return etch__tls.status;
+    if (etch__report_on()) return call_reported(f, in, nin, out, nout);
     return call_traced(f, in, nin, out, nout);
 }
 

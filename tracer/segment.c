@@ -2,6 +2,7 @@
  * happens to it afterwards: published, compiled, evaluated late, given back. */
 #include "core/mode.h"
 #include "core/profile.h"
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -156,6 +157,7 @@ void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
         w->leaf = end->leaf;
         etch__predict(last, end);
         if (run_matched(r, w, end->leaf, t)) return;
+        if (etch__report_on() && end->leaf->report) end->leaf->report->eager++;
         w->pending = false;
     } else {
         TRACE_COUNT(r->f, divergences, 1);

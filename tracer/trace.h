@@ -28,6 +28,10 @@ typedef struct trace_leaf trace_leaf;
 typedef struct trace_tree trace_tree;
 typedef struct generation generation;
 typedef struct replay replay;
+struct report_function; /* tracer/report.h; each is NULL where nothing is recorded */
+struct report_tree;
+struct report_leaf;
+struct report_graph;
 
 /* A captured tensor first met at a node: the slot it binds, and what it must look like. */
 typedef struct capture {
@@ -77,6 +81,7 @@ typedef struct segment_code {
     int64_t nkey;
     int version;               /* dynamic: of the leaf's wanted values */
     atomic_int refs;           /* dynamic: the list's, and one a walk that keeps it */
+    struct report_graph *report;
     struct segment_code *next; /* older code, or another aliasing pattern */
 } segment_code;
 
@@ -111,6 +116,7 @@ struct trace_leaf {
     bool queued;                    /* to be compiled in the background (under the lock) */
     _Atomic(segment_code *) code;
     const void *site; /* of the break that ends it */
+    struct report_leaf *report;
 };
 
 enum { SPARE_WALKS = 8 };
@@ -136,6 +142,7 @@ struct trace_tree {
     _Atomic bool
         limited; /* the recompile limit is reached (resume trees; entries use the generation's) */
     spare_walk spare[SPARE_WALKS];
+    struct report_tree *report;
     _Atomic(trace_tree *) next;
 };
 
@@ -187,6 +194,7 @@ struct etch_function {
     _Atomic(generation *) gen;
     _Atomic(generation *) retired; /* freed when no run is left that may be using them */
     story story;                   /* for etch_explain; has a lock of its own */
+    _Atomic(struct report_function *) report;
     struct etch_function *next;    /* list of all functions */
 };
 

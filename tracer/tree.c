@@ -4,6 +4,7 @@
  * function's lock. */
 #include "core/mode.h"
 #include "core/schema.h"
+#include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -500,5 +501,6 @@ trace_leaf *etch__publish(walk *w) {
     if (!leaf) return NULL;
     merge_want(leaf, w);
     if (!w->published) count_recording(leaf);
+    if (etch__report_on() && !w->published) etch__report_published(r->f, leaf);
     return leaf;
 }
