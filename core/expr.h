@@ -55,6 +55,9 @@ static inline bool etch__is_float(etch_dtype d) { return d <= ETCH_F16; }
 bool etch__expr_build(op_id op, const etch_dtype *in, int nin, etch_dtype compute, etch_dtype out,
                       int64_t op_class, prim_program *p);
 
+/* Whether the table gives the operator an expression. */
+bool etch__has_expression(op_id op);
+
 /* A run-time scalar as the 8-byte cell that kernels read: converted to dtype `round_to` (saturating
  * into integers as CONVERT does), then widened to its compute type; low bytes hold the value. */
 uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to);
