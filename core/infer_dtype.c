@@ -166,7 +166,6 @@ static bool mean_rule(const op_call *call, call_dtypes *d) {
 
 static bool index_rule(const op_call *call, call_dtypes *d) {
     d->compute = dtype_of(call->in[0]), d->result = ETCH_I64;
-    if (d->compute == ETCH_BOOL) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
     return true;
 }
 
