@@ -344,6 +344,77 @@ static int expr_isnan(builder *b) {
     return compare(b, PRIM_NE, x, x);
 }
 
+/* ---- signs and classes of numbers ---- */
+
+/* Whether x is below 0, or the zero that is: a bool. */
+static int negative(builder *b, int x) {
+    int zero = constant(b, b->type, 0), below = compare(b, PRIM_LT, x, zero);
+    if (!etch__is_float(b->compute)) return below;
+    int inverse = binary(b, PRIM_DIV, constant(b, b->type, 1), x);
+    int minus_zero = emit(b, PRIM_AND, ETCH_BOOL, ETCH_BOOL, compare(b, PRIM_EQ, x, zero),
+                          compare(b, PRIM_LT, inverse, zero), 0);
+    return emit(b, PRIM_OR, ETCH_BOOL, ETCH_BOOL, below, minus_zero, 0);
+}
+static int expr_signbit(builder *b) { return negative(b, operand(b, 0)); }
+
+static int magnitude_to_infinity(builder *b, prim_id prim) {
+    int x = unary(b, PRIM_ABS, operand(b, 0));
+    return compare(b, prim, x, real(b, INFINITY));
+}
+static int expr_isinf(builder *b) {
+    if (!etch__is_float(b->compute)) return constant(b, ETCH_BOOL, 0);
+    return magnitude_to_infinity(b, PRIM_EQ);
+}
+static int expr_isfinite(builder *b) {
+    if (!etch__is_float(b->compute)) return constant(b, ETCH_BOOL, 1);
+    return magnitude_to_infinity(b, PRIM_LT);
+}
+static int expr_copysign(builder *b) {
+    int x = unary(b, PRIM_ABS, operand(b, 0)), y = operand(b, 1);
+    return select(b, negative(b, y), unary(b, PRIM_NEG, x), x);
+}
+
+/* The other operand instead of a NaN. */
+static int choice_of_numbers(builder *b, prim_id prim) {
+    int x = operand(b, 0), y = operand(b, 1);
+    int r = binary(b, prim, x, y);
+    if (!etch__is_float(b->compute)) return r;
+    r = select(b, compare(b, PRIM_NE, y, y), x, r);
+    return keeps_grid(b, select(b, compare(b, PRIM_NE, x, x), y, r), x, y);
+}
+static int expr_fmax(builder *b) { return choice_of_numbers(b, PRIM_MAX); }
+static int expr_fmin(builder *b) { return choice_of_numbers(b, PRIM_MIN); }
+
+/* ---- three operands ---- */
+
+/* self + value * tensor1 * tensor2, or / tensor2, from the left. */
+static int add_combined(builder *b, prim_id prim) {
+    int x = operand(b, 0), y = operand(b, 1), z = operand(b, 2);
+    return binary(b, PRIM_ADD, x, binary(b, prim, binary(b, PRIM_MUL, scalar(b, 0), y), z));
+}
+static int expr_addcmul(builder *b) { return add_combined(b, PRIM_MUL); }
+static int expr_addcdiv(builder *b) { return add_combined(b, PRIM_DIV); }
+
+/* From the nearer end, so that a weight of 1 gives the end exactly. */
+static int interpolate(builder *b, int x, int y, int w) {
+    int way = binary(b, PRIM_SUB, y, x), one = constant(b, b->type, 1);
+    int forth = binary(b, PRIM_ADD, x, binary(b, PRIM_MUL, w, way));
+    int back = binary(b, PRIM_SUB, y, binary(b, PRIM_MUL, way, binary(b, PRIM_SUB, one, w)));
+    return select(b, compare(b, PRIM_LT, unary(b, PRIM_ABS, w), real(b, 0.5)), forth, back);
+}
+static int expr_lerp(builder *b) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return interpolate(b, x, y, operand(b, 2));
+}
+static int expr_lerp_scalar(builder *b) {
+    int x = operand(b, 0), y = operand(b, 1);
+    return interpolate(b, x, y, scalar(b, 0));
+}
+static int expr_masked_fill(builder *b) {
+    int x = operand(b, 0), mask = convert(b, load(b, 1), ETCH_BOOL), value = scalar(b, 0);
+    return keeps_grid(b, select(b, mask, value, x), value, x);
+}
+
 /* ---- bits ---- */
 
 /* Bools take the logical primitive. */
@@ -532,6 +603,8 @@ static const expr_fn expressions[OP_COUNT] = {
 #undef OP
 };
 
+bool etch__has_expression(op_id op) { return (unsigned)op < OP_COUNT && expressions[op]; }
+
 bool etch__expr_build(op_id op, const etch_dtype *in, int nin, etch_dtype compute, etch_dtype out,
                       int64_t op_class, prim_program *p) {
     if ((unsigned)op >= OP_COUNT || !expressions[op] || etch__ops[op].overridden) return false;
@@ -618,6 +691,7 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
     etch_dtype in = (etch_dtype)call->in[0]->dtype;
     switch (plan.kind) {
     case REDUCE_SUM:
+    case REDUCE_PROD:
     case REDUCE_MEAN: plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64; break;
     default: plan.acc = etch__compute_type(in);
     }

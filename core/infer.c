@@ -222,7 +222,8 @@ static bool reduce_rule(const op_call *call, tensor_meta *out) {
     out->ndim = 0;
     for (int i = 0; i < t->ndim; i++) {
         bool gone = mask >> i & 1;
-        if (gone && t->size[i] == 0 && how != REDUCE_SUM && how != REDUCE_MEAN)
+        if (gone && t->size[i] == 0 && how != REDUCE_SUM && how != REDUCE_MEAN &&
+            how != REDUCE_PROD)
             FAIL(ETCH_ERR_EMPTY, "expected at least one element, got sizes %s", TEXT(t));
         if (!gone || r.keepdim) out->size[out->ndim++] = gone ? 1 : t->size[i];
     }

@@ -166,7 +166,6 @@ static bool mean_rule(const op_call *call, call_dtypes *d) {
 
 static bool index_rule(const op_call *call, call_dtypes *d) {
     d->compute = dtype_of(call->in[0]), d->result = ETCH_I64;
-    if (d->compute == ETCH_BOOL) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
     return true;
 }
 
@@ -200,6 +199,12 @@ static bool clamp_rule(const op_call *call, call_dtypes *d) {
     if (got_bool) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
     d->result = d->compute;
     return true;
+}
+
+static bool masked_fill_rule(const op_call *call, call_dtypes *d) {
+    if (call->in[1]->dtype != ETCH_BOOL)
+        FAIL(ETCH_ERR_DTYPE, "expected a mask of bool, got %s", name_of(dtype_of(call->in[1])));
+    return copy_rule(call, d);
 }
 
 static bool softmax_dtype_rule(const op_call *call, call_dtypes *d) {
@@ -260,6 +265,7 @@ const dtype_fn etch__dtype_rules[DRULE_COUNT] = {
     [DRULE_BITS] = bits_rule,
     [DRULE_INTEGER] = integer_rule,
     [DRULE_CLAMP] = clamp_rule,
+    [DRULE_MASKED_FILL] = masked_fill_rule,
     [DRULE_SOFTMAX] = softmax_dtype_rule,
     [DRULE_CONVOLUTION] = convolution_dtype_rule,
     [DRULE_LAYER_NORM] = layer_norm_dtype_rule,

@@ -119,7 +119,9 @@ typedef enum reduce_kind {
     REDUCE_MEAN,
     REDUCE_MAX,
     REDUCE_MIN,
-    REDUCE_ARGMAX
+    REDUCE_ARGMAX,
+    REDUCE_ARGMIN,
+    REDUCE_PROD
 } reduce_kind;
 
 #endif

@@ -28,6 +28,7 @@ typedef enum dtype_rule {
     DRULE_BITS,           /* PROMOTE, integers and bool only */
     DRULE_INTEGER,        /* PROMOTE, integers only */
     DRULE_CLAMP,          /* PROMOTE_NOBOOL with all scalars as operands */
+    DRULE_MASKED_FILL,    /* that of in[0], with a bool mask as in[1] */
     DRULE_SOFTMAX,        /* floats; a half type may become f32 by the last attribute */
     DRULE_LAYER_NORM,     /* floats; weight and bias of the same dtype, or f32 beside a half type */
     DRULE_CONVOLUTION,    /* floats, all operands of one dtype */

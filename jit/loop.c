@@ -6,7 +6,7 @@
  * etch-jit and therefore uses nothing but the C library. */
 #include "jit/loop.h"
 
-enum { LOOP_MAGIC = 0x32494c45 }; /* "ELI2": the number changes with the format */
+enum { LOOP_MAGIC = 0x33494c45 }; /* "ELI3": the number changes with the format */
 
 static const uint8_t prim_arity[PRIM_COUNT] = {
 #define PRIM(id, text, arity, meaning) [PRIM_##id] = arity,
@@ -126,8 +126,9 @@ static const char *check_prim(const loop_kernel *k, const loop_instr *i) {
 static const char *check_reduce(const loop_kernel *k, const loop_instr *i) {
     int64_t kind = i->p.imm.i;
     if (!k->nred) return "a reduction without reduced axes";
-    if (kind != REDUCE_SUM && kind != REDUCE_MAX && kind != REDUCE_MIN)
-        return "a reduction is none of sum, max, min";
+    if (kind != REDUCE_SUM && kind != REDUCE_MAX && kind != REDUCE_MIN &&
+        kind != REDUCE_PROD)
+        return "a reduction is none of sum, product, max, min";
     return is_compute_type(i->p.type) ? NULL : "a reduction has no accumulator type";
 }
 

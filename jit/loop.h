@@ -60,7 +60,7 @@ typedef struct loop_access {
  * Stage-1 code may name stage-0 values only where they are CONST, SCALAR or NREDUCED.
  * LOOP_REDUCE: reduces value a (already of the accumulator type `type`) by reduce_kind imm.i, in
  * canonical order; its value belongs to stage 1. MEAN appears as SUM followed by DIV by NREDUCED;
- * ARGMAX does not appear. */
+ * ARGMAX and ARGMIN do not appear. */
 typedef enum loop_kind { LOOP_PRIM, LOOP_LOAD, LOOP_STORE, LOOP_REDUCE } loop_kind;
 
 typedef struct loop_instr {

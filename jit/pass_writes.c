@@ -227,7 +227,8 @@ static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
     call_shape c;
     bool keepdim;
     int64_t extent = 1;
-    if (op->kind != KIND_REDUCTION || op->impl == REDUCE_ARGMAX || op->overridden) return false;
+    bool index = op->impl == REDUCE_ARGMAX || op->impl == REDUCE_ARGMIN;
+    if (op->kind != KIND_REDUCTION || index || op->overridden) return false;
     shape_call(g, n, &c);
     etch__tls.state = n->state;
     etch__reduce_axes(&c.call, &x->mask, &keepdim);

@@ -87,7 +87,7 @@ static void casts_sums_and_the_like(void **state) {
     REFUSED(OP_MEAN, ETCH_ERR_DTYPE, "expected a floating dtype, got i32", TENSORS(&i23),
             ATTRS(-1));
     GIVES(OP_ARGMAX, ETCH_F32, ETCH_I64, S(), TENSORS(&f23), ATTRS(ETCH_NO_INT, 0));
-    REFUSED(OP_ARGMAX, ETCH_ERR_DTYPE, "bool", TENSORS(&b23), ATTRS(ETCH_NO_INT, 0));
+    GIVES(OP_ARGMIN, ETCH_BOOL, ETCH_I64, S(), TENSORS(&b23), ATTRS(ETCH_NO_INT, 0));
 }
 
 static void bool_has_no_minus(void **state) {

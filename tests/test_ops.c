@@ -185,6 +185,22 @@ BOTH(ge_scalar, o->x >= o->s[0], o->i >= o->t[0])
 BOTH(logical_not, o->x == 0, o->i == 0)
 BOTH(logical_and, o->x != 0 && o->y != 0, o->i && o->j)
 BOTH(logical_or, o->x != 0 || o->y != 0, o->i || o->j)
+BOTH(signbit, !isnan(o->x) && signbit(o->x), o->i < 0)
+BOTH(isinf, isinf(o->x), 0)
+BOTH(isfinite, isfinite(o->x), 1)
+REAL(copysign, isnan(o->x) ? NAN : isnan(o->y) ? fabs(o->x) : copysign(o->x, o->y))
+/* Where the operands are equal, the second one. */
+BOTH(fmax, isnan(o->x) ? o->y : isnan(o->y) ? o->x : larger(o->x, o->y), o->i > o->j ? o->i : o->j)
+BOTH(fmin, isnan(o->x) ? o->y : isnan(o->y) ? o->x : smaller(o->x, o->y), o->i < o->j ? o->i : o->j)
+BOTH(addcmul, rnd(o->x + rnd(rnd(o->s[0] * o->y) * o->z)), U(o->i) + U(o->t[0]) * U(o->j) * U(o->k))
+REAL(addcdiv, rnd(o->x + rnd(rnd(o->s[0] * o->y) / o->z)))
+static double between(double x, double y, double w) {
+    double way = rnd(y - x);
+    return fabs(w) < 0.5 ? rnd(x + rnd(w * way)) : rnd(y - rnd(way * rnd(1 - w)));
+}
+REAL(lerp, between(o->x, o->y, o->z))
+REAL(lerp_scalar, between(o->x, o->y, o->s[0]))
+BOTH(masked_fill, o->condition ? o->s[0] : o->x, o->condition ? o->t[0] : o->i)
 BOTH(where, o->condition ? o->y : o->z, o->condition ? o->j : o->k)
 BOTH(identity, o->x, o->i)
 BOTH(second, o->y, o->j)
@@ -282,6 +298,17 @@ static const reference references[] = {
     REF("logical_not", logical_not, 0),
     REF("logical_and", logical_and, 0),
     REF("logical_or", logical_or, 0),
+    REF("signbit", signbit, 0),
+    REF("isinf", isinf, 0),
+    REF("isfinite", isfinite, 0),
+    REF_REAL("copysign.Tensor", copysign, 0),
+    REF("fmax", fmax, 0),
+    REF("fmin", fmin, 0),
+    REF("addcmul", addcmul, 0),
+    REF_REAL("addcdiv", addcdiv, 0),
+    REF_REAL("lerp.Tensor", lerp, 0),
+    REF_REAL("lerp.Scalar", lerp_scalar, 0),
+    REF("masked_fill.Scalar", masked_fill, 0),
     REF("where.self", where, 0),
     REF("_to_copy", identity, 0),
     REF("clone", identity, 0),
@@ -342,10 +369,7 @@ static int count_of(const char *schema, const char *word) {
 static void set_trial(trial *t, op_id op) {
     const op_info *info = &etch__ops[op];
     memset(t, 0, sizeof *t);
-    int tensors =
-        count_of(info->schema, "Tensor self") + count_of(info->schema, "Tensor(a!) self") +
-        count_of(info->schema, "Tensor other") + count_of(info->schema, "Tensor src") +
-        count_of(info->schema, "Tensor exponent") + count_of(info->schema, "Tensor condition");
+    int tensors = count_of(info->schema, "Tensor ") + count_of(info->schema, "Tensor(a!) ");
     t->call = (op_call){.op = (uint16_t)op,
                         .nin = (uint16_t)tensors,
                         .in = t->in,
@@ -356,6 +380,12 @@ static void set_trial(trial *t, op_id op) {
     if (op == OP_GELU) t->at[t->call.nat++] = (test_random() & 1) != 0;
     if (op == OP_COPY_) t->at[t->call.nat++] = 0;
     for (int k = 0; k < t->call.nsc; k++) t->sc[k] = etch_scalar_int(1);
+}
+
+/* Which operand is a condition, a bool beside the others; -1: none. */
+static int condition_of(const trial *t) {
+    if (t->call.op == OP_WHERE) return 0;
+    return t->call.op == OP_MASKED_FILL || t->call.op == OP_MASKED_FILL_ ? 1 : -1;
 }
 
 static void finish_trial(trial *t) {
@@ -385,12 +415,12 @@ static number expected(const trial *t, const reference *r, const number *value, 
     operands o = {0};
     double *real[3] = {&o.x, &o.y, &o.z};
     int64_t *whole[3] = {&o.i, &o.j, &o.k};
-    bool where = t->call.op == OP_WHERE;
+    int condition = condition_of(t);
     for (int k = 0; k < t->call.nin; k++) {
-        number v = where && k == 0 ? value[k] : ref_convert(value[k], t->compute);
+        number v = k == condition ? value[k] : ref_convert(value[k], t->compute);
         *real[k] = v.d, *whole[k] = v.i;
     }
-    o.condition = o.i != 0;
+    o.condition = condition >= 0 && *whole[condition] != 0;
     o.given = t->sc, o.flag = t->at[0] != 0;
     for (int k = 0; k < t->call.nsc; k++) {
         number v = ref_convert(scalar_number(t->sc[k]), t->compute);
@@ -485,7 +515,7 @@ static bool keeps_tame(op_id op) {
 }
 
 static bool is_expression(int op) {
-    return etch__ops[op].kind == KIND_POINTWISE || etch__ops[op].kind == KIND_INPLACE;
+    return etch__has_expression((op_id)op) && etch__ops[op].kind != KIND_CREATION;
 }
 
 /* ---- tests ---- */
@@ -509,8 +539,8 @@ static void every_operator_in_every_dtype(void **state) {
                     if (inplace && how == LAYOUT_EXPANDED) continue;
                     for (int k = 0; k < t.call.nin; k++)
                         t.in[k] = make((etch_dtype)d, ETCH_SHAPE(7, 41), (layout)how, tame);
-                    if (op == OP_WHERE)
-                        t.in[0] = make(ETCH_BOOL, ETCH_SHAPE(7, 41), (layout)how, true);
+                    int c = condition_of(&t);
+                    if (c >= 0) t.in[c] = make(ETCH_BOOL, ETCH_SHAPE(7, 41), (layout)how, true);
                     run_trial(&t);
                 }
 }
@@ -530,10 +560,9 @@ static void mixed_dtypes(void **state) {
                     make((etch_dtype)(d / ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
                 t.in[1] =
                     make((etch_dtype)(d % ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
-                if (t.call.nin == 3) {
-                    t.in[2] = t.in[0];
-                    t.in[0] = make(ETCH_BOOL, ETCH_SHAPE(90), LAYOUT_ROW, true);
-                }
+                t.in[2] = t.in[0];
+                int c = condition_of(&t);
+                if (c >= 0) t.in[c] = make(ETCH_BOOL, ETCH_SHAPE(90), LAYOUT_ROW, true);
                 ran += run_trial(&t);
             }
     assert_true(ran > 1000);
@@ -558,8 +587,8 @@ static void scalars_and_classes(void **state) {
                     t.sc[0] = values[v % COUNT_OF(values)];
                     if (t.call.nsc == 2) t.sc[1] = values[v / COUNT_OF(values)];
                     for (int k = 0; k < t.call.nin; k++)
-                        t.in[k] =
-                            make((etch_dtype)d, ETCH_SHAPE(19), LAYOUT_ROW, keeps_tame((op_id)op));
+                        t.in[k] = make(k == condition_of(&t) ? ETCH_BOOL : (etch_dtype)d,
+                                       ETCH_SHAPE(19), LAYOUT_ROW, keeps_tame((op_id)op));
                     run_trial(&t);
                 }
 }

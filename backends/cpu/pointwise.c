@@ -290,13 +290,6 @@ static etch_status pointwise(const op_call *call, etch_tensor *const *outs) {
 }
 
 __attribute__((constructor)) static void register_pointwise(void) {
-    for (int op = 0; op < OP_COUNT; op++) {
-        int kind = etch__ops[op].kind;
-        if (kind == KIND_POINTWISE || kind == KIND_INPLACE)
-            etch__register_kernel((op_id)op, pointwise);
-    }
-    etch__register_kernel(OP_ZEROS, pointwise);
-    etch__register_kernel(OP_ONES, pointwise);
-    etch__register_kernel(OP_FULL, pointwise);
-    etch__register_kernel(OP_ARANGE, pointwise);
+    for (int op = 0; op < OP_COUNT; op++)
+        if (etch__has_expression((op_id)op)) etch__register_kernel((op_id)op, pointwise);
 }

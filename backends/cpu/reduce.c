@@ -22,6 +22,7 @@ typedef struct reduction {
     const isa_table *isa;
     reduce_kind kind;
     fold_kind fold;
+    bool least; /* of arg-max and arg-min the latter */
     etch_dtype in_dtype, out_dtype, acc;
     int in_size, acc_size;   /* bytes */
     strip_fn widen, convert; /* from storage to the accumulator's type; NULL: nothing to do */
@@ -146,7 +147,7 @@ static void row_block(const reduction *r, const unit *u, int64_t block, void *re
 }
 
 static strip_fn combine_of(const reduction *r) {
-    static const uint8_t prim[FOLD_COUNT] = {PRIM_ADD, PRIM_MAX, PRIM_MIN};
+    static const uint8_t prim[FOLD_COUNT] = {PRIM_ADD, PRIM_MAX, PRIM_MIN, PRIM_MUL};
     return r->isa->strips->prim[prim[r->fold]][r->acc];
 }
 
@@ -280,10 +281,10 @@ static best_so_far row_argmax(const reduction *r, int64_t offset, int64_t begin,
     for (int64_t i = begin; i < end; i += chunk) {
         int64_t n = end - i < chunk ? end - i : chunk;
         const char *x = read_row(r, offset, i, n, stage);
-        int64_t k = table->argmax[r->acc](x, n), index = i + k;
+        int64_t k = table->best[r->least][r->acc](x, n), index = i + k;
         x += k * r->acc_size;
         if (best.index < 0) memcpy(&best.value, x, (size_t)r->acc_size), best.index = index;
-        else table->argmax_columns[r->acc](&best.value, &best.index, x, &index, 1);
+        else table->best_columns[r->least][r->acc](&best.value, &best.index, x, &index, 1);
     }
     return best;
 }
@@ -300,7 +301,7 @@ static void column_argmax(const reduction *r, const unit *u, int64_t *index) {
             memcpy(best, x, (size_t)(u->width * r->acc_size));
             memcpy(index, now, (size_t)u->width * sizeof *index);
         } else {
-            r->isa->reduce->argmax_columns[r->acc](best, index, x, now, u->width);
+            r->isa->reduce->best_columns[r->least][r->acc](best, index, x, now, u->width);
         }
     }
 }
@@ -330,7 +331,7 @@ static void merge_argmax(const reduction *r) {
     for (int64_t k = 0; k < r->units; k++, p += r->blocks) {
         best_so_far best = p[0];
         for (int64_t b = 1; b < r->blocks; b++)
-            r->isa->reduce->argmax_columns[r->acc](&best.value, &best.index, &p[b].value,
+            r->isa->reduce->best_columns[r->least][r->acc](&best.value, &best.index, &p[b].value,
                                                    &p[b].index, 1);
         ((int64_t *)r->out)[unit_at(r, k).first] = best.index;
     }
@@ -405,15 +406,17 @@ static etch_status run_fold(reduction *r) {
     return ETCH_OK;
 }
 
-/* Sums are 0, means 0/0; a largest element does not exist. */
+/* Sums are 0, products 1, means 0/0; a largest element does not exist. */
 static etch_status reduce_nothing(const op_call *call, reduction *r) {
-    if (r->kind != REDUCE_SUM && r->kind != REDUCE_MEAN)
+    bool product = r->kind == REDUCE_PROD;
+    if (!product && r->kind != REDUCE_SUM && r->kind != REDUCE_MEAN)
         return etch__error_at(call->site, ETCH_ERR_EMPTY, "%s: expected at least one element",
                               etch__ops[call->op].name);
-    wide_buffer zeros;
+    wide_buffer values;
     for (int64_t i = 0; i < r->kept.count; i += CHUNK) {
-        memset(&zeros, 0, sizeof zeros);
-        finish(r, zeros.bytes, i, r->kept.count - i < CHUNK ? r->kept.count - i : CHUNK);
+        memset(&values, 0, sizeof values);
+        if (product) r->isa->reduce->identity[FOLD_PROD][r->acc](&values, CHUNK);
+        finish(r, values.bytes, i, r->kept.count - i < CHUNK ? r->kept.count - i : CHUNK);
     }
     return ETCH_OK;
 }
@@ -423,7 +426,9 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
                                     [REDUCE_MEAN] = FOLD_SUM,
                                     [REDUCE_MAX] = FOLD_MAX,
                                     [REDUCE_MIN] = FOLD_MIN,
-                                    [REDUCE_ARGMAX] = FOLD_MAX};
+                                    [REDUCE_ARGMAX] = FOLD_MAX,
+                                    [REDUCE_ARGMIN] = FOLD_MIN,
+                                    [REDUCE_PROD] = FOLD_PROD};
     etch_tensor *in = call->in[0], *out = outs[0];
     reduction r = {.isa = etch__isa_table()};
     uint32_t mask;
@@ -432,13 +437,14 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
     reduce_plan plan = etch__reduce_plan(call, (etch_dtype)out->dtype);
     etch__reduce_axes(call, &mask, &keepdim);
     r.kind = plan.kind, r.acc = plan.acc, r.fold = (fold_kind)folds[plan.kind];
+    r.least = plan.kind == REDUCE_ARGMIN;
     r.in_dtype = (etch_dtype)in->dtype, r.out_dtype = (etch_dtype)out->dtype;
     r.out = etch__ptr(out);
     plan_access(&r, in, mask);
     if (r.reduced.count == 0) return reduce_nothing(call, &r);
     r.in = etch__ptr(in);
     plan_units(&r);
-    return r.kind == REDUCE_ARGMAX ? run_argmax(&r) : run_fold(&r);
+    return r.kind == REDUCE_ARGMAX || r.least ? run_argmax(&r) : run_fold(&r);
 }
 
 __attribute__((constructor)) static void register_reductions(void) {

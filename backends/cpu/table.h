@@ -26,7 +26,7 @@ typedef struct strip_table {
     void (*index)(int64_t *dst, int64_t first, int64_t n);
 } strip_table;
 
-typedef enum fold_kind { FOLD_SUM, FOLD_MAX, FOLD_MIN, FOLD_COUNT } fold_kind;
+typedef enum fold_kind { FOLD_SUM, FOLD_MAX, FOLD_MIN, FOLD_PROD, FOLD_COUNT } fold_kind;
 
 typedef struct reduce_table {
     /* acc[i % REDUCE_LANES] = op(acc[i % REDUCE_LANES], x[i]) for i < n, in ascending order. */
@@ -35,11 +35,11 @@ typedef struct reduce_table {
     void (*fold[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, int64_t nlanes, int64_t width);
     /* Identity into n elements. */
     void (*identity[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, int64_t n);
-    /* First index of the largest element, or of the first NaN; n > 0. */
-    int64_t (*argmax[ETCH_DTYPE_COUNT])(const void *x, int64_t n);
-    /* For each column: best and index take x where it is larger or the first NaN. */
-    void (*argmax_columns[ETCH_DTYPE_COUNT])(void *best, int64_t *index, const void *x,
-                                             const int64_t *r, int64_t n);
+    /* First index of the largest [0] or smallest [1] element, or of the first NaN; n > 0. */
+    int64_t (*best[2][ETCH_DTYPE_COUNT])(const void *x, int64_t n);
+    /* For each column: best and index take x where it is larger, smaller or the first NaN. */
+    void (*best_columns[2][ETCH_DTYPE_COUNT])(void *best, int64_t *index, const void *x,
+                                              const int64_t *r, int64_t n);
 } reduce_table;
 
 /* c[m * ldc + n] = the chain acc = +0, k ascending, acc = fma(a, b, acc) (integers wrap; bool: or

@@ -251,7 +251,10 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
 /* ---- reductions ---- */
 
 val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
-    prim_id prim = kind == REDUCE_MAX ? PRIM_MAX : kind == REDUCE_MIN ? PRIM_MIN : PRIM_ADD;
+    prim_id prim = kind == REDUCE_MAX    ? PRIM_MAX
+                   : kind == REDUCE_MIN  ? PRIM_MIN
+                   : kind == REDUCE_PROD ? PRIM_MUL
+                                         : PRIM_ADD;
     prim_instr p = {.prim = (uint8_t)prim, .type = (uint8_t)t};
     return gen_prim(g, &p, acc, x, NULL);
 }
@@ -259,11 +262,13 @@ val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
 val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
     if (etch__is_float(t))
         return gen_real(g, t,
-                        kind == REDUCE_MAX   ? -INFINITY
-                        : kind == REDUCE_MIN ? INFINITY
-                                             : -0.0);
-    if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, kind == REDUCE_MIN), g->t_bool);
-    if (kind == REDUCE_SUM) return constant(g, g->compute[t], 0);
+                        kind == REDUCE_MAX    ? -INFINITY
+                        : kind == REDUCE_MIN  ? INFINITY
+                        : kind == REDUCE_PROD ? 1
+                                              : -0.0);
+    if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, kind != REDUCE_SUM && kind != REDUCE_MAX), g->t_bool);
+    if (kind == REDUCE_SUM || kind == REDUCE_PROD)
+        return constant(g, g->compute[t], kind == REDUCE_PROD);
     return constant(g, g->compute[t], kind == REDUCE_MAX ? ranges[t].min : ranges[t].max);
 }
 

@@ -13,6 +13,18 @@
     X(F64, double)                                                                                 \
     X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t) X(BOOL, uint8_t)
 
+/* Integers wrap. */
+#define TIMES(t, T)                                                                                \
+    static inline T times_##t(T a, T b) { return (T)((uint64_t)a * (uint64_t)b); }
+TIMES(I8, int8_t)
+TIMES(I16, int16_t)
+TIMES(I32, int32_t)
+TIMES(I64, int64_t)
+TIMES(U8, uint8_t)
+static inline float times_F32(float a, float b) { return a * b; }
+static inline double times_F64(double a, double b) { return a * b; }
+static inline uint8_t times_BOOL(uint8_t a, uint8_t b) { return a & b; }
+
 #define OP_SUM(a, b) ((a) + (b))
 #define OP_MAX(a, b) ((((a) > (b)) | ((a) != (a))) ? (a) : (b))
 #define OP_MIN(a, b) ((((a) < (b)) | ((a) != (a))) ? (a) : (b))
@@ -41,7 +53,12 @@
         T *a = acc;                                                                                \
         for (int64_t i = 0; i < n; i++) a[i] = value;                                              \
     }
-#define ALL_LANES(t, T) LANES(sum, OP_SUM, t, T) LANES(max, OP_MAX, t, T) LANES(min, OP_MIN, t, T)
+#define ALL_LANES(t, T)                                                                            \
+    LANES(sum, OP_SUM, t, T)                                                                       \
+    LANES(max, OP_MAX, t, T)                                                                       \
+    LANES(min, OP_MIN, t, T)                                                                       \
+    LANES(prod, times_##t, t, T)                                                                   \
+    IDENTITY(prod, t, T, 1)
 TYPES(ALL_LANES)
 /* -0 is what changes no sum. */
 IDENTITY(sum, F32, float, -0.0f)
@@ -62,21 +79,21 @@ BOUNDS(I64, int64_t, INT64_MIN, INT64_MAX)
 BOUNDS(U8, uint8_t, 0, UINT8_MAX)
 BOUNDS(BOOL, uint8_t, 0, 1)
 
-/* The largest value first, by lanes; then where it is. A NaN in the maximum sends the search for
+/* The largest (smallest) value first, by lanes; then where it is. A NaN in it sends the search for
  * the first NaN. The two passes go over blocks, so that the second reads what is in the cache. */
-#define ARGMAX(t, T)                                                                               \
-    static int64_t argmax_##t(const void *x, int64_t n) {                                          \
+#define BEST(name, fold, BEYOND, t, T)                                                             \
+    static int64_t name##_##t(const void *x, int64_t n) {                                          \
         const T *p = x;                                                                            \
         int64_t index = 0;                                                                         \
         T best = p[0];                                                                             \
         for (int64_t from = 0; from < n && best == best; from += REDUCE_BLOCK) {                   \
             T lane[REDUCE_LANES];                                                                  \
             int64_t count = n - from < REDUCE_BLOCK ? n - from : REDUCE_BLOCK;                     \
-            max_identity_##t(lane, REDUCE_LANES);                                                  \
-            max_lanes_##t(lane, p + from, count);                                                  \
-            max_fold_##t(lane, REDUCE_LANES, 1);                                                   \
+            fold##_identity_##t(lane, REDUCE_LANES);                                               \
+            fold##_lanes_##t(lane, p + from, count);                                               \
+            fold##_fold_##t(lane, REDUCE_LANES, 1);                                                \
             T top = lane[0];                                                                       \
-            if (top == top && !(top > best)) continue;                                             \
+            if (top == top && !(top BEYOND best)) continue;                                        \
             int64_t i = from;                                                                      \
             if (top != top)                                                                        \
                 while (p[i] == p[i]) i++;                                                          \
@@ -86,18 +103,19 @@ BOUNDS(BOOL, uint8_t, 0, 1)
         }                                                                                          \
         return index;                                                                              \
     }                                                                                              \
-    static void argmax_columns_##t(void *best, int64_t *index, const void *x, const int64_t *r,    \
+    static void name##_columns_##t(void *best, int64_t *index, const void *x, const int64_t *r,    \
                                    int64_t n) {                                                    \
         T *m = best;                                                                               \
         const T *p = x;                                                                            \
         IVDEP for (int64_t i = 0; i < n; i++) {                                                    \
             T a = m[i], b = p[i];                                                                  \
-            bool take = (b > a) | ((b != b) & (a == a));                                           \
+            bool take = (b BEYOND a) | ((b != b) & (a == a));                                      \
             m[i] = take ? b : a;                                                                   \
             index[i] = take ? r[i] : index[i];                                                     \
         }                                                                                          \
     }
-TYPES(ARGMAX)
+#define BOTH_BEST(t, T) BEST(argmax, max, >, t, T) BEST(argmin, min, <, t, T)
+TYPES(BOTH_BEST)
 
 #define EVERY(prefix)                                                                              \
     {                                                                                              \
@@ -107,9 +125,10 @@ TYPES(ARGMAX)
     }
 
 const reduce_table ISA_NAME(reduce) = {
-    .lanes = {EVERY(sum_lanes), EVERY(max_lanes), EVERY(min_lanes)},
-    .fold = {EVERY(sum_fold), EVERY(max_fold), EVERY(min_fold)},
-    .identity = {EVERY(sum_identity), EVERY(max_identity), EVERY(min_identity)},
-    .argmax = EVERY(argmax),
-    .argmax_columns = EVERY(argmax_columns),
+    .lanes = {EVERY(sum_lanes), EVERY(max_lanes), EVERY(min_lanes), EVERY(prod_lanes)},
+    .fold = {EVERY(sum_fold), EVERY(max_fold), EVERY(min_fold), EVERY(prod_fold)},
+    .identity = {EVERY(sum_identity), EVERY(max_identity), EVERY(min_identity),
+                 EVERY(prod_identity)},
+    .best = {EVERY(argmax), EVERY(argmin)},
+    .best_columns = {EVERY(argmax_columns), EVERY(argmin_columns)},
 };
