@@ -618,8 +618,11 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
     etch_dtype in = (etch_dtype)call->in[0]->dtype;
     switch (plan.kind) {
     case REDUCE_SUM:
-    case REDUCE_MEAN: plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64; break;
-    default: plan.acc = etch__compute_type(in);
+    case REDUCE_MEAN:
+        plan.element = out;
+        plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64;
+        break;
+    default: plan.element = in, plan.acc = etch__compute_type(in);
     }
     return plan;
 }

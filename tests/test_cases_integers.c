@@ -168,6 +168,7 @@ static const case_row rows[] = {
     CALLS_WITH(mlx_3338_dtypes_do_not_share_code, product_by_way_of_i32, .graphs = 5,
                CALL(TENS("i16", "i8")), CALL(TENS("u8", "i8")), CALL(TENS("i8", "u8")),
                CALL(TENS("i64", "bf16")), CALL(TENS("f16", "i16"))),
+    CASE(pt_190421_elements_are_converted_first, sum_of_log_in_i32, IN("f32[3]{1 2.8 2.8}"), WANT("i32[]{2}")),
     CASE(mlx_3338_alone, product_by_way_of_i32, TENS("i16", "i8")),
     CASE(mlx_3338_alone_turned_round, product_by_way_of_i32, TENS("i8", "i16")),
     CASE(pt_94055_argmax_and_min_of_integers, argmax_and_min, IN("i64[2,4]{3 9 -1 9 5 5 7 6}"),
