@@ -28,7 +28,7 @@ typedef void (*case_body)(etch_tensor *const *in, etch_tensor **out);
 
 /* One call. Arguments are texts:
  *   "f32[2,3]{1 2 nan -0 inf 1e-42}"  sizes and row-major values,
- *   "i32[6]{7*2 0..*4}"               7 twice, then 0 1 2 3,
+ *   "i32[6]{7*2 0..*4}"               7 twice, then 0 1 2 3 ("0..*4+5": 0 5 10 15),
  *   "#0" or "#0[1:4]"                 argument 0 itself, or a view of its rows,
  *   "<0"                              result 0 of the call before.
  * An argument must keep its values unless `after` says what it holds then. */
@@ -100,7 +100,8 @@ static etch_shape case_sizes(const char **at) {
     return sizes;
 }
 
-/* One value, or a run of them: "v", "v*count", "v..*count". Exact as int64 or as double. */
+/* One value, or a run of them: "v", "v*count", "v..*count", "v..*count+step". Exact as int64 or as
+ * double. */
 static const char *case_values(const char *p, int64_t *ints, double *reals, int64_t *n,
                                int64_t most) {
     char *end_int, *end_real;
@@ -112,10 +113,11 @@ static const char *case_values(const char *p, int64_t *ints, double *reals, int6
     if (whole) d = p[0] == '-' && i == 0 ? -0.0 : (double)i;
     if (strncmp(end, "..", 2) == 0) counts = true, end += 2;
     char *after = (char *)end;
-    int64_t count = *end == '*' ? strtoll(end + 1, &after, 10) : 1;
+    int64_t count = *end == '*' ? strtoll(end + 1, &after, 10) : 1, step = counts;
+    if (*after == '+') step = strtoll(after + 1, &after, 10);
     for (int64_t k = 0; k < count && *n < most; k++, ++*n) {
-        ints[*n] = whole ? i + (counts ? k : 0) : 0;
-        reals[*n] = whole ? (counts ? (double)(i + k) : d) : d;
+        ints[*n] = whole ? i + k * step : 0;
+        reals[*n] = step ? (double)(i + k * step) : d;
     }
     return after;
 }
