@@ -211,9 +211,10 @@ static void case_make(const case_call *c, const case_made *before, int variant, 
 
 static etch_status case_run_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                                  int nout) {
-    (void)nin;
+    etch_tensor *padded[CASE_MAX] = {NULL}; /* an argument that is not given is NULL */
+    memcpy(padded, in, (size_t)nin * sizeof *in);
     etch_clear_error();
-    ((const case_row *)ctx)->body(in, out);
+    ((const case_row *)ctx)->body(padded, out);
     for (int i = 0; i < nout; i++)
         if (!out[i]) return etch_last_status() ? etch_last_status() : ETCH_ERR_USER;
     return ETCH_OK;
@@ -255,7 +256,7 @@ static void case_check_wanted(const case_row *row, const case_call *c, const cas
 
 /* Strides, and which results share storage with one another and with arguments. */
 static void case_check_same_form(const case_made *eager, const case_made *m) {
-    assert_string_equal(eager->error, m->error);
+    if (m->status != ETCH_ERR_USER) assert_string_equal(eager->error, m->error);
     for (int i = 0; i < m->nout && !m->status; i++) {
         for (int d = 0; d < etch_ndim(m->out[i]); d++)
             assert_int_equal(etch_stride(m->out[i], d), etch_stride(eager->out[i], d));
