@@ -692,8 +692,11 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
     switch (plan.kind) {
     case REDUCE_SUM:
     case REDUCE_PROD:
-    case REDUCE_MEAN: plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64; break;
-    default: plan.acc = etch__compute_type(in);
+    case REDUCE_MEAN:
+        plan.element = out;
+        plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64;
+        break;
+    default: plan.element = in, plan.acc = etch__compute_type(in);
     }
     return plan;
 }

@@ -62,10 +62,12 @@ bool etch__has_expression(op_id op);
  * into integers as CONVERT does), then widened to its compute type; low bytes hold the value. */
 uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to);
 
-/* How a reduction goes: operand converted to `acc`, combined in the canonical order, then the
- * epilogue. SUM and PROD of bool and integers accumulate in i64, of half types in f32. */
+/* How a reduction goes: each element brought into dtype `element` (a sum into another dtype is the
+ * sum of the elements in that dtype, as in ATen), then converted to `acc`, combined in the canonical
+ * order, then the epilogue. SUM and PROD of bool and integers accumulates in i64, of half types in f32. */
 typedef struct reduce_plan {
     reduce_kind kind;
+    etch_dtype element;
     etch_dtype acc; /* compute type of the accumulator */
 } reduce_plan;
 reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out);

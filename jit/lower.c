@@ -151,12 +151,26 @@ static int emit_program(lowering *l, const ir_node *n, int stage) {
     return map[p->result];
 }
 
+static int emit_round(lowering *l, int stage, etch_dtype dtype, int v) {
+    if (dtype == ETCH_BF16) v = emit_prim(l, stage, PRIM_ROUND_BF16, ETCH_F32, ETCH_F32, v, 0);
+    if (dtype == ETCH_F16) v = emit_prim(l, stage, PRIM_ROUND_F16, ETCH_F32, ETCH_F32, v, 0);
+    return v;
+}
+
+/* A value of dtype `in`, as dtype `element`, in the accumulator's type. */
+static int emit_element(lowering *l, const ir_node *n, etch_dtype in, int v) {
+    etch_dtype element = n->reduce.element, acc = n->reduce.acc;
+    etch_dtype from = etch__compute_type(in), to = etch__compute_type(element);
+    if (from != to) v = emit_prim(l, 0, PRIM_CONVERT, to, from, v, 0);
+    if (element != in) v = emit_round(l, 0, element, v);
+    if (to != acc) v = emit_prim(l, 0, PRIM_CONVERT, acc, to, v, 0);
+    return v;
+}
+
 static int emit_reduction(lowering *l, const ir_node *n) {
     const ir_source *s = sources(l->r, n);
-    etch_dtype from = etch__compute_type((etch_dtype)s->meta.dtype), acc = n->reduce.acc;
-    etch_dtype out = etch__compute_type((etch_dtype)n->dtype);
-    int v = operand(l, n, s, 0);
-    if (from != acc) v = emit_prim(l, 0, PRIM_CONVERT, acc, from, v, 0);
+    etch_dtype acc = n->reduce.acc, out = etch__compute_type((etch_dtype)n->dtype);
+    int v = emit_element(l, n, (etch_dtype)s->meta.dtype, operand(l, n, s, 0));
     prim_instr p = {.type = (uint8_t)acc, .a = (int16_t)v};
     bool mean = n->reduce.kind == REDUCE_MEAN;
     p.imm.i = mean ? REDUCE_SUM : n->reduce.kind;
@@ -166,9 +180,7 @@ static int emit_reduction(lowering *l, const ir_node *n) {
         v = emit_prim(l, 1, PRIM_DIV, acc, acc, v, count);
     }
     if (acc != out) v = emit_prim(l, 1, PRIM_CONVERT, out, acc, v, 0);
-    if (n->dtype == ETCH_BF16) v = emit_prim(l, 1, PRIM_ROUND_BF16, ETCH_F32, ETCH_F32, v, 0);
-    if (n->dtype == ETCH_F16) v = emit_prim(l, 1, PRIM_ROUND_F16, ETCH_F32, ETCH_F32, v, 0);
-    return v;
+    return emit_round(l, 1, (etch_dtype)n->dtype, v);
 }
 
 static void store(lowering *l, const ir_node *n) {

@@ -25,7 +25,8 @@ typedef struct reduction {
     bool least; /* of arg-max and arg-min the latter */
     etch_dtype in_dtype, out_dtype, acc;
     int in_size, acc_size;   /* bytes */
-    strip_fn widen, convert; /* from storage to the accumulator's type; NULL: nothing to do */
+    strip_fn step[4]; /* from storage to the accumulator's type */
+    int nsteps;
     const char *in;
     char *out;
     axes kept, reduced;
@@ -68,8 +69,11 @@ static int64_t inner_stride(const axes *a) { return a->n ? a->stride[a->n - 1] :
 
 /* Brings raw elements at p into the accumulator's type, in `stage` if anything is to be done. */
 static const void *to_acc(const reduction *r, const void *p, int64_t n, wide_buffer *stage) {
-    if (r->widen) r->widen(stage[0].bytes, p, NULL, NULL, n), p = stage[0].bytes;
-    if (r->convert) r->convert(stage[1].bytes, p, NULL, NULL, n), p = stage[1].bytes;
+    for (int i = 0; i < r->nsteps; i++) {
+        void *to = stage[i & 1].bytes;
+        r->step[i](to, p, NULL, NULL, n);
+        p = to;
+    }
     return p;
 }
 
@@ -134,7 +138,7 @@ static void row_block(const reduction *r, const unit *u, int64_t block, void *re
     const reduce_table *table = r->isa->reduce;
     int64_t lanes[REDUCE_LANES], n = block_length(r, block), first = block * REDUCE_BLOCK;
     wide_buffer stage[3];
-    bool in_place = !r->widen && !r->convert && r->reduced.n <= 1 && inner_stride(&r->reduced) == 1;
+    bool in_place = !r->nsteps && r->reduced.n <= 1 && inner_stride(&r->reduced) == 1;
     int64_t chunk = in_place ? REDUCE_BLOCK : CHUNK;
     table->identity[r->fold][r->acc](lanes, REDUCE_LANES);
     for (int64_t i = 0; i < n; i += chunk) {
@@ -275,7 +279,7 @@ enum { ARGMAX_BLOCK = 65536 };
 static best_so_far row_argmax(const reduction *r, int64_t offset, int64_t begin, int64_t end) {
     const reduce_table *table = r->isa->reduce;
     wide_buffer stage[3];
-    bool in_place = !r->widen && !r->convert && r->reduced.n <= 1 && inner_stride(&r->reduced) == 1;
+    bool in_place = !r->nsteps && r->reduced.n <= 1 && inner_stride(&r->reduced) == 1;
     int64_t chunk = in_place ? ARGMAX_BLOCK : CHUNK;
     best_so_far best = {0, -1};
     for (int64_t i = begin; i < end; i += chunk) {
@@ -339,13 +343,28 @@ static void merge_argmax(const reduction *r) {
 
 /* ---- planning ---- */
 
-static void plan_access(reduction *r, const etch_tensor *in, uint32_t mask) {
+static void add_step(reduction *r, strip_fn step) {
+    if (step) r->step[r->nsteps++] = step;
+}
+
+/* Widened, converted and rounded to dtype `element`, converted to the accumulator's type. */
+static void plan_steps(reduction *r, etch_dtype element) {
+    const strip_table *table = r->isa->strips;
+    etch_dtype from = etch__compute_type(r->in_dtype), to = etch__compute_type(element);
+    add_step(r, table->widen[r->in_dtype]);
+    if (from != to) add_step(r, table->convert[from][to]);
+    if (element != r->in_dtype && element == ETCH_BF16)
+        add_step(r, table->prim[PRIM_ROUND_BF16][ETCH_F32]);
+    if (element != r->in_dtype && element == ETCH_F16)
+        add_step(r, table->prim[PRIM_ROUND_F16][ETCH_F32]);
+    if (to != r->acc) add_step(r, table->convert[to][r->acc]);
+}
+
+static void plan_access(reduction *r, const etch_tensor *in, uint32_t mask, etch_dtype element) {
     r->kept.count = r->reduced.count = 1;
     for (int d = 0; d < in->ndim; d++)
         add_axis(mask >> d & 1 ? &r->reduced : &r->kept, in->size[d], in->stride[d]);
-    etch_dtype compute = etch__compute_type(r->in_dtype);
-    r->widen = r->isa->strips->widen[r->in_dtype];
-    r->convert = compute == r->acc ? NULL : r->isa->strips->convert[compute][r->acc];
+    plan_steps(r, element);
     r->in_size = 1 << etch__size_log2(r->in_dtype), r->acc_size = 1 << etch__size_log2(r->acc);
 }
 
@@ -440,7 +459,7 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
     r.least = plan.kind == REDUCE_ARGMIN;
     r.in_dtype = (etch_dtype)in->dtype, r.out_dtype = (etch_dtype)out->dtype;
     r.out = etch__ptr(out);
-    plan_access(&r, in, mask);
+    plan_access(&r, in, mask, plan.element);
     if (r.reduced.count == 0) return reduce_nothing(call, &r);
     r.in = etch__ptr(in);
     plan_units(&r);
