@@ -236,15 +236,106 @@ void fuzz_inner(fuzz_world *w, int to, int n, bool disabled) {
     if (w->v[n]) fuzz_set(w, to, etch_call(disabled ? w->inner_disabled : w->inner, w->v[n]));
 }
 
+/* ---- operators of the user's ---- */
+
+/* Elements in row-major order of any strides; at most FUZZ_MAX_NUMEL. */
+static char *element(const etch_tensor *t, char *data, int64_t index) {
+    int64_t at = 0;
+    for (int d = etch_ndim(t) - 1; d >= 0; d--) {
+        at += index % etch_size(t, d) * etch_stride(t, d);
+        index /= etch_size(t, d);
+    }
+    return data + at * (int64_t)etch_dtype_size(etch_dtype_of(t));
+}
+
+static etch_status interleave(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                              etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    const etch_tensor *in[] = {args[0].tensor, args[1].tensor};
+    int64_t n = etch_numel(out[0]);
+    size_t size = etch_dtype_size(etch_dtype_of(out[0]));
+    char *to = n ? etch_data_mut(out[0]) : NULL;
+    for (int64_t i = 0; i < n; i++) {
+        char *from = (char *)(uintptr_t)etch_data(in[i & 1]);
+        memcpy(element(out[0], to, i), element(in[i & 1], from, i), size);
+    }
+    return ETCH_OK;
+}
+
+static etch_status interleaved(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                               etch_tensor_spec *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    const etch_tensor *a = args[0].tensor, *b = args[1].tensor;
+    etch_shape s = etch_sizes(a), t = etch_sizes(b);
+    if (etch_dtype_of(a) != etch_dtype_of(b) || s.n != t.n ||
+        memcmp(s.v, t.v, (size_t)s.n * sizeof *s.v))
+        return etch_set_error(ETCH_ERR_SHAPE, "fuzz::interleave: two tensors of one kind");
+    out[0] = (etch_tensor_spec){etch_dtype_of(a), s};
+    return ETCH_OK;
+}
+
+static etch_status reverse(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                           etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)args, (void)nargs, (void)nout;
+    int64_t n = etch_numel(out[0]);
+    size_t size = etch_dtype_size(etch_dtype_of(out[0]));
+    char *data = n > 0 ? etch_data_mut(out[0]) : NULL, held[8];
+    for (int64_t i = 0; i < n / 2; i++) {
+        char *x = element(out[0], data, i), *y = element(out[0], data, n - 1 - i);
+        memcpy(held, x, size), memcpy(x, y, size), memcpy(y, held, size);
+    }
+    return ETCH_OK;
+}
+
+static const etch_op *custom_op(bool writes) {
+    static const etch_op *ops[2];
+    if (ops[0]) return ops[writes];
+    etch_op_definition pure = {sizeof pure, .cpu = interleave, .shape = interleaved};
+    etch_op_definition writing = {sizeof writing, .cpu = reverse};
+    ops[1] = etch_op_register("fuzz::reverse_(Tensor(a!) self) -> Tensor(a!)", &writing);
+    ops[0] = etch_op_register("fuzz::interleave(Tensor a, Tensor b) -> Tensor", &pure);
+    return ops[writes];
+}
+
+static void call_custom(fuzz_world *w, int to, bool writes, etch_tensor *a, etch_tensor *b) {
+    etch_tensor *out = NULL;
+    etch_value args[] = {{NULL, ETCH_VALUE_TENSOR, {a}}, {NULL, ETCH_VALUE_TENSOR, {b}}};
+    etch_op_call(custom_op(writes), args, writes ? 1 : 2, &out, 1);
+    fuzz_set(w, to, out);
+}
+
+void fuzz_custom(fuzz_world *w, int to, int a, int b) {
+    if (w->v[a] && w->v[b]) call_custom(w, to, false, w->v[a], w->v[b]);
+}
+
+void fuzz_custom_write(fuzz_world *w, int to, int n) {
+    if (w->v[n]) call_custom(w, to, true, w->v[n], NULL);
+}
+
+/* One statement, as nobody else may see the undefined elements. */
+void fuzz_filled(fuzz_world *w, int to, int n, int64_t value) {
+    if (!w->v[n]) return;
+    etch_tensor *t = etch_empty(etch_dtype_of(w->v[n]), etch_sizes(w->v[n]));
+    fuzz_set(w, to, value ? etch_fill_(t, etch_scalar_int(value)) : etch_copy_(t, w->v[n]));
+}
+
+void fuzz_inference(fuzz_world *w, bool begin) {
+    if (begin && w->inference < 0) w->inference = etch_inference_begin();
+    if (begin || w->inference < 0) return;
+    etch_inference_end(w->inference);
+    w->inference = -1;
+}
+
 /* ---- the function ---- */
 
 static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
     fuzz_world *w = ctx;
     for (int i = 0; i < nin; i++) w->v[i] = in[i];
-    w->scope = -1;
+    w->scope = -1, w->inference = -1;
     etch_dtype dtype = etch_default_dtype();
     w->body(w, w->program);
+    fuzz_inference(w, false);
     fuzz_scope_end(w, -1);
     etch_set_default_dtype(dtype);
     etch_clear_error();
@@ -266,6 +357,7 @@ void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, con
                         .recompile_limit = setup->recompile_limit);
     w->inner = etch_compile(inner_body, .backend = backend, .disable = disable);
     w->inner_disabled = etch_compile(inner_body, .backend = backend, .disable = true);
+    w->inference = -1;
 }
 
 static void release_all(etch_tensor **t, int n) {

@@ -72,6 +72,7 @@ struct fuzz_world {
     int64_t scope;                /* the open inner scope, -1: none */
     int scope_first;              /* results from here on belong to it */
     bool scope_made[FUZZ_MAX_VARS];
+    int inference; /* what to go back to, -1: not begun */
 
     etch_tensor *in[FUZZ_MAX_INPUTS], *in_base[FUZZ_MAX_INPUTS]; /* one count of each */
     etch_tensor *global[FUZZ_MAX_INPUTS];
@@ -111,6 +112,13 @@ void fuzz_default_dtype(etch_dtype dtype);
 void fuzz_scope(fuzz_world *w);
 void fuzz_scope_end(fuzz_world *w, int keep);                 /* -1: nothing is kept */
 void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another function (v[n]) */
+
+/* Operators of the user's, which compiled code calls: v[to] takes its elements in turns from v[a] and
+ * v[b], of one dtype and the same sizes; v[to] = v[n] with its elements in reverse order. */
+void fuzz_custom(fuzz_world *w, int to, int a, int b);
+void fuzz_custom_write(fuzz_world *w, int to, int n);
+void fuzz_filled(fuzz_world *w, int to, int n, int64_t value); /* empty, of v[n]'s sizes, filled */
+void fuzz_inference(fuzz_world *w, bool begin); /* part of the state word */
 
 /* ---- comparing ---- */
 

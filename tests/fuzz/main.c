@@ -1,16 +1,19 @@
 /* etch_fuzz: random programs, eager beside compiled.
  *
  *     etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] [--failures N] [--reduce 0|1]
- *               [--one S]
+ *               [--one S] [--coverage 0|1]
  *
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
  * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
  * a crash or a hang is a finding like a difference. A finding is made smaller and printed as a C test.
  * --one prints the program of one seed (with --native 1: that for native) and runs it on both
- * backends. Exit status 1: findings. */
+ * backends. --coverage lists how often each operator, statement, dtype and layout was there, in all
+ * programs and in those for native. Exit status 1: findings, or less than 95 % of the later calls ran
+ * generated code. */
 #include "program.h"
 
 #include <ftw.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,6 +24,12 @@
 
 typedef enum finding { FOUND_NOTHING, FOUND_DIFFERENCE, FOUND_LEAK, FOUND_CRASH } finding;
 
+/* What was in the programs. */
+typedef struct tally {
+    int64_t statements[ST_COUNT], operators[OP_COUNT], dtypes[ETCH_DTYPE_COUNT];
+    int64_t layouts[FUZZ_SHIFTED + 1];
+} tally;
+
 /* What worker and parent share. */
 typedef struct board {
     program p;
@@ -28,7 +37,8 @@ typedef struct board {
     fuzz_result result;
     uint64_t next;
     int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
-    int64_t kernels, launches, failed_compiles, graphs, statements[ST_COUNT], runs[OP_COUNT];
+    int64_t kernels, launches, failed_compiles, graphs;
+    tally all, in_native;
 } board;
 
 typedef struct options {
@@ -36,7 +46,7 @@ typedef struct options {
     int64_t programs;
     uint64_t seed;
     int native, failures, reduce;
-    bool one;
+    bool one, coverage;
 } options;
 
 static board *shared;
@@ -58,6 +68,18 @@ static const char *backend_name(bool native) { return native ? "native" : "eager
 
 /* ---- one program ---- */
 
+static void add_to_tally(tally *t, const program *p) {
+    for (int i = 0; i < p->setup.nin; i++) {
+        t->dtypes[p->setup.in[i].dtype]++;
+        t->layouts[p->setup.in[i].layout]++;
+    }
+    for (int i = 0; i < p->nstatements; i++) {
+        t->statements[p->statement[i].kind]++;
+        if (p->statement[i].kind == ST_FILLED) t->operators[OP_EMPTY]++;
+        if (p->statement[i].kind == ST_OP) t->operators[p->statement[i].op]++;
+    }
+}
+
 static void count_program(const program *p, const fuzz_result *r, bool native) {
     shared->programs++;
     shared->native_programs += native;
@@ -69,12 +91,9 @@ static void count_program(const program *p, const fuzz_result *r, bool native) {
     shared->launches += r->counters.kernel_launches;
     shared->failed_compiles += r->counters.compile_failures;
     shared->graphs += r->counters.graphs;
-    for (int i = 0; i < p->nstatements; i++) {
-        shared->statements[p->statement[i].kind]++;
-        if (p->statement[i].kind != ST_OP) continue;
-        shared->operators++;
-        shared->runs[p->statement[i].op]++;
-    }
+    for (int i = 0; i < p->nstatements; i++) shared->operators += p->statement[i].kind == ST_OP;
+    add_to_tally(&shared->all, p);
+    if (native) add_to_tally(&shared->in_native, p);
 }
 
 /* In a worker: true if nothing was found. */
@@ -173,16 +192,51 @@ static void work(const options *o, double start) {
     _exit(0);
 }
 
+static const char *const statement_names[] = {
+#define KIND(id, operands, c) #id,
+    FUZZ_STATEMENTS(KIND)
+#undef KIND
+};
+static const char *const layout_names[] = {"contiguous", "transposed", "stepped",
+                                           "reversed",   "offset",     "expanded",
+                                           "wrapped",    "same",       "shifted"};
+
+static void print_line(const char *what, const char *name, int64_t all, int64_t native) {
+    printf("coverage: %-9s %-32s %9lld %9lld\n", what, name, (long long)all, (long long)native);
+}
+
+static void print_coverage(void) {
+    const tally *t = &shared->all, *u = &shared->in_native;
+    printf("coverage: %-9s %-32s %9s %9s\n", "what", "name", "all", "native");
+    for (int i = 0; i < OP_COUNT; i++)
+        print_line("operator", etch__ops[i].name, t->operators[i], u->operators[i]);
+    for (int i = 0; i < ST_COUNT; i++)
+        print_line("statement", statement_names[i], t->statements[i], u->statements[i]);
+    for (int i = 0; i < ETCH_DTYPE_COUNT; i++)
+        print_line("dtype", etch_dtype_name((etch_dtype)i), t->dtypes[i], u->dtypes[i]);
+    for (int i = 0; i <= FUZZ_SHIFTED; i++)
+        print_line("layout", layout_names[i], t->layouts[i], u->layouts[i]);
+}
+
+static void print_reached(const tally *t, const char *where) {
+    int n = 0, missed = 0;
+    for (int i = 0; i < OP_COUNT; i++) n += t->operators[i] > 0;
+    printf("fuzz: %d of %d operators in %s programs; not:", n, OP_COUNT, where);
+    for (int i = 0; i < OP_COUNT; i++)
+        if (!t->operators[i] && missed++ < 12) printf(" %s", etch__ops[i].name);
+    printf("%s\n", missed > 12 ? " ..." : "");
+}
+
 static void print_summary(const options *o, int findings, double seconds) {
     const board *b = shared;
-    int covered = 0;
-    for (int i = 0; i < OP_COUNT; i++) covered += b->runs[i] > 0;
     printf(
-        "fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %d of %d "
-        "kinds, %lld calls\n",
+        "fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %lld "
+        "calls\n",
         (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds,
-        (long long)b->programs, (long long)b->native_programs, (long long)b->operators, covered,
-        OP_COUNT, (long long)b->calls);
+        (long long)b->programs, (long long)b->native_programs, (long long)b->operators,
+        (long long)b->calls);
+    print_reached(&b->all, "all");
+    if (b->native_programs) print_reached(&b->in_native, "native");
     printf("fuzz: %lld graphs, %lld kernels, %lld launches, %lld failed compiles\n",
            (long long)b->graphs, (long long)b->kernels, (long long)b->launches,
            (long long)b->failed_compiles);
@@ -191,6 +245,12 @@ static void print_summary(const options *o, int findings, double seconds) {
            (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
     printf("fuzz: %d finding%s\n", findings, findings == 1 ? "" : "s");
     if (b->failed_compiles) printf("fuzz: some programs were not compiled: nothing was tested\n");
+    if (o->coverage) print_coverage();
+}
+
+/* Falling back must not hide faults; a handful of programs says nothing. */
+static bool too_few_compiled(void) {
+    return shared->later > 1000 && shared->compiled * 100 < shared->later * 95;
 }
 
 static int fuzz(const options *o) {
@@ -216,7 +276,7 @@ static int fuzz(const options *o) {
         report(found, o->reduce);
     }
     print_summary(o, findings, now() - start);
-    return findings > 0 || shared->failed_compiles > 0;
+    return findings > 0 || shared->failed_compiles > 0 || too_few_compiled();
 }
 
 static int fuzz_one(const options *o) {
@@ -253,6 +313,7 @@ static bool parse(int argc, char **argv, options *o) {
         else if (!strcmp(name, "--native")) o->native = atoi(value);
         else if (!strcmp(name, "--failures")) o->failures = atoi(value);
         else if (!strcmp(name, "--reduce")) o->reduce = atoi(value);
+        else if (!strcmp(name, "--coverage")) o->coverage = atoi(value);
         else if (!strcmp(name, "--one")) o->one = true, o->seed = strtoull(value, NULL, 10);
         else return false;
     }
@@ -263,10 +324,11 @@ int main(int argc, char **argv) {
     options o = {.seed = 1, .native = 8, .failures = 10, .reduce = 1};
     if (!parse(argc, argv, &o)) {
         fprintf(stderr, "usage: etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] "
-                        "[--failures N] [--reduce 0|1] [--one S]\n");
+                        "[--failures N] [--reduce 0|1] [--one S] [--coverage 0|1]\n");
         return 2;
     }
     if (!o.seconds && !o.programs) o.seconds = 60;
+    mallopt(M_PERTURB, 0xa5); /* memory that was not written holds no right values by luck */
     char cache[] = "/tmp/etch-fuzz-XXXXXX";
     if (!mkdtemp(cache)) return 2;
     setenv("ETCH_CACHE_DIR", cache, 1);

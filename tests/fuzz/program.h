@@ -30,7 +30,11 @@ enum { FUZZ_MAX_STATEMENTS = 64 };
     KIND(DTYPE, 0, "fuzz_default_dtype((etch_dtype)$b)")                                           \
     KIND(SCOPE, 0, "fuzz_scope(w)")                                                                \
     KIND(SCOPE_END, 0, "fuzz_scope_end(w, $a)")                                                    \
-    KIND(INNER, 1, "fuzz_inner(w, $o, $a, $b)")
+    KIND(INNER, 1, "fuzz_inner(w, $o, $a, $b)")                                                    \
+    KIND(CUSTOM, 2, "fuzz_custom(w, $o, $a, $b)")                                                  \
+    KIND(CUSTOM_WRITE, 1, "fuzz_custom_write(w, $o, $a)")                                          \
+    KIND(FILLED, 1, "fuzz_filled(w, $o, $a, $b)")                                                  \
+    KIND(INFERENCE, 0, "fuzz_inference(w, $b)")
 
 typedef enum statement_kind {
 #define KIND(id, operands, c) ST_##id,
