@@ -13,7 +13,7 @@ typedef struct generator {
     int nvars;                      /* numbers given out */
     uint8_t defined[FUZZ_MAX_VARS]; /* bit per variant in which the tensor is there */
     bool is_view[FUZZ_MAX_VARS];
-    bool small;
+    bool small, twin;
     uint8_t all;  /* the variants */
     uint8_t when; /* of the statement in the making */
     bool breaks, in_scope;
@@ -29,8 +29,14 @@ static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
 
 /* ---- the setup ---- */
 
+/* Twins have another dtype with, mostly, the same arithmetic. */
 static etch_dtype some_dtype(generator *g) {
-    return chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
+    static const uint8_t twin[ETCH_DTYPE_COUNT] = {
+        [ETCH_F32] = ETCH_F16, [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32, [ETCH_F16] = ETCH_BF16,
+        [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32, [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,
+        [ETCH_I64] = ETCH_I64, [ETCH_BOOL] = ETCH_BOOL};
+    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
+    return g->twin ? (etch_dtype)twin[dtype] : dtype;
 }
 
 static void generate_sizes(generator *g) {
@@ -71,7 +77,7 @@ static void generate_input(generator *g, fuzz_input *in, int index) {
     if (chance(g, 8)) in->plain = (uint8_t)below(g, 8);
     if (!index || !chance(g, 5)) return;
     int of = (int)below(g, index);
-    bool shift = s->in[of].layout == FUZZ_OFFSET;
+    bool shift = s->in[of].layout == FUZZ_OFFSET || s->in[of].layout == FUZZ_WRAPPED;
     uint8_t layout = shift ? FUZZ_SHIFTED : FUZZ_SAME;
     *in = s->in[of];
     in->layout = layout, in->of = (uint8_t)of, in->persistent = 0, in->feed = -1;
@@ -84,6 +90,8 @@ static void without_fullgraph_errors(fuzz_setup *s) {
     for (int i = 0; i < FUZZ_MAX_INPUTS; i++) {
         if (s->in[i].layout == FUZZ_WRAPPED) s->in[i].layout = FUZZ_CONTIGUOUS;
         if (s->global[i].layout == FUZZ_WRAPPED) s->global[i].layout = FUZZ_CONTIGUOUS;
+        if (s->in[i].layout == FUZZ_SHIFTED && s->in[s->in[i].of].layout != FUZZ_OFFSET)
+            s->in[i].layout = FUZZ_SAME;
     }
 }
 
@@ -679,7 +687,8 @@ void fuzz_generate(program *p, uint64_t seed, bool small) {
     static generator g;
     memset(&g, 0, sizeof g);
     memset(p, 0, sizeof *p);
-    g.p = p, g.small = small, g.random = seed * 0x2545f4914f6cdd1du + 1, g.exposed = -1;
+    g.p = p, g.small = small, g.twin = seed & FUZZ_TWIN, g.exposed = -1;
+    g.random = (seed & ~FUZZ_TWIN) * 0x2545f4914f6cdd1du + 1;
     generate_setup(&g, seed);
     etch_dtype dtype = etch_default_dtype();
     ETCH_SCOPE {

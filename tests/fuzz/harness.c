@@ -189,8 +189,10 @@ void fuzz_data_end(fuzz_world *w, int n) {
     if (!w->v[n] || !w->raw[n]) return;
     etch_data_end(w->v[n]);
     /* Other tensors over the same storage lose their exposure with it. */
+    bool shared = n < w->setup->nin && w->setup->in[n].layout == FUZZ_WRAPPED;
     for (int i = 0; i < FUZZ_MAX_VARS; i++)
-        if (w->raw[i] && w->v[i] && etch_shares_storage(w->v[i], w->v[n])) w->raw[i] = NULL;
+        if (w->raw[i] && w->v[i] && (shared || etch_shares_storage(w->v[i], w->v[n])))
+            w->raw[i] = NULL;
 }
 
 void fuzz_keep(fuzz_world *w, int n) {
@@ -338,6 +340,7 @@ static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_ten
     fuzz_inference(w, false);
     fuzz_scope_end(w, -1);
     etch_set_default_dtype(dtype);
+    w->left_error = etch_last_status() != ETCH_OK;
     etch_clear_error();
     if (fuzz_when(w, w->setup->fails)) return ETCH_ERR_USER;
     for (int i = 0; i < nout; i++) {
@@ -394,9 +397,10 @@ static etch_tensor *transposed(const fuzz_input *in, etch_shape s, uint64_t seed
     return etch_transpose(fuzz_data((etch_dtype)in->dtype, s, seed, in->wild), -1, -2);
 }
 
+/* Memory of ours, with room for a tensor that lies a row further on. */
 static etch_tensor *wrapped(etch_tensor *t) {
     size_t bytes = (size_t)etch_numel(t) * etch_dtype_size(etch_dtype_of(t));
-    void *data = calloc(1, bytes + 1);
+    void *data = calloc(2, bytes + 1);
     if (!data || etch_to_host(t, data, bytes) != ETCH_OK) return NULL;
     return etch_wrap_host(data, etch_dtype_of(t), etch_sizes(t), free, data);
 }
@@ -420,9 +424,20 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
     return t;
 }
 
+static void release_owner(void *t) { etch_release(t); }
+
+/* Over the wrapped memory of t, a row further on: another storage. */
+static etch_tensor *wrapped_again(etch_tensor *t) {
+    size_t row = (size_t)(etch_numel(t) / etch_size(t, 0)) * etch_dtype_size(etch_dtype_of(t));
+    char *data = (char *)(uintptr_t)etch_data(t);
+    return etch_wrap_host(data + row, etch_dtype_of(t), etch_sizes(t), release_owner,
+                          etch_retain(t));
+}
+
 static etch_tensor *shifted(const fuzz_world *w, int of) {
     etch_tensor *t = w->in[of], *base = w->in_base[of];
     int64_t n = etch_ndim(t) ? etch_size(t, 0) : 0;
+    if (w->wrapped[of] && n && etch_numel(t)) return wrapped_again(t);
     if (!n || etch_ndim(base) != etch_ndim(t) || etch_size(base, 0) != n + 3) return t;
     return etch_slice(base, 0, 1, n + 1, 1);
 }
@@ -445,11 +460,13 @@ static void prepare_input(fuzz_world *w, int i, uint64_t seed) {
     const fuzz_input *in = &w->setup->in[i];
     etch_tensor *base = NULL, *t = NULL;
     int layout = fuzz_when(w, in->plain) ? FUZZ_CONTIGUOUS : in->layout;
-    if (in->feed >= 0 && fits(w, in, w->fed[in->feed])) t = base = w->fed[in->feed];
+    bool fed = in->feed >= 0 && fits(w, in, w->fed[in->feed]);
+    if (fed) t = base = w->fed[in->feed];
     else if (layout == FUZZ_SAME) t = w->in[in->of], base = w->in_base[in->of];
     else if (layout == FUZZ_SHIFTED) t = shifted(w, in->of), base = w->in_base[in->of];
     else if (in->persistent && fits(w, in, w->in[i])) return;
     else t = build(w, in, seed, &base);
+    w->wrapped[i] = !fed && layout == FUZZ_WRAPPED && in->ndim;
     replace(&w->in[i], t);
     replace(&w->in_base[i], base);
 }
@@ -495,7 +512,9 @@ static void call_function(fuzz_world *w, int call) {
     release_results(w);
     etch_manual_seed(w->setup->seed + (uint64_t)call);
     etch_clear_error();
+    w->left_error = false;
     w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
+    w->left_error |= etch_last_status() != ETCH_OK;
     for (int i = 0; i < w->setup->nout; i++)
         w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;
     etch_clear_error();
@@ -607,6 +626,14 @@ static bool failed_on_data(const fuzz_world *w) {
     return false;
 }
 
+/* Whether the compiled side has shown that something failed: at once, at the flush, in what it
+ * returns or in the error that it leaves. */
+static bool failed_at_all(const fuzz_world *w) {
+    for (int i = 0; i < w->nevents; i++)
+        if (w->event[i] >> 16 == 0xe000) return true;
+    return w->status != ETCH_OK || w->left_error;
+}
+
 static bool run_calls(comparison *c) {
     bool same = true, over = false;
     for (int call = 0; same && !over && call < c->a.setup->ncalls; call++)
@@ -616,7 +643,7 @@ static bool run_calls(comparison *c) {
             call_function(&c->b, call);
             count_call(c, before);
             same = compare_worlds(c);
-            over = !same && failed_on_data(&c->a);
+            over = !same && failed_on_data(&c->a) && failed_at_all(&c->b);
             same = same || over;
         }
     if (over) c->r->difference[0] = 0;

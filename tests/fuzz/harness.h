@@ -75,11 +75,13 @@ struct fuzz_world {
     int inference; /* what to go back to, -1: not begun */
 
     etch_tensor *in[FUZZ_MAX_INPUTS], *in_base[FUZZ_MAX_INPUTS]; /* one count of each */
+    bool wrapped[FUZZ_MAX_INPUTS]; /* it lies in memory of ours, with room for another row */
     etch_tensor *global[FUZZ_MAX_INPUTS];
     etch_tensor *out[FUZZ_MAX_OUTPUTS], *fed[FUZZ_MAX_OUTPUTS];
     etch_tensor *kept[FUZZ_MAX_KEPT];
     int nkept;
     etch_status status;
+    bool left_error; /* the thread's error was set after the body or the call */
     uint64_t event[FUZZ_MAX_EVENTS];
     int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
     int nevents, at;

@@ -24,6 +24,11 @@
 
 typedef enum finding { FOUND_NOTHING, FOUND_DIFFERENCE, FOUND_LEAK, FOUND_CRASH } finding;
 
+/* A worker runs one epoch, under one instruction set; the next one runs some programs of it again, so
+ * that code in the cache which is for another instruction set is found. */
+enum { EPOCH = 32 /* native programs */, EPOCH_ALL = 4000, CANARIES = 4 };
+static const char *const isas[] = {"", "avx2", "baseline"};
+
 /* What was in the programs. */
 typedef struct tally {
     int64_t statements[ST_COUNT], operators[OP_COUNT], dtypes[ETCH_DTYPE_COUNT];
@@ -36,6 +41,8 @@ typedef struct board {
     bool native, running, done;
     fuzz_result result;
     uint64_t next;
+    int isa, ncanaries;         /* of this epoch; programs to run again in it */
+    uint64_t canary[CANARIES];
     int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
     int64_t kernels, launches, failed_compiles, graphs;
     tally all, in_native;
@@ -62,6 +69,10 @@ static double now(void) {
 static void no_log(void *ctx, const char *line) {
     (void)ctx;
     (void)line;
+}
+
+static void set_isa(void) {
+    if (*isas[shared->isa]) setenv("ETCH_CPU_ISA", isas[shared->isa], 0);
 }
 
 static const char *backend_name(bool native) { return native ? "native" : "eager"; }
@@ -125,6 +136,7 @@ static finding run_apart(const program *p, bool native) {
     pid_t child = fork();
     if (!child) {
         if (!freopen("/dev/null", "w", stderr)) _exit(3);
+        set_isa();
         etch_set_log_sink(no_log, NULL);
         alarm(20);
         run_program(native);
@@ -147,7 +159,8 @@ static void report(finding found, bool reduce) {
     static const char *const names[] = {"nothing", "a difference", "a leak", "a crash or hang"};
     p = shared->p;
     bool native = shared->native;
-    printf("\n== seed %llu, %s: %s: %s\n", (unsigned long long)p.setup.seed, backend_name(native),
+    printf("\n== seed %llu%s, %s %s: %s: %s\n", (unsigned long long)(p.setup.seed & ~FUZZ_TWIN),
+           p.setup.seed & FUZZ_TWIN ? " (twin)" : "", backend_name(native), isas[shared->isa],
            names[found], found == FOUND_CRASH ? "" : shared->result.difference);
     fflush(stdout);
     if (!reduce) return;
@@ -161,7 +174,8 @@ static void report(finding found, bool reduce) {
     fuzz_reduce(&p, still_fails);
     still_fails(&p);
     char text[640];
-    snprintf(text, sizeof text, "Seed %llu: %s: %s", (unsigned long long)p.setup.seed, names[found],
+    snprintf(text, sizeof text, "Seed %llu %s: %s: %s", (unsigned long long)p.setup.seed,
+             isas[shared->isa], names[found],
              found == FOUND_CRASH ? "" : shared->result.difference);
     fuzz_print(stdout, &p, wanted_backend, text);
     fflush(stdout);
@@ -174,21 +188,42 @@ static bool time_left(const options *o, double start) {
     return !o->seconds || now() - start < o->seconds;
 }
 
-/* The worker: programs until one fails or time is over. */
+static void run_seed(uint64_t seed, bool native) {
+    shared->running = false;
+    fuzz_generate(&shared->p, seed, native);
+    /* A segment that has to end is an error under fullgraph. */
+    if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
+    bool same = run_program(native);
+    count_program(&shared->p, &shared->result, native);
+    if (!same) _exit(0);
+    shared->running = false;
+}
+
+/* A program for native has a twin, with the same statements over other dtypes: kernels that must not
+ * be taken for each other. */
+static void run_native(uint64_t seed) {
+    run_seed(seed, true);
+    run_seed(seed | FUZZ_TWIN, true);
+}
+
+/* The worker: programs until one fails, the epoch or time is over. */
 static void work(const options *o, double start) {
+    set_isa();
     etch_set_log_sink(no_log, NULL);
-    while (time_left(o, start)) {
+    int canaries = shared->ncanaries, natives = 0;
+    for (int i = 0; i < canaries; i++) run_seed(shared->canary[i], true);
+    shared->ncanaries = 0;
+    for (int n = 0; n < EPOCH_ALL && natives < EPOCH && time_left(o, start); n++) {
         uint64_t seed = shared->next++;
         bool native = o->native && seed % (uint64_t)o->native == 0;
-        shared->running = false;
-        fuzz_generate(&shared->p, seed, native);
-        /* A segment that has to end is an error under fullgraph. */
-        if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
-        bool same = run_program(native);
-        count_program(&shared->p, &shared->result, native);
-        if (!same) _exit(0);
-        shared->running = false;
+        if (!native) {
+            run_seed(seed, false);
+            continue;
+        }
+        if (natives++ < CANARIES) shared->canary[shared->ncanaries++] = seed;
+        run_native(seed);
     }
+    shared->isa = (shared->isa + 1) % (int)(sizeof isas / sizeof *isas);
     _exit(0);
 }
 

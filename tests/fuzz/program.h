@@ -80,6 +80,9 @@ void fuzz_run_statement(fuzz_world *w, const statement *s);
 /* Tensors that a statement reads; at most 8. */
 int fuzz_operands(const statement *s, int *operands);
 
+/* In a seed: the program of the seed without it, but with other dtypes. */
+#define FUZZ_TWIN ((uint64_t)1 << 63)
+
 /* generate.c. small: few operators, for where compiling takes long. */
 void fuzz_generate(program *p, uint64_t seed, bool small);
 
