@@ -13,12 +13,13 @@ typedef struct generator {
     int nvars;                      /* numbers given out */
     uint8_t defined[FUZZ_MAX_VARS]; /* bit per variant in which the tensor is there */
     bool is_view[FUZZ_MAX_VARS];
-    bool small;
+    bool small, twin;
     uint8_t all;  /* the variants */
     uint8_t when; /* of the statement in the making */
     bool breaks, in_scope;
     int scope_start, exposed;
-    bool exposed_mut;
+    bool exposed_mut, inference;
+    int divisor; /* a tensor without zeros for the operator in the making, -1: any */
 } generator;
 
 static int64_t below(generator *g, int64_t n) {
@@ -28,8 +29,14 @@ static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
 
 /* ---- the setup ---- */
 
+/* Twins have another dtype with, mostly, the same arithmetic. */
 static etch_dtype some_dtype(generator *g) {
-    return chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
+    static const uint8_t twin[ETCH_DTYPE_COUNT] = {
+        [ETCH_F32] = ETCH_F16, [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32, [ETCH_F16] = ETCH_BF16,
+        [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32, [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,
+        [ETCH_I64] = ETCH_I64, [ETCH_BOOL] = ETCH_BOOL};
+    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
+    return g->twin ? (etch_dtype)twin[dtype] : dtype;
 }
 
 static void generate_sizes(generator *g) {
@@ -70,7 +77,7 @@ static void generate_input(generator *g, fuzz_input *in, int index) {
     if (chance(g, 8)) in->plain = (uint8_t)below(g, 8);
     if (!index || !chance(g, 5)) return;
     int of = (int)below(g, index);
-    bool shift = s->in[of].layout == FUZZ_OFFSET;
+    bool shift = s->in[of].layout == FUZZ_OFFSET || s->in[of].layout == FUZZ_WRAPPED;
     uint8_t layout = shift ? FUZZ_SHIFTED : FUZZ_SAME;
     *in = s->in[of];
     in->layout = layout, in->of = (uint8_t)of, in->persistent = 0, in->feed = -1;
@@ -83,6 +90,8 @@ static void without_fullgraph_errors(fuzz_setup *s) {
     for (int i = 0; i < FUZZ_MAX_INPUTS; i++) {
         if (s->in[i].layout == FUZZ_WRAPPED) s->in[i].layout = FUZZ_CONTIGUOUS;
         if (s->global[i].layout == FUZZ_WRAPPED) s->global[i].layout = FUZZ_CONTIGUOUS;
+        if (s->in[i].layout == FUZZ_SHIFTED && s->in[s->in[i].of].layout != FUZZ_OFFSET)
+            s->in[i].layout = FUZZ_SAME;
     }
 }
 
@@ -258,7 +267,21 @@ static void some_dims(generator *g, fuzz_arg *a, const etch_tensor *t) {
         if (chance(g, 2)) a->number[a->n++] = plain(chance(g, 3) ? i - n : i);
 }
 
-static void some_ints(generator *g, op_id op, fuzz_arg *a, const statement *s) {
+/* The last sizes of the input. */
+static void normalized_sizes(generator *g, fuzz_arg *a, int tensor, const etch_tensor *t) {
+    int n = etch_ndim(t), most = n ? 1 + (int)below(g, n) : 0;
+    a->n = most;
+    for (int i = 0; i < most; i++) a->number[i] = size_of(tensor, n - most + i);
+}
+
+/* Strides, padding and dilation of convolutions: one value for both dimensions, or two. */
+static void some_pair(generator *g, fuzz_arg *a, const char *name) {
+    a->n = 1 + (int)below(g, 2);
+    for (int i = 0; i < a->n; i++)
+        a->number[i] = plain(below(g, 3) + (strcmp(name, "padding") != 0));
+}
+
+static void some_ints(generator *g, op_id op, const char *name, fuzz_arg *a, const statement *s) {
     int self = s->arg[0].tensor[0];
     const etch_tensor *t = g->w.v[self];
     switch (op) {
@@ -266,6 +289,10 @@ static void some_ints(generator *g, op_id op, fuzz_arg *a, const statement *s) {
     case OP_RESHAPE: view_sizes(g, a, self); break;
     case OP_EXPAND: expand_sizes(g, a, self); break;
     case OP_PERMUTE: permutation(g, a, etch_ndim(t)); break;
+    case OP_NATIVE_LAYER_NORM:
+    case OP_LAYER_NORM: normalized_sizes(g, a, self, t); break;
+    case OP_CONVOLUTION:
+    case OP_CONV2D: some_pair(g, a, name); break;
     default:
         if (etch__ops[op].kind == KIND_CREATION) creation_sizes(g, a);
         else some_dims(g, a, t);
@@ -279,6 +306,7 @@ static fuzz_int some_int(generator *g, const char *name, const statement *s) {
         static const int64_t steps[] = {1, 1, 1, 2, 3, -1, -1, -2, -3};
         return plain(steps[below(g, 9)]);
     }
+    if (!strcmp(name, "groups")) return plain(chance(g, 3) ? 2 : 1);
     if (strcmp(name, "start") && strcmp(name, "end") && strcmp(name, "index"))
         return plain(some_dim(g, t));
     int64_t dim = s->arg[1].number[0].v, n = 3;
@@ -299,7 +327,30 @@ static int contraction_rank(op_id op, int operand) {
     }
 }
 
+/* One of the input's last sizes: weight or bias of a norm. */
+static int some_weight(generator *g, const statement *s) {
+    const etch_tensor *t = g->w.v[s->arg[0].tensor[0]];
+    const fuzz_arg *sizes = &s->arg[1];
+    int found = -1;
+    for (int n = 0, seen = 0; n < g->nvars; n++) {
+        if (!usable(g, n) || etch_ndim(g->w.v[n]) != sizes->n ||
+            etch_dtype_of(g->w.v[n]) != etch_dtype_of(t))
+            continue;
+        bool same = true;
+        for (int d = 1; d <= sizes->n; d++) same &= etch_size(g->w.v[n], -d) == etch_size(t, -d);
+        if (same && below(g, ++seen) == 0) found = n;
+    }
+    return found >= 0 ? found : some_tensor(g);
+}
+
 static int tensor_operand(generator *g, op_id op, const statement *s, int operand) {
+    if (operand && g->divisor >= 0 && etch__ops[op].flags & OPF_MAY_FAIL) return g->divisor;
+    bool norm = op == OP_NATIVE_LAYER_NORM || op == OP_LAYER_NORM;
+    bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D;
+    if (operand && norm) return some_weight(g, s);
+    if (convolution && !operand) return some_matrix(g, 4);
+    if (convolution)
+        return some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), operand == 1 ? 4 : 1);
     if (!operand && etch__ops[op].kind == KIND_INPLACE && chance(g, 2)) return some_target(g);
     bool same = etch__ops[op].drule == DRULE_SAME || op == OP_MATMUL;
     if (!is_contraction(op) && !(op == OP_MATMUL && operand))
@@ -342,7 +393,7 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
     case ARG_INT_OPT: a->absent = chance(g, 3); /* fall through */
     case ARG_INT: a->number[0] = some_int(g, schema->name, s); return true;
     case ARG_INTS:
-    case ARG_INTS_OPT: some_ints(g, (op_id)s->op, a, s); return true;
+    case ARG_INTS_OPT: some_ints(g, (op_id)s->op, schema->name, a, s); return true;
     case ARG_BOOL: a->number[0] = plain(below(g, 2)); return true;
     case ARG_DTYPE_OPT:
         a->absent = !strcmp(schema->name, "dtype") && chance(g, 3); /* fall through */
@@ -365,20 +416,21 @@ static statement new_statement(generator *g, statement_kind kind) {
     return (statement){.kind = (uint8_t)kind, .when = g->when, .out = -1};
 }
 
+/* Kinds by weight, then any operator of the kind. */
 static op_id some_operator(generator *g) {
     static const uint8_t weights[] = {
-        [KIND_POINTWISE] = 6,   [KIND_INPLACE] = 4,  [KIND_REDUCTION] = 3, [KIND_VIEW] = 6,
+        [KIND_POINTWISE] = 6,   [KIND_INPLACE] = 5,  [KIND_REDUCTION] = 3, [KIND_VIEW] = 6,
         [KIND_CONTRACTION] = 2, [KIND_CREATION] = 1, [KIND_COMPOSITE] = 2, [KIND_OTHER] = 2,
     };
-    static const uint8_t counts[] = {
-        [KIND_POINTWISE] = 45,  [KIND_INPLACE] = 24, [KIND_REDUCTION] = 9, [KIND_VIEW] = 10,
-        [KIND_CONTRACTION] = 5, [KIND_CREATION] = 7, [KIND_COMPOSITE] = 3, [KIND_OTHER] = 1,
-    };
+    static int counts[COUNT_OF(weights)], most;
+    for (int i = 0; !most && i < OP_COUNT; i++) counts[etch__ops[i].kind]++;
+    for (int k = 0; k < COUNT_OF(weights); k++)
+        if (counts[k] > most) most = counts[k];
     for (;;) {
         op_id op = (op_id)below(g, OP_COUNT);
         int kind = etch__ops[op].kind;
-        if (op == OP_EMPTY) continue; /* undefined contents */
-        if (below(g, 6 * 10) < weights[kind] * 60 / counts[kind]) return op;
+        if (op == OP_EMPTY) continue; /* undefined contents: ST_FILLED has it */
+        if (below(g, 6 * most) < weights[kind] * most / counts[kind]) return op;
     }
 }
 
@@ -394,6 +446,56 @@ static bool try_operator(generator *g, statement *s, op_id op) {
     g->w.nevents = 0;
     fuzz_run_statement(&g->w, s);
     return g->w.v[s->out] != NULL;
+}
+
+static fuzz_arg tensor_arg(int tensor) { return (fuzz_arg){.n = 1, .tensor[0] = tensor}; }
+
+/* Takes the statement if it has a result, whose number it returns; else -1. */
+static int take_made(generator *g, statement *s) {
+    g->w.nevents = 0;
+    s->out = (int8_t)g->nvars;
+    fuzz_run_statement(&g->w, s);
+    if (!g->w.v[s->out]) return -1;
+    take(g, s);
+    return s->out;
+}
+
+static int take_random(generator *g, etch_dtype dtype, int n, const int64_t *sizes) {
+    statement s = new_statement(g, ST_OP);
+    s.op = chance(g, 2) ? OP_RAND : OP_RANDN;
+    s.arg[0].n = n;
+    for (int i = 0; i < n; i++) s.arg[0].number[i] = plain(sizes[i]);
+    s.arg[1].number[0] = plain(dtype);
+    return take_made(g, &s);
+}
+
+/* Images and filters that fit, for the convolutions to come. */
+static void make_images(generator *g) {
+    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_F16 + 1);
+    int64_t channels = 1 + below(g, 4), group = channels % 2 || chance(g, 2) ? 1 : 2;
+    int64_t image[] = {1 + below(g, 3), channels, 4 + below(g, 5), 4 + below(g, 5)};
+    int64_t filter[] = {group * (1 + below(g, 3)), channels / group, 1 + below(g, 3),
+                        1 + below(g, 3)};
+    take_random(g, dtype, 4, image);
+    take_random(g, dtype, 4, filter);
+    if (chance(g, 2)) take_random(g, dtype, 1, filter);
+}
+
+/* An odd number each, so that dividing by it does not fail. */
+static int make_divisor(generator *g) {
+    int n = some_tensor(g);
+    if (n < 0 || etch_dtype_of(g->w.v[n]) <= ETCH_F16) return n;
+    statement s = new_statement(g, ST_OP);
+    s.op = OP_BITWISE_OR_SCALAR;
+    s.arg[0] = tensor_arg(n);
+    s.arg[1].scalar = etch_scalar_int(1);
+    return take_made(g, &s);
+}
+
+/* What the operator needs to have many operands that fit. */
+static void make_operands(generator *g, op_id op) {
+    if ((op == OP_CONVOLUTION || op == OP_CONV2D) && !chance(g, 4)) make_images(g);
+    if (etch__ops[op].flags & OPF_MAY_FAIL && !chance(g, 3)) g->divisor = make_divisor(g);
 }
 
 /* Another operator with the same arguments and the same kind of result: the other branch. */
@@ -423,6 +525,8 @@ static void other_branch(generator *g, const statement *first) {
 static void generate_operator(generator *g) {
     statement s;
     op_id op = some_operator(g);
+    g->divisor = -1;
+    make_operands(g, op);
     for (int attempt = 0; attempt < 60; attempt++) {
         bool done = try_operator(g, &s, op);
         if (!done && !chance(g, 2000)) continue;
@@ -438,7 +542,7 @@ static void one_tensor(generator *g, statement_kind kind, int b) {
     s.b = b;
     if (kind == ST_ITEM || kind == ST_ITEM_INT)
         for (int i = 0; i < 20 && etch_numel(g->w.v[s.a]) != 1; i++) s.a = some_tensor(g);
-    if (kind == ST_HOST || kind == ST_INNER) s.out = (int8_t)g->nvars;
+    if (kind == ST_HOST || kind == ST_INNER || kind == ST_FILLED) s.out = (int8_t)g->nvars;
     fuzz_run_statement(&g->w, &s);
     take(g, &s);
 }
@@ -487,9 +591,29 @@ static void end_scope(generator *g) {
     take(g, &s);
 }
 
+/* An operator of the user's; its second operand is like the first. */
+static void generate_custom(generator *g) {
+    statement s = new_statement(g, chance(g, 2) ? ST_CUSTOM : ST_CUSTOM_WRITE);
+    if ((s.a = s.kind == ST_CUSTOM ? some_tensor(g) : some_target(g)) < 0) return;
+    const etch_tensor *t = g->w.v[s.a];
+    for (int i = 0; s.kind == ST_CUSTOM && i < 20; i++) {
+        s.b = some_tensor_of(g, etch_dtype_of(t), etch_ndim(t));
+        if (etch_numel(g->w.v[s.b]) == etch_numel(t)) break;
+    }
+    take_made(g, &s);
+}
+
+static void generate_inference(generator *g) {
+    statement s = new_statement(g, ST_INFERENCE);
+    s.b = !g->inference;
+    if (g->when == g->all) g->inference = s.b;
+    fuzz_run_statement(&g->w, &s);
+    take(g, &s);
+}
+
 static void generate_quiet(generator *g) {
     statement s = new_statement(g, ST_QUERY);
-    switch (below(g, 8)) {
+    switch (below(g, 13)) {
     case 0:
     case 1:
         if ((s.a = some_tensor(g)) < 0 || (s.b = some_tensor(g)) < 0) return;
@@ -500,6 +624,11 @@ static void generate_quiet(generator *g) {
     case 4: begin_scope(g); break;
     case 5: end_scope(g); break;
     case 6: one_tensor(g, ST_INNER, 0); break;
+    case 7:
+    case 8:
+    case 9: generate_custom(g); break;
+    case 10: generate_inference(g); break;
+    case 11: one_tensor(g, ST_FILLED, (int)below(g, 5)); break;
     default:
         s.kind = ST_DTYPE, s.b = chance(g, 2) ? ETCH_F64 : ETCH_F32;
         fuzz_run_statement(&g->w, &s);
@@ -558,7 +687,8 @@ void fuzz_generate(program *p, uint64_t seed, bool small) {
     static generator g;
     memset(&g, 0, sizeof g);
     memset(p, 0, sizeof *p);
-    g.p = p, g.small = small, g.random = seed * 0x2545f4914f6cdd1du + 1, g.exposed = -1;
+    g.p = p, g.small = small, g.twin = seed & FUZZ_TWIN, g.exposed = -1;
+    g.random = (seed & ~FUZZ_TWIN) * 0x2545f4914f6cdd1du + 1;
     generate_setup(&g, seed);
     etch_dtype dtype = etch_default_dtype();
     ETCH_SCOPE {

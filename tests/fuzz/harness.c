@@ -189,8 +189,10 @@ void fuzz_data_end(fuzz_world *w, int n) {
     if (!w->v[n] || !w->raw[n]) return;
     etch_data_end(w->v[n]);
     /* Other tensors over the same storage lose their exposure with it. */
+    bool shared = n < w->setup->nin && w->setup->in[n].layout == FUZZ_WRAPPED;
     for (int i = 0; i < FUZZ_MAX_VARS; i++)
-        if (w->raw[i] && w->v[i] && etch_shares_storage(w->v[i], w->v[n])) w->raw[i] = NULL;
+        if (w->raw[i] && w->v[i] && (shared || etch_shares_storage(w->v[i], w->v[n])))
+            w->raw[i] = NULL;
 }
 
 void fuzz_keep(fuzz_world *w, int n) {
@@ -236,17 +238,109 @@ void fuzz_inner(fuzz_world *w, int to, int n, bool disabled) {
     if (w->v[n]) fuzz_set(w, to, etch_call(disabled ? w->inner_disabled : w->inner, w->v[n]));
 }
 
+/* ---- operators of the user's ---- */
+
+/* Elements in row-major order of any strides; at most FUZZ_MAX_NUMEL. */
+static char *element(const etch_tensor *t, char *data, int64_t index) {
+    int64_t at = 0;
+    for (int d = etch_ndim(t) - 1; d >= 0; d--) {
+        at += index % etch_size(t, d) * etch_stride(t, d);
+        index /= etch_size(t, d);
+    }
+    return data + at * (int64_t)etch_dtype_size(etch_dtype_of(t));
+}
+
+static etch_status interleave(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                              etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    const etch_tensor *in[] = {args[0].tensor, args[1].tensor};
+    int64_t n = etch_numel(out[0]);
+    size_t size = etch_dtype_size(etch_dtype_of(out[0]));
+    char *to = n ? etch_data_mut(out[0]) : NULL;
+    for (int64_t i = 0; i < n; i++) {
+        char *from = (char *)(uintptr_t)etch_data(in[i & 1]);
+        memcpy(element(out[0], to, i), element(in[i & 1], from, i), size);
+    }
+    return ETCH_OK;
+}
+
+static etch_status interleaved(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                               etch_tensor_spec *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    const etch_tensor *a = args[0].tensor, *b = args[1].tensor;
+    etch_shape s = etch_sizes(a), t = etch_sizes(b);
+    if (etch_dtype_of(a) != etch_dtype_of(b) || s.n != t.n ||
+        memcmp(s.v, t.v, (size_t)s.n * sizeof *s.v))
+        return etch_set_error(ETCH_ERR_SHAPE, "fuzz::interleave: two tensors of one kind");
+    out[0] = (etch_tensor_spec){etch_dtype_of(a), s};
+    return ETCH_OK;
+}
+
+static etch_status reverse(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                           etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)args, (void)nargs, (void)nout;
+    int64_t n = etch_numel(out[0]);
+    size_t size = etch_dtype_size(etch_dtype_of(out[0]));
+    char *data = n > 0 ? etch_data_mut(out[0]) : NULL, held[8];
+    for (int64_t i = 0; i < n / 2; i++) {
+        char *x = element(out[0], data, i), *y = element(out[0], data, n - 1 - i);
+        memcpy(held, x, size), memcpy(x, y, size), memcpy(y, held, size);
+    }
+    return ETCH_OK;
+}
+
+static const etch_op *custom_op(bool writes) {
+    static const etch_op *ops[2];
+    if (ops[0]) return ops[writes];
+    etch_op_definition pure = {sizeof pure, .cpu = interleave, .shape = interleaved};
+    etch_op_definition writing = {sizeof writing, .cpu = reverse};
+    ops[1] = etch_op_register("fuzz::reverse_(Tensor(a!) self) -> Tensor(a!)", &writing);
+    ops[0] = etch_op_register("fuzz::interleave(Tensor a, Tensor b) -> Tensor", &pure);
+    return ops[writes];
+}
+
+static void call_custom(fuzz_world *w, int to, bool writes, etch_tensor *a, etch_tensor *b) {
+    etch_tensor *out = NULL;
+    etch_value args[] = {{NULL, ETCH_VALUE_TENSOR, {a}}, {NULL, ETCH_VALUE_TENSOR, {b}}};
+    etch_op_call(custom_op(writes), args, writes ? 1 : 2, &out, 1);
+    fuzz_set(w, to, out);
+}
+
+void fuzz_custom(fuzz_world *w, int to, int a, int b) {
+    if (w->v[a] && w->v[b]) call_custom(w, to, false, w->v[a], w->v[b]);
+}
+
+void fuzz_custom_write(fuzz_world *w, int to, int n) {
+    if (w->v[n]) call_custom(w, to, true, w->v[n], NULL);
+}
+
+/* One statement, as nobody else may see the undefined elements. */
+void fuzz_filled(fuzz_world *w, int to, int n, int64_t value) {
+    if (!w->v[n]) return;
+    etch_tensor *t = etch_empty(etch_dtype_of(w->v[n]), etch_sizes(w->v[n]));
+    fuzz_set(w, to, value ? etch_fill_(t, etch_scalar_int(value)) : etch_copy_(t, w->v[n]));
+}
+
+void fuzz_inference(fuzz_world *w, bool begin) {
+    if (begin && w->inference < 0) w->inference = etch_inference_begin();
+    if (begin || w->inference < 0) return;
+    etch_inference_end(w->inference);
+    w->inference = -1;
+}
+
 /* ---- the function ---- */
 
 static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
     fuzz_world *w = ctx;
     for (int i = 0; i < nin; i++) w->v[i] = in[i];
-    w->scope = -1;
+    w->scope = -1, w->inference = -1;
     etch_dtype dtype = etch_default_dtype();
     w->body(w, w->program);
+    fuzz_inference(w, false);
     fuzz_scope_end(w, -1);
     etch_set_default_dtype(dtype);
+    w->left_error = etch_last_status() != ETCH_OK;
     etch_clear_error();
     if (fuzz_when(w, w->setup->fails)) return ETCH_ERR_USER;
     for (int i = 0; i < nout; i++) {
@@ -266,6 +360,7 @@ void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, con
                         .recompile_limit = setup->recompile_limit);
     w->inner = etch_compile(inner_body, .backend = backend, .disable = disable);
     w->inner_disabled = etch_compile(inner_body, .backend = backend, .disable = true);
+    w->inference = -1;
 }
 
 static void release_all(etch_tensor **t, int n) {
@@ -302,9 +397,10 @@ static etch_tensor *transposed(const fuzz_input *in, etch_shape s, uint64_t seed
     return etch_transpose(fuzz_data((etch_dtype)in->dtype, s, seed, in->wild), -1, -2);
 }
 
+/* Memory of ours, with room for a tensor that lies a row further on. */
 static etch_tensor *wrapped(etch_tensor *t) {
     size_t bytes = (size_t)etch_numel(t) * etch_dtype_size(etch_dtype_of(t));
-    void *data = calloc(1, bytes + 1);
+    void *data = calloc(2, bytes + 1);
     if (!data || etch_to_host(t, data, bytes) != ETCH_OK) return NULL;
     return etch_wrap_host(data, etch_dtype_of(t), etch_sizes(t), free, data);
 }
@@ -328,9 +424,20 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
     return t;
 }
 
+static void release_owner(void *t) { etch_release(t); }
+
+/* Over the wrapped memory of t, a row further on: another storage. */
+static etch_tensor *wrapped_again(etch_tensor *t) {
+    size_t row = (size_t)(etch_numel(t) / etch_size(t, 0)) * etch_dtype_size(etch_dtype_of(t));
+    char *data = (char *)(uintptr_t)etch_data(t);
+    return etch_wrap_host(data + row, etch_dtype_of(t), etch_sizes(t), release_owner,
+                          etch_retain(t));
+}
+
 static etch_tensor *shifted(const fuzz_world *w, int of) {
     etch_tensor *t = w->in[of], *base = w->in_base[of];
     int64_t n = etch_ndim(t) ? etch_size(t, 0) : 0;
+    if (w->wrapped[of] && n && etch_numel(t)) return wrapped_again(t);
     if (!n || etch_ndim(base) != etch_ndim(t) || etch_size(base, 0) != n + 3) return t;
     return etch_slice(base, 0, 1, n + 1, 1);
 }
@@ -353,11 +460,13 @@ static void prepare_input(fuzz_world *w, int i, uint64_t seed) {
     const fuzz_input *in = &w->setup->in[i];
     etch_tensor *base = NULL, *t = NULL;
     int layout = fuzz_when(w, in->plain) ? FUZZ_CONTIGUOUS : in->layout;
-    if (in->feed >= 0 && fits(w, in, w->fed[in->feed])) t = base = w->fed[in->feed];
+    bool fed = in->feed >= 0 && fits(w, in, w->fed[in->feed]);
+    if (fed) t = base = w->fed[in->feed];
     else if (layout == FUZZ_SAME) t = w->in[in->of], base = w->in_base[in->of];
     else if (layout == FUZZ_SHIFTED) t = shifted(w, in->of), base = w->in_base[in->of];
     else if (in->persistent && fits(w, in, w->in[i])) return;
     else t = build(w, in, seed, &base);
+    w->wrapped[i] = !fed && layout == FUZZ_WRAPPED && in->ndim;
     replace(&w->in[i], t);
     replace(&w->in_base[i], base);
 }
@@ -403,7 +512,9 @@ static void call_function(fuzz_world *w, int call) {
     release_results(w);
     etch_manual_seed(w->setup->seed + (uint64_t)call);
     etch_clear_error();
+    w->left_error = false;
     w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
+    w->left_error |= etch_last_status() != ETCH_OK;
     for (int i = 0; i < w->setup->nout; i++)
         w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;
     etch_clear_error();
@@ -515,6 +626,14 @@ static bool failed_on_data(const fuzz_world *w) {
     return false;
 }
 
+/* Whether the compiled side has shown that something failed: at once, at the flush, in what it
+ * returns or in the error that it leaves. */
+static bool failed_at_all(const fuzz_world *w) {
+    for (int i = 0; i < w->nevents; i++)
+        if (w->event[i] >> 16 == 0xe000) return true;
+    return w->status != ETCH_OK || w->left_error;
+}
+
 static bool run_calls(comparison *c) {
     bool same = true, over = false;
     for (int call = 0; same && !over && call < c->a.setup->ncalls; call++)
@@ -524,7 +643,7 @@ static bool run_calls(comparison *c) {
             call_function(&c->b, call);
             count_call(c, before);
             same = compare_worlds(c);
-            over = !same && failed_on_data(&c->a);
+            over = !same && failed_on_data(&c->a) && failed_at_all(&c->b);
             same = same || over;
         }
     if (over) c->r->difference[0] = 0;

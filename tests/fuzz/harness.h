@@ -72,13 +72,16 @@ struct fuzz_world {
     int64_t scope;                /* the open inner scope, -1: none */
     int scope_first;              /* results from here on belong to it */
     bool scope_made[FUZZ_MAX_VARS];
+    int inference; /* what to go back to, -1: not begun */
 
     etch_tensor *in[FUZZ_MAX_INPUTS], *in_base[FUZZ_MAX_INPUTS]; /* one count of each */
+    bool wrapped[FUZZ_MAX_INPUTS]; /* it lies in memory of ours, with room for another row */
     etch_tensor *global[FUZZ_MAX_INPUTS];
     etch_tensor *out[FUZZ_MAX_OUTPUTS], *fed[FUZZ_MAX_OUTPUTS];
     etch_tensor *kept[FUZZ_MAX_KEPT];
     int nkept;
     etch_status status;
+    bool left_error; /* the thread's error was set after the body or the call */
     uint64_t event[FUZZ_MAX_EVENTS];
     int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
     int nevents, at;
@@ -111,6 +114,13 @@ void fuzz_default_dtype(etch_dtype dtype);
 void fuzz_scope(fuzz_world *w);
 void fuzz_scope_end(fuzz_world *w, int keep);                 /* -1: nothing is kept */
 void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another function (v[n]) */
+
+/* Operators of the user's, which compiled code calls: v[to] takes its elements in turns from v[a] and
+ * v[b], of one dtype and the same sizes; v[to] = v[n] with its elements in reverse order. */
+void fuzz_custom(fuzz_world *w, int to, int a, int b);
+void fuzz_custom_write(fuzz_world *w, int to, int n);
+void fuzz_filled(fuzz_world *w, int to, int n, int64_t value); /* empty, of v[n]'s sizes, filled */
+void fuzz_inference(fuzz_world *w, bool begin); /* part of the state word */
 
 /* ---- comparing ---- */
 

@@ -95,6 +95,10 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_SCOPE: fuzz_scope(w); break;
     case ST_SCOPE_END: fuzz_scope_end(w, s->a); break;
     case ST_INNER: fuzz_inner(w, s->out, s->a, s->b); break;
+    case ST_CUSTOM: fuzz_custom(w, s->out, s->a, s->b); break;
+    case ST_CUSTOM_WRITE: fuzz_custom_write(w, s->out, s->a); break;
+    case ST_FILLED: fuzz_filled(w, s->out, s->a, s->b); break;
+    case ST_INFERENCE: fuzz_inference(w, s->b); break;
     case ST_COUNT: break;
     }
 }

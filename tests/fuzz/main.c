@@ -1,16 +1,19 @@
 /* etch_fuzz: random programs, eager beside compiled.
  *
  *     etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] [--failures N] [--reduce 0|1]
- *               [--one S]
+ *               [--one S] [--coverage 0|1]
  *
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
  * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
  * a crash or a hang is a finding like a difference. A finding is made smaller and printed as a C test.
  * --one prints the program of one seed (with --native 1: that for native) and runs it on both
- * backends. Exit status 1: findings. */
+ * backends. --coverage lists how often each operator, statement, dtype and layout was there, in all
+ * programs and in those for native. Exit status 1: findings, or less than 95 % of the later calls ran
+ * generated code. */
 #include "program.h"
 
 #include <ftw.h>
+#include <malloc.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,14 +24,28 @@
 
 typedef enum finding { FOUND_NOTHING, FOUND_DIFFERENCE, FOUND_LEAK, FOUND_CRASH } finding;
 
+/* A worker runs one epoch, under one instruction set; the next one runs some programs of it again, so
+ * that code in the cache which is for another instruction set is found. */
+enum { EPOCH = 32 /* native programs */, EPOCH_ALL = 4000, CANARIES = 4 };
+static const char *const isas[] = {"", "avx2", "baseline"};
+
+/* What was in the programs. */
+typedef struct tally {
+    int64_t statements[ST_COUNT], operators[OP_COUNT], dtypes[ETCH_DTYPE_COUNT];
+    int64_t layouts[FUZZ_SHIFTED + 1];
+} tally;
+
 /* What worker and parent share. */
 typedef struct board {
     program p;
     bool native, running, done;
     fuzz_result result;
     uint64_t next;
+    int isa, ncanaries;         /* of this epoch; programs to run again in it */
+    uint64_t canary[CANARIES];
     int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
-    int64_t kernels, launches, failed_compiles, graphs, statements[ST_COUNT], runs[OP_COUNT];
+    int64_t kernels, launches, failed_compiles, graphs;
+    tally all, in_native;
 } board;
 
 typedef struct options {
@@ -36,7 +53,7 @@ typedef struct options {
     int64_t programs;
     uint64_t seed;
     int native, failures, reduce;
-    bool one;
+    bool one, coverage;
 } options;
 
 static board *shared;
@@ -54,9 +71,25 @@ static void no_log(void *ctx, const char *line) {
     (void)line;
 }
 
+static void set_isa(void) {
+    if (*isas[shared->isa]) setenv("ETCH_CPU_ISA", isas[shared->isa], 0);
+}
+
 static const char *backend_name(bool native) { return native ? "native" : "eager"; }
 
 /* ---- one program ---- */
+
+static void add_to_tally(tally *t, const program *p) {
+    for (int i = 0; i < p->setup.nin; i++) {
+        t->dtypes[p->setup.in[i].dtype]++;
+        t->layouts[p->setup.in[i].layout]++;
+    }
+    for (int i = 0; i < p->nstatements; i++) {
+        t->statements[p->statement[i].kind]++;
+        if (p->statement[i].kind == ST_FILLED) t->operators[OP_EMPTY]++;
+        if (p->statement[i].kind == ST_OP) t->operators[p->statement[i].op]++;
+    }
+}
 
 static void count_program(const program *p, const fuzz_result *r, bool native) {
     shared->programs++;
@@ -69,12 +102,9 @@ static void count_program(const program *p, const fuzz_result *r, bool native) {
     shared->launches += r->counters.kernel_launches;
     shared->failed_compiles += r->counters.compile_failures;
     shared->graphs += r->counters.graphs;
-    for (int i = 0; i < p->nstatements; i++) {
-        shared->statements[p->statement[i].kind]++;
-        if (p->statement[i].kind != ST_OP) continue;
-        shared->operators++;
-        shared->runs[p->statement[i].op]++;
-    }
+    for (int i = 0; i < p->nstatements; i++) shared->operators += p->statement[i].kind == ST_OP;
+    add_to_tally(&shared->all, p);
+    if (native) add_to_tally(&shared->in_native, p);
 }
 
 /* In a worker: true if nothing was found. */
@@ -106,6 +136,7 @@ static finding run_apart(const program *p, bool native) {
     pid_t child = fork();
     if (!child) {
         if (!freopen("/dev/null", "w", stderr)) _exit(3);
+        set_isa();
         etch_set_log_sink(no_log, NULL);
         alarm(20);
         run_program(native);
@@ -128,7 +159,8 @@ static void report(finding found, bool reduce) {
     static const char *const names[] = {"nothing", "a difference", "a leak", "a crash or hang"};
     p = shared->p;
     bool native = shared->native;
-    printf("\n== seed %llu, %s: %s: %s\n", (unsigned long long)p.setup.seed, backend_name(native),
+    printf("\n== seed %llu%s, %s %s: %s: %s\n", (unsigned long long)(p.setup.seed & ~FUZZ_TWIN),
+           p.setup.seed & FUZZ_TWIN ? " (twin)" : "", backend_name(native), isas[shared->isa],
            names[found], found == FOUND_CRASH ? "" : shared->result.difference);
     fflush(stdout);
     if (!reduce) return;
@@ -142,7 +174,8 @@ static void report(finding found, bool reduce) {
     fuzz_reduce(&p, still_fails);
     still_fails(&p);
     char text[640];
-    snprintf(text, sizeof text, "Seed %llu: %s: %s", (unsigned long long)p.setup.seed, names[found],
+    snprintf(text, sizeof text, "Seed %llu %s: %s: %s", (unsigned long long)p.setup.seed,
+             isas[shared->isa], names[found],
              found == FOUND_CRASH ? "" : shared->result.difference);
     fuzz_print(stdout, &p, wanted_backend, text);
     fflush(stdout);
@@ -155,34 +188,90 @@ static bool time_left(const options *o, double start) {
     return !o->seconds || now() - start < o->seconds;
 }
 
-/* The worker: programs until one fails or time is over. */
+static void run_seed(uint64_t seed, bool native) {
+    shared->running = false;
+    fuzz_generate(&shared->p, seed, native);
+    /* A segment that has to end is an error under fullgraph. */
+    if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
+    bool same = run_program(native);
+    count_program(&shared->p, &shared->result, native);
+    if (!same) _exit(0);
+    shared->running = false;
+}
+
+/* A program for native has a twin, with the same statements over other dtypes: kernels that must not
+ * be taken for each other. */
+static void run_native(uint64_t seed) {
+    run_seed(seed, true);
+    run_seed(seed | FUZZ_TWIN, true);
+}
+
+/* The worker: programs until one fails, the epoch or time is over. */
 static void work(const options *o, double start) {
+    set_isa();
     etch_set_log_sink(no_log, NULL);
-    while (time_left(o, start)) {
+    int canaries = shared->ncanaries, natives = 0;
+    for (int i = 0; i < canaries; i++) run_seed(shared->canary[i], true);
+    shared->ncanaries = 0;
+    for (int n = 0; n < EPOCH_ALL && natives < EPOCH && time_left(o, start); n++) {
         uint64_t seed = shared->next++;
         bool native = o->native && seed % (uint64_t)o->native == 0;
-        shared->running = false;
-        fuzz_generate(&shared->p, seed, native);
-        /* A segment that has to end is an error under fullgraph. */
-        if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
-        bool same = run_program(native);
-        count_program(&shared->p, &shared->result, native);
-        if (!same) _exit(0);
-        shared->running = false;
+        if (!native) {
+            run_seed(seed, false);
+            continue;
+        }
+        if (natives++ < CANARIES) shared->canary[shared->ncanaries++] = seed;
+        run_native(seed);
     }
+    shared->isa = (shared->isa + 1) % (int)(sizeof isas / sizeof *isas);
     _exit(0);
+}
+
+static const char *const statement_names[] = {
+#define KIND(id, operands, c) #id,
+    FUZZ_STATEMENTS(KIND)
+#undef KIND
+};
+static const char *const layout_names[] = {"contiguous", "transposed", "stepped",
+                                           "reversed",   "offset",     "expanded",
+                                           "wrapped",    "same",       "shifted"};
+
+static void print_line(const char *what, const char *name, int64_t all, int64_t native) {
+    printf("coverage: %-9s %-32s %9lld %9lld\n", what, name, (long long)all, (long long)native);
+}
+
+static void print_coverage(void) {
+    const tally *t = &shared->all, *u = &shared->in_native;
+    printf("coverage: %-9s %-32s %9s %9s\n", "what", "name", "all", "native");
+    for (int i = 0; i < OP_COUNT; i++)
+        print_line("operator", etch__ops[i].name, t->operators[i], u->operators[i]);
+    for (int i = 0; i < ST_COUNT; i++)
+        print_line("statement", statement_names[i], t->statements[i], u->statements[i]);
+    for (int i = 0; i < ETCH_DTYPE_COUNT; i++)
+        print_line("dtype", etch_dtype_name((etch_dtype)i), t->dtypes[i], u->dtypes[i]);
+    for (int i = 0; i <= FUZZ_SHIFTED; i++)
+        print_line("layout", layout_names[i], t->layouts[i], u->layouts[i]);
+}
+
+static void print_reached(const tally *t, const char *where) {
+    int n = 0, missed = 0;
+    for (int i = 0; i < OP_COUNT; i++) n += t->operators[i] > 0;
+    printf("fuzz: %d of %d operators in %s programs; not:", n, OP_COUNT, where);
+    for (int i = 0; i < OP_COUNT; i++)
+        if (!t->operators[i] && missed++ < 12) printf(" %s", etch__ops[i].name);
+    printf("%s\n", missed > 12 ? " ..." : "");
 }
 
 static void print_summary(const options *o, int findings, double seconds) {
     const board *b = shared;
-    int covered = 0;
-    for (int i = 0; i < OP_COUNT; i++) covered += b->runs[i] > 0;
     printf(
-        "fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %d of %d "
-        "kinds, %lld calls\n",
+        "fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %lld "
+        "calls\n",
         (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds,
-        (long long)b->programs, (long long)b->native_programs, (long long)b->operators, covered,
-        OP_COUNT, (long long)b->calls);
+        (long long)b->programs, (long long)b->native_programs, (long long)b->operators,
+        (long long)b->calls);
+    print_reached(&b->all, "all");
+    if (b->native_programs) print_reached(&b->in_native, "native");
     printf("fuzz: %lld graphs, %lld kernels, %lld launches, %lld failed compiles\n",
            (long long)b->graphs, (long long)b->kernels, (long long)b->launches,
            (long long)b->failed_compiles);
@@ -191,6 +280,12 @@ static void print_summary(const options *o, int findings, double seconds) {
            (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
     printf("fuzz: %d finding%s\n", findings, findings == 1 ? "" : "s");
     if (b->failed_compiles) printf("fuzz: some programs were not compiled: nothing was tested\n");
+    if (o->coverage) print_coverage();
+}
+
+/* Falling back must not hide faults; a handful of programs says nothing. */
+static bool too_few_compiled(void) {
+    return shared->later > 1000 && shared->compiled * 100 < shared->later * 95;
 }
 
 static int fuzz(const options *o) {
@@ -216,7 +311,7 @@ static int fuzz(const options *o) {
         report(found, o->reduce);
     }
     print_summary(o, findings, now() - start);
-    return findings > 0 || shared->failed_compiles > 0;
+    return findings > 0 || shared->failed_compiles > 0 || too_few_compiled();
 }
 
 static int fuzz_one(const options *o) {
@@ -253,6 +348,7 @@ static bool parse(int argc, char **argv, options *o) {
         else if (!strcmp(name, "--native")) o->native = atoi(value);
         else if (!strcmp(name, "--failures")) o->failures = atoi(value);
         else if (!strcmp(name, "--reduce")) o->reduce = atoi(value);
+        else if (!strcmp(name, "--coverage")) o->coverage = atoi(value);
         else if (!strcmp(name, "--one")) o->one = true, o->seed = strtoull(value, NULL, 10);
         else return false;
     }
@@ -263,10 +359,11 @@ int main(int argc, char **argv) {
     options o = {.seed = 1, .native = 8, .failures = 10, .reduce = 1};
     if (!parse(argc, argv, &o)) {
         fprintf(stderr, "usage: etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] "
-                        "[--failures N] [--reduce 0|1] [--one S]\n");
+                        "[--failures N] [--reduce 0|1] [--one S] [--coverage 0|1]\n");
         return 2;
     }
     if (!o.seconds && !o.programs) o.seconds = 60;
+    mallopt(M_PERTURB, 0xa5); /* memory that was not written holds no right values by luck */
     char cache[] = "/tmp/etch-fuzz-XXXXXX";
     if (!mkdtemp(cache)) return 2;
     setenv("ETCH_CACHE_DIR", cache, 1);

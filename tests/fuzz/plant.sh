@@ -1,82 +1,151 @@
 #!/usr/bin/env bash
-# Plants faults in a copy of the sources, one at a time, and says how long the fuzzer takes to find
-# each: tests/fuzz/plant.sh [NAME...]. Exit status 1: one was not found within a minute.
+# Plants faults in a copy of the sources, one at a time, and prints a table of how long the fuzzer
+# takes to find each, and with what: tests/fuzz/plant.sh [NAME...]. Exit status 1: one was not found
+# within a minute. All take about half an hour.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 copy=build-plant
 names=("$@")
-missed=0
+found=0 missed=0
 
-# fault NAME FILE K FROM TO: FROM is replaced once by TO; every K-th program runs generated code
-# (0: none).
-fault() {
-    local name=$1 file=$2 native=$3 from=$4 to=$5 before after
-    [ ${#names[@]} -eq 0 ] || [[ " ${names[*]} " == *" $name "* ]] || return 0
-    cp "$file" "$copy/$file"
-    from=$from to=$to perl -0pi -e '$f = $ENV{from}; s/\Q$f\E/$ENV{to}/' "$copy/$file"
-    if cmp -s "$file" "$copy/$file"; then
-        printf '%-20s not planted: %s has no such text\n' "$name" "$file"
-        missed=1
-    elif cmake --build "$copy/build" --target etch_fuzz etch-jit >"$copy/log" 2>&1; then
-        before=$(date +%s)
-        if timeout 90 "$copy/build/tests/etch_fuzz" --seconds 60 --seed 1 --native "$native" \
-            --failures 1 --reduce 0 >"$copy/out" 2>&1; then
-            printf '%-20s NOT FOUND\n' "$name"
-            missed=1
-        else
-            after=$(date +%s)
-            printf '%-20s %3d s  %s\n' "$name" $((after - before)) \
-                "$(grep -m1 '^== seed' "$copy/out" || tail -1 "$copy/out")"
-        fi
+# replace FILE FROM TO, in the copy: once. False if the text is not there.
+replace() {
+    cp "$copy/$1" "$copy/before"
+    from=$2 to=$3 perl -0pi -e '$f = $ENV{from}; s/\Q$f\E/$ENV{to}/' "$copy/$1"
+    ! cmp -s "$copy/before" "$copy/$1"
+}
+
+line() {
+    printf '| %-16s | %-21s | %7s | %s\n' "$1" "$2" "$3" "$4"
+}
+
+# Runs the fuzzer of the copy for at most a minute; every K-th program runs generated code.
+hunt() {
+    local name=$1 file=$2 native=$3 before after
+    before=$(date +%s%N)
+    if timeout 90 "$copy/build/tests/etch_fuzz" --seconds 60 --seed 1 --native "$native" \
+        --failures 1 --reduce 0 >"$copy/out" 2>&1; then
+        line "$name" "$file" - 'NOT FOUND'
+        missed=$((missed + 1))
     else
-        printf '%-20s does not build, see %s\n' "$name" "$copy/log"
-        missed=1
+        after=$(date +%s%N)
+        line "$name" "$file" "$(((after - before) / 1000000000)) s" \
+            "$(grep -m1 '^== seed' "$copy/out" || tail -1 "$copy/out")"
+        found=$((found + 1))
     fi
-    cp "$file" "$copy/$file"
+}
+
+# fault NAME K FILE FROM TO [FILE FROM TO]...: each FROM is replaced once by TO. K: as hunt's; 0: no
+# generated code.
+fault() {
+    local name=$1 native=$2 first=$3 files=()
+    shift 2
+    [ ${#names[@]} -eq 0 ] || [[ " ${names[*]} " == *" $name "* ]] || return 0
+    while [ $# -gt 0 ]; do
+        files+=("$1")
+        if ! replace "$1" "$2" "$3"; then
+            line "$name" "$1" - 'not planted: no such text'
+            missed=$((missed + 1))
+            first=
+        fi
+        shift 3
+    done
+    if [ -n "$first" ]; then
+        if cmake --build "$copy/build" --target etch_fuzz etch-jit >"$copy/log" 2>&1; then
+            hunt "$name" "$first" "$native"
+        else
+            line "$name" "$first" - "does not build, see $copy/log"
+            missed=$((missed + 1))
+        fi
+    fi
+    for first in "${files[@]}"; do cp "$first" "$copy/$first"; done
 }
 
 mkdir -p "$copy"
 tar -c --exclude='./build*' --exclude=./.git . | tar -x -C "$copy"
-[ -f "$copy/build/build.ninja" ] || cmake -S "$copy" -B "$copy/build" -G Ninja \
+launcher=()
+if command -v ccache >/dev/null; then launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache); fi
+[ -f "$copy/build/build.ninja" ] || cmake -S "$copy" -B "$copy/build" -G Ninja "${launcher[@]}" \
     -DCMAKE_BUILD_TYPE=Release -DETCH_EXAMPLES=OFF -DETCH_BENCH=OFF >"$copy/log" 2>&1
+cmake --build "$copy/build" --target etch_fuzz etch-jit >"$copy/log" 2>&1
+line fault file after found
+line ---- ---- --: ----
 
 # ---- matching
-fault guard-stride guards/guard.h 0 ' || g->stride[d] != t->stride[d]' ''
-fault guard-size guards/guard.h 0 'g->size[d] != t->size[d] || ' ''
-fault guard-dtype guards/guard.h 0 'if (g->dtype != t->dtype || g->ndim' 'if (g->ndim'
-fault state-word core/cursor.h 0 ' || n->state != etch__tls.state' ''
-fault scalar-kind core/cursor.h 0 'if (unlikely(n->kind[i] != sc[i].kind)) return NULL;' ';'
-fault static-attribute core/cursor.h 0 'if (unlikely(n->at[i] != at[i])) return NULL;' \
+fault guard-stride 0 guards/guard.h ' || g->stride[d] != t->stride[d]' ''
+fault guard-size 0 guards/guard.h 'g->size[d] != t->size[d] || ' ''
+fault guard-dtype 0 guards/guard.h 'if (g->dtype != t->dtype || g->ndim' 'if (g->ndim'
+fault guard-dynamic 0 guards/guard.h 'return g->dtype == t->dtype && ' 'return '
+fault state-word 0 core/cursor.h ' || n->state != etch__tls.state' ''
+fault scalar-kind 0 core/cursor.h 'if (unlikely(n->kind[i] != sc[i].kind)) return NULL;' ';'
+fault static-attribute 0 core/cursor.h 'if (unlikely(n->at[i] != at[i])) return NULL;' \
     'if (n->at[i] != at[i] && i < 0) return NULL;'
-fault operand core/cursor.h 0 'if (unlikely(c->value[n->in[i]] != in[i] || !in[i])) return NULL;' \
-    'if (!in[i]) return NULL;'
-fault stale-scalar core/cursor.h 0 'for (int i = 0; i < nsc; i++) c->scalar[n->sc + i] = sc[i];' ''
+fault operand 0 core/cursor.h \
+    'if (unlikely(c->value[n->in[i]] != in[i] || !in[i])) return NULL;' 'if (!in[i]) return NULL;'
+fault baked-scalar 0 core/cursor.h \
+    'for (int i = 0; i < nsc; i++) c->scalar[n->sc + i] = sc[i];' ''
 
 # ---- what ends a segment
-fault pair-check tracer/evaluate.c 0 \
+fault pair-check 0 tracer/evaluate.c \
     'while (code && !alias_fits(w, leaf, code)) code = code->next;' ''
-fault late-use tracer/run.c 0 'if (leaf->writes_inputs) late_use_all(r);' ''
-fault tainted tracer/tree.c 0 \
+fault alias-class 0 tracer/evaluate.c 'w->alias[v] = w->alias[u];' ';'
+fault overlap 0 tracer/evaluate.c \
+    'return a != b && pa < pb + b->bytes && pb < pa + a->bytes;' 'return a == b && pa < pb;'
+fault instance-size 0 tracer/evaluate.c \
+    '!memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key)' 'code->key'
+fault late-use 0 tracer/run.c 'if (leaf->writes_inputs) late_use_all(r);' ''
+fault tainted 0 tracer/tree.c \
     'if (n->in[k] >= 0) tainted[n->c.out] |= tainted[n->in[k]];' ';'
-fault escape tracer/run.c 0 'if (w->end == END_RETURN || h == t' 'if (h == t'
-fault exposed tracer/run.c 0 'bits & EXPOSED_WRITE || (bits && writes && i == 0)' 'bits < 0'
-fault view-offset tracer/evaluate.c 0 ' + (slot == OUT_INPUT ? base->offset : 0)' ''
-fault leaked-capture tracer/walk.c 0 \
-    'etch_release(w->c.value[leaf->bound[i]]);' ''
-fault lost-version tracer/walk.c 0 'meta.offset -= etch__ops[n->op].kind == KIND_VIEW ? call->in[0]->offset : meta.offset;' \
+fault escape 0 tracer/run.c 'if (w->end == END_RETURN || h == t' 'if (h == t'
+fault exposed 0 tracer/run.c 'bits & EXPOSED_WRITE || (bits && writes && i == 0)' 'bits < 0'
+fault view-offset 0 tracer/evaluate.c ' + (slot == OUT_INPUT ? base->offset : 0)' ''
+fault leaked-capture 0 tracer/walk.c 'etch_release(w->c.value[leaf->bound[i]]);' ''
+fault lost-version 0 tracer/walk.c \
+    'meta.offset -= etch__ops[n->op].kind == KIND_VIEW ? call->in[0]->offset : meta.offset;' \
     'meta.offset = 0;'
+fault eager-offset 0 backends/eager.c \
+    't->offset += r->value[of]->offset - g->values[of].meta.offset;' ''
 
-# ---- passes and kernels
-fault merged-scalars jit/pass_cse.c 1 'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
-    '(void)g;'
-fault shared-output jit/pass_cse.c 1 'return ok && copy_shared_outputs(r);' \
+# ---- passes
+fault merged-scalars 1 jit/pass_cse.c \
+    'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
+    'if (etch__ops[n->op].flags & OPF_RANDOM) return false;'
+fault merged-random 1 jit/pass_cse.c \
+    'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
+    'if (g->nsc && !(etch__ops[n->op].flags & OPF_RANDOM)) return false;'
+fault shared-output 1 jit/pass_cse.c 'return ok && copy_shared_outputs(r);' \
     '(void)copy_shared_outputs; return ok;'
-fault reads-elsewhere jit/pass_writes.c 1 '!etch__same_map(r, &in[i], &n->target))' 'i < 0)'
-fault shared-base jit/pass_writes.c 1 ' || (r->bases[base] & BASE_SHARED)' ''
-fault dead-target jit/pass_dce.c 1 'if (n->write) need(r, needed, n->target.version);' ''
-fault map-stride jit/pass_views.c 1 ' || a->stride[i] != b->stride[j]' ''
-fault lifetime jit/memory.c 1 'a->first <= b->last && b->first <= a->last' \
+fault reads-elsewhere 1 jit/pass_writes.c '!etch__same_map(r, &in[i], &n->target))' 'i < 0)'
+fault shared-base 1 jit/pass_writes.c ' || (r->bases[base] & BASE_SHARED)' ''
+fault dead-target 1 jit/pass_dce.c 'if (n->write) need(r, needed, n->target.version);' ''
+fault map-stride 1 jit/pass_views.c ' || a->stride[i] != b->stride[j]' ''
+fault map-offset 1 jit/pass_views.c \
+    'return s->meta.offset - r->g->values[s->root].meta.offset;' 'return s->meta.offset;'
+fault dropped-check 1 jit/plan.c 'if (likely(status == ETCH_OK)) continue;' \
+    'if (likely(status == ETCH_OK) || i >= 0) continue;'
+fault lifetime 1 jit/memory.c 'a->first <= b->last && b->first <= a->last' \
     'a->first < b->last && b->first < a->last'
-fault tail jit/helper/kernel.c 1 'quot(g, add(g, n, num(g, to - 1)), num(g, to))' \
+
+# ---- kernels
+fault load-offset 1 jit/lower.c 't->meta.offset == s->meta.offset &&' ''
+fault cell-dtype 1 jit/lower.c ' && l->out->cell[i].dtype == dtype' ''
+fault merged-axes 1 jit/lower.c \
+    'if (l->stride[k][i] != l->stride[k][i + 1] * l->extent[i + 1]) return false;' \
+    'if (l->stride[k][i] < l->stride[k][i + 1] * l->extent[i + 1]) return false;'
+fault lost-rounding 1 jit/lower.c \
+    'if (n->dtype == ETCH_BF16) v = emit_prim(l, 1, PRIM_ROUND_BF16, ETCH_F32, ETCH_F32, v, 0);' ''
+fault tail 1 jit/helper/kernel.c 'quot(g, add(g, n, num(g, to - 1)), num(g, to))' \
     'quot(g, add(g, n, num(g, to - 2)), num(g, to))'
-exit $missed
+fault reduced-tail 1 jit/helper/reduce.c 'for_begin(g, rv(g->n), rv(g->trip), 1, "j")' \
+    'for_begin(g, add(g, rv(g->n), num(g, 1)), rv(g->trip), 1, "j")'
+fault reduction-order 1 jit/helper/reduce.c \
+    'combine(g, r, r->lanes, rv(l.i), r->lanes, add(g, rv(l.i), num(g, w)));' \
+    'combine(g, r, r->lanes, rv(l.i), r->lanes, sub(g, num(g, 2 * w - 1), rv(l.i)));'
+fault kernel-key 1 jit/kernels.c 'memcmp(k->bytes, bytes, n) == 0' \
+    'memcmp(k->bytes + 15, bytes + 15, n - 15) == 0' \
+    jit/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 15, w->n - 15)'
+fault cache-key 1 jit/cache.c 'isa %s helper' 'isa %.0s helper'
+
+echo
+echo "plant: $found found, $missed not"
+[ "$missed" -eq 0 ]

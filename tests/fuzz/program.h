@@ -30,7 +30,11 @@ enum { FUZZ_MAX_STATEMENTS = 64 };
     KIND(DTYPE, 0, "fuzz_default_dtype((etch_dtype)$b)")                                           \
     KIND(SCOPE, 0, "fuzz_scope(w)")                                                                \
     KIND(SCOPE_END, 0, "fuzz_scope_end(w, $a)")                                                    \
-    KIND(INNER, 1, "fuzz_inner(w, $o, $a, $b)")
+    KIND(INNER, 1, "fuzz_inner(w, $o, $a, $b)")                                                    \
+    KIND(CUSTOM, 2, "fuzz_custom(w, $o, $a, $b)")                                                  \
+    KIND(CUSTOM_WRITE, 1, "fuzz_custom_write(w, $o, $a)")                                          \
+    KIND(FILLED, 1, "fuzz_filled(w, $o, $a, $b)")                                                  \
+    KIND(INFERENCE, 0, "fuzz_inference(w, $b)")
 
 typedef enum statement_kind {
 #define KIND(id, operands, c) ST_##id,
@@ -75,6 +79,9 @@ void fuzz_interpret(fuzz_world *w, const void *program);
 void fuzz_run_statement(fuzz_world *w, const statement *s);
 /* Tensors that a statement reads; at most 8. */
 int fuzz_operands(const statement *s, int *operands);
+
+/* In a seed: the program of the seed without it, but with other dtypes. */
+#define FUZZ_TWIN ((uint64_t)1 << 63)
 
 /* generate.c. small: few operators, for where compiling takes long. */
 void fuzz_generate(program *p, uint64_t seed, bool small);
