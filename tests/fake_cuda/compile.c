@@ -1,0 +1,274 @@
+/* CUDA C to an image for the host: the kernels are found in the source, g++ compiles prelude, source
+ * and a table of the kernels to a shared object, and a header goes before its bytes. */
+#include "control.h"
+#include "image.h"
+
+#include <ctype.h>
+#include <spawn.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+__asm__(".section .rodata\n"
+        "fake__prelude:\n"
+        "    .incbin \"" FAKE_PRELUDE "\"\n"
+        "fake__prelude_end:\n"
+        "    .byte 0\n"
+        ".text\n");
+extern const char fake__prelude[] __attribute__((visibility("hidden")));
+
+typedef struct text {
+    char *bytes;
+    size_t size;
+    FILE *file;
+} text;
+
+static void text_open(text *t) {
+    t->file = open_memstream(&t->bytes, &t->size);
+    if (!t->file) abort();
+}
+
+/* ---- the source ---- */
+
+/* Comments and strings, blanked, so that only code is searched. Same length as the source. */
+static char *only_code(const char *source) {
+    char *code = strdup(source);
+    if (!code) abort();
+    for (char *c = code; *c; c++) {
+        char *end = NULL;
+        if (!strncmp(c, "//", 2)) end = c + strcspn(c, "\n");
+        else if (!strncmp(c, "/*", 2)) end = strstr(c + 2, "*/") ? strstr(c + 2, "*/") + 2 : NULL;
+        else if (*c == '"' || *c == '\'') {
+            for (end = c + 1; *end && *end != *c; end++) end += *end == '\\' && end[1];
+            end += *end != 0;
+        }
+        if (!end) continue;
+        for (; c < end; c++)
+            if (*c != '\n') *c = ' ';
+        c--;
+    }
+    return code;
+}
+
+static bool is_word(char c) { return isalnum((unsigned char)c) || c == '_'; }
+
+/* The next place where a word stands alone. */
+static char *find_word(char *code, const char *word) {
+    const size_t length = strlen(word);
+    for (char *c = code; (c = strstr(c, word)); c += length)
+        if ((c == code || !is_word(c[-1])) && !is_word(c[length])) return c;
+    return NULL;
+}
+
+/* "extern __shared__ T name[]" becomes "extern T name[]"; all such names are one buffer, which the
+ * table at the end makes them. */
+static void find_dynamic(char *code, char *source, FILE *table) {
+    for (char *c = code; (c = find_word(c, "__shared__")); c += 10) {
+        char *before = c;
+        while (before > code && isspace((unsigned char)before[-1])) before--;
+        if (before - code < 6 || strncmp(before - 6, "extern", 6)) continue;
+        char *bracket = c + strcspn(c, "[;");
+        if (*bracket != '[') continue;
+        memset(source + (c - code), ' ', 10);
+        char *end = bracket;
+        while (end > c && isspace((unsigned char)end[-1])) end--;
+        char *start = end;
+        while (start > c && is_word(start[-1])) start--;
+        const int length = (int)(end - start);
+        fprintf(table, "__asm__(\".globl %.*s\\n.set %.*s, fake_dynamic_shared\");\n", length, start,
+                length, start);
+    }
+}
+
+static char *after_parens(char *c) {
+    int depth = 0;
+    for (; *c; c++) {
+        depth += (*c == '(') - (*c == ')');
+        if (*c == ')' && !depth) return c + 1;
+    }
+    return c;
+}
+
+typedef struct found {
+    char name[128], bound[128];
+} found;
+
+/* From behind "__global__" to the name before the parameters; the first bound on the way is kept. */
+static bool read_kernel(char *c, found *kernel) {
+    snprintf(kernel->bound, sizeof kernel->bound, "0");
+    while (*c && *c != ';' && *c != '{') {
+        if (!is_word(*c)) {
+            c++;
+            continue;
+        }
+        char *word = c;
+        while (is_word(*c)) c++;
+        const int length = (int)(c - word);
+        char *next = c + strspn(c, " \t\r\n");
+        if (*next != '(') continue;
+        if (length == 17 && !strncmp(word, "__launch_bounds__", 17)) {
+            snprintf(kernel->bound, sizeof kernel->bound, "%.*s", (int)strcspn(next + 1, ",)"),
+                     next + 1);
+            c = after_parens(next);
+        } else if (!strncmp(word, "__attribute__", 13) || !strncmp(word, "__align__", 9)) {
+            c = after_parens(next);
+        } else {
+            snprintf(kernel->name, sizeof kernel->name, "%.*s", length, word);
+            return true;
+        }
+    }
+    return false;
+}
+
+/* "template <...> __global__": only a name expression makes such a kernel. */
+static bool is_template(const char *code, const char *c) {
+    while (c > code && (isspace((unsigned char)c[-1]) || is_word(c[-1]) || c[-1] == '"')) c--;
+    return c > code && c[-1] == '>';
+}
+
+static int find_kernels(char *code, found *kernels, int room) {
+    int count = 0;
+    for (char *c = code; (c = find_word(c, "__global__")); c += 10) {
+        found kernel;
+        if (is_template(code, c) || count == room || !read_kernel(c + 10, &kernel)) continue;
+        bool known = false;
+        for (int i = 0; i < count; i++) known |= !strcmp(kernels[i].name, kernel.name);
+        if (!known) kernels[count++] = kernel;
+    }
+    return count;
+}
+
+enum { MAX_KERNELS = 512 };
+
+static char *whole_source(const struct fake_source *source) {
+    char *copy = strdup(source->text), *code = only_code(source->text);
+    found *kernels = calloc(MAX_KERNELS, sizeof *kernels);
+    if (!copy || !kernels) abort();
+    text all = {0}, table = {0};
+    text_open(&all);
+    text_open(&table);
+    find_dynamic(code, copy, table.file);
+    const int count = find_kernels(code, kernels, MAX_KERNELS);
+    fprintf(table.file, "static const fake_kernel fake_kernel_list[] = {\n");
+    for (int i = 0; i < count; i++)
+        fprintf(table.file, "FAKE_KERNEL(0, %s, \"%s\", %s),\n", kernels[i].bound, kernels[i].name,
+                kernels[i].name);
+    for (int i = 0; i < source->kernel_count; i++)
+        fprintf(table.file, "FAKE_KERNEL(1, 0, \"%s\", %s),\n", source->kernels[i],
+                source->kernels[i]);
+    fprintf(table.file, "{}};\nFAKE_IMAGE(%d, %d)\n", FAKE_IMAGE_VERSION,
+            count + source->kernel_count);
+    fclose(table.file);
+    fprintf(all.file, "#define FAKE_CUDA_ARCH %d\n%s\n", source->arch, fake__prelude);
+    fprintf(all.file, "#line 1 \"%s\"\n%s\n#line 1 \"kernels\"\n%s", source->name, copy,
+            table.bytes);
+    fclose(all.file);
+    free(table.bytes);
+    free(kernels);
+    free(copy);
+    free(code);
+    return all.bytes;
+}
+
+/* ---- the compiler ---- */
+
+static char *read_file(const char *path, size_t before, size_t *size) {
+    struct stat status;
+    FILE *file = fopen(path, "rb");
+    if (!file) return NULL;
+    if (fstat(fileno(file), &status)) status.st_size = 0;
+    const size_t bytes = (size_t)status.st_size;
+    char *data = calloc(1, before + bytes + 1);
+    if (data && fread(data + before, 1, bytes, file) != bytes) {
+        free(data);
+        data = NULL;
+    }
+    fclose(file);
+    if (size) *size = before + bytes;
+    return data;
+}
+
+/* Multiplications and additions contract by default, as NVRTC's do, where the machine can. */
+static const char *contraction(const char *flags) {
+    if (strstr(flags, "-ffp-contract=off") || !__builtin_cpu_supports("fma")) return "";
+    return "-mfma -ffp-contract=fast";
+}
+
+static bool run_compiler(const char *folder, const struct fake_source *source) {
+    const char *compiler = getenv("FAKE_CUDA_CXX");
+    char command[2048];
+    snprintf(command, sizeof command,
+             "cd '%s' && exec %s -x c++ -std=c++17 -O1 -w -shared -fPIC -pipe -fno-exceptions "
+             "-fno-rtti -fno-math-errno -fwrapv -fno-strict-aliasing -fno-asynchronous-unwind-tables "
+             "-Wl,-Bsymbolic -Wl,--build-id=none %s %s -o k.so k.cpp >log 2>&1",
+             folder, compiler && *compiler ? compiler : "g++", contraction(source->flags),
+             source->flags);
+    char *const arguments[] = {"sh", "-c", command, NULL};
+    pid_t pid;
+    int status;
+    if (posix_spawn(&pid, "/bin/sh", NULL, NULL, arguments, environ)) return false;
+    while (waitpid(pid, &status, 0) < 0) continue;
+    return WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+static bool write_text(const char *path, const char *bytes) {
+    FILE *file = fopen(path, "w");
+    if (!file) return false;
+    const bool written = fputs(bytes, file) >= 0;
+    return fclose(file) == 0 && written;
+}
+
+static char *join(const char *folder, const char *name) {
+    char *path = NULL;
+    if (asprintf(&path, "%s/%s", folder, name) < 0) abort();
+    return path;
+}
+
+static char *read_image(const char *path, size_t *size, int arch) {
+    char *image = read_file(path, sizeof(fake_header), size);
+    if (!image) return NULL;
+    const fake_header header = {.magic = FAKE_MAGIC, .arch = (unsigned)arch,
+                                .size = *size - sizeof header};
+    memcpy(image, &header, sizeof header);
+    return image;
+}
+
+static void *compile_in(const char *folder, const struct fake_source *source, size_t *size,
+                        char **log) {
+    char *in = join(folder, "k.cpp"), *out = join(folder, "k.so"), *said = join(folder, "log");
+    char *whole = whole_source(source);
+    void *image = NULL;
+    if (write_text(in, whole) && run_compiler(folder, source))
+        image = read_image(out, size, source->arch);
+    *log = read_file(said, 0, NULL);
+    if (!*log) *log = strdup("");
+    unlink(in);
+    unlink(out);
+    unlink(said);
+    free(in);
+    free(out);
+    free(said);
+    free(whole);
+    return image;
+}
+
+void *fake_cuda_compile(const struct fake_source *source, size_t *size, char **log) {
+    const char *temporary = getenv("TMPDIR");
+    char folder[512];
+    snprintf(folder, sizeof folder, "%s/fake_nvrtc_XXXXXX",
+             temporary && *temporary ? temporary : "/tmp");
+    *size = 0;
+    if (!mkdtemp(folder)) {
+        *log = strdup("no temporary folder");
+        return NULL;
+    }
+    void *image = compile_in(folder, source, size, log);
+    rmdir(folder);
+    return image;
+}
