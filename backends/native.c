@@ -63,7 +63,6 @@ static bool one_device(const graph *g, int *device) {
 }
 
 static etch_status native_compile(const graph *g, const backend_options *options, plan **out) {
-    (void)options;
     int device;
     if (!one_device(g, &device)) {
         etch__count_reason(REASON_EAGER_DEVICES);
@@ -75,6 +74,7 @@ static etch_status native_compile(const graph *g, const backend_options *options
     const char *why = "unknown";
     ir *r = etch__ir_build(g);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
+    r->mode = options->mode;
     etch_status status = run_passes(r) ? make_plan(r, out, &why) : etch_last_status();
     etch__ir_free(r);
     if (status != ETCH_ERR_COMPILE) return status;

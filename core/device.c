@@ -85,6 +85,18 @@ etch_status etch_synchronize(etch_device device) {
     return kind ? kind->synchronize(etch__device_index(device)) : ETCH_OK;
 }
 
+etch_device_stats_t etch_device_stats(etch_device device) {
+    etch_device_stats_t s = {0};
+    if (device > 0 && device <= etch_cuda_count()) the_kind->stats(etch__device_index(device), &s);
+    return s;
+}
+
+etch_status etch_device_trim(etch_device device) {
+    if (!etch__device_check(device, "etch_device_trim", __builtin_return_address(0)))
+        return ETCH_ERR_DEVICE;
+    return device ? the_kind->trim(etch__device_index(device)) : ETCH_OK;
+}
+
 /* ---- elements in host memory ---- */
 
 /* The bytes of its storage that t spans. */

@@ -22,6 +22,8 @@ typedef struct device_kind {
                         size_t bytes);
     /* Waits for everything issued; reports what failed meanwhile. */
     etch_status (*synchronize)(int index);
+    void (*stats)(int index, etch_device_stats_t *out);
+    etch_status (*trim)(int index);
     /* The kernel of every operator of the table. */
     op_kernel kernel;
 } device_kind;

@@ -66,6 +66,8 @@ typedef struct run_block {
     etch_storage *storages; /* one per operand, for those in the arena */
     etch_storage **outputs;
     etch_storage *device_arena; /* NULL on the CPU, where the arena follows the block */
+    device_graph *graph;        /* of mode reduce-overhead, once there is one */
+    uint64_t *call_words;       /* what the calls in it were made with: see changed_call */
     char *arena;
 } run_block;
 
@@ -77,6 +79,8 @@ typedef struct free_block {
 typedef struct native_plan {
     plan p;
     int device;
+    bool as_graph; /* runs are launched as one graph of the device */
+    int nscalars;
     int nsteps, nargs, ncells, noperands, ninputs, noutputs;
     int nwritten; /* inputs whose memory changes */
     step *steps;
@@ -132,7 +136,7 @@ static run_block *new_block(const native_plan *p) {
     b->storages = carve(&at, operands * sizeof(etch_storage));
     b->outputs = carve(&at, p->noutputs * sizeof(void *));
     b->arena = at;
-    b->device_arena = NULL;
+    b->device_arena = NULL, b->graph = NULL, b->call_words = NULL;
     if (p->device && p->arena_bytes) {
         b->device_arena = etch__storage_new_on(p->device, (size_t)p->arena_bytes);
         if (!b->device_arena) return etch__free(raw), NULL;
@@ -144,8 +148,15 @@ static run_block *new_block(const native_plan *p) {
     return b;
 }
 
+static void drop_graph(run_block *b) {
+    if (b->graph) etch__target()->graph_free(b->graph);
+    etch__free(b->call_words);
+    b->graph = NULL, b->call_words = NULL;
+}
+
 static void free_block_memory(run_block *b) {
     if (!b) return;
+    drop_graph(b);
     etch__storage_release(b->device_arena);
     etch__free(b);
 }
@@ -367,6 +378,69 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
     return ETCH_OK;
 }
 
+/* ---- a run as one graph of the device ---- */
+
+/* Whether addresses of operands or scalars of call step i differ from those recorded in the graph. */
+static bool changed_call(const native_plan *p, int i, run_block *b, const plan_io *io) {
+    const call_step *c = &p->steps[i].c;
+    int n = c->call.nin + (c->result != c->operand);
+    uint64_t *words = b->call_words + c->operand, *cells = b->call_words + p->noperands;
+    bool changed = false;
+    for (int k = 0; k < n; k++) {
+        const etch_tensor *t = b->pointers[c->operand + k];
+        uint64_t at = t == ETCH_NONE ? 0 : (uint64_t)(uintptr_t)etch__ptr(t);
+        changed |= words[k] != at;
+        words[k] = at;
+    }
+    for (int k = 0; k < c->call.nsc; k++) {
+        uint64_t value = (uint64_t)io->scalars[c->scalar + k].i;
+        changed |= cells[c->scalar + k] != value;
+        cells[c->scalar + k] = value;
+    }
+    return changed;
+}
+
+static etch_status record_call(const native_plan *p, int i, run_block *b, const plan_io *io) {
+    const jit_target *t = etch__target();
+    etch_status status = t->graph_call_begin(b->graph, i);
+    if (status != ETCH_OK) return status;
+    status = run_call(p, &p->steps[i].c, b, io);
+    etch_status ended = t->graph_call_end(b->graph, i);
+    return status == ETCH_OK ? ended : status;
+}
+
+static etch_status new_graph(const native_plan *p, run_block *b) {
+    b->call_words = etch__calloc((size_t)(p->noperands + p->nscalars + 1), sizeof(uint64_t));
+    if (b->call_words) b->graph = etch__target()->graph_new(p->device, p->nsteps);
+    return b->graph ? ETCH_OK : etch__tls.status;
+}
+
+/* The graph is built by the block's first run and patched by later ones; after a failure it is built
+ * anew. Nothing has run when this fails. */
+static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *io) {
+    const jit_target *t = etch__target();
+    bool first = !b->graph;
+    etch_status status = first ? new_graph(p, b) : ETCH_OK;
+    for (int i = 0; status == ETCH_OK && i < p->nsteps; i++) {
+        const step *s = &p->steps[i];
+        if (!s->is_call)
+            status = t->graph_kernel(b->graph, i, s->k.launcher, b->args + s->k.arg,
+                                     b->cells + s->k.cell);
+        else if (changed_call(p, i, b, io) || first) status = record_call(p, i, b, io);
+    }
+    if (status == ETCH_OK) status = t->graph_launch(b->graph);
+    if (status != ETCH_OK) drop_graph(b);
+    return status;
+}
+
+static etch_status run_device(const native_plan *p, run_block *b, const plan_io *io) {
+    etch_status status = use_memory(p, b, io);
+    if (status != ETCH_OK) return status;
+    bool graph =
+        p->as_graph && p->nsteps > 1 && (!b->graph || etch__target()->graph_fits(b->graph));
+    return as_graph ? run_graph(p, b, io) : run_steps(p, b, io);
+}
+
 static etch_status run_plan(plan *base, const plan_io *io) {
     native_plan *p = (native_plan *)base;
     run_block *b = take_block(p);
@@ -377,8 +451,7 @@ static etch_status run_plan(plan *base, const plan_io *io) {
     }
     patch(p, b, io);
     uint64_t state = etch__tls.state;
-    etch_status status = p->device ? use_memory(p, b, io) : ETCH_OK;
-    if (likely(status == ETCH_OK)) status = run_steps(p, b, io);
+    etch_status status = p->device ? run_device(p, b, io) : run_steps(p, b, io);
     etch__tls.state = state;
     if (unlikely(status != ETCH_OK)) release_outputs(p, b, p->noutputs);
     else if (p->noutputs) memcpy(io->outputs, b->outputs, p->noutputs * sizeof *b->outputs);
@@ -610,7 +683,11 @@ static bool make_arrays(maker *m) {
 
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
-    m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs;
+    m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
+    m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD;
+    for (int i = 0; i < m->p->nsteps && m->p->as_graph; i++)
+        if (m->p->steps[i].is_call)
+            m->p->as_graph = etch__target()->can_record(m->p->steps[i].c.call.op);
     for (int k = 0; k < g->noutputs; k++) {
         const tensor_meta *meta = &g->values[g->outputs[k]].meta;
         m->p->output_bytes[k] =
@@ -675,8 +752,9 @@ static void log_call(const maker *m, int number, const ir_node *n) {
     const graph_node *g = &m->r->g->nodes[n->gnode];
     bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
     int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
-    int at = named + snprintf(line + named, sizeof line - named, "%s %s %%%d =",
-                              product ? "product" : "call", etch__ops[n->op].name, g->out);
+    int at = named + snprintf(line + named, sizeof line - named,
+                              "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name,
+                              g->out);
     for (int i = 0; i < n->nin && at < (int)sizeof line - 16; i++) {
         int32_t v = m->r->g->operands[g->in + i];
         if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");

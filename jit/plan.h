@@ -84,6 +84,7 @@ typedef struct ir {
     uint8_t *bases;     /* per graph value: BASE_* */
     int32_t *outputs;   /* versions */
     int max_members;
+    etch_mode_kind mode;
     /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
     uint64_t *needs;
     int words;

@@ -7,6 +7,7 @@
 
 /* A kernel with its extents, ready to be launched any number of times. */
 typedef struct launcher launcher;
+typedef struct device_graph device_graph;
 
 typedef struct jit_target {
     /* Makes n launchers; low[i] is kernel i. Bit a of aligned[i] says that argument a lies at a
@@ -16,6 +17,20 @@ typedef struct jit_target {
                     launcher **out, const char **why);
     void (*release)(launcher *l);
     etch_status (*launch)(launcher *l, void *const *args, const uint64_t *cells);
+    /* Whether a graph may hold a call of the operator: it issues work and does not wait. */
+    bool (*can_record)(uint16_t op);
+    /* A run as one graph of the device, for mode reduce-overhead. The steps of each run are given in
+     * the same order; only what has changed since the last run is patched. A call is made anew, by
+     * issuing it between begin and end, where the caller says that it has changed. */
+    device_graph *(*graph_new)(int device, int nsteps);
+    void (*graph_free)(device_graph *g);
+    /* false: the graph belongs to another stream than this thread's now. */
+    bool (*graph_fits)(const device_graph *g);
+    etch_status (*graph_kernel)(device_graph *g, int step, launcher *l, void *const *args,
+                                const uint64_t *cells);
+    etch_status (*graph_call_begin)(device_graph *g, int step);
+    etch_status (*graph_call_end)(device_graph *g, int step);
+    etch_status (*graph_launch)(device_graph *g);
     /* A run that uses the storage is about to issue work on this thread. */
     etch_status (*use)(int device, etch_storage *s);
 } jit_target;

@@ -14,6 +14,10 @@ static cuda_kernel own[OP_COUNT];
 
 void etch__cuda_register(op_id op, cuda_kernel kernel) { own[op] = kernel; }
 
+bool etch__cuda_issues(uint16_t op) {
+    return op < OP_COUNT && !etch__op_is_users((op_id)op) && own[op];
+}
+
 /* ---- plans of one operator ---- */
 
 enum { SLOTS = 1024, PLANS_MAX = 1024, KEY_WORDS = 256 };

@@ -75,6 +75,7 @@ static etch_status copy_operand(operand *o, bool left) {
     if (!t.storage) return etch__tls.status;
     op_call clone = {.op = OP_CLONE, .nin = 1, .in = &from};
     etch_status status = etch__cuda_kernel(&clone, &to);
+    etch__cuda_counts(etch__device_index(t.device))->operand_copies++;
     shape_operand(o, &t, left);
     o->copy = t;
     o->t = &o->copy;

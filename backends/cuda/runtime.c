@@ -196,7 +196,16 @@ static int class_of(size_t *bytes) {
     return class < 64 ? class : -1;
 }
 
-static _Atomic int64_t bytes_live, bytes_kept, driver_allocations;
+static device_counts counts[CUDA_DEVICES];
+
+device_counts *etch__cuda_counts(int index) { return &counts[index]; }
+static device_counts *counts_of(const cuda_stream *s) { return &counts[s->device->index]; }
+
+static void note_live(const cuda_stream *s, int64_t bytes) {
+    device_counts *c = counts_of(s);
+    int64_t now = atomic_fetch_add(&c->bytes_live, bytes) + bytes, peak = c->bytes_peak;
+    while (now > peak && !atomic_compare_exchange_weak(&c->bytes_peak, &peak, now)) continue;
+}
 
 /* Gives what is unused back to the driver; true if there was any. */
 static bool trim(cuda_stream *s) {
@@ -210,7 +219,7 @@ static bool trim(cuda_stream *s) {
         for (cuda_block *next; b; b = next) {
             next = b->next, any = true;
             etch__cuda.cuMemFree_v2(b->address);
-            bytes_kept -= (int64_t)b->bytes;
+            counts_of(s)->bytes_kept -= (int64_t)b->bytes;
             etch__free(b);
         }
     }
@@ -232,7 +241,7 @@ static etch_status from_driver(cuda_stream *s, size_t bytes, cu_address *address
     if (status == CU_ERROR_OUT_OF_MEMORY && trim_all(s->device))
         status = etch__cuda.cuMemAlloc_v2(address, bytes);
     if (!status) {
-        driver_allocations++;
+        counts_of(s)->driver_allocations++;
         return ETCH_OK;
     }
     if (status != CU_ERROR_OUT_OF_MEMORY) return etch__cuda_failed("cuMemAlloc", status);
@@ -241,7 +250,8 @@ static etch_status from_driver(cuda_stream *s, size_t bytes, cu_address *address
     return etch__error(ETCH_ERR_OUT_OF_MEMORY,
                        "cuda:%d: no room for %zu bytes: %zu of %zu are free, tensors of this "
                        "process hold %lld; release some and call again",
-                       s->device->index, bytes, free_now, total, (long long)bytes_live);
+                       s->device->index, bytes, free_now, total,
+                       (long long)counts_of(s)->bytes_live);
 }
 
 cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes) {
@@ -254,7 +264,7 @@ cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes) {
         pthread_mutex_unlock(&s->lock);
     }
     if (b) {
-        bytes_kept -= (int64_t)b->bytes;
+        counts_of(s)->bytes_kept -= (int64_t)b->bytes;
     } else {
         if (!(b = etch__calloc(1, sizeof *b))) return NULL;
         b->stream = s, b->bytes = bytes, b->class = class;
@@ -264,15 +274,39 @@ cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes) {
         }
     }
     b->user = s->number;
-    bytes_live += (int64_t)b->bytes;
+    note_live(s, (int64_t)b->bytes);
     return b;
+}
+
+static __thread cuda_block **capturing; /* where blocks freed during a capture go */
+
+etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned) {
+    etch_status status = CU(cuStreamBeginCapture_v2, s->stream, CU_CAPTURE_RELAXED);
+    if (status == ETCH_OK) capturing = pinned;
+    return status;
+}
+
+etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph) {
+    capturing = NULL;
+    return CU(cuStreamEndCapture, s->stream, graph);
+}
+
+void etch__cuda_unpin(cuda_block *pinned) {
+    for (cuda_block *next; pinned; pinned = next) {
+        next = pinned->next;
+        etch__cuda_free(pinned);
+    }
 }
 
 /* A block that several streams used is free once all of them are past their work with it. */
 void etch__cuda_free(cuda_block *b) {
     if (!b) return;
+    if (unlikely(capturing != NULL)) {
+        b->next = *capturing, *capturing = b;
+        return;
+    }
     cuda_stream *s = b->stream;
-    bytes_live -= (int64_t)b->bytes;
+    note_live(s, -(int64_t)b->bytes);
     if (unlikely(owner != getpid())) return; /* a forked child: nothing of it is ours to free */
     if (unlikely(b->user != s->number)) {
         saved_error before;
@@ -291,7 +325,7 @@ void etch__cuda_free(cuda_block *b) {
     b->next = s->unused[b->class];
     s->unused[b->class] = b;
     pthread_mutex_unlock(&s->lock);
-    bytes_kept += (int64_t)b->bytes;
+    counts_of(s)->bytes_kept += (int64_t)b->bytes;
 }
 
 void *etch__cuda_address(const cuda_block *b) { return (void *)(uintptr_t)b->address; }
@@ -322,7 +356,7 @@ static etch_status use_shared(cuda_stream *s, cuda_block *b) {
 
 etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage) {
     cuda_block *b = storage->free_fn == free_storage ? storage->free_ctx : NULL;
-    if (likely(!b || b->user == s->number)) return ETCH_OK;
+    if (likely(!b || b->user == s->number) || capturing) return ETCH_OK;
     return use_shared(s, b);
 }
 
@@ -364,6 +398,7 @@ etch_status etch__cuda_launch(cuda_stream *s, cu_function f, const char *name,
                               void *parameter) {
     void *parameters[] = {parameter};
     etch__cuda_note(s, name);
+    counts_of(s)->launches++;
     return CU(cuLaunchKernel, f, grid[0], grid[1], grid[2], block[0], block[1], block[2], shared,
               s->stream, parameters, NULL);
 }
@@ -419,7 +454,20 @@ static etch_status synchronize(int index) {
     return status;
 }
 
-static const device_kind cuda = {"cuda", count,       absent_reason,    allocate,
-                                 copy,   synchronize, etch__cuda_kernel};
+static void stats(int index, etch_device_stats_t *out) {
+    const device_counts *c = &counts[index];
+    *out = (etch_device_stats_t){c->bytes_live,         c->bytes_peak,    c->bytes_kept,
+                                 c->driver_allocations, c->launches,      c->graphs,
+                                 c->graph_launches,     c->graph_patches, c->operand_copies};
+}
+
+static etch_status give_back(int index) {
+    cuda_device *d = etch__cuda_enter(index);
+    if (d) trim_all(d);
+    return d ? ETCH_OK : etch__tls.status;
+}
+
+static const device_kind cuda = {"cuda",      count, absent_reason, allocate,         copy,
+                                 synchronize, stats, give_back,     etch__cuda_kernel};
 
 __attribute__((constructor)) static void register_cuda(void) { etch__device_register(&cuda); }

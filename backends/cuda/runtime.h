@@ -38,6 +38,19 @@ cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes);
 void etch__cuda_free(cuda_block *b);
 void *etch__cuda_address(const cuda_block *b);
 
+/* Work issued to s between the two is recorded as a graph instead. Blocks that are freed meanwhile are
+ * put on the list `pinned`, for as long as the graph may run. */
+etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned);
+etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph);
+void etch__cuda_unpin(cuda_block *pinned);
+
+/* What a device's statistics are made of. */
+typedef struct device_counts {
+    _Atomic int64_t bytes_live, bytes_peak, bytes_kept, driver_allocations, launches, graphs,
+        graph_launches, graph_patches, operand_copies;
+} device_counts;
+device_counts *etch__cuda_counts(int index);
+
 /* Notes a launch for the report of a later fault. The name lives as long as the process, or is
  * copied. */
 void etch__cuda_note(cuda_stream *s, const char *kernel);

@@ -1,7 +1,5 @@
 /* Loop kernels on a device: the launchers of native plans. */
-#include "backends/cuda/code.h"
-#include "jit/cuda_source.h"
-#include "jit/target.h"
+#include "backends/cuda/launch.h"
 
 /* The kernel, and how it is launched; where an argument turns out not to be aligned, a second variant
  * that does without is made and kept. */
@@ -101,19 +99,28 @@ static bool all_aligned(const launcher *l, void *const *args) {
     return bits % 16 == 0;
 }
 
-static etch_status launch(launcher *l, void *const *args, const uint64_t *cells) {
-    char parameter[4096];
-    cuda_stream *s = etch__cuda_stream(l->device);
-    if (unlikely(!s)) return etch__tls.status;
+etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
+                               cuda_launch *out) {
     const cuda_code *code = l->code;
-    const cuda_shape *shape = &l->shape;
+    out->shape = &l->shape;
     if (unlikely(!all_aligned(l, args))) {
         if (!l->unaligned && prepare_unaligned(l) != ETCH_OK) return etch__tls.status;
-        code = l->unaligned, shape = &l->unaligned_shape;
+        code = l->unaligned, out->shape = &l->unaligned_shape;
     }
-    etch__cuda_args_fill(&l->k, args, l->dims, cells, parameter);
-    return etch__cuda_launch(s, etch__cuda_function(code), l->k.name, shape->grid, shape->block,
-                             shape->shared, parameter);
+    out->function = etch__cuda_function(code);
+    size_t n = etch__cuda_args_size(&l->k);
+    out->bytes = (n + 7) & ~(size_t)7;
+    if (out->bytes) out->parameter[out->bytes / 8 - 1] = 0;
+    etch__cuda_args_fill(&l->k, args, l->dims, cells, out->parameter);
+    return ETCH_OK;
+}
+
+static etch_status launch(launcher *l, void *const *args, const uint64_t *cells) {
+    cuda_launch to;
+    cuda_stream *s = etch__cuda_stream(l->device);
+    if (unlikely(!s || etch__cuda_resolve(l, args, cells, &to) != ETCH_OK)) return etch__tls.status;
+    return etch__cuda_launch(s, to.function, l->k.name, to.shape->grid, to.shape->block,
+                             to.shape->shared, to.parameter);
 }
 
 static etch_status use(int device, etch_storage *storage) {
@@ -121,6 +128,19 @@ static etch_status use(int device, etch_storage *storage) {
     return s ? etch__cuda_use(s, storage) : etch__tls.status;
 }
 
-static const jit_target target = {prepare, release, launch, use};
+static const jit_target target = {
+    .prepare = prepare,
+    .release = release,
+    .launch = launch,
+    .can_record = etch__cuda_issues,
+    .graph_new = etch__cuda_graph_new,
+    .graph_free = etch__cuda_graph_free,
+    .graph_fits = etch__cuda_graph_fits,
+    .graph_kernel = etch__cuda_graph_kernel,
+    .graph_call_begin = etch__cuda_graph_call_begin,
+    .graph_call_end = etch__cuda_graph_call_end,
+    .graph_launch = etch__cuda_graph_launch,
+    .use = use,
+};
 
 __attribute__((constructor)) static void register_target(void) { etch__target_register(&target); }

@@ -57,6 +57,22 @@ static inline void etch_device_leave(etch_device_guard *g) { etch_set_device(g->
              etch_device_enter(device);                                                            \
          etch_on_device.open; etch_on_device.open = 0)
 
+/* What a GPU's memory and launches have come to since start. Bytes are those of whole blocks. */
+typedef struct etch_device_stats_t {
+    int64_t bytes_live, bytes_peak; /* held by tensors and plans */
+    int64_t bytes_kept;             /* freed, kept for reuse by their stream */
+    int64_t driver_allocations;     /* blocks asked of the driver */
+    int64_t launches;               /* kernels, one by one */
+    int64_t graphs;                 /* CUDA graphs instantiated (ETCH_MODE_REDUCE_OVERHEAD) */
+    int64_t graph_launches;
+    int64_t graph_patches; /* words of kernel arguments changed before a launch */
+    int64_t operand_copies; /* operands copied because a library could not read them in place */
+} etch_device_stats_t;
+/* All zero for the CPU and for a device that is not there. */
+ETCH_API etch_device_stats_t etch_device_stats(etch_device device);
+/* Gives memory that is kept for reuse back to the driver; waits for the device. */
+ETCH_API etch_status etch_device_trim(etch_device device);
+
 /* Waits until everything issued to the device is done; a graph break inside a compiled function.
  * The error of work that failed meanwhile. */
 ETCH_API etch_status etch_synchronize(etch_device device);

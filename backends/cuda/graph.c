@@ -1,0 +1,135 @@
+/* Runs of a plan as one CUDA graph: kernel nodes whose arguments are patched, calls of libraries as
+ * child graphs that are recorded again when an address changes. The nodes form a chain in the order
+ * of the steps. Nothing is copied: inputs are read and outputs written where they lie. */
+#include "backends/cuda/launch.h"
+
+typedef struct graph_step {
+    cu_node node;
+    cu_function function;
+    size_t bytes;
+    uint64_t *parameter; /* of a kernel, as the graph has it */
+    cuda_block *pinned;  /* of a call: memory that the graph uses */
+    cuda_block *before;  /* the same of its last recording, while it is recorded again */
+} graph_step;
+
+struct device_graph {
+    int device, nsteps;
+    cuda_stream *stream;
+    cu_graph graph;
+    cu_exec exec; /* NULL until the first launch */
+    cu_node last; /* added last: the next one comes after it */
+    graph_step steps[];
+};
+
+void etch__cuda_graph_free(device_graph *g) {
+    if (!g) return;
+    saved_error before;
+    etch__error_save(&before);
+    etch__cuda_enter(g->device);
+    if (g->exec) etch__cuda.cuGraphExecDestroy(g->exec);
+    if (g->graph) etch__cuda.cuGraphDestroy(g->graph);
+    for (int i = 0; i < g->nsteps; i++) {
+        etch__free(g->steps[i].parameter);
+        etch__cuda_unpin(g->steps[i].pinned);
+        etch__cuda_unpin(g->steps[i].before);
+    }
+    etch__error_restore(&before);
+    etch__free(g);
+}
+
+device_graph *etch__cuda_graph_new(int device, int nsteps) {
+    device_graph *g = etch__calloc(1, sizeof *g + (size_t)nsteps * sizeof *g->steps);
+    if (!g) return NULL;
+    g->device = etch__device_index(device), g->nsteps = nsteps;
+    g->stream = etch__cuda_stream(g->device);
+    if (g->stream && CU(cuGraphCreate, &g->graph, 0) == ETCH_OK) return g;
+    etch__cuda_graph_free(g);
+    return NULL;
+}
+
+bool etch__cuda_graph_fits(const device_graph *g) {
+    return g->stream == etch__cuda_stream(g->device);
+}
+
+/* ---- kernels ---- */
+
+static etch_status add_kernel(device_graph *g, graph_step *s, const cu_kernel_params *params) {
+    etch_status status =
+        CU(cuGraphAddKernelNode_v2, &s->node, g->graph, &g->last, g->last != NULL, params);
+    g->last = s->node;
+    return status;
+}
+
+/* Counts the words that differ, and patches the node where there are any. */
+static etch_status patch_kernel(device_graph *g, graph_step *s, const cu_kernel_params *params,
+                                const uint64_t *now) {
+    int64_t changed = s->function != params->function;
+    for (size_t i = 0; i < s->bytes / 8; i++) changed += now[i] != s->parameter[i];
+    if (!changed) return ETCH_OK;
+    etch__cuda_counts(g->device)->graph_patches += changed;
+    return CU(cuGraphExecKernelNodeSetParams_v2, g->exec, s->node, params);
+}
+
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, launcher *l, void *const *args,
+                                    const uint64_t *cells) {
+    cuda_launch to;
+    graph_step *s = &g->steps[step];
+    if (etch__cuda_resolve(l, args, cells, &to) != ETCH_OK) return etch__tls.status;
+    void *parameters[] = {to.parameter};
+    cu_kernel_params params = {
+        .function = to.function, .shared = to.shape->shared, .parameters = parameters};
+    memcpy(params.grid, to.shape->grid, sizeof params.grid);
+    memcpy(params.block, to.shape->block, sizeof params.block);
+    if (!s->parameter && !(s->parameter = etch__malloc(to.bytes + 8)))
+        return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status =
+        g->exec ? patch_kernel(g, s, &params, to.parameter) : add_kernel(g, s, &params);
+    s->function = to.function, s->bytes = to.bytes;
+    memcpy(s->parameter, to.parameter, to.bytes);
+    return status;
+}
+
+/* ---- calls ---- */
+
+/* What the call frees is pinned until it is recorded again; an older launch may still be running, in
+ * whose stream's order the memory is then given out again. */
+etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
+    graph_step *s = &g->steps[step];
+    cuda_block *old = s->pinned;
+    s->pinned = NULL;
+    etch_status status = etch__cuda_capture_begin(g->stream, &s->pinned);
+    s->before = old;
+    return status;
+}
+
+etch_status etch__cuda_graph_call_end(device_graph *g, int step) {
+    graph_step *s = &g->steps[step];
+    cu_graph child = NULL;
+    etch_status status = etch__cuda_capture_end(g->stream, &child);
+    etch__cuda_unpin(s->before);
+    s->before = NULL;
+    if (status != ETCH_OK) return status;
+    if (g->exec) {
+        etch__cuda_counts(g->device)->graph_patches++;
+        status = CU(cuGraphExecChildGraphNodeSetParams, g->exec, s->node, child);
+    } else {
+        status = CU(cuGraphAddChildGraphNode, &s->node, g->graph, &g->last, g->last != NULL, child);
+        g->last = s->node;
+    }
+    etch__cuda.cuGraphDestroy(child);
+    return status;
+}
+
+/* ---- launching ---- */
+
+etch_status etch__cuda_graph_launch(device_graph *g) {
+    device_counts *counts = etch__cuda_counts(g->device);
+    if (!g->exec) {
+        etch_status status = CU(cuGraphInstantiateWithFlags, &g->exec, g->graph, 0);
+        if (status != ETCH_OK) return status;
+        counts->graphs++;
+    }
+    counts->graph_launches++;
+    etch__cuda_note(g->stream, "a CUDA graph");
+    return CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+}

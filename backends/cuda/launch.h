@@ -1,0 +1,32 @@
+/* Launchers: loop kernels with their extents, ready for a device. */
+#ifndef ETCH_BACKENDS_CUDA_LAUNCH_H
+#define ETCH_BACKENDS_CUDA_LAUNCH_H
+
+#include "backends/cuda/ops.h"
+#include "jit/cuda_source.h"
+#include "jit/target.h"
+
+enum { PARAMETER_MAX = 4096 }; /* bytes of a kernel's one argument */
+
+/* What to launch for these arguments; the parameter is filled (zero behind its end up to a multiple
+ * of 8) and *bytes says how long it is. */
+typedef struct cuda_launch {
+    cu_function function;
+    const cuda_shape *shape;
+    size_t bytes;
+    uint64_t parameter[PARAMETER_MAX / 8];
+} cuda_launch;
+etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
+                               cuda_launch *out);
+
+/* backends/cuda/graph.c: the functions of jit_target. */
+device_graph *etch__cuda_graph_new(int device, int nsteps);
+void etch__cuda_graph_free(device_graph *g);
+bool etch__cuda_graph_fits(const device_graph *g);
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, launcher *l, void *const *args,
+                                    const uint64_t *cells);
+etch_status etch__cuda_graph_call_begin(device_graph *g, int step);
+etch_status etch__cuda_graph_call_end(device_graph *g, int step);
+etch_status etch__cuda_graph_launch(device_graph *g);
+
+#endif
