@@ -1,0 +1,248 @@
+/* How a loop kernel is laid out on the device: index width, vector width, threads, grid; and the
+ * block of arguments that it is launched with. None of it changes a bit of the results. */
+#include "jit/cuda_gen.h"
+
+/* ---- what the code uses ---- */
+
+/* Stage 0 runs but under FINISH, stage 1 but under PARTIAL. */
+static bool runs(const loop_kernel *k, int stage) {
+    return k->split == SPLIT_NONE || (k->split == SPLIT_FINISH) == (stage == 1);
+}
+
+void etch__cuda_needed(const loop_kernel *k, bool *needed) {
+    for (int v = k->ncode - 1; v >= 0; v--) {
+        const loop_instr *i = &k->code[v];
+        bool root = i->kind == LOOP_REDUCE || (i->kind == LOOP_STORE && runs(k, i->stage));
+        needed[v] |= root;
+        if (!needed[v] || (i->kind == LOOP_REDUCE && !runs(k, 0))) continue;
+        for (int n = 0; n < etch__loop_arity(i); n++) needed[etch__loop_operand(i, n)] = true;
+    }
+}
+
+bool etch__cuda_uses(const loop_kernel *k, int access, int stage) {
+    bool needed[LOOP_MAX_CODE] = {false};
+    etch__cuda_needed(k, needed);
+    for (int v = 0; v < k->ncode; v++) {
+        const loop_instr *i = &k->code[v];
+        if ((i->kind == LOOP_LOAD || i->kind == LOOP_STORE) && i->stage == stage && needed[v] &&
+            i->p.imm.i == access)
+            return true;
+    }
+    return false;
+}
+
+int etch__cuda_axis(const loop_kernel *k) {
+    if (k->split == SPLIT_FINISH) return -1;
+    return k->variant == LOOP_ROW ? k->npar + k->nred - 1 : k->npar - 1;
+}
+
+/* Accesses of stage 0 that lie as neighbours along the axis: how many, their narrowest and widest
+ * element; and the bytes that one element of each load takes. */
+typedef struct traffic {
+    int neighbours, narrow, wide, loaded;
+} traffic;
+
+static traffic traffic_of(const loop_kernel *k) {
+    traffic t = {.narrow = 16, .wide = 1};
+    int axis = etch__cuda_axis(k);
+    for (int a = 0; a < k->naccesses; a++) {
+        int size = (int)etch_dtype_size((etch_dtype)k->access[a].dtype);
+        if (!etch__cuda_uses(k, a, 0)) continue;
+        if (!k->access[a].store) t.loaded += size < 4 ? 4 : size; /* in registers */
+        if (axis < 0 || k->access[a].step[axis] != STEP_ONE) continue;
+        t.neighbours++;
+        if (size < t.narrow) t.narrow = size;
+        if (size > t.wide) t.wide = size;
+    }
+    return t;
+}
+
+/* ---- layout ---- */
+
+static int clamp(int v, int low, int high) { return v < low ? low : v > high ? high : v; }
+
+enum { LANE_DEPTH = 8, MAP_DEPTH = 4, LOADED_BYTES = 256 };
+
+/* Chunks in flight: enough bytes for the memory's latency, not more than registers hold. */
+static int depth_of(const loop_kernel *k, const cuda_layout *l) {
+    traffic t = traffic_of(k);
+    bool map = k->variant == LOOP_MAP;
+    if (map && l->vector > 1) return 1; /* the vector is as much as is wanted */
+    int depth = map ? MAP_DEPTH : LANE_DEPTH;
+    if (!map && l->chunks > depth) depth = l->chunks;
+    while (depth > l->chunks && depth * l->vector * t.loaded > LOADED_BYTES) depth /= 2;
+    while (map && depth > 1 && depth * t.loaded > 32) depth /= 2;
+    return depth;
+}
+
+cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
+    cuda_layout l = {32 << clamp(v->tile, 0, 5), 1, 1, v->vector, 1, 1};
+    if (k->split == SPLIT_FINISH) {
+        l.vector = 1, l.team = 32, l.teams = l.threads / 32;
+        return l;
+    }
+    if (k->variant == LOOP_COLUMN) {
+        l.threads = 32 << clamp(v->tile, 3, 5);
+        l.vector = 1, l.team = CUDA_COLUMNS, l.teams = l.threads / CUDA_COLUMNS;
+        l.chunks = REDUCE_LANES / l.teams;
+    } else if (k->variant == LOOP_ROW) {
+        l.team = clamp(REDUCE_LANES / l.vector, 1, 32), l.teams = l.threads / l.team;
+        l.chunks = REDUCE_LANES / (l.team * l.vector);
+    }
+    l.depth = depth_of(k, &l);
+    return l;
+}
+
+/* ---- sizes ---- */
+
+static int64_t product(const int64_t *v, int n) {
+    int64_t p = 1;
+    for (int i = 0; i < n; i++) p *= v[i];
+    return p;
+}
+
+static int64_t quot_up(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+static int64_t blocks_of(const loop_kernel *k, const int64_t *dims) {
+    int64_t n = quot_up(product(dims + k->npar, k->nred), REDUCE_BLOCK);
+    return n > 0 ? n : 1;
+}
+
+static int64_t leaves_of(const loop_kernel *k, const int64_t *dims) {
+    int64_t n = blocks_of(k, dims);
+    return k->split == SPLIT_FINISH ? quot_up(n, CUDA_LEAF) : n;
+}
+
+/* The kernel makes the same choice from the grid. */
+static int64_t teams_per_row(const loop_kernel *k, const int64_t *dims, int teams) {
+    int64_t rows = product(dims, k->npar), leaves = leaves_of(k, dims), share = 1;
+    while (share < teams && share < leaves && rows * share < CUDA_TEAMS_WANTED) share *= 2;
+    return share;
+}
+
+/* Blocks of threads that have work. */
+static int64_t blocks_of_work(const loop_kernel *k, const cuda_layout *l, const int64_t *dims) {
+    int64_t rows = product(dims, k->npar);
+    if (k->variant == LOOP_MAP || etch__cuda_on_columns(k)) {
+        int64_t inner = k->npar ? dims[k->npar - 1] : 1, outer = inner ? rows / inner : 0;
+        if (k->variant == LOOP_MAP)
+            return quot_up(outer * quot_up(inner, l->vector), (int64_t)l->threads * l->depth);
+        int64_t tiles = outer * quot_up(inner, CUDA_COLUMNS);
+        return k->split == SPLIT_PARTIAL ? tiles * blocks_of(k, dims) : tiles;
+    }
+    if (k->split == SPLIT_PARTIAL) return quot_up(rows * blocks_of(k, dims), l->teams);
+    return quot_up(rows * teams_per_row(k, dims, l->teams), l->teams);
+}
+
+cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
+    cuda_layout l = etch__cuda_layout(k, v);
+    int64_t n = blocks_of_work(k, &l, dims);
+    uint32_t x = n < 1 ? 1 : n > INT32_MAX ? INT32_MAX : (uint32_t)n;
+    return (cuda_shape){{x, 1, 1}, {(uint32_t)l.threads, 1, 1}, 0};
+}
+
+/* ---- the choice ---- */
+
+/* Elements, offsets and cells below this fit 32 bits, with room for one stride of the grid. */
+enum { NARROW_LIMIT = 1 << 30 };
+
+static bool is_narrow(const loop_kernel *k, const int64_t *dims) {
+    int naxes = k->npar + k->nred;
+    double elements = 1, rows = 1, reductions = 0;
+    for (int x = 0; x < naxes; x++) elements *= (double)dims[x];
+    for (int x = 0; x < k->npar; x++) rows *= (double)dims[x];
+    for (int v = 0; v < k->ncode; v++) reductions += k->code[v].kind == LOOP_REDUCE;
+    double blocks = k->nred ? elements / rows / REDUCE_BLOCK + 1 : 0;
+    if (elements >= NARROW_LIMIT) return false;
+    if (k->split != SPLIT_NONE && reductions * rows * blocks >= NARROW_LIMIT) return false;
+    for (int a = 0; a < k->naccesses; a++) {
+        double reach = 0;
+        for (int x = 0; x < naxes; x++) {
+            double stride = (double)dims[naxes * (a + 1) + x];
+            if (k->access[a].step[x] != STEP_ZERO)
+                reach += (stride < 0 ? -stride : stride) * (double)(dims[x] - 1);
+        }
+        if (reach >= NARROW_LIMIT) return false;
+    }
+    return true;
+}
+
+/* Whether chunks of n neighbours of access a are aligned wherever they begin. */
+static bool chunks_aligned(const loop_kernel *k, const int64_t *dims, int a, int axis, int n) {
+    int naxes = k->npar + k->nred;
+    for (int x = 0; x < naxes; x++)
+        if (x != axis && k->access[a].step[x] != STEP_ZERO && dims[x] > 1 &&
+            dims[naxes * (a + 1) + x] % n != 0)
+            return false;
+    return true;
+}
+
+static bool can_vector(const loop_kernel *k, const int64_t *dims, uint32_t aligned, int n) {
+    int axis = etch__cuda_axis(k);
+    if (dims[axis] < n) return false;
+    if (k->nred > 1 && dims[axis] % n != 0) return false; /* a chunk stays in its row */
+    for (int a = 0; a < k->naccesses; a++) {
+        if (!etch__cuda_uses(k, a, 0) || k->access[a].step[axis] != STEP_ONE) continue;
+        if (!(aligned >> a & 1) || !chunks_aligned(k, dims, a, axis, n)) return false;
+    }
+    return true;
+}
+
+/* 16 bytes of the narrowest element where the widest does not take more than 32. */
+static int choose_vector(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
+    traffic t = traffic_of(k);
+    if (k->variant == LOOP_COLUMN || !t.neighbours) return 1;
+    for (int n = 8; n > 1; n /= 2)
+        if (n * t.narrow <= 16 && n * t.wide <= 32 && can_vector(k, dims, aligned, n)) return n;
+    return 1;
+}
+
+enum { PROCESSORS = 128 }; /* about as many as large devices have */
+
+static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
+    cuda_layout l = etch__cuda_layout(k, v);
+    int64_t rows = product(dims, k->npar);
+    if (k->variant == LOOP_MAP)
+        return blocks_of_work(k, &l, dims) * l.threads < 256 * PROCESSORS ? 2 : 3;
+    if (etch__cuda_on_columns(k)) return blocks_of_work(k, &l, dims) < 2 * PROCESSORS ? 5 : 4;
+    return k->split != SPLIT_PARTIAL && rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
+}
+
+cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
+    cuda_variant v = {is_narrow(k, dims) ? 32 : 64, 1, 3};
+    v.vector = (uint8_t)choose_vector(k, dims, aligned);
+    v.tile = (uint8_t)choose_tile(k, &v, dims);
+    return v;
+}
+
+/* ---- arguments ---- */
+
+static size_t dims_count(const loop_kernel *k) {
+    return (size_t)(k->npar + k->nred) * (size_t)(k->naccesses + 1);
+}
+
+size_t etch__cuda_args_size(const loop_kernel *k) {
+    return 8 * ((size_t)k->naccesses + 1 + dims_count(k) + (size_t)k->nscalars);
+}
+
+void etch__cuda_args_fill(const loop_kernel *k, void *const *args, const int64_t *dims,
+                          const uint64_t *cells, void *to) {
+    size_t nargs = (size_t)k->naccesses + 1, given = nargs - (k->split == SPLIT_NONE);
+    char *at = to;
+    memset(at, 0, 8 * nargs);
+    if (given) memcpy(at, args, 8 * given);
+    at += 8 * nargs;
+    if (dims_count(k)) memcpy(at, dims, 8 * dims_count(k));
+    at += 8 * dims_count(k);
+    if (k->nscalars) memcpy(at, cells, 8 * (size_t)k->nscalars);
+}
+
+void etch__cuda_symbol(const loop_kernel *k, char symbol[CUDA_SYMBOL_MAX]) {
+    int n = snprintf(symbol, CUDA_SYMBOL_MAX, "etch_");
+    for (const char *p = k->name; *p && n < CUDA_SYMBOL_MAX - 1; p++) {
+        bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
+                     (*p >= '0' && *p <= '9') || *p == '_';
+        symbol[n++] = plain ? *p : '_';
+    }
+    symbol[n] = 0;
+}

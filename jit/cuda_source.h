@@ -1,0 +1,57 @@
+/* Loop IR as CUDA C: the source of one kernel, and how it is launched. Pure functions of data: no
+ * driver is needed.
+ *
+ * The source is complete (no includes) for NVRTC and nvcc, with the flags
+ *   -std=c++17 -fmad=false -prec-div=true -prec-sqrt=true -ftz=false
+ * The kernel is
+ *   extern "C" __global__ void SYMBOL(const __grid_constant__ struct etch_args a)
+ *   struct etch_args {
+ *       void *ptr[naccesses + 1];       the scratch of a split reduction last
+ *       long long dims[naxes * (naccesses + 1)];   left out where it has no element, as
+ *       unsigned long long cells[nscalars];        this one
+ *   };
+ * and what it computes is that of loop.h, bit for bit the same for every variant and launch shape.
+ * No extent may be 0. Any grid works: the kernels stride over their units. */
+#ifndef ETCH_JIT_CUDA_SOURCE_H
+#define ETCH_JIT_CUDA_SOURCE_H
+
+#include "jit/loop.h"
+
+/* How a loop kernel is laid out on the device; part of the kernel's identity. */
+typedef struct cuda_variant {
+    uint8_t index_bits; /* 32 or 64 */
+    uint8_t vector; /* 1, 2, 4, 8: elements that a thread takes together along the innermost axis
+                           (MAP: parallel, ROW: reduced; COLUMN has 1). Above 1, the addresses of
+                           accesses with STEP_ONE along it are aligned to 16 bytes, and their other
+                           strides are multiples of it; so is, where several axes are reduced, the
+                           extent of that one */
+    uint8_t tile;   /* threads per block = 32 << tile; 0 to 5 */
+} cuda_variant;
+
+typedef struct cuda_shape {
+    uint32_t grid[3], block[3], shared;
+} cuda_shape;
+
+/* The choice made without tuning, from extents, dtypes, steps, and bit a of `aligned` set where
+ * args[a] is a multiple of 16. Every variant with the same index_bits and at most its vector is
+ * right as well. */
+cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned);
+cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims);
+
+/* The source of one kernel; etch__free it. NULL: out of memory. */
+char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v);
+/* The name of its entry, from the kernel's own. */
+enum { CUDA_SYMBOL_MAX = 64 };
+void etch__cuda_symbol(const loop_kernel *k, char symbol[CUDA_SYMBOL_MAX]);
+
+/* The bytes of etch_args, always below 4096 for kernels of at most LOOP_MAX_CODE scalars. Filling
+ * takes what a loop_fn takes; args[naccesses] is read for split kernels alone. */
+size_t etch__cuda_args_size(const loop_kernel *k);
+void etch__cuda_args_fill(const loop_kernel *k, void *const *args, const int64_t *dims,
+                          const uint64_t *cells, void *to);
+
+/* Whether CUDA has code for the primitive with result type `type`: all of prims.def but INPUT, POW,
+ * QUOT and REM of integers included. */
+bool etch__cuda_can_emit(prim_id prim, etch_dtype type);
+
+#endif
