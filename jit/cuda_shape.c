@@ -144,7 +144,7 @@ cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const i
 /* ---- the choice ---- */
 
 /* Elements, offsets and cells below this fit 32 bits, with room for one stride of the grid. */
-enum { NARROW_LIMIT = 1 << 30 };
+enum { NARROW_LIMIT = (1 << 30) - (1 << 20) };
 
 static bool is_narrow(const loop_kernel *k, const int64_t *dims) {
     int naxes = k->npar + k->nred;
@@ -199,12 +199,18 @@ static int choose_vector(const loop_kernel *k, const int64_t *dims, uint32_t ali
 
 enum { PROCESSORS = 128 }; /* about as many as large devices have */
 
+/* Few blocks: all the threads that they can have. Few rows: no more than have a lane to fill. */
+static int column_tile(const loop_kernel *k, int64_t work, const int64_t *dims) {
+    if (work < 2 * PROCESSORS) return 5;
+    return work >= 8 * PROCESSORS && product(dims + k->npar, k->nred) <= 256 ? 3 : 4;
+}
+
 static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
     cuda_layout l = etch__cuda_layout(k, v);
     int64_t rows = product(dims, k->npar);
     if (k->variant == LOOP_MAP)
         return blocks_of_work(k, &l, dims) * l.threads < 256 * PROCESSORS ? 2 : 3;
-    if (etch__cuda_on_columns(k)) return blocks_of_work(k, &l, dims) < 2 * PROCESSORS ? 5 : 4;
+    if (etch__cuda_on_columns(k)) return column_tile(k, blocks_of_work(k, &l, dims), dims);
     return k->split != SPLIT_PARTIAL && rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
 }
 

@@ -186,10 +186,14 @@ static name vector_type(const gen *g, const chunk *c, int a) {
     return text("vec<%s, %d>", storage_of(g, a), c->vector);
 }
 
+static bool declared_by_load(const chunk *c, coming how) {
+    return c->depth == 1 && (how == SINGLE || (how == VECTOR && !c->checked));
+}
+
 static void declare_loaded(gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++) {
         coming how = coming_of(g, c, a);
-        if (!loaded(g, a, 0) || how == SAME) continue;
+        if (!loaded(g, a, 0) || how == SAME || declared_by_load(c, how)) continue;
         name type = how == SINGLE ? text("%s", storage_of(g, a)) : vector_type(g, c, a);
         if (c->depth > 1) line(g, "%s x%d[%d];", type.s, a, c->depth);
         else line(g, "%s x%d;", type.s, a);
@@ -203,20 +207,34 @@ static void load_spread(gen *g, const chunk *c, int a) {
          base_of(g), a, chunk_offset(g, a).s, along(g, a).s);
 }
 
-static void load_chunk(gen *g, const chunk *c, int a) {
-    coming how = coming_of(g, c, a);
-    const char *k = c->depth > 1 ? "[k]" : "";
-    offset o = chunk_offset(g, a);
-    if (how == SINGLE) line(g, "x%d%s = %s%d[%s];", a, k, base_of(g), a, o.s);
-    if (how == SPREAD) load_spread(g, c, a);
-    if (how != VECTOR) return;
-    if (c->checked) line(g, "if (m >= %d) {", c->vector);
-    line(g, "x%d%s = *(const %s *)(%s%d + %s);", a, k, vector_type(g, c, a).s, base_of(g), a, o.s);
-    if (!c->checked) return;
+static void load_vector(gen *g, const chunk *c, int a, const char *to, const char *o) {
+    name type = vector_type(g, c, a);
+    if (!c->checked) {
+        line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
+        return;
+    }
+    line(g, "if (m >= %d) {", c->vector);
+    line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
     g->indent--;
     line(g, "} else {");
     load_spread(g, c, a);
     close(g);
+}
+
+static void load_chunk(gen *g, const chunk *c, int a) {
+    coming how = coming_of(g, c, a);
+    offset o = chunk_offset(g, a);
+    name to = text("x%d%s", a, c->depth > 1 ? "[k]" : "");
+    if (how == SPREAD) {
+        load_spread(g, c, a);
+        return;
+    }
+    if (declared_by_load(c, how)) {
+        name type = how == SINGLE ? text("%s", storage_of(g, a)) : vector_type(g, c, a);
+        to = text("const %s x%d", type.s, a);
+    }
+    if (how == SINGLE) line(g, "%s = %s%d[%s];", to.s, base_of(g), a, o.s);
+    else load_vector(g, c, a, to.s, o.s);
 }
 
 /* ---- values ---- */
@@ -360,7 +378,8 @@ static bool loads_chunks(const gen *g, const chunk *c) {
 }
 
 static bool place_opens(const gen *g, const chunk *c) {
-    return g->k->variant == LOOP_MAP ? g->l.vector == 1 && c->depth > 1 : c->checked;
+    if (c->depth == 1) return false;
+    return g->k->variant == LOOP_MAP ? g->l.vector == 1 : c->checked;
 }
 
 static void place_in_map(gen *g, const chunk *c) {
@@ -376,7 +395,7 @@ static void place_in_row(gen *g, const chunk *c, phase now) {
     const char *r = c->depth > 1 ? "r" : "at";
     if (c->depth > 1 && (offsets || index || c->checked))
         line(g, "const idx r = at + k * %d;", chunk_stride(g));
-    if (c->checked) line(g, "if (%s < stop) {", r);
+    if (c->checked && c->depth > 1) line(g, "if (r < stop) {");
     if (c->checked && c->vector > 1) line(g, "const idx m = stop - %s;", r);
     if (offsets) decompose(g, r, g->k->npar, g->naxes);
     if (index) line(g, "const idx index = row * reduced + %s;", r);
@@ -434,6 +453,7 @@ static void map_vectors(gen *g) {
     chunk_code(g, &whole);
     g->indent--;
     line(g, "} else {");
+    line(g, "#pragma unroll 1");
     line(g, "for (idx i%d = first; i%d < n%d; i%d++) {", x, x, x, x);
     if (wants_index(g, 0))
         line(g, x > 0 ? "const idx index = row * n%d + i%d;" : "const idx index = i%d;", x, x);
@@ -570,6 +590,7 @@ static void add_block(gen *g, const char *who, const char *first) {
 /* lane[l] = op(lane[l], lane[l + w]) for those w whose partner the same thread has. */
 static void fold_inside(gen *g, int v, int n) {
     if (n < 2) return;
+    line(g, "#pragma unroll");
     line(g, "for (int w = %d; w >= 1; w /= 2)", n / 2);
     line(g, "    for (int l = 0; l < w; l++) {");
     g->indent++;
@@ -581,6 +602,7 @@ static void fold_inside(gen *g, int v, int n) {
 }
 
 static void fold_between(gen *g, int v) {
+    line(g, "#pragma unroll");
     line(g, "for (int w = %d; w >= 1; w /= 2)", g->l.team / 2);
     line(g, "    for (int l = 0; l < %d; l++) {", g->l.vector);
     g->indent++;
@@ -733,17 +755,16 @@ static void row_blocks(gen *g) {
 
 static void column_place(gen *g) {
     int x = g->k->npar - 1;
-    const char *unit = "unit";
-    if (g->k->split == SPLIT_PARTIAL) {
+    bool partial = g->k->split == SPLIT_PARTIAL;
+    const char *unit = partial ? "whole" : "unit";
+    if (partial)
         line(g, "const idx whole = quot(unit, blocks), block = unit - whole * blocks;");
-        unit = "whole";
-    }
-    if (x > 0) {
-        line(g, "const idx line = quot(%s, tiles);", unit);
-        line(g, "const idx i%d = (%s - line * tiles) * %d + c, row = line * n%d + i%d;", x, unit,
-             CUDA_COLUMNS, x, x);
-    } else {
-        line(g, "const idx i%d = %s * %d + c, row = i%d;", x, unit, CUDA_COLUMNS, x);
+    if (x > 0) line(g, "const idx line = quot(%s, tiles);", unit);
+    if (x > 0) line(g, "const idx i%d = (%s - line * tiles) * %d + c;", x, unit, CUDA_COLUMNS);
+    else line(g, "const idx i%d = %s * %d + c;", x, unit, CUDA_COLUMNS);
+    if (partial || wants_index(g, 0) || wants_index(g, 1)) {
+        if (x > 0) line(g, "const idx row = line * n%d + i%d;", x, x);
+        else line(g, "const idx row = i%d;", x);
     }
     line(g, "const bool live = i%d < n%d;", x, x);
     decompose(g, "line", 0, x);

@@ -11,7 +11,8 @@
  *       unsigned long long cells[nscalars];        this one
  *   };
  * and what it computes is that of loop.h, bit for bit the same for every variant and launch shape.
- * No extent may be 0. Any grid works: the kernels stride over their units. */
+ * No extent may be 0. Any grid up to that of etch__cuda_shape works: the kernels stride over
+ * their units. */
 #ifndef ETCH_JIT_CUDA_SOURCE_H
 #define ETCH_JIT_CUDA_SOURCE_H
 
