@@ -37,8 +37,8 @@ void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body);
 /* ---- cuda_shape.c ---- */
 
 enum {
-    CUDA_COLUMNS = 32, /* columns of a block */
-    CUDA_LEAF = 32,    /* cells that a warp folds at once */
+    CUDA_COLUMNS = 32,       /* columns of a block */
+    CUDA_LEAF = 32,          /* cells that a warp folds at once */
     CUDA_TEAMS_WANTED = 4096 /* several teams share a row until there are that many */
 };
 
@@ -54,7 +54,9 @@ typedef struct cuda_layout {
 } cuda_layout;
 cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v);
 
-/* Whether the stage's code loads or stores the access, and the stage runs under the split. */
+/* Which values have a use under the kernel's split; `needed` starts as all false. */
+void etch__cuda_needed(const loop_kernel *k, bool *needed);
+/* Whether the stage's code needs the access. */
 bool etch__cuda_uses(const loop_kernel *k, int access, int stage);
 /* The axis along which elements are neighbours: the innermost one of the walk; -1: none. */
 int etch__cuda_axis(const loop_kernel *k);

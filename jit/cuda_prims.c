@@ -33,7 +33,7 @@ void etch__cuda_put(cuda_text *t, const char *format, ...) {
 
 typedef struct type_text {
     const char *type, *storage, *wide; /* wide: the unsigned type that its arithmetic wraps in */
-    int width, past;                   /* bits; the amount that a right shift of at least width is */
+    int width, past; /* bits; the amount that a right shift of at least width is */
 } type_text;
 
 static const type_text types[ETCH_DTYPE_COUNT] = {
@@ -56,9 +56,12 @@ typedef struct prim_text {
     const char *real, *whole, *truth;
 } prim_text;
 
-#define SAME(text) {text, text, text}
-#define MATH {"$n$f($a)", NULL, NULL}
-#define COMPARE(op) {NULL, NULL, "$a " op " $b"}
+#define SAME(text)                                                                                 \
+    { text, text, text }
+#define MATH                                                                                       \
+    { "$n$f($a)", NULL, NULL }
+#define COMPARE(op)                                                                                \
+    { NULL, NULL, "$a " op " $b" }
 /* clang-format off */
 static const prim_text prims[PRIM_COUNT] = {
     [PRIM_CONVERT] = SAME(""), /* see convert */
@@ -184,11 +187,23 @@ static void put_double(cuda_text *t, double d) {
     else etch__cuda_put(t, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
 }
 
+static int64_t wrapped(etch_dtype type, int64_t v) {
+    return type == ETCH_I8    ? (int8_t)v
+           : type == ETCH_I16 ? (int16_t)v
+           : type == ETCH_U8  ? (uint8_t)v
+                              : (int32_t)v;
+}
+
+static void put_narrow(cuda_text *t, int64_t v) {
+    etch__cuda_put(t, v == INT32_MIN ? "(%lld - 1)" : "%lld",
+                   (long long)(v == INT32_MIN ? v + 1 : v));
+}
+
 static void put_whole(cuda_text *t, etch_dtype type, int64_t v) {
     if (type == ETCH_BOOL) etch__cuda_put(t, "%s", v ? "true" : "false");
+    else if (type != ETCH_I64) put_narrow(t, wrapped(type, v));
     else if (v == INT64_MIN) etch__cuda_put(t, "%s", ranges[ETCH_I64].min);
-    else if (type == ETCH_I64) etch__cuda_put(t, "%lldLL", (long long)v);
-    else etch__cuda_put(t, "(%s)%lldLL", types[type].type, (long long)v);
+    else etch__cuda_put(t, "%lldLL", (long long)v);
 }
 
 void etch__cuda_constant(cuda_text *t, const prim_instr *p) {
@@ -202,8 +217,8 @@ void etch__cuda_scalar(cuda_text *t, const prim_instr *p) {
     etch_dtype from = etch__compute_type((etch_dtype)p->from);
     prim_instr as = {.prim = PRIM_CONVERT, .type = p->type, .from = (uint8_t)from};
     char cell[80];
-    const char *form = from == ETCH_F32   ? "__int_as_float((i32)a.cells[%lld])"
-                       : from == ETCH_F64 ? "__longlong_as_double((i64)a.cells[%lld])"
+    const char *form = from == ETCH_F32    ? "__int_as_float((i32)a.cells[%lld])"
+                       : from == ETCH_F64  ? "__longlong_as_double((i64)a.cells[%lld])"
                        : from == ETCH_BOOL ? "((u8)a.cells[%lld] != 0)"
                                            : NULL;
     if (form) snprintf(cell, sizeof cell, form, (long long)p->imm.i);
@@ -300,15 +315,15 @@ static const struct {
                       "__device__ inline T remainder_of(T a, T b) {\n"
                       "    return (T)-1 < 0 && b == (T)-1 ? (T)0 : (T)(a % b);\n"
                       "}\n"},
-    {"round_bf16(",
-     "/* To the nearest, ties to even; a NaN stays a quiet NaN. */\n"
-     "__device__ inline float round_bf16(float x) {\n"
-     "    const u32 u = (u32)__float_as_int(x);\n"
-     "    const u32 r = x != x ? u | 0x400000u : u + 0x7fffu + (u >> 16 & 1);\n"
-     "    return __int_as_float((i32)(r & 0xffff0000u));\n"
-     "}\n"},
+    {"round_bf16(", "/* To the nearest, ties to even; a NaN stays a quiet NaN. */\n"
+                    "__device__ inline float round_bf16(float x) {\n"
+                    "    const u32 u = (u32)__float_as_int(x);\n"
+                    "    const u32 r = x != x ? u | 0x400000u : u + 0x7fffu + (u >> 16 & 1);\n"
+                    "    return __int_as_float((i32)(r & 0xffff0000u));\n"
+                    "}\n"},
     {"round_f16(",
-     "/* Above 2^-14 the low 13 bits go; below, adding 0.5 leaves multiples of 2^-24; from 65520 on\n"
+     "/* Above 2^-14 the low 13 bits go; below, adding 0.5 leaves multiples of 2^-24; from 65520 "
+     "on\n"
      " * it is infinite. */\n"
      "__device__ inline float round_f16(float x) {\n"
      "    const u32 u = (u32)__float_as_int(x), sign = u & 0x80000000u, m = u & 0x7fffffffu;\n"
@@ -362,18 +377,25 @@ static const struct {
      "}\n"},
 };
 
+static bool calls(const char *body, const char *name) {
+    for (const char *at = body; (at = strstr(at, name)); at++)
+        if (at == body || strchr(" (+-*!", at[-1])) return true;
+    return false;
+}
+
 void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body) {
-    etch__cuda_put(t, "typedef signed char i8;\n"
-                      "typedef short i16;\n"
-                      "typedef int i32;\n"
-                      "typedef long long i64;\n"
-                      "typedef unsigned char u8;\n"
-                      "typedef unsigned short u16;\n"
-                      "typedef unsigned u32;\n"
-                      "typedef unsigned long long u64;\n"
-                      "typedef %s idx;\n"
-                      "typedef %s uidx;\n",
+    etch__cuda_put(t,
+                   "typedef signed char i8;\n"
+                   "typedef short i16;\n"
+                   "typedef int i32;\n"
+                   "typedef long long i64;\n"
+                   "typedef unsigned char u8;\n"
+                   "typedef unsigned short u16;\n"
+                   "typedef unsigned u32;\n"
+                   "typedef unsigned long long u64;\n"
+                   "typedef %s idx;\n"
+                   "typedef %s uidx;\n",
                    index_bits == 32 ? "i32" : "i64", index_bits == 32 ? "u32" : "u64");
     for (int h = 0; h < COUNT_OF(helpers); h++)
-        if (strstr(body, helpers[h].name)) etch__cuda_put(t, "\n%s", helpers[h].text);
+        if (calls(body, helpers[h].name)) etch__cuda_put(t, "\n%s", helpers[h].text);
 }

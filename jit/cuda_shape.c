@@ -4,11 +4,27 @@
 
 /* ---- what the code uses ---- */
 
+/* Stage 0 runs but under FINISH, stage 1 but under PARTIAL. */
+static bool runs(const loop_kernel *k, int stage) {
+    return k->split == SPLIT_NONE || (k->split == SPLIT_FINISH) == (stage == 1);
+}
+
+void etch__cuda_needed(const loop_kernel *k, bool *needed) {
+    for (int v = k->ncode - 1; v >= 0; v--) {
+        const loop_instr *i = &k->code[v];
+        bool root = i->kind == LOOP_REDUCE || (i->kind == LOOP_STORE && runs(k, i->stage));
+        needed[v] |= root;
+        if (!needed[v] || (i->kind == LOOP_REDUCE && !runs(k, 0))) continue;
+        for (int n = 0; n < etch__loop_arity(i); n++) needed[etch__loop_operand(i, n)] = true;
+    }
+}
+
 bool etch__cuda_uses(const loop_kernel *k, int access, int stage) {
-    if (k->split != SPLIT_NONE && (k->split == SPLIT_FINISH) != (stage == 1)) return false;
+    bool needed[LOOP_MAX_CODE] = {false};
+    etch__cuda_needed(k, needed);
     for (int v = 0; v < k->ncode; v++) {
         const loop_instr *i = &k->code[v];
-        if ((i->kind == LOOP_LOAD || i->kind == LOOP_STORE) && i->stage == stage &&
+        if ((i->kind == LOOP_LOAD || i->kind == LOOP_STORE) && i->stage == stage && needed[v] &&
             i->p.imm.i == access)
             return true;
     }
@@ -128,7 +144,7 @@ cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const i
 /* ---- the choice ---- */
 
 /* Elements, offsets and cells below this fit 32 bits, with room for one stride of the grid. */
-enum { NARROW_LIMIT = 1 << 30 };
+enum { NARROW_LIMIT = (1 << 30) - (1 << 20) };
 
 static bool is_narrow(const loop_kernel *k, const int64_t *dims) {
     int naxes = k->npar + k->nred;
@@ -183,12 +199,18 @@ static int choose_vector(const loop_kernel *k, const int64_t *dims, uint32_t ali
 
 enum { PROCESSORS = 128 }; /* about as many as large devices have */
 
+/* Few blocks: all the threads that they can have. Few rows: no more than have a lane to fill. */
+static int column_tile(const loop_kernel *k, int64_t work, const int64_t *dims) {
+    if (work < 2 * PROCESSORS) return 5;
+    return work >= 8 * PROCESSORS && product(dims + k->npar, k->nred) <= 256 ? 3 : 4;
+}
+
 static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
     cuda_layout l = etch__cuda_layout(k, v);
     int64_t rows = product(dims, k->npar);
     if (k->variant == LOOP_MAP)
         return blocks_of_work(k, &l, dims) * l.threads < 256 * PROCESSORS ? 2 : 3;
-    if (etch__cuda_on_columns(k)) return blocks_of_work(k, &l, dims) < 2 * PROCESSORS ? 5 : 4;
+    if (etch__cuda_on_columns(k)) return column_tile(k, blocks_of_work(k, &l, dims), dims);
     return k->split != SPLIT_PARTIAL && rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
 }
 

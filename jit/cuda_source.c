@@ -24,6 +24,7 @@ typedef struct gen {
     const cuda_variant *v;
     cuda_layout l;
     int naxes, axis; /* axis: see etch__cuda_axis */
+    bool needed[LOOP_MAX_CODE];
     cuda_text part[PARTS], *t;
     int indent;
 } gen;
@@ -82,19 +83,32 @@ static bool loaded(const gen *g, int a, int stage) {
 static bool is_reduce(const gen *g, int v) { return g->k->code[v].kind == LOOP_REDUCE; }
 
 /* Reductions in the order of the code. */
-#define FOR_REDUCTIONS(v) for (int v = 0; v < g->k->ncode; v++) if (is_reduce(g, v))
+#define FOR_REDUCTIONS(v)                                                                          \
+    for (int v = 0; v < g->k->ncode; v++)                                                          \
+        if (is_reduce(g, v))
 
 /* ---- places ---- */
 
-/* Splits the row-major number over axes [from, to): i<from> ... */
+static bool moves(const gen *g, int x) {
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->k->access[a].step[x] != STEP_ZERO && (used(g, a, 0) || used(g, a, 1))) return true;
+    return false;
+}
+
+/* Splits the row-major number over axes [from, to): i<from> ... as far as they are wanted. */
 static void decompose(gen *g, const char *number, int from, int to) {
     name left = text("%s", number);
-    for (int x = to - 1; x > from; x--) {
-        line(g, "const idx r%d = quot(%s, n%d), i%d = %s - r%d * n%d;", x, left.s, x, x, left.s, x,
-             x);
+    int first = from;
+    while (first < to && !moves(g, first)) first++;
+    for (int x = to - 1; x >= first; x--) {
+        if (x == from) {
+            line(g, "const idx i%d = %s;", x, left.s);
+            return;
+        }
+        line(g, "const idx r%d = quot(%s, n%d);", x, left.s, x);
+        if (moves(g, x)) line(g, "const idx i%d = %s - r%d * n%d;", x, left.s, x, x);
         left = text("r%d", x);
     }
-    if (from < to) line(g, "const idx i%d = %s;", from, left.s);
 }
 
 /* Elements from [0, ..., 0] to the indices along axes [from, to); "" for none. */
@@ -108,8 +122,8 @@ static offset offset_over(const gen *g, int a, int from, int to) {
     for (int x = from; x < to; x++) {
         int step = g->k->access[a].step[x];
         if (step == STEP_ZERO) continue;
-        n += snprintf(o.s + n, sizeof o.s - (size_t)n, step == STEP_ONE ? "%si%d" : "%si%d * s%d_%d",
-                      n ? " + " : "", x, a, x);
+        n += snprintf(o.s + n, sizeof o.s - (size_t)n,
+                      step == STEP_ONE ? "%si%d" : "%si%d * s%d_%d", n ? " + " : "", x, a, x);
     }
     return o;
 }
@@ -156,8 +170,9 @@ static offset chunk_offset(const gen *g, int a) {
 
 static name along(const gen *g, int a) {
     int step = g->axis < 0 ? STEP_ZERO : g->k->access[a].step[g->axis];
-    return step == STEP_ZERO ? text("0") : step == STEP_ONE ? text("j")
-                                                            : text("j * s%d_%d", a, g->axis);
+    return step == STEP_ZERO  ? text("0")
+           : step == STEP_ONE ? text("j")
+                              : text("j * s%d_%d", a, g->axis);
 }
 
 /* x2, x2[k], x2.e[j] or x2[k].e[j] */
@@ -171,10 +186,14 @@ static name vector_type(const gen *g, const chunk *c, int a) {
     return text("vec<%s, %d>", storage_of(g, a), c->vector);
 }
 
+static bool declared_by_load(const chunk *c, coming how) {
+    return c->depth == 1 && (how == SINGLE || (how == VECTOR && !c->checked));
+}
+
 static void declare_loaded(gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++) {
         coming how = coming_of(g, c, a);
-        if (!loaded(g, a, 0) || how == SAME) continue;
+        if (!loaded(g, a, 0) || how == SAME || declared_by_load(c, how)) continue;
         name type = how == SINGLE ? text("%s", storage_of(g, a)) : vector_type(g, c, a);
         if (c->depth > 1) line(g, "%s x%d[%d];", type.s, a, c->depth);
         else line(g, "%s x%d;", type.s, a);
@@ -188,20 +207,34 @@ static void load_spread(gen *g, const chunk *c, int a) {
          base_of(g), a, chunk_offset(g, a).s, along(g, a).s);
 }
 
-static void load_chunk(gen *g, const chunk *c, int a) {
-    coming how = coming_of(g, c, a);
-    const char *k = c->depth > 1 ? "[k]" : "";
-    offset o = chunk_offset(g, a);
-    if (how == SINGLE) line(g, "x%d%s = %s%d[%s];", a, k, base_of(g), a, o.s);
-    if (how == SPREAD) load_spread(g, c, a);
-    if (how != VECTOR) return;
-    if (c->checked) line(g, "if (m >= %d) {", c->vector);
-    line(g, "x%d%s = *(const %s *)(%s%d + %s);", a, k, vector_type(g, c, a).s, base_of(g), a, o.s);
-    if (!c->checked) return;
+static void load_vector(gen *g, const chunk *c, int a, const char *to, const char *o) {
+    name type = vector_type(g, c, a);
+    if (!c->checked) {
+        line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
+        return;
+    }
+    line(g, "if (m >= %d) {", c->vector);
+    line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
     g->indent--;
     line(g, "} else {");
     load_spread(g, c, a);
     close(g);
+}
+
+static void load_chunk(gen *g, const chunk *c, int a) {
+    coming how = coming_of(g, c, a);
+    offset o = chunk_offset(g, a);
+    name to = text("x%d%s", a, c->depth > 1 ? "[k]" : "");
+    if (how == SPREAD) {
+        load_spread(g, c, a);
+        return;
+    }
+    if (declared_by_load(c, how)) {
+        name type = how == SINGLE ? text("%s", storage_of(g, a)) : vector_type(g, c, a);
+        to = text("const %s x%d", type.s, a);
+    }
+    if (how == SINGLE) line(g, "%s = %s%d[%s];", to.s, base_of(g), a, o.s);
+    else load_vector(g, c, a, to.s, o.s);
 }
 
 /* ---- values ---- */
@@ -266,7 +299,8 @@ static void store_element(gen *g, const chunk *c, const loop_instr *i) {
 }
 
 static void add_to_lane(gen *g, const chunk *c, int v) {
-    name lane = text("lane%d[%s]", v, c->vector > 1 ? "j" : "0"), x = text("v%d", g->k->code[v].p.a);
+    name lane = text("lane%d[%s]", v, c->vector > 1 ? "j" : "0"),
+         x = text("v%d", g->k->code[v].p.a);
     if (g->l.chunks > 1) lane = text("lane%d[k %% %d]", v, g->l.chunks);
     put_combine(g, v, lane.s, lane.s, x.s);
 }
@@ -277,7 +311,7 @@ static void element_code(gen *g, const chunk *c) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         if (i->kind == LOOP_REDUCE) add_to_lane(g, c, v);
-        else if (i->stage != 0 || etch__loop_uniform(i)) continue;
+        else if (i->stage != 0 || etch__loop_uniform(i) || !g->needed[v]) continue;
         else if (i->kind == LOOP_LOAD) put_load(g, v, element(g, c, (int)i->p.imm.i).s);
         else if (i->kind == LOOP_STORE) store_element(g, c, i);
         else put_prim(g, v, index);
@@ -314,7 +348,8 @@ static void store_results(gen *g, const chunk *c) {
 static bool wants_index(const gen *g, int stage) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
-        if (i->stage == stage && i->kind == LOOP_PRIM && i->p.prim == PRIM_INDEX) return true;
+        if (i->stage == stage && i->kind == LOOP_PRIM && i->p.prim == PRIM_INDEX && g->needed[v])
+            return true;
     }
     return false;
 }
@@ -325,39 +360,15 @@ static int chunk_stride(const gen *g) {
     return g->k->variant == LOOP_ROW ? g->l.team * g->l.vector : g->l.teams;
 }
 
-static void place_in_map(gen *g, const chunk *c) {
-    if (g->l.vector > 1) return; /* map_vectors has done it */
-    if (c->depth > 1) line(g, "const idx index = at + k * %d;", chunk_stride(g));
-    if (c->depth > 1) line(g, "if (index < units) {");
-    decompose(g, "index", 0, g->naxes);
-}
+/* What of a chunk comes now: its loads, its code and stores, or both. */
+typedef struct phase {
+    bool loads, code;
+} phase;
 
-static void place_in_row(gen *g, const chunk *c) {
-    if (c->depth > 1) line(g, "const idx r = at + k * %d;", chunk_stride(g));
-    else line(g, "const idx r = at;");
-    if (c->checked && c->vector > 1) line(g, "const idx m = stop - r;");
-    if (c->checked) line(g, "if (r < stop) {");
-    decompose(g, "r", g->k->npar, g->naxes);
-    if (wants_index(g, 0)) line(g, "const idx index = row * reduced + r;");
-}
-
-static bool place_opens(const gen *g, const chunk *c) {
-    return g->k->variant == LOOP_MAP ? g->l.vector == 1 && c->depth > 1 : c->checked;
-}
-
-static void place(gen *g, const chunk *c) {
-    if (g->k->variant == LOOP_MAP) place_in_map(g, c);
-    else place_in_row(g, c);
-}
-
-static void for_chunks(gen *g, const chunk *c) {
-    if (c->depth > 1) unrolled(g, "k", c->depth);
-    place(g, c);
-}
-
-static void end_chunks(gen *g, const chunk *c) {
-    if (place_opens(g, c)) close(g);
-    if (c->depth > 1) close(g);
+static bool stores_chunks(const gen *g) {
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->k->access[a].store && used(g, a, 0)) return true;
+    return false;
 }
 
 static bool loads_chunks(const gen *g, const chunk *c) {
@@ -366,14 +377,53 @@ static bool loads_chunks(const gen *g, const chunk *c) {
     return false;
 }
 
-/* Loads, stage 0, stores: all of them in this order. */
-static void chunk_code(gen *g, const chunk *c) {
-    bool loads = loads_chunks(g, c), apart = c->depth > 1 && loads;
-    declare_loaded(g, c);
-    for_chunks(g, c);
+static bool place_opens(const gen *g, const chunk *c) {
+    if (c->depth == 1) return false;
+    return g->k->variant == LOOP_MAP ? g->l.vector == 1 : c->checked;
+}
+
+static void place_in_map(gen *g, const chunk *c) {
+    if (g->l.vector > 1) return; /* map_vectors has done it */
+    if (c->depth > 1) line(g, "const idx index = at + k * %d;", chunk_stride(g));
+    if (c->depth > 1) line(g, "if (index < units) {");
+    decompose(g, "index", 0, g->naxes);
+}
+
+static void place_in_row(gen *g, const chunk *c, phase now) {
+    bool offsets = (now.loads && loads_chunks(g, c)) || (now.code && stores_chunks(g));
+    bool index = now.code && wants_index(g, 0);
+    const char *r = c->depth > 1 ? "r" : "at";
+    if (c->depth > 1 && (offsets || index || c->checked))
+        line(g, "const idx r = at + k * %d;", chunk_stride(g));
+    if (c->checked && c->depth > 1) line(g, "if (r < stop) {");
+    if (c->checked && c->vector > 1) line(g, "const idx m = stop - %s;", r);
+    if (offsets) decompose(g, r, g->k->npar, g->naxes);
+    if (index) line(g, "const idx index = row * reduced + %s;", r);
+}
+
+static void for_chunks(gen *g, const chunk *c, phase now) {
+    if (c->depth > 1) unrolled(g, "k", c->depth);
+    if (g->k->variant == LOOP_MAP) place_in_map(g, c);
+    else place_in_row(g, c, now);
+}
+
+static void end_chunks(gen *g, const chunk *c) {
+    if (place_opens(g, c)) close(g);
+    if (c->depth > 1) close(g);
+}
+
+static void load_chunks(gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (loaded(g, a, 0) && coming_of(g, c, a) != SAME) load_chunk(g, c, a);
-    if (apart) end_chunks(g, c), for_chunks(g, c);
+}
+
+/* Loads, stage 0, stores: all of them in this order. */
+static void chunk_code(gen *g, const chunk *c) {
+    bool apart = c->depth > 1 && loads_chunks(g, c);
+    declare_loaded(g, c);
+    for_chunks(g, c, (phase){true, !apart});
+    load_chunks(g, c);
+    if (apart) end_chunks(g, c), for_chunks(g, c, (phase){false, true});
     declare_results(g, c);
     if (c->vector > 1) unrolled(g, "j", c->vector);
     if (c->vector > 1 && c->checked) line(g, "if (j >= m) break;");
@@ -390,21 +440,23 @@ static void map_vectors(gen *g) {
     chunk whole = {n, 1, false}, one = {1, 1, false};
     line(g, "const idx per_row = (n%d + %d) / %d;", x, n - 1, n);
     line(g, "const idx units = %sper_row;", x > 0 ? "outer * " : "");
-    line(g, "for (idx u = (idx)blockIdx.x * %d + threadIdx.x; u < units; u += (idx)gridDim.x * %d) {",
+    line(g,
+         "for (idx u = (idx)blockIdx.x * %d + threadIdx.x; u < units; u += (idx)gridDim.x * %d) {",
          g->l.threads, g->l.threads);
     if (x > 0) line(g, "const idx row = quot(u, per_row), first = (u - row * per_row) * %d;", n);
     else line(g, "const idx first = u * %d;", n);
     decompose(g, "row", 0, x);
     line(g, "if (first + %d <= n%d) {", n, x);
     line(g, "const idx i%d = first;", x);
-    if (wants_index(g, 0)) line(g, x > 0 ? "const idx index = row * n%d + first;"
-                                         : "const idx index = first;", x);
+    if (wants_index(g, 0))
+        line(g, x > 0 ? "const idx index = row * n%d + first;" : "const idx index = first;", x);
     chunk_code(g, &whole);
     g->indent--;
     line(g, "} else {");
+    line(g, "#pragma unroll 1");
     line(g, "for (idx i%d = first; i%d < n%d; i%d++) {", x, x, x, x);
-    if (wants_index(g, 0)) line(g, x > 0 ? "const idx index = row * n%d + i%d;"
-                                         : "const idx index = i%d;", x, x);
+    if (wants_index(g, 0))
+        line(g, x > 0 ? "const idx index = row * n%d + i%d;" : "const idx index = i%d;", x, x);
     chunk_code(g, &one);
     close(g), close(g), close(g);
 }
@@ -414,7 +466,9 @@ static void map_elements(gen *g) {
     int step = g->l.threads * g->l.depth;
     const char *at = c.depth > 1 ? "at" : "index";
     line(g, "const idx units = %s;", g->k->npar ? "rows" : "1");
-    line(g, "for (idx %s = (idx)blockIdx.x * %d + threadIdx.x; %s < units; %s += (idx)gridDim.x * %d) {",
+    line(g,
+         "for (idx %s = (idx)blockIdx.x * %d + threadIdx.x; %s < units; %s += (idx)gridDim.x * %d) "
+         "{",
          at, step, at, at, step);
     chunk_code(g, &c);
     close(g);
@@ -431,7 +485,8 @@ static void begin_row(gen *g) {
     }
     for (int a = 0; a < g->k->naccesses; a++)
         if (loaded(g, a, 0) && same_in_row(g, a))
-            line(g, "const %s x%d = live ? *q%d : (%s)0;", storage_of(g, a), a, a, storage_of(g, a));
+            line(g, "const %s x%d = live ? *q%d : (%s)0;", storage_of(g, a), a, a,
+                 storage_of(g, a));
 }
 
 static int levels(const gen *g) { return g->v->index_bits == 32 ? 20 : 52; }
@@ -463,16 +518,27 @@ static void finish_stack(gen *g) {
     close(g);
 }
 
+static bool reads_value(const gen *g, int v) {
+    for (int u = v + 1; u < g->k->ncode; u++) {
+        const loop_instr *i = &g->k->code[u];
+        for (int n = 0; g->needed[u] && n < etch__loop_arity(i); n++)
+            if (etch__loop_operand(i, n) == v) return true;
+    }
+    return false;
+}
+
 /* Stage 1 for element `row`; the results are at the bottom of the stacks. */
 static void finish_row(gen *g, const char *who) {
     line(g, "if (%s) {", who);
-    FOR_REDUCTIONS(v) line(g, "const %s v%d = stack%d[0];", type_of(g, v), v, v);
+    FOR_REDUCTIONS(v)
+    if (reads_value(g, v)) line(g, "const %s v%d = stack%d[0];", type_of(g, v), v, v);
     for (int a = 0; a < g->k->naccesses; a++)
         if (loaded(g, a, 1)) line(g, "const %s x%d = *q%d;", storage_of(g, a), a, a);
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         int a = (int)i->p.imm.i;
-        if (i->stage != 1 || i->kind == LOOP_REDUCE || etch__loop_uniform(i)) continue;
+        if (i->stage != 1 || i->kind == LOOP_REDUCE || etch__loop_uniform(i) || !g->needed[v])
+            continue;
         if (i->kind == LOOP_LOAD) put_load(g, v, text("x%d", a).s);
         else if (i->kind == LOOP_STORE) put_store(g, i, text("*q%d", a).s);
         else put_prim(g, v, "row");
@@ -524,6 +590,7 @@ static void add_block(gen *g, const char *who, const char *first) {
 /* lane[l] = op(lane[l], lane[l + w]) for those w whose partner the same thread has. */
 static void fold_inside(gen *g, int v, int n) {
     if (n < 2) return;
+    line(g, "#pragma unroll");
     line(g, "for (int w = %d; w >= 1; w /= 2)", n / 2);
     line(g, "    for (int l = 0; l < w; l++) {");
     g->indent++;
@@ -535,6 +602,7 @@ static void fold_inside(gen *g, int v, int n) {
 }
 
 static void fold_between(gen *g, int v) {
+    line(g, "#pragma unroll");
     line(g, "for (int w = %d; w >= 1; w /= 2)", g->l.team / 2);
     line(g, "    for (int l = 0; l < %d; l++) {", g->l.vector);
     g->indent++;
@@ -634,7 +702,8 @@ static void fold_teams(gen *g) {
 static void share_rows(gen *g) {
     line(g, "__shared__ u64 shared[%d];", g->l.teams);
     line(g, "idx share = 1, span = 1;");
-    line(g, "while (share < %d && share < leaves && rows * share < (idx)gridDim.x * %d) share *= 2;",
+    line(g,
+         "while (share < %d && share < leaves && rows * share < (idx)gridDim.x * %d) share *= 2;",
          g->l.teams, g->l.teams);
     line(g, "while (span * share < leaves) span *= 2;");
     line(g, "const idx together = %d / share, part = team %% share;", g->l.teams);
@@ -671,7 +740,8 @@ static void row_blocks(gen *g) {
     line(g, "const idx units = rows * blocks;");
     line(g, "for (idx first = (idx)blockIdx.x * %d; first < units; first += (idx)gridDim.x * %d) {",
          g->l.teams, g->l.teams);
-    line(g, "const idx unit = first + team, row = quot(unit, blocks), block = unit - row * blocks;");
+    line(g,
+         "const idx unit = first + team, row = quot(unit, blocks), block = unit - row * blocks;");
     line(g, "const bool live = unit < units;");
     decompose(g, "row", 0, g->k->npar);
     begin_row(g);
@@ -685,17 +755,16 @@ static void row_blocks(gen *g) {
 
 static void column_place(gen *g) {
     int x = g->k->npar - 1;
-    const char *unit = "unit";
-    if (g->k->split == SPLIT_PARTIAL) {
+    bool partial = g->k->split == SPLIT_PARTIAL;
+    const char *unit = partial ? "whole" : "unit";
+    if (partial)
         line(g, "const idx whole = quot(unit, blocks), block = unit - whole * blocks;");
-        unit = "whole";
-    }
-    if (x > 0) {
-        line(g, "const idx line = quot(%s, tiles);", unit);
-        line(g, "const idx i%d = (%s - line * tiles) * %d + c, row = line * n%d + i%d;", x, unit,
-             CUDA_COLUMNS, x, x);
-    } else {
-        line(g, "const idx i%d = %s * %d + c, row = i%d;", x, unit, CUDA_COLUMNS, x);
+    if (x > 0) line(g, "const idx line = quot(%s, tiles);", unit);
+    if (x > 0) line(g, "const idx i%d = (%s - line * tiles) * %d + c;", x, unit, CUDA_COLUMNS);
+    else line(g, "const idx i%d = %s * %d + c;", x, unit, CUDA_COLUMNS);
+    if (partial || wants_index(g, 0) || wants_index(g, 1)) {
+        if (x > 0) line(g, "const idx row = line * n%d + i%d;", x, x);
+        else line(g, "const idx row = i%d;", x);
     }
     line(g, "const bool live = i%d < n%d;", x, x);
     decompose(g, "line", 0, x);
@@ -783,7 +852,8 @@ static void sizes(gen *g) {
 
 static void put_access_comment(gen *g, int a) {
     const loop_access *x = &g->k->access[a];
-    etch__cuda_put(g->t, " // %s %s [", x->store ? "store" : "load", etch_dtype_name(dtype_of(g, a)));
+    etch__cuda_put(g->t, " // %s %s [", x->store ? "store" : "load",
+                   etch_dtype_name(dtype_of(g, a)));
     for (int i = 0; i < g->naxes; i++)
         etch__cuda_put(g->t, "%s%c", i && i == g->k->npar ? "|" : "", "01s"[x->step[i]]);
     etch__cuda_put(g->t, "]\n");
@@ -849,6 +919,7 @@ char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v) {
     void (*const parts[PARTS])(gen *) = {head, names, sizes, uniforms, body};
     cuda_text all = {0};
     g.axis = etch__cuda_axis(k);
+    etch__cuda_needed(k, g.needed);
     for (int p = PARTS - 1; p >= 0 && !all.failed; p--) {
         write_part(&g, p, p == HEAD ? 0 : 1, parts[p]);
         all.failed = g.part[p].failed;

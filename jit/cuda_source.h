@@ -11,7 +11,8 @@
  *       unsigned long long cells[nscalars];        this one
  *   };
  * and what it computes is that of loop.h, bit for bit the same for every variant and launch shape.
- * No extent may be 0. Any grid works: the kernels stride over their units. */
+ * No extent may be 0. Any grid up to that of etch__cuda_shape works: the kernels stride over
+ * their units. */
 #ifndef ETCH_JIT_CUDA_SOURCE_H
 #define ETCH_JIT_CUDA_SOURCE_H
 
@@ -20,12 +21,12 @@
 /* How a loop kernel is laid out on the device; part of the kernel's identity. */
 typedef struct cuda_variant {
     uint8_t index_bits; /* 32 or 64 */
-    uint8_t vector;     /* 1, 2, 4, 8: elements that a thread takes together along the innermost axis
+    uint8_t vector; /* 1, 2, 4, 8: elements that a thread takes together along the innermost axis
                            (MAP: parallel, ROW: reduced; COLUMN has 1). Above 1, the addresses of
                            accesses with STEP_ONE along it are aligned to 16 bytes, and their other
                            strides are multiples of it; so is, where several axes are reduced, the
                            extent of that one */
-    uint8_t tile;       /* threads per block = 32 << tile; 0 to 5 */
+    uint8_t tile;   /* threads per block = 32 << tile; 0 to 5 */
 } cuda_variant;
 
 typedef struct cuda_shape {

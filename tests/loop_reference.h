@@ -177,7 +177,8 @@ static cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
     case PRIM_DIV: r.X = a.X / b.X; break;                                                         \
     case PRIM_NEG: r.X = -a.X; break;                                                              \
     case PRIM_MAX: r.X = a.X > b.X || a.X != a.X ? a.X : b.X; break;                               \
-    case PRIM_MIN: r.X = a.X < b.X || a.X != a.X ? a.X : b.X; break;
+    case PRIM_MIN: r.X = a.X < b.X || a.X != a.X ? a.X : b.X; break;                               \
+    case PRIM_REM: r.X = (T)fmod((double)a.X, (double)b.X); break;
 
 static cell ref_f32(prim_id p, cell a, cell b, cell c) {
     cell r = {.i = 0};
@@ -211,6 +212,14 @@ static cell ref_f64(prim_id p, cell a, cell b, cell c) {
 
 static int64_t ref_width(etch_dtype t) { return 8 * (int64_t)etch_dtype_size(t); }
 
+static int64_t ref_power(etch_dtype t, int64_t x, int64_t y) {
+    if (y < 0) return x == 1 ? 1 : x != -1 ? 0 : y % 2 ? -1 : 1;
+    int64_t r = 1;
+    for (; y; y /= 2, x = ref_wrap(t, (int64_t)((uint64_t)x * (uint64_t)x)))
+        if (y % 2) r = ref_wrap(t, (int64_t)((uint64_t)r * (uint64_t)x));
+    return r;
+}
+
 static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i, r = 0;
     switch (p) {
@@ -228,6 +237,9 @@ static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     case PRIM_BITOR: r = x | y; break;
     case PRIM_BITXOR: r = x ^ y; break;
     case PRIM_SHL: r = b.i >= 0 && b.i < ref_width(t) ? x << b.i : 0; break;
+    case PRIM_POW: r = (uint64_t)ref_power(t, a.i, b.i); break;
+    case PRIM_QUOT: r = b.i == -1 ? 0 - x : (uint64_t)(a.i / b.i); break;
+    case PRIM_REM: r = b.i == -1 ? 0 : (uint64_t)(a.i % b.i); break;
     case PRIM_SHR: r = (uint64_t)(a.i >> (b.i >= 0 && b.i < ref_width(t) ? b.i : 63)); break;
     default: break;
     }
