@@ -205,7 +205,8 @@ static bool run_compiler(const char *folder, const struct fake_source *source) {
     char command[2048];
     snprintf(command, sizeof command,
              "cd '%s' && exec %s -x c++ -std=c++17 -O1 -w -shared -fPIC -pipe -fno-exceptions "
-             "-fno-rtti -fno-math-errno -fwrapv -fno-strict-aliasing -fno-asynchronous-unwind-tables "
+             "-fno-rtti -fno-math-errno -fwrapv -fno-strict-aliasing "
+             "-fno-asynchronous-unwind-tables -fstack-clash-protection "
              "-Wl,-Bsymbolic -Wl,--build-id=none %s %s -o k.so k.cpp >log 2>&1",
              folder, compiler && *compiler ? compiler : "g++", contraction(source->flags),
              source->flags);

@@ -14,7 +14,8 @@
 #error "the fake driver switches fibers with x86-64 code"
 #endif
 
-enum { STACK = 65536, SIGNAL_STACK = 65536, POISON = 0xff };
+/* The lowest page of each stack is closed; kernels are compiled to touch every page on the way. */
+enum { STACK = 131072, SIGNAL_STACK = 65536, PAGE = 4096, POISON = 0xff };
 
 enum state { WAITING_BLOCK, WAITING_WARP, RUNNABLE, ENDED };
 
@@ -259,7 +260,11 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     }
     if (number == SIGSEGV && fake__open_at((uintptr_t)info->si_addr)) return;
     static char why[120];
-    const char *what = number == SIGFPE ? "division by zero or overflow" : "bad access";
+    const char *at = info->si_addr, *stacks = grid.stacks + SIGNAL_STACK;
+    const bool overflow = at >= stacks && at < stacks + (size_t)STACK * FAKE_MAX_THREADS;
+    const char *what = number == SIGFPE ? "division by zero or overflow"
+                       : overflow       ? "more local memory than the fake has"
+                                        : "bad access";
     const fake_uint3 block = grid.image ? *grid.image->block : (fake_uint3){0, 0, 0};
     const fake_uint3 index = grid.now->index;
     snprintf(why, sizeof why, "%s at %p, block (%u,%u,%u), thread (%u,%u,%u)", what, info->si_addr,
@@ -292,6 +297,8 @@ static bool have_stacks(void) {
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
     if (at == MAP_FAILED) return false;
     grid.stacks = at;
+    for (int i = 0; i < FAKE_MAX_THREADS; i++)
+        mprotect(grid.stacks + SIGNAL_STACK + (size_t)i * STACK, PAGE, PROT_NONE);
     return true;
 }
 
