@@ -569,6 +569,41 @@ static void host_functions_are_called(void **state) {
     nothing_lives();
 }
 
+static void *work_on_own_stream(void *data) {
+    const CUfunction store = data;
+    long bad = 0;
+    CU(cuCtxSetCurrent)(lib.context);
+    for (int i = 0; i < 50; i++) {
+        CUstream stream = NULL;
+        CUdeviceptr x = 0;
+        float out = 0;
+        int at = 2;
+        bad += CU(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING) != 0;
+        bad += CU(cuMemAllocAsync)(&x, 16, stream) != 0;
+        bad += CU(cuLaunchKernel)(store, 1, 1, 1, 1, 1, 1, 0, stream, (void *[]){&x, &at}, NULL);
+        bad += CU(cuMemcpyDtoHAsync_v2)(&out, x + 8, 4, stream) != 0;
+        bad += out != 1;
+        bad += CU(cuMemFreeAsync)(x, stream) != 0;
+        bad += CU(cuStreamDestroy_v2)(stream) != 0;
+    }
+    return (void *)bad;
+}
+
+static void threads_share_a_device(void **state) {
+    (void)state;
+    CUmodule module = build(wrong, NULL);
+    pthread_t threads[4];
+    for (int i = 0; i < 4; i++)
+        OK(pthread_create(&threads[i], NULL, work_on_own_stream, kernel(module, "store")));
+    for (int i = 0; i < 4; i++) {
+        void *bad;
+        OK(pthread_join(threads[i], &bad));
+        assert_null(bad);
+    }
+    OK(CU(cuModuleUnload)(module));
+    nothing_lives();
+}
+
 /* ---- graphs ---- */
 
 static const char steps[] =
@@ -1203,6 +1238,8 @@ int main(void) {
         cmocka_unit_test_setup_teardown(lazy_events_order_streams, lazy, eager),
         cmocka_unit_test_setup_teardown(lazy_stream_zero_waits_for_blocking_ones, lazy, eager),
         cmocka_unit_test(host_functions_are_called),
+        cmocka_unit_test(threads_share_a_device),
+        cmocka_unit_test_setup_teardown(threads_share_a_device, lazy, eager),
         cmocka_unit_test(graphs_are_patched),
         cmocka_unit_test(streams_are_captured),
         cmocka_unit_test_setup_teardown(lazy_graphs_need_their_edges, lazy, eager),

@@ -98,7 +98,12 @@ int fake_cuda_enter(const char *symbol) {
     return fails;
 }
 
-static void after_fork(void) { fake.forked = fake.initialised; }
+/* In the child. Other threads may have held the locks. */
+static void after_fork(void) {
+    fake.forked = fake.initialised;
+    pthread_mutex_init(&fake.lock, NULL);
+    pthread_mutex_init(&counts.lock, NULL);
+}
 
 __attribute__((constructor)) static void start(void) {
     const char *devices = getenv("FAKE_CUDA_DEVICES"), *lazy = getenv("FAKE_CUDA_LAZY");

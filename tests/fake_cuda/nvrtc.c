@@ -66,7 +66,7 @@ nvrtcResult nvrtcGetSupportedArchs(int *supported) {
     return NVRTC_SUCCESS;
 }
 
-/* Headers given beside the source go before it: good for sources that include each once. */
+/* Sources that bring headers along are refused. */
 nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name,
                                int headers, const char *const *texts, const char *const *names) {
     ENTER(nvrtcCreateProgram);
