@@ -54,6 +54,7 @@ static int load(void **state) {
     lib.nvrtc = open_fake("libfake_nvrtc");
     lib.cublas = open_fake("libfake_cublaslt");
     if (!lib.driver || !lib.nvrtc || !lib.cublas) return 1;
+    CU(fake_cuda_set_lazy)(0); /* whatever the environment says */
     OK(CU(cuInit)(0));
     OK(CU(cuDevicePrimaryCtxRetain)(&lib.context, 0));
     OK(CU(cuCtxSetCurrent)(lib.context));
@@ -108,7 +109,8 @@ static CUdeviceptr device(const void *data, size_t size) {
     return at;
 }
 
-static CUresult launch(CUfunction f, unsigned grid, unsigned block, unsigned shared, void **params) {
+static CUresult launch(CUfunction f, unsigned grid, unsigned block, unsigned shared,
+                       void **params) {
     return CU(cuLaunchKernel)(f, grid, 1, 1, block, 1, 1, shared, NULL, params, NULL);
 }
 
@@ -463,8 +465,8 @@ static void lazy_streams_wait(void **state) {
     OK(CU(cuMemcpyHtoDAsync_v2)(x, pinned, 4, stream));
     OK(CU(cuMemcpyHtoDAsync_v2)(x + 4, &pageable, 4, stream));
     OK(CU(cuMemcpyDtoHAsync_v2)(pinned + 2, x, 8, stream));
-    pinned[0] = 4;  /* read later */
-    pageable = 6;   /* was read at the call */
+    pinned[0] = 4; /* read later */
+    pageable = 6;  /* was read at the call */
     assert_int_equal(pinned[2], -1);
     assert_int_equal(CU(fake_cuda_pending)(), 3);
     assert_int_equal(CU(cuStreamQuery)(stream), CUDA_ERROR_NOT_READY);
@@ -606,13 +608,17 @@ static void threads_share_a_device(void **state) {
 
 /* ---- graphs ---- */
 
-static const char steps[] =
-    "extern \"C\" __global__ void add(int *x, int v) { x[0] += v; }\n"
-    "extern \"C\" __global__ void twice(int *x) { x[0] *= 2; }\n";
+static const char steps[] = "extern \"C\" __global__ void add(int *x, int v) { x[0] += v; }\n"
+                            "extern \"C\" __global__ void twice(int *x) { x[0] *= 2; }\n";
 
 static CUDA_KERNEL_NODE_PARAMS node_params(CUfunction f, void **params) {
-    return (CUDA_KERNEL_NODE_PARAMS){.func = f, .gridDimX = 1, .gridDimY = 1, .gridDimZ = 1,
-                                     .blockDimX = 1, .blockDimY = 1, .blockDimZ = 1,
+    return (CUDA_KERNEL_NODE_PARAMS){.func = f,
+                                     .gridDimX = 1,
+                                     .gridDimY = 1,
+                                     .gridDimZ = 1,
+                                     .blockDimX = 1,
+                                     .blockDimY = 1,
+                                     .blockDimZ = 1,
                                      .kernelParams = params};
 }
 
@@ -763,9 +769,13 @@ static void graphs_are_updated(void **state) {
     CUgraphExec exec;
     CUgraphExecUpdateResultInfo info;
     CUDA_MEMSET_NODE_PARAMS s = {.dst = x, .value = 7, .elementSize = 4, .width = 1, .height = 1};
-    CUDA_MEMCPY3D c = {.srcMemoryType = CU_MEMORYTYPE_DEVICE, .srcDevice = x,
-                       .dstMemoryType = CU_MEMORYTYPE_DEVICE, .dstDevice = y, .WidthInBytes = 4,
-                       .Height = 1, .Depth = 1};
+    CUDA_MEMCPY3D c = {.srcMemoryType = CU_MEMORYTYPE_DEVICE,
+                       .srcDevice = x,
+                       .dstMemoryType = CU_MEMORYTYPE_DEVICE,
+                       .dstDevice = y,
+                       .WidthInBytes = 4,
+                       .Height = 1,
+                       .Depth = 1};
     OK(CU(cuGraphCreate)(&graph, 0));
     OK(CU(cuGraphAddMemsetNode)(&set, graph, NULL, 0, &s, lib.context));
     OK(CU(cuGraphAddMemcpyNode)(&copy, graph, &set, 1, &c, lib.context));
@@ -857,9 +867,15 @@ static void products_multiply(void **state) {
     CUdeviceptr rows = device(by_row, 24), columns = device(by_column, 24), d = device(NULL, 16);
     for (int order = 0; order < 2; order++)
         for (int t = 0; t < 4; t++) {
-            const gemm g = {.type = CUDA_R_32F, .out_type = CUDA_R_32F,
-                            .compute = CUBLAS_COMPUTE_32F, .m = 2, .n = 2, .k = 3, .transa = t & 1,
-                            .transb = t >> 1, .order = order,
+            const gemm g = {.type = CUDA_R_32F,
+                            .out_type = CUDA_R_32F,
+                            .compute = CUBLAS_COMPUTE_32F,
+                            .m = 2,
+                            .n = 2,
+                            .k = 3,
+                            .transa = t & 1,
+                            .transb = t >> 1,
+                            .order = order,
                             .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
             /* A is 2x3 with rows 123 and 456, B 3x2 with rows 12, 34 and 56. */
             const bool a_rows = (order == CUBLASLT_ORDER_ROW) != (t & 1);
@@ -889,8 +905,13 @@ static void products_have_types_and_epilogues(void **state) {
     float wide[2];
     CUdeviceptr a = device(bf16, 8), one = device(one_bf16, 2), d = device(NULL, 16);
     CUdeviceptr db = device(bias, 8);
-    gemm g = {.type = CUDA_R_16BF, .out_type = CUDA_R_16BF, .compute = CUBLAS_COMPUTE_32F, .m = 4,
-              .n = 1, .k = 1, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    gemm g = {.type = CUDA_R_16BF,
+              .out_type = CUDA_R_16BF,
+              .compute = CUBLAS_COMPUTE_32F,
+              .m = 4,
+              .n = 1,
+              .k = 1,
+              .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
     OK(multiply(&g, NULL, a, one, d, 0, 0));
     OK(CU(cuMemcpyDtoH_v2)(out, d, 8));
     assert_memory_equal(out, bf16, 8);
@@ -912,8 +933,13 @@ static void products_have_types_and_epilogues(void **state) {
     assert_true(fabsf(wide[0] - 0.841192f) < 1e-5f && fabsf(wide[1] + 0.0454023f) < 1e-5f);
     const double x[2] = {1e-300, 3};
     CUdeviceptr dx = device(x, 16);
-    gemm wide_g = {.type = CUDA_R_64F, .out_type = CUDA_R_64F, .compute = CUBLAS_COMPUTE_64F,
-                   .m = 1, .n = 1, .k = 1, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    gemm wide_g = {.type = CUDA_R_64F,
+                   .out_type = CUDA_R_64F,
+                   .compute = CUBLAS_COMPUTE_64F,
+                   .m = 1,
+                   .n = 1,
+                   .k = 1,
+                   .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
     double product;
     OK(multiply(&wide_g, NULL, dx, dx + 8, d, 0, 0));
     OK(CU(cuMemcpyDtoH_v2)(&product, d, 8));
@@ -934,8 +960,14 @@ static void algorithms_differ(void **state) {
     for (int i = 0; i < N * K; i++) a[i] = (float)(i % 97) * 0.37f - 11.1f;
     CUdeviceptr da = device(a, sizeof a), d = device(NULL, sizeof outs[0]);
     CUdeviceptr workspace = device(NULL, 1 << 20);
-    gemm g = {.type = CUDA_R_32F, .out_type = CUDA_R_32F, .compute = CUBLAS_COMPUTE_32F, .m = N,
-              .n = N, .k = K, .transa = 1, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    gemm g = {.type = CUDA_R_32F,
+              .out_type = CUDA_R_32F,
+              .compute = CUBLAS_COMPUTE_32F,
+              .m = N,
+              .n = N,
+              .k = K,
+              .transa = 1,
+              .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
     OK(multiply(&g, NULL, da, da, d, 0, 0));
     OK(CU(cuMemcpyDtoH_v2)(outs[0], d, sizeof outs[0]));
     g.workspace = 1 << 20;
@@ -948,8 +980,7 @@ static void algorithms_differ(void **state) {
     g.n = N - 1;
     assert_int_equal(multiply(&g, NULL, da + 4, da, d, 0, workspace), 0); /* algorithm 0 */
     g.m = g.n = 8;
-    assert_int_equal(multiply(&g, NULL, da + 4, da, d, 0, workspace),
-                     CUBLAS_STATUS_NOT_SUPPORTED);
+    assert_int_equal(multiply(&g, NULL, da + 4, da, d, 0, workspace), CUBLAS_STATUS_NOT_SUPPORTED);
     g.workspace = 0;
     g.m = g.n = N;
     assert_int_equal(multiply(&g, NULL, da, da, d + 4, 0, 0), CUBLAS_STATUS_EXECUTION_FAILED);
@@ -966,8 +997,13 @@ static void products_are_captured(void **state) {
     CUgraph graph;
     CUgraphExec exec;
     float out;
-    const gemm g = {.type = CUDA_R_32F, .out_type = CUDA_R_32F, .compute = CUBLAS_COMPUTE_32F,
-                    .m = 1, .n = 1, .k = 1, .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
+    const gemm g = {.type = CUDA_R_32F,
+                    .out_type = CUDA_R_32F,
+                    .compute = CUBLAS_COMPUTE_32F,
+                    .m = 1,
+                    .n = 1,
+                    .k = 1,
+                    .epilogue = CUBLASLT_EPILOGUE_DEFAULT};
     OK(CU(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING));
     OK(CU(cuStreamBeginCapture_v2)(stream, CU_STREAM_CAPTURE_MODE_RELAXED));
     OK(multiply(&g, stream, a, a, d, 0, 0));
@@ -993,7 +1029,8 @@ static const char language[] =
     "__device__ int counter = 3;\n"
     "__constant__ float table[2] = {0.5f, 0.25f};\n"
     "template <class T, int N> __global__ void scale(T *x) { x[threadIdx.x] *= N; }\n"
-    "extern \"C\" __global__ void mixed(int *out, pair p, short s, const float4 *__restrict__ v) {\n"
+    "extern \"C\" __global__ void mixed(int *out, pair p, short s, const float4 *__restrict__ v) "
+    "{\n"
     "    const float4 w = v[0];\n"
     "    if (threadIdx.x == 0 && threadIdx.y == 0) {\n"
     "        out[0] = p.a; out[1] = (int)p.b; out[2] = s; out[3] = (int)(w.x + w.w);\n"
@@ -1017,7 +1054,7 @@ static const char language[] =
 
 static void the_language_works(void **state) {
     (void)state;
-    const int expected[19] = {7, -2, -9, 5,  0x3f800000, 3,  2,  0x7fffffff, 0, 2,
+    const int expected[19] = {7,  -2, -9, 5,   0x3f800000, 3,  2,  0x7fffffff, 0, 2,
                               10, 44, 11, 520, 64,         64, 64, 64,         64};
     struct {
         int a;
@@ -1111,8 +1148,7 @@ static int small_program(void) {
     int value = 0, r;
     (void)((r = RTC(nvrtcCreateProgram)(&program, steps, NULL, 0, NULL, NULL)) ||
            (r = RTC(nvrtcCompileProgram)(program, 1, &option)) ||
-           (r = RTC(nvrtcGetCUBIN)(program, image)) ||
-           (r = CU(cuModuleLoadData)(&module, image)) ||
+           (r = RTC(nvrtcGetCUBIN)(program, image)) || (r = CU(cuModuleLoadData)(&module, image)) ||
            (r = CU(cuModuleGetFunction)(&f, module, "add")) ||
            (r = CU(cuStreamCreate)(&stream, CU_STREAM_NON_BLOCKING)) ||
            (r = CU(cuMemAlloc_v2)(&x, 4)) || (r = CU(cuMemsetD32Async)(x, 1, 1, stream)) ||

@@ -81,8 +81,8 @@ static void find_dynamic(char *code, char *source, FILE *table) {
         char *start = end;
         while (start > c && is_word(start[-1])) start--;
         const int length = (int)(end - start);
-        fprintf(table, "__asm__(\".globl %.*s\\n.set %.*s, fake_dynamic_shared\");\n", length, start,
-                length, start);
+        fprintf(table, "__asm__(\".globl %.*s\\n.set %.*s, fake_dynamic_shared\");\n", length,
+                start, length, start);
     }
 }
 
@@ -234,8 +234,8 @@ static char *join(const char *folder, const char *name) {
 static char *read_image(const char *path, size_t *size, int arch) {
     char *image = read_file(path, sizeof(fake_header), size);
     if (!image) return NULL;
-    const fake_header header = {.magic = FAKE_MAGIC, .arch = (unsigned)arch,
-                                .size = *size - sizeof header};
+    const fake_header header = {
+        .magic = FAKE_MAGIC, .arch = (unsigned)arch, .size = *size - sizeof header};
     memcpy(image, &header, sizeof header);
     return image;
 }

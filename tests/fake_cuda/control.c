@@ -188,7 +188,7 @@ static struct {
     struct object {
         const void *at;
         const char *kind;
-    } *slots;
+    } * slots;
     size_t room, used;
 } objects;
 

@@ -30,7 +30,7 @@ typedef struct thread {
 } thread;
 
 static struct {
-    char *stacks;             /* FAKE_MAX_THREADS + 1 of them, and one for signals */
+    char *stacks; /* FAKE_MAX_THREADS + 1 of them, and one for signals */
     char *free_stacks[FAKE_MAX_THREADS + 1];
     int free_count;
     thread threads[FAKE_MAX_THREADS];
