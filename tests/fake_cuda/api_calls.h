@@ -60,8 +60,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t size);
 cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t desc,
-                                              cublasLtMatmulDescAttributes_t attribute,
-                                              void *value, size_t size, size_t *written);
+                                              cublasLtMatmulDescAttributes_t attribute, void *value,
+                                              size_t size, size_t *written);
 cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference,
                                                      size_t size);
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference);
@@ -72,11 +72,12 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 cublasStatus_t cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     void *value, size_t size, size_t *written);
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a_layout,
-    cublasLtMatrixLayout_t b_layout, cublasLtMatrixLayout_t c_layout,
-    cublasLtMatrixLayout_t d_layout, cublasLtMatmulPreference_t preference, int wanted,
-    cublasLtMatmulHeuristicResult_t results[], int *count);
+cublasStatus_t
+cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                               cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
+                               cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
+                               cublasLtMatmulPreference_t preference, int wanted,
+                               cublasLtMatmulHeuristicResult_t results[], int *count);
 cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t compute,
                                         cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
                                         cudaDataType_t c, cudaDataType_t d, int wanted, int ids[],
@@ -85,13 +86,11 @@ cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType
                                       cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
                                       cudaDataType_t c, cudaDataType_t d, int id,
                                       cublasLtMatmulAlgo_t *algo);
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                                       cublasLtMatrixLayout_t a_layout,
-                                       cublasLtMatrixLayout_t b_layout,
-                                       cublasLtMatrixLayout_t c_layout,
-                                       cublasLtMatrixLayout_t d_layout,
-                                       const cublasLtMatmulAlgo_t *algo,
-                                       cublasLtMatmulHeuristicResult_t *result);
+cublasStatus_t
+cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                        cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
+                        cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
+                        const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result);
 cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *algo,
                                                  cublasLtMatmulAlgoCapAttributes_t attribute,
                                                  void *value, size_t size, size_t *written);

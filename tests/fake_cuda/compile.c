@@ -81,8 +81,8 @@ static void find_dynamic(char *code, char *source, FILE *table) {
         char *start = end;
         while (start > c && is_word(start[-1])) start--;
         const int length = (int)(end - start);
-        fprintf(table, "__asm__(\".globl %.*s\\n.set %.*s, fake_dynamic_shared\");\n", length, start,
-                length, start);
+        fprintf(table, "__asm__(\".globl %.*s\\n.set %.*s, fake_dynamic_shared\");\n", length,
+                start, length, start);
     }
 }
 
@@ -205,7 +205,8 @@ static bool run_compiler(const char *folder, const struct fake_source *source) {
     char command[2048];
     snprintf(command, sizeof command,
              "cd '%s' && exec %s -x c++ -std=c++17 -O1 -w -shared -fPIC -pipe -fno-exceptions "
-             "-fno-rtti -fno-math-errno -fwrapv -fno-strict-aliasing -fno-asynchronous-unwind-tables "
+             "-fno-rtti -fno-math-errno -fwrapv -fno-strict-aliasing "
+             "-fno-asynchronous-unwind-tables -fstack-clash-protection "
              "-Wl,-Bsymbolic -Wl,--build-id=none %s %s -o k.so k.cpp >log 2>&1",
              folder, compiler && *compiler ? compiler : "g++", contraction(source->flags),
              source->flags);
@@ -233,16 +234,15 @@ static char *join(const char *folder, const char *name) {
 static char *read_image(const char *path, size_t *size, int arch) {
     char *image = read_file(path, sizeof(fake_header), size);
     if (!image) return NULL;
-    const fake_header header = {.magic = FAKE_MAGIC, .arch = (unsigned)arch,
-                                .size = *size - sizeof header};
+    const fake_header header = {
+        .magic = FAKE_MAGIC, .arch = (unsigned)arch, .size = *size - sizeof header};
     memcpy(image, &header, sizeof header);
     return image;
 }
 
-static void *compile_in(const char *folder, const struct fake_source *source, size_t *size,
-                        char **log) {
+static void *compile_in(const char *folder, const struct fake_source *source, const char *whole,
+                        size_t *size, char **log) {
     char *in = join(folder, "k.cpp"), *out = join(folder, "k.so"), *said = join(folder, "log");
-    char *whole = whole_source(source);
     void *image = NULL;
     if (write_text(in, whole) && run_compiler(folder, source))
         image = read_image(out, size, source->arch);
@@ -254,21 +254,63 @@ static void *compile_in(const char *folder, const struct fake_source *source, si
     free(in);
     free(out);
     free(said);
-    free(whole);
     return image;
 }
 
-void *fake_cuda_compile(const struct fake_source *source, size_t *size, char **log) {
+static void *compile_anew(const struct fake_source *source, const char *whole, size_t *size,
+                          char **log) {
     const char *temporary = getenv("TMPDIR");
     char folder[512];
     snprintf(folder, sizeof folder, "%s/fake_nvrtc_XXXXXX",
              temporary && *temporary ? temporary : "/tmp");
-    *size = 0;
     if (!mkdtemp(folder)) {
         *log = strdup("no temporary folder");
         return NULL;
     }
-    void *image = compile_in(folder, source, size, log);
+    void *image = compile_in(folder, source, whole, size, log);
     rmdir(folder);
+    return image;
+}
+
+/* ---- images kept between runs: in the folder FAKE_CUDA_CACHE, if it is set ---- */
+
+static uint64_t hash(const char *c, uint64_t seed) {
+    for (; *c; c++) seed = (seed ^ (unsigned char)*c) * 0x100000001b3u;
+    return seed;
+}
+
+static char *cache_path(const struct fake_source *source, const char *whole) {
+    const char *folder = getenv("FAKE_CUDA_CACHE");
+    char *path = NULL;
+    if (!folder || !*folder) return NULL;
+    const uint64_t a = hash(source->flags, hash(whole, 0xcbf29ce484222325u));
+    const uint64_t b = hash(source->flags, hash(whole, a ^ 0x9e3779b97f4a7c15u));
+    if (asprintf(&path, "%s/%016llx%016llx.img", folder, (unsigned long long)a,
+                 (unsigned long long)b) < 0)
+        abort();
+    return path;
+}
+
+static void keep(const char *path, const void *image, size_t size) {
+    char *temporary = NULL;
+    if (asprintf(&temporary, "%s.%d", path, (int)getpid()) < 0) abort();
+    FILE *file = fopen(temporary, "wb");
+    const bool written = file && fwrite(image, 1, size, file) == size;
+    if (file && fclose(file) == 0 && written) rename(temporary, path);
+    else unlink(temporary);
+    free(temporary);
+}
+
+void *fake_cuda_compile(const struct fake_source *source, size_t *size, char **log) {
+    char *whole = whole_source(source), *path = cache_path(source, whole);
+    *size = 0;
+    void *image = path ? read_file(path, 0, size) : NULL;
+    if (image) *log = strdup("");
+    else {
+        image = compile_anew(source, whole, size, log);
+        if (image && path) keep(path, image, *size);
+    }
+    free(whole);
+    free(path);
     return image;
 }

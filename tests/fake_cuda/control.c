@@ -98,7 +98,12 @@ int fake_cuda_enter(const char *symbol) {
     return fails;
 }
 
-static void after_fork(void) { fake.forked = fake.initialised; }
+/* In the child. Other threads may have held the locks. */
+static void after_fork(void) {
+    fake.forked = fake.initialised;
+    pthread_mutex_init(&fake.lock, NULL);
+    pthread_mutex_init(&counts.lock, NULL);
+}
 
 __attribute__((constructor)) static void start(void) {
     const char *devices = getenv("FAKE_CUDA_DEVICES"), *lazy = getenv("FAKE_CUDA_LAZY");
@@ -183,7 +188,7 @@ static struct {
     struct object {
         const void *at;
         const char *kind;
-    } *slots;
+    } * slots;
     size_t room, used;
 } objects;
 
@@ -300,17 +305,33 @@ static bool names(const char *symbol, const char *wanted) {
     return !symbol[length] || (symbol[length] == '_' && symbol[length + 1] == 'v');
 }
 
+/* Entry points whose signature changed with CUDA 12.3. */
+static int since(const char *symbol) {
+    static const char *const late[] = {"cuStreamGetCaptureInfo_v3", "cuGraphGetEdges_v2",
+                                       "cuGraphNodeGetDependencies_v2",
+                                       "cuGraphAddDependencies_v2"};
+    for (size_t i = 0; i < sizeof late / sizeof *late; i++)
+        if (!strcmp(late[i], symbol)) return 12030;
+    return 0;
+}
+
+static void *address_of(const char *symbol, int version) {
+    void *address = NULL;
+    if (!strcmp(symbol, "cuGetErrorName")) return (void *)cuGetErrorName;
+    if (!strcmp(symbol, "cuGetErrorString")) return (void *)cuGetErrorString;
+    for (int i = 0; i < FAKE_CALLS; i++) {
+        if (!strcmp(calls[i].name, symbol)) return addresses[i];
+        if (names(calls[i].name, symbol) && since(calls[i].name) <= version) address = addresses[i];
+    }
+    return address;
+}
+
 CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version, cuuint64_t flags,
                              CUdriverProcAddressQueryResult *status) {
     ENTER(cuGetProcAddress_v2);
-    (void)version;
     (void)flags;
     CHECK(symbol && address, CUDA_ERROR_INVALID_VALUE);
-    *address = NULL;
-    if (names("cuGetErrorName", symbol)) *address = (void *)cuGetErrorName;
-    if (names("cuGetErrorString", symbol)) *address = (void *)cuGetErrorString;
-    for (int i = 0; i < FAKE_CALLS; i++)
-        if (names(calls[i].name, symbol)) *address = addresses[i];
+    *address = address_of(symbol, version);
     if (status)
         *status = *address ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
     return *address ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;

@@ -42,8 +42,8 @@ int fake_cuda_version(void);
 /* Compiles CUDA C for the host. Returns the image (malloc'ed) or NULL; *log is malloc'ed always. */
 struct fake_source {
     const char *text, *name;
-    const char *flags;             /* for the compiler, separated by spaces */
-    const char *const *kernels;    /* name expressions beside the kernels found in the text */
+    const char *flags;          /* for the compiler, separated by spaces */
+    const char *const *kernels; /* name expressions beside the kernels found in the text */
     int kernel_count;
     int arch;
 };

@@ -58,18 +58,21 @@ typedef struct attribute {
 } attribute;
 
 static const attribute layout_attributes[] = {
-    {CUBLASLT_MATRIX_LAYOUT_TYPE, 4},        {CUBLASLT_MATRIX_LAYOUT_ORDER, 4},
-    {CUBLASLT_MATRIX_LAYOUT_ROWS, 8},        {CUBLASLT_MATRIX_LAYOUT_COLS, 8},
-    {CUBLASLT_MATRIX_LAYOUT_LD, 8},          {CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 4},
+    {CUBLASLT_MATRIX_LAYOUT_TYPE, 4},
+    {CUBLASLT_MATRIX_LAYOUT_ORDER, 4},
+    {CUBLASLT_MATRIX_LAYOUT_ROWS, 8},
+    {CUBLASLT_MATRIX_LAYOUT_COLS, 8},
+    {CUBLASLT_MATRIX_LAYOUT_LD, 8},
+    {CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 4},
     {CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, 8},
 };
 static const attribute desc_attributes[] = {
-    {CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, 4},     {CUBLASLT_MATMUL_DESC_SCALE_TYPE, 4},
-    {CUBLASLT_MATMUL_DESC_POINTER_MODE, 4},     {CUBLASLT_MATMUL_DESC_TRANSA, 4},
-    {CUBLASLT_MATMUL_DESC_TRANSB, 4},           {CUBLASLT_MATMUL_DESC_TRANSC, 4},
-    {CUBLASLT_MATMUL_DESC_FILL_MODE, 4},        {CUBLASLT_MATMUL_DESC_EPILOGUE, 4},
-    {CUBLASLT_MATMUL_DESC_BIAS_POINTER, 8},     {CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, 8},
-    {CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, 4},  {CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1},
+    {CUBLASLT_MATMUL_DESC_COMPUTE_TYPE, 4},    {CUBLASLT_MATMUL_DESC_SCALE_TYPE, 4},
+    {CUBLASLT_MATMUL_DESC_POINTER_MODE, 4},    {CUBLASLT_MATMUL_DESC_TRANSA, 4},
+    {CUBLASLT_MATMUL_DESC_TRANSB, 4},          {CUBLASLT_MATMUL_DESC_TRANSC, 4},
+    {CUBLASLT_MATMUL_DESC_FILL_MODE, 4},       {CUBLASLT_MATMUL_DESC_EPILOGUE, 4},
+    {CUBLASLT_MATMUL_DESC_BIAS_POINTER, 8},    {CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE, 8},
+    {CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, 4}, {CUBLASLT_MATMUL_DESC_FAST_ACCUM, 1},
     {CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, 4},
 };
 static const attribute preference_attributes[] = {
@@ -173,8 +176,7 @@ cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout,
 static void init_desc(cublasLtMatmulDesc_t desc, cublasComputeType_t compute,
                       cudaDataType_t scale) {
     memset(desc, 0, sizeof *desc);
-    desc->data[find(TABLE(desc_attributes), CUBLASLT_MATMUL_DESC_COMPUTE_TYPE)] =
-        (uint64_t)compute;
+    desc->data[find(TABLE(desc_attributes), CUBLASLT_MATMUL_DESC_COMPUTE_TYPE)] = (uint64_t)compute;
     desc->data[find(TABLE(desc_attributes), CUBLASLT_MATMUL_DESC_SCALE_TYPE)] = (uint64_t)scale;
     desc->data[find(TABLE(desc_attributes), CUBLASLT_MATMUL_DESC_EPILOGUE)] =
         CUBLASLT_EPILOGUE_DEFAULT;
@@ -304,16 +306,15 @@ static bool known_type(int type) {
 
 static cublasStatus_t read_matrix(matrix *out, cublasLtMatrixLayout_t layout, bool transposed) {
     CHECK(layout, BAD);
-    *out = (matrix){.type = (int)layout_word(layout, CUBLASLT_MATRIX_LAYOUT_TYPE),
-                    .row_order = layout_word(layout, CUBLASLT_MATRIX_LAYOUT_ORDER) ==
-                                 CUBLASLT_ORDER_ROW,
-                    .transposed = transposed,
-                    .rows = layout_word(layout, CUBLASLT_MATRIX_LAYOUT_ROWS),
-                    .cols = layout_word(layout, CUBLASLT_MATRIX_LAYOUT_COLS),
-                    .ld = (int64_t)layout_word(layout, CUBLASLT_MATRIX_LAYOUT_LD),
-                    .batches = (int)layout_word(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT),
-                    .batch_stride = (int64_t)layout_word(
-                        layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)};
+    *out = (matrix){
+        .type = (int)layout_word(layout, CUBLASLT_MATRIX_LAYOUT_TYPE),
+        .row_order = layout_word(layout, CUBLASLT_MATRIX_LAYOUT_ORDER) == CUBLASLT_ORDER_ROW,
+        .transposed = transposed,
+        .rows = layout_word(layout, CUBLASLT_MATRIX_LAYOUT_ROWS),
+        .cols = layout_word(layout, CUBLASLT_MATRIX_LAYOUT_COLS),
+        .ld = (int64_t)layout_word(layout, CUBLASLT_MATRIX_LAYOUT_LD),
+        .batches = (int)layout_word(layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT),
+        .batch_stride = (int64_t)layout_word(layout, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET)};
     CHECK(known_type(out->type), CUBLAS_STATUS_NOT_SUPPORTED);
     CHECK(layout_word(layout, CUBLASLT_MATRIX_LAYOUT_ORDER) <= CUBLASLT_ORDER_ROW,
           CUBLAS_STATUS_NOT_SUPPORTED);
@@ -453,7 +454,7 @@ static double load(const char *at, int type) {
     switch (type) {
     case CUDA_R_64F: return *(const double *)at;
     case CUDA_R_32F: return *(const float *)at;
-    case CUDA_R_16BF: return from_bits((uint32_t)*(const uint16_t *)at << 16);
+    case CUDA_R_16BF: return from_bits((uint32_t) * (const uint16_t *)at << 16);
     default: return half_to_double(*(const uint16_t *)at);
     }
 }
@@ -471,8 +472,8 @@ static void store(char *at, int type, double x) {
 
 static char *element(const matrix *x, int batch, uint64_t i, uint64_t j) {
     const uint64_t row = x->transposed ? j : i, col = x->transposed ? i : j;
-    const int64_t at = x->row_order ? (int64_t)row * x->ld + (int64_t)col
-                                    : (int64_t)col * x->ld + (int64_t)row;
+    const int64_t at =
+        x->row_order ? (int64_t)row * x->ld + (int64_t)col : (int64_t)col * x->ld + (int64_t)row;
     return x->at + (at + batch * x->batch_stride) * (int64_t)type_size(x->type);
 }
 
@@ -545,14 +546,12 @@ static void run_product(const void *data) {
 static size_t extent(const matrix *x) {
     const uint64_t lines = x->row_order ? x->rows : x->cols;
     const uint64_t line = x->row_order ? x->cols : x->rows;
-    const int64_t last = (int64_t)(lines - 1) * x->ld + (int64_t)line +
-                         (int64_t)(x->batches - 1) * x->batch_stride;
+    const int64_t last =
+        (int64_t)(lines - 1) * x->ld + (int64_t)line + (int64_t)(x->batches - 1) * x->batch_stride;
     return (size_t)last * type_size(x->type);
 }
 
-static bool inside(const matrix *x) {
-    return fake_cuda_is_device((uintptr_t)x->at, extent(x));
-}
+static bool inside(const matrix *x) { return fake_cuda_is_device((uintptr_t)x->at, extent(x)); }
 
 static cublasStatus_t check_memory(const product *p, const void *workspace, size_t size) {
     const bool bias = p->epilogue & CUBLASLT_EPILOGUE_BIAS;
@@ -610,11 +609,12 @@ static cublasLtMatmulHeuristicResult_t result_for(int id) {
     return result;
 }
 
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(
-    cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a_layout,
-    cublasLtMatrixLayout_t b_layout, cublasLtMatrixLayout_t c_layout,
-    cublasLtMatrixLayout_t d_layout, cublasLtMatmulPreference_t preference, int wanted,
-    cublasLtMatmulHeuristicResult_t results[], int *count) {
+cublasStatus_t
+cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                               cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
+                               cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
+                               cublasLtMatmulPreference_t preference, int wanted,
+                               cublasLtMatmulHeuristicResult_t results[], int *count) {
     ENTER(cublasLtMatmulAlgoGetHeuristic);
     CHECK(handle, CUBLAS_STATUS_NOT_INITIALIZED);
     CHECK(preference && wanted > 0 && results && count, BAD);
@@ -655,13 +655,11 @@ cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                                       cublasLtMatrixLayout_t a_layout,
-                                       cublasLtMatrixLayout_t b_layout,
-                                       cublasLtMatrixLayout_t c_layout,
-                                       cublasLtMatrixLayout_t d_layout,
-                                       const cublasLtMatmulAlgo_t *algo,
-                                       cublasLtMatmulHeuristicResult_t *result) {
+cublasStatus_t
+cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                        cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
+                        cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
+                        const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result) {
     ENTER(cublasLtMatmulAlgoCheck);
     CHECK(handle, CUBLAS_STATUS_NOT_INITIALIZED);
     CHECK(algo && result && algo_id(algo) >= 0, BAD);

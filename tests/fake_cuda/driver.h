@@ -62,9 +62,9 @@ bool fake__is(const void *object, const char *kind);
 /* ---- devices ---- */
 
 typedef struct fake_allocation {
-    uintptr_t at, size;         /* what the caller got */
-    uintptr_t map, map_size;    /* the pages that hold it; the bytes around it are the red zone */
-    CUmemoryPool pool;          /* NULL: cuMemAlloc */
+    uintptr_t at, size;      /* what the caller got */
+    uintptr_t map, map_size; /* the pages that hold it; the bytes around it are the red zone */
+    CUmemoryPool pool;       /* NULL: cuMemAlloc */
     int device;
     bool open;
 } fake_allocation;
@@ -129,8 +129,17 @@ void fake__remove_globals(uintptr_t from, uintptr_t to);
 
 /* ---- work ---- */
 
-enum fake_work_kind { WORK_KERNEL, WORK_COPY, WORK_SET, WORK_HOST, WORK_RUN, WORK_EMPTY, WORK_FREE,
-                      WORK_EVENT, WORK_GRAPH };
+enum fake_work_kind {
+    WORK_KERNEL,
+    WORK_COPY,
+    WORK_SET,
+    WORK_HOST,
+    WORK_RUN,
+    WORK_EMPTY,
+    WORK_FREE,
+    WORK_EVENT,
+    WORK_GRAPH
+};
 
 /* One thing a device does. Never changed once made, so graphs, their copies and streams share it. */
 typedef struct fake_work {

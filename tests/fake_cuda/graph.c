@@ -29,9 +29,7 @@ uint64_t fake__next_id(void) {
     return ++id;
 }
 
-static bool is_graph(CUgraph graph) {
-    return fake__is(graph, "graph") || fake__is(graph, "child");
-}
+static bool is_graph(CUgraph graph) { return fake__is(graph, "graph") || fake__is(graph, "child"); }
 
 static bool is_node(CUgraphNode node) { return fake__is(node, "node"); }
 
@@ -122,8 +120,7 @@ static CUgraph copy_graph(CUgraph graph, const char *kind) {
     }
     for (size_t i = 0; i < graph->count; i++)
         for (size_t k = 0; k < graph->nodes[i]->before_count; k++)
-            made->nodes[i]->before[k] =
-                made->nodes[index_of(graph, graph->nodes[i]->before[k])];
+            made->nodes[i]->before[k] = made->nodes[index_of(graph, graph->nodes[i]->before[k])];
     return made;
 }
 
@@ -164,10 +161,10 @@ CUresult cuGraphClone(CUgraph *made, CUgraph graph) {
 
 static CUresult kernel_work(fake_work **work, const CUDA_KERNEL_NODE_PARAMS *params) {
     CHECK(params, CUDA_ERROR_INVALID_VALUE);
-    return fake__kernel_work(
-        work, params->func, (unsigned[3]){params->gridDimX, params->gridDimY, params->gridDimZ},
-        (unsigned[3]){params->blockDimX, params->blockDimY, params->blockDimZ},
-        params->sharedMemBytes, params->kernelParams, params->extra);
+    return fake__kernel_work(work, params->func,
+                             (unsigned[3]){params->gridDimX, params->gridDimY, params->gridDimZ},
+                             (unsigned[3]){params->blockDimX, params->blockDimY, params->blockDimZ},
+                             params->sharedMemBytes, params->kernelParams, params->extra);
 }
 
 static CUresult copy_work(fake_work **work, const CUDA_MEMCPY3D *params, CUcontext context) {
@@ -223,8 +220,8 @@ CUresult cuGraphAddHostNode(CUgraphNode *node, CUgraph graph, const CUgraphNode 
     return fake__graph_add(graph, work, dependencies, count, node);
 }
 
-CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph,
-                                  const CUgraphNode *dependencies, size_t count, CUgraph child) {
+CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                                  size_t count, CUgraph child) {
     ENTER(cuGraphAddChildGraphNode);
     CHECK(is_graph(child) && child != graph, CUDA_ERROR_INVALID_VALUE);
     TRY(fake__graph_add(graph, NULL, dependencies, count, node));
@@ -303,8 +300,8 @@ CUresult cuGraphGetEdges_v2(CUgraph graph, CUgraphNode *from, CUgraphNode *to,
     return CUDA_SUCCESS;
 }
 
-CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes,
-                                       CUgraphEdgeData *edges, size_t *count) {
+CUresult cuGraphNodeGetDependencies_v2(CUgraphNode node, CUgraphNode *nodes, CUgraphEdgeData *edges,
+                                       size_t *count) {
     ENTER(cuGraphNodeGetDependencies_v2);
     CHECK(is_node(node) && count, CUDA_ERROR_INVALID_VALUE);
     for (size_t i = 0; edges && nodes && i < *count; i++) edges[i] = (CUgraphEdgeData){0};
@@ -329,7 +326,7 @@ CUresult cuGraphKernelNodeGetParams_v2(CUgraphNode node, CUDA_KERNEL_NODE_PARAMS
     const fake_work *work = node->work;
     const unsigned *g = work->kernel.grid, *b = work->kernel.block;
     *params = (CUDA_KERNEL_NODE_PARAMS){
-        work->kernel.function, g[0], g[1], g[2], b[0], b[1], b[2], work->kernel.shared,
+        work->kernel.function, g[0], g[1], g[2],         b[0], b[1], b[2], work->kernel.shared,
         work->kernel.params,   NULL, NULL, work->context};
     return CUDA_SUCCESS;
 }
@@ -545,8 +542,7 @@ static void take_over(CUgraph old, CUgraph graph) {
     }
 }
 
-CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode original,
-                                            CUgraph child) {
+CUresult cuGraphExecChildGraphNodeSetParams(CUgraphExec exec, CUgraphNode original, CUgraph child) {
     ENTER(cuGraphExecChildGraphNodeSetParams);
     CHECK(fake__is(exec, "exec") && is_node(original) && is_graph(child), CUDA_ERROR_INVALID_VALUE);
     CUgraphNode node = find_copy(exec->graph, original), differs;

@@ -14,7 +14,8 @@
 #error "the fake driver switches fibers with x86-64 code"
 #endif
 
-enum { STACK = 65536, SIGNAL_STACK = 65536, POISON = 0xff };
+/* The lowest page of each stack is closed; kernels are compiled to touch every page on the way. */
+enum { STACK = 131072, SIGNAL_STACK = 65536, PAGE = 4096, POISON = 0xff };
 
 enum state { WAITING_BLOCK, WAITING_WARP, RUNNABLE, ENDED };
 
@@ -29,7 +30,7 @@ typedef struct thread {
 } thread;
 
 static struct {
-    char *stacks;             /* FAKE_MAX_THREADS + 1 of them, and one for signals */
+    char *stacks; /* FAKE_MAX_THREADS + 1 of them, and one for signals */
     char *free_stacks[FAKE_MAX_THREADS + 1];
     int free_count;
     thread threads[FAKE_MAX_THREADS];
@@ -85,7 +86,9 @@ static void fiber_main(void) {
 
 static void enter_fiber(thread *t, void (*function)(void)) {
     t->stack = grid.free_stacks[--grid.free_count];
-    void **sp = (void **)(t->stack + STACK);
+    /* The tops lie in different lines of the cache. */
+    const size_t colour = (size_t)(t - grid.threads) * 320 % 4096;
+    void **sp = (void **)(t->stack + STACK - colour);
     *--sp = NULL; /* so that the stack is aligned as after a call */
     *--sp = (void *)function;
     for (int i = 0; i < 6; i++) *--sp = NULL;
@@ -259,7 +262,11 @@ static void on_fault(int number, siginfo_t *info, void *context) {
     }
     if (number == SIGSEGV && fake__open_at((uintptr_t)info->si_addr)) return;
     static char why[120];
-    const char *what = number == SIGFPE ? "division by zero or overflow" : "bad access";
+    const char *at = info->si_addr, *stacks = grid.stacks + SIGNAL_STACK;
+    const bool overflow = at >= stacks && at < stacks + (size_t)STACK * FAKE_MAX_THREADS;
+    const char *what = number == SIGFPE ? "division by zero or overflow"
+                       : overflow       ? "more local memory than the fake has"
+                                        : "bad access";
     const fake_uint3 block = grid.image ? *grid.image->block : (fake_uint3){0, 0, 0};
     const fake_uint3 index = grid.now->index;
     snprintf(why, sizeof why, "%s at %p, block (%u,%u,%u), thread (%u,%u,%u)", what, info->si_addr,
@@ -292,6 +299,8 @@ static bool have_stacks(void) {
                     MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_STACK, -1, 0);
     if (at == MAP_FAILED) return false;
     grid.stacks = at;
+    for (int i = 0; i < FAKE_MAX_THREADS; i++)
+        mprotect(grid.stacks + SIGNAL_STACK + (size_t)i * STACK, PAGE, PROT_NONE);
     return true;
 }
 
@@ -378,6 +387,17 @@ static void run_with_faults_caught(const fake_image *image, const fake_work *wor
     sigaltstack(&old, NULL);
 }
 
+/* What parameters point to is opened now, which is quicker than the fault at the first touch. */
+static void open_params(const fake_work *work) {
+    const fake_kernel *kernel = work->kernel.function->kernel;
+    for (int i = 0; i < kernel->params; i++) {
+        uintptr_t at;
+        if (!kernel->pointers[i]) continue;
+        memcpy(&at, work->kernel.params[i], sizeof at);
+        fake__open_at(at);
+    }
+}
+
 static CUresult begin(const fake_work *work, const fake_image *image) {
     CHECK(have_stacks(), CUDA_ERROR_OUT_OF_MEMORY);
     grid.work = work;
@@ -414,6 +434,7 @@ CUresult fake__run_grid(const fake_work *work) {
     *image->grid_size = (fake_uint3){n[0], n[1], n[2]};
     *image->dynamic_size = work->kernel.shared;
     *image->hooks = &hooks;
+    open_params(work);
     run_with_faults_caught(image, work);
     return end(function->name);
 }

@@ -150,8 +150,12 @@ static CUresult allocate(int device, CUmemoryPool pool, size_t size, CUdeviceptr
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     fake_allocation *a = fake__new(sizeof *a);
-    *a = (fake_allocation){.at = at + pages - up(size, ALIGN), .size = size, .map = at,
-                           .map_size = pages, .pool = pool, .device = device};
+    *a = (fake_allocation){.at = at + pages - up(size, ALIGN),
+                           .size = size,
+                           .map = at,
+                           .map_size = pages,
+                           .pool = pool,
+                           .device = device};
     fill_new(a);
     insert(d, a);
     d->cursor = at + pages + PAGE;
@@ -246,7 +250,7 @@ static struct range {
     uintptr_t from, to;
     unsigned flags;
     enum { PINNED, REGISTERED, GLOBAL } kind;
-} *ranges;
+} * ranges;
 static int range_count;
 
 static struct range *find_range(uintptr_t address) {
@@ -715,10 +719,15 @@ CUresult fake__run_set(const fake_work *work) {
 
 static CUDA_MEMCPY3D flat(int to_type, CUdeviceptr to, int from_type, CUdeviceptr from,
                           size_t size) {
-    return (CUDA_MEMCPY3D){.srcMemoryType = from_type, .srcHost = (const void *)(uintptr_t)from,
-                           .srcDevice = from, .dstMemoryType = to_type,
-                           .dstHost = (void *)(uintptr_t)to, .dstDevice = to,
-                           .WidthInBytes = size, .Height = 1, .Depth = 1};
+    return (CUDA_MEMCPY3D){.srcMemoryType = from_type,
+                           .srcHost = (const void *)(uintptr_t)from,
+                           .srcDevice = from,
+                           .dstMemoryType = to_type,
+                           .dstHost = (void *)(uintptr_t)to,
+                           .dstDevice = to,
+                           .WidthInBytes = size,
+                           .Height = 1,
+                           .Depth = 1};
 }
 
 static bool pageable(int type, uintptr_t at, size_t size) {
@@ -810,8 +819,8 @@ static CUresult fill(CUdeviceptr to, unsigned value, unsigned element, size_t co
                      CUstream stream) {
     if (!count) return CUDA_SUCCESS;
     TRY(fake__stream(&stream));
-    const CUDA_MEMSET_NODE_PARAMS params = {.dst = to, .value = value, .elementSize = element,
-                                            .width = count, .height = 1};
+    const CUDA_MEMSET_NODE_PARAMS params = {
+        .dst = to, .value = value, .elementSize = element, .width = count, .height = 1};
     fake_work *work;
     TRY(fake__set_work(&work, stream->context, &params));
     return fake__submit(stream, work);

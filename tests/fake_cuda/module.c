@@ -39,8 +39,8 @@ static void *open_ptx(const char *text) {
     /* The second line holds the compiler's flags, behind a comment. */
     const char *line = text + strlen(ptx_mark) + 2;
     char *flags = strndup(line, strcspn(line, "\n"));
-    const struct fake_source source = {.text = text, .name = "ptx", .flags = flags,
-                                       .arch = fake.arch};
+    const struct fake_source source = {
+        .text = text, .name = "ptx", .flags = flags, .arch = fake.arch};
     char *image = fake_cuda_compile(&source, &size, &log);
     void *handle = NULL;
     if (image) handle = open_object(image + sizeof(fake_header), size - sizeof(fake_header));
@@ -105,8 +105,8 @@ static CUresult load(CUmodule *out, const void *bytes) {
     *module = (struct CUmod_st){.context = fake__context, .handle = handle, .image = image};
     module->functions = fake__new((size_t)image->count * sizeof *module->functions);
     for (int i = 0; i < image->count; i++) {
-        module->functions[i] = (struct CUfunc_st){.kernel = &image->kernels[i], .module = module,
-                                                  .name = symbol_of(&image->kernels[i])};
+        module->functions[i] = (struct CUfunc_st){
+            .kernel = &image->kernels[i], .module = module, .name = symbol_of(&image->kernels[i])};
         fake__add(&module->functions[i], "function");
     }
     dl_iterate_phdr(find_extent, module);

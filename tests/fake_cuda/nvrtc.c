@@ -66,7 +66,7 @@ nvrtcResult nvrtcGetSupportedArchs(int *supported) {
     return NVRTC_SUCCESS;
 }
 
-/* Headers given beside the source go before it: good for sources that include each once. */
+/* Sources that bring headers along are refused. */
 nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name,
                                int headers, const char *const *texts, const char *const *names) {
     ENTER(nvrtcCreateProgram);
@@ -110,15 +110,42 @@ typedef struct options {
 } options;
 
 /* Options that change nothing here; those that end in = take any value. */
-static const char *const ignored[] = {
-    "device-debug",  "generate-line-info", "dopt=",         "dopt",  "ptxas-options=", "maxrregcount=",
-    "ftz=",          "prec-sqrt=",         "prec-div=",     "extra-device-vectorization",
-    "modify-stack-limit=", "builtin-move-forward=", "builtin-initializer-list=",
-    "disable-warnings",    "restrict",              "device-as-default-execution-space",
-    "default-device", "device-int128", "optimization-info=", "display-error-number",
-    "no-display-error-number", "diag-suppress=", "diag-error=", "diag-warn=", "minimal",
-    "brief-diagnostics=", "time=", "split-compile=", "relocatable-device-code=", "lineinfo", "G",
-    "w", "no-source-include", "no-cache", "dlink-time-opt", "fdevice-time-trace="};
+static const char *const ignored[] = {"device-debug",
+                                      "generate-line-info",
+                                      "dopt=",
+                                      "dopt",
+                                      "ptxas-options=",
+                                      "maxrregcount=",
+                                      "ftz=",
+                                      "prec-sqrt=",
+                                      "prec-div=",
+                                      "extra-device-vectorization",
+                                      "modify-stack-limit=",
+                                      "builtin-move-forward=",
+                                      "builtin-initializer-list=",
+                                      "disable-warnings",
+                                      "restrict",
+                                      "device-as-default-execution-space",
+                                      "default-device",
+                                      "device-int128",
+                                      "optimization-info=",
+                                      "display-error-number",
+                                      "no-display-error-number",
+                                      "diag-suppress=",
+                                      "diag-error=",
+                                      "diag-warn=",
+                                      "minimal",
+                                      "brief-diagnostics=",
+                                      "time=",
+                                      "split-compile=",
+                                      "relocatable-device-code=",
+                                      "lineinfo",
+                                      "G",
+                                      "w",
+                                      "no-source-include",
+                                      "no-cache",
+                                      "dlink-time-opt",
+                                      "fdevice-time-trace="};
 
 static bool is_ignored(const char *option) {
     for (size_t i = 0; i < sizeof ignored / sizeof *ignored; i++) {
@@ -188,10 +215,12 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *con
         set_log(program, "nvrtc: error: invalid option: %s\n", o.bad);
         return NVRTC_ERROR_INVALID_OPTION;
     }
-    const struct fake_source source = {.text = program->source, .name = program->name,
+    const struct fake_source source = {.text = program->source,
+                                       .name = program->name,
                                        .flags = o.flags,
                                        .kernels = (const char *const *)program->names,
-                                       .kernel_count = program->name_count, .arch = o.arch};
+                                       .kernel_count = program->name_count,
+                                       .arch = o.arch};
     free(program->log);
     program->log = NULL;
     program->cubin = fake_cuda_compile(&source, &program->cubin_size, &program->log);

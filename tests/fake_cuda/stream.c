@@ -217,8 +217,8 @@ CUresult fake_cuda_submit(CUstream stream, const char *name, void (*function)(co
 CUresult fake__stream(CUstream *stream) {
     if ((uintptr_t)*stream <= 2) {
         CHECK(fake__context, CUDA_ERROR_INVALID_CONTEXT);
-        *stream = (uintptr_t)*stream == 2 ? fake__context->thread_stream
-                                          : fake__context->null_stream;
+        *stream =
+            (uintptr_t)*stream == 2 ? fake__context->thread_stream : fake__context->null_stream;
         return CUDA_SUCCESS;
     }
     return fake__is(*stream, "stream") ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
@@ -506,8 +506,12 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     CHECK(stream != stream->context->null_stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CHECK(!stream->capture, CUDA_ERROR_ILLEGAL_STATE);
     fake_capture *capture = fake__new(sizeof *capture);
-    *capture = (fake_capture){.graph = fake__graph_new(), .origin = stream, .mode = mode,
-                              .thread = pthread_self(), .id = fake__next_id(), .streams = 1};
+    *capture = (fake_capture){.graph = fake__graph_new(),
+                              .origin = stream,
+                              .mode = mode,
+                              .thread = pthread_self(),
+                              .id = fake__next_id(),
+                              .streams = 1};
     stream->capture = capture;
     return CUDA_SUCCESS;
 }
