@@ -210,6 +210,14 @@ static int files_ending(const char *suffix) {
     return n;
 }
 
+static char logged[4096];
+static int nlogged;
+static void keep_line(void *ctx, const char *line) {
+    (void)ctx;
+    nlogged++;
+    snprintf(logged + strlen(logged), sizeof logged - strlen(logged), "%s\n", line);
+}
+
 /* ---- programs ---- */
 
 static int path;
@@ -469,6 +477,52 @@ static void modes_are_told(void **state) {
     free_value(doc);
 }
 
+/* A backend may call compiled functions, and may fail. */
+static etch_status nests(void *ctx, etch_graph *g, etch_runnable *out) {
+    (void)g;
+    ETCH_SCOPE
+        for (int i = 0; i < 3; i++)
+            if (!etch_call(ctx, arange_f32(2, 2))) abort();
+    out->backend = "eager";
+    return ETCH_OK;
+}
+
+static etch_status refuses(void *ctx, etch_graph *g, etch_runnable *out) {
+    (void)ctx, (void)g, (void)out;
+    return etch_set_error(ETCH_ERR_UNSUPPORTED, "not on a Sunday");
+}
+
+static void backends_of_users(void **state) {
+    (void)state;
+    etch_function *inner = etch_compile(cosine, .name = "inner", .backend = "eager");
+    assert_int_equal(etch_register_backend("nests", nests, inner), ETCH_OK);
+    assert_int_equal(etch_register_backend("refuses", refuses, NULL), ETCH_OK);
+    etch_set_log_sink(keep_line, NULL);
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(cosine, .name = "outer", .backend = "nests");
+        etch_function *r = etch_compile(cosine, .name = "refused", .backend = "refuses");
+        etch_tensor *x = arange_f32(3, 3);
+        for (int i = 0; i < 3; i++) assert_non_null(etch_call(f, x));
+        for (int i = 0; i < 4; i++) assert_non_null(etch_call(r, x));
+        etch_function_free(f), etch_function_free(r);
+    }
+    etch_set_log_sink(NULL, NULL);
+    etch_function_free(inner);
+    etch_unregister_backend("nests"), etch_unregister_backend("refuses");
+    value *doc = written(), *graphs = get(doc, "graphs");
+    const char *const names[] = {"inner/0", "outer/0", "refused/0"};
+    const char *const outcomes[] = {"compiled", "compiled", "fallback"};
+    assert_int_equal(length(graphs), 3);
+    for (int i = 0; i < 3; i++) {
+        const value *g = find(graphs, "name", names[i]);
+        assert_non_null(g);
+        assert_string_equal(string(g, "outcome"), outcomes[i]);
+        assert_int_equal(strstr(string(g, "why"), "not on a Sunday") != NULL, i == 2);
+        assert_int_equal(number(get(g, "run"), "count"), i < 2 ? 2 : 3);
+    }
+    free_value(doc);
+}
+
 /* ---- the page ---- */
 
 static int occurrences(const char *text, const char *what) {
@@ -516,14 +570,6 @@ static void page_is_whole_and_escaped(void **state) {
 }
 
 /* ---- failures ---- */
-
-static char logged[4096];
-static int nlogged;
-static void keep_line(void *ctx, const char *line) {
-    (void)ctx;
-    nlogged++;
-    snprintf(logged + strlen(logged), sizeof logged - strlen(logged), "%s\n", line);
-}
 
 static void not_recording(void **state) {
     (void)state;
@@ -775,6 +821,7 @@ int main(int argc, char **argv) {
         TEST(limits_of_entries),
         TEST(resets_begin_anew),
         TEST(modes_are_told),
+        TEST(backends_of_users),
         TEST(page_is_whole_and_escaped),
         TEST(not_recording),
         TEST(folder_that_is_none),
