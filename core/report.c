@@ -11,16 +11,12 @@ report_graph **etch__report_graphs;
 report_kernel *etch__report_kernels;
 int64_t etch__report_ngraphs, etch__report_nkernels, etch__report_dropped;
 static int64_t graphs_cap, kernels_cap;
+static report_graph *all; /* with those that have no number */
 
 /* What the thread is compiling. */
-typedef struct compiling {
-    report_graph *graph;
-    report_graph *like; /* of an instance: the leaf's graphs so far */
-    report_graph *runs; /* whose steps the plan's runs belong to */
-} compiling;
-static __thread compiling current __attribute__((tls_model("initial-exec")));
+static __thread report_graph *current __attribute__((tls_model("initial-exec")));
 
-static report_graph *here(void) { return etch__report_on() ? current.graph : NULL; }
+static report_graph *here(void) { return etch__report_on() ? current : NULL; }
 
 /* ---- time and memory ---- */
 
@@ -192,19 +188,16 @@ static bool same_steps(const report_graph *a, const report_graph *b) {
 }
 
 /* Plans for other sizes mostly have the steps of the first, and are counted with it. */
-static report_graph *resolve(void) {
-    if (current.runs || !current.graph) return current.runs;
-    current.runs = current.graph;
-    for (report_graph *g = current.like; g && current.graph->instance; g = g->next)
-        if (g->outcome == current.graph->outcome && same_steps(g, current.graph)) {
-            current.runs = g;
-            break;
-        }
-    return current.runs;
+static report_graph *resolve(report_graph *g) {
+    if (g->runs) return g->runs;
+    g->runs = g;
+    for (report_graph *old = g->like; old && g->instance && g->runs == g; old = old->next)
+        if (old->outcome == g->outcome && same_steps(old, g)) g->runs = old;
+    return g->runs;
 }
 
 report_graph *etch__report_plan(int nsteps) {
-    report_graph *g = here() ? resolve() : NULL;
+    report_graph *g = here() ? resolve(current) : NULL;
     return g && g->nsteps == nsteps ? g : NULL; /* else there was no memory for some */
 }
 
@@ -231,7 +224,8 @@ bool etch__report_begin_graph(const graph *g, bool instance, report_graph *like)
     r->name = etch__report_strdup(g->name);
     r->operators = g->nnodes, r->instance = instance;
     r->start = etch__report_now();
-    current = (compiling){r, like, NULL};
+    r->like = like, r->outer = current;
+    current = r;
     return true;
 }
 
@@ -239,6 +233,7 @@ bool etch__report_begin_graph(const graph *g, bool instance, report_graph *like)
  * notes times in it. */
 static void keep_graph(report_graph *g) {
     int64_t n = etch__report_ngraphs;
+    g->older = all, all = g;
     g->number = -1;
     if (n == REPORT_MAX_GRAPHS) {
         dropped();
@@ -250,10 +245,8 @@ static void keep_graph(report_graph *g) {
 }
 
 report_graph *etch__report_end_graph(etch_status status, report_graph **runs) {
-    report_graph *g = current.graph, *to = status == ETCH_OK ? resolve() : NULL;
-    *runs = NULL;
-    current = (compiling){0};
-    if (!g) return NULL;
+    report_graph *g = current, *to = status == ETCH_OK ? resolve(g) : NULL;
+    current = g->outer;
     g->compile_ns = etch__report_now() - g->start;
     if (status != ETCH_OK) {
         g->outcome = OUTCOME_FAILED;
@@ -270,7 +263,11 @@ report_graph *etch__report_end_graph(etch_status status, report_graph **runs) {
 }
 
 void etch__report_forget(void) {
-    for (int64_t i = 0; i < etch__report_ngraphs; i++) free_graph(etch__report_graphs[i]);
+    while (all) {
+        report_graph *older = all->older;
+        free_graph(all);
+        all = older;
+    }
     for (int64_t i = 0; i < etch__report_nkernels; i++) {
         etch__free(etch__report_kernels[i].loop);
         etch__free(etch__report_kernels[i].dump);

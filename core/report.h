@@ -54,7 +54,8 @@ typedef enum report_outcome {
 } report_outcome;
 
 typedef struct report_graph {
-    struct report_graph *next; /* of the same leaf, newest first */
+    struct report_graph *next;  /* of the same leaf, newest first */
+    struct report_graph *older; /* of all */
     int32_t number;
     char *name, *text, *guards, *why; /* why: of an outcome that is not COMPILED */
     char *notes;                      /* where fusion stopped, a line each */
@@ -67,6 +68,10 @@ typedef struct report_graph {
     report_step *steps;
     int64_t nsteps, steps_cap;
     report_time run;
+    /* While it is compiled. A backend may call functions that are compiled meanwhile. */
+    struct report_graph *outer;
+    struct report_graph *like; /* of an instance: the leaf's graphs so far */
+    struct report_graph *runs; /* whose steps the plan's runs belong to, once that is known */
 } report_graph;
 
 /* ---- for backends: about the graph that the thread is compiling ---- */
@@ -92,9 +97,9 @@ static inline void etch__report_step_ran(report_graph *g, int step, int64_t star
 
 /* ---- for the tracer ---- */
 
-/* The thread compiles g until the end; text (taken over), like (may be NULL): the leaf's graphs so
- * far. The end gives the record to be kept in the leaf's list, or NULL where it is there already;
- * *runs: whose times the runs of the code belong to. */
+/* The thread compiles g until the end; false: there is no memory for that, and will be no end. like
+ * (may be NULL): the leaf's graphs so far. The end gives the record to be kept in the leaf's list, or
+ * NULL where it is there already; *runs: whose times the runs of the code belong to. */
 bool etch__report_begin_graph(const graph *g, bool instance, report_graph *like);
 report_graph *etch__report_end_graph(etch_status status, report_graph **runs);
 

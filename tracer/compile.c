@@ -297,9 +297,9 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
     double before = seconds_now();
     backend_options options = {f->options.mode, f->options.numerics, !new_graph};
     int64_t profile = etch__profile_start();
-    if (etch__report_on()) etch__report_compiling(leaf, g, new_graph);
+    bool reported = etch__report_on() && etch__report_compiling(leaf, g, new_graph);
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
-    if (etch__report_on()) etch__report_compiled(leaf, code, status);
+    if (unlikely(reported)) etch__report_compiled(leaf, code, status);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, profile, g->name, NULL);
     etch__graph_free(g);
     if (status == ETCH_OK) {

@@ -248,12 +248,11 @@ void etch__report_limited(etch_function *f, trace_tree *tree, const trace_node *
 
 /* ---- compiles ---- */
 
-void etch__report_compiling(const trace_leaf *leaf, const graph *g, bool new_graph) {
-    if (leaf->report) etch__report_begin_graph(g, !new_graph, leaf->report->graphs);
+bool etch__report_compiling(const trace_leaf *leaf, const graph *g, bool new_graph) {
+    return leaf->report && etch__report_begin_graph(g, !new_graph, leaf->report->graphs);
 }
 
 void etch__report_compiled(const trace_leaf *leaf, segment_code *code, etch_status status) {
-    if (!leaf->report) return;
     saved_error error;
     report_graph *g = etch__report_end_graph(status, &code->report);
     if (!g) return;
@@ -413,6 +412,7 @@ __attribute__((constructor)) static void at_load(void) {
 
 __attribute__((destructor)) static void at_exit(void) {
     if (!etch__report_on() || forked) return;
+    etch_set_log_sink(NULL, NULL); /* what the program gave may be gone with it */
     if (write_files()) warn_of_gaps();
     else etch__warn("ETCH_TRACE: cannot write to %s: %m", directory);
 }
