@@ -140,8 +140,8 @@ static bool broadcast_rule(const op_call *call, tensor_meta *out) {
     return finish(call, out);
 }
 
-/* In place: the others broadcast to self, whose elements must have memory of their own each. */
-static bool inplace_rule(const op_call *call, tensor_meta *out) {
+/* The meta of self, whose elements must have memory of their own each. */
+static bool written_self(const op_call *call, tensor_meta *out) {
     const etch_tensor *self = call->in[0];
     out->ndim = self->ndim, out->offset = self->offset;
     for (int i = 0; i < self->ndim; i++) {
@@ -152,6 +152,13 @@ static bool inplace_rule(const op_call *call, tensor_meta *out) {
                  "memory (use etch_clone first)",
                  TEXT(self));
     }
+    return true;
+}
+
+/* In place: the others broadcast to self. */
+static bool inplace_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *self = call->in[0];
+    if (!written_self(call, out)) return false;
     for (int i = 1; i < call->nin; i++) {
         const etch_tensor *t = call->in[i];
         int64_t size[ETCH_MAX_DIMS];
@@ -330,6 +337,20 @@ static bool softmax_rule(const op_call *call, tensor_meta *out) {
     return etch__wrap_dim(call, call->at[0], out->ndim, &dim) && copy_sizes(call->in[0], out);
 }
 
+static bool matrices_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *t = call->in[0];
+    if (t->ndim < 2) FAIL(ETCH_ERR_SHAPE, "expected at least 2 dimensions, got %s", TEXT(t));
+    out->ndim = t->ndim;
+    return copy_sizes(t, out);
+}
+
+/* What the index rules leave to do: a new contiguous result, or self. */
+static bool indexed_rule(const op_call *call, tensor_meta *out) {
+    if (!etch__index_rule(call, out)) return false;
+    if (etch__ops[call->op].kind == KIND_INPLACE) return written_self(call, out);
+    return finish(call, out);
+}
+
 static bool has_sizes(const etch_tensor *t, int n, const int64_t *size) {
     return t->ndim == n && !memcmp(t->size, size, sizeof *size * (size_t)n);
 }
@@ -430,6 +451,14 @@ static const shape_fn shape_rules[SRULE_COUNT] = {
     [SRULE_BMM] = bmm_rule,
     [SRULE_CAT] = cat_rule,
     [SRULE_SOFTMAX] = softmax_rule,
+    [SRULE_INDEX_SELECT] = indexed_rule,
+    [SRULE_GATHER] = indexed_rule,
+    [SRULE_TAKE] = indexed_rule,
+    [SRULE_SCATTER] = indexed_rule,
+    [SRULE_INDEX_COPY] = indexed_rule,
+    [SRULE_INDEX_PUT] = indexed_rule,
+    [SRULE_ALONG_DIM] = softmax_rule,
+    [SRULE_MATRICES] = matrices_rule,
     [SRULE_LAYER_NORM] = layer_norm_rule,
     [SRULE_CONVOLUTION] = convolution_rule,
 };

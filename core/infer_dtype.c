@@ -207,6 +207,17 @@ static bool masked_fill_rule(const op_call *call, call_dtypes *d) {
     return copy_rule(call, d);
 }
 
+static bool indexed_rule(const op_call *call, call_dtypes *d) {
+    etch_dtype index = dtype_of(call->in[1]);
+    copy_rule(call, d);
+    if (is_float(index) || index == ETCH_BOOL)
+        FAIL(ETCH_ERR_DTYPE, "expected an index of integers, got %s", name_of(index));
+    if (call->nin == 3 && call->in[2]->dtype != call->in[0]->dtype)
+        FAIL(ETCH_ERR_DTYPE, "expected values of %s, as self, got %s", name_of(d->result),
+             name_of(dtype_of(call->in[2])));
+    return true;
+}
+
 static bool softmax_dtype_rule(const op_call *call, call_dtypes *d) {
     d->compute = d->result = dtype_of(call->in[0]);
     if (!want_floats(call, d->compute)) return false;
@@ -266,6 +277,7 @@ const dtype_fn etch__dtype_rules[DRULE_COUNT] = {
     [DRULE_INTEGER] = integer_rule,
     [DRULE_CLAMP] = clamp_rule,
     [DRULE_MASKED_FILL] = masked_fill_rule,
+    [DRULE_INDEXED] = indexed_rule,
     [DRULE_SOFTMAX] = softmax_dtype_rule,
     [DRULE_CONVOLUTION] = convolution_dtype_rule,
     [DRULE_LAYER_NORM] = layer_norm_dtype_rule,

@@ -183,6 +183,90 @@ static bool select_rule(const op_call *call, tensor_meta *out) {
     return drop_dim(out, dim);
 }
 
+/* ---- windows, diagonals, any strides ---- */
+
+/* A 0-d tensor counts as one of a single element. */
+static bool unfold_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *t = begin(call, out);
+    int64_t size = call->at[1], step = call->at[2];
+    int dim = 0;
+    if (!etch__wrap_dim(call, call->at[0], t->ndim, &dim)) return false;
+    int64_t n = t->ndim ? t->size[dim] : 1, stride = t->ndim ? t->stride[dim] : 1;
+    if (t->ndim == ETCH_MAX_DIMS)
+        FAIL(ETCH_ERR_SHAPE, "expected at most %d dimensions before, got %s", ETCH_MAX_DIMS - 1,
+             TEXT(t));
+    if (size < 0 || size > n)
+        FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected a window of 0 to %lld elements, got %lld",
+             (long long)n, (long long)size);
+    if (step < 1)
+        FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected a step of at least 1, got %lld", (long long)step);
+    if (t->ndim) {
+        out->size[dim] = (n - size) / step + 1;
+        /* Where there is no second window the product may not fit, and does not matter. */
+        if (__builtin_mul_overflow(stride, step, &out->stride[dim])) out->stride[dim] = stride;
+    }
+    out->size[t->ndim] = size, out->stride[t->ndim] = stride;
+    out->ndim++;
+    return true;
+}
+
+static bool diagonal_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *t = begin(call, out);
+    int64_t offset = call->at[0];
+    int a = 0, b = 0;
+    if (!etch__wrap_dim(call, call->at[1], t->ndim, &a)) return false;
+    if (!etch__wrap_dim(call, call->at[2], t->ndim, &b)) return false;
+    if (a == b) FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected two dimensions, got %d twice", a);
+    int64_t n = t->size[a], m = t->size[b], stride = t->stride[a] + t->stride[b];
+    if (offset >= 0) m = offset < m ? m - offset : 0;
+    else n = -(n + offset) < 0 ? n + offset : 0;
+    int64_t size = n < m ? n : m;
+    if (size > 0) out->offset += offset >= 0 ? offset * t->stride[b] : -offset * t->stride[a];
+    drop_dim(out, a > b ? a : b);
+    drop_dim(out, a > b ? b : a);
+    out->size[out->ndim] = size, out->stride[out->ndim] = stride;
+    out->ndim++;
+    return true;
+}
+
+/* The lowest and highest place of an element, relative to the first; false on overflow. */
+static bool reach_of(int ndim, const int64_t *size, const int64_t *stride, int64_t *low,
+                     int64_t *high) {
+    *low = *high = 0;
+    for (int d = 0; d < ndim; d++) {
+        int64_t reach;
+        if (size[d] == 0) return *low = *high = 0, true;
+        if (__builtin_mul_overflow(size[d] - 1, stride[d], &reach)) return false;
+        int64_t *end = reach < 0 ? low : high;
+        if (__builtin_add_overflow(*end, reach, end)) return false;
+    }
+    return true;
+}
+
+static bool as_strided_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *t = begin(call, out);
+    int64_t n = call->at[0], low, high, least, most, numel = 1;
+    if (n < 0 || n > ETCH_MAX_DIMS)
+        FAIL(ETCH_ERR_SHAPE, "expected 0 to %d dimensions, got %lld", ETCH_MAX_DIMS, (long long)n);
+    const int64_t *size = call->at + 1, *stride = call->at + 2 + n;
+    if (stride[-1] != n)
+        FAIL(ETCH_ERR_SHAPE, "expected a stride for each of %lld sizes, got %lld", (long long)n,
+             (long long)stride[-1]);
+    for (int d = 0; d < n; d++)
+        if (size[d] < 0 || __builtin_mul_overflow(numel, size[d], &numel))
+            FAIL(ETCH_ERR_SHAPE, "expected sizes that are not negative and fit, got %s",
+                 etch__shape_text((int)n, size).s);
+    reach_of(t->ndim, t->size, t->stride, &least, &most);
+    bool inside = reach_of((int)n, size, stride, &low, &high) && low >= least && high <= most;
+    if (numel && (!t->numel || !inside))
+        FAIL(ETCH_ERR_SHAPE, "sizes %s with strides %s reach beyond the elements of self, %s",
+             etch__shape_text((int)n, size).s, etch__shape_text((int)n, stride).s, TEXT(t));
+    out->ndim = (uint8_t)n;
+    memcpy(out->size, size, sizeof *size * (size_t)n);
+    memcpy(out->stride, stride, sizeof *stride * (size_t)n);
+    return true;
+}
+
 /* ---- dimensions of size one ---- */
 
 static bool expand_fail(const op_call *call, int64_t n) {
@@ -254,4 +338,7 @@ const shape_fn etch__view_rules[SRULE_COUNT] = {
     [SRULE_SQUEEZE] = squeeze_rule,
     [SRULE_SQUEEZE_DIM] = squeeze_dim_rule,
     [SRULE_UNSQUEEZE] = unsqueeze_rule,
+    [SRULE_UNFOLD] = unfold_rule,
+    [SRULE_DIAGONAL] = diagonal_rule,
+    [SRULE_AS_STRIDED] = as_strided_rule,
 };

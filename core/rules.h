@@ -29,6 +29,7 @@ typedef enum dtype_rule {
     DRULE_INTEGER,        /* PROMOTE, integers only */
     DRULE_CLAMP,          /* PROMOTE_NOBOOL with all scalars as operands */
     DRULE_MASKED_FILL,    /* that of in[0], with a bool mask as in[1] */
+    DRULE_INDEXED,        /* that of in[0], with integers as in[1]; in[2] has the same */
     DRULE_SOFTMAX,        /* floats; a half type may become f32 by the last attribute */
     DRULE_LAYER_NORM,     /* floats; weight and bias of the same dtype, or f32 beside a half type */
     DRULE_CONVOLUTION,    /* floats, all operands of one dtype */
@@ -59,7 +60,18 @@ typedef enum shape_rule {
     SRULE_SQUEEZE,
     SRULE_SQUEEZE_DIM,
     SRULE_UNSQUEEZE,
+    SRULE_UNFOLD,
+    SRULE_INDEX_SELECT,
+    SRULE_GATHER,
+    SRULE_TAKE,
+    SRULE_SCATTER, /* this and the next two: in[0], as a new tensor or in place */
+    SRULE_INDEX_COPY,
+    SRULE_INDEX_PUT,
+    SRULE_DIAGONAL,
+    SRULE_AS_STRIDED,
     SRULE_CAT,
+    SRULE_ALONG_DIM, /* the sizes of in[0], which has the dimension */
+    SRULE_MATRICES,  /* the sizes of in[0], at least 2 dimensions */
     SRULE_SOFTMAX,
     SRULE_LAYER_NORM,
     SRULE_CONVOLUTION,
@@ -80,6 +92,10 @@ bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
  * of equal number; false when a copy is needed (no error is set). */
 bool etch__view_strides(int ndim, const int64_t *size, const int64_t *stride, int n,
                         const int64_t *to, int64_t *to_stride);
+
+/* Shape rules of operators with an index tensor (core/infer_index.c); a result that is no view and
+ * not in place still wants row-major strides. */
+bool etch__index_rule(const op_call *call, tensor_meta *out);
 
 /* The numbers of a convolution, from its attributes; false with the error set. */
 typedef struct conv_numbers {

@@ -336,7 +336,7 @@ static void merge_argmax(const reduction *r) {
         best_so_far best = p[0];
         for (int64_t b = 1; b < r->blocks; b++)
             r->isa->reduce->best_columns[r->least][r->acc](&best.value, &best.index, &p[b].value,
-                                                   &p[b].index, 1);
+                                                           &p[b].index, 1);
         ((int64_t *)r->out)[unit_at(r, k).first] = best.index;
     }
 }
@@ -441,13 +441,10 @@ static etch_status reduce_nothing(const op_call *call, reduction *r) {
 }
 
 static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
-    static const uint8_t folds[] = {[REDUCE_SUM] = FOLD_SUM,
-                                    [REDUCE_MEAN] = FOLD_SUM,
-                                    [REDUCE_MAX] = FOLD_MAX,
-                                    [REDUCE_MIN] = FOLD_MIN,
-                                    [REDUCE_ARGMAX] = FOLD_MAX,
-                                    [REDUCE_ARGMIN] = FOLD_MIN,
-                                    [REDUCE_PROD] = FOLD_PROD};
+    static const uint8_t folds[] = {
+        [REDUCE_SUM] = FOLD_SUM,  [REDUCE_MEAN] = FOLD_SUM,   [REDUCE_MAX] = FOLD_MAX,
+        [REDUCE_MIN] = FOLD_MIN,  [REDUCE_ARGMAX] = FOLD_MAX, [REDUCE_ARGMIN] = FOLD_MIN,
+        [REDUCE_PROD] = FOLD_PROD};
     etch_tensor *in = call->in[0], *out = outs[0];
     reduction r = {.isa = etch__isa_table()};
     uint32_t mask;

@@ -266,7 +266,8 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
                         : kind == REDUCE_MIN  ? INFINITY
                         : kind == REDUCE_PROD ? 1
                                               : -0.0);
-    if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, kind != REDUCE_SUM && kind != REDUCE_MAX), g->t_bool);
+    if (t == ETCH_BOOL)
+        return cast(g, constant(g, g->t_int, kind != REDUCE_SUM && kind != REDUCE_MAX), g->t_bool);
     if (kind == REDUCE_SUM || kind == REDUCE_PROD)
         return constant(g, g->compute[t], kind == REDUCE_PROD);
     return constant(g, g->compute[t], kind == REDUCE_MAX ? ranges[t].min : ranges[t].max);

@@ -1,0 +1,260 @@
+/* The eager kernels of operators with an index tensor.
+ *
+ * All are one walk: for each element of a box, a place in the indexed tensor, which along the indexed
+ * dimension the index decides, and a place in the other tensor; the element moves one way or the
+ * other, or is added. Indices are copied and checked before anything is written. The walk is in
+ * row-major order on one thread, so where an index comes twice the last one stays, or all are added
+ * in that order. */
+#include "backends/cpu/place.h"
+#include "backends/cpu/table.h"
+#include "core/element.h"
+#include "core/rules.h"
+
+typedef enum direction { READ_INDEXED, WRITE_INDEXED, ADD_INDEXED } direction;
+
+typedef struct index_walk {
+    int ndim;
+    int64_t size[ETCH_MAX_DIMS];
+    int64_t place[ETCH_MAX_DIMS]; /* strides in the indexed tensor, 0 along the indexed dimension */
+    int64_t other[ETCH_MAX_DIMS]; /* and in the other one */
+    int64_t number[ETCH_MAX_DIMS]; /* and in the index */
+    int64_t step;                  /* stride of the indexed dimension */
+    const int64_t *index;
+    char *indexed, *values;
+    etch_dtype dtype;
+    direction way;
+} index_walk;
+
+/* ---- elements ---- */
+
+/* Rounded as the pointwise operator does. */
+static void store_half(etch_dtype dtype, void *p, float v) {
+    const strip_table *table = etch__isa_table()->strips;
+    uint64_t cell = etch__scalar_cell(etch_scalar_real((double)v), dtype);
+    table->narrow[dtype](p, &cell, NULL, NULL, 1);
+}
+
+static void add_element(etch_dtype dtype, void *p, const void *q) {
+    switch (dtype) {
+    case ETCH_F32: *(float *)p += *(const float *)q; break;
+    case ETCH_F64: *(double *)p += *(const double *)q; break;
+    case ETCH_I8:
+    case ETCH_U8: *(uint8_t *)p = (uint8_t)(*(uint8_t *)p + *(const uint8_t *)q); break;
+    case ETCH_I16: *(uint16_t *)p = (uint16_t)(*(uint16_t *)p + *(const uint16_t *)q); break;
+    case ETCH_I32: *(uint32_t *)p += *(const uint32_t *)q; break;
+    case ETCH_I64: *(uint64_t *)p += *(const uint64_t *)q; break;
+    case ETCH_BOOL: *(uint8_t *)p |= *(const uint8_t *)q; break;
+    default:
+        store_half(dtype, p,
+                   (float)etch__element_real(dtype, p) + (float)etch__element_real(dtype, q));
+    }
+}
+
+static void copy_element(int64_t size, void *to, const void *from) {
+    switch (size) {
+    case 1: memcpy(to, from, 1); break;
+    case 2: memcpy(to, from, 2); break;
+    case 4: memcpy(to, from, 4); break;
+    default: memcpy(to, from, 8);
+    }
+}
+
+/* ---- the walk ---- */
+
+static void walk_row(const index_walk *w, int64_t place, int64_t other, int64_t number) {
+    int last = w->ndim - 1;
+    int64_t size = etch__element_bytes[w->dtype];
+    for (int64_t i = 0; i < w->size[last]; i++) {
+        char *a = w->indexed + (place + w->index[number] * w->step) * size;
+        char *b = w->values + other * size;
+        if (w->way == READ_INDEXED) copy_element(size, b, a);
+        else if (w->way == WRITE_INDEXED) copy_element(size, a, b);
+        else add_element(w->dtype, a, b);
+        place += w->place[last], other += w->other[last], number += w->number[last];
+    }
+}
+
+static void walk(const index_walk *w) {
+    int64_t at[ETCH_MAX_DIMS] = {0}, place = 0, other = 0, number = 0;
+    for (int d = 0; d < w->ndim; d++)
+        if (!w->size[d]) return;
+    for (;;) {
+        walk_row(w, place, other, number);
+        int d = w->ndim - 2;
+        for (; d >= 0; d--) {
+            int64_t turn = ++at[d] < w->size[d] ? 1 : 1 - w->size[d];
+            place += turn * w->place[d], other += turn * w->other[d];
+            number += turn * w->number[d];
+            if (turn == 1) break;
+            at[d] = 0;
+        }
+        if (d < 0) return;
+    }
+}
+
+/* ---- the index ---- */
+
+/* i64, contiguous, from 0 to n - 1. Negative ones count from the end where `wraps`. */
+static etch_status take_index(const op_call *call, int64_t n, bool wraps, etch_tensor *index) {
+    etch_tensor *t = call->in[1];
+    if (!etch__place_new(index, ETCH_I64, t->ndim, t->size)) return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status = etch__place_copy(index, t, call->site);
+    int64_t *p = etch__ptr(index);
+    for (int64_t i = 0; status == ETCH_OK && i < t->numel; i++) {
+        int64_t k = p[i];
+        if (wraps && k < 0) k += n;
+        if (k < 0 || k >= n)
+            status = etch__error_at(call->site, ETCH_ERR_INDEX,
+                                    "%s: expected indices from %lld to %lld, got %lld",
+                                    etch__ops[call->op].name, wraps ? (long long)-n : 0,
+                                    (long long)n - 1, (long long)p[i]);
+        p[i] = k;
+    }
+    return status;
+}
+
+/* ---- the walks of the operators ---- */
+
+/* A 0-d tensor has one dimension of size 1 here. */
+static int dims_of(const etch_tensor *t) { return t->ndim ? t->ndim : 1; }
+static int64_t size_of(const etch_tensor *t, int d) { return t->ndim ? t->size[d] : 1; }
+static int64_t stride_of(const etch_tensor *t, int d) { return t->ndim ? t->stride[d] : 1; }
+
+static int dim_of(const op_call *call) {
+    return (int)(call->at[0] < 0 ? call->at[0] + dims_of(call->in[0]) : call->at[0]);
+}
+
+/* The box has the index's sizes (gather, scatter), or those of `box` with a vector of indices along
+ * dim (the others). */
+static void set_walk(index_walk *w, const etch_tensor *indexed, int dim, const etch_tensor *index,
+                     bool vector) {
+    w->ndim = dims_of(indexed);
+    for (int d = 0; d < w->ndim; d++) {
+        w->size[d] = vector && d != dim ? size_of(indexed, d)
+                     : vector           ? index->numel
+                                        : size_of(index, d);
+        w->place[d] = d == dim ? 0 : stride_of(indexed, d);
+        w->number[d] = vector ? d == dim : stride_of(index, d);
+    }
+    w->step = stride_of(indexed, dim);
+    w->index = etch__ptr(index), w->indexed = etch__ptr(indexed);
+    w->dtype = (etch_dtype)indexed->dtype;
+}
+
+static etch_status read_kernel(const op_call *call, etch_tensor *const *outs) {
+    etch_tensor *self = call->in[0], *out = outs[0], index;
+    index_walk w = {.way = READ_INDEXED, .values = etch__ptr(out)};
+    int dim = dim_of(call);
+    etch_status status = take_index(call, size_of(self, dim), false, &index);
+    if (status == ETCH_OK && out->numel) {
+        set_walk(&w, self, dim, &index, call->op == OP_INDEX_SELECT);
+        for (int d = 0; d < w.ndim; d++) w.other[d] = stride_of(out, d);
+        walk(&w);
+    }
+    etch__place_free(&index);
+    return status;
+}
+
+/* Over a flat copy where self has gaps. */
+static etch_status take_kernel(const op_call *call, etch_tensor *const *outs) {
+    etch_tensor *self = call->in[0], *out = outs[0], index, flat = {0};
+    index_walk w = {.way = READ_INDEXED, .ndim = 1, .step = 1, .values = etch__ptr(out)};
+    etch_status status = take_index(call, self->numel, true, &index);
+    if (status == ETCH_OK && !self->contiguous) {
+        bool made = etch__place_new(&flat, (etch_dtype)self->dtype, self->ndim, self->size);
+        status = made ? etch__place_copy(&flat, self, call->site) : ETCH_ERR_OUT_OF_MEMORY;
+        self = &flat;
+    }
+    if (status == ETCH_OK && out->numel) {
+        w.size[0] = out->numel, w.other[0] = w.number[0] = 1;
+        w.index = etch__ptr(&index), w.indexed = etch__ptr(self), w.dtype = (etch_dtype)out->dtype;
+        walk(&w);
+    }
+    etch__place_free(&flat);
+    etch__place_free(&index);
+    return status;
+}
+
+/* The scalar as an element of the dtype. */
+static void scalar_element(etch_scalar s, etch_dtype dtype, void *p) {
+    uint64_t cell = etch__scalar_cell(s, dtype);
+    const strip_table *table = etch__isa_table()->strips;
+    if (table->narrow[dtype]) table->narrow[dtype](p, &cell, NULL, NULL, 1);
+    else memcpy(p, &cell, 8);
+}
+
+/* What is written: in[2], through a copy where it lies over the memory of out; its strides along the
+ * walk's axes, 0 where it broadcasts. */
+static etch_status set_values(const op_call *call, const etch_tensor *out, index_walk *w,
+                              etch_tensor *copy) {
+    etch_tensor *t = call->in[2];
+    if (etch__place_overlap(t, out)) {
+        if (!etch__place_new(copy, (etch_dtype)t->dtype, t->ndim, t->size))
+            return ETCH_ERR_OUT_OF_MEMORY;
+        etch_status status = etch__place_copy(copy, t, call->site);
+        if (status != ETCH_OK) return status;
+        t = copy;
+    }
+    for (int d = w->ndim - 1, e = t->ndim - 1; d >= 0; d--, e--)
+        w->other[d] = e < 0 || t->size[e] == 1 ? 0 : t->stride[e];
+    w->values = etch__ptr(t);
+    return ETCH_OK;
+}
+
+/* index_put: the index's own dimensions instead of dimension 0. */
+static void set_put_walk(index_walk *w, const etch_tensor *out, const etch_tensor *index) {
+    set_walk(w, out, 0, index, true);
+    w->ndim = index->ndim + out->ndim - 1;
+    for (int d = 0; d < w->ndim; d++) {
+        int e = d - index->ndim;
+        w->size[d] = e < 0 ? index->size[d] : out->size[e + 1];
+        w->place[d] = e < 0 ? 0 : out->stride[e + 1];
+        w->number[d] = e < 0 ? index->stride[d] : 0;
+    }
+    if (w->ndim) return;
+    w->ndim = 1, w->size[0] = 1, w->place[0] = w->number[0] = 0;
+}
+
+static direction way_of(const op_call *call) {
+    switch (call->op) {
+    case OP_SCATTER_ADD:
+    case OP_SCATTER_ADD_:
+    case OP_INDEX_ADD:
+    case OP_INDEX_ADD_: return ADD_INDEXED;
+    case OP_INDEX_PUT:
+    case OP_INDEX_PUT_: return call->at[0] ? ADD_INDEXED : WRITE_INDEXED;
+    default: return WRITE_INDEXED;
+    }
+}
+
+static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
+    etch_tensor *out = outs[0], index, copy = {0};
+    uint64_t element[1];
+    int rule = etch__ops[call->op].srule;
+    bool put = rule == SRULE_INDEX_PUT;
+    int dim = put ? 0 : dim_of(call);
+    index_walk w = {.way = way_of(call), .values = (char *)element};
+    bool wraps = put || call->op == OP_INDEX_FILL || call->op == OP_INDEX_FILL_;
+    etch_status status = take_index(call, size_of(out, dim), wraps, &index);
+    if (status == ETCH_OK && put) set_put_walk(&w, out, &index);
+    else if (status == ETCH_OK) set_walk(&w, out, dim, &index, rule == SRULE_INDEX_COPY);
+    if (call->nsc) scalar_element(call->sc[0], (etch_dtype)out->dtype, element);
+    else if (status == ETCH_OK) status = set_values(call, out, &w, &copy);
+    if (status == ETCH_OK && out != call->in[0] && etch__ops[call->op].kind != KIND_INPLACE)
+        status = etch__place_copy(out, call->in[0], call->site);
+    if (status == ETCH_OK && index.numel && out->numel) walk(&w);
+    etch__place_free(&copy);
+    etch__place_free(&index);
+    return status;
+}
+
+__attribute__((constructor)) static void register_index(void) {
+    etch__register_kernel(OP_INDEX_SELECT, read_kernel);
+    etch__register_kernel(OP_GATHER, read_kernel);
+    etch__register_kernel(OP_TAKE, take_kernel);
+    for (int op = 0; op < OP_COUNT; op++) {
+        int rule = etch__ops[op].srule;
+        if (rule == SRULE_SCATTER || rule == SRULE_INDEX_COPY || rule == SRULE_INDEX_PUT)
+            etch__register_kernel((op_id)op, write_kernel);
+    }
+}

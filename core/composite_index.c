@@ -1,0 +1,181 @@
+/* Composite operators over indices, and those whose result's size depends on data: these read their
+ * operand, inside a compiled function a graph break. */
+#include "core/composite.h"
+#include "core/dispatch.h"
+#include "core/element.h"
+#include "core/expr.h"
+#include "core/rules.h"
+
+#define FAIL(...) return etch__infer_fail(call, __VA_ARGS__), NULL
+#define TEXT(t) etch__shape_text((t)->ndim, (t)->size).s
+
+/* ---- by index ---- */
+
+/* Rows of t by an index of any sizes, which take the place of dimension 0. */
+static etch_tensor *rows_of(const op_call *call, etch_tensor *t, etch_tensor *index) {
+    etch_dims size = {0};
+    if (!t->ndim) FAIL(ETCH_ERR_SHAPE, "expected a tensor with a dimension, got a 0-d one");
+    if (index->ndim + t->ndim - 1 > ETCH_MAX_DIMS)
+        FAIL(ETCH_ERR_SHAPE, "expected a result of at most %d dimensions, got %d", ETCH_MAX_DIMS,
+             index->ndim + t->ndim - 1);
+    for (int d = 0; d < index->ndim; d++) size.v[size.n++] = index->size[d];
+    for (int d = 1; d < t->ndim; d++) size.v[size.n++] = t->size[d];
+    etch_tensor *flat = etch_reshape(index, ETCH_SHAPE(index->numel));
+    etch_tensor *rows = flat ? etch_index_select(t, 0, flat) : NULL;
+    return rows ? etch_reshape(rows, size) : NULL;
+}
+
+etch_tensor *etch__composite_embedding(const op_call *call) {
+    if (call->in[0]->ndim != 2)
+        FAIL(ETCH_ERR_SHAPE, "expected a weight with 2 dimensions, got %s", TEXT(call->in[0]));
+    return rows_of(call, call->in[0], call->in[1]);
+}
+
+/* Both broadcast to each other but along dim. */
+etch_tensor *etch__composite_take_along_dim(const op_call *call) {
+    etch_tensor *t = call->in[0], *index = call->in[1];
+    etch_dims a = {.n = t->ndim}, b = {.n = t->ndim};
+    int dim = 0;
+    if (index->ndim != t->ndim)
+        FAIL(ETCH_ERR_SHAPE, "expected indices with %d dimensions, as self, got %s", t->ndim,
+             TEXT(index));
+    if (!etch__wrap_dim(call, call->at[0], t->ndim, &dim)) return NULL;
+    for (int d = 0; d < t->ndim; d++) {
+        int64_t larger = t->size[d] == 1 ? index->size[d] : t->size[d];
+        a.v[d] = d == dim ? t->size[d] : larger, b.v[d] = d == dim ? index->size[d] : larger;
+    }
+    if (!(t = etch_expand(t, a)) || !(index = etch_expand(index, b))) return NULL;
+    return etch_gather(t, dim, index);
+}
+
+/* By a scatter, which refuses classes out of range. */
+etch_tensor *etch__composite_one_hot(const op_call *call) {
+    etch_tensor *t = call->in[0];
+    etch_dims size = {.n = t->ndim + 1};
+    if (call->at[0] < 1 || t->ndim == ETCH_MAX_DIMS)
+        FAIL(ETCH_ERR_INVALID_ARGUMENT,
+             "expected at least 1 class and at most %d dimensions, got %lld classes of %s",
+             ETCH_MAX_DIMS - 1, (long long)call->at[0], TEXT(t));
+    for (int d = 0; d < t->ndim; d++) size.v[d] = t->size[d];
+    size.v[t->ndim] = call->at[0];
+    etch_tensor *zeros = etch_zeros(ETCH_I64, size);
+    etch_tensor *index = zeros ? etch_unsqueeze(t, -1) : NULL;
+    return index ? etch_scatter_value(zeros, -1, index, 1) : NULL;
+}
+
+/* ---- by value ---- */
+
+typedef struct positions {
+    int64_t *at; /* flat, row-major */
+    int64_t n, seen, cap;
+    etch_dtype dtype;
+} positions;
+
+static bool find_row(void *ctx, const char *const *p, const int64_t *step, int64_t n) {
+    positions *f = ctx;
+    const char *x = p[0];
+    bool real = etch__is_float(f->dtype);
+    for (int64_t i = 0; i < n; i++, x += step[0], f->seen++) {
+        bool zero = real ? etch__element_real(f->dtype, x) == 0 : !etch__element_int(f->dtype, x);
+        if (zero) continue;
+        if (f->n == f->cap && !etch__grow(&f->at, &f->cap, f->n + 1, sizeof *f->at)) return false;
+        f->at[f->n++] = f->seen;
+    }
+    return true;
+}
+
+/* false with the error set; the caller frees f->at. */
+static bool find_nonzero(const op_call *call, const etch_tensor *t, positions *f) {
+    *f = (positions){.dtype = (etch_dtype)t->dtype};
+    if (!etch__read(t, etch__ops[call->op].name, REASON_BREAK_NONZERO, call->site)) return false;
+    return etch__each_row(&t, 1, find_row, f);
+}
+
+/* Flat positions as an i64 vector. */
+static etch_tensor *flat_positions(const op_call *call, const etch_tensor *t) {
+    positions f;
+    etch_tensor *index = NULL;
+    if (find_nonzero(call, t, &f)) {
+        static const int64_t none;
+        index = etch_from_host(f.n ? f.at : &none, ETCH_I64, ETCH_SHAPE(f.n));
+    }
+    etch__free(f.at);
+    return index;
+}
+
+etch_tensor *etch__composite_nonzero(const op_call *call) {
+    etch_tensor *t = call->in[0], *result = NULL;
+    positions f;
+    int64_t *rows = NULL;
+    if (find_nonzero(call, t, &f)) rows = etch__malloc((size_t)(f.n * t->ndim + 1) * sizeof *rows);
+    for (int64_t i = 0; rows && i < f.n; i++)
+        for (int d = t->ndim - 1; d >= 0; d--) {
+            rows[i * t->ndim + d] = f.at[i] % t->size[d];
+            f.at[i] /= t->size[d];
+        }
+    if (rows) result = etch_from_host(rows, ETCH_I64, ETCH_SHAPE(f.n, t->ndim));
+    etch__free(rows);
+    etch__free(f.at);
+    return result;
+}
+
+/* The sizes to which a and b broadcast; false with the error set. */
+static bool common_sizes(const op_call *call, const etch_tensor *a, const etch_tensor *b,
+                         etch_dims *size) {
+    size->n = a->ndim > b->ndim ? a->ndim : b->ndim;
+    for (int d = 0; d < size->n; d++) {
+        int i = d - size->n + a->ndim, j = d - size->n + b->ndim;
+        int64_t x = i < 0 ? 1 : a->size[i], y = j < 0 ? 1 : b->size[j];
+        if (x != y && x != 1 && y != 1)
+            return etch__infer_fail(call, ETCH_ERR_SHAPE,
+                                    "expected sizes that broadcast, got %s and %s", TEXT(a),
+                                    TEXT(b));
+        size->v[d] = x == 1 ? y : x;
+    }
+    return true;
+}
+
+static bool want_mask(const op_call *call) {
+    if (call->in[1]->dtype == ETCH_BOOL) return true;
+    return etch__infer_fail(call, ETCH_ERR_DTYPE, "expected a mask of bool, got %s",
+                            etch_dtype_name((etch_dtype)call->in[1]->dtype));
+}
+
+etch_tensor *etch__composite_masked_select(const op_call *call) {
+    etch_dims size = {0};
+    if (!want_mask(call) || !common_sizes(call, call->in[0], call->in[1], &size)) return NULL;
+    etch_tensor *mask = etch_expand(call->in[1], size);
+    etch_tensor *index = mask ? flat_positions(call, mask) : NULL;
+    etch_tensor *t = index ? etch_expand(call->in[0], size) : NULL;
+    if (!t || !(t = etch_reshape(t, ETCH_SHAPE(t->numel)))) return NULL;
+    return etch_index_select(t, 0, index);
+}
+
+/* A mask covers the first dimensions of self, which become one. */
+static etch_tensor *index_by_mask(const op_call *call) {
+    etch_tensor *t = call->in[0], *mask = call->in[1];
+    etch_dims size = {.n = 1, .v = {mask->numel}};
+    if (mask->ndim > t->ndim || memcmp(mask->size, t->size, mask->ndim * sizeof *t->size))
+        FAIL(ETCH_ERR_SHAPE, "expected a mask of the first sizes of self, %s, got %s", TEXT(t),
+             TEXT(mask));
+    for (int d = mask->ndim; d < t->ndim; d++) size.v[size.n++] = t->size[d];
+    if (size.n > ETCH_MAX_DIMS) FAIL(ETCH_ERR_SHAPE, "expected a mask with a dimension");
+    etch_tensor *index = flat_positions(call, mask);
+    if (!index || !(t = etch_reshape(t, size))) return NULL;
+    return etch_index_select(t, 0, index);
+}
+
+/* Negative integers count from the end, so they are wrapped first. */
+etch_tensor *etch__composite_index(const op_call *call) {
+    etch_tensor *t = call->in[0], *index = call->in[1];
+    if (index->dtype == ETCH_BOOL) return index_by_mask(call);
+    if (etch__is_float((etch_dtype)index->dtype))
+        FAIL(ETCH_ERR_DTYPE, "expected indices of integers or bool, got %s",
+             etch_dtype_name((etch_dtype)index->dtype));
+    if (!t->ndim) FAIL(ETCH_ERR_SHAPE, "expected a tensor with a dimension, got a 0-d one");
+    if (index->dtype != ETCH_I64 && !(index = etch_to(index, ETCH_I64))) return NULL;
+    etch_tensor *below = etch_lt_scalar(index, 0);
+    etch_tensor *wrapped = below ? etch_add_scalar(index, t->size[0]) : NULL;
+    if (!wrapped || !(index = etch_where(below, wrapped, index))) return NULL;
+    return rows_of(call, t, index);
+}

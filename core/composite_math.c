@@ -1,0 +1,123 @@
+/* Composite operators that compute: reductions made of others, and small formulas. */
+#include "core/composite.h"
+#include "core/dispatch.h"
+#include "core/expr.h"
+#include "core/rules.h"
+
+#define FAIL(...) return etch__infer_fail(call, __VA_ARGS__), NULL
+
+/* ---- the reduced dimensions: an int[]? at attribute 0 ---- */
+
+static etch_dims reduced_dims(const op_call *call) {
+    etch_dims d = {.n = (int32_t)call->at[0]};
+    for (int i = 0; i < d.n && i < ETCH_MAX_DIMS; i++) d.v[i] = call->at[1 + i];
+    return d;
+}
+
+static bool keeps_dims(const op_call *call) {
+    return call->at[1 + (call->at[0] > 0 ? call->at[0] : 0)] != 0;
+}
+
+/* As a mask; the dimensions have passed a reduction. */
+static uint32_t reduced_mask(const etch_dims *d, int ndim) {
+    uint32_t all = (1u << ndim) - 1, mask = d->n > 0 ? 0 : all;
+    for (int i = 0; i < d->n; i++) mask |= 1u << (d->v[i] < 0 ? d->v[i] + ndim : d->v[i]) % 32;
+    return mask & all;
+}
+
+/* ---- variances ---- */
+
+static etch_tensor *variance(const op_call *call) {
+    etch_tensor *x = call->in[0];
+    etch_dims dims = reduced_dims(call);
+    if (!etch__is_float((etch_dtype)x->dtype))
+        FAIL(ETCH_ERR_DTYPE, "expected a floating dtype, got %s (use etch_to first)",
+             etch_dtype_name((etch_dtype)x->dtype));
+    etch_tensor *wide = x->dtype == ETCH_F64 ? x : etch_to(x, ETCH_F64);
+    etch_tensor *mean = wide ? etch_mean_dim(wide, dims, true) : NULL;
+    etch_tensor *off = mean ? etch_sub(wide, mean) : NULL;
+    etch_tensor *squares = off ? etch_square(off) : NULL;
+    etch_tensor *sum = squares ? etch_sum_dim(squares, dims, keeps_dims(call)) : NULL;
+    if (!sum) return NULL;
+    int64_t n = 1;
+    uint32_t mask = reduced_mask(&dims, x->ndim);
+    for (int d = 0; d < x->ndim; d++)
+        if (mask >> d & 1) n *= x->size[d];
+    const etch_scalar *s = call->sc;
+    double count = (double)n - (s->kind == ETCH_SCALAR_REAL ? s->d : (double)s->i);
+    return etch_div_scalar(sum, count > 0 ? count : 0.0);
+}
+
+static etch_tensor *narrowed(etch_tensor *t, const etch_tensor *like) {
+    return !t || t->dtype == like->dtype ? t : etch_to(t, (etch_dtype)like->dtype);
+}
+
+etch_tensor *etch__composite_var(const op_call *call) {
+    return narrowed(variance(call), call->in[0]);
+}
+
+etch_tensor *etch__composite_std(const op_call *call) {
+    etch_tensor *t = variance(call);
+    return narrowed(t ? etch_sqrt(t) : NULL, call->in[0]);
+}
+
+/* ---- log of a sum of exponentials ---- */
+
+static etch_tensor *without_dims(etch_tensor *t, uint32_t mask) {
+    etch_dims size = {0};
+    for (int d = 0; d < t->ndim; d++)
+        if (!(mask >> d & 1)) size.v[size.n++] = t->size[d];
+    return etch_view(t, size);
+}
+
+/* The largest is taken out first, unless it is infinite: then the difference would be NaN. */
+etch_tensor *etch__composite_logsumexp(const op_call *call) {
+    etch_tensor *x = call->in[0];
+    etch_dims dims = reduced_dims(call);
+    if (!etch__is_float((etch_dtype)x->dtype) && !(x = etch_to(x, etch_default_dtype())))
+        return NULL;
+    etch_tensor *top = etch_amax(x, dims, true);
+    etch_tensor *infinite = top ? etch_isinf(top) : NULL;
+    if (!infinite || !(top = etch_masked_fill(top, infinite, 0))) return NULL;
+    etch_tensor *below = etch_sub(x, top);
+    etch_tensor *powers = below ? etch_exp(below) : NULL;
+    etch_tensor *sum = powers ? etch_sum_dim(powers, dims, true) : NULL;
+    etch_tensor *log = sum ? etch_log(sum) : NULL;
+    etch_tensor *y = log ? etch_add(log, top) : NULL;
+    return !y || keeps_dims(call) ? y : without_dims(y, reduced_mask(&dims, x->ndim));
+}
+
+/* ---- truth: sums, so that what is empty has a value, too ---- */
+
+etch_tensor *etch__composite_any(const op_call *call) {
+    etch_tensor *truth = etch_ne_scalar(call->in[0], 0);
+    etch_tensor *n = truth ? etch_sum_dim(truth, reduced_dims(call), keeps_dims(call)) : NULL;
+    return n ? etch_gt_scalar(n, 0) : NULL;
+}
+
+etch_tensor *etch__composite_all(const op_call *call) {
+    etch_tensor *lie = etch_logical_not(call->in[0]);
+    etch_tensor *n = lie ? etch_sum_dim(lie, reduced_dims(call), keeps_dims(call)) : NULL;
+    return n ? etch_eq_scalar(n, 0) : NULL;
+}
+
+etch_tensor *etch__composite_count_nonzero(const op_call *call) {
+    etch_tensor *truth = etch_ne_scalar(call->in[0], 0);
+    return truth ? etch_sum_dim(truth, reduced_dims(call), false) : NULL;
+}
+
+/* ---- formulas ---- */
+
+/* As in ATen the power is taken in the dtype of other (integers: the default dtype). */
+etch_tensor *etch__composite_ldexp(const op_call *call) {
+    etch_tensor *power = etch_exp2(call->in[1]);
+    return power ? etch_mul(call->in[0], power) : NULL;
+}
+
+etch_tensor *etch__composite_clamp_tensor(const op_call *call) {
+    etch_tensor *t = call->in[0], *low = call->in[1], *high = call->in[2];
+    if (low == ETCH_NONE && high == ETCH_NONE)
+        FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected min, max or both, got none");
+    if (low != ETCH_NONE) t = etch_maximum(t, low);
+    return t && high != ETCH_NONE ? etch_minimum(t, high) : t;
+}
