@@ -18,6 +18,7 @@ typedef struct bench_variant {
     double first_call_ms; /* 0: not printed */
     int threads;          /* 0: the benchmark's setting */
     double median_us;     /* result */
+    double best_us;       /* result: the fastest round, for differences of small figures */
 } bench_variant;
 
 typedef struct bench_row {

@@ -68,6 +68,7 @@ void bench_measure(bench_row *row) {
     for (int i = 0; i < row->count; i++) {
         bench_variant *v = &row->variants[i];
         v->median_us = bench_median(times[i], BENCH_ROUNDS) / divisor;
+        v->best_us = times[i][0] / divisor; /* sorted by now */
         bench_print(row->workload, row->size, v->threads ? v->threads : etch_num_threads(), v->name,
                     v->median_us, v->first_call_ms, row->variants[0].median_us / v->median_us);
     }
