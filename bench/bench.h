@@ -18,6 +18,7 @@ typedef struct bench_variant {
     double first_call_ms; /* 0: not printed */
     int threads;          /* 0: the benchmark's setting */
     double median_us;     /* result */
+    double best_us;       /* result: the fastest round, for differences of small figures */
 } bench_variant;
 
 typedef struct bench_row {
@@ -30,9 +31,10 @@ typedef struct bench_row {
 double bench_now_us(void);
 double bench_median(double *values, int n);
 /* Measures all variants in turns and prints a line for each; speedup is the first one's median over
- * the line's own. */
+ * the line's own. Where a first call was timed, breakeven_calls is how many calls, each faster than
+ * the first variant's, make up for it; "never" where they are not. */
 void bench_measure(bench_row *row);
-/* Prints one line whose figure was measured elsewhere. */
+/* Prints one line whose figure was measured elsewhere; breakeven_calls stays empty. */
 void bench_print(const char *workload, const char *size, int threads, const char *variant,
                  double median_us, double first_call_ms, double speedup);
 /* Whether the names given on the command line (none: all) select this workload. */
@@ -43,6 +45,7 @@ _Noreturn void bench_fail(const char *what);
 /* One file each. */
 void bench_workloads(void); /* whole functions, eager beside compiled beside a bound */
 void bench_scaling(void);   /* two threads against one */
+void bench_whether(void);   /* dynamic sizes, breaks: when compiling is worth it */
 void bench_threads(void);   /* two threads that call one function */
 void bench_overheads(void); /* what a call and an operator cost */
 void bench_modes(void);     /* what modes and the profiler cost */

@@ -93,7 +93,7 @@ int main(int argc, char **argv) {
             walk(f, x, atoi(argv[2]), atoll(argv[3]));
             etch_function_free(f);
         } else if (selected(argc, argv)) {
-            printf("overhead cursor,one operator,f32,cpu,1,installed shared library,%.4f,,\n",
+            printf("overhead cursor,one operator,f32,cpu,1,installed shared library,%.4f,,,\n",
                    cursor_ns(x) * 1e-3);
         }
     }

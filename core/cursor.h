@@ -29,7 +29,7 @@ typedef struct cursor_node {
 } cursor_node;
 
 #define CURSOR_END UINT64_MAX
-/* In the key of a node with run-time sizes: no call has it, so the long way is taken. */
+/* In the key of a node with run-time sizes: no call has it. */
 #define CURSOR_DYNAMIC ((uint64_t)1 << 63)
 
 typedef struct trace_cursor {
@@ -39,14 +39,21 @@ typedef struct trace_cursor {
     etch_tensor **handle; /* spare handles by node id; NULL where one must be made */
     etch_scalar *scalar;
     int32_t limit; /* the three arrays are sized for nodes with smaller ids */
+    uint16_t
+        sizes; /* stamp of the sizes that this walk sees. A spare handle with the same stamp has
+                       the sizes that its node's call would give now, so that nothing is inferred */
 } trace_cursor;
+
+/* Whether a call with this key is one of a node with run-time sizes, which are known. */
+bool etch__cursor_knows(const trace_cursor *c, const cursor_node *n, uint64_t key);
 
 /* The deferred handle of the call if it is just what the cursor expects, else NULL. */
 static inline __attribute__((always_inline)) etch_tensor *
 etch__cursor_match(trace_cursor *c, uint64_t key, etch_tensor *const *in, int nin,
                    const etch_scalar *sc, int nsc, const int64_t *at, int nat) {
     cursor_node *n = c->next;
-    if (unlikely(n->key != key || n->state != etch__tls.state || n->id >= c->limit)) return NULL;
+    if (unlikely(n->state != etch__tls.state || n->id >= c->limit)) return NULL;
+    if (unlikely(n->key != key && !etch__cursor_knows(c, n, key))) return NULL;
     for (int i = 0; i < nin; i++)
         if (unlikely(c->value[n->in[i]] != in[i] || !in[i])) return NULL;
     for (int i = 0; i < nsc; i++)

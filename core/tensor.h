@@ -41,6 +41,7 @@ struct etch_tensor {
     uint8_t failed;     /* what it depends on failed: using it is an error */
     uint8_t contiguous; /* row-major without gaps (true for numel <= 1) */
     uint8_t device;     /* that its storage is on, or will be */
+    uint16_t sizes;     /* a walk's own: see trace_cursor.sizes */
     int32_t value;      /* deferred: its number in the owner's run */
     int64_t offset;     /* elements */
     int64_t numel;

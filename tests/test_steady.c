@@ -127,6 +127,50 @@ static void test_no_locks_for_sizes_in_turn(void **state) {
     }
 }
 
+/* ---- sizes that are known from the call before ---- */
+
+static int turn; /* hidden state: which way the body goes */
+
+static etch_tensor *winding(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *y = etch_add(x, w);
+    int64_t n = etch_size(y, 0);
+    if (turn & 1) y = etch_slice(y, 0, turn & 2 ? 1 : 0, n - (turn & 4 ? 1 : 0), 1);
+    else y = etch_mul_scalar(y, 0.5);
+    if (turn & 8) y = etch_add(y, global);
+    etch_tensor *sums = etch_sum_dim(y, ETCH_DIMS(0), true);
+    etch_tensor *z = etch_sub(y, sums);
+    if (turn & 16) etch_add_scalar_(z, 1.5);
+    etch_tensor *flat = etch_view(z, ETCH_SHAPE(etch_numel(z)));
+    etch_tensor *part = etch_slice(flat, 0, turn & 32 ? 2 : 1, etch_numel(z), 2);
+    return etch_tanh(part);
+}
+
+/* Whatever changes from call to call, in whatever order: branches, sizes of arguments, of captured
+ * tensors, of attributes. */
+static void test_sizes_and_ways_change(void **state) {
+    (void)state;
+    uint32_t random = 12345, sizes = 0;
+    etch_function *f = etch_compile(winding, .dynamic = ETCH_DYNAMIC_ON, .recompile_limit = 64);
+    for (int i = 0; i < 3000; i++) {
+        random = random * 1664525u + 1013904223u;
+        /* Each stays the same for a while, so that something is known. */
+        if (random >> 30 == 0) turn ^= 1 << (random >> 20) % 6;
+        if (random >> 28 == 5) sizes = random >> 6;
+        int64_t height = 3 + (sizes >> 10) % 3, columns = 2 + (sizes >> 8) % 2;
+        ETCH_SCOPE {
+            etch_tensor *x = arange_f32(height, columns);
+            etch_tensor *w = arange_f32(sizes & 64 ? height : 1, columns);
+            global = arange_f32(1, sizes & 128 ? columns : 1);
+            etch_tensor *expected = winding(x, w), *y = etch_call(f, x, w);
+            assert_non_null(y);
+            assert_same(y, expected);
+        }
+    }
+    etch_counters_t c = etch_function_counters(f);
+    assert_true(c.plan_runs > 2000);
+    etch_function_free(f);
+}
+
 /* ---- borrowed arguments ---- */
 
 /* What a call sees of its arguments' counts. */
@@ -277,6 +321,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_no_locks),
         cmocka_unit_test(test_no_locks_for_sizes_in_turn),
+        cmocka_unit_test(test_sizes_and_ways_change),
         cmocka_unit_test(test_arguments_are_not_counted),
         cmocka_unit_test(test_the_body_releases_an_argument),
         cmocka_unit_test(test_an_argument_released_before_a_late_use),

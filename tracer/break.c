@@ -144,10 +144,6 @@ etch_status etch__trace_expose(const etch_tensor *t, int bits, const void *site)
     return ETCH_OK;
 }
 
-int etch__exposed_bits(const etch_tensor *t) {
-    return t->storage ? atomic_load_explicit(&t->storage->exposed, memory_order_relaxed) : 0;
-}
-
 /* A view of memory that is exposed for reading may be deferred, and is then written. */
 static bool touches_exposed(const op_call *call) {
     bool writes = etch__ops[call->op].kind == KIND_INPLACE;

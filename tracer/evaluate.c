@@ -178,7 +178,7 @@ segment_code *etch__find_instance(walk *w, trace_leaf *leaf) {
     return code;
 }
 
-segment_code *etch__keep_instance(walk *w, trace_leaf *leaf) {
+static segment_code *kept_instance(walk *w, trace_leaf *leaf) {
     for (int i = 0; i < KEPT_CODES; i++) {
         kept_code *k = &w->kept[i];
         if (k->leaf == leaf && sizes_fit(w, leaf, k->code) && alias_fits(w, leaf, k->code))
@@ -192,6 +192,21 @@ segment_code *etch__keep_instance(walk *w, trace_leaf *leaf) {
     return code;
 }
 
+segment_code *etch__keep_instance(walk *w, trace_leaf *leaf) {
+    w->recent = (kept_code){leaf, kept_instance(w, leaf)};
+    w->recent_sizes = w->c.sizes;
+    return w->recent.code;
+}
+
+/* What ran last, if that was for these sizes: then the key need not be made. */
+static segment_code *recent_code(const walk *w, const trace_leaf *leaf) {
+    segment_code *code = w->recent.code;
+    bool same = code && w->recent.leaf == leaf && w->recent_sizes == w->c.sizes;
+    if (!same || code->version != atomic_load_explicit(&leaf->version, memory_order_relaxed))
+        return NULL;
+    return alias_fits(w, leaf, code) ? code : NULL;
+}
+
 segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap) {
     *overlap = false;
     w->nvalues = leaf->nvalues;
@@ -200,6 +215,8 @@ segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap) {
         return NULL;
     if (leaf->dynamic) {
         w->nints = leaf->end->nints;
+        segment_code *code = recent_code(w, leaf);
+        if (code) return code;
         return etch__walk_key(w, leaf->bound, leaf->nbound) ? etch__keep_instance(w, leaf) : NULL;
     }
     segment_code *code = atomic_load_explicit(&leaf->code, memory_order_acquire);

@@ -78,9 +78,10 @@ bool etch__root_limited(run *r, trace_tree *tree) {
  * long way, so that handlers are found, and where memory is exposed, so that writes to it are. */
 void etch__follow(run *r, walk *w) {
     bool alone = etch__tls.layers == 1u << LAYER_TRACER && !r->nexposed;
+    if (w->mode != WALK_MATCH || !alone) return;
     for (int i = 0; w->entry && i < w->nargs; i++)
-        alone = alone && !etch__exposed_bits(w->c.value[i]);
-    if (w->mode == WALK_MATCH && alone && !r->check) etch__tls.cursor = &w->c;
+        alone &= !etch__exposed_bits(w->c.value[i]);
+    if (alone && !r->check) etch__tls.cursor = &w->c;
 }
 
 /* Captured memory that is exposed: the same. */

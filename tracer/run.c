@@ -426,7 +426,9 @@ static bool counts_ok(const etch_function *f, etch_tensor *const *in, int nin, e
 
 static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin) {
     for (int i = 0; i < nin; i++)
-        if (!etch__check_handle(in[i])) return false;
+        if (unlikely(!in[i] || in[i]->magic != TENSOR_ALIVE || in[i]->failed) &&
+            !etch__check_handle(in[i]))
+            return false;
     if (etch__tls.nscopes) return true;
     etch__error(ETCH_ERR_NO_SCOPE,
                 "%s: no scope is open on this thread to own the result: put the "
@@ -473,7 +475,9 @@ static etch_status call_function(etch_function *f, etch_tensor *const *in, int n
     const etch_mode *mode = etch__tls.mode_level ? etch__blocking_mode() : NULL;
     if (unlikely(mode)) return call_under_mode(mode, f, in, nin, out, nout);
     for (int i = 0; i < nin; i++)
-        if (etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK) return etch__tls.status;
+        if (unlikely(in[i]->deferred) &&
+            etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK)
+            return etch__tls.status;
     if (unlikely(!marks_ok(f, in, nin, site))) return etch__tls.status;
     if (etch__report_on()) return call_reported(f, in, nin, out, nout);
     return call_traced(f, in, nin, out, nout);

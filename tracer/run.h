@@ -61,7 +61,9 @@ bool etch__trace_same_storage(const etch_tensor *a, const etch_tensor *b);
 int64_t etch__trace_offset(const etch_tensor *t);
 void etch__end_exposure(run *r, const etch_storage *s);
 etch_status etch__trace_expose(const etch_tensor *t, int bits, const void *site);
-int etch__exposed_bits(const etch_tensor *t);
+static inline int etch__exposed_bits(const etch_tensor *t) {
+    return t->storage ? atomic_load_explicit(&t->storage->exposed, memory_order_relaxed) : 0;
+}
 reason_id etch__runs_at_once(const op_call *call);
 
 /* tracer/operator.c */

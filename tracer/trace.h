@@ -255,8 +255,13 @@ typedef struct walk {
     int64_t outputs_cap;
     int32_t *alias;
     int64_t alias_cap;
+    tensor_meta
+        *bound; /* of arguments and captured tensors, as seen last (trees with run-time sizes) */
+    int64_t bound_cap;
+    kept_code recent; /* what ran last, for these sizes */
+    uint16_t recent_sizes;
     kept_code kept[KEPT_CODES];
-    unsigned next_kept; /* the place that is given to another code next */
+    unsigned next_kept;         /* the place that is given to another code next */
     struct walk *next_borrower; /* in the thread's list */
     struct shadow *shadow; /* under ETCH_CHECK: see tracer/check.c; else NULL */
     struct walk *next;     /* in one of the run's lists, newest first */

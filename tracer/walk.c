@@ -23,10 +23,39 @@ static bool size_for_tree(walk *w) {
     if (!etch__grow_lines(&w->c.value, &w->values_cap, values + 1, sizeof *w->c.value) ||
         !etch__grow_lines(&w->c.scalar, &w->scalars_cap, t->max_scalars + 1, sizeof *w->c.scalar) ||
         !etch__grow_lines(&w->ints, &w->ints_cap, t->max_ints + 1, sizeof *w->ints) ||
+        (t->max_ints &&
+         !etch__grow_lines(&w->bound, &w->bound_cap, values + 1, sizeof *w->bound)) ||
         !etch__grow_lines(&w->c.handle, &w->handles_cap, limit + 1, sizeof *w->c.handle))
         return false;
     w->c.limit = limit;
     return true;
+}
+
+/* ---- sizes seen ----
+ *
+ * Where sizes are run-time, inferring those of every result costs more than the match itself. So a
+ * walk remembers what it saw: c.sizes is a new number whenever something is not as it was when the
+ * walk last passed here (an argument's or captured tensor's sizes, an attribute, a result), and a
+ * handle carries the number under which its sizes were last found right. While they agree, nothing
+ * upstream of the node has changed, and the sizes hold. */
+
+static void note_change(walk *w) {
+    if (++w->c.sizes) return;
+    w->c.sizes = 1;
+    w->recent.code = NULL;
+    for (int64_t i = 0; i < w->handles_cap; i++)
+        if (w->c.handle[i]) w->c.handle[i]->sizes = 0;
+}
+
+static void see_bound(walk *w, int32_t value, const etch_tensor *t) {
+    if (etch__guard_holds(&w->bound[value], t)) return;
+    etch__guard_make(t, &w->bound[value]);
+    note_change(w);
+}
+
+bool etch__cursor_knows(const trace_cursor *c, const cursor_node *n, uint64_t key) {
+    const etch_tensor *h = c->handle[n->id];
+    return n->key == (key | CURSOR_DYNAMIC) && !n->inplace && h && h->sizes == c->sizes;
 }
 
 static walk *take_spare(trace_tree *tree) {
@@ -69,6 +98,7 @@ void etch__walk_free(walk *w) {
     etch__free(w->alias);
     etch__free(w->ints);
     etch__free(w->metas);
+    etch__free(w->bound);
     etch__free(w->key);
     for (int i = 0; i < KEPT_CODES; i++)
         if (w->kept[i].code) etch__code_release(w->kept[i].leaf, w->kept[i].code);
@@ -86,6 +116,8 @@ bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     w->next_borrower = etch__tls.borrower;
     etch__tls.borrower = w;
     if (w->mode != WALK_MATCH) etch__walk_own_args(w);
+    else if (w->tree->dynamic)
+        for (int i = 0; i < nin; i++) see_bound(w, i, in[i]);
     return true;
 }
 
@@ -142,6 +174,7 @@ static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
     h->deferred = 1;
     h->owner = w;
     h->value = used->value;
+    h->sizes = used->sizes;
     return h;
 }
 
@@ -288,6 +321,31 @@ static void put_ints(walk *w, const trace_node *n, const op_call *call, int64_t 
     w->ints[n->ints + call->nat] = view_offset;
 }
 
+/* Whether the walk has these very words already. */
+static bool has_ints(const walk *w, const trace_node *n, const op_call *call, int64_t view_offset) {
+    return w->ints[n->ints + call->nat] == view_offset &&
+           (!call->nat || !memcmp(w->ints + n->ints, call->at, call->nat * sizeof *w->ints));
+}
+
+static bool has_meta(const etch_tensor *h, const tensor_meta *m) {
+    size_t bytes = (size_t)m->ndim * sizeof *m->size;
+    return h->dtype == m->dtype && h->ndim == m->ndim && !memcmp(h->size, m->size, bytes) &&
+           !memcmp(h->stride, m->stride, bytes);
+}
+
+/* Takes over what was inferred, under a new stamp if it is not what was there. The cursor compares
+ * attributes with the recorded ones, so only with these can it go on alone. */
+static void take_result(walk *w, const trace_node *n, const op_call *call, etch_tensor *h,
+                        const tensor_meta *meta) {
+    bool known = has_ints(w, n, call, meta->offset) && (n->c.inplace || has_meta(h, meta));
+    if (!known) note_change(w);
+    put_ints(w, n, call, meta->offset);
+    if (n->c.inplace) return;
+    etch__apply_meta(h, meta);
+    bool recorded = !call->nat || !memcmp(n->c.at, call->at, call->nat * sizeof *n->c.at);
+    h->sizes = recorded ? w->c.sizes : 0;
+}
+
 /* The sizes of a dynamic node's result are those of this call. */
 static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, etch_tensor *h) {
     tensor_meta meta;
@@ -295,8 +353,7 @@ static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, et
     if (meta.dtype != n->meta.dtype || meta.ndim != n->meta.ndim) return false;
     if (meta.device != n->meta.device) return false;
     meta.offset -= etch__ops[n->op].kind == KIND_VIEW ? call->in[0]->offset : meta.offset;
-    put_ints(w, n, call, meta.offset);
-    if (!n->c.inplace) etch__apply_meta(h, &meta);
+    take_result(w, n, call, h, &meta);
     return true;
 }
 
@@ -309,6 +366,8 @@ etch_tensor *etch__walk_handle(walk *w, const trace_node *n) {
 /* The result's handle, given to the innermost scope; for an in-place node the first operand. */
 static etch_tensor *matched_result(walk *w, const trace_node *n, const op_call *call) {
     etch_tensor *h = n->c.inplace ? call->in[0] : etch__walk_handle(w, n);
+    for (int k = 0; n->dynamic && k < n->ncaptures; k++)
+        see_bound(w, n->captures[k].value, call->in[n->captures[k].operand]);
     if (!h || (n->dynamic && !dynamic_result(w, n, call, h))) return NULL;
     if (n->c.inplace) return h;
     if (!etch__scope_push(h)) return NULL;
@@ -504,6 +563,7 @@ bool etch__walk_to_recording(walk *w, walk_mode mode) {
     const trace_node *last = (trace_node *)w->c.last;
     if (!etch__walk_path(w)) return false;
     etch__walk_own_args(w);
+    note_change(w); /* the attribute words from here on become those of the recording */
     w->nvalues = last->nvalues;
     w->nscalars = last->nscalars;
     w->nints = last->nints;
