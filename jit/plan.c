@@ -725,18 +725,44 @@ static etch_status prepare_launchers(maker *m, const char **why) {
     return status;
 }
 
-static etch_status compile_kernels(maker *m, const char **why) {
-    if (m->p->device) return prepare_launchers(m, why);
-    const loop_kernel **k = etch__malloc((m->nkernels + 1) * sizeof *k);
-    if (!k) return ETCH_ERR_OUT_OF_MEMORY;
+/* Whether a reduction is one kernel or two depends on its size. Where sizes are dynamic the other
+ * form is compiled along, so that no later size has to start the compiler. Returns how many. */
+static int kernels_of_other_sizes(const maker *m, loop_kernel *other) {
+    int n = 0;
+    for (int g = 0; m->r->g->dynamic && g < m->r->ngroups; g++) {
+        const lowered *low = m->low[g];
+        if (!low || !low->k.nred) continue;
+        for (int split = SPLIT_NONE; split <= SPLIT_FINISH; split++) {
+            if ((low->k.split == SPLIT_NONE) == (split == SPLIT_NONE)) continue;
+            other[n] = low->k;
+            other[n++].split = (uint8_t)split;
+        }
+    }
+    return n;
+}
+
+static bool get_kernels(maker *m, const loop_kernel **k, loop_kernel *other, const char **why) {
     int n = 0;
     for (int g = 0; g < m->r->ngroups; g++) {
         if (m->low[g]) k[n++] = &m->low[g]->k;
         if (m->finish[g]) k[n++] = &m->finish[g]->k;
     }
-    bool ok = n == 0 || etch__kernels_get(k, n, m->kernels, why);
+    int others = kernels_of_other_sizes(m, other);
+    for (int i = 0; i < others; i++) k[n + i] = &other[i];
+    bool ok = n == 0 || etch__kernels_get(k, n + others, m->kernels, why);
+    for (int i = 0; ok && i < others; i++) etch__kernel_release(m->kernels[n + i]);
+    return ok;
+}
+
+static etch_status compile_kernels(maker *m, const char **why) {
+    if (m->p->device) return prepare_launchers(m, why);
+    int most = 3 * m->r->ngroups; /* of a reduction: as one, as two */
+    const loop_kernel **k = etch__malloc((most + 1) * sizeof *k);
+    loop_kernel *other = etch__malloc(((m->r->g->dynamic ? most : 0) + 1) * sizeof *other);
+    bool room = k && other, ok = room && get_kernels(m, k, other, why);
     etch__free(k);
-    return ok ? ETCH_OK : ETCH_ERR_COMPILE;
+    etch__free(other);
+    return ok ? ETCH_OK : room ? ETCH_ERR_COMPILE : ETCH_ERR_OUT_OF_MEMORY;
 }
 
 /* ---- logs ---- */
@@ -809,7 +835,7 @@ static etch_status make(maker *m, const char **why) {
     m->output = etch__malloc((r->nversions + 1) * sizeof *m->output);
     m->interval = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->interval);
     m->intervals = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->intervals);
-    m->kernels = etch__calloc(2 * r->ngroups + 1, sizeof *m->kernels);
+    m->kernels = etch__calloc(3 * r->ngroups + 1, sizeof *m->kernels);
     m->launchers = etch__calloc(2 * r->ngroups + 1, sizeof *m->launchers);
     if (m->p && r->g->nvalues) m->p->device = r->g->values[0].meta.device;
     if (!m->launchers || !m->p || !m->low || !m->finish || !m->output || !m->interval ||

@@ -56,13 +56,21 @@ typedef struct case_row {
     { __VA_ARGS__ }
 /* CASE(name, body, IN(...), WANT(...)): one call; CALLS(name, body, CALL(...), CALL(...)). */
 #define CASE(of_name, of_body, ...)                                                                \
-    { .name = #of_name, .body = of_body, .call = { {__VA_ARGS__} } }
+    {                                                                                              \
+        .name = #of_name, .body = of_body, .call = { {__VA_ARGS__} }                               \
+    }
 #define CASE_WITH(of_name, of_body, with, ...)                                                     \
-    { .name = #of_name, .body = of_body, with, .call = { {__VA_ARGS__} } }
+    {                                                                                              \
+        .name = #of_name, .body = of_body, with, .call = { {__VA_ARGS__} }                         \
+    }
 #define CALLS(of_name, of_body, ...)                                                               \
-    { .name = #of_name, .body = of_body, .call = {__VA_ARGS__} }
+    {                                                                                              \
+        .name = #of_name, .body = of_body, .call = { __VA_ARGS__ }                                 \
+    }
 #define CALLS_WITH(of_name, of_body, with, ...)                                                    \
-    { .name = #of_name, .body = of_body, with, .call = {__VA_ARGS__} }
+    {                                                                                              \
+        .name = #of_name, .body = of_body, with, .call = { __VA_ARGS__ }                           \
+    }
 
 static int case_call_number; /* for bodies with hidden state */
 
@@ -137,8 +145,8 @@ static etch_tensor *case_tensor(const char *text) {
     }
     if (n != most) case_bad_text(text);
     bool real = dtype <= ETCH_F16;
-    etch_tensor *t = real ? etch_from_host(reals, ETCH_F64, sizes)
-                          : etch_from_host(ints, ETCH_I64, sizes);
+    etch_tensor *t =
+        real ? etch_from_host(reals, ETCH_F64, sizes) : etch_from_host(ints, ETCH_I64, sizes);
     free(ints);
     free(reals);
     return t ? etch_to(t, dtype) : NULL;
@@ -271,7 +279,8 @@ static void case_check_same_form(const case_made *eager, const case_made *m) {
 
 /* A hash of all that can be seen of a call, for comparing processes. */
 static uint64_t case_hash(uint64_t hash, const void *data, size_t n) {
-    for (size_t i = 0; i < n; i++) hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
+    for (size_t i = 0; i < n; i++)
+        hash = (hash ^ ((const unsigned char *)data)[i]) * 1099511628211u;
     return hash;
 }
 
@@ -348,8 +357,9 @@ typedef struct case_answer {
 static bool case_find_answer(const char *path, const char *name, int variant, case_answer *a) {
     FILE *file = fopen(path, "r");
     bool found = false;
-    while (file && !found && fscanf(file, "%95s %d %llx %lld %lld", a->name, &a->variant, &a->bits,
-                                    &a->kernels, &a->compiled) == 5)
+    while (file && !found &&
+           fscanf(file, "%95s %d %llx %lld %lld", a->name, &a->variant, &a->bits, &a->kernels,
+                  &a->compiled) == 5)
         found = !strcmp(a->name, name) && a->variant == variant;
     if (file) fclose(file);
     return found;
@@ -416,8 +426,7 @@ static void case_answer_row(FILE *file, const case_row *row, int variant) {
         etch_function *f = case_compile(row, variant);
         etch_counters_t before = etch_counters();
         uint64_t bits = 0;
-        for (int round = 0; round < 2; round++)
-            bits = case_ask(row, f, variant, NULL, made, NULL);
+        for (int round = 0; round < 2; round++) bits = case_ask(row, f, variant, NULL, made, NULL);
         etch_counters_t c = etch_counters();
         fprintf(file, "%s %d %llx %lld %lld\n", row->name, variant, (unsigned long long)bits,
                 (long long)(c.kernels - before.kernels),
@@ -487,12 +496,11 @@ static int case_main(int argc, char **argv, const case_row *rows, int n,
     int count = 0;
     for (int i = 0; i < n; i++)
         if (argc < 2 || strstr(rows[i].name, argv[1]))
-            tests[count++] = (struct CMUnitTest){rows[i].name, case_test, NULL, NULL,
-                                                 (void *)&rows[i]};
+            tests[count++] =
+                (struct CMUnitTest){rows[i].name, case_test, NULL, NULL, (void *)&rows[i]};
     for (int i = 0; i < nothers; i++)
         if (argc < 2 || strstr(others[i].name, argv[1])) tests[count++] = others[i];
-    if (argc < 2)
-        tests[count++] = (struct CMUnitTest)cmocka_unit_test(case_kernels_were_run);
+    if (argc < 2) tests[count++] = (struct CMUnitTest)cmocka_unit_test(case_kernels_were_run);
     int failed = _cmocka_run_group_tests(dir, tests, (size_t)count, case_fresh_processes, NULL);
     free(tests);
     case_remove_dir();

@@ -67,9 +67,8 @@ static const case_row rows[] = {
     CASE(af_374_leaves_of_equal_trees_e, product_minus_e, LEAVES, WANT("i32[]{35}")),
     CASE(af_374_leaves_of_equal_trees_d, product_minus_d, LEAVES, WANT("i32[]{32}")),
     CASE(af_374_both_trees, both_trees, LEAVES, WANT("i32[]{35}", "i32[]{32}")),
-    CALLS_WITH(af_374_trees_in_turn, trees_in_turn, .graphs = 2,
-               CALL(LEAVES, WANT("i32[]{35}")), CALL(LEAVES, WANT("i32[]{32}")),
-               CALL(LEAVES, WANT("i32[]{35}"))),
+    CALLS_WITH(af_374_trees_in_turn, trees_in_turn, .graphs = 2, CALL(LEAVES, WANT("i32[]{35}")),
+               CALL(LEAVES, WANT("i32[]{32}")), CALL(LEAVES, WANT("i32[]{35}"))),
     CALLS(mlx_01368d8e7_body_fails_twice, fails_at_first,
           CALL(IN("f32[]{1}", "f32[]{2}"), FAILS(ETCH_ERR_USER)),
           CALL(IN("f32[]{1}", "f32[]{2}"), FAILS(ETCH_ERR_USER)),
@@ -113,9 +112,7 @@ static void pt_115653_mode_over_a_compiled_clone(void **state) {
         for (int compiled_before = 0; compiled_before < 2; compiled_before++) {
             etch_function *f = etch_compile(copy_of);
             for (int i = 0; i < 2 * compiled_before; i++) assert_non_null(etch_call(f, x));
-            ETCH_WITH_MODE(mode) {
-                assert_true(etch_item(etch_call(f, x)) == 2);
-            }
+            ETCH_WITH_MODE (mode) { assert_true(etch_item(etch_call(f, x)) == 2); }
             assert_true(etch_item(etch_call(f, x)) == 1);
             assert_int_equal(etch_function_counters(f).mode_fallbacks, 1);
             etch_function_free(f);
@@ -147,9 +144,7 @@ static void tg_f2f039cc0f_one_stream_of_random_numbers(void **state) {
     }
 }
 
-static etch_tensor *assigns_all(etch_tensor *x) {
-    return etch_copy_(x, etch_add_scalar(x, 1));
-}
+static etch_tensor *assigns_all(etch_tensor *x) { return etch_copy_(x, etch_add_scalar(x, 1)); }
 
 /* x <- x + 1 keeps its memory, however often. */
 static void tg_f2f039cc0f_full_assignment_keeps_the_buffer(void **state) {

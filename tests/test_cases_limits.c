@@ -69,8 +69,7 @@ static const case_row rows[] = {
     CASE(mlx_c707b2b0a_sixty_four_arguments, tree_of_sums,
          IN(X32("i32[2]{1 2}"), X32("i32[2]{1 2}")), WANT("i32[2]{64 128}")),
     CASE(mlx_c707b2b0a_first_level_returned, tree_with_first_level,
-         IN(X32("f32[2]{1 2}"), X32("f32[2]{1 2}")),
-         WANT("f32[2]{64 128}", X32("f32[2]{2 4}"))),
+         IN(X32("f32[2]{1 2}"), X32("f32[2]{1 2}")), WANT("f32[2]{64 128}", X32("f32[2]{2 4}"))),
     CASE(mlx_c707b2b0a_sixty_results, sixty_products, IN(X60("i64[3]{2 3 -4}")),
          WANT(X60("i64[3]{4 9 16}"))),
     CASE(af_1646_thousand_rounds, thousand_rounds, IN("f32[2,3]{1*6}", "f32[2]{0 0}"),
@@ -86,8 +85,7 @@ static const case_row rows[] = {
     CASE(ggml_b1712969_transposed_copy, transposed_copy, IN("i32[1000,70]{0..*70000}"),
          WANT("i64[70]{34965000..*70+1000}", "i32[1000]{1..*1000+70}")),
     CASE(af_a0a9a4f42_eight_dimensions, eight_dimensions, IN("i16[2,1,2,1,2,1,2,1]{0..*16}"),
-         WANT("i64[2,2,2,2]{120..*16+16}",
-              "i64[2,2,2,2]{0 8 4 12 2 10 6 14 1 9 5 13 3 11 7 15}")),
+         WANT("i64[2,2,2,2]{120..*16+16}", "i64[2,2,2,2]{0 8 4 12 2 10 6 14 1 9 5 13 3 11 7 15}")),
 };
 
 CASES_MAIN(rows, NULL, 0)

@@ -90,7 +90,10 @@ static void entropies(etch_tensor *const *in, etch_tensor **out) {
 }
 
 static const case_row rows[] = {
-    NAN_IN_MAXIMUM(f16), NAN_IN_MAXIMUM(bf16), NAN_IN_MAXIMUM(f32), NAN_IN_MAXIMUM(f64),
+    NAN_IN_MAXIMUM(f16),
+    NAN_IN_MAXIMUM(bf16),
+    NAN_IN_MAXIMUM(f32),
+    NAN_IN_MAXIMUM(f64),
     CASE(pt_93784_clamp_max_nan, clamp_max_half, IN("f16[3]{nan 0.25 1}"),
          WANT("f16[3]{nan 0.25 0.5}")),
     CASE(pt_93784_clamp_nan, clamp_both, IN("f32[2,2]{nan -2 2 0}"),
@@ -157,14 +160,13 @@ static const case_row rows[] = {
          WANT("f64[1]{4.313564341284728e-21}")),
     CASE(pt_186875_fmod_by_rounded_scalar, fmod_by_1_7, IN("bf16[2]{1.703125 -1.703125}"),
          WANT("bf16[2]{0 -0}")),
-    CASE(pt_183083_remainder_by_rounded_scalar, remainder_by_1_7,
-         IN("bf16[2]{1.703125 -1.703125}"), WANT("bf16[2]{0 -0}")),
-    CASE(pt_186875_fmod_by_rounded_scalar_f16, fmod_by_1_7, IN("f16[2]{1.7001953125 -1.7001953125}"),
-         WANT("f16[2]{0 -0}")),
+    CASE(pt_183083_remainder_by_rounded_scalar, remainder_by_1_7, IN("bf16[2]{1.703125 -1.703125}"),
+         WANT("bf16[2]{0 -0}")),
+    CASE(pt_186875_fmod_by_rounded_scalar_f16, fmod_by_1_7,
+         IN("f16[2]{1.7001953125 -1.7001953125}"), WANT("f16[2]{0 -0}")),
     CASE(pt_185605_bf16_plus_f64_tensor, plus, IN("bf16[1]{0.10009765625}", "f64[]{-0.1}"),
          WANT("bf16[1]{0}")),
-    CASE(pt_185605_bf16_plus_scalar, minus_tenth, IN("bf16[1]{0.10009765625}"),
-         WANT("bf16[1]{0}")),
+    CASE(pt_185605_bf16_plus_scalar, minus_tenth, IN("bf16[1]{0.10009765625}"), WANT("bf16[1]{0}")),
 
     CASE(mlx_18672fbef_log_bases_do_not_merge, entropies, IN("f32[4]{0.1 0.2 0.3 0.4}"),
          WANT("f32[2]{1280 1846}")),

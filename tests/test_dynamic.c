@@ -41,26 +41,82 @@ static etch_tensor *centred(etch_tensor *x) {
     return etch_sum(flat);
 }
 
-/* One graph from the first call on; once the kernels are there, no size compiles another. */
-static void test_dynamic_on(void **state) {
-    (void)state;
+/* One graph from the first call on: whatever the size, no further kernel is compiled or looked for
+ * on disk, so the helper is not started again and the cache gets no further object. */
+static void serves_all_sizes(etch_fn1 fn, int64_t first) {
     ETCH_SCOPE {
-        etch_function *f = etch_compile(centred, .dynamic = ETCH_DYNAMIC_ON);
-        int64_t compiled = -1;
-        for (int64_t n = 2; n <= 1000000; n = n < 20 ? n + 1 : n * 5) {
+        etch_function *f = etch_compile(fn, .dynamic = ETCH_DYNAMIC_ON);
+        etch_counters_t compiled = {0};
+        for (int64_t n = first; n <= 1000000; n = n < 20 ? n + 1 : n * 5) {
             ETCH_SCOPE {
                 etch_tensor *x = arange_f32(n, 2);
-                etch_tensor *expected = centred(x);
+                etch_tensor *expected = fn(x);
                 for (int call = 0; call < 2; call++) assert_same(etch_call(f, x), expected);
             }
             assert_int_equal(graphs(f), 1);
-            if (compiled < 0) compiled = etch_counters().kernels_compiled;
+            etch_counters_t now = etch_counters();
+            if (n == first) compiled = now;
+            assert_int_equal(now.kernels_compiled, compiled.kernels_compiled);
+            assert_int_equal(now.cache_hits, compiled.cache_hits);
         }
-        assert_true(etch_counters().kernels_compiled - compiled <= 4);
+        assert_true(etch_function_counters(f).instances > 10);
         assert_int_equal(etch_counters().compile_failures, 0);
         etch_function_free(f);
     }
     assert_int_equal(etch_memory().tensors, 0);
+}
+
+static etch_tensor *views(etch_tensor *x) {
+    etch_tensor *flipped = etch_slice(x, 0, ETCH_ABSENT, ETCH_ABSENT, -1);
+    etch_tensor *row = etch_expand(etch_select(x, 0, -1), etch_sizes(x));
+    etch_tensor *sum = etch_add(etch_add(x, flipped), row);
+    etch_tensor *half = etch_slice(sum, 0, 0, ETCH_ABSENT, 2);
+    return etch_mul(etch_t(half), etch_slice(etch_t(x), 1, 0, ETCH_ABSENT, 2));
+}
+
+static etch_tensor *reductions(etch_tensor *x) {
+    etch_tensor *a = etch_sum_dim(x, ETCH_DIMS(0), false);
+    etch_tensor *b = etch_amax(x, ETCH_DIMS(0), false);
+    etch_tensor *rows = etch_mean_dim(x, ETCH_DIMS(1), false);
+    etch_tensor *c = etch_add(etch_min(rows), etch_sum(etch_square(x)));
+    return etch_add(etch_add(a, b), c);
+}
+
+static etch_tensor *products(etch_tensor *x) {
+    etch_tensor *p = etch_mm(etch_t(x), x);
+    etch_tensor *q = etch_mm(x, etch_exp(etch_neg(etch_abs(p))));
+    return etch_add(q, x);
+}
+
+static etch_tensor *joined(etch_tensor *x) {
+    etch_tensor *parts[] = {x, etch_neg(x), x};
+    etch_tensor *long_one = etch_cat(parts, 3, 0), *wide = etch_cat(parts, 2, 1);
+    return etch_add(etch_sum(long_one), etch_mul_scalar(wide, 3));
+}
+
+/* From 3 on, half of which is not the size 1 that may have kernels of its own. */
+static void test_dynamic_views(void **state) { (void)state, serves_all_sizes(views, 3); }
+static void test_dynamic_reductions(void **state) { (void)state, serves_all_sizes(reductions, 2); }
+static void test_dynamic_products(void **state) { (void)state, serves_all_sizes(products, 2); }
+static void test_dynamic_cat(void **state) { (void)state, serves_all_sizes(joined, 2); }
+static void test_dynamic_all(void **state) { (void)state, serves_all_sizes(centred, 2); }
+
+/* Recorded at a size whose reductions are two kernels each. */
+static void test_dynamic_from_large(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(reductions, .dynamic = ETCH_DYNAMIC_ON);
+        int64_t compiled = -1;
+        for (int64_t n = 300000; n >= 2; n /= 7)
+            ETCH_SCOPE {
+                etch_tensor *x = arange_f32(n, 2), *expected = reductions(x);
+                for (int call = 0; call < 2; call++) assert_same(etch_call(f, x), expected);
+                if (compiled < 0) compiled = etch_counters().kernels_compiled;
+                assert_int_equal(etch_counters().kernels_compiled, compiled);
+            }
+        assert_int_equal(graphs(f), 1);
+        etch_function_free(f);
+    }
 }
 
 static void test_dynamic_off(void **state) {
@@ -82,7 +138,7 @@ static void test_growing_slices(void **state) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(twice);
         etch_tensor *buffer = arange_f32(1000, 3);
-        for (int64_t n = 0; n < 1000; n += n < 10 ? 1 : 37)
+        for (int64_t n = 0; n < 1000; n++)
             ETCH_SCOPE {
                 etch_tensor *x = etch_slice(buffer, 0, 0, n, 1);
                 assert_same(etch_call(f, x), twice(x));
@@ -195,7 +251,12 @@ static void test_slices_in_breaking_loop(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_of_sizes),
-        cmocka_unit_test(test_dynamic_on),
+        cmocka_unit_test(test_dynamic_views),
+        cmocka_unit_test(test_dynamic_reductions),
+        cmocka_unit_test(test_dynamic_products),
+        cmocka_unit_test(test_dynamic_cat),
+        cmocka_unit_test(test_dynamic_all),
+        cmocka_unit_test(test_dynamic_from_large),
         cmocka_unit_test(test_dynamic_off),
         cmocka_unit_test(test_growing_slices),
         cmocka_unit_test(test_sizes_inside_the_body),

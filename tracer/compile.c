@@ -193,6 +193,7 @@ static graph *build_graph(const trace_leaf *leaf, const walk *w, const char *nam
     builder b = {leaf, leaf->dynamic ? w : NULL, etch__graph_new(name), NULL, code};
     b.number = etch__malloc(((size_t)leaf->nvalues + 1) * sizeof *b.number);
     bool ok = b.g && b.number;
+    if (ok) b.g->dynamic = leaf->dynamic;
     for (int v = 0; ok && v < leaf->nvalues; v++) b.number[v] = -1;
     ok = ok && add_inputs(&b);
     for (int i = 0; ok && i < leaf->npath; i++) ok = add_node(&b, leaf->path[i]);

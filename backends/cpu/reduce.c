@@ -24,8 +24,8 @@ typedef struct reduction {
     fold_kind fold;
     bool least; /* of arg-max and arg-min the latter */
     etch_dtype in_dtype, out_dtype, acc;
-    int in_size, acc_size;   /* bytes */
-    strip_fn step[4]; /* from storage to the accumulator's type */
+    int in_size, acc_size; /* bytes */
+    strip_fn step[4];      /* from storage to the accumulator's type */
     int nsteps;
     const char *in;
     char *out;
