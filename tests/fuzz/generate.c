@@ -75,6 +75,7 @@ static void generate_input(generator *g, fuzz_input *in, int index) {
     in->persistent = chance(g, 2);
     in->feed = (int8_t)(chance(g, 6) ? below(g, FUZZ_MAX_OUTPUTS) : -1);
     if (chance(g, 8)) in->plain = (uint8_t)below(g, 8);
+    if (chance(g, 10)) in->other = (uint8_t)below(g, 8), in->other_dtype = (uint8_t)some_dtype(g);
     if (!index || !chance(g, 5)) return;
     int of = (int)below(g, index);
     bool shift = s->in[of].layout == FUZZ_OFFSET || s->in[of].layout == FUZZ_WRAPPED;
@@ -150,8 +151,22 @@ static int some_tensor_of(generator *g, etch_dtype dtype, int ndim) {
     return found >= 0 ? found : some_tensor(g);
 }
 
-/* What an in-place operator writes: rather a view, or what has one. */
+/* An argument that is, or lies over, another one in some variant; -1: none. */
+static int some_alias(generator *g) {
+    const fuzz_setup *s = &g->p->setup;
+    int found = -1, seen = 0;
+    for (int i = 0; i < s->nin + s->nglobals; i++) {
+        const fuzz_input *in = i < s->nin ? &s->in[i] : &s->global[i - s->nin];
+        bool aliases = in->layout == FUZZ_SAME || in->layout == FUZZ_SHIFTED;
+        if (aliases && below(g, ++seen) == 0) found = chance(g, 2) ? i : in->of;
+    }
+    return found >= 0 && usable(g, found) ? found : -1;
+}
+
+/* What an in-place operator writes: rather a view, or what has one, or an argument given twice. */
 static int some_target(generator *g) {
+    int alias = chance(g, 2) ? some_alias(g) : -1;
+    if (alias >= 0) return alias;
     int n = some_tensor(g);
     for (int attempt = 0; attempt < 8 && n >= 0 && !g->is_view[n]; attempt++) n = some_tensor(g);
     return n;
@@ -352,6 +367,8 @@ static int tensor_operand(generator *g, op_id op, const statement *s, int operan
     if (convolution)
         return some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), operand == 1 ? 4 : 1);
     if (!operand && etch__ops[op].kind == KIND_INPLACE && chance(g, 2)) return some_target(g);
+    int alias = chance(g, 8) ? some_alias(g) : -1;
+    if (alias >= 0) return alias;
     bool same = etch__ops[op].drule == DRULE_SAME || op == OP_MATMUL;
     if (!is_contraction(op) && !(op == OP_MATMUL && operand))
         return operand && same ? some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), 2)

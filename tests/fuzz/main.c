@@ -11,6 +11,7 @@
  * programs and in those for native. Exit status 1: findings, or less than 95 % of the later calls ran
  * generated code. */
 #include "program.h"
+#include "tools/minify/mini.h"
 
 #include <ftw.h>
 #include <malloc.h>
@@ -154,6 +155,56 @@ static bool still_fails(const program *p) {
     return run_apart(p, !strcmp(wanted_backend, "native")) == wanted_finding;
 }
 
+/* ---- the graphs of a finding ---- */
+
+/* Collects the lines of the channel "graph". */
+static void take_line(void *ctx, const char *line) {
+    if (!strncmp(line, "etch: graph: ", 13)) fprintf(ctx, "%s\n", line);
+}
+
+/* In a process of its own: runs the program and gives each of its graphs to etch-minify; the first one
+ * that differs by itself is printed as a test that needs no harness. */
+static void minify_graphs(const program *p) {
+    mini_options o = {.backend = "native", .calls = 4, .most = 500, .seconds = 20, .seed = 1};
+    char *log = NULL, difference[MINI_TEXT], *text;
+    size_t n = 0;
+    FILE *to = open_memstream(&log, &n);
+    if (!to) return;
+    etch_set_log_sink(take_line, to);
+    etch_set_logs("graph");
+    shared->p = *p;
+    run_program(true);
+    etch_set_log_sink(no_log, NULL);
+    fclose(to);
+    for (const char *at = log; (text = mini_next_text(&at)); free(text)) {
+        mini_graph *g = mini_parse(text);
+        mini_verdict v = g ? mini_check(g, &o, NULL, NULL) : MINI_SAME;
+        if (v == MINI_DIFFERENT || v == MINI_CRASH) {
+            mini_reduce(g, &o, v);
+            mini_check(g, &o, difference, NULL);
+            mini_print(stdout, g, &o, difference);
+            fflush(stdout);
+            _exit(0);
+        }
+        free(g);
+    }
+}
+
+static void report_graphs(const program *p) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(3);
+        set_isa();
+        minify_graphs(p);
+        printf("/* Each of its graphs alone is computed as eager code does it. */\n");
+        fflush(stdout);
+        _exit(0);
+    }
+    int status;
+    if (child > 0) waitpid(child, &status, 0);
+}
+
 static void report(finding found, bool reduce) {
     static program p;
     static const char *const names[] = {"nothing", "a difference", "a leak", "a crash or hang"};
@@ -179,6 +230,7 @@ static void report(finding found, bool reduce) {
              found == FOUND_CRASH ? "" : shared->result.difference);
     fuzz_print(stdout, &p, wanted_backend, text);
     fflush(stdout);
+    if (native) report_graphs(&p);
 }
 
 /* ---- many programs ---- */
