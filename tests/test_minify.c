@@ -139,6 +139,46 @@ static void test_fault_in_a_write(void **state) {
     assert_int_equal(count(test, "call(\"neg\""), 0);
 }
 
+/* ---- the log of a function ---- */
+
+static void write_line(void *ctx, const char *line) { fprintf(ctx, "%s\n", line); }
+
+static etch_tensor *breaks_then_sin(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *a = etch_add_alpha(x, y, 3);
+    etch_tensor *b = etch_pow_scalar(a, 2);
+    etch_tensor *row = etch_slice(b, 0, 1, ETCH_ABSENT, 2);
+    etch_mul_scalar_(row, 0.5);
+    etch_graph_break("two graphs");
+    etch_tensor *t = etch_t(b);
+    etch_tensor *s = etch_sin(t);
+    etch_tensor *r = etch_rand(ETCH_F32, ETCH_SHAPE(4, 6));
+    return etch_mul(s, r);
+}
+
+/* Of its two graphs the first is right. */
+static void test_log_of_a_function(void **state) {
+    (void)state;
+    char path[128];
+    snprintf(path, sizeof path, "%s/log", folder);
+    FILE *to = fopen(path, "w");
+    assert_non_null(to);
+    etch_set_log_sink(write_line, to);
+    assert_int_equal(etch_set_logs("graph,graph_breaks"), ETCH_OK);
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(breaks_then_sin, .backend = "eager");
+        etch_tensor *x = etch_transpose(etch_randn(ETCH_F32, ETCH_SHAPE(4, 6)), 0, 1);
+        for (int i = 0; i < 2; i++) assert_non_null(etch_call(f, x, x));
+        etch_function_free(f);
+    }
+    etch_set_logs("");
+    etch_set_log_sink(NULL, NULL);
+    assert_int_equal(fclose(to), 0);
+    assert_int_equal(minify("log"), 0);
+    assert_string_equal(read_file("said"), "etch-minify: 2 graphs, no difference\n");
+    assert_int_equal(minify(FAULTY "log"), 1);
+    assert_non_null(strstr(read_file("said"), "breaks_then_sin/1: 1 call and 1 input are left"));
+}
+
 static void test_only_the_named_graph(void **state) {
     (void)state;
     write_file("log", chain);
@@ -176,6 +216,7 @@ int main(void) {
         cmocka_unit_test(test_one_call_is_left),
         cmocka_unit_test(test_the_test_compiles_and_fails),
         cmocka_unit_test(test_fault_in_a_write),
+        cmocka_unit_test(test_log_of_a_function),
         cmocka_unit_test(test_only_the_named_graph),
         cmocka_unit_test(test_wrong_input),
     };
