@@ -19,7 +19,8 @@ typedef struct generator {
     bool breaks, in_scope;
     int scope_start, exposed;
     bool exposed_mut, inference;
-    int divisor; /* a tensor without zeros for the operator in the making, -1: any */
+    /* For the operator in the making, -1: any: a tensor without zeros, one of booleans. */
+    int divisor, mask;
 } generator;
 
 static int64_t below(generator *g, int64_t n) {
@@ -342,6 +343,18 @@ static int contraction_rank(op_id op, int operand) {
     }
 }
 
+static int some_integers(generator *g) {
+    int n = some_tensor(g);
+    for (int i = 0; i < 20 && n >= 0 && etch_dtype_of(g->w.v[n]) <= ETCH_F16; i++)
+        n = some_tensor(g);
+    return n;
+}
+
+/* Which operand selects; -1: none. */
+static int mask_operand(op_id op) {
+    return op == OP_WHERE ? 0 : op == OP_MASKED_FILL || op == OP_MASKED_FILL_ ? 1 : -1;
+}
+
 /* One of the input's last sizes: weight or bias of a norm. */
 static int some_weight(generator *g, const statement *s) {
     const etch_tensor *t = g->w.v[s->arg[0].tensor[0]];
@@ -359,6 +372,9 @@ static int some_weight(generator *g, const statement *s) {
 }
 
 static int tensor_operand(generator *g, op_id op, const statement *s, int operand) {
+    bool bits = etch__ops[op].drule == DRULE_BITS || etch__ops[op].drule == DRULE_INTEGER;
+    if (bits) return some_integers(g);
+    if (operand == mask_operand(op) && g->mask >= 0) return g->mask;
     if (operand && g->divisor >= 0 && etch__ops[op].flags & OPF_MAY_FAIL) return g->divisor;
     bool norm = op == OP_NATIVE_LAYER_NORM || op == OP_LAYER_NORM;
     bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D;
@@ -509,9 +525,20 @@ static int make_divisor(generator *g) {
     return take_made(g, &s);
 }
 
+static int make_mask(generator *g) {
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0) return -1;
+    s.op = OP_GT_SCALAR;
+    s.arg[0] = tensor_arg(n);
+    s.arg[1].scalar = etch_scalar_int(0);
+    return take_made(g, &s);
+}
+
 /* What the operator needs to have many operands that fit. */
 static void make_operands(generator *g, op_id op) {
     if ((op == OP_CONVOLUTION || op == OP_CONV2D) && !chance(g, 4)) make_images(g);
+    if (mask_operand(op) >= 0 && !chance(g, 4)) g->mask = make_mask(g);
     if (etch__ops[op].flags & OPF_MAY_FAIL && !chance(g, 3)) g->divisor = make_divisor(g);
 }
 
@@ -542,7 +569,7 @@ static void other_branch(generator *g, const statement *first) {
 static void generate_operator(generator *g) {
     statement s;
     op_id op = some_operator(g);
-    g->divisor = -1;
+    g->divisor = g->mask = -1;
     make_operands(g, op);
     for (int attempt = 0; attempt < 60; attempt++) {
         bool done = try_operator(g, &s, op);
