@@ -44,7 +44,8 @@ char *etch__report_strdup(const char *text) {
     saved_error error;
     if (!text) return NULL;
     etch__error_save(&error);
-    size_t n = strnlen(text, REPORT_MAX_TEXT);
+    size_t n = strlen(text);
+    if (n > REPORT_MAX_TEXT) n = REPORT_MAX_TEXT;
     char *copy = etch__malloc(n + 1);
     if (copy) memcpy(copy, text, n), copy[n] = 0;
     else dropped();

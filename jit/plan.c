@@ -436,9 +436,9 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
 static etch_status run_device(const native_plan *p, run_block *b, const plan_io *io) {
     etch_status status = use_memory(p, b, io);
     if (status != ETCH_OK) return status;
-    bool graph =
-        p->as_graph && p->nsteps > 1 && (!b->graph || etch__target()->graph_fits(b->graph));
-    return as_graph ? run_graph(p, b, io) : run_steps(p, b, io);
+    bool whole = p->as_graph && p->nsteps > 1;
+    if (whole && b->graph) whole = etch__target()->graph_fits(b->graph);
+    return whole ? run_graph(p, b, io) : run_steps(p, b, io);
 }
 
 static etch_status run_plan(plan *base, const plan_io *io) {

@@ -325,7 +325,7 @@ static void report(const walk *w, const trace_node *n, const etch_tensor *t, con
                        memory ? ": an operand was written between the operator's call and its "
                                 "computation, through a pointer got before the call; call "
                                 "etch_flush before writing, or take the pointer inside the function"
-                              : "");
+                              : "; ETCH_LOGS=graph and etch-minify make a small test of it");
 }
 
 /* The path, and per value the base over which it lies. */

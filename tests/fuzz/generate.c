@@ -19,7 +19,8 @@ typedef struct generator {
     bool breaks, in_scope;
     int scope_start, exposed;
     bool exposed_mut, inference;
-    int divisor; /* a tensor without zeros for the operator in the making, -1: any */
+    /* For the operator in the making, -1: any: a tensor without zeros, one of booleans. */
+    int divisor, mask;
 } generator;
 
 static int64_t below(generator *g, int64_t n) {
@@ -75,6 +76,7 @@ static void generate_input(generator *g, fuzz_input *in, int index) {
     in->persistent = chance(g, 2);
     in->feed = (int8_t)(chance(g, 6) ? below(g, FUZZ_MAX_OUTPUTS) : -1);
     if (chance(g, 8)) in->plain = (uint8_t)below(g, 8);
+    if (chance(g, 10)) in->other = (uint8_t)below(g, 8), in->other_dtype = (uint8_t)some_dtype(g);
     if (!index || !chance(g, 5)) return;
     int of = (int)below(g, index);
     bool shift = s->in[of].layout == FUZZ_OFFSET || s->in[of].layout == FUZZ_WRAPPED;
@@ -150,8 +152,22 @@ static int some_tensor_of(generator *g, etch_dtype dtype, int ndim) {
     return found >= 0 ? found : some_tensor(g);
 }
 
-/* What an in-place operator writes: rather a view, or what has one. */
+/* An argument that is, or lies over, another one in some variant; -1: none. */
+static int some_alias(generator *g) {
+    const fuzz_setup *s = &g->p->setup;
+    int found = -1, seen = 0;
+    for (int i = 0; i < s->nin + s->nglobals; i++) {
+        const fuzz_input *in = i < s->nin ? &s->in[i] : &s->global[i - s->nin];
+        bool aliases = in->layout == FUZZ_SAME || in->layout == FUZZ_SHIFTED;
+        if (aliases && below(g, ++seen) == 0) found = chance(g, 2) ? i : in->of;
+    }
+    return found >= 0 && usable(g, found) ? found : -1;
+}
+
+/* What an in-place operator writes: rather a view, or what has one, or an argument given twice. */
 static int some_target(generator *g) {
+    int alias = chance(g, 2) ? some_alias(g) : -1;
+    if (alias >= 0) return alias;
     int n = some_tensor(g);
     for (int attempt = 0; attempt < 8 && n >= 0 && !g->is_view[n]; attempt++) n = some_tensor(g);
     return n;
@@ -327,6 +343,18 @@ static int contraction_rank(op_id op, int operand) {
     }
 }
 
+static int some_integers(generator *g) {
+    int n = some_tensor(g);
+    for (int i = 0; i < 20 && n >= 0 && etch_dtype_of(g->w.v[n]) <= ETCH_F16; i++)
+        n = some_tensor(g);
+    return n;
+}
+
+/* Which operand selects; -1: none. */
+static int mask_operand(op_id op) {
+    return op == OP_WHERE ? 0 : op == OP_MASKED_FILL || op == OP_MASKED_FILL_ ? 1 : -1;
+}
+
 /* One of the input's last sizes: weight or bias of a norm. */
 static int some_weight(generator *g, const statement *s) {
     const etch_tensor *t = g->w.v[s->arg[0].tensor[0]];
@@ -344,6 +372,9 @@ static int some_weight(generator *g, const statement *s) {
 }
 
 static int tensor_operand(generator *g, op_id op, const statement *s, int operand) {
+    bool bits = etch__ops[op].drule == DRULE_BITS || etch__ops[op].drule == DRULE_INTEGER;
+    if (bits) return some_integers(g);
+    if (operand == mask_operand(op) && g->mask >= 0) return g->mask;
     if (operand && g->divisor >= 0 && etch__ops[op].flags & OPF_MAY_FAIL) return g->divisor;
     bool norm = op == OP_NATIVE_LAYER_NORM || op == OP_LAYER_NORM;
     bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D;
@@ -352,6 +383,8 @@ static int tensor_operand(generator *g, op_id op, const statement *s, int operan
     if (convolution)
         return some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), operand == 1 ? 4 : 1);
     if (!operand && etch__ops[op].kind == KIND_INPLACE && chance(g, 2)) return some_target(g);
+    int alias = chance(g, 8) ? some_alias(g) : -1;
+    if (alias >= 0) return alias;
     bool same = etch__ops[op].drule == DRULE_SAME || op == OP_MATMUL;
     if (!is_contraction(op) && !(op == OP_MATMUL && operand))
         return operand && same ? some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), 2)
@@ -492,9 +525,20 @@ static int make_divisor(generator *g) {
     return take_made(g, &s);
 }
 
+static int make_mask(generator *g) {
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0) return -1;
+    s.op = OP_GT_SCALAR;
+    s.arg[0] = tensor_arg(n);
+    s.arg[1].scalar = etch_scalar_int(0);
+    return take_made(g, &s);
+}
+
 /* What the operator needs to have many operands that fit. */
 static void make_operands(generator *g, op_id op) {
     if ((op == OP_CONVOLUTION || op == OP_CONV2D) && !chance(g, 4)) make_images(g);
+    if (mask_operand(op) >= 0 && !chance(g, 4)) g->mask = make_mask(g);
     if (etch__ops[op].flags & OPF_MAY_FAIL && !chance(g, 3)) g->divisor = make_divisor(g);
 }
 
@@ -525,7 +569,7 @@ static void other_branch(generator *g, const statement *first) {
 static void generate_operator(generator *g) {
     statement s;
     op_id op = some_operator(g);
-    g->divisor = -1;
+    g->divisor = g->mask = -1;
     make_operands(g, op);
     for (int attempt = 0; attempt < 60; attempt++) {
         bool done = try_operator(g, &s, op);

@@ -391,10 +391,15 @@ static etch_shape shape_of(const fuzz_world *w, const fuzz_input *in) {
     return s;
 }
 
-static etch_tensor *transposed(const fuzz_input *in, etch_shape s, uint64_t seed) {
+static etch_dtype dtype_of(const fuzz_world *w, const fuzz_input *in) {
+    return (etch_dtype)(fuzz_when(w, in->other) ? in->other_dtype : in->dtype);
+}
+
+static etch_tensor *transposed(const fuzz_world *w, const fuzz_input *in, etch_shape s,
+                               uint64_t seed) {
     int64_t last = s.v[s.n - 1];
     s.v[s.n - 1] = s.v[s.n - 2], s.v[s.n - 2] = last;
-    return etch_transpose(fuzz_data((etch_dtype)in->dtype, s, seed, in->wild), -1, -2);
+    return etch_transpose(fuzz_data(dtype_of(w, in), s, seed, in->wild), -1, -2);
 }
 
 /* Memory of ours, with room for a tensor that lies a row further on. */
@@ -411,11 +416,11 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
     etch_shape s = shape_of(w, in), larger = s;
     int layout = in->ndim && !fuzz_when(w, in->plain) ? in->layout : FUZZ_CONTIGUOUS;
     int64_t n = s.n ? s.v[0] : 0;
-    if (layout == FUZZ_TRANSPOSED && s.n >= 2) return *base = transposed(in, s, seed);
+    if (layout == FUZZ_TRANSPOSED && s.n >= 2) return *base = transposed(w, in, s, seed);
     if (layout == FUZZ_STEPPED) larger.v[0] = 2 * n;
     if (layout == FUZZ_OFFSET) larger.v[0] = n + 3;
     if (layout == FUZZ_EXPANDED) larger.v[0] = 1;
-    etch_tensor *t = *base = fuzz_data((etch_dtype)in->dtype, larger, seed, in->wild);
+    etch_tensor *t = *base = fuzz_data(dtype_of(w, in), larger, seed, in->wild);
     if (layout == FUZZ_STEPPED) return etch_slice(t, 0, 0, 2 * n, 2);
     if (layout == FUZZ_REVERSED) return etch_slice(t, 0, ETCH_ABSENT, ETCH_ABSENT, -1);
     if (layout == FUZZ_OFFSET) return etch_slice(t, 0, 2, n + 2, 1);
@@ -444,7 +449,7 @@ static etch_tensor *shifted(const fuzz_world *w, int of) {
 
 static bool fits(const fuzz_world *w, const fuzz_input *in, const etch_tensor *t) {
     etch_shape s = shape_of(w, in);
-    if (!t || etch_dtype_of(t) != (etch_dtype)in->dtype || etch_ndim(t) != s.n) return false;
+    if (!t || etch_dtype_of(t) != dtype_of(w, in) || etch_ndim(t) != s.n) return false;
     for (int i = 0; i < s.n; i++)
         if (etch_size(t, i) != s.v[i]) return false;
     return true;

@@ -42,6 +42,8 @@ typedef struct fuzz_input {
     uint8_t wild;       /* NaN, infinities, denormals, extreme integers among the data */
     uint8_t persistent; /* lives on from call to call, with what was written into it */
     uint8_t plain;      /* bit per variant: contiguous and its own instead */
+    uint8_t other;      /* bit per variant: of other_dtype instead */
+    uint8_t other_dtype;
     int8_t feed;        /* takes this output of the call before, -1: none */
 } fuzz_input;
 

@@ -1,16 +1,18 @@
 /* etch_fuzz: random programs, eager beside compiled.
  *
- *     etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] [--failures N] [--reduce 0|1]
- *               [--one S] [--coverage 0|1]
+ *     etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] [--native K] [--failures N]
+ *               [--reduce 0|1] [--one S] [--coverage 0|1]
  *
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
  * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
  * a crash or a hang is a finding like a difference. A finding is made smaller and printed as a C test.
+ * --processor counts seconds of processor time, helpers included, as a loaded machine has less of it.
  * --one prints the program of one seed (with --native 1: that for native) and runs it on both
  * backends. --coverage lists how often each operator, statement, dtype and layout was there, in all
  * programs and in those for native. Exit status 1: findings, or less than 95 % of the later calls ran
  * generated code. */
 #include "program.h"
+#include "tools/minify/mini.h"
 
 #include <ftw.h>
 #include <malloc.h>
@@ -18,6 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -41,6 +44,7 @@ typedef struct board {
     bool native, running, done;
     fuzz_result result;
     uint64_t next;
+    double processor; /* seconds of the workers before this one */
     int isa, ncanaries;         /* of this epoch; programs to run again in it */
     uint64_t canary[CANARIES];
     int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
@@ -49,7 +53,7 @@ typedef struct board {
 } board;
 
 typedef struct options {
-    double seconds;
+    double seconds, processor;
     int64_t programs;
     uint64_t seed;
     int native, failures, reduce;
@@ -154,6 +158,56 @@ static bool still_fails(const program *p) {
     return run_apart(p, !strcmp(wanted_backend, "native")) == wanted_finding;
 }
 
+/* ---- the graphs of a finding ---- */
+
+/* Collects the lines of the channel "graph". */
+static void take_line(void *ctx, const char *line) {
+    if (!strncmp(line, "etch: graph: ", 13)) fprintf(ctx, "%s\n", line);
+}
+
+/* In a process of its own: runs the program and gives each of its graphs to etch-minify; the first one
+ * that differs by itself is printed as a test that needs no harness. */
+static void minify_graphs(const program *p) {
+    mini_options o = {.backend = "native", .calls = 4, .most = 500, .seconds = 20, .seed = 1};
+    char *log = NULL, difference[MINI_TEXT], *text;
+    size_t n = 0;
+    FILE *to = open_memstream(&log, &n);
+    if (!to) return;
+    etch_set_log_sink(take_line, to);
+    etch_set_logs("graph");
+    shared->p = *p;
+    run_program(true);
+    etch_set_log_sink(no_log, NULL);
+    fclose(to);
+    for (const char *at = log; (text = mini_next_text(&at)); free(text)) {
+        mini_graph *g = mini_parse(text);
+        mini_verdict v = g ? mini_check(g, &o, NULL, NULL) : MINI_SAME;
+        if (v == MINI_DIFFERENT || v == MINI_CRASH) {
+            mini_reduce(g, &o, v);
+            mini_check(g, &o, difference, NULL);
+            mini_print(stdout, g, &o, difference);
+            fflush(stdout);
+            _exit(0);
+        }
+        free(g);
+    }
+}
+
+static void report_graphs(const program *p) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        if (!freopen("/dev/null", "w", stderr)) _exit(3);
+        set_isa();
+        minify_graphs(p);
+        printf("/* Each of its graphs alone is computed as eager code does it. */\n");
+        fflush(stdout);
+        _exit(0);
+    }
+    int status;
+    if (child > 0) waitpid(child, &status, 0);
+}
+
 static void report(finding found, bool reduce) {
     static program p;
     static const char *const names[] = {"nothing", "a difference", "a leak", "a crash or hang"};
@@ -179,11 +233,38 @@ static void report(finding found, bool reduce) {
              found == FOUND_CRASH ? "" : shared->result.difference);
     fuzz_print(stdout, &p, wanted_backend, text);
     fflush(stdout);
+    if (native) report_graphs(&p);
 }
 
 /* ---- many programs ---- */
 
+/* Processor time of this process, of what it has waited for and, so far, of the helpers that run. */
+static double processor_seconds(void) {
+    struct rusage self, waited;
+    getrusage(RUSAGE_SELF, &self), getrusage(RUSAGE_CHILDREN, &waited);
+    const struct timeval t[] = {self.ru_utime, self.ru_stime, waited.ru_utime, waited.ru_stime};
+    double seconds = 0;
+    for (int i = 0; i < 4; i++) seconds += (double)t[i].tv_sec + 1e-6 * (double)t[i].tv_usec;
+    char path[64], stat[512] = "";
+    snprintf(path, sizeof path, "/proc/self/task/%d/children", (int)getpid());
+    FILE *children = fopen(path, "r");
+    for (int child; children && fscanf(children, "%d", &child) == 1;) {
+        snprintf(path, sizeof path, "/proc/%d/stat", child);
+        FILE *from = fopen(path, "r");
+        long long ticks[4] = {0};
+        const char *at = from && fgets(stat, sizeof stat, from) ? strrchr(stat, ')') : NULL;
+        if (at) /* fields 14 to 17 */
+            sscanf(at + 1, " %*c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %lld %lld %lld %lld",
+                   &ticks[0], &ticks[1], &ticks[2], &ticks[3]);
+        for (int i = 0; i < 4; i++) seconds += (double)ticks[i] / (double)sysconf(_SC_CLK_TCK);
+        if (from) fclose(from);
+    }
+    if (children) fclose(children);
+    return seconds;
+}
+
 static bool time_left(const options *o, double start) {
+    if (o->processor && shared->processor + processor_seconds() >= o->processor) return false;
     if (o->programs && shared->next - o->seed >= (uint64_t)o->programs) return false;
     return !o->seconds || now() - start < o->seconds;
 }
@@ -195,7 +276,10 @@ static void run_seed(uint64_t seed, bool native) {
     if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
     bool same = run_program(native);
     count_program(&shared->p, &shared->result, native);
-    if (!same) _exit(0);
+    if (!same) {
+        shared->processor += processor_seconds();
+        _exit(0);
+    }
     shared->running = false;
 }
 
@@ -223,6 +307,7 @@ static void work(const options *o, double start) {
         if (natives++ < CANARIES) shared->canary[shared->ncanaries++] = seed;
         run_native(seed);
     }
+    shared->processor += processor_seconds();
     shared->isa = (shared->isa + 1) % (int)(sizeof isas / sizeof *isas);
     _exit(0);
 }
@@ -265,9 +350,9 @@ static void print_reached(const tally *t, const char *where) {
 static void print_summary(const options *o, int findings, double seconds) {
     const board *b = shared;
     printf(
-        "fuzz: seeds %llu to %llu, %.0f s: %lld programs (%lld native), %lld operators, %lld "
-        "calls\n",
-        (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds,
+        "fuzz: seeds %llu to %llu, %.0f s, %.0f s of processor: %lld programs (%lld native), %lld "
+        "operators, %lld calls\n",
+        (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds, b->processor,
         (long long)b->programs, (long long)b->native_programs, (long long)b->operators,
         (long long)b->calls);
     print_reached(&b->all, "all");
@@ -343,6 +428,7 @@ static bool parse(int argc, char **argv, options *o) {
         if (i + 1 == argc) return false;
         const char *name = argv[i], *value = argv[++i];
         if (!strcmp(name, "--seconds")) o->seconds = atof(value);
+        else if (!strcmp(name, "--processor")) o->processor = atof(value);
         else if (!strcmp(name, "--programs")) o->programs = atoll(value);
         else if (!strcmp(name, "--seed")) o->seed = strtoull(value, NULL, 10);
         else if (!strcmp(name, "--native")) o->native = atoi(value);
@@ -358,11 +444,11 @@ static bool parse(int argc, char **argv, options *o) {
 int main(int argc, char **argv) {
     options o = {.seed = 1, .native = 8, .failures = 10, .reduce = 1};
     if (!parse(argc, argv, &o)) {
-        fprintf(stderr, "usage: etch_fuzz [--seconds N] [--programs N] [--seed S] [--native K] "
-                        "[--failures N] [--reduce 0|1] [--one S] [--coverage 0|1]\n");
+        fprintf(stderr, "usage: etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] "
+                        "[--native K] [--failures N] [--reduce 0|1] [--one S] [--coverage 0|1]\n");
         return 2;
     }
-    if (!o.seconds && !o.programs) o.seconds = 60;
+    if (!o.seconds && !o.programs && !o.processor) o.seconds = 60;
     mallopt(M_PERTURB, 0xa5); /* memory that was not written holds no right values by luck */
     char cache[] = "/tmp/etch-fuzz-XXXXXX";
     if (!mkdtemp(cache)) return 2;

@@ -194,8 +194,9 @@ static void print_inputs(FILE *to, const char *name, const fuzz_input *in, int n
                 in[i].size[3]);
         fprintf(to,
                 ".layout = %d, .of = %d,\n     .wild = %d, .persistent = %d, .plain = %d, "
-                ".feed = %d},\n",
-                in[i].layout, in[i].of, in[i].wild, in[i].persistent, in[i].plain, in[i].feed);
+                ".other = %d, .other_dtype = %d, .feed = %d},\n",
+                in[i].layout, in[i].of, in[i].wild, in[i].persistent, in[i].plain, in[i].other,
+                in[i].other_dtype, in[i].feed);
     }
 }
 
