@@ -1085,6 +1085,39 @@ static void the_language_works(void **state) {
     nothing_lives();
 }
 
+/* The same names in two modules are two things. */
+static void modules_are_apart(void **state) {
+    (void)state;
+    static const char small[] =
+        "struct args { int *to; int v; };\n"
+        "extern \"C\" __global__ void put(const __grid_constant__ args a) { *a.to = a.v; }\n";
+    static const char large[] =
+        "struct args { int *to; long long pad[4]; int v; };\n"
+        "extern \"C\" __global__ void put(const __grid_constant__ args a) { *a.to = a.v + 1; }\n";
+    CUmodule first = build(small, NULL), second = build(large, NULL);
+    CUdeviceptr x = device(NULL, 4);
+    struct {
+        CUdeviceptr to;
+        int v;
+    } few = {x, 5};
+    struct {
+        CUdeviceptr to;
+        long long pad[4];
+        int v;
+    } many = {x, {0}, 7};
+    OK(launch(kernel(first, "put"), 1, 1, 0, (void *[]){&few}));
+    assert_int_equal(read_int(x), 5);
+    OK(launch(kernel(second, "put"), 1, 1, 0, (void *[]){&many}));
+    assert_int_equal(read_int(x), 8);
+    size_t offset, size;
+    OK(CU(cuFuncGetParamInfo)(kernel(second, "put"), 0, &offset, &size));
+    assert_int_equal(size, sizeof many);
+    OK(CU(cuMemFree_v2)(x));
+    OK(CU(cuModuleUnload)(first));
+    OK(CU(cuModuleUnload)(second));
+    nothing_lives();
+}
+
 static void templates_have_name_expressions(void **state) {
     (void)state;
     nvrtcProgram program;
@@ -1285,6 +1318,7 @@ int main(void) {
         cmocka_unit_test(algorithms_differ),
         cmocka_unit_test(products_are_captured),
         cmocka_unit_test(the_language_works),
+        cmocka_unit_test(modules_are_apart),
         cmocka_unit_test(templates_have_name_expressions),
         cmocka_unit_test(only_own_architectures_load),
         cmocka_unit_test(each_call_fails_once),

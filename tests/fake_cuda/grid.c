@@ -387,15 +387,16 @@ static void run_with_faults_caught(const fake_image *image, const fake_work *wor
     sigaltstack(&old, NULL);
 }
 
-/* What parameters point to is opened now, which is quicker than the fault at the first touch. */
+/* What parameters point to, or pointers in structures among them, is opened now: that is quicker than
+ * the fault at the first touch. Any word that looks like an address of the device may be one. */
 static void open_params(const fake_work *work) {
     const fake_kernel *kernel = work->kernel.function->kernel;
-    for (int i = 0; i < kernel->params; i++) {
-        uintptr_t at;
-        if (!kernel->pointers[i]) continue;
-        memcpy(&at, work->kernel.params[i], sizeof at);
-        fake__open_at(at);
-    }
+    for (int i = 0; i < kernel->params; i++)
+        for (unsigned at = 0; at + sizeof(uintptr_t) <= kernel->sizes[i]; at += 8) {
+            uintptr_t word;
+            memcpy(&word, (const char *)work->kernel.params[i] + at, sizeof word);
+            fake__open_at(word);
+        }
 }
 
 static CUresult begin(const fake_work *work, const fake_image *image) {
