@@ -723,6 +723,13 @@ static void streams_are_captured(void **state) {
     OK(CU(cuStreamWaitEvent)(b, fork_event, 0));
     OK(add_on(b, add, y, 5));
     assert_int_equal(CU(cuStreamEndCapture)(a, &child), CUDA_ERROR_STREAM_CAPTURE_UNJOINED);
+    /* A capture ends with its stream. */
+    OK(CU(cuStreamBeginCapture_v2)(a, CU_STREAM_CAPTURE_MODE_GLOBAL));
+    OK(add_on(a, add, x, 4));
+    assert_int_equal(CU(cuCtxSynchronize)(), CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
+    OK(CU(cuStreamDestroy_v2)(a));
+    OK(CU(cuCtxSynchronize)());
+    OK(CU(cuStreamCreate)(&a, CU_STREAM_NON_BLOCKING));
     OK(CU(cuGraphExecDestroy)(exec));
     OK(CU(cuGraphDestroy)(graph));
     OK(CU(cuEventDestroy_v2)(fork_event));

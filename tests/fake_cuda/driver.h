@@ -205,14 +205,13 @@ typedef struct fake_capture {
     pthread_t thread;
     uint64_t id;
     bool invalid;
-    int streams;
 } fake_capture;
 
 struct CUstream_st {
     CUcontext context;
     unsigned flags;
     int priority;
-    bool dead, busy;
+    bool busy;
     fake_item *first, *last;
     uint64_t pushed, done;
     fake_capture *capture;

@@ -250,15 +250,30 @@ CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priori
     return create_stream(stream, flags, priority);
 }
 
+static int leave_all(fake_capture *capture);
+
+/* A capture whose first stream goes is given up. */
+static void leave_capture(CUstream stream) {
+    fake_capture *capture = stream->capture;
+    if (capture && capture->origin == stream) {
+        leave_all(capture);
+        fake__graph_free(capture->graph);
+        free(capture);
+    } else if (capture) {
+        capture->invalid = true;
+    }
+    free(stream->tips);
+    stream->tips = NULL;
+    stream->tip_count = 0;
+    stream->capture = NULL;
+}
+
 /* Its memory stays: events and waits may still name it. */
 CUresult cuStreamDestroy_v2(CUstream stream) {
     ENTER(cuStreamDestroy_v2);
     CHECK(fake__is(stream, "stream"), CUDA_ERROR_INVALID_HANDLE);
     drain(stream, stream->pushed);
-    free(stream->tips);
-    stream->tips = NULL;
-    stream->tip_count = 0;
-    stream->dead = true;
+    leave_capture(stream);
     fake__remove(stream);
     return fake__released(CUDA_SUCCESS);
 }
@@ -382,10 +397,7 @@ static CUresult join_capture(CUstream stream, const struct CUevent_st *event) {
     CHECK(capture && capture->id == event->capture, CUDA_ERROR_CAPTURED_EVENT);
     CHECK(!stream->capture || stream->capture == capture, CUDA_ERROR_STREAM_CAPTURE_MERGE);
     CHECK(stream != stream->context->null_stream, CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-    if (!stream->capture) {
-        stream->capture = capture;
-        capture->streams++;
-    }
+    stream->capture = capture;
     const size_t count = stream->tip_count + event->tip_count;
     stream->tips = realloc(stream->tips, (count + 1) * sizeof *stream->tips);
     if (!stream->tips) abort();
@@ -506,43 +518,53 @@ CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
     CHECK(stream != stream->context->null_stream, CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
     CHECK(!stream->capture, CUDA_ERROR_ILLEGAL_STATE);
     fake_capture *capture = fake__new(sizeof *capture);
-    *capture = (fake_capture){.graph = fake__graph_new(),
-                              .origin = stream,
-                              .mode = mode,
-                              .thread = pthread_self(),
-                              .id = fake__next_id(),
-                              .streams = 1};
+    *capture = (fake_capture){
+        .graph = fake__graph_new(),
+        .origin = stream,
+        .mode = mode,
+        .thread = pthread_self(),
+        .id = fake__next_id(),
+    };
     stream->capture = capture;
     return CUDA_SUCCESS;
 }
 
-/* All streams leave. Returns how many others still have work that the origin does not wait for. */
-static int leave_all(fake_capture *capture) {
-    int loose = 0;
-    CUcontext context = capture->origin->context;
-    for (int d = 0; d < fake.devices; d++) {
-        context = fake.device[d].context;
-        for (int i = 0; context && i < context->stream_count; i++) {
-            CUstream stream = context->streams[i];
-            if (stream->capture != capture) continue;
-            for (size_t t = 0; stream != capture->origin && t < stream->tip_count; t++) {
-                bool joined = false;
-                for (size_t k = 0; k < capture->origin->tip_count; k++)
-                    joined |= fake__depends(capture->origin->tips[k], stream->tips[t]);
-                loose += !joined;
-            }
+/* The next stream of a capture, from a place on; NULL: there is none. */
+static CUstream next_in_capture(const fake_capture *capture, int *device, int *at) {
+    for (; *device < fake.devices; ++*device, *at = 0) {
+        CUcontext context = fake.device[*device].context;
+        while (context && *at < context->stream_count) {
+            CUstream stream = context->streams[(*at)++];
+            if (stream->capture == capture) return stream;
         }
     }
-    for (int d = 0; d < fake.devices; d++) {
-        context = fake.device[d].context;
-        for (int i = 0; context && i < context->stream_count; i++) {
-            CUstream stream = context->streams[i];
-            if (stream->capture != capture) continue;
-            free(stream->tips);
-            stream->tips = NULL;
-            stream->tip_count = 0;
-            stream->capture = NULL;
-        }
+    return NULL;
+}
+
+/* How much of what a stream captured last the origin does not wait for. */
+static int loose_ends(CUstream origin, CUstream stream) {
+    int loose = 0;
+    for (size_t t = 0; stream != origin && t < stream->tip_count; t++) {
+        bool joined = false;
+        for (size_t k = 0; k < origin->tip_count; k++)
+            joined |= fake__depends(origin->tips[k], stream->tips[t]);
+        loose += !joined;
+    }
+    return loose;
+}
+
+/* All streams leave. Returns how many ends were not joined. */
+static int leave_all(fake_capture *capture) {
+    int loose = 0, device = 0, at = 0;
+    CUstream stream;
+    while ((stream = next_in_capture(capture, &device, &at)))
+        loose += loose_ends(capture->origin, stream);
+    device = at = 0;
+    while ((stream = next_in_capture(capture, &device, &at))) {
+        free(stream->tips);
+        stream->tips = NULL;
+        stream->tip_count = 0;
+        stream->capture = NULL;
     }
     return loose;
 }
