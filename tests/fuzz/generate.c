@@ -555,7 +555,8 @@ static void other_branch(generator *g, const statement *first) {
     etch_dtype dtype = etch_dtype_of(t);
     for (int attempt = 0; attempt < 60; attempt++) {
         op_id other = (op_id)below(g, OP_COUNT);
-        if (breaks(other) || etch__ops[other].kind != op->kind || other == first->op || other == OP_EMPTY ||
+        if (breaks(other) || etch__ops[other].kind != op->kind || other == first->op ||
+            other == OP_EMPTY ||
             strcmp(strchr(etch__ops[other].schema, '('), strchr(op->schema, '(')))
             continue;
         statement s = *first;
