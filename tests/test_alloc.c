@@ -242,12 +242,23 @@ static bool is_op(const char *name) { return !strcmp(etch_op_name(current_op), n
 
 static bool takes_bits(void) { return !strncmp(etch_op_name(current_op), "bitwise", 7); }
 
-static etch_tensor *tensor_argument(int i) {
+/* An index of zeros: a vector where the operator has one along a dimension. */
+static etch_tensor *index_argument(void) {
+    bool vector = !strncmp(etch_op_name(current_op), "index", 5);
+    return etch_zeros(ETCH_I64, vector ? ETCH_SHAPE(4) : ETCH_SHAPE(4, 4));
+}
+
+static etch_tensor *tensor_argument(const char *name, int i) {
+    if (!strncmp(name, "ind", 3) || is_op("one_hot")) return index_argument();
+    if (is_op("select_scatter") && i == 1) {
+        etch_tensor *x = sample(1, 4);
+        return x ? etch_view(x, ETCH_SHAPE(4)) : NULL;
+    }
     if (takes_bits()) {
         etch_tensor *x = sample(4, 4);
         return x ? etch_to(x, ETCH_I32) : NULL;
     }
-    if (is_op("where.self") && i == 0) {
+    if ((is_op("where.self") && i == 0) || !strcmp(name, "mask")) {
         etch_tensor *x = sample(4, 4);
         return x ? etch_gt_scalar(x, 1) : NULL;
     }
@@ -271,12 +282,19 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
     bool size = !strcmp(a->name, "size") || !strcmp(a->name, "shape");
     switch (a->type) {
     case ARG_TENSOR:
-        *v = (etch_value){a->name, ETCH_VALUE_TENSOR, {.tensor = t[i] = tensor_argument(i)}};
+        *v = (etch_value){
+            a->name, ETCH_VALUE_TENSOR, {.tensor = t[i] = tensor_argument(a->name, i)}};
         return t[i] != NULL;
-    case ARG_TENSOR_OPT: *v = (etch_value){a->name, ETCH_VALUE_NONE, {.i = 0}}; return true;
+    case ARG_TENSOR_OPT:
+        if (is_op("clamp.Tensor")) {
+            *v = (etch_value){a->name, ETCH_VALUE_TENSOR, {.tensor = t[i] = sample(4, 4)}};
+            return t[i] != NULL;
+        }
+        *v = (etch_value){a->name, ETCH_VALUE_NONE, {.i = 0}};
+        return true;
     case ARG_BOOL: *v = (etch_value){a->name, ETCH_VALUE_BOOL, {.b = false}}; return true;
     case ARG_TENSORS:
-        t[0] = sample(4, 4), t[1] = sample(2, 4);
+        t[0] = sample(4, 4), t[1] = sample(is_op("stack") ? 4 : 2, 4);
         *v = (etch_value){a->name, ETCH_VALUE_TENSORS, {.tensors = {t, 2}}};
         return t[0] && t[1];
     case ARG_SCALAR:
@@ -287,13 +305,15 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
     case ARG_INTS_OPT:
         *v = (etch_value){a->name, ETCH_VALUE_INTS, {.ints = ETCH_DIMS(1, 0)}};
         if (!strcmp(a->name, "stride") || !strcmp(a->name, "dilation")) v->ints = ETCH_SHAPE(1);
+        if (is_op("as_strided")) v->ints = ETCH_SHAPE(8, 1);
         if (!strcmp(a->name, "padding")) v->ints = ETCH_SHAPE(0);
         if (!strcmp(a->name, "normalized_shape")) v->ints = ETCH_SHAPE(4);
         if (size) v->ints = is_op("expand") ? ETCH_SHAPE(4, 4) : ETCH_SHAPE(2, 8);
         return true;
     default: {
-        bool one =
-            !strcmp(a->name, "dim1") || !strcmp(a->name, "index") || !strcmp(a->name, "groups");
+        bool one = !strcmp(a->name, "dim1") || !strcmp(a->name, "index") ||
+                   !strcmp(a->name, "groups") || !strcmp(a->name, "step") ||
+                   !strcmp(a->name, "num_classes");
         *v = (etch_value){a->name, ETCH_VALUE_INT, {.i = one}};
         return true;
     }

@@ -33,9 +33,10 @@ static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
 /* Twins have another dtype with, mostly, the same arithmetic. */
 static etch_dtype some_dtype(generator *g) {
     static const uint8_t twin[ETCH_DTYPE_COUNT] = {
-        [ETCH_F32] = ETCH_F16, [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32, [ETCH_F16] = ETCH_BF16,
-        [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32, [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,
-        [ETCH_I64] = ETCH_I64, [ETCH_BOOL] = ETCH_BOOL};
+        [ETCH_F32] = ETCH_F16,  [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32,
+        [ETCH_F16] = ETCH_BF16, [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32,
+        [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,   [ETCH_I64] = ETCH_I64,
+        [ETCH_BOOL] = ETCH_BOOL};
     etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
     return g->twin ? (etch_dtype)twin[dtype] : dtype;
 }
@@ -449,6 +450,11 @@ static statement new_statement(generator *g, statement_kind kind) {
     return (statement){.kind = (uint8_t)kind, .when = g->when, .out = -1};
 }
 
+/* Reads data for the size of its result: a break, which fullgraph programs must not have. */
+static bool breaks(op_id op) {
+    return op == OP_NONZERO || op == OP_MASKED_SELECT || op == OP_INDEX;
+}
+
 /* Kinds by weight, then any operator of the kind. */
 static op_id some_operator(generator *g) {
     static const uint8_t weights[] = {
@@ -463,6 +469,7 @@ static op_id some_operator(generator *g) {
         op_id op = (op_id)below(g, OP_COUNT);
         int kind = etch__ops[op].kind;
         if (op == OP_EMPTY) continue; /* undefined contents: ST_FILLED has it */
+        if (breaks(op) && g->p->setup.fullgraph) continue;
         if (below(g, 6 * most) < weights[kind] * most / counts[kind]) return op;
     }
 }
@@ -549,7 +556,8 @@ static void other_branch(generator *g, const statement *first) {
     etch_dtype dtype = etch_dtype_of(t);
     for (int attempt = 0; attempt < 60; attempt++) {
         op_id other = (op_id)below(g, OP_COUNT);
-        if (etch__ops[other].kind != op->kind || other == first->op || other == OP_EMPTY ||
+        if (breaks(other) || etch__ops[other].kind != op->kind || other == first->op ||
+            other == OP_EMPTY ||
             strcmp(strchr(etch__ops[other].schema, '('), strchr(op->schema, '(')))
             continue;
         statement s = *first;
