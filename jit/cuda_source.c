@@ -683,7 +683,7 @@ static void fold_teams(gen *g) {
         const char *t = type_of(g, v);
         line(g, "{");
         line(g, "%s *const mine = (%s *)(shared + team);", t, t);
-        line(g, "if (t == 0) *mine = stack%d[0];", v);
+        line(g, "if (t == 0 && top > 0) *mine = stack%d[0];", v);
         line(g, "__syncthreads();");
         line(g, "for (idx w = 1; w < parts; w *= 2) {");
         line(g, "if (t == 0 && part %% (2 * w) == 0 && part + w < parts) {");
@@ -692,7 +692,7 @@ static void fold_teams(gen *g) {
         close(g);
         line(g, "__syncthreads();");
         close(g);
-        line(g, "stack%d[0] = *mine;", v);
+        line(g, "if (t == 0 && top > 0) stack%d[0] = *mine;", v);
         close(g);
     }
     close(g);

@@ -517,9 +517,13 @@ static void rich(loop_variant variant, int npar, int nred, const char *in, const
     store(1, ETCH_I64, out, op1(1, PRIM_INDEX, ETCH_I64, 0));
 }
 
+/* Numbers whose sums tell any other order; NaN and infinities (which swallow it) in the first. */
 static void both_ways(const int64_t *extent) {
+    wild = ncases == 0;
     check_run(extent, false);
+    wild = false;
     check_run(extent, true);
+    wild = true;
 }
 
 static void test_row_sizes(void **unused) {
@@ -527,12 +531,10 @@ static void test_row_sizes(void **unused) {
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
     for (int i = 0; i < COUNT_OF(sizes); i++)
         both_ways((int64_t[]){sizes[i] > 300 ? 2 : 37, sizes[i]});
-    wild = false;
     both_ways((int64_t[]){1, 40000});
     both_ways((int64_t[]){3, 4096 * 37 + 5});
     both_ways((int64_t[]){1, 4096 * 70});
     both_ways((int64_t[]){5000, 20});
-    wild = true;
     run_cases();
 }
 
@@ -592,7 +594,9 @@ static void test_reduce_types(void **unused) {
             store(1, acc, "10", s), store(1, t, "10", hi), store(1, t, "10", lo);
             both_ways((int64_t[]){4, 5000});
             check_run((int64_t[]){4, 5008}, d % 2);
+            wild = false;
             check_run((int64_t[]){200, 33}, d % 2);
+            wild = true;
         }
     }
     quick = false;
