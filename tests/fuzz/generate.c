@@ -56,9 +56,13 @@ static void generate_sizes(generator *g) {
         }
 }
 
+/* Elements of what the input lies in, about: some layouts give an empty one a few rows. */
 static int64_t numel(const fuzz_setup *s, const fuzz_input *in, int set) {
     int64_t n = 1;
-    for (int i = 0; i < in->ndim; i++) n *= s->size[set][in->size[i]];
+    for (int i = 0; i < in->ndim; i++) {
+        int64_t size = s->size[set][in->size[i]];
+        n *= size ? size : 3;
+    }
     return n;
 }
 
@@ -655,12 +659,31 @@ static void generate_custom(generator *g) {
     take_made(g, &s);
 }
 
+/* What is part of the state word is changed in some variants only, as all else would be the same. */
+static void in_some_variants(generator *g, statement *s) {
+    if (g->p->setup.period > 1 && !chance(g, 3)) s->when = (uint8_t)(1 + below(g, g->all - 1));
+    g->w.nevents = 0;
+    fuzz_run_statement(&g->w, s);
+    take(g, s);
+}
+
+/* The default dtype, then one of its users. */
+static void generate_dtype(generator *g) {
+    statement s = new_statement(g, ST_DTYPE), use = new_statement(g, ST_OP);
+    s.b = chance(g, 2) ? ETCH_F64 : ETCH_F32;
+    in_some_variants(g, &s);
+    use.op = OP_FULL;
+    creation_sizes(g, &use.arg[0]);
+    use.arg[1].scalar = etch_scalar_real(0.1);
+    use.arg[2].absent = true;
+    take_made(g, &use);
+}
+
 static void generate_inference(generator *g) {
     statement s = new_statement(g, ST_INFERENCE);
     s.b = !g->inference;
-    if (g->when == g->all) g->inference = s.b;
-    fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    g->inference = s.b;
+    in_some_variants(g, &s);
 }
 
 static void generate_quiet(generator *g) {
@@ -681,10 +704,7 @@ static void generate_quiet(generator *g) {
     case 9: generate_custom(g); break;
     case 10: generate_inference(g); break;
     case 11: one_tensor(g, ST_FILLED, (int)below(g, 5)); break;
-    default:
-        s.kind = ST_DTYPE, s.b = chance(g, 2) ? ETCH_F64 : ETCH_F32;
-        fuzz_run_statement(&g->w, &s);
-        take(g, &s);
+    default: generate_dtype(g);
     }
 }
 
