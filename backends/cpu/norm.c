@@ -2,8 +2,10 @@
  * lies in the cache.
  *
  * Everything is computed in f32 (f64 of f64) with the strip kernels, the reductions in the canonical
- * order of core/expr.h, so a row's bits do not depend on where it lies or on the threads. A row along
- * an axis that is not the innermost is brought together first, some neighbouring ones at a time. */
+ * order of core/expr.h, so a row's bits do not depend on where it lies or on the threads. Rows along an
+ * axis that is not the innermost are worked on as a strip of columns, each with lanes of its own; few
+ * neighbours are brought together as rows first. The order is that of the index along the axis, so
+ * all ways give the same bits. */
 #include "backends/cpu/program.h"
 #include "core/dispatch.h"
 #include "core/pool.h"
@@ -22,6 +24,8 @@ struct row_job {
     void (*row)(const row_job *j, const void *x, void *y);
     const void *weight, *bias; /* layer norm: in the compute type, or NULL */
     uint64_t eps;
+    bool log;      /* of softmax */
+    int64_t strip; /* columns of a strip; 0: they are brought together as rows */
     atomic_int failed;
 };
 
@@ -209,6 +213,131 @@ static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
                       width);
 }
 
+/* ---- strips of columns (softmax) ---- */
+
+enum { STRIP_BYTES = 512, STRIP_FEWEST = 32 };
+
+/* `width` neighbouring columns, from element `first` of x and y on. They are copied once, in the compute
+ * type, since in memory they may lie so far apart that they share cache sets. */
+typedef struct strip_job {
+    const row_job *j;
+    int64_t first, width;
+    char *packed;                                          /* [n][width] */
+    char center[STRIP_BYTES] __attribute__((aligned(64))); /* maxima */
+    char sum[STRIP_BYTES] __attribute__((aligned(64)));
+} strip_job;
+
+/* One element of each column, in the compute type; *buffer may be used. */
+typedef const void *(*strip_source)(const strip_job *s, int64_t row, void *buffer);
+
+static char *packed_row(const strip_job *s, int64_t row) {
+    return s->packed + row * s->width * s->j->size;
+}
+
+static const void *strip_load(const strip_job *s, int64_t row, void *buffer) {
+    const row_job *j = s->j;
+    const char *x = j->x + ((s->first + row * j->inner) << etch__size_log2(j->in));
+    strip_fn widen = j->isa->strips->widen[j->in];
+    char *to = packed_row(s, row);
+    (void)buffer;
+    if (widen) widen(to, x, NULL, NULL, s->width);
+    else memcpy(to, x, (size_t)(s->width * j->size));
+    return to;
+}
+
+/* exp(x - max), in the place of x but for log_softmax. */
+static const void *strip_exp(const strip_job *s, int64_t row, void *buffer) {
+    const row_job *j = s->j;
+    char *x = packed_row(s, row);
+    void *to = j->log ? buffer : x;
+    prim(j, PRIM_SUB)(to, x, s->center, NULL, s->width);
+    prim(j, PRIM_EXP)(to, to, NULL, NULL, s->width);
+    return to;
+}
+
+static void fold_strip_block(const strip_job *s, fold_kind fold, strip_source next, int64_t first,
+                             int64_t n, void *result) {
+    const row_job *j = s->j;
+    const reduce_table *table = j->isa->reduce;
+    char lanes[REDUCE_LANES * STRIP_BYTES] __attribute__((aligned(64)));
+    char buffer[STRIP_BYTES] __attribute__((aligned(64)));
+    int64_t nlanes = at_most(n, REDUCE_LANES), pitch = s->width * j->size;
+    strip_fn combine = prim(j, fold == FOLD_SUM ? PRIM_ADD : PRIM_MAX);
+    table->identity[fold][j->type](lanes, nlanes * s->width);
+    for (int64_t i = 0; i < n; i++) {
+        char *lane = lanes + i % REDUCE_LANES * pitch;
+        combine(lane, lane, next(s, first + i, buffer), NULL, s->width);
+    }
+    table->fold[fold][j->type](lanes, nlanes, s->width);
+    memcpy(result, lanes, (size_t)pitch);
+}
+
+/* As fold_row, for all columns at once. */
+static void fold_strip(const strip_job *s, fold_kind fold, strip_source next, void *result) {
+    const row_job *j = s->j;
+    strip_fn combine = prim(j, fold == FOLD_SUM ? PRIM_ADD : PRIM_MAX);
+    int64_t blocks = (j->n + REDUCE_BLOCK - 1) / REDUCE_BLOCK;
+    char stack[64][STRIP_BYTES] __attribute__((aligned(64)));
+    int top = 0;
+    for (int64_t b = 0; b < blocks; b++) {
+        int64_t at = b * REDUCE_BLOCK;
+        fold_strip_block(s, fold, next, at, at_most(j->n - at, REDUCE_BLOCK), stack[top++]);
+        for (int64_t k = b + 1; k % 2 == 0; k /= 2, top--)
+            combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, s->width);
+    }
+    for (; top > 1; top--) combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, s->width);
+    memcpy(result, stack[0], (size_t)(s->width * j->size));
+}
+
+/* From the maxima and sums (log_softmax: their logarithms) to the results of one element each. */
+static void finish_strip(const strip_job *s, int64_t row) {
+    const row_job *j = s->j;
+    char *x = packed_row(s, row);
+    char *y = j->y + ((s->first + row * j->inner) << etch__size_log2(j->out));
+    bool direct = j->out == j->type;
+    if (j->log) prim(j, PRIM_SUB)(x, x, s->center, NULL, s->width);
+    prim(j, j->log ? PRIM_SUB : PRIM_DIV)(direct ? y : x, x, s->sum, NULL, s->width);
+    if (!direct) narrow(j, y, x, s->width);
+}
+
+static void do_strip(strip_job *s) {
+    const row_job *j = s->j;
+    fold_strip(s, FOLD_MAX, strip_load, s->center);
+    fold_strip(s, FOLD_SUM, strip_exp, s->sum);
+    if (j->log) prim(j, PRIM_LOG)(s->sum, s->sum, NULL, NULL, s->width);
+    for (int64_t row = 0; row < j->n; row++) finish_strip(s, row);
+}
+
+static void strips_task(void *ctx, int64_t begin, int64_t end) {
+    row_job *j = ctx;
+    int64_t strips = (j->inner + j->strip - 1) / j->strip;
+    strip_job s = {.j = j, .packed = etch__malloc((size_t)(j->n * j->strip * j->size))};
+    if (!s.packed) {
+        atomic_store(&j->failed, 1);
+        return;
+    }
+    for (int64_t k = begin; k < end; k++) {
+        int64_t column = k % strips * j->strip;
+        s.width = at_most(j->inner - column, j->strip);
+        s.first = k / strips * j->n * j->inner + column;
+        do_strip(&s);
+    }
+    etch__free(s.packed);
+}
+
+/* Wide strips, but so that one stays in the cache, and each thread has some. */
+static void plan_strips(row_job *j) {
+    enum { CACHED = 1 << 21 };
+    int64_t widest = STRIP_BYTES / j->size, fewest = 16;
+    j->strip = 0;
+    if (j->inner < STRIP_FEWEST) return;
+    j->strip = widest;
+    while (j->strip > 4 * fewest && j->n * j->strip * j->size > CACHED) j->strip /= 2;
+    int64_t wanted = 2 * etch_num_threads();
+    while (j->strip > fewest && j->outer * ((j->inner + j->strip - 1) / j->strip) < wanted)
+        j->strip /= 2;
+}
+
 static void rows_task(void *ctx, int64_t begin, int64_t end) {
     row_job *j = ctx;
     bool half = j->in != j->type || j->out != j->type;
@@ -239,8 +368,12 @@ static etch_status run_rows(row_job *j) {
     j->pitch = ((j->n + 15) / 16 | 1) * 16; /* no power of two: columns would share cache sets */
     int64_t units = j->outer * ((j->inner + j->columns - 1) / j->columns);
     int64_t work = j->n * j->columns;
+    if (j->strip) {
+        units = j->outer * ((j->inner + j->strip - 1) / j->strip), work = j->n * j->strip;
+    }
     atomic_init(&j->failed, 0);
-    etch__parallel(units, work >= 16384 ? 1 : 16384 / work + 1, rows_task, j);
+    etch__parallel(units, work >= 16384 ? 1 : 16384 / work + 1, j->strip ? strips_task : rows_task,
+                   j);
     if (!atomic_load(&j->failed)) return ETCH_OK;
     return etch__error(ETCH_ERR_OUT_OF_MEMORY, "no memory for a row of %lld elements",
                        (long long)j->n);
@@ -279,6 +412,8 @@ static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
     for (int d = 0; d < x->ndim; d++) /* a 0-d tensor is one row of one element */
         *(d < dim ? &j.outer : d > dim ? &j.inner : &j.n) *= x->size[d];
     if (!contiguous(x, &j.x, &copy)) return ETCH_ERR_OUT_OF_MEMORY;
+    j.log = call->op == OP_LOG_SOFTMAX_RAW;
+    plan_strips(&j);
     etch_status status = run_rows(&j);
     etch__free(copy);
     return status;
@@ -306,7 +441,7 @@ static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
     void *copy = NULL, *weight = NULL, *bias = NULL;
     if (x->numel == 0) return ETCH_OK;
     plan_types(&j, x, outs[0]);
-    j.row = layer_norm_row, j.inner = 1, j.n = 1;
+    j.row = layer_norm_row, j.inner = 1, j.n = 1, j.strip = 0;
     j.eps = etch__scalar_cell(call->sc[0], j.type);
     for (int64_t i = 0; i < call->at[0]; i++) j.n *= call->at[1 + i];
     j.outer = x->numel / j.n;
