@@ -342,12 +342,12 @@ etch_status etch_profile_end(void) {
 
 /* A child records nothing: the file is its parent's. */
 static void in_child(void) {
-    pthread_mutex_init(&lock, NULL);
     etch__profiling = false;
     for (buffer *b = buffers; b; b = b->next) {
         pthread_mutex_init(&b->lock, NULL);
         b->ended = b != own;
     }
+    pthread_mutex_unlock(&lock);
 }
 
 static void before_fork(void) { pthread_mutex_lock(&lock); }
