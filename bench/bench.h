@@ -23,6 +23,7 @@ typedef struct bench_variant {
 
 typedef struct bench_row {
     const char *workload, *size;
+    const char *dtype, *device; /* NULL: f32, cpu */
     double divisor; /* microseconds are divided by it, e.g. operators a call; 0: 1 */
     bench_variant variants[BENCH_MAX_VARIANTS];
     int count;
@@ -42,7 +43,12 @@ bool bench_selected(const char *workload);
 /* Ends the program with the library's last error. */
 _Noreturn void bench_fail(const char *what);
 
+/* The body of a pointwise row ("cheap", "rms", ...), NULL where there is none; *arrays is how many
+ * arrays it reads or writes once. */
+etch_fn2 bench_body(const char *name, size_t *arrays);
+
 /* One file each. */
+void bench_device(void);    /* the same functions on a GPU, with --device cuda */
 void bench_workloads(void); /* whole functions, eager beside compiled beside a bound */
 void bench_scaling(void);   /* two threads against one */
 void bench_whether(void);   /* dynamic sizes, breaks: when compiling is worth it */

@@ -1,4 +1,4 @@
-/* etch_bench [--threads N] [NAME...]: CSV of all rows whose workload contains a NAME.
+/* etch_bench [--threads N | --device cuda] [NAME...]: CSV of all rows whose workload contains a NAME.
  *
  * Kernels are compiled into a cache folder of this run's own, so that first_call_ms is a compile
  * and not a hit of an earlier run. */
@@ -49,11 +49,14 @@ int main(int argc, char **argv) {
     int threads = 1, first = 1;
     if (argc > 2 && strcmp(argv[1], "--threads") == 0) threads = atoi(argv[2]), first = 3;
     if (etch_set_num_threads(threads) != ETCH_OK) bench_fail("--threads");
+    bool cuda = argc > 2 && strcmp(argv[1], "--device") == 0 && strcmp(argv[2], "cuda") == 0;
+    if (cuda) first = 3;
     names = argv + first, name_count = argc - first;
 
     char self[4096] = {0};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
     printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_calls\n");
+    if (cuda) return bench_device(), 0;
     bench_overheads();
     bench_modes();
     bench_cold(self);

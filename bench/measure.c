@@ -29,6 +29,8 @@ static double run_timed(bench_variant *v, int64_t calls) {
     if (v->threads) etch_set_num_threads(v->threads);
     double start = bench_now_us();
     v->run(v->ctx, calls);
+    if (etch_current_device() != ETCH_CPU && etch_synchronize(etch_current_device()) != ETCH_OK)
+        bench_fail("synchronize");
     double elapsed = bench_now_us() - start;
     if (v->threads) etch_set_num_threads(before);
     return elapsed;
@@ -46,9 +48,10 @@ static int64_t calibrate(bench_variant *v) {
     }
 }
 
-static void print_start(const char *workload, const char *size, int threads, const char *variant,
-                        double median_us, double first_call_ms, double speedup) {
-    printf("%s,%s,f32,cpu,%d,%s,%.4f,", workload, size, threads, variant, median_us);
+static void print_start(const bench_row *row, int threads, const char *variant, double median_us,
+                        double first_call_ms, double speedup) {
+    printf("%s,%s,%s,%s,%d,%s,%.4f,", row->workload, row->size, row->dtype ? row->dtype : "f32",
+           row->device ? row->device : "cpu", threads, variant, median_us);
     if (first_call_ms > 0) printf("%.2f", first_call_ms);
     printf(",");
     if (speedup > 0) printf("%.2f", speedup);
@@ -57,7 +60,8 @@ static void print_start(const char *workload, const char *size, int threads, con
 
 void bench_print(const char *workload, const char *size, int threads, const char *variant,
                  double median_us, double first_call_ms, double speedup) {
-    print_start(workload, size, threads, variant, median_us, first_call_ms, speedup);
+    bench_row row = {.workload = workload, .size = size};
+    print_start(&row, threads, variant, median_us, first_call_ms, speedup);
     printf("\n");
     fflush(stdout);
 }
@@ -85,8 +89,8 @@ void bench_measure(bench_row *row) {
         v->median_us = bench_median(times[i], BENCH_ROUNDS) / divisor;
         v->best_us = times[i][0] / divisor; /* sorted by now */
         double first = row->variants[0].median_us;
-        print_start(row->workload, row->size, v->threads ? v->threads : etch_num_threads(), v->name,
-                    v->median_us, v->first_call_ms, first / v->median_us);
+        print_start(row, v->threads ? v->threads : etch_num_threads(), v->name, v->median_us,
+                    v->first_call_ms, first / v->median_us);
         print_breakeven(v->first_call_ms * 1e3, first, v->median_us);
     }
 }

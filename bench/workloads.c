@@ -201,6 +201,17 @@ static const pointwise pointwise_rows[] = {
     {"colsum", colsum, 2}, {"allsum", bench_allsum, 2},
 };
 
+etch_fn2 bench_body(const char *name, size_t *arrays) {
+    *arrays = 0;
+    if (strcmp(name, "tiny") == 0) return tiny;
+    for (size_t i = 0; i < sizeof pointwise_rows / sizeof pointwise_rows[0]; i++) {
+        if (strcmp(pointwise_rows[i].name, name) != 0) continue;
+        *arrays = pointwise_rows[i].arrays;
+        return pointwise_rows[i].body;
+    }
+    return NULL;
+}
+
 static void bench_pointwise(int64_t n) {
     ETCH_SCOPE {
         job j = {.x = etch_randn(ETCH_F32, ETCH_SHAPE(n, n)),
