@@ -1,5 +1,5 @@
-/* What the parts of the CUDA generator share: growing text, the shape of a kernel's threads, and the
- * primitives as expressions. */
+/* What the parts of the CUDA generator share: growing text, the primitives as expressions, the
+ * shape of a kernel's threads, the code of a chunk of elements. */
 #ifndef ETCH_JIT_CUDA_GEN_H
 #define ETCH_JIT_CUDA_GEN_H
 
@@ -64,5 +64,82 @@ int etch__cuda_axis(const loop_kernel *k);
 static inline bool etch__cuda_on_columns(const loop_kernel *k) {
     return k->variant == LOOP_COLUMN && k->split != SPLIT_FINISH;
 }
+
+/* ---- the generator's state, lines of code: cuda_chunk.c ---- */
+
+enum { CUDA_PARTS = 5 };
+
+typedef struct gen {
+    const loop_kernel *k;
+    const cuda_variant *v;
+    cuda_layout l;
+    int naxes, axis; /* axis: see etch__cuda_axis */
+    bool needed[LOOP_MAX_CODE];
+    cuda_text part[CUDA_PARTS], *t; /* t: the part that is being written */
+    int indent;
+} gen;
+
+typedef struct name {
+    char s[48];
+} name;
+
+name etch__cuda_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* One line of code. A line that ends in { is followed by deeper ones, until close. */
+void etch__cuda_line(gen *g, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void etch__cuda_margin(gen *g);
+void etch__cuda_close(gen *g);
+void etch__cuda_unrolled(gen *g, const char *var, int n);
+
+static inline etch_dtype dtype_of(const gen *g, int a) { return (etch_dtype)g->k->access[a].dtype; }
+static inline const char *storage_of(const gen *g, int a) {
+    return etch__cuda_storage(dtype_of(g, a));
+}
+static inline const char *type_of(const gen *g, int v) {
+    return etch__cuda_type((etch_dtype)g->k->code[v].p.type);
+}
+static inline bool used(const gen *g, int a, int stage) { return etch__cuda_uses(g->k, a, stage); }
+static inline bool loaded(const gen *g, int a, int stage) {
+    return !g->k->access[a].store && used(g, a, stage);
+}
+static inline bool is_reduce(const gen *g, int v) { return g->k->code[v].kind == LOOP_REDUCE; }
+
+/* Reductions in the order of the code. */
+#define FOR_REDUCTIONS(v)                                                                          \
+    for (int v = 0; v < g->k->ncode; v++)                                                          \
+        if (is_reduce(g, v))
+
+/* ---- chunks: cuda_chunk.c ---- */
+
+/* Splits the row-major number over axes [from, to): i<from> ... as far as they are wanted. */
+void etch__cuda_decompose(gen *g, const char *number, int from, int to);
+/* Elements from [0, ..., 0] to the indices along axes [from, to); "" for none. */
+typedef struct offset {
+    char s[200];
+} offset;
+
+offset etch__cuda_offset_over(const gen *g, int a, int from, int to);
+/* No step along a reduced axis: loaded once for the whole row. */
+bool etch__cuda_same_in_row(const gen *g, int a);
+/* Whether the stage has the logical index of its elements. */
+bool etch__cuda_wants_index(const gen *g, int stage);
+/* Elements between the chunks of a thread. */
+int etch__cuda_chunk_stride(const gen *g);
+
+/* vector, depth: elements and chunks that the code at hand takes. checked: a chunk may begin or end
+ * outside. */
+typedef struct chunk {
+    int vector, depth;
+    bool checked;
+} chunk;
+
+/* Loads, stage 0, stores: all of them in this order. */
+void etch__cuda_chunk_code(gen *g, const chunk *c);
+
+/* Statements, each with its margin and its comment. */
+void etch__cuda_put_comment(gen *g, const loop_instr *i);
+void etch__cuda_put_prim(gen *g, int v, const char *index);
+void etch__cuda_put_load(gen *g, int v, const char *e);
+void etch__cuda_put_store(gen *g, const loop_instr *i, const char *to);
+void etch__cuda_put_combine(gen *g, int v, const char *to, const char *acc, const char *x);
 
 #endif

@@ -90,7 +90,7 @@ static const prim_text prims[PRIM_COUNT] = {
     [PRIM_LOG2] = MATH, [PRIM_LOG10] = MATH, [PRIM_LOG1P] = MATH, [PRIM_TAN] = MATH,
     [PRIM_ASIN] = MATH, [PRIM_ACOS] = MATH,  [PRIM_ATAN] = MATH,  [PRIM_SINH] = MATH,
     [PRIM_COSH] = MATH,
-    [PRIM_POW] = {"pow$f($a, $b)", "power<$t, $u>($a, $b)", "$a || !$b"},
+    [PRIM_POW] = {"pow$f($a, $b)", "$b < 0 ? inverse_power($a, $b) : whole_power<$t, $u>($a, $b)", "$a || !$b"},
     [PRIM_BITAND] = {NULL, "($t)($a & $b)", NULL},
     [PRIM_BITOR] = {NULL, "($t)($a | $b)", NULL},
     [PRIM_BITXOR] = {NULL, "($t)($a ^ $b)", NULL},
@@ -101,8 +101,19 @@ static const prim_text prims[PRIM_COUNT] = {
 };
 /* clang-format on */
 
+/* What is different without a sign, so that nothing is compared with 0 in vain. */
+static const char *const unsigned_prims[PRIM_COUNT] = {
+    [PRIM_ABS] = "$a",
+    [PRIM_SHL] = "$b < $w ? ($t)(($u)$a << $b) : ($t)0",
+    [PRIM_SHR] = "$b < $w ? ($t)($a >> $b) : ($t)0",
+    [PRIM_POW] = "whole_power<$t, $u>($a, $b)",
+    [PRIM_QUOT] = "($t)($a / $b)",
+    [PRIM_REM] = "($t)($a % $b)",
+};
+
 static const char *text_of(int prim, etch_dtype t) {
     const prim_text *p = &prims[prim];
+    if (t == ETCH_U8 && unsigned_prims[prim]) return unsigned_prims[prim];
     return t == ETCH_BOOL ? p->truth : etch__is_float(t) ? p->real : p->whole;
 }
 
@@ -264,7 +275,7 @@ void etch__cuda_to_storage(cuda_text *t, etch_dtype d, const char *v) {
 
 /* ---- helper functions ---- */
 
-/* Each is emitted where the body, or one behind it in the table, names it. */
+/* Each is emitted where the body names it. */
 static const struct {
     const char *name, *text;
 } helpers[] = {
@@ -297,23 +308,27 @@ static const struct {
      "    const T whole = (T)(W)(in ? x : (F)0);\n"
      "    return in ? whole : x >= (F)above ? max : x < (F)low ? min : (T)0;\n"
      "}\n"},
-    {"power<", "/* Repeated squaring, wraps; a negative exponent leaves 1 / x. */\n"
-               "template <class T, class U>\n"
-               "__device__ inline T power(T x, T y) {\n"
-               "    if (y < 0) return (T)(x == 1 ? 1 : x != (T)-1 ? 0 : y & 1 ? -1 : 1);\n"
-               "    U result = 1, base = (U)x;\n"
-               "    for (U e = (U)y; e; e >>= 1, base *= base)\n"
-               "        if (e & 1) result *= base;\n"
-               "    return (T)result;\n"
-               "}\n"},
+    {"whole_power<", "/* Repeated squaring, wraps. */\n"
+                     "template <class T, class U>\n"
+                     "__device__ inline T whole_power(T x, T y) {\n"
+                     "    U result = 1, base = (U)x;\n"
+                     "    for (U e = (U)y; e; e >>= 1, base *= base)\n"
+                     "        if (e & 1) result *= base;\n"
+                     "    return (T)result;\n"
+                     "}\n"},
+    {"inverse_power(", "/* A negative exponent leaves 1 / x, which is whole for 1 and -1 only. */\n"
+                       "template <class T>\n"
+                       "__device__ inline T inverse_power(T x, T y) {\n"
+                       "    return (T)(x == 1 ? 1 : x != -1 ? 0 : y & 1 ? -1 : 1);\n"
+                       "}\n"},
     {"quotient<", "/* The lowest value over -1 wraps. */\n"
                   "template <class T, class U>\n"
                   "__device__ inline T quotient(T a, T b) {\n"
-                  "    return (T)-1 < 0 && b == (T)-1 ? (T)(0 - (U)a) : (T)(a / b);\n"
+                  "    return b == -1 ? (T)(0 - (U)a) : (T)(a / b);\n"
                   "}\n"},
     {"remainder_of(", "template <class T>\n"
                       "__device__ inline T remainder_of(T a, T b) {\n"
-                      "    return (T)-1 < 0 && b == (T)-1 ? (T)0 : (T)(a % b);\n"
+                      "    return b == -1 ? (T)0 : (T)(a % b);\n"
                       "}\n"},
     {"round_bf16(", "/* To the nearest, ties to even; a NaN stays a quiet NaN. */\n"
                     "__device__ inline float round_bf16(float x) {\n"
@@ -377,8 +392,8 @@ static const struct {
      "}\n"},
 };
 
-static bool calls(const char *body, const char *name) {
-    for (const char *at = body; (at = strstr(at, name)); at++)
+static bool calls(const char *body, const char *helper) {
+    for (const char *at = body; (at = strstr(at, helper)); at++)
         if (at == body || strchr(" (+-*!", at[-1])) return true;
     return false;
 }

@@ -1,6 +1,6 @@
-/* CUDA C on the host, as far as generated kernels need it: the threads of a block are fibers, blocks
- * run one after another. A warp must meet in every shuffle and a block in every barrier, or the
- * launch fails. */
+/* CUDA C on the host, as far as generated kernels need it: the threads of a block are fibers,
+ * blocks run one after another. A warp must meet in every shuffle and a block in every barrier, or
+ * the launch fails. */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

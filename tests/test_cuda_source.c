@@ -90,7 +90,7 @@ static bool has_math(void) {
 static int64_t vectors_seen;
 static bool quick; /* one launch less */
 
-/* As the kernel is chosen; half the vector and other blocks; 64-bit indices, a grid that strides. */
+/* As the kernel is chosen; half the vector, other blocks; 64-bit indices, a grid that strides. */
 static void check_run(const int64_t *extent, bool split) {
     assert_true(ncases < MAX_CASES);
     test_case *c = cases[ncases++] = calloc(1, sizeof *c);
@@ -257,9 +257,15 @@ static void run_cases(void) {
     void *so = compile_all();
     nvrtc_all();
     for (int c = 0; c < ncases; c++) run_case(cases[c]);
+    dlclose(so);
+}
+
+/* After each test, failed ones too. */
+static int forget(void **unused) {
+    (void)unused;
     for (int p = 0; p < nprograms; p++) etch__free(programs[p].source);
     ncases = nprograms = 0;
-    dlclose(so);
+    return 0;
 }
 
 static void check_1(int64_t n) { check_run(&n, false); }
@@ -345,7 +351,7 @@ static int divisor(int p, etch_dtype t, int b) {
     return op2(0, PRIM_BITOR, t, b, one);
 }
 
-/* Of one type, those that are (not) functions of libm, from first_prim on; where the next begins. */
+/* Of one type, those that are (not) functions of libm, from first_prim on; where it stopped. */
 static int map_primitives(etch_dtype t, bool math, int first_prim) {
     begin(LOOP_MAP, 1, 0);
     int a = load(0, t, "1"), b = load(0, t, "1"), c = load(0, t, "1");
@@ -733,17 +739,28 @@ static void test_vectors_were_met(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_choice),        cmocka_unit_test(test_shape),
-        cmocka_unit_test(test_args),          cmocka_unit_test(test_can_emit),
-        cmocka_unit_test(test_text),          cmocka_unit_test(test_out_of_memory),
-        cmocka_unit_test(test_map_sizes),     cmocka_unit_test(test_map_primitives),
-        cmocka_unit_test(test_map_functions), cmocka_unit_test(test_map_conversions),
-        cmocka_unit_test(test_map_halves),    cmocka_unit_test(test_map_scalars),
-        cmocka_unit_test(test_map_strides),   cmocka_unit_test(test_map_many_axes),
-        cmocka_unit_test(test_map_in_place),  cmocka_unit_test(test_row_sizes),
-        cmocka_unit_test(test_row_shapes),    cmocka_unit_test(test_column_sizes),
-        cmocka_unit_test(test_column_shapes), cmocka_unit_test(test_reduce_types),
-        cmocka_unit_test(test_signed_zero),   cmocka_unit_test(test_vectors_were_met),
+        cmocka_unit_test_teardown(test_choice, forget),
+        cmocka_unit_test_teardown(test_shape, forget),
+        cmocka_unit_test_teardown(test_args, forget),
+        cmocka_unit_test_teardown(test_can_emit, forget),
+        cmocka_unit_test_teardown(test_text, forget),
+        cmocka_unit_test_teardown(test_out_of_memory, forget),
+        cmocka_unit_test_teardown(test_map_sizes, forget),
+        cmocka_unit_test_teardown(test_map_primitives, forget),
+        cmocka_unit_test_teardown(test_map_functions, forget),
+        cmocka_unit_test_teardown(test_map_conversions, forget),
+        cmocka_unit_test_teardown(test_map_halves, forget),
+        cmocka_unit_test_teardown(test_map_scalars, forget),
+        cmocka_unit_test_teardown(test_map_strides, forget),
+        cmocka_unit_test_teardown(test_map_many_axes, forget),
+        cmocka_unit_test_teardown(test_map_in_place, forget),
+        cmocka_unit_test_teardown(test_row_sizes, forget),
+        cmocka_unit_test_teardown(test_row_shapes, forget),
+        cmocka_unit_test_teardown(test_column_sizes, forget),
+        cmocka_unit_test_teardown(test_column_shapes, forget),
+        cmocka_unit_test_teardown(test_reduce_types, forget),
+        cmocka_unit_test_teardown(test_signed_zero, forget),
+        cmocka_unit_test_teardown(test_vectors_were_met, forget),
     };
     if (system("g++ --version >/dev/null 2>&1") != 0) {
         puts("cuda_source: skipped, there is no g++ to stand in for a device");
