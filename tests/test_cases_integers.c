@@ -118,6 +118,8 @@ static const case_row rows[] = {
     DISTANCE(i64, "1"),
     DISTANCE(f16, "1"),
     DISTANCE(f32, "1"),
+    DISTANCE(f64, "1"),
+    DISTANCE(bf16, "1"),
     CASE(exact_clamp_bounds_saturate, clamp_1000, IN("i8[3]{-128 0 127}"),
          WANT("i8[3]{-128 0 127}")),
     CASE(exact_clamp_bounds_saturate_u8, clamp_1000, IN("u8[2]{0 255}"), WANT("u8[2]{0 255}")),

@@ -112,6 +112,14 @@ static void columns_first_output(etch_tensor *const *in, etch_tensor **out) {
     out[2] = etch_add_scalar_(etch_t(etch_clone(etch_t(in[0]))), 1);
 }
 
+/* Strides over the memory of a channels-last image. */
+static void strided_over_channels_last(etch_tensor *const *in, etch_tensor **out) {
+    etch_tensor *image = etch_permute(in[0], ETCH_DIMS(0, 3, 1, 2));
+    etch_tensor *strided = etch_as_strided(image, ETCH_SHAPE(2, 3), ETCH_SHAPE(1, 2));
+    out[0] = etch_add_scalar(strided, 1);
+    out[1] = etch_neg(image);
+}
+
 static void conv_of_a_view(etch_tensor *const *in, etch_tensor **out) {
     etch_tensor *view = etch_transpose(etch_slice(in[0], 2, 1, ETCH_ABSENT, 1), 2, 3);
     out[0] = etch_conv2d(view, in[1], ETCH_NONE, ETCH_DIMS(1), ETCH_DIMS(0), ETCH_DIMS(1), 1);
@@ -216,6 +224,9 @@ static const case_row rows[] = {
          WANT("i32[6]{0 3 1 4 2 5}", "i32[2,2]{0 3 2 5}", "i32[3,2]{0 3 1 4 2 5}")),
     CASE(pt_130394_columns_first_output, columns_first_output, IN("f32[2,3]{1..*6}"),
          WANT("f32[2,3]{1..*6}", "f32[2,3]{2..*6}", "f32[2,3]{2..*6}")),
+    CASE_WITH(pt_172693_as_strided_of_channels_last, strided_over_channels_last, .plain = true,
+              IN("f32[1,2,2,2]{0..*8}"),
+              WANT("f32[2,3]{1 3 5 2 4 6}", "f32[1,2,2,2]{-0 -2 -4 -6 -1 -3 -5 -7}")),
     CASE(ggml_f771037f_conv_of_a_view, conv_of_a_view,
          IN("f32[1,1,4,3]{0..*12}", "f32[1,1,2,2]{1 10 100 1000}"),
          WANT("f32[1,1,2,2]{7463 10796 8574 11907}")),
