@@ -47,6 +47,29 @@ static void copy_then_zero(etch_tensor *const *in, etch_tensor **out) {
     etch_zero_(in[0]);
 }
 
+static void scatter_then_zero(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_slice_scatter(in[0], in[1], 0, 1, 3, 1);
+    etch_zero_(in[0]);
+}
+
+static void flip_onto_itself(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_add(in[0], in[1]);
+    etch_copy_(in[0], etch_flip(in[0], ETCH_DIMS(1)));
+}
+
+/* x[[0, 0]] += x[[0, 0]]: reads, adds, writes the last of the two. */
+static void duplicate_index(etch_tensor *const *in, etch_tensor **out) {
+    etch_tensor *rows = etch_index_select(in[0], 0, in[1]);
+    etch_index_put_(in[0], in[1], etch_add(rows, rows), false);
+    out[0] = rows;
+}
+
+static void duplicate_index_accumulated(etch_tensor *const *in, etch_tensor **out) {
+    etch_tensor *rows = etch_index_select(in[0], 0, in[1]);
+    etch_index_put_(in[0], in[1], rows, true);
+    out[0] = rows;
+}
+
 /* ---- overlapping reads and writes of one buffer ---- */
 
 static void shift_down(etch_tensor *const *in, etch_tensor **out) {
@@ -74,6 +97,16 @@ static void double_some_columns(etch_tensor *const *in, etch_tensor **out) {
     etch_tensor *v = etch_slice(in[0], 1, 0, ETCH_ABSENT, 5);
     etch_add_(v, v);
     out[0] = etch_sum_dim(in[0], ETCH_DIMS(1), false);
+}
+
+static void double_unfolded(etch_tensor *const *in, etch_tensor **out) {
+    etch_tensor *v = etch_unfold(in[0], 1, 1, 5);
+    etch_add_(v, v);
+    out[0] = etch_sum_dim(in[0], ETCH_DIMS(1), false);
+}
+
+static void sums_of_windows(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_sum_dim(etch_unfold(in[0], 0, 3, 1), ETCH_DIMS(-1), false);
 }
 
 /* acc[0] += x[i], one element at a time, through the same two cells. */
@@ -127,8 +160,7 @@ static void one_step_of_adam(etch_tensor *const *in, etch_tensor **m, etch_tenso
     double s = etch_item(step);
     etch_tensor *root = etch_div_scalar(etch_sqrt(*v), sqrt(1 - pow(0.999, s)));
     etch_tensor *denominator = etch_add_scalar(root, 1e-8);
-    etch_tensor *update = etch_mul_scalar(*m, -0.001 / (1 - pow(0.9, s)));
-    etch_add_(p, etch_div(update, denominator));
+    etch_addcdiv_(p, *m, denominator, -0.001 / (1 - pow(0.9, s)));
 }
 
 static void adam_in_a_loop(etch_tensor *const *in, etch_tensor **out) {
@@ -222,6 +254,17 @@ static const case_row rows[] = {
     CASE(pt_198094_result_is_no_view_of_zeroed_input, copy_then_zero,
          IN("i32[4]{1 2 3 4}", "i32[2]{7 8}"), WANT("i32[4]{7 8 3 4}", "i32[4]{7 8 3 4}"),
          AFTER("i32[4]{0 0 0 0}")),
+    CASE(pt_198094_scattered_slice_is_no_view, scatter_then_zero,
+         IN("f32[4]{1 2 3 4}", "f32[2]{8 9}"), WANT("f32[4]{1 8 9 4}"), AFTER("f32[4]{0*4}")),
+    CASE(pt_162410_flip_onto_itself, flip_onto_itself, IN("f32[2,3]{0..*6}", "f32[2,3]{10*6}"),
+         WANT("f32[2,3]{10..*6}"), AFTER("f32[2,3]{2 1 0 5 4 3}")),
+    CASE(pt_174074_duplicate_index, duplicate_index, IN("f64[3]{5 6 7}", "i64[2]{0 0}"),
+         WANT("f64[2]{5 5}"), AFTER("f64[3]{10 6 7}")),
+    CASE(pt_174074_duplicate_index_of_rows, duplicate_index,
+         IN("i32[2,2]{1 2 3 4}", "i64[3]{1 1 1}"), WANT("i32[3,2]{3 4 3 4 3 4}"),
+         AFTER("i32[2,2]{1 2 6 8}")),
+    CASE(pt_174074_duplicate_index_accumulated, duplicate_index_accumulated,
+         IN("f64[3]{5 6 7}", "i64[2]{0 0}"), WANT("f64[2]{5 5}"), AFTER("f64[3]{15 6 7}")),
     CASE(pt_162410_shift_down, shift_down, IN("i64[5]{1..*5}"), WANT("i64[5]{1 1 2 3 4}"),
          AFTER("i64[5]{1 1 2 3 4}")),
     CASE(pt_162410_shift_down_rows, shift_down, IN("f32[3,2]{1..*6}"),
@@ -234,6 +277,9 @@ static const case_row rows[] = {
          WANT("f64[2,2]{2 5 5 8}"), AFTER("f64[2,2]{2 5 5 8}")),
     CASE(pt_198102_only_covered_columns, double_some_columns, IN("f32[2,7]{1..*14}"),
          WANT("f32[2]{35 98}"), AFTER("f32[2,7]{2 2 3 4 5 12 7 16 9 10 11 12 26 14}")),
+    CASE(pt_198102_unfolded_in_place, double_unfolded, IN("f32[2,7]{1..*14}"),
+         WANT("f32[2]{35 98}"), AFTER("f32[2,7]{2 2 3 4 5 12 7 16 9 10 11 12 26 14}")),
+    CASE(pt_198102_sums_of_windows, sums_of_windows, IN("i32[5]{1..*5}"), WANT("i64[3]{6 9 12}")),
     CASE(lj_843_stores_forwarded_to_loads, sum_in_memory, IN("i64[200]{1..*200}"),
          WANT("i64[2]{20100 20100}")),
 

@@ -4,6 +4,10 @@
 
 BODY(sum_of_all, etch_sum(in[0]))
 
+/* sum(take(buffer, index)), with ever other indices */
+BODY(sum_of_taken, etch_sum(etch_take(in[0], in[1])))
+BODY(sum_of_selected, etch_sum_dim(etch_index_select(in[0], 0, in[1]), ETCH_DIMS(0), false))
+
 /* Reductions over an axis whose size was 1 when they were recorded. */
 static void reductions_over_rows(etch_tensor *const *in, etch_tensor **out) {
     out[0] = etch_sum_dim(in[0], ETCH_DIMS(0), true);
@@ -47,6 +51,16 @@ static const case_row rows[] = {
           CALL(IN("i64[3]{10 20 30}"), WANT("i64[]{60}")),
           CALL(IN("i64[4]{10 20 30 40}"), WANT("i64[]{100}")),
           CALL(IN("i64[0]{}"), WANT("i64[]{0}")), CALL(IN("i64[1]{7}"), WANT("i64[]{7}"))),
+    CALLS(mlx_3201_sum_of_taken, sum_of_taken,
+          CALL(IN("f32[5]{10..*5+10}", "i64[1]{0}"), WANT("f32[]{10}")),
+          CALL(IN("f32[5]{10..*5+10}", "i64[2]{0 1}"), WANT("f32[]{30}")),
+          CALL(IN("f32[5]{10..*5+10}", "i64[3]{0 1 2}"), WANT("f32[]{60}")),
+          CALL(IN("f32[5]{10..*5+10}", "i64[4]{0 1 2 3}"), WANT("f32[]{100}"))),
+    CALLS(mlx_3201_sum_of_selected_rows, sum_of_selected,
+          CALL(IN("i64[3,2]{1..*6}", "i32[1]{2}"), WANT("i64[2]{5 6}")),
+          CALL(IN("i64[3,2]{1..*6}", "i32[3]{0 0 1}"), WANT("i64[2]{5 8}")),
+          CALL(IN("i64[4,2]{1..*8}", "i32[0]{}"), WANT("i64[2]{0 0}")),
+          CALL(IN("i64[4,2]{1..*8}", "i32[2]{3 3}"), WANT("i64[2]{14 16}"))),
     CALLS(mlx_3201_reductions_traced_at_size_1, reductions_over_rows,
           CALL(IN("f32[1,2]{3 4}"),
                WANT("f32[1,2]{3 4}", "f32[2]{3 4}", "i64[2]{0 0}", "f32[2]{3 4}")),

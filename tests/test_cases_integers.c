@@ -68,6 +68,10 @@ static void sum_of_log_in_i32(etch_tensor *const *in, etch_tensor **out) {
     if (etch_op_call(etch_op_find("sum"), args, 2, out, 1) != ETCH_OK) out[0] = NULL;
 }
 
+/* ---- promotion by an exponent ---- */
+
+BODY(times_power_of_2, etch_ldexp(in[0], in[1]))
+
 /* ---- dtypes that share code, reductions that share a loop ---- */
 
 /* f32(i32(a)) f32(i32(b)) */
@@ -114,6 +118,8 @@ static const case_row rows[] = {
     DISTANCE(i64, "1"),
     DISTANCE(f16, "1"),
     DISTANCE(f32, "1"),
+    DISTANCE(f64, "1"),
+    DISTANCE(bf16, "1"),
     CASE(exact_clamp_bounds_saturate, clamp_1000, IN("i8[3]{-128 0 127}"),
          WANT("i8[3]{-128 0 127}")),
     CASE(exact_clamp_bounds_saturate_u8, clamp_1000, IN("u8[2]{0 255}"), WANT("u8[2]{0 255}")),
@@ -168,6 +174,10 @@ static const case_row rows[] = {
     CASE(pt_190421_sum_of_minus_infinity_in_i32, sum_of_log_in_i32, IN("f32[2]{0 1}"),
          WANT("i32[]{-2147483648}")),
 
+    CASE(pt_197091_bool_by_f16_is_f16, times_power_of_2, IN("bool[2]{1 0}", "f16[2]{3 2}"),
+         WANT("f16[2]{8 0}")),
+    CASE(pt_197091_f16_by_f32_is_f32, times_power_of_2, IN("f16[2]{1.5 -1}", "f32[2]{2 -1}"),
+         WANT("f32[2]{6 -0.5}")),
     CALLS_WITH(mlx_3338_dtypes_do_not_share_code, product_by_way_of_i32, .graphs = 5,
                CALL(TENS("i16", "i8")), CALL(TENS("u8", "i8")), CALL(TENS("i8", "u8")),
                CALL(TENS("i64", "bf16")), CALL(TENS("f16", "i16"))),

@@ -54,6 +54,12 @@ static void transposed_copy(etch_tensor *const *in, etch_tensor **out) {
     out[1] = etch_select(etch_clone(etch_t(in[0])), 0, 1);
 }
 
+/* Scans whose parts threads share. */
+static void running_sums(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_cumsum(in[0], 0);
+    out[1] = etch_cumsum(etch_t(in[1]), 1);
+}
+
 static void eight_dimensions(etch_tensor *const *in, etch_tensor **out) {
     etch_tensor *p = etch_permute(in[0], ETCH_DIMS(7, 6, 5, 4, 3, 2, 1, 0));
     etch_tensor *sum = etch_add(p, in[0]);
@@ -84,6 +90,8 @@ static const case_row rows[] = {
          WANT("i64[2]{4947800752128 4947803897856}")),
     CASE(ggml_b1712969_transposed_copy, transposed_copy, IN("i32[1000,70]{0..*70000}"),
          WANT("i64[70]{34965000..*70+1000}", "i32[1000]{1..*1000+70}")),
+    CASE(ggml_391d7449_running_sums, running_sums, IN("i32[100000]{1*100000}", "i64[300,2]{2*600}"),
+         WANT("i64[100000]{1..*100000}", "i64[2,300]{2..*300+2 2..*300+2}")),
     CASE(af_a0a9a4f42_eight_dimensions, eight_dimensions, IN("i16[2,1,2,1,2,1,2,1]{0..*16}"),
          WANT("i64[2,2,2,2]{120..*16+16}", "i64[2,2,2,2]{0 8 4 12 2 10 6 14 1 9 5 13 3 11 7 15}")),
 };

@@ -10,6 +10,8 @@ BODY(maximum, etch_maximum(in[0], in[1]))
 BODY(minimum, etch_minimum(in[0], in[1]))
 BODY(relu, etch_relu(in[0]))
 BODY(argmax, etch_argmax(in[0]))
+BODY(argmin, etch_argmin(in[0]))
+BODY(argmin_columns, etch_argmin_dim(in[0], 0, false))
 BODY(argmax_rows, etch_argmax_dim(in[0], 1, false))
 BODY(largest, etch_max(in[0]))
 BODY(amax_rows, etch_amax(in[0], ETCH_DIMS(1), false))
@@ -45,7 +47,20 @@ static void folded_maximum(etch_tensor *const *in, etch_tensor **out) {
         CASE(tvm_19518_max_keeps_nan_##dtype, largest, IN(#dtype "[70]{0*66 nan 5*3}"),            \
              WANT(#dtype "[]{nan}"))
 
+/* ---- running sums and spreads of extreme values ---- */
+
+BODY(running_sum, etch_cumsum(in[0], 0))
+BODY(spread, etch_std_dim(in[0], ETCH_DIMS(0), 0, false))
+
+static void var_and_mean_of_scalar(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_var_dim(in[0], ETCH_ALL_DIMS, 4.9, false);
+    out[1] = etch_mean(in[0]);
+    out[2] = etch_var_dim(in[0], ETCH_ALL_DIMS, 0, false);
+}
+
 /* ---- signed zeros, denormals, infinities ---- */
+
+BODY(sign_bit, etch_signbit(in[0]))
 
 BODY(frac, etch_frac(in[0]))
 BODY(plus, etch_add(in[0], in[1]))
@@ -85,8 +100,8 @@ BODY(minus_tenth, etch_add_scalar(in[0], -0.1))
 static void entropies(etch_tensor *const *in, etch_tensor **out) {
     etch_tensor *nats = etch_neg(etch_sum(etch_mul(in[0], etch_log(in[0]))));
     etch_tensor *bits = etch_neg(etch_sum(etch_mul(in[0], etch_log2(in[0]))));
-    etch_tensor *both[] = {etch_unsqueeze(nats, 0), etch_unsqueeze(bits, 0)};
-    out[0] = etch_round(etch_mul_scalar(etch_cat(both, 2, 0), 1000));
+    etch_tensor *both[] = {nats, bits};
+    out[0] = etch_round(etch_mul_scalar(etch_stack(both, 2, 0), 1000));
 }
 
 static const case_row rows[] = {
@@ -114,6 +129,25 @@ static const case_row rows[] = {
          WANT("f32[3]{1 nan nan}")),
     CASE(af_2130_max_over_axis_with_nan, amax_rows, IN("f64[2,3]{1 nan 3 4 0 -1}"),
          WANT("f64[2]{nan 4}")),
+    CASE(af_2130_argmin_over_axis_with_nan, argmin_columns, IN("f32[2,3]{1 nan 3 4 0 nan}"),
+         WANT("i64[3]{0 0 1}")),
+    CASE(pt_118266_argmin_nan_first, argmin, IN("f64[3]{-5 nan -7}"), WANT("i64[]{1}")),
+    CASE(pt_118266_argmin_ties, argmin, IN("f16[4]{2 1 1 3}"), WANT("i64[]{1}")),
+    CASE(pt_132107_running_sum_of_inf, running_sum, IN("f64[100]{inf*100}"),
+         WANT("f64[100]{inf*100}")),
+    CASE(pt_132107_running_sum_of_inf_f32, running_sum, IN("f32[5]{1 inf 2 -inf 3}"),
+         WANT("f32[5]{1 inf inf nan nan}")),
+    CASE(pt_132107_running_sum_of_columns, running_sum, IN("f16[3,2]{1 -inf 2 1 3 2}"),
+         WANT("f16[3,2]{1 -inf 3 -inf 6 -inf}")),
+    CASE(mlx_4044_running_sum_with_nan, running_sum, IN("bf16[4]{1 nan 2 3}"),
+         WANT("bf16[4]{1 nan nan nan}")),
+    CASE(pt_197089_std_of_huge, spread, IN("f32[2]{1.2676506002282294e30 3.802951800684688e30}"),
+         WANT("f32[]{1.2676506002282294e30}")),
+    CASE(pt_197089_std_of_tiny, spread, IN("f32[2]{7.888609052210118e-31 2.3665827156630354e-30}"),
+         WANT("f32[]{7.888609052210118e-31}")),
+    CASE(pt_197089_std_far_from_zero, spread, IN("f32[2]{16777214 16777216}"), WANT("f32[]{1}")),
+    CASE(pt_113167_var_of_a_scalar, var_and_mean_of_scalar, IN("f32[]{3}"),
+         WANT("f32[]{nan}", "f32[]{3}", "f32[]{0}")),
     CASE(jax_4780_zero_times_nan, times_zero, IN("f32[5]{nan inf -inf -1 2}"),
          WANT("f32[5]{nan nan nan -0 0}")),
     CASE(jax_4780_zero_times_nan_tensor, times, IN("f64[3]{0 nan inf}", "f64[3]{nan 0 0}"),
@@ -126,6 +160,13 @@ static const case_row rows[] = {
     CASE(pt_183606_frac_of_infinity, frac, IN("f64[3]{inf -inf nan}"), WANT("f64[3]{nan nan nan}")),
     CASE(pt_183606_frac_sign_seen, frac_then_reciprocal, IN("f64[3]{-0 0 -2}"),
          WANT("f64[3]{inf inf inf}")),
+    CASE(pt_187935_sign_bit_f64, sign_bit, IN("f64[6]{-0 0 -1 inf -inf 1e-320}"),
+         WANT("bool[6]{1 0 1 0 1 0}")),
+    CASE(pt_187935_sign_bit_f32, sign_bit, IN("f32[4]{-0 0 -1e-45 1}"), WANT("bool[4]{1 0 1 0}")),
+    CASE(pt_187935_sign_bit_f16, sign_bit, IN("f16[3]{-0 0 -6e-8}"), WANT("bool[3]{1 0 1}")),
+    CASE(pt_187935_sign_bit_bf16, sign_bit, IN("bf16[2]{-0 0}"), WANT("bool[2]{1 0}")),
+    CASE(pt_187935_sign_bit_i8, sign_bit, IN("i8[3]{-128 0 127}"), WANT("bool[3]{1 0 0}")),
+    CASE(pt_187935_sign_bit_u8, sign_bit, IN("u8[2]{128 0}"), WANT("bool[2]{0 0}")),
     CASE(pt_183606_negative_zero_plus_zero, plus, IN("f32[3]{-0 -0 0}", "f32[3]{0 -0 -0}"),
          WANT("f32[3]{0 -0 0}")),
     CASE(pt_126848_denormals_f32, times_one, IN("f32[4]{8.816207631167156e-39 1e-45 -1e-45 1}"),

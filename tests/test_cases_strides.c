@@ -26,6 +26,18 @@ static void min_and_max_of_rows(etch_tensor *const *in, etch_tensor **out) {
     out[1] = etch_amax(in[0], ETCH_DIMS(1), false);
 }
 
+static void argmin_of_rows(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_argmin_dim(in[0], 1, false);
+    out[1] = etch_argmax_dim(in[0], 1, false);
+    out[2] = etch_argmin(etch_t(in[0]));
+}
+
+static void argmax_after_flip(etch_tensor *const *in, etch_tensor **out) {
+    etch_tensor *flipped = etch_flip(in[0], ETCH_DIMS(0, 1));
+    out[0] = etch_argmax(flipped);
+    out[1] = flipped;
+}
+
 /* ---- reductions of views ---- */
 
 static void sum_of_permuted(etch_tensor *const *in, etch_tensor **out) {
@@ -100,6 +112,14 @@ static void columns_first_output(etch_tensor *const *in, etch_tensor **out) {
     out[2] = etch_add_scalar_(etch_t(etch_clone(etch_t(in[0]))), 1);
 }
 
+/* Strides over the memory of a channels-last image. */
+static void strided_over_channels_last(etch_tensor *const *in, etch_tensor **out) {
+    etch_tensor *image = etch_permute(in[0], ETCH_DIMS(0, 3, 1, 2));
+    etch_tensor *strided = etch_as_strided(image, ETCH_SHAPE(2, 3), ETCH_SHAPE(1, 2));
+    out[0] = etch_add_scalar(strided, 1);
+    out[1] = etch_neg(image);
+}
+
 static void conv_of_a_view(etch_tensor *const *in, etch_tensor **out) {
     etch_tensor *view = etch_transpose(etch_slice(in[0], 2, 1, ETCH_ABSENT, 1), 2, 3);
     out[0] = etch_conv2d(view, in[1], ETCH_NONE, ETCH_DIMS(1), ETCH_DIMS(0), ETCH_DIMS(1), 1);
@@ -114,6 +134,25 @@ static void zero_d_reductions(etch_tensor *const *in, etch_tensor **out) {
     out[3] = etch_argmax_dim(in[0], 0, false);
     out[4] = etch_softmax(in[0], 0);
 }
+
+static void zero_d_scans(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_cumsum(in[0], 0);
+    out[1] = etch_flip(in[0], ETCH_DIMS(0));
+}
+
+BODY(running_sum, etch_cumsum(in[0], -1))
+
+/* Sizes that depend on data: the operator reads, which is a graph break. */
+static void nonzero_of_square(etch_tensor *const *in, etch_tensor **out) {
+    out[0] = etch_nonzero(etch_mul(in[0], in[0]));
+}
+
+static void selected_by_mask(etch_tensor *const *in, etch_tensor **out) {
+    etch_tensor *positive = etch_gt_scalar(in[0], 0);
+    out[0] = etch_neg(etch_masked_select(in[0], positive));
+}
+
+BODY(taken, etch_take(in[0], in[1]))
 
 static void of_nothing(etch_tensor *const *in, etch_tensor **out) {
     out[0] = etch_sum(in[0]);
@@ -152,6 +191,12 @@ static const case_row rows[] = {
     CASE(pt_118177_argmax_4d, argmax, IN("f64[2,1,2,3]{0*7 3 1 3 0 0}"), WANT("i64[]{7}")),
     CASE(pt_184893_min_and_max_of_bool, min_and_max_of_rows, IN("bool[3,32]{1*31 0 0*31 1 1*32}"),
          WANT("bool[3]{0 0 1}", "bool[3]{1 1 1}")),
+    CASE(pt_184893_argmin_of_bool, argmin_of_rows, IN("bool[3,32]{1*31 0 0*31 1 1*32}"),
+         WANT("i64[3]{31 0 0}", "i64[3]{0 31 0}", "i64[]{1}")),
+    CASE(pt_118177_argmin_of_transposed, argmin_of_rows, IN("f32[2,3]{3 5 1 2 0 1}"),
+         WANT("i64[2]{2 1}", "i64[2]{1 0}", "i64[]{3}")),
+    CASE(pt_183894_argmax_after_flip, argmax_after_flip, IN("f32[2,3]{9 5 1 2 9 4}"),
+         WANT("i64[]{1}", "f32[2,3]{4 9 2 1 5 9}")),
     CASE(llama_25568_sum_of_permuted, sum_of_permuted, IN("f32[2,3,2]{0..*12}"),
          WANT("f32[2,2]{6 24 9 27}", "f32[2,3]{1 5 9 13 17 21}", "f32[]{36}")),
     CASE(llama_25568_sum_of_permuted_i16, sum_of_permuted, IN("i16[2,3,2]{0..*12}"),
@@ -179,6 +224,9 @@ static const case_row rows[] = {
          WANT("i32[6]{0 3 1 4 2 5}", "i32[2,2]{0 3 2 5}", "i32[3,2]{0 3 1 4 2 5}")),
     CASE(pt_130394_columns_first_output, columns_first_output, IN("f32[2,3]{1..*6}"),
          WANT("f32[2,3]{1..*6}", "f32[2,3]{2..*6}", "f32[2,3]{2..*6}")),
+    CASE_WITH(pt_172693_as_strided_of_channels_last, strided_over_channels_last, .plain = true,
+              IN("f32[1,2,2,2]{0..*8}"),
+              WANT("f32[2,3]{1 3 5 2 4 6}", "f32[1,2,2,2]{-0 -2 -4 -6 -1 -3 -5 -7}")),
     CASE(ggml_f771037f_conv_of_a_view, conv_of_a_view,
          IN("f32[1,1,4,3]{0..*12}", "f32[1,1,2,2]{1 10 100 1000}"),
          WANT("f32[1,1,2,2]{7463 10796 8574 11907}")),
@@ -187,6 +235,31 @@ static const case_row rows[] = {
          WANT("f32[]{3}", "f32[]{3}", "f32[]{3}", "i64[]{0}", "f32[]{1}")),
     CASE(pt_102546_reductions_of_0d_f64, zero_d_reductions, IN("f64[]{-2}"),
          WANT("f64[]{-2}", "f64[]{-2}", "f64[]{-2}", "i64[]{0}", "f64[]{1}")),
+    CASE(pt_184089_scans_of_0d, zero_d_scans, IN("f32[]{3}"), WANT("f32[]{3}", "f32[]{3}")),
+    CASE(pt_184089_scans_of_0d_i64, zero_d_scans, IN("i64[]{-3}"), WANT("i64[]{-3}", "i64[]{-3}")),
+    CASE(mlx_4079_running_sum_of_nothing, running_sum, IN("f32[0]{}"), WANT("f32[0]{}")),
+    CASE(mlx_4079_running_sums_of_no_columns, running_sum, IN("i32[3,0]{}"), WANT("i64[3,0]{}")),
+    CASE(mlx_4079_running_sums_of_no_rows, running_sum, IN("f64[0,2]{}"), WANT("f64[0,2]{}")),
+    CASE_WITH(tg_7c3e3fa154_nonzero, nonzero_of_square, .breaks = true, IN("f32[4]{0 3 0 -5}"),
+              WANT("i64[2,1]{1 3}")),
+    CASE_WITH(tg_7c3e3fa154_nonzero_of_a_matrix, nonzero_of_square, .breaks = true,
+              IN("i32[2,2]{0 3 4 0}"), WANT("i64[2,2]{0 1 1 0}")),
+    CASE_WITH(tg_7c3e3fa154_nonzero_of_a_scalar, nonzero_of_square, .breaks = true, IN("f32[]{2}"),
+              WANT("i64[1,0]{}")),
+    CASE_WITH(tg_7c3e3fa154_nonzero_of_a_zero, nonzero_of_square, .breaks = true, IN("f32[]{0}"),
+              WANT("i64[0,0]{}")),
+    CASE_WITH(tg_7c3e3fa154_nonzero_of_zeros, nonzero_of_square, .breaks = true,
+              IN("f32[2,3]{0*6}"), WANT("i64[0,2]{}")),
+    CASE_WITH(tg_7c3e3fa154_masked_select, selected_by_mask, .breaks = true, IN("i8[4]{1 -2 3 0}"),
+              WANT("i8[2]{-1 -3}")),
+    CASE_WITH(tg_7c3e3fa154_masked_select_of_none, selected_by_mask, .breaks = true,
+              IN("f32[2,2]{0 -1 -2 -3}"), WANT("f32[0]{}")),
+    CASE_WITH(tg_7c3e3fa154_masked_select_of_a_scalar, selected_by_mask, .breaks = true,
+              IN("f64[]{2}"), WANT("f64[1]{-2}")),
+    CASE_WITH(exact_index_out_of_range_is_an_error, taken, .no_plan = true,
+              IN("f32[2,2]{1 2 3 4}", "i64[2]{0 4}"), FAILS(ETCH_ERR_INDEX)),
+    CASE(llama_25568_take_is_logical, taken, IN("f32[2,3]{1..*6}", "i64[4]{5 0 -1 3}"),
+         WANT("f32[4]{6 1 6 4}")),
     CASE(exact_sum_of_nothing, of_nothing, IN("f32[0]{}"), WANT("f32[]{0}", "f32[]{nan}")),
     CASE(exact_sum_of_no_rows, of_nothing, IN("f64[3,0]{}"), WANT("f64[]{0}", "f64[]{nan}")),
     CASE(mlx_4079_sum_of_rows_of_nothing, rows_of_nothing, IN("f32[3,0]{}"),
