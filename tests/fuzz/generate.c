@@ -33,9 +33,10 @@ static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
 /* Twins have another dtype with, mostly, the same arithmetic. */
 static etch_dtype some_dtype(generator *g) {
     static const uint8_t twin[ETCH_DTYPE_COUNT] = {
-        [ETCH_F32] = ETCH_F16, [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32, [ETCH_F16] = ETCH_BF16,
-        [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32, [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,
-        [ETCH_I64] = ETCH_I64, [ETCH_BOOL] = ETCH_BOOL};
+        [ETCH_F32] = ETCH_F16,  [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32,
+        [ETCH_F16] = ETCH_BF16, [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32,
+        [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,   [ETCH_I64] = ETCH_I64,
+        [ETCH_BOOL] = ETCH_BOOL};
     etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
     return g->twin ? (etch_dtype)twin[dtype] : dtype;
 }
