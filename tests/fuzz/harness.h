@@ -44,7 +44,7 @@ typedef struct fuzz_input {
     uint8_t plain;      /* bit per variant: contiguous and its own instead */
     uint8_t other;      /* bit per variant: of other_dtype instead */
     uint8_t other_dtype;
-    int8_t feed;        /* takes this output of the call before, -1: none */
+    int8_t feed; /* takes this output of the call before, -1: none */
 } fuzz_input;
 
 typedef struct fuzz_setup {
@@ -122,7 +122,7 @@ void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another
 void fuzz_custom(fuzz_world *w, int to, int a, int b);
 void fuzz_custom_write(fuzz_world *w, int to, int n);
 void fuzz_filled(fuzz_world *w, int to, int n, int64_t value); /* empty, of v[n]'s sizes, filled */
-void fuzz_inference(fuzz_world *w, bool begin); /* part of the state word */
+void fuzz_inference(fuzz_world *w, bool begin);                /* part of the state word */
 
 /* ---- comparing ---- */
 

@@ -44,8 +44,8 @@ typedef struct board {
     bool native, running, done;
     fuzz_result result;
     uint64_t next;
-    double processor; /* seconds of the workers before this one */
-    int isa, ncanaries;         /* of this epoch; programs to run again in it */
+    double processor;   /* seconds of the workers before this one */
+    int isa, ncanaries; /* of this epoch; programs to run again in it */
     uint64_t canary[CANARIES];
     int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
     int64_t kernels, launches, failed_compiles, graphs;

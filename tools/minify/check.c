@@ -24,8 +24,8 @@ typedef struct running {
 
 /* ---- the body ---- */
 
-static void argument(const running *r, const mini_arg *a, const etch_scalar *s,
-                     etch_tensor **list, etch_value *v) {
+static void argument(const running *r, const mini_arg *a, const etch_scalar *s, etch_tensor **list,
+                     etch_value *v) {
     memset(v, 0, sizeof *v);
     v->tag = (etch_value_tag)a->tag, v->name = a->name;
     bool tensors = v->tag == ETCH_VALUE_TENSOR || v->tag == ETCH_VALUE_TENSORS;
@@ -54,7 +54,8 @@ static void note_meta(running *r, int value) {
     const etch_tensor *t = r->value[value];
     mini_meta *m = &r->a->meta[value];
     *m = (mini_meta){.dtype = (uint8_t)etch_dtype_of(t), .ndim = (uint8_t)etch_ndim(t)};
-    for (int d = 0; d < m->ndim; d++) m->size[d] = etch_size(t, d), m->stride[d] = etch_stride(t, d);
+    for (int d = 0; d < m->ndim; d++)
+        m->size[d] = etch_size(t, d), m->stride[d] = etch_stride(t, d);
     m->offset = etch_storage_offset(t), m->known = true;
 }
 
@@ -154,7 +155,8 @@ mini_verdict mini_check(const mini_graph *g, const mini_options *o, char *differ
     if (waitpid(child, &status, 0) < 0) return MINI_INVALID;
     mini_verdict v = verdict_of(a, status);
     if (difference)
-        snprintf(difference, MINI_TEXT, "%s", v == MINI_CRASH ? "a crash or a hang" : a->difference);
+        snprintf(difference, MINI_TEXT, "%s",
+                 v == MINI_CRASH ? "a crash or a hang" : a->difference);
     if (meta) memcpy(meta, a->meta, sizeof a->meta);
     return v;
 }

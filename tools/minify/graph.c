@@ -81,7 +81,8 @@ typedef struct opening {
 } opening;
 
 static mini_meta meta_of(const etch_tensor *t) {
-    mini_meta m = {.dtype = (uint8_t)etch_dtype_of(t), .ndim = (uint8_t)etch_ndim(t), .known = true};
+    mini_meta m = {
+        .dtype = (uint8_t)etch_dtype_of(t), .ndim = (uint8_t)etch_ndim(t), .known = true};
     for (int d = 0; d < m.ndim; d++) m.size[d] = etch_size(t, d), m.stride[d] = etch_stride(t, d);
     m.offset = etch_storage_offset(t);
     return m;
@@ -205,8 +206,10 @@ static void set_class(mini_graph *g, const mini_node *n, const char *line) {
     }
     if (!last || !(alpha || exponent || arange) || !last_attribute(line, &class)) return;
     etch_scalar *s = &g->scalar[last->v[0]];
-    double value = arange ? (double)class : alpha ? (class ? 1 : 2)
-                   : class >= 0 && class < 7 ? exponents[class] : 1.7;
+    double value = arange                    ? (double)class
+                   : alpha                   ? (class ? 1 : 2)
+                   : class >= 0 && class < 7 ? exponents[class]
+                                             : 1.7;
     if (s->kind == ETCH_SCALAR_REAL) s->d = value;
     else s->i = value == 1.7 ? 5 : (int64_t)value;
     g->varies[last->v[0]] = false;

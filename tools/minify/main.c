@@ -18,8 +18,10 @@
 static const char help[] =
     "usage: etch-minify [OPTION VALUE]... [FILE]\n"
     "\n"
-    "Reads graphs in their text form (as ETCH_LOGS=graph logs them) from FILE or standard input. The\n"
-    "first one that compiled code computes differently from eager code is made smaller and written\n"
+    "Reads graphs in their text form (as ETCH_LOGS=graph logs them) from FILE or standard input. "
+    "The\n"
+    "first one that compiled code computes differently from eager code is made smaller and "
+    "written\n"
     "to standard output as a cmocka test.\n"
     "\n"
     "  --backend NAME   backend that is tested (default: native)\n"
@@ -33,7 +35,8 @@ static const char help[] =
     "  --verbose 0|1    a line for each smaller graph, on standard error\n"
     "\n"
     "Exit status: 0 no graph differs, 1 one does and the test was written, 2 an error.\n"
-    "Not kept: values of run-time scalars (other numbers of their kind and class take their place),\n"
+    "Not kept: values of run-time scalars (other numbers of their kind and class take their "
+    "place),\n"
     "state words, and strides of inputs that views of a buffer cannot make.\n";
 
 typedef struct command {
@@ -128,7 +131,8 @@ static int minify_all(const command *c, const char *text) {
         status = g ? minify(c, g) : 2;
         free(g);
     }
-    if (!graphs) fprintf(stderr, "etch-minify: no graph%s in the input\n", c->graph ? " of that name" : "");
+    if (!graphs)
+        fprintf(stderr, "etch-minify: no graph%s in the input\n", c->graph ? " of that name" : "");
     else if (!status) fprintf(stderr, "etch-minify: %d graphs, no difference\n", graphs);
     return graphs ? status : 2;
 }
@@ -148,13 +152,15 @@ int main(int argc, char **argv) {
     }
     char *text = read_input(c.file), cache[] = "/tmp/etch-minify-XXXXXX";
     if (!text || !mkdtemp(cache)) return free(text), 2;
-    setenv("ETCH_CACHE_DIR", cache, 1); /* a bad kernel in the user's cache is not to hide a fault */
+    setenv("ETCH_CACHE_DIR", cache,
+           1); /* a bad kernel in the user's cache is not to hide a fault */
     unsetenv("ETCH_LOGS");
     unsetenv("ETCH_COMPILE_DISABLE");
     int status = 2;
     char *plugin = c.o.plugin ? realpath(c.o.plugin, NULL) : NULL; /* the test runs elsewhere */
     if (plugin) c.o.plugin = plugin;
-    if (c.o.plugin && !dlopen(c.o.plugin, RTLD_NOW)) fprintf(stderr, "etch-minify: %s\n", dlerror());
+    if (c.o.plugin && !dlopen(c.o.plugin, RTLD_NOW))
+        fprintf(stderr, "etch-minify: %s\n", dlerror());
     else status = minify_all(&c, text);
     nftw(cache, remove_one, 16, FTW_DEPTH | FTW_PHYS);
     free(text), free(plugin);

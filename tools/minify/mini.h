@@ -37,8 +37,8 @@ typedef struct mini_input {
 
 typedef struct mini_arg {
     const char *name; /* the schema's */
-    uint8_t tag; /* etch_value_tag */
-    int first, n; /* TENSOR, TENSORS: in refs; INTS: n of v; PARAM: v[0] is its number */
+    uint8_t tag;      /* etch_value_tag */
+    int first, n;     /* TENSOR, TENSORS: in refs; INTS: n of v; PARAM: v[0] is its number */
     int64_t v[ETCH_MAX_DIMS];
     etch_scalar scalar;
     double d;
@@ -57,9 +57,9 @@ typedef struct mini_graph {
     mini_input input[MINI_MAX_INPUTS];
     mini_node node[MINI_MAX_NODES];
     int output[MINI_MAX_OUTPUTS]; /* values */
-    int ref[MINI_MAX_REFS];         /* values; -1: ETCH_NONE */
+    int ref[MINI_MAX_REFS];       /* values; -1: ETCH_NONE */
     etch_scalar scalar[MINI_MAX_SCALARS];
-    bool varies[MINI_MAX_SCALARS]; /* false: its class is part of the graph */
+    bool varies[MINI_MAX_SCALARS];   /* false: its class is part of the graph */
     mini_meta meta[MINI_MAX_VALUES]; /* of results, as far as known */
 } mini_graph;
 

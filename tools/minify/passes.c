@@ -248,7 +248,8 @@ static int64_t largest_below(const mini_graph *g, int64_t limit) {
 
 /* All dimensions of one size at once, the largest first. */
 static bool smaller_sizes(shrink *s) {
-    static const int64_t sizes[] = {1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 64, 65, 128, 129, 257, 1025};
+    static const int64_t sizes[] = {1,  2,  3,  4,  5,   8,   9,   16,  17,
+                                    32, 33, 64, 65, 128, 129, 257, 1025};
     bool any = false;
     for (int64_t n = INT64_MAX; (n = largest_below(now_of(s), n)) > 1;) {
         bool kept = false;
@@ -291,9 +292,9 @@ static bool simple_arguments(shrink *s) {
 /* ---- the whole ---- */
 
 int mini_reduce(mini_graph *g, const mini_options *o, mini_verdict verdict) {
-    static const shrink_pass passes[] = {shorten,       fewer_outputs, behead,       drop_ranges,
-                                         replace_calls, fewer_inputs,  plain_inputs, simple_dtypes,
-                                         smaller_sizes, simple_arguments};
+    static const shrink_pass passes[] = {
+        shorten,      fewer_outputs, behead,        drop_ranges,   replace_calls,
+        fewer_inputs, plain_inputs,  simple_dtypes, smaller_sizes, simple_arguments};
     reducing *r = calloc(1, sizeof *r);
     mini_graph *next = malloc(sizeof *next);
     int trials = 0;

@@ -39,7 +39,7 @@ static uint64_t replay_random(uint64_t *state) {
 }
 
 static double replay_real(uint64_t *state, bool wild) {
-    static const double special[] = {NAN,    INFINITY, -INFINITY, -0.0,  0.0,   1e-40,
+    static const double special[] = {NAN,    INFINITY, -INFINITY, -0.0,  0.0,  1e-40,
                                      5e-324, 3.4e38,   -1.7e308,  65504, 1e-8, 1 / 3.};
     uint64_t r = replay_random(state);
     if (wild && r % 4 == 0) return special[(r >> 8) % 12];
@@ -205,37 +205,51 @@ static bool replay_same(const char *what, int i, int call, const etch_tensor *a,
     return false;
 }
 
+/* What one side of a call has. */
+typedef struct replay_side {
+    etch_tensor **buffers, **in, *out[REPLAY_MAX_OUTPUTS];
+    bool made;
+    etch_status status;
+} replay_side;
+
+/* f NULL: eagerly. */
+static void replay_one_side(replay_run *run, etch_function *f, int call, uint64_t seed,
+                            replay_side *s) {
+    const replay *r = run->r;
+    s->buffers = calloc((size_t)r->nbuffers + 1, sizeof *s->buffers);
+    s->in = calloc((size_t)r->ninputs + 1, sizeof *s->in);
+    s->made = s->buffers && s->in &&
+              replay_inputs(r, seed + (uint64_t)call * 100, call % 3 == 2, s->buffers, s->in);
+    s->status = ETCH_ERR_INVALID_ARGUMENT;
+    replay_scalars(run, call);
+    etch_manual_seed(seed);
+    if (s->made && f) s->status = etch_call_n(f, s->in, r->ninputs, s->out, r->noutputs);
+    else if (s->made) s->status = replay_body(run, s->in, r->ninputs, s->out, r->noutputs);
+}
+
+static bool replay_sides_agree(const replay *r, int call, const replay_side *a,
+                               const replay_side *b, char *text, size_t room) {
+    bool same = b->status == ETCH_OK;
+    if (!same)
+        snprintf(text, room, "call %d: eager succeeds, compiled fails: %s", call,
+                 etch_last_error());
+    for (int i = 0; same && i < r->noutputs; i++)
+        same = replay_same("output", i, call, a->out[i], b->out[i], text, room);
+    for (int i = 0; same && i < r->nbuffers; i++)
+        same = replay_same("buffer", i, call, a->buffers[i], b->buffers[i], text, room);
+    return same;
+}
+
 /* One call on both sides. False: text says what differs. *invalid: the eager side failed. */
 static bool replay_call_once(replay_run *run, etch_function *f, int call, uint64_t seed,
                              bool *invalid, char *text, size_t room) {
-    const replay *r = run->r;
-    bool same = true;
-    size_t nb = (size_t)r->nbuffers + 1, ni = (size_t)r->ninputs + 1;
-    etch_tensor **buffers[2], **in[2], *out[2][REPLAY_MAX_OUTPUTS];
-    etch_status status[2];
-    for (int side = 0; side < 2; side++) {
-        buffers[side] = calloc(nb, sizeof **buffers), in[side] = calloc(ni, sizeof **in);
-        bool made = buffers[side] && in[side] &&
-                    replay_inputs(r, seed + (uint64_t)call * 100, call % 3 == 2, buffers[side],
-                                  in[side]);
-        replay_scalars(run, call);
-        etch_manual_seed(seed);
-        if (!made) status[side] = ETCH_ERR_INVALID_ARGUMENT, *invalid = true;
-        else if (side) status[side] = etch_call_n(f, in[1], r->ninputs, out[1], r->noutputs);
-        else status[side] = replay_body(run, in[0], r->ninputs, out[0], r->noutputs);
-    }
-    *invalid |= status[0] != ETCH_OK;
+    replay_side a, b;
+    replay_one_side(run, NULL, call, seed, &a);
+    *invalid = a.status != ETCH_OK;
     if (*invalid) snprintf(text, room, "%s", etch_last_error());
-    if (!*invalid && status[1] != ETCH_OK) {
-        snprintf(text, room, "call %d: eager succeeds, compiled fails: %s", call,
-                 etch_last_error());
-        same = false;
-    }
-    for (int i = 0; !*invalid && same && i < r->noutputs; i++)
-        same = replay_same("output", i, call, out[0][i], out[1][i], text, room);
-    for (int i = 0; !*invalid && same && i < r->nbuffers; i++)
-        same = replay_same("buffer", i, call, buffers[0][i], buffers[1][i], text, room);
-    for (int side = 0; side < 2; side++) free(buffers[side]), free(in[side]);
+    replay_one_side(run, f, call, seed, &b);
+    bool same = *invalid || replay_sides_agree(run->r, call, &a, &b, text, room);
+    free(a.buffers), free(a.in), free(b.buffers), free(b.in);
     return same;
 }
 
@@ -246,12 +260,9 @@ static bool replay_compare(const replay *r, const char *backend, int calls, uint
     replay_run run = {r, scalars};
     bool same = true;
     *invalid = !scalars || r->noutputs > REPLAY_MAX_OUTPUTS;
-    etch_function *f =
-        etch_compile(replay_body, .backend = backend, .ctx = &run, .name = "replay");
+    etch_function *f = etch_compile(replay_body, .backend = backend, .ctx = &run, .name = "replay");
     for (int call = 0; same && !*invalid && call < calls; call++)
-        ETCH_SCOPE {
-            same = replay_call_once(&run, f, call, seed, invalid, text, room);
-        }
+        ETCH_SCOPE { same = replay_call_once(&run, f, call, seed, invalid, text, room); }
     etch_function_free(f);
     free(scalars);
     return same;
