@@ -57,6 +57,19 @@ static etch_tensor *breaking(etch_tensor *x, etch_tensor *w) {
     return etch_sub(z, w);
 }
 
+/* A value goes from one segment to the next, as in an iteration that ends when it stands still. */
+static etch_tensor *iterating(etch_tensor *x, etch_tensor *w) {
+    for (int i = 0; i < 6; i++) {
+        ETCH_SCOPE {
+            etch_tensor *y = etch_add(x, w);
+            etch_tensor *z = etch_tanh(y);
+            etch_tensor *s = etch_sum(z);
+            x = etch_item(s) > 1e30 ? NULL : etch_keep(z);
+        }
+    }
+    return x;
+}
+
 static etch_tensor *writing(etch_tensor *x, etch_tensor *w) {
     etch_add_scalar_(x, 0.5);
     etch_tensor *y = etch_mul(x, w);
@@ -75,6 +88,7 @@ static const steady_row rows[] = {
     {chain, 4, ETCH_DYNAMIC_ON},      {chain, 400, ETCH_DYNAMIC_ON}, /* a result of 640 KB */
     {capturing, 8, ETCH_DYNAMIC_OFF}, {capturing, 8, ETCH_DYNAMIC_ON},
     {breaking, 6, ETCH_DYNAMIC_OFF},  {breaking, 6, ETCH_DYNAMIC_ON},
+    {iterating, 5, ETCH_DYNAMIC_OFF}, {iterating, 5, ETCH_DYNAMIC_ON},
     {writing, 6, ETCH_DYNAMIC_OFF},   {writing, 6, ETCH_DYNAMIC_ON},
 };
 

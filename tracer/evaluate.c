@@ -282,6 +282,7 @@ etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *
     for (int i = 0; i < leaf->nsteps; i++) attach(w, leaf, code, leaf->steps[i].out);
     for (int i = 0; i < code->nout; i++) etch__storage_release(w->outputs[i]);
     if (unlikely(leaf->writes_inputs)) bump_versions(w, leaf);
+    w->ran = code;
     if (unlikely(w->shadow != NULL)) etch__check_after(w, leaf);
     TRACE_COUNT(w->run->f, plan_runs, 1);
     return ETCH_OK;

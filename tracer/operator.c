@@ -7,10 +7,12 @@
 
 /* ---- operators ---- */
 
-/* A tensor that was evaluated late beside another one is used, too. */
+/* A tensor that was evaluated late beside another one is used, too. What the plan itself has produced
+ * is known to be. */
 static void want_used(run *r, const etch_tensor *t) {
     for (walk *w = r->pending; w; w = w->next)
-        if (w == t->owner && w->leaf) etch__want_late(r, w, t);
+        if (w == t->owner && w->leaf && !(w->ran && w->ran->slot[t->value] >= 0))
+            etch__want_late(r, w, t);
 }
 
 /* Deferred operands of earlier segments are produced; recordings learn what is used of them. */
@@ -79,8 +81,7 @@ bool etch__root_limited(run *r, trace_tree *tree) {
 void etch__follow(run *r, walk *w) {
     bool alone = etch__tls.layers == 1u << LAYER_TRACER && !r->nexposed;
     if (w->mode != WALK_MATCH || !alone) return;
-    for (int i = 0; w->entry && i < w->nargs; i++)
-        alone &= !etch__exposed_bits(w->c.value[i]);
+    for (int i = 0; w->entry && i < w->nargs; i++) alone &= !etch__exposed_bits(w->c.value[i]);
     if (alone && !r->check) etch__tls.cursor = &w->c;
 }
 

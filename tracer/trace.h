@@ -260,6 +260,7 @@ typedef struct walk {
     int64_t bound_cap;
     kept_code recent; /* what ran last, for these sizes */
     uint16_t recent_sizes;
+    const segment_code *ran; /* ended: the code that ran, if any */
     kept_code kept[KEPT_CODES];
     unsigned next_kept;         /* the place that is given to another code next */
     struct walk *next_borrower; /* in the thread's list */

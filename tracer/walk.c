@@ -246,6 +246,7 @@ void etch__walk_recycle(walk *w) {
     w->nvalues = w->nscalars = w->nints = 0;
     w->dynamic = w->dynamic_entry = false;
     w->leaf = NULL;
+    w->ran = NULL;
     w->pending = w->recorded = w->published = w->recompile = w->entry = false;
     for (unsigned i = 0; tree && i < SPARE_WALKS; i++) {
         _Atomic(walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
