@@ -16,6 +16,8 @@
 #include "jit/loop.h"
 #include "tests/trace_support.h"
 
+void etch__background_wait(void); /* tracer/run.h has a type called run */
+
 typedef struct probe {
     bool disable; /* with compiling off: what is expected */
     size_t used;
@@ -467,6 +469,36 @@ static etch_tensor *inplace_body(etch_tensor *x) {
 }
 static bool inplace(probe *p) { return call_times(p, COMPILE(p, inplace_body, .name = "in"), 4); }
 
+static bool replays(probe *p) {
+    return call_times(p, COMPILE(p, chain_body, .name = "replays", .replay = true), 4) &&
+           call_times(p, COMPILE(p, inplace_body, .name = "replays", .replay = true), 4);
+}
+
+/* The thread in the background meets the failing allocation, too: then there is no code yet. */
+static bool in_background(probe *p) {
+    etch_function *f = COMPILE(p, chain_body, .name = "background", .background = true);
+    etch_tensor *x = sample(4, 4);
+    bool ok = f && x;
+    for (int i = 0; ok && i < 3; i++) {
+        ok = put(p, etch_call(f, x));
+        etch__background_wait();
+    }
+    etch_function_free(f);
+    return ok;
+}
+
+static bool marks(probe *p) {
+    etch_function *f = COMPILE(p, chain_body, .name = "marks");
+    bool ok = f != NULL;
+    for (int i = 0; ok && i < 3; i++) {
+        etch_tensor *x = sample(4, 4);
+        ok = x && etch_mark_dynamic(x, 0, 2, 9) == ETCH_OK && etch_mark_static(x, 1) == ETCH_OK &&
+             put(p, etch_call(f, x));
+    }
+    etch_function_free(f);
+    return ok;
+}
+
 /* The product needs copies of its own, after memory of the input was written. */
 static etch_tensor *inplace_product_body(etch_tensor *x) {
     etch_tensor *wide = etch_expand(x, ETCH_SHAPE(80, 80));
@@ -741,6 +773,9 @@ static void all_functions(void) {
     FAIL_EVERYWHERE(custom_diverges);
     FAIL_EVERYWHERE(callbacks);
     FAIL_EVERYWHERE(logs);
+    FAIL_EVERYWHERE(replays);
+    FAIL_EVERYWHERE(in_background);
+    FAIL_EVERYWHERE(marks);
 }
 
 static void test_functions(void **state) {

@@ -389,6 +389,29 @@ static void replay_obeys_stances_and_options(void **state) {
     on_both(with_others);
 }
 
+/* Replayed and verified walks of one dynamic trace take turns, captured tensors of other strides too. */
+static void taking_turns(void) {
+    etch_function *f = REPLAY(uses_captured, .dynamic = ETCH_DYNAMIC_ON);
+    for (int i = 0; i < 60; i++) {
+        int64_t n = 2 + i % 5, m = 2 + i % 7;
+        etch_tensor *x = numbers(n, m, i),
+                    *now = i % 3 ? numbers(n, m, i) : etch_t(numbers(m, n, i));
+        if (i % 4 == 0) etch_set_default_dtype(i % 8 ? ETCH_F64 : ETCH_F32); /* guarded */
+        int before = body_runs;
+        captured = etch_retain(now);
+        etch_tensor *got = etch_call(f, x);
+        if (body_runs > before) assert_same(got, etch_mul(x, now));
+        else assert_int_equal(etch_numel(got), n * m);
+        etch_release(now);
+    }
+    etch_set_default_dtype(ETCH_F32);
+    etch_function_free(f);
+}
+static void replays_and_matches_take_turns(void **state) {
+    (void)state;
+    on_both(taking_turns);
+}
+
 /* A replay for each of very many sizes: at some point the body just runs. */
 static void many_sizes(void) {
     etch_function *f = REPLAY(scaled, .dynamic = ETCH_DYNAMIC_ON);
@@ -663,6 +686,7 @@ int main(void) {
         cmocka_unit_test(rule9_replay_reports_errors_on_data),
         cmocka_unit_test(rule14_replay_inside_is_recorded),
         cmocka_unit_test(replay_obeys_stances_and_options),
+        cmocka_unit_test(replays_and_matches_take_turns),
         cmocka_unit_test(replay_is_bounded),
         cmocka_unit_test(marked_dynamic_is_one_graph),
         cmocka_unit_test(bounds_are_guarded),

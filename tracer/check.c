@@ -228,9 +228,13 @@ static void compute(shadow_set *s, const walk *w, const trace_node *n) {
 
 void etch__check_call(walk *w, const trace_node *n) {
     saved_error error;
-    if (!w->shadow) w->shadow = etch__calloc(1, sizeof *w->shadow);
-    if (!w->shadow) return;
     etch__error_save(&error);
+    if (!w->shadow) w->shadow = etch__calloc(1, sizeof *w->shadow);
+    if (!w->shadow) {
+        w->run->check = false; /* a later shadow would not know of this node */
+        etch__error_restore(&error);
+        return;
+    }
     carry_over(&w->shadow->at_call);
     compute(&w->shadow->at_call, w, n);
     etch__error_restore(&error);
@@ -435,11 +439,23 @@ static void drop_compared(walk *w, const path_view *p) {
     s->ncopies = 0;
 }
 
+/* A node that failed here though its shadow did not: what depends on it is not there to compare. */
+static bool failed_for_want_of_memory(const walk *w, const path_view *p) {
+    bool failed = w->run->failed != ETCH_OK;
+    const shadow_set *s = &w->shadow->at_call;
+    for (int64_t i = 0; i < p->n; i++) {
+        int32_t v = p->node[i]->c.out;
+        failed |= w->c.value[v]->failed && v < s->cap && s->value[v];
+    }
+    return failed;
+}
+
 void etch__check_after(walk *w, const trace_leaf *leaf) {
     path_view p;
     saved_error error;
     if (!w->shadow || !view_path(w, leaf, &p)) return;
     etch__error_save(&error);
+    w->shadow->at_call.off |= failed_for_want_of_memory(w, &p);
     check_values(w, &p);
     check_inputs(w, &p);
     drop_compared(w, &p);

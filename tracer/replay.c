@@ -244,11 +244,14 @@ static bool make_handles(walk *w, const trace_leaf *leaf) {
 
 static void bind_values(walk *w, const replay *p) {
     const trace_leaf *leaf = p->leaf;
+    if (p->metas) etch__walk_changed(w);
     for (int k = 0; k < p->nbound; k++) w->c.value[leaf->bound[k]] = etch_retain(p->bound[k]);
     for (int i = 0; i < leaf->nsteps; i++) {
         etch_tensor *h = w->c.handle[leaf->steps[i].id];
         w->c.value[leaf->steps[i].out] = h;
-        if (p->metas) etch__apply_meta(h, &p->metas[leaf->steps[i].out]);
+        if (!p->metas) continue;
+        etch__apply_meta(h, &p->metas[leaf->steps[i].out]);
+        h->sizes = 0;
     }
     if (p->nscalars) memcpy(w->c.scalar, p->scalars, (size_t)p->nscalars * sizeof *p->scalars);
     if (p->nints) memcpy(w->ints, p->ints, (size_t)p->nints * sizeof *p->ints);

@@ -331,6 +331,8 @@ void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *t
 
 /* tracer/walk.c: one segment */
 walk *etch__walk_take(run *r, trace_tree *tree);
+/* Sizes are no longer those that the walk has seen. */
+void etch__walk_changed(walk *w);
 /* The spare handle of a node; NULL with out_of_memory. */
 etch_tensor *etch__walk_handle(walk *w, const trace_node *n);
 /* Gives up everything the walk holds and puts it back to its tree, or frees it. */

@@ -47,6 +47,8 @@ static void note_change(walk *w) {
         if (w->c.handle[i]) w->c.handle[i]->sizes = 0;
 }
 
+void etch__walk_changed(walk *w) { note_change(w); }
+
 static void see_bound(walk *w, int32_t value, const etch_tensor *t) {
     if (etch__guard_holds(&w->bound[value], t)) return;
     etch__guard_make(t, &w->bound[value]);
@@ -242,6 +244,7 @@ void etch__walk_recycle(walk *w) {
     if (w->mode == WALK_MATCH) give_up_matched(w);
     else give_up_recorded(w);
     trace_tree *tree = w->tree;
+    if (unlikely(w->run->replayed != NULL)) note_change(w); /* those sizes were not seen */
     if (unlikely(w->shadow != NULL)) etch__shadow_free(w->shadow), w->shadow = NULL;
     w->nvalues = w->nscalars = w->nints = 0;
     w->dynamic = w->dynamic_entry = false;
