@@ -29,6 +29,8 @@ typedef struct kernel_step {
     const int64_t *dims;
     int32_t arg, nargs; /* in the block's arguments and the plan's places */
     int32_t cell, ncells;
+    uint32_t stores; /* bit per argument that is written */
+    bool scratch;    /* the last argument is used */
     int64_t units, grain;
     char name[48];
 } kernel_step;
@@ -79,7 +81,8 @@ typedef struct free_block {
 typedef struct native_plan {
     plan p;
     int device;
-    bool as_graph; /* runs are launched as one graph of the device */
+    bool as_graph;   /* runs are launched as one graph of the device */
+    uint64_t *after; /* as_graph: per step the earlier steps that it waits for */
     int nscalars;
     int nsteps, nargs, ncells, noperands, ninputs, noutputs;
     int nwritten; /* inputs whose memory changes */
@@ -405,7 +408,7 @@ static etch_status record_call(const native_plan *p, int i, run_block *b, const 
     etch_status status = t->graph_call_begin(b->graph, i);
     if (status != ETCH_OK) return status;
     status = run_call(p, &p->steps[i].c, b, io);
-    etch_status ended = t->graph_call_end(b->graph, i);
+    etch_status ended = t->graph_call_end(b->graph, i, p->after[i]);
     return status == ETCH_OK ? ended : status;
 }
 
@@ -424,7 +427,7 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
     for (int i = 0; status == ETCH_OK && i < p->nsteps; i++) {
         const step *s = &p->steps[i];
         if (!s->is_call)
-            status = t->graph_kernel(b->graph, i, s->k.launcher, b->args + s->k.arg,
+            status = t->graph_kernel(b->graph, i, p->after[i], s->k.launcher, b->args + s->k.arg,
                                      b->cells + s->k.cell);
         else if (changed_call(p, i, b, io) || first) status = record_call(p, i, b, io);
     }
@@ -436,7 +439,7 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
 static etch_status run_device(const native_plan *p, run_block *b, const plan_io *io) {
     etch_status status = use_memory(p, b, io);
     if (status != ETCH_OK) return status;
-    bool whole = p->as_graph && p->nsteps > 1;
+    bool whole = p->as_graph;
     if (whole && b->graph) whole = etch__target()->graph_fits(b->graph);
     return whole ? run_graph(p, b, io) : run_steps(p, b, io);
 }
@@ -477,6 +480,7 @@ static void destroy_plan(plan *base) {
     etch__free(p->dims);
     etch__free(p->attrs);
     etch__free(p->output_bytes);
+    etch__free(p->after);
     etch__free(p);
 }
 
@@ -491,6 +495,7 @@ typedef struct maker {
     int32_t *interval; /* per version, then per group for scratch: number or -1 */
     plan_interval *intervals;
     int nintervals, nkernels;
+    int32_t *step_group;     /* per step: the group whose it is */
     loaded_kernel **kernels; /* in step order */
     launcher **launchers;    /* the same, on another device */
 } maker;
@@ -601,8 +606,10 @@ static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **di
     for (int i = 0; i < k->naccesses; i++) {
         const plan_address *a = &low->address[i];
         p->args[p->nargs++] = place_of(m, a->version, a->root, a->offset);
+        s->k.stores |= (uint32_t)k->access[i].store << i;
     }
     int32_t scratch = m->interval[m->r->nversions + group];
+    s->k.scratch = scratch >= 0;
     p->args[p->nargs++] = (place){PLACE_ARENA, 0, scratch < 0 ? 0 : m->intervals[scratch].offset};
     memcpy(p->cells + p->ncells, low->cell, k->nscalars * sizeof *p->cells);
     p->ncells += k->nscalars;
@@ -647,9 +654,11 @@ static void add_steps(maker *m) {
     int64_t *dims = m->p->dims, *attrs = m->p->attrs;
     for (int g = 0; g < m->r->ngroups; g++) {
         const ir_node *first = &m->r->nodes[m->r->groups[g].members[0]];
+        int before = m->p->nsteps;
         if (first->kind == IR_CALL) add_call(m, first, &attrs);
         if (m->low[g]) add_kernel(m, m->low[g], g, &dims);
         if (m->finish[g]) add_kernel(m, m->finish[g], g, &dims);
+        for (int i = before; i < m->p->nsteps; i++) m->step_group[i] = g;
     }
 }
 
@@ -681,13 +690,102 @@ static bool make_arrays(maker *m) {
     return p->steps && p->args && p->cells && p->dims && p->operands && p->attrs && p->output_bytes;
 }
 
+/* ---- which steps wait for which, for a graph of the device ---- */
+
+/* Memory that a step reads or writes: a whole input or output, or a range of the arena. */
+typedef struct touched {
+    int64_t from, to; /* bytes of the arena, else 0 and 1 */
+    int32_t index;
+    uint8_t kind, step;
+    bool write;
+} touched;
+
+static touched touched_at(const maker *m, const place *at, int number, bool write) {
+    touched t = {0, 1, at->index, at->kind, (uint8_t)number, write};
+    if (at->kind != PLACE_ARENA) {
+        /* Inputs may share memory; where none is written that does not matter. */
+        if (at->kind == PLACE_INPUT) t.index = 0;
+        return t;
+    }
+    t.from = t.to = at->offset;
+    for (int i = 0; i < m->nintervals; i++) {
+        const plan_interval *v = &m->intervals[i];
+        if (v->offset <= at->offset && at->offset < v->offset + v->bytes &&
+            v->offset + v->bytes > t.to && v->first <= m->step_group[number] &&
+            m->step_group[number] <= v->last)
+            t.from = v->offset, t.to = v->offset + v->bytes;
+    }
+    return t;
+}
+
+static bool conflict(const touched *a, const touched *b) {
+    return (a->write || b->write) && a->kind == b->kind && a->index == b->index &&
+           a->from < b->to && b->from < a->to;
+}
+
+static int touched_by(const maker *m, int number, touched *to) {
+    const native_plan *p = m->p;
+    const struct step *s = &p->steps[number];
+    int n = 0;
+    if (s->is_call) {
+        int count = s->c.call.nin + (s->c.result != s->c.operand);
+        for (int i = 0; i < count; i++) {
+            const operand_slot *o = &p->operands[s->c.operand + i];
+            if (!o->none) to[n++] = touched_at(m, &o->at, number, s->c.operand + i == s->c.result);
+        }
+        return n;
+    }
+    for (int i = 0; i < s->k.nargs; i++) {
+        bool scratch = i == s->k.nargs - 1;
+        if (scratch && !s->k.scratch) continue;
+        to[n++] = touched_at(m, &p->args[s->k.arg + i], number, scratch || s->k.stores >> i & 1);
+    }
+    return n;
+}
+
+enum { GRAPH_STEPS = 64, TOUCHED_MAX = 4096 };
+
+/* Masks of direct predecessors; a step that another predecessor waits for is left out. */
+static bool order_steps(maker *m) {
+    native_plan *p = m->p;
+    touched *all = etch__malloc(TOUCHED_MAX * sizeof *all);
+    p->after = etch__calloc((size_t)p->nsteps + 1, sizeof *p->after);
+    uint64_t before[GRAPH_STEPS]; /* all that a step waits for, directly or not */
+    int n = 0;
+    bool ok = all && p->after;
+    for (int i = 0; ok && i < p->nsteps; i++) {
+        int old = n;
+        if (n + LOOP_MAX_ACCESSES + UINT8_MAX > TOUCHED_MAX) {
+            ok = false;
+            break;
+        }
+        n += touched_by(m, i, all + n);
+        uint64_t direct = 0, known = 0;
+        for (int a = old; a < n; a++)
+            for (int b = 0; b < old; b++)
+                if (conflict(&all[a], &all[b])) direct |= 1ull << all[b].step;
+        for (uint64_t d = direct; d; d &= d - 1) known |= before[__builtin_ctzll(d)];
+        p->after[i] = direct & ~known;
+        before[i] = direct | known;
+    }
+    etch__free(all);
+    return ok;
+}
+
+static bool fits_graph(const native_plan *p) {
+    for (int i = 0; i < p->nsteps; i++) {
+        const call_step *c = &p->steps[i].c;
+        if (!p->steps[i].is_call) continue;
+        if (!etch__target()->can_record(c->call.op) || c->call.nin > UINT8_MAX - 1) return false;
+    }
+    return p->nsteps > 1 && p->nsteps <= GRAPH_STEPS;
+}
+
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
     m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
-    m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD;
-    for (int i = 0; i < m->p->nsteps && m->p->as_graph; i++)
-        if (m->p->steps[i].is_call)
-            m->p->as_graph = etch__target()->can_record(m->p->steps[i].c.call.op);
+    m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD && fits_graph(m->p) &&
+                     order_steps(m);
     for (int k = 0; k < g->noutputs; k++) {
         const tensor_meta *meta = &g->values[g->outputs[k]].meta;
         m->p->output_bytes[k] =
@@ -836,10 +934,11 @@ static etch_status make(maker *m, const char **why) {
     m->interval = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->interval);
     m->intervals = etch__malloc((r->nversions + r->ngroups + 1) * sizeof *m->intervals);
     m->kernels = etch__calloc(3 * r->ngroups + 1, sizeof *m->kernels);
+    m->step_group = etch__calloc(3 * r->ngroups + 1, sizeof *m->step_group);
     m->launchers = etch__calloc(2 * r->ngroups + 1, sizeof *m->launchers);
     if (m->p && r->g->nvalues) m->p->device = r->g->values[0].meta.device;
-    if (!m->launchers || !m->p || !m->low || !m->finish || !m->output || !m->interval ||
-        !m->intervals || !m->kernels)
+    if (!m->launchers || !m->step_group || !m->p || !m->low || !m->finish || !m->output ||
+        !m->interval || !m->intervals || !m->kernels)
         return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status = lower_groups(m);
     if (status == ETCH_OK) status = plan_memory(m);
@@ -867,6 +966,7 @@ etch_status etch__plan_make(const ir *r, plan **out, const char **why) {
     etch__free(m.intervals);
     etch__free(m.kernels);
     etch__free(m.launchers);
+    etch__free(m.step_group);
     if (m.p) {
         atomic_init(&m.p->p.refs, 1);
         m.p->p.run = run_plan, m.p->p.destroy = destroy_plan;

@@ -20,16 +20,16 @@ typedef struct jit_target {
     /* Whether a graph may hold a call of the operator: it issues work and does not wait. */
     bool (*can_record)(uint16_t op);
     /* A run as one graph of the device, for mode reduce-overhead. The steps of each run are given in
-     * the same order; only what has changed since the last run is patched. A call is made anew, by
+     * the same order, `after` being the earlier ones that a step waits for; only what has changed since the last run is patched. A call is made anew, by
      * issuing it between begin and end, where the caller says that it has changed. */
     device_graph *(*graph_new)(int device, int nsteps);
     void (*graph_free)(device_graph *g);
     /* false: the graph belongs to another stream than this thread's now. */
     bool (*graph_fits)(const device_graph *g);
-    etch_status (*graph_kernel)(device_graph *g, int step, launcher *l, void *const *args,
-                                const uint64_t *cells);
+    etch_status (*graph_kernel)(device_graph *g, int step, uint64_t after, launcher *l,
+                                void *const *args, const uint64_t *cells);
     etch_status (*graph_call_begin)(device_graph *g, int step);
-    etch_status (*graph_call_end)(device_graph *g, int step);
+    etch_status (*graph_call_end)(device_graph *g, int step, uint64_t after);
     etch_status (*graph_launch)(device_graph *g);
     /* A run that uses the storage is about to issue work on this thread. */
     etch_status (*use)(int device, etch_storage *s);

@@ -1,6 +1,6 @@
 /* Runs of a plan as one CUDA graph: kernel nodes whose arguments are patched, calls of libraries as
- * child graphs that are recorded again when an address changes. The nodes form a chain in the order
- * of the steps. Nothing is copied: inputs are read and outputs written where they lie. */
+ * child graphs that are recorded again when an address changes. A node waits for those
+ * that its step depends on, so independent steps overlap. Nothing is copied: inputs are read and outputs written where they lie. */
 #include "backends/cuda/launch.h"
 
 typedef struct graph_step {
@@ -17,7 +17,6 @@ struct device_graph {
     cuda_stream *stream;
     cu_graph graph;
     cu_exec exec; /* NULL until the first launch */
-    cu_node last; /* added last: the next one comes after it */
     graph_step steps[];
 };
 
@@ -53,11 +52,18 @@ bool etch__cuda_graph_fits(const device_graph *g) {
 
 /* ---- kernels ---- */
 
-static etch_status add_kernel(device_graph *g, graph_step *s, const cu_kernel_params *params) {
-    etch_status status =
-        CU(cuGraphAddKernelNode_v2, &s->node, g->graph, &g->last, g->last != NULL, params);
-    g->last = s->node;
-    return status;
+/* The nodes of the steps in the mask. */
+static size_t nodes_of(const device_graph *g, uint64_t mask, cu_node *nodes) {
+    size_t n = 0;
+    for (; mask; mask &= mask - 1) nodes[n++] = g->steps[__builtin_ctzll(mask)].node;
+    return n;
+}
+
+static etch_status add_kernel(device_graph *g, graph_step *s, uint64_t after,
+                              const cu_kernel_params *params) {
+    cu_node nodes[64];
+    size_t n = nodes_of(g, after, nodes);
+    return CU(cuGraphAddKernelNode_v2, &s->node, g->graph, nodes, n, params);
 }
 
 /* Counts the words that differ, and patches the node where there are any. */
@@ -70,8 +76,8 @@ static etch_status patch_kernel(device_graph *g, graph_step *s, const cu_kernel_
     return CU(cuGraphExecKernelNodeSetParams_v2, g->exec, s->node, params);
 }
 
-etch_status etch__cuda_graph_kernel(device_graph *g, int step, launcher *l, void *const *args,
-                                    const uint64_t *cells) {
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, launcher *l,
+                                    void *const *args, const uint64_t *cells) {
     cuda_launch to;
     graph_step *s = &g->steps[step];
     if (etch__cuda_resolve(l, args, cells, &to) != ETCH_OK) return etch__tls.status;
@@ -83,7 +89,7 @@ etch_status etch__cuda_graph_kernel(device_graph *g, int step, launcher *l, void
     if (!s->parameter && !(s->parameter = etch__malloc(to.bytes + 8)))
         return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status =
-        g->exec ? patch_kernel(g, s, &params, to.parameter) : add_kernel(g, s, &params);
+        g->exec ? patch_kernel(g, s, &params, to.parameter) : add_kernel(g, s, after, &params);
     s->function = to.function, s->bytes = to.bytes;
     memcpy(s->parameter, to.parameter, to.bytes);
     return status;
@@ -102,7 +108,7 @@ etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
     return status;
 }
 
-etch_status etch__cuda_graph_call_end(device_graph *g, int step) {
+etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after) {
     graph_step *s = &g->steps[step];
     cu_graph child = NULL;
     etch_status status = etch__cuda_capture_end(g->stream, &child);
@@ -113,8 +119,9 @@ etch_status etch__cuda_graph_call_end(device_graph *g, int step) {
         etch__cuda_counts(g->device)->graph_patches++;
         status = CU(cuGraphExecChildGraphNodeSetParams, g->exec, s->node, child);
     } else {
-        status = CU(cuGraphAddChildGraphNode, &s->node, g->graph, &g->last, g->last != NULL, child);
-        g->last = s->node;
+        cu_node nodes[64];
+        size_t n = nodes_of(g, after, nodes);
+        status = CU(cuGraphAddChildGraphNode, &s->node, g->graph, nodes, n, child);
     }
     etch__cuda.cuGraphDestroy(child);
     return status;

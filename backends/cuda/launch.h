@@ -23,10 +23,10 @@ etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *c
 device_graph *etch__cuda_graph_new(int device, int nsteps);
 void etch__cuda_graph_free(device_graph *g);
 bool etch__cuda_graph_fits(const device_graph *g);
-etch_status etch__cuda_graph_kernel(device_graph *g, int step, launcher *l, void *const *args,
-                                    const uint64_t *cells);
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, launcher *l,
+                                    void *const *args, const uint64_t *cells);
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step);
-etch_status etch__cuda_graph_call_end(device_graph *g, int step);
+etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after);
 etch_status etch__cuda_graph_launch(device_graph *g);
 
 #endif

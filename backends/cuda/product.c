@@ -145,6 +145,53 @@ static const char chain_text[] =
     "    }\n"
     "}\n";
 
+/* The same chain for M, N and K of at most 64: a block of 256 threads has 32 x 32 elements, from
+ * operands in shared memory, four elements a thread. */
+static const char small_text[] =
+    "struct etch_args {\n"
+    "    const ETCH_T *a, *b;\n"
+    "    void *c;\n"
+    "    long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;\n"
+    "};\n"
+    "extern \"C\" __global__ void __launch_bounds__(256)\n"
+    "    etch_small(const __grid_constant__ etch_args p) {\n"
+    "    __shared__ ETCH_C left[32][65], right[64][32];\n"
+    "    const int m = (int)p.m, n = (int)p.n, K = (int)p.k, t = threadIdx.x;\n"
+    "    const int down = (m + 31) / 32, across = (n + 31) / 32;\n"
+    "    for (long long u = blockIdx.x; u < p.batch * down * across; u += gridDim.x) {\n"
+    "        const long long batch = u / (down * across);\n"
+    "        const int row = (int)(u / across % down) * 32, col = (int)(u % across) * 32;\n"
+    "        const ETCH_T *a = p.a + batch * p.a_batch, *b = p.b + batch * p.b_batch;\n"
+    "        for (int i = t; i < 32 * K; i += 256) {\n"
+    "            const int r = i / K, k = i % K;\n"
+    "            if (row + r < m) left[r][k] = LOAD(a[(row + r) * p.a_row + k * p.a_col]);\n"
+    "        }\n"
+    "        for (int i = t; i < 32 * K; i += 256) {\n"
+    "            const int c = i % 32, k = i / 32;\n"
+    "            if (col + c < n) right[k][c] = LOAD(b[k * p.b_row + (col + c) * p.b_col]);\n"
+    "        }\n"
+    "        __syncthreads();\n"
+    "        const int c = t % 32, r = t / 32;\n"
+    "        ETCH_C acc[4] = {0, 0, 0, 0};\n"
+    "        #pragma unroll 8\n"
+    "        for (int k = 0; k < K; k++) {\n"
+    "            const ETCH_C y = right[k][c];\n"
+    "            #pragma unroll\n"
+    "            for (int q = 0; q < 4; q++) {\n"
+    "                const ETCH_C x = left[r + 8 * q][k];\n"
+    "                acc[q] = CHAIN(x, y, acc[q]);\n"
+    "            }\n"
+    "        }\n"
+    "        #pragma unroll\n"
+    "        for (int q = 0; q < 4; q++) {\n"
+    "            const int at = row + r + 8 * q;\n"
+    "            if (at < m && col + c < n)\n"
+    "                STORE(p.c, (batch * m + at) * n + col + c, acc[q]);\n"
+    "        }\n"
+    "        __syncthreads();\n"
+    "    }\n"
+    "}\n";
+
 static const char epilogue_text[] =
     "struct etch_args {\n"
     "    const ETCH_C *c;\n"
@@ -200,16 +247,15 @@ static char *text_of(const void *ctx) {
 }
 
 static etch_status launch(const product *p, const char *body, const char *symbol, bool wide,
-                          int64_t elements, void *parameter) {
+                          int64_t blocks, unsigned threads, void *parameter) {
     text_ctx ctx = {p->dtype, wide, body};
     uint8_t key[64];
     const char *why;
     int n = snprintf((char *)key, sizeof key, "%s 1 %d %d", symbol, p->dtype, wide);
     cuda_code *code = etch__cuda_code(p->device, key, (size_t)n, symbol, text_of, &ctx, &why);
     if (!code) return etch__error(ETCH_ERR_COMPILE, "%s", why);
-    int64_t blocks = (elements + 127) / 128;
     unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
-             block[3] = {128, 1, 1};
+             block[3] = {threads, 1, 1};
     etch_status status =
         etch__cuda_launch(p->stream, etch__cuda_function(code), symbol, grid, block, 0, parameter);
     etch__cuda_code_release(code);
@@ -223,7 +269,11 @@ static etch_status chain(const product *p) {
         long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;
     } args = {p->a.address, p->b.address, p->c,     p->batch,   p->m,     p->n,    p->k,
               p->a.batch,   p->a.row,     p->a.col, p->b.batch, p->b.row, p->b.col};
-    return launch(p, chain_text, "etch_chain", p->wide, p->batch * p->m * p->n, &args);
+    if (p->m > SMALL || p->n > SMALL || p->k > SMALL)
+        return launch(p, chain_text, "etch_chain", p->wide, (p->batch * p->m * p->n + 127) / 128,
+                      128, &args);
+    int64_t tiles = (p->m + 31) / 32 * ((p->n + 31) / 32);
+    return launch(p, small_text, "etch_small", p->wide, p->batch * tiles, 256, &args);
 }
 
 /* ---- cuBLASLt: a plan for each shape and layout, kept ---- */
@@ -409,7 +459,7 @@ static etch_status epilogue(const product *p, const op_call *call, void *out) {
     memcpy(args + at, &cells[1], size), at += size;
     at = (at + 3) & ~(size_t)3;
     memcpy(args + at, flags, sizeof flags);
-    return launch(p, epilogue_text, "etch_epilogue", false, p->m * p->n, args);
+    return launch(p, epilogue_text, "etch_epilogue", false, (p->m * p->n + 127) / 128, 128, args);
 }
 
 /* ---- the kernel ---- */

@@ -75,7 +75,8 @@ cuda_device *etch__cuda_enter(int index) {
 
 /* ---- streams ---- */
 
-enum { NOTES = 32, STREAMS = 256, NAME = 48 };
+/* Size classes reach to 2^39 bytes. */
+enum { NOTES = 32, STREAMS = 256, NAME = 48, CLASSES = 120 };
 
 struct cuda_stream {
     cu_stream stream;
@@ -87,7 +88,7 @@ struct cuda_stream {
     char notes[NOTES][NAME]; /* the last launches since the last wait */
     unsigned nnotes;
     pthread_mutex_t lock; /* of the free lists and the event */
-    cuda_block *unused[64];
+    cuda_block *unused[CLASSES];
     size_t kept;
 };
 
@@ -193,7 +194,7 @@ static int class_of(size_t *bytes) {
     *bytes = up;
     log2 = 63 - __builtin_clzll(up);
     int class = (log2 - 9) * 4 + (int)((up >> (log2 - 2)) & 3);
-    return class < 64 ? class : -1;
+    return class < CLASSES ? class : -1;
 }
 
 static device_counts counts[CUDA_DEVICES];
@@ -210,7 +211,7 @@ static void note_live(const cuda_stream *s, int64_t bytes) {
 /* Gives what is unused back to the driver; true if there was any. */
 static bool trim(cuda_stream *s) {
     bool any = false;
-    for (int c = 0; c < 64; c++) {
+    for (int c = 0; c < CLASSES; c++) {
         pthread_mutex_lock(&s->lock);
         cuda_block *b = s->unused[c];
         s->unused[c] = NULL;
