@@ -53,7 +53,8 @@ int main(int argc, char **argv) {
 
     char self[4096] = {0};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
-    printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_calls\n");
+    printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
+           "calls\n");
     bench_overheads();
     bench_modes();
     bench_cold(self);
