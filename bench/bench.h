@@ -8,7 +8,7 @@
 
 #include <etch/etch.h>
 
-enum { BENCH_ROUNDS = 5, BENCH_MAX_VARIANTS = 6 };
+enum { BENCH_ROUNDS = 5, BENCH_SHORT_ROUNDS = 60, BENCH_MAX_VARIANTS = 6 };
 
 /* One way to do a row's work. run does it `calls` times. */
 typedef struct bench_variant {
@@ -16,6 +16,7 @@ typedef struct bench_variant {
     void (*run)(void *ctx, int64_t calls);
     void *ctx;
     double first_call_ms; /* 0: not printed */
+    double compile_ms;    /* of all its kernels, where the row is to say when it pays; else 0 */
     int threads;          /* 0: the benchmark's setting */
     double median_us;     /* result */
     double best_us;       /* result: the fastest round, for differences of small figures */
@@ -27,13 +28,14 @@ typedef struct bench_row {
     double divisor; /* microseconds are divided by it, e.g. operators a call; 0: 1 */
     bench_variant variants[BENCH_MAX_VARIANTS];
     int count;
+    bool best; /* prints the fastest of many short rounds, for ratios near 1 on a busy machine */
 } bench_row;
 
 double bench_now_us(void);
 double bench_median(double *values, int n);
 /* Measures all variants in turns and prints a line for each; speedup is the first one's median over
- * the line's own. Where a first call was timed, breakeven_calls is how many calls, each faster than
- * the first variant's, make up for it; "never" where they are not. */
+ * the line's own. Where a compile was timed, breakeven_calls is how many calls, each faster than the
+ * first variant's, make up for it; "never" where they are not. */
 void bench_measure(bench_row *row);
 /* Prints one line whose figure was measured elsewhere; breakeven_calls stays empty. */
 void bench_print(const char *workload, const char *size, int threads, const char *variant,

@@ -66,31 +66,40 @@ void bench_print(const char *workload, const char *size, int threads, const char
     fflush(stdout);
 }
 
-/* The first call costs more than a call of the first variant would have; each later one saves. */
-static void print_breakeven(double first_us, double eager_us, double compiled_us) {
+/* Each call saves what it is faster than one of the first variant. */
+static void print_breakeven(double compile_us, double eager_us, double compiled_us) {
     double saved = eager_us - compiled_us;
-    if (first_us > 0 && saved > eager_us * 0.01) printf("%.0f", (first_us - eager_us) / saved);
-    else if (first_us > 0) printf("never");
+    if (compile_us > 0 && saved > eager_us * 0.01) printf("%.0f", compile_us / saved + 0.5);
+    else if (compile_us > 0) printf("never");
     printf("\n");
     fflush(stdout);
 }
 
 void bench_measure(bench_row *row) {
-    double times[BENCH_MAX_VARIANTS][BENCH_ROUNDS];
+    double times[BENCH_MAX_VARIANTS][BENCH_SHORT_ROUNDS];
+    int rounds = row->best ? BENCH_SHORT_ROUNDS : BENCH_ROUNDS;
     int64_t calls[BENCH_MAX_VARIANTS];
     for (int v = 0; v < row->count; v++) calls[v] = calibrate(&row->variants[v]);
-    for (int r = 0; r < BENCH_ROUNDS; r++) {
+    for (int v = 0; v < row->count && row->best; v++) calls[v] = calls[v] / 16 + 1;
+    for (int r = 0; r < rounds; r++) {
         for (int v = 0; v < row->count; v++)
             times[v][r] = run_timed(&row->variants[v], calls[v]) / (double)calls[v];
     }
     double divisor = row->divisor > 0 ? row->divisor : 1;
     for (int i = 0; i < row->count; i++) {
         bench_variant *v = &row->variants[i];
-        v->median_us = bench_median(times[i], BENCH_ROUNDS) / divisor;
+        v->median_us = bench_median(times[i], rounds) / divisor;
         v->best_us = times[i][0] / divisor; /* sorted by now */
+        if (row->best) v->median_us = v->best_us;
         double first = row->variants[0].median_us;
+<<<<<<< HEAD
         print_start(row, v->threads ? v->threads : etch_num_threads(), v->name, v->median_us,
                     v->first_call_ms, first / v->median_us);
         print_breakeven(v->first_call_ms * 1e3, first, v->median_us);
+=======
+        print_start(row->workload, row->size, v->threads ? v->threads : etch_num_threads(), v->name,
+                    v->median_us, v->first_call_ms, first / v->median_us);
+        print_breakeven(v->compile_ms * 1e3, first, v->median_us);
+>>>>>>> perf
     }
 }

@@ -95,6 +95,7 @@ static void bench_guards(void) {
         for (int i = 0; i < MANY; i++)
             one.in[i] = many.in[i] = etch_randn(ETCH_F32, ETCH_SHAPE(1, 2, 3));
         bench_row row = {.workload = "overhead guards", .size = "1x2x3", .count = 2};
+        row.best = true;
         row.variants[0] = (bench_variant){.name = "1 argument", .run = run_guards, .ctx = &one};
         row.variants[1] = (bench_variant){.name = "8 arguments", .run = run_guards, .ctx = &many};
         bench_measure(&row);

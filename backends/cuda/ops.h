@@ -3,10 +3,22 @@
 #define ETCH_BACKENDS_CUDA_OPS_H
 
 #include "backends/cuda/code.h"
+#include "core/expr.h"
 
 /* As op_kernel: out[0] is allocated, inputs are materialised, all on one device. */
 typedef etch_status (*cuda_kernel)(const op_call *call, etch_tensor *const *out);
 void etch__cuda_register(op_id op, cuda_kernel kernel);
+
+/* Products as CUDA C: the body behind the definitions that make it one of the dtype (wide: the result is
+ * of the compute type); etch__free it. The small one takes addresses of A, B and C, then batch, M, N,
+ * K and the strides (batch, row, column) of A and of B, each a 64-bit word. */
+typedef struct product_text {
+    etch_dtype dtype;
+    bool wide;
+    const char *body;
+} product_text;
+char *etch__cuda_product_text(const void *product_text);
+extern const char etch__cuda_small_text[];
 
 /* Whether the operator has a kernel of its own, which issues work and does not wait. */
 bool etch__cuda_issues(uint16_t op);

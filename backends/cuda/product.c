@@ -145,49 +145,50 @@ static const char chain_text[] =
     "    }\n"
     "}\n";
 
-/* The same chain for M, N and K of at most 64: a block of 256 threads has 32 x 32 elements, from
- * operands in shared memory, four elements a thread. */
-static const char small_text[] =
+/* The same chain for M, N and K of at most 64: a block of 256 threads has 16 x 16 elements, from
+ * operands in shared memory. */
+const char etch__cuda_small_text[] =
     "struct etch_args {\n"
     "    const ETCH_T *a, *b;\n"
     "    void *c;\n"
     "    long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;\n"
     "};\n"
+    "struct alignas(sizeof(ETCH_C) < 4 ? 4 * sizeof(ETCH_C) : 16) quad {\n"
+    "    ETCH_C e[4];\n"
+    "};\n"
     "extern \"C\" __global__ void __launch_bounds__(256)\n"
-    "    etch_small(const __grid_constant__ etch_args p) {\n"
-    "    __shared__ ETCH_C left[32][65], right[64][32];\n"
+    "    etch_small(const __grid_constant__ struct etch_args p) {\n"
+    "    __shared__ alignas(16) ETCH_C left[16][68];\n"
+    "    __shared__ ETCH_C right[64][16];\n"
     "    const int m = (int)p.m, n = (int)p.n, K = (int)p.k, t = threadIdx.x;\n"
-    "    const int down = (m + 31) / 32, across = (n + 31) / 32;\n"
+    "    const int down = (m + 15) / 16, across = (n + 15) / 16;\n"
     "    for (long long u = blockIdx.x; u < p.batch * down * across; u += gridDim.x) {\n"
     "        const long long batch = u / (down * across);\n"
-    "        const int row = (int)(u / across % down) * 32, col = (int)(u % across) * 32;\n"
+    "        const int row = (int)(u / across % down) * 16, col = (int)(u % across) * 16;\n"
     "        const ETCH_T *a = p.a + batch * p.a_batch, *b = p.b + batch * p.b_batch;\n"
-    "        for (int i = t; i < 32 * K; i += 256) {\n"
-    "            const int r = i / K, k = i % K;\n"
+    "        #pragma unroll 4\n"
+    "        for (int i = t; i < 16 * K; i += 256) {\n"
+    "            const int r = i / K, k = i - r * K;\n"
     "            if (row + r < m) left[r][k] = LOAD(a[(row + r) * p.a_row + k * p.a_col]);\n"
     "        }\n"
-    "        for (int i = t; i < 32 * K; i += 256) {\n"
-    "            const int c = i % 32, k = i / 32;\n"
+    "        #pragma unroll 4\n"
+    "        for (int i = t; i < 16 * K; i += 256) {\n"
+    "            const int c = i % 16, k = i / 16;\n"
     "            if (col + c < n) right[k][c] = LOAD(b[k * p.b_row + (col + c) * p.b_col]);\n"
     "        }\n"
     "        __syncthreads();\n"
-    "        const int c = t % 32, r = t / 32;\n"
-    "        ETCH_C acc[4] = {0, 0, 0, 0};\n"
-    "        #pragma unroll 8\n"
-    "        for (int k = 0; k < K; k++) {\n"
-    "            const ETCH_C y = right[k][c];\n"
+    "        const int c = t % 16, r = t / 16;\n"
+    "        ETCH_C acc = 0;\n"
+    "        int k = 0;\n"
+    "        #pragma unroll 4\n"
+    "        for (; k + 4 <= K; k += 4) {\n"
+    "            const quad x = *(const quad *)&left[r][k];\n"
     "            #pragma unroll\n"
-    "            for (int q = 0; q < 4; q++) {\n"
-    "                const ETCH_C x = left[r + 8 * q][k];\n"
-    "                acc[q] = CHAIN(x, y, acc[q]);\n"
-    "            }\n"
+    "            for (int q = 0; q < 4; q++) acc = CHAIN(x.e[q], right[k + q][c], acc);\n"
     "        }\n"
-    "        #pragma unroll\n"
-    "        for (int q = 0; q < 4; q++) {\n"
-    "            const int at = row + r + 8 * q;\n"
-    "            if (at < m && col + c < n)\n"
-    "                STORE(p.c, (batch * m + at) * n + col + c, acc[q]);\n"
-    "        }\n"
+    "        for (; k < K; k++) acc = CHAIN(left[r][k], right[k][c], acc);\n"
+    "        if (row + r < m && col + c < n)\n"
+    "            STORE(p.c, (batch * m + row + r) * n + col + c, acc);\n"
     "        __syncthreads();\n"
     "    }\n"
     "}\n";
@@ -215,15 +216,9 @@ static const char epilogue_text[] =
     "    }\n"
     "}\n";
 
-typedef struct text_ctx {
-    etch_dtype dtype;
-    bool wide;
-    const char *body;
-} text_ctx;
-
 /* The body behind the definitions that make it one of this dtype. */
-static char *text_of(const void *ctx) {
-    const text_ctx *t = ctx;
+char *etch__cuda_product_text(const void *ctx) {
+    const product_text *t = ctx;
     etch_dtype d = t->dtype, type = etch__compute_type(d);
     bool half = type != d, real = etch__is_float(d);
     size_t room = sizeof loads + strlen(t->body) + 1024;
@@ -248,11 +243,12 @@ static char *text_of(const void *ctx) {
 
 static etch_status launch(const product *p, const char *body, const char *symbol, bool wide,
                           int64_t blocks, unsigned threads, void *parameter) {
-    text_ctx ctx = {p->dtype, wide, body};
+    product_text ctx = {p->dtype, wide, body};
     uint8_t key[64];
     const char *why;
-    int n = snprintf((char *)key, sizeof key, "%s 1 %d %d", symbol, p->dtype, wide);
-    cuda_code *code = etch__cuda_code(p->device, key, (size_t)n, symbol, text_of, &ctx, &why);
+    int n = snprintf((char *)key, sizeof key, "%s 2 %d %d", symbol, p->dtype, wide);
+    cuda_code *code =
+        etch__cuda_code(p->device, key, (size_t)n, symbol, etch__cuda_product_text, &ctx, &why);
     if (!code) return etch__error(ETCH_ERR_COMPILE, "%s", why);
     unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
              block[3] = {threads, 1, 1};
@@ -272,8 +268,8 @@ static etch_status chain(const product *p) {
     if (p->m > SMALL || p->n > SMALL || p->k > SMALL)
         return launch(p, chain_text, "etch_chain", p->wide, (p->batch * p->m * p->n + 127) / 128,
                       128, &args);
-    int64_t tiles = (p->m + 31) / 32 * ((p->n + 31) / 32);
-    return launch(p, small_text, "etch_small", p->wide, p->batch * tiles, 256, &args);
+    int64_t tiles = (p->m + 15) / 16 * ((p->n + 15) / 16);
+    return launch(p, etch__cuda_small_text, "etch_small", p->wide, p->batch * tiles, 256, &args);
 }
 
 /* ---- cuBLASLt: a plan for each shape and layout, kept ---- */
