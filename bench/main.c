@@ -55,13 +55,9 @@ int main(int argc, char **argv) {
 
     char self[4096] = {0};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
-<<<<<<< HEAD
-    printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_calls\n");
-    if (cuda) return bench_device(), 0;
-=======
     printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
            "calls\n");
->>>>>>> perf
+    if (cuda) return bench_device(), 0;
     bench_overheads();
     bench_modes();
     bench_cold(self);

@@ -92,14 +92,8 @@ void bench_measure(bench_row *row) {
         v->best_us = times[i][0] / divisor; /* sorted by now */
         if (row->best) v->median_us = v->best_us;
         double first = row->variants[0].median_us;
-<<<<<<< HEAD
         print_start(row, v->threads ? v->threads : etch_num_threads(), v->name, v->median_us,
                     v->first_call_ms, first / v->median_us);
-        print_breakeven(v->first_call_ms * 1e3, first, v->median_us);
-=======
-        print_start(row->workload, row->size, v->threads ? v->threads : etch_num_threads(), v->name,
-                    v->median_us, v->first_call_ms, first / v->median_us);
         print_breakeven(v->compile_ms * 1e3, first, v->median_us);
->>>>>>> perf
     }
 }
