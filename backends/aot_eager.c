@@ -28,7 +28,9 @@ static void set_handle(etch_tensor *h, const tensor_meta *meta) {
     h->deferred = 1;
 }
 
-static bool infer(const functional *f, op_call *call, const int32_t *operands, tensor_meta *meta) {
+/* `like` is the node of the call, or the one that it is part of. */
+static bool infer(const functional *f, const graph_node *like, op_call *call,
+                  const int32_t *operands, tensor_meta *meta) {
     etch_tensor *handles = etch__malloc(((size_t)call->nin + 1) * sizeof *handles);
     etch_tensor **in = etch__malloc(((size_t)call->nin + 1) * sizeof(etch_tensor *));
     bool ok = handles && in;
@@ -37,7 +39,7 @@ static bool infer(const functional *f, op_call *call, const int32_t *operands, t
         if (operands[i] >= 0) set_handle(&handles[i], &f->to->values[operands[i]].meta);
     }
     call->in = in;
-    ok = ok && etch__infer(call, meta, NULL) == ETCH_OK;
+    ok = ok && etch__infer_under(like->state, call, meta, NULL) == ETCH_OK;
     etch__free(handles);
     etch__free(in);
     return ok;
@@ -59,7 +61,7 @@ static int32_t append(functional *f, uint16_t op, const graph_node *n, const int
                     .sc = sc,
                     .at = f->g->attrs + n->at,
                     .site = n->site};
-    if (!infer(f, &call, operands, &meta)) return -1;
+    if (!infer(f, n, &call, operands, &meta)) return -1;
     int at = etch__graph_add_node(f->to, &call, operands, &meta);
     if (at < 0) return -1;
     f->to->nodes[at].state = n->state;
@@ -71,7 +73,7 @@ static int32_t append_unary(functional *f, op_id op, int32_t v, const int64_t *a
     tensor_meta meta;
     op_call call = {
         .op = (uint16_t)op, .nin = 1, .nat = (uint8_t)nat, .at = at, .site = like->site};
-    if (!infer(f, &call, &v, &meta)) return -1;
+    if (!infer(f, like, &call, &v, &meta)) return -1;
     int node = etch__graph_add_node(f->to, &call, &v, &meta);
     if (node < 0) return -1;
     f->to->nodes[node].state = like->state;

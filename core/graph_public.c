@@ -167,6 +167,7 @@ static etch_scalar any_value(etch_scalar_kind kind) {
 
 typedef struct insertion {
     etch_graph *g;
+    uint64_t state;
     etch_node *node; /* the result */
     const etch_value *args;
     int nargs;
@@ -206,7 +207,7 @@ static etch_status make_call(void *ctx, const op_call *call) {
     insertion *x = ctx;
     tensor_meta meta;
     if (!own_operands(x->g, call)) return etch__tls.status;
-    etch_status status = etch__infer(call, &meta, NULL);
+    etch_status status = etch__infer_under(x->state, call, &meta, NULL);
     if (status != ETCH_OK) return status;
     etch_node *n = x->node = new_node(x->g, &etch__ops[call->op], call->nin);
     if (!n) return ETCH_ERR_OUT_OF_MEMORY;
@@ -251,7 +252,7 @@ static bool plain_args(const etch_graph *g, const etch_value *args, int nargs, e
 etch_node *etch_graph_insert(etch_graph *g, etch_node *before, const etch_op *op,
                              const etch_value *args, int nargs) {
     etch_value plain[SCHEMA_MAX_ARGS];
-    insertion x = {g, NULL, args, nargs};
+    insertion x = {g, 0, NULL, args, nargs};
     if (!g || !op || (before && (before->graph != g || !before->op))) {
         etch__error(g && op ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_NULL,
                     "etch_graph_insert: expected a graph, a call of it and an operator");
@@ -259,9 +260,10 @@ etch_node *etch_graph_insert(etch_graph *g, etch_node *before, const etch_op *op
     }
     if (!plain_args(g, args, nargs, plain) || !may_insert(op, args, nargs)) return NULL;
     const void *site = __builtin_return_address(0);
-    if (etch__unbox(op, plain, nargs, site, make_call, &x) != ETCH_OK) return NULL;
     const etch_node *near = before ? before : g->last;
-    x.node->state = near ? near->state : etch__tls.state;
+    x.state = near ? near->state : etch__tls.state;
+    if (etch__unbox(op, plain, nargs, site, make_call, &x) != ETCH_OK) return NULL;
+    x.node->state = x.state;
     x.node->site = before ? before->site : site;
     link_before(g, x.node, before);
     return x.node;
@@ -430,7 +432,7 @@ static bool close_operands(const closing *c, const etch_node *n, int32_t *operan
 
 /* Views of what a replacement gives may have other strides than before: metas are inferred anew. */
 static bool infer_again(etch_node *n, const op_call *call, tensor_meta *meta) {
-    if (etch__infer(call, meta, NULL) != ETCH_OK) return false;
+    if (etch__infer_under(n->state, call, meta, NULL) != ETCH_OK) return false;
     if (!is_inplace(n)) set_meta(&n->value, meta);
     return true;
 }

@@ -529,6 +529,15 @@ etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compu
     return rule(call, out) ? ETCH_OK : etch__tls.status;
 }
 
+etch_status etch__infer_under(uint64_t state, const op_call *call, tensor_meta *out,
+                              etch_dtype *compute_dtype) {
+    uint64_t now = etch__tls.state;
+    etch__tls.state = state;
+    etch_status status = etch__infer(call, out, compute_dtype);
+    etch__tls.state = now;
+    return status;
+}
+
 /* ---- static classes ---- */
 
 static double scalar_real(const etch_scalar *s) {

@@ -104,6 +104,10 @@ typedef struct tensor_meta {
  * COMPOSITE. For INPLACE the meta is that of in[0]; for VIEW it is over the storage of in[0]. */
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype);
 
+/* The same for a call that was recorded under that state word, of which the default dtype is part. */
+etch_status etch__infer_under(uint64_t state, const op_call *call, tensor_meta *out,
+                              etch_dtype *compute_dtype);
+
 /* Sets the error where an operand is ETCH_NONE that must not be. */
 bool etch__operands_present(const op_call *call);
 

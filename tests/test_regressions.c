@@ -14,10 +14,11 @@
     { .ndim = 2, .size = {0, 3}, .layout = (of_layout), .feed = -1 }
 
 static void check(const fuzz_setup *setup, fuzz_body body) {
-    for (int b = 0; b < 2; b++) {
+    static const char *const backends[] = {"eager", "native", "aot_eager"};
+    for (int b = 0; b < 3; b++) {
         fuzz_result result;
-        bool same = fuzz_compare(setup, body, NULL, test_backends[b], &result);
-        if (!same) print_error("%s: %s\n", test_backends[b], result.difference);
+        bool same = fuzz_compare(setup, body, NULL, backends[b], &result);
+        if (!same) print_error("%s: %s\n", backends[b], result.difference);
         assert_true(same);
     }
 }
@@ -134,6 +135,68 @@ static void test_live_value_of_written_alias(void **state) {
     check(&setup, computes_then_writes_view);
 }
 
+/* ---- a graph made anew from one with writes, in part under another default dtype ---- */
+
+static void writes_then_other_dtype(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 1, etch_sub_(w->v[0], w->v[0]));
+    fuzz_default_dtype(ETCH_F64);
+    fuzz_set(w, 2, etch_argmax(w->v[0]));
+    fuzz_set(w, 3, etch_erf(w->v[2]));
+}
+
+static void test_default_dtype_of_rewritten_graph(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 4,
+                        .period = 1,
+                        .nin = 1,
+                        .nout = 1,
+                        .out = {3},
+                        .size = SIZES,
+                        .in[0] = F32_VECTOR(FUZZ_CONTIGUOUS)};
+    check(&setup, writes_then_other_dtype);
+}
+
+/* The same through the graph that users edit. */
+static etch_status puts_sin(void *ctx, etch_graph *g, etch_runnable *out) {
+    (void)ctx;
+    etch_node *n = etch_graph_first(g);
+    while (n && !etch_op_is(etch_node_op(n), "erf")) n = etch_node_next(n);
+    if (!n) return ETCH_ERR_NOT_FOUND;
+    etch_value args[ETCH_NODE_MAX_ARGS];
+    int nargs = etch_node_args(n, args);
+    if (!etch_graph_replace(g, n, etch_op_find("sin"), args, nargs)) return etch_last_status();
+    out->backend = "eager";
+    return ETCH_OK;
+}
+
+static etch_status erf_of_index(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                                int nout) {
+    (void)ctx, (void)nin, (void)nout;
+    etch_dtype before = etch_default_dtype();
+    etch_set_default_dtype(ETCH_F64);
+    out[0] = etch_erf(etch_argmax(in[0]));
+    etch_set_default_dtype(before);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+static void test_default_dtype_of_edited_graph(void **state) {
+    (void)state;
+    assert_int_equal(etch_register_backend("puts_sin", puts_sin, NULL), ETCH_OK);
+    etch_function *f = etch_compile(erf_of_index, .backend = "puts_sin");
+    ETCH_SCOPE {
+        const float numbers[] = {1, 3, 2};
+        etch_tensor *x = etch_from_host(numbers, ETCH_F32, ETCH_SHAPE(3)), *y = NULL;
+        for (int i = 0; i < 2; i++) assert_int_equal(etch_call_n(f, &x, 1, &y, 1), ETCH_OK);
+        assert_int_equal(etch_dtype_of(y), ETCH_F64);
+        etch_tensor *one = etch_full(ETCH_F64, ETCH_SHAPE(), 1);
+        assert_true(etch_item(y) == etch_item(etch_sin(one)));
+    }
+    assert_int_equal(etch_function_counters(f).eager_runs, 0);
+    etch_function_free(f);
+    etch_unregister_backend("puts_sin");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_offset_of_deferred_view),
@@ -141,6 +204,8 @@ int main(void) {
         cmocka_unit_test(test_exposed_view_written),
         cmocka_unit_test(test_wrapped_argument_written),
         cmocka_unit_test(test_live_value_of_written_alias),
+        cmocka_unit_test(test_default_dtype_of_rewritten_graph),
+        cmocka_unit_test(test_default_dtype_of_edited_graph),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

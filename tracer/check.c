@@ -360,6 +360,18 @@ static bool written_later(const path_view *p, int64_t i) {
     return false;
 }
 
+/* Elements of an empty tensor are undefined until it is written as a whole. */
+static bool is_undefined(const path_view *p, int64_t i) {
+    int32_t base = p->base[p->node[i]->c.out];
+    bool undefined = false;
+    for (int64_t k = 0; k <= i; k++) {
+        const trace_node *n = p->node[k];
+        if (n->op == OP_EMPTY && n->c.out == base) undefined = true;
+        else if (n->c.inplace && n->in[0] == base) undefined = false;
+    }
+    return undefined;
+}
+
 /* Computes the path on the operands as they are now, and compares with what it gave at the calls. */
 static void check_memory(walk *w, const path_view *p) {
     shadow_set now = {0}, *then = &w->shadow->at_call;
@@ -369,7 +381,7 @@ static void check_memory(walk *w, const path_view *p) {
         int32_t v = p->node[i]->c.out;
         comparison c;
         if (v >= now.cap || v >= then->cap || !now.value[v] || !then->value[v]) continue;
-        if (written_later(p, i)) continue;
+        if (written_later(p, i) || is_undefined(p, i)) continue;
         found = !same_bits(then->value[v], now.value[v], &c);
         if (found) report(w, p->node[i], then->value[v], &c, true);
     }
@@ -393,7 +405,7 @@ static void check_values(walk *w, const path_view *p) {
         int32_t v = compared_value(w, p, p->node[i]);
         const etch_tensor *got = w->c.value[v];
         comparison c;
-        if (v >= s->cap || !is_there(got) || written_later(p, i)) continue;
+        if (v >= s->cap || !is_there(got) || written_later(p, i) || is_undefined(p, i)) continue;
         const etch_tensor *expected = p->node[i]->c.inplace ? operand(s, w, v) : s->value[v];
         if (!expected || same_bits(expected, got, &c)) continue;
         report(w, p->node[i], got, &c, false);

@@ -578,8 +578,20 @@ static void other_branch(generator *g, const statement *first) {
     }
 }
 
+/* A call of before once more, perhaps with other numbers: what looks like a common subexpression. */
+static bool call_again(generator *g, int at) {
+    statement s = g->p->statement[at];
+    if (s.kind != ST_OP || s.when != g->when || etch__ops[s.op].kind == KIND_INPLACE) return false;
+    const op_schema *schema = etch__schema((op_id)s.op);
+    for (int i = 0; i < schema->nargs; i++)
+        if (schema->args[i].type == ARG_SCALAR && s.op != OP_ARANGE && chance(g, 2))
+            s.arg[i].scalar = some_scalar(g);
+    return take_made(g, &s) >= 0;
+}
+
 static void generate_operator(generator *g) {
     statement s;
+    if (chance(g, 10) && call_again(g, (int)below(g, g->p->nstatements))) return;
     op_id op = some_operator(g);
     g->divisor = g->mask = -1;
     make_operands(g, op);
@@ -588,6 +600,8 @@ static void generate_operator(generator *g) {
         if (!done && !chance(g, 2000)) continue;
         take(g, &s);
         if (done && g->when != g->all && chance(g, 2)) other_branch(g, &s);
+        if (done && etch__ops[op].flags & OPF_RANDOM && chance(g, 2))
+            call_again(g, g->p->nstatements - 1);
         return;
     }
 }

@@ -79,7 +79,10 @@ static void set_isa(void) {
     if (*isas[shared->isa]) setenv("ETCH_CPU_ISA", isas[shared->isa], 0);
 }
 
-static const char *backend_name(bool native) { return native ? "native" : "eager"; }
+/* Of the programs that run no generated code every fourth one runs graphs without writes. */
+static const char *backend_name(bool native, const program *p) {
+    return native ? "native" : p->setup.seed % 4 == 1 ? "aot_eager" : "eager";
+}
 
 /* ---- one program ---- */
 
@@ -116,7 +119,7 @@ static bool run_program(bool native) {
     shared->native = native;
     shared->running = true, shared->done = false;
     alarm(60);
-    bool same = fuzz_compare(&shared->p.setup, fuzz_interpret, &shared->p, backend_name(native),
+    bool same = fuzz_compare(&shared->p.setup, fuzz_interpret, &shared->p, backend_name(native, &shared->p),
                              &shared->result);
     alarm(0);
     shared->done = true;
@@ -214,12 +217,12 @@ static void report(finding found, bool reduce) {
     p = shared->p;
     bool native = shared->native;
     printf("\n== seed %llu%s, %s %s: %s: %s\n", (unsigned long long)(p.setup.seed & ~FUZZ_TWIN),
-           p.setup.seed & FUZZ_TWIN ? " (twin)" : "", backend_name(native), isas[shared->isa],
+           p.setup.seed & FUZZ_TWIN ? " (twin)" : "", backend_name(native, &p), isas[shared->isa],
            names[found], found == FOUND_CRASH ? "" : shared->result.difference);
     fflush(stdout);
     if (!reduce) return;
     if (native && run_apart(&p, false) == found) native = false;
-    wanted_backend = backend_name(native), wanted_finding = found;
+    wanted_backend = backend_name(native, &p), wanted_finding = found;
     if (!still_fails(&p)) {
         printf("== not found again alone; the whole program:\n");
         fuzz_print(stdout, &p, wanted_backend, "not found again");
@@ -408,7 +411,7 @@ static int fuzz_one(const options *o) {
         bool same = run_program(native);
         failed |= !same;
         printf("/* %s: %s; %d of %d later calls ran plans, %d nothing else */\n",
-               backend_name(native), same ? "no difference" : shared->result.difference,
+               backend_name(native, &shared->p), same ? "no difference" : shared->result.difference,
                shared->result.compiled, shared->result.later, shared->result.compiled_only);
     }
     return failed;

@@ -111,7 +111,7 @@ fault eager-offset 0 backends/eager.c \
 # ---- passes
 fault merged-scalars 1 jit/pass_cse.c \
     'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
-    'if (etch__ops[n->op].flags & OPF_RANDOM) return false;'
+    'if (g && etch__ops[n->op].flags & OPF_RANDOM) return false;'
 fault merged-random 1 jit/pass_cse.c \
     'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
     'if (g->nsc && !(etch__ops[n->op].flags & OPF_RANDOM)) return false;'
