@@ -45,7 +45,10 @@ typedef struct trace_cursor {
 } trace_cursor;
 
 /* Whether a call with this key is one of a node with run-time sizes, which are known. */
-bool etch__cursor_knows(const trace_cursor *c, const cursor_node *n, uint64_t key);
+static inline bool etch__cursor_knows(const trace_cursor *c, const cursor_node *n, uint64_t key) {
+    const etch_tensor *h = c->handle[n->id];
+    return n->key == (key | CURSOR_DYNAMIC) && !n->inplace && h && h->sizes == c->sizes;
+}
 
 /* The deferred handle of the call if it is just what the cursor expects, else NULL. */
 static inline __attribute__((always_inline)) etch_tensor *

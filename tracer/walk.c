@@ -55,11 +55,6 @@ static void see_bound(walk *w, int32_t value, const etch_tensor *t) {
     note_change(w);
 }
 
-bool etch__cursor_knows(const trace_cursor *c, const cursor_node *n, uint64_t key) {
-    const etch_tensor *h = c->handle[n->id];
-    return n->key == (key | CURSOR_DYNAMIC) && !n->inplace && h && h->sizes == c->sizes;
-}
-
 static walk *take_spare(trace_tree *tree) {
     for (unsigned i = 0; i < SPARE_WALKS; i++) {
         _Atomic(walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
