@@ -72,12 +72,16 @@ static void run_row(const char *workload, etch_fn2 body, job *j, etch_dtype dtyp
     graph.f = etch_compile(body, .name = workload, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     double first = first_call(j, workload), first_graph = first_call(&graph, workload);
     row.variants[0] = (bench_variant){.name = "eager", .run = run_eager, .ctx = j};
-    row.variants[1] =
-        (bench_variant){.name = "compiled", .run = run_compiled, .ctx = j, .first_call_ms = first};
+    row.variants[1] = (bench_variant){.name = "compiled",
+                                      .run = run_compiled,
+                                      .ctx = j,
+                                      .first_call_ms = first,
+                                      .compile_ms = first};
     row.variants[2] = (bench_variant){.name = "reduce-overhead",
                                       .run = run_compiled,
                                       .ctx = &graph,
-                                      .first_call_ms = first_graph};
+                                      .first_call_ms = first_graph,
+                                      .compile_ms = first_graph};
     char copy[48];
     snprintf(copy, sizeof copy, "copy of one array (row moves %zu/2)", copied);
     if (copied)

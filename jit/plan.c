@@ -81,8 +81,9 @@ typedef struct free_block {
 typedef struct native_plan {
     plan p;
     int device;
-    bool as_graph;   /* runs are launched as one graph of the device */
-    uint64_t *after; /* as_graph: per step the earlier steps that it waits for */
+    bool as_graph;         /* runs are launched as one graph of the device */
+    whole_launcher *whole; /* a small plan: one kernel does all steps */
+    uint64_t *after;       /* as_graph: per step the earlier steps that it waits for */
     int nscalars;
     int nsteps, nargs, ncells, noperands, ninputs, noutputs;
     int nwritten; /* inputs whose memory changes */
@@ -439,6 +440,7 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
 static etch_status run_device(const native_plan *p, run_block *b, const plan_io *io) {
     etch_status status = use_memory(p, b, io);
     if (status != ETCH_OK) return status;
+    if (p->whole) return etch__target()->whole_launch(p->whole, b->args, b->cells);
     bool whole = p->as_graph;
     if (whole && b->graph) whole = etch__target()->graph_fits(b->graph);
     return whole ? run_graph(p, b, io) : run_steps(p, b, io);
@@ -481,6 +483,7 @@ static void destroy_plan(plan *base) {
     etch__free(p->attrs);
     etch__free(p->output_bytes);
     etch__free(p->after);
+    if (p->whole) etch__target()->whole_free(p->whole);
     etch__free(p);
 }
 
@@ -678,7 +681,7 @@ static bool make_arrays(maker *m) {
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *n = &r->nodes[i];
         if (n->kind != IR_CALL || n->dead) continue;
-        operands += n->nin + 1, attrs += r->g->nodes[n->gnode].nat;
+        operands += n->nin + 1, args += 3, attrs += r->g->nodes[n->gnode].nat;
     }
     p->steps = etch__calloc(r->ngroups + m->nkernels + 1, sizeof *p->steps);
     p->args = etch__malloc((args + 1) * sizeof *p->args);
@@ -781,9 +784,69 @@ static bool fits_graph(const native_plan *p) {
     return p->nsteps > 1 && p->nsteps <= GRAPH_STEPS;
 }
 
+/* ---- a small plan as one kernel of the device ---- */
+
+enum { WHOLE_ELEMENTS = 4096, WHOLE_TERMS = 16384, WHOLE_MAX = 32 };
+
+/* What one block does in about the time of a launch. */
+static bool small_step(const maker *m, int i) {
+    const step *s = &m->p->steps[i];
+    int64_t work = 1;
+    if (!s->is_call) {
+        const lowered *low = m->low[m->step_group[i]];
+        for (int a = 0; a < low->k.npar + low->k.nred; a++) work *= low->dims[a];
+        return !low->split && work <= WHOLE_ELEMENTS;
+    }
+    const operand_slot *a = &m->p->operands[s->c.operand], *b = a + 1;
+    if (s->c.call.op != OP_MM || !etch__is_float((etch_dtype)a->t.dtype)) return false;
+    int64_t rows = a->t.size[0], terms = a->t.size[1], columns = b->t.size[1];
+    return rows <= 64 && terms <= 64 && columns <= 64 && rows * terms * columns <= WHOLE_TERMS;
+}
+
+static int64_t in_arena_at(const place *at) { return at->kind == PLACE_ARENA ? at->offset : -1; }
+
+/* The operands of a product as three more arguments of the plan. */
+static void add_product_args(maker *m, const call_step *c, whole_step *w) {
+    const operand_slot *o = &m->p->operands[c->operand];
+    const etch_tensor *a = &o[0].t, *b = &o[1].t;
+    int64_t numbers[10] = {1, a->size[0],   b->size[1],  a->size[1], 0, a->stride[0], a->stride[1],
+                           0, b->stride[0], b->stride[1]};
+    w->dtype = (etch_dtype)a->dtype, w->nargs = 3, w->arg = m->p->nargs;
+    memcpy(w->numbers, numbers, sizeof numbers);
+    for (int i = 0; i < 3; i++) {
+        place at = o[i].at;
+        int64_t size = etch__item_size(&o[i].t);
+        at.offset = at.kind == PLACE_INPUT ? at.offset * size : at.offset + o[i].t.offset * size;
+        w->arena[i] = in_arena_at(&at);
+        m->p->args[m->p->nargs++] = at;
+    }
+}
+
+static void make_whole(maker *m) {
+    native_plan *p = m->p;
+    whole_step *steps = etch__calloc(WHOLE_MAX, sizeof *steps);
+    bool fits = steps && p->nsteps > 1 && p->nsteps <= WHOLE_MAX;
+    for (int i = 0; fits && i < p->nsteps; i++) fits = small_step(m, i);
+    for (int i = 0; fits && i < p->nsteps; i++) {
+        const step *s = &p->steps[i];
+        whole_step *w = &steps[i];
+        if (s->is_call) {
+            add_product_args(m, &s->c, w);
+            continue;
+        }
+        w->low = m->low[m->step_group[i]];
+        w->arg = s->k.arg, w->cell = s->k.cell, w->nargs = s->k.nargs - 1;
+        for (int k = 0; k < w->nargs; k++) w->arena[k] = in_arena_at(&p->args[w->arg + k]);
+    }
+    if (fits) p->whole = etch__target()->whole_new(p->device, steps, p->nsteps, p->arena_bytes);
+    if (p->whole) p->arena_bytes = 0; /* it lies in the kernel's own memory */
+    etch__free(steps);
+}
+
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
     m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
+    if (m->p->device) make_whole(m);
     m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD && fits_graph(m->p) &&
                      order_steps(m);
     for (int k = 0; k < g->noutputs; k++) {

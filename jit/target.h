@@ -9,7 +9,22 @@
 typedef struct launcher launcher;
 typedef struct device_graph device_graph;
 
+/* One step of a plan, for a kernel that does all of them. */
+typedef struct whole_step {
+    const lowered *low;  /* NULL: a product */
+    etch_dtype dtype;    /* of a product: of its operands */
+    int64_t numbers[10]; /* of a product: batch, M, N, K, strides (batch, row, column) of A and B */
+    int32_t arg, cell; /* its first argument (A, B, C of a product) and scalar cell in the plan's */
+    int nargs;
+    int64_t arena[LOOP_MAX_ACCESSES + 1]; /* per argument: the offset in the arena, or -1 */
+} whole_step;
+typedef struct whole_launcher whole_launcher;
+
 typedef struct jit_target {
+    /* One kernel for the whole of a small plan. NULL: the steps are to be launched one by one. */
+    whole_launcher *(*whole_new)(int device, const whole_step *steps, int n, int64_t arena_bytes);
+    void (*whole_free)(whole_launcher *l);
+    etch_status (*whole_launch)(whole_launcher *l, void *const *args, const uint64_t *cells);
     /* Makes n launchers; low[i] is kernel i. Bit a of aligned[i] says that argument a lies at a
      * multiple of 16 bytes; an argument that lies in an input only as far as its offset tells. On
      * failure all slots are NULL and *why says what failed. */

@@ -183,6 +183,12 @@ static cuda_code *make(cuda_device *d, const uint8_t *key, size_t n, uint64_t ha
     return NULL;
 }
 
+void etch__cuda_text_key(const char *text, uint8_t key[40]) {
+    uint64_t n = strlen(text);
+    XXH128_hash_t a = XXH3_128bits(text, n), b = XXH3_128bits_withSeed(text, n, 1);
+    memcpy(key, &n, 8), memcpy(key + 8, &a, 16), memcpy(key + 24, &b, 16);
+}
+
 cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                            code_source source, const void *ctx, const char **why) {
     uint8_t with_device[KEY_MAX];

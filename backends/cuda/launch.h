@@ -19,6 +19,12 @@ typedef struct cuda_launch {
 etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
                                cuda_launch *out);
 
+/* backends/cuda/whole.c: the functions of jit_target. */
+whole_launcher *etch__cuda_whole_new(int device, const whole_step *steps, int n,
+                                     int64_t arena_bytes);
+void etch__cuda_whole_free(whole_launcher *l);
+etch_status etch__cuda_whole_launch(whole_launcher *l, void *const *args, const uint64_t *cells);
+
 /* backends/cuda/graph.c: the functions of jit_target. */
 device_graph *etch__cuda_graph_new(int device, int nsteps);
 void etch__cuda_graph_free(device_graph *g);

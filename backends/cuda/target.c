@@ -129,6 +129,9 @@ static etch_status use(int device, etch_storage *storage) {
 }
 
 static const jit_target target = {
+    .whole_new = etch__cuda_whole_new,
+    .whole_free = etch__cuda_whole_free,
+    .whole_launch = etch__cuda_whole_launch,
     .prepare = prepare,
     .release = release,
     .launch = launch,
