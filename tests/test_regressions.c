@@ -157,7 +157,28 @@ static void test_default_dtype_of_rewritten_graph(void **state) {
     check(&setup, writes_then_other_dtype);
 }
 
-/* The same through the graph that users edit. */
+/* ---- an error of the call, where the call would have been a graph break ---- */
+
+static void copies_to_no_device(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 1, etch_abs(w->v[0]));
+    fuzz_set(w, 2, etch_to_device(w->v[1], -1));
+}
+
+static void test_error_before_break(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 4,
+                        .period = 1,
+                        .nin = 1,
+                        .nout = 1,
+                        .fullgraph = 1,
+                        .size = SIZES,
+                        .in[0] = F32_VECTOR(FUZZ_CONTIGUOUS)};
+    check(&setup, copies_to_no_device);
+}
+
+/* ---- the default dtype of a call in the graph that users edit ---- */
+
 static etch_status puts_sin(void *ctx, etch_graph *g, etch_runnable *out) {
     (void)ctx;
     etch_node *n = etch_graph_first(g);
@@ -206,6 +227,7 @@ int main(void) {
         cmocka_unit_test(test_live_value_of_written_alias),
         cmocka_unit_test(test_default_dtype_of_rewritten_graph),
         cmocka_unit_test(test_default_dtype_of_edited_graph),
+        cmocka_unit_test(test_error_before_break),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -239,6 +239,9 @@ etch_tensor *etch__traced_operator(const op_call *call) {
     if (unlikely(etch__mode_entered_since(r->modes))) return run_now(r, call);
     reason_id now = etch__runs_at_once(call);
     if (now != END_RETURN) {
+        /* What cannot be called is its own error, and no break. */
+        tensor_meta meta;
+        if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
         /* After the break, operands may be deferred tensors of the segment that it ended. */
         if (etch__break_graph(r, now, call->site, NULL, NULL) != ETCH_OK) return NULL;
         return prepare_operands(r, call) ? run_now(r, call) : NULL;

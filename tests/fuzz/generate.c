@@ -589,8 +589,32 @@ static bool call_again(generator *g, int at) {
     return take_made(g, &s) >= 0;
 }
 
+/* Some rows of a new tensor are filled, so that the rest of it is what counts. */
+static void generate_patch(generator *g) {
+    static const op_id fills[] = {OP_ZERO_, OP_FILL_SCALAR_, OP_COPY_};
+    int base = g->nvars - 1, rows;
+    if (base < g->p->setup.nin + g->p->setup.nglobals || !usable(g, base) ||
+        etch_ndim(g->w.v[base]) < 1 || g->is_view[base])
+        return;
+    statement slice = new_statement(g, ST_OP), fill = new_statement(g, ST_OP);
+    slice.op = OP_SLICE, slice.arg[0] = tensor_arg(base);
+    slice.arg[1].number[0] = plain(0), slice.arg[2].number[0] = plain(chance(g, 2));
+    slice.arg[3].absent = true, slice.arg[4].number[0] = plain(2);
+    if ((rows = take_made(g, &slice)) < 0) return;
+    fill.op = (uint16_t)fills[below(g, 3)], fill.arg[0] = tensor_arg(rows);
+    fill.arg[1].scalar = some_scalar(g);
+    if (fill.op == OP_COPY_) fill.arg[1] = tensor_arg(some_tensor(g));
+    if (fill.op == OP_COPY_ && fill.arg[1].tensor[0] < 0) return;
+    take_made(g, &fill);
+    statement keep = new_statement(g, ST_KEEP);
+    keep.a = base;
+    fuzz_run_statement(&g->w, &keep);
+    take(g, &keep);
+}
+
 static void generate_operator(generator *g) {
     statement s;
+    if (chance(g, 16)) generate_patch(g);
     if (chance(g, 10) && call_again(g, (int)below(g, g->p->nstatements))) return;
     op_id op = some_operator(g);
     g->divisor = g->mask = -1;

@@ -121,10 +121,9 @@ fault reads-elsewhere 1 jit/pass_writes.c '!etch__same_map(r, &in[i], &n->target
 fault shared-base 1 jit/pass_writes.c ' || (r->bases[base] & BASE_SHARED)' ''
 fault dead-target 1 jit/pass_dce.c 'if (n->write) need(r, needed, n->target.version);' ''
 fault map-stride 1 jit/pass_views.c ' || a->stride[i] != b->stride[j]' ''
-fault map-offset 1 jit/pass_views.c \
-    'return s->meta.offset - r->g->values[s->root].meta.offset;' 'return s->meta.offset;'
+fault map-broadcast 1 jit/pass_views.c 'e < 0 || s->meta.size[e] == 1 ? 0' 'e < 0 ? 0'
 fault dropped-check 1 jit/plan.c 'if (likely(status == ETCH_OK)) continue;' \
-    'if (likely(status == ETCH_OK) || i >= 0) continue;'
+    'if (likely(status == ETCH_OK) || (etch_clear_error(), i >= 0)) continue;'
 fault lifetime 1 jit/memory.c 'a->first <= b->last && b->first <= a->last' \
     'a->first < b->last && b->first < a->last'
 
