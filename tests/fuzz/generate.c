@@ -612,8 +612,32 @@ static void generate_patch(generator *g) {
     take(g, &keep);
 }
 
+static int take_slice(generator *g, int tensor, int64_t start, fuzz_int end) {
+    statement s = new_statement(g, ST_OP);
+    s.op = OP_SLICE, s.arg[0] = tensor_arg(tensor);
+    s.arg[1].number[0] = plain(0), s.arg[2].number[0] = plain(start);
+    s.arg[3].number[0] = end, s.arg[4].number[0] = plain(1);
+    return take_made(g, &s);
+}
+
+/* Each row beside the next one, in one kernel. */
+static void generate_neighbours(generator *g) {
+    static const op_id ops[] = {OP_LT_TENSOR, OP_MAXIMUM, OP_MUL_TENSOR, OP_EQ_TENSOR};
+    int n = some_tensor(g);
+    if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
+    fuzz_int last = size_of(n, 0), all = last;
+    last.v = -1;
+    int rows = take_slice(g, n, 0, last), next = take_slice(g, n, 1, all);
+    if (rows < 0 || next < 0) return;
+    statement s = new_statement(g, ST_OP);
+    s.op = (uint16_t)ops[below(g, 4)];
+    s.arg[0] = tensor_arg(rows), s.arg[1] = tensor_arg(next);
+    take_made(g, &s);
+}
+
 static void generate_operator(generator *g) {
     statement s;
+    if (chance(g, 16)) generate_neighbours(g);
     if (chance(g, 16)) generate_patch(g);
     if (chance(g, 10) && call_again(g, (int)below(g, g->p->nstatements))) return;
     op_id op = some_operator(g);
