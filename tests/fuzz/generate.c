@@ -784,12 +784,14 @@ static void generate_break(generator *g) {
     }
 }
 
+enum { MOST_AT_ONCE = 16 }; /* statements that one step may make, and the end of a scope */
+
 static void generate_statements(generator *g) {
     int most = g->small ? 14 : chance(g, 3) ? 8 : 40;
     int operators = 1 + (int)below(g, most), quiet = 8 + (int)below(g, 12);
     int rare = chance(g, 2) ? 8 : 24;
-    while (operators > 0 && g->p->nstatements < FUZZ_MAX_STATEMENTS - 4 &&
-           g->nvars < FUZZ_MAX_VARS - 4) {
+    while (operators > 0 && g->p->nstatements < FUZZ_MAX_STATEMENTS - MOST_AT_ONCE &&
+           g->nvars < FUZZ_MAX_VARS - MOST_AT_ONCE) {
         g->when = g->all;
         if (g->p->setup.period > 1 && chance(g, 6)) g->when = (uint8_t)(1 + below(g, g->all));
         if (chance(g, quiet)) generate_quiet(g);

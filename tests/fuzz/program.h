@@ -8,7 +8,7 @@
 #include "core/schema.h"
 #include "harness.h"
 
-enum { FUZZ_MAX_STATEMENTS = 64 };
+enum { FUZZ_MAX_STATEMENTS = 80 };
 
 /* KIND(id, operands, C): how many of a, b are tensors that the statement reads; how one that is no
  * operator prints ($o is `out`). */
