@@ -71,3 +71,15 @@ etch_status etch_set_default_dtype(etch_dtype dtype) {
 }
 
 etch_dtype etch_default_dtype(void) { return STATE_DTYPE(etch__tls.state); }
+
+etch_status etch_set_matmul_precision(etch_matmul_precision precision) {
+    if (precision != ETCH_HIGHEST && precision != ETCH_HIGH)
+        return etch__error_at(__builtin_return_address(0), ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_set_matmul_precision: expected ETCH_HIGHEST or ETCH_HIGH, got "
+                              "the number %d",
+                              (int)precision);
+    etch__tls.state = (etch__tls.state & ~(3ull << 4)) | (uint64_t)precision << 4;
+    return ETCH_OK;
+}
+
+etch_matmul_precision etch_get_matmul_precision(void) { return STATE_PRECISION(etch__tls.state); }

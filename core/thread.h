@@ -64,6 +64,7 @@ extern __thread etch_thread etch__tls
  * dtype, 16-31 device. */
 #define STATE_INFERENCE 2u
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
+#define STATE_PRECISION(word) ((etch_matmul_precision)(((word) >> 4) & 3))
 #define STATE_DEVICE(word) ((int)(((word) >> 16) & 0xff))
 
 /* Puts the calling thread on the list; done by the first scope or handle of a thread. */

@@ -63,7 +63,8 @@ for language in C CXX; do
 done
 
 # The program of the README is complete: it compiles without warnings and runs.
-awk '/^```c$/ { on = 1; next } /^```$/ { on = 0 } on' "$source_dir/../README.md" >"$work/readme.c"
+# The README's first program, whole as it stands.
+awk '/^```c$/ { on = !seen; next } /^```$/ { seen = seen || on; on = 0 } on' "$source_dir/../README.md" >"$work/readme.c"
 cc -std=gnu11 -Wall -Wextra -Werror "$work/readme.c" "${shared[@]}" -o "$work/readme"
 LD_LIBRARY_PATH=$lib "$work/readme" >"$work/readme.out"
 [ -s "$work/readme.out" ] || { echo "README: the program printed nothing"; exit 1; }

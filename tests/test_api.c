@@ -168,6 +168,7 @@ QUERY_OF(dtype_name, *etch_dtype_name(ETCH_F32))
 QUERY_OF(dtype_size, etch_dtype_size(ETCH_F32))
 QUERY_OF(promote_types, etch_promote_types(ETCH_F32, ETCH_F64))
 QUERY_OF(default_dtype, etch_default_dtype())
+QUERY_OF(get_matmul_precision, etch_get_matmul_precision())
 QUERY_OF(device_name, *etch_device_name(ETCH_CPU))
 QUERY_OF(device_parse, etch_device_parse("cpu"))
 QUERY_OF(device_of, etch_device_of(y))
@@ -210,6 +211,7 @@ static const use queries[] = {
     QUERY(dtype_size),
     QUERY(promote_types),
     QUERY(default_dtype),
+    QUERY(get_matmul_precision),
     QUERY(device_name),
     QUERY(device_parse),
     QUERY(device_of),

@@ -402,7 +402,7 @@ static etch_status library(const product *p) {
     lt_key key = {p->device->index,
                   p->dtype,
                   p->wide,
-                  (etch__tls.state >> 4 & 3) != 0,
+                  STATE_PRECISION(etch__tls.state),
                   p->batch,
                   p->m,
                   p->n,

@@ -79,6 +79,13 @@ ETCH_API etch_dtype etch_promote_types(etch_dtype a, etch_dtype b);
 ETCH_API etch_status etch_set_default_dtype(etch_dtype dtype);
 ETCH_API etch_dtype etch_default_dtype(void);
 
+/* How exact f32 products are: HIGHEST (at start) multiplies f32 as it is, HIGH lets a GPU round the
+ * operands to TF32 (10 bits of mantissa) and use its tensor cores. Per thread; part of what a trace
+ * depends on. The CPU always does the former. invalid_argument for another number. */
+typedef enum etch_matmul_precision { ETCH_HIGHEST = 0, ETCH_HIGH = 1 } etch_matmul_precision;
+ETCH_API etch_status etch_set_matmul_precision(etch_matmul_precision precision);
+ETCH_API etch_matmul_precision etch_get_matmul_precision(void);
+
 /* ---- shapes and scalars ---- */
 
 #define ETCH_MAX_DIMS 8

@@ -32,7 +32,8 @@ typedef struct etch_counters_t {
 
 ETCH_API etch_counters_t etch_counters(void);
 ETCH_API void etch_counters_reset(void);
-/* The same for one function (kernel, cache and operator counts of its own plans only). */
+/* The same for one function. What backends and kernels count, `kernels` and what follows it, is known
+ * for the process only and 0 here. */
 ETCH_API etch_counters_t etch_function_counters(const etch_function *f);
 
 /* Removes all compiled kernels from the disk cache (those in memory stay usable). */

@@ -73,6 +73,29 @@ ETCH_API etch_device_stats_t etch_device_stats(etch_device device);
 /* Gives memory that is kept for reuse back to the driver; waits for the device. */
 ETCH_API etch_status etch_device_trim(etch_device device);
 
+/* A CUDA graph of one's own: what operators issue in the block is recorded instead of run, and run as
+ * often as it is replayed, with one launch.
+ *
+ *     etch_cuda_graph *g = NULL;
+ *     ETCH_CUDA_GRAPH(g) { y = etch_keep(etch_mm(x, w)); }
+ *     etch_copy_(x, next);
+ *     etch_cuda_graph_replay(g);
+ *
+ * A replay reads and writes the very addresses of the recording: fill the inputs in place, keep them
+ * and the results alive, and expect nothing of C code in the block to happen again. It is unsound for
+ * a program that changes: no shape, scalar or branch is checked. (A compiled function with
+ * ETCH_MODE_REDUCE_OVERHEAD is the checked form of the same.) Operators in the block must be of the
+ * current device and must not wait for it: reading a value there is an error. Call the block's
+ * operators once before, so that their kernels are there. On error g is NULL. */
+typedef struct etch_cuda_graph etch_cuda_graph;
+ETCH_API etch_cuda_graph *etch_cuda_graph_begin(void);
+ETCH_API etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g); /* g, or NULL and g freed */
+ETCH_API etch_status etch_cuda_graph_replay(etch_cuda_graph *g);
+ETCH_API void etch_cuda_graph_free(etch_cuda_graph *g); /* NULL is a no-op */
+#define ETCH_CUDA_GRAPH(g)                                                                         \
+    for (int etch_graph_open = ((g) = etch_cuda_graph_begin()) != NULL; etch_graph_open;           \
+         (g) = etch_cuda_graph_end(g), etch_graph_open = 0)
+
 /* Waits until everything issued to the device is done; a graph break inside a compiled function.
  * The error of work that failed meanwhile. */
 ETCH_API etch_status etch_synchronize(etch_device device);

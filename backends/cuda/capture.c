@@ -1,0 +1,69 @@
+/* Graphs that a user records: etch_cuda_graph_begin, _end, _replay. */
+#include "backends/cuda/runtime.h"
+
+struct etch_cuda_graph {
+    cuda_stream *stream;
+    cu_graph graph;
+    cu_exec exec;
+    cuda_block *pinned; /* memory freed in the block, which the graph goes on using */
+};
+
+static __thread etch_cuda_graph *recording;
+
+etch_cuda_graph *etch_cuda_graph_begin(void) {
+    int device = etch__current_device();
+    if (!device || recording || etch__tls.run) {
+        etch__error_at(__builtin_return_address(0),
+                       device ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_DEVICE,
+                       "etch_cuda_graph_begin: %s",
+                       !device     ? "expected a GPU as the current device, got cpu (ETCH_ON)"
+                       : recording ? "a graph is being recorded on this thread already"
+                                   : "a compiled function is running; record around its call");
+        return NULL;
+    }
+    etch_cuda_graph *g = etch__calloc(1, sizeof *g);
+    if (!g) return NULL;
+    g->stream = etch__cuda_stream(etch__device_index(device));
+    if (g->stream && etch__cuda_capture_begin(g->stream, &g->pinned) == ETCH_OK)
+        return recording = g;
+    etch__free(g);
+    return NULL;
+}
+
+etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g) {
+    if (!g || g != recording) {
+        etch__error_at(__builtin_return_address(0), ETCH_ERR_INVALID_ARGUMENT,
+                       "etch_cuda_graph_end: expected the graph that this thread records");
+        return NULL;
+    }
+    recording = NULL;
+    etch_status status = etch__cuda_capture_end(g->stream, &g->graph);
+    if (status == ETCH_OK) status = CU(cuGraphInstantiateWithFlags, &g->exec, g->graph, 0);
+    if (status == ETCH_OK) return g;
+    etch_cuda_graph_free(g);
+    return NULL;
+}
+
+etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
+    if (!g || !g->exec)
+        return etch__error_at(__builtin_return_address(0), ETCH_ERR_NULL,
+                              "etch_cuda_graph_replay: expected a recorded graph");
+    int index = etch__cuda_stream_device(g->stream)->index;
+    if (!etch__cuda_enter(index)) return etch__tls.status;
+    etch__cuda_counts(index)->graph_launches++;
+    etch__cuda_note(g->stream, "a recorded CUDA graph");
+    return CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+}
+
+void etch_cuda_graph_free(etch_cuda_graph *g) {
+    if (!g) return;
+    saved_error before;
+    etch__error_save(&before);
+    if (recording == g) recording = NULL, etch__cuda_capture_end(g->stream, &g->graph);
+    etch__cuda_enter(etch__cuda_stream_device(g->stream)->index);
+    if (g->exec) etch__cuda.cuGraphExecDestroy(g->exec);
+    if (g->graph) etch__cuda.cuGraphDestroy(g->graph);
+    etch__cuda_unpin(g->pinned);
+    etch__error_restore(&before);
+    etch__free(g);
+}
