@@ -62,8 +62,7 @@ for language in C CXX; do
     check "find_package, $language, static" "$work/$language/user_static" "$helper"
 done
 
-# The program of the README is complete: it compiles without warnings and runs.
-# The README's first program, whole as it stands.
+# The README's first program is complete: it compiles without warnings and runs.
 awk '/^```c$/ { on = !seen; next } /^```$/ { seen = seen || on; on = 0 } on' "$source_dir/../README.md" >"$work/readme.c"
 cc -std=gnu11 -Wall -Wextra -Werror "$work/readme.c" "${shared[@]}" -o "$work/readme"
 LD_LIBRARY_PATH=$lib "$work/readme" >"$work/readme.out"
