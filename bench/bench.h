@@ -25,7 +25,7 @@ typedef struct bench_variant {
 typedef struct bench_row {
     const char *workload, *size;
     const char *dtype, *device; /* NULL: f32, cpu */
-    double divisor; /* microseconds are divided by it, e.g. operators a call; 0: 1 */
+    double divisor;             /* microseconds are divided by it, e.g. operators a call; 0: 1 */
     bench_variant variants[BENCH_MAX_VARIANTS];
     int count;
     bool best; /* prints the fastest of many short rounds, for ratios near 1 on a busy machine */

@@ -115,8 +115,8 @@ bool etch__graph_add_output(graph *g, int32_t value) {
 static bool same_meta(const tensor_meta *a, const tensor_meta *b) {
     size_t n = a->ndim * sizeof(int64_t);
     return a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
-           a->offset == b->offset &&
-           !memcmp(a->size, b->size, n) && !memcmp(a->stride, b->stride, n);
+           a->offset == b->offset && !memcmp(a->size, b->size, n) &&
+           !memcmp(a->stride, b->stride, n);
 }
 
 static bool same_node(const graph_node *a, const graph_node *b) {

@@ -249,8 +249,10 @@ etch_status etch_npy_save(const char *path, const etch_tensor *t) {
     const etch_tensor *h = etch__host_view(t, &v);
     if (h && copy) etch__copy_out(h, copy);
     const void *data = copy ? copy : h ? etch__ptr(h) : NULL;
-    bool ok = h && write_file(path, header, make_header(t, descr, header, sizeof header), data, bytes);
-    if (h && !ok) etch__error_at(site, ETCH_ERR_IO, "etch_npy_save: %s could not be written: %m", path);
+    bool ok =
+        h && write_file(path, header, make_header(t, descr, header, sizeof header), data, bytes);
+    if (h && !ok)
+        etch__error_at(site, ETCH_ERR_IO, "etch_npy_save: %s could not be written: %m", path);
     etch__free(copy);
     etch__host_view_end(&v);
     return ok ? ETCH_OK : etch__tls.status;

@@ -213,10 +213,11 @@ static bool compile(want *wants, int n, const cache_dir *dir) {
     if (!jobs) return false;
     for (int i = 0; i < n; i++)
         if (!wants[i].made)
-            jobs[njobs++] = (jit_job){.kernel = wants[i].bytes,
-                                      .kernel_bytes = wants[i].n,
-                                      .symbol = wants[i].symbol,
-                                      .want_dump = etch__log_on(LOG_OUTPUT_CODE) || etch__report_on()};
+            jobs[njobs++] =
+                (jit_job){.kernel = wants[i].bytes,
+                          .kernel_bytes = wants[i].n,
+                          .symbol = wants[i].symbol,
+                          .want_dump = etch__log_on(LOG_OUTPUT_CODE) || etch__report_on()};
     bool ok = !njobs || etch__jit_compile(jobs, njobs, dir->path, dir->disk), told = false;
     for (int i = 0; i < n; i++) {
         if (wants[i].made) continue;

@@ -126,8 +126,7 @@ static const char *check_prim(const loop_kernel *k, const loop_instr *i) {
 static const char *check_reduce(const loop_kernel *k, const loop_instr *i) {
     int64_t kind = i->p.imm.i;
     if (!k->nred) return "a reduction without reduced axes";
-    if (kind != REDUCE_SUM && kind != REDUCE_MAX && kind != REDUCE_MIN &&
-        kind != REDUCE_PROD)
+    if (kind != REDUCE_SUM && kind != REDUCE_MAX && kind != REDUCE_MIN && kind != REDUCE_PROD)
         return "a reduction is none of sum, product, max, min";
     return is_compute_type(i->p.type) ? NULL : "a reduction has no accumulator type";
 }

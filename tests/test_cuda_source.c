@@ -104,7 +104,8 @@ static void check_run(const int64_t *extent, bool split) {
     vectors_seen += v.vector > 1;
     add_launch(c, v, 0);
     v.tile = (uint8_t)(random_bits() % 6);
-    if (v.vector > 1 && !quick && !split) add_launch(c, (cuda_variant){32, v.vector / 2, v.tile}, 0);
+    if (v.vector > 1 && !quick && !split)
+        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile}, 0);
     add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6)}, 2);
 }
 

@@ -96,7 +96,7 @@ static etch_tensor *spelled_softmax(etch_tensor *x, int dim, bool log_form) {
 
 static void softmax_bits(void **state) {
     (void)state;
-    const etch_shape shapes[] = {ETCH_SHAPE(3, 70), ETCH_SHAPE(2, 9001), ETCH_SHAPE(4500, 21),
+    const etch_shape shapes[] = {ETCH_SHAPE(3, 70),      ETCH_SHAPE(2, 9001), ETCH_SHAPE(4500, 21),
                                  ETCH_SHAPE(3, 130, 33), ETCH_SHAPE(70, 200), ETCH_SHAPE(9000, 40)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
         for (int d = 0; d < COUNT_OF(float_types); d++)

@@ -251,8 +251,7 @@ static void reset_one(etch_function *f) {
     old->next = f->retired;
     atomic_store(&f->retired, old);
     pthread_mutex_unlock(&f->lock);
-    if (etch__report_on() && f->report)
-        etch__report_event(f, REPORT_RESET, END_RETURN, NULL, NULL);
+    if (etch__report_on() && f->report) etch__report_event(f, REPORT_RESET, END_RETURN, NULL, NULL);
     free_retired(f, 0);
 }
 

@@ -79,8 +79,8 @@ typedef struct segment_code {
     int64_t *offset;  /* per value: elements from the first element of its base */
     int64_t *key;     /* dynamic: the sizes it is for (see walk.key) */
     int64_t nkey;
-    int version;               /* dynamic: of the leaf's wanted values */
-    atomic_int refs;           /* dynamic: the list's, and one a walk that keeps it */
+    int version;     /* dynamic: of the leaf's wanted values */
+    atomic_int refs; /* dynamic: the list's, and one a walk that keeps it */
     struct report_graph *report;
     struct segment_code *next; /* older code, or another aliasing pattern */
 } segment_code;
@@ -195,7 +195,7 @@ struct etch_function {
     _Atomic(generation *) retired; /* freed when no run is left that may be using them */
     story story;                   /* for etch_explain; has a lock of its own */
     _Atomic(struct report_function *) report;
-    struct etch_function *next;    /* list of all functions */
+    struct etch_function *next; /* list of all functions */
 };
 
 /* ---- walking ---- */
@@ -264,8 +264,8 @@ typedef struct walk {
     kept_code kept[KEPT_CODES];
     unsigned next_kept;         /* the place that is given to another code next */
     struct walk *next_borrower; /* in the thread's list */
-    struct shadow *shadow; /* under ETCH_CHECK: see tracer/check.c; else NULL */
-    struct walk *next;     /* in one of the run's lists, newest first */
+    struct shadow *shadow;      /* under ETCH_CHECK: see tracer/check.c; else NULL */
+    struct walk *next;          /* in one of the run's lists, newest first */
 } walk;
 
 typedef struct run {

@@ -52,10 +52,13 @@ static inline etch_device_guard etch_device_enter(etch_device device) {
     return g;
 }
 static inline void etch_device_leave(etch_device_guard *g) { etch_set_device(g->before); }
-#define ETCH_ON(device)                                                                            \
-    for (etch_device_guard etch_on_device __attribute__((cleanup(etch_device_leave))) =            \
-             etch_device_enter(device);                                                            \
-         etch_on_device.open; etch_on_device.open = 0)
+#define ETCH_ON(device) ETCH_ON_NAMED_(device, __COUNTER__) /* blocks nest without shadowing */
+#define ETCH_ON_NAMED_(device, n) ETCH_ON_GUARD_(device, n)
+#define ETCH_ON_GUARD_(device, n) ETCH_ON_FOR_(device, etch_on_device_##n)
+#define ETCH_ON_FOR_(device, guard)                                                                \
+    for (etch_device_guard guard                                                                   \
+         __attribute__((cleanup(etch_device_leave))) = etch_device_enter(device);                  \
+         guard.open; guard.open = 0)
 
 /* What a GPU's memory and launches have come to since start. Bytes are those of whole blocks. */
 typedef struct etch_device_stats_t {
@@ -65,7 +68,7 @@ typedef struct etch_device_stats_t {
     int64_t launches;               /* kernels, one by one */
     int64_t graphs;                 /* CUDA graphs instantiated (ETCH_MODE_REDUCE_OVERHEAD) */
     int64_t graph_launches;
-    int64_t graph_patches; /* words of kernel arguments changed before a launch */
+    int64_t graph_patches;  /* words of kernel arguments changed before a launch */
     int64_t operand_copies; /* operands copied because a library could not read them in place */
 } etch_device_stats_t;
 /* All zero for the CPU and for a device that is not there. */

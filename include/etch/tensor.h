@@ -126,9 +126,9 @@ ETCH_API int etch_num_threads(void);
 ETCH_API void etch_manual_seed(uint64_t seed);
 
 typedef struct etch_memory_stats {
-    int64_t bytes_live; /* storages now alive, bytes */
+    int64_t bytes_live;  /* storages now alive, bytes */
     int64_t bytes_peak;  /* the most at one time since start or reset, to within 64 KiB a thread */
-    int64_t tensors; /* handles now alive */
+    int64_t tensors;     /* handles now alive */
     int64_t allocations; /* storages allocated since start */
 } etch_memory_stats;
 ETCH_API etch_memory_stats etch_memory(void);

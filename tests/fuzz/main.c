@@ -119,8 +119,8 @@ static bool run_program(bool native) {
     shared->native = native;
     shared->running = true, shared->done = false;
     alarm(60);
-    bool same = fuzz_compare(&shared->p.setup, fuzz_interpret, &shared->p, backend_name(native, &shared->p),
-                             &shared->result);
+    bool same = fuzz_compare(&shared->p.setup, fuzz_interpret, &shared->p,
+                             backend_name(native, &shared->p), &shared->result);
     alarm(0);
     shared->done = true;
     return same;
