@@ -10,4 +10,10 @@ etch_device test_device(void);
  * the main thread; other threads of a test and fresh processes call it themselves. */
 bool test_device_enter(void);
 
+/* At the start of a test that is about the host: instruction sets, addresses that C code writes to. */
+#define ONLY_ON_CPU()                                                                              \
+    do {                                                                                           \
+        if (test_device() != ETCH_CPU) skip();                                                     \
+    } while (0)
+
 #endif
