@@ -55,8 +55,8 @@ etch_tensor *etch__to_current_device(etch_tensor *t) {
 etch_tensor *etch_from_host(const void *data, etch_dtype dtype, etch_shape sizes) {
     int64_t numel = check_memory("etch_from_host", SITE, data, dtype, &sizes);
     etch_tensor *t = numel < 0 ? NULL : etch__tensor_new(dtype, sizes.n, sizes.v);
-    if (!t || !numel) return t;
-    memcpy(t->storage->data, data, (size_t)numel * etch_dtype_size(dtype));
+    if (!t) return NULL;
+    if (numel) memcpy(t->storage->data, data, (size_t)numel * etch_dtype_size(dtype));
     if (dtype == ETCH_BOOL) normalise_bools(t->storage->data, numel);
     return etch__to_current_device(t);
 }

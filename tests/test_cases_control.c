@@ -182,6 +182,7 @@ static long long compiled_with(const char *variable, const char *value) {
 /* Code for another processor is not loaded: it is built for the one at hand. */
 static void pt_121516_cache_of_another_processor(void **state) {
     (void)state;
+    ONLY_ON_CPU();
     assert_int_equal(compiled_with("ETCH_NUM_THREADS", "1"), 0);
     const char *isa = etch__cpu_isa() == CPU_ISA_BASELINE ? "avx2" : "baseline";
     assert_true(compiled_with("ETCH_CPU_ISA", isa) > 0);
@@ -191,6 +192,7 @@ static void pt_121516_cache_of_another_processor(void **state) {
 /* Another compiler of kernels: one byte more is another helper. */
 static void af_3182_cache_of_another_compiler(void **state) {
     (void)state;
+    ONLY_ON_CPU();
     char helper[96], command[512];
     snprintf(helper, sizeof helper, "%s/helper", case_dir);
     snprintf(command, sizeof command, "cp '%s/jit/helper/etch-jit' '%s' && printf x >> '%s'",

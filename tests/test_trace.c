@@ -1,6 +1,7 @@
 /* Verified traces: programs whose hidden state, captured tensors, scalars and escaping results
  * change from call to call give what they give uncompiled, with exactly as many graphs as there are
  * different traces. Each program runs on both backends. */
+#include "device_support.h"
 #include "trace_support.h"
 
 #include <stdlib.h>
@@ -201,6 +202,7 @@ static etch_tensor *writes_through_pointer(etch_tensor *x) {
 
 static void test_raw_writes(void **state) {
     (void)state;
+    ONLY_ON_CPU();
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(writes_through_pointer, .backend = test_backends[b]);

@@ -105,8 +105,16 @@ static void leave_streams(void *table) {
     pthread_mutex_unlock(&lock);
 }
 
+/* The one thread of a forked child enters its device anew, where it is refused. Threads that it has not
+ * may have held the lock. */
+static void in_forked_child(void) {
+    current = -1;
+    pthread_mutex_init(&lock, NULL);
+}
+
 __attribute__((constructor)) static void make_key(void) {
     pthread_key_create(&at_thread_end, leave_streams);
+    pthread_atfork(NULL, NULL, in_forked_child);
 }
 
 static cuda_stream *take_over(cuda_device *d) {

@@ -1,0 +1,19 @@
+/* The device that a suite's tensors lie on: ETCH_TEST_DEVICE, else the CPU. */
+#ifndef ETCH_TESTS_DEVICE_SUPPORT_H
+#define ETCH_TESTS_DEVICE_SUPPORT_H
+
+#include <etch/etch.h>
+#include <stdbool.h>
+
+etch_device test_device(void);
+/* Makes it the calling thread's current device; false: it is not there, the error says why. Done for
+ * the main thread; other threads of a test and fresh processes call it themselves. */
+bool test_device_enter(void);
+
+/* At the start of a test that is about the host: instruction sets, addresses that C code writes to. */
+#define ONLY_ON_CPU()                                                                              \
+    do {                                                                                           \
+        if (test_device() != ETCH_CPU) skip();                                                     \
+    } while (0)
+
+#endif
