@@ -86,6 +86,8 @@ static bool host_block() {
     }
 }
 
+__attribute__((destructor)) static void host_end() { free(host_stacks); }
+
 extern "C" __attribute__((visibility("default"))) bool
 host_launch(void (*f)(const void *), const void *args, unsigned grid, unsigned block) {
     if (!host_stacks) host_stacks = (char *)malloc((size_t)HOST_THREADS * HOST_STACK);
