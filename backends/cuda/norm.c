@@ -1,271 +1,300 @@
-/* softmax, log_softmax and layer norm on a device: a block a row. A row of up to 32,768 elements is
- * read once, into registers, 16 bytes an access where it lies so; a longer one is read again for each
- * pass. Everything is computed in f32 (f64 of f64), half types are rounded once.
+/* softmax, log_softmax and layer norm on a device.
  *
- * The order of the sums is fixed by the row's length, dtype and place in its storage alone: a thread's
- * values in order, then the threads of a warp by halves, then the warps in order. */
-#include "backends/cuda/ops.h"
+ * A row is read once and kept in registers: thread t of THREADS has the elements
+ * (c * THREADS + t) * V + j, c < CHUNKS, j < V. It adds its own in that order, a warp folds by
+ * butterflies, the warps' results fold the same way. All of that follows from the row's length and the
+ * dtypes alone. A row too long for the registers is read again for each pass (CHUNKS 0). Rows along an
+ * axis that is not the innermost are worked on 32 neighbours side by side, 8 threads each. Halves are
+ * computed in f32 and rounded once. */
+#include "backends/cuda/text.h"
 
-enum { WARP = 32, KEPT = 32 };
+#define OPERATIONS                                                                                 \
+    "#define LOWEST (-(VALUE_0)__int_as_float(0x7f800000))\n"                                      \
+    "__device__ inline VALUE_0 larger(VALUE_0 a, VALUE_0 b) {\n"                                   \
+    "    return a > b || a != a ? a : b;\n"                                                        \
+    "}\n"                                                                                          \
+    "template <bool MAX> __device__ inline VALUE_0 join(VALUE_0 a, VALUE_0 b) {\n"                 \
+    "    return MAX ? larger(a, b) : a + b;\n"                                                     \
+    "}\n"
 
-/* Before it: THREADS, VEC (elements an access), GROUPS (accesses a thread; 0: rows are read again). */
-static const char head_text[] =
+static const char row_text[] = OPERATIONS
     "struct etch_args {\n"
-    "    const ETCH_T *x;\n"
-    "    void *y;\n"
-    "    const ETCH_W *weight, *bias;\n"
-    "    long long rows, n, inner;\n"
-    "    ETCH_C eps;\n"
+    "    const ETCH_0 *x;\n"
+    "    ETCH_1 *y;\n"
+    "    const ETCH_2 *weight;\n"
+    "    const ETCH_3 *bias;\n"
+    "    i64 rows, n, wide, wide_parameters;\n"
+    "    VALUE_0 eps;\n"
     "};\n"
-    "struct alignas(sizeof(ETCH_T) * VEC) vec {\n"
-    "    ETCH_T e[VEC];\n"
+    "template <class T> struct alignas(sizeof(T) * V < 16 ? sizeof(T) * V : 16) neighbours {\n"
+    "    T e[V];\n"
     "};\n"
-    "__device__ inline ETCH_C larger(ETCH_C a, ETCH_C b) { return a > b || a != a ? a : b; }\n"
-    "__device__ inline ETCH_C sum(ETCH_C a, ETCH_C b) { return a + b; }\n"
-    "#define ACROSS(v, op) \\\n"
-    "    for (int w = 16; w; w /= 2) v = op(v, __shfl_down_sync(0xffffffffu, v, w)); \\\n"
-    "    if (threadIdx.x % 32 == 0) shared[threadIdx.x / 32] = v; \\\n"
-    "    __syncthreads(); \\\n"
-    "    v = shared[0]; \\\n"
-    "    for (int w = 1; w < THREADS / 32; w++) v = op(v, shared[w]); \\\n"
+    "template <class T>\n"
+    "__device__ inline void get(const T *p, i64 at, i64 n, bool wide, VALUE_0 absent, VALUE_0 *v) "
+    "{\n"
+    "    if (wide && at < n) {\n"
+    "        const neighbours<T> x = *(const neighbours<T> *)(p + at);\n"
+    "        #pragma unroll\n"
+    "        for (int j = 0; j < V; j++) v[j] = value(x.e[j]);\n"
+    "    } else {\n"
+    "        #pragma unroll\n"
+    "        for (int j = 0; j < V; j++) v[j] = at + j < n ? (VALUE_0)value(p[at + j]) : absent;\n"
+    "    }\n"
+    "}\n"
+    "template <class T>\n"
+    "__device__ inline void set(T *p, i64 at, i64 n, bool wide, const VALUE_0 *v) {\n"
+    "    if (wide && at < n) {\n"
+    "        neighbours<T> x;\n"
+    "        #pragma unroll\n"
+    "        for (int j = 0; j < V; j++) put(&x.e[j], v[j]);\n"
+    "        *(neighbours<T> *)(p + at) = x;\n"
+    "    } else {\n"
+    "        #pragma unroll\n"
+    "        for (int j = 0; j < V; j++)\n"
+    "            if (at + j < n) put(p + at + j, v[j]);\n"
+    "    }\n"
+    "}\n"
+    "/* The same for all threads of the row. */\n"
+    "template <bool MAX> __device__ inline VALUE_0 fold(VALUE_0 a, VALUE_0 *part) {\n"
+    "    #pragma unroll\n"
+    "    for (int d = 16; d > 0; d /= 2) a = join<MAX>(a, __shfl_xor_sync(0xffffffffu, a, d));\n"
+    "#if THREADS > 32\n"
+    "    const int t = threadIdx.x;\n"
+    "    if (t % 32 == 0) part[t / 32] = a;\n"
     "    __syncthreads();\n"
-    "#if GROUPS\n"
-    "#define ROW ETCH_C v[GROUPS * VEC]; \\\n"
-    "    _Pragma(\"unroll\") \\\n"
-    "    for (int g = 0; g < GROUPS; g++) { \\\n"
-    "        const long long i = ((long long)g * THREADS + threadIdx.x) * VEC; \\\n"
-    "        vec e = {}; \\\n"
-    "        if (i < p.n) e = *(const vec *)(x + i * p.inner); \\\n"
-    "        _Pragma(\"unroll\") for (int j = 0; j < VEC; j++) v[g * VEC + j] = LOAD(e.e[j]); \\\n"
+    "    a = t % 32 < THREADS / 32 ? part[t % 32] : MAX ? LOWEST : -(VALUE_0)0;\n"
+    "    __syncthreads();\n"
+    "    #pragma unroll\n"
+    "    for (int d = 16; d > 0; d /= 2) a = join<MAX>(a, __shfl_xor_sync(0xffffffffu, a, d));\n"
+    "#endif\n"
+    "    return a;\n"
+    "}\n"
+    "#if CHUNKS\n"
+    "#define EACH _Pragma(\"unroll\") for (int c = 0; c < CHUNKS; c++)\n"
+    "#define READ(v, absent) VALUE_0 *const v = kept + c * V\n"
+    "#else\n"
+    "#define EACH for (i64 c = 0; c < chunks; c++)\n"
+    "#define READ(v, absent) VALUE_0 v[V]; get(x, (c * THREADS + t) * V, a.n, wide, absent, v)\n"
+    "#endif\n"
+    "#define AT ((c * (i64)THREADS + t) * V)\n"
+    "#define VALUES _Pragma(\"unroll\") for (int j = 0; j < V; j++)\n"
+    "extern \"C\" __global__ void __launch_bounds__(THREADS < 128 ? 128 : THREADS)\n"
+    "    etch_rows(const __grid_constant__ etch_args a) {\n"
+    "    __shared__ VALUE_0 part[32];\n"
+    "    const int group = THREADS < 128 ? threadIdx.x / THREADS : 0, t = threadIdx.x % THREADS;\n"
+    "    const int groups = THREADS < 128 ? 128 / THREADS : 1;\n"
+    "    const bool wide = a.wide;\n"
+    "    const i64 chunks = (a.n + THREADS * V - 1) / (THREADS * V);\n"
+    "    (void)chunks;\n"
+    "    for (i64 first = (i64)blockIdx.x * groups; first < a.rows; first += (i64)gridDim.x * "
+    "groups) {\n"
+    "        const i64 row = first + group;\n"
+    "        const bool live = row < a.rows;\n"
+    "        const ETCH_0 *x = a.x + (live ? row : 0) * a.n;\n"
+    "        ETCH_1 *y = a.y + row * a.n;\n"
+    "#if CHUNKS\n"
+    "        VALUE_0 kept[CHUNKS * V];\n"
+    "        EACH get(x, AT, a.n, wide, NORM ? (VALUE_0)0 : LOWEST, kept + c * V);\n"
+    "#endif\n"
+    "#if NORM\n"
+    "        VALUE_0 sum = -(VALUE_0)0, squares = -(VALUE_0)0;\n"
+    "        EACH {\n"
+    "            READ(v, 0);\n"
+    "            VALUES if (AT + j < a.n) sum = sum + v[j];\n"
+    "        }\n"
+    "        const VALUE_0 mean = fold<false>(sum, part) / (VALUE_0)a.n;\n"
+    "        EACH {\n"
+    "            READ(v, 0);\n"
+    "            VALUES if (AT + j < a.n) {\n"
+    "                const VALUE_0 d = v[j] - mean;\n"
+    "                squares = squares + d * d;\n"
+    "            }\n"
+    "        }\n"
+    "        const VALUE_0 variance = fold<false>(squares, part) / (VALUE_0)a.n;\n"
+    "        const VALUE_0 scale = (VALUE_0)1 / sqrt(variance + a.eps);\n"
+    "        if (live) EACH {\n"
+    "            READ(v, 0);\n"
+    "            VALUE_0 p[V];\n"
+    "            VALUES v[j] = (v[j] - mean) * scale;\n"
+    "            if (a.weight) {\n"
+    "                get(a.weight, AT, a.n, a.wide_parameters, 0, p);\n"
+    "                VALUES v[j] = v[j] * p[j];\n"
+    "            }\n"
+    "            if (a.bias) {\n"
+    "                get(a.bias, AT, a.n, a.wide_parameters, 0, p);\n"
+    "                VALUES v[j] = v[j] + p[j];\n"
+    "            }\n"
+    "            set(y, AT, a.n, wide, v);\n"
+    "        }\n"
+    "#else\n"
+    "        VALUE_0 max = LOWEST, sum = -(VALUE_0)0;\n"
+    "        EACH {\n"
+    "            READ(v, LOWEST);\n"
+    "            VALUES max = larger(max, v[j]);\n"
+    "        }\n"
+    "        max = fold<true>(max, part);\n"
+    "        EACH {\n"
+    "            READ(v, LOWEST);\n"
+    "            VALUES {\n"
+    "                const VALUE_0 e = exp(v[j] - max);\n"
+    "                if (AT + j < a.n) sum = sum + e;\n"
+    "                if (CHUNKS && !LOGARITHM) v[j] = e;\n"
+    "            }\n"
+    "        }\n"
+    "        sum = fold<false>(sum, part);\n"
+    "        if (LOGARITHM) sum = log(sum);\n"
+    "        if (live) EACH {\n"
+    "            READ(v, LOWEST);\n"
+    "            VALUES {\n"
+    "                if (LOGARITHM) v[j] = v[j] - max - sum;\n"
+    "                else v[j] = (CHUNKS ? v[j] : exp(v[j] - max)) / sum;\n"
+    "            }\n"
+    "            set(y, AT, a.n, wide, v);\n"
+    "        }\n"
+    "#endif\n"
     "    }\n"
-    "#define EACH(i, value, ...) \\\n"
-    "    _Pragma(\"unroll\") \\\n"
-    "    for (int q = 0; q < GROUPS * VEC; q++) { \\\n"
-    "        const long long i = ((long long)(q / VEC) * THREADS + threadIdx.x) * VEC + q % VEC; "
-    "\\\n"
-    "        ETCH_C &value = v[q]; \\\n"
-    "        if (i < p.n) { __VA_ARGS__ } \\\n"
-    "    }\n"
-    "#define PUT \\\n"
-    "    _Pragma(\"unroll\") \\\n"
-    "    for (int g = 0; g < GROUPS; g++) { \\\n"
-    "        const long long i = ((long long)g * THREADS + threadIdx.x) * VEC; \\\n"
-    "        out e; \\\n"
-    "        _Pragma(\"unroll\") for (int j = 0; j < VEC; j++) STORE(e.e, j, v[g * VEC + j]); \\\n"
-    "        if (i < p.n) *(out *)((ETCH_O *)p.y + start + i * p.inner) = e; \\\n"
-    "    }\n"
-    "struct alignas(sizeof(ETCH_O) * VEC > 16 ? 16 : sizeof(ETCH_O) * VEC) out {\n"
-    "    ETCH_O e[VEC];\n"
+    "}\n";
+
+/* x[outer][n][inner]; a block of 256 threads has 32 neighbours of the inner axis. */
+static const char column_text[] = OPERATIONS
+    "struct etch_args {\n"
+    "    const ETCH_0 *x;\n"
+    "    ETCH_1 *y;\n"
+    "    i64 outer, n, inner;\n"
     "};\n"
-    "#else\n"
-    "#define ROW\n"
-    "#define EACH(i, value, ...) \\\n"
-    "    for (long long i = threadIdx.x; i < p.n; i += THREADS) { \\\n"
-    "        ETCH_C value = LOAD(x[i * p.inner]); \\\n"
-    "        __VA_ARGS__ \\\n"
+    "template <bool MAX> __device__ inline VALUE_0 fold(VALUE_0 v, VALUE_0 (*part)[32]) {\n"
+    "    const int t = threadIdx.x / 32, c = threadIdx.x % 32;\n"
+    "    part[t][c] = v;\n"
+    "    __syncthreads();\n"
+    "    for (int w = 4; w > 0; w /= 2) {\n"
+    "        if (t < w) part[t][c] = join<MAX>(part[t][c], part[t + w][c]);\n"
+    "        __syncthreads();\n"
     "    }\n"
-    "#endif\n"
-    "extern \"C\" __global__ void __launch_bounds__(THREADS)\n"
-    "    etch_rows(const __grid_constant__ struct etch_args p) {\n"
-    "    __shared__ ETCH_C shared[THREADS / 32];\n"
-    "    for (long long row = blockIdx.x; row < p.rows; row += gridDim.x) {\n"
-    "        const long long start = row / p.inner * p.n * p.inner + row % p.inner;\n"
-    "        const ETCH_T *x = p.x + start;\n"
-    "        ROW\n";
+    "    v = part[0][c];\n"
+    "    __syncthreads();\n"
+    "    return v;\n"
+    "}\n"
+    "extern \"C\" __global__ void __launch_bounds__(256)\n"
+    "    etch_columns(const __grid_constant__ etch_args a) {\n"
+    "    __shared__ VALUE_0 part[8][32];\n"
+    "    const i64 strips = (a.inner + 31) / 32;\n"
+    "    for (i64 u = blockIdx.x; u < a.outer * strips; u += gridDim.x) {\n"
+    "        const i64 column = u % strips * 32 + threadIdx.x % 32;\n"
+    "        const i64 t = threadIdx.x / 32, n = column < a.inner ? a.n : 0;\n"
+    "        const i64 at = u / strips * a.n * a.inner + column;\n"
+    "        VALUE_0 max = LOWEST, sum = -(VALUE_0)0;\n"
+    "        for (i64 i = t; i < n; i += 8) max = larger(max, value(a.x[at + i * a.inner]));\n"
+    "        max = fold<true>(max, part);\n"
+    "        for (i64 i = t; i < n; i += 8) sum = sum + exp(value(a.x[at + i * a.inner]) - max);\n"
+    "        sum = fold<false>(sum, part);\n"
+    "        if (LOGARITHM) sum = log(sum);\n"
+    "        for (i64 i = t; i < n; i += 8) {\n"
+    "            const VALUE_0 d = value(a.x[at + i * a.inner]) - max;\n"
+    "            put(a.y + at + i * a.inner, LOGARITHM ? d - sum : exp(d) / sum);\n"
+    "        }\n"
+    "    }\n"
+    "}\n";
 
-/* With GROUPS the passes change the values that are kept, and PUT stores them; without, each pass
- * computes from the element again and the last one stores. */
-static const char softmax_text[] =
-    "        ETCH_C m = -INFINITY;\n"
-    "        EACH(i, a, m = larger(m, a);)\n"
-    "        ACROSS(m, larger)\n"
-    "        ETCH_C s = 0;\n"
-    "        EACH(i, a, a = EXP(a - m); s = s + a;)\n"
-    "        ACROSS(s, sum)\n"
-    "#if GROUPS\n"
-    "        EACH(i, a, a = a / s;)\n"
-    "        PUT\n"
-    "#else\n"
-    "        EACH(i, a, STORE(p.y, start + i * p.inner, EXP(a - m) / s);)\n"
-    "#endif\n"
-    "    }\n}\n";
+enum { KEPT = 32, THREADS_MOST = 1024 };
 
-static const char log_softmax_text[] =
-    "        ETCH_C m = -INFINITY;\n"
-    "        EACH(i, a, m = larger(m, a);)\n"
-    "        ACROSS(m, larger)\n"
-    "        ETCH_C s = 0;\n"
-    "        EACH(i, a, s = s + EXP(a - m);)\n"
-    "        ACROSS(s, sum)\n"
-    "        s = LOG(s);\n"
-    "#if GROUPS\n"
-    "        EACH(i, a, a = (a - m) - s;)\n"
-    "        PUT\n"
-    "#else\n"
-    "        EACH(i, a, STORE(p.y, start + i * p.inner, (a - m) - s);)\n"
-    "#endif\n"
-    "    }\n}\n";
+/* How the row is dealt out: at least 4 chunks a thread until there are 1024 threads. */
+typedef struct row_shape {
+    int vector, threads, chunks;
+} row_shape;
 
-static const char layer_norm_text[] =
-    "        ETCH_C mean = 0;\n"
-    "        EACH(i, a, mean = mean + a;)\n"
-    "        ACROSS(mean, sum)\n"
-    "        mean = mean / (ETCH_C)p.n;\n"
-    "        ETCH_C s = 0;\n"
-    "        EACH(i, a, const ETCH_C d = a - mean; s = s + d * d;)\n"
-    "        ACROSS(s, sum)\n"
-    "        const ETCH_C scale = 1 / SQRT(s / (ETCH_C)p.n + p.eps);\n"
-    "#define NORM(a, i) \\\n"
-    "        ETCH_C z = (a - mean) * scale; \\\n"
-    "        if (p.weight) z = z * LOADW(p.weight[i]); \\\n"
-    "        if (p.bias) z = z + LOADW(p.bias[i]);\n"
-    "#if GROUPS\n"
-    "        EACH(i, a, NORM(a, i) a = z;)\n"
-    "        PUT\n"
-    "#else\n"
-    "        EACH(i, a, NORM(a, i) STORE(p.y, start + i, z);)\n"
-    "#endif\n"
-    "    }\n}\n";
-
-typedef struct rows {
-    const char *body, *name;
-    etch_dtype in, out, weight_dtype;
-    int threads, vec, groups;
-} rows;
-
-static const char *type_name(etch_dtype d) {
-    return d == ETCH_F64 ? "double" : d == ETCH_F32 ? "float" : "unsigned short";
+static row_shape shape_of(etch_dtype d, int64_t n) {
+    row_shape r = {16 / (int)etch_dtype_size(d), 32, 0};
+    int64_t total = (n + r.vector - 1) / r.vector;
+    while (r.threads < THREADS_MOST && total > 4 * r.threads) r.threads *= r.threads == 32 ? 4 : 2;
+    int64_t chunks = (total + r.threads - 1) / r.threads;
+    r.chunks = chunks * r.vector <= KEPT ? (int)chunks : 0;
+    return r;
 }
 
-static char *text_of(const void *ctx) {
-    const rows *r = ctx;
-    bool f64 = r->in == ETCH_F64,
-         half = r->weight_dtype == ETCH_BF16 || r->weight_dtype == ETCH_F16;
-    size_t room = sizeof head_text + strlen(r->body) + 1024;
-    char *body = etch__malloc(room);
-    if (!body) return NULL;
-    snprintf(body, room,
-             "#define THREADS %d\n#define VEC %d\n#define GROUPS %d\ntypedef %s ETCH_W;\n"
-             "typedef %s ETCH_O;\n#define LOADW(v) %s\n#define EXP %s\n#define LOG %s\n"
-             "#define SQRT %s\n#ifndef INFINITY\n#define INFINITY "
-             "__int_as_float(0x7f800000)\n#endif\n%s%s",
-             r->threads, r->vec, r->groups, type_name(r->weight_dtype), type_name(r->out),
-             half ? (r->weight_dtype == ETCH_BF16 ? "load_half(v, 1)" : "load_half(v, 0)") : "(v)",
-             f64 ? "exp" : "expf", f64 ? "log" : "logf", f64 ? "sqrt" : "sqrtf", head_text,
-             r->body);
-    product_text product = {r->in, r->out != r->in, body};
-    char *text = etch__cuda_product_text(&product);
-    etch__free(body);
-    return text;
-}
-
-/* About four accesses a thread. */
-static void plan_row(rows *r, int64_t n, bool wide) {
-    int size = (int)etch_dtype_size(r->in);
-    r->vec = wide ? 16 / size : 1;
-    int64_t groups = (n + r->vec - 1) / r->vec;
-    r->threads = WARP;
-    while (r->threads < 1024 && r->threads * 4 < groups) r->threads *= 2;
-    r->groups = (int)((groups + r->threads - 1) / r->threads);
-    if ((groups + r->threads - 1) / r->threads * r->vec > KEPT) r->groups = 0, r->vec = 1;
-}
-
-typedef struct rows_args {
+typedef struct row_args {
     const void *x;
     void *y;
     const void *weight, *bias;
-    long long rows, n, inner;
-    union {
-        float f;
-        double d;
-        uint64_t cell;
-    } eps;
-} rows_args;
+    int64_t rows, n, wide, wide_parameters;
+    uint64_t eps;
+} row_args;
 
-static etch_status launch(rows *r, rows_args *a, const etch_tensor *x, const etch_tensor *y) {
-    uint8_t key[96];
-    const char *why;
-    cuda_stream *s = etch__cuda_stream(etch__device_index(y->device));
-    if (!s || etch__cuda_use(s, x->storage) != ETCH_OK) return etch__tls.status;
-    int64_t size = etch__item_size(x);
-    a->x = etch__ptr(x), a->y = etch__ptr(y);
-    plan_row(r, a->n, a->inner == 1 && a->n * size % 16 == 0 && x->offset * size % 16 == 0);
-    int n = snprintf((char *)key, sizeof key, "%s 1 %d %d %d %d %d %d", r->name, r->in, r->out,
-                     r->weight_dtype, r->threads, r->vec, r->groups);
-    cuda_code *code =
-        etch__cuda_code(etch__cuda_stream_device(s), key, (size_t)n, "etch_rows", text_of, r, &why);
-    if (!code) return etch__error(ETCH_ERR_COMPILE, "%s", why);
-    unsigned grid[3] = {a->rows < 1 << 30 ? (unsigned)a->rows : 1 << 30, 1, 1},
-             block[3] = {(unsigned)r->threads, 1, 1};
-    etch_status status =
-        etch__cuda_launch(s, etch__cuda_function(code), r->name, grid, block, 0, a);
-    etch__cuda_code_release(code);
-    return status;
+static bool aligned(const void *p) { return (uintptr_t)p % 16 == 0; }
+
+static etch_status run_rows(cuda_stream *s, kernel_text *k, row_args *a, bool norm,
+                            bool logarithm) {
+    row_shape r = shape_of(k->dtype[0], a->n);
+    a->wide = aligned(a->x) && aligned(a->y) && a->n % r.vector == 0;
+    a->wide_parameters = aligned(a->weight) && aligned(a->bias) && a->n % r.vector == 0;
+    k->symbol = "etch_rows", k->body = row_text;
+    snprintf(k->defines, sizeof k->defines,
+             "#define V %d\n#define THREADS %d\n#define CHUNKS %d\n#define NORM %d\n"
+             "#define LOGARITHM %d\n",
+             r.vector, r.threads, r.chunks, norm, logarithm);
+    int groups = r.threads < 128 ? 128 / r.threads : 1;
+    return etch__cuda_run_text(s, k, (a->rows + groups - 1) / groups,
+                               (unsigned)(r.threads * groups), a);
 }
 
-/* A contiguous handle over t's elements: itself, or a copy in *copy, whose storage is to be released. */
-static const etch_tensor *contiguous(const etch_tensor *t, etch_tensor *copy) {
-    memset(copy, 0, sizeof *copy);
-    if (t->contiguous) return t;
-    etch_tensor *from = (etch_tensor *)t, *to = copy;
-    tensor_meta m = {.dtype = t->dtype, .ndim = t->ndim, .device = t->device};
-    memcpy(m.size, t->size, sizeof m.size);
-    etch__row_major(m.ndim, m.size, m.stride);
-    atomic_init(&copy->refs, 1);
-    copy->magic = TENSOR_ALIVE;
-    etch__apply_meta(copy, &m);
-    copy->storage = etch__storage_new_on(t->device, (size_t)(t->numel * etch__item_size(t)));
-    op_call clone = {.op = OP_CLONE, .nin = 1, .in = &from};
-    if (copy->storage && etch__cuda_kernel(&clone, &to) == ETCH_OK) return copy;
-    return NULL;
+static etch_status run_columns(cuda_stream *s, kernel_text *k, const row_args *r, int64_t inner,
+                               bool logarithm) {
+    struct {
+        const void *x;
+        void *y;
+        int64_t outer, n, inner;
+    } a = {r->x, r->y, r->rows / inner, r->n, inner};
+    k->symbol = "etch_columns", k->body = column_text;
+    snprintf(k->defines, sizeof k->defines, "#define LOGARITHM %d\n", logarithm);
+    return etch__cuda_run_text(s, k, a.outer * ((inner + 31) / 32), 256, &a);
 }
 
-static etch_status softmax(const op_call *call, etch_tensor *const *out) {
-    const etch_tensor *x = call->in[0];
-    bool log = call->op == OP_LOG_SOFTMAX_RAW;
-    rows r = {.body = log ? log_softmax_text : softmax_text,
-              .name = log ? "log_softmax" : "softmax",
-              .in = (etch_dtype)x->dtype,
-              .out = (etch_dtype)out[0]->dtype,
-              .weight_dtype = ETCH_F32};
-    rows_args a = {.rows = 1, .n = 1, .inner = 1};
-    int dim = (int)(call->at[0] < 0 ? call->at[0] + x->ndim : call->at[0]);
-    if (x->numel == 0) return ETCH_OK;
-    for (int d = 0; d < x->ndim; d++) {
-        *(d == dim ? &a.n : &a.rows) *= x->size[d];
-        if (d > dim) a.inner *= x->size[d];
+static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
+    etch_tensor *out = outs[0], *x, temporary;
+    if (!out->numel) return ETCH_OK;
+    cuda_stream *s = etch__cuda_begin(call, out);
+    if (!s) return etch__tls.status;
+    bool logarithm = call->op == OP_LOG_SOFTMAX_RAW;
+    int64_t inner = 1, n = 1;
+    int dim = etch__cuda_dim(call);
+    for (int d = dim; d < out->ndim; d++) *(d == dim ? &n : &inner) *= out->size[d];
+    etch_status status = etch__cuda_dense(call->in[0], &temporary, &x);
+    if (status == ETCH_OK) {
+        kernel_text k = {.ndtypes = 4};
+        k.dtype[0] = (etch_dtype)x->dtype, k.dtype[1] = (etch_dtype)out->dtype;
+        k.dtype[2] = k.dtype[3] = k.dtype[0];
+        row_args a = {.x = etch__ptr(x), .y = etch__ptr(out), .rows = out->numel / n, .n = n};
+        status = inner > 1 ? run_columns(s, &k, &a, inner, logarithm)
+                           : run_rows(s, &k, &a, false, logarithm);
     }
-    etch_tensor copy;
-    const etch_tensor *dense = contiguous(x, &copy);
-    etch_status status = dense ? launch(&r, &a, dense, out[0]) : etch__tls.status;
-    etch__storage_release(copy.storage);
+    etch__cuda_drop(&temporary);
     return status;
 }
 
-static etch_status layer_norm(const op_call *call, etch_tensor *const *out) {
-    const etch_tensor *x = call->in[0], *dense[3] = {NULL};
-    etch_tensor copy[3] = {{.dtype = 0}};
+static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
+    etch_tensor *out = outs[0], *in[3] = {NULL, NULL, NULL}, temporary[3];
+    if (!out->numel) return ETCH_OK;
+    cuda_stream *s = etch__cuda_begin(call, out);
+    if (!s) return etch__tls.status;
+    memset(temporary, 0, sizeof temporary);
+    kernel_text k = {.ndtypes = 4};
     etch_status status = ETCH_OK;
-    if (x->numel == 0) return ETCH_OK;
-    for (int i = 0; i < 3 && status == ETCH_OK; i++)
-        if (call->in[i] != ETCH_NONE && !(dense[i] = contiguous(call->in[i], &copy[i])))
-            status = etch__tls.status;
-    const etch_tensor *w = dense[1] ? dense[1] : dense[2];
-    rows r = {.body = layer_norm_text,
-              .name = "layer_norm",
-              .in = (etch_dtype)x->dtype,
-              .out = (etch_dtype)out[0]->dtype,
-              .weight_dtype = w ? (etch_dtype)w->dtype : ETCH_F32};
-    rows_args a = {.n = 1, .inner = 1};
-    for (int64_t i = 0; i < call->at[0]; i++) a.n *= call->at[1 + i];
-    a.rows = x->numel / a.n;
-    a.weight = dense[1] ? etch__ptr(dense[1]) : NULL;
-    a.bias = dense[2] ? etch__ptr(dense[2]) : NULL;
-    a.eps.cell = etch__scalar_cell(call->sc[0], etch__compute_type(r.in));
-    bool same = !dense[1] || !dense[2] || dense[1]->dtype == dense[2]->dtype;
-    if (status == ETCH_OK && same) status = launch(&r, &a, dense[0], out[0]);
-    for (int i = 0; i < 3; i++) etch__storage_release(copy[i].storage);
-    return status == ETCH_OK && !same ? etch__run_on_host(call, out) : status;
+    for (int i = 0; i < 3; i++) {
+        bool there = call->in[i] != ETCH_NONE;
+        k.dtype[i ? i + 1 : 0] = (etch_dtype)(there ? call->in[i] : call->in[0])->dtype;
+        if (there && status == ETCH_OK)
+            status = etch__cuda_dense(call->in[i], &temporary[i], &in[i]);
+    }
+    k.dtype[1] = (etch_dtype)out->dtype;
+    if (status == ETCH_OK) {
+        row_args a = {.x = etch__ptr(in[0]), .y = etch__ptr(out), .n = 1};
+        a.weight = in[1] ? etch__ptr(in[1]) : NULL, a.bias = in[2] ? etch__ptr(in[2]) : NULL;
+        a.eps = etch__scalar_cell(call->sc[0], etch__compute_type(k.dtype[0]));
+        for (int64_t i = 0; i < call->at[0]; i++) a.n *= call->at[1 + i];
+        a.rows = out->numel / a.n;
+        status = run_rows(s, &k, &a, true, false);
+    }
+    for (int i = 0; i < 3; i++) etch__cuda_drop(&temporary[i]);
+    return status;
 }
 
 __attribute__((constructor)) static void register_norms(void) {

@@ -11,11 +11,16 @@
 #include "core/backend.h"
 
 static cuda_kernel own[OP_COUNT];
+static bool waits[OP_COUNT];
 
 void etch__cuda_register(op_id op, cuda_kernel kernel) { own[op] = kernel; }
 
+void etch__cuda_register_waiting(op_id op, cuda_kernel kernel) {
+    own[op] = kernel, waits[op] = true;
+}
+
 bool etch__cuda_issues(uint16_t op) {
-    return op < OP_COUNT && !etch__op_is_users((op_id)op) && own[op];
+    return op < OP_COUNT && !etch__op_is_users((op_id)op) && own[op] && !waits[op];
 }
 
 /* ---- plans of one operator ---- */
@@ -183,7 +188,7 @@ static bool overlaps(const op_call *call) {
     return false;
 }
 
-static etch_status by_plan(const op_call *call, etch_tensor *const *out) {
+etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out) {
     int64_t key[KEY_WORDS];
     size_t n = overlaps(call) ? 0 : key_of(call, out[0]->device, key);
     if (!n) return etch__run_on_host(call, out);
@@ -208,6 +213,6 @@ etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
         return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
     if (unlikely(etch__op_is_users(op))) return etch__run_on_host(call, out);
     if (own[op]) return own[op](call, out);
-    if (expressible((op_kind)etch__ops[op].kind)) return by_plan(call, out);
+    if (expressible((op_kind)etch__ops[op].kind)) return etch__cuda_by_plan(call, out);
     return etch__run_on_host(call, out);
 }

@@ -8,6 +8,10 @@
 /* As op_kernel: out[0] is allocated, inputs are materialised, all on one device. */
 typedef etch_status (*cuda_kernel)(const op_call *call, etch_tensor *const *out);
 void etch__cuda_register(op_id op, cuda_kernel kernel);
+/* The same for one that waits for the device, to see that its data is right. */
+void etch__cuda_register_waiting(op_id op, cuda_kernel kernel);
+/* The call as a native plan of one operator; on the CPU where the jit has none. */
+etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out);
 
 /* Products as CUDA C: the body behind the definitions that make it one of the dtype (wide: the result is
  * of the compute type); etch__free it. The small one takes addresses of A, B and C, then batch, M, N,

@@ -9,7 +9,7 @@
 #include <pthread.h>
 #include <xxhash.h>
 
-#include "backends/cuda/ops.h"
+#include "backends/cuda/text.h"
 #include "core/expr.h"
 
 enum { SMALL = 64, WORKSPACE = 32 << 20 };
@@ -95,31 +95,6 @@ static etch_status prepare_operand(product *p, operand *o, const etch_tensor *t,
 }
 
 /* ---- code of our own ---- */
-
-static const char *const type_names[ETCH_DTYPE_COUNT] = {
-    "float", "double", "unsigned short", "unsigned short", "signed char",
-    "short", "int",    "long long",      "unsigned char",  "unsigned char"};
-
-static const char loads[] =
-    "__device__ float load_half(unsigned short h, int bf16) {\n"
-    "    if (bf16) return __uint_as_float((unsigned)h << 16);\n"
-    "    unsigned sign = (unsigned)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff;\n"
-    "    if (e == 0) return __uint_as_float(sign | 0x3f800000) * ((float)m * "
-    "5.9604644775390625e-8f);\n"
-    "    return __uint_as_float(sign | (e == 31 ? 255 : e + 112) << 23 | m << 13);\n"
-    "}\n"
-    "__device__ unsigned short store_half(float f, int bf16) {\n"
-    "    unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;\n"
-    "    if (a > 0x7f800000) return bf16 ? (u >> 16 | 0x40) : (sign | 0x7e00 | (a >> 13 & "
-    "0x3ff));\n"
-    "    if (bf16) return (u + 0x7fff + (u >> 16 & 1)) >> 16;\n"
-    "    if (a >= 0x477ff000) return sign | 0x7c00;\n"
-    "    if (a < 0x38800000) {\n"
-    "        float scaled = __uint_as_float(a) * 16777216.0f;\n"
-    "        return sign | (unsigned)rintf(scaled);\n"
-    "    }\n"
-    "    return sign | ((a + 0xfff + (a >> 13 & 1)) - 0x38000000) >> 13;\n"
-    "}\n";
 
 /* ETCH_T is the storage type, ETCH_C the compute type. */
 static const char chain_text[] =
@@ -222,7 +197,7 @@ char *etch__cuda_product_text(const void *ctx) {
     const product_text *t = ctx;
     etch_dtype d = t->dtype, type = etch__compute_type(d);
     bool half = type != d, real = etch__is_float(d);
-    size_t room = sizeof loads + strlen(t->body) + 1024;
+    size_t room = strlen(etch__cuda_half_text) + strlen(t->body) + 1024;
     char *text = etch__malloc(room);
     if (!text) return NULL;
     const char *chain = d == ETCH_BOOL ? "((acc) | ((x) & (y)))"
@@ -232,7 +207,7 @@ char *etch__cuda_product_text(const void *ctx) {
     snprintf(text, room,
              "%stypedef %s ETCH_T;\ntypedef %s ETCH_C;\n#define LOAD(v) %s\n"
              "#define STORE(c, i, v) (%s)\n#define CHAIN(x, y, acc) %s\n%s",
-             half ? loads : "", type_names[d], type_names[type],
+             half ? etch__cuda_half_text : "", etch__cuda_type_names[d], etch__cuda_type_names[type],
              half ? (d == ETCH_BF16 ? "load_half(v, 1)" : "load_half(v, 0)") : "(v)",
              half && !t->wide ? (d == ETCH_BF16 ? "((ETCH_T *)(c))[i] = store_half(v, 1)"
                                                 : "((ETCH_T *)(c))[i] = store_half(v, 0)")

@@ -1,0 +1,174 @@
+/* See text.h. */
+#include "backends/cuda/text.h"
+
+#include <xxhash.h>
+
+const char *const etch__cuda_type_names[ETCH_DTYPE_COUNT] = {
+    "float", "double", "unsigned short", "unsigned short", "signed char",
+    "short", "int",    "long long",      "unsigned char",  "unsigned char"};
+
+const char etch__cuda_half_text[] =
+    "__device__ float load_half(unsigned short h, int bf16) {\n"
+    "    if (bf16) return __uint_as_float((unsigned)h << 16);\n"
+    "    unsigned sign = (unsigned)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff;\n"
+    "    if (e == 0) return __uint_as_float(sign | 0x3f800000) * ((float)m * "
+    "5.9604644775390625e-8f);\n"
+    "    return __uint_as_float(sign | (e == 31 ? 255 : e + 112) << 23 | m << 13);\n"
+    "}\n"
+    "__device__ unsigned short store_half(float f, int bf16) {\n"
+    "    unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;\n"
+    "    if (a > 0x7f800000) return bf16 ? (u >> 16 | 0x40) : (sign | 0x7e00 | (a >> 13 & "
+    "0x3ff));\n"
+    "    if (bf16) return (u + 0x7fff + (u >> 16 & 1)) >> 16;\n"
+    "    if (a >= 0x477ff000) return sign | 0x7c00;\n"
+    "    if (a < 0x38800000) {\n"
+    "        float scaled = __uint_as_float(a) * 16777216.0f;\n"
+    "        return sign | (unsigned)rintf(scaled);\n"
+    "    }\n"
+    "    return sign | ((a + 0xfff + (a >> 13 & 1)) - 0x38000000) >> 13;\n"
+    "}\n";
+
+static const char types_text[] =
+    "typedef long long i64;\n"
+    "typedef unsigned long long u64;\n"
+    "struct etch_bf16 {\n"
+    "    unsigned short bits;\n"
+    "};\n"
+    "struct etch_f16 {\n"
+    "    unsigned short bits;\n"
+    "};\n"
+    "struct etch_bool {\n"
+    "    unsigned char bits;\n"
+    "};\n"
+    "struct etch_dims {\n"
+    "    i64 n, size[8], stride[8];\n"
+    "};\n"
+    "template <class T> __device__ inline T value(T e) { return e; }\n"
+    "__device__ inline float value(etch_bf16 e) { return load_half(e.bits, 1); }\n"
+    "__device__ inline float value(etch_f16 e) { return load_half(e.bits, 0); }\n"
+    "__device__ inline unsigned char value(etch_bool e) { return e.bits; }\n"
+    "template <class T, class V> __device__ inline void put(T *to, V v) { *to = (T)v; }\n"
+    "template <class V> __device__ inline void put(etch_bf16 *to, V v) {\n"
+    "    to->bits = store_half((float)v, 1);\n"
+    "}\n"
+    "template <class V> __device__ inline void put(etch_f16 *to, V v) {\n"
+    "    to->bits = store_half((float)v, 0);\n"
+    "}\n"
+    "template <class V> __device__ inline void put(etch_bool *to, V v) { to->bits = v != 0; }\n"
+    "/* Where element i (row-major) lies. */\n"
+    "__device__ inline i64 place(const etch_dims &d, i64 i) {\n"
+    "    i64 at = 0;\n"
+    "    for (int x = (int)d.n - 1; x >= 0; x--) {\n"
+    "        const i64 q = i / d.size[x];\n"
+    "        at += (i - q * d.size[x]) * d.stride[x];\n"
+    "        i = q;\n"
+    "    }\n"
+    "    return at;\n"
+    "}\n";
+
+static const char *element_type(etch_dtype d) {
+    return d == ETCH_BF16   ? "etch_bf16"
+           : d == ETCH_F16  ? "etch_f16"
+           : d == ETCH_BOOL ? "etch_bool"
+                            : etch__cuda_type_names[d];
+}
+
+static char *source(const void *ctx) {
+    const kernel_text *k = ctx;
+    size_t room = strlen(etch__cuda_half_text) + sizeof types_text + strlen(k->body) + 1024, at = 0;
+    char *text = etch__malloc(room);
+    if (!text) return NULL;
+    at += (size_t)snprintf(text, room, "%s%s", etch__cuda_half_text, types_text);
+    for (int i = 0; i < k->ndtypes; i++)
+        at += (size_t)snprintf(text + at, room - at, "typedef %s ETCH_%d;\ntypedef %s VALUE_%d;\n",
+                               element_type(k->dtype[i]), i,
+                               etch__cuda_type_names[etch__compute_type(k->dtype[i])], i);
+    snprintf(text + at, room - at, "%s%s", k->defines, k->body);
+    return text;
+}
+
+/* The body is in the key by its hash, so that a changed one is not taken from an older cache. */
+etch_status etch__cuda_run_text(cuda_stream *s, const kernel_text *k, int64_t blocks,
+                                unsigned threads, void *parameter) {
+    uint8_t key[320];
+    const char *why;
+    int n = snprintf((char *)key, sizeof key, "text %s %016llx %s", k->symbol,
+                     (unsigned long long)XXH3_64bits(k->body, strlen(k->body)), k->defines);
+    for (int i = 0; i < k->ndtypes; i++) key[n++] = (uint8_t)k->dtype[i];
+    cuda_code *code =
+        etch__cuda_code(etch__cuda_stream_device(s), key, (size_t)n, k->symbol, source, k, &why);
+    if (!code) return etch__error(ETCH_ERR_COMPILE, "%s", why);
+    unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
+             block[3] = {threads, 1, 1};
+    etch_status status =
+        etch__cuda_launch(s, etch__cuda_function(code), k->symbol, grid, block, 0, parameter);
+    etch__cuda_code_release(code);
+    return status;
+}
+
+/* ---- operands ---- */
+
+cuda_stream *etch__cuda_begin(const op_call *call, const etch_tensor *out) {
+    cuda_stream *s = etch__cuda_stream(etch__device_index(out->device));
+    bool ok = s && etch__cuda_use(s, out->storage) == ETCH_OK;
+    for (int i = 0; ok && i < call->nin; i++)
+        if (call->in[i] != ETCH_NONE) ok = etch__cuda_use(s, call->in[i]->storage) == ETCH_OK;
+    return ok ? s : NULL;
+}
+
+bool etch__cuda_temporary(etch_tensor *t, etch_dtype dtype, int ndim, const int64_t *size,
+                          int device) {
+    tensor_meta m = {.dtype = (uint8_t)dtype, .ndim = (uint8_t)ndim, .device = (uint8_t)device};
+    memcpy(m.size, size, sizeof *size * (size_t)ndim);
+    etch__row_major(ndim, m.size, m.stride);
+    memset(t, 0, sizeof *t);
+    atomic_init(&t->refs, 1);
+    t->magic = TENSOR_ALIVE;
+    etch__apply_meta(t, &m);
+    t->storage = etch__storage_new_on(device, (size_t)(t->numel * etch__item_size(t)));
+    return t->storage != NULL;
+}
+
+void etch__cuda_drop(etch_tensor *t) {
+    if (t->storage) etch__storage_release(t->storage);
+    t->storage = NULL;
+}
+
+etch_status etch__cuda_copy(etch_tensor *to, etch_tensor *from, const void *site) {
+    static const int64_t blocking[] = {0};
+    etch_tensor *const in[2] = {to, from};
+    op_call copy = {.op = OP_COPY_, .nin = 2, .in = in, .nat = 1, .at = blocking, .site = site};
+    return to->numel ? etch__cuda_kernel(&copy, &to) : ETCH_OK;
+}
+
+etch_status etch__cuda_dense(etch_tensor *from, etch_tensor *temporary, etch_tensor **dense) {
+    temporary->storage = NULL;
+    *dense = from;
+    if (from->contiguous) return ETCH_OK;
+    if (!etch__cuda_temporary(temporary, (etch_dtype)from->dtype, from->ndim, from->size,
+                              from->device))
+        return etch__tls.status;
+    *dense = temporary;
+    return etch__cuda_copy(temporary, from, NULL);
+}
+
+void etch__cuda_dims(text_dims *d, const etch_tensor *t) {
+    d->n = t->ndim;
+    memcpy(d->size, t->size, sizeof d->size);
+    memcpy(d->stride, t->stride, sizeof d->stride);
+}
+
+/* ---- checks ---- */
+
+etch_status etch__cuda_check_begin(cuda_stream *s, fault_check *c) {
+    if (!(c->word = etch__cuda_allocate(s, sizeof c->position))) return etch__tls.status;
+    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)etch__cuda_address(c->word), 0xff,
+              sizeof c->position, etch__cuda_stream_handle(s));
+}
+
+etch_status etch__cuda_check_end(cuda_stream *s, fault_check *c) {
+    etch_status status =
+        CU(cuMemcpyDtoHAsync_v2, &c->position, (cu_address)(uintptr_t)etch__cuda_address(c->word),
+           sizeof c->position, etch__cuda_stream_handle(s));
+    return status == ETCH_OK ? etch__cuda_wait(s) : status;
+}

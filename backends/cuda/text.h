@@ -1,0 +1,57 @@
+/* Kernels of our own as CUDA C text: types and conversions that stand before each, launching, and what
+ * the kernels that move elements about share. */
+#ifndef ETCH_BACKENDS_CUDA_TEXT_H
+#define ETCH_BACKENDS_CUDA_TEXT_H
+
+#include "backends/cuda/ops.h"
+
+/* The C types of elements in memory and of values (by compute type), and the device functions
+ * load_half(h, bf16) and store_half(f, bf16). */
+extern const char *const etch__cuda_type_names[ETCH_DTYPE_COUNT];
+extern const char etch__cuda_half_text[];
+
+/* One kernel. Before the body stand the types etch_bf16, etch_f16, etch_bool, the functions value(e)
+ * (an element as its compute type) and put(&e, v) (rounded once), and for each dtype the types
+ * ETCH_<n> of its elements and VALUE_<n> of its values, and then the defines. */
+typedef struct kernel_text {
+    const char *symbol, *body; /* they live for ever */
+    int ndtypes;
+    etch_dtype dtype[4];
+    char defines[160]; /* all else that the code depends on, as lines "#define A 1" */
+} kernel_text;
+etch_status etch__cuda_run_text(cuda_stream *s, const kernel_text *k, int64_t blocks,
+                                unsigned threads, void *parameter);
+
+/* The stream of the tensor's device, with all operands in use on it. NULL: the error is set. */
+cuda_stream *etch__cuda_begin(const op_call *call, const etch_tensor *out);
+
+/* A tensor of one call, contiguous on `device`; storage NULL where there is no memory. */
+bool etch__cuda_temporary(etch_tensor *t, etch_dtype dtype, int ndim, const int64_t *size,
+                          int device);
+/* The elements of `from` in one (new) temporary, or from itself where it is contiguous. */
+etch_status etch__cuda_dense(etch_tensor *from, etch_tensor *temporary, etch_tensor **dense);
+void etch__cuda_drop(etch_tensor *temporary);
+/* to = from, converted. Same sizes. */
+etch_status etch__cuda_copy(etch_tensor *to, etch_tensor *from, const void *site);
+
+/* Sizes and strides of up to 8 dimensions as kernels take them. */
+typedef struct text_dims {
+    int64_t n, size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
+} text_dims;
+void etch__cuda_dims(text_dims *d, const etch_tensor *t);
+
+static inline int etch__cuda_dim(const op_call *call) {
+    int ndim = call->in[0]->ndim ? call->in[0]->ndim : 1;
+    return (int)(call->at[0] < 0 ? call->at[0] + ndim : call->at[0]);
+}
+
+/* A check on data: a device word that kernels lower to the position of the first fault. Waiting for it
+ * is what keeps later kernels from writing. */
+typedef struct fault_check {
+    cuda_block *word;
+    uint64_t position; /* of the first fault; UINT64_MAX: none */
+} fault_check;
+etch_status etch__cuda_check_begin(cuda_stream *s, fault_check *c);
+etch_status etch__cuda_check_end(cuda_stream *s, fault_check *c);
+
+#endif
