@@ -28,6 +28,12 @@ struct etch_override {
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
 static custom_op custom[OP_CAPACITY - OP_COUNT];
 static _Atomic(etch_override *) overrides[OP_CAPACITY];
 static op_kernel

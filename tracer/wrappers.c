@@ -32,6 +32,12 @@ typedef struct allowed_fn {
 } allowed_fn;
 
 static pthread_mutex_t allowed_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void lock_for_fork(void) { pthread_mutex_lock(&allowed_lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&allowed_lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}
 static allowed_fn *allowed_list;
 
 /* The result of the call that is being recorded, when it is there already. */
