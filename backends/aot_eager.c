@@ -178,7 +178,10 @@ static bool has_writes(const graph *g) {
     return false;
 }
 
+/* as_strided sees memory below its operand, which a copy of that lays out anew. */
 static bool is_simple(const graph *g) {
+    for (int i = 0; i < g->nnodes; i++)
+        if (g->nodes[i].op == OP_AS_STRIDED) return false;
     for (int v = 0; v < g->ninputs; v++)
         if (g->values[v].base != v || overlaps_itself(&g->values[v].meta)) return false;
     return true;

@@ -177,6 +177,25 @@ static void test_error_before_break(void **state) {
     check(&setup, copies_to_no_device);
 }
 
+/* ---- a write through as_strided over an input that is not row-major ---- */
+
+static void writes_strided(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 1, etch_as_strided(w->v[0], ETCH_DIMS(1, 2), ETCH_DIMS(1, 2)));
+    fuzz_set(w, 2, etch_cos_(w->v[1]));
+}
+
+static void test_write_through_as_strided(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 4,
+                        .period = 1,
+                        .nin = 1,
+                        .nout = 1,
+                        .size = SIZES,
+                        .in[0] = F32_MATRIX(FUZZ_TRANSPOSED)};
+    check(&setup, writes_strided);
+}
+
 /* ---- the default dtype of a call in the graph that users edit ---- */
 
 static etch_status puts_sin(void *ctx, etch_graph *g, etch_runnable *out) {
@@ -228,6 +247,7 @@ int main(void) {
         cmocka_unit_test(test_default_dtype_of_rewritten_graph),
         cmocka_unit_test(test_default_dtype_of_edited_graph),
         cmocka_unit_test(test_error_before_break),
+        cmocka_unit_test(test_write_through_as_strided),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -64,7 +64,8 @@ fault() {
 
 mkdir -p "$copy"
 rm -rf "$copy/clean"
-tar -c --exclude='./build*' --exclude=./.git . | tar -x -C "$copy"
+# With new times, so that nothing is left of a fault whose hunt was interrupted.
+tar -c --exclude='./build*' --exclude=./.git . | tar -x -m -C "$copy"
 launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache); fi
 [ -f "$copy/build/build.ninja" ] || cmake -S "$copy" -B "$copy/build" -G Ninja "${launcher[@]}" \
@@ -72,6 +73,12 @@ if command -v ccache >/dev/null; then launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccac
 cmake --build "$copy/build" --target etch_fuzz etch-jit >"$copy/log" 2>&1
 line fault file after found
 line ---- ---- --: ----
+
+# Without a fault nothing may be found.
+if ! "$copy/build/tests/etch_fuzz" --processor 60 --seed 1 --native 1 --reduce 0 >"$copy/out" 2>&1; then
+    line control - - "$(grep -m1 '^== seed' "$copy/out" || tail -1 "$copy/out")"
+    missed=1
+fi
 
 # ---- matching
 fault guard-stride 0 guards/guard.h ' || g->stride[d] != t->stride[d]' ''
