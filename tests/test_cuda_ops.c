@@ -404,16 +404,41 @@ static void errors_on_data(void **state) {
     }
 }
 
-/* MORE TESTS */
+/* ---- reductions of one element ---- */
+
+static etch_tensor *sum_of_one(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_sum_dim(a, ETCH_DIMS(1), false);
+}
+static etch_tensor *largest_of_one(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_amax(a, ETCH_DIMS(1), true);
+}
+
+static void reductions_of_one(void **state) {
+    (void)state;
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F16, ETCH_I8, ETCH_BOOL};
+    for (int d = 0; d < 4; d++)
+        ETCH_SCOPE {
+            etch_tensor *x = etch_transpose(numbers(dtypes[d], ETCH_SHAPE(3, 1, 4)), 0, 2);
+            check(sum_of_one, x, NO, NO, 0);
+            check(largest_of_one, x, NO, NO, 0);
+        }
+}
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(softmaxes),   cmocka_unit_test(a_row_beyond_the_registers),
-        cmocka_unit_test(layer_norms), cmocka_unit_test(random_numbers),
-        cmocka_unit_test(cats),        cmocka_unit_test(scans),
-        cmocka_unit_test(extremes),    cmocka_unit_test(index_operators),
-        cmocka_unit_test(divisions),   cmocka_unit_test(errors_on_data),
-        /* MORE ROWS */
+        cmocka_unit_test(softmaxes),
+        cmocka_unit_test(a_row_beyond_the_registers),
+        cmocka_unit_test(layer_norms),
+        cmocka_unit_test(random_numbers),
+        cmocka_unit_test(cats),
+        cmocka_unit_test(scans),
+        cmocka_unit_test(extremes),
+        cmocka_unit_test(index_operators),
+        cmocka_unit_test(divisions),
+        cmocka_unit_test(errors_on_data),
+        cmocka_unit_test(reductions_of_one),
     };
     return cmocka_run_group_tests(tests, use_fakes, NULL);
 }

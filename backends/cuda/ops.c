@@ -202,9 +202,37 @@ etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out) {
     return status;
 }
 
+/* A reduction over axes of one element each, as a copy of the operand without them (or with them
+ * where they are kept). false: it is another reduction. */
+static bool as_copy(const op_call *call, const etch_tensor *out, etch_tensor *from) {
+    const etch_tensor *in = call->in[0];
+    tensor_meta m = {.dtype = in->dtype, .ndim = out->ndim, .device = in->device};
+    uint32_t mask;
+    bool keepdim;
+    etch__reduce_axes(call, &mask, &keepdim);
+    m.offset = in->offset;
+    for (int d = 0, k = 0; d < in->ndim; d++) {
+        bool reduced = mask >> d & 1;
+        if (reduced && in->size[d] != 1) return false;
+        if (!reduced || keepdim) m.size[k] = in->size[d], m.stride[k++] = in->stride[d];
+    }
+    *from = (etch_tensor){.refs = 1, .magic = TENSOR_ALIVE};
+    etch__apply_meta(from, &m);
+    from->storage = in->storage;
+    return out->numel > 0;
+}
+
+static etch_status reduction(const op_call *call, etch_tensor *const *out) {
+    static const int64_t blocking[] = {0};
+    etch_tensor from, *const in[2] = {out[0], &from};
+    if (!as_copy(call, out[0], &from)) return etch__cuda_by_plan(call, out);
+    op_call copy = {
+        .op = OP_COPY_, .nin = 2, .in = in, .nat = 1, .at = blocking, .site = call->site};
+    return etch__cuda_by_plan(&copy, out);
+}
+
 static bool expressible(op_kind kind) {
-    return kind == KIND_POINTWISE || kind == KIND_INPLACE || kind == KIND_REDUCTION ||
-           kind == KIND_CREATION;
+    return kind == KIND_POINTWISE || kind == KIND_INPLACE || kind == KIND_CREATION;
 }
 
 etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
@@ -213,6 +241,7 @@ etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
         return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
     if (unlikely(etch__op_is_users(op))) return etch__run_on_host(call, out);
     if (own[op]) return own[op](call, out);
+    if (etch__ops[op].kind == KIND_REDUCTION) return reduction(call, out);
     if (expressible((op_kind)etch__ops[op].kind)) return etch__cuda_by_plan(call, out);
     return etch__run_on_host(call, out);
 }
