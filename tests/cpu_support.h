@@ -18,6 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/device.h"
 #include "core/dispatch.h"
 #include "core/expr.h"
 #include "core/isa.h"
@@ -193,21 +194,39 @@ UNUSED_FN int64_t flat_offset(const etch_tensor *t, int64_t flat) {
     return offset;
 }
 
+/* One element between a tensor, wherever it lies, and *cell. */
+UNUSED_FN void move_element(const etch_tensor *t, int64_t flat, void *cell, bool in) {
+    size_t size = etch_dtype_size((etch_dtype)t->dtype);
+    size_t at = (size_t)(t->offset + flat_offset(t, flat)) * size;
+    etch_storage host = {.refs = 1, .bytes = size, .data = cell};
+    const device_kind *kind = etch__device_kind(t->device);
+    etch_status status = in ? kind->copy(t->storage, at, &host, 0, size)
+                            : kind->copy(&host, 0, t->storage, at, size);
+    assert_int_equal(status, ETCH_OK);
+}
+
 UNUSED_FN number get(const etch_tensor *t, int64_t flat) {
-    return load_number(etch__ptr(t), flat_offset(t, flat), (etch_dtype)t->dtype);
+    uint64_t cell = 0;
+    if (!t->device) return load_number(etch__ptr(t), flat_offset(t, flat), (etch_dtype)t->dtype);
+    move_element(t, flat, &cell, false);
+    return load_number(&cell, 0, (etch_dtype)t->dtype);
 }
 
 UNUSED_FN void put(etch_tensor *t, int64_t flat, number v) {
-    store_number(etch__ptr(t), flat_offset(t, flat), (etch_dtype)t->dtype, v);
+    uint64_t cell = 0;
+    void *to = t->device ? (void *)&cell : etch__ptr(t);
+    store_number(to, t->device ? 0 : flat_offset(t, flat), (etch_dtype)t->dtype, v);
+    if (t->device) move_element(t, flat, &cell, true);
 }
 
 /* Strides of the layout over a storage that is large enough. */
 UNUSED_FN etch_tensor *make_view(etch_dtype dtype, etch_shape s, layout how) {
     int64_t n = 1;
     for (int d = 0; d < s.n; d++) n *= s.v[d];
-    etch_tensor *t = etch_empty(dtype, ETCH_SHAPE(2 * n + 8));
+    etch_shape room = ETCH_SHAPE(2 * n + 8);
+    etch_tensor *t = etch_current_device() ? etch_zeros(dtype, room) : etch_empty(dtype, room);
     assert_non_null(t);
-    memset(etch__ptr(t), 0, (size_t)(2 * n + 8) * etch_dtype_size(dtype));
+    if (!t->device) memset(etch__ptr(t), 0, (size_t)(2 * n + 8) * etch_dtype_size(dtype));
     t->ndim = (uint8_t)s.n, t->numel = n;
     int64_t step = how == LAYOUT_GAPS ? 2 : 1;
     for (int k = 0; k < s.n; k++) {

@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "device_support.h"
 #include "tests/trace_support.h"
 
 #if defined(__SANITIZE_THREAD__)
@@ -49,6 +50,7 @@ typedef struct job {
 
 static void *run_job(void *arg) {
     job *j = arg;
+    test_device_enter();
     pthread_barrier_wait(&start);
     ETCH_SCOPE { j->fn(j->number); }
     return NULL;
@@ -229,6 +231,7 @@ static etch_tensor *waits(etch_tensor *x) {
 
 static void *call_waits(void *arg) {
     (void)arg;
+    test_device_enter();
     ETCH_SCOPE {
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3));
         etch_tensor *y = etch_call(shared, x);
@@ -445,6 +448,7 @@ static void fork_and_check(bool threads) {
 
 static void test_fork(void **state) {
     (void)state;
+    ONLY_ON_CPU(); /* a driver does not survive a fork */
     int threads = etch_num_threads();
     assert_int_equal(etch_set_num_threads(2), ETCH_OK);
     for (int b = 0; b < 2; b++) {
@@ -482,6 +486,7 @@ static void *keep_busy(void *arg) {
 /* Forked while other threads compile, run, allocate: no lock stays behind in the child. */
 static void test_fork_while_running(void **state) {
     (void)state;
+    ONLY_ON_CPU(); /* a driver does not survive a fork */
     pthread_t busy[2];
     backend_name = "eager";
     shared = etch_compile(chain, .backend = backend_name);
