@@ -178,10 +178,15 @@ static bool has_writes(const graph *g) {
     return false;
 }
 
-/* as_strided sees memory below its operand, which a copy of that lays out anew. */
+/* as_strided sees memory below its operand, which a copy of that lays out anew; a write through a map
+ * that overlaps itself is not the plain operator. */
 static bool is_simple(const graph *g) {
-    for (int i = 0; i < g->nnodes; i++)
-        if (g->nodes[i].op == OP_AS_STRIDED) return false;
+    for (int i = 0; i < g->nnodes; i++) {
+        const graph_node *n = &g->nodes[i];
+        bool writes = etch__ops[n->op].kind == KIND_INPLACE;
+        if (n->op == OP_AS_STRIDED || (writes && overlaps_itself(&g->values[n->out].meta)))
+            return false;
+    }
     for (int v = 0; v < g->ninputs; v++)
         if (g->values[v].base != v || overlaps_itself(&g->values[v].meta)) return false;
     return true;

@@ -33,8 +33,10 @@ static bool index_select_rule(const op_call *call, tensor_meta *out) {
 static bool index_fits(const op_call *call, const etch_tensor *t, const char *name, int free) {
     const etch_tensor *index = call->in[1];
     bool fits = (index->ndim ? index->ndim : 1) == (t->ndim ? t->ndim : 1);
-    for (int d = 0; d < t->ndim && d < index->ndim; d++)
-        fits &= d == free || index->size[d] <= t->size[d];
+    for (int d = 0; d < t->ndim || d < index->ndim; d++) {
+        int64_t wanted = d < index->ndim ? index->size[d] : 1, there = d < t->ndim ? t->size[d] : 1;
+        fits &= d == free || wanted <= there;
+    }
     if (fits || !index->numel) return true;
     FAIL(ETCH_ERR_SHAPE, "expected an index inside of the sizes of %s%s, %s, got %s", name,
          free < 0 ? "" : " but for dim", TEXT(t), TEXT(index));

@@ -196,6 +196,43 @@ static void test_write_through_as_strided(void **state) {
     check(&setup, writes_strided);
 }
 
+/* ---- a write to elements that overlap ---- */
+
+static void writes_windows(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 1, etch_unfold(w->v[0], 1, 3, 1));
+    fuzz_set(w, 2, etch_neg_(w->v[1]));
+}
+
+static void test_write_to_overlapping_windows(void **state) {
+    (void)state;
+    fuzz_setup setup = {.ncalls = 4,
+                        .period = 1,
+                        .nin = 1,
+                        .nout = 1,
+                        .size = {{3, 2, 5, 4, 1, 0}},
+                        .in[0] = {.ndim = 2, .size = {0, 2}, .feed = -1}};
+    check(&setup, writes_windows);
+}
+
+/* ---- an index of no dimension beside a source of no elements, and the other way round ---- */
+
+static void test_index_beyond_0d_and_empty(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *self = etch_zeros(ETCH_I64, ETCH_SHAPE()),
+                    *none = etch_zeros(ETCH_I64, ETCH_SHAPE(0));
+        etch_tensor *five = etch_zeros(ETCH_I64, ETCH_SHAPE(5)),
+                    *index = etch_zeros(ETCH_I64, ETCH_SHAPE());
+        assert_null(etch_scatter_add_(self, 0, index, none));
+        assert_int_equal(etch_last_status(), ETCH_ERR_SHAPE);
+        etch_clear_error();
+        assert_null(etch_scatter_add_(five, 0, five, self));
+        assert_int_equal(etch_last_status(), ETCH_ERR_SHAPE);
+        etch_clear_error();
+    }
+}
+
 /* ---- the default dtype of a call in the graph that users edit ---- */
 
 static etch_status puts_sin(void *ctx, etch_graph *g, etch_runnable *out) {
@@ -248,6 +285,8 @@ int main(void) {
         cmocka_unit_test(test_default_dtype_of_edited_graph),
         cmocka_unit_test(test_error_before_break),
         cmocka_unit_test(test_write_through_as_strided),
+        cmocka_unit_test(test_write_to_overlapping_windows),
+        cmocka_unit_test(test_index_beyond_0d_and_empty),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
