@@ -315,9 +315,11 @@ static void fork_while_compiling(void **state) {
         wait_for_arrival();
         pid_t child = fork();
         if (!child) {
-            /* What went on in the parent is done again. */
+            /* What went on in the parent is done again. The copy of the condition has the parent's
+             * waiter in it. */
+            moved = (pthread_cond_t)PTHREAD_COND_INITIALIZER;
             check_call(f, 2, 1);
-            open_gate = true;
+            set_gate(true);
             etch__background_wait();
             check_call(f, 2, 2);
             etch_counters_t c = etch_function_counters(f);
