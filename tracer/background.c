@@ -72,12 +72,16 @@ static job *new_job(etch_function *f, trace_leaf *leaf, walk *w) {
     return j;
 }
 
-/* The leaf may be asked for again. */
-static void finish_job(job *j) {
+/* The leaf may be asked for again, and the function freed. */
+static void let_go(job *j) {
     pthread_mutex_lock(&j->f->lock);
     j->leaf->queued = false;
     pthread_mutex_unlock(&j->f->lock);
     etch__function_unpin_at(j->f, j->shard);
+}
+
+static void finish_job(job *j) {
+    let_go(j);
     free_job(j);
 }
 
@@ -107,9 +111,10 @@ static void *work(void *unused) {
         first = j->next;
         pthread_mutex_unlock(&lock);
         do_job(j);
-        finish_job(j);
+        let_go(j);
         pthread_mutex_lock(&lock);
-        current = NULL;
+        current = NULL; /* others look at it until here */
+        free_job(j);
         pthread_cond_broadcast(&done);
     }
     pthread_mutex_unlock(&lock);
