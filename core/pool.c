@@ -32,7 +32,7 @@ static void in_child(void) {
     if (current) abandoned = current;
     current = NULL;
     in_task = false;
-    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_unlock(&lock);
 }
 
 __attribute__((constructor)) static void watch_forks(void) {
