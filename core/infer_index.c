@@ -101,3 +101,15 @@ bool etch__index_rule(const op_call *call, tensor_meta *out) {
     default: return index_put_rule(call, out);
     }
 }
+
+bool etch__index_adds(const op_call *call) {
+    switch (call->op) {
+    case OP_SCATTER_ADD:
+    case OP_SCATTER_ADD_:
+    case OP_INDEX_ADD:
+    case OP_INDEX_ADD_: return true;
+    case OP_INDEX_PUT:
+    case OP_INDEX_PUT_: return call->at[0] != 0;
+    default: return false;
+    }
+}

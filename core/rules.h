@@ -120,4 +120,7 @@ bool etch__wrap_dim(const op_call *call, int64_t dim, int ndim, int *out);
 bool etch__infer_fail(const op_call *call, etch_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* Whether an operator that writes by index adds to what is there. */
+bool etch__index_adds(const op_call *call);
+
 #endif

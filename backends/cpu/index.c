@@ -216,15 +216,7 @@ static void set_put_walk(index_walk *w, const etch_tensor *out, const etch_tenso
 }
 
 static direction way_of(const op_call *call) {
-    switch (call->op) {
-    case OP_SCATTER_ADD:
-    case OP_SCATTER_ADD_:
-    case OP_INDEX_ADD:
-    case OP_INDEX_ADD_: return ADD_INDEXED;
-    case OP_INDEX_PUT:
-    case OP_INDEX_PUT_: return call->at[0] ? ADD_INDEXED : WRITE_INDEXED;
-    default: return WRITE_INDEXED;
-    }
+    return etch__index_adds(call) ? ADD_INDEXED : WRITE_INDEXED;
 }
 
 static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {

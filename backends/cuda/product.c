@@ -207,7 +207,8 @@ char *etch__cuda_product_text(const void *ctx) {
     snprintf(text, room,
              "%stypedef %s ETCH_T;\ntypedef %s ETCH_C;\n#define LOAD(v) %s\n"
              "#define STORE(c, i, v) (%s)\n#define CHAIN(x, y, acc) %s\n%s",
-             half ? etch__cuda_half_text : "", etch__cuda_type_names[d], etch__cuda_type_names[type],
+             half ? etch__cuda_half_text : "", etch__cuda_type_names[d],
+             etch__cuda_type_names[type],
              half ? (d == ETCH_BF16 ? "load_half(v, 1)" : "load_half(v, 0)") : "(v)",
              half && !t->wide ? (d == ETCH_BF16 ? "((ETCH_T *)(c))[i] = store_half(v, 1)"
                                                 : "((ETCH_T *)(c))[i] = store_half(v, 0)")
