@@ -31,6 +31,15 @@ typedef struct bench_row {
     bool best; /* prints the fastest of many short rounds, for ratios near 1 on a busy machine */
 } bench_row;
 
+/* A function of two tensors, and its runs: the context of a variant. */
+typedef struct bench_job {
+    etch_fn2 body;
+    etch_function *f;
+    etch_tensor *x, *y;
+} bench_job;
+void bench_run_eager(void *ctx, int64_t calls);
+void bench_run_compiled(void *ctx, int64_t calls); /* ends the program where a call fails */
+
 double bench_now_us(void);
 double bench_median(double *values, int n);
 /* Measures all variants in turns and prints a line for each; speedup is the first one's median over

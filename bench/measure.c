@@ -97,3 +97,19 @@ void bench_measure(bench_row *row) {
         print_breakeven(v->compile_ms * 1e3, first, v->median_us);
     }
 }
+
+void bench_run_eager(void *ctx, int64_t calls) {
+    bench_job *j = ctx;
+    for (int64_t i = 0; i < calls; i++) {
+        ETCH_SCOPE { j->body(j->x, j->y); }
+    }
+}
+
+void bench_run_compiled(void *ctx, int64_t calls) {
+    bench_job *j = ctx;
+    for (int64_t i = 0; i < calls; i++) {
+        ETCH_SCOPE {
+            if (!etch_call(j->f, j->x, j->y)) bench_fail("a compiled call");
+        }
+    }
+}

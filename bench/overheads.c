@@ -25,35 +25,15 @@ static etch_tensor *dead_body(etch_tensor *x, etch_tensor *y, int rounds) {
 static etch_tensor *dead_25(etch_tensor *x, etch_tensor *y) { return dead_body(x, y, 5); }
 static etch_tensor *dead_125(etch_tensor *x, etch_tensor *y) { return dead_body(x, y, 25); }
 
-typedef struct job {
-    etch_fn2 body;
-    etch_function *f;
-    etch_tensor *x, *y;
-} job;
-
-static void run_eager(void *ctx, int64_t calls) {
-    job *j = ctx;
-    for (int64_t i = 0; i < calls; i++) {
-        ETCH_SCOPE { j->body(j->x, j->y); }
-    }
-}
-
-static void run_compiled(void *ctx, int64_t calls) {
-    job *j = ctx;
-    for (int64_t i = 0; i < calls; i++) {
-        ETCH_SCOPE { etch_call(j->f, j->x, j->y); }
-    }
-}
-
 /* Eager beside compiled; returns the compiled median. */
 static double overhead(const char *workload, const char *size, etch_fn2 body, etch_shape shape) {
     double median = 0;
     ETCH_SCOPE {
-        job j = {body, etch_compile_fn2(body, NULL), etch_randn(ETCH_F32, shape),
-                 etch_randn(ETCH_F32, shape)};
+        bench_job j = {body, etch_compile_fn2(body, NULL), etch_randn(ETCH_F32, shape),
+                       etch_randn(ETCH_F32, shape)};
         bench_row row = {.workload = workload, .size = size, .count = 2};
-        row.variants[0] = (bench_variant){.name = "eager", .run = run_eager, .ctx = &j};
-        row.variants[1] = (bench_variant){.name = "compiled", .run = run_compiled, .ctx = &j};
+        row.variants[0] = (bench_variant){.name = "eager", .run = bench_run_eager, .ctx = &j};
+        row.variants[1] = (bench_variant){.name = "compiled", .run = bench_run_compiled, .ctx = &j};
         bench_measure(&row);
         median = row.variants[1].median_us;
         etch_function_free(j.f);

@@ -5,28 +5,6 @@
 
 #include <stdio.h>
 
-typedef struct job {
-    etch_fn2 body;
-    etch_function *f;
-    etch_tensor *x, *y;
-} job;
-
-static void run_eager(void *ctx, int64_t calls) {
-    job *j = ctx;
-    for (int64_t i = 0; i < calls; i++) {
-        ETCH_SCOPE { j->body(j->x, j->y); }
-    }
-}
-
-static void run_compiled(void *ctx, int64_t calls) {
-    job *j = ctx;
-    for (int64_t i = 0; i < calls; i++) {
-        ETCH_SCOPE {
-            if (!etch_call(j->f, j->x, j->y)) bench_fail("whether");
-        }
-    }
-}
-
 /* ---- static against dynamic ---- */
 
 static etch_tensor *columns(etch_tensor *x, etch_tensor *y) {
@@ -63,13 +41,15 @@ static void measure_sized(const sized_row *r) {
     ETCH_SCOPE {
         char size[64];
         snprintf(size, sizeof size, "%s %lldx%lld", r->name, (long long)r->n, (long long)r->n);
-        job fixed = {.f = compiled(r, ETCH_DYNAMIC_OFF), .x = bench_scaled(r->n)};
+        bench_job fixed = {.f = compiled(r, ETCH_DYNAMIC_OFF), .x = bench_scaled(r->n)};
         fixed.y = bench_scaled(r->n);
-        job dynamic = {.f = compiled(r, ETCH_DYNAMIC_ON), .x = fixed.x, .y = fixed.y};
+        bench_job dynamic = {.f = compiled(r, ETCH_DYNAMIC_ON), .x = fixed.x, .y = fixed.y};
         bench_row row = {.workload = "sizes", .size = size, .count = 2};
         row.best = true;
-        row.variants[0] = (bench_variant){.name = "static", .run = run_compiled, .ctx = &fixed};
-        row.variants[1] = (bench_variant){.name = "dynamic", .run = run_compiled, .ctx = &dynamic};
+        row.variants[0] =
+            (bench_variant){.name = "static", .run = bench_run_compiled, .ctx = &fixed};
+        row.variants[1] =
+            (bench_variant){.name = "dynamic", .run = bench_run_compiled, .ctx = &dynamic};
         bench_measure(&row);
         etch_function_free(fixed.f), etch_function_free(dynamic.f);
     }
@@ -105,18 +85,18 @@ static void measure_breaks(int64_t n) {
     ETCH_SCOPE {
         char size[64];
         snprintf(size, sizeof size, "30 operators %lldx%lld", (long long)n, (long long)n);
-        job jobs[4] = {{.body = breaks_0, .x = bench_scaled(n), .y = bench_scaled(n)}};
+        bench_job jobs[4] = {{.body = breaks_0, .x = bench_scaled(n), .y = bench_scaled(n)}};
         bench_row row = {.workload = "breaks", .size = size, .count = 4};
         row.best = true;
-        row.variants[0] = (bench_variant){.name = "eager", .run = run_eager, .ctx = &jobs[0]};
+        row.variants[0] = (bench_variant){.name = "eager", .run = bench_run_eager, .ctx = &jobs[0]};
         for (int i = 0; i < 3; i++) {
-            job *j = &jobs[i + 1];
-            *j = (job){.f = etch_compile_fn2(bodies[i].body, NULL), .x = jobs[0].x};
+            bench_job *j = &jobs[i + 1];
+            *j = (bench_job){.f = etch_compile_fn2(bodies[i].body, NULL), .x = jobs[0].x};
             j->y = jobs[0].y;
             double start = bench_now_us();
-            run_compiled(j, 1);
+            bench_run_compiled(j, 1);
             row.variants[i + 1] = (bench_variant){.name = bodies[i].name,
-                                                  .run = run_compiled,
+                                                  .run = bench_run_compiled,
                                                   .ctx = j,
                                                   .first_call_ms = (bench_now_us() - start) * 1e-3};
             if (!compile_ms[i]) compile_ms[i] = row.variants[i + 1].first_call_ms;
