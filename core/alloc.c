@@ -35,6 +35,11 @@ void *etch__malloc(size_t bytes) {
 
 void *etch__quiet_malloc(size_t bytes) { return malloc(bytes ? bytes : 1); }
 
+void *etch__quiet_lines(size_t bytes) {
+    void *p = NULL;
+    return posix_memalign(&p, 64, (bytes + 63) & ~(size_t)63) ? NULL : p;
+}
+
 void *etch__calloc(size_t count, size_t size) {
     void *p = allocation_fails() ? NULL : calloc(count ? count : 1, size ? size : 1);
     return checked(p, count * size);

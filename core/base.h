@@ -22,6 +22,7 @@ void *etch__realloc(void *p, size_t bytes);
 void etch__free(void *p);
 /* As malloc, for what can be done without: its failure sets no error. */
 void *etch__quiet_malloc(size_t bytes);
+void *etch__quiet_lines(size_t bytes); /* in whole cache lines; bytes > 0 */
 char *etch__strdup(const char *s);
 /* Tests: the n-th allocation from now (0: the next) fails, once. n < 0 switches it off. Returns how
  * many allocations were asked for since the last call. */

@@ -6,7 +6,7 @@ int64_t etch_scope_begin(void) {
     etch_thread *t = &etch__tls;
     if (unlikely(!t->registered)) etch__thread_register();
     if (unlikely(t->nscopes == t->scopes_cap) &&
-        !etch__grow(&t->scope_start, &t->scopes_cap, t->nscopes + 1, sizeof *t->scope_start))
+        !etch__grow_lines(&t->scope_start, &t->scopes_cap, t->nscopes + 1, sizeof *t->scope_start))
         return -1;
     t->scope_start[t->nscopes] = t->nitems;
     return t->nscopes++;
@@ -38,7 +38,7 @@ bool etch__scope_push(etch_tensor *h) {
         return false;
     }
     if (unlikely(t->nitems == t->items_cap) &&
-        !etch__grow(&t->items, &t->items_cap, t->nitems + 1, sizeof *t->items))
+        !etch__grow_lines(&t->items, &t->items_cap, t->nitems + 1, sizeof *t->items))
         return false;
     t->items[t->nitems++] = h;
     return true;

@@ -1,4 +1,5 @@
-/* Storages: header and data in one block, data aligned to 64 bytes.
+/* Storages: header and data in one block, each aligned to 64 bytes: what one thread counts or writes
+ * never lies in a cache line with what another thread has.
  *
  * Large blocks are kept for reuse when they are freed (a bounded, process-wide list): fresh pages
  * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. Nobody waits
@@ -93,9 +94,13 @@ static kept_block *oldest_place(void) {
     return oldest;
 }
 
+static void free_block(etch_storage *s) {
+    if (s) etch__free(s->block);
+}
+
 static bool drop_oldest(void) {
     kept_block *oldest = oldest_place();
-    if (oldest) etch__free(take_place(oldest));
+    if (oldest) free_block(take_place(oldest));
     return oldest != NULL;
 }
 
@@ -103,7 +108,7 @@ static bool drop_oldest(void) {
 static void keep_block(etch_storage *block) {
     int64_t limit = etch__param_int(PARAM_KEEP_MEMORY), bytes = (int64_t)block->block_bytes;
     if (bytes > limit) {
-        etch__free(block);
+        free_block(block);
         return;
     }
     while (atomic_load(&kept_bytes) + bytes > limit && drop_oldest()) continue;
@@ -112,11 +117,11 @@ static void keep_block(etch_storage *block) {
             if (fill_place(&kept[i], block)) return;
         drop_oldest();
     }
-    etch__free(block);
+    free_block(block);
 }
 
 /* The best fitting kept block. Only its own header is sure about its size. */
-static void *take_kept(size_t *bytes) {
+static etch_storage *take_kept(size_t *bytes) {
     for (int tries = 0; tries < 4; tries++) {
         kept_block *k = best_place(*bytes);
         if (!k) return NULL;
@@ -130,6 +135,8 @@ static void *take_kept(size_t *bytes) {
     }
     return NULL;
 }
+
+_Static_assert(sizeof(etch_storage) <= ALIGN, "a header is one cache line");
 
 static bool keeps_blocks(void) {
 #if defined(__SANITIZE_ADDRESS__)
@@ -147,21 +154,26 @@ static void advise(void *block, size_t bytes) {
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 }
 
+/* A header and, behind it, `*bytes` - 2 * ALIGN bytes of data or more. */
+static etch_storage *take_block(size_t *bytes) {
+    etch_storage *s = *bytes >= LARGE && keeps_blocks() ? take_kept(bytes) : NULL;
+    void *block = s ? s->block : etch__malloc(*bytes);
+    if (!block) return NULL;
+    if (!s) advise(block, *bytes);
+    s = (void *)(((uintptr_t)block + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
+    memset(s, 0, sizeof *s);
+    s->block = block;
+    return s;
+}
+
 etch_storage *etch__storage_new(size_t bytes) {
     size_t whole = bytes + 2 * ALIGN;
-    void *block = NULL;
-    if (whole >= LARGE && keeps_blocks()) block = take_kept(&whole);
-    if (!block) {
-        block = etch__malloc(whole);
-        if (!block) return NULL;
-        advise(block, whole);
-    }
-    etch_storage *s = block;
-    memset(s, 0, sizeof *s);
+    etch_storage *s = take_block(&whole);
+    if (!s) return NULL;
     atomic_store_explicit(&s->refs, 1, memory_order_relaxed);
     s->bytes = bytes;
     s->block_bytes = whole;
-    s->data = (void *)(((uintptr_t)block + ALIGN + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
+    s->data = (char *)s + ALIGN;
     THREAD_COUNT(allocations, 1);
     account((int64_t)bytes);
     return s;
@@ -172,6 +184,7 @@ etch_storage *etch__storage_new_on(int device, size_t bytes) {
     etch_storage *s = etch__calloc(1, sizeof *s);
     if (!s) return NULL;
     s->refs = 1;
+    s->block = s;
     s->device = (uint8_t)device, s->bytes = bytes;
     if (etch__device_kind(device)->allocate(etch__device_index(device), s) == ETCH_OK) {
         THREAD_COUNT(allocations, 1);
@@ -185,6 +198,7 @@ etch_storage *etch__storage_wrap(void *data, size_t bytes) {
     etch_storage *s = etch__calloc(1, sizeof *s);
     if (!s) return NULL;
     s->refs = 1;
+    s->block = s;
     s->exposed = EXPOSED_WRAPPED;
     s->bytes = bytes, s->data = data;
     account((int64_t)bytes);
@@ -199,7 +213,7 @@ void etch__storage_release(etch_storage *s) {
     if (s->free_fn) s->free_fn(s->free_ctx);
     if (likely(!s->device)) account(-(int64_t)s->bytes);
     if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s);
-    else etch__free(s);
+    else free_block(s);
 }
 
 etch_memory_stats etch_memory(void) {

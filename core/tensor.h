@@ -18,6 +18,7 @@ typedef struct etch_storage {
     atomic_uint version;  /* counts writes */
     size_t bytes;
     size_t block_bytes;         /* of the whole block; 0 for wrapped memory */
+    void *block;                /* what to free: this header, or a few bytes before it */
     void *data;                 /* aligned to 64 bytes when owned; an address of the device */
     void (*free_fn)(void *ctx); /* of wrapped memory and of devices, else NULL */
     void *free_ctx;
@@ -35,14 +36,15 @@ enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
 
 struct etch_tensor {
     atomic_int refs;
+    int32_t value; /* deferred: its number in the owner's run */
     uint8_t magic; /* TENSOR_ALIVE */
     uint8_t dtype, ndim;
     uint8_t deferred;   /* storage not there yet: owner and value say where it comes from */
     uint8_t failed;     /* what it depends on failed: using it is an error */
     uint8_t contiguous; /* row-major without gaps (true for numel <= 1) */
     uint8_t device;     /* that its storage is on, or will be */
+    uint8_t lead;       /* bytes of the allocated block before it */
     uint16_t sizes;     /* a walk's own: see trace_cursor.sizes */
-    int32_t value;      /* deferred: its number in the owner's run */
     int64_t offset;     /* elements */
     int64_t numel;
     etch_storage *storage; /* NULL while deferred */
@@ -66,6 +68,8 @@ static inline void etch__storage_retain(etch_storage *s) {
 etch_tensor *etch__tensor_alloc(void);
 /* Frees a handle whose count has fallen to 0 (releases its storage). */
 void etch__tensor_destroy(etch_tensor *t);
+/* Gives the memory of a dead handle back. */
+void etch__handle_free(etch_tensor *t);
 
 /* Gives the handle to the innermost scope (which takes over one count). false: no_scope or
  * out_of_memory is set and the count was not taken. */

@@ -1,4 +1,5 @@
 /* The thread's state, and the list of all of them, over which per-thread counts are summed. */
+#include "core/tensor.h"
 #include "core/thread.h"
 
 #include <pthread.h>
@@ -24,7 +25,7 @@ static void add_counts(thread_counts *sum, const thread_counts *c) {
 static void thread_ends(void *p) {
     etch_thread *t = p;
     etch_scope_end(0);
-    while (t->nspare) etch__free(t->spare[--t->nspare]);
+    while (t->nspare) etch__handle_free(t->spare[--t->nspare]);
     etch__free(t->spare);
     etch__free(t->items);
     etch__free(t->scope_start);

@@ -293,6 +293,31 @@ static void test_an_argument_released_before_a_late_use(void **state) {
     }
 }
 
+/* ---- cache lines ---- */
+
+static uintptr_t line_of(const void *p) { return (uintptr_t)p / 64; }
+
+/* What two threads own lies in lines of their own, also when one thread made both. */
+static void test_neighbours_share_no_cache_line(void **state) {
+    (void)state;
+    enum { N = 64 };
+    etch_tensor *t[N];
+    ETCH_SCOPE {
+        for (int i = 0; i < N; i++) {
+            t[i] = etch_zeros(ETCH_F32, ETCH_SHAPE(1 + i % 5));
+            assert_int_equal((uintptr_t)t[i] % 64, 0);
+            assert_int_equal((uintptr_t)t[i]->storage % 64, 0);
+            assert_int_equal((uintptr_t)t[i]->storage->data % 64, 0);
+        }
+        for (int i = 0; i < N; i++)
+            for (int k = 0; k < i; k++) {
+                assert_int_not_equal(line_of(t[i]), line_of((char *)(t[k] + 1) - 1));
+                assert_int_not_equal(line_of(t[i]->storage),
+                                     line_of((char *)t[k]->storage->data + 19));
+            }
+    }
+}
+
 /* ---- blocks kept for reuse ---- */
 
 enum { THREADS = 4, ROUNDS = 300 };
@@ -339,6 +364,7 @@ int main(void) {
         cmocka_unit_test(test_arguments_are_not_counted),
         cmocka_unit_test(test_the_body_releases_an_argument),
         cmocka_unit_test(test_an_argument_released_before_a_late_use),
+        cmocka_unit_test(test_neighbours_share_no_cache_line),
         cmocka_unit_test(test_kept_blocks_have_one_owner),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
