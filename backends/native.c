@@ -26,12 +26,32 @@ static bool run_passes(ir *r) {
            checked(r, "dce", etch__pass_dce(r));
 }
 
+/* Where sizes are dynamic all kernels that can go over their rows again do so, or none; the kernels of
+ * the other way are compiled along, so that no later size has to start the compiler. */
+static bool fuse(ir *r) {
+    r->passes = r->g->dynamic ? PASSES_ALL : PASSES_BY_SIZE;
+    if (!checked(r, "fuse", etch__fuse(r))) return false;
+    if (!r->g->dynamic || !r->bad_passes) return true;
+    r->passes = PASSES_NONE;
+    return checked(r, "fuse", etch__fuse(r));
+}
+
+static etch_status prepare_other_way(ir *r) {
+    bool several = r->passes == PASSES_NONE || r->has_passes;
+    if (!r->g->dynamic || !several || r->g->values[0].meta.device) return ETCH_OK;
+    r->passes = r->passes == PASSES_NONE ? PASSES_ALL : PASSES_NONE;
+    if (!checked(r, "fuse", etch__fuse(r))) return etch_last_status();
+    return etch__plan_prepare(r);
+}
+
 enum { MAX_MEMBERS = 64 };
 
 static etch_status make_plan(ir *r, plan **out, const char **why) {
     for (r->max_members = MAX_MEMBERS; r->max_members > 0; r->max_members /= 2) {
-        if (!checked(r, "fuse", etch__fuse(r))) return etch_last_status();
+        if (!fuse(r)) return etch_last_status();
         etch_status status = etch__plan_make(r, out, why);
+        if (status == ETCH_OK && (status = prepare_other_way(r)) != ETCH_OK)
+            etch__plan_release(*out), *out = NULL;
         if (status != ETCH_ERR_UNSUPPORTED) return status;
         etch__count_reason(REASON_FUSION_LIMIT);
         etch__log(LOG_FUSION, "%s: a kernel is too large; at most %d operators in each", r->g->name,

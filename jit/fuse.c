@@ -7,7 +7,9 @@
  * numbered in the order in which they run, each as early as it was begun.
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
- * ends it, and pointwise nodes over what remains are stage 1. A write must come after every reader
+ * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
+ * axis is reduced, and the reduction not split), nodes that give a row's value back to its elements
+ * are stage 2, and so on: normalisations are one kernel. A write must come after every reader
  * of the version that it overwrites; it may share a kernel with readers that use its own map.
  *
  * Where an operand does not stay in a register, the reason is logged and counted. */
@@ -90,26 +92,64 @@ static bool from_group(const ir *r, const ir_node *n, const ir_source *s) {
     return v->group >= 0 && !(v->constant && is_loop(n));
 }
 
-/* Whether the operand can stay in a register of its maker's group. */
-static bool fusable(const ir *r, const ir_node *n, const space *sp, const ir_source *s) {
-    if (!is_loop(n) || !from_group(r, n, s) || !s->whole) return false;
-    const ir_version *v = &r->versions[s->version];
-    const ir_group *g = &r->groups[v->group];
-    if (g->call || v->memory || v->tied >= 0) return false;
-    if (v->stage == 0) return same_space(g, sp);
-    return n->kind == IR_POINT && !n->index && same_as_reduced(g, sp);
+/* Whether the source gives each element of the group's space the value of its row. */
+static bool gives_back(const ir *r, const ir_node *n, const ir_source *s, const ir_group *g) {
+    int64_t stride[ETCH_MAX_DIMS], step = 1;
+    if (etch__map_offset(r, s)) return false;
+    etch__map_strides(s, &n->domain, stride);
+    for (int a = g->naxes - 1; a >= 0; a--) {
+        bool reduced = g->mask >> a & 1;
+        if (stride[a] != (reduced ? 0 : step)) return false;
+        if (!reduced) step *= g->size[a];
+    }
+    return true;
 }
 
+/* The earliest stage of its maker's group in which a node has the operand in a register; -1: none. */
+static int stage_after(const ir *r, const ir_node *n, const space *sp, const ir_source *s) {
+    if (!is_loop(n) || !from_group(r, n, s)) return -1;
+    const ir_version *v = &r->versions[s->version];
+    const ir_group *g = &r->groups[v->group];
+    if (g->call || v->memory || v->tied >= 0) return -1;
+    if (v->stage % 2 == 0) return s->whole && same_space(g, sp) ? v->stage : -1;
+    if (n->kind == IR_POINT && !n->index && s->whole && same_as_reduced(g, sp)) return v->stage;
+    return same_space(g, sp) && gives_back(r, n, s, g) ? v->stage + 1 : -1;
+}
+
+/* Whether the operand can stay in a register of its maker's group. */
+static bool fusable(const ir *r, const ir_node *n, const space *sp, const ir_source *s) {
+    return stage_after(r, n, sp, s) >= 0;
+}
+
+/* The stage in which a member of the group uses its operands. */
 static int stage_in(const ir *r, const ir_node *n, int32_t group, const space *sp) {
-    if (n->kind == IR_REDUCE || !r->groups[group].mask) return 0;
-    bool stage1 = false;
+    int stage = 0;
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
-        if (!fusable(r, n, sp, s) || r->versions[s->version].group != group) continue;
-        if (r->versions[s->version].stage == 0) return 0;
-        stage1 = true;
+        if (!from_group(r, n, s) || r->versions[s->version].group != group) continue;
+        int after = stage_after(r, n, sp, s);
+        if (after > stage) stage = after;
     }
-    return stage1;
+    return stage;
+}
+
+/* Whether rows are worth one unit each. On a device a row is a block of threads, so there should be
+ * some. */
+static bool good_rows(const ir_group *g, int device) {
+    int64_t rows = 1, reduced = 1;
+    for (int a = 0; a < g->naxes; a++) *(g->mask >> a & 1 ? &reduced : &rows) *= g->size[a];
+    if (device && rows < 128 && reduced > 4 * REDUCE_BLOCK) return false;
+    return !etch__lower_splits(rows, rows, reduced);
+}
+
+/* Whether a node may use its operands in the stage of the group. What goes over its rows again loads
+ * them again, so it overwrites nothing. */
+static bool has_stage(const ir *r, const ir_node *n, const ir_group *g, int stage) {
+    if (n->write && g->last > 1) return false;
+    if (stage < 2) return true;
+    if (stage + (n->kind == IR_REDUCE) >= LOOP_STAGES || r->passes == PASSES_NONE) return false;
+    if (g->writes || n->write || !(g->mask >> (g->naxes - 1) & 1)) return false;
+    return r->passes == PASSES_ALL || good_rows(g, n->domain.device);
 }
 
 static bool reads_version(const ir *r, const ir_node *n, const ir_source *s, int32_t version) {
@@ -119,7 +159,7 @@ static bool reads_version(const ir *r, const ir_node *n, const ir_source *s, int
 /* Whether a reader of what w overwrites can share w's kernel. */
 static bool shares_map(const ir *r, const ir_node *n, const ir_source *s, const ir_node *w,
                        int stage) {
-    int reads_in = n->kind == IR_REDUCE ? 0 : r->versions[n->out].stage;
+    int reads_in = r->versions[n->out].stage - (n->kind == IR_REDUCE);
     return is_loop(n) && is_loop(w) && reads_in == stage && etch__same_map(r, s, &w->target);
 }
 
@@ -143,13 +183,14 @@ static bool readers_done(const ir *r, const ir_node *w, int32_t group, int stage
 
 /* Whether all that the node needs can be there when the group runs. */
 static bool ready(const ir *r, const ir_node *n, const space *sp, int32_t group, int stage) {
+    if (!has_stage(r, n, &r->groups[group], stage)) return false;
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
         if (!from_group(r, n, s)) continue;
         const ir_version *v = &r->versions[s->version];
-        if (v->group == group ? !fusable(r, n, sp, s) || v->stage != stage
-                              : !can_precede(r, v->group, group))
-            return false;
+        int after = v->group == group ? stage_after(r, n, sp, s) : stage;
+        bool same_kind = after >= 0 && after % 2 == stage % 2; /* elements or rows */
+        if (!same_kind || (v->group != group && !can_precede(r, v->group, group))) return false;
     }
     return !n->write || readers_done(r, n, group, stage);
 }
@@ -239,7 +280,7 @@ static reason_id why_apart(const ir *r, const ir_node *n, const ir_source *s, bo
     if (v->memory || v->tied >= 0 || n->write) return REASON_FUSION_WRITE;
     if (!s->whole) return REASON_FUSION_VIEW;
     if (full) return REASON_FUSION_LIMIT;
-    return v->stage ? REASON_FUSION_REDUCED : REASON_FUSION_DOMAIN;
+    return v->stage % 2 ? REASON_FUSION_REDUCED : REASON_FUSION_DOMAIN;
 }
 
 static void explain(const ir *r, const ir_node *n) {
@@ -279,7 +320,9 @@ static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage)
     n->group = group;
     ir_version *v = &r->versions[n->out];
     v->group = group;
-    v->stage = n->kind == IR_REDUCE ? 1 : (uint8_t)stage;
+    v->stage = (uint8_t)(stage + (n->kind == IR_REDUCE));
+    if (v->stage > g->last) g->last = v->stage;
+    g->writes |= n->write;
     note_needs(r, n);
     return true;
 }
@@ -425,6 +468,16 @@ static bool order_groups(ir *r) {
     return ok;
 }
 
+static void note_passes(ir *r) {
+    r->has_passes = r->bad_passes = false;
+    for (int i = 0; i < r->ngroups; i++) {
+        const ir_group *g = &r->groups[i];
+        if (g->last < 2) continue;
+        r->has_passes = true;
+        r->bad_passes |= !good_rows(g, r->nodes[g->members[0]].domain.device);
+    }
+}
+
 static void log_groups(const ir *r) {
     if (!etch__log_on(LOG_FUSION)) return;
     for (int32_t g = 0; g < r->ngroups; g++) {
@@ -459,6 +512,7 @@ bool etch__fuse(ir *r) {
         if (!place(r, i)) return false;
     }
     mark_stored(r);
+    note_passes(r);
     if (!order_groups(r)) return false;
     etch__report_restart_steps();
     for (int i = 0; i < r->nnodes; i++)

@@ -6,7 +6,7 @@
  * etch-jit and therefore uses nothing but the C library. */
 #include "jit/loop.h"
 
-enum { LOOP_MAGIC = 0x33494c45 }; /* "ELI3": the number changes with the format */
+enum { LOOP_MAGIC = 0x34494c45 }; /* "ELI4": the number changes with the format */
 
 static const uint8_t prim_arity[PRIM_COUNT] = {
 #define PRIM(id, text, arity, meaning) [PRIM_##id] = arity,
@@ -86,13 +86,33 @@ bool etch__loop_uniform(const loop_instr *i) {
 /* Whether code of stage `stage` may name value v. */
 static bool visible(const loop_instr *v, int stage) {
     if (v->kind == LOOP_STORE) return false;
-    if (v->kind == LOOP_REDUCE) return stage == 1;
-    return v->stage == stage || (stage == 1 && etch__loop_uniform(v));
+    if (v->stage == stage || etch__loop_uniform(v)) return true;
+    return v->stage < stage && (v->stage % 2 || stage % 2 == 0);
+}
+
+int etch__loop_last_stage(const loop_kernel *k) {
+    int last = 0;
+    for (int v = 0; v < k->ncode; v++)
+        if (k->code[v].stage > last) last = k->code[v].stage;
+    return last;
+}
+
+void etch__loop_stage_code(const loop_kernel *k, int stage, bool *runs) {
+    memset(runs, 0, (size_t)k->ncode * sizeof *runs);
+    for (int v = k->ncode - 1; v >= 0; v--) {
+        const loop_instr *i = &k->code[v];
+        runs[v] |= i->kind == LOOP_REDUCE ? i->stage == stage + 1 : i->stage == stage;
+        if (!runs[v] || stage % 2) continue;
+        for (int n = 0; n < etch__loop_arity(i); n++) {
+            int o = etch__loop_operand(i, n);
+            if (k->code[o].stage % 2 == 0) runs[o] = true;
+        }
+    }
 }
 
 static const char *check_operands(const loop_kernel *k, int at) {
     const loop_instr *i = &k->code[at];
-    int stage = i->kind == LOOP_REDUCE ? 0 : i->stage;
+    int stage = i->kind == LOOP_REDUCE ? i->stage - 1 : i->stage;
     for (int n = 0; n < etch__loop_arity(i); n++) {
         int v = etch__loop_operand(i, n);
         if (v < 0 || v >= at) return "an operand does not name an earlier value";
@@ -134,7 +154,9 @@ static const char *check_reduce(const loop_kernel *k, const loop_instr *i) {
 static const char *check_instr(const loop_kernel *k, int at) {
     const loop_instr *i = &k->code[at];
     const char *why = NULL;
-    if (i->stage > 1 || (i->stage == 1 && !k->nred)) return "a stage is out of range";
+    bool reduced = i->kind == LOOP_REDUCE || k->nred;
+    if (i->stage >= LOOP_STAGES || (i->stage && !reduced)) return "a stage is out of range";
+    if (i->kind == LOOP_REDUCE && i->stage % 2 == 0) return "a reduction belongs to an odd stage";
     switch (i->kind) {
     case LOOP_PRIM: why = check_prim(k, i); break;
     case LOOP_LOAD:
@@ -182,6 +204,9 @@ bool etch__loop_valid(const loop_kernel *k, const char **why) {
     if (!fault) fault = check_accesses(k);
     for (int i = 0; !fault && i < k->ncode; i++) fault = check_instr(k, i);
     if (!fault) fault = check_stores(k);
+    if (!fault && etch__loop_last_stage(k) > 1 &&
+        (k->variant != LOOP_ROW || k->split != SPLIT_NONE))
+        fault = "more than two stages are for whole rows";
     if (fault && why) *why = fault;
     return !fault;
 }

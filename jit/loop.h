@@ -13,8 +13,10 @@
  *   scalars     8-byte cells (etch__scalar_cell)
  *   begin, end  range of work units, see loop_variant
  *
- * Stage 0 runs for each element of the whole space, stage 1 (after a REDUCE) for each element of the
- * parallel axes. Values are computed in strips of STRIP elements; what a strip lacks at the end of an
+ * Even stages run for each element of the whole space, odd ones (after REDUCEs) for each element of
+ * the parallel axes: 0 and 1, and in a LOOP_ROW without split 2, which has stage 1's values for all
+ * elements of their row again, 3 and so on (softmax is 0 to 4).
+ * Values are computed in strips of STRIP elements; what a strip lacks at the end of an
  * axis is padded, so that no value depends on its position; results go to a local strip and are then
  * copied out, so an output may be the same memory as an input of the same access map. */
 #ifndef ETCH_JIT_LOOP_H
@@ -23,6 +25,7 @@
 #include "core/expr.h"
 
 enum { LOOP_MAX_AXES = ETCH_MAX_DIMS, LOOP_MAX_ACCESSES = 32, LOOP_MAX_CODE = 160 };
+enum { LOOP_STAGES = 8 };
 
 typedef enum loop_variant {
     LOOP_MAP, /* no reduction. Work unit: one strip of the innermost axis; there are
@@ -57,15 +60,17 @@ typedef struct loop_access {
  * scalar cells; INDEX is the row-major logical index over all axes).
  * LOOP_LOAD / LOOP_STORE: access number imm.i; STORE stores value a, of the access's compute type.
  *   An access is either loaded (any number of times) or stored (once), as its `store` says.
- * Stage-1 code may name stage-0 values only where they are CONST, SCALAR or NREDUCED.
- * LOOP_REDUCE: reduces value a (already of the accumulator type `type`) by reduce_kind imm.i, in
- * canonical order; its value belongs to stage 1. MEAN appears as SUM followed by DIV by NREDUCED;
+ * Code may name values of its own stage; of earlier odd ones; in an even stage also those of earlier
+ * even ones, which are computed (and loaded) again: so a kernel of more than two stages must not store
+ * into what it loads; and CONST, SCALAR and NREDUCED of any.
+ * LOOP_REDUCE: reduces value a of the stage before (already of the accumulator type `type`) by
+ * reduce_kind imm.i, in canonical order; its value belongs to its (odd) stage. MEAN appears as SUM followed by DIV by NREDUCED;
  * ARGMAX and ARGMIN do not appear. */
 typedef enum loop_kind { LOOP_PRIM, LOOP_LOAD, LOOP_STORE, LOOP_REDUCE } loop_kind;
 
 typedef struct loop_instr {
     uint8_t kind;  /* loop_kind */
-    uint8_t stage; /* 0 or 1 */
+    uint8_t stage; /* below LOOP_STAGES */
     prim_instr p;
 } loop_instr;
 
@@ -89,6 +94,11 @@ bool etch__loop_can_emit(prim_id prim, etch_dtype type);
 int etch__loop_arity(const loop_instr *i);
 int etch__loop_operand(const loop_instr *i, int n);
 bool etch__loop_uniform(const loop_instr *i);
+/* The last stage of the code. */
+int etch__loop_last_stage(const loop_kernel *k);
+/* Marks the instructions that run in the stage: its own (of an even one, the REDUCEs of the next), and
+ * in an even stage what they need of earlier even ones. */
+void etch__loop_stage_code(const loop_kernel *k, int stage, bool *runs);
 /* Work units of a kernel for given dims, as its loop_fn counts them. */
 int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
 /* Cells of 8 bytes that the scratch of a PARTIAL / FINISH pair needs. */

@@ -48,7 +48,7 @@ static void put_prim(text *t, int v, const loop_instr *i) {
 
 static void put_instr(text *t, int v, const loop_instr *i) {
     static const char *const reductions[] = {"sum", "mean", "max", "min", "argmax"};
-    put(t, i->stage ? "  1: " : "  0: ");
+    put(t, "  %d: ", i->stage);
     switch (i->kind) {
     case LOOP_LOAD: put(t, "%%%d = load %s @%lld", v, type_name(i), (long long)i->p.imm.i); break;
     case LOOP_STORE:

@@ -73,17 +73,22 @@ static int emit_access(lowering *l, const ir_source *s, const int64_t *stride, b
     return emit(l, store ? LOOP_STORE : LOOP_LOAD, stage, p);
 }
 
-/* Strides along the group's axes of a map over the stage's space: 0 along reduced axes in stage 1.
- */
+/* Strides along the group's axes of a map over the stage's space: 0 along reduced axes in odd ones. */
 static void spread(const lowering *l, const int64_t *of_stage, int stage, int64_t *stride) {
     int n = 0;
     for (int a = 0; a < l->g->naxes; a++)
-        stride[a] = stage && l->g->mask >> a & 1 ? 0 : of_stage[n++];
+        stride[a] = stage % 2 && l->g->mask >> a & 1 ? 0 : of_stage[n++];
+}
+
+/* Whether code of the stage may name what another one, or itself, has computed. */
+static bool sees(int stage, int made) {
+    return stage == made || (made < stage && (made % 2 || stage % 2 == 0));
 }
 
 static int find_value(const lowering *l, int32_t version, int stage) {
     for (int i = 0; i < l->nvalues; i++)
-        if (l->value[i].version == version && l->value[i].stage == stage) return l->value[i].code;
+        if (l->value[i].version == version && sees(stage, l->value[i].stage))
+            return l->value[i].code;
     return -1;
 }
 
@@ -103,7 +108,8 @@ static int load(lowering *l, const ir_node *n, const ir_source *s, int stage) {
     spread(l, of_stage, stage, stride);
     for (int i = 0; i < l->nloads; i++) {
         const ir_source *t = l->load[i].s;
-        if (t->version == s->version && l->load[i].stage == stage && t->root == s->root &&
+        bool seen = sees(stage, l->load[i].stage) && stage % 2 == l->load[i].stage % 2;
+        if (t->version == s->version && seen && t->root == s->root &&
             t->meta.offset == s->meta.offset &&
             !memcmp(l->stride[l->k->code[l->load[i].code].p.imm.i], stride,
                     l->g->naxes * sizeof *stride))
@@ -158,29 +164,30 @@ static int emit_round(lowering *l, int stage, etch_dtype dtype, int v) {
 }
 
 /* A value of dtype `in`, as dtype `element`, in the accumulator's type. */
-static int emit_element(lowering *l, const ir_node *n, etch_dtype in, int v) {
+static int emit_element(lowering *l, const ir_node *n, int stage, etch_dtype in, int v) {
     etch_dtype element = n->reduce.element, acc = n->reduce.acc;
     etch_dtype from = etch__compute_type(in), to = etch__compute_type(element);
-    if (from != to) v = emit_prim(l, 0, PRIM_CONVERT, to, from, v, 0);
-    if (element != in) v = emit_round(l, 0, element, v);
-    if (to != acc) v = emit_prim(l, 0, PRIM_CONVERT, acc, to, v, 0);
+    if (from != to) v = emit_prim(l, stage, PRIM_CONVERT, to, from, v, 0);
+    if (element != in) v = emit_round(l, stage, element, v);
+    if (to != acc) v = emit_prim(l, stage, PRIM_CONVERT, acc, to, v, 0);
     return v;
 }
 
 static int emit_reduction(lowering *l, const ir_node *n) {
     const ir_source *s = sources(l->r, n);
     etch_dtype acc = n->reduce.acc, out = etch__compute_type((etch_dtype)n->dtype);
-    int v = emit_element(l, n, (etch_dtype)s->meta.dtype, operand(l, n, s, 0));
+    int stage = l->r->versions[n->out].stage, of = stage - 1;
+    int v = emit_element(l, n, of, (etch_dtype)s->meta.dtype, operand(l, n, s, of));
     prim_instr p = {.type = (uint8_t)acc, .a = (int16_t)v};
     bool mean = n->reduce.kind == REDUCE_MEAN;
     p.imm.i = mean ? REDUCE_SUM : n->reduce.kind;
-    v = emit(l, LOOP_REDUCE, 1, p);
+    v = emit(l, LOOP_REDUCE, stage, p);
     if (mean) {
-        int count = emit_prim(l, 1, PRIM_NREDUCED, acc, acc, 0, 0);
-        v = emit_prim(l, 1, PRIM_DIV, acc, acc, v, count);
+        int count = emit_prim(l, stage, PRIM_NREDUCED, acc, acc, 0, 0);
+        v = emit_prim(l, stage, PRIM_DIV, acc, acc, v, count);
     }
-    if (acc != out) v = emit_prim(l, 1, PRIM_CONVERT, out, acc, v, 0);
-    return emit_round(l, 1, (etch_dtype)n->dtype, v);
+    if (acc != out) v = emit_prim(l, stage, PRIM_CONVERT, out, acc, v, 0);
+    return emit_round(l, stage, (etch_dtype)n->dtype, v);
 }
 
 static void store(lowering *l, const ir_node *n) {
@@ -265,7 +272,8 @@ static void merge_axes(lowering *l) {
     l->naxes = l->k->npar = 1;
 }
 
-/* Rows where the innermost reduced axis has the unit strides, columns where a parallel one has. */
+/* Rows where the innermost reduced axis has the unit strides, columns where a parallel one has; what
+ * goes over its rows again is made of rows. */
 static void choose_variant(lowering *l) {
     int row = 0, column = 0;
     loop_kernel *k = l->k;
@@ -273,13 +281,13 @@ static void choose_variant(lowering *l) {
     if (!k->nred) return;
     for (int i = 0; i < k->ncode; i++) {
         const loop_instr *c = &k->code[i];
-        if (c->stage || (c->kind != LOOP_LOAD && c->kind != LOOP_STORE)) continue;
+        if (c->stage % 2 || (c->kind != LOOP_LOAD && c->kind != LOOP_STORE)) continue;
         int access = (int)c->p.imm.i;
         int bytes = (int)etch_dtype_size((etch_dtype)k->access[access].dtype);
         if (l->stride[access][l->naxes - 1] == 1) row += bytes;
         if (k->npar && l->stride[access][k->npar - 1] == 1) column += bytes;
     }
-    k->variant = column > row ? LOOP_COLUMN : LOOP_ROW;
+    k->variant = column > row && etch__loop_last_stage(k) < 2 ? LOOP_COLUMN : LOOP_ROW;
 }
 
 static void class_steps(lowering *l) {
@@ -329,12 +337,16 @@ static void count_work(lowered *out) {
 
 /* Too few units for many threads, and more than one block in each: two kernels. The number of threads
  * at hand plays no part, since it may change while the code stays. */
+bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced) {
+    return units < FEW_UNITS && reduced > REDUCE_BLOCK && reduced * rows >= SPLIT_WORK;
+}
+
 static void choose_split(lowered *out) {
     int64_t reduced = 1, parallel = 1;
     for (int i = 0; i < out->k.npar; i++) parallel *= out->dims[i];
     for (int i = 0; i < out->k.nred; i++) reduced *= out->dims[out->k.npar + i];
-    if (!out->k.nred || out->units >= FEW_UNITS || reduced <= REDUCE_BLOCK ||
-        reduced * parallel < SPLIT_WORK)
+    if (!out->k.nred || etch__loop_last_stage(&out->k) > 1 ||
+        !etch__lower_splits(out->units, parallel, reduced))
         return;
     out->k.split = SPLIT_PARTIAL;
     out->split = true;

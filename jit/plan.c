@@ -892,7 +892,7 @@ static int kernels_of_other_sizes(const maker *m, loop_kernel *other) {
     int n = 0;
     for (int g = 0; m->r->g->dynamic && g < m->r->ngroups; g++) {
         const lowered *low = m->low[g];
-        if (!low || !low->k.nred) continue;
+        if (!low || !low->k.nred || etch__loop_last_stage(&low->k) > 1) continue;
         for (int split = SPLIT_NONE; split <= SPLIT_FINISH; split++) {
             if ((low->k.split == SPLIT_NONE) == (split == SPLIT_NONE)) continue;
             other[n] = low->k;
@@ -911,12 +911,14 @@ static bool get_kernels(maker *m, const loop_kernel **k, loop_kernel *other, con
     int others = kernels_of_other_sizes(m, other);
     for (int i = 0; i < others; i++) k[n + i] = &other[i];
     bool ok = n == 0 || etch__kernels_get(k, n + others, m->kernels, why);
-    for (int i = 0; ok && i < others; i++) etch__kernel_release(m->kernels[n + i]);
+    for (int i = 0; ok && i < others; i++) {
+        etch__kernel_release(m->kernels[n + i]);
+        m->kernels[n + i] = NULL;
+    }
     return ok;
 }
 
-static etch_status compile_kernels(maker *m, const char **why) {
-    if (m->p->device) return prepare_launchers(m, why);
+static etch_status get_all_kernels(maker *m, const char **why) {
     int most = 3 * m->r->ngroups; /* of a reduction: as one, as two */
     const loop_kernel **k = etch__malloc((most + 1) * sizeof *k);
     loop_kernel *other = etch__malloc(((m->r->g->dynamic ? most : 0) + 1) * sizeof *other);
@@ -924,6 +926,10 @@ static etch_status compile_kernels(maker *m, const char **why) {
     etch__free(k);
     etch__free(other);
     return ok ? ETCH_OK : room ? ETCH_ERR_COMPILE : ETCH_ERR_OUT_OF_MEMORY;
+}
+
+static etch_status compile_kernels(maker *m, const char **why) {
+    return m->p->device ? prepare_launchers(m, why) : get_all_kernels(m, why);
 }
 
 /* ---- logs ---- */
@@ -1015,15 +1021,34 @@ static etch_status make(maker *m, const char **why) {
     return ETCH_OK;
 }
 
+static void free_lowered(maker *m) {
+    for (int g = 0; g < m->r->ngroups; g++) {
+        if (m->low) etch__free(m->low[g]);
+        if (m->finish) etch__free(m->finish[g]);
+    }
+    etch__free(m->low);
+    etch__free(m->finish);
+}
+
+etch_status etch__plan_prepare(const ir *r) {
+    maker m = {.r = r};
+    const char *why;
+    m.low = etch__calloc(r->ngroups + 1, sizeof *m.low);
+    m.finish = etch__calloc(r->ngroups + 1, sizeof *m.finish);
+    m.kernels = etch__calloc(3 * r->ngroups + 1, sizeof *m.kernels);
+    bool room = m.low && m.finish && m.kernels;
+    etch_status status = room ? lower_groups(&m) : ETCH_ERR_OUT_OF_MEMORY;
+    if (status == ETCH_OK) status = get_all_kernels(&m, &why);
+    for (int k = 0; m.kernels && k < 3 * r->ngroups; k++) etch__kernel_release(m.kernels[k]);
+    free_lowered(&m);
+    etch__free(m.kernels);
+    return status == ETCH_ERR_OUT_OF_MEMORY ? status : ETCH_OK;
+}
+
 etch_status etch__plan_make(const ir *r, plan **out, const char **why) {
     maker m = {.r = r};
     etch_status status = make(&m, why);
-    for (int g = 0; g < r->ngroups; g++) {
-        if (m.low) etch__free(m.low[g]);
-        if (m.finish) etch__free(m.finish[g]);
-    }
-    etch__free(m.low);
-    etch__free(m.finish);
+    free_lowered(&m);
     etch__free(m.output);
     etch__free(m.interval);
     etch__free(m.intervals);

@@ -25,8 +25,8 @@ typedef struct ir_version {
     bool stored;      /* some step needs it in memory */
     tensor_meta meta; /* row-major, unless in an input's memory */
     int32_t group;    /* after fusion; -1: an input, or computed by each reader */
-    uint8_t stage;
-    int32_t buffer; /* after the memory plan */
+    uint8_t stage;    /* see loop.h */
+    int32_t buffer;   /* after the memory plan */
 } ir_version;
 
 /* A version read, or memory written, through an index map. */
@@ -68,8 +68,14 @@ typedef struct ir_group {
     int naxes; /* of the space, axes of size 1 left out */
     int64_t size[ETCH_MAX_DIMS];
     uint32_t mask;        /* reduced axes; 0: no reduction yet */
+    bool writes;          /* some member changes memory in place */
+    uint8_t last;         /* stage of any member's result */
     int naccesses, ncode; /* estimates, for the limits */
 } ir_group;
+
+/* Which kernels may go over their rows again: those whose rows are many or short enough; or none; or
+ * all, whatever their sizes. */
+typedef enum ir_passes { PASSES_BY_SIZE, PASSES_NONE, PASSES_ALL } ir_passes;
 
 typedef struct ir {
     const graph *g;
@@ -84,6 +90,9 @@ typedef struct ir {
     uint8_t *bases;     /* per graph value: BASE_* */
     int32_t *outputs;   /* versions */
     int max_members;
+    ir_passes passes;
+    /* Of the last fusion: whether some kernel goes over its rows again, and some that better did not. */
+    bool has_passes, bad_passes;
     etch_mode_kind mode;
     /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
     uint64_t *needs;
@@ -144,6 +153,9 @@ typedef struct lowered {
     int64_t scratch;
 } lowered;
 
+/* Whether a reduction of so many elements to each of `rows` results, in `units` units of work, is
+ * made in two kernels. */
+bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced);
 /* ETCH_ERR_UNSUPPORTED (the error is not set) where the group exceeds the limits of a loop kernel. */
 etch_status etch__lower(const ir *r, int32_t group, lowered *out);
 /* The second kernel of a split reduction, from the first. */
@@ -159,5 +171,7 @@ int64_t etch__memory_plan(plan_interval *v, int n);
 /* Takes the fused ir to a plan. ETCH_ERR_UNSUPPORTED: a group is too large (no error is set);
  * ETCH_ERR_COMPILE: `why` says what failed. */
 etch_status etch__plan_make(const ir *r, plan **out, const char **why);
+/* Compiles the kernels of the fused ir, so that they are there later. Fails only for lack of memory. */
+etch_status etch__plan_prepare(const ir *r);
 
 #endif

@@ -61,9 +61,11 @@ static int real(double v) {
     K.code[c].p.imm.d = v;
     return c;
 }
-static int reduce(reduce_kind kind, etch_dtype t, int a) {
-    return instr_of(LOOP_REDUCE, 0, t, a, kind);
+/* Reduces a value of the stage before. */
+static int reduce_to(int stage, reduce_kind kind, etch_dtype t, int a) {
+    return instr_of(LOOP_REDUCE, stage, t, a, kind);
 }
+static int reduce(reduce_kind kind, etch_dtype t, int a) { return reduce_to(1, kind, t, a); }
 
 /* ---- data ---- */
 

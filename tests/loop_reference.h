@@ -365,17 +365,31 @@ static void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
     }
 }
 
+static void ref_point(int64_t number, const int64_t *extent, int n, int64_t *index) {
+    for (int x = n - 1; x >= 0; x--) index[x] = number % extent[x], number /= extent[x];
+}
+
+/* An even stage computes what earlier even ones did for the element again. */
 static void ref_stage(ref_run *r, int stage, int64_t logical, int64_t at) {
     for (int v = 0; v < r->k->ncode; v++) {
         const loop_instr *i = &r->k->code[v];
-        bool reduce = i->kind == LOOP_REDUCE;
-        if (reduce ? stage == 0 : i->stage == stage) ref_instr(r, v, logical, at);
-        else if (stage == 1 && etch__loop_uniform(i)) r->value[v] = ref_leaf(r, i, logical);
+        bool again = stage % 2 == 0 && i->stage % 2 == 0 && i->stage < stage;
+        if (i->kind == LOOP_REDUCE) {
+            if (i->stage == stage + 1) ref_instr(r, v, logical, at);
+        } else if (i->stage == stage || (again && i->kind != LOOP_STORE)) {
+            ref_instr(r, v, logical, at);
+        } else if (etch__loop_uniform(i)) {
+            r->value[v] = ref_leaf(r, i, logical);
+        }
     }
 }
 
-static void ref_point(int64_t number, const int64_t *extent, int n, int64_t *index) {
-    for (int x = n - 1; x >= 0; x--) index[x] = number % extent[x], number /= extent[x];
+static void ref_space(ref_run *r, int stage, int64_t p) {
+    for (int64_t e = 0; e < r->reduced; e++) {
+        ref_point(e, r->dims + r->k->npar, r->k->nred, r->index + r->k->npar);
+        ref_stage(r, stage, p * r->reduced + e, e);
+    }
+    memset(r->index + r->k->npar, 0, sizeof(int64_t) * r->k->nred);
 }
 
 static void ref_kernel(const loop_kernel *k, void *const *load, void *const *store,
@@ -391,17 +405,15 @@ static void ref_kernel(const loop_kernel *k, void *const *load, void *const *sto
             r.collected[v] = calloc((size_t)r.reduced + 1, sizeof(cell));
     for (int64_t p = 0; p < parallel; p++) {
         ref_point(p, dims, k->npar, r.index);
-        for (int64_t e = 0; e < r.reduced; e++) {
-            ref_point(e, dims + k->npar, k->nred, r.index + k->npar);
-            ref_stage(&r, 0, p * r.reduced + e, e);
+        for (int stage = 0; stage < LOOP_STAGES; stage += 2) {
+            ref_space(&r, stage, p);
+            for (int v = 0; v < k->ncode; v++)
+                if (r.collected[v] && k->code[v].stage == stage + 1)
+                    r.value[v] =
+                        ref_reduce((reduce_kind)k->code[v].p.imm.i, (etch_dtype)k->code[v].p.type,
+                                   r.collected[v], r.reduced);
+            if (k->nred) ref_stage(&r, stage + 1, p, 0);
         }
-        if (!k->nred) continue;
-        memset(r.index + k->npar, 0, sizeof(int64_t) * k->nred);
-        for (int v = 0; v < k->ncode; v++)
-            if (r.collected[v])
-                r.value[v] = ref_reduce((reduce_kind)k->code[v].p.imm.i,
-                                        (etch_dtype)k->code[v].p.type, r.collected[v], r.reduced);
-        ref_stage(&r, 1, p, 0);
     }
     for (int v = 0; v < k->ncode; v++) free(r.collected[v]);
 }

@@ -342,6 +342,44 @@ static void test_row_shapes(void **unused) {
     both_ways((int64_t[]){65, 127});
 }
 
+/* Rows in five stages, as a softmax has them, and what else may be asked of them: values of the first
+ * stage again in the last, a vector call on a row's value, results in each stage. */
+static void passes(int npar, int nred, const char *in, const char *row, const char *full,
+                   const char *out) {
+    begin(LOOP_ROW, npar, nred);
+    int x = load(0, ETCH_F32, in), r = load(0, ETCH_F32, row);
+    int y = op2(0, PRIM_MUL, ETCH_F32, x, r);
+    int m = reduce_to(1, REDUCE_MAX, ETCH_F32, y);
+    int scale = op1(1, PRIM_TANH, ETCH_F32, op2(1, PRIM_ADD, ETCH_F32, m, load(1, ETCH_F32, out)));
+    store(1, ETCH_F32, out, scale);
+    int e = op1(2, PRIM_EXP, ETCH_F32, op2(2, PRIM_SUB, ETCH_F32, y, m));
+    int late = load(2, ETCH_BF16, in);
+    store(2, ETCH_F32, full, op2(2, PRIM_MUL, ETCH_F32, e, scale));
+    int s = reduce_to(3, REDUCE_SUM, ETCH_F32, e);
+    int wide = reduce_to(3, REDUCE_SUM, ETCH_F64, convert(2, ETCH_F32, ETCH_F64, late));
+    int l = op1(3, PRIM_LOG, ETCH_F32, op2(3, PRIM_MUL, ETCH_F32, s, scale));
+    store(3, ETCH_F64, out, wide);
+    store(3, ETCH_I64, out, op1(3, PRIM_INDEX, ETCH_I64, 0));
+    int last = op2(4, PRIM_DIV, ETCH_F32, e, s);
+    store(4, ETCH_F32, full, op2(4, PRIM_ADD, ETCH_F32, last, op2(4, PRIM_MUL, ETCH_F32, l, x)));
+    store(4, ETCH_I64, full, op1(4, PRIM_INDEX, ETCH_I64, 0));
+}
+
+static void test_row_passes(void **unused) {
+    (void)unused;
+    passes(1, 1, "s1", "s0", "s1", "1s");
+    for (int i = 0; i < COUNT_OF(sizes); i++)
+        check_run((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]}, false);
+    passes(2, 1, "s1s", "0s1", "ss1", "sss");
+    check_run((int64_t[]){3, 4, 100}, false);
+    passes(1, 2, "ss1", "s0s", "ss1", "1ss");
+    check_run((int64_t[]){3, 7, 100}, false);
+    check_run((int64_t[]){2, 5, 1000}, false);
+    check_run((int64_t[]){2, 0, 4}, false);
+    passes(0, 1, "1", "0", "1", "0");
+    check_run((int64_t[]){9000}, false);
+}
+
 static void test_column_sizes(void **unused) {
     (void)unused;
     rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
@@ -463,6 +501,16 @@ static void test_validity(void **unused) {
     prim_of(0, PRIM_SCALAR, ETCH_F32, ETCH_F32, 0, 0, 0), refused("scalar"), K.ncode--;
     K.npar = 9, refused("axes"), K.npar = 1;
     K.variant = LOOP_COLUMN, refused("disagree");
+    begin(LOOP_ROW, 1, 1);
+    x = load(0, ETCH_F32, "s1");
+    int s = reduce(REDUCE_SUM, ETCH_F32, x);
+    op2(2, PRIM_SUB, ETCH_F32, x, s);
+    assert_true(etch__loop_valid(&K, NULL));
+    op2(1, PRIM_ADD, ETCH_F32, s, x), refused("no value of this stage"), K.ncode--;
+    op2(0, PRIM_ADD, ETCH_F32, s, x), refused("no value of this stage"), K.ncode--;
+    op2(LOOP_STAGES, PRIM_ADD, ETCH_F32, s, s), refused("range"), K.ncode--;
+    reduce_to(2, REDUCE_SUM, ETCH_F32, x), refused("odd stage"), K.ncode--;
+    K.split = SPLIT_PARTIAL, refused("whole rows");
     assert_false(etch__loop_can_emit(PRIM_POW, ETCH_I64));
     assert_true(etch__loop_can_emit(PRIM_POW, ETCH_F64));
 }
@@ -495,6 +543,7 @@ static int run_suite(void) {
         cmocka_unit_test(test_map_in_place),
         cmocka_unit_test(test_row_sizes),
         cmocka_unit_test(test_row_shapes),
+        cmocka_unit_test(test_row_passes),
         cmocka_unit_test(test_column_sizes),
         cmocka_unit_test(test_column_shapes),
         cmocka_unit_test(test_reduce_types),

@@ -240,11 +240,6 @@ static void a_reduction_takes_prologue_siblings_and_epilogue(void **state) {
           "%7: f32[50] = mul.Tensor(%6, %1)\n"
           "return %4, %7\n}",
           1, 0);
-    check("graph n(%0: f32[50, 300]) {\n" /* its result is needed by the whole space: two kernels */
-          "%1: f32[50, 1] = mean.dim(%0) {1, 1, 1, -1}\n"
-          "%2: f32[50, 300] = sub.Tensor(%0, %1, $0: int) {1}\n"
-          "return %2\n}",
-          2, 0);
     check("graph t(%0: f32[300, 40]) {\n"
           "%1: f32[40, 300 : 1, 40] = t(%0)\n"
           "%2: f32[40] = sum.dim_IntList(%1) {1, 1, 0, -1}\n"
@@ -259,6 +254,71 @@ static void a_reduction_takes_prologue_siblings_and_epilogue(void **state) {
           "%4: f64[] = sum(%0) {1}\n"
           "%5: f32[] = div.Tensor(%2, %3)\n"
           "return %5, %1, %4\n}",
+          2, 0);
+}
+
+/* What gives a row's value back to its elements stays with them, while the rows are whole. */
+static void normalisations_are_one_kernel(void **state) {
+    (void)state;
+    check("graph rms(%0: f32[50, 300], %1: f32[300]) {\n"
+          "%2: f32[50, 300] = square(%0)\n"
+          "%3: f32[50, 1] = mean.dim(%2) {1, 1, 1, -1}\n"
+          "%4: f32[50, 1] = rsqrt(%3)\n"
+          "%5: f32[50, 300] = mul.Tensor(%0, %4)\n"
+          "%6: f32[50, 300] = mul.Tensor(%5, %1)\n"
+          "return %6\n}",
+          1, 0);
+    check(
+        "graph softmax(%0: bf16[7, 3, 4099]) {\n" /* five stages; three axes; results in between */
+        "%1: bf16[7, 3, 1] = amax(%0) {1, 2, 1}\n"
+        "%2: bf16[7, 3, 4099] = sub.Tensor(%0, %1, $0: int) {1}\n"
+        "%3: bf16[7, 3, 4099] = exp(%2)\n"
+        "%4: bf16[7, 3, 1] = sum.dim_IntList(%3) {1, 2, 1, -1}\n"
+        "%5: bf16[7, 3, 4099] = div.Tensor(%3, %4)\n"
+        "return %1, %3, %5\n}",
+        1, 0);
+    check("graph layer_norm(%0: f64[20, 5, 60]) {\n" /* over two axes */
+          "%1: f64[20, 1, 1] = mean.dim(%0) {2, 1, 2, 1, -1}\n"
+          "%2: f64[20, 5, 60] = sub.Tensor(%0, %1, $0: int) {1}\n"
+          "%3: f64[20, 5, 60] = square(%2)\n"
+          "%4: f64[20, 1, 1] = mean.dim(%3) {2, 1, 2, 1, -1}\n"
+          "%5: f64[20, 1, 1] = rsqrt(%4)\n"
+          "%6: f64[20, 5, 60] = mul.Tensor(%2, %5)\n"
+          "return %6, %5\n}",
+          1, 0);
+    check("graph every(%0: f32[300, 200]) {\n" /* all of few elements: one row */
+          "%1: f32[] = sum(%0) {-1}\n"
+          "%2: f32[300, 200] = div.Tensor(%0, %1)\n"
+          "return %2\n}",
+          1, 0);
+    check("graph n(%0: i32[50, 300 : 1, 50]) {\n" /* rows that lie across */
+          "%1: i64[50, 1] = sum.dim_IntList(%0) {1, 1, 1, -1}\n"
+          "%2: i64[50, 300] = sub.Tensor(%0, %1, $0: int) {1}\n"
+          "return %2\n}",
+          1, 0);
+}
+
+static void what_normalises_in_two_kernels(void **state) {
+    (void)state;
+    check("graph columns(%0: f32[300, 50]) {\n"
+          "%1: f32[1, 50] = sum.dim_IntList(%0) {1, 0, 1, -1}\n"
+          "%2: f32[300, 50] = div.Tensor(%0, %1)\n"
+          "return %2\n}",
+          2, 0);
+    check("graph many(%0: f32[2, 40000]) {\n" /* few long rows: the reduction is split */
+          "%1: f32[2, 1] = sum.dim_IntList(%0) {1, 1, 1, -1}\n"
+          "%2: f32[2, 40000] = div.Tensor(%0, %1)\n"
+          "return %2\n}",
+          3, 0);
+    check("graph written(%0: f32[50, 300]) {\n" /* in place: rows would be loaded again */
+          "%1: f32[50, 1] = sum.dim_IntList(%0) {1, 1, 1, -1}\n"
+          "div_.Tensor(%0, %1)\n"
+          "return %1\n}",
+          -1, 0);
+    check("graph other(%0: f32[50, 50]) {\n" /* the sums of rows given back along columns */
+          "%1: f32[50] = sum.dim_IntList(%0) {1, 1, 0, -1}\n"
+          "%2: f32[50, 50] = div.Tensor(%0, %1)\n"
+          "return %2\n}",
           2, 0);
 }
 
@@ -641,6 +701,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(integer_powers_are_calls),
         cmocka_unit_test(reductions_over_each_set_of_axes),
         cmocka_unit_test(a_reduction_takes_prologue_siblings_and_epilogue),
+        cmocka_unit_test(normalisations_are_one_kernel),
+        cmocka_unit_test(what_normalises_in_two_kernels),
         cmocka_unit_test(integer_reductions),
         cmocka_unit_test(constants_are_computed_where_they_are_used),
         cmocka_unit_test(merged_outputs_are_separate_memory),

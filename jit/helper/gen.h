@@ -39,7 +39,7 @@ typedef struct gen_access {
     var uniform; /* loads of one element for the whole strip: its value */
     val buffer;  /* local elements: padded copy of a load, results of a store */
     val stride[LOOP_MAX_AXES];
-    bool used[2]; /* by code of stage 0, 1 */
+    bool used[LOOP_STAGES]; /* by the code that runs in a stage */
 } gen_access;
 
 typedef struct gen_reduction {
@@ -73,13 +73,16 @@ typedef struct gen {
     val reduced, blocks, parallel; /* reduced elements, their blocks, parallel elements */
 
     /* the strip being emitted */
-    int width;   /* elements that a strip has room for */
-    int cells;   /* elements of a block result: 1 (ROW) or width */
-    int loops;   /* loops emitted so far: numbers the current one */
-    bool scalar; /* one element, no loops: stage 1 of ROW and of FINISH */
-    val i;       /* number of the element in the strip */
-    var n, trip; /* elements that exist; the same in whole blocks */
-    var index0;  /* logical index of element 0 */
+    int width;                /* elements that a strip has room for */
+    int cells;                /* elements of a block result: 1 (ROW) or width */
+    int loops;                /* loops emitted so far: numbers the current one */
+    bool scalar;              /* one element, no loops: odd stages of ROW, stage 1 of FINISH */
+    bool runs[LOOP_MAX_CODE]; /* what the strip at hand computes */
+    int stage;                /* of that strip */
+    int pass;                 /* even stage whose reductions are at work */
+    val i;                    /* number of the element in the strip */
+    var n, trip;              /* elements that exist; the same in whole blocks */
+    var index0;               /* logical index of element 0 */
     val index_step;
     var lane; /* COLUMN: where the current row's lane starts in `lanes` */
 } gen;
@@ -155,6 +158,8 @@ val gen_vector_call(gen *g, int prim, etch_dtype t, val *args);
 void gen_plan_values(gen *g);
 /* All loops of a stage over one strip whose sources, n, trip and index are set. */
 void gen_strip(gen *g, int stage);
+/* ROW, after gen_strip of an odd stage: its values are there for the rest of the row. */
+void gen_keep_for_row(gen *g, int stage);
 /* Pointer to the elements of v after gen_strip: its strip, or the memory it is loaded from. */
 val gen_elements(gen *g, int v);
 bool gen_uniform_load(const gen *g, int stage, int access);

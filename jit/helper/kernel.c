@@ -1,7 +1,8 @@
 /* The unit loops of a kernel: which elements a strip has, where its accesses lie.
  *
  *   MAP     for each row of the innermost axis: for each strip
- *   ROW     for each parallel element: for each block: for each strip of reduced elements; stage 1
+ *   ROW     for each parallel element: for each block: for each strip of reduced elements; stage 1;
+ *           then stages 2, 4, ... over the reduced elements again, and the odd ones between them
  *   COLUMN  for each strip of columns, in parts of `width`: for each block: for each reduced row;
  * stage 1 FINISH  for each parallel element: fold its blocks; stage 1 */
 #include "gen.h"
@@ -26,15 +27,22 @@ static val at_offset(gen *g, val pointer, val offset) {
 /* ---- what is set up once per call ---- */
 
 static void mark_used(gen *g) {
-    for (int v = 0; v < g->k->ncode; v++) {
-        const loop_instr *i = &g->k->code[v];
-        bool wanted = g->k->split == SPLIT_NONE || (g->k->split == SPLIT_FINISH) == (i->stage == 1);
-        if (wanted && (i->kind == LOOP_LOAD || i->kind == LOOP_STORE))
-            g->access[i->p.imm.i].used[i->stage] = true;
+    for (int s = 0; s <= etch__loop_last_stage(g->k); s++) {
+        if (g->k->split != SPLIT_NONE && (g->k->split == SPLIT_FINISH) != (s == 1)) continue;
+        etch__loop_stage_code(g->k, s, g->runs);
+        for (int v = 0; v < g->k->ncode; v++) {
+            const loop_instr *i = &g->k->code[v];
+            if (g->runs[v] && (i->kind == LOOP_LOAD || i->kind == LOOP_STORE))
+                g->access[i->p.imm.i].used[s] = true;
+        }
     }
 }
 
-static bool used(const gen *g, int a) { return g->access[a].used[0] || g->access[a].used[1]; }
+static bool used(const gen *g, int a) {
+    for (int s = 0; s < LOOP_STAGES; s++)
+        if (g->access[a].used[s]) return true;
+    return false;
+}
 
 static void read_dims(gen *g) {
     for (int x = 0; x < naxes(g); x++)
@@ -249,16 +257,18 @@ static void copy_all_out(gen *g, int stage, int x) {
             copy_out(g, &g->k->code[v], x);
 }
 
-/* ---- stage 1 for one element ---- */
+/* ---- the odd stage behind the pass, for one element ---- */
 
 static void finish_element(gen *g, val element) {
+    int stage = g->pass + 1;
     g->scalar = true;
     gen_results(g);
-    set_bases(g, 1, -1, NULL);
+    set_bases(g, stage, -1, NULL);
     set(g, g->index0, element);
     set(g, g->n, num(g, 1)), set(g, g->trip, num(g, 1));
-    set_sources(g, 1, -1);
-    gen_strip(g, 1);
+    set_sources(g, stage, -1);
+    gen_strip(g, stage);
+    if (stage < etch__loop_last_stage(g->k)) gen_keep_for_row(g, stage);
     g->scalar = g->k->split == SPLIT_FINISH;
 }
 
@@ -364,7 +374,7 @@ static void for_pieces(gen *g, val r, void (*body)(gen *, val, val)) {
     decompose(g, rv(row), g->k->npar, last, index);
     index[last] = rv(c);
     for (int a = 0; a < g->k->naccesses; a++)
-        if (g->access[a].used[0])
+        if (g->access[a].used[g->pass])
             move(g, g->access[a].base, rv(g->access[a].unit),
                  offset_over(g, a, g->k->npar, last + 1, index));
     body(g, rv(pos), len);
@@ -381,14 +391,15 @@ static val last_stride(gen *g, int a) {
 
 static void gather_piece(gen *g, val pos, val len) {
     for (int a = 0; a < g->k->naccesses; a++)
-        if (g->access[a].used[0] && !g->k->access[a].store && !gen_uniform_load(g, 0, a))
+        if (g->access[a].used[g->pass] && !g->k->access[a].store &&
+            !gen_uniform_load(g, g->pass, a))
             gather(g, a, pos, rv(g->access[a].base), len, last_stride(g, a));
 }
 
 static void scatter_piece(gen *g, val pos, val len) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
-        if (i->kind != LOOP_STORE || i->stage != 0) continue;
+        if (i->kind != LOOP_STORE || i->stage != g->pass) continue;
         int a = (int)i->p.imm.i;
         scatter(g, gen_results_of(g, i), pos, rv(g->access[a].base), len, last_stride(g, a));
     }
@@ -397,8 +408,8 @@ static void scatter_piece(gen *g, val pos, val len) {
 static void pad_all(gen *g) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *s = &g->access[a];
-        if (!s->used[0] || g->k->access[a].store) continue;
-        if (gen_uniform_load(g, 0, a)) {
+        if (!s->used[g->pass] || g->k->access[a].store) continue;
+        if (gen_uniform_load(g, g->pass, a)) {
             set(g, s->base, rv(s->unit));
             source_uniform(g, a);
         } else {
@@ -408,40 +419,61 @@ static void pad_all(gen *g) {
     }
 }
 
-static bool stores_in_stage_0(const gen *g) {
+static bool stores_in_pass(const gen *g) {
     for (int v = 0; v < g->k->ncode; v++)
-        if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == 0) return true;
+        if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == g->pass) return true;
     return false;
 }
 
 static void row_strip(gen *g, val r) {
     int last = naxes(g) - 1;
     if (g->k->nred == 1) {
-        set_bases(g, 0, last, r);
-        set_sources(g, 0, last);
+        set_bases(g, g->pass, last, r);
+        set_sources(g, g->pass, last);
     } else {
         for_pieces(g, r, gather_piece);
         pad_all(g);
     }
-    gen_strip(g, 0);
+    gen_strip(g, g->pass);
     gen_lanes_add_strip(g);
-    if (g->k->nred == 1) copy_all_out(g, 0, last);
-    else if (stores_in_stage_0(g)) for_pieces(g, r, scatter_piece);
+    if (g->k->nred == 1) copy_all_out(g, g->pass, last);
+    else if (stores_in_pass(g)) for_pieces(g, r, scatter_piece);
 }
 
 static val block_end(gen *g, val block) {
     return min_of(g, mul(g, add(g, block, num(g, 1)), num(g, REDUCE_BLOCK)), g->reduced);
 }
 
-static void row_block(gen *g, val element, val block) {
-    gen_lanes_reset(g);
-    val first = mul(g, block, num(g, REDUCE_BLOCK)), stop = block_end(g, block);
+static void row_strips(gen *g, val element, val first, val stop) {
     gen_loop l = for_begin(g, first, stop, g->width, "r");
     set_length(g, min_of(g, sub(g, stop, rv(l.i)), num(g, g->width)));
     set(g, g->index0, add(g, mul(g, element, g->reduced), rv(l.i)));
     row_strip(g, rv(l.i));
     for_end(g, &l);
+}
+
+static void row_block(gen *g, val element, val block) {
+    gen_lanes_reset(g);
+    row_strips(g, element, mul(g, block, num(g, REDUCE_BLOCK)), block_end(g, block));
     gen_lanes_fold(g);
+}
+
+/* A pass with the odd stage behind it. */
+static void row_reduce(gen *g, val element) {
+    var top = gen_stack_begin(g);
+    gen_loop b = for_begin(g, num(g, 0), g->blocks, 1, "block");
+    row_block(g, element, rv(b.i));
+    gen_stack_push(g, top, rv(b.i));
+    for_end(g, &b);
+    gen_stack_finish(g, top);
+    finish_element(g, element);
+}
+
+static void row_passes(gen *g, val element) {
+    int last = etch__loop_last_stage(g->k);
+    for (g->pass = 0; g->pass < last; g->pass += 2) row_reduce(g, element);
+    if (g->pass == last) row_strips(g, element, num(g, 0), g->reduced);
+    g->pass = 0;
 }
 
 static void gen_row(gen *g) {
@@ -458,13 +490,7 @@ static void gen_row(gen *g) {
         row_block(g, p, block);
         gen_scratch_write(g, p, block);
     } else {
-        var top = gen_stack_begin(g);
-        gen_loop b = for_begin(g, num(g, 0), g->blocks, 1, "block");
-        row_block(g, p, rv(b.i));
-        gen_stack_push(g, top, rv(b.i));
-        for_end(g, &b);
-        gen_stack_finish(g, top);
-        finish_element(g, p);
+        row_passes(g, p);
     }
     for_end(g, &u);
 }

@@ -54,8 +54,13 @@ void gen_reductions(gen *g) {
 
 /* ---- lanes ---- */
 
+/* Reductions of the pass at hand. */
+#define FOR_REDUCTIONS(q)                                                                          \
+    for (int q = 0; q < g->nred; q++)                                                              \
+        if (g->k->code[g->red[q].at].stage == g->pass + 1)
+
 void gen_lanes_reset(gen *g) {
-    for (int q = 0; q < g->nred; q++) {
+    FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         val first = gen_identity(g, r->kind, r->dtype);
         for (int n = 0; n < r->nvec; n++) set(g, r->vec[n], vec_splat(g, r->dtype, first));
@@ -86,7 +91,7 @@ static void add_elements(gen *g, const gen_reduction *r, val from) {
 }
 
 void gen_lanes_add_strip(gen *g) {
-    for (int q = 0; q < g->nred; q++) {
+    FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         val from = gen_elements(g, g->k->code[r->at].p.a);
         gen_loop l = for_begin(g, rv(g->n), rv(g->trip), 1, "j");
@@ -152,7 +157,7 @@ static void zero_if_empty(gen *g, gen_reduction *r) {
 }
 
 void gen_lanes_fold(gen *g) {
-    for (int q = 0; q < g->nred; q++) {
+    FOR_REDUCTIONS(q) {
         if (g->k->variant == LOOP_ROW) fold_row(g, &g->red[q]);
         else fold_columns(g, &g->red[q]);
         zero_if_empty(g, &g->red[q]);
@@ -187,13 +192,13 @@ void gen_stack_push(gen *g, var top, val block) {
     val odd = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, rv(bitsleft), num(g, 1));
     while_test(g, &w, cmp(g, GCC_JIT_COMPARISON_NE, odd, num(g, 0)));
     val last = rv(keep(g, g->t_long, level(g, rv(top), 1), "last"));
-    for (int q = 0; q < g->nred; q++)
-        combine_cells(g, &g->red[q], g->red[q].lanes, num(g, 0), g->red[q].stack, last,
-                      g->red[q].lanes, num(g, 0));
+    FOR_REDUCTIONS(q)
+    combine_cells(g, &g->red[q], g->red[q].lanes, num(g, 0), g->red[q].stack, last, g->red[q].lanes,
+                  num(g, 0));
     set(g, top, sub(g, rv(top), num(g, 1)));
     set(g, bitsleft, op(g, GCC_JIT_BINARY_OP_RSHIFT, g->t_long, rv(bitsleft), num(g, 1)));
     for_end(g, &w);
-    for (int q = 0; q < g->nred; q++) {
+    FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         val to = rv(keep(g, g->t_long, level(g, rv(top), 0), "to"));
         gen_loop l = for_begin(g, num(g, 0), num(g, g->cells), 1, "l");
@@ -208,9 +213,9 @@ void gen_stack_finish(gen *g, var top) {
     while_test(g, &w, cmp(g, GCC_JIT_COMPARISON_GT, rv(top), num(g, 1)));
     val left = rv(keep(g, g->t_long, level(g, rv(top), 2), "left"));
     val right = rv(keep(g, g->t_long, level(g, rv(top), 1), "right"));
-    for (int q = 0; q < g->nred; q++)
-        combine_cells(g, &g->red[q], g->red[q].stack, left, g->red[q].stack, left, g->red[q].stack,
-                      right);
+    FOR_REDUCTIONS(q)
+    combine_cells(g, &g->red[q], g->red[q].stack, left, g->red[q].stack, left, g->red[q].stack,
+                  right);
     set(g, top, sub(g, rv(top), num(g, 1)));
     for_end(g, &w);
 }
@@ -272,7 +277,7 @@ void gen_scratch_fold(gen *g, val element_at) {
 }
 
 void gen_results(gen *g) {
-    for (int q = 0; q < g->nred; q++) {
+    FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         gen_value *v = &g->value[r->at];
         val from = g->k->split == SPLIT_FINISH ? r->scratch : r->stack;

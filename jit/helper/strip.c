@@ -22,7 +22,7 @@ bool gen_uniform_load(const gen *g, int stage, int access) {
     const loop_access *a = &k->access[access];
     if (k->variant == LOOP_COLUMN || k->variant == LOOP_MAP)
         return k->npar == 0 || a->step[k->npar - 1] == STEP_ZERO || g->scalar;
-    if (stage == 1) return true;
+    if (stage % 2) return true;
     for (int x = k->npar; x < k->npar + k->nred; x++)
         if (a->step[x] != STEP_ZERO) return false;
     return true;
@@ -32,25 +32,36 @@ static bool same_bits(etch_dtype storage) {
     return storage != ETCH_BF16 && storage != ETCH_F16 && storage != ETCH_BOOL;
 }
 
-/* Same value for all elements of the strip, in a variable. */
-static bool uniform(const gen *g, int v) {
+/* The stage in which an instruction uses its operands. */
+static int stage_of(const loop_instr *i) { return i->stage - (i->kind == LOOP_REDUCE); }
+
+/* A value of an odd stage that a later one reads: kept in a variable for the whole row. */
+static bool kept_for_row(const gen *g, int v, int stage) {
+    return instr(g, v)->stage % 2 && instr(g, v)->stage < stage;
+}
+
+/* Same value for all elements of a strip of the stage, in a variable. */
+static bool uniform_in(const gen *g, int v, int stage) {
     const loop_instr *i = instr(g, v);
     if (i->kind == LOOP_LOAD) return gen_uniform_load(g, i->stage, (int)i->p.imm.i);
+    if (kept_for_row(g, v, stage)) return true;
     if (i->kind == LOOP_REDUCE) return g->scalar;
     return etch__loop_uniform(i);
 }
 
+static bool uniform(const gen *g, int v) { return uniform_in(g, v, g->stage); }
+
 /* A load whose memory can be read by a vector call or by the lanes as it is. */
 static bool direct(const gen *g, int v) {
     const loop_instr *i = instr(g, v);
-    return i->kind == LOOP_LOAD && !uniform(g, v) &&
+    return i->kind == LOOP_LOAD && !gen_uniform_load(g, i->stage, (int)i->p.imm.i) &&
            same_bits((etch_dtype)g->k->access[i->p.imm.i].dtype);
 }
 
 /* Cheaper to take again in another loop than to spill. */
-static bool repeatable(const gen *g, int v) {
+static bool repeatable(const gen *g, int v, int stage) {
     const loop_instr *i = instr(g, v);
-    return uniform(g, v) || i->kind == LOOP_LOAD || i->kind == LOOP_REDUCE ||
+    return uniform_in(g, v, stage) || i->kind == LOOP_LOAD || i->kind == LOOP_REDUCE ||
            is_prim(i, PRIM_INDEX);
 }
 
@@ -63,7 +74,7 @@ static void plan_vector(gen *g, int v) {
     g->value[v].depth++;
     for (int n = 0; n < etch__loop_arity(i); n++) {
         int o = etch__loop_operand(i, n);
-        if (!uniform(g, o) && !direct(g, o) && instr(g, o)->kind != LOOP_REDUCE)
+        if (!uniform_in(g, o, i->stage) && !direct(g, o) && instr(g, o)->kind != LOOP_REDUCE)
             g->value[o].spilled = true;
     }
 }
@@ -72,24 +83,23 @@ static void plan_plain(gen *g, int v) {
     const loop_instr *i = instr(g, v);
     for (int n = 0; n < etch__loop_arity(i); n++) {
         int o = etch__loop_operand(i, n);
-        if (g->value[o].depth < g->value[v].depth && !repeatable(g, o)) g->value[o].spilled = true;
+        if (g->value[o].depth < g->value[v].depth && !repeatable(g, o, stage_of(i)))
+            g->value[o].spilled = true;
     }
     if (i->kind == LOOP_REDUCE && g->k->variant == LOOP_ROW && !direct(g, i->p.a))
         g->value[i->p.a].spilled = true;
 }
 
-/* REDUCE belongs to stage 0 as a use; as a value of stage 1 it has depth 0. */
-static int depth_of(const gen *g, int v) {
-    return instr(g, v)->kind == LOOP_REDUCE ? 0 : g->value[v].depth;
+/* As an operand of the stage: what is there from before its strip, and a REDUCE as a value, has 0. */
+static int depth_of(const gen *g, int v, int stage) {
+    return instr(g, v)->kind == LOOP_REDUCE || kept_for_row(g, v, stage) ? 0 : g->value[v].depth;
 }
-
-static int stage_of(const loop_instr *i) { return i->kind == LOOP_REDUCE ? 0 : i->stage; }
 
 void gen_plan_values(gen *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = instr(g, v);
         for (int n = 0; n < etch__loop_arity(i); n++) {
-            int d = depth_of(g, etch__loop_operand(i, n));
+            int d = depth_of(g, etch__loop_operand(i, n), stage_of(i));
             if (d > g->value[v].depth) g->value[v].depth = d;
         }
         if (is_vector(i)) plan_vector(g, v);
@@ -202,18 +212,17 @@ static void emit_instr(gen *g, int v) {
     if (g->value[v].spilled) spill(g, v);
 }
 
-static void emit_loop(gen *g, int stage, int depth) {
+static void emit_loop(gen *g, int depth) {
     bool any = false;
     for (int v = 0; v < g->k->ncode; v++)
-        any |= stage_of(instr(g, v)) == stage && g->value[v].depth == depth && has_loop_code(g, v);
+        any |= g->runs[v] && g->value[v].depth == depth && has_loop_code(g, v);
     if (!any) return;
     g->loops++;
     gen_loop l = {0};
     if (!g->scalar) l = for_begin(g, num(g, 0), rv(g->trip), 1, "i");
     g->i = g->scalar ? num(g, 0) : rv(l.i);
     for (int v = 0; v < g->k->ncode; v++)
-        if (stage_of(instr(g, v)) == stage && g->value[v].depth == depth && has_loop_code(g, v))
-            emit_instr(g, v);
+        if (g->runs[v] && g->value[v].depth == depth && has_loop_code(g, v)) emit_instr(g, v);
     if (!g->scalar) for_end(g, &l);
 }
 
@@ -242,13 +251,24 @@ static void emit_vector(gen *g, int v) {
 
 void gen_strip(gen *g, int stage) {
     int deepest = 0;
+    g->stage = stage;
+    etch__loop_stage_code(g->k, stage, g->runs);
     for (int v = 0; v < g->k->ncode; v++)
-        if (stage_of(instr(g, v)) == stage && g->value[v].depth > deepest)
-            deepest = g->value[v].depth;
+        if (g->runs[v] && g->value[v].depth > deepest) deepest = g->value[v].depth;
     for (int d = 0; d <= deepest; d++) {
         for (int v = 0; d && v < g->k->ncode; v++)
-            if (stage_of(instr(g, v)) == stage && g->value[v].vector && g->value[v].depth == d)
-                emit_vector(g, v);
-        emit_loop(g, stage, d);
+            if (g->runs[v] && g->value[v].vector && g->value[v].depth == d) emit_vector(g, v);
+        emit_loop(g, d);
+    }
+}
+
+void gen_keep_for_row(gen *g, int stage) {
+    g->i = num(g, 0);
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = instr(g, v);
+        if (i->stage != stage || i->kind != LOOP_PRIM || etch__loop_uniform(i)) continue;
+        if (!g->value[v].now)
+            now(g, v, is_prim(i, PRIM_INDEX) ? index_value(g) : from_strip(g, v), 0);
+        g->value[v].loop = EVERY_LOOP;
     }
 }
