@@ -42,7 +42,9 @@ void etch__cuda_unrolled(gen *g, const char *var, int n) {
 
 static bool moves(const gen *g, int x) {
     for (int a = 0; a < g->k->naccesses; a++)
-        if (g->k->access[a].step[x] != STEP_ZERO && (used(g, a, 0) || used(g, a, 1))) return true;
+        if (g->k->access[a].step[x] != STEP_ZERO &&
+            (etch__cuda_uses_any(g->k, a, false) || etch__cuda_uses_any(g->k, a, true)))
+            return true;
     return false;
 }
 
@@ -75,7 +77,7 @@ offset etch__cuda_offset_over(const gen *g, int a, int from, int to) {
 
 /* ---- chunks ---- */
 
-/* How elements of an access come in a chunk of stage 0. */
+/* How elements of an access come in a chunk. */
 typedef enum coming {
     SAME,   /* one for the whole row: loaded before */
     SINGLE, /* one for the chunk */
@@ -125,18 +127,34 @@ static name vector_type(const gen *g, const chunk *c, int a) {
     return etch__cuda_text("vec<%s, %d>", storage_of(g, a), c->vector);
 }
 
-static bool declared_by_load(const chunk *c, coming how) {
-    return c->depth == 1 && (how == SINGLE || (how == VECTOR && !c->checked));
+static bool declared_by_load(const gen *g, const chunk *c, int a, coming how) {
+    return !g->held[a] && c->depth == 1 && (how == SINGLE || (how == VECTOR && !c->checked));
+}
+
+static void declare(gen *g, const chunk *c, int a) {
+    bool single = coming_of(g, c, a) == SINGLE;
+    name type = single ? etch__cuda_text("%s", storage_of(g, a)) : vector_type(g, c, a);
+    if (c->depth > 1) etch__cuda_line(g, "%s x%d[%d];", type.s, a, c->depth);
+    else etch__cuda_line(g, "%s x%d;", type.s, a);
 }
 
 static void declare_loaded(gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++) {
         coming how = coming_of(g, c, a);
-        if (!loaded(g, a, 0) || how == SAME || declared_by_load(c, how)) continue;
-        name type = how == SINGLE ? etch__cuda_text("%s", storage_of(g, a)) : vector_type(g, c, a);
-        if (c->depth > 1) etch__cuda_line(g, "%s x%d[%d];", type.s, a, c->depth);
-        else etch__cuda_line(g, "%s x%d;", type.s, a);
+        if (!loaded(g, a, g->stage) || g->held[a] || how == SAME || declared_by_load(g, c, a, how))
+            continue;
+        declare(g, c, a);
     }
+}
+
+void etch__cuda_declare_held(gen *g, const chunk *c) {
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->held[a]) declare(g, c, a);
+}
+
+void etch__cuda_enter_stage(gen *g, int stage) {
+    g->stage = stage;
+    etch__loop_stage_code(g->k, stage, g->runs);
 }
 
 static void load_spread(gen *g, const chunk *c, int a) {
@@ -168,7 +186,7 @@ static void load_chunk(gen *g, const chunk *c, int a) {
         load_spread(g, c, a);
         return;
     }
-    if (declared_by_load(c, how)) {
+    if (declared_by_load(g, c, a, how)) {
         name type = how == SINGLE ? etch__cuda_text("%s", storage_of(g, a)) : vector_type(g, c, a);
         to = etch__cuda_text("const %s x%d", type.s, a);
     }
@@ -238,19 +256,24 @@ static void store_element(gen *g, const chunk *c, const loop_instr *i) {
 }
 
 static void add_to_lane(gen *g, const chunk *c, int v) {
+    if (etch__cuda_has_passes(g->k)) {
+        etch__cuda_line(g, "vals%d[%s - base%s] = v%d;", v, c->depth > 1 ? "r" : "at",
+                        c->vector > 1 ? " + j" : "", g->k->code[v].p.a);
+        return;
+    }
     name lane = etch__cuda_text("lane%d[%s]", v, c->vector > 1 ? "j" : "0"),
          x = etch__cuda_text("v%d", g->k->code[v].p.a);
     if (g->l.chunks > 1) lane = etch__cuda_text("lane%d[k %% %d]", v, g->l.chunks);
     etch__cuda_put_combine(g, v, lane.s, lane.s, x.s);
 }
 
-/* Stage 0 for one element. */
+/* The stage for one element. */
 static void element_code(gen *g, const chunk *c) {
     const char *index = c->vector > 1 ? "index + j" : "index";
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
-        if (i->kind == LOOP_REDUCE) add_to_lane(g, c, v);
-        else if (i->stage != 0 || etch__loop_uniform(i) || !g->needed[v]) continue;
+        if (!g->runs[v] || etch__loop_uniform(i) || !g->needed[v]) continue;
+        else if (i->kind == LOOP_REDUCE) add_to_lane(g, c, v);
         else if (i->kind == LOOP_LOAD) etch__cuda_put_load(g, v, element(g, c, (int)i->p.imm.i).s);
         else if (i->kind == LOOP_STORE) store_element(g, c, i);
         else etch__cuda_put_prim(g, v, index);
@@ -258,7 +281,7 @@ static void element_code(gen *g, const chunk *c) {
 }
 
 static bool is_result(const gen *g, const chunk *c, int a) {
-    return g->k->access[a].store && used(g, a, 0) && coming_of(g, c, a) == VECTOR;
+    return g->k->access[a].store && used(g, a, g->stage) && coming_of(g, c, a) == VECTOR;
 }
 
 static void declare_results(gen *g, const chunk *c) {
@@ -286,10 +309,11 @@ static void store_results(gen *g, const chunk *c) {
 /* ---- where chunk k lies ---- */
 
 bool etch__cuda_wants_index(const gen *g, int stage) {
+    bool code[LOOP_MAX_CODE];
+    etch__loop_stage_code(g->k, stage, code);
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
-        if (i->stage == stage && i->kind == LOOP_PRIM && i->p.prim == PRIM_INDEX && g->needed[v])
-            return true;
+        if (code[v] && i->kind == LOOP_PRIM && i->p.prim == PRIM_INDEX && g->needed[v]) return true;
     }
     return false;
 }
@@ -306,13 +330,19 @@ typedef struct phase {
 
 static bool stores_chunks(const gen *g) {
     for (int a = 0; a < g->k->naccesses; a++)
-        if (g->k->access[a].store && used(g, a, 0)) return true;
+        if (g->k->access[a].store && used(g, a, g->stage)) return true;
     return false;
+}
+
+/* Whether the chunks of the access are loaded now; what is held may be there. */
+static bool loads_now(const gen *g, const chunk *c, int a) {
+    return loaded(g, a, g->stage) && coming_of(g, c, a) != SAME &&
+           (!g->held[a] || g->held[a] == g->stage + 1);
 }
 
 static bool loads_chunks(const gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++)
-        if (loaded(g, a, 0) && coming_of(g, c, a) != SAME) return true;
+        if (loads_now(g, c, a)) return true;
     return false;
 }
 
@@ -331,7 +361,7 @@ static void place_in_map(gen *g, const chunk *c) {
 
 static void place_in_row(gen *g, const chunk *c, phase now) {
     bool offsets = (now.loads && loads_chunks(g, c)) || (now.code && stores_chunks(g));
-    bool index = now.code && etch__cuda_wants_index(g, 0);
+    bool index = now.code && etch__cuda_wants_index(g, g->stage);
     const char *r = c->depth > 1 ? "r" : "at";
     if (c->depth > 1 && (offsets || index || c->checked))
         etch__cuda_line(g, "const idx r = at + k * %d;", etch__cuda_chunk_stride(g));
@@ -354,7 +384,7 @@ static void end_chunks(gen *g, const chunk *c) {
 
 static void load_chunks(gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++)
-        if (loaded(g, a, 0) && coming_of(g, c, a) != SAME) load_chunk(g, c, a);
+        if (loads_now(g, c, a)) load_chunk(g, c, a);
 }
 
 void etch__cuda_chunk_code(gen *g, const chunk *c) {

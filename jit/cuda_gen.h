@@ -48,18 +48,26 @@ enum {
  * c < chunks, j < vector.
  * COLUMN: thread `team` by team, 32 columns side by side; in each column thread t of `teams` has
  * lanes c * teams + t for c < chunks.
- * FINISH: a warp folds the partials of an element. MAP: no teams. */
+ * FINISH: a warp folds the partials of an element. MAP: no teams.
+ * A kernel of several passes: the block is the team of a row, the chunks of which come `depth` at a
+ * time; they are kept where `hold`. */
 typedef struct cuda_layout {
-    int threads, team, teams, vector, chunks, depth;
+    int threads, team, teams, vector, chunks, depth, hold;
 } cuda_layout;
 cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v);
 
 /* Which values have a use under the kernel's split; `needed` starts as all false. */
 void etch__cuda_needed(const loop_kernel *k, bool *needed);
-/* Whether the stage's code needs the access. */
+/* Whether the stage's code needs the access; whether that of any stage over elements, or over rows. */
 bool etch__cuda_uses(const loop_kernel *k, int access, int stage);
+bool etch__cuda_uses_any(const loop_kernel *k, int access, bool rows);
 /* The axis along which elements are neighbours: the innermost one of the walk; -1: none. */
 int etch__cuda_axis(const loop_kernel *k);
+
+/* Whether it goes over its rows again. */
+static inline bool etch__cuda_has_passes(const loop_kernel *k) {
+    return etch__loop_last_stage(k) > 1;
+}
 
 static inline bool etch__cuda_on_columns(const loop_kernel *k) {
     return k->variant == LOOP_COLUMN && k->split != SPLIT_FINISH;
@@ -75,6 +83,9 @@ typedef struct gen {
     cuda_layout l;
     int naxes, axis; /* axis: see etch__cuda_axis */
     bool needed[LOOP_MAX_CODE];
+    int stage;                      /* that is being written */
+    bool runs[LOOP_MAX_CODE];       /* its code */
+    int held[LOOP_MAX_ACCESSES];    /* 1 + the stage that loads what stays in registers; 0: none */
     cuda_text part[CUDA_PARTS], *t; /* t: the part that is being written */
     int indent;
 } gen;
@@ -101,9 +112,10 @@ static inline bool used(const gen *g, int a, int stage) { return etch__cuda_uses
 static inline bool loaded(const gen *g, int a, int stage) {
     return !g->k->access[a].store && used(g, a, stage);
 }
-static inline bool is_reduce(const gen *g, int v) { return g->k->code[v].kind == LOOP_REDUCE; }
-
-/* Reductions in the order of the code. */
+/* Reductions behind the stage at hand, in the order of the code. */
+static inline bool is_reduce(const gen *g, int v) {
+    return g->k->code[v].kind == LOOP_REDUCE && g->k->code[v].stage == (g->stage | 1);
+}
 #define FOR_REDUCTIONS(v)                                                                          \
     for (int v = 0; v < g->k->ncode; v++)                                                          \
         if (is_reduce(g, v))
@@ -132,8 +144,12 @@ typedef struct chunk {
     bool checked;
 } chunk;
 
-/* Loads, stage 0, stores: all of them in this order. */
+/* Loads, the code of the stage, stores: all of them in this order. */
 void etch__cuda_chunk_code(gen *g, const chunk *c);
+/* Turns to the stage. */
+void etch__cuda_enter_stage(gen *g, int stage);
+/* The registers of what is held. */
+void etch__cuda_declare_held(gen *g, const chunk *c);
 
 /* Statements, each with its margin and its comment. */
 void etch__cuda_put_comment(gen *g, const loop_instr *i);

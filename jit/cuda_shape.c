@@ -20,14 +20,21 @@ void etch__cuda_needed(const loop_kernel *k, bool *needed) {
 }
 
 bool etch__cuda_uses(const loop_kernel *k, int access, int stage) {
-    bool needed[LOOP_MAX_CODE] = {false};
+    bool needed[LOOP_MAX_CODE] = {false}, code[LOOP_MAX_CODE];
     etch__cuda_needed(k, needed);
+    etch__loop_stage_code(k, stage, code);
     for (int v = 0; v < k->ncode; v++) {
         const loop_instr *i = &k->code[v];
-        if ((i->kind == LOOP_LOAD || i->kind == LOOP_STORE) && i->stage == stage && needed[v] &&
+        if ((i->kind == LOOP_LOAD || i->kind == LOOP_STORE) && code[v] && needed[v] &&
             i->p.imm.i == access)
             return true;
     }
+    return false;
+}
+
+bool etch__cuda_uses_any(const loop_kernel *k, int access, bool rows) {
+    for (int s = rows; s < LOOP_STAGES; s += 2)
+        if (etch__cuda_uses(k, access, s)) return true;
     return false;
 }
 
@@ -36,7 +43,7 @@ int etch__cuda_axis(const loop_kernel *k) {
     return k->variant == LOOP_ROW ? k->npar + k->nred - 1 : k->npar - 1;
 }
 
-/* Accesses of stage 0 that lie as neighbours along the axis: how many, their narrowest and widest
+/* Accesses of even stages that lie as neighbours along the axis: how many, their narrowest and widest
  * element; and the bytes that one element of each load takes. */
 typedef struct traffic {
     int neighbours, narrow, wide, loaded;
@@ -47,7 +54,7 @@ static traffic traffic_of(const loop_kernel *k) {
     int axis = etch__cuda_axis(k);
     for (int a = 0; a < k->naccesses; a++) {
         int size = (int)etch_dtype_size((etch_dtype)k->access[a].dtype);
-        if (!etch__cuda_uses(k, a, 0)) continue;
+        if (!etch__cuda_uses_any(k, a, false)) continue;
         if (!k->access[a].store) t.loaded += size < 4 ? 4 : size; /* in registers */
         if (axis < 0 || k->access[a].step[axis] != STEP_ONE) continue;
         t.neighbours++;
@@ -76,7 +83,12 @@ static int depth_of(const loop_kernel *k, const cuda_layout *l) {
 }
 
 cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
-    cuda_layout l = {32 << clamp(v->tile, 0, 5), 1, 1, v->vector, 1, 1};
+    cuda_layout l = {32 << clamp(v->tile, 0, 5), 1, 1, v->vector, 1, 1, 0};
+    if (etch__cuda_has_passes(k)) {
+        l.threads = 32 << clamp(v->tile, 1, v->vector > 4 ? 4 : 5);
+        l.team = l.threads, l.hold = v->hold, l.depth = v->hold ? v->hold : 1;
+        return l;
+    }
     if (k->split == SPLIT_FINISH) {
         l.vector = 1, l.team = 32, l.teams = l.threads / 32;
         return l;
@@ -123,6 +135,7 @@ static int64_t teams_per_row(const loop_kernel *k, const int64_t *dims, int team
 /* Blocks of threads that have work. */
 static int64_t blocks_of_work(const loop_kernel *k, const cuda_layout *l, const int64_t *dims) {
     int64_t rows = product(dims, k->npar);
+    if (etch__cuda_has_passes(k)) return rows;
     if (k->variant == LOOP_MAP || etch__cuda_on_columns(k)) {
         int64_t inner = k->npar ? dims[k->npar - 1] : 1, outer = inner ? rows / inner : 0;
         if (k->variant == LOOP_MAP)
@@ -182,7 +195,7 @@ static bool can_vector(const loop_kernel *k, const int64_t *dims, uint32_t align
     if (dims[axis] < n) return false;
     if (k->nred > 1 && dims[axis] % n != 0) return false; /* a chunk stays in its row */
     for (int a = 0; a < k->naccesses; a++) {
-        if (!etch__cuda_uses(k, a, 0) || k->access[a].step[axis] != STEP_ONE) continue;
+        if (!etch__cuda_uses_any(k, a, false) || k->access[a].step[axis] != STEP_ONE) continue;
         if (!(aligned >> a & 1) || !chunks_aligned(k, dims, a, axis, n)) return false;
     }
     return true;
@@ -214,9 +227,38 @@ static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_
     return k->split != SPLIT_PARTIAL && rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
 }
 
+/* Of the reductions behind one stage, the most bytes that an element takes. */
+static int reduced_bytes(const loop_kernel *k) {
+    int bytes[LOOP_STAGES + 1] = {0}, most = 0;
+    for (int v = 0; v < k->ncode; v++)
+        if (k->code[v].kind == LOOP_REDUCE)
+            bytes[k->code[v].stage] += (int)etch_dtype_size((etch_dtype)k->code[v].p.type);
+    for (int s = 0; s < LOOP_STAGES; s++)
+        if (bytes[s] > most) most = bytes[s];
+    return most;
+}
+
+enum { HOLD_CHUNKS = 4, HOLD_SHARED = 32 << 10 };
+
+/* As few threads as hold a row in HOLD_CHUNKS chunks each; where they cannot, or rows are longer than a
+ * block of the reduction, they load it again. */
+static void choose_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims) {
+    int64_t chunks = quot_up(product(dims + k->npar, k->nred), v->vector);
+    int most = v->vector > 4 ? 4 : 5;
+    for (v->tile = 1; v->tile < most && (32 << v->tile) * HOLD_CHUNKS < chunks;) v->tile++;
+    int64_t hold = quot_up(chunks, 32 << v->tile), held = hold * v->vector * (32 << v->tile);
+    bool fits =
+        hold <= HOLD_CHUNKS && held <= REDUCE_BLOCK && held * reduced_bytes(k) <= HOLD_SHARED;
+    v->hold = fits ? (uint8_t)hold : 0;
+}
+
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
-    cuda_variant v = {is_narrow(k, dims) ? 32 : 64, 1, 3};
+    cuda_variant v = {is_narrow(k, dims) ? 32 : 64, 1, 3, 0};
     v.vector = (uint8_t)choose_vector(k, dims, aligned);
+    if (etch__cuda_has_passes(k)) {
+        choose_hold(k, &v, dims);
+        return v;
+    }
     v.tile = (uint8_t)choose_tile(k, &v, dims);
     return v;
 }

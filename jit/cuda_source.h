@@ -27,6 +27,9 @@ typedef struct cuda_variant {
                            strides are multiples of it; so is, where several axes are reduced, the
                            extent of that one */
     uint8_t tile;   /* threads per block = 32 << tile; 0 to 5 */
+    uint8_t hold;   /* kernels that go over their rows again: chunks of a row that a thread keeps in
+                       registers, 32 << tile threads * vector * hold holding all of it; 0: it loads
+                       them again */
 } cuda_variant;
 
 typedef struct cuda_shape {
@@ -34,8 +37,8 @@ typedef struct cuda_shape {
 } cuda_shape;
 
 /* The choice made without tuning, from extents, dtypes, steps, and bit a of `aligned` set where
- * args[a] is a multiple of 16. Every variant with the same index_bits and at most its vector is
- * right as well. */
+ * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector and hold 0
+ * is right as well. */
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned);
 cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims);
 

@@ -67,6 +67,30 @@ static int reduce_to(int stage, reduce_kind kind, etch_dtype t, int a) {
 }
 static int reduce(reduce_kind kind, etch_dtype t, int a) { return reduce_to(1, kind, t, a); }
 
+/* Rows in five stages, as a softmax has them, and what else may be asked of them: values of the first
+ * stage again in the last, a vector call on a row's value, results in each stage. */
+static inline void passes(bool math, int npar, int nred, const char *in, const char *row,
+                          const char *full, const char *out) {
+    prim_id exp = math ? PRIM_EXP : PRIM_NEG, other = math ? PRIM_TANH : PRIM_SQRT;
+    begin(LOOP_ROW, npar, nred);
+    int x = load(0, ETCH_F32, in), r = load(0, ETCH_F32, row);
+    int y = op2(0, PRIM_MUL, ETCH_F32, x, r);
+    int m = reduce_to(1, REDUCE_MAX, ETCH_F32, y);
+    int scale = op1(1, other, ETCH_F32, op2(1, PRIM_ADD, ETCH_F32, m, load(1, ETCH_F32, out)));
+    store(1, ETCH_F32, out, scale);
+    int e = op1(2, exp, ETCH_F32, op2(2, PRIM_SUB, ETCH_F32, y, m));
+    int late = load(2, ETCH_BF16, in);
+    store(2, ETCH_F32, full, op2(2, PRIM_MUL, ETCH_F32, e, scale));
+    int s = reduce_to(3, REDUCE_SUM, ETCH_F32, e);
+    int wide = reduce_to(3, REDUCE_SUM, ETCH_F64, convert(2, ETCH_F32, ETCH_F64, late));
+    int l = op1(3, other, ETCH_F32, op2(3, PRIM_MUL, ETCH_F32, s, scale));
+    store(3, ETCH_F64, out, wide);
+    store(3, ETCH_I64, out, op1(3, PRIM_INDEX, ETCH_I64, 0));
+    int last = op2(4, PRIM_DIV, ETCH_F32, e, s);
+    store(4, ETCH_F32, full, op2(4, PRIM_ADD, ETCH_F32, last, op2(4, PRIM_MUL, ETCH_F32, l, x)));
+    store(4, ETCH_I64, full, op1(4, PRIM_INDEX, ETCH_I64, 0));
+}
+
 /* ---- data ---- */
 
 static uint64_t state = 1;

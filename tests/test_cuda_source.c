@@ -105,8 +105,8 @@ static void check_run(const int64_t *extent, bool split) {
     add_launch(c, v, 0);
     v.tile = (uint8_t)(random_bits() % 6);
     if (v.vector > 1 && !quick && !split)
-        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile}, 0);
-    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6)}, 2);
+        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0}, 0);
+    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0}, 2);
 }
 
 /* ---- compiling them ---- */
@@ -564,6 +564,26 @@ static void test_row_shapes(void **unused) {
     run_cases();
 }
 
+/* Rows kept in registers, loaded again; of one block, of several. */
+static void test_row_passes(void **unused) {
+    (void)unused;
+    for (int math = 0; math < 2; math++) {
+        passes(math, 1, 1, "s1", "s0", "s1", "1s");
+        for (int i = 0; i < COUNT_OF(sizes); i++)
+            check_run((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]}, false);
+        check_run((int64_t[]){3, 4096 * 3 + 5}, false);
+        check_run((int64_t[]){2, 8192}, false);
+    }
+    passes(false, 2, 1, "s1s", "0s1", "ss1", "sss");
+    check_run((int64_t[]){3, 4, 100}, false);
+    passes(false, 1, 2, "ss1", "s0s", "ss1", "1ss");
+    check_run((int64_t[]){3, 7, 100}, false);
+    check_run((int64_t[]){2, 5, 1000}, false);
+    passes(false, 0, 1, "1", "0", "1", "0");
+    check_run((int64_t[]){9000}, false);
+    run_cases();
+}
+
 static void test_column_sizes(void **unused) {
     (void)unused;
     rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
@@ -655,7 +675,7 @@ static void test_shape(void **unused) {
     (void)unused;
     begin(LOOP_MAP, 1, 0);
     store(0, ETCH_I8, "1", load(0, ETCH_I8, "s"));
-    cuda_variant v = {64, 1, 0};
+    cuda_variant v = {64, 1, 0, 0};
     cuda_shape s = etch__cuda_shape(&K, &v, (int64_t[]){1ll << 50, 1, 1});
     assert_int_equal(s.grid[0], INT32_MAX);
     assert_int_equal(s.block[0], 32);
@@ -702,7 +722,7 @@ static void test_text(void **unused) {
     strcpy(K.name, "mul/relu 2");
     int x = load(0, ETCH_BF16, "1"), v = op2(0, PRIM_MUL, ETCH_F32, x, x);
     store(0, ETCH_BF16, "1", op1(0, PRIM_ROUND_BF16, ETCH_F32, v));
-    cuda_variant variant = {32, 8, 3};
+    cuda_variant variant = {32, 8, 3, 0};
     char *s = etch__cuda_source(&K, &variant);
     assert_non_null(s);
     assert_non_null(strstr(s, " etch_mul_relu_2(const __grid_constant__ struct etch_args a)"));
@@ -717,7 +737,7 @@ static void test_text(void **unused) {
 static void test_out_of_memory(void **unused) {
     (void)unused;
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
-    cuda_variant v = {32, 4, 3};
+    cuda_variant v = {32, 4, 3, 0};
     int64_t sites = 0;
     etch__fail_allocation(1 << 20);
     etch__free(etch__cuda_source(&K, &v));
@@ -757,6 +777,7 @@ int main(void) {
         cmocka_unit_test_teardown(test_map_in_place, forget),
         cmocka_unit_test_teardown(test_row_sizes, forget),
         cmocka_unit_test_teardown(test_row_shapes, forget),
+        cmocka_unit_test_teardown(test_row_passes, forget),
         cmocka_unit_test_teardown(test_column_sizes, forget),
         cmocka_unit_test_teardown(test_column_shapes, forget),
         cmocka_unit_test_teardown(test_reduce_types, forget),

@@ -83,7 +83,7 @@ static bool prepare(int device, const lowered *const *low, const uint32_t *align
 static etch_status prepare_unaligned(launcher *l) {
     const char *why = "";
     cuda_variant v = l->variant;
-    v.vector = 1;
+    v.vector = 1, v.hold = 0;
     cuda_device *d = etch__cuda_enter(l->device);
     cuda_code *c = d ? code_for(d, &l->k, &v, &why) : NULL, *none = NULL;
     if (!c) return etch__error(ETCH_ERR_COMPILE, "%s: %s", l->k.name, why);

@@ -26,7 +26,7 @@ struct whole_launcher {
     } steps[];
 };
 
-static const cuda_variant variant = {.index_bits = 32, .vector = 1, .tile = WHOLE_TILE};
+static const cuda_variant variant = {.index_bits = 32, .vector = 1, .tile = WHOLE_TILE, .hold = 0};
 
 /* ---- source ---- */
 
