@@ -70,6 +70,12 @@ static void map_elements(gen *g) {
 
 /* ---- rows: what a row has before its blocks ---- */
 
+/* One element for the whole row. */
+static bool loaded_once(const gen *g, int a) {
+    return !g->k->access[a].store && etch__cuda_uses_any(g->k, a, false) &&
+           etch__cuda_same_in_row(g, a);
+}
+
 /* Where each access begins in the row whose indices are there, and what it loads once. */
 static void begin_row(gen *g) {
     for (int a = 0; a < g->k->naccesses; a++) {
@@ -79,8 +85,7 @@ static void begin_row(gen *g) {
                         o.s);
     }
     for (int a = 0; a < g->k->naccesses; a++)
-        if (!g->k->access[a].store && etch__cuda_uses_any(g->k, a, false) &&
-            etch__cuda_same_in_row(g, a))
+        if (loaded_once(g, a))
             etch__cuda_line(g, "const %s x%d = live ? *q%d : (%s)0;", storage_of(g, a), a, a,
                             storage_of(g, a));
 }
@@ -531,7 +536,11 @@ static void rows_again(gen *g) {
     chunk held = {g->l.vector, g->l.depth, true};
     etch__cuda_line(g, "__shared__ u64 shared[%d];", shared_words(g));
     etch__cuda_line(g, "const int t = threadIdx.x;");
-    etch__cuda_line(g, "const bool live = true;");
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (loaded_once(g, a)) {
+            etch__cuda_line(g, "const bool live = true;");
+            break;
+        }
     etch__cuda_line(g, "for (idx row = blockIdx.x; row < rows; row += gridDim.x) {");
     etch__cuda_decompose(g, "row", 0, g->k->npar);
     begin_row(g);
