@@ -879,7 +879,7 @@ static etch_status prepare_launchers(maker *m, const char **why) {
     }
     const jit_target *target = etch__target();
     if (status == ETCH_OK && n &&
-        !target->prepare(m->p->device, low, aligned, n, m->launchers, why))
+        !target->prepare(m->p->device, low, aligned, n, m->r->mode, m->launchers, why))
         status = ETCH_ERR_COMPILE;
     etch__free(low);
     etch__free(aligned);
