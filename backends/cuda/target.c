@@ -90,8 +90,7 @@ static bool prepare(int device, const lowered *const *low, const uint32_t *align
     bool ok = d != NULL;
     *why = "out of memory";
     for (int i = 0; i < n; i++) out[i] = NULL;
-    for (int i = 0; ok && i < n; i++) 
-        ok = (out[i] = prepare_one(d, low[i], aligned[i], tune, why));
+    for (int i = 0; ok && i < n; i++) ok = (out[i] = prepare_one(d, low[i], aligned[i], tune, why));
     for (int i = 0; !ok && i < n; i++) release(out[i]), out[i] = NULL;
     if (ok) etch__counters.kernels += n;
     return ok;

@@ -109,7 +109,9 @@ static etch_status warm_up(const timer *t, const tune_set *set, int *repeats) {
     etch_status s = ETCH_OK;
     for (int i = set->n; s == ETCH_OK && i-- > 0;) s = set->issue(set->ctx, i);
     if (s == ETCH_OK) s = time_one(t, set, 0, 1, &ms);
-    *repeats = ms * REPEATS_MAX < round_ms ? REPEATS_MAX : ms >= round_ms ? 1 : (int)(round_ms / ms);
+    *repeats = ms * REPEATS_MAX < round_ms ? REPEATS_MAX
+               : ms >= round_ms            ? 1
+                                           : (int)(round_ms / ms);
     return s;
 }
 
@@ -198,13 +200,6 @@ cuda_shape etch__cuda_tuned_shape(const loop_kernel *k, const tuned_layout *l,
     return shape;
 }
 
-bool etch__cuda_layout_find(const cuda_device *d, const loop_kernel *k, const int64_t *dims,
-                            const cuda_variant *first, tuned_layout *out) {
-    uint8_t key[KERNEL_KEY];
-    size_t n = layout_key(k, dims, first, key);
-    return n && etch__cuda_choice_find(d, key, n, out, sizeof *out) && allowed(first, out);
-}
-
 /* ---- layouts: the search ---- */
 
 typedef struct layout_form {
@@ -230,10 +225,13 @@ static etch_status issue_layout(void *ctx, int i) {
                              f->shape.block, f->shape.shared, q->parameter);
 }
 
+static void put_layout(const cuda_shape *shape, const cuda_variant *v, char *text, size_t room) {
+    snprintf(text, room, "%u x %u threads by %d", shape->grid[0], shape->block[0], v->vector);
+}
+
 static void describe_layout(void *ctx, int i, char *text, size_t room) {
     const layout_form *f = &((layout_search *)ctx)->form[i];
-    snprintf(text, room, "%u x %u threads by %d", f->shape.grid[0], f->shape.block[0],
-             f->layout.variant.vector);
+    put_layout(&f->shape, &f->layout.variant, text, room);
 }
 
 /* One more candidate, unless it is as one that is there; false: its code cannot be had. */
@@ -347,6 +345,21 @@ static bool place_arguments(layout_search *q, void *const *args, const uint64_t 
 }
 
 /* ---- layouts: the whole ---- */
+
+bool etch__cuda_layout_find(const cuda_device *d, const loop_kernel *k, const int64_t *dims,
+                            const cuda_variant *first, tuned_layout *out) {
+    uint8_t key[KERNEL_KEY];
+    size_t n = layout_key(k, dims, first, key);
+    if (!n || !etch__cuda_choice_find(d, key, n, out, sizeof *out) || !allowed(first, out))
+        return false;
+    if (etch__log_on(LOG_AUTOTUNE)) {
+        cuda_shape shape = etch__cuda_tuned_shape(k, out, dims);
+        char what[96];
+        put_layout(&shape, &out->variant, what, sizeof what);
+        etch__log(LOG_AUTOTUNE, "%s: %s, as chosen before", k->name, what);
+    }
+    return true;
+}
 
 static bool search(layout_search *q, const cuda_variant *first, void *const *args,
                    const uint64_t *cells) {

@@ -28,7 +28,8 @@ typedef struct tune_set {
     const char *name; /* for the log */
     int n;
     void *ctx;
-    etch_status (*issue)(void *ctx, int candidate); /* to the stream; may happen any number of times */
+    etch_status (*issue)(void *ctx,
+                         int candidate); /* to the stream; may happen any number of times */
     void (*describe)(void *ctx, int candidate, char *text, size_t room);
 } tune_set;
 
