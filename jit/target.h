@@ -33,6 +33,8 @@ typedef struct jit_target {
                     etch_mode_kind mode, launcher **out, const char **why);
     void (*release)(launcher *l);
     etch_status (*launch)(launcher *l, void *const *args, const uint64_t *cells);
+    /* mm or addmm with an epilogue (PRODUCT_*), a step of a relaxed plan. */
+    etch_status (*product)(const op_call *call, uint8_t epilogue, etch_tensor *out);
     /* Whether a graph may hold a call of the operator: it issues work and does not wait. */
     bool (*can_record)(uint16_t op);
     /* A run as one graph of the device, for mode reduce-overhead. The steps of each run are given in

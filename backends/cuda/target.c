@@ -1,5 +1,6 @@
 /* Loop kernels on a device: the launchers of native plans. */
 #include "backends/cuda/launch.h"
+#include "backends/cuda/product.h"
 #include "backends/cuda/tune.h"
 
 typedef struct launch_form {
@@ -169,6 +170,7 @@ static const jit_target target = {
     .prepare = prepare,
     .release = release,
     .launch = launch,
+    .product = etch__cuda_product,
     .can_record = etch__cuda_issues,
     .graph_new = etch__cuda_graph_new,
     .graph_free = etch__cuda_graph_free,
