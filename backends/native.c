@@ -3,6 +3,7 @@
  *   build  in-place operators and views out, program order becomes data dependence
  *   cse    equal subexpressions merge
  *   dce    what nobody needs goes
+ *   epilogue   relaxed, on a device: products take in what follows them
  *   fuse   nodes are dealt out to kernels and calls
  *   make   kernels lowered and compiled, memory laid out
  *
@@ -22,8 +23,11 @@ static bool checked(const ir *r, const char *pass, bool ok) {
 }
 
 static bool run_passes(ir *r) {
+    bool relaxed = r->numerics == ETCH_RELAXED && r->g->nvalues && r->g->values[0].meta.device;
     return checked(r, "build", true) && checked(r, "cse", etch__pass_cse(r)) &&
-           checked(r, "dce", etch__pass_dce(r));
+           checked(r, "dce", etch__pass_dce(r)) &&
+           (!relaxed || (checked(r, "epilogue", etch__pass_epilogue(r)) &&
+                         checked(r, "dce", etch__pass_dce(r))));
 }
 
 /* Where sizes are dynamic all kernels that can go over their rows again do so, or none; the kernels of
@@ -94,7 +98,7 @@ static etch_status native_compile(const graph *g, const backend_options *options
     const char *why = "unknown";
     ir *r = etch__ir_build(g);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
-    r->mode = options->mode;
+    r->mode = options->mode, r->numerics = options->numerics;
     etch_status status = run_passes(r) ? make_plan(r, out, &why) : etch_last_status();
     etch__ir_free(r);
     if (status != ETCH_ERR_COMPILE) return status;

@@ -63,6 +63,7 @@ extern __thread etch_thread etch__tls
 /* The state word: bits 0 grad mode, 1 inference, 2-3 numerics, 4-5 matmul precision, 8-15 default
  * dtype, 16-31 device. */
 #define STATE_INFERENCE 2u
+#define STATE_TUNED 4u /* relaxed numerics: a product may take the algorithm that proved fastest */
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
 #define STATE_PRECISION(word) ((etch_matmul_precision)(((word) >> 4) & 3))
 #define STATE_DEVICE(word) ((int)(((word) >> 16) & 0xff))

@@ -238,28 +238,32 @@ static int reduced_bytes(const loop_kernel *k) {
     return most;
 }
 
-enum { HOLD_CHUNKS = 4, HOLD_SHARED = 32 << 10 };
+enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10 };
 
-/* As few threads as hold a row in HOLD_CHUNKS chunks each; where they cannot, or rows are longer than a
- * block of the reduction, they load it again. */
-static void choose_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims) {
+/* A row is held if it is no longer than a block of the reduction, and its values fit shared memory. */
+void etch__cuda_set_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims) {
+    v->hold = 0;
+    if (!etch__cuda_has_passes(k)) return;
+    int64_t width = (int64_t)etch__cuda_layout(k, v).threads * v->vector;
+    int64_t hold = quot_up(product(dims + k->npar, k->nred), width), held = hold * width;
+    if (hold <= HOLD_MOST && held <= REDUCE_BLOCK && held * reduced_bytes(k) <= HOLD_SHARED)
+        v->hold = (uint8_t)hold;
+}
+
+/* As few threads as take a row in HOLD_CHUNKS chunks each. */
+static int row_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
     int64_t chunks = quot_up(product(dims + k->npar, k->nred), v->vector);
-    int most = v->vector > 4 ? 4 : 5;
-    for (v->tile = 1; v->tile < most && (32 << v->tile) * HOLD_CHUNKS < chunks;) v->tile++;
-    int64_t hold = quot_up(chunks, 32 << v->tile), held = hold * v->vector * (32 << v->tile);
-    bool fits =
-        hold <= HOLD_CHUNKS && held <= REDUCE_BLOCK && held * reduced_bytes(k) <= HOLD_SHARED;
-    v->hold = fits ? (uint8_t)hold : 0;
+    int tile = 1, most = v->vector > 4 ? 4 : 5;
+    while (tile < most && (32 << tile) * HOLD_CHUNKS < chunks) tile++;
+    return tile;
 }
 
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
     cuda_variant v = {is_narrow(k, dims) ? 32 : 64, 1, 3, 0};
     v.vector = (uint8_t)choose_vector(k, dims, aligned);
-    if (etch__cuda_has_passes(k)) {
-        choose_hold(k, &v, dims);
-        return v;
-    }
-    v.tile = (uint8_t)choose_tile(k, &v, dims);
+    bool passes = etch__cuda_has_passes(k);
+    v.tile = (uint8_t)(passes ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));
+    etch__cuda_set_hold(k, &v, dims);
     return v;
 }
 

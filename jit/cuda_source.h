@@ -40,6 +40,9 @@ typedef struct cuda_shape {
  * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector and hold 0
  * is right as well. */
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned);
+/* What a row of these extents asks of `hold`, for the variant's other fields: to be called where they
+ * were changed, or come from other extents. */
+void etch__cuda_set_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims);
 cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims);
 
 /* The source of one kernel; etch__free it. NULL: out of memory. */

@@ -38,9 +38,10 @@ typedef struct kernel_step {
 typedef struct call_step {
     op_call call;
     uint64_t state;
-    int32_t scalar;  /* its first run-time scalar */
-    int32_t operand; /* first of nin operands */
-    int32_t result;  /* INPLACE: the first operand */
+    uint8_t epilogue; /* PRODUCT_* */
+    int32_t scalar;   /* its first run-time scalar */
+    int32_t operand;  /* first of nin operands */
+    int32_t result;   /* INPLACE: the first operand */
 } call_step;
 
 typedef struct step {
@@ -349,6 +350,14 @@ static etch_status run_users(const native_plan *p, const call_step *c, op_call *
     return status;
 }
 
+static etch_status run_product(const call_step *c, const op_call *call, etch_tensor *out) {
+    int64_t start = etch__profile_start();
+    etch_status status = etch__target()->product(call, c->epilogue, out);
+    etch__profile_end_event(ETCH_PROFILE_PRODUCT, start,
+                            call->op == OP_MM ? "aten::mm" : "aten::addmm", "with epilogue");
+    return status;
+}
+
 static etch_status run_call(const native_plan *p, const call_step *c, run_block *b,
                             const plan_io *io) {
     op_call call = c->call;
@@ -358,6 +367,7 @@ static etch_status run_call(const native_plan *p, const call_step *c, run_block 
     if (unlikely(etch__op_is_users((op_id)call.op)) && !p->device) return run_users(p, c, &call, b);
     op_kernel kernel = etch__kernel_on((op_id)call.op, p->device);
     if (unlikely(!kernel)) return etch__run_kernel(&call, b->pointers[c->result]);
+    if (c->epilogue) return run_product(c, &call, b->pointers[c->result]);
     return etch__call_kernel(kernel, &call, &b->pointers[c->result], true);
 }
 
@@ -638,9 +648,12 @@ static void add_call(maker *m, const ir_node *n, int64_t **attrs) {
     step *s = &p->steps[p->nsteps++];
     s->is_call = true;
     p->p.ncalls++;
-    s->c = (call_step){.state = g->state, .scalar = g->sc, .operand = p->noperands};
-    s->c.call =
-        (op_call){.op = g->op, .nin = g->nin, .nsc = g->nsc, .nat = g->nat, .site = g->site};
+    s->c = (call_step){
+        .state = g->state, .epilogue = n->epilogue, .scalar = g->sc, .operand = p->noperands};
+    if (p->device && m->r->numerics == ETCH_RELAXED && m->r->mode == ETCH_MODE_MAX_AUTOTUNE)
+        s->c.state |= STATE_TUNED;
+    s->c.call = (op_call){
+        .op = g->op, .nin = (uint16_t)n->nin, .nsc = g->nsc, .nat = g->nat, .site = g->site};
     s->c.call.at = *attrs;
     if (g->nat) memcpy(*attrs, m->r->g->attrs + g->at, g->nat * sizeof **attrs);
     *attrs += g->nat;
@@ -798,7 +811,8 @@ static bool small_step(const maker *m, int i) {
         return !low->split && work <= WHOLE_ELEMENTS;
     }
     const operand_slot *a = &m->p->operands[s->c.operand], *b = a + 1;
-    if (s->c.call.op != OP_MM || !etch__is_float((etch_dtype)a->t.dtype)) return false;
+    if (s->c.call.op != OP_MM || s->c.epilogue || !etch__is_float((etch_dtype)a->t.dtype))
+        return false;
     int64_t rows = a->t.size[0], terms = a->t.size[1], columns = b->t.size[1];
     return rows <= 64 && terms <= 64 && columns <= 64 && rows * terms * columns <= WHOLE_TERMS;
 }
@@ -879,7 +893,7 @@ static etch_status prepare_launchers(maker *m, const char **why) {
     }
     const jit_target *target = etch__target();
     if (status == ETCH_OK && n &&
-        !target->prepare(m->p->device, low, aligned, n, m->launchers, why))
+        !target->prepare(m->p->device, low, aligned, n, m->r->mode, m->launchers, why))
         status = ETCH_ERR_COMPILE;
     etch__free(low);
     etch__free(aligned);
@@ -948,11 +962,14 @@ static void log_call(const maker *m, int number, const ir_node *n) {
     int at = named + snprintf(line + named, sizeof line - named,
                               "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name,
                               g->out);
-    for (int i = 0; i < n->nin && at < (int)sizeof line - 16; i++) {
+    for (int i = 0; i < g->nin && at < (int)sizeof line - 48; i++) {
         int32_t v = m->r->g->operands[g->in + i];
         if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
         else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
     }
+    if (n->epilogue & PRODUCT_BIAS) at += snprintf(line + at, sizeof line - at, ", bias");
+    if (n->epilogue & PRODUCT_RELU) at += snprintf(line + at, sizeof line - at, ", relu");
+    if (n->epilogue & PRODUCT_GELU) snprintf(line + at, sizeof line - at, ", gelu");
     log_line(line);
     etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
 }

@@ -37,6 +37,10 @@ typedef struct ir_source {
     tensor_meta meta;
 } ir_source;
 
+/* What a product does to its result before it is stored, under ETCH_RELAXED: in this order. The bias, a
+ * row, is the operand behind those of mm, and the first of addmm. */
+enum { PRODUCT_BIAS = 1, PRODUCT_RELU = 2, PRODUCT_GELU = 4 };
+
 typedef enum ir_kind { IR_POINT, IR_REDUCE, IR_CALL, IR_EMPTY } ir_kind;
 
 typedef struct ir_node {
@@ -44,6 +48,7 @@ typedef struct ir_node {
     bool write; /* changes memory: `target` */
     bool dead;
     uint8_t compute, dtype; /* dtype of the result */
+    uint8_t epilogue;       /* PRODUCT_*, of a CALL */
     bool index;             /* POINT: the program uses the element's index */
     uint16_t op;
     int32_t gnode;   /* graph node, -1 for copies made by passes */
@@ -94,6 +99,7 @@ typedef struct ir {
     /* Of the last fusion: whether some kernel goes over its rows again, and some that better did not. */
     bool has_passes, bad_passes;
     etch_mode_kind mode;
+    etch_numerics numerics;
     /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
     uint64_t *needs;
     int words;
@@ -124,6 +130,7 @@ int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t b
 
 bool etch__pass_cse(ir *r);
 bool etch__pass_dce(ir *r);
+bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
 /* Debug builds: true, or an internal error that names the pass and what is wrong. */
 bool etch__ir_verify(const ir *r, const char *pass);

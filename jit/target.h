@@ -26,12 +26,15 @@ typedef struct jit_target {
     void (*whole_free)(whole_launcher *l);
     etch_status (*whole_launch)(whole_launcher *l, void *const *args, const uint64_t *cells);
     /* Makes n launchers; low[i] is kernel i. Bit a of aligned[i] says that argument a lies at a
-     * multiple of 16 bytes; an argument that lies in an input only as far as its offset tells. On
-     * failure all slots are NULL and *why says what failed. */
+     * multiple of 16 bytes; an argument that lies in an input only as far as its offset tells. Under
+     * ETCH_MODE_MAX_AUTOTUNE the first launch may time layouts. On failure all slots are NULL and *why
+     * says what failed. */
     bool (*prepare)(int device, const lowered *const *low, const uint32_t *aligned, int n,
-                    launcher **out, const char **why);
+                    etch_mode_kind mode, launcher **out, const char **why);
     void (*release)(launcher *l);
     etch_status (*launch)(launcher *l, void *const *args, const uint64_t *cells);
+    /* mm or addmm with an epilogue (PRODUCT_*), a step of a relaxed plan. */
+    etch_status (*product)(const op_call *call, uint8_t epilogue, etch_tensor *out);
     /* Whether a graph may hold a call of the operator: it issues work and does not wait. */
     bool (*can_record)(uint16_t op);
     /* A run as one graph of the device, for mode reduce-overhead. The steps of each run are given in

@@ -106,6 +106,8 @@ static void check_run(const int64_t *extent, bool split) {
     v.tile = (uint8_t)(random_bits() % 6);
     if (v.vector > 1 && !quick && !split)
         add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0}, 0);
+    etch__cuda_set_hold(&c->k, &v, c->b.dims);
+    if (v.hold) add_launch(c, v, 0);
     add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0}, 2);
 }
 

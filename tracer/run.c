@@ -26,7 +26,7 @@ static run *take_run(etch_function *f) {
     etch__function_pin(f);
     r->f = f;
     r->state = etch__tls.state;
-    r->check = etch__checking();
+    r->check = etch__checking() && f->options.numerics == ETCH_STRICT;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     if (unlikely(r->gen->epoch !=
                  atomic_load_explicit(&etch__override_epoch, memory_order_acquire))) {

@@ -6,36 +6,15 @@
  * chosen once by its own heuristic, so eager and compiled calls use the same. Half types accumulate
  * in f32 and are rounded once. An operand that the library cannot read in place is copied first, by
  * a rule on the operator's own arguments. */
-#include <pthread.h>
-#include <xxhash.h>
+#include "backends/cuda/product.h"
 
 #include "backends/cuda/text.h"
-#include "core/expr.h"
 
-enum { SMALL = 64, WORKSPACE = 32 << 20 };
-
-typedef struct operand {
-    const etch_tensor *t;
-    int64_t rows, cols, row, col, batch; /* extents, strides in elements */
-    bool transposed;
-    int64_t ld;
-    void *address;
-    etch_tensor copy; /* its storage is NULL where there is none */
-} operand;
-
-typedef struct product {
-    cuda_stream *stream;
-    cuda_device *device;
-    etch_dtype dtype, type; /* storage and compute type */
-    int64_t batch, m, n, k;
-    operand a, b;
-    void *c;
-    bool wide; /* c is of the compute type */
-} product;
+enum { SMALL = 64 };
 
 /* ---- operands ---- */
 
-static void shape_operand(operand *o, const etch_tensor *t, bool left) {
+static void shape_operand(product_operand *o, const etch_tensor *t, bool left) {
     int d = t->ndim;
     memset(o, 0, sizeof *o);
     o->t = t;
@@ -50,7 +29,7 @@ static void shape_operand(operand *o, const etch_tensor *t, bool left) {
 }
 
 /* What the library reads as it is; strides of axes with one element do not matter. */
-static bool library_layout(operand *o, int64_t batches) {
+static bool library_layout(product_operand *o, int64_t batches) {
     int64_t row = o->rows > 1 ? o->row : (o->cols > 1 ? o->cols : 1);
     int64_t col = o->cols > 1 ? o->col : 1;
     bool rows = col == 1 && row >= o->cols;
@@ -64,7 +43,7 @@ static bool library_layout(operand *o, int64_t batches) {
     return start % 16 == 0 && (batches == 1 || o->batch >= 0);
 }
 
-static etch_status copy_operand(operand *o, bool left) {
+static etch_status copy_operand(product_operand *o, bool left) {
     etch_tensor *from = (etch_tensor *)o->t;
     tensor_meta m = {.dtype = from->dtype, .ndim = from->ndim, .device = from->device};
     memcpy(m.size, from->size, sizeof m.size);
@@ -82,7 +61,7 @@ static etch_status copy_operand(operand *o, bool left) {
     return status;
 }
 
-static etch_status prepare_operand(product *p, operand *o, const etch_tensor *t, bool left,
+static etch_status prepare_operand(product *p, product_operand *o, const etch_tensor *t, bool left,
                                    bool library) {
     shape_operand(o, t, left);
     etch_status status = ETCH_OK;
@@ -218,8 +197,9 @@ char *etch__cuda_product_text(const void *ctx) {
     return text;
 }
 
-static etch_status launch(const product *p, const char *body, const char *symbol, bool wide,
-                          int64_t blocks, unsigned threads, void *parameter) {
+etch_status etch__cuda_product_launch(const product *p, const char *body, const char *symbol,
+                                      bool wide, int64_t blocks, unsigned threads,
+                                      void *parameter) {
     product_text ctx = {p->dtype, wide, body};
     uint8_t key[64];
     const char *why;
@@ -243,165 +223,11 @@ static etch_status chain(const product *p) {
     } args = {p->a.address, p->b.address, p->c,     p->batch,   p->m,     p->n,    p->k,
               p->a.batch,   p->a.row,     p->a.col, p->b.batch, p->b.row, p->b.col};
     if (p->m > SMALL || p->n > SMALL || p->k > SMALL)
-        return launch(p, chain_text, "etch_chain", p->wide, (p->batch * p->m * p->n + 127) / 128,
-                      128, &args);
+        return etch__cuda_product_launch(p, chain_text, "etch_chain", p->wide,
+                                         (p->batch * p->m * p->n + 127) / 128, 128, &args);
     int64_t tiles = (p->m + 15) / 16 * ((p->n + 15) / 16);
-    return launch(p, etch__cuda_small_text, "etch_small", p->wide, p->batch * tiles, 256, &args);
-}
-
-/* ---- cuBLASLt: a plan for each shape and layout, kept ---- */
-
-typedef struct lt_key {
-    int64_t device, dtype, wide, precision, batch, m, n, k;
-    int64_t a_transposed, b_transposed, lda, ldb, a_batch, b_batch;
-} lt_key;
-
-typedef struct lt_plan {
-    struct lt_plan *next;
-    lt_key key;
-    lt_desc desc;
-    lt_layout a, b, c; /* column-major, as the library sees them: A is our right operand */
-    lt_algo algo;
-    size_t workspace;
-} lt_plan;
-
-enum { LT_SLOTS = 256 };
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static lt_plan *plans[LT_SLOTS];
-static lt_handle handles[CUDA_DEVICES];
-
-static int lt_type(etch_dtype d) {
-    return d == ETCH_F64    ? LT_TYPE_F64
-           : d == ETCH_F16  ? LT_TYPE_F16
-           : d == ETCH_BF16 ? LT_TYPE_BF16
-                            : LT_TYPE_F32;
-}
-
-static etch_status new_layout(lt_layout *layout, int type, int64_t rows, int64_t cols, int64_t ld,
-                              int64_t batch, int64_t stride) {
-    int32_t count = (int32_t)batch;
-    etch_status status =
-        LT(cublasLtMatrixLayoutCreate, layout, type, (uint64_t)rows, (uint64_t)cols, ld);
-    if (status == ETCH_OK && batch > 1)
-        status =
-            LT(cublasLtMatrixLayoutSetAttribute, *layout, LT_LAYOUT_BATCH, &count, sizeof count);
-    if (status == ETCH_OK && batch > 1)
-        status = LT(cublasLtMatrixLayoutSetAttribute, *layout, LT_LAYOUT_BATCH_STRIDE, &stride,
-                    sizeof stride);
-    return status;
-}
-
-static void free_plan(lt_plan *l) {
-    if (l->desc) etch__cuda.cublasLtMatmulDescDestroy(l->desc);
-    if (l->a) etch__cuda.cublasLtMatrixLayoutDestroy(l->a);
-    if (l->b) etch__cuda.cublasLtMatrixLayoutDestroy(l->b);
-    if (l->c) etch__cuda.cublasLtMatrixLayoutDestroy(l->c);
-    etch__free(l);
-}
-
-/* Row-major C = A B is column-major C' = B' A', where a row-major matrix is a column-major one with
- * rows and columns exchanged. */
-static etch_status describe(lt_plan *l) {
-    const lt_key *k = &l->key;
-    etch_dtype d = (etch_dtype)k->dtype, out = k->wide ? etch__compute_type(d) : d;
-    bool f64 = d == ETCH_F64;
-    int compute = f64 ? LT_COMPUTE_64F : k->precision ? LT_COMPUTE_TF32 : LT_COMPUTE_32F;
-    int32_t transa = (int32_t)k->b_transposed, transb = (int32_t)k->a_transposed;
-    etch_status s =
-        LT(cublasLtMatmulDescCreate, &l->desc, compute, f64 ? LT_TYPE_F64 : LT_TYPE_F32);
-    if (s == ETCH_OK)
-        s = LT(cublasLtMatmulDescSetAttribute, l->desc, LT_DESC_TRANSA, &transa, sizeof transa);
-    if (s == ETCH_OK)
-        s = LT(cublasLtMatmulDescSetAttribute, l->desc, LT_DESC_TRANSB, &transb, sizeof transb);
-    if (s == ETCH_OK)
-        s = new_layout(&l->a, lt_type(d), transa ? k->k : k->n, transa ? k->n : k->k, k->ldb,
-                       k->batch, k->b_batch);
-    if (s == ETCH_OK)
-        s = new_layout(&l->b, lt_type(d), transb ? k->m : k->k, transb ? k->k : k->m, k->lda,
-                       k->batch, k->a_batch);
-    if (s == ETCH_OK) s = new_layout(&l->c, lt_type(out), k->n, k->m, k->n, k->batch, k->m * k->n);
-    return s;
-}
-
-/* One algorithm, and only by what the key says: the least alignment that operands can have, no
- * reduction in place by several blocks. */
-static etch_status choose(lt_plan *l, lt_handle handle) {
-    lt_preference pref = NULL;
-    lt_heuristic found;
-    int got = 0;
-    size_t workspace = WORKSPACE;
-    uint32_t alignment = 16, scheme = LT_REDUCTION_COMPUTE_TYPE;
-    etch_status s = LT(cublasLtMatmulPreferenceCreate, &pref);
-    if (s == ETCH_OK)
-        s = LT(cublasLtMatmulPreferenceSetAttribute, pref, LT_PREFERENCE_WORKSPACE, &workspace,
-               sizeof workspace);
-    if (s == ETCH_OK)
-        s = LT(cublasLtMatmulPreferenceSetAttribute, pref, LT_PREFERENCE_REDUCTION, &scheme,
-               sizeof scheme);
-    for (int i = 0; s == ETCH_OK && i < 4; i++)
-        s = LT(cublasLtMatmulPreferenceSetAttribute, pref, LT_PREFERENCE_ALIGNMENT + i, &alignment,
-               sizeof alignment);
-    if (s == ETCH_OK)
-        s = LT(cublasLtMatmulAlgoGetHeuristic, handle, l->desc, l->a, l->b, l->c, l->c, pref, 1,
-               &found, &got);
-    if (s == ETCH_OK && !got)
-        s = etch__error(ETCH_ERR_UNSUPPORTED, "cuBLASLt has no algorithm for %lld x %lld x %lld",
-                        (long long)l->key.m, (long long)l->key.n, (long long)l->key.k);
-    if (pref) etch__cuda.cublasLtMatmulPreferenceDestroy(pref);
-    if (s == ETCH_OK) l->algo = found.algo, l->workspace = found.workspace;
-    return s;
-}
-
-/* The plan for the key, made under the lock, so that all threads have the same. It lives for ever: a
- * program has few shapes, and each takes under a KiB. */
-static lt_plan *plan_for(const product *p, const lt_key *key, lt_handle *handle) {
-    lt_plan **slot = &plans[XXH3_64bits(key, sizeof *key) % LT_SLOTS], *l = NULL;
-    pthread_mutex_lock(&lock);
-    lt_handle *h = &handles[p->device->index];
-    etch_status s = *h ? ETCH_OK : LT(cublasLtCreate, h);
-    for (l = *slot; l && memcmp(&l->key, key, sizeof *key) != 0;) l = l->next;
-    if (s == ETCH_OK && !l && (l = etch__calloc(1, sizeof *l))) {
-        l->key = *key;
-        s = describe(l);
-        if (s == ETCH_OK) s = choose(l, *h);
-        if (s == ETCH_OK) l->next = *slot, *slot = l;
-        else free_plan(l), l = NULL;
-    }
-    *handle = *h;
-    pthread_mutex_unlock(&lock);
-    return s == ETCH_OK ? l : NULL;
-}
-
-static etch_status library(const product *p) {
-    static const float one_f = 1, zero_f = 0;
-    static const double one_d = 1, zero_d = 0;
-    bool f64 = p->dtype == ETCH_F64;
-    lt_key key = {p->device->index,
-                  p->dtype,
-                  p->wide,
-                  STATE_PRECISION(etch__tls.state),
-                  p->batch,
-                  p->m,
-                  p->n,
-                  p->k,
-                  p->a.transposed,
-                  p->b.transposed,
-                  p->a.ld,
-                  p->b.ld,
-                  p->a.batch,
-                  p->b.batch};
-    lt_handle handle;
-    lt_plan *l = plan_for(p, &key, &handle);
-    cuda_block *workspace = l && l->workspace ? etch__cuda_allocate(p->stream, l->workspace) : NULL;
-    if (!l || (l->workspace && !workspace)) return etch__tls.status;
-    etch__cuda_note(p->stream, "cublasLtMatmul");
-    etch_status s =
-        LT(cublasLtMatmul, handle, l->desc, f64 ? (const void *)&one_d : &one_f, p->b.address, l->a,
-           p->a.address, l->b, f64 ? (const void *)&zero_d : &zero_f, p->c, l->c, p->c, l->c,
-           &l->algo, workspace ? etch__cuda_address(workspace) : NULL, l->workspace,
-           etch__cuda_stream_handle(p->stream));
-    etch__cuda_free(workspace);
-    return s;
+    return etch__cuda_product_launch(p, etch__cuda_small_text, "etch_small", p->wide,
+                                     p->batch * tiles, 256, &args);
 }
 
 /* ---- addmm's epilogue: c = alpha * c, then self (times beta) + c ---- */
@@ -432,43 +258,52 @@ static etch_status epilogue(const product *p, const op_call *call, void *out) {
     memcpy(args + at, &cells[1], size), at += size;
     at = (at + 3) & ~(size_t)3;
     memcpy(args + at, flags, sizeof flags);
-    return launch(p, epilogue_text, "etch_epilogue", false, (p->m * p->n + 127) / 128, 128, args);
+    return etch__cuda_product_launch(p, epilogue_text, "etch_epilogue", false,
+                                     (p->m * p->n + 127) / 128, 128, args);
 }
 
 /* ---- the kernel ---- */
 
-static bool is_small(const product *p) {
+bool etch__cuda_product_small(const product *p) {
     return !etch__is_float(p->dtype) || p->k == 0 ||
            (p->m <= SMALL && p->n <= SMALL && p->k <= SMALL);
 }
 
-static etch_status multiply_into(product *p, const etch_tensor *a, const etch_tensor *b) {
-    bool small = is_small(p);
+etch_status etch__cuda_multiply(product *p, const etch_tensor *a, const etch_tensor *b) {
+    bool small = etch__cuda_product_small(p);
     etch_status s = prepare_operand(p, &p->a, a, true, !small);
     if (s == ETCH_OK) s = prepare_operand(p, &p->b, b, false, !small);
-    if (s == ETCH_OK) s = small ? chain(p) : library(p);
+    if (s == ETCH_OK) s = small ? chain(p) : etch__cuda_lt(p);
     etch__storage_release(p->a.copy.storage);
     etch__storage_release(p->b.copy.storage);
     return s;
+}
+
+etch_status etch__cuda_product_begin(product *p, const op_call *call, const etch_tensor *out) {
+    bool addmm = call->op == OP_ADDMM;
+    const etch_tensor *a = call->in[addmm], *b = call->in[addmm + 1];
+    *p = (product){.dtype = (etch_dtype)out->dtype, .timed = etch__tls.state & STATE_TUNED};
+    if (!(p->stream = etch__cuda_stream(etch__device_index(out->device)))) return etch__tls.status;
+    p->device = etch__cuda_stream_device(p->stream);
+    p->type = etch__compute_type(p->dtype);
+    p->batch = a->ndim == 3 ? a->size[0] : 1;
+    p->m = a->ndim == 1 ? 1 : a->size[a->ndim - 2];
+    p->k = a->size[a->ndim - 1];
+    p->n = b->ndim == 1 ? 1 : b->size[b->ndim - 1];
+    for (int i = 0; i < call->nin; i++)
+        if (etch__cuda_use(p->stream, call->in[i]->storage) != ETCH_OK) return etch__tls.status;
+    p->c = etch__ptr(out);
+    return ETCH_OK;
 }
 
 static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0];
     bool addmm = call->op == OP_ADDMM;
     const etch_tensor *a = call->in[addmm], *b = call->in[addmm + 1];
-    product p = {.dtype = (etch_dtype)out->dtype};
+    product p;
     if (out->numel == 0) return ETCH_OK;
-    if (!(p.stream = etch__cuda_stream(etch__device_index(out->device)))) return etch__tls.status;
-    p.device = etch__cuda_stream_device(p.stream);
-    p.type = etch__compute_type(p.dtype);
-    p.batch = a->ndim == 3 ? a->size[0] : 1;
-    p.m = a->ndim == 1 ? 1 : a->size[a->ndim - 2];
-    p.k = a->size[a->ndim - 1];
-    p.n = b->ndim == 1 ? 1 : b->size[b->ndim - 1];
-    for (int i = 0; i < call->nin; i++)
-        if (etch__cuda_use(p.stream, call->in[i]->storage) != ETCH_OK) return etch__tls.status;
-    p.c = etch__ptr(out);
-    if (!addmm) return multiply_into(&p, a, b);
+    if (etch__cuda_product_begin(&p, call, out) != ETCH_OK) return etch__tls.status;
+    if (!addmm) return etch__cuda_multiply(&p, a, b);
     p.wide = p.type != p.dtype;
     cuda_block *wide = NULL;
     if (p.wide) {
@@ -476,7 +311,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
         if (!wide) return etch__tls.status;
         p.c = etch__cuda_address(wide);
     }
-    etch_status s = multiply_into(&p, a, b);
+    etch_status s = etch__cuda_multiply(&p, a, b);
     if (s == ETCH_OK) s = epilogue(&p, call, etch__ptr(out));
     etch__cuda_free(wide);
     return s;

@@ -1,14 +1,21 @@
 /* Loop kernels on a device: the launchers of native plans. */
 #include "backends/cuda/launch.h"
+#include "backends/cuda/product.h"
+#include "backends/cuda/tune.h"
 
-/* The kernel, and how it is launched; where an argument turns out not to be aligned, a second variant
- * that does without is made and kept. */
+typedef struct launch_form {
+    cuda_code *code;
+    cuda_shape shape;
+} launch_form;
+
+/* The kernel, and how it is launched. A second form is made and kept where an argument turns out not
+ * to be aligned; a third one where timing at the first launch finds a better layout. */
 struct launcher {
     int device;
-    cuda_code *code, *_Atomic unaligned;
+    launch_form form, *_Atomic unaligned, *_Atomic tuned;
     cuda_variant variant;
-    cuda_shape shape, unaligned_shape;
-    uint32_t wide; /* arguments that must be aligned for the first variant */
+    atomic_bool untuned; /* the first launch is to time layouts */
+    uint32_t wide;       /* arguments that must be aligned for the first variant */
     loop_kernel k;
     int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)];
 };
@@ -25,8 +32,8 @@ static char *source_of(const void *ctx) {
 
 enum { KERNEL_BYTES = 8192 };
 
-static cuda_code *code_for(cuda_device *d, const loop_kernel *k, const cuda_variant *v,
-                           const char **why) {
+cuda_code *etch__cuda_kernel_code(cuda_device *d, const loop_kernel *k, const cuda_variant *v,
+                                  const char **why) {
     uint8_t key[KERNEL_BYTES + sizeof *v];
     char symbol[CUDA_SYMBOL_MAX];
     size_t n = etch__loop_serialise(k, key, KERNEL_BYTES);
@@ -43,14 +50,20 @@ static cuda_code *code_for(cuda_device *d, const loop_kernel *k, const cuda_vari
     return etch__cuda_code(d, key, n + sizeof *v, symbol, source_of, &ctx, why);
 }
 
+static void free_form(launch_form *f) {
+    if (f) etch__cuda_code_release(f->code);
+    etch__free(f);
+}
+
 static void release(launcher *l) {
     if (!l) return;
-    etch__cuda_code_release(l->code);
-    etch__cuda_code_release(l->unaligned);
+    etch__cuda_code_release(l->form.code);
+    free_form(l->unaligned);
+    free_form(l->tuned);
     etch__free(l);
 }
 
-static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligned,
+static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligned, bool tune,
                              const char **why) {
     launcher *l = etch__calloc(1, sizeof *l);
     if (!l) return NULL;
@@ -58,37 +71,44 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
     l->device = d->index;
     l->k = low->k;
     memcpy(l->dims, low->dims, sizeof *l->dims * (size_t)(naxes * (low->k.naccesses + 1)));
-    l->variant = etch__cuda_choose(&l->k, l->dims, aligned);
-    l->shape = etch__cuda_shape(&l->k, &l->variant, l->dims);
+    tuned_layout layout = {.variant = etch__cuda_choose(&l->k, l->dims, aligned)};
+    cuda_variant first = layout.variant;
+    if (tune) l->untuned = !etch__cuda_layout_find(d, &l->k, l->dims, &first, &layout);
+    if (l->untuned) layout = (tuned_layout){.variant = first};
+    l->variant = layout.variant;
+    l->form.shape = etch__cuda_tuned_shape(&l->k, &layout, l->dims);
     if (l->variant.vector > 1)
         for (int i = 0; i < l->k.naccesses; i++) l->wide |= 1u << i;
-    if ((l->code = code_for(d, &l->k, &l->variant, why))) return l;
+    if ((l->form.code = etch__cuda_kernel_code(d, &l->k, &l->variant, why))) return l;
     release(l);
     return NULL;
 }
 
 static bool prepare(int device, const lowered *const *low, const uint32_t *aligned, int n,
-                    launcher **out, const char **why) {
+                    etch_mode_kind mode, launcher **out, const char **why) {
+    bool tune = mode == ETCH_MODE_MAX_AUTOTUNE;
     cuda_device *d = etch__cuda_enter(etch__device_index(device));
     bool ok = d != NULL;
     *why = "out of memory";
     for (int i = 0; i < n; i++) out[i] = NULL;
-    for (int i = 0; ok && i < n; i++) ok = (out[i] = prepare_one(d, low[i], aligned[i], why));
+    for (int i = 0; ok && i < n; i++) ok = (out[i] = prepare_one(d, low[i], aligned[i], tune, why));
     for (int i = 0; !ok && i < n; i++) release(out[i]), out[i] = NULL;
     if (ok) etch__counters.kernels += n;
     return ok;
 }
 
-/* The variant for arguments that are not aligned, made at its first use. */
-static etch_status prepare_unaligned(launcher *l) {
-    const char *why = "";
-    cuda_variant v = l->variant;
-    v.vector = 1, v.hold = 0;
+/* The form of this layout, published in the slot; another thread may have been first. */
+static etch_status add_form(launcher *l, launch_form *_Atomic *slot, const tuned_layout *layout) {
+    const char *why = "out of memory";
     cuda_device *d = etch__cuda_enter(l->device);
-    cuda_code *c = d ? code_for(d, &l->k, &v, &why) : NULL, *none = NULL;
-    if (!c) return etch__error(ETCH_ERR_COMPILE, "%s: %s", l->k.name, why);
-    l->unaligned_shape = etch__cuda_shape(&l->k, &v, l->dims);
-    if (!atomic_compare_exchange_strong(&l->unaligned, &none, c)) etch__cuda_code_release(c);
+    launch_form *f = d ? etch__calloc(1, sizeof *f) : NULL, *none = NULL;
+    if (f) f->code = etch__cuda_kernel_code(d, &l->k, &layout->variant, &why);
+    if (!f || !f->code) {
+        etch__free(f);
+        return etch__error(ETCH_ERR_COMPILE, "%s: %s", l->k.name, why);
+    }
+    f->shape = etch__cuda_tuned_shape(&l->k, layout, l->dims);
+    if (!atomic_compare_exchange_strong(slot, &none, f)) free_form(f);
     return ETCH_OK;
 }
 
@@ -101,13 +121,15 @@ static bool all_aligned(const launcher *l, void *const *args) {
 
 etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
                                cuda_launch *out) {
-    const cuda_code *code = l->code;
-    out->shape = &l->shape;
+    const launch_form *f = l->tuned ? l->tuned : &l->form;
     if (unlikely(!all_aligned(l, args))) {
-        if (!l->unaligned && prepare_unaligned(l) != ETCH_OK) return etch__tls.status;
-        code = l->unaligned, out->shape = &l->unaligned_shape;
+        const tuned_layout narrow = {{l->variant.index_bits, 1, l->variant.tile, 0}, 0};
+        if (!l->unaligned && add_form(l, &l->unaligned, &narrow) != ETCH_OK)
+            return etch__tls.status;
+        f = l->unaligned;
     }
-    out->function = etch__cuda_function(code);
+    out->shape = &f->shape;
+    out->function = etch__cuda_function(f->code);
     size_t n = etch__cuda_args_size(&l->k);
     out->bytes = (n + 7) & ~(size_t)7;
     if (out->bytes) out->parameter[out->bytes / 8 - 1] = 0;
@@ -115,9 +137,22 @@ etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *c
     return ETCH_OK;
 }
 
+/* One thread times; others go on with what there is. Failing leaves that too. */
+static void tune(launcher *l, cuda_stream *s, void *const *args, const uint64_t *cells) {
+    tuned_layout best;
+    if (!all_aligned(l, args) || !etch__cuda_can_time(s)) return;
+    if (!atomic_exchange(&l->untuned, false)) return;
+    if (!etch__cuda_layout_tune(s, &l->k, l->dims, &l->variant, args, cells, &best)) return;
+    saved_error before;
+    etch__error_save(&before);
+    add_form(l, &l->tuned, &best);
+    etch__error_restore(&before);
+}
+
 static etch_status launch(launcher *l, void *const *args, const uint64_t *cells) {
     cuda_launch to;
     cuda_stream *s = etch__cuda_stream(l->device);
+    if (unlikely(s && l->untuned)) tune(l, s, args, cells);
     if (unlikely(!s || etch__cuda_resolve(l, args, cells, &to) != ETCH_OK)) return etch__tls.status;
     return etch__cuda_launch(s, to.function, l->k.name, to.shape->grid, to.shape->block,
                              to.shape->shared, to.parameter);
@@ -135,6 +170,7 @@ static const jit_target target = {
     .prepare = prepare,
     .release = release,
     .launch = launch,
+    .product = etch__cuda_product,
     .can_record = etch__cuda_issues,
     .graph_new = etch__cuda_graph_new,
     .graph_free = etch__cuda_graph_free,

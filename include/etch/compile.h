@@ -14,7 +14,8 @@
  * difference of a call is logged as a warning and makes the call fail with check_failed: operator,
  * line, element, what was expected and what came, and whether memory was written past the API. The
  * body runs once, as always, but for kernels of the user's, which are called up to three times. With
- * `replay` the body runs too, and is compared with what would have been replayed. */
+ * `replay` the body runs too, and is compared with what would have been replayed. Functions with
+ * ETCH_RELAXED are not compared: their bits may differ. */
 #ifndef ETCH_COMPILE_H
 #define ETCH_COMPILE_H
 
@@ -39,7 +40,9 @@ typedef etch_status (*etch_fn_n)(void *ctx, etch_tensor *const *in, int nin, etc
 typedef enum etch_mode_kind {
     ETCH_MODE_DEFAULT,
     ETCH_MODE_REDUCE_OVERHEAD, /* on the CPU the same as default */
-    ETCH_MODE_MAX_AUTOTUNE     /* on the CPU the same as default */
+    ETCH_MODE_MAX_AUTOTUNE /* on the CPU the same as default; on a GPU the first run of a plan times
+                                  layouts of its kernels and keeps the fastest, in the disk cache
+                                  too; with ETCH_RELAXED also algorithms of its products */
 } etch_mode_kind;
 
 typedef enum etch_dynamic {
@@ -50,7 +53,9 @@ typedef enum etch_dynamic {
 
 typedef enum etch_numerics {
     ETCH_STRICT, /* compiled equals eager bit for bit */
-    ETCH_RELAXED /* may reassociate, contract and tune products */
+    ETCH_RELAXED /* may reassociate, contract and tune products; now, on a GPU: products take in the
+                    bias row, relu and tanh-gelu that follow them, and read operands in place that
+                    eager code copies. Errors stay those of a few roundings */
 } etch_numerics;
 
 /* All zero is the default. */

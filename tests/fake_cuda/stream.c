@@ -452,6 +452,13 @@ CUresult cuEventQuery(CUevent event) {
     return pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
 }
 
+static double next_elapsed, elapsed_factor;
+
+void fake_cuda_set_elapsed(double ms, double factor) {
+    next_elapsed = ms;
+    elapsed_factor = factor;
+}
+
 static CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
     CHECK(milliseconds, CUDA_ERROR_INVALID_VALUE);
     TRY(usable(start));
@@ -459,7 +466,8 @@ static CUresult elapsed(float *milliseconds, CUevent start, CUevent end) {
     CHECK(start->recorded && end->recorded && !((start->flags | end->flags) & 2),
           CUDA_ERROR_INVALID_HANDLE);
     CHECK(start->stream->done >= start->at && end->stream->done >= end->at, CUDA_ERROR_NOT_READY);
-    *milliseconds = (float)(end->time - start->time);
+    *milliseconds = (float)(elapsed_factor ? next_elapsed : end->time - start->time);
+    next_elapsed *= elapsed_factor;
     return CUDA_SUCCESS;
 }
 

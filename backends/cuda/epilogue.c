@@ -1,0 +1,115 @@
+/* Relaxed products with what follows them: a bias row, then relu or gelu (jit/pass_epilogue.c finds
+ * them). cuBLASLt does it before it stores the result, where it can; else the product is computed as
+ * ever, in the compute type, and a kernel of our own does the rest. */
+#include "backends/cuda/product.h"
+#include "backends/cuda/text.h"
+#include "jit/plan.h"
+
+static const char after_text[] =
+    "struct etch_args {\n"
+    "    const ETCH_C *c;\n"
+    "    const ETCH_T *bias;\n"
+    "    void *out;\n"
+    "    long long m, n, stride;\n"
+    "    int relu, gelu;\n"
+    "    ETCH_C alpha, beta;\n"
+    "};\n"
+    "extern \"C\" __global__ void etch_after(const __grid_constant__ etch_args p) {\n"
+    "    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
+    "    for (; i < p.m * p.n; i += (long long)gridDim.x * blockDim.x) {\n"
+    "        ETCH_C v = p.alpha * p.c[i];\n"
+    "        if (p.bias) v += p.beta * LOAD(p.bias[i % p.n * p.stride]);\n"
+    "        if (p.relu) v = v < 0 ? 0 : v;\n"
+    "        if (p.gelu) {\n"
+    "            const ETCH_C x = (ETCH_C)0.7978845608028654 * (v + (ETCH_C)0.044715 * v * v * "
+    "v);\n"
+    "            v = (ETCH_C)0.5 * v * (1 + (ETCH_C)tanh(x));\n"
+    "        }\n"
+    "        STORE(p.out, i, v);\n"
+    "    }\n"
+    "}\n";
+
+typedef struct fused {
+    const op_call *call;
+    uint8_t epilogue;
+    const etch_tensor *a, *b, *bias; /* bias: NULL for none */
+    double alpha, beta;
+    etch_tensor *out;
+} fused;
+
+static double real(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d : (double)s.i; }
+
+static fused read_call(const op_call *call, uint8_t epilogue, etch_tensor *out) {
+    bool addmm = call->op == OP_ADDMM;
+    fused f = {call, epilogue, call->in[addmm], call->in[addmm + 1], NULL, 1, 1, out};
+    if (epilogue & PRODUCT_BIAS) f.bias = call->in[addmm ? 0 : 2];
+    if (addmm) f.beta = real(call->sc[0]), f.alpha = real(call->sc[1]);
+    if (f.beta == 0) f.bias = NULL;
+    return f;
+}
+
+static int64_t bias_stride(const etch_tensor *t) {
+    return t->ndim && t->size[t->ndim - 1] > 1 ? t->stride[t->ndim - 1] : 0;
+}
+
+/* ---- by a kernel of our own ---- */
+
+static etch_status after(const product *p, const fused *f, const void *c) {
+    char args[96] = {0};
+    size_t size = etch_dtype_size(p->type), at = 0;
+    long long words[6] = {(long long)(uintptr_t)c,
+                          (long long)(f->bias ? (uintptr_t)etch__ptr(f->bias) : 0),
+                          (long long)(uintptr_t)etch__ptr(f->out),
+                          p->m,
+                          p->n,
+                          f->bias ? bias_stride(f->bias) : 0};
+    int flags[2] = {(f->epilogue & PRODUCT_RELU) != 0, (f->epilogue & PRODUCT_GELU) != 0};
+    uint64_t cells[2] = {etch__scalar_cell(etch_scalar_real(f->alpha), p->type),
+                         etch__scalar_cell(etch_scalar_real(f->beta), p->type)};
+    memcpy(args, words, sizeof words), at += sizeof words;
+    memcpy(args + at, flags, sizeof flags), at += sizeof flags;
+    memcpy(args + at, &cells[0], size), at += size;
+    memcpy(args + at, &cells[1], size);
+    return etch__cuda_product_launch(p, after_text, "etch_after", false, (p->m * p->n + 127) / 128,
+                                     128, args);
+}
+
+static etch_status apart(product *p, const fused *f) {
+    cuda_block *wide = NULL;
+    p->epilogue = 0, p->bias = NULL;
+    p->wide = p->type != p->dtype;
+    if (p->wide) {
+        wide = etch__cuda_allocate(p->stream, (size_t)f->out->numel * etch_dtype_size(p->type));
+        if (!wide) return etch__tls.status;
+        p->c = etch__cuda_address(wide);
+    }
+    etch_status s = etch__cuda_multiply(p, f->a, f->b);
+    if (s == ETCH_OK) s = after(p, f, p->c);
+    etch__cuda_free(wide);
+    return s;
+}
+
+/* ---- by the library ---- */
+
+static bool library_can(const product *p, const fused *f) {
+    if (etch__cuda_product_small(p) || p->dtype == ETCH_F64 || p->batch > 1) return false;
+    if (f->alpha != 1 || (f->bias && f->beta != 1)) return false;
+    return !f->bias ||
+           (p->n > 1 && bias_stride(f->bias) == 1 && (uintptr_t)etch__ptr(f->bias) % 16 == 0);
+}
+
+etch_status etch__cuda_product(const op_call *call, uint8_t epilogue, etch_tensor *out) {
+    product p;
+    saved_error before;
+    fused f = read_call(call, epilogue, out);
+    if (out->numel == 0) return ETCH_OK;
+    if (etch__cuda_product_begin(&p, call, out) != ETCH_OK) return etch__tls.status;
+    if (!library_can(&p, &f)) return apart(&p, &f);
+    etch__error_save(&before);
+    p.epilogue = (uint8_t)(f.bias ? epilogue : epilogue & ~PRODUCT_BIAS);
+    p.bias = f.bias ? etch__ptr(f.bias) : NULL;
+    etch_status s = etch__cuda_multiply(&p, f.a, f.b);
+    if (s != ETCH_ERR_UNSUPPORTED) return s;
+    etch__error_restore(&before);
+    return apart(&p, &f);
+}
