@@ -1,90 +1,11 @@
 /* The CUDA backend on the fakes of fake_cuda/: devices, copies, tensors of a device inside compiled
  * functions, CUDA graphs, and what happens when a call of the driver fails.
  *
- * What the fakes are told is read when they are opened, and a driver does not survive a fork, so each
- * test is a child process, forked before this one has asked for a GPU. CHECK ends the child. */
-#include "trace_support.h"
+ * Each test is a child process: see cuda_child.h. */
+#include "cuda_child.h"
 
-#include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#define CHECK(condition)                                                                           \
-    do {                                                                                           \
-        if (!(condition)) give_up(#condition, __LINE__);                                           \
-    } while (0)
-
-static void give_up(const char *what, int line) {
-    fprintf(stderr, "test_cuda.c:%d: %s; last error: %s\n", line, what, etch_last_error());
-    _exit(1);
-}
-
-static bool says(const char *text, const char *part) { return strstr(text, part) != NULL; }
-
-/* ---- children ---- */
-
-static char fakes[3][1024];
-
-static void use_fakes(void) {
-    static const char *const names[] = {"cuda", "nvrtc", "cublaslt"};
-    static const char *const variables[] = {"ETCH_CUDA_DRIVER", "ETCH_CUDA_NVRTC",
-                                            "ETCH_CUDA_CUBLASLT"};
-    for (int i = 0; i < 3; i++) {
-        snprintf(fakes[i], sizeof fakes[i], "%s/tests/fake_cuda/libfake_%s.so",
-                 ETCH_TEST_BINARY_DIR, names[i]);
-        setenv(variables[i], fakes[i], 1);
-    }
-    setenv("FAKE_CUDA_CACHE", ETCH_TEST_BINARY_DIR "/tests/fake_cuda/kernels", 0);
-    setenv("ETCH_CACHE_SIZE", "0", 1);
-    unsetenv("ETCH_CUDA");
-}
-
-/* A test: its body with one more setting of the environment ("NAME=value", or NULL). */
-typedef struct child_test {
-    void (*body)(void);
-    const char *setting;
-} child_test;
-
-static void in_child(void **state) {
-    const child_test *t = *state;
-    fflush(NULL);
-    pid_t child = fork();
-    if (child == 0) {
-        if (t->setting) putenv((char *)t->setting);
-        ETCH_SCOPE { t->body(); }
-        fflush(NULL);
-        _exit(0);
-    }
-    int status = -1;
-    assert_int_equal(waitpid(child, &status, 0), child);
-    assert_int_equal(status, 0);
-}
-
-/* A function of the fake driver's control.h. */
-static void *control(const char *name) {
-    void *driver = dlopen(fakes[0], RTLD_NOW | RTLD_LOCAL), *at = driver ? dlsym(driver, name) : 0;
-    CHECK(at);
-    return at;
-}
-
-static void fail_after(int n) { ((void (*)(int))control("fake_cuda_fail_after"))(n); }
-static void fail_symbol(const char *symbol, int n) {
-    ((void (*)(const char *, int))control("fake_cuda_fail_symbol"))(symbol, n);
-}
-static unsigned long failed(void) {
-    return ((unsigned long (*)(void))control("fake_cuda_failed"))();
-}
-static unsigned long calls_of(const char *symbol) {
-    return ((unsigned long (*)(const char *))control("fake_cuda_count"))(symbol);
-}
-static unsigned long live(const char *kind) {
-    return ((unsigned long (*)(const char *))control("fake_cuda_live"))(kind);
-}
 
 static const etch_device gpu = ETCH_CUDA(0);
 
@@ -539,17 +460,8 @@ static void compiles_nothing(void) {
 
 /* ---- */
 
-#define IN_CHILD(of_body, of_setting)                                                              \
-    {                                                                                              \
-#of_body, in_child, NULL, NULL, &(child_test) { of_body, of_setting }                      \
-    }
-
 int main(void) {
-    if (system("g++ --version >/dev/null 2>&1") != 0) {
-        puts("skipped: the fakes compile kernels with g++, which is not here");
-        return 77;
-    }
-    use_fakes();
+    if (!use_fakes()) return 77;
     if (!mkdtemp(cache_dir)) return 1;
     const struct CMUnitTest tests[] = {
         IN_CHILD(hidden, "ETCH_CUDA=0"),

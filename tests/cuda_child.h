@@ -1,0 +1,98 @@
+/* Tests of the CUDA backend on the fakes of fake_cuda/.
+ *
+ * What the fakes are told is read when they are opened, and a driver does not survive a fork, so each
+ * test is a child process, forked before this one has asked for a GPU. CHECK ends the child. */
+#ifndef ETCH_TESTS_CUDA_CHILD_H
+#define ETCH_TESTS_CUDA_CHILD_H
+
+#include "trace_support.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#define CHECK(condition)                                                                           \
+    do {                                                                                           \
+        if (!(condition)) give_up(#condition, __FILE__, __LINE__);                                 \
+    } while (0)
+
+static inline void give_up(const char *what, const char *file, int line) {
+    fprintf(stderr, "%s:%d: %s; last error: %s\n", file, line, what, etch_last_error());
+    _exit(1);
+}
+
+static inline bool says(const char *text, const char *part) { return strstr(text, part) != NULL; }
+
+/* ---- children ---- */
+
+static char fakes[3][1024];
+
+/* false: they cannot be used here, which is said. */
+static inline bool use_fakes(void) {
+    static const char *const names[] = {"cuda", "nvrtc", "cublaslt"};
+    static const char *const variables[] = {"ETCH_CUDA_DRIVER", "ETCH_CUDA_NVRTC",
+                                            "ETCH_CUDA_CUBLASLT"};
+    for (int i = 0; i < 3; i++) {
+        snprintf(fakes[i], sizeof fakes[i], "%s/tests/fake_cuda/libfake_%s.so",
+                 ETCH_TEST_BINARY_DIR, names[i]);
+        setenv(variables[i], fakes[i], 1);
+    }
+    setenv("FAKE_CUDA_CACHE", ETCH_TEST_BINARY_DIR "/tests/fake_cuda/kernels", 0);
+    setenv("ETCH_CACHE_SIZE", "0", 1);
+    unsetenv("ETCH_CUDA");
+    if (system("g++ --version >/dev/null 2>&1") == 0) return true;
+    puts("skipped: the fakes compile kernels with g++, which is not here");
+    return false;
+}
+
+/* A test: its body with one more setting of the environment ("NAME=value", or NULL). */
+typedef struct child_test {
+    void (*body)(void);
+    const char *setting;
+} child_test;
+
+static inline void in_child(void **state) {
+    const child_test *t = *state;
+    fflush(NULL);
+    pid_t child = fork();
+    if (child == 0) {
+        if (t->setting) putenv((char *)t->setting);
+        ETCH_SCOPE { t->body(); }
+        fflush(NULL);
+        _exit(0);
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
+
+/* A function of the fake driver's control.h. */
+static inline void *control(const char *name) {
+    void *driver = dlopen(fakes[0], RTLD_NOW | RTLD_LOCAL), *at = driver ? dlsym(driver, name) : 0;
+    CHECK(at);
+    return at;
+}
+
+static inline void fail_after(int n) { ((void (*)(int))control("fake_cuda_fail_after"))(n); }
+static inline void fail_symbol(const char *symbol, int n) {
+    ((void (*)(const char *, int))control("fake_cuda_fail_symbol"))(symbol, n);
+}
+static inline unsigned long failed(void) {
+    return ((unsigned long (*)(void))control("fake_cuda_failed"))();
+}
+static inline unsigned long calls_of(const char *symbol) {
+    return ((unsigned long (*)(const char *))control("fake_cuda_count"))(symbol);
+}
+static inline unsigned long live(const char *kind) {
+    return ((unsigned long (*)(const char *))control("fake_cuda_live"))(kind);
+}
+
+#define IN_CHILD(of_body, of_setting)                                                              \
+    {                                                                                              \
+#of_body, in_child, NULL, NULL, &(child_test) { of_body, of_setting }                      \
+    }
+
+#endif
