@@ -1,5 +1,7 @@
 /* See runtime.h. */
 #include "backends/cuda/ops.h"
+#include "backends/cuda/pinned.h"
+#include "backends/cuda/stream.h"
 
 #include <etch/device.h>
 #include <pthread.h>
@@ -49,7 +51,7 @@ static etch_status open_device(cuda_device *d, int index) {
     return status;
 }
 
-static __thread int current = -1; /* the device whose context is current on this thread */
+__thread int etch__cuda_current = -1;
 
 cuda_device *etch__cuda_enter(int index) {
     if (unlikely(index < 0 || index >= count())) {
@@ -67,117 +69,23 @@ cuda_device *etch__cuda_enter(int index) {
     pthread_mutex_lock(&lock);
     etch_status status = d->context ? ETCH_OK : open_device(d, index);
     pthread_mutex_unlock(&lock);
-    if (status == ETCH_OK && current != index) status = CU(cuCtxSetCurrent, d->context);
+    if (status == ETCH_OK && etch__cuda_current != index) status = CU(cuCtxSetCurrent, d->context);
     if (status != ETCH_OK) return NULL;
-    current = index;
+    etch__cuda_current = index;
     return d;
 }
 
-/* ---- streams ---- */
-
-/* Size classes reach to 2^39 bytes. */
-enum { NOTES = 32, STREAMS = 256, NAME = 48, CLASSES = 120 };
-
-struct cuda_stream {
-    cu_stream stream;
-    cuda_device *device;
-    int number; /* among all streams of the process, from 1 */
-    cu_event event;
-    bool free; /* its thread has ended; the next new thread takes it over */
-    bool foreign;
-    char notes[NOTES][NAME]; /* the last launches since the last wait */
-    unsigned nnotes;
-    pthread_mutex_t lock; /* of the free lists and the event */
-    cuda_block *unused[CLASSES];
-    size_t kept;
-};
-
-static cuda_stream *streams[STREAMS];
-static int nstreams;
-static __thread cuda_stream *mine[CUDA_DEVICES];
-static pthread_key_t at_thread_end;
-
-static void leave_streams(void *table) {
-    cuda_stream **own = table;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < CUDA_DEVICES; i++)
-        if (own[i]) own[i]->free = true;
-    pthread_mutex_unlock(&lock);
-}
+void etch__cuda_forget_context(void) { etch__cuda_current = -1; }
 
 /* The one thread of a forked child enters its device anew, where it is refused. Threads that it has not
  * may have held the lock. */
 static void in_forked_child(void) {
-    current = -1;
+    etch__cuda_current = -1;
     pthread_mutex_init(&lock, NULL);
 }
 
-__attribute__((constructor)) static void make_key(void) {
-    pthread_key_create(&at_thread_end, leave_streams);
+__attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(NULL, NULL, in_forked_child);
-}
-
-static cuda_stream *take_over(cuda_device *d) {
-    for (int i = 0; i < nstreams; i++)
-        if (streams[i]->free && streams[i]->device == d) {
-            streams[i]->free = false;
-            return streams[i];
-        }
-    return NULL;
-}
-
-static cuda_stream *new_stream(cuda_device *d) {
-    cuda_stream *s = etch__calloc(1, sizeof *s);
-    if (!s) return NULL;
-    s->device = d;
-    pthread_mutex_init(&s->lock, NULL);
-    if (CU(cuStreamCreate, &s->stream, CU_STREAM_NON_BLOCKING_) == ETCH_OK) {
-        if (CU(cuEventCreate, &s->event, CU_EVENT_DISABLE_TIMING_) == ETCH_OK) return s;
-        etch__cuda.cuStreamDestroy_v2(s->stream);
-    }
-    etch__free(s);
-    return NULL;
-}
-
-cuda_stream *etch__cuda_stream(int index) {
-    cuda_device *d;
-    if (likely(index >= 0 && index < CUDA_DEVICES && mine[index] && current == index))
-        return mine[index];
-    if (!(d = etch__cuda_enter(index))) return NULL;
-    if (mine[index]) return mine[index];
-    pthread_mutex_lock(&lock);
-    cuda_stream *s = take_over(d);
-    if (!s && nstreams == STREAMS)
-        etch__error(ETCH_ERR_DEVICE, "more than %d threads use GPUs at one time", STREAMS);
-    else if (!s && (s = new_stream(d))) streams[nstreams++] = s, s->number = nstreams;
-    pthread_mutex_unlock(&lock);
-    if (!s) return NULL;
-    mine[index] = s;
-    pthread_setspecific(at_thread_end, mine);
-    return s;
-}
-
-cu_stream etch__cuda_stream_handle(const cuda_stream *s) { return s->stream; }
-cuda_device *etch__cuda_stream_device(const cuda_stream *s) { return s->device; }
-
-/* s goes on when what was issued to `other` until now is done. */
-static etch_status wait_for(cuda_stream *s, cuda_stream *other) {
-    if (s == other) return ETCH_OK;
-    pthread_mutex_lock(&other->lock);
-    etch_status status = CU(cuEventRecord, other->event, other->stream);
-    if (status == ETCH_OK) status = CU(cuStreamWaitEvent, s->stream, other->event, 0);
-    pthread_mutex_unlock(&other->lock);
-    return status;
-}
-
-static etch_status wait_for_all(cuda_stream *s) {
-    pthread_mutex_lock(&lock);
-    int n = nstreams;
-    pthread_mutex_unlock(&lock);
-    etch_status status = ETCH_OK;
-    for (int i = 0; status == ETCH_OK && i < n; i++)
-        if (streams[i]->device == s->device) status = wait_for(s, streams[i]);
-    return status;
 }
 
 /* ---- memory: free lists by size class ---- */
@@ -224,7 +132,7 @@ static bool trim(cuda_stream *s) {
         cuda_block *b = s->unused[c];
         s->unused[c] = NULL;
         pthread_mutex_unlock(&s->lock);
-        if (b) etch__cuda.cuStreamSynchronize(s->stream);
+        if (b) etch__cuda_stream_wait(s);
         for (cuda_block *next; b; b = next) {
             next = b->next, any = true;
             etch__cuda.cuMemFree_v2(b->address);
@@ -237,11 +145,9 @@ static bool trim(cuda_stream *s) {
 
 static bool trim_all(cuda_device *d) {
     bool any = false;
-    pthread_mutex_lock(&lock);
-    int n = nstreams;
-    pthread_mutex_unlock(&lock);
-    for (int i = 0; i < n; i++)
-        if (streams[i]->device == d) any |= trim(streams[i]);
+    cuda_stream *s;
+    for (int i = 0; (s = etch__cuda_nth_stream(i)); i++)
+        if (s->device == d) any |= trim(s);
     return any;
 }
 
@@ -300,6 +206,8 @@ etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph) {
     return CU(cuStreamEndCapture, s->stream, graph);
 }
 
+bool etch__cuda_capturing(void) { return capturing != NULL; }
+
 void etch__cuda_unpin(cuda_block *pinned) {
     for (cuda_block *next; pinned; pinned = next) {
         next = pinned->next;
@@ -320,12 +228,12 @@ void etch__cuda_free(cuda_block *b) {
     if (unlikely(b->user != s->number)) {
         saved_error before;
         etch__error_save(&before);
-        bool ordered = etch__cuda_enter(s->device->index) && wait_for_all(s) == ETCH_OK;
+        bool ordered = etch__cuda_enter(s->device->index) && etch__cuda_wait_for_all(s) == ETCH_OK;
         if (!ordered) etch__cuda.cuCtxSynchronize();
         etch__error_restore(&before);
     }
     if (b->class < 0) {
-        etch__cuda.cuStreamSynchronize(s->stream);
+        etch__cuda_stream_wait(s);
         etch__cuda.cuMemFree_v2(b->address);
         etch__free(b);
         return;
@@ -355,12 +263,10 @@ static etch_status allocate(int index, etch_storage *storage) {
 static etch_status use_shared(cuda_stream *s, cuda_block *b) {
     int was = atomic_exchange(&b->user, MANY);
     if (was != MANY) {
-        pthread_mutex_lock(&lock);
-        cuda_stream *other = streams[was - 1];
-        pthread_mutex_unlock(&lock);
-        if (wait_for(s, other) != ETCH_OK) return etch__tls.status;
+        cuda_stream *other = etch__cuda_nth_stream(was - 1);
+        if (etch__cuda_wait_for(s, other) != ETCH_OK) return etch__tls.status;
     }
-    return wait_for_all(s);
+    return etch__cuda_wait_for_all(s);
 }
 
 etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage) {
@@ -388,7 +294,7 @@ static void list_notes(const cuda_stream *s, char *text, size_t room) {
 }
 
 etch_status etch__cuda_wait(cuda_stream *s) {
-    int status = etch__cuda.cuStreamSynchronize(s->stream);
+    int status = etch__cuda_stream_wait(s);
     if (unlikely(status)) {
         const char *name = NULL;
         char kernels[600];
@@ -418,8 +324,23 @@ static cu_address at(const etch_storage *s, size_t offset) {
     return (cu_address)(uintptr_t)s->data + offset;
 }
 
-/* Host memory is pageable: the driver has taken it in, or filled it, when the call returns and the
- * stream was waited for. */
+/* Between the host's memory and this device's. Pageable memory the driver has taken in, or filled, when
+ * the call returns and the stream was waited for. */
+static etch_status copy_host(cuda_stream *s, etch_storage *dst, size_t dst_at, etch_storage *src,
+                             size_t src_at, size_t bytes) {
+    etch_storage *host = dst->device ? src : dst;
+    etch_status status = host->pinned ? etch__cuda_pinned_begin(s, host) : ETCH_OK;
+    if (status != ETCH_OK) return status;
+    if (host == dst)
+        status =
+            CU(cuMemcpyDtoHAsync_v2, (char *)dst->data + dst_at, at(src, src_at), bytes, s->stream);
+    else
+        status = CU(cuMemcpyHtoDAsync_v2, at(dst, dst_at), (const char *)src->data + src_at, bytes,
+                    s->stream);
+    if (host->pinned) return etch__cuda_pinned_end(s, host, status);
+    return status == ETCH_OK ? etch__cuda_wait(s) : status;
+}
+
 static etch_status copy(etch_storage *dst, size_t dst_at, etch_storage *src, size_t src_at,
                         size_t bytes) {
     int index = etch__device_index(dst->device ? dst->device : src->device);
@@ -428,21 +349,13 @@ static etch_status copy(etch_storage *dst, size_t dst_at, etch_storage *src, siz
     etch_status status = src->device && src->device - 1 == index ? etch__cuda_use(s, src) : ETCH_OK;
     if (status == ETCH_OK && dst->device) status = etch__cuda_use(s, dst);
     if (status != ETCH_OK) return status;
-    if (!dst->device) {
-        status =
-            CU(cuMemcpyDtoHAsync_v2, (char *)dst->data + dst_at, at(src, src_at), bytes, s->stream);
-        return status == ETCH_OK ? etch__cuda_wait(s) : status;
-    }
-    if (!src->device) {
-        status = CU(cuMemcpyHtoDAsync_v2, at(dst, dst_at), (const char *)src->data + src_at, bytes,
-                    s->stream);
-        return status == ETCH_OK ? etch__cuda_wait(s) : status;
-    }
+    if (!dst->device || !src->device) return copy_host(s, dst, dst_at, src, src_at, bytes);
     if (src->device == dst->device)
         return CU(cuMemcpyDtoDAsync_v2, at(dst, dst_at), at(src, src_at), bytes, s->stream);
     /* Between devices: what was issued to the source is done first, and the other way round. */
     cuda_stream *from = etch__cuda_stream(etch__device_index(src->device));
-    if (!from || etch__cuda_wait(from) != ETCH_OK || !etch__cuda_stream(index))
+    if (!from || etch__cuda_use(from, src) != ETCH_OK || etch__cuda_wait(from) != ETCH_OK ||
+        !etch__cuda_stream(index))
         return etch__tls.status;
     status = CU(cuMemcpyPeerAsync, at(dst, dst_at), s->device->context, at(src, src_at),
                 from->device->context, bytes, s->stream);
@@ -451,13 +364,11 @@ static etch_status copy(etch_storage *dst, size_t dst_at, etch_storage *src, siz
 
 static etch_status synchronize(int index) {
     if (!etch__cuda_enter(index)) return etch__tls.status;
-    pthread_mutex_lock(&lock);
-    int n = nstreams;
-    pthread_mutex_unlock(&lock);
+    cuda_stream *s;
     etch_status status = ETCH_OK;
-    for (int i = 0; i < n; i++)
-        if (streams[i]->device->index == index) {
-            etch_status one = etch__cuda_wait(streams[i]);
+    for (int i = 0; (s = etch__cuda_nth_stream(i)); i++)
+        if (s->device->index == index) {
+            etch_status one = etch__cuda_wait(s);
             if (status == ETCH_OK) status = one;
         }
     return status;
@@ -472,11 +383,20 @@ static void stats(int index, etch_device_stats_t *out) {
 
 static etch_status give_back(int index) {
     cuda_device *d = etch__cuda_enter(index);
-    if (d) trim_all(d);
+    if (d) trim_all(d), etch__cuda_trim_pinned();
     return d ? ETCH_OK : etch__tls.status;
 }
 
-static const device_kind cuda = {"cuda",      count, absent_reason, allocate,         copy,
-                                 synchronize, stats, give_back,     etch__cuda_kernel};
+static const device_kind cuda = {.name = "cuda",
+                                 .count = count,
+                                 .absent = absent_reason,
+                                 .allocate = allocate,
+                                 .allocate_pinned = etch__cuda_allocate_pinned,
+                                 .settle = etch__cuda_settle,
+                                 .copy = copy,
+                                 .synchronize = synchronize,
+                                 .stats = stats,
+                                 .trim = give_back,
+                                 .kernel = etch__cuda_kernel};
 
 __attribute__((constructor)) static void register_cuda(void) { etch__device_register(&cuda); }

@@ -60,6 +60,21 @@ static inline void etch_device_leave(etch_device_guard *g) { etch_set_device(g->
          __attribute__((cleanup(etch_device_leave))) = etch_device_enter(device);                  \
          guard.open; guard.open = 0)
 
+/* ---- pinned memory ---- */
+
+/* A tensor on the CPU, with undefined contents, in memory that GPUs reach by themselves: a copy between
+ * it and a GPU (etch_to_device, etch_to_pinned) is issued and not waited for. Who touches the tensor
+ * next waits for the copy: operators, compiled functions, readers, etch_data and etch_data_mut; only
+ * a pointer that was got before is not to be used until one of these, or etch_synchronize. Freeing it
+ * is safe at any time. In an ETCH_CUDA_GRAPH a copy from it reads it anew in each replay. Without a
+ * GPU it is an ordinary tensor. */
+ETCH_API etch_tensor *etch_empty_pinned(etch_dtype dtype, etch_shape sizes);
+/* A copy of t in such a tensor: of one on a GPU issued, not waited for. A graph break inside a compiled
+ * function. */
+ETCH_API etch_tensor *etch_to_pinned(const etch_tensor *t);
+/* Whether t lies in pinned memory. */
+ETCH_API bool etch_is_pinned(const etch_tensor *t);
+
 /* What a GPU's memory and launches have come to since start. Bytes are those of whole blocks. */
 typedef struct etch_device_stats_t {
     int64_t bytes_live, bytes_peak; /* held by tensors and plans */
@@ -98,6 +113,22 @@ ETCH_API void etch_cuda_graph_free(etch_cuda_graph *g); /* NULL is a no-op */
 #define ETCH_CUDA_GRAPH(g)                                                                         \
     for (int etch_graph_open = ((g) = etch_cuda_graph_begin()) != NULL; etch_graph_open;           \
          (g) = etch_cuda_graph_end(g), etch_graph_open = 0)
+
+/* ---- streams ---- */
+
+/* What the calling thread issues its work on a GPU to, as a CUstream (the runtime's cudaStream_t), for
+ * work of one's own beside Etch's: what is issued to it comes after the operators called before and
+ * before those called later, on this thread. Inside a compiled function it is a graph break. NULL
+ * with an error where there is no such device. */
+ETCH_API void *etch_cuda_stream(etch_device device);
+
+/* Sets the stream that the calling thread's work on the device goes to from now on; NULL: its own
+ * again. Memory that was used on another stream is waited for there, as between threads, so tensors
+ * can be used on both sides. The stream must live for as long as a thread has it set (a thread's end
+ * counts as setting its own); afterwards it may be destroyed, whatever tensors it worked on. A stream
+ * of another device or context is an error. Recorded graphs (etch_cuda_graph) are launched on the
+ * stream that they were recorded on, or the thread's own once that is not set any more. */
+ETCH_API etch_status etch_cuda_set_stream(etch_device device, void *stream);
 
 /* Waits until everything issued to the device is done; a graph break inside a compiled function.
  * The error of work that failed meanwhile. */
