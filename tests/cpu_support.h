@@ -356,10 +356,10 @@ UNUSED_FN bool same_tensor(const etch_tensor *a, const etch_tensor *b) {
 /* ---- instruction sets ---- */
 
 /* Runs this program again under ETCH_CPU_ISA for each set below the processor's; the number of runs
- * that failed. */
+ * that failed. Tensors of a device ask for one run only. */
 UNUSED_FN int run_under_lower_isas(char **argv) {
     int failed = 0;
-    if (getenv("ETCH_CPU_ISA")) return 0;
+    if (getenv("ETCH_CPU_ISA") || etch_current_device()) return 0;
     for (int isa = 0; isa < (int)etch__cpu_isa(); isa++) {
         fflush(NULL);
         pid_t child = fork();
