@@ -3,6 +3,7 @@
  *
  * ETCH_TEST_JOBS=N splits suites with shares into N processes, forked before the device is asked for:
  * compiling kernels is most of their time, and NVRTC compiles one at a time in a process.
+ * ETCH_TEST_PART=K/N runs one of them.
  *
  * Where there is no such device the suite says so in one line and ends with 77, which CTest takes as
  * skipped. ETCH_TEST_DEVICE_ASK=1 asks only whether it is there. */
@@ -100,7 +101,8 @@ static int run_in_parts(const group *g, long jobs) {
 int __wrap__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t n,
                                    CMFixtureFunction setup, CMFixtureFunction teardown) {
     const group g = {name, tests, n, setup, teardown};
-    const char *jobs = getenv("ETCH_TEST_JOBS");
+    const char *jobs = getenv("ETCH_TEST_JOBS"), *one = getenv("ETCH_TEST_PART");
+    if (one && sscanf(one, "%ld/%ld", &part, &parts) == 2 && parts > 0) return run_group(&g);
     long count = jobs ? strtol(jobs, NULL, 10) : 1;
     bool split = test_has_shares && count > 1 && count <= JOBS_MAX;
     return split && !getenv("ETCH_TEST_DEVICE_ASK") ? run_in_parts(&g, count) : run_group(&g);
