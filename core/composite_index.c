@@ -1,7 +1,7 @@
 /* Composite operators over indices, and those whose result's size depends on data: these read their
  * operand, inside a compiled function a graph break. */
 #include "core/composite.h"
-#include "core/dispatch.h"
+#include "core/device.h"
 #include "core/element.h"
 #include "core/expr.h"
 #include "core/rules.h"
@@ -48,6 +48,13 @@ etch_tensor *etch__composite_take_along_dim(const op_call *call) {
     return etch_gather(t, dim, index);
 }
 
+/* What is created from here on lies beside t, wherever the thread wants its tensors. */
+static uint64_t create_beside(const etch_tensor *t) {
+    uint64_t state = etch__tls.state;
+    etch__tls.state = STATE_ON_DEVICE(state, t->device);
+    return state;
+}
+
 /* By a scatter, which refuses classes out of range. */
 etch_tensor *etch__composite_one_hot(const op_call *call) {
     etch_tensor *t = call->in[0];
@@ -58,7 +65,9 @@ etch_tensor *etch__composite_one_hot(const op_call *call) {
              ETCH_MAX_DIMS - 1, (long long)call->at[0], TEXT(t));
     for (int d = 0; d < t->ndim; d++) size.v[d] = t->size[d];
     size.v[t->ndim] = call->at[0];
+    uint64_t state = create_beside(t);
     etch_tensor *zeros = etch_zeros(ETCH_I64, size);
+    etch__tls.state = state;
     etch_tensor *index = zeros ? etch_unsqueeze(t, -1) : NULL;
     return index ? etch_scatter_value(zeros, -1, index, 1) : NULL;
 }
@@ -88,17 +97,27 @@ static bool find_row(void *ctx, const char *const *p, const int64_t *step, int64
 static bool find_nonzero(const op_call *call, const etch_tensor *t, positions *f) {
     *f = (positions){.dtype = (etch_dtype)t->dtype};
     if (!etch__read(t, etch__ops[call->op].name, REASON_BREAK_NONZERO, call->site)) return false;
-    return etch__each_row(&t, 1, find_row, f);
+    host_view v;
+    const etch_tensor *h = etch__host_view(t, &v);
+    bool ok = h && etch__each_row(&h, 1, find_row, f);
+    etch__host_view_end(&v);
+    return ok;
+}
+
+/* An i64 tensor of these numbers beside t. */
+static etch_tensor *numbers_beside(const etch_tensor *t, const int64_t *numbers, etch_dims size) {
+    static const int64_t none;
+    uint64_t state = create_beside(t);
+    etch_tensor *made = etch_from_host(numbers ? numbers : &none, ETCH_I64, size);
+    etch__tls.state = state;
+    return made;
 }
 
 /* Flat positions as an i64 vector. */
 static etch_tensor *flat_positions(const op_call *call, const etch_tensor *t) {
     positions f;
     etch_tensor *index = NULL;
-    if (find_nonzero(call, t, &f)) {
-        static const int64_t none;
-        index = etch_from_host(f.n ? f.at : &none, ETCH_I64, ETCH_SHAPE(f.n));
-    }
+    if (find_nonzero(call, t, &f)) index = numbers_beside(t, f.at, ETCH_SHAPE(f.n));
     etch__free(f.at);
     return index;
 }
@@ -113,7 +132,7 @@ etch_tensor *etch__composite_nonzero(const op_call *call) {
             rows[i * t->ndim + d] = f.at[i] % t->size[d];
             f.at[i] /= t->size[d];
         }
-    if (rows) result = etch_from_host(rows, ETCH_I64, ETCH_SHAPE(f.n, t->ndim));
+    if (rows) result = numbers_beside(t, rows, ETCH_SHAPE(f.n, t->ndim));
     etch__free(rows);
     etch__free(f.at);
     return result;

@@ -70,7 +70,7 @@ etch_device etch_current_device(void) { return etch__current_device(); }
 etch_status etch_set_device(etch_device device) {
     if (!etch__device_check(device, "etch_set_device", __builtin_return_address(0)))
         return ETCH_ERR_DEVICE;
-    etch__tls.state = (etch__tls.state & ~(0xffull << 16)) | (uint64_t)device << 16;
+    etch__tls.state = STATE_ON_DEVICE(etch__tls.state, device);
     return ETCH_OK;
 }
 

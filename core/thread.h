@@ -68,6 +68,7 @@ extern __thread etch_thread etch__tls
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
 #define STATE_PRECISION(word) ((etch_matmul_precision)(((word) >> 4) & 3))
 #define STATE_DEVICE(word) ((int)(((word) >> 16) & 0xff))
+#define STATE_ON_DEVICE(word, device) (((word) & ~(0xffull << 16)) | (uint64_t)(device) << 16)
 
 /* Puts the calling thread on the list; done by the first scope or handle of a thread. */
 void etch__thread_register(void);

@@ -2,7 +2,8 @@
  * pixel columns, by power iteration with deflation in f64. The loop ends when the vector stands
  * still, which reads a value: a graph break in every round, and the rounds run compiled anyway.
  *
- * digits_pca [digits.csv.gz] */
+ * digits_pca [digits.csv.gz] [--device cuda] */
+#include "device.h"
 #include "table.h"
 
 #include <math.h>
@@ -147,8 +148,9 @@ static bool run(etch_function *f, const double *pixels, table_row *row) {
 }
 
 int main(int argc, char **argv) {
-    const char *path = argc > 1 ? argv[1] : "examples/data/digits.csv.gz";
     static double pixels[ROWS * PIXELS];
+    if (!use_device(&argc, argv)) return 2;
+    const char *path = argc > 1 ? argv[1] : "examples/data/digits.csv.gz";
     if (!read_pixels(path, pixels)) {
         fprintf(stderr, "digits_pca: %s: not readable as %d rows of %d pixels\n", path, ROWS,
                 PIXELS);

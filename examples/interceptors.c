@@ -11,9 +11,11 @@
  *   try4  the same with fullgraph: an error
  *
  * Each try runs in a process of its own with an empty ETCH_CACHE_DIR, so that the files counted
- * there are its own: `interceptors` runs all, `interceptors try1 FOLDER` one. It makes 3 calls to
+ * there are its own: `interceptors` runs all, `interceptors try1 FOLDER` one, both on a GPU with
+ * `--device cuda`, where the custom operator's kernel gets copies in host memory. It makes 3 calls to
  * warm up and 2 that are profiled; the profiles go to FOLDER. What it prints was counted. */
 #include "cblas_matmul.h"
+#include "device.h"
 #include "table.h"
 
 #include <dirent.h>
@@ -85,6 +87,7 @@ static etch_tensor *call(const experiment *e, etch_function *f, etch_fn2 body) {
 static double time_one(experiment *e, etch_function *f, etch_fn2 body) {
     double start = now_ms();
     ETCH_SCOPE { e->ran = call(e, f, body) && e->ran; }
+    etch_synchronize(etch_current_device()); /* a GPU works on its own */
     return now_ms() - start;
 }
 
@@ -233,7 +236,7 @@ static int remove_one(const char *path, const struct stat *s, int type, struct F
     return remove(path);
 }
 
-static bool run_child(const char *self, const char *name, const char *folder) {
+static bool run_child(const char *self, const char *name, const char *folder, const char *device) {
     char cache[] = "/tmp/etch-interceptors-XXXXXX";
     int status = -1;
     if (!mkdtemp(cache)) return false;
@@ -241,7 +244,7 @@ static bool run_child(const char *self, const char *name, const char *folder) {
     pid_t child = fork();
     if (child == 0) {
         setenv("ETCH_CACHE_DIR", cache, 1);
-        execl(self, self, name, folder, (char *)NULL);
+        execl(self, self, name, folder, "--device", device, (char *)NULL);
         _exit(127);
     }
     if (child > 0) waitpid(child, &status, 0);
@@ -262,6 +265,7 @@ static void default_folder(const char *self, char *folder, size_t n) {
 
 int main(int argc, char **argv) {
     char self[PATH_MAX] = {0}, folder[PATH_MAX];
+    if (!use_device(&argc, argv)) return 2;
     if (argc == 3 && !getenv("ETCH_CACHE_DIR")) {
         fprintf(stderr, "interceptors: a single try needs ETCH_CACHE_DIR\n");
         return 2;
@@ -272,7 +276,8 @@ int main(int argc, char **argv) {
     default_folder(self, folder, sizeof folder);
     mkdir(folder, 0777);
     bool ok = true;
-    for (int k = 0; k < TRIES; k++) ok = run_child(self, tries[k].name, folder) && ok;
+    const char *device = etch_device_name(etch_current_device());
+    for (int k = 0; k < TRIES; k++) ok = run_child(self, tries[k].name, folder, device) && ok;
     printf("profiles: %s (open one in Perfetto)\n", folder);
     return ok ? 0 : 1;
 }

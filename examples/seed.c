@@ -1,6 +1,7 @@
 /* The seed program: five rounds of mm, sin, mm, add, relu, run eagerly and compiled.
  *
  * One operator stands on a line: nested calls would leave their order to the C compiler. */
+#include "device.h"
 #include "table.h"
 
 static etch_tensor *step(etch_tensor *x, etch_tensor *w) {
@@ -38,6 +39,7 @@ static double time_call(etch_function *f, inputs in) {
             else step(in.x, in.w);
         }
         calls++;
+        etch_synchronize(etch_current_device()); /* a GPU works on its own */
         elapsed = now_ms() - start;
     } while (elapsed < 5);
     return elapsed / calls;
@@ -72,9 +74,10 @@ static bool run_size(int64_t n) {
     return ok;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     static const int64_t sizes[] = {10, 64, 256, 512};
     bool ok = true;
+    if (!use_device(&argc, argv)) return 2;
     table_head();
     for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) ok = run_size(sizes[i]) && ok;
     return ok ? 0 : 1;

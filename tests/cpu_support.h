@@ -194,29 +194,93 @@ UNUSED_FN int64_t flat_offset(const etch_tensor *t, int64_t flat) {
     return offset;
 }
 
-/* One element between a tensor, wherever it lies, and *cell. */
-UNUSED_FN void move_element(const etch_tensor *t, int64_t flat, void *cell, bool in) {
-    size_t size = etch_dtype_size((etch_dtype)t->dtype);
-    size_t at = (size_t)(t->offset + flat_offset(t, flat)) * size;
-    etch_storage host = {.refs = 1, .bytes = size, .data = cell};
-    const device_kind *kind = etch__device_kind(t->device);
-    etch_status status = in ? kind->copy(t->storage, at, &host, 0, size)
-                            : kind->copy(&host, 0, t->storage, at, size);
-    assert_int_equal(status, ETCH_OK);
+/* ---- elements on a device ----
+ *
+ * A tensor there is read whole, once: host copies of the storages last read are kept. They are
+ * forgotten where the storage is allocated anew, copied into, or written (its version moved on); the
+ * test sees the first two by standing in front of the device's own functions. */
+
+typedef struct mirror {
+    const etch_storage *of;
+    unsigned version;
+    char *bytes;
+} mirror;
+
+enum { MIRRORS = 6 };
+static mirror mirrors[MIRRORS];
+static const device_kind *behind; /* the device's own functions */
+static device_kind in_front;
+
+UNUSED_FN mirror *find_mirror(const etch_storage *s) {
+    for (int i = 0; i < MIRRORS; i++)
+        if (mirrors[i].of == s) return &mirrors[i];
+    return NULL;
+}
+
+UNUSED_FN void forget_mirror(const etch_storage *s) {
+    mirror *m = find_mirror(s);
+    if (m) m->of = NULL;
+}
+
+UNUSED_FN etch_status allocate_seen(int index, etch_storage *s) {
+    forget_mirror(s);
+    return behind->allocate(index, s);
+}
+
+UNUSED_FN etch_status copy_seen(etch_storage *dst, size_t dst_at, etch_storage *src, size_t src_at,
+                                size_t bytes) {
+    forget_mirror(dst);
+    return behind->copy(dst, dst_at, src, src_at, bytes);
+}
+
+UNUSED_FN const device_kind *stand_in_front(int device) {
+    if (behind) return behind;
+    behind = etch__device_kind(device);
+    in_front = *behind;
+    in_front.allocate = allocate_seen, in_front.copy = copy_seen;
+    etch__device_register(&in_front);
+    return behind;
+}
+
+/* The storage's bytes, as they are now. */
+UNUSED_FN const char *mirrored(const etch_tensor *t) {
+    static int next;
+    etch_storage *s = t->storage;
+    const device_kind *kind = stand_in_front(t->device);
+    mirror *m = find_mirror(s);
+    if (m && m->version == s->version) return m->bytes;
+    if (!m) m = &mirrors[next++ % MIRRORS];
+    free(m->bytes);
+    *m = (mirror){s, s->version, malloc(s->bytes + 1)};
+    assert_non_null(m->bytes);
+    etch_storage host = {.refs = 1, .bytes = s->bytes, .data = m->bytes};
+    if (s->bytes) assert_int_equal(kind->copy(&host, 0, s, 0, s->bytes), ETCH_OK);
+    return m->bytes;
+}
+
+/* Bytes into a storage of a device. */
+UNUSED_FN void write_there(const etch_tensor *t, size_t at, void *bytes, size_t n) {
+    etch_storage host = {.refs = 1, .bytes = n, .data = bytes};
+    const device_kind *kind = stand_in_front(t->device);
+    mirror *m = find_mirror(t->storage);
+    assert_int_equal(kind->copy(t->storage, at, &host, 0, n), ETCH_OK);
+    if (m) memcpy(m->bytes + at, bytes, n);
 }
 
 UNUSED_FN number get(const etch_tensor *t, int64_t flat) {
-    uint64_t cell = 0;
-    if (!t->device) return load_number(etch__ptr(t), flat_offset(t, flat), (etch_dtype)t->dtype);
-    move_element(t, flat, &cell, false);
-    return load_number(&cell, 0, (etch_dtype)t->dtype);
+    etch_dtype dtype = (etch_dtype)t->dtype;
+    int64_t at = flat_offset(t, flat);
+    if (t->device) return load_number(mirrored(t), t->offset + at, dtype);
+    return load_number(etch__ptr(t), at, dtype);
 }
 
 UNUSED_FN void put(etch_tensor *t, int64_t flat, number v) {
+    etch_dtype dtype = (etch_dtype)t->dtype;
+    size_t size = etch_dtype_size(dtype);
     uint64_t cell = 0;
-    void *to = t->device ? (void *)&cell : etch__ptr(t);
-    store_number(to, t->device ? 0 : flat_offset(t, flat), (etch_dtype)t->dtype, v);
-    if (t->device) move_element(t, flat, &cell, true);
+    int64_t at = flat_offset(t, flat);
+    store_number(t->device ? (void *)&cell : etch__ptr(t), t->device ? 0 : at, dtype, v);
+    if (t->device) write_there(t, (size_t)(t->offset + at) * size, &cell, size);
 }
 
 /* Strides of the layout over a storage that is large enough. */
@@ -244,9 +308,31 @@ UNUSED_FN etch_tensor *make_view(etch_dtype dtype, etch_shape s, layout how) {
     return t;
 }
 
+/* Elements next(ctx) for all of t, in row-major order. */
+UNUSED_FN void put_all(etch_tensor *t, number (*next)(void *ctx), void *ctx) {
+    etch_dtype dtype = (etch_dtype)t->dtype;
+    size_t bytes = t->storage->bytes;
+    char *there = t->device ? calloc(1, bytes + 1) : NULL, *to = t->device ? there : etch__ptr(t);
+    int64_t base = t->device ? t->offset : 0;
+    for (int64_t i = 0; i < t->numel; i++)
+        store_number(to, base + flat_offset(t, i), dtype, next(ctx));
+    if (t->device) write_there(t, 0, there, bytes);
+    free(there);
+}
+
+typedef struct random_numbers_of {
+    etch_dtype dtype;
+    bool tame;
+} random_numbers_of;
+
+UNUSED_FN number next_random(void *ctx) {
+    const random_numbers_of *r = ctx;
+    return test_number(r->dtype, r->tame);
+}
+
 UNUSED_FN etch_tensor *make(etch_dtype dtype, etch_shape s, layout how, bool tame) {
     etch_tensor *t = make_view(dtype, s, how);
-    for (int64_t i = 0; i < t->numel; i++) put(t, i, test_number(dtype, tame));
+    put_all(t, next_random, &(random_numbers_of){dtype, tame});
     return t;
 }
 
@@ -270,10 +356,10 @@ UNUSED_FN bool same_tensor(const etch_tensor *a, const etch_tensor *b) {
 /* ---- instruction sets ---- */
 
 /* Runs this program again under ETCH_CPU_ISA for each set below the processor's; the number of runs
- * that failed. */
+ * that failed. Tensors of a device ask for one run only. */
 UNUSED_FN int run_under_lower_isas(char **argv) {
     int failed = 0;
-    if (getenv("ETCH_CPU_ISA")) return 0;
+    if (getenv("ETCH_CPU_ISA") || etch_current_device()) return 0;
     for (int isa = 0; isa < (int)etch__cpu_isa(); isa++) {
         fflush(NULL);
         pid_t child = fork();

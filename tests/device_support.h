@@ -10,6 +10,13 @@ etch_device test_device(void);
  * the main thread; other threads of a test and fresh processes call it themselves. */
 bool test_device_enter(void);
 
+/* A suite that asks a device for thousands of kernels deals its work out: it says TEST_HAS_SHARES at file
+ * scope and leaves out what is not its share. With ETCH_TEST_JOBS=N there are N processes, each with
+ * every N-th share; else all shares are the one process's. */
+bool test_share(long number);
+extern const bool test_has_shares;
+#define TEST_HAS_SHARES const bool test_has_shares = true;
+
 /* At the start of a test that is about the host: instruction sets, addresses that C code writes to. */
 #define ONLY_ON_CPU()                                                                              \
     do {                                                                                           \

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "core/dispatch.h"
+#include "device_support.h"
 #include "trace_support.h"
 
 static char log_lines[16][1024];
@@ -169,6 +170,7 @@ static etch_tensor *written_meanwhile(etch_tensor *x) {
 
 static void rule8_raw_writes_are_found(void **state) {
     (void)state;
+    ONLY_ON_CPU();
     for (int i = 0; i < 2; i++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(written_meanwhile, .backend = test_backends[i]);
@@ -194,6 +196,7 @@ static etch_tensor *written_over(etch_tensor *x) {
 /* A raw write over what a deferred operator was to write. */
 static void rule8_raw_writes_over_results_are_found(void **state) {
     (void)state;
+    ONLY_ON_CPU();
     ETCH_SCOPE {
         etch_function *f = etch_compile(written_over, .backend = "eager");
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3));
@@ -223,6 +226,7 @@ static etch_tensor *takes_it_inside(etch_tensor *x) {
 
 static void rule8_allowed_raw_writes_are_not_reported(void **state) {
     (void)state;
+    ONLY_ON_CPU();
     ETCH_SCOPE {
         etch_function *f = etch_compile(flushes_first), *g = etch_compile(takes_it_inside);
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3));
@@ -274,7 +278,7 @@ static void stale_replay_is_found(void **state) {
                 etch_compile(hidden_state, .backend = test_backends[i], .replay = true);
             etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(2));
             for (int k = 0; k < 4; k++) {
-                assert_non_null(etch_call(f, x));
+                if(!etch_call(f, x)) fail_msg("%s", etch_last_error());
                 restore();
             }
             assert_quiet();
@@ -350,8 +354,10 @@ static void rule6_and_rule10_are_not_reported(void **state) {
         for (int i = 0; i < 8; i++) {
             other_path = i % 4 == 3;
             etch_tensor *a = etch_slice(x, 0, 0, 6, 1), *b = etch_slice(x, 0, 2, 8, 1);
-            etch_tensor *c =
-                etch_wrap_host((float *)etch_data(x) + i % 2, ETCH_F32, ETCH_SHAPE(6), NULL, NULL);
+            etch_tensor *c = a; /* memory of the host over memory of x, where x lies on the host */
+            if (test_device() == ETCH_CPU)
+                c = etch_wrap_host((float *)etch_data(x) + i % 2, ETCH_F32, ETCH_SHAPE(6), NULL,
+                                   NULL);
             assert_non_null(etch_call(f, x));
             assert_non_null(etch_call(g, a, i % 2 ? b : a));
             assert_non_null(etch_call(g, a, c));
@@ -378,7 +384,7 @@ static void failing_allocations(void **state) {
             etch_tensor *a = etch_call(f, x), *b = a ? etch_call(g, y, x) : NULL;
             asked = etch__fail_allocation(-1);
             if (nlog) fail_msg("allocation %lld: %s", (long long)n, log_lines[0]);
-            if (!b) assert_int_equal(etch_last_status(), ETCH_ERR_OUT_OF_MEMORY);
+            if (!b && etch_last_status() != ETCH_ERR_OUT_OF_MEMORY) fail_msg("allocation %lld: %s", (long long)n, etch_last_error());
             if (a) assert_same(a, late(x));
             if (b) assert_same(b, etch_full(ETCH_F32, ETCH_SHAPE(4), 4));
             etch_clear_error();

@@ -618,9 +618,11 @@ static void test_reduce_types(void **unused) {
             etch_dtype acc = etch__is_float(t) ? t : ETCH_I64;
             begin((loop_variant)variant, 1, 1);
             int x = load(0, (etch_dtype)d, in);
-            int s = reduce(REDUCE_SUM, acc, convert(0, t, acc, x));
+            int wide = convert(0, t, acc, x);
+            int s = reduce(REDUCE_SUM, acc, wide), p = reduce(REDUCE_PROD, acc, wide);
             int hi = reduce(REDUCE_MAX, t, x), lo = reduce(REDUCE_MIN, t, x);
-            store(1, acc, "10", s), store(1, t, "10", hi), store(1, t, "10", lo);
+            store(1, acc, "10", s), store(1, acc, "10", p), store(1, t, "10", hi),
+                store(1, t, "10", lo);
             both_ways((int64_t[]){4, 5000});
             check_run((int64_t[]){4, 5008}, d % 2);
             wild = false;

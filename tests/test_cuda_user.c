@@ -7,10 +7,8 @@
 
 #include "backends/cuda/api.h"
 
-static const etch_device gpu = ETCH_CUDA(0);
 
 static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n, 1); }
-static etch_tensor *on_gpu(etch_tensor *t) { return etch_to_device(t, gpu); }
 static etch_tensor *here(etch_tensor *t) { return etch_to_device(t, ETCH_CPU); }
 static bool same(etch_tensor *a, etch_tensor *b) { return a && b && etch_bitwise_equal(a, b); }
 

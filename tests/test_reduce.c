@@ -1,16 +1,24 @@
 /* Reductions against a scalar reference of the canonical order written from core/expr.h: bit for
  * bit, for every dtype, layout, choice of axes and thread count. */
 #include "cpu_support.h"
+#include "device_support.h"
+
+TEST_HAS_SHARES
 
 /* ---- the reference ---- */
 
-typedef enum way { SUM_UP, LARGEST, SMALLEST } way;
+typedef enum way { SUM_UP, MULTIPLY, LARGEST, SMALLEST } way;
 
 static number combine(number a, number b, way h, etch_dtype acc) {
     if (h == SUM_UP) {
         if (!a.real) return whole_number(ref_wrap((int64_t)((uint64_t)a.i + (uint64_t)b.i), acc));
         if (acc == ETCH_F32) return real_number((float)((float)a.d + (float)b.d));
         return real_number(a.d + b.d);
+    }
+    if (h == MULTIPLY) {
+        if (!a.real) return whole_number(ref_wrap((int64_t)((uint64_t)a.i * (uint64_t)b.i), acc));
+        if (acc == ETCH_F32) return real_number((float)((float)a.d * (float)b.d));
+        return real_number(a.d * b.d);
     }
     if (a.real && isnan(a.d)) return a;
     bool first =
@@ -64,9 +72,13 @@ static etch_dims dims_of(uint32_t mask) {
 }
 
 static number expected_of(number *x, int64_t n, reduce_kind kind, etch_dtype in, etch_dtype out) {
-    etch_dtype acc = kind == REDUCE_SUM && !is_float(in) ? ETCH_I64 : etch__compute_type(in);
+    bool grows = kind == REDUCE_SUM || kind == REDUCE_PROD;
+    etch_dtype acc = grows && !is_float(in) ? ETCH_I64 : etch__compute_type(in);
     for (int64_t i = 0; i < n; i++) x[i] = ref_convert(x[i], acc);
-    way h = kind == REDUCE_MAX ? LARGEST : kind == REDUCE_MIN ? SMALLEST : SUM_UP;
+    way h = kind == REDUCE_MAX    ? LARGEST
+            : kind == REDUCE_MIN  ? SMALLEST
+            : kind == REDUCE_PROD ? MULTIPLY
+                                  : SUM_UP;
     number v = canonical(x, n, h, acc);
     if (kind == REDUCE_MEAN)
         v.d = acc == ETCH_F32 ? (double)((float)v.d / (float)n) : v.d / (double)n;
@@ -77,6 +89,7 @@ static void check(etch_tensor *t, uint32_t mask, reduce_kind kind) {
     etch_dims dims = dims_of(mask);
     etch_tensor *y = kind == REDUCE_SUM    ? etch_sum_dim(t, dims, false)
                      : kind == REDUCE_MEAN ? etch_mean_dim(t, dims, false)
+                     : kind == REDUCE_PROD ? etch_prod_dim(t, dims.v[0], false)
                      : kind == REDUCE_MAX  ? etch_amax(t, dims, false)
                                            : etch_amin(t, dims, false);
     assert_non_null(y);
@@ -103,8 +116,12 @@ static void every_dtype_layout_and_axes(void **state) {
         for (int how = 0; how < LAYOUT_COUNT; how++)
             for (int s = 0; s < COUNT_OF(shapes); s++)
                 for (uint32_t mask = 1; mask < 1u << shapes[s].n; mask++)
-                    for (int kind = REDUCE_SUM; kind <= REDUCE_MIN; kind++) {
-                        if (kind == REDUCE_MEAN && !is_float((etch_dtype)d)) continue;
+                    for (int kind = REDUCE_SUM; kind <= REDUCE_PROD; kind++) {
+                        bool whole = !is_float((etch_dtype)d), one = !(mask & (mask - 1));
+                        if (!test_share(d * LAYOUT_COUNT + how)) continue;
+                        if (kind == REDUCE_ARGMAX || kind == REDUCE_ARGMIN) continue;
+                        if (kind == REDUCE_MEAN && whole) continue;
+                        if (kind == REDUCE_PROD && !one) continue; /* of one axis only */
                         ETCH_SCOPE {
                             check(make((etch_dtype)d, shapes[s], (layout)how, true), mask,
                                   (reduce_kind)kind);
@@ -122,6 +139,7 @@ static void odd_values(void **state) {
                     check(t, mask, REDUCE_SUM);
                     check(t, mask, REDUCE_MAX);
                     check(t, mask, REDUCE_MIN);
+                    if (mask < 3) check(t, mask, REDUCE_PROD);
                 }
             }
 }

@@ -10,6 +10,7 @@
  * that change in the input meanwhile are carried over. Where there is no memory for a shadow, or its
  * kernel fails, what depends on it is not compared. The first difference of a call is kept by the run,
  * whose call then fails with it. */
+#include "core/device.h"
 #include "core/element.h"
 #include "core/schema.h"
 #include "tracer/run.h"
@@ -113,16 +114,28 @@ static bool is_input(const walk *w, int64_t nvalues, const etch_storage *s, bool
     return found;
 }
 
+static bool copy_on_host(own_copy *c) {
+    size_t n = c->real->bytes;
+    if (!(c->seen = etch__malloc(n + 1))) return false;
+    if (n) memcpy(c->copy->data, c->real->data, n), memcpy(c->seen, c->real->data, n);
+    return true;
+}
+
+/* C code of the host cannot write there past the API, so nothing is kept to compare with. */
+static bool copy_on_device(own_copy *c) {
+    size_t n = c->real->bytes;
+    return !n || etch__device_kind(c->real->device)->copy(c->copy, 0, c->real, 0, n) == ETCH_OK;
+}
+
 static own_copy *add_copy(shadow_set *s, etch_storage *real) {
     if (!etch__grow(&s->copies, &s->copies_cap, s->ncopies + 1, sizeof *s->copies)) return NULL;
-    own_copy c = {real, etch__storage_new(real->bytes), etch__malloc(real->bytes + 1)};
-    if (!c.copy || !c.seen) {
+    own_copy c = {real, etch__storage_new_on(real->device, real->bytes), NULL};
+    bool ok = c.copy && (real->device ? copy_on_device(&c) : copy_on_host(&c));
+    if (!ok) {
         etch__storage_release(c.copy);
         etch__free(c.seen);
         return NULL;
     }
-    if (real->bytes) memcpy(c.copy->data, real->data, real->bytes);
-    if (real->bytes) memcpy(c.seen, real->data, real->bytes);
     etch__storage_retain(real);
     s->copies[s->ncopies] = c;
     return &s->copies[s->ncopies++];
@@ -145,7 +158,7 @@ static void carry_over(shadow_set *s) {
         own_copy *c = &s->copies[i];
         const char *real = c->real->data;
         char *copy = c->copy->data;
-        if (!c->real->bytes || !memcmp(real, c->seen, c->real->bytes)) continue;
+        if (!c->seen || !c->real->bytes || !memcmp(real, c->seen, c->real->bytes)) continue;
         for (size_t k = 0; k < c->real->bytes; k++)
             if (real[k] != c->seen[k]) copy[k] = c->seen[k] = real[k];
     }
@@ -196,7 +209,8 @@ static void compute_new(shadow_set *s, const walk *w, const trace_node *n, etch_
     const etch_tensor *h = w->c.value[n->c.out];
     bool view = etch__ops[n->op].kind == KIND_VIEW;
     etch_storage *storage =
-        view ? in[0]->storage : etch__storage_new((size_t)(h->numel * etch__item_size(h)));
+        view ? in[0]->storage
+             : etch__storage_new_on(h->device, (size_t)(h->numel * etch__item_size(h)));
     if (!storage) return;
     etch_tensor *t = shadow_of(h, storage, view ? in[0]->offset + etch__view_offset(w, n) : 0);
     if (!view) etch__storage_release(storage);
@@ -245,6 +259,7 @@ void etch__check_call(walk *w, const trace_node *n) {
 typedef struct comparison {
     etch_dtype dtype;
     int64_t index; /* of the first difference, row-major */
+    bool unread;   /* one of them could not be read from its device */
     char expected[40], got[40];
 } comparison;
 
@@ -272,17 +287,22 @@ static bool compare_row(void *ctx, const char *const *p, const int64_t *step, in
     return true;
 }
 
-/* Two tensors of one look. */
+/* Two tensors of one look. What cannot be read from its device is not said to differ. */
 static bool same_bits(const etch_tensor *expected, const etch_tensor *got, comparison *c) {
-    const etch_tensor *pair[] = {expected, got};
+    host_view a, b;
+    const etch_tensor *pair[] = {etch__host_view(expected, &a), etch__host_view(got, &b)};
     *c = (comparison){.dtype = (etch_dtype)expected->dtype};
-    return etch__each_row(pair, 2, compare_row, c);
+    c->unread = !pair[0] || !pair[1];
+    bool same = c->unread || etch__each_row(pair, 2, compare_row, c);
+    etch__host_view_end(&a);
+    etch__host_view_end(&b);
+    return same;
 }
 
 bool etch__same_values(const etch_tensor *a, const etch_tensor *b) {
     comparison c;
     bool look = a->ndim == b->ndim && !memcmp(a->size, b->size, a->ndim * sizeof *a->size);
-    return look && same_bits(a, b, &c);
+    return look && same_bits(a, b, &c) && !c.unread;
 }
 
 /* "[1, 2]" of the index-th element. */

@@ -2,7 +2,8 @@
  *
  * Over dtypes, shapes and the strides of both operands, the replacement is called directly, through a
  * mode that puts it in the operator's place, and compiled. Printed is the largest distance from the
- * native result in ulp (numbers between the two results), and the error that the bound is about.
+ * native result on the CPU in ulp (numbers between the two results), and the error that the bound is
+ * about. With --device the operands lie there, and the device's own operator is held to the bound, too.
  *
  * The bound. Summing K products in any order, with or without fma, gives each element of A B with an
  * error of at most g S, where S = (|A| |B|) at that element, g = K u / (1 - K u) and u is half an ulp of
@@ -46,7 +47,7 @@ static const replacement replacements[] = {
 
 typedef struct options {
     const replacement *what;
-    const char *dtypes, *shapes;
+    const char *dtypes, *shapes, *device;
     double bound; /* in ulp of S; negative: the stated one */
 } options;
 
@@ -122,12 +123,12 @@ typedef struct errors {
 } errors;
 
 /* false: lack of memory. A NaN on one side only is an infinite error. */
-static bool measure(etch_dtype dtype, etch_tensor *got, etch_tensor *native, etch_tensor *scale,
+static bool measure(etch_dtype dtype, etch_tensor *got, etch_tensor *known, etch_tensor *scale,
                     errors *e) {
-    double *x = to_doubles(got), *y = to_doubles(native), *s = to_doubles(scale);
+    double *x = to_doubles(got), *y = to_doubles(known), *s = to_doubles(scale);
     bool ok = x && y && s;
     *e = (errors){0, 0};
-    for (int64_t i = 0; ok && i < etch_numel(native); i++) {
+    for (int64_t i = 0; ok && i < etch_numel(known); i++) {
         double error = isnan(x[i]) && isnan(y[i]) ? 0 : fabs(x[i] - y[i]);
         if (isnan(error)) error = INFINITY;
         e->distance = fmax(e->distance, error / ulp(dtype, y[i]));
@@ -144,30 +145,48 @@ static double stated_bound(etch_dtype dtype, int64_t k) {
 
 /* ---- the table ---- */
 
+/* What is measured: the operator itself where the operands lie, and the replacement three ways. */
+enum { NATIVE, DIRECT, THROUGH_MODE, COMPILED, WAYS };
+
+/* Computed on the CPU: the operator's result, and S. */
+static bool known_result(const replacement *r, etch_tensor *a, etch_tensor *b, etch_tensor **known,
+                         etch_tensor **scale) {
+    ETCH_ON(ETCH_CPU) {
+        a = etch_to_device(a, ETCH_CPU);
+        b = etch_to_device(b, ETCH_CPU);
+        *known = r->native(a, b);
+        etch_tensor *size_a = etch_abs(a);
+        etch_tensor *size_b = etch_abs(b);
+        *scale = r->native(size_a, size_b);
+    }
+    return *known && *scale;
+}
+
 /* Failures are counted: 1 for a row beyond the bound, -1 for an error. */
 static int row(const options *o, etch_dtype dtype, const int64_t *mkn, int la, int lb) {
     const replacement *r = o->what;
     etch_tensor *a = operand(dtype, mkn[0], mkn[1], la);
     etch_tensor *b = operand(dtype, mkn[1], mkn[2], lb);
-    etch_tensor *native = r->native(a, b);
-    etch_tensor *size_a = etch_abs(a);
-    etch_tensor *size_b = etch_abs(b);
-    etch_tensor *scale = r->native(size_a, size_b);
-    etch_tensor *y[3] = {r->replaced(a, b), through_mode(r, a, b), compiled(r, a, b)};
-    errors e[3];
+    etch_tensor *known = NULL, *scale = NULL;
+    if (!known_result(r, a, b, &known, &scale)) return -1;
+    etch_tensor *y[WAYS] = {r->native(a, b), r->replaced(a, b), through_mode(r, a, b),
+                            compiled(r, a, b)};
+    errors e[WAYS];
     double bound = o->bound >= 0 ? o->bound : stated_bound(dtype, mkn[1]), worst = 0;
-    for (int i = 0; i < 3; i++) {
-        if (!y[i] || !scale || !measure(dtype, y[i], native, scale, &e[i])) return -1;
+    for (int i = 0; i < WAYS; i++) {
+        if (!y[i] || !measure(dtype, y[i], known, scale, &e[i])) return -1;
         worst = fmax(worst, e[i].scaled);
     }
-    bool same = etch_bitwise_equal(y[0], y[1]) && etch_bitwise_equal(y[0], y[2]);
+    bool same = etch_bitwise_equal(y[DIRECT], y[THROUGH_MODE]) &&
+                etch_bitwise_equal(y[DIRECT], y[COMPILED]);
     bool ok = worst <= bound && same;
     char shape[48];
     snprintf(shape, sizeof shape, "%lldx%lldx%lld", (long long)mkn[0], (long long)mkn[1],
              (long long)mkn[2]);
-    printf("cpu    %-5s %-15s %-11s %-11s %9.4g %9.4g %9.4g %9.4g %9.4g  %-5s %s\n",
-           etch_dtype_name(dtype), shape, layouts[la], layouts[lb], e[0].distance, e[1].distance,
-           e[2].distance, worst, bound, same ? "yes" : "NO", ok ? "ok" : "BEYOND");
+    printf("%-6s %-5s %-15s %-11s %-11s %9.4g %9.4g %9.4g %9.4g %9.4g %9.4g  %-5s %s\n",
+           etch_device_name(etch_device_of(y[NATIVE])), etch_dtype_name(dtype), shape, layouts[la],
+           layouts[lb], e[NATIVE].distance, e[DIRECT].distance, e[THROUGH_MODE].distance,
+           e[COMPILED].distance, worst, bound, same ? "yes" : "NO", ok ? "ok" : "BEYOND");
     return !ok;
 }
 
@@ -221,8 +240,9 @@ static int rows_of_dtype(const options *o, const char *dtype_name) {
 static int table(const options *o) {
     int failures = 0;
     printf("%s: %s\n", o->what->name, o->what->help);
-    printf("%-6s %-5s %-15s %-11s %-11s %9s %9s %9s %9s %9s  %-5s\n", "device", "dtype",
-           "m x k x n", "a", "b", "direct", "mode", "compiled", "scaled", "bound", "equal");
+    printf("%-6s %-5s %-15s %-11s %-11s %9s %9s %9s %9s %9s %9s  %-5s\n", "device", "dtype",
+           "m x k x n", "a", "b", "native", "direct", "mode", "compiled", "scaled", "bound",
+           "equal");
     for (const char *dtype = o->dtypes; dtype; dtype = next_item(dtype)) {
         int failed = rows_of_dtype(o, dtype);
         if (failed < 0) return -1;
@@ -235,10 +255,12 @@ static int table(const options *o) {
 
 static int usage(void) {
     puts("etch-verify [--op NAME] [--dtypes f32,f64] [--shapes MxKxN,...] [--bound ULP]\n"
+         "            [--device cpu|cuda|cuda:N]\n"
          "Compares a replacement with the native operator: largest distance in ulp of the native\n"
-         "result, called directly, through a mode and compiled; `scaled` in ulp of |A| |B|, which\n"
-         "must stay within `bound`, by default 2 K / (1 - K u). `equal`: the three have the same "
-         "bits.");
+         "result on the CPU, of the native operator on the device, and of the replacement called\n"
+         "directly, through a mode and compiled; `scaled` in ulp of |A| |B|, which must stay "
+         "within\n"
+         "`bound`, by default 2 K / (1 - K u). `equal`: the three have the same bits.");
     for (size_t i = 0; i < sizeof replacements / sizeof *replacements; i++)
         printf("  --op %-14s %s\n", replacements[i].name, replacements[i].help);
     return 2;
@@ -247,6 +269,7 @@ static int usage(void) {
 static bool set_option(options *o, const char *name, const char *value) {
     if (!strcmp(name, "--dtypes")) return o->dtypes = value, true;
     if (!strcmp(name, "--shapes")) return o->shapes = value, true;
+    if (!strcmp(name, "--device")) return o->device = value, true;
     if (!strcmp(name, "--bound")) return o->bound = strtod(value, NULL), true;
     if (strcmp(name, "--op")) return false;
     for (size_t i = 0; i < sizeof replacements / sizeof *replacements; i++)
@@ -255,9 +278,13 @@ static bool set_option(options *o, const char *name, const char *value) {
 }
 
 int main(int argc, char **argv) {
-    options o = {&replacements[0], "f32,f64", "1x1x1,7x5x3,64x64x64,65x130x33,96x512x80", -1};
+    options o = {&replacements[0], "f32,f64", "1x1x1,7x5x3,64x64x64,65x130x33,96x512x80", "cpu",
+                 -1};
     for (int i = 1; i < argc; i += 2)
         if (i + 1 == argc || !set_option(&o, argv[i], argv[i + 1])) return usage();
+    etch_device device = etch_device_parse(o.device);
+    if (device < 0 || etch_set_device(device) != ETCH_OK)
+        return bad("--device", etch_last_error()), 2;
     etch_manual_seed(0);
     if (!blas_op()) return bad("mylib::blas_matmul", etch_last_error()), 2;
     int failures = table(&o);
