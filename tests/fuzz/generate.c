@@ -822,7 +822,7 @@ static void generate_break(generator *g) {
 enum { MOST_AT_ONCE = 16 }; /* statements that one step may make, and the end of a scope */
 
 static void generate_statements(generator *g) {
-    int most = g->small ? 14 : chance(g, 3) ? 8 : 40;
+    int most = g->exact ? 24 : g->small ? 14 : chance(g, 3) ? 8 : 40;
     int operators = 1 + (int)below(g, most), quiet = 8 + (int)below(g, 12);
     int rare = chance(g, 2) ? 8 : 24;
     while (operators > 0 && g->p->nstatements < FUZZ_MAX_STATEMENTS - MOST_AT_ONCE &&
@@ -871,7 +871,7 @@ void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind) {
         etch_manual_seed(seed);
         g.nvars = p->setup.nin + p->setup.nglobals;
         memset(g.defined, g.all, (size_t)g.nvars);
-        generate_statements(&g);
+        for (int i = 0; i < 8 && !p->nstatements; i++) generate_statements(&g);
         generate_outputs(&g);
         fuzz_world_close(&g.w);
     }
