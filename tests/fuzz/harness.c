@@ -39,7 +39,7 @@ static int64_t some_int(uint64_t *state, etch_dtype dtype, bool wild) {
     return (int64_t)((r >> 8) % 14) - (dtype == ETCH_U8 ? 0 : 5);
 }
 
-etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool wild) {
+static etch_tensor *host_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool wild) {
     int64_t n = 1;
     for (int i = 0; i < shape.n; i++) n *= shape.v[i];
     bool real = dtype <= ETCH_F16;
@@ -54,6 +54,12 @@ etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool w
     etch_tensor *t = data ? etch_from_host(data, real ? ETCH_F64 : dtype, shape) : NULL;
     free(data);
     return real && dtype != ETCH_F64 ? etch_to(t, dtype) : t;
+}
+
+etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool wild) {
+    etch_tensor *t = NULL;
+    ETCH_ON(ETCH_CPU) t = host_data(dtype, shape, seed, wild);
+    return etch_current_device() == ETCH_CPU ? t : etch_to_device(t, etch_current_device());
 }
 
 /* ---- events ---- */
@@ -119,10 +125,19 @@ void fuzz_item_int(fuzz_world *w, int n) {
     if (etch_last_status() != ETCH_OK) see_error(w);
 }
 
+/* The text without " on cuda:0". */
+static void drop_device(char *text) {
+    char *at = strstr(text, " on cuda:");
+    if (!at) return;
+    size_t n = 9 + strspn(at + 9, "0123456789");
+    memmove(at, at + n, strlen(at + n) + 1);
+}
+
 void fuzz_format(fuzz_world *w, int n) {
     static char text[1 << 16];
     if (!w->v[n]) return;
     int64_t length = etch_format(w->v[n], text, sizeof text);
+    if (length >= 0 && w->setup->beside_cpu) drop_device(text), length = 0;
     if (length < 0) see_error(w);
     else see(w, hash(text, strlen(text)) + (uint64_t)length);
 }
@@ -151,6 +166,7 @@ void fuzz_expose(fuzz_world *w, int n, bool mut) {
     w->writable[n] = mut;
     w->raw[n] = mut ? etch_data_mut(w->v[n]) : (void *)(uintptr_t)etch_data(w->v[n]);
     if (!w->raw[n]) see_error(w);
+    if (w->no_raw) w->raw[n] = NULL;
 }
 
 static void write_element(void *p, etch_dtype dtype, int64_t value) {
@@ -354,10 +370,13 @@ void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, con
                      const char *backend, bool disable) {
     memset(w, 0, sizeof *w);
     w->setup = setup, w->body = body, w->program = program;
-    w->f = etch_compile(run_body, .backend = backend, .disable = disable, .ctx = w, .name = "fuzz",
-                        .dynamic = (etch_dynamic)setup->dynamic, .fullgraph = setup->fullgraph,
-                        .stable_after = setup->stable_after,
-                        .recompile_limit = setup->recompile_limit);
+    w->device = etch_current_device();
+    w->no_raw = setup->beside_cpu || w->device != ETCH_CPU;
+    w->f =
+        etch_compile(run_body, .backend = backend, .disable = disable, .ctx = w, .name = "fuzz",
+                     .mode = (etch_mode_kind)setup->mode, .dynamic = (etch_dynamic)setup->dynamic,
+                     .fullgraph = setup->fullgraph, .stable_after = setup->stable_after,
+                     .recompile_limit = setup->recompile_limit);
     w->inner = etch_compile(inner_body, .backend = backend, .disable = disable);
     w->inner_disabled = etch_compile(inner_body, .backend = backend, .disable = true);
     w->inference = -1;
@@ -415,6 +434,7 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
                           etch_tensor **base) {
     etch_shape s = shape_of(w, in), larger = s;
     int layout = in->ndim && !fuzz_when(w, in->plain) ? in->layout : FUZZ_CONTIGUOUS;
+    if (layout == FUZZ_WRAPPED && w->no_raw) layout = FUZZ_CONTIGUOUS;
     int64_t n = s.n ? s.v[0] : 0;
     if (layout == FUZZ_TRANSPOSED && s.n >= 2) return *base = transposed(w, in, s, seed);
     if (layout == FUZZ_STEPPED) larger.v[0] = 2 * n;
@@ -471,7 +491,7 @@ static void prepare_input(fuzz_world *w, int i, uint64_t seed) {
     else if (layout == FUZZ_SHIFTED) t = shifted(w, in->of), base = w->in_base[in->of];
     else if (in->persistent && fits(w, in, w->in[i])) return;
     else t = build(w, in, seed, &base);
-    w->wrapped[i] = !fed && layout == FUZZ_WRAPPED && in->ndim;
+    w->wrapped[i] = !fed && layout == FUZZ_WRAPPED && in->ndim && !w->no_raw;
     replace(&w->in[i], t);
     replace(&w->in_base[i], base);
 }
@@ -491,6 +511,7 @@ static void expose_wrapped(fuzz_world *w, int i) {
     int nin = w->setup->nin;
     const fuzz_input *in = i < nin ? &w->setup->in[i] : &w->setup->global[i - nin];
     bool is = in->layout == FUZZ_WRAPPED && in->ndim && in->feed < 0 && !in->persistent;
+    is &= !w->no_raw;
     if (is && !fuzz_when(w, in->plain) && etch_numel(w->v[i]))
         w->raw[i] = (void *)(uintptr_t)etch_data(w->v[i]);
 }
@@ -512,7 +533,7 @@ void fuzz_prepare(fuzz_world *w, int call) {
     for (int i = 0; i < w->setup->nin + w->setup->nglobals; i++) expose_wrapped(w, i);
 }
 
-static void call_function(fuzz_world *w, int call) {
+static void call_on_device(fuzz_world *w, int call) {
     fuzz_prepare(w, call);
     release_results(w);
     etch_manual_seed(w->setup->seed + (uint64_t)call);
@@ -524,6 +545,8 @@ static void call_function(fuzz_world *w, int call) {
         w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;
     etch_clear_error();
 }
+
+static void call_function(fuzz_world *w, int call) { ETCH_ON(w->device) call_on_device(w, call); }
 
 /* ---- comparing ---- */
 
@@ -671,6 +694,7 @@ bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, 
     etch_counters_t counted = etch_counters();
     memset(result, 0, sizeof *result);
     c.r = result;
+    ETCH_ON(setup->beside_cpu ? ETCH_CPU : etch_current_device())
     fuzz_world_open(&c.a, setup, body, program, "eager", true);
     fuzz_world_open(&c.b, setup, body, program, backend, false);
     bool same = run_calls(&c);

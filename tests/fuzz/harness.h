@@ -5,7 +5,11 @@
  * v[]: arguments, then captured globals, then results. It is the fuzzer's interpreter, or the C code
  * that the fuzzer prints for a program with a difference; both call the same functions. Whatever
  * changes between calls depends on the call's *variant*, call % period, so that every variant comes
- * again; only data and varying scalars are of the call alone. */
+ * again; only data and varying scalars are of the call alone.
+ *
+ * Both worlds have their tensors on the current device; with `beside_cpu` the eager one on the CPU, so
+ * that the device is compared with it. Then, and on a device, there is no raw memory: what would touch
+ * it only exposes it, and wrapped inputs are contiguous ones. */
 #ifndef ETCH_TESTS_FUZZ_HARNESS_H
 #define ETCH_TESTS_FUZZ_HARNESS_H
 
@@ -57,6 +61,8 @@ typedef struct fuzz_setup {
     uint8_t set[FUZZ_MAX_VARIANTS]; /* by variant */
     uint8_t fails;                  /* bit per variant: the body returns an error */
     uint8_t dynamic, fullgraph, stable_after, recompile_limit;
+    uint8_t mode; /* etch_mode_kind */
+    bool beside_cpu;
 } fuzz_setup;
 
 typedef struct fuzz_world fuzz_world;
@@ -68,6 +74,8 @@ struct fuzz_world {
     const void *program;
     etch_function *f, *inner, *inner_disabled;
     int call, variant;
+    etch_device device;
+    bool no_raw;
     etch_tensor *v[FUZZ_MAX_VARS];
     void *raw[FUZZ_MAX_VARS];     /* pointers to exposed memory */
     bool writable[FUZZ_MAX_VARS]; /* got by etch_data_mut: what a body may write through */
@@ -133,18 +141,19 @@ typedef struct fuzz_result {
     etch_counters_t counters;                  /* of the process, over this program */
 } fuzz_result;
 
-/* Runs the program eagerly and compiled for the backend. True: no difference, nothing leaked. */
+/* Runs the program eagerly and compiled for the backend. True: no difference, nothing leaked (of the
+ * host's memory: plans of operators that a device keeps hold memory of it). */
 bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, const char *backend,
                   fuzz_result *result);
 
 /* ---- for the generator ---- */
 
 void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, const void *program,
-                     const char *backend, bool disable);
+                     const char *backend, bool disable); /* on the current device */
 void fuzz_world_close(fuzz_world *w);
 /* Arguments and globals of the call, into in[], global[] and v[]. */
 void fuzz_prepare(fuzz_world *w, int call);
-/* A contiguous tensor of pseudorandom elements. */
+/* A contiguous tensor of pseudorandom elements, made on the CPU, on the current device. */
 etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool wild);
 uint64_t fuzz_random(uint64_t *state);
 

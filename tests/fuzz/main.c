@@ -1,7 +1,7 @@
 /* etch_fuzz: random programs, eager beside compiled.
  *
  *     etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] [--native K] [--failures N]
- *               [--reduce 0|1] [--one S] [--coverage 0|1]
+ *               [--reduce 0|1] [--one S] [--coverage 0|1] [--device NAME]
  *
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
  * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
@@ -10,7 +10,12 @@
  * --one prints the program of one seed (with --native 1: that for native) and runs it on both
  * backends. --coverage lists how often each operator, statement, dtype and layout was there, in all
  * programs and in those for native. Exit status 1: findings, or less than 95 % of the later calls ran
- * generated code. */
+ * generated code.
+ *
+ * --device cuda: every K-th program (default: 2) runs on the GPU, eagerly and as native code, half of
+ * them with mode reduce-overhead. The others run on the CPU eagerly and on the GPU recorded through
+ * eager kernels; they have only operators that are the same on both (fuzz_is_exact). Compared are all
+ * bits but those of NaN. Programs are small, as each kernel has to be compiled. */
 #include "program.h"
 #include "tools/minify/mini.h"
 
@@ -49,6 +54,7 @@ typedef struct board {
     uint64_t canary[CANARIES];
     int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
     int64_t kernels, launches, failed_compiles, graphs;
+    etch_device_stats_t stats; /* launches, graphs and their patches */
     tally all, in_native;
 } board;
 
@@ -57,8 +63,10 @@ typedef struct options {
     int64_t programs;
     uint64_t seed;
     int native, failures, reduce;
-    bool one, coverage;
+    bool one, coverage, native_given;
 } options;
+
+static etch_device device = ETCH_CPU; /* where programs run; only workers may touch it */
 
 static board *shared;
 static const char *wanted_backend;
@@ -118,9 +126,11 @@ static void count_program(const program *p, const fuzz_result *r, bool native) {
 static bool run_program(bool native) {
     shared->native = native;
     shared->running = true, shared->done = false;
-    alarm(60);
-    bool same = fuzz_compare(&shared->p.setup, fuzz_interpret, &shared->p,
-                             backend_name(native, &shared->p), &shared->result);
+    alarm(device ? 400 : 60);
+    bool same = false;
+    ETCH_ON(device)
+    same = fuzz_compare(&shared->p.setup, fuzz_interpret, &shared->p,
+                        backend_name(native, &shared->p), &shared->result);
     alarm(0);
     shared->done = true;
     return same;
@@ -134,6 +144,9 @@ static finding classify(int status) {
 }
 
 /* ---- making a finding smaller ---- */
+
+/* On a device each one opens it anew. */
+enum { MAX_TRIALS = 4000, MAX_DEVICE_TRIALS = 400 };
 
 static finding run_apart(const program *p, bool native) {
     static char difference[sizeof shared->result.difference];
@@ -225,18 +238,18 @@ static void report(finding found, bool reduce) {
     wanted_backend = backend_name(native, &p), wanted_finding = found;
     if (!still_fails(&p)) {
         printf("== not found again alone; the whole program:\n");
-        fuzz_print(stdout, &p, wanted_backend, "not found again");
+        fuzz_print(stdout, &p, wanted_backend, device, "not found again");
         return;
     }
-    fuzz_reduce(&p, still_fails);
+    fuzz_reduce(&p, still_fails, device ? MAX_DEVICE_TRIALS : MAX_TRIALS);
     still_fails(&p);
     char text[640];
     snprintf(text, sizeof text, "Seed %llu %s: %s: %s", (unsigned long long)p.setup.seed,
              isas[shared->isa], names[found],
              found == FOUND_CRASH ? "" : shared->result.difference);
-    fuzz_print(stdout, &p, wanted_backend, text);
+    fuzz_print(stdout, &p, wanted_backend, device, text);
     fflush(stdout);
-    if (native) report_graphs(&p);
+    if (native && device == ETCH_CPU) report_graphs(&p);
 }
 
 /* ---- many programs ---- */
@@ -272,17 +285,29 @@ static bool time_left(const options *o, double start) {
     return !o->seconds || now() - start < o->seconds;
 }
 
+static void make_program(uint64_t seed, bool native) {
+    bool exact = device && !native;
+    fuzz_generate(&shared->p, seed, exact ? FUZZ_EXACT : native ? FUZZ_SMALL : FUZZ_ANY);
+    shared->p.setup.beside_cpu = exact;
+    if (device && native && seed / 2 % 2) shared->p.setup.mode = ETCH_MODE_REDUCE_OVERHEAD;
+}
+
+static void end_worker(void) {
+    etch_device_stats_t s = etch_device_stats(device), *t = &shared->stats;
+    t->launches += s.launches, t->graphs += s.graphs;
+    t->graph_launches += s.graph_launches, t->graph_patches += s.graph_patches;
+    shared->processor += processor_seconds();
+    _exit(0);
+}
+
 static void run_seed(uint64_t seed, bool native) {
     shared->running = false;
-    fuzz_generate(&shared->p, seed, native);
+    make_program(seed, native);
     /* A segment that has to end is an error under fullgraph. */
     if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
     bool same = run_program(native);
     count_program(&shared->p, &shared->result, native);
-    if (!same) {
-        shared->processor += processor_seconds();
-        _exit(0);
-    }
+    if (!same) end_worker();
     shared->running = false;
 }
 
@@ -310,9 +335,8 @@ static void work(const options *o, double start) {
         if (natives++ < CANARIES) shared->canary[shared->ncanaries++] = seed;
         run_native(seed);
     }
-    shared->processor += processor_seconds();
     shared->isa = (shared->isa + 1) % (int)(sizeof isas / sizeof *isas);
-    _exit(0);
+    end_worker();
 }
 
 static const char *const statement_names[] = {
@@ -363,6 +387,12 @@ static void print_summary(const options *o, int findings, double seconds) {
     printf("fuzz: %lld graphs, %lld kernels, %lld launches, %lld failed compiles\n",
            (long long)b->graphs, (long long)b->kernels, (long long)b->launches,
            (long long)b->failed_compiles);
+    if (device)
+        printf(
+            "fuzz: %s: %lld kernels launched one by one, %lld CUDA graphs launched %lld times with "
+            "%lld words patched\n",
+            etch_device_name(device), (long long)b->stats.launches, (long long)b->stats.graphs,
+            (long long)b->stats.graph_launches, (long long)b->stats.graph_patches);
     double later = b->later ? 100.0 / (double)b->later : 0;
     printf("fuzz: of %lld later calls %.1f %% ran plans, %.1f %% nothing but plans\n",
            (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
@@ -404,8 +434,8 @@ static int fuzz(const options *o) {
 
 static int fuzz_one(const options *o) {
     etch_set_log_sink(no_log, NULL);
-    fuzz_generate(&shared->p, o->seed, o->native == 1);
-    fuzz_print(stdout, &shared->p, "native", "as generated");
+    make_program(o->seed, o->native == 1);
+    fuzz_print(stdout, &shared->p, "native", device, "as generated");
     int failed = 0;
     for (int native = 0; native < 2; native++) {
         bool same = run_program(native);
@@ -434,21 +464,38 @@ static bool parse(int argc, char **argv, options *o) {
         else if (!strcmp(name, "--processor")) o->processor = atof(value);
         else if (!strcmp(name, "--programs")) o->programs = atoll(value);
         else if (!strcmp(name, "--seed")) o->seed = strtoull(value, NULL, 10);
-        else if (!strcmp(name, "--native")) o->native = atoi(value);
+        else if (!strcmp(name, "--native")) o->native = atoi(value), o->native_given = true;
         else if (!strcmp(name, "--failures")) o->failures = atoi(value);
         else if (!strcmp(name, "--reduce")) o->reduce = atoi(value);
         else if (!strcmp(name, "--coverage")) o->coverage = atoi(value);
+        else if (!strcmp(name, "--device")) device = etch_device_parse(value);
         else if (!strcmp(name, "--one")) o->one = true, o->seed = strtoull(value, NULL, 10);
         else return false;
     }
-    return true;
+    if (!o->native_given && device) o->native = 2;
+    return device >= 0;
+}
+
+/* Asked in a process of its own. */
+static bool device_is_there(void) {
+    fflush(stdout);
+    pid_t child = fork();
+    if (!child) {
+        bool there = etch_set_device(device) == ETCH_OK;
+        if (!there) printf("fuzz: skipped: %s\n", etch_last_error());
+        fflush(stdout);
+        _exit(!there);
+    }
+    int status = 0;
+    return child > 0 && waitpid(child, &status, 0) == child && status == 0;
 }
 
 int main(int argc, char **argv) {
     options o = {.seed = 1, .native = 8, .failures = 10, .reduce = 1};
     if (!parse(argc, argv, &o)) {
         fprintf(stderr, "usage: etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] "
-                        "[--native K] [--failures N] [--reduce 0|1] [--one S] [--coverage 0|1]\n");
+                        "[--native K] [--failures N] [--reduce 0|1] [--one S] [--coverage 0|1] "
+                        "[--device NAME]\n");
         return 2;
     }
     if (!o.seconds && !o.programs && !o.processor) o.seconds = 60;
@@ -457,6 +504,7 @@ int main(int argc, char **argv) {
     if (!mkdtemp(cache)) return 2;
     setenv("ETCH_CACHE_DIR", cache, 1);
     setenv("ETCH_NUM_THREADS", "1", 0);
+    if (device && !device_is_there()) return 77;
     shared = mmap(NULL, sizeof *shared, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (shared == MAP_FAILED) return 2;
     int status = o.one ? fuzz_one(&o) : fuzz(&o);

@@ -220,9 +220,11 @@ static void print_setup(FILE *to, const fuzz_setup *s) {
     print_sizes(to, s);
     fprintf(to, "    .set = {%d, %d, %d},\n    .fails = %d,\n", s->set[0], s->set[1], s->set[2],
             s->fails);
-    fprintf(to,
-            "    .dynamic = %d, .fullgraph = %d, .stable_after = %d, .recompile_limit = %d,\n};\n",
+    fprintf(to, "    .dynamic = %d, .fullgraph = %d, .stable_after = %d, .recompile_limit = %d,\n",
             s->dynamic, s->fullgraph, s->stable_after, s->recompile_limit);
+    if (s->mode) fprintf(to, "    .mode = %d,\n", s->mode);
+    if (s->beside_cpu) fputs("    .beside_cpu = true,\n", to);
+    fputs("};\n", to);
 }
 
 static bool any_boxed(const program *p) {
@@ -236,7 +238,10 @@ static bool any_boxed(const program *p) {
     return false;
 }
 
-void fuzz_print(FILE *to, const program *p, const char *backend, const char *difference) {
+void fuzz_print(FILE *to, const program *p, const char *backend, etch_device device,
+                const char *difference) {
+    char on[32] = "";
+    if (device != ETCH_CPU) snprintf(on, sizeof on, "ETCH_ON(ETCH_CUDA(%d)) ", (int)device - 1);
     fprintf(to, "/* %s */\n", difference);
     fputs("#include <math.h>\n#include <setjmp.h>\n#include <stdarg.h>\n#include <stddef.h>\n"
           "#include <stdint.h>\n#include <cmocka.h>\n\n#include \"fuzz/harness.h\"\n\n",
@@ -254,11 +259,12 @@ void fuzz_print(FILE *to, const program *p, const char *backend, const char *dif
     fprintf(to,
             "\nstatic void test_program(void **state) {\n    (void)state;\n"
             "    fuzz_result result;\n"
-            "    bool same = fuzz_compare(&setup, body, NULL, \"%s\", &result);\n"
+            "    bool same = false;\n"
+            "    %ssame = fuzz_compare(&setup, body, NULL, \"%s\", &result);\n"
             "    if (!same) print_error(\"%%s\\n\", result.difference);\n"
             "    assert_true(same);\n}\n\n"
             "int main(void) {\n"
             "    const struct CMUnitTest tests[] = {cmocka_unit_test(test_program)};\n"
             "    return cmocka_run_group_tests(tests, NULL, NULL);\n}\n",
-            backend);
+            on, backend);
 }

@@ -83,13 +83,20 @@ int fuzz_operands(const statement *s, int *operands);
 /* In a seed: the program of the seed without it, but with other dtypes. */
 #define FUZZ_TWIN ((uint64_t)1 << 63)
 
-/* generate.c. small: few operators, for where compiling takes long. */
-void fuzz_generate(program *p, uint64_t seed, bool small);
+/* generate.c, always on the CPU. SMALL: few operators, for where compiling takes long. EXACT: few, and
+ * only those that have the same bits on every device. */
+typedef enum fuzz_kind { FUZZ_ANY, FUZZ_SMALL, FUZZ_EXACT } fuzz_kind;
+void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind);
+/* Whether the operator gives the same bits on every device: integers, + - * / and sqrt, comparisons,
+ * rounding, views, writes, index operators, uniform random numbers, and reductions and scans, whose order is
+ * fixed; not libm's functions, products, softmax, norms and normal random numbers. */
+bool fuzz_is_exact(int op);
 
 /* reduce.c: the smallest program found for which fails(p) still holds. */
-void fuzz_reduce(program *p, bool (*fails)(const program *p));
+void fuzz_reduce(program *p, bool (*fails)(const program *p), int trials);
 
 /* print.c: a cmocka program. */
-void fuzz_print(FILE *to, const program *p, const char *backend, const char *difference);
+void fuzz_print(FILE *to, const program *p, const char *backend, etch_device device,
+                const char *difference);
 
 #endif

@@ -5,8 +5,6 @@
 
 #include <string.h>
 
-enum { MAX_TRIALS = 4000 };
-
 static program *next_of(shrink *s) { return s->next; }
 static const program *now_of(const shrink *s) { return s->now; }
 #define TRY(s, change) SHRINK_TRY(s, change)
@@ -127,11 +125,11 @@ static bool still_fails(const void *x, void *ctx) {
     return asked(x);
 }
 
-void fuzz_reduce(program *p, bool (*fails)(const program *p)) {
+void fuzz_reduce(program *p, bool (*fails)(const program *p), int trials) {
     static const shrink_pass passes[] = {drop_statements, bypass_statements, simplify_setup,
                                          simplify_sizes, simplify_statements};
     static program next;
     asked = fails;
-    shrink s = {p, &next, sizeof *p, still_fails, NULL, 0, MAX_TRIALS};
+    shrink s = {p, &next, sizeof *p, still_fails, NULL, 0, trials};
     shrink_run(&s, passes, COUNT_OF(passes));
 }
