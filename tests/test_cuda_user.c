@@ -7,7 +7,6 @@
 
 #include "backends/cuda/api.h"
 
-
 static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n, 1); }
 static etch_tensor *here(etch_tensor *t) { return etch_to_device(t, ETCH_CPU); }
 static bool same(etch_tensor *a, etch_tensor *b) { return a && b && etch_bitwise_equal(a, b); }

@@ -121,8 +121,11 @@ static bool register_allowed(allowed_fn *a) {
     for (int i = 6; i < n; i++)
         if (!isalnum((unsigned char)schema[i])) schema[i] = '_';
     snprintf(schema + n, sizeof schema - (size_t)n, "(Tensor[] inputs) -> Tensor");
-    etch_op_definition d = {
-        .struct_size = sizeof d, .cpu = allowed_kernel, .shape = allowed_shape, .ctx = a};
+    etch_op_definition d = {.struct_size = sizeof d,
+                            .cpu = allowed_kernel,
+                            .cuda = allowed_kernel, /* the body runs where its tensors lie */
+                            .shape = allowed_shape,
+                            .ctx = a};
     return (a->op = etch_op_register(schema, &d)) != NULL;
 }
 
