@@ -2,12 +2,14 @@
  *
  * Each is a batch of M x K times K x N products in the compute type. With M, N and K all at most 64,
  * and for integers always, a thread computes one element by the chain acc = +0, k ascending,
- * acc = fma(a, b, acc). Larger ones are cuBLASLt's, with one algorithm for each shape and layout,
- * chosen once by its own heuristic, so eager and compiled calls use the same. Half types accumulate
+ * acc = fma(a, b, acc). f32 ones of middle size are gemm.c's, by a rule on the sizes. The rest are
+ * cuBLASLt's, with one algorithm for each shape and layout, chosen once by its own heuristic, so eager
+ * and compiled calls use the same. Half types accumulate
  * in f32 and are rounded once. An operand that the library cannot read in place is copied first, by
  * a rule on the operator's own arguments. */
 #include "backends/cuda/product.h"
 
+#include "backends/cuda/gemm.h"
 #include "backends/cuda/text.h"
 
 enum { SMALL = 64 };
@@ -269,11 +271,24 @@ bool etch__cuda_product_small(const product *p) {
            (p->m <= SMALL && p->n <= SMALL && p->k <= SMALL);
 }
 
+/* What the library is not told more about than the product itself. */
+static bool is_middle(const product *p) {
+    const gemm sizes = {.batch = p->batch, .m = p->m, .n = p->n, .k = p->k};
+    return p->dtype == ETCH_F32 && !p->epilogue && !p->timed &&
+           !STATE_PRECISION(etch__tls.state) && etch__cuda_gemm_fits(p->device, &sizes);
+}
+
+static etch_status middle(const product *p) {
+    const gemm g = {p->batch,   p->m,     p->n,     p->k,       p->a.address, p->b.address, p->c,
+                    p->a.batch, p->a.row, p->a.col, p->b.batch, p->b.row,     p->b.col};
+    return etch__cuda_gemm(p->stream, &g);
+}
+
 etch_status etch__cuda_multiply(product *p, const etch_tensor *a, const etch_tensor *b) {
-    bool small = etch__cuda_product_small(p);
-    etch_status s = prepare_operand(p, &p->a, a, true, !small);
-    if (s == ETCH_OK) s = prepare_operand(p, &p->b, b, false, !small);
-    if (s == ETCH_OK) s = small ? chain(p) : etch__cuda_lt(p);
+    bool small = etch__cuda_product_small(p), own = small || is_middle(p);
+    etch_status s = prepare_operand(p, &p->a, a, true, !own);
+    if (s == ETCH_OK) s = prepare_operand(p, &p->b, b, false, !own);
+    if (s == ETCH_OK) s = small ? chain(p) : own ? middle(p) : etch__cuda_lt(p);
     etch__storage_release(p->a.copy.storage);
     etch__storage_release(p->b.copy.storage);
     return s;

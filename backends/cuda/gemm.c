@@ -1,0 +1,295 @@
+/* f32 products of middle size, where the library's tiles leave multiprocessors idle.
+ *
+ * The arithmetic is a function of K alone: k is dealt out in runs of 8 to 8 slices (slice s has those
+ * with k / 8 % 8 == s), each slice is a chain acc = +0, k ascending, acc = fma(a, b, acc), with K
+ * filled up to a multiple of 64 by zeros, and the slices are added in ascending order. So the tile,
+ * the layout of the operands and the way they are loaded do not show in the bits.
+ *
+ * A block of 256 threads computes a tile of 32 or 64 rows by 32 columns, each of its warps one slice
+ * of the whole tile, and folds the slices in shared memory: 512 x 512 x 512 keeps 128 blocks of 8
+ * warps busy. Operands go through two buffers of 64 k each; the next one is on its way in registers
+ * while one is computed. They are loaded in quads along the axis on which they are dense, by one
+ * access of 16 bytes where address and strides allow. */
+#include "backends/cuda/gemm.h"
+
+#include <xxhash.h>
+
+#include "backends/cuda/code.h"
+
+enum { THREADS = 256, COLUMNS = 32, DEPTH = 64, SLICES = 8 };
+
+int etch__cuda_gemm_force = GEMM_RULE;
+
+/* ---- the kernel ---- */
+
+/* Before it stand the definitions of HEIGHT (rows of a thread, 4 or 8), A_ALONG_K and B_ALONG_K (the
+ * axis of quads), A_WIDE and B_WIDE (quads are aligned). Rows of A in shared memory have a pitch of 68,
+ * those of B 36, so that no more than two lanes of a warp's access meet in a bank. */
+static const char body_text[] =
+    "struct etch_args {\n"
+    "    const float *a, *b;\n"
+    "    float *c;\n"
+    "    long long a_batch, a_row, a_col, b_batch, b_row, b_col;\n"
+    "    int m, n, k, tiles;\n"
+    "};\n"
+    "enum {\n"
+    "    DEPTH = 64, RUN = 8, ROWS = 8 * HEIGHT, COLUMNS = 32, A_PITCH = DEPTH + 4,\n"
+    "    B_PITCH = COLUMNS + 4, B_AT = ROWS * A_PITCH, BUFFER = B_AT + DEPTH * B_PITCH,\n"
+    "    A_QUADS = ROWS / 16, B_QUADS = COLUMNS / 16, TILE = ROWS * COLUMNS\n"
+    "};\n"
+    "/* Where a quad begins: on the axis of its own operand and along k. */\n"
+    "struct spot {\n"
+    "    int at, k;\n"
+    "};\n"
+    "__device__ __forceinline__ spot a_spot(int i) {\n"
+    "    const int w = i / 32, lane = i % 32;\n"
+    "    if (A_ALONG_K) return {i / (DEPTH / 4), i % (DEPTH / 4) * 4};\n"
+    "    return {w % (ROWS / 16) * 16 + lane % 4 * 4, w / (ROWS / 16) * 8 + lane / 4};\n"
+    "}\n"
+    "__device__ __forceinline__ spot b_spot(int i) {\n"
+    "    const int w = i / 32, lane = i % 32;\n"
+    "    if (!B_ALONG_K) return {i % (COLUMNS / 4) * 4, i / (COLUMNS / 4)};\n"
+    "    return {w % (COLUMNS / 16) * 16 + lane / 2, w / (COLUMNS / 16) * 8 + lane % 2 * 4};\n"
+    "}\n"
+    "template <bool wide>\n"
+    "__device__ __forceinline__ float4 quad(const float *p, long long step) {\n"
+    "    if (wide) return *(const float4 *)p;\n"
+    "    return make_float4(p[0], p[step], p[2 * step], p[3 * step]);\n"
+    "}\n"
+    "/* One of which only the first `left` elements are there. */\n"
+    "__device__ __forceinline__ float4 part(const float *p, long long step, int left) {\n"
+    "    return make_float4(left > 0 ? p[0] : 0.0f, left > 1 ? p[step] : 0.0f,\n"
+    "                       left > 2 ? p[2 * step] : 0.0f, left > 3 ? p[3 * step] : 0.0f);\n"
+    "}\n"
+    "__device__ __forceinline__ void spread(float *to, int pitch, float4 v) {\n"
+    "    to[0] = v.x, to[pitch] = v.y, to[2 * pitch] = v.z, to[3 * pitch] = v.w;\n"
+    "}\n"
+    "__device__ __forceinline__ void keep(float *to, const float *v) {\n"
+    "    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);\n"
+    "}\n"
+    "extern \"C\" __global__ void __launch_bounds__(256)\n"
+    "    etch_gemm(const __grid_constant__ struct etch_args p) {\n"
+    "    extern __shared__ float4 quads[];\n"
+    "    float *const space = (float *)quads;\n"
+    "    const int t = threadIdx.x, slice = t / 32, down = t % 32 / 4, across = t % 4;\n"
+    "    const int batch = blockIdx.x / p.tiles, tile = blockIdx.x % p.tiles;\n"
+    "    const int wide = (p.n + COLUMNS - 1) / COLUMNS;\n"
+    "    const int row = tile / wide * ROWS, col = tile % wide * COLUMNS;\n"
+    "    const bool inside = row + ROWS <= p.m && col + COLUMNS <= p.n;\n"
+    "    const spot a0 = a_spot(t), b0 = b_spot(t), a1 = a_spot(t + 256), b1 = b_spot(t + 256);\n"
+    "    const long long a_step = A_ALONG_K ? p.a_col : p.a_row;\n"
+    "    const long long b_step = B_ALONG_K ? p.b_row : p.b_col;\n"
+    "    const long long a_next = (a1.at - a0.at) * p.a_row + (a1.k - a0.k) * p.a_col;\n"
+    "    const long long b_next = (b1.at - b0.at) * p.b_col + (b1.k - b0.k) * p.b_row;\n"
+    "    const float *a = p.a + batch * p.a_batch + (row + a0.at) * p.a_row + a0.k * p.a_col;\n"
+    "    const float *b = p.b + batch * p.b_batch + (col + b0.at) * p.b_col + b0.k * p.b_row;\n"
+    "    float4 left[A_QUADS], right[B_QUADS];\n"
+    "    auto load = [&](int k) {\n"
+    "        const bool whole = inside && k + DEPTH <= p.k;\n"
+    "        #pragma unroll\n"
+    "        for (int i = 0; i < A_QUADS; i++) {\n"
+    "            const spot s = a_spot(i * 256 + t);\n"
+    "            const int rows = p.m - row - s.at, ks = p.k - k - s.k;\n"
+    "            left[i] = whole       ? quad<A_WIDE>(a + i * a_next, a_step)\n"
+    "                      : A_ALONG_K ? part(a + i * a_next, a_step, rows > 0 ? ks : 0)\n"
+    "                                  : part(a + i * a_next, a_step, ks > 0 ? rows : 0);\n"
+    "        }\n"
+    "        #pragma unroll\n"
+    "        for (int i = 0; i < B_QUADS; i++) {\n"
+    "            const spot s = b_spot(i * 256 + t);\n"
+    "            const int cols = p.n - col - s.at, ks = p.k - k - s.k;\n"
+    "            right[i] = whole       ? quad<B_WIDE>(b + i * b_next, b_step)\n"
+    "                       : B_ALONG_K ? part(b + i * b_next, b_step, cols > 0 ? ks : 0)\n"
+    "                                   : part(b + i * b_next, b_step, ks > 0 ? cols : 0);\n"
+    "        }\n"
+    "        a += DEPTH * p.a_col, b += DEPTH * p.b_row;\n"
+    "    };\n"
+    "    auto store = [&](float *to) {\n"
+    "        #pragma unroll\n"
+    "        for (int i = 0; i < A_QUADS; i++) {\n"
+    "            const spot s = a_spot(i * 256 + t);\n"
+    "            float *const at = to + s.at * A_PITCH + s.k;\n"
+    "            if (A_ALONG_K) *(float4 *)at = left[i];\n"
+    "            else spread(at, A_PITCH, left[i]);\n"
+    "        }\n"
+    "        #pragma unroll\n"
+    "        for (int i = 0; i < B_QUADS; i++) {\n"
+    "            const spot s = b_spot(i * 256 + t);\n"
+    "            float *const at = to + B_AT + s.k * B_PITCH + s.at;\n"
+    "            if (!B_ALONG_K) *(float4 *)at = right[i];\n"
+    "            else spread(at, B_PITCH, right[i]);\n"
+    "        }\n"
+    "    };\n"
+    "    /* The thread's rows are down + 8 i, its columns 4 across + 0..3 and 16 more. */\n"
+    "    float acc[HEIGHT][8];\n"
+    "    #pragma unroll\n"
+    "    for (int i = 0; i < HEIGHT; i++)\n"
+    "        #pragma unroll\n"
+    "        for (int j = 0; j < 8; j++) acc[i][j] = 0;\n"
+    "    auto compute = [&](const float *from) {\n"
+    "        const float *const x = from + down * A_PITCH + slice * RUN;\n"
+    "        const float *const y = from + B_AT + slice * RUN * B_PITCH + across * 4;\n"
+    "        #pragma unroll\n"
+    "        for (int k = 0; k < RUN; k += 4) {\n"
+    "            float l[HEIGHT][4];\n"
+    "            #pragma unroll\n"
+    "            for (int i = 0; i < HEIGHT; i++) {\n"
+    "                const float4 v = *(const float4 *)(x + i * 8 * A_PITCH + k);\n"
+    "                l[i][0] = v.x, l[i][1] = v.y, l[i][2] = v.z, l[i][3] = v.w;\n"
+    "            }\n"
+    "            #pragma unroll\n"
+    "            for (int q = 0; q < 4; q++) {\n"
+    "                const float4 u = *(const float4 *)(y + (k + q) * B_PITCH);\n"
+    "                const float4 v = *(const float4 *)(y + (k + q) * B_PITCH + 16);\n"
+    "                const float r[8] = {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w};\n"
+    "                #pragma unroll\n"
+    "                for (int i = 0; i < HEIGHT; i++)\n"
+    "                    #pragma unroll\n"
+    "                    for (int j = 0; j < 8; j++) acc[i][j] = fmaf(l[i][q], r[j], acc[i][j]);\n"
+    "            }\n"
+    "        }\n"
+    "    };\n"
+    "    load(0);\n"
+    "    store(space);\n"
+    "    int now = 0;\n"
+    "    for (int k = 0; k < p.k; k += DEPTH) {\n"
+    "        __syncthreads();\n"
+    "        const bool more = k + DEPTH < p.k;\n"
+    "        if (more) load(k + DEPTH);\n"
+    "        compute(space + now);\n"
+    "        now = BUFFER - now;\n"
+    "        if (more) store(space + now);\n"
+    "    }\n"
+    "    __syncthreads();\n"
+    "    /* Odd rows have their halves exchanged, so that pairs of rows fill the banks. */\n"
+    "    #pragma unroll\n"
+    "    for (int i = 0; i < HEIGHT; i++) {\n"
+    "        float *const to = space + slice * TILE + (down + 8 * i) * COLUMNS + across * 4;\n"
+    "        const int half = down % 2 * 16;\n"
+    "        keep(to + half, acc[i]), keep(to + (16 - half), acc[i] + 4);\n"
+    "    }\n"
+    "    __syncthreads();\n"
+    "    float *const c = p.c + (long long)batch * p.m * p.n;\n"
+    "    const bool aligned = p.n % 4 == 0 && (unsigned long long)p.c % 16 == 0;\n"
+    "    #pragma unroll\n"
+    "    for (int e = t * 4; e < TILE; e += 1024) {\n"
+    "        float4 sum = *(const float4 *)(space + e);\n"
+    "        #pragma unroll\n"
+    "        for (int s = 1; s < 8; s++) {\n"
+    "            const float4 v = *(const float4 *)(space + s * TILE + e);\n"
+    "            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;\n"
+    "        }\n"
+    "        const int r = row + e / COLUMNS, q = col + (e % COLUMNS ^ e / COLUMNS % 2 * 16);\n"
+    "        if (r >= p.m) continue;\n"
+    "        float *const to = c + (long long)r * p.n + q;\n"
+    "        if (aligned && q < p.n) {\n"
+    "            *(float4 *)to = sum;\n"
+    "            continue;\n"
+    "        }\n"
+    "        if (q < p.n) to[0] = sum.x;\n"
+    "        if (q + 1 < p.n) to[1] = sum.y;\n"
+    "        if (q + 2 < p.n) to[2] = sum.z;\n"
+    "        if (q + 3 < p.n) to[3] = sum.w;\n"
+    "    }\n"
+    "}\n";
+
+/* What the text is made for, from the low bit: 64 rows, A and B along k, A and B aligned. */
+enum { TALL = 1, A_ALONG_K = 2, B_ALONG_K = 4, A_WIDE = 8, B_WIDE = 16 };
+
+static char *source(const void *ctx) {
+    unsigned v = *(const unsigned *)ctx;
+    size_t room = sizeof body_text + 256;
+    char *text = etch__malloc(room);
+    if (!text) return NULL;
+    snprintf(text, room,
+             "#define HEIGHT %d\n#define A_ALONG_K %d\n#define B_ALONG_K %d\n"
+             "#define A_WIDE %d\n#define B_WIDE %d\n%s",
+             v & TALL ? 8 : 4, !!(v & A_ALONG_K), !!(v & B_ALONG_K), !!(v & A_WIDE), !!(v & B_WIDE),
+             body_text);
+    return text;
+}
+
+static cuda_code *code_for(cuda_device *d, unsigned variant) {
+    uint8_t key[64];
+    const char *why;
+    int n = snprintf((char *)key, sizeof key, "gemm %016llx %u",
+                     (unsigned long long)XXH3_64bits(body_text, sizeof body_text), variant);
+    cuda_code *code = etch__cuda_code(d, key, (size_t)n, "etch_gemm", source, &variant, &why);
+    if (!code) etch__error(ETCH_ERR_COMPILE, "%s", why);
+    return code;
+}
+
+/* Bytes of shared memory: two buffers of both operands, or the slices of a tile. */
+static unsigned shared_bytes(bool tall) {
+    unsigned rows = tall ? 64 : 32;
+    unsigned buffers = 2 * (rows * (DEPTH + 4) + DEPTH * (COLUMNS + 4));
+    unsigned fold = SLICES * rows * COLUMNS;
+    return 4 * (buffers > fold ? buffers : fold);
+}
+
+/* ---- the rule ---- */
+
+static int64_t tiles(const gemm *g, bool tall) {
+    int rows = tall ? 64 : 32;
+    return (g->m + rows - 1) / rows * ((g->n + COLUMNS - 1) / COLUMNS);
+}
+
+/* The tile for the sizes; GEMM_NEVER: the library has it. Blocks are all to run at once, and long
+ * chains only on a device that is full, since the library splits k there. */
+static int tile_for(const cuda_device *d, const gemm *g) {
+    const int64_t most = d->multiprocessors;
+    if (g->m < 32 || g->n < 32 || g->batch > most || g->m > 1 << 16 || g->n > 1 << 16)
+        return GEMM_NEVER;
+    int tile = g->batch * tiles(g, false) <= most ? GEMM_LOW : GEMM_TALL;
+    int64_t blocks = g->batch * tiles(g, tile == GEMM_TALL);
+    if (blocks > most || shared_bytes(tile == GEMM_TALL) > (unsigned)d->shared) return GEMM_NEVER;
+    return g->k <= 512 || (g->k <= 1024 && 2 * blocks > most) ? tile : GEMM_NEVER;
+}
+
+static int forced_or_ruled(const cuda_device *d, const gemm *g) {
+    return etch__cuda_gemm_force == GEMM_RULE ? tile_for(d, g) : etch__cuda_gemm_force;
+}
+
+bool etch__cuda_gemm_fits(const cuda_device *d, const gemm *g) {
+    return forced_or_ruled(d, g) != GEMM_NEVER;
+}
+
+/* ---- a launch ---- */
+
+/* Whether quads along the axis of stride `along` can be loaded at once. */
+static bool aligned(const void *p, int64_t along, int64_t other, int64_t batch) {
+    return along == 1 && other % 4 == 0 && batch % 4 == 0 && (uintptr_t)p % 16 == 0;
+}
+
+static unsigned variant_for(const gemm *g, bool tall) {
+    bool a = g->a_col <= g->a_row, b = g->b_row < g->b_col;
+    unsigned v = (tall ? TALL : 0) | (a ? A_ALONG_K : 0) | (b ? B_ALONG_K : 0);
+    if (aligned(g->a, a ? g->a_col : g->a_row, a ? g->a_row : g->a_col, g->a_batch)) v |= A_WIDE;
+    if (aligned(g->b, b ? g->b_row : g->b_col, b ? g->b_col : g->b_row, g->b_batch)) v |= B_WIDE;
+    return v;
+}
+
+etch_status etch__cuda_gemm(cuda_stream *s, const gemm *g) {
+    struct {
+        const void *a, *b;
+        void *c;
+        long long a_batch, a_row, a_col, b_batch, b_row, b_col;
+        int m, n, k, tiles;
+    } args = {g->a,     g->b,     g->c,      g->a_batch, g->a_row,  g->a_col, g->b_batch,
+              g->b_row, g->b_col, (int)g->m, (int)g->n,  (int)g->k, 0};
+    cuda_device *d = etch__cuda_stream_device(s);
+    const bool tall = forced_or_ruled(d, g) == GEMM_TALL;
+    cuda_code *code = code_for(d, variant_for(g, tall));
+    if (!code) return etch__tls.status;
+    args.tiles = (int)tiles(g, tall);
+    unsigned shared = shared_bytes(tall), block[3] = {THREADS, 1, 1},
+             grid[3] = {(unsigned)(args.tiles * g->batch), 1, 1};
+    cu_function f = etch__cuda_function(code);
+    etch_status status = ETCH_OK;
+    if (shared > 48 << 10)
+        status = CU(cuFuncSetAttribute, f, CU_FUNCTION_DYNAMIC_SHARED, (int)shared);
+    if (status == ETCH_OK)
+        status = etch__cuda_launch(s, f, "etch_gemm", grid, block, shared, &args);
+    etch__cuda_code_release(code);
+    return status;
+}
