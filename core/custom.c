@@ -3,7 +3,8 @@
  * A custom operator takes the next free row of the operator table, so everything that walks or
  * indexes the table (boxed calls, modes, tracer, graphs) knows it at once. Its kernel, and an
  * override's, is the user's function behind one trampoline that boxes the call. */
-#include "core/dispatch.h"
+#include "core/device.h"
+#include "core/lend.h"
 #include "core/mode.h"
 #include "core/rules.h"
 
@@ -15,14 +16,19 @@ typedef struct user_kernel {
     void *ctx;
 } user_kernel;
 
+/* Where tensors lie, as far as kernels of the user go. */
+typedef enum place { ON_CPU, ON_GPU, PLACES } place;
+
 typedef struct custom_op {
-    user_kernel kernel;
+    user_kernel kernel[PLACES]; /* the GPU's function may be NULL */
+    bool issues_only;           /* the GPU's: may be recorded */
     etch_shape_fn shape;
     void *ctx;
 } custom_op;
 
 struct etch_override {
     op_id op;
+    place place;
     user_kernel kernel;
     etch_override *below; /* the override that it replaced, or NULL */
 };
@@ -35,7 +41,7 @@ __attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 static custom_op custom[OP_CAPACITY - OP_COUNT];
-static _Atomic(etch_override *) overrides[OP_CAPACITY];
+static _Atomic(etch_override *) overrides[PLACES][OP_CAPACITY];
 static op_kernel
     natives[OP_CAPACITY]; /* of operators that were overridden once: their own kernel */
 _Atomic uint64_t etch__override_epoch;
@@ -87,7 +93,8 @@ static void set_error_aside(saved_error *before) {
     etch_clear_error();
 }
 
-static etch_status call_user(const user_kernel *k, const op_call *call, etch_tensor *const *out) {
+static etch_status call_user(const void *ctx, const op_call *call, etch_tensor *const *out) {
+    const user_kernel *k = ctx;
     etch_value values[SCHEMA_MAX_ARGS];
     saved_error before;
     int n = etch__box(call, values);
@@ -105,23 +112,66 @@ static etch_status call_user(const user_kernel *k, const op_call *call, etch_ten
 }
 
 /* Inside a run, modes that allow compiled code are asked first. */
-static etch_status run_user(const user_kernel *k, const op_call *call, etch_tensor *const *out) {
+static etch_status run_user(const user_kernel *k, bool copies, const op_call *call,
+                            etch_tensor *const *out) {
     bool opaque = etch__tls.run || etch__tls.in_flush;
     user_frame frame = enter_frame();
     etch_status status = opaque ? etch__offer_opaque(call, out) : ETCH_DECLINED;
-    if (status == ETCH_DECLINED) status = call_user(k, call, out);
+    if (status == ETCH_DECLINED)
+        status = copies ? etch__lend_copies(call, out, call_user, k) : call_user(k, call, out);
     leave_frame(&frame);
     return status;
 }
 
 static etch_status run_custom(const op_call *call, etch_tensor *const *out) {
-    return run_user(&custom[call->op - OP_COUNT].kernel, call, out);
+    return run_user(&custom[call->op - OP_COUNT].kernel[ON_CPU], false, call, out);
+}
+
+static const etch_override *newest(place at, int op) {
+    return atomic_load_explicit(&overrides[at][op], memory_order_acquire);
 }
 
 /* The override may be gone again since the caller looked for a kernel. */
 static etch_status run_override(const op_call *call, etch_tensor *const *out) {
-    const etch_override *o = atomic_load_explicit(&overrides[call->op], memory_order_acquire);
-    return o ? run_user(&o->kernel, call, out) : natives[call->op](call, out);
+    const etch_override *o = newest(ON_CPU, call->op);
+    return o ? run_user(&o->kernel, false, call, out) : natives[call->op](call, out);
+}
+
+/* ---- on a device ---- */
+
+/* The user's kernel for tensors on a device; NULL: there is none. *copies: it is the CPU's. */
+static const user_kernel *kernel_on_gpu(op_id op, bool *copies) {
+    const etch_override *o = newest(ON_GPU, op);
+    *copies = false;
+    if (o) return &o->kernel;
+    if (op < OP_COUNT) return NULL;
+    const custom_op *c = &custom[op - OP_COUNT];
+    if (c->kernel[ON_GPU].kernel) return &c->kernel[ON_GPU];
+    *copies = true;
+    o = newest(ON_CPU, op);
+    return o ? &o->kernel : &c->kernel[ON_CPU];
+}
+
+bool etch__users_on_device(op_id op) {
+    bool copies;
+    return kernel_on_gpu(op, &copies) != NULL;
+}
+
+bool etch__users_only_issue(op_id op) {
+    if (op < OP_COUNT || newest(ON_GPU, op)) return false;
+    const custom_op *c = &custom[op - OP_COUNT];
+    return c->kernel[ON_GPU].kernel && c->issues_only;
+}
+
+static etch_status run_lent(const void *ctx, const op_call *call, etch_tensor *const *out) {
+    bool copies;
+    (void)ctx;
+    const user_kernel *k = kernel_on_gpu((op_id)call->op, &copies);
+    return k ? run_user(k, copies, call, out) : etch__run_on_host(call, out);
+}
+
+etch_status etch__run_users_on_device(const op_call *call, etch_tensor *const *out) {
+    return etch__lend(call, out, run_lent, NULL);
 }
 
 /* ---- registering ---- */
@@ -205,7 +255,8 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
     op->flags = d->effects ? OPF_EFFECTS : 0;
     op->nout = 1, op->impl = -1;
     op->name = name, op->schema = text, op->cfn = "";
-    custom[id - OP_COUNT] = (custom_op){{d->cpu, d->ctx}, d->shape, d->ctx};
+    custom[id - OP_COUNT] =
+        (custom_op){{{d->cpu, d->ctx}, {d->cuda, d->ctx}}, d->cuda_issues_only, d->shape, d->ctx};
     etch__schema_set((op_id)id, s);
     etch__register_kernel((op_id)id, run_custom);
     etch__op_count = id + 1;
@@ -301,15 +352,19 @@ static etch_status break_here(const void *site) {
  * that no trace of the new epoch can have seen the old kernel. */
 static void new_epoch(void) { atomic_fetch_add(&etch__override_epoch, 1); }
 
-static bool can_override(const etch_op *op, const char *device, etch_kernel kernel) {
+static const char *const place_names[PLACES] = {"cpu", "cuda"};
+
+static bool can_override(const etch_op *op, const char *device, etch_kernel kernel, place *at) {
     if (!op || !device || !kernel) {
         etch__error(ETCH_ERR_NULL,
                     "etch_op_override: expected an operator, a device and a kernel, got NULL");
         return false;
     }
-    if (strcmp(device, "cpu")) {
-        etch__error(ETCH_ERR_DEVICE, "%s: no device is called \"%s\"; there is \"cpu\"", op->name,
-                    device);
+    for (*at = ON_CPU; *at < PLACES && strcmp(device, place_names[*at]) != 0;) ++*at;
+    if (*at == PLACES) {
+        etch__error(ETCH_ERR_DEVICE,
+                    "%s: no device is called \"%s\"; there is \"cpu\", and \"cuda\" for all GPUs",
+                    op->name, device);
         return false;
     }
     if (etch__kernel((op_id)op->id)) return true;
@@ -320,19 +375,20 @@ static bool can_override(const etch_op *op, const char *device, etch_kernel kern
 
 etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,
                                 void *ctx) {
-    if (!can_override(op, device, kernel)) return NULL;
+    place at;
+    if (!can_override(op, device, kernel, &at)) return NULL;
     etch_override *o = etch__malloc(sizeof *o);
     if (!o || break_here(__builtin_return_address(0)) != ETCH_OK) {
         etch__free(o);
         return NULL;
     }
     pthread_mutex_lock(&lock);
-    etch_override *below = overrides[op->id];
-    *o = (etch_override){(op_id)op->id, {kernel, ctx}, below};
-    if (!below) natives[op->id] = etch__kernel((op_id)op->id);
-    atomic_store_explicit(&overrides[op->id], o, memory_order_release);
+    etch_override *below = overrides[at][op->id];
+    *o = (etch_override){(op_id)op->id, at, {kernel, ctx}, below};
+    if (!below && at == ON_CPU) natives[op->id] = etch__kernel((op_id)op->id);
+    atomic_store_explicit(&overrides[at][op->id], o, memory_order_release);
     etch__ops[op->id].overridden = true;
-    etch__register_kernel((op_id)op->id, run_override);
+    if (at == ON_CPU) etch__register_kernel((op_id)op->id, run_override);
     pthread_mutex_unlock(&lock);
     new_epoch();
     return o;
@@ -342,12 +398,13 @@ void etch_op_override_undo(etch_override *o) {
     if (!o) return;
     break_here(__builtin_return_address(0));
     pthread_mutex_lock(&lock);
-    if (overrides[o->op] == o) {
-        if (!o->below) etch__register_kernel(o->op, natives[o->op]);
-        atomic_store_explicit(&overrides[o->op], o->below, memory_order_release);
-        etch__ops[o->op].overridden = o->below != NULL;
+    _Atomic(etch_override *) *top = &overrides[o->place][o->op];
+    if (*top == o) {
+        if (!o->below && o->place == ON_CPU) etch__register_kernel(o->op, natives[o->op]);
+        atomic_store_explicit(top, o->below, memory_order_release);
+        etch__ops[o->op].overridden = overrides[ON_CPU][o->op] || overrides[ON_GPU][o->op];
     }
-    for (etch_override *above = overrides[o->op]; above; above = above->below)
+    for (etch_override *above = *top; above; above = above->below)
         if (above->below == o) above->below = o->below;
     pthread_mutex_unlock(&lock);
     new_epoch();

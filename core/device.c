@@ -99,8 +99,7 @@ etch_status etch_device_trim(etch_device device) {
 
 /* ---- elements in host memory ---- */
 
-/* The bytes of its storage that t spans. */
-static void span_of(const etch_tensor *t, size_t *from, size_t *bytes) {
+void etch__span(const etch_tensor *t, size_t *from, size_t *bytes) {
     int64_t low = t->offset, high = t->offset, size = etch__item_size(t);
     for (int d = 0; d < t->ndim; d++) {
         int64_t reach = (t->size[d] - 1) * t->stride[d];
@@ -113,7 +112,7 @@ static void span_of(const etch_tensor *t, size_t *from, size_t *bytes) {
 const etch_tensor *etch__host_view(const etch_tensor *t, host_view *v) {
     memset(v, 0, sizeof *v);
     if (likely(!t->device)) return t;
-    span_of(t, &v->from, &v->bytes);
+    etch__span(t, &v->from, &v->bytes);
     if (!(v->memory = etch__malloc(v->bytes + 64))) return NULL;
     v->s.refs = 2; /* never to be freed by a handle */
     v->s.bytes = v->bytes, v->s.data = v->memory;

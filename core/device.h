@@ -41,6 +41,9 @@ static inline int etch__current_device(void) { return STATE_DEVICE(etch__tls.sta
 /* A storage on any device; etch__storage_new for the CPU. */
 etch_storage *etch__storage_new_on(int device, size_t bytes);
 
+/* The bytes of its storage that t spans. */
+void etch__span(const etch_tensor *t, size_t *from, size_t *bytes);
+
 /* A tensor's elements in host memory: t itself where it is on the CPU, else a handle over a copy of
  * the bytes that it spans, with the same strides. The copy waits for the device. NULL: the error is
  * set. End every view, also a failed one. */

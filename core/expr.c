@@ -607,7 +607,7 @@ bool etch__has_expression(op_id op) { return (unsigned)op < OP_COUNT && expressi
 
 bool etch__expr_build(op_id op, const etch_dtype *in, int nin, etch_dtype compute, etch_dtype out,
                       int64_t op_class, prim_program *p) {
-    if ((unsigned)op >= OP_COUNT || !expressions[op] || etch__ops[op].overridden) return false;
+    if ((unsigned)op >= OP_COUNT || !expressions[op] || etch__op_is_users(op)) return false;
     builder b = {.p = p, .in = in, .nin = nin, .compute = compute, .op_class = op_class};
     b.type = etch__compute_type(compute);
     p->n = p->nsc = 0, p->nin = nin;

@@ -73,7 +73,7 @@ typedef etch_tensor *(*op_composite)(const op_call *call);
 struct etch_op {
     uint16_t id;
     uint8_t kind, drule, srule, flags, nout;
-    _Atomic bool overridden; /* its kernel is the user's: never taken apart or fused */
+    _Atomic bool overridden; /* its kernel is the user's, on some device: never fused */
     int16_t impl;            /* REDUCTION: reduce_kind, else -1 */
     op_composite composite;
     const char *name;   /* "add.Tensor" */
@@ -89,7 +89,9 @@ extern atomic_int etch__op_count;
 /* Whether a function of the user computes it: one call of it in the program is one call of that
  * function, so it is never merged, dropped or fused. */
 static inline bool etch__op_is_users(op_id op) {
-    return op >= OP_COUNT || atomic_load_explicit(&etch__ops[op].overridden, memory_order_relaxed);
+    return op >= OP_COUNT ||
+           (unlikely(atomic_load_explicit(&etch__ops[op].overridden, memory_order_relaxed)) &&
+            !etch__tls.own_kernels);
 }
 
 /* What inference says about one result. */

@@ -228,7 +228,7 @@ static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
     bool keepdim;
     int64_t extent = 1;
     bool index = op->impl == REDUCE_ARGMAX || op->impl == REDUCE_ARGMIN;
-    if (op->kind != KIND_REDUCTION || index || op->overridden) return false;
+    if (op->kind != KIND_REDUCTION || index || etch__op_is_users((op_id)n->op)) return false;
     shape_call(g, n, &c);
     etch__tls.state = n->state;
     etch__reduce_axes(&c.call, &x->mask, &keepdim);

@@ -811,6 +811,7 @@ static bool small_step(const maker *m, int i) {
         return !low->split && work <= WHOLE_ELEMENTS;
     }
     const operand_slot *a = &m->p->operands[s->c.operand], *b = a + 1;
+    if (etch__op_is_users((op_id)s->c.call.op)) return false;
     if (s->c.call.op != OP_MM || s->c.epilogue || !etch__is_float((etch_dtype)a->t.dtype))
         return false;
     int64_t rows = a->t.size[0], terms = a->t.size[1], columns = b->t.size[1];

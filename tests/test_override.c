@@ -4,6 +4,11 @@
 
 #include <string.h>
 
+#include "device_support.h"
+
+/* Of the device that the tensors of the suite lie on. */
+#define DEVICE_UNDER_TEST (test_device() == ETCH_CPU ? "cpu" : "cuda")
+
 typedef struct journal {
     int runs;
     double add; /* added to the native result, so that each override is seen */
@@ -51,7 +56,7 @@ static void eager_sees_it(void **state) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(4, 4), *native = etch_mm(x, x);
         journal j = {0, 1000};
-        etch_override *o = etch_op_override(mm(), "cpu", mm_kernel, &j);
+        etch_override *o = etch_op_override(mm(), DEVICE_UNDER_TEST, mm_kernel, &j);
         assert_non_null(o);
         etch_tensor *y = etch_mm(x, x);
         assert_true(etch_allclose(y, etch_add_scalar(native, 1000.0), 1e-5, 1e-3, false));
@@ -72,7 +77,7 @@ static void compiled_sees_it_and_compiles_once(void **state) {
         for (int i = 0; i < 3; i++) assert_same(etch_call(f, x, w), native);
         assert_int_equal(etch_function_counters(f).graphs, 1);
         journal j = {0, 50};
-        etch_override *o = etch_op_override(mm(), "cpu", mm_kernel, &j);
+        etch_override *o = etch_op_override(mm(), DEVICE_UNDER_TEST, mm_kernel, &j);
         etch_tensor *replaced = body(x, w);
         assert_false(etch_bitwise_equal(replaced, native));
         for (int i = 0; i < 3; i++) {
@@ -99,7 +104,7 @@ static void pointwise_becomes_opaque(void **state) {
         assert_same(etch_call(f, x, x), native);
         assert_same(etch_call(f, x, x), native);
         journal j = {0, 0.25};
-        etch_override *o = etch_op_override(relu(), "cpu", relu_kernel, &j);
+        etch_override *o = etch_op_override(relu(), DEVICE_UNDER_TEST, relu_kernel, &j);
         etch_tensor *replaced = body(x, x);
         for (int i = 0; i < 3; i++) {
             j.runs = 0;
@@ -118,7 +123,7 @@ static etch_tensor *overrides_inside(etch_tensor *x) {
     etch_tensor *sum = etch_zeros(ETCH_F32, etch_sizes(x));
     for (int i = 0; i < 3; i++) {
         etch_tensor *y = etch_relu(x);
-        etch_override *o = etch_op_override(relu(), "cpu", relu_kernel, &inside);
+        etch_override *o = etch_op_override(relu(), DEVICE_UNDER_TEST, relu_kernel, &inside);
         if (!o) return NULL;
         etch_tensor *z = etch_relu(x);
         etch_op_override_undo(o);
@@ -159,7 +164,7 @@ static void undone_out_of_order(void **state) {
         etch_tensor *with[3];
         for (int i = 0; i < 3; i++) with[i] = etch_add_scalar(x, j[i].add);
         for (int i = 0; i < 3; i++) {
-            o[i] = etch_op_override(relu(), "cpu", relu_kernel, &j[i]);
+            o[i] = etch_op_override(relu(), DEVICE_UNDER_TEST, relu_kernel, &j[i]);
             assert_same(etch_relu(x), with[i]);
         }
         etch_op_override_undo(o[1]); /* from the middle */
@@ -168,8 +173,8 @@ static void undone_out_of_order(void **state) {
         assert_same(etch_relu(x), with[0]);
         etch_op_override_undo(o[0]);
         assert_same(etch_relu(x), native);
-        o[0] = etch_op_override(relu(), "cpu", relu_kernel, &j[0]);
-        o[1] = etch_op_override(relu(), "cpu", relu_kernel, &j[1]);
+        o[0] = etch_op_override(relu(), DEVICE_UNDER_TEST, relu_kernel, &j[0]);
+        o[1] = etch_op_override(relu(), DEVICE_UNDER_TEST, relu_kernel, &j[1]);
         etch_op_override_undo(o[0]); /* from the bottom */
         assert_same(etch_relu(x), with[1]);
         etch_op_override_undo(o[1]);
@@ -191,8 +196,9 @@ static void kernels_call_overridden_operators(void **state) {
     FOR_BACKENDS(b) {
         etch_tensor *x = arange_f32(3, 3);
         journal j = {0, 3}, k = {0, 0};
-        etch_override *o = etch_op_override(relu(), "cpu", relu_kernel, &j);
-        etch_override *p = etch_op_override(etch_op_find("sin"), "cpu", nested_kernel, &k);
+        etch_override *o = etch_op_override(relu(), DEVICE_UNDER_TEST, relu_kernel, &j);
+        etch_override *p =
+            etch_op_override(etch_op_find("sin"), DEVICE_UNDER_TEST, nested_kernel, &k);
         etch_function *f = etch_compile(body, .backend = test_backends[b]);
         etch_tensor *expected = body(x, x);
         j.runs = k.runs = 0;
@@ -218,7 +224,7 @@ static void kernels_that_fail(void **state) {
     FOR_BACKENDS(b) {
         etch_tensor *x = arange_f32(3, 3), *native = body(x, x);
         etch_function *f = etch_compile(body, .backend = test_backends[b]);
-        etch_override *o = etch_op_override(mm(), "cpu", failing_kernel, NULL);
+        etch_override *o = etch_op_override(mm(), DEVICE_UNDER_TEST, failing_kernel, NULL);
         for (int i = 0; i < 3; i++) {
             etch_clear_error();
             assert_null(etch_call(f, x, x));
@@ -251,7 +257,7 @@ static void modes_see_them(void **state) {
         etch_tensor *x = arange_f32(3, 3);
         watch w = {0};
         journal j = {0, 3};
-        etch_override *o = etch_op_override(mm(), "cpu", mm_kernel, &j);
+        etch_override *o = etch_op_override(mm(), DEVICE_UNDER_TEST, mm_kernel, &j);
         etch_mode *m = etch_mode_new(watch_handler, &w, .allow_compiled = true);
         etch_function *f = etch_compile(body, .backend = test_backends[b]);
         etch_tensor *expected = body(x, x);
@@ -271,14 +277,14 @@ static void refused(void **state) {
     (void)state;
     journal j = {0};
     etch_clear_error();
-    assert_null(etch_op_override(etch_op_find("transpose"), "cpu", mm_kernel, &j));
+    assert_null(etch_op_override(etch_op_find("transpose"), DEVICE_UNDER_TEST, mm_kernel, &j));
     assert_int_equal(etch_last_status(), ETCH_ERR_UNSUPPORTED);
-    assert_null(etch_op_override(etch_op_find("matmul"), "cpu", mm_kernel, &j));
+    assert_null(etch_op_override(etch_op_find("matmul"), DEVICE_UNDER_TEST, mm_kernel, &j));
     assert_int_equal(etch_last_status(), ETCH_ERR_UNSUPPORTED);
     assert_null(etch_op_override(mm(), "tpu", mm_kernel, &j));
     assert_int_equal(etch_last_status(), ETCH_ERR_DEVICE);
-    assert_null(etch_op_override(NULL, "cpu", mm_kernel, &j));
-    assert_null(etch_op_override(mm(), "cpu", NULL, &j));
+    assert_null(etch_op_override(NULL, DEVICE_UNDER_TEST, mm_kernel, &j));
+    assert_null(etch_op_override(mm(), DEVICE_UNDER_TEST, NULL, &j));
     assert_int_equal(etch_last_status(), ETCH_ERR_NULL);
     etch_op_override_undo(NULL);
 }

@@ -8,7 +8,9 @@
 #include <pthread.h>
 #include <xxhash.h>
 
+#include "backends/cuda/text.h"
 #include "core/backend.h"
+#include "core/mode.h"
 
 static cuda_kernel own[OP_COUNT];
 static bool waits[OP_COUNT];
@@ -20,7 +22,8 @@ void etch__cuda_register_waiting(op_id op, cuda_kernel kernel) {
 }
 
 bool etch__cuda_issues(uint16_t op) {
-    return op < OP_COUNT && !etch__op_is_users((op_id)op) && own[op] && !waits[op];
+    if (etch__users_on_device((op_id)op)) return etch__users_only_issue((op_id)op);
+    return own[op] && !waits[op];
 }
 
 /* ---- plans of one operator ---- */
@@ -146,8 +149,10 @@ static op_plan *make(const op_call *call, const etch_tensor *out, const int64_t 
     op_plan *p = etch__calloc(1, sizeof *p + n * sizeof *key);
     graph *g = p ? graph_of(call, out) : NULL;
     backend_options options = {0};
+    etch__tls.own_kernels = true;
     etch_status status =
         g ? etch__backend_compile(native(), g, &options, &p->plan) : ETCH_ERR_OUT_OF_MEMORY;
+    etch__tls.own_kernels = false;
     etch__graph_free(g);
     if (status != ETCH_OK) {
         etch__free(p);
@@ -235,11 +240,21 @@ static bool expressible(op_kind kind) {
     return kind == KIND_POINTWISE || kind == KIND_INPLACE || kind == KIND_CREATION;
 }
 
+/* What the user's function issues comes after what was issued on the same memory. */
+static etch_status users(const op_call *call, etch_tensor *const *out) {
+    cuda_stream *s = etch__cuda_begin(call, out[0]);
+    if (!s) return etch__tls.status;
+    etch__cuda_note(s, etch__ops[call->op].name);
+    etch_status status = etch__run_users_on_device(call, out);
+    etch__cuda_forget_context();
+    return status;
+}
+
 etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
     op_id op = (op_id)call->op;
     if (op == OP_EMPTY || op == OP_TO_DEVICE)
         return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
-    if (unlikely(etch__op_is_users(op))) return etch__run_on_host(call, out);
+    if (unlikely(etch__op_is_users(op)) && etch__users_on_device(op)) return users(call, out);
     if (own[op]) return own[op](call, out);
     if (etch__ops[op].kind == KIND_REDUCTION) return reduction(call, out);
     if (expressible((op_kind)etch__ops[op].kind)) return etch__cuda_by_plan(call, out);

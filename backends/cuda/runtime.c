@@ -1,5 +1,6 @@
 /* See runtime.h. */
 #include "backends/cuda/ops.h"
+#include "backends/cuda/stream.h"
 
 #include <etch/device.h>
 #include <pthread.h>
@@ -49,7 +50,7 @@ static etch_status open_device(cuda_device *d, int index) {
     return status;
 }
 
-static __thread int current = -1; /* the device whose context is current on this thread */
+__thread int etch__cuda_current = -1;
 
 cuda_device *etch__cuda_enter(int index) {
     if (unlikely(index < 0 || index >= count())) {
@@ -67,117 +68,23 @@ cuda_device *etch__cuda_enter(int index) {
     pthread_mutex_lock(&lock);
     etch_status status = d->context ? ETCH_OK : open_device(d, index);
     pthread_mutex_unlock(&lock);
-    if (status == ETCH_OK && current != index) status = CU(cuCtxSetCurrent, d->context);
+    if (status == ETCH_OK && etch__cuda_current != index) status = CU(cuCtxSetCurrent, d->context);
     if (status != ETCH_OK) return NULL;
-    current = index;
+    etch__cuda_current = index;
     return d;
 }
 
-/* ---- streams ---- */
-
-/* Size classes reach to 2^39 bytes. */
-enum { NOTES = 32, STREAMS = 256, NAME = 48, CLASSES = 120 };
-
-struct cuda_stream {
-    cu_stream stream;
-    cuda_device *device;
-    int number; /* among all streams of the process, from 1 */
-    cu_event event;
-    bool free; /* its thread has ended; the next new thread takes it over */
-    bool foreign;
-    char notes[NOTES][NAME]; /* the last launches since the last wait */
-    unsigned nnotes;
-    pthread_mutex_t lock; /* of the free lists and the event */
-    cuda_block *unused[CLASSES];
-    size_t kept;
-};
-
-static cuda_stream *streams[STREAMS];
-static int nstreams;
-static __thread cuda_stream *mine[CUDA_DEVICES];
-static pthread_key_t at_thread_end;
-
-static void leave_streams(void *table) {
-    cuda_stream **own = table;
-    pthread_mutex_lock(&lock);
-    for (int i = 0; i < CUDA_DEVICES; i++)
-        if (own[i]) own[i]->free = true;
-    pthread_mutex_unlock(&lock);
-}
+void etch__cuda_forget_context(void) { etch__cuda_current = -1; }
 
 /* The one thread of a forked child enters its device anew, where it is refused. Threads that it has not
  * may have held the lock. */
 static void in_forked_child(void) {
-    current = -1;
+    etch__cuda_current = -1;
     pthread_mutex_init(&lock, NULL);
 }
 
-__attribute__((constructor)) static void make_key(void) {
-    pthread_key_create(&at_thread_end, leave_streams);
+__attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(NULL, NULL, in_forked_child);
-}
-
-static cuda_stream *take_over(cuda_device *d) {
-    for (int i = 0; i < nstreams; i++)
-        if (streams[i]->free && streams[i]->device == d) {
-            streams[i]->free = false;
-            return streams[i];
-        }
-    return NULL;
-}
-
-static cuda_stream *new_stream(cuda_device *d) {
-    cuda_stream *s = etch__calloc(1, sizeof *s);
-    if (!s) return NULL;
-    s->device = d;
-    pthread_mutex_init(&s->lock, NULL);
-    if (CU(cuStreamCreate, &s->stream, CU_STREAM_NON_BLOCKING_) == ETCH_OK) {
-        if (CU(cuEventCreate, &s->event, CU_EVENT_DISABLE_TIMING_) == ETCH_OK) return s;
-        etch__cuda.cuStreamDestroy_v2(s->stream);
-    }
-    etch__free(s);
-    return NULL;
-}
-
-cuda_stream *etch__cuda_stream(int index) {
-    cuda_device *d;
-    if (likely(index >= 0 && index < CUDA_DEVICES && mine[index] && current == index))
-        return mine[index];
-    if (!(d = etch__cuda_enter(index))) return NULL;
-    if (mine[index]) return mine[index];
-    pthread_mutex_lock(&lock);
-    cuda_stream *s = take_over(d);
-    if (!s && nstreams == STREAMS)
-        etch__error(ETCH_ERR_DEVICE, "more than %d threads use GPUs at one time", STREAMS);
-    else if (!s && (s = new_stream(d))) streams[nstreams++] = s, s->number = nstreams;
-    pthread_mutex_unlock(&lock);
-    if (!s) return NULL;
-    mine[index] = s;
-    pthread_setspecific(at_thread_end, mine);
-    return s;
-}
-
-cu_stream etch__cuda_stream_handle(const cuda_stream *s) { return s->stream; }
-cuda_device *etch__cuda_stream_device(const cuda_stream *s) { return s->device; }
-
-/* s goes on when what was issued to `other` until now is done. */
-static etch_status wait_for(cuda_stream *s, cuda_stream *other) {
-    if (s == other) return ETCH_OK;
-    pthread_mutex_lock(&other->lock);
-    etch_status status = CU(cuEventRecord, other->event, other->stream);
-    if (status == ETCH_OK) status = CU(cuStreamWaitEvent, s->stream, other->event, 0);
-    pthread_mutex_unlock(&other->lock);
-    return status;
-}
-
-static etch_status wait_for_all(cuda_stream *s) {
-    pthread_mutex_lock(&lock);
-    int n = nstreams;
-    pthread_mutex_unlock(&lock);
-    etch_status status = ETCH_OK;
-    for (int i = 0; status == ETCH_OK && i < n; i++)
-        if (streams[i]->device == s->device) status = wait_for(s, streams[i]);
-    return status;
 }
 
 /* ---- memory: free lists by size class ---- */
@@ -224,7 +131,7 @@ static bool trim(cuda_stream *s) {
         cuda_block *b = s->unused[c];
         s->unused[c] = NULL;
         pthread_mutex_unlock(&s->lock);
-        if (b) etch__cuda.cuStreamSynchronize(s->stream);
+        if (b) etch__cuda_stream_wait(s);
         for (cuda_block *next; b; b = next) {
             next = b->next, any = true;
             etch__cuda.cuMemFree_v2(b->address);
@@ -237,11 +144,9 @@ static bool trim(cuda_stream *s) {
 
 static bool trim_all(cuda_device *d) {
     bool any = false;
-    pthread_mutex_lock(&lock);
-    int n = nstreams;
-    pthread_mutex_unlock(&lock);
-    for (int i = 0; i < n; i++)
-        if (streams[i]->device == d) any |= trim(streams[i]);
+    cuda_stream *s;
+    for (int i = 0; (s = etch__cuda_nth_stream(i)); i++)
+        if (s->device == d) any |= trim(s);
     return any;
 }
 
@@ -300,6 +205,8 @@ etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph) {
     return CU(cuStreamEndCapture, s->stream, graph);
 }
 
+bool etch__cuda_capturing(void) { return capturing != NULL; }
+
 void etch__cuda_unpin(cuda_block *pinned) {
     for (cuda_block *next; pinned; pinned = next) {
         next = pinned->next;
@@ -320,12 +227,12 @@ void etch__cuda_free(cuda_block *b) {
     if (unlikely(b->user != s->number)) {
         saved_error before;
         etch__error_save(&before);
-        bool ordered = etch__cuda_enter(s->device->index) && wait_for_all(s) == ETCH_OK;
+        bool ordered = etch__cuda_enter(s->device->index) && etch__cuda_wait_for_all(s) == ETCH_OK;
         if (!ordered) etch__cuda.cuCtxSynchronize();
         etch__error_restore(&before);
     }
     if (b->class < 0) {
-        etch__cuda.cuStreamSynchronize(s->stream);
+        etch__cuda_stream_wait(s);
         etch__cuda.cuMemFree_v2(b->address);
         etch__free(b);
         return;
@@ -355,12 +262,10 @@ static etch_status allocate(int index, etch_storage *storage) {
 static etch_status use_shared(cuda_stream *s, cuda_block *b) {
     int was = atomic_exchange(&b->user, MANY);
     if (was != MANY) {
-        pthread_mutex_lock(&lock);
-        cuda_stream *other = streams[was - 1];
-        pthread_mutex_unlock(&lock);
-        if (wait_for(s, other) != ETCH_OK) return etch__tls.status;
+        cuda_stream *other = etch__cuda_nth_stream(was - 1);
+        if (etch__cuda_wait_for(s, other) != ETCH_OK) return etch__tls.status;
     }
-    return wait_for_all(s);
+    return etch__cuda_wait_for_all(s);
 }
 
 etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage) {
@@ -388,7 +293,7 @@ static void list_notes(const cuda_stream *s, char *text, size_t room) {
 }
 
 etch_status etch__cuda_wait(cuda_stream *s) {
-    int status = etch__cuda.cuStreamSynchronize(s->stream);
+    int status = etch__cuda_stream_wait(s);
     if (unlikely(status)) {
         const char *name = NULL;
         char kernels[600];
@@ -451,13 +356,11 @@ static etch_status copy(etch_storage *dst, size_t dst_at, etch_storage *src, siz
 
 static etch_status synchronize(int index) {
     if (!etch__cuda_enter(index)) return etch__tls.status;
-    pthread_mutex_lock(&lock);
-    int n = nstreams;
-    pthread_mutex_unlock(&lock);
+    cuda_stream *s;
     etch_status status = ETCH_OK;
-    for (int i = 0; i < n; i++)
-        if (streams[i]->device->index == index) {
-            etch_status one = etch__cuda_wait(streams[i]);
+    for (int i = 0; (s = etch__cuda_nth_stream(i)); i++)
+        if (s->device->index == index) {
+            etch_status one = etch__cuda_wait(s);
             if (status == ETCH_OK) status = one;
         }
     return status;

@@ -1,6 +1,6 @@
 /* Devices as the CUDA backend runs them: contexts, streams, memory, faults.
  *
- * Each thread has a stream on each device, or works on one that the user set. A storage remembers
+ * Each thread has a stream on each device, or works on one that the user set (stream.c). A storage remembers
  * the stream that used it; a use on another stream first waits for that one, so work on one storage
  * is ordered whichever threads issue it. Freed memory goes to the free list of its stream and is
  * given out again to that stream only, in order, without waiting. */
@@ -24,6 +24,8 @@ typedef struct cuda_stream cuda_stream;
 
 /* The device, its context current on this thread. NULL with the error set. */
 cuda_device *etch__cuda_enter(int index);
+/* Code of the user ran, who may have made another context current: the next entry sets it. */
+void etch__cuda_forget_context(void);
 /* The calling thread's stream on the device, entered. NULL with the error set. */
 cuda_stream *etch__cuda_stream(int index);
 cu_stream etch__cuda_stream_handle(const cuda_stream *s);
@@ -42,6 +44,7 @@ void *etch__cuda_address(const cuda_block *b);
  * put on the list `pinned`, for as long as the graph may run. */
 etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned);
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph);
+bool etch__cuda_capturing(void); /* on this thread */
 void etch__cuda_unpin(cuda_block *pinned);
 
 /* What a device's statistics are made of. */

@@ -99,6 +99,22 @@ ETCH_API void etch_cuda_graph_free(etch_cuda_graph *g); /* NULL is a no-op */
     for (int etch_graph_open = ((g) = etch_cuda_graph_begin()) != NULL; etch_graph_open;           \
          (g) = etch_cuda_graph_end(g), etch_graph_open = 0)
 
+/* ---- streams ---- */
+
+/* What the calling thread issues its work on a GPU to, as a CUstream (the runtime's cudaStream_t), for
+ * work of one's own beside Etch's: what is issued to it comes after the operators called before and
+ * before those called later, on this thread. Inside a compiled function it is a graph break. NULL
+ * with an error where there is no such device. */
+ETCH_API void *etch_cuda_stream(etch_device device);
+
+/* Sets the stream that the calling thread's work on the device goes to from now on; NULL: its own
+ * again. Memory that was used on another stream is waited for there, as between threads, so tensors
+ * can be used on both sides. The stream must live for as long as a thread has it set (a thread's end
+ * counts as setting its own); afterwards it may be destroyed, whatever tensors it worked on. A stream
+ * of another device or context is an error. Recorded graphs (etch_cuda_graph) are launched on the
+ * stream that they were recorded on, or the thread's own once that is not set any more. */
+ETCH_API etch_status etch_cuda_set_stream(etch_device device, void *stream);
+
 /* Waits until everything issued to the device is done; a graph break inside a compiled function.
  * The error of work that failed meanwhile. */
 ETCH_API etch_status etch_synchronize(etch_device device);

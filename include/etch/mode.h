@@ -111,7 +111,9 @@ ETCH_API bool etch_inference_enabled(void);
 
 /* A kernel: reads the arguments (schema order, names, defaults filled in) and fills the results, which
  * are allocated as the shape function says (for an operator that writes its first argument, out[0] is
- * that argument). It may call operators: they run eagerly. */
+ * that argument). It may call operators: they run eagerly, and creation operators put their results
+ * where the kernel's tensors are. It may keep tensors that it is given (etch_retain): they go on
+ * holding what they held when it returned. */
 typedef etch_status (*etch_kernel)(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                    etch_tensor *const *out, int nout);
 
@@ -132,6 +134,15 @@ typedef struct etch_op_definition {
     etch_shape_fn shape; /* required, but for an operator that writes its first argument */
     bool effects;        /* it does more than compute its result: a graph break, run at its place */
     void *ctx;           /* passed to the functions */
+    /* For tensors on a GPU, which it is called with: it issues work to etch_cuda_stream(device) (or
+     * calls operators) and need not wait. The device's context is current. NULL: the cpu kernel is
+     * called with copies in host memory, which costs a wait and two copies. */
+    etch_kernel cuda;
+    /* cuda only issues work to that stream, the same for the same addresses, sizes and arguments; it
+     * neither waits, nor keeps anything, nor allocates other than by operators. A CUDA graph
+     * (ETCH_MODE_REDUCE_OVERHEAD) may then hold that work and launch it again without calling cuda;
+     * without the flag, plans that call the operator are launched step by step. */
+    bool cuda_issues_only;
 } etch_op_definition;
 
 /* Registers "mylib::blas_matmul(Tensor a, Tensor b) -> Tensor" for the process, for ever. One result.
@@ -147,9 +158,11 @@ ETCH_API etch_status etch_set_error(etch_status status, const char *text);
 
 typedef struct etch_override etch_override;
 
-/* Replaces the kernel of op on a device ("cpu") for the whole process until it is undone; the newest
- * override wins. Compiled functions compile anew with op as an opaque node; inside one it is a graph
- * break. Views and composites have no kernel: unsupported. */
+/* Replaces the kernel of op for tensors on the CPU ("cpu") or on GPUs ("cuda"), for the whole process
+ * until it is undone; the newest override of a device wins. Compiled functions compile anew with op as
+ * an opaque node; inside one it is a graph break. An override for GPUs is a kernel as `cuda` of
+ * etch_op_definition, and is never held by a CUDA graph. An operator that has no kernel for GPUs runs
+ * the CPU's there, with its override. Views and composites have no kernel: unsupported. */
 ETCH_API etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,
                                          void *ctx);
 /* Undoes an override and frees the handle; no call of it may be running. NULL is a no-op. */

@@ -1,0 +1,38 @@
+/* The streams themselves, for runtime.c, which keeps memory by stream. */
+#ifndef ETCH_BACKENDS_CUDA_STREAM_H
+#define ETCH_BACKENDS_CUDA_STREAM_H
+
+#include "backends/cuda/runtime.h"
+
+#include <pthread.h>
+
+/* Size classes reach to 2^39 bytes. */
+enum { NOTES = 32, STREAMS = 256, NAME = 48, CLASSES = 120 };
+
+struct cuda_stream {
+    cu_stream
+        stream; /* of a foreign one only read by threads that have it set, or under the lock */
+    cuda_device *device;
+    int number; /* among all streams of the process, from 1 */
+    cu_event event;
+    bool free; /* its thread has ended; the next new thread takes it over */
+    bool foreign;
+    int users; /* foreign: threads that have it set; with none it is another's handle */
+    char notes[NOTES][NAME]; /* the last launches since the last wait */
+    unsigned nnotes;
+    pthread_mutex_t lock; /* of the free lists, the event, and a foreign handle */
+    cuda_block *unused[CLASSES];
+};
+
+/* The device whose context is current on this thread, or -1. */
+extern __thread int etch__cuda_current __attribute__((visibility("hidden")));
+
+/* Stream i of all, NULL behind the last. Streams are never freed. */
+cuda_stream *etch__cuda_nth_stream(int i);
+/* s goes on when what was issued to `other`, or to all of the device, until now is done. */
+etch_status etch__cuda_wait_for(cuda_stream *s, cuda_stream *other);
+etch_status etch__cuda_wait_for_all(cuda_stream *s);
+/* The driver's status of waiting for it. */
+int etch__cuda_stream_wait(cuda_stream *s);
+
+#endif

@@ -1,0 +1,702 @@
+/* What users bring to the CUDA backend, on the fakes: kernels of their own for custom operators and
+ * overrides, and streams of their own. The user's kernels are compiled and launched as a user of
+ * libcuda and NVRTC would. */
+#include "cuda_child.h"
+
+#include <pthread.h>
+
+#include "backends/cuda/api.h"
+
+static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n, 1); }
+static etch_tensor *here(etch_tensor *t) { return etch_to_device(t, ETCH_CPU); }
+static bool same(etch_tensor *a, etch_tensor *b) { return a && b && etch_bitwise_equal(a, b); }
+
+/* ---- the user's kernels ---- */
+
+static const char source[] =
+    "extern \"C\" __global__ void axpy(const float *a, const float *b, float *y, float s,\n"
+    "                                  long long n) {\n"
+    "    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
+    "    if (i < n) y[i] = s * a[i] + b[i];\n"
+    "}\n"
+    "extern \"C\" __global__ void bump(float *x, const float *by, long long n) {\n"
+    "    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
+    "    if (i < n) x[i] += by[i];\n"
+    "}\n";
+
+static cu_module module;
+
+/* Loads the kernels once; the context of the device is current. */
+static cu_function function(const char *name) {
+    static const char *const options[] = {"--gpu-architecture=sm_90", "-fmad=false"};
+    cu_function f = NULL;
+    if (!module) {
+        nvrtc_program program = NULL;
+        size_t bytes = 0;
+        CHECK(!etch__cuda.nvrtcCreateProgram(&program, source, "user.cu", 0, NULL, NULL));
+        CHECK(!etch__cuda.nvrtcCompileProgram(program, 2, options));
+        CHECK(!etch__cuda.nvrtcGetCUBINSize(program, &bytes) && bytes);
+        char *cubin = malloc(bytes);
+        CHECK(cubin && !etch__cuda.nvrtcGetCUBIN(program, cubin));
+        CHECK(!etch__cuda.nvrtcDestroyProgram(&program));
+        CHECK(!etch__cuda.cuModuleLoadData(&module, cubin));
+        free(cubin);
+    }
+    return etch__cuda.cuModuleGetFunction(&f, module, name) ? NULL : f;
+}
+
+static etch_status issue(const char *name, void **parameters, int64_t n, etch_device device) {
+    cu_stream stream = etch_cuda_stream(device);
+    unsigned blocks = (unsigned)((n + 63) / 64);
+    if (!n || !stream) return n ? etch_last_status() : ETCH_OK;
+    cu_function f = function(name);
+    bool ok =
+        f && !etch__cuda.cuLaunchKernel(f, blocks, 1, 1, 64, 1, 1, 0, stream, parameters, NULL);
+    return ok ? ETCH_OK : etch_set_error(ETCH_ERR_DEVICE, "the launch failed");
+}
+
+typedef struct journal {
+    int cpu, cuda; /* calls of each kernel */
+    int fail_at;   /* the call of cuda that fails, 1 the first; 0: none */
+    bool keep;
+    etch_tensor *kept[2];
+} journal;
+
+static journal log_of;
+
+static void keep(journal *j, etch_tensor *a, etch_tensor *b) {
+    if (!j->keep) return;
+    j->kept[0] = etch_retain(a), j->kept[1] = etch_retain(b);
+    j->keep = false;
+}
+
+static etch_status axpy_cuda(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                             etch_tensor *const *out, int nout) {
+    journal *j = ctx;
+    (void)op, (void)nargs, (void)nout;
+    if (++j->cuda == j->fail_at) return etch_set_error(ETCH_ERR_USER, "axpy: asked to fail");
+    etch_tensor *a = etch_contiguous(args[0].tensor), *b = etch_contiguous(args[1].tensor);
+    if (!a || !b) return etch_last_status();
+    CHECK(etch_device_of(a) == etch_device_of(out[0]) && etch_device_of(a) > 0);
+    CHECK(etch_current_device() == etch_device_of(a));
+    const void *pa = etch_data(a), *pb = etch_data(b);
+    void *py = etch_data_mut(out[0]);
+    float s = (float)args[2].scalar.d;
+    long long n = etch_numel(out[0]);
+    void *parameters[] = {&pa, &pb, &py, &s, &n};
+    etch_status status = issue("axpy", parameters, n, etch_device_of(a));
+    if (status == ETCH_OK) keep(j, args[0].tensor, out[0]);
+    return status;
+}
+
+/* On the CPU (or with copies of tensors that are on a GPU), through operators. */
+static etch_status axpy_cpu(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                            etch_tensor *const *out, int nout) {
+    journal *j = ctx;
+    (void)op, (void)nargs, (void)nout;
+    j->cpu++;
+    CHECK(etch_device_of(args[0].tensor) == ETCH_CPU && etch_device_of(out[0]) == ETCH_CPU);
+    CHECK(etch_current_device() == ETCH_CPU);
+    etch_tensor *s = etch_full(ETCH_F32, ETCH_SHAPE(0), 0);
+    s = etch_full(ETCH_F32, etch_sizes(out[0]), args[2].scalar.d);
+    etch_tensor *y = etch_add(etch_mul(s, args[0].tensor), args[1].tensor);
+    if (!etch_copy_(out[0], y)) return etch_last_status();
+    keep(j, args[0].tensor, out[0]);
+    return ETCH_OK;
+}
+
+static etch_status like_first(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                              etch_tensor_spec *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    out[0] = (etch_tensor_spec){etch_dtype_of(args[0].tensor), etch_sizes(args[0].tensor)};
+    return ETCH_OK;
+}
+
+static etch_status bump_cuda(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                             etch_tensor *const *out, int nout) {
+    (void)op, (void)nargs, (void)nout;
+    ((journal *)ctx)->cuda++;
+    CHECK(out[0] == args[0].tensor);
+    void *px = etch_data_mut(out[0]);
+    const void *pb = etch_data(args[1].tensor);
+    long long n = etch_numel(out[0]);
+    void *parameters[] = {&px, &pb, &n};
+    return issue("bump", parameters, n, etch_device_of(out[0]));
+}
+
+static etch_status bump_cpu(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                            etch_tensor *const *out, int nout) {
+    (void)op, (void)nargs, (void)nout;
+    ((journal *)ctx)->cpu++;
+    return etch_add_(out[0], args[1].tensor) ? ETCH_OK : etch_last_status();
+}
+
+enum { ISSUES, CALLED, COPIES, KINDS };
+static const etch_op *axpy_ops[KINDS], *bump_op;
+
+static void register_all(void) {
+    static const char *const schemas[KINDS] = {
+        "user::axpy(Tensor a, Tensor b, Scalar s=2) -> Tensor",
+        "user::axpy_called(Tensor a, Tensor b, Scalar s=2) -> Tensor",
+        "user::axpy_copies(Tensor a, Tensor b, Scalar s=2) -> Tensor"};
+    etch_op_definition d = {
+        .struct_size = sizeof d, .cpu = axpy_cpu, .shape = like_first, .ctx = &log_of};
+    for (int k = 0; k < KINDS; k++) {
+        d.cuda = k == COPIES ? NULL : axpy_cuda;
+        d.cuda_issues_only = k == ISSUES;
+        CHECK((axpy_ops[k] = etch_op_register(schemas[k], &d)));
+    }
+    d = (etch_op_definition){
+        .struct_size = sizeof d, .cpu = bump_cpu, .ctx = &log_of, .cuda = bump_cuda};
+    CHECK(
+        (bump_op = etch_op_register("user::bump_(Tensor(a!) self, Tensor by) -> Tensor(a!)", &d)));
+}
+
+static int kind;
+
+static etch_tensor *axpy(etch_tensor *a, etch_tensor *b, double s) {
+    etch_value args[3] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a},
+                          {.tag = ETCH_VALUE_TENSOR, .tensor = b},
+                          {.tag = ETCH_VALUE_REAL, .d = s}};
+    etch_tensor *out = NULL;
+    return etch_op_call(axpy_ops[kind], args, 3, &out, 1) == ETCH_OK ? out : NULL;
+}
+
+static etch_tensor *bump(etch_tensor *a, etch_tensor *by) {
+    etch_value args[2] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a},
+                          {.tag = ETCH_VALUE_TENSOR, .tensor = by}};
+    etch_tensor *out = NULL;
+    return etch_op_call(bump_op, args, 2, &out, 1) == ETCH_OK ? out : NULL;
+}
+
+/* Between operators that fuse, so that the compiled form has the operator's operands in its arena. */
+static etch_tensor *body(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *a = etch_add_scalar(x, 1);
+    etch_tensor *b = etch_mul(a, w);
+    etch_tensor *c = axpy(b, a, 3);
+    return etch_add(etch_relu(c), b);
+}
+
+static etch_tensor *writing_body(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *a = etch_mul_scalar(x, 2);
+    etch_tensor *b = etch_add_scalar(w, 1);
+    bump(a, b);
+    bump(x, a);
+    return etch_sub(a, x);
+}
+
+/* ---- custom operators ---- */
+
+static void eager_and_compiled(void) {
+    register_all();
+    for (kind = 0; kind < KINDS; kind++) {
+        etch_tensor *x = ramp(200), *w = etch_add_scalar(ramp(200), 5), *want = body(x, w);
+        etch_function *f = etch_compile(body, .fullgraph = true);
+        for (etch_device d = gpu; d <= ETCH_CUDA(1); d++) {
+            etch_tensor *xd = etch_to_device(x, d), *wd = etch_to_device(w, d);
+            module = NULL;
+            log_of = (journal){0};
+            ETCH_ON(d) CHECK(same(here(body(xd, wd)), want)); /* creation operators go there */
+            for (int i = 0; i < 3; i++) CHECK(same(here(etch_call(f, xd, wd)), want));
+            CHECK(log_of.cuda == (kind == COPIES ? 0 : 4));
+            CHECK(log_of.cpu == (kind == COPIES ? 4 : 0));
+        }
+        CHECK(etch_function_counters(f).graphs == 2 && etch_function_counters(f).plan_runs == 6);
+        etch_function_free(f);
+    }
+}
+
+static void views_and_empty_tensors(void) {
+    register_all();
+    for (kind = 0; kind < KINDS; kind++) {
+        etch_tensor *m = etch_view(ramp(30), ETCH_SHAPE(5, 6)), *d = on_gpu(m);
+        etch_tensor *back = etch_flip(m, ETCH_DIMS(0));
+        CHECK(same(here(axpy(etch_t(d), etch_t(d), 2)), axpy(etch_t(m), etch_t(m), 2)));
+        CHECK(same(here(axpy(etch_flip(d, ETCH_DIMS(0)), d, 2)), axpy(back, m, 2)));
+        etch_tensor *none = etch_slice(d, 0, 2, 2, 1);
+        CHECK(etch_numel(axpy(none, none, 2)) == 0);
+    }
+}
+
+static void writes_in_place(void) {
+    register_all();
+    etch_function *f = etch_compile(writing_body, .fullgraph = true);
+    for (int i = 0; i < 3; i++) {
+        etch_tensor *x = ramp(90), *w = etch_add_scalar(ramp(90), i), *xd = on_gpu(x);
+        log_of = (journal){0};
+        etch_tensor *got = etch_call(f, xd, on_gpu(w)), *want = writing_body(x, w);
+        CHECK(same(here(got), want) && same(here(xd), x));
+        CHECK(log_of.cuda == 2);
+    }
+    CHECK(etch_function_counters(f).graphs == 1);
+    etch_function_free(f);
+}
+
+/* A plan is one CUDA graph where the definition says that the work can be launched again; the
+ * operator is then called only when its operands are elsewhere. */
+static void reduce_overhead(void) {
+    register_all();
+    for (kind = 0; kind < KINDS; kind++) {
+        etch_function *f = etch_compile(body, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+        etch_tensor *w = on_gpu(ramp(100)), *kept[6];
+        int64_t graphs = etch_device_stats(gpu).graph_launches;
+        log_of = (journal){0};
+        for (int i = 0; i < 6; i++) CHECK((kept[i] = etch_call(f, on_gpu(ramp(100)), w)));
+        etch_tensor *want = body(ramp(100), here(w));
+        for (int i = 0; i < 6; i++) CHECK(same(here(kept[i]), want));
+        graphs = etch_device_stats(gpu).graph_launches - graphs;
+        CHECK(graphs == (kind == ISSUES ? 5 : 0));
+        CHECK(kind != CALLED || log_of.cuda == 6);
+        CHECK(kind != ISSUES || log_of.cuda == 2); /* recording eagerly, recording the graph */
+        etch_function_free(f);
+    }
+}
+
+static void in_a_graph_of_the_users(void) {
+    register_all();
+    etch_cuda_graph *g = NULL;
+    etch_tensor *x = on_gpu(ramp(64)), *y = NULL;
+    CHECK(body(x, x));
+    log_of = (journal){0};
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(g) y = body(x, x);
+    CHECK(g && y && log_of.cuda == 1);
+    etch_copy_(x, on_gpu(etch_neg(ramp(64))));
+    for (int i = 0; i < 2; i++) CHECK(etch_cuda_graph_replay(g) == ETCH_OK);
+    etch_tensor *minus = etch_neg(ramp(64));
+    CHECK(log_of.cuda == 1 && same(here(y), body(minus, minus)));
+    etch_cuda_graph_free(g);
+}
+
+/* ---- modes ---- */
+
+typedef struct spy {
+    int seen;
+    bool answers;
+} spy;
+
+static etch_status spying(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                          etch_tensor **out, int nout) {
+    spy *s = ctx;
+    (void)nargs, (void)nout;
+    if (!etch_op_is(op, "user::axpy")) return ETCH_DECLINED;
+    s->seen++;
+    CHECK(etch_device_of(args[0].tensor) == gpu);
+    if (!s->answers) return ETCH_DECLINED;
+    out[0] = etch_sub(args[0].tensor, args[1].tensor);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+static etch_tensor *answered(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *a = etch_add_scalar(x, 1);
+    etch_tensor *b = etch_mul(a, w);
+    etch_tensor *c = etch_sub(b, a);
+    return etch_add(etch_relu(c), b);
+}
+
+static void under_modes(void) {
+    register_all();
+    etch_tensor *x = ramp(50), *xd = on_gpu(x), *want = body(x, x);
+    for (int compiled = 0; compiled < 2; compiled++)
+        for (int answers = 0; answers < 2; answers++) {
+            spy s = {0, answers};
+            etch_mode *m = etch_mode_new(spying, &s, .allow_compiled = compiled);
+            etch_function *f = etch_compile(body);
+            ETCH_WITH_MODE (m)
+                for (int i = 0; i < 3; i++)
+                    CHECK(same(here(etch_call(f, xd, xd)), answers ? answered(x, x) : want));
+            CHECK(s.seen == 3);
+            CHECK(etch_function_counters(f).plan_runs == (compiled ? 2 : 0));
+            etch_function_free(f);
+            etch_mode_free(m);
+        }
+}
+
+/* ---- errors ---- */
+
+static void callback_fails(void) {
+    register_all();
+    for (int mode = 0; mode < 2; mode++)
+        for (int at = 1; at <= 3; at++) {
+            etch_function *f = etch_compile(body, .mode = mode ? ETCH_MODE_REDUCE_OVERHEAD : 0);
+            etch_tensor *x = on_gpu(ramp(40));
+            int64_t tensors = etch_memory().tensors;
+            ETCH_SCOPE {
+                log_of = (journal){.fail_at = at};
+                int failures = 0;
+                for (int i = 0; i < 4; i++) {
+                    etch_tensor *y = etch_call(f, x, x);
+                    failures += !y;
+                    CHECK(y || etch_last_status() == ETCH_ERR_USER);
+                    CHECK(y || says(etch_last_error(), "asked to fail"));
+                    etch_clear_error();
+                }
+                /* As a graph it is called twice, and what fails as a plan is tried again eagerly. */
+                CHECK(failures <= 1 && (at > 1 || failures == 1));
+                CHECK(same(here(etch_call(f, x, x)), body(ramp(40), ramp(40))));
+            }
+            etch_function_free(f);
+            CHECK(etch_memory().tensors == tensors);
+        }
+}
+
+static etch_status writes_outside(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                  etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    const void *pa = etch_data(args[0].tensor);
+    void *py = NULL;
+    float s = 1;
+    long long n = etch_numel(out[0]);
+    void *parameters[] = {&pa, &pa, &py, &s, &n};
+    return issue("axpy", parameters, n, etch_device_of(out[0]));
+}
+
+/* The operator is among those that the fault lists. */
+static void fault_names_the_operator(void) {
+    etch_op_definition d = {
+        .struct_size = sizeof d, .cpu = axpy_cpu, .shape = like_first, .cuda = writes_outside};
+    const etch_op *op = etch_op_register("user::outside(Tensor a) -> Tensor", &d);
+    etch_value args[1] = {{.tag = ETCH_VALUE_TENSOR, .tensor = on_gpu(ramp(20))}};
+    etch_tensor *out = NULL;
+    etch_status status = etch_op_call(op, args, 1, &out, 1);
+    if (status == ETCH_OK) status = etch_synchronize(gpu);
+    CHECK(status == ETCH_ERR_DEVICE && says(etch_last_error(), "user::outside"));
+}
+
+/* Not the same twice: what its registration promises is checked where its tensors are. */
+static etch_status counts_calls(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                etch_tensor *const *out, int nout) {
+    (void)op, (void)nargs, (void)nout;
+    etch_tensor *y = etch_add_scalar(args[0].tensor, ++((journal *)ctx)->cuda);
+    return etch_copy_(out[0], y) ? ETCH_OK : etch_last_status();
+}
+
+static void wrong_results_are_found(void) {
+    char report[4096];
+    etch_op_definition d = {.struct_size = sizeof d,
+                            .cpu = axpy_cpu,
+                            .shape = like_first,
+                            .ctx = &log_of,
+                            .cuda = counts_calls};
+    register_all();
+    const etch_op *op = etch_op_register("user::counts(Tensor a) -> Tensor", &d);
+    etch_value args[3] = {{.tag = ETCH_VALUE_TENSOR, .tensor = on_gpu(ramp(20))},
+                          {.tag = ETCH_VALUE_TENSOR, .tensor = on_gpu(ramp(20))},
+                          {.tag = ETCH_VALUE_REAL, .d = 2}};
+    etch_op_sample one = {args, 1}, all = {args, 3};
+    CHECK(etch_opcheck(op, &one, 1, report, sizeof report) == ETCH_ERR_INVALID_ARGUMENT);
+    CHECK(says(report, "purity"));
+    etch_clear_error();
+    for (int k = 0; k < KINDS; k++) {
+        if (etch_opcheck(axpy_ops[k], &all, 1, report, sizeof report) == ETCH_OK) continue;
+        fprintf(stderr, "%s\n", report);
+        CHECK(!"opcheck");
+    }
+}
+
+/* ---- what kernels keep ---- */
+
+static void kept_tensors_stay(void) {
+    register_all();
+    for (kind = CALLED; kind < KINDS; kind++)
+        for (int compiled = 0; compiled < 2; compiled++) {
+            etch_function *f = etch_compile(body);
+            etch_tensor *x = ramp(300), *xd = on_gpu(x);
+            int64_t tensors = etch_memory().tensors;
+            ETCH_SCOPE {
+                CHECK(etch_call(f, xd, xd));
+                CHECK(etch_call(f, xd, xd));
+                log_of = (journal){.keep = true};
+                CHECK(compiled ? etch_call(f, xd, xd) : body(xd, xd));
+                for (int i = 0; i < 3; i++) CHECK(etch_call(f, on_gpu(etch_neg(x)), xd));
+                etch_tensor *a = etch_add_scalar(x, 1), *b = etch_mul(a, x);
+                CHECK(etch_device_of(log_of.kept[0]) == (kind == COPIES ? ETCH_CPU : gpu));
+                CHECK(same(here(log_of.kept[0]), b) && same(here(log_of.kept[1]), axpy(b, a, 3)));
+            }
+            etch_function_free(f);
+            CHECK(same(here(etch_neg(log_of.kept[0])), here(etch_neg(log_of.kept[0]))));
+            for (int i = 0; i < 2; i++) etch_release(log_of.kept[i]);
+            (void)tensors;
+        }
+}
+
+/* ---- overrides ---- */
+
+static int override_runs;
+static etch_status relu_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                               etch_tensor *const *out, int nout) {
+    (void)op, (void)nargs, (void)nout;
+    override_runs++;
+    CHECK(etch_device_of(out[0]) == *(etch_device *)ctx);
+    CHECK(etch_device_of(args[0].tensor) == *(etch_device *)ctx);
+    etch_tensor *y = etch_add_scalar(args[0].tensor, 0.25);
+    return etch_copy_(out[0], y) ? ETCH_OK : etch_last_status();
+}
+
+static etch_tensor *with_relu(etch_tensor *x) {
+    etch_tensor *a = etch_mul_scalar(x, -2);
+    etch_tensor *b = etch_relu(a);
+    return etch_add(b, a);
+}
+
+static etch_tensor *with_quarter(etch_tensor *x) {
+    etch_tensor *a = etch_mul_scalar(x, -2);
+    etch_tensor *b = etch_add_scalar(a, 0.25);
+    return etch_add(b, a);
+}
+
+/* Of one kind of device; the other has its own kernel, before, meanwhile and after. */
+static void overrides_are_of_one_device(void) {
+    static const char *const names[] = {"cpu", "cuda"};
+    etch_device devices[] = {ETCH_CPU, gpu};
+    etch_tensor *x[2] = {etch_add_scalar(ramp(30), -9), NULL};
+    x[1] = on_gpu(x[0]);
+    for (int mode = 0; mode < 2; mode++)
+        for (int k = 0; k < 2; k++) {
+            etch_function *f =
+                etch_compile(with_relu, .mode = mode ? ETCH_MODE_REDUCE_OVERHEAD : 0);
+            etch_tensor *native = with_relu(x[0]), *replaced = with_quarter(x[0]);
+            CHECK(same(here(with_relu(x[1])), native));
+            for (int i = 0; i < 2; i++) CHECK(same(here(etch_call(f, x[1])), native));
+            etch_override *o =
+                etch_op_override(etch_op_find("relu"), names[k], relu_kernel, &devices[k]);
+            CHECK(o);
+            for (int d = 0; d < 2; d++) {
+                override_runs = 0;
+                CHECK(same(here(with_relu(x[d])), d == k ? replaced : native));
+                for (int i = 0; i < 3; i++)
+                    CHECK(same(here(etch_call(f, x[d])), d == k ? replaced : native));
+                CHECK(override_runs == (d == k ? 4 : 0));
+            }
+            etch_op_override_undo(o);
+            override_runs = 0;
+            for (int d = 0; d < 2; d++)
+                for (int i = 0; i < 2; i++) {
+                    CHECK(same(here(with_relu(x[d])), native));
+                    CHECK(same(here(etch_call(f, x[d])), native));
+                }
+            CHECK(override_runs == 0);
+            etch_function_free(f);
+        }
+}
+
+static void overrides_of_a_custom_operator(void) {
+    register_all();
+    etch_tensor *x = on_gpu(ramp(30)), *want = here(axpy(x, x, 2));
+    log_of = (journal){0};
+    kind = COPIES;
+    etch_override *o = etch_op_override(axpy_ops[COPIES], "cuda", axpy_cuda, &log_of);
+    etch_override *p = etch_op_override(axpy_ops[COPIES], "cpu", axpy_cpu, &log_of);
+    CHECK(o && p && same(here(axpy(x, x, 2)), want) && log_of.cuda == 1 && log_of.cpu == 0);
+    etch_op_override_undo(o);
+    CHECK(same(here(axpy(x, x, 2)), want) && log_of.cuda == 1 && log_of.cpu == 1);
+    etch_op_override_undo(p);
+    CHECK(same(here(axpy(x, x, 2)), want) && log_of.cpu == 2);
+}
+
+/* ---- streams ---- */
+
+static cu_stream new_stream(void) {
+    cu_stream s = NULL;
+    CHECK(etch_cuda_stream(gpu));
+    CHECK(!etch__cuda.cuStreamCreate(&s, CU_STREAM_NON_BLOCKING_));
+    return s;
+}
+
+/* Streams that hold back their work show what nobody waits for. */
+static void streams_of_the_users(void) {
+    register_all();
+    void *own = etch_cuda_stream(gpu);
+    cu_stream s[3] = {new_stream(), new_stream(), NULL};
+    etch_tensor *x = ramp(700), *want = body(body(x, x), x), *xd = on_gpu(x), *y = NULL;
+    etch_function *f = etch_compile(body),
+                  *g = etch_compile(body, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+    for (int i = 0; i < 30; i++)
+        ETCH_SCOPE {
+            CHECK(etch_cuda_set_stream(gpu, s[i % 3]) == ETCH_OK);
+            CHECK(etch_cuda_stream(gpu) == (s[i % 3] ? (void *)s[i % 3] : own));
+            y = i % 2 ? body(xd, xd) : etch_call(i % 4 ? f : g, xd, xd);
+            CHECK(etch_cuda_set_stream(gpu, s[(i / 3) % 3]) == ETCH_OK);
+            y = i % 4 < 2 ? body(y, xd) : etch_call(i % 2 ? f : g, y, xd);
+            CHECK(same(here(y), want));
+        }
+    CHECK(etch_cuda_set_stream(gpu, NULL) == ETCH_OK && etch_cuda_stream(gpu) == own);
+    etch_function_free(f);
+    etch_function_free(g);
+}
+
+/* What was made on a stream lives on when that is gone, and its memory is used again. */
+static void streams_may_be_destroyed(void) {
+    etch_tensor *kept[8], *x = on_gpu(ramp(500));
+    unsigned long streams = live("stream");
+    for (int i = 0; i < 8; i++) {
+        cu_stream s = new_stream();
+        CHECK(etch_cuda_set_stream(gpu, s) == ETCH_OK);
+        ETCH_SCOPE {
+            for (int k = 0; k < 5; k++) CHECK(etch_add_scalar(x, k));
+            CHECK((kept[i] = etch_keep(etch_add_scalar(x, i))));
+        }
+        CHECK(etch_cuda_set_stream(gpu, NULL) == ETCH_OK);
+        CHECK(!etch__cuda.cuStreamDestroy_v2(s));
+    }
+    CHECK(live("stream") == streams);
+    for (int i = 0; i < 8; i++) CHECK(same(here(kept[i]), etch_add_scalar(ramp(500), i)));
+    CHECK(etch_synchronize(gpu) == ETCH_OK && etch_device_trim(gpu) == ETCH_OK);
+}
+
+static void streams_that_are_refused(void) {
+    cu_stream other = NULL;
+    CHECK(!etch_cuda_stream(ETCH_CPU) && etch_last_status() == ETCH_ERR_DEVICE);
+    CHECK(says(etch_last_error(), "expected a GPU"));
+    CHECK(!etch_cuda_stream(ETCH_CUDA(5)) && says(etch_last_error(), "cuda:5"));
+    CHECK(etch_cuda_set_stream(ETCH_CUDA(5), NULL) == ETCH_ERR_DEVICE);
+    CHECK(etch_cuda_stream(ETCH_CUDA(1)));
+    CHECK(!etch__cuda.cuStreamCreate(&other, CU_STREAM_NON_BLOCKING_));
+    void *own = etch_cuda_stream(gpu);
+    CHECK(etch_cuda_set_stream(gpu, other) == ETCH_ERR_DEVICE);
+    CHECK(etch_cuda_stream(gpu) == own && etch_item(etch_sum(on_gpu(ramp(4)))) == 6);
+    etch_clear_error();
+    etch_cuda_graph *g = NULL;
+    cu_stream s = new_stream();
+    etch_tensor *x = on_gpu(ramp(4));
+    CHECK(etch_neg(x));
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(g) {
+        CHECK(etch_cuda_set_stream(gpu, s) == ETCH_ERR_INVALID_ARGUMENT);
+        etch_neg(x);
+    }
+    CHECK(g && etch_cuda_set_stream(gpu, own) == ETCH_OK && etch_cuda_stream(gpu) == own);
+    etch_cuda_graph_free(g);
+}
+
+static cu_stream shared_stream;
+static etch_tensor *shared;
+
+static void *works_on_the_shared_stream(void *unused) {
+    (void)unused;
+    ETCH_SCOPE {
+        CHECK(etch_cuda_set_stream(gpu, shared_stream) == ETCH_OK);
+        for (int i = 0; i < 10; i++)
+            CHECK(same(here(etch_add_scalar(shared, i)), etch_add_scalar(ramp(100), i)));
+    }
+    return NULL; /* its end gives the stream up */
+}
+
+static void streams_of_threads(void) {
+    pthread_t t[3];
+    shared_stream = new_stream();
+    shared = on_gpu(ramp(100));
+    for (int i = 0; i < 3; i++)
+        CHECK(!pthread_create(&t[i], NULL, works_on_the_shared_stream, NULL));
+    for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
+    CHECK(!etch__cuda.cuStreamDestroy_v2(shared_stream));
+    CHECK(same(here(etch_neg(shared)), etch_neg(ramp(100))));
+    CHECK(etch_synchronize(gpu) == ETCH_OK);
+}
+
+static etch_tensor *asks_for_the_stream(etch_tensor *x) {
+    etch_tensor *a = etch_add_scalar(x, 1);
+    CHECK(etch_cuda_stream(gpu));
+    return etch_mul(a, x);
+}
+
+static void asking_is_a_break(void) {
+    etch_function *f = etch_compile(asks_for_the_stream);
+    etch_tensor *x = on_gpu(ramp(9));
+    for (int i = 0; i < 3; i++) CHECK(same(etch_call(f, x), asks_for_the_stream(x)));
+    CHECK(etch_function_counters(f).graphs == 2 && etch_function_counters(f).plan_runs == 4);
+    etch_function_free(f);
+}
+
+/* ---- failing calls ---- */
+
+/* On a stream of the user's, every kind of operator; false: a call failed with an error. */
+static bool program(cu_stream s, float *y) {
+    bool ok = false;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(body, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+        bool set = f && etch_cuda_set_stream(gpu, s) == ETCH_OK;
+        etch_tensor *x = set ? on_gpu(ramp(16)) : NULL, *all = x;
+        for (kind = 0; all && kind < KINDS; kind++) all = etch_add(all, body(x, x));
+        for (kind = 0; all && kind < 3; kind++) all = etch_add(all, etch_call(f, x, x));
+        ok = all && etch_to_host(all, y, 16 * sizeof *y) == ETCH_OK;
+        etch_function_free(f);
+    }
+    return (etch_cuda_set_stream(gpu, NULL) == ETCH_OK) & ok;
+}
+
+static void each_call_fails_once(void) {
+    register_all();
+    cu_stream s = new_stream();
+    float expected[16], y[16];
+    CHECK(function("axpy"));
+    CHECK(program(s, expected) && program(s, expected));
+    etch_device_trim(gpu);
+    int64_t tensors = etch_memory().tensors, bytes = etch_device_stats(gpu).bytes_live;
+    int errors = 0, n = 1;
+    for (; n < 3000; n++) {
+        unsigned long before = failed();
+        fail_after(n);
+        bool ok = program(s, y);
+        bool fell = failed() > before;
+        fail_after(0);
+        CHECK(ok || (fell && etch_last_status() != ETCH_OK));
+        CHECK(!ok || !memcmp(y, expected, sizeof y));
+        errors += !ok;
+        etch_clear_error();
+        if (!fell) break;
+        CHECK(program(s, y) && !memcmp(y, expected, sizeof y));
+        CHECK(etch_memory().tensors == tensors && etch_device_stats(gpu).bytes_live == bytes);
+        etch_device_trim(gpu);
+    }
+    CHECK(n > 20 && n < 3000 && errors > 0);
+}
+
+/* The same for each allocation. */
+static void each_allocation_fails_once(void) {
+    register_all();
+    cu_stream s = new_stream();
+    float expected[16], y[16];
+    CHECK(function("axpy"));
+    CHECK(program(s, expected) && program(s, expected));
+    int64_t tensors = etch_memory().tensors, bytes = etch_memory().bytes_live;
+    int errors = 0, n = 0;
+    for (bool last = false; !last && n < 3000; n++) {
+        etch__fail_allocation(n);
+        bool ok = program(s, y);
+        last = etch__fail_allocation(-1) <= n;
+        CHECK(ok || etch_last_status() == ETCH_ERR_OUT_OF_MEMORY);
+        CHECK(!ok || !memcmp(y, expected, sizeof y));
+        errors += !ok;
+        etch_clear_error();
+        CHECK(etch_memory().tensors == tensors && etch_memory().bytes_live == bytes);
+    }
+    CHECK(n > 20 && n < 3000 && errors > 0);
+}
+
+/* ---- */
+
+int main(void) {
+    if (!use_fakes()) return 77;
+    const struct CMUnitTest tests[] = {
+        IN_CHILD(eager_and_compiled, NULL),
+        IN_CHILD(eager_and_compiled, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(views_and_empty_tensors, NULL),
+        IN_CHILD(writes_in_place, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(reduce_overhead, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(in_a_graph_of_the_users, NULL),
+        IN_CHILD(under_modes, NULL),
+        IN_CHILD(callback_fails, NULL),
+        IN_CHILD(fault_names_the_operator, NULL),
+        IN_CHILD(wrong_results_are_found, NULL),
+        IN_CHILD(kept_tensors_stay, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(overrides_are_of_one_device, NULL),
+        IN_CHILD(overrides_of_a_custom_operator, NULL),
+        IN_CHILD(streams_of_the_users, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(streams_may_be_destroyed, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(streams_that_are_refused, NULL),
+        IN_CHILD(streams_of_threads, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(asking_is_a_break, NULL),
+        IN_CHILD(each_call_fails_once, NULL),
+        IN_CHILD(each_allocation_fails_once, NULL),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
