@@ -17,7 +17,12 @@ typedef struct device_kind {
     /* Sets data, free_fn and free_ctx of a storage of s->bytes on device `index`; out_of_memory, or
      * another error, where it cannot. */
     etch_status (*allocate)(int index, etch_storage *s);
-    /* Copies bytes between storages (at byte offsets); one side may be on the CPU. */
+    /* The same for a storage on the CPU that is to be pinned. */
+    etch_status (*allocate_pinned)(int index, etch_storage *s);
+    /* Waits for the copies that use a pinned storage, and takes EXPOSED_PENDING from it. */
+    etch_status (*settle)(etch_storage *s);
+    /* Copies bytes between storages (at byte offsets); one side may be on the CPU. Where that one is
+     * pinned, the copy may be under way on return (EXPOSED_PENDING). */
     etch_status (*copy)(etch_storage *dst, size_t dst_at, etch_storage *src, size_t src_at,
                         size_t bytes);
     /* Waits for everything issued; reports what failed meanwhile. */
@@ -55,6 +60,10 @@ typedef struct host_view {
 } host_view;
 const etch_tensor *etch__host_view(const etch_tensor *t, host_view *v);
 void etch__host_view_end(host_view *v);
+
+/* Checks what the user says of memory; gives the number of elements, or -1 with the error set. */
+int64_t etch__check_memory(const char *function, const void *site, const void *data,
+                           etch_dtype dtype, const etch_shape *sizes);
 
 /* A new contiguous tensor on the host, its storage not shared yet: moved to the thread's current
  * device. NULL: the error is set, the scope still owns t. */

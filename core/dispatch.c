@@ -74,7 +74,10 @@ etch_tensor *etch__dispatch(const op_call *call) {
 
 static bool inputs_ready(const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
-        if (likely(!call->in[i]->deferred)) continue;
+        if (likely(!call->in[i]->deferred)) {
+            if (unlikely(etch__await_copy(call->in[i]) != ETCH_OK)) return false;
+            continue;
+        }
         if (etch__tls.in_flush)
             etch__error_at(call->site, ETCH_ERR_DEFERRED_IN_FLUSH,
                            "%s: argument %d is a deferred tensor of the function that is being "
@@ -159,10 +162,10 @@ etch_tensor *etch__run_eager(const op_call *call) {
 
 etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *site) {
     if (!etch__check_handle(t)) return etch__tls.status;
-    if (likely(!t->deferred && !etch__tls.run)) return ETCH_OK;
+    if (likely(!t->deferred && !etch__tls.run)) return etch__await_copy(t);
     etch_status status = etch__trace_hooks.read(t, why, site);
-    if (status != ETCH_OK || etch__check_handle(t)) return status;
-    return etch__tls.status;
+    if (status != ETCH_OK) return status;
+    return etch__check_handle(t) ? etch__await_copy(t) : etch__tls.status;
 }
 
 etch_status etch_flush(void) {

@@ -10,9 +10,8 @@
 
 /* ---- in ---- */
 
-/* Checks what the user says of memory; gives the number of elements, or -1. */
-static int64_t check_memory(const char *function, const void *site, const void *data,
-                            etch_dtype dtype, const etch_shape *s) {
+int64_t etch__check_memory(const char *function, const void *site, const void *data,
+                           etch_dtype dtype, const etch_shape *s) {
     int64_t stride[ETCH_MAX_DIMS], numel = -1;
     bool negative = false;
     for (int i = 0; i < s->n && i < ETCH_MAX_DIMS; i++) negative |= s->v[i] < 0;
@@ -53,7 +52,7 @@ etch_tensor *etch__to_current_device(etch_tensor *t) {
 }
 
 etch_tensor *etch_from_host(const void *data, etch_dtype dtype, etch_shape sizes) {
-    int64_t numel = check_memory("etch_from_host", SITE, data, dtype, &sizes);
+    int64_t numel = etch__check_memory("etch_from_host", SITE, data, dtype, &sizes);
     etch_tensor *t = numel < 0 ? NULL : etch__tensor_new(dtype, sizes.n, sizes.v);
     if (!t) return NULL;
     if (numel) memcpy(t->storage->data, data, (size_t)numel * etch_dtype_size(dtype));
@@ -81,7 +80,7 @@ static etch_tensor *wrapping_handle(etch_storage *s, etch_dtype dtype, const etc
 
 etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
                             void (*free_fn)(void *ctx), void *ctx) {
-    int64_t numel = check_memory("etch_wrap_host", SITE, data, dtype, &sizes);
+    int64_t numel = etch__check_memory("etch_wrap_host", SITE, data, dtype, &sizes);
     if (numel < 0) return NULL;
     if ((uintptr_t)data % etch_dtype_size(dtype)) {
         etch__error_at(SITE, ETCH_ERR_INVALID_ARGUMENT, "etch_wrap_host: %p is not aligned for %s",

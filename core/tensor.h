@@ -14,6 +14,7 @@
 typedef struct etch_storage {
     atomic_int refs;
     uint8_t device;       /* 0: the CPU; else see core/device.h */
+    uint8_t pinned;       /* on the CPU, in memory of a device's driver: copies need not wait */
     atomic_uchar exposed; /* EXPOSED_* bits: the user holds raw pointers */
     atomic_uint version;  /* counts writes */
     size_t bytes;
@@ -24,7 +25,8 @@ typedef struct etch_storage {
     void *free_ctx;
 } etch_storage;
 
-enum { EXPOSED_READ = 1, EXPOSED_WRITE = 2, EXPOSED_WRAPPED = 4 };
+/* EXPOSED_PENDING: a copy between it and a device is under way; who touches it waits first. */
+enum { EXPOSED_READ = 1, EXPOSED_WRITE = 2, EXPOSED_WRAPPED = 4, EXPOSED_PENDING = 8 };
 
 /* What the user has said of a tensor's dimensions, a bit each: see etch_mark_dynamic. */
 typedef struct dim_marks {
@@ -52,6 +54,15 @@ struct etch_tensor {
     dim_marks *marks;      /* or NULL */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 };
+
+/* Waits for a copy that is under way between the host storage and a device. */
+etch_status etch__await_storage(etch_storage *s);
+static inline etch_status etch__await_copy(const etch_tensor *t) {
+    if (likely(!t->storage || !(atomic_load_explicit(&t->storage->exposed, memory_order_relaxed) &
+                                EXPOSED_PENDING)))
+        return ETCH_OK;
+    return etch__await_storage(t->storage);
+}
 
 /* ---- making and destroying ---- */
 

@@ -116,6 +116,7 @@ static void use_synchronize(etch_tensor *y) {
     (void)y;
     etch_synchronize(ETCH_CPU);
 }
+static void use_to_pinned(etch_tensor *y) { assert_non_null(etch_to_pinned(y)); }
 
 static void use_graph_break(etch_tensor *y) {
     (void)y, assert_int_equal(etch_graph_break("x"), ETCH_OK);
@@ -156,6 +157,7 @@ static const use reads[] = {
     {"etch_bitwise_equal", use_bitwise_equal},
     {"etch_graph_break", use_graph_break},
     {"etch_synchronize", use_synchronize},
+    {"etch_to_pinned", use_to_pinned},
 };
 
 #define QUERY_OF(name, expression)                                                                 \
@@ -183,6 +185,7 @@ QUERY_OF(storage_offset, etch_storage_offset(y))
 QUERY_OF(is_contiguous, etch_is_contiguous(y))
 QUERY_OF(shares_storage, etch_shares_storage(y, y))
 QUERY_OF(is_deferred, etch_is_deferred(y))
+QUERY_OF(is_pinned, etch_is_pinned(y))
 QUERY_OF(num_threads, etch_num_threads())
 QUERY_OF(memory, etch_memory().bytes_live)
 QUERY_OF(list_backends, etch_list_backends()[0] != NULL)
@@ -226,6 +229,7 @@ static const use queries[] = {
     QUERY(is_contiguous),
     QUERY(shares_storage),
     QUERY(is_deferred),
+    QUERY(is_pinned),
     QUERY(num_threads),
     QUERY(memory),
     QUERY(list_backends),

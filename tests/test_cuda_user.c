@@ -606,6 +606,195 @@ static void asking_is_a_break(void) {
     etch_function_free(f);
 }
 
+/* ---- pinned memory ---- */
+
+static unsigned long pending(void) {
+    return ((unsigned long (*)(void))control("fake_cuda_pending"))();
+}
+
+/* A new pinned tensor with the ramp, shifted. */
+static etch_tensor *pinned_ramp(int64_t n, float shift) {
+    etch_tensor *t = etch_empty_pinned(ETCH_F32, ETCH_SHAPE(n));
+    float *to = t ? etch_data_mut(t) : NULL;
+    for (int64_t i = 0; to && i < n; i++) to[i] = (float)i + shift;
+    return to ? t : NULL;
+}
+
+static etch_tensor *times_two(etch_tensor *x) {
+    etch_tensor *a = etch_neg(x);
+    return etch_mul_scalar(a, -2);
+}
+
+static etch_tensor *captured;
+static etch_tensor *adds_captured(etch_tensor *x) {
+    etch_tensor *a = etch_neg(x);
+    return etch_sub(captured, a);
+}
+static etch_tensor *writes_captured(etch_tensor *x) {
+    etch_add_(captured, x);
+    return etch_neg(captured);
+}
+
+enum { WAYS = 7 };
+
+/* Overwrites the pinned tensor, in one of many ways. */
+static void overwrite(etch_tensor *p, int way, etch_function *writes) {
+    captured = p;
+    if (way == 0) CHECK(etch_fill_(p, -1));
+    if (way == 1) CHECK(etch_fill_(etch_slice(p, 0, 1, ETCH_ABSENT, 1), -1));
+    if (way == 2) memset(etch_data_mut(p), 0, 4);
+    if (way == 3) CHECK(etch_call(writes, etch_ones(ETCH_F32, etch_sizes(p))));
+    if (way == 4) CHECK(etch_neg_(p));
+    if (way == 5) CHECK(etch_mul_(p, p));
+    if (way == 6) CHECK(etch_call(writes, p));
+}
+
+/* Copies from it are not waited for, but by who writes to it. */
+static void pinned_to_device(void) {
+    enum { N = 3000 };
+    etch_function *writes = etch_compile(writes_captured);
+    for (int round = 0; round < 2; round++)
+        for (int way = 0; way < WAYS; way++)
+            ETCH_SCOPE {
+                etch_tensor *p = pinned_ramp(N, (float)way);
+                CHECK(p && etch_is_pinned(p) && etch_device_of(p) == ETCH_CPU);
+                CHECK(etch_synchronize(gpu) == ETCH_OK && !pending());
+                etch_tensor *d = on_gpu(p), *want = etch_add_scalar(ramp(N), way);
+                CHECK(d && !etch_is_pinned(d));
+                CHECK(pending()); /* it was not waited for */
+                overwrite(p, way, writes);
+                CHECK(!same(p, want) && same(here(d), want));
+            }
+    CHECK(etch_function_counters(writes).graph_breaks == 0);
+    etch_function_free(writes);
+}
+
+/* Who touches a copy that is under way waits for it. */
+static void device_to_pinned(void) {
+    enum { N = 3000 };
+    etch_function *f = etch_compile(times_two), *g = etch_compile(adds_captured);
+    float x[4];
+    for (int round = 0; round < 3; round++)
+        ETCH_SCOPE {
+            etch_tensor *d = etch_add_scalar(on_gpu(ramp(N)), round), *p[6];
+            etch_tensor *want = etch_add_scalar(ramp(N), round);
+            for (int i = 0; i < 6; i++) CHECK((p[i] = etch_to_pinned(d)));
+            CHECK(etch_is_pinned(p[0]) && etch_device_of(p[0]) == ETCH_CPU && pending());
+            CHECK(etch_item(etch_select(p[0], 0, N - 1)) == N - 1 + round);
+            CHECK(((const float *)etch_data(p[1]))[7] == 7 + round);
+            CHECK(same(etch_add(p[2], p[2]), etch_mul_scalar(want, 2)));
+            CHECK(same(etch_call(f, p[3]), etch_mul_scalar(want, 2)));
+            captured = p[4];
+            CHECK(same(etch_call(g, ramp(N)), etch_add(want, ramp(N))));
+            CHECK(etch_to_host(etch_slice(p[5], 0, 0, 4, 1), x, sizeof x) == ETCH_OK);
+            CHECK(x[3] == 3 + round);
+        }
+    CHECK(etch_function_counters(f).graphs == 1 && etch_function_counters(f).plan_runs == 2);
+    etch_function_free(f);
+    etch_function_free(g);
+}
+
+/* Freed while a copy is under way, and used again. */
+static void pinned_memory_is_kept(void) {
+    enum { N = 2000, ROUNDS = 12 };
+    etch_tensor *kept[ROUNDS];
+    for (int i = 0; i < ROUNDS; i++)
+        ETCH_SCOPE {
+            etch_tensor *d = etch_to_device(pinned_ramp(N, (float)i), ETCH_CUDA(i % 2));
+            CHECK((kept[i] = etch_keep(d)));
+            if (i % 3 == 2) CHECK(etch_synchronize(ETCH_CUDA(i % 2)) == ETCH_OK);
+            CHECK(etch_to_pinned(d));
+        }
+    for (int i = 0; i < ROUNDS; i++) CHECK(same(here(kept[i]), etch_add_scalar(ramp(N), i)));
+    CHECK(live("host") > 0 && live("host") < 2 * ROUNDS);
+    CHECK(etch_device_trim(gpu) == ETCH_OK && live("host") == 0);
+}
+
+static void pinned_views_and_devices(void) {
+    etch_tensor *m = etch_view(ramp(30), ETCH_SHAPE(5, 6)), *d = on_gpu(m);
+    CHECK(same(etch_to_pinned(etch_t(d)), etch_t(m)));
+    CHECK(same(etch_to_pinned(etch_t(m)), etch_t(m)));
+    CHECK(etch_numel(etch_to_pinned(etch_slice(d, 0, 2, 2, 1))) == 0);
+    etch_tensor *p = etch_to_pinned(m), *both[2];
+    for (int i = 0; i < 6; i++) CHECK((both[i % 2] = etch_to_device(p, ETCH_CUDA(i % 2))));
+    CHECK(etch_fill_(p, 0));
+    for (int i = 0; i < 2; i++) CHECK(same(here(both[i]), m));
+    CHECK(same(here(on_gpu(etch_t(etch_to_pinned(m)))), etch_t(m)));
+    ETCH_ON(ETCH_CUDA(1)) CHECK(etch_device_of(etch_to_pinned(d)) == ETCH_CPU);
+    CHECK(!etch_empty_pinned(ETCH_F32, ETCH_SHAPE(2, -1)) && etch_last_status() == ETCH_ERR_SHAPE);
+    CHECK(!etch_empty_pinned((etch_dtype)77, ETCH_SHAPE(2)));
+    CHECK(!etch_to_pinned(NULL));
+}
+
+/* Between devices, of a tensor whose last work was on another stream. */
+static void copies_between_devices(void) {
+    etch_tensor *x = ramp(900), *d = on_gpu(x);
+    cu_stream s = new_stream();
+    for (int i = 1; i < 6; i++) {
+        CHECK(etch_cuda_set_stream(gpu, s) == ETCH_OK);
+        d = etch_add_scalar(d, 1);
+        CHECK(etch_cuda_set_stream(gpu, NULL) == ETCH_OK);
+        d = etch_to_device(etch_to_device(d, ETCH_CUDA(1)), gpu);
+        CHECK(same(here(d), etch_add_scalar(x, i)));
+    }
+}
+
+static void pinned_in_a_graph(void) {
+    etch_cuda_graph *g = NULL;
+    etch_tensor *p = pinned_ramp(50, 0), *y = NULL;
+    CHECK(p && etch_neg(on_gpu(p)) && etch_synchronize(gpu) == ETCH_OK);
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(g) y = etch_neg(on_gpu(p));
+    CHECK(g && y);
+    for (int i = 0; i < 3; i++) {
+        CHECK(etch_fill_(p, i));
+        CHECK(etch_cuda_graph_replay(g) == ETCH_OK && etch_synchronize(gpu) == ETCH_OK);
+        CHECK(same(here(y), etch_neg(etch_full(ETCH_F32, ETCH_SHAPE(50), i))));
+    }
+    etch_cuda_graph_free(g);
+}
+
+static void pinned_without_a_gpu(void) {
+    etch_tensor *p = pinned_ramp(20, 1);
+    CHECK(p && !etch_is_pinned(p) && same(p, etch_add_scalar(ramp(20), 1)));
+    CHECK(same(etch_to_pinned(p), p));
+}
+
+static bool pinned_program(float *y) {
+    bool ok = false;
+    ETCH_SCOPE {
+        etch_tensor *p = pinned_ramp(16, 1), *d = p ? on_gpu(p) : NULL;
+        etch_tensor *e = d && etch_fill_(p, 5) ? etch_to_device(p, ETCH_CUDA(1)) : NULL;
+        etch_tensor *q = e ? etch_to_pinned(etch_add_scalar(d, 1)) : NULL;
+        etch_tensor *r = q ? etch_to_pinned(e) : NULL, *all = r ? etch_add(q, r) : NULL;
+        ok = all && etch_to_host(all, y, 16 * sizeof *y) == ETCH_OK;
+    }
+    return ok;
+}
+
+static void each_pinned_call_fails_once(void) {
+    float expected[16], y[16];
+    CHECK(pinned_program(expected) && expected[3] == 10);
+    etch_device_trim(gpu);
+    int64_t tensors = etch_memory().tensors, bytes = etch_memory().bytes_live;
+    int errors = 0, n = 1;
+    for (; n < 1000; n++) {
+        unsigned long before = failed();
+        fail_after(n);
+        bool ok = pinned_program(y);
+        bool fell = failed() > before;
+        fail_after(0);
+        CHECK(ok || (fell && etch_last_status() != ETCH_OK));
+        CHECK(!ok || !memcmp(y, expected, sizeof y));
+        errors += !ok;
+        etch_clear_error();
+        if (!fell) break;
+        CHECK(pinned_program(y) && !memcmp(y, expected, sizeof y));
+        CHECK(etch_memory().tensors == tensors && etch_memory().bytes_live == bytes);
+        etch_device_trim(gpu);
+    }
+    CHECK(n > 10 && n < 1000 && errors > 10);
+}
+
 /* ---- failing calls ---- */
 
 /* On a stream of the user's, every kind of operator; false: a call failed with an error. */
@@ -695,6 +884,14 @@ int main(void) {
         IN_CHILD(streams_that_are_refused, NULL),
         IN_CHILD(streams_of_threads, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(asking_is_a_break, NULL),
+        IN_CHILD(pinned_to_device, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(device_to_pinned, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(pinned_memory_is_kept, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(pinned_views_and_devices, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(copies_between_devices, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(pinned_in_a_graph, NULL),
+        IN_CHILD(pinned_without_a_gpu, "ETCH_CUDA=0"),
+        IN_CHILD(each_pinned_call_fails_once, NULL),
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(each_allocation_fails_once, NULL),
     };

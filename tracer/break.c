@@ -121,7 +121,7 @@ int64_t etch__trace_offset(const etch_tensor *t) {
 void etch__end_exposure(run *r, const etch_storage *s) {
     for (int64_t i = 0; i < r->nexposed; i++) {
         if (r->exposed[i] != s) continue;
-        atomic_fetch_and(&r->exposed[i]->exposed, (unsigned char)EXPOSED_WRAPPED);
+        atomic_fetch_and(&r->exposed[i]->exposed, EXPOSED_WRAPPED | EXPOSED_PENDING);
         etch__storage_release(r->exposed[i]);
         r->exposed[i--] = r->exposed[--r->nexposed];
     }
@@ -144,11 +144,13 @@ etch_status etch__trace_expose(const etch_tensor *t, int bits, const void *site)
     return ETCH_OK;
 }
 
-/* A view of memory that is exposed for reading may be deferred, and is then written. */
+/* A view of memory that is exposed for reading may be deferred, and is then written. A copy that is
+ * under way is waited for here, so that code need not. */
 static bool touches_exposed(const op_call *call) {
     bool writes = etch__ops[call->op].kind == KIND_INPLACE;
     int64_t offset;
     for (int i = 0; i < call->nin; i++) {
+        if (unlikely(etch__await_copy(call->in[i]) != ETCH_OK)) return true;
         int bits =
             etch__exposed_bits(writes && i == 0 ? root_of(call->in[0], &offset) : call->in[i]);
         if (bits & EXPOSED_WRITE || (bits && writes && i == 0)) return true;

@@ -498,11 +498,20 @@ static etch_status call_profiled(etch_function *f, etch_tensor *const *in, int n
     return status;
 }
 
+/* Memory that a copy is still filling, or reading, is no exposed memory to the body. */
+static etch_status await_copies(etch_tensor *const *in, int nin) {
+    for (int i = 0; i < nin; i++)
+        if (in[i] && in[i]->magic == TENSOR_ALIVE && etch__await_copy(in[i]) != ETCH_OK)
+            return etch__tls.status;
+    return ETCH_OK;
+}
+
 static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                            int nout, const void *site) {
     if (unlikely(!f)) return etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
     if (unlikely(!counts_ok(f, in, nin, out, nout))) return etch__tls.status;
     clear(out, nout);
+    if (unlikely(await_copies(in, nin) != ETCH_OK)) return etch__tls.status;
     etch_status status = unlikely(etch__profile_on()) ? call_profiled(f, in, nin, out, nout, site)
                                                       : call_function(f, in, nin, out, nout, site);
     if (unlikely(status != ETCH_OK)) clear(out, nout);

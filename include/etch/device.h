@@ -60,6 +60,21 @@ static inline void etch_device_leave(etch_device_guard *g) { etch_set_device(g->
          __attribute__((cleanup(etch_device_leave))) = etch_device_enter(device);                  \
          guard.open; guard.open = 0)
 
+/* ---- pinned memory ---- */
+
+/* A tensor on the CPU, with undefined contents, in memory that GPUs reach by themselves: a copy between
+ * it and a GPU (etch_to_device, etch_to_pinned) is issued and not waited for. Who touches the tensor
+ * next waits for the copy: operators, compiled functions, readers, etch_data and etch_data_mut; only
+ * a pointer that was got before is not to be used until one of these, or etch_synchronize. Freeing it
+ * is safe at any time. In an ETCH_CUDA_GRAPH a copy from it reads it anew in each replay. Without a
+ * GPU it is an ordinary tensor. */
+ETCH_API etch_tensor *etch_empty_pinned(etch_dtype dtype, etch_shape sizes);
+/* A copy of t in such a tensor: of one on a GPU issued, not waited for. A graph break inside a compiled
+ * function. */
+ETCH_API etch_tensor *etch_to_pinned(const etch_tensor *t);
+/* Whether t lies in pinned memory. */
+ETCH_API bool etch_is_pinned(const etch_tensor *t);
+
 /* What a GPU's memory and launches have come to since start. Bytes are those of whole blocks. */
 typedef struct etch_device_stats_t {
     int64_t bytes_live, bytes_peak; /* held by tensors and plans */
