@@ -795,6 +795,116 @@ static void each_pinned_call_fails_once(void) {
     CHECK(n > 10 && n < 1000 && errors > 10);
 }
 
+/* ---- convolution ---- */
+
+typedef struct conv_case {
+    int64_t images, channels, h, w, outputs, kh, kw;
+    int64_t stride[2], padding[2], dilation[2], groups;
+} conv_case;
+
+static const conv_case *conv_now;
+static etch_tensor *conv_body(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
+    const conv_case *c = conv_now;
+    etch_shape s = ETCH_SHAPE(c->stride[0], c->stride[1]),
+               p = ETCH_SHAPE(c->padding[0], c->padding[1]),
+               d = ETCH_SHAPE(c->dilation[0], c->dilation[1]);
+    return etch_conv2d(x, w, b, s, p, d, c->groups);
+}
+
+static etch_tensor *random_of(etch_dtype dtype, etch_shape s) {
+    return etch_to(etch_randn(ETCH_F64, s), dtype);
+}
+
+/* |got - exact| is at most the error of a sum of K terms and one rounding. */
+static bool within_bound(etch_tensor *got, etch_tensor *x, etch_tensor *w, etch_tensor *b) {
+    static const double digits[ETCH_DTYPE_COUNT] = {
+        [ETCH_F32] = 0x1p-24, [ETCH_F64] = 0x1p-53, [ETCH_BF16] = 0x1p-8, [ETCH_F16] = 0x1p-11};
+    etch_dtype d = etch_dtype_of(x);
+    double wide = d == ETCH_F64 ? 0x1p-53 : 0x1p-24;
+    double terms = (double)(etch_numel(w) / etch_size(w, 0)) + 2;
+    x = etch_to(x, ETCH_F64), w = etch_to(w, ETCH_F64);
+    if (b != ETCH_NONE) b = etch_to(b, ETCH_F64);
+    etch_tensor *exact = conv_body(x, w, b);
+    etch_tensor *size = conv_body(etch_abs(x), etch_abs(w), b == ETCH_NONE ? b : etch_abs(b));
+    etch_tensor *bound = etch_add(etch_mul_scalar(size, 2 * terms * wide),
+                                  etch_mul_scalar(etch_abs(exact), 1.01 * digits[d]));
+    bound = etch_add_scalar(bound, d == ETCH_F16 ? 0x1p-24 : 0);
+    etch_tensor *off = etch_sub(etch_abs(etch_sub(etch_to(got, ETCH_F64), exact)), bound);
+    return etch_item(etch_amax(off, ETCH_DIMS(0, 1, 2, 3), false)) <= 0;
+}
+
+static void check_conv(etch_dtype dtype, bool bias, bool strided) {
+    const conv_case *c = conv_now;
+    etch_function *f = etch_compile(conv_body);
+    etch_tensor *x,
+        *w = random_of(dtype, ETCH_SHAPE(c->outputs, c->channels / c->groups, c->kh, c->kw));
+    x = random_of(dtype, ETCH_SHAPE(c->images, c->channels, c->h, c->w));
+    if (strided)
+        x = etch_transpose(random_of(dtype, ETCH_SHAPE(c->images, c->channels, c->w, c->h)), 2, 3);
+    if (strided) w = etch_flip(etch_transpose(etch_transpose(w, 0, 1), 0, 1), ETCH_DIMS(0));
+    etch_tensor *b = bias ? random_of(dtype, ETCH_SHAPE(2 * c->outputs)) : ETCH_NONE;
+    if (bias) b = etch_slice(b, 0, 0, ETCH_ABSENT, 2);
+    etch_tensor *xd = on_gpu(x), *wd = on_gpu(w), *bd = bias ? on_gpu(b) : b;
+    if (strided) xd = etch_transpose(on_gpu(etch_contiguous(etch_transpose(x, 2, 3))), 2, 3);
+    if (strided)
+        wd = etch_permute(on_gpu(etch_contiguous(etch_permute(w, ETCH_DIMS(1, 2, 3, 0)))),
+                          ETCH_DIMS(3, 0, 1, 2));
+    unsigned long copies = calls_of("cuMemcpyDtoHAsync_v2");
+    etch_tensor *got = conv_body(xd, wd, bd);
+    CHECK(got && calls_of("cuMemcpyDtoHAsync_v2") == copies); /* not by way of the host */
+    if (etch_numel(got)) CHECK(within_bound(here(got), x, w, b));
+    for (int i = 0; i < 3; i++) CHECK(same(etch_call(f, xd, wd, bd), got));
+    etch_function_free(f);
+}
+
+static void convolutions(void) {
+    static const conv_case cases[] = {
+        {2, 3, 7, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
+        {1, 4, 12, 5, 70, 3, 2, {2, 1}, {0, 2}, {1, 2}, 1},
+        {3, 8, 6, 6, 16, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
+        {2, 5, 11, 13, 6, 1, 1, {2, 3}, {0, 0}, {1, 1}, 1},
+        {2, 6, 8, 8, 6, 3, 3, {1, 1}, {1, 1}, {1, 1}, 6},
+        {2, 4, 9, 7, 8, 5, 3, {2, 2}, {2, 1}, {1, 1}, 2},
+        {3, 6, 5, 6, 68, 2, 2, {1, 1}, {3, 0}, {2, 1}, 2},
+        {1, 2, 1, 1, 3, 1, 1, {1, 1}, {4, 4}, {1, 1}, 1},
+        {0, 3, 5, 5, 2, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1},
+        {2, 3, 20, 20, 66, 5, 5, {1, 1}, {2, 2}, {1, 1}, 1},
+        {1, 80, 10, 10, 65, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
+    };
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
+        for (int d = 0; d < 4; d++)
+            for (int way = 0; way < 4; way++)
+                ETCH_SCOPE {
+                    etch_manual_seed(k);
+                    conv_now = &cases[k];
+                    check_conv(dtypes[d], way & 1, way & 2);
+                }
+}
+
+/* More images than one matrix holds: two products, the second's results at an address that the
+ * library can write to. */
+static void convolution_in_parts(void) {
+    static const conv_case parts = {14, 8, 63, 65, 1, 7, 7, {1, 1}, {0, 0}, {1, 1}, 1};
+    conv_now = &parts;
+    for (int bias = 0; bias < 2; bias++)
+        ETCH_SCOPE { check_conv(ETCH_F64, bias, false); }
+}
+
+/* An operator of the table that others are made of stays theirs. */
+static void convolution_ignores_overrides(void) {
+    static const conv_case small = {2, 3, 9, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1};
+    etch_device d = gpu;
+    conv_now = &small;
+    etch_tensor *x = on_gpu(random_of(ETCH_F32, ETCH_SHAPE(2, 3, 9, 9)));
+    etch_tensor *w = on_gpu(random_of(ETCH_F32, ETCH_SHAPE(5, 3, 3, 3)));
+    etch_tensor *want = conv_body(x, w, ETCH_NONE);
+    etch_override *o = etch_op_override(etch_op_find("bmm"), "cuda", relu_kernel, &d);
+    override_runs = 0;
+    CHECK(o && same(conv_body(x, w, ETCH_NONE), want) && override_runs == 0);
+    etch_op_override_undo(o);
+}
+
 /* ---- failing calls ---- */
 
 /* On a stream of the user's, every kind of operator; false: a call failed with an error. */
@@ -892,6 +1002,10 @@ int main(void) {
         IN_CHILD(pinned_in_a_graph, NULL),
         IN_CHILD(pinned_without_a_gpu, "ETCH_CUDA=0"),
         IN_CHILD(each_pinned_call_fails_once, NULL),
+        IN_CHILD(convolutions, NULL),
+        IN_CHILD(convolutions, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(convolution_in_parts, NULL),
+        IN_CHILD(convolution_ignores_overrides, NULL),
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(each_allocation_fails_once, NULL),
     };

@@ -1,0 +1,340 @@
+/* convolution on a device: as on the CPU, the output of an image is the product of the weights and
+ * the matrix of the input values under the kernel (its rows: input channel and place in the kernel;
+ * its columns: positions).
+ *
+ * A kernel lays the matrix out for as many images as fit in a workspace; the product is the library's,
+ * through the operators bmm, mm and addmm, and so has one algorithm for each shape. Groups of few
+ * channels are computed element by element, by the chain acc = +0, acc = fma(weight, value, acc) in
+ * the order of the matrix' rows. Which way is taken is a function of the sizes. Half types
+ * accumulate in f32 and are rounded once, after the bias. */
+#include <limits.h>
+
+#include "backends/cuda/text.h"
+#include "core/rules.h"
+
+typedef struct conv {
+    cuda_stream *s;
+    const void *site;
+    etch_tensor *x, *w, *bias, *y; /* w is row-major; bias may be ETCH_NONE */
+    conv_numbers at;
+    int64_t images, in_channels, out_channels; /* channels of a group */
+    int64_t in[2], out[2], kernel[2], rows, positions;
+    bool plain; /* a kernel of one element over whole planes: the input is the matrix */
+} conv;
+
+/* ---- code of our own ---- */
+
+/* What both kernels that look under the window begin with. */
+#define WINDOW_TEXT                                                                                \
+    "struct etch_window {\n"                                                                       \
+    "    i64 h, w, out_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, step_h, step_w;\n" \
+    "    i64 x_image, x_channel, x_row, x_column;\n"                                               \
+    "};\n"                                                                                         \
+    "/* The value of a channel under place (kh, kw) of the kernel at position (oh, ow). */\n"      \
+    "__device__ inline ETCH_0 under(const etch_window &a, const ETCH_0 *x, i64 kh, i64 kw, i64 "   \
+    "oh,\n"                                                                                        \
+    "                               i64 ow) {\n"                                                   \
+    "    const i64 ih = oh * a.stride_h - a.pad_h + kh * a.step_h;\n"                              \
+    "    const i64 iw = ow * a.stride_w - a.pad_w + kw * a.step_w;\n"                              \
+    "    ETCH_0 zero = {};\n"                                                                      \
+    "    const bool inside = ih >= 0 && ih < a.h && iw >= 0 && iw < a.w;\n"                        \
+    "    return inside ? x[ih * a.x_row + iw * a.x_column] : zero;\n"                              \
+    "}\n"
+
+/* A block writes up to 1024 neighbouring columns of one row and image. */
+static const char matrix_text[] = WINDOW_TEXT
+    "struct etch_args {\n"
+    "    const ETCH_0 *x;\n"
+    "    ETCH_0 *m;\n"
+    "    i64 units, chunks, rows, positions, m_image, m_row;\n"
+    "    etch_window at;\n"
+    "};\n"
+    "extern \"C\" __global__ void etch_windows(const __grid_constant__ etch_args a) {\n"
+    "    for (i64 u = blockIdx.x; u < a.units; u += gridDim.x) {\n"
+    "        const i64 line = u / a.chunks, image = line / a.rows, row = line % a.rows;\n"
+    "        const i64 kw = row % a.at.kernel_w, kh = row / a.at.kernel_w % a.at.kernel_h;\n"
+    "        const i64 channel = row / a.at.kernel_w / a.at.kernel_h;\n"
+    "        const ETCH_0 *x = a.x + image * a.at.x_image + channel * a.at.x_channel;\n"
+    "        ETCH_0 *m = a.m + image * a.m_image + row * a.m_row;\n"
+    "        const unsigned columns = (unsigned)a.at.out_w, last = (unsigned)a.positions;\n"
+    "        unsigned p = (unsigned)(u % a.chunks) * 1024 + threadIdx.x;\n"
+    "        for (int i = 0; i < 4 && p < last; i++, p += 256)\n"
+    "            m[p] = under(a.at, x, kh, kw, p / columns, p % columns);\n"
+    "    }\n"
+    "}\n";
+
+/* A thread has one element of the result. */
+static const char direct_text[] = WINDOW_TEXT
+    "struct etch_args {\n"
+    "    const ETCH_0 *x, *w, *bias;\n"
+    "    ETCH_0 *y;\n"
+    "    i64 units, chunks, channels, group, in_channels, positions, bias_step;\n"
+    "    etch_window at;\n"
+    "};\n"
+    "extern \"C\" __global__ void etch_direct(const __grid_constant__ etch_args a) {\n"
+    "    for (i64 u = blockIdx.x; u < a.units; u += gridDim.x) {\n"
+    "        const i64 line = u / a.chunks, image = line / a.channels, channel = line % "
+    "a.channels;\n"
+    "        const i64 p = u % a.chunks * 256 + threadIdx.x;\n"
+    "        const i64 oh = p / a.at.out_w, ow = p % a.at.out_w;\n"
+    "        const i64 first = channel / a.group * a.in_channels;\n"
+    "        const ETCH_0 *x = a.x + image * a.at.x_image + first * a.at.x_channel;\n"
+    "        const ETCH_0 *w =\n"
+    "            a.w + channel * a.in_channels * a.at.kernel_h * a.at.kernel_w;\n"
+    "        if (p >= a.positions) continue;\n"
+    "        VALUE_0 acc = 0;\n"
+    "        for (i64 c = 0; c < a.in_channels; c++, x += a.at.x_channel)\n"
+    "            for (i64 kh = 0; kh < a.at.kernel_h; kh++)\n"
+    "                for (i64 kw = 0; kw < a.at.kernel_w; kw++, w++)\n"
+    "                    acc = FMA(value(*w), value(under(a.at, x, kh, kw, oh, ow)), acc);\n"
+    "        if (a.bias) acc = acc + value(a.bias[channel * a.bias_step]);\n"
+    "        put(a.y + line * a.positions + p, acc);\n"
+    "    }\n"
+    "}\n";
+
+static const char bias_text[] =
+    "struct etch_args {\n"
+    "    ETCH_0 *y;\n"
+    "    const ETCH_0 *bias;\n"
+    "    i64 n, channels, positions, bias_step;\n"
+    "};\n"
+    "extern \"C\" __global__ void etch_add_bias(const __grid_constant__ etch_args a) {\n"
+    "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
+    "    for (; i < a.n; i += (i64)gridDim.x * blockDim.x) {\n"
+    "        const i64 channel = i / a.positions % a.channels;\n"
+    "        put(a.y + i, value(a.y[i]) + value(a.bias[channel * a.bias_step]));\n"
+    "    }\n"
+    "}\n";
+
+typedef struct window {
+    int64_t h, w, out_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, step_h, step_w;
+    int64_t x_image, x_channel, x_row, x_column;
+} window;
+
+static window window_of(const conv *c) {
+    const conv_numbers *at = &c->at;
+    const int64_t *s = c->x->stride;
+    return (window){c->in[0],        c->in[1],      c->out[1],      c->kernel[0],   c->kernel[1],
+                    at->stride[0],   at->stride[1], at->padding[0], at->padding[1], at->dilation[0],
+                    at->dilation[1], s[0],          s[1],           s[2],           s[3]};
+}
+
+static etch_status run_text(const conv *c, const char *symbol, const char *body, int64_t blocks,
+                            void *args) {
+    kernel_text k = {.symbol = symbol, .body = body, .ndtypes = 1};
+    k.dtype[0] = (etch_dtype)c->y->dtype;
+    snprintf(k.defines, sizeof k.defines, "#define FMA %s\n",
+             etch__compute_type(k.dtype[0]) == ETCH_F64 ? "fma" : "fmaf");
+    return etch__cuda_run_text(c->s, &k, blocks, 256, args);
+}
+
+/* ---- element by element ---- */
+
+static etch_status direct(const conv *c) {
+    struct {
+        const void *x, *w, *bias;
+        void *y;
+        int64_t units, chunks, channels, group, in_channels, positions, bias_step;
+        window at;
+    } a = {.x = etch__ptr(c->x),
+           .w = etch__ptr(c->w),
+           .bias = c->bias == ETCH_NONE ? NULL : etch__ptr(c->bias),
+           .y = etch__ptr(c->y),
+           .channels = c->out_channels * c->at.groups,
+           .group = c->out_channels,
+           .in_channels = c->in_channels,
+           .positions = c->positions,
+           .bias_step = c->bias == ETCH_NONE ? 0 : c->bias->stride[0],
+           .at = window_of(c)};
+    a.chunks = (c->positions + 255) / 256;
+    a.units = c->images * a.channels * a.chunks;
+    return run_text(c, "etch_direct", direct_text, a.units, &a);
+}
+
+/* ---- by products ---- */
+
+/* A handle over the memory of t, at an offset in elements from its first. */
+static etch_tensor view_of(const etch_tensor *t, int64_t offset, int ndim, const int64_t *size,
+                           const int64_t *stride) {
+    tensor_meta m = {.dtype = t->dtype, .ndim = (uint8_t)ndim, .device = t->device};
+    etch_tensor v = {.refs = 1, .magic = TENSOR_ALIVE};
+    m.offset = t->offset + offset;
+    memcpy(m.size, size, (size_t)ndim * sizeof *size);
+    memcpy(m.stride, stride, (size_t)ndim * sizeof *stride);
+    etch__apply_meta(&v, &m);
+    v.storage = t->storage;
+    return v;
+}
+
+/* The matrix of a group for n images from `first` on, into m: [n][rows][positions], or flat,
+ * [rows][n * positions]. */
+static etch_status fill_matrix(const conv *c, int64_t group, int64_t first, int64_t n, bool flat,
+                               etch_tensor *m) {
+    struct {
+        const void *x;
+        void *m;
+        int64_t units, chunks, rows, positions, m_image, m_row;
+        window at;
+    } a = {.m = etch__ptr(m), .rows = c->rows, .positions = c->positions, .at = window_of(c)};
+    int64_t at = first * a.at.x_image + group * c->in_channels * a.at.x_channel;
+    a.x = (const char *)etch__ptr(c->x) + at * etch__item_size(c->x);
+    a.m_image = flat ? c->positions : c->rows * c->positions;
+    a.m_row = flat ? n * c->positions : c->positions;
+    a.chunks = (c->positions + 1023) / 1024;
+    a.units = n * c->rows * a.chunks;
+    return run_text(c, "etch_windows", matrix_text, a.units, &a);
+}
+
+/* The device's own kernel of an operator, whatever overrides there are. */
+static etch_status run_op(const conv *c, op_id op, int nin, etch_tensor *const *in,
+                          etch_tensor *out) {
+    static const etch_scalar ones[2] = {{.kind = ETCH_SCALAR_INT, .i = 1},
+                                        {.kind = ETCH_SCALAR_INT, .i = 1}};
+    op_call call = {.op = (uint16_t)op,
+                    .nin = (uint16_t)nin,
+                    .nsc = op == OP_ADDMM ? 2 : 0,
+                    .in = in,
+                    .sc = ones,
+                    .site = c->site};
+    bool before = etch__tls.own_kernels;
+    etch__tls.own_kernels = true;
+    etch_status status = etch__cuda_kernel(&call, &out);
+    etch__tls.own_kernels = before;
+    return status;
+}
+
+/* One group, n images at once: each a product, written where it belongs. */
+static etch_status batched(const conv *c, int64_t first, int64_t n) {
+    int64_t plane = c->out_channels * c->positions;
+    const int64_t sizes[3][3] = {{n, c->out_channels, c->rows},
+                                 {n, c->rows, c->positions},
+                                 {n, c->out_channels, c->positions}};
+    const int64_t strides[3][3] = {
+        {0, c->rows, 1}, {c->x->stride[0], c->x->stride[1], 1}, {plane, c->positions, 1}};
+    etch_tensor w = view_of(c->w, 0, 3, sizes[0], strides[0]);
+    etch_tensor y = view_of(c->y, first * plane, 3, sizes[2], strides[2]);
+    etch_tensor m = view_of(c->x, first * c->x->stride[0], 3, sizes[1], strides[1]);
+    etch_status status = ETCH_OK;
+    if (!c->plain) {
+        if (!etch__cuda_temporary(&m, (etch_dtype)c->x->dtype, 3, sizes[1], c->x->device))
+            return etch__tls.status;
+        status = fill_matrix(c, 0, first, n, false, &m);
+    }
+    if (status == ETCH_OK) status = run_op(c, OP_BMM, 2, (etch_tensor *const[]){&w, &m}, &y);
+    if (!c->plain) etch__cuda_drop(&m);
+    return status;
+}
+
+/* The product of a group's weights with m into t, [channels][n * positions], the bias added. */
+static etch_status flat_product(const conv *c, int64_t group, etch_tensor *m, etch_tensor *t) {
+    int64_t at = group * c->out_channels;
+    etch_tensor w = view_of(c->w, at * c->rows, 2, (int64_t[]){c->out_channels, c->rows},
+                            (int64_t[]){c->rows, 1});
+    if (c->bias == ETCH_NONE) return run_op(c, OP_MM, 2, (etch_tensor *const[]){&w, m}, t);
+    int64_t step = c->bias->stride[0];
+    etch_tensor bias =
+        view_of(c->bias, at * step, 2, (int64_t[]){c->out_channels, 1}, (int64_t[]){step, 1});
+    return run_op(c, OP_ADDMM, 3, (etch_tensor *const[]){&bias, &w, m}, t);
+}
+
+/* A group for n images as one product, whose result is then brought to its place. */
+static etch_status flat(const conv *c, int64_t group, int64_t first, int64_t n) {
+    int64_t columns = n * c->positions, channels = c->at.groups * c->out_channels;
+    const int64_t sizes[3] = {n, c->out_channels, c->positions};
+    int64_t at = (first * channels + group * c->out_channels) * c->positions;
+    etch_tensor y =
+        view_of(c->y, at, 3, sizes, (int64_t[]){channels * c->positions, c->positions, 1});
+    etch_tensor m = {.storage = NULL}, t = {.storage = NULL};
+    int device = c->y->device;
+    etch_dtype dtype = (etch_dtype)c->y->dtype;
+    bool ready = etch__cuda_temporary(&m, dtype, 2, (int64_t[]){c->rows, columns}, device) &&
+                 etch__cuda_temporary(&t, dtype, 2, (int64_t[]){c->out_channels, columns}, device);
+    etch_status status = ready ? fill_matrix(c, group, first, n, true, &m) : etch__tls.status;
+    if (status == ETCH_OK) status = flat_product(c, group, &m, &t);
+    if (status == ETCH_OK) {
+        etch_tensor from = view_of(&t, 0, 3, sizes, (int64_t[]){c->positions, columns, 1});
+        status = etch__cuda_copy(&y, &from, c->site);
+    }
+    etch__cuda_drop(&m);
+    etch__cuda_drop(&t);
+    return status;
+}
+
+static etch_status add_bias(const conv *c) {
+    struct {
+        void *y;
+        const void *bias;
+        int64_t n, channels, positions, bias_step;
+    } a = {etch__ptr(c->y), etch__ptr(c->bias), c->y->numel,
+           c->out_channels, c->positions,       c->bias->stride[0]};
+    return run_text(c, "etch_add_bias", bias_text, (a.n + 255) / 256, &a);
+}
+
+/* ---- the kernel ---- */
+
+enum { WORKSPACE = 128 << 20, DIRECT_CHANNELS = 16, DIRECT_ROWS = 1024 };
+
+static void plan_sizes(conv *c) {
+    bool one = true;
+    c->images = c->x->size[0];
+    c->in_channels = c->w->size[1], c->out_channels = c->w->size[0] / c->at.groups;
+    for (int d = 0; d < 2; d++) {
+        c->in[d] = c->x->size[2 + d], c->out[d] = c->y->size[2 + d];
+        c->kernel[d] = c->w->size[2 + d];
+        one = one && c->kernel[d] == 1 && c->at.stride[d] == 1 && c->at.padding[d] == 0;
+    }
+    c->rows = c->in_channels * c->kernel[0] * c->kernel[1];
+    c->positions = c->out[0] * c->out[1];
+    bool dense =
+        (c->in[1] == 1 || c->x->stride[3] == 1) && (c->in[0] == 1 || c->x->stride[2] == c->in[1]);
+    c->plain = one && dense;
+}
+
+/* Images for one product. The library wants results that begin at a multiple of 16 bytes. */
+static int64_t images_at_once(const conv *c) {
+    int64_t size = etch__item_size(c->y), n = WORKSPACE / size / c->positions / c->rows;
+    if (n >= c->images) return c->images;
+    int64_t plane = c->out_channels * c->positions * size, step = 1;
+    while (step * plane % 16) step *= 2;
+    n = n / step * step;
+    return n < step ? step : n;
+}
+
+static etch_status by_products(const conv *c) {
+    bool half = etch__compute_type((etch_dtype)c->y->dtype) != (etch_dtype)c->y->dtype;
+    bool bias = c->bias != ETCH_NONE, in_place = c->at.groups == 1 && !(half && bias);
+    int64_t step = images_at_once(c);
+    etch_status status = ETCH_OK;
+    for (int64_t first = 0; status == ETCH_OK && first < c->images; first += step) {
+        int64_t n = c->images - first < step ? c->images - first : step;
+        if (in_place) status = batched(c, first, n);
+        for (int64_t g = 0; !in_place && status == ETCH_OK && g < c->at.groups; g++)
+            status = flat(c, g, first, n);
+    }
+    return status == ETCH_OK && in_place && bias ? add_bias(c) : status;
+}
+
+static etch_status run(conv *c) {
+    plan_sizes(c);
+    if (c->positions > INT_MAX || c->rows > INT_MAX || c->images > INT_MAX)
+        return etch__error_at(c->site, ETCH_ERR_UNSUPPORTED,
+                              "convolution: a plane or kernel is too large");
+    bool few = c->at.groups > 1 && c->out_channels <= DIRECT_CHANNELS && c->rows <= DIRECT_ROWS;
+    return few ? direct(c) : by_products(c);
+}
+
+static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
+    conv c = {.x = call->in[0], .bias = call->in[2], .y = outs[0], .site = call->site};
+    etch_tensor dense = {.storage = NULL};
+    if (!c.y->numel) return ETCH_OK;
+    if (!etch__conv_numbers(call, &c.at) || !(c.s = etch__cuda_begin(call, c.y)))
+        return etch__tls.status;
+    etch_status status = etch__cuda_dense(call->in[1], &dense, &c.w);
+    if (status == ETCH_OK) status = run(&c);
+    etch__cuda_drop(&dense);
+    return status;
+}
+
+__attribute__((constructor)) static void register_convolution(void) {
+    etch__cuda_register(OP_CONVOLUTION, convolution);
+}
