@@ -905,6 +905,48 @@ static void convolution_ignores_overrides(void) {
     etch_op_override_undo(o);
 }
 
+/* ---- powers of integers ---- */
+
+static etch_tensor *powers(etch_tensor *x, etch_tensor *e) {
+    etch_tensor *a = etch_pow(x, e);
+    etch_tensor *b = etch_add(a, x);
+    return etch_pow(b, etch_select(e, 0, 1));
+}
+
+static double exponent_now;
+static etch_tensor *power_scalar(etch_tensor *x) {
+    etch_scalar e = etch_scalar_int((int64_t)exponent_now);
+    etch_tensor *a = etch_clone(x);
+    etch_pow_scalar_(a, e);
+    return etch_add(etch_pow_scalar(x, e), a);
+}
+
+/* As on the CPU, and there. */
+static void powers_of_integers(void) {
+    static const etch_dtype dtypes[] = {ETCH_I8, ETCH_I16, ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
+    enum { N = sizeof dtypes / sizeof *dtypes };
+    etch_tensor *line = etch_view(etch_arange(ETCH_F32, -12, 24, 1), ETCH_SHAPE(6, 6));
+    for (int i = 0; i < N * N; i++)
+        ETCH_SCOPE {
+            etch_tensor *x = etch_to(line, dtypes[i % N]), *e = etch_to(line, dtypes[i / N]);
+            e = etch_slice(etch_t(e), 0, 0, ETCH_ABSENT, 1);
+            etch_tensor *xd = on_gpu(x), *ed = etch_t(on_gpu(etch_contiguous(etch_t(e))));
+            etch_function *f = etch_compile(powers);
+            unsigned long copies = calls_of("cuMemcpyDtoHAsync_v2");
+            etch_tensor *got = powers(xd, ed);
+            CHECK(calls_of("cuMemcpyDtoHAsync_v2") == copies);
+            CHECK(same(here(got), powers(x, e)));
+            for (int k = 0; k < 3; k++) CHECK(same(etch_call(f, xd, ed), got));
+            etch_function_free(f);
+            etch_function *g = etch_compile(power_scalar);
+            for (exponent_now = -2; i < N && i != N - 1 && exponent_now < 9; exponent_now++) {
+                CHECK(same(here(power_scalar(xd)), power_scalar(x)));
+                CHECK(same(here(etch_call(g, xd)), power_scalar(x)));
+            }
+            etch_function_free(g);
+        }
+}
+
 /* ---- failing calls ---- */
 
 /* On a stream of the user's, every kind of operator; false: a call failed with an error. */
@@ -1005,6 +1047,7 @@ int main(void) {
         IN_CHILD(convolutions, NULL),
         IN_CHILD(convolutions, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(convolution_in_parts, NULL),
+        IN_CHILD(powers_of_integers, NULL),
         IN_CHILD(convolution_ignores_overrides, NULL),
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(each_allocation_fails_once, NULL),
