@@ -193,7 +193,7 @@ cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const c
                            code_source source, const void *ctx, const char **why) {
     uint8_t with_device[KEY_MAX];
     *why = reason;
-    snprintf(reason, sizeof reason, "out of memory");
+    *reason = 0;
     if (n + 1 > sizeof with_device) {
         snprintf(reason, sizeof reason, "%s: the key has %zu bytes", symbol, n);
         return NULL;

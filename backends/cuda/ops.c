@@ -148,17 +148,17 @@ static op_plan *make(const op_call *call, const etch_tensor *out, const int64_t 
                      uint64_t hash) {
     op_plan *p = etch__calloc(1, sizeof *p + n * sizeof *key);
     graph *g = p ? graph_of(call, out) : NULL;
-    backend_options options = {0};
+    backend_options options = {.strict = true};
     etch__tls.own_kernels = true;
     etch_status status =
         g ? etch__backend_compile(native(), g, &options, &p->plan) : ETCH_ERR_OUT_OF_MEMORY;
     etch__tls.own_kernels = false;
     etch__graph_free(g);
-    if (status != ETCH_OK) {
+    if (status != ETCH_OK && status != ETCH_ERR_UNSUPPORTED) {
         etch__free(p);
         return NULL;
     }
-    if (p->plan->ncalls || (!p->plan->nkernels && out->numel > 0)) {
+    if (p->plan && (p->plan->ncalls || (!p->plan->nkernels && out->numel > 0))) {
         etch__plan_release(p->plan);
         p->plan = NULL;
     }
