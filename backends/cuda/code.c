@@ -82,7 +82,7 @@ static cuda_code *publish(cuda_code *c) {
 
 static void keep_log(nvrtc_program program, const char *symbol) {
     size_t n = 0;
-    int at = snprintf(reason, sizeof reason, "%s: NVRTC refuses it: ", symbol);
+    int at = snprintf(reason, sizeof reason, "%s: NVRTC refuses it (nvrtcCompileProgram): ", symbol);
     if (etch__cuda.nvrtcGetProgramLogSize(program, &n) || n < 2) return;
     char *text = etch__quiet_malloc(n + 1);
     if (text && !etch__cuda.nvrtcGetProgramLog(program, text))
@@ -103,8 +103,9 @@ static void *compile(const cuda_device *d, const char *source, const char *symbo
     }
     if (etch__cuda.nvrtcCompileProgram(program, COUNT_OF(options), options))
         keep_log(program, symbol);
-    else if (etch__cuda.nvrtcGetCUBINSize(program, bytes) || !*bytes ||
-             !(cubin = etch__quiet_malloc(*bytes)) || etch__cuda.nvrtcGetCUBIN(program, cubin)) {
+    else if (etch__cuda.nvrtcGetCUBINSize(program, bytes) || !*bytes)
+        snprintf(reason, sizeof reason, "%s: nvrtcGetCUBINSize failed", symbol);
+    else if ((cubin = etch__malloc(*bytes)) && etch__cuda.nvrtcGetCUBIN(program, cubin)) {
         snprintf(reason, sizeof reason, "%s: nvrtcGetCUBIN failed", symbol);
         etch__free(cubin), cubin = NULL;
     }
