@@ -100,8 +100,13 @@ static etch_status native_compile(const graph *g, const backend_options *options
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     r->mode = options->mode, r->numerics = options->numerics;
     etch_status status = run_passes(r) ? make_plan(r, out, &why) : etch_last_status();
+    bool too_large = r->max_members == 0;
     etch__ir_free(r);
     if (status != ETCH_ERR_COMPILE) return status;
+    if (options->strict && too_large) return ETCH_ERR_UNSUPPORTED;
+    if (options->strict)
+        return etch__error(ETCH_ERR_COMPILE, "%s: its kernel for %s does not build: %s", g->name,
+                           etch_device_name(device), why);
     etch__counters.compile_failures++;
     return fall_back(g, out, REASON_EAGER_COMPILE, why);
 }

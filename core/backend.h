@@ -34,6 +34,9 @@ typedef struct backend_options {
     etch_mode_kind mode;
     etch_numerics numerics;
     bool instance; /* a graph compiled before, now for other sizes */
+    /* native: where a kernel does not build, an error in place of the eager plan; and unsupported,
+     * with no error set, where no kernel can be written. */
+    bool strict;
 } backend_options;
 
 typedef struct backend {

@@ -895,7 +895,9 @@ static etch_status prepare_launchers(maker *m, const char **why) {
     const jit_target *target = etch__target();
     if (status == ETCH_OK && n &&
         !target->prepare(m->p->device, low, aligned, n, m->r->mode, m->launchers, why))
-        status = ETCH_ERR_COMPILE;
+        status = **why              ? ETCH_ERR_COMPILE
+                 : etch__tls.status ? etch__tls.status
+                                    : ETCH_ERR_OUT_OF_MEMORY;
     etch__free(low);
     etch__free(aligned);
     return status;

@@ -28,7 +28,7 @@ typedef struct jit_target {
     /* Makes n launchers; low[i] is kernel i. Bit a of aligned[i] says that argument a lies at a
      * multiple of 16 bytes; an argument that lies in an input only as far as its offset tells. Under
      * ETCH_MODE_MAX_AUTOTUNE the first launch may time layouts. On failure all slots are NULL and *why
-     * says what failed. */
+     * says what failed; it is empty where the thread's error does. */
     bool (*prepare)(int device, const lowered *const *low, const uint32_t *aligned, int n,
                     etch_mode_kind mode, launcher **out, const char **why);
     void (*release)(launcher *l);

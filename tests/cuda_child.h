@@ -82,6 +82,9 @@ static inline void fail_symbol(const char *symbol, int n) {
 static inline unsigned long failed(void) {
     return ((unsigned long (*)(void))control("fake_cuda_failed"))();
 }
+static inline const char *failed_last(void) {
+    return ((const char *(*)(void))control("fake_cuda_failed_last"))();
+}
 static inline unsigned long calls_of(const char *symbol) {
     return ((unsigned long (*)(const char *))control("fake_cuda_count"))(symbol);
 }

@@ -82,7 +82,7 @@ static cuda_code *publish(cuda_code *c) {
 
 static void keep_log(nvrtc_program program, const char *symbol) {
     size_t n = 0;
-    int at = snprintf(reason, sizeof reason, "%s: NVRTC refuses it: ", symbol);
+    int at = snprintf(reason, sizeof reason, "%s: NVRTC refuses it (nvrtcCompileProgram): ", symbol);
     if (etch__cuda.nvrtcGetProgramLogSize(program, &n) || n < 2) return;
     char *text = etch__quiet_malloc(n + 1);
     if (text && !etch__cuda.nvrtcGetProgramLog(program, text))
@@ -103,8 +103,9 @@ static void *compile(const cuda_device *d, const char *source, const char *symbo
     }
     if (etch__cuda.nvrtcCompileProgram(program, COUNT_OF(options), options))
         keep_log(program, symbol);
-    else if (etch__cuda.nvrtcGetCUBINSize(program, bytes) || !*bytes ||
-             !(cubin = etch__quiet_malloc(*bytes)) || etch__cuda.nvrtcGetCUBIN(program, cubin)) {
+    else if (etch__cuda.nvrtcGetCUBINSize(program, bytes) || !*bytes)
+        snprintf(reason, sizeof reason, "%s: nvrtcGetCUBINSize failed", symbol);
+    else if ((cubin = etch__malloc(*bytes)) && etch__cuda.nvrtcGetCUBIN(program, cubin)) {
         snprintf(reason, sizeof reason, "%s: nvrtcGetCUBIN failed", symbol);
         etch__free(cubin), cubin = NULL;
     }
@@ -193,7 +194,7 @@ cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const c
                            code_source source, const void *ctx, const char **why) {
     uint8_t with_device[KEY_MAX];
     *why = reason;
-    snprintf(reason, sizeof reason, "out of memory");
+    *reason = 0;
     if (n + 1 > sizeof with_device) {
         snprintf(reason, sizeof reason, "%s: the key has %zu bytes", symbol, n);
         return NULL;

@@ -13,10 +13,17 @@ typedef char *(*code_source)(const void *ctx);
 void etch__cuda_text_key(const char *text, uint8_t key[40]);
 
 /* The function `symbol` of the code that `key` (n bytes, all that the source depends on) names, loaded
- * on the device. NULL: *why (thread-local) says what failed. Counted; the table holds one count. */
+ * on the device. NULL: *why (thread-local) says what failed; it is empty where the thread's error does.
+ * Counted; the table holds one count. */
 cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                            code_source source, const void *ctx, const char **why);
 cu_function etch__cuda_function(const cuda_code *c);
 void etch__cuda_code_release(cuda_code *c);
+
+/* The error of an operator whose kernel is not there. */
+static inline etch_status etch__cuda_no_code(const char *why) {
+    if (*why) return etch__error(ETCH_ERR_COMPILE, "%s", why);
+    return etch__tls.status ? etch__tls.status : ETCH_ERR_OUT_OF_MEMORY;
+}
 
 #endif

@@ -55,16 +55,20 @@ static bool resolve(void *const *handles) {
     return true;
 }
 
+static bool refuses(const char *call, int status) {
+    const char *text = NULL;
+    if (!status) return false;
+    etch__cuda.cuGetErrorString(status, &text);
+    snprintf(reason, sizeof reason, "%s: %s", call, text ? text : "unknown error");
+    return true;
+}
+
 static bool start_driver(void) {
-    int version = 0, status = etch__cuda.cuInit(0);
-    const char *text = "unknown error";
-    if (status) {
-        etch__cuda.cuGetErrorString(status, &text);
-        snprintf(reason, sizeof reason, "cuInit: %s", text ? text : "unknown error");
+    int version = 0;
+    if (refuses("cuInit", etch__cuda.cuInit(0)) ||
+        refuses("cuDriverGetVersion", etch__cuda.cuDriverGetVersion(&version)))
         return false;
-    }
-    status = etch__cuda.cuDriverGetVersion(&version);
-    if (!status && version >= CUDA_DRIVER_MIN) return true;
+    if (version >= CUDA_DRIVER_MIN) return true;
     snprintf(reason, sizeof reason, "the driver is too old: expected CUDA %d.%d, got %d.%d",
              CUDA_DRIVER_MIN / 1000, CUDA_DRIVER_MIN % 1000 / 10, version / 1000,
              version % 1000 / 10);

@@ -148,17 +148,17 @@ static op_plan *make(const op_call *call, const etch_tensor *out, const int64_t 
                      uint64_t hash) {
     op_plan *p = etch__calloc(1, sizeof *p + n * sizeof *key);
     graph *g = p ? graph_of(call, out) : NULL;
-    backend_options options = {0};
+    backend_options options = {.strict = true};
     etch__tls.own_kernels = true;
     etch_status status =
         g ? etch__backend_compile(native(), g, &options, &p->plan) : ETCH_ERR_OUT_OF_MEMORY;
     etch__tls.own_kernels = false;
     etch__graph_free(g);
-    if (status != ETCH_OK) {
+    if (status != ETCH_OK && status != ETCH_ERR_UNSUPPORTED) {
         etch__free(p);
         return NULL;
     }
-    if (p->plan->ncalls || (!p->plan->nkernels && out->numel > 0)) {
+    if (p->plan && (p->plan->ncalls || (!p->plan->nkernels && out->numel > 0))) {
         etch__plan_release(p->plan);
         p->plan = NULL;
     }
@@ -250,12 +250,23 @@ static etch_status users(const op_call *call, etch_tensor *const *out) {
     return status;
 }
 
+/* The texts of these kernels have names of their own; what is said of one that does not build names the
+ * operator. */
+static etch_status written(const op_call *call, etch_tensor *const *out) {
+    etch_status status = own[call->op](call, out);
+    if (likely(status != ETCH_ERR_COMPILE)) return status;
+    char why[sizeof etch__tls.error];
+    memcpy(why, etch__tls.error, sizeof why);
+    return etch__error_at(call->site, status, "%s: its kernel for %s does not build: %s",
+                          etch__ops[call->op].name, etch_device_name(out[0]->device), why);
+}
+
 etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
     op_id op = (op_id)call->op;
     if (op == OP_EMPTY || op == OP_TO_DEVICE)
         return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
     if (unlikely(etch__op_is_users(op)) && etch__users_on_device(op)) return users(call, out);
-    if (own[op]) return own[op](call, out);
+    if (own[op]) return written(call, out);
     if (etch__ops[op].kind == KIND_REDUCTION) return reduction(call, out);
     if (expressible((op_kind)etch__ops[op].kind)) return etch__cuda_by_plan(call, out);
     return etch__run_on_host(call, out);

@@ -208,7 +208,7 @@ etch_status etch__cuda_product_launch(const product *p, const char *body, const 
     int n = snprintf((char *)key, sizeof key, "%s 2 %d %d", symbol, p->dtype, wide);
     cuda_code *code =
         etch__cuda_code(p->device, key, (size_t)n, symbol, etch__cuda_product_text, &ctx, &why);
-    if (!code) return etch__error(ETCH_ERR_COMPILE, "%s", why);
+    if (!code) return etch__cuda_no_code(why);
     unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
              block[3] = {threads, 1, 1};
     etch_status status =

@@ -19,7 +19,8 @@ static void ask_driver(void) {
     int n = 0;
     ndevices = 0, owner = getpid();
     if (!etch__cuda_load(&absent)) return;
-    if (etch__cuda.cuDeviceGetCount(&n) || n == 0) absent = "the driver sees no GPU";
+    if (etch__cuda.cuDeviceGetCount(&n)) absent = "cuDeviceGetCount failed";
+    else if (n == 0) absent = "the driver sees no GPU";
     else ndevices = n < CUDA_DEVICES ? n : CUDA_DEVICES;
 }
 
@@ -163,7 +164,7 @@ static etch_status from_driver(cuda_stream *s, size_t bytes, cu_address *address
     size_t free_now = 0, total = 0;
     etch__cuda.cuMemGetInfo_v2(&free_now, &total);
     return etch__error(ETCH_ERR_OUT_OF_MEMORY,
-                       "cuda:%d: no room for %zu bytes: %zu of %zu are free, tensors of this "
+                       "cuda:%d: cuMemAlloc: no room for %zu bytes: %zu of %zu are free, tensors of this "
                        "process hold %lld; release some and call again",
                        s->device->index, bytes, free_now, total,
                        (long long)counts_of(s)->bytes_live);
@@ -301,7 +302,8 @@ etch_status etch__cuda_wait(cuda_stream *s) {
         list_notes(s, kernels, sizeof kernels);
         etch__cuda.cuGetErrorName(status, &name);
         return etch__error(ETCH_ERR_DEVICE,
-                           "cuda:%d: %s; launched since the last synchronisation, newest first: %s",
+                           "cuda:%d: cuStreamSynchronize: %s; launched since the last synchronisation, newest "
+                           "first: %s",
                            s->device->index, name ? name : "error", kernels);
     }
     s->nnotes = 0;

@@ -89,7 +89,7 @@ static bool prepare(int device, const lowered *const *low, const uint32_t *align
     bool tune = mode == ETCH_MODE_MAX_AUTOTUNE;
     cuda_device *d = etch__cuda_enter(etch__device_index(device));
     bool ok = d != NULL;
-    *why = "out of memory";
+    *why = "";
     for (int i = 0; i < n; i++) out[i] = NULL;
     for (int i = 0; ok && i < n; i++) ok = (out[i] = prepare_one(d, low[i], aligned[i], tune, why));
     for (int i = 0; !ok && i < n; i++) release(out[i]), out[i] = NULL;
@@ -99,13 +99,13 @@ static bool prepare(int device, const lowered *const *low, const uint32_t *align
 
 /* The form of this layout, published in the slot; another thread may have been first. */
 static etch_status add_form(launcher *l, launch_form *_Atomic *slot, const tuned_layout *layout) {
-    const char *why = "out of memory";
+    const char *why = "";
     cuda_device *d = etch__cuda_enter(l->device);
     launch_form *f = d ? etch__calloc(1, sizeof *f) : NULL, *none = NULL;
     if (f) f->code = etch__cuda_kernel_code(d, &l->k, &layout->variant, &why);
     if (!f || !f->code) {
         etch__free(f);
-        return etch__error(ETCH_ERR_COMPILE, "%s: %s", l->k.name, why);
+        return etch__cuda_no_code(why);
     }
     f->shape = etch__cuda_tuned_shape(&l->k, layout, l->dims);
     if (!atomic_compare_exchange_strong(slot, &none, f)) free_form(f);

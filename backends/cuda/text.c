@@ -97,7 +97,7 @@ etch_status etch__cuda_run_text(cuda_stream *s, const kernel_text *k, int64_t bl
     for (int i = 0; i < k->ndtypes; i++) key[n++] = (uint8_t)k->dtype[i];
     cuda_code *code =
         etch__cuda_code(etch__cuda_stream_device(s), key, (size_t)n, k->symbol, source, k, &why);
-    if (!code) return etch__error(ETCH_ERR_COMPILE, "%s", why);
+    if (!code) return etch__cuda_no_code(why);
     unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
              block[3] = {threads, 1, 1};
     etch_status status =

@@ -40,7 +40,7 @@ static struct {
     pthread_mutex_t lock;
     unsigned long total, failed;
     int fail_in, symbol_in;
-    char symbol[64];
+    char symbol[64], failed_last[64];
     struct {
         char name[64];
         unsigned long count;
@@ -94,6 +94,7 @@ int fake_cuda_enter(const char *symbol) {
     if (counts.symbol_in > 0 && !strcmp(counts.symbol, symbol) && --counts.symbol_in == 0)
         fails = 1;
     counts.failed += (unsigned)fails;
+    if (fails) snprintf(counts.failed_last, sizeof counts.failed_last, "%s", symbol);
     pthread_mutex_unlock(&counts.lock);
     return fails;
 }
@@ -177,6 +178,7 @@ void fake_cuda_fail_symbol(const char *symbol, int n) {
 }
 
 unsigned long fake_cuda_failed(void) { return counts.failed; }
+const char *fake_cuda_failed_last(void) { return counts.failed_last; }
 
 void fake_cuda_set_lazy(int lazy) { fake.lazy = lazy; }
 

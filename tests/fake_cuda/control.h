@@ -16,6 +16,7 @@ void fake_cuda_fail_after(int n);
 /* The same for the n-th call of one symbol from now. NULL: none. */
 void fake_cuda_fail_symbol(const char *symbol, int n);
 unsigned long fake_cuda_failed(void);
+const char *fake_cuda_failed_last(void); /* its symbol */
 
 /* Live objects: "stream", "event", "module", "graph", "exec", "pool", "memory", "host", "program",
  * "cublas", "descriptor"; NULL: all of them. */

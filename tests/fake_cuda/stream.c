@@ -590,9 +590,11 @@ CUresult cuStreamEndCapture(CUstream stream, CUgraph *graph) {
           CUDA_ERROR_STREAM_CAPTURE_WRONG_THREAD);
     const int loose = leave_all(capture);
     const bool invalid = capture->invalid;
-    if (invalid || loose) fake__graph_free(capture->graph);
+    const CUresult failure = fake__released(CUDA_SUCCESS); /* the capture ends all the same */
+    if (invalid || loose || failure) fake__graph_free(capture->graph);
     else *graph = capture->graph;
     free(capture);
+    if (failure) return failure;
     if (invalid) return CUDA_ERROR_STREAM_CAPTURE_INVALIDATED;
     return loose ? CUDA_ERROR_STREAM_CAPTURE_UNJOINED : CUDA_SUCCESS;
 }
