@@ -1,6 +1,7 @@
 /* Composite operators over indices, and those whose result's size depends on data: these read their
  * operand, inside a compiled function a graph break. */
 #include "core/composite.h"
+#include "core/device.h"
 #include "core/dispatch.h"
 #include "core/element.h"
 #include "core/expr.h"
@@ -58,7 +59,8 @@ etch_tensor *etch__composite_one_hot(const op_call *call) {
              ETCH_MAX_DIMS - 1, (long long)call->at[0], TEXT(t));
     for (int d = 0; d < t->ndim; d++) size.v[d] = t->size[d];
     size.v[t->ndim] = call->at[0];
-    etch_tensor *zeros = etch_zeros(ETCH_I64, size);
+    etch_tensor *zeros = NULL;
+    ETCH_ON(t->device) zeros = etch_zeros(ETCH_I64, size);
     etch_tensor *index = zeros ? etch_unsqueeze(t, -1) : NULL;
     return index ? etch_scatter_value(zeros, -1, index, 1) : NULL;
 }
@@ -88,7 +90,18 @@ static bool find_row(void *ctx, const char *const *p, const int64_t *step, int64
 static bool find_nonzero(const op_call *call, const etch_tensor *t, positions *f) {
     *f = (positions){.dtype = (etch_dtype)t->dtype};
     if (!etch__read(t, etch__ops[call->op].name, REASON_BREAK_NONZERO, call->site)) return false;
-    return etch__each_row(&t, 1, find_row, f);
+    host_view v;
+    const etch_tensor *h = etch__host_view(t, &v);
+    bool found = h && etch__each_row(&h, 1, find_row, f);
+    etch__host_view_end(&v);
+    return found;
+}
+
+/* A new tensor beside t, whatever the current device is. */
+static etch_tensor *beside(const etch_tensor *t, const int64_t *data, etch_shape sizes) {
+    etch_tensor *made = NULL;
+    ETCH_ON(t->device) made = etch_from_host(data, ETCH_I64, sizes);
+    return made;
 }
 
 /* Flat positions as an i64 vector. */
@@ -97,7 +110,7 @@ static etch_tensor *flat_positions(const op_call *call, const etch_tensor *t) {
     etch_tensor *index = NULL;
     if (find_nonzero(call, t, &f)) {
         static const int64_t none;
-        index = etch_from_host(f.n ? f.at : &none, ETCH_I64, ETCH_SHAPE(f.n));
+        index = beside(t, f.n ? f.at : &none, ETCH_SHAPE(f.n));
     }
     etch__free(f.at);
     return index;
@@ -113,7 +126,7 @@ etch_tensor *etch__composite_nonzero(const op_call *call) {
             rows[i * t->ndim + d] = f.at[i] % t->size[d];
             f.at[i] /= t->size[d];
         }
-    if (rows) result = etch_from_host(rows, ETCH_I64, ETCH_SHAPE(f.n, t->ndim));
+    if (rows) result = beside(t, rows, ETCH_SHAPE(f.n, t->ndim));
     etch__free(rows);
     etch__free(f.at);
     return result;

@@ -241,17 +241,23 @@ void etch__cuda_scalar(cuda_text *t, const prim_instr *p) {
 
 void etch__cuda_combine(cuda_text *t, reduce_kind kind, etch_dtype type, const char *acc,
                         const char *x) {
-    prim_id prim = kind == REDUCE_MAX ? PRIM_MAX : kind == REDUCE_MIN ? PRIM_MIN : PRIM_ADD;
+    prim_id prim = kind == REDUCE_MAX    ? PRIM_MAX
+                   : kind == REDUCE_MIN  ? PRIM_MIN
+                   : kind == REDUCE_PROD ? PRIM_MUL
+                                         : PRIM_ADD;
     prim_instr p = {.prim = (uint8_t)prim, .type = (uint8_t)type};
     etch__cuda_prim(t, &p, acc, x, "");
 }
 
 void etch__cuda_identity(cuda_text *t, reduce_kind kind, etch_dtype type) {
-    double real = kind == REDUCE_MAX ? -INFINITY : kind == REDUCE_MIN ? INFINITY : -0.0;
+    double real = kind == REDUCE_MAX    ? -INFINITY
+                  : kind == REDUCE_MIN  ? INFINITY
+                  : kind == REDUCE_PROD ? 1
+                                        : -0.0;
     if (type == ETCH_F32) put_float(t, (float)real);
     else if (type == ETCH_F64) put_double(t, real);
     else if (type == ETCH_BOOL) put_whole(t, type, kind == REDUCE_MIN);
-    else if (kind == REDUCE_SUM) put_whole(t, type, 0);
+    else if (kind == REDUCE_SUM || kind == REDUCE_PROD) put_whole(t, type, kind == REDUCE_PROD);
     else etch__cuda_put(t, "%s", kind == REDUCE_MAX ? ranges[type].min : ranges[type].max);
 }
 
