@@ -271,18 +271,20 @@ static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
 /* ---- the canonical reduction, as core/expr.h words it ---- */
 
 static cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
-    prim_instr p = {.prim = kind == REDUCE_MAX   ? PRIM_MAX
-                            : kind == REDUCE_MIN ? PRIM_MIN
-                                                 : PRIM_ADD,
+    prim_instr p = {.prim = kind == REDUCE_MAX    ? PRIM_MAX
+                            : kind == REDUCE_MIN  ? PRIM_MIN
+                            : kind == REDUCE_PROD ? PRIM_MUL
+                                                  : PRIM_ADD,
                     .type = (uint8_t)t};
     return ref_prim(&p, acc, x, x);
 }
 
 static cell ref_identity(reduce_kind kind, etch_dtype t) {
-    double v = kind == REDUCE_MAX ? -INFINITY : kind == REDUCE_MIN ? INFINITY : -0.0;
+    bool product = kind == REDUCE_PROD;
+    double v = product ? 1 : kind == REDUCE_MAX ? -INFINITY : kind == REDUCE_MIN ? INFINITY : -0.0;
     if (t == ETCH_F32) return (cell){.f = (float)v};
     if (t == ETCH_F64) return (cell){.d = v};
-    return (cell){.i = kind == REDUCE_MAX ? ref_min[t] : kind == REDUCE_MIN ? ref_max[t] : 0};
+    return (cell){.i = kind == REDUCE_MAX ? ref_min[t] : kind == REDUCE_MIN ? ref_max[t] : product};
 }
 
 static cell ref_reduce(reduce_kind kind, etch_dtype t, const cell *v, int64_t n) {

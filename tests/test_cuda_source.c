@@ -618,7 +618,9 @@ static void test_reduce_types(void **unused) {
             int x = load(0, (etch_dtype)d, in);
             int s = reduce(REDUCE_SUM, acc, convert(0, t, acc, x));
             int hi = reduce(REDUCE_MAX, t, x), lo = reduce(REDUCE_MIN, t, x);
+            int product = reduce(REDUCE_PROD, acc, convert(0, t, acc, x));
             store(1, acc, "10", s), store(1, t, "10", hi), store(1, t, "10", lo);
+            store(1, acc, "10", product);
             both_ways((int64_t[]){4, 5000});
             check_run((int64_t[]){4, 5008}, d % 2);
             wild = false;
