@@ -8,8 +8,9 @@
  * A shadow lies over memory of its own, and views over that of their base, so aliases are kept. The
  * shadow of an input is the input, until the segment writes it: then it gets a copy, into which bytes
  * that change in the input meanwhile are carried over. Where there is no memory for a shadow, or its
- * kernel fails, what depends on it is not compared. The first difference of a call is kept by the run,
+ * kernel fails, what depends on it is not compared. All lie on the device of their operands. The first difference of a call is kept by the run,
  * whose call then fails with it. */
+#include "core/device.h"
 #include "core/element.h"
 #include "core/schema.h"
 #include "tracer/run.h"
@@ -113,16 +114,26 @@ static bool is_input(const walk *w, int64_t nvalues, const etch_storage *s, bool
     return found;
 }
 
+/* All bytes of a storage into host memory, or the other way round. */
+static bool move_bytes(etch_storage *s, char *host, bool out) {
+    etch_storage h = {.refs = 2, .bytes = s->bytes, .data = host};
+    const device_kind *kind = etch__device_kind(s->device);
+    if (!s->bytes) return true;
+    if (kind) return kind->copy(out ? &h : s, 0, out ? s : &h, 0, s->bytes) == ETCH_OK;
+    memcpy(out ? host : s->data, out ? s->data : host, s->bytes);
+    return true;
+}
+
 static own_copy *add_copy(shadow_set *s, etch_storage *real) {
     if (!etch__grow(&s->copies, &s->copies_cap, s->ncopies + 1, sizeof *s->copies)) return NULL;
-    own_copy c = {real, etch__storage_new(real->bytes), etch__malloc(real->bytes + 1)};
-    if (!c.copy || !c.seen) {
+    own_copy c = {real, etch__storage_new_on(real->device, real->bytes),
+                  etch__malloc(real->bytes + 1)};
+    if (!c.copy || !c.seen || !move_bytes(real, c.seen, true) ||
+        !move_bytes(c.copy, c.seen, false)) {
         etch__storage_release(c.copy);
         etch__free(c.seen);
         return NULL;
     }
-    if (real->bytes) memcpy(c.copy->data, real->data, real->bytes);
-    if (real->bytes) memcpy(c.seen, real->data, real->bytes);
     etch__storage_retain(real);
     s->copies[s->ncopies] = c;
     return &s->copies[s->ncopies++];
@@ -139,15 +150,29 @@ static void move_shadows(shadow_set *s, const own_copy *c) {
     }
 }
 
+static bool carry_bytes(own_copy *c, const char *real, char *copy) {
+    if (!c->real->bytes || !memcmp(real, c->seen, c->real->bytes)) return false;
+    for (size_t k = 0; k < c->real->bytes; k++)
+        if (real[k] != c->seen[k]) copy[k] = c->seen[k] = real[k];
+    return true;
+}
+
+/* The same through host memory; false: it could not be looked at. */
+static bool carry_on_device(own_copy *c) {
+    char *real = etch__malloc(c->real->bytes + 1), *copy = etch__malloc(c->real->bytes + 1);
+    bool seen = real && copy && move_bytes(c->real, real, true) && move_bytes(c->copy, copy, true);
+    if (seen && carry_bytes(c, real, copy)) seen = move_bytes(c->copy, copy, false);
+    etch__free(real);
+    etch__free(copy);
+    return seen;
+}
+
 /* What was written into inputs past the API since the last look. */
 static void carry_over(shadow_set *s) {
     for (int64_t i = 0; i < s->ncopies; i++) {
         own_copy *c = &s->copies[i];
-        const char *real = c->real->data;
-        char *copy = c->copy->data;
-        if (!c->real->bytes || !memcmp(real, c->seen, c->real->bytes)) continue;
-        for (size_t k = 0; k < c->real->bytes; k++)
-            if (real[k] != c->seen[k]) copy[k] = c->seen[k] = real[k];
+        if (c->real->device) s->off |= !carry_on_device(c);
+        else carry_bytes(c, c->real->data, c->copy->data);
     }
 }
 
@@ -196,7 +221,8 @@ static void compute_new(shadow_set *s, const walk *w, const trace_node *n, etch_
     const etch_tensor *h = w->c.value[n->c.out];
     bool view = etch__ops[n->op].kind == KIND_VIEW;
     etch_storage *storage =
-        view ? in[0]->storage : etch__storage_new((size_t)(h->numel * etch__item_size(h)));
+        view ? in[0]->storage
+             : etch__storage_new_on(h->device, (size_t)(h->numel * etch__item_size(h)));
     if (!storage) return;
     etch_tensor *t = shadow_of(h, storage, view ? in[0]->offset + etch__view_offset(w, n) : 0);
     if (!view) etch__storage_release(storage);
@@ -274,9 +300,14 @@ static bool compare_row(void *ctx, const char *const *p, const int64_t *step, in
 
 /* Two tensors of one look. */
 static bool same_bits(const etch_tensor *expected, const etch_tensor *got, comparison *c) {
-    const etch_tensor *pair[] = {expected, got};
+    host_view views[2];
+    const etch_tensor *pair[] = {etch__host_view(expected, &views[0]),
+                                 etch__host_view(got, &views[1])};
     *c = (comparison){.dtype = (etch_dtype)expected->dtype};
-    return etch__each_row(pair, 2, compare_row, c);
+    bool same = !pair[0] || !pair[1] || etch__each_row(pair, 2, compare_row, c);
+    etch__host_view_end(&views[0]);
+    etch__host_view_end(&views[1]);
+    return same;
 }
 
 bool etch__same_values(const etch_tensor *a, const etch_tensor *b) {
