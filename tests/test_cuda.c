@@ -361,6 +361,41 @@ static void small_plan_is_one_launch(void) {
     etch_function_free(f);
 }
 
+/* ---- ETCH_CHECK=1 ---- */
+
+static etch_tensor *writes_its_argument(etch_tensor *x) {
+    etch_tensor *y = etch_mul_scalar(x, 2);
+    etch_tensor *rows = etch_slice(x, 0, 1, 3, 1);
+    etch_add_(rows, etch_slice(y, 0, 0, 2, 1));
+    return etch_mul(x, y);
+}
+
+static etch_tensor *captured;
+static etch_tensor *adds_captured(etch_tensor *x) { return etch_add(x, captured); }
+
+/* Shadows lie on the device too; a replay that is stale there is found. */
+static void checking_mode(void) {
+    ETCH_SCOPE
+        ETCH_ON(ETCH_CUDA(0)) {
+            etch_function *f = etch_compile(writes_its_argument);
+            for (int i = 0; i < 4; i++) {
+                etch_tensor *x = ramp(4), *same = ramp(4);
+                etch_tensor *got = etch_call(f, x), *want = writes_its_argument(same);
+                CHECK(got && etch_bitwise_equal(got, want) && etch_bitwise_equal(x, same));
+            }
+            etch_function *g = etch_compile(adds_captured, .replay = true);
+            for (int i = 0; i < 4; i++) {
+                captured = ramp(4); /* another one with the same values */
+                CHECK(etch_call(g, ramp(4)));
+            }
+            captured = etch_neg(ramp(4));
+            CHECK(!etch_call(g, ramp(4)) && etch_last_status() == ETCH_ERR_CHECK);
+            CHECK(says(etch_last_error(), "captured tensor"));
+            etch_function_free(f);
+            etch_function_free(g);
+        }
+}
+
 /* ---- memory ---- */
 
 static void out_of_memory(void) {
@@ -691,6 +726,7 @@ int main(void) {
         IN_CHILD(reduce_overhead, NULL),
         IN_CHILD(graph_results_stay, NULL),
         IN_CHILD(small_plan_is_one_launch, NULL),
+        IN_CHILD(checking_mode, "ETCH_CHECK=1"),
         IN_CHILD(out_of_memory, "FAKE_CUDA_MEMORY=33554432"),
         IN_CHILD(each_call_fails_once, NULL),
         cmocka_unit_test(each_call_fails_once_from_the_start),

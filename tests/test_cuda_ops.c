@@ -426,6 +426,61 @@ static void reductions_of_one(void **state) {
         }
 }
 
+/* ---- products of elements; what reads its operand for the size of its result, or makes a tensor beside
+ * it, while the current device is another one ---- */
+
+static etch_tensor *product_of_all(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_prod(a);
+}
+static etch_tensor *product_of_rows(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_prod_dim(a, 1, false);
+}
+
+static void products_of_elements(void **state) {
+    (void)state;
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+        ETCH_SCOPE {
+            etch_tensor *x = numbers((etch_dtype)d, ETCH_SHAPE(3, 70));
+            check(product_of_all, x, NO, NO, 0);
+            check(product_of_rows, x, NO, NO, 0);
+            check(product_of_rows, numbers((etch_dtype)d, ETCH_SHAPE(2, 1)), NO, NO, 0);
+        }
+}
+
+static etch_tensor *nonzero(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    etch_tensor *rows = etch_nonzero(a);
+    return etch_mul_scalar(rows, 2);
+}
+static etch_tensor *selected_by_mask(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)c;
+    return etch_masked_select(a, b);
+}
+static etch_tensor *indexed_by_mask(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)c;
+    return etch_index(a, b);
+}
+static etch_tensor *one_hot(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_one_hot(a, 9);
+}
+
+static void tensors_made_beside_their_operand(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *x = etch_transpose(numbers(ETCH_I32, ETCH_SHAPE(5, 4)), 0, 1);
+        etch_tensor *mask = etch_gt_scalar(x, 1);
+        static const int64_t classes[] = {3, 0, 8};
+        check(nonzero, x, NO, NO, 0);
+        check(nonzero, etch_zeros(ETCH_F32, ETCH_SHAPE(3)), NO, NO, 0);
+        check(selected_by_mask, x, mask, NO, 0);
+        check(indexed_by_mask, x, mask, NO, 0);
+        check(one_hot, etch_from_host(classes, ETCH_I64, ETCH_SHAPE(3)), NO, NO, 0);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(softmaxes),
@@ -439,6 +494,8 @@ int main(void) {
         cmocka_unit_test(divisions),
         cmocka_unit_test(errors_on_data),
         cmocka_unit_test(reductions_of_one),
+        cmocka_unit_test(products_of_elements),
+        cmocka_unit_test(tensors_made_beside_their_operand),
     };
     return cmocka_run_group_tests(tests, use_fakes, NULL);
 }

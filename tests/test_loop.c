@@ -389,12 +389,14 @@ static void test_reduce_types(void **unused) {
             int wide = convert(0, t, acc, x);
             int s = reduce(REDUCE_SUM, acc, wide), p = reduce(REDUCE_PROD, acc, wide);
             int hi = reduce(REDUCE_MAX, t, x), lo = reduce(REDUCE_MIN, t, x);
+            int product = reduce(REDUCE_PROD, acc, convert(0, t, acc, x));
             int index = op1(0, PRIM_INDEX, ETCH_I64, 0);
             int last = reduce(REDUCE_MAX, ETCH_I64, index);
             store(1, acc, "10", s);
             store(1, acc, "10", p);
             store(1, t, "10", hi);
             store(1, t, "10", lo);
+            store(1, acc, "10", product);
             store(1, ETCH_I64, "10", last);
             bool split = d == ETCH_F16 || d == ETCH_I64 || d == ETCH_U8;
             check_run((int64_t[]){4, 5000}, split);
