@@ -86,7 +86,8 @@ static const prim_text prims[PRIM_COUNT] = {
     [PRIM_NOT] = {NULL, NULL, "!$a"},
     [PRIM_SELECT] = SAME("$a ? $b : $c"),
     [PRIM_EXP] = MATH,  [PRIM_LOG] = MATH,   [PRIM_SIN] = MATH,   [PRIM_COS] = MATH,
-    [PRIM_TANH] = MATH, [PRIM_ERF] = MATH,   [PRIM_EXP2] = MATH,  [PRIM_EXPM1] = MATH,
+    [PRIM_TANH] = MATH, [PRIM_ERF] = MATH,   [PRIM_EXPM1] = MATH,
+    [PRIM_EXP2] = {"two_to($a)", NULL, NULL},
     [PRIM_LOG2] = MATH, [PRIM_LOG10] = MATH, [PRIM_LOG1P] = MATH, [PRIM_TAN] = MATH,
     [PRIM_ASIN] = MATH, [PRIM_ACOS] = MATH,  [PRIM_ATAN] = MATH,  [PRIM_SINH] = MATH,
     [PRIM_COSH] = MATH,
@@ -315,6 +316,15 @@ static const struct {
      "    const T whole = (T)(W)(in ? x : (F)0);\n"
      "    return in ? whole : x >= (F)above ? max : x < (F)low ? min : (T)0;\n"
      "}\n"},
+    {"two_to(", "/* Exact for whole numbers, whose results may be subnormal. */\n"
+                "__device__ inline float two_to(float x) {\n"
+                "    return x == truncf(x) && x > -200.0f && x < 200.0f ? ldexpf(1.0f, (i32)x)\n"
+                "                                                       : exp2f(x);\n"
+                "}\n"
+                "__device__ inline double two_to(double x) {\n"
+                "    return x == trunc(x) && x > -2000.0 && x < 2000.0 ? ldexp(1.0, (i32)x)\n"
+                "                                                      : exp2(x);\n"
+                "}\n"},
     {"whole_power<", "/* Repeated squaring, wraps. */\n"
                      "template <class T, class U>\n"
                      "__device__ inline T whole_power(T x, T y) {\n"
