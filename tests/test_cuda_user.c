@@ -20,6 +20,10 @@ static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n,
 static etch_tensor *here(etch_tensor *t) { return etch_to_device(t, ETCH_CPU); }
 static bool same(etch_tensor *a, etch_tensor *b) { return a && b && etch_bitwise_equal(a, b); }
 
+static etch_tensor *random_of(etch_dtype dtype, etch_shape s) {
+    return etch_to(etch_randn(ETCH_F64, s), dtype);
+}
+
 /* ---- the user's kernels ---- */
 
 static const char source[] =
@@ -540,6 +544,34 @@ static void streams_of_the_users(void) {
     etch_function_free(g);
 }
 
+static etch_tensor *with_products(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *a = etch_softmax(etch_add_scalar(x, 1), 0);
+    etch_tensor *b = axpy(etch_mm(a, w), a, 3);
+    return etch_mm(etch_add(b, x), w);
+}
+
+/* A plan's graph goes where its thread's work goes, library products and the user's work included. */
+static void graphs_follow_the_stream(void) {
+    register_all();
+    cu_stream s[3] = {new_stream(), NULL, new_stream()};
+    etch_function *f = etch_compile(with_products, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+    etch_tensor *w = on_gpu(random_of(ETCH_F32, ETCH_SHAPE(80, 80)));
+    etch_device_stats_t before = etch_device_stats(gpu);
+    for (int i = 0; i < 24; i++)
+        ETCH_SCOPE {
+            etch_tensor *x = on_gpu(random_of(ETCH_F32, ETCH_SHAPE(80, 80)));
+            CHECK(etch_cuda_set_stream(gpu, s[i / 2 % 3]) == ETCH_OK);
+            etch_tensor *y = etch_call(f, x, w), *z = etch_call(f, x, y);
+            CHECK(etch_cuda_set_stream(gpu, s[i % 3]) == ETCH_OK);
+            CHECK(same(y, with_products(x, w)) && same(z, with_products(x, y)));
+        }
+    etch_device_stats_t after = etch_device_stats(gpu);
+    CHECK(after.graph_launches - before.graph_launches == 47);
+    CHECK(after.graphs - before.graphs == 1);
+    CHECK(etch_cuda_set_stream(gpu, NULL) == ETCH_OK);
+    etch_function_free(f);
+}
+
 /* What was made on a stream lives on when that is gone, and its memory is used again. */
 static void streams_may_be_destroyed(void) {
     etch_tensor *kept[8], *x = on_gpu(ramp(500));
@@ -825,10 +857,6 @@ static etch_tensor *conv_body(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
     return etch_conv2d(x, w, b, s, p, d, c->groups);
 }
 
-static etch_tensor *random_of(etch_dtype dtype, etch_shape s) {
-    return etch_to(etch_randn(ETCH_F64, s), dtype);
-}
-
 /* |got - exact| is at most the error of a sum of K terms and one rounding. */
 static bool within_bound(etch_tensor *got, etch_tensor *x, etch_tensor *w, etch_tensor *b) {
     static const double digits[ETCH_DTYPE_COUNT] = {
@@ -1047,6 +1075,7 @@ int main(void) {
         IN_CHILD(overrides_are_of_one_device, NULL),
         IN_CHILD(overrides_of_a_custom_operator, NULL),
         IN_CHILD(streams_of_the_users, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(graphs_follow_the_stream, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(streams_may_be_destroyed, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(streams_that_are_refused, NULL),
         IN_CHILD(streams_of_threads, "FAKE_CUDA_LAZY=1"),

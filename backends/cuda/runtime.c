@@ -216,6 +216,10 @@ void etch__cuda_unpin(cuda_block *pinned) {
     }
 }
 
+void etch__cuda_share(cuda_block *pinned) {
+    for (; pinned; pinned = pinned->next) pinned->user = MANY;
+}
+
 /* A block that several streams used is free once all of them are past their work with it. */
 void etch__cuda_free(cuda_block *b) {
     if (!b) return;
