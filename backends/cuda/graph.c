@@ -46,9 +46,22 @@ device_graph *etch__cuda_graph_new(int device, int nsteps) {
     return NULL;
 }
 
-bool etch__cuda_graph_fits(const device_graph *g) {
-    return g->stream == etch__cuda_stream(g->device);
+/* A graph may be launched on any stream, and comes after its own last launch. Memory that its calls
+ * use belongs to the stream they were recorded on: from now on several use it. */
+static etch_status follow_stream(device_graph *g) {
+    cuda_stream *s = etch__cuda_stream(g->device);
+    if (likely(s == g->stream)) return ETCH_OK;
+    if (!s) return etch__tls.status;
+    for (int i = 0; i < g->nsteps; i++) {
+        etch__cuda_share(g->steps[i].pinned);
+        etch__cuda_share(g->steps[i].before);
+    }
+    g->stream = s;
+    return ETCH_OK;
 }
+
+/* Every call below follows the thread. */
+bool etch__cuda_graph_fits(const device_graph *g) { return etch__cuda_stream(g->device) != NULL; }
 
 /* ---- kernels ---- */
 
@@ -101,6 +114,7 @@ etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, l
  * whose stream's order the memory is then given out again. */
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
     graph_step *s = &g->steps[step];
+    if (follow_stream(g) != ETCH_OK) return etch__tls.status;
     cuda_block *old = s->pinned;
     s->pinned = NULL;
     etch_status status = etch__cuda_capture_begin(g->stream, &s->pinned);
@@ -131,6 +145,7 @@ etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after)
 
 etch_status etch__cuda_graph_launch(device_graph *g) {
     device_counts *counts = etch__cuda_counts(g->device);
+    if (follow_stream(g) != ETCH_OK) return etch__tls.status;
     if (!g->exec) {
         etch_status status = CU(cuGraphInstantiateWithFlags, &g->exec, g->graph, 0);
         if (status != ETCH_OK) return status;

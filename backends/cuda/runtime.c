@@ -163,11 +163,11 @@ static etch_status from_driver(cuda_stream *s, size_t bytes, cu_address *address
     if (status != CU_ERROR_OUT_OF_MEMORY) return etch__cuda_failed("cuMemAlloc", status);
     size_t free_now = 0, total = 0;
     etch__cuda.cuMemGetInfo_v2(&free_now, &total);
-    return etch__error(ETCH_ERR_OUT_OF_MEMORY,
-                       "cuda:%d: cuMemAlloc: no room for %zu bytes: %zu of %zu are free, tensors of this "
-                       "process hold %lld; release some and call again",
-                       s->device->index, bytes, free_now, total,
-                       (long long)counts_of(s)->bytes_live);
+    return etch__error(
+        ETCH_ERR_OUT_OF_MEMORY,
+        "cuda:%d: cuMemAlloc: no room for %zu bytes: %zu of %zu are free, tensors of this "
+        "process hold %lld; release some and call again",
+        s->device->index, bytes, free_now, total, (long long)counts_of(s)->bytes_live);
 }
 
 cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes) {
@@ -214,6 +214,10 @@ void etch__cuda_unpin(cuda_block *pinned) {
         next = pinned->next;
         etch__cuda_free(pinned);
     }
+}
+
+void etch__cuda_share(cuda_block *pinned) {
+    for (; pinned; pinned = pinned->next) pinned->user = MANY;
 }
 
 /* A block that several streams used is free once all of them are past their work with it. */
@@ -301,10 +305,11 @@ etch_status etch__cuda_wait(cuda_stream *s) {
         char kernels[600];
         list_notes(s, kernels, sizeof kernels);
         etch__cuda.cuGetErrorName(status, &name);
-        return etch__error(ETCH_ERR_DEVICE,
-                           "cuda:%d: cuStreamSynchronize: %s; launched since the last synchronisation, newest "
-                           "first: %s",
-                           s->device->index, name ? name : "error", kernels);
+        return etch__error(
+            ETCH_ERR_DEVICE,
+            "cuda:%d: cuStreamSynchronize: %s; launched since the last synchronisation, newest "
+            "first: %s",
+            s->device->index, name ? name : "error", kernels);
     }
     s->nnotes = 0;
     return ETCH_OK;

@@ -46,6 +46,8 @@ etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned);
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph);
 bool etch__cuda_capturing(void); /* on this thread */
 void etch__cuda_unpin(cuda_block *pinned);
+/* Says that the blocks on the list are used on more streams than their own. */
+void etch__cuda_share(cuda_block *pinned);
 
 /* What a device's statistics are made of. */
 typedef struct device_counts {
