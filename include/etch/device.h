@@ -7,7 +7,11 @@
  *
  * Work on a GPU is asynchronous: operators return when they are issued, in order, on the thread's
  * stream. Reading a value waits for it. A fault on the GPU (also an address that the user's own
- * kernel got wrong) is reported by the next call that waits, with the kernels since the last one. */
+ * kernel got wrong) is reported by the next call that waits, with the kernels since the last one.
+ *
+ * Operators that may fail on their data (those with an index tensor, integer division by a tensor) wait
+ * for their check before they write. So their errors appear where they do on the CPU: at the operator's
+ * call, in compiled code at the flush, with the same code and message, nothing written after them. */
 #ifndef ETCH_DEVICE_H
 #define ETCH_DEVICE_H
 

@@ -14,7 +14,7 @@ typedef struct generator {
     int nvars;                      /* numbers given out */
     uint8_t defined[FUZZ_MAX_VARS]; /* bit per variant in which the tensor is there */
     bool is_view[FUZZ_MAX_VARS];
-    bool small, twin, exact;
+    bool small, twin, exact, launches;
     uint8_t all;  /* the variants */
     uint8_t when; /* of the statement in the making */
     bool breaks, in_scope;
@@ -50,7 +50,7 @@ static void generate_sizes(generator *g) {
     for (int set = 0; set < FUZZ_MAX_SETS; set++)
         for (int i = 0; i < FUZZ_MAX_SIZES; i++) {
             int64_t n = sizes[below(g, i == 1 ? 13 : 8)];
-            if (i == 0 && chance(g, 3)) n = large[below(g, 16)];
+            if (i == 0 && chance(g, g->launches ? 1 : 3)) n = large[below(g, 16)];
             if (set && chance(g, 2)) n = s->size[0][i];
             if (set && chance(g, 12)) n = 1;
             s->size[set][i] = i == 4 ? 1 : i == 5 ? 0 : n;
@@ -123,7 +123,7 @@ static void generate_setup(generator *g, uint64_t seed) {
     s->dynamic = (uint8_t)(chance(g, 3) ? below(g, 3) : ETCH_DYNAMIC_AUTO);
     s->stable_after = (uint8_t)(chance(g, 10) ? 2 : 0);
     s->recompile_limit = (uint8_t)(chance(g, 12) ? 2 : 64);
-    g->breaks = !chance(g, 3);
+    g->breaks = g->launches ? chance(g, 4) : !chance(g, 3);
     s->fullgraph = !g->breaks && chance(g, 4);
     if (s->fullgraph) without_fullgraph_errors(s);
     s->fails = (uint8_t)(chance(g, 30) ? below(g, 8) : 0);
@@ -506,8 +506,9 @@ static op_id some_operator(generator *g) {
     for (;;) {
         op_id op = (op_id)below(g, OP_COUNT);
         int kind = etch__ops[op].kind;
-        if (op == OP_EMPTY) continue; /* undefined contents: ST_FILLED has it */
-        if (breaks(op) && g->p->setup.fullgraph) continue;
+        if (op == OP_EMPTY) continue;                /* undefined contents: ST_FILLED has it */
+        bool moves = g->small && op == OP_TO_DEVICE; /* a break on another device than the CPU */
+        if ((breaks(op) || moves) && g->p->setup.fullgraph) continue;
         if (g->exact && !fuzz_is_exact(op)) continue;
         if (below(g, 6 * most) < weights[kind] * most / counts[kind]) return op;
     }
@@ -858,7 +859,8 @@ void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind) {
     static generator g;
     memset(&g, 0, sizeof g);
     memset(p, 0, sizeof *p);
-    g.p = p, g.small = kind != FUZZ_ANY, g.exact = kind == FUZZ_EXACT;
+    g.p = p, g.small = kind != FUZZ_ANY, g.exact = kind == FUZZ_EXACT,
+    g.launches = kind == FUZZ_LAUNCHES;
     g.twin = seed & FUZZ_TWIN, g.exposed = -1;
     g.random = (seed & ~FUZZ_TWIN) * 0x2545f4914f6cdd1du + 1;
     generate_setup(&g, seed);

@@ -286,10 +286,14 @@ static bool time_left(const options *o, double start) {
 }
 
 static void make_program(uint64_t seed, bool native) {
-    bool exact = device && !native;
-    fuzz_generate(&shared->p, seed, exact ? FUZZ_EXACT : native ? FUZZ_SMALL : FUZZ_ANY);
+    bool exact = device && !native, graphs = device && native && seed / 2 % 2;
+    fuzz_generate(&shared->p, seed,
+                  exact    ? FUZZ_EXACT
+                  : graphs ? FUZZ_LAUNCHES
+                  : native ? FUZZ_SMALL
+                           : FUZZ_ANY);
     shared->p.setup.beside_cpu = exact;
-    if (device && native && seed / 2 % 2) shared->p.setup.mode = ETCH_MODE_REDUCE_OVERHEAD;
+    if (graphs) shared->p.setup.mode = ETCH_MODE_REDUCE_OVERHEAD;
 }
 
 static void end_worker(void) {

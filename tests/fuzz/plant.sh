@@ -22,10 +22,12 @@ line() {
 }
 
 # Runs the fuzzer of the copy for at most a minute of processor time (other work on the machine is not
-# to count); every K-th program runs generated code.
+# to count); every K-th program runs generated code. K = cuda: on the fake GPU, which takes graph nodes
+# in another order than they were added.
 hunt() {
-    local name=$1 file=$2 native=$3
-    if timeout 900 "$copy/build/tests/etch_fuzz" --processor 60 --seed 1 --native "$native" \
+    local name=$1 file=$2 where=(--native "$3")
+    [ "$3" != cuda ] || where=(--native 2 --device cuda)
+    if timeout 900 "$copy/build/tests/etch_fuzz" --processor 60 --seed 1 "${where[@]}" \
         --failures 1 --reduce 0 >"$copy/out" 2>&1; then
         line "$name" "$file" - 'NOT FOUND'
         missed=$((missed + 1))
@@ -37,7 +39,7 @@ hunt() {
 }
 
 # fault NAME K FILE FROM TO [FILE FROM TO]...: each FROM is replaced once by TO. K: as hunt's; 0: no
-# generated code.
+# generated code. Needs g++ where K is cuda.
 fault() {
     local name=$1 native=$2 first=$3 files=()
     shift 2
@@ -70,7 +72,12 @@ launcher=()
 if command -v ccache >/dev/null; then launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache); fi
 [ -f "$copy/build/build.ninja" ] || cmake -S "$copy" -B "$copy/build" -G Ninja "${launcher[@]}" \
     -DCMAKE_BUILD_TYPE=Release -DETCH_EXAMPLES=OFF -DETCH_BENCH=OFF >"$copy/log" 2>&1
-cmake --build "$copy/build" --target etch_fuzz etch-jit >"$copy/log" 2>&1
+cmake --build "$copy/build" --target etch_fuzz etch-jit fake_cuda fake_nvrtc fake_cublaslt \
+    >"$copy/log" 2>&1
+fakes=$PWD/$copy/build/tests/fake_cuda
+export ETCH_CUDA_DRIVER=$fakes/libfake_cuda.so ETCH_CUDA_NVRTC=$fakes/libfake_nvrtc.so
+export ETCH_CUDA_CUBLASLT=$fakes/libfake_cublaslt.so FAKE_CUDA_CACHE=$fakes/kernels FAKE_CUDA_LAZY=1
+mkdir -p "$FAKE_CUDA_CACHE"
 line fault file after found
 line ---- ---- --: ----
 
@@ -153,6 +160,17 @@ fault kernel-key 1 jit/kernels.c 'memcmp(k->bytes, bytes, n) == 0' \
     'memcmp(k->bytes + 15, bytes + 15, n - 15) == 0' \
     jit/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 15, w->n - 15)'
 fault cache-key 1 jit/cache.c 'isa %s helper' 'isa %.0s helper'
+
+# ---- tensors on a device
+fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \
+    'changed += now[i] == 0 && s->parameter[i];'
+fault stale-call cuda jit/plan.c 'changed |= words[k] != at;' ';'
+fault lost-edge cuda jit/plan.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
+fault plan-stride cuda backends/cuda/ops.c \
+    'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'
+fault index-wrap cuda backends/cuda/index.c 'if (k < 0) k += a.n;' ''
+fault device-product cuda jit/cuda_prims.c 'kind == REDUCE_PROD ? PRIM_MUL' \
+    'kind == REDUCE_PROD ? PRIM_ADD'
 
 echo
 echo "plant: $found found, $missed not"

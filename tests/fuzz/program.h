@@ -84,8 +84,9 @@ int fuzz_operands(const statement *s, int *operands);
 #define FUZZ_TWIN ((uint64_t)1 << 63)
 
 /* generate.c, always on the CPU. SMALL: few operators, for where compiling takes long. EXACT: few, and
- * only those that have the same bits on every device. */
-typedef enum fuzz_kind { FUZZ_ANY, FUZZ_SMALL, FUZZ_EXACT } fuzz_kind;
+ * only those that have the same bits on every device. LAUNCHES: few, mostly without breaks and with sizes
+ * that are too large for a plan to become a single kernel, so that it becomes a CUDA graph. */
+typedef enum fuzz_kind { FUZZ_ANY, FUZZ_SMALL, FUZZ_EXACT, FUZZ_LAUNCHES } fuzz_kind;
 void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind);
 /* Whether the operator gives the same bits on every device: integers, + - * / and sqrt, comparisons,
  * rounding, views, writes, index operators, uniform random numbers, and reductions and scans, whose order is
