@@ -650,7 +650,8 @@ static void add_call(maker *m, const ir_node *n, int64_t **attrs) {
     p->p.ncalls++;
     s->c = (call_step){
         .state = g->state, .epilogue = n->epilogue, .scalar = g->sc, .operand = p->noperands};
-    if (p->device && m->r->numerics == ETCH_RELAXED && m->r->mode == ETCH_MODE_MAX_AUTOTUNE)
+    if (p->device && m->r->numerics == ETCH_RELAXED && m->r->mode == ETCH_MODE_MAX_AUTOTUNE &&
+        !etch__op_is_users((op_id)n->op)) /* what those call is not of this plan */
         s->c.state |= STATE_TUNED;
     s->c.call = (op_call){
         .op = g->op, .nin = (uint16_t)n->nin, .nsc = g->nsc, .nat = g->nat, .site = g->site};

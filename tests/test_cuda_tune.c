@@ -171,6 +171,17 @@ static void second_process(void) {
     rmdir(cache_dir);
 }
 
+/* ---- slow kernels ---- */
+
+/* What takes a second is timed once for each candidate (and once to see that). */
+static void slow_kernels_are_timed_less(void) {
+    etch_tensor *x = numbers(80, 100), *y = numbers(80, 100);
+    ((void (*)(double, double))control("fake_cuda_set_elapsed"))(1000.0, 1.0);
+    run_twice(mixed, x, y);
+    unsigned long sets = 3; /* threads, vectors, grids */
+    CHECK(timed() > 0 && calls_of("cuEventElapsedTime") == (unsigned long)timed() + sets);
+}
+
 /* ---- failures ---- */
 
 static void fails_at(const char *symbol, int n) {
@@ -404,6 +415,7 @@ int main(void) {
         IN_CHILD(other_modes_time_nothing, NULL),
         IN_CHILD(first_process, "ETCH_CACHE_SIZE=100000000"),
         IN_CHILD(second_process, "ETCH_CACHE_SIZE=100000000"),
+        IN_CHILD(slow_kernels_are_timed_less, NULL),
         IN_CHILD(each_timing_call_fails, NULL),
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(inside_a_recording, NULL),

@@ -86,6 +86,7 @@ void etch__cuda_choice_keep(const cuda_device *d, const void *key, size_t n, con
 
 enum { ROUNDS = 5, CANDIDATES = 16, REPEATS_MAX = 64 };
 static const float round_ms = 0.5f, /* about as long is a round, unless one launch takes longer */
+    patience_ms = 100,              /* and all rounds of a candidate together */
     clearly = 0.98f;
 
 typedef struct timer {
@@ -104,11 +105,12 @@ static etch_status time_one(const timer *t, const tune_set *set, int i, int repe
 }
 
 /* Each once to warm up, then the first to see how long it takes. */
-static etch_status warm_up(const timer *t, const tune_set *set, int *repeats) {
+static etch_status warm_up(const timer *t, const tune_set *set, int *repeats, int *rounds) {
     float ms = 0;
     etch_status s = ETCH_OK;
     for (int i = set->n; s == ETCH_OK && i-- > 0;) s = set->issue(set->ctx, i);
     if (s == ETCH_OK) s = time_one(t, set, 0, 1, &ms);
+    *rounds = ms * ROUNDS <= patience_ms ? ROUNDS : ms >= patience_ms ? 1 : (int)(patience_ms / ms);
     *repeats = ms * REPEATS_MAX < round_ms ? REPEATS_MAX
                : ms >= round_ms            ? 1
                                            : (int)(round_ms / ms);
@@ -116,9 +118,9 @@ static etch_status warm_up(const timer *t, const tune_set *set, int *repeats) {
 }
 
 static etch_status time_all(const timer *t, const tune_set *set, float *best) {
-    int repeats = 1;
-    etch_status s = warm_up(t, set, &repeats);
-    for (int round = 0; s == ETCH_OK && round < ROUNDS; round++)
+    int repeats = 1, rounds = 1;
+    etch_status s = warm_up(t, set, &repeats, &rounds);
+    for (int round = 0; s == ETCH_OK && round < rounds; round++)
         for (int i = 0; s == ETCH_OK && i < set->n; i++) {
             float ms = 0;
             s = time_one(t, set, i, repeats, &ms);
@@ -339,7 +341,10 @@ static bool place_arguments(layout_search *q, void *const *args, const uint64_t 
         range w = reach(q, a);
         int64_t lead = ((-w.low + 255) & ~(int64_t)255) + (int64_t)((uintptr_t)args[a] & 255);
         q->scratch[a] = etch__cuda_allocate(q->s, (size_t)(lead + w.high));
-        if (!q->scratch[a]) return false;
+        if (!q->scratch[a]) {
+            etch__log(LOG_AUTOTUNE, "%s: not tuned: %s", q->k->name, etch_last_error());
+            return false;
+        }
         at[a] = (char *)etch__cuda_address(q->scratch[a]) + lead;
     }
     etch__cuda_args_fill(q->k, at, q->dims, cells, q->parameter);
