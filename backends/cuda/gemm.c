@@ -1,15 +1,17 @@
 /* f32 products of middle size, where the library's tiles leave multiprocessors idle.
  *
- * The arithmetic is a function of K alone: k is dealt out in runs of 8 to 8 slices (slice s has those
- * with k / 8 % 8 == s), each slice is a chain acc = +0, k ascending, acc = fma(a, b, acc), with K
+ * The arithmetic is a function of K alone: k is dealt out in runs of 8 to 8 slices (slice s has
+ * those with k / 8 % 8 == s), each slice is a chain acc = +0, k ascending, acc = fma(a, b, acc), with K
  * filled up to a multiple of 64 by zeros, and the slices are added in ascending order. So the tile,
  * the layout of the operands and the way they are loaded do not show in the bits.
  *
- * A block of 256 threads computes a tile of 32 or 64 rows by 32 columns, each of its warps one slice
- * of the whole tile, and folds the slices in shared memory: 512 x 512 x 512 keeps 128 blocks of 8
+ * A block of 256 threads computes a tile of 32 or 64 rows by 32 columns, each of its warps one
+ * slice of the whole tile, and folds the slices in shared memory: 512 x 512 x 512 keeps 128 blocks of 8
  * warps busy. Operands go through two buffers of 64 k each; the next one is on its way in registers
- * while one is computed. They are loaded in quads along the axis on which they are dense, by one
- * access of 16 bytes where address and strides allow. */
+ * while one is computed, and what the first products of the next read is fetched before the last
+ * products of this one, so that the barrier between them is hidden. Operands are loaded in quads
+ * along the axis on which they are dense, by one access of 16 bytes where address and strides
+ * allow. */
 #include "backends/cuda/gemm.h"
 
 #include <xxhash.h>
@@ -23,8 +25,8 @@ int etch__cuda_gemm_force = GEMM_RULE;
 /* ---- the kernel ---- */
 
 /* Before it stand the definitions of HEIGHT (rows of a thread, 4 or 8), A_ALONG_K and B_ALONG_K (the
- * axis of quads), A_WIDE and B_WIDE (quads are aligned). Rows of A in shared memory have a pitch of 68,
- * those of B 36, so that no more than two lanes of a warp's access meet in a bank. */
+ * axis of quads), A_WIDE and B_WIDE (quads are aligned). Rows of A in shared memory have a pitch of
+ * 68, those of B 36, so that no more than two lanes of a warp's access meet in a bank. */
 static const char body_text[] =
     "struct etch_args {\n"
     "    const float *a, *b;\n"
@@ -67,7 +69,7 @@ static const char body_text[] =
     "__device__ __forceinline__ void keep(float *to, const float *v) {\n"
     "    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);\n"
     "}\n"
-    "extern \"C\" __global__ void __launch_bounds__(256)\n"
+    "extern \"C\" __global__ void __launch_bounds__(256, HEIGHT == 4 ? 2 : 1)\n"
     "    etch_gemm(const __grid_constant__ struct etch_args p) {\n"
     "    extern __shared__ float4 quads[];\n"
     "    float *const space = (float *)quads;\n"
@@ -126,39 +128,53 @@ static const char body_text[] =
     "    for (int i = 0; i < HEIGHT; i++)\n"
     "        #pragma unroll\n"
     "        for (int j = 0; j < 8; j++) acc[i][j] = 0;\n"
-    "    auto compute = [&](const float *from) {\n"
-    "        const float *const x = from + down * A_PITCH + slice * RUN;\n"
-    "        const float *const y = from + B_AT + slice * RUN * B_PITCH + across * 4;\n"
+    "    /* What is multiplied now and next: of A four k of the rows, of B one of the columns. */\n"
+    "    float l[2][HEIGHT][4], r[2][8];\n"
+    "    const float *const x = space + down * A_PITCH + slice * RUN;\n"
+    "    const float *const y = space + B_AT + slice * RUN * B_PITCH + across * 4;\n"
+    "    auto fetch_a = [&](int at, int k) {\n"
     "        #pragma unroll\n"
-    "        for (int k = 0; k < RUN; k += 4) {\n"
-    "            float l[HEIGHT][4];\n"
-    "            #pragma unroll\n"
-    "            for (int i = 0; i < HEIGHT; i++) {\n"
-    "                const float4 v = *(const float4 *)(x + i * 8 * A_PITCH + k);\n"
-    "                l[i][0] = v.x, l[i][1] = v.y, l[i][2] = v.z, l[i][3] = v.w;\n"
-    "            }\n"
-    "            #pragma unroll\n"
-    "            for (int q = 0; q < 4; q++) {\n"
-    "                const float4 u = *(const float4 *)(y + (k + q) * B_PITCH);\n"
-    "                const float4 v = *(const float4 *)(y + (k + q) * B_PITCH + 16);\n"
-    "                const float r[8] = {u.x, u.y, u.z, u.w, v.x, v.y, v.z, v.w};\n"
-    "                #pragma unroll\n"
-    "                for (int i = 0; i < HEIGHT; i++)\n"
-    "                    #pragma unroll\n"
-    "                    for (int j = 0; j < 8; j++) acc[i][j] = fmaf(l[i][q], r[j], acc[i][j]);\n"
-    "            }\n"
+    "        for (int i = 0; i < HEIGHT; i++) {\n"
+    "            const float4 v = *(const float4 *)(x + at + i * 8 * A_PITCH + k);\n"
+    "            float *const to = l[k / 4 % 2][i];\n"
+    "            to[0] = v.x, to[1] = v.y, to[2] = v.z, to[3] = v.w;\n"
     "        }\n"
+    "    };\n"
+    "    auto fetch_b = [&](int at, int k) {\n"
+    "        const float4 u = *(const float4 *)(y + at + k * B_PITCH);\n"
+    "        const float4 v = *(const float4 *)(y + at + k * B_PITCH + 16);\n"
+    "        float *const to = r[k % 2];\n"
+    "        to[0] = u.x, to[1] = u.y, to[2] = u.z, to[3] = u.w;\n"
+    "        to[4] = v.x, to[5] = v.y, to[6] = v.z, to[7] = v.w;\n"
+    "    };\n"
+    "    auto multiply = [&](int k) {\n"
+    "        #pragma unroll\n"
+    "        for (int i = 0; i < HEIGHT; i++)\n"
+    "            #pragma unroll\n"
+    "            for (int j = 0; j < 8; j++)\n"
+    "                acc[i][j] = fmaf(l[k / 4 % 2][i][k % 4], r[k % 2][j], acc[i][j]);\n"
     "    };\n"
     "    load(0);\n"
     "    store(space);\n"
+    "    __syncthreads();\n"
+    "    fetch_a(0, 0), fetch_b(0, 0);\n"
     "    int now = 0;\n"
     "    for (int k = 0; k < p.k; k += DEPTH) {\n"
-    "        __syncthreads();\n"
     "        const bool more = k + DEPTH < p.k;\n"
     "        if (more) load(k + DEPTH);\n"
-    "        compute(space + now);\n"
+    "        fetch_a(now, 4);\n"
+    "        #pragma unroll\n"
+    "        for (int q = 0; q < RUN - 2; q++) fetch_b(now, q + 1), multiply(q);\n"
+    "        fetch_b(now, RUN - 1);\n"
     "        now = BUFFER - now;\n"
-    "        if (more) store(space + now);\n"
+    "        if (more) {\n"
+    "            store(space + now);\n"
+    "            __syncthreads();\n"
+    "            fetch_a(now, 0);\n"
+    "        }\n"
+    "        multiply(RUN - 2);\n"
+    "        if (more) fetch_b(now, 0);\n"
+    "        multiply(RUN - 1);\n"
     "    }\n"
     "    __syncthreads();\n"
     "    /* Odd rows have their halves exchanged, so that pairs of rows fill the banks. */\n"
