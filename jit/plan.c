@@ -604,7 +604,6 @@ static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **di
     loaded_kernel *loaded = p->device ? NULL : m->kernels[p->p.nkernels];
     s->k = (kernel_step){.kernel = loaded,
                          .fn = loaded ? etch__kernel_entry(loaded) : NULL,
-                         .launcher = p->device ? m->launchers[p->p.nkernels] : NULL,
                          .dims = *dims,
                          .arg = p->nargs,
                          .nargs = k->naccesses + 1,
@@ -862,7 +861,6 @@ static void make_whole(maker *m) {
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
     m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
-    if (m->p->device) make_whole(m);
     m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD && fits_graph(m->p) &&
                      order_steps(m);
     for (int k = 0; k < g->noutputs; k++) {
@@ -946,10 +944,6 @@ static etch_status get_all_kernels(maker *m, const char **why) {
     return ok ? ETCH_OK : room ? ETCH_ERR_COMPILE : ETCH_ERR_OUT_OF_MEMORY;
 }
 
-static etch_status compile_kernels(maker *m, const char **why) {
-    return m->p->device ? prepare_launchers(m, why) : get_all_kernels(m, why);
-}
-
 /* ---- logs ---- */
 
 /* A line of the schedule, which output_code shows as well. */
@@ -1013,6 +1007,24 @@ static void log_steps(const maker *m) {
     etch__report_schedule(line + named);
 }
 
+/* The kernels of single steps are made only where there is none for all of them. */
+static etch_status make_device_steps(maker *m, const char **why) {
+    add_steps(m);
+    make_whole(m);
+    if (m->p->whole) return ETCH_OK;
+    etch_status status = prepare_launchers(m, why);
+    for (int i = 0, n = 0; status == ETCH_OK && i < m->p->nsteps; i++)
+        if (!m->p->steps[i].is_call) m->p->steps[i].k.launcher = m->launchers[n++];
+    return status;
+}
+
+static etch_status make_steps(maker *m, const char **why) {
+    if (m->p->device) return make_device_steps(m, why);
+    etch_status status = get_all_kernels(m, why);
+    if (status == ETCH_OK) add_steps(m);
+    return status;
+}
+
 /* ---- the whole ---- */
 
 static etch_status make(maker *m, const char **why) {
@@ -1034,9 +1046,8 @@ static etch_status make(maker *m, const char **why) {
     if (status == ETCH_OK) status = plan_memory(m);
     if (status == ETCH_OK && !make_arrays(m)) status = ETCH_ERR_OUT_OF_MEMORY;
     if (status == ETCH_OK) log_steps(m);
-    if (status == ETCH_OK) status = compile_kernels(m, why);
+    if (status == ETCH_OK) status = make_steps(m, why);
     if (status != ETCH_OK) return status;
-    add_steps(m);
     note_outputs(m);
     m->p->report = etch__report_plan(m->p->nsteps);
     return ETCH_OK;

@@ -82,7 +82,8 @@ static cuda_code *publish(cuda_code *c) {
 
 static void keep_log(nvrtc_program program, const char *symbol) {
     size_t n = 0;
-    int at = snprintf(reason, sizeof reason, "%s: NVRTC refuses it (nvrtcCompileProgram): ", symbol);
+    int at =
+        snprintf(reason, sizeof reason, "%s: NVRTC refuses it (nvrtcCompileProgram): ", symbol);
     if (etch__cuda.nvrtcGetProgramLogSize(program, &n) || n < 2) return;
     char *text = etch__quiet_malloc(n + 1);
     if (text && !etch__cuda.nvrtcGetProgramLog(program, text))

@@ -274,8 +274,8 @@ bool etch__cuda_product_small(const product *p) {
 /* What the library is not told more about than the product itself. */
 static bool is_middle(const product *p) {
     const gemm sizes = {.batch = p->batch, .m = p->m, .n = p->n, .k = p->k};
-    return p->dtype == ETCH_F32 && !p->epilogue && !p->timed &&
-           !STATE_PRECISION(etch__tls.state) && etch__cuda_gemm_fits(p->device, &sizes);
+    return p->dtype == ETCH_F32 && !p->epilogue && !p->timed && !STATE_PRECISION(etch__tls.state) &&
+           etch__cuda_gemm_fits(p->device, &sizes);
 }
 
 static etch_status middle(const product *p) {

@@ -81,7 +81,7 @@ static void put_one_block(text *t, const char *s) {
 
 /* Turns the kernel's head, `extern "C" __global__ ... (const __grid_constant__ struct etch_args X) {`,
  * into that of a device function `run`. */
-static void put_as_function(text *t, const char *source, int number) {
+static void put_as_function(text *t, const char *source, int number, bool often) {
     const char *head = strstr(source, "extern \"C\" __global__");
     const char *open = head ? strstr(head, "etch_args ") : NULL;
     if (!open) {
@@ -90,15 +90,19 @@ static void put_as_function(text *t, const char *source, int number) {
     }
     put(t, "namespace f%d {\n", number);
     put_bytes(t, source, (size_t)(head - source));
-    put(t, "__device__ void run(const etch_args &"); /* its name and the rest follow */
+    /* Its name and the rest follow. A copy at each call would take seconds to compile. */
+    put(t, "__device__ %svoid run(const etch_args &", often ? "__noinline__ " : "");
     put_one_block(t, open + strlen("etch_args "));
     put(t, "}\n");
 }
 
-static void put_function(text *t, const whole_function *f, int number) {
+static void put_function(text *t, const whole_ctx *c, int number) {
+    const whole_function *f = &c->functions[number];
+    int calls = 0;
+    for (int i = 0; i < c->n; i++) calls += c->number[i] == number;
     product_text product = {f->dtype, false, etch__cuda_small_text};
     char *source = f->k ? etch__cuda_source(f->k, &variant) : etch__cuda_product_text(&product);
-    if (source) put_as_function(t, source, number);
+    if (source) put_as_function(t, source, number, calls > 2);
     else t->failed = true;
     if (!f->k) put(t, "#undef LOAD\n#undef STORE\n#undef CHAIN\n");
     etch__free(source);
@@ -122,7 +126,7 @@ static void put_step(text *t, const whole_ctx *c, int i) {
 static char *source_of(const void *ctx) {
     const whole_ctx *c = ctx;
     text t = {0};
-    for (int f = 0; f < c->nfunctions; f++) put_function(&t, &c->functions[f], f);
+    for (int f = 0; f < c->nfunctions; f++) put_function(&t, c, f);
     put(&t, "struct etch_whole_args {\n");
     for (int i = 0; i < c->n; i++) put(&t, "    f%d::etch_args s%d;\n", c->number[i], i);
     put(&t,
