@@ -394,10 +394,15 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
 
 /* ---- a run as one graph of the device ---- */
 
+/* Operand slots of a call: its inputs and, but for an in-place one, its result. */
+static int operands_of(const call_step *c) {
+    return c->call.nin + (c->result == c->operand + c->call.nin);
+}
+
 /* Whether addresses of operands or scalars of call step i differ from those recorded in the graph. */
 static bool changed_call(const native_plan *p, int i, run_block *b, const plan_io *io) {
     const call_step *c = &p->steps[i].c;
-    int n = c->call.nin + (c->result != c->operand);
+    int n = operands_of(c);
     uint64_t *words = b->call_words + c->operand, *cells = b->call_words + p->noperands;
     bool changed = false;
     for (int k = 0; k < n; k++) {
@@ -744,7 +749,7 @@ static int touched_by(const maker *m, int number, touched *to) {
     const struct step *s = &p->steps[number];
     int n = 0;
     if (s->is_call) {
-        int count = s->c.call.nin + (s->c.result != s->c.operand);
+        int count = operands_of(&s->c);
         for (int i = 0; i < count; i++) {
             const operand_slot *o = &p->operands[s->c.operand + i];
             if (!o->none) to[n++] = touched_at(m, &o->at, number, s->c.operand + i == s->c.result);

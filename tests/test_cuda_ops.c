@@ -467,6 +467,19 @@ static etch_tensor *one_hot(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
     return etch_one_hot(a, 9);
 }
 
+/* In a plan, index, values and target lie in one buffer of the arena. */
+static etch_tensor *scattered_into_itself(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    etch_tensor *x = etch_bitwise_or_scalar(a, 1);
+    etch_scatter_add_(x, 0, x, x);
+    return etch_mul_scalar(x, 3);
+}
+
+static void operands_in_one_buffer(void **state) {
+    (void)state;
+    ETCH_SCOPE { check(scattered_into_itself, etch_ones(ETCH_I64, ETCH_SHAPE(2)), NO, NO, 0); }
+}
+
 static void tensors_made_beside_their_operand(void **state) {
     (void)state;
     ETCH_SCOPE {
@@ -495,6 +508,7 @@ int main(void) {
         cmocka_unit_test(errors_on_data),
         cmocka_unit_test(reductions_of_one),
         cmocka_unit_test(products_of_elements),
+        cmocka_unit_test(operands_in_one_buffer),
         cmocka_unit_test(tensors_made_beside_their_operand),
     };
     return cmocka_run_group_tests(tests, use_fakes, NULL);

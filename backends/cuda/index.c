@@ -259,11 +259,11 @@ static direction way_of(const op_call *call) {
     return etch__index_adds(call) ? ADD_INDEXED : WRITE_INDEXED;
 }
 
-/* t, or a copy of it where it lies in out's storage. */
+/* t, or a copy of it where it lies in out's memory. */
 static etch_status apart(etch_tensor *t, const etch_tensor *out, etch_tensor *copy,
                          etch_tensor **use) {
     *use = t;
-    if (t->storage != out->storage) return ETCH_OK;
+    if (!etch__cuda_overlap(t, out)) return ETCH_OK;
     if (!etch__cuda_temporary(copy, (etch_dtype)t->dtype, t->ndim, t->size, t->device))
         return etch__tls.status;
     *use = copy;

@@ -185,11 +185,28 @@ static etch_status run(op_plan *p, const op_call *call, etch_tensor *out) {
     return status;
 }
 
+static void addresses_of(const etch_tensor *t, const char *range[2]) {
+    int64_t low = 0, high = 0, size = etch__item_size(t);
+    for (int d = 0; d < t->ndim; d++)
+        *(t->stride[d] < 0 ? &low : &high) += (t->size[d] - 1) * t->stride[d];
+    range[0] = (const char *)etch__ptr(t) + low * size;
+    range[1] = (const char *)etch__ptr(t) + (high + 1) * size;
+}
+
+bool etch__cuda_overlap(const etch_tensor *a, const etch_tensor *b) {
+    const char *x[2], *y[2];
+    if (!a->numel || !b->numel) return false;
+    addresses_of(a, x), addresses_of(b, y);
+    return x[0] < y[1] && y[0] < x[1];
+}
+
 /* Whether operands of an in-place call overlap otherwise than as one handle. */
 static bool overlaps(const op_call *call) {
     if (etch__ops[call->op].kind != KIND_INPLACE) return false;
     for (int i = 1; i < call->nin; i++)
-        if (call->in[i] != call->in[0] && call->in[i]->storage == call->in[0]->storage) return true;
+        if (call->in[i] != call->in[0] && call->in[i] != ETCH_NONE &&
+            etch__cuda_overlap(call->in[i], call->in[0]))
+            return true;
     return false;
 }
 

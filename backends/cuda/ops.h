@@ -10,6 +10,9 @@ typedef etch_status (*cuda_kernel)(const op_call *call, etch_tensor *const *out)
 void etch__cuda_register(op_id op, cuda_kernel kernel);
 /* The same for one that waits for the device, to see that its data is right. */
 void etch__cuda_register_waiting(op_id op, cuda_kernel kernel);
+/* Whether elements of the two lie in one range of addresses. Storages do not say: in a plan each operand
+ * of a call has one of its own, over memory that they may have in common. */
+bool etch__cuda_overlap(const etch_tensor *a, const etch_tensor *b);
 /* The call as a native plan of one operator; on the CPU where the jit has none. */
 etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out);
 
