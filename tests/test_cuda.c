@@ -361,6 +361,28 @@ static void small_plan_is_one_launch(void) {
     etch_function_free(f);
 }
 
+/* The product waits for the random numbers, also where nodes come in another order. */
+static etch_tensor *random_product(etch_tensor *x) {
+    etch_tensor *r = etch_rand(ETCH_F32, ETCH_SHAPE(70, 70));
+    return etch_mm(r, x);
+}
+
+static void graphs_of_creations(void) {
+    ETCH_SCOPE
+        ETCH_ON(gpu) {
+            etch_function *f = etch_compile(random_product, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+            etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(70, 70));
+            for (int i = 0; i < 6; i++) {
+                etch_manual_seed((uint64_t)i);
+                etch_tensor *got = etch_call(f, x);
+                etch_manual_seed((uint64_t)i);
+                CHECK(got && etch_bitwise_equal(got, random_product(x)));
+            }
+            CHECK(etch_device_stats(gpu).graph_launches > 0);
+            etch_function_free(f);
+        }
+}
+
 /* ---- ETCH_CHECK=1 ---- */
 
 static etch_tensor *writes_its_argument(etch_tensor *x) {
@@ -726,6 +748,7 @@ int main(void) {
         IN_CHILD(reduce_overhead, NULL),
         IN_CHILD(graph_results_stay, NULL),
         IN_CHILD(small_plan_is_one_launch, NULL),
+        IN_CHILD(graphs_of_creations, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(checking_mode, "ETCH_CHECK=1"),
         IN_CHILD(out_of_memory, "FAKE_CUDA_MEMORY=33554432"),
         IN_CHILD(each_call_fails_once, NULL),
