@@ -696,7 +696,8 @@ static void one_tensor(generator *g, statement_kind kind, int b) {
     s.b = b;
     if (kind == ST_ITEM || kind == ST_ITEM_INT)
         for (int i = 0; i < 20 && etch_numel(g->w.v[s.a]) != 1; i++) s.a = some_tensor(g);
-    if (kind == ST_HOST || kind == ST_INNER || kind == ST_FILLED) s.out = (int8_t)g->nvars;
+    if (kind == ST_HOST || kind == ST_INNER || kind == ST_FILLED || kind == ST_HALF)
+        s.out = (int8_t)g->nvars;
     fuzz_run_statement(&g->w, &s);
     take(g, &s);
 }
@@ -765,11 +766,26 @@ static void in_some_variants(generator *g, statement *s) {
     take(g, s);
 }
 
+static void generate_half(generator *g) {
+    statement s = new_statement(g, ST_HALF);
+    for (int i = 0; i < 20; i++) {
+        if ((s.a = some_tensor(g)) < 0) return;
+        if (!etch__is_float(etch_dtype_of(g->w.v[s.a]))) break;
+    }
+    s.out = (int8_t)g->nvars;
+    fuzz_run_statement(&g->w, &s);
+    take(g, &s);
+}
+
 /* The default dtype, then one of its users. */
 static void generate_dtype(generator *g) {
     statement s = new_statement(g, ST_DTYPE), use = new_statement(g, ST_OP);
     s.b = chance(g, 2) ? ETCH_F64 : ETCH_F32;
     in_some_variants(g, &s);
+    if (chance(g, 2)) {
+        generate_half(g);
+        return;
+    }
     use.op = OP_FULL;
     creation_sizes(g, &use.arg[0]);
     use.arg[1].scalar = etch_scalar_real(0.1);

@@ -337,6 +337,12 @@ void fuzz_filled(fuzz_world *w, int to, int n, int64_t value) {
     fuzz_set(w, to, value ? etch_fill_(t, etch_scalar_int(value)) : etch_copy_(t, w->v[n]));
 }
 
+/* Of integers it has the default dtype. Operators are called by name otherwise; the typed function
+ * compares the call where the cursor stands. */
+void fuzz_half(fuzz_world *w, int to, int n) {
+    if (w->v[n]) fuzz_set(w, to, etch_mul_scalar(w->v[n], 0.5));
+}
+
 void fuzz_inference(fuzz_world *w, bool begin) {
     if (begin && w->inference < 0) w->inference = etch_inference_begin();
     if (begin || w->inference < 0) return;

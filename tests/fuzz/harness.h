@@ -129,6 +129,7 @@ void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another
  * v[b], of one dtype and the same sizes; v[to] = v[n] with its elements in reverse order. */
 void fuzz_custom(fuzz_world *w, int to, int a, int b);
 void fuzz_custom_write(fuzz_world *w, int to, int n);
+void fuzz_half(fuzz_world *w, int to, int n); /* times 0.5, by the typed function */
 void fuzz_filled(fuzz_world *w, int to, int n, int64_t value); /* empty, of v[n]'s sizes, filled */
 void fuzz_inference(fuzz_world *w, bool begin);                /* part of the state word */
 

@@ -99,6 +99,7 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_CUSTOM_WRITE: fuzz_custom_write(w, s->out, s->a); break;
     case ST_FILLED: fuzz_filled(w, s->out, s->a, s->b); break;
     case ST_INFERENCE: fuzz_inference(w, s->b); break;
+    case ST_HALF: fuzz_half(w, s->out, s->a); break;
     case ST_COUNT: break;
     }
 }
