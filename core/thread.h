@@ -23,8 +23,8 @@ typedef struct etch_thread {
     uint64_t state;  /* the state word: what a recorded operator depends on beside its operands */
     uint32_t layers; /* bit per active dispatch layer (core/dispatch.h) */
     bool registered;
-    unsigned number; /* given out in turn: which of several places a thread prefers */
-    bool in_flush;   /* inside a flush: operators run eagerly, outer deferred handles are errors */
+    unsigned number;  /* given out in turn: which of several places a thread prefers */
+    bool in_flush;    /* inside a flush: operators run eagerly, outer deferred handles are errors */
     bool own_kernels; /* a device compiles its own kernel of an operator: overrides do not count */
 
     /* Scopes: the items of scope k are items[scope_start[k] .. scope_start[k + 1]). */

@@ -278,7 +278,7 @@ static void stale_replay_is_found(void **state) {
                 etch_compile(hidden_state, .backend = test_backends[i], .replay = true);
             etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(2));
             for (int k = 0; k < 4; k++) {
-                if(!etch_call(f, x)) fail_msg("%s", etch_last_error());
+                if (!etch_call(f, x)) fail_msg("%s", etch_last_error());
                 restore();
             }
             assert_quiet();
@@ -384,7 +384,8 @@ static void failing_allocations(void **state) {
             etch_tensor *a = etch_call(f, x), *b = a ? etch_call(g, y, x) : NULL;
             asked = etch__fail_allocation(-1);
             if (nlog) fail_msg("allocation %lld: %s", (long long)n, log_lines[0]);
-            if (!b && etch_last_status() != ETCH_ERR_OUT_OF_MEMORY) fail_msg("allocation %lld: %s", (long long)n, etch_last_error());
+            if (!b && etch_last_status() != ETCH_ERR_OUT_OF_MEMORY)
+                fail_msg("allocation %lld: %s", (long long)n, etch_last_error());
             if (a) assert_same(a, late(x));
             if (b) assert_same(b, etch_full(ETCH_F32, ETCH_SHAPE(4), 4));
             etch_clear_error();

@@ -43,8 +43,7 @@ static void assert_spelled(etch_tensor *have, etch_tensor *spelled, etch_tensor 
                            double scale, double units) {
     assert_true(same_tensor(have, of_dense));
     if (!have->device) assert_true(same_tensor(have, spelled));
-    for (int64_t i = 0; i < have->numel; i++)
-        assert_near(have, i, get(spelled, i).d, scale, units);
+    for (int64_t i = 0; i < have->numel; i++) assert_near(have, i, get(spelled, i).d, scale, units);
 }
 
 /* ---- softmax ---- */

@@ -296,9 +296,8 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
     }
     if (new_graph) log_graph(g);
     double before = seconds_now();
-    backend_options options = {.mode = f->options.mode,
-                               .numerics = f->options.numerics,
-                               .instance = !new_graph};
+    backend_options options = {
+        .mode = f->options.mode, .numerics = f->options.numerics, .instance = !new_graph};
     int64_t profile = etch__profile_start();
     bool reported = etch__report_on() && etch__report_compiling(leaf, g, new_graph);
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
