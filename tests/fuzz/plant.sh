@@ -142,7 +142,7 @@ fault shared-base 1 jit/pass_writes.c ' || (r->bases[base] & BASE_SHARED)' ''
 fault dead-target 1 jit/pass_dce.c 'if (n->write) need(r, needed, n->target.version);' ''
 fault map-stride 1 jit/pass_views.c ' || a->stride[i] != b->stride[j]' ''
 fault map-broadcast 1 jit/pass_views.c 'e < 0 || s->meta.size[e] == 1 ? 0' 'e < 0 ? 0'
-fault dropped-check 1 jit/plan.c 'if (likely(status == ETCH_OK)) continue;' \
+fault dropped-check 1 jit/run.c 'if (likely(status == ETCH_OK)) continue;' \
     'if (likely(status == ETCH_OK) || (etch_clear_error(), i >= 0)) continue;'
 fault lifetime 1 jit/memory.c 'a->first <= b->last && b->first <= a->last' \
     'a->first < b->last && b->first < a->last'
@@ -170,7 +170,7 @@ fault cache-key 1 jit/cache.c 'isa %s helper' 'isa %.0s helper'
 # ---- tensors on a device
 fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \
     'changed += now[i] == 0 && s->parameter[i];'
-fault stale-call cuda jit/plan.c 'changed |= words[k] != at;' ';'
+fault stale-call cuda jit/run.c 'changed |= words[k] != at;' ';'
 fault lost-edge cuda jit/plan.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'
