@@ -2,6 +2,7 @@
  *
  * Every way works on copies of the sample's tensors, so that an operator that breaks its promises
  * cannot spoil the next way. What is compared is the plain eager call. */
+#include <etch/device.h>
 #include <etch/opcheck.h>
 
 #include "core/schema.h"
@@ -53,7 +54,11 @@ typedef struct inputs {
 
 static etch_tensor *same(etch_tensor *t) { return t; }
 static etch_tensor *copy(etch_tensor *t) { return etch_clone(t); }
-static etch_tensor *zeros(etch_tensor *t) { return etch_zeros(etch_dtype_of(t), etch_sizes(t)); }
+static etch_tensor *zeros(etch_tensor *t) {
+    etch_tensor *made = NULL;
+    ETCH_ON(etch_device_of(t)) made = etch_zeros(etch_dtype_of(t), etch_sizes(t));
+    return made;
+}
 
 /* The same values: transposed in memory and at an offset, or (fewer than two dimensions) every other
  * element of a buffer. */

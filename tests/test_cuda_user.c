@@ -393,7 +393,7 @@ static etch_status counts_calls(void *ctx, const etch_op *op, const etch_value *
 static void wrong_results_are_found(void) {
     char report[4096];
     etch_op_definition d = {.struct_size = sizeof d,
-                            .cpu = axpy_cpu,
+                            .cpu = counts_calls,
                             .shape = like_first,
                             .ctx = &log_of,
                             .cuda = counts_calls};
