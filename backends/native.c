@@ -40,9 +40,10 @@ static bool fuse(ir *r) {
     return checked(r, "fuse", etch__fuse(r));
 }
 
-static etch_status prepare_other_way(ir *r) {
+static etch_status prepare_other_way(ir *r, const backend_options *options) {
     bool several = r->passes == PASSES_NONE || r->has_passes;
-    if (!r->g->dynamic || !several || r->g->values[0].meta.device) return ETCH_OK;
+    bool first = r->g->dynamic && !options->instance;
+    if (!first || !several || r->g->values[0].meta.device) return ETCH_OK;
     r->passes = r->passes == PASSES_NONE ? PASSES_ALL : PASSES_NONE;
     if (!checked(r, "fuse", etch__fuse(r))) return etch_last_status();
     return etch__plan_prepare(r);
@@ -50,11 +51,11 @@ static etch_status prepare_other_way(ir *r) {
 
 enum { MAX_MEMBERS = 64 };
 
-static etch_status make_plan(ir *r, plan **out, const char **why) {
+static etch_status make_plan(ir *r, const backend_options *options, plan **out, const char **why) {
     for (r->max_members = MAX_MEMBERS; r->max_members > 0; r->max_members /= 2) {
         if (!fuse(r)) return etch_last_status();
         etch_status status = etch__plan_make(r, out, why);
-        if (status == ETCH_OK && (status = prepare_other_way(r)) != ETCH_OK)
+        if (status == ETCH_OK && (status = prepare_other_way(r, options)) != ETCH_OK)
             etch__plan_release(*out), *out = NULL;
         if (status != ETCH_ERR_UNSUPPORTED) return status;
         etch__count_reason(REASON_FUSION_LIMIT);
@@ -99,7 +100,7 @@ static etch_status native_compile(const graph *g, const backend_options *options
     ir *r = etch__ir_build(g);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     r->mode = options->mode, r->numerics = options->numerics;
-    etch_status status = run_passes(r) ? make_plan(r, out, &why) : etch_last_status();
+    etch_status status = run_passes(r) ? make_plan(r, options, out, &why) : etch_last_status();
     bool too_large = r->max_members == 0;
     etch__ir_free(r);
     if (status != ETCH_ERR_COMPILE) return status;

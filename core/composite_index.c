@@ -48,13 +48,6 @@ etch_tensor *etch__composite_take_along_dim(const op_call *call) {
     return etch_gather(t, dim, index);
 }
 
-/* What is created from here on lies beside t, wherever the thread wants its tensors. */
-static uint64_t create_beside(const etch_tensor *t) {
-    uint64_t state = etch__tls.state;
-    etch__tls.state = STATE_ON_DEVICE(state, t->device);
-    return state;
-}
-
 /* By a scatter, which refuses classes out of range. */
 etch_tensor *etch__composite_one_hot(const op_call *call) {
     etch_tensor *t = call->in[0];
@@ -65,9 +58,8 @@ etch_tensor *etch__composite_one_hot(const op_call *call) {
              ETCH_MAX_DIMS - 1, (long long)call->at[0], TEXT(t));
     for (int d = 0; d < t->ndim; d++) size.v[d] = t->size[d];
     size.v[t->ndim] = call->at[0];
-    uint64_t state = create_beside(t);
-    etch_tensor *zeros = etch_zeros(ETCH_I64, size);
-    etch__tls.state = state;
+    etch_tensor *zeros = NULL;
+    ETCH_ON(t->device) zeros = etch_zeros(ETCH_I64, size);
     etch_tensor *index = zeros ? etch_unsqueeze(t, -1) : NULL;
     return index ? etch_scatter_value(zeros, -1, index, 1) : NULL;
 }
@@ -107,9 +99,8 @@ static bool find_nonzero(const op_call *call, const etch_tensor *t, positions *f
 /* An i64 tensor of these numbers beside t. */
 static etch_tensor *numbers_beside(const etch_tensor *t, const int64_t *numbers, etch_dims size) {
     static const int64_t none;
-    uint64_t state = create_beside(t);
-    etch_tensor *made = etch_from_host(numbers ? numbers : &none, ETCH_I64, size);
-    etch__tls.state = state;
+    etch_tensor *made = NULL;
+    ETCH_ON(t->device) made = etch_from_host(numbers ? numbers : &none, ETCH_I64, size);
     return made;
 }
 

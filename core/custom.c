@@ -49,25 +49,28 @@ _Atomic uint64_t etch__override_epoch;
 /* ---- running the user's function ---- */
 
 /* A function of the user that is called for an operator runs in an empty frame, as in a flush: what it
- * calls runs eagerly, whatever the thread is tracing. */
+ * calls runs eagerly, whatever the thread is tracing, and what it creates lies on `device`, where its
+ * tensors are. */
 typedef struct user_frame {
     void *cursor, *run;
+    uint64_t state;
     uint32_t layers;
     bool in_flush;
 } user_frame;
 
-static user_frame enter_frame(void) {
+static user_frame enter_frame(int device) {
     etch_thread *t = &etch__tls;
-    user_frame f = {t->cursor, t->run, t->layers, t->in_flush};
+    user_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush};
     t->in_flush |= t->run != NULL;
     t->cursor = NULL, t->run = NULL;
     t->layers &= ~(1u << LAYER_TRACER);
+    t->state = STATE_ON_DEVICE(t->state, device);
     return f;
 }
 
 static void leave_frame(const user_frame *f) {
     etch_thread *t = &etch__tls;
-    t->cursor = f->cursor, t->run = f->run;
+    t->cursor = f->cursor, t->run = f->run, t->state = f->state;
     t->layers = f->layers, t->in_flush = f->in_flush;
 }
 
@@ -115,7 +118,7 @@ static etch_status call_user(const void *ctx, const op_call *call, etch_tensor *
 static etch_status run_user(const user_kernel *k, bool copies, const op_call *call,
                             etch_tensor *const *out) {
     bool opaque = etch__tls.run || etch__tls.in_flush;
-    user_frame frame = enter_frame();
+    user_frame frame = enter_frame(copies ? 0 : out[0]->device);
     etch_status status = opaque ? etch__offer_opaque(call, out) : ETCH_DECLINED;
     if (status == ETCH_DECLINED)
         status = copies ? etch__lend_copies(call, out, call_user, k) : call_user(k, call, out);
@@ -171,7 +174,7 @@ static etch_status run_lent(const void *ctx, const op_call *call, etch_tensor *c
 }
 
 etch_status etch__run_users_on_device(const op_call *call, etch_tensor *const *out) {
-    return etch__lend(call, out, run_lent, NULL);
+    return etch__lend(call, out, etch__lent_by_device, NULL, run_lent, NULL);
 }
 
 /* ---- registering ---- */

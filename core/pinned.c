@@ -14,9 +14,8 @@ bool etch_is_pinned(const etch_tensor *t) {
 /* For the thread's current GPU, or the first; its driver knows it on all of them. */
 static etch_storage *pinned_storage(size_t bytes) {
     int device = etch__current_device();
-    etch_storage *s = etch__storage_wrap(NULL, bytes);
+    etch_storage *s = etch__storage_over(0, NULL, bytes);
     if (!s) return NULL;
-    s->exposed = 0;
     s->pinned = 1;
     const device_kind *kind = etch__device_kind(1);
     if (kind->allocate_pinned(device ? etch__device_index(device) : 0, s) == ETCH_OK) return s;

@@ -179,13 +179,20 @@ etch_storage *etch__storage_new(size_t bytes) {
     return s;
 }
 
-etch_storage *etch__storage_new_on(int device, size_t bytes) {
-    if (likely(!device)) return etch__storage_new(bytes);
+etch_storage *etch__storage_over(int device, void *data, size_t bytes) {
     etch_storage *s = etch__calloc(1, sizeof *s);
     if (!s) return NULL;
     s->refs = 1;
     s->block = s;
-    s->device = (uint8_t)device, s->bytes = bytes;
+    s->device = (uint8_t)device, s->bytes = bytes, s->data = data;
+    if (!device) account((int64_t)bytes);
+    return s;
+}
+
+etch_storage *etch__storage_new_on(int device, size_t bytes) {
+    if (likely(!device)) return etch__storage_new(bytes);
+    etch_storage *s = etch__storage_over(device, NULL, bytes);
+    if (!s) return NULL;
     if (etch__device_kind(device)->allocate(etch__device_index(device), s) == ETCH_OK) {
         THREAD_COUNT(allocations, 1);
         return s;
@@ -195,13 +202,8 @@ etch_storage *etch__storage_new_on(int device, size_t bytes) {
 }
 
 etch_storage *etch__storage_wrap(void *data, size_t bytes) {
-    etch_storage *s = etch__calloc(1, sizeof *s);
-    if (!s) return NULL;
-    s->refs = 1;
-    s->block = s;
-    s->exposed = EXPOSED_WRAPPED;
-    s->bytes = bytes, s->data = data;
-    account((int64_t)bytes);
+    etch_storage *s = etch__storage_over(0, data, bytes);
+    if (s) s->exposed = EXPOSED_WRAPPED;
     return s;
 }
 

@@ -69,6 +69,8 @@ static inline etch_status etch__await_copy(const etch_tensor *t) {
 /* New storage with count 1; contents undefined. NULL with out_of_memory. bytes may be 0. */
 etch_storage *etch__storage_new(size_t bytes);
 void etch__storage_release(etch_storage *s);
+/* A header with count 1 over memory that is somebody else's, and stays so unless a free_fn is set. */
+etch_storage *etch__storage_over(int device, void *data, size_t bytes);
 /* A storage over memory of the user, exposed, with count 1 and no free_fn yet. */
 etch_storage *etch__storage_wrap(void *data, size_t bytes);
 static inline void etch__storage_retain(etch_storage *s) {

@@ -33,7 +33,8 @@ bool etch__cuda_uses(const loop_kernel *k, int access, int stage) {
 }
 
 bool etch__cuda_uses_any(const loop_kernel *k, int access, bool rows) {
-    for (int s = rows; s < LOOP_STAGES; s += 2)
+    int last = etch__loop_last_stage(k);
+    for (int s = rows; s <= last; s += 2)
         if (etch__cuda_uses(k, access, s)) return true;
     return false;
 }

@@ -83,11 +83,13 @@ bool etch__loop_uniform(const loop_instr *i) {
            (i->p.prim == PRIM_CONST || i->p.prim == PRIM_SCALAR || i->p.prim == PRIM_NREDUCED);
 }
 
+bool etch__loop_sees(int stage, int made) {
+    return stage == made || (made < stage && (made % 2 || stage % 2 == 0));
+}
+
 /* Whether code of stage `stage` may name value v. */
 static bool visible(const loop_instr *v, int stage) {
-    if (v->kind == LOOP_STORE) return false;
-    if (v->stage == stage || etch__loop_uniform(v)) return true;
-    return v->stage < stage && (v->stage % 2 || stage % 2 == 0);
+    return v->kind != LOOP_STORE && (etch__loop_uniform(v) || etch__loop_sees(stage, v->stage));
 }
 
 int etch__loop_last_stage(const loop_kernel *k) {

@@ -94,6 +94,8 @@ bool etch__loop_can_emit(prim_id prim, etch_dtype type);
 int etch__loop_arity(const loop_instr *i);
 int etch__loop_operand(const loop_instr *i, int n);
 bool etch__loop_uniform(const loop_instr *i);
+/* Whether code of `stage` may name a value of stage `made` that is not the same for all elements. */
+bool etch__loop_sees(int stage, int made);
 /* The last stage of the code. */
 int etch__loop_last_stage(const loop_kernel *k);
 /* Marks the instructions that run in the stage: its own (of an even one, the REDUCEs of the next), and

@@ -47,7 +47,8 @@ static void put_prim(text *t, int v, const loop_instr *i) {
 }
 
 static void put_instr(text *t, int v, const loop_instr *i) {
-    static const char *const reductions[] = {"sum", "mean", "max", "min", "argmax"};
+    static const char *const reductions[] = {
+        [REDUCE_SUM] = "sum", [REDUCE_MAX] = "max", [REDUCE_MIN] = "min", [REDUCE_PROD] = "prod"};
     put(t, "  %d: ", i->stage);
     switch (i->kind) {
     case LOOP_LOAD: put(t, "%%%d = load %s @%lld", v, type_name(i), (long long)i->p.imm.i); break;

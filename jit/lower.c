@@ -80,14 +80,9 @@ static void spread(const lowering *l, const int64_t *of_stage, int stage, int64_
         stride[a] = stage % 2 && l->g->mask >> a & 1 ? 0 : of_stage[n++];
 }
 
-/* Whether code of the stage may name what another one, or itself, has computed. */
-static bool sees(int stage, int made) {
-    return stage == made || (made < stage && (made % 2 || stage % 2 == 0));
-}
-
 static int find_value(const lowering *l, int32_t version, int stage) {
     for (int i = 0; i < l->nvalues; i++)
-        if (l->value[i].version == version && sees(stage, l->value[i].stage))
+        if (l->value[i].version == version && etch__loop_sees(stage, l->value[i].stage))
             return l->value[i].code;
     return -1;
 }
@@ -108,7 +103,7 @@ static int load(lowering *l, const ir_node *n, const ir_source *s, int stage) {
     spread(l, of_stage, stage, stride);
     for (int i = 0; i < l->nloads; i++) {
         const ir_source *t = l->load[i].s;
-        bool seen = sees(stage, l->load[i].stage) && stage % 2 == l->load[i].stage % 2;
+        bool seen = etch__loop_sees(stage, l->load[i].stage) && stage % 2 == l->load[i].stage % 2;
         if (t->version == s->version && seen && t->root == s->root &&
             t->meta.offset == s->meta.offset &&
             !memcmp(l->stride[l->k->code[l->load[i].code].p.imm.i], stride,

@@ -10,9 +10,7 @@
  * their last bits, so nothing of this happens under strict numerics. The last node becomes the call;
  * dce takes away what it stands for. */
 #include "core/dispatch.h"
-#include "jit/plan.h"
-
-enum { SMALL = 64 }; /* up to here products are of our own code, which knows no epilogue */
+#include "jit/target.h"
 
 typedef struct uses {
     int32_t *readers; /* per version */
@@ -44,7 +42,7 @@ static bool is_product(const ir *r, const ir_node *n) {
     const tensor_meta *b = &sources(r, n)[(n->op == OP_ADDMM) + 1].meta;
     int64_t rows = a->size[0], terms = a->size[1], columns = b->size[1];
     if (!rows || !terms || columns < 2) return false;
-    return rows > SMALL || terms > SMALL || columns > SMALL;
+    return rows > PRODUCT_SMALL || terms > PRODUCT_SMALL || columns > PRODUCT_SMALL;
 }
 
 static bool has_epilogues(etch_dtype d) { return d == ETCH_F32 || d == ETCH_F16 || d == ETCH_BF16; }

@@ -320,7 +320,8 @@ static bool small_step(const maker *m, int i) {
     if (s->c.call.op != OP_MM || s->c.epilogue || !etch__is_float((etch_dtype)a->t.dtype))
         return false;
     int64_t rows = a->t.size[0], terms = a->t.size[1], columns = b->t.size[1];
-    return rows <= 64 && terms <= 64 && columns <= 64 && rows * terms * columns <= WHOLE_TERMS;
+    return rows <= PRODUCT_SMALL && terms <= PRODUCT_SMALL && columns <= PRODUCT_SMALL &&
+           rows * terms * columns <= WHOLE_TERMS;
 }
 
 static int64_t in_arena_at(const place *at) { return at->kind == PLACE_ARENA ? at->offset : -1; }

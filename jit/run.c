@@ -1,5 +1,6 @@
 /* A run of a native plan: see native.h. */
 #include "core/device.h"
+#include "core/lend.h"
 #include "core/pool.h"
 #include "core/profile.h"
 #include "jit/native.h"
@@ -166,92 +167,23 @@ static void run_kernel(const kernel_step *k, run_block *b) {
     etch__profile_end_event(ETCH_PROFILE_KERNEL, start, k->name, NULL);
 }
 
-/* ---- kernels of the user, who may retain what they are given: they get handles of their own, and
- * memory of the arena that is still held afterwards leaves it ---- */
+/* ---- kernels of the user, who may retain what they are given ---- */
 
-static bool in_arena(const native_plan *p, const run_block *b, const void *data) {
-    return (const char *)data >= b->arena && (const char *)data < b->arena + p->arena_bytes;
+/* Between the two addresses at `arena`. */
+static bool in_arena(const void *arena, const etch_storage *s) {
+    const char *const *range = arena;
+    return (const char *)s->data >= range[0] && (const char *)s->data < range[1];
 }
 
-static int64_t reach(const etch_tensor *t) {
-    int64_t last = t->offset;
-    for (int d = 0; d < t->ndim; d++) last += (t->size[d] - 1) * t->stride[d];
-    return t->numel ? (last + 1) * (int64_t)etch_dtype_size((etch_dtype)t->dtype) : 0;
+static etch_status call_kernel(const void *unused, const op_call *call, etch_tensor *const *out) {
+    (void)unused;
+    return etch__call_kernel(etch__kernel((op_id)call->op), call, out, true);
 }
 
-/* A storage over arena memory; operands in one buffer share it. */
-static etch_storage *lend_storage(const etch_tensor *t, etch_tensor **lent, int nlent) {
-    for (int i = 0; i < nlent; i++) {
-        etch_storage *s = lent[i]->storage;
-        if (lent[i] == ETCH_NONE || s->data != t->storage->data) continue;
-        if ((int64_t)s->bytes < reach(t)) break; /* grows with its reader: a storage of its own */
-        etch__storage_retain(s);
-        return s;
-    }
-    etch_storage *s = etch__storage_wrap(t->storage->data, (size_t)reach(t));
-    if (s) s->exposed = 0;
-    return s;
-}
-
-static etch_tensor *lend(const native_plan *p, const run_block *b, etch_tensor *t,
-                         etch_tensor **lent, int nlent) {
-    if (t == ETCH_NONE) return t;
-    etch_tensor *h = etch__tensor_alloc();
-    if (!h) return NULL;
-    h->dtype = t->dtype, h->ndim = t->ndim, h->contiguous = t->contiguous;
-    h->offset = t->offset, h->numel = t->numel;
-    memcpy(h->size, t->size, sizeof t->size);
-    memcpy(h->stride, t->stride, sizeof t->stride);
-    if (in_arena(p, b, t->storage->data)) {
-        h->storage = lend_storage(t, lent, nlent);
-    } else {
-        h->storage = t->storage;
-        etch__storage_retain(h->storage);
-    }
-    if (h->storage) return h;
-    etch__tensor_destroy(h);
-    return NULL;
-}
-
-/* Somebody kept the storage: it gets memory of its own, with what the buffer holds now. */
-static bool move_out(etch_storage *s) {
-    void *copy = etch__malloc(s->bytes + 1);
-    if (copy) memcpy(copy, s->data, s->bytes);
-    s->data = copy;
-    s->free_fn = etch__free, s->free_ctx = copy;
-    return copy != NULL;
-}
-
-/* Takes the handles back; what somebody still holds of the arena moves out of it. */
-static bool take_back(const native_plan *p, const run_block *b, etch_tensor **lent, int n) {
-    etch_storage *held[n + 1];
-    bool ok = true;
-    for (int i = 0; i < n; i++) {
-        held[i] = lent[i]->storage;
-        if (held[i]) etch__storage_retain(held[i]);
-        if (lent[i] != ETCH_NONE) etch_release(lent[i]);
-    }
-    for (int i = 0; i < n; i++) {
-        int mine = 0;
-        for (int k = i; k < n; k++) mine += held[k] == held[i];
-        bool kept = held[i] && atomic_load(&held[i]->refs) > mine;
-        if (kept && in_arena(p, b, held[i]->data)) ok &= move_out(held[i]);
-        etch__storage_release(held[i]);
-    }
-    return ok;
-}
-
-static etch_status run_users(const native_plan *p, const call_step *c, op_call *call,
+static etch_status run_users(const native_plan *p, const call_step *c, const op_call *call,
                              run_block *b) {
-    int result = c->result - c->operand, n = call->nin + (result == call->nin), nlent = 0;
-    etch_tensor **from = b->pointers + c->operand, *lent[n];
-    while (nlent < n && (lent[nlent] = lend(p, b, from[nlent], lent, nlent))) nlent++;
-    call->in = lent;
-    etch_status status =
-        nlent == n ? etch__call_kernel(etch__kernel((op_id)call->op), call, &lent[result], true)
-                   : ETCH_ERR_OUT_OF_MEMORY;
-    if (!take_back(p, b, lent, nlent) && status == ETCH_OK) status = ETCH_ERR_OUT_OF_MEMORY;
-    return status;
+    const char *const arena[2] = {b->arena, b->arena + p->arena_bytes};
+    return etch__lend(call, &b->pointers[c->result], in_arena, arena, call_kernel, NULL);
 }
 
 static etch_status run_product(const call_step *c, const op_call *call, etch_tensor *out) {

@@ -5,6 +5,9 @@
 
 #include "jit/plan.h"
 
+/* Products with no extent above this are computed by code of Etch's own, by one chain an element. */
+enum { PRODUCT_SMALL = 64 };
+
 /* A kernel with its extents, ready to be launched any number of times. */
 typedef struct launcher launcher;
 typedef struct device_graph device_graph;

@@ -53,6 +53,8 @@ typedef struct child_test {
     const char *setting;
 } child_test;
 
+extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
+
 static inline void in_child(void **state) {
     const child_test *t = *state;
     fflush(NULL);
@@ -61,7 +63,7 @@ static inline void in_child(void **state) {
         if (t->setting) putenv((char *)t->setting);
         ETCH_SCOPE { t->body(); }
         fflush(NULL);
-        _exit(0);
+        _exit(__lsan_do_recoverable_leak_check && __lsan_do_recoverable_leak_check() ? 3 : 0);
     }
     int status = -1;
     assert_int_equal(waitpid(child, &status, 0), child);

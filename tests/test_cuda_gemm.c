@@ -15,26 +15,7 @@
 #include <string.h>
 
 #include "backends/cuda/gemm.h"
-
-static etch_device gpu;
-
-static int use_fakes(void **state) {
-    static const char *const names[][2] = {{"ETCH_CUDA_DRIVER", "libfake_cuda"},
-                                           {"ETCH_CUDA_NVRTC", "libfake_nvrtc"},
-                                           {"ETCH_CUDA_CUBLASLT", "libfake_cublaslt"}};
-    (void)state;
-    char path[1024];
-    for (int i = 0; i < 3; i++) {
-        snprintf(path, sizeof path, "%s/tests/fake_cuda/%s.so", ETCH_TEST_BINARY_DIR, names[i][1]);
-        setenv(names[i][0], path, 0); /* another driver may be named outside */
-    }
-    setenv("FAKE_CUDA_CACHE", ETCH_TEST_BINARY_DIR "/tests/fake_cuda/kernels", 0);
-    setenv("ETCH_CACHE_SIZE", "0", 0);
-    gpu = ETCH_CUDA(0);
-    if (etch_cuda_count() > 0) return 0;
-    fprintf(stderr, "%s\n", etch_cuda_absent());
-    return 1;
-}
+#include "cuda_fakes.h"
 
 static int by_rule(void **state) {
     (void)state;

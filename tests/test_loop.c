@@ -505,6 +505,11 @@ static void test_text(void **unused) {
     assert_non_null(strstr(text, "  @0: load f32 [s|1]\n"));
     assert_non_null(strstr(text, "reduce sum f32 %"));
     etch__free(text);
+    begin(LOOP_ROW, 0, 1);
+    store(1, ETCH_I64, "0", reduce(REDUCE_PROD, ETCH_I64, load(0, ETCH_I64, "1")));
+    text = etch__loop_text(&K);
+    assert_non_null(strstr(text, "reduce prod i64 %"));
+    etch__free(text);
 }
 
 static int run_suite(void) {

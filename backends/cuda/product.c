@@ -11,8 +11,7 @@
 
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/text.h"
-
-enum { SMALL = 64 };
+#include "jit/target.h"
 
 /* ---- operands ---- */
 
@@ -224,7 +223,7 @@ static etch_status chain(const product *p) {
         long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;
     } args = {p->a.address, p->b.address, p->c,     p->batch,   p->m,     p->n,    p->k,
               p->a.batch,   p->a.row,     p->a.col, p->b.batch, p->b.row, p->b.col};
-    if (p->m > SMALL || p->n > SMALL || p->k > SMALL)
+    if (p->m > PRODUCT_SMALL || p->n > PRODUCT_SMALL || p->k > PRODUCT_SMALL)
         return etch__cuda_product_launch(p, chain_text, "etch_chain", p->wide,
                                          (p->batch * p->m * p->n + 127) / 128, 128, &args);
     int64_t tiles = (p->m + 15) / 16 * ((p->n + 15) / 16);
@@ -268,7 +267,7 @@ static etch_status epilogue(const product *p, const op_call *call, void *out) {
 
 bool etch__cuda_product_small(const product *p) {
     return !etch__is_float(p->dtype) || p->k == 0 ||
-           (p->m <= SMALL && p->n <= SMALL && p->k <= SMALL);
+           (p->m <= PRODUCT_SMALL && p->n <= PRODUCT_SMALL && p->k <= PRODUCT_SMALL);
 }
 
 /* What the library is not told more about than the product itself. */

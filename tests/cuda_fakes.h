@@ -1,0 +1,31 @@
+/* Suites that run on the fakes of fake_cuda/ in their own process (cuda_child.h is for those that need
+ * one for each test). */
+#ifndef ETCH_TESTS_CUDA_FAKES_H
+#define ETCH_TESTS_CUDA_FAKES_H
+
+#include <etch/etch.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+static etch_device gpu;
+
+/* A group's set-up. Another driver may be named outside. */
+static int use_fakes(void **state) {
+    static const char *const names[][2] = {{"ETCH_CUDA_DRIVER", "libfake_cuda"},
+                                           {"ETCH_CUDA_NVRTC", "libfake_nvrtc"},
+                                           {"ETCH_CUDA_CUBLASLT", "libfake_cublaslt"}};
+    (void)state;
+    char path[1024];
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/tests/fake_cuda/%s.so", ETCH_TEST_BINARY_DIR, names[i][1]);
+        setenv(names[i][0], path, 0);
+    }
+    setenv("FAKE_CUDA_CACHE", ETCH_TEST_BINARY_DIR "/tests/fake_cuda/kernels", 0);
+    setenv("ETCH_CACHE_SIZE", "0", 0);
+    gpu = ETCH_CUDA(0);
+    if (etch_cuda_count() > 0) return 0;
+    fprintf(stderr, "%s\n", etch_cuda_absent());
+    return 1;
+}
+
+#endif
