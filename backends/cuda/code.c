@@ -91,18 +91,23 @@ static void keep_log(nvrtc_program program, const char *symbol) {
     etch__free(text);
 }
 
+enum { MINIMAL_SINCE = 1204 }; /* NVRTC's headers of textures and of the runtime, left out from 12.4 on */
+
 static void *compile(const cuda_device *d, const char *source, const char *symbol, size_t *bytes) {
     char arch[40];
     const char *options[] = {arch,         "-std=c++17",     "-fmad=false", "-prec-div=true",
-                             "-ftz=false", "-prec-sqrt=true"};
+                             "-ftz=false", "-prec-sqrt=true", "--minimal"};
+    int major = 0, minor = 0, n = COUNT_OF(options);
     nvrtc_program program = NULL;
     void *cubin = NULL;
+    etch__cuda.nvrtcVersion(&major, &minor);
+    if (major * 100 + minor < MINIMAL_SINCE) n--;
     snprintf(arch, sizeof arch, "--gpu-architecture=sm_%d%d", d->major, d->minor);
     if (etch__cuda.nvrtcCreateProgram(&program, source, symbol, 0, NULL, NULL)) {
         snprintf(reason, sizeof reason, "%s: nvrtcCreateProgram failed", symbol);
         return NULL;
     }
-    if (etch__cuda.nvrtcCompileProgram(program, COUNT_OF(options), options))
+    if (etch__cuda.nvrtcCompileProgram(program, n, options))
         keep_log(program, symbol);
     else if (etch__cuda.nvrtcGetCUBINSize(program, bytes) || !*bytes)
         snprintf(reason, sizeof reason, "%s: nvrtcGetCUBINSize failed", symbol);
