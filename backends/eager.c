@@ -3,7 +3,8 @@
  *
  * A value lives until the last node that names it, or any view of it, has run (views hold a count
  * of the storage). Where the graph writes an input, all memory is allocated before the first node
- * runs, so that a failed allocation leaves the inputs as they were. */
+ * runs, so that a failed allocation leaves the inputs as they were; and where a check on data comes
+ * behind a write, what the input held is kept aside and put back if the check fails. */
 #include "core/backend.h"
 #include "core/device.h"
 #include "core/profile.h"
@@ -12,7 +13,7 @@ typedef struct eager_plan {
     plan p;
     graph *g;
     int32_t *last; /* per value: the last node that names it; nnodes for outputs */
-    bool writes_input;
+    bool writes_input, checks_late;
 } eager_plan;
 
 /* ---- one run ---- */
@@ -21,8 +22,53 @@ typedef struct eager_run {
     const eager_plan *p;
     const plan_io *io;
     etch_tensor **value; /* a count of each, inputs aside */
+    etch_storage **kept; /* per input that was written: what it held */
     bool wrote;          /* an input */
 } eager_run;
+
+/* Bytes of the input's own span, to its copy or back. */
+static etch_status move_span(const etch_tensor *t, etch_storage *kept, bool back) {
+    size_t from, bytes;
+    etch__span(t, &from, &bytes);
+    etch_storage *s = t->storage;
+    if (t->device && back) return etch__device_kind(t->device)->copy(s, from, kept, 0, bytes);
+    if (t->device) return etch__device_kind(t->device)->copy(kept, 0, s, from, bytes);
+    char *here = (char *)s->data + from;
+    memcpy(back ? here : kept->data, back ? kept->data : here, bytes);
+    return ETCH_OK;
+}
+
+static bool keep_input(eager_run *r, int32_t v) {
+    const etch_tensor *t = r->value[v];
+    size_t from, bytes;
+    if (r->kept[v] || !t->numel) return true;
+    etch__span(t, &from, &bytes);
+    r->kept[v] = etch__storage_new_on(t->device, bytes);
+    return r->kept[v] && move_span(t, r->kept[v], false) == ETCH_OK;
+}
+
+/* Of all inputs that the graph writes, before any is. */
+static bool keep_inputs(eager_run *r) {
+    const graph *g = r->p->g;
+    bool ok = true;
+    for (int i = 0; ok && i < g->nnodes; i++) {
+        int32_t base = g->values[g->nodes[i].out].base;
+        if (etch__ops[g->nodes[i].op].kind == KIND_INPLACE && base < g->ninputs)
+            ok = keep_input(r, base);
+    }
+    return ok;
+}
+
+/* After a failure, with the error kept: the inputs hold what they did. */
+static void put_back(eager_run *r) {
+    saved_error before;
+    etch__error_save(&before);
+    bool ok = r->p->checks_late;
+    for (int v = 0; ok && v < r->p->g->ninputs; v++)
+        if (r->kept[v]) ok = move_span(r->value[v], r->kept[v], true) == ETCH_OK;
+    r->wrote &= !ok;
+    etch__error_restore(&before);
+}
 
 /* The handle of a computed value: over new storage, or for views over its operand's. */
 static bool make_value(eager_run *r, int v) {
@@ -89,6 +135,7 @@ static etch_status run_nodes(eager_run *r) {
     if (r->p->writes_input)
         for (int v = g->ninputs; v < g->nvalues; v++)
             if (!make_value(r, v)) return ETCH_ERR_OUT_OF_MEMORY;
+    if (r->p->checks_late && !keep_inputs(r)) return etch__tls.status;
     for (int i = 0; i < g->nnodes; i++) {
         etch_status status = run_node(r, &g->nodes[i]);
         if (status != ETCH_OK) return status;
@@ -100,18 +147,22 @@ static etch_status run_nodes(eager_run *r) {
 static etch_status eager_run_plan(plan *p, const plan_io *io) {
     eager_plan *e = (eager_plan *)p;
     const graph *g = e->g;
-    eager_run r = {e, io, etch__calloc(g->nvalues + 1, sizeof *r.value), false};
+    eager_run r = {.p = e, .io = io};
+    r.value = etch__calloc(g->nvalues + g->ninputs + 1, sizeof *r.value);
     if (!r.value) return ETCH_ERR_OUT_OF_MEMORY;
+    r.kept = (etch_storage **)(r.value + g->nvalues);
     for (int i = 0; i < g->ninputs; i++) r.value[i] = io->inputs[i];
     uint64_t state = etch__tls.state;
     etch_status status = run_nodes(&r);
     etch__tls.state = state;
+    if (status != ETCH_OK) put_back(&r);
     if (status != ETCH_OK && r.wrote && io->wrote) *io->wrote = true;
     for (int k = 0; status == ETCH_OK && k < g->noutputs; k++) {
         io->outputs[k] = r.value[g->outputs[k]]->storage;
         etch__storage_retain(io->outputs[k]);
     }
     for (int v = g->ninputs; v < g->nvalues; v++) drop_value(&r, v);
+    for (int v = 0; v < g->ninputs; v++) etch__storage_release(r.kept[v]);
     etch__free(r.value);
     return status;
 }
@@ -132,6 +183,7 @@ static void find_last_uses(eager_plan *e) {
         e->last[n->out] = i;
         for (int k = 0; k < n->nin; k++)
             if (g->operands[n->in + k] >= 0) e->last[g->operands[n->in + k]] = i;
+        if (etch__ops[n->op].flags & OPF_MAY_FAIL) e->checks_late |= e->writes_input;
         if (etch__ops[n->op].kind == KIND_INPLACE && g->values[n->out].base < g->ninputs)
             e->writes_input = true;
         if (etch__ops[n->op].kind == KIND_CONTRACTION) e->p.nproducts++;

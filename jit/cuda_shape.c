@@ -260,7 +260,7 @@ static int row_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *
 }
 
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
-    cuda_variant v = {is_narrow(k, dims) ? 32 : 64, 1, 3, 0};
+    cuda_variant v = {is_narrow(k, dims) ? 32 : 64, 1, 3, 0, 0};
     v.vector = (uint8_t)choose_vector(k, dims, aligned);
     bool passes = etch__cuda_has_passes(k);
     v.tile = (uint8_t)(passes ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));

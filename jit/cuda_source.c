@@ -666,6 +666,7 @@ static void put_access_comment(gen *g, int a) {
 }
 
 static void names(gen *g) {
+    if (g->v->tested) etch__cuda_line(g, "if (*a.failed != ~0ull) return;");
     for (int a = 0; a < g->k->naccesses; a++) {
         const char *t = storage_of(g, a);
         if (!mentioned(g, etch__cuda_text("p%d", a).s)) continue;
@@ -700,6 +701,7 @@ static void head(gen *g) {
     etch__cuda_line(g, "void *ptr[%d];", k->naccesses + 1);
     if (g->naxes) etch__cuda_line(g, "long long dims[%d];", g->naxes * (k->naccesses + 1));
     if (k->nscalars) etch__cuda_line(g, "unsigned long long cells[%d];", k->nscalars);
+    if (g->v->tested) etch__cuda_line(g, "const volatile unsigned long long *failed;");
     g->indent--;
     etch__cuda_line(g, "};\n");
     etch__cuda_line(g, "extern \"C\" __global__ void __launch_bounds__(%d)", g->l.threads);

@@ -10,7 +10,8 @@
  * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
  * axis is reduced, and the reduction not split), nodes that give a row's value back to its elements
  * are stage 2, and so on: normalisations are one kernel. A write must come after every reader
- * of the version that it overwrites; it may share a kernel with readers that use its own map.
+ * of the version that it overwrites; it may share a kernel with readers that use its own map. What writes
+ * an input shares none with what a check on data depends on: all checks come before it.
  *
  * Where an operand does not stay in a register, the reason is logged and counted. */
 #include "core/dispatch.h"
@@ -181,8 +182,14 @@ static bool readers_done(const ir *r, const ir_node *w, int32_t group, int stage
     return true;
 }
 
+static bool writes_an_input(const ir *r, const ir_node *n) {
+    return n->write && r->versions[n->out].memory;
+}
+
 /* Whether all that the node needs can be there when the group runs. */
 static bool ready(const ir *r, const ir_node *n, const space *sp, int32_t group, int stage) {
+    const ir_group *g = &r->groups[group];
+    if ((n->needed && g->final) || (g->needed && writes_an_input(r, n))) return false;
     if (!has_stage(r, n, &r->groups[group], stage)) return false;
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
@@ -323,6 +330,7 @@ static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage)
     v->stage = (uint8_t)(stage + (n->kind == IR_REDUCE));
     if (v->stage > g->last) g->last = v->stage;
     g->writes |= n->write;
+    g->needed |= n->needed, g->final |= writes_an_input(r, n);
     note_needs(r, n);
     return true;
 }
@@ -427,18 +435,10 @@ static int emit_group(const ir *r, int32_t group, int32_t *order, int32_t *place
     return n;
 }
 
-static bool writes_input(const ir *r, int32_t group) {
-    for (int i = 0; i < r->groups[group].nmembers; i++) {
-        const ir_node *n = &r->nodes[r->groups[group].members[i]];
-        if (n->write && r->versions[n->out].memory) return true;
-    }
-    return false;
-}
-
 static bool needs_input_written(const ir *r, int32_t group) {
-    if (writes_input(r, group)) return true;
+    if (r->groups[group].final) return true;
     for (int32_t g = 0; g < r->ngroups; g++)
-        if (depends(r, group, g) && writes_input(r, g)) return true;
+        if (depends(r, group, g) && r->groups[g].final) return true;
     return false;
 }
 
@@ -491,11 +491,27 @@ static void log_groups(const ir *r) {
     }
 }
 
+static void need_version(const ir *r, int32_t version) {
+    if (version >= 0 && r->versions[version].node >= 0)
+        r->nodes[r->versions[version].node].needed = true;
+}
+
+static void mark_needed(ir *r) {
+    for (int i = r->nnodes - 1; i >= 0; i--) {
+        const ir_node *n = &r->nodes[i];
+        bool fails = n->kind == IR_CALL && etch__ops[n->op].flags & OPF_MAY_FAIL;
+        if (n->dead || (!fails && !n->needed)) continue;
+        for (int k = 0; k < n->nin; k++) need_version(r, sources(r, n)[k].version);
+        if (n->write) need_version(r, n->target.version);
+    }
+}
+
 static bool reset(ir *r) {
     for (int i = 0; i < r->ngroups; i++) etch__free(r->groups[i].members);
     r->ngroups = 0;
     for (int v = 0; v < r->nversions; v++) r->versions[v].group = -1, r->versions[v].stored = false;
-    for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1;
+    for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1, r->nodes[i].needed = false;
+    mark_needed(r);
     etch__free(r->needs);
     r->words = r->nnodes > CLOSURE_MAX ? 0 : (r->nnodes + 63) / 64;
     r->needs = etch__calloc((size_t)r->nnodes * r->words + 1, sizeof *r->needs);

@@ -81,12 +81,14 @@ typedef struct free_block {
 typedef struct native_plan {
     plan p;
     int device;
+    bool checks;           /* on a device: calls that may fail on their data */
     bool as_graph;         /* runs are launched as one graph of the device */
     whole_launcher *whole; /* a small plan: one kernel does all steps */
     uint64_t *after;       /* as_graph: per step the earlier steps that it waits for */
     int nscalars;
     int nsteps, nargs, ncells, noperands, ninputs, noutputs;
     int nwritten; /* inputs whose memory changes */
+    int late;     /* the first step whose failure may find one written */
     step *steps;
     place *args;      /* nargs */
     plan_cell *cells; /* ncells */

@@ -141,7 +141,9 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
 
 /* ---- reads ---- */
 
-static bool is_input(const ir *r, int32_t base) { return base < r->g->ninputs; }
+static bool is_input(const ir *r, int32_t base) {
+    return base < r->g->ninputs && !(r->bases[base] & BASE_LIFTED);
+}
 
 /* The input's current version made apart from its memory? */
 static bool apart(const ir *r, int32_t base) {
@@ -331,6 +333,70 @@ static bool build_node(ir *r, int gnode) {
     return ok;
 }
 
+/* ---- inputs that are written while a check may still fail ---- */
+
+static int32_t base_of(const graph *g, int32_t value) {
+    return value < 0 ? -1 : g->values[value].base;
+}
+
+static bool may_fail(const graph_node *n) { return etch__ops[n->op].flags & OPF_MAY_FAIL; }
+static bool writes_input(const graph *g, const graph_node *n) {
+    return etch__ops[n->op].kind == KIND_INPLACE && base_of(g, n->out) < g->ninputs;
+}
+
+/* Whether the node reads what depends on an input that was written before; then so does its result. */
+static bool follows_write(const graph *g, const graph_node *n, uint8_t *written) {
+    bool after = false;
+    for (int k = 0; k < n->nin; k++) {
+        int32_t base = base_of(g, g->operands[n->in + k]);
+        after |= base >= 0 && written[base];
+    }
+    if (after || writes_input(g, n)) written[base_of(g, n->out)] = 1;
+    return after;
+}
+
+/* Whether some check can only be made once an input has been written: its operator reads what depends
+ * on such a write, or writes an input itself where another one writes or fails as well. The other
+ * checks come before all writes (order of the groups). */
+static bool checks_after_writes(const graph *g, uint8_t *written) {
+    int failing = 0, writers = 0, both = 0;
+    bool after = false;
+    for (int i = 0; i < g->nnodes; i++) {
+        const graph_node *n = &g->nodes[i];
+        bool follows = follows_write(g, n, written), fails = may_fail(n),
+             writes = writes_input(g, n);
+        after |= follows && fails;
+        failing += fails, writers += writes, both += fails && writes;
+    }
+    return after || (both && (failing > 1 || writers > 1));
+}
+
+/* Maps over it are as good for a row-major copy. */
+static bool can_lift(const ir *r, int32_t v) {
+    tensor_meta m = r->g->values[v].meta;
+    int64_t stride[ETCH_MAX_DIMS];
+    etch__row_major(m.ndim, m.size, stride);
+    bool alone = r->g->values[v].base == v && !(r->bases[v] & BASE_SHARED);
+    return alone && m.offset == 0 && !memcmp(stride, m.stride, m.ndim * sizeof *stride);
+}
+
+/* Lets a copy of each written input be written instead, so that a check that fails finds the inputs as
+ * they were. The copy becomes the input's contents by a last step. */
+static bool lift_inputs(ir *r) {
+    const graph *g = r->g;
+    uint8_t *written = etch__calloc(g->nvalues + 1, 1);
+    bool ok = written != NULL, wanted = ok && checks_after_writes(g, written);
+    for (int i = 0; wanted && ok && i < g->nnodes; i++) {
+        int32_t v = base_of(g, g->nodes[i].out);
+        if (!writes_input(g, &g->nodes[i]) || !is_input(r, v) || !can_lift(r, v)) continue;
+        int32_t node = etch__ir_copy(r, r->current[v], NULL, v);
+        ok = node >= 0;
+        if (ok) r->current[v] = r->nodes[node].out, r->bases[v] |= BASE_LIFTED;
+    }
+    etch__free(written);
+    return ok;
+}
+
 /* ---- the whole ---- */
 
 static bool add_inputs(ir *r) {
@@ -354,11 +420,15 @@ ir *etch__ir_build(const graph *g) {
     r->in_memory = etch__calloc(g->ninputs + 1, sizeof *r->in_memory);
     r->bases = etch__calloc(g->nvalues + 1, 1);
     r->outputs = etch__calloc(g->noutputs + 1, sizeof *r->outputs);
-    bool ok = r->current && r->in_memory && r->bases && r->outputs && add_inputs(r);
+    bool ok =
+        r->current && r->in_memory && r->bases && r->outputs && add_inputs(r) && lift_inputs(r);
     uint64_t state = etch__tls.state;
     for (int i = 0; ok && i < g->nnodes; i++) ok = build_node(r, i);
     etch__tls.state = state;
-    for (int v = 0; ok && v < g->ninputs; v++) ok = g->values[v].base != v || write_back(r, v);
+    for (int v = 0; ok && v < g->ninputs; v++) {
+        r->bases[v] &= (uint8_t)~BASE_LIFTED;
+        ok = g->values[v].base != v || write_back(r, v);
+    }
     for (int k = 0; ok && k < g->noutputs; k++) r->outputs[k] = r->current[g->outputs[k]];
     if (ok) return r;
     etch__ir_free(r);

@@ -160,6 +160,7 @@ static void add_call(maker *m, const ir_node *n, int64_t **attrs) {
     s->c.call = (op_call){
         .op = g->op, .nin = (uint16_t)n->nin, .nsc = g->nsc, .nat = g->nat, .site = g->site};
     s->c.call.at = *attrs;
+    p->checks |= p->device && etch__ops[g->op].flags & OPF_MAY_FAIL;
     if (g->nat) memcpy(*attrs, m->r->g->attrs + g->at, g->nat * sizeof **attrs);
     *attrs += g->nat;
     for (int i = 0; i < n->nin; i++) add_operand(m, &sources(m->r, n)[i]);
@@ -211,9 +212,17 @@ static bool make_arrays(maker *m) {
     return p->steps && p->args && p->cells && p->dims && p->operands && p->attrs && p->output_bytes;
 }
 
+static bool writes_input(const native_plan *p, const step *s) {
+    if (s->is_call) return p->operands[s->c.result].at.kind == PLACE_INPUT;
+    for (int i = 0; i < s->k.nargs; i++)
+        if (s->k.stores >> i & 1 && p->args[s->k.arg + i].kind == PLACE_INPUT) return true;
+    return false;
+}
+
 /* ---- which steps wait for which, for a graph of the device ---- */
 
 /* Memory that a step reads or writes: a whole input or output, or a range of the arena. */
+enum { PLACE_CHECKS = PLACE_OUTPUT + 1 }; /* what says whether a check has failed */
 typedef struct touched {
     int64_t from, to; /* bytes of the arena, else 0 and 1 */
     int32_t index;
@@ -244,10 +253,20 @@ static bool conflict(const touched *a, const touched *b) {
            a->from < b->to && b->from < a->to;
 }
 
+/* A step that writes an input comes after all checks before it. */
+static int touched_checks(const native_plan *p, int number, touched *to) {
+    const struct step *s = &p->steps[number];
+    bool fails = s->is_call && etch__ops[s->c.call.op].flags & OPF_MAY_FAIL;
+    bool writes = writes_input(p, s);
+    if (!p->checks || (!fails && !writes)) return 0;
+    *to = (touched){0, 1, 0, PLACE_CHECKS, (uint8_t)number, writes};
+    return 1;
+}
+
 static int touched_by(const maker *m, int number, touched *to) {
     const native_plan *p = m->p;
     const struct step *s = &p->steps[number];
-    int n = 0;
+    int n = touched_checks(p, number, to);
     if (s->is_call) {
         int count = etch__call_operands(&s->c);
         for (int i = 0; i < count; i++) {
@@ -298,6 +317,8 @@ static bool fits_graph(const native_plan *p) {
         const call_step *c = &p->steps[i].c;
         if (!p->steps[i].is_call) continue;
         if (!etch__target()->can_record(c->call.op) || c->call.nin > UINT8_MAX - 1) return false;
+        /* it would have to wait for the checks before it */
+        if (p->checks && etch__op_is_users((op_id)c->call.op)) return false;
     }
     return p->nsteps > 1 && p->nsteps <= GRAPH_STEPS;
 }
@@ -364,6 +385,15 @@ static void make_whole(maker *m) {
     etch__free(steps);
 }
 
+/* The first step whose failure may find an input written. An operator that checks its data does so before
+ * it writes; a kernel of the user may fail half-way. */
+static int first_late_step(const native_plan *p) {
+    for (int i = 0; i < p->nsteps; i++)
+        if (writes_input(p, &p->steps[i]))
+            return i + !(p->steps[i].is_call && etch__op_is_users((op_id)p->steps[i].c.call.op));
+    return p->nsteps;
+}
+
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
     m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
@@ -376,6 +406,7 @@ static void note_outputs(maker *m) {
     }
     for (int v = 0; v < g->ninputs; v++)
         if (g->values[v].base == v && m->r->versions[m->r->current[v]].node >= 0) m->p->nwritten++;
+    m->p->late = first_late_step(m->p);
 }
 
 /* Arguments at multiples of 16 bytes, as far as the plan knows. */
@@ -388,14 +419,26 @@ static uint32_t aligned_arguments(const maker *m, const lowered *low) {
     return mask;
 }
 
+static void mark_tested(const maker *m, lowered *low) {
+    for (int i = 0; m->p->checks && i < low->k.naccesses; i++) {
+        const plan_address *a = &low->address[i];
+        if (low->k.access[i].store)
+            low->tested |= place_of(m, a->version, a->root, a->offset).kind == PLACE_INPUT;
+    }
+}
+
 static etch_status prepare_launchers(maker *m, const char **why) {
     const lowered **low = etch__malloc((m->nkernels + 1) * sizeof *low);
     uint32_t *aligned = etch__malloc((m->nkernels + 1) * sizeof *aligned);
     int n = 0;
     etch_status status = low && aligned ? ETCH_OK : ETCH_ERR_OUT_OF_MEMORY;
     for (int g = 0; status == ETCH_OK && g < m->r->ngroups; g++) {
-        if (m->low[g]) aligned[n] = aligned_arguments(m, m->low[g]), low[n++] = m->low[g];
-        if (m->finish[g]) aligned[n] = aligned_arguments(m, m->finish[g]), low[n++] = m->finish[g];
+        lowered *const forms[2] = {m->low[g], m->finish[g]};
+        for (int i = 0; i < 2; i++) {
+            if (!forms[i]) continue;
+            mark_tested(m, forms[i]);
+            aligned[n] = aligned_arguments(m, forms[i]), low[n++] = forms[i];
+        }
     }
     const jit_target *target = etch__target();
     if (status == ETCH_OK && n &&

@@ -61,7 +61,8 @@ typedef struct ir_node {
         domain; /* sizes that it iterates over (POINT: of the result, REDUCE: the operand) */
     prim_program *program;
     int32_t group;
-    bool full; /* a group that would have done was too large */
+    bool full;   /* a group that would have done was too large */
+    bool needed; /* while fusing: a call that may fail on its data depends on it */
 } ir_node;
 
 /* One step: a call of an eager kernel, or the nodes of one fused kernel. After
@@ -74,6 +75,7 @@ typedef struct ir_group {
     int64_t size[ETCH_MAX_DIMS];
     uint32_t mask;        /* reduced axes; 0: no reduction yet */
     bool writes;          /* some member changes memory in place */
+    bool needed, final;   /* some member is needed by a check; some writes an input */
     uint8_t last;         /* stage of any member's result */
     int naccesses, ncode; /* estimates, for the limits */
 } ir_group;
@@ -106,8 +108,9 @@ typedef struct ir {
 } ir;
 
 enum {
-    BASE_SHARED = 1, /* several inputs lie over it */
-    BASE_PATCHED = 2 /* written in place, other than as a whole */
+    BASE_SHARED = 1,  /* several inputs lie over it */
+    BASE_PATCHED = 2, /* written in place, other than as a whole */
+    BASE_LIFTED = 4   /* an input of which a copy is written, until the end */
 };
 
 /* Both return NULL, false on lack of memory. */
@@ -158,6 +161,7 @@ typedef struct lowered {
     /* A split reduction: the second kernel, and the bytes of scratch between them (else 0). */
     bool split;
     int64_t scratch;
+    bool tested; /* on a device: it writes an input, which a failed check of the run forbids */
 } lowered;
 
 /* Whether a reduction of so many elements to each of `rows` results, in `units` units of work, is

@@ -221,8 +221,7 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
         etch_status status = run_step(p, i, b, io);
         if (unlikely(start)) etch__report_step_ran(p->report, i, start);
         if (likely(status == ETCH_OK)) continue;
-        if (i && p->nwritten && io->wrote)
-            *io->wrote = true; /* by one of the steps before, maybe */
+        if (i >= p->late && io->wrote) *io->wrote = true;
         return status;
     }
     return ETCH_OK;
@@ -261,8 +260,21 @@ static etch_status record_call(const native_plan *p, int i, run_block *b, const 
 
 static etch_status new_graph(const native_plan *p, run_block *b) {
     b->call_words = etch__calloc((size_t)(p->noperands + p->nscalars + 1), sizeof(uint64_t));
-    if (b->call_words) b->graph = etch__target()->graph_new(p->device, p->nsteps);
+    if (b->call_words) b->graph = etch__target()->graph_new(p->device, p->nsteps, p->checks);
     return b->graph ? ETCH_OK : etch__tls.status;
+}
+
+static etch_status graph_steps(const native_plan *p, run_block *b, const plan_io *io, bool first) {
+    const jit_target *t = etch__target();
+    etch_status status = ETCH_OK;
+    for (int i = 0; status == ETCH_OK && i < p->nsteps; i++) {
+        const step *s = &p->steps[i];
+        if (!s->is_call)
+            status = t->graph_kernel(b->graph, i, p->after[i], s->k.launcher, b->args + s->k.arg,
+                                     b->cells + s->k.cell);
+        else if (changed_call(p, i, b, io) || first) status = record_call(p, i, b, io);
+    }
+    return status == ETCH_OK ? t->graph_launch(b->graph) : status;
 }
 
 /* The graph is built by the block's first run and patched by later ones; after a failure it is built
@@ -271,25 +283,35 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
     const jit_target *t = etch__target();
     bool first = !b->graph;
     etch_status status = first ? new_graph(p, b) : ETCH_OK;
-    for (int i = 0; status == ETCH_OK && i < p->nsteps; i++) {
-        const step *s = &p->steps[i];
-        if (!s->is_call)
-            status = t->graph_kernel(b->graph, i, p->after[i], s->k.launcher, b->args + s->k.arg,
-                                     b->cells + s->k.cell);
-        else if (changed_call(p, i, b, io) || first) status = record_call(p, i, b, io);
+    if (status == ETCH_OK) {
+        t->graph_begin(b->graph);
+        status = graph_steps(p, b, io, first);
+        t->graph_end(b->graph);
     }
-    if (status == ETCH_OK) status = t->graph_launch(b->graph);
     if (status != ETCH_OK) drop_graph(b);
     return status;
 }
 
-static etch_status run_device(const native_plan *p, run_block *b, const plan_io *io) {
+static etch_status run_launches(const native_plan *p, run_block *b, const plan_io *io) {
+    etch_status status = p->checks ? etch__target()->checks_open(p->device) : ETCH_OK;
+    if (status != ETCH_OK) return status;
+    status = run_steps(p, b, io);
+    if (p->checks) etch__target()->checks_close();
+    return status;
+}
+
+static etch_status issue(const native_plan *p, run_block *b, const plan_io *io) {
     etch_status status = use_memory(p, b, io);
     if (status != ETCH_OK) return status;
     if (p->whole) return etch__target()->whole_launch(p->whole, b->args, b->cells);
-    bool whole = p->as_graph;
-    if (whole && b->graph) whole = etch__target()->graph_fits(b->graph);
-    return whole ? run_graph(p, b, io) : run_steps(p, b, io);
+    bool whole = p->as_graph && (!b->graph || etch__target()->graph_fits(b->graph));
+    status = whole ? run_graph(p, b, io) : ETCH_ERR_UNSUPPORTED;
+    return status == ETCH_ERR_UNSUPPORTED ? run_launches(p, b, io) : status;
+}
+
+static etch_status run_device(const native_plan *p, run_block *b, const plan_io *io) {
+    etch_status status = issue(p, b, io);
+    return status == ETCH_OK ? etch__target()->issued(p->device) : status;
 }
 
 etch_status etch__native_run(plan *base, const plan_io *io) {

@@ -42,8 +42,12 @@ typedef struct jit_target {
     bool (*can_record)(uint16_t op);
     /* A run as one graph of the device, for mode reduce-overhead. The steps of each run are given in
      * the same order, `after` being the earlier ones that a step waits for; only what has changed since the last run is patched. A call is made anew, by
-     * issuing it between begin and end, where the caller says that it has changed. */
-    device_graph *(*graph_new)(int device, int nsteps);
+     * issuing it between begin and end, where the caller says that it has changed. `checks`: some of the
+     * calls may fail on their data. ETCH_ERR_UNSUPPORTED: the run is to be issued step by step. */
+    device_graph *(*graph_new)(int device, int nsteps, bool checks);
+    /* Around the steps of one run, its launch included. */
+    void (*graph_begin)(device_graph *g);
+    void (*graph_end)(device_graph *g);
     void (*graph_free)(device_graph *g);
     /* false: the graph belongs to another stream than this thread's now. */
     bool (*graph_fits)(const device_graph *g);
@@ -52,6 +56,12 @@ typedef struct jit_target {
     etch_status (*graph_call_begin)(device_graph *g, int step);
     etch_status (*graph_call_end)(device_graph *g, int step, uint64_t after);
     etch_status (*graph_launch)(device_graph *g);
+    /* Around the steps of a run some of which check their data (OPF_MAY_FAIL): after a failure nothing of the
+     * run writes inputs, and the error appears when the device is next waited for. */
+    etch_status (*checks_open)(int device);
+    void (*checks_close)(void);
+    /* The run's work was issued. */
+    etch_status (*issued)(int device);
     /* A run that uses the storage is about to issue work on this thread. */
     etch_status (*use)(int device, etch_storage *s);
 } jit_target;

@@ -233,6 +233,8 @@ static void case_run(const case_row *row, etch_function *f, case_made *m) {
     etch_clear_error();
     m->status = f ? etch_call_n(f, m->in, m->nin, m->out, m->nout)
                   : case_run_body((void *)row, m->in, m->nin, m->out, m->nout);
+    for (int i = 0; i < m->nout && !m->status; i++)
+        if (m->out[i] && !test_settled(m->out[i])) m->status = etch_last_status();
     if (m->status) snprintf(m->error, sizeof m->error, "%s", etch_last_error());
     etch_clear_error();
 }

@@ -21,6 +21,8 @@
 
 #include <cmocka.h>
 
+#include "backends/cuda/faults.h"
+
 int __real__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t n,
                                    CMFixtureFunction setup, CMFixtureFunction teardown);
 int __wrap__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t n,
@@ -35,6 +37,13 @@ bool test_device_enter(void) {
     etch_device device = test_device();
     return device == ETCH_CPU || (device > 0 && etch_set_device(device) == ETCH_OK);
 }
+
+etch_tensor *test_settled(etch_tensor *t) {
+    etch_device device = t ? etch_device_of(t) : ETCH_CPU;
+    return device == ETCH_CPU || etch_synchronize(device) == ETCH_OK ? t : NULL;
+}
+
+void test_set_blocking(bool on) { etch__cuda_set_blocking(on); }
 
 /* ---- shares ---- */
 

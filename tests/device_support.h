@@ -10,6 +10,12 @@ etch_device test_device(void);
  * the main thread; other threads of a test and fresh processes call it themselves. */
 bool test_device_enter(void);
 
+/* A call that fails on its data does so when its device is waited for: t where that says nothing, else
+ * NULL with the error. */
+etch_tensor *test_settled(etch_tensor *t);
+/* As ETCH_CUDA_BLOCKING: errors appear at the call. */
+void test_set_blocking(bool on);
+
 /* A suite that asks a device for thousands of kernels deals its work out: it says TEST_HAS_SHARES at file
  * scope and leaves out what is not its share. With ETCH_TEST_JOBS=N there are N processes, each with
  * every N-th share; else all shares are the one process's. */

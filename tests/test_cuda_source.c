@@ -105,10 +105,10 @@ static void check_run(const int64_t *extent, bool split) {
     add_launch(c, v, 0);
     v.tile = (uint8_t)(random_bits() % 6);
     if (v.vector > 1 && !quick && !split)
-        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0}, 0);
+        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0, 0}, 0);
     etch__cuda_set_hold(&c->k, &v, c->b.dims);
     if (v.hold) add_launch(c, v, 0);
-    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0}, 2);
+    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0, 0}, 2);
 }
 
 /* ---- compiling them ---- */
@@ -679,7 +679,7 @@ static void test_shape(void **unused) {
     (void)unused;
     begin(LOOP_MAP, 1, 0);
     store(0, ETCH_I8, "1", load(0, ETCH_I8, "s"));
-    cuda_variant v = {64, 1, 0, 0};
+    cuda_variant v = {64, 1, 0, 0, 0};
     cuda_shape s = etch__cuda_shape(&K, &v, (int64_t[]){1ll << 50, 1, 1});
     assert_int_equal(s.grid[0], INT32_MAX);
     assert_int_equal(s.block[0], 32);
@@ -726,7 +726,7 @@ static void test_text(void **unused) {
     strcpy(K.name, "mul/relu 2");
     int x = load(0, ETCH_BF16, "1"), v = op2(0, PRIM_MUL, ETCH_F32, x, x);
     store(0, ETCH_BF16, "1", op1(0, PRIM_ROUND_BF16, ETCH_F32, v));
-    cuda_variant variant = {32, 8, 3, 0};
+    cuda_variant variant = {32, 8, 3, 0, 0};
     char *s = etch__cuda_source(&K, &variant);
     assert_non_null(s);
     assert_non_null(strstr(s, " etch_mul_relu_2(const __grid_constant__ struct etch_args a)"));
@@ -741,7 +741,7 @@ static void test_text(void **unused) {
 static void test_out_of_memory(void **unused) {
     (void)unused;
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
-    cuda_variant v = {32, 4, 3, 0};
+    cuda_variant v = {32, 4, 3, 0, 0};
     int64_t sites = 0;
     etch__fail_allocation(1 << 20);
     etch__free(etch__cuda_source(&K, &v));

@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "core/dispatch.h"
+#include "device_support.h"
 #include "trace_support.h"
 
 static const char *backend;
@@ -189,6 +190,7 @@ static etch_tensor *divides_then_writes(etch_tensor *x) {
 
 static void checks_before_writes(void) {
     etch_function *f = etch_compile(divides_then_writes, .backend = backend);
+    test_set_blocking(true);
     for (int i = 0; i < 6; i++) {
         etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(4, 6), i % 3);
         etch_tensor *got = etch_call(f, x);
@@ -206,9 +208,75 @@ static void checks_before_writes(void) {
         assert_non_null(strstr(etch_last_error(), where));
         etch_clear_error();
     }
+    test_set_blocking(false);
     etch_function_free(f);
 }
 RULE(rule9_errors_on_data_name_the_operators_line, checks_before_writes)
+
+/* Checks that can only be made once something was written: eager code goes on behind them, and a
+ * compiled call leaves what that leaves. */
+typedef etch_tensor *(*late_check)(etch_tensor *x, etch_tensor *y);
+
+static etch_tensor *divides_what_was_written(etch_tensor *x, etch_tensor *y) {
+    etch_add_(x, y);
+    etch_tensor *q = etch_floor_divide(x, y);
+    etch_mul_scalar_(etch_slice(x, 0, 1, 3, 1), 2);
+    return q;
+}
+static etch_tensor *puts_twice(etch_tensor *x, etch_tensor *y) {
+    etch_index_put_(x, etch_slice(y, 0, 0, 1, 1), etch_full(ETCH_I64, ETCH_SHAPE(), 7), false);
+    return etch_index_put_(x, y, etch_full(ETCH_I64, ETCH_SHAPE(), 5), true);
+}
+static etch_tensor *divides_and_adds(etch_tensor *x, etch_tensor *y) {
+    etch_add_scalar_(y, 1);
+    etch_tensor *rest = etch_remainder(x, y);
+    etch_add_(etch_slice(x, 0, 0, 2, 1), etch_slice(rest, 0, 1, 3, 1));
+    return rest;
+}
+
+/* The operand of the check and the write are of one space. */
+static etch_tensor *triples_and_adds(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *a = etch_mul_scalar(x, 3);
+    etch_add_(x, a);
+    return etch_floor_divide(a, y);
+}
+
+static etch_tensor *three(int64_t a, int64_t b, int64_t c) {
+    etch_tensor *t = etch_empty(ETCH_I64, ETCH_SHAPE(3));
+    const int64_t v[] = {a, b, c};
+    for (int i = 0; i < 3; i++)
+        etch_copy_(etch_select(t, 0, i), etch_full(ETCH_I64, ETCH_SHAPE(), (double)v[i]));
+    return t;
+}
+
+static void checks_after_writes(void) {
+    static const late_check bodies[] = {divides_what_was_written, puts_twice, divides_and_adds,
+                                        triples_and_adds};
+    test_set_blocking(true);
+    for (int k = 0; k < 4; k++) {
+        etch_function *f = etch_compile(bodies[k], .backend = backend);
+        for (int i = 0; i < 8; i++) {
+            const int64_t bad[] = {0, 9, -1, 0};
+            int64_t last = i % 4 == 3 ? bad[k] : 1 + i % 2;
+            etch_tensor *x = three(30, 20, 10), *y = three(1, 1, last);
+            etch_tensor *a = three(30, 20, 10), *b = three(1, 1, last);
+            etch_tensor *want = bodies[k](a, b);
+            etch_status status = want ? ETCH_OK : etch_last_status();
+            etch_clear_error();
+            etch_tensor *got = etch_call(f, x, y);
+            assert_int_equal(status != ETCH_OK, i % 4 == 3);
+            assert_int_equal(etch_last_status(), status);
+            etch_clear_error();
+            if (want) assert_same(got, want);
+            assert_same(x, a);
+            assert_same(y, b);
+        }
+        assert_int_equal(etch_function_counters(f).graphs, 1);
+        etch_function_free(f);
+    }
+    test_set_blocking(false);
+}
+RULE(rule9_checks_after_writes, checks_after_writes)
 
 /* ---- 12: captured tensors are bound when first met, in each run ---- */
 
@@ -344,6 +412,7 @@ int main(void) {
         cmocka_unit_test(rule5_an_escaping_view_brings_its_base),
         cmocka_unit_test(rule7_divergence_runs_the_prefix),
         cmocka_unit_test(rule9_errors_on_data_name_the_operators_line),
+        cmocka_unit_test(rule9_checks_after_writes),
         cmocka_unit_test(rule12_captured_tensors_are_bound_in_each_run),
         cmocka_unit_test(rule13_a_flush_has_an_empty_frame),
         cmocka_unit_test(rule17_a_mode_breaks_and_sees_everything),

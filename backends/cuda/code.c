@@ -8,7 +8,7 @@
 
 #include "jit/cache.h"
 
-enum { TABLE_MAX = 2048, SLOTS = 1024, KEY_MAX = 12288, CODE_REVISION = 2 };
+enum { TABLE_MAX = 2048, SLOTS = 1024, KEY_MAX = 12288, CODE_REVISION = 3 };
 
 struct cuda_code {
     atomic_int refs;
@@ -91,11 +91,13 @@ static void keep_log(nvrtc_program program, const char *symbol) {
     etch__free(text);
 }
 
-enum { MINIMAL_SINCE = 1204 }; /* NVRTC's headers of textures and of the runtime, left out from 12.4 on */
+enum {
+    MINIMAL_SINCE = 1204
+}; /* NVRTC's headers of textures and of the runtime, left out from 12.4 on */
 
 static void *compile(const cuda_device *d, const char *source, const char *symbol, size_t *bytes) {
     char arch[40];
-    const char *options[] = {arch,         "-std=c++17",     "-fmad=false", "-prec-div=true",
+    const char *options[] = {arch,         "-std=c++17",      "-fmad=false", "-prec-div=true",
                              "-ftz=false", "-prec-sqrt=true", "--minimal"};
     int major = 0, minor = 0, n = COUNT_OF(options);
     nvrtc_program program = NULL;
@@ -107,8 +109,7 @@ static void *compile(const cuda_device *d, const char *source, const char *symbo
         snprintf(reason, sizeof reason, "%s: nvrtcCreateProgram failed", symbol);
         return NULL;
     }
-    if (etch__cuda.nvrtcCompileProgram(program, n, options))
-        keep_log(program, symbol);
+    if (etch__cuda.nvrtcCompileProgram(program, n, options)) keep_log(program, symbol);
     else if (etch__cuda.nvrtcGetCUBINSize(program, bytes) || !*bytes)
         snprintf(reason, sizeof reason, "%s: nvrtcGetCUBINSize failed", symbol);
     else if ((cubin = etch__malloc(*bytes)) && etch__cuda.nvrtcGetCUBIN(program, cubin)) {

@@ -1,6 +1,7 @@
 /* Runs of a plan as one CUDA graph: kernel nodes whose arguments are patched, calls of libraries as
  * child graphs that are recorded again when an address changes. A node waits for those
  * that its step depends on, so independent steps overlap. Nothing is copied: inputs are read and outputs written where they lie. */
+#include "backends/cuda/faults.h"
 #include "backends/cuda/launch.h"
 
 typedef struct graph_step {
@@ -17,6 +18,7 @@ struct device_graph {
     cuda_stream *stream;
     cu_graph graph;
     cu_exec exec; /* NULL until the first launch */
+    graph_checks checks;
     graph_step steps[];
 };
 
@@ -32,16 +34,19 @@ void etch__cuda_graph_free(device_graph *g) {
         etch__cuda_unpin(g->steps[i].pinned);
         etch__cuda_unpin(g->steps[i].before);
     }
+    etch__cuda_checks_release(&g->checks);
     etch__error_restore(&before);
     etch__free(g);
 }
 
-device_graph *etch__cuda_graph_new(int device, int nsteps) {
+device_graph *etch__cuda_graph_new(int device, int nsteps, bool checks) {
     device_graph *g = etch__calloc(1, sizeof *g + (size_t)nsteps * sizeof *g->steps);
     if (!g) return NULL;
     g->device = etch__device_index(device), g->nsteps = nsteps;
     g->stream = etch__cuda_stream(g->device);
-    if (g->stream && CU(cuGraphCreate, &g->graph, 0) == ETCH_OK) return g;
+    etch_status status = g->stream ? CU(cuGraphCreate, &g->graph, 0) : etch__tls.status;
+    if (status == ETCH_OK && checks) status = etch__cuda_checks_reserve(g->stream, &g->checks);
+    if (status == ETCH_OK) return g;
     etch__cuda_graph_free(g);
     return NULL;
 }
@@ -62,6 +67,9 @@ static etch_status follow_stream(device_graph *g) {
 
 /* Every call below follows the thread. */
 bool etch__cuda_graph_fits(const device_graph *g) { return etch__cuda_stream(g->device) != NULL; }
+
+void etch__cuda_graph_begin(device_graph *g) { etch__cuda_checks_enter(&g->checks); }
+void etch__cuda_graph_end(device_graph *g) { etch__cuda_checks_leave(&g->checks); }
 
 /* ---- kernels ---- */
 
@@ -117,6 +125,7 @@ etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
     if (follow_stream(g) != ETCH_OK) return etch__tls.status;
     cuda_block *old = s->pinned;
     s->pinned = NULL;
+    etch__cuda_checks_step(step);
     etch_status status = etch__cuda_capture_begin(g->stream, &s->pinned);
     s->before = old;
     return status;
@@ -153,5 +162,6 @@ etch_status etch__cuda_graph_launch(device_graph *g) {
     }
     counts->graph_launches++;
     etch__cuda_note(g->stream, "a CUDA graph");
+    etch__cuda_checks_launched(&g->checks, g->stream);
     return CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
 }

@@ -1,9 +1,10 @@
 /* Operators with an index tensor on a device, and division with a rest: what may fail on its data.
  *
- * A first kernel finds the first fault and is waited for, so that the operator's own kernel writes
- * nothing where there is one, and the error is the CPU's. Then, reading, a thread has an element; writing,
- * a thread has a line of places that no other thread writes, and goes along its indices in order: where
- * one comes twice the last value stays, or all are added in that order, as on the CPU. */
+ * Reading, a thread has an element; writing, a thread has a line of places that no other thread writes,
+ * and goes along its indices in order: where one comes twice the last value stays, or all are added in
+ * that order, as on the CPU. What is out of range is left out and noted (faults.h); a tensor that the
+ * user has already is written only where a kernel before has found all of the index right. */
+#include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
 #include "core/element.h"
 #include "core/rules.h"
@@ -12,94 +13,66 @@
 
 static const char check_text[] =
     "struct etch_args {\n"
+    "    etch_check check;\n"
     "    const ETCH_0 *index;\n"
-    "    u64 *fault;\n"
     "    etch_dims dims;\n"
     "    i64 n, low, high;\n"
     "};\n"
-    "extern \"C\" __global__ void etch_check(const __grid_constant__ etch_args a) {\n"
+    "extern \"C\" __global__ void etch_checked(const __grid_constant__ etch_args a) {\n"
     "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
     "    for (; i < a.n; i += (i64)gridDim.x * blockDim.x) {\n"
     "        const i64 k = (i64)value(a.index[place(a.dims, i)]);\n"
-    "        if (ZERO ? (k & a.high) == 0 : k < a.low || k > a.high) atomicMin(a.fault, (u64)i);\n"
+    "        if (k < a.low || k > a.high) fail(a.check, i, k);\n"
     "    }\n"
     "}\n";
 
-typedef struct check_args {
-    const void *index;
-    void *fault;
-    text_dims dims;
-    int64_t n, low, high;
-} check_args;
+/* n: how many places there are; wraps: negative indices count from the end. */
+static etch_status note_index(const op_call *call, cuda_stream *s, int64_t n, bool wraps,
+                              fault_args *check) {
+    const fault_note note = {call->site, wraps ? -n : 0, n - 1, call->op, FAULT_INDEX};
+    return etch__cuda_check(s, &note, check);
+}
 
-/* Where the first element lies that is out of low .. high (zero: whose bits in `high` are all 0). */
-static etch_status find_fault(cuda_stream *s, const etch_tensor *t, int64_t low, int64_t high,
-                              bool zero, uint64_t *position) {
-    fault_check c = {.position = UINT64_MAX};
-    check_args a = {.index = etch__ptr(t), .n = t->numel, .low = low, .high = high};
-    kernel_text k = {.symbol = "etch_check", .body = check_text, .ndtypes = 1};
+/* All of the index, before anything is written. */
+static etch_status check_index(cuda_stream *s, const etch_tensor *t, int64_t n, bool wraps,
+                               const fault_args *check) {
+    struct {
+        fault_args check;
+        const void *index;
+        text_dims dims;
+        int64_t n, low, high;
+    } a = {*check, etch__ptr(t), {0}, t->numel, wraps ? -n : 0, n - 1};
+    kernel_text k = {.symbol = "etch_checked", .body = check_text, .ndtypes = 1, .checks = true};
     k.dtype[0] = (etch_dtype)t->dtype;
-    snprintf(k.defines, sizeof k.defines, "#define ZERO %d\n", zero);
     etch__cuda_dims(&a.dims, t);
-    etch_status status = t->numel ? etch__cuda_check_begin(s, &c) : ETCH_OK;
-    if (status == ETCH_OK && t->numel) {
-        a.fault = etch__cuda_address(c.word);
-        status = etch__cuda_run_text(s, &k, (a.n + 255) / 256, 256, &a);
-        if (status == ETCH_OK) status = etch__cuda_check_end(s, &c);
-    }
-    etch__cuda_free(c.word);
-    *position = c.position;
-    return status;
-}
-
-/* Element number i, row-major, of a tensor of integers. */
-static int64_t element_at(const etch_tensor *t, uint64_t i) {
-    host_view v;
-    etch_tensor one = *t;
-    for (int d = t->ndim - 1; d >= 0; d--) {
-        one.offset += (int64_t)(i % (uint64_t)t->size[d]) * t->stride[d];
-        i /= (uint64_t)t->size[d];
-    }
-    one.ndim = 0, one.numel = 1, one.contiguous = 1;
-    const etch_tensor *h = etch__host_view(&one, &v);
-    int64_t value = h ? etch__element_int((etch_dtype)t->dtype, etch__ptr(h)) : 0;
-    etch__host_view_end(&v);
-    return value;
-}
-
-static etch_status check_index(const op_call *call, cuda_stream *s, int64_t n, bool wraps) {
-    uint64_t position;
-    etch_status status = find_fault(s, call->in[1], wraps ? -n : 0, n - 1, false, &position);
-    if (status != ETCH_OK || position == UINT64_MAX) return status;
-    return etch__error_at(call->site, ETCH_ERR_INDEX,
-                          "%s: expected indices from %lld to %lld, got %lld",
-                          etch__ops[call->op].name, wraps ? (long long)-n : 0, (long long)n - 1,
-                          (long long)element_at(call->in[1], position));
+    return a.n ? etch__cuda_run_text(s, &k, (a.n + 255) / 256, 256, &a) : ETCH_OK;
 }
 
 /* ---- the walk ---- */
 
 /* `lines` are the places that do not depend on the index; along `run` it is followed. READ takes all
- * elements apart, the others go along a run in order. */
+ * elements apart, the others go along a run in order. rank: the element's number in the index. */
 static const char walk_text[] =
     "struct etch_axes {\n"
-    "    i64 n, size[8], place[8], other[8], number[8];\n"
+    "    i64 n, size[8], place[8], other[8], number[8], rank[8];\n"
     "};\n"
     "struct etch_args {\n"
+    "    etch_check check;\n"
     "    ETCH_0 *indexed, *values;\n"
     "    const ETCH_1 *index;\n"
     "    etch_axes lines, run;\n"
-    "    i64 nlines, nrun, step, n;\n"
+    "    i64 nlines, nrun, step, n, low;\n"
     "    VALUE_0 cell[8 / sizeof(VALUE_0)];\n"
     "};\n"
     "struct spot {\n"
-    "    i64 place, other, number;\n"
+    "    i64 place, other, number, rank;\n"
     "};\n"
     "__device__ inline spot find(const etch_axes &x, i64 i) {\n"
-    "    spot s = {0, 0, 0};\n"
+    "    spot s = {0, 0, 0, 0};\n"
     "    for (int d = (int)x.n - 1; d >= 0; d--) {\n"
     "        const i64 q = i / x.size[d], k = i - q * x.size[d];\n"
     "        s.place += k * x.place[d], s.other += k * x.other[d], s.number += k * x.number[d];\n"
+    "        s.rank += k * x.rank[d];\n"
     "        i = q;\n"
     "    }\n"
     "    return s;\n"
@@ -110,6 +83,7 @@ static const char walk_text[] =
     "__device__ inline void step(const etch_args &a, const spot &line, i64 i) {\n"
     "    const spot r = find(a.run, i);\n"
     "    i64 k = (i64)value(a.index[line.number + r.number]);\n"
+    "    if (k < a.low || k >= a.n) return fail(a.check, line.rank + r.rank, k);\n"
     "    if (k < 0) k += a.n;\n"
     "    ETCH_0 *at = a.indexed + line.place + r.place + k * a.step;\n"
     "    ETCH_0 *v = a.values ? a.values + line.other + r.other : 0;\n"
@@ -125,6 +99,9 @@ static const char walk_text[] =
     "extern \"C\" __global__ void etch_walk(const __grid_constant__ etch_args a) {\n"
     "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
     "    const i64 stride = (i64)gridDim.x * blockDim.x;\n"
+    "#if TESTED\n"
+    "    if (failed(a.check)) return;\n"
+    "#endif\n"
     "#if WAY == 0\n"
     "    for (; i < a.nlines * a.nrun; i += stride) {\n"
     "        const i64 r = i / a.nlines;\n"
@@ -142,14 +119,15 @@ typedef enum direction { READ_INDEXED, WRITE_INDEXED, ADD_INDEXED } direction;
 
 typedef struct walk_axes {
     int64_t n, size[ETCH_MAX_DIMS], place[ETCH_MAX_DIMS], other[ETCH_MAX_DIMS],
-        number[ETCH_MAX_DIMS];
+        number[ETCH_MAX_DIMS], rank[ETCH_MAX_DIMS];
 } walk_axes;
 
 typedef struct walk_args {
+    fault_args check;
     void *indexed, *values;
     const void *index;
     walk_axes lines, run;
-    int64_t nlines, nrun, step, n;
+    int64_t nlines, nrun, step, n, low;
     uint64_t cell;
 } walk_args;
 
@@ -163,10 +141,14 @@ static int64_t broadcast_stride(const etch_tensor *t, int d, int all) {
     return e < 0 || t->size[e] == 1 ? 0 : t->stride[e];
 }
 
-static void add_axis(walk_axes *x, int64_t *total, int64_t size, int64_t place, int64_t other,
-                     int64_t number) {
+typedef struct axis_steps {
+    int64_t place, other, number, rank;
+} axis_steps;
+
+static void add_axis(walk_axes *x, int64_t *total, int64_t size, axis_steps by) {
     int64_t k = x->n++;
-    x->size[k] = size, x->place[k] = place, x->other[k] = other, x->number[k] = number;
+    x->size[k] = size, x->place[k] = by.place, x->other[k] = by.other;
+    x->number[k] = by.number, x->rank[k] = by.rank;
     *total *= size;
 }
 
@@ -182,15 +164,21 @@ static void start_walk(walk_args *w, const etch_tensor *indexed, const etch_tens
 static void set_walk(walk_args *w, const etch_tensor *indexed, const etch_tensor *index,
                      const etch_tensor *other, int dim, bool vector) {
     int all = dims_of(indexed);
+    int64_t rank[ETCH_MAX_DIMS] = {1};
+    if (!vector) etch__row_major(index->ndim, index->size, rank);
     start_walk(w, indexed, index, dim);
     for (int d = 0; d < all; d++) {
-        int64_t o = other ? broadcast_stride(other, d, all) : 0;
-        int64_t number = !vector ? stride_of(index, d) : stride_of(index, 0);
-        if (d == dim)
-            add_axis(&w->run, &w->nrun, vector ? index->numel : size_of(index, d), 0, o, number);
-        else
-            add_axis(&w->lines, &w->nlines, size_of(vector ? indexed : index, d),
-                     stride_of(indexed, d), o, vector ? 0 : number);
+        axis_steps by = {.other = other ? broadcast_stride(other, d, all) : 0,
+                         .number = stride_of(index, vector ? 0 : d),
+                         .rank = rank[vector ? 0 : d]};
+        int64_t line = size_of(vector ? indexed : index, d);
+        if (d == dim) {
+            add_axis(&w->run, &w->nrun, vector ? index->numel : line, by);
+            continue;
+        }
+        if (vector) by.number = by.rank = 0;
+        by.place = stride_of(indexed, d);
+        add_axis(&w->lines, &w->nlines, line, by);
     }
 }
 
@@ -198,66 +186,87 @@ static void set_walk(walk_args *w, const etch_tensor *indexed, const etch_tensor
 static void set_put_walk(walk_args *w, const etch_tensor *out, const etch_tensor *index,
                          const etch_tensor *other) {
     int all = index->ndim + out->ndim - 1;
+    int64_t rank[ETCH_MAX_DIMS];
+    etch__row_major(index->ndim, index->size, rank);
     start_walk(w, out, index, 0);
     for (int d = 0; d < all; d++) {
         int e = d - index->ndim + 1;
-        int64_t o = broadcast_stride(other, d, all);
-        if (e < 1) add_axis(&w->run, &w->nrun, index->size[d], 0, o, index->stride[d]);
-        else add_axis(&w->lines, &w->nlines, out->size[e], out->stride[e], o, 0);
+        axis_steps by = {.other = broadcast_stride(other, d, all)};
+        if (e < 1) {
+            by.number = index->stride[d], by.rank = rank[d];
+            add_axis(&w->run, &w->nrun, index->size[d], by);
+        } else {
+            by.place = out->stride[e];
+            add_axis(&w->lines, &w->nlines, out->size[e], by);
+        }
     }
 }
 
-static etch_status run_walk(cuda_stream *s, walk_args *w, etch_dtype dtype, etch_dtype index,
-                            direction way) {
-    int64_t units = way == READ_INDEXED ? w->nlines * w->nrun : w->nlines;
-    if (!w->nlines || !w->nrun) return ETCH_OK;
-    kernel_text k = {.symbol = "etch_walk", .body = walk_text, .ndtypes = 2};
-    k.dtype[0] = dtype, k.dtype[1] = index;
-    snprintf(k.defines, sizeof k.defines, "#define WAY %d\n", way);
+/* tested: the kernel does nothing where the run has failed before. A walk that comes to no index leaves
+ * these to be checked alone. */
+typedef struct walk_way {
+    direction way;
+    bool wraps, tested;
+} walk_way;
+
+static etch_status run_walk(const op_call *call, cuda_stream *s, walk_args *w, etch_dtype dtype,
+                            const walk_way *how) {
+    const etch_tensor *index = call->in[1];
+    int64_t units = how->way == READ_INDEXED ? w->nlines * w->nrun : w->nlines;
+    etch_status status = index->numel ? note_index(call, s, w->n, how->wraps, &w->check) : ETCH_OK;
+    bool walks = w->nlines && w->nrun;
+    if (status == ETCH_OK && (how->tested || !walks))
+        status = check_index(s, index, w->n, how->wraps, &w->check);
+    if (status != ETCH_OK || !walks) return status;
+    w->low = how->wraps ? -w->n : 0;
+    kernel_text k = {.symbol = "etch_walk", .body = walk_text, .ndtypes = 2, .checks = true};
+    k.dtype[0] = dtype, k.dtype[1] = (etch_dtype)index->dtype;
+    snprintf(k.defines, sizeof k.defines, "#define WAY %d\n#define TESTED %d\n", how->way,
+             how->tested);
     return etch__cuda_run_text(s, &k, (units + 127) / 128, 128, w);
 }
 
 /* ---- reading ---- */
 
 static etch_status read_kernel(const op_call *call, etch_tensor *const *outs) {
+    static const walk_way how = {READ_INDEXED, false, false};
     etch_tensor *self = call->in[0], *index = call->in[1], *out = outs[0];
     int dim = etch__cuda_dim(call);
     cuda_stream *s = etch__cuda_begin(call, out);
-    etch_status status = s ? check_index(call, s, size_of(self, dim), false) : etch__tls.status;
-    if (status != ETCH_OK || !out->numel) return status;
+    if (!s) return etch__tls.status;
     walk_args w;
     set_walk(&w, self, index, NULL, dim, call->op == OP_INDEX_SELECT);
     /* The result's own strides, axes of one element included. */
     for (int d = 0, line = 0; d < dims_of(out); d++)
         *(d == dim ? &w.run.other[0] : &w.lines.other[line++]) = stride_of(out, d);
     w.values = etch__ptr(out);
-    return run_walk(s, &w, (etch_dtype)out->dtype, (etch_dtype)index->dtype, READ_INDEXED);
+    return run_walk(call, s, &w, (etch_dtype)out->dtype, &how);
 }
 
 /* Over a flat copy where self has gaps. */
 static etch_status take_kernel(const op_call *call, etch_tensor *const *outs) {
+    static const walk_way how = {READ_INDEXED, true, false};
     etch_tensor *self = call->in[0], *index = call->in[1], *out = outs[0], flat, *dense;
     cuda_stream *s = etch__cuda_begin(call, out);
-    etch_status status = s ? check_index(call, s, self->numel, true) : etch__tls.status;
-    if (status != ETCH_OK || !out->numel) return status;
-    status = etch__cuda_dense(self, &flat, &dense);
+    etch_status status = s ? etch__cuda_dense(self, &flat, &dense) : etch__tls.status;
+    if (!s) return status;
     if (status == ETCH_OK) {
         walk_args w;
+        int64_t rank[ETCH_MAX_DIMS];
+        etch__row_major(index->ndim, index->size, rank);
         start_walk(&w, dense, index, 0);
         w.step = 1, w.n = self->numel, w.values = etch__ptr(out);
-        for (int d = 0; d < index->ndim; d++)
-            add_axis(&w.run, &w.nrun, index->size[d], 0, out->stride[d], index->stride[d]);
-        status = run_walk(s, &w, (etch_dtype)out->dtype, (etch_dtype)index->dtype, READ_INDEXED);
+        for (int d = 0; d < index->ndim; d++) {
+            axis_steps by = {0, out->stride[d], index->stride[d], rank[d]};
+            add_axis(&w.run, &w.nrun, index->size[d], by);
+        }
+        status = run_walk(call, s, &w, (etch_dtype)out->dtype, &how);
     }
     etch__cuda_drop(&flat);
     return status;
 }
 
 /* ---- writing ---- */
-
-static direction way_of(const op_call *call) {
-    return etch__index_adds(call) ? ADD_INDEXED : WRITE_INDEXED;
-}
 
 /* t, or a copy of it where it lies in out's memory. */
 static etch_status apart(etch_tensor *t, const etch_tensor *out, etch_tensor *copy,
@@ -273,28 +282,28 @@ static etch_status apart(etch_tensor *t, const etch_tensor *out, etch_tensor *co
 static etch_status write_walk(const op_call *call, cuda_stream *s, etch_tensor *out,
                               etch_tensor *index, etch_tensor *values) {
     int rule = etch__ops[call->op].srule;
+    bool put = rule == SRULE_INDEX_PUT;
+    const walk_way how = {.way = etch__index_adds(call) ? ADD_INDEXED : WRITE_INDEXED,
+                          .wraps = put || call->op == OP_INDEX_FILL || call->op == OP_INDEX_FILL_,
+                          .tested = etch__ops[call->op].kind == KIND_INPLACE};
     walk_args w;
-    if (rule == SRULE_INDEX_PUT) set_put_walk(&w, out, index, values);
+    if (put) set_put_walk(&w, out, index, values);
     else set_walk(&w, out, index, values, etch__cuda_dim(call), rule == SRULE_INDEX_COPY);
     if (values) w.values = etch__ptr(values);
     else w.cell = etch__scalar_cell(call->sc[0], (etch_dtype)out->dtype);
-    return run_walk(s, &w, (etch_dtype)out->dtype, (etch_dtype)index->dtype, way_of(call));
+    return run_walk(call, s, &w, (etch_dtype)out->dtype, &how);
 }
 
 static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0], copies[2], *index = NULL, *values = NULL;
-    bool put = etch__ops[call->op].srule == SRULE_INDEX_PUT;
-    bool wraps = put || call->op == OP_INDEX_FILL || call->op == OP_INDEX_FILL_;
     cuda_stream *s = etch__cuda_begin(call, out);
     if (!s) return etch__tls.status;
     memset(copies, 0, sizeof copies);
-    etch_status status = check_index(call, s, size_of(out, put ? 0 : etch__cuda_dim(call)), wraps);
-    if (status == ETCH_OK) status = apart(call->in[1], out, &copies[0], &index);
+    etch_status status = apart(call->in[1], out, &copies[0], &index);
     if (status == ETCH_OK && !call->nsc) status = apart(call->in[2], out, &copies[1], &values);
     if (status == ETCH_OK && etch__ops[call->op].kind != KIND_INPLACE)
         status = etch__cuda_copy(out, call->in[0], call->site);
-    if (status == ETCH_OK && out->numel && index->numel)
-        status = write_walk(call, s, out, index, values);
+    if (status == ETCH_OK) status = write_walk(call, s, out, index, values);
     for (int i = 0; i < 2; i++) etch__cuda_drop(&copies[i]);
     return status;
 }
@@ -303,6 +312,7 @@ static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
 
 static const char divide_text[] =
     "struct etch_args {\n"
+    "    etch_check check;\n"
     "    const ETCH_0 *x;\n"
     "    const ETCH_1 *y;\n"
     "    ETCH_2 *out;\n"
@@ -333,6 +343,10 @@ static const char divide_text[] =
     "        put(p.out + i, QUOTIENT ? quotient(a, b, r, crosses) : FLOOR && crosses ? r + b : "
     "r);\n"
     "#else\n"
+    "        if (b == 0) {\n"
+    "            fail(p.check, i, 0);\n"
+    "            continue;\n"
+    "        }\n"
     "        const bool negates = (ETCH_2)-1 < 0 && b == (ETCH_2)-1;\n"
     "        ETCH_2 q = negates ? (ETCH_2)(0 - (u64)a) : (ETCH_2)(a / b);\n"
     "        ETCH_2 r = negates ? (ETCH_2)0 : (ETCH_2)(a % b);\n"
@@ -348,18 +362,12 @@ static void spread(text_dims *d, const etch_tensor *t, const etch_tensor *out) {
     for (int k = 0; k < out->ndim; k++) d->stride[k] = broadcast_stride(t, k, out->ndim);
 }
 
-static etch_status check_divisor(const op_call *call, cuda_stream *s, const etch_tensor *out,
-                                 uint64_t cell) {
-    bool zero = cell == 0;
-    if (call->nin == 2) {
-        int64_t bytes = etch__item_size(out);
-        int64_t mask = bytes == 8 ? -1 : ((int64_t)1 << (8 * bytes)) - 1;
-        uint64_t position;
-        etch_status status = find_fault(s, call->in[1], 0, mask, true, &position);
-        if (status != ETCH_OK) return status;
-        zero = position != UINT64_MAX;
-    }
-    if (!zero) return ETCH_OK;
+/* A scalar says at once that it is 0. */
+static etch_status note_divisor(const op_call *call, cuda_stream *s, uint64_t cell,
+                                fault_args *check) {
+    const fault_note note = {.site = call->site, .op = call->op, .kind = FAULT_DIVISOR};
+    if (call->nin == 2) return etch__cuda_check(s, &note, check);
+    if (cell) return ETCH_OK;
     return etch__error_at(call->site, ETCH_ERR_DIVISION_BY_ZERO, "%s: an integer is divided by 0",
                           etch__ops[call->op].name);
 }
@@ -375,6 +383,7 @@ static etch_status divide(const op_call *call, etch_tensor *const *outs) {
     cuda_stream *s = etch__cuda_begin(call, out);
     if (!s) return etch__tls.status;
     struct {
+        fault_args check;
         const void *x, *y;
         void *out;
         text_dims xs, ys;
@@ -385,10 +394,10 @@ static etch_status divide(const op_call *call, etch_tensor *const *outs) {
     if (call->op == OP_FMOD_TENSOR || call->op == OP_FMOD_SCALAR) floor = false;
     if (call->op == OP_FLOOR_DIVIDE_TENSOR || call->op == OP_FLOOR_DIVIDE_SCALAR) quotient = true;
     a.divisor = two ? 0 : etch__scalar_cell(call->sc[0], d);
-    etch_status status = real ? ETCH_OK : check_divisor(call, s, out, a.divisor);
+    etch_status status = real ? ETCH_OK : note_divisor(call, s, a.divisor, &a.check);
     if (status != ETCH_OK) return status;
     spread(&a.xs, call->in[0], out);
-    kernel_text k = {.symbol = "etch_divide", .body = divide_text, .ndtypes = 3};
+    kernel_text k = {.symbol = "etch_divide", .body = divide_text, .ndtypes = 3, .checks = true};
     k.dtype[0] = (etch_dtype)call->in[0]->dtype, k.dtype[2] = d;
     k.dtype[1] = two ? (etch_dtype)call->in[1]->dtype : d;
     if (two) a.y = etch__ptr(call->in[1]), spread(&a.ys, call->in[1], out);
@@ -397,16 +406,16 @@ static etch_status divide(const op_call *call, etch_tensor *const *outs) {
     return etch__cuda_run_text(s, &k, (a.n + 255) / 256, 256, &a);
 }
 
-/* All of these wait for their check. */
+/* All of these check their data. */
 __attribute__((constructor)) static void register_index(void) {
-    etch__cuda_register_waiting(OP_INDEX_SELECT, read_kernel);
-    etch__cuda_register_waiting(OP_GATHER, read_kernel);
-    etch__cuda_register_waiting(OP_TAKE, take_kernel);
+    etch__cuda_register_checking(OP_INDEX_SELECT, read_kernel);
+    etch__cuda_register_checking(OP_GATHER, read_kernel);
+    etch__cuda_register_checking(OP_TAKE, take_kernel);
     for (int op = 0; op < OP_COUNT; op++) {
         int rule = etch__ops[op].srule;
         if (rule == SRULE_SCATTER || rule == SRULE_INDEX_COPY || rule == SRULE_INDEX_PUT)
-            etch__cuda_register_waiting((op_id)op, write_kernel);
+            etch__cuda_register_checking((op_id)op, write_kernel);
         else if (etch__ops[op].kind == KIND_POINTWISE && etch__ops[op].flags & OPF_MAY_FAIL)
-            etch__cuda_register_waiting((op_id)op, divide);
+            etch__cuda_register_checking((op_id)op, divide);
     }
 }

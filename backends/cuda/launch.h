@@ -8,8 +8,7 @@
 
 enum { PARAMETER_MAX = 4096 }; /* bytes of a kernel's one argument */
 
-/* What to launch for these arguments; the parameter is filled (zero behind its end up to a multiple
- * of 8) and *bytes says how long it is. */
+/* What to launch for these arguments: the parameter, `bytes` (whole words) of which are filled. */
 typedef struct cuda_launch {
     cu_function function;
     const cuda_shape *shape;
@@ -26,7 +25,9 @@ void etch__cuda_whole_free(whole_launcher *l);
 etch_status etch__cuda_whole_launch(whole_launcher *l, void *const *args, const uint64_t *cells);
 
 /* backends/cuda/graph.c: the functions of jit_target. */
-device_graph *etch__cuda_graph_new(int device, int nsteps);
+device_graph *etch__cuda_graph_new(int device, int nsteps, bool checks);
+void etch__cuda_graph_begin(device_graph *g);
+void etch__cuda_graph_end(device_graph *g);
 void etch__cuda_graph_free(device_graph *g);
 bool etch__cuda_graph_fits(const device_graph *g);
 etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, launcher *l,

@@ -8,22 +8,23 @@
 #include <pthread.h>
 #include <xxhash.h>
 
+#include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
 #include "core/backend.h"
 #include "core/mode.h"
 
 static cuda_kernel own[OP_COUNT];
-static bool waits[OP_COUNT];
+static bool checks[OP_COUNT];
 
 void etch__cuda_register(op_id op, cuda_kernel kernel) { own[op] = kernel; }
 
-void etch__cuda_register_waiting(op_id op, cuda_kernel kernel) {
-    own[op] = kernel, waits[op] = true;
+void etch__cuda_register_checking(op_id op, cuda_kernel kernel) {
+    own[op] = kernel, checks[op] = true;
 }
 
 bool etch__cuda_issues(uint16_t op) {
     if (etch__users_on_device((op_id)op)) return etch__users_only_issue((op_id)op);
-    return own[op] && !waits[op];
+    return own[op] != NULL;
 }
 
 /* ---- plans of one operator ---- */
@@ -278,7 +279,17 @@ static etch_status written(const op_call *call, etch_tensor *const *out) {
                           etch__ops[call->op].name, etch_device_name(out[0]->device), why);
 }
 
-etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
+/* A kernel that does not test the run's slot writes what the user has: only once the checks before it are
+ * known to have passed. */
+static etch_status settle_checks(const op_call *call, int device) {
+    bool noted, writes = etch__ops[call->op].kind == KIND_INPLACE || etch__op_is_users(call->op);
+    etch__cuda_checks_slot(&noted);
+    if (likely(!noted) || !writes || (own[call->op] && checks[call->op])) return ETCH_OK;
+    cuda_stream *s = etch__cuda_stream(etch__device_index(device));
+    return s ? etch__cuda_finish(s) : etch__tls.status;
+}
+
+static etch_status any_kernel(const op_call *call, etch_tensor *const *out) {
     op_id op = (op_id)call->op;
     if (op == OP_EMPTY || op == OP_TO_DEVICE)
         return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
@@ -287,4 +298,10 @@ etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
     if (etch__ops[op].kind == KIND_REDUCTION) return reduction(call, out);
     if (expressible((op_kind)etch__ops[op].kind)) return etch__cuda_by_plan(call, out);
     return etch__run_on_host(call, out);
+}
+
+etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
+    etch_status status = settle_checks(call, out[0]->device);
+    if (status == ETCH_OK) status = any_kernel(call, out);
+    return status == ETCH_OK ? etch__cuda_issued(out[0]->device) : status;
 }

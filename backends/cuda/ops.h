@@ -8,8 +8,9 @@
 /* As op_kernel: out[0] is allocated, inputs are materialised, all on one device. */
 typedef etch_status (*cuda_kernel)(const op_call *call, etch_tensor *const *out);
 void etch__cuda_register(op_id op, cuda_kernel kernel);
-/* The same for one that waits for the device, to see that its data is right. */
-void etch__cuda_register_waiting(op_id op, cuda_kernel kernel);
+/* The same for one that checks its data (faults.h), and where that is wrong leaves what it is to write as
+ * it is. */
+void etch__cuda_register_checking(op_id op, cuda_kernel kernel);
 /* Whether elements of the two lie in one range of addresses. Storages do not say: in a plan each operand
  * of a call has one of its own, over memory that they may have in common. */
 bool etch__cuda_overlap(const etch_tensor *a, const etch_tensor *b);

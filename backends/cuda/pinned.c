@@ -3,6 +3,8 @@
  * event, so the last one stands for all. */
 #include "backends/cuda/pinned.h"
 
+#include "backends/cuda/faults.h"
+
 #include <pthread.h>
 
 typedef struct pinned_block {
@@ -111,7 +113,9 @@ static etch_status wait_for(pinned_block *b) {
 etch_status etch__cuda_settle(etch_storage *s) {
     pinned_block *b = s->free_ctx;
     pthread_mutex_lock(&b->lock);
+    cuda_stream *last = b->stream;
     etch_status status = wait_for(b);
+    if (status == ETCH_OK && last) status = etch__cuda_finish_checks(last);
     if (status == ETCH_OK) atomic_fetch_and(&s->exposed, (unsigned char)~EXPOSED_PENDING);
     pthread_mutex_unlock(&b->lock);
     return status;

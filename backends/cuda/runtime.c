@@ -194,6 +194,12 @@ cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes) {
     return b;
 }
 
+cuda_block *etch__cuda_allocate_own(cuda_stream *s, size_t bytes) {
+    cuda_block *b = etch__cuda_allocate(s, bytes);
+    if (b) note_live(s, -(int64_t)b->bytes);
+    return b;
+}
+
 static __thread cuda_block **capturing; /* where blocks freed during a capture go */
 
 etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned) {
@@ -345,7 +351,8 @@ static etch_status copy_host(cuda_stream *s, etch_storage *dst, size_t dst_at, e
         status = CU(cuMemcpyHtoDAsync_v2, at(dst, dst_at), (const char *)src->data + src_at, bytes,
                     s->stream);
     if (host->pinned) return etch__cuda_pinned_end(s, host, status);
-    return status == ETCH_OK ? etch__cuda_wait(s) : status;
+    if (status != ETCH_OK) return status;
+    return host == dst ? etch__cuda_finish(s) : etch__cuda_wait(s);
 }
 
 static etch_status copy(etch_storage *dst, size_t dst_at, etch_storage *src, size_t src_at,
@@ -375,7 +382,7 @@ static etch_status synchronize(int index) {
     etch_status status = ETCH_OK;
     for (int i = 0; (s = etch__cuda_nth_stream(i)); i++)
         if (s->device->index == index) {
-            etch_status one = etch__cuda_wait(s);
+            etch_status one = etch__cuda_finish(s);
             if (status == ETCH_OK) status = one;
         }
     return status;

@@ -39,6 +39,8 @@ typedef struct cuda_block cuda_block;
 cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes);
 void etch__cuda_free(cuda_block *b);
 void *etch__cuda_address(const cuda_block *b);
+/* The same for the backend's own use, not counted as live: it is never freed. */
+cuda_block *etch__cuda_allocate_own(cuda_stream *s, size_t bytes);
 
 /* Work issued to s between the two is recorded as a graph instead. Blocks that are freed meanwhile are
  * put on the list `pinned`, for as long as the graph may run. */
@@ -59,8 +61,11 @@ device_counts *etch__cuda_counts(int index);
 /* Notes a launch for the report of a later fault. The name lives as long as the process, or is
  * copied. */
 void etch__cuda_note(cuda_stream *s, const char *kernel);
-/* Waits for the stream. */
+/* Waits for the stream; reports what the driver says of the work. */
 etch_status etch__cuda_wait(cuda_stream *s);
+/* Waits for it and for those that it waited for since the last time, and reports the first check on data
+ * that failed as well (faults.h): for what gives the user values. */
+etch_status etch__cuda_finish(cuda_stream *s);
 
 /* Launches with one parameter, a struct. */
 etch_status etch__cuda_launch(cuda_stream *s, cu_function f, const char *name,

@@ -36,6 +36,8 @@ etch_status etch__cuda_wait_for(cuda_stream *s, cuda_stream *other) {
     etch_status status = CU(cuEventRecord, other->event, other->stream);
     if (status == ETCH_OK) status = CU(cuStreamWaitEvent, s->stream, other->event, 0);
     pthread_mutex_unlock(&other->lock);
+    int bit = other->number - 1;
+    if (other->faults.used) atomic_fetch_or(&s->follows[bit / 64], 1ull << bit % 64);
     return status;
 }
 
@@ -62,6 +64,7 @@ static cuda_stream *take_over(const cuda_device *d) {
     for (int i = 0; i < nstreams; i++)
         if (streams[i]->free && streams[i]->device == d) {
             streams[i]->free = false;
+            etch__cuda_forget_faults(streams[i]);
             return streams[i];
         }
     return NULL;
@@ -85,6 +88,7 @@ static cuda_stream *new_entry(cuda_device *d) {
     if (!s) return NULL;
     s->device = d;
     pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->faults.lock, NULL);
     if (CU(cuEventCreate, &s->event, CU_EVENT_DISABLE_TIMING_) == ETCH_OK) return s;
     etch__free(s);
     return NULL;

@@ -2,9 +2,7 @@
 #ifndef ETCH_BACKENDS_CUDA_STREAM_H
 #define ETCH_BACKENDS_CUDA_STREAM_H
 
-#include "backends/cuda/runtime.h"
-
-#include <pthread.h>
+#include "backends/cuda/faults.h"
 
 /* Size classes reach to 2^39 bytes. */
 enum { NOTES = 32, STREAMS = 256, NAME = 48, CLASSES = 120 };
@@ -22,6 +20,8 @@ struct cuda_stream {
     unsigned nnotes;
     pthread_mutex_t lock; /* of the free lists, the event, and a foreign handle */
     cuda_block *unused[CLASSES];
+    fault_set faults;
+    _Atomic uint64_t follows[STREAMS / 64]; /* streams that it waited for, bit number - 1 */
 };
 
 /* The device whose context is current on this thread, or -1. */

@@ -1,4 +1,5 @@
 /* Loop kernels on a device: the launchers of native plans. */
+#include "backends/cuda/faults.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/product.h"
 #include "backends/cuda/tune.h"
@@ -72,8 +73,10 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
     l->k = low->k;
     memcpy(l->dims, low->dims, sizeof *l->dims * (size_t)(naxes * (low->k.naccesses + 1)));
     tuned_layout layout = {.variant = etch__cuda_choose(&l->k, l->dims, aligned)};
+    layout.variant.tested = low->tested;
     cuda_variant first = layout.variant;
-    if (tune) l->untuned = !etch__cuda_layout_find(d, &l->k, l->dims, &first, &layout);
+    if (tune && !low->tested)
+        l->untuned = !etch__cuda_layout_find(d, &l->k, l->dims, &first, &layout);
     if (l->untuned) layout = (tuned_layout){.variant = first};
     l->variant = layout.variant;
     l->form.shape = etch__cuda_tuned_shape(&l->k, &layout, l->dims);
@@ -123,17 +126,21 @@ etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *c
                                cuda_launch *out) {
     const launch_form *f = l->tuned ? l->tuned : &l->form;
     if (unlikely(!all_aligned(l, args))) {
-        const tuned_layout narrow = {{l->variant.index_bits, 1, l->variant.tile, 0}, 0};
+        const tuned_layout narrow = {
+            {l->variant.index_bits, 1, l->variant.tile, 0, l->variant.tested}, 0};
         if (!l->unaligned && add_form(l, &l->unaligned, &narrow) != ETCH_OK)
             return etch__tls.status;
         f = l->unaligned;
     }
     out->shape = &f->shape;
     out->function = etch__cuda_function(f->code);
-    size_t n = etch__cuda_args_size(&l->k);
-    out->bytes = (n + 7) & ~(size_t)7;
-    if (out->bytes) out->parameter[out->bytes / 8 - 1] = 0;
+    bool noted;
+    out->bytes = etch__cuda_args_size(&l->k);
     etch__cuda_args_fill(&l->k, args, l->dims, cells, out->parameter);
+    if (unlikely(l->variant.tested)) {
+        out->parameter[out->bytes / 8] = (uint64_t)(uintptr_t)etch__cuda_checks_slot(&noted);
+        out->bytes += 8;
+    }
     return ETCH_OK;
 }
 
@@ -174,11 +181,16 @@ static const jit_target target = {
     .can_record = etch__cuda_issues,
     .graph_new = etch__cuda_graph_new,
     .graph_free = etch__cuda_graph_free,
+    .graph_begin = etch__cuda_graph_begin,
+    .graph_end = etch__cuda_graph_end,
     .graph_fits = etch__cuda_graph_fits,
     .graph_kernel = etch__cuda_graph_kernel,
     .graph_call_begin = etch__cuda_graph_call_begin,
     .graph_call_end = etch__cuda_graph_call_end,
     .graph_launch = etch__cuda_graph_launch,
+    .checks_open = etch__cuda_checks_open,
+    .checks_close = etch__cuda_checks_close,
+    .issued = etch__cuda_issued,
     .use = use,
 };
 

@@ -1,6 +1,8 @@
 /* See text.h. */
 #include "backends/cuda/text.h"
 
+#include "backends/cuda/faults.h"
+
 #include <xxhash.h>
 
 const char *const etch__cuda_type_names[ETCH_DTYPE_COUNT] = {
@@ -75,10 +77,13 @@ static const char *element_type(etch_dtype d) {
 
 static char *source(const void *ctx) {
     const kernel_text *k = ctx;
-    size_t room = strlen(etch__cuda_half_text) + sizeof types_text + strlen(k->body) + 1024, at = 0;
+    const char *checks = k->checks ? etch__cuda_fault_text : "";
+    size_t room = strlen(etch__cuda_half_text) + sizeof types_text + strlen(checks) +
+                  strlen(k->body) + 1024,
+           at = 0;
     char *text = etch__malloc(room);
     if (!text) return NULL;
-    at += (size_t)snprintf(text, room, "%s%s", etch__cuda_half_text, types_text);
+    at += (size_t)snprintf(text, room, "%s%s%s", etch__cuda_half_text, types_text, checks);
     for (int i = 0; i < k->ndtypes; i++)
         at += (size_t)snprintf(text + at, room - at, "typedef %s ETCH_%d;\ntypedef %s VALUE_%d;\n",
                                element_type(k->dtype[i]), i,
@@ -156,19 +161,4 @@ void etch__cuda_dims(text_dims *d, const etch_tensor *t) {
     d->n = t->ndim;
     memcpy(d->size, t->size, sizeof d->size);
     memcpy(d->stride, t->stride, sizeof d->stride);
-}
-
-/* ---- checks ---- */
-
-etch_status etch__cuda_check_begin(cuda_stream *s, fault_check *c) {
-    if (!(c->word = etch__cuda_allocate(s, sizeof c->position))) return etch__tls.status;
-    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)etch__cuda_address(c->word), 0xff,
-              sizeof c->position, etch__cuda_stream_handle(s));
-}
-
-etch_status etch__cuda_check_end(cuda_stream *s, fault_check *c) {
-    etch_status status =
-        CU(cuMemcpyDtoHAsync_v2, &c->position, (cu_address)(uintptr_t)etch__cuda_address(c->word),
-           sizeof c->position, etch__cuda_stream_handle(s));
-    return status == ETCH_OK ? etch__cuda_wait(s) : status;
 }

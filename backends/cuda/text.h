@@ -17,6 +17,7 @@ typedef struct kernel_text {
     const char *symbol, *body; /* they live for ever */
     int ndtypes;
     etch_dtype dtype[4];
+    bool checks;       /* the body uses what etch__cuda_fault_text defines */
     char defines[160]; /* all else that the code depends on, as lines "#define A 1" */
 } kernel_text;
 etch_status etch__cuda_run_text(cuda_stream *s, const kernel_text *k, int64_t blocks,
@@ -44,14 +45,5 @@ static inline int etch__cuda_dim(const op_call *call) {
     int ndim = call->in[0]->ndim ? call->in[0]->ndim : 1;
     return (int)(call->at[0] < 0 ? call->at[0] + ndim : call->at[0]);
 }
-
-/* A check on data: a device word that kernels lower to the position of the first fault. Waiting for it
- * is what keeps later kernels from writing. */
-typedef struct fault_check {
-    cuda_block *word;
-    uint64_t position; /* of the first fault; UINT64_MAX: none */
-} fault_check;
-etch_status etch__cuda_check_begin(cuda_stream *s, fault_check *c);
-etch_status etch__cuda_check_end(cuda_stream *s, fault_check *c);
 
 #endif

@@ -1,0 +1,294 @@
+/* See faults.h. */
+#include "backends/cuda/stream.h"
+
+#include "core/dispatch.h"
+
+const char etch__cuda_fault_text[] =
+    "struct etch_slot {\n"
+    "    unsigned long long order;\n"
+    "    long long value;\n"
+    "    unsigned long long lock, unused;\n"
+    "};\n"
+    "struct etch_check {\n"
+    "    etch_slot *slot;\n"
+    "    unsigned long long check;\n"
+    "};\n"
+    "/* The first failure stays, whichever thread comes first. */\n"
+    "__device__ __noinline__ void fail(const etch_check &c, long long element, long long value) {\n"
+    "    volatile etch_slot *s = c.slot;\n"
+    "    const unsigned long long order = c.check | (unsigned long long)element;\n"
+    "    if (order >= s->order) return;\n"
+    "    while (atomicCAS(&c.slot->lock, ~0ull, 0ull) != ~0ull) {}\n"
+    "    __threadfence();\n"
+    "    if (order < s->order) s->order = order, s->value = value;\n"
+    "    __threadfence();\n"
+    "    atomicExch(&c.slot->lock, ~0ull);\n"
+    "}\n"
+    "__device__ inline bool failed(const etch_check &c) {\n"
+    "    return ((volatile etch_slot *)c.slot)->order != ~0ull;\n"
+    "}\n";
+
+/* ---- the run at hand ---- */
+
+static __thread checks_run now;
+
+void *etch__cuda_checks_slot(bool *noted) {
+    *noted = now.noted;
+    return now.slot;
+}
+
+static fault_slot *slots_of(const fault_set *f) { return etch__cuda_address(f->block); }
+
+static etch_status clear(cuda_stream *s, int first, int n) {
+    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)(slots_of(&s->faults) + first), 0xff,
+              (size_t)n * sizeof(fault_slot), s->stream);
+}
+
+static etch_status make_slots(cuda_stream *s) {
+    fault_set *f = &s->faults;
+    size_t bytes = FAULT_SLOTS * sizeof *f->shadow;
+    void *shadow = f->shadow;
+    etch_status status = shadow ? ETCH_OK : CU(cuMemAllocHost_v2, &shadow, bytes);
+    f->shadow = shadow;
+    if (status == ETCH_OK && !f->block && !(f->block = etch__cuda_allocate_own(s, bytes)))
+        status = etch__tls.status;
+    if (status == ETCH_OK) status = clear(s, 0, FAULT_SLOTS);
+    f->ready = status == ETCH_OK;
+    return status;
+}
+
+/* ---- at the next wait ---- */
+
+static etch_status say(const fault_note *n, int64_t value) {
+    const char *name = etch__ops[n->op].name;
+    if (n->kind == FAULT_DIVISOR)
+        return etch__error_at(n->site, ETCH_ERR_DIVISION_BY_ZERO, "%s: an integer is divided by 0",
+                              name);
+    return etch__error_at(n->site, ETCH_ERR_INDEX,
+                          "%s: expected indices from %lld to %lld, got %lld", name,
+                          (long long)n->low, (long long)n->high, (long long)value);
+}
+
+/* Numbers of notes: those of runs, then those of each graph's steps. */
+static uint64_t number_of(int graph, int step) {
+    return FAULT_NOTES + (uint64_t)graph * FAULT_STEPS + (uint64_t)step;
+}
+
+static const fault_note *note_of(const fault_set *f, uint64_t number) {
+    if (number < FAULT_NOTES) return &f->notes[number];
+    number -= FAULT_NOTES;
+    return &f->steps[number / FAULT_STEPS][number % FAULT_STEPS];
+}
+
+static void free_old_graphs(fault_set *f) {
+    for (int i = 0; i < FAULT_GRAPHS; i++)
+        if (f->graphs[i] == GRAPH_SLOT_FREED) f->graphs[i] = GRAPH_SLOT_FREE;
+}
+
+/* Reads what the shadow says of the first `used` slots and clears those that had a failure. */
+static etch_status report(cuda_stream *s, int used) {
+    fault_set *f = &s->faults;
+    const fault_slot *first = NULL;
+    etch_status status = ETCH_OK;
+    for (int i = 0; i < used; i++) {
+        const fault_slot *slot = &f->shadow[i];
+        if (slot->order == UINT64_MAX) continue;
+        if (!first || slot->order < first->order) first = slot;
+        if (status == ETCH_OK) status = clear(s, i, 1);
+    }
+    if (status != ETCH_OK || !first) return status;
+    return say(note_of(f, first->order >> FAULT_ELEMENT_BITS), first->value);
+}
+
+/* Under the set's lock: another thread may synchronise the device meanwhile. */
+static etch_status finish_set(cuda_stream *s) {
+    fault_set *f = &s->faults;
+    int used = f->used;
+    if (!used) return ETCH_OK;
+    etch_status status = CU(cuMemcpyDtoHAsync_v2, f->shadow, (cu_address)(uintptr_t)slots_of(f),
+                            (size_t)used * sizeof *f->shadow, s->stream);
+    if (status == ETCH_OK) status = etch__cuda_wait(s);
+    if (status != ETCH_OK) return status;
+    if (!f->nopen) f->used = f->next = f->nnotes = 0;
+    status = report(s, used);
+    free_old_graphs(f);
+    return status;
+}
+
+static etch_status finish_one(cuda_stream *s) {
+    if (likely(!s->faults.used)) return etch__cuda_wait(s);
+    pthread_mutex_lock(&s->faults.lock);
+    etch_status status = s->faults.used ? finish_set(s) : etch__cuda_wait(s);
+    pthread_mutex_unlock(&s->faults.lock);
+    return status;
+}
+
+etch_status etch__cuda_finish(cuda_stream *s) {
+    etch_status status = finish_one(s);
+    for (int i = 0; i < STREAMS / 64; i++) {
+        uint64_t others = atomic_exchange(&s->follows[i], 0);
+        for (; others; others &= others - 1) {
+            etch_status one = finish_one(etch__cuda_nth_stream(i * 64 + __builtin_ctzll(others)));
+            if (status == ETCH_OK) status = one;
+        }
+    }
+    return status;
+}
+
+static _Atomic int blocking = -1;
+
+void etch__cuda_set_blocking(bool on) { blocking = on; }
+
+/* Comparing compiled code with eager code needs to know at once where a call fails. */
+static int ask_blocking(void) {
+    return etch__param_int(PARAM_CUDA_BLOCKING) || etch__param_int(PARAM_CHECK);
+}
+
+etch_status etch__cuda_issued(int device) {
+    if (unlikely(blocking < 0)) blocking = ask_blocking();
+    if (likely(!blocking) || !device || etch__cuda_capturing()) return ETCH_OK;
+    cuda_stream *s = etch__cuda_stream(etch__device_index(device));
+    return s ? etch__cuda_finish(s) : etch__tls.status;
+}
+
+etch_status etch__cuda_finish_checks(cuda_stream *s) {
+    return s->faults.used ? etch__cuda_finish(s) : ETCH_OK;
+}
+
+void etch__cuda_forget_faults(cuda_stream *s) {
+    saved_error before;
+    etch__error_save(&before);
+    if (s->faults.used && finish_one(s) != ETCH_OK)
+        etch__log(LOG_TRACE, "cuda:%d: a thread has ended without waiting for its work: %s",
+                  s->device->index, etch_last_error());
+    etch__error_restore(&before);
+}
+
+/* ---- checks ---- */
+
+/* Slots and notes run out where nobody waits for long. */
+static etch_status make_room(cuda_stream *s) {
+    fault_set *f = &s->faults;
+    etch_status status = f->ready ? ETCH_OK : make_slots(s);
+    if (status != ETCH_OK || (f->next < FAULT_RUNS && f->nnotes < FAULT_NOTES)) return status;
+    status = finish_set(s);
+    f->next = f->nnotes = 0; /* a run that is open shares its slot from now on, maybe */
+    return status;
+}
+
+static fault_slot *take_slot(fault_set *f) {
+    fault_slot *slot = slots_of(f) + f->next++;
+    if (f->used < f->next) f->used = f->next;
+    return slot;
+}
+
+etch_status etch__cuda_checks_open(int device) {
+    cuda_stream *s = etch__cuda_stream(etch__device_index(device));
+    if (!s) return etch__tls.status;
+    if (now.depth) return now.depth++, ETCH_OK;
+    pthread_mutex_lock(&s->faults.lock);
+    etch_status status = make_room(s);
+    if (status == ETCH_OK) {
+        now = (checks_run){.stream = s, .slot = take_slot(&s->faults), .depth = 1};
+        s->faults.nopen++;
+    }
+    pthread_mutex_unlock(&s->faults.lock);
+    return status;
+}
+
+void etch__cuda_checks_close(void) {
+    cuda_stream *s = now.stream;
+    if (--now.depth) return;
+    pthread_mutex_lock(&s->faults.lock);
+    s->faults.nopen--;
+    pthread_mutex_unlock(&s->faults.lock);
+    now = (checks_run){0};
+}
+
+static etch_status check_of_run(cuda_stream *s, const fault_note *note, fault_args *args) {
+    fault_set *f = &s->faults;
+    pthread_mutex_lock(&f->lock);
+    etch_status status = make_room(s);
+    if (status == ETCH_OK) {
+        bool in_run = now.stream == s;
+        args->slot = in_run ? now.slot : take_slot(f);
+        args->check = (uint64_t)f->nnotes << FAULT_ELEMENT_BITS;
+        f->notes[f->nnotes++] = *note;
+        now.noted |= in_run;
+    }
+    pthread_mutex_unlock(&f->lock);
+    return status;
+}
+
+static void check_of_graph(const fault_note *note, fault_args *args) {
+    now.steps[now.step] = *note;
+    args->slot = now.slot;
+    args->check = number_of(now.graph, now.step) << FAULT_ELEMENT_BITS;
+}
+
+etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args *args) {
+    if (likely(!etch__cuda_capturing())) return check_of_run(s, note, args);
+    if (now.steps) return check_of_graph(note, args), ETCH_OK;
+    return etch__error_at(note->site, ETCH_ERR_UNSUPPORTED,
+                          "%s: what it checks in its data cannot be recorded in a CUDA graph; "
+                          "record the operators around it",
+                          etch__ops[note->op].name);
+}
+
+/* ---- graphs ---- */
+
+static int free_graph(const fault_set *f) {
+    for (int i = 0; i < FAULT_GRAPHS; i++)
+        if (f->graphs[i] == GRAPH_SLOT_FREE) return i;
+    return -1;
+}
+
+etch_status etch__cuda_checks_reserve(cuda_stream *s, graph_checks *g) {
+    fault_set *f = &s->faults;
+    pthread_mutex_lock(&f->lock);
+    etch_status status = make_room(s);
+    int number = free_graph(f);
+    if (status == ETCH_OK && !f->steps &&
+        !(f->steps = etch__calloc(FAULT_GRAPHS, sizeof *f->steps)))
+        status = ETCH_ERR_OUT_OF_MEMORY;
+    if (status == ETCH_OK && number < 0)
+        status =
+            etch__error(ETCH_ERR_UNSUPPORTED, "more than %d graphs check their data", FAULT_GRAPHS);
+    if (status == ETCH_OK)
+        f->graphs[number] = GRAPH_SLOT_TAKEN, *g = (graph_checks){s, number, {0}};
+    pthread_mutex_unlock(&f->lock);
+    return status;
+}
+
+void etch__cuda_checks_release(const graph_checks *g) {
+    if (!g->stream) return;
+    fault_set *f = &g->stream->faults;
+    pthread_mutex_lock(&f->lock);
+    f->graphs[g->number] = f->used > FAULT_RUNS ? GRAPH_SLOT_FREED : GRAPH_SLOT_FREE;
+    pthread_mutex_unlock(&f->lock);
+}
+
+void etch__cuda_checks_enter(graph_checks *g) {
+    if (!g->stream) return;
+    fault_set *f = &g->stream->faults;
+    g->outer = now;
+    now = (checks_run){.stream = g->stream,
+                       .slot = slots_of(f) + FAULT_RUNS + g->number,
+                       .depth = 1,
+                       .steps = f->steps[g->number],
+                       .graph = g->number};
+}
+
+void etch__cuda_checks_leave(const graph_checks *g) {
+    if (g->stream) now = g->outer;
+}
+
+void etch__cuda_checks_step(int step) { now.step = step; }
+
+/* The slot is that of another stream where the thread that launches is not the one that recorded. */
+void etch__cuda_checks_launched(const graph_checks *g, cuda_stream *s) {
+    if (!g->stream) return;
+    int bit = g->stream->number - 1;
+    g->stream->faults.used = FAULT_SLOTS;
+    if (g->stream != s) atomic_fetch_or(&s->follows[bit / 64], 1ull << bit % 64);
+}
