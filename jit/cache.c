@@ -5,7 +5,8 @@
  * full identity of the code: versions, instruction set, the helper's own identity, the kernel's
  * bytes; the file's name is only its hash, so on a hit the key is compared byte by byte. Files are
  * published by rename, are read by nobody else (the folder is ours and closed to others), and the
- * oldest ones go when there is too much. */
+ * oldest ones go when there is too much: the folder is listed for that once in a while only, since
+ * thousands of files make a listing as slow as a compile. */
 #include "jit/cache.h"
 
 #include <dirent.h>
@@ -14,6 +15,7 @@
 #include <fcntl.h>
 #include <gnu/libc-version.h>
 #include <limits.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -25,7 +27,7 @@
 
 #include "core/isa.h"
 
-enum { KEY_MAX = 8192, STALE_SECONDS = 3600 };
+enum { KEY_MAX = 8192 };
 /* Goes up when the generated code changes though kernel and helper look the same. */
 enum { CODE_REVISION = 1 };
 
@@ -50,11 +52,12 @@ static bool make_folders(char *path) {
     return mkdir(path, 0700) == 0 || errno == EEXIST;
 }
 
-/* Ours, a folder, closed to everybody else. */
-static bool trusted(const char *path) {
+/* Ours, a folder, closed to everybody else; made where nothing is. */
+static bool trusted(char *path) {
     struct stat s;
-    return lstat(path, &s) == 0 && S_ISDIR(s.st_mode) && s.st_uid == geteuid() &&
-           (s.st_mode & 077) == 0 && access(path, W_OK | X_OK) == 0;
+    if (lstat(path, &s) != 0 && !(make_folders(path) && lstat(path, &s) == 0)) return false;
+    return S_ISDIR(s.st_mode) && s.st_uid == geteuid() && (s.st_mode & 077) == 0 &&
+           access(path, W_OK | X_OK) == 0;
 }
 
 /* The folder that the environment names, absolute; false where it names none. */
@@ -77,7 +80,7 @@ static bool folder_name(char *path, size_t n) {
 
 static bool usable_cache(char *path, size_t n) {
     if (etch__param_int(PARAM_CACHE_SIZE) <= 0 || !folder_name(path, n)) return false;
-    if (make_folders(path) && trusted(path)) return true;
+    if (trusted(path)) return true;
     etch__log(LOG_CACHE,
               "no disk cache: %s cannot be used (it must be a folder of ours, mode 0700)", path);
     return false;
@@ -123,34 +126,30 @@ static void file_of(const cache_dir *dir, const uint8_t *key, size_t n, char *pa
 typedef struct mapping {
     const uint8_t *p;
     size_t n;
+    bool ours; /* and written by nobody else */
 } mapping;
 
 static bool map_file(const char *path, mapping *m) {
-    struct stat s;
+    struct stat s = {0};
     int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     if (fd < 0) return false;
     bool ok = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > 0;
     void *p = ok ? mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
     if (p != MAP_FAILED) futimens(fd, NULL); /* the oldest is the one not used for longest */
     close(fd);
-    *m = (mapping){p, ok ? (size_t)s.st_size : 0};
+    *m = (mapping){p, ok ? (size_t)s.st_size : 0, s.st_uid == geteuid() && !(s.st_mode & 022)};
     return p != MAP_FAILED;
 }
 
-/* The trailer of an undamaged file of ours whose owner is us. */
+/* The trailer of an undamaged file that only we can write. */
 static bool check_file(const mapping *m, trailer *t) {
-    if (m->n < sizeof *t) return false;
+    if (!m->ours || m->n < sizeof *t) return false;
     memcpy(t, m->p + m->n - sizeof *t, sizeof *t);
     uint64_t room = m->n - sizeof *t;
     if (memcmp(t->magic, magic, sizeof magic) != 0 || t->object_bytes > room) return false;
     if (t->symbol_bytes > room || t->key_bytes > room) return false;
     if (t->object_bytes + t->key_bytes + t->symbol_bytes != room) return false;
     return XXH3_64bits(m->p, m->n - sizeof *t + offsetof(trailer, checksum)) == t->checksum;
-}
-
-static bool owned(const char *path) {
-    struct stat s;
-    return lstat(path, &s) == 0 && s.st_uid == geteuid() && (s.st_mode & 022) == 0;
 }
 
 static bool load(const char *path, const char *symbol, cache_object *out) {
@@ -181,7 +180,7 @@ bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cac
     size_t key_bytes = key_of(kernel, n, key);
     file_of(dir, key, key_bytes, path, sizeof path);
     if (!map_file(path, &m)) return false;
-    bool good = owned(path) && check_file(&m, &t);
+    bool good = check_file(&m, &t);
     bool ours = good && matches(&m, &t, key, key_bytes, symbol, sizeof symbol);
     munmap((void *)m.p, m.n);
     if (ours && load(path, symbol, out)) return true;
@@ -203,32 +202,46 @@ static bool write_all(int fd, const void *from, size_t n) {
     return true;
 }
 
-/* Appends symbol, key and trailer to the object. */
-static bool seal(const jit_job *job, const uint8_t *key, size_t n) {
-    mapping m;
-    if (chmod(job->object, 0600) != 0 || !map_file(job->object, &m)) return false;
-    trailer t = {.object_bytes = m.n, .key_bytes = n, .symbol_bytes = strlen(job->symbol)};
+/* Appends symbol, key and trailer to an object; the file's bytes, or 0. */
+static int64_t seal(int fd, const void *object, size_t bytes, const char *symbol,
+                    const uint8_t *key, size_t n) {
+    trailer t = {.object_bytes = bytes, .key_bytes = n, .symbol_bytes = strlen(symbol)};
     memcpy(t.magic, magic, sizeof magic);
     XXH3_state_t *x = XXH3_createState();
-    if (x) {
-        XXH3_64bits_reset(x);
-        XXH3_64bits_update(x, m.p, m.n);
-        XXH3_64bits_update(x, job->symbol, t.symbol_bytes);
-        XXH3_64bits_update(x, key, n);
-        XXH3_64bits_update(x, &t, offsetof(trailer, checksum));
-        t.checksum = XXH3_64bits_digest(x);
-        XXH3_freeState(x);
-    }
-    munmap((void *)m.p, m.n);
-    int fd = x ? open(job->object, O_WRONLY | O_APPEND | O_CLOEXEC) : -1;
-    if (fd < 0) return false;
-    bool ok = write_all(fd, job->symbol, t.symbol_bytes) && write_all(fd, key, n) &&
+    if (!x) return 0;
+    XXH3_64bits_reset(x);
+    XXH3_64bits_update(x, object, bytes);
+    XXH3_64bits_update(x, symbol, t.symbol_bytes);
+    XXH3_64bits_update(x, key, n);
+    XXH3_64bits_update(x, &t, offsetof(trailer, checksum));
+    t.checksum = XXH3_64bits_digest(x);
+    XXH3_freeState(x);
+    bool ok = write_all(fd, symbol, t.symbol_bytes) && write_all(fd, key, n) &&
               write_all(fd, &t, sizeof t);
-    return close(fd) == 0 && ok;
+    return ok ? (int64_t)(bytes + t.symbol_bytes + n + sizeof t) : 0;
 }
 
+/* The same for the object that a helper left. */
+static int64_t seal_object(const jit_job *job, const uint8_t *key, size_t n) {
+    mapping m;
+    if (chmod(job->object, 0600) != 0 || !map_file(job->object, &m)) return 0;
+    int fd = open(job->object, O_WRONLY | O_APPEND | O_CLOEXEC);
+    int64_t bytes = fd >= 0 ? seal(fd, m.p, m.n, job->symbol, key, n) : 0;
+    munmap((void *)m.p, m.n);
+    return fd >= 0 && close(fd) == 0 ? bytes : 0;
+}
+
+/* ---- the bound ---- */
+
+/* A process lists the folder when it has stored more than one of the limit's shares since it last
+ * did, or when the stamp says that nobody did for a minute; what is left then has a share's room
+ * below the limit. Who stores more than a share at once lists each time and uses the limit up. */
+enum { SHARES = 64, LIST_SECONDS = 60, STALE_SECONDS = 3600 };
+static const char stamp_name[] = ".listed";
+static _Atomic int64_t stored; /* by this process since its last listing */
+
 typedef struct cache_file {
-    char name[64];
+    char name[36];
     int64_t bytes;
     struct timespec used;
 } cache_file;
@@ -244,15 +257,23 @@ static bool is_object(const char *name) {
     return ends && strspn(name, "0123456789abcdef") == 32;
 }
 
-/* Calls each(dir, name, stat, ctx) for the objects (temporary: for what compiles left behind). */
-static int64_t list(const char *dir, bool temporary, cache_file **files, int64_t *count) {
+static void drop(const char *dir, const char *name) {
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/%s", dir, name);
+    if (unlink(path) != 0) etch__remove_tree(path);
+}
+
+/* The objects and their bytes; what helpers left that were killed with their hosts goes. */
+static int64_t list(const char *dir, cache_file **files, int64_t *count) {
     DIR *d = opendir(dir);
-    int64_t cap = 0, total = 0;
+    int64_t cap = 0, total = 0, now = time(NULL);
     for (struct dirent *e; d && (e = readdir(d));) {
         struct stat s;
-        bool wanted = temporary ? strncmp(e->d_name, "tmp-", 4) == 0 : is_object(e->d_name);
-        if (!wanted || strlen(e->d_name) >= sizeof(*files)->name) continue;
+        bool object = is_object(e->d_name);
+        if (!object && strncmp(e->d_name, "tmp-", 4) != 0) continue;
         if (fstatat(dirfd(d), e->d_name, &s, AT_SYMLINK_NOFOLLOW) != 0) continue;
+        if (!object && s.st_mtim.tv_sec + STALE_SECONDS < now) drop(dir, e->d_name);
+        if (!object) continue;
         if (!etch__grow(files, &cap, *count + 1, sizeof **files)) break;
         cache_file *f = &(*files)[(*count)++];
         snprintf(f->name, sizeof f->name, "%s", e->d_name);
@@ -263,47 +284,75 @@ static int64_t list(const char *dir, bool temporary, cache_file **files, int64_t
     return total;
 }
 
-static void drop(const char *dir, const char *name) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    if (unlink(path) != 0) etch__remove_tree(path);
+/* By our own clock, which need not be that of the folder's host. */
+static void set_stamp(const char *path) {
+    const struct timespec now[2] = {{.tv_sec = time(NULL)}, {.tv_sec = time(NULL)}};
+    if (utimensat(AT_FDCWD, path, now, AT_SYMLINK_NOFOLLOW) == 0 || errno != ENOENT) return;
+    int fd = open(path, O_CREAT | O_EXCL | O_WRONLY | O_CLOEXEC, 0600);
+    if (fd >= 0) close(fd);
 }
 
-/* Oldest out until the rest fits; folders of helpers that were killed with their hosts go too. */
-static void bound(const cache_dir *dir) {
+/* Whether it is time for a listing, which is then ours. A stamp from the future is no reason to
+ * wait for it. */
+static bool listing_due(const char *dir, int64_t bytes, int64_t share) {
+    char path[PATH_MAX];
+    struct stat s;
+    snprintf(path, sizeof path, "%s/%s", dir, stamp_name);
+    if (atomic_fetch_add(&stored, bytes) + bytes <= share && lstat(path, &s) == 0 &&
+        llabs((long long)time(NULL) - s.st_mtim.tv_sec) < LIST_SECONDS)
+        return false;
+    set_stamp(path);
+    atomic_store(&stored, 0);
+    return true;
+}
+
+/* After a file of so many bytes: oldest out until the rest fits. */
+static void bound(const char *dir, int64_t bytes) {
     cache_file *files = NULL;
-    int64_t count = 0, limit = etch__param_int(PARAM_CACHE_SIZE);
-    int64_t total = list(dir->path, false, &files, &count);
-    if (total > limit) qsort(files, (size_t)count, sizeof *files, older);
-    for (int64_t i = 0; i < count && total > limit; i++) {
+    int64_t count = 0, limit = etch__param_int(PARAM_CACHE_SIZE), share = limit / SHARES;
+    if (!listing_due(dir, bytes, share)) return;
+    int64_t total = list(dir, &files, &count), most = bytes > share ? limit : limit - share;
+    if (total > most) qsort(files, (size_t)count, sizeof *files, older);
+    for (int64_t i = 0; i < count && total > most; i++) {
         etch__log(LOG_CACHE, "evicted %s from the disk", files[i].name);
-        drop(dir->path, files[i].name);
+        drop(dir, files[i].name);
         total -= files[i].bytes;
     }
     etch__free(files);
-    files = NULL, count = 0;
-    list(dir->path, true, &files, &count);
-    for (int64_t i = 0; i < count; i++)
-        if (files[i].used.tv_sec + STALE_SECONDS < time(NULL)) drop(dir->path, files[i].name);
+}
+
+void etch_cache_clear(void) {
+    cache_dir dir;
+    cache_file *files = NULL;
+    int64_t count = 0;
+    etch__jit_shutdown();
+    if (!usable_cache(dir.path, sizeof dir.path)) return;
+    list(dir.path, &files, &count);
+    for (int64_t i = 0; i < count; i++) drop(dir.path, files[i].name);
+    drop(dir.path, stamp_name);
     etch__free(files);
 }
+
+/* ---- publishing ---- */
 
 bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out) {
     uint8_t key[KEY_MAX];
     char path[PATH_MAX];
     const char *from = job->object;
+    int64_t bytes = 0;
     bool keep = dir->disk && job->kernel_bytes <= KEY_MAX - 512;
     if (keep) {
         size_t n = key_of(job->kernel, job->kernel_bytes, key);
         file_of(dir, key, n, path, sizeof path);
-        keep = seal(job, key, n) && rename(job->object, path) == 0;
+        bytes = seal_object(job, key, n);
+        keep = bytes && rename(job->object, path) == 0;
         if (keep) from = path;
     }
     bool ok = load(from, job->symbol, out);
     if (!ok) snprintf(job->message, sizeof job->message, "the object does not load");
     if (!keep || !ok) unlink(from);
     job->object[0] = 0;
-    if (keep && ok) bound(dir);
+    if (keep && ok) bound(dir->path, bytes);
     return ok;
 }
 
@@ -323,7 +372,7 @@ void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes) {
     if (!usable_cache(dir.path, sizeof dir.path)) return NULL;
     blob_file(&dir, key, n, path, sizeof path);
     if (!map_file(path, &m)) return NULL;
-    bool good = owned(path) && check_file(&m, &t);
+    bool good = check_file(&m, &t);
     if (good && matches(&m, &t, key, n, symbol, sizeof symbol) &&
         (blob = etch__quiet_malloc(t.object_bytes + 1)))
         memcpy(blob, m.p, *bytes = t.object_bytes);
@@ -337,27 +386,13 @@ void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes) {
 
 void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes) {
     cache_dir dir;
-    char path[PATH_MAX];
-    jit_job job = {.symbol = ""};
+    char path[PATH_MAX], temporary[PATH_MAX];
     if (!usable_cache(dir.path, sizeof dir.path)) return;
-    dir.disk = true;
     blob_file(&dir, key, n, path, sizeof path);
-    snprintf(job.object, sizeof job.object, "%s/tmp-XXXXXX", dir.path);
-    int fd = mkstemp(job.object);
+    snprintf(temporary, sizeof temporary, "%s/tmp-XXXXXX", dir.path);
+    int fd = mkostemp(temporary, O_CLOEXEC);
     if (fd < 0) return;
-    bool ok = write_all(fd, blob, bytes);
-    ok = close(fd) == 0 && ok && seal(&job, key, n) && rename(job.object, path) == 0;
-    if (!ok) unlink(job.object);
-    else bound(&dir);
-}
-
-void etch_cache_clear(void) {
-    cache_dir dir;
-    cache_file *files = NULL;
-    int64_t count = 0;
-    etch__jit_shutdown();
-    if (!usable_cache(dir.path, sizeof dir.path)) return;
-    list(dir.path, false, &files, &count);
-    for (int64_t i = 0; i < count; i++) drop(dir.path, files[i].name);
-    etch__free(files);
+    int64_t all = write_all(fd, blob, bytes) ? seal(fd, blob, bytes, "", key, n) : 0;
+    if (close(fd) == 0 && all && rename(temporary, path) == 0) bound(dir.path, all);
+    else unlink(temporary);
 }

@@ -1,32 +1,24 @@
 /* Kernels in memory, and the way to one: table, disk, helper.
  *
- * The table is bounded, least recently used out. A kernel lives as long as somebody holds a count
- * of it: the table holds one, so an evicted kernel goes with the last plan that uses it. */
+ * A kernel lives as long as somebody holds a count of it: the table holds one, so an evicted kernel
+ * goes with the last plan that uses it. */
 #include <dlfcn.h>
-#include <pthread.h>
 #include <xxhash.h>
 
 #include "core/dispatch.h"
+#include "core/lru.h"
 #include "core/report.h"
 #include "jit/cache.h"
 #include "jit/loop.h"
 
-enum { TABLE_SLOTS = 2048, TABLE_MAX = 1024, BYTES_MAX = 8192 };
+enum { KERNELS_MAX = 1024, BYTES_MAX = 8192 };
 
 struct loaded_kernel {
-    atomic_int refs;
+    lru_entry entry; /* under the serialised kernel */
     cache_object object;
-    loaded_kernel *next;          /* in its slot */
-    loaded_kernel *older, *newer; /* by last use */
-    uint64_t hash;
-    size_t n;
-    uint8_t bytes[]; /* the serialised kernel */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static loaded_kernel *slots[TABLE_SLOTS];
-static loaded_kernel *oldest, *newest;
-static int count;
+static lru kernels;
 
 loop_fn etch__kernel_entry(const loaded_kernel *k) {
     loop_fn fn;
@@ -34,87 +26,16 @@ loop_fn etch__kernel_entry(const loaded_kernel *k) {
     return fn;
 }
 
-void etch__kernel_release(loaded_kernel *k) {
-    if (!k || atomic_fetch_sub(&k->refs, 1) != 1) return;
+static void unload(lru_entry *e) {
+    loaded_kernel *k = (loaded_kernel *)e;
     if (k->object.handle) dlclose(k->object.handle);
-    etch__free(k);
 }
 
-/* ---- the table (under the lock) ---- */
-
-static void unlink_age(loaded_kernel *k) {
-    *(k->older ? &k->older->newer : &oldest) = k->newer;
-    *(k->newer ? &k->newer->older : &newest) = k->older;
-}
-
-static void make_newest(loaded_kernel *k) {
-    k->older = newest, k->newer = NULL;
-    *(newest ? &newest->newer : &oldest) = k;
-    newest = k;
-}
-
-static loaded_kernel *find(const uint8_t *bytes, size_t n, uint64_t hash) {
-    for (loaded_kernel *k = slots[hash % TABLE_SLOTS]; k; k = k->next)
-        if (k->hash == hash && k->n == n && memcmp(k->bytes, bytes, n) == 0) return k;
-    return NULL;
-}
-
-static void take_out(loaded_kernel *k) {
-    loaded_kernel **at = &slots[k->hash % TABLE_SLOTS];
-    while (*at != k) at = &(*at)->next;
-    *at = k->next;
-    unlink_age(k);
-    count--;
-}
-
-static loaded_kernel *lookup(const uint8_t *bytes, size_t n, uint64_t hash) {
-    pthread_mutex_lock(&lock);
-    loaded_kernel *k = find(bytes, n, hash);
-    if (k) {
-        atomic_fetch_add(&k->refs, 1);
-        unlink_age(k), make_newest(k);
-    }
-    pthread_mutex_unlock(&lock);
-    return k;
-}
-
-/* Publishes k, or gives the equal kernel that another thread has published meanwhile. */
-static loaded_kernel *publish(loaded_kernel *k) {
-    loaded_kernel *evicted = NULL;
-    pthread_mutex_lock(&lock);
-    loaded_kernel *other = find(k->bytes, k->n, k->hash);
-    if (other) {
-        atomic_fetch_add(&other->refs, 1);
-    } else {
-        loaded_kernel **at = &slots[k->hash % TABLE_SLOTS];
-        atomic_fetch_add(&k->refs, 1);
-        k->next = *at, *at = k;
-        make_newest(k);
-        if (++count > TABLE_MAX) take_out(evicted = oldest);
-    }
-    pthread_mutex_unlock(&lock);
-    etch__kernel_release(evicted);
-    if (!other) return k;
-    etch__kernel_release(k);
-    return other;
-}
-
-void etch__kernels_forget(void) {
-    for (;;) {
-        pthread_mutex_lock(&lock);
-        loaded_kernel *k = oldest;
-        if (k) take_out(k);
-        pthread_mutex_unlock(&lock);
-        if (!k) return;
-        etch__kernel_release(k);
-    }
-}
-
-static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+void etch__kernel_release(loaded_kernel *k) { etch__lru_release(&kernels, (lru_entry *)k); }
+void etch__kernels_forget(void) { etch__lru_forget(&kernels); }
 
 __attribute__((constructor)) static void at_load(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+    etch__lru_init(&kernels, KERNELS_MAX, unload);
 }
 
 /* ---- finding or making ---- */
@@ -143,17 +64,12 @@ static void symbol_of(const loop_kernel *k, char *symbol) {
 }
 
 static loaded_kernel *new_kernel(const want *w) {
-    loaded_kernel *k = etch__calloc(1, sizeof *k + w->n);
-    if (!k) return NULL;
-    atomic_init(&k->refs, 1);
-    k->hash = w->hash, k->n = w->n;
-    memcpy(k->bytes, w->bytes, w->n);
-    return k;
+    return (loaded_kernel *)etch__lru_new(sizeof(loaded_kernel), w->hash, w->bytes, w->n);
 }
 
 static bool adopt(want *w, loaded_kernel *k, const cache_object *object) {
     k->object = *object;
-    w->made = publish(k);
+    w->made = (loaded_kernel *)etch__lru_publish(&kernels, &k->entry);
     return true;
 }
 
@@ -171,7 +87,7 @@ static bool describe(want *w, const loop_kernel *k) {
     etch__loop_serialise(k, w->bytes, w->n);
     w->hash = XXH3_64bits(w->bytes, w->n);
     symbol_of(k, w->symbol);
-    w->made = lookup(w->bytes, w->n, w->hash);
+    w->made = (loaded_kernel *)etch__lru_find(&kernels, w->hash, w->bytes, w->n);
     return true;
 }
 
@@ -292,7 +208,7 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
     ok = ok && complete(wants, distinct);
     for (int i = 0; ok && i < n; i++) {
         out[i] = wants[number[i]].made;
-        atomic_fetch_add(&out[i]->refs, 1);
+        atomic_fetch_add(&out[i]->entry.refs, 1);
         if (etch__report_on())
             etch__report_kernel_step(i, wants[number[i]].hash, wants[number[i]].n);
     }

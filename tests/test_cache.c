@@ -3,6 +3,9 @@
 #include "jit_common.h"
 
 #include <fcntl.h>
+#include <time.h>
+
+#include "jit/cache.h"
 
 static char object_path[256];
 
@@ -162,6 +165,12 @@ static void test_switched_off(void **unused) {
     assert_int_equal(entries(cache), 0);
 }
 
+static void set_limit(long long bytes) {
+    char limit[32];
+    snprintf(limit, sizeof limit, "%lld", bytes);
+    setenv("ETCH_CACHE_SIZE", limit, 1);
+}
+
 static void four(void) {
     for (int i = 0; i < 4; i++) CHECK(works(i));
 }
@@ -172,16 +181,221 @@ static void last_two_hit(void) {
     CHECK(etch_counters().kernels_compiled == 1);
 }
 static void test_bound(void **unused) {
-    char limit[32];
     (void)unused;
     in_child(compiles);
-    snprintf(limit, sizeof limit, "%lld", (long long)size_of(only_object()) * 5 / 2);
+    long long limit = (long long)size_of(only_object()) * 5 / 2;
     unlink(object_path);
-    setenv("ETCH_CACHE_SIZE", limit, 1);
+    set_limit(limit);
     in_child(four);
     assert_int_equal(entries(cache), 2);
     in_child(last_two_hit);
     assert_int_equal(entries(cache), 2);
+}
+
+/* ---- when the folder is listed: blobs of 1,000 bytes under a limit whose 64th holds five ---- */
+
+enum { BLOB = 1000, LIMIT = 64 * 6000 };
+
+static void store(int number) {
+    char key[32], blob[BLOB];
+    memset(blob, number, sizeof blob);
+    etch__cache_store_blob((const uint8_t *)key, (size_t)sprintf(key, "blob %04d", number), blob,
+                           sizeof blob);
+}
+
+static bool there(int number) {
+    char key[32];
+    size_t bytes = 0;
+    char *blob = etch__cache_load_blob((const uint8_t *)key,
+                                       (size_t)sprintf(key, "blob %04d", number), &bytes);
+    bool ok = blob && bytes == BLOB && blob[0] == (char)number && blob[BLOB - 1] == (char)number;
+    etch__free(blob);
+    return ok;
+}
+
+static long long total(void) {
+    char path[256];
+    long long sum = 0;
+    DIR *d = opendir(cache);
+    for (struct dirent *e; d && (e = readdir(d));) {
+        if (e->d_name[0] == '.') continue;
+        snprintf(path, sizeof path, "%s/%.60s", cache, e->d_name);
+        off_t n = size_of(path);
+        sum += n > 0 ? n : 0;
+    }
+    if (d) closedir(d);
+    return sum;
+}
+
+static const char *in_cache(const char *name) {
+    static char path[256];
+    snprintf(path, sizeof path, "%s/%s", cache, name);
+    return path;
+}
+
+/* Gives a file of the folder a time that lies so many seconds from now. */
+static void set_age(const char *name, int seconds) {
+    const struct timespec t[2] = {{.tv_sec = time(NULL) + seconds},
+                                  {.tv_sec = time(NULL) + seconds}};
+    assert_int_equal(utimensat(AT_FDCWD, in_cache(name), t, AT_SYMLINK_NOFOLLOW), 0);
+}
+
+static const char stamp[] = ".listed", old_object[] = "00000000000000000000000000000000.gp";
+
+/* An object as large as the limit, older than all: the next listing removes it and nothing else. */
+static void plant(void) {
+    int fd = open(in_cache(old_object), O_CREAT | O_WRONLY, 0600);
+    assert_true(fd >= 0);
+    assert_int_equal(ftruncate(fd, LIMIT), 0);
+    close(fd);
+    set_age(old_object, -10000);
+}
+static bool planted(void) { return size_of(in_cache(old_object)) == LIMIT; }
+
+static void fills_up(void) {
+    for (int i = 0; i < 1000; i++) {
+        store(i);
+        CHECK(total() <= LIMIT);
+    }
+    CHECK(total() > LIMIT - 3 * LIMIT / 64);
+    for (int i = 0; i < 1000; i++) CHECK(i > 560 ? i < 720 || there(i) : !there(i));
+}
+static void test_many_stores(void **unused) {
+    (void)unused;
+    set_limit(LIMIT);
+    in_child(fills_up);
+}
+
+static void last_is_there(void) { CHECK(there(399) || there(1399) || there(2399) || there(3399)); }
+
+/* Each may be a share above; the last file of all is one of the four last ones. */
+static void test_many_processes(void **unused) {
+    pid_t children[4];
+    int status = -1;
+    (void)unused;
+    set_limit(LIMIT);
+    for (int c = 0; c < COUNT_OF(children); c++) {
+        if ((children[c] = fork()) != 0) continue;
+        for (int i = 0; i < 400; i++) store(c * 1000 + i);
+        _exit(0);
+    }
+    for (int c = 0; c < COUNT_OF(children); c++) {
+        assert_int_equal(waitpid(children[c], &status, 0), children[c]);
+        assert_int_equal(status, 0);
+    }
+    assert_true(total() <= LIMIT + COUNT_OF(children) * LIMIT / 64);
+    assert_true(total() > LIMIT / 2);
+    in_child(last_is_there);
+    assert_int_equal(entries(cache) * (total() / entries(cache)), total()); /* whole ones only */
+}
+
+/* One file after the stamp was moved by so many seconds: is the folder listed? */
+static int stamp_age;
+static void no_listing(void) {
+    set_age(stamp, stamp_age);
+    store(2);
+    CHECK(there(2) && planted());
+}
+static void a_listing(void) {
+    set_age(stamp, stamp_age);
+    store(3);
+    CHECK(there(3) && !planted());
+}
+static void first(void) { store(1); }
+
+static void test_stamp(void **unused) {
+    const int fresh[] = {0, -40, 40}, old[] = {-61, -100000, 80, 100000};
+    (void)unused;
+    set_limit(LIMIT);
+    in_child(first);
+    for (int i = 0; i < COUNT_OF(fresh); i++) {
+        stamp_age = fresh[i];
+        plant();
+        in_child(no_listing);
+    }
+    for (int i = 0; i < COUNT_OF(old); i++) {
+        stamp_age = old[i];
+        plant();
+        in_child(a_listing);
+        plant();
+        stamp_age = 0;
+        in_child(no_listing); /* the stamp is new again */
+    }
+}
+
+/* With a fresh stamp the sixth blob of a process is more than its share. */
+static void share(void) {
+    set_age(stamp, 0);
+    for (int i = 0; i < 5; i++) store(10 + i);
+    CHECK(planted());
+    store(15);
+    CHECK(!planted());
+    for (int i = 0; i < 6; i++) CHECK(there(10 + i));
+}
+static void test_share(void **unused) {
+    (void)unused;
+    set_limit(LIMIT);
+    in_child(first);
+    plant();
+    in_child(share);
+}
+
+/* Whatever has the stamp's name, the bound holds. */
+static void listed_each_time(void) {
+    store(4);
+    CHECK(there(4) && !planted());
+}
+static void test_stamp_is_no_file(void **unused) {
+    (void)unused;
+    set_limit(LIMIT);
+    in_child(first);
+    for (int kind = 0; kind < 3; kind++) {
+        etch__remove_tree(in_cache(stamp)), unlink(in_cache(stamp));
+        if (kind == 1) assert_int_equal(symlink("/nowhere/at/all", in_cache(stamp)), 0);
+        if (kind == 2) assert_int_equal(mkdir(in_cache(stamp), 0700), 0);
+        if (kind > 0) set_age(stamp, -100);
+        plant();
+        in_child(listed_each_time);
+        assert_true(access("/nowhere/at/all", F_OK) != 0);
+    }
+}
+
+static void only_clear(void) { etch_cache_clear(); }
+
+/* What killed helpers left goes at a listing, what running ones hold does not, nor do other
+ * people's files. */
+static void test_leftovers(void **unused) {
+    (void)unused;
+    set_limit(LIMIT);
+    in_child(first);
+    assert_int_equal(mkdir(in_cache("tmp-old"), 0700), 0);
+    close(open(in_cache("tmp-old/x"), O_CREAT | O_WRONLY, 0600));
+    assert_int_equal(mkdir(in_cache("tmp-new"), 0700), 0);
+    close(open(in_cache("other"), O_CREAT | O_WRONLY, 0600));
+    set_age("tmp-old", -4000), set_age("other", -4000), set_age(stamp, -100);
+    in_child(first);
+    assert_int_not_equal(access(in_cache("tmp-old"), F_OK), 0);
+    assert_int_equal(access(in_cache("tmp-new"), F_OK), 0);
+    assert_int_equal(access(in_cache("other"), F_OK), 0);
+    in_child(only_clear);
+    assert_int_equal(access(in_cache("other"), F_OK), 0);
+    assert_int_not_equal(access(in_cache(stamp), F_OK), 0);
+}
+
+/* A folder that is ours but cannot be written: nothing is stored, nothing fails. */
+static void cannot_write(void) {
+    if (geteuid() == 0) CHECK(setegid(12345) == 0 && seteuid(12345) == 0);
+    store(5);
+    CHECK(!there(5) && !*etch_last_error());
+}
+static void test_unwritable_folder(void **unused) {
+    (void)unused;
+    assert_int_equal(chmod(test_dir, 0711), 0);
+    assert_int_equal(mkdir(cache, 0500), 0);
+    if (geteuid() == 0) assert_int_equal(chown(cache, 12345, 12345), 0);
+    in_child(cannot_write);
+    assert_int_equal(entries(cache), 0);
+    assert_int_equal(chmod(test_dir, 0700), 0);
 }
 
 static void clear(void) {
@@ -226,6 +440,13 @@ int main(void) {
         cmocka_unit_test_setup(test_folder_is_a_file, set_up),
         cmocka_unit_test_setup(test_switched_off, set_up),
         cmocka_unit_test_setup(test_bound, set_up),
+        cmocka_unit_test_setup(test_many_stores, set_up),
+        cmocka_unit_test_setup(test_many_processes, set_up),
+        cmocka_unit_test_setup(test_stamp, set_up),
+        cmocka_unit_test_setup(test_share, set_up),
+        cmocka_unit_test_setup(test_stamp_is_no_file, set_up),
+        cmocka_unit_test_setup(test_leftovers, set_up),
+        cmocka_unit_test_setup(test_unwritable_folder, set_up),
         cmocka_unit_test_setup(test_clear, set_up),
         cmocka_unit_test_setup(test_default_folders, set_up),
     };

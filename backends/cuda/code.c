@@ -1,81 +1,39 @@
-/* See code.h. The table is bounded, least recently used out; a piece of code lives as long as
- * somebody holds a count of it. */
+/* See code.h. A piece of code lives as long as somebody holds a count of it: the table of those in
+ * memory holds one. */
 #include "backends/cuda/code.h"
 
-#include <pthread.h>
 #include <time.h>
 #include <xxhash.h>
 
+#include "core/lru.h"
 #include "jit/cache.h"
 
-enum { TABLE_MAX = 2048, SLOTS = 1024, KEY_MAX = 12288, CODE_REVISION = 3 };
+enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 3 };
 
 struct cuda_code {
-    atomic_int refs;
+    lru_entry entry;
     cuda_device *device;
     cu_module module;
     cu_function function;
-    cuda_code *next; /* in its slot */
-    uint64_t hash, used;
-    size_t n;
-    uint8_t key[];
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static cuda_code *slots[SLOTS];
-static int count;
-static uint64_t clock_now;
+static lru codes;
 static __thread char reason[2048];
 
 cu_function etch__cuda_function(const cuda_code *c) { return c->function; }
 
-void etch__cuda_code_release(cuda_code *c) {
-    if (!c || atomic_fetch_sub(&c->refs, 1) != 1) return;
+static void unload(lru_entry *e) {
+    cuda_code *c = (cuda_code *)e;
     saved_error before;
     etch__error_save(&before);
     if (c->module && etch__cuda_enter(c->device->index)) etch__cuda.cuModuleUnload(c->module);
     etch__error_restore(&before);
-    etch__free(c);
 }
 
-/* ---- the table (under the lock) ---- */
+void etch__cuda_code_release(cuda_code *c) { etch__lru_release(&codes, (lru_entry *)c); }
 
-static cuda_code *find(uint64_t hash, const uint8_t *key, size_t n) {
-    for (cuda_code *c = slots[hash % SLOTS]; c; c = c->next)
-        if (c->hash == hash && c->n == n && !memcmp(c->key, key, n)) {
-            c->used = ++clock_now;
-            atomic_fetch_add(&c->refs, 1);
-            return c;
-        }
-    return NULL;
-}
-
-static cuda_code *take_oldest(void) {
-    cuda_code **oldest = NULL;
-    for (int i = 0; i < SLOTS; i++)
-        for (cuda_code **at = &slots[i]; *at; at = &(*at)->next)
-            if (!oldest || (*at)->used < (*oldest)->used) oldest = at;
-    cuda_code *c = *oldest;
-    *oldest = c->next;
-    count--;
-    return c;
-}
-
-static cuda_code *publish(cuda_code *c) {
-    cuda_code *evicted = NULL;
-    pthread_mutex_lock(&lock);
-    cuda_code *other = find(c->hash, c->key, c->n);
-    if (!other) {
-        c->next = slots[c->hash % SLOTS], slots[c->hash % SLOTS] = c;
-        c->used = ++clock_now;
-        atomic_fetch_add(&c->refs, 1);
-        if (++count > TABLE_MAX) evicted = take_oldest();
-    }
-    pthread_mutex_unlock(&lock);
-    etch__cuda_code_release(evicted);
-    if (!other) return c;
-    etch__cuda_code_release(c);
-    return other;
+__attribute__((constructor)) static void at_load(void) {
+    etch__lru_init(&codes, CODES_MAX, unload);
 }
 
 /* ---- NVRTC ---- */
@@ -167,11 +125,9 @@ static size_t full_key(const cuda_device *d, const uint8_t *key, size_t n, uint8
 
 static cuda_code *make(cuda_device *d, const uint8_t *key, size_t n, uint64_t hash,
                        const char *symbol, code_source source, const void *ctx) {
-    cuda_code *c = etch__calloc(1, sizeof *c + n);
+    cuda_code *c = (cuda_code *)etch__lru_new(sizeof *c, hash, key, n);
     if (!c) return NULL;
-    atomic_init(&c->refs, 1);
-    c->device = d, c->hash = hash, c->n = n;
-    memcpy(c->key, key, n);
+    c->device = d;
     uint8_t full[KEY_MAX + 256];
     size_t bytes = 0, full_n = full_key(d, key + 1, n - 1, full);
     void *cubin = etch__cache_load_blob(full, full_n, &bytes);
@@ -209,10 +165,8 @@ cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const c
     with_device[0] = (uint8_t)d->index;
     memcpy(with_device + 1, key, n++);
     uint64_t hash = XXH3_64bits(with_device, n);
-    pthread_mutex_lock(&lock);
-    cuda_code *c = find(hash, with_device, n);
-    pthread_mutex_unlock(&lock);
+    cuda_code *c = (cuda_code *)etch__lru_find(&codes, hash, with_device, n);
     if (c) return c;
     c = make(d, with_device, n, hash, symbol, source, ctx);
-    return c ? publish(c) : NULL;
+    return c ? (cuda_code *)etch__lru_publish(&codes, &c->entry) : NULL;
 }

@@ -5,12 +5,12 @@
  * kernels of their own (a table that their files fill). What is left runs on the CPU, with copies. */
 #include "backends/cuda/ops.h"
 
-#include <pthread.h>
 #include <xxhash.h>
 
 #include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
 #include "core/backend.h"
+#include "core/lru.h"
 #include "core/mode.h"
 
 static cuda_kernel own[OP_COUNT];
@@ -29,26 +29,19 @@ bool etch__cuda_issues(uint16_t op) {
 
 /* ---- plans of one operator ---- */
 
-enum { SLOTS = 1024, PLANS_MAX = 1024, KEY_WORDS = 256 };
+enum { PLANS_MAX = 1024, KEY_WORDS = 256 };
 
 typedef struct op_plan {
-    atomic_int refs;
+    lru_entry entry;
     plan *plan; /* NULL: the jit has none without calls */
-    struct op_plan *next;
-    uint64_t hash, used;
-    size_t n;
-    int64_t key[];
 } op_plan;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static op_plan *slots[SLOTS];
-static int count;
-static uint64_t clock_now;
+static lru plans;
 
-static void release(op_plan *p) {
-    if (!p || atomic_fetch_sub(&p->refs, 1) != 1) return;
-    etch__plan_release(p->plan);
-    etch__free(p);
+static void end_plan(lru_entry *e) { etch__plan_release(((op_plan *)e)->plan); }
+
+__attribute__((constructor)) static void at_load(void) {
+    etch__lru_init(&plans, PLANS_MAX, end_plan);
 }
 
 /* Everything that the plan depends on; 0 words where it is too much. */
@@ -68,44 +61,6 @@ static size_t key_of(const op_call *call, int device, int64_t *key) {
         for (int d = 0; d < t->ndim; d++) key[n++] = t->size[d], key[n++] = t->stride[d];
     }
     return n;
-}
-
-static op_plan *lookup(const int64_t *key, size_t n, uint64_t hash) {
-    for (op_plan *p = slots[hash % SLOTS]; p; p = p->next)
-        if (p->hash == hash && p->n == n && !memcmp(p->key, key, n * sizeof *key)) {
-            p->used = ++clock_now;
-            atomic_fetch_add(&p->refs, 1);
-            return p;
-        }
-    return NULL;
-}
-
-static op_plan *take_oldest(void) {
-    op_plan **oldest = NULL;
-    for (int i = 0; i < SLOTS; i++)
-        for (op_plan **at = &slots[i]; *at; at = &(*at)->next)
-            if (!oldest || (*at)->used < (*oldest)->used) oldest = at;
-    op_plan *p = *oldest;
-    *oldest = p->next;
-    count--;
-    return p;
-}
-
-static op_plan *publish(op_plan *p) {
-    op_plan *evicted = NULL;
-    pthread_mutex_lock(&lock);
-    op_plan *other = lookup(p->key, p->n, p->hash);
-    if (!other) {
-        p->next = slots[p->hash % SLOTS], slots[p->hash % SLOTS] = p;
-        p->used = ++clock_now;
-        atomic_fetch_add(&p->refs, 1);
-        if (++count > PLANS_MAX) evicted = take_oldest();
-    }
-    pthread_mutex_unlock(&lock);
-    release(evicted);
-    if (!other) return p;
-    release(p);
-    return other;
 }
 
 static void meta_of(const etch_tensor *t, tensor_meta *m) {
@@ -147,7 +102,7 @@ static const backend *native(void) {
 
 static op_plan *make(const op_call *call, const etch_tensor *out, const int64_t *key, size_t n,
                      uint64_t hash) {
-    op_plan *p = etch__calloc(1, sizeof *p + n * sizeof *key);
+    op_plan *p = (op_plan *)etch__lru_new(sizeof *p, hash, key, n * sizeof *key);
     graph *g = p ? graph_of(call, out) : NULL;
     backend_options options = {.strict = true};
     etch__tls.own_kernels = true;
@@ -156,17 +111,14 @@ static op_plan *make(const op_call *call, const etch_tensor *out, const int64_t 
     etch__tls.own_kernels = false;
     etch__graph_free(g);
     if (status != ETCH_OK && status != ETCH_ERR_UNSUPPORTED) {
-        etch__free(p);
+        etch__lru_release(&plans, (lru_entry *)p);
         return NULL;
     }
     if (p->plan && (p->plan->ncalls || (!p->plan->nkernels && out->numel > 0))) {
         etch__plan_release(p->plan);
         p->plan = NULL;
     }
-    atomic_init(&p->refs, 1);
-    p->hash = hash, p->n = n;
-    memcpy(p->key, key, n * sizeof *key);
-    return publish(p);
+    return (op_plan *)etch__lru_publish(&plans, &p->entry);
 }
 
 static etch_status run(op_plan *p, const op_call *call, etch_tensor *out) {
@@ -216,12 +168,10 @@ etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out) {
     size_t n = overlaps(call) ? 0 : key_of(call, out[0]->device, key);
     if (!n) return etch__run_on_host(call, out);
     uint64_t hash = XXH3_64bits(key, n * sizeof *key);
-    pthread_mutex_lock(&lock);
-    op_plan *p = lookup(key, n, hash);
-    pthread_mutex_unlock(&lock);
+    op_plan *p = (op_plan *)etch__lru_find(&plans, hash, key, n * sizeof *key);
     if (!p && !(p = make(call, out[0], key, n, hash))) return etch__tls.status;
     etch_status status = p->plan ? run(p, call, out[0]) : etch__run_on_host(call, out);
-    release(p);
+    etch__lru_release(&plans, &p->entry);
     return status;
 }
 
