@@ -84,7 +84,12 @@ static int depth_of(const loop_kernel *k, const cuda_layout *l) {
 }
 
 cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
-    cuda_layout l = {32 << clamp(v->tile, 0, 5), 1, 1, v->vector, 1, 1, 0};
+    cuda_layout l = {.threads = 32 << clamp(v->tile, 0, 5),
+                     .team = 1,
+                     .teams = 1,
+                     .vector = v->vector,
+                     .chunks = 1,
+                     .depth = 1};
     if (etch__cuda_has_passes(k)) {
         l.threads = 32 << clamp(v->tile, 1, v->vector > 4 ? 4 : 5);
         l.team = l.threads, l.hold = v->hold, l.depth = v->hold ? v->hold : 1;
@@ -95,9 +100,9 @@ cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
         return l;
     }
     if (k->variant == LOOP_COLUMN) {
-        l.threads = 32 << clamp(v->tile, 3, 5);
-        l.vector = 1, l.team = CUDA_COLUMNS, l.teams = l.threads / CUDA_COLUMNS;
-        l.chunks = REDUCE_LANES / l.teams;
+        l.columns = clamp(8 * l.vector, 32, 64), l.team = l.columns / l.vector;
+        l.threads = clamp(32 << clamp(v->tile, 3, 5), 0, REDUCE_LANES * l.team);
+        l.teams = l.threads / l.team, l.chunks = REDUCE_LANES / l.teams;
     } else if (k->variant == LOOP_ROW) {
         l.team = clamp(REDUCE_LANES / l.vector, 1, 32), l.teams = l.threads / l.team;
         l.chunks = REDUCE_LANES / (l.team * l.vector);
@@ -141,7 +146,7 @@ static int64_t blocks_of_work(const loop_kernel *k, const cuda_layout *l, const 
         int64_t inner = k->npar ? dims[k->npar - 1] : 1, outer = inner ? rows / inner : 0;
         if (k->variant == LOOP_MAP)
             return quot_up(outer * quot_up(inner, l->vector), (int64_t)l->threads * l->depth);
-        int64_t tiles = outer * quot_up(inner, CUDA_COLUMNS);
+        int64_t tiles = outer * quot_up(inner, l->columns);
         return k->split == SPLIT_PARTIAL ? tiles * blocks_of(k, dims) : tiles;
     }
     if (k->split == SPLIT_PARTIAL) return quot_up(rows * blocks_of(k, dims), l->teams);
@@ -194,7 +199,8 @@ static bool chunks_aligned(const loop_kernel *k, const int64_t *dims, int a, int
 static bool can_vector(const loop_kernel *k, const int64_t *dims, uint32_t aligned, int n) {
     int axis = etch__cuda_axis(k);
     if (dims[axis] < n) return false;
-    if (k->nred > 1 && dims[axis] % n != 0) return false; /* a chunk stays in its row */
+    /* A chunk stays in its row, or in its columns. */
+    if ((k->nred > 1 || k->variant == LOOP_COLUMN) && dims[axis] % n != 0) return false;
     for (int a = 0; a < k->naccesses; a++) {
         if (!etch__cuda_uses_any(k, a, false) || k->access[a].step[axis] != STEP_ONE) continue;
         if (!(aligned >> a & 1) || !chunks_aligned(k, dims, a, axis, n)) return false;
@@ -202,12 +208,28 @@ static bool can_vector(const loop_kernel *k, const int64_t *dims, uint32_t align
     return true;
 }
 
+/* Of the reductions behind one stage, the most bytes that an element takes. */
+static int reduced_bytes(const loop_kernel *k) {
+    int bytes[LOOP_STAGES + 1] = {0}, most = 0;
+    for (int v = 0; v < k->ncode; v++)
+        if (k->code[v].kind == LOOP_REDUCE)
+            bytes[k->code[v].stage] += (int)etch_dtype_size((etch_dtype)k->code[v].p.type);
+    for (int s = 0; s < LOOP_STAGES; s++)
+        if (bytes[s] > most) most = bytes[s];
+    return most;
+}
+
+enum { LANE_BYTES = 128 }; /* of a thread, in registers; ROW has no choice */
+
 /* 16 bytes of the narrowest element where the widest does not take more than 32. */
 static int choose_vector(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
     traffic t = traffic_of(k);
-    if (k->variant == LOOP_COLUMN || !t.neighbours) return 1;
+    int lane = k->variant == LOOP_COLUMN ? reduced_bytes(k) : 0;
+    if (!t.neighbours || etch__cuda_axis(k) < 0) return 1;
     for (int n = 8; n > 1; n /= 2)
-        if (n * t.narrow <= 16 && n * t.wide <= 32 && can_vector(k, dims, aligned, n)) return n;
+        if (n * t.narrow <= 16 && n * t.wide <= 32 && n * lane <= LANE_BYTES &&
+            can_vector(k, dims, aligned, n))
+            return n;
     return 1;
 }
 
@@ -226,17 +248,6 @@ static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_
         return blocks_of_work(k, &l, dims) * l.threads < 256 * PROCESSORS ? 2 : 3;
     if (etch__cuda_on_columns(k)) return column_tile(k, blocks_of_work(k, &l, dims), dims);
     return k->split != SPLIT_PARTIAL && rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
-}
-
-/* Of the reductions behind one stage, the most bytes that an element takes. */
-static int reduced_bytes(const loop_kernel *k) {
-    int bytes[LOOP_STAGES + 1] = {0}, most = 0;
-    for (int v = 0; v < k->ncode; v++)
-        if (k->code[v].kind == LOOP_REDUCE)
-            bytes[k->code[v].stage] += (int)etch_dtype_size((etch_dtype)k->code[v].p.type);
-    for (int s = 0; s < LOOP_STAGES; s++)
-        if (bytes[s] > most) most = bytes[s];
-    return most;
 }
 
 enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10 };
