@@ -174,14 +174,22 @@ static void load_spread(gen *g, const chunk *c, int a) {
                     element(g, c, a).s, base_of(g), a, chunk_offset(g, a).s, along(g, a).s);
 }
 
+/* Whether nobody writes what the kernel reads, which is more than its first-level cache holds. Vectors
+ * alone: what the kernel for whole plans keeps in shared memory comes one by one. */
+static bool read_once(const gen *g, const chunk *c, int a) {
+    for (int s = 0; s < g->k->naccesses; s++)
+        if (g->k->access[s].store && used(g, s, 0)) return false;
+    return g->k->split == SPLIT_PARTIAL && g->k->variant == LOOP_ROW &&
+           c->vector * (int)etch_dtype_size(dtype_of(g, a)) == 16;
+}
+
 static void load_vector(gen *g, const chunk *c, int a, const char *to, const char *o) {
     name type = vector_type(g, c, a);
-    if (!ragged(g, c)) {
-        etch__cuda_line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
-        return;
-    }
-    etch__cuda_line(g, "if (m >= %d) {", c->vector);
-    etch__cuda_line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
+    const char *from = read_once(g, c, a) ? "read_once(" : "*", *end = *from == '*' ? "" : ")";
+    if (ragged(g, c)) etch__cuda_line(g, "if (m >= %d) {", c->vector);
+    etch__cuda_line(g, "%s = %s(const %s *)(%s%d + %s)%s;", to, from, type.s, base_of(g), a, o,
+                    end);
+    if (!ragged(g, c)) return;
     g->indent--;
     etch__cuda_line(g, "} else {");
     load_spread(g, c, a);
@@ -282,7 +290,7 @@ static void add_to_lane(gen *g, const chunk *c, int v) {
 
 /* The stage for one element. */
 static void element_code(gen *g, const chunk *c) {
-    const char *index = c->vector == 1                  ? "index"
+    const char *index = c->vector == 1                ? "index"
                         : etch__cuda_on_columns(g->k) ? "index + j * reduced"
                                                       : "index + j";
     for (int v = 0; v < g->k->ncode; v++) {

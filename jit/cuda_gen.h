@@ -37,9 +37,9 @@ void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body);
 /* ---- cuda_shape.c ---- */
 
 enum {
-    CUDA_CELLS = 4,               /* cells of a thread that folds them */
-    CUDA_LEAF = 32 * CUDA_CELLS,  /* those that a warp folds at once */
-    CUDA_TEAMS_WANTED = 4096 /* several teams share a row until there are that many */
+    CUDA_CELLS = 4,              /* cells of a thread that folds them */
+    CUDA_LEAF = 32 * CUDA_CELLS, /* those that a warp folds at once */
+    CUDA_TEAMS_WANTED = 4096     /* several teams share a row until there are that many */
 };
 
 /* A block has `teams` teams of `team` threads. Elements come in chunks of `vector` neighbours, a

@@ -263,7 +263,8 @@ static void fold_column_lanes(gen *g) {
         etch__cuda_line(g, "for (int j = 0; j < %d; j++)", g->l.vector);
         etch__cuda_line(g, "    lanes[t * %d + c + j] = lane%d[j];", columns, v);
         etch__cuda_line(g, "__syncthreads();");
-        etch__cuda_line(g, "for (int w = %d; w >= %d; w /= 2) {", g->l.teams / 2 * columns, columns);
+        etch__cuda_line(g, "for (int w = %d; w >= %d; w /= 2) {", g->l.teams / 2 * columns,
+                        columns);
         etch__cuda_line(g, "for (int l = threadIdx.x; l < w; l += %d) {", g->l.threads);
         etch__cuda_line(g, "const %s x = lanes[l], y = lanes[l + w];", type_of(g, v));
         etch__cuda_put_combine(g, v, "lanes[l]", "x", "y");
@@ -803,11 +804,11 @@ static void head(gen *g) {
     if (k->nscalars) etch__cuda_line(g, "unsigned long long cells[%d];", k->nscalars);
     g->indent--;
     etch__cuda_line(g, "};\n");
-    /* With one block a processor in mind the compiler leaves the loads of a thread together; without,
-     * it saves registers by loading some of them late, which memory cannot hide. */
-    bool loads = k->nred && !etch__cuda_has_passes(k);
+    /* Where few threads have many chunks in flight: with one block a processor in mind, the compiler
+     * leaves their loads together; else it saves registers and loads some of them late. */
+    bool deep = g->l.depth > g->l.chunks && (etch__cuda_on_columns(k) || k->split == SPLIT_PARTIAL);
     etch__cuda_line(g, "extern \"C\" __global__ void __launch_bounds__(%d%s)", g->l.threads,
-                    loads ? ", 1" : "");
+                    deep ? ", 1" : "");
     etch__cuda_line(g, "    %s(const __grid_constant__ struct etch_args a) {", symbol);
     g->indent--;
 }

@@ -8,7 +8,7 @@
 
 #include "jit/cache.h"
 
-enum { TABLE_MAX = 2048, SLOTS = 1024, KEY_MAX = 12288, CODE_REVISION = 2 };
+enum { TABLE_MAX = 2048, SLOTS = 1024, KEY_MAX = 12288, CODE_REVISION = 3 };
 
 struct cuda_code {
     atomic_int refs;
