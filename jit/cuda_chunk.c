@@ -85,11 +85,21 @@ typedef enum coming {
     SPREAD  /* at a stride */
 } coming;
 
+/* A chunk that lies along the reduced axis may end outside; columns are whole. */
+static bool ragged(const gen *g, const chunk *c) {
+    return c->checked && c->vector > 1 && !etch__cuda_on_columns(g->k);
+}
+
 bool etch__cuda_same_in_row(const gen *g, int a) {
     if (g->k->variant == LOOP_MAP) return false;
     for (int x = g->k->npar; x < g->naxes; x++)
         if (g->k->access[a].step[x] != STEP_ZERO) return false;
     return true;
+}
+
+bool etch__cuda_by_column(const gen *g, int a) {
+    return etch__cuda_on_columns(g->k) && g->l.vector > 1 &&
+           g->k->access[a].step[g->axis] != STEP_ZERO;
 }
 
 static coming coming_of(const gen *g, const chunk *c, int a) {
@@ -118,7 +128,7 @@ static name along(const gen *g, int a) {
 /* x2, x2[k], x2.e[j] or x2[k].e[j] */
 static name element(const gen *g, const chunk *c, int a) {
     coming how = coming_of(g, c, a);
-    bool lanes = how == VECTOR || how == SPREAD;
+    bool lanes = how == VECTOR || how == SPREAD || (how == SAME && etch__cuda_by_column(g, a));
     return etch__cuda_text("x%d%s%s", a, c->depth > 1 && how != SAME ? "[k]" : "",
                            lanes ? ".e[j]" : "");
 }
@@ -128,7 +138,7 @@ static name vector_type(const gen *g, const chunk *c, int a) {
 }
 
 static bool declared_by_load(const gen *g, const chunk *c, int a, coming how) {
-    return !g->held[a] && c->depth == 1 && (how == SINGLE || (how == VECTOR && !c->checked));
+    return !g->held[a] && c->depth == 1 && (how == SINGLE || (how == VECTOR && !ragged(g, c)));
 }
 
 static void declare(gen *g, const chunk *c, int a) {
@@ -160,18 +170,26 @@ void etch__cuda_enter_stage(gen *g, int stage) {
 static void load_spread(gen *g, const chunk *c, int a) {
     etch__cuda_line(g, "#pragma unroll");
     etch__cuda_line(g, "for (int j = 0; j < %d; j++)", c->vector);
-    etch__cuda_line(g, "    %s%s = %s%d[%s + %s];", c->checked ? "if (j < m) " : "",
+    etch__cuda_line(g, "    %s%s = %s%d[%s + %s];", ragged(g, c) ? "if (j < m) " : "",
                     element(g, c, a).s, base_of(g), a, chunk_offset(g, a).s, along(g, a).s);
+}
+
+/* Whether nobody writes what the kernel reads, which is more than its first-level cache holds. Vectors
+ * alone: what the kernel for whole plans keeps in shared memory comes one by one. */
+static bool read_once(const gen *g, const chunk *c, int a) {
+    for (int s = 0; s < g->k->naccesses; s++)
+        if (g->k->access[s].store && used(g, s, 0)) return false;
+    return g->k->split == SPLIT_PARTIAL && g->k->variant == LOOP_ROW &&
+           c->vector * (int)etch_dtype_size(dtype_of(g, a)) == 16;
 }
 
 static void load_vector(gen *g, const chunk *c, int a, const char *to, const char *o) {
     name type = vector_type(g, c, a);
-    if (!c->checked) {
-        etch__cuda_line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
-        return;
-    }
-    etch__cuda_line(g, "if (m >= %d) {", c->vector);
-    etch__cuda_line(g, "%s = *(const %s *)(%s%d + %s);", to, type.s, base_of(g), a, o);
+    const char *from = read_once(g, c, a) ? "read_once(" : "*", *end = *from == '*' ? "" : ")";
+    if (ragged(g, c)) etch__cuda_line(g, "if (m >= %d) {", c->vector);
+    etch__cuda_line(g, "%s = %s(const %s *)(%s%d + %s)%s;", to, from, type.s, base_of(g), a, o,
+                    end);
+    if (!ragged(g, c)) return;
     g->indent--;
     etch__cuda_line(g, "} else {");
     load_spread(g, c, a);
@@ -261,15 +279,20 @@ static void add_to_lane(gen *g, const chunk *c, int v) {
                         c->vector > 1 ? " + j" : "", g->k->code[v].p.a);
         return;
     }
-    name lane = etch__cuda_text("lane%d[%s]", v, c->vector > 1 ? "j" : "0"),
+    int n = c->vector;
+    name lane = etch__cuda_text("lane%d[%s]", v, n > 1 ? "j" : "0"),
          x = etch__cuda_text("v%d", g->k->code[v].p.a);
-    if (g->l.chunks > 1) lane = etch__cuda_text("lane%d[k %% %d]", v, g->l.chunks);
+    if (g->l.chunks > 1 && n > 1)
+        lane = etch__cuda_text("lane%d[k %% %d * %d + j]", v, g->l.chunks, n);
+    else if (g->l.chunks > 1) lane = etch__cuda_text("lane%d[k %% %d]", v, g->l.chunks);
     etch__cuda_put_combine(g, v, lane.s, lane.s, x.s);
 }
 
 /* The stage for one element. */
 static void element_code(gen *g, const chunk *c) {
-    const char *index = c->vector > 1 ? "index + j" : "index";
+    const char *index = c->vector == 1                ? "index"
+                        : etch__cuda_on_columns(g->k) ? "index + j * reduced"
+                                                      : "index + j";
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         if (!g->runs[v] || etch__loop_uniform(i) || !g->needed[v]) continue;
@@ -293,10 +316,10 @@ static void store_results(gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++) {
         if (!is_result(g, c, a)) continue;
         offset o = chunk_offset(g, a);
-        if (c->checked) etch__cuda_line(g, "if (m >= %d) {", c->vector);
+        if (ragged(g, c)) etch__cuda_line(g, "if (m >= %d) {", c->vector);
         etch__cuda_line(g, "*(%s *)(%s%d + %s) = y%d;", vector_type(g, c, a).s, base_of(g), a, o.s,
                         a);
-        if (!c->checked) continue;
+        if (!ragged(g, c)) continue;
         g->indent--;
         etch__cuda_line(g, "} else {");
         etch__cuda_line(g, "#pragma unroll");
@@ -322,6 +345,8 @@ int etch__cuda_chunk_stride(const gen *g) {
     if (g->k->variant == LOOP_MAP) return g->l.threads;
     return g->k->variant == LOOP_ROW ? g->l.team * g->l.vector : g->l.teams;
 }
+
+int etch__cuda_chunk_length(const gen *g) { return etch__cuda_on_columns(g->k) ? 1 : g->l.vector; }
 
 /* What of a chunk comes now: its loads, its code and stores, or both. */
 typedef struct phase {
@@ -366,7 +391,7 @@ static void place_in_row(gen *g, const chunk *c, phase now) {
     if (c->depth > 1 && (offsets || index || c->checked))
         etch__cuda_line(g, "const idx r = at + k * %d;", etch__cuda_chunk_stride(g));
     if (c->checked && c->depth > 1) etch__cuda_line(g, "if (r < stop) {");
-    if (c->checked && c->vector > 1) etch__cuda_line(g, "const idx m = stop - %s;", r);
+    if (ragged(g, c)) etch__cuda_line(g, "const idx m = stop - %s;", r);
     if (offsets) etch__cuda_decompose(g, r, g->k->npar, g->naxes);
     if (index) etch__cuda_line(g, "const idx index = row * reduced + %s;", r);
 }
@@ -395,7 +420,7 @@ void etch__cuda_chunk_code(gen *g, const chunk *c) {
     if (apart) end_chunks(g, c), for_chunks(g, c, (phase){false, true});
     declare_results(g, c);
     if (c->vector > 1) etch__cuda_unrolled(g, "j", c->vector);
-    if (c->vector > 1 && c->checked) etch__cuda_line(g, "if (j >= m) break;");
+    if (ragged(g, c)) etch__cuda_line(g, "if (j >= m) break;");
     element_code(g, c);
     if (c->vector > 1) etch__cuda_close(g);
     store_results(g, c);

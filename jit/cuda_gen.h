@@ -37,22 +37,22 @@ void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body);
 /* ---- cuda_shape.c ---- */
 
 enum {
-    CUDA_COLUMNS = 32,       /* columns of a block */
-    CUDA_LEAF = 32,          /* cells that a warp folds at once */
-    CUDA_TEAMS_WANTED = 4096 /* several teams share a row until there are that many */
+    CUDA_CELLS = 4,              /* cells of a thread that folds them */
+    CUDA_LEAF = 32 * CUDA_CELLS, /* those that a warp folds at once */
+    CUDA_TEAMS_WANTED = 4096     /* several teams share a row until there are that many */
 };
 
 /* A block has `teams` teams of `team` threads. Elements come in chunks of `vector` neighbours, a
  * thread has `depth` chunks in flight.
  * ROW: a team holds the 64 lanes of a row; thread t has lanes (c * team + t) * vector + j for
  * c < chunks, j < vector.
- * COLUMN: thread `team` by team, 32 columns side by side; in each column thread t of `teams` has
- * lanes c * teams + t for c < chunks.
+ * COLUMN: a team has `columns` columns side by side, a thread `vector` of them; in each column team t
+ * has lanes c * teams + t for c < chunks.
  * FINISH: a warp folds the partials of an element. MAP: no teams.
  * A kernel of several passes: the block is the team of a row, the chunks of which come `depth` at a
  * time; they are kept where `hold`. */
 typedef struct cuda_layout {
-    int threads, team, teams, vector, chunks, depth, hold;
+    int threads, team, teams, columns, vector, chunks, depth, hold;
 } cuda_layout;
 cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v);
 
@@ -132,13 +132,16 @@ typedef struct offset {
 offset etch__cuda_offset_over(const gen *g, int a, int from, int to);
 /* No step along a reduced axis: loaded once for the whole row. */
 bool etch__cuda_same_in_row(const gen *g, int a);
+/* Whether it has an element for each of the several columns of a thread. */
+bool etch__cuda_by_column(const gen *g, int a);
 /* Whether the stage has the logical index of its elements. */
 bool etch__cuda_wants_index(const gen *g, int stage);
-/* Elements between the chunks of a thread. */
+/* Elements between the chunks of a thread; elements along that way in one chunk. */
 int etch__cuda_chunk_stride(const gen *g);
+int etch__cuda_chunk_length(const gen *g);
 
-/* vector, depth: elements and chunks that the code at hand takes. checked: a chunk may begin or end
- * outside. */
+/* vector, depth: elements and chunks that the code at hand takes. checked: a chunk may begin or
+ * (where it lies along the reduced axis) end outside. */
 typedef struct chunk {
     int vector, depth;
     bool checked;

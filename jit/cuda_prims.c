@@ -292,6 +292,23 @@ static const struct {
              "struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) vec {\n"
              "    T e[N];\n"
              "};\n"},
+    {"read_once(",
+     "/* 16 bytes that nobody writes meanwhile; they push nothing out of the first-level cache. */\n"
+     "template <class T, int N>\n"
+     "__device__ inline vec<T, N> read_once(const vec<T, N> *p) {\n"
+     "#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 700\n"
+     "    union {\n"
+     "        u32 word[4];\n"
+     "        vec<T, N> whole;\n"
+     "    } r;\n"
+     "    asm(\"ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];\"\n"
+     "        : \"=r\"(r.word[0]), \"=r\"(r.word[1]), \"=r\"(r.word[2]), \"=r\"(r.word[3])\n"
+     "        : \"l\"(p));\n"
+     "    return r.whole;\n"
+     "#else\n"
+     "    return *p;\n"
+     "#endif\n"
+     "}\n"},
     {"quot(", "__device__ inline idx quot(idx a, idx b) { return (idx)((uidx)a / (uidx)b); }\n"},
     {"negate(",
      "/* The sign bit alone, of a NaN too. */\n"

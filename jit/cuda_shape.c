@@ -69,22 +69,40 @@ static traffic traffic_of(const loop_kernel *k) {
 
 static int clamp(int v, int low, int high) { return v < low ? low : v > high ? high : v; }
 
-enum { LANE_DEPTH = 8, MAP_DEPTH = 4, LOADED_BYTES = 256 };
+enum { FEW_ROWS_TILE = 3 }; /* COLUMN: so few that the depth would not be reached */
 
-/* Chunks in flight: enough bytes for the memory's latency, not more than registers hold. */
+/* Chunks in flight, the bytes that they take in registers, the elements that the code is written out
+ * for. */
+typedef struct flight {
+    int chunks, bytes, elements;
+} flight;
+
+/* Enough for the memory's latency. Blocks of a PARTIAL row are long, and few threads have them. */
+static flight flight_of(const loop_kernel *k) {
+    if (k->variant == LOOP_MAP) return (flight){4, 32, 4};
+    if (k->variant == LOOP_ROW && k->split == SPLIT_PARTIAL) return (flight){16, 512, 64};
+    return (flight){8, 256, 64};
+}
+
 static int depth_of(const loop_kernel *k, const cuda_layout *l) {
     traffic t = traffic_of(k);
-    bool map = k->variant == LOOP_MAP;
-    if (map && l->vector > 1) return 1; /* the vector is as much as is wanted */
-    int depth = map ? MAP_DEPTH : LANE_DEPTH;
-    if (!map && l->chunks > depth) depth = l->chunks;
-    while (depth > l->chunks && depth * l->vector * t.loaded > LOADED_BYTES) depth /= 2;
-    while (map && depth > 1 && depth * t.loaded > 32) depth /= 2;
+    flight most = flight_of(k);
+    if (k->variant == LOOP_MAP && l->vector > 1) return 1; /* the vector is as much as is wanted */
+    if (etch__cuda_on_columns(k) && l->threads <= 32 << FEW_ROWS_TILE) return l->chunks;
+    int depth = l->chunks > most.chunks ? l->chunks : most.chunks;
+    while (depth > l->chunks &&
+           (depth * l->vector * t.loaded > most.bytes || depth * l->vector > most.elements))
+        depth /= 2;
     return depth;
 }
 
 cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
-    cuda_layout l = {32 << clamp(v->tile, 0, 5), 1, 1, v->vector, 1, 1, 0};
+    cuda_layout l = {.threads = 32 << clamp(v->tile, 0, 5),
+                     .team = 1,
+                     .teams = 1,
+                     .vector = v->vector,
+                     .chunks = 1,
+                     .depth = 1};
     if (etch__cuda_has_passes(k)) {
         l.threads = 32 << clamp(v->tile, 1, v->vector > 4 ? 4 : 5);
         l.team = l.threads, l.hold = v->hold, l.depth = v->hold ? v->hold : 1;
@@ -95,9 +113,9 @@ cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
         return l;
     }
     if (k->variant == LOOP_COLUMN) {
-        l.threads = 32 << clamp(v->tile, 3, 5);
-        l.vector = 1, l.team = CUDA_COLUMNS, l.teams = l.threads / CUDA_COLUMNS;
-        l.chunks = REDUCE_LANES / l.teams;
+        l.columns = clamp(8 * l.vector, 32, 64), l.team = l.columns / l.vector;
+        l.threads = clamp(32 << clamp(v->tile, FEW_ROWS_TILE, 5), 0, REDUCE_LANES * l.team);
+        l.teams = l.threads / l.team, l.chunks = REDUCE_LANES / l.teams;
     } else if (k->variant == LOOP_ROW) {
         l.team = clamp(REDUCE_LANES / l.vector, 1, 32), l.teams = l.threads / l.team;
         l.chunks = REDUCE_LANES / (l.team * l.vector);
@@ -141,7 +159,7 @@ static int64_t blocks_of_work(const loop_kernel *k, const cuda_layout *l, const 
         int64_t inner = k->npar ? dims[k->npar - 1] : 1, outer = inner ? rows / inner : 0;
         if (k->variant == LOOP_MAP)
             return quot_up(outer * quot_up(inner, l->vector), (int64_t)l->threads * l->depth);
-        int64_t tiles = outer * quot_up(inner, CUDA_COLUMNS);
+        int64_t tiles = outer * quot_up(inner, l->columns);
         return k->split == SPLIT_PARTIAL ? tiles * blocks_of(k, dims) : tiles;
     }
     if (k->split == SPLIT_PARTIAL) return quot_up(rows * blocks_of(k, dims), l->teams);
@@ -194,38 +212,13 @@ static bool chunks_aligned(const loop_kernel *k, const int64_t *dims, int a, int
 static bool can_vector(const loop_kernel *k, const int64_t *dims, uint32_t aligned, int n) {
     int axis = etch__cuda_axis(k);
     if (dims[axis] < n) return false;
-    if (k->nred > 1 && dims[axis] % n != 0) return false; /* a chunk stays in its row */
+    /* A chunk stays in its row, or in its columns. */
+    if ((k->nred > 1 || k->variant == LOOP_COLUMN) && dims[axis] % n != 0) return false;
     for (int a = 0; a < k->naccesses; a++) {
         if (!etch__cuda_uses_any(k, a, false) || k->access[a].step[axis] != STEP_ONE) continue;
         if (!(aligned >> a & 1) || !chunks_aligned(k, dims, a, axis, n)) return false;
     }
     return true;
-}
-
-/* 16 bytes of the narrowest element where the widest does not take more than 32. */
-static int choose_vector(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
-    traffic t = traffic_of(k);
-    if (k->variant == LOOP_COLUMN || !t.neighbours) return 1;
-    for (int n = 8; n > 1; n /= 2)
-        if (n * t.narrow <= 16 && n * t.wide <= 32 && can_vector(k, dims, aligned, n)) return n;
-    return 1;
-}
-
-enum { PROCESSORS = 128 }; /* about as many as large devices have */
-
-/* Few blocks: all the threads that they can have. Few rows: no more than have a lane to fill. */
-static int column_tile(const loop_kernel *k, int64_t work, const int64_t *dims) {
-    if (work < 2 * PROCESSORS) return 5;
-    return work >= 8 * PROCESSORS && product(dims + k->npar, k->nred) <= 256 ? 3 : 4;
-}
-
-static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
-    cuda_layout l = etch__cuda_layout(k, v);
-    int64_t rows = product(dims, k->npar);
-    if (k->variant == LOOP_MAP)
-        return blocks_of_work(k, &l, dims) * l.threads < 256 * PROCESSORS ? 2 : 3;
-    if (etch__cuda_on_columns(k)) return column_tile(k, blocks_of_work(k, &l, dims), dims);
-    return k->split != SPLIT_PARTIAL && rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
 }
 
 /* Of the reductions behind one stage, the most bytes that an element takes. */
@@ -237,6 +230,46 @@ static int reduced_bytes(const loop_kernel *k) {
     for (int s = 0; s < LOOP_STAGES; s++)
         if (bytes[s] > most) most = bytes[s];
     return most;
+}
+
+enum { PROCESSORS = 128 }; /* about as many as large devices have */
+enum { LANE_BYTES = 128 };
+
+/* Whether the lanes of n columns fit the registers of a thread, and the tiles, which are wider from 8
+ * on, are enough to busy the device. */
+static bool columns_fit(const loop_kernel *k, const int64_t *dims, int n) {
+    const cuda_variant v = {32, (uint8_t)n, 5, 0};
+    cuda_layout l = etch__cuda_layout(k, &v);
+    return n * reduced_bytes(k) <= LANE_BYTES &&
+           (n < 8 || blocks_of_work(k, &l, dims) >= PROCESSORS / 2);
+}
+
+/* 16 bytes of the narrowest element where the widest does not take more than 32. */
+static int choose_vector(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
+    traffic t = traffic_of(k);
+    if (!t.neighbours) return 1;
+    for (int n = 8; n > 1; n /= 2)
+        if (n * t.narrow <= 16 && n * t.wide <= 32 && can_vector(k, dims, aligned, n) &&
+            (!etch__cuda_on_columns(k) || columns_fit(k, dims, n)))
+            return n;
+    return 1;
+}
+
+/* Few blocks: all the threads that they can have. Few rows: no more than have a lane to fill. */
+static int column_tile(const loop_kernel *k, int64_t work, const int64_t *dims) {
+    if (work < 2 * PROCESSORS) return 5;
+    bool few = product(dims + k->npar, k->nred) <= 256;
+    return work >= 8 * PROCESSORS && few ? FEW_ROWS_TILE : 4;
+}
+
+static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
+    cuda_layout l = etch__cuda_layout(k, v);
+    int64_t rows = product(dims, k->npar);
+    if (k->variant == LOOP_MAP)
+        return blocks_of_work(k, &l, dims) * l.threads < 256 * PROCESSORS ? 2 : 3;
+    if (etch__cuda_on_columns(k)) return column_tile(k, blocks_of_work(k, &l, dims), dims);
+    if (k->split == SPLIT_PARTIAL) return 2;
+    return rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
 }
 
 enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10 };

@@ -6,8 +6,9 @@
  *           rows are few, several teams take aligned ranges of a row's blocks and fold at the end
  *           Where a kernel goes over its rows again, a block has a row: what its threads reduce lies in
  *           shared memory, where the lanes take it in order; the row may stay in registers
- *   COLUMN  32 columns side by side, the lanes of each spread over the warps of the block
- *   FINISH  as ROW, but what is folded are 32 partial results at a time
+ *   COLUMN  columns side by side, several neighbours a thread; the lanes of each column are spread over
+ *           the warps of the block
+ *   FINISH  as ROW, but what is folded are partial results, several a thread at a time
  *
  * All threads of a warp walk the same loops around shuffles and barriers;
  * those without work (`live`, `stop`) take part with values that nobody reads.
@@ -76,18 +77,45 @@ static bool loaded_once(const gen *g, int a) {
            etch__cuda_same_in_row(g, a);
 }
 
-/* Where each access begins in the row whose indices are there, and what it loads once. */
-static void begin_row(gen *g) {
+/* Where accesses of the stages over elements, over rows, begin in the row whose indices are there. */
+static void row_places(gen *g, bool elements, bool rows) {
     for (int a = 0; a < g->k->naccesses; a++) {
-        if (!etch__cuda_uses_any(g->k, a, false) && !etch__cuda_uses_any(g->k, a, true)) continue;
+        if (!(elements && etch__cuda_uses_any(g->k, a, false)) &&
+            !(rows && etch__cuda_uses_any(g->k, a, true)))
+            continue;
         offset o = etch__cuda_offset_over(g, a, 0, g->k->npar);
         etch__cuda_line(g, "%s *const q%d = p%d%s%s;", storage_of(g, a), a, a, o.s[0] ? " + " : "",
                         o.s);
     }
+}
+
+/* Of the columns of the thread; where there is no such column it is no matter what. */
+static void load_by_column(gen *g, int a) {
+    const char *t = storage_of(g, a);
+    bool vector = g->k->access[a].step[g->axis] == STEP_ONE;
+    name type = etch__cuda_text("vec<%s, %d>", t, g->l.vector);
+    etch__cuda_line(g, "%s x%d = {};", type.s, a);
+    etch__cuda_line(g, "if (live)");
+    if (vector) {
+        etch__cuda_line(g, "    x%d = *(const %s *)q%d;", a, type.s, a);
+        return;
+    }
+    etch__cuda_line(g, "    for (int j = 0; j < %d; j++) x%d.e[j] = q%d[j * s%d_%d];", g->l.vector,
+                    a, a, a, g->axis);
+}
+
+static void load_once(gen *g) {
     for (int a = 0; a < g->k->naccesses; a++)
-        if (loaded_once(g, a))
+        if (!loaded_once(g, a)) continue;
+        else if (etch__cuda_by_column(g, a)) load_by_column(g, a);
+        else
             etch__cuda_line(g, "const %s x%d = live ? *q%d : (%s)0;", storage_of(g, a), a, a,
                             storage_of(g, a));
+}
+
+static void begin_row(gen *g) {
+    row_places(g, true, true);
+    load_once(g);
 }
 
 static int levels(const gen *g) { return g->v->index_bits == 32 ? 20 : 52; }
@@ -174,13 +202,13 @@ static void begin_lanes(gen *g, int n) {
 
 /* Adds the elements of `block` that the thread has; `who` has any. */
 static void add_block(gen *g, const char *who, const char *first) {
-    int n = g->l.vector, span = etch__cuda_chunk_stride(g);
+    int n = g->l.vector, span = etch__cuda_chunk_stride(g), length = etch__cuda_chunk_length(g);
     chunk many = {n, g->l.depth, false}, few = {n, g->l.chunks, true};
     begin_lanes(g, n * g->l.chunks);
     etch__cuda_line(g, "idx at = block * %d + %s;", REDUCE_BLOCK, first);
     etch__cuda_line(g, "const idx past = (block + 1) * %d;", REDUCE_BLOCK);
     etch__cuda_line(g, "const idx stop = !(%s) ? 0 : past < reduced ? past : reduced;", who);
-    etch__cuda_line(g, "for (; at + %d <= stop; at += %d) {", (g->l.depth - 1) * span + n,
+    etch__cuda_line(g, "for (; at + %d <= stop; at += %d) {", (g->l.depth - 1) * span + length,
                     g->l.depth * span);
     etch__cuda_chunk_code(g, &many);
     etch__cuda_close(g);
@@ -189,11 +217,11 @@ static void add_block(gen *g, const char *who, const char *first) {
     etch__cuda_close(g);
 }
 
-/* lane[l] = op(lane[l], lane[l + w]) for those w whose partner the same thread has. */
-static void fold_inside(gen *g, int v, int n) {
-    if (n < 2) return;
+/* lane[l] = op(lane[l], lane[l + w]) for those w whose partner the same thread has, down to `least`. */
+static void fold_inside(gen *g, int v, int n, int least) {
+    if (n <= least) return;
     etch__cuda_line(g, "#pragma unroll");
-    etch__cuda_line(g, "for (int w = %d; w >= 1; w /= 2)", n / 2);
+    etch__cuda_line(g, "for (int w = %d; w >= %d; w /= 2)", n / 2, least);
     etch__cuda_line(g, "    for (int l = 0; l < w; l++) {");
     g->indent++;
     etch__cuda_line(g, "const %s x = lane%d[l], y = lane%d[l + w];", type_of(g, v), v, v);
@@ -218,53 +246,76 @@ static void fold_between(gen *g, int v) {
 /* Lanes lie chunk by chunk, in a chunk thread by thread, in a thread side by side. */
 static void fold_row_lanes(gen *g) {
     FOR_REDUCTIONS(v) {
-        if (g->l.chunks > 1) fold_inside(g, v, g->l.chunks);
+        if (g->l.chunks > 1) fold_inside(g, v, g->l.chunks, 1);
         fold_between(g, v);
-        if (g->l.vector > 1) fold_inside(g, v, g->l.vector);
+        if (g->l.vector > 1) fold_inside(g, v, g->l.vector, 1);
     }
 }
 
-/* Those of one column are spread over the warps. */
+/* Those of one column are spread over the warps: team by team they lie in shared memory, and the first
+ * threads get a column each. */
 static void fold_column_lanes(gen *g) {
+    int columns = g->l.columns;
     FOR_REDUCTIONS(v) {
-        const char *t = type_of(g, v);
-        fold_inside(g, v, g->l.chunks);
+        fold_inside(g, v, g->l.chunks * g->l.vector, g->l.vector);
         etch__cuda_line(g, "{");
-        etch__cuda_line(g, "%s *const mine = (%s *)(shared + threadIdx.x);", t, t);
-        etch__cuda_line(g, "*mine = lane%d[0];", v);
+        etch__cuda_line(g, "%s *const lanes = (%s *)shared;", type_of(g, v), type_of(g, v));
+        etch__cuda_line(g, "for (int j = 0; j < %d; j++)", g->l.vector);
+        etch__cuda_line(g, "    lanes[t * %d + c + j] = lane%d[j];", columns, v);
         etch__cuda_line(g, "__syncthreads();");
-        etch__cuda_line(g, "for (int w = %d; w >= 1; w /= 2) {", g->l.teams / 2);
-        etch__cuda_line(g, "if (t < w) {");
-        etch__cuda_line(g, "const %s x = *mine, y = *(%s *)(shared + threadIdx.x + w * %d);", t, t,
-                        CUDA_COLUMNS);
-        etch__cuda_put_combine(g, v, "*mine", "x", "y");
+        etch__cuda_line(g, "for (int w = %d; w >= %d; w /= 2) {", g->l.teams / 2 * columns,
+                        columns);
+        etch__cuda_line(g, "for (int l = threadIdx.x; l < w; l += %d) {", g->l.threads);
+        etch__cuda_line(g, "const %s x = lanes[l], y = lanes[l + w];", type_of(g, v));
+        etch__cuda_put_combine(g, v, "lanes[l]", "x", "y");
         etch__cuda_close(g);
         etch__cuda_line(g, "__syncthreads();");
         etch__cuda_close(g);
-        etch__cuda_line(g, "lane%d[0] = *mine;", v);
+        etch__cuda_line(g, "if (threadIdx.x < %d) lane%d[0] = lanes[threadIdx.x];", columns, v);
+        etch__cuda_line(g, "__syncthreads();");
         etch__cuda_close(g);
     }
 }
 
-/* FINISH: cells block * 32 ... of each reduction, by pairs in the warp. */
+static void load_cells(gen *g, int v, int q) {
+    const loop_instr *i = &g->k->code[v];
+    etch__cuda_line(g, "%s lane%d[%d];", type_of(g, v), v, CUDA_CELLS);
+    etch__cuda_line(g, "#pragma unroll");
+    etch__cuda_line(g, "for (int k = 0; k < %d; k++) {", CUDA_CELLS);
+    etch__cuda_margin(g);
+    etch__cuda_put(g->t, "lane%d[k] = ", v);
+    etch__cuda_identity(g->t, (reduce_kind)i->p.imm.i, (etch_dtype)i->p.type);
+    etch__cuda_put(g->t, ";\n");
+    etch__cuda_line(g, "if (live && cell + k < blocks)");
+    etch__cuda_line(g, "    lane%d[k] = *(%s *)(cells + (%d * rows + row) * blocks + cell + k);", v,
+                    type_of(g, v), q);
+    etch__cuda_close(g);
+}
+
+/* lane[k] = op(lane[k], lane[k + w]) for w = 1, 2 ... as far as there are cells. */
+static void fold_neighbours(gen *g, int v) {
+    name to = etch__cuda_text("lane%d[k]", v), by = etch__cuda_text("lane%d[k + w]", v);
+    etch__cuda_line(g, "#pragma unroll");
+    etch__cuda_line(g, "for (int w = 1; w < %d; w *= 2)", CUDA_CELLS);
+    etch__cuda_line(g, "    for (int k = 0; k < %d; k += 2 * w)", CUDA_CELLS);
+    etch__cuda_line(g, "        if (cell + k + w < blocks)");
+    g->indent += 3;
+    etch__cuda_put_combine(g, v, to.s, to.s, by.s);
+    g->indent -= 3;
+}
+
+/* FINISH: cells leaf * CUDA_LEAF ... of each reduction, by pairs in the thread, then in the warp. */
 static void fold_cells(gen *g) {
     int q = 0;
-    etch__cuda_line(g, "const idx cell = leaf * %d + t;", CUDA_LEAF);
+    etch__cuda_line(g, "const idx cell = leaf * %d + t * %d;", CUDA_LEAF, CUDA_CELLS);
+    FOR_REDUCTIONS(v) load_cells(g, v, q++);
     FOR_REDUCTIONS(v) {
-        const loop_instr *i = &g->k->code[v];
-        etch__cuda_line(g, "%s lane%d[1] = {", type_of(g, v), v);
-        g->indent--, g->t->n--;
-        etch__cuda_identity(g->t, (reduce_kind)i->p.imm.i, (etch_dtype)i->p.type);
-        etch__cuda_put(g->t, "};\n");
-        etch__cuda_margin(g);
-        etch__cuda_put(g->t, "if (live && cell < blocks) lane%d[0] = ", v);
-        etch__cuda_put(g->t, "*(%s *)(cells + (%d * rows + row) * blocks + cell);\n", type_of(g, v),
-                       q++);
-        etch__cuda_line(g, "for (int w = 1; w < %d; w *= 2) {", CUDA_LEAF);
-        etch__cuda_line(g, "const %s x = lane%d[0], y = down(x, w, 32);", type_of(g, v), v);
-        etch__cuda_line(g, "if (cell + w < blocks)");
-        g->indent++;
         name to = etch__cuda_text("lane%d[0]", v);
+        fold_neighbours(g, v);
+        etch__cuda_line(g, "for (int w = 1; w < 32; w *= 2) {");
+        etch__cuda_line(g, "const %s x = lane%d[0], y = down(x, w, 32);", type_of(g, v), v);
+        etch__cuda_line(g, "if (cell + w * %d < blocks)", CUDA_CELLS);
+        g->indent++;
         etch__cuda_put_combine(g, v, to.s, "x", "y");
         g->indent--;
         etch__cuda_close(g);
@@ -278,6 +329,35 @@ static void team_of_thread(gen *g) {
                     g->l.team);
 }
 
+/* The first of the warps that share a row folds the results of all, `mine` and those behind it. */
+static void fold_warps(gen *g, int v) {
+    const char *t = type_of(g, v);
+    etch__cuda_line(g, "if (part == 0) {");
+    etch__cuda_line(g, "%s all = *(%s *)(shared + (t < parts ? team + t : team));", t, t);
+    etch__cuda_line(g, "for (int w = 1; w < 32; w *= 2) {");
+    etch__cuda_line(g, "const %s y = down(all, w, 32);", t);
+    etch__cuda_line(g, "if (t + w < parts)");
+    g->indent++;
+    etch__cuda_put_combine(g, v, "all", "all", "y");
+    g->indent--;
+    etch__cuda_close(g);
+    etch__cuda_line(g, "stack%d[0] = all;", v);
+    etch__cuda_close(g);
+    etch__cuda_line(g, "__syncthreads();");
+}
+
+static void fold_through_shared(gen *g, int v) {
+    const char *t = type_of(g, v);
+    etch__cuda_line(g, "for (idx w = 1; w < parts; w *= 2) {");
+    etch__cuda_line(g, "if (t == 0 && part %% (2 * w) == 0 && part + w < parts) {");
+    etch__cuda_line(g, "const %s x = *mine, y = *(%s *)(shared + team + w);", t, t);
+    etch__cuda_put_combine(g, v, "*mine", "x", "y");
+    etch__cuda_close(g);
+    etch__cuda_line(g, "__syncthreads();");
+    etch__cuda_close(g);
+    etch__cuda_line(g, "if (t == 0 && top > 0) stack%d[0] = *mine;", v);
+}
+
 /* Teams of one row fold their results by pairs. */
 static void fold_teams(gen *g) {
     etch__cuda_line(g, "if (share > 1) {");
@@ -288,14 +368,8 @@ static void fold_teams(gen *g) {
         etch__cuda_line(g, "%s *const mine = (%s *)(shared + team);", t, t);
         etch__cuda_line(g, "if (t == 0 && top > 0) *mine = stack%d[0];", v);
         etch__cuda_line(g, "__syncthreads();");
-        etch__cuda_line(g, "for (idx w = 1; w < parts; w *= 2) {");
-        etch__cuda_line(g, "if (t == 0 && part %% (2 * w) == 0 && part + w < parts) {");
-        etch__cuda_line(g, "const %s x = *mine, y = *(%s *)(shared + team + w);", t, t);
-        etch__cuda_put_combine(g, v, "*mine", "x", "y");
-        etch__cuda_close(g);
-        etch__cuda_line(g, "__syncthreads();");
-        etch__cuda_close(g);
-        etch__cuda_line(g, "if (t == 0 && top > 0) stack%d[0] = *mine;", v);
+        if (g->k->split == SPLIT_FINISH) fold_warps(g, v);
+        else fold_through_shared(g, v);
         etch__cuda_close(g);
     }
     etch__cuda_close(g);
@@ -553,43 +627,71 @@ static void rows_again(gen *g) {
 
 /* ---- COLUMN ---- */
 
-static void column_place(gen *g) {
+/* The tile of the unit and the indices along the axes outside. */
+static void tile_place(gen *g) {
     int x = g->k->npar - 1;
     bool partial = g->k->split == SPLIT_PARTIAL;
     const char *unit = partial ? "whole" : "unit";
     if (partial)
         etch__cuda_line(g, "const idx whole = quot(unit, blocks), block = unit - whole * blocks;");
     if (x > 0) etch__cuda_line(g, "const idx line = quot(%s, tiles);", unit);
-    if (x > 0)
-        etch__cuda_line(g, "const idx i%d = (%s - line * tiles) * %d + c;", x, unit, CUDA_COLUMNS);
-    else etch__cuda_line(g, "const idx i%d = %s * %d + c;", x, unit, CUDA_COLUMNS);
-    if (partial || etch__cuda_wants_index(g, 0) || etch__cuda_wants_index(g, 1)) {
-        if (x > 0) etch__cuda_line(g, "const idx row = line * n%d + i%d;", x, x);
-        else etch__cuda_line(g, "const idx row = i%d;", x);
-    }
-    etch__cuda_line(g, "const bool live = i%d < n%d;", x, x);
+    if (x > 0) etch__cuda_line(g, "const idx tile = (%s - line * tiles) * %d;", unit, g->l.columns);
+    else etch__cuda_line(g, "const idx tile = %s * %d;", unit, g->l.columns);
     etch__cuda_decompose(g, "line", 0, x);
-    begin_row(g);
+}
+
+/* Column `c` of the tile, whose number may be wanted. */
+static void column_place(gen *g, const char *c, bool number) {
+    int x = g->k->npar - 1;
+    etch__cuda_line(g, "const idx i%d = tile + %s;", x, c);
+    if (number && x > 0) etch__cuda_line(g, "const idx row = line * n%d + i%d;", x, x);
+    else if (number) etch__cuda_line(g, "const idx row = i%d;", x);
+    etch__cuda_line(g, "const bool live = i%d < n%d;", x, x);
+}
+
+/* What comes of a column, by the thread that has it. */
+static void end_columns(gen *g) {
+    bool partial = g->k->split == SPLIT_PARTIAL;
+    etch__cuda_line(g, "if (threadIdx.x < %d) {", g->l.columns);
+    column_place(g, "threadIdx.x", partial || etch__cuda_wants_index(g, 1));
+    if (!partial) row_places(g, false, true);
+    if (partial) write_cells(g, "live");
+    else finish_row(g, "live");
+    etch__cuda_close(g);
+}
+
+/* Words for the lanes of one reduction. */
+static int lane_words(gen *g) {
+    int most = 1;
+    FOR_REDUCTIONS(v) {
+        int size = (int)etch_dtype_size((etch_dtype)g->k->code[v].p.type);
+        if (size > most) most = size;
+    }
+    return g->l.teams * g->l.columns * most / 8;
 }
 
 static void columns(gen *g) {
     bool partial = g->k->split == SPLIT_PARTIAL;
-    int x = g->k->npar - 1;
-    etch__cuda_line(g, "const int c = threadIdx.x %% %d, t = threadIdx.x / %d;", CUDA_COLUMNS,
-                    CUDA_COLUMNS);
-    etch__cuda_line(g, "__shared__ u64 shared[%d];", g->l.threads);
-    etch__cuda_line(g, "const idx tiles = (n%d + %d) / %d;", x, CUDA_COLUMNS - 1, CUDA_COLUMNS);
+    int x = g->k->npar - 1, team = g->l.team, wide = g->l.columns;
+    if (g->l.vector > 1)
+        etch__cuda_line(g, "const int c = threadIdx.x %% %d * %d, t = threadIdx.x / %d;", team,
+                        g->l.vector, team);
+    else etch__cuda_line(g, "const int c = threadIdx.x %% %d, t = threadIdx.x / %d;", team, team);
+    etch__cuda_line(g, "__shared__ u64 shared[%d];", lane_words(g));
+    etch__cuda_line(g, "const idx tiles = (n%d + %d) / %d;", x, wide - 1, wide);
     etch__cuda_line(g, "const idx units = %stiles%s;", x > 0 ? "outer * " : "",
                     partial ? " * blocks" : "");
     etch__cuda_line(g, "for (idx unit = blockIdx.x; unit < units; unit += gridDim.x) {");
-    column_place(g);
+    tile_place(g);
+    column_place(g, "c", etch__cuda_wants_index(g, 0));
+    row_places(g, true, false);
+    load_once(g);
     if (!partial) begin_stack(g);
     if (!partial) etch__cuda_line(g, "for (idx block = 0; block < blocks; block++) {");
     add_block(g, "live", "t");
     fold_column_lanes(g);
-    if (partial) write_cells(g, "live && t == 0");
-    if (!partial)
-        push(g, "block"), etch__cuda_close(g), finish_stack(g), finish_row(g, "live && t == 0");
+    if (!partial) push(g, "block"), etch__cuda_close(g), finish_stack(g);
+    end_columns(g);
     etch__cuda_close(g);
 }
 
@@ -704,7 +806,11 @@ static void head(gen *g) {
     if (g->v->tested) etch__cuda_line(g, "const volatile unsigned long long *failed;");
     g->indent--;
     etch__cuda_line(g, "};\n");
-    etch__cuda_line(g, "extern \"C\" __global__ void __launch_bounds__(%d)", g->l.threads);
+    /* Where few threads have many chunks in flight: with one block a processor in mind, the compiler
+     * leaves their loads together; else it saves registers and loads some of them late. */
+    bool deep = g->l.depth > g->l.chunks && (etch__cuda_on_columns(k) || k->split == SPLIT_PARTIAL);
+    etch__cuda_line(g, "extern \"C\" __global__ void __launch_bounds__(%d%s)", g->l.threads,
+                    deep ? ", 1" : "");
     etch__cuda_line(g, "    %s(const __grid_constant__ struct etch_args a) {", symbol);
     g->indent--;
 }

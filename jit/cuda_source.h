@@ -22,10 +22,10 @@
 typedef struct cuda_variant {
     uint8_t index_bits; /* 32 or 64 */
     uint8_t vector; /* 1, 2, 4, 8: elements that a thread takes together along the innermost axis
-                           (MAP: parallel, ROW: reduced; COLUMN has 1). Above 1, the addresses of
-                           accesses with STEP_ONE along it are aligned to 16 bytes, and their other
-                           strides are multiples of it; so is, where several axes are reduced, the
-                           extent of that one */
+                           (MAP, COLUMN: parallel, ROW: reduced). Above 1, the addresses of accesses
+                           with STEP_ONE along it are aligned to 16 bytes, and their other strides
+                           are multiples of it; so is the extent of that axis in COLUMN, and where
+                           several axes are reduced */
     uint8_t tile;   /* threads per block = 32 << tile; 0 to 5 */
     uint8_t hold;   /* kernels that go over their rows again: chunks of a row that a thread keeps in
                        registers, 32 << tile threads * vector * hold holding all of it; 0: it loads

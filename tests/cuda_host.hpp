@@ -10,7 +10,7 @@
 #define __device__
 #define __shared__ static
 #define __grid_constant__
-#define __launch_bounds__(n)
+#define __launch_bounds__(...)
 
 struct host_dim {
     unsigned x, y, z;

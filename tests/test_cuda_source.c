@@ -22,7 +22,7 @@ static char dir[] = "/tmp/etch-test-XXXXXX";
 
 /* ---- cases: collected, then compiled together, then run ---- */
 
-enum { MAX_CASES = 400, MAX_PROGRAMS = 1200, MAX_LAUNCHES = 4 };
+enum { MAX_CASES = 400, MAX_PROGRAMS = 1200, MAX_LAUNCHES = 6 };
 
 typedef struct launch {
     cuda_variant v;
@@ -87,8 +87,9 @@ static bool has_math(void) {
     return false;
 }
 
-static int64_t vectors_seen;
+static int64_t vectors_seen, column_vectors_seen;
 static bool quick; /* one launch less */
+static int widest; /* a vector that the choice may find too wide for so few columns; 0: none */
 
 /* As the kernel is chosen; half the vector, other blocks; 64-bit indices, a grid that strides. */
 static void check_run(const int64_t *extent, bool split) {
@@ -102,7 +103,9 @@ static void check_run(const int64_t *extent, bool split) {
     cuda_variant v = etch__cuda_choose(&c->k, c->b.dims, aligned_mask(&c->b));
     assert_int_equal(v.index_bits, 32);
     vectors_seen += v.vector > 1;
+    column_vectors_seen += v.vector > 1 && K.variant == LOOP_COLUMN;
     add_launch(c, v, 0);
+    if (widest) add_launch(c, (cuda_variant){32, (uint8_t)widest, 3 + ncases % 2, 0}, 0);
     v.tile = (uint8_t)(random_bits() % 6);
     if (v.vector > 1 && !quick && !split)
         add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0, 0}, 0);
@@ -607,6 +610,65 @@ static void test_column_shapes(void **unused) {
     run_cases();
 }
 
+/* All ways in which elements of neighbouring columns come: as neighbours, at a stride, one for all;
+ * with the row, or before it. No operator gives a value that the dtype lacks. */
+static void column_ways(etch_dtype d) {
+    etch_dtype t = etch__compute_type(d), acc = etch__is_float(t) ? t : ETCH_I64;
+    begin(LOOP_COLUMN, 2, 1);
+    int a = load(0, d, "s1s"), b = load(0, d, "s10"), c = load(0, d, "0ss"), e = load(0, d, "ss0");
+    int f = load(0, d, "s0s"), g = load(0, d, "s00"), h = load(0, d, "s1s");
+    int x = op2(0, PRIM_MAX, t, op2(0, PRIM_MIN, t, a, b), op2(0, PRIM_MIN, t, c, f));
+    int y = op2(0, PRIM_MIN, t, op2(0, PRIM_MAX, t, h, e), op2(0, PRIM_MAX, t, x, g));
+    store(0, d, "s1s", x);
+    store(0, d, "sss", y);
+    int s = reduce(REDUCE_SUM, acc, convert(0, t, acc, x)), m = reduce(REDUCE_MIN, t, y);
+    int last = reduce(REDUCE_MAX, ETCH_I64, op1(0, PRIM_INDEX, ETCH_I64, 0));
+    int late = load(1, acc, "s10");
+    store(1, acc, "s10", op2(1, PRIM_MAX, acc, s, late));
+    store(1, t, "ss0", m);
+    store(1, ETCH_I64, "s10", last);
+    store(1, ETCH_I64, "1s0", op1(1, PRIM_INDEX, ETCH_I64, 0));
+}
+
+static void test_column_vectors(void **unused) {
+    (void)unused;
+    static const etch_dtype types[] = {ETCH_F32, ETCH_BF16, ETCH_U8, ETCH_F64};
+    static const int64_t extents[][3] = {
+        {2, 64, 100}, {3, 72, 64}, {1, 8, 700}, {1, 16, 4096 * 3 + 70}};
+    quick = true;
+    for (int d = 0; d < COUNT_OF(types); d++) {
+        column_ways(types[d]);
+        int n = 16 / (int)etch_dtype_size(types[d]);
+        widest = n > 8 ? 8 : n;
+        for (int i = 0; i < COUNT_OF(extents); i++) check_run(extents[i], i % 2 == 1);
+        check_run(extents[3], false);
+    }
+    quick = false, widest = 0;
+    run_cases();
+}
+
+/* Many partial results, more of them than a block of threads folds at once, and the few of many rows. */
+static void test_finish(void **unused) {
+    (void)unused;
+    static const int64_t columns[] = {4096ll * 1100 + 3, 4096 * 128, 4096 * 129, 4096 * 258 + 1};
+    for (int i = 0; i < COUNT_OF(columns); i++) {
+        begin(LOOP_ROW, 0, 1);
+        int x = load(0, ETCH_F32, "1");
+        store(1, ETCH_F32, "0", reduce(REDUCE_SUM, ETCH_F32, x));
+        store(1, ETCH_F32, "0", reduce(REDUCE_MAX, ETCH_F32, x));
+        wild = false;
+        check_run(&columns[i], true);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 0, 0}, 0);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 5, 0}, 0);
+    }
+    rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
+    check_run((int64_t[]){40, 4096 * 5 + 1}, true);
+    rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
+    check_run((int64_t[]){7, 4096 * 33}, true);
+    wild = true;
+    run_cases();
+}
+
 /* Each kind and accumulator type, from integers, halves and bool too; ROW and COLUMN. */
 static void test_reduce_types(void **unused) {
     (void)unused;
@@ -674,6 +736,27 @@ static void test_choice(void **unused) {
     assert_int_equal(chosen((int64_t[]){4096, 1, 1}, 3).vector, 2);
 }
 
+/* Columns come side by side where the tiles are whole, and wide ones where there are enough. */
+static void test_choice_of_columns(void **unused) {
+    (void)unused;
+    for (int i = 0; i < 2; i++) {
+        etch_dtype d = i ? ETCH_BF16 : ETCH_F32;
+        begin(LOOP_COLUMN, 1, 1);
+        store(1, ETCH_F32, "10", reduce(REDUCE_SUM, ETCH_F32, load(0, d, "1s")));
+        assert_int_equal(chosen((int64_t[]){4096, 4096, 1, 4096, 1, 0}, 3).vector, i ? 8 : 4);
+        assert_int_equal(chosen((int64_t[]){2048, 4096, 1, 2048, 1, 0}, 3).vector, 4);
+        assert_int_equal(chosen((int64_t[]){4096, 4096, 1, 4096, 1, 0}, 2).vector, 1);
+        assert_int_equal(chosen((int64_t[]){4095, 4096, 1, 4096, 1, 0}, 3).vector, 1);
+        assert_int_equal(chosen((int64_t[]){4096, 4096, 1, 4097, 1, 0}, 3).vector, 1);
+    }
+    begin(LOOP_COLUMN, 1, 1); /* more lanes than a thread should have */
+    for (int i = 0; i < 9; i++)
+        store(1, ETCH_F64, "10", reduce(REDUCE_SUM, ETCH_F64, load(0, ETCH_F64, "1s")));
+    int64_t dims[2 + 2 * 18] = {4096, 64};
+    for (int a = 0; a < 18; a++) dims[2 + 2 * a] = 1, dims[3 + 2 * a] = a % 2 ? 0 : 4096;
+    assert_int_equal(chosen(dims, ~0u).vector, 1);
+}
+
 /* Any size gives a grid that a device takes and that has threads for all the work. */
 static void test_shape(void **unused) {
     (void)unused;
@@ -737,6 +820,24 @@ static void test_text(void **unused) {
     etch__free(s);
 }
 
+/* What keeps the loads of a thread together, and the cache clean, where that is right. */
+static void test_text_of_sums(void **unused) {
+    (void)unused;
+    cuda_variant v = {32, 4, 3, 0};
+    for (int i = 0; i < 4; i++) {
+        begin(LOOP_ROW, 0, 1);
+        int x = load(0, ETCH_F32, "1");
+        if (i == 2) store(0, ETCH_F32, "1", op1(0, PRIM_NEG, ETCH_F32, x));
+        store(1, ETCH_F32, "0", reduce(REDUCE_SUM, ETCH_F32, x));
+        K.split = i ? SPLIT_PARTIAL : SPLIT_NONE, v.vector = i == 3 ? 2 : 4;
+        char *s = etch__cuda_source(&K, &v);
+        assert_non_null(s);
+        assert_true(!!strstr(s, "__launch_bounds__(256, 1)") == (i > 0));
+        assert_true(!!strstr(s, "= read_once(") == (i == 1));
+        etch__free(s);
+    }
+}
+
 /* Every allocation fails once: NULL, nothing lost (the sanitizers look). */
 static void test_out_of_memory(void **unused) {
     (void)unused;
@@ -760,15 +861,18 @@ static void test_out_of_memory(void **unused) {
 static void test_vectors_were_met(void **unused) {
     (void)unused;
     assert_true(vectors_seen > 60);
+    assert_true(column_vectors_seen >= 12);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_teardown(test_choice, forget),
+        cmocka_unit_test_teardown(test_choice_of_columns, forget),
         cmocka_unit_test_teardown(test_shape, forget),
         cmocka_unit_test_teardown(test_args, forget),
         cmocka_unit_test_teardown(test_can_emit, forget),
         cmocka_unit_test_teardown(test_text, forget),
+        cmocka_unit_test_teardown(test_text_of_sums, forget),
         cmocka_unit_test_teardown(test_out_of_memory, forget),
         cmocka_unit_test_teardown(test_map_sizes, forget),
         cmocka_unit_test_teardown(test_map_primitives, forget),
@@ -784,6 +888,8 @@ int main(void) {
         cmocka_unit_test_teardown(test_row_passes, forget),
         cmocka_unit_test_teardown(test_column_sizes, forget),
         cmocka_unit_test_teardown(test_column_shapes, forget),
+        cmocka_unit_test_teardown(test_column_vectors, forget),
+        cmocka_unit_test_teardown(test_finish, forget),
         cmocka_unit_test_teardown(test_reduce_types, forget),
         cmocka_unit_test_teardown(test_signed_zero, forget),
         cmocka_unit_test_teardown(test_vectors_were_met, forget),
