@@ -3,6 +3,7 @@
  *   build  in-place operators and views out, program order becomes data dependence
  *   cse    equal subexpressions merge
  *   dce    what nobody needs goes
+ *   products   relaxed: sums of products with a common operand become one product
  *   epilogue   relaxed, on a device: products take in what follows them
  *   fuse   nodes are dealt out to kernels and calls
  *   make   kernels lowered and compiled, memory laid out
@@ -22,12 +23,34 @@ static bool checked(const ir *r, const char *pass, bool ok) {
 #endif
 }
 
+static bool relax(ir *r) {
+    bool device = r->g->nvalues && r->g->values[0].meta.device;
+    return checked(r, "products", etch__pass_products(r)) &&
+           (!device || (checked(r, "epilogue", etch__pass_epilogue(r)) &&
+                        checked(r, "dce", etch__pass_dce(r))));
+}
+
 static bool run_passes(ir *r) {
-    bool relaxed = r->numerics == ETCH_RELAXED && r->g->nvalues && r->g->values[0].meta.device;
     return checked(r, "build", true) && checked(r, "cse", etch__pass_cse(r)) &&
-           checked(r, "dce", etch__pass_dce(r)) &&
-           (!relaxed || (checked(r, "epilogue", etch__pass_epilogue(r)) &&
-                         checked(r, "dce", etch__pass_dce(r))));
+           checked(r, "dce", etch__pass_dce(r)) && (r->numerics != ETCH_RELAXED || relax(r));
+}
+
+/* The graph with all passes before fusion done; NULL with the error set. */
+static ir *prepared(const graph *g, const backend_options *options, ir_sums sums) {
+    ir *r = etch__ir_build(g);
+    if (!r) return NULL;
+    r->mode = options->mode, r->numerics = options->numerics, r->sums = sums;
+    if (run_passes(r)) return r;
+    etch__ir_free(r);
+    return NULL;
+}
+
+/* Where sizes are dynamic all sums of products become products of sums, or none. */
+static ir *build(const graph *g, const backend_options *options) {
+    ir *r = prepared(g, options, g->dynamic ? SUMS_ALL : SUMS_BY_SIZE);
+    if (!r || !g->dynamic || !r->bad_sums) return r;
+    etch__ir_free(r);
+    return prepared(g, options, SUMS_NONE);
 }
 
 /* Where sizes are dynamic all kernels that can go over their rows again do so, or none; the kernels of
@@ -44,9 +67,30 @@ static etch_status prepare_other_way(ir *r, const backend_options *options) {
     bool several = r->passes == PASSES_NONE || r->has_passes;
     bool first = r->g->dynamic && !options->instance;
     if (!first || !several || r->g->values[0].meta.device) return ETCH_OK;
-    r->passes = r->passes == PASSES_NONE ? PASSES_ALL : PASSES_NONE;
+    r->passes = r->passes == PASSES_NONE ? PASSES_ALL : PASSES_NONE, r->aside = true;
     if (!checked(r, "fuse", etch__fuse(r))) return etch_last_status();
     return etch__plan_prepare(r);
+}
+
+/* The kernels of the way that the sums of products did not go, as above. */
+static etch_status prepare_other_sums(const ir *done, const backend_options *options) {
+    const graph *g = done->g;
+    bool first = g->dynamic && !options->instance;
+    if (!first || !(done->has_sums || done->sums == SUMS_NONE)) return ETCH_OK;
+    if (g->values[0].meta.device) return ETCH_OK;
+    ir *r = prepared(g, options, done->sums == SUMS_NONE ? SUMS_ALL : SUMS_NONE);
+    if (!r) return etch_last_status();
+    r->max_members = done->max_members, r->aside = true;
+    bool fused = fuse(r);
+    etch_status status = fused ? etch__plan_prepare(r) : etch_last_status();
+    if (status == ETCH_OK) status = prepare_other_way(r, options);
+    etch__ir_free(r);
+    return status;
+}
+
+static etch_status prepare_others(ir *r, const backend_options *options) {
+    etch_status status = prepare_other_way(r, options);
+    return status == ETCH_OK ? prepare_other_sums(r, options) : status;
 }
 
 enum { MAX_MEMBERS = 64 };
@@ -55,7 +99,7 @@ static etch_status make_plan(ir *r, const backend_options *options, plan **out, 
     for (r->max_members = MAX_MEMBERS; r->max_members > 0; r->max_members /= 2) {
         if (!fuse(r)) return etch_last_status();
         etch_status status = etch__plan_make(r, out, why);
-        if (status == ETCH_OK && (status = prepare_other_way(r, options)) != ETCH_OK)
+        if (status == ETCH_OK && (status = prepare_others(r, options)) != ETCH_OK)
             etch__plan_release(*out), *out = NULL;
         if (status != ETCH_ERR_UNSUPPORTED) return status;
         etch__count_reason(REASON_FUSION_LIMIT);
@@ -97,10 +141,9 @@ static etch_status native_compile(const graph *g, const backend_options *options
     if (!have_jit && !device)
         return fall_back(g, out, REASON_EAGER_NO_JIT, "it was built with ETCH_GCCJIT=OFF");
     const char *why = "unknown";
-    ir *r = etch__ir_build(g);
-    if (!r) return ETCH_ERR_OUT_OF_MEMORY;
-    r->mode = options->mode, r->numerics = options->numerics;
-    etch_status status = run_passes(r) ? make_plan(r, options, out, &why) : etch_last_status();
+    ir *r = build(g, options);
+    if (!r) return etch_last_status();
+    etch_status status = make_plan(r, options, out, &why);
     bool too_large = r->max_members == 0;
     etch__ir_free(r);
     if (status != ETCH_ERR_COMPILE) return status;

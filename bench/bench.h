@@ -8,7 +8,7 @@
 
 #include <etch/etch.h>
 
-enum { BENCH_ROUNDS = 5, BENCH_SHORT_ROUNDS = 60, BENCH_MAX_VARIANTS = 6 };
+enum { BENCH_ROUNDS = 5, BENCH_SHORT_ROUNDS = 60, BENCH_MAX_VARIANTS = 8 };
 
 /* One way to do a row's work. run does it `calls` times. */
 typedef struct bench_variant {
@@ -46,6 +46,11 @@ double bench_median(double *values, int n);
  * the line's own. Where a compile was timed, breakeven_calls is how many calls, each faster than the
  * first variant's, make up for it; "never" where they are not. */
 void bench_measure(bench_row *row);
+/* From here on rows are not printed but measured sample by sample, as standard input asks: bench/peers.py
+ * takes turns with another program in this way. See measure.c for what is said. */
+void bench_serve(void);
+/* Whether a compiled function's result is the eager one: its bits, under relaxed numerics its digits. */
+bool bench_as_expected(etch_tensor *expected, etch_tensor *got, etch_numerics numerics);
 /* Prints one line whose figure was measured elsewhere; breakeven_calls stays empty. */
 void bench_print(const char *workload, const char *size, int threads, const char *variant,
                  double median_us, double first_call_ms, double speedup);

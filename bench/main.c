@@ -1,4 +1,5 @@
-/* etch_bench [--threads N | --device cuda] [NAME...]: CSV of all rows whose workload contains a NAME.
+/* etch_bench [--serve] [--threads N | --device cuda] [NAME...]: CSV of all rows whose workload contains a
+ * NAME; with --serve whole functions only, sample by sample (measure.c).
  *
  * Kernels are compiled into a cache folder of this run's own, so that first_call_ms is a compile
  * and not a hit of an earlier run. */
@@ -46,6 +47,8 @@ static int run_with_own_cache(char **argv) {
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "--cold-child") == 0) return bench_cold_child(atoll(argv[2]));
     if (!getenv("ETCH_BENCH_CACHE")) return run_with_own_cache(argv);
+    bool served = argc > 1 && strcmp(argv[1], "--serve") == 0;
+    if (served) bench_serve(), argc--, argv++;
     int threads = 1, first = 1;
     if (argc > 2 && strcmp(argv[1], "--threads") == 0) threads = atoi(argv[2]), first = 3;
     if (etch_set_num_threads(threads) != ETCH_OK) bench_fail("--threads");
@@ -55,6 +58,7 @@ int main(int argc, char **argv) {
 
     char self[4096] = {0};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
+    if (served) return cuda ? bench_device() : bench_workloads(), 0;
     printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
            "calls\n");
     if (cuda) return bench_device(), 0;

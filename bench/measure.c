@@ -1,10 +1,21 @@
-/* Timing in interleaved rounds, and the CSV. */
+/* Timing in interleaved rounds, and the CSV.
+ *
+ * A served row (bench_serve) is described on standard output, then samples are asked for by number:
+ *
+ *   > @row,seed,64x64,f32,cpu        < 1          one sample of variant 1, in microseconds a call
+ *   > @variant,2,eager,0.00          > @us,46.1
+ *   > @variant,2,compiled,85.2       < next       the next row
+ *   > @ready
+ * A variant has its threads and the milliseconds of its first call. */
 #include "bench.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <time.h>
 
+static bool serving;
 static const double sample_us = 10000; /* a timed sample lasts at least this long */
 
 double bench_now_us(void) {
@@ -75,11 +86,49 @@ static void print_breakeven(double compile_us, double eager_us, double compiled_
     fflush(stdout);
 }
 
+void bench_serve(void) { serving = true; }
+
+/* Half a millisecond and more of the same work first: another program ran just before. */
+static double sample(bench_variant *v, int64_t calls) {
+    run_timed(v, calls / 16 + 1);
+    return run_timed(v, calls) / (double)calls;
+}
+
+static void describe(const bench_row *row) {
+    printf("@row,%s,%s,%s,%s\n", row->workload, row->size, row->dtype ? row->dtype : "f32",
+           row->device ? row->device : "cpu");
+    for (int i = 0; i < row->count; i++) {
+        const bench_variant *v = &row->variants[i];
+        printf("@variant,%d,%s,%.2f\n", v->threads ? v->threads : etch_num_threads(), v->name,
+               v->first_call_ms);
+    }
+    printf("@ready\n");
+    fflush(stdout);
+}
+
+/* Samples until the next row is asked for; ends the program with its input. */
+static void serve(bench_row *row, const int64_t *calls) {
+    char line[64];
+    describe(row);
+    while (fgets(line, sizeof line, stdin)) {
+        int v = atoi(line);
+        if (strcmp(line, "next\n") == 0) return;
+        if (v < 0 || v >= row->count) break;
+        printf("@us,%.4f\n", sample(&row->variants[v], calls[v]));
+        fflush(stdout);
+    }
+    exit(0);
+}
+
 void bench_measure(bench_row *row) {
     double times[BENCH_MAX_VARIANTS][BENCH_SHORT_ROUNDS];
     int rounds = row->best ? BENCH_SHORT_ROUNDS : BENCH_ROUNDS;
     int64_t calls[BENCH_MAX_VARIANTS];
     for (int v = 0; v < row->count; v++) calls[v] = calibrate(&row->variants[v]);
+    if (serving) {
+        serve(row, calls);
+        return;
+    }
     for (int v = 0; v < row->count && row->best; v++) calls[v] = calls[v] / 16 + 1;
     for (int r = 0; r < rounds; r++) {
         for (int v = 0; v < row->count; v++)
@@ -96,6 +145,15 @@ void bench_measure(bench_row *row) {
                     v->first_call_ms, first / v->median_us);
         print_breakeven(v->compile_ms * 1e3, first, v->median_us);
     }
+}
+
+bool bench_as_expected(etch_tensor *expected, etch_tensor *got, etch_numerics numerics) {
+    if (numerics == ETCH_STRICT) return etch_bitwise_equal(expected, got);
+    double bound = etch_dtype_size(etch_dtype_of(got)) < 4 ? 3e-2 : 1e-4;
+    etch_tensor *want = etch_to(expected, ETCH_F32);
+    etch_tensor *error = etch_sub(etch_to(got, ETCH_F32), want);
+    return sqrt(etch_item(etch_sum(etch_square(error)))) <=
+           bound * sqrt(etch_item(etch_sum(etch_square(want))));
 }
 
 void bench_run_eager(void *ctx, int64_t calls) {

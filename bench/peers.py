@@ -1,16 +1,25 @@
-"""The benchmark's workloads in PyTorch (eager and torch.compile), each beside Etch in the same run.
+"""The benchmark's workloads in PyTorch (eager and torch.compile), beside Etch in the same run.
 
 Usage: python3 bench/peers.py [--threads N | --device cuda] [NAME...]
 Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`.
-Prints the CSV of etch_bench with PyTorch's rows after Etch's; speedup is against Etch's compiled row,
-so a value below 1 says how many times slower the peer is.
+
+All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
+of every variant, in an order that changes; medians are printed. What is measured one after the other
+cannot be compared: a GPU's clock falls within a second of load, and a CPU has other work now and then.
+Etch's samples are taken by `etch_bench --serve`, a process beside this one; while one computes, the other
+waits. Each sample does some of its work unmeasured first.
+
+Prints a CSV: Etch's rows (also those with ETCH_RELAXED, where there are any), then PyTorch's. speedup is
+over Etch's eager row for Etch, and against Etch's compiled row for PyTorch: a value below 1 says how many
+times slower the peer is.
 """
-import csv, itertools, os, statistics, subprocess, sys, tempfile, time
+import csv, itertools, os, random, statistics, subprocess, sys, tempfile, time
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
 import torch
 
 DEVICE = "cpu"
+ROUNDS = 11
 SETS = 4  # inputs that memory-bound rows on a GPU go round, as etch_bench does
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -47,32 +56,33 @@ def synchronize():
         torch.cuda.synchronize()
 
 
-def median_us(call):
-    """Median of five samples of at least 10 ms."""
-    call(), call()
-    synchronize()
+# ---- PyTorch's variants ----
+
+
+def timed(call, calls):
+    """Seconds of so many calls."""
     start = time.perf_counter()
-    call()
+    for _ in range(calls):
+        call()
     synchronize()
-    inner = max(1, int(0.01 / max(time.perf_counter() - start, 1e-7)))
-    samples = []
-    for _ in range(5):
-        start = time.perf_counter()
-        for _ in range(inner):
-            call()
-        synchronize()
-        samples.append((time.perf_counter() - start) / inner)
-    return statistics.median(samples) * 1e6
+    return time.perf_counter() - start
 
 
-def variants():
-    yield "torch.compile", {}
-    if DEVICE == "cuda":
-        yield "torch.compile reduce-overhead", {"mode": "reduce-overhead"}
+def sampler(call):
+    """A function that gives microseconds a call, from a sample of at least 10 ms."""
+    timed(call, 2)
+    calls = max(1, int(0.012 / max(timed(call, 1), 1e-7)))
+    calls = max(1, int(0.012 * calls / timed(call, calls)))
+
+    def sample():
+        timed(call, calls // 16 + 1)
+        return timed(call, calls) / calls * 1e6
+
+    return sample
 
 
-def peers(name, size, dtype):
-    """(variant, median_us, first_call_ms) of PyTorch for one row."""
+def torch_variants(name, size, dtype):
+    """(name, milliseconds of the first call or None, sample) of each way to run a row."""
     shape = [int(n) for n in size.split("x")]
     if name == "tiny":
         shape = [10]
@@ -82,23 +92,86 @@ def peers(name, size, dtype):
                (torch.randn(shape, device=DEVICE) / scale).to(dtype)) for _ in range(sets)]
     turn = itertools.cycle(inputs)
     body = GPU_BODIES[name]
-    yield "torch eager", median_us(lambda: body(*next(turn))), None
-    for variant, options in variants():
-        torch._dynamo.reset()
-        compiled = torch.compile(body, dynamic=False, **options)
-        start = time.perf_counter()
-        compiled(*inputs[0])
-        synchronize()
-        first = (time.perf_counter() - start) * 1e3
-        yield variant, median_us(lambda: compiled(*next(turn))), first
+    torch._dynamo.reset()
+    yield "torch eager", None, sampler(lambda: body(*next(turn)))
+    modes = ["default", "reduce-overhead"] if DEVICE == "cuda" else ["default"]
+    for mode in modes:
+        compiled = torch.compile(body, dynamic=False, mode=mode)
+        first = timed(lambda: compiled(*inputs[0]), 1) * 1e3
+        label = "torch.compile" if mode == "default" else "torch.compile " + mode
+        yield label, first, sampler(lambda compiled=compiled: compiled(*next(turn)))
 
 
-def etch_rows(name, threads):
-    program = os.path.join(ROOT, "build", "bench", "etch_bench")
-    options = ["--device", "cuda"] if DEVICE == "cuda" else ["--threads", str(threads)]
-    text = subprocess.run([program, *options, name], check=True,
-                          capture_output=True, text=True).stdout
-    return [row for row in csv.DictReader(text.splitlines()) if row["workload"] == name]
+# ---- Etch's ----
+
+
+class Etch:
+    """etch_bench --serve: rows in turn, and samples of the variants of the present one."""
+
+    def __init__(self, name, threads):
+        program = os.path.join(ROOT, "build", "bench", "etch_bench")
+        options = ["--device", "cuda"] if DEVICE == "cuda" else ["--threads", str(threads)]
+        self.process = subprocess.Popen([program, "--serve", *options, name], text=True,
+                                        stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+    def read(self):
+        """The next message, a list of words; None at the end."""
+        for line in self.process.stdout:
+            if line.startswith("@"):
+                return line[1:].rstrip("\n").split(",")
+        if self.process.wait() != 0:
+            sys.exit("etch_bench failed")
+        return None
+
+    def ask(self, text):
+        self.process.stdin.write(text + "\n")
+        self.process.stdin.flush()
+
+    def sample(self, number):
+        self.ask(str(number))
+        kind, value = self.read()
+        assert kind == "us"
+        return float(value)
+
+    def rows(self):
+        """(row, variants) as of torch_variants; the next one begins when this one is done."""
+        while row := self.read():
+            fields = dict(zip(("workload", "size", "dtype", "device"), row[1:]))
+            variants = []
+            while (words := self.read())[0] == "variant":
+                fields["threads"], first, number = words[1], float(words[3]), len(variants)
+                variants.append((words[2], first or None, lambda n=number: self.sample(n)))
+            yield fields, variants
+            self.ask("next")
+
+
+# ---- rows ----
+
+
+def medians(variants):
+    """Microseconds a call of each, by rounds in which every variant has a sample."""
+    times = [[] for _ in variants]
+    order = list(range(len(variants)))
+    chance = random.Random(0)
+    for _ in range(ROUNDS):
+        chance.shuffle(order)
+        for i in order:
+            if DEVICE == "cpu":
+                time.sleep(0.02)  # the other program's idle threads spin for a while
+            times[i].append(variants[i][2]())
+    return [statistics.median(t) for t in times]
+
+
+def write_row(out, fields, etch, peers):
+    variants = etch + peers
+    figures = medians(variants)
+    of = {variant[0]: figure for variant, figure in zip(variants, figures)}
+    for i, (name, first, _) in enumerate(variants):
+        base = of["eager"] if i < len(etch) else of["compiled"]
+        out.writerow({**fields, "variant": name, "median_us": f"{figures[i]:.4f}",
+                      "first_call_ms": f"{first:.2f}" if first else "",
+                      "speedup": f"{base / figures[i]:.2f}"})
+    sys.stdout.flush()
 
 
 def main():
@@ -110,21 +183,16 @@ def main():
     if args[:1] == ["--threads"]:
         threads, args = int(args[1]), args[2:]
     torch.set_num_threads(threads)
-    out = None
+    columns = ["workload", "size", "dtype", "device", "threads", "variant", "median_us",
+               "first_call_ms", "speedup"]
+    out = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
+    out.writeheader()
     for name in [n for n in (GPU_BODIES if DEVICE == "cuda" else BODIES) if not args or n in args]:
-        for row in etch_rows(name, threads):
-            if out is None:
-                out = csv.DictWriter(sys.stdout, row.keys(), lineterminator="\n")
-                out.writeheader()
-            out.writerow(row)
-            if row["variant"] != "compiled":
-                continue
-            with torch.no_grad():
-                for variant, median, first in peers(name, row["size"], DTYPES[row["dtype"]]):
-                    out.writerow({**row, "variant": variant, "median_us": f"{median:.4f}",
-                                  "first_call_ms": f"{first:.2f}" if first else "",
-                                  "speedup": f"{float(row['median_us']) / median:.2f}"})
-            sys.stdout.flush()
+        for fields, etch in Etch(name, threads).rows():
+            if fields["workload"] == name:
+                with torch.no_grad():
+                    dtype = DTYPES[fields["dtype"]]
+                    write_row(out, fields, etch, list(torch_variants(name, fields["size"], dtype)))
 
 
 main()

@@ -478,6 +478,21 @@ static void note_passes(ir *r) {
     }
 }
 
+/* What pass_products.c has made of the call of a step. */
+static void note_sums(const ir *r, int32_t group) {
+    const ir_node *n = &r->nodes[r->groups[group].members[0]];
+    char text[160];
+    if (!n->merged) return;
+    const ir_source *sum = &sources(r, n)[n->sums & 1 ? 0 : 1];
+    snprintf(
+        text, sizeof text,
+        "%s (step %d) stands for %d products with one %s operand: the others are added in %%%d",
+        etch__ops[n->op].name, group, n->merged + 1, n->sums & 1 ? "right" : "left",
+        r->versions[sum->version].base);
+    if (etch__log_on(LOG_FUSION)) etch__log(LOG_FUSION, "%s: %s", r->g->name, text);
+    if (etch__report_on()) etch__report_note("%s", text);
+}
+
 static void log_groups(const ir *r) {
     if (!etch__log_on(LOG_FUSION)) return;
     for (int32_t g = 0; g < r->ngroups; g++) {
@@ -530,9 +545,11 @@ bool etch__fuse(ir *r) {
     mark_stored(r);
     note_passes(r);
     if (!order_groups(r)) return false;
+    if (r->aside) return true;
     etch__report_restart_steps();
     for (int i = 0; i < r->nnodes; i++)
         if (r->nodes[i].group >= 0) explain(r, &r->nodes[i]);
+    for (int32_t g = 0; g < r->ngroups; g++) note_sums(r, g);
     log_groups(r);
     return true;
 }

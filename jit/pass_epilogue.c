@@ -6,31 +6,13 @@
  *   mm(clone(t(a)), b)        -> mm(t(a), b)
  *
  * Obligations: what stood between product and result has no other reader; dtypes and sizes are those
- * of the product; a version that is read later than before is overwritten by nobody. Results change in
- * their last bits, so nothing of this happens under strict numerics. The last node becomes the call;
- * dce takes away what it stands for. */
+ * of the product; a version that is read later than before is overwritten by nobody until then. Results
+ * change in their last bits, so nothing of this happens under strict numerics. The last node becomes
+ * the call; dce takes away what it stands for. */
 #include "core/dispatch.h"
 #include "jit/target.h"
 
-typedef struct uses {
-    int32_t *readers; /* per version */
-    bool *overwritten;
-} uses;
-
 static ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
-
-static void count_uses(const ir *r, uses *u) {
-    for (int i = 0; i < r->nnodes; i++) {
-        const ir_node *n = &r->nodes[i];
-        if (n->dead) continue;
-        for (int k = 0; k < n->nin; k++)
-            if (sources(r, n)[k].version >= 0) u->readers[sources(r, n)[k].version]++;
-        if (n->write) u->readers[n->target.version]++;
-    }
-    for (int k = 0; k < r->g->noutputs; k++) u->readers[r->outputs[k]]++;
-    for (int v = 0; v < r->nversions; v++)
-        if (r->versions[v].tied >= 0) u->overwritten[r->versions[v].tied] = true;
-}
 
 /* ---- what a node is ---- */
 
@@ -81,18 +63,12 @@ static uint8_t part_of_epilogue(const ir *r, const ir_node *n) {
 /* ---- epilogues ---- */
 
 /* The product whose result the source is, if nobody else reads it. */
-static ir_node *sole_product(const ir *r, const uses *u, const ir_source *s) {
+static ir_node *sole_product(const ir *r, const ir_uses *u, const ir_source *s) {
     if (s->version < 0 || !s->whole) return NULL;
     const ir_version *v = &r->versions[s->version];
     if (v->node < 0 || v->memory || v->tied >= 0 || u->readers[s->version] != 1) return NULL;
     ir_node *n = &r->nodes[v->node];
     return is_product(r, n) && has_epilogues((etch_dtype)n->dtype) ? n : NULL;
-}
-
-static bool any_overwritten(const ir *r, const uses *u, const ir_node *n) {
-    for (int k = 0; k < n->nin; k++)
-        if (sources(r, n)[k].version >= 0 && u->overwritten[sources(r, n)[k].version]) return true;
-    return false;
 }
 
 /* Makes node n the product p with one more part; `row`: the bias, or NULL. */
@@ -107,17 +83,17 @@ static bool become(ir *r, ir_node *n, const ir_node *p, uint8_t part, const ir_s
     etch__free(n->program);
     n->program = NULL;
     n->kind = IR_CALL, n->op = p->op, n->gnode = p->gnode, n->index = false;
-    n->epilogue = p->epilogue | part;
+    n->epilogue = p->epilogue | part, n->sums = p->sums, n->merged = p->merged;
     n->nin = nin, n->in = r->nsources;
     r->nsources += nin;
     return true;
 }
 
-static bool join_bias(ir *r, const uses *u, ir_node *n) {
+static bool join_bias(ir *r, const ir_uses *u, ir_node *n) {
     for (int k = 0; k < 2; k++) {
         const ir_source *row = &sources(r, n)[1 - k];
         const ir_node *p = sole_product(r, u, &sources(r, n)[k]);
-        if (!p || p->op != OP_MM || p->epilogue || any_overwritten(r, u, p)) continue;
+        if (!p || p->op != OP_MM || p->epilogue || !etch__still_there(r, u, p, n)) continue;
         const tensor_meta *m = &r->versions[p->out].meta;
         if (same_sizes(m, &r->versions[n->out].meta) && is_row(row, m))
             return become(r, n, p, PRODUCT_BIAS, row);
@@ -125,15 +101,16 @@ static bool join_bias(ir *r, const uses *u, ir_node *n) {
     return true;
 }
 
-static bool join_activation(ir *r, const uses *u, ir_node *n, uint8_t part) {
+static bool join_activation(ir *r, const ir_uses *u, ir_node *n, uint8_t part) {
     const ir_node *p = sole_product(r, u, sources(r, n));
-    if (!p || p->epilogue & (PRODUCT_RELU | PRODUCT_GELU) || any_overwritten(r, u, p)) return true;
+    if (!p || p->epilogue & (PRODUCT_RELU | PRODUCT_GELU)) return true;
+    if (!etch__still_there(r, u, p, n)) return true;
     if (p->op == OP_ADDMM && !(p->epilogue & PRODUCT_BIAS)) return true;
     if (!same_sizes(&r->versions[p->out].meta, &r->versions[n->out].meta)) return true;
     return become(r, n, p, part, NULL);
 }
 
-static bool join_epilogue(ir *r, const uses *u, ir_node *n) {
+static bool join_epilogue(ir *r, const ir_uses *u, ir_node *n) {
     uint8_t part = part_of_epilogue(r, n);
     if (part) return part == PRODUCT_BIAS ? join_bias(r, u, n) : join_activation(r, u, n, part);
     if (is_product(r, n) && n->op == OP_ADDMM && has_epilogues((etch_dtype)n->dtype) &&
@@ -153,39 +130,33 @@ static bool readable(const tensor_meta *m) {
     return m->ndim == 2 && start % 16 == 0 && (by_rows || by_columns);
 }
 
-static void read_original(const ir *r, const uses *u, ir_source *s) {
+static void read_original(const ir *r, const ir_uses *u, const ir_node *n, ir_source *s) {
     if (s->version < 0 || !s->whole || r->versions[s->version].node < 0) return;
     const ir_node *copy = &r->nodes[r->versions[s->version].node];
     if (copy->kind != IR_POINT || copy->op != OP_CLONE || copy->write || copy->gnode < 0) return;
     const ir_source *from = sources(r, copy);
-    if (from->version < 0 || u->overwritten[from->version]) return;
+    if (from->version < 0 || !etch__still_there(r, u, copy, n)) return;
     if (!same_sizes(&from->meta, &s->meta) || !readable(&from->meta)) return;
     *s = *from;
 }
 
 /* ---- the whole ---- */
 
-static bool rewrite(ir *r, const uses *u) {
+static bool rewrite(ir *r, const ir_uses *u) {
     for (int i = 0; i < r->nnodes; i++)
         if (!r->nodes[i].dead && !join_epilogue(r, u, &r->nodes[i])) return false;
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *n = &r->nodes[i];
         int first = n->op == OP_ADDMM;
         if (!is_product(r, n) || !etch__is_float((etch_dtype)n->dtype)) continue;
-        for (int k = first; k < first + 2; k++) read_original(r, u, &sources(r, n)[k]);
+        for (int k = first; k < first + 2; k++) read_original(r, u, n, &sources(r, n)[k]);
     }
     return true;
 }
 
 bool etch__pass_epilogue(ir *r) {
-    uses u = {etch__calloc((size_t)r->nversions + 1, sizeof *u.readers),
-              etch__calloc((size_t)r->nversions + 1, sizeof *u.overwritten)};
-    bool ok = u.readers && u.overwritten;
-    if (ok) {
-        count_uses(r, &u);
-        ok = rewrite(r, &u);
-    }
-    etch__free(u.readers);
-    etch__free(u.overwritten);
+    ir_uses u;
+    bool ok = etch__ir_uses(r, &u) && rewrite(r, &u);
+    etch__ir_uses_free(&u);
     return ok;
 }

@@ -511,7 +511,10 @@ static void log_call(const maker *m, int number, const ir_node *n) {
                               g->out);
     for (int i = 0; i < g->nin && at < (int)sizeof line - 48; i++) {
         int32_t v = m->r->g->operands[g->in + i];
-        if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
+        if (n->sums >> i & 1)
+            at += snprintf(line + at, sizeof line - at, "%s the sum in %%%d", i ? " x" : "",
+                           m->r->versions[sources(m->r, n)[i].version].base);
+        else if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
         else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
     }
     if (n->epilogue & PRODUCT_BIAS) at += snprintf(line + at, sizeof line - at, ", bias");

@@ -49,6 +49,8 @@ typedef struct ir_node {
     bool dead;
     uint8_t compute, dtype; /* dtype of the result */
     uint8_t epilogue;       /* PRODUCT_*, of a CALL */
+    uint8_t sums;           /* of a CALL: bit k: pass_products.c has put a sum for operand k */
+    int32_t merged;         /* so many other products went into it */
     bool index;             /* POINT: the program uses the element's index */
     uint16_t op;
     int32_t gnode;   /* graph node, -1 for copies made by passes */
@@ -84,6 +86,9 @@ typedef struct ir_group {
  * all, whatever their sizes. */
 typedef enum ir_passes { PASSES_BY_SIZE, PASSES_NONE, PASSES_ALL } ir_passes;
 
+/* Which sums of products become products of sums (pass_products.c), in the same way. */
+typedef enum ir_sums { SUMS_BY_SIZE, SUMS_NONE, SUMS_ALL } ir_sums;
+
 typedef struct ir {
     const graph *g;
     ir_version *versions;
@@ -100,6 +105,10 @@ typedef struct ir {
     ir_passes passes;
     /* Of the last fusion: whether some kernel goes over its rows again, and some that better did not. */
     bool has_passes, bad_passes;
+    ir_sums sums;
+    bool has_sums,
+        bad_sums; /* of pass_products.c: some sum became an operand; some better did not */
+    bool aside;   /* fused for kernels of other sizes only: nothing is logged or counted */
     etch_mode_kind mode;
     etch_numerics numerics;
     /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
@@ -131,8 +140,19 @@ int64_t etch__map_offset(const ir *r, const ir_source *s);
 /* Nodes that passes add. The copy reads `version` whole; with a target it is a write. */
 int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t base);
 
+/* uses.c. Free it in any case; false: no memory. */
+typedef struct ir_uses {
+    int32_t *readers;    /* per version: sources that name it, writes over it, outputs */
+    int32_t *overwriter; /* per version: the node that changes its memory, INT32_MAX: none */
+} ir_uses;
+bool etch__ir_uses(const ir *r, ir_uses *u);
+void etch__ir_uses_free(ir_uses *u);
+/* Whether what node n reads is still there at node `at`. */
+bool etch__still_there(const ir *r, const ir_uses *u, const ir_node *n, const ir_node *at);
+
 bool etch__pass_cse(ir *r);
 bool etch__pass_dce(ir *r);
+bool etch__pass_products(ir *r);
 bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
 /* Debug builds: true, or an internal error that names the pass and what is wrong. */

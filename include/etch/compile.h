@@ -53,9 +53,12 @@ typedef enum etch_dynamic {
 
 typedef enum etch_numerics {
     ETCH_STRICT, /* compiled equals eager bit for bit */
-    ETCH_RELAXED /* may reassociate, contract and tune products; now, on a GPU: products take in the
-                    bias row, relu and tanh-gelu that follow them, and read operands in place that
-                    eager code copies. Errors stay those of a few roundings */
+    ETCH_RELAXED /* may reassociate, contract and tune products. Now: sums and differences of large
+                    float products (mm, bmm) with a common operand become one product,
+                    mm(a, w) + mm(b, w) as mm(a + b, w) with a + b rounded to its dtype. On a GPU
+                    also: products take in the bias row, relu and tanh-gelu that follow them, and
+                    read operands in place that eager code copies. Errors stay those of a few
+                    roundings of operands and results */
 } etch_numerics;
 
 /* All zero is the default. */

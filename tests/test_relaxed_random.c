@@ -1,0 +1,190 @@
+/* Random programs of products and sums under ETCH_RELAXED, bit for bit: over small integers in f64 all
+ * arithmetic is exact, so whatever is added before it is multiplied, results and written arguments are
+ * those of eager code. What is wrong then is a summand, a sign, a factor, a view or the order of writes.
+ *
+ *     test_relaxed_random [COUNT [FIRST-SEED]] */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+#include <stdlib.h>
+
+#include "device_support.h"
+#include <etch/etch.h>
+
+enum { SIDE = 66, INPUTS = 4, OUTPUTS = 3, VALUES = 40, STATEMENTS = 14 };
+
+/* Numbers up to 2^52 are exact. */
+static const double most = (double)(1ll << 52);
+
+typedef struct program {
+    uint64_t seed, random;
+    etch_tensor *v[VALUES];
+    double bound[VALUES]; /* of |element| */
+    int n;
+} program;
+
+static unsigned below(program *p, unsigned n) {
+    p->random = p->random * 6364136223846793005u + 1442695040888963407u;
+    return (unsigned)(p->random >> 33) % n;
+}
+
+/* Recent values more often: sums of products are what this is about. */
+static int any(program *p) {
+    return below(p, 3) ? p->n - 1 - (int)below(p, p->n < 4 ? (unsigned)p->n : 4)
+                       : (int)below(p, (unsigned)p->n);
+}
+
+static void put(program *p, etch_tensor *t, double bound) {
+    p->v[p->n] = t, p->bound[p->n++] = bound;
+}
+
+/* A write may be seen through views, so it counts for all. */
+static void raise_bounds(program *p, double bound) {
+    for (int i = 0; i < p->n; i++)
+        if (p->bound[i] < bound) p->bound[i] = bound;
+}
+
+static void product(program *p) {
+    int a = any(p), b = below(p, 2) ? (int)below(p, INPUTS) : any(p);
+    if (below(p, 2)) a ^= b, b ^= a, a ^= b;
+    double bound = SIDE * p->bound[a] * p->bound[b];
+    if (bound < most) put(p, etch_mm(p->v[a], p->v[b]), bound);
+}
+
+static void sum(program *p) {
+    static const double factors[] = {1, 1, 1, 2, -3};
+    int a = any(p), b = any(p);
+    double factor = factors[below(p, 5)], bound = p->bound[a] + 3 * p->bound[b];
+    bool minus = below(p, 3) == 0, write = below(p, 5) == 0;
+    etch_tensor *x = p->v[a], *y = p->v[b];
+    if (bound >= most) return;
+    if (write && a != b) {
+        if (minus) etch_sub_(x, y);
+        else etch_add_(x, y);
+        raise_bounds(p, bound);
+        return;
+    }
+    put(p, minus ? etch_sub_alpha(x, y, factor) : etch_add_alpha(x, y, factor), bound);
+}
+
+static etch_tensor *times(etch_tensor *common, etch_tensor *other, bool left) {
+    return left ? etch_mm(common, other) : etch_mm(other, common);
+}
+
+/* Of two products with a common operand, mostly. */
+static void sum_of_products(program *p) {
+    int a = any(p), b = any(p), w = (int)below(p, (unsigned)p->n);
+    double bound = SIDE * p->bound[w] * (p->bound[a] + p->bound[b]);
+    if (bound >= most) return;
+    bool left = below(p, 2), between = below(p, 4) == 0, turned = below(p, 3) == 0;
+    etch_tensor *one = p->v[a], *two = p->v[b], *common = p->v[w];
+    if (turned) one = etch_t(one), two = etch_t(two);
+    etch_tensor *x = times(common, one, left);
+    if (between) etch_fill_(etch_select(p->v[any(p)], 0, 1), 1);
+    if (below(p, 6) == 0) common = etch_t(common);
+    etch_tensor *y = times(common, two, left);
+    put(p, below(p, 2) ? etch_add(x, y) : etch_sub(y, x), bound);
+    if (below(p, 6) == 0) put(p, x, bound);
+}
+
+static void statement(program *p) {
+    switch (below(p, 8)) {
+    case 0: {
+        int i = any(p);
+        put(p, etch_t(p->v[i]), p->bound[i]);
+        break;
+    }
+    case 1: etch_fill_(etch_select(p->v[any(p)], below(p, 2), below(p, SIDE)), -1); break;
+    case 2: product(p); break;
+    case 3:
+    case 4: sum(p); break;
+    default: sum_of_products(p);
+    }
+}
+
+static etch_status body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out, int nout) {
+    program *p = ctx;
+    p->random = p->seed * 2654435761u + 1, p->n = 0;
+    for (int i = 0; i < nin; i++) put(p, in[i], 2);
+    for (int i = 0; i < STATEMENTS && p->n < VALUES - 3; i++) statement(p);
+    for (int i = 0; i < nout; i++) out[i] = etch_clone(p->v[p->n - 1 - i]);
+    return etch_last_status();
+}
+
+/* ---- runs ---- */
+
+typedef struct run {
+    etch_tensor *in[INPUTS], *out[OUTPUTS];
+} run;
+
+static void set_inputs(run *r, etch_tensor *const *from) {
+    for (int i = 0; i < INPUTS; i++) r->in[i] = etch_clone(from[i]);
+}
+
+static bool same(const run *a, const run *b) {
+    bool ok = true;
+    for (int i = 0; i < INPUTS; i++) ok &= etch_bitwise_equal(a->in[i], b->in[i]);
+    for (int i = 0; i < OUTPUTS; i++) ok &= etch_bitwise_equal(a->out[i], b->out[i]);
+    return ok;
+}
+
+/* Products of a later call. */
+static int64_t check_against(const run *eager, program *p, etch_tensor *const *from,
+                             etch_numerics numerics) {
+    int64_t products = 0;
+    etch_function *f = etch_compile(body, .numerics = numerics, .ctx = p, .name = "random");
+    for (int call = 0; call < 3; call++) {
+        run r;
+        set_inputs(&r, from);
+        int64_t before = etch_counters().library_calls;
+        assert_int_equal(etch_call_n(f, r.in, INPUTS, r.out, OUTPUTS), ETCH_OK);
+        products = etch_counters().library_calls - before;
+        if (!same(&r, eager)) fail_msg("seed %lld differs", (long long)p->seed);
+    }
+    assert_int_equal(etch_function_counters(f).graphs, 1);
+    etch_function_free(f);
+    return products;
+}
+
+static int programs = 24;
+static uint64_t first_seed = 1;
+
+/* Whole numbers of at most 2. */
+static etch_tensor *small_numbers(void) {
+    etch_tensor *t = etch_rand(ETCH_F64, ETCH_SHAPE(SIDE, SIDE));
+    return etch_floor(etch_add_scalar(etch_mul_scalar(t, 4.99), -2));
+}
+
+static void random_programs_are_exact(void **state) {
+    (void)state;
+    int64_t strict = 0, relaxed = 0;
+    etch_manual_seed(7);
+    for (int i = 0; i < programs; i++) {
+        ETCH_SCOPE {
+            program p = {.seed = first_seed + (uint64_t)i};
+            etch_tensor *from[INPUTS];
+            run eager;
+            for (int k = 0; k < INPUTS; k++) from[k] = small_numbers();
+            set_inputs(&eager, from);
+            assert_int_equal(body(&p, eager.in, INPUTS, eager.out, OUTPUTS), ETCH_OK);
+            strict += check_against(&eager, &p, from, ETCH_STRICT);
+            relaxed += check_against(&eager, &p, from, ETCH_RELAXED);
+        }
+    }
+    assert_int_equal(etch_counters().compile_failures, 0);
+    assert_true(relaxed <= strict);
+    if (programs >= 24) assert_true(strict - relaxed > programs / 3);
+    print_message("%d programs: %lld products, relaxed %lld\n", programs, (long long)strict,
+                  (long long)relaxed);
+}
+
+int main(int argc, char **argv) {
+    if (test_device() != ETCH_CPU) programs = 8;
+    if (argc > 1) programs = atoi(argv[1]);
+    if (argc > 2) first_seed = strtoull(argv[2], NULL, 10);
+    const struct CMUnitTest tests[] = {cmocka_unit_test(random_programs_are_exact)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
