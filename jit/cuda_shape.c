@@ -238,7 +238,7 @@ enum { LANE_BYTES = 128 };
 /* Whether the lanes of n columns fit the registers of a thread, and the tiles, which are wider from 8
  * on, are enough to busy the device. */
 static bool columns_fit(const loop_kernel *k, const int64_t *dims, int n) {
-    const cuda_variant v = {32, (uint8_t)n, 5, 0};
+    const cuda_variant v = {.index_bits = 32, .vector = (uint8_t)n, .tile = 5};
     cuda_layout l = etch__cuda_layout(k, &v);
     return n * reduced_bytes(k) <= LANE_BYTES &&
            (n < 8 || blocks_of_work(k, &l, dims) >= PROCESSORS / 2);

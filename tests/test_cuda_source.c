@@ -105,7 +105,7 @@ static void check_run(const int64_t *extent, bool split) {
     vectors_seen += v.vector > 1;
     column_vectors_seen += v.vector > 1 && K.variant == LOOP_COLUMN;
     add_launch(c, v, 0);
-    if (widest) add_launch(c, (cuda_variant){32, (uint8_t)widest, 3 + ncases % 2, 0}, 0);
+    if (widest) add_launch(c, (cuda_variant){32, (uint8_t)widest, 3 + ncases % 2, 0, 0}, 0);
     v.tile = (uint8_t)(random_bits() % 6);
     if (v.vector > 1 && !quick && !split)
         add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0, 0}, 0);
@@ -658,8 +658,8 @@ static void test_finish(void **unused) {
         store(1, ETCH_F32, "0", reduce(REDUCE_MAX, ETCH_F32, x));
         wild = false;
         check_run(&columns[i], true);
-        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 0, 0}, 0);
-        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 5, 0}, 0);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 0, 0, 0}, 0);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 5, 0, 0}, 0);
     }
     rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
     check_run((int64_t[]){40, 4096 * 5 + 1}, true);
@@ -823,7 +823,7 @@ static void test_text(void **unused) {
 /* What keeps the loads of a thread together, and the cache clean, where that is right. */
 static void test_text_of_sums(void **unused) {
     (void)unused;
-    cuda_variant v = {32, 4, 3, 0};
+    cuda_variant v = {32, 4, 3, 0, 0};
     for (int i = 0; i < 4; i++) {
         begin(LOOP_ROW, 0, 1);
         int x = load(0, ETCH_F32, "1");
