@@ -380,20 +380,32 @@ static void blocking(void) {
     etch_function_free(f);
 }
 
-static void not_in_a_graph(void) {
-    etch_tensor *x = ramp(5), *i = whole(0, 1, 2);
-    etch_cuda_graph *g = NULL;
-    CHECK(etch_index_select(x, 0, i) && etch_synchronize(gpu) == ETCH_OK);
+static void in_a_graph_of_the_users(void) {
+    etch_tensor *x = ramp(5), *i = whole(0, 1, 2), *y = ramp(5), *one = ramp(3);
+    etch_cuda_graph *g = NULL, *h = NULL;
     ETCH_ON(gpu) {
-        ETCH_CUDA_GRAPH(g) {
-            after = etch_index_select(x, 0, i);
-            CHECK(!after && etch_last_status() == ETCH_ERR_UNSUPPORTED);
-            CHECK(says(etch_last_error(), "index_select") && says(etch_last_error(), "graph"));
+        ETCH_CUDA_GRAPH(h) {
+            CHECK(!etch_index_select(x, 0, i) && etch_last_status() == ETCH_ERR_UNSUPPORTED);
+            CHECK(says(etch_last_error(), "have run before"));
             etch_clear_error();
-            after = etch_neg(x);
+        }
+        etch_cuda_graph_free(h);
+        CHECK(etch_index_select(x, 0, i) && etch_index_add_(y, 0, i, one));
+        CHECK(etch_synchronize(gpu) == ETCH_OK);
+        ETCH_CUDA_GRAPH(g) {
+            after = etch_neg(etch_index_select(x, 0, i));
+            CHECK(after && etch_index_add_(y, 0, i, one));
         }
     }
-    CHECK(g && etch_cuda_graph_replay(g) == ETCH_OK && etch_item(etch_sum(after)) == -10);
+    CHECK(g && etch_cuda_graph_replay(g) == ETCH_OK && etch_item(etch_sum(after)) == -3);
+    CHECK(etch_item(etch_sum(y)) == 10 + 3 + 3);
+    etch_copy_(i, whole(4, 3, -1));
+    CHECK(etch_cuda_graph_replay(g) == ETCH_OK);
+    waits_for(ETCH_ERR_INDEX, "index_select: expected indices from 0 to 4, got -1", "");
+    CHECK(etch_item(etch_sum(y)) == 10 + 3 + 3);
+    etch_copy_(i, whole(4, 3, 3));
+    CHECK(etch_cuda_graph_replay(g) == ETCH_OK && etch_item(etch_sum(after)) == -10);
+    CHECK(etch_item(etch_sum(y)) == 10 + 3 + 3 + 3);
     etch_cuda_graph_free(g);
 }
 
@@ -492,7 +504,7 @@ int main(void) {
         IN_CHILD(many_between_waits, NULL),
         IN_CHILD(many_in_runs, NULL),
         IN_CHILD(blocking, "ETCH_CUDA_BLOCKING=1"),
-        IN_CHILD(not_in_a_graph, NULL),
+        IN_CHILD(in_a_graph_of_the_users, NULL),
         IN_CHILD(kernels_of_the_user, NULL),
         /* Of the fakes only. */
         IN_CHILD(each_call_fails_once, NULL),

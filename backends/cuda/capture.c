@@ -1,4 +1,5 @@
 /* Graphs that a user records: etch_cuda_graph_begin, _end, _replay. */
+#include "backends/cuda/faults.h"
 #include "backends/cuda/runtime.h"
 
 struct etch_cuda_graph {
@@ -6,6 +7,7 @@ struct etch_cuda_graph {
     cu_graph graph;
     cu_exec exec;
     cuda_block *pinned; /* memory freed in the block, which the graph goes on using */
+    graph_checks checks;
 };
 
 static __thread etch_cuda_graph *recording;
@@ -24,8 +26,10 @@ etch_cuda_graph *etch_cuda_graph_begin(void) {
     etch_cuda_graph *g = etch__calloc(1, sizeof *g);
     if (!g) return NULL;
     g->stream = etch__cuda_stream(etch__device_index(device));
-    if (g->stream && etch__cuda_capture_begin(g->stream, &g->pinned) == ETCH_OK)
+    if (g->stream && etch__cuda_capture_begin(g->stream, &g->pinned) == ETCH_OK) {
+        etch__cuda_checks_record(&g->checks);
         return recording = g;
+    }
     etch__free(g);
     return NULL;
 }
@@ -37,6 +41,7 @@ etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g) {
         return NULL;
     }
     recording = NULL;
+    etch__cuda_checks_record(NULL);
     etch_status status = etch__cuda_capture_end(g->stream, &g->graph);
     if (status == ETCH_OK) status = CU(cuGraphInstantiateWithFlags, &g->exec, g->graph, 0);
     if (status == ETCH_OK) return g;
@@ -52,6 +57,7 @@ etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
     if (!etch__cuda_enter(index)) return etch__tls.status;
     etch__cuda_counts(index)->graph_launches++;
     etch__cuda_note(g->stream, "a recorded CUDA graph");
+    etch__cuda_checks_launched(&g->checks, g->stream);
     return CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
 }
 
@@ -59,7 +65,12 @@ void etch_cuda_graph_free(etch_cuda_graph *g) {
     if (!g) return;
     saved_error before;
     etch__error_save(&before);
-    if (recording == g) recording = NULL, etch__cuda_capture_end(g->stream, &g->graph);
+    if (recording == g) {
+        recording = NULL;
+        etch__cuda_checks_record(NULL);
+        etch__cuda_capture_end(g->stream, &g->graph);
+    }
+    etch__cuda_checks_release(&g->checks);
     etch__cuda_enter(etch__cuda_stream_device(g->stream)->index);
     if (g->exec) etch__cuda.cuGraphExecDestroy(g->exec);
     if (g->graph) etch__cuda.cuGraphDestroy(g->graph);

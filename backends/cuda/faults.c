@@ -169,6 +169,7 @@ void etch__cuda_forget_faults(cuda_stream *s) {
 /* Slots and notes run out where nobody waits for long. */
 static etch_status make_room(cuda_stream *s) {
     fault_set *f = &s->faults;
+    if (etch__cuda_capturing()) return ETCH_OK;
     etch_status status = f->ready ? ETCH_OK : make_slots(s);
     if (status != ETCH_OK || (f->next < FAULT_RUNS && f->nnotes < FAULT_NOTES)) return status;
     status = finish_set(s);
@@ -182,9 +183,32 @@ static fault_slot *take_slot(fault_set *f) {
     return slot;
 }
 
+static __thread graph_checks *recording; /* by the user */
+
+void etch__cuda_checks_record(graph_checks *g) {
+    if (!g && recording) etch__cuda_checks_leave(recording);
+    recording = g;
+}
+
+/* The graph that is recorded gets a slot with its first check. What makes the slots themselves, or
+ * frees some, would be recorded as well. */
+static etch_status enter_recording(cuda_stream *s) {
+    if (!recording)
+        return etch__error(ETCH_ERR_UNSUPPORTED, "what is checked here cannot be recorded");
+    if (recording->stream) return ETCH_OK;
+    if (!s->faults.ready)
+        return etch__error(ETCH_ERR_UNSUPPORTED, "expected the operators of a recording that check "
+                                                 "their data to have run before it");
+    etch_status status = etch__cuda_checks_reserve(s, recording);
+    if (status == ETCH_OK) etch__cuda_checks_enter(recording);
+    return status;
+}
+
 etch_status etch__cuda_checks_open(int device) {
     cuda_stream *s = etch__cuda_stream(etch__device_index(device));
     if (!s) return etch__tls.status;
+    if (etch__cuda_capturing() && !now.steps && enter_recording(s) != ETCH_OK)
+        return etch__tls.status;
     if (now.depth) return now.depth++, ETCH_OK;
     pthread_mutex_lock(&s->faults.lock);
     etch_status status = make_room(s);
@@ -220,19 +244,23 @@ static etch_status check_of_run(cuda_stream *s, const fault_note *note, fault_ar
     return status;
 }
 
-static void check_of_graph(const fault_note *note, fault_args *args) {
+static etch_status check_of_graph(const fault_note *note, fault_args *args) {
+    if (now.step >= FAULT_STEPS)
+        return etch__error_at(note->site, ETCH_ERR_UNSUPPORTED,
+                              "%s: more than %d operators of a CUDA graph check their data",
+                              etch__ops[note->op].name, FAULT_STEPS);
     now.steps[now.step] = *note;
     args->slot = now.slot;
     args->check = number_of(now.graph, now.step) << FAULT_ELEMENT_BITS;
+    now.step += recording != NULL;
+    now.noted = true;
+    return ETCH_OK;
 }
 
 etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args *args) {
     if (likely(!etch__cuda_capturing())) return check_of_run(s, note, args);
-    if (now.steps) return check_of_graph(note, args), ETCH_OK;
-    return etch__error_at(note->site, ETCH_ERR_UNSUPPORTED,
-                          "%s: what it checks in its data cannot be recorded in a CUDA graph; "
-                          "record the operators around it",
-                          etch__ops[note->op].name);
+    if (!now.steps && enter_recording(s) != ETCH_OK) return etch__tls.status;
+    return check_of_graph(note, args);
 }
 
 /* ---- graphs ---- */

@@ -85,6 +85,8 @@ void etch__cuda_checks_release(const graph_checks *g);
 void etch__cuda_checks_enter(graph_checks *g);
 void etch__cuda_checks_leave(const graph_checks *g);
 void etch__cuda_checks_step(int step); /* that is recorded next */
+/* From here on, until NULL, what the thread records is the user's graph with these checks. */
+void etch__cuda_checks_record(graph_checks *g);
 /* The graph is launched on s. */
 void etch__cuda_checks_launched(const graph_checks *g, cuda_stream *s);
 

@@ -235,6 +235,11 @@ static etch_status settle_checks(const op_call *call, int device) {
     bool noted, writes = etch__ops[call->op].kind == KIND_INPLACE || etch__op_is_users(call->op);
     etch__cuda_checks_slot(&noted);
     if (likely(!noted) || !writes || (own[call->op] && checks[call->op])) return ETCH_OK;
+    if (etch__cuda_capturing())
+        return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
+                              "%s: a recorded graph cannot hold it behind operators that check "
+                              "their data; record it apart from them",
+                              etch__ops[call->op].name);
     cuda_stream *s = etch__cuda_stream(etch__device_index(device));
     return s ? etch__cuda_finish(s) : etch__tls.status;
 }

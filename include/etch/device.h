@@ -9,9 +9,14 @@
  * stream. Reading a value waits for it. A fault on the GPU (also an address that the user's own
  * kernel got wrong) is reported by the next call that waits, with the kernels since the last one.
  *
- * Operators that may fail on their data (those with an index tensor, integer division by a tensor) wait
- * for their check before they write. So their errors appear where they do on the CPU: at the operator's
- * call, in compiled code at the flush, with the same code and message, nothing written after them. */
+ * Operators that may fail on their data (those with an index tensor, integer division by a tensor) are
+ * checked by the GPU itself, and nobody waits: the error, the CPU's with the line of the operator's call, is
+ * that of the next call that waits for the device (reading a value, a copy to the CPU,
+ * etch_synchronize), which then gives nothing. It is said once, the first in the order of the calls;
+ * results of the failed operator are undefined. What an operator in place, or a segment of a compiled
+ * function, was to write into tensors that existed before is not written where one of its checks
+ * fails. Under ETCH_CUDA_BLOCKING=1 (and ETCH_CHECK=1) each call waits: errors appear where they do on
+ * the CPU. */
 #ifndef ETCH_DEVICE_H
 #define ETCH_DEVICE_H
 
@@ -108,7 +113,8 @@ ETCH_API etch_status etch_device_trim(etch_device device);
  * a program that changes: no shape, scalar or branch is checked. (A compiled function with
  * ETCH_MODE_REDUCE_OVERHEAD is the checked form of the same.) Operators in the block must be of the
  * current device and must not wait for it: reading a value there is an error. Call the block's
- * operators once before, so that their kernels are there. On error g is NULL. */
+ * operators once before, so that their kernels are there. A replay checks data like its operators
+ * do. On error g is NULL. */
 typedef struct etch_cuda_graph etch_cuda_graph;
 ETCH_API etch_cuda_graph *etch_cuda_graph_begin(void);
 ETCH_API etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g); /* g, or NULL and g freed */
