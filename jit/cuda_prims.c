@@ -293,10 +293,10 @@ static const struct {
              "    T e[N];\n"
              "};\n"},
     {"read_once(",
-     "/* 16 bytes that nobody writes meanwhile; they push nothing out of the first-level cache. */\n"
+     "/* 16 bytes that nobody writes meanwhile, kept out of the first-level cache. */\n"
      "template <class T, int N>\n"
      "__device__ inline vec<T, N> read_once(const vec<T, N> *p) {\n"
-     "#if defined __CUDA_ARCH__ && __CUDA_ARCH__ >= 700\n"
+     "#if __CUDACC_VER_MAJOR__ >= 12 && __CUDA_ARCH__ >= 700\n"
      "    union {\n"
      "        u32 word[4];\n"
      "        vec<T, N> whole;\n"

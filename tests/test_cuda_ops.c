@@ -478,8 +478,31 @@ static void tensors_made_beside_their_operand(void **state) {
     }
 }
 
+static etch_tensor *sum_of_product(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)c;
+    return etch_sum(etch_mul(a, b));
+}
+
+static etch_tensor *column_sums(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)c;
+    return etch_sum_dim(etch_mul(a, b), ETCH_DIMS(0), false);
+}
+
+/* More than a block of the canonical order, in vectors: one kernel or two, bits of the CPU. */
+static void long_sums(void **state) {
+    (void)state;
+    static const etch_dtype types[] = {ETCH_F32, ETCH_BF16, ETCH_F64, ETCH_I8};
+    for (int i = 0; i < (int)(sizeof types / sizeof *types); i++)
+        ETCH_SCOPE {
+            etch_tensor *a = numbers(types[i], ETCH_SHAPE(5000, 64));
+            check(sum_of_product, a, etch_neg(a), NO, 0);
+            check(column_sums, a, etch_neg(a), NO, 0);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(long_sums),
         cmocka_unit_test(softmaxes),
         cmocka_unit_test(a_row_beyond_the_registers),
         cmocka_unit_test(layer_norms),
