@@ -187,7 +187,8 @@ def main():
                "first_call_ms", "speedup"]
     out = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     out.writeheader()
-    for name in [n for n in (GPU_BODIES if DEVICE == "cuda" else BODIES) if not args or n in args]:
+    names = GPU_BODIES if DEVICE == "cuda" else BODIES
+    for name in [n for n in args or names if n in names]:
         for fields, etch in Etch(name, threads).rows():
             if fields["workload"] == name:
                 with torch.no_grad():
