@@ -47,7 +47,8 @@ void test_set_blocking(bool on) { etch__cuda_set_blocking(on); }
 
 /* ---- shares ---- */
 
-__attribute__((weak)) const bool test_has_shares = false;
+/* Not const: the compiler would know its value. */
+__attribute__((weak)) bool test_has_shares = false;
 enum { JOBS_MAX = 64 };
 static long part, parts = 1;
 

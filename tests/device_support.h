@@ -20,8 +20,8 @@ void test_set_blocking(bool on);
  * scope and leaves out what is not its share. With ETCH_TEST_JOBS=N there are N processes, each with
  * every N-th share; else all shares are the one process's. */
 bool test_share(long number);
-extern const bool test_has_shares;
-#define TEST_HAS_SHARES const bool test_has_shares = true;
+extern bool test_has_shares;
+#define TEST_HAS_SHARES bool test_has_shares = true;
 
 /* At the start of a test that is about the host: instruction sets, addresses that C code writes to. */
 #define ONLY_ON_CPU()                                                                              \

@@ -96,6 +96,10 @@ static void extreme_indices(void) {
     etch_tensor *empty = on_gpu(etch_zeros(ETCH_F32, ETCH_SHAPE(3, 0)));
     CHECK(etch_index_select(empty, 0, whole(0, 1, 3)));
     waits_for(ETCH_ERR_INDEX, "index_select", "got 3");
+    /* an empty index of another rank */
+    etch_tensor *none = on_gpu(etch_ones(ETCH_I64, ETCH_SHAPE(1, 0, 2)));
+    CHECK(etch_scatter_value_(x, -1, none, etch_scalar_int(1)) && etch_scatter_add(x, 0, none, x));
+    CHECK(etch_synchronize(gpu) == ETCH_OK);
     CHECK(etch_floor_divide(whole(1, 2, INT64_MIN), whole(-1, -1, -1)));
     CHECK(etch_synchronize(gpu) == ETCH_OK);
     CHECK(!etch_floor_divide_scalar(whole(1, 2, 3), 0)); /* known at once */

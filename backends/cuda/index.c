@@ -214,7 +214,7 @@ static etch_status run_walk(const op_call *call, cuda_stream *s, walk_args *w, e
     const etch_tensor *index = call->in[1];
     int64_t units = how->way == READ_INDEXED ? w->nlines * w->nrun : w->nlines;
     etch_status status = index->numel ? note_index(call, s, w->n, how->wraps, &w->check) : ETCH_OK;
-    bool walks = w->nlines && w->nrun;
+    bool walks = w->nlines && w->nrun && index->numel; /* an empty index may have any rank */
     if (status == ETCH_OK && (how->tested || !walks))
         status = check_index(s, index, w->n, how->wraps, &w->check);
     if (status != ETCH_OK || !walks) return status;

@@ -547,6 +547,8 @@ static void call_on_device(fuzz_world *w, int call) {
     w->left_error = false;
     w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
     w->left_error |= etch_last_status() != ETCH_OK;
+    w->late = w->device == ETCH_CPU ? ETCH_OK : etch_synchronize(w->device);
+    w->left_error |= w->late != ETCH_OK;
     for (int i = 0; i < w->setup->nout; i++)
         w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;
     etch_clear_error();
@@ -650,12 +652,17 @@ static void count_call(comparison *c, etch_counters_t before) {
                            now.divergences == before.divergences && now.graphs == before.graphs;
 }
 
+static bool is_of_data(etch_status s) {
+    return s == ETCH_ERR_DIVISION_BY_ZERO || s == ETCH_ERR_INDEX;
+}
+
 /* Errors that depend on data appear at the flush when compiled, and what depends on them fails
- * later: from there on the two sides see different things. */
+ * later; on a device they appear when it is waited for: from there on the two sides see different
+ * things. */
 static bool failed_on_data(const fuzz_world *w) {
+    if (is_of_data(w->late)) return true;
     for (int i = 0; i < w->nevents; i++)
-        if (w->event[i] == 0xe0000000u + ETCH_ERR_DIVISION_BY_ZERO ||
-            w->event[i] == 0xe0000000u + ETCH_ERR_INDEX)
+        if (w->event[i] >> 16 == 0xe000 && is_of_data((etch_status)(w->event[i] & 0xffff)))
             return true;
     return false;
 }

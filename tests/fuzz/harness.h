@@ -91,7 +91,8 @@ struct fuzz_world {
     etch_tensor *kept[FUZZ_MAX_KEPT];
     int nkept;
     etch_status status;
-    bool left_error; /* the thread's error was set after the body or the call */
+    bool left_error;  /* the thread's error was set after the body or the call */
+    etch_status late; /* of what a device found after the call */
     uint64_t event[FUZZ_MAX_EVENTS];
     int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
     int nevents, at;
