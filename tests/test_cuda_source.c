@@ -150,7 +150,7 @@ static char *all_programs(size_t *n) {
 }
 
 static const char gxx_options[] =
-    "-std=c++17 -O1 -shared -fPIC -fvisibility=hidden -ffp-contract=off -w "
+    "-std=c++17 -O0 -shared -fPIC -fvisibility=hidden -ffp-contract=off -w "
     "-fsanitize=undefined,float-cast-overflow -fsanitize-undefined-trap-on-error";
 
 /* Under a name of this process first: several builds may share the folder. */
