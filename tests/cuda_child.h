@@ -39,7 +39,7 @@ static inline bool use_fakes(void) {
                  ETCH_TEST_BINARY_DIR, names[i]);
         setenv(variables[i], fakes[i], 1);
     }
-    setenv("FAKE_CUDA_CACHE", ETCH_TEST_BINARY_DIR "/tests/fake_cuda/kernels", 0);
+    setenv("FAKE_CUDA_CACHE", ETCH_HOST_KERNELS, 0);
     setenv("ETCH_CACHE_SIZE", "0", 1);
     unsetenv("ETCH_CUDA");
     if (system("g++ --version >/dev/null 2>&1") == 0) return true;

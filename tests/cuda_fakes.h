@@ -20,7 +20,7 @@ static int use_fakes(void **state) {
         snprintf(path, sizeof path, "%s/tests/fake_cuda/%s.so", ETCH_TEST_BINARY_DIR, names[i][1]);
         setenv(names[i][0], path, 0);
     }
-    setenv("FAKE_CUDA_CACHE", ETCH_TEST_BINARY_DIR "/tests/fake_cuda/kernels", 0);
+    setenv("FAKE_CUDA_CACHE", ETCH_HOST_KERNELS, 0);
     setenv("ETCH_CACHE_SIZE", "0", 0);
     gpu = ETCH_CUDA(0);
     if (etch_cuda_count() > 0) return 0;

@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
+#include <xxhash.h>
 
 #include <etch/debug.h>
 
@@ -128,22 +129,55 @@ static void write_program(FILE *f, int p) {
 
 static bool (*host_launch)(void (*)(const void *), const void *, unsigned, unsigned);
 
-static void *compile_all(void) {
-    static int number;
-    char path[64], object[64], command[600];
-    snprintf(path, sizeof path, "%s/%d.cpp", dir, number);
-    snprintf(object, sizeof object, "%s/%d.so", dir, number++);
-    FILE *f = fopen(path, "w");
+/* The file's bytes, behind what f holds. */
+static void append_file(FILE *f, const char *path) {
+    char buffer[4096];
+    FILE *in = fopen(path, "r");
+    if (!in) fail_msg("%s is not there", path);
+    for (size_t n; (n = fread(buffer, 1, sizeof buffer, in)) > 0;) fwrite(buffer, 1, n, f);
+    fclose(in);
+}
+
+/* What g++ gets. */
+static char *all_programs(size_t *n) {
+    char *text = NULL;
+    FILE *f = open_memstream(&text, n);
     assert_non_null(f);
-    fprintf(f, "#include \"%s/tests/cuda_host.hpp\"\n", ETCH_TEST_SOURCE_DIR);
+    append_file(f, ETCH_TEST_SOURCE_DIR "/tests/cuda_host.hpp");
     for (int p = 0; p < nprograms; p++) write_program(f, p);
     fclose(f);
-    snprintf(command, sizeof command,
-             "g++ -std=c++17 -O1 -shared -fPIC -fvisibility=hidden -ffp-contract=off -w "
-             "-fsanitize=undefined,float-cast-overflow -fsanitize-undefined-trap-on-error "
-             "%s -o %s -lm",
-             path, object);
+    return text;
+}
+
+static const char gxx_options[] =
+    "-std=c++17 -O0 -shared -fPIC -fvisibility=hidden -ffp-contract=off -w "
+    "-fsanitize=undefined,float-cast-overflow -fsanitize-undefined-trap-on-error";
+
+/* Under a name of this process first: several builds may share the folder. */
+static void compile_to(const char *object, const char *text, size_t n) {
+    char path[64], made[sizeof ETCH_HOST_KERNELS + 32], command[sizeof made + 600];
+    snprintf(path, sizeof path, "%s/programs.cpp", dir);
+    snprintf(made, sizeof made, "%s/%d", ETCH_HOST_KERNELS, (int)getpid());
+    FILE *f = fopen(path, "w");
+    assert_non_null(f);
+    assert_int_equal(fwrite(text, 1, n, f), n);
+    assert_int_equal(fclose(f), 0);
+    snprintf(command, sizeof command, "g++ %s %s -o %s -lm", gxx_options, path, made);
     if (system(command) != 0) fail_msg("%s", command);
+    assert_int_equal(rename(made, object), 0);
+}
+
+/* Compiled once: the object's name is a hash of all that goes in. */
+static void *compile_all(void) {
+    size_t n = 0;
+    char *text = all_programs(&n), object[sizeof ETCH_HOST_KERNELS + 64];
+    XXH128_hash_t h = XXH3_128bits_withSeed(text, n,
+                                            XXH3_64bits(gxx_options, sizeof gxx_options) ^
+                                                XXH3_64bits(__VERSION__, sizeof __VERSION__));
+    snprintf(object, sizeof object, "%s/source-%016llx%016llx.so", ETCH_HOST_KERNELS,
+             (unsigned long long)h.high64, (unsigned long long)h.low64);
+    if (access(object, R_OK) != 0) compile_to(object, text, n);
+    free(text);
     void *so = dlopen(object, RTLD_NOW | RTLD_LOCAL);
     if (!so) fail_msg("%s", dlerror());
     for (int p = 0; p < nprograms; p++) {
