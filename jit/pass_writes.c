@@ -2,7 +2,8 @@
  *
  * Obligations: every read sees the version that the program order says; memory that a write changes
  * is never that of a version which is read later; the last version of each written input ends in
- * the input's memory; an operator with a kernel of its own gets the operands that eager gives it.
+ * the input's memory; an operator with a kernel of its own gets the operands that eager gives it; where
+ * a check on data can only be made behind a write, inputs are not written before the end.
  */
 #include "core/dispatch.h"
 #include "jit/plan.h"

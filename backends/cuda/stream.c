@@ -64,7 +64,6 @@ static cuda_stream *take_over(const cuda_device *d) {
     for (int i = 0; i < nstreams; i++)
         if (streams[i]->free && streams[i]->device == d) {
             streams[i]->free = false;
-            etch__cuda_forget_faults(streams[i]);
             return streams[i];
         }
     return NULL;
@@ -115,6 +114,7 @@ cuda_stream *etch__cuda_stream(int index) {
     if (!s) s = new_stream(d);
     pthread_mutex_unlock(&lock);
     if (!s) return NULL;
+    etch__cuda_forget_faults(s);
     mine.own[index] = mine.now[index] = s;
     pthread_setspecific(at_thread_end, &mine);
     return s;
