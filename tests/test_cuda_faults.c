@@ -488,6 +488,50 @@ static void each_call_fails_once(void) {
     etch_function_free(f);
 }
 
+static bool calls_thrice(etch_function *f) {
+    etch_tensor *table = ramp(40), *tokens = NULL;
+    if (!table || !(table = etch_view(table, ETCH_SHAPE(10, 4)))) return false;
+    for (int i = 0; i < 3; i++)
+        if (!(tokens = whole(i, 1, 2)) || !etch_call(f, table, tokens)) return false;
+    return etch_synchronize(gpu) == ETCH_OK;
+}
+
+typedef struct counted {
+    etch_status status;
+    int64_t fail, asked; /* which allocation is to fail, how many there were */
+} counted;
+
+/* A thread that begins with it, so that slots are made under it. */
+static void *has_slots(void *ctx) {
+    counted *c = ctx;
+    ETCH_SCOPE {
+        etch__fail_allocation(c->fail);
+        etch_function *f = etch_compile(embeds, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+        c->status = f && calls_thrice(f) ? ETCH_OK : etch_last_status();
+        c->asked = etch__fail_allocation(-1);
+        etch_function_free(f);
+    }
+    return NULL;
+}
+
+static void each_allocation_fails_once(void) {
+    pthread_t t;
+    counted c = {.fail = -1};
+    has_slots(&c); /* kernels are there */
+    CHECK(c.status == ETCH_OK);
+    int64_t tensors = etch_memory().tensors, errors = 0, n = 0;
+    for (bool last = false; !last && n < 3000; n++) {
+        c = (counted){.fail = n};
+        CHECK(!pthread_create(&t, NULL, has_slots, &c) && !pthread_join(t, NULL));
+        last = c.asked <= n;
+        /* what failed, or that the next operator got nothing */
+        CHECK(!c.status || c.status == ETCH_ERR_OUT_OF_MEMORY || c.status == ETCH_ERR_NULL);
+        CHECK(etch_memory().tensors == tensors);
+        errors += c.status != ETCH_OK;
+    }
+    CHECK(n > 20 && n < 3000 && errors > 0);
+}
+
 int main(void) {
     real = getenv("ETCH_TEST_REAL_GPU") != NULL;
     if (!real && !use_fakes()) return 77;
@@ -512,7 +556,8 @@ int main(void) {
         IN_CHILD(kernels_of_the_user, NULL),
         /* Of the fakes only. */
         IN_CHILD(each_call_fails_once, NULL),
+        IN_CHILD(each_allocation_fails_once, NULL),
     };
-    const size_t of_fakes = 1, n = sizeof tests / sizeof *tests;
+    const size_t of_fakes = 2, n = sizeof tests / sizeof *tests;
     return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
 }
