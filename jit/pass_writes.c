@@ -198,12 +198,19 @@ static bool write_back(ir *r, int32_t base) {
     return true;
 }
 
+/* A map over an input that is lifted counts from the copy's first element. */
+static void resolve(const ir *r, int32_t value, ir_source *s) {
+    int32_t base = r->g->values[value].base;
+    etch__source_resolve(r->g, value, s);
+    if (r->bases[base] & BASE_LIFTED) s->meta.offset -= r->g->values[base].meta.offset;
+}
+
 /* The source of an operand. `fusable`: the reader takes any strides. */
 static bool read_operand(ir *r, int32_t value, bool fusable, ir_source *s) {
     *s = (ir_source){.version = -1};
     if (value < 0) return true;
     int32_t base = r->g->values[value].base;
-    etch__source_resolve(r->g, value, s);
+    resolve(r, value, s);
     if (apart(r, base)) {
         if (!(fusable && s->whole)) {
             if (!write_back(r, base)) return false;
@@ -285,7 +292,7 @@ static bool add_write(ir *r, int32_t base, ir_node *n, ir_source *in) {
 static bool add_inplace(ir *r, int gnode, ir_node *n, ir_source *in) {
     const graph *g = r->g;
     int32_t base = g->values[g->nodes[gnode].out].base;
-    etch__source_resolve(g, g->nodes[gnode].out, &n->target);
+    resolve(r, g->nodes[gnode].out, &n->target);
     n->domain = n->target.meta;
     if (!n->program || !replaces_whole(r, &n->target, base)) return add_write(r, base, n, in);
     bool constant;
@@ -378,7 +385,7 @@ static bool can_lift(const ir *r, int32_t v) {
     int64_t stride[ETCH_MAX_DIMS];
     etch__row_major(m.ndim, m.size, stride);
     bool alone = r->g->values[v].base == v && !(r->bases[v] & BASE_SHARED);
-    return alone && m.offset == 0 && !memcmp(stride, m.stride, m.ndim * sizeof *stride);
+    return alone && !memcmp(stride, m.stride, m.ndim * sizeof *stride);
 }
 
 /* Lets a copy of each written input be written instead, so that a check that fails finds the inputs as

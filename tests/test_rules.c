@@ -249,6 +249,12 @@ static etch_tensor *three(int64_t a, int64_t b, int64_t c) {
     return t;
 }
 
+/* The same elements, not at the beginning of their storage. */
+static etch_tensor *behind(etch_tensor *t) {
+    etch_tensor *room = etch_zeros(ETCH_I64, ETCH_SHAPE(5)), *v = etch_slice(room, 0, 2, 5, 1);
+    return etch_copy_(v, t);
+}
+
 static void checks_after_writes(void) {
     static const late_check bodies[] = {divides_what_was_written, puts_twice, divides_and_adds,
                                         triples_and_adds};
@@ -260,6 +266,7 @@ static void checks_after_writes(void) {
             int64_t last = i % 4 == 3 ? bad[k] : 1 + i % 2;
             etch_tensor *x = three(30, 20, 10), *y = three(1, 1, last);
             etch_tensor *a = three(30, 20, 10), *b = three(1, 1, last);
+            if (i % 2) x = behind(x), y = behind(y);
             etch_tensor *want = bodies[k](a, b);
             etch_status status = want ? ETCH_OK : etch_last_status();
             etch_clear_error();
