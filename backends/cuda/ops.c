@@ -16,6 +16,9 @@
 static cuda_kernel own[OP_COUNT];
 static bool checks[OP_COUNT];
 
+/* NULL for operators of the user's as well, whose numbers lie behind the table. */
+static cuda_kernel own_kernel(uint16_t op) { return op < OP_COUNT ? own[op] : NULL; }
+
 void etch__cuda_register(op_id op, cuda_kernel kernel) { own[op] = kernel; }
 
 void etch__cuda_register_checking(op_id op, cuda_kernel kernel) {
@@ -24,7 +27,7 @@ void etch__cuda_register_checking(op_id op, cuda_kernel kernel) {
 
 bool etch__cuda_issues(uint16_t op) {
     if (etch__users_on_device((op_id)op)) return etch__users_only_issue((op_id)op);
-    return own[op] != NULL;
+    return own_kernel(op) != NULL;
 }
 
 /* ---- plans of one operator ---- */
@@ -234,7 +237,7 @@ static etch_status written(const op_call *call, etch_tensor *const *out) {
 static etch_status settle_checks(const op_call *call, int device) {
     bool noted, writes = etch__ops[call->op].kind == KIND_INPLACE || etch__op_is_users(call->op);
     etch__cuda_checks_slot(&noted);
-    if (likely(!noted) || !writes || (own[call->op] && checks[call->op])) return ETCH_OK;
+    if (likely(!noted) || !writes || (own_kernel(call->op) && checks[call->op])) return ETCH_OK;
     if (etch__cuda_capturing())
         return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
                               "%s: a recorded graph cannot hold it behind operators that check "
@@ -249,7 +252,7 @@ static etch_status any_kernel(const op_call *call, etch_tensor *const *out) {
     if (op == OP_EMPTY || op == OP_TO_DEVICE)
         return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
     if (unlikely(etch__op_is_users(op)) && etch__users_on_device(op)) return users(call, out);
-    if (own[op]) return written(call, out);
+    if (own_kernel(call->op)) return written(call, out);
     if (etch__ops[op].kind == KIND_REDUCTION) return reduction(call, out);
     if (expressible((op_kind)etch__ops[op].kind)) return etch__cuda_by_plan(call, out);
     return etch__run_on_host(call, out);
