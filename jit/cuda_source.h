@@ -30,7 +30,8 @@ typedef struct cuda_variant {
     uint8_t hold;   /* kernels that go over their rows again: chunks of a row that a thread keeps in
                        registers, 32 << tile threads * vector * hold holding all of it; 0: it loads
                        them again */
-    uint8_t tested; /* 1: a last argument, the address of a word; unless all its bits are set the kernel
+    uint8_t
+        tested; /* 1: a last argument, the address of a word; unless all its bits are set the kernel
                        does nothing */
 } cuda_variant;
 
