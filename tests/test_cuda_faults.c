@@ -239,6 +239,11 @@ static void in_a_graph_of_a_plan(void) {
         if (!bad && !late) CHECK(same(here(tokens), here(same_tokens)));
     }
     CHECK(stats().graphs == 1 && stats().graph_launches == 7);
+    /* a call that fails is not held against the next one */
+    etch_tensor *bad = whole(0, 10, 1), *good = whole(0, 1, 2);
+    CHECK(etch_call(f, table, bad) && etch_call(f, table, good) && held());
+    waits_for(ETCH_ERR_INDEX, "index_select", "got 10");
+    CHECK(same(here(bad), here(whole(0, 10, 1))) && same(here(good), here(whole(1, 2, 3))));
     /* freed before anybody asked */
     CHECK(etch_call(f, table, whole(0, 77, 0)));
     etch_function_free(f);
@@ -410,6 +415,13 @@ static void in_a_graph_of_the_users(void) {
     etch_copy_(i, whole(4, 3, 3));
     CHECK(etch_cuda_graph_replay(g) == ETCH_OK && etch_item(etch_sum(after)) == -10);
     CHECK(etch_item(etch_sum(y)) == 10 + 3 + 3 + 3);
+    /* a replay that fails between two that do not, before anybody waits */
+    for (int k = 0; k < 3; k++) {
+        etch_copy_(i, whole(0, 1, k == 1 ? 5 : 4));
+        CHECK(etch_cuda_graph_replay(g) == ETCH_OK);
+    }
+    waits_for(ETCH_ERR_INDEX, "index_select", "got 5");
+    CHECK(etch_item(etch_sum(y)) == 10 + 3 + 3 + 3 + 3 + 3);
     etch_cuda_graph_free(g);
 }
 

@@ -57,7 +57,8 @@ etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
     if (!etch__cuda_enter(index)) return etch__tls.status;
     etch__cuda_counts(index)->graph_launches++;
     etch__cuda_note(g->stream, "a recorded CUDA graph");
-    etch__cuda_checks_launched(&g->checks, g->stream);
+    etch_status status = etch__cuda_checks_launch(&g->checks, g->stream);
+    if (status != ETCH_OK) return status;
     return CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
 }
 

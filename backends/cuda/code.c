@@ -8,7 +8,7 @@
 #include "core/lru.h"
 #include "jit/cache.h"
 
-enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 4 };
+enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 5 };
 
 struct cuda_code {
     lru_entry entry;

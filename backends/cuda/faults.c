@@ -7,7 +7,7 @@ const char etch__cuda_fault_text[] =
     "struct etch_slot {\n"
     "    unsigned long long order;\n"
     "    long long value;\n"
-    "    unsigned long long lock, unused;\n"
+    "    unsigned long long lock, failed;\n"
     "};\n"
     "struct etch_check {\n"
     "    etch_slot *slot;\n"
@@ -17,6 +17,7 @@ const char etch__cuda_fault_text[] =
     "__device__ __noinline__ void fail(const etch_check &c, long long element, long long value) {\n"
     "    volatile etch_slot *s = c.slot;\n"
     "    const unsigned long long order = c.check | (unsigned long long)element;\n"
+    "    s->failed = 0;\n"
     "    if (order >= s->order) return;\n"
     "    while (atomicCAS(&c.slot->lock, ~0ull, 0ull) != ~0ull) {}\n"
     "    __threadfence();\n"
@@ -25,16 +26,16 @@ const char etch__cuda_fault_text[] =
     "    atomicExch(&c.slot->lock, ~0ull);\n"
     "}\n"
     "__device__ inline bool failed(const etch_check &c) {\n"
-    "    return ((volatile etch_slot *)c.slot)->order != ~0ull;\n"
+    "    return ((volatile etch_slot *)c.slot)->failed != ~0ull;\n"
     "}\n";
 
 /* ---- the run at hand ---- */
 
 static __thread checks_run now;
 
-void *etch__cuda_checks_slot(bool *noted) {
+void *etch__cuda_checks_word(bool *noted) {
     *noted = now.noted;
-    return now.slot;
+    return now.slot ? &now.slot->failed : NULL;
 }
 
 static fault_slot *slots_of(const fault_set *f) { return etch__cuda_address(f->block); }
@@ -283,7 +284,7 @@ etch_status etch__cuda_checks_reserve(cuda_stream *s, graph_checks *g) {
         status =
             etch__error(ETCH_ERR_UNSUPPORTED, "more than %d graphs check their data", FAULT_GRAPHS);
     if (status == ETCH_OK)
-        f->graphs[number] = GRAPH_SLOT_TAKEN, *g = (graph_checks){s, number, {0}};
+        f->graphs[number] = GRAPH_SLOT_TAKEN, *g = (graph_checks){s, s, number, {0}};
     pthread_mutex_unlock(&f->lock);
     return status;
 }
@@ -313,10 +314,18 @@ void etch__cuda_checks_leave(const graph_checks *g) {
 
 void etch__cuda_checks_step(int step) { now.step = step; }
 
-/* The slot is that of another stream where the thread that launches is not the one that recorded. */
-void etch__cuda_checks_launched(const graph_checks *g, cuda_stream *s) {
-    if (!g->stream) return;
+/* The slot is that of another stream where the thread that launches is not the one that recorded. What
+ * failed in the last launch stays to be said, and is not held against this one. */
+etch_status etch__cuda_checks_launch(graph_checks *g, cuda_stream *s) {
+    if (!g->stream) return ETCH_OK;
+    fault_set *f = &g->stream->faults;
+    fault_slot *slot = slots_of(f) + FAULT_RUNS + g->number;
     int bit = g->stream->number - 1;
-    g->stream->faults.used = FAULT_SLOTS;
+    etch_status status = g->last == s ? ETCH_OK : etch__cuda_wait_for(s, g->last);
+    g->last = s;
+    f->used = FAULT_SLOTS;
     if (g->stream != s) atomic_fetch_or(&s->follows[bit / 64], 1ull << bit % 64);
+    if (status != ETCH_OK) return status;
+    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)&slot->failed, 0xff, sizeof slot->failed,
+              s->stream);
 }

@@ -22,12 +22,13 @@ typedef struct fault_note {
 } fault_note;
 
 /* A slot: the check and the element (row-major number in what is checked) of the first failure, and the
- * value there. All bits are set where there is none. */
+ * value there; and whether the run at hand has failed, which each launch of a graph begins anew. All
+ * bits are set where there is none. */
 typedef struct fault_slot {
     uint64_t order; /* check << FAULT_ELEMENT_BITS | element */
     int64_t value;
-    uint64_t lock; /* 0: taken */
-    uint64_t unused;
+    uint64_t lock;   /* 0: taken */
+    uint64_t failed; /* 0: it has */
 } fault_slot;
 
 /* The slots of runs, given out in turn; behind them those of graphs, which keep theirs. */
@@ -77,6 +78,7 @@ typedef struct checks_run {
  * that are recorded are this graph's. */
 typedef struct graph_checks {
     cuda_stream *stream; /* NULL: it has none */
+    cuda_stream *last;   /* that it was launched on */
     int number;
     checks_run outer;
 } graph_checks;
@@ -87,11 +89,12 @@ void etch__cuda_checks_leave(const graph_checks *g);
 void etch__cuda_checks_step(int step); /* that is recorded next */
 /* From here on, until NULL, what the thread records is the user's graph with these checks. */
 void etch__cuda_checks_record(graph_checks *g);
-/* The graph is launched on s. */
-void etch__cuda_checks_launched(const graph_checks *g, cuda_stream *s);
+/* The graph is about to be launched on s. */
+etch_status etch__cuda_checks_launch(graph_checks *g, cuda_stream *s);
 
-/* The slot of the run at hand, NULL where none is open; noted: whether a check was issued in it. */
-void *etch__cuda_checks_slot(bool *noted);
+/* The word that tells whether the run at hand has failed, NULL where none is open; noted: whether a check
+ * was issued in it. */
+void *etch__cuda_checks_word(bool *noted);
 
 /* Says what a check is of that is about to be issued to s. */
 etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args *args);

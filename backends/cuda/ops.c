@@ -236,7 +236,7 @@ static etch_status written(const op_call *call, etch_tensor *const *out) {
  * known to have passed. */
 static etch_status settle_checks(const op_call *call, int device) {
     bool noted, writes = etch__ops[call->op].kind == KIND_INPLACE || etch__op_is_users(call->op);
-    etch__cuda_checks_slot(&noted);
+    etch__cuda_checks_word(&noted);
     if (likely(!noted) || !writes || (own_kernel(call->op) && checks[call->op])) return ETCH_OK;
     if (etch__cuda_capturing())
         return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
