@@ -70,6 +70,7 @@ typedef struct run_block {
     etch_storage *device_arena; /* NULL on the CPU, where the arena follows the block */
     device_graph *graph;        /* of mode reduce-overhead, once there is one */
     uint64_t *call_words;       /* what the calls in it were made with: see changed_call */
+    bool stepwise;              /* there can be no such graph */
     char *arena;
 } run_block;
 
@@ -87,8 +88,7 @@ typedef struct native_plan {
     uint64_t *after;       /* as_graph: per step the earlier steps that it waits for */
     int nscalars;
     int nsteps, nargs, ncells, noperands, ninputs, noutputs;
-    int nwritten; /* inputs whose memory changes */
-    int late;     /* the first step whose failure may find one written */
+    int late; /* the first step whose failure may find one written */
     step *steps;
     place *args;      /* nargs */
     plan_cell *cells; /* ncells */

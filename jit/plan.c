@@ -404,8 +404,6 @@ static void note_outputs(maker *m) {
         m->p->output_bytes[k] =
             etch__meta_numel(meta) * (int64_t)etch_dtype_size((etch_dtype)meta->dtype);
     }
-    for (int v = 0; v < g->ninputs; v++)
-        if (g->values[v].base == v && m->r->versions[m->r->current[v]].node >= 0) m->p->nwritten++;
     m->p->late = first_late_step(m->p);
 }
 

@@ -46,7 +46,7 @@ static run_block *new_block(const native_plan *p) {
     b->storages = carve(&at, operands * sizeof(etch_storage));
     b->outputs = carve(&at, p->noutputs * sizeof(void *));
     b->arena = at;
-    b->device_arena = NULL, b->graph = NULL, b->call_words = NULL;
+    b->device_arena = NULL, b->graph = NULL, b->call_words = NULL, b->stepwise = false;
     if (p->device && p->arena_bytes) {
         b->device_arena = etch__storage_new_on(p->device, (size_t)p->arena_bytes);
         if (!b->device_arena) return etch__free(raw), NULL;
@@ -292,6 +292,19 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
     return status;
 }
 
+/* ETCH_ERR_UNSUPPORTED, with the error as it was: the run is to be issued step by step. Where the device
+ * says so, the block's later runs are not asked again. */
+static etch_status try_graph(const native_plan *p, run_block *b, const plan_io *io) {
+    if (!p->as_graph || b->stepwise || (b->graph && !etch__target()->graph_fits(b->graph)))
+        return ETCH_ERR_UNSUPPORTED;
+    saved_error before;
+    etch__error_save(&before);
+    etch_status status = run_graph(p, b, io);
+    b->stepwise = status == ETCH_ERR_UNSUPPORTED;
+    if (b->stepwise) etch__error_restore(&before);
+    return status;
+}
+
 static etch_status run_launches(const native_plan *p, run_block *b, const plan_io *io) {
     etch_status status = p->checks ? etch__target()->checks_open(p->device) : ETCH_OK;
     if (status != ETCH_OK) return status;
@@ -304,8 +317,7 @@ static etch_status issue(const native_plan *p, run_block *b, const plan_io *io) 
     etch_status status = use_memory(p, b, io);
     if (status != ETCH_OK) return status;
     if (p->whole) return etch__target()->whole_launch(p->whole, b->args, b->cells);
-    bool whole = p->as_graph && (!b->graph || etch__target()->graph_fits(b->graph));
-    status = whole ? run_graph(p, b, io) : ETCH_ERR_UNSUPPORTED;
+    status = try_graph(p, b, io);
     return status == ETCH_ERR_UNSUPPORTED ? run_launches(p, b, io) : status;
 }
 

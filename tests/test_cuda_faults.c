@@ -272,6 +272,7 @@ static void graphs_of_plans(void) {
     for (int i = 0; i < N; i++) {
         f[i] = etch_compile(embeds, .mode = ETCH_MODE_REDUCE_OVERHEAD);
         for (int k = 0; k < 3; k++) CHECK(etch_call(f[i], table, whole(0, 1, 2)));
+        CHECK(etch_last_status() == ETCH_OK); /* without a slot it is no error */
         CHECK(etch_synchronize(gpu) == ETCH_OK);
     }
     CHECK(stats().graphs == FAULT_GRAPHS);

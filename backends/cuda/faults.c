@@ -33,10 +33,8 @@ const char etch__cuda_fault_text[] =
 
 static __thread checks_run now;
 
-void *etch__cuda_checks_word(bool *noted) {
-    *noted = now.noted;
-    return now.slot ? &now.slot->failed : NULL;
-}
+void *etch__cuda_checks_word(void) { return now.slot ? &now.slot->failed : NULL; }
+bool etch__cuda_checks_noted(void) { return now.noted; }
 
 static fault_slot *slots_of(const fault_set *f) { return etch__cuda_address(f->block); }
 

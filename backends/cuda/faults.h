@@ -92,9 +92,10 @@ void etch__cuda_checks_record(graph_checks *g);
 /* The graph is about to be launched on s. */
 etch_status etch__cuda_checks_launch(graph_checks *g, cuda_stream *s);
 
-/* The word that tells whether the run at hand has failed, NULL where none is open; noted: whether a check
- * was issued in it. */
-void *etch__cuda_checks_word(bool *noted);
+/* The word that tells whether the run at hand has failed, NULL where none is open; whether a check was
+ * issued in it. */
+void *etch__cuda_checks_word(void);
+bool etch__cuda_checks_noted(void);
 
 /* Says what a check is of that is about to be issued to s. */
 etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args *args);

@@ -235,9 +235,9 @@ static etch_status written(const op_call *call, etch_tensor *const *out) {
 /* A kernel that does not test the run's slot writes what the user has: only once the checks before it are
  * known to have passed. */
 static etch_status settle_checks(const op_call *call, int device) {
-    bool noted, writes = etch__ops[call->op].kind == KIND_INPLACE || etch__op_is_users(call->op);
-    etch__cuda_checks_word(&noted);
-    if (likely(!noted) || !writes || (own_kernel(call->op) && checks[call->op])) return ETCH_OK;
+    bool writes = etch__ops[call->op].kind == KIND_INPLACE || etch__op_is_users(call->op);
+    if (likely(!etch__cuda_checks_noted()) || !writes || (own_kernel(call->op) && checks[call->op]))
+        return ETCH_OK;
     if (etch__cuda_capturing())
         return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
                               "%s: a recorded graph cannot hold it behind operators that check "

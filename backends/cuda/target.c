@@ -134,11 +134,10 @@ etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *c
     }
     out->shape = &f->shape;
     out->function = etch__cuda_function(f->code);
-    bool noted;
     out->bytes = etch__cuda_args_size(&l->k);
     etch__cuda_args_fill(&l->k, args, l->dims, cells, out->parameter);
     if (unlikely(l->variant.tested)) {
-        out->parameter[out->bytes / 8] = (uint64_t)(uintptr_t)etch__cuda_checks_word(&noted);
+        out->parameter[out->bytes / 8] = (uint64_t)(uintptr_t)etch__cuda_checks_word();
         out->bytes += 8;
     }
     return ETCH_OK;
