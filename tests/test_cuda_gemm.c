@@ -221,7 +221,7 @@ static void compiled(void **state) {
 static bool ruled(int64_t batch, int64_t m, int64_t n, int64_t k) {
     const cuda_device d = {.multiprocessors = 132, .shared = 232448};
     const gemm g = {.batch = batch, .m = m, .n = n, .k = k};
-    return etch__cuda_gemm_fits(&d, &g);
+    return etch__cuda_gemm_tile(&d, &g) != GEMM_NEVER;
 }
 
 static void rule(void **state) {

@@ -11,7 +11,7 @@
  * while one is computed, and what the first products of the next read is fetched before the last
  * products of this one, so that the barrier between them is hidden. Operands are loaded in quads
  * along the axis on which they are dense, by one access of 16 bytes where address and strides
- * allow. */
+ * allow. What a thread has of the tile in the end goes to memory, or (join.c) to what is computed of it. */
 #include "backends/cuda/gemm.h"
 
 #include <xxhash.h>
@@ -24,33 +24,36 @@ int etch__cuda_gemm_force = GEMM_RULE;
 
 /* ---- the kernel ---- */
 
-/* Before it stand the definitions of HEIGHT (rows of a thread, 4 or 8), A_ALONG_K and B_ALONG_K (the
- * axis of quads), A_WIDE and B_WIDE (quads are aligned). Rows of A in shared memory have a pitch of
- * 68, those of B 36, so that no more than two lanes of a warp's access meet in a bank. */
-static const char body_text[] =
-    "struct etch_args {\n"
+/* A tile of a product. Before it stands the definition of HEIGHT (rows of a thread, 4 or 8); the template
+ * parameter is a variant, see gemm.h: the axis of quads, whether they are aligned. Rows of A in shared
+ * memory have a pitch of 68, those of B 36, so that no more than two lanes of a warp's access meet in a
+ * bank. */
+const char etch__cuda_tile_text[] =
+    "namespace tile {\n"
+    "struct product {\n"
     "    const float *a, *b;\n"
-    "    float *c;\n"
     "    long long a_batch, a_row, a_col, b_batch, b_row, b_col;\n"
     "    int m, n, k, tiles;\n"
     "};\n"
     "enum {\n"
     "    DEPTH = 64, RUN = 8, ROWS = 8 * HEIGHT, COLUMNS = 32, A_PITCH = DEPTH + 4,\n"
     "    B_PITCH = COLUMNS + 4, B_AT = ROWS * A_PITCH, BUFFER = B_AT + DEPTH * B_PITCH,\n"
-    "    A_QUADS = ROWS / 16, B_QUADS = COLUMNS / 16, TILE = ROWS * COLUMNS\n"
+    "    A_QUADS = ROWS / 16, B_QUADS = COLUMNS / 16, TILE = ROWS * COLUMNS, SUMS = TILE / 1024\n"
     "};\n"
     "/* Where a quad begins: on the axis of its own operand and along k. */\n"
     "struct spot {\n"
     "    int at, k;\n"
     "};\n"
+    "template <bool along_k>\n"
     "__device__ __forceinline__ spot a_spot(int i) {\n"
     "    const int w = i / 32, lane = i % 32;\n"
-    "    if (A_ALONG_K) return {i / (DEPTH / 4), i % (DEPTH / 4) * 4};\n"
+    "    if (along_k) return {i / (DEPTH / 4), i % (DEPTH / 4) * 4};\n"
     "    return {w % (ROWS / 16) * 16 + lane % 4 * 4, w / (ROWS / 16) * 8 + lane / 4};\n"
     "}\n"
+    "template <bool along_k>\n"
     "__device__ __forceinline__ spot b_spot(int i) {\n"
     "    const int w = i / 32, lane = i % 32;\n"
-    "    if (!B_ALONG_K) return {i % (COLUMNS / 4) * 4, i / (COLUMNS / 4)};\n"
+    "    if (!along_k) return {i % (COLUMNS / 4) * 4, i / (COLUMNS / 4)};\n"
     "    return {w % (COLUMNS / 16) * 16 + lane / 2, w / (COLUMNS / 16) * 8 + lane % 2 * 4};\n"
     "}\n"
     "template <bool wide>\n"
@@ -69,16 +72,17 @@ static const char body_text[] =
     "__device__ __forceinline__ void keep(float *to, const float *v) {\n"
     "    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);\n"
     "}\n"
-    "extern \"C\" __global__ void __launch_bounds__(256, HEIGHT == 4 ? 2 : 1)\n"
-    "    etch_gemm(const __grid_constant__ struct etch_args p) {\n"
-    "    extern __shared__ float4 quads[];\n"
-    "    float *const space = (float *)quads;\n"
+    "/* The sums at rows place_row(i), columns place_col(i) + 0..3 of the tile that begins at "
+    "(row, col). All\n"
+    " * threads of the block take part, and may not use `space` until they have all come back. */\n"
+    "template <int V>\n"
+    "__device__ __forceinline__ void sums_of(const product &p, int batch, int row, int col,\n"
+    "                                        float *space, float4 (&sums)[SUMS]) {\n"
+    "    const bool A_ALONG_K = V & 2, B_ALONG_K = V & 4, A_WIDE = V & 8, B_WIDE = V & 16;\n"
     "    const int t = threadIdx.x, slice = t / 32, down = t % 32 / 4, across = t % 4;\n"
-    "    const int batch = blockIdx.x / p.tiles, tile = blockIdx.x % p.tiles;\n"
-    "    const int wide = (p.n + COLUMNS - 1) / COLUMNS;\n"
-    "    const int row = tile / wide * ROWS, col = tile % wide * COLUMNS;\n"
     "    const bool inside = row + ROWS <= p.m && col + COLUMNS <= p.n;\n"
-    "    const spot a0 = a_spot(t), b0 = b_spot(t), a1 = a_spot(t + 256), b1 = b_spot(t + 256);\n"
+    "    const spot a0 = a_spot<A_ALONG_K>(t), b0 = b_spot<B_ALONG_K>(t), a1 = a_spot<A_ALONG_K>(t "
+    "+ 256), b1 = b_spot<B_ALONG_K>(t + 256);\n"
     "    const long long a_step = A_ALONG_K ? p.a_col : p.a_row;\n"
     "    const long long b_step = B_ALONG_K ? p.b_row : p.b_col;\n"
     "    const long long a_next = (a1.at - a0.at) * p.a_row + (a1.k - a0.k) * p.a_col;\n"
@@ -90,7 +94,7 @@ static const char body_text[] =
     "        const bool whole = inside && k + DEPTH <= p.k;\n"
     "        #pragma unroll\n"
     "        for (int i = 0; i < A_QUADS; i++) {\n"
-    "            const spot s = a_spot(i * 256 + t);\n"
+    "            const spot s = a_spot<A_ALONG_K>(i * 256 + t);\n"
     "            const int rows = p.m - row - s.at, ks = p.k - k - s.k;\n"
     "            left[i] = whole       ? quad<A_WIDE>(a + i * a_next, a_step)\n"
     "                      : A_ALONG_K ? part(a + i * a_next, a_step, rows > 0 ? ks : 0)\n"
@@ -98,7 +102,7 @@ static const char body_text[] =
     "        }\n"
     "        #pragma unroll\n"
     "        for (int i = 0; i < B_QUADS; i++) {\n"
-    "            const spot s = b_spot(i * 256 + t);\n"
+    "            const spot s = b_spot<B_ALONG_K>(i * 256 + t);\n"
     "            const int cols = p.n - col - s.at, ks = p.k - k - s.k;\n"
     "            right[i] = whole       ? quad<B_WIDE>(b + i * b_next, b_step)\n"
     "                       : B_ALONG_K ? part(b + i * b_next, b_step, cols > 0 ? ks : 0)\n"
@@ -109,14 +113,14 @@ static const char body_text[] =
     "    auto store = [&](float *to) {\n"
     "        #pragma unroll\n"
     "        for (int i = 0; i < A_QUADS; i++) {\n"
-    "            const spot s = a_spot(i * 256 + t);\n"
+    "            const spot s = a_spot<A_ALONG_K>(i * 256 + t);\n"
     "            float *const at = to + s.at * A_PITCH + s.k;\n"
     "            if (A_ALONG_K) *(float4 *)at = left[i];\n"
     "            else spread(at, A_PITCH, left[i]);\n"
     "        }\n"
     "        #pragma unroll\n"
     "        for (int i = 0; i < B_QUADS; i++) {\n"
-    "            const spot s = b_spot(i * 256 + t);\n"
+    "            const spot s = b_spot<B_ALONG_K>(i * 256 + t);\n"
     "            float *const at = to + B_AT + s.k * B_PITCH + s.at;\n"
     "            if (!B_ALONG_K) *(float4 *)at = right[i];\n"
     "            else spread(at, B_PITCH, right[i]);\n"
@@ -185,53 +189,79 @@ static const char body_text[] =
     "        keep(to + half, acc[i]), keep(to + (16 - half), acc[i] + 4);\n"
     "    }\n"
     "    __syncthreads();\n"
-    "    float *const c = p.c + (long long)batch * p.m * p.n;\n"
-    "    const bool aligned = p.n % 4 == 0 && (unsigned long long)p.c % 16 == 0;\n"
     "    #pragma unroll\n"
-    "    for (int e = t * 4; e < TILE; e += 1024) {\n"
-    "        float4 sum = *(const float4 *)(space + e);\n"
+    "    for (int i = 0; i < SUMS; i++) {\n"
+    "        float4 sum = *(const float4 *)(space + i * 1024 + t * 4);\n"
     "        #pragma unroll\n"
     "        for (int s = 1; s < 8; s++) {\n"
-    "            const float4 v = *(const float4 *)(space + s * TILE + e);\n"
+    "            const float4 v = *(const float4 *)(space + s * TILE + i * 1024 + t * 4);\n"
     "            sum.x += v.x, sum.y += v.y, sum.z += v.z, sum.w += v.w;\n"
     "        }\n"
-    "        const int r = row + e / COLUMNS, q = col + (e % COLUMNS ^ e / COLUMNS % 2 * 16);\n"
+    "        sums[i] = sum;\n"
+    "    }\n"
+    "}\n"
+    "__device__ __forceinline__ int place_row(int i) { return i * 32 + threadIdx.x / 8; }\n"
+    "__device__ __forceinline__ int place_col(int i) {\n"
+    "    return threadIdx.x % 8 * 4 ^ place_row(i) % 2 * 16;\n"
+    "}\n"
+    "}\n";
+
+/* A product alone. Before it stands the definition of VARIANT. */
+static const char body_text[] =
+    "using namespace tile;\n"
+    "struct etch_args {\n"
+    "    product of;\n"
+    "    float *c;\n"
+    "};\n"
+    "extern \"C\" __global__ void __launch_bounds__(256, HEIGHT == 4 ? 2 : 1)\n"
+    "    etch_gemm(const __grid_constant__ struct etch_args a) {\n"
+    "    extern __shared__ float4 quads[];\n"
+    "    const product &p = a.of;\n"
+    "    const int batch = blockIdx.x / p.tiles, tile = blockIdx.x % p.tiles;\n"
+    "    const int wide = (p.n + COLUMNS - 1) / COLUMNS;\n"
+    "    const int row = tile / wide * ROWS, col = tile % wide * COLUMNS;\n"
+    "    float4 sums[SUMS];\n"
+    "    sums_of<VARIANT>(p, batch, row, col, (float *)quads, sums);\n"
+    "    float *const c = a.c + (long long)batch * p.m * p.n;\n"
+    "    const bool aligned = p.n % 4 == 0 && (unsigned long long)a.c % 16 == 0;\n"
+    "    #pragma unroll\n"
+    "    for (int i = 0; i < SUMS; i++) {\n"
+    "        const int r = row + place_row(i), q = col + place_col(i);\n"
     "        if (r >= p.m) continue;\n"
     "        float *const to = c + (long long)r * p.n + q;\n"
     "        if (aligned && q < p.n) {\n"
-    "            *(float4 *)to = sum;\n"
+    "            *(float4 *)to = sums[i];\n"
     "            continue;\n"
     "        }\n"
-    "        if (q < p.n) to[0] = sum.x;\n"
-    "        if (q + 1 < p.n) to[1] = sum.y;\n"
-    "        if (q + 2 < p.n) to[2] = sum.z;\n"
-    "        if (q + 3 < p.n) to[3] = sum.w;\n"
+    "        if (q < p.n) to[0] = sums[i].x;\n"
+    "        if (q + 1 < p.n) to[1] = sums[i].y;\n"
+    "        if (q + 2 < p.n) to[2] = sums[i].z;\n"
+    "        if (q + 3 < p.n) to[3] = sums[i].w;\n"
     "    }\n"
     "}\n";
 
-/* What the text is made for, from the low bit: 64 rows, A and B along k, A and B aligned. */
-enum { TALL = 1, A_ALONG_K = 2, B_ALONG_K = 4, A_WIDE = 8, B_WIDE = 16 };
-
 static char *source(const void *ctx) {
     unsigned v = *(const unsigned *)ctx;
-    size_t room = sizeof body_text + 256;
+    size_t room = strlen(etch__cuda_tile_text) + sizeof body_text + 64;
     char *text = etch__malloc(room);
     if (!text) return NULL;
-    snprintf(text, room,
-             "#define HEIGHT %d\n#define A_ALONG_K %d\n#define B_ALONG_K %d\n"
-             "#define A_WIDE %d\n#define B_WIDE %d\n%s",
-             v & TALL ? 8 : 4, !!(v & A_ALONG_K), !!(v & B_ALONG_K), !!(v & A_WIDE), !!(v & B_WIDE),
-             body_text);
+    snprintf(text, room, "#define HEIGHT %d\n#define VARIANT %u\n%s%s", v & GEMM_ROWS_64 ? 8 : 4, v,
+             etch__cuda_tile_text, body_text);
     return text;
+}
+
+uint64_t etch__cuda_tile_hash(void) {
+    return XXH3_64bits(etch__cuda_tile_text, strlen(etch__cuda_tile_text));
 }
 
 static cuda_code *code_for(cuda_device *d, unsigned variant) {
     uint8_t key[64];
     const char *why;
-    int n = snprintf((char *)key, sizeof key, "gemm %016llx %u",
+    int n = snprintf((char *)key, sizeof key, "gemm %016llx %016llx %u",
+                     (unsigned long long)etch__cuda_tile_hash(),
                      (unsigned long long)XXH3_64bits(body_text, sizeof body_text), variant);
     cuda_code *code = etch__cuda_code(d, key, (size_t)n, "etch_gemm", source, &variant, &why);
-    if (!code) etch__error(ETCH_ERR_COMPILE, "%s", why);
+    if (!code) etch__cuda_no_code(why);
     return code;
 }
 
@@ -262,12 +292,8 @@ static int tile_for(const cuda_device *d, const gemm *g) {
     return g->k <= 512 || (g->k <= 1024 && 2 * blocks > most) ? tile : GEMM_NEVER;
 }
 
-static int forced_or_ruled(const cuda_device *d, const gemm *g) {
+int etch__cuda_gemm_tile(const cuda_device *d, const gemm *g) {
     return etch__cuda_gemm_force == GEMM_RULE ? tile_for(d, g) : etch__cuda_gemm_force;
-}
-
-bool etch__cuda_gemm_fits(const cuda_device *d, const gemm *g) {
-    return forced_or_ruled(d, g) != GEMM_NEVER;
 }
 
 /* ---- a launch ---- */
@@ -277,35 +303,45 @@ static bool aligned(const void *p, int64_t along, int64_t other, int64_t batch) 
     return along == 1 && other % 4 == 0 && batch % 4 == 0 && (uintptr_t)p % 16 == 0;
 }
 
-static unsigned variant_for(const gemm *g, bool tall) {
+unsigned etch__cuda_gemm_variant(const gemm *g, bool tall) {
     bool a = g->a_col <= g->a_row, b = g->b_row < g->b_col;
-    unsigned v = (tall ? TALL : 0) | (a ? A_ALONG_K : 0) | (b ? B_ALONG_K : 0);
-    if (aligned(g->a, a ? g->a_col : g->a_row, a ? g->a_row : g->a_col, g->a_batch)) v |= A_WIDE;
-    if (aligned(g->b, b ? g->b_row : g->b_col, b ? g->b_col : g->b_row, g->b_batch)) v |= B_WIDE;
+    unsigned v = (tall ? GEMM_ROWS_64 : 0) | (a ? GEMM_A_ALONG_K : 0) | (b ? GEMM_B_ALONG_K : 0);
+    if (aligned(g->a, a ? g->a_col : g->a_row, a ? g->a_row : g->a_col, g->a_batch))
+        v |= GEMM_A_WIDE;
+    if (aligned(g->b, b ? g->b_row : g->b_col, b ? g->b_col : g->b_row, g->b_batch))
+        v |= GEMM_B_WIDE;
     return v;
 }
 
+gemm_words etch__cuda_gemm_words(const gemm *g, bool tall) {
+    return (gemm_words){g->a,     g->b,     g->a_batch, g->a_row,  g->a_col,  g->b_batch,
+                        g->b_row, g->b_col, (int)g->m,  (int)g->n, (int)g->k, (int)tiles(g, tall)};
+}
+
+cuda_shape etch__cuda_gemm_shape(const gemm *g, bool tall) {
+    return (cuda_shape){
+        {(uint32_t)(tiles(g, tall) * g->batch), 1, 1}, {THREADS, 1, 1}, shared_bytes(tall)};
+}
+
+etch_status etch__cuda_gemm_prepare(cu_function f, const cuda_shape *shape) {
+    if (shape->shared <= 48 << 10) return ETCH_OK;
+    return CU(cuFuncSetAttribute, f, CU_FUNCTION_DYNAMIC_SHARED, (int)shape->shared);
+}
+
 etch_status etch__cuda_gemm(cuda_stream *s, const gemm *g) {
-    struct {
-        const void *a, *b;
-        void *c;
-        long long a_batch, a_row, a_col, b_batch, b_row, b_col;
-        int m, n, k, tiles;
-    } args = {g->a,     g->b,     g->c,      g->a_batch, g->a_row,  g->a_col, g->b_batch,
-              g->b_row, g->b_col, (int)g->m, (int)g->n,  (int)g->k, 0};
     cuda_device *d = etch__cuda_stream_device(s);
-    const bool tall = forced_or_ruled(d, g) == GEMM_TALL;
-    cuda_code *code = code_for(d, variant_for(g, tall));
+    const bool tall = etch__cuda_gemm_tile(d, g) == GEMM_TALL;
+    struct {
+        gemm_words of;
+        void *c;
+    } args = {etch__cuda_gemm_words(g, tall), g->c};
+    cuda_code *code = code_for(d, etch__cuda_gemm_variant(g, tall));
     if (!code) return etch__tls.status;
-    args.tiles = (int)tiles(g, tall);
-    unsigned shared = shared_bytes(tall), block[3] = {THREADS, 1, 1},
-             grid[3] = {(unsigned)(args.tiles * g->batch), 1, 1};
+    cuda_shape shape = etch__cuda_gemm_shape(g, tall);
     cu_function f = etch__cuda_function(code);
-    etch_status status = ETCH_OK;
-    if (shared > 48 << 10)
-        status = CU(cuFuncSetAttribute, f, CU_FUNCTION_DYNAMIC_SHARED, (int)shared);
+    etch_status status = etch__cuda_gemm_prepare(f, &shape);
     if (status == ETCH_OK)
-        status = etch__cuda_launch(s, f, "etch_gemm", grid, block, shared, &args);
+        status = etch__cuda_launch(s, f, "etch_gemm", shape.grid, shape.block, shape.shared, &args);
     etch__cuda_code_release(code);
     return status;
 }

@@ -274,7 +274,7 @@ bool etch__cuda_product_small(const product *p) {
 static bool is_middle(const product *p) {
     const gemm sizes = {.batch = p->batch, .m = p->m, .n = p->n, .k = p->k};
     return p->dtype == ETCH_F32 && !p->epilogue && !p->timed && !STATE_PRECISION(etch__tls.state) &&
-           etch__cuda_gemm_fits(p->device, &sizes);
+           etch__cuda_gemm_tile(p->device, &sizes) != GEMM_NEVER;
 }
 
 static etch_status middle(const product *p) {
