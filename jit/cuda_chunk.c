@@ -151,7 +151,8 @@ static void declare(gen *g, const chunk *c, int a) {
 static void declare_loaded(gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++) {
         coming how = coming_of(g, c, a);
-        if (!loaded(g, a, g->stage) || g->held[a] || how == SAME || declared_by_load(g, c, a, how))
+        if (!loaded(g, a, g->stage) || g->given >> a & 1 || g->held[a] || how == SAME ||
+            declared_by_load(g, c, a, how))
             continue;
         declare(g, c, a);
     }
@@ -361,7 +362,7 @@ static bool stores_chunks(const gen *g) {
 
 /* Whether the chunks of the access are loaded now; what is held may be there. */
 static bool loads_now(const gen *g, const chunk *c, int a) {
-    return loaded(g, a, g->stage) && coming_of(g, c, a) != SAME &&
+    return loaded(g, a, g->stage) && !(g->given >> a & 1) && coming_of(g, c, a) != SAME &&
            (!g->held[a] || g->held[a] == g->stage + 1);
 }
 

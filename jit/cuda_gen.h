@@ -86,6 +86,7 @@ typedef struct gen {
     int stage;                      /* that is being written */
     bool runs[LOOP_MAX_CODE];       /* its code */
     int held[LOOP_MAX_ACCESSES];    /* 1 + the stage that loads what stays in registers; 0: none */
+    uint32_t given;                 /* accesses whose elements come as parameters */
     cuda_text part[CUDA_PARTS], *t; /* t: the part that is being written */
     int indent;
 } gen;

@@ -788,6 +788,17 @@ static void names(gen *g) {
                                 g->naxes * (a + 1) + x);
 }
 
+static void put_args(gen *g) {
+    const loop_kernel *k = g->k;
+    etch__cuda_line(g, "struct etch_args {");
+    etch__cuda_line(g, "void *ptr[%d];", k->naccesses + 1);
+    if (g->naxes) etch__cuda_line(g, "long long dims[%d];", g->naxes * (k->naccesses + 1));
+    if (k->nscalars) etch__cuda_line(g, "unsigned long long cells[%d];", k->nscalars);
+    if (g->v->tested) etch__cuda_line(g, "const volatile unsigned long long *failed;");
+    g->indent--;
+    etch__cuda_line(g, "};\n");
+}
+
 static void head(gen *g) {
     static const char *const variants[] = {"map", "row", "column"};
     static const char *const splits[] = {"", ", partial", ", finish"};
@@ -799,13 +810,7 @@ static void head(gen *g) {
                     g->l.threads);
     etch__cuda_prelude(g->t, g->v->index_bits, g->part[BODY].p);
     etch__cuda_line(g, "%s", "");
-    etch__cuda_line(g, "struct etch_args {");
-    etch__cuda_line(g, "void *ptr[%d];", k->naccesses + 1);
-    if (g->naxes) etch__cuda_line(g, "long long dims[%d];", g->naxes * (k->naccesses + 1));
-    if (k->nscalars) etch__cuda_line(g, "unsigned long long cells[%d];", k->nscalars);
-    if (g->v->tested) etch__cuda_line(g, "const volatile unsigned long long *failed;");
-    g->indent--;
-    etch__cuda_line(g, "};\n");
+    put_args(g);
     /* Where few threads have many chunks in flight: with one block a processor in mind, the compiler
      * leaves their loads together; else it saves registers and loads some of them late. */
     bool deep = g->l.depth > g->l.chunks && (etch__cuda_on_columns(k) || k->split == SPLIT_PARTIAL);
@@ -834,22 +839,60 @@ static void write_part(gen *g, int part, int indent, void (*what)(gen *)) {
     what(g);
 }
 
-char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v) {
-    gen g = {.k = k, .v = v, .l = etch__cuda_layout(k, v), .naxes = k->npar + k->nred};
-    void (*const parts[PARTS])(gen *) = {head, names, sizes, uniforms, body};
+static char *source(gen *g, void (*const parts[PARTS])(gen *)) {
     cuda_text all = {0};
-    g.axis = etch__cuda_axis(k);
-    etch__cuda_needed(k, g.needed);
+    g->naxes = g->k->npar + g->k->nred, g->l = etch__cuda_layout(g->k, g->v);
+    g->axis = etch__cuda_axis(g->k);
+    etch__cuda_needed(g->k, g->needed);
     for (int p = PARTS - 1; p >= 0 && !all.failed; p--) {
-        write_part(&g, p, p == HEAD ? 0 : 1, parts[p]);
-        all.failed = g.part[p].failed;
+        write_part(g, p, p == HEAD ? 0 : 1, parts[p]);
+        all.failed = g->part[p].failed;
     }
     for (int p = 0; p < PARTS; p++) {
-        if (!all.failed) etch__cuda_put(&all, "%s", g.part[p].p);
-        etch__free(g.part[p].p);
+        if (!all.failed) etch__cuda_put(&all, "%s", g->part[p].p);
+        etch__free(g->part[p].p);
     }
     if (!all.failed) etch__cuda_put(&all, "}\n");
     if (!all.failed) return all.p;
     etch__free(all.p);
     return NULL;
+}
+
+char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v) {
+    static void (*const parts[PARTS])(gen *) = {head, names, sizes, uniforms, body};
+    gen g = {.k = k, .v = v};
+    return source(&g, parts);
+}
+
+/* ---- a map as a function ---- */
+
+static void after_head(gen *g) {
+    etch__cuda_prelude(g->t, g->v->index_bits, g->part[BODY].p);
+    etch__cuda_line(g, "%s", "");
+    put_args(g);
+    etch__cuda_margin(g);
+    etch__cuda_put(g->t, "__device__ __forceinline__ void after(const etch_args &a, idx row, "
+                         "idx first, idx columns");
+    for (int a = 0; a < g->k->naccesses; a++) {
+        if (!(g->given >> a & 1)) continue;
+        if (g->l.vector > 1)
+            etch__cuda_put(g->t, ", const vec<%s, %d> x%d", storage_of(g, a), g->l.vector, a);
+        else etch__cuda_put(g->t, ", const %s x%d", storage_of(g, a), a);
+    }
+    etch__cuda_put(g->t, ") {\n");
+}
+
+static void after_body(gen *g) {
+    chunk c = {g->l.vector, 1, false};
+    etch__cuda_enter_stage(g, 0);
+    etch__cuda_line(g, "const idx index = row * columns + first;");
+    if (c.vector > 1 && g->naxes == 1) etch__cuda_line(g, "const idx i0 = index;");
+    if (c.vector > 1 && g->naxes == 2) etch__cuda_line(g, "const idx i0 = row, i1 = first;");
+    etch__cuda_chunk_code(g, &c);
+}
+
+char *etch__cuda_after_source(const loop_kernel *k, const cuda_variant *v, uint32_t given) {
+    static void (*const parts[PARTS])(gen *) = {after_head, names, sizes, uniforms, after_body};
+    gen g = {.k = k, .v = v, .given = given};
+    return source(&g, parts);
 }

@@ -50,6 +50,13 @@ cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const i
 
 /* The source of one kernel; etch__free it. NULL: out of memory. */
 char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v);
+/* A MAP of one stage as a device function, for a kernel that has the elements of some loads itself (bit a of
+ * `given`: those of access a):
+ *   void after(const etch_args &a, idx row, idx first, idx columns, T x<a> ...)
+ * does what the kernel does for v->vector neighbours from `first` on in a row of a space of two axes,
+ * the inner one `columns` long. Of the kernel's axes there are one, that are the two merged, or two. T is
+ * vec<E, vector> of the access's storage type E (vec has an array e), or E where vector is 1. */
+char *etch__cuda_after_source(const loop_kernel *k, const cuda_variant *v, uint32_t given);
 /* The name of its entry, from the kernel's own. */
 enum { CUDA_SYMBOL_MAX = 64 };
 void etch__cuda_symbol(const loop_kernel *k, char symbol[CUDA_SYMBOL_MAX]);

@@ -546,6 +546,7 @@ bool etch__fuse(ir *r) {
     note_passes(r);
     if (!order_groups(r)) return false;
     if (r->aside) return true;
+    if (!etch__pass_join(r)) return false;
     etch__report_restart_steps();
     for (int i = 0; i < r->nnodes; i++)
         if (r->nodes[i].group >= 0) explain(r, &r->nodes[i]);

@@ -58,6 +58,11 @@ static int cell(lowering *l, int32_t scalar, uint8_t dtype) {
     return l->k->nscalars++;
 }
 
+static plan_address address_of(const ir *r, const ir_source *s) {
+    int64_t size = (int64_t)etch_dtype_size((etch_dtype)s->meta.dtype);
+    return (plan_address){s->version, s->root, etch__map_offset(r, s) * size};
+}
+
 static int emit_access(lowering *l, const ir_source *s, const int64_t *stride, bool store,
                        int stage, int value) {
     int n = l->k->naccesses;
@@ -65,8 +70,7 @@ static int emit_access(lowering *l, const ir_source *s, const int64_t *stride, b
     etch_dtype dtype = (etch_dtype)s->meta.dtype;
     l->k->access[n] = (loop_access){.dtype = (uint8_t)dtype, .store = store};
     memcpy(l->stride[n], stride, l->naxes * sizeof *stride);
-    l->out->address[n] = (plan_address){
-        s->version, s->root, etch__map_offset(l->r, s) * (int64_t)etch_dtype_size(dtype)};
+    l->out->address[n] = address_of(l->r, s);
     l->k->naccesses++;
     prim_instr p = {.type = (uint8_t)etch__compute_type(dtype), .a = (int16_t)value};
     p.imm.i = n;
@@ -201,6 +205,7 @@ static void emit_members(lowering *l) {
     const ir *r = l->r;
     for (int m = 0; m < l->g->nmembers && !l->failed; m++) {
         const ir_node *n = &r->nodes[l->g->members[m]];
+        if (n->kind == IR_CALL) continue; /* a product, which the others load */
         int stage = r->versions[n->out].stage;
         int code = n->kind == IR_REDUCE ? emit_reduction(l, n) : emit_program(l, n, stage);
         keep_value(l, n->out, stage, code);
@@ -355,6 +360,34 @@ void etch__lower_finish(const lowered *partial, lowered *out) {
     count_work(out);
 }
 
+/* ---- products ---- */
+
+static void note_product(lowering *l, int access, const ir_node *n) {
+    const ir_source *a = sources(l->r, n), *b = a + 1;
+    l->out->product[l->out->nproducts++] = (joined_product){
+        access,
+        a->meta.size[0],
+        b->meta.size[1],
+        a->meta.size[1],
+        address_of(l->r, a),
+        address_of(l->r, b),
+        a->meta.stride[0],
+        a->meta.stride[1],
+        b->meta.stride[0],
+        b->meta.stride[1],
+    };
+}
+
+/* Members that are products, by the access that stands for each. */
+static void note_products(lowering *l) {
+    for (int i = 0; i < l->k->naccesses; i++) {
+        const ir_version *v = &l->r->versions[l->out->address[i].version];
+        if (v->node < 0 || l->k->access[i].store) continue;
+        const ir_node *n = &l->r->nodes[v->node];
+        if (n->kind == IR_CALL && &l->r->groups[n->group] == l->g) note_product(l, i, n);
+    }
+}
+
 /* "step_0_k2_add_relu_sin" */
 static void name_kernel(const lowering *l, int32_t group) {
     char *name = l->k->name;
@@ -388,6 +421,8 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
         class_steps(l);
         count_work(out);
         choose_split(out);
+        note_products(l);
+        ok = out->k.naccesses + 2 * out->nproducts <= LOOP_MAX_ACCESSES; /* all are arguments */
     }
     etch__free(l);
     return ok ? ETCH_OK : ETCH_ERR_UNSUPPORTED;

@@ -11,10 +11,10 @@
 #include "core/report.h"
 #include "jit/target.h"
 
-typedef enum place_kind { PLACE_ARENA, PLACE_INPUT, PLACE_OUTPUT } place_kind;
+typedef enum place_kind { PLACE_ARENA, PLACE_INPUT, PLACE_OUTPUT, PLACE_NONE } place_kind;
 
-/* An address of a run: byte `offset` into the arena, an output, or from an input's first element.
- */
+/* An address of a run: byte `offset` into the arena, an output, or from an input's first element; NONE: what
+ * has no memory. */
 typedef struct place {
     uint8_t kind;
     int32_t index;

@@ -98,6 +98,25 @@ static place place_of(const maker *m, int32_t version, int32_t root, int64_t off
     return (place){PLACE_ARENA, 0, m->intervals[m->interval[v]].offset + offset};
 }
 
+/* The product whose result the access stands for, or NULL. */
+static const joined_product *product_at(const lowered *low, int access) {
+    for (int i = 0; i < low->nproducts; i++)
+        if (low->product[i].access == access) return &low->product[i];
+    return NULL;
+}
+
+/* Arguments: the accesses, then A and B of each product. */
+static int arguments(const lowered *low) { return low->k.naccesses + 2 * low->nproducts; }
+
+/* Nowhere: the product's result is in registers. */
+static place argument_place(const maker *m, const lowered *low, int i) {
+    const plan_address *a = &low->address[i];
+    int operand = i - low->k.naccesses;
+    if (operand >= 0) a = operand % 2 ? &low->product[operand / 2].b : &low->product[operand / 2].a;
+    else if (product_at(low, i)) return (place){PLACE_NONE, 0, 0};
+    return place_of(m, a->version, a->root, a->offset);
+}
+
 /* ---- steps ---- */
 
 static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **dims) {
@@ -111,20 +130,17 @@ static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **di
                          .fn = loaded ? etch__kernel_entry(loaded) : NULL,
                          .dims = *dims,
                          .arg = p->nargs,
-                         .nargs = k->naccesses + 1,
+                         .nargs = arguments(low) + 1,
                          .cell = p->ncells,
                          .ncells = k->nscalars,
                          .units = low->units,
                          .grain = low->grain};
     memcpy(s->k.name, k->name, sizeof s->k.name);
-    p->p.nkernels++;
+    p->p.nkernels++, p->p.nproducts += low->nproducts;
     memcpy(*dims, low->dims, ndims * sizeof **dims);
     *dims += ndims;
-    for (int i = 0; i < k->naccesses; i++) {
-        const plan_address *a = &low->address[i];
-        p->args[p->nargs++] = place_of(m, a->version, a->root, a->offset);
-        s->k.stores |= (uint32_t)k->access[i].store << i;
-    }
+    for (int i = 0; i < s->k.nargs - 1; i++) p->args[p->nargs++] = argument_place(m, low, i);
+    for (int i = 0; i < k->naccesses; i++) s->k.stores |= (uint32_t)k->access[i].store << i;
     int32_t scratch = m->interval[m->r->nversions + group];
     s->k.scratch = scratch >= 0;
     p->args[p->nargs++] = (place){PLACE_ARENA, 0, scratch < 0 ? 0 : m->intervals[scratch].offset};
@@ -194,7 +210,7 @@ static bool make_arrays(maker *m) {
         for (int i = 0; i < 2; i++) {
             const lowered *low = i ? m->finish[g] : m->low[g];
             if (!low) continue;
-            args += low->k.naccesses + 1, cells += low->k.nscalars;
+            args += arguments(low) + 1, cells += low->k.nscalars;
             dims += (low->k.npar + low->k.nred) * (low->k.naccesses + 1);
         }
     for (int i = 0; i < r->nnodes; i++) {
@@ -222,7 +238,7 @@ static bool writes_input(const native_plan *p, const step *s) {
 /* ---- which steps wait for which, for a graph of the device ---- */
 
 /* Memory that a step reads or writes: a whole input or output, or a range of the arena. */
-enum { PLACE_CHECKS = PLACE_OUTPUT + 1 }; /* what says whether a check has failed */
+enum { PLACE_CHECKS = PLACE_NONE + 1 }; /* what says whether a check has failed */
 typedef struct touched {
     int64_t from, to; /* bytes of the arena, else 0 and 1 */
     int32_t index;
@@ -277,7 +293,7 @@ static int touched_by(const maker *m, int number, touched *to) {
     }
     for (int i = 0; i < s->k.nargs; i++) {
         bool scratch = i == s->k.nargs - 1;
-        if (scratch && !s->k.scratch) continue;
+        if (scratch ? !s->k.scratch : p->args[s->k.arg + i].kind == PLACE_NONE) continue;
         to[n++] = touched_at(m, &p->args[s->k.arg + i], number, scratch || s->k.stores >> i & 1);
     }
     return n;
@@ -334,7 +350,7 @@ static bool small_step(const maker *m, int i) {
     if (!s->is_call) {
         const lowered *low = m->low[m->step_group[i]];
         for (int a = 0; a < low->k.npar + low->k.nred; a++) work *= low->dims[a];
-        return !low->split && work <= WHOLE_ELEMENTS;
+        return !low->split && !low->nproducts && work <= WHOLE_ELEMENTS;
     }
     const operand_slot *a = &m->p->operands[s->c.operand], *b = a + 1;
     if (etch__op_is_users((op_id)s->c.call.op)) return false;
@@ -410,19 +426,14 @@ static void note_outputs(maker *m) {
 /* Arguments at multiples of 16 bytes, as far as the plan knows. */
 static uint32_t aligned_arguments(const maker *m, const lowered *low) {
     uint32_t mask = 0;
-    for (int i = 0; i < low->k.naccesses; i++) {
-        const plan_address *a = &low->address[i];
-        mask |= (uint32_t)(place_of(m, a->version, a->root, a->offset).offset % 16 == 0) << i;
-    }
+    for (int i = 0; i < arguments(low); i++)
+        mask |= (uint32_t)(argument_place(m, low, i).offset % 16 == 0) << i;
     return mask;
 }
 
 static void mark_tested(const maker *m, lowered *low) {
-    for (int i = 0; m->p->checks && i < low->k.naccesses; i++) {
-        const plan_address *a = &low->address[i];
-        if (low->k.access[i].store)
-            low->tested |= place_of(m, a->version, a->root, a->offset).kind == PLACE_INPUT;
-    }
+    for (int i = 0; m->p->checks && i < low->k.naccesses; i++)
+        if (low->k.access[i].store) low->tested |= argument_place(m, low, i).kind == PLACE_INPUT;
 }
 
 static etch_status prepare_launchers(maker *m, const char **why) {

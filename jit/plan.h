@@ -79,6 +79,7 @@ typedef struct ir_group {
     bool writes;          /* some member changes memory in place */
     bool needed, final;   /* some member is needed by a check; some writes an input */
     uint8_t last;         /* stage of any member's result */
+    uint8_t nproducts;    /* members of a kernel that are products: pass_join.c, the last ones */
     int naccesses, ncode; /* estimates, for the limits */
 } ir_group;
 
@@ -155,6 +156,7 @@ bool etch__pass_dce(ir *r);
 bool etch__pass_products(ir *r);
 bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
+bool etch__pass_join(ir *r); /* the end of etch__fuse */
 /* Debug builds: true, or an internal error that names the pass and what is wrong. */
 bool etch__ir_verify(const ir *r, const char *pass);
 
@@ -171,6 +173,15 @@ typedef struct plan_cell {
     uint8_t dtype;
 } plan_cell;
 
+/* A product in a kernel: its result is what the loads of one access stand for, which have no memory. */
+enum { JOIN_MAX = 2 };
+typedef struct joined_product {
+    int access;
+    int64_t m, n, k;
+    plan_address a, b;
+    int64_t a_row, a_col, b_row, b_col; /* strides in elements */
+} joined_product;
+
 /* A group as a loop kernel with what a launch needs. */
 typedef struct lowered {
     loop_kernel k;
@@ -182,6 +193,8 @@ typedef struct lowered {
     bool split;
     int64_t scratch;
     bool tested; /* on a device: it writes an input, which a failed check of the run forbids */
+    int nproducts;
+    joined_product product[JOIN_MAX];
 } lowered;
 
 /* Whether a reduction of so many elements to each of `rows` results, in `units` units of work, is

@@ -17,7 +17,7 @@ static size_t room(size_t bytes) { return (bytes + 63) & ~(size_t)63; }
 
 static void fix_addresses(const native_plan *p, run_block *b) {
     for (int i = 0; i < p->nargs; i++)
-        if (p->args[i].kind == PLACE_ARENA) b->args[i] = b->arena + p->args[i].offset;
+        b->args[i] = p->args[i].kind == PLACE_ARENA ? b->arena + p->args[i].offset : NULL;
     for (int i = 0; i < p->noperands; i++) {
         const operand_slot *o = &p->operands[i];
         b->operands[i] = o->t;

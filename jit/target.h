@@ -8,6 +8,11 @@
 /* Products with no extent above this are computed by code of Etch's own, by one chain an element. */
 enum { PRODUCT_SMALL = 64 };
 
+/* C = A B: C is m x n, and each element has k terms. */
+typedef struct product_sizes {
+    int64_t m, n, k;
+} product_sizes;
+
 /* A kernel with its extents, ready to be launched any number of times. */
 typedef struct launcher launcher;
 typedef struct device_graph device_graph;
@@ -28,7 +33,11 @@ typedef struct jit_target {
     whole_launcher *(*whole_new)(int device, const whole_step *steps, int n, int64_t arena_bytes);
     void (*whole_free)(whole_launcher *l);
     etch_status (*whole_launch)(whole_launcher *l, void *const *args, const uint64_t *cells);
-    /* Makes n launchers; low[i] is kernel i. Bit a of aligned[i] says that argument a lies at a
+    /* Whether a product of f32 can share the kernel that reads it, which has `others` of these sizes
+     * already: its bits are the same as alone, and it is no slower. NULL: never. */
+    bool (*joins)(int device, const product_sizes *s, int others);
+    /* Makes n launchers; low[i] is kernel i. The arguments are those of the accesses, then A and B of
+     * each of its products, then the scratch. Bit a of aligned[i] says that argument a lies at a
      * multiple of 16 bytes; an argument that lies in an input only as far as its offset tells. Under
      * ETCH_MODE_MAX_AUTOTUNE the first launch may time layouts. On failure all slots are NULL and *why
      * says what failed; it is empty where the thread's error does. */

@@ -4,10 +4,12 @@
 #define ETCH_TESTS_CUDA_FAKES_H
 
 #include <etch/etch.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 
 static etch_device gpu;
+static bool real_gpu; /* ETCH_TEST_REAL_GPU=1: on what the machine has */
 
 /* A group's set-up. Another driver may be named outside. */
 static int use_fakes(void **state) {
@@ -16,12 +18,13 @@ static int use_fakes(void **state) {
                                            {"ETCH_CUDA_CUBLASLT", "libfake_cublaslt"}};
     (void)state;
     char path[1024];
-    for (int i = 0; i < 3; i++) {
+    real_gpu = getenv("ETCH_TEST_REAL_GPU") != NULL;
+    for (int i = 0; i < 3 && !real_gpu; i++) {
         snprintf(path, sizeof path, "%s/tests/fake_cuda/%s.so", ETCH_TEST_BINARY_DIR, names[i][1]);
         setenv(names[i][0], path, 0);
     }
     setenv("FAKE_CUDA_CACHE", ETCH_HOST_KERNELS, 0);
-    setenv("ETCH_CACHE_SIZE", "0", 0);
+    if (!real_gpu) setenv("ETCH_CACHE_SIZE", "0", 0);
     gpu = ETCH_CUDA(0);
     if (etch_cuda_count() > 0) return 0;
     fprintf(stderr, "%s\n", etch_cuda_absent());

@@ -1,5 +1,6 @@
 /* Loop kernels on a device: the launchers of native plans. */
 #include "backends/cuda/faults.h"
+#include "backends/cuda/join.h"
 #include "backends/cuda/launch.h"
 #include "backends/cuda/product.h"
 #include "backends/cuda/tune.h"
@@ -13,6 +14,7 @@ typedef struct launch_form {
  * to be aligned; a third one where timing at the first launch finds a better layout. */
 struct launcher {
     int device;
+    cuda_join *join; /* in place of the forms: a kernel with products */
     launch_form form, *_Atomic unaligned, *_Atomic tuned;
     cuda_variant variant;
     atomic_bool untuned; /* the first launch is to time layouts */
@@ -58,19 +60,16 @@ static void free_form(launch_form *f) {
 
 static void release(launcher *l) {
     if (!l) return;
+    etch__cuda_join_free(l->join);
     etch__cuda_code_release(l->form.code);
     free_form(l->unaligned);
     free_form(l->tuned);
     etch__free(l);
 }
 
-static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligned, bool tune,
-                             const char **why) {
-    launcher *l = etch__calloc(1, sizeof *l);
-    if (!l) return NULL;
+static bool make_form(launcher *l, cuda_device *d, const lowered *low, uint32_t aligned, bool tune,
+                      const char **why) {
     int naxes = low->k.npar + low->k.nred;
-    l->device = d->index;
-    l->k = low->k;
     memcpy(l->dims, low->dims, sizeof *l->dims * (size_t)(naxes * (low->k.naccesses + 1)));
     tuned_layout layout = {.variant = etch__cuda_choose(&l->k, l->dims, aligned)};
     layout.variant.tested = low->tested;
@@ -82,7 +81,17 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
     l->form.shape = etch__cuda_tuned_shape(&l->k, &layout, l->dims);
     if (l->variant.vector > 1)
         for (int i = 0; i < l->k.naccesses; i++) l->wide |= 1u << i;
-    if ((l->form.code = etch__cuda_kernel_code(d, &l->k, &l->variant, why))) return l;
+    return (l->form.code = etch__cuda_kernel_code(d, &l->k, &l->variant, why)) != NULL;
+}
+
+static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligned, bool tune,
+                             const char **why) {
+    launcher *l = etch__calloc(1, sizeof *l);
+    if (!l) return NULL;
+    l->device = d->index, l->k = low->k;
+    if (low->nproducts ? (l->join = etch__cuda_join_new(d, low, aligned, why)) != NULL
+                       : make_form(l, d, low, aligned, tune, why))
+        return l;
     release(l);
     return NULL;
 }
@@ -124,6 +133,7 @@ static bool all_aligned(const launcher *l, void *const *args) {
 
 etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
                                cuda_launch *out) {
+    if (l->join) return etch__cuda_join_resolve(l->join, args, cells, out);
     const launch_form *f = l->tuned ? l->tuned : &l->form;
     if (unlikely(!all_aligned(l, args))) {
         const tuned_layout narrow = {
@@ -173,6 +183,7 @@ static const jit_target target = {
     .whole_new = etch__cuda_whole_new,
     .whole_free = etch__cuda_whole_free,
     .whole_launch = etch__cuda_whole_launch,
+    .joins = etch__cuda_joins,
     .prepare = prepare,
     .release = release,
     .launch = launch,

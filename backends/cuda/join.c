@@ -1,0 +1,257 @@
+/* Products and what is computed of them, as one kernel: jit/pass_join.c says which.
+ *
+ * A block computes the tile of one product after the other by the code of gemm.c, keeps the sums in
+ * registers, and goes through the tile once with the generated code of the other members. So the
+ * bits are those of separate kernels. */
+#include "backends/cuda/join.h"
+
+#include "backends/cuda/gemm.h"
+
+struct cuda_join {
+    int device, nproducts;
+    bool tall;
+    /* The code for arguments that are aligned as the plan says; and for any, made where it is needed. */
+    cuda_code *code, *_Atomic unaligned;
+    uint32_t wide; /* arguments that must be aligned for the first */
+    cuda_variant after;
+    unsigned variant[JOIN_MAX];
+    cuda_shape shape;
+    joined_product product[JOIN_MAX];
+    loop_kernel k;
+    int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)];
+};
+
+/* ---- which products ---- */
+
+static gemm gemm_of(int64_t m, int64_t n, int64_t k) {
+    return (gemm){.batch = 1, .m = m, .n = n, .k = k};
+}
+
+static bool is_small(const product_sizes *s) {
+    return s->m <= PRODUCT_SMALL && s->n <= PRODUCT_SMALL && s->k <= PRODUCT_SMALL;
+}
+
+/* A second one follows the first where each would have the whole device for itself; smaller ones run side by
+ * side as kernels of their own. */
+bool etch__cuda_joins(int device, const product_sizes *s, int others) {
+    cuda_device *d = etch__cuda_enter(etch__device_index(device));
+    if (!d || s->k == 0 || is_small(s)) return false;
+    gemm g = gemm_of(s->m, s->n, s->k);
+    int tile = etch__cuda_gemm_tile(d, &g);
+    return tile == GEMM_TALL || (tile == GEMM_LOW && !others);
+}
+
+/* ---- source ---- */
+
+typedef struct join_text {
+    const loop_kernel *k;
+    const cuda_variant *after;
+    const joined_product *product;
+    int nproducts;
+    unsigned variant[JOIN_MAX];
+} join_text;
+
+static const char head_text[] =
+    "struct etch_join_args {\n"
+    "    etch_args after;\n"
+    "    tile::product product[PRODUCTS];\n"
+    "};\n"
+    "extern \"C\" __global__ void __launch_bounds__(256, HEIGHT == 4 ? 2 : 1)\n"
+    "    etch_join(const __grid_constant__ struct etch_join_args a) {\n"
+    "    extern __shared__ float4 quads[];\n"
+    "    const tile::product &p = a.product[0];\n"
+    "    const int wide = (p.n + tile::COLUMNS - 1) / tile::COLUMNS;\n"
+    "    const int row = blockIdx.x / wide * tile::ROWS, col = blockIdx.x % wide * tile::COLUMNS;\n"
+    "    float4 sums[PRODUCTS][tile::SUMS];\n";
+
+static const char foot_text[] =
+    "    #pragma unroll\n"
+    "    for (int i = 0; i < tile::SUMS; i++) {\n"
+    "        const int r = row + tile::place_row(i), q = col + tile::place_col(i);\n"
+    "        if (r >= p.m) continue;\n"
+    "        #pragma unroll\n"
+    "        for (int j = 0; j < 4; j += VECTOR)\n"
+    "            if (q + j < p.n) after(a.after, r, q + j, p.n, VALUES);\n"
+    "    }\n"
+    "}\n";
+
+static void put(char **at, const char *end, const char *format, ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(*at, (size_t)(end - *at), format, args);
+    va_end(args);
+    *at += n < end - *at ? n : end - *at - 1;
+}
+
+/* The elements of product i from column j of the four on. */
+static void put_values(char **at, const char *end, const join_text *t, int i) {
+    put(at, end, "%s", i ? ", " : "");
+    if (t->after->vector == 1) put(at, end, "((const float *)&sums[%d][i])[j]", i);
+    else put(at, end, "((const vec<float, VECTOR> *)&sums[%d][i])[j / VECTOR]", i);
+}
+
+static uint32_t given(const joined_product *p, int n) {
+    uint32_t mask = 0;
+    for (int i = 0; i < n; i++) mask |= 1u << p[i].access;
+    return mask;
+}
+
+static void write_kernel(char *at, const char *end, const join_text *t, const char *after) {
+    put(&at, end, "%s#define HEIGHT %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s", after,
+        t->variant[0] & GEMM_ROWS_64 ? 8 : 4, t->nproducts, t->after->vector, etch__cuda_tile_text);
+    put(&at, end, "#define VALUES ");
+    for (int i = 0; i < t->nproducts; i++) put_values(&at, end, t, i);
+    put(&at, end, "\n%s", head_text);
+    for (int i = 0; i < t->nproducts; i++)
+        put(&at, end,
+            "%s    tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);\n",
+            i ? "    __syncthreads();\n" : "", t->variant[i], i, i);
+    put(&at, end, "%s", foot_text);
+}
+
+static char *source(const void *ctx) {
+    const join_text *t = ctx;
+    char *after = etch__cuda_after_source(t->k, t->after, given(t->product, t->nproducts));
+    size_t room = after ? strlen(after) + strlen(etch__cuda_tile_text) + 4096 : 0;
+    char *text = after ? etch__malloc(room) : NULL;
+    if (text) write_kernel(text, text + room, t, after);
+    etch__free(after);
+    return text;
+}
+
+/* ---- code ---- */
+
+enum { KERNEL_BYTES = 8192, JOIN_REVISION = 1 };
+
+/* All that the source depends on. */
+typedef struct join_key {
+    char name[8];
+    uint64_t tile;
+    uint32_t revision, nproducts, given, variant[JOIN_MAX];
+    cuda_variant after;
+    uint8_t kernel[KERNEL_BYTES];
+} join_key;
+
+static cuda_code *code_of(cuda_device *d, const join_text *t, const char **why) {
+    join_key key;
+    const size_t before = offsetof(join_key, kernel);
+    memset(&key, 0, before);
+    memcpy(key.name, "join", 4);
+    key.tile = etch__cuda_tile_hash(), key.revision = JOIN_REVISION;
+    key.nproducts = (uint32_t)t->nproducts, key.given = given(t->product, t->nproducts);
+    memcpy(key.variant, t->variant, sizeof key.variant);
+    key.after = *t->after;
+    size_t n = etch__loop_serialise(t->k, key.kernel, KERNEL_BYTES);
+    if (n <= KERNEL_BYTES)
+        return etch__cuda_code(d, (const uint8_t *)&key, before + n, "etch_join", source, t, why);
+    *why = "a kernel is too large";
+    return NULL;
+}
+
+/* For arguments that are aligned, or for any. */
+static cuda_code *make_code(const cuda_join *j, bool wide, const char **why) {
+    cuda_device *d = etch__cuda_enter(j->device);
+    cuda_variant after = j->after;
+    if (!wide) after.vector = 1;
+    join_text t = {&j->k, &after, j->product, j->nproducts, {0}};
+    for (int i = 0; i < j->nproducts; i++)
+        t.variant[i] = wide ? j->variant[i] : j->variant[i] & ~(GEMM_A_WIDE | GEMM_B_WIDE);
+    *why = "";
+    cuda_code *code = d ? code_of(d, &t, why) : NULL;
+    if (!code || etch__cuda_gemm_prepare(etch__cuda_function(code), &j->shape) == ETCH_OK)
+        return code;
+    etch__cuda_code_release(code);
+    return NULL;
+}
+
+/* ---- launchers ---- */
+
+static gemm sizes_of(const joined_product *p) {
+    gemm g = gemm_of(p->m, p->n, p->k);
+    g.a_row = p->a_row, g.a_col = p->a_col, g.b_row = p->b_row, g.b_col = p->b_col;
+    return g;
+}
+
+/* Neighbours that a thread takes at once: no more than the sums that it has of a row. */
+static cuda_variant after_for(const lowered *low, uint32_t aligned) {
+    cuda_variant v = etch__cuda_choose(&low->k, low->dims, aligned);
+    if (v.vector > 4) v.vector = 4;
+    if (low->product[0].n % v.vector) v.vector = 1;
+    v.tile = 3, v.hold = 0, v.tested = 0;
+    return v;
+}
+
+/* The layout of each product, and which arguments have to be aligned for it. */
+static void lay_out(cuda_join *j, uint32_t aligned) {
+    for (int a = 0; a < j->k.naccesses && j->after.vector > 1; a++) j->wide |= 1u << a;
+    for (int i = 0; i < j->nproducts; i++) {
+        gemm g = sizes_of(&j->product[i]);
+        int at = j->k.naccesses + 2 * i;
+        j->variant[i] = etch__cuda_gemm_variant(&g, j->tall);
+        if (!(aligned >> at & 1)) j->variant[i] &= ~GEMM_A_WIDE;
+        if (!(aligned >> at & 2)) j->variant[i] &= ~GEMM_B_WIDE;
+        if (j->variant[i] & GEMM_A_WIDE) j->wide |= 1u << at;
+        if (j->variant[i] & GEMM_B_WIDE) j->wide |= 2u << at;
+    }
+}
+
+cuda_join *etch__cuda_join_new(cuda_device *d, const lowered *low, uint32_t aligned,
+                               const char **why) {
+    cuda_join *j = etch__calloc(1, sizeof *j);
+    if (!j) return NULL;
+    int naxes = low->k.npar;
+    gemm g = sizes_of(&low->product[0]);
+    j->device = d->index, j->nproducts = low->nproducts, j->k = low->k;
+    snprintf(j->k.name, sizeof j->k.name, "kernel"); /* no part of the code */
+    memcpy(j->product, low->product, sizeof j->product);
+    memcpy(j->dims, low->dims, sizeof *j->dims * (size_t)(naxes * (low->k.naccesses + 1)));
+    j->tall = etch__cuda_gemm_tile(d, &g) == GEMM_TALL;
+    j->shape = etch__cuda_gemm_shape(&g, j->tall);
+    j->after = after_for(low, aligned);
+    lay_out(j, aligned);
+    if ((j->code = make_code(j, true, why))) return j;
+    etch__free(j);
+    return NULL;
+}
+
+void etch__cuda_join_free(cuda_join *j) {
+    if (!j) return;
+    etch__cuda_code_release(j->code);
+    if (j->unaligned) etch__cuda_code_release(j->unaligned);
+    etch__free(j);
+}
+
+static bool all_aligned(const cuda_join *j, void *const *args) {
+    uintptr_t bits = 0;
+    for (uint32_t wide = j->wide; wide; wide &= wide - 1)
+        bits |= (uintptr_t)args[__builtin_ctz(wide)];
+    return bits % 16 == 0;
+}
+
+/* Another thread may have been first. */
+static cuda_code *unaligned_code(cuda_join *j) {
+    const char *why;
+    cuda_code *code = atomic_load(&j->unaligned), *none = NULL;
+    if (code) return code;
+    if (!(code = make_code(j, false, &why))) return etch__cuda_no_code(why), NULL;
+    if (atomic_compare_exchange_strong(&j->unaligned, &none, code)) return code;
+    etch__cuda_code_release(code);
+    return none;
+}
+
+etch_status etch__cuda_join_resolve(cuda_join *j, void *const *args, const uint64_t *cells,
+                                    cuda_launch *out) {
+    cuda_code *code = likely(all_aligned(j, args)) ? j->code : unaligned_code(j);
+    if (unlikely(!code)) return etch__tls.status;
+    out->shape = &j->shape, out->function = etch__cuda_function(code);
+    out->bytes = etch__cuda_args_size(&j->k);
+    etch__cuda_args_fill(&j->k, args, j->dims, cells, out->parameter);
+    for (int i = 0; i < j->nproducts; i++) {
+        gemm g = sizes_of(&j->product[i]);
+        g.a = args[j->k.naccesses + 2 * i], g.b = args[j->k.naccesses + 2 * i + 1];
+        gemm_words words = etch__cuda_gemm_words(&g, j->tall);
+        memcpy((char *)out->parameter + out->bytes, &words, sizeof words);
+        out->bytes += sizeof words;
+    }
+    return ETCH_OK;
+}
