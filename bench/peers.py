@@ -1,6 +1,7 @@
 """The benchmark's workloads in PyTorch (eager and torch.compile), beside Etch in the same run.
 
-Usage: python3 bench/peers.py [--threads N | --device cuda] [NAME...]
+Usage: python3 bench/peers.py [--threads N | --device cuda] [NAME[:SIZE,SIZE...]...]
+for example seed:512,1024; a SIZE is the number of a row's rows.
 Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`.
 
 All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
@@ -188,9 +189,13 @@ def main():
     out = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     out.writeheader()
     names = GPU_BODIES if DEVICE == "cuda" else BODIES
-    for name in [n for n in args or names if n in names]:
+    for arg in args or names:
+        name, _, sizes = arg.partition(":")
+        if name not in names:
+            sys.exit(f"peers.py: expected one of {', '.join(names)}, got {name}")
         for fields, etch in Etch(name, threads).rows():
-            if fields["workload"] == name:
+            wanted = not sizes or fields["size"].split("x")[0] in sizes.split(",")
+            if fields["workload"] == name and wanted:
                 with torch.no_grad():
                     dtype = DTYPES[fields["dtype"]]
                     write_row(out, fields, etch, list(torch_variants(name, fields["size"], dtype)))
