@@ -95,18 +95,31 @@ static bool move(ir *r, ir_node *p, int32_t group) {
     return true;
 }
 
-/* From the last product on: of several that a kernel reads, those that come first can still run beside
+/* How many other products the group reads or has. */
+static int other_products(const ir *r, const ir_group *g, const ir_node *p) {
+    int n = 0;
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *q = &r->nodes[i];
+        n += q != p && is_product(r, q) && reads_in(r, g, q->out) != 0;
+    }
+    return n;
+}
+
+static bool wanted(const ir *r, const ir_node *p, const product_sizes *s, int32_t group) {
+    int others = other_products(r, &r->groups[group], p);
+    return etch__target()->joins(r->g->values[0].meta.device, s, others);
+}
+
+/* From the last product on: of more than a kernel can have, those that come first can still run beside
  * other steps. */
 static bool join_products(ir *r, const ir_uses *u) {
-    int device = r->g->values[0].meta.device;
     for (int32_t g = r->ngroups - 1; g >= 0; g--) {
         if (!r->groups[g].nmembers) continue;
         ir_node *p = &r->nodes[r->groups[g].members[0]];
         if (!is_product(r, p)) continue;
         product_sizes s = sizes_of(r, p);
         int32_t to = reader(r, u, p, &s);
-        if (to < 0 || !etch__target()->joins(device, &s, r->groups[to].nproducts)) continue;
-        if (!move(r, p, to)) return false;
+        if (to >= 0 && wanted(r, p, &s, to) && !move(r, p, to)) return false;
     }
     return true;
 }

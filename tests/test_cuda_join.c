@@ -239,12 +239,14 @@ static void check_rows(const row *rows, size_t n) {
 static void what_joins(void) { check_rows(joining, sizeof joining / sizeof *joining); }
 static void what_stays_apart(void) { check_rows(apart, sizeof apart / sizeof *apart); }
 
-/* A second product joins where each fills the device; here each is half of it. */
+/* Two products join where each fills the device; here each is half of it. One alone joins. */
 static void side_by_side(void) {
     const shape s = {66, 36, 72, DENSE, GEMM_LOW};
     int64_t products, kernels;
     check(two_products, &s, ETCH_MODE_DEFAULT, &products, &kernels);
-    CHECK(products == 1 && kernels == 2);
+    CHECK(products == 2 && kernels == 2);
+    check(bias_relu, &s, ETCH_MODE_DEFAULT, &products, &kernels);
+    CHECK(products == 0 && kernels == 1);
 }
 
 static void never(void) {

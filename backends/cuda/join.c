@@ -31,7 +31,7 @@ static bool is_small(const product_sizes *s) {
     return s->m <= PRODUCT_SMALL && s->n <= PRODUCT_SMALL && s->k <= PRODUCT_SMALL;
 }
 
-/* A second one follows the first where each would have the whole device for itself; smaller ones run side by
+/* Of several, one follows the other where each would have the whole device for itself; smaller ones run side by
  * side as kernels of their own. */
 bool etch__cuda_joins(int device, const product_sizes *s, int others) {
     cuda_device *d = etch__cuda_enter(etch__device_index(device));
