@@ -95,19 +95,21 @@ static bool move(ir *r, ir_node *p, int32_t group) {
     return true;
 }
 
-/* How many other products the group reads or has. */
-static int other_products(const ir *r, const ir_group *g, const ir_node *p) {
-    int n = 0;
-    for (int i = 0; i < r->nnodes; i++) {
-        const ir_node *q = &r->nodes[i];
-        n += q != p && is_product(r, q) && reads_in(r, g, q->out) != 0;
+/* Whether the group reads another product than p. */
+static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *m = &r->nodes[g->members[i]];
+        for (int k = 0; m->kind == IR_POINT && k < m->nin; k++) {
+            int32_t v = sources(r, m)[k].version, node = v < 0 ? -1 : r->versions[v].node;
+            if (node >= 0 && &r->nodes[node] != p && is_product(r, &r->nodes[node])) return true;
+        }
     }
-    return n;
+    return false;
 }
 
 static bool wanted(const ir *r, const ir_node *p, const product_sizes *s, int32_t group) {
-    int others = other_products(r, &r->groups[group], p);
-    return etch__target()->joins(r->g->values[0].meta.device, s, others);
+    bool alone = !reads_others(r, &r->groups[group], p);
+    return etch__target()->joins(r->g->values[0].meta.device, s, alone);
 }
 
 /* From the last product on: of more than a kernel can have, those that come first can still run beside

@@ -33,9 +33,9 @@ typedef struct jit_target {
     whole_launcher *(*whole_new)(int device, const whole_step *steps, int n, int64_t arena_bytes);
     void (*whole_free)(whole_launcher *l);
     etch_status (*whole_launch)(whole_launcher *l, void *const *args, const uint64_t *cells);
-    /* Whether a product of f32 is to share the kernel that reads it, and so many others of these sizes: the
-     * bits are the same as alone, and it is no slower. NULL: never. */
-    bool (*joins)(int device, const product_sizes *s, int others);
+    /* Whether a product of f32 is to share the kernel that reads it, which reads no other one where it is
+     * `alone`: the bits are the same as apart, and it is no slower. NULL: never. */
+    bool (*joins)(int device, const product_sizes *s, bool alone);
     /* Makes n launchers; low[i] is kernel i. The arguments are those of the accesses, then A and B of
      * each of its products, then the scratch. Bit a of aligned[i] says that argument a lies at a
      * multiple of 16 bytes; an argument that lies in an input only as far as its offset tells. Under

@@ -33,12 +33,12 @@ static bool is_small(const product_sizes *s) {
 
 /* Of several, one follows the other where each would have the whole device for itself; smaller ones run side by
  * side as kernels of their own. */
-bool etch__cuda_joins(int device, const product_sizes *s, int others) {
+bool etch__cuda_joins(int device, const product_sizes *s, bool alone) {
     cuda_device *d = etch__cuda_enter(etch__device_index(device));
     if (!d || s->k == 0 || is_small(s)) return false;
     gemm g = gemm_of(s->m, s->n, s->k);
     int tile = etch__cuda_gemm_tile(d, &g);
-    return tile == GEMM_TALL || (tile == GEMM_LOW && !others);
+    return tile == GEMM_TALL || (tile == GEMM_LOW && alone);
 }
 
 /* ---- source ---- */

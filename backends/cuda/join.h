@@ -5,7 +5,7 @@
 #include "backends/cuda/code.h"
 #include "backends/cuda/launch.h"
 
-bool etch__cuda_joins(int device, const product_sizes *s, int others);
+bool etch__cuda_joins(int device, const product_sizes *s, bool alone);
 
 /* Lives as long as its launcher. NULL: *why says what failed; empty where the thread's error does. */
 typedef struct cuda_join cuda_join;
