@@ -68,7 +68,8 @@ static ir_node *sole_product(const ir *r, const ir_uses *u, const ir_source *s) 
     const ir_version *v = &r->versions[s->version];
     if (v->node < 0 || v->memory || v->tied >= 0 || u->readers[s->version] != 1) return NULL;
     ir_node *n = &r->nodes[v->node];
-    return is_product(r, n) && has_epilogues((etch_dtype)n->dtype) ? n : NULL;
+    if (!is_product(r, n) || !has_epilogues((etch_dtype)n->dtype)) return NULL;
+    return etch__may_join(r, n) ? NULL : n; /* it takes in more, by pass_join.c */
 }
 
 /* Makes node n the product p with one more part; `row`: the bias, or NULL. */

@@ -144,11 +144,21 @@ static bool renumber(ir *r) {
     return true;
 }
 
-bool etch__pass_join(ir *r) {
-    ir_uses u;
+static bool can_join(const ir *r) {
     bool device = r->g->nvalues && r->g->values[0].meta.device;
     bool timed = r->numerics == ETCH_RELAXED && r->mode == ETCH_MODE_MAX_AUTOTUNE;
-    if (!device || timed || r->g->dynamic || !etch__target()->joins) return true;
+    return device && !timed && !r->g->dynamic && etch__target()->joins;
+}
+
+bool etch__may_join(const ir *r, const ir_node *n) {
+    if (!can_join(r) || !is_product(r, n)) return false;
+    product_sizes s = sizes_of(r, n);
+    return etch__target()->joins(r->g->values[0].meta.device, &s, true);
+}
+
+bool etch__pass_join(ir *r) {
+    ir_uses u;
+    if (!can_join(r)) return true;
     bool ok = etch__ir_uses(r, &u) && join_products(r, &u);
     etch__ir_uses_free(&u);
     return ok && renumber(r);

@@ -157,6 +157,8 @@ bool etch__pass_products(ir *r);
 bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
 bool etch__pass_join(ir *r); /* the end of etch__fuse */
+bool etch__may_join(const ir *r,
+                    const ir_node *n); /* whether it will where what reads it lets it */
 /* Debug builds: true, or an internal error that names the pass and what is wrong. */
 bool etch__ir_verify(const ir *r, const char *pass);
 

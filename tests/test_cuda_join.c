@@ -362,6 +362,26 @@ static void precision(void) {
     etch_function_free(f);
 }
 
+/* Relaxed products of these sizes join as well, in place of the library's epilogues: so the bits stay. */
+static void relaxed(void) {
+    etch__cuda_gemm_force = GEMM_TALL;
+    static const body bodies[] = {bias_relu, squared, to_bf16};
+    for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
+        etch_function *f = etch_compile(bodies[i], .numerics = ETCH_RELAXED);
+        operands o = given(i, 66, 36, 72, DENSE);
+        o.b = on_gpu(numbers(9, 1, 36));
+        etch_tensor *want = bodies[i](o.x, o.w, o.b);
+        for (int call = 0; call < 3; call++) {
+            int64_t launches = etch_device_stats(gpu).launches;
+            etch_tensor *got = etch_call(f, o.x, o.w, o.b);
+            launches = etch_device_stats(gpu).launches - launches;
+            CHECK(etch_bitwise_equal(got, want));
+            if (call > 1) CHECK(launches == 1);
+        }
+        etch_function_free(f);
+    }
+}
+
 /* Only what has changed is patched: of two products and their kernel, the pointers. */
 static void patches(void) {
     etch__cuda_gemm_force = GEMM_TALL;
@@ -451,6 +471,7 @@ int main(void) {
         IN_CHILD(addresses_change, NULL),
         IN_CHILD(dynamic_sizes, NULL),
         IN_CHILD(precision, NULL),
+        IN_CHILD(relaxed, NULL),
         IN_CHILD(patches, NULL),
         /* Of the fakes only. */
         IN_CHILD(each_call_fails_once, NULL),

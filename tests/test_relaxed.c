@@ -13,6 +13,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "backends/cuda/gemm.h"
 #include "core/backend.h"
 #include "core/dispatch.h"
 #include "device_support.h"
@@ -815,6 +816,7 @@ static int end(void **state) {
 
 int main(void) {
     where = test_device();
+    etch__cuda_gemm_force = GEMM_NEVER; /* the library's products: test_cuda_join has the others */
     const struct CMUnitTest tests[] = {
         IN_SCOPE(epilogues),
         IN_SCOPE(what_does_not_join),
