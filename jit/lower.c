@@ -101,14 +101,16 @@ static void keep_value(lowering *l, int32_t version, int stage, int code) {
     l->value[l->nvalues++].code = code;
 }
 
+/* Of values that have merged (cse) either may be named, but for where an input is addressed. */
 static int load(lowering *l, const ir_node *n, const ir_source *s, int stage) {
     int64_t of_stage[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS] = {0};
+    bool memory = l->r->versions[s->version].memory;
     etch__map_strides(s, &n->domain, of_stage);
     spread(l, of_stage, stage, stride);
     for (int i = 0; i < l->nloads; i++) {
         const ir_source *t = l->load[i].s;
         bool seen = etch__loop_sees(stage, l->load[i].stage) && stage % 2 == l->load[i].stage % 2;
-        if (t->version == s->version && seen && t->root == s->root &&
+        if (t->version == s->version && seen && (!memory || t->root == s->root) &&
             t->meta.offset == s->meta.offset &&
             !memcmp(l->stride[l->k->code[l->load[i].code].p.imm.i], stride,
                     l->g->naxes * sizeof *stride))
@@ -384,7 +386,9 @@ static void note_products(lowering *l) {
         const ir_version *v = &l->r->versions[l->out->address[i].version];
         if (v->node < 0 || l->k->access[i].store) continue;
         const ir_node *n = &l->r->nodes[v->node];
-        if (n->kind == IR_CALL && &l->r->groups[n->group] == l->g) note_product(l, i, n);
+        if (n->kind != IR_CALL || &l->r->groups[n->group] != l->g) continue;
+        if (l->out->nproducts == JOIN_MAX) l->failed = true;
+        else note_product(l, i, n);
     }
 }
 
@@ -422,7 +426,8 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
         count_work(out);
         choose_split(out);
         note_products(l);
-        ok = out->k.naccesses + 2 * out->nproducts <= LOOP_MAX_ACCESSES; /* all are arguments */
+        ok = !l->failed &&
+             out->k.naccesses + 2 * out->nproducts <= LOOP_MAX_ACCESSES; /* all are arguments */
     }
     etch__free(l);
     return ok ? ETCH_OK : ETCH_ERR_UNSUPPORTED;

@@ -1,6 +1,7 @@
 /* Random programs of products and sums under ETCH_RELAXED, bit for bit: over small integers in f64 all
  * arithmetic is exact, so whatever is added before it is multiplied, results and written arguments are
  * those of eager code. What is wrong then is a summand, a sign, a factor, a view or the order of writes.
+ * On a GPU the same programs in f32 as well, strict, where products share kernels with the sums.
  *
  *     test_relaxed_random [COUNT [FIRST-SEED]] */
 #include <setjmp.h>
@@ -11,6 +12,7 @@
 #include <cmocka.h>
 #include <stdlib.h>
 
+#include "backends/cuda/gemm.h"
 #include "device_support.h"
 #include <etch/etch.h>
 
@@ -131,30 +133,42 @@ static bool same(const run *a, const run *b) {
     return ok;
 }
 
-/* Products of a later call. */
-static int64_t check_against(const run *eager, program *p, etch_tensor *const *from,
-                             etch_numerics numerics) {
-    int64_t products = 0;
-    etch_function *f = etch_compile(body, .numerics = numerics, .ctx = p, .name = "random");
+/* Of a later call: products, and those of them that a launch of their own computes (f32, on a GPU). */
+typedef struct counted {
+    int64_t products, apart;
+} counted;
+
+static counted count(void) {
+    etch_counters_t c = etch_counters();
+    int64_t launches = test_device() == ETCH_CPU ? 0 : etch_device_stats(test_device()).launches;
+    return (counted){c.library_calls, launches - c.kernel_launches};
+}
+
+static counted check_against(const run *eager, program *p, etch_tensor *const *from,
+                             etch_numerics numerics, etch_mode_kind mode) {
+    counted now = {0};
+    etch_function *f =
+        etch_compile(body, .numerics = numerics, .mode = mode, .ctx = p, .name = "random");
     for (int call = 0; call < 3; call++) {
         run r;
         set_inputs(&r, from);
-        int64_t before = etch_counters().library_calls;
+        counted before = count();
         assert_int_equal(etch_call_n(f, r.in, INPUTS, r.out, OUTPUTS), ETCH_OK);
-        products = etch_counters().library_calls - before;
+        now = count();
+        now.products -= before.products, now.apart -= before.apart;
         if (!same(&r, eager)) fail_msg("seed %lld differs", (long long)p->seed);
     }
     assert_int_equal(etch_function_counters(f).graphs, 1);
     etch_function_free(f);
-    return products;
+    return now;
 }
 
 static int programs = 24;
 static uint64_t first_seed = 1;
 
 /* Whole numbers of at most 2. */
-static etch_tensor *small_numbers(void) {
-    etch_tensor *t = etch_rand(ETCH_F64, ETCH_SHAPE(SIDE, SIDE));
+static etch_tensor *small_numbers(etch_dtype dtype) {
+    etch_tensor *t = etch_rand(dtype, ETCH_SHAPE(SIDE, SIDE));
     return etch_floor(etch_add_scalar(etch_mul_scalar(t, 4.99), -2));
 }
 
@@ -167,11 +181,11 @@ static void random_programs_are_exact(void **state) {
             program p = {.seed = first_seed + (uint64_t)i};
             etch_tensor *from[INPUTS];
             run eager;
-            for (int k = 0; k < INPUTS; k++) from[k] = small_numbers();
+            for (int k = 0; k < INPUTS; k++) from[k] = small_numbers(ETCH_F64);
             set_inputs(&eager, from);
             assert_int_equal(body(&p, eager.in, INPUTS, eager.out, OUTPUTS), ETCH_OK);
-            strict += check_against(&eager, &p, from, ETCH_STRICT);
-            relaxed += check_against(&eager, &p, from, ETCH_RELAXED);
+            strict += check_against(&eager, &p, from, ETCH_STRICT, ETCH_MODE_DEFAULT).products;
+            relaxed += check_against(&eager, &p, from, ETCH_RELAXED, ETCH_MODE_DEFAULT).products;
         }
     }
     assert_int_equal(etch_counters().compile_failures, 0);
@@ -181,10 +195,38 @@ static void random_programs_are_exact(void **state) {
                   (long long)relaxed);
 }
 
+/* Sums are not exact here, but those of eager code. */
+static void products_share_kernels(void **state) {
+    (void)state;
+    etch_device device = test_device();
+    if (device == ETCH_CPU) skip();
+    etch__cuda_gemm_force = GEMM_TALL;
+    int64_t products = 0, apart = 0;
+    for (int i = 0; i < programs; i++) {
+        ETCH_SCOPE {
+            program p = {.seed = first_seed + 1000 + (uint64_t)i};
+            etch_tensor *from[INPUTS];
+            run eager;
+            for (int k = 0; k < INPUTS; k++) from[k] = small_numbers(ETCH_F32);
+            set_inputs(&eager, from);
+            assert_int_equal(body(&p, eager.in, INPUTS, eager.out, OUTPUTS), ETCH_OK);
+            counted c = check_against(&eager, &p, from, ETCH_STRICT, ETCH_MODE_DEFAULT);
+            check_against(&eager, &p, from, ETCH_STRICT, ETCH_MODE_REDUCE_OVERHEAD);
+            products += c.products, apart += c.apart;
+        }
+    }
+    etch__cuda_gemm_force = GEMM_RULE;
+    assert_int_equal(etch_counters().compile_failures, 0);
+    if (programs >= 8) assert_true(apart < products - programs / 3);
+    print_message("%d programs: %lld products, %lld in kernels of their own\n", programs,
+                  (long long)products, (long long)apart);
+}
+
 int main(int argc, char **argv) {
     if (test_device() != ETCH_CPU) programs = 8;
     if (argc > 1) programs = atoi(argv[1]);
     if (argc > 2) first_seed = strtoull(argv[2], NULL, 10);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(random_programs_are_exact)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(random_programs_are_exact),
+                                       cmocka_unit_test(products_share_kernels)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
