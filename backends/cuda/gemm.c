@@ -7,19 +7,18 @@
  *
  * A block of 256 threads computes a tile of 32 or 64 rows by 32 columns, each of its warps one
  * slice of the whole tile, and folds the slices in shared memory: 512 x 512 x 512 keeps 128 blocks of 8
- * warps busy. Operands go through buffers of 64 k each; what the first products of the next one read is
- * fetched before the last products of this one, so that the barrier between them is hidden. Operands
- * are loaded in quads along the axis on which they are dense, by one access of 16 bytes where address
- * and strides allow. Where both lie as in shared memory, the device copies them there by itself, two
- * buffers ahead; else there are two buffers, and the next is on its way in registers while one is
- * computed. What a thread has of the tile in the end goes to memory, or (join.c) to what is computed of it. */
+ * warps busy. Operands go through two buffers of 64 k each; the next one is on its way in registers
+ * while one is computed, and what the first products of the next read is fetched before the last
+ * products of this one, so that the barrier between them is hidden. Operands are loaded in quads
+ * along the axis on which they are dense, by one access of 16 bytes where address and strides
+ * allow. What a thread has of the tile in the end goes to memory, or (join.c) to what is computed of it. */
 #include "backends/cuda/gemm.h"
 
 #include <xxhash.h>
 
 #include "backends/cuda/code.h"
 
-enum { THREADS = 256, COLUMNS = 32, DEPTH = 64, SLICES = 8, STAGES = 3 };
+enum { THREADS = 256, COLUMNS = 32, DEPTH = 64, SLICES = 8 };
 
 int etch__cuda_gemm_force = GEMM_RULE;
 
@@ -39,8 +38,7 @@ const char etch__cuda_tile_text[] =
     "enum {\n"
     "    DEPTH = 64, RUN = 8, ROWS = 8 * HEIGHT, COLUMNS = 32, A_PITCH = DEPTH + 4,\n"
     "    B_PITCH = COLUMNS + 4, B_AT = ROWS * A_PITCH, BUFFER = B_AT + DEPTH * B_PITCH,\n"
-    "    A_QUADS = ROWS / 16, B_QUADS = COLUMNS / 16, TILE = ROWS * COLUMNS, SUMS = TILE / 1024,\n"
-    "    STAGES = 3\n"
+    "    A_QUADS = ROWS / 16, B_QUADS = COLUMNS / 16, TILE = ROWS * COLUMNS, SUMS = TILE / 1024\n"
     "};\n"
     "/* Where a quad begins: on the axis of its own operand and along k. */\n"
     "struct spot {\n"
@@ -74,47 +72,17 @@ const char etch__cuda_tile_text[] =
     "__device__ __forceinline__ void keep(float *to, const float *v) {\n"
     "    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);\n"
     "}\n"
-    "/* Four neighbours into shared memory: the first `left` of them, which are there, then "
-    "zeros.\n"
-    " * They may be on their way until arrived() has been called, and then a barrier. */\n"
-    "__device__ __forceinline__ void send(float *to, const float *from, int left) {\n"
-    "#if __CUDACC_VER_MAJOR__ >= 12 && __CUDA_ARCH__ >= 800\n"
-    "    const int bytes = left >= 4 ? 16 : left > 0 ? 4 * left : 0;\n"
-    "    asm volatile(\"{\\n\"\n"
-    "                 \".reg .u64 to64; .reg .u32 to32;\\n\"\n"
-    "                 \"cvta.to.shared.u64 to64, %0; cvt.u32.u64 to32, to64;\\n\"\n"
-    "                 \"cp.async.cg.shared.global [to32], [%1], 16, %2;\\n\"\n"
-    "                 \"}\" ::\"l\"(to), \"l\"(from), \"r\"(bytes) : \"memory\");\n"
-    "#else\n"
-    "    *(float4 *)to = left >= 4 ? *(const float4 *)from : part(from, 1, left);\n"
-    "#endif\n"
-    "}\n"
-    "/* Ends a parcel of what was sent. */\n"
-    "__device__ __forceinline__ void sent() {\n"
-    "#if __CUDACC_VER_MAJOR__ >= 12 && __CUDA_ARCH__ >= 800\n"
-    "    asm volatile(\"cp.async.commit_group;\" ::: \"memory\");\n"
-    "#endif\n"
-    "}\n"
-    "/* All parcels but the last N. */\n"
-    "template <int N>\n"
-    "__device__ __forceinline__ void arrived() {\n"
-    "#if __CUDACC_VER_MAJOR__ >= 12 && __CUDA_ARCH__ >= 800\n"
-    "    asm volatile(\"cp.async.wait_group %0;\" ::\"n\"(N) : \"memory\");\n"
-    "#endif\n"
-    "}\n"
-    "/* The sums at rows place_row(i), columns place_col(i) + 0..3 of the tile that begins at\n"
-    " * (row, col). All threads of the block take part, and may not use `space` until they have "
-    "all\n"
-    " * come back. */\n"
+    "/* The sums at rows place_row(i), columns place_col(i) + 0..3 of the tile that begins at "
+    "(row, col). All\n"
+    " * threads of the block take part, and may not use `space` until they have all come back. */\n"
     "template <int V>\n"
     "__device__ __forceinline__ void sums_of(const product &p, int batch, int row, int col,\n"
     "                                        float *space, float4 (&sums)[SUMS]) {\n"
     "    const bool A_ALONG_K = V & 2, B_ALONG_K = V & 4, A_WIDE = V & 8, B_WIDE = V & 16;\n"
-    "    const bool SENT = V & 32;\n"
     "    const int t = threadIdx.x, slice = t / 32, down = t % 32 / 4, across = t % 4;\n"
     "    const bool inside = row + ROWS <= p.m && col + COLUMNS <= p.n;\n"
-    "    const spot a0 = a_spot<A_ALONG_K>(t), a1 = a_spot<A_ALONG_K>(t + 256);\n"
-    "    const spot b0 = b_spot<B_ALONG_K>(t), b1 = b_spot<B_ALONG_K>(t + 256);\n"
+    "    const spot a0 = a_spot<A_ALONG_K>(t), b0 = b_spot<B_ALONG_K>(t), a1 = a_spot<A_ALONG_K>(t "
+    "+ 256), b1 = b_spot<B_ALONG_K>(t + 256);\n"
     "    const long long a_step = A_ALONG_K ? p.a_col : p.a_row;\n"
     "    const long long b_step = B_ALONG_K ? p.b_row : p.b_col;\n"
     "    const long long a_next = (a1.at - a0.at) * p.a_row + (a1.k - a0.k) * p.a_col;\n"
@@ -158,28 +126,6 @@ const char etch__cuda_tile_text[] =
     "            else spread(at, B_PITCH, right[i]);\n"
     "        }\n"
     "    };\n"
-    "    /* Where both operands lie in memory as in shared memory. */\n"
-    "    auto send_both = [&](int k, float *to) {\n"
-    "        const bool whole = inside && k + DEPTH <= p.k;\n"
-    "        #pragma unroll\n"
-    "        for (int i = 0; i < A_QUADS && k < p.k; i++) {\n"
-    "            const spot s = a_spot<true>(i * 256 + t);\n"
-    "            float *const at = to + s.at * A_PITCH + s.k;\n"
-    "            const int left = row + s.at < p.m ? p.k - k - s.k : 0;\n"
-    "            if (whole) send(at, a + i * a_next, 4);\n"
-    "            else send(at, left > 0 ? a + i * a_next : p.a, left);\n"
-    "        }\n"
-    "        #pragma unroll\n"
-    "        for (int i = 0; i < B_QUADS && k < p.k; i++) {\n"
-    "            const spot s = b_spot<false>(i * 256 + t);\n"
-    "            float *const at = to + B_AT + s.k * B_PITCH + s.at;\n"
-    "            const int left = k + s.k < p.k ? p.n - col - s.at : 0;\n"
-    "            if (whole) send(at, b + i * b_next, 4);\n"
-    "            else send(at, left > 0 ? b + i * b_next : p.b, left);\n"
-    "        }\n"
-    "        sent();\n"
-    "        a += DEPTH, b += DEPTH * p.b_row;\n"
-    "    };\n"
     "    /* The thread's rows are down + 8 i, its columns 4 across + 0..3 and 16 more. */\n"
     "    float acc[HEIGHT][8];\n"
     "    #pragma unroll\n"
@@ -212,31 +158,22 @@ const char etch__cuda_tile_text[] =
     "            for (int j = 0; j < 8; j++)\n"
     "                acc[i][j] = fmaf(l[k / 4 % 2][i][k % 4], r[k % 2][j], acc[i][j]);\n"
     "    };\n"
-    "    if (SENT) {\n"
-    "        #pragma unroll\n"
-    "        for (int s = 0; s < STAGES; s++) send_both(s * DEPTH, space + s * BUFFER);\n"
-    "        arrived<STAGES - 1>();\n"
-    "    } else {\n"
-    "        load(0);\n"
-    "        store(space);\n"
-    "    }\n"
+    "    load(0);\n"
+    "    store(space);\n"
     "    __syncthreads();\n"
     "    fetch_a(0, 0), fetch_b(0, 0);\n"
     "    int now = 0;\n"
     "    for (int k = 0; k < p.k; k += DEPTH) {\n"
     "        const bool more = k + DEPTH < p.k;\n"
-    "        if (!SENT && more) load(k + DEPTH);\n"
+    "        if (more) load(k + DEPTH);\n"
     "        fetch_a(now, 4);\n"
     "        #pragma unroll\n"
     "        for (int q = 0; q < RUN - 2; q++) fetch_b(now, q + 1), multiply(q);\n"
     "        fetch_b(now, RUN - 1);\n"
-    "        const int read = now;\n"
-    "        now = now == ((SENT ? STAGES : 2) - 1) * BUFFER ? 0 : now + BUFFER;\n"
+    "        now = BUFFER - now;\n"
     "        if (more) {\n"
-    "            if (SENT) arrived<STAGES - 2>();\n"
-    "            else store(space + now);\n"
+    "            store(space + now);\n"
     "            __syncthreads();\n"
-    "            if (SENT) send_both(k + STAGES * DEPTH, space + read);\n"
     "            fetch_a(now, 0);\n"
     "        }\n"
     "        multiply(RUN - 2);\n"
@@ -328,10 +265,10 @@ static cuda_code *code_for(cuda_device *d, unsigned variant) {
     return code;
 }
 
-/* Bytes of shared memory: buffers of both operands, or the slices of a tile. */
-static unsigned shared_bytes(bool tall, int stages) {
+/* Bytes of shared memory: two buffers of both operands, or the slices of a tile. */
+static unsigned shared_bytes(bool tall) {
     unsigned rows = tall ? 64 : 32;
-    unsigned buffers = (unsigned)stages * (rows * (DEPTH + 4) + DEPTH * (COLUMNS + 4));
+    unsigned buffers = 2 * (rows * (DEPTH + 4) + DEPTH * (COLUMNS + 4));
     unsigned fold = SLICES * rows * COLUMNS;
     return 4 * (buffers > fold ? buffers : fold);
 }
@@ -351,8 +288,7 @@ static int tile_for(const cuda_device *d, const gemm *g) {
         return GEMM_NEVER;
     int tile = g->batch * tiles(g, false) <= most ? GEMM_LOW : GEMM_TALL;
     int64_t blocks = g->batch * tiles(g, tile == GEMM_TALL);
-    if (blocks > most || shared_bytes(tile == GEMM_TALL, 2) > (unsigned)d->shared)
-        return GEMM_NEVER;
+    if (blocks > most || shared_bytes(tile == GEMM_TALL) > (unsigned)d->shared) return GEMM_NEVER;
     return g->k <= 512 || (g->k <= 1024 && 2 * blocks > most) ? tile : GEMM_NEVER;
 }
 
@@ -367,20 +303,14 @@ static bool aligned(const void *p, int64_t along, int64_t other, int64_t batch) 
     return along == 1 && other % 4 == 0 && batch % 4 == 0 && (uintptr_t)p % 16 == 0;
 }
 
-/* Whether the device moves 16 bytes to shared memory by itself, where neither operand is turned. */
-static bool is_sent(const cuda_device *d, unsigned v) {
-    return d->major >= 8 && (v & GEMM_A_ALONG_K) && !(v & GEMM_B_ALONG_K) && (v & GEMM_A_WIDE) &&
-           (v & GEMM_B_WIDE) && shared_bytes(v & GEMM_ROWS_64, STAGES) <= (unsigned)d->shared;
-}
-
-unsigned etch__cuda_gemm_variant(const cuda_device *d, const gemm *g, bool tall) {
+unsigned etch__cuda_gemm_variant(const gemm *g, bool tall) {
     bool a = g->a_col <= g->a_row, b = g->b_row < g->b_col;
     unsigned v = (tall ? GEMM_ROWS_64 : 0) | (a ? GEMM_A_ALONG_K : 0) | (b ? GEMM_B_ALONG_K : 0);
     if (aligned(g->a, a ? g->a_col : g->a_row, a ? g->a_row : g->a_col, g->a_batch))
         v |= GEMM_A_WIDE;
     if (aligned(g->b, b ? g->b_row : g->b_col, b ? g->b_col : g->b_row, g->b_batch))
         v |= GEMM_B_WIDE;
-    return is_sent(d, v) ? v | GEMM_SENT : v;
+    return v;
 }
 
 gemm_words etch__cuda_gemm_words(const gemm *g, bool tall) {
@@ -388,11 +318,9 @@ gemm_words etch__cuda_gemm_words(const gemm *g, bool tall) {
                         g->b_row, g->b_col, (int)g->m,  (int)g->n, (int)g->k, (int)tiles(g, tall)};
 }
 
-cuda_shape etch__cuda_gemm_shape(const gemm *g, unsigned variant) {
-    bool tall = variant & GEMM_ROWS_64;
-    return (cuda_shape){{(uint32_t)(tiles(g, tall) * g->batch), 1, 1},
-                        {THREADS, 1, 1},
-                        shared_bytes(tall, variant & GEMM_SENT ? STAGES : 2)};
+cuda_shape etch__cuda_gemm_shape(const gemm *g, bool tall) {
+    return (cuda_shape){
+        {(uint32_t)(tiles(g, tall) * g->batch), 1, 1}, {THREADS, 1, 1}, shared_bytes(tall)};
 }
 
 etch_status etch__cuda_gemm_prepare(cu_function f, const cuda_shape *shape) {
@@ -407,10 +335,9 @@ etch_status etch__cuda_gemm(cuda_stream *s, const gemm *g) {
         gemm_words of;
         void *c;
     } args = {etch__cuda_gemm_words(g, tall), g->c};
-    unsigned variant = etch__cuda_gemm_variant(d, g, tall);
-    cuda_code *code = code_for(d, variant);
+    cuda_code *code = code_for(d, etch__cuda_gemm_variant(g, tall));
     if (!code) return etch__tls.status;
-    cuda_shape shape = etch__cuda_gemm_shape(g, variant);
+    cuda_shape shape = etch__cuda_gemm_shape(g, tall);
     cu_function f = etch__cuda_function(code);
     etch_status status = etch__cuda_gemm_prepare(f, &shape);
     if (status == ETCH_OK)

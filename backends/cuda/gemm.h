@@ -29,17 +29,15 @@ extern int etch__cuda_gemm_force;
 extern const char etch__cuda_tile_text[];
 uint64_t etch__cuda_tile_hash(void);
 
-/* What the code is made for: 64 rows, the operands dense along k, their quads aligned; copied to shared memory
- * by the device itself. */
+/* What the code is made for: 64 rows, the operands dense along k, their quads aligned. */
 enum {
     GEMM_ROWS_64 = 1,
     GEMM_A_ALONG_K = 2,
     GEMM_B_ALONG_K = 4,
     GEMM_A_WIDE = 8,
-    GEMM_B_WIDE = 16,
-    GEMM_SENT = 32
+    GEMM_B_WIDE = 16
 };
-unsigned etch__cuda_gemm_variant(const cuda_device *d, const gemm *g, bool tall);
+unsigned etch__cuda_gemm_variant(const gemm *g, bool tall);
 
 /* struct product of the text. */
 typedef struct gemm_words {
@@ -50,7 +48,7 @@ typedef struct gemm_words {
 gemm_words etch__cuda_gemm_words(const gemm *g, bool tall);
 
 /* One block a tile, and what a function needs for that much shared memory. */
-cuda_shape etch__cuda_gemm_shape(const gemm *g, unsigned variant);
+cuda_shape etch__cuda_gemm_shape(const gemm *g, bool tall);
 etch_status etch__cuda_gemm_prepare(cu_function f, const cuda_shape *shape);
 
 #endif

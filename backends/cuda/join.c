@@ -155,8 +155,7 @@ static cuda_code *make_code(const cuda_join *j, bool wide, const char **why) {
     if (!wide) after.vector = 1;
     join_text t = {&j->k, &after, j->product, j->nproducts, {0}};
     for (int i = 0; i < j->nproducts; i++)
-        t.variant[i] =
-            wide ? j->variant[i] : j->variant[i] & ~(GEMM_A_WIDE | GEMM_B_WIDE | GEMM_SENT);
+        t.variant[i] = wide ? j->variant[i] : j->variant[i] & ~(GEMM_A_WIDE | GEMM_B_WIDE);
     *why = "";
     cuda_code *code = d ? code_of(d, &t, why) : NULL;
     if (!code || etch__cuda_gemm_prepare(etch__cuda_function(code), &j->shape) == ETCH_OK)
@@ -183,18 +182,16 @@ static cuda_variant after_for(const lowered *low, uint32_t aligned) {
 }
 
 /* The layout of each product, and which arguments have to be aligned for it. */
-static void lay_out(const cuda_device *d, cuda_join *j, uint32_t aligned) {
+static void lay_out(cuda_join *j, uint32_t aligned) {
     for (int a = 0; a < j->k.naccesses && j->after.vector > 1; a++) j->wide |= 1u << a;
     for (int i = 0; i < j->nproducts; i++) {
         gemm g = sizes_of(&j->product[i]);
         int at = j->k.naccesses + 2 * i;
-        unsigned narrow = (aligned >> at & 1 ? 0 : GEMM_A_WIDE | GEMM_SENT) |
-                          (aligned >> at & 2 ? 0 : GEMM_B_WIDE | GEMM_SENT);
-        j->variant[i] = etch__cuda_gemm_variant(d, &g, j->tall) & ~narrow;
+        j->variant[i] = etch__cuda_gemm_variant(&g, j->tall);
+        if (!(aligned >> at & 1)) j->variant[i] &= ~GEMM_A_WIDE;
+        if (!(aligned >> at & 2)) j->variant[i] &= ~GEMM_B_WIDE;
         if (j->variant[i] & GEMM_A_WIDE) j->wide |= 1u << at;
         if (j->variant[i] & GEMM_B_WIDE) j->wide |= 2u << at;
-        cuda_shape shape = etch__cuda_gemm_shape(&g, j->variant[i]);
-        if (shape.shared > j->shape.shared) j->shape = shape;
     }
 }
 
@@ -209,8 +206,9 @@ cuda_join *etch__cuda_join_new(cuda_device *d, const lowered *low, uint32_t alig
     memcpy(j->product, low->product, sizeof j->product);
     memcpy(j->dims, low->dims, sizeof *j->dims * (size_t)(naxes * (low->k.naccesses + 1)));
     j->tall = etch__cuda_gemm_tile(d, &g) == GEMM_TALL;
+    j->shape = etch__cuda_gemm_shape(&g, j->tall);
     j->after = after_for(low, aligned);
-    lay_out(d, j, aligned);
+    lay_out(j, aligned);
     if ((j->code = make_code(j, true, why))) return j;
     etch__free(j);
     return NULL;
