@@ -122,7 +122,8 @@ static void every_layout(void **state) {
 static void borders_of_tiles(void **state) {
     (void)state;
     static const int64_t sizes[][3] = {{64, 32, 128}, {65, 33, 64},  {63, 31, 65}, {66, 1, 63},
-                                       {1, 67, 9},    {32, 64, 127}, {70, 34, 1},  {96, 40, 200}};
+                                       {1, 67, 9},    {32, 64, 127}, {70, 34, 1},  {96, 40, 200},
+                                       {64, 32, 512}, {66, 33, 450}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
         const int64_t *s = sizes[i];
         check_layouts(s[0], s[1], s[2], DENSE, DENSE);
