@@ -1,9 +1,9 @@
 /* Linked into every suite: ETCH_TEST_DEVICE=cuda puts the suite's tensors on a GPU, by making it the
  * main thread's current device before the first test. The linker's --wrap sends cmocka's entry here.
  *
- * ETCH_TEST_JOBS=N splits suites with shares into N processes, forked before the device is asked for:
- * compiling kernels is most of their time, and NVRTC compiles one at a time in a process.
- * ETCH_TEST_PART=K/N runs one of them.
+ * ETCH_TEST_JOBS=N splits suites into N processes, forked before the device is asked for: compiling
+ * kernels is most of their time, and NVRTC compiles one at a time in a process. ETCH_TEST_PART=K/N runs
+ * one of them.
  *
  * Where there is no such device the suite says so in one line and ends with 77, which CTest takes as
  * skipped. ETCH_TEST_DEVICE_ASK=1 asks only whether it is there. */
@@ -54,6 +54,13 @@ static long part, parts = 1;
 
 bool test_share(long number) { return number % parts == part; }
 
+bool test_take_part(void) {
+    const char *one = getenv("ETCH_TEST_PART");
+    return one && sscanf(one, "%ld/%ld", &part, &parts) == 2 && parts > 0;
+}
+
+long test_part(void) { return part; }
+
 typedef struct group {
     const char *name;
     const struct CMUnitTest *tests;
@@ -61,19 +68,40 @@ typedef struct group {
     CMFixtureFunction setup, teardown;
 } group;
 
+/* Of a suite that does not deal out shares, each process has every so many-th test. */
+static int run_some(const group *g) {
+    struct CMUnitTest *mine = malloc((g->n + 1) * sizeof *mine);
+    size_t n = 0;
+    if (!mine) return 1;
+    for (size_t i = 0; i < g->n; i++)
+        if (test_share((long)i)) mine[n++] = g->tests[i];
+    int failed = n ? __real__cmocka_run_group_tests(g->name, mine, n, g->setup, g->teardown) : 0;
+    free(mine);
+    return failed;
+}
+
 static int run_group(const group *g) {
     if (!test_device_enter()) {
         printf("skipped: %s\n", etch_last_error());
         return 77;
     }
     if (getenv("ETCH_TEST_DEVICE_ASK")) return 0;
+    if (!test_has_shares && parts > 1) return run_some(g);
     return __real__cmocka_run_group_tests(g->name, g->tests, g->n, g->setup, g->teardown);
+}
+
+/* What the child starts has the same share. */
+static void set_part(void) {
+    char text[64];
+    snprintf(text, sizeof text, "%ld/%ld", part, parts);
+    setenv("ETCH_TEST_PART", text, 1);
 }
 
 static pid_t start_part(const group *g, FILE *output) {
     fflush(NULL);
     pid_t child = fork();
     if (child != 0) return child;
+    set_part();
     dup2(fileno(output), STDOUT_FILENO), dup2(fileno(output), STDERR_FILENO);
     int failed = run_group(g);
     fflush(NULL);
@@ -111,9 +139,9 @@ static int run_in_parts(const group *g, long jobs) {
 int __wrap__cmocka_run_group_tests(const char *name, const struct CMUnitTest *tests, size_t n,
                                    CMFixtureFunction setup, CMFixtureFunction teardown) {
     const group g = {name, tests, n, setup, teardown};
-    const char *jobs = getenv("ETCH_TEST_JOBS"), *one = getenv("ETCH_TEST_PART");
-    if (one && sscanf(one, "%ld/%ld", &part, &parts) == 2 && parts > 0) return run_group(&g);
+    const char *jobs = getenv("ETCH_TEST_JOBS");
+    if (test_take_part()) return run_group(&g);
     long count = jobs ? strtol(jobs, NULL, 10) : 1;
-    bool split = test_has_shares && count > 1 && count <= JOBS_MAX;
+    bool split = count > 1 && count <= JOBS_MAX;
     return split && !getenv("ETCH_TEST_DEVICE_ASK") ? run_in_parts(&g, count) : run_group(&g);
 }

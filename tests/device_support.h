@@ -16,10 +16,13 @@ etch_tensor *test_settled(etch_tensor *t);
 /* As ETCH_CUDA_BLOCKING: errors appear at the call. */
 void test_set_blocking(bool on);
 
-/* A suite that asks a device for thousands of kernels deals its work out: it says TEST_HAS_SHARES at file
- * scope and leaves out what is not its share. With ETCH_TEST_JOBS=N there are N processes, each with
- * every N-th share; else all shares are the one process's. */
+/* With ETCH_TEST_JOBS=N a suite runs in N processes, each with every N-th test. One that asks a device for
+ * thousands of kernels in a few tests deals out their work itself: it says TEST_HAS_SHARES at file scope
+ * and leaves out what is not its share. Else all shares are the one process's. */
 bool test_share(long number);
+/* For programs that a suite starts: reads its share from ETCH_TEST_PART. The number of this process's. */
+bool test_take_part(void);
+long test_part(void);
 extern bool test_has_shares;
 #define TEST_HAS_SHARES bool test_has_shares = true;
 
