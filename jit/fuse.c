@@ -3,8 +3,9 @@
  * A node may join a group when everything else that it depends on can run before the group, which
  * the transitive dependences of all groups tell; inside a group a value stays in a register: same
  * iteration space, same order of elements. A node prefers the group of its operands, then the first
- * group with its space that comes late enough already, then a new one. At the end the groups are
- * numbered in the order in which they run, each as early as it was begun.
+ * group with its space that comes late enough already, then a new one. Then pointwise groups of which one
+ * reads the other become one, where they can. At the end the groups are numbered in the order in which
+ * they run, each as early as it was begun.
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
  * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
@@ -385,6 +386,96 @@ static bool place(ir *r, int32_t node) {
     return ok;
 }
 
+/* ---- merging ---- */
+
+/* Whether a third group has to run between the two. */
+static bool something_between(const ir *r, int32_t first, int32_t then) {
+    for (int32_t g = 0; g < r->ngroups; g++)
+        if (g != first && g != then && depends(r, g, first) && depends(r, then, g)) return true;
+    return false;
+}
+
+/* Whether what `then` reads of `first` can all stay in registers. */
+static bool reads_registers(const ir *r, int32_t first, int32_t then) {
+    const ir_group *g = &r->groups[then];
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *n = &r->nodes[g->members[i]];
+        space sp = space_of(n);
+        for (int k = 0; k < n->nin; k++) {
+            const ir_source *s = &sources(r, n)[k];
+            if (!from_group(r, n, s) || r->versions[s->version].group != first) continue;
+            if (!fusable(r, n, &sp, s)) return false;
+        }
+    }
+    return true;
+}
+
+/* What a check needs is not put off, since the check comes before inputs are written. */
+static bool can_merge(const ir *r, int32_t first, int32_t then) {
+    const ir_group *a = &r->groups[first], *b = &r->groups[then];
+    if (a->call || b->call || a->mask || b->mask || a->writes || b->writes) return false;
+    if (a->needed && !b->needed) return false;
+    if (a->nmembers + b->nmembers > r->max_members || a->ncode + b->ncode > CODE_BUDGET ||
+        a->naccesses + b->naccesses > ACCESS_BUDGET)
+        return false;
+    return reads_registers(r, first, then) && !something_between(r, first, then);
+}
+
+/* `then` has the members of both, in the order of their dependences; `first` has none. */
+static bool merge(ir *r, int32_t first, int32_t then) {
+    ir_group *a = &r->groups[first], *b = &r->groups[then];
+    if (!etch__grow(&a->members, &a->members_cap, a->nmembers + b->nmembers, sizeof *a->members))
+        return false;
+    memcpy(a->members + a->nmembers, b->members, (size_t)b->nmembers * sizeof *b->members);
+    for (int i = 0; i < a->nmembers; i++) {
+        ir_node *n = &r->nodes[a->members[i]];
+        n->group = r->versions[n->out].group = then;
+    }
+    ir_group empty = *b;
+    b->members = a->members, b->members_cap = a->members_cap, b->nmembers += a->nmembers;
+    b->naccesses += a->naccesses, b->ncode += a->ncode, b->needed |= a->needed;
+    a->members = empty.members, a->members_cap = empty.members_cap, a->nmembers = 0;
+    for (int32_t g = 0; g < r->ngroups; g++)
+        if (g != then && depends(r, g, first)) add_need(r, g, then);
+    return true;
+}
+
+/* A value that a group reads from memory, though it has the group's space, was computed in another one
+ * because what came then was not known yet: the operands of a product, say. Two pointwise groups become one
+ * where nothing has to run between them. */
+static bool merge_groups(ir *r) {
+    for (int i = 0; i < r->nnodes && r->words; i++) {
+        const ir_node *n = &r->nodes[i];
+        if (n->dead || n->group < 0 || !is_loop(n)) continue;
+        space sp = space_of(n);
+        for (int k = 0; k < n->nin; k++) {
+            const ir_source *s = &sources(r, n)[k];
+            if (!from_group(r, n, s)) continue;
+            int32_t first = r->versions[s->version].group;
+            if (first == n->group || !fusable(r, n, &sp, s)) continue;
+            if (can_merge(r, first, n->group) && !merge(r, first, n->group)) return false;
+        }
+    }
+    return true;
+}
+
+bool etch__drop_empty_groups(ir *r) {
+    int32_t *place = etch__malloc(((size_t)r->ngroups + 1) * sizeof *place), n = 0;
+    if (!place) return false;
+    for (int32_t g = 0; g < r->ngroups; g++) {
+        place[g] = n;
+        if (r->groups[g].nmembers) r->groups[n++] = r->groups[g];
+        else etch__free(r->groups[g].members);
+    }
+    r->ngroups = n;
+    for (int i = 0; i < r->nnodes; i++)
+        if (r->nodes[i].group >= 0) r->nodes[i].group = place[r->nodes[i].group];
+    for (int v = 0; v < r->nversions; v++)
+        if (r->versions[v].group >= 0) r->versions[v].group = place[r->versions[v].group];
+    etch__free(place);
+    return true;
+}
+
 /* Constants that a call reads, a write changes or the caller gets need memory; others have no
  * group. */
 static void mark_constants(ir *r) {
@@ -542,9 +633,10 @@ bool etch__fuse(ir *r) {
         if (n->dead || (v->constant && !v->stored)) continue;
         if (!place(r, i)) return false;
     }
+    if (!merge_groups(r)) return false;
     mark_stored(r);
     note_passes(r);
-    if (!order_groups(r)) return false;
+    if (!order_groups(r) || !etch__drop_empty_groups(r)) return false;
     if (r->aside) return true;
     if (!etch__pass_join(r)) return false;
     etch__report_restart_steps();

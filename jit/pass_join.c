@@ -126,24 +126,6 @@ static bool join_products(ir *r, const ir_uses *u) {
     return true;
 }
 
-/* Groups that have lost their only member go. */
-static bool renumber(ir *r) {
-    int32_t *place = etch__malloc(((size_t)r->ngroups + 1) * sizeof *place), n = 0;
-    if (!place) return false;
-    for (int32_t g = 0; g < r->ngroups; g++) {
-        place[g] = n;
-        if (r->groups[g].nmembers) r->groups[n++] = r->groups[g];
-        else etch__free(r->groups[g].members);
-    }
-    r->ngroups = n;
-    for (int i = 0; i < r->nnodes; i++)
-        if (r->nodes[i].group >= 0) r->nodes[i].group = place[r->nodes[i].group];
-    for (int v = 0; v < r->nversions; v++)
-        if (r->versions[v].group >= 0) r->versions[v].group = place[r->versions[v].group];
-    etch__free(place);
-    return true;
-}
-
 static bool can_join(const ir *r) {
     bool device = r->g->nvalues && r->g->values[0].meta.device;
     bool timed = r->numerics == ETCH_RELAXED && r->mode == ETCH_MODE_MAX_AUTOTUNE;
@@ -161,5 +143,5 @@ bool etch__pass_join(ir *r) {
     if (!can_join(r)) return true;
     bool ok = etch__ir_uses(r, &u) && join_products(r, &u);
     etch__ir_uses_free(&u);
-    return ok && renumber(r);
+    return ok && etch__drop_empty_groups(r);
 }

@@ -156,6 +156,7 @@ bool etch__pass_dce(ir *r);
 bool etch__pass_products(ir *r);
 bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
+bool etch__drop_empty_groups(ir *r);
 bool etch__pass_join(ir *r); /* the end of etch__fuse */
 bool etch__may_join(const ir *r,
                     const ir_node *n); /* whether it will where what reads it lets it */

@@ -124,6 +124,61 @@ static void producers_wait_for_products(void **state) {
           3, 1);
 }
 
+#define THREE "%0: f32[30, 30], %1: f32[30, 30], %2: f32[30, 30]"
+#define GATES                                                                                      \
+    "%3: f32[30, 30] = mm(%0, %1)\n"                                                               \
+    "%4: f32[30, 30] = sigmoid(%3)\n"                                                              \
+    "%5: f32[30, 30] = mm(%0, %2)\n"                                                               \
+    "%6: f32[30, 30] = tanh(%5)\n"
+
+/* Begun before the next product was there, yet they need nothing of one another but registers. */
+static void pointwise_groups_become_one(void **state) {
+    (void)state;
+    check("graph two(" THREE ") {\n" GATES "%7: f32[30, 30] = mul.Tensor(%4, %6)\n"
+          "return %7\n}",
+          1, 2);
+    check("graph kept(" THREE ") {\n" GATES "%7: f32[30, 30] = mul.Tensor(%4, %6)\n"
+          "return %4, %7\n}",
+          1, 2);
+    check("graph three(" THREE ") {\n" GATES "%7: f32[30, 30] = mm(%1, %2)\n"
+          "%8: f32[30, 30] = sigmoid(%7)\n"
+          "%9: f32[30, 30] = mul.Tensor(%4, %6)\n"
+          "%10: f32[30, 30] = tanh(%9)\n"
+          "%11: f32[30, 30] = mul.Tensor(%8, %10)\n"
+          "return %9, %11\n}",
+          1, 3);
+}
+
+static void groups_with_something_between_stay_apart(void **state) {
+    (void)state;
+    check("graph product(" THREE ") {\n"
+          "%3: f32[30, 30] = sigmoid(%0)\n"
+          "%4: f32[30, 30] = mm(%3, %1)\n"
+          "%5: f32[30, 30] = tanh(%4)\n"
+          "%6: f32[30, 30] = mul.Tensor(%3, %5)\n"
+          "return %6\n}",
+          2, 1);
+    check("graph turned(" THREE ") {\n" /* by way of a kernel that reads it in another order */
+          "%3: f32[30, 30] = mm(%0, %1)\n"
+          "%4: f32[30, 30] = sigmoid(%3)\n"
+          "%5: f32[30, 30 : 1, 30] = t(%4)\n"
+          "%6: f32[30, 30] = mm(%0, %2)\n"
+          "%7: f32[30, 30] = add.Tensor(%5, %6, $0: int) {1}\n"
+          "%8: f32[30, 30] = mul.Tensor(%4, %7)\n"
+          "return %8\n}",
+          2, 2);
+    check("graph written(" THREE ") {\n" /* what is written in the meantime is another value */
+          "%3: f32[30, 30] = mm(%0, %1)\n"
+          "%4: f32[30, 30] = sigmoid(%3)\n"
+          "%5: f32[30] = select.int(%4) {0, 2}\n"
+          "fill_.Scalar(%5, $0: real)\n"
+          "%6: f32[30, 30] = mm(%0, %2)\n"
+          "%7: f32[30, 30] = tanh(%6)\n"
+          "%8: f32[30, 30] = mul.Tensor(%4, %7)\n"
+          "return %8\n}",
+          -1, 2);
+}
+
 static void strided_and_expanded_inputs(void **state) {
     (void)state;
     check("graph e(%0: f32[300, 7 : 0, 1], %1: f32[300, 7 : 1, 300]@5, %2: f32[4, 3, 5 : 5, 20, "
@@ -694,6 +749,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(several_outputs_and_siblings_share_a_kernel),
         cmocka_unit_test(broadcasts_and_views_are_read_in_place),
         cmocka_unit_test(producers_wait_for_products),
+        cmocka_unit_test(pointwise_groups_become_one),
+        cmocka_unit_test(groups_with_something_between_stay_apart),
         cmocka_unit_test(strided_and_expanded_inputs),
         cmocka_unit_test(empty_and_zero_dimensional),
         cmocka_unit_test(every_dtype_runs_a_chain),

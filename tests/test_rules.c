@@ -241,6 +241,15 @@ static etch_tensor *triples_and_adds(etch_tensor *x, etch_tensor *y) {
     return etch_floor_divide(a, y);
 }
 
+/* What the check needs could share a kernel with what comes after the write. */
+static etch_tensor *checks_and_reads_again(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *a = etch_mul_scalar(y, 3), *q = etch_floor_divide(a, y);
+    etch_mul_scalar_(etch_slice(x, 0, 1, 3, 1), 2);
+    etch_tensor *b = etch_add(a, etch_mul_scalar(x, 5));
+    etch_add_(etch_slice(x, 0, 0, 1, 1), etch_slice(b, 0, 1, 2, 1));
+    return etch_cat((etch_tensor *[]){b, q}, 2, 0);
+}
+
 static etch_tensor *three(int64_t a, int64_t b, int64_t c) {
     etch_tensor *t = etch_empty(ETCH_I64, ETCH_SHAPE(3));
     const int64_t v[] = {a, b, c};
@@ -257,12 +266,12 @@ static etch_tensor *behind(etch_tensor *t) {
 
 static void checks_after_writes(void) {
     static const late_check bodies[] = {divides_what_was_written, puts_twice, divides_and_adds,
-                                        triples_and_adds};
+                                        triples_and_adds, checks_and_reads_again};
     test_set_blocking(true);
-    for (int k = 0; k < 4; k++) {
+    for (int k = 0; k < 5; k++) {
         etch_function *f = etch_compile(bodies[k], .backend = backend);
         for (int i = 0; i < 8; i++) {
-            const int64_t bad[] = {0, 9, -1, 0};
+            const int64_t bad[] = {0, 9, -1, 0, 0};
             int64_t last = i % 4 == 3 ? bad[k] : 1 + i % 2;
             etch_tensor *x = three(30, 20, 10), *y = three(1, 1, last);
             etch_tensor *a = three(30, 20, 10), *b = three(1, 1, last);
