@@ -123,6 +123,11 @@ static bool fusable(const ir *r, const ir_node *n, const space *sp, const ir_sou
     return stage_after(r, n, sp, s) >= 0;
 }
 
+bool etch__in_register(const ir *r, const ir_node *n, const ir_source *s) {
+    space sp = space_of(n);
+    return fusable(r, n, &sp, s);
+}
+
 /* The stage in which a member of the group uses its operands. */
 static int stage_in(const ir *r, const ir_node *n, int32_t group, const space *sp) {
     int stage = 0;

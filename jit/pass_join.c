@@ -11,7 +11,6 @@
  * changes memory in place; the product is an mm of Etch's own on f32 in full precision. Where sizes
  * are dynamic products stay apart, so that no later size needs code that an earlier one did not. */
 #include "core/dispatch.h"
-#include "core/report.h"
 #include "jit/target.h"
 
 static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }

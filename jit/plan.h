@@ -156,10 +156,12 @@ bool etch__pass_dce(ir *r);
 bool etch__pass_products(ir *r);
 bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
+/* Whether a node's operand stays in a register of the group that makes it, once the node is a member. */
+bool etch__in_register(const ir *r, const ir_node *n, const ir_source *s);
 bool etch__drop_empty_groups(ir *r);
 bool etch__pass_join(ir *r); /* the end of etch__fuse */
-bool etch__may_join(const ir *r,
-                    const ir_node *n); /* whether it will where what reads it lets it */
+/* Whether the product will join what reads it, if that lets it. */
+bool etch__may_join(const ir *r, const ir_node *n);
 /* Debug builds: true, or an internal error that names the pass and what is wrong. */
 bool etch__ir_verify(const ir *r, const char *pass);
 

@@ -1,7 +1,8 @@
 /* The verifier of the plan ir: what must hold after every pass.
  *
  * Sources name versions made by earlier nodes that are alive; after fusion, what crosses groups
- * runs in order and is stored, and a write follows every reader of what it overwrites. */
+ * runs in order and is stored, what stays in one is in a register, and a write follows every reader of what
+ * it overwrites. */
 #include "jit/plan.h"
 
 static bool bad(const ir *r, const char *pass, int node, const char *what) {
@@ -22,7 +23,11 @@ static const char *check_source(const ir *r, int node, const ir_source *s) {
     if (v->group < 0) return "a source has no group";
     if (v->group > n->group) return "a source is made in a later group";
     if (v->group < n->group && !v->stored) return "a source from another group is not stored";
-    if (v->group == n->group && !loop) return "a call shares a group";
+    if (v->group < n->group) return NULL;
+    if (!loop) return "a call shares a group";
+    bool product = r->nodes[v->node].kind == IR_CALL; /* pass_join.c */
+    if (product ? !s->whole : !etch__in_register(r, n, s))
+        return "a kernel reads from memory what it makes";
     return NULL;
 }
 

@@ -275,7 +275,7 @@ static void layouts_and_borders(void) {
     static const int64_t sizes[][3] = {{64, 32, 128}, {65, 33, 64},  {70, 34, 1},  {96, 40, 200},
                                        {33, 67, 130}, {130, 36, 66}, {64, 64, 512}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
-        for (int layout = 0; layout < LAYOUTS; layout++)
+        for (int layout = 0; layout < (i % 2 ? LAYOUTS : 1); layout++)
             for (int tile = GEMM_LOW; tile <= GEMM_TALL; tile++) {
                 const shape s = {sizes[i][0], sizes[i][1], sizes[i][2], layout, tile};
                 check(two_products, &s, ETCH_MODE_DEFAULT, NULL, NULL);
