@@ -178,8 +178,8 @@ static bool has_writes(const graph *g) {
     return false;
 }
 
-/* as_strided sees memory below its operand, which a copy of that lays out anew; a write through a map
- * that overlaps itself is not the plain operator. */
+/* as_strided sees memory below its operand, which a copy of that lays out anew; a write through a
+ * map that overlaps itself is not the plain operator. */
 static bool is_simple(const graph *g) {
     for (int i = 0; i < g->nnodes; i++) {
         const graph_node *n = &g->nodes[i];

@@ -53,8 +53,8 @@ static ir *build(const graph *g, const backend_options *options) {
     return prepared(g, options, SUMS_NONE);
 }
 
-/* Where sizes are dynamic all kernels that can go over their rows again do so, or none; the kernels of
- * the other way are compiled along, so that no later size has to start the compiler. */
+/* Where sizes are dynamic all kernels that can go over their rows again do so, or none; the kernels
+ * of the other way are compiled along, so that no later size has to start the compiler. */
 static bool fuse(ir *r) {
     r->passes = r->g->dynamic ? PASSES_ALL : PASSES_BY_SIZE;
     if (!checked(r, "fuse", etch__fuse(r))) return false;

@@ -43,13 +43,14 @@ void bench_run_compiled(void *ctx, int64_t calls); /* ends the program where a c
 double bench_now_us(void);
 double bench_median(double *values, int n);
 /* Measures all variants in turns and prints a line for each; speedup is the first one's median over
- * the line's own. Where a compile was timed, breakeven_calls is how many calls, each faster than the
- * first variant's, make up for it; "never" where they are not. */
+ * the line's own. Where a compile was timed, breakeven_calls is how many calls, each faster than
+ * the first variant's, make up for it; "never" where they are not. */
 void bench_measure(bench_row *row);
-/* From here on rows are not printed but measured sample by sample, as standard input asks: bench/peers.py
- * takes turns with another program in this way. See measure.c for what is said. */
+/* From here on rows are not printed but measured sample by sample, as standard input asks:
+ * bench/peers.py takes turns with another program in this way. See measure.c for what is said. */
 void bench_serve(void);
-/* Whether a compiled function's result is the eager one: its bits, under relaxed numerics its digits. */
+/* Whether a compiled function's result is the eager one: its bits, under
+ * relaxed numerics its digits. */
 bool bench_as_expected(etch_tensor *expected, etch_tensor *got, etch_numerics numerics);
 /* Prints one line whose figure was measured elsewhere; breakeven_calls stays empty. */
 void bench_print(const char *workload, const char *size, int threads, const char *variant,

@@ -1,7 +1,7 @@
-/* Whole functions on a GPU: eager, compiled, compiled in modes reduce-overhead and max-autotune (with
- * products: the three relaxed as well), and for memory-bound rows a plain copy on the device that moves
- * the same bytes. Samples of many calls, each ended by a synchronisation. Memory-bound rows go round
- * several sets of inputs, together larger than the second-level cache. */
+/* Whole functions on a GPU: eager, compiled, compiled in modes reduce-overhead and max-autotune
+ * (with products: the three relaxed as well), and for memory-bound rows a plain copy on the device
+ * that moves the same bytes. Samples of many calls, each ended by a synchronisation. Memory-bound
+ * rows go round several sets of inputs, together larger than the second-level cache. */
 #include "bench.h"
 
 #include <stdio.h>
@@ -80,7 +80,8 @@ static bench_variant variant_of(const struct form *form, const char *workload, j
                            .compile_ms = first};
 }
 
-/* copied: the arrays that the row moves, in halves of a copy's traffic; 0: no copy, and products. */
+/* copied: the arrays that the row moves, in halves of a copy's traffic; 0:
+ * no copy, and products. */
 static void run_row(const char *workload, etch_fn2 body, job *j, etch_dtype dtype, size_t copied) {
     char size[48];
     snprintf(size, sizeof size, "%lldx%lld", (long long)etch_size(j->x[0], 0),

@@ -1,5 +1,5 @@
-/* etch_bench [--serve] [--threads N | --device cuda] [NAME...]: CSV of all rows whose workload contains a
- * NAME; with --serve whole functions only, sample by sample (measure.c).
+/* etch_bench [--serve] [--threads N | --device cuda] [NAME...]: CSV of all rows whose workload
+ * contains a NAME; with --serve whole functions only, sample by sample (measure.c).
  *
  * Kernels are compiled into a cache folder of this run's own, so that first_call_ms is a compile
  * and not a hit of an earlier run. */

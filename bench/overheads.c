@@ -41,8 +41,8 @@ static double overhead(const char *workload, const char *size, etch_fn2 body, et
     return median;
 }
 
-/* One cheap operator, and as many guarded arguments as are passed: what an argument more costs is its
- * checks and guards. */
+/* One cheap operator, and as many guarded arguments as are passed: what an argument more costs
+ * is its checks and guards. */
 static etch_status first_only(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                               int nout) {
     (void)ctx, (void)nin, (void)nout;

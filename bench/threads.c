@@ -1,6 +1,6 @@
 /* Two threads that call one compiled function, against one thread that does: how many calls both
- * make in a time, over how many one makes. 2 is ideal. Each thread has arguments of its own, or both
- * have the same. Beside it the same ratio for bare loops that share nothing, which is what the
+ * make in a time, over how many one makes. 2 is ideal. Each thread has arguments of its own, or
+ * both have the same. Beside it the same ratio for bare loops that share nothing, which is what the
  * machine itself gives (two processors may be one core, and others may use them).
  *
  * The ratio is printed by the clock and by the threads' own processor time. The second one does not
@@ -64,8 +64,8 @@ static void *work(void *arg) {
     return NULL;
 }
 
-/* The best of the samples, each from the first thread's beginning to the last one's end. What another
- * process takes away is nothing of the library's. */
+/* The best of the samples, each from the first thread's beginning to the last one's end. What
+ * another process takes away is nothing of the library's. */
 static void keep_best(spent *best, const worker *w, int n) {
     for (int i = 0; i < SAMPLES; i++) {
         double begin = 1e300, end = 0, cpu = 0;

@@ -1,6 +1,6 @@
-/* Whole functions: eager, compiled (the seed rows relaxed as well), and beside them a bound of the
- * machine: for memory-bound rows a plain copy that moves the same bytes, for the seed rows their ten
- * products alone. */
+/* Whole functions: eager, compiled (the seed rows relaxed as well), and beside them a bound of
+ * the machine: for memory-bound rows a plain copy that moves the same bytes, for the seed rows
+ * their ten products alone. */
 #include "bench.h"
 
 #include <math.h>
@@ -145,7 +145,8 @@ static etch_tensor *eager_result(const job *j) {
     return result;
 }
 
-/* First call of the compiled function, in milliseconds; the second one must give the eager result. */
+/* First call of the compiled function, in milliseconds; the second one must
+ * give the eager result. */
 static double first_call(job *j, const char *workload, etch_numerics numerics) {
     double elapsed = 0;
     ETCH_SCOPE {

@@ -35,8 +35,8 @@ bool etch__allocations_counted(void);
 
 /* Grows *items (of `size` bytes each) to hold at least need of them, doubling *cap. */
 bool etch__grow(void *items, int64_t *cap, int64_t need, size_t size);
-/* The same in whole cache lines, the new items zeroed: for what one thread writes often while others
- * write its neighbours. */
+/* The same in whole cache lines, the new items zeroed: for what one thread writes often while
+ * others write its neighbours. */
 bool etch__grow_lines(void *items, int64_t *cap, int64_t need, size_t size);
 
 /* ---- errors ---- */
@@ -78,7 +78,8 @@ typedef enum log_channel {
 
 extern _Atomic uint32_t etch__log_mask; /* bit per channel, set from the environment at load */
 static inline bool etch__log_on(log_channel channel) { return (etch__log_mask >> channel) & 1; }
-/* One line, "etch: CHANNEL: ..." to the sink, if the channel is on. Text with newlines is several. */
+/* One line, "etch: CHANNEL: ..." to the sink, if the channel is on. Text with
+ * newlines is several. */
 void etch__log(log_channel channel, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A warning: always on, "etch: warning: ...". */
 void etch__warn(const char *format, ...) __attribute__((format(printf, 1, 2)));

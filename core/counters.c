@@ -1,5 +1,5 @@
-/* The process's counters. Operators and launches are counted by each thread for itself: a locked add would cost
- * more than the rest of a small operator. */
+/* The process's counters. Operators and launches are counted by each thread for itself: a locked
+ * add would cost more than the rest of a small operator. */
 #include <etch/debug.h>
 #include <pthread.h>
 

@@ -1,8 +1,8 @@
 /* The cursor: what the fast path of an operator call compares with, and nothing more.
  *
- * The tracer builds trees of these nodes; core only walks along them. A call that fits the next node
- * is answered with that node's deferred handle, in a dozen loads and compares; any other call takes
- * the dispatcher's ordinary way, which ends in the tracer. */
+ * The tracer builds trees of these nodes; core only walks along them. A call that fits the next
+ * node is answered with that node's deferred handle, in a dozen loads and compares; any other call
+ * takes the dispatcher's ordinary way, which ends in the tracer. */
 #ifndef ETCH_CORE_CURSOR_H
 #define ETCH_CORE_CURSOR_H
 

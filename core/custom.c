@@ -48,9 +48,9 @@ _Atomic uint64_t etch__override_epoch;
 
 /* ---- running the user's function ---- */
 
-/* A function of the user that is called for an operator runs in an empty frame, as in a flush: what it
- * calls runs eagerly, whatever the thread is tracing, and what it creates lies on `device`, where its
- * tensors are. */
+/* A function of the user that is called for an operator runs in an empty frame, as in a flush:
+ * what it calls runs eagerly, whatever the thread is tracing, and what it creates lies on
+ * `device`, where its tensors are. */
 typedef struct user_frame {
     void *cursor, *run;
     uint64_t state;
@@ -74,8 +74,8 @@ static void leave_frame(const user_frame *f) {
     t->layers = f->layers, t->in_flush = f->in_flush;
 }
 
-/* A failure that comes without an error of its own gets one; a success keeps the error that was there
- * before. */
+/* A failure that comes without an error of its own gets one; a success keeps the
+ * error that was there before. */
 static etch_status named_failure(const op_call *call, etch_status status, const char *what,
                                  const saved_error *before) {
     if (status == ETCH_OK) {
@@ -351,8 +351,8 @@ static etch_status break_here(const void *site) {
     return etch__trace_hooks.read(NULL, REASON_BREAK_OVERRIDE, site);
 }
 
-/* Traces made before know another kernel: they are left at the next entry. Raised after the change, so
- * that no trace of the new epoch can have seen the old kernel. */
+/* Traces made before know another kernel: they are left at the next entry. Raised after the change,
+ * so that no trace of the new epoch can have seen the old kernel. */
 static void new_epoch(void) { atomic_fetch_add(&etch__override_epoch, 1); }
 
 static const char *const place_names[PLACES] = {"cpu", "cuda"};

@@ -21,8 +21,8 @@ typedef struct device_kind {
     etch_status (*allocate_pinned)(int index, etch_storage *s);
     /* Waits for the copies that use a pinned storage, and takes EXPOSED_PENDING from it. */
     etch_status (*settle)(etch_storage *s);
-    /* Copies bytes between storages (at byte offsets); one side may be on the CPU. Where that one is
-     * pinned, the copy may be under way on return (EXPOSED_PENDING). */
+    /* Copies bytes between storages (at byte offsets); one side may be on the CPU. Where that one
+     * is pinned, the copy may be under way on return (EXPOSED_PENDING). */
     etch_status (*copy)(etch_storage *dst, size_t dst_at, etch_storage *src, size_t src_at,
                         size_t bytes);
     /* Waits for everything issued; reports what failed meanwhile. */

@@ -27,8 +27,8 @@ op_kernel etch__kernel(op_id op);
 /* The kernel that computes results on `device`. */
 op_kernel etch__kernel_on(op_id op, int device);
 
-/* The entry of every operator call in normal form: checks handles, takes composites apart, walks the
- * active layers, ends in etch__run_eager. */
+/* The entry of every operator call in normal form: checks handles, takes composites apart, walks
+ * the active layers, ends in etch__run_eager. */
 etch_tensor *etch__dispatch(const op_call *call);
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
 

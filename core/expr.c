@@ -275,7 +275,7 @@ static int expr_gelu(builder *b) {
     return binary(b, PRIM_MUL, half, binary(b, PRIM_ADD, one, inner));
 }
 
-/* ---- rounding to whole numbers: from conversions, so that all of it vectorises; integers stay ---- */
+/* ---- rounding to whole numbers: from conversions, which vectorise; integers stay ---- */
 
 static int select(builder *b, int condition, int x, int y) {
     return emit(b, PRIM_SELECT, b->type, b->type, condition, x, y);

@@ -50,8 +50,8 @@ static inline bool etch__is_float(etch_dtype d) { return d <= ETCH_F16; }
 
 /* The program of a POINTWISE, INPLACE or CREATION (zeros, ones, full, arange) operator: loads its
  * operands (INPUT i of storage dtype in[i]), converts them to the compute dtype, applies the
- * expression, converts and rounds to the output dtype. A pure function of these arguments, so it can
- * be cached by them; false when the operator has no expression. */
+ * expression, converts and rounds to the output dtype. A pure function of these arguments, so it
+ * can be cached by them; false when the operator has no expression. */
 bool etch__expr_build(op_id op, const etch_dtype *in, int nin, etch_dtype compute, etch_dtype out,
                       int64_t op_class, prim_program *p);
 
@@ -62,9 +62,10 @@ bool etch__has_expression(op_id op);
  * into integers as CONVERT does), then widened to its compute type; low bytes hold the value. */
 uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to);
 
-/* How a reduction goes: each element brought into dtype `element` (a sum into another dtype is the
- * sum of the elements in that dtype, as in ATen), then converted to `acc`, combined in the canonical
- * order, then the epilogue. SUM and PROD of bool and integers accumulates in i64, of half types in f32. */
+/* How a reduction goes: each element brought into dtype `element` (a sum into another dtype
+ * is the sum of the elements in that dtype, as in ATen), then converted to `acc`, combined in
+ * the canonical order, then the epilogue. SUM and PROD of bool and integers accumulates in
+ * i64, of half types in f32. */
 typedef struct reduce_plan {
     reduce_kind kind;
     etch_dtype element;
@@ -76,10 +77,11 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out);
  *
  * The reduced elements have the row-major logical index r = 0..R-1. They are cut into blocks of
  * REDUCE_BLOCK; in a block, lane r % REDUCE_LANES takes its elements in ascending order, starting
- * from the identity (sum: -0.0, so that absent lanes change nothing; product: 1; max, min: the lowest, highest
- * value, -inf or +inf for floats); then lanes fold: for w = 32, 16, ..., 1: lane[l] = op(lane[l],
- * lane[l + w]) for l < w. Block results fold by pairs: for s = 1, 2, 4, ...: p[i] = op(p[i], p[i + s])
- * for i = 0, 2s, 4s, ... where i + s < blocks. op(acc, x) is ADD, MUL, or MAX / MIN with acc as a.
+ * from the identity (sum: -0.0, so that absent lanes change nothing; product: 1; max, min: the
+ * lowest, highest value, -inf or +inf for floats); then lanes fold: for w = 32, 16, ..., 1:
+ * lane[l] = op(lane[l], lane[l + w]) for l < w. Block results fold by pairs: for s = 1, 2, 4, ...:
+ * p[i] = op(p[i], p[i + s]) for i = 0, 2s, 4s, ... where i + s < blocks. op(acc, x) is ADD, MUL, or
+ * MAX / MIN with acc as a.
  * R = 0: sum 0 (positive), product 1, mean NaN (0/0), max and min an error. */
 enum { REDUCE_BLOCK = 4096, REDUCE_LANES = 64, STRIP = 256 };
 

@@ -1,5 +1,5 @@
-/* Handles for a function of the user that computes an operator: it may keep what it is given, but what a
- * plan hands on are tensors of the plan's own, in memory that the plan uses again. */
+/* Handles for a function of the user that computes an operator: it may keep what it is given, but
+ * what a plan hands on are tensors of the plan's own, in memory that the plan uses again. */
 #ifndef ETCH_CORE_LEND_H
 #define ETCH_CORE_LEND_H
 

@@ -1,5 +1,5 @@
-/* Marks on dimensions: what a user says about sizes that a compiled function will see. They belong to
- * the handle, like its sizes; results do not inherit them. */
+/* Marks on dimensions: what a user says about sizes that a compiled function will see. They belong
+ * to the handle, like its sizes; results do not inherit them. */
 #include <etch/compile.h>
 
 #include "core/tensor.h"

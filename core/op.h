@@ -1,10 +1,10 @@
 /* Operators: the table's types, the normal form of a call, shape inference.
  *
- * Every call of an operator, typed or boxed, eager or traced, is first brought into one normal form,
- * op_call: input handles, run-time scalars, static attributes. Kernels, inference, recording,
+ * Every call of an operator, typed or boxed, eager or traced, is first brought into one normal
+ * form, op_call: input handles, run-time scalars, static attributes. Kernels, inference, recording,
  * matching and serialising see only that. Static attributes are int64 words in schema order:
  *   int, bool, ScalarType: one word;  int?: one word, ETCH_NO_INT when absent;
- *   ScalarType?: one word, -1 when absent;  int[]: count, then the values;  int[]?: count -1 if absent;
+ *   ScalarType?: one word, -1 when absent;  int[]: count, then the values;  int[]?: -1 if absent;
  *   then one class word for operators with a CLASS_ flag (see op_class).
  * Scalars are the Scalar arguments in schema order, then (seed, offset) as INT for RANDOM. */
 #ifndef ETCH_CORE_OP_H
@@ -65,8 +65,8 @@ typedef struct op_call {
     const void *site; /* the user's return address, for messages; may be NULL */
 } op_call;
 
-/* A kernel of one device: computes into out[0..nout), already allocated with the inferred metas (for
- * INPLACE out[0] is in[0]; VIEW and COMPOSITE have no kernels). Inputs are materialised. */
+/* A kernel of one device: computes into out[0..nout), already allocated with the inferred metas
+ * (for INPLACE out[0] is in[0]; VIEW and COMPOSITE have no kernels). Inputs are materialised. */
 typedef etch_status (*op_kernel)(const op_call *call, etch_tensor *const *out);
 typedef etch_tensor *(*op_composite)(const op_call *call);
 
@@ -106,7 +106,8 @@ typedef struct tensor_meta {
  * COMPOSITE. For INPLACE the meta is that of in[0]; for VIEW it is over the storage of in[0]. */
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype);
 
-/* The same for a call that was recorded under that state word, of which the default dtype is part. */
+/* The same for a call that was recorded under that state word, of which the
+ * default dtype is part. */
 etch_status etch__infer_under(uint64_t state, const op_call *call, tensor_meta *out,
                               etch_dtype *compute_dtype);
 

@@ -28,8 +28,8 @@
 atomic_int etch__op_count = OP_COUNT;
 op_info etch__ops[OP_CAPACITY] = {
 /* clang-format off */
-#define OP(id_, name_, schema_, cfn_, kind_, drule_, srule_, impl_, flags_)                         \
-    [OP_##id_] = {.id = OP_##id_, .kind = KIND_##kind_, .drule = DRULE_##drule_,                     \
+#define OP(id_, name_, schema_, cfn_, kind_, drule_, srule_, impl_, flags_)                        \
+    [OP_##id_] = {.id = OP_##id_, .kind = KIND_##kind_, .drule = DRULE_##drule_,                   \
                  .srule = SRULE_##srule_, .flags = OPFLAGS(flags_), .nout = 1,                     \
                  .impl = IMPL_##kind_(impl_), .composite = COMPOSITE_##kind_(impl_),               \
                  .name = name_, .schema = name_ schema_, .cfn = cfn_},

@@ -60,8 +60,8 @@ static etch_tensor *zeros(etch_tensor *t) {
     return made;
 }
 
-/* The same values: transposed in memory and at an offset, or (fewer than two dimensions) every other
- * element of a buffer. */
+/* The same values: transposed in memory and at an offset, or (fewer than two dimensions) every
+ * other element of a buffer. */
 static etch_tensor *strided(etch_tensor *t) {
     int ndim = etch_ndim(t);
     if (ndim < 2) {

@@ -98,8 +98,8 @@ static inline void etch__report_step_ran(report_graph *g, int step, int64_t star
 /* ---- for the tracer ---- */
 
 /* The thread compiles g until the end; false: there is no memory for that, and will be no end. like
- * (may be NULL): the leaf's graphs so far. The end gives the record to be kept in the leaf's list, or
- * NULL where it is there already; *runs: whose times the runs of the code belong to. */
+ * (may be NULL): the leaf's graphs so far. The end gives the record to be kept in the leaf's list,
+ * or NULL where it is there already; *runs: whose times the runs of the code belong to. */
 bool etch__report_begin_graph(const graph *g, bool instance, report_graph *like);
 report_graph *etch__report_end_graph(etch_status status, report_graph **runs);
 

@@ -36,8 +36,8 @@ typedef struct op_schema {
     schema_arg args[SCHEMA_MAX_ARGS];
 } op_schema;
 
-/* Parses "name(Tensor self, *, Scalar alpha=1) -> Tensor" into s, which is all zero; false if it does
- * not parse (a bad schema may leave s half filled). */
+/* Parses "name(Tensor self, *, Scalar alpha=1) -> Tensor" into s, which is all zero; false if it
+ * does not parse (a bad schema may leave s half filled). */
 bool etch__schema_parse(const char *schema, op_schema *s);
 /* Of a custom operator, before it is called the first time. */
 void etch__schema_set(op_id op, const op_schema *s);

@@ -1,5 +1,5 @@
-/* Storages: header and data in one block, each aligned to 64 bytes: what one thread counts or writes
- * never lies in a cache line with what another thread has.
+/* Storages: header and data in one block, each aligned to 64 bytes: what one thread counts or
+ * writes never lies in a cache line with what another thread has.
  *
  * Large blocks are kept for reuse when they are freed (a bounded, process-wide list): fresh pages
  * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. Nobody waits
@@ -33,8 +33,8 @@ static void account_all(int64_t bytes) {
     while (unlikely(now > peak) && !atomic_compare_exchange_weak(&bytes_peak, &peak, now)) continue;
 }
 
-/* Each thread counts for itself until that is much: so a thread that makes and drops tensors of a few
- * KiB writes nothing that others write. The peak is the sum's, to within SMALL a thread. */
+/* Each thread counts for itself until that is much: so a thread that makes and drops tensors of a
+ * few KiB writes nothing that others write. The peak is the sum's, to within SMALL a thread. */
 static void account(int64_t bytes) {
     int64_t mine = etch__tls.counts.small_bytes + bytes;
     if (likely(mine < SMALL && mine > -SMALL)) {

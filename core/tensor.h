@@ -1,8 +1,8 @@
 /* Tensor and storage objects, scopes, and the thread's state, as the library's own files see them.
  *
- * A handle is counted; a scope holds one count of each handle it owns, a run (tracer) one of each of
- * its own. The count is atomic, but the last holder works without locked instructions: a count of one
- * belongs to whoever sees it. A storage is counted by the handles over it. */
+ * A handle is counted; a scope holds one count of each handle it owns, a run (tracer) one of each
+ * of its own. The count is atomic, but the last holder works without locked instructions: a count
+ * of one belongs to whoever sees it. A storage is counted by the handles over it. */
 #ifndef ETCH_CORE_TENSOR_H
 #define ETCH_CORE_TENSOR_H
 
@@ -69,7 +69,8 @@ static inline etch_status etch__await_copy(const etch_tensor *t) {
 /* New storage with count 1; contents undefined. NULL with out_of_memory. bytes may be 0. */
 etch_storage *etch__storage_new(size_t bytes);
 void etch__storage_release(etch_storage *s);
-/* A header with count 1 over memory that is somebody else's, and stays so unless a free_fn is set. */
+/* A header with count 1 over memory that is somebody else's, and stays so
+ * unless a free_fn is set. */
 etch_storage *etch__storage_over(int device, void *data, size_t bytes);
 /* A storage over memory of the user, exposed, with count 1 and no free_fn yet. */
 etch_storage *etch__storage_wrap(void *data, size_t bytes);

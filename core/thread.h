@@ -6,8 +6,8 @@
 
 #include "core/base.h"
 
-/* Counts kept per thread, because a locked add per operator would cost more than the rest. Written by
- * the owner only, read by etch__thread_counts while they move. */
+/* Counts kept per thread, because a locked add per operator would cost more than the rest. Written
+ * by the owner only, read by etch__thread_counts while they move. */
 typedef struct thread_counts {
     int64_t tensors, operators, allocations, kernel_launches, library_calls;
     int64_t small_bytes; /* of storages: made less destroyed, not yet counted for all threads */
@@ -39,8 +39,8 @@ typedef struct etch_thread {
 
     const void *composite_site; /* while a composite runs: the user's call of it, else NULL */
 
-    /* Interceptor modes (core/mode.c): the stack, how many of it are active, below which none may be
-       left now; the call that a handler is handling, and the random scalars it passes on. */
+    /* Interceptor modes (core/mode.c): the stack, how many of it are active, below which none may
+       be left now; the call that a handler is handling, and the random scalars it passes on. */
     etch_mode **modes;
     int64_t modes_cap;
     int nmodes, mode_level, mode_floor;

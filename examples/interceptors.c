@@ -12,8 +12,8 @@
  *
  * Each try runs in a process of its own with an empty ETCH_CACHE_DIR, so that the files counted
  * there are its own: `interceptors` runs all, `interceptors try1 FOLDER` one, both on a GPU with
- * `--device cuda`, where the custom operator's kernel gets copies in host memory. It makes 3 calls to
- * warm up and 2 that are profiled; the profiles go to FOLDER. What it prints was counted. */
+ * `--device cuda`, where the custom operator's kernel gets copies in host memory. It makes 3 calls
+ * to warm up and 2 that are profiled; the profiles go to FOLDER. What it prints was counted. */
 #include "cblas_matmul.h"
 #include "device.h"
 #include "table.h"

@@ -1,6 +1,7 @@
 /* Guards: what must hold for a trace to be entered.
  *
- * A tensor is guarded by dtype, rank, device, sizes and strides, never by values, address or offset. */
+ * A tensor is guarded by dtype, rank, device, sizes and strides, never by
+ * values, address or offset. */
 #ifndef ETCH_GUARDS_GUARD_H
 #define ETCH_GUARDS_GUARD_H
 
@@ -22,9 +23,9 @@ static inline bool etch__guard_holds_rank(const tensor_meta *g, const etch_tenso
     return g->dtype == t->dtype && g->ndim == t->ndim && g->device == t->device;
 }
 
-/* Marks on dimensions. m: of the arguments or captured tensor of a trace with run-time sizes, as they
- * were when it was recorded (NULL: none), g its guard. Fixed sizes are as recorded, dynamic ones
- * within the bounds, and what t has marked as fixed is fixed in the trace. */
+/* Marks on dimensions. m: of the arguments or captured tensor of a trace with run-time sizes, as
+ * they were when it was recorded (NULL: none), g its guard. Fixed sizes are as recorded, dynamic
+ * ones within the bounds, and what t has marked as fixed is fixed in the trace. */
 bool etch__marks_hold(const dim_marks *m, const tensor_meta *g, const etch_tensor *t);
 /* Whether t agrees in size with g wherever t is marked as fixed. */
 bool etch__fixed_sizes_agree(const tensor_meta *g, const etch_tensor *t);

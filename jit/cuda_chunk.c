@@ -175,8 +175,8 @@ static void load_spread(gen *g, const chunk *c, int a) {
                     element(g, c, a).s, base_of(g), a, chunk_offset(g, a).s, along(g, a).s);
 }
 
-/* Whether nobody writes what the kernel reads, which is more than its first-level cache holds. Vectors
- * alone: what the kernel for whole plans keeps in shared memory comes one by one. */
+/* Whether nobody writes what the kernel reads, which is more than its first-level cache holds.
+ * Vectors alone: what the kernel for whole plans keeps in shared memory comes one by one. */
 static bool read_once(const gen *g, const chunk *c, int a) {
     for (int s = 0; s < g->k->naccesses; s++)
         if (g->k->access[s].store && used(g, s, 0)) return false;

@@ -46,8 +46,8 @@ enum {
  * thread has `depth` chunks in flight.
  * ROW: a team holds the 64 lanes of a row; thread t has lanes (c * team + t) * vector + j for
  * c < chunks, j < vector.
- * COLUMN: a team has `columns` columns side by side, a thread `vector` of them; in each column team t
- * has lanes c * teams + t for c < chunks.
+ * COLUMN: a team has `columns` columns side by side, a thread `vector` of them; in each column team
+ * t has lanes c * teams + t for c < chunks.
  * FINISH: a warp folds the partials of an element. MAP: no teams.
  * A kernel of several passes: the block is the team of a row, the chunks of which come `depth` at a
  * time; they are kept where `hold`. */
@@ -58,7 +58,8 @@ cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v);
 
 /* Which values have a use under the kernel's split; `needed` starts as all false. */
 void etch__cuda_needed(const loop_kernel *k, bool *needed);
-/* Whether the stage's code needs the access; whether that of any stage over elements, or over rows. */
+/* Whether the stage's code needs the access; whether that of any stage over
+ * elements, or over rows. */
 bool etch__cuda_uses(const loop_kernel *k, int access, int stage);
 bool etch__cuda_uses_any(const loop_kernel *k, int access, bool rows);
 /* The axis along which elements are neighbours: the innermost one of the walk; -1: none. */

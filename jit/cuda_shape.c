@@ -44,8 +44,8 @@ int etch__cuda_axis(const loop_kernel *k) {
     return k->variant == LOOP_ROW ? k->npar + k->nred - 1 : k->npar - 1;
 }
 
-/* Accesses of even stages that lie as neighbours along the axis: how many, their narrowest and widest
- * element; and the bytes that one element of each load takes. */
+/* Accesses of even stages that lie as neighbours along the axis: how many, their narrowest and
+ * widest element; and the bytes that one element of each load takes. */
 typedef struct traffic {
     int neighbours, narrow, wide, loaded;
 } traffic;
@@ -71,8 +71,8 @@ static int clamp(int v, int low, int high) { return v < low ? low : v > high ? h
 
 enum { FEW_ROWS_TILE = 3 }; /* COLUMN: so few that the depth would not be reached */
 
-/* Chunks in flight, the bytes that they take in registers, the elements that the code is written out
- * for. */
+/* Chunks in flight, the bytes that they take in registers, the elements that the
+ * code is written out for. */
 typedef struct flight {
     int chunks, bytes, elements;
 } flight;
@@ -235,8 +235,8 @@ static int reduced_bytes(const loop_kernel *k) {
 enum { PROCESSORS = 128 }; /* about as many as large devices have */
 enum { LANE_BYTES = 128 };
 
-/* Whether the lanes of n columns fit the registers of a thread, and the tiles, which are wider from 8
- * on, are enough to busy the device. */
+/* Whether the lanes of n columns fit the registers of a thread, and the tiles, which are wider from
+ * 8 on, are enough to busy the device. */
 static bool columns_fit(const loop_kernel *k, const int64_t *dims, int n) {
     const cuda_variant v = {.index_bits = 32, .vector = (uint8_t)n, .tile = 5};
     cuda_layout l = etch__cuda_layout(k, &v);
@@ -274,7 +274,8 @@ static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_
 
 enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10 };
 
-/* A row is held if it is no longer than a block of the reduction, and its values fit shared memory. */
+/* A row is held if it is no longer than a block of the reduction, and its
+ * values fit shared memory. */
 void etch__cuda_set_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims) {
     v->hold = 0;
     if (!etch__cuda_has_passes(k)) return;

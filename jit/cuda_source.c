@@ -4,10 +4,10 @@
  *   ROW     a team of threads holds the 64 lanes of a row; for each block of 4096 elements it adds
  *           chunks to the lanes and folds them; block results fold by pairs as they come. Where
  *           rows are few, several teams take aligned ranges of a row's blocks and fold at the end
- *           Where a kernel goes over its rows again, a block has a row: what its threads reduce lies in
- *           shared memory, where the lanes take it in order; the row may stay in registers
- *   COLUMN  columns side by side, several neighbours a thread; the lanes of each column are spread over
- *           the warps of the block
+ *           Where a kernel goes over its rows again, a block has a row: what its threads reduce
+ *           lies in shared memory, where the lanes take it in order; the row may stay in registers
+ *   COLUMN  columns side by side, several neighbours a thread; the lanes of each column are spread
+ *           over the warps of the block
  *   FINISH  as ROW, but what is folded are partial results, several a thread at a time
  *
  * All threads of a warp walk the same loops around shuffles and barriers;
@@ -77,7 +77,8 @@ static bool loaded_once(const gen *g, int a) {
            etch__cuda_same_in_row(g, a);
 }
 
-/* Where accesses of the stages over elements, over rows, begin in the row whose indices are there. */
+/* Where accesses of the stages over elements, over rows, begin in the row
+ * whose indices are there. */
 static void row_places(gen *g, bool elements, bool rows) {
     for (int a = 0; a < g->k->naccesses; a++) {
         if (!(elements && etch__cuda_uses_any(g->k, a, false)) &&
@@ -217,7 +218,8 @@ static void add_block(gen *g, const char *who, const char *first) {
     etch__cuda_close(g);
 }
 
-/* lane[l] = op(lane[l], lane[l + w]) for those w whose partner the same thread has, down to `least`. */
+/* lane[l] = op(lane[l], lane[l + w]) for those w whose partner the same
+ * thread has, down to `least`. */
 static void fold_inside(gen *g, int v, int n, int least) {
     if (n <= least) return;
     etch__cuda_line(g, "#pragma unroll");
@@ -252,8 +254,8 @@ static void fold_row_lanes(gen *g) {
     }
 }
 
-/* Those of one column are spread over the warps: team by team they lie in shared memory, and the first
- * threads get a column each. */
+/* Those of one column are spread over the warps: team by team they lie in shared memory, and the
+ * first threads get a column each. */
 static void fold_column_lanes(gen *g) {
     int columns = g->l.columns;
     FOR_REDUCTIONS(v) {
@@ -304,7 +306,8 @@ static void fold_neighbours(gen *g, int v) {
     g->indent -= 3;
 }
 
-/* FINISH: cells leaf * CUDA_LEAF ... of each reduction, by pairs in the thread, then in the warp. */
+/* FINISH: cells leaf * CUDA_LEAF ... of each reduction, by pairs in the
+ * thread, then in the warp. */
 static void fold_cells(gen *g) {
     int q = 0;
     etch__cuda_line(g, "const idx cell = leaf * %d + t * %d;", CUDA_LEAF, CUDA_CELLS);
@@ -811,8 +814,8 @@ static void head(gen *g) {
     etch__cuda_prelude(g->t, g->v->index_bits, g->part[BODY].p);
     etch__cuda_line(g, "%s", "");
     put_args(g);
-    /* Where few threads have many chunks in flight: with one block a processor in mind, the compiler
-     * leaves their loads together; else it saves registers and loads some of them late. */
+    /* Where few threads have many chunks in flight: with one block a processor in mind, the
+     * compiler leaves their loads together; else it saves registers and loads some of them late. */
     bool deep = g->l.depth > g->l.chunks && (etch__cuda_on_columns(k) || k->split == SPLIT_PARTIAL);
     etch__cuda_line(g, "extern \"C\" __global__ void __launch_bounds__(%d%s)", g->l.threads,
                     deep ? ", 1" : "");

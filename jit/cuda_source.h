@@ -40,22 +40,23 @@ typedef struct cuda_shape {
 } cuda_shape;
 
 /* The choice made without tuning, from extents, dtypes, steps, and bit a of `aligned` set where
- * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector and hold 0
- * is right as well. */
+ * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector and
+ * hold 0 is right as well. */
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned);
-/* What a row of these extents asks of `hold`, for the variant's other fields: to be called where they
- * were changed, or come from other extents. */
+/* What a row of these extents asks of `hold`, for the variant's other fields: to be called where
+ * they were changed, or come from other extents. */
 void etch__cuda_set_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims);
 cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims);
 
 /* The source of one kernel; etch__free it. NULL: out of memory. */
 char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v);
-/* A MAP of one stage as a device function, for a kernel that has the elements of some loads itself (bit a of
- * `given`: those of access a):
+/* A MAP of one stage as a device function, for a kernel that has the elements of some loads itself
+ * (bit a of `given`: those of access a):
  *   void after(const etch_args &a, idx row, idx first, idx columns, T x<a> ...)
- * does what the kernel does for v->vector neighbours from `first` on in a row of a space of two axes,
- * the inner one `columns` long. Of the kernel's axes there are one, that are the two merged, or two. T is
- * vec<E, vector> of the access's storage type E (vec has an array e), or E where vector is 1. */
+ * does what the kernel does for v->vector neighbours from `first` on in a row of a space of
+ * two axes, the inner one `columns` long. Of the kernel's axes there are one, that are the
+ * two merged, or two. T is vec<E, vector> of the access's storage type E (vec has an array
+ * e), or E where vector is 1. */
 char *etch__cuda_after_source(const loop_kernel *k, const cuda_variant *v, uint32_t given);
 /* The name of its entry, from the kernel's own. */
 enum { CUDA_SYMBOL_MAX = 64 };

@@ -3,16 +3,16 @@
  * A node may join a group when everything else that it depends on can run before the group, which
  * the transitive dependences of all groups tell; inside a group a value stays in a register: same
  * iteration space, same order of elements. A node prefers the group of its operands, then the first
- * group with its space that comes late enough already, then a new one. Then pointwise groups of which one
- * reads the other become one, where they can. At the end the groups are numbered in the order in which
- * they run, each as early as it was begun.
+ * group with its space that comes late enough already, then a new one. Then pointwise groups of
+ * which one reads the other become one, where they can. At the end the groups are numbered in the
+ * order in which they run, each as early as it was begun.
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
  * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
  * axis is reduced, and the reduction not split), nodes that give a row's value back to its elements
- * are stage 2, and so on: normalisations are one kernel. A write must come after every reader
- * of the version that it overwrites; it may share a kernel with readers that use its own map. What writes
- * an input shares none with what a check on data depends on: all checks come before it.
+ * are stage 2, and so on: normalisations are one kernel. A write must come after every reader of
+ * the version that it overwrites; it may share a kernel with readers that use its own map. What
+ * writes an input shares none with what a check on data depends on: all checks come before it.
  *
  * Where an operand does not stay in a register, the reason is logged and counted. */
 #include "core/dispatch.h"
@@ -107,7 +107,8 @@ static bool gives_back(const ir *r, const ir_node *n, const ir_source *s, const 
     return true;
 }
 
-/* The earliest stage of its maker's group in which a node has the operand in a register; -1: none. */
+/* The earliest stage of its maker's group in which a node has the operand in
+ * a register; -1: none. */
 static int stage_after(const ir *r, const ir_node *n, const space *sp, const ir_source *s) {
     if (!is_loop(n) || !from_group(r, n, s)) return -1;
     const ir_version *v = &r->versions[s->version];
@@ -149,8 +150,8 @@ static bool good_rows(const ir_group *g, int device) {
     return !etch__lower_splits(rows, rows, reduced);
 }
 
-/* Whether a node may use its operands in the stage of the group. What goes over its rows again loads
- * them again, so it overwrites nothing. */
+/* Whether a node may use its operands in the stage of the group. What goes over its rows again
+ * loads them again, so it overwrites nothing. */
 static bool has_stage(const ir *r, const ir_node *n, const ir_group *g, int stage) {
     if (n->write && g->last > 1) return false;
     if (stage < 2) return true;
@@ -445,9 +446,9 @@ static bool merge(ir *r, int32_t first, int32_t then) {
     return true;
 }
 
-/* A value that a group reads from memory, though it has the group's space, was computed in another one
- * because what came then was not known yet: the operands of a product, say. Two pointwise groups become one
- * where nothing has to run between them. */
+/* A value that a group reads from memory, though it has the group's space, was computed in another
+ * one because what came then was not known yet: the operands of a product, say. Two pointwise
+ * groups become one where nothing has to run between them. */
 static bool merge_groups(ir *r) {
     for (int i = 0; i < r->nnodes && r->words; i++) {
         const ir_node *n = &r->nodes[i];

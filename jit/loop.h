@@ -1,9 +1,9 @@
 /* Loop IR: one generated kernel, as data.
  *
- * A kernel is a nest of parallel axes (outermost first) and, inside, reduction axes, over accesses to
- * memory, with an SSA body over the scalar primitives. Extents and strides are run-time values, so one
- * kernel serves every size; only what shapes the code is fixed: the number of axes, each access's
- * dtype and the class of its step along each axis.
+ * A kernel is a nest of parallel axes (outermost first) and, inside, reduction axes, over accesses
+ * to memory, with an SSA body over the scalar primitives. Extents and strides are run-time values,
+ * so one kernel serves every size; only what shapes the code is fixed: the number of axes, each
+ * access's dtype and the class of its step along each axis.
  *
  * Compiled form: void NAME(void *const *args, const int64_t *dims, const uint64_t *scalars,
  *                          int64_t begin, int64_t end)
@@ -16,9 +16,9 @@
  * Even stages run for each element of the whole space, odd ones (after REDUCEs) for each element of
  * the parallel axes: 0 and 1, and in a LOOP_ROW without split 2, which has stage 1's values for all
  * elements of their row again, 3 and so on (softmax is 0 to 4).
- * Values are computed in strips of STRIP elements; what a strip lacks at the end of an
- * axis is padded, so that no value depends on its position; results go to a local strip and are then
- * copied out, so an output may be the same memory as an input of the same access map. */
+ * Values are computed in strips of STRIP elements; what a strip lacks at the end of an axis is
+ * padded, so that no value depends on its position; results go to a local strip and are then copied
+ * out, so an output may be the same memory as an input of the same access map. */
 #ifndef ETCH_JIT_LOOP_H
 #define ETCH_JIT_LOOP_H
 
@@ -38,8 +38,8 @@ typedef enum loop_variant {
 
 typedef enum loop_split {
     SPLIT_NONE,    /* a unit does all blocks of its reduction and the epilogue */
-    SPLIT_PARTIAL, /* unit: unit of above * blocks + block; runs stage 0 and leaves the block results
-                      in the scratch; stage 1 is ignored */
+    SPLIT_PARTIAL, /* unit: unit of above * blocks + block; runs stage 0 and leaves the block
+                      results in the scratch; stage 1 is ignored */
     SPLIT_FINISH   /* folds the partials (in place) and runs stage 1; unit: one parallel element;
                       stage 0 is ignored. PARTIAL and FINISH are the same kernel but for `split`.
                       blocks = max(1, ceil(reduced elements / REDUCE_BLOCK)). The scratch's address
@@ -60,12 +60,12 @@ typedef struct loop_access {
  * scalar cells; INDEX is the row-major logical index over all axes).
  * LOOP_LOAD / LOOP_STORE: access number imm.i; STORE stores value a, of the access's compute type.
  *   An access is either loaded (any number of times) or stored (once), as its `store` says.
- * Code may name values of its own stage; of earlier odd ones; in an even stage also those of earlier
- * even ones, which are computed (and loaded) again: so a kernel of more than two stages must not store
- * into what it loads; and CONST, SCALAR and NREDUCED of any.
+ * Code may name values of its own stage; of earlier odd ones; in an even stage also those of
+ * earlier even ones, which are computed (and loaded) again: so a kernel of more than two stages
+ * must not store into what it loads; and CONST, SCALAR and NREDUCED of any.
  * LOOP_REDUCE: reduces value a of the stage before (already of the accumulator type `type`) by
- * reduce_kind imm.i, in canonical order; its value belongs to its (odd) stage. MEAN appears as SUM followed by DIV by NREDUCED;
- * ARGMAX and ARGMIN do not appear. */
+ * reduce_kind imm.i, in canonical order; its value belongs to its (odd) stage. MEAN appears as SUM
+ * followed by DIV by NREDUCED; ARGMAX and ARGMIN do not appear. */
 typedef enum loop_kind { LOOP_PRIM, LOOP_LOAD, LOOP_STORE, LOOP_REDUCE } loop_kind;
 
 typedef struct loop_instr {
@@ -94,12 +94,13 @@ bool etch__loop_can_emit(prim_id prim, etch_dtype type);
 int etch__loop_arity(const loop_instr *i);
 int etch__loop_operand(const loop_instr *i, int n);
 bool etch__loop_uniform(const loop_instr *i);
-/* Whether code of `stage` may name a value of stage `made` that is not the same for all elements. */
+/* Whether code of `stage` may name a value of stage `made` that is not the
+ * same for all elements. */
 bool etch__loop_sees(int stage, int made);
 /* The last stage of the code. */
 int etch__loop_last_stage(const loop_kernel *k);
-/* Marks the instructions that run in the stage: its own (of an even one, the REDUCEs of the next), and
- * in an even stage what they need of earlier even ones. */
+/* Marks the instructions that run in the stage: its own (of an even one, the REDUCEs of the next),
+ * and in an even stage what they need of earlier even ones. */
 void etch__loop_stage_code(const loop_kernel *k, int stage, bool *runs);
 /* Work units of a kernel for given dims, as its loop_fn counts them. */
 int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
@@ -118,9 +119,10 @@ typedef struct loaded_kernel loaded_kernel;
 loop_fn etch__kernel_entry(const loaded_kernel *k);
 void etch__kernel_release(loaded_kernel *k);
 
-/* Finds or compiles n kernels (in parallel where the helper allows), each result with one count. From
- * the in-memory table, the disk cache, or the helper. On failure (helper missing, dying, timing out)
- * all slots are NULL, the reason is in *why (a static or thread-local text), false is returned. */
+/* Finds or compiles n kernels (in parallel where the helper allows), each result with one
+ * count. From the in-memory table, the disk cache, or the helper. On failure (helper missing,
+ * dying, timing out) all slots are NULL, the reason is in *why (a static or thread-local
+ * text), false is returned. */
 bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, const char **why);
 /* Tests: forgets the kernels in memory; plans keep those they use. */
 void etch__kernels_forget(void);

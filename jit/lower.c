@@ -77,7 +77,8 @@ static int emit_access(lowering *l, const ir_source *s, const int64_t *stride, b
     return emit(l, store ? LOOP_STORE : LOOP_LOAD, stage, p);
 }
 
-/* Strides along the group's axes of a map over the stage's space: 0 along reduced axes in odd ones. */
+/* Strides along the group's axes of a map over the stage's space: 0 along
+ * reduced axes in odd ones. */
 static void spread(const lowering *l, const int64_t *of_stage, int stage, int64_t *stride) {
     int n = 0;
     for (int a = 0; a < l->g->naxes; a++)
@@ -274,8 +275,8 @@ static void merge_axes(lowering *l) {
     l->naxes = l->k->npar = 1;
 }
 
-/* Rows where the innermost reduced axis has the unit strides, columns where a parallel one has; what
- * goes over its rows again is made of rows. */
+/* Rows where the innermost reduced axis has the unit strides, columns where a parallel one has;
+ * what goes over its rows again is made of rows. */
 static void choose_variant(lowering *l) {
     int row = 0, column = 0;
     loop_kernel *k = l->k;
@@ -337,8 +338,8 @@ static void count_work(lowered *out) {
     if (out->grain < 1) out->grain = 1;
 }
 
-/* Too few units for many threads, and more than one block in each: two kernels. The number of threads
- * at hand plays no part, since it may change while the code stays. */
+/* Too few units for many threads, and more than one block in each: two kernels. The number of
+ * threads at hand plays no part, since it may change while the code stays. */
 bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced) {
     return units < FEW_UNITS && reduced > REDUCE_BLOCK && reduced * rows >= SPLIT_WORK;
 }

@@ -1,5 +1,5 @@
-/* The plan of the native backend as data: its steps, its memory, and what one run changes. plan.c makes
- * it, run.c runs it.
+/* The plan of the native backend as data: its steps, its memory, and what one run changes. plan.c
+ * makes it, run.c runs it.
  *
  * What one run changes lies in a run block: the arena, the argument vectors of the kernels, their
  * scalar cells, and the handles that eager kernels get as operands. A run borrows a block from the
@@ -13,8 +13,8 @@
 
 typedef enum place_kind { PLACE_ARENA, PLACE_INPUT, PLACE_OUTPUT, PLACE_NONE } place_kind;
 
-/* An address of a run: byte `offset` into the arena, an output, or from an input's first element; NONE: what
- * has no memory. */
+/* An address of a run: byte `offset` into the arena, an output, or from an input's first element;
+ * NONE: what has no memory. */
 typedef struct place {
     uint8_t kind;
     int32_t index;

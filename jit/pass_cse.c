@@ -1,9 +1,10 @@
 /* Common subexpressions: a node equal to an earlier one gives way to it.
  *
- * Obligations: equal means the same operator, state, attributes and sources (versions never change,
- * so equal sources hold equal values); nodes with run-time scalars or random numbers never merge,
- * nor those with a kernel of the user's, nor do those whose storage is later changed in place. Results share storage only where the
- * program says so: a version that stands for two outputs is copied for the second. */
+ * Obligations: equal means the same operator, state, attributes and sources (versions never
+ * change, so equal sources hold equal values); nodes with run-time scalars or random numbers never
+ * merge, nor those with a kernel of the user's, nor do those whose storage is later changed in
+ * place. Results share storage only where the program says so: a version that stands for two
+ * outputs is copied for the second. */
 #include "jit/plan.h"
 
 static bool mergeable(const ir *r, const ir_node *n) {

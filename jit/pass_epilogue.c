@@ -1,14 +1,14 @@
-/* Products that do more than multiply (ETCH_RELAXED, on a device): what follows a product joins it, and
- * a copy that was made for a product only gives way to what it copies.
+/* Products that do more than multiply (ETCH_RELAXED, on a device): what follows a product joins it,
+ * and a copy that was made for a product only gives way to what it copies.
  *
  *   mm(a, b) + row            -> one call, PRODUCT_BIAS; so is addmm with a row
  *   relu, gelu(tanh) of these -> the same with PRODUCT_RELU, PRODUCT_GELU
  *   mm(clone(t(a)), b)        -> mm(t(a), b)
  *
- * Obligations: what stood between product and result has no other reader; dtypes and sizes are those
- * of the product; a version that is read later than before is overwritten by nobody until then. Results
- * change in their last bits, so nothing of this happens under strict numerics. The last node becomes
- * the call; dce takes away what it stands for. */
+ * Obligations: what stood between product and result has no other reader; dtypes and sizes are
+ * those of the product; a version that is read later than before is overwritten by nobody until
+ * then. Results change in their last bits, so nothing of this happens under strict numerics. The
+ * last node becomes the call; dce takes away what it stands for. */
 #include "core/dispatch.h"
 #include "jit/target.h"
 

@@ -1,15 +1,17 @@
-/* Products that share a kernel with what is computed of them (on a device whose target can): after fusion,
+/* Products that share a kernel with what is computed of them (on a device whose
+ * target can): after fusion,
  *
  *   step 3: mm, step 5: mm, step 6: {add, relu, sin}   ->   step 4: {add, relu, sin, mm, mm}
  *
  * A product that only one kernel reads, element for element, becomes a member of it, and its result
- * stays in registers. The values are those of the steps apart: the target computes the product by the same
- * code as alone, so this is for strict numerics as well.
+ * stays in registers. The values are those of the steps apart: the target computes the product by
+ * the same code as alone, so this is for strict numerics as well.
  *
- * Obligations: the kernel has one stage and changes nothing in place, since other blocks read the
- * operands of the product while one stores results; nothing between the product's place and the kernel's
- * changes memory in place; the product is an mm of Etch's own on f32 in full precision. Where sizes
- * are dynamic products stay apart, so that no later size needs code that an earlier one did not. */
+ * Obligations: the kernel has one stage and changes nothing in place, since other blocks read
+ * the operands of the product while one stores results; nothing between the product's place
+ * and the kernel's changes memory in place; the product is an mm of Etch's own on f32 in full
+ * precision. Where sizes are dynamic products stay apart, so that no later size needs code
+ * that an earlier one did not. */
 #include "core/dispatch.h"
 #include "jit/target.h"
 
@@ -111,8 +113,8 @@ static bool wanted(const ir *r, const ir_node *p, const product_sizes *s, int32_
     return etch__target()->joins(r->g->values[0].meta.device, s, alone);
 }
 
-/* From the last product on: of more than a kernel can have, those that come first can still run beside
- * other steps. */
+/* From the last product on: of more than a kernel can have, those that come first can
+ * still run beside other steps. */
 static bool join_products(ir *r, const ir_uses *u) {
     for (int32_t g = r->ngroups - 1; g >= 0; g--) {
         if (!r->groups[g].nmembers) continue;

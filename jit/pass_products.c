@@ -3,14 +3,14 @@
  *   mm(a, w) + mm(b, w) -> mm(a + b, w)      a chain of such sums too, one after the other
  *   mm(a, w) - mm(a, v) -> mm(a, w - v)      with a factor (alpha) as well; and all of bmm
  *
- * No node is added: the sum's node becomes the product, the later product's the sum of operands, with
- * the program and scalars of the sum as it was, and the earlier product goes.
+ * No node is added: the sum's node becomes the product, the later product's the sum of operands,
+ * with the program and scalars of the sum as it was, and the earlier product goes.
  *
- * Obligations: the sum is the only reader of both products; dtypes, settings and the sizes of what is
- * added are the same, so nothing is broadcast; what a product read is not overwritten until it is read
- * now; both are Etch's own operators on floats. The rounding of a + b to its dtype replaces those of
- * two products, so nothing of this happens under strict numerics. Products that are small stay, with
- * the bits of their chain, and those whose sum would cost more than a product. */
+ * Obligations: the sum is the only reader of both products; dtypes, settings and the sizes of what
+ * is added are the same, so nothing is broadcast; what a product read is not overwritten until it
+ * is read now; both are Etch's own operators on floats. The rounding of a + b to its dtype replaces
+ * those of two products, so nothing of this happens under strict numerics. Products that are small
+ * stay, with the bits of their chain, and those whose sum would cost more than a product. */
 #include "core/dispatch.h"
 #include "jit/target.h"
 
@@ -66,9 +66,9 @@ static double worth(const ir *r, const ir_node *p) {
     return fast ? 512 : 64;
 }
 
-/* The sum of two matrices S moves 3 S elements; gone are a product and the addition of the results R,
- * which have read S and the common operand C once more and moved R about four times. Where more is
- * moved now, the multiplications saved for each element of S must make up for it. */
+/* The sum of two matrices S moves 3 S elements; gone are a product and the addition of the results
+ * R, which have read S and the common operand C once more and moved R about four times. Where more
+ * is moved now, the multiplications saved for each element of S must make up for it. */
 static bool pays(const ir *r, const ir_node *p, int common) {
     const tensor_meta *a = &sources(r, p)[0].meta, *b = &sources(r, p)[1].meta;
     double batch = a->ndim == 3 ? (double)a->size[0] : 1, rows = (double)a->size[a->ndim - 2];

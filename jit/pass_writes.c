@@ -2,9 +2,8 @@
  *
  * Obligations: every read sees the version that the program order says; memory that a write changes
  * is never that of a version which is read later; the last version of each written input ends in
- * the input's memory; an operator with a kernel of its own gets the operands that eager gives it; where
- * a check on data can only be made behind a write, inputs are not written before the end.
- */
+ * the input's memory; an operator with a kernel of its own gets the operands that eager gives it;
+ * where a check on data can only be made behind a write, inputs are not written before the end. */
 #include "core/dispatch.h"
 #include "jit/plan.h"
 
@@ -352,7 +351,8 @@ static bool writes_input(const graph *g, const graph_node *n) {
     return etch__ops[n->op].kind == KIND_INPLACE && base_of(g, n->out) < g->ninputs;
 }
 
-/* Whether the node reads what depends on an input that was written before; then so does its result. */
+/* Whether the node reads what depends on an input that was written before;
+ * then so does its result. */
 static bool follows_write(const graph *g, const graph_node *n, uint8_t *written) {
     bool after = false;
     for (int k = 0; k < n->nin; k++) {
@@ -363,9 +363,9 @@ static bool follows_write(const graph *g, const graph_node *n, uint8_t *written)
     return after;
 }
 
-/* Whether some check can only be made once an input has been written: its operator reads what depends
- * on such a write, or writes an input itself where another one writes or fails as well. The other
- * checks come before all writes (order of the groups). */
+/* Whether some check can only be made once an input has been written: its operator reads what
+ * depends on such a write, or writes an input itself where another one writes or fails as well. The
+ * other checks come before all writes (order of the groups). */
 static bool checks_after_writes(const graph *g, uint8_t *written) {
     int failing = 0, writers = 0, both = 0;
     bool after = false;
@@ -388,8 +388,8 @@ static bool can_lift(const ir *r, int32_t v) {
     return alone && !memcmp(stride, m.stride, m.ndim * sizeof *stride);
 }
 
-/* Lets a copy of each written input be written instead, so that a check that fails finds the inputs as
- * they were. The copy becomes the input's contents by a last step. */
+/* Lets a copy of each written input be written instead, so that a check that fails finds the inputs
+ * as they were. The copy becomes the input's contents by a last step. */
 static bool lift_inputs(ir *r) {
     const graph *g = r->g;
     uint8_t *written = etch__calloc(g->nvalues + 1, 1);

@@ -1,5 +1,5 @@
-/* Making the plan of the native backend from the groups of the fused ir: kernels lowered and compiled,
- * memory laid out, steps in their order. */
+/* Making the plan of the native backend from the groups of the fused ir: kernels lowered and
+ * compiled, memory laid out, steps in their order. */
 #include "core/device.h"
 #include "core/profile.h"
 #include "jit/native.h"
@@ -401,8 +401,8 @@ static void make_whole(maker *m) {
     etch__free(steps);
 }
 
-/* The first step whose failure may find an input written. An operator that checks its data does so before
- * it writes; a kernel of the user may fail half-way. */
+/* The first step whose failure may find an input written. An operator that checks its data does so
+ * before it writes; a kernel of the user may fail half-way. */
 static int first_late_step(const native_plan *p) {
     for (int i = 0; i < p->nsteps; i++)
         if (writes_input(p, &p->steps[i]))

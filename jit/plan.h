@@ -3,13 +3,14 @@
  *   graph --build--> nodes and versions --cse, dce--> fewer nodes --fuse--> groups
  *         --lower--> loop kernels and calls --memory--> offsets --> a plan that runs
  *
- * build (pass_writes.c, pass_views.c) takes the views and the in-place operators out: a *version* is
- * the contents of one storage between two writes; it is named by number and never changes. A node
- * reads sources (a version through an index map) and makes one version. A write that covers a whole
- * storage makes an ordinary new version; any other write is a node that changes memory in place: its
- * version is *tied* to the one before, whose memory it takes over, and it comes after all readers of
- * that one. Versions of inputs that were made apart from the input's memory are written back by a
- * last node. So program order between reads and writes is plain data dependence from here on. */
+ * build (pass_writes.c, pass_views.c) takes the views and the in-place operators out: a
+ * *version* is the contents of one storage between two writes; it is named by number and never
+ * changes. A node reads sources (a version through an index map) and makes one version. A write
+ * that covers a whole storage makes an ordinary new version; any other write is a node that
+ * changes memory in place: its version is *tied* to the one before, whose memory it takes over,
+ * and it comes after all readers of that one. Versions of inputs that were made apart from the
+ * input's memory are written back by a last node. So program order between reads and writes is
+ * plain data dependence from here on. */
 #ifndef ETCH_JIT_PLAN_H
 #define ETCH_JIT_PLAN_H
 
@@ -37,8 +38,8 @@ typedef struct ir_source {
     tensor_meta meta;
 } ir_source;
 
-/* What a product does to its result before it is stored, under ETCH_RELAXED: in this order. The bias, a
- * row, is the operand behind those of mm, and the first of addmm. */
+/* What a product does to its result before it is stored, under ETCH_RELAXED: in this order. The
+ * bias, a row, is the operand behind those of mm, and the first of addmm. */
 enum { PRODUCT_BIAS = 1, PRODUCT_RELU = 2, PRODUCT_GELU = 4 };
 
 typedef enum ir_kind { IR_POINT, IR_REDUCE, IR_CALL, IR_EMPTY } ir_kind;
@@ -83,8 +84,8 @@ typedef struct ir_group {
     int naccesses, ncode; /* estimates, for the limits */
 } ir_group;
 
-/* Which kernels may go over their rows again: those whose rows are many or short enough; or none; or
- * all, whatever their sizes. */
+/* Which kernels may go over their rows again: those whose rows are many or short enough; or none;
+ * or all, whatever their sizes. */
 typedef enum ir_passes { PASSES_BY_SIZE, PASSES_NONE, PASSES_ALL } ir_passes;
 
 /* Which sums of products become products of sums (pass_products.c), in the same way. */
@@ -104,7 +105,8 @@ typedef struct ir {
     int32_t *outputs;   /* versions */
     int max_members;
     ir_passes passes;
-    /* Of the last fusion: whether some kernel goes over its rows again, and some that better did not. */
+    /* Of the last fusion: whether some kernel goes over its rows again, and
+     * some that better did not. */
     bool has_passes, bad_passes;
     ir_sums sums;
     bool has_sums,
@@ -156,7 +158,8 @@ bool etch__pass_dce(ir *r);
 bool etch__pass_products(ir *r);
 bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
-/* Whether a node's operand stays in a register of the group that makes it, once the node is a member. */
+/* Whether a node's operand stays in a register of the group that makes it,
+ * once the node is a member. */
 bool etch__in_register(const ir *r, const ir_node *n, const ir_source *s);
 bool etch__drop_empty_groups(ir *r);
 bool etch__pass_join(ir *r); /* the end of etch__fuse */
@@ -178,7 +181,8 @@ typedef struct plan_cell {
     uint8_t dtype;
 } plan_cell;
 
-/* A product in a kernel: its result is what the loads of one access stand for, which have no memory. */
+/* A product in a kernel: its result is what the loads of one access stand
+ * for, which have no memory. */
 enum { JOIN_MAX = 2 };
 typedef struct joined_product {
     int access;
@@ -205,7 +209,8 @@ typedef struct lowered {
 /* Whether a reduction of so many elements to each of `rows` results, in `units` units of work, is
  * made in two kernels. */
 bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced);
-/* ETCH_ERR_UNSUPPORTED (the error is not set) where the group exceeds the limits of a loop kernel. */
+/* ETCH_ERR_UNSUPPORTED (the error is not set) where the group exceeds the
+ * limits of a loop kernel. */
 etch_status etch__lower(const ir *r, int32_t group, lowered *out);
 /* The second kernel of a split reduction, from the first. */
 void etch__lower_finish(const lowered *partial, lowered *out);
@@ -220,7 +225,8 @@ int64_t etch__memory_plan(plan_interval *v, int n);
 /* Takes the fused ir to a plan. ETCH_ERR_UNSUPPORTED: a group is too large (no error is set);
  * ETCH_ERR_COMPILE: `why` says what failed. */
 etch_status etch__plan_make(const ir *r, plan **out, const char **why);
-/* Compiles the kernels of the fused ir, so that they are there later. Fails only for lack of memory. */
+/* Compiles the kernels of the fused ir, so that they are there later. Fails
+ * only for lack of memory. */
 etch_status etch__plan_prepare(const ir *r);
 
 #endif

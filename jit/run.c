@@ -229,7 +229,8 @@ static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *
 
 /* ---- a run as one graph of the device ---- */
 
-/* Whether addresses of operands or scalars of call step i differ from those recorded in the graph. */
+/* Whether addresses of operands or scalars of call step i differ from those
+ * recorded in the graph. */
 static bool changed_call(const native_plan *p, int i, run_block *b, const plan_io *io) {
     const call_step *c = &p->steps[i].c;
     int n = etch__call_operands(c);
@@ -277,8 +278,8 @@ static etch_status graph_steps(const native_plan *p, run_block *b, const plan_io
     return status == ETCH_OK ? t->graph_launch(b->graph) : status;
 }
 
-/* The graph is built by the block's first run and patched by later ones; after a failure it is built
- * anew. Nothing has run when this fails. */
+/* The graph is built by the block's first run and patched by later ones; after a failure it is
+ * built anew. Nothing has run when this fails. */
 static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *io) {
     const jit_target *t = etch__target();
     bool first = !b->graph;
@@ -292,8 +293,8 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
     return status;
 }
 
-/* ETCH_ERR_UNSUPPORTED, with the error as it was: the run is to be issued step by step. Where the device
- * says so, the block's later runs are not asked again. */
+/* ETCH_ERR_UNSUPPORTED, with the error as it was: the run is to be issued step by step. Where the
+ * device says so, the block's later runs are not asked again. */
 static etch_status try_graph(const native_plan *p, run_block *b, const plan_io *io) {
     if (!p->as_graph || b->stepwise || (b->graph && !etch__target()->graph_fits(b->graph)))
         return ETCH_ERR_UNSUPPORTED;

@@ -1,5 +1,5 @@
-/* Who reads each version, and which node overwrites it: what passes must know that read a version at
- * another place, or take away what only one node reads. */
+/* Who reads each version, and which node overwrites it: what passes must know that read a version
+ * at another place, or take away what only one node reads. */
 #include "jit/plan.h"
 
 static void count(const ir *r, ir_uses *u) {

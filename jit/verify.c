@@ -1,8 +1,8 @@
 /* The verifier of the plan ir: what must hold after every pass.
  *
  * Sources name versions made by earlier nodes that are alive; after fusion, what crosses groups
- * runs in order and is stored, what stays in one is in a register, and a write follows every reader of what
- * it overwrites. */
+ * runs in order and is stored, what stays in one is in a register, and a write follows every
+ * reader of what it overwrites. */
 #include "jit/plan.h"
 
 static bool bad(const ir *r, const char *pass, int node, const char *what) {

@@ -1,12 +1,13 @@
 /* The harness of the suites test_cases_*.c: reports of real bugs in other systems, each retold as a
  * row of a table: a body, its arguments, and the right results written by hand as text.
  *
- * Each row is asked four ways. Eagerly, against the text; at the first compiled call, which records,
- * and at the second, which runs generated code, against the text and against what eager says of
- * strides and of who shares storage with whom; and from fresh processes: the program executes itself
- * twice with a cache of its own, where the first fills it and the second must compile nothing and
- * give the same bits. Every row is asked so for several layouts of its arguments, with dynamic sizes
- * too, since the reports are about kinds of faults, not about one call. */
+ * Each row is asked four ways. Eagerly, against the text; at the first compiled call, which
+ * records, and at the second, which runs generated code, against the text and against what
+ * eager says of strides and of who shares storage with whom; and from fresh processes: the
+ * program executes itself twice with a cache of its own, where the first fills it and the
+ * second must compile nothing and give the same bits. Every row is asked so for several
+ * layouts of its arguments, with dynamic sizes too, since the reports are about kinds of
+ * faults, not about one call. */
 #ifndef ETCH_TESTS_CASES_SUPPORT_H
 #define ETCH_TESTS_CASES_SUPPORT_H
 
@@ -24,7 +25,8 @@
 #define CASE_MAX 64  /* arguments or results of one call */
 #define CASE_CALLS 8 /* calls of one row */
 
-/* Reads in, writes out: what the row calls. A NULL in out fails the call with the thread's error. */
+/* Reads in, writes out: what the row calls. A NULL in out fails the call
+ * with the thread's error. */
 typedef void (*case_body)(etch_tensor *const *in, etch_tensor **out);
 
 /* One call. Arguments are texts:
@@ -475,7 +477,8 @@ static int case_fresh_processes(void **state) {
     return bad ? -1 : 0;
 }
 
-/* Settings are read when the library is loaded, so the program starts once more with its own cache. */
+/* Settings are read when the library is loaded, so the program starts once
+ * more with its own cache. */
 static void case_own_cache(char **argv) {
     char dir[] = "/tmp/etch-cases-XXXXXX";
     if (!mkdtemp(dir)) abort();
@@ -492,7 +495,8 @@ static void case_remove_dir(void) {
     if (system(command) != 0) fprintf(stderr, "%s was not removed\n", case_dir);
 }
 
-/* The whole main: rows, then other tests of the suite. An argument picks rows by a part of a name. */
+/* The whole main: rows, then other tests of the suite. An argument picks rows
+ * by a part of a name. */
 static int case_main(int argc, char **argv, const case_row *rows, int n,
                      const struct CMUnitTest *others, int nothers) {
     const char *dir = getenv("ETCH_CASES_DIR");

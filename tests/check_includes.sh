@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Checks which folder includes which against the table of the architecture: data flows one way, core
-# names none of the parts that register with it, and examples, bench, modes and nn see public headers only.
+# names none of the parts that register with it, and examples, bench, modes and nn see public headers
+# only. And how long lines are.
 set -euo pipefail
 cd "${1:-$(dirname "$(readlink -f "$0")")/..}"
 
@@ -43,5 +44,12 @@ if grep -rnE '#[[:space:]]*include[[:space:]]*"' include --include='*.h'; then
     echo "include: public headers include <etch/...> and system headers only"
     status=1
 fi
+# Lines fit 100 columns.
+while read -r place; do
+    echo "$place: a line of more than 100 columns"
+    status=1
+done < <(find include core guards jit autograd backends tracer nn modes examples bench tools tests \
+    \( -name '*.c' -o -name '*.h' \) -exec awk 'length > 100 { print FILENAME ":" FNR }' {} + \
+    2>/dev/null)
 [ $status -eq 0 ] && echo "include rules: ok"
 exit $status

@@ -197,8 +197,8 @@ UNUSED_FN int64_t flat_offset(const etch_tensor *t, int64_t flat) {
 /* ---- elements on a device ----
  *
  * A tensor there is read whole, once: host copies of the storages last read are kept. They are
- * forgotten where the storage is allocated anew, copied into, or written (its version moved on); the
- * test sees the first two by standing in front of the device's own functions. */
+ * forgotten where the storage is allocated anew, copied into, or written (its version moved on);
+ * the test sees the first two by standing in front of the device's own functions. */
 
 typedef struct mirror {
     const etch_storage *of;

@@ -1,6 +1,6 @@
-/* Tests on the fakes of fake_cuda/. What the fakes are told is read when they are opened, and a driver
- * does not survive a fork, so each test is a child process, forked before this one has asked for a
- * GPU. CHECK ends the child. */
+/* Tests on the fakes of fake_cuda/. What the fakes are told is read when they are opened, and a
+ * driver does not survive a fork, so each test is a child process, forked before this one has asked
+ * for a GPU. CHECK ends the child. */
 #ifndef ETCH_TESTS_CUDA_CHILD_H
 #define ETCH_TESTS_CUDA_CHILD_H
 

@@ -1,5 +1,5 @@
-/* Suites that run on the fakes of fake_cuda/ in their own process (cuda_child.h is for those that need
- * one for each test). */
+/* Suites that run on the fakes of fake_cuda/ in their own process (cuda_child.h is for those that
+ * need one for each test). */
 #ifndef ETCH_TESTS_CUDA_FAKES_H
 #define ETCH_TESTS_CUDA_FAKES_H
 

@@ -1,12 +1,13 @@
-/* Linked into every suite: ETCH_TEST_DEVICE=cuda puts the suite's tensors on a GPU, by making it the
- * main thread's current device before the first test. The linker's --wrap sends cmocka's entry here.
+/* Linked into every suite: ETCH_TEST_DEVICE=cuda puts the suite's tensors on a GPU, by
+ * making it the main thread's current device before the first test. The linker's --wrap
+ * sends cmocka's entry here.
  *
- * ETCH_TEST_JOBS=N splits suites into N processes, forked before the device is asked for: compiling
- * kernels is most of their time, and NVRTC compiles one at a time in a process. ETCH_TEST_PART=K/N runs
- * one of them.
+ * ETCH_TEST_JOBS=N splits suites into N processes, forked before the device is asked for:
+ * compiling kernels is most of their time, and NVRTC compiles one at a time in a process.
+ * ETCH_TEST_PART=K/N runs one of them.
  *
- * Where there is no such device the suite says so in one line and ends with 77, which CTest takes as
- * skipped. ETCH_TEST_DEVICE_ASK=1 asks only whether it is there. */
+ * Where there is no such device the suite says so in one line and ends with 77, which CTest takes
+ * as skipped. ETCH_TEST_DEVICE_ASK=1 asks only whether it is there. */
 #include "device_support.h"
 
 #include <stdio.h>

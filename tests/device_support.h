@@ -6,27 +6,30 @@
 #include <stdbool.h>
 
 etch_device test_device(void);
-/* Makes it the calling thread's current device; false: it is not there, the error says why. Done for
- * the main thread; other threads of a test and fresh processes call it themselves. */
+/* Makes it the calling thread's current device; false: it is not there, the error says why. Done
+ * for the main thread; other threads of a test and fresh processes call it themselves. */
 bool test_device_enter(void);
 
-/* A call that fails on its data does so when its device is waited for: t where that says nothing, else
- * NULL with the error. */
+/* A call that fails on its data does so when its device is waited for: t where that says nothing,
+ * else NULL with the error. */
 etch_tensor *test_settled(etch_tensor *t);
 /* As ETCH_CUDA_BLOCKING: errors appear at the call. */
 void test_set_blocking(bool on);
 
-/* With ETCH_TEST_JOBS=N a suite runs in N processes, each with every N-th test. One that asks a device for
- * thousands of kernels in a few tests deals out their work itself: it says TEST_HAS_SHARES at file scope
- * and leaves out what is not its share. Else all shares are the one process's. */
+/* With ETCH_TEST_JOBS=N a suite runs in N processes, each with every N-th test. One that
+ * asks a device for thousands of kernels in a few tests deals out their work itself: it
+ * says TEST_HAS_SHARES at file scope and leaves out what is not its share. Else all
+ * shares are the one process's. */
 bool test_share(long number);
-/* For programs that a suite starts: reads its share from ETCH_TEST_PART. The number of this process's. */
+/* For programs that a suite starts: reads its share from ETCH_TEST_PART. The
+ * number of this process's. */
 bool test_take_part(void);
 long test_part(void);
 extern bool test_has_shares;
 #define TEST_HAS_SHARES bool test_has_shares = true;
 
-/* At the start of a test that is about the host: instruction sets, addresses that C code writes to. */
+/* At the start of a test that is about the host: instruction sets, addresses
+ * that C code writes to. */
 #define ONLY_ON_CPU()                                                                              \
     do {                                                                                           \
         if (test_device() != ETCH_CPU) skip();                                                     \

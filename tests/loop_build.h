@@ -67,8 +67,8 @@ static int reduce_to(int stage, reduce_kind kind, etch_dtype t, int a) {
 }
 static int reduce(reduce_kind kind, etch_dtype t, int a) { return reduce_to(1, kind, t, a); }
 
-/* Rows in five stages, as a softmax has them, and what else may be asked of them: values of the first
- * stage again in the last, a vector call on a row's value, results in each stage. */
+/* Rows in five stages, as a softmax has them, and what else may be asked of them: values of the
+ * first stage again in the last, a vector call on a row's value, results in each stage. */
 static inline void passes(bool math, int npar, int nred, const char *in, const char *row,
                           const char *full, const char *out) {
     prim_id exp = math ? PRIM_EXP : PRIM_NEG, other = math ? PRIM_TANH : PRIM_SQRT;

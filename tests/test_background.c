@@ -1,6 +1,6 @@
-/* `background = true`: eager until the code is ready, then compiled, the same bits throughout; freeing,
- * resetting, forking and exiting while a compile goes on. A backend whose compile waits at a gate makes
- * "while a compile goes on" something that tests can hold still. */
+/* `background = true`: eager until the code is ready, then compiled, the same bits throughout;
+ * freeing, resetting, forking and exiting while a compile goes on. A backend whose compile waits at
+ * a gate makes "while a compile goes on" something that tests can hold still. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>

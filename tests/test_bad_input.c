@@ -1,5 +1,5 @@
-/* Wrong arguments to every public function: the right code, a text with the words that matter, nothing
- * left behind, and a library that works afterwards. */
+/* Wrong arguments to every public function: the right code, a text with the words that matter,
+ * nothing left behind, and a library that works afterwards. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -272,8 +272,8 @@ static void test_threads_setting(void **state) {
 
 /* ---- operators: each of the table ---- */
 
-/* Calls op with x for every tensor and plain values for the rest; the tensor argument `bad` (counted
- * from 0) is `instead`. Returns false where op has no such argument. */
+/* Calls op with x for every tensor and plain values for the rest; the tensor argument `bad`
+ * (counted from 0) is `instead`. Returns false where op has no such argument. */
 static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *instead,
                       etch_tensor **out) {
     const op_schema *s = etch__schema((op_id)op->id);
@@ -577,7 +577,8 @@ static void test_options(void **state) {
               "stable_after|-1");
     NO_RESULT(etch_compile(double_body, .recompile_limit = -8), ETCH_ERR_INVALID_ARGUMENT,
               "recompile_limit|-8");
-    /* Of a struct of an older header only what it has is read; of a newer one what is known here. */
+    /* Of a struct of an older header only what it has is read; of a newer
+     * one what is known here. */
     struct {
         etch_compile_options options;
         char more[64];

@@ -1,5 +1,5 @@
-/* Reports about views, writes in place, results that share memory with arguments, and buffers that a
- * planner used twice. See cases_support.h. */
+/* Reports about views, writes in place, results that share memory with arguments, and buffers that
+ * a planner used twice. See cases_support.h. */
 #include "cases_support.h"
 
 #include <math.h>

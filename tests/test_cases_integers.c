@@ -1,5 +1,5 @@
-/* Reports about integers: wrapping, promotion, division, shifts, conversions, and code for one dtype
- * used for another. See cases_support.h. */
+/* Reports about integers: wrapping, promotion, division, shifts, conversions, and code for one
+ * dtype used for another. See cases_support.h. */
 #include "cases_support.h"
 
 /* ---- wrapping in the tensor's own width ---- */

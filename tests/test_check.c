@@ -1,5 +1,5 @@
-/* ETCH_CHECK=1 (rule 19): a difference between compiled and eager results is found, named and returned
- * as an error; where there is none, nothing changes. */
+/* ETCH_CHECK=1 (rule 19): a difference between compiled and eager results is found, named and
+ * returned as an error; where there is none, nothing changes. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -368,7 +368,8 @@ static void rule6_and_rule10_are_not_reported(void **state) {
     }
 }
 
-/* Each allocation fails in turn: the call reports that, or gives the right bits; nothing is left. */
+/* Each allocation fails in turn: the call reports that, or gives the right
+ * bits; nothing is left. */
 static void failing_allocations(void **state) {
     (void)state;
     other_path = true;

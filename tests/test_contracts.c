@@ -318,7 +318,8 @@ static etch_tensor *divides(etch_tensor *x, etch_tensor *y) {
     return etch_add(z, z);
 }
 
-/* A check that fails in a replayed call: the error of the body's call, inputs as eager leaves them. */
+/* A check that fails in a replayed call: the error of the body's call, inputs
+ * as eager leaves them. */
 static void errors_on_data(void) {
     etch_function *f = REPLAY(divides);
     test_set_blocking(true);
@@ -392,7 +393,8 @@ static void replay_obeys_stances_and_options(void **state) {
     on_both(with_others);
 }
 
-/* Replayed and verified walks of one dynamic trace take turns, captured tensors of other strides too. */
+/* Replayed and verified walks of one dynamic trace take turns, captured
+ * tensors of other strides too. */
 static void taking_turns(void) {
     etch_function *f = REPLAY(uses_captured, .dynamic = ETCH_DYNAMIC_ON);
     for (int i = 0; i < 60; i++) {
@@ -559,7 +561,8 @@ static etch_tensor *size_as_attribute(etch_tensor *x) {
     return out[0];
 }
 
-/* A size that an operator keeps in the trace: an error for a marked dimension, else another trace. */
+/* A size that an operator keeps in the trace: an error for a marked
+ * dimension, else another trace. */
 static void attribute_of_the_size(void) {
     etch_function *f = etch_compile(size_as_attribute, .backend = backend);
     call_with(f, size_as_attribute, dynamic_arg(4, 0, 0), 1);
@@ -634,7 +637,8 @@ static etch_tensor *marks_inside(etch_tensor *x) {
     return etch_neg(y);
 }
 
-/* Results have no marks, and one that a result of the body got does not come back in a later call. */
+/* Results have no marks, and one that a result of the body got does not come
+ * back in a later call. */
 static void not_inherited(void) {
     etch_function *f = etch_compile(plain, .backend = backend);
     for (int64_t rows = 4; rows < 6; rows++)

@@ -275,8 +275,8 @@ typedef struct graph_call {
     double factor;
 } graph_call;
 
-/* Words that differ between two calls of chain_and_factor: x is an argument of the product, which is
- * recorded anew for any address, and of the kernel; w of the product only. */
+/* Words that differ between two calls of chain_and_factor: x is an argument of the product, which
+ * is recorded anew for any address, and of the kernel; w of the product only. */
 static int64_t words_changed(const graph_call *a, const graph_call *b) {
     bool x = place(a->x) != place(b->x), w = place(a->w) != place(b->w);
     return (x || w) + x + (a->y != b->y) + (a->factor != b->factor);
@@ -468,8 +468,8 @@ static bool names(const char *text, const char *symbol) {
     return says(text, plain);
 }
 
-/* With all kernels built: every failure is an error of the call, but for a launch of a plan, which is
- * run again operator by operator. */
+/* With all kernels built: every failure is an error of the call, but for a launch of a plan, which
+ * is run again operator by operator. */
 static void each_call_fails_once(void) {
     float expected[16], y[16];
     CHECK(program(expected, 4) && etch_last_status() == ETCH_OK);
@@ -501,8 +501,8 @@ static void each_call_fails_once(void) {
     CHECK(live("graph") <= graphs && live("exec") <= execs && live("module") <= modules + 8);
 }
 
-/* In a process that has not asked for the device: opening it, building kernels, the product's library
- * and a CUDA graph are among the calls. What the program survives is in the list. */
+/* In a process that has not asked for the device: opening it, building kernels, the product's
+ * library and a CUDA graph are among the calls. What the program survives is in the list. */
 static bool survived(const char *symbol) {
     static const char *const calls[] = {
         /* gives something back, or only asks */
@@ -612,8 +612,8 @@ static void refused(etch_tensor *y, const char *who) {
     etch_clear_error();
 }
 
-/* The kernel of an eager operator itself, from the generator or written for it: an error with NVRTC's
- * text, no silent run on the host; the next call tries again. */
+/* The kernel of an eager operator itself, from the generator or written for it: an error with
+ * NVRTC's text, no silent run on the host; the next call tries again. */
 static void eager_kernel_that_does_not_build(void) {
     etch_tensor *x = on_gpu(ramp(5)), *small = square_on(gpu, 3, 1);
     unsigned long copies = calls_of("cuMemcpyDtoHAsync_v2");

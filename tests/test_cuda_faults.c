@@ -1,6 +1,6 @@
-/* Checks on data on a GPU (indices, integer divisors), on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real one: nothing
- * waits for them, the error appears at the next wait with the line of the call, and what the user has is
- * not written by a run that fails. */
+/* Checks on data on a GPU (indices, integer divisors), on the fakes, or with ETCH_TEST_REAL_GPU=1
+ * on a real one: nothing waits for them, the error appears at the next wait with the line of the
+ * call, and what the user has is not written by a run that fails. */
 #include "cuda_child.h"
 
 #include <math.h>
@@ -68,7 +68,8 @@ static void error_at_the_read(void) {
     CHECK(etch_last_status() == ETCH_OK && etch_synchronize(gpu) == ETCH_OK);
 }
 
-/* Of two calls the earlier, of one call the first element, whichever thread of the GPU comes first. */
+/* Of two calls the earlier, of one call the first element, whichever thread of
+ * the GPU comes first. */
 static void the_first_is_named(void) {
     etch_tensor *x = ramp(10), *many = etch_full(ETCH_I64, ETCH_SHAPE(100000), 50);
     etch_copy_(etch_slice(many, 0, 3, 4, 1), etch_full(ETCH_I64, ETCH_SHAPE(1), -7));

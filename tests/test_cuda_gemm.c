@@ -1,6 +1,7 @@
-/* The f32 products of backends/cuda/gemm.c on the fakes of the driver: bit for bit the chain that the
- * file names, for both tiles and every layout, eager, compiled and in a CUDA graph; and the rule that
- * chooses between this kernel and the library. With ETCH_TEST_REAL_GPU=1 on a real GPU. */
+/* The f32 products of backends/cuda/gemm.c on the fakes of the driver: bit for bit the chain that
+ * the file names, for both tiles and every layout, eager, compiled and in a CUDA graph; and the
+ * rule that chooses between this kernel and the library. With
+ * ETCH_TEST_REAL_GPU=1 on a real GPU. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>

@@ -1,8 +1,8 @@
-/* Products that share a kernel with what is computed of them (jit/pass_join.c, backends/cuda/join.c), on the
- * fakes, or with ETCH_TEST_REAL_GPU=1 on a real GPU: compiled and as a graph bit for bit as eager, where
- * every product is a kernel of its own; which products join and which must not, counted; every layout of
- * operands, tiles that are not full, operands that lie elsewhere in a later call; each driver call and
- * allocation failing once. */
+/* Products that share a kernel with what is computed of them (jit/pass_join.c,
+ * backends/cuda/join.c), on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real GPU: compiled and as
+ * a graph bit for bit as eager, where every product is a kernel of its own; which products join and
+ * which must not, counted; every layout of operands, tiles that are not full, operands that lie
+ * elsewhere in a later call; each driver call and allocation failing once. */
 #include "cuda_child.h"
 
 #include "backends/cuda/gemm.h"
@@ -168,8 +168,8 @@ typedef struct shape {
 
 static int64_t generated_so_far(void) { return etch_counters().kernel_launches; }
 
-/* Eager, then four calls with other operands each; of the last call: launches of products alone, and of
- * generated kernels. */
+/* Eager, then four calls with other operands each; of the last call: launches of products alone,
+ * and of generated kernels. */
 static void check(body f, const shape *s, etch_mode_kind mode, int64_t *products,
                   int64_t *kernels) {
     etch__cuda_gemm_force = s->tile;
@@ -362,7 +362,8 @@ static void precision(void) {
     etch_function_free(f);
 }
 
-/* Relaxed products of these sizes join as well, in place of the library's epilogues: so the bits stay. */
+/* Relaxed products of these sizes join as well, in place of the library's
+ * epilogues: so the bits stay. */
 static void relaxed(void) {
     etch__cuda_gemm_force = GEMM_TALL;
     static const body bodies[] = {bias_relu, squared, to_bf16};

@@ -410,8 +410,8 @@ static void reductions_of_one(void **state) {
         }
 }
 
-/* ---- products of elements; what reads its operand for the size of its result, or makes a tensor beside
- * it, while the current device is another one ---- */
+/* ---- products of elements; what reads its operand for the size of its result, or makes a tensor
+ * beside it, while the current device is another one ---- */
 
 static etch_tensor *product_of_all(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
     (void)b, (void)c;

@@ -681,7 +681,8 @@ static void test_column_vectors(void **unused) {
     run_cases();
 }
 
-/* Many partial results, more of them than a block of threads folds at once, and the few of many rows. */
+/* Many partial results, more of them than a block of threads folds at once,
+ * and the few of many rows. */
 static void test_finish(void **unused) {
     (void)unused;
     static const int64_t columns[] = {4096ll * 1100 + 3, 4096 * 128, 4096 * 129, 4096 * 258 + 1};

@@ -1,14 +1,15 @@
-/* ETCH_MODE_MAX_AUTOTUNE and ETCH_RELAXED on the fakes of the driver: choices are made by timing, kept
- * in memory and on disk, change no bit of generated kernels, and failing to make one changes nothing.
- * Where a test has to know what is fastest, the fake's clock is told (fake_cuda_set_elapsed). */
+/* ETCH_MODE_MAX_AUTOTUNE and ETCH_RELAXED on the fakes of the driver: choices are made by timing,
+ * kept in memory and on disk, change no bit of generated kernels, and failing to make one changes
+ * nothing. Where a test has to know what is fastest, the fake's clock is told
+ * (fake_cuda_set_elapsed). */
 #include "cuda_child.h"
 #include "tuned_programs.h"
 
 #include <math.h>
 #include <pthread.h>
 
-/* factor below 1: the later a candidate is timed, the faster it seems (soon so fast that it is run many
- * times). 1: all the same. 0: the real clock. */
+/* factor below 1: the later a candidate is timed, the faster it seems (soon so fast that it is run
+ * many times). 1: all the same. 0: the real clock. */
 static void set_clock(double factor) {
     ((void (*)(double, double))control("fake_cuda_set_elapsed"))(1.0, factor);
 }

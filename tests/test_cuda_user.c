@@ -1,6 +1,6 @@
-/* What users bring to the CUDA backend, on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real GPU: kernels of their own for custom operators and
- * overrides, and streams of their own. The user's kernels are compiled and launched as a user of
- * libcuda and NVRTC would. */
+/* What users bring to the CUDA backend, on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real GPU:
+ * kernels of their own for custom operators and overrides, and streams of their own. The user's
+ * kernels are compiled and launched as a user of libcuda and NVRTC would. */
 #include "cuda_child.h"
 
 #include <pthread.h>
@@ -187,7 +187,8 @@ static etch_tensor *bump(etch_tensor *a, etch_tensor *by) {
     return etch_op_call(bump_op, args, 2, &out, 1) == ETCH_OK ? out : NULL;
 }
 
-/* Between operators that fuse, so that the compiled form has the operator's operands in its arena. */
+/* Between operators that fuse, so that the compiled form has the operator's
+ * operands in its arena. */
 static etch_tensor *body(etch_tensor *x, etch_tensor *w) {
     etch_tensor *a = etch_add_scalar(x, 1);
     etch_tensor *b = etch_mul(a, w);
@@ -353,7 +354,8 @@ static void callback_fails(void) {
                     CHECK(y || says(etch_last_error(), "asked to fail"));
                     etch_clear_error();
                 }
-                /* As a graph it is called twice, and what fails as a plan is tried again eagerly. */
+                /* As a graph it is called twice, and what fails as a plan is tried again
+                 * eagerly. */
                 CHECK(failures <= 1 && (at > 1 || failures == 1));
                 CHECK(same(here(etch_call(f, x, x)), body(ramp(40), ramp(40))));
             }
@@ -553,7 +555,8 @@ static etch_tensor *with_products(etch_tensor *x, etch_tensor *w) {
     return etch_mm(etch_add(b, x), w);
 }
 
-/* A plan's graph goes where its thread's work goes, library products and the user's work included. */
+/* A plan's graph goes where its thread's work goes, library products and the
+ * user's work included. */
 static void graphs_follow_the_stream(void) {
     register_all();
     cu_stream s[3] = {new_stream(), NULL, new_stream()};

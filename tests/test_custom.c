@@ -1,5 +1,5 @@
-/* Custom operators: registering them, in graphs between fused kernels, writing their argument, failing,
- * retaining what they get, under modes that allow compiled code, on several threads. */
+/* Custom operators: registering them, in graphs between fused kernels, writing their argument,
+ * failing, retaining what they get, under modes that allow compiled code, on several threads. */
 #include "trace_support.h"
 
 #include <pthread.h>
@@ -482,7 +482,8 @@ static etch_tensor *unused_failure(etch_tensor *x, etch_tensor *state) {
     return etch_add(b, a);
 }
 
-/* Compiled, the error appears at the end of the segment; a failed call says so, never a wrong value. */
+/* Compiled, the error appears at the end of the segment; a failed call says
+ * so, never a wrong value. */
 static void a_failure_fails_the_compiled_call(void **state) {
     (void)state;
     FOR_BACKENDS(b) {

@@ -1,5 +1,6 @@
-/* Dynamic sizes: a size seen to change becomes run-time, and one graph then serves every size, 0 and 1
- * included: sizes come from the running body, plans are made for them from kernels that are there. */
+/* Dynamic sizes: a size seen to change becomes run-time, and one graph then serves
+ * every size, 0 and 1 included: sizes come from the running body, plans are made for
+ * them from kernels that are there. */
 #include "device_support.h"
 #include "trace_support.h"
 
@@ -50,8 +51,8 @@ static int64_t looked_for(void) {
     return looked_for_in(&now);
 }
 
-/* How many kernels may come later. On a device a kernel has a variant or two for some sizes: whether
- * neighbours are read at once, as one or in two steps. */
+/* How many kernels may come later. On a device a kernel has a variant or two for some sizes:
+ * whether neighbours are read at once, as one or in two steps. */
 static int64_t variants(void) { return test_device() ? 16 : 0; }
 
 /* One graph from the first call on: whatever the size, no further kernel is compiled or looked for

@@ -106,7 +106,8 @@ static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8, ETCH_I16
 
 static bool has_room(void) { return K.naccesses < LOOP_MAX_ACCESSES; }
 
-/* The primitives of one type from `first_prim` on, one output each; where the next kernel begins. */
+/* The primitives of one type from `first_prim` on, one output each; where
+ * the next kernel begins. */
 static int map_primitives(etch_dtype t, int first_prim) {
     begin(LOOP_MAP, 1, 0);
     int a = load(0, t, "1"), b = load(0, t, "1"), c = load(0, t, "1");

@@ -1,5 +1,5 @@
-/* etch-minify: a graph of two dozen calls in which a faulty backend gets one wrong comes down to that
- * call, and the test that is written fails with this backend and passes with native. */
+/* etch-minify: a graph of two dozen calls in which a faulty backend gets one wrong comes down to
+ * that call, and the test that is written fails with this backend and passes with native. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -18,8 +18,8 @@
 
 static char folder[] = "/tmp/etch-minify-test-XXXXXX";
 
-/* A chain around a sin, with a product, a view, a reduction, a write into an argument, an input over
- * another one's memory and one with strides, between lines of a log that are no graphs. */
+/* A chain around a sin, with a product, a view, a reduction, a write into an argument, an input
+ * over another one's memory and one with strides, between lines of a log that are no graphs. */
 static const char chain[] =
     "etch: guards: step/0: tensor 0: f32[24, 40]\n"
     "etch: graph: graph step/0(%0: f32[24, 40], %1: f32[40, 24 : 1, 40], %2: f32[40]@8 over %0) {\n"

@@ -28,7 +28,8 @@ static double epsilon(etch_dtype d) {
     return d == ETCH_F64 ? 0x1p-52 : d == ETCH_F32 ? 0x1p-23 : d == ETCH_F16 ? 0x1p-10 : 0x1p-7;
 }
 
-/* Within `units` of the dtype's precision at the value (or at 1, whichever is larger times scale). */
+/* Within `units` of the dtype's precision at the value (or at 1, whichever is
+ * larger times scale). */
 static void assert_near(const etch_tensor *t, int64_t i, double want, double scale, double units) {
     double have = get(t, i).d, e = epsilon((etch_dtype)t->dtype);
     if (isnan(want) ? isnan(have) : want == have) return;
@@ -38,8 +39,8 @@ static void assert_near(const etch_tensor *t, int64_t i, double want, double sca
              etch_dtype_name((etch_dtype)t->dtype), want, have);
 }
 
-/* The same arithmetic as these separate operators: bit for bit on the CPU. A device's rows have an order
- * of sums of their own, so there it is near; and for any strides of the operand the same. */
+/* The same arithmetic as these separate operators: bit for bit on the CPU. A device's rows have an
+ * order of sums of their own, so there it is near; and for any strides of the operand the same. */
 static void assert_spelled(etch_tensor *have, etch_tensor *spelled, etch_tensor *of_dense,
                            double scale, double units) {
     assert_true(same_tensor(have, of_dense));

@@ -1,7 +1,7 @@
-/* ETCH_RELAXED and ETCH_MODE_MAX_AUTOTUNE with tensors on the suite's device: relaxed products have the
- * right values whatever joins them, and what must not join does not; sums of products become products of
- * sums, and which must not do not; tuned kernels have eager's bits. On the CPU nothing joins a product
- * and nothing is tuned. */
+/* ETCH_RELAXED and ETCH_MODE_MAX_AUTOTUNE with tensors on the suite's device: relaxed products have
+ * the right values whatever joins them, and what must not join does not; sums of products become
+ * products of sums, and which must not do not; tuned kernels have eager's bits. On the CPU nothing
+ * joins a product and nothing is tuned. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -694,7 +694,8 @@ static etch_tensor *grown(etch_tensor *x, etch_tensor *w) {
     return etch_add(etch_mm(x, w), etch_mm(etch_sin(x), w));
 }
 
-/* Small products stay, the others become one; the kernels of both are there from the first size on. */
+/* Small products stay, the others become one; the kernels of both are there
+ * from the first size on. */
 static void one_graph_for_all_sizes(void **state) {
     (void)state;
     static const int64_t sizes[] = {3, 2, 64, 65, 200, 5, 300};

@@ -1,7 +1,8 @@
-/* Random programs of products and sums under ETCH_RELAXED, bit for bit: over small integers in f64 all
- * arithmetic is exact, so whatever is added before it is multiplied, results and written arguments are
- * those of eager code. What is wrong then is a summand, a sign, a factor, a view or the order of writes.
- * On a GPU the same programs in f32 as well, strict, where products share kernels with the sums.
+/* Random programs of products and sums under ETCH_RELAXED, bit for bit: over small integers in
+ * f64 all arithmetic is exact, so whatever is added before it is multiplied, results and written
+ * arguments are those of eager code. What is wrong then is a summand, a sign, a factor, a view
+ * or the order of writes. On a GPU the same programs in f32 as well, strict, where products
+ * share kernels with the sums.
  *
  *     test_relaxed_random [COUNT [FIRST-SEED]] */
 #include <setjmp.h>
@@ -133,7 +134,8 @@ static bool same(const run *a, const run *b) {
     return ok;
 }
 
-/* Of a later call: products, and those of them that a launch of their own computes (f32, on a GPU). */
+/* Of a later call: products, and those of them that a launch of their own
+ * computes (f32, on a GPU). */
 typedef struct counted {
     int64_t products, apart;
 } counted;

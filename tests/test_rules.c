@@ -1,6 +1,6 @@
 /* The rules of the cursor (design, section 2), a test each that is named after its rule; what other
- * suites test of them stands in tests/README.md. Each program runs on both backends, eight calls, and
- * gives the bits of the same program uncompiled. */
+ * suites test of them stands in tests/README.md. Each program runs on both backends, eight calls,
+ * and gives the bits of the same program uncompiled. */
 #include <stdlib.h>
 #include <string.h>
 
@@ -194,8 +194,8 @@ static void checks_before_writes(void) {
     for (int i = 0; i < 6; i++) {
         etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(4, 6), i % 3);
         etch_tensor *got = etch_call(f, x);
-        /* A failing check stops its own results; the writes behind it happen where eager code, which
-         * goes on, makes them. */
+        /* A failing check stops its own results; the writes behind it happen where eager code,
+         * which goes on, makes them. */
         assert_true(etch_item(etch_select(etch_select(x, 0, 0), 0, 0)) == i % 3 + 1);
         if (i % 3) {
             assert_non_null(got);

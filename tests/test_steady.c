@@ -1,5 +1,5 @@
-/* The steady state: later calls of a compiled function take no lock, write nothing that other threads
- * read, and borrow their arguments without losing them.
+/* The steady state: later calls of a compiled function take no lock, write nothing that other
+ * threads read, and borrow their arguments without losing them.
  *
  * This program's own pthread_mutex_lock counts; the static library uses it in place of the C
  * library's. (The C library's allocator has locks of its own, one an arena, which no two threads

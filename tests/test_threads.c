@@ -483,8 +483,9 @@ static void *keep_busy(void *arg) {
     return NULL;
 }
 
-/* Forked while other threads compile, run, allocate: no lock stays behind in the child. AddressSanitizer's
- * own allocator leaves one there (GCC 12: the child waits for its mutex of a size class for ever). */
+/* Forked while other threads compile, run, allocate: no lock stays behind in the child.
+ * AddressSanitizer's own allocator leaves one there (GCC 12: the child waits for its mutex
+ * of a size class for ever). */
 static void test_fork_while_running(void **state) {
     (void)state;
     ONLY_ON_CPU(); /* a driver does not survive a fork */

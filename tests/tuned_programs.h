@@ -1,5 +1,6 @@
-/* Programs for the suites of tuning and relaxed numerics: kernels of each kind, and products that have
- * something to join, with the comparison to the same program in f64. Operands lie at `where`. */
+/* Programs for the suites of tuning and relaxed numerics: kernels of each kind, and products that
+ * have something to join, with the comparison to the same program in f64.
+ * Operands lie at `where`. */
 #ifndef ETCH_TESTS_TUNED_PROGRAMS_H
 #define ETCH_TESTS_TUNED_PROGRAMS_H
 

@@ -2,8 +2,8 @@
  *
  * A job is all that compiling needs of an ended walk, copied, and a hold on the function, as a run
  * has: so the function may be freed or reset meanwhile. Until the code is published, calls go on as
- * before: eager, recorded. The thread is started with the first job and joined when the process exits;
- * after fork the child has the jobs and starts a thread of its own with the next call. */
+ * before: eager, recorded. The thread is started with the first job and joined when the process
+ * exits; after fork the child has the jobs and starts a thread of its own with the next call. */
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -136,8 +136,8 @@ static void stop(void) {
     finish_jobs(left);
 }
 
-/* With the lock. The handler of exit goes before the library's destructors, and before handlers that
- * were there earlier. */
+/* With the lock. The handler of exit goes before the library's destructors, and before handlers
+ * that were there earlier. */
 static bool start(void) {
     if (running || quitting) return running;
     if (!at_exit && atexit(stop) == 0) at_exit = true;
@@ -219,8 +219,8 @@ void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w) {
     finish_job(j);
 }
 
-/* The function is to be freed: its jobs go; one that is being done is waited for, since what it calls
- * of the user's may be freed next. */
+/* The function is to be freed: its jobs go; one that is being done is waited for, since what it
+ * calls of the user's may be freed next. */
 void etch__background_forget(etch_function *f) {
     job *gone = NULL;
     pthread_mutex_lock(&lock);

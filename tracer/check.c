@@ -6,10 +6,10 @@
  *   by the plan                                      differs: the compiled code is wrong
  *
  * A shadow lies over memory of its own, and views over that of their base, so aliases are kept. The
- * shadow of an input is the input, until the segment writes it: then it gets a copy, into which bytes
- * that change in the input meanwhile are carried over. Where there is no memory for a shadow, or its
- * kernel fails, what depends on it is not compared. The first difference of a call is kept by the run,
- * whose call then fails with it. */
+ * shadow of an input is the input, until the segment writes it: then it gets a copy, into which
+ * bytes that change in the input meanwhile are carried over. Where there is no memory for a shadow,
+ * or its kernel fails, what depends on it is not compared. The first difference of a call is kept
+ * by the run, whose call then fails with it. */
 #include "core/device.h"
 #include "core/element.h"
 #include "core/schema.h"
@@ -392,7 +392,8 @@ static bool is_undefined(const path_view *p, int64_t i) {
     return undefined;
 }
 
-/* Computes the path on the operands as they are now, and compares with what it gave at the calls. */
+/* Computes the path on the operands as they are now, and compares with what
+ * it gave at the calls. */
 static void check_memory(walk *w, const path_view *p) {
     shadow_set now = {0}, *then = &w->shadow->at_call;
     for (int64_t i = 0; i < p->n; i++) compute(&now, w, p->node[i]);

@@ -137,9 +137,9 @@ void etch__function_unpin(etch_function *f) {
     etch__function_unpin_at(f, etch__tls.number % SHARDS);
 }
 
-/* Around fork nobody is inside the functions' locks. A compile may go on for long, so nobody waits for
- * it: in the child it is given up. Registered at the first function, so that these locks, under which
- * others are taken, are taken before those. */
+/* Around fork nobody is inside the functions' locks. A compile may go on for long, so nobody waits
+ * for it: in the child it is given up. Registered at the first function, so that these locks, under
+ * which others are taken, are taken before those. */
 static void lock_for_fork(void) {
     pthread_mutex_lock(&site_lock);
     pthread_mutex_lock(&list_lock);

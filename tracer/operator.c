@@ -7,8 +7,8 @@
 
 /* ---- operators ---- */
 
-/* A tensor that was evaluated late beside another one is used, too. What the plan itself has produced
- * is known to be. */
+/* A tensor that was evaluated late beside another one is used, too. What the plan itself has
+ * produced is known to be. */
 static void want_used(run *r, const etch_tensor *t) {
     for (walk *w = r->pending; w; w = w->next)
         if (w == t->owner && w->leaf && !(w->ran && w->ran->slot[t->value] >= 0))

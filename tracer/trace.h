@@ -63,9 +63,10 @@ typedef struct trace_node {
 
 #define END_RETURN REASON_COUNT
 
-/* Compiled code of a leaf for one aliasing pattern of its inputs, and for one set of sizes if the leaf
- * is dynamic (the kernels are shared by all sizes: making it costs a plan, no compile). Immutable once published; newer
- * code goes before older code of the same pattern, which runs may still be using. */
+/* Compiled code of a leaf for one aliasing pattern of its inputs, and for one set of sizes if
+ * the leaf is dynamic (the kernels are shared by all sizes: making it costs a plan, no
+ * compile). Immutable once published; newer code goes before older code of the same pattern,
+ * which runs may still be using. */
 typedef struct segment_code {
     plan *plan;
     int nin, nout;
@@ -166,8 +167,8 @@ typedef enum function_kind { FN_0, FN_1, FN_2, FN_3, FN_4, FN_N } function_kind;
 
 enum { SHARDS = 8 };
 
-/* What every call of a function writes, apart for threads, so that they do not wait for each other's
- * cache lines. */
+/* What every call of a function writes, apart for threads, so that they do not wait for
+ * each other's cache lines. */
 typedef struct function_shard {
     _Alignas(64) atomic_int pins; /* runs that have not ended */
     counters counts;
@@ -211,8 +212,8 @@ typedef enum walk_mode {
     WALK_SHAPES  /* recorded with deferred handles: fullgraph */
 } walk_mode;
 
-/* Code of a dynamic leaf that a walk has run, with a count of it: for the same sizes it is found again
- * without the function's lock. */
+/* Code of a dynamic leaf that a walk has run, with a count of it: for the same sizes it is found
+ * again without the function's lock. */
 typedef struct kept_code {
     trace_leaf *leaf;
     segment_code *code;
@@ -375,12 +376,12 @@ static inline int64_t etch__view_offset(const walk *w, const trace_node *n) {
 /* Runs the path's nodes one by one, each under its own state word, into the handles that stand for
  * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */
 etch_status etch__evaluate(walk *w, bool live_only);
-/* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's inputs;
- * NULL where there is none. overlap: two different storages share memory, which no code handles. The
- * walk keeps what it gets. */
+/* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's
+ * inputs; NULL where there is none. overlap: two different storages share memory, which no code
+ * handles. The walk keeps what it gets. */
 segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap);
-/* Of a dynamic leaf, by the key and aliasing that the walk has already. The first one is kept by the
- * walk, the other to be given back with etch__code_release. */
+/* Of a dynamic leaf, by the key and aliasing that the walk has already. The first one is kept by
+ * the walk, the other to be given back with etch__code_release. */
 segment_code *etch__keep_instance(walk *w, trace_leaf *leaf);
 segment_code *etch__find_instance(walk *w, trace_leaf *leaf);
 void etch__code_release(trace_leaf *leaf, segment_code *code);

@@ -183,8 +183,8 @@ void etch__generation_free(generation *g) {
     etch__free(g);
 }
 
-/* FIT_RANK: whatever the sizes are, but for marks. FIT_SIMILAR: it could be so, had it been recorded
- * with run-time sizes. */
+/* FIT_RANK: whatever the sizes are, but for marks. FIT_SIMILAR: it could be so, had it been
+ * recorded with run-time sizes. */
 typedef enum fit { FIT_EXACT, FIT_RANK, FIT_SIMILAR } fit;
 
 static bool argument_fits(const trace_tree *t, int i, const etch_tensor *x, fit how) {

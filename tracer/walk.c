@@ -1,14 +1,15 @@
 /* A walk: one thread's passage through a segment, matching it or recording it.
  *
- * What a walk holds: a count of every captured tensor it has met. In matching, of the tree's spare
- * handles, one per node, which it hands out again as long as nobody else holds them. In recording, of
- * every argument and result. So no address that it compares with can come to mean another tensor.
+ * What a walk holds: a count of every captured tensor it has met. In matching, of the
+ * tree's spare handles, one per node, which it hands out again as long as nobody else holds
+ * them. In recording, of every argument and result. So no address that it compares with can
+ * come to mean another tensor.
  *
- * In matching, arguments are *borrowed*: the caller has a count of each until the call returns, and
- * counts of a tensor that several threads pass would make its cache line wander between them. The one
- * who could take the caller's count away is the body, by etch_release on this thread: then the walk
- * takes counts first (etch__trace_hooks.own_borrowed). It also takes them when it outlives its
- * segment. */
+ * In matching, arguments are *borrowed*: the caller has a count of each until the call returns,
+ * and counts of a tensor that several threads pass would make its cache line wander between
+ * them. The one who could take the caller's count away is the body, by etch_release on this
+ * thread: then the walk takes counts first (etch__trace_hooks.own_borrowed). It also takes them
+ * when it outlives its segment. */
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -175,8 +176,9 @@ static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
     return h;
 }
 
-/* A matched node's handle stays with the walk if nobody else holds it and it is still unused; else a
- * new one takes its place, so that the next walk finds it ready (or makes it, if memory is short). */
+/* A matched node's handle stays with the walk if nobody else holds it and it is still
+ * unused; else a new one takes its place, so that the next walk finds it ready (or makes
+ * it, if memory is short). */
 static void give_up_handle(walk *w, int32_t id) {
     etch_tensor *h = w->c.handle[id];
     if (!h) return;

@@ -3,8 +3,8 @@
  * the kernel; its columns: positions).
  *
  * The positions are cut into tiles by the sizes alone. A task builds the matrix of one tile, which
- * stays in its cache, and multiplies it on its own thread, so the bits do not depend on the number of
- * threads. Half types are computed in f32 and rounded once, after the bias. */
+ * stays in its cache, and multiplies it on its own thread, so the bits do not depend on the number
+ * of threads. Half types are computed in f32 and rounded once, after the bias. */
 #include <limits.h>
 
 #include "backends/cpu/library.h"
@@ -29,8 +29,8 @@ typedef struct conv {
 
 /* ---- the matrix of a tile ---- */
 
-/* Values under one place of the kernel for positions (oh, ow) .. + n of one output row; `row` is the
- * input row, NULL in the padding. */
+/* Values under one place of the kernel for positions (oh, ow) .. + n of one output row; `row` is
+ * the input row, NULL in the padding. */
 static void fill_run(const conv *c, char *dst, const char *row, int64_t kw, int64_t ow, int64_t n) {
     int64_t step = c->at.stride[1], iw = ow * step - c->at.padding[1] + kw * c->at.dilation[1];
     int64_t before = iw < 0 ? (-iw + step - 1) / step : 0;

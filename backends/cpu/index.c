@@ -1,10 +1,10 @@
 /* The eager kernels of operators with an index tensor.
  *
- * All are one walk: for each element of a box, a place in the indexed tensor, which along the indexed
- * dimension the index decides, and a place in the other tensor; the element moves one way or the
- * other, or is added. Indices are copied and checked before anything is written. The walk is in
- * row-major order on one thread, so where an index comes twice the last one stays, or all are added
- * in that order. */
+ * All are one walk: for each element of a box, a place in the indexed tensor, which along the
+ * indexed dimension the index decides, and a place in the other tensor; the element moves one way
+ * or the other, or is added. Indices are copied and checked before anything is written. The walk
+ * is in row-major order on one thread, so where an index comes twice the last one stays, or all
+ * are added in that order. */
 #include "backends/cpu/place.h"
 #include "backends/cpu/table.h"
 #include "core/element.h"
@@ -183,8 +183,8 @@ static void scalar_element(etch_scalar s, etch_dtype dtype, void *p) {
     else memcpy(p, &cell, 8);
 }
 
-/* What is written: in[2], through a copy where it lies over the memory of out; its strides along the
- * walk's axes, 0 where it broadcasts. */
+/* What is written: in[2], through a copy where it lies over the memory of out; its strides along
+ * the walk's axes, 0 where it broadcasts. */
 static etch_status set_values(const op_call *call, const etch_tensor *out, index_walk *w,
                               etch_tensor *copy) {
     etch_tensor *t = call->in[2];

@@ -1,11 +1,11 @@
 /* softmax, log_softmax and layer norm: each row is read, reduced and written by one task while it
  * lies in the cache.
  *
- * Everything is computed in f32 (f64 of f64) with the strip kernels, the reductions in the canonical
- * order of core/expr.h, so a row's bits do not depend on where it lies or on the threads. Rows along an
- * axis that is not the innermost are worked on as a strip of columns, each with lanes of its own; few
- * neighbours are brought together as rows first. The order is that of the index along the axis, so
- * all ways give the same bits. */
+ * Everything is computed in f32 (f64 of f64) with the strip kernels, the reductions in the
+ * canonical order of core/expr.h, so a row's bits do not depend on where it lies or on the threads.
+ * Rows along an axis that is not the innermost are worked on as a strip of columns, each with lanes
+ * of its own; few neighbours are brought together as rows first. The order is that of the index
+ * along the axis, so all ways give the same bits. */
 #include "backends/cpu/program.h"
 #include "core/dispatch.h"
 #include "core/pool.h"
@@ -192,7 +192,8 @@ static void do_row(const row_job *j, int64_t row, char *wide) {
     if (!direct) narrow(j, y, wide, j->n);
 }
 
-/* Neighbouring columns of [n][inner], as rows in `wide`; `raw` is room for them in storage types. */
+/* Neighbouring columns of [n][inner], as rows in `wide`; `raw` is room for
+ * them in storage types. */
 static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
     const strip_table *table = j->isa->strips;
     int in = etch__size_log2(j->in), out = etch__size_log2(j->out);
@@ -217,8 +218,8 @@ static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
 
 enum { STRIP_BYTES = 512, STRIP_FEWEST = 32 };
 
-/* `width` neighbouring columns, from element `first` of x and y on. They are copied once, in the compute
- * type, since in memory they may lie so far apart that they share cache sets. */
+/* `width` neighbouring columns, from element `first` of x and y on. They are copied once, in the
+ * compute type, since in memory they may lie so far apart that they share cache sets. */
 typedef struct strip_job {
     const row_job *j;
     int64_t first, width;

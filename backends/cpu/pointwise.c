@@ -239,9 +239,9 @@ static bool is_flat(const op_call *call, const etch_tensor *out, const cpu_progr
     return true;
 }
 
-/* Integer divisors of a MAY_FAIL operator: none is 0, which would be a signal. What counts is the divisor
- * in the common dtype, where a scalar or the one element of a 0-d tensor may have wrapped to 0: its low
- * bytes. */
+/* Integer divisors of a MAY_FAIL operator: none is 0, which would be a signal. What counts is
+ * the divisor in the common dtype, where a scalar or the one element of a 0-d tensor may have
+ * wrapped to 0: its low bytes. */
 static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
     etch_dtype dtype = (etch_dtype)out->dtype;
     bool zero = false;

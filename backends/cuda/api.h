@@ -87,8 +87,8 @@ typedef struct cuda_api {
 } cuda_api;
 extern cuda_api etch__cuda;
 
-/* Opens the libraries, once; false: *why says what is missing. NVRTC and cuBLASLt are looked for with
- * the driver, so that a machine lacks a GPU as a whole or not at all. */
+/* Opens the libraries, once; false: *why says what is missing. NVRTC and cuBLASLt are looked for
+ * with the driver, so that a machine lacks a GPU as a whole or not at all. */
 bool etch__cuda_load(const char **why);
 
 /* The status as an error: "cuLaunchKernel: CUDA_ERROR_...: text"; OK for 0. */

@@ -12,9 +12,9 @@ typedef char *(*code_source)(const void *ctx);
 /* A key for code that is named by its text: length and a 128-bit hash, twice. */
 void etch__cuda_text_key(const char *text, uint8_t key[40]);
 
-/* The function `symbol` of the code that `key` (n bytes, all that the source depends on) names, loaded
- * on the device. NULL: *why (thread-local) says what failed; it is empty where the thread's error does.
- * Counted; the table holds one count. */
+/* The function `symbol` of the code that `key` (n bytes, all that the source depends on) names,
+ * loaded on the device. NULL: *why (thread-local) says what failed; it is empty where the thread's
+ * error does. Counted; the table holds one count. */
 cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                            code_source source, const void *ctx, const char **why);
 cu_function etch__cuda_function(const cuda_code *c);

@@ -2,11 +2,11 @@
  * the matrix of the input values under the kernel (its rows: input channel and place in the kernel;
  * its columns: positions).
  *
- * A kernel lays the matrix out for as many images as fit in a workspace; the product is the library's,
- * through the operators bmm, mm and addmm, and so has one algorithm for each shape. Groups of few
- * channels are computed element by element, by the chain acc = +0, acc = fma(weight, value, acc) in
- * the order of the matrix' rows. Which way is taken is a function of the sizes. Half types
- * accumulate in f32 and are rounded once, after the bias. */
+ * A kernel lays the matrix out for as many images as fit in a workspace; the product is the
+ * library's, through the operators bmm, mm and addmm, and so has one algorithm for each shape.
+ * Groups of few channels are computed element by element, by the chain acc = +0, acc = fma(weight,
+ * value, acc) in the order of the matrix' rows. Which way is taken is a function of the sizes. Half
+ * types accumulate in f32 and are rounded once, after the bias. */
 #include <limits.h>
 
 #include "backends/cuda/text.h"

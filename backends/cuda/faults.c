@@ -312,8 +312,8 @@ void etch__cuda_checks_leave(const graph_checks *g) {
 
 void etch__cuda_checks_step(int step) { now.step = step; }
 
-/* The slot is that of another stream where the thread that launches is not the one that recorded. What
- * failed in the last launch stays to be said, and is not held against this one. */
+/* The slot is that of another stream where the thread that launches is not the one that recorded.
+ * What failed in the last launch stays to be said, and is not held against this one. */
 etch_status etch__cuda_checks_launch(graph_checks *g, cuda_stream *s) {
     if (!g->stream) return ETCH_OK;
     fault_set *f = &g->stream->faults;

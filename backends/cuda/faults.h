@@ -1,9 +1,10 @@
 /* Checks on data: an index out of range, an integer divided by 0.
  *
- * Nothing waits for them. The kernel that finds the first failure says so in a slot of device memory; one
- * that writes what the user may see tests the slot of its run, and writes nothing after a failure. The
- * slots are read when the stream is next waited for, and the error appears there, with the line of the
- * operator's call. A plan's run has one slot for all its steps, an operator alone its own. */
+ * Nothing waits for them. The kernel that finds the first failure says so in a slot of device
+ * memory; one that writes what the user may see tests the slot of its run, and writes nothing
+ * after a failure. The slots are read when the stream is next waited for, and the error
+ * appears there, with the line of the operator's call. A plan's run has one slot for all its
+ * steps, an operator alone its own. */
 #ifndef ETCH_BACKENDS_CUDA_FAULTS_H
 #define ETCH_BACKENDS_CUDA_FAULTS_H
 
@@ -21,9 +22,9 @@ typedef struct fault_note {
     uint8_t kind;
 } fault_note;
 
-/* A slot: the check and the element (row-major number in what is checked) of the first failure, and the
- * value there; and whether the run at hand has failed, which each launch of a graph begins anew. All
- * bits are set where there is none. */
+/* A slot: the check and the element (row-major number in what is checked) of the first failure, and
+ * the value there; and whether the run at hand has failed, which each launch of a graph begins
+ * anew. All bits are set where there is none. */
 typedef struct fault_slot {
     uint64_t order; /* check << FAULT_ELEMENT_BITS | element */
     int64_t value;
@@ -74,8 +75,8 @@ typedef struct checks_run {
     int graph, step;
 } checks_run;
 
-/* A slot for a graph: of which stream, and its number. Between enter and leave the checks of the steps
- * that are recorded are this graph's. */
+/* A slot for a graph: of which stream, and its number. Between enter and leave the checks of the
+ * steps that are recorded are this graph's. */
 typedef struct graph_checks {
     cuda_stream *stream; /* NULL: it has none */
     cuda_stream *last;   /* that it was launched on */
@@ -92,15 +93,16 @@ void etch__cuda_checks_record(graph_checks *g);
 /* The graph is about to be launched on s. */
 etch_status etch__cuda_checks_launch(graph_checks *g, cuda_stream *s);
 
-/* The word that tells whether the run at hand has failed, NULL where none is open; whether a check was
- * issued in it. */
+/* The word that tells whether the run at hand has failed, NULL where none is open; whether
+ * a check was issued in it. */
 void *etch__cuda_checks_word(void);
 bool etch__cuda_checks_noted(void);
 
 /* Says what a check is of that is about to be issued to s. */
 etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args *args);
 
-/* Work was issued on the device: under ETCH_CUDA_BLOCKING waits for it, so that errors appear at once. */
+/* Work was issued on the device: under ETCH_CUDA_BLOCKING waits for it, so
+ * that errors appear at once. */
 etch_status etch__cuda_issued(int device);
 void etch__cuda_set_blocking(bool on);
 /* What is known of it once the stream was waited for in another way, by an event. */

@@ -1,17 +1,18 @@
 /* f32 products of middle size, where the library's tiles leave multiprocessors idle.
  *
  * The arithmetic is a function of K alone: k is dealt out in runs of 8 to 8 slices (slice s has
- * those with k / 8 % 8 == s), each slice is a chain acc = +0, k ascending, acc = fma(a, b, acc), with K
- * filled up to a multiple of 64 by zeros, and the slices are added in ascending order. So the tile,
- * the layout of the operands and the way they are loaded do not show in the bits.
+ * those with k / 8 % 8 == s), each slice is a chain acc = +0, k ascending, acc = fma(a, b, acc),
+ * with K filled up to a multiple of 64 by zeros, and the slices are added in ascending order. So
+ * the tile, the layout of the operands and the way they are loaded do not show in the bits.
  *
  * A block of 256 threads computes a tile of 32 or 64 rows by 32 columns, each of its warps one
- * slice of the whole tile, and folds the slices in shared memory: 512 x 512 x 512 keeps 128 blocks of 8
- * warps busy. Operands go through two buffers of 64 k each; the next one is on its way in registers
- * while one is computed, and what the first products of the next read is fetched before the last
- * products of this one, so that the barrier between them is hidden. Operands are loaded in quads
- * along the axis on which they are dense, by one access of 16 bytes where address and strides
- * allow. What a thread has of the tile in the end goes to memory, or (join.c) to what is computed of it. */
+ * slice of the whole tile, and folds the slices in shared memory: 512 x 512 x 512 keeps 128
+ * blocks of 8 warps busy. Operands go through two buffers of 64 k each; the next one is on its
+ * way in registers while one is computed, and what the first products of the next read is
+ * fetched before the last products of this one, so that the barrier between them is hidden.
+ * Operands are loaded in quads along the axis on which they are dense, by one access of 16 bytes
+ * where address and strides allow. What a thread has of the tile in the end goes to memory, or
+ * (join.c) to what is computed of it. */
 #include "backends/cuda/gemm.h"
 
 #include <xxhash.h>
@@ -24,10 +25,10 @@ int etch__cuda_gemm_force = GEMM_RULE;
 
 /* ---- the kernel ---- */
 
-/* A tile of a product. Before it stands the definition of HEIGHT (rows of a thread, 4 or 8); the template
- * parameter is a variant, see gemm.h: the axis of quads, whether they are aligned. Rows of A in shared
- * memory have a pitch of 68, those of B 36, so that no more than two lanes of a warp's access meet in a
- * bank. */
+/* A tile of a product. Before it stands the definition of HEIGHT (rows of a thread, 4 or 8); the
+ * template parameter is a variant, see gemm.h: the axis of quads, whether they are aligned. Rows
+ * of A in shared memory have a pitch of 68, those of B 36, so that no more than two lanes of a
+ * warp's access meet in a bank. */
 const char etch__cuda_tile_text[] =
     "namespace tile {\n"
     "struct product {\n"

@@ -1,5 +1,5 @@
-/* Our own kernel for f32 products that are too small to keep the library's tiles busy: alone, or (join.c)
- * with what is computed of the result. */
+/* Our own kernel for f32 products that are too small to keep the library's tiles busy: alone, or
+ * (join.c) with what is computed of the result. */
 #ifndef ETCH_BACKENDS_CUDA_GEMM_H
 #define ETCH_BACKENDS_CUDA_GEMM_H
 
@@ -14,8 +14,8 @@ typedef struct gemm {
     int64_t a_batch, a_row, a_col, b_batch, b_row, b_col;
 } gemm;
 
-/* The tile that a block computes: GEMM_NEVER where the product is the library's, by a rule on the sizes
- * and on the device's multiprocessors. */
+/* The tile that a block computes: GEMM_NEVER where the product is the library's, by a rule on the
+ * sizes and on the device's multiprocessors. */
 enum { GEMM_RULE = -2, GEMM_NEVER = -1, GEMM_LOW = 0, GEMM_TALL = 1 };
 int etch__cuda_gemm_tile(const cuda_device *d, const gemm *g);
 etch_status etch__cuda_gemm(cuda_stream *s, const gemm *g);
@@ -25,7 +25,8 @@ extern int etch__cuda_gemm_force;
 
 /* ---- parts of the kernel ---- */
 
-/* CUDA C: namespace tile with struct product and sums_of<VARIANT>; HEIGHT is 8 with GEMM_ROWS_64, else 4. */
+/* CUDA C: namespace tile with struct product and sums_of<VARIANT>; HEIGHT is 8
+ * with GEMM_ROWS_64, else 4. */
 extern const char etch__cuda_tile_text[];
 uint64_t etch__cuda_tile_hash(void);
 

@@ -1,6 +1,7 @@
-/* Runs of a plan as one CUDA graph: kernel nodes whose arguments are patched, calls of libraries as
- * child graphs that are recorded again when an address changes. A node waits for those
- * that its step depends on, so independent steps overlap. Nothing is copied: inputs are read and outputs written where they lie. */
+/* Runs of a plan as one CUDA graph: kernel nodes whose arguments are patched, calls of libraries
+ * as child graphs that are recorded again when an address changes. A node waits for those that
+ * its step depends on, so independent steps overlap. Nothing is copied: inputs are read and
+ * outputs written where they lie. */
 #include "backends/cuda/faults.h"
 #include "backends/cuda/launch.h"
 
@@ -118,8 +119,8 @@ etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, l
 
 /* ---- calls ---- */
 
-/* What the call frees is pinned until it is recorded again; an older launch may still be running, in
- * whose stream's order the memory is then given out again. */
+/* What the call frees is pinned until it is recorded again; an older launch may still be running,
+ * in whose stream's order the memory is then given out again. */
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
     graph_step *s = &g->steps[step];
     if (follow_stream(g) != ETCH_OK) return etch__tls.status;

@@ -1,9 +1,10 @@
 /* Operators with an index tensor on a device, and division with a rest: what may fail on its data.
  *
- * Reading, a thread has an element; writing, a thread has a line of places that no other thread writes,
- * and goes along its indices in order: where one comes twice the last value stays, or all are added in
- * that order, as on the CPU. What is out of range is left out and noted (faults.h); a tensor that the
- * user has already is written only where a kernel before has found all of the index right. */
+ * Reading, a thread has an element; writing, a thread has a line of places that no other thread
+ * writes, and goes along its indices in order: where one comes twice the last value stays, or
+ * all are added in that order, as on the CPU. What is out of range is left out and noted
+ * (faults.h); a tensor that the user has already is written only where a kernel before has
+ * found all of the index right. */
 #include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
 #include "core/element.h"
@@ -50,8 +51,9 @@ static etch_status check_index(cuda_stream *s, const etch_tensor *t, int64_t n, 
 
 /* ---- the walk ---- */
 
-/* `lines` are the places that do not depend on the index; along `run` it is followed. READ takes all
- * elements apart, the others go along a run in order. rank: the element's number in the index. */
+/* `lines` are the places that do not depend on the index; along `run` it is followed. READ takes
+ * all elements apart, the others go along a run in order. rank: the element's
+ * number in the index. */
 static const char walk_text[] =
     "struct etch_axes {\n"
     "    i64 n, size[8], place[8], other[8], number[8], rank[8];\n"
@@ -202,8 +204,8 @@ static void set_put_walk(walk_args *w, const etch_tensor *out, const etch_tensor
     }
 }
 
-/* tested: the kernel does nothing where the run has failed before. A walk that comes to no index leaves
- * these to be checked alone. */
+/* tested: the kernel does nothing where the run has failed before. A walk that comes to no index
+ * leaves these to be checked alone. */
 typedef struct walk_way {
     direction way;
     bool wraps, tested;

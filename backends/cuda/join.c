@@ -10,7 +10,8 @@
 struct cuda_join {
     int device, nproducts;
     bool tall;
-    /* The code for arguments that are aligned as the plan says; and for any, made where it is needed. */
+    /* The code for arguments that are aligned as the plan says; and for any,
+     * made where it is needed. */
     cuda_code *code, *_Atomic unaligned;
     uint32_t wide; /* arguments that must be aligned for the first */
     cuda_variant after;
@@ -31,8 +32,8 @@ static bool is_small(const product_sizes *s) {
     return s->m <= PRODUCT_SMALL && s->n <= PRODUCT_SMALL && s->k <= PRODUCT_SMALL;
 }
 
-/* Of several, one follows the other where each would have the whole device for itself; smaller ones run side by
- * side as kernels of their own. */
+/* Of several, one follows the other where each would have the whole device for itself; smaller ones
+ * run side by side as kernels of their own. */
 bool etch__cuda_joins(int device, const product_sizes *s, bool alone) {
     cuda_device *d = etch__cuda_enter(etch__device_index(device));
     if (!d || s->k == 0 || is_small(s)) return false;

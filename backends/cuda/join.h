@@ -1,4 +1,5 @@
-/* Kernels that compute products and what is made of them: jit_target.joins, and launchers of such kernels. */
+/* Kernels that compute products and what is made of them: jit_target.joins, and
+ * launchers of such kernels. */
 #ifndef ETCH_BACKENDS_CUDA_JOIN_H
 #define ETCH_BACKENDS_CUDA_JOIN_H
 
@@ -7,7 +8,8 @@
 
 bool etch__cuda_joins(int device, const product_sizes *s, bool alone);
 
-/* Lives as long as its launcher. NULL: *why says what failed; empty where the thread's error does. */
+/* Lives as long as its launcher. NULL: *why says what failed; empty where the
+ * thread's error does. */
 typedef struct cuda_join cuda_join;
 cuda_join *etch__cuda_join_new(cuda_device *d, const lowered *low, uint32_t aligned,
                                const char **why);

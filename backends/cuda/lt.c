@@ -1,9 +1,9 @@
 /* Products by cuBLASLt: a plan for each shape and layout, kept.
  *
  * A plan has one algorithm, the first that the library's own heuristic names, so eager and compiled
- * calls use the same and their bits are equal. Relaxed products that may be timed have plans of their
- * own, with several algorithms of which the fastest is found at the first run and kept; and so have
- * those with an epilogue. */
+ * calls use the same and their bits are equal. Relaxed products that may be timed have plans of
+ * their own, with several algorithms of which the fastest is found at the first run and kept; and
+ * so have those with an epilogue. */
 #include <pthread.h>
 #include <xxhash.h>
 
@@ -133,8 +133,8 @@ static etch_status choose(lt_plan *l, lt_handle handle) {
     return s;
 }
 
-/* The plan for the key, made under the lock, so that all threads have the same. It lives for ever: a
- * program has few shapes, and each takes under a KiB. */
+/* The plan for the key, made under the lock, so that all threads have the same. It lives for ever:
+ * a program has few shapes, and each takes under a KiB. */
 static lt_plan *plan_for(const product *p, const lt_key *key, lt_handle *handle) {
     lt_plan **slot = &plans[XXH3_64bits(key, sizeof *key) % LT_SLOTS], *l = NULL;
     pthread_mutex_lock(&lock);
@@ -161,7 +161,8 @@ typedef struct lt_run {
     lt_handle handle;
 } lt_run;
 
-/* The bias lies in the descriptor, which other threads use as well: hence the lock around the call. */
+/* The bias lies in the descriptor, which other threads use as well: hence the
+ * lock around the call. */
 static etch_status matmul(const lt_run *r, const lt_heuristic *how, cuda_block *workspace) {
     static const float one_f = 1, zero_f = 0;
     static const double one_d = 1, zero_d = 0;
@@ -201,8 +202,8 @@ static void describe_algorithm(void *ctx, int i, char *text, size_t room) {
     snprintf(text, room, "algorithm %d with %zu KiB", i, r->plan->algorithm[i].workspace / 1024);
 }
 
-/* A choice holds for the very algorithm that it was made for: another version of the library may list
- * others. */
+/* A choice holds for the very algorithm that it was made for: another version of the
+ * library may list others. */
 typedef struct lt_choice {
     int64_t index;
     lt_algo algo;

@@ -1,8 +1,9 @@
 /* Eager operators on a device: every operator of the table.
  *
- * What the jit can express is a native plan of one operator, kept by everything that the plan depends
- * on, so eager and compiled code are of one generator. Products, normalisations and the like have
- * kernels of their own (a table that their files fill). What is left runs on the CPU, with copies. */
+ * What the jit can express is a native plan of one operator, kept by everything that the
+ * plan depends on, so eager and compiled code are of one generator. Products, normalisations
+ * and the like have kernels of their own (a table that their files fill). What is left runs
+ * on the CPU, with copies. */
 #include "backends/cuda/ops.h"
 
 #include <xxhash.h>
@@ -221,8 +222,8 @@ static etch_status users(const op_call *call, etch_tensor *const *out) {
     return status;
 }
 
-/* The texts of these kernels have names of their own; what is said of one that does not build names the
- * operator. */
+/* The texts of these kernels have names of their own; what is said of one that does not
+ * build names the operator. */
 static etch_status written(const op_call *call, etch_tensor *const *out) {
     etch_status status = own[call->op](call, out);
     if (likely(status != ETCH_ERR_COMPILE)) return status;
@@ -232,8 +233,8 @@ static etch_status written(const op_call *call, etch_tensor *const *out) {
                           etch__ops[call->op].name, etch_device_name(out[0]->device), why);
 }
 
-/* A kernel that does not test the run's slot writes what the user has: only once the checks before it are
- * known to have passed. */
+/* A kernel that does not test the run's slot writes what the user has: only once the checks before
+ * it are known to have passed. */
 static etch_status settle_checks(const op_call *call, int device) {
     bool writes = etch__ops[call->op].kind == KIND_INPLACE || etch__op_is_users(call->op);
     if (likely(!etch__cuda_checks_noted()) || !writes || (own_kernel(call->op) && checks[call->op]))

@@ -8,18 +8,18 @@
 /* As op_kernel: out[0] is allocated, inputs are materialised, all on one device. */
 typedef etch_status (*cuda_kernel)(const op_call *call, etch_tensor *const *out);
 void etch__cuda_register(op_id op, cuda_kernel kernel);
-/* The same for one that checks its data (faults.h), and where that is wrong leaves what it is to write as
- * it is. */
+/* The same for one that checks its data (faults.h), and where that is wrong leaves what
+ * it is to write as it is. */
 void etch__cuda_register_checking(op_id op, cuda_kernel kernel);
-/* Whether elements of the two lie in one range of addresses. Storages do not say: in a plan each operand
- * of a call has one of its own, over memory that they may have in common. */
+/* Whether elements of the two lie in one range of addresses. Storages do not say: in a plan each
+ * operand of a call has one of its own, over memory that they may have in common. */
 bool etch__cuda_overlap(const etch_tensor *a, const etch_tensor *b);
 /* The call as a native plan of one operator; on the CPU where the jit has none. */
 etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out);
 
-/* Products as CUDA C: the body behind the definitions that make it one of the dtype (wide: the result is
- * of the compute type); etch__free it. The small one takes addresses of A, B and C, then batch, M, N,
- * K and the strides (batch, row, column) of A and of B, each a 64-bit word. */
+/* Products as CUDA C: the body behind the definitions that make it one of the dtype (wide: the
+ * result is of the compute type); etch__free it. The small one takes addresses of A, B and C, then
+ * batch, M, N, K and the strides (batch, row, column) of A and of B, each a 64-bit word. */
 typedef struct product_text {
     etch_dtype dtype;
     bool wide;

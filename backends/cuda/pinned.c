@@ -1,6 +1,6 @@
-/* Pinned host memory: blocks that are kept when they are freed (the driver takes long for them), each
- * with an event behind the last copy that uses it. A copy on another stream first waits for that
- * event, so the last one stands for all. */
+/* Pinned host memory: blocks that are kept when they are freed (the driver takes long for them),
+ * each with an event behind the last copy that uses it. A copy on another stream first waits for
+ * that event, so the last one stands for all. */
 #include "backends/cuda/pinned.h"
 
 #include "backends/cuda/faults.h"

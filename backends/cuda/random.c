@@ -1,5 +1,5 @@
-/* rand and randn on a device: the same Philox words as on the CPU, element i from (seed, offset + i), so
- * the uniform numbers have the same bits. randn takes the device's own log and cos. */
+/* rand and randn on a device: the same Philox words as on the CPU, element i from (seed, offset +
+ * i), so the uniform numbers have the same bits. randn takes the device's own log and cos. */
 #include "backends/cuda/text.h"
 
 static const char body[] =

@@ -78,8 +78,8 @@ cuda_device *etch__cuda_enter(int index) {
 
 void etch__cuda_forget_context(void) { etch__cuda_current = -1; }
 
-/* The one thread of a forked child enters its device anew, where it is refused. Threads that it has not
- * may have held the lock. */
+/* The one thread of a forked child enters its device anew, where it is refused. Threads that it has
+ * not may have held the lock. */
 static void in_forked_child(void) {
     etch__cuda_current = -1;
     pthread_mutex_init(&lock, NULL);
@@ -269,8 +269,8 @@ static etch_status allocate(int index, etch_storage *storage) {
     return ETCH_OK;
 }
 
-/* The user of a storage changes at most once from one stream to MANY; from then on each use waits for
- * all streams of the device. */
+/* The user of a storage changes at most once from one stream to MANY; from then on each use waits
+ * for all streams of the device. */
 static etch_status use_shared(cuda_stream *s, cuda_block *b) {
     int was = atomic_exchange(&b->user, MANY);
     if (was != MANY) {
@@ -337,8 +337,8 @@ static cu_address at(const etch_storage *s, size_t offset) {
     return (cu_address)(uintptr_t)s->data + offset;
 }
 
-/* Between the host's memory and this device's. Pageable memory the driver has taken in, or filled, when
- * the call returns and the stream was waited for. */
+/* Between the host's memory and this device's. Pageable memory the driver has taken in, or filled,
+ * when the call returns and the stream was waited for. */
 static etch_status copy_host(cuda_stream *s, etch_storage *dst, size_t dst_at, etch_storage *src,
                              size_t src_at, size_t bytes) {
     etch_storage *host = dst->device ? src : dst;

@@ -1,9 +1,9 @@
 /* Devices as the CUDA backend runs them: contexts, streams, memory, faults.
  *
- * Each thread has a stream on each device, or works on one that the user set (stream.c). A storage remembers
- * the stream that used it; a use on another stream first waits for that one, so work on one storage
- * is ordered whichever threads issue it. Freed memory goes to the free list of its stream and is
- * given out again to that stream only, in order, without waiting. */
+ * Each thread has a stream on each device, or works on one that the user set (stream.c). A storage
+ * remembers the stream that used it; a use on another stream first waits for that one, so work on
+ * one storage is ordered whichever threads issue it. Freed memory goes to the free list of its
+ * stream and is given out again to that stream only, in order, without waiting. */
 #ifndef ETCH_BACKENDS_CUDA_RUNTIME_H
 #define ETCH_BACKENDS_CUDA_RUNTIME_H
 
@@ -34,7 +34,8 @@ cuda_device *etch__cuda_stream_device(const cuda_stream *s);
 /* Says that work about to be issued to s uses the storage (a device one). */
 etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage);
 
-/* Memory for work of s, aligned to 256 bytes; freed in the stream's order. NULL: the error is set. */
+/* Memory for work of s, aligned to 256 bytes; freed in the stream's order.
+ * NULL: the error is set. */
 typedef struct cuda_block cuda_block;
 cuda_block *etch__cuda_allocate(cuda_stream *s, size_t bytes);
 void etch__cuda_free(cuda_block *b);
@@ -42,8 +43,8 @@ void *etch__cuda_address(const cuda_block *b);
 /* The same for the backend's own use, not counted as live: it is never freed. */
 cuda_block *etch__cuda_allocate_own(cuda_stream *s, size_t bytes);
 
-/* Work issued to s between the two is recorded as a graph instead. Blocks that are freed meanwhile are
- * put on the list `pinned`, for as long as the graph may run. */
+/* Work issued to s between the two is recorded as a graph instead. Blocks that are freed meanwhile
+ * are put on the list `pinned`, for as long as the graph may run. */
 etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned);
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph);
 bool etch__cuda_capturing(void); /* on this thread */
@@ -63,8 +64,8 @@ device_counts *etch__cuda_counts(int index);
 void etch__cuda_note(cuda_stream *s, const char *kernel);
 /* Waits for the stream; reports what the driver says of the work. */
 etch_status etch__cuda_wait(cuda_stream *s);
-/* Waits for it and for those that it waited for since the last time, and reports the first check on data
- * that failed as well (faults.h): for what gives the user values. */
+/* Waits for it and for those that it waited for since the last time, and reports the first check on
+ * data that failed as well (faults.h): for what gives the user values. */
 etch_status etch__cuda_finish(cuda_stream *s);
 
 /* Launches with one parameter, a struct. */

@@ -10,8 +10,8 @@ typedef struct launch_form {
     cuda_shape shape;
 } launch_form;
 
-/* The kernel, and how it is launched. A second form is made and kept where an argument turns out not
- * to be aligned; a third one where timing at the first launch finds a better layout. */
+/* The kernel, and how it is launched. A second form is made and kept where an argument turns out
+ * not to be aligned; a third one where timing at the first launch finds a better layout. */
 struct launcher {
     int device;
     cuda_join *join; /* in place of the forms: a kernel with products */

@@ -1,5 +1,5 @@
-/* Kernels of our own as CUDA C text: types and conversions that stand before each, launching, and what
- * the kernels that move elements about share. */
+/* Kernels of our own as CUDA C text: types and conversions that stand before each, launching, and
+ * what the kernels that move elements about share. */
 #ifndef ETCH_BACKENDS_CUDA_TEXT_H
 #define ETCH_BACKENDS_CUDA_TEXT_H
 
@@ -10,9 +10,9 @@
 extern const char *const etch__cuda_type_names[ETCH_DTYPE_COUNT];
 extern const char etch__cuda_half_text[];
 
-/* One kernel. Before the body stand the types etch_bf16, etch_f16, etch_bool, the functions value(e)
- * (an element as its compute type) and put(&e, v) (rounded once), and for each dtype the types
- * ETCH_<n> of its elements and VALUE_<n> of its values, and then the defines. */
+/* One kernel. Before the body stand the types etch_bf16, etch_f16, etch_bool, the functions
+ * value(e) (an element as its compute type) and put(&e, v) (rounded once), and for each dtype the
+ * types ETCH_<n> of its elements and VALUE_<n> of its values, and then the defines. */
 typedef struct kernel_text {
     const char *symbol, *body; /* they live for ever */
     int ndtypes;

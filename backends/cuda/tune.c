@@ -1,11 +1,11 @@
 /* See tune.h.
  *
- * Candidates take turns, a few rounds each, and the best round of each counts: what disturbs one round
- * disturbs all candidates alike. The first candidate is the one that would be used without tuning, and
- * another one must beat it clearly, so that noise does not move a choice.
+ * Candidates take turns, a few rounds each, and the best round of each counts: what disturbs one
+ * round disturbs all candidates alike. The first candidate is the one that would be used without
+ * tuning, and another one must beat it clearly, so that noise does not move a choice.
  *
- * A kernel's layout is searched one property after another (threads, vector width, grid), each from the
- * best so far: the properties hardly depend on each other, and a candidate costs a compile. */
+ * A kernel's layout is searched one property after another (threads, vector width, grid), each from
+ * the best so far: the properties hardly depend on each other, and a candidate costs a compile. */
 #include "backends/cuda/tune.h"
 
 #include <pthread.h>
@@ -331,8 +331,8 @@ static bool is_read(const layout_search *q, void *const *args, int a) {
     return false;
 }
 
-/* What a launch reads and writes would have other contents at the next one: such results go to memory
- * of their own, equally aligned. */
+/* What a launch reads and writes would have other contents at the next one: such results go to
+ * memory of their own, equally aligned. */
 static bool place_arguments(layout_search *q, void *const *args, const uint64_t *cells) {
     void *at[LOOP_MAX_ACCESSES + 1];
     memcpy(at, args, ((size_t)q->k->naccesses + 1) * sizeof *at);

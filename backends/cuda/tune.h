@@ -1,13 +1,13 @@
-/* Choices made by timing candidates on the device (ETCH_MODE_MAX_AUTOTUNE): the layout of a generated
- * kernel, the algorithm of a relaxed product. A choice never changes more than its owner may: that of
- * a kernel no bit, that of a product what ETCH_RELAXED allows. */
+/* Choices made by timing candidates on the device (ETCH_MODE_MAX_AUTOTUNE): the layout of a
+ * generated kernel, the algorithm of a relaxed product. A choice never changes more than its owner
+ * may: that of a kernel no bit, that of a product what ETCH_RELAXED allows. */
 #ifndef ETCH_BACKENDS_CUDA_TUNE_H
 #define ETCH_BACKENDS_CUDA_TUNE_H
 
 #include "backends/cuda/code.h"
 #include "jit/cuda_source.h"
 
-/* ---- kept choices, by a key of the caller's and the device; in memory and in the disk cache ---- */
+/* ---- kept choices, by a key of the caller's and the device; in memory and on disk ---- */
 
 enum { CHOICE_MAX = 96 }; /* bytes */
 
@@ -33,8 +33,8 @@ typedef struct tune_set {
     void (*describe)(void *ctx, int candidate, char *text, size_t room);
 } tune_set;
 
-/* The fastest candidate, or 0 where none is clearly faster than that one. -1: a call failed, the set
- * is given up; the thread's error is left as it was. */
+/* The fastest candidate, or 0 where none is clearly faster than that one. -1: a call failed, the
+ * set is given up; the thread's error is left as it was. */
 int etch__cuda_fastest(cuda_stream *s, const tune_set *set);
 /* Whether work of the stream runs now: nothing can be timed while it is being recorded. */
 bool etch__cuda_can_time(cuda_stream *s);
@@ -55,8 +55,8 @@ cuda_shape etch__cuda_tuned_shape(const loop_kernel *k, const tuned_layout *l, c
  * have the variant `first`. */
 bool etch__cuda_layout_find(const cuda_device *d, const loop_kernel *k, const int64_t *dims,
                             const cuda_variant *first, tuned_layout *out);
-/* Times layouts with these arguments, of which none is changed other than by one launch, and keeps the
- * best. false: `first` is to stay. */
+/* Times layouts with these arguments, of which none is changed other than by one launch, and keeps
+ * the best. false: `first` is to stay. */
 bool etch__cuda_layout_tune(cuda_stream *s, const loop_kernel *k, const int64_t *dims,
                             const cuda_variant *first, void *const *args, const uint64_t *cells,
                             tuned_layout *out);

@@ -1,6 +1,7 @@
-/* A small plan as one kernel: one block does all steps, with barriers between them; the arena lies in
- * shared memory. The steps are the same generated kernels, as device functions: equal ones are one
- * function. Their bits do not depend on the launch shape, so they are those of separate launches. */
+/* A small plan as one kernel: one block does all steps, with barriers between them; the
+ * arena lies in shared memory. The steps are the same generated kernels, as device
+ * functions: equal ones are one function. Their bits do not depend on the launch shape, so
+ * they are those of separate launches. */
 #include "backends/cuda/launch.h"
 
 enum { WHOLE_THREADS = 256, WHOLE_TILE = 3, WHOLE_STEPS = 32, WHOLE_ARENA = 32 << 10 };
@@ -79,8 +80,8 @@ static void put_one_block(text *t, const char *s) {
     put_bytes(t, s, strlen(s));
 }
 
-/* Turns the kernel's head, `extern "C" __global__ ... (const __grid_constant__ struct etch_args X) {`,
- * into that of a device function `run`. */
+/* Turns the kernel's head, `extern "C" __global__ ... (const __grid_constant__ struct etch_args X)
+ * {`, into that of a device function `run`. */
 static void put_as_function(text *t, const char *source, int number, bool often) {
     const char *head = strstr(source, "extern \"C\" __global__");
     const char *open = head ? strstr(head, "etch_args ") : NULL;

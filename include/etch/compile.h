@@ -13,9 +13,9 @@
  * the plan runs, and everything that is produced or written is compared bit for bit. The first
  * difference of a call is logged as a warning and makes the call fail with check_failed: operator,
  * line, element, what was expected and what came, and whether memory was written past the API. The
- * body runs once, as always, but for kernels of the user's, which are called up to three times. With
- * `replay` the body runs too, and is compared with what would have been replayed. Functions with
- * ETCH_RELAXED are not compared: their bits may differ. */
+ * body runs once, as always, but for kernels of the user's, which are called up to three times.
+ * With `replay` the body runs too, and is compared with what would have been replayed. Functions
+ * with ETCH_RELAXED are not compared: their bits may differ. */
 #ifndef ETCH_COMPILE_H
 #define ETCH_COMPILE_H
 
@@ -78,24 +78,24 @@ typedef struct etch_compile_options {
     void *ctx;           /* passed to the general form */
 } etch_compile_options;
 
-/* replay: for a body that is a pure function of its tensor arguments. After its trace is compiled, a
- * call whose arguments have the dtypes, sizes and strides of a recorded call (the same of them being
- * one handle), under the same settings, does not run the body: the compiled plan of the recorded path
- * runs. Captured tensors are those of the recorded call, which are kept until etch_reset, with the
- * values they have now; scalars, branches and whatever else the body looked at are as recorded, so a
- * body with hidden state gives stale results: unsound by contract. Results are new tensors at each
- * call, a returned argument is the argument of this call, random operators take fresh numbers, and
- * in-place operators write. Any other call runs the body, and is recorded (up to 64 combinations). A
- * body that breaks the graph, or returns a tensor that no operator made, is run on every call; a log
- * line (perf_hints) says so once. Inside another compiled function the body is recorded into that.
- * ETCH_CHECK=1 runs the body as well, and reports any difference. */
+/* replay: for a body that is a pure function of its tensor arguments. After its trace is compiled,
+ * a call whose arguments have the dtypes, sizes and strides of a recorded call (the same of them
+ * being one handle), under the same settings, does not run the body: the compiled plan of the
+ * recorded path runs. Captured tensors are those of the recorded call, which are kept until
+ * etch_reset, with the values they have now; scalars, branches and whatever else the body looked at
+ * are as recorded, so a body with hidden state gives stale results: unsound by contract. Results
+ * are new tensors at each call, a returned argument is the argument of this call, random operators
+ * take fresh numbers, and in-place operators write. Any other call runs the body, and is recorded
+ * (up to 64 combinations). A body that breaks the graph, or returns a tensor that no operator made,
+ * is run on every call; a log line (perf_hints) says so once. Inside another compiled function the
+ * body is recorded into that. ETCH_CHECK=1 runs the body as well, and reports any difference. */
 
-/* background: a thread of the library compiles beside the program. Calls go on eagerly, with the same
- * bits, until the code is ready; the first call after that runs it. The callbacks of
- * etch_on_compile_start and _end, and a backend of the user's, are called on that thread (one compile
- * at a time). etch_function_free waits for a compile of this function that is going on, etch_reset and
- * fork do not, and neither starts another; at exit() the process waits for the one that is going on.
- * Where no thread can be started, compiling happens within the call. */
+/* background: a thread of the library compiles beside the program. Calls go on eagerly, with the
+ * same bits, until the code is ready; the first call after that runs it. The callbacks of
+ * etch_on_compile_start and _end, and a backend of the user's, are called on that thread (one
+ * compile at a time). etch_function_free waits for a compile of this function that is going on,
+ * etch_reset and fork do not, and neither starts another; at exit() the process waits for the one
+ * that is going on. Where no thread can be started, compiling happens within the call. */
 
 /* Each returns a new function handle, to be freed with etch_function_free, or NULL. The body is not
  * called. options may be NULL. */
@@ -130,16 +130,17 @@ ETCH_API etch_function *etch_site_fn3(etch_call_site *site, etch_fn3 fn);
 ETCH_API etch_function *etch_site_fn4(etch_call_site *site, etch_fn4 fn);
 ETCH_API etch_function *etch_site_n(etch_call_site *site, etch_fn_n fn, void *ctx);
 
-/* Marks on a dimension of a tensor, for the compiled functions that get it. They belong to the handle;
- * results, views included, have none. A later mark of the same dimension replaces an earlier one.
- * etch_mark_dynamic: its sizes are min to max (0: no upper bound); the tensor's own must be. A trace
+/* Marks on a dimension of a tensor, for the compiled functions that get it. They belong to
+ * the handle; results, views included, have none. A later mark of the same dimension replaces
+ * an earlier one. etch_mark_dynamic: its sizes are min to max (0: no upper bound); the
+ * tensor's own must be. A trace
  *   that is recorded with it has run-time sizes from the start, and serves this argument within the
- *   bounds. A fixed size there is the error specialised, with the line that did it: the function was
- *   compiled with ETCH_DYNAMIC_OFF (the line of the call, or of the operator that captures the
- *   tensor), or the size became an attribute of an operator that is part of the trace, which is found
- *   when it changes (the line of the operator).
- * etch_mark_static: every size of it is guarded, and has traces of its own, whatever `dynamic` says.
- */
+ *   bounds. A fixed size there is the error specialised, with the line that did it: the function
+ *   was compiled with ETCH_DYNAMIC_OFF (the line of the call, or of the operator that captures
+ *   the tensor), or the size became an attribute of an operator that is part of the trace, which
+ *   is found when it changes (the line of the operator).
+ * etch_mark_static: every size of it is guarded, and has traces of its own,
+ * whatever `dynamic` says. */
 ETCH_API etch_status etch_mark_dynamic(etch_tensor *t, int dim, int64_t min, int64_t max);
 ETCH_API etch_status etch_mark_static(etch_tensor *t, int dim);
 

@@ -33,15 +33,15 @@ typedef struct etch_counters_t {
 
 ETCH_API etch_counters_t etch_counters(void);
 ETCH_API void etch_counters_reset(void);
-/* The same for one function. What backends and kernels count, `kernels` and what follows it, is known
- * for the process only and 0 here. */
+/* The same for one function. What backends and kernels count, `kernels` and what follows it, is
+ * known for the process only and 0 here. */
 ETCH_API etch_counters_t etch_function_counters(const etch_function *f);
 
 /* Removes all compiled kernels from the disk cache (those in memory stay usable). */
 ETCH_API void etch_cache_clear(void);
 
-/* Where warnings and enabled logs go: sink(ctx, line) gets one line without the newline, on the thread
- * that logs, under a lock. NULL: back to ETCH_LOGS_OUT, else standard error. */
+/* Where warnings and enabled logs go: sink(ctx, line) gets one line without the newline, on the
+ * thread that logs, under a lock. NULL: back to ETCH_LOGS_OUT, else standard error. */
 ETCH_API void etch_set_log_sink(void (*sink)(void *ctx, const char *line), void *ctx);
 /* As ETCH_LOGS: a comma-separated list of channels, "all", "help", or "" for none. */
 ETCH_API etch_status etch_set_logs(const char *channels);
@@ -90,8 +90,8 @@ typedef struct etch_value {
 
 typedef struct etch_op etch_op;
 
-/* The operator "add.Tensor"; "add" finds the packet's first overload; an "aten::" prefix is accepted.
- * NULL and not_found otherwise. */
+/* The operator "add.Tensor"; "add" finds the packet's first overload; an "aten::" prefix is
+ * accepted. NULL and not_found otherwise. */
 ETCH_API const etch_op *etch_op_find(const char *name);
 ETCH_API const char *etch_op_name(const etch_op *op); /* "add.Tensor" */
 ETCH_API const char *

@@ -9,14 +9,14 @@
  * stream. Reading a value waits for it. A fault on the GPU (also an address that the user's own
  * kernel got wrong) is reported by the next call that waits, with the kernels since the last one.
  *
- * Operators that may fail on their data (those with an index tensor, integer division by a tensor) are
- * checked by the GPU itself, and nobody waits: the error, the CPU's with the line of the operator's call, is
- * that of the next call that waits for the device (reading a value, a copy to the CPU,
- * etch_synchronize), which then gives nothing. It is said once, the first in the order of the calls;
- * results of the failed operator are undefined. What an operator in place, or a segment of a compiled
- * function, was to write into tensors that existed before is not written where one of its checks
- * fails. Under ETCH_CUDA_BLOCKING=1 (and ETCH_CHECK=1) each call waits: errors appear where they do on
- * the CPU. */
+ * Operators that may fail on their data (those with an index tensor, integer division by a tensor)
+ * are checked by the GPU itself, and nobody waits: the error, the CPU's with the line of the
+ * operator's call, is that of the next call that waits for the device (reading a value, a copy to
+ * the CPU, etch_synchronize), which then gives nothing. It is said once, the first in the order of
+ * the calls; results of the failed operator are undefined. What an operator in place, or a segment
+ * of a compiled function, was to write into tensors that existed before is not written where one of
+ * its checks fails. Under ETCH_CUDA_BLOCKING=1 (and ETCH_CHECK=1) each call waits: errors appear
+ * where they do on the CPU. */
 #ifndef ETCH_DEVICE_H
 #define ETCH_DEVICE_H
 
@@ -49,7 +49,8 @@ ETCH_API etch_device etch_device_of(const etch_tensor *t);
 ETCH_API etch_status etch_set_device(etch_device device);
 ETCH_API etch_device etch_current_device(void);
 
-/* ETCH_ON(ETCH_CUDA(0)) { ... }: the current device for the block; `return` and `break` restore it. */
+/* ETCH_ON(ETCH_CUDA(0)) { ... }: the current device for the block; `return`
+ * and `break` restore it. */
 typedef struct etch_device_guard {
     etch_device before;
     int open;
@@ -71,15 +72,15 @@ static inline void etch_device_leave(etch_device_guard *g) { etch_set_device(g->
 
 /* ---- pinned memory ---- */
 
-/* A tensor on the CPU, with undefined contents, in memory that GPUs reach by themselves: a copy between
- * it and a GPU (etch_to_device, etch_to_pinned) is issued and not waited for. Who touches the tensor
- * next waits for the copy: operators, compiled functions, readers, etch_data and etch_data_mut; only
- * a pointer that was got before is not to be used until one of these, or etch_synchronize. Freeing it
- * is safe at any time. In an ETCH_CUDA_GRAPH a copy from it reads it anew in each replay. Without a
- * GPU it is an ordinary tensor. */
+/* A tensor on the CPU, with undefined contents, in memory that GPUs reach by themselves: a copy
+ * between it and a GPU (etch_to_device, etch_to_pinned) is issued and not waited for. Who touches
+ * the tensor next waits for the copy: operators, compiled functions, readers, etch_data and
+ * etch_data_mut; only a pointer that was got before is not to be used until one of these, or
+ * etch_synchronize. Freeing it is safe at any time. In an ETCH_CUDA_GRAPH a copy from it reads it
+ * anew in each replay. Without a GPU it is an ordinary tensor. */
 ETCH_API etch_tensor *etch_empty_pinned(etch_dtype dtype, etch_shape sizes);
-/* A copy of t in such a tensor: of one on a GPU issued, not waited for. A graph break inside a compiled
- * function. */
+/* A copy of t in such a tensor: of one on a GPU issued, not waited for. A graph break
+ * inside a compiled function. */
 ETCH_API etch_tensor *etch_to_pinned(const etch_tensor *t);
 /* Whether t lies in pinned memory. */
 ETCH_API bool etch_is_pinned(const etch_tensor *t);
@@ -100,21 +101,21 @@ ETCH_API etch_device_stats_t etch_device_stats(etch_device device);
 /* Gives memory that is kept for reuse back to the driver; waits for the device. */
 ETCH_API etch_status etch_device_trim(etch_device device);
 
-/* A CUDA graph of one's own: what operators issue in the block is recorded instead of run, and run as
- * often as it is replayed, with one launch.
+/* A CUDA graph of one's own: what operators issue in the block is recorded instead of run, and run
+ * as often as it is replayed, with one launch.
  *
  *     etch_cuda_graph *g = NULL;
  *     ETCH_CUDA_GRAPH(g) { y = etch_keep(etch_mm(x, w)); }
  *     etch_copy_(x, next);
  *     etch_cuda_graph_replay(g);
  *
- * A replay reads and writes the very addresses of the recording: fill the inputs in place, keep them
- * and the results alive, and expect nothing of C code in the block to happen again. It is unsound for
- * a program that changes: no shape, scalar or branch is checked. (A compiled function with
- * ETCH_MODE_REDUCE_OVERHEAD is the checked form of the same.) Operators in the block must be of the
- * current device and must not wait for it: reading a value there is an error. Call the block's
- * operators once before, so that their kernels are there. A replay checks data like its operators
- * do. On error g is NULL. */
+ * A replay reads and writes the very addresses of the recording: fill the inputs in place, keep
+ * them and the results alive, and expect nothing of C code in the block to happen again. It is
+ * unsound for a program that changes: no shape, scalar or branch is checked. (A compiled function
+ * with ETCH_MODE_REDUCE_OVERHEAD is the checked form of the same.) Operators in the block must be
+ * of the current device and must not wait for it: reading a value there is an error. Call the
+ * block's operators once before, so that their kernels are there. A replay checks data like its
+ * operators do. On error g is NULL. */
 typedef struct etch_cuda_graph etch_cuda_graph;
 ETCH_API etch_cuda_graph *etch_cuda_graph_begin(void);
 ETCH_API etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g); /* g, or NULL and g freed */
@@ -126,18 +127,18 @@ ETCH_API void etch_cuda_graph_free(etch_cuda_graph *g); /* NULL is a no-op */
 
 /* ---- streams ---- */
 
-/* What the calling thread issues its work on a GPU to, as a CUstream (the runtime's cudaStream_t), for
- * work of one's own beside Etch's: what is issued to it comes after the operators called before and
- * before those called later, on this thread. Inside a compiled function it is a graph break. NULL
- * with an error where there is no such device. */
+/* What the calling thread issues its work on a GPU to, as a CUstream (the runtime's cudaStream_t),
+ * for work of one's own beside Etch's: what is issued to it comes after the operators called before
+ * and before those called later, on this thread. Inside a compiled function it is a graph break.
+ * NULL with an error where there is no such device. */
 ETCH_API void *etch_cuda_stream(etch_device device);
 
 /* Sets the stream that the calling thread's work on the device goes to from now on; NULL: its own
  * again. Memory that was used on another stream is waited for there, as between threads, so tensors
- * can be used on both sides. The stream must live for as long as a thread has it set (a thread's end
- * counts as setting its own); afterwards it may be destroyed, whatever tensors it worked on. A stream
- * of another device or context is an error. Recorded graphs (etch_cuda_graph) are launched on the
- * stream that they were recorded on, or the thread's own once that is not set any more. */
+ * can be used on both sides. The stream must live for as long as a thread has it set (a thread's
+ * end counts as setting its own); afterwards it may be destroyed, whatever tensors it worked on. A
+ * stream of another device or context is an error. Recorded graphs (etch_cuda_graph) are launched
+ * on the stream that they were recorded on, or the thread's own once that is not set any more. */
 ETCH_API etch_status etch_cuda_set_stream(etch_device device, void *stream);
 
 /* Waits until everything issued to the device is done; a graph break inside a compiled function.

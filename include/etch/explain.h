@@ -52,9 +52,9 @@ ETCH_API void etch_explanation_free(etch_explanation *e); /* NULL is a no-op */
  * without the NUL, or -1. */
 ETCH_API int64_t etch_explain_text(const etch_function *f, char *buf, size_t n);
 
-/* With ETCH_TRACE=DIR in the environment, what happens to compiled functions is recorded, and at the
- * end of the process written to DIR/etch-PROGRAM-PID.json and, as a page for people, .html. This
- * writes both at once, with all until now; the end writes them again. invalid_argument where
+/* With ETCH_TRACE=DIR in the environment, what happens to compiled functions is recorded, and at
+ * the end of the process written to DIR/etch-PROGRAM-PID.json and, as a page for people, .html.
+ * This writes both at once, with all until now; the end writes them again. invalid_argument where
  * ETCH_TRACE is not set; io. */
 ETCH_API etch_status etch_trace_write(void);
 

@@ -1,9 +1,10 @@
-/* Interceptor modes, custom operators and overrides: three ways to step between a call of an operator
- * and its kernel.
+/* Interceptor modes, custom operators and overrides: three ways to step between a call of an
+ * operator and its kernel.
  *
- * A mode sees every operator that its thread calls while it is entered; a compiled function that is
- * called under it runs uncompiled. A custom operator is an operator of the table like any other, an
- * opaque node of graphs. An override replaces the kernel of one operator for one device, everywhere. */
+ * A mode sees every operator that its thread calls while it is entered; a compiled function
+ * that is called under it runs uncompiled. A custom operator is an operator of the table
+ * like any other, an opaque node of graphs. An override replaces the kernel of one operator
+ * for one device, everywhere. */
 #ifndef ETCH_MODE_H
 #define ETCH_MODE_H
 
@@ -17,12 +18,13 @@ extern "C" {
 
 typedef struct etch_mode etch_mode;
 
-/* Handles one call. args are the operator's arguments in schema order, defaults filled in; those that
- * are keyword-only (alpha of add) carry their names, the others can be asked for with etch_arg. The
- * list can be passed on as it is. On success out[0..nout) are set and the status is ETCH_OK; ETCH_DECLINED passes the call
- * on as if the mode were not there (a composite: outward, then its parts are offered); any other
- * status fails the call, with the thread's error. While the handler runs, its own mode and those
- * entered after it are off, so it may call any operator, the one it handles included. */
+/* Handles one call. args are the operator's arguments in schema order, defaults filled in; those
+ * that are keyword-only (alpha of add) carry their names, the others can be asked for with
+ * etch_arg. The list can be passed on as it is. On success out[0..nout) are set and the status is
+ * ETCH_OK; ETCH_DECLINED passes the call on as if the mode were not there (a composite: outward,
+ * then its parts are offered); any other status fails the call, with the thread's error. While the
+ * handler runs, its own mode and those entered after it are off, so it may call any operator, the
+ * one it handles included. */
 typedef etch_status (*etch_mode_handler)(void *ctx, const etch_op *op, const etch_value *args,
                                          int nargs, etch_tensor **out, int nout);
 
@@ -66,7 +68,8 @@ static inline etch_mode_guard etch_mode_enter(etch_mode *mode) {
 static inline void etch_mode_leave(etch_mode_guard *guard) {
     if (guard->mode) etch_mode_pop(guard->mode);
 }
-/* ETCH_WITH_MODE(mode) { ... }: enters it for the block, and leaves it on every way out but longjmp. */
+/* ETCH_WITH_MODE(mode) { ... }: enters it for the block, and leaves it on
+ * every way out but longjmp. */
 #define ETCH_WITH_MODE(m) ETCH_WITH_MODE_(m, __COUNTER__)
 #define ETCH_WITH_MODE_(m, n) ETCH_WITH_MODE__(m, n)
 #define ETCH_WITH_MODE__(m, n)                                                                     \
@@ -74,8 +77,8 @@ static inline void etch_mode_leave(etch_mode_guard *guard) {
          __attribute__((cleanup(etch_mode_leave))) = etch_mode_enter(m);                           \
          etch_mode_guard_##n.open; etch_mode_guard_##n.open = 0)
 
-/* From a handler: the call with these arguments, to the modes outside and then to the kernel. The same
- * as etch_op_call there, but a random operator keeps its numbers. */
+/* From a handler: the call with these arguments, to the modes outside and then to the kernel. The
+ * same as etch_op_call there, but a random operator keeps its numbers. */
 ETCH_API etch_status etch_redispatch(const etch_op *op, const etch_value *args, int nargs,
                                      etch_tensor **out, int nout);
 
@@ -109,11 +112,11 @@ ETCH_API bool etch_inference_enabled(void);
 
 /* ---- custom operators ---- */
 
-/* A kernel: reads the arguments (schema order, names, defaults filled in) and fills the results, which
- * are allocated as the shape function says (for an operator that writes its first argument, out[0] is
- * that argument). It may call operators: they run eagerly, and creation operators put their results
- * where the kernel's tensors are. It may keep tensors that it is given (etch_retain): they go on
- * holding what they held when it returned. */
+/* A kernel: reads the arguments (schema order, names, defaults filled in) and fills the results,
+ * which are allocated as the shape function says (for an operator that writes its first argument,
+ * out[0] is that argument). It may call operators: they run eagerly, and creation operators put
+ * their results where the kernel's tensors are. It may keep tensors that it is given (etch_retain):
+ * they go on holding what they held when it returned. */
 typedef etch_status (*etch_kernel)(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                    etch_tensor *const *out, int nout);
 
@@ -122,9 +125,9 @@ typedef struct etch_tensor_spec {
     etch_shape sizes;
 } etch_tensor_spec;
 
-/* Says what the results look like, from dtypes, sizes and plain arguments only (never from the value of
- * a Scalar, which compiled code takes at run time), or fails with a status and etch_set_error. Must be
- * pure. */
+/* Says what the results look like, from dtypes, sizes and plain arguments only (never from the
+ * value of a Scalar, which compiled code takes at run time), or fails with a status and
+ * etch_set_error. Must be pure. */
 typedef etch_status (*etch_shape_fn)(void *ctx, const etch_op *op, const etch_value *args,
                                      int nargs, etch_tensor_spec *out, int nout);
 
@@ -138,17 +141,17 @@ typedef struct etch_op_definition {
      * calls operators) and need not wait. The device's context is current. NULL: the cpu kernel is
      * called with copies in host memory, which costs a wait and two copies. */
     etch_kernel cuda;
-    /* cuda only issues work to that stream, the same for the same addresses, sizes and arguments; it
-     * neither waits, nor keeps anything, nor allocates other than by operators. A CUDA graph
+    /* cuda only issues work to that stream, the same for the same addresses, sizes and arguments;
+     * it neither waits, nor keeps anything, nor allocates other than by operators. A CUDA graph
      * (ETCH_MODE_REDUCE_OVERHEAD) may then hold that work and launch it again without calling cuda;
      * without the flag, plans that call the operator are launched step by step. */
     bool cuda_issues_only;
 } etch_op_definition;
 
-/* Registers "mylib::blas_matmul(Tensor a, Tensor b) -> Tensor" for the process, for ever. One result.
- * "(Tensor(a!) self, ...) -> Tensor(a!)" declares that the first argument is written and returned; no
- * other mutation and no aliasing may be declared or done. NULL with an error for a schema that does
- * not parse, a name that is taken, or a full table. */
+/* Registers "mylib::blas_matmul(Tensor a, Tensor b) -> Tensor" for the process, for ever. One
+ * result. "(Tensor(a!) self, ...) -> Tensor(a!)" declares that the first argument is written and
+ * returned; no other mutation and no aliasing may be declared or done. NULL with an error for a
+ * schema that does not parse, a name that is taken, or a full table. */
 ETCH_API const etch_op *etch_op_register(const char *schema, const etch_op_definition *definition);
 
 /* Sets the calling thread's error, for kernels, shape functions and handlers; returns status. */
@@ -158,11 +161,12 @@ ETCH_API etch_status etch_set_error(etch_status status, const char *text);
 
 typedef struct etch_override etch_override;
 
-/* Replaces the kernel of op for tensors on the CPU ("cpu") or on GPUs ("cuda"), for the whole process
- * until it is undone; the newest override of a device wins. Compiled functions compile anew with op as
- * an opaque node; inside one it is a graph break. An override for GPUs is a kernel as `cuda` of
- * etch_op_definition, and is never held by a CUDA graph. An operator that has no kernel for GPUs runs
- * the CPU's there, with its override. Views and composites have no kernel: unsupported. */
+/* Replaces the kernel of op for tensors on the CPU ("cpu") or on GPUs ("cuda"), for the whole
+ * process until it is undone; the newest override of a device wins. Compiled functions
+ * compile anew with op as an opaque node; inside one it is a graph break. An override for
+ * GPUs is a kernel as `cuda` of etch_op_definition, and is never held by a CUDA graph. An
+ * operator that has no kernel for GPUs runs the CPU's there, with its override. Views and
+ * composites have no kernel: unsupported. */
 ETCH_API etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,
                                          void *ctx);
 /* Undoes an override and frees the handle; no call of it may be running. NULL is a no-op. */

@@ -39,7 +39,8 @@ ETCH_API int64_t etch_profiling_mode_table(const etch_mode *mode, char *buf, siz
 
 /* ---- validation: a call with a NaN among its arguments or in its result fails ---- */
 
-/* The error names the operator, the argument and the line of the call. infinities: they fail too. */
+/* The error names the operator, the argument and the line of the call.
+ * infinities: they fail too. */
 ETCH_API etch_mode *etch_validation_mode(bool infinities);
 
 /* ---- logging: "Called: aten::mm", then dtype, shape and device of each tensor in and out ---- */

@@ -1,8 +1,8 @@
 /* Modules: parameters, children and a forward function in one object, with hooks around forward.
  *
  * A module owns its parameters (one count each) and its children, and frees them with itself. A
- * compiled module runs forward, hooks and children included, as one compiled function: what hooks do
- * with tensors is traced, what they do besides runs on every call, as it does eagerly. */
+ * compiled module runs forward, hooks and children included, as one compiled function: what hooks
+ * do with tensors is traced, what they do besides runs on every call, as it does eagerly. */
 #ifndef ETCH_NN_H
 #define ETCH_NN_H
 
@@ -38,10 +38,11 @@ ETCH_API const char *etch_module_type(const etch_module *m);
  * etch_module_compile was called. */
 ETCH_API etch_tensor *etch_module_call(etch_module *m, etch_tensor *x);
 
-/* Called before forward with its input: what it returns is the input from there on; NULL with no error
- * set leaves it as it is, with an error set fails the call. */
+/* Called before forward with its input: what it returns is the input from there on; NULL with no
+ * error set leaves it as it is, with an error set fails the call. */
 typedef etch_tensor *(*etch_pre_hook)(void *ctx, etch_module *m, etch_tensor *x);
-/* Called after forward with input and result; what it returns takes the result's place, as above. */
+/* Called after forward with input and result; what it returns takes the
+ * result's place, as above. */
 typedef etch_tensor *(*etch_hook)(void *ctx, etch_module *m, etch_tensor *x, etch_tensor *y);
 /* Each returns a handle for etch_hook_remove, or 0 on error. A hook may be added and removed at any
  * time, in a hook too; a compiled module sees that at its next call. */
@@ -49,8 +50,8 @@ ETCH_API int64_t etch_module_forward_pre_hook(etch_module *m, etch_pre_hook hook
 ETCH_API int64_t etch_module_forward_hook(etch_module *m, etch_hook hook, void *ctx);
 ETCH_API void etch_hook_remove(etch_module *m, int64_t handle);
 
-/* From here on etch_module_call runs compiled. options may be NULL; its ctx is not used. Compiling a
- * compiled module again takes the new options. */
+/* From here on etch_module_call runs compiled. options may be NULL; its ctx is not used. Compiling
+ * a compiled module again takes the new options. */
 ETCH_API etch_status etch_module_compile_with(etch_module *m, const etch_compile_options *options);
 #ifndef __cplusplus
 #define etch_module_compile(m, ...)                                                                \

@@ -16,24 +16,25 @@ typedef struct etch_op_sample {
 
 /* Calls op with each sample in these ways, never with the sample's own tensors but with copies:
  *
- *   mutation   arguments that the schema does not mark "(a!)" keep their bits; the marked one is the
- *              result
+ *   mutation   arguments that the schema does not mark "(a!)" keep their bits; the marked one is
+ *              the result
  *   aliasing   the result shares no storage with an argument that is not marked
  *   shape      the shape function gives the results' dtype and sizes, for other values of the same
  *              sizes and other values of Scalars too
  *   purity     the same arguments give the same bits twice
  *   strides    arguments that are not contiguous (transposed in memory, at an offset) give what
- *              contiguous ones do; floats may differ in the lower half of their digits, since sums may
- *              follow the strides
+ *              contiguous ones do; floats may differ in the lower half of their digits, since sums
+ *              may follow the strides
  *   eager, native   a compiled function that calls the operator (between operators that fuse) gives
- *              the bits of the call, recorded and compiled, in one graph (an operator with `effects`
- *              breaks the graph instead)
+ *              the bits of the call, recorded and compiled, in one graph (an operator with
+ *              `effects` breaks the graph instead)
  *   mode       a mode sees the call once, as this operator, and passes it on
  *
- * ETCH_OK where all hold. ETCH_ERR_INVALID_ARGUMENT where one does not: report (n bytes, may be NULL)
- * then tells each, one a line, "sample 0: mutation: argument 1 was changed". A sample whose plain call
- * fails is reported with its error, and fails the check. The report ends with what is not checked:
- * derivatives, which Etch does not have yet. Other errors: NULL arguments, lack of memory. */
+ * ETCH_OK where all hold. ETCH_ERR_INVALID_ARGUMENT where one does not: report (n bytes, may
+ * be NULL) then tells each, one a line, "sample 0: mutation: argument 1 was changed". A sample
+ * whose plain call fails is reported with its error, and fails the check. The report ends with
+ * what is not checked: derivatives, which Etch does not have yet. Other errors: NULL
+ * arguments, lack of memory. */
 ETCH_API etch_status etch_opcheck(const etch_op *op, const etch_op_sample *samples, int nsamples,
                                   char *report, size_t n);
 

@@ -2,7 +2,8 @@
  *
  * A tensor has 0 to 8 dimensions, sizes, strides and an offset (in elements) over a storage that
  * several tensors may share (views). Inside a compiled function a handle may be *deferred*: its
- * dtype, sizes and strides are known and free to ask, its data is computed when something reads it. */
+ * dtype, sizes and strides are known and free to ask, its data is computed
+ * when something reads it. */
 #ifndef ETCH_TENSOR_H
 #define ETCH_TENSOR_H
 
@@ -33,7 +34,8 @@ typedef struct etch_scope_guard {
     int open;
 } etch_scope_guard;
 
-/* Opens a scope; the mark names it. Returns -1 with out_of_memory (the enclosing scope then owns). */
+/* Opens a scope; the mark names it. Returns -1 with out_of_memory (the
+ * enclosing scope then owns). */
 ETCH_API int64_t etch_scope_begin(void);
 /* Closes the scope named by mark and every deeper one: releases what they own. -1 is a no-op. */
 ETCH_API void etch_scope_end(int64_t mark);
@@ -75,10 +77,12 @@ ETCH_API bool etch_is_deferred(const etch_tensor *t);
 
 /* ---- memory in ---- */
 
-/* A new contiguous tensor with a copy of the elements at data (row-major, numel * itemsize bytes). */
+/* A new contiguous tensor with a copy of the elements at data (row-major,
+ * numel * itemsize bytes). */
 ETCH_API etch_tensor *etch_from_host(const void *data, etch_dtype dtype, etch_shape sizes);
 /* A tensor over the caller's memory, not copied; free_fn(ctx), if not NULL, runs when the last
- * tensor over it dies. The memory counts as exposed (see etch_data): Etch sees writes through it. */
+ * tensor over it dies. The memory counts as exposed (see etch_data): Etch
+ * sees writes through it. */
 ETCH_API etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
                                      void (*free_fn)(void *ctx), void *ctx);
 /* NumPy's .npy, versions 1 to 3, little endian, C order: f32 f64 f16 i8 i16 i32 i64 u8 bool. */

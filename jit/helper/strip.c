@@ -90,7 +90,8 @@ static void plan_plain(gen *g, int v) {
         g->value[i->p.a].spilled = true;
 }
 
-/* As an operand of the stage: what is there from before its strip, and a REDUCE as a value, has 0. */
+/* As an operand of the stage: what is there from before its strip, and a
+ * REDUCE as a value, has 0. */
 static int depth_of(const gen *g, int v, int stage) {
     return instr(g, v)->kind == LOOP_REDUCE || kept_for_row(g, v, stage) ? 0 : g->value[v].depth;
 }

@@ -1,5 +1,6 @@
-/* Prototypes of what the fakes export, by the symbol names of the real libraries. Those of the driver
- * come from calls.def, whose flags say what each call checks before its own work: see control.c. */
+/* Prototypes of what the fakes export, by the symbol names of the real libraries. Those
+ * of the driver come from calls.def, whose flags say what each call checks before its
+ * own work: see control.c. */
 #ifndef FAKE_CUDA_API_CALLS_H
 #define FAKE_CUDA_API_CALLS_H
 

@@ -1,5 +1,6 @@
 /* The types of the CUDA driver API, NVRTC and cuBLASLt, as far as the fakes need them, declared
- * anew: the machines that test have no CUDA headers. check_headers.c compares with the real ones. */
+ * anew: the machines that test have no CUDA headers. check_headers.c
+ * compares with the real ones. */
 #ifndef FAKE_CUDA_API_TYPES_H
 #define FAKE_CUDA_API_TYPES_H
 

@@ -1,5 +1,5 @@
-/* Compiled, never run, where CUDA's headers are installed: our constants, layouts and prototypes are
- * those of the real ones. A prototype that differs is a conflicting declaration. */
+/* Compiled, never run, where CUDA's headers are installed: our constants, layouts and prototypes
+ * are those of the real ones. A prototype that differs is a conflicting declaration. */
 #include <cublasLt.h>
 #include <cuda.h>
 #include <nvrtc.h>

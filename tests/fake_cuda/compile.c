@@ -1,5 +1,5 @@
-/* CUDA C to an image for the host: the kernels are found in the source, g++ compiles prelude, source
- * and a table of the kernels to a shared object, and a header goes before its bytes. */
+/* CUDA C to an image for the host: the kernels are found in the source, g++ compiles prelude,
+ * source and a table of the kernels to a shared object, and a header goes before its bytes. */
 #include "control.h"
 #include "image.h"
 
@@ -99,7 +99,8 @@ typedef struct found {
     char name[128], bound[128];
 } found;
 
-/* From behind "__global__" to the name before the parameters; the first bound on the way is kept. */
+/* From behind "__global__" to the name before the parameters; the first
+ * bound on the way is kept. */
 static bool read_kernel(char *c, found *kernel) {
     snprintf(kernel->bound, sizeof kernel->bound, "0");
     while (*c && *c != ';' && *c != '{') {

@@ -145,7 +145,8 @@ void fake__leave(int *locked) {
     pthread_mutex_unlock(&fake.lock);
 }
 
-/* What a call that gives something back returns: the thing is gone, even when the call must fail. */
+/* What a call that gives something back returns: the thing is gone, even
+ * when the call must fail. */
 CUresult fake__released(CUresult result) { return result ? result : release_failure; }
 
 unsigned long fake_cuda_calls(void) { return counts.total; }

@@ -25,8 +25,8 @@ unsigned long fake_cuda_live(const char *kind);
 void fake_cuda_print_live(void);
 /* 1: streams hold their work until something waits for it; 0: they run it at the call. */
 void fake_cuda_set_lazy(int lazy);
-/* The next difference of two events' times is `ms`, each later one that times `factor`; factor 0: as
- * the clock has them. */
+/* The next difference of two events' times is `ms`, each later one that times `factor`; factor
+ * 0: as the clock has them. */
 void fake_cuda_set_elapsed(double ms, double factor);
 /* Pieces of work that streams hold. */
 unsigned long fake_cuda_pending(void);

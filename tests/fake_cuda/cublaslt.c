@@ -1,6 +1,6 @@
-/* The fake of cuBLASLt: plain loops. It has three algorithms that differ, as real ones do, in the bits
- * of their sums, the workspace they need and the alignment they demand, so that code which mixes them
- * up is found out: algorithm n adds 4 << n interleaved partial sums. */
+/* The fake of cuBLASLt: plain loops. It has three algorithms that differ, as real ones do, in the
+ * bits of their sums, the workspace they need and the alignment they demand, so that code which
+ * mixes them up is found out: algorithm n adds 4 << n interleaved partial sums. */
 #include "api_types.h"
 #include "api_calls.h"
 #include "control.h"

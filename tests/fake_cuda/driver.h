@@ -141,7 +141,8 @@ enum fake_work_kind {
     WORK_GRAPH
 };
 
-/* One thing a device does. Never changed once made, so graphs, their copies and streams share it. */
+/* One thing a device does. Never changed once made, so graphs, their copies
+ * and streams share it. */
 typedef struct fake_work {
     enum fake_work_kind kind;
     int references;

@@ -1,6 +1,6 @@
 /* Graphs: nodes that hold work, instantiated into a copy whose nodes remember where they came from,
- * so that one of them can be patched by its original. A launch is one piece of work: the nodes' work
- * as it is now, in an order that their dependencies allow. */
+ * so that one of them can be patched by its original. A launch is one piece of work: the nodes'
+ * work as it is now, in an order that their dependencies allow. */
 #include "driver.h"
 
 struct CUgraphNode_st {
@@ -72,8 +72,9 @@ static size_t index_of(CUgraph graph, CUgraphNode node) {
     return i;
 }
 
-/* Is node the same as, or (also indirectly) after, another? Dependencies are older than a node except
- * where edges were added later, so this ends: a graph with a cycle is refused at instantiation. */
+/* Is node the same as, or (also indirectly) after, another? Dependencies are older than
+ * a node except where edges were added later, so this ends: a graph with a cycle is
+ * refused at instantiation. */
 static bool depends(CUgraphNode node, CUgraphNode on, size_t left) {
     if (node == on) return true;
     if (!left) return false;

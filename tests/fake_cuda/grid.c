@@ -1,8 +1,9 @@
-/* Runs a kernel: blocks one after another, the threads of a block as fibers. A fiber runs threads one
- * after another until one of them waits at a barrier; then the next fiber goes on with the threads
- * that are left, so a kernel without barriers needs one switch a block. When all threads have ended or
- * wait, those whose barrier or warp operation is complete go on; if there are none, the kernel has
- * diverged. A bad access ends the grid: the signal handler leaves the fiber for the scheduler. */
+/* Runs a kernel: blocks one after another, the threads of a block as fibers. A fiber runs
+ * threads one after another until one of them waits at a barrier; then the next fiber goes on
+ * with the threads that are left, so a kernel without barriers needs one switch a block. When
+ * all threads have ended or wait, those whose barrier or warp operation is complete go on; if
+ * there are none, the kernel has diverged. A bad access ends the grid: the signal handler leaves
+ * the fiber for the scheduler. */
 #include "driver.h"
 
 #include <signal.h>
@@ -387,8 +388,9 @@ static void run_with_faults_caught(const fake_image *image, const fake_work *wor
     sigaltstack(&old, NULL);
 }
 
-/* What parameters point to, or pointers in structures among them, is opened now: that is quicker than
- * the fault at the first touch. Any word that looks like an address of the device may be one. */
+/* What parameters point to, or pointers in structures among them, is opened now: that is quicker
+ * than the fault at the first touch. Any word that looks like an address of
+ * the device may be one. */
 static void open_params(const fake_work *work) {
     const fake_kernel *kernel = work->kernel.function->kernel;
     for (int i = 0; i < kernel->params; i++)

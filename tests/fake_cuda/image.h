@@ -1,5 +1,5 @@
-/* What a compiled "cubin" holds: shared by the prelude that goes before each CUDA source (C++) and by
- * the fake driver (C). */
+/* What a compiled "cubin" holds: shared by the prelude that goes before each CUDA source (C++)
+ * and by the fake driver (C). */
 #ifndef FAKE_CUDA_IMAGE_H
 #define FAKE_CUDA_IMAGE_H
 

@@ -1,7 +1,7 @@
 /* Device memory: an address range of its own for each device, closed to the host. Every allocation
  * has pages of its own between unmapped ones and ends where its last page ends; the bytes around it
- * in its pages are a red zone. Addresses are used again only when the whole range has been used, so a
- * use after free finds nothing there. New memory is all ones: not-a-numbers, and -1. */
+ * in its pages are a red zone. Addresses are used again only when the whole range has been used, so
+ * a use after free finds nothing there. New memory is all ones: not-a-numbers, and -1. */
 #include "driver.h"
 
 #include <sys/mman.h>
@@ -63,7 +63,8 @@ fake_allocation *fake__find(uintptr_t address) {
     return address >= a->at && address < a->at + a->size ? a : NULL;
 }
 
-/* Room for some pages with one unmapped page after them, from the cursor on, round the range once. */
+/* Room for some pages with one unmapped page after them, from the cursor on,
+ * round the range once. */
 static uintptr_t find_room(fake_device *d, size_t size) {
     for (int turn = 0; turn < 2; turn++) {
         uintptr_t at = turn ? d->arena : d->cursor;
@@ -99,7 +100,8 @@ static void trim(CUmemoryPool pool, size_t keep) {
     if (pool->reserved > least) pool->reserved = least;
 }
 
-/* What pools keep above their threshold goes back at a synchronisation; all of it, when it is needed. */
+/* What pools keep above their threshold goes back at a synchronisation; all
+ * of it, when it is needed. */
 static void trim_all(fake_device *d, bool all) {
     trim(&d->default_pool, all ? 0 : d->default_pool.threshold);
     for (int i = 0; i < d->pool_count; i++) trim(d->pools[i], all ? 0 : d->pools[i]->threshold);
@@ -213,7 +215,8 @@ static bool may_touch(const fake_allocation *a) {
     return a->pool && (a->pool->access >> mine & 1);
 }
 
-/* Opens the pages around an address, when they belong to a live allocation that the context may use. */
+/* Opens the pages around an address, when they belong to a live allocation
+ * that the context may use. */
 bool fake__open_at(uintptr_t address) {
     const int device = device_of(address);
     if (device < 0 || !gate.depth) return false;

@@ -282,8 +282,8 @@ CUresult cuFuncGetModule(CUmodule *module, CUfunction function) {
     return CUDA_SUCCESS;
 }
 
-/* As in a real parameter buffer, every parameter lies at a multiple of its alignment; sizes that are
- * powers of two up to 16 are taken to be aligned so, others to 8. */
+/* As in a real parameter buffer, every parameter lies at a multiple of its alignment; sizes that
+ * are powers of two up to 16 are taken to be aligned so, others to 8. */
 static size_t alignment(size_t size) {
     for (size_t a = 16; a > 1; a /= 2)
         if (size == a || (a <= 8 && size % a == 0)) return a;

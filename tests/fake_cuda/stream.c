@@ -1,6 +1,7 @@
-/* Streams and events. A stream is a queue of work; a position in a queue is a number that only grows.
- * Work runs at the call that brings it, or, when lazy, once something waits for it: then what a stream
- * waits for (an event, the stream 0) runs first. Work submitted to a capturing stream becomes nodes. */
+/* Streams and events. A stream is a queue of work; a position in a queue is a number that only
+ * grows. Work runs at the call that brings it, or, when lazy, once something waits for it:
+ * then what a stream waits for (an event, the stream 0) runs first. Work submitted to a
+ * capturing stream becomes nodes. */
 #include "driver.h"
 
 #include <time.h>

@@ -614,7 +614,8 @@ static void other_branch(generator *g, const statement *first) {
     }
 }
 
-/* A call of before once more, perhaps with other numbers: what looks like a common subexpression. */
+/* A call of before once more, perhaps with other numbers: what looks like a
+ * common subexpression. */
 static bool call_again(generator *g, int at) {
     statement s = g->p->statement[at];
     if (s.kind != ST_OP || s.when != g->when || etch__ops[s.op].kind == KIND_INPLACE) return false;
@@ -758,7 +759,8 @@ static void generate_custom(generator *g) {
     take_made(g, &s);
 }
 
-/* What is part of the state word is changed in some variants only, as all else would be the same. */
+/* What is part of the state word is changed in some variants only, as all
+ * else would be the same. */
 static void in_some_variants(generator *g, statement *s) {
     if (g->p->setup.period > 1 && !chance(g, 3)) s->when = (uint8_t)(1 + below(g, g->all - 1));
     g->w.nevents = 0;

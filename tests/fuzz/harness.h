@@ -2,14 +2,14 @@
  *
  * A *world* is one of the two sides: its function, its tensors that live on from call to call, and
  * what its last call let be seen (values read, errors, texts). The body works on numbered tensors
- * v[]: arguments, then captured globals, then results. It is the fuzzer's interpreter, or the C code
- * that the fuzzer prints for a program with a difference; both call the same functions. Whatever
- * changes between calls depends on the call's *variant*, call % period, so that every variant comes
- * again; only data and varying scalars are of the call alone.
+ * v[]: arguments, then captured globals, then results. It is the fuzzer's interpreter, or the C
+ * code that the fuzzer prints for a program with a difference; both call the same functions.
+ * Whatever changes between calls depends on the call's *variant*, call % period, so that every
+ * variant comes again; only data and varying scalars are of the call alone.
  *
- * Both worlds have their tensors on the current device; with `beside_cpu` the eager one on the CPU, so
- * that the device is compared with it. Then, and on a device, there is no raw memory: what would touch
- * it only exposes it, and wrapped inputs are contiguous ones. */
+ * Both worlds have their tensors on the current device; with `beside_cpu` the eager one on the CPU,
+ * so that the device is compared with it. Then, and on a device, there is no raw memory: what would
+ * touch it only exposes it, and wrapped inputs are contiguous ones. */
 #ifndef ETCH_TESTS_FUZZ_HARNESS_H
 #define ETCH_TESTS_FUZZ_HARNESS_H
 
@@ -126,8 +126,8 @@ void fuzz_scope(fuzz_world *w);
 void fuzz_scope_end(fuzz_world *w, int keep);                 /* -1: nothing is kept */
 void fuzz_inner(fuzz_world *w, int to, int n, bool disabled); /* v[to] = another function (v[n]) */
 
-/* Operators of the user's, which compiled code calls: v[to] takes its elements in turns from v[a] and
- * v[b], of one dtype and the same sizes; v[to] = v[n] with its elements in reverse order. */
+/* Operators of the user's, which compiled code calls: v[to] takes its elements in turns from v[a]
+ * and v[b], of one dtype and the same sizes; v[to] = v[n] with its elements in reverse order. */
 void fuzz_custom(fuzz_world *w, int to, int a, int b);
 void fuzz_custom_write(fuzz_world *w, int to, int n);
 void fuzz_half(fuzz_world *w, int to, int n); /* times 0.5, by the typed function */
@@ -143,8 +143,8 @@ typedef struct fuzz_result {
     etch_counters_t counters;                  /* of the process, over this program */
 } fuzz_result;
 
-/* Runs the program eagerly and compiled for the backend. True: no difference, nothing leaked (of the
- * host's memory: plans of operators that a device keeps hold memory of it). */
+/* Runs the program eagerly and compiled for the backend. True: no difference, nothing leaked (of
+ * the host's memory: plans of operators that a device keeps hold memory of it). */
 bool fuzz_compare(const fuzz_setup *setup, fuzz_body body, const void *program, const char *backend,
                   fuzz_result *result);
 

@@ -1,5 +1,5 @@
-/* Runs a program's statements one by one: operators through the boxed call, which takes the same way
- * to the cursor as the typed functions. */
+/* Runs a program's statements one by one: operators through the boxed call, which takes the same
+ * way to the cursor as the typed functions. */
 #include "program.h"
 
 /* ---- operators ---- */

@@ -3,19 +3,20 @@
  *     etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] [--native K] [--failures N]
  *               [--reduce 0|1] [--one S] [--coverage 0|1] [--device NAME]
  *
- * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on eager,
- * which tests all but the generated code; --native 0: none. Programs run in a worker process, so that
- * a crash or a hang is a finding like a difference. A finding is made smaller and printed as a C test.
- * --processor counts seconds of processor time, helpers included, as a loaded machine has less of it.
+ * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on
+ * eager, which tests all but the generated code; --native 0: none. Programs run in a worker
+ * process, so that a crash or a hang is a finding like a difference. A finding is made smaller
+ * and printed as a C test.
+ * --processor counts seconds of processor time, helpers included: a loaded machine has less of it.
  * --one prints the program of one seed (with --native 1: that for native) and runs it on both
- * backends. --coverage lists how often each operator, statement, dtype and layout was there, in all
- * programs and in those for native. Exit status 1: findings, or less than 95 % of the later calls ran
- * generated code.
+ * backends. --coverage lists how often each operator, statement, dtype and layout was there, in
+ * all programs and in those for native. Exit status 1: findings, or less than 95 % of the later
+ * calls ran generated code.
  *
- * --device cuda: every K-th program (default: 2) runs on the GPU, eagerly and as native code, half of
- * them with mode reduce-overhead. The others run on the CPU eagerly and on the GPU recorded through
- * eager kernels; they have only operators that are the same on both (fuzz_is_exact). Compared are all
- * bits but those of NaN. Programs are small, as each kernel has to be compiled. */
+ * --device cuda: every K-th program (default: 2) runs on the GPU, eagerly and as native code, half
+ * of them with mode reduce-overhead. The others run on the CPU eagerly and on the GPU recorded
+ * through eager kernels; they have only operators that are the same on both (fuzz_is_exact).
+ * Compared are all bits but those of NaN. Programs are small, as each kernel has to be compiled. */
 #include "program.h"
 #include "tools/minify/mini.h"
 
@@ -32,8 +33,8 @@
 
 typedef enum finding { FOUND_NOTHING, FOUND_DIFFERENCE, FOUND_LEAK, FOUND_CRASH } finding;
 
-/* A worker runs one epoch, under one instruction set; the next one runs some programs of it again, so
- * that code in the cache which is for another instruction set is found. */
+/* A worker runs one epoch, under one instruction set; the next one runs some programs of it again,
+ * so that code in the cache which is for another instruction set is found. */
 enum { EPOCH = 32 /* native programs */, EPOCH_ALL = 4000, CANARIES = 4 };
 static const char *const isas[] = {"", "avx2", "baseline"};
 
@@ -181,8 +182,8 @@ static void take_line(void *ctx, const char *line) {
     if (!strncmp(line, "etch: graph: ", 13)) fprintf(ctx, "%s\n", line);
 }
 
-/* In a process of its own: runs the program and gives each of its graphs to etch-minify; the first one
- * that differs by itself is printed as a test that needs no harness. */
+/* In a process of its own: runs the program and gives each of its graphs to etch-minify; the first
+ * one that differs by itself is printed as a test that needs no harness. */
 static void minify_graphs(const program *p) {
     mini_options o = {.backend = "native", .calls = 4, .most = 500, .seconds = 20, .seed = 1};
     char *log = NULL, difference[MINI_TEXT], *text;
@@ -254,7 +255,8 @@ static void report(finding found, bool reduce) {
 
 /* ---- many programs ---- */
 
-/* Processor time of this process, of what it has waited for and, so far, of the helpers that run. */
+/* Processor time of this process, of what it has waited for and, so far, of
+ * the helpers that run. */
 static double processor_seconds(void) {
     struct rusage self, waited;
     getrusage(RUSAGE_SELF, &self), getrusage(RUSAGE_CHILDREN, &waited);
@@ -315,8 +317,8 @@ static void run_seed(uint64_t seed, bool native) {
     shared->running = false;
 }
 
-/* A program for native has a twin, with the same statements over other dtypes: kernels that must not
- * be taken for each other. */
+/* A program for native has a twin, with the same statements over other dtypes: kernels that must
+ * not be taken for each other. */
 static void run_native(uint64_t seed) {
     run_seed(seed, true);
     run_seed(seed | FUZZ_TWIN, true);

@@ -84,14 +84,16 @@ int fuzz_operands(const statement *s, int *operands);
 /* In a seed: the program of the seed without it, but with other dtypes. */
 #define FUZZ_TWIN ((uint64_t)1 << 63)
 
-/* generate.c, always on the CPU. SMALL: few operators, for where compiling takes long. EXACT: few, and
- * only those that have the same bits on every device. LAUNCHES: few, mostly without breaks and with sizes
- * that are too large for a plan to become a single kernel, so that it becomes a CUDA graph. */
+/* generate.c, always on the CPU. SMALL: few operators, for where compiling takes long.
+ * EXACT: few, and only those that have the same bits on every device. LAUNCHES: few, mostly
+ * without breaks and with sizes that are too large for a plan to become a single kernel, so
+ * that it becomes a CUDA graph. */
 typedef enum fuzz_kind { FUZZ_ANY, FUZZ_SMALL, FUZZ_EXACT, FUZZ_LAUNCHES } fuzz_kind;
 void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind);
-/* Whether the operator gives the same bits on every device: integers, + - * / and sqrt, comparisons,
- * rounding, views, writes, index operators, uniform random numbers, and reductions and scans, whose order is
- * fixed; not libm's functions, products, softmax, norms and normal random numbers. */
+/* Whether the operator gives the same bits on every device: integers, + - * / and sqrt,
+ * comparisons, rounding, views, writes, index operators, uniform random numbers, and
+ * reductions and scans, whose order is fixed; not libm's functions, products, softmax, norms
+ * and normal random numbers. */
 bool fuzz_is_exact(int op);
 
 /* reduce.c: the smallest program found for which fails(p) still holds. */

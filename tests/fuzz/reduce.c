@@ -1,5 +1,5 @@
-/* Makes a failing program smaller: the changes; the loop is etch-minify's. Whether it still fails is
- * asked in another process each time, so a crash is an answer too. */
+/* Makes a failing program smaller: the changes; the loop is etch-minify's. Whether it still fails
+ * is asked in another process each time, so a crash is an answer too. */
 #include "program.h"
 #include "tools/minify/shrink.h"
 

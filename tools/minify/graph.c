@@ -1,8 +1,8 @@
 /* From the text form of a graph to one that can be changed (mini.h).
  *
- * etch_graph_parse reads it; two things that its nodes do not tell are read from the text again: over
- * which input another one lies, and the classes of scalars (whether alpha is 1, how many elements an
- * arange has), which stand as the last attribute of their lines. */
+ * etch_graph_parse reads it; two things that its nodes do not tell are read from the text again:
+ * over which input another one lies, and the classes of scalars (whether alpha is 1, how many
+ * elements an arange has), which stand as the last attribute of their lines. */
 #include <ctype.h>
 
 #include "mini.h"

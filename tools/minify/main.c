@@ -1,14 +1,14 @@
-/* etch-minify: cuts a graph whose compiled code differs from eager code to the smallest one that still
- * differs, and writes a C test.
+/* etch-minify: cuts a graph whose compiled code differs from eager code to the smallest one that
+ * still differs, and writes a C test.
  *
  *     ETCH_LOGS=graph ETCH_LOGS_OUT=log program      (or what a failing check has logged)
  *     etch-minify log > test.c
  *
- * The input has one or more graphs in their text form, alone or among the lines of a log. Each runs
- * eagerly and compiled, several times with other random numbers, special values among them; the first
- * one that differs (or makes the program crash or hang) is made smaller: calls, operands, outputs,
- * inputs, sizes, strides, dtypes, scalars. Exit status: 0 no graph differs, 1 the test was written, 2
- * an error. */
+ * The input has one or more graphs in their text form, alone or among the lines of a log. Each
+ * runs eagerly and compiled, several times with other random numbers, special values among them;
+ * the first one that differs (or makes the program crash or hang) is made smaller: calls,
+ * operands, outputs, inputs, sizes, strides, dtypes, scalars. Exit status: 0 no graph differs, 1
+ * the test was written, 2 an error. */
 #include <dlfcn.h>
 #include <ftw.h>
 #include <unistd.h>

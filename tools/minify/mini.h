@@ -1,7 +1,7 @@
 /* A graph as plain memory, which can be copied, changed and run: what etch-minify works on.
  *
- * Values have numbers that stay when others go: inputs and results of calls alike. A call that writes
- * in place has no value: those behind it see the write in that of its first argument. */
+ * Values have numbers that stay when others go: inputs and results of calls alike. A call that
+ * writes in place has no value: those behind it see the write in that of its first argument. */
 #ifndef ETCH_MINIFY_MINI_H
 #define ETCH_MINIFY_MINI_H
 
@@ -65,8 +65,8 @@ typedef struct mini_graph {
 
 /* graph.c: from the text form, "graph NAME(...) { ... }". NULL with Etch's error set; free it. */
 mini_graph *mini_parse(const char *text);
-/* The graphs of a log, one after the other: the text of the next one from *at on, without the prefixes
- * of log lines; free it. NULL at the end. */
+/* The graphs of a log, one after the other: the text of the next one from *at on, without the
+ * prefixes of log lines; free it. NULL at the end. */
 char *mini_next_text(const char **at);
 const mini_input *mini_find_input(const mini_graph *g, int value);
 const mini_node *mini_find_node(const mini_graph *g, int value);
@@ -86,8 +86,8 @@ typedef enum mini_verdict {
     MINI_INVALID /* the graph does not run eagerly */
 } mini_verdict;
 
-/* check.c: runs the graph in a process of its own. difference (of MINI_TEXT bytes) says what differs;
- * meta gets those of all results (MINI_MAX_VALUES); both may be NULL. */
+/* check.c: runs the graph in a process of its own. difference (of MINI_TEXT bytes) says what
+ * differs; meta gets those of all results (MINI_MAX_VALUES); both may be NULL. */
 enum { MINI_TEXT = 512 };
 mini_verdict mini_check(const mini_graph *g, const mini_options *o, char *difference,
                         mini_meta *meta);

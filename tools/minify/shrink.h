@@ -1,5 +1,5 @@
-/* Making something that fails smaller: one change at a time, kept if it still fails, until no change
- * is kept. What is made smaller is plain memory, so that a change is undone by copying. */
+/* Making something that fails smaller: one change at a time, kept if it still fails, until no
+ * change is kept. What is made smaller is plain memory, so that a change is undone by copying. */
 #ifndef ETCH_MINIFY_SHRINK_H
 #define ETCH_MINIFY_SHRINK_H
 
@@ -18,8 +18,8 @@ typedef struct shrink {
 bool shrink_attempt(shrink *s);
 #define SHRINK_TRY(s, change) ((change), shrink_attempt(s))
 
-/* Drops runs of elements, long ones first, the last ones first: count(x) of them, and drop(x, first, n)
- * takes n out. True if any was kept. */
+/* Drops runs of elements, long ones first, the last ones first: count(x) of them, and drop(x,
+ * first, n) takes n out. True if any was kept. */
 bool shrink_ranges(shrink *s, int (*count)(const void *x), void (*drop)(void *x, int first, int n));
 
 /* Runs the passes, each of which says whether it kept a change, until none does. */

@@ -1,5 +1,6 @@
-/* The example of a custom operator: "mylib::blas_matmul", the matrix product through CBLAS (what NumPy
- * calls), f32 and f64, any strides. A header, so that the tool, examples and tests can share it. */
+/* The example of a custom operator: "mylib::blas_matmul", the matrix product through
+ * CBLAS (what NumPy calls), f32 and f64, any strides. A header, so that the tool,
+ * examples and tests can share it. */
 #ifndef ETCH_TOOLS_CBLAS_MATMUL_H
 #define ETCH_TOOLS_CBLAS_MATMUL_H
 
@@ -65,7 +66,8 @@ static inline etch_status blas_shape(void *ctx, const etch_op *op, const etch_va
     return ETCH_OK;
 }
 
-/* Registers it at the first call; NULL with the error set when that fails. Not for several threads. */
+/* Registers it at the first call; NULL with the error set when that fails. Not
+ * for several threads. */
 static inline const etch_op *blas_op(void) {
     static const etch_op *op;
     static const etch_op_definition definition = {

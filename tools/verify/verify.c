@@ -1,19 +1,20 @@
 /* etch-verify: compares a replacement of an operator with the operator itself.
  *
- * Over dtypes, shapes and the strides of both operands, the replacement is called directly, through a
- * mode that puts it in the operator's place, and compiled. Printed is the largest distance from the
- * native result on the CPU in ulp (numbers between the two results), and the error that the bound is
- * about. With --device the operands lie there, and the device's own operator is held to the bound, too.
+ * Over dtypes, shapes and the strides of both operands, the replacement is called directly,
+ * through a mode that puts it in the operator's place, and compiled. Printed is the largest
+ * distance from the native result on the CPU in ulp (numbers between the two results), and the
+ * error that the bound is about. With --device the operands lie there, and the device's own
+ * operator is held to the bound, too.
  *
- * The bound. Summing K products in any order, with or without fma, gives each element of A B with an
- * error of at most g S, where S = (|A| |B|) at that element, g = K u / (1 - K u) and u is half an ulp of
- * 1. Two such sums differ by at most 2 g S; as an ulp of S is more than u S, that is less than
- * 2 K / (1 - K u) ulp of S. Distances in ulp of the result itself have no bound: where terms cancel, the
- * result is small and the error is not. A forgotten term of typical size is an error of about S / K, far
- * beyond the bound while K is below 2000 in f32.
+ * The bound. Summing K products in any order, with or without fma, gives each element of A B with
+ * an error of at most g S, where S = (|A| |B|) at that element, g = K u / (1 - K u) and u is half
+ * an ulp of 1. Two such sums differ by at most 2 g S; as an ulp of S is more than u S, that is less
+ * than 2 K / (1 - K u) ulp of S. Distances in ulp of the result itself have no bound: where terms
+ * cancel, the result is small and the error is not. A forgotten term of typical size is an error of
+ * about S / K, far beyond the bound while K is below 2000 in f32.
  *
- * Exit status: 0 when all is within the bound and all three ways give the same bits, 1 when not, 2 for
- * an error. */
+ * Exit status: 0 when all is within the bound and all three ways give the same bits, 1
+ * when not, 2 for an error. */
 #include "cblas_matmul.h"
 
 #include <float.h>
