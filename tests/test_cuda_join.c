@@ -10,8 +10,6 @@
 
 #include <math.h>
 
-static bool real;
-
 /* ---- programs: x is m x k, w k x n, b fits m x n ---- */
 
 static double factor = 1.5;
@@ -327,6 +325,15 @@ static void addresses_change(void) {
     }
 }
 
+/* Of a call that gives these bits. */
+static int64_t launches_of(etch_function *f, const operands *o, etch_tensor *want) {
+    int64_t before = etch_device_stats(gpu).launches;
+    etch_tensor *got = etch_call(f, o->x, o->w, o->b);
+    int64_t launches = etch_device_stats(gpu).launches - before;
+    CHECK(etch_bitwise_equal(got, want));
+    return launches;
+}
+
 /* No size needs code that an earlier one did not: products of dynamic graphs stay apart. */
 static void dynamic_sizes(void) {
     etch__cuda_gemm_force = GEMM_TALL;
@@ -334,10 +341,7 @@ static void dynamic_sizes(void) {
     for (int i = 0; i < 4; i++) {
         operands o = given((uint64_t)i, 66 + i, 36 + i, 72 + i, DENSE);
         etch_tensor *want = bias_relu(o.x, o.w, o.b);
-        int64_t launches = etch_device_stats(gpu).launches;
-        etch_tensor *got = etch_call(f, o.x, o.w, o.b);
-        launches = etch_device_stats(gpu).launches - launches;
-        CHECK(etch_bitwise_equal(got, want));
+        int64_t launches = launches_of(f, &o, want);
         if (i > 2) CHECK(launches == 2);
     }
     etch_function_free(f);
@@ -352,10 +356,7 @@ static void precision(void) {
     etch_tensor *want = bias_relu(o.x, o.w, o.b);
     for (int i = 0; i < 3; i++) {
         etch_counters_t before = etch_counters();
-        int64_t launches = etch_device_stats(gpu).launches;
-        etch_tensor *got = etch_call(f, o.x, o.w, o.b);
-        launches = etch_device_stats(gpu).launches - launches;
-        CHECK(etch_bitwise_equal(got, want));
+        int64_t launches = launches_of(f, &o, want);
         if (i) CHECK(launches == 1 && etch_counters().library_calls == before.library_calls + 1);
     }
     CHECK(etch_set_matmul_precision(ETCH_HIGHEST) == ETCH_OK);
@@ -373,10 +374,7 @@ static void relaxed(void) {
         o.b = on_gpu(numbers(9, 1, 36));
         etch_tensor *want = bodies[i](o.x, o.w, o.b);
         for (int call = 0; call < 3; call++) {
-            int64_t launches = etch_device_stats(gpu).launches;
-            etch_tensor *got = etch_call(f, o.x, o.w, o.b);
-            launches = etch_device_stats(gpu).launches - launches;
-            CHECK(etch_bitwise_equal(got, want));
+            int64_t launches = launches_of(f, &o, want);
             if (call > 1) CHECK(launches == 1);
         }
         etch_function_free(f);
@@ -458,7 +456,7 @@ static void each_allocation_fails_once(void) {
 }
 
 int main(void) {
-    real = getenv("ETCH_TEST_REAL_GPU") != NULL;
+    bool real = getenv("ETCH_TEST_REAL_GPU") != NULL;
     if (!real && !use_fakes()) return 77;
     const struct CMUnitTest tests[] = {
         IN_CHILD(what_joins, NULL),

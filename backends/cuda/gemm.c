@@ -73,17 +73,17 @@ const char etch__cuda_tile_text[] =
     "__device__ __forceinline__ void keep(float *to, const float *v) {\n"
     "    *(float4 *)to = make_float4(v[0], v[1], v[2], v[3]);\n"
     "}\n"
-    "/* The sums at rows place_row(i), columns place_col(i) + 0..3 of the tile that begins at "
-    "(row, col). All\n"
-    " * threads of the block take part, and may not use `space` until they have all come back. */\n"
+    "/* The sums at rows place_row(i), columns place_col(i) + 0..3 of the tile that begins at\n"
+    " * (row, col). All threads of the block take part, and may not use `space` until all have\n"
+    " * come back. */\n"
     "template <int V>\n"
     "__device__ __forceinline__ void sums_of(const product &p, int batch, int row, int col,\n"
     "                                        float *space, float4 (&sums)[SUMS]) {\n"
     "    const bool A_ALONG_K = V & 2, B_ALONG_K = V & 4, A_WIDE = V & 8, B_WIDE = V & 16;\n"
     "    const int t = threadIdx.x, slice = t / 32, down = t % 32 / 4, across = t % 4;\n"
     "    const bool inside = row + ROWS <= p.m && col + COLUMNS <= p.n;\n"
-    "    const spot a0 = a_spot<A_ALONG_K>(t), b0 = b_spot<B_ALONG_K>(t), a1 = a_spot<A_ALONG_K>(t "
-    "+ 256), b1 = b_spot<B_ALONG_K>(t + 256);\n"
+    "    const spot a0 = a_spot<A_ALONG_K>(t), a1 = a_spot<A_ALONG_K>(t + 256);\n"
+    "    const spot b0 = b_spot<B_ALONG_K>(t), b1 = b_spot<B_ALONG_K>(t + 256);\n"
     "    const long long a_step = A_ALONG_K ? p.a_col : p.a_row;\n"
     "    const long long b_step = B_ALONG_K ? p.b_row : p.b_col;\n"
     "    const long long a_next = (a1.at - a0.at) * p.a_row + (a1.k - a0.k) * p.a_col;\n"
@@ -251,16 +251,28 @@ static char *source(const void *ctx) {
     return text;
 }
 
+/* Of a text, kept: eager products ask for it at each call. */
+static uint64_t kept_hash(_Atomic uint64_t *kept, const char *text) {
+    uint64_t hash = atomic_load_explicit(kept, memory_order_relaxed);
+    if (unlikely(!hash)) {
+        hash = XXH3_64bits(text, strlen(text));
+        atomic_store_explicit(kept, hash, memory_order_relaxed);
+    }
+    return hash;
+}
+
 uint64_t etch__cuda_tile_hash(void) {
-    return XXH3_64bits(etch__cuda_tile_text, strlen(etch__cuda_tile_text));
+    static _Atomic uint64_t kept;
+    return kept_hash(&kept, etch__cuda_tile_text);
 }
 
 static cuda_code *code_for(cuda_device *d, unsigned variant) {
+    static _Atomic uint64_t body;
     uint8_t key[64];
     const char *why;
     int n = snprintf((char *)key, sizeof key, "gemm %016llx %016llx %u",
                      (unsigned long long)etch__cuda_tile_hash(),
-                     (unsigned long long)XXH3_64bits(body_text, sizeof body_text), variant);
+                     (unsigned long long)kept_hash(&body, body_text), variant);
     cuda_code *code = etch__cuda_code(d, key, (size_t)n, "etch_gemm", source, &variant, &why);
     if (!code) etch__cuda_no_code(why);
     return code;
