@@ -163,4 +163,36 @@ void etch__cuda_put_load(gen *g, int v, const char *e);
 void etch__cuda_put_store(gen *g, const loop_instr *i, const char *to);
 void etch__cuda_put_combine(gen *g, int v, const char *to, const char *acc, const char *x);
 
+/* ---- what rows and columns share: cuda_fold.c ---- */
+
+/* One element for the whole row. */
+bool etch__cuda_loaded_once(const gen *g, int a);
+/* Where accesses of the stages over elements, over rows, begin in the row whose indices are there;
+ * what is loaded once; both for all. */
+void etch__cuda_row_places(gen *g, bool elements, bool rows);
+void etch__cuda_load_once(gen *g);
+void etch__cuda_begin_row(gen *g);
+/* Block results fold by pairs as they come: leaf number n is pushed. The result is at the
+ * bottom. */
+void etch__cuda_begin_stack(gen *g);
+void etch__cuda_push_leaf(gen *g, const char *n);
+void etch__cuda_finish_stack(gen *g);
+/* What the thread for which `who` holds does with the results of a row: stage 1, or, of a part of
+ * a row, cells. */
+void etch__cuda_finish_row(gen *g, const char *who);
+void etch__cuda_write_cells(gen *g, const char *who);
+/* n lanes without elements; the elements of `block` from `first` on that the thread has, where
+ * `who` holds; lane[l] = op(lane[l], lane[l + w]) for w from n / 2 down to `least`. */
+void etch__cuda_begin_lanes(gen *g, int n);
+void etch__cuda_add_block(gen *g, const char *who, const char *first);
+void etch__cuda_fold_inside(gen *g, int v, int n, int least);
+
+/* ---- bodies: cuda_map.c, cuda_rows.c, cuda_passes.c, cuda_columns.c ---- */
+
+void etch__cuda_map(gen *g);
+void etch__cuda_whole_rows(gen *g); /* ROW, FINISH */
+void etch__cuda_row_blocks(gen *g); /* ROW in parts */
+void etch__cuda_rows_again(gen *g); /* kernels of several passes */
+void etch__cuda_columns(gen *g);
+
 #endif

@@ -1,24 +1,9 @@
 /* Making the plan of the native backend from the groups of the fused ir: kernels lowered and
  * compiled, memory laid out, steps in their order. */
+#include "jit/plan_maker.h"
+
 #include "core/device.h"
 #include "core/profile.h"
-#include "jit/native.h"
-
-typedef struct maker {
-    const ir *r;
-    native_plan *p;
-    lowered **low;     /* per group: NULL for calls and empty spaces */
-    lowered **finish;  /* per group: the second kernel of a split reduction */
-    int32_t *output;   /* per version: output number or -1 */
-    int32_t *interval; /* per version, then per group for scratch: number or -1 */
-    plan_interval *intervals;
-    int nintervals, nkernels;
-    int32_t *step_group;     /* per step: the group whose it is */
-    loaded_kernel **kernels; /* in step order */
-    launcher **launchers;    /* the same, on another device */
-} maker;
-
-static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
 
 /* The version whose buffer a version lies in. */
 static int32_t owner(const ir *r, int32_t version) {
@@ -228,184 +213,18 @@ static bool make_arrays(maker *m) {
     return p->steps && p->args && p->cells && p->dims && p->operands && p->attrs && p->output_bytes;
 }
 
-static bool writes_input(const native_plan *p, const step *s) {
+bool etch__step_writes_input(const native_plan *p, const step *s) {
     if (s->is_call) return p->operands[s->c.result].at.kind == PLACE_INPUT;
     for (int i = 0; i < s->k.nargs; i++)
         if (s->k.stores >> i & 1 && p->args[s->k.arg + i].kind == PLACE_INPUT) return true;
     return false;
 }
 
-/* ---- which steps wait for which, for a graph of the device ---- */
-
-/* Memory that a step reads or writes: a whole input or output, or a range of the arena. */
-enum { PLACE_CHECKS = PLACE_NONE + 1 }; /* what says whether a check has failed */
-typedef struct touched {
-    int64_t from, to; /* bytes of the arena, else 0 and 1 */
-    int32_t index;
-    uint8_t kind, step;
-    bool write;
-} touched;
-
-static touched touched_at(const maker *m, const place *at, int number, bool write) {
-    touched t = {0, 1, at->index, at->kind, (uint8_t)number, write};
-    if (at->kind != PLACE_ARENA) {
-        /* Inputs may share memory; where none is written that does not matter. */
-        if (at->kind == PLACE_INPUT) t.index = 0;
-        return t;
-    }
-    t.from = t.to = at->offset;
-    for (int i = 0; i < m->nintervals; i++) {
-        const plan_interval *v = &m->intervals[i];
-        if (v->offset <= at->offset && at->offset < v->offset + v->bytes &&
-            v->offset + v->bytes > t.to && v->first <= m->step_group[number] &&
-            m->step_group[number] <= v->last)
-            t.from = v->offset, t.to = v->offset + v->bytes;
-    }
-    return t;
-}
-
-static bool conflict(const touched *a, const touched *b) {
-    return (a->write || b->write) && a->kind == b->kind && a->index == b->index &&
-           a->from < b->to && b->from < a->to;
-}
-
-/* A step that writes an input comes after all checks before it. */
-static int touched_checks(const native_plan *p, int number, touched *to) {
-    const struct step *s = &p->steps[number];
-    bool fails = s->is_call && etch__ops[s->c.call.op].flags & OPF_MAY_FAIL;
-    bool writes = writes_input(p, s);
-    if (!p->checks || (!fails && !writes)) return 0;
-    *to = (touched){0, 1, 0, PLACE_CHECKS, (uint8_t)number, writes};
-    return 1;
-}
-
-static int touched_by(const maker *m, int number, touched *to) {
-    const native_plan *p = m->p;
-    const struct step *s = &p->steps[number];
-    int n = touched_checks(p, number, to);
-    if (s->is_call) {
-        int count = etch__call_operands(&s->c);
-        for (int i = 0; i < count; i++) {
-            const operand_slot *o = &p->operands[s->c.operand + i];
-            if (!o->none) to[n++] = touched_at(m, &o->at, number, s->c.operand + i == s->c.result);
-        }
-        return n;
-    }
-    for (int i = 0; i < s->k.nargs; i++) {
-        bool scratch = i == s->k.nargs - 1;
-        if (scratch ? !s->k.scratch : p->args[s->k.arg + i].kind == PLACE_NONE) continue;
-        to[n++] = touched_at(m, &p->args[s->k.arg + i], number, scratch || s->k.stores >> i & 1);
-    }
-    return n;
-}
-
-enum { GRAPH_STEPS = 64, TOUCHED_MAX = 4096 };
-
-/* Masks of direct predecessors; a step that another predecessor waits for is left out. */
-static bool order_steps(maker *m) {
-    native_plan *p = m->p;
-    touched *all = etch__malloc(TOUCHED_MAX * sizeof *all);
-    p->after = etch__calloc((size_t)p->nsteps + 1, sizeof *p->after);
-    uint64_t before[GRAPH_STEPS]; /* all that a step waits for, directly or not */
-    int n = 0;
-    bool ok = all && p->after;
-    for (int i = 0; ok && i < p->nsteps; i++) {
-        int old = n;
-        if (n + LOOP_MAX_ACCESSES + UINT8_MAX > TOUCHED_MAX) {
-            ok = false;
-            break;
-        }
-        n += touched_by(m, i, all + n);
-        uint64_t direct = 0, known = 0;
-        for (int a = old; a < n; a++)
-            for (int b = 0; b < old; b++)
-                if (conflict(&all[a], &all[b])) direct |= 1ull << all[b].step;
-        for (uint64_t d = direct; d; d &= d - 1) known |= before[__builtin_ctzll(d)];
-        p->after[i] = direct & ~known;
-        before[i] = direct | known;
-    }
-    etch__free(all);
-    return ok;
-}
-
-static bool fits_graph(const native_plan *p) {
-    for (int i = 0; i < p->nsteps; i++) {
-        const call_step *c = &p->steps[i].c;
-        if (!p->steps[i].is_call) continue;
-        if (!etch__target()->can_record(c->call.op) || c->call.nin > UINT8_MAX - 1) return false;
-        /* it would have to wait for the checks before it */
-        if (p->checks && etch__op_is_users((op_id)c->call.op)) return false;
-    }
-    return p->nsteps > 1 && p->nsteps <= GRAPH_STEPS;
-}
-
-/* ---- a small plan as one kernel of the device ---- */
-
-enum { WHOLE_ELEMENTS = 4096, WHOLE_TERMS = 16384, WHOLE_MAX = 32 };
-
-/* What one block does in about the time of a launch. */
-static bool small_step(const maker *m, int i) {
-    const step *s = &m->p->steps[i];
-    int64_t work = 1;
-    if (!s->is_call) {
-        const lowered *low = m->low[m->step_group[i]];
-        for (int a = 0; a < low->k.npar + low->k.nred; a++) work *= low->dims[a];
-        return !low->split && !low->nproducts && work <= WHOLE_ELEMENTS;
-    }
-    const operand_slot *a = &m->p->operands[s->c.operand], *b = a + 1;
-    if (etch__op_is_users((op_id)s->c.call.op)) return false;
-    if (s->c.call.op != OP_MM || s->c.epilogue || !etch__is_float((etch_dtype)a->t.dtype))
-        return false;
-    int64_t rows = a->t.size[0], terms = a->t.size[1], columns = b->t.size[1];
-    return rows <= PRODUCT_SMALL && terms <= PRODUCT_SMALL && columns <= PRODUCT_SMALL &&
-           rows * terms * columns <= WHOLE_TERMS;
-}
-
-static int64_t in_arena_at(const place *at) { return at->kind == PLACE_ARENA ? at->offset : -1; }
-
-/* The operands of a product as three more arguments of the plan. */
-static void add_product_args(maker *m, const call_step *c, whole_step *w) {
-    const operand_slot *o = &m->p->operands[c->operand];
-    const etch_tensor *a = &o[0].t, *b = &o[1].t;
-    int64_t numbers[10] = {1, a->size[0],   b->size[1],  a->size[1], 0, a->stride[0], a->stride[1],
-                           0, b->stride[0], b->stride[1]};
-    w->dtype = (etch_dtype)a->dtype, w->nargs = 3, w->arg = m->p->nargs;
-    memcpy(w->numbers, numbers, sizeof numbers);
-    for (int i = 0; i < 3; i++) {
-        place at = o[i].at;
-        int64_t size = etch__item_size(&o[i].t);
-        at.offset = at.kind == PLACE_INPUT ? at.offset * size : at.offset + o[i].t.offset * size;
-        w->arena[i] = in_arena_at(&at);
-        m->p->args[m->p->nargs++] = at;
-    }
-}
-
-static void make_whole(maker *m) {
-    native_plan *p = m->p;
-    whole_step *steps = etch__calloc(WHOLE_MAX, sizeof *steps);
-    bool fits = steps && p->nsteps > 1 && p->nsteps <= WHOLE_MAX;
-    for (int i = 0; fits && i < p->nsteps; i++) fits = small_step(m, i);
-    for (int i = 0; fits && i < p->nsteps; i++) {
-        const step *s = &p->steps[i];
-        whole_step *w = &steps[i];
-        if (s->is_call) {
-            add_product_args(m, &s->c, w);
-            continue;
-        }
-        w->low = m->low[m->step_group[i]];
-        w->arg = s->k.arg, w->cell = s->k.cell, w->nargs = s->k.nargs - 1;
-        for (int k = 0; k < w->nargs; k++) w->arena[k] = in_arena_at(&p->args[w->arg + k]);
-    }
-    if (fits) p->whole = etch__target()->whole_new(p->device, steps, p->nsteps, p->arena_bytes);
-    if (p->whole) p->arena_bytes = 0; /* it lies in the kernel's own memory */
-    etch__free(steps);
-}
-
 /* The first step whose failure may find an input written. An operator that checks its data does so
  * before it writes; a kernel of the user may fail half-way. */
 static int first_late_step(const native_plan *p) {
     for (int i = 0; i < p->nsteps; i++)
-        if (writes_input(p, &p->steps[i]))
+        if (etch__step_writes_input(p, &p->steps[i]))
             return i + !(p->steps[i].is_call && etch__op_is_users((op_id)p->steps[i].c.call.op));
     return p->nsteps;
 }
@@ -413,8 +232,8 @@ static int first_late_step(const native_plan *p) {
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
     m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
-    m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD && fits_graph(m->p) &&
-                     order_steps(m);
+    m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD &&
+                     etch__fits_graph(m->p) && etch__order_steps(m);
     for (int k = 0; k < g->noutputs; k++) {
         const tensor_meta *meta = &g->values[g->outputs[k]].meta;
         m->p->output_bytes[k] =
@@ -502,76 +321,10 @@ static etch_status get_all_kernels(maker *m, const char **why) {
     return ok ? ETCH_OK : room ? ETCH_ERR_COMPILE : ETCH_ERR_OUT_OF_MEMORY;
 }
 
-/* ---- logs ---- */
-
-/* A line of the schedule, which output_code shows as well. */
-static void log_line(const char *line) {
-    if (etch__log_on(LOG_SCHEDULE)) etch__log(LOG_SCHEDULE, "%s", line);
-    if (etch__log_on(LOG_OUTPUT_CODE)) etch__log(LOG_OUTPUT_CODE, "%s", line);
-}
-
-static void log_call(const maker *m, int number, const ir_node *n) {
-    char line[512];
-    const graph_node *g = &m->r->g->nodes[n->gnode];
-    bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
-    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
-    int at = named + snprintf(line + named, sizeof line - named,
-                              "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name,
-                              g->out);
-    for (int i = 0; i < g->nin && at < (int)sizeof line - 48; i++) {
-        int32_t v = m->r->g->operands[g->in + i];
-        if (n->sums >> i & 1)
-            at += snprintf(line + at, sizeof line - at, "%s the sum in %%%d", i ? " x" : "",
-                           m->r->versions[sources(m->r, n)[i].version].base);
-        else if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
-        else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
-    }
-    if (n->epilogue & PRODUCT_BIAS) at += snprintf(line + at, sizeof line - at, ", bias");
-    if (n->epilogue & PRODUCT_RELU) at += snprintf(line + at, sizeof line - at, ", relu");
-    if (n->epilogue & PRODUCT_GELU) snprintf(line + at, sizeof line - at, ", gelu");
-    log_line(line);
-    etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
-}
-
-static void log_kernel(const maker *m, int number, int32_t group, const lowered *low) {
-    static const char *const splits[] = {"", ", first part", ", second part"};
-    char line[512];
-    const ir_group *g = &m->r->groups[group];
-    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
-    int at = named + snprintf(line + named, sizeof line - named, "kernel %s {", low->k.name);
-    for (int i = 0; i < g->nmembers && at < (int)sizeof line - 80; i++) {
-        const char *op = etch__ops[m->r->nodes[g->members[i]].op].name;
-        at += snprintf(line + at, sizeof line - at, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."),
-                       op);
-    }
-    snprintf(line + at, sizeof line - at, "}%s, %lld units of work", splits[low->k.split],
-             (long long)low->units);
-    log_line(line);
-    etch__report_step(STEP_KERNEL, low->k.name, line + named);
-}
-
-static void log_steps(const maker *m) {
-    if (!etch__log_on(LOG_SCHEDULE) && !etch__log_on(LOG_OUTPUT_CODE) && !etch__report_on()) return;
-    int number = 0;
-    for (int g = 0; g < m->r->ngroups; g++) {
-        const ir_node *first = &m->r->nodes[m->r->groups[g].members[0]];
-        if (first->kind == IR_CALL) log_call(m, number++, first);
-        if (m->low[g]) log_kernel(m, number++, g, m->low[g]);
-        if (m->finish[g]) log_kernel(m, number++, g, m->finish[g]);
-    }
-    char line[256];
-    int named = snprintf(line, sizeof line, "%s: ", m->r->g->name);
-    snprintf(line + named, sizeof line - named,
-             "%d steps, %d buffers in an arena of %lld bytes, %d outputs", number, m->nintervals,
-             (long long)m->p->arena_bytes, m->r->g->noutputs);
-    log_line(line);
-    etch__report_schedule(line + named);
-}
-
 /* The kernels of single steps are made only where there is none for all of them. */
 static etch_status make_device_steps(maker *m, const char **why) {
     add_steps(m);
-    make_whole(m);
+    etch__make_whole(m);
     if (m->p->whole) return ETCH_OK;
     etch_status status = prepare_launchers(m, why);
     for (int i = 0, n = 0; status == ETCH_OK && i < m->p->nsteps; i++)
@@ -606,7 +359,7 @@ static etch_status make(maker *m, const char **why) {
     etch_status status = lower_groups(m);
     if (status == ETCH_OK) status = plan_memory(m);
     if (status == ETCH_OK && !make_arrays(m)) status = ETCH_ERR_OUT_OF_MEMORY;
-    if (status == ETCH_OK) log_steps(m);
+    if (status == ETCH_OK) etch__log_steps(m);
     if (status == ETCH_OK) status = make_steps(m, why);
     if (status != ETCH_OK) return status;
     note_outputs(m);

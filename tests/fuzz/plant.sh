@@ -1,10 +1,12 @@
 #!/usr/bin/env bash
 # Plants faults in a copy of the sources, one at a time, and prints a table of how long the fuzzer
 # takes to find each, and with what: tests/fuzz/plant.sh [NAME...]. Exit status 1: one was not found
-# within a minute of processor time.
+# within a minute of processor time. --check: only whether the texts to be replaced are there.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 copy=build-plant
+check=
+if [ "${1:-}" = --check ]; then check=1; shift; fi
 names=("$@")
 found=0 missed=0
 
@@ -38,11 +40,30 @@ hunt() {
     fi
 }
 
+# has_texts NAME FILE FROM TO [FILE FROM TO]...
+has_texts() {
+    local name=$1
+    for (( ; $# > 3; )); do
+        shift
+        if [[ $(<"$1") == *"$2"* ]]; then
+            found=$((found + 1))
+        else
+            echo "$name: $1 has no such text: $2"
+            missed=$((missed + 1))
+        fi
+        shift 2
+    done
+}
+
 # fault NAME K FILE FROM TO [FILE FROM TO]...: each FROM is replaced once by TO. K: as hunt's; 0: no
 # generated code. Needs g++ where K is cuda.
 fault() {
     local name=$1 native=$2 first=$3 files=()
     shift 2
+    if [ "$check" ]; then
+        has_texts "$name" "$@"
+        return
+    fi
     [ ${#names[@]} -eq 0 ] || [[ " ${names[*]} " == *" $name "* ]] || return 0
     while [ $# -gt 0 ]; do
         files+=("$1")
@@ -64,22 +85,24 @@ fault() {
     for first in "${files[@]}"; do cp "$copy/clean/$first" "$copy/$first"; done
 }
 
-mkdir -p "$copy"
-rm -rf "$copy/clean"
-# With new times, so that nothing is left of a fault whose hunt was interrupted.
-tar -c --exclude='./build*' --exclude=./.git . | tar -x -m -C "$copy"
-launcher=()
-if command -v ccache >/dev/null; then launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache); fi
-[ -f "$copy/build/build.ninja" ] || cmake -S "$copy" -B "$copy/build" -G Ninja "${launcher[@]}" \
-    -DCMAKE_BUILD_TYPE=Release -DETCH_EXAMPLES=OFF -DETCH_BENCH=OFF >"$copy/log" 2>&1
-cmake --build "$copy/build" --target etch_fuzz etch-jit fake_cuda fake_nvrtc fake_cublaslt \
-    >"$copy/log" 2>&1
-fakes=$PWD/$copy/build/tests/fake_cuda
-export ETCH_CUDA_DRIVER=$fakes/libfake_cuda.so ETCH_CUDA_NVRTC=$fakes/libfake_nvrtc.so
-export ETCH_CUDA_CUBLASLT=$fakes/libfake_cublaslt.so FAKE_CUDA_CACHE=$fakes/kernels FAKE_CUDA_LAZY=1
-mkdir -p "$FAKE_CUDA_CACHE"
-line fault file after found
-line ---- ---- --: ----
+prepare() {
+    local launcher=() fakes
+    mkdir -p "$copy"
+    rm -rf "$copy/clean"
+    # With new times, so that nothing is left of a fault whose hunt was interrupted.
+    tar -c --exclude='./build*' --exclude=./.git . | tar -x -m -C "$copy"
+    if command -v ccache >/dev/null; then launcher=(-DCMAKE_C_COMPILER_LAUNCHER=ccache); fi
+    [ -f "$copy/build/build.ninja" ] || cmake -S "$copy" -B "$copy/build" -G Ninja "${launcher[@]}" \
+        -DCMAKE_BUILD_TYPE=Release -DETCH_EXAMPLES=OFF -DETCH_BENCH=OFF >"$copy/log" 2>&1
+    cmake --build "$copy/build" --target etch_fuzz etch-jit fake_cuda fake_nvrtc fake_cublaslt \
+        >"$copy/log" 2>&1
+    fakes=$PWD/$copy/build/tests/fake_cuda
+    export ETCH_CUDA_DRIVER=$fakes/libfake_cuda.so ETCH_CUDA_NVRTC=$fakes/libfake_nvrtc.so
+    export ETCH_CUDA_CUBLASLT=$fakes/libfake_cublaslt.so FAKE_CUDA_CACHE=$fakes/kernels FAKE_CUDA_LAZY=1
+    mkdir -p "$FAKE_CUDA_CACHE"
+    line fault file after found
+    line ---- ---- --: ----
+}
 
 # Without a fault nothing may be found. control SECONDS ARGUMENT...
 control() {
@@ -90,8 +113,12 @@ control() {
     line control - - "$(grep -m1 '^== seed' "$copy/out" || tail -1 "$copy/out")"
     missed=1
 }
-control 60 --native 1
-control 120 --native 2 --device cuda # g++ is slow: this one fills the cache of the fake's kernels
+
+if [ ! "$check" ]; then
+    prepare
+    control 60 --native 1
+    control 120 --native 2 --device cuda # g++ is slow: this one fills the cache of the fake's kernels
+fi
 
 # ---- matching
 fault guard-stride 0 guards/guard.h ' || g->stride[d] != t->stride[d]' ''
@@ -162,8 +189,8 @@ fault reduced-tail 1 jit/helper/reduce.c 'for_begin(g, rv(g->n), rv(g->trip), 1,
 fault reduction-order 1 jit/helper/reduce.c \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, add(g, rv(l.i), num(g, w)));' \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, sub(g, num(g, 2 * w - 1), rv(l.i)));'
-fault kernel-key 1 jit/kernels.c 'memcmp(k->bytes, bytes, n) == 0' \
-    'memcmp(k->bytes + 15, bytes + 15, n - 15) == 0' \
+fault kernel-key 1 core/lru.c 'memcmp(e->key, key, n) == 0' \
+    '(n > 15 && !memcmp((const char *)e->key + 15, (const char *)key + 15, n - 15))' \
     jit/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 15, w->n - 15)'
 fault cache-key 1 jit/cache.c 'isa %s helper' 'isa %.0s helper'
 
@@ -171,7 +198,7 @@ fault cache-key 1 jit/cache.c 'isa %s helper' 'isa %.0s helper'
 fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \
     'changed += now[i] == 0 && s->parameter[i];'
 fault stale-call cuda jit/run.c 'changed |= words[k] != at;' ';'
-fault lost-edge cuda jit/plan.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
+fault lost-edge cuda jit/plan_waits.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'
 fault index-wrap cuda backends/cuda/index.c 'if (k < 0) k += a.n;' ''
