@@ -149,6 +149,8 @@ static etch_status use_memory(const native_plan *p, const run_block *b, const pl
     etch_status status = b->device_arena ? target->use(p->device, b->device_arena) : ETCH_OK;
     for (int i = 0; status == ETCH_OK && i < p->ninputs; i++)
         if (io->inputs[i]->storage) status = target->use(p->device, io->inputs[i]->storage);
+    for (int i = 0; status == ETCH_OK && i < p->noutputs; i++)
+        status = target->use(p->device, b->outputs[i]);
     return status;
 }
 
@@ -296,7 +298,7 @@ static etch_status run_graph(const native_plan *p, run_block *b, const plan_io *
 /* ETCH_ERR_UNSUPPORTED, with the error as it was: the run is to be issued step by step. Where the
  * device says so, the block's later runs are not asked again. */
 static etch_status try_graph(const native_plan *p, run_block *b, const plan_io *io) {
-    if (!p->as_graph || b->stepwise || (b->graph && !etch__target()->graph_fits(b->graph)))
+    if (!p->as_graph || b->stepwise || !etch__target()->graph_fits(p->device))
         return ETCH_ERR_UNSUPPORTED;
     saved_error before;
     etch__error_save(&before);

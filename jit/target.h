@@ -60,8 +60,8 @@ typedef struct jit_target {
     void (*graph_begin)(device_graph *g);
     void (*graph_end)(device_graph *g);
     void (*graph_free)(device_graph *g);
-    /* false: the graph belongs to another stream than this thread's now. */
-    bool (*graph_fits)(const device_graph *g);
+    /* false: not now, since what this thread issues is recorded already. */
+    bool (*graph_fits)(int device);
     etch_status (*graph_kernel)(device_graph *g, int step, uint64_t after, launcher *l,
                                 void *const *args, const uint64_t *cells);
     etch_status (*graph_call_begin)(device_graph *g, int step);

@@ -511,9 +511,9 @@ static bool survived(const char *symbol) {
         /* of a plan: it is compiled or run operator by operator instead */
         "nvrtcCreateProgram", "nvrtcCompileProgram", "nvrtcGetCUBINSize", "nvrtcGetCUBIN",
         "cuModuleLoadData", "cuModuleGetFunction", "cuMemAlloc_v2", "cuLaunchKernel",
-        "cublasLtMatmul", "cuGraphCreate", "cuStreamBeginCapture_v2", "cuStreamEndCapture",
-        "cuGraphAddKernelNode_v2", "cuGraphAddChildGraphNode", "cuGraphInstantiateWithFlags",
-        "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"};
+        "cublasLtMatmul", "cuGraphCreate", "cuEventRecord", "cuStreamBeginCapture_v2",
+        "cuStreamEndCapture", "cuGraphAddKernelNode_v2", "cuGraphAddChildGraphNode",
+        "cuGraphInstantiateWithFlags", "cuGraphExecKernelNodeSetParams_v2", "cuGraphLaunch"};
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++)
         if (!strcmp(calls[i], symbol)) return true;
     return false;

@@ -340,6 +340,28 @@ static void pinned_results(void) {
     CHECK(etch_data(p) && etch_synchronize(gpu) == ETCH_OK);
 }
 
+/* Where the copy's own stream has checked nothing. */
+static void pinned_results_of_another(void) {
+    pthread_t t;
+    job j = {.index = whole(0, 4, 1)};
+    CHECK(etch_synchronize(gpu) == ETCH_OK);
+    CHECK(!pthread_create(&t, NULL, makes, &j) && !pthread_join(t, NULL) && j.made);
+    etch_tensor *p = etch_to_pinned(j.made);
+    CHECK(p && !etch_data(p) && etch_last_status() == ETCH_ERR_INDEX);
+    etch_clear_error();
+    CHECK(etch_data(p) && etch_synchronize(gpu) == ETCH_OK);
+    etch_release(j.made);
+}
+
+/* A copy to another device waits for this one. */
+static void copies_between_devices(void) {
+    if (etch_cuda_count() < 2) return;
+    etch_tensor *y = etch_index_select(ramp(4), 0, whole(0, 4, 1));
+    CHECK(!etch_to_device(y, ETCH_CUDA(1)) && etch_last_status() == ETCH_ERR_INDEX);
+    etch_clear_error();
+    CHECK(etch_to_device(ramp(4), ETCH_CUDA(1)) && etch_synchronize(gpu) == ETCH_OK);
+}
+
 /* ---- many ---- */
 
 static void many_between_waits(void) {
@@ -563,6 +585,8 @@ int main(void) {
         IN_CHILD(another_thread_reads, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(a_dead_thread, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(pinned_results, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(pinned_results_of_another, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(copies_between_devices, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(many_between_waits, NULL),
         IN_CHILD(many_in_runs, NULL),
         IN_CHILD(blocking, "ETCH_CUDA_BLOCKING=1"),

@@ -6,7 +6,8 @@ struct etch_cuda_graph {
     cuda_stream *stream;
     cu_graph graph;
     cu_exec exec;
-    cuda_block *pinned; /* memory freed in the block, which the graph goes on using */
+    storage_list uses;
+    cuda_block *pinned; /* other memory freed in the block, which the graph goes on using */
     graph_checks checks;
 };
 
@@ -28,10 +29,18 @@ etch_cuda_graph *etch_cuda_graph_begin(void) {
     g->stream = etch__cuda_stream(etch__device_index(device));
     if (g->stream && etch__cuda_capture_begin(g->stream, &g->pinned) == ETCH_OK) {
         etch__cuda_checks_record(&g->checks);
+        etch__cuda_list_uses(&g->uses);
         return recording = g;
     }
     etch__free(g);
     return NULL;
+}
+
+static etch_status stop(etch_cuda_graph *g) {
+    recording = NULL;
+    etch__cuda_checks_record(NULL);
+    etch__cuda_list_uses(NULL);
+    return etch__cuda_capture_end(g->stream, &g->graph);
 }
 
 etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g) {
@@ -40,9 +49,7 @@ etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g) {
                        "etch_cuda_graph_end: expected the graph that this thread records");
         return NULL;
     }
-    recording = NULL;
-    etch__cuda_checks_record(NULL);
-    etch_status status = etch__cuda_capture_end(g->stream, &g->graph);
+    etch_status status = stop(g);
     if (status == ETCH_OK) status = CU(cuGraphInstantiateWithFlags, &g->exec, g->graph, 0);
     if (status == ETCH_OK) return g;
     etch_cuda_graph_free(g);
@@ -57,25 +64,23 @@ etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
     if (!etch__cuda_enter(index)) return etch__tls.status;
     etch__cuda_counts(index)->graph_launches++;
     etch__cuda_note(g->stream, "a recorded CUDA graph");
-    etch_status status = etch__cuda_checks_launch(&g->checks, g->stream);
-    if (status != ETCH_OK) return status;
-    return CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+    etch_status status = etch__cuda_use_all(g->stream, &g->uses);
+    if (status == ETCH_OK) status = etch__cuda_checks_launch(&g->checks, g->stream);
+    if (status == ETCH_OK) status = CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+    return status == ETCH_OK ? etch__cuda_used_all(g->stream, &g->uses) : status;
 }
 
 void etch_cuda_graph_free(etch_cuda_graph *g) {
     if (!g) return;
     saved_error before;
     etch__error_save(&before);
-    if (recording == g) {
-        recording = NULL;
-        etch__cuda_checks_record(NULL);
-        etch__cuda_capture_end(g->stream, &g->graph);
-    }
+    if (recording == g) stop(g);
     etch__cuda_checks_release(&g->checks);
     etch__cuda_enter(etch__cuda_stream_device(g->stream)->index);
     if (g->exec) etch__cuda.cuGraphExecDestroy(g->exec);
     if (g->graph) etch__cuda.cuGraphDestroy(g->graph);
     etch__cuda_unpin(g->pinned);
+    etch__cuda_forget_uses(&g->uses);
     etch__error_restore(&before);
     etch__free(g);
 }

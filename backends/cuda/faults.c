@@ -38,9 +38,9 @@ bool etch__cuda_checks_noted(void) { return now.noted; }
 
 static fault_slot *slots_of(const fault_set *f) { return etch__cuda_address(f->block); }
 
-static etch_status clear(cuda_stream *s, int first, int n) {
-    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)(slots_of(&s->faults) + first), 0xff,
-              (size_t)n * sizeof(fault_slot), s->stream);
+static etch_status clear(const fault_set *f, cuda_stream *by, int first, int n) {
+    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)(slots_of(f) + first), 0xff,
+              (size_t)n * sizeof(fault_slot), by->stream);
 }
 
 static etch_status make_slots(cuda_stream *s) {
@@ -51,7 +51,7 @@ static etch_status make_slots(cuda_stream *s) {
     f->shadow = shadow;
     if (status == ETCH_OK && !f->block && !(f->block = etch__cuda_allocate_own(s, bytes)))
         status = etch__tls.status;
-    if (status == ETCH_OK) status = clear(s, 0, FAULT_SLOTS);
+    if (status == ETCH_OK) status = clear(f, s, 0, FAULT_SLOTS);
     f->ready = status == ETCH_OK;
     return status;
 }
@@ -85,33 +85,39 @@ static void free_old_graphs(fault_set *f) {
 }
 
 /* Reads what the shadow says of the first `used` slots and clears those that had a failure. */
-static etch_status report(cuda_stream *s, int used) {
-    fault_set *f = &s->faults;
+static etch_status report(fault_set *f, cuda_stream *by, int used) {
     const fault_slot *first = NULL;
     etch_status status = ETCH_OK;
     for (int i = 0; i < used; i++) {
         const fault_slot *slot = &f->shadow[i];
         if (slot->order == UINT64_MAX) continue;
         if (!first || slot->order < first->order) first = slot;
-        if (status == ETCH_OK) status = clear(s, i, 1);
+        if (status == ETCH_OK) status = clear(f, by, i, 1);
     }
     if (status != ETCH_OK || !first) return status;
     return say(note_of(f, first->order >> FAULT_ELEMENT_BITS), first->value);
 }
 
-/* Under the set's lock: another thread may synchronise the device meanwhile. */
+/* Under the set's lock: another thread may synchronise the device meanwhile. It waits and then reads
+ * by its own stream, since this one may be recorded. */
 static etch_status finish_set(cuda_stream *s) {
     fault_set *f = &s->faults;
     int used = f->used;
+    bool own = etch__cuda_is_own(s);
     if (!used) return ETCH_OK;
-    etch_status status = CU(cuMemcpyDtoHAsync_v2, f->shadow, (cu_address)(uintptr_t)slots_of(f),
-                            (size_t)used * sizeof *f->shadow, s->stream);
-    if (status == ETCH_OK) status = etch__cuda_wait(s);
+    etch_status status = own ? ETCH_OK : etch__cuda_wait(s);
+    cuda_stream *by = own ? s : status == ETCH_OK ? etch__cuda_stream(s->device->index) : NULL;
+    if (!by) return etch__tls.status;
+    status = CU(cuMemcpyDtoHAsync_v2, f->shadow, (cu_address)(uintptr_t)slots_of(f),
+                (size_t)used * sizeof *f->shadow, by->stream);
+    if (status == ETCH_OK) status = etch__cuda_wait(by);
     if (status != ETCH_OK) return status;
     if (!f->nopen) f->used = f->next = f->nnotes = 0;
-    status = report(s, used);
+    status = report(f, by, used);
     free_old_graphs(f);
-    return status;
+    if (own) return status;
+    etch_status cleared = etch__cuda_wait(by);
+    return status == ETCH_OK ? cleared : status;
 }
 
 static etch_status finish_one(cuda_stream *s) {
@@ -151,7 +157,9 @@ etch_status etch__cuda_issued(int device) {
 }
 
 etch_status etch__cuda_finish_checks(cuda_stream *s) {
-    return s->faults.used ? etch__cuda_finish(s) : ETCH_OK;
+    bool any = s->faults.used;
+    for (int i = 0; i < STREAMS / 64; i++) any |= s->follows[i] != 0;
+    return any ? etch__cuda_finish(s) : ETCH_OK;
 }
 
 void etch__cuda_forget_faults(cuda_stream *s) {

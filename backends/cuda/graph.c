@@ -66,8 +66,10 @@ static etch_status follow_stream(device_graph *g) {
     return ETCH_OK;
 }
 
-/* Every call below follows the thread. */
-bool etch__cuda_graph_fits(const device_graph *g) { return etch__cuda_stream(g->device) != NULL; }
+bool etch__cuda_graph_fits(int device) {
+    (void)device;
+    return !etch__cuda_capturing();
+}
 
 void etch__cuda_graph_begin(device_graph *g) { etch__cuda_checks_enter(&g->checks); }
 void etch__cuda_graph_end(device_graph *g) { etch__cuda_checks_leave(&g->checks); }

@@ -29,7 +29,7 @@ device_graph *etch__cuda_graph_new(int device, int nsteps, bool checks);
 void etch__cuda_graph_begin(device_graph *g);
 void etch__cuda_graph_end(device_graph *g);
 void etch__cuda_graph_free(device_graph *g);
-bool etch__cuda_graph_fits(const device_graph *g);
+bool etch__cuda_graph_fits(int device);
 etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, launcher *l,
                                     void *const *args, const uint64_t *cells);
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step);

@@ -304,6 +304,7 @@ etch_status etch__cuda_product_begin(product *p, const op_call *call, const etch
     p->m = a->ndim == 1 ? 1 : a->size[a->ndim - 2];
     p->k = a->size[a->ndim - 1];
     p->n = b->ndim == 1 ? 1 : b->size[b->ndim - 1];
+    if (etch__cuda_use(p->stream, out->storage) != ETCH_OK) return etch__tls.status;
     for (int i = 0; i < call->nin; i++)
         if (etch__cuda_use(p->stream, call->in[i]->storage) != ETCH_OK) return etch__tls.status;
     p->c = etch__ptr(out);

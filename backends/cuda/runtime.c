@@ -133,7 +133,7 @@ static bool trim(cuda_stream *s) {
         cuda_block *b = s->unused[c];
         s->unused[c] = NULL;
         pthread_mutex_unlock(&s->lock);
-        if (b) etch__cuda_stream_wait(s);
+        if (b) etch__cuda_stream_drain(s);
         for (cuda_block *next; b; b = next) {
             next = b->next, any = true;
             etch__cuda.cuMemFree_v2(b->address);
@@ -203,14 +203,14 @@ cuda_block *etch__cuda_allocate_own(cuda_stream *s, size_t bytes) {
 static __thread cuda_block **capturing; /* where blocks freed during a capture go */
 
 etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned) {
-    etch_status status = CU(cuStreamBeginCapture_v2, s->stream, CU_CAPTURE_RELAXED);
+    etch_status status = etch__cuda_stream_record(s);
     if (status == ETCH_OK) capturing = pinned;
     return status;
 }
 
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph) {
     capturing = NULL;
-    return CU(cuStreamEndCapture, s->stream, graph);
+    return etch__cuda_stream_recorded(s, graph);
 }
 
 bool etch__cuda_capturing(void) { return capturing != NULL; }
@@ -239,12 +239,12 @@ void etch__cuda_free(cuda_block *b) {
     if (unlikely(b->user != s->number)) {
         saved_error before;
         etch__error_save(&before);
-        bool ordered = etch__cuda_enter(s->device->index) && etch__cuda_wait_for_all(s) == ETCH_OK;
+        bool ordered = etch__cuda_enter(s->device->index) && etch__cuda_order(s) == ETCH_OK;
         if (!ordered) etch__cuda.cuCtxSynchronize();
         etch__error_restore(&before);
     }
     if (b->class < 0) {
-        etch__cuda_stream_wait(s);
+        etch__cuda_stream_drain(s);
         etch__cuda.cuMemFree_v2(b->address);
         etch__free(b);
         return;
@@ -280,10 +280,68 @@ static etch_status use_shared(cuda_stream *s, cuda_block *b) {
     return etch__cuda_wait_for_all(s);
 }
 
+static cuda_block *block_of(const etch_storage *storage) {
+    return storage->free_fn == free_storage ? storage->free_ctx : NULL;
+}
+
+static __thread storage_list *uses; /* of what is recorded */
+
+/* Those that were noted last are not noted again. */
+static etch_status note_use(etch_storage *storage) {
+    int64_t recent = uses->n > 16 ? uses->n - 16 : 0;
+    for (int64_t i = uses->n - 1; i >= recent; i--)
+        if (uses->at[i] == storage) return ETCH_OK;
+    if (!etch__grow(&uses->at, &uses->cap, uses->n + 1, sizeof(etch_storage *)))
+        return ETCH_ERR_OUT_OF_MEMORY;
+    etch__storage_retain(storage);
+    uses->at[uses->n++] = storage;
+    return ETCH_OK;
+}
+
 etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage) {
-    cuda_block *b = storage->free_fn == free_storage ? storage->free_ctx : NULL;
-    if (likely(!b || b->user == s->number) || capturing) return ETCH_OK;
+    cuda_block *b = block_of(storage);
+    if (likely(!b || (b->user == s->number && !capturing))) return ETCH_OK;
+    if (capturing) return uses ? note_use(storage) : ETCH_OK;
     return use_shared(s, b);
+}
+
+/* ---- what recorded graphs use ---- */
+
+void etch__cuda_list_uses(storage_list *list) { uses = list; }
+
+void etch__cuda_forget_uses(storage_list *list) {
+    for (int64_t i = 0; i < list->n; i++) etch__storage_release(list->at[i]);
+    etch__free(list->at);
+    *list = (storage_list){0};
+}
+
+/* The copies of a pinned storage are those issued to s from now on. */
+static etch_status mark_pinned(cuda_stream *s, etch_storage *storage) {
+    etch_status status = etch__cuda_pinned_begin(s, storage);
+    return status == ETCH_OK ? etch__cuda_pinned_end(s, storage, ETCH_OK) : status;
+}
+
+/* One wait for all streams stands for those of each storage. */
+etch_status etch__cuda_use_all(cuda_stream *s, const storage_list *list) {
+    bool shared = false;
+    etch_status status = etch__cuda_used_all(s, list);
+    for (int64_t i = 0; status == ETCH_OK && i < list->n; i++) {
+        cuda_block *b = block_of(list->at[i]);
+        if (capturing) {
+            status = etch__cuda_use(s, list->at[i]);
+        } else if (b && b->user != s->number) {
+            atomic_store(&b->user, MANY);
+            shared = true;
+        }
+    }
+    return status == ETCH_OK && shared ? etch__cuda_order(s) : status;
+}
+
+etch_status etch__cuda_used_all(cuda_stream *s, const storage_list *list) {
+    etch_status status = ETCH_OK;
+    for (int64_t i = 0; status == ETCH_OK && i < list->n; i++)
+        if (list->at[i]->pinned) status = mark_pinned(s, list->at[i]);
+    return status;
 }
 
 /* ---- faults ---- */
@@ -343,6 +401,7 @@ static etch_status copy_host(cuda_stream *s, etch_storage *dst, size_t dst_at, e
                              size_t src_at, size_t bytes) {
     etch_storage *host = dst->device ? src : dst;
     etch_status status = host->pinned ? etch__cuda_pinned_begin(s, host) : ETCH_OK;
+    if (status == ETCH_OK && host->pinned && uses) status = note_use(host);
     if (status != ETCH_OK) return status;
     if (host == dst)
         status =
@@ -368,7 +427,7 @@ static etch_status copy(etch_storage *dst, size_t dst_at, etch_storage *src, siz
         return CU(cuMemcpyDtoDAsync_v2, at(dst, dst_at), at(src, src_at), bytes, s->stream);
     /* Between devices: what was issued to the source is done first, and the other way round. */
     cuda_stream *from = etch__cuda_stream(etch__device_index(src->device));
-    if (!from || etch__cuda_use(from, src) != ETCH_OK || etch__cuda_wait(from) != ETCH_OK ||
+    if (!from || etch__cuda_use(from, src) != ETCH_OK || etch__cuda_finish(from) != ETCH_OK ||
         !etch__cuda_stream(index))
         return etch__tls.status;
     status = CU(cuMemcpyPeerAsync, at(dst, dst_at), s->device->context, at(src, src_at),

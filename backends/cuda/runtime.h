@@ -34,6 +34,18 @@ cuda_device *etch__cuda_stream_device(const cuda_stream *s);
 /* Says that work about to be issued to s uses the storage (a device one). */
 etch_status etch__cuda_use(cuda_stream *s, etch_storage *storage);
 
+/* Storages that a recorded graph uses in each replay, counted. */
+typedef struct storage_list {
+    etch_storage **at;
+    int64_t n, cap;
+} storage_list;
+/* From here on, until NULL, what the thread's work uses goes to the list. */
+void etch__cuda_list_uses(storage_list *list);
+void etch__cuda_forget_uses(storage_list *list);
+/* Around issuing work to s that uses all of them. */
+etch_status etch__cuda_use_all(cuda_stream *s, const storage_list *list);
+etch_status etch__cuda_used_all(cuda_stream *s, const storage_list *list);
+
 /* Memory for work of s, aligned to 256 bytes; freed in the stream's order.
  * NULL: the error is set. */
 typedef struct cuda_block cuda_block;

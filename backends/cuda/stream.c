@@ -31,10 +31,16 @@ cuda_stream *etch__cuda_nth_stream(int i) {
 
 /* ---- waiting ---- */
 
+/* Nothing but its own thread touches a stream that is being recorded: that would break the
+ * recording, or become part of it. Others take the event behind what was issued before. */
+static int record_event(cuda_stream *s) {
+    return s->recording ? 0 : etch__cuda.cuEventRecord(s->event, s->stream);
+}
+
 etch_status etch__cuda_wait_for(cuda_stream *s, cuda_stream *other) {
     if (s == other) return ETCH_OK;
     pthread_mutex_lock(&other->lock);
-    etch_status status = CU(cuEventRecord, other->event, other->stream);
+    etch_status status = etch__cuda_failed("cuEventRecord", record_event(other));
     if (status == ETCH_OK) status = CU(cuStreamWaitEvent, s->stream, other->event, 0);
     pthread_mutex_unlock(&other->lock);
     int bit = other->number - 1;
@@ -50,13 +56,62 @@ etch_status etch__cuda_wait_for_all(cuda_stream *s) {
     return status;
 }
 
+bool etch__cuda_is_own(const cuda_stream *s) { return mine.now[s->device->index] == s; }
+
 /* Under the lock the user's stream cannot be given up meanwhile. */
-int etch__cuda_stream_wait(cuda_stream *s) {
-    if (likely(!s->foreign)) return etch__cuda.cuStreamSynchronize(s->stream);
+int etch__cuda_stream_drain(cuda_stream *s) {
     pthread_mutex_lock(&s->lock);
-    int status = etch__cuda.cuStreamSynchronize(s->stream);
+    int status = record_event(s);
+    pthread_mutex_unlock(&s->lock);
+    return status ? status : etch__cuda.cuEventSynchronize(s->event);
+}
+
+int etch__cuda_stream_wait(cuda_stream *s) {
+    return likely(etch__cuda_is_own(s)) ? etch__cuda.cuStreamSynchronize(s->stream)
+                                        : etch__cuda_stream_drain(s);
+}
+
+/* ---- recording ---- */
+
+/* Held where a recording begins, and where a thread makes another's stream wait. */
+static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
+
+etch_status etch__cuda_stream_record(cuda_stream *s) {
+    if (s->recording)
+        return etch__error(ETCH_ERR_UNSUPPORTED, "a graph is being recorded on this stream");
+    pthread_mutex_lock(&beginning);
+    pthread_mutex_lock(&s->lock);
+    etch_status status = CU(cuEventRecord, s->event, s->stream);
+    if (status == ETCH_OK) status = CU(cuStreamBeginCapture_v2, s->stream, CU_CAPTURE_RELAXED);
+    s->recording = status == ETCH_OK;
+    pthread_mutex_unlock(&s->lock);
+    pthread_mutex_unlock(&beginning);
+    return status;
+}
+
+etch_status etch__cuda_stream_recorded(cuda_stream *s, cu_graph *graph) {
+    pthread_mutex_lock(&s->lock);
+    etch_status status = CU(cuStreamEndCapture, s->stream, graph);
+    s->recording = false;
     pthread_mutex_unlock(&s->lock);
     return status;
+}
+
+static etch_status drain_all(const cuda_device *d) {
+    cuda_stream *s;
+    int status = 0;
+    for (int i = 0; !status && (s = etch__cuda_nth_stream(i)); i++)
+        if (s->device == d) status = etch__cuda_stream_drain(s);
+    return etch__cuda_failed("cuEventSynchronize", status);
+}
+
+etch_status etch__cuda_order(cuda_stream *s) {
+    if (etch__cuda_is_own(s)) return etch__cuda_wait_for_all(s);
+    pthread_mutex_lock(&beginning);
+    bool recording = s->recording;
+    etch_status status = recording ? ETCH_OK : etch__cuda_wait_for_all(s);
+    pthread_mutex_unlock(&beginning);
+    return recording ? drain_all(s->device) : status;
 }
 
 /* ---- streams of our own (under the lock) ---- */
@@ -115,8 +170,8 @@ cuda_stream *etch__cuda_stream(int index) {
     if (!s) s = new_stream(d);
     pthread_mutex_unlock(&lock);
     if (!s) return NULL;
-    etch__cuda_forget_faults(s);
     mine.own[index] = mine.now[index] = s;
+    etch__cuda_forget_faults(s);
     pthread_setspecific(at_thread_end, &mine);
     return s;
 }
@@ -232,7 +287,10 @@ static void leave_streams(void *table) {
 }
 
 /* Threads that a forked child has not may have held the lock. */
-static void in_forked_child(void) { pthread_mutex_init(&lock, NULL); }
+static void in_forked_child(void) {
+    pthread_mutex_init(&lock, NULL);
+    pthread_mutex_init(&beginning, NULL);
+}
 
 __attribute__((constructor)) static void make_key(void) {
     pthread_key_create(&at_thread_end, leave_streams);

@@ -15,7 +15,8 @@ struct cuda_stream {
     cu_event event;
     bool free; /* its thread has ended; the next new thread takes it over */
     bool foreign;
-    int users; /* foreign: threads that have it set; with none it is another's handle */
+    int users;      /* foreign: threads that have it set; with none it is another's handle */
+    bool recording; /* what is issued is recorded; the event stands behind what was before */
     char notes[NOTES][NAME]; /* the last launches since the last wait */
     unsigned nnotes;
     pthread_mutex_t lock; /* of the free lists, the event, and a foreign handle */
@@ -32,7 +33,17 @@ cuda_stream *etch__cuda_nth_stream(int i);
 /* s goes on when what was issued to `other`, or to all of the device, until now is done. */
 etch_status etch__cuda_wait_for(cuda_stream *s, cuda_stream *other);
 etch_status etch__cuda_wait_for_all(cuda_stream *s);
-/* The driver's status of waiting for it. */
+/* The same for a stream that may be another thread's; where that one is recorded, it is this thread
+ * that waits. */
+etch_status etch__cuda_order(cuda_stream *s);
+/* Whether the calling thread works on it. */
+bool etch__cuda_is_own(const cuda_stream *s);
+/* The driver's status of waiting for it: an error in the recording of one's own. */
 int etch__cuda_stream_wait(cuda_stream *s);
+/* The same for what was issued before a recording of any thread. */
+int etch__cuda_stream_drain(cuda_stream *s);
+/* Begins and ends the recording of what the thread issues to its stream. */
+etch_status etch__cuda_stream_record(cuda_stream *s);
+etch_status etch__cuda_stream_recorded(cuda_stream *s, cu_graph *graph);
 
 #endif

@@ -109,9 +109,10 @@ ETCH_API etch_status etch_device_trim(etch_device device);
  *     etch_copy_(x, next);
  *     etch_cuda_graph_replay(g);
  *
- * A replay reads and writes the very addresses of the recording: fill the inputs in place, keep
- * them and the results alive, and expect nothing of C code in the block to happen again. It is
- * unsound for a program that changes: no shape, scalar or branch is checked. (A compiled function
+ * A replay reads and writes the very addresses of the recording: fill the inputs in place, and
+ * expect nothing of C code in the block to happen again. The graph keeps the memory that it uses,
+ * and a replay comes after what was issued on it before, by any thread or stream. It is unsound
+ * for a program that changes: no shape, scalar or branch is checked. (A compiled function
  * with ETCH_MODE_REDUCE_OVERHEAD is the checked form of the same.) Operators in the block must be
  * of the current device and must not wait for it: reading a value there is an error. Call the
  * block's operators once before, so that their kernels are there. A replay checks data like its
