@@ -41,10 +41,10 @@ const char *etch_device_name(etch_device device) {
 etch_device etch_device_parse(const char *name) {
     if (name && !strcmp(name, "cpu")) return ETCH_CPU;
     if (name && !strcmp(name, "cuda")) return ETCH_CUDA(0);
-    if (name && !strncmp(name, "cuda:", 5) && name[5]) {
+    if (name && !strncmp(name, "cuda:", 5) && name[5] >= '0' && name[5] <= '9') {
         char *end;
         long index = strtol(name + 5, &end, 10);
-        if (!*end && index >= 0 && index < DEVICES_MAX) return ETCH_CUDA((etch_device)index);
+        if (!*end && index < DEVICES_MAX) return ETCH_CUDA((etch_device)index);
     }
     etch__error(ETCH_ERR_NOT_FOUND, "expected \"cpu\", \"cuda\" or \"cuda:N\", got %s%s%s",
                 name ? "\"" : "", name ? name : "NULL", name ? "\"" : "");

@@ -59,6 +59,19 @@ static void numbers_that_do_not_exist(void) {
     CHECK(etch_current_device() == ETCH_CPU);
 }
 
+static void names_of_devices(void) {
+    static const char *const wrong[] = {"",        "cud",     "cuda:",
+                                        "cuda: 1", "cuda:+1", "cuda:-0",
+                                        "cuda:1 ", "cuda:x",  "cuda:99999999999999999999"};
+    CHECK(etch_device_parse("cpu") == ETCH_CPU && etch_device_parse("cuda") == gpu);
+    CHECK(etch_device_parse("cuda:0") == gpu && etch_device_parse("cuda:31") == ETCH_CUDA(31));
+    CHECK(etch_device_parse(NULL) == -1);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        etch_clear_error();
+        CHECK(etch_device_parse(wrong[i]) == -1 && etch_last_status() == ETCH_ERR_NOT_FOUND);
+    }
+}
+
 static void mixed_devices(void) {
     etch_tensor *a = ramp(4), *b = on_gpu(a), *c = etch_to_device(a, ETCH_CUDA(1));
     CHECK(b && c && !etch_add(a, b) && etch_last_status() == ETCH_ERR_DEVICE);
@@ -506,8 +519,8 @@ static void each_call_fails_once(void) {
 static bool survived(const char *symbol) {
     static const char *const calls[] = {
         /* gives something back, or only asks */
-        "nvrtcVersion", "nvrtcDestroyProgram", "cublasLtMatmulPreferenceDestroy", "cuGraphDestroy",
-        "cuGraphExecDestroy",
+        "cuCtxGetCurrent", "cuModuleUnload", "nvrtcVersion", "nvrtcDestroyProgram",
+        "cublasLtMatmulPreferenceDestroy", "cuGraphDestroy", "cuGraphExecDestroy",
         /* of a plan: it is compiled or run operator by operator instead */
         "nvrtcCreateProgram", "nvrtcCompileProgram", "nvrtcGetCUBINSize", "nvrtcGetCUBIN",
         "cuModuleLoadData", "cuModuleGetFunction", "cuMemAlloc_v2", "cuLaunchKernel",
@@ -714,6 +727,7 @@ static void fills_the_cache(void) {
     setenv("ETCH_CACHE_DIR", cache_dir, 1);
     float y[16];
     CHECK(program(y, 4) && etch_counters().kernels_compiled > 0);
+    CHECK(etch_neg(on_gpu(ramp(5))));
 }
 
 static void compiles_nothing(void) {
@@ -721,6 +735,16 @@ static void compiles_nothing(void) {
     float y[16];
     CHECK(program(y, 4) && etch_counters().kernels_compiled == 0 && etch_counters().cache_hits > 0);
     CHECK(calls_of("nvrtcCompileProgram") == 0);
+}
+
+/* A file of the cache that does not hold the kernel is loaded, and given back. */
+static void unloads_what_is_wrong(void) {
+    setenv("ETCH_CACHE_DIR", cache_dir, 1);
+    etch_tensor *x = on_gpu(ramp(5));
+    fail_symbol("cuModuleGetFunction", 1);
+    etch_tensor *y = etch_to_device(etch_neg(x), ETCH_CPU);
+    CHECK(y && etch_bitwise_equal(y, etch_neg(ramp(5))) && etch_counters().kernels_compiled == 1);
+    CHECK(live("module") == 1);
     etch_cache_clear();
     rmdir(cache_dir);
 }
@@ -737,6 +761,7 @@ int main(void) {
         IN_CHILD(old_version, "FAKE_CUDA_VERSION=11040"),
         IN_CHILD(no_devices, "FAKE_CUDA_DEVICES=0"),
         IN_CHILD(numbers_that_do_not_exist, NULL),
+        IN_CHILD(names_of_devices, NULL),
         IN_CHILD(mixed_devices, NULL),
         IN_CHILD(to_device_and_back, NULL),
         IN_CHILD(host_reads, NULL),
@@ -760,6 +785,7 @@ int main(void) {
         IN_CHILD(fork_after_use, NULL),
         IN_CHILD(fills_the_cache, "ETCH_CACHE_SIZE=100000000"),
         IN_CHILD(compiles_nothing, "ETCH_CACHE_SIZE=100000000"),
+        IN_CHILD(unloads_what_is_wrong, "ETCH_CACHE_SIZE=100000000"),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

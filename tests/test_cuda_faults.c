@@ -413,6 +413,20 @@ static void blocking(void) {
     etch_function_free(f);
 }
 
+/* A replay is a call as well. */
+static void blocking_replay(void) {
+    etch_tensor *x = ramp(5), *i = whole(0, 1, 2);
+    etch_cuda_graph *g = NULL;
+    ETCH_ON(gpu) {
+        CHECK(etch_index_select(x, 0, i));
+        ETCH_CUDA_GRAPH(g) CHECK(etch_index_select(x, 0, i));
+    }
+    CHECK(g && etch_cuda_graph_replay(g) == ETCH_OK);
+    CHECK(etch_copy_(i, whole(0, 7, 2)) && etch_cuda_graph_replay(g) == ETCH_ERR_INDEX);
+    CHECK(etch_synchronize(gpu) == ETCH_OK);
+    etch_cuda_graph_free(g);
+}
+
 static void in_a_graph_of_the_users(void) {
     etch_tensor *x = ramp(5), *i = whole(0, 1, 2), *y = ramp(5), *one = ramp(3);
     etch_cuda_graph *g = NULL, *h = NULL;
@@ -590,6 +604,7 @@ int main(void) {
         IN_CHILD(many_between_waits, NULL),
         IN_CHILD(many_in_runs, NULL),
         IN_CHILD(blocking, "ETCH_CUDA_BLOCKING=1"),
+        IN_CHILD(blocking_replay, "ETCH_CUDA_BLOCKING=1"),
         IN_CHILD(in_a_graph_of_the_users, NULL),
         IN_CHILD(kernels_of_the_user, NULL),
         /* Of the fakes only. */

@@ -623,6 +623,29 @@ static void streams_that_are_refused(void) {
     etch_cuda_graph_free(g);
 }
 
+/* Code of the user makes another device's context current whenever it likes. */
+static void contexts_of_the_users(void) {
+    cu_context others = NULL;
+    CHECK(etch_cuda_stream(gpu));
+    if (second() == gpu) return;
+    CHECK(!etch__cuda.cuDevicePrimaryCtxRetain(&others, 1));
+    etch_function *f = etch_compile(with_products, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+    etch_tensor *x = random_of(ETCH_F32, ETCH_SHAPE(80, 80)), *xd = on_gpu(x), *y = NULL;
+    register_all();
+    CHECK(function("axpy"));
+    etch_tensor *want = with_products(xd, xd);
+    for (int i = 0; i < 4; i++) {
+        CHECK(!etch__cuda.cuCtxSetCurrent(others));
+        y = i % 2 ? with_products(xd, xd) : etch_call(f, xd, xd);
+        CHECK(!etch__cuda.cuCtxSetCurrent(others));
+        etch_tensor *p = etch_to_pinned(y), *z = on_gpu(here(x));
+        CHECK(!etch__cuda.cuCtxSetCurrent(others));
+        CHECK(same(p, here(want)) && same(here(z), x));
+        CHECK(!etch__cuda.cuCtxSetCurrent(others) && etch_device_trim(gpu) == ETCH_OK);
+    }
+    etch_function_free(f);
+}
+
 static cu_stream shared_stream;
 static etch_tensor *shared;
 
@@ -1083,6 +1106,7 @@ int main(void) {
         IN_CHILD(graphs_follow_the_stream, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(streams_may_be_destroyed, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(streams_that_are_refused, NULL),
+        IN_CHILD(contexts_of_the_users, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(streams_of_threads, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(asking_is_a_break, NULL),
         IN_CHILD(pinned_to_device, "FAKE_CUDA_LAZY=1"),

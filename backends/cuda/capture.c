@@ -67,7 +67,8 @@ etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
     etch_status status = etch__cuda_use_all(g->stream, &g->uses);
     if (status == ETCH_OK) status = etch__cuda_checks_launch(&g->checks, g->stream);
     if (status == ETCH_OK) status = CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
-    return status == ETCH_OK ? etch__cuda_used_all(g->stream, &g->uses) : status;
+    if (status == ETCH_OK) status = etch__cuda_used_all(g->stream, &g->uses);
+    return status == ETCH_OK ? etch__cuda_issued_to(g->stream) : status;
 }
 
 void etch_cuda_graph_free(etch_cuda_graph *g) {

@@ -108,8 +108,11 @@ static bool load(cuda_code *c, const void *cubin, const char *symbol) {
         call = "cuModuleGetFunction";
         status = etch__cuda.cuModuleGetFunction(&c->function, c->module, symbol);
     }
-    if (status) snprintf(reason, sizeof reason, "%s: %s: status %d", symbol, call, status);
-    return !status;
+    if (!status) return true;
+    if (c->module) etch__cuda.cuModuleUnload(c->module);
+    c->module = NULL;
+    snprintf(reason, sizeof reason, "%s: %s: status %d", symbol, call, status);
+    return false;
 }
 
 /* ---- the way ---- */

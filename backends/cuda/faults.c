@@ -98,8 +98,8 @@ static etch_status report(fault_set *f, cuda_stream *by, int used) {
     return say(note_of(f, first->order >> FAULT_ELEMENT_BITS), first->value);
 }
 
-/* Under the set's lock: another thread may synchronise the device meanwhile. It waits and then reads
- * by its own stream, since this one may be recorded. */
+/* Under the set's lock: another thread may synchronise the device meanwhile. That one waits and
+ * then reads by its own stream, since this one may be recorded. */
 static etch_status finish_set(cuda_stream *s) {
     fault_set *f = &s->faults;
     int used = f->used;
@@ -149,9 +149,17 @@ static int ask_blocking(void) {
     return etch__param_int(PARAM_CUDA_BLOCKING) || etch__param_int(PARAM_CHECK);
 }
 
-etch_status etch__cuda_issued(int device) {
+static bool is_blocking(void) {
     if (unlikely(blocking < 0)) blocking = ask_blocking();
-    if (likely(!blocking) || !device || etch__cuda_capturing()) return ETCH_OK;
+    return unlikely(blocking) && !etch__cuda_capturing();
+}
+
+etch_status etch__cuda_issued_to(cuda_stream *s) {
+    return is_blocking() ? etch__cuda_finish(s) : ETCH_OK;
+}
+
+etch_status etch__cuda_issued(int device) {
+    if (!is_blocking() || !device) return ETCH_OK;
     cuda_stream *s = etch__cuda_stream(etch__device_index(device));
     return s ? etch__cuda_finish(s) : etch__tls.status;
 }

@@ -104,6 +104,7 @@ etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args 
 /* Work was issued on the device: under ETCH_CUDA_BLOCKING waits for it, so
  * that errors appear at once. */
 etch_status etch__cuda_issued(int device);
+etch_status etch__cuda_issued_to(cuda_stream *s);
 void etch__cuda_set_blocking(bool on);
 /* What is known of it once the stream was waited for in another way, by an event. */
 etch_status etch__cuda_finish_checks(cuda_stream *s);

@@ -53,6 +53,12 @@ static etch_status open_device(cuda_device *d, int index) {
 }
 
 __thread int etch__cuda_current = -1;
+atomic_bool etch__cuda_beside;
+
+bool etch__cuda_context_is(int index) {
+    cu_context now = NULL;
+    return etch__cuda.cuCtxGetCurrent(&now) == 0 && now == devices[index].context;
+}
 
 cuda_device *etch__cuda_enter(int index) {
     if (unlikely(index < 0 || index >= count())) {
@@ -70,7 +76,8 @@ cuda_device *etch__cuda_enter(int index) {
     pthread_mutex_lock(&lock);
     etch_status status = d->context ? ETCH_OK : open_device(d, index);
     pthread_mutex_unlock(&lock);
-    if (status == ETCH_OK && etch__cuda_current != index) status = CU(cuCtxSetCurrent, d->context);
+    if (status == ETCH_OK && !etch__cuda_is_current(index))
+        status = CU(cuCtxSetCurrent, d->context);
     if (status != ETCH_OK) return NULL;
     etch__cuda_current = index;
     return d;

@@ -161,7 +161,7 @@ static cuda_stream *new_stream(cuda_device *d) {
 cuda_stream *etch__cuda_stream(int index) {
     cuda_device *d;
     if (likely(index >= 0 && index < CUDA_DEVICES && mine.now[index] &&
-               etch__cuda_current == index))
+               etch__cuda_is_current(index)))
         return mine.now[index];
     if (!(d = etch__cuda_enter(index))) return NULL;
     if (mine.now[index]) return mine.now[index];
@@ -246,6 +246,7 @@ static cuda_stream *reach(etch_device device, const char *function, const void *
         return NULL;
     }
     if (!etch__device_check(device, function, site)) return NULL;
+    etch__cuda_beside = true;
     if (etch__tls.run && etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, site) != ETCH_OK)
         return NULL;
     return etch__cuda_stream(etch__device_index(device));
