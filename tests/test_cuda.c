@@ -374,6 +374,31 @@ static void small_plan_is_one_launch(void) {
     etch_function_free(f);
 }
 
+static etch_tensor *of_bytes(etch_tensor *x) {
+    etch_tensor *a = etch_to(x, ETCH_F32);
+    etch_tensor *b = etch_view(etch_mul_scalar(a, 2), ETCH_SHAPE(2, 1));
+    return etch_add(etch_mm(b, etch_transpose(b, 0, 1)), b);
+}
+
+/* Its code has no offsets for elements that lie 2^30 apart. */
+static void small_plan_of_far_elements(void) {
+    static const int8_t two[] = {5, 6};
+    etch_tensor *large = NULL, *x;
+    ETCH_ON(gpu) CHECK((large = etch_empty(ETCH_I8, ETCH_SHAPE((int64_t)(1 << 30) + 1))));
+    CHECK((x = etch_slice(large, 0, 0, ETCH_ABSENT, 1 << 30)));
+    CHECK(etch_copy_(x, on_gpu(etch_from_host(two, ETCH_I8, ETCH_SHAPE(2)))));
+    etch_function *f = etch_compile(of_bytes);
+    etch_tensor *expected = of_bytes(x), *near = etch_clone(x);
+    for (int i = 0; i < 6; i++) {
+        int64_t before = etch_device_stats(gpu).launches;
+        etch_tensor *y = etch_call(f, i < 3 ? near : x);
+        CHECK(y && etch_bitwise_equal(y, expected));
+        int64_t launches = etch_device_stats(gpu).launches - before;
+        CHECK(i % 3 == 0 || (launches == 1) == (i < 3));
+    }
+    etch_function_free(f);
+}
+
 /* The product waits for the random numbers, also where nodes come in another order. */
 static etch_tensor *random_product(etch_tensor *x) {
     etch_tensor *r = etch_rand(ETCH_F32, ETCH_SHAPE(70, 70));
@@ -773,6 +798,7 @@ int main(void) {
         IN_CHILD(reduce_overhead, NULL),
         IN_CHILD(graph_results_stay, NULL),
         IN_CHILD(small_plan_is_one_launch, NULL),
+        IN_CHILD(small_plan_of_far_elements, "FAKE_CUDA_MEMORY=2000000000"),
         IN_CHILD(graphs_of_creations, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(checking_mode, "ETCH_CHECK=1"),
         IN_CHILD(out_of_memory, "FAKE_CUDA_MEMORY=33554432"),

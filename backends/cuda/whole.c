@@ -168,8 +168,11 @@ static void number_steps(whole_ctx *c) {
 
 /* ---- making one ---- */
 
+/* Few elements may lie far apart: the code has 32-bit offsets. */
 static bool fits(const whole_step *s) {
     if (!s->low) return true;
+    if (etch__cuda_choose(&s->low->k, s->low->dims, 0).index_bits != variant.index_bits)
+        return false;
     cuda_shape shape = etch__cuda_shape(&s->low->k, &variant, s->low->dims);
     return !s->low->split && s->low->k.split == SPLIT_NONE && shape.block[0] == WHOLE_THREADS &&
            !shape.shared;
