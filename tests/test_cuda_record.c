@@ -6,7 +6,7 @@
 #include <pthread.h>
 #include <stdatomic.h>
 
-#include "backends/cuda/api.h"
+#include "backends/cuda/code.h"
 
 static bool real;
 
@@ -95,6 +95,46 @@ static void gives_it_back(void) {
         }
         CHECK(etch_device_stats(gpu).bytes_live == before);
     }
+}
+
+static char *source_of_nothing(const void *ctx) {
+    static const char text[] =
+        "extern \"C\" __global__ void nothing(const __grid_constant__ int a) {}\n";
+    (void)ctx;
+    char *t = etch__malloc(sizeof text);
+    return t ? memcpy(t, text, sizeof text) : NULL;
+}
+
+/* More kernels than are kept. */
+static void forget_kernels(void) {
+    const char *why;
+    for (int i = 0; i < 2100; i++) {
+        cuda_code *c = etch__cuda_code(etch__cuda_enter(0), (const uint8_t *)&i, sizeof i,
+                                       "nothing", source_of_nothing, NULL, &why);
+        CHECK(c);
+        etch__cuda_code_release(c);
+    }
+}
+
+static etch_tensor *around_a_call(etch_tensor *x) { return etch_neg(etch_softmax(etch_abs(x), 0)); }
+
+/* A recorded graph, the user's or a plan's, keeps the code of its kernels. */
+static void keeps_its_kernels(void) {
+    etch_cuda_graph *g = NULL;
+    etch_tensor *x = on_gpu(etch_randn(ETCH_F32, ETCH_SHAPE(100, 100))), *y = NULL;
+    etch_function *f = etch_compile(around_a_call, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+    etch_tensor *want = here(around_a_call(x)), *whole = here(etch_softmax(x, 1));
+    for (int i = 0; i < 3; i++) CHECK(same(here(etch_call(f, x)), want));
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(g) y = etch_softmax(x, 1);
+    CHECK(g && etch_device_stats(gpu).graphs == 1);
+    forget_kernels();
+    CHECK(etch_cuda_graph_replay(g) == ETCH_OK && same(here(y), whole));
+    CHECK(same(here(etch_call(f, x)), want) && etch_device_stats(gpu).graphs == 1);
+    unsigned long modules = real ? 0 : live("module");
+    etch_cuda_graph_free(g);
+    CHECK(real || live("module") == modules - 1);
+    etch_function_free(f);
+    CHECK(real || live("module") < modules - 1);
 }
 
 /* ---- order ---- */
@@ -321,6 +361,7 @@ int main(void) {
     if (!real && !use_fakes()) return 77;
     const struct CMUnitTest tests[] = {
         IN_CHILD(keeps_what_it_uses, NULL),
+        IN_CHILD(keeps_its_kernels, NULL),
         IN_CHILD(gives_it_back, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(follows_other_streams, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(follows_other_threads, "FAKE_CUDA_LAZY=1"),

@@ -7,7 +7,7 @@ struct etch_cuda_graph {
     cu_graph graph;
     cu_exec exec;
     storage_list uses;
-    cuda_block *pinned; /* other memory freed in the block, which the graph goes on using */
+    cuda_held held; /* also other memory freed in the block, which the graph goes on using */
     graph_checks checks;
 };
 
@@ -27,7 +27,7 @@ etch_cuda_graph *etch_cuda_graph_begin(void) {
     etch_cuda_graph *g = etch__calloc(1, sizeof *g);
     if (!g) return NULL;
     g->stream = etch__cuda_stream(etch__device_index(device));
-    if (g->stream && etch__cuda_capture_begin(g->stream, &g->pinned) == ETCH_OK) {
+    if (g->stream && etch__cuda_capture_begin(g->stream, &g->held) == ETCH_OK) {
         etch__cuda_checks_record(&g->checks);
         etch__cuda_list_uses(&g->uses);
         return recording = g;
@@ -80,7 +80,7 @@ void etch_cuda_graph_free(etch_cuda_graph *g) {
     etch__cuda_enter(etch__cuda_stream_device(g->stream)->index);
     if (g->exec) etch__cuda.cuGraphExecDestroy(g->exec);
     if (g->graph) etch__cuda.cuGraphDestroy(g->graph);
-    etch__cuda_unpin(g->pinned);
+    etch__cuda_let_go(&g->held);
     etch__cuda_forget_uses(&g->uses);
     etch__error_restore(&before);
     etch__free(g);

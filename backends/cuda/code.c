@@ -20,7 +20,10 @@ struct cuda_code {
 static lru codes;
 static __thread char reason[2048];
 
-cu_function etch__cuda_function(const cuda_code *c) { return c->function; }
+cu_function etch__cuda_function(cuda_code *c) {
+    etch__cuda_launches(c);
+    return c->function;
+}
 
 static void unload(lru_entry *e) {
     cuda_code *c = (cuda_code *)e;
@@ -30,6 +33,7 @@ static void unload(lru_entry *e) {
     etch__error_restore(&before);
 }
 
+void etch__cuda_code_retain(cuda_code *c) { atomic_fetch_add(&c->entry.refs, 1); }
 void etch__cuda_code_release(cuda_code *c) { etch__lru_release(&codes, (lru_entry *)c); }
 
 __attribute__((constructor)) static void at_load(void) {

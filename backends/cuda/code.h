@@ -17,7 +17,9 @@ void etch__cuda_text_key(const char *text, uint8_t key[40]);
  * error does. Counted; the table holds one count. */
 cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                            code_source source, const void *ctx, const char **why);
-cu_function etch__cuda_function(const cuda_code *c);
+/* To be launched now. */
+cu_function etch__cuda_function(cuda_code *c);
+void etch__cuda_code_retain(cuda_code *c);
 void etch__cuda_code_release(cuda_code *c);
 
 /* The error of an operator whose kernel is not there. */

@@ -10,8 +10,8 @@ typedef struct graph_step {
     cu_function function;
     size_t bytes;
     uint64_t *parameter; /* of a kernel, as the graph has it */
-    cuda_block *pinned;  /* of a call: memory that the graph uses */
-    cuda_block *before;  /* the same of its last recording, while it is recorded again */
+    cuda_held held;      /* of a call: what the graph needs */
+    cuda_held before;    /* the same of its last recording, while it is recorded again */
 } graph_step;
 
 struct device_graph {
@@ -32,8 +32,8 @@ void etch__cuda_graph_free(device_graph *g) {
     if (g->graph) etch__cuda.cuGraphDestroy(g->graph);
     for (int i = 0; i < g->nsteps; i++) {
         etch__free(g->steps[i].parameter);
-        etch__cuda_unpin(g->steps[i].pinned);
-        etch__cuda_unpin(g->steps[i].before);
+        etch__cuda_let_go(&g->steps[i].held);
+        etch__cuda_let_go(&g->steps[i].before);
     }
     etch__cuda_checks_release(&g->checks);
     etch__error_restore(&before);
@@ -59,8 +59,8 @@ static etch_status follow_stream(device_graph *g) {
     if (likely(s == g->stream)) return ETCH_OK;
     if (!s) return etch__tls.status;
     for (int i = 0; i < g->nsteps; i++) {
-        etch__cuda_share(g->steps[i].pinned);
-        etch__cuda_share(g->steps[i].before);
+        etch__cuda_share(&g->steps[i].held);
+        etch__cuda_share(&g->steps[i].before);
     }
     g->stream = s;
     return ETCH_OK;
@@ -121,15 +121,15 @@ etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, l
 
 /* ---- calls ---- */
 
-/* What the call frees is pinned until it is recorded again; an older launch may still be running,
+/* What the call frees is held until it is recorded again; an older launch may still be running,
  * in whose stream's order the memory is then given out again. */
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
     graph_step *s = &g->steps[step];
     if (follow_stream(g) != ETCH_OK) return etch__tls.status;
-    cuda_block *old = s->pinned;
-    s->pinned = NULL;
+    cuda_held old = s->held;
+    s->held = (cuda_held){0};
     etch__cuda_checks_step(step);
-    etch_status status = etch__cuda_capture_begin(g->stream, &s->pinned);
+    etch_status status = etch__cuda_capture_begin(g->stream, &s->held);
     s->before = old;
     return status;
 }
@@ -138,8 +138,7 @@ etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after)
     graph_step *s = &g->steps[step];
     cu_graph child = NULL;
     etch_status status = etch__cuda_capture_end(g->stream, &child);
-    etch__cuda_unpin(s->before);
-    s->before = NULL;
+    etch__cuda_let_go(&s->before);
     if (status != ETCH_OK) return status;
     if (g->exec) {
         etch__cuda_counts(g->device)->graph_patches++;

@@ -207,37 +207,62 @@ cuda_block *etch__cuda_allocate_own(cuda_stream *s, size_t bytes) {
     return b;
 }
 
-static __thread cuda_block **capturing; /* where blocks freed during a capture go */
+static __thread cuda_held *capturing;
 
-etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned) {
+etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_held *held) {
     etch_status status = etch__cuda_stream_record(s);
-    if (status == ETCH_OK) capturing = pinned;
+    if (status == ETCH_OK) capturing = held;
     return status;
 }
 
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph) {
+    bool failed = capturing && capturing->failed;
     capturing = NULL;
-    return etch__cuda_stream_recorded(s, graph);
+    etch_status status = etch__cuda_stream_recorded(s, graph);
+    if (!failed || status != ETCH_OK) return status;
+    etch__cuda.cuGraphDestroy(*graph);
+    *graph = NULL;
+    return ETCH_ERR_OUT_OF_MEMORY;
 }
 
 bool etch__cuda_capturing(void) { return capturing != NULL; }
 
-void etch__cuda_unpin(cuda_block *pinned) {
-    for (cuda_block *next; pinned; pinned = next) {
-        next = pinned->next;
-        etch__cuda_free(pinned);
+void etch__cuda_let_go(cuda_held *held) {
+    for (cuda_block *b = held->blocks, *next; b; b = next) {
+        next = b->next;
+        etch__cuda_free(b);
     }
+    for (int64_t i = 0; i < held->ncodes; i++) etch__cuda_code_release(held->codes[i]);
+    etch__free(held->codes);
+    *held = (cuda_held){0};
 }
 
-void etch__cuda_share(cuda_block *pinned) {
-    for (; pinned; pinned = pinned->next) pinned->user = MANY;
+void etch__cuda_share(const cuda_held *held) {
+    for (cuda_block *b = held->blocks; b; b = b->next) b->user = MANY;
+}
+
+/* Those that were held last are not held again. */
+static void hold_code(cuda_held *h, cuda_code *code) {
+    int64_t recent = h->ncodes > 16 ? h->ncodes - 16 : 0;
+    for (int64_t i = h->ncodes - 1; i >= recent; i--)
+        if (h->codes[i] == code) return;
+    if (!etch__grow(&h->codes, &h->cap, h->ncodes + 1, sizeof(cuda_code *))) {
+        h->failed = true;
+        return;
+    }
+    etch__cuda_code_retain(code);
+    h->codes[h->ncodes++] = code;
+}
+
+void etch__cuda_launches(cuda_code *code) {
+    if (unlikely(capturing != NULL)) hold_code(capturing, code);
 }
 
 /* A block that several streams used is free once all of them are past their work with it. */
 void etch__cuda_free(cuda_block *b) {
     if (!b) return;
     if (unlikely(capturing != NULL)) {
-        b->next = *capturing, *capturing = b;
+        b->next = capturing->blocks, capturing->blocks = b;
         return;
     }
     cuda_stream *s = b->stream;

@@ -55,14 +55,24 @@ void *etch__cuda_address(const cuda_block *b);
 /* The same for the backend's own use, not counted as live: it is never freed. */
 cuda_block *etch__cuda_allocate_own(cuda_stream *s, size_t bytes);
 
-/* Work issued to s between the two is recorded as a graph instead. Blocks that are freed meanwhile
- * are put on the list `pinned`, for as long as the graph may run. */
-etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_block **pinned);
+/* What a recorded graph needs for as long as it may run: blocks that were freed meanwhile, and the
+ * code of its kernels, counted. */
+typedef struct cuda_held {
+    cuda_block *blocks;
+    struct cuda_code **codes;
+    int64_t ncodes, cap;
+    bool failed; /* there was no memory for the list */
+} cuda_held;
+
+/* Work issued to s between the two is recorded as a graph instead, which needs what is held. */
+etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_held *held);
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph);
 bool etch__cuda_capturing(void); /* on this thread */
-void etch__cuda_unpin(cuda_block *pinned);
-/* Says that the blocks on the list are used on more streams than their own. */
-void etch__cuda_share(cuda_block *pinned);
+void etch__cuda_let_go(cuda_held *held);
+/* Says that the blocks are used on more streams than their own. */
+void etch__cuda_share(const cuda_held *held);
+/* Code that is about to be launched. */
+void etch__cuda_launches(struct cuda_code *code);
 
 /* What a device's statistics are made of. */
 typedef struct device_counts {

@@ -16,7 +16,7 @@ struct cuda_stream {
     bool free; /* its thread has ended; the next new thread takes it over */
     bool foreign;
     int users;      /* foreign: threads that have it set; with none it is another's handle */
-    bool recording; /* what is issued is recorded; the event stands behind what was before */
+    atomic_bool recording; /* what is issued is recorded; the event stands behind what was before */
     char notes[NOTES][NAME]; /* the last launches since the last wait */
     unsigned nnotes;
     pthread_mutex_t lock; /* of the free lists, the event, and a foreign handle */
