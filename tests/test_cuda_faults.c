@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 #include "backends/cuda/faults.h"
 #include "core/element.h"
@@ -321,6 +322,53 @@ static void *reads_its_own(void *ctx) {
     return NULL;
 }
 
+static atomic_int told, rounds;
+static atomic_bool enough;
+static void *synchronises(void *unused) {
+    (void)unused;
+    for (; !enough; rounds++) {
+        told += etch_synchronize(gpu) != ETCH_OK;
+        etch_clear_error();
+    }
+    return NULL;
+}
+
+static etch_tensor *selects_between(etch_tensor *x, etch_tensor *i) {
+    return etch_neg(etch_index_select(etch_neg(x), 0, i));
+}
+
+/* A failure is told to somebody, also where another thread comes between a check and its kernel. */
+static void told_while_another_waits(void) {
+    pthread_t t;
+    etch_cuda_graph *g = NULL;
+    etch_tensor *x = ramp(5), *i = whole(1, 2, 3), *y = ramp(3);
+    etch_function *f = etch_compile(selects_between, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+    for (int k = 0; k < 3; k++) CHECK(etch_call(f, x, i) && etch_index_select(x, 0, i));
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(g) CHECK(etch_index_select(x, 0, i));
+    CHECK(g && etch_copy_(i, whole(1, 99, 3)) && etch_synchronize(gpu) == ETCH_OK);
+    CHECK(!pthread_create(&t, NULL, synchronises, NULL));
+    for (int k = 0; k < 3000; k++) {
+        int before = told, now = rounds;
+        ETCH_SCOPE {
+            etch_clear_error();
+            if (k % 3 == 0) etch_cuda_graph_replay(g);
+            else if (k % 3 == 1) etch_call(f, x, i);
+            else etch_index_add_(y, 0, i, y);
+            told += etch_last_status() == ETCH_ERR_INDEX;
+            etch_clear_error();
+            told += etch_synchronize(gpu) == ETCH_ERR_INDEX;
+        }
+        for (; told == before && rounds < now + 3;) usleep(10);
+        CHECK(told > before);
+    }
+    enough = true;
+    pthread_join(t, NULL);
+    etch_clear_error();
+    CHECK(same(here(y), here(ramp(3))));
+    etch_cuda_graph_free(g);
+    etch_function_free(f);
+}
+
 /* A thread that takes a dead one's stream over does not hear of what that one did. */
 static void a_dead_thread(void) {
     pthread_t t;
@@ -597,6 +645,7 @@ int main(void) {
         IN_CHILD(in_a_graph_of_a_plan, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(graphs_of_plans, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(another_thread_reads, "FAKE_CUDA_LAZY=1"),
+        IN_CHILD(told_while_another_waits, NULL),
         IN_CHILD(a_dead_thread, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(pinned_results, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(pinned_results_of_another, "FAKE_CUDA_LAZY=1"),

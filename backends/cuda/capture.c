@@ -65,8 +65,10 @@ etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
     etch__cuda_counts(index)->graph_launches++;
     etch__cuda_note(g->stream, "a recorded CUDA graph");
     etch_status status = etch__cuda_use_all(g->stream, &g->uses);
-    if (status == ETCH_OK) status = etch__cuda_checks_launch(&g->checks, g->stream);
+    if (status != ETCH_OK) return status;
+    status = etch__cuda_checks_launch(&g->checks, g->stream);
     if (status == ETCH_OK) status = CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+    etch__cuda_checks_launched(&g->checks);
     if (status == ETCH_OK) status = etch__cuda_used_all(g->stream, &g->uses);
     return status == ETCH_OK ? etch__cuda_issued_to(g->stream) : status;
 }

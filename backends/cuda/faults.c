@@ -38,9 +38,9 @@ bool etch__cuda_checks_noted(void) { return now.noted; }
 
 static fault_slot *slots_of(const fault_set *f) { return etch__cuda_address(f->block); }
 
-static etch_status clear(const fault_set *f, cuda_stream *by, int first, int n) {
-    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)(slots_of(f) + first), 0xff,
-              (size_t)n * sizeof(fault_slot), by->stream);
+static etch_status clear(const fault_set *f, cuda_stream *by, int first, size_t bytes) {
+    return CU(cuMemsetD8Async, (cu_address)(uintptr_t)(slots_of(f) + first), 0xff, bytes,
+              by->stream);
 }
 
 static etch_status make_slots(cuda_stream *s) {
@@ -51,7 +51,7 @@ static etch_status make_slots(cuda_stream *s) {
     f->shadow = shadow;
     if (status == ETCH_OK && !f->block && !(f->block = etch__cuda_allocate_own(s, bytes)))
         status = etch__tls.status;
-    if (status == ETCH_OK) status = clear(f, s, 0, FAULT_SLOTS);
+    if (status == ETCH_OK) status = clear(f, s, 0, bytes);
     f->ready = status == ETCH_OK;
     return status;
 }
@@ -84,40 +84,80 @@ static void free_old_graphs(fault_set *f) {
         if (f->graphs[i] == GRAPH_SLOT_FREED) f->graphs[i] = GRAPH_SLOT_FREE;
 }
 
-/* Reads what the shadow says of the first `used` slots and clears those that had a failure. */
-static etch_status report(fault_set *f, cuda_stream *by, int used) {
+/* Reads what the shadow says of the first `used` slots and clears those that had a failure: as a
+ * whole, or (`told`) as far as not to say it again, so that a run that goes on still finds that it
+ * has failed. */
+static etch_status report(fault_set *f, cuda_stream *by, int used, bool told) {
     const fault_slot *first = NULL;
+    size_t bytes = told ? sizeof first->order : sizeof *first;
     etch_status status = ETCH_OK;
     for (int i = 0; i < used; i++) {
         const fault_slot *slot = &f->shadow[i];
         if (slot->order == UINT64_MAX) continue;
         if (!first || slot->order < first->order) first = slot;
-        if (status == ETCH_OK) status = clear(f, by, i, 1);
+        if (status == ETCH_OK) status = clear(f, by, i, bytes);
+        f->stale |= told;
     }
     if (status != ETCH_OK || !first) return status;
     return say(note_of(f, first->order >> FAULT_ELEMENT_BITS), first->value);
 }
 
-/* Under the set's lock: another thread may synchronise the device meanwhile. That one waits and
- * then reads by its own stream, since this one may be recorded. */
-static etch_status finish_set(cuda_stream *s) {
+/* Clears what others have left of the slots of runs, but not that of the run at hand. */
+static etch_status clear_stale(cuda_stream *s) {
+    fault_set *f = &s->faults;
+    if (likely(!f->stale)) return ETCH_OK;
+    int open = now.stream == s && now.slot < slots_of(f) + FAULT_RUNS
+                   ? (int)(now.slot - slots_of(f))
+                   : FAULT_RUNS;
+    size_t behind = open < FAULT_RUNS ? (size_t)(FAULT_RUNS - open - 1) : 0;
+    etch_status status = open ? clear(f, s, 0, (size_t)open * sizeof(fault_slot)) : ETCH_OK;
+    if (status == ETCH_OK && behind) status = clear(f, s, open + 1, behind * sizeof(fault_slot));
+    f->stale = status != ETCH_OK;
+    return status;
+}
+
+static etch_status read_slots(fault_set *f, cuda_stream *by, int used) {
+    etch_status status = CU(cuMemcpyDtoHAsync_v2, f->shadow, (cu_address)(uintptr_t)slots_of(f),
+                            (size_t)used * sizeof *f->shadow, by->stream);
+    return status == ETCH_OK ? etch__cuda_wait(by) : status;
+}
+
+/* By the thread that issues checks to the stream. */
+static etch_status finish_own(cuda_stream *s) {
     fault_set *f = &s->faults;
     int used = f->used;
-    bool own = etch__cuda_is_own(s);
-    if (!used) return ETCH_OK;
-    etch_status status = own ? ETCH_OK : etch__cuda_wait(s);
-    cuda_stream *by = own ? s : status == ETCH_OK ? etch__cuda_stream(s->device->index) : NULL;
-    if (!by) return etch__tls.status;
-    status = CU(cuMemcpyDtoHAsync_v2, f->shadow, (cu_address)(uintptr_t)slots_of(f),
-                (size_t)used * sizeof *f->shadow, by->stream);
-    if (status == ETCH_OK) status = etch__cuda_wait(by);
+    etch_status status = read_slots(f, s, used);
+    if (status == ETCH_OK) status = clear_stale(s);
     if (status != ETCH_OK) return status;
     if (!f->nopen) f->used = f->next = f->nnotes = 0;
-    status = report(f, by, used);
+    status = report(f, s, used, false);
     free_old_graphs(f);
-    if (own) return status;
+    return status;
+}
+
+/* Another thread waits and then reads by its own stream, since this one may be recorded. Checks
+ * that have their slots may not be issued yet, so these stay taken. */
+static etch_status finish_others(cuda_stream *s) {
+    fault_set *f = &s->faults;
+    int used = f->used;
+    etch_status status = etch__cuda_wait(s);
+    cuda_stream *by = status == ETCH_OK ? etch__cuda_stream(s->device->index) : NULL;
+    if (!by) return etch__tls.status;
+    if ((status = read_slots(f, by, used)) != ETCH_OK) return status;
+    status = report(f, by, used, true);
     etch_status cleared = etch__cuda_wait(by);
     return status == ETCH_OK ? cleared : status;
+}
+
+/* Whether no other thread issues to the stream. */
+static bool is_alone_on(const cuda_stream *s) {
+    return etch__cuda_is_own(s) && !(s->foreign && s->users > 1);
+}
+
+/* Under the set's lock: another thread may synchronise the device meanwhile. */
+static etch_status finish_set(cuda_stream *s) {
+    if (!s->faults.used) return ETCH_OK;
+    return is_alone_on(s) ? finish_own(s) : finish_others(s);
 }
 
 static etch_status finish_one(cuda_stream *s) {
@@ -187,7 +227,7 @@ static etch_status make_room(cuda_stream *s) {
     if (etch__cuda_capturing()) return ETCH_OK;
     etch_status status = f->ready ? ETCH_OK : make_slots(s);
     if (status != ETCH_OK || (f->next < FAULT_RUNS && f->nnotes < FAULT_NOTES)) return status;
-    status = finish_set(s);
+    status = f->used ? finish_own(s) : ETCH_OK;
     f->next = f->nnotes = 0; /* a run that is open shares its slot from now on, maybe */
     return status;
 }
@@ -337,9 +377,20 @@ etch_status etch__cuda_checks_launch(graph_checks *g, cuda_stream *s) {
     int bit = g->stream->number - 1;
     etch_status status = g->last == s ? ETCH_OK : etch__cuda_wait_for(s, g->last);
     g->last = s;
+    pthread_mutex_lock(&f->lock);
     f->used = FAULT_SLOTS;
+    f->nopen++;
+    pthread_mutex_unlock(&f->lock);
     if (g->stream != s) atomic_fetch_or(&s->follows[bit / 64], 1ull << bit % 64);
     if (status != ETCH_OK) return status;
     return CU(cuMemsetD8Async, (cu_address)(uintptr_t)&slot->failed, 0xff, sizeof slot->failed,
               s->stream);
+}
+
+void etch__cuda_checks_launched(graph_checks *g) {
+    if (!g->stream) return;
+    fault_set *f = &g->stream->faults;
+    pthread_mutex_lock(&f->lock);
+    f->nopen--;
+    pthread_mutex_unlock(&f->lock);
 }

@@ -42,7 +42,7 @@ typedef enum graph_slot { GRAPH_SLOT_FREE, GRAPH_SLOT_TAKEN, GRAPH_SLOT_FREED } 
 /* The slots of a stream, and what is to be said of the checks that use them. */
 typedef struct fault_set {
     pthread_mutex_t lock;
-    bool ready;
+    bool ready, stale; /* stale: other threads have left slots that say that a run has failed */
     cuda_block *block;
     fault_slot *shadow;      /* on the host, pinned */
     _Atomic int used;        /* slots that may say something */
@@ -90,8 +90,9 @@ void etch__cuda_checks_leave(const graph_checks *g);
 void etch__cuda_checks_step(int step); /* that is recorded next */
 /* From here on, until NULL, what the thread records is the user's graph with these checks. */
 void etch__cuda_checks_record(graph_checks *g);
-/* The graph is about to be launched on s. */
+/* The graph is about to be launched on s, and was, or was not after all. */
 etch_status etch__cuda_checks_launch(graph_checks *g, cuda_stream *s);
+void etch__cuda_checks_launched(graph_checks *g);
 
 /* The word that tells whether the run at hand has failed, NULL where none is open; whether
  * a check was issued in it. */

@@ -165,6 +165,7 @@ etch_status etch__cuda_graph_launch(device_graph *g) {
     counts->graph_launches++;
     etch__cuda_note(g->stream, "a CUDA graph");
     etch_status status = etch__cuda_checks_launch(&g->checks, g->stream);
-    if (status != ETCH_OK) return status;
-    return CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+    if (status == ETCH_OK) status = CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+    etch__cuda_checks_launched(&g->checks);
+    return status;
 }

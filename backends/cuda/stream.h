@@ -15,7 +15,7 @@ struct cuda_stream {
     cu_event event;
     bool free; /* its thread has ended; the next new thread takes it over */
     bool foreign;
-    int users;      /* foreign: threads that have it set; with none it is another's handle */
+    int users;             /* foreign: threads that have it set; with none it is another's handle */
     atomic_bool recording; /* what is issued is recorded; the event stands behind what was before */
     char notes[NOTES][NAME]; /* the last launches since the last wait */
     unsigned nnotes;
