@@ -208,6 +208,11 @@ static void pinned_results(void) {
 static void synchronises(void) { CHECK(etch_synchronize(gpu) == ETCH_OK); }
 static void reads_it(void) { CHECK(is_ramp(etch_neg(shared), 100, -1)); }
 static void trims(void) { CHECK(etch_device_trim(gpu) == ETCH_OK); }
+static void replays_there(void) {
+    CHECK(etch_cuda_graph_replay(graph) == ETCH_ERR_UNSUPPORTED);
+    CHECK(says(etch_last_error(), "another thread records"));
+    etch_clear_error();
+}
 static void fails(void) {
     static const int64_t nine[] = {9};
     etch_tensor *index = on_gpu(etch_from_host(nine, ETCH_I64, ETCH_SHAPE(1)));
@@ -219,18 +224,20 @@ static void fails(void) {
 /* Each of these comes to the stream that is recorded: as one of the device, as that of the last
  * use, as the one that a freed block goes back to. */
 static void others_leave_it_alone(void) {
-    static void (*const work[])(void) = {reads_it, synchronises, reads_it, trims, fails, frees_it};
+    static void (*const work[])(void) = {reads_it, synchronises,  reads_it, trims,
+                                         fails,    replays_there, frees_it};
     etch_cuda_graph *g = NULL;
     etch_tensor *x = on_gpu(ramp(100)), *y = NULL;
     static const int64_t zero[] = {0};
     etch_tensor *index = on_gpu(etch_from_host(zero, ETCH_I64, ETCH_SHAPE(1)));
     ETCH_SCOPE { shared = etch_retain(etch_abs(x)); }
     CHECK(etch_neg(x) && etch_index_select(x, 0, index)); /* so that there are checks to read */
-    start(work, 6);
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(graph) CHECK(etch_neg(x));
+    start(work, 7);
     let_it_work();
     ETCH_ON(gpu) ETCH_CUDA_GRAPH(g) {
         y = etch_neg(x);
-        for (int i = 1; i < 6; i++) let_it_work();
+        for (int i = 1; i < 7; i++) let_it_work();
         y = etch_neg(y);
     }
     end();
@@ -238,6 +245,7 @@ static void others_leave_it_alone(void) {
     for (int i = 0; i < 2; i++) CHECK(etch_cuda_graph_replay(g) == ETCH_OK);
     CHECK(is_ramp(y, 100, 1) && etch_synchronize(gpu) == ETCH_OK);
     etch_cuda_graph_free(g);
+    etch_cuda_graph_free(graph);
 }
 
 static etch_tensor *with_calls(etch_tensor *x, etch_tensor *w) {

@@ -56,20 +56,26 @@ etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g) {
     return NULL;
 }
 
+static etch_status launch(etch_cuda_graph *g) {
+    etch_status status = etch__cuda_checks_launch(&g->checks, g->stream);
+    if (status == ETCH_OK) status = CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
+    etch__cuda_checks_launched(&g->checks);
+    return status == ETCH_OK ? etch__cuda_used_all(g->stream, &g->uses) : status;
+}
+
 etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
     if (!g || !g->exec)
         return etch__error_at(__builtin_return_address(0), ETCH_ERR_NULL,
                               "etch_cuda_graph_replay: expected a recorded graph");
     int index = etch__cuda_stream_device(g->stream)->index;
-    if (!etch__cuda_enter(index)) return etch__tls.status;
+    if (!etch__cuda_stream(index)) return etch__tls.status;
+    etch_status status = etch__cuda_use_all(g->stream, &g->uses);
+    if (status == ETCH_OK) status = etch__cuda_visit(g->stream);
+    if (status != ETCH_OK) return status;
     etch__cuda_counts(index)->graph_launches++;
     etch__cuda_note(g->stream, "a recorded CUDA graph");
-    etch_status status = etch__cuda_use_all(g->stream, &g->uses);
-    if (status != ETCH_OK) return status;
-    status = etch__cuda_checks_launch(&g->checks, g->stream);
-    if (status == ETCH_OK) status = CU(cuGraphLaunch, g->exec, etch__cuda_stream_handle(g->stream));
-    etch__cuda_checks_launched(&g->checks);
-    if (status == ETCH_OK) status = etch__cuda_used_all(g->stream, &g->uses);
+    status = launch(g);
+    etch__cuda_visited(g->stream);
     return status == ETCH_OK ? etch__cuda_issued_to(g->stream) : status;
 }
 

@@ -68,6 +68,10 @@ typedef struct cuda_held {
 etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_held *held);
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph);
 bool etch__cuda_capturing(void); /* on this thread */
+/* Around issuing work to a stream that may be another thread's: an error where that one records,
+ * and until the end it does not begin to. */
+etch_status etch__cuda_visit(cuda_stream *s);
+void etch__cuda_visited(const cuda_stream *s);
 void etch__cuda_let_go(cuda_held *held);
 /* Says that the blocks are used on more streams than their own. */
 void etch__cuda_share(const cuda_held *held);

@@ -97,6 +97,19 @@ etch_status etch__cuda_stream_recorded(cuda_stream *s, cu_graph *graph) {
     return status;
 }
 
+etch_status etch__cuda_visit(cuda_stream *s) {
+    if (etch__cuda_is_own(s)) return ETCH_OK;
+    pthread_mutex_lock(&beginning);
+    if (!s->recording) return ETCH_OK;
+    pthread_mutex_unlock(&beginning);
+    return etch__error(ETCH_ERR_UNSUPPORTED,
+                       "another thread records a graph on the stream that this work goes to");
+}
+
+void etch__cuda_visited(const cuda_stream *s) {
+    if (!etch__cuda_is_own(s)) pthread_mutex_unlock(&beginning);
+}
+
 static etch_status drain_all(const cuda_device *d) {
     cuda_stream *s;
     int status = 0;
