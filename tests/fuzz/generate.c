@@ -754,6 +754,18 @@ static void generate_twice(generator *g) {
     }
 }
 
+/* Divides whole numbers by what is 0 in one of the last calls, when a plan runs. */
+static void generate_failure(generator *g) {
+    static const op_id ops[] = {OP_REMAINDER_SCALAR, OP_FLOOR_DIVIDE_SCALAR, OP_FMOD_SCALAR};
+    statement s = new_statement(g, ST_OP);
+    int n = some_integers(g);
+    if (n < 0) return;
+    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = tensor_arg(n);
+    s.arg[1].scalar = etch_scalar_int(1 + below(g, 3) - g->p->setup.ncalls);
+    s.arg[1].varies = true;
+    take_made(g, &s);
+}
+
 /* What a compiler may get wrong together, and operators drawn one by one are seldom. */
 static void generate_together(generator *g) {
     switch (below(g, 16)) {
@@ -762,6 +774,9 @@ static void generate_together(generator *g) {
     case 2: generate_turned(g); break;
     case 3: generate_both(g); break;
     case 4: generate_twice(g); break;
+    case 5:
+        if (chance(g, 3)) generate_failure(g);
+        break;
     default: break;
     }
 }

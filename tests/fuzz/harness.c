@@ -649,23 +649,6 @@ static bool compare_worlds(comparison *c) {
     return compare_tensors(c);
 }
 
-/* Calls that are meant to stay eager are not counted. */
-static bool is_later(const fuzz_world *w) {
-    const fuzz_setup *s = w->setup;
-    bool eager = s->stable_after > 1 || s->recompile_limit < 8 || fuzz_when(w, s->fails);
-    return !eager && w->call >= 2 * s->period;
-}
-
-static void count_call(comparison *c, etch_counters_t before) {
-    etch_counters_t now = etch_function_counters(c->b.f);
-    bool later = is_later(&c->b), any = now.plan_runs > before.plan_runs;
-    c->r->calls++;
-    c->r->later += later;
-    c->r->compiled += later && any;
-    c->r->compiled_only += later && any && now.eager_runs == before.eager_runs &&
-                           now.divergences == before.divergences && now.graphs == before.graphs;
-}
-
 static bool is_of_data(etch_status s) {
     return s == ETCH_ERR_DIVISION_BY_ZERO || s == ETCH_ERR_INDEX;
 }
@@ -679,6 +662,23 @@ static bool failed_on_data(const fuzz_world *w) {
         if (w->event[i] >> 16 == 0xe000 && is_of_data((etch_status)(w->event[i] & 0xffff)))
             return true;
     return false;
+}
+
+/* Calls that are meant to stay eager are not counted, nor, below, those that end in an error. */
+static bool is_later(const fuzz_world *w) {
+    const fuzz_setup *s = w->setup;
+    bool eager = s->stable_after > 1 || s->recompile_limit < 8 || fuzz_when(w, s->fails);
+    return !eager && w->call >= 2 * s->period;
+}
+
+static void count_call(comparison *c, etch_counters_t before) {
+    etch_counters_t now = etch_function_counters(c->b.f);
+    bool later = is_later(&c->b) && !failed_on_data(&c->a), any = now.plan_runs > before.plan_runs;
+    c->r->calls++;
+    c->r->later += later;
+    c->r->compiled += later && any;
+    c->r->compiled_only += later && any && now.eager_runs == before.eager_runs &&
+                           now.divergences == before.divergences && now.graphs == before.graphs;
 }
 
 /* Whether the compiled side has shown that something failed: at once, at the flush, in what it
