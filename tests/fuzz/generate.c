@@ -32,14 +32,17 @@ static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
 /* ---- the setup ---- */
 
 /* Twins have another dtype with, mostly, the same arithmetic. */
-static etch_dtype some_dtype(generator *g) {
+static etch_dtype own_dtype(const generator *g, etch_dtype dtype) {
     static const uint8_t twin[ETCH_DTYPE_COUNT] = {
         [ETCH_F32] = ETCH_F16,  [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32,
         [ETCH_F16] = ETCH_BF16, [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32,
         [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,   [ETCH_I64] = ETCH_I64,
         [ETCH_BOOL] = ETCH_BOOL};
-    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
     return g->twin ? (etch_dtype)twin[dtype] : dtype;
+}
+
+static etch_dtype some_dtype(generator *g) {
+    return own_dtype(g, chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT));
 }
 
 static void generate_sizes(generator *g) {
@@ -754,6 +757,26 @@ static void generate_twice(generator *g) {
     }
 }
 
+/* Rows beside their own sums: a kernel that goes over its rows again, where a result in registers
+ * is to be rounded as one in memory is. */
+static void generate_normalised(generator *g) {
+    static const op_id ops[] = {OP_SUM_DIM, OP_MEAN_DIM, OP_AMAX};
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
+    if (chance(g, 2)) {
+        s.op = OP_TO_COPY, s.arg[0] = tensor_arg(n);
+        s.arg[1].number[0] = plain(own_dtype(g, chance(g, 2) ? ETCH_BF16 : ETCH_F16));
+        if ((n = take_made(g, &s)) < 0) return;
+    }
+    s = new_statement(g, ST_OP);
+    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = tensor_arg(n);
+    s.arg[1].n = 1, s.arg[1].number[0] = plain(chance(g, 4) ? 0 : -1);
+    s.arg[2].number[0] = plain(1), s.arg[3].absent = true;
+    int sums = take_made(g, &s);
+    if (sums >= 0) take_binary(g, false, n, sums);
+}
+
 /* Divides whole numbers by what is 0 in one of the last calls, when a plan runs. */
 static void generate_failure(generator *g) {
     static const op_id ops[] = {OP_REMAINDER_SCALAR, OP_FLOOR_DIVIDE_SCALAR, OP_FMOD_SCALAR};
@@ -777,6 +800,7 @@ static void generate_together(generator *g) {
     case 5:
         if (chance(g, 3)) generate_failure(g);
         break;
+    case 6: generate_normalised(g); break;
     default: break;
     }
 }
