@@ -678,14 +678,14 @@ static int take_slice(generator *g, int tensor, int64_t start, fuzz_int end) {
 }
 
 /* An operator over two tensors; in place: it writes the first one. */
-static void take_binary(generator *g, bool in_place, int a, int b) {
+static int take_binary(generator *g, bool in_place, int a, int b) {
     static const op_id ops[2][4] = {{OP_LT_TENSOR, OP_MAXIMUM, OP_MUL_TENSOR, OP_EQ_TENSOR},
                                     {OP_ADD_TENSOR_, OP_MUL_TENSOR_, OP_COPY_, OP_SUB_TENSOR_}};
     statement s = new_statement(g, ST_OP);
     s.op = (uint16_t)ops[in_place][below(g, 4)];
     s.arg[0] = tensor_arg(a), s.arg[1] = tensor_arg(b);
     if (s.op == OP_ADD_TENSOR_ || s.op == OP_SUB_TENSOR_) s.arg[2].scalar = etch_scalar_int(1);
-    take_made(g, &s);
+    return take_made(g, &s);
 }
 
 /* Each row beside the next one, in one kernel, or over it: then a row is read before it is written
@@ -719,18 +719,26 @@ static int take_unary(generator *g, op_id op, int tensor) {
     return take_made(g, &s);
 }
 
-/* A new tensor beside itself turned: of the same sizes, but each element meets another one. */
-static void generate_turned(generator *g) {
-    static const op_id made[] = {OP_ABS, OP_RELU, OP_CLONE, OP_SIGN};
-    int n = some_square(g, fuzz_random(&g->random));
-    if (n < 0 || (n = take_unary(g, made[below(g, 4)], n)) < 0) return;
+static int take_turned(generator *g, int n) {
     statement s = new_statement(g, ST_OP);
     s.op = OP_TRANSPOSE, s.arg[0] = tensor_arg(n);
     s.arg[1].number[0] = plain(-1), s.arg[2].number[0] = plain(-2);
-    int turned = take_made(g, &s);
-    if (turned < 0) return;
-    bool in_place = chance(g, 4), first = chance(g, 2);
-    take_binary(g, in_place, first ? n : turned, first ? turned : n);
+    return take_made(g, &s);
+}
+
+/* A new tensor beside itself turned: of the same sizes, but each element meets another one. Perhaps
+ * the result again: in a plan its memory is not that of what it is made from. */
+static void generate_turned(generator *g) {
+    static const op_id made[] = {OP_ABS, OP_RELU, OP_CLONE, OP_SIGN};
+    int n = some_square(g, fuzz_random(&g->random)), rounds = 1 + (int)below(g, 3);
+    if (n < 0 || (n = take_unary(g, made[below(g, 4)], n)) < 0) return;
+    for (int i = 0; i < rounds && n >= 0; i++) {
+        int turned = take_turned(g, n);
+        bool in_place = chance(g, 6), first = chance(g, 2);
+        if (turned < 0) return;
+        n = take_binary(g, in_place, first ? n : turned, first ? turned : n);
+    }
+    if (rounds > 1 && n >= 0) take_keep(g, n);
 }
 
 /* Writes one of two arguments that lie over the same memory, and then reads the other one. */
@@ -741,16 +749,33 @@ static void generate_both(generator *g) {
     take_unary(g, chance(g, 2) ? OP_ABS : OP_NEG, b);
 }
 
+/* The next number of the same kind for each scalar; false: it has none. */
+static bool other_scalars(statement *s) {
+    const op_schema *schema = etch__schema((op_id)s->op);
+    bool any = false;
+    for (int i = 0; i < schema->nargs; i++) {
+        etch_scalar *v = &s->arg[i].scalar;
+        if (schema->args[i].type != ARG_SCALAR) continue;
+        any = true;
+        if (v->kind == ETCH_SCALAR_REAL) *v = etch_scalar_real(v->d + 0.75);
+        else if (v->kind == ETCH_SCALAR_INT) *v = etch_scalar_int(v->i ^ 1);
+        else *v = etch_scalar_bool(!v->i);
+    }
+    return any;
+}
+
 /* A call of before with its very arguments, of which both results live on: equal, but two tensors.
- */
+ * Or with other numbers: two results. */
 static void generate_twice(generator *g) {
-    for (int attempt = 0; attempt < 8; attempt++) {
+    bool numbers = chance(g, 2);
+    for (int attempt = 0; attempt < 16; attempt++) {
         const statement *first = &g->p->statement[below(g, g->p->nstatements)];
         int kind = first->kind == ST_OP ? etch__ops[first->op].kind : KIND_OTHER;
         bool computes = kind == KIND_POINTWISE || kind == KIND_REDUCTION;
         if (!computes || first->when != g->when || !usable(g, first->out)) continue;
-        statement s = *first;
-        int one = first->out, other = take_made(g, &s);
+        statement s = *first, changed = s;
+        if (other_scalars(&changed) != numbers) continue;
+        int one = first->out, other = take_made(g, numbers ? &changed : &s);
         if (other < 0) continue;
         take_keep(g, one), take_keep(g, other);
         return;
@@ -796,11 +821,12 @@ static void generate_together(generator *g) {
     case 1: generate_patch(g); break;
     case 2: generate_turned(g); break;
     case 3: generate_both(g); break;
-    case 4: generate_twice(g); break;
-    case 5:
+    case 4:
+    case 5: generate_twice(g); break;
+    case 6:
         if (chance(g, 3)) generate_failure(g);
         break;
-    case 6: generate_normalised(g); break;
+    case 7: generate_normalised(g); break;
     default: break;
     }
 }
