@@ -749,37 +749,43 @@ static void generate_both(generator *g) {
     take_unary(g, chance(g, 2) ? OP_ABS : OP_NEG, b);
 }
 
-/* The next number of the same kind for each scalar; false: it has none. */
-static bool other_scalars(statement *s) {
-    const op_schema *schema = etch__schema((op_id)s->op);
-    bool any = false;
-    for (int i = 0; i < schema->nargs; i++) {
-        etch_scalar *v = &s->arg[i].scalar;
-        if (schema->args[i].type != ARG_SCALAR) continue;
-        any = true;
-        if (v->kind == ETCH_SCALAR_REAL) *v = etch_scalar_real(v->d + 0.75);
-        else if (v->kind == ETCH_SCALAR_INT) *v = etch_scalar_int(v->i ^ 1);
-        else *v = etch_scalar_bool(!v->i);
-    }
-    return any;
-}
-
 /* A call of before with its very arguments, of which both results live on: equal, but two tensors.
- * Or with other numbers: two results. */
+ */
 static void generate_twice(generator *g) {
-    bool numbers = chance(g, 2);
-    for (int attempt = 0; attempt < 16; attempt++) {
+    for (int attempt = 0; attempt < 8; attempt++) {
         const statement *first = &g->p->statement[below(g, g->p->nstatements)];
         int kind = first->kind == ST_OP ? etch__ops[first->op].kind : KIND_OTHER;
         bool computes = kind == KIND_POINTWISE || kind == KIND_REDUCTION;
         if (!computes || first->when != g->when || !usable(g, first->out)) continue;
-        statement s = *first, changed = s;
-        if (other_scalars(&changed) != numbers) continue;
-        int one = first->out, other = take_made(g, numbers ? &changed : &s);
+        statement s = *first;
+        int one = first->out, other = take_made(g, &s);
         if (other < 0) continue;
         take_keep(g, one), take_keep(g, other);
         return;
     }
+}
+
+/* The same call with two numbers: two results. */
+static void generate_numbers(generator *g) {
+    static const op_id ops[] = {OP_MUL_SCALAR, OP_GT_SCALAR, OP_CLAMP_MIN, OP_ADD_SCALAR};
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0) return;
+    s.op = (uint16_t)ops[below(g, 4)], s.arg[0] = tensor_arg(n);
+    s.arg[1].scalar = etch_scalar_int(below(g, 3));
+    s.arg[2].scalar = etch_scalar_int(2); /* alpha */
+    int one = take_made(g, &s);
+    s.arg[1].scalar = etch_scalar_int(3 + below(g, 3));
+    int other = take_made(g, &s);
+    if (one >= 0 && other >= 0) take_keep(g, one), take_keep(g, other);
+}
+
+/* The same call twice, which draws other numbers. */
+static void generate_draws(generator *g) {
+    int64_t sizes[] = {1 + below(g, 4), 2 + below(g, 7)};
+    int one = take_random(g, own_dtype(g, ETCH_F32), 2, sizes);
+    if (one < 0 || !call_again(g, g->p->nstatements - 1)) return;
+    take_keep(g, one), take_keep(g, g->nvars - 1);
 }
 
 /* Rows beside their own sums: a kernel that goes over its rows again, where a result in registers
@@ -821,12 +827,17 @@ static void generate_together(generator *g) {
     case 1: generate_patch(g); break;
     case 2: generate_turned(g); break;
     case 3: generate_both(g); break;
-    case 4:
-    case 5: generate_twice(g); break;
+    case 4: generate_twice(g); break;
+    case 5:
+        if (chance(g, 2)) generate_numbers(g);
+        break;
     case 6:
         if (chance(g, 3)) generate_failure(g);
         break;
     case 7: generate_normalised(g); break;
+    case 8:
+        if (chance(g, 3)) generate_draws(g);
+        break;
     default: break;
     }
 }
