@@ -48,8 +48,8 @@ static int emit_prim(lowering *l, int stage, prim_id prim, etch_dtype type, etch
     return emit(l, LOOP_PRIM, stage, p);
 }
 
-/* The cell of a run-time scalar of the graph, rounded to dtype: that of its only node, whose program
- * has each scalar in one dtype (core/expr.c). */
+/* The cell of a run-time scalar of the graph, rounded to dtype: each scalar is one node's, whose
+ * program has it in one dtype (core/expr.c). */
 static int cell(lowering *l, int32_t scalar, uint8_t dtype) {
     int n = l->k->nscalars;
     for (int i = 0; i < n; i++)

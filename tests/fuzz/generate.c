@@ -820,6 +820,23 @@ static void generate_failure(generator *g) {
     take_made(g, &s);
 }
 
+/* The last rows, by indices that count from the end. */
+static void generate_last_rows(generator *g) {
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0 || etch_ndim(g->w.v[n]) < 1 || etch_size(g->w.v[n], 0) < 2) return;
+    s.op = OP_ARANGE;
+    s.arg[0].scalar = etch_scalar_int(-2), s.arg[1].scalar = etch_scalar_int(chance(g, 2));
+    s.arg[2].scalar = etch_scalar_int(1);
+    s.arg[3].number[0] = plain(ETCH_I64);
+    int index = take_made(g, &s);
+    if (index < 0) return;
+    s = new_statement(g, ST_OP);
+    s.op = OP_INDEX_SELECT, s.arg[0] = tensor_arg(n);
+    s.arg[1].number[0] = plain(0), s.arg[2] = tensor_arg(index);
+    take_made(g, &s);
+}
+
 /* What a compiler may get wrong together, and operators drawn one by one are seldom. */
 static void generate_together(generator *g) {
     switch (below(g, 16)) {
@@ -837,6 +854,9 @@ static void generate_together(generator *g) {
     case 7: generate_normalised(g); break;
     case 8:
         if (chance(g, 3)) generate_draws(g);
+        break;
+    case 9:
+        if (chance(g, 3)) generate_last_rows(g);
         break;
     default: break;
     }
