@@ -32,14 +32,17 @@ static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
 /* ---- the setup ---- */
 
 /* Twins have another dtype with, mostly, the same arithmetic. */
-static etch_dtype some_dtype(generator *g) {
+static etch_dtype own_dtype(const generator *g, etch_dtype dtype) {
     static const uint8_t twin[ETCH_DTYPE_COUNT] = {
         [ETCH_F32] = ETCH_F16,  [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32,
         [ETCH_F16] = ETCH_BF16, [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32,
         [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,   [ETCH_I64] = ETCH_I64,
         [ETCH_BOOL] = ETCH_BOOL};
-    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT);
     return g->twin ? (etch_dtype)twin[dtype] : dtype;
+}
+
+static etch_dtype some_dtype(generator *g) {
+    return own_dtype(g, chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT));
 }
 
 static void generate_sizes(generator *g) {
@@ -75,6 +78,7 @@ static void generate_input(generator *g, fuzz_input *in, int index) {
     in->ndim = ndims[below(g, sizeof ndims)];
     for (int i = 0; i < 4; i++)
         in->size[i] = (uint8_t)(chance(g, 12) ? 4 : chance(g, 40) ? 5 : below(g, 4));
+    if (chance(g, 4)) memset(in->size, in->size[1], sizeof in->size); /* it fits itself turned */
     for (int set = 0; set < FUZZ_MAX_SETS; set++)
         for (int i = 0; i < in->ndim && numel(s, in, set) > 8192; i++) in->size[i] = 4;
     in->layout = (uint8_t)(chance(g, 2) ? FUZZ_CONTIGUOUS : below(g, FUZZ_SAME));
@@ -100,7 +104,18 @@ static void without_fullgraph_errors(fuzz_setup *s) {
         if (s->global[i].layout == FUZZ_WRAPPED) s->global[i].layout = FUZZ_CONTIGUOUS;
         if (s->in[i].layout == FUZZ_SHIFTED && s->in[s->in[i].of].layout != FUZZ_OFFSET)
             s->in[i].layout = FUZZ_SAME;
+        if (s->in[i].layout == FUZZ_OVER) s->in[i].layout = FUZZ_SAME;
     }
+}
+
+/* The last argument is wrapped memory, which is that of the first one: two storages, of which
+ * nothing but their addresses tells that a write to one is seen in the other. */
+static void generate_overlap(fuzz_setup *s) {
+    fuzz_input *last = &s->in[s->nin - 1];
+    if (s->nin < 2 || !s->in[0].ndim || s->in[0].layout > FUZZ_OFFSET) return;
+    if (s->in[0].layout != FUZZ_OFFSET) s->in[0].layout = FUZZ_CONTIGUOUS;
+    *last = s->in[0];
+    last->layout = FUZZ_OVER, last->of = 0, last->persistent = 0, last->feed = -1;
 }
 
 static void generate_setup(generator *g, uint64_t seed) {
@@ -120,6 +135,7 @@ static void generate_setup(generator *g, uint64_t seed) {
         s->global[i].plain = (uint8_t)(chance(g, 2) ? 0 : below(g, 8));
         s->global[i].layout = FUZZ_SAME, s->global[i].persistent = 0, s->global[i].feed = -1;
     }
+    if (chance(g, 10)) generate_overlap(s);
     s->dynamic = (uint8_t)(chance(g, 3) ? below(g, 3) : ETCH_DYNAMIC_AUTO);
     s->stable_after = (uint8_t)(chance(g, 10) ? 2 : 0);
     s->recompile_limit = (uint8_t)(chance(g, 12) ? 2 : 64);
@@ -164,7 +180,7 @@ static int some_alias(generator *g) {
     int found = -1, seen = 0;
     for (int i = 0; i < s->nin + s->nglobals; i++) {
         const fuzz_input *in = i < s->nin ? &s->in[i] : &s->global[i - s->nin];
-        bool aliases = in->layout == FUZZ_SAME || in->layout == FUZZ_SHIFTED;
+        bool aliases = in->layout >= FUZZ_SAME;
         if (aliases && below(g, ++seen) == 0) found = chance(g, 2) ? i : in->of;
     }
     return found >= 0 && usable(g, found) ? found : -1;
@@ -626,6 +642,13 @@ static bool call_again(generator *g, int at) {
     return take_made(g, &s) >= 0;
 }
 
+static void take_keep(generator *g, int tensor) {
+    statement s = new_statement(g, ST_KEEP);
+    s.a = tensor;
+    fuzz_run_statement(&g->w, &s);
+    take(g, &s);
+}
+
 /* Some rows of a new tensor are filled, so that the rest of it is what counts. */
 static void generate_patch(generator *g) {
     static const op_id fills[] = {OP_ZERO_, OP_FILL_SCALAR_, OP_COPY_};
@@ -643,10 +666,7 @@ static void generate_patch(generator *g) {
     if (fill.op == OP_COPY_) fill.arg[1] = tensor_arg(some_tensor(g));
     if (fill.op == OP_COPY_ && fill.arg[1].tensor[0] < 0) return;
     take_made(g, &fill);
-    statement keep = new_statement(g, ST_KEEP);
-    keep.a = base;
-    fuzz_run_statement(&g->w, &keep);
-    take(g, &keep);
+    take_keep(g, base);
 }
 
 static int take_slice(generator *g, int tensor, int64_t start, fuzz_int end) {
@@ -657,25 +677,194 @@ static int take_slice(generator *g, int tensor, int64_t start, fuzz_int end) {
     return take_made(g, &s);
 }
 
-/* Each row beside the next one, in one kernel. */
+/* An operator over two tensors; in place: it writes the first one. */
+static int take_binary(generator *g, bool in_place, int a, int b) {
+    static const op_id ops[2][4] = {{OP_LT_TENSOR, OP_MAXIMUM, OP_MUL_TENSOR, OP_EQ_TENSOR},
+                                    {OP_ADD_TENSOR_, OP_MUL_TENSOR_, OP_COPY_, OP_SUB_TENSOR_}};
+    statement s = new_statement(g, ST_OP);
+    s.op = (uint16_t)ops[in_place][below(g, 4)];
+    s.arg[0] = tensor_arg(a), s.arg[1] = tensor_arg(b);
+    if (s.op == OP_ADD_TENSOR_ || s.op == OP_SUB_TENSOR_) s.arg[2].scalar = etch_scalar_int(1);
+    return take_made(g, &s);
+}
+
+/* Each row beside the next one, in one kernel, or over it: then a row is read before it is written
+ * and the next one after it. */
 static void generate_neighbours(generator *g) {
-    static const op_id ops[] = {OP_LT_TENSOR, OP_MAXIMUM, OP_MUL_TENSOR, OP_EQ_TENSOR};
     int n = some_tensor(g);
     if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
     fuzz_int last = size_of(n, 0), all = last;
     last.v = -1;
     int rows = take_slice(g, n, 0, last), next = take_slice(g, n, 1, all);
     if (rows < 0 || next < 0) return;
+    bool in_place = chance(g, 2), first = chance(g, 3);
+    take_binary(g, in_place, first ? rows : next, first ? next : rows);
+}
+
+/* One whose last two sizes are equal, rather a computed one; -1: none. */
+static int some_square(const generator *g, uint64_t random) {
+    int found = -1;
+    for (uint64_t n = 0, seen = 0; n < (uint64_t)g->nvars; n++) {
+        const etch_tensor *t = g->w.v[n];
+        if (usable(g, (int)n) && etch_ndim(t) > 1 && etch_size(t, -1) > 1 &&
+            etch_size(t, -1) == etch_size(t, -2) && fuzz_random(&random) % ++seen == 0)
+            found = (int)n;
+    }
+    return found;
+}
+
+static int take_unary(generator *g, op_id op, int tensor) {
     statement s = new_statement(g, ST_OP);
-    s.op = (uint16_t)ops[below(g, 4)];
-    s.arg[0] = tensor_arg(rows), s.arg[1] = tensor_arg(next);
+    s.op = (uint16_t)op, s.arg[0] = tensor_arg(tensor);
+    return take_made(g, &s);
+}
+
+static int take_turned(generator *g, int n) {
+    statement s = new_statement(g, ST_OP);
+    s.op = OP_TRANSPOSE, s.arg[0] = tensor_arg(n);
+    s.arg[1].number[0] = plain(-1), s.arg[2].number[0] = plain(-2);
+    return take_made(g, &s);
+}
+
+/* A new tensor beside itself turned: of the same sizes, but each element meets another one. Perhaps
+ * the result again: in a plan its memory is not that of what it is made from. */
+static void generate_turned(generator *g) {
+    static const op_id made[] = {OP_ABS, OP_RELU, OP_CLONE, OP_SIGN};
+    int n = some_square(g, fuzz_random(&g->random)), rounds = 1 + (int)below(g, 3);
+    if (n < 0 || (n = take_unary(g, made[below(g, 4)], n)) < 0) return;
+    for (int i = 0; i < rounds && n >= 0; i++) {
+        int turned = take_turned(g, n);
+        bool in_place = chance(g, 6), first = chance(g, 2);
+        if (turned < 0) return;
+        n = take_binary(g, in_place, first ? n : turned, first ? turned : n);
+    }
+    if (rounds > 1 && n >= 0) take_keep(g, n);
+}
+
+/* Writes one of two arguments that lie over the same memory, and then reads the other one. */
+static void generate_both(generator *g) {
+    int a = some_alias(g), b = some_alias(g);
+    if (a < 0 || b < 0 || etch_ndim(g->w.v[a]) < 1) return;
+    if (take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, a) < 0) return;
+    take_unary(g, chance(g, 2) ? OP_ABS : OP_NEG, b);
+}
+
+/* A call of before with its very arguments, of which both results live on: equal, but two tensors.
+ */
+static void generate_twice(generator *g) {
+    for (int attempt = 0; attempt < 8; attempt++) {
+        const statement *first = &g->p->statement[below(g, g->p->nstatements)];
+        int kind = first->kind == ST_OP ? etch__ops[first->op].kind : KIND_OTHER;
+        bool computes = kind == KIND_POINTWISE || kind == KIND_REDUCTION;
+        if (!computes || first->when != g->when || !usable(g, first->out)) continue;
+        statement s = *first;
+        int one = first->out, other = take_made(g, &s);
+        if (other < 0) continue;
+        take_keep(g, one), take_keep(g, other);
+        return;
+    }
+}
+
+/* The same call with two numbers: two results. */
+static void generate_numbers(generator *g) {
+    static const op_id ops[] = {OP_MUL_SCALAR, OP_GT_SCALAR, OP_CLAMP_MIN, OP_ADD_SCALAR};
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0) return;
+    s.op = (uint16_t)ops[below(g, 4)], s.arg[0] = tensor_arg(n);
+    s.arg[1].scalar = etch_scalar_int(below(g, 3));
+    s.arg[2].scalar = etch_scalar_int(2); /* alpha */
+    int one = take_made(g, &s);
+    s.arg[1].scalar = etch_scalar_int(3 + below(g, 3));
+    int other = take_made(g, &s);
+    if (one >= 0 && other >= 0) take_keep(g, one), take_keep(g, other);
+}
+
+/* The same call twice, which draws other numbers. */
+static void generate_draws(generator *g) {
+    int64_t sizes[] = {1 + below(g, 4), 2 + below(g, 7)};
+    int one = take_random(g, own_dtype(g, ETCH_F32), 2, sizes);
+    if (one < 0 || !call_again(g, g->p->nstatements - 1)) return;
+    take_keep(g, one), take_keep(g, g->nvars - 1);
+}
+
+/* Rows beside their own sums: a kernel that goes over its rows again, where a result in registers
+ * is to be rounded as one in memory is. */
+static void generate_normalised(generator *g) {
+    static const op_id ops[] = {OP_SUM_DIM, OP_MEAN_DIM, OP_AMAX};
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
+    if (chance(g, 2)) {
+        s.op = OP_TO_COPY, s.arg[0] = tensor_arg(n);
+        s.arg[1].number[0] = plain(own_dtype(g, chance(g, 2) ? ETCH_BF16 : ETCH_F16));
+        if ((n = take_made(g, &s)) < 0) return;
+    }
+    s = new_statement(g, ST_OP);
+    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = tensor_arg(n);
+    s.arg[1].n = 1, s.arg[1].number[0] = plain(chance(g, 4) ? 0 : -1);
+    s.arg[2].number[0] = plain(1), s.arg[3].absent = true;
+    int sums = take_made(g, &s);
+    if (sums >= 0) take_binary(g, false, n, sums);
+}
+
+/* Divides whole numbers by what is 0 in one of the last calls, when a plan runs. */
+static void generate_failure(generator *g) {
+    static const op_id ops[] = {OP_REMAINDER_SCALAR, OP_FLOOR_DIVIDE_SCALAR, OP_FMOD_SCALAR};
+    statement s = new_statement(g, ST_OP);
+    int n = some_integers(g);
+    if (n < 0) return;
+    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = tensor_arg(n);
+    s.arg[1].scalar = etch_scalar_int(1 + below(g, 3) - g->p->setup.ncalls);
+    s.arg[1].varies = true;
     take_made(g, &s);
+}
+
+/* The last rows, by indices that count from the end. */
+static void generate_last_rows(generator *g) {
+    statement s = new_statement(g, ST_OP);
+    int n = some_tensor(g);
+    if (n < 0 || etch_ndim(g->w.v[n]) < 1 || etch_size(g->w.v[n], 0) < 2) return;
+    s.op = OP_ARANGE;
+    s.arg[0].scalar = etch_scalar_int(-2), s.arg[1].scalar = etch_scalar_int(chance(g, 2));
+    s.arg[2].scalar = etch_scalar_int(1);
+    s.arg[3].number[0] = plain(ETCH_I64);
+    int index = take_made(g, &s);
+    if (index < 0) return;
+    s = new_statement(g, ST_OP);
+    s.op = OP_INDEX_SELECT, s.arg[0] = tensor_arg(n);
+    s.arg[1].number[0] = plain(0), s.arg[2] = tensor_arg(index);
+    take_made(g, &s);
+}
+
+/* What a compiler may get wrong together, and operators drawn one by one are seldom. */
+static void generate_together(generator *g) {
+    switch (below(g, 16)) {
+    case 0: generate_neighbours(g); break;
+    case 1: generate_patch(g); break;
+    case 2: generate_turned(g); break;
+    case 3: generate_both(g); break;
+    case 4: generate_twice(g); break;
+    case 5:
+        if (chance(g, 2)) generate_numbers(g);
+        break;
+    case 6:
+        if (chance(g, 3)) generate_failure(g);
+        break;
+    case 7: generate_normalised(g); break;
+    case 8:
+        if (chance(g, 3)) generate_draws(g);
+        break;
+    case 9:
+        if (chance(g, 3)) generate_last_rows(g);
+        break;
+    default: break;
+    }
 }
 
 static void generate_operator(generator *g) {
     statement s;
-    if (chance(g, 16)) generate_neighbours(g);
-    if (chance(g, 16)) generate_patch(g);
+    generate_together(g);
     if (chance(g, 10) && call_again(g, (int)below(g, g->p->nstatements))) return;
     op_id op = some_operator(g);
     g->divisor = g->mask = -1;

@@ -166,7 +166,7 @@ void fuzz_expose(fuzz_world *w, int n, bool mut) {
     w->writable[n] = mut;
     w->raw[n] = mut ? etch_data_mut(w->v[n]) : (void *)(uintptr_t)etch_data(w->v[n]);
     if (!w->raw[n]) see_error(w);
-    if (w->no_raw) w->raw[n] = NULL;
+    if (w->no_raw || w->overlaid) w->raw[n] = NULL;
 }
 
 static void write_element(void *p, etch_dtype dtype, int64_t value) {
@@ -473,6 +473,18 @@ static etch_tensor *shifted(const fuzz_world *w, int of) {
     return etch_slice(base, 0, 1, n + 1, 1);
 }
 
+/* The memory of t, if that has no gaps; a row before where it has one, in what OFFSET slices. */
+static etch_tensor *laid_over(fuzz_world *w, const fuzz_input *in) {
+    etch_tensor *t = w->in[in->of];
+    if (w->no_raw || !etch_is_contiguous(t) || !etch_ndim(t) || !etch_numel(t)) return t;
+    size_t row = (size_t)(etch_numel(t) / etch_size(t, 0)) * etch_dtype_size(etch_dtype_of(t));
+    char *data = (char *)(uintptr_t)etch_data(t);
+    bool offset = w->in_base[in->of] != t && w->setup->in[in->of].layout == FUZZ_OFFSET;
+    w->overlaid = true;
+    return etch_wrap_host(data - (offset ? row : 0), etch_dtype_of(t), etch_sizes(t), release_owner,
+                          etch_retain(t));
+}
+
 static bool fits(const fuzz_world *w, const fuzz_input *in, const etch_tensor *t) {
     etch_shape s = shape_of(w, in);
     if (!t || etch_dtype_of(t) != dtype_of(w, in) || etch_ndim(t) != s.n) return false;
@@ -495,6 +507,7 @@ static void prepare_input(fuzz_world *w, int i, uint64_t seed) {
     if (fed) t = base = w->fed[in->feed];
     else if (layout == FUZZ_SAME) t = w->in[in->of], base = w->in_base[in->of];
     else if (layout == FUZZ_SHIFTED) t = shifted(w, in->of), base = w->in_base[in->of];
+    else if (layout == FUZZ_OVER) t = base = laid_over(w, in);
     else if (in->persistent && fits(w, in, w->in[i])) return;
     else t = build(w, in, seed, &base);
     w->wrapped[i] = !fed && layout == FUZZ_WRAPPED && in->ndim && !w->no_raw;
@@ -527,6 +540,7 @@ void fuzz_prepare(fuzz_world *w, int call) {
     w->call = call;
     w->variant = call % w->setup->period;
     w->nevents = w->at = 0;
+    w->overlaid = false;
     memset(w->v, 0, sizeof w->v);
     memset(w->raw, 0, sizeof w->raw);
     memset(w->writable, 0, sizeof w->writable);
@@ -635,23 +649,6 @@ static bool compare_worlds(comparison *c) {
     return compare_tensors(c);
 }
 
-/* Calls that are meant to stay eager are not counted. */
-static bool is_later(const fuzz_world *w) {
-    const fuzz_setup *s = w->setup;
-    bool eager = s->stable_after > 1 || s->recompile_limit < 8 || fuzz_when(w, s->fails);
-    return !eager && w->call >= 2 * s->period;
-}
-
-static void count_call(comparison *c, etch_counters_t before) {
-    etch_counters_t now = etch_function_counters(c->b.f);
-    bool later = is_later(&c->b), any = now.plan_runs > before.plan_runs;
-    c->r->calls++;
-    c->r->later += later;
-    c->r->compiled += later && any;
-    c->r->compiled_only += later && any && now.eager_runs == before.eager_runs &&
-                           now.divergences == before.divergences && now.graphs == before.graphs;
-}
-
 static bool is_of_data(etch_status s) {
     return s == ETCH_ERR_DIVISION_BY_ZERO || s == ETCH_ERR_INDEX;
 }
@@ -665,6 +662,23 @@ static bool failed_on_data(const fuzz_world *w) {
         if (w->event[i] >> 16 == 0xe000 && is_of_data((etch_status)(w->event[i] & 0xffff)))
             return true;
     return false;
+}
+
+/* Calls that are meant to stay eager are not counted, nor, below, those that end in an error. */
+static bool is_later(const fuzz_world *w) {
+    const fuzz_setup *s = w->setup;
+    bool eager = s->stable_after > 1 || s->recompile_limit < 8 || fuzz_when(w, s->fails);
+    return !eager && w->call >= 2 * s->period;
+}
+
+static void count_call(comparison *c, etch_counters_t before) {
+    etch_counters_t now = etch_function_counters(c->b.f);
+    bool later = is_later(&c->b) && !failed_on_data(&c->a), any = now.plan_runs > before.plan_runs;
+    c->r->calls++;
+    c->r->later += later;
+    c->r->compiled += later && any;
+    c->r->compiled_only += later && any && now.eager_runs == before.eager_runs &&
+                           now.divergences == before.divergences && now.graphs == before.graphs;
 }
 
 /* Whether the compiled side has shown that something failed: at once, at the flush, in what it

@@ -36,7 +36,9 @@ typedef enum fuzz_layout {
     FUZZ_EXPANDED,   /* a zero stride */
     FUZZ_WRAPPED,    /* memory of the caller's, exposed from the start */
     FUZZ_SAME,       /* the handle of input `of` */
-    FUZZ_SHIFTED     /* rows of the base of input `of`, one further on than its own */
+    FUZZ_SHIFTED,    /* rows of the base of input `of`, one further on than its own */
+    FUZZ_OVER,       /* memory of the caller's, which is that of input `of`, from a row before */
+    FUZZ_LAYOUTS
 } fuzz_layout;
 
 typedef struct fuzz_input {
@@ -76,6 +78,7 @@ struct fuzz_world {
     int call, variant;
     etch_device device;
     bool no_raw;
+    bool overlaid; /* some input is OVER another one: then pointers are not used */
     etch_tensor *v[FUZZ_MAX_VARS];
     void *raw[FUZZ_MAX_VARS];     /* pointers to exposed memory */
     bool writable[FUZZ_MAX_VARS]; /* got by etch_data_mut: what a body may write through */

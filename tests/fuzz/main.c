@@ -41,7 +41,7 @@ static const char *const isas[] = {"", "avx2", "baseline"};
 /* What was in the programs. */
 typedef struct tally {
     int64_t statements[ST_COUNT], operators[OP_COUNT], dtypes[ETCH_DTYPE_COUNT];
-    int64_t layouts[FUZZ_SHIFTED + 1];
+    int64_t layouts[FUZZ_LAYOUTS];
 } tally;
 
 /* What worker and parent share. */
@@ -281,8 +281,9 @@ static double processor_seconds(void) {
     return seconds;
 }
 
-static bool time_left(const options *o, double start) {
-    if (o->processor && shared->processor + processor_seconds() >= o->processor) return false;
+/* `processor`: of the worker that asks. */
+static bool time_left(const options *o, double start, double processor) {
+    if (o->processor && shared->processor + processor >= o->processor) return false;
     if (o->programs && shared->next - o->seed >= (uint64_t)o->programs) return false;
     return !o->seconds || now() - start < o->seconds;
 }
@@ -331,7 +332,8 @@ static void work(const options *o, double start) {
     int canaries = shared->ncanaries, natives = 0;
     for (int i = 0; i < canaries; i++) run_seed(shared->canary[i], true);
     shared->ncanaries = 0;
-    for (int n = 0; n < EPOCH_ALL && natives < EPOCH && time_left(o, start); n++) {
+    for (int n = 0; n < EPOCH_ALL && natives < EPOCH && time_left(o, start, processor_seconds());
+         n++) {
         uint64_t seed = shared->next++;
         bool native = o->native && seed % (uint64_t)o->native == 0;
         if (!native) {
@@ -350,9 +352,9 @@ static const char *const statement_names[] = {
     FUZZ_STATEMENTS(KIND)
 #undef KIND
 };
-static const char *const layout_names[] = {"contiguous", "transposed", "stepped",
-                                           "reversed",   "offset",     "expanded",
-                                           "wrapped",    "same",       "shifted"};
+static const char *const layout_names[] = {"contiguous", "transposed", "stepped", "reversed",
+                                           "offset",     "expanded",   "wrapped", "same",
+                                           "shifted",    "over"};
 
 static void print_line(const char *what, const char *name, int64_t all, int64_t native) {
     printf("coverage: %-9s %-32s %9lld %9lld\n", what, name, (long long)all, (long long)native);
@@ -367,7 +369,7 @@ static void print_coverage(void) {
         print_line("statement", statement_names[i], t->statements[i], u->statements[i]);
     for (int i = 0; i < ETCH_DTYPE_COUNT; i++)
         print_line("dtype", etch_dtype_name((etch_dtype)i), t->dtypes[i], u->dtypes[i]);
-    for (int i = 0; i <= FUZZ_SHIFTED; i++)
+    for (int i = 0; i < FUZZ_LAYOUTS; i++)
         print_line("layout", layout_names[i], t->layouts[i], u->layouts[i]);
 }
 
@@ -416,7 +418,7 @@ static int fuzz(const options *o) {
     double start = now();
     int findings = 0;
     shared->next = o->seed;
-    while (time_left(o, start) && findings < o->failures) {
+    while (time_left(o, start, 0) && findings < o->failures) {
         fflush(stdout);
         shared->running = false;
         pid_t child = fork();

@@ -169,6 +169,8 @@ fault shared-base 1 jit/pass_writes.c ' || (r->bases[base] & BASE_SHARED)' ''
 fault dead-target 1 jit/pass_dce.c 'if (n->write) need(r, needed, n->target.version);' ''
 fault map-stride 1 jit/pass_views.c ' || a->stride[i] != b->stride[j]' ''
 fault map-broadcast 1 jit/pass_views.c 'e < 0 || s->meta.size[e] == 1 ? 0' 'e < 0 ? 0'
+fault merged-turned 1 jit/fuse_merge.c 'if (!etch__fusable(r, n, &sp, s)) return false;' \
+    'if (!etch__fusable(r, n, &sp, s) && k < 0) return false;'
 fault dropped-check 1 jit/run.c 'if (likely(status == ETCH_OK)) continue;' \
     'if (likely(status == ETCH_OK) || (etch_clear_error(), i >= 0)) continue;'
 fault lifetime 1 jit/memory.c 'a->first <= b->last && b->first <= a->last' \
@@ -176,7 +178,8 @@ fault lifetime 1 jit/memory.c 'a->first <= b->last && b->first <= a->last' \
 
 # ---- kernels
 fault load-offset 1 jit/lower.c 't->meta.offset == s->meta.offset &&' ''
-fault cell-dtype 1 jit/lower.c ' && l->out->cell[i].dtype == dtype' ''
+fault shared-cell 1 jit/lower.c 'if (l->out->cell[i].scalar == scalar) return i;' \
+    'if (l->out->cell[i].dtype == dtype) return i;'
 fault merged-axes 1 jit/lower.c \
     'if (l->stride[k][i] != l->stride[k][i + 1] * l->extent[i + 1]) return false;' \
     'if (l->stride[k][i] < l->stride[k][i + 1] * l->extent[i + 1]) return false;'
