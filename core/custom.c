@@ -189,6 +189,16 @@ static bool refuse(const char *schema, const char *why) {
     return false;
 }
 
+/* No tensor stands for one that is not given, but ETCH_NONE for a "Tensor?". */
+static bool defaults_ok(const char *schema, const op_schema *s) {
+    for (int i = 0; i < s->nargs; i++) {
+        bool tensor = s->args[i].type == ARG_TENSOR || s->args[i].type == ARG_TENSORS;
+        if (tensor && s->args[i].has_default)
+            return refuse(schema, "a Tensor or Tensor[] has no default: expected \"Tensor? a=None\"");
+    }
+    return true;
+}
+
 /* One result; what may be written is the first argument, which then is the result. */
 static bool result_ok(const char *schema, const op_schema *s, bool *inplace) {
     const char *arrow = strstr(schema, ") -> ");
@@ -224,7 +234,7 @@ static bool check_schema(const char *schema, op_schema *s, bool *inplace) {
     for (int i = 0; i < s->nargs; i++) scalars += s->args[i].type == ARG_SCALAR;
     if (scalars > OP_MAX_SCALARS) return refuse(schema, "at most 4 Scalar arguments");
     if (!has_tensor(s)) return refuse(schema, "expected tensor arguments, or one Tensor[]");
-    return result_ok(schema, s, inplace);
+    return defaults_ok(schema, s) && result_ok(schema, s, inplace);
 }
 
 static bool name_taken(const char *name) {
