@@ -72,7 +72,7 @@ int64_t etch__param_int(param_id id) {
     int64_t number;
     if (unlikely(!parse_number(v->text, &number)) && *v->text &&
         !(atomic_fetch_or(&warned, (uint64_t)1 << id) >> id & 1))
-        etch__warn("%s: expected a number from 0 up, got \"%s\"; using %lld", table[id].variable, v->text,
-                   (long long)v->number);
+        etch__warn("%s: expected a number from 0 up, got \"%s\"; using %lld", table[id].variable,
+                   v->text, (long long)v->number);
     return v->number;
 }

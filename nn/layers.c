@@ -67,8 +67,9 @@ static void free_untaken(etch_module *const *children, int from, int n) {
 
 etch_module *etch_nn_sequential(etch_module *const *children, int n) {
     if (n < 0 || (n && !children)) {
-        etch_set_error(ETCH_ERR_INVALID_ARGUMENT,
-                       "etch_nn_sequential: expected modules and how many, got NULL or fewer than 0");
+        etch_set_error(
+            ETCH_ERR_INVALID_ARGUMENT,
+            "etch_nn_sequential: expected modules and how many, got NULL or fewer than 0");
         return NULL;
     }
     etch_module *m = etch_module_new("Sequential", sequential_forward);

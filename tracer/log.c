@@ -57,7 +57,9 @@ void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
               etch__reasons[REASON_RECOMPILE_GUARD].name, text);
 }
 
-void etch__warn_limit(const run *r) {
+/* Under no lock: a sink may ask etch_explain what the matter is. */
+void etch__warn_limit(run *r) {
+    r->warn_limit = false;
     const reason_info *reason = &etch__reasons[REASON_EAGER_LIMIT];
     int limit = r->f->options.recompile_limit;
     char last[STORY_DETAIL + 64];

@@ -73,6 +73,7 @@ bool etch__root_limited(run *r, trace_tree *tree) {
     pthread_mutex_lock(&r->f->lock);
     bool full = etch__at_limit(r, tree);
     pthread_mutex_unlock(&r->f->lock);
+    if (unlikely(r->warn_limit)) etch__warn_limit(r);
     return full;
 }
 

@@ -282,6 +282,7 @@ typedef struct run {
     bool poisoned;  /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
     bool by_stance; /* runs eagerly because of the stance: fullgraph does not matter */
+    bool warn_limit; /* the limit was reached just now: etch__warn_limit */
     bool refused;   /* needed a compile that the stance forbids, and ran eagerly */
     int off;        /* inside how many disabled functions */
     int nconstants; /* calls of functions assumed constant */
@@ -415,7 +416,7 @@ char *etch__guards_text(const trace_leaf *leaf);
 void etch__log_break(const run *r, reason_id why, const void *site, const char *text);
 void etch__log_diverged(const walk *w, const op_call *call);
 void etch__log_guards(const run *r, etch_tensor *const *in, int nin);
-void etch__warn_limit(const run *r);
+void etch__warn_limit(run *r);
 
 /* Counts for the function and the process. */
 #define TRACE_COUNT(f, name, n)                                                                    \
