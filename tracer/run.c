@@ -263,22 +263,32 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     return status;
 }
 
-/* The call's scope was closed from outside, by longjmp past the call (rule 15). */
-static void trace_abandon(int64_t mark) {
-    run *r = etch__current_run();
-    (void)mark;
-    if (!r) {
-        etch__tls.guard_scope = -1;
-        etch__reset_disabled();
-        return;
-    }
+static void abandon(run *r) {
+    etch__tls.run = r;
     etch__tls.guard_scope = r->outer_guard;
-    etch__reset_disabled();
-    suspended = NULL;
+    suspended = r->outer;
     drop_segment(r);
     leave();
     settle_all(r, false);
     give_back_run(r);
+}
+
+/* The call's scope was closed from outside, by longjmp past the call (rule 15), and past those in
+ * whose disabled functions it was. One that is left goes on, as after call_in_own_run. */
+static void trace_abandon(int64_t mark) {
+    run *r = etch__current_run(), *outer;
+    if (!r) etch__tls.guard_scope = -1;
+    for (; r && r->scope >= mark; r = outer) {
+        outer = r->outer;
+        abandon(r);
+    }
+    if (!r) {
+        etch__reset_disabled();
+        return;
+    }
+    suspended = r->outer;
+    etch__tls.run = r;
+    etch__tls.layers |= 1u << LAYER_TRACER;
 }
 
 /* ---- calling ---- */

@@ -425,7 +425,7 @@ bool etch__at_limit(run *r, trace_tree *tree) {
     int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
     int leaves = entry ? r->gen->entry_leaves : tree->nleaves;
     if (!*limited && leaves < limit && !too_many_graphs()) return false;
-    if (!*limited && !atomic_exchange(&r->gen->warned, true)) r->warn_limit = true;
+    if (!*limited && !atomic_exchange(&r->gen->warned, true)) r->warn_limit = true, r->warn_graphs = leaves < limit;
     return *limited = true;
 }
 
