@@ -194,6 +194,7 @@ static bool check_schema(const char *schema, op_schema *s, bool *inplace) {
     const char *colons = strstr(schema, "::");
     if (!colons || colons == schema || colons + 2 >= schema + n)
         return refuse(schema, "the name needs a namespace, \"mylib::name\"");
+    if (strstr(schema, "(a)")) return refuse(schema, "no aliasing may be declared");
     memset(s, 0, sizeof *s);
     if (!etch__schema_parse(schema, s))
         return refuse(schema,
