@@ -78,8 +78,8 @@ etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *s
 void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);
 
 /* A function of the user that the library calls (a kernel, a log sink, what frees wrapped memory)
- * runs in an empty frame, as in a flush: what it calls runs eagerly, whatever the thread is tracing,
- * and is no part of that. */
+ * runs in an empty frame, as in a flush: what it calls runs eagerly, whatever the thread is
+ * tracing, and is no part of that. */
 typedef struct user_frame {
     void *cursor, *run;
     uint64_t state;
