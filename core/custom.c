@@ -48,32 +48,6 @@ _Atomic uint64_t etch__override_epoch;
 
 /* ---- running the user's function ---- */
 
-/* A function of the user that is called for an operator runs in an empty frame, as in a flush:
- * what it calls runs eagerly, whatever the thread is tracing, and what it creates lies on
- * `device`, where its tensors are. */
-typedef struct user_frame {
-    void *cursor, *run;
-    uint64_t state;
-    uint32_t layers;
-    bool in_flush;
-} user_frame;
-
-static user_frame enter_frame(int device) {
-    etch_thread *t = &etch__tls;
-    user_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush};
-    t->in_flush |= t->run != NULL;
-    t->cursor = NULL, t->run = NULL;
-    t->layers &= ~(1u << LAYER_TRACER);
-    t->state = STATE_ON_DEVICE(t->state, device);
-    return f;
-}
-
-static void leave_frame(const user_frame *f) {
-    etch_thread *t = &etch__tls;
-    t->cursor = f->cursor, t->run = f->run, t->state = f->state;
-    t->layers = f->layers, t->in_flush = f->in_flush;
-}
-
 /* A failure that comes without an error of its own gets one; a success keeps the
  * error that was there before. */
 static etch_status named_failure(const op_call *call, etch_status status, const char *what,
@@ -118,11 +92,12 @@ static etch_status call_user(const void *ctx, const op_call *call, etch_tensor *
 static etch_status run_user(const user_kernel *k, bool copies, const op_call *call,
                             etch_tensor *const *out) {
     bool opaque = etch__tls.run || etch__tls.in_flush;
-    user_frame frame = enter_frame(copies ? 0 : out[0]->device);
+    user_frame frame = etch__enter_user();
+    etch__tls.state = STATE_ON_DEVICE(etch__tls.state, copies ? 0 : out[0]->device);
     etch_status status = opaque ? etch__offer_opaque(call, out) : ETCH_DECLINED;
     if (status == ETCH_DECLINED)
         status = copies ? etch__lend_copies(call, out, call_user, k) : call_user(k, call, out);
-    leave_frame(&frame);
+    etch__leave_user(&frame);
     return status;
 }
 
@@ -195,6 +170,8 @@ static bool result_ok(const char *schema, const op_schema *s, bool *inplace) {
     *inplace = s->nargs > 0 && s->args[0].written;
     for (int i = 1; i < s->nargs; i++)
         if (s->args[i].written) return refuse(schema, "only the first argument may be written");
+    if (*inplace && s->args[0].type != ARG_TENSOR)
+        return refuse(schema, "what is written is a Tensor, \"Tensor(a!) self\"");
     const char *wanted = *inplace ? "Tensor(a!)" : "Tensor";
     if (!arrow || strcmp(arrow + 5, wanted))
         return refuse(schema, *inplace ? "expected the result \"Tensor(a!)\", the written argument"
@@ -214,12 +191,16 @@ static bool has_tensor(const op_schema *s) {
 static bool check_schema(const char *schema, op_schema *s, bool *inplace) {
     size_t n = name_length(schema);
     if (!n || schema[n] != '(') return refuse(schema, "expected \"name(arguments) -> Tensor\"");
-    if (!strstr(schema, "::")) return refuse(schema, "the name needs a namespace, \"mylib::name\"");
+    const char *colons = strstr(schema, "::");
+    if (!colons || colons == schema || colons + 2 >= schema + n)
+        return refuse(schema, "the name needs a namespace, \"mylib::name\"");
+    if (strstr(schema, "(a)")) return refuse(schema, "no aliasing may be declared");
     memset(s, 0, sizeof *s);
     if (!etch__schema_parse(schema, s))
         return refuse(schema,
-                      "the arguments do not parse: expected \"Tensor a, Scalar b=1\" and so on, "
-                      "at most 8");
+                      "the arguments do not parse: expected \"Tensor a, Scalar b=1\" and so on, at "
+                      "most 8, each with a name of its own; defaults fit their types, and Tensor "
+                      "has none (\"Tensor? a=None\" has)");
     int scalars = 0;
     for (int i = 0; i < s->nargs; i++) scalars += s->args[i].type == ARG_SCALAR;
     if (scalars > OP_MAX_SCALARS) return refuse(schema, "at most 4 Scalar arguments");

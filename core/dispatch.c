@@ -36,6 +36,23 @@ op_kernel etch__kernel_on(op_id op, int device) {
     return kind && kernels[op] ? kind->kernel : kernels[op];
 }
 
+/* ---- functions of the user ---- */
+
+user_frame etch__enter_user(void) {
+    etch_thread *t = &etch__tls;
+    user_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush};
+    t->in_flush |= t->run != NULL;
+    t->cursor = NULL, t->run = NULL;
+    t->layers &= ~(1u << LAYER_TRACER);
+    return f;
+}
+
+void etch__leave_user(const user_frame *f) {
+    etch_thread *t = &etch__tls;
+    t->cursor = f->cursor, t->run = f->run, t->state = f->state;
+    t->layers = f->layers, t->in_flush = f->in_flush;
+}
+
 /* ---- walking the layers ---- */
 
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {

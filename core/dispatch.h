@@ -77,4 +77,16 @@ etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *s
 /* Reserves n numbers of the process's generator in program order: seed and first offset. */
 void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);
 
+/* A function of the user that the library calls (a kernel, a log sink, what frees wrapped memory)
+ * runs in an empty frame, as in a flush: what it calls runs eagerly, whatever the thread is
+ * tracing, and is no part of that. */
+typedef struct user_frame {
+    void *cursor, *run;
+    uint64_t state;
+    uint32_t layers;
+    bool in_flush;
+} user_frame;
+user_frame etch__enter_user(void);
+void etch__leave_user(const user_frame *f);
+
 #endif

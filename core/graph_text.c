@@ -7,6 +7,7 @@
 #include <stdlib.h>
 
 #include "core/graph.h"
+#include "core/schema.h"
 
 /* ---- writing ---- */
 
@@ -218,8 +219,11 @@ static bool read_meta(reader *r, tensor_meta *m) {
     if (m->ndim > ETCH_MAX_DIMS || (sizes >= 0 && n != 2 * sizes))
         return fail(r, "as many strides as sizes, at most eight");
     memcpy(m->size, words, m->ndim * sizeof *words);
-    if (sizes < 0) etch__row_major(m->ndim, m->size, m->stride);
-    else memcpy(m->stride, words + sizes, m->ndim * sizeof *words);
+    for (int d = 0; d < m->ndim; d++)
+        if (m->size[d] < 0) return fail(r, "expected sizes that are not negative");
+    if (etch__row_major(m->ndim, m->size, m->stride) < 0)
+        return fail(r, "the sizes do not fit in 63 bits of bytes");
+    if (sizes >= 0) memcpy(m->stride, words + sizes, m->ndim * sizeof *words);
     if (take(r, "@") && !read_number(r, &m->offset)) return false;
     return !take(r, "on cuda:") || read_device(r, m);
 }
@@ -310,6 +314,44 @@ static bool read_state(reader *r, uint64_t *state) {
     return true;
 }
 
+static bool word_fits(arg_type type, int64_t v) {
+    switch (type) {
+    case ARG_INTS: return v >= 0 && v <= ETCH_MAX_DIMS;
+    case ARG_INTS_OPT: return v >= -1 && v <= ETCH_MAX_DIMS;
+    case ARG_DTYPE: return v >= 0 && v < ETCH_DTYPE_COUNT;
+    case ARG_DTYPE_OPT: return v >= -1 && v < ETCH_DTYPE_COUNT;
+    case ARG_BOOL: return v == 0 || v == 1;
+    default: return true;
+    }
+}
+
+static bool class_fits(const op_info *op, int64_t v) {
+    if (op->flags & OPF_CLASS_ALPHA) return v == 0 || v == 1;
+    return !(op->flags & OPF_CLASS_EXPONENT) || (v >= EXPONENT_ANY && v <= EXPONENT_ZERO);
+}
+
+/* Whether the call has the normal form of core/op.h: inference and kernels look at no counts. */
+static bool has_normal_form(const reading *x) {
+    const op_info *op = &etch__ops[x->call.op];
+    const op_schema *s = etch__schema((op_id)x->call.op);
+    int64_t in = 0;
+    int nsc = op->flags & OPF_RANDOM ? 2 : 0, at = 0;
+    for (int i = 0; i < s->nargs; i++) {
+        arg_type type = (arg_type)s->args[i].type;
+        bool list = type == ARG_INTS || type == ARG_INTS_OPT;
+        if (type == ARG_TENSOR || type == ARG_TENSOR_OPT) in++;
+        else if (type == ARG_TENSORS) in = x->noperands;
+        else if (type == ARG_SCALAR) nsc++;
+        else if (at >= x->call.nat || !word_fits(type, x->at[at])) return false;
+        else at += list && x->at[at] > 0 ? 1 + (int)x->at[at] : 1;
+    }
+    if (op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL)) {
+        if (at >= x->call.nat || !class_fits(op, x->at[at])) return false;
+        at++;
+    }
+    return in == x->noperands && nsc == x->call.nsc && at == x->call.nat;
+}
+
 static bool read_call(reader *r, reading *x, bool defines, const tensor_meta *m) {
     int nat = 0;
     uint64_t state = r->state;
@@ -325,6 +367,8 @@ static bool read_call(reader *r, reading *x, bool defines, const tensor_meta *m)
     if (take(r, "{") && !read_numbers(r, "}", OP_MAX_ATTRS, x->at, &nat)) return false;
     if (!read_state(r, &state)) return false;
     x->call.nin = (uint16_t)x->noperands, x->call.nat = (uint8_t)nat;
+    if (!has_normal_form(x))
+        return fail(r, "the operator takes other operands, scalars or attributes");
     x->call.sc = x->sc, x->call.at = x->at;
     int n = etch__graph_add_node(r->g, &x->call, x->operands, m);
     if (n < 0) return false;

@@ -6,7 +6,7 @@
 
 #include <etch/debug.h>
 
-#include "core/base.h"
+#include "core/dispatch.h"
 
 _Atomic uint32_t etch__log_mask;
 
@@ -39,7 +39,9 @@ static FILE *out_file(void) {
 
 static void put_line(const char *line) {
     if (user_sink) {
+        user_frame frame = etch__enter_user();
         user_sink(user_ctx, line);
+        etch__leave_user(&frame);
         return;
     }
     FILE *file = out_file();

@@ -119,6 +119,16 @@ etch_status etch_mode_pop(etch_mode *m) {
     return status;
 }
 
+/* Also those that are off because the thread ended inside a handler or kernel. */
+void etch__modes_leave_all(void) {
+    etch_thread *t = &etch__tls;
+    for (int i = 0; i < t->nmodes; i++) atomic_fetch_sub(&t->modes[i]->entered, 1);
+    t->nmodes = t->mode_floor = 0;
+    set_level(0);
+    etch__free(t->modes);
+    t->modes = NULL, t->modes_cap = 0;
+}
+
 const etch_mode *etch__blocking_mode(void) {
     for (int i = etch__tls.mode_level - 1; i >= 0; i--)
         if (!etch__tls.modes[i]->options.allow_compiled) return etch__tls.modes[i];

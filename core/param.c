@@ -22,12 +22,12 @@ static const struct {
 
 static param_value values[PARAM_COUNT];
 
-/* The whole text is a number. */
+/* The whole text is a number, and not a negative one: no parameter has a use for these. */
 static bool parse_number(const char *text, int64_t *number) {
     char *end;
     errno = 0;
     long long v = strtoll(text, &end, 10);
-    if (end == text || *end || errno) return false;
+    if (end == text || *end || errno || v < 0) return false;
     *number = v;
     return true;
 }
@@ -72,7 +72,7 @@ int64_t etch__param_int(param_id id) {
     int64_t number;
     if (unlikely(!parse_number(v->text, &number)) && *v->text &&
         !(atomic_fetch_or(&warned, (uint64_t)1 << id) >> id & 1))
-        etch__warn("%s: expected a number, got \"%s\"; using %lld", table[id].variable, v->text,
-                   (long long)v->number);
+        etch__warn("%s: expected a number from 0 up, got \"%s\"; using %lld", table[id].variable,
+                   v->text, (long long)v->number);
     return v->number;
 }

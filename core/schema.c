@@ -2,6 +2,7 @@
  * are our own, so a bad one is a fault of the table: it gets no arguments and a test finds it. */
 #include "core/schema.h"
 
+#include <errno.h>
 #include <pthread.h>
 #include <stdlib.h>
 
@@ -39,16 +40,33 @@ static const char *parse_type(const char *at, schema_arg *a) {
     return NULL;
 }
 
-/* "1", "0.5", "True", "None". */
-static void parse_default(const char *text, schema_arg *a) {
+static bool parse_number(const char *text, size_t n, schema_arg *a) {
     char *end;
+    errno = 0;
+    if (memchr(text, '.', n) || memchr(text, 'e', n))
+        a->value = etch_scalar_real(strtod(text, &end));
+    else a->value = etch_scalar_int(strtoll(text, &end, 10));
+    return end == text + n && !errno && (a->type == ARG_SCALAR || a->value.kind == ETCH_SCALAR_INT);
+}
+
+/* n characters, "1", "0.5", "True", "None", as the argument's type has them. */
+static bool parse_default(const char *text, size_t n, schema_arg *a) {
+    bool yes = n == 4 && !memcmp(text, "True", 4), none = n == 4 && !memcmp(text, "None", 4);
     a->has_default = true;
-    if (!strncmp(text, "None", 4))
-        a->value = etch_scalar_int(a->type == ARG_INT_OPT ? ETCH_NO_INT : -1);
-    else if (!strncmp(text, "True", 4) || !strncmp(text, "False", 5))
-        a->value = etch_scalar_int(*text == 'T');
-    else if (a->value = etch_scalar_int(strtoll(text, &end, 10)), *end == '.' || *end == 'e')
-        a->value = etch_scalar_real(strtod(text, NULL));
+    a->value = etch_scalar_int(none ? a->type == ARG_INT_OPT ? ETCH_NO_INT : -1 : yes);
+    switch (a->type) {
+    case ARG_TENSOR:
+    case ARG_TENSORS: return false;
+    case ARG_TENSOR_OPT:
+    case ARG_INTS_OPT: return none;
+    case ARG_BOOL: return yes || (n == 5 && !memcmp(text, "False", 5));
+    case ARG_INT_OPT: return none || parse_number(text, n, a);
+    case ARG_DTYPE_OPT:
+        if (none) return true;
+        /* fall through */
+    case ARG_DTYPE: return parse_number(text, n, a) && (uint64_t)a->value.i < ETCH_DTYPE_COUNT;
+    default: return parse_number(text, n, a);
+    }
 }
 
 /* Integers that say how large or where, as opposed to which way. */
@@ -64,11 +82,11 @@ static bool parse_arg(const char *text, size_t n, schema_arg *a) {
     const char *name = parse_type(text, a);
     if (!name) return false;
     size_t length = strcspn(name, "=,)");
-    if (name + length > text + n || length >= sizeof a->name) return false;
+    if (!length || name + length > text + n || length >= sizeof a->name) return false;
     memcpy(a->name, name, length);
     a->run_time = is_run_time(a->name);
-    if (name[length] == '=') parse_default(name + length + 1, a);
-    return true;
+    const char *value = name + length + 1;
+    return name[length] != '=' || parse_default(value, (size_t)(text + n - value), a);
 }
 
 /* The end of the argument that starts at `at`: a comma or parenthesis outside of "(a!)". */
@@ -82,6 +100,12 @@ static size_t arg_length(const char *at) {
     return n;
 }
 
+static bool has_name(const op_schema *s, const char *name) {
+    for (int i = 0; i < s->nargs; i++)
+        if (!strcmp(s->args[i].name, name)) return true;
+    return false;
+}
+
 static bool parse_args(const char *at, op_schema *s) {
     bool keyword_only = false;
     for (size_t n; *at != ')'; at += n + (at[n] == ',' ? 2 : 0)) {
@@ -91,8 +115,11 @@ static bool parse_args(const char *at, op_schema *s) {
             keyword_only = true;
             continue;
         }
-        if (s->nargs == SCHEMA_MAX_ARGS || !parse_arg(at, n, &s->args[s->nargs])) return false;
-        s->args[s->nargs++].keyword_only = keyword_only;
+        if (s->nargs == SCHEMA_MAX_ARGS) return false;
+        schema_arg *a = &s->args[s->nargs];
+        if (!parse_arg(at, n, a) || has_name(s, a->name)) return false;
+        a->keyword_only = keyword_only;
+        s->nargs++;
     }
     return true;
 }

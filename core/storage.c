@@ -207,12 +207,18 @@ etch_storage *etch__storage_wrap(void *data, size_t bytes) {
     return s;
 }
 
+static void call_free_fn(etch_storage *s) {
+    user_frame frame = etch__enter_user();
+    s->free_fn(s->free_ctx);
+    etch__leave_user(&frame);
+}
+
 void etch__storage_release(etch_storage *s) {
     if (!s) return;
     if (atomic_load_explicit(&s->refs, memory_order_acquire) != 1 &&
         atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
-    if (s->free_fn) s->free_fn(s->free_ctx);
+    if (unlikely(s->free_fn != NULL)) call_free_fn(s);
     if (likely(!s->device)) account(-(int64_t)s->bytes);
     if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s);
     else free_block(s);

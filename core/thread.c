@@ -1,4 +1,5 @@
 /* The thread's state, and the list of all of them, over which per-thread counts are summed. */
+#include "core/mode.h"
 #include "core/tensor.h"
 #include "core/thread.h"
 
@@ -25,13 +26,11 @@ static void add_counts(thread_counts *sum, const thread_counts *c) {
 static void thread_ends(void *p) {
     etch_thread *t = p;
     etch_scope_end(0);
+    etch__modes_leave_all();
     while (t->nspare) etch__handle_free(t->spare[--t->nspare]);
     etch__free(t->spare);
     etch__free(t->items);
     etch__free(t->scope_start);
-    while (t->nmodes) etch_mode_pop(t->modes[t->nmodes - 1]);
-    etch__free(t->modes);
-    t->modes = NULL, t->modes_cap = 0;
     t->spare = NULL;
     t->items = NULL, t->scope_start = NULL;
     t->items_cap = t->scopes_cap = 0;

@@ -7,7 +7,7 @@ typedef struct logging {
     etch_line_sink sink;
 } logging;
 
-/* "f32[2, 3] on cpu"; the CPU is the one device that tensors have. */
+/* "f32[2, 3] on cpu" */
 typedef struct tensor_text {
     char s[224];
 } tensor_text;
@@ -17,7 +17,7 @@ static tensor_text describe(const etch_tensor *t) {
     put_text(&out, "%s[", etch_dtype_name(etch_dtype_of(t)));
     for (int d = 0; d < etch_ndim(t); d++)
         put_text(&out, "%s%lld", d ? ", " : "", (long long)etch_size(t, d));
-    put_text(&out, "] on cpu");
+    put_text(&out, "] on %s", etch_device_name(etch_device_of(t)));
     return text;
 }
 

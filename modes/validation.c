@@ -29,34 +29,32 @@ static uint64_t element(const char *data, etch_dtype dtype, int64_t at) {
 }
 
 /* Whether an element is not allowed, and whether the first such one is a NaN. */
-static bool find_bad(const validation *v, const etch_tensor *t, const char *data, float_bits f,
+static bool find_bad(const validation *v, const char *data, etch_dtype dtype, int64_t n,
                      bool *nan) {
-    int64_t index[ETCH_MAX_DIMS] = {0}, at = 0;
-    for (int64_t i = 0; i < etch_numel(t); i++) {
-        uint64_t bits = element(data, etch_dtype_of(t), at);
+    float_bits f = bits_of[dtype];
+    for (int64_t i = 0; i < n; i++) {
+        uint64_t bits = element(data, dtype, i);
         *nan = bits & f.mantissa;
         if ((bits & f.exponent) == f.exponent && (*nan || v->infinities)) return true;
-        for (int d = etch_ndim(t) - 1; d >= 0; d--) {
-            at += etch_stride(t, d);
-            if (++index[d] < etch_size(t, d)) break;
-            at -= index[d] * etch_stride(t, d);
-            index[d] = 0;
-        }
     }
     return false;
 }
 
-/* Fails with an error that names the operator; the library adds the line of the call. */
+/* Fails with an error that names the operator; the library adds the line of the call. Looks at a
+ * copy: the tensor may lie on a GPU, and etch_data_end would end what the user has exposed. */
 static etch_status check(const validation *v, const etch_op *op, const etch_tensor *t,
                          const char *where) {
-    float_bits f = bits_of[etch_dtype_of(t)];
+    etch_dtype dtype = etch_dtype_of(t);
+    int64_t n = etch_numel(t);
     bool nan = false;
-    if (!f.exponent || etch_numel(t) == 0) return ETCH_OK;
-    const char *data = etch_data(t);
-    if (!data) return etch_last_status();
-    bool bad = find_bad(v, t, data, f, &nan);
-    etch_data_end(t);
-    if (!bad) return ETCH_OK;
+    if (!bits_of[dtype].exponent || n == 0) return ETCH_OK;
+    size_t bytes = (size_t)n * etch_dtype_size(dtype);
+    char *data = malloc(bytes);
+    if (!data) return etch_set_error(ETCH_ERR_OUT_OF_MEMORY, NULL);
+    etch_status status = etch_to_host(t, data, bytes);
+    bool bad = status == ETCH_OK && find_bad(v, data, dtype, n, &nan);
+    free(data);
+    if (!bad) return status;
     char text[192];
     snprintf(text, sizeof text, "%s: %s contains %s", title_of(op).s, where,
              nan ? "NaN" : "an infinity");

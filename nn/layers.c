@@ -56,16 +56,31 @@ static etch_tensor *sequential_forward(etch_module *m, etch_tensor *x) {
     return x;
 }
 
+/* Each once, though it be there twice; one that has a parent stays with that. */
+static void free_untaken(etch_module *const *children, int from, int n) {
+    for (int i = from; i < n; i++) {
+        bool again = false;
+        for (int k = 0; k < i; k++) again |= children[k] == children[i];
+        if (!again) etch_module_free(children[i]);
+    }
+}
+
 etch_module *etch_nn_sequential(etch_module *const *children, int n) {
+    if (n < 0 || (n && !children)) {
+        etch_set_error(
+            ETCH_ERR_INVALID_ARGUMENT,
+            "etch_nn_sequential: expected modules and how many, got NULL or fewer than 0");
+        return NULL;
+    }
     etch_module *m = etch_module_new("Sequential", sequential_forward);
-    bool ok = m && (n == 0 || children);
+    bool ok = m != NULL;
     int i = 0;
     for (char name[16]; ok && i < n; i += ok) {
         snprintf(name, sizeof name, "%d", i);
         ok = etch_module_add_child(m, name, children[i]) == ETCH_OK;
     }
     if (ok) return m;
-    for (; children && i < n; i++) etch_module_free(children[i]);
+    free_untaken(children, i, n);
     etch_module_free(m);
     return NULL;
 }

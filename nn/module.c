@@ -23,6 +23,7 @@ typedef struct hook {
 struct etch_module {
     char *type;
     etch_forward forward;
+    bool owned; /* by a parent */
     named *parameters, *children;
     int nparameters, nchildren;
     hook *hooks;
@@ -58,15 +59,14 @@ etch_module *etch_module_new(const char *type, etch_forward forward) {
     return NULL;
 }
 
-void etch_module_free(etch_module *m) {
-    if (!m) return;
+static void free_module(etch_module *m) {
     etch_function_free(m->compiled);
     for (int i = 0; i < m->nparameters; i++) {
         etch_release(m->parameters[i].item);
         free(m->parameters[i].name);
     }
     for (int i = 0; i < m->nchildren; i++) {
-        etch_module_free(m->children[i].item);
+        free_module(m->children[i].item);
         free(m->children[i].name);
     }
     free(m->parameters);
@@ -74,6 +74,13 @@ void etch_module_free(etch_module *m) {
     free(m->hooks);
     free(m->type);
     free(m);
+}
+
+void etch_module_free(etch_module *m) {
+    if (m && m->owned)
+        etch_set_error(ETCH_ERR_INVALID_ARGUMENT,
+                       "etch_module_free: the module belongs to a parent, which frees it");
+    else if (m) free_module(m);
 }
 
 /* ---- parameters and children ---- */
@@ -107,8 +114,20 @@ etch_status etch_module_add_parameter(etch_module *m, const char *name, etch_ten
     return status;
 }
 
+static bool contains(const etch_module *m, const etch_module *wanted) {
+    bool found = m == wanted;
+    for (int i = 0; !found && i < m->nchildren; i++) found = contains(m->children[i].item, wanted);
+    return found;
+}
+
 etch_status etch_module_add_child(etch_module *m, const char *name, etch_module *child) {
-    return add(m, m ? &m->children : NULL, m ? &m->nchildren : NULL, name, child);
+    if (child && (child->owned || contains(child, m)))
+        return etch_set_error(ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_module_add_child: expected a module without a parent that is "
+                              "not the new parent itself, nor one above it");
+    etch_status status = add(m, m ? &m->children : NULL, m ? &m->nchildren : NULL, name, child);
+    if (status == ETCH_OK) child->owned = true;
+    return status;
 }
 
 etch_tensor *etch_module_parameter(const etch_module *m, const char *name) {

@@ -118,6 +118,104 @@ static etch_status by_itself(void *ctx, etch_graph *g, etch_runnable *out) {
     return ETCH_OK;
 }
 
+/* ---- what is called may call ---- */
+
+static etch_tensor *cosine(etch_tensor *x) { return etch_cos(x); }
+static etch_function *sizes, *other_sizes;
+static int destroyed, compiles, later;
+
+static etch_status call_inner(void *ctx, etch_tensor *const *in, int nin, const etch_scalar *params,
+                              int nparams, etch_tensor **out, int nout) {
+    (void)nin, (void)params, (void)nparams, (void)nout;
+    out[0] = etch_call_one(ctx, in, 1);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+static void free_inner(void *ctx) {
+    etch_function_free(ctx);
+    etch_counters();
+    destroyed++;
+}
+
+/* Code that is made of a compiled function, which goes with it. */
+static etch_status by_function(void *ctx, etch_graph *g, etch_runnable *out) {
+    (void)ctx, (void)g;
+    out->run = call_inner, out->destroy = free_inner;
+    out->ctx = etch_compile(cosine);
+    return out->ctx ? ETCH_OK : etch_last_status();
+}
+
+/* Resetting everything gives code back under no lock; so does making room for other sizes. */
+static void code_that_owns_functions(void **state) {
+    (void)state;
+    destroyed = 0;
+    assert_int_equal(etch_register_backend("inner", by_function, NULL), ETCH_OK);
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(cosine, .backend = "inner", .dynamic = ETCH_DYNAMIC_ON);
+        for (int64_t n = 2; n < 72; n++) {
+            etch_tensor *x = ramp(n, 3);
+            for (int call = 0; call < 2; call++) assert_same(etch_call(f, x), etch_cos(x));
+        }
+        etch_reset(NULL);
+        assert_true(destroyed > 64);
+        etch_function_free(f);
+    }
+    assert_int_equal(etch_unregister_backend("inner"), ETCH_OK);
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
+static void call_both(void *ctx) {
+    (void)ctx;
+    compiles++;
+    ETCH_SCOPE {
+        etch_tensor *x = ramp(3 + compiles, 4);
+        assert_same(etch_call(sizes, x), etch_cos(x));
+        assert_same(etch_call(other_sizes, x), etch_cos(x));
+    }
+}
+
+/* A callback may call the very function that is being compiled: it does not wait for itself. */
+static void callbacks_may_call(void **state) {
+    (void)state;
+    compiles = 0;
+    ETCH_SCOPE {
+        sizes = etch_compile(cosine), other_sizes = etch_compile(cosine);
+        int64_t handle = etch_on_compile_start(call_both, NULL);
+        etch_tensor *x = ramp(5, 5);
+        for (int call = 0; call < 3; call++) assert_same(etch_call(sizes, x), etch_cos(x));
+        assert_true(compiles >= 2);
+        assert_true(etch_function_counters(sizes).plan_runs > 0);
+        etch_callback_remove(handle);
+        etch_function_free(sizes);
+        etch_function_free(other_sizes);
+    }
+}
+
+static int64_t once_handle;
+static void once(void *ctx) {
+    (void)ctx;
+    etch_callback_remove(once_handle);
+}
+static void count_later(void *ctx) {
+    (void)ctx;
+    later++;
+}
+
+/* One that removes itself takes no turn away from the next. */
+static void callbacks_may_remove_themselves(void **state) {
+    (void)state;
+    once_handle = etch_on_compile_start(once, NULL);
+    int64_t handle = etch_on_compile_start(count_later, NULL);
+    later = 0;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(cosine);
+        for (int call = 0; call < 2; call++) etch_call(f, ramp(5, 5));
+        assert_int_equal(later, 1);
+        etch_function_free(f);
+    }
+    etch_callback_remove(handle);
+}
+
 static void runs_a_function_of_its_own(void **state) {
     (void)state;
     own_code code = {0};
@@ -683,6 +781,9 @@ int main(void) {
         cmocka_unit_test(outputs_are_taken_over),
         cmocka_unit_test(failing_backend_runs_eagerly),
         cmocka_unit_test(bad_registrations),
+        cmocka_unit_test(code_that_owns_functions),
+        cmocka_unit_test(callbacks_may_call),
+        cmocka_unit_test(callbacks_may_remove_themselves),
         cmocka_unit_test(function_outlives_its_backend),
         cmocka_unit_test(edited_graphs_run),
         cmocka_unit_test(text_parses_back),

@@ -387,6 +387,27 @@ static void fault_names_the_operator(void) {
     CHECK(status == ETCH_ERR_DEVICE && says(etch_last_error(), "user::outside"));
 }
 
+static char last_line[256];
+static void keep_last(void *ctx, const char *line) {
+    (void)ctx;
+    snprintf(last_line, sizeof last_line, "%s", line);
+}
+
+/* The ready-made modes that look at tensors, on a GPU. */
+static void ready_modes(void) {
+    etch_mode *logging = etch_logging_mode((etch_line_sink){keep_last, NULL});
+    etch_mode *validation = etch_validation_mode(false);
+    etch_tensor *x = on_gpu(ramp(20)), *zero = on_gpu(etch_zeros(ETCH_F32, ETCH_SHAPE(20)));
+    ETCH_WITH_MODE (logging) { etch_sin(x); }
+    CHECK(!strcmp(last_line, "  result: f32[20] on cuda:0"));
+    ETCH_WITH_MODE (validation) {
+        CHECK(etch_sin(x));
+        CHECK(!etch_div(zero, zero) && says(etch_last_error(), "the result contains NaN"));
+    }
+    etch_mode_free(logging);
+    etch_mode_free(validation);
+}
+
 /* Not the same twice: what its registration promises is checked where its tensors are. */
 static etch_status counts_calls(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                 etch_tensor *const *out, int nout) {
@@ -1096,6 +1117,7 @@ int main(void) {
         IN_CHILD(reduce_overhead, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(in_a_graph_of_the_users, NULL),
         IN_CHILD(under_modes, NULL),
+        IN_CHILD(ready_modes, NULL),
         IN_CHILD(callback_fails, NULL),
         IN_CHILD(fault_names_the_operator, NULL),
         IN_CHILD(wrong_results_are_found, NULL),

@@ -244,6 +244,41 @@ static void limit_warns_once(void **state) {
     end_log();
 }
 
+static etch_function *asked;
+static int answers;
+
+/* What a program does with a warning: asks what the matter is, and computes. */
+static void ask(void *ctx, const char *line) {
+    (void)ctx, (void)line;
+    free(text_of(asked));
+    assert_true(etch_function_counters(asked).calls <= etch_counters().calls);
+    ETCH_SCOPE {
+        etch_tensor *x = arange_f32(2, 3);
+        assert_true(etch_item(etch_sum(etch_sub(x, x))) == 0);
+    }
+    answers++;
+}
+
+/* A sink is called under no lock that these take, and what it computes is not recorded. */
+static void sinks_may_ask(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        asked = etch_compile(changes, .dynamic = ETCH_DYNAMIC_OFF, .recompile_limit = 2);
+        etch_set_log_sink(ask, NULL);
+        assert_int_equal(etch_set_logs("all"), ETCH_OK);
+        for (int64_t n = 1; n <= 4; n++)
+            for (path = 0; path < 2; path++) {
+                etch_tensor *x = arange_f32(1, n), *y = etch_call(asked, x);
+                assert_same(y, changes(x));
+            }
+        end_log();
+        assert_int_equal(etch_function_counters(asked).graphs, 2);
+        assert_true(answers > 4);
+        etch_function_free(asked);
+    }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
 /* 256 graphs in all: other functions may compile again when some are gone. */
 static void sum_of_graphs_is_limited(void **state) {
     (void)state;
@@ -261,6 +296,7 @@ static void sum_of_graphs_is_limited(void **state) {
             graphs += etch_function_counters(fs[i]).graphs;
         }
         assert_int_equal(graphs, 256);
+        assert_non_null(strstr(logged, "recompile_limit (ETCH_GRAPH_LIMIT, 256)"));
         assert_int_equal(nlines, 8); /* a warning a function */
         etch_function_free(fs[0]);
         etch_tensor *x = arange_f32(1, 3);
@@ -324,6 +360,7 @@ int main(void) {
         cmocka_unit_test(guards_of_written_inputs),
         cmocka_unit_test(explains_mode_fallbacks),
         cmocka_unit_test(limit_warns_once),
+        cmocka_unit_test(sinks_may_ask),
         cmocka_unit_test(sum_of_graphs_is_limited),
         cmocka_unit_test(lists_are_bounded),
         cmocka_unit_test(explaining_survives_failed_allocations),

@@ -46,6 +46,30 @@ static void bad_text(const char *text, const char *message) {
         fail_msg("'%s' lacks '%s'", etch_last_error(), message);
 }
 
+/* Inference and kernels trust the counts and words of a call, so a text has to have them. */
+static void calls_have_the_form_of_their_schema(void **state) {
+    (void)state;
+    static const char *const calls[] = {
+        "mm(%0)",
+        "mm(%0, %0, %0)",
+        "relu(%0, $0: real)",
+        "relu(%0) {1}",
+        "add.Tensor(%0, %0, $0: int)",
+        "add.Tensor(%0, %0, $0: int) {2}",
+        "sum.dim_IntList(%0) {9, 0, 0, -1}",
+        "sum.dim_IntList(%0) {1, 0}",
+        "sum.dim_IntList(%0) {1, 0, 2, -1}",
+        "sum.dim_IntList(%0) {1, 0, 0, 77}",
+        "pow.Tensor_Scalar(%0, $0: real) {7}",
+    };
+    for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
+        char text[256];
+        snprintf(text, sizeof text,
+                 "graph x(%%0: f32[2, 2]) {\n  %%1: f32[2, 2] = %s\n  return %%1\n}\n", calls[i]);
+        bad_text(text, "takes other operands, scalars or attributes");
+    }
+}
+
 static void errors_name_line_and_column(void **state) {
     (void)state;
     bad_text("grph", "line 1, column 1");
@@ -59,6 +83,8 @@ static void errors_name_line_and_column(void **state) {
     bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = relu_(%0)\n  return\n}\n", "in-place");
     bad_text("graph x(%0: f32[2]) {\n  relu(%0)\n  return\n}\n", "expected '%n");
     bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = matmul(%0, %0)\n  return\n}\n", "composites");
+    bad_text("graph x(%0: f32[-2]) {\n  return\n}\n", "not negative");
+    bad_text("graph x(%0: f32[9223372036854775807, 2]) {\n  return\n}\n", "63 bits");
     bad_text("graph x(%0: f32[2]) {\n  return\n} x", "expected the end");
     bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = t()\n  return\n}\n", "first operand");
 }
@@ -69,9 +95,10 @@ static void equality_sees_each_part(void **state) {
         "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0)\n return %1\n}",
         "graph a(%0: f64[2]) {\n %1: f32[2] = relu(%0)\n return %1\n}",
         "graph a(%0: f32[2]) {\n %1: f32[2] = neg(%0)\n return %1\n}",
-        "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0) {1}\n return %1\n}",
+        "graph a(%0: f32[2]) {\n %1: f32[2] = add.Scalar(%0, $0: int, $1: int) {1}\n return %1\n}",
+        "graph a(%0: f32[2]) {\n %1: f32[2] = add.Scalar(%0, $0: int, $1: int) {0}\n return %1\n}",
         "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0)\n return\n}",
-        "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0, $0: int)\n return %1\n}",
+        "graph a(%0: f32[2]) {\n %1: f32[2] = add.Scalar(%0, $0: real, $1: int) {1}\n return %1\n}",
         "graph a(%0: f32[2]) !3 {\n %1: f32[2] = relu(%0)\n return %1\n}",
     };
     graph *g[COUNT_OF(texts)];
@@ -120,6 +147,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_round_trips),
         cmocka_unit_test(errors_name_line_and_column),
+        cmocka_unit_test(calls_have_the_form_of_their_schema),
         cmocka_unit_test(equality_sees_each_part),
         cmocka_unit_test(parsing_survives_failed_allocations),
         cmocka_unit_test(registry_finds_names_and_aliases),

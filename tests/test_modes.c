@@ -617,6 +617,33 @@ static void test_modes_are_thread_local(void **state) {
     etch_mode_free(m);
 }
 
+static etch_status ends_thread(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                               etch_tensor **out, int nout) {
+    (void)ctx, (void)op, (void)args, (void)nargs, (void)out, (void)nout;
+    pthread_exit(NULL);
+}
+
+static void set_flag(void *flag) { *(bool *)flag = true; }
+
+static void *thread_under_mode(void *mode) {
+    etch_mode_push(mode);
+    other_thread(NULL);
+    return NULL;
+}
+
+/* The thread's end takes its modes off its stack, also those that are off at the time. */
+static void test_thread_ends_inside_a_handler(void **state) {
+    (void)state;
+    bool gone = false;
+    pthread_t thread;
+    etch_mode *m = etch_mode_new(ends_thread, &gone, .destroy = set_flag);
+    assert_int_equal(pthread_create(&thread, NULL, thread_under_mode, m), 0);
+    pthread_join(thread, NULL);
+    etch_mode_free(m);
+    assert_true(gone);
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
 /* ---- handlers that are wrong ---- */
 
 static etch_status wrong_shape(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -784,6 +811,22 @@ static const char *const bad_schemas[] = {
     "modes_test::alias(Tensor(a!) a) -> Tensor",
     "modes_test::second(Tensor a, Tensor(a!) b) -> Tensor(a!)",
     "modes_test::none() -> Tensor",
+    "modes_test::(Tensor a) -> Tensor",
+    "::no_library(Tensor a) -> Tensor",
+    "modes_test::absent(Tensor a, Tensor b=None) -> Tensor",
+    "modes_test::absent_list(Tensor[] a=None) -> Tensor",
+    "modes_test::same_names(Tensor a, int a) -> Tensor",
+    "modes_test::no_name(Tensor a, int ) -> Tensor",
+    "modes_test::default_text(Tensor a, int b=few) -> Tensor",
+    "modes_test::default_range(Tensor a, int b=99999999999999999999) -> Tensor",
+    "modes_test::default_none(Tensor a, Scalar b=None) -> Tensor",
+    "modes_test::default_bool(Tensor a, bool b=7) -> Tensor",
+    "modes_test::default_dtype(Tensor a, ScalarType b=10) -> Tensor",
+    "modes_test::default_real(Tensor a, int b=1.5) -> Tensor",
+    "modes_test::view(Tensor(a) a) -> Tensor",
+    "modes_test::writes_list(Tensor[](a!) a) -> Tensor(a!)",
+    "modes_test::writes_absent(Tensor?(a!) a, Tensor b) -> Tensor(a!)",
+    "modes_test::writes_int(int(a!) a, Tensor b) -> Tensor(a!)",
     "modes_test::names(Tensor, Tensor) -> Tensor",
     "(Tensor a) -> Tensor",
 };
@@ -868,6 +911,7 @@ int main(void) {
         cmocka_unit_test(test_composites_of_the_seed),
         cmocka_unit_test(test_parts_of_declined_composite_name_the_users_line),
         cmocka_unit_test(test_modes_are_thread_local),
+        cmocka_unit_test(test_thread_ends_inside_a_handler),
         cmocka_unit_test(test_wrong_handlers),
         cmocka_unit_test(test_older_error_is_not_the_handlers),
         cmocka_unit_test(test_written_argument_must_come_back),

@@ -59,6 +59,38 @@ static void bad_modules(void **state) {
     }
 }
 
+/* A module has one parent at most, which frees it. */
+static void one_parent(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_module *relu = etch_nn_relu(), *m = toy(), *twice[2] = {relu, relu};
+        etch_clear_error();
+        assert_int_equal(etch_module_add_child(m, "self", m), ETCH_ERR_INVALID_ARGUMENT);
+        etch_module *first = etch_module_child(m, 0), *taken[2] = {relu, first};
+        assert_int_equal(etch_module_add_child(relu, "taken", first), ETCH_ERR_INVALID_ARGUMENT);
+        assert_int_equal(etch_module_add_child(first, "above", m), ETCH_ERR_INVALID_ARGUMENT);
+        etch_clear_error();
+        etch_module_free(first);
+        assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
+        etch_clear_error();
+        assert_null(etch_nn_sequential(taken, 2)); /* relu is freed, first stays */
+        assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(4, 10));
+        assert_same(etch_module_call(m, x), by_hand(m, x));
+        twice[0] = twice[1] = etch_nn_relu();
+        assert_null(etch_nn_sequential(twice, 2));
+        etch_clear_error();
+        assert_null(etch_nn_sequential(NULL, 2));
+        assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
+        etch_clear_error();
+        assert_null(etch_nn_sequential(twice, -1));
+        assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
+        etch_clear_error();
+        etch_module_free(m);
+    }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
 static void eager_is_the_same_by_hand(void **state) {
     (void)state;
     ETCH_SCOPE {
@@ -294,6 +326,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(parameters_and_children),
         cmocka_unit_test(bad_modules),
+        cmocka_unit_test(one_parent),
         cmocka_unit_test(eager_is_the_same_by_hand),
         cmocka_unit_test(compile_then_call_is_one_graph),
         cmocka_unit_test(a_compile_counter_counts_one_graph),

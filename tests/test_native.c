@@ -473,14 +473,14 @@ static void inputs_written_as_a_whole(void **state) {
           -1, 0);
     check("graph z(%0: f32[10], %1: f32[10]) {\n"
           "zero_(%0)\n"
-          "copy_(%1, %0)\n"
+          "copy_(%1, %0) {0}\n"
           "fill_.Scalar(%0, $0: real)\n"
           "return\n}",
           1, 0);
     check("graph s(%0: f32[10], %1: f32[10]) {\n" /* swap */
           "%2: f32[10] = clone(%0)\n"
-          "copy_(%0, %1)\n"
-          "copy_(%1, %2)\n"
+          "copy_(%0, %1) {0}\n"
+          "copy_(%1, %2) {0}\n"
           "return\n}",
           -1, 0);
     check("graph p(%0: f32[40, 40], %1: f32[40, 40]) {\n" /* a product reads it before and after */
@@ -550,7 +550,7 @@ static void intermediates_written(void **state) {
           "%1: f32[20, 20] = zeros() {2, 20, 20, 0}\n"
           "%2: f32[10, 20] = slice.Tensor(%1) {0, 0, 10, 1}\n"
           "%3: f32[10, 20]@200 = slice.Tensor(%0) {0, 10, 20, 1}\n"
-          "copy_(%2, %3)\n"
+          "copy_(%2, %3) {0}\n"
           "%4: f32[20]@19 = select.int(%1) {0, 0}\n"
           "%5: f32[20, 20] = add.Tensor(%1, %0, $0: int) {1}\n"
           "mul_.Scalar(%2, $1: real)\n"
@@ -569,7 +569,7 @@ static void intermediates_written(void **state) {
           -1, 0);
     check("graph i(%0: i32[20], %1: f32[20]) {\n" /* converted to the dtype of what is written */
           "%2: i32[20] = clone(%0)\n"
-          "copy_(%2, %1)\n"
+          "copy_(%2, %1) {0}\n"
           "mul_.Tensor(%2, %0)\n"
           "return %2\n}",
           1, 0);

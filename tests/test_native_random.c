@@ -163,6 +163,7 @@ static void grow_write(grower *w) {
     int nin = op == OP_ADD_TENSOR_ || op == OP_MUL_TENSOR_ || op == OP_COPY_ ? 2 : 1;
     if (etch__map_overlaps_itself(&w->g->values[in[0]].meta)) return;
     if (op == OP_ADD_TENSOR_) alpha(w);
+    if (op == OP_COPY_) word(w, 0);
     if (op == OP_MUL_SCALAR_ || op == OP_FILL_SCALAR_) number(w);
     add(w, op, nin, in);
 }

@@ -188,6 +188,32 @@ static void test_validation_calls_no_operators(void **state) {
     etch_mode_free(outer);
 }
 
+static etch_mode *inner_mode;
+
+static etch_tensor *exposes(etch_tensor *x) {
+    etch_tensor *w = etch_clone(x);
+    float *p = etch_data_mut(w);
+    ETCH_WITH_MODE (inner_mode) { etch_add(w, w); }
+    etch_tensor *y = etch_mul(x, w);
+    *p = 50;
+    return etch_add(y, w);
+}
+
+/* Memory to which the user holds a pointer stays exposed when a mode has looked at it. */
+static void test_validation_ends_no_exposure(void **state) {
+    (void)state;
+    inner_mode = etch_validation_mode(false);
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(exposes);
+        for (int call = 0; call < 4; call++) {
+            etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(2, 2), call + 2);
+            assert_true(etch_bitwise_equal(etch_call(f, x), exposes(x)));
+        }
+        etch_function_free(f);
+    }
+    etch_mode_free(inner_mode);
+}
+
 /* ---- logging ---- */
 
 static void test_logging(void **state) {
@@ -440,6 +466,7 @@ int main(void) {
         cmocka_unit_test(test_validation_finds_nan_in_every_float_dtype),
         cmocka_unit_test(test_validation_of_results_lists_and_views),
         cmocka_unit_test(test_validation_calls_no_operators),
+        cmocka_unit_test(test_validation_ends_no_exposure),
         cmocka_unit_test(test_logging),
         cmocka_unit_test(test_statistics_by_falling_count),
         cmocka_unit_test(test_one_mode_on_several_threads),

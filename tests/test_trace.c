@@ -6,6 +6,8 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- the programs ---- */
 
@@ -487,7 +489,186 @@ static void test_rule15_longjmp(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
+static etch_function *in_disabled;
+static bool catches;
+
+static etch_tensor *jumps_inside(etch_tensor *x) {
+    etch_tensor *y = etch_sin(x);
+    if (call_number % 2) longjmp(jump, 1);
+    return etch_add(y, x);
+}
+
+static etch_tensor *disabled_body(etch_tensor *x) {
+    int64_t scope = etch_scope_begin();
+    if (catches && setjmp(jump)) {
+        etch_scope_end(scope);
+        return etch_neg(x);
+    }
+    return etch_call(in_disabled, x); /* its scope is closed with this body's */
+}
+
+static etch_tensor *around_disabled(etch_tensor *x) {
+    etch_add_scalar_(x, 1);
+    etch_tensor *y = etch_call(self, etch_cos(x));
+    return y ? etch_mul(y, x) : NULL;
+}
+
+static etch_tensor *without_compiling(etch_tensor *x) {
+    etch_tensor *c = etch_cos(x);
+    etch_tensor *y = call_number % 2 ? etch_neg(c) : etch_add(etch_sin(c), c);
+    return etch_mul(y, x);
+}
+
+/* Rule 15: past two calls, one in a disabled function of the other, and past the inner one only. */
+static void test_rule15_longjmp_out_of_disabled(void **state) {
+    (void)state;
+    etch_function *f = etch_compile(around_disabled);
+    in_disabled = etch_compile(jumps_inside), self = etch_disable(disabled_body, false);
+    ETCH_SCOPE {
+        etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(3, 3));
+        for (int turn = 0; turn < 12; turn++) {
+            volatile int64_t scope = etch_scope_begin();
+            call_number = turn, catches = turn >= 6;
+            if (catches || !setjmp(jump)) {
+                etch_tensor *y = etch_call(f, x);
+                if (!y) print_error("%s\n", etch_last_error());
+                assert_same(y, without_compiling(x));
+            }
+            etch_scope_end(scope);
+            etch_tensor *expected = etch_full(ETCH_F32, ETCH_SHAPE(3, 3), turn + 1);
+            assert_same(x, expected);
+        }
+    }
+    etch_function_free(f);
+    etch_function_free(self);
+    etch_function_free(in_disabled);
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
+/* ---- results and their scopes ---- */
+
+static etch_tensor *forgets_to_keep(etch_tensor *x) {
+    etch_tensor *y;
+    ETCH_SCOPE {
+        y = etch_sin(x);
+        if (call_number > 3) etch_graph_break("why not");
+    }
+    return y;
+}
+
+/* A result that was released is the error, recorded or matched, and no tensor of a walk's. */
+static void test_result_of_closed_scope(void **state) {
+    (void)state;
+    for (int way = 0; way < 3; way++)
+        ETCH_SCOPE {
+            etch_function *f =
+                etch_compile(forgets_to_keep, .replay = way == 1, .fullgraph = way == 2);
+            etch_tensor *x = arange_f32(3, 3);
+            for (call_number = 0; call_number < (way == 2 ? 4 : 8); call_number++) {
+                etch_clear_error();
+                assert_null(etch_call(f, x));
+                assert_int_equal(etch_last_status(), ETCH_ERR_RELEASED);
+            }
+            etch_function_free(f);
+        }
+    etch_clear_error();
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
+static etch_tensor *leaves_scopes_open(etch_tensor *x) {
+    for (int i = 0; i < call_number % 3; i++) etch_scope_begin();
+    etch_tensor *y = etch_sin(x);
+    etch_scope_begin();
+    return etch_keep(etch_add(y, x));
+}
+
+/* Scopes that the body leaves open are closed for it; its results stay. */
+static void test_scopes_left_open(void **state) {
+    (void)state;
+    for (int way = 0; way < 3; way++)
+        ETCH_SCOPE {
+            etch_function *f =
+                etch_compile(leaves_scopes_open, .replay = way == 1, .disable = way == 2);
+            etch_tensor *x = arange_f32(3, 3), *expected = etch_add(etch_sin(x), x);
+            for (call_number = 0; call_number < 7; call_number++)
+                assert_same(etch_call(f, x), expected);
+            etch_function_free(f);
+        }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
+static etch_function *at_free;
+
+static void computes(void *memory) {
+    ETCH_SCOPE {
+        etch_tensor *x = arange_f32(2, 2);
+        assert_same(etch_call(at_free, x), etch_neg(x));
+    }
+    free(memory);
+    call_number++;
+}
+
+static etch_tensor *negated(etch_tensor *x) { return etch_neg(x); }
+
+static etch_tensor *wraps_memory(etch_tensor *x) {
+    etch_tensor *y = etch_sin(x);
+    ETCH_SCOPE {
+        float *memory = calloc(9, sizeof *memory);
+        etch_tensor *w = etch_wrap_host(memory, ETCH_F32, ETCH_SHAPE(3, 3), computes, memory);
+        y = etch_keep(etch_add(y, w));
+    }
+    return etch_mul(y, x);
+}
+
+/* What the function computes that frees wrapped memory is no part of the trace. */
+static void test_freeing_memory_may_compute(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        at_free = etch_compile(negated);
+        etch_function *f = etch_compile(wraps_memory);
+        etch_tensor *x = arange_f32(3, 3), *expected = etch_mul(etch_sin(x), x);
+        call_number = 0;
+        for (int call = 0; call < 5; call++) assert_same(etch_call(f, x), expected);
+        assert_int_equal(call_number, 5);
+        etch_function_free(f);
+        etch_function_free(at_free);
+    }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
 /* ---- options ---- */
+
+/* In a process of its own, since the environment is read once. */
+static int run_short_segments(void) {
+    alarm(120);
+    int wrong = 0;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(inner_scope);
+        etch_tensor *x = arange_f32(5, 5), *expected = inner_scope(x);
+        for (int call = 0; call < 4; call++) {
+            etch_tensor *y = etch_call(f, x);
+            wrong += !y || !etch_bitwise_equal(y, expected);
+        }
+        wrong += etch_function_counters(f).graph_breaks == 0;
+        etch_function_free(f);
+    }
+    return wrong;
+}
+
+/* ETCH_MAX_SEGMENT=0 still lets a segment have an operator. */
+static void test_shortest_segments(void **state) {
+    (void)state;
+    pid_t child = fork();
+    assert_true(child >= 0);
+    if (!child) {
+        setenv("ETCH_MAX_SEGMENT", "0", 1);
+        execl("/proc/self/exe", "test_trace", "--short-segments", NULL);
+        _exit(9);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
+}
 
 static void test_stable_after(void **state) {
     (void)state;
@@ -686,7 +867,8 @@ static void test_rule18_merged_results(void **state) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
+    if (argc > 1 && !strcmp(argv[1], "--short-segments")) return run_short_segments();
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_ten_calls),
         cmocka_unit_test(test_loop_that_breaks),
@@ -704,6 +886,11 @@ int main(void) {
         cmocka_unit_test(test_rule14_nesting),
         cmocka_unit_test(test_rule15_reset_inside),
         cmocka_unit_test(test_rule15_longjmp),
+        cmocka_unit_test(test_rule15_longjmp_out_of_disabled),
+        cmocka_unit_test(test_result_of_closed_scope),
+        cmocka_unit_test(test_scopes_left_open),
+        cmocka_unit_test(test_freeing_memory_may_compute),
+        cmocka_unit_test(test_shortest_segments),
         cmocka_unit_test(test_rule18_merged_results),
         cmocka_unit_test(test_stable_after),
         cmocka_unit_test(test_fullgraph),

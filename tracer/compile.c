@@ -59,18 +59,24 @@ void etch_callback_remove(int64_t handle) {
     pthread_mutex_unlock(&callback_lock);
 }
 
-/* The i-th callback of one kind, copied, so that callbacks may register and remove. */
-static bool nth_callback(int64_t i, callback *c) {
+/* The callback behind c, copied; handles only grow along the list, so callbacks may register and
+ * remove any of them, themselves too. */
+static bool next_callback(callback *c, int64_t last) {
     pthread_mutex_lock(&callback_lock);
-    bool there = i < ncallbacks;
+    int64_t i = 0;
+    while (i < ncallbacks && callbacks[i].handle <= c->handle) i++;
+    bool there = i < ncallbacks && callbacks[i].handle <= last;
     if (there) *c = callbacks[i];
     pthread_mutex_unlock(&callback_lock);
     return there;
 }
 
+/* What is registered meanwhile waits for its next turn. */
 static void call_back(bool end) {
-    callback c;
-    for (int64_t i = 0; nth_callback(i, &c); i++)
+    pthread_mutex_lock(&callback_lock);
+    int64_t last = last_handle;
+    pthread_mutex_unlock(&callback_lock);
+    for (callback c = {0}; next_callback(&c, last);)
         if (c.end == end) c.fn(c.ctx);
 }
 
@@ -223,25 +229,24 @@ static void count_graph(etch_function *f, const trace_leaf *leaf) {
 
 enum { MAX_INSTANCES = 64 };
 
-/* Of a dynamic leaf the oldest codes go; a run that holds one frees it. */
-static void drop_oldest(trace_leaf *leaf) {
+/* Of a dynamic leaf the oldest code goes: it is taken off the list. */
+static segment_code *take_oldest(trace_leaf *leaf) {
     segment_code *last = leaf->code;
-    for (int i = 1; i < MAX_INSTANCES && last; i++) last = last->next;
-    while (last && last->next) {
-        segment_code *oldest = last->next;
-        last->next = oldest->next;
-        leaf->instances--;
-        etch__code_release(leaf, oldest);
-    }
+    while (last->next->next) last = last->next;
+    segment_code *oldest = last->next;
+    last->next = NULL;
+    leaf->instances--;
+    return oldest;
 }
 
 /* Newer code goes first. Of a leaf with fixed sizes what was there stays, since runs that hold no
  * count may be using it. */
 static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code, bool new_graph) {
+    segment_code *oldest = NULL;
     pthread_mutex_lock(&f->lock);
     code->next = atomic_load_explicit(&leaf->code, memory_order_relaxed);
     atomic_store_explicit(&leaf->code, code, memory_order_release);
-    if (leaf->dynamic && ++leaf->instances > MAX_INSTANCES) drop_oldest(leaf);
+    if (leaf->dynamic && ++leaf->instances > MAX_INSTANCES) oldest = take_oldest(leaf);
     if (new_graph) {
         if (leaf->codes++ == 0) leaf->tree->ncompiled++;
         leaf->tree->gen->graphs++;
@@ -251,6 +256,8 @@ static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code,
         TRACE_COUNT(f, instances, 1);
     }
     pthread_mutex_unlock(&f->lock);
+    /* Without the lock, since a user's backend is told; a run that holds a count frees it. */
+    etch__code_release(leaf, oldest);
 }
 
 static bool copy_key(segment_code *code, const walk *w) {
@@ -343,9 +350,13 @@ bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w) {
     return what_is_missing(f, leaf, w) != NOTHING;
 }
 
-/* A caller that need not wait for the thread in the background does not. */
+/* Whether this thread is compiling: what callbacks and backends call is compiled, too. */
+static __thread bool compiling __attribute__((tls_model("initial-exec")));
+
+/* A caller that need not wait for the thread in the background does not; inside a compile one that
+ * waited might wait for itself. */
 static bool lock_compiles(etch_function *f, bool aside) {
-    if (aside) return pthread_mutex_trylock(&f->compile_lock) == 0;
+    if (aside || compiling) return pthread_mutex_trylock(&f->compile_lock) == 0;
     pthread_mutex_lock(&f->compile_lock);
     return true;
 }
@@ -355,6 +366,8 @@ static bool lock_compiles(etch_function *f, bool aside) {
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
     bool aside = f->options.background && !w->run->worker; /* graphs are the other thread's */
     if (!leaf->npath || !lock_compiles(f, aside)) return;
+    bool outer = compiling;
+    compiling = true;
     missing m = what_is_missing(f, leaf, w);
     if (m == GRAPH && aside) m = NOTHING;
     if (m == GRAPH && !etch__may_compile()) m = NOTHING;
@@ -370,5 +383,6 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
         else give_up_compile(f, leaf);
         etch__error_restore(&error);
     }
+    compiling = outer;
     pthread_mutex_unlock(&f->compile_lock);
 }

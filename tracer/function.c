@@ -64,14 +64,20 @@ static int runs_of(const etch_function *f) {
     return runs;
 }
 
+/* Under no lock: what a user's backend made, and memory that is wrapped, is given back here, and
+ * that may free, reset and call functions. */
+static void free_generations(generation *g) {
+    while (g) {
+        generation *next = g->next;
+        etch__generation_free(g);
+        g = next;
+    }
+}
+
 static void destroy(etch_function *f) {
     if (etch__report_on()) etch__report_function_gone(f);
     etch__generation_free(f->gen);
-    while (f->retired) {
-        generation *g = f->retired;
-        f->retired = g->next;
-        etch__generation_free(g);
-    }
+    free_generations(f->retired);
     pthread_mutex_destroy(&f->lock);
     pthread_mutex_destroy(&f->compile_lock);
     etch__story_free(&f->story);
@@ -106,16 +112,12 @@ static void collect(void) {
 
 /* Retired generations go when there is no run but those of the caller, which have done with them: a
  * run pins the function before it looks for the generation. */
-static void free_retired(etch_function *f, int mine) {
+static generation *take_retired(etch_function *f, int mine) {
     pthread_mutex_lock(&f->lock);
     generation *g = NULL;
     if (runs_of(f) == mine) g = atomic_exchange(&f->retired, NULL);
     pthread_mutex_unlock(&f->lock);
-    while (g) {
-        generation *next = g->next;
-        etch__generation_free(g);
-        g = next;
-    }
+    return g;
 }
 
 unsigned etch__function_pin(etch_function *f) {
@@ -128,7 +130,7 @@ unsigned etch__function_pin(etch_function *f) {
  * after the other is not too low. */
 void etch__function_unpin_at(etch_function *f, unsigned shard) {
     if (unlikely(atomic_load_explicit(&f->retired, memory_order_relaxed) != NULL))
-        free_retired(f, 1);
+        free_generations(take_retired(f, 1));
     atomic_fetch_sub(&f->shard[shard].pins, 1);
     if (unlikely(atomic_load_explicit(&ncondemned, memory_order_acquire))) collect();
 }
@@ -243,7 +245,8 @@ void etch_function_free(etch_function *f) {
     collect();
 }
 
-static void reset_one(etch_function *f) {
+/* Adds what can be freed now to *gone. */
+static void reset_one(etch_function *f, generation **gone) {
     generation *fresh = etch__generation_new();
     if (!fresh) return;
     pthread_mutex_lock(&f->lock);
@@ -252,17 +255,23 @@ static void reset_one(etch_function *f) {
     atomic_store(&f->retired, old);
     pthread_mutex_unlock(&f->lock);
     if (etch__report_on() && f->report) etch__report_event(f, REPORT_RESET, END_RETURN, NULL, NULL);
-    free_retired(f, 0);
+    for (generation *g = take_retired(f, 0), *next; g; g = next) {
+        next = g->next;
+        g->next = *gone;
+        *gone = g;
+    }
 }
 
 void etch_reset(etch_function *f) {
+    generation *gone = NULL;
     if (f) {
-        reset_one(f);
-        return;
+        reset_one(f, &gone);
+    } else {
+        pthread_mutex_lock(&list_lock);
+        for (f = functions; f; f = f->next) reset_one(f, &gone);
+        pthread_mutex_unlock(&list_lock);
     }
-    pthread_mutex_lock(&list_lock);
-    for (f = functions; f; f = f->next) reset_one(f);
-    pthread_mutex_unlock(&list_lock);
+    free_generations(gone);
 }
 
 bool etch__disabled(const etch_function *f) {

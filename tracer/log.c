@@ -57,14 +57,18 @@ void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
               etch__reasons[REASON_RECOMPILE_GUARD].name, text);
 }
 
-void etch__warn_limit(const run *r) {
+/* Under no lock: a sink may ask etch_explain what the matter is. */
+void etch__warn_limit(run *r) {
+    r->warn_limit = false;
     const reason_info *reason = &etch__reasons[REASON_EAGER_LIMIT];
-    int limit = r->f->options.recompile_limit;
+    int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
     char last[STORY_DETAIL + 64];
     etch__last_recompile(r->f, last, sizeof last);
     etch__count_reason(REASON_EAGER_LIMIT);
-    etch__warn("%s: %s (%d): %s; last reason: %s; hint: %s", r->f->name, reason->name,
-               limit > 0 ? limit : 8, reason->text, last[0] ? last : "?", reason->hint);
+    if (r->warn_graphs) limit = (int)etch__param_int(PARAM_GRAPH_LIMIT);
+    etch__warn("%s: %s (%s%d): %s; last reason: %s; hint: %s", r->f->name, reason->name,
+               r->warn_graphs ? "ETCH_GRAPH_LIMIT, " : "", limit, reason->text,
+               last[0] ? last : "?", reason->hint);
 }
 
 /* ---- guards as text ---- */

@@ -73,6 +73,7 @@ bool etch__root_limited(run *r, trace_tree *tree) {
     pthread_mutex_lock(&r->f->lock);
     bool full = etch__at_limit(r, tree);
     pthread_mutex_unlock(&r->f->lock);
+    if (unlikely(r->warn_limit)) etch__warn_limit(r);
     return full;
 }
 
@@ -260,7 +261,8 @@ etch_tensor *etch__traced_operator(const op_call *call) {
         long_match = etch__find_end((trace_node *)w->c.last, REASON_BREAK_LENGTH) != NULL;
         if (!long_match) return diverge(r, w, call);
     }
-    if (long_match || w->npath >= etch__param_int(PARAM_MAX_SEGMENT)) {
+    /* A segment has one operator at least. */
+    if (long_match || (w->npath && w->npath >= etch__param_int(PARAM_MAX_SEGMENT))) {
         if (etch__break_graph(r, REASON_BREAK_LENGTH, call->site, NULL, NULL) != ETCH_OK)
             return NULL;
         return etch__traced_operator(call);

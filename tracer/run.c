@@ -113,11 +113,44 @@ static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
     return true;
 }
 
+/* How many counts of t the run's walks have. */
+static int counts_of_walks(const run *r, const etch_tensor *t) {
+    const walk *lists[] = {r->walk, r->pending, r->recorded};
+    int n = 0;
+    for (int i = 0; i < COUNT_OF(lists); i++)
+        for (const walk *w = lists[i]; w; w = i ? w->next : NULL)
+            for (int64_t v = w->borrows ? w->nargs : 0; v < w->values_cap; v++)
+                n += w->c.value[v] == t;
+    return n;
+}
+
+/* Moves a result from the call's scope to the caller's. One that the call's scope does not own must
+ * have another owner: a tensor of an inner scope that is closed lives in walks only. */
+static etch_status hand_over(const run *r, etch_tensor *t, int i) {
+    const etch_thread *thread = &etch__tls;
+    int64_t start = thread->scope_start[r->scope];
+    if (!etch_keep(t)) return thread->status;
+    if (likely(thread->scope_start[r->scope] != start) || t == ETCH_NONE) return ETCH_OK;
+    if (atomic_load_explicit(&t->refs, memory_order_acquire) > counts_of_walks(r, t))
+        return ETCH_OK;
+    return etch__error(ETCH_ERR_RELEASED,
+                       "%s: result %d was released before the body returned: the scope that owned "
+                       "it is closed (return etch_keep(t) from ETCH_SCOPE)",
+                       r->f->name, i);
+}
+
+/* Closes what the body has opened and not closed; results pass to the scope around. */
+static void close_deeper(int64_t scope, etch_status status, etch_tensor **out, int nout) {
+    while (etch__tls.nscopes > scope + 1) {
+        for (int i = 0; status == ETCH_OK && i < nout; i++) etch_keep(out[i]);
+        etch_scope_end(etch__tls.nscopes - 1);
+    }
+}
+
 /* Moves what the call's scope owns of the results to the caller's scope, then closes it. */
 static etch_status close_scope(run *r, etch_status status, etch_tensor **out, int nout) {
-    etch_scope_end(r->scope + 1);
-    for (int i = 0; status == ETCH_OK && i < nout; i++)
-        if (!etch_keep(out[i])) status = etch__tls.status;
+    close_deeper(r->scope, status, out, nout);
+    for (int i = 0; status == ETCH_OK && i < nout; i++) status = hand_over(r, out[i], i);
     etch__tls.guard_scope = r->outer_guard;
     STOP_TRACING;
     etch_scope_end(r->scope);
@@ -230,22 +263,32 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     return status;
 }
 
-/* The call's scope was closed from outside, by longjmp past the call (rule 15). */
-static void trace_abandon(int64_t mark) {
-    run *r = etch__current_run();
-    (void)mark;
-    if (!r) {
-        etch__tls.guard_scope = -1;
-        etch__reset_disabled();
-        return;
-    }
+static void abandon(run *r) {
+    etch__tls.run = r;
     etch__tls.guard_scope = r->outer_guard;
-    etch__reset_disabled();
-    suspended = NULL;
+    suspended = r->outer;
     drop_segment(r);
     leave();
     settle_all(r, false);
     give_back_run(r);
+}
+
+/* The call's scope was closed from outside, by longjmp past the call (rule 15), and past those in
+ * whose disabled functions it was. One that is left goes on, as after call_in_own_run. */
+static void trace_abandon(int64_t mark) {
+    run *r = etch__current_run(), *outer;
+    if (!r) etch__tls.guard_scope = -1;
+    for (; r && r->scope >= mark; r = outer) {
+        outer = r->outer;
+        abandon(r);
+    }
+    if (!r) {
+        etch__reset_disabled();
+        return;
+    }
+    suspended = r->outer;
+    etch__tls.run = r;
+    etch__tls.layers |= 1u << LAYER_TRACER;
 }
 
 /* ---- calling ---- */
@@ -286,7 +329,7 @@ etch_status etch__call_in_scope(etch_function *f, etch_tensor *const *in, int ni
     if (scope < 0) return etch__tls.status;
     etch_status status = etch__call_body(f, in, nin, out, nout);
     status = checked_results(f, scope, status, out, nout);
-    etch_scope_end(scope + 1);
+    close_deeper(scope, status, out, nout);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (!etch_keep(out[i])) status = etch__tls.status;
     etch_scope_end(scope);

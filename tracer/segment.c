@@ -21,6 +21,7 @@ trace_leaf *etch__settle(run *r, walk *w) {
     if (w->entry) r->leaf = leaf;
     bool ripe = leaf && (leaf->codes || leaf->recorded >= stable_after(r->f));
     pthread_mutex_unlock(&r->f->lock);
+    if (unlikely(r->warn_limit)) etch__warn_limit(r);
     if (ripe) etch__want_code(r->f, leaf, w);
     return leaf;
 }

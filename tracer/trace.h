@@ -279,13 +279,15 @@ typedef struct run {
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;             /* the limit is reached: no recording until the segment ends */
     etch_status failed;     /* of a write, evaluated late, to a tensor from outside */
-    bool poisoned;  /* fullgraph failed, or a plan after writing: nothing deferred may be computed
+    bool poisoned;    /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
-    bool by_stance; /* runs eagerly because of the stance: fullgraph does not matter */
-    bool refused;   /* needed a compile that the stance forbids, and ran eagerly */
-    int off;        /* inside how many disabled functions */
-    int nconstants; /* calls of functions assumed constant */
-    int modes;      /* how many modes were entered before the call */
+    bool by_stance;   /* runs eagerly because of the stance: fullgraph does not matter */
+    bool warn_limit;  /* the limit was reached just now: etch__warn_limit */
+    bool warn_graphs; /* it is that of all functions' graphs */
+    bool refused;     /* needed a compile that the stance forbids, and ran eagerly */
+    int off;          /* inside how many disabled functions */
+    int nconstants;   /* calls of functions assumed constant */
+    int modes;        /* how many modes were entered before the call */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     etch_storage **exposed;
     int64_t nexposed, exposed_cap;
@@ -415,7 +417,7 @@ char *etch__guards_text(const trace_leaf *leaf);
 void etch__log_break(const run *r, reason_id why, const void *site, const char *text);
 void etch__log_diverged(const walk *w, const op_call *call);
 void etch__log_guards(const run *r, etch_tensor *const *in, int nin);
-void etch__warn_limit(const run *r);
+void etch__warn_limit(run *r);
 
 /* Counts for the function and the process. */
 #define TRACE_COUNT(f, name, n)                                                                    \

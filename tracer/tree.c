@@ -417,14 +417,16 @@ static bool too_many_graphs(void) {
 }
 
 /* Whether the root may get no more alternatives: all entries together are one root, and so is each
- * first operator after a break. The first one turned away is warned about. */
+ * first operator after a break. The first one turned away is to be warned about, by the caller,
+ * when it has let go of the function's lock. */
 bool etch__at_limit(run *r, trace_tree *tree) {
     bool entry = !tree || tree->entry;
     _Atomic bool *limited = entry ? &r->gen->entry_limited : &tree->limited;
     int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
     int leaves = entry ? r->gen->entry_leaves : tree->nleaves;
     if (!*limited && leaves < limit && !too_many_graphs()) return false;
-    if (!*limited && !atomic_exchange(&r->gen->warned, true)) etch__warn_limit(r);
+    if (!*limited && !atomic_exchange(&r->gen->warned, true))
+        r->warn_limit = true, r->warn_graphs = leaves < limit;
     return *limited = true;
 }
 

@@ -33,7 +33,8 @@ typedef etch_tensor *(*etch_fn2)(etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn3)(etch_tensor *, etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn4)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *);
 /* The general form: reads in[0..nin), writes out[0..nout) (handles of the body's scope; it moves
- * those that the body's scope owns to the caller's). A status other than ETCH_OK fails the call. */
+ * those that the body's scope owns to the caller's, and closes scopes that were left open). A
+ * status other than ETCH_OK fails the call; so does a result whose scope is closed (released). */
 typedef etch_status (*etch_fn_n)(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                                  int nout);
 
@@ -151,7 +152,8 @@ ETCH_API etch_status etch_graph_break(const char *why);
 ETCH_API void etch_reset(etch_function *f);
 
 /* Called around each compile of a graph, on the compiling thread. Returns a handle for
- * etch_callback_remove, or 0 with out_of_memory. */
+ * etch_callback_remove, or 0 with out_of_memory. A callback may register and remove callbacks
+ * (itself, too), and call functions: one that is being compiled runs eagerly. */
 ETCH_API int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx);
 ETCH_API int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx);
 ETCH_API void etch_callback_remove(int64_t handle);

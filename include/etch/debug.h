@@ -41,7 +41,9 @@ ETCH_API etch_counters_t etch_function_counters(const etch_function *f);
 ETCH_API void etch_cache_clear(void);
 
 /* Where warnings and enabled logs go: sink(ctx, line) gets one line without the newline, on the
- * thread that logs, under a lock. NULL: back to ETCH_LOGS_OUT, else standard error. */
+ * thread that logs, under a lock of the log's own. It may compute, and ask etch_explain and
+ * counters; what it does is no part of a function that is being recorded, and what is logged
+ * meanwhile on its thread is dropped. NULL: back to ETCH_LOGS_OUT, else standard error. */
 ETCH_API void etch_set_log_sink(void (*sink)(void *ctx, const char *line), void *ctx);
 /* As ETCH_LOGS: a comma-separated list of channels, "all", "help", or "" for none. */
 ETCH_API etch_status etch_set_logs(const char *channels);

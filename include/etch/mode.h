@@ -24,7 +24,7 @@ typedef struct etch_mode etch_mode;
  * ETCH_OK; ETCH_DECLINED passes the call on as if the mode were not there (a composite: outward,
  * then its parts are offered); any other status fails the call, with the thread's error. While the
  * handler runs, its own mode and those entered after it are off, so it may call any operator, the
- * one it handles included. */
+ * one it handles included. It has to return: it is not to be left by longjmp. */
 typedef etch_status (*etch_mode_handler)(void *ctx, const etch_op *op, const etch_value *args,
                                          int nargs, etch_tensor **out, int nout);
 
@@ -116,7 +116,8 @@ ETCH_API bool etch_inference_enabled(void);
  * which are allocated as the shape function says (for an operator that writes its first argument,
  * out[0] is that argument). It may call operators: they run eagerly, and creation operators put
  * their results where the kernel's tensors are. It may keep tensors that it is given (etch_retain):
- * they go on holding what they held when it returned. */
+ * they go on holding what they held when it returned. It has to return: it is not to be left
+ * by longjmp. */
 typedef etch_status (*etch_kernel)(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                    etch_tensor *const *out, int nout);
 

@@ -19,11 +19,13 @@ typedef etch_tensor *(*etch_forward)(etch_module *m, etch_tensor *x);
 
 /* A module of a type of the user: `type` names it in reports ("Linear"). NULL on error. */
 ETCH_API etch_module *etch_module_new(const char *type, etch_forward forward);
-/* Frees it with its children, parameters and compiled function. NULL is a no-op. */
+/* Frees it with its children, parameters and compiled function. NULL is a no-op. A module that has
+ * a parent is freed by that: invalid_argument is set. */
 ETCH_API void etch_module_free(etch_module *m);
 
 /* Adds a parameter (a count of it is taken) or a child (which now belongs to m). Names are copied;
- * one that is there already is an error. A child whose adding fails stays with the caller. */
+ * one that is there already is an error, and so is a child that has a parent. A child whose adding
+ * fails stays with the caller. */
 ETCH_API etch_status etch_module_add_parameter(etch_module *m, const char *name, etch_tensor *t);
 ETCH_API etch_status etch_module_add_child(etch_module *m, const char *name, etch_module *child);
 /* By name, "fc1.weight" for a parameter of a child; NULL and not_found otherwise. */
