@@ -48,12 +48,11 @@ static int emit_prim(lowering *l, int stage, prim_id prim, etch_dtype type, etch
     return emit(l, LOOP_PRIM, stage, p);
 }
 
-/* The cell of a run-time scalar of the graph, rounded to dtype: each scalar is one node's, whose
- * program has it in one dtype (core/expr.c). */
+/* The cell of a run-time scalar of the graph, rounded to dtype. */
 static int cell(lowering *l, int32_t scalar, uint8_t dtype) {
     int n = l->k->nscalars;
     for (int i = 0; i < n; i++)
-        if (l->out->cell[i].scalar == scalar) return i;
+        if (l->out->cell[i].scalar == scalar && l->out->cell[i].dtype == dtype) return i;
     if (n == LOOP_MAX_CODE) return l->failed = true, 0;
     l->out->cell[n] = (plan_cell){scalar, dtype};
     return l->k->nscalars++;

@@ -214,27 +214,12 @@ static bool program(op_id op, etch_dtype in, etch_dtype compute, etch_dtype out,
     return etch__expr_build(op, all, 3, compute, out, class, p);
 }
 
-/* Whether every use of a run-time scalar wants it in one dtype: a kernel has one cell for it. */
-static bool scalars_have_one_dtype(const prim_program *p) {
-    int dtype[OP_MAX_SCALARS];
-    for (int k = 0; k < OP_MAX_SCALARS; k++) dtype[k] = -1;
-    for (int k = 0; k < p->n; k++) {
-        const prim_instr *i = &p->code[k];
-        if (i->prim != PRIM_SCALAR) continue;
-        assert_in_range(i->imm.i, 0, OP_MAX_SCALARS - 1);
-        if (dtype[i->imm.i] >= 0 && dtype[i->imm.i] != i->from) return false;
-        dtype[i->imm.i] = i->from;
-    }
-    return true;
-}
-
 /* Well formed: operands come earlier, have the type that the primitive wants, and a half result
  * lies in f32. */
 static void check_program(const prim_program *p, etch_dtype out) {
     assert_in_range(p->n, 1, PROGRAM_MAX);
     assert_in_range(p->result, 0, p->n - 1);
     assert_int_equal(p->code[p->result].type, etch__compute_type(out));
-    assert_true(scalars_have_one_dtype(p));
     for (int k = 0; k < p->n; k++) {
         const prim_instr *i = &p->code[k];
         const int operands[3] = {i->a, i->b, i->c};

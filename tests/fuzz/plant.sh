@@ -178,8 +178,7 @@ fault lifetime 1 jit/memory.c 'a->first <= b->last && b->first <= a->last' \
 
 # ---- kernels
 fault load-offset 1 jit/lower.c 't->meta.offset == s->meta.offset &&' ''
-fault shared-cell 1 jit/lower.c 'if (l->out->cell[i].scalar == scalar) return i;' \
-    'if (l->out->cell[i].dtype == dtype) return i;'
+fault shared-cell 1 jit/lower.c 'l->out->cell[i].scalar == scalar && ' ''
 fault merged-axes 1 jit/lower.c \
     'if (l->stride[k][i] != l->stride[k][i + 1] * l->extent[i + 1]) return false;' \
     'if (l->stride[k][i] < l->stride[k][i + 1] * l->extent[i + 1]) return false;'
