@@ -623,6 +623,7 @@ static etch_tensor *wraps_memory(etch_tensor *x) {
 /* What the function computes that frees wrapped memory is no part of the trace. */
 static void test_freeing_memory_may_compute(void **state) {
     (void)state;
+    ONLY_ON_CPU();
     ETCH_SCOPE {
         at_free = etch_compile(negated);
         etch_function *f = etch_compile(wraps_memory);
