@@ -313,6 +313,8 @@ static void variances(void **state) {
         SIZES(etch_var_dim(etch_ones(ETCH_F32, S(2, 3, 4)), S(0, -1), 1, true), 1, 3, 1);
         REALS(etch_var_dim(etch_ones(ETCH_F64, S()), ETCH_ALL_DIMS, 4.9, false), NAN);
         REALS(etch_var_dim(F(1, 3), S(0), 2, false), INFINITY);
+        REALS(etch_var_dim(etch_ones(ETCH_F64, S()), S(-1), 0, false), 0);
+        REALS(etch_std_dim(etch_ones(ETCH_F32, S()), S(0), 1, true), NAN);
         REALS(etch_var(etch_ones(ETCH_F32, S(0))), NAN);
         etch_tensor *large = etch_std(F(1e30, 3e30, 2e30)),
                     *small = etch_std(F(1e-30, 3e-30, 2e-30));
@@ -338,6 +340,7 @@ static void truths(void **state) {
         REALS(etch_logsumexp(F(1000, 1000), S(0), false), (double)(1000 + (float)log(2)));
         REALS(etch_logsumexp(F(-INFINITY, -INFINITY), S(0), true), -INFINITY);
         REALS(etch_logsumexp(F(INFINITY, 1), S(0), false), INFINITY);
+        REALS(etch_logsumexp(etch_ones(ETCH_F32, S()), S(-1), false), 1);
         SIZES(etch_logsumexp(etch_ones(ETCH_I32, S(2, 3, 4)), S(0, 2), false), 3);
         REALS(etch_ldexp(F(1, -3, 0.5), I(3, -1, 200)), 8, -1.5, INFINITY);
         assert_int_equal(
