@@ -8,8 +8,6 @@ static inline uint64_t *needs_of(const ir *r, int32_t group) {
     return r->needs + (int64_t)group * r->words;
 }
 
-static inline const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
-
 static inline bool is_loop(const ir_node *n) { return n->kind == IR_POINT || n->kind == IR_REDUCE; }
 
 /* Whether the source has to come from a group at all. */

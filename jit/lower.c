@@ -31,8 +31,6 @@ typedef struct lowering {
     } load[LOOP_MAX_ACCESSES];
 } lowering;
 
-static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
-
 /* ---- code ---- */
 
 static int emit(lowering *l, loop_kind kind, int stage, prim_instr p) {

@@ -12,8 +12,6 @@
 #include "core/dispatch.h"
 #include "jit/target.h"
 
-static ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
-
 /* ---- what a node is ---- */
 
 /* A product of matrices that the library computes. */

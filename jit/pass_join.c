@@ -15,8 +15,6 @@
 #include "core/dispatch.h"
 #include "jit/target.h"
 
-static const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
-
 /* ---- what a product is ---- */
 
 static bool is_product(const ir *r, const ir_node *n) {

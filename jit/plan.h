@@ -119,6 +119,9 @@ typedef struct ir {
     int words;
 } ir;
 
+/* The n->nin sources of a node. */
+static inline ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
+
 enum {
     BASE_SHARED = 1,  /* several inputs lie over it */
     BASE_PATCHED = 2, /* written in place, other than as a whole */

@@ -18,8 +18,6 @@ typedef struct maker {
     launcher **launchers;    /* the same, on another device */
 } maker;
 
-static inline const ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
-
 bool etch__step_writes_input(const native_plan *p, const step *s);
 
 /* Whether the plan can be a graph of the device; for each step the mask of its direct predecessors,
