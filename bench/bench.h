@@ -55,6 +55,8 @@ bool bench_as_expected(etch_tensor *expected, etch_tensor *got, etch_numerics nu
 /* Prints one line whose figure was measured elsewhere; breakeven_calls stays empty. */
 void bench_print(const char *workload, const char *size, int threads, const char *variant,
                  double median_us, double first_call_ms, double speedup);
+void bench_print_on(const char *device, const char *workload, const char *size, int threads,
+                    const char *variant, double median_us, double first_call_ms, double speedup);
 /* Whether the names given on the command line (none: all) select this workload. */
 bool bench_selected(const char *workload);
 /* Ends the program with the library's last error. */
@@ -72,8 +74,9 @@ void bench_whether(void);   /* dynamic sizes, breaks: when compiling is worth it
 void bench_threads(void);   /* two threads that call one function */
 void bench_overheads(void); /* what a call and an operator cost */
 void bench_modes(void);     /* what modes and the profiler cost */
-void bench_cold(const char *self);
-int bench_cold_child(int64_t n); /* a fresh process: prints compile and first-call microseconds */
+void bench_cold(const char *self, bool cuda);
+/* A fresh process: prints microseconds of the compile and of the first call. */
+int bench_cold_child(const char *device, const char *body, int64_t n);
 
 /* The seed program, used by several files. */
 etch_tensor *bench_seed(etch_tensor *x, etch_tensor *w);

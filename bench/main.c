@@ -45,7 +45,8 @@ static int run_with_own_cache(char **argv) {
 }
 
 int main(int argc, char **argv) {
-    if (argc == 3 && strcmp(argv[1], "--cold-child") == 0) return bench_cold_child(atoll(argv[2]));
+    if (argc == 5 && strcmp(argv[1], "--cold-child") == 0)
+        return bench_cold_child(argv[2], argv[3], atoll(argv[4]));
     if (!getenv("ETCH_BENCH_CACHE")) return run_with_own_cache(argv);
     bool served = argc > 1 && strcmp(argv[1], "--serve") == 0;
     if (served) bench_serve(), argc--, argv++;
@@ -61,10 +62,10 @@ int main(int argc, char **argv) {
     if (served) return cuda ? bench_device() : bench_workloads(), 0;
     printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
            "calls\n");
-    if (cuda) return bench_device(), 0;
+    if (cuda) return bench_cold(self, true), bench_device(), 0;
     bench_overheads();
     bench_modes();
-    bench_cold(self);
+    bench_cold(self, false);
     bench_workloads();
     bench_whether();
     bench_scaling();

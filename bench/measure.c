@@ -69,12 +69,17 @@ static void print_start(const bench_row *row, int threads, const char *variant, 
     printf(",");
 }
 
-void bench_print(const char *workload, const char *size, int threads, const char *variant,
-                 double median_us, double first_call_ms, double speedup) {
-    bench_row row = {.workload = workload, .size = size};
+void bench_print_on(const char *device, const char *workload, const char *size, int threads,
+                    const char *variant, double median_us, double first_call_ms, double speedup) {
+    bench_row row = {.workload = workload, .size = size, .device = device};
     print_start(&row, threads, variant, median_us, first_call_ms, speedup);
     printf("\n");
     fflush(stdout);
+}
+
+void bench_print(const char *workload, const char *size, int threads, const char *variant,
+                 double median_us, double first_call_ms, double speedup) {
+    bench_print_on("cpu", workload, size, threads, variant, median_us, first_call_ms, speedup);
 }
 
 /* Each call saves what it is faster than one of the first variant. */

@@ -88,6 +88,7 @@ typedef struct gen {
     bool runs[LOOP_MAX_CODE];       /* its code */
     int held[LOOP_MAX_ACCESSES];    /* 1 + the stage that loads what stays in registers; 0: none */
     uint32_t given;                 /* accesses whose elements come as parameters */
+    int depth;                      /* of a MAP, in place of the layout's; 0: that */
     cuda_text part[CUDA_PARTS], *t; /* t: the part that is being written */
     int indent;
 } gen;

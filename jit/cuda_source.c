@@ -168,6 +168,7 @@ static void write_part(gen *g, int part, int indent, void (*what)(gen *)) {
 static char *source(gen *g, void (*const parts[PARTS])(gen *)) {
     cuda_text all = {0};
     g->naxes = g->k->npar + g->k->nred, g->l = etch__cuda_layout(g->k, g->v);
+    if (g->depth && g->k->variant == LOOP_MAP) g->l.depth = g->depth;
     g->axis = etch__cuda_axis(g->k);
     etch__cuda_needed(g->k, g->needed);
     for (int p = PARTS - 1; p >= 0 && !all.failed; p--) {
@@ -187,6 +188,22 @@ static char *source(gen *g, void (*const parts[PARTS])(gen *)) {
 char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v) {
     static void (*const parts[PARTS])(gen *) = {head, names, sizes, uniforms, body};
     gen g = {.k = k, .v = v};
+    return source(&g, parts);
+}
+
+/* ---- as one step of a block ---- */
+
+static void run_head(gen *g) {
+    etch__cuda_prelude(g->t, g->v->index_bits, g->part[BODY].p);
+    etch__cuda_line(g, "%s", "");
+    put_args(g);
+    etch__cuda_line(g, "static __device__ __forceinline__ void run(const etch_args &a) {");
+    etch__cuda_line(g, "const struct { unsigned x; } blockIdx = {0}, gridDim = {1}; // one block");
+}
+
+char *etch__cuda_run_source(const loop_kernel *k, const cuda_variant *v, int depth) {
+    static void (*const parts[PARTS])(gen *) = {run_head, names, sizes, uniforms, body};
+    gen g = {.k = k, .v = v, .depth = depth};
     return source(&g, parts);
 }
 

@@ -50,6 +50,10 @@ cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const i
 
 /* The source of one kernel; etch__free it. NULL: out of memory. */
 char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v);
+/* The same as a device function for one block of the kernel's threads, to be called by all of them:
+ *   void run(const etch_args &a)
+ * A thread of a MAP has so many elements in flight. */
+char *etch__cuda_run_source(const loop_kernel *k, const cuda_variant *v, int depth);
 /* A MAP of one stage as a device function, for a kernel that has the elements of some loads itself
  * (bit a of `given`: those of access a):
  *   void after(const etch_args &a, idx row, idx first, idx columns, T x<a> ...)

@@ -374,6 +374,89 @@ static void small_plan_is_one_launch(void) {
     etch_function_free(f);
 }
 
+/* ---- compiles at once ---- */
+
+/* Four kernels, the last of two parts. */
+static etch_tensor *several(etch_tensor *x) {
+    etch_tensor *columns = etch_sum_dim(etch_mul_scalar(x, 2), ETCH_DIMS(0), false);
+    etch_tensor *rows = etch_sum_dim(etch_abs(x), ETCH_DIMS(1), false);
+    return etch_add(etch_add(etch_sum(columns), etch_amax(rows, ETCH_DIMS(0), false)),
+                    etch_sum(etch_mul(x, x)));
+}
+
+static etch_tensor *of_several(void) {
+    return on_gpu(etch_view(etch_remainder_scalar(ramp(300 * 200), 7), ETCH_SHAPE(300, 200)));
+}
+
+static int gather(int n) { return ((int (*)(int))control("fake_cuda_gather_compiles"))(n); }
+
+/* The kernels of a plan are compiled by as many threads as the program allows. */
+static void kernels_at_once(void) {
+    etch_tensor *x = of_several(), *expected = several(x);
+    for (int threads = 3; threads >= 1; threads -= 2) {
+        etch_set_num_threads(threads);
+        etch_function *f = etch_compile(several);
+        int64_t before = etch_counters().kernels_compiled;
+        gather(threads);
+        CHECK(etch_bitwise_equal(etch_call(f, x), expected));
+        CHECK(gather(0) == (threads > 1 ? 3 : 0));
+        /* The second time they are in memory. */
+        CHECK((etch_counters().kernels_compiled > before + 2) == (threads > 1));
+        CHECK(etch_bitwise_equal(etch_call(f, x), expected));
+        etch_function_free(f);
+    }
+}
+
+static void one_at_a_time(void) {
+    etch_tensor *x = of_several(), *expected = several(x);
+    etch_set_num_threads(1);
+    etch_function *f = etch_compile(several);
+    gather(0);
+    CHECK(etch_bitwise_equal(etch_call(f, x), expected) && gather(0) == 1);
+    etch_function_free(f);
+}
+
+/* What one of the threads could not compile is tried again by the caller. */
+static void one_of_several_fails(void) {
+    etch_tensor *x = of_several(), *expected = several(x);
+    etch_set_num_threads(3);
+    etch_function *f = etch_compile(several);
+    fail_symbol("nvrtcCompileProgram", 2);
+    CHECK(etch_bitwise_equal(etch_call(f, x), expected) && failed() == 1);
+    CHECK(etch_bitwise_equal(etch_call(f, x), expected));
+    CHECK(etch_last_status() == ETCH_OK && etch_function_counters(f).plan_runs == 1);
+    etch_function_free(f);
+}
+
+static pthread_barrier_t together;
+
+static void *calls_several(void *x) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(several);
+        pthread_barrier_wait(&together);
+        etch_tensor *y = etch_call(f, x);
+        CHECK(y && etch_bitwise_equal(y, several(x)));
+        etch_function_free(f);
+    }
+    return NULL;
+}
+
+/* Two threads that want the same code: one compiles it. */
+static void same_kernels_in_two_threads(void) {
+    etch_tensor *x = of_several();
+    CHECK(several(x));
+    int64_t before = etch_counters().kernels_compiled;
+    pthread_t t[2];
+    pthread_barrier_init(&together, NULL, 2);
+    for (int i = 0; i < 2; i++) CHECK(!pthread_create(&t[i], NULL, calls_several, x));
+    for (int i = 0; i < 2; i++) pthread_join(t[i], NULL);
+    int64_t both = etch_counters().kernels_compiled - before;
+    etch_function *f = etch_compile(several);
+    CHECK(etch_call(f, x) && etch_call(f, x));
+    CHECK(etch_counters().kernels_compiled == before + both && both <= 5 && both > 2);
+    etch_function_free(f);
+}
+
 static etch_tensor *of_bytes(etch_tensor *x) {
     etch_tensor *a = etch_to(x, ETCH_F32);
     etch_tensor *b = etch_view(etch_mul_scalar(a, 2), ETCH_SHAPE(2, 1));
@@ -799,6 +882,10 @@ int main(void) {
         IN_CHILD(graph_results_stay, NULL),
         IN_CHILD(small_plan_is_one_launch, NULL),
         IN_CHILD(small_plan_of_far_elements, "FAKE_CUDA_MEMORY=2000000000"),
+        IN_CHILD(kernels_at_once, NULL),
+        IN_CHILD(one_at_a_time, NULL),
+        IN_CHILD(one_of_several_fails, NULL),
+        IN_CHILD(same_kernels_in_two_threads, NULL),
         IN_CHILD(graphs_of_creations, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(checking_mode, "ETCH_CHECK=1"),
         IN_CHILD(out_of_memory, "FAKE_CUDA_MEMORY=33554432"),

@@ -117,7 +117,10 @@ static void check_layouts(int64_t m, int64_t n, int64_t k, int a_layout, int b_l
 static void every_layout(void **state) {
     (void)state;
     for (int a = 0; a < LAYOUTS; a++)
-        for (int b = 0; b < LAYOUTS; b++) check_layouts(68, 36, 72, a, b);
+        for (int b = 0; b < LAYOUTS; b++) {
+            check_layouts(68, 36, 72, a, b);
+            check_layouts(128, 64, 128, a, b); /* without edges */
+        }
 }
 
 static void borders_of_tiles(void **state) {

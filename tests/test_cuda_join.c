@@ -280,7 +280,7 @@ static void borders(int tile) {
 }
 
 static void layouts(int tile) {
-    static const int64_t sizes[][3] = {{65, 33, 64}, {96, 40, 200}, {130, 36, 66}};
+    static const int64_t sizes[][3] = {{65, 33, 64}, {96, 40, 200}, {130, 36, 66}, {128, 64, 128}};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++)
         for (int layout = DENSE + 1; layout < LAYOUTS; layout++) {
             const shape s = {sizes[i][0], sizes[i][1], sizes[i][2], layout, tile};

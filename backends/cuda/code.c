@@ -2,6 +2,8 @@
  * memory holds one. */
 #include "backends/cuda/code.h"
 
+#include <pthread.h>
+#include <signal.h>
 #include <time.h>
 #include <xxhash.h>
 
@@ -9,6 +11,7 @@
 #include "jit/cache.h"
 
 enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 5 };
+enum { HELPERS_MAX = 16 };
 
 struct cuda_code {
     lru_entry entry;
@@ -19,6 +22,7 @@ struct cuda_code {
 
 static lru codes;
 static __thread char reason[2048];
+static __thread bool looking; /* this thread compiles nothing now */
 
 cu_function etch__cuda_function(cuda_code *c) {
     etch__cuda_launches(c);
@@ -119,6 +123,93 @@ static bool load(cuda_code *c, const void *cubin, const char *symbol) {
     return false;
 }
 
+/* ---- several threads ---- */
+
+/* A key that a thread is at, so that no other one compiles the same. */
+typedef struct flight {
+    uint64_t hash;
+    const uint8_t *key;
+    size_t n;
+    struct flight *next;
+} flight;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t landed = PTHREAD_COND_INITIALIZER;
+static flight *flights;
+
+static void in_forked_child(void) {
+    pthread_mutex_init(&lock, NULL);
+    pthread_cond_init(&landed, NULL);
+    flights = NULL;
+}
+
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(NULL, NULL, in_forked_child);
+}
+
+static bool in_flight(const flight *f) {
+    for (const flight *g = flights; g; g = g->next)
+        if (g->hash == f->hash && g->n == f->n && !memcmp(g->key, f->key, f->n)) return true;
+    return false;
+}
+
+/* Returns when no other thread is at the key. */
+static void take_off(flight *f) {
+    pthread_mutex_lock(&lock);
+    while (in_flight(f)) pthread_cond_wait(&landed, &lock);
+    f->next = flights, flights = f;
+    pthread_mutex_unlock(&lock);
+}
+
+static void land(const flight *f) {
+    pthread_mutex_lock(&lock);
+    flight **at = &flights;
+    while (*at != f) at = &(*at)->next;
+    *at = f->next;
+    pthread_cond_broadcast(&landed);
+    pthread_mutex_unlock(&lock);
+}
+
+bool etch__cuda_look(bool on) {
+    bool before = looking;
+    looking = on;
+    return before;
+}
+
+typedef struct tasks {
+    void (*task)(void *ctx, int i);
+    void *ctx;
+    int n;
+    atomic_int next;
+} tasks;
+
+static void *do_tasks(void *ctx) {
+    tasks *t = ctx;
+    for (int i; (i = atomic_fetch_add(&t->next, 1)) < t->n;) t->task(t->ctx, i);
+    return NULL;
+}
+
+/* Threads for n compiles, the caller left out. Where a test counts allocations they are to come in
+ * one order. */
+static int helpers(int n) {
+    int most = etch_num_threads();
+    if (most > HELPERS_MAX) most = HELPERS_MAX;
+    return etch__allocations_counted() ? 0 : (n < most ? n : most) - 1;
+}
+
+void etch__cuda_at_once(int n, void (*task)(void *ctx, int i), void *ctx) {
+    tasks t = {.task = task, .ctx = ctx, .n = n};
+    pthread_t thread[HELPERS_MAX];
+    sigset_t all, before;
+    int started = 0, wanted = helpers(n);
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's threads' */
+    while (started < wanted && !pthread_create(&thread[started], NULL, do_tasks, &t)) started++;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    do_tasks(&t);
+    for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);
+}
+
 /* ---- the way ---- */
 
 static size_t full_key(const cuda_device *d, const uint8_t *key, size_t n, uint8_t *full) {
@@ -142,7 +233,7 @@ static cuda_code *make(cuda_device *d, const uint8_t *key, size_t n, uint64_t ha
     if (loaded) {
         etch__counters.cache_hits++;
         etch__log(LOG_CACHE, "%s: loaded from the disk cache", symbol);
-    } else {
+    } else if (!looking) {
         etch__free(cubin);
         cubin = from_source(d, symbol, source, ctx, &bytes);
         loaded = cubin && load(c, cubin, symbol);
@@ -174,6 +265,11 @@ cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const c
     uint64_t hash = XXH3_64bits(with_device, n);
     cuda_code *c = (cuda_code *)etch__lru_find(&codes, hash, with_device, n);
     if (c) return c;
-    c = make(d, with_device, n, hash, symbol, source, ctx);
-    return c ? (cuda_code *)etch__lru_publish(&codes, &c->entry) : NULL;
+    flight f = {.hash = hash, .key = with_device, .n = n};
+    if (!looking) take_off(&f);
+    c = (cuda_code *)etch__lru_find(&codes, hash, with_device, n); /* another thread's by now */
+    if (!c && (c = make(d, with_device, n, hash, symbol, source, ctx)))
+        c = (cuda_code *)etch__lru_publish(&codes, &c->entry);
+    if (!looking) land(&f);
+    return c;
 }

@@ -17,6 +17,12 @@ void etch__cuda_text_key(const char *text, uint8_t key[40]);
  * error does. Counted; the table holds one count. */
 cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                            code_source source, const void *ctx, const char **why);
+/* Whether this thread only looks: code that is neither in memory nor on disk is not compiled, and
+ * *why stays empty. Returns what held before. */
+bool etch__cuda_look(bool on);
+/* task(ctx, i) for all i < n, on up to etch_num_threads() threads made for it: NVRTC compiles as
+ * many programs at once. */
+void etch__cuda_at_once(int n, void (*task)(void *ctx, int i), void *ctx);
 /* To be launched now. */
 cu_function etch__cuda_function(cuda_code *c);
 void etch__cuda_code_retain(cuda_code *c);

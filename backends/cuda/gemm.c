@@ -26,9 +26,9 @@ int etch__cuda_gemm_force = GEMM_RULE;
 /* ---- the kernel ---- */
 
 /* A tile of a product. Before it stands the definition of HEIGHT (rows of a thread, 4 or 8); the
- * template parameter is a variant, see gemm.h: the axis of quads, whether they are aligned. Rows
- * of A in shared memory have a pitch of 68, those of B 36, so that no more than two lanes of a
- * warp's access meet in a bank. */
+ * template parameter is a variant, see gemm.h. Rows of A in shared memory have a pitch of 68, those
+ * of B 36, so that no more than two lanes of a warp's access meet in a bank. What edges need is a
+ * third of the code, and of the time that NVRTC takes, so it is left out where there are none. */
 const char etch__cuda_tile_text[] =
     "namespace tile {\n"
     "struct product {\n"
@@ -80,8 +80,9 @@ const char etch__cuda_tile_text[] =
     "__device__ __forceinline__ void sums_of(const product &p, int batch, int row, int col,\n"
     "                                        float *space, float4 (&sums)[SUMS]) {\n"
     "    const bool A_ALONG_K = V & 2, B_ALONG_K = V & 4, A_WIDE = V & 8, B_WIDE = V & 16;\n"
+    "    const bool NO_EDGES = V & 32;\n"
     "    const int t = threadIdx.x, slice = t / 32, down = t % 32 / 4, across = t % 4;\n"
-    "    const bool inside = row + ROWS <= p.m && col + COLUMNS <= p.n;\n"
+    "    const bool inside = NO_EDGES || (row + ROWS <= p.m && col + COLUMNS <= p.n);\n"
     "    const spot a0 = a_spot<A_ALONG_K>(t), a1 = a_spot<A_ALONG_K>(t + 256);\n"
     "    const spot b0 = b_spot<B_ALONG_K>(t), b1 = b_spot<B_ALONG_K>(t + 256);\n"
     "    const long long a_step = A_ALONG_K ? p.a_col : p.a_row;\n"
@@ -92,7 +93,7 @@ const char etch__cuda_tile_text[] =
     "    const float *b = p.b + batch * p.b_batch + (col + b0.at) * p.b_col + b0.k * p.b_row;\n"
     "    float4 left[A_QUADS], right[B_QUADS];\n"
     "    auto load = [&](int k) {\n"
-    "        const bool whole = inside && k + DEPTH <= p.k;\n"
+    "        const bool whole = NO_EDGES || (inside && k + DEPTH <= p.k);\n"
     "        #pragma unroll\n"
     "        for (int i = 0; i < A_QUADS; i++) {\n"
     "            const spot s = a_spot<A_ALONG_K>(i * 256 + t);\n"
@@ -228,9 +229,9 @@ static const char body_text[] =
     "    #pragma unroll\n"
     "    for (int i = 0; i < SUMS; i++) {\n"
     "        const int r = row + place_row(i), q = col + place_col(i);\n"
-    "        if (r >= p.m) continue;\n"
+    "        if (!(VARIANT & 32) && r >= p.m) continue;\n"
     "        float *const to = c + (long long)r * p.n + q;\n"
-    "        if (aligned && q < p.n) {\n"
+    "        if (aligned && (VARIANT & 32 || q < p.n)) {\n"
     "            *(float4 *)to = sums[i];\n"
     "            continue;\n"
     "        }\n"
@@ -323,6 +324,7 @@ unsigned etch__cuda_gemm_variant(const gemm *g, bool tall) {
         v |= GEMM_A_WIDE;
     if (aligned(g->b, b ? g->b_row : g->b_col, b ? g->b_col : g->b_row, g->b_batch))
         v |= GEMM_B_WIDE;
+    if (g->m % (tall ? 64 : 32) == 0 && g->n % COLUMNS == 0 && g->k % DEPTH == 0) v |= GEMM_WHOLE;
     return v;
 }
 

@@ -30,13 +30,15 @@ extern int etch__cuda_gemm_force;
 extern const char etch__cuda_tile_text[];
 uint64_t etch__cuda_tile_hash(void);
 
-/* What the code is made for: 64 rows, the operands dense along k, their quads aligned. */
+/* What the code is made for: 64 rows, the operands dense along k, their quads aligned, all tiles
+ * and runs of k whole. */
 enum {
     GEMM_ROWS_64 = 1,
     GEMM_A_ALONG_K = 2,
     GEMM_B_ALONG_K = 4,
     GEMM_A_WIDE = 8,
-    GEMM_B_WIDE = 16
+    GEMM_B_WIDE = 16,
+    GEMM_WHOLE = 32
 };
 unsigned etch__cuda_gemm_variant(const gemm *g, bool tall);
 

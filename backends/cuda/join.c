@@ -65,14 +65,27 @@ static const char head_text[] =
     "    const int row = blockIdx.x / wide * tile::ROWS, col = blockIdx.x % wide * tile::COLUMNS;\n"
     "    float4 sums[PRODUCTS][tile::SUMS];\n";
 
+static const char loop_text[] =
+    "    #pragma unroll 1\n"
+    "    for (int i = 0; i < PRODUCTS; i++) {\n"
+    "        float4 now[tile::SUMS];\n"
+    "        if (i) __syncthreads();\n"
+    "        tile::sums_of<%u>(a.product[i], 0, row, col, (float *)quads, now);\n"
+    "        #pragma unroll\n"
+    "        for (int j = 0; j < PRODUCTS; j++)\n"
+    "            #pragma unroll\n"
+    "            for (int k = 0; k < tile::SUMS; k++)\n"
+    "                if (i == j) sums[j][k] = now[k];\n"
+    "    }\n";
+
 static const char foot_text[] =
     "    #pragma unroll\n"
     "    for (int i = 0; i < tile::SUMS; i++) {\n"
     "        const int r = row + tile::place_row(i), q = col + tile::place_col(i);\n"
-    "        if (r >= p.m) continue;\n"
+    "        if (!WHOLE && r >= p.m) continue;\n"
     "        #pragma unroll\n"
     "        for (int j = 0; j < 4; j += VECTOR)\n"
-    "            if (q + j < p.n) after(a.after, r, q + j, p.n, VALUES);\n"
+    "            if (WHOLE || q + j < p.n) after(a.after, r, q + j, p.n, VALUES);\n"
     "    }\n"
     "}\n";
 
@@ -97,16 +110,30 @@ static uint32_t given(const joined_product *p, int n) {
     return mask;
 }
 
+/* The sums of all products. Where they are laid out alike, they share one copy of the tile's code,
+ * by far the largest part of what NVRTC is given. */
+static void put_products(char **at, const char *end, const join_text *t) {
+    bool alike = true;
+    for (int i = 1; i < t->nproducts; i++) alike &= t->variant[i] == t->variant[0];
+    if (alike) {
+        put(at, end, loop_text, t->variant[0]);
+        return;
+    }
+    for (int i = 0; i < t->nproducts; i++)
+        put(at, end,
+            "%s    tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);\n",
+            i ? "    __syncthreads();\n" : "", t->variant[i], i, i);
+}
+
 static void write_kernel(char *at, const char *end, const join_text *t, const char *after) {
-    put(&at, end, "%s#define HEIGHT %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s", after,
-        t->variant[0] & GEMM_ROWS_64 ? 8 : 4, t->nproducts, t->after->vector, etch__cuda_tile_text);
+    put(&at, end,
+        "%s#define HEIGHT %d\n#define WHOLE %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s", after,
+        t->variant[0] & GEMM_ROWS_64 ? 8 : 4, (t->variant[0] & GEMM_WHOLE) != 0, t->nproducts,
+        t->after->vector, etch__cuda_tile_text);
     put(&at, end, "#define VALUES ");
     for (int i = 0; i < t->nproducts; i++) put_values(&at, end, t, i);
     put(&at, end, "\n%s", head_text);
-    for (int i = 0; i < t->nproducts; i++)
-        put(&at, end,
-            "%s    tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);\n",
-            i ? "    __syncthreads();\n" : "", t->variant[i], i, i);
+    put_products(&at, end, t);
     put(&at, end, "%s", foot_text);
 }
 
@@ -122,7 +149,7 @@ static char *source(const void *ctx) {
 
 /* ---- code ---- */
 
-enum { KERNEL_BYTES = 8192, JOIN_REVISION = 1 };
+enum { KERNEL_BYTES = 8192, JOIN_REVISION = 2 };
 
 /* All that the source depends on. */
 typedef struct join_key {

@@ -18,11 +18,13 @@ bool etch__cuda_overlap(const etch_tensor *a, const etch_tensor *b);
 etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out);
 
 /* Products as CUDA C: the body behind the definitions that make it one of the dtype (wide: the
- * result is of the compute type); etch__free it. The small one takes addresses of A, B and C, then
- * batch, M, N, K and the strides (batch, row, column) of A and of B, each a 64-bit word. */
+ * result is of the compute type; far: of 2^31 elements or more); etch__free it. The small one is a
+ * device function run(args, block, blocks) for 256 threads; struct etch_args has addresses of A, B
+ * and C, then batch, M, N, K and the strides (batch, row, column) of A and of B, words of 64 bits.
+ */
 typedef struct product_text {
     etch_dtype dtype;
-    bool wide;
+    bool wide, far;
     const char *body;
 } product_text;
 char *etch__cuda_product_text(const void *product_text);

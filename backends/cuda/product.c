@@ -76,7 +76,9 @@ static etch_status prepare_operand(product *p, product_operand *o, const etch_te
 
 /* ---- code of our own ---- */
 
-/* ETCH_T is the storage type, ETCH_C the compute type. */
+/* ETCH_T is the storage type, ETCH_C the compute type; index_t counts the elements of the result,
+ * and is unsigned where that is enough: a division of 64-bit numbers is a hundred instructions, for
+ * which NVRTC takes as long as for the rest. */
 static const char chain_text[] =
     "struct etch_args {\n"
     "    const ETCH_T *a, *b;\n"
@@ -84,14 +86,16 @@ static const char chain_text[] =
     "    long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;\n"
     "};\n"
     "extern \"C\" __global__ void etch_chain(const __grid_constant__ etch_args p) {\n"
-    "    long long total = p.batch * p.m * p.n;\n"
-    "    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
-    "    for (; i < total; i += (long long)gridDim.x * blockDim.x) {\n"
-    "        long long col = i % p.n, row = i / p.n % p.m, batch = i / p.n / p.m;\n"
+    "    const index_t m = p.m, n = p.n, total = p.batch * m * n;\n"
+    "    index_t i = blockIdx.x * (index_t)blockDim.x + threadIdx.x;\n"
+    "    for (; i < total; i += (index_t)gridDim.x * blockDim.x) {\n"
+    "        const index_t line = i / n, batch = line / m, col = i - line * n, row = line - batch "
+    "* "
+    "m;\n"
     "        const ETCH_T *a = p.a + batch * p.a_batch + row * p.a_row;\n"
     "        const ETCH_T *b = p.b + batch * p.b_batch + col * p.b_col;\n"
     "        ETCH_C acc = 0;\n"
-    "        #pragma unroll 8\n"
+    "        #pragma unroll 4\n"
     "        for (long long k = 0; k < p.k; k++) {\n"
     "            ETCH_C x = LOAD(a[k * p.a_col]), y = LOAD(b[k * p.b_row]);\n"
     "            acc = CHAIN(x, y, acc);\n"
@@ -101,53 +105,61 @@ static const char chain_text[] =
     "}\n";
 
 /* The same chain for M, N and K of at most 64: a block of 256 threads has 16 x 16 elements, from
- * operands in shared memory. */
-const char etch__cuda_small_text[] =
-    "struct etch_args {\n"
-    "    const ETCH_T *a, *b;\n"
-    "    void *c;\n"
-    "    long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;\n"
-    "};\n"
-    "struct alignas(sizeof(ETCH_C) < 4 ? 4 * sizeof(ETCH_C) : 16) quad {\n"
-    "    ETCH_C e[4];\n"
-    "};\n"
-    "extern \"C\" __global__ void __launch_bounds__(256)\n"
-    "    etch_small(const __grid_constant__ struct etch_args p) {\n"
-    "    __shared__ quad left[16][17]; // four neighbours along k each\n"
-    "    __shared__ ETCH_C right[64][16];\n"
-    "    const int m = (int)p.m, n = (int)p.n, K = (int)p.k, t = threadIdx.x;\n"
-    "    const int down = (m + 15) / 16, across = (n + 15) / 16;\n"
-    "    for (long long u = blockIdx.x; u < p.batch * down * across; u += gridDim.x) {\n"
-    "        const long long batch = u / (down * across);\n"
-    "        const int row = (int)(u / across % down) * 16, col = (int)(u % across) * 16;\n"
-    "        const ETCH_T *a = p.a + batch * p.a_batch, *b = p.b + batch * p.b_batch;\n"
-    "        #pragma unroll 4\n"
-    "        for (int i = t; i < 16 * K; i += 256) {\n"
-    "            const int r = i / K, k = i - r * K;\n"
-    "            if (row + r < m) left[r][k / 4].e[k % 4] = LOAD(a[(row + r) * p.a_row + k * "
-    "p.a_col]);\n"
-    "        }\n"
-    "        #pragma unroll 4\n"
-    "        for (int i = t; i < 16 * K; i += 256) {\n"
-    "            const int c = i % 16, k = i / 16;\n"
-    "            if (col + c < n) right[k][c] = LOAD(b[k * p.b_row + (col + c) * p.b_col]);\n"
-    "        }\n"
-    "        __syncthreads();\n"
-    "        const int c = t % 16, r = t / 16;\n"
-    "        ETCH_C acc = 0;\n"
-    "        int k = 0;\n"
-    "        #pragma unroll 4\n"
-    "        for (; k + 4 <= K; k += 4) {\n"
-    "            const quad x = left[r][k / 4];\n"
-    "            #pragma unroll\n"
-    "            for (int q = 0; q < 4; q++) acc = CHAIN(x.e[q], right[k + q][c], acc);\n"
-    "        }\n"
-    "        for (; k < K; k++) acc = CHAIN(left[r][k / 4].e[k % 4], right[k][c], acc);\n"
-    "        if (row + r < m && col + c < n)\n"
-    "            STORE(p.c, (batch * m + row + r) * n + col + c, acc);\n"
-    "        __syncthreads();\n"
-    "    }\n"
-    "}\n";
+ * operands in shared memory. What block `block` of `blocks` does; there are less than 2^31 tiles.
+ */
+#define SMALL_TEXT                                                                                 \
+    "struct etch_args {\n"                                                                         \
+    "    const ETCH_T *a, *b;\n"                                                                   \
+    "    void *c;\n"                                                                               \
+    "    long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;\n"                \
+    "};\n"                                                                                         \
+    "struct alignas(sizeof(ETCH_C) < 4 ? 4 * sizeof(ETCH_C) : 16) quad {\n"                        \
+    "    ETCH_C e[4];\n"                                                                           \
+    "};\n"                                                                                         \
+    "static __device__ __forceinline__ void run(const etch_args &p, unsigned block,\n"             \
+    "                                           unsigned blocks) {\n"                              \
+    "    __shared__ quad left[16][17]; // four neighbours along k each\n"                          \
+    "    __shared__ ETCH_C right[64][16];\n"                                                       \
+    "    const int m = (int)p.m, n = (int)p.n, K = (int)p.k;\n"                                    \
+    "    const int x = threadIdx.x % 16, y = threadIdx.x / 16;\n"                                  \
+    "    const unsigned across = (n + 15) / 16, tiles = (m + 15) / 16 * across;\n"                 \
+    "    const unsigned all = (unsigned)p.batch * tiles;\n"                                        \
+    "    #pragma unroll 1\n"                                                                       \
+    "    for (unsigned u = block; u < all; u += blocks) {\n"                                       \
+    "        const unsigned batch = u / tiles, tile = u - batch * tiles, down = tile / across;\n"  \
+    "        const int row = down * 16 + y, col = (tile - down * across) * 16 + x;\n"              \
+    "        const ETCH_T *a = p.a + batch * p.a_batch + row * p.a_row + x * p.a_col;\n"           \
+    "        const ETCH_T *b = p.b + batch * p.b_batch + y * p.b_row + col * p.b_col;\n"           \
+    "        #pragma unroll\n"                                                                     \
+    "        for (int i = 0; i < 64; i += 16) {\n"                                                 \
+    "            ETCH_C v = 0, w = 0;\n"                                                           \
+    "            if (row < m && i + x < K) v = LOAD(a[i * p.a_col]);\n"                            \
+    "            if (col < n && i + y < K) w = LOAD(b[i * p.b_row]);\n"                            \
+    "            left[y][(i + x) / 4].e[x % 4] = v, right[i + y][x] = w;\n"                        \
+    "        }\n"                                                                                  \
+    "        __syncthreads();\n"                                                                   \
+    "        ETCH_C acc = 0;\n"                                                                    \
+    "        int k = 0;\n"                                                                         \
+    "        #pragma unroll 4\n"                                                                   \
+    "        for (; k + 4 <= K; k += 4) {\n"                                                       \
+    "            const quad v = left[y][k / 4];\n"                                                 \
+    "            #pragma unroll\n"                                                                 \
+    "            for (int q = 0; q < 4; q++) acc = CHAIN(v.e[q], right[k + q][x], acc);\n"         \
+    "        }\n"                                                                                  \
+    "        #pragma unroll 1\n"                                                                   \
+    "        for (; k < K; k++) acc = CHAIN(left[y][k / 4].e[k % 4], right[k][x], acc);\n"         \
+    "        if (row < m && col < n) STORE(p.c, (batch * (long long)m + row) * n + col, acc);\n"   \
+    "        __syncthreads();\n"                                                                   \
+    "    }\n"                                                                                      \
+    "}\n"
+
+const char etch__cuda_small_text[] = SMALL_TEXT;
+
+static const char small_kernel_text[] =
+    SMALL_TEXT "extern \"C\" __global__ void __launch_bounds__(256)\n"
+               "    etch_small(const __grid_constant__ struct etch_args p) {\n"
+               "    run(p, blockIdx.x, gridDim.x);\n"
+               "}\n";
 
 static const char epilogue_text[] =
     "struct etch_args {\n"
@@ -159,12 +171,13 @@ static const char epilogue_text[] =
     "    int scale, scale_self;\n"
     "};\n"
     "extern \"C\" __global__ void etch_epilogue(const __grid_constant__ etch_args p) {\n"
-    "    long long i = blockIdx.x * (long long)blockDim.x + threadIdx.x;\n"
-    "    for (; i < p.m * p.n; i += (long long)gridDim.x * blockDim.x) {\n"
+    "    const index_t n = p.n, total = p.m * p.n;\n"
+    "    index_t i = blockIdx.x * (index_t)blockDim.x + threadIdx.x;\n"
+    "    for (; i < total; i += (index_t)gridDim.x * blockDim.x) {\n"
     "        ETCH_C c = p.c[i];\n"
     "        if (p.scale) c = p.alpha * c;\n"
     "        if (p.self) {\n"
-    "            ETCH_C self = LOAD(p.self[i / p.n * p.self_row + i % p.n * p.self_col]);\n"
+    "            ETCH_C self = LOAD(p.self[i / n * p.self_row + i % n * p.self_col]);\n"
     "            if (p.scale_self) self = p.beta * self;\n"
     "            c = self + c;\n"
     "        }\n"
@@ -185,10 +198,10 @@ char *etch__cuda_product_text(const void *ctx) {
                                        : "(ETCH_C)((unsigned long long)(acc) + "
                                          "(unsigned long long)(x) * (unsigned long long)(y))";
     snprintf(text, room,
-             "%stypedef %s ETCH_T;\ntypedef %s ETCH_C;\n#define LOAD(v) %s\n"
+             "%stypedef %s ETCH_T;\ntypedef %s ETCH_C;\ntypedef %s index_t;\n#define LOAD(v) %s\n"
              "#define STORE(c, i, v) (%s)\n#define CHAIN(x, y, acc) %s\n%s",
              half ? etch__cuda_half_text : "", etch__cuda_type_names[d],
-             etch__cuda_type_names[type],
+             etch__cuda_type_names[type], t->far ? "unsigned long long" : "unsigned",
              half ? (d == ETCH_BF16 ? "load_half(v, 1)" : "load_half(v, 0)") : "(v)",
              half && !t->wide ? (d == ETCH_BF16 ? "((ETCH_T *)(c))[i] = store_half(v, 1)"
                                                 : "((ETCH_T *)(c))[i] = store_half(v, 0)")
@@ -201,10 +214,10 @@ char *etch__cuda_product_text(const void *ctx) {
 etch_status etch__cuda_product_launch(const product *p, const char *body, const char *symbol,
                                       bool wide, int64_t blocks, unsigned threads,
                                       void *parameter) {
-    product_text ctx = {p->dtype, wide, body};
+    product_text ctx = {p->dtype, wide, blocks > INT32_MAX / threads, body};
     uint8_t key[64];
     const char *why;
-    int n = snprintf((char *)key, sizeof key, "%s 2 %d %d", symbol, p->dtype, wide);
+    int n = snprintf((char *)key, sizeof key, "%s 3 %d %d %d", symbol, p->dtype, wide, ctx.far);
     cuda_code *code =
         etch__cuda_code(p->device, key, (size_t)n, symbol, etch__cuda_product_text, &ctx, &why);
     if (!code) return etch__cuda_no_code(why);
@@ -223,12 +236,12 @@ static etch_status chain(const product *p) {
         long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;
     } args = {p->a.address, p->b.address, p->c,     p->batch,   p->m,     p->n,    p->k,
               p->a.batch,   p->a.row,     p->a.col, p->b.batch, p->b.row, p->b.col};
-    if (p->m > PRODUCT_SMALL || p->n > PRODUCT_SMALL || p->k > PRODUCT_SMALL)
+    int64_t tiles = p->batch * ((p->m + 15) / 16) * ((p->n + 15) / 16);
+    if (p->m > PRODUCT_SMALL || p->n > PRODUCT_SMALL || p->k > PRODUCT_SMALL || tiles > INT32_MAX)
         return etch__cuda_product_launch(p, chain_text, "etch_chain", p->wide,
                                          (p->batch * p->m * p->n + 127) / 128, 128, &args);
-    int64_t tiles = (p->m + 15) / 16 * ((p->n + 15) / 16);
-    return etch__cuda_product_launch(p, etch__cuda_small_text, "etch_small", p->wide,
-                                     p->batch * tiles, 256, &args);
+    return etch__cuda_product_launch(p, small_kernel_text, "etch_small", p->wide, tiles, 256,
+                                     &args);
 }
 
 /* ---- addmm's epilogue: c = alpha * c, then self (times beta) + c ---- */

@@ -96,14 +96,54 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
     return NULL;
 }
 
+typedef struct preparation {
+    cuda_device *d;
+    const lowered *const *low;
+    const uint32_t *aligned;
+    bool tune;
+    launcher **out;
+    int *missing; /* those whose code is to be compiled */
+} preparation;
+
+static void prepare_missing(void *ctx, int i) {
+    const preparation *p = ctx;
+    const char *why;
+    saved_error before;
+    int k = p->missing[i];
+    etch__error_save(&before);
+    if (etch__cuda_enter(p->d->index))
+        p->out[k] = prepare_one(p->d, p->low[k], p->aligned[k], p->tune, &why);
+    etch__error_restore(&before);
+}
+
+/* What is there already; then the others, several at once. A failure is left to the caller, who
+ * makes that one again. */
+static void prepare_at_once(preparation *p, int n) {
+    const char *why;
+    int count = 0;
+    saved_error before;
+    etch__error_save(&before);
+    bool looked = etch__cuda_look(true);
+    for (int i = 0; i < n; i++)
+        if (!(p->out[i] = prepare_one(p->d, p->low[i], p->aligned[i], p->tune, &why)))
+            p->missing[count++] = i;
+    etch__cuda_look(looked);
+    etch__error_restore(&before);
+    if (count > 1) etch__cuda_at_once(count, prepare_missing, p);
+}
+
 static bool prepare(int device, const lowered *const *low, const uint32_t *aligned, int n,
                     etch_mode_kind mode, launcher **out, const char **why) {
-    bool tune = mode == ETCH_MODE_MAX_AUTOTUNE;
-    cuda_device *d = etch__cuda_enter(etch__device_index(device));
-    bool ok = d != NULL;
+    preparation p = {.low = low, .aligned = aligned, .out = out};
+    p.tune = mode == ETCH_MODE_MAX_AUTOTUNE;
+    bool ok = (p.d = etch__cuda_enter(etch__device_index(device))) != NULL;
     *why = "";
     for (int i = 0; i < n; i++) out[i] = NULL;
-    for (int i = 0; ok && i < n; i++) ok = (out[i] = prepare_one(d, low[i], aligned[i], tune, why));
+    if (ok && n > 1 && (p.missing = etch__quiet_malloc((size_t)n * sizeof *p.missing)))
+        prepare_at_once(&p, n);
+    etch__free(p.missing);
+    for (int i = 0; ok && i < n; i++)
+        ok = out[i] || (out[i] = prepare_one(p.d, low[i], aligned[i], p.tune, why));
     for (int i = 0; !ok && i < n; i++) release(out[i]), out[i] = NULL;
     if (ok) etch__counters.kernels += n;
     return ok;

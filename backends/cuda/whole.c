@@ -1,30 +1,44 @@
 /* A small plan as one kernel: one block does all steps, with barriers between them; the
  * arena lies in shared memory. The steps are the same generated kernels, as device
  * functions: equal ones are one function. Their bits do not depend on the launch shape, so
- * they are those of separate launches. */
+ * they are those of separate launches.
+ *
+ * The block goes through a table of steps and calls the function of each: so the code, and the
+ * time that NVRTC takes for it, grow with the functions and not with the steps. The kernel's one
+ * argument has an array of arguments for each function, in the order of its steps. */
 #include "backends/cuda/launch.h"
 
 enum { WHOLE_THREADS = 256, WHOLE_TILE = 3, WHOLE_STEPS = 32, WHOLE_ARENA = 32 << 10 };
 enum { PRODUCT_WORDS = 13 };
+enum { WHOLE_DEPTH = 4 }; /* elements of a map that a thread has in flight, where it has several */
+
+_Static_assert(LOOP_MAX_ACCESSES <= 32, "a word has a bit for each argument of a step");
 
 /* What a step does: a loop kernel, or a product. */
 typedef struct whole_function {
     const loop_kernel *k; /* NULL: a product of this dtype */
     etch_dtype dtype;
+    int calls;             /* steps that do it */
+    uint32_t always, ever; /* arguments that lie in the arena in all of them, in some */
+    size_t at, bytes;      /* its array in the parameter, and an element of that */
 } whole_function;
+
+typedef struct launcher_step {
+    bool product;
+    int32_t arg, cell;
+    size_t at;                            /* in the parameter */
+    uint32_t local;                       /* arguments that lie in the arena */
+    int64_t arena[LOOP_MAX_ACCESSES + 1]; /* where */
+    loop_kernel k;
+    int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)]; /* product: its ten numbers */
+} launcher_step;
 
 struct whole_launcher {
     int device, nsteps;
     cuda_code *code;
     unsigned shared;
     size_t bytes; /* of the parameter */
-    struct {
-        bool product;
-        int32_t arg, cell;
-        size_t at; /* in the parameter */
-        loop_kernel k;
-        int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)]; /* product: its ten numbers */
-    } steps[];
+    launcher_step steps[];
 };
 
 static const cuda_variant variant = {.index_bits = 32, .vector = 1, .tile = WHOLE_TILE, .hold = 0};
@@ -33,9 +47,11 @@ static const cuda_variant variant = {.index_bits = 32, .vector = 1, .tile = WHOL
 
 typedef struct whole_ctx {
     const whole_step *steps;
-    int n, nfunctions;
+    int n, nfunctions, depth;
     whole_function functions[WHOLE_STEPS];
-    int number[WHOLE_STEPS]; /* per step: its function */
+    /* Per step: its function, the place among those that do it, arguments in the arena. */
+    int number[WHOLE_STEPS], place[WHOLE_STEPS];
+    uint32_t local[WHOLE_STEPS];
 } whole_ctx;
 
 typedef struct text {
@@ -62,82 +78,68 @@ static void put(text *t, const char *format, ...) {
     put_bytes(t, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
 }
 
-/* The text as it reads where there is one block. */
-static void put_one_block(text *t, const char *s) {
-    static const char *const from[] = {"blockIdx.x", "gridDim.x"}, *const to[] = {"0u", "1u"};
-    while (*s) {
-        const char *first = NULL;
-        int which = 0;
-        for (int i = 0; i < 2; i++) {
-            const char *at = strstr(s, from[i]);
-            if (at && (!first || at < first)) first = at, which = i;
-        }
-        if (!first) break;
-        put_bytes(t, s, (size_t)(first - s));
-        put(t, "%s", to[which]);
-        s = first + strlen(from[which]);
-    }
-    put_bytes(t, s, strlen(s));
-}
-
-/* Turns the kernel's head, `extern "C" __global__ ... (const __grid_constant__ struct etch_args X)
- * {`, into that of a device function `run`. */
-static void put_as_function(text *t, const char *source, int number, bool often) {
-    const char *head = strstr(source, "extern \"C\" __global__");
-    const char *open = head ? strstr(head, "etch_args ") : NULL;
-    if (!open) {
-        t->failed = true;
-        return;
-    }
-    put(t, "namespace f%d {\n", number);
-    put_bytes(t, source, (size_t)(head - source));
-    /* Its name and the rest follow. A copy at each call would take seconds to compile. */
-    put(t, "__device__ %svoid run(const etch_args &", often ? "__noinline__ " : "");
-    put_one_block(t, open + strlen("etch_args "));
-    put(t, "}\n");
-}
-
 static void put_function(text *t, const whole_ctx *c, int number) {
     const whole_function *f = &c->functions[number];
-    int calls = 0;
-    for (int i = 0; i < c->n; i++) calls += c->number[i] == number;
-    product_text product = {f->dtype, false, etch__cuda_small_text};
-    char *source = f->k ? etch__cuda_source(f->k, &variant) : etch__cuda_product_text(&product);
-    if (source) put_as_function(t, source, number, calls > 2);
+    product_text product = {f->dtype, false, false, etch__cuda_small_text};
+    char *source =
+        f->k ? etch__cuda_run_source(f->k, &variant, c->depth) : etch__cuda_product_text(&product);
+    put(t, "namespace f%d {\n", number);
+    if (source) put_bytes(t, source, strlen(source));
     else t->failed = true;
-    if (!f->k) put(t, "#undef LOAD\n#undef STORE\n#undef CHAIN\n");
+    put(t, "}\n%s", f->k ? "" : "#undef LOAD\n#undef STORE\n#undef CHAIN\n");
     etch__free(source);
 }
 
-static void put_step(text *t, const whole_ctx *c, int i) {
-    static const char *const fields[3] = {"a", "b", "c"};
-    const whole_step *s = &c->steps[i];
-    put(t, "    {\n        f%d::etch_args s = a.s%d;\n", c->number[i], i);
-    for (int k = 0; k < s->nargs; k++) {
-        if (s->arena[k] < 0) continue;
-        if (s->low) put(t, "        s.ptr[%d] = arena + %lld;\n", k, (long long)s->arena[k]);
-        else
-            put(t, "        s.%s = (f%d::ETCH_T *)(arena + %lld);\n", fields[k], c->number[i],
-                (long long)s->arena[k]);
+static void put_declarations(text *t, const whole_ctx *c) {
+    put(t, "struct etch_whole_args {\n");
+    for (int f = 0; f < c->nfunctions; f++)
+        put(t, "    f%d::etch_args a%d[%d];\n", f, f, c->functions[f].calls);
+    put(t, "};\n"
+           "struct etch_step {\n"
+           "    unsigned char function, at; // its arguments are a<function>[at]\n"
+           "    unsigned local; // those that are offsets in the arena\n"
+           "};\n"
+           "static __constant__ const etch_step etch_steps[] = {\n");
+    for (int i = 0; i < c->n; i++)
+        put(t, "    {%d, %d, 0x%x},\n", c->number[i], c->place[i], c->local[i]);
+    put(t, "};\n"
+           "template <class T>\n"
+           "__device__ __forceinline__ void locate(T *&p, void *arena) {\n"
+           "    p = (T *)((char *)arena + (size_t)p);\n"
+           "}\n");
+}
+
+static void put_case(text *t, const whole_function *f, int number) {
+    static const char *const operands[3] = {"a", "b", "c"};
+    put(t, "        case %d: {\n            f%d::etch_args a = p.a%d[s.at];\n", number, number,
+        number);
+    for (int k = 0; k < LOOP_MAX_ACCESSES; k++) {
+        if (!(f->ever >> k & 1)) continue;
+        put(t, "            ");
+        if (!(f->always >> k & 1)) put(t, "if (s.local & 0x%x) ", 1u << k);
+        if (f->k) put(t, "locate(a.ptr[%d], arena);\n", k);
+        else put(t, "locate(a.%s, arena);\n", operands[k]);
     }
-    put(t, "        f%d::run(s);\n    }\n", c->number[i]);
-    if (i + 1 < c->n) put(t, "    __syncthreads();\n");
+    put(t, "            f%d::run(a%s);\n            break;\n        }\n", number,
+        f->k ? "" : ", 0, 1");
 }
 
 static char *source_of(const void *ctx) {
     const whole_ctx *c = ctx;
     text t = {0};
     for (int f = 0; f < c->nfunctions; f++) put_function(&t, c, f);
-    put(&t, "struct etch_whole_args {\n");
-    for (int i = 0; i < c->n; i++) put(&t, "    f%d::etch_args s%d;\n", c->number[i], i);
+    put_declarations(&t, c);
     put(&t,
-        "};\nextern \"C\" __global__ void __launch_bounds__(%d)\n"
-        "    etch_whole(const __grid_constant__ struct etch_whole_args a) {\n"
-        "    extern __shared__ unsigned long long arena_words[];\n"
-        "    unsigned char *const arena = (unsigned char *)arena_words;\n",
-        WHOLE_THREADS);
-    for (int i = 0; i < c->n; i++) put_step(&t, c, i);
-    put(&t, "}\n");
+        "extern \"C\" __global__ void __launch_bounds__(%d)\n"
+        "    etch_whole(const __grid_constant__ struct etch_whole_args p) {\n"
+        "    extern __shared__ unsigned long long arena[];\n"
+        "    #pragma unroll 1\n"
+        "    for (int i = 0; i < %d; i++) {\n"
+        "        const etch_step s = etch_steps[i];\n"
+        "        switch (s.function) {\n",
+        WHOLE_THREADS, c->n);
+    for (int f = 0; f < c->nfunctions; f++) put_case(&t, &c->functions[f], f);
+    put(&t, "        }\n        __syncthreads();\n    }\n}\n");
     if (!t.failed) return t.p;
     etch__free(t.p);
     return NULL;
@@ -151,19 +153,34 @@ static bool same_kernel(const loop_kernel *a, const loop_kernel *b) {
     return n <= sizeof x && etch__loop_serialise(b, y, sizeof y) == n && !memcmp(x, y, n);
 }
 
-static void number_steps(whole_ctx *c) {
+static int function_of(whole_ctx *c, const whole_step *s) {
+    whole_function f = {.k = s->low ? &s->low->k : NULL, .dtype = s->dtype, .always = ~0u};
+    for (int at = 0; at < c->nfunctions; at++) {
+        const whole_function *g = &c->functions[at];
+        if (!f.k && !g->k && f.dtype == g->dtype) return at;
+        if (f.k && g->k && same_kernel(f.k, g->k)) return at;
+    }
+    f.bytes = f.k ? etch__cuda_args_size(f.k) : PRODUCT_WORDS * 8;
+    c->functions[c->nfunctions] = f;
+    return c->nfunctions++;
+}
+
+/* Which function each step is, and where the functions' arguments lie. Returns the parameter's
+ * bytes. */
+static size_t number_steps(whole_ctx *c) {
+    size_t bytes = 0;
     for (int i = 0; i < c->n; i++) {
         const whole_step *s = &c->steps[i];
-        whole_function f = {s->low ? &s->low->k : NULL, s->dtype};
-        int at = 0;
-        for (; at < c->nfunctions; at++) {
-            const whole_function *g = &c->functions[at];
-            if (!f.k && !g->k && f.dtype == g->dtype) break;
-            if (f.k && g->k && same_kernel(f.k, g->k)) break;
-        }
-        if (at == c->nfunctions) c->functions[c->nfunctions++] = f;
-        c->number[i] = at;
+        whole_function *f = &c->functions[c->number[i] = function_of(c, s)];
+        for (int k = 0; k < s->nargs; k++) c->local[i] |= (uint32_t)(s->arena[k] >= 0) << k;
+        f->always &= c->local[i], f->ever |= c->local[i];
+        c->place[i] = f->calls++;
     }
+    for (int f = 0; f < c->nfunctions; f++) {
+        c->functions[f].at = bytes;
+        bytes += (size_t)c->functions[f].calls * c->functions[f].bytes;
+    }
+    return bytes;
 }
 
 /* ---- making one ---- */
@@ -196,6 +213,29 @@ void etch__cuda_whole_free(whole_launcher *l) {
     etch__free(l);
 }
 
+/* Elements of the largest map. */
+static int64_t largest_map(const whole_ctx *c) {
+    int64_t most = 0;
+    for (int i = 0; i < c->n; i++) {
+        const lowered *low = c->steps[i].low;
+        int64_t n = low && low->k.variant == LOOP_MAP;
+        for (int x = 0; n && x < low->k.npar; x++) n *= low->dims[x];
+        if (n > most) most = n;
+    }
+    return most;
+}
+
+static void fill_step(launcher_step *to, const whole_ctx *c, int i) {
+    const whole_step *s = &c->steps[i];
+    const whole_function *f = &c->functions[c->number[i]];
+    to->product = !s->low, to->arg = s->arg, to->cell = s->cell;
+    to->at = f->at + (size_t)c->place[i] * f->bytes;
+    to->local = c->local[i];
+    memcpy(to->arena, s->arena, sizeof to->arena);
+    if (s->low) to->k = s->low->k, memcpy(to->dims, s->low->dims, sizeof s->low->dims);
+    else memcpy(to->dims, s->numbers, sizeof s->numbers);
+}
+
 whole_launcher *etch__cuda_whole_new(int device, const whole_step *steps, int n,
                                      int64_t arena_bytes) {
     whole_ctx c = {.steps = steps, .n = n};
@@ -203,27 +243,32 @@ whole_launcher *etch__cuda_whole_new(int device, const whole_step *steps, int n,
     if (n > WHOLE_STEPS || arena_bytes > WHOLE_ARENA) return NULL;
     for (int i = 0; i < n; i++)
         if (!fits(&steps[i])) return NULL;
+    size_t bytes = number_steps(&c);
+    if (bytes > PARAMETER_MAX) return NULL;
     whole_launcher *l = etch__calloc(1, sizeof *l + (size_t)n * sizeof l->steps[0]);
     if (!l) return NULL;
-    number_steps(&c);
+    c.depth = largest_map(&c) > WHOLE_THREADS ? WHOLE_DEPTH : 1;
     l->device = etch__device_index(device), l->nsteps = n, l->shared = (unsigned)arena_bytes;
-    for (int i = 0; i < n; i++) {
-        const whole_step *s = &steps[i];
-        l->steps[i].product = !s->low;
-        l->steps[i].arg = s->arg, l->steps[i].cell = s->cell, l->steps[i].at = l->bytes;
-        if (s->low) {
-            l->steps[i].k = s->low->k;
-            memcpy(l->steps[i].dims, s->low->dims, sizeof s->low->dims);
-        } else {
-            memcpy(l->steps[i].dims, s->numbers, sizeof s->numbers);
-        }
-        l->bytes += s->low ? etch__cuda_args_size(&s->low->k) : PRODUCT_WORDS * 8;
-    }
-    if (l->bytes <= PARAMETER_MAX) l->code = code_of(device, &c, &why);
-    if (l->code) return l;
+    l->bytes = bytes;
+    for (int i = 0; i < n; i++) fill_step(&l->steps[i], &c, i);
+    if ((l->code = code_of(device, &c, &why))) return l;
     if (*why) etch__log(LOG_CACHE, "a plan as one kernel: %s", why);
     etch__cuda_whole_free(l);
     return NULL;
+}
+
+static void fill_parameter(const launcher_step *s, void *const *args, const uint64_t *cells,
+                           uint64_t *to) {
+    if (s->product) {
+        memcpy(to, args, 3 * sizeof *args);
+        memcpy(to + 3, s->dims, 10 * sizeof *to);
+    } else {
+        etch__cuda_args_fill(&s->k, args, s->dims, cells, to);
+    }
+    for (uint32_t local = s->local; local; local &= local - 1) {
+        int k = __builtin_ctz(local);
+        to[k] = (uint64_t)s->arena[k];
+    }
 }
 
 etch_status etch__cuda_whole_launch(whole_launcher *l, void *const *args, const uint64_t *cells) {
@@ -232,15 +277,8 @@ etch_status etch__cuda_whole_launch(whole_launcher *l, void *const *args, const 
     cuda_stream *s = etch__cuda_stream(l->device);
     if (unlikely(!s)) return etch__tls.status;
     for (int i = 0; i < l->nsteps; i++) {
-        uint64_t *to = parameter + l->steps[i].at / 8;
-        void *const *from = args + l->steps[i].arg;
-        if (l->steps[i].product) {
-            memcpy(to, from, 3 * sizeof *from);
-            memcpy(to + 3, l->steps[i].dims, 10 * sizeof *to);
-        } else {
-            etch__cuda_args_fill(&l->steps[i].k, from, l->steps[i].dims, cells + l->steps[i].cell,
-                                 to);
-        }
+        const launcher_step *step = &l->steps[i];
+        fill_parameter(step, args + step->arg, cells + step->cell, parameter + step->at / 8);
     }
     return etch__cuda_launch(s, etch__cuda_function(l->code), "etch_whole", grid, block, l->shared,
                              parameter);

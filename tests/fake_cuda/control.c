@@ -75,6 +75,38 @@ static unsigned long *counter(const char *name) {
     return &counts.by_name[at].count;
 }
 
+static struct {
+    pthread_mutex_t lock;
+    pthread_cond_t came;
+    int wanted, now, most;
+} compiles = {.lock = PTHREAD_MUTEX_INITIALIZER, .came = PTHREAD_COND_INITIALIZER};
+
+int fake_cuda_gather_compiles(int n) {
+    pthread_mutex_lock(&compiles.lock);
+    int most = compiles.most;
+    compiles.wanted = n, compiles.most = compiles.now;
+    pthread_mutex_unlock(&compiles.lock);
+    return most;
+}
+
+void fake_cuda_compile_begins(void) {
+    struct timespec until;
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec++;
+    pthread_mutex_lock(&compiles.lock);
+    if (++compiles.now > compiles.most) compiles.most = compiles.now;
+    pthread_cond_broadcast(&compiles.came);
+    while (compiles.most < compiles.wanted &&
+           !pthread_cond_timedwait(&compiles.came, &compiles.lock, &until)) {}
+    pthread_mutex_unlock(&compiles.lock);
+}
+
+void fake_cuda_compile_ends(void) {
+    pthread_mutex_lock(&compiles.lock);
+    compiles.now--;
+    pthread_mutex_unlock(&compiles.lock);
+}
+
 static void read_failure_from_environment(void) {
     const char *wanted = getenv("FAKE_CUDA_FAIL");
     if (!wanted) return;
@@ -104,6 +136,7 @@ static void after_fork(void) {
     fake.forked = fake.initialised;
     pthread_mutex_init(&fake.lock, NULL);
     pthread_mutex_init(&counts.lock, NULL);
+    pthread_mutex_init(&compiles.lock, NULL);
 }
 
 __attribute__((constructor)) static void start(void) {

@@ -28,6 +28,9 @@ void fake_cuda_set_lazy(int lazy);
 /* The next difference of two events' times is `ms`, each later one that times `factor`; factor
  * 0: as the clock has them. */
 void fake_cuda_set_elapsed(double ms, double factor);
+/* Compiles wait until n are going on, for up to a second. Returns how many there were at most since
+ * the last call. */
+int fake_cuda_gather_compiles(int n);
 /* Pieces of work that streams hold. */
 unsigned long fake_cuda_pending(void);
 /* Bytes of device memory in use. */
@@ -35,6 +38,9 @@ size_t fake_cuda_memory_used(int device);
 
 /* For the other fakes. Counts one call; nonzero: it must fail. */
 int fake_cuda_enter(const char *symbol);
+/* At the beginning and at the end of a compile. */
+void fake_cuda_compile_begins(void);
+void fake_cuda_compile_ends(void);
 void fake_cuda_object(const char *kind, int change);
 /* Work for a stream that a library does: run gets its copy of data, with device memory open. */
 CUresult fake_cuda_submit(CUstream stream, const char *name, void (*run)(const void *data),

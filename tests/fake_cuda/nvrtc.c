@@ -223,7 +223,9 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *con
                                        .arch = o.arch};
     free(program->log);
     program->log = NULL;
+    fake_cuda_compile_begins();
     program->cubin = fake_cuda_compile(&source, &program->cubin_size, &program->log);
+    fake_cuda_compile_ends();
     program->compiled = program->cubin;
     CHECK(program->compiled, NVRTC_ERROR_COMPILATION);
     program->ptx = make_ptx(&source);
