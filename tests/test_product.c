@@ -26,11 +26,14 @@ static number chain(const etch_tensor *a, const etch_tensor *b, int64_t a0, int6
 
 static bool is_small(int64_t m, int64_t n, int64_t k) { return m <= 64 && n <= 64 && k <= 64; }
 
-/* A sum of k products in any order: k roundings of the compute type, and one of the dtype. */
+/* A sum of k products in any order: k roundings of the compute type, and one of the dtype, whose
+ * denormals lie half a unit of the smallest apart. */
 static bool near(double have, double want, double bound, int64_t k, etch_dtype d) {
     const double unit[] = {0x1p-24, 0x1p-53, 0x1p-8, 0x1p-11};
+    const double smallest[] = {0x1p-149, 0x1p-1074, 0x1p-133, 0x1p-24};
     double chain_unit = d == ETCH_F64 ? 0x1p-53 : 0x1p-24;
-    return fabs(have - want) <= bound * chain_unit * (double)(k + 2) + fabs(want) * unit[d];
+    double rounding = fmax(fabs(want) * unit[d], smallest[d] / 2);
+    return fabs(have - want) <= bound * chain_unit * (double)(k + 2) + rounding;
 }
 
 static void check_element(const etch_tensor *a, const etch_tensor *b, number have, int64_t a0,

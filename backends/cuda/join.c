@@ -63,8 +63,10 @@ static const char head_text[] =
     "    const tile::product &p = a.product[0];\n"
     "    const int wide = (p.n + tile::COLUMNS - 1) / tile::COLUMNS;\n"
     "    const int row = blockIdx.x / wide * tile::ROWS, col = blockIdx.x % wide * tile::COLUMNS;\n"
-    "    float4 sums[PRODUCTS][tile::SUMS];\n";
+    "    float4 sums[PRODUCTS][tile::SUMS] = {};\n";
 
+/* What a turn leaves alone has to be defined before the first: else ptxas (13.0) takes the registers
+ * of one product's sums for those of another's. */
 static const char loop_text[] =
     "    #pragma unroll 1\n"
     "    for (int i = 0; i < PRODUCTS; i++) {\n"
@@ -149,7 +151,7 @@ static char *source(const void *ctx) {
 
 /* ---- code ---- */
 
-enum { KERNEL_BYTES = 8192, JOIN_REVISION = 2 };
+enum { KERNEL_BYTES = 8192, JOIN_REVISION = 3 };
 
 /* All that the source depends on. */
 typedef struct join_key {
