@@ -65,7 +65,7 @@ static const char head_text[] =
     "    const int row = blockIdx.x / wide * tile::ROWS, col = blockIdx.x % wide * tile::COLUMNS;\n"
     "    float4 sums[PRODUCTS][tile::SUMS] = {};\n";
 
-/* What a turn leaves alone has to be defined before the first: else ptxas (13.0) takes the registers
+/* What a turn leaves alone has to be defined before the first: else ptxas 13.0 takes the registers
  * of one product's sums for those of another's. */
 static const char loop_text[] =
     "    #pragma unroll 1\n"
