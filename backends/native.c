@@ -40,6 +40,7 @@ static ir *prepared(const graph *g, const backend_options *options, ir_sums sums
     ir *r = etch__ir_build(g);
     if (!r) return NULL;
     r->mode = options->mode, r->numerics = options->numerics, r->sums = sums;
+    r->quick = options->quick && options->mode != ETCH_MODE_MAX_AUTOTUNE;
     if (run_passes(r)) return r;
     etch__ir_free(r);
     return NULL;
@@ -95,10 +96,22 @@ static etch_status prepare_others(ir *r, const backend_options *options) {
 
 enum { MAX_MEMBERS = 64 };
 
+/* Where a kernel with products would be waited for, they stay apart. */
+static etch_status make_groups(ir *r, plan **out, const char **why) {
+    if (!fuse(r)) return etch_last_status();
+    etch_status status = etch__plan_make(r, out, why);
+    if (status != ETCH_ERR_COMPILE || *why != etch__plan_late) return status;
+    r->quick = false, r->apart = true;
+    etch__log(LOG_FUSION, "%s: products stay apart until a kernel with them is compiled",
+              r->g->name);
+    status = fuse(r) ? etch__plan_make(r, out, why) : etch_last_status();
+    if (status == ETCH_OK) (*out)->provisional = true;
+    return status;
+}
+
 static etch_status make_plan(ir *r, const backend_options *options, plan **out, const char **why) {
     for (r->max_members = MAX_MEMBERS; r->max_members > 0; r->max_members /= 2) {
-        if (!fuse(r)) return etch_last_status();
-        etch_status status = etch__plan_make(r, out, why);
+        etch_status status = make_groups(r, out, why);
         if (status == ETCH_OK && (status = prepare_others(r, options)) != ETCH_OK)
             etch__plan_release(*out), *out = NULL;
         if (status != ETCH_ERR_UNSUPPORTED) return status;

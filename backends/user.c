@@ -119,7 +119,9 @@ static etch_status compile_edited(user_plan *u, const etch_graph *e,
     graph *g = by ? etch__graph_close(e, &u->scalars) : NULL;
     if (!g) return etch__tls.status;
     u->nscalars = g->nscalars;
-    etch_status status = etch__backend_compile(by, g, options, &u->inner);
+    backend_options waits = *options; /* nobody compiles the edited graph again */
+    waits.quick = false;
+    etch_status status = etch__backend_compile(by, g, &waits, &u->inner);
     etch__graph_free(g);
     if (status != ETCH_OK) return status;
     u->p.run = run_edited;

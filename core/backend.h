@@ -23,6 +23,8 @@ struct plan {
     void (*destroy)(plan *p);
     int nkernels, nproducts; /* generated kernels and library products of one run, for reports */
     int ncalls;              /* native: calls of eager kernels in one run */
+    bool provisional;        /* native: without kernels that take long to compile; the same graph
+                                compiled again, not `quick`, is a better plan with the same bits */
 };
 
 static inline void etch__plan_retain(plan *p) { atomic_fetch_add(&p->refs, 1); }
@@ -34,6 +36,7 @@ typedef struct backend_options {
     etch_mode_kind mode;
     etch_numerics numerics;
     bool instance; /* a graph compiled before, now for other sizes */
+    bool quick;    /* native: the caller waits; a provisional plan will do */
     /* native: where a kernel does not build, an error in place of the eager plan; and unsupported,
      * with no error set, where no kernel can be written. */
     bool strict;

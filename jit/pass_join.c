@@ -139,7 +139,7 @@ bool etch__may_join(const ir *r, const ir_node *n) {
 
 bool etch__pass_join(ir *r) {
     ir_uses u;
-    if (!can_join(r)) return true;
+    if (r->apart || !can_join(r)) return true;
     bool ok = etch__ir_uses(r, &u) && join_products(r, &u);
     etch__ir_uses_free(&u);
     return ok && etch__drop_empty_groups(r);

@@ -5,6 +5,8 @@
 #include "core/device.h"
 #include "core/profile.h"
 
+const char etch__plan_late[] = "a kernel takes long to compile";
+
 /* The version whose buffer a version lies in. */
 static int32_t owner(const ir *r, int32_t version) {
     while (!r->versions[version].memory && r->versions[version].tied >= 0)
@@ -232,7 +234,7 @@ static int first_late_step(const native_plan *p) {
 static void note_outputs(maker *m) {
     const graph *g = m->r->g;
     m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
-    m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD &&
+    m->p->as_graph = m->p->device && m->r->mode == ETCH_MODE_REDUCE_OVERHEAD && !m->r->apart &&
                      etch__fits_graph(m->p) && etch__order_steps(m);
     for (int k = 0; k < g->noutputs; k++) {
         const tensor_meta *meta = &g->values[g->outputs[k]].meta;
@@ -269,6 +271,9 @@ static etch_status prepare_launchers(maker *m, const char **why) {
         }
     }
     const jit_target *target = etch__target();
+    for (int i = 0; status == ETCH_OK && m->r->quick && i < n; i++)
+        if (low[i]->nproducts && !target->ready(m->p->device, low[i], aligned[i]))
+            *why = etch__plan_late, status = ETCH_ERR_COMPILE;
     if (status == ETCH_OK && n &&
         !target->prepare(m->p->device, low, aligned, n, m->r->mode, m->launchers, why))
         status = **why              ? ETCH_ERR_COMPILE

@@ -112,6 +112,8 @@ typedef struct ir {
     bool has_sums,
         bad_sums; /* of pass_products.c: some sum became an operand; some better did not */
     bool aside;   /* fused for kernels of other sizes only: nothing is logged or counted */
+    bool quick;   /* a kernel that takes long to compile is not waited for: etch__plan_late */
+    bool apart;   /* so products stay apart from what reads them */
     etch_mode_kind mode;
     etch_numerics numerics;
     /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
@@ -226,7 +228,9 @@ typedef struct plan_interval {
 int64_t etch__memory_plan(plan_interval *v, int n);
 
 /* Takes the fused ir to a plan. ETCH_ERR_UNSUPPORTED: a group is too large (no error is set);
- * ETCH_ERR_COMPILE: `why` says what failed. */
+ * ETCH_ERR_COMPILE: `why` says what failed; it is etch__plan_late itself where a `quick` ir has a
+ * kernel with products that is not compiled yet. */
+extern const char etch__plan_late[];
 etch_status etch__plan_make(const ir *r, plan **out, const char **why);
 /* Compiles the kernels of the fused ir, so that they are there later. Fails
  * only for lack of memory. */

@@ -37,6 +37,8 @@ typedef struct jit_target {
     /* Whether a product of f32 is to share the kernel that reads it, which reads no other one where
      * it is `alone`: the bits are the same as apart, and it is no slower. NULL: never. */
     bool (*joins)(int device, const product_sizes *s, bool alone);
+    /* Whether the launcher of a kernel with products needs no compile that takes long. */
+    bool (*ready)(int device, const lowered *low, uint32_t aligned);
     /* Makes n launchers; low[i] is kernel i. The arguments are those of the accesses, then A and B
      * of each of its products, then the scratch. Bit a of aligned[i] says that argument a lies at a
      * multiple of 16 bytes; an argument that lies in an input only as far as its offset tells.

@@ -457,6 +457,26 @@ static void same_kernels_in_two_threads(void) {
     etch_function_free(f);
 }
 
+static etch_tensor *of_sink;
+
+static void computes(void *ctx, const char *line) {
+    (void)line;
+    if (!of_sink) of_sink = ctx, of_sink = etch_retain(etch_neg(ctx));
+}
+
+/* The kernel that is being compiled is what the sink asks for. */
+static void log_sink_that_computes(void) {
+    etch_tensor *x = on_gpu(ramp(5));
+    CHECK(etch_set_logs("cache") == ETCH_OK);
+    etch_set_log_sink(computes, x);
+    etch_tensor *y = etch_neg(x);
+    etch_set_log_sink(NULL, NULL);
+    CHECK(y && of_sink && of_sink != x && etch_bitwise_equal(y, of_sink));
+    CHECK(etch_counters().kernels_compiled == 2 && etch_neg(x));
+    CHECK(etch_counters().kernels_compiled == 2);
+    etch_release(of_sink);
+}
+
 static etch_tensor *of_bytes(etch_tensor *x) {
     etch_tensor *a = etch_to(x, ETCH_F32);
     etch_tensor *b = etch_view(etch_mul_scalar(a, 2), ETCH_SHAPE(2, 1));
@@ -886,6 +906,7 @@ int main(void) {
         IN_CHILD(one_at_a_time, NULL),
         IN_CHILD(one_of_several_fails, NULL),
         IN_CHILD(same_kernels_in_two_threads, NULL),
+        IN_CHILD(log_sink_that_computes, NULL),
         IN_CHILD(graphs_of_creations, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(checking_mode, "ETCH_CHECK=1"),
         IN_CHILD(out_of_memory, "FAKE_CUDA_MEMORY=33554432"),

@@ -467,6 +467,96 @@ static void each_allocation_fails_once(void) {
     CHECK(n > 20 && n < 3000 && errors > 0);
 }
 
+/* ---- compiled beside the program ---- */
+
+void etch__background_wait(void); /* tracer/run.h has a type called run */
+
+static void gather(int n) { ((int (*)(int))control("fake_cuda_gather_compiles"))(n); }
+
+typedef struct begun {
+    etch_function *f;
+    operands o;
+    etch_tensor *want;
+} begun;
+
+/* After a first call: the kernel with the products is being compiled, and that takes a second. */
+static begun begin(etch_mode_kind mode) {
+    etch__cuda_gemm_force = GEMM_TALL;
+    begun b = {etch_compile(two_products, .mode = mode), given(1, 66, 36, 72, DENSE), NULL};
+    CHECK(b.f && (b.want = two_products(b.o.x, b.o.w, b.o.b)));
+    gather(2);
+    CHECK(etch_bitwise_equal(etch_call(b.f, b.o.x, b.o.w, b.o.b), b.want));
+    return b;
+}
+
+/* Products that a call launches by themselves. */
+static int64_t products_of_call(const begun *b) {
+    int64_t launches = etch_device_stats(gpu).launches - generated_so_far();
+    CHECK(etch_bitwise_equal(etch_call(b->f, b->o.x, b->o.w, b->o.b), b->want));
+    return etch_device_stats(gpu).launches - generated_so_far() - launches;
+}
+
+static void apart_until_compiled(void) {
+    begun b = begin(ETCH_MODE_DEFAULT);
+    CHECK(products_of_call(&b) == 2);
+    etch__background_wait();
+    int64_t compiled = etch_counters().kernels_compiled;
+    CHECK(products_of_call(&b) == 0 && products_of_call(&b) == 0);
+    CHECK(etch_function_counters(b.f).graphs == 1 && etch_counters().kernels_compiled == compiled);
+    etch_function_free(b.f);
+    /* Now it is there. */
+    b.f = etch_compile(two_products);
+    CHECK(etch_call(b.f, b.o.x, b.o.w, b.o.b) && products_of_call(&b) == 0);
+    etch_function_free(b.f);
+}
+
+static void one_graph_of_the_device(void) {
+    begun b = begin(ETCH_MODE_REDUCE_OVERHEAD);
+    CHECK(products_of_call(&b) == 2 && etch_device_stats(gpu).graphs == 0);
+    etch__background_wait();
+    for (int i = 0; i < 3; i++)
+        CHECK(products_of_call(&b) <= 0 && etch_device_stats(gpu).graphs == 1);
+    etch_function_free(b.f);
+}
+
+static void waits_where_told(void) {
+    etch__cuda_gemm_force = GEMM_TALL;
+    begun b = {etch_compile(two_products, .mode = ETCH_MODE_MAX_AUTOTUNE),
+               given(1, 66, 36, 72, DENSE), NULL};
+    CHECK((b.want = two_products(b.o.x, b.o.w, b.o.b)));
+    CHECK(etch_call(b.f, b.o.x, b.o.w, b.o.b));
+    products_of_call(&b); /* layouts are timed */
+    CHECK(products_of_call(&b) == 0);
+    etch_function_free(b.f);
+}
+
+static void stays_apart_where_it_fails(void) {
+    begun b = begin(ETCH_MODE_DEFAULT);
+    fail_symbol("cuModuleLoadData", 1);
+    etch__background_wait();
+    CHECK(failed() == 1);
+    int64_t compiled = etch_counters().kernels_compiled;
+    for (int i = 0; i < 3; i++) CHECK(products_of_call(&b) == 2);
+    etch__background_wait();
+    CHECK(etch_counters().kernels_compiled == compiled && etch_last_status() == ETCH_OK);
+    CHECK(etch_function_counters(b.f).eager_runs == 0);
+    etch_function_free(b.f);
+}
+
+static void freed_meanwhile(void) {
+    begun b = begin(ETCH_MODE_DEFAULT);
+    etch_function_free(b.f);
+    b = begin(ETCH_MODE_DEFAULT);
+    etch_reset(b.f);
+    CHECK(etch_bitwise_equal(etch_call(b.f, b.o.x, b.o.w, b.o.b), b.want));
+    etch_function_free(b.f);
+}
+
+static void exits_meanwhile(void) {
+    begin(ETCH_MODE_DEFAULT);
+    exit(0);
+}
+
 int main(void) {
     bool real = getenv("ETCH_TEST_REAL_GPU") != NULL;
     if (!real && !use_fakes()) return 77;
@@ -490,7 +580,13 @@ int main(void) {
         /* Of the fakes only. */
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(each_allocation_fails_once, NULL),
+        IN_CHILD(apart_until_compiled, "ETCH_COMPILE_BESIDE=1"),
+        IN_CHILD(one_graph_of_the_device, "ETCH_COMPILE_BESIDE=1"),
+        IN_CHILD(waits_where_told, "ETCH_COMPILE_BESIDE=1"),
+        IN_CHILD(stays_apart_where_it_fails, "ETCH_COMPILE_BESIDE=1"),
+        IN_CHILD(freed_meanwhile, "ETCH_COMPILE_BESIDE=1"),
+        IN_CHILD(exits_meanwhile, "ETCH_COMPILE_BESIDE=1"),
     };
-    const size_t of_fakes = 2, n = sizeof tests / sizeof *tests;
+    const size_t of_fakes = 8, n = sizeof tests / sizeof *tests;
     return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
 }

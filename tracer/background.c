@@ -1,4 +1,5 @@
-/* `background = true`: one thread compiles, beside the running program, what calls have recorded.
+/* `background = true`: one thread compiles, beside the running program, what calls have recorded;
+ * and, of any function, what is to come in place of provisional code.
  *
  * A job is all that compiling needs of an ended walk, copied, and a hold on the function, as a run
  * has: so the function may be freed or reset meanwhile. Until the code is published, calls go on as
@@ -16,6 +17,7 @@ typedef struct job {
     generation *gen;
     trace_leaf *leaf;
     uint64_t state; /* of the thread that asked */
+    bool betters;
     run r;
     walk w; /* only what etch__compile_leaf looks at: aliases, and sizes where they are run-time */
 } job;
@@ -72,11 +74,15 @@ static job *new_job(etch_function *f, trace_leaf *leaf, walk *w) {
     return j;
 }
 
+static void unclaim(etch_function *f, trace_leaf *leaf) {
+    pthread_mutex_lock(&f->lock);
+    leaf->queued = false;
+    pthread_mutex_unlock(&f->lock);
+}
+
 /* The leaf may be asked for again, and the function freed. */
 static void let_go(job *j) {
-    pthread_mutex_lock(&j->f->lock);
-    j->leaf->queued = false;
-    pthread_mutex_unlock(&j->f->lock);
+    unclaim(j->f, j->leaf);
     etch__function_unpin_at(j->f, j->shard);
 }
 
@@ -95,6 +101,7 @@ static void finish_jobs(job *j) {
 
 static void do_job(job *j) {
     etch__tls.state = j->state;
+    j->r.betters = j->betters;
     if (!j->f->freed && atomic_load(&j->f->gen) == j->gen) etch__compile_leaf(j->f, j->leaf, &j->w);
 }
 
@@ -208,15 +215,26 @@ void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w) {
     }
     job *j = new_job(f, leaf, w);
     if (!j) {
-        pthread_mutex_lock(&f->lock);
-        leaf->queued = false; /* the next call tries again */
-        pthread_mutex_unlock(&f->lock);
+        unclaim(f, leaf); /* the next call tries again */
         return;
     }
     j->shard = etch__function_pin(f);
     if (put_job(j)) return;
     do_job(j); /* no thread to be had, or the process is ending */
     finish_job(j);
+}
+
+/* Where it cannot be had, what there is goes on. */
+void etch__want_better(etch_function *f, trace_leaf *leaf, walk *w) {
+    if (!claim(f, leaf)) return;
+    job *j = new_job(f, leaf, w);
+    if (!j) {
+        unclaim(f, leaf);
+        return;
+    }
+    j->betters = true;
+    j->shard = etch__function_pin(f);
+    if (!put_job(j)) finish_job(j);
 }
 
 /* The function is to be freed: its jobs go; one that is being done is waited for, since what it

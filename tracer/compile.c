@@ -239,20 +239,25 @@ static segment_code *take_oldest(trace_leaf *leaf) {
     return oldest;
 }
 
+/* What is missing: a graph (the first, or with more outputs), only code for these sizes, or what is
+ * to come in place of provisional code. */
+typedef enum missing { NOTHING, INSTANCE, BETTER, GRAPH } missing;
+
 /* Newer code goes first. Of a leaf with fixed sizes what was there stays, since runs that hold no
  * count may be using it. */
-static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code, bool new_graph) {
+static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code, missing m) {
     segment_code *oldest = NULL;
     pthread_mutex_lock(&f->lock);
+    leaf->provisional = code->plan->provisional;
     code->next = atomic_load_explicit(&leaf->code, memory_order_relaxed);
     atomic_store_explicit(&leaf->code, code, memory_order_release);
     if (leaf->dynamic && ++leaf->instances > MAX_INSTANCES) oldest = take_oldest(leaf);
-    if (new_graph) {
+    if (m == GRAPH) {
         if (leaf->codes++ == 0) leaf->tree->ncompiled++;
         leaf->tree->gen->graphs++;
         etch__live_graphs++;
         count_graph(f, leaf);
-    } else {
+    } else if (m == INSTANCE) {
         TRACE_COUNT(f, instances, 1);
     }
     pthread_mutex_unlock(&f->lock);
@@ -286,7 +291,17 @@ static void note_graph(etch_function *f, const trace_leaf *leaf, const char *nam
     etch__note_graph(f, name, guards, leaf->npath, p->nkernels, p->nproducts, seconds);
 }
 
-static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool new_graph) {
+/* A caller that waits is content with a provisional plan; what is to better it is no such plan. */
+static backend_options options_for(const etch_function *f, const walk *w, missing m) {
+    return (backend_options){.mode = f->options.mode,
+                             .numerics = f->options.numerics,
+                             .instance = m != GRAPH,
+                             .quick = !w->run->worker && etch__param_int(PARAM_COMPILE_BESIDE),
+                             .strict = m == BETTER};
+}
+
+static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, missing m) {
+    const bool new_graph = m == GRAPH;
     char name[96];
     snprintf(name, sizeof name, "%s/%d", f->name, leaf->tree->number);
     /* A recording's were noted when it ended. */
@@ -303,10 +318,9 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, bool n
     }
     if (new_graph) log_graph(g);
     double before = seconds_now();
-    backend_options options = {
-        .mode = f->options.mode, .numerics = f->options.numerics, .instance = !new_graph};
+    backend_options options = options_for(f, w, m);
     int64_t profile = etch__profile_start();
-    bool reported = etch__report_on() && etch__report_compiling(leaf, g, new_graph);
+    bool reported = m != BETTER && etch__report_on() && etch__report_compiling(leaf, g, new_graph);
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
     if (unlikely(reported)) etch__report_compiled(leaf, code, status);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, profile, g->name, NULL);
@@ -327,13 +341,11 @@ static void give_up_compile(etch_function *f, trace_leaf *leaf) {
     etch__count_reason(REASON_EAGER_COMPILE);
 }
 
-/* What is missing: a graph (the first, or with more outputs), or only code for these sizes. */
-typedef enum missing { NOTHING, INSTANCE, GRAPH } missing;
-
 static missing what_is_missing(etch_function *f, trace_leaf *leaf, walk *w) {
     pthread_mutex_lock(&f->lock);
-    bool stale = leaf->stale || !leaf->codes;
+    bool stale = leaf->stale || !leaf->codes, provisional = leaf->provisional;
     pthread_mutex_unlock(&f->lock);
+    if (w->run->betters) return provisional && !stale ? BETTER : NOTHING;
     if (stale) return GRAPH;
     size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
     if (leaf->dynamic) {
@@ -361,9 +373,23 @@ static bool lock_compiles(etch_function *f, bool aside) {
     return true;
 }
 
+/* Better code that is not to be had is not asked for again. */
+static void give_up(etch_function *f, trace_leaf *leaf, missing m) {
+    if (m != BETTER) {
+        give_up_compile(f, leaf);
+        return;
+    }
+    pthread_mutex_lock(&f->lock);
+    leaf->provisional = false;
+    pthread_mutex_unlock(&f->lock);
+    etch__log(LOG_FUSION, "%s/%d: products stay apart: %s", f->name, leaf->tree->number,
+              etch_last_error());
+}
+
 /* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
  * the leaf as it was, and the caller's error as it was. */
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
+    bool better = false;
     bool aside = f->options.background && !w->run->worker; /* graphs are the other thread's */
     if (!leaf->npath || !lock_compiles(f, aside)) return;
     bool outer = compiling;
@@ -376,13 +402,15 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
         etch__error_save(&error);
         empty_frame frame = etch__push_frame();
         if (m == GRAPH) call_back(false);
-        segment_code *code = compile(f, leaf, w, m == GRAPH);
+        segment_code *code = compile(f, leaf, w, m);
         if (m == GRAPH) call_back(true);
         etch__pop_frame(&frame);
-        if (code) publish_code(f, leaf, code, m == GRAPH);
-        else give_up_compile(f, leaf);
+        better = code && code->plan->provisional;
+        if (code) publish_code(f, leaf, code, m);
+        else give_up(f, leaf, m);
         etch__error_restore(&error);
     }
     compiling = outer;
     pthread_mutex_unlock(&f->compile_lock);
+    if (better) etch__want_better(f, leaf, w);
 }

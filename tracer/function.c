@@ -239,7 +239,7 @@ etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options)
 
 void etch_function_free(etch_function *f) {
     if (!f) return;
-    if (f->options.background) etch__background_forget(f);
+    etch__background_forget(f);
     ncondemned++;
     f->freed = true;
     collect();

@@ -113,6 +113,8 @@ etch_status etch__replay_run(run *r, const replay *p, etch_tensor **out, int nou
 /* tracer/background.c: compiling beside the program (`background = true`) */
 /* The leaf shall have code: compiled here, or by the thread in the background. */
 void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w);
+/* Its code is provisional: the thread in the background compiles what comes in its place. */
+void etch__want_better(etch_function *f, trace_leaf *leaf, walk *w);
 void etch__background_forget(etch_function *f);
 /* For tests: until nothing is left to compile. */
 void etch__background_wait(void);

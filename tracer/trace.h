@@ -115,6 +115,7 @@ struct trace_leaf {
     _Atomic(const void *) late_run; /* the run that last used one of its values late */
     bool stale;                     /* `want` has grown since the last compile */
     bool queued;                    /* to be compiled in the background (under the lock) */
+    bool provisional;               /* its newest code is (under the lock) */
     _Atomic(segment_code *) code;
     const void *site; /* of the break that ends it */
     struct report_leaf *report;
@@ -300,6 +301,7 @@ typedef struct run {
     const void *broke_site;
     bool marked;         /* an argument has a dimension that is marked dynamic */
     bool worker;         /* stands for a job of the compiling thread, not for a call */
+    bool betters;        /* that job: to compile what comes in place of provisional code */
     bool check, differs; /* ETCH_CHECK is set; it has found a difference, the first: */
     char *difference;
     const void *difference_site;

@@ -136,6 +136,7 @@ typedef struct flight {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t landed = PTHREAD_COND_INITIALIZER;
 static flight *flights;
+static __thread int flying; /* this thread's: a log sink in one may ask for code again */
 
 static void in_forked_child(void) {
     pthread_mutex_init(&lock, NULL);
@@ -153,10 +154,12 @@ static bool in_flight(const flight *f) {
     return false;
 }
 
-/* Returns when no other thread is at the key. */
+/* Returns when no other thread is at the key; at once where this one is at another already, which
+ * that thread may be waiting for. */
 static void take_off(flight *f) {
     pthread_mutex_lock(&lock);
-    while (in_flight(f)) pthread_cond_wait(&landed, &lock);
+    while (!flying && in_flight(f)) pthread_cond_wait(&landed, &lock);
+    flying++;
     f->next = flights, flights = f;
     pthread_mutex_unlock(&lock);
 }
@@ -164,8 +167,9 @@ static void take_off(flight *f) {
 static void land(const flight *f) {
     pthread_mutex_lock(&lock);
     flight **at = &flights;
-    while (*at != f) at = &(*at)->next;
-    *at = f->next;
+    while (*at && *at != f) at = &(*at)->next;
+    if (*at) *at = f->next; /* a child forked meanwhile has none */
+    flying--;
     pthread_cond_broadcast(&landed);
     pthread_mutex_unlock(&lock);
 }

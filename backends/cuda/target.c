@@ -96,6 +96,20 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
     return NULL;
 }
 
+static bool ready(int device, const lowered *low, uint32_t aligned) {
+    const char *why;
+    saved_error before;
+    cuda_join *j = NULL;
+    etch__error_save(&before);
+    bool looked = etch__cuda_look(true);
+    cuda_device *d = etch__cuda_enter(etch__device_index(device));
+    if (d) j = etch__cuda_join_new(d, low, aligned, &why);
+    etch__cuda_look(looked);
+    etch__error_restore(&before);
+    etch__cuda_join_free(j);
+    return j || !d; /* what is wrong with the device is found again */
+}
+
 typedef struct preparation {
     cuda_device *d;
     const lowered *const *low;
@@ -224,6 +238,7 @@ static const jit_target target = {
     .whole_free = etch__cuda_whole_free,
     .whole_launch = etch__cuda_whole_launch,
     .joins = etch__cuda_joins,
+    .ready = ready,
     .prepare = prepare,
     .release = release,
     .launch = launch,

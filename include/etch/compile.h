@@ -96,7 +96,13 @@ typedef struct etch_compile_options {
  * etch_on_compile_start and _end, and a backend of the user's, are called on that thread (one
  * compile at a time). etch_function_free waits for a compile of this function that is going on,
  * etch_reset and fork do not, and neither starts another; at exit() the process waits for the one
- * that is going on. Where no thread can be started, compiling happens within the call. */
+ * that is going on. Where no thread can be started, compiling happens within the call.
+ *
+ * On a GPU any function's first code may be provisional: a kernel that holds a large product takes
+ * a quarter of a second to compile, so the product and what follows it are kernels of their own,
+ * with the same bits, until that thread has the one for both (then also mode reduce-overhead makes
+ * its graph). It calls nothing of the user's for that. Not under ETCH_MODE_MAX_AUTOTUNE, nor where
+ * ETCH_COMPILE_BESIDE=0: the call waits. */
 
 /* Each returns a new function handle, to be freed with etch_function_free, or NULL. The body is not
  * called. options may be NULL. */
