@@ -81,8 +81,9 @@ static run_block *take_block(native_plan *p) {
     return new_block(p);
 }
 
+/* A provisional plan, which goes on living behind what replaces it, keeps no memory. */
 static void give_block(native_plan *p, run_block *b) {
-    for (unsigned i = 0; i < FREE_BLOCKS; i++) {
+    for (unsigned i = 0; i < FREE_BLOCKS && !p->p.provisional; i++) {
         _Atomic(run_block *) *slot = &p->blocks[(etch__tls.number + i) % FREE_BLOCKS].block;
         run_block *none = NULL;
         if (atomic_compare_exchange_strong(slot, &none, b)) return;

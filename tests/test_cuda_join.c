@@ -485,7 +485,7 @@ static begun begin(etch_mode_kind mode) {
     begun b = {etch_compile(two_products, .mode = mode), given(1, 66, 36, 72, DENSE), NULL};
     CHECK(b.f && (b.want = two_products(b.o.x, b.o.w, b.o.b)));
     gather(2);
-    CHECK(etch_bitwise_equal(etch_call(b.f, b.o.x, b.o.w, b.o.b), b.want));
+    ETCH_SCOPE { CHECK(etch_bitwise_equal(etch_call(b.f, b.o.x, b.o.w, b.o.b), b.want)); }
     return b;
 }
 
@@ -498,7 +498,9 @@ static int64_t products_of_call(const begun *b) {
 
 static void apart_until_compiled(void) {
     begun b = begin(ETCH_MODE_DEFAULT);
-    CHECK(products_of_call(&b) == 2);
+    int64_t bytes = etch_device_stats(gpu).bytes_live;
+    ETCH_SCOPE { CHECK(products_of_call(&b) == 2); }
+    CHECK(etch_device_stats(gpu).bytes_live == bytes); /* such a plan keeps no memory */
     etch__background_wait();
     int64_t compiled = etch_counters().kernels_compiled;
     CHECK(products_of_call(&b) == 0 && products_of_call(&b) == 0);
