@@ -63,22 +63,7 @@ static const char head_text[] =
     "    const tile::product &p = a.product[0];\n"
     "    const int wide = (p.n + tile::COLUMNS - 1) / tile::COLUMNS;\n"
     "    const int row = blockIdx.x / wide * tile::ROWS, col = blockIdx.x % wide * tile::COLUMNS;\n"
-    "    float4 sums[PRODUCTS][tile::SUMS] = {};\n";
-
-/* What a turn leaves alone has to be defined before the first: else ptxas 13.0 takes the registers
- * of one product's sums for those of another's. */
-static const char loop_text[] =
-    "    #pragma unroll 1\n"
-    "    for (int i = 0; i < PRODUCTS; i++) {\n"
-    "        float4 now[tile::SUMS];\n"
-    "        if (i) __syncthreads();\n"
-    "        tile::sums_of<%u>(a.product[i], 0, row, col, (float *)quads, now);\n"
-    "        #pragma unroll\n"
-    "        for (int j = 0; j < PRODUCTS; j++)\n"
-    "            #pragma unroll\n"
-    "            for (int k = 0; k < tile::SUMS; k++)\n"
-    "                if (i == j) sums[j][k] = now[k];\n"
-    "    }\n";
+    "    float4 sums[PRODUCTS][tile::SUMS];\n";
 
 static const char foot_text[] =
     "    #pragma unroll\n"
@@ -112,21 +97,6 @@ static uint32_t given(const joined_product *p, int n) {
     return mask;
 }
 
-/* The sums of all products. Where they are laid out alike, they share one copy of the tile's code,
- * by far the largest part of what NVRTC is given. */
-static void put_products(char **at, const char *end, const join_text *t) {
-    bool alike = true;
-    for (int i = 1; i < t->nproducts; i++) alike &= t->variant[i] == t->variant[0];
-    if (alike) {
-        put(at, end, loop_text, t->variant[0]);
-        return;
-    }
-    for (int i = 0; i < t->nproducts; i++)
-        put(at, end,
-            "%s    tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);\n",
-            i ? "    __syncthreads();\n" : "", t->variant[i], i, i);
-}
-
 static void write_kernel(char *at, const char *end, const join_text *t, const char *after) {
     put(&at, end,
         "%s#define HEIGHT %d\n#define WHOLE %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s", after,
@@ -135,7 +105,10 @@ static void write_kernel(char *at, const char *end, const join_text *t, const ch
     put(&at, end, "#define VALUES ");
     for (int i = 0; i < t->nproducts; i++) put_values(&at, end, t, i);
     put(&at, end, "\n%s", head_text);
-    put_products(&at, end, t);
+    for (int i = 0; i < t->nproducts; i++)
+        put(&at, end,
+            "%s    tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);\n",
+            i ? "    __syncthreads();\n" : "", t->variant[i], i, i);
     put(&at, end, "%s", foot_text);
 }
 
@@ -151,7 +124,7 @@ static char *source(const void *ctx) {
 
 /* ---- code ---- */
 
-enum { KERNEL_BYTES = 8192, JOIN_REVISION = 3 };
+enum { KERNEL_BYTES = 8192, JOIN_REVISION = 2 };
 
 /* All that the source depends on. */
 typedef struct join_key {

@@ -99,7 +99,7 @@ typedef struct etch_compile_options {
  * that is going on. Where no thread can be started, compiling happens within the call.
  *
  * On a GPU any function's first code may be provisional: a kernel that holds a large product takes
- * a quarter of a second to compile, so the product and what follows it are kernels of their own,
+ * a third of a second to compile, so the product and what follows it are kernels of their own,
  * with the same bits, until that thread has the one for both (then also mode reduce-overhead makes
  * its graph). It calls nothing of the user's for that. Not under ETCH_MODE_MAX_AUTOTUNE, nor where
  * ETCH_COMPILE_BESIDE=0: the call waits. */
