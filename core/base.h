@@ -83,6 +83,9 @@ static inline bool etch__log_on(log_channel channel) { return (etch__log_mask >>
 void etch__log(log_channel channel, const char *format, ...) __attribute__((format(printf, 2, 3)));
 /* A warning: always on, "etch: warning: ...". */
 void etch__warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
+/* Whether this thread is in a sink, which runs under the log's lock: it may wait for no thread that
+ * may log. */
+bool etch__in_log_sink(void);
 
 typedef enum reason_id {
 #define REASON(id, name, text, hint) REASON_##id,

@@ -26,6 +26,8 @@ static void (*user_sink)(void *ctx, const char *line);
 static void *user_ctx;
 static __thread bool inside __attribute__((tls_model("initial-exec")));
 
+bool etch__in_log_sink(void) { return inside; }
+
 /* ETCH_LOGS_OUT is opened at the first line and stays open. */
 static FILE *out_file(void) {
     static FILE *file;

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <sys/mman.h>
 
 static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n, 1); }
@@ -477,6 +478,45 @@ static void log_sink_that_computes(void) {
     etch_release(of_sink);
 }
 
+/* ---- a sink of another thread ---- */
+
+static atomic_bool sink_waits;
+static pthread_t sinks_thread;
+
+/* Asks for a kernel that the main thread is compiling, and that is about to be logged. */
+static void asks_for_it(void *ctx, const char *line) {
+    (void)line;
+    if (!pthread_equal(pthread_self(), sinks_thread) || sink_waits) return;
+    sink_waits = true;
+    while (!calls_of("nvrtcCompileProgram")) usleep(100);
+    CHECK(etch_neg(ctx));
+}
+
+static void *logs_a_graph(void *ctx) {
+    (void)ctx;
+    sinks_thread = pthread_self();
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(several);
+        CHECK(f && etch_call(f, etch_view(ramp(30), ETCH_SHAPE(6, 5))));
+        etch_function_free(f);
+    }
+    return NULL;
+}
+
+static void sink_of_another_thread(void) {
+    pthread_t t;
+    etch_tensor *x = on_gpu(ramp(5));
+    CHECK(etch_set_logs("cache,graph") == ETCH_OK);
+    etch_set_log_sink(asks_for_it, x);
+    gather(2);
+    CHECK(!pthread_create(&t, NULL, logs_a_graph, NULL));
+    while (!sink_waits) usleep(100);
+    etch_tensor *y = etch_neg(x);
+    CHECK(!pthread_join(t, NULL) && y);
+    etch_set_log_sink(NULL, NULL);
+    CHECK(etch_bitwise_equal(etch_to_device(y, ETCH_CPU), etch_neg(ramp(5))));
+}
+
 static etch_tensor *of_bytes(etch_tensor *x) {
     etch_tensor *a = etch_to(x, ETCH_F32);
     etch_tensor *b = etch_view(etch_mul_scalar(a, 2), ETCH_SHAPE(2, 1));
@@ -907,6 +947,7 @@ int main(void) {
         IN_CHILD(one_of_several_fails, NULL),
         IN_CHILD(same_kernels_in_two_threads, NULL),
         IN_CHILD(log_sink_that_computes, NULL),
+        IN_CHILD(sink_of_another_thread, NULL),
         IN_CHILD(graphs_of_creations, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(checking_mode, "ETCH_CHECK=1"),
         IN_CHILD(out_of_memory, "FAKE_CUDA_MEMORY=33554432"),

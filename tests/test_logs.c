@@ -242,16 +242,74 @@ static void works_after_fork(void **state) {
     pthread_join(t, NULL);
 }
 
+/* ---- a sink that calls what another thread compiles, which is about to log ---- */
+
+static struct {
+    pthread_t thread;
+    etch_function *f;
+    _Atomic bool waits, compiling, called;
+} shared;
+
+static etch_tensor *shared_body(etch_tensor *x) { return etch_neg(etch_exp(x)); }
+
+static void begins(void *ctx) {
+    (void)ctx;
+    shared.compiling = true;
+}
+
+static void calls_it(void *ctx, const char *line) {
+    (void)ctx, (void)line;
+    if (!pthread_equal(pthread_self(), shared.thread) || shared.waits) return;
+    shared.waits = true;
+    while (!shared.compiling) usleep(100);
+    ETCH_SCOPE {
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3));
+        etch_tensor *y = etch_call(shared.f, x);
+        shared.called = y && etch_bitwise_equal(y, shared_body(x));
+    }
+}
+
+static void *enters_sink(void *unused) {
+    shared.thread = pthread_self();
+    etch__log(LOG_GRAPH, "a line");
+    return unused;
+}
+
+static void sinks_may_call_what_is_compiled(void **state) {
+    (void)state;
+    pthread_t t;
+    shared.f = etch_compile(shared_body);
+    assert_int_equal(etch_set_logs("graph"), ETCH_OK);
+    etch_set_log_sink(calls_it, NULL);
+    int64_t handle = etch_on_compile_start(begins, NULL);
+    assert_int_equal(pthread_create(&t, NULL, enters_sink, NULL), 0);
+    while (!shared.waits) usleep(100);
+    ETCH_SCOPE {
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(2));
+        assert_non_null(etch_call(shared.f, x));
+    }
+    pthread_join(t, NULL);
+    assert_true(shared.called);
+    etch_callback_remove(handle);
+    etch_function_free(shared.f);
+}
+
 int main(int argc, char **argv) {
     self = argv[0];
     if (argc > 1) return child(argv[1]);
 #define TEST(name) cmocka_unit_test_setup_teardown(name, take, let_go)
     const struct CMUnitTest tests[] = {
-        TEST(channels_switch),        TEST(unknown_channels_change_nothing),
-        TEST(lines_and_lengths),      TEST(logging_keeps_the_error),
-        TEST(sinks_may_log),          TEST(threads_take_turns),
-        TEST(help_shows_every_table), TEST(environment_is_read_at_load),
-        TEST(logs_go_to_a_file),      TEST(works_after_fork),
+        TEST(channels_switch),
+        TEST(unknown_channels_change_nothing),
+        TEST(lines_and_lengths),
+        TEST(logging_keeps_the_error),
+        TEST(sinks_may_log),
+        TEST(threads_take_turns),
+        TEST(help_shows_every_table),
+        TEST(environment_is_read_at_load),
+        TEST(logs_go_to_a_file),
+        TEST(works_after_fork),
+        TEST(sinks_may_call_what_is_compiled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

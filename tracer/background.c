@@ -238,7 +238,7 @@ void etch__want_better(etch_function *f, trace_leaf *leaf, walk *w) {
 }
 
 /* The function is to be freed: its jobs go; one that is being done is waited for, since what it
- * calls of the user's may be freed next. */
+ * calls of the user's may be freed next (but not in a log sink, for which that one may wait). */
 void etch__background_forget(etch_function *f) {
     job *gone = NULL;
     pthread_mutex_lock(&lock);
@@ -252,7 +252,8 @@ void etch__background_forget(etch_function *f) {
         j->next = gone;
         gone = j;
     }
-    while (current && current->f == f && !on_worker()) pthread_cond_wait(&done, &lock);
+    while (current && current->f == f && !on_worker() && !etch__in_log_sink())
+        pthread_cond_wait(&done, &lock);
     pthread_mutex_unlock(&lock);
     finish_jobs(gone);
 }

@@ -366,9 +366,10 @@ bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w) {
 static __thread bool compiling __attribute__((tls_model("initial-exec")));
 
 /* A caller that need not wait for the thread in the background does not; inside a compile one that
- * waited might wait for itself. */
+ * waited might wait for itself, and inside a log sink for one that waits to log. */
 static bool lock_compiles(etch_function *f, bool aside) {
-    if (aside || compiling) return pthread_mutex_trylock(&f->compile_lock) == 0;
+    if (aside || compiling || etch__in_log_sink())
+        return pthread_mutex_trylock(&f->compile_lock) == 0;
     pthread_mutex_lock(&f->compile_lock);
     return true;
 }

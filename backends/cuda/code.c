@@ -154,11 +154,11 @@ static bool in_flight(const flight *f) {
     return false;
 }
 
-/* Returns when no other thread is at the key; at once where this one is at another already, which
- * that thread may be waiting for. */
+/* Returns when no other thread is at the key; at once where that one may be waiting for what this
+ * one has: another key, or the lock of the log. */
 static void take_off(flight *f) {
     pthread_mutex_lock(&lock);
-    while (!flying && in_flight(f)) pthread_cond_wait(&landed, &lock);
+    while (!flying && !etch__in_log_sink() && in_flight(f)) pthread_cond_wait(&landed, &lock);
     flying++;
     f->next = flights, flights = f;
     pthread_mutex_unlock(&lock);
