@@ -471,7 +471,7 @@ static void each_allocation_fails_once(void) {
 
 void etch__background_wait(void); /* tracer/run.h has a type called run */
 
-static void gather(int n) { ((int (*)(int))control("fake_cuda_gather_compiles"))(n); }
+static int gathered(int n) { return ((int (*)(int))control("fake_cuda_gather_compiles"))(n); }
 
 typedef struct begun {
     etch_function *f;
@@ -484,7 +484,7 @@ static begun begin(etch_mode_kind mode) {
     etch__cuda_gemm_force = GEMM_TALL;
     begun b = {etch_compile(two_products, .mode = mode), given(1, 66, 36, 72, DENSE), NULL};
     CHECK(b.f && (b.want = two_products(b.o.x, b.o.w, b.o.b)));
-    gather(2);
+    gathered(2);
     ETCH_SCOPE { CHECK(etch_bitwise_equal(etch_call(b.f, b.o.x, b.o.w, b.o.b), b.want)); }
     return b;
 }
@@ -545,6 +545,27 @@ static void stays_apart_where_it_fails(void) {
     etch_function_free(b.f);
 }
 
+/* Two segments, each with a product and what follows it in one kernel. */
+static etch_tensor *with_break(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
+    etch_tensor *c = two_products(x, w, b);
+    if (etch_item(etch_sum(x)) > 1e30) return c;
+    return squared(x, w, c);
+}
+
+/* No compile of a call waits for the thread. */
+static void segments_do_not_wait(void) {
+    etch__cuda_gemm_force = GEMM_TALL;
+    begun b = {etch_compile(with_break), given(1, 66, 36, 72, DENSE), NULL};
+    CHECK((b.want = with_break(b.o.x, b.o.w, b.o.b)));
+    etch_set_num_threads(1); /* a plan's kernels one by one */
+    gathered(2);
+    CHECK(etch_bitwise_equal(etch_call(b.f, b.o.x, b.o.w, b.o.b), b.want));
+    CHECK(gathered(0) == 2); /* the kernel behind the second product, beside that with the first */
+    etch__background_wait();
+    CHECK(products_of_call(&b) == 0 && etch_function_counters(b.f).graphs == 2);
+    etch_function_free(b.f);
+}
+
 static void freed_meanwhile(void) {
     begun b = begin(ETCH_MODE_DEFAULT);
     etch_function_free(b.f);
@@ -586,9 +607,10 @@ int main(void) {
         IN_CHILD(one_graph_of_the_device, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(waits_where_told, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(stays_apart_where_it_fails, "ETCH_COMPILE_BESIDE=1"),
+        IN_CHILD(segments_do_not_wait, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(freed_meanwhile, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(exits_meanwhile, "ETCH_COMPILE_BESIDE=1"),
     };
-    const size_t of_fakes = 8, n = sizeof tests / sizeof *tests;
+    const size_t of_fakes = 9, n = sizeof tests / sizeof *tests;
     return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
 }

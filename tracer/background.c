@@ -99,10 +99,13 @@ static void finish_jobs(job *j) {
     }
 }
 
+static bool is_wanted(const job *j) { return !j->f->freed && atomic_load(&j->f->gen) == j->gen; }
+
+/* Better code may have come too late, behind another graph that is provisional as well. */
 static void do_job(job *j) {
     etch__tls.state = j->state;
     j->r.betters = j->betters;
-    if (!j->f->freed && atomic_load(&j->f->gen) == j->gen) etch__compile_leaf(j->f, j->leaf, &j->w);
+    for (int i = 0; i <= j->betters && is_wanted(j); i++) etch__compile_leaf(j->f, j->leaf, &j->w);
 }
 
 /* ---- the thread ---- */

@@ -243,26 +243,45 @@ static segment_code *take_oldest(trace_leaf *leaf) {
  * to come in place of provisional code. */
 typedef enum missing { NOTHING, INSTANCE, BETTER, GRAPH } missing;
 
+static void free_code(segment_code *code) {
+    if (code) etch__free(code->key);
+    etch__free(code);
+}
+
 /* Newer code goes first. Of a leaf with fixed sizes what was there stays, since runs that hold no
  * count may be using it. */
-static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code, missing m) {
+static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code, bool new_graph) {
     segment_code *oldest = NULL;
     pthread_mutex_lock(&f->lock);
     leaf->provisional = code->plan->provisional;
     code->next = atomic_load_explicit(&leaf->code, memory_order_relaxed);
     atomic_store_explicit(&leaf->code, code, memory_order_release);
     if (leaf->dynamic && ++leaf->instances > MAX_INSTANCES) oldest = take_oldest(leaf);
-    if (m == GRAPH) {
+    if (new_graph) {
         if (leaf->codes++ == 0) leaf->tree->ncompiled++;
         leaf->tree->gen->graphs++;
         etch__live_graphs++;
         count_graph(f, leaf);
-    } else if (m == INSTANCE) {
+    } else {
         TRACE_COUNT(f, instances, 1);
     }
     pthread_mutex_unlock(&f->lock);
     /* Without the lock, since a user's backend is told; a run that holds a count frees it. */
     etch__code_release(leaf, oldest);
+}
+
+/* Only in place of the code that was the newest when its graph was built. */
+static void publish_better(etch_function *f, trace_leaf *leaf, segment_code *code) {
+    pthread_mutex_lock(&f->lock);
+    bool newest = leaf->code == code->next && !leaf->stale;
+    if (newest) {
+        leaf->provisional = false;
+        atomic_store_explicit(&leaf->code, code, memory_order_release);
+    }
+    pthread_mutex_unlock(&f->lock);
+    if (newest) return;
+    etch__plan_release(code->plan);
+    free_code(code);
 }
 
 static bool copy_key(segment_code *code, const walk *w) {
@@ -271,11 +290,6 @@ static bool copy_key(segment_code *code, const walk *w) {
     memcpy(code->key, w->key, (size_t)w->nkey * sizeof *code->key);
     code->nkey = w->nkey;
     return true;
-}
-
-static void free_code(segment_code *code) {
-    if (code) etch__free(code->key);
-    etch__free(code);
 }
 
 static double seconds_now(void) {
@@ -310,7 +324,8 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, missin
     if (code && leaf->dynamic && !copy_key(code, w)) free_code(code), code = NULL;
     pthread_mutex_lock(&f->lock);
     graph *g = code ? build_graph(leaf, w, name, code) : NULL;
-    if (g) leaf->stale = false, code->version = leaf->version += new_graph;
+    if (m == BETTER) code->next = leaf->code;
+    else if (g) leaf->stale = false, code->version = leaf->version += new_graph;
     pthread_mutex_unlock(&f->lock);
     if (!g) {
         free_code(code);
@@ -390,9 +405,9 @@ static void give_up(etch_function *f, trace_leaf *leaf, missing m) {
 /* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
  * the leaf as it was, and the caller's error as it was. */
 void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
-    bool better = false;
+    bool better = false, alone = !w->run->betters;         /* no call waits for better code */
     bool aside = f->options.background && !w->run->worker; /* graphs are the other thread's */
-    if (!leaf->npath || !lock_compiles(f, aside)) return;
+    if (!leaf->npath || (alone && !lock_compiles(f, aside))) return;
     bool outer = compiling;
     compiling = true;
     missing m = what_is_missing(f, leaf, w);
@@ -407,11 +422,12 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
         if (m == GRAPH) call_back(true);
         etch__pop_frame(&frame);
         better = code && code->plan->provisional;
-        if (code) publish_code(f, leaf, code, m);
-        else give_up(f, leaf, m);
+        if (!code) give_up(f, leaf, m);
+        else if (m == BETTER) publish_better(f, leaf, code);
+        else publish_code(f, leaf, code, m == GRAPH);
         etch__error_restore(&error);
     }
     compiling = outer;
-    pthread_mutex_unlock(&f->compile_lock);
+    if (alone) pthread_mutex_unlock(&f->compile_lock);
     if (better) etch__want_better(f, leaf, w);
 }
