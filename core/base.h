@@ -86,6 +86,9 @@ void etch__warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* Whether this thread is in a sink, which runs under the log's lock: it may wait for no thread that
  * may log. */
 bool etch__in_log_sink(void);
+/* Registers what the tracer does around forks, unless that was done: before the log's part, which
+ * is to come first at a fork and so is registered last. NULL: there is no tracer. */
+extern void (*etch__tracer_forks)(void);
 
 typedef enum reason_id {
 #define REASON(id, name, text, hint) REASON_##id,

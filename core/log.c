@@ -102,7 +102,11 @@ void etch__warn(const char *format, ...) {
     va_end(args);
 }
 
+static void register_before_all(void);
+
 void etch_set_log_sink(void (*sink)(void *ctx, const char *line), void *ctx) {
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    if (sink) pthread_once(&once, register_before_all);
     if (!inside) pthread_mutex_lock(&lock);
     user_sink = sink, user_ctx = ctx;
     if (!inside) pthread_mutex_unlock(&lock);
@@ -180,15 +184,38 @@ etch_status etch_set_logs(const char *list) {
     return ETCH_OK;
 }
 
+/* ---- forks ---- */
+
+static __thread bool first; /* this thread forks, and before_all has taken the lock */
+
 /* A sink may ask for a source line, so the log's lock comes before the site's. */
 static void before_fork(void) {
-    if (!inside) pthread_mutex_lock(&lock);
+    if (!inside && !first) pthread_mutex_lock(&lock);
     etch__site_lock();
 }
 
 static void after_fork(void) {
     etch__site_unlock();
+    if (!inside && !first) pthread_mutex_unlock(&lock);
+}
+
+/* A sink of the user's may call functions, and so take any lock of the library: the log's comes
+ * before them all. Handlers run in the reverse order of their registration. */
+static void before_all(void) {
+    if (!inside) pthread_mutex_lock(&lock);
+    first = true;
+}
+
+static void after_all(void) {
+    first = false;
     if (!inside) pthread_mutex_unlock(&lock);
+}
+
+void (*etch__tracer_forks)(void);
+
+static void register_before_all(void) {
+    if (etch__tracer_forks) etch__tracer_forks();
+    pthread_atfork(before_all, after_all, after_all);
 }
 
 /* At load, so that a test of the mask is all that a log costs. */

@@ -63,6 +63,9 @@ static void set_up(void) {
     pthread_atfork(before_fork, after_fork, after_fork_child);
 }
 
+/* A constructor of the program may be earlier. */
+__attribute__((constructor)) static void at_load(void) { pthread_once(&once, set_up); }
+
 void etch__thread_register(void) {
     pthread_once(&once, set_up);
     static _Atomic unsigned numbers;

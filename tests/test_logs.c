@@ -212,7 +212,7 @@ static void logs_go_to_a_file(void **state) {
     assert_non_null(strstr(text, "etch: cache: a line\n"));
 }
 
-static volatile bool stop;
+static _Atomic bool stop;
 
 static void *warns_all_the_time(void *arg) {
     while (!stop) etch__warn("busy");
@@ -294,6 +294,36 @@ static void sinks_may_call_what_is_compiled(void **state) {
     etch_function_free(shared.f);
 }
 
+static _Atomic bool in_sink, forking;
+
+static void calls_during_fork(void *ctx, const char *line) {
+    (void)ctx, (void)line;
+    if (!pthread_equal(pthread_self(), shared.thread) || in_sink) return;
+    in_sink = true;
+    while (!forking) usleep(100);
+    usleep(50000); /* until it waits for this sink */
+    ETCH_SCOPE { shared.called = etch_call(shared.f, etch_ones(ETCH_F32, ETCH_SHAPE(4))) != NULL; }
+}
+
+/* What fork takes of the library's locks it takes after that of the log. */
+static void sinks_may_call_while_another_thread_forks(void **state) {
+    (void)state;
+    pthread_t t;
+    int status;
+    shared.f = etch_compile(shared_body), shared.called = false;
+    etch_set_log_sink(calls_during_fork, NULL);
+    assert_int_equal(etch_set_logs("graph"), ETCH_OK);
+    assert_int_equal(pthread_create(&t, NULL, enters_sink, NULL), 0);
+    while (!in_sink) usleep(100);
+    forking = true;
+    pid_t pid = fork();
+    if (pid == 0) _exit(0);
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    pthread_join(t, NULL);
+    assert_true(shared.called);
+    etch_function_free(shared.f);
+}
+
 int main(int argc, char **argv) {
     self = argv[0];
     if (argc > 1) return child(argv[1]);
@@ -310,6 +340,7 @@ int main(int argc, char **argv) {
         TEST(logs_go_to_a_file),
         TEST(works_after_fork),
         TEST(sinks_may_call_what_is_compiled),
+        TEST(sinks_may_call_while_another_thread_forks),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

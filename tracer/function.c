@@ -161,6 +161,9 @@ static void unlock_in_child(void) {
 
 static void watch_forks(void) { pthread_atfork(lock_for_fork, unlock_after_fork, unlock_in_child); }
 
+static void watch_forks_once(void) { pthread_once(&fork_once, watch_forks); }
+__attribute__((constructor)) static void at_load(void) { etch__tracer_forks = watch_forks_once; }
+
 static bool options_ok(const etch_compile_options *o) {
     const struct {
         const char *name;
@@ -203,7 +206,7 @@ etch_function *etch__function_new(function_kind kind, void (*fn)(void),
         etch__error(ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
         return NULL;
     }
-    pthread_once(&fork_once, watch_forks);
+    watch_forks_once();
     etch_function *f = etch__aligned_zeroed(sizeof *f);
     if (!f) return NULL;
     f->kind = kind, f->fn = fn;
