@@ -61,17 +61,18 @@ typedef struct cold_times {
 typedef struct cold_row {
     const char *body;
     int64_t n;
+    bool waits; /* on a GPU: also for the kernels that else are compiled beside the program */
 } cold_row;
 
 /* Runs `self --cold-child ...` with its kernel cache in directory, and without the cache that NVRTC
- * keeps for itself in the user's home; beside: kernels that take long are compiled on a thread. */
+ * keeps for itself in the user's home. */
 static cold_times run_child(const char *self, const char *directory, const char *device,
-                            bool beside, const cold_row *row) {
+                            const cold_row *row) {
     char command[8192];
     snprintf(command, sizeof command,
              "CUDA_CACHE_DISABLE=1 ETCH_COMPILE_BESIDE=%d ETCH_CACHE_DIR='%s' '%s' --cold-child %s "
              "%s %lld",
-             beside, directory, self, device, row->body, (long long)row->n);
+             !row->waits, directory, self, device, row->body, (long long)row->n);
     cold_times t = {0};
     FILE *pipe = popen(command, "r");
     if (!pipe) bench_fail("cold compile: popen");
@@ -86,15 +87,14 @@ static void remove_tree(const char *directory) {
     if (system(command) != 0) fprintf(stderr, "could not remove %s\n", directory);
 }
 
-/* As users have it; on a GPU also where the call waits for all kernels. */
-static void run_row(const char *self, const char *device, bool beside, const cold_row *row) {
+static void run_row(const char *self, const char *device, const cold_row *row) {
     double cold[2][BENCH_ROUNDS], first[2][BENCH_ROUNDS];
     char size[48];
     for (int r = 0; r < BENCH_ROUNDS; r++) {
         char directory[] = "/tmp/etch-bench-XXXXXX";
         if (!mkdtemp(directory)) bench_fail("cold compile: mkdtemp");
         for (int warm = 0; warm < 2; warm++) {
-            cold_times t = run_child(self, directory, device, beside, row);
+            cold_times t = run_child(self, directory, device, row);
             cold[warm][r] = t.compile_us, first[warm][r] = t.first_us;
             if (warm && t.cache_hits == 0) fprintf(stderr, "cold compile: the cache was not hit\n");
         }
@@ -103,21 +103,20 @@ static void run_row(const char *self, const char *device, bool beside, const col
     snprintf(size, sizeof size, "%s %lldx%lld", row->body, (long long)row->n, (long long)row->n);
     double empty = bench_median(cold[0], BENCH_ROUNDS), hit = bench_median(cold[1], BENCH_ROUNDS);
     bench_print_on(device, "cold compile", size, 1,
-                   beside ? "empty cache" : "empty cache and waiting", empty,
+                   row->waits ? "empty cache and waiting" : "empty cache", empty,
                    bench_median(first[0], BENCH_ROUNDS) * 1e-3, 1);
     bench_print_on(device, "cold compile", size, 1,
-                   beside ? "disk cache" : "disk cache and waiting", hit,
+                   row->waits ? "disk cache and waiting" : "disk cache", hit,
                    bench_median(first[1], BENCH_ROUNDS) * 1e-3, hit > 0 ? empty / hit : 0);
 }
 
 void bench_cold(const char *self, bool cuda) {
-    enum { WITH_PRODUCTS = 2 }; /* the row whose kernel has large products */
-    static const cold_row seed = {"seed", 256};
-    static const cold_row rows[] = {{"seed", 10},    {"seed", 64},  {"seed", 512},
-                                    {"chain", 4096}, {"rms", 4096}, {"allsum", 4096}};
+    static const cold_row on_cpu = {"seed", 256, false};
+    static const cold_row on_gpu[] = {
+        {"seed", 10, false},    {"seed", 64, false},  {"seed", 512, false},   {"seed", 512, true},
+        {"chain", 4096, false}, {"rms", 4096, false}, {"allsum", 4096, false}};
     if (!bench_selected("cold compile")) return;
-    if (!cuda) run_row(self, "cpu", true, &seed);
-    for (size_t i = 0; cuda && i < sizeof rows / sizeof *rows; i++)
-        run_row(self, "cuda", true, &rows[i]);
-    if (cuda) run_row(self, "cuda", false, &rows[WITH_PRODUCTS]);
+    if (!cuda) run_row(self, "cpu", &on_cpu);
+    for (size_t i = 0; cuda && i < sizeof on_gpu / sizeof *on_gpu; i++)
+        run_row(self, "cuda", &on_gpu[i]);
 }

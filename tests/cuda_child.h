@@ -94,6 +94,12 @@ static inline unsigned long live(const char *kind) {
     return ((unsigned long (*)(const char *))control("fake_cuda_live"))(kind);
 }
 
+/* From now on compiles wait until n are going on, for up to a second. How many there were at most
+ * since the last call. */
+static inline int gathered(int n) {
+    return ((int (*)(int))control("fake_cuda_gather_compiles"))(n);
+}
+
 static const etch_device gpu = ETCH_CUDA(0);
 
 static inline etch_tensor *on_gpu(etch_tensor *t) { return etch_to_device(t, gpu); }

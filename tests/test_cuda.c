@@ -389,8 +389,6 @@ static etch_tensor *of_several(void) {
     return on_gpu(etch_view(etch_remainder_scalar(ramp(300 * 200), 7), ETCH_SHAPE(300, 200)));
 }
 
-static int gather(int n) { return ((int (*)(int))control("fake_cuda_gather_compiles"))(n); }
-
 /* The kernels of a plan are compiled by as many threads as the program allows. */
 static void kernels_at_once(void) {
     etch_tensor *x = of_several(), *expected = several(x);
@@ -398,9 +396,9 @@ static void kernels_at_once(void) {
         etch_set_num_threads(threads);
         etch_function *f = etch_compile(several);
         int64_t before = etch_counters().kernels_compiled;
-        gather(threads);
+        gathered(threads);
         CHECK(etch_bitwise_equal(etch_call(f, x), expected));
-        CHECK(gather(0) == (threads > 1 ? 3 : 0));
+        CHECK(gathered(0) == (threads > 1 ? 3 : 0));
         /* The second time they are in memory. */
         CHECK((etch_counters().kernels_compiled > before + 2) == (threads > 1));
         CHECK(etch_bitwise_equal(etch_call(f, x), expected));
@@ -412,8 +410,8 @@ static void one_at_a_time(void) {
     etch_tensor *x = of_several(), *expected = several(x);
     etch_set_num_threads(1);
     etch_function *f = etch_compile(several);
-    gather(0);
-    CHECK(etch_bitwise_equal(etch_call(f, x), expected) && gather(0) == 1);
+    gathered(0);
+    CHECK(etch_bitwise_equal(etch_call(f, x), expected) && gathered(0) == 1);
     etch_function_free(f);
 }
 
@@ -508,7 +506,7 @@ static void sink_of_another_thread(void) {
     etch_tensor *x = on_gpu(ramp(5));
     CHECK(etch_set_logs("cache,graph") == ETCH_OK);
     etch_set_log_sink(asks_for_it, x);
-    gather(2);
+    gathered(2);
     CHECK(!pthread_create(&t, NULL, logs_a_graph, NULL));
     while (!sink_waits) usleep(100);
     etch_tensor *y = etch_neg(x);

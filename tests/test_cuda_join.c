@@ -471,8 +471,6 @@ static void each_allocation_fails_once(void) {
 
 void etch__background_wait(void); /* tracer/run.h has a type called run */
 
-static int gathered(int n) { return ((int (*)(int))control("fake_cuda_gather_compiles"))(n); }
-
 typedef struct begun {
     etch_function *f;
     operands o;

@@ -17,7 +17,6 @@ typedef struct job {
     generation *gen;
     trace_leaf *leaf;
     uint64_t state; /* of the thread that asked */
-    bool betters;
     run r;
     walk w; /* only what etch__compile_leaf looks at: aliases, and sizes where they are run-time */
 } job;
@@ -104,8 +103,8 @@ static bool is_wanted(const job *j) { return !j->f->freed && atomic_load(&j->f->
 /* Better code may have come too late, behind another graph that is provisional as well. */
 static void do_job(job *j) {
     etch__tls.state = j->state;
-    j->r.betters = j->betters;
-    for (int i = 0; i <= j->betters && is_wanted(j); i++) etch__compile_leaf(j->f, j->leaf, &j->w);
+    for (int i = 0; i <= j->r.betters && is_wanted(j); i++)
+        etch__compile_leaf(j->f, j->leaf, &j->w);
 }
 
 /* ---- the thread ---- */
@@ -206,6 +205,14 @@ static void start_again(void) {
     pthread_mutex_unlock(&lock);
 }
 
+/* A job for the claimed leaf; NULL: out of memory, and the claim is gone. */
+static job *claimed_job(etch_function *f, trace_leaf *leaf, walk *w) {
+    job *j = new_job(f, leaf, w);
+    if (j) j->shard = etch__function_pin(f);
+    else unclaim(f, leaf);
+    return j;
+}
+
 void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w) {
     if (!f->options.background) {
         etch__compile_leaf(f, leaf, w);
@@ -216,27 +223,17 @@ void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w) {
         start_again(); /* in the child of a fork there is no thread yet */
         return;
     }
-    job *j = new_job(f, leaf, w);
-    if (!j) {
-        unclaim(f, leaf); /* the next call tries again */
-        return;
-    }
-    j->shard = etch__function_pin(f);
-    if (put_job(j)) return;
-    do_job(j); /* no thread to be had, or the process is ending */
+    job *j = claimed_job(f, leaf, w);
+    if (!j || put_job(j)) return; /* without one the next call tries again */
+    do_job(j);                    /* no thread to be had, or the process is ending */
     finish_job(j);
 }
 
 /* Where it cannot be had, what there is goes on. */
 void etch__want_better(etch_function *f, trace_leaf *leaf, walk *w) {
-    if (!claim(f, leaf)) return;
-    job *j = new_job(f, leaf, w);
-    if (!j) {
-        unclaim(f, leaf);
-        return;
-    }
-    j->betters = true;
-    j->shard = etch__function_pin(f);
+    job *j = claim(f, leaf) ? claimed_job(f, leaf, w) : NULL;
+    if (!j) return;
+    j->r.betters = true;
     if (!put_job(j)) finish_job(j);
 }
 

@@ -37,7 +37,6 @@ struct whole_launcher {
     int device, nsteps;
     cuda_code *code;
     unsigned shared;
-    size_t bytes; /* of the parameter */
     launcher_step steps[];
 };
 
@@ -243,13 +242,11 @@ whole_launcher *etch__cuda_whole_new(int device, const whole_step *steps, int n,
     if (n > WHOLE_STEPS || arena_bytes > WHOLE_ARENA) return NULL;
     for (int i = 0; i < n; i++)
         if (!fits(&steps[i])) return NULL;
-    size_t bytes = number_steps(&c);
-    if (bytes > PARAMETER_MAX) return NULL;
+    if (number_steps(&c) > PARAMETER_MAX) return NULL;
     whole_launcher *l = etch__calloc(1, sizeof *l + (size_t)n * sizeof l->steps[0]);
     if (!l) return NULL;
     c.depth = largest_map(&c) > WHOLE_THREADS ? WHOLE_DEPTH : 1;
     l->device = etch__device_index(device), l->nsteps = n, l->shared = (unsigned)arena_bytes;
-    l->bytes = bytes;
     for (int i = 0; i < n; i++) fill_step(&l->steps[i], &c, i);
     if ((l->code = code_of(device, &c, &why))) return l;
     if (*why) etch__log(LOG_CACHE, "a plan as one kernel: %s", why);
