@@ -75,6 +75,7 @@ void etch__cuda_push_leaf(gen *g, const char *n) {
 }
 
 void etch__cuda_finish_stack(gen *g) {
+    etch__cuda_line(g, "#pragma unroll 1");
     etch__cuda_line(g, "for (; top > 1; top--) {");
     FOR_REDUCTIONS(v) {
         name a = etch__cuda_text("stack%d[top - 2]", v), b = etch__cuda_text("stack%d[top - 1]", v);
@@ -150,6 +151,7 @@ void etch__cuda_add_block(gen *g, const char *who, const char *first) {
                     g->l.depth * span);
     etch__cuda_chunk_code(g, &many);
     etch__cuda_close(g);
+    if (g->v->even == EVEN_BLOCKS) return;
     etch__cuda_line(g, "for (; at < stop; at += %d) {", g->l.chunks * span);
     etch__cuda_chunk_code(g, &few);
     etch__cuda_close(g);

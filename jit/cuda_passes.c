@@ -41,12 +41,15 @@ static void choose_held(gen *g) {
         }
 }
 
+/* Whether a row may end within what its threads take at once. */
+static bool checked(const gen *g) { return g->v->even != EVEN_BLOCKS; }
+
 /* ---- a pass that reduces ---- */
 
 /* The chunks of the piece that begins at `base`, each thread's. */
 static void piece_chunks(gen *g) {
-    chunk c = {g->l.vector, g->l.depth, true};
-    bool guard = c.depth == 1;
+    chunk c = {g->l.vector, g->l.depth, checked(g)};
+    bool guard = c.depth == 1 && c.checked;
     etch__cuda_line(g, "const idx at = base + t * %d;", g->l.vector);
     if (guard) etch__cuda_line(g, "if (at < stop) {");
     etch__cuda_chunk_code(g, &c);
@@ -56,8 +59,10 @@ static void piece_chunks(gen *g) {
 static void add_piece(gen *g) {
     etch__cuda_line(g, "__syncthreads();");
     etch__cuda_line(g, "if (t < %d) {", REDUCE_LANES);
-    etch__cuda_line(g, "const int n = stop - base < %d ? (int)(stop - base) : %d;", piece_of(g),
-                    piece_of(g));
+    if (!checked(g)) etch__cuda_line(g, "const int n = t + %d;", piece_of(g));
+    else
+        etch__cuda_line(g, "const int n = stop - base < %d ? (int)(stop - base) : %d;",
+                        piece_of(g), piece_of(g));
     etch__cuda_line(g, "#pragma unroll 8");
     etch__cuda_line(g, "for (int e = t; e < n; e += %d) {", REDUCE_LANES);
     FOR_REDUCTIONS(v) {
@@ -90,7 +95,7 @@ static void fold_block_lanes(gen *g) {
 /* One block of the canonical order in one piece. */
 static void reduce_held(gen *g) {
     etch__cuda_begin_lanes(g, 1);
-    etch__cuda_line(g, "const idx base = 0, stop = reduced;");
+    etch__cuda_line(g, "const idx base = 0%s;", checked(g) ? ", stop = reduced" : "");
     piece_chunks(g);
     add_piece(g);
     fold_block_lanes(g);
@@ -167,10 +172,10 @@ enum { LAST_DEPTH = 4 };
 
 /* The last stage, of elements. */
 static void last_pass(gen *g, int stage) {
-    chunk c = {g->l.vector, g->l.hold ? g->l.hold : LAST_DEPTH, true};
-    bool guard = c.depth == 1;
+    chunk c = {g->l.vector, g->l.hold ? g->l.hold : LAST_DEPTH, checked(g)};
+    bool guard = c.depth == 1 && c.checked;
     etch__cuda_enter_stage(g, stage);
-    etch__cuda_line(g, "const idx stop = reduced;");
+    if (c.checked) etch__cuda_line(g, "const idx stop = reduced;");
     if (g->l.hold) etch__cuda_line(g, "{");
     if (g->l.hold) etch__cuda_line(g, "const idx at = t * %d;", c.vector);
     else
@@ -185,7 +190,7 @@ static void last_pass(gen *g, int stage) {
 void etch__cuda_rows_again(gen *g) {
     int last = etch__loop_last_stage(g->k), stage = 0;
     chunk held = {g->l.vector, g->l.depth, true};
-    etch__cuda_line(g, "__shared__ u64 shared[%d];", shared_words(g));
+    etch__cuda_line(g, "alignas(16) __shared__ u64 shared[%d];", shared_words(g));
     etch__cuda_line(g, "const int t = threadIdx.x;");
     for (int a = 0; a < g->k->naccesses; a++)
         if (etch__cuda_loaded_once(g, a)) {

@@ -274,15 +274,35 @@ static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_
 
 enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10 };
 
-/* A row is held if it is no longer than a block of the reduction, and its
- * values fit shared memory. */
-void etch__cuda_set_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims) {
-    v->hold = 0;
-    if (!etch__cuda_has_passes(k)) return;
+/* A row is held if it is no longer than a block of the reduction, and its values fit shared memory.
+ */
+static int hold_of(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
+    if (!etch__cuda_has_passes(k)) return 0;
     int64_t width = (int64_t)etch__cuda_layout(k, v).threads * v->vector;
     int64_t hold = quot_up(product(dims + k->npar, k->nred), width), held = hold * width;
-    if (hold <= HOLD_MOST && held <= REDUCE_BLOCK && held * reduced_bytes(k) <= HOLD_SHARED)
-        v->hold = (uint8_t)hold;
+    bool fits = hold <= HOLD_MOST && held <= REDUCE_BLOCK && held * reduced_bytes(k) <= HOLD_SHARED;
+    return fits ? (int)hold : 0;
+}
+
+/* Elements that the code takes at once: rows of a multiple of them need no checks; 0: it has
+ * checks for any. */
+static int64_t taken_at_once(const loop_kernel *k, const cuda_variant *v) {
+    cuda_layout l = etch__cuda_layout(k, v);
+    if (!etch__cuda_has_passes(k)) return REDUCE_BLOCK;
+    return (int64_t)l.threads * l.vector * l.hold;
+}
+
+static even_rows even_of(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
+    int axis = etch__cuda_axis(k);
+    if (axis < 0 || dims[axis] % v->vector != 0) return EVEN_NOT;
+    even_rows vectors = v->vector > 1 && !etch__cuda_on_columns(k) ? EVEN_VECTORS : EVEN_NOT;
+    int64_t once = k->nred ? taken_at_once(k, v) : 0, n = product(dims + k->npar, k->nred);
+    return once && n % once == 0 ? EVEN_BLOCKS : vectors;
+}
+
+void etch__cuda_fit_rows(const loop_kernel *k, cuda_variant *v, const int64_t *dims) {
+    v->hold = (uint8_t)hold_of(k, v, dims);
+    v->even = (uint8_t)even_of(k, v, dims);
 }
 
 /* As few threads as take a row in HOLD_CHUNKS chunks each. */
@@ -294,11 +314,11 @@ static int row_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *
 }
 
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
-    cuda_variant v = {is_narrow(k, dims) ? 32 : 64, 1, 3, 0, 0};
+    cuda_variant v = {.index_bits = is_narrow(k, dims) ? 32 : 64, .vector = 1, .tile = 3};
     v.vector = (uint8_t)choose_vector(k, dims, aligned);
     bool passes = etch__cuda_has_passes(k);
     v.tile = (uint8_t)(passes ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));
-    etch__cuda_set_hold(k, &v, dims);
+    etch__cuda_fit_rows(k, &v, dims);
     return v;
 }
 

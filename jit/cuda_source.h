@@ -30,22 +30,30 @@ typedef struct cuda_variant {
     uint8_t hold;   /* kernels that go over their rows again: chunks of a row that a thread keeps in
                        registers, 32 << tile threads * vector * hold holding all of it; 0: it loads
                        them again */
-    uint8_t
-        tested; /* 1: a last argument, the address of a word; unless all its bits are set the kernel
-                       does nothing */
+    uint8_t even;   /* an even_rows: code that the rows do not need is left out */
+    uint8_t tested; /* 1: a last argument, the address of a word; unless all its bits are set the
+                       kernel does nothing */
 } cuda_variant;
+
+/* What is known of the extents: any variant may know less than is true. */
+typedef enum even_rows {
+    EVEN_NOT,
+    EVEN_VECTORS, /* the extent along the vectors' axis is a multiple of the vector */
+    EVEN_BLOCKS   /* and what is reduced one of what the code takes at once: REDUCE_BLOCK elements;
+                     kernels that hold a row: all that its threads hold */
+} even_rows;
 
 typedef struct cuda_shape {
     uint32_t grid[3], block[3], shared;
 } cuda_shape;
 
 /* The choice made without tuning, from extents, dtypes, steps, and bit a of `aligned` set where
- * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector and
- * hold 0 is right as well. */
+ * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector, hold 0
+ * and even 0 is right as well. */
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned);
-/* What a row of these extents asks of `hold`, for the variant's other fields: to be called where
- * they were changed, or come from other extents. */
-void etch__cuda_set_hold(const loop_kernel *k, cuda_variant *v, const int64_t *dims);
+/* Sets `hold` and `even` to what rows of these extents ask for, with the variant's other fields: to
+ * be called where those were changed, or come from other extents. */
+void etch__cuda_fit_rows(const loop_kernel *k, cuda_variant *v, const int64_t *dims);
 cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims);
 
 /* The source of one kernel; etch__free it. NULL: out of memory. */

@@ -89,6 +89,7 @@ static bool has_math(void) {
 }
 
 static int64_t vectors_seen, column_vectors_seen;
+static int64_t even_seen[4][EVEN_BLOCKS + 1]; /* of each loop_variant; last: of several passes */
 static bool quick; /* one launch less */
 static int widest; /* a vector that the choice may find too wide for so few columns; 0: none */
 
@@ -105,14 +106,15 @@ static void check_run(const int64_t *extent, bool split) {
     assert_int_equal(v.index_bits, 32);
     vectors_seen += v.vector > 1;
     column_vectors_seen += v.vector > 1 && K.variant == LOOP_COLUMN;
+    even_seen[etch__loop_last_stage(&K) > 1 ? 3 : K.variant][v.even]++;
     add_launch(c, v, 0);
-    if (widest) add_launch(c, (cuda_variant){32, (uint8_t)widest, 3 + ncases % 2, 0, 0}, 0);
+    if (widest) add_launch(c, (cuda_variant){32, (uint8_t)widest, 3 + ncases % 2, 0, 0, 0}, 0);
     v.tile = (uint8_t)(random_bits() % 6);
     if (v.vector > 1 && !quick && !split)
-        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0, 0}, 0);
-    etch__cuda_set_hold(&c->k, &v, c->b.dims);
+        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0, 0, 0}, 0);
+    etch__cuda_fit_rows(&c->k, &v, c->b.dims);
     if (v.hold) add_launch(c, v, 0);
-    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0, 0}, 2);
+    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0, 0, 0}, 2);
 }
 
 /* ---- compiling them ---- */
@@ -580,6 +582,7 @@ static void test_row_sizes(void **unused) {
     both_ways((int64_t[]){1, 40000});
     both_ways((int64_t[]){3, 4096 * 37 + 5});
     both_ways((int64_t[]){1, 4096 * 70});
+    both_ways((int64_t[]){3, 8192});
     both_ways((int64_t[]){5000, 20});
     run_cases();
 }
@@ -594,6 +597,7 @@ static void test_row_shapes(void **unused) {
     both_ways((int64_t[]){2, 5, 256});
     both_ways((int64_t[]){1, 3, 4099});
     both_ways((int64_t[]){1, 3, 4104});
+    both_ways((int64_t[]){2, 4, 1024});
     rich(LOOP_ROW, 1, 3, "1sss", "s0s0", "sss1", "ssss");
     both_ways((int64_t[]){2, 3, 11, 13});
     rich(LOOP_ROW, 0, 1, "1", "0", "1", "0");
@@ -612,6 +616,8 @@ static void test_row_passes(void **unused) {
             check_run((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]}, false);
         check_run((int64_t[]){3, 4096 * 3 + 5}, false);
         check_run((int64_t[]){2, 8192}, false);
+        check_run((int64_t[]){3, 1024}, false);
+        check_run((int64_t[]){2, 1000}, false);
     }
     passes(false, 2, 1, "s1s", "0s1", "ss1", "sss");
     check_run((int64_t[]){3, 4, 100}, false);
@@ -629,6 +635,7 @@ static void test_column_sizes(void **unused) {
     for (int i = 0; i < COUNT_OF(sizes) - 1; i++) both_ways((int64_t[]){sizes[i], 5});
     for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){3, sizes[i]});
     both_ways((int64_t[]){40, 4096 * 9 + 100});
+    both_ways((int64_t[]){40, 8192});
     run_cases();
 }
 
@@ -693,8 +700,8 @@ static void test_finish(void **unused) {
         store(1, ETCH_F32, "0", reduce(REDUCE_MAX, ETCH_F32, x));
         wild = false;
         check_run(&columns[i], true);
-        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 0, 0, 0}, 0);
-        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 5, 0, 0}, 0);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 0, 0, 0, 0}, 0);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 5, 0, 0, 0}, 0);
     }
     rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
     check_run((int64_t[]){40, 4096 * 5 + 1}, true);
@@ -797,7 +804,7 @@ static void test_shape(void **unused) {
     (void)unused;
     begin(LOOP_MAP, 1, 0);
     store(0, ETCH_I8, "1", load(0, ETCH_I8, "s"));
-    cuda_variant v = {64, 1, 0, 0, 0};
+    cuda_variant v = {64, 1, 0, 0, 0, 0};
     cuda_shape s = etch__cuda_shape(&K, &v, (int64_t[]){1ll << 50, 1, 1});
     assert_int_equal(s.grid[0], INT32_MAX);
     assert_int_equal(s.block[0], 32);
@@ -844,7 +851,7 @@ static void test_text(void **unused) {
     strcpy(K.name, "mul/relu 2");
     int x = load(0, ETCH_BF16, "1"), v = op2(0, PRIM_MUL, ETCH_F32, x, x);
     store(0, ETCH_BF16, "1", op1(0, PRIM_ROUND_BF16, ETCH_F32, v));
-    cuda_variant variant = {32, 8, 3, 0, 0};
+    cuda_variant variant = {32, 8, 3, 0, 0, 0};
     char *s = etch__cuda_source(&K, &variant);
     assert_non_null(s);
     assert_non_null(strstr(s, " etch_mul_relu_2(const __grid_constant__ struct etch_args a)"));
@@ -858,7 +865,7 @@ static void test_text(void **unused) {
 /* What keeps the loads of a thread together, and the cache clean, where that is right. */
 static void test_text_of_sums(void **unused) {
     (void)unused;
-    cuda_variant v = {32, 4, 3, 0, 0};
+    cuda_variant v = {32, 4, 3, 0, 0, 0};
     for (int i = 0; i < 4; i++) {
         begin(LOOP_ROW, 0, 1);
         int x = load(0, ETCH_F32, "1");
@@ -877,7 +884,7 @@ static void test_text_of_sums(void **unused) {
 static void test_out_of_memory(void **unused) {
     (void)unused;
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
-    cuda_variant v = {32, 4, 3, 0, 0};
+    cuda_variant v = {32, 4, 3, 0, 0, 0};
     int64_t sites = 0;
     etch__fail_allocation(1 << 20);
     etch__free(etch__cuda_source(&K, &v));
@@ -897,6 +904,12 @@ static void test_vectors_were_met(void **unused) {
     (void)unused;
     assert_true(vectors_seen > 60);
     assert_true(column_vectors_seen >= 12);
+    for (int i = 0; i < COUNT_OF(even_seen); i++)
+        for (int e = EVEN_NOT; e <= EVEN_BLOCKS; e++) {
+            bool can = e == EVEN_NOT || (e == EVEN_VECTORS && i != LOOP_COLUMN) ||
+                       (e == EVEN_BLOCKS && i != LOOP_MAP);
+            assert_true(can == (even_seen[i][e] > 0));
+        }
 }
 
 int main(void) {

@@ -10,7 +10,7 @@
 #include "core/lru.h"
 #include "jit/cache.h"
 
-enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 5 };
+enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 6 };
 enum { HELPERS_MAX = 16 };
 
 struct cuda_code {

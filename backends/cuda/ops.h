@@ -19,12 +19,13 @@ etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out);
 
 /* Products as CUDA C: the body behind the definitions that make it one of the dtype (wide: the
  * result is of the compute type; far: of 2^31 elements or more); etch__free it. The small one is a
- * device function run(args, block, blocks) for 256 threads; struct etch_args has addresses of A, B
- * and C, then batch, M, N, K and the strides (batch, row, column) of A and of B, words of 64 bits.
- */
+ * device function run(args, block, blocks) for 256 threads and K of at most k_most, 16 or 64;
+ * struct etch_args has addresses of A, B and C, then batch, M, N, K and the strides (batch, row,
+ * column) of A and of B, words of 64 bits. */
 typedef struct product_text {
     etch_dtype dtype;
     bool wide, far;
+    int k_most;
     const char *body;
 } product_text;
 char *etch__cuda_product_text(const void *product_text);

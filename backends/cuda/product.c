@@ -106,7 +106,7 @@ static const char chain_text[] =
 
 /* The same chain for M, N and K of at most 64: a block of 256 threads has 16 x 16 elements, from
  * operands in shared memory. What block `block` of `blocks` does; there are less than 2^31 tiles.
- */
+ * K_MOST, 16 or 64, is the most that K may be: less is less code. */
 #define SMALL_TEXT                                                                                 \
     "struct etch_args {\n"                                                                         \
     "    const ETCH_T *a, *b;\n"                                                                   \
@@ -118,8 +118,8 @@ static const char chain_text[] =
     "};\n"                                                                                         \
     "static __device__ __forceinline__ void run(const etch_args &p, unsigned block,\n"             \
     "                                           unsigned blocks) {\n"                              \
-    "    __shared__ quad left[16][17]; // four neighbours along k each\n"                          \
-    "    __shared__ ETCH_C right[64][16];\n"                                                       \
+    "    __shared__ quad left[16][K_MOST / 4 + 1]; // four neighbours along k each\n"              \
+    "    __shared__ ETCH_C right[K_MOST][16];\n"                                                   \
     "    const int m = (int)p.m, n = (int)p.n, K = (int)p.k;\n"                                    \
     "    const int x = threadIdx.x % 16, y = threadIdx.x / 16;\n"                                  \
     "    const unsigned across = (n + 15) / 16, tiles = (m + 15) / 16 * across;\n"                 \
@@ -131,7 +131,7 @@ static const char chain_text[] =
     "        const ETCH_T *a = p.a + batch * p.a_batch + row * p.a_row + x * p.a_col;\n"           \
     "        const ETCH_T *b = p.b + batch * p.b_batch + y * p.b_row + col * p.b_col;\n"           \
     "        #pragma unroll\n"                                                                     \
-    "        for (int i = 0; i < 64; i += 16) {\n"                                                 \
+    "        for (int i = 0; i < K_MOST; i += 16) {\n"                                             \
     "            ETCH_C v = 0, w = 0;\n"                                                           \
     "            if (row < m && i + x < K) v = LOAD(a[i * p.a_col]);\n"                            \
     "            if (col < n && i + y < K) w = LOAD(b[i * p.b_row]);\n"                            \
@@ -140,7 +140,7 @@ static const char chain_text[] =
     "        __syncthreads();\n"                                                                   \
     "        ETCH_C acc = 0;\n"                                                                    \
     "        int k = 0;\n"                                                                         \
-    "        #pragma unroll 4\n"                                                                   \
+    "        #pragma unroll (K_MOST / 16)\n"                                                       \
     "        for (; k + 4 <= K; k += 4) {\n"                                                       \
     "            const quad v = left[y][k / 4];\n"                                                 \
     "            #pragma unroll\n"                                                                 \
@@ -199,7 +199,7 @@ char *etch__cuda_product_text(const void *ctx) {
                                          "(unsigned long long)(x) * (unsigned long long)(y))";
     snprintf(text, room,
              "%stypedef %s ETCH_T;\ntypedef %s ETCH_C;\ntypedef %s index_t;\n#define LOAD(v) %s\n"
-             "#define STORE(c, i, v) (%s)\n#define CHAIN(x, y, acc) %s\n%s",
+             "#define STORE(c, i, v) (%s)\n#define CHAIN(x, y, acc) %s\n#define K_MOST %d\n%s",
              half ? etch__cuda_half_text : "", etch__cuda_type_names[d],
              etch__cuda_type_names[type], t->far ? "unsigned long long" : "unsigned",
              half ? (d == ETCH_BF16 ? "load_half(v, 1)" : "load_half(v, 0)") : "(v)",
@@ -207,17 +207,17 @@ char *etch__cuda_product_text(const void *ctx) {
                                                 : "((ETCH_T *)(c))[i] = store_half(v, 0)")
              : d == ETCH_BOOL ? "((ETCH_C *)(c))[i] = (v) != 0"
                               : "((ETCH_C *)(c))[i] = (v)",
-             chain, t->body);
+             chain, t->k_most, t->body);
     return text;
 }
 
 etch_status etch__cuda_product_launch(const product *p, const char *body, const char *symbol,
                                       bool wide, int64_t blocks, unsigned threads,
                                       void *parameter) {
-    product_text ctx = {p->dtype, wide, blocks > INT32_MAX / threads, body};
+    product_text ctx = {p->dtype, wide, blocks > INT32_MAX / threads, PRODUCT_SMALL, body};
     uint8_t key[64];
     const char *why;
-    int n = snprintf((char *)key, sizeof key, "%s 3 %d %d %d", symbol, p->dtype, wide, ctx.far);
+    int n = snprintf((char *)key, sizeof key, "%s 4 %d %d %d", symbol, p->dtype, wide, ctx.far);
     cuda_code *code =
         etch__cuda_code(p->device, key, (size_t)n, symbol, etch__cuda_product_text, &ctx, &why);
     if (!code) return etch__cuda_no_code(why);

@@ -190,8 +190,8 @@ etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *c
     if (l->join) return etch__cuda_join_resolve(l->join, args, cells, out);
     const launch_form *f = l->tuned ? l->tuned : &l->form;
     if (unlikely(!all_aligned(l, args))) {
-        const tuned_layout narrow = {
-            {l->variant.index_bits, 1, l->variant.tile, 0, l->variant.tested}, 0};
+        tuned_layout narrow = {.variant = l->variant};
+        narrow.variant.vector = 1, narrow.variant.hold = 0, narrow.variant.even = EVEN_NOT;
         if (!l->unaligned && add_form(l, &l->unaligned, &narrow) != ETCH_OK)
             return etch__tls.status;
         f = l->unaligned;

@@ -14,7 +14,7 @@
 #include "backends/cuda/launch.h"
 #include "jit/cache.h"
 
-enum { TUNE_REVISION = 1, KEY_MAX = 9216, HEAD_MAX = 256, KERNEL_BYTES = 8192 };
+enum { TUNE_REVISION = 2, KEY_MAX = 9216, HEAD_MAX = 256, KERNEL_BYTES = 8192 };
 
 /* ---- kept choices: a bounded table in memory, blobs on disk ---- */
 
@@ -273,7 +273,7 @@ static bool try_tiles(layout_search *q) {
     tuned_layout l = q->form[0].layout;
     for (int tile = q->k->variant == LOOP_COLUMN ? 3 : 1; tile <= 5; tile++) {
         l.variant.tile = (uint8_t)tile;
-        etch__cuda_set_hold(q->k, &l.variant, q->dims);
+        etch__cuda_fit_rows(q->k, &l.variant, q->dims);
         if (!add_layout(q, &l)) return false;
     }
     return settle(q);
@@ -283,7 +283,7 @@ static bool try_vectors(layout_search *q) {
     tuned_layout l = q->form[0].layout;
     while (l.variant.vector > 1) {
         l.variant.vector /= 2;
-        etch__cuda_set_hold(q->k, &l.variant, q->dims);
+        etch__cuda_fit_rows(q->k, &l.variant, q->dims);
         if (!add_layout(q, &l)) return false;
     }
     return settle(q);
@@ -359,7 +359,7 @@ bool etch__cuda_layout_find(const cuda_device *d, const loop_kernel *k, const in
     size_t n = layout_key(k, dims, first, key);
     if (!n || !etch__cuda_choice_find(d, key, n, out, sizeof *out) || !allowed(first, out))
         return false;
-    etch__cuda_set_hold(k, &out->variant, dims); /* other sizes of the class may need another */
+    etch__cuda_fit_rows(k, &out->variant, dims); /* other sizes of the class may need another */
     if (etch__log_on(LOG_AUTOTUNE)) {
         cuda_shape shape = etch__cuda_tuned_shape(k, out, dims);
         char what[96];

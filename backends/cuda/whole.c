@@ -18,6 +18,7 @@ _Static_assert(LOOP_MAX_ACCESSES <= 32, "a word has a bit for each argument of a
 typedef struct whole_function {
     const loop_kernel *k; /* NULL: a product of this dtype */
     etch_dtype dtype;
+    int64_t k_most;        /* of products, the largest K */
     int calls;             /* steps that do it */
     uint32_t always, ever; /* arguments that lie in the arena in all of them, in some */
     size_t at, bytes;      /* its array in the parameter, and an element of that */
@@ -79,13 +80,14 @@ static void put(text *t, const char *format, ...) {
 
 static void put_function(text *t, const whole_ctx *c, int number) {
     const whole_function *f = &c->functions[number];
-    product_text product = {f->dtype, false, false, etch__cuda_small_text};
+    product_text product = {.dtype = f->dtype, .body = etch__cuda_small_text};
+    product.k_most = f->k_most <= 16 ? 16 : PRODUCT_SMALL;
     char *source =
         f->k ? etch__cuda_run_source(f->k, &variant, c->depth) : etch__cuda_product_text(&product);
     put(t, "namespace f%d {\n", number);
     if (source) put_bytes(t, source, strlen(source));
     else t->failed = true;
-    put(t, "}\n%s", f->k ? "" : "#undef LOAD\n#undef STORE\n#undef CHAIN\n");
+    put(t, "}\n%s", f->k ? "" : "#undef LOAD\n#undef STORE\n#undef CHAIN\n#undef K_MOST\n");
     etch__free(source);
 }
 
@@ -173,6 +175,7 @@ static size_t number_steps(whole_ctx *c) {
         whole_function *f = &c->functions[c->number[i] = function_of(c, s)];
         for (int k = 0; k < s->nargs; k++) c->local[i] |= (uint32_t)(s->arena[k] >= 0) << k;
         f->always &= c->local[i], f->ever |= c->local[i];
+        if (!s->low && s->numbers[3] > f->k_most) f->k_most = s->numbers[3];
         c->place[i] = f->calls++;
     }
     for (int f = 0; f < c->nfunctions; f++) {
