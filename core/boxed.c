@@ -264,8 +264,9 @@ etch_status etch_op_call(const etch_op *op, const etch_value *args, int nargs, e
                               "%s: expected room for %d result%s, got %d", op->name, op->nout,
                               op->nout == 1 ? "" : "s", nout);
     boxed_call b = {.op = op, .schema = etch__schema((op_id)op->id), .site = site};
-    out[0] = NULL;
-    if (!bind(&b, args, nargs) || !convert(&b)) return etch__tls.status;
-    out[0] = etch__operator((op_id)op->id, b.in, b.nin, b.sc, b.nsc, b.at, b.nat, site);
-    return out[0] ? ETCH_OK : etch__tls.status;
+    etch_tensor *result = NULL;
+    if (bind(&b, args, nargs) && convert(&b)) /* out may be an entry of a list among them */
+        result = etch__operator((op_id)op->id, b.in, b.nin, b.sc, b.nsc, b.at, b.nat, site);
+    out[0] = result;
+    return result ? ETCH_OK : etch__tls.status;
 }

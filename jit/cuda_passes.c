@@ -61,8 +61,8 @@ static void add_piece(gen *g) {
     etch__cuda_line(g, "if (t < %d) {", REDUCE_LANES);
     if (!checked(g)) etch__cuda_line(g, "const int n = t + %d;", piece_of(g));
     else
-        etch__cuda_line(g, "const int n = stop - base < %d ? (int)(stop - base) : %d;",
-                        piece_of(g), piece_of(g));
+        etch__cuda_line(g, "const int n = stop - base < %d ? (int)(stop - base) : %d;", piece_of(g),
+                        piece_of(g));
     etch__cuda_line(g, "#pragma unroll 8");
     etch__cuda_line(g, "for (int e = t; e < n; e += %d) {", REDUCE_LANES);
     FOR_REDUCTIONS(v) {

@@ -90,7 +90,7 @@ static bool has_math(void) {
 
 static int64_t vectors_seen, column_vectors_seen;
 static int64_t even_seen[4][EVEN_BLOCKS + 1]; /* of each loop_variant; last: of several passes */
-static bool quick; /* one launch less */
+static bool quick;                            /* one launch less */
 static int widest; /* a vector that the choice may find too wide for so few columns; 0: none */
 
 /* As the kernel is chosen; half the vector, other blocks; 64-bit indices, a grid that strides. */

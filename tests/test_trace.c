@@ -842,6 +842,56 @@ static void test_general_form(void **state) {
     }
 }
 
+/* Writes a result before it reads the argument that may lie in the same place. */
+static etch_status step(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out, int nout) {
+    (void)ctx, (void)nin, (void)nout;
+    out[0] = etch_mul_scalar(in[1], 1);
+    out[1] = etch_add(in[0], in[1]);
+    return out[1] ? ETCH_OK : etch_last_status();
+}
+
+/* A step of a state, whose lists of arguments and results are one, or have entries in common. */
+static void test_results_in_place_of_arguments(void **state) {
+    (void)state;
+    static const double fibonacci[] = {0, 1, 1, 2, 3, 5, 8, 13, 21};
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(step, .backend = test_backends[b]);
+            etch_tensor *s[3] = {etch_full(ETCH_F32, ETCH_SHAPE(2), 0),
+                                 etch_full(ETCH_F32, ETCH_SHAPE(2), 1), NULL};
+            for (int i = 1; i < 8; i++) {
+                assert_int_equal(etch_call_n(f, s, 2, s, 2), ETCH_OK);
+                assert_true(etch_item(etch_select(s[0], 0, 1)) == fibonacci[i]);
+                assert_true(etch_item(etch_select(s[1], 0, 1)) == fibonacci[i + 1]);
+            }
+            assert_counts(f, 1, 6);
+            etch_tensor *first = s[0];
+            assert_int_equal(etch_call_n(f, s, 2, s + 1, 2), ETCH_OK);
+            assert_ptr_equal(s[0], first);
+            assert_true(etch_item(etch_select(s[2], 0, 0)) == 34);
+            etch_tensor *before[3] = {s[0], etch_zeros(ETCH_F32, ETCH_SHAPE(3)), s[2]};
+            s[1] = before[1]; /* no sum with that */
+            assert_true(etch_call_n(f, s, 2, s + 1, 2) != ETCH_OK);
+            assert_ptr_equal(s[0], before[0]);
+            assert_ptr_equal(s[1], before[1]);
+            assert_null(s[2]);
+            etch_clear_error();
+            etch_function_free(f);
+        }
+}
+
+/* out of a boxed call is an entry of its list. */
+static void test_boxed_result_in_place_of_an_argument(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *list[2] = {arange_f32(2, 3), arange_f32(2, 3)};
+        etch_value args[] = {{.tag = ETCH_VALUE_TENSORS, .tensors = {list, 2}}};
+        etch_tensor *wanted = etch_cat(list, 2, 0);
+        assert_int_equal(etch_op_call(etch_op_find("cat"), args, 1, list, 1), ETCH_OK);
+        assert_same(list[0], wanted);
+    }
+}
+
 static etch_tensor *same_twice(etch_tensor *x) {
     etch_tensor *a = etch_exp(x);
     etch_tensor *b = etch_exp(x);
@@ -900,6 +950,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_random_stream),
         cmocka_unit_test(test_call_sites),
         cmocka_unit_test(test_general_form),
+        cmocka_unit_test(test_results_in_place_of_arguments),
+        cmocka_unit_test(test_boxed_result_in_place_of_an_argument),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

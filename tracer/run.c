@@ -549,10 +549,33 @@ static etch_status await_copies(etch_tensor *const *in, int nin) {
     return ETCH_OK;
 }
 
+/* Whether an array begins in n entries of the other; where. */
+static inline bool begins_in(etch_tensor *const *at, etch_tensor *const *list, int n) {
+    return (uintptr_t)at - (uintptr_t)list < (size_t)n * sizeof *list;
+}
+
+static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
+                           int nout, const void *site);
+
+/* Results go to the places of arguments: the body reads copies of those, an error leaves them. */
+static etch_status call_in_place(etch_function *f, etch_tensor *const *in, int nin,
+                                 etch_tensor **out, int nout, const void *site) {
+    etch_tensor **own = etch__malloc((size_t)nin * sizeof *own);
+    if (!own) return etch__tls.status;
+    memcpy(own, in, (size_t)nin * sizeof *own);
+    etch_status status = call_at(f, own, nin, out, nout, site);
+    for (int i = 0; status != ETCH_OK && i < nout; i++)
+        if (begins_in(out + i, in, nin)) out[i] = own[(etch_tensor *const *)(out + i) - in];
+    etch__free(own);
+    return status;
+}
+
 static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                            int nout, const void *site) {
     if (unlikely(!f)) return etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
     if (unlikely(!counts_ok(f, in, nin, out, nout))) return etch__tls.status;
+    if (unlikely(begins_in(out, in, nin) || begins_in(in, out, nout)))
+        return call_in_place(f, in, nin, out, nout, site);
     clear(out, nout);
     if (unlikely(await_copies(in, nin) != ETCH_OK)) return etch__tls.status;
     etch_status status = unlikely(etch__profile_on()) ? call_profiled(f, in, nin, out, nout, site)

@@ -118,7 +118,8 @@ ETCH_API etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options 
 ETCH_API void etch_function_free(etch_function *f);
 
 /* Calls f with nin tensors. Returned handles belong to the caller's innermost scope, except a
- * returned argument or captured tensor, which stays with its owner. */
+ * returned argument or captured tensor, which stays with its owner. An error leaves NULLs in out.
+ * in and out may be one array, or parts of one (a step of a state): an error leaves arguments. */
 ETCH_API etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin,
                                  etch_tensor **out, int nout);
 /* The same for a function with one result: NULL on error. */
