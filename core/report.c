@@ -263,6 +263,12 @@ report_graph *etch__report_end_graph(etch_status status, report_graph **runs) {
     return merged ? NULL : g;
 }
 
+void etch__report_drop_graph(void) {
+    report_graph *g = current;
+    current = g->outer;
+    free_graph(g);
+}
+
 void etch__report_forget(void) {
     while (all) {
         report_graph *older = all->older;

@@ -62,8 +62,9 @@ typedef struct report_graph {
     char schedule[160];               /* steps, buffers, arena */
     report_outcome outcome;
     int operators;
-    bool instance; /* for other sizes of a graph that is there, with other steps */
-    int instances; /* plans for other sizes with the same steps, counted in these times */
+    bool instance;    /* for other sizes of a graph that is there, with other steps */
+    int instances;    /* plans for other sizes with the same steps, counted in these times */
+    bool provisional; /* ran while kernels that take long were compiled beside the program */
     int64_t start, compile_ns;
     report_step *steps;
     int64_t nsteps, steps_cap;
@@ -102,6 +103,8 @@ static inline void etch__report_step_ran(report_graph *g, int step, int64_t star
  * or NULL where it is there already; *runs: whose times the runs of the code belong to. */
 bool etch__report_begin_graph(const graph *g, bool instance, report_graph *like);
 report_graph *etch__report_end_graph(etch_status status, report_graph **runs);
+/* In place of the end: nothing is kept. */
+void etch__report_drop_graph(void);
 
 /* All records; under the lock. */
 extern pthread_mutex_t etch__report_lock;

@@ -7,6 +7,7 @@
 
 #include "backends/cuda/gemm.h"
 #include "core/base.h"
+#include "core/report.h"
 
 #include <math.h>
 
@@ -470,6 +471,8 @@ static void each_allocation_fails_once(void) {
 /* ---- compiled beside the program ---- */
 
 void etch__background_wait(void); /* tracer/run.h has a type called run */
+bool etch__report_begin(const char *dir);
+void etch__report_end(void);
 
 typedef struct begun {
     etch_function *f;
@@ -510,6 +513,31 @@ static void apart_until_compiled(void) {
     etch_function_free(b.f);
 }
 
+static char folder[] = "/tmp/etch-test-XXXXXX";
+
+static void begin_report(void) { CHECK(mkdtemp(folder) && etch__report_begin(folder)); }
+
+static void end_report(void) {
+    etch__report_end();
+    CHECK(rmdir(folder) == 0);
+}
+
+/* The report has both plans, each with its runs. */
+static void report_has_both(void) {
+    begin_report();
+    begun b = begin(ETCH_MODE_DEFAULT);
+    CHECK(products_of_call(&b) == 2);
+    etch__background_wait();
+    for (int i = 0; i < 3; i++) CHECK(products_of_call(&b) == 0);
+    CHECK(etch__report_ngraphs == 2);
+    const report_graph *first = etch__report_graphs[0], *joined = etch__report_graphs[1];
+    CHECK(first->provisional && !joined->provisional && joined->next == first);
+    CHECK(first->nsteps > joined->nsteps && joined->nsteps == 2);
+    CHECK(first->run.count == 1 && joined->run.count == 3);
+    etch_function_free(b.f);
+    end_report();
+}
+
 static void one_graph_of_the_device(void) {
     begun b = begin(ETCH_MODE_REDUCE_OVERHEAD);
     CHECK(products_of_call(&b) == 2 && etch_device_stats(gpu).graphs == 0);
@@ -531,16 +559,18 @@ static void waits_where_told(void) {
 }
 
 static void stays_apart_where_it_fails(void) {
+    begin_report();
     begun b = begin(ETCH_MODE_DEFAULT);
     fail_symbol("cuModuleLoadData", 1);
     etch__background_wait();
-    CHECK(failed() == 1);
+    CHECK(failed() == 1 && etch__report_ngraphs == 1);
     int64_t compiled = etch_counters().kernels_compiled;
     for (int i = 0; i < 3; i++) CHECK(products_of_call(&b) == 2);
     etch__background_wait();
     CHECK(etch_counters().kernels_compiled == compiled && etch_last_status() == ETCH_OK);
     CHECK(etch_function_counters(b.f).eager_runs == 0);
     etch_function_free(b.f);
+    end_report();
 }
 
 /* Two segments, each with a product and what follows it in one kernel. */
@@ -602,6 +632,7 @@ int main(void) {
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(each_allocation_fails_once, NULL),
         IN_CHILD(apart_until_compiled, "ETCH_COMPILE_BESIDE=1"),
+        IN_CHILD(report_has_both, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(one_graph_of_the_device, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(waits_where_told, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(stays_apart_where_it_fails, "ETCH_COMPILE_BESIDE=1"),
@@ -609,6 +640,6 @@ int main(void) {
         IN_CHILD(freed_meanwhile, "ETCH_COMPILE_BESIDE=1"),
         IN_CHILD(exits_meanwhile, "ETCH_COMPILE_BESIDE=1"),
     };
-    const size_t of_fakes = 9, n = sizeof tests / sizeof *tests;
+    const size_t of_fakes = 10, n = sizeof tests / sizeof *tests;
     return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
 }

@@ -335,9 +335,10 @@ static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, missin
     double before = seconds_now();
     backend_options options = options_for(f, w, m);
     int64_t profile = etch__profile_start();
-    bool reported = m != BETTER && etch__report_on() && etch__report_compiling(leaf, g, new_graph);
+    bool reported = etch__report_on() && etch__report_compiling(leaf, g, m == INSTANCE);
     etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
-    if (unlikely(reported)) etch__report_compiled(leaf, code, status);
+    if (unlikely(reported) && m == BETTER && status != ETCH_OK) etch__report_drop_graph();
+    else if (unlikely(reported)) etch__report_compiled(leaf, code, status);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, profile, g->name, NULL);
     etch__graph_free(g);
     if (status == ETCH_OK) {

@@ -248,8 +248,8 @@ void etch__report_limited(etch_function *f, trace_tree *tree, const trace_node *
 
 /* ---- compiles ---- */
 
-bool etch__report_compiling(const trace_leaf *leaf, const graph *g, bool new_graph) {
-    return leaf->report && etch__report_begin_graph(g, !new_graph, leaf->report->graphs);
+bool etch__report_compiling(const trace_leaf *leaf, const graph *g, bool instance) {
+    return leaf->report && etch__report_begin_graph(g, instance, leaf->report->graphs);
 }
 
 void etch__report_compiled(const trace_leaf *leaf, segment_code *code, etch_status status) {
@@ -261,6 +261,7 @@ void etch__report_compiled(const trace_leaf *leaf, segment_code *code, etch_stat
     etch__error_restore(&error);
     lock_records();
     g->start -= etch__report_began;
+    g->provisional = status == ETCH_OK && code->plan->provisional;
     g->next = leaf->report->graphs;
     leaf->report->graphs = g;
     unlock_records();

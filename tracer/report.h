@@ -96,7 +96,7 @@ void etch__report_published(etch_function *f, trace_leaf *leaf);
 void etch__report_limited(etch_function *f, trace_tree *tree, const trace_node *last,
                           const op_call *call);
 /* Around the backend's work on a leaf's graph; the second only where the first said true. */
-bool etch__report_compiling(const trace_leaf *leaf, const graph *g, bool new_graph);
+bool etch__report_compiling(const trace_leaf *leaf, const graph *g, bool instance);
 void etch__report_compiled(const trace_leaf *leaf, segment_code *code, etch_status status);
 
 /* Begins recording, to be written to dir. false: dir is too long. */

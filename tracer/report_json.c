@@ -98,6 +98,7 @@ static void put_graph(FILE *f, report_graph *g) {
     put_number(f, "operators", g->operators);
     put_flag(f, "other_sizes", g->instance);
     put_number(f, "instances", g->instances);
+    put_flag(f, "provisional", g->provisional);
     put_number(f, "start_ns", g->start);
     put_number(f, "compile_ns", g->compile_ns);
     put_time(f, "run", &g->run);
