@@ -294,6 +294,32 @@ static void plans_inside(void) {
     etch_function_free(f);
 }
 
+static etch_tensor *scaled(etch_tensor *x) { return etch_exp(etch_mul_scalar(x, 0.01)); }
+
+/* Work of a second device in the block is refused, eager and compiled; recording goes on. */
+static void one_device(void) {
+    etch_cuda_graph *g = NULL;
+    etch_function *f = etch_compile(scaled);
+    etch_tensor *x = on_gpu(ramp(100)), *there = etch_to_device(x, ETCH_CUDA(1)), *y = NULL;
+    if (!there) return; /* a real machine that has one */
+    for (int i = 0; i < 3; i++) CHECK(etch_call(f, there) && etch_neg(there) && etch_neg(x));
+    int64_t launches = etch_device_stats(ETCH_CUDA(1)).launches;
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(g) {
+        y = etch_neg(x);
+        CHECK(!etch_neg(there) && says(etch_last_error(), "cuda:0 is being recorded"));
+        CHECK(etch_last_status() == ETCH_ERR_UNSUPPORTED);
+        etch_clear_error();
+        CHECK(!etch_call(f, there) && etch_last_status() == ETCH_ERR_UNSUPPORTED);
+        etch_clear_error();
+        y = etch_neg(y);
+    }
+    CHECK(g && etch_cuda_graph_replay(g) == ETCH_OK && is_ramp(y, 100, 1));
+    CHECK(etch_device_stats(ETCH_CUDA(1)).launches == launches);
+    CHECK(same(etch_call(f, there), scaled(there)));
+    etch_cuda_graph_free(g);
+    etch_function_free(f);
+}
+
 /* ---- failing calls ---- */
 
 /* Records, replays and reads 16 numbers; false: a call failed with an error. */
@@ -378,6 +404,7 @@ int main(void) {
         IN_CHILD(others_leave_it_alone, "FAKE_CUDA_LAZY=1"),
         IN_CHILD(graphs_of_plans, NULL),
         IN_CHILD(plans_inside, NULL),
+        IN_CHILD(one_device, NULL),
         /* Of the fakes only. */
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(each_allocation_fails_once, NULL),

@@ -208,10 +208,11 @@ cuda_block *etch__cuda_allocate_own(cuda_stream *s, size_t bytes) {
 }
 
 static __thread cuda_held *capturing;
+static __thread int captured_device;
 
 etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_held *held) {
     etch_status status = etch__cuda_stream_record(s);
-    if (status == ETCH_OK) capturing = held;
+    if (status == ETCH_OK) capturing = held, captured_device = etch__cuda_stream_device(s)->index;
     return status;
 }
 
@@ -226,6 +227,15 @@ etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph) {
 }
 
 bool etch__cuda_capturing(void) { return capturing != NULL; }
+
+etch_status etch__cuda_may_issue(int index) {
+    if (likely(!capturing || index == captured_device)) return ETCH_OK;
+    return etch__error(
+        ETCH_ERR_UNSUPPORTED,
+        "a graph of cuda:%d is being recorded, of which work on cuda:%d would not be "
+        "part: expected operators of one device in the block",
+        captured_device, index);
+}
 
 void etch__cuda_let_go(cuda_held *held) {
     for (cuda_block *b = held->blocks, *next; b; b = next) {

@@ -229,7 +229,8 @@ static etch_status launch(launcher *l, void *const *args, const uint64_t *cells)
 }
 
 static etch_status use(int device, etch_storage *storage) {
-    cuda_stream *s = etch__cuda_stream(etch__device_index(device));
+    int index = etch__device_index(device);
+    cuda_stream *s = etch__cuda_may_issue(index) == ETCH_OK ? etch__cuda_stream(index) : NULL;
     return s ? etch__cuda_use(s, storage) : etch__tls.status;
 }
 

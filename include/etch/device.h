@@ -114,9 +114,10 @@ ETCH_API etch_status etch_device_trim(etch_device device);
  * and a replay comes after what was issued on it before, by any thread or stream. It is unsound
  * for a program that changes: no shape, scalar or branch is checked. (A compiled function
  * with ETCH_MODE_REDUCE_OVERHEAD is the checked form of the same.) Operators in the block must be
- * of the current device and must not wait for it: reading a value there is an error. Call the
- * block's operators once before, so that their kernels are there. A replay checks data like its
- * operators do. On error g is NULL. */
+ * of the current device and must not wait for it: reading a value there is an error, and so is an
+ * operator of another GPU; what the CPU computes there is computed once, now. Call the block's
+ * operators once before, so that their kernels are there. A replay checks data like its operators
+ * do. On error g is NULL. */
 typedef struct etch_cuda_graph etch_cuda_graph;
 ETCH_API etch_cuda_graph *etch_cuda_graph_begin(void);
 ETCH_API etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g); /* g, or NULL and g freed */
