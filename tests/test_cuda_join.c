@@ -3,10 +3,9 @@
  * a graph bit for bit as eager, where every product is a kernel of its own; which products join and
  * which must not, counted; every layout of operands, tiles that are not full, operands that lie
  * elsewhere in a later call; each driver call and allocation failing once. */
-#include "cuda_child.h"
+#include "cuda_failing.h"
 
 #include "backends/cuda/gemm.h"
-#include "core/base.h"
 #include "core/report.h"
 
 #include <math.h>
@@ -431,41 +430,13 @@ static bool program(float *y) {
 }
 
 static void each_call_fails_once(void) {
-    float expected[16], y[16];
     etch__cuda_gemm_force = GEMM_TALL;
-    CHECK(program(expected) && program(expected));
-    int64_t tensors = etch_memory().tensors, bytes = etch_device_stats(gpu).bytes_live;
-    int n = 1, errors = 0;
-    for (bool fell = true; fell && n < 3000; n++) {
-        unsigned long before = failed();
-        fail_after(n);
-        bool ok = program(y);
-        fell = failed() > before;
-        fail_after(0);
-        CHECK(ok ? !memcmp(y, expected, sizeof y) : fell && etch_last_status() != ETCH_OK);
-        errors += !ok;
-        etch_clear_error();
-        CHECK(etch_memory().tensors == tensors && etch_device_stats(gpu).bytes_live == bytes);
-    }
-    CHECK(n > 20 && n < 3000 && errors > 0);
+    each_call_fails(program);
 }
 
 static void each_allocation_fails_once(void) {
-    float expected[16], y[16];
     etch__cuda_gemm_force = GEMM_TALL;
-    CHECK(program(expected) && program(expected));
-    int64_t tensors = etch_memory().tensors, bytes = etch_memory().bytes_live;
-    int errors = 0, n = 0;
-    for (bool last = false; !last && n < 3000; n++) {
-        etch__fail_allocation(n);
-        bool ok = program(y);
-        last = etch__fail_allocation(-1) <= n;
-        CHECK(ok ? !memcmp(y, expected, sizeof y) : etch_last_status() == ETCH_ERR_OUT_OF_MEMORY);
-        errors += !ok;
-        etch_clear_error();
-        CHECK(etch_memory().tensors == tensors && etch_memory().bytes_live == bytes);
-    }
-    CHECK(n > 20 && n < 3000 && errors > 0);
+    each_allocation_fails(program);
 }
 
 /* ---- compiled beside the program ---- */

@@ -1,7 +1,7 @@
 /* Graphs that users record (ETCH_CUDA_GRAPH), on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real
  * GPU: what they use stays and is waited for, whoever uses it as well, and what other threads do
  * with the device meanwhile breaks nothing. */
-#include "cuda_child.h"
+#include "cuda_failing.h"
 
 #include <pthread.h>
 #include <stdatomic.h>
@@ -343,50 +343,12 @@ static bool program(float *to) {
     return ok;
 }
 
-/* Leaves nothing behind, and the next run is right. */
-static void check_after(bool ok, const float *expected, int64_t bytes) {
-    float y[16];
-    CHECK(ok || etch_last_status() != ETCH_OK);
-    etch_clear_error();
-    CHECK(etch_synchronize(gpu) == ETCH_OK && program(y) && !memcmp(y, expected, sizeof y));
-    CHECK(etch_device_stats(gpu).bytes_live == bytes);
-    etch_device_trim(gpu);
-}
-
 static void each_call_fails_once(void) {
-    float expected[16], y[16];
-    CHECK(program(expected) && program(expected));
-    int64_t bytes = etch_device_stats(gpu).bytes_live;
-    int n = 1, errors = 0;
-    for (bool fell = true; fell && n < 500; n++) {
-        unsigned long before = failed();
-        fail_after(n);
-        bool ok = program(y);
-        fell = failed() > before;
-        fail_after(0);
-        CHECK(!ok || !memcmp(y, expected, sizeof y));
-        errors += !ok;
-        check_after(ok, expected, bytes);
-    }
-    CHECK(n > 20 && n < 500 && errors > 10);
+    each_call_fails(program);
     CHECK(live("graph") == 0 && live("exec") == 0);
 }
 
-static void each_allocation_fails_once(void) {
-    float expected[16], y[16];
-    CHECK(program(expected) && program(expected));
-    int64_t bytes = etch_device_stats(gpu).bytes_live;
-    int errors = 0, n = 0;
-    for (bool last = false; !last && n < 500; n++) {
-        etch__fail_allocation(n);
-        bool ok = program(y);
-        last = etch__fail_allocation(-1) <= n;
-        CHECK(!ok || !memcmp(y, expected, sizeof y));
-        errors += !ok;
-        check_after(ok, expected, bytes);
-    }
-    CHECK(n > 10 && n < 500 && errors > 5);
-}
+static void each_allocation_fails_once(void) { each_allocation_fails(program); }
 
 /* ---- */
 
