@@ -62,7 +62,9 @@ typedef enum etch_numerics {
                     roundings of operands and results */
 } etch_numerics;
 
-/* All zero is the default. */
+/* All zero is the default. A function that another compiled function calls is recorded into that
+ * one's graph, under that one's options; with `disable`, or other numerics than that one has, it is
+ * a graph break there. */
 typedef struct etch_compile_options {
     size_t struct_size;  /* set by the etch_compile macro */
     const char *backend; /* NULL: "native", else a name in etch_list_backends */
