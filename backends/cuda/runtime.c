@@ -389,22 +389,35 @@ etch_status etch__cuda_used_all(cuda_stream *s, const storage_list *list) {
 /* ---- faults ---- */
 
 void etch__cuda_note(cuda_stream *s, const char *kernel) {
-    char *at = s->notes[s->nnotes++ % NOTES];
-    size_t n = strnlen(kernel, NAME - 1);
-    memcpy(at, kernel, n);
-    at[n] = 0;
+    uint64_t words[NAME / 8] = {0};
+    memcpy(words, kernel, strnlen(kernel, NAME - 1));
+    unsigned i = atomic_fetch_add_explicit(&s->nnotes, 1, memory_order_relaxed) % NOTES;
+    for (int w = 0; w < NAME / 8; w++)
+        atomic_store_explicit(&s->notes[i][w], words[w], memory_order_relaxed);
+}
+
+/* A name that its thread is writing just now may come as parts of two. */
+static void read_note(const cuda_stream *s, unsigned i, char name[NAME]) {
+    uint64_t words[NAME / 8];
+    for (int w = 0; w < NAME / 8; w++)
+        words[w] = atomic_load_explicit(&s->notes[i % NOTES][w], memory_order_relaxed);
+    memcpy(name, words, NAME);
+    name[NAME - 1] = 0;
 }
 
 static void list_notes(const cuda_stream *s, char *text, size_t room) {
-    unsigned n = s->nnotes < NOTES ? s->nnotes : NOTES;
+    unsigned last = s->nnotes, n = last - s->waited;
     size_t used = 0;
     text[0] = 0;
-    for (unsigned i = 0; i < n && used < room; i++)
-        used += (size_t)snprintf(text + used, room - used, "%s%s", i ? ", " : "",
-                                 s->notes[(s->nnotes - 1 - i) % NOTES]);
+    for (unsigned i = 0; i < n && i < NOTES && used < room; i++) {
+        char name[NAME];
+        read_note(s, last - 1 - i, name);
+        used += (size_t)snprintf(text + used, room - used, "%s%s", i ? ", " : "", name);
+    }
 }
 
 etch_status etch__cuda_wait(cuda_stream *s) {
+    unsigned noted = s->nnotes;
     int status = etch__cuda_stream_wait(s);
     if (unlikely(status)) {
         const char *name = NULL;
@@ -417,7 +430,7 @@ etch_status etch__cuda_wait(cuda_stream *s) {
             "first: %s",
             s->device->index, name ? name : "error", kernels);
     }
-    s->nnotes = 0;
+    s->waited = noted;
     return ETCH_OK;
 }
 

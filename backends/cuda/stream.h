@@ -17,8 +17,9 @@ struct cuda_stream {
     bool foreign;
     int users;             /* foreign: threads that have it set; with none it is another's handle */
     atomic_bool recording; /* what is issued is recorded; the event stands behind what was before */
-    char notes[NOTES][NAME]; /* the last launches since the last wait */
-    unsigned nnotes;
+    /* The last launches, those before the last wait apart. Any thread may wait, and list them. */
+    _Atomic uint64_t notes[NOTES][NAME / 8];
+    atomic_uint nnotes, waited;
     pthread_mutex_t lock; /* of the free lists, the event, and a foreign handle */
     cuda_block *unused[CLASSES];
     fault_set faults;
