@@ -1,6 +1,7 @@
 /* Verified traces: programs whose hidden state, captured tensors, scalars and escaping results
  * change from call to call give what they give uncompiled, with exactly as many graphs as there are
  * different traces. Each program runs on both backends. */
+#include "core/base.h"
 #include "device_support.h"
 #include "trace_support.h"
 
@@ -880,6 +881,35 @@ static void test_results_in_place_of_arguments(void **state) {
         }
 }
 
+/* More of them than are copied to the stack; where memory for that fails, so does the call. */
+static etch_status rotate(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out, int nout) {
+    (void)ctx;
+    for (int i = 0; i < nout; i++) out[i] = etch_add_scalar(in[(i + 1) % nin], 1);
+    return out[nout - 1] ? ETCH_OK : etch_last_status();
+}
+
+static void test_many_results_in_place(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        enum { N = 40 };
+        etch_function *f = etch_compile(rotate);
+        etch_tensor *s[N];
+        for (int i = 0; i < N; i++) s[i] = etch_full(ETCH_F32, ETCH_SHAPE(2), i);
+        for (int call = 1; call <= 3; call++) {
+            assert_int_equal(etch_call_n(f, s, N, s, N), ETCH_OK);
+            for (int i = 0; i < N; i++)
+                assert_true(etch_item(etch_select(s[i], 0, 1)) == (i + call) % N + call);
+        }
+        etch_tensor *first = s[0];
+        etch__fail_allocation(0);
+        assert_int_equal(etch_call_n(f, s, N, s, N), ETCH_ERR_OUT_OF_MEMORY);
+        etch__fail_allocation(-1);
+        assert_ptr_equal(s[0], first);
+        etch_clear_error();
+        etch_function_free(f);
+    }
+}
+
 /* out of a boxed call is an entry of its list. */
 static void test_boxed_result_in_place_of_an_argument(void **state) {
     (void)state;
@@ -951,6 +981,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_call_sites),
         cmocka_unit_test(test_general_form),
         cmocka_unit_test(test_results_in_place_of_arguments),
+        cmocka_unit_test(test_many_results_in_place),
         cmocka_unit_test(test_boxed_result_in_place_of_an_argument),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -549,7 +549,7 @@ static etch_status await_copies(etch_tensor *const *in, int nin) {
     return ETCH_OK;
 }
 
-/* Whether an array begins in n entries of the other; where. */
+/* Whether an array begins among the n entries of another. */
 static inline bool begins_in(etch_tensor *const *at, etch_tensor *const *list, int n) {
     return (uintptr_t)at - (uintptr_t)list < (size_t)n * sizeof *list;
 }
@@ -557,16 +557,18 @@ static inline bool begins_in(etch_tensor *const *at, etch_tensor *const *list, i
 static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                            int nout, const void *site);
 
-/* Results go to the places of arguments: the body reads copies of those, an error leaves them. */
+/* Results go to the places of arguments: the body reads copies of those, an error leaves them. Few
+ * are copied to the stack, which a body may also leave by longjmp. */
 static etch_status call_in_place(etch_function *f, etch_tensor *const *in, int nin,
                                  etch_tensor **out, int nout, const void *site) {
-    etch_tensor **own = etch__malloc((size_t)nin * sizeof *own);
-    if (!own) return etch__tls.status;
+    etch_tensor *few[32], **own = few;
+    if (nin > COUNT_OF(few) && !(own = etch__malloc((size_t)nin * sizeof *own)))
+        return etch__tls.status;
     memcpy(own, in, (size_t)nin * sizeof *own);
     etch_status status = call_at(f, own, nin, out, nout, site);
     for (int i = 0; status != ETCH_OK && i < nout; i++)
         if (begins_in(out + i, in, nin)) out[i] = own[(etch_tensor *const *)(out + i) - in];
-    etch__free(own);
+    if (own != few) etch__free(own);
     return status;
 }
 
