@@ -28,7 +28,7 @@ typedef struct kernel_step {
     const int64_t *dims;
     int32_t arg, nargs; /* in the block's arguments and the plan's places */
     int32_t cell, ncells;
-    uint32_t stores; /* bit per argument that is written */
+    uint32_t stores; /* bit per argument, the last apart, that is written */
     bool scratch;    /* the last argument is used */
     int64_t units, grain;
     char name[48];

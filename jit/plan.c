@@ -217,7 +217,7 @@ static bool make_arrays(maker *m) {
 
 bool etch__step_writes_input(const native_plan *p, const step *s) {
     if (s->is_call) return p->operands[s->c.result].at.kind == PLACE_INPUT;
-    for (int i = 0; i < s->k.nargs; i++)
+    for (int i = 0; i < s->k.nargs - 1; i++) /* the last is scratch, and has no bit */
         if (s->k.stores >> i & 1 && p->args[s->k.arg + i].kind == PLACE_INPUT) return true;
     return false;
 }
