@@ -280,24 +280,24 @@ static bool gives_vectors(const gen *g, const chunk *c) {
     return etch__cuda_has_passes(g->k) && c->vector > 1 && !ragged(g, c);
 }
 
-static void declare_given(gen *g, const chunk *c) {
+static void declare_terms(gen *g, const chunk *c) {
     FOR_REDUCTIONS(v) {
         if (gives_vectors(g, c))
-            etch__cuda_line(g, "vec<%s, %d> given%d;", type_of(g, v), c->vector, v);
+            etch__cuda_line(g, "vec<%s, %d> terms%d;", type_of(g, v), c->vector, v);
     }
 }
 
-static void store_given(gen *g, const chunk *c) {
+static void store_terms(gen *g, const chunk *c) {
     FOR_REDUCTIONS(v) {
         if (gives_vectors(g, c))
-            etch__cuda_line(g, "*(vec<%s, %d> *)(vals%d + (%s - base)) = given%d;", type_of(g, v),
+            etch__cuda_line(g, "*(vec<%s, %d> *)(vals%d + (%s - base)) = terms%d;", type_of(g, v),
                             c->vector, v, c->depth > 1 ? "r" : "at", v);
     }
 }
 
 static void add_to_lane(gen *g, const chunk *c, int v) {
     if (gives_vectors(g, c)) {
-        etch__cuda_line(g, "given%d.e[j] = v%d;", v, g->k->code[v].p.a);
+        etch__cuda_line(g, "terms%d.e[j] = v%d;", v, g->k->code[v].p.a);
         return;
     }
     if (etch__cuda_has_passes(g->k)) {
@@ -414,8 +414,8 @@ static void place_in_row(gen *g, const chunk *c, phase now) {
     bool offsets = (now.loads && loads_chunks(g, c)) || (now.code && stores_chunks(g));
     bool index = now.code && etch__cuda_wants_index(g, g->stage);
     const char *r = c->depth > 1 ? "r" : "at";
-    bool given = now.code && etch__cuda_has_passes(g->k); /* to shared memory */
-    if (c->depth > 1 && (offsets || index || given || c->checked))
+    bool terms = now.code && etch__cuda_has_passes(g->k); /* to shared memory */
+    if (c->depth > 1 && (offsets || index || terms || c->checked))
         etch__cuda_line(g, "const idx r = at + k * %d;", etch__cuda_chunk_stride(g));
     if (c->checked && c->depth > 1) etch__cuda_line(g, "if (r < stop) {");
     if (ragged(g, c)) etch__cuda_line(g, "const idx m = stop - %s;", r);
@@ -445,11 +445,11 @@ void etch__cuda_chunk_code(gen *g, const chunk *c) {
     for_chunks(g, c, (phase){true, !apart});
     load_chunks(g, c);
     if (apart) end_chunks(g, c), for_chunks(g, c, (phase){false, true});
-    declare_results(g, c), declare_given(g, c);
+    declare_results(g, c), declare_terms(g, c);
     if (c->vector > 1) etch__cuda_unrolled(g, "j", c->vector);
     if (ragged(g, c)) etch__cuda_line(g, "if (j >= m) break;");
     element_code(g, c);
     if (c->vector > 1) etch__cuda_close(g);
-    store_results(g, c), store_given(g, c);
+    store_results(g, c), store_terms(g, c);
     end_chunks(g, c);
 }

@@ -34,14 +34,15 @@ static inline void failing_ran(failing *f, bool ok, const float *y) {
     CHECK(ok ? !memcmp(y, f->expected, sizeof again) : etch_last_status() != ETCH_OK);
     f->runs++, f->errors += !ok;
     etch_clear_error();
-    CHECK(f->run(again) && !memcmp(again, f->expected, sizeof again));
+    CHECK(etch_synchronize(gpu) == ETCH_OK && f->run(again) &&
+          !memcmp(again, f->expected, sizeof again));
     CHECK(etch_memory().tensors == f->tensors && etch_memory().bytes_live == f->bytes);
     CHECK(etch_device_stats(gpu).bytes_live == f->there);
     etch_device_trim(gpu);
 }
 
-/* Each call of the driver fails once. */
-static inline void each_call_fails(sixteen run) {
+/* Each call of the driver fails once; how many runs that took. */
+static inline int each_call_fails(sixteen run) {
     failing f = failing_begin(run);
     float y[16];
     for (bool fell = true; fell && f.runs < FAILING_MOST;) {
@@ -54,10 +55,11 @@ static inline void each_call_fails(sixteen run) {
         failing_ran(&f, ok, y);
     }
     CHECK(f.runs > 20 && f.runs < FAILING_MOST && f.errors > 10);
+    return f.runs;
 }
 
-/* Each allocation of the library fails once. */
-static inline void each_allocation_fails(sixteen run) {
+/* Each allocation of the library fails once; how many runs that took. */
+static inline int each_allocation_fails(sixteen run) {
     failing f = failing_begin(run);
     float y[16];
     for (bool last = false; !last && f.runs < FAILING_MOST;) {
@@ -68,6 +70,7 @@ static inline void each_allocation_fails(sixteen run) {
         failing_ran(&f, ok, y);
     }
     CHECK(f.runs > 10 && f.runs < FAILING_MOST && f.errors > 5);
+    return f.runs;
 }
 
 #endif

@@ -270,7 +270,8 @@ static void publish_code(etch_function *f, trace_leaf *leaf, segment_code *code,
     etch__code_release(leaf, oldest);
 }
 
-/* Only in place of the code that was the newest when its graph was built. */
+/* Only in place of the code that was the newest when its graph was built. The leaf has fixed sizes:
+ * products of other graphs join nothing, so those have no provisional code. */
 static void publish_better(etch_function *f, trace_leaf *leaf, segment_code *code) {
     pthread_mutex_lock(&f->lock);
     bool newest = leaf->code == code->next && !leaf->stale;

@@ -260,7 +260,8 @@ static etch_status any_kernel(const op_call *call, etch_tensor *const *out) {
 }
 
 etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out) {
-    etch_status status = etch__cuda_may_issue(etch__device_index(out[0]->device));
+    etch_status status = etch__cuda_may_issue(etch__device_index(out[0]->device),
+                                              etch__ops[call->op].name, call->site);
     if (status == ETCH_OK) status = settle_checks(call, out[0]->device);
     if (status == ETCH_OK) status = any_kernel(call, out);
     return status == ETCH_OK ? etch__cuda_issued(out[0]->device) : status;

@@ -228,13 +228,12 @@ etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph) {
 
 bool etch__cuda_capturing(void) { return capturing != NULL; }
 
-etch_status etch__cuda_may_issue(int index) {
+etch_status etch__cuda_may_issue(int index, const char *what, const void *site) {
     if (likely(!capturing || index == captured_device)) return ETCH_OK;
-    return etch__error(
-        ETCH_ERR_UNSUPPORTED,
-        "a graph of cuda:%d is being recorded, of which work on cuda:%d would not be "
-        "part: expected operators of one device in the block",
-        captured_device, index);
+    return etch__error_at(site, ETCH_ERR_UNSUPPORTED,
+                          "%s: expected work on cuda:%d, of which a graph is being recorded, got "
+                          "cuda:%d, which would not be part of it",
+                          what, captured_device, index);
 }
 
 void etch__cuda_let_go(cuda_held *held) {

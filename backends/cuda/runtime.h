@@ -68,8 +68,8 @@ typedef struct cuda_held {
 etch_status etch__cuda_capture_begin(cuda_stream *s, cuda_held *held);
 etch_status etch__cuda_capture_end(cuda_stream *s, cu_graph *graph);
 bool etch__cuda_capturing(void); /* on this thread */
-/* An error where that is of another device. */
-etch_status etch__cuda_may_issue(int index);
+/* An error, about `what` at the site, where that is of another device. */
+etch_status etch__cuda_may_issue(int index, const char *what, const void *site);
 /* Around issuing work to a stream that may be another thread's: an error where that one records,
  * and until the end it does not begin to. */
 etch_status etch__cuda_visit(cuda_stream *s);

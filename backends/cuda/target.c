@@ -230,7 +230,9 @@ static etch_status launch(launcher *l, void *const *args, const uint64_t *cells)
 
 static etch_status use(int device, etch_storage *storage) {
     int index = etch__device_index(device);
-    cuda_stream *s = etch__cuda_may_issue(index) == ETCH_OK ? etch__cuda_stream(index) : NULL;
+    cuda_stream *s = NULL;
+    if (likely(etch__cuda_may_issue(index, "a compiled function", NULL) == ETCH_OK))
+        s = etch__cuda_stream(index);
     return s ? etch__cuda_use(s, storage) : etch__tls.status;
 }
 
