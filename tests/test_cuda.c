@@ -647,6 +647,9 @@ static bool names(const char *text, const char *symbol) {
     return says(text, plain);
 }
 
+/* The one call that each step makes and whose failure changes nothing: the context is set again. */
+static bool only_asked(void) { return !strcmp(failed_last(), "cuCtxGetCurrent"); }
+
 /* With all kernels built: every failure is an error of the call, but for a launch of a plan, which
  * is run again operator by operator. */
 static void each_call_fails_once(void) {
@@ -657,7 +660,7 @@ static void each_call_fails_once(void) {
     int64_t tensors = etch_memory().tensors;
     int64_t bytes = etch_device_stats(gpu).bytes_live;
     unsigned long modules = live("module"), graphs = live("graph"), execs = live("exec");
-    int errors = 0, n = 1;
+    int errors = 0, asked = 0, n = 1;
     for (; n < 5000; n++) {
         unsigned long before = failed();
         fail_after(n);
@@ -666,9 +669,9 @@ static void each_call_fails_once(void) {
         fail_after(0);
         CHECK(ok || (fell && etch_last_status() != ETCH_OK));
         CHECK(ok || names(etch_last_error(), failed_last()));
-        if (ok && fell) CHECK(says(failed_last(), "cuLaunchKernel"));
+        if (ok && fell) CHECK(only_asked() || says(failed_last(), "cuLaunchKernel"));
         if (ok) CHECK(!memcmp(y, expected, sizeof y));
-        errors += !ok;
+        errors += !ok, asked += fell && only_asked();
         etch_clear_error();
         if (!fell) break;
         CHECK(program(y, 4) && !memcmp(y, expected, sizeof y));
@@ -676,7 +679,7 @@ static void each_call_fails_once(void) {
         CHECK(etch_device_stats(gpu).bytes_live == bytes);
         etch_device_trim(gpu);
     }
-    CHECK(n > 20 && n < 5000 && errors > n / 2);
+    CHECK(n - asked > 20 && n < 5000 && errors > (n - asked) / 2);
     CHECK(live("graph") <= graphs && live("exec") <= execs && live("module") <= modules + 8);
 }
 
@@ -685,7 +688,7 @@ static void each_call_fails_once(void) {
 static bool survived(const char *symbol) {
     static const char *const calls[] = {
         /* gives something back, or only asks */
-        "cuCtxGetCurrent", "cuModuleUnload", "nvrtcVersion", "nvrtcDestroyProgram",
+        "cuModuleUnload", "nvrtcVersion", "nvrtcDestroyProgram",
         "cublasLtMatmulPreferenceDestroy", "cuGraphDestroy", "cuGraphExecDestroy",
         /* of a plan: it is compiled or run operator by operator instead */
         "nvrtcCreateProgram", "nvrtcCompileProgram", "nvrtcGetCUBINSize", "nvrtcGetCUBIN",
@@ -698,7 +701,7 @@ static bool survived(const char *symbol) {
     return false;
 }
 
-enum { CALL_FAILED, CALL_HELPED, NONE_LEFT };
+enum { CALL_FAILED, CALL_HELPED, CALL_ASKED, NONE_LEFT };
 
 static int fails_at(int n, const float *expected) {
     float y[16];
@@ -713,16 +716,17 @@ static int fails_at(int n, const float *expected) {
         return CALL_FAILED;
     }
     if (!ok) CHECK(names(etch_last_error(), failed_last()));
-    else CHECK(survived(failed_last()) && !memcmp(y, expected, sizeof y));
+    else CHECK((only_asked() || survived(failed_last())) && !memcmp(y, expected, sizeof y));
+    bool asked = only_asked();
     etch_clear_error();
     CHECK(program(y, 70) && !memcmp(y, expected, sizeof y));
-    return ok ? CALL_HELPED : CALL_FAILED;
+    return asked ? CALL_ASKED : ok ? CALL_HELPED : CALL_FAILED;
 }
 
 static void each_call_fails_once_from_the_start(void **state) {
     (void)state;
     float *expected = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    int seen[3] = {0}, n = 0;
+    int seen[4] = {0}, n = 0;
     assert_ptr_not_equal(expected, MAP_FAILED);
     while (!seen[NONE_LEFT] && n < 5000) {
         fflush(NULL);

@@ -644,12 +644,15 @@ static void streams_that_are_refused(void) {
     etch_cuda_graph_free(g);
 }
 
-/* Code of the user makes another device's context current whenever it likes. */
+/* Code of the user makes another device's context current whenever it likes, also in a program that
+ * never asks for a stream. */
 static void contexts_of_the_users(void) {
     cu_context others = NULL;
-    CHECK(etch_cuda_stream(gpu));
     if (second() == gpu) return;
     CHECK(!etch__cuda.cuDevicePrimaryCtxRetain(&others, 1));
+    CHECK(same(here(etch_sin(on_gpu(ramp(100)))), here(etch_sin(on_gpu(ramp(100))))));
+    CHECK(!etch__cuda.cuCtxSetCurrent(others));
+    CHECK(same(here(etch_neg(on_gpu(ramp(100)))), etch_neg(ramp(100))));
     etch_function *f = etch_compile(with_products, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     etch_tensor *x = random_of(ETCH_F32, ETCH_SHAPE(80, 80)), *xd = on_gpu(x), *y = NULL;
     register_all();

@@ -217,9 +217,7 @@ static etch_status users(const op_call *call, etch_tensor *const *out) {
     cuda_stream *s = etch__cuda_begin(call, out[0]);
     if (!s) return etch__tls.status;
     etch__cuda_note(s, etch__ops[call->op].name);
-    etch_status status = etch__run_users_on_device(call, out);
-    etch__cuda_forget_context();
-    return status;
+    return etch__run_users_on_device(call, out);
 }
 
 /* The texts of these kernels have names of their own; what is said of one that does not

@@ -52,12 +52,12 @@ static etch_status open_device(cuda_device *d, int index) {
     return status;
 }
 
-__thread int etch__cuda_current = -1;
-atomic_bool etch__cuda_beside;
+static __thread int entered = -1; /* the device whose context this thread made current last */
 
-bool etch__cuda_context_is(int index) {
+bool etch__cuda_is_current(int index) {
     cu_context now = NULL;
-    return etch__cuda.cuCtxGetCurrent(&now) == 0 && now == devices[index].context;
+    return entered == index && etch__cuda.cuCtxGetCurrent(&now) == 0 &&
+           now == devices[index].context;
 }
 
 cuda_device *etch__cuda_enter(int index) {
@@ -79,16 +79,14 @@ cuda_device *etch__cuda_enter(int index) {
     if (status == ETCH_OK && !etch__cuda_is_current(index))
         status = CU(cuCtxSetCurrent, d->context);
     if (status != ETCH_OK) return NULL;
-    etch__cuda_current = index;
+    entered = index;
     return d;
 }
-
-void etch__cuda_forget_context(void) { etch__cuda_current = -1; }
 
 /* The one thread of a forked child enters its device anew, where it is refused. Threads that it has
  * not may have held the lock. */
 static void in_forked_child(void) {
-    etch__cuda_current = -1;
+    entered = -1;
     pthread_mutex_init(&lock, NULL);
 }
 

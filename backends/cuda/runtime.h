@@ -24,8 +24,6 @@ typedef struct cuda_stream cuda_stream;
 
 /* The device, its context current on this thread. NULL with the error set. */
 cuda_device *etch__cuda_enter(int index);
-/* Code of the user ran, who may have made another context current: the next entry sets it. */
-void etch__cuda_forget_context(void);
 /* The calling thread's stream on the device, entered. NULL with the error set. */
 cuda_stream *etch__cuda_stream(int index);
 cu_stream etch__cuda_stream_handle(const cuda_stream *s);

@@ -259,7 +259,6 @@ static cuda_stream *reach(etch_device device, const char *function, const void *
         return NULL;
     }
     if (!etch__device_check(device, function, site)) return NULL;
-    etch__cuda_beside = true;
     if (etch__tls.run && etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, site) != ETCH_OK)
         return NULL;
     return etch__cuda_stream(etch__device_index(device));

@@ -26,15 +26,9 @@ struct cuda_stream {
     _Atomic uint64_t follows[STREAMS / 64]; /* streams that it waited for, bit number - 1 */
 };
 
-/* The device whose context this thread made current last, or -1. */
-extern __thread int etch__cuda_current __attribute__((visibility("hidden")));
-/* Whether the user works beside us, and may make another context current at any time. */
-extern atomic_bool etch__cuda_beside __attribute__((visibility("hidden")));
-bool etch__cuda_context_is(int index);
-static inline bool etch__cuda_is_current(int index) {
-    return etch__cuda_current == index &&
-           (likely(!etch__cuda_beside) || etch__cuda_context_is(index));
-}
+/* Whether the device's context is current on this thread. The driver is asked each time: the rest
+ * of the program may make another one current whenever it likes. */
+bool etch__cuda_is_current(int index);
 
 /* Stream i of all, NULL behind the last. Streams are never freed. */
 cuda_stream *etch__cuda_nth_stream(int i);

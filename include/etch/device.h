@@ -3,7 +3,9 @@
  * Device 0 is the CPU, ETCH_CUDA(i) is GPU i. libcuda, NVRTC and cuBLASLt are opened when a GPU is
  * first asked for, so one binary serves machines with and without one; ETCH_CUDA=0 hides them. An
  * operator runs where its operands lie, all on one device (else the error `device`); one without
- * tensor operands makes its result on the thread's current device.
+ * tensor operands makes its result on the thread's current device. What works on a GPU makes the
+ * GPU's primary context (the runtime's, cudaSetDevice) current on the calling thread and leaves it
+ * so; the program may make another one current at any time.
  *
  * Work on a GPU is asynchronous: operators return when they are issued, in order, on the thread's
  * stream. Reading a value waits for it. A fault on the GPU (also an address that the user's own
