@@ -688,8 +688,8 @@ static void each_call_fails_once(void) {
 static bool survived(const char *symbol) {
     static const char *const calls[] = {
         /* gives something back, or only asks */
-        "cuModuleUnload", "nvrtcVersion", "nvrtcDestroyProgram",
-        "cublasLtMatmulPreferenceDestroy", "cuGraphDestroy", "cuGraphExecDestroy",
+        "cuModuleUnload", "nvrtcVersion", "nvrtcDestroyProgram", "cublasLtMatmulPreferenceDestroy",
+        "cuGraphDestroy", "cuGraphExecDestroy",
         /* of a plan: it is compiled or run operator by operator instead */
         "nvrtcCreateProgram", "nvrtcCompileProgram", "nvrtcGetCUBINSize", "nvrtcGetCUBIN",
         "cuModuleLoadData", "cuModuleGetFunction", "cuMemAlloc_v2", "cuLaunchKernel",
