@@ -52,12 +52,9 @@ static etch_status open_device(cuda_device *d, int index) {
     return status;
 }
 
-static __thread int entered = -1; /* the device whose context this thread made current last */
-
 bool etch__cuda_is_current(int index) {
     cu_context now = NULL;
-    return entered == index && etch__cuda.cuCtxGetCurrent(&now) == 0 &&
-           now == devices[index].context;
+    return etch__cuda.cuCtxGetCurrent(&now) == 0 && now == devices[index].context;
 }
 
 cuda_device *etch__cuda_enter(int index) {
@@ -78,17 +75,11 @@ cuda_device *etch__cuda_enter(int index) {
     pthread_mutex_unlock(&lock);
     if (status == ETCH_OK && !etch__cuda_is_current(index))
         status = CU(cuCtxSetCurrent, d->context);
-    if (status != ETCH_OK) return NULL;
-    entered = index;
-    return d;
+    return status == ETCH_OK ? d : NULL;
 }
 
-/* The one thread of a forked child enters its device anew, where it is refused. Threads that it has
- * not may have held the lock. */
-static void in_forked_child(void) {
-    entered = -1;
-    pthread_mutex_init(&lock, NULL);
-}
+/* Threads that a forked child has not may have held the lock. */
+static void in_forked_child(void) { pthread_mutex_init(&lock, NULL); }
 
 __attribute__((constructor)) static void watch_forks(void) {
     pthread_atfork(NULL, NULL, in_forked_child);

@@ -299,8 +299,10 @@ static void leave_streams(void *table) {
     }
 }
 
-/* Threads that a forked child has not may have held the lock. */
+/* The one thread of a forked child has no stream: it enters its device anew, where it is refused.
+ * Threads that it has not may have held the locks. */
 static void in_forked_child(void) {
+    memset(&mine, 0, sizeof mine);
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&beginning, NULL);
 }

@@ -26,8 +26,8 @@ struct cuda_stream {
     _Atomic uint64_t follows[STREAMS / 64]; /* streams that it waited for, bit number - 1 */
 };
 
-/* Whether the device's context is current on this thread. The driver is asked each time: the rest
- * of the program may make another one current whenever it likes. */
+/* Whether the context of a device that was entered once is current on this thread. The driver is
+ * asked each time: the rest of the program may make another one current whenever it likes. */
 bool etch__cuda_is_current(int index);
 
 /* Stream i of all, NULL behind the last. Streams are never freed. */
