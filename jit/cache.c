@@ -52,22 +52,33 @@ static bool make_folders(char *path) {
     return mkdir(path, 0700) == 0 || errno == EEXIST;
 }
 
-/* Ours, a folder, closed to everybody else; made where nothing is. */
-static bool trusted(char *path) {
+static bool is_folder(const char *path) {
     struct stat s;
-    if (lstat(path, &s) != 0 && !(make_folders(path) && lstat(path, &s) == 0)) return false;
-    return S_ISDIR(s.st_mode) && s.st_uid == geteuid() && (s.st_mode & 077) == 0 &&
-           access(path, W_OK | X_OK) == 0;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
-/* The folder that the environment names, absolute; false where it names none. */
+/* What is wrong with the folder, NULL if nothing is: it must be ours, and nobody else may write
+ * into it. It is made where nothing is. */
+static const char *distrust(char *path) {
+    struct stat s;
+    if (lstat(path, &s) != 0 && !(make_folders(path) && lstat(path, &s) == 0))
+        return "it cannot be made";
+    if (!S_ISDIR(s.st_mode)) return "it is no folder";
+    if (s.st_uid != geteuid()) return "it belongs to another user";
+    if (s.st_mode & 022) return "others may write into it (chmod go-w)";
+    return access(path, W_OK | X_OK) == 0 ? NULL : "it cannot be written into";
+}
+
+/* The folder that the environment names, absolute; false where it names none. A home that is not
+ * there is not made: a service's account has none on purpose. */
 static bool folder_name(char *path, size_t n) {
     const char *named = etch__param(PARAM_CACHE_DIR), *xdg = getenv("XDG_CACHE_HOME"),
                *home = getenv("HOME");
     int wrote = 0;
     if (*named) wrote = snprintf(path, n, "%s", named);
     else if (xdg && *xdg == '/') wrote = snprintf(path, n, "%s/etch", xdg);
-    else if (home && *home == '/') wrote = snprintf(path, n, "%s/.cache/etch", home);
+    else if (home && *home == '/' && is_folder(home))
+        wrote = snprintf(path, n, "%s/.cache/etch", home);
     if (wrote <= 0 || (size_t)wrote >= n) return false;
     while (wrote > 1 && path[wrote - 1] == '/') path[--wrote] = 0;
     if (path[0] == '/') return true;
@@ -78,12 +89,19 @@ static bool folder_name(char *path, size_t n) {
     return strlen(cwd) < n && snprintf(path, n, "%s", cwd) > 0;
 }
 
+/* The user asked for this folder, and kernels are compiled anew in every process without it. */
+static void warn_distrusted(const char *path, const char *wrong) {
+    static atomic_bool warned;
+    if (!atomic_exchange(&warned, true))
+        etch__warn("ETCH_CACHE_DIR=%s is not used: %s; there is no disk cache", path, wrong);
+}
+
 static bool usable_cache(char *path, size_t n) {
     if (etch__param_int(PARAM_CACHE_SIZE) <= 0 || !folder_name(path, n)) return false;
-    if (trusted(path)) return true;
-    etch__log(LOG_CACHE,
-              "no disk cache: %s cannot be used (it must be a folder of ours, mode 0700)", path);
-    return false;
+    const char *wrong = distrust(path);
+    if (wrong && *etch__param(PARAM_CACHE_DIR)) warn_distrusted(path, wrong);
+    else if (wrong) etch__log(LOG_CACHE, "no disk cache: %s: %s", path, wrong);
+    return !wrong;
 }
 
 bool etch__cache_open(cache_dir *dir) {

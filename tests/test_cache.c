@@ -5,6 +5,8 @@
 #include <fcntl.h>
 #include <time.h>
 
+#include <etch/debug.h>
+
 #include "jit/cache.h"
 
 static char object_path[256];
@@ -135,10 +137,35 @@ static void check_unusable(void) {
     rmdir(tmp);
 }
 
-static void test_open_folder(void **unused) {
+/* What others may read is used; where they may write, it is not, and one warning says so. */
+static void test_readable_folder(void **unused) {
     (void)unused;
     assert_int_equal(mkdir(cache, 0755), 0);
     assert_int_equal(chmod(cache, 0755), 0);
+    in_child(compiles);
+    in_child(hits);
+    assert_int_equal(entries(cache), 1);
+}
+
+static atomic_int warned;
+
+static void count_warnings(void *ctx, const char *line) {
+    (void)ctx;
+    warned += strstr(line, "is not used: others may write into it") != NULL;
+}
+
+static void warns_once(void) {
+    etch_set_log_sink(count_warnings, NULL);
+    CHECK(works(7));
+    CHECK(works(8));
+    CHECK(warned == 1);
+}
+
+static void test_open_folder(void **unused) {
+    (void)unused;
+    assert_int_equal(mkdir(cache, 0755), 0);
+    assert_int_equal(chmod(cache, 0775), 0);
+    in_child(warns_once);
     check_unusable();
     assert_int_equal(entries(cache), 0);
 }
@@ -428,6 +455,18 @@ static void test_default_folders(void **unused) {
     assert_int_equal(entries(path), 1);
 }
 
+/* As of the account of a service. */
+static void test_home_that_is_not_there(void **unused) {
+    char home[128];
+    struct stat s;
+    (void)unused;
+    unsetenv("ETCH_CACHE_DIR");
+    snprintf(home, sizeof home, "%s/no-home", test_dir);
+    setenv("HOME", home, 1);
+    in_child(compiles);
+    assert_int_equal(stat(home, &s), -1);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_hit, set_up),
@@ -435,6 +474,7 @@ int main(void) {
         cmocka_unit_test_setup(test_same_name_other_key, set_up),
         cmocka_unit_test_setup(test_symlink, set_up),
         cmocka_unit_test_setup(test_writable_by_others, set_up),
+        cmocka_unit_test_setup(test_readable_folder, set_up),
         cmocka_unit_test_setup(test_open_folder, set_up),
         cmocka_unit_test_setup(test_foreign_folder, set_up),
         cmocka_unit_test_setup(test_folder_is_a_file, set_up),
@@ -449,6 +489,7 @@ int main(void) {
         cmocka_unit_test_setup(test_unwritable_folder, set_up),
         cmocka_unit_test_setup(test_clear, set_up),
         cmocka_unit_test_setup(test_default_folders, set_up),
+        cmocka_unit_test_setup(test_home_that_is_not_there, set_up),
     };
     if (make_test_dir()) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);

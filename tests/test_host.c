@@ -387,7 +387,7 @@ static void bad_npy_files(void **state) {
         fclose(f);
         assert_null(etch_npy_load(npy_path));
         assert_error(ETCH_ERR_FORMAT, "is no .npy file");
-        assert_null(etch_npy_load("/nonexistent/x.npy"));
+        assert_null(etch_npy_load("/proc/none/x.npy"));
         assert_error(ETCH_ERR_IO, "No such file");
         assert_null(etch_npy_load(NULL));
         assert_error(ETCH_ERR_NULL, "path");
@@ -395,7 +395,7 @@ static void bad_npy_files(void **state) {
         assert_int_equal(etch_npy_save(npy_path, t), ETCH_ERR_DTYPE);
         assert_error(ETCH_ERR_DTYPE, "no bf16");
         etch_tensor *u = HOST(float, ETCH_F32, S(1), 0);
-        assert_int_equal(etch_npy_save("/nonexistent/x.npy", u), ETCH_ERR_IO);
+        assert_int_equal(etch_npy_save("/proc/none/x.npy", u), ETCH_ERR_IO);
         assert_error(ETCH_ERR_IO, "could not be written: No such file");
     }
 }

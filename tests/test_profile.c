@@ -283,10 +283,10 @@ static void test_trace_file(void **state) {
 
 static void test_file_that_cannot_be_written(void **state) {
     (void)state;
-    assert_int_equal(etch_profile_begin("/nonexistent/trace.json"), ETCH_ERR_IO);
-    assert_non_null(strstr(etch_last_error(), "/nonexistent/trace.json"));
+    assert_int_equal(etch_profile_begin("/proc/none/trace.json"), ETCH_ERR_IO);
+    assert_non_null(strstr(etch_last_error(), "/proc/none/trace.json"));
     int ran = 0;
-    ETCH_PROFILE ("/nonexistent/trace.json") { ran++; }
+    ETCH_PROFILE ("/proc/none/trace.json") { ran++; }
     assert_int_equal(ran, 1);
     assert_int_equal(etch_profile_begin("/dev/full"), ETCH_OK);
     assert_int_equal(etch_profile_end(), ETCH_ERR_IO);

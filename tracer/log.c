@@ -57,18 +57,19 @@ void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
               etch__reasons[REASON_RECOMPILE_GUARD].name, text);
 }
 
-/* Under no lock: a sink may ask etch_explain what the matter is. */
+/* Under no lock: a sink may ask etch_explain what the matter is. Of the limit of all functions'
+ * graphs the last recompile of this one says nothing. */
 void etch__warn_limit(run *r) {
     r->warn_limit = false;
-    const reason_info *reason = &etch__reasons[REASON_EAGER_LIMIT];
-    int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
-    char last[STORY_DETAIL + 64];
-    etch__last_recompile(r->f, last, sizeof last);
-    etch__count_reason(REASON_EAGER_LIMIT);
-    if (r->warn_graphs) limit = (int)etch__param_int(PARAM_GRAPH_LIMIT);
-    etch__warn("%s: %s (%s%d): %s; last reason: %s; hint: %s", r->f->name, reason->name,
-               r->warn_graphs ? "ETCH_GRAPH_LIMIT, " : "", limit, reason->text,
-               last[0] ? last : "?", reason->hint);
+    reason_id why = r->warn_graphs ? REASON_EAGER_GRAPHS : REASON_EAGER_LIMIT;
+    const reason_info *reason = &etch__reasons[why];
+    int64_t limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
+    if (r->warn_graphs) limit = etch__param_int(PARAM_GRAPH_LIMIT);
+    char last[STORY_DETAIL + 64] = "";
+    if (!r->warn_graphs) etch__last_recompile(r->f, last, sizeof last);
+    etch__count_reason(why);
+    etch__warn("%s: %s (%lld): %s%s%s; hint: %s", r->f->name, reason->name, (long long)limit,
+               reason->text, last[0] ? "; last reason: " : "", last, reason->hint);
 }
 
 /* ---- guards as text ---- */

@@ -416,6 +416,12 @@ static bool too_many_graphs(void) {
     return etch__live_graphs >= etch__param_int(PARAM_GRAPH_LIMIT);
 }
 
+/* Once a process: it is nobody's fault in particular. */
+static bool first_without_graphs(void) {
+    static atomic_bool warned;
+    return !atomic_exchange(&warned, true);
+}
+
 /* Whether the root may get no more alternatives: all entries together are one root, and so is each
  * first operator after a break. The first one turned away is to be warned about, by the caller,
  * when it has let go of the function's lock. */
@@ -425,8 +431,9 @@ bool etch__at_limit(run *r, trace_tree *tree) {
     int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
     int leaves = entry ? r->gen->entry_leaves : tree->nleaves;
     if (!*limited && leaves < limit && !too_many_graphs()) return false;
+    r->warn_graphs = leaves < limit;
     if (!*limited && !atomic_exchange(&r->gen->warned, true))
-        r->warn_limit = true, r->warn_graphs = leaves < limit;
+        r->warn_limit = !r->warn_graphs || first_without_graphs();
     return *limited = true;
 }
 
