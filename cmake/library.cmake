@@ -74,6 +74,8 @@ add_library(etch_shared SHARED ${ETCH_OBJECTS})
 set_target_properties(etch_shared PROPERTIES OUTPUT_NAME etch VERSION ${PROJECT_VERSION}
   SOVERSION ${PROJECT_VERSION_MAJOR})
 target_link_libraries(etch_shared PRIVATE ${ETCH_LINK_LIBRARIES})
+# Threads' destructors, handlers of fork and exit, and code of users point into it: once loaded it stays.
+target_link_options(etch_shared PRIVATE -Wl,-z,nodelete)
 
 # One relocatable object, so that a static program links all of it or nothing.
 add_custom_command(

@@ -57,6 +57,10 @@ typedef struct saved_error {
 void etch__error_save(saved_error *to);
 void etch__error_restore(const saved_error *from);
 
+/* The thread's reason why its last compile failed, valid until the next one; for a constant text
+ * etch__tls.why is set. */
+const char *etch__why(const char *format, ...) __attribute__((format(printf, 1, 2)));
+
 /* "file.c:12" of a return address, or "" without debug information; the text lives for ever. */
 const char *etch__site_line(const void *site);
 /* That line's text, as the file has it now; "" where it cannot be read. */

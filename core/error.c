@@ -13,11 +13,19 @@ const char *etch_status_name(etch_status status) {
     return (unsigned)status < ETCH_STATUS_COUNT ? status_names[status] : "unknown";
 }
 
+enum { ERROR_ROOM = sizeof((thread_texts *)0)->error };
+
+static void keep_error(const char *text, size_t n) {
+    thread_texts *room = n ? etch__thread_texts() : etch__tls.texts;
+    etch__tls.error = room ? room->error : n ? "out of memory, for this error's text too" : "";
+    if (room) memcpy(room->error, text, n + 1);
+}
+
 /* The arguments may point into the error that is being replaced, so the text is made beside it. */
 static etch_status set_error(const void *site, etch_status code, const char *format, va_list args) {
-    char text[sizeof etch__tls.error];
+    char text[ERROR_ROOM];
     vsnprintf(text, sizeof text, format, args);
-    memcpy(etch__tls.error, text, strlen(text) + 1);
+    keep_error(text, strlen(text));
     etch__tls.status = code;
     etch__tls.error_site = site;
     return code;
@@ -46,10 +54,11 @@ static void name_site(void) {
     const char *line = etch__site_line(etch__tls.error_site);
     etch__tls.error_site = NULL;
     size_t need = strlen(line) + sizeof " ()";
-    if (!*line || need > sizeof etch__tls.error) return;
-    size_t used = strlen(etch__tls.error);
-    if (used > sizeof etch__tls.error - need) used = sizeof etch__tls.error - need;
-    snprintf(etch__tls.error + used, need, " (%s)", line);
+    char *text = etch__tls.texts ? etch__tls.texts->error : NULL;
+    if (!*line || need > ERROR_ROOM || etch__tls.error != text) return;
+    size_t used = strlen(text);
+    if (used > ERROR_ROOM - need) used = ERROR_ROOM - need;
+    snprintf(text + used, need, " (%s)", line);
 }
 
 const char *etch_last_error(void) {
@@ -61,19 +70,30 @@ const char *etch_last_error(void) {
 void etch_clear_error(void) {
     etch__tls.status = ETCH_OK;
     etch__tls.error_site = NULL;
-    etch__tls.error[0] = 0;
+    keep_error("", 0);
 }
 
 void etch__error_save(saved_error *to) {
     to->status = etch__tls.status;
     to->site = etch__tls.error_site;
-    memcpy(to->text, etch__tls.error, sizeof to->text);
+    memcpy(to->text, etch__tls.error, strlen(etch__tls.error) + 1);
 }
 
 void etch__error_restore(const saved_error *from) {
     etch__tls.status = from->status;
     etch__tls.error_site = from->site;
-    memcpy(etch__tls.error, from->text, sizeof from->text);
+    keep_error(from->text, strlen(from->text));
 }
 
-_Static_assert(sizeof((saved_error *)0)->text == sizeof((etch_thread *)0)->error, "texts differ");
+_Static_assert(sizeof((saved_error *)0)->text == ERROR_ROOM, "texts differ");
+
+/* ---- why a compile failed ---- */
+
+const char *etch__why(const char *format, ...) {
+    thread_texts *room = etch__thread_texts();
+    va_list args;
+    va_start(args, format);
+    if (room) vsnprintf(room->why, sizeof room->why, format, args);
+    va_end(args);
+    return etch__tls.why = room ? room->why : "out of memory, for the reason's text too";
+}

@@ -5,7 +5,8 @@
 
 #include <pthread.h>
 
-__thread etch_thread etch__tls = {.state = (uint64_t)ETCH_F32 << 8, .guard_scope = -1};
+__thread etch_thread etch__tls = {
+    .state = (uint64_t)ETCH_F32 << 8, .guard_scope = -1, .error = "", .why = ""};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -22,6 +23,21 @@ static void add_counts(thread_counts *sum, const thread_counts *c) {
     sum->small_bytes += __atomic_load_n(&c->small_bytes, __ATOMIC_RELAXED);
 }
 
+thread_texts *etch__thread_texts(void) {
+    etch_thread *t = &etch__tls;
+    if (likely(t->texts)) return t->texts;
+    if (!t->registered) etch__thread_register();
+    t->texts = etch__quiet_malloc(sizeof *t->texts);
+    if (t->texts) *t->texts->error = *t->texts->why = 0;
+    return t->texts;
+}
+
+static void free_texts(etch_thread *t) {
+    etch__free(t->texts);
+    t->texts = NULL, t->error = t->why = "";
+    t->status = ETCH_OK, t->error_site = NULL;
+}
+
 /* Runs at the end of a thread: what its scopes still own dies with it. */
 static void thread_ends(void *p) {
     etch_thread *t = p;
@@ -34,6 +50,9 @@ static void thread_ends(void *p) {
     t->spare = NULL;
     t->items = NULL, t->scope_start = NULL;
     t->items_cap = t->scopes_cap = 0;
+    etch__free(t->spare_run);
+    t->spare_run = NULL;
+    free_texts(t);
     pthread_mutex_lock(&lock);
     for (etch_thread **link = &threads; *link; link = &(*link)->next)
         if (*link == t) {

@@ -17,13 +17,21 @@ typedef struct thread_counts {
 #define THREAD_COUNT(name, n)                                                                      \
     __atomic_store_n(&etch__tls.counts.name, etch__tls.counts.name + (n), __ATOMIC_RELAXED)
 
+/* The thread's texts, in a block of their own: a library that dlopen loads shares 512 bytes of static
+ * thread-locals with all others, and the hot words below have to lie there. */
+typedef struct thread_texts {
+    char error[1024];
+    char why[2048]; /* why the thread's last compile failed: the log of a compiler is long */
+} thread_texts;
+
 typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
     struct trace_cursor *cursor;
     uint64_t state;  /* the state word: what a recorded operator depends on beside its operands */
     uint32_t layers; /* bit per active dispatch layer (core/dispatch.h) */
+    unsigned number; /* given out in turn: which of several places a thread prefers */
+    etch_status status; /* of the last error, which stands below */
     bool registered;
-    unsigned number;  /* given out in turn: which of several places a thread prefers */
     bool in_flush;    /* inside a flush: operators run eagerly, outer deferred handles are errors */
     bool own_kernels; /* a device compiles its own kernel of an operator: overrides do not count */
 
@@ -44,15 +52,16 @@ typedef struct etch_thread {
     etch_mode **modes;
     int64_t modes_cap;
     int nmodes, mode_level, mode_floor;
+    int nspare; /* of the dead handles below */
     const struct op_call *handled;
     const etch_scalar *replayed;
 
-    etch_status status;
     const void *error_site;
-    char error[1024];
+    const char *error, *why; /* never NULL; in the texts, or constant where there is no room */
+    thread_texts *texts;     /* made when the first one is written */
 
     etch_tensor **spare; /* dead handles for reuse (core/tensor.c) */
-    int nspare;
+    void *spare_run;     /* for the next call (tracer/run.c) */
 
     thread_counts counts;
     struct etch_thread *next;
@@ -70,8 +79,10 @@ extern __thread etch_thread etch__tls
 #define STATE_DEVICE(word) ((int)(((word) >> 16) & 0xff))
 #define STATE_ON_DEVICE(word, device) (((word) & ~(0xffull << 16)) | (uint64_t)(device) << 16)
 
-/* Puts the calling thread on the list; done by the first scope or handle of a thread. */
+/* Puts the calling thread on the list; done by the first scope, handle or text of a thread. */
 void etch__thread_register(void);
+/* The calling thread's texts, NULL without memory for them. */
+thread_texts *etch__thread_texts(void);
 thread_counts etch__thread_counts(void);
 
 #endif

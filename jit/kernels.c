@@ -40,8 +40,6 @@ __attribute__((constructor)) static void at_load(void) {
 
 /* ---- finding or making ---- */
 
-static __thread char reason[384];
-
 /* One distinct kernel that is wanted. */
 typedef struct want {
     const loop_kernel *k;
@@ -77,7 +75,7 @@ static bool describe(want *w, const loop_kernel *k) {
     if (!etch__loop_valid(k, NULL)) {
         const char *fault = "?";
         etch__loop_valid(k, &fault);
-        snprintf(reason, sizeof reason, "kernel %.48s is not valid: %s", k->name, fault);
+        etch__why("kernel %.48s is not valid: %s", k->name, fault);
         return false;
     }
     w->k = k;
@@ -107,7 +105,7 @@ static bool from_job(want *w, const cache_dir *dir, jit_job *job) {
     loaded_kernel *k = new_kernel(w);
     if (!k) return false;
     if (!etch__cache_publish(dir, job, &object)) {
-        snprintf(reason, sizeof reason, "%s: %s", w->symbol, job->message);
+        etch__why("%s: %s", w->symbol, job->message);
         return etch__kernel_release(k), false;
     }
     etch__counters.kernels_compiled++;
@@ -118,8 +116,7 @@ static bool from_job(want *w, const cache_dir *dir, jit_job *job) {
 }
 
 static void note_failure(const want *w, const jit_job *job) {
-    snprintf(reason, sizeof reason, "%s: %s", w->symbol, job->message);
-    etch__log(LOG_CACHE, "compile failed: %s", reason);
+    etch__log(LOG_CACHE, "compile failed: %s", etch__why("%s: %s", w->symbol, job->message));
 }
 
 /* Compiles what is still missing. */
@@ -179,7 +176,7 @@ static bool complete(want *wants, int n) {
     for (int i = 0; i < n; i++) missing |= !wants[i].made;
     if (!missing) return true;
     if (!etch__cache_open(&dir)) {
-        snprintf(reason, sizeof reason, "no folder for compiled code");
+        etch__tls.why = "no folder for compiled code";
         return false;
     }
     for (int i = 0; i < n; i++)
@@ -201,8 +198,7 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
     saved_error before; /* what fails beside the way (the cache's bound) is nobody's error */
     etch__error_save(&before);
     for (int i = 0; i < n; i++) out[i] = NULL;
-    snprintf(reason, sizeof reason, "%s",
-             have_jit ? "out of memory" : "this build has no libgccjit");
+    etch__tls.why = have_jit ? "out of memory" : "this build has no libgccjit";
     bool ok = number && collect(k, n, wants, number, &distinct);
     for (int i = 0; ok && i < distinct; i++) show(&wants[i]);
     ok = ok && complete(wants, distinct);
@@ -217,6 +213,6 @@ bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, 
     for (int i = 0; i < distinct; i++)
         etch__kernel_release(wants[i].made), etch__free(wants[i].bytes);
     etch__free(number), etch__free(wants);
-    if (!ok && why) *why = reason;
+    if (!ok && why) *why = etch__tls.why;
     return ok || n == 0;
 }

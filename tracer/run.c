@@ -13,14 +13,12 @@
 
 /* ---- beginning and ending a call ---- */
 
-static __thread run spare_run;
-static __thread bool spare_run_used;
 static __thread run *suspended; /* see call_in_own_run */
 
 static run *take_run(etch_function *f) {
-    run *r = spare_run_used ? etch__malloc(sizeof *r) : &spare_run;
-    if (!r) return NULL;
-    if (r == &spare_run) spare_run_used = true;
+    run *r = etch__tls.spare_run;
+    etch__tls.spare_run = NULL;
+    if (unlikely(!r) && !(r = etch__malloc(sizeof *r))) return NULL;
     memset(r, 0, sizeof *r);
     r->outer = suspended;
     etch__function_pin(f);
@@ -41,8 +39,8 @@ static void give_back_run(run *r) {
     etch__free(r->exposed);
     etch__free(r->difference);
     etch__function_unpin(r->f);
-    if (r == &spare_run) spare_run_used = false;
-    else etch__free(r);
+    if (unlikely(etch__tls.spare_run != NULL)) etch__free(r);
+    else etch__tls.spare_run = r;
 }
 
 /* Sizes are run-time from the start if asked for, else once a call differs in nothing else. */

@@ -21,7 +21,6 @@ struct cuda_code {
 };
 
 static lru codes;
-static __thread char reason[2048];
 static __thread bool looking; /* this thread compiles nothing now */
 
 cu_function etch__cuda_function(cuda_code *c) {
@@ -48,12 +47,11 @@ __attribute__((constructor)) static void at_load(void) {
 
 static void keep_log(nvrtc_program program, const char *symbol) {
     size_t n = 0;
-    int at =
-        snprintf(reason, sizeof reason, "%s: NVRTC refuses it (nvrtcCompileProgram): ", symbol);
-    if (etch__cuda.nvrtcGetProgramLogSize(program, &n) || n < 2) return;
-    char *text = etch__quiet_malloc(n + 1);
-    if (text && !etch__cuda.nvrtcGetProgramLog(program, text))
-        snprintf(reason + at, sizeof reason - (size_t)at, "%.*s", (int)n, text);
+    int status = etch__cuda.nvrtcGetProgramLogSize(program, &n);
+    char *text = status || n < 2 ? NULL : etch__quiet_malloc(n + 1);
+    bool there = text && !etch__cuda.nvrtcGetProgramLog(program, text);
+    etch__why("%s: NVRTC refuses it (nvrtcCompileProgram): %.*s", symbol, there ? (int)n : 0,
+              there ? text : "");
     etch__free(text);
 }
 
@@ -72,14 +70,14 @@ static void *compile(const cuda_device *d, const char *source, const char *symbo
     if (major * 100 + minor < MINIMAL_SINCE) n--;
     snprintf(arch, sizeof arch, "--gpu-architecture=sm_%d%d", d->major, d->minor);
     if (etch__cuda.nvrtcCreateProgram(&program, source, symbol, 0, NULL, NULL)) {
-        snprintf(reason, sizeof reason, "%s: nvrtcCreateProgram failed", symbol);
+        etch__why("%s: nvrtcCreateProgram failed", symbol);
         return NULL;
     }
     if (etch__cuda.nvrtcCompileProgram(program, n, options)) keep_log(program, symbol);
     else if (etch__cuda.nvrtcGetCUBINSize(program, bytes) || !*bytes)
-        snprintf(reason, sizeof reason, "%s: nvrtcGetCUBINSize failed", symbol);
+        etch__why("%s: nvrtcGetCUBINSize failed", symbol);
     else if ((cubin = etch__malloc(*bytes)) && etch__cuda.nvrtcGetCUBIN(program, cubin)) {
-        snprintf(reason, sizeof reason, "%s: nvrtcGetCUBIN failed", symbol);
+        etch__why("%s: nvrtcGetCUBIN failed", symbol);
         etch__free(cubin), cubin = NULL;
     }
     etch__cuda.nvrtcDestroyProgram(&program);
@@ -103,7 +101,7 @@ static void *from_source(const cuda_device *d, const char *symbol, code_source s
         etch__counters.kernels_compiled++;
         etch__log(LOG_CACHE, "%s: compiled by NVRTC in %.1f ms", symbol, now_ms() - start);
     } else {
-        etch__log(LOG_CACHE, "compile failed: %s", reason);
+        etch__log(LOG_CACHE, "compile failed: %s", etch__tls.why);
     }
     etch__free(text);
     return cubin;
@@ -119,7 +117,7 @@ static bool load(cuda_code *c, const void *cubin, const char *symbol) {
     if (!status) return true;
     if (c->module) etch__cuda.cuModuleUnload(c->module);
     c->module = NULL;
-    snprintf(reason, sizeof reason, "%s: %s: status %d", symbol, call, status);
+    etch__why("%s: %s: status %d", symbol, call, status);
     return false;
 }
 
@@ -255,25 +253,31 @@ void etch__cuda_text_key(const char *text, uint8_t key[40]) {
     memcpy(key, &n, 8), memcpy(key + 8, &a, 16), memcpy(key + 24, &b, 16);
 }
 
+static cuda_code *find_or_make(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
+                               code_source source, const void *ctx) {
+    uint64_t hash = XXH3_64bits(key, n);
+    cuda_code *c = (cuda_code *)etch__lru_find(&codes, hash, key, n);
+    if (c) return c;
+    flight f = {.hash = hash, .key = key, .n = n};
+    if (!looking) take_off(&f);
+    c = (cuda_code *)etch__lru_find(&codes, hash, key, n); /* another thread's by now */
+    if (!c && (c = make(d, key, n, hash, symbol, source, ctx)))
+        c = (cuda_code *)etch__lru_publish(&codes, &c->entry);
+    if (!looking) land(&f);
+    return c;
+}
+
 cuda_code *etch__cuda_code(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                            code_source source, const void *ctx, const char **why) {
     uint8_t with_device[KEY_MAX];
-    *why = reason;
-    *reason = 0;
+    *why = etch__tls.why = "";
     if (n + 1 > sizeof with_device) {
-        snprintf(reason, sizeof reason, "%s: the key has %zu bytes", symbol, n);
+        *why = etch__why("%s: the key has %zu bytes", symbol, n);
         return NULL;
     }
     with_device[0] = (uint8_t)d->index;
-    memcpy(with_device + 1, key, n++);
-    uint64_t hash = XXH3_64bits(with_device, n);
-    cuda_code *c = (cuda_code *)etch__lru_find(&codes, hash, with_device, n);
-    if (c) return c;
-    flight f = {.hash = hash, .key = with_device, .n = n};
-    if (!looking) take_off(&f);
-    c = (cuda_code *)etch__lru_find(&codes, hash, with_device, n); /* another thread's by now */
-    if (!c && (c = make(d, with_device, n, hash, symbol, source, ctx)))
-        c = (cuda_code *)etch__lru_publish(&codes, &c->entry);
-    if (!looking) land(&f);
+    memcpy(with_device + 1, key, n);
+    cuda_code *c = find_or_make(d, with_device, n + 1, symbol, source, ctx);
+    if (!c) *why = etch__tls.why;
     return c;
 }

@@ -225,8 +225,8 @@ static etch_status users(const op_call *call, etch_tensor *const *out) {
 static etch_status written(const op_call *call, etch_tensor *const *out) {
     etch_status status = own[call->op](call, out);
     if (likely(status != ETCH_ERR_COMPILE)) return status;
-    char why[sizeof etch__tls.error];
-    memcpy(why, etch__tls.error, sizeof why);
+    char why[sizeof etch__tls.texts->error];
+    snprintf(why, sizeof why, "%s", etch__tls.error);
     return etch__error_at(call->site, status, "%s: its kernel for %s does not build: %s",
                           etch__ops[call->op].name, etch_device_name(out[0]->device), why);
 }

@@ -16,7 +16,8 @@ static int nstreams;
 typedef struct thread_streams {
     cuda_stream *own[CUDA_DEVICES], *now[CUDA_DEVICES];
 } thread_streams;
-static __thread thread_streams mine;
+static thread_streams none;
+static __thread thread_streams *mine = &none;
 static pthread_key_t at_thread_end;
 
 cu_stream etch__cuda_stream_handle(const cuda_stream *s) { return s->stream; }
@@ -56,7 +57,7 @@ etch_status etch__cuda_wait_for_all(cuda_stream *s) {
     return status;
 }
 
-bool etch__cuda_is_own(const cuda_stream *s) { return mine.now[s->device->index] == s; }
+bool etch__cuda_is_own(const cuda_stream *s) { return mine->now[s->device->index] == s; }
 
 /* Under the lock the user's stream cannot be given up meanwhile. */
 int etch__cuda_stream_drain(cuda_stream *s) {
@@ -171,21 +172,32 @@ static cuda_stream *new_stream(cuda_device *d) {
     return NULL;
 }
 
+/* Gives the thread a table that may be written. */
+static bool own_table(void) {
+    if (mine != &none) return true;
+    thread_streams *t = etch__calloc(1, sizeof *t);
+    if (!t) return false;
+    if (pthread_setspecific(at_thread_end, t) == 0) return mine = t, true;
+    etch__free(t);
+    etch__error(ETCH_ERR_OUT_OF_MEMORY, "no room for the thread's table of streams");
+    return false;
+}
+
 cuda_stream *etch__cuda_stream(int index) {
     cuda_device *d;
-    if (likely(index >= 0 && index < CUDA_DEVICES && mine.now[index] &&
+    if (likely(index >= 0 && index < CUDA_DEVICES && mine->now[index] &&
                etch__cuda_is_current(index)))
-        return mine.now[index];
+        return mine->now[index];
     if (!(d = etch__cuda_enter(index))) return NULL;
-    if (mine.now[index]) return mine.now[index];
+    if (mine->now[index]) return mine->now[index];
+    if (!own_table()) return NULL;
     pthread_mutex_lock(&lock);
     cuda_stream *s = take_over(d);
     if (!s) s = new_stream(d);
     pthread_mutex_unlock(&lock);
     if (!s) return NULL;
-    mine.own[index] = mine.now[index] = s;
+    mine->own[index] = mine->now[index] = s;
     etch__cuda_forget_faults(s);
-    pthread_setspecific(at_thread_end, &mine);
     return s;
 }
 
@@ -278,10 +290,10 @@ etch_status etch_cuda_set_stream(etch_device device, void *stream) {
                               "etch_cuda_set_stream: a graph is being recorded on this thread; "
                               "set the stream before or after");
     int index = etch__device_index(device);
-    cuda_stream *own = mine.own[index];
+    cuda_stream *own = mine->own[index];
     s = !stream || stream == own->stream ? own : entry_for(own->device, stream);
     if (!s) return etch__tls.status;
-    mine.now[index] = s;
+    mine->now[index] = s;
     return leave(before, own);
 }
 
@@ -297,12 +309,14 @@ static void leave_streams(void *table) {
         t->own[i]->free = true;
         pthread_mutex_unlock(&lock);
     }
+    mine = &none;
+    etch__free(t);
 }
 
 /* The one thread of a forked child has no stream: it enters its device anew, where it is refused.
  * Threads that it has not may have held the locks. */
 static void in_forked_child(void) {
-    memset(&mine, 0, sizeof mine);
+    if (mine != &none) memset(mine, 0, sizeof *mine);
     pthread_mutex_init(&lock, NULL);
     pthread_mutex_init(&beginning, NULL);
 }
