@@ -17,8 +17,8 @@ typedef struct thread_counts {
 #define THREAD_COUNT(name, n)                                                                      \
     __atomic_store_n(&etch__tls.counts.name, etch__tls.counts.name + (n), __ATOMIC_RELAXED)
 
-/* The thread's texts, in a block of their own: a library that dlopen loads shares 512 bytes of static
- * thread-locals with all others, and the hot words below have to lie there. */
+/* The thread's texts, in a block of their own: a library that dlopen loads shares 512 bytes of
+ * static thread-locals with all others, and the hot words below have to lie there. */
 typedef struct thread_texts {
     char error[1024];
     char why[2048]; /* why the thread's last compile failed: the log of a compiler is long */
