@@ -82,6 +82,7 @@ static etch_tensor *run_composite(const op_call *call) {
 etch_tensor *etch__dispatch(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
         if (unlikely(!etch__check_handle(call->in[i]))) return NULL;
+    if (call->nsc && unlikely(!etch__scalar_kinds_ok(call))) return NULL;
     if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
     if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
     return etch__run_eager(call);

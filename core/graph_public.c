@@ -131,6 +131,10 @@ static op_call call_of(const etch_node *n, etch_scalar *sc) {
 
 int etch_node_args(const etch_node *n, etch_value *args) {
     if (!n || !n->op) return 0;
+    if (!args)
+        return etch__error_at(__builtin_return_address(0), ETCH_ERR_NULL,
+                              "etch_node_args: args is NULL"),
+               -1;
     etch_scalar sc[OP_MAX_SCALARS];
     op_call call = call_of(n, sc);
     int count = etch__box(&call, args), k = 0;
@@ -206,7 +210,7 @@ static bool own_operands(const etch_graph *g, const op_call *call) {
 static etch_status make_call(void *ctx, const op_call *call) {
     insertion *x = ctx;
     tensor_meta meta;
-    if (!own_operands(x->g, call)) return etch__tls.status;
+    if (!own_operands(x->g, call) || !etch__scalar_kinds_ok(call)) return etch__tls.status;
     etch_status status = etch__infer_under(x->state, call, &meta, NULL);
     if (status != ETCH_OK) return status;
     etch_node *n = x->node = new_node(x->g, &etch__ops[call->op], call->nin);
@@ -517,6 +521,7 @@ static int put_constants(char *buf, size_t n, const graph *g, const graph_scalar
 
 int64_t etch_graph_format(const etch_graph *e, char *buf, size_t n) {
     if (!e) return etch__error(ETCH_ERR_NULL, "etch_graph_format: expected a graph, got NULL"), -1;
+    if (!buf) n = 0;
     graph_scalar *scalars;
     graph *g = etch__graph_close(e, &scalars);
     char *text = g ? etch__graph_text(g) : NULL;

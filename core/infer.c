@@ -480,6 +480,23 @@ bool etch__operands_present(const op_call *call) {
     return true;
 }
 
+/* Names the k-th scalar argument of the operator; seed and offset are the library's own. */
+static const char *scalar_name(op_id op, int k) {
+    const op_schema *s = etch__schema(op);
+    for (int i = 0; i < s->nargs; i++)
+        if (s->args[i].type == ARG_SCALAR && k-- == 0) return s->args[i].name;
+    return "?";
+}
+
+bool etch__scalar_kinds_ok(const op_call *call) {
+    for (int i = 0; i < call->nsc; i++)
+        if (unlikely((unsigned)call->sc[i].kind > ETCH_SCALAR_REAL))
+            FAIL(ETCH_ERR_INVALID_ARGUMENT,
+                 "argument \"%s\": expected an etch_scalar of kind 0 to %d, got kind %d",
+                 scalar_name((op_id)call->op, i), ETCH_SCALAR_REAL, (int)call->sc[i].kind);
+    return true;
+}
+
 static inline bool any_absent(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
         if (unlikely(call->in[i] == ETCH_NONE)) return true;

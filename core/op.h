@@ -114,6 +114,9 @@ etch_status etch__infer_under(uint64_t state, const op_call *call, tensor_meta *
 /* Sets the error where an operand is ETCH_NONE that must not be. */
 bool etch__operands_present(const op_call *call);
 
+/* Sets the error where a scalar has a kind that there is not: the user may have made it by hand. */
+bool etch__scalar_kinds_ok(const op_call *call);
+
 /* The static class word of a call (see OPF_CLASS_*). */
 int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const int64_t *at);
 

@@ -231,7 +231,7 @@ static bool make_table(const recording *r) {
 int etch_profile_entries(etch_profile_entry *out, int n) {
     pthread_mutex_lock(&lock);
     int known = (int)nentries;
-    for (int i = 0; i < n && i < known; i++) out[i] = entries[i];
+    for (int i = 0; out && i < n && i < known; i++) out[i] = entries[i];
     pthread_mutex_unlock(&lock);
     return known;
 }
@@ -246,6 +246,7 @@ int64_t etch_profile_count(etch_profile_kind kind) {
 }
 
 int64_t etch_profile_table(char *buf, size_t n) {
+    if (!buf) n = 0;
     int64_t used = snprintf(buf, n, "%-9s %-48s %8s %12s %12s %12s\n", "kind", "name", "count",
                             "total us", "mean us", "max us");
     pthread_mutex_lock(&lock);

@@ -171,5 +171,5 @@ void etch__site_source(const void *site, char *text, size_t n) {
 int64_t etch_address_text(const void *address, char *buf, size_t n) {
     const char *line = etch__site_line(address);
     const char *name = address ? etch__symbol_name((const char *)address - 1) : "?";
-    return snprintf(buf, n, "%s%s%s", name, *line ? " at " : "", line);
+    return snprintf(buf, buf ? n : 0, "%s%s%s", name, *line ? " at " : "", line);
 }

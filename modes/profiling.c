@@ -123,14 +123,14 @@ int etch_profiling_mode_times(const etch_mode *mode, etch_mode_times *out, int n
     int known;
     if (!p) return -1;
     etch_mode_times *all = sorted(p, &known);
-    for (int i = 0; i < n && i < known; i++) out[i] = all[i];
+    for (int i = 0; out && i < n && i < known; i++) out[i] = all[i];
     free(all);
     return known;
 }
 
 int64_t etch_profiling_mode_table(const etch_mode *mode, char *buf, size_t n) {
     profiling *p = context_of(mode, name);
-    text_out text = {buf, n, 0};
+    text_out text = {buf, buf ? n : 0, 0};
     int known;
     if (!p) return -1;
     etch_mode_times *all = sorted(p, &known);

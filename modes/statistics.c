@@ -91,7 +91,7 @@ static int add_up(const statistics *s, line *lines) {
 
 int64_t etch_statistics_mode_text(const etch_mode *mode, char *buf, size_t n) {
     statistics *s = context_of(mode, name);
-    text_out text = {buf, n, 0};
+    text_out text = {buf, buf ? n : 0, 0};
     size_t rows = 1;
     if (!s) return -1;
     pthread_mutex_lock(&s->lock);

@@ -272,27 +272,18 @@ static void test_threads_setting(void **state) {
 
 /* ---- operators: each of the table ---- */
 
-/* Calls op with x for every tensor and plain values for the rest; the tensor argument `bad`
- * (counted from 0) is `instead`. Returns false where op has no such argument. */
-static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *instead,
-                      etch_tensor **out) {
+/* Values by name for the arguments of op that have no default, x for every tensor; list, of two,
+ * for a list. Returns how many. */
+static int plain_values(const etch_op *op, etch_tensor *x, etch_tensor **list, etch_value *v) {
     const op_schema *s = etch__schema((op_id)op->id);
-    etch_value v[SCHEMA_MAX_ARGS];
-    etch_tensor *list[2] = {x, x};
-    int n = 0, tensors = 0;
+    int n = 0;
     for (int i = 0; i < s->nargs; i++) {
         const schema_arg *a = &s->args[i];
         if (a->has_default) continue;
         v[n] = (etch_value){a->name, ETCH_VALUE_INT, {.i = 0}};
-        if (a->type == ARG_BOOL) v[n] = (etch_value){a->name, ETCH_VALUE_BOOL, {.b = false}};
-        if (a->type == ARG_TENSOR)
-            v[n] = (etch_value){
-                a->name, ETCH_VALUE_TENSOR, {.tensor = tensors++ == bad ? instead : x}};
-        if (a->type == ARG_TENSORS) {
-            if (bad >= 0 && bad < 2) list[bad] = instead;
-            tensors = 2;
+        if (a->type == ARG_TENSOR) v[n] = (etch_value){a->name, ETCH_VALUE_TENSOR, {.tensor = x}};
+        if (a->type == ARG_TENSORS)
             v[n] = (etch_value){a->name, ETCH_VALUE_TENSORS, {.tensors = {list, 2}}};
-        }
         if (a->type == ARG_BOOL) v[n] = (etch_value){a->name, ETCH_VALUE_BOOL, {.b = false}};
         if (a->type == ARG_DTYPE) v[n] = (etch_value){a->name, ETCH_VALUE_DTYPE, {.dtype = 0}};
         if (a->type == ARG_TENSOR_OPT) v[n] = (etch_value){a->name, ETCH_VALUE_NONE, {.i = 0}};
@@ -300,6 +291,29 @@ static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *i
         if (a->type == ARG_INTS || a->type == ARG_INTS_OPT)
             v[n] = (etch_value){a->name, ETCH_VALUE_INTS, {.ints = ETCH_DIMS(1, 0)}};
         n++;
+    }
+    return n;
+}
+
+/* Where the k-th scalar is among plain values, or -1. */
+static int scalar_at(const etch_value *v, int n, int k) {
+    for (int i = 0; i < n; i++)
+        if (v[i].tag == ETCH_VALUE_REAL && k-- == 0) return i;
+    return -1;
+}
+
+/* Calls op with x for every tensor and plain values for the rest; the tensor argument `bad`
+ * (counted from 0) is `instead`. Returns false where op has no such argument. */
+static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *instead,
+                      etch_tensor **out) {
+    etch_value v[SCHEMA_MAX_ARGS];
+    etch_tensor *list[2] = {x, x};
+    int n = plain_values(op, x, list, v), tensors = 0;
+    for (int i = 0; i < n; i++) {
+        if (v[i].tag == ETCH_VALUE_TENSOR && tensors++ == bad) v[i].tensor = instead;
+        if (v[i].tag != ETCH_VALUE_TENSORS) continue;
+        if (bad >= 0 && bad < 2) list[bad] = instead;
+        tensors = 2;
     }
     if (bad >= tensors) return false;
     *out = NULL;
@@ -478,6 +492,118 @@ static void test_dimensions(void **state) {
         etch_tensor *deep = etch_ones(ETCH_F32, ETCH_SHAPE(1, 1, 1, 1, 1, 1, 1, 1));
         NO_RESULT(etch_unsqueeze(deep, 0), ETCH_ERR_SHAPE, "unsqueeze|dimensions");
     }
+}
+
+static etch_graph *one_call(void) {
+    return etch_graph_parse("graph g/0(%0: f32[2]) {\n  %1: f32[2] = neg(%0)\n  return %1\n}\n");
+}
+
+/* ---- scalars whose kind is none ---- */
+
+static const int bad_kinds[] = {-5, 3, 99, 256, INT32_MIN};
+
+static etch_scalar of_kind(int kind) {
+    etch_scalar s = etch_scalar_int(2);
+    s.kind = (etch_scalar_kind)kind;
+    return s;
+}
+
+/* Every scalar argument of every operator, by name. */
+static void test_scalar_kinds_boxed(void **state) {
+    (void)state;
+    int count, checked = 0;
+    const etch_op *const *ops = etch_op_list(&count);
+    ETCH_SCOPE {
+        etch_tensor *x = f32(2, 2), *list[2] = {x, x}, *out;
+        for (int i = 0; i < count; i++)
+            for (int bad = 0; bad < 4; bad++) {
+                etch_value v[SCHEMA_MAX_ARGS];
+                int n = plain_values(ops[i], x, list, v), at = scalar_at(v, n, bad);
+                if (at < 0) break;
+                v[at].tag = ETCH_VALUE_SCALAR;
+                for (int k = 0; k < COUNT_OF(bad_kinds); k++) {
+                    v[at].scalar = of_kind(bad_kinds[k]);
+                    FAILS_IF(etch_op_call(ops[i], v, n, &out, 1) != ETCH_OK,
+                             ETCH_ERR_INVALID_ARGUMENT, v[at].name);
+                    checked++;
+                }
+            }
+    }
+    assert_true(checked > 100);
+}
+
+static etch_scalar body_scalar;
+static etch_tensor *scalar_body(etch_tensor *x) {
+    etch_tensor *y = etch_exp(x);
+    return etch_mul_scalar(y, body_scalar);
+}
+
+static etch_status pass_kind(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                             etch_tensor **out, int nout) {
+    etch_value changed[SCHEMA_MAX_ARGS];
+    memcpy(changed, args, (size_t)nargs * sizeof *args);
+    for (int i = 0; i < nargs; i++)
+        if (args[i].tag == ETCH_VALUE_SCALAR) changed[i].scalar.kind = *(etch_scalar_kind *)ctx;
+    return etch_redispatch(op, changed, nargs, out, nout);
+}
+
+/* Through the functions, in compiled code at every call, and from a mode's handler. */
+static void test_scalar_kinds_of_calls(void **state) {
+    (void)state;
+    for (int k = 0; k < COUNT_OF(bad_kinds); k++)
+        ETCH_SCOPE {
+            etch_scalar bad = of_kind(bad_kinds[k]);
+            etch_tensor *x = f32(2, 2);
+            NO_RESULT(etch_add_scalar(x, bad), ETCH_ERR_INVALID_ARGUMENT, "add|other|kind");
+            NO_RESULT(etch_add_scalar_(x, bad), ETCH_ERR_INVALID_ARGUMENT, "add_|other|kind");
+            NO_RESULT(etch_full(ETCH_F32, ETCH_SHAPE(3), bad), ETCH_ERR_INVALID_ARGUMENT, "full");
+            NO_RESULT(etch_arange(ETCH_I64, 0, 3, bad), ETCH_ERR_INVALID_ARGUMENT, "arange|step");
+            NO_RESULT(etch_pow_scalar(x, bad), ETCH_ERR_INVALID_ARGUMENT, "pow|exponent");
+            etch_function *f = etch_compile(scalar_body, .backend = "eager");
+            for (int call = 0; call < 4; call++) {
+                body_scalar = etch_scalar_int(3);
+                assert_non_null(etch_call(f, x));
+                body_scalar = bad;
+                NO_RESULT(etch_call(f, x), ETCH_ERR_INVALID_ARGUMENT, "mul|other|kind");
+            }
+            assert_int_equal(etch_function_counters(f).graphs, 1);
+            etch_function_free(f);
+            etch_mode *m = etch_mode_new(pass_kind, &bad.kind);
+            ETCH_WITH_MODE (m)
+                NO_RESULT(etch_add_scalar(x, 2), ETCH_ERR_INVALID_ARGUMENT, "add|other|kind");
+            etch_mode_free(m);
+        }
+}
+
+static int scalar_kernel_calls;
+static etch_status scalar_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                 etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)args, (void)nargs, (void)out, (void)nout;
+    scalar_kernel_calls++;
+    return ETCH_OK;
+}
+
+/* To operators of the user's, and into graphs. */
+static void test_scalar_kinds_of_users(void **state) {
+    (void)state;
+    etch_op_definition d = {.struct_size = sizeof d, .cpu = scalar_kernel};
+    const etch_op *op =
+        etch_op_register("bad::kinds(Tensor(a!) x, Scalar factor) -> Tensor(a!)", &d);
+    etch_graph *g = one_call();
+    for (int k = 0; k < COUNT_OF(bad_kinds); k++)
+        ETCH_SCOPE {
+            etch_tensor *out;
+            etch_value v[] = {{NULL, ETCH_VALUE_TENSOR, {.tensor = f32(2, 2)}},
+                              {NULL, ETCH_VALUE_SCALAR, {.scalar = of_kind(bad_kinds[k])}}};
+            NO_SUCCESS(etch_op_call(op, v, 2, &out, 1), ETCH_ERR_INVALID_ARGUMENT, "kinds|factor");
+            if (!g) continue;
+            v[0].tensor = etch_node_value(etch_graph_input(g, 0));
+            NO_RESULT(etch_graph_insert(g, NULL, etch_op_find("mul.Scalar"), v, 2),
+                      ETCH_ERR_INVALID_ARGUMENT, "mul|other|kind");
+        }
+    assert_int_equal(scalar_kernel_calls, 0);
+    assert_non_null(g);
+    etch_graph_free(g);
 }
 
 /* ---- released and failed handles ---- */
@@ -883,6 +1009,77 @@ static void test_custom_operators(void **state) {
     etch_clear_error();
 }
 
+/* ---- buffers: absent whatever their length says ---- */
+
+static int64_t text_length(char *buf, size_t n, int which, const void *thing) {
+    switch (which) {
+    case 0: return etch_format(thing, buf, n);
+    case 1: return etch_explain_text(thing, buf, n);
+    case 2: return etch_graph_format(thing, buf, n);
+    case 3: return etch_address_text(thing, buf, n);
+    case 4: return etch_profiling_mode_table(thing, buf, n);
+    case 5: return etch_statistics_mode_text(thing, buf, n);
+    default: return etch_profile_table(buf, n);
+    }
+}
+
+/* Every function that writes a text: as long without a buffer as with one, cut where that ends. */
+static void check_text(int which, const void *thing) {
+    char text[4096], small[8];
+    int64_t n = text_length(text, sizeof text, which, thing);
+    assert_in_range(n, 1, sizeof text - 1);
+    assert_int_equal(strlen(text), n);
+    assert_int_equal(text_length(NULL, 0, which, thing), n);
+    assert_int_equal(text_length(NULL, sizeof text, which, thing), n);
+    assert_int_equal(text_length(NULL, SIZE_MAX, which, thing), n);
+    memset(small, 'x', sizeof small);
+    assert_int_equal(text_length(small, 5, which, thing), n);
+    assert_memory_equal(small, text, 4);
+    assert_memory_equal(small + 4, "\0xxx", 4);
+}
+
+static void test_text_without_buffer(void **state) {
+    (void)state;
+    etch_function *f = etch_compile(double_body, .backend = "eager");
+    etch_graph *g = one_call();
+    etch_mode *times = etch_profiling_mode((etch_line_sink){NULL, NULL});
+    etch_mode *counts = etch_statistics_mode();
+    ETCH_SCOPE {
+        etch_tensor *x = f32(2, 2);
+        assert_non_null(etch_call(f, x));
+        ETCH_WITH_MODE (times) etch_neg(x);
+        ETCH_WITH_MODE (counts) etch_neg(x);
+        const void *const things[] = {
+            x, f, g, (const void *)((const char *)check_text + 1), times, counts, NULL};
+        for (int i = 0; i < COUNT_OF(things); i++) check_text(i, things[i]);
+        assert_int_equal(etch_profiling_mode_times(times, NULL, 8), 1);
+    }
+    assert_in_range(etch_profile_entries(NULL, 8), 0, INT32_MAX);
+    etch_mode_free(times);
+    etch_mode_free(counts);
+    etch_graph_free(g);
+    etch_function_free(f);
+}
+
+static void test_arrays_without_memory(void **state) {
+    (void)state;
+    etch_graph *g = one_call();
+    etch_value v = {NULL, ETCH_VALUE_TENSOR, {.tensor = etch_node_value(etch_graph_input(g, 0))}};
+    etch_node *n = etch_graph_insert(g, NULL, etch_op_find("neg"), &v, 1);
+    assert_non_null(n);
+    FAILS_IF(etch_node_args(n, NULL) == -1, ETCH_ERR_NULL, "etch_node_args|args");
+    assert_int_equal(etch_node_args(NULL, NULL), 0);
+    NO_RESULT(etch_graph_insert(g, NULL, etch_op_find("neg"), NULL, 1), ETCH_ERR_INVALID_ARGUMENT,
+              "etch_graph_insert");
+    NO_RESULT(etch_nn_sequential(NULL, 2), ETCH_ERR_INVALID_ARGUMENT, "etch_nn_sequential");
+    NO_SUCCESS(etch_opcheck(etch_op_find("neg"), NULL, 2, NULL, 100), ETCH_ERR_NULL,
+               "etch_opcheck");
+    etch_op_sample sample = {NULL, 3};
+    FAILS_IF(etch_opcheck(etch_op_find("neg"), &sample, 1, NULL, 100) != ETCH_OK,
+             ETCH_ERR_INVALID_ARGUMENT, "etch_opcheck");
+    etch_graph_free(g);
+}
+
 /* ---- backend.h ---- */
 
 static etch_status no_backend(void *ctx, etch_graph *g, etch_runnable *out) {
@@ -943,6 +1140,9 @@ int main(void) {
         BAD(test_shapes),
         BAD(test_dtypes),
         BAD(test_dimensions),
+        BAD(test_scalar_kinds_boxed),
+        BAD(test_scalar_kinds_of_calls),
+        BAD(test_scalar_kinds_of_users),
         BAD(test_released),
         BAD(test_debug),
         BAD(test_boxed_calls),
@@ -955,6 +1155,8 @@ int main(void) {
         BAD(test_misuse_inside_ends_no_segment),
         BAD(test_modes),
         BAD(test_custom_operators),
+        BAD(test_text_without_buffer),
+        BAD(test_arrays_without_memory),
         BAD(test_backends_of_users),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -263,9 +263,8 @@ static void say_summary(text *t, const etch_explanation *e) {
 
 int64_t etch_explain_text(const etch_function *f, char *buf, size_t n) {
     etch_explanation *e = etch_explain(f);
-    text t = {buf, n, 0};
+    text t = {buf, buf ? n : 0, 0};
     if (!e) return -1;
-    if (n) buf[0] = 0;
     say_summary(&t, e);
     for (int i = 0; i < e->ngraphs; i++) say_graph(&t, &e->graphs[i]);
     for (int i = 0; i < e->nbreaks; i++) say_event(&t, "break", &e->breaks[i]);

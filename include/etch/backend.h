@@ -44,8 +44,8 @@ ETCH_API etch_tensor *etch_node_value(const etch_node *n);
 /* The node whose value t is; NULL and not_found where g has none. */
 ETCH_API etch_node *etch_graph_node_of(const etch_graph *g, const etch_tensor *t);
 /* Writes the call's arguments, in schema order, to args, which has room for ETCH_NODE_MAX_ARGS;
- * returns how many. Run-time scalars have the tag ETCH_VALUE_PARAM. Lists live as long as the
- * node. */
+ * returns how many, -1 with an error for NULL. Run-time scalars have the tag ETCH_VALUE_PARAM.
+ * Lists live as long as the node. */
 #define ETCH_NODE_MAX_ARGS 8
 ETCH_API int etch_node_args(const etch_node *n, etch_value *args);
 /* How often the node's value is used: by operands of calls, and as output. */

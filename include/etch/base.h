@@ -140,11 +140,17 @@ template <class... T> inline etch_shape etch_shape_of(T... v) {
 inline etch_scalar etch_scalar_of(bool v) { return etch_scalar_bool(v); }
 inline etch_scalar etch_scalar_of(double v) { return etch_scalar_real(v); }
 inline etch_scalar etch_scalar_of(float v) { return etch_scalar_real(v); }
+inline etch_scalar etch_scalar_of(long double v) { return etch_scalar_real((double)v); }
 inline etch_scalar etch_scalar_of(int v) { return etch_scalar_int(v); }
 inline etch_scalar etch_scalar_of(unsigned v) { return etch_scalar_int(v); }
 inline etch_scalar etch_scalar_of(long v) { return etch_scalar_int(v); }
+inline etch_scalar etch_scalar_of(unsigned long v) { return etch_scalar_int((int64_t)v); }
 inline etch_scalar etch_scalar_of(long long v) { return etch_scalar_int(v); }
+inline etch_scalar etch_scalar_of(unsigned long long v) { return etch_scalar_int((int64_t)v); }
 inline etch_scalar etch_scalar_of(etch_scalar v) { return v; }
+/* A pointer would become a bool: it is no number. */
+template <class T> etch_scalar etch_scalar_of(T *) = delete;
+etch_scalar etch_scalar_of(decltype(nullptr)) = delete;
 #define ETCH_SCALAR(v) etch_scalar_of(v)
 #else
 /* clang-format off */
@@ -152,15 +158,17 @@ inline etch_scalar etch_scalar_of(etch_scalar v) { return v; }
     ((etch_shape){(int32_t)(sizeof((int64_t[]){__VA_ARGS__}) / sizeof(int64_t)), {__VA_ARGS__}})
 static inline etch_scalar etch_scalar_same(etch_scalar v) { return v; }
 /* ETCH_SCALAR(v): the scalar of a C number, its kind by the C type. Operators that take a scalar
- * accept plain C numbers: their names are macros over this one. */
+ * accept plain C numbers: their names are macros over this one. A pointer, which cannot be
+ * multiplied, does not compile. */
 #define ETCH_SCALAR(v)                                                                             \
-    _Generic((v),                                                                                  \
+    ((void)sizeof(_Generic((v), etch_scalar: 1, default: (v)) * 1),                                \
+     _Generic((v),                                                                                 \
         bool: etch_scalar_bool,                                                                    \
         float: etch_scalar_real,                                                                   \
         double: etch_scalar_real,                                                                  \
         long double: etch_scalar_real,                                                             \
         etch_scalar: etch_scalar_same,                                                             \
-        default: etch_scalar_int)(v)
+        default: etch_scalar_int)(v))
 /* clang-format on */
 #endif
 /* ETCH_DIMS(0, 1): dimension numbers; negative ones count from the end. */
