@@ -128,10 +128,10 @@ etch_tensor *etch__composite_flip(const op_call *call) {
     return t ? etch_clone(t) : NULL;
 }
 
+/* The same operators whatever the shift is, so that it is a run-time value of a trace. */
 static etch_tensor *roll_dim(etch_tensor *t, int64_t shift, int64_t dim) {
     int64_t n = t->size[dim], start = n ? -(shift % n) : 0;
     if (start < 0) start += n;
-    if (!start) return t;
     etch_tensor *part[2] = {etch_slice(t, dim, start, n, 1), NULL};
     if (part[0]) part[1] = etch_slice(t, dim, 0, start, 1);
     return part[1] ? etch_cat(part, 2, dim) : NULL;
@@ -171,6 +171,23 @@ static etch_tensor *repeat_dim(etch_tensor *t, int dim, int64_t times) {
     return folded ? etch_reshape(folded, size) : NULL;
 }
 
+/* t of sizes {s0, s1} as a view of sizes {times0, s0, times1, s1}, copied: the same operators
+ * whatever the numbers are, so that they are run-time values of a trace. */
+static etch_tensor *repeat_view(etch_tensor *t, const etch_dims *size, const etch_dims *times) {
+    etch_dims thin = {.n = 2 * size->n}, wide, whole = *size;
+    int before = size->n - times->n;
+    for (int i = 0; i < size->n; i++) thin.v[2 * i] = 1, thin.v[2 * i + 1] = size->v[i];
+    wide = thin;
+    for (int i = 0; i < times->n; i++) {
+        wide.v[2 * (before + i)] = times->v[i];
+        if (__builtin_mul_overflow(whole.v[before + i], times->v[i], &whole.v[before + i]))
+            whole.v[before + i] = INT64_MAX; /* the view of these sizes is refused */
+    }
+    if ((t = etch_reshape(t, thin))) t = etch_expand(t, wide);
+    if (t) t = etch_clone(t);
+    return t ? etch_view(t, whole) : NULL;
+}
+
 /* tile fills its list up with ones, repeat needs a number for each dimension. */
 etch_tensor *etch__composite_repeat(const op_call *call) {
     etch_tensor *t = call->in[0];
@@ -186,6 +203,7 @@ etch_tensor *etch__composite_repeat(const op_call *call) {
                  etch__shape_text(times.n, times.v).s);
     int n = times.n > t->ndim ? times.n : t->ndim;
     for (int i = 0; i < n; i++) size.v[size.n++] = i < n - t->ndim ? 1 : t->size[i - n + t->ndim];
+    if (2 * n <= ETCH_MAX_DIMS) return repeat_view(t, &size, &times);
     etch_tensor *x = n > t->ndim ? etch_reshape(t, size) : t;
     for (int pass = 0; pass < 2; pass++) /* what copies, then what is a view */
         for (int i = 0; i < times.n && x; i++) {

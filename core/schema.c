@@ -69,12 +69,17 @@ static bool parse_default(const char *text, size_t n, schema_arg *a) {
     }
 }
 
-/* Integers that say how large or where, as opposed to which way. */
-static bool is_run_time(const char *name) {
-    static const char *const names[] = {"size", "shape", "start", "end", "index"};
-    for (int i = 0; i < COUNT_OF(names); i++)
-        if (!strcmp(name, names[i])) return true;
-    return false;
+/* Integers but for those that say which axis or device: these shape the code. */
+static bool is_run_time(const schema_arg *a) {
+    static const char *const fixed[] = {"dim",    "dims",        "dim0",      "dim1",
+                                        "dim2",   "dimension",   "start_dim", "end_dim",
+                                        "source", "destination", "device"};
+    if (a->type != ARG_INT && a->type != ARG_INT_OPT && a->type != ARG_INTS &&
+        a->type != ARG_INTS_OPT)
+        return false;
+    for (int i = 0; i < COUNT_OF(fixed); i++)
+        if (!strcmp(a->name, fixed[i])) return false;
+    return true;
 }
 
 /* One argument of n characters, "Tensor(a!) self" or "int dim=0". */
@@ -84,7 +89,7 @@ static bool parse_arg(const char *text, size_t n, schema_arg *a) {
     size_t length = strcspn(name, "=,)");
     if (!length || name + length > text + n || length >= sizeof a->name) return false;
     memcpy(a->name, name, length);
-    a->run_time = is_run_time(a->name);
+    a->run_time = is_run_time(a);
     const char *value = name + length + 1;
     return name[length] != '=' || parse_default(value, (size_t)(text + n - value), a);
 }

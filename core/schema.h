@@ -27,7 +27,7 @@ typedef struct schema_arg {
     bool keyword_only;
     bool has_default;
     bool written;      /* "(a!)" */
-    bool run_time;     /* a size or position: takes other values in a dynamic trace */
+    bool run_time;     /* an integer that is no axis: takes other values in a dynamic trace */
     etch_scalar value; /* the default; INT of the attribute's word for all but Scalar */
 } schema_arg;
 

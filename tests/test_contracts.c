@@ -561,8 +561,8 @@ static etch_tensor *size_as_attribute(etch_tensor *x) {
     return out[0];
 }
 
-/* A size that an operator keeps in the trace: an error for a marked
- * dimension, else another trace. */
+/* A size that an operator keeps in the trace, where it stands for the number of an axis: an error
+ * for a marked dimension, else another trace. */
 static void attribute_of_the_size(void) {
     etch_function *f = etch_compile(size_as_attribute, .backend = backend);
     call_with(f, size_as_attribute, dynamic_arg(4, 0, 0), 1);
@@ -705,6 +705,6 @@ int main(void) {
         cmocka_unit_test(bad_marks),
     };
     etch_op_definition d = {.struct_size = sizeof d, .cpu = repeat_kernel, .shape = repeat_shape};
-    if (!etch_op_register("contracts::times(Tensor self, int n) -> Tensor", &d)) return 1;
+    if (!etch_op_register("contracts::times(Tensor self, int dim) -> Tensor", &d)) return 1;
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

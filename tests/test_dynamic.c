@@ -262,6 +262,112 @@ static void test_slices_in_breaking_loop(void **state) {
         }
 }
 
+/* ---- integers that change with every call ---- */
+
+static int64_t k; /* 1 to 20 */
+
+static etch_tensor *flat(etch_tensor *x) { return etch_view(x, ETCH_SHAPE(-1)); }
+
+static etch_tensor *normed(etch_tensor *x) {
+    return etch_layer_norm(x, ETCH_SHAPE(etch_size(x, 1)), ETCH_NONE, ETCH_NONE, 1e-5);
+}
+
+static etch_tensor *convolved(etch_tensor *x, int64_t stride, int64_t padding, int64_t dilation,
+                              int64_t groups) {
+    etch_tensor *image =
+        etch_expand(etch_view(x, ETCH_SHAPE(1, 1, 24, 24)), ETCH_SHAPE(1, groups, 24, 24));
+    etch_tensor *corner = etch_slice(etch_slice(x, 0, 0, 2, 1), 1, 0, 2, 1);
+    etch_tensor *weight = etch_expand(corner, ETCH_SHAPE(groups, 1, 2, 2));
+    return etch_conv2d(image, weight, ETCH_NONE, ETCH_DIMS(stride), ETCH_DIMS(padding),
+                       ETCH_DIMS(dilation), groups);
+}
+
+/* ROW(name, graphs, graphs of PyTorch, what is computed of x[24, 24] and k): for k = 1 to 20, twice
+ * each. PyTorch's are of torch.compile(lambda x, k: -f(x, k), dynamic=None) in version 2.15,
+ * counted by its backend, with recompile_limit at 64; its default of 8 ends the rows of 20 as eager
+ * code. */
+/* clang-format off */
+#define CHANGING_INTEGERS(ROW)                                                                    \
+    ROW(slice_end, 2, 2, etch_slice(x, 1, 0, k, 1))                                               \
+    ROW(slice_start, 2, 2, etch_slice(x, 1, k, ETCH_ABSENT, 1))                                   \
+    ROW(slice_step, 2, 2, etch_slice(x, 1, ETCH_ABSENT, ETCH_ABSENT, k))                          \
+    ROW(select, 2, 20, etch_select(x, 1, k))                                                      \
+    ROW(select_back, 2, 20, etch_select(x, 1, -k))                                                \
+    ROW(narrow, 2, 2, etch_narrow(x, 1, k, 3))                                                    \
+    ROW(narrow_length, 2, 2, etch_narrow(x, 1, 2, k))                                             \
+    ROW(tril, 2, 2, etch_tril(x, k))                                                              \
+    ROW(triu, 2, 2, etch_triu(x, k - 10))                                                         \
+    ROW(diagonal, 2, 20, etch_diagonal(x, k, 0, 1))                                               \
+    ROW(unfold_size, 2, 20, etch_unfold(x, 1, k, 1))                                              \
+    ROW(unfold_step, 2, 20, etch_unfold(x, 1, 2, k))                                              \
+    ROW(as_strided_size, 2, 2, etch_as_strided(x, ETCH_SHAPE(2, k), ETCH_DIMS(24, 1)))            \
+    ROW(as_strided_stride, 2, 3, etch_as_strided(x, ETCH_SHAPE(2, 3), ETCH_DIMS(k, 1)))           \
+    ROW(view, 2, 2, etch_view(etch_slice(flat(x), 0, 0, 6 * k, 1), ETCH_SHAPE(k, -1)))            \
+    ROW(reshape, 3, 4, etch_reshape(etch_slice(etch_t(x), 0, 0, k, 1), ETCH_SHAPE(2, -1)))        \
+    ROW(expand, 2, 2, etch_expand(etch_select(x, 0, 0), ETCH_SHAPE(k, 24)))                       \
+    ROW(roll, 2, 2, etch_roll(x, ETCH_DIMS(k), ETCH_DIMS(1)))                                     \
+    ROW(roll_flat, 2, 2, etch_roll(x, ETCH_DIMS(k), (etch_dims){0}))                              \
+    ROW(repeat, 2, 2, etch_repeat(x, ETCH_DIMS(k, 1)))                                            \
+    ROW(tile, 2, 2, etch_tile(x, ETCH_DIMS(k)))                                                   \
+    ROW(flip, 2, 2, etch_flip(etch_slice(x, 1, 0, k, 1), ETCH_DIMS(1)))                           \
+    ROW(cat, 2, 2,                                                                                \
+        etch_cat(((etch_tensor *[]){etch_slice(x, 1, 0, k, 1), etch_slice(x, 1, k, 24, 1)}), 2, 1))\
+    ROW(slice_scatter, 2, 2, etch_slice_scatter(x, etch_slice(x, 1, 0, 2, 1), 1, k, k + 2, 1))    \
+    ROW(select_scatter, 2, 2, etch_select_scatter(x, etch_select(x, 1, 0), 1, k))                 \
+    ROW(arange, 2, 2, etch_arange(ETCH_F32, 0, k, 1))                                             \
+    ROW(arange_step, 2, 2, etch_arange(ETCH_F32, 0, 40, k))                                       \
+    ROW(zeros, 2, 2, etch_zeros(ETCH_F32, ETCH_SHAPE(k)))                                         \
+    ROW(full, 2, 2, etch_full(ETCH_F32, ETCH_SHAPE(3, k), k))                                     \
+    ROW(one_hot, 2, 20, etch_one_hot(etch_arange(ETCH_I64, 0, 5, 1), 4 + k))                      \
+    ROW(pow, 2, 2, etch_pow_scalar(x, k))                                                         \
+    ROW(mul, 1, 2, etch_mul_scalar(x, k))                                                         \
+    ROW(add_alpha, 2, 2, etch_add_alpha(x, x, k))                                                 \
+    ROW(shift, 1, 2, etch_left_shift_scalar(etch_to(x, ETCH_I32), k))                             \
+    ROW(clamp, 1, 2, etch_clamp(x, -k, k))                                                        \
+    ROW(index_fill, 1, 2, etch_index_fill(x, 1, etch_arange(ETCH_I64, 0, 3, 1), k))               \
+    ROW(correction, 1, 20, etch_var_dim(x, ETCH_DIMS(1), k, false))                               \
+    ROW(cumsum, 2, 2, etch_cumsum(etch_slice(x, 1, 0, k, 1), 1))                                  \
+    ROW(sum_dim, 2, 3, etch_sum_dim(x, ETCH_DIMS(k % 2), false))                                  \
+    ROW(layer_norm, 2, 2, normed(etch_slice(x, 1, 0, k, 1)))                                      \
+    ROW(conv_padding, 2, 2, convolved(x, 1, k, 1, 1))                                             \
+    ROW(conv_stride, 2, 2, convolved(x, k, 0, 1, 1))                                              \
+    ROW(conv_dilation, 2, 2, convolved(x, 1, 0, k, 1))                                            \
+    ROW(conv_groups, 2, 2, convolved(x, 1, 0, 1, k))                                              \
+    ROW(unsqueeze, 3, 4, etch_unsqueeze(x, k % 3))                                                \
+    ROW(movedim, 3, 4,                                                                            \
+        etch_movedim(etch_view(x, ETCH_SHAPE(2, 12, 24)), ETCH_DIMS(k % 3), ETCH_DIMS(0)))        \
+    ROW(transpose, 3, 4, etch_transpose(etch_view(x, ETCH_SHAPE(2, 12, 24)), k % 3, 0))
+/* clang-format on */
+
+#define PROGRAM(name, graphs, pytorch, result)                                                     \
+    static etch_tensor *by_##name(etch_tensor *x) { return (void)x, etch_neg(result); }
+CHANGING_INTEGERS(PROGRAM)
+
+static void test_changing_integers(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        int graphs, pytorch;
+        etch_fn1 fn;
+    } rows[] = {
+#define CELL(name, graphs, pytorch, result) {#name, graphs, pytorch, by_##name},
+        CHANGING_INTEGERS(CELL)};
+    for (size_t i = 0; i < 2 * sizeof rows / sizeof *rows; i++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(rows[i / 2].fn, .backend = test_backends[i % 2]);
+            etch_tensor *x = arange_f32(24, 24);
+            for (k = 1; k <= 20; k++) {
+                etch_tensor *expected = rows[i / 2].fn(x);
+                for (int call = 0; call < 2; call++) assert_same(etch_call(f, x), expected);
+            }
+            if (graphs(f) != rows[i / 2].graphs) print_error("%s\n", rows[i / 2].name);
+            assert_int_equal(graphs(f), rows[i / 2].graphs);
+            assert_true(rows[i / 2].graphs <= rows[i / 2].pytorch);
+            etch_function_free(f);
+        }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table_of_sizes),
@@ -277,6 +383,7 @@ int main(void) {
         cmocka_unit_test(test_split),
         cmocka_unit_test(test_captured_sizes),
         cmocka_unit_test(test_slices_in_breaking_loop),
+        cmocka_unit_test(test_changing_integers),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -41,8 +41,9 @@ bool etch__same_call(const trace_node *n, const op_call *call, uint64_t state) {
     return !call->nat || !memcmp(n->c.at, call->at, call->nat * sizeof(int64_t));
 }
 
-/* The first attribute word that is no size or position and differs, -1 without one. */
-static int static_difference(op_id op, const int64_t *a, const int64_t *b, int nat) {
+/* The first attribute word that differs and is no run-time value, -1 without one. Nor is the class
+ * of a scalar static: it selects other instructions, in code that is made for these values. */
+static int static_difference(op_id op, const int64_t *a, const int64_t *b) {
     const op_schema *s = etch__schema(op);
     int k = 0;
     for (int i = 0; i < s->nargs; i++) {
@@ -57,16 +58,16 @@ static int static_difference(op_id op, const int64_t *a, const int64_t *b, int n
             if (a[k + j] != b[k + j]) return k + j;
         k += words;
     }
-    return k == nat || etch__ops[op].flags & OPF_CLASS_NUMEL || a[k] == b[k] ? -1 : k;
+    return -1;
 }
 
-static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b, int nat) {
-    return static_difference(op, a, b, nat) < 0;
+static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b) {
+    return static_difference(op, a, b) < 0;
 }
 
 int etch__static_difference(const trace_node *n, const op_call *call) {
     if (n->op != call->op || n->nin != call->nin || n->nat != call->nat) return -1;
-    return static_difference((op_id)n->op, n->c.at, call->at, call->nat);
+    return static_difference((op_id)n->op, n->c.at, call->at);
 }
 
 bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state) {
@@ -74,7 +75,7 @@ bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state
     if ((n->c.key & ~CURSOR_DYNAMIC) != key || n->c.state != state) return false;
     for (int i = 0; i < call->nsc; i++)
         if (n->c.kind[i] != call->sc[i].kind) return false;
-    return similar_attributes((op_id)n->op, n->c.at, call->at, call->nat);
+    return similar_attributes((op_id)n->op, n->c.at, call->at);
 }
 
 static bool same_class(const tensor_meta *a, const tensor_meta *b) {
@@ -111,7 +112,7 @@ static bool same_captures(const trace_node *a, const trace_node *b) {
 
 static bool same_attributes(const trace_node *a, const trace_node *b) {
     if (!a->nat) return true;
-    if (a->dynamic) return similar_attributes((op_id)a->op, a->c.at, b->c.at, a->nat);
+    if (a->dynamic) return similar_attributes((op_id)a->op, a->c.at, b->c.at);
     return !memcmp(a->c.at, b->c.at, a->nat * sizeof(int64_t));
 }
 

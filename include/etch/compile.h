@@ -47,8 +47,9 @@ typedef enum etch_mode_kind {
 } etch_mode_kind;
 
 typedef enum etch_dynamic {
-    ETCH_DYNAMIC_AUTO, /* a size seen to change becomes a run-time extent */
-    ETCH_DYNAMIC_OFF,  /* every size is guarded */
+    ETCH_DYNAMIC_AUTO, /* a size seen to change becomes a run-time extent, and so does an integer
+                          that an operator takes (but for the number of an axis or a device) */
+    ETCH_DYNAMIC_OFF,  /* every size and integer is guarded */
     ETCH_DYNAMIC_ON    /* sizes are run-time extents from the first compile */
 } etch_dynamic;
 

@@ -151,8 +151,11 @@ typedef struct etch_op_definition {
 
 /* Registers "mylib::blas_matmul(Tensor a, Tensor b) -> Tensor" for the process, for ever. One
  * result. "(Tensor(a!) self, ...) -> Tensor(a!)" declares that the first argument is written and
- * returned; no other mutation and no aliasing may be declared or done. NULL with an error for a
- * schema that does not parse, a name that is taken, or a full table. */
+ * returned; no other mutation and no aliasing may be declared or done. An int or int[] that changes
+ * from call to call becomes a run-time value of a compiled function's trace, unless its name says
+ * that it is an axis or a device, which are part of the trace: dim, dims, dim0, dim1, dim2,
+ * dimension, start_dim, end_dim, source, destination, device. NULL with an error for a schema that
+ * does not parse, a name that is taken, or a full table. */
 ETCH_API const etch_op *etch_op_register(const char *schema, const etch_op_definition *definition);
 
 /* Sets the calling thread's error, for kernels, shape functions and handlers; returns status. */
