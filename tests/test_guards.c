@@ -891,6 +891,141 @@ static void where_does_not_break(void **state) {
     }
 }
 
+/* ==== arguments that no operator reads ==== */
+
+static bool read_second;
+
+/* The second argument: looked at by C code, read on one path only, and returned. */
+static etch_status reads_one(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                             int nout) {
+    (void)ctx, (void)nin, (void)nout;
+    double size = in[1] == ETCH_NONE || !etch_ndim(in[1]) ? 1 : (double)etch_size(in[1], 0);
+    etch_tensor *y = etch_mul_scalar(etch_add_(in[0], in[0]), size);
+    if (read_second) y = etch_add(y, etch_sum(in[1]));
+    out[0] = etch_exp(y), out[1] = in[1];
+    return ETCH_OK;
+}
+
+/* Of any dtype, rank and size, absent, the tensor that is written, a view of it, its memory. */
+static etch_tensor *any_tensor(int i, etch_tensor *x) {
+    switch (i % 8) {
+    case 0: return etch_ones(ETCH_F32, ETCH_SHAPE(i + 1));
+    case 1: return etch_ones(ETCH_I64, ETCH_SHAPE(2, i));
+    case 2: return read_second ? etch_ones(ETCH_F16, ETCH_SHAPE(i)) : ETCH_NONE;
+    case 3: return x;
+    case 4: return etch_slice(x, 0, 1, 3, 1);
+    case 5: return etch_wrap_host(etch_data_mut(x), ETCH_F32, ETCH_SHAPE(i % 12), NULL, NULL);
+    case 6: return etch_t(etch_ones(ETCH_F64, ETCH_SHAPE(3, i)));
+    default: return etch_zeros(ETCH_BOOL, ETCH_SHAPE(0));
+    }
+}
+
+static void call_reads_one(etch_function *f, etch_function *plain, int i, int64_t rows) {
+    ETCH_SCOPE {
+        etch_tensor *x = arange_f32(rows, 3), *x2 = etch_clone(x), *out[2], *expected[2];
+        etch_tensor *u = any_tensor(i, x), *u2 = any_tensor(i, x2);
+        assert_int_equal(etch_call_n(plain, (etch_tensor *[]){x2, u2}, 2, expected, 2), ETCH_OK);
+        assert_int_equal(etch_call_n(f, (etch_tensor *[]){x, u}, 2, out, 2), ETCH_OK);
+        assert_same(out[0], expected[0]);
+        assert_same(x, x2);
+        assert_ptr_equal(out[1], u);
+    }
+}
+
+static void unread_argument_is_not_guarded(void **state) {
+    (void)state;
+    read_second = false;
+    int64_t before = etch_memory().tensors;
+    for (int b = 0; b < 4; b++) {
+        etch_dynamic dynamic = b < 2 ? ETCH_DYNAMIC_AUTO : ETCH_DYNAMIC_ON;
+        etch_function *f =
+            etch_compile(reads_one, .backend = test_backends[b % 2], .dynamic = dynamic);
+        etch_function *plain = etch_compile(reads_one, .disable = true);
+        for (int i = 0; i < 40; i++) call_reads_one(f, plain, i, 4);
+        assert_counts(f, 1, 39);
+        assert_int_equal(etch_function_counters(f).instances, 0);
+        etch_function_free(f), etch_function_free(plain);
+    }
+    assert_int_equal(etch_memory().tensors, before);
+}
+
+/* Its sizes change, then those of the one that is read: run-time sizes are for what is read. */
+static void unread_argument_beside_changing_sizes(void **state) {
+    (void)state;
+    read_second = false;
+    etch_function *f = etch_compile(reads_one), *plain = etch_compile(reads_one, .disable = true);
+    for (int i = 0; i < 40; i++) call_reads_one(f, plain, i, 4 + i / 10);
+    assert_counts(f, 2, 38);
+    assert_int_equal(etch_function_counters(f).instances, 2);
+    etch_function_free(f), etch_function_free(plain);
+}
+
+static etch_tensor *sums_second(etch_tensor *x, etch_tensor *u) {
+    etch_tensor *y = etch_exp(x);
+    return read_second ? etch_add(y, etch_sum(u)) : y;
+}
+
+/* An argument that one path reads is guarded there, like a captured tensor. */
+static void argument_read_on_one_path(void **state) {
+    (void)state;
+    for (int b = 0; b < 4; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(sums_second, .backend = test_backends[b % 2]);
+            etch_tensor *x = arange_f32(4, 3);
+            for (int i = 0; i < 60; i++) {
+                read_second = (i % 2) ^ (b / 2);
+                etch_tensor *u = read_second ? arange_f32(1, 1 + i) : any_tensor(i % 2, x);
+                assert_same(etch_call(f, x, u), sums_second(x, u));
+                assert_same(etch_call(f, x, x), sums_second(x, x));
+            }
+            assert_graphs(f, 4); /* each path, and what is read of sizes that change, or twice */
+            etch_function_free(f);
+        }
+}
+
+static etch_tensor *sums_floats(etch_tensor *x, etch_tensor *u) {
+    body_calls++;
+    etch_tensor *y = etch_exp(x);
+    return etch_dtype_of(u) == ETCH_F32 ? etch_add(y, etch_sum(u)) : y;
+}
+
+/* `replay` takes no argument for a captured tensor, which it would keep. */
+static void argument_read_on_one_path_under_replay(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(sums_floats, .replay = true);
+        etch_tensor *x = arange_f32(4, 3), *whole = etch_zeros(ETCH_I64, ETCH_SHAPE(2));
+        body_calls = 0;
+        for (int i = 0; i < 4; i++) assert_non_null(etch_call(f, x, whole));
+        assert_int_equal(body_calls, 1);
+        for (int i = 0; i < 4; i++) {
+            etch_tensor *u = etch_full(ETCH_F32, ETCH_SHAPE(2), i);
+            assert_same(etch_call(f, x, u), etch_add(etch_exp(x), etch_sum(u)));
+        }
+        assert_int_equal(body_calls, 5);
+        assert_graphs(f, 2);
+        etch_function_free(f);
+    }
+}
+
+/* Under stable_after, fullgraph and replay the same holds. */
+static void unread_argument_under_other_options(void **state) {
+    (void)state;
+    read_second = false;
+    for (int b = 0; b < 3; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(sums_second, .stable_after = b == 0 ? 3 : 0,
+                                            .fullgraph = b == 1, .replay = b == 2);
+            etch_tensor *x = arange_f32(4, 3);
+            for (int i = 0; i < 20; i++) {
+                etch_tensor *u = any_tensor(i, x);
+                assert_same(etch_call(f, x, u), sums_second(x, u));
+            }
+            assert_graphs(f, 1);
+            etch_function_free(f);
+        }
+}
+
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "--disabled-child")) return run_disabled_child();
     const struct CMUnitTest tests[] = {
@@ -907,6 +1042,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test(branch_on_shape_is_one_graph_an_outcome),
         cmocka_unit_test(hidden_state_is_trace_diverged),
         cmocka_unit_test(captured_tensor_is_rebound),
+        cmocka_unit_test(unread_argument_is_not_guarded),
+        cmocka_unit_test(unread_argument_beside_changing_sizes),
+        cmocka_unit_test(argument_read_on_one_path),
+        cmocka_unit_test(argument_read_on_one_path_under_replay),
+        cmocka_unit_test(unread_argument_under_other_options),
         cmocka_unit_test(intermediate_kept_on_the_third_call),
         cmocka_unit_test(argument_through_an_inner_scope),
         cmocka_unit_test(split_with_8_then_12_rows),

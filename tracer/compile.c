@@ -91,13 +91,6 @@ typedef struct builder {
     segment_code *code;
 } builder;
 
-static bool is_used(const trace_leaf *leaf, int32_t v) {
-    for (int i = 0; i < leaf->npath; i++)
-        for (int k = 0; k < leaf->path[i]->nin; k++)
-            if (leaf->path[i]->in[k] == v) return true;
-    return false;
-}
-
 static bool add_input(builder *b, int32_t v, const tensor_meta *guard) {
     if (guard->dtype == ETCH_DTYPE_COUNT) return true; /* ETCH_NONE is no input */
     int number = etch__graph_add_input(b->g, guard);
@@ -115,9 +108,8 @@ static bool add_input(builder *b, int32_t v, const tensor_meta *guard) {
 
 static bool add_inputs(builder *b) {
     const trace_leaf *leaf = b->leaf;
-    for (int v = 0; v < leaf->nargs; v++)
-        if (is_used(leaf, v) && !add_input(b, v, b->w ? &b->w->metas[v] : &leaf->tree->guards[v]))
-            return false;
+    for (const int32_t *v = leaf->inputs; v < leaf->bound; v++)
+        if (!add_input(b, *v, b->w ? &b->w->metas[*v] : &leaf->tree->guards[*v])) return false;
     for (int i = 0; i < leaf->npath; i++)
         for (int k = 0; k < leaf->path[i]->ncaptures; k++) {
             const capture *c = &leaf->path[i]->captures[k];

@@ -121,13 +121,13 @@ etch_status etch__evaluate(walk *w, bool live_only) {
 
 /* ---- by a plan ---- */
 
-bool etch__fill_alias(walk *w, const int32_t *bound, int nbound) {
+bool etch__fill_alias(walk *w, const int32_t *inputs, int ninputs) {
     if (!etch__grow_lines(&w->alias, &w->alias_cap, w->nvalues + 1, sizeof *w->alias)) return false;
     for (int64_t v = 0; v < w->nvalues; v++) w->alias[v] = (int32_t)v;
-    for (int i = 0; i < w->nargs + nbound; i++) {
-        int32_t v = i < w->nargs ? i : bound[i - w->nargs];
+    for (int i = 0; i < ninputs; i++) {
+        int32_t v = inputs[i];
         for (int k = 0; k < i; k++) {
-            int32_t u = k < w->nargs ? k : bound[k - w->nargs];
+            int32_t u = inputs[k];
             if (w->c.value[u]->storage == w->c.value[v]->storage) {
                 w->alias[v] = w->alias[u];
                 break;
@@ -144,12 +144,11 @@ static bool memory_overlaps(const etch_storage *a, const etch_storage *b) {
 
 /* Two storages can only share memory where the user wrapped it. */
 static bool inputs_overlap(const walk *w, const trace_leaf *leaf) {
-    int n = w->nargs + leaf->nbound;
-    for (int i = 0; i < n; i++) {
-        int32_t v = i < w->nargs ? i : leaf->bound[i - w->nargs];
+    for (int i = 0; i < leaf->ninputs; i++) {
+        int32_t v = leaf->inputs[i];
         const etch_storage *s = w->c.value[v]->storage;
-        for (int k = 0; s && !s->block_bytes && k < n; k++) {
-            int32_t u = k < w->nargs ? k : leaf->bound[k - w->nargs];
+        for (int k = 0; s && !s->block_bytes && k < leaf->ninputs; k++) {
+            int32_t u = leaf->inputs[k];
             const etch_storage *other = w->c.value[u]->storage;
             if (other && (leaf->written[u] || leaf->written[v]) && memory_overlaps(s, other))
                 return true;
@@ -211,13 +210,13 @@ segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap) {
     *overlap = false;
     w->nvalues = leaf->nvalues;
     if (leaf->writes_inputs &&
-        ((*overlap = inputs_overlap(w, leaf)) || !etch__fill_alias(w, leaf->bound, leaf->nbound)))
+        ((*overlap = inputs_overlap(w, leaf)) || !etch__fill_alias(w, leaf->inputs, leaf->ninputs)))
         return NULL;
     if (leaf->dynamic) {
         w->nints = leaf->end->nints;
         segment_code *code = recent_code(w, leaf);
         if (code) return code;
-        return etch__walk_key(w, leaf->bound, leaf->nbound) ? etch__keep_instance(w, leaf) : NULL;
+        return etch__walk_key(w, leaf->inputs, leaf->ninputs) ? etch__keep_instance(w, leaf) : NULL;
     }
     segment_code *code = atomic_load_explicit(&leaf->code, memory_order_acquire);
     while (code && !alias_fits(w, leaf, code)) code = code->next;
@@ -253,8 +252,8 @@ static bool make_room(walk *w, const segment_code *code) {
 }
 
 static void bump_versions(walk *w, const trace_leaf *leaf) {
-    for (int i = 0; i < w->nargs + leaf->nbound; i++) {
-        int32_t v = i < w->nargs ? i : leaf->bound[i - w->nargs];
+    for (int i = 0; i < leaf->ninputs; i++) {
+        int32_t v = leaf->inputs[i];
         if (leaf->written[v]) w->c.value[v]->storage->version++;
     }
 }

@@ -50,7 +50,7 @@ void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
     if (t->nargs != nin)
         snprintf(text, sizeof text, "expected %d arguments, got %d", t->nargs, nin);
     for (int i = 0; i < nin && i < t->nargs && !text[0]; i++)
-        explain_guard(t, in[i], i, text, sizeof text);
+        if (t->guarded[i]) explain_guard(t, in[i], i, text, sizeof text);
     etch__note_recompile(r->f, REASON_RECOMPILE_GUARD, NULL, text);
     if (!etch__log_on(LOG_RECOMPILES) && !etch__log_on(LOG_GUARDS)) return;
     etch__log(etch__log_on(LOG_RECOMPILES) ? LOG_RECOMPILES : LOG_GUARDS, "%s: %s: %s", r->f->name,
@@ -128,7 +128,8 @@ static void put_state(guard_text *t, uint64_t state) {
 char *etch__guards_text(const trace_leaf *leaf) {
     guard_text t = {0};
     for (int i = 0; leaf->tree->guards && i < leaf->nargs; i++) {
-        put(&t, "%stensor %d: ", i ? "; " : "", i);
+        if (!leaf->tree->guarded[i]) continue;
+        put(&t, "%stensor %d: ", t.n ? "; " : "", i);
         put_guard(&t, &leaf->tree->guards[i], leaf->tree->dynamic);
         if (leaf->tree->marks) put_marks(&t, &leaf->tree->marks[i], &leaf->tree->guards[i]);
     }

@@ -82,7 +82,8 @@ bool etch__root_limited(run *r, trace_tree *tree) {
 void etch__follow(run *r, walk *w) {
     bool alone = etch__tls.layers == 1u << LAYER_TRACER && !r->nexposed;
     if (w->mode != WALK_MATCH || !alone) return;
-    for (int i = 0; w->entry && i < w->nargs; i++) alone &= !etch__exposed_bits(w->c.value[i]);
+    for (int i = 0; w->entry && i < w->nargs; i++)
+        alone &= etch__walk_hides(w, i) || !etch__exposed_bits(w->c.value[i]);
     if (alone && !r->check) etch__tls.cursor = &w->c;
 }
 

@@ -189,6 +189,18 @@ static const char *obstacle(const run *r) {
     return w && !w->entry ? "it has more than one segment" : NULL;
 }
 
+/* Where the tree does not guard an argument, whether the body meant that or a captured tensor that
+ * is the same now cannot be told. */
+static bool captures_argument(const walk *w) {
+    for (int64_t i = 0; i < w->npath; i++)
+        for (int k = 0; k < w->path[i]->ncaptures; k++)
+            for (int a = 0; a < w->nargs; a++)
+                if (etch__walk_hides(w, a) &&
+                    w->c.value[a] == w->c.value[w->path[i]->captures[k].value])
+                    return true;
+    return false;
+}
+
 static bool full(const generation *g) {
     int n = 0;
     for (const replay *p = g->replays; p; p = p->next) n++;
@@ -204,7 +216,8 @@ void etch__replay_note(run *r, etch_tensor *const *out, int nout) {
     saved_error error;
     etch__error_save(&error);
     bool ok = w->mode != WALK_MATCH || etch__walk_path(w);
-    replay *p = ok && w->npath ? alloc_replay(w, w->nargs, nout) : NULL;
+    bool noted = ok && w->npath && !captures_argument(w);
+    replay *p = noted ? alloc_replay(w, w->nargs, nout) : NULL;
     for (int i = 0; p && i < nout; i++) {
         p->out[i] = result_value(r, sizes_of(w).nvalues, out[i]);
         if (p->out[i] >= 0) continue;

@@ -139,7 +139,8 @@ static char *arguments_text(const trace_tree *t) {
     size_t n = 0;
     for (int i = 0; t->guards && i < t->nargs && n < sizeof text - 1; i++) {
         const tensor_meta *g = &t->guards[i];
-        if (g->dtype >= ETCH_DTYPE_COUNT) snprintf(one, sizeof one, "none");
+        if (!t->guarded[i]) snprintf(one, sizeof one, "any");
+        else if (g->dtype >= ETCH_DTYPE_COUNT) snprintf(one, sizeof one, "none");
         else if (!t->dynamic) etch__guard_text(g, one, sizeof one);
         else
             snprintf(one, sizeof one, "%s of rank %d", etch_dtype_name((etch_dtype)g->dtype),

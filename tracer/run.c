@@ -55,9 +55,9 @@ static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *con
 static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
     for (int i = 0; i < nin; i++) r->marked |= etch__marked_dynamic(in[i]);
     int64_t start = etch__profile_start();
-    trace_tree *tree = etch__find_entry(r->gen, in, nin);
+    trace_tree *known = etch__find_entry(r->gen, in, nin), *tree = known;
     etch__profile_end_event(ETCH_PROFILE_GUARDS, start, r->f->name, NULL);
-    bool known = tree != NULL, dynamic = wants_dynamic(r, tree, in, nin);
+    bool dynamic = wants_dynamic(r, tree, in, nin);
     if (tree && !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) tree = NULL;
     if (!tree && !etch__may_compile()) {
         etch__obey_stance(r, NULL);
@@ -71,7 +71,7 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
         return NULL;
     }
     walk *w = tree ? etch__walk_take(r, tree) : etch__begin_recording(r);
-    if (w && !tree) w->dynamic = w->dynamic_entry = dynamic;
+    if (w && !tree) w->dynamic = w->dynamic_entry = dynamic, w->tree = known;
     if (w && !etch__walk_bind_args(w, in, nin)) {
         etch__walk_recycle(w);
         w = NULL;

@@ -38,17 +38,12 @@ void etch__mark_live(walk *w, uint8_t bit) {
 /* What compiling needs to know of the inputs, while the walk still holds them: which share a
  * storage, and, of a dynamic walk, all sizes. */
 static bool describe_inputs(walk *w) {
-    int nbound = 0;
-    for (int64_t i = 0; i < w->npath; i++) nbound += w->path[i]->ncaptures;
-    int32_t *bound = etch__malloc(((size_t)nbound + 1) * sizeof *bound);
-    if (!bound) return false;
-    nbound = 0;
-    for (int64_t i = 0; i < w->npath; i++)
-        for (int k = 0; k < w->path[i]->ncaptures; k++)
-            bound[nbound++] = w->path[i]->captures[k].value;
-    bool ok = etch__fill_alias(w, bound, nbound) &&
-              (!w->dynamic || (etch__walk_key(w, bound, nbound) && etch__walk_metas(w)));
-    etch__free(bound);
+    int32_t *inputs = etch__malloc(((size_t)w->nvalues + 1) * sizeof *inputs);
+    if (!inputs) return false;
+    int n = etch__path_inputs(w->path, w->npath, w->nargs, inputs, &(int){0});
+    bool ok = etch__fill_alias(w, inputs, n) &&
+              (!w->dynamic || (etch__walk_key(w, inputs, n) && etch__walk_metas(w)));
+    etch__free(inputs);
     return ok;
 }
 

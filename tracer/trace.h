@@ -98,10 +98,11 @@ struct trace_leaf {
     trace_node *end;
     trace_node **path;
     path_step *steps; /* of the nodes that are not in place */
-    int32_t *bound;   /* values that are captured tensors */
+    int32_t *inputs;  /* values: the arguments that its operators read, then */
+    int32_t *bound;   /* (behind them) captured tensors */
     int32_t *base;    /* per value: the value over whose storage it lies */
     int64_t *offset;  /* per value: elements from the base's first element (not where dynamic) */
-    int npath, nsteps, nbound, nvalues, nscalars, nargs;
+    int npath, nsteps, ninputs, nbound, nvalues, nscalars, nargs;
     uint8_t
         *want; /* per value: its storage is wanted after the segment (under the function's lock) */
     uint8_t *tainted; /* per value: is so under any aliasing that was recorded (under the lock) */
@@ -134,6 +135,8 @@ struct trace_tree {
     int nargs;
     bool dynamic;        /* an entry whose arguments are guarded by dtype and rank only */
     tensor_meta *guards; /* of the arguments, for an entry */
+    uint8_t *guarded;    /* which of them count: what an operator of the first path reads. Any other
+                            is, where another path reads it, a captured tensor of that node */
     dim_marks *marks;    /* of the arguments, for an entry with run-time sizes; NULL: none */
     trace_node root;
     _Atomic int32_t nnodes; /* node ids given out; stored after the two maxima */
@@ -331,6 +334,11 @@ trace_leaf *etch__publish(walk *w);
 /* Whether the root (NULL: the entry) may get no more alternatives. The function's lock is held. */
 bool etch__at_limit(run *r, trace_tree *tree);
 
+/* Values that operators of the path read and do not make: arguments, then captured tensors. Returns
+ * how many; *nread gets how many are arguments. */
+int etch__path_inputs(trace_node *const *path, int64_t npath, int nargs, int32_t *inputs,
+                      int *nread);
+
 /* Marks the values that depend on storage which the segment writes. */
 void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *tainted);
 
@@ -349,7 +357,7 @@ void etch__walk_own_args(walk *w);
 /* Whether the tree has, next, a call that differs in nothing but sizes. */
 bool etch__walk_similar(const walk *w, const op_call *call);
 /* Of an ended dynamic walk: its key; and the metas of all values while it still holds them. */
-bool etch__walk_key(walk *w, const int32_t *bound, int nbound);
+bool etch__walk_key(walk *w, const int32_t *inputs, int ninputs);
 bool etch__walk_metas(walk *w);
 /* The deferred handle of a call that the tree has next; NULL without an error if it has not. */
 etch_tensor *etch__walk_match(walk *w, const op_call *call);
@@ -359,6 +367,10 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call);
 bool etch__walk_to_recording(walk *w, walk_mode mode);
 /* What is still deferred fails: there is no memory to compute it. */
 void etch__walk_fail(walk *w);
+/* Whether the value is an argument that the walk's tree does not guard: as if it were not there. */
+static inline bool etch__walk_hides(const walk *w, int64_t value) {
+    return value < w->nargs && w->tree && !w->tree->guarded[value];
+}
 /* The number of a value, -1 if the walk has not met the tensor. */
 int32_t etch__walk_find(const walk *w, const etch_tensor *t);
 /* Fills path with the nodes from the root to the last matched one. */
@@ -411,7 +423,7 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w);
 /* Whether it would do anything. */
 bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w);
 /* Per value that is an input: the lowest input over the same storage. */
-bool etch__fill_alias(walk *w, const int32_t *bound, int nbound);
+bool etch__fill_alias(walk *w, const int32_t *inputs, int ninputs);
 
 /* tracer/log.c: what happened, for people */
 /* What must hold for the leaf's code to run, as one line; etch__free it. */

@@ -155,6 +155,7 @@ static void free_codes(segment_code *c) {
 static void free_tree(trace_tree *t) {
     for (int i = 0; i < SPARE_WALKS; i++) etch__walk_free(t->spare[i].walk);
     etch__free(t->guards);
+    etch__free(t->guarded);
     etch__free(t->marks);
     etch__free(t);
 }
@@ -199,20 +200,49 @@ static bool argument_fits(const trace_tree *t, int i, const etch_tensor *x, fit 
 static bool arguments_fit(const trace_tree *t, etch_tensor *const *in, int nin, fit how) {
     if (t->nargs != nin) return false;
     for (int i = 0; i < nin; i++)
-        if (!argument_fits(t, i, in[i], how)) return false;
+        if (t->guarded[i] && !argument_fits(t, i, in[i], how)) return false;
     return true;
 }
 
-static trace_tree *entry_tree(generation *g, etch_tensor *const *in, int nin, bool dynamic) {
+static bool reads(trace_node *const *path, int64_t npath, int32_t v) {
+    for (int64_t i = 0; i < npath; i++)
+        for (int k = 0; k < path[i]->nin; k++)
+            if (path[i]->in[k] == v) return true;
+    return false;
+}
+
+int etch__path_inputs(trace_node *const *path, int64_t npath, int nargs, int32_t *inputs,
+                      int *nread) {
+    int n = 0;
+    for (int32_t v = 0; v < nargs; v++)
+        if (reads(path, npath, v)) inputs[n++] = v;
+    *nread = n;
+    for (int64_t i = 0; i < npath; i++)
+        for (int k = 0; k < path[i]->ncaptures; k++) inputs[n++] = path[i]->captures[k].value;
+    return n;
+}
+
+/* The values of a recording that had no tree are those of one that guards all that it reads. */
+static bool guards_what_it_reads(const trace_tree *t, const walk *w) {
+    for (int i = 0; i < w->nargs; i++)
+        if (!t->guarded[i] && reads(w->path, w->npath, i)) return false;
+    return true;
+}
+
+/* w: the recording that is to go into the tree, or NULL. */
+static trace_tree *entry_tree(generation *g, etch_tensor *const *in, int nin, bool dynamic,
+                              const walk *w) {
+    fit how = dynamic ? FIT_RANK : FIT_EXACT;
     for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next)
-        if (t->dynamic == dynamic && arguments_fit(t, in, nin, dynamic ? FIT_RANK : FIT_EXACT))
+        if (t->dynamic == dynamic && arguments_fit(t, in, nin, how) &&
+            (!w || guards_what_it_reads(t, w)))
             return t;
     return NULL;
 }
 
 trace_tree *etch__find_entry(generation *g, etch_tensor *const *in, int nin) {
-    trace_tree *t = entry_tree(g, in, nin, false);
-    return t ? t : entry_tree(g, in, nin, true);
+    trace_tree *t = entry_tree(g, in, nin, false, NULL);
+    return t ? t : entry_tree(g, in, nin, true, NULL);
 }
 
 bool etch__similar_entry(generation *g, etch_tensor *const *in, int nin) {
@@ -269,17 +299,21 @@ static trace_tree *new_tree(walk *w, bool entry) {
     t->root.nvalues = w->nargs;
     if (!entry) return t;
     t->guards = etch__calloc((size_t)w->nargs + 1, sizeof *t->guards);
-    if (!t->guards || (t->dynamic && !copy_marks(w, t))) {
+    t->guarded = etch__calloc((size_t)w->nargs + 1, 1);
+    if (!t->guards || !t->guarded || (t->dynamic && !copy_marks(w, t))) {
         free_tree(t);
         return NULL;
     }
-    for (int i = 0; i < w->nargs; i++) etch__guard_make(w->c.value[i], &t->guards[i]);
+    for (int i = 0; i < w->nargs; i++) {
+        etch__guard_make(w->c.value[i], &t->guards[i]);
+        t->guarded[i] = reads(w->path, w->npath, i);
+    }
     return t;
 }
 
 static trace_tree *find_tree(walk *w, bool entry) {
     if (w->tree) return w->tree;
-    if (entry) return entry_tree(w->run->gen, w->c.value, w->nargs, w->dynamic_entry);
+    if (entry) return entry_tree(w->run->gen, w->c.value, w->nargs, w->dynamic_entry, w);
     return resume_tree_like(w->run->gen, w->path[0]);
 }
 
@@ -295,8 +329,8 @@ static trace_leaf *alloc_leaf(const walk *w) {
     leaf->path = (trace_node **)(leaf + 1);
     leaf->steps = (path_step *)(leaf->path + np);
     leaf->offset = (int64_t *)(leaf->steps + np);
-    leaf->bound = (int32_t *)(leaf->offset + nv);
-    leaf->base = leaf->bound + nv;
+    leaf->inputs = (int32_t *)(leaf->offset + nv);
+    leaf->base = leaf->inputs + nv;
     leaf->want = (uint8_t *)(leaf->base + nv);
     leaf->tainted = leaf->want + nv;
     leaf->written = leaf->tainted + nv;
@@ -315,7 +349,6 @@ static void find_bases(trace_leaf *leaf) {
             leaf->offset[n->c.out] = leaf->offset[n->in[0]] + n->meta.offset;
         }
         if (n->c.inplace) leaf->written[leaf->base[n->in[0]]] = 1;
-        for (int k = 0; k < n->ncaptures; k++) leaf->bound[leaf->nbound++] = n->captures[k].value;
         if (!n->c.inplace) leaf->steps[leaf->nsteps++] = (path_step){n->c.id, n->c.out};
     }
 }
@@ -337,9 +370,12 @@ void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *t
     }
 }
 
-static void find_writes(trace_leaf *leaf) {
-    for (int v = 0; v < leaf->nargs; v++) leaf->writes_inputs |= leaf->written[v];
-    for (int k = 0; k < leaf->nbound; k++) leaf->writes_inputs |= leaf->written[leaf->bound[k]];
+static void find_inputs(trace_leaf *leaf) {
+    int nread;
+    leaf->ninputs = etch__path_inputs(leaf->path, leaf->npath, leaf->nargs, leaf->inputs, &nread);
+    leaf->bound = leaf->inputs + nread;
+    leaf->nbound = leaf->ninputs - nread;
+    for (int k = 0; k < leaf->ninputs; k++) leaf->writes_inputs |= leaf->written[leaf->inputs[k]];
 }
 
 static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
@@ -352,7 +388,7 @@ static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
     leaf->dynamic = w->dynamic;
     if (w->npath) memcpy(leaf->path, w->path, (size_t)w->npath * sizeof *w->path);
     find_bases(leaf);
-    find_writes(leaf);
+    find_inputs(leaf);
     g->leaves[g->nleaves++] = leaf;
     return leaf;
 }

@@ -115,7 +115,8 @@ bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     etch__tls.borrower = w;
     if (w->mode != WALK_MATCH) etch__walk_own_args(w);
     else if (w->tree->dynamic)
-        for (int i = 0; i < nin; i++) see_bound(w, i, in[i]);
+        for (int i = 0; i < nin; i++)
+            if (!etch__walk_hides(w, i)) see_bound(w, i, in[i]);
     return true;
 }
 
@@ -396,9 +397,12 @@ etch_tensor *etch__walk_match(walk *w, const op_call *call) {
 
 /* ---- recording ---- */
 
+/* One handle passed as several arguments is the first of them. */
 int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
-    for (int64_t v = w->nvalues - 1; v >= 0; v--)
+    for (int64_t v = w->nvalues - 1; v >= w->nargs; v--)
         if (w->c.value[v] == t) return (int32_t)v;
+    for (int32_t v = 0; v < w->nargs && v < w->nvalues; v++)
+        if (w->c.value[v] == t && !etch__walk_hides(w, v)) return v;
     return -1;
 }
 
@@ -520,12 +524,11 @@ static void put_key(walk *w, const etch_tensor *t) {
     }
 }
 
-bool etch__walk_key(walk *w, const int32_t *bound, int nbound) {
-    int64_t need = (int64_t)(w->nargs + nbound) * 2 * ETCH_MAX_DIMS + w->nints;
+bool etch__walk_key(walk *w, const int32_t *inputs, int ninputs) {
+    int64_t need = (int64_t)ninputs * 2 * ETCH_MAX_DIMS + w->nints;
     if (!etch__grow_lines(&w->key, &w->key_cap, need + 1, sizeof *w->key)) return false;
     w->nkey = 0;
-    for (int i = 0; i < w->nargs; i++) put_key(w, w->c.value[i]);
-    for (int i = 0; i < nbound; i++) put_key(w, w->c.value[bound[i]]);
+    for (int i = 0; i < ninputs; i++) put_key(w, w->c.value[inputs[i]]);
     if (w->nints) memcpy(w->key + w->nkey, w->ints, (size_t)w->nints * sizeof *w->key);
     w->nkey += w->nints;
     return true;

@@ -82,6 +82,16 @@ typedef struct etch_compile_options {
     void *ctx;           /* passed to the general form */
 } etch_compile_options;
 
+/* What is guarded: of every tensor that an operator of the trace reads, dtype, rank, device, sizes
+ * and strides (the last two, once they have changed, are run-time values: see etch_dynamic and the
+ * marks below); of the operators, in their order, the operands, axes, the kinds of scalars and the
+ * other attributes (integers, once they have changed, are run-time values); and at each operator
+ * the settings of the thread: default dtype, device, precision of products, inference. Where inputs
+ * are written, which of them share a storage is guarded, too. Never guarded are values, addresses,
+ * offsets in a storage, and arguments that no operator reads, though C code may look at their
+ * sizes, and though they are returned. One that only some paths of the body read is guarded on
+ * those. */
+
 /* replay: for a body that is a pure function of its tensor arguments. After its trace is compiled,
  * a call whose arguments have the dtypes, sizes and strides of a recorded call (the same of them
  * being one handle), under the same settings, does not run the body: the compiled plan of the
