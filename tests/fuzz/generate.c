@@ -4,6 +4,7 @@
 #include "core/rules.h"
 #include "program.h"
 
+#include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
@@ -837,9 +838,56 @@ static void generate_last_rows(generator *g) {
     take_made(g, &s);
 }
 
+/* ---- failing writes ---- */
+
+/* Indices that are out of range in one of the last calls only, when a plan runs. */
+static int take_indices(generator *g, int64_t rows) {
+    statement s = new_statement(g, ST_OP);
+    s.op = OP_FULL;
+    s.arg[0].n = 1, s.arg[0].number[0] = plain(1);
+    s.arg[1].scalar = etch_scalar_int(rows + 1 + below(g, 2) - g->p->setup.ncalls);
+    if (s.arg[1].scalar.i < -rows) s.arg[1].scalar.i = -rows;
+    s.arg[1].varies = true;
+    s.arg[2].number[0] = plain(ETCH_I64);
+    return take_made(g, &s);
+}
+
+/* Writes it: by a kernel of the user's, which writes a half before it fails, or by indices. */
+static void take_failing_write(generator *g, int n) {
+    statement s = new_statement(g, ST_SPOIL);
+    s.a = n, s.b = (int)below(g, 3) - g->p->setup.ncalls + 1;
+    if (!chance(g, 3)) {
+        if (etch_ndim(g->w.v[n]) < 1) return;
+        int index = take_indices(g, etch_size(g->w.v[n], 0));
+        if (index < 0) return;
+        s = new_statement(g, ST_OP);
+        s.op = OP_INDEX_FILL_, s.arg[0] = tensor_arg(n);
+        s.arg[1].number[0] = plain(0), s.arg[2] = tensor_arg(index);
+        s.arg[3].scalar = some_scalar(g);
+    }
+    take_made(g, &s);
+}
+
+/* A write that may fail, through a tensor, a view of it or its base, and then what lies over it. */
+static void generate_failing_write(generator *g) {
+    static const op_id uses[] = {OP_NEG, OP_ABS, OP_CLONE, OP_SUM};
+    fuzz_int first = plain(below(g, 2)), last = plain(below(g, 3) + 1);
+    int n = some_tensor(g), base = n, view;
+    if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
+    if (chance(g, 2) && (base = take_unary(g, chance(g, 2) ? OP_ABS : OP_CLONE, n)) < 0) return;
+    view = chance(g, 3) ? base : take_slice(g, base, 0, size_of(base, 0));
+    if (chance(g, 2)) view = take_slice(g, base, (int)first.v, last);
+    if (view < 0) return;
+    bool write_base = chance(g, 4);
+    take_failing_write(g, write_base ? base : view);
+    for (int i = 0; i < 2; i++)
+        if (chance(g, 2)) take_unary(g, uses[below(g, 4)], chance(g, 2) ? base : view);
+    if (chance(g, 3)) take_keep(g, base);
+}
+
 /* What a compiler may get wrong together, and operators drawn one by one are seldom. */
 static void generate_together(generator *g) {
-    switch (below(g, 16)) {
+    switch (below(g, 18)) {
     case 0: generate_neighbours(g); break;
     case 1: generate_patch(g); break;
     case 2: generate_turned(g); break;
@@ -857,6 +905,9 @@ static void generate_together(generator *g) {
         break;
     case 9:
         if (chance(g, 3)) generate_last_rows(g);
+        break;
+    case 10:
+        if (chance(g, 3)) generate_failing_write(g);
         break;
     default: break;
     }
@@ -1062,6 +1113,14 @@ static void feeds_within(fuzz_setup *s) {
     }
 }
 
+/* What is around the body; it changes nothing of what was generated. */
+static void generate_circumstances(generator *g) {
+    fuzz_setup *s = &g->p->setup;
+    s->careful = chance(g, 4);
+    for (int i = 0; chance(g, 8) && i < s->period; i++)
+        s->numerics[i] = (uint8_t)(chance(g, 2) ? 0 : below(g, FUZZ_NUMERICS));
+}
+
 void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind) {
     static generator g;
     memset(&g, 0, sizeof g);
@@ -1072,6 +1131,7 @@ void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind) {
     g.random = (seed & ~FUZZ_TWIN) * 0x2545f4914f6cdd1du + 1;
     generate_setup(&g, seed);
     etch_dtype dtype = etch_default_dtype();
+    unsigned numerics = _mm_getcsr();
     ETCH_ON(ETCH_CPU)
     ETCH_SCOPE {
         fuzz_world_open(&g.w, &p->setup, fuzz_interpret, p, "eager", true);
@@ -1085,6 +1145,8 @@ void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind) {
         fuzz_world_close(&g.w);
     }
     feeds_within(&p->setup);
+    generate_circumstances(&g);
+    _mm_setcsr(numerics);
     etch_set_default_dtype(dtype);
     etch_clear_error();
 }

@@ -1,8 +1,8 @@
 #include "harness.h"
 
-#include <stdarg.h>
-
+#include <immintrin.h>
 #include <math.h>
+#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,11 +70,6 @@ static void see(fuzz_world *w, uint64_t what) {
     w->event[w->nevents++] = what;
 }
 
-static void see_error(fuzz_world *w) {
-    see(w, 0xe0000000u + (uint64_t)etch_last_status());
-    etch_clear_error();
-}
-
 static uint64_t hash(const void *data, size_t n) {
     const unsigned char *p = data;
     uint64_t h = 0xcbf29ce484222325u;
@@ -82,11 +77,38 @@ static uint64_t hash(const void *data, size_t n) {
     return h;
 }
 
+/* A kernel of the user's that fails is one more check of data. */
+static bool is_of_data(etch_status s) {
+    return s == ETCH_ERR_DIVISION_BY_ZERO || s == ETCH_ERR_INDEX || s == ETCH_ERR_USER;
+}
+
+/* Those that depend on data come at another place when compiled. Texts may name the device. */
+static void see_error(fuzz_world *w) {
+    etch_status status = etch_last_status();
+    see(w, FUZZ_NO_STATUS + (uint64_t)status);
+    if (!is_of_data(status) && !w->setup->beside_cpu)
+        see(w, hash(etch_last_error(), strlen(etch_last_error())));
+    if (!w->setup->careful || w->stopped) etch_clear_error();
+    else w->stopped = true, w->first_error = status ? status : ETCH_ERR_INTERNAL;
+}
+
 /* The bits of a number; any NaN is one. */
 static uint64_t bits_of(double d) {
     uint64_t bits;
     memcpy(&bits, &d, sizeof bits);
     return d == d ? bits : 0x7ff8000000000000u;
+}
+
+static bool is_nan(uint64_t bits, etch_dtype dtype) {
+    static const uint64_t sign[] = {0x7fffffff, INT64_MAX, 0x7fff, 0x7fff};
+    static const uint64_t inf[] = {0x7f800000, 0x7ff0000000000000, 0x7f80, 0x7c00};
+    return dtype <= ETCH_F16 && (bits & sign[dtype]) > inf[dtype];
+}
+
+static uint64_t element_bits(const void *p, etch_dtype dtype) {
+    uint64_t bits = 0;
+    memcpy(&bits, p, etch_dtype_size(dtype));
+    return is_nan(bits, dtype) ? 0x7ff : bits;
 }
 
 /* ---- what bodies call ---- */
@@ -191,14 +213,7 @@ void fuzz_raw_write(fuzz_world *w, int n, int64_t value) {
 
 /* NaN bits may differ, so only whether it is one is seen. */
 void fuzz_raw_read(fuzz_world *w, int n) {
-    if (!w->v[n] || !w->raw[n]) return;
-    etch_dtype dtype = etch_dtype_of(w->v[n]);
-    uint64_t bits = 0;
-    memcpy(&bits, w->raw[n], etch_dtype_size(dtype));
-    static const uint64_t sign[] = {0x7fffffff, INT64_MAX, 0x7fff, 0x7fff};
-    static const uint64_t inf[] = {0x7f800000, 0x7ff0000000000000, 0x7f80, 0x7c00};
-    if (dtype <= ETCH_F16 && (bits & sign[dtype]) > inf[dtype]) bits = sign[dtype];
-    see(w, bits);
+    if (w->v[n] && w->raw[n]) see(w, element_bits(w->raw[n], etch_dtype_of(w->v[n])));
 }
 
 void fuzz_data_end(fuzz_world *w, int n) {
@@ -241,7 +256,7 @@ void fuzz_scope_end(fuzz_world *w, int keep) {
     etch_scope_end(w->scope);
     w->scope = -1;
     for (int i = 0; i < FUZZ_MAX_VARS; i++)
-        if (w->scope_made[i] && !(t && i == keep)) w->v[i] = NULL, w->raw[i] = NULL;
+        if (w->scope_made[i] && !(t && i == keep)) fuzz_drop(w, i);
 }
 
 static etch_tensor *inner_body(etch_tensor *x) {
@@ -256,8 +271,7 @@ void fuzz_inner(fuzz_world *w, int to, int n, bool disabled) {
 
 /* ---- operators of the user's ---- */
 
-/* Elements in row-major order of any strides; at most FUZZ_MAX_NUMEL. */
-static char *element(const etch_tensor *t, char *data, int64_t index) {
+char *fuzz_element(const etch_tensor *t, char *data, int64_t index) {
     int64_t at = 0;
     for (int d = etch_ndim(t) - 1; d >= 0; d--) {
         at += index % etch_size(t, d) * etch_stride(t, d);
@@ -275,7 +289,7 @@ static etch_status interleave(void *ctx, const etch_op *op, const etch_value *ar
     char *to = n ? etch_data_mut(out[0]) : NULL;
     for (int64_t i = 0; i < n; i++) {
         char *from = (char *)(uintptr_t)etch_data(in[i & 1]);
-        memcpy(element(out[0], to, i), element(in[i & 1], from, i), size);
+        memcpy(fuzz_element(out[0], to, i), fuzz_element(in[i & 1], from, i), size);
     }
     return ETCH_OK;
 }
@@ -299,7 +313,7 @@ static etch_status reverse(void *ctx, const etch_op *op, const etch_value *args,
     size_t size = etch_dtype_size(etch_dtype_of(out[0]));
     char *data = n > 0 ? etch_data_mut(out[0]) : NULL, held[8];
     for (int64_t i = 0; i < n / 2; i++) {
-        char *x = element(out[0], data, i), *y = element(out[0], data, n - 1 - i);
+        char *x = fuzz_element(out[0], data, i), *y = fuzz_element(out[0], data, n - 1 - i);
         memcpy(held, x, size), memcpy(x, y, size), memcpy(y, held, size);
     }
     return ETCH_OK;
@@ -358,11 +372,14 @@ static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_ten
     for (int i = 0; i < nin; i++) w->v[i] = in[i];
     w->scope = -1, w->inference = -1;
     etch_dtype dtype = etch_default_dtype();
+    unsigned numerics = _mm_getcsr();
     w->body(w, w->program);
+    _mm_setcsr(numerics);
     fuzz_inference(w, false);
     fuzz_scope_end(w, -1);
     etch_set_default_dtype(dtype);
     w->left_error = etch_last_status() != ETCH_OK;
+    if (w->stopped) return w->first_error;
     etch_clear_error();
     if (fuzz_when(w, w->setup->fails)) return ETCH_ERR_USER;
     for (int i = 0; i < nout; i++) {
@@ -398,11 +415,15 @@ static void release_results(fuzz_world *w) {
     w->nkept = 0;
 }
 
-void fuzz_world_close(fuzz_world *w) {
-    release_results(w);
+static void release_inputs(fuzz_world *w) {
     release_all(w->in, FUZZ_MAX_INPUTS);
     release_all(w->in_base, FUZZ_MAX_INPUTS);
     release_all(w->global, FUZZ_MAX_INPUTS);
+}
+
+void fuzz_world_close(fuzz_world *w) {
+    release_results(w);
+    release_inputs(w);
     etch_function_free(w->f);
     etch_function_free(w->inner);
     etch_function_free(w->inner_disabled);
@@ -544,6 +565,7 @@ void fuzz_prepare(fuzz_world *w, int call) {
     memset(w->v, 0, sizeof w->v);
     memset(w->raw, 0, sizeof w->raw);
     memset(w->writable, 0, sizeof w->writable);
+    w->stopped = false;
     for (int i = 0; i < w->setup->nin; i++) prepare_input(w, i, seed + (uint64_t)i);
     for (int i = 0; i < w->setup->nglobals; i++) {
         prepare_global(w, i, seed + 100 + (uint64_t)i);
@@ -553,14 +575,22 @@ void fuzz_prepare(fuzz_world *w, int call) {
     for (int i = 0; i < w->setup->nin + w->setup->nglobals; i++) expose_wrapped(w, i);
 }
 
+static void call_under_state(fuzz_world *w) {
+    unsigned numerics = _mm_getcsr();
+    fuzz_numerics(w->setup->numerics[w->variant]);
+    w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
+    _mm_setcsr(numerics);
+}
+
 static void call_on_device(fuzz_world *w, int call) {
     fuzz_prepare(w, call);
     release_results(w);
     etch_manual_seed(w->setup->seed + (uint64_t)call);
     etch_clear_error();
     w->left_error = false;
-    w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
+    call_under_state(w);
     w->left_error |= etch_last_status() != ETCH_OK;
+    w->status_text = hash(etch_last_error(), strlen(etch_last_error()));
     w->late = w->device == ETCH_CPU ? ETCH_OK : etch_synchronize(w->device);
     w->left_error |= w->late != ETCH_OK;
     for (int i = 0; i < w->setup->nout; i++)
@@ -646,11 +676,9 @@ static bool compare_worlds(comparison *c) {
     if (a->status != b->status)
         return differ(c, "status %s, compiled %s", etch_status_name(a->status),
                       etch_status_name(b->status));
+    if (a->status && a->status_text != b->status_text && !a->setup->beside_cpu)
+        return differ(c, "the text of the error");
     return compare_tensors(c);
-}
-
-static bool is_of_data(etch_status s) {
-    return s == ETCH_ERR_DIVISION_BY_ZERO || s == ETCH_ERR_INDEX;
 }
 
 /* Errors that depend on data appear at the flush when compiled, and what depends on them fails
@@ -673,7 +701,8 @@ static bool is_later(const fuzz_world *w) {
 
 static void count_call(comparison *c, etch_counters_t before) {
     etch_counters_t now = etch_function_counters(c->b.f);
-    bool later = is_later(&c->b) && !failed_on_data(&c->a), any = now.plan_runs > before.plan_runs;
+    bool failed = failed_on_data(&c->a) || c->a.status;
+    bool later = is_later(&c->b) && !failed, any = now.plan_runs > before.plan_runs;
     c->r->calls++;
     c->r->later += later;
     c->r->compiled += later && any;
@@ -689,6 +718,12 @@ static bool failed_at_all(const fuzz_world *w) {
     return w->status != ETCH_OK || w->left_error;
 }
 
+/* After a check of data has failed the two sides see different things, but both fail. */
+static bool failed_alike(comparison *c) {
+    const fuzz_world *a = &c->a, *b = &c->b;
+    return failed_on_data(a) && failed_at_all(b);
+}
+
 static bool run_calls(comparison *c) {
     bool same = true, over = false;
     for (int call = 0; same && !over && call < c->a.setup->ncalls; call++)
@@ -698,10 +733,10 @@ static bool run_calls(comparison *c) {
             call_function(&c->b, call);
             count_call(c, before);
             same = compare_worlds(c);
-            over = !same && failed_on_data(&c->a) && failed_at_all(&c->b);
+            over = !same && failed_alike(c);
             same = same || over;
+            if (same) c->r->difference[0] = 0;
         }
-    if (over) c->r->difference[0] = 0;
     return same;
 }
 

@@ -27,6 +27,12 @@ enum {
     FUZZ_MAX_NUMEL = 1 << 15
 };
 
+/* An event: this plus a status is an error. */
+#define FUZZ_NO_STATUS 0xe0000000u
+
+/* Rounding (0 to 3: nearest, down, up, to zero), and what becomes of denormals. */
+enum { FUZZ_ROUNDING = 3, FUZZ_FLUSH_RESULTS = 4, FUZZ_FLUSH_OPERANDS = 8, FUZZ_NUMERICS = 16 };
+
 typedef enum fuzz_layout {
     FUZZ_CONTIGUOUS,
     FUZZ_TRANSPOSED, /* of the last two dimensions */
@@ -63,11 +69,14 @@ typedef struct fuzz_setup {
     uint8_t set[FUZZ_MAX_VARIANTS]; /* by variant */
     uint8_t fails;                  /* bit per variant: the body returns an error */
     uint8_t dynamic, fullgraph, stable_after, recompile_limit;
-    uint8_t mode; /* etch_mode_kind */
+    uint8_t mode;                        /* etch_mode_kind */
+    uint8_t numerics[FUZZ_MAX_VARIANTS]; /* of the caller */
+    uint8_t careful;                     /* the body returns the first error that an operator has */
     bool beside_cpu;
 } fuzz_setup;
 
 typedef struct fuzz_world fuzz_world;
+
 typedef void (*fuzz_body)(fuzz_world *w, const void *program);
 
 struct fuzz_world {
@@ -93,9 +102,12 @@ struct fuzz_world {
     etch_tensor *out[FUZZ_MAX_OUTPUTS], *fed[FUZZ_MAX_OUTPUTS];
     etch_tensor *kept[FUZZ_MAX_KEPT];
     int nkept;
+    bool stopped;            /* a careful body has failed ... */
+    etch_status first_error; /* ... with this */
     etch_status status;
-    bool left_error;  /* the thread's error was set after the body or the call */
-    etch_status late; /* of what a device found after the call */
+    uint64_t status_text; /* hash */
+    bool left_error;      /* the thread's error was set after the body or the call */
+    etch_status late;     /* of what a device found after the call */
     uint64_t event[FUZZ_MAX_EVENTS];
     int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
     int nevents, at;
@@ -136,6 +148,18 @@ void fuzz_custom_write(fuzz_world *w, int to, int n);
 void fuzz_half(fuzz_world *w, int to, int n); /* times 0.5, by the typed function */
 void fuzz_filled(fuzz_world *w, int to, int n, int64_t value); /* empty, of v[n]'s sizes, filled */
 void fuzz_inference(fuzz_world *w, bool begin);                /* part of the state word */
+
+/* ---- foreign.c ---- */
+
+/* Writes a half of v[n], then fails if `at` and the number of the call make 0: a kernel of the
+ * user's. */
+void fuzz_spoil(fuzz_world *w, int to, int n, int64_t at);
+void fuzz_numerics(int how); /* of the thread */
+
+/* ---- of harness.c, for foreign.c ---- */
+
+/* Element `index` in row-major order of any strides. */
+char *fuzz_element(const etch_tensor *t, char *data, int64_t index);
 
 /* ---- comparing ---- */
 

@@ -98,6 +98,7 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_CUSTOM: fuzz_custom(w, s->out, s->a, s->b); break;
     case ST_CUSTOM_WRITE: fuzz_custom_write(w, s->out, s->a); break;
     case ST_FILLED: fuzz_filled(w, s->out, s->a, s->b); break;
+    case ST_SPOIL: fuzz_spoil(w, s->out, s->a, s->b); break;
     case ST_INFERENCE: fuzz_inference(w, s->b); break;
     case ST_HALF: fuzz_half(w, s->out, s->a); break;
     case ST_COUNT: break;
@@ -106,7 +107,7 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
 
 void fuzz_interpret(fuzz_world *w, const void *of) {
     const program *p = of;
-    for (int i = 0; i < p->nstatements; i++) {
+    for (int i = 0; i < p->nstatements && !w->stopped; i++) {
         w->at = i;
         if (fuzz_when(w, p->statement[i].when)) fuzz_run_statement(w, &p->statement[i]);
     }

@@ -296,6 +296,8 @@ static void make_program(uint64_t seed, bool native) {
                   : native ? FUZZ_SMALL
                            : FUZZ_ANY);
     shared->p.setup.beside_cpu = exact;
+    /* A device has no modes of rounding. */
+    if (device) memset(shared->p.setup.numerics, 0, sizeof shared->p.setup.numerics);
     if (graphs) shared->p.setup.mode = ETCH_MODE_REDUCE_OVERHEAD;
 }
 
@@ -434,6 +436,7 @@ static int fuzz(const options *o) {
             continue;
         }
         findings++;
+        shared->ncanaries = 0; /* or one of them might be found again and again */
         report(found, o->reduce);
     }
     print_summary(o, findings, now() - start);

@@ -184,6 +184,7 @@ static void print_statement(FILE *to, const program *p, const statement *s) {
         print_form(to, s);
     }
     fputs(";\n", to);
+    if (p->setup.careful) fputs("    if (w->stopped) return;\n", to);
 }
 
 static void print_inputs(FILE *to, const char *name, const fuzz_input *in, int n) {
@@ -224,6 +225,8 @@ static void print_setup(FILE *to, const fuzz_setup *s) {
             s->dynamic, s->fullgraph, s->stable_after, s->recompile_limit);
     if (s->mode) fprintf(to, "    .mode = %d,\n", s->mode);
     if (s->beside_cpu) fputs("    .beside_cpu = true,\n", to);
+    if (s->careful) fputs("    .careful = true,\n", to);
+    fprintf(to, "    .numerics = {%d, %d, %d},\n", s->numerics[0], s->numerics[1], s->numerics[2]);
     fputs("};\n", to);
 }
 

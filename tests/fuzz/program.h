@@ -34,6 +34,7 @@ enum { FUZZ_MAX_STATEMENTS = 80 };
     KIND(CUSTOM, 2, "fuzz_custom(w, $o, $a, $b)")                                                  \
     KIND(CUSTOM_WRITE, 1, "fuzz_custom_write(w, $o, $a)")                                          \
     KIND(FILLED, 1, "fuzz_filled(w, $o, $a, $b)")                                                  \
+    KIND(SPOIL, 1, "fuzz_spoil(w, $o, $a, $b)")                                                    \
     KIND(INFERENCE, 0, "fuzz_inference(w, $b)")                                                    \
     KIND(HALF, 1, "fuzz_half(w, $o, $a)")
 

@@ -25,8 +25,9 @@ static bool drop_statements(shrink *s) { return shrink_ranges(s, count_statement
 static void rename_tensor(program *p, int from, int to) {
     for (int i = 0; i < p->nstatements; i++) {
         statement *s = &p->statement[i];
-        if (s->a == from && s->kind != ST_OP) s->a = to;
-        if (s->b == from && s->kind == ST_QUERY) s->b = to;
+        int operands[8], n = s->kind == ST_OP ? 0 : fuzz_operands(s, operands);
+        if (n > 0 && s->a == from) s->a = to;
+        if (n > 1 && s->b == from) s->b = to;
         for (int k = 0; s->kind == ST_OP && k < SCHEMA_MAX_ARGS; k++) {
             for (int j = 0; j < 4; j++)
                 if (s->arg[k].n > j && s->arg[k].tensor[j] == from) s->arg[k].tensor[j] = to;
@@ -108,6 +109,8 @@ static bool simplify_setup(shrink *r) {
     any |= TRY(r, s->fullgraph = 0);
     any |= TRY(r, s->stable_after = 0);
     any |= TRY(r, s->recompile_limit = 0);
+    any |= TRY(r, s->careful = 0);
+    any |= TRY(r, memset(s->numerics, 0, sizeof s->numerics));
     while (s->nout > 1 && TRY(r, s->nout--)) any = true;
     for (int i = 0; i < s->nout; i++) any |= TRY(r, s->out[i] = 0);
     if (s->nout > 1) any |= TRY(r, (s->out[0] = s->out[s->nout - 1], s->nout--));
