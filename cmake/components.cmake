@@ -13,7 +13,6 @@ endfunction()
 
 etch_component(DNNL oneapi/dnnl/dnnl.h dnnl libdnnl-dev)
 etch_component(OPENBLAS cblas.h openblas libopenblas-dev PATH_SUFFIXES x86_64-linux-gnu openblas)
-etch_component(PTHREADPOOL pthreadpool.h pthreadpool libpthreadpool-dev)
 etch_component(XXHASH xxhash.h xxhash libxxhash-dev)
 etch_component(DW elfutils/libdwfl.h dw libdw-dev)
 find_library(MVEC_LIBRARY mvec)

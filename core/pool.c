@@ -1,4 +1,4 @@
-/* The thread pool: pthreadpool behind a count.
+/* The thread pool: workers behind a count.
  *
  * A parallel region takes a count of the current pool, so that another thread may change the number
  * of threads meanwhile; the last count destroys. Regions started inside a task run on their own
@@ -8,15 +8,17 @@
 
 #include <etch/etch.h>
 #include <pthread.h>
-#include <pthreadpool.h>
 #include <sched.h>
 #include <stdatomic.h>
 #include <xmmintrin.h>
 
+#include "core/workers.h"
+
 typedef struct pool {
     atomic_int refs;
-    int threads;
-    pthreadpool_t workers;
+    int threads; /* wanted, the caller included */
+    unsigned regions;
+    struct workers *workers;
 } pool;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -58,7 +60,7 @@ int etch_num_threads(void) {
 
 static void pool_release(pool *p) {
     if (!p || atomic_fetch_sub(&p->refs, 1) != 1) return;
-    pthreadpool_destroy(p->workers);
+    etch__workers_free(p->workers);
     etch__free(p);
 }
 
@@ -75,12 +77,21 @@ etch_status etch_set_num_threads(int n) {
     return ETCH_OK;
 }
 
-static pool *pool_new(int threads) {
-    pool *p = etch__malloc(sizeof *p);
+/* A system that gives no more threads may do so later. */
+enum { ASK_AGAIN = 256 };
+
+static int missing(const pool *p) { return p->threads - 1 - etch__workers_count(p->workers); }
+
+static void complete(pool *p) {
+    if (unlikely(missing(p)) && ++p->regions % ASK_AGAIN == 0) etch__workers_complete(p->workers);
+}
+
+static pool *pool_new(int threads, const char **why) {
+    pool *p = etch__calloc(1, sizeof *p);
     if (!p) return NULL;
     p->threads = threads;
     atomic_init(&p->refs, 1);
-    p->workers = pthreadpool_create((size_t)threads);
+    p->workers = etch__workers_new(threads - 1, why);
     if (!p->workers) etch__free(p), p = NULL;
     return p;
 }
@@ -89,43 +100,38 @@ static pool *pool_new(int threads) {
  * runs on its own thread, which is no error. */
 static pool *pool_get(int threads) {
     bool clean = etch_last_status() == ETCH_OK;
+    const char *why = NULL;
     pthread_mutex_lock(&lock);
-    if (!current) current = pool_new(threads);
+    if (!current) current = pool_new(threads, &why);
     pool *p = current;
-    if (p) atomic_fetch_add(&p->refs, 1);
+    if (p) atomic_fetch_add(&p->refs, 1), complete(p);
+    int fewer = p ? missing(p) : 0;
     pthread_mutex_unlock(&lock);
     if (!p && clean) etch_clear_error();
+    if (why)
+        etch__warn("%d of %d threads could not be made (%s): kernels run on the others", fewer,
+                   threads, why);
     return p;
 }
-
-/* ThreadSanitizer does not see how pthreadpool hands work out and waits for it. */
-#if defined(__SANITIZE_THREAD__)
-#include <sanitizer/tsan_interface.h>
-#define GIVE(region) __tsan_release((void *)(region))
-#define TAKE(region) __tsan_acquire((void *)(region))
-#else
-#define GIVE(region) ((void)(region))
-#define TAKE(region) ((void)(region))
-#endif
 
 typedef struct region {
     void (*task)(void *ctx, int64_t begin, int64_t end);
     void *ctx;
+    int64_t n, piece;
     unsigned mxcsr;
 } region;
 
 /* Rounding and denormal mode come from the caller; exception flags stay the worker's own. */
-static void run_task(void *arg, size_t begin, size_t count) {
+static void run_piece(void *arg, int64_t i) {
     const region *r = arg;
-    TAKE(r);
     unsigned mine = _mm_getcsr();
     bool was = in_task;
+    int64_t begin = i * r->piece, end = r->n - begin < r->piece ? r->n : begin + r->piece;
     in_task = true;
     _mm_setcsr((r->mxcsr & ~0x3fu) | (mine & 0x3fu));
-    r->task(r->ctx, (int64_t)begin, (int64_t)(begin + count));
+    r->task(r->ctx, begin, end);
     _mm_setcsr(mine);
     in_task = was;
-    GIVE(r);
 }
 
 void etch__parallel(int64_t n, int64_t grain, void (*task)(void *ctx, int64_t begin, int64_t end),
@@ -140,10 +146,7 @@ void etch__parallel(int64_t n, int64_t grain, void (*task)(void *ctx, int64_t be
     }
     /* A few pieces a thread even out what the others do, in whole grains. */
     int64_t grains = (n + grain - 1) / grain, per = grains / (4 * (int64_t)threads);
-    region r = {task, ctx, _mm_getcsr()};
-    GIVE(&r);
-    pthreadpool_parallelize_1d_tile_1d(p->workers, run_task, &r, (size_t)n,
-                                       (size_t)((per > 1 ? per : 1) * grain), 0);
-    TAKE(&r);
+    region r = {task, ctx, n, (per > 1 ? per : 1) * grain, _mm_getcsr()};
+    etch__workers_run(p->workers, run_piece, &r, (n + r.piece - 1) / r.piece);
     pool_release(p);
 }

@@ -1,4 +1,5 @@
-/* The thread pool: pthreadpool, made at first need, made anew after fork.
+/* The thread pool: made at first need, made anew after fork, smaller where the system gives fewer
+ * threads.
  *
  * Workers take along the caller's rounding and denormal mode (MXCSR). Re-entrant calls (from inside
  * a task) run on the calling thread. */

@@ -169,7 +169,7 @@ static etch_status run_tiles(conv *c, int64_t images) {
         return etch__error(ETCH_ERR_UNSUPPORTED, "convolution: a plane or kernel is too large");
     double work = (double)c->rows * (double)c->tile * (double)c->out_channels;
     atomic_init(&c->failed, 0);
-    etch__library_enter(c->type);
+    if (!etch__library_enter(c->type)) return etch__tls.status;
     etch__parallel(images * c->at.groups * c->tiles,
                    work > 262144 ? 1 : (int64_t)(262144 / work) + 1, tiles_task, c);
     etch__library_leave(c->type);

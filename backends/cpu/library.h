@@ -12,8 +12,9 @@ typedef struct library_product {
     int64_t lda, ldb, ldc, m, n, k;
 } library_product;
 
-/* f32 or f64. Products of a dtype run between enter and leave, on any thread; false: no memory. */
-void etch__library_enter(etch_dtype type);
+/* f32 or f64. Products of a dtype run between enter (false: the error is set) and leave, on any
+ * thread; false: no memory. */
+bool etch__library_enter(etch_dtype type);
 void etch__library_leave(etch_dtype type);
 bool etch__library_product(etch_dtype type, const library_product *l);
 

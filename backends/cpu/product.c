@@ -18,6 +18,7 @@
 #include "backends/cpu/program.h"
 #include "core/dispatch.h"
 #include "core/pool.h"
+#include "core/workers.h"
 
 /* ---- one operand ---- */
 
@@ -157,33 +158,63 @@ static bool tile_f64(const product *p, const char *a, const char *b, char *c, in
 /* OpenBLAS has one thread count for the process: one while any product of ours runs, then the
  * user's again. */
 static pthread_mutex_t blas_lock = PTHREAD_MUTEX_INITIALIZER;
-static int blas_users, blas_threads;
+static int blas_users, blas_threads; /* the user's number while ours is set, else 0 */
+static atomic_bool blas_bare;        /* a fork has ended its threads, in the parent as well */
+
+static void note_fork(void) { blas_bare = true; }
 
 /* A forked child has none of the threads that may be inside a product. */
 static void forget_users(void) {
     pthread_mutex_init(&blas_lock, NULL);
-    if (blas_users > 0 && blas_threads != 1) openblas_set_num_threads(blas_threads);
-    blas_users = 0;
+    blas_users = 0, blas_bare = true;
 }
 
-static void blas_enter(void) {
+/* OpenBLAS without threads makes them when their number is set, and raises SIGINT where it cannot;
+ * so whether it can is tried before. */
+static bool blas_can_start(void) {
+    const char *why = "out of memory";
+    int n = openblas_get_num_procs();
+    workers *trial = etch__workers_new((n > blas_threads ? n : blas_threads) - 1, &why);
+    etch__workers_free(trial);
+    if (trial && !why) return true;
+    etch__error(ETCH_ERR_UNSUPPORTED,
+                "product: after a fork OpenBLAS has to make its threads anew, which cannot be made "
+                "now (%s); with OPENBLAS_NUM_THREADS=1 it needs none",
+                why);
+    return false;
+}
+
+static bool blas_begin(void) {
+    int before = blas_threads;
+    if (!blas_threads) blas_threads = openblas_get_num_threads();
+    if (blas_threads == 1) return true;
+    if (blas_bare && !blas_can_start()) return blas_threads = before, false;
+    openblas_set_num_threads(1);
+    blas_bare = false;
+    return true;
+}
+
+static bool blas_enter(void) {
     pthread_mutex_lock(&blas_lock);
-    if (blas_users++ == 0) {
-        blas_threads = openblas_get_num_threads();
-        if (blas_threads != 1) openblas_set_num_threads(1);
-    }
+    bool ok = blas_users > 0 || blas_begin();
+    blas_users += ok;
     pthread_mutex_unlock(&blas_lock);
+    return ok;
 }
 
 static void blas_leave(void) {
     pthread_mutex_lock(&blas_lock);
-    if (--blas_users == 0 && blas_threads != 1) openblas_set_num_threads(blas_threads);
+    if (--blas_users == 0) {
+        if (blas_threads != 1) openblas_set_num_threads(blas_threads);
+        blas_threads = 0;
+    }
     pthread_mutex_unlock(&blas_lock);
 }
 
-void etch__library_enter(etch_dtype type) {
-    if (type == ETCH_F32) pthread_once(&dnnl_once, limit_dnnl);
-    else blas_enter();
+bool etch__library_enter(etch_dtype type) {
+    if (type != ETCH_F32) return blas_enter();
+    pthread_once(&dnnl_once, limit_dnnl);
+    return true;
 }
 
 void etch__library_leave(etch_dtype type) {
@@ -267,7 +298,7 @@ static etch_status run_product(product *p) {
     bool library = !p->small && etch__is_float(p->type);
     if (library && p->k > INT_MAX)
         return etch__error(ETCH_ERR_UNSUPPORTED, "product: more than 2^31 - 1 terms");
-    if (library) etch__library_enter(p->type);
+    if (library && !etch__library_enter(p->type)) return etch__tls.status;
     double work = (double)p->tile_m * (double)p->tile_n * (double)p->k; /* of one tile */
     int64_t grain = work > 262144 ? 1 : (int64_t)(262144 / work) + 1;
     etch__parallel(p->batch * p->tiles_m * p->tiles_n, grain, tiles_task, p);
@@ -399,7 +430,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
 }
 
 __attribute__((constructor)) static void register_products(void) {
-    pthread_atfork(NULL, NULL, forget_users);
+    pthread_atfork(NULL, note_fork, forget_users);
     for (int op = 0; op < OP_COUNT; op++)
         if (etch__ops[op].kind == KIND_CONTRACTION) etch__register_kernel((op_id)op, multiply);
 }
