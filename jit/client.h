@@ -15,7 +15,7 @@ typedef struct jit_job {
     char object[320];  /* the shared object, in `base`: to be renamed or unlinked */
     char message[256]; /* why it failed */
     char *dump;        /* to be freed */
-    double ms;
+    double ms, started, deadline;
 } jit_job;
 
 /* Runs all jobs, two at a time where there are several; true when all are ok. `base` is the folder
@@ -25,7 +25,8 @@ bool etch__jit_compile(jit_job *jobs, int n, const char *base, bool keep_warm);
 /* Path of the helper, or NULL with the reason in *why (static). */
 const char *etch__jit_helper(const char **why);
 
-/* Ends the helpers; the next compile starts a new one. */
+/* Ends the helpers, or has a compile that is going on end them; the next one starts a new helper.
+ * Waits for nobody. */
 void etch__jit_shutdown(void);
 
 /* Removes a folder with what lies in it. */
