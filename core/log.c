@@ -7,6 +7,7 @@
 #include <etch/debug.h>
 
 #include "core/dispatch.h"
+#include "core/signals.h"
 
 _Atomic uint32_t etch__log_mask;
 
@@ -46,9 +47,12 @@ static void put_line(const char *line) {
         etch__leave_user(&frame);
         return;
     }
+    held_signals held; /* who reads may have gone, the file may be as large as it may get */
+    etch__signals_hold(&held);
     FILE *file = out_file();
     fprintf(file, "%s\n", line);
     fflush(file);
+    etch__signals_release(&held);
 }
 
 /* Cuts text at its newlines; each line is "etch: NAME: ...". A line too long for the buffer is cut

@@ -5,6 +5,7 @@
 #include "core/device.h"
 #include "core/element.h"
 #include "core/rules.h"
+#include "core/signals.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -222,12 +223,15 @@ static size_t make_header(const etch_tensor *t, const char *descr, char *out, si
 
 static bool write_file(const char *path, const char *header, size_t n, const void *data,
                        size_t bytes) {
+    held_signals held;
     FILE *file = fopen(path, "wbe");
     if (!file) return false;
+    etch__signals_hold(&held);
     bool ok = fwrite(header, 1, n, file) == n && fwrite(data, 1, bytes, file) == bytes;
     int error = errno;
     bool closed = !fclose(file);
     if (!ok) errno = error;
+    etch__signals_release(&held);
     return ok && closed;
 }
 

@@ -4,6 +4,7 @@
  * its name, since functions and plans may be freed before the end. Where memory for events is short
  * they are dropped and counted: recording never fails what it records. */
 #include "core/profile.h"
+#include "core/signals.h"
 
 #include <pthread.h>
 #include <stdlib.h>
@@ -327,7 +328,10 @@ etch_status etch_profile_end(void) {
     etch__profiling = false;
     collect(&r);
     bool table = make_table(&r) && !r.short_of_memory;
+    held_signals held;
+    etch__signals_hold(&held);
     bool written = !file || put_file(file, &r);
+    etch__signals_release(&held);
     file = NULL;
     int64_t dropped = 0;
     for (const buffer *b = r.parts; b; b = b->next) dropped += b->dropped;

@@ -3,9 +3,10 @@
  * A file is the shared object, then a trailer: symbol, key, their lengths, a checksum of all before
  * it. (The loader reads the object's own headers and does not see what follows.) The key is the
  * full identity of the code: versions, instruction set, the helper's own identity, the kernel's
- * bytes; the file's name is only its hash, so on a hit the key is compared byte by byte. Files are
- * published by rename, are read by nobody else (the folder is ours and closed to others), and the
- * oldest ones go when there is too much: the folder is listed for that once in a while only, since
+ * bytes; the file's name is only its hash, so on a hit the key is compared byte by byte. A file is
+ * read, checked and loaded from memory, so that nothing that happens to it later touches who runs
+ * it; it is published by rename, once it has loaded. Nobody else may write into the folder, and the
+ * oldest files go when there is too much: the folder is listed for that once in a while only, since
  * thousands of files make a listing as slow as a compile. */
 #include "jit/cache.h"
 
@@ -14,10 +15,8 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <gnu/libc-version.h>
-#include <limits.h>
 #include <stdatomic.h>
 #include <stdlib.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -26,8 +25,11 @@
 #include <etch/debug.h>
 
 #include "core/isa.h"
+#include "jit/object.h"
 
-enum { KEY_MAX = 8192 };
+/* Threads of users may have small stacks: keys and files are on the heap. */
+enum { KERNEL_MAX = 7680, KEY_HEAD = 512 };
+enum { PATH_ROOM = sizeof((cache_dir *)0)->path + 48 }; /* of a file in the folder */
 /* Goes up when the generated code changes though kernel and helper look the same. */
 enum { CODE_REVISION = 1 };
 
@@ -82,11 +84,11 @@ static bool folder_name(char *path, size_t n) {
     if (wrote <= 0 || (size_t)wrote >= n) return false;
     while (wrote > 1 && path[wrote - 1] == '/') path[--wrote] = 0;
     if (path[0] == '/') return true;
-    char cwd[PATH_MAX + 256];
-    if (!getcwd(cwd, PATH_MAX)) return false;
-    size_t have = strlen(cwd);
-    snprintf(cwd + have, sizeof cwd - have, "/%s", path);
-    return strlen(cwd) < n && snprintf(path, n, "%s", cwd) > 0;
+    char whole[PATH_ROOM]; /* no shorter than n: what does not fit there has no use here */
+    if (!getcwd(whole, sizeof whole)) return false;
+    size_t have = strlen(whole);
+    wrote = snprintf(whole + have, sizeof whole - have, "/%s", path);
+    return have + (size_t)wrote < n && snprintf(path, n, "%s", whole) > 0;
 }
 
 /* The user asked for this folder, and kernels are compiled anew in every process without it. */
@@ -119,134 +121,160 @@ void etch__cache_close(const cache_dir *dir) {
 
 /* ---- keys ---- */
 
+/* Where a kernel is stored, and the key that stands there. */
+typedef struct entry {
+    char path[PATH_ROOM];
+    size_t n;
+    uint8_t key[];
+} entry;
+
 /* What the code depends on beside the kernel. The helper's size and time stand for its contents. */
-static size_t key_of(const uint8_t *kernel, size_t n, uint8_t *key) {
+static size_t head_of_key(char *key) {
     struct stat s = {0};
     const char *helper = etch__jit_helper(NULL);
     if (helper && stat(helper, &s) != 0) memset(&s, 0, sizeof s);
-    int head = snprintf((char *)key, 512,
-                        "etch %s code %d cc %.64s libc %.32s isa %s helper %lld %lld.%09ld",
-                        ETCH_VERSION_STRING, CODE_REVISION, __VERSION__, gnu_get_libc_version(),
-                        etch__cpu_isa_name(etch__cpu_isa()), (long long)s.st_size,
-                        (long long)s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
-    memcpy(key + head + 1, kernel, n); /* behind the text's zero */
-    return (size_t)head + 1 + n;
+    return 1 + (size_t)snprintf(key, KEY_HEAD, /* with the text's zero */
+                                "etch %s code %d cc %.64s libc %.32s isa %s helper %lld %lld.%09ld",
+                                ETCH_VERSION_STRING, CODE_REVISION, __VERSION__,
+                                gnu_get_libc_version(), etch__cpu_isa_name(etch__cpu_isa()),
+                                (long long)s.st_size, (long long)s.st_mtim.tv_sec,
+                                s.st_mtim.tv_nsec);
 }
 
-static void file_of(const cache_dir *dir, const uint8_t *key, size_t n, char *path, size_t room) {
+static void file_of(const cache_dir *dir, const uint8_t *key, size_t n, const char *ending,
+                    char *path) {
     XXH128_hash_t h = XXH3_128bits(key, n);
-    snprintf(path, room, "%s/%016llx%016llx.so", dir->path, (unsigned long long)h.high64,
-             (unsigned long long)h.low64);
+    snprintf(path, PATH_ROOM, "%s/%016llx%016llx.%s", dir->path, (unsigned long long)h.high64,
+             (unsigned long long)h.low64, ending);
+}
+
+/* To be freed; NULL where there is no disk cache for this kernel. */
+static entry *entry_of(const cache_dir *dir, const uint8_t *kernel, size_t n) {
+    bool stored = dir->disk && n <= KERNEL_MAX;
+    entry *e = stored ? etch__quiet_malloc(sizeof *e + KEY_HEAD + n) : NULL;
+    if (!e) return NULL;
+    e->n = head_of_key((char *)e->key);
+    memcpy(e->key + e->n, kernel, n);
+    e->n += n;
+    file_of(dir, e->key, e->n, "so", e->path);
+    return e;
 }
 
 /* ---- reading ---- */
 
-typedef struct mapping {
-    const uint8_t *p;
-    size_t n;
-    bool ours; /* and written by nobody else */
-} mapping;
-
-static bool map_file(const char *path, mapping *m) {
-    struct stat s = {0};
-    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-    if (fd < 0) return false;
-    bool ok = fstat(fd, &s) == 0 && S_ISREG(s.st_mode) && s.st_size > 0;
-    void *p = ok ? mmap(NULL, (size_t)s.st_size, PROT_READ, MAP_PRIVATE, fd, 0) : MAP_FAILED;
-    if (p != MAP_FAILED) futimens(fd, NULL); /* the oldest is the one not used for longest */
-    close(fd);
-    *m = (mapping){p, ok ? (size_t)s.st_size : 0, s.st_uid == geteuid() && !(s.st_mode & 022)};
-    return p != MAP_FAILED;
-}
-
-/* The trailer of an undamaged file that only we can write. */
-static bool check_file(const mapping *m, trailer *t) {
-    if (!m->ours || m->n < sizeof *t) return false;
-    memcpy(t, m->p + m->n - sizeof *t, sizeof *t);
-    uint64_t room = m->n - sizeof *t;
+/* The trailer of an undamaged file. */
+static bool check_file(const uint8_t *file, size_t n, trailer *t) {
+    if (n < sizeof *t) return false;
+    memcpy(t, file + n - sizeof *t, sizeof *t);
+    uint64_t room = n - sizeof *t;
     if (memcmp(t->magic, magic, sizeof magic) != 0 || t->object_bytes > room) return false;
     if (t->symbol_bytes > room || t->key_bytes > room) return false;
     if (t->object_bytes + t->key_bytes + t->symbol_bytes != room) return false;
-    return XXH3_64bits(m->p, m->n - sizeof *t + offsetof(trailer, checksum)) == t->checksum;
+    return XXH3_64bits(file, n - sizeof *t + offsetof(trailer, checksum)) == t->checksum;
 }
 
-static bool load(const char *path, const char *symbol, cache_object *out) {
-    out->handle = dlopen(path, RTLD_NOW | RTLD_LOCAL);
+static bool has_key(const uint8_t *file, const trailer *t, const uint8_t *key, size_t n) {
+    return t->key_bytes == n && memcmp(file + t->object_bytes + t->symbol_bytes, key, n) == 0;
+}
+
+static void remove_any(const char *path) {
+    if (unlink(path) != 0) etch__remove_tree(path);
+}
+
+static void drop_bad(const char *path) {
+    etch__log(LOG_CACHE, "dropped the bad file %s", path);
+    remove_any(path);
+}
+
+/* The whole file under this key, in memory to be freed; what is damaged or no file is removed, what
+ * has another key with the same hash is left. */
+static uint8_t *read_file(const char *path, const uint8_t *key, size_t key_bytes, trailer *t) {
+    bool missing;
+    size_t n = 0;
+    uint8_t *file = etch__file_read(path, true, &n, &missing);
+    bool good = file && check_file(file, n, t);
+    if (good && has_key(file, t, key, key_bytes)) return file;
+    if (!good && !missing) drop_bad(path);
+    etch__free(file);
+    return NULL;
+}
+
+/* From memory, whatever becomes of the file. */
+static bool load(const cache_dir *dir, const char *path, const void *object, size_t n,
+                 const char *symbol, cache_object *out, const char **why) {
+    *why = etch__object_fault(object, n);
+    if (*why) return false;
+    out->handle = etch__object_load(object, n, dir->path, path, why);
     out->entry = out->handle ? dlsym(out->handle, symbol) : NULL;
     if (out->entry) return true;
-    if (out->handle) dlclose(out->handle);
+    if (out->handle) *why = "it lacks the kernel", dlclose(out->handle);
     return false;
 }
 
-/* Whether the file holds this key; its symbol is copied out. */
-static bool matches(const mapping *m, const trailer *t, const uint8_t *key, size_t n, char *symbol,
-                    size_t room) {
-    const uint8_t *at = m->p + t->object_bytes;
-    if (t->key_bytes != n || memcmp(at + t->symbol_bytes, key, n) != 0) return false;
-    if (t->symbol_bytes >= room) return false;
-    memcpy(symbol, at, t->symbol_bytes);
-    symbol[t->symbol_bytes] = 0;
-    return true;
+static bool load_entry(const cache_dir *dir, const entry *e, cache_object *out) {
+    trailer t;
+    char symbol[64] = "";
+    const char *why;
+    uint8_t *file = read_file(e->path, e->key, e->n, &t);
+    if (!file) return false;
+    if (t.symbol_bytes < sizeof symbol) memcpy(symbol, file + t.object_bytes, t.symbol_bytes);
+    bool ok = load(dir, e->path, file, t.object_bytes, symbol, out, &why);
+    etch__free(file);
+    if (!ok) drop_bad(e->path);
+    return ok;
 }
 
 bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cache_object *out) {
-    uint8_t key[KEY_MAX];
-    char path[PATH_MAX], symbol[64];
-    mapping m;
-    trailer t;
-    if (!dir->disk || n > KEY_MAX - 512) return false;
-    size_t key_bytes = key_of(kernel, n, key);
-    file_of(dir, key, key_bytes, path, sizeof path);
-    if (!map_file(path, &m)) return false;
-    bool good = check_file(&m, &t);
-    bool ours = good && matches(&m, &t, key, key_bytes, symbol, sizeof symbol);
-    munmap((void *)m.p, m.n);
-    if (ours && load(path, symbol, out)) return true;
-    if (good && !ours) return false; /* another key with the same hash */
-    etch__log(LOG_CACHE, "dropped the bad file %s", path);
-    unlink(path);
-    return false;
+    entry *e = entry_of(dir, kernel, n);
+    bool ok = e && load_entry(dir, e, out);
+    etch__free(e);
+    return ok;
 }
 
 /* ---- writing ---- */
 
-static bool write_all(int fd, const void *from, size_t n) {
-    for (const char *p = from; n;) {
-        ssize_t put = write(fd, p, n);
-        if (put < 0 && errno == EINTR) continue;
-        if (put <= 0) return false;
-        p += put, n -= (size_t)put;
-    }
-    return true;
-}
-
-/* Appends symbol, key and trailer to an object; the file's bytes, or 0. */
-static int64_t seal(int fd, const void *object, size_t bytes, const char *symbol,
-                    const uint8_t *key, size_t n) {
+/* The trailer's checksum is of all before it, so the file is put together first. */
+static uint8_t *seal(const void *object, size_t bytes, const char *symbol, const uint8_t *key,
+                     size_t n, size_t *all) {
     trailer t = {.object_bytes = bytes, .key_bytes = n, .symbol_bytes = strlen(symbol)};
+    *all = bytes + t.symbol_bytes + n + sizeof t;
+    uint8_t *file = etch__quiet_malloc(*all), *at = file;
+    if (!file) return NULL;
     memcpy(t.magic, magic, sizeof magic);
-    XXH3_state_t *x = XXH3_createState();
-    if (!x) return 0;
-    XXH3_64bits_reset(x);
-    XXH3_64bits_update(x, object, bytes);
-    XXH3_64bits_update(x, symbol, t.symbol_bytes);
-    XXH3_64bits_update(x, key, n);
-    XXH3_64bits_update(x, &t, offsetof(trailer, checksum));
-    t.checksum = XXH3_64bits_digest(x);
-    XXH3_freeState(x);
-    bool ok = write_all(fd, symbol, t.symbol_bytes) && write_all(fd, key, n) &&
-              write_all(fd, &t, sizeof t);
-    return ok ? (int64_t)(bytes + t.symbol_bytes + n + sizeof t) : 0;
+    memcpy(at, object, bytes), at += bytes;
+    memcpy(at, symbol, t.symbol_bytes), at += t.symbol_bytes;
+    memcpy(at, key, n), at += n;
+    memcpy(at, &t, sizeof t);
+    t.checksum = XXH3_64bits(file, *all - sizeof t + offsetof(trailer, checksum));
+    memcpy(at, &t, sizeof t);
+    return file;
 }
 
-/* The same for the object that a helper left. */
-static int64_t seal_object(const jit_job *job, const uint8_t *key, size_t n) {
-    mapping m;
-    if (chmod(job->object, 0600) != 0 || !map_file(job->object, &m)) return 0;
-    int fd = open(job->object, O_WRONLY | O_APPEND | O_CLOEXEC);
-    int64_t bytes = fd >= 0 ? seal(fd, m.p, m.n, job->symbol, key, n) : 0;
-    munmap((void *)m.p, m.n);
-    return fd >= 0 && close(fd) == 0 ? bytes : 0;
+static bool write_file(const cache_dir *dir, const char *path, const void *file, size_t n) {
+    char temporary[PATH_ROOM];
+    snprintf(temporary, sizeof temporary, "%s/tmp-XXXXXX", dir->path);
+    int fd = mkostemp(temporary, O_CLOEXEC);
+    if (fd < 0) return false;
+    bool wrote = etch__file_write(fd, file, n);
+    int error = errno;
+    if (close(fd) == 0 && wrote && rename(temporary, path) == 0) return true;
+    if (wrote) error = errno;
+    unlink(temporary);
+    errno = error;
+    return false;
+}
+
+static void bound(const char *dir, int64_t bytes);
+
+/* A cache that cannot be written (no room, a limit on files, the folder gone) is no fault of the
+ * compile's. */
+static void store(const cache_dir *dir, const char *path, const void *object, size_t bytes,
+                  const char *symbol, const uint8_t *key, size_t n) {
+    size_t all = 0;
+    uint8_t *file = seal(object, bytes, symbol, key, n, &all);
+    if (file && write_file(dir, path, file, all)) bound(dir->path, (int64_t)all);
+    else if (file) etch__log(LOG_CACHE, "not stored in %s: %s", dir->path, strerror(errno));
+    etch__free(file);
 }
 
 /* ---- the bound ---- */
@@ -276,9 +304,8 @@ static bool is_object(const char *name) {
 }
 
 static void drop(const char *dir, const char *name) {
-    char path[PATH_MAX];
-    snprintf(path, sizeof path, "%s/%s", dir, name);
-    if (unlink(path) != 0) etch__remove_tree(path);
+    char path[PATH_ROOM];
+    if (snprintf(path, sizeof path, "%s/%s", dir, name) < (int)sizeof path) remove_any(path);
 }
 
 /* The objects and their bytes; what helpers left that were killed with their hosts goes. */
@@ -313,7 +340,7 @@ static void set_stamp(const char *path) {
 /* Whether it is time for a listing, which is then ours. A stamp from the future is no reason to
  * wait for it. */
 static bool listing_due(const char *dir, int64_t bytes, int64_t share) {
-    char path[PATH_MAX];
+    char path[PATH_ROOM];
     struct stat s;
     snprintf(path, sizeof path, "%s/%s", dir, stamp_name);
     if (atomic_fetch_add(&stored, bytes) + bytes <= share && lstat(path, &s) == 0 &&
@@ -353,64 +380,41 @@ void etch_cache_clear(void) {
 
 /* ---- publishing ---- */
 
+/* What a helper says is whole is looked at and loaded first; then it may be found by others. */
 bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out) {
-    uint8_t key[KEY_MAX];
-    char path[PATH_MAX];
-    const char *from = job->object;
-    int64_t bytes = 0;
-    bool keep = dir->disk && job->kernel_bytes <= KEY_MAX - 512;
-    if (keep) {
-        size_t n = key_of(job->kernel, job->kernel_bytes, key);
-        file_of(dir, key, n, path, sizeof path);
-        bytes = seal_object(job, key, n);
-        keep = bytes && rename(job->object, path) == 0;
-        if (keep) from = path;
-    }
-    bool ok = load(from, job->symbol, out);
-    if (!ok) snprintf(job->message, sizeof job->message, "the object does not load");
-    if (!keep || !ok) unlink(from);
+    size_t n = 0;
+    bool missing;
+    const char *why = "it is no file of ours";
+    uint8_t *object = etch__file_read(job->object, false, &n, &missing);
+    bool ok = object && load(dir, job->object, object, n, job->symbol, out, &why);
+    if (!ok)
+        snprintf(job->message, sizeof job->message, "the helper's object does not load: %s", why);
+    remove_any(job->object);
     job->object[0] = 0;
-    if (keep && ok) bound(dir->path, bytes);
+    entry *e = ok ? entry_of(dir, job->kernel, job->kernel_bytes) : NULL;
+    if (e) store(dir, e->path, object, n, job->symbol, e->key, e->n);
+    etch__free(e);
+    etch__free(object);
     return ok;
 }
 
 /* ---- code of other devices: bytes under a key of the caller's ---- */
 
-static void blob_file(const cache_dir *dir, const uint8_t *key, size_t n, char *path, size_t room) {
-    file_of(dir, key, n, path, room);
-    memcpy(path + strlen(path) - 2, "gp", 2);
-}
-
 void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes) {
     cache_dir dir;
-    char path[PATH_MAX], symbol[4];
-    mapping m;
+    char path[PATH_ROOM];
     trailer t;
-    void *blob = NULL;
     if (!usable_cache(dir.path, sizeof dir.path)) return NULL;
-    blob_file(&dir, key, n, path, sizeof path);
-    if (!map_file(path, &m)) return NULL;
-    bool good = check_file(&m, &t);
-    if (good && matches(&m, &t, key, n, symbol, sizeof symbol) &&
-        (blob = etch__quiet_malloc(t.object_bytes + 1)))
-        memcpy(blob, m.p, *bytes = t.object_bytes);
-    munmap((void *)m.p, m.n);
-    if (!good) {
-        etch__log(LOG_CACHE, "dropped the bad file %s", path);
-        unlink(path);
-    }
-    return blob;
+    file_of(&dir, key, n, "gp", path);
+    uint8_t *file = read_file(path, key, n, &t);
+    if (file) *bytes = t.object_bytes; /* the blob stands first */
+    return file;
 }
 
 void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes) {
     cache_dir dir;
-    char path[PATH_MAX], temporary[PATH_MAX];
+    char path[PATH_ROOM];
     if (!usable_cache(dir.path, sizeof dir.path)) return;
-    blob_file(&dir, key, n, path, sizeof path);
-    snprintf(temporary, sizeof temporary, "%s/tmp-XXXXXX", dir.path);
-    int fd = mkostemp(temporary, O_CLOEXEC);
-    if (fd < 0) return;
-    int64_t all = write_all(fd, blob, bytes) ? seal(fd, blob, bytes, "", key, n) : 0;
-    if (close(fd) == 0 && all && rename(temporary, path) == 0) bound(dir.path, all);
-    else unlink(temporary);
+    file_of(&dir, key, n, "gp", path);
+    store(&dir, path, blob, bytes, "", key, n);
 }

@@ -3,11 +3,17 @@
 #include "jit_common.h"
 
 #include <fcntl.h>
+#include <sys/resource.h>
+#include <sys/un.h>
 #include <time.h>
 
 #include <etch/debug.h>
 
 #include "jit/cache.h"
+
+enum { BLOB = 1000, LIMIT = 64 * 6000 };
+static void store(int number);
+static bool there(int number);
 
 static char object_path[256];
 
@@ -192,6 +198,152 @@ static void test_switched_off(void **unused) {
     assert_int_equal(entries(cache), 0);
 }
 
+/* ---- objects that are not whole, files that are no files ---- */
+
+static void does_not_load(void) {
+    CHECK(refused(1, "does not load") && refused(1, "does not load"));
+    unsetenv("ETCH_TEST_HELPER");
+}
+
+/* What the helper says is done is looked at, before it is loaded and before others find it. */
+static void test_helper_lies(void **unused) {
+    const char *const kinds[] = {"empty", "gone", "fifo", "folder", "link"};
+    (void)unused;
+    for (int i = 0; i < COUNT_OF(kinds); i++) {
+        lie(kinds[i]);
+        in_child(does_not_load);
+        assert_int_equal(entries(cache), 0);
+    }
+    set_up(NULL);
+    in_child(compiles);
+    in_child(hits);
+}
+
+static void test_object_cut_short(void **unused) {
+    char good[256], bytes[32];
+    (void)unused;
+    in_child(compiles);
+    snprintf(good, sizeof good, "%s/good", test_dir);
+    off_t n = size_of(only_object());
+    assert_int_equal(rename(object_path, good), 0);
+    uint64_t object = 0;
+    int fd = open(good, O_RDONLY);
+    assert_int_equal(pread(fd, &object, sizeof object, n - 40), sizeof object); /* the trailer */
+    close(fd);
+    assert_true(object > 4096 && (off_t)object < n);
+    setenv("ETCH_TEST_OBJECT", good, 1);
+    lie("cut");
+    for (off_t k = 1; k < (off_t)object; k += k < 64 ? 21 : (off_t)object / 11) {
+        setenv("ETCH_TEST_BYTES", (snprintf(bytes, sizeof bytes, "%ld", (long)k), bytes), 1);
+        in_child(does_not_load);
+        assert_int_equal(entries(cache), 0);
+    }
+    snprintf(bytes, sizeof bytes, "%ld", (long)object - 1);
+    setenv("ETCH_TEST_BYTES", bytes, 1);
+    in_child(does_not_load);
+    unlink(good);
+}
+
+static void make_other(const char *path, int kind) {
+    struct sockaddr_un a = {.sun_family = AF_UNIX};
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    snprintf(a.sun_path, sizeof a.sun_path, "%.100s", path);
+    unlink(path);
+    if (kind == 0) assert_int_equal(mkfifo(path, 0600), 0);
+    if (kind == 1) assert_int_equal(mkdir(path, 0700), 0);
+    if (kind == 2) assert_int_equal(bind(fd, (struct sockaddr *)&a, sizeof a), 0);
+    if (kind == 3) assert_int_equal(symlink("/dev/zero", path), 0);
+    close(fd);
+}
+
+static void test_entry_is_no_file(void **unused) {
+    (void)unused;
+    in_child(compiles);
+    for (int kind = 0; kind < 4; kind++) {
+        make_other(only_object(), kind);
+        in_child(compiles);
+        in_child(hits);
+    }
+}
+
+/* A kernel that runs does not depend on its file any more. */
+static void cut_while_loaded(void) {
+    loaded_kernel *l;
+    const char *why;
+    CHECK(get_number(1, &l, &why) && computes(l, 1));
+    CHECK(truncate(object_path, 0) == 0 && computes(l, 1));
+    etch__kernel_release(l);
+}
+static void test_cut_while_loaded(void **unused) {
+    (void)unused;
+    in_child(compiles);
+    only_object();
+    in_child(cut_while_loaded);
+    in_child(compiles);
+}
+
+/* ---- where nothing can be written ---- */
+
+static char logged[4096];
+static void sink(void *ctx, const char *line) {
+    size_t n = strlen(logged);
+    snprintf(logged + n, sizeof logged - n, "%s\n", line), (void)ctx;
+}
+
+static void limit_files(rlim_t bytes) {
+    struct rlimit r;
+    CHECK(getrlimit(RLIMIT_FSIZE, &r) == 0);
+    r.rlim_cur = bytes;
+    CHECK(setrlimit(RLIMIT_FSIZE, &r) == 0);
+}
+
+/* The helper from before may write, we may not: no signal, the kernel works, one reason. */
+static void no_files_for_us(void) {
+    CHECK(works(1));
+    etch_set_log_sink(sink, NULL);
+    CHECK(etch_set_logs("cache") == ETCH_OK);
+    limit_files(0);
+    CHECK(works(2) && etch_last_status() == ETCH_OK);
+    char *reason = strstr(logged, "not stored");
+    CHECK(reason && strstr(reason, "File too large") && !strstr(reason + 1, "not stored"));
+    store(1);
+    limit_files(RLIM_INFINITY);
+    CHECK(!there(1) && works(3));
+    store(1);
+    CHECK(there(1));
+}
+static void no_files_for_both(void) {
+    limit_files(0);
+    CHECK(refused(4, "etch_small_4"));
+    etch__jit_shutdown();
+    limit_files(RLIM_INFINITY);
+    CHECK(works(4));
+}
+static void test_limit_on_files(void **unused) {
+    (void)unused;
+    in_child(no_files_for_us);
+    assert_int_equal(entries(cache), 3);
+    in_child(no_files_for_both);
+    assert_int_equal(entries(cache), 4);
+}
+
+/* The folder is removed with all that is in it, the warm helper's own folder too. */
+static void wiped(void) {
+    for (int i = 0; i < 3; i++) {
+        CHECK(works(i));
+        etch__remove_tree(cache);
+        store(i);
+        CHECK(there(i));
+        etch__remove_tree(cache);
+    }
+    CHECK(works(7) && etch_counters().kernels_compiled == 4);
+}
+static void test_wiped_folder(void **unused) {
+    (void)unused;
+    in_child(wiped);
+    assert_int_equal(entries(cache), 1);
+}
+
 static void set_limit(long long bytes) {
     char limit[32];
     snprintf(limit, sizeof limit, "%lld", bytes);
@@ -220,8 +372,6 @@ static void test_bound(void **unused) {
 }
 
 /* ---- when the folder is listed: blobs of 1,000 bytes under a limit whose 64th holds five ---- */
-
-enum { BLOB = 1000, LIMIT = 64 * 6000 };
 
 static void store(int number) {
     char key[32], blob[BLOB];
@@ -479,6 +629,12 @@ int main(void) {
         cmocka_unit_test_setup(test_foreign_folder, set_up),
         cmocka_unit_test_setup(test_folder_is_a_file, set_up),
         cmocka_unit_test_setup(test_switched_off, set_up),
+        cmocka_unit_test_setup(test_helper_lies, set_up),
+        cmocka_unit_test_setup(test_object_cut_short, set_up),
+        cmocka_unit_test_setup(test_entry_is_no_file, set_up),
+        cmocka_unit_test_setup(test_cut_while_loaded, set_up),
+        cmocka_unit_test_setup(test_limit_on_files, set_up),
+        cmocka_unit_test_setup(test_wiped_folder, set_up),
         cmocka_unit_test_setup(test_bound, set_up),
         cmocka_unit_test_setup(test_many_stores, set_up),
         cmocka_unit_test_setup(test_many_processes, set_up),
@@ -491,6 +647,7 @@ int main(void) {
         cmocka_unit_test_setup(test_default_folders, set_up),
         cmocka_unit_test_setup(test_home_that_is_not_there, set_up),
     };
+    if (getenv("ETCH_TEST_HELPER")) return false_helper(getenv("ETCH_TEST_HELPER"));
     if (make_test_dir()) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     etch__remove_tree(test_dir);

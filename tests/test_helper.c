@@ -2,8 +2,10 @@
  * reason or works, never anything else, and leaves nothing behind. */
 #include "jit_common.h"
 
+#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
 static void missing(void) {
     CHECK(refused(1, "ETCH_JIT"));
@@ -99,6 +101,104 @@ static void test_warm_one_dies(void **unused) {
     (void)unused;
     in_child(warm_one_dies);
     assert_int_equal(entries(cache), 3);
+}
+
+/* ---- helpers that do not end, and replies that do not ---- */
+
+static bool gone(pid_t pid) { return kill(-pid, 0) != 0 && errno == ESRCH; }
+
+static void stopped_helper(void) {
+    alarm(100);
+    CHECK(works(1));
+    pid_t helper = only_child();
+    CHECK(kill(helper, SIGSTOP) == 0);
+    etch_cache_clear();
+    CHECK(gone(helper) && entries(cache) == 0);
+    CHECK(works(2));
+    CHECK(kill(only_child(), SIGSTOP) == 0);
+}
+static void test_stopped_helper(void **unused) {
+    (void)unused;
+    in_child(stopped_helper);
+    assert_int_equal(entries(cache), 1);
+}
+
+/* A script around the helper that is still there when the helper has ended. */
+static void lingering_script(void) {
+    alarm(100);
+    CHECK(works(1));
+    pid_t script = only_child();
+    etch_cache_clear();
+    CHECK(kill(script, 0) != 0 && errno == ESRCH);
+    CHECK(works(2) && works(3));
+}
+static void test_lingering_script(void **unused) {
+    char path[128];
+    (void)unused;
+    snprintf(path, sizeof path, "%s/script", test_dir);
+    FILE *f = fopen(path, "w");
+    fprintf(f, "#!/bin/sh\n%s \"$@\" 3<&3\nexec 3<&-\nsleep 1000\n",
+            ETCH_TEST_BINARY_DIR "/jit/helper/etch-jit");
+    fclose(f);
+    assert_int_equal(chmod(path, 0700), 0);
+    setenv("ETCH_JIT", path, 1);
+    in_child(lingering_script);
+    unlink(path);
+}
+
+static void refused_in_time(void) {
+    alarm(100); /* the reply's last byte would come after 18 hours */
+    CHECK(refused(1, "in time") && refused(2, "in time"));
+}
+static void test_trickling_reply(void **unused) {
+    (void)unused;
+    lie("trickle");
+    setenv("ETCH_JIT_TIMEOUT", "1", 1);
+    in_child(refused_in_time);
+    assert_int_equal(entries(cache), 0);
+}
+
+static atomic_bool answered;
+static void *waits_for_a_mute(void *unused) {
+    CHECK(refused(1, "in time"));
+    answered = true;
+    return unused;
+}
+/* While a thread waits for its helper another one clears the cache. */
+static void clear_meanwhile(void) {
+    pthread_t t;
+    alarm(100);
+    CHECK(pthread_create(&t, NULL, waits_for_a_mute, NULL) == 0);
+    while (entries(cache) < 2) usleep(1000); /* its object and the helper's folder */
+    etch_cache_clear();
+    CHECK(!answered);
+    pthread_join(t, NULL);
+    CHECK(entries(cache) == 0);
+}
+static void test_clear_does_not_wait(void **unused) {
+    (void)unused;
+    lie("mute");
+    setenv("ETCH_JIT_TIMEOUT", "5", 1);
+    in_child(clear_meanwhile);
+}
+
+/* Threads behind one whose helper is mute give up as well, each after its own time. */
+static void *waits_in_line(void *unused) {
+    CHECK(refused(1, "ETCH_JIT_TIMEOUT"));
+    return unused;
+}
+static void queue_behind_a_mute(void) {
+    pthread_t t[4];
+    alarm(100);
+    for (int i = 0; i < 4; i++) CHECK(pthread_create(&t[i], NULL, waits_in_line, NULL) == 0);
+    for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
+}
+static void test_queue_behind_a_mute(void **unused) {
+    (void)unused;
+    lie("mute");
+    setenv("ETCH_JIT_TIMEOUT", "1", 1);
+    in_child(queue_behind_a_mute);
+    assert_int_equal(entries(cache), 0);
 }
 
 static void ignore_children(void) {
@@ -250,6 +350,11 @@ int main(void) {
         cmocka_unit_test_setup(test_hanging, set_up),
         cmocka_unit_test_setup(test_several, set_up),
         cmocka_unit_test_setup(test_warm_one_dies, set_up),
+        cmocka_unit_test_setup(test_stopped_helper, set_up),
+        cmocka_unit_test_setup(test_lingering_script, set_up),
+        cmocka_unit_test_setup(test_trickling_reply, set_up),
+        cmocka_unit_test_setup(test_clear_does_not_wait, set_up),
+        cmocka_unit_test_setup(test_queue_behind_a_mute, set_up),
         cmocka_unit_test_setup(test_sigchld_ignored, set_up),
         cmocka_unit_test_setup(test_host_reaps, set_up),
         cmocka_unit_test_setup(test_after_fork, set_up),
@@ -259,6 +364,7 @@ int main(void) {
         cmocka_unit_test_setup(test_logs, set_up),
         cmocka_unit_test_setup(test_allocation_failures, set_up),
     };
+    if (getenv("ETCH_TEST_HELPER")) return false_helper(getenv("ETCH_TEST_HELPER"));
     if (make_test_dir()) return 1;
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     etch__remove_tree(test_dir);

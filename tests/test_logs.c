@@ -8,11 +8,14 @@
 #include <cmocka.h>
 
 #include <pthread.h>
+#include <signal.h>
 #include <stdlib.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <etch/etch.h>
+#include <etch/profile.h>
 
 #include "core/base.h"
 
@@ -324,6 +327,56 @@ static void sinks_may_call_while_another_thread_forks(void **state) {
     etch_function_free(shared.f);
 }
 
+/* ---- writes that raise signals ---- */
+
+static int ends_well(void (*body)(void)) {
+    int status = -1;
+    pid_t pid = fork();
+    if (pid == 0) {
+        body();
+        _exit(0);
+    }
+    assert_int_equal(waitpid(pid, &status, 0), pid);
+    return status;
+}
+
+static void warn_into_closed_pipe(void) {
+    int ends[2];
+    if (pipe(ends) != 0 || close(ends[0]) != 0 || dup2(ends[1], 2) < 0) _exit(1);
+    etch__warn("nobody reads this");
+    etch__warn("nor this");
+    sigset_t pending;
+    if (sigpending(&pending) != 0 || sigismember(&pending, SIGPIPE)) _exit(2);
+    raise(SIGPIPE); /* the program's own signals are as they were */
+}
+
+static void a_warning_to_a_closed_pipe(void **state) {
+    (void)state;
+    int status = ends_well(warn_into_closed_pipe);
+    assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE);
+}
+
+static char limited_path[] = "/tmp/etch_logs_XXXXXX";
+static void write_past_the_limit(void) {
+    const struct rlimit none = {0, RLIM_INFINITY};
+    if (setrlimit(RLIMIT_FSIZE, &none) != 0) _exit(1);
+    if (!freopen(limited_path, "a", stderr)) _exit(2);
+    etch__warn("no room for this");
+    ETCH_SCOPE {
+        etch_tensor *t = etch_ones(ETCH_F32, ETCH_SHAPE(1000));
+        if (etch_npy_save(limited_path, t) != ETCH_ERR_IO) _exit(3);
+    }
+    if (etch_profile_begin(limited_path) != ETCH_OK || etch_profile_end() != ETCH_ERR_IO) _exit(4);
+}
+
+static void files_at_their_limit(void **state) {
+    (void)state;
+    int fd = mkstemp(limited_path);
+    assert_true(fd >= 0 && close(fd) == 0);
+    assert_int_equal(ends_well(write_past_the_limit), 0);
+    unlink(limited_path);
+}
+
 int main(int argc, char **argv) {
     self = argv[0];
     if (argc > 1) return child(argv[1]);
@@ -341,6 +394,8 @@ int main(int argc, char **argv) {
         TEST(works_after_fork),
         TEST(sinks_may_call_what_is_compiled),
         TEST(sinks_may_call_while_another_thread_forks),
+        TEST(a_warning_to_a_closed_pipe),
+        TEST(files_at_their_limit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

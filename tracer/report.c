@@ -3,6 +3,7 @@
  * Everything hangs below the list of functions, under one lock that is taken last; source lines are
  * looked up before it is. Records are copies: functions and traces may be gone when they are
  * written. */
+#include "core/signals.h"
 #include "tracer/report.h"
 
 #include <errno.h>
@@ -304,12 +305,15 @@ static bool put_file(const char *what, bool (*put)(FILE *, const report_totals *
     char path[sizeof directory + 128], part[sizeof path + 8];
     etch__report_path(what, path, sizeof path);
     snprintf(part, sizeof part, "%s.part", path);
+    held_signals held;
     FILE *f = fopen(part, "we");
     if (!f) return false;
     lock_records();
+    etch__signals_hold(&held);
     bool ok = put(f, totals);
     unlock_records();
     ok = fclose(f) == 0 && ok && rename(part, path) == 0;
+    etch__signals_release(&held);
     if (!ok) {
         int error = errno;
         unlink(part);
