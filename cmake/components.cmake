@@ -15,10 +15,6 @@ etch_component(DNNL oneapi/dnnl/dnnl.h dnnl libdnnl-dev)
 etch_component(OPENBLAS cblas.h openblas libopenblas-dev PATH_SUFFIXES x86_64-linux-gnu openblas)
 etch_component(XXHASH xxhash.h xxhash libxxhash-dev)
 etch_component(DW elfutils/libdwfl.h dw libdw-dev)
-find_library(MVEC_LIBRARY mvec)
-if(NOT MVEC_LIBRARY)
-  message(FATAL_ERROR "Etch needs glibc's libmvec (glibc >= 2.35 on x86-64)")
-endif()
 
 if(ETCH_GCCJIT)
   # libgccjit's header and library lie in gcc's own folder.

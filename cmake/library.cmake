@@ -31,7 +31,14 @@ add_custom_command(
   COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/tracer/report_page.html
           -DTO=${ETCH_GENERATED}/report_page.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
   DEPENDS tracer/report_page.html cmake/embed.cmake)
-add_custom_target(etch_page DEPENDS ${ETCH_GENERATED}/report_page.inc)
+# The functions as text, for CUDA C.
+add_custom_command(
+  OUTPUT ${ETCH_GENERATED}/functions.inc
+  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/core/functions.h
+          -DTO=${ETCH_GENERATED}/functions.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
+  DEPENDS core/functions.h cmake/embed.cmake)
+add_custom_target(etch_page
+  DEPENDS ${ETCH_GENERATED}/report_page.inc ${ETCH_GENERATED}/functions.inc)
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
   core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
@@ -43,6 +50,9 @@ set(ETCH_ISA_FLAGS_baseline -march=x86-64)
 set(ETCH_ISA_FLAGS_avx2 -march=x86-64-v3)
 set(ETCH_ISA_FLAGS_avx512 -march=x86-64-v4 -mprefer-vector-width=512)
 file(GLOB ETCH_ISA_SOURCES CONFIGURE_DEPENDS backends/cpu/isa/*.c)
+# Selections there are no branches: both sides may be computed, and stay together. No bit changes.
+set_source_files_properties(backends/cpu/isa/functions.c PROPERTIES
+  COMPILE_OPTIONS "-fno-trapping-math;-fno-thread-jumps")
 set(ETCH_OBJECTS $<TARGET_OBJECTS:etch_objects>)
 set(ETCH_OBJECT_TARGETS etch_objects)
 foreach(isa baseline avx2 avx512)
@@ -66,7 +76,7 @@ foreach(target ${ETCH_OBJECT_TARGETS})
 endforeach()
 
 set(ETCH_LINK_LIBRARIES ${DNNL_LIBRARY} ${OPENBLAS_LIBRARY}
-  ${XXHASH_LIBRARY} ${DW_LIBRARY} ${MVEC_LIBRARY} gomp m dl Threads::Threads)
+  ${XXHASH_LIBRARY} ${DW_LIBRARY} gomp m dl Threads::Threads)
 
 # The static library keeps internal symbols visible to the tests; every object is one that programs
 # need, since kernels, backends and the tracer register themselves at load: see etch_whole.

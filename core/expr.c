@@ -227,12 +227,8 @@ static int expr_rsqrt(builder *b) {
     int root = unary_of(b, PRIM_SQRT);
     return binary(b, PRIM_DIV, constant(b, b->type, 1), root);
 }
-/* 1 / (1 + exp(-x)) */
-static int expr_sigmoid(builder *b) {
-    int one = constant(b, b->type, 1);
-    int e = unary(b, PRIM_EXP, unary(b, PRIM_NEG, operand(b, 0)));
-    return binary(b, PRIM_DIV, one, binary(b, PRIM_ADD, one, e));
-}
+static int expr_sigmoid(builder *b) { return unary_of(b, PRIM_SIGMOID); }
+static int expr_silu(builder *b) { return unary_of(b, PRIM_SILU); }
 static int expr_exp2(builder *b) { return unary_of(b, PRIM_EXP2); }
 static int expr_expm1(builder *b) { return unary_of(b, PRIM_EXPM1); }
 static int expr_log2(builder *b) { return unary_of(b, PRIM_LOG2); }
@@ -253,13 +249,6 @@ static int expr_square(builder *b) {
     int x = operand(b, 0);
     return binary(b, PRIM_MUL, x, x);
 }
-/* x / (1 + exp(-x)) */
-static int expr_silu(builder *b) {
-    int x = operand(b, 0), one = constant(b, b->type, 1);
-    int e = unary(b, PRIM_EXP, unary(b, PRIM_NEG, x));
-    return binary(b, PRIM_DIV, x, binary(b, PRIM_ADD, one, e));
-}
-
 /* (x * 0.5) * (1 + erf(x * sqrt(1/2))), or with tanh(sqrt(2/pi) * (x + 0.044715 x^3)) for erf. */
 static int expr_gelu(builder *b) {
     int x = operand(b, 0), inner, one = constant(b, b->type, 1);

@@ -41,3 +41,9 @@ cpu_isa etch__cpu_isa(void) {
     }
     return (cpu_isa)(isa - 1);
 }
+
+static const void *(*functions)(void);
+
+void etch__register_functions(const void *(*table)(void)) { functions = table; }
+
+const void *etch__functions(void) { return functions ? functions() : NULL; }

@@ -1,5 +1,5 @@
-/* The instruction set of this process: chosen once, for eager and generated code alike, because the
- * bits of libmvec differ between the sets. */
+/* The instruction set of this process: chosen once, for eager and generated code alike, because
+ * functions have other bits where there is no fma. */
 #ifndef ETCH_CORE_ISA_H
 #define ETCH_CORE_ISA_H
 
@@ -15,5 +15,11 @@ typedef enum cpu_isa {
 cpu_isa etch__cpu_isa(void);
 /* "baseline", "avx2", "avx512". */
 const char *etch__cpu_isa_name(cpu_isa isa);
+
+/* The strips of the transcendental primitives for that set, a table [PRIM_COUNT][ETCH_DTYPE_COUNT]
+ * of the form that backends/cpu/table.h describes: what generated code calls. The CPU's kernels
+ * register who knows it. */
+void etch__register_functions(const void *(*table)(void));
+const void *etch__functions(void);
 
 #endif

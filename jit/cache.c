@@ -25,13 +25,14 @@
 #include <etch/debug.h>
 
 #include "core/isa.h"
+#include "jit/loop.h"
 #include "jit/object.h"
 
 /* Threads of users may have small stacks: keys and files are on the heap. */
 enum { KERNEL_MAX = 7680, KEY_HEAD = 512 };
 enum { PATH_ROOM = sizeof((cache_dir *)0)->path + 48 }; /* of a file in the folder */
 /* Goes up when the generated code changes though kernel and helper look the same. */
-enum { CODE_REVISION = 1 };
+enum { CODE_REVISION = 2 };
 
 static const char magic[8] = "etchobj1";
 
@@ -199,6 +200,12 @@ static uint8_t *read_file(const char *path, const uint8_t *key, size_t key_bytes
     return NULL;
 }
 
+/* What a kernel calls is given to it here: it finds libetch wherever that was loaded. */
+static void give_functions(void *handle) {
+    const void **table = dlsym(handle, LOOP_FUNCTIONS);
+    if (table) *table = etch__functions();
+}
+
 /* From memory, whatever becomes of the file. */
 static bool load(const cache_dir *dir, const char *path, const void *object, size_t n,
                  const char *symbol, cache_object *out, const char **why) {
@@ -206,7 +213,10 @@ static bool load(const cache_dir *dir, const char *path, const void *object, siz
     if (*why) return false;
     out->handle = etch__object_load(object, n, dir->path, path, why);
     out->entry = out->handle ? dlsym(out->handle, symbol) : NULL;
-    if (out->entry) return true;
+    if (out->entry) {
+        give_functions(out->handle);
+        return true;
+    }
     if (out->handle) *why = "it lacks the kernel", dlclose(out->handle);
     return false;
 }

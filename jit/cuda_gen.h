@@ -31,6 +31,8 @@ void etch__cuda_identity(cuda_text *t, reduce_kind kind, etch_dtype type);
 /* The conversions around memory: half types and bool are not computed in what they are stored. */
 void etch__cuda_from_storage(cuda_text *t, etch_dtype d, const char *e);
 void etch__cuda_to_storage(cuda_text *t, etch_dtype d, const char *v);
+/* The functions of core/functions.h that `body` calls as name_f32 or name_f64: cuda_functions.c. */
+void etch__cuda_functions(cuda_text *t, const char *body);
 /* The type names, and those helper functions that `body` uses. */
 void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body);
 

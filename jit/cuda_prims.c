@@ -51,7 +51,7 @@ const char *etch__cuda_storage(etch_dtype d) { return types[d].storage; }
 
 /* By the class of the result type. $a $b $c: operands; $t: its type; $u: the unsigned type that it
  * wraps in; $w: its width in bits; $p: the shift for "all out"; $f: "f" for float; $n: the
- * primitive's own text. NULL: no such primitive. */
+ * primitive's own text; $s: the suffix of its functions. NULL: no such primitive. */
 typedef struct prim_text {
     const char *real, *whole, *truth;
 } prim_text;
@@ -60,6 +60,9 @@ typedef struct prim_text {
     { text, text, text }
 #define MATH                                                                                       \
     { "$n$f($a)", NULL, NULL }
+/* Of core/functions.h. */
+#define OWN                                                                                        \
+    { "$n_$s($a)", NULL, NULL }
 #define COMPARE(op)                                                                                \
     { NULL, NULL, "$a " op " $b" }
 /* clang-format off */
@@ -90,7 +93,7 @@ static const prim_text prims[PRIM_COUNT] = {
     [PRIM_EXP2] = {"two_to($a)", NULL, NULL},
     [PRIM_LOG2] = MATH, [PRIM_LOG10] = MATH, [PRIM_LOG1P] = MATH, [PRIM_TAN] = MATH,
     [PRIM_ASIN] = MATH, [PRIM_ACOS] = MATH,  [PRIM_ATAN] = MATH,  [PRIM_SINH] = MATH,
-    [PRIM_COSH] = MATH,
+    [PRIM_COSH] = MATH, [PRIM_SIGMOID] = OWN, [PRIM_SILU] = OWN,
     [PRIM_POW] = {"pow$f($a, $b)", "$b < 0 ? inverse_power($a, $b) : whole_power<$t, $u>($a, $b)",
                   "$a || !$b"},
     [PRIM_BITAND] = {NULL, "($t)($a & $b)", NULL},
@@ -134,6 +137,7 @@ static void put_hole(cuda_text *t, char hole, const prim_instr *p, const char *c
     case 'w': etch__cuda_put(t, "%d", type->width); break;
     case 'p': etch__cuda_put(t, "%d", type->past); break;
     case 'f': etch__cuda_put(t, "%s", p->type == ETCH_F64 ? "" : "f"); break;
+    case 's': etch__cuda_put(t, "%s", p->type == ETCH_F64 ? "f64" : "f32"); break;
     case 'n': etch__cuda_put(t, "%s", etch__prims[p->prim].text); break;
     default: etch__cuda_put(t, "%s", operand[hole - 'a']);
     }
@@ -446,6 +450,7 @@ void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body) {
                    "typedef %s idx;\n"
                    "typedef %s uidx;\n",
                    index_bits == 32 ? "i32" : "i64", index_bits == 32 ? "u32" : "u64");
+    etch__cuda_functions(t, body);
     for (int h = 0; h < COUNT_OF(helpers); h++)
         if (calls(body, helpers[h].name)) etch__cuda_put(t, "\n%s", helpers[h].text);
 }

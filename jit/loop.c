@@ -6,7 +6,7 @@
  * etch-jit and therefore uses nothing but the C library. */
 #include "jit/loop.h"
 
-enum { LOOP_MAGIC = 0x34494c45 }; /* "ELI4": the number changes with the format */
+enum { LOOP_MAGIC = 0x35494c45 }; /* "ELI5": the number changes with the format */
 
 static const uint8_t prim_arity[PRIM_COUNT] = {
 #define PRIM(id, text, arity, meaning) [PRIM_##id] = arity,
@@ -31,7 +31,8 @@ static const uint8_t prim_class[PRIM_COUNT] = {
     [PRIM_LOG2] = FLOATS,       [PRIM_LOG10] = FLOATS,      [PRIM_LOG1P] = FLOATS,
     [PRIM_TAN] = FLOATS,        [PRIM_ASIN] = FLOATS,       [PRIM_ACOS] = FLOATS,
     [PRIM_ATAN] = FLOATS,       [PRIM_SINH] = FLOATS,       [PRIM_COSH] = FLOATS,
-    [PRIM_POW] = FLOATS,        [PRIM_BITAND] = INTEGERS,   [PRIM_BITOR] = INTEGERS,
+    [PRIM_SIGMOID] = FLOATS,    [PRIM_SILU] = FLOATS,       [PRIM_POW] = FLOATS,
+    [PRIM_BITAND] = INTEGERS,   [PRIM_BITOR] = INTEGERS,
     [PRIM_BITXOR] = INTEGERS,   [PRIM_SHL] = INTEGERS,      [PRIM_SHR] = INTEGERS,
     [PRIM_QUOT] = NEVER,        [PRIM_REM] = NEVER,
 };

@@ -83,6 +83,10 @@ typedef struct loop_kernel {
     loop_instr code[LOOP_MAX_CODE];
 } loop_kernel;
 
+/* A kernel that calls transcendental primitives exports this variable, a pointer to their strips
+ * by [primitive][dtype], which the loader sets (core/isa.h). */
+#define LOOP_FUNCTIONS "etch_functions"
+
 typedef void (*loop_fn)(void *const *args, const int64_t *dims, const uint64_t *scalars,
                         int64_t begin, int64_t end);
 

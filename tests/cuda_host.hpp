@@ -119,3 +119,6 @@ static float __int_as_float(int x) { return host_bits<float>(x); }
 static int __float_as_int(float x) { return host_bits<int>(x); }
 static double __longlong_as_double(long long x) { return host_bits<double>(x); }
 static long long __double_as_longlong(double x) { return host_bits<long long>(x); }
+static unsigned long long __umul64hi(unsigned long long a, unsigned long long b) {
+    return (unsigned long long)((unsigned __int128)a * b >> 64);
+}

@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-#include "core/isa.h"
+#include "backends/cpu/table.h"
 #include "jit/loop.h"
 
 /* f32 values live in f, f64 values in d, all others in i. */
@@ -15,79 +15,13 @@ typedef union cell {
     int64_t i;
 } cell;
 
-/* ---- libmvec, one element at a time ---- */
+/* ---- functions, one element at a time ---- */
 
-typedef float vf4 __attribute__((vector_size(16)));
-typedef float vf8 __attribute__((vector_size(32)));
-typedef float vf16 __attribute__((vector_size(64)));
-typedef double vd2 __attribute__((vector_size(16)));
-typedef double vd4 __attribute__((vector_size(32)));
-typedef double vd8 __attribute__((vector_size(64)));
-
-#define ONE(name, letter, V, T, L, ISA, suffix)                                                    \
-    __attribute__((target(ISA))) V _ZGV##letter##N##L##v_##name##suffix(V);                        \
-    __attribute__((target(ISA))) static T ref_##name##_##letter##suffix(T x) {                     \
-        V v;                                                                                       \
-        for (int i = 0; i < L; i++) v[i] = x;                                                      \
-        return _ZGV##letter##N##L##v_##name##suffix(v)[0];                                         \
-    }
-#define ALL(name)                                                                                  \
-    ONE(name, b, vf4, float, 4, "sse2", f)                                                         \
-    ONE(name, d, vf8, float, 8, "avx2", f)                                                         \
-    ONE(name, e, vf16, float, 16, "avx512f", f)                                                    \
-    ONE(name, b, vd2, double, 2, "sse2", )                                                         \
-    ONE(name, d, vd4, double, 4, "avx2", )                                                         \
-    ONE(name, e, vd8, double, 8, "avx512f", )
-ALL(exp)
-ALL(log)
-ALL(sin)
-ALL(cos)
-ALL(tanh)
-ALL(erf)
-ALL(exp2)
-ALL(expm1)
-ALL(log2)
-ALL(log10)
-ALL(log1p)
-ALL(tan)
-ALL(asin)
-ALL(acos)
-ALL(atan)
-ALL(sinh)
-ALL(cosh)
-#define POW(letter, V, T, L, ISA, suffix)                                                          \
-    __attribute__((target(ISA))) V _ZGV##letter##N##L##vv_pow##suffix(V, V);                       \
-    __attribute__((target(ISA))) static T ref_pow_##letter##suffix(T x, T y) {                     \
-        V v, w;                                                                                    \
-        for (int i = 0; i < L; i++) v[i] = x, w[i] = y;                                            \
-        return _ZGV##letter##N##L##vv_pow##suffix(v, w)[0];                                        \
-    }
-POW(b, vf4, float, 4, "sse2", f)
-POW(d, vf8, float, 8, "avx2", f)
-POW(e, vf16, float, 16, "avx512f", f)
-POW(b, vd2, double, 2, "sse2", )
-POW(d, vd4, double, 4, "avx2", )
-POW(e, vd8, double, 8, "avx512f", )
-
-#define ROW_OF(name)                                                                               \
-    {                                                                                              \
-        {ref_##name##_bf, ref_##name##_df, ref_##name##_ef}, {                                     \
-            ref_##name##_b, ref_##name##_d, ref_##name##_e                                         \
-        }                                                                                          \
-    }
-static const struct {
-    float (*f[CPU_ISA_COUNT])(float);
-    double (*d[CPU_ISA_COUNT])(double);
-} ref_mvec[PRIM_COUNT] = {
-    [PRIM_EXP] = ROW_OF(exp),     [PRIM_LOG] = ROW_OF(log),     [PRIM_SIN] = ROW_OF(sin),
-    [PRIM_COS] = ROW_OF(cos),     [PRIM_TANH] = ROW_OF(tanh),   [PRIM_ERF] = ROW_OF(erf),
-    [PRIM_EXP2] = ROW_OF(exp2),   [PRIM_EXPM1] = ROW_OF(expm1), [PRIM_LOG2] = ROW_OF(log2),
-    [PRIM_LOG10] = ROW_OF(log10), [PRIM_LOG1P] = ROW_OF(log1p), [PRIM_TAN] = ROW_OF(tan),
-    [PRIM_ASIN] = ROW_OF(asin),   [PRIM_ACOS] = ROW_OF(acos),   [PRIM_ATAN] = ROW_OF(atan),
-    [PRIM_SINH] = ROW_OF(sinh),   [PRIM_COSH] = ROW_OF(cosh),
-};
-static float (*const ref_powf[CPU_ISA_COUNT])(float, float) = {ref_pow_bf, ref_pow_df, ref_pow_ef};
-static double (*const ref_pow[CPU_ISA_COUNT])(double, double) = {ref_pow_b, ref_pow_d, ref_pow_e};
+static cell ref_function(prim_id p, etch_dtype t, cell a, cell b) {
+    cell r = {.i = 0};
+    etch__isa_table()->strips->prim[p][t](&r, &a, &b, NULL, 1);
+    return r;
+}
 
 /* ---- storage ---- */
 
@@ -182,7 +116,6 @@ static cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
 
 static cell ref_f32(prim_id p, cell a, cell b, cell c) {
     cell r = {.i = 0};
-    int isa = etch__cpu_isa();
     switch (p) {
         FLOAT_CASES(f, float)
     case PRIM_FMA: r.f = fmaf(a.f, b.f, c.f); break;
@@ -190,22 +123,19 @@ static cell ref_f32(prim_id p, cell a, cell b, cell c) {
     case PRIM_SQRT: r.f = sqrtf(a.f); break;
     case PRIM_ROUND_BF16: r.f = ref_bf16(a.f); break;
     case PRIM_ROUND_F16: r.f = (float)(_Float16)a.f; break;
-    case PRIM_POW: r.f = ref_powf[isa](a.f, b.f); break;
-    default: r.f = ref_mvec[p].f[isa](a.f);
+    default: r = ref_function(p, ETCH_F32, a, b);
     }
     return r;
 }
 
 static cell ref_f64(prim_id p, cell a, cell b, cell c) {
     cell r = {.i = 0};
-    int isa = etch__cpu_isa();
     switch (p) {
         FLOAT_CASES(d, double)
     case PRIM_FMA: r.d = fma(a.d, b.d, c.d); break;
     case PRIM_ABS: r.d = fabs(a.d); break;
     case PRIM_SQRT: r.d = sqrt(a.d); break;
-    case PRIM_POW: r.d = ref_pow[isa](a.d, b.d); break;
-    default: r.d = ref_mvec[p].d[isa](a.d);
+    default: r = ref_function(p, ETCH_F64, a, b);
     }
     return r;
 }

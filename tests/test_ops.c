@@ -83,7 +83,7 @@ REAL(log, log(o->x))
 REAL(sin, sin(o->x))
 REAL(cos, cos(o->x))
 REAL(tanh, tanh(o->x))
-REAL(sigmoid, 1 / (1 + rnd(exp(-o->x)))) /* exp overflows in the compute type */
+REAL(sigmoid, (double)(1 / (1 + expl(-(long double)o->x))))
 REAL(exp2, exp2(o->x))
 REAL(expm1, expm1(o->x))
 REAL(log2, log2(o->x))
@@ -97,7 +97,7 @@ REAL(atan, atan(o->x))
 REAL(sinh, sinh(o->x))
 REAL(cosh, cosh(o->x))
 REAL(reciprocal, rnd(1 / o->x))
-REAL(silu, rnd(o->x / rnd(1 + rnd(exp(-o->x)))))
+REAL(silu, (double)(o->x / (1 + expl(-(long double)o->x))))
 static double ref_gelu(double x, bool by_tanh) {
     if (!by_tanh) return rnd(x * 0.5) * rnd(1 + rnd(erf(rnd(x * rnd(0.70710678118654752440)))));
     double cube = rnd(rnd(rnd(x * x) * x) * rnd(0.044715));

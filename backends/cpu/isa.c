@@ -21,3 +21,9 @@ const isa_table *etch__isa_table(void) {
     }
     return table;
 }
+
+static const void *functions(void) { return etch__isa_table()->strips->prim; }
+
+__attribute__((constructor)) static void register_functions(void) {
+    etch__register_functions(functions);
+}

@@ -18,8 +18,8 @@ static const char *const options[] = {
     "-fno-strict-aliasing", "-fno-semantic-interposition", "-fno-tree-sink"};
 
 /* No start files: a kernel needs none, and none may touch the floating-point mode. */
-static const char *const driver_options[] = {
-    "-nostdlib", "-Wl,-z,noexecstack", "-Wl,--build-id=none", "-Wl,--as-needed", "-lmvec", "-lm"};
+static const char *const driver_options[] = {"-nostdlib", "-Wl,-z,noexecstack",
+                                             "-Wl,--build-id=none", "-Wl,--as-needed", "-lm"};
 
 static void set_options(gen *g) {
     gcc_jit_context_set_int_option(g->c, GCC_JIT_INT_OPTION_OPTIMIZATION_LEVEL, 3);

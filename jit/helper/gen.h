@@ -2,7 +2,7 @@
  *
  *   build.c    a thin layer over libgccjit: types, arithmetic, loops and branches at a cursor
  *   prims.c    the scalar primitives, half-type loads and stores
- *   strip.c    the body of one strip: which loops, what is spilled between them, vector calls
+ *   strip.c    the body of one strip: which loops, what is spilled between them, calls
  *   reduce.c   lanes, blocks, the fold of blocks, the scratch of split kernels
  *   kernel.c   the unit loops of the variants around all that
  *   compile.c  options, libraries, the shared object */
@@ -24,9 +24,9 @@ enum { BLOCK = 64 };
 enum { EVERY_LOOP = -1 };
 
 typedef struct gen_value {
-    int depth;    /* number of the loop that computes it (vector calls lie between loops) */
-    bool vector;  /* result of a vector call */
-    bool spilled; /* later loops, vector calls or lanes read it from its strip */
+    int depth;    /* number of the loop that computes it (calls lie between loops) */
+    bool called;  /* result of a call of a function */
+    bool spilled; /* later loops, calls or lanes read it from its strip */
     val strip;    /* pointer to its elements, or NULL */
     var now;      /* its value in loop number `loop` */
     int loop;
@@ -63,6 +63,7 @@ typedef struct gen {
     type compute[ETCH_DTYPE_COUNT], storage[ETCH_DTYPE_COUNT];
     type vector[ETCH_DTYPE_COUNT], memory_vector[ETCH_DTYPE_COUNT]; /* one register; unaligned */
     int names;
+    var functions; /* the table of the library's strips, or NULL */
 
     val args, dims, scalars, begin, end;
     val extent[LOOP_MAX_AXES];
@@ -149,9 +150,9 @@ val gen_store(gen *g, etch_dtype storage, val value);  /* compute value -> stora
 val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x);
 val gen_identity(gen *g, reduce_kind kind, etch_dtype t);
 val gen_real(gen *g, etch_dtype t, double v);
-bool gen_is_vector_prim(int prim);
-/* Calls libmvec. */
-val gen_vector_call(gen *g, int prim, etch_dtype t, val *args);
+/* Transcendental primitives are calls into the library, over strips of n elements. */
+bool gen_is_function(int prim);
+void gen_function_call(gen *g, int prim, etch_dtype t, val to, val a, val b, val n);
 
 /* ---- strip.c ---- */
 

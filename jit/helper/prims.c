@@ -273,28 +273,27 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
     return constant(g, g->compute[t], kind == REDUCE_MAX ? ranges[t].min : ranges[t].max);
 }
 
-/* ---- libmvec ---- */
+/* ---- functions ---- */
 
-static const char *const mvec_names[PRIM_COUNT] = {
-    [PRIM_EXP] = "exp",   [PRIM_LOG] = "log",     [PRIM_SIN] = "sin",     [PRIM_COS] = "cos",
-    [PRIM_TANH] = "tanh", [PRIM_ERF] = "erf",     [PRIM_EXP2] = "exp2",   [PRIM_EXPM1] = "expm1",
-    [PRIM_LOG2] = "log2", [PRIM_LOG10] = "log10", [PRIM_LOG1P] = "log1p", [PRIM_TAN] = "tan",
-    [PRIM_ASIN] = "asin", [PRIM_ACOS] = "acos",   [PRIM_ATAN] = "atan",   [PRIM_SINH] = "sinh",
-    [PRIM_COSH] = "cosh", [PRIM_POW] = "pow",
-};
+bool gen_is_function(int prim) { return prim >= PRIM_EXP && prim <= PRIM_POW; }
 
-bool gen_is_vector_prim(int prim) { return mvec_names[prim] != NULL; }
+/* The variable that the loader points to the strips of this process's instruction set. */
+static val function_table(gen *g) {
+    type address = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
+    if (!g->functions)
+        g->functions = gcc_jit_context_new_global(
+            g->c, NULL, GCC_JIT_GLOBAL_EXPORTED, gcc_jit_type_get_pointer(address), LOOP_FUNCTIONS);
+    return rv(g->functions);
+}
 
-val gen_vector_call(gen *g, int prim, etch_dtype t, val *args) {
-    static const char isa_letter[CPU_ISA_COUNT] = {'b', 'd', 'e'};
-    int lanes = vec_lanes(g, t), n = prim == PRIM_POW ? 2 : 1;
-    type v = vec_type(g, t);
-    char name[48];
-    snprintf(name, sizeof name, "_ZGV%cN%d%s_%s%s", isa_letter[g->isa], lanes, n == 2 ? "vv" : "v",
-             mvec_names[prim], t == ETCH_F64 ? "" : "f");
-    gcc_jit_param *params[2] = {gcc_jit_context_new_param(g->c, NULL, v, "x"),
-                                gcc_jit_context_new_param(g->c, NULL, v, "y")};
-    gcc_jit_function *f =
-        gcc_jit_context_new_function(g->c, NULL, GCC_JIT_FUNCTION_IMPORTED, v, name, n, params, 0);
-    return gcc_jit_context_new_call(g->c, NULL, f, n, args);
+void gen_function_call(gen *g, int prim, etch_dtype t, val to, val a, val b, val n) {
+    type address = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
+    type params[5] = {address, address, address, address, g->t_long};
+    type strip = gcc_jit_context_new_function_ptr_type(g->c, NULL, g->t_void, 5, params, 0);
+    val at = num(g, (int64_t)prim * ETCH_DTYPE_COUNT + t);
+    val fn = cast(g, rv(elem(g, function_table(g), at)), strip);
+    val args[5] = {cast(g, to, address), cast(g, a, address), cast(g, b, address),
+                   gcc_jit_context_null(g->c, address), n};
+    gcc_jit_block_add_eval(g->at, NULL,
+                           gcc_jit_context_new_call_through_ptr(g->c, NULL, fn, 5, args));
 }

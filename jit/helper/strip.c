@@ -1,10 +1,10 @@
 /* The body of one strip.
  *
- * A strip is computed by loops over its elements, which gcc vectorises, and by vector calls of
- * libmvec between them. Each value has a depth: that of its operands, plus one behind a vector
- * call. Loop d computes the values of depth d; what a later loop or a call needs is spilled to a
- * local strip, but for loads and the index, which are taken again. Results go to local strips too
- * and are copied out at the end, so no loop stores where another loads. */
+ * A strip is computed by loops over its elements, which gcc vectorises, and between them by calls
+ * of the library's functions over strips. Each value has a depth: that of its operands, plus one
+ * behind a call. Loop d computes the values of depth d; what a later loop or a call needs is
+ * spilled to a local strip, but for loads and the index, which are taken again. Results go to
+ * local strips too and are copied out at the end, so no loop stores where another loads. */
 #include "gen.h"
 
 static const loop_instr *instr(const gen *g, int v) { return &g->k->code[v]; }
@@ -13,8 +13,8 @@ static bool is_prim(const loop_instr *i, prim_id p) {
     return i->kind == LOOP_PRIM && i->p.prim == p;
 }
 
-static bool is_vector(const loop_instr *i) {
-    return i->kind == LOOP_PRIM && gen_is_vector_prim(i->p.prim);
+static bool is_call(const loop_instr *i) {
+    return i->kind == LOOP_PRIM && gen_is_function(i->p.prim);
 }
 
 bool gen_uniform_load(const gen *g, int stage, int access) {
@@ -51,7 +51,7 @@ static bool uniform_in(const gen *g, int v, int stage) {
 
 static bool uniform(const gen *g, int v) { return uniform_in(g, v, g->stage); }
 
-/* A load whose memory can be read by a vector call or by the lanes as it is. */
+/* A load whose memory can be read by a call or by the lanes as it is. */
 static bool direct(const gen *g, int v) {
     const loop_instr *i = instr(g, v);
     return i->kind == LOOP_LOAD && !gen_uniform_load(g, i->stage, (int)i->p.imm.i) &&
@@ -67,10 +67,10 @@ static bool repeatable(const gen *g, int v, int stage) {
 
 /* ---- plan ---- */
 
-/* A vector call reads its operands from memory, or as one value for all elements. */
-static void plan_vector(gen *g, int v) {
+/* A call reads its operands from memory, or from a strip filled with one value. */
+static void plan_call(gen *g, int v) {
     const loop_instr *i = instr(g, v);
-    g->value[v].vector = g->value[v].spilled = true;
+    g->value[v].called = g->value[v].spilled = true;
     g->value[v].depth++;
     for (int n = 0; n < etch__loop_arity(i); n++) {
         int o = etch__loop_operand(i, n);
@@ -103,7 +103,7 @@ void gen_plan_values(gen *g) {
             int d = depth_of(g, etch__loop_operand(i, n), stage_of(i));
             if (d > g->value[v].depth) g->value[v].depth = d;
         }
-        if (is_vector(i)) plan_vector(g, v);
+        if (is_call(i)) plan_call(g, v);
         else plan_plain(g, v);
     }
 }
@@ -175,7 +175,7 @@ static bool has_loop_code(const gen *g, int v) {
     switch ((loop_kind)i->kind) {
     case LOOP_PRIM:
         if (etch__loop_uniform(i)) return g->value[v].spilled;
-        return !is_vector(i) && (g->value[v].spilled || i->p.prim != PRIM_INDEX);
+        return !is_call(i) && (g->value[v].spilled || i->p.prim != PRIM_INDEX);
     case LOOP_LOAD: return g->value[v].spilled;
     case LOOP_STORE: return !copied_from_strip(g, i);
     case LOOP_REDUCE: return g->k->variant == LOOP_COLUMN;
@@ -227,27 +227,30 @@ static void emit_loop(gen *g, int depth) {
     if (!g->scalar) for_end(g, &l);
 }
 
-/* ---- vector calls ---- */
+/* ---- calls ---- */
 
-static void emit_vector(gen *g, int v) {
+/* A strip of one value for all elements. */
+static val filled(gen *g, etch_dtype t, val x, val trip) {
+    val to = gen_array(g, g->storage[t], g->width, "same");
+    val same = rv(keep(g, g->compute[t], x, "all"));
+    gen_loop l = for_begin(g, num(g, 0), trip, 1, "j");
+    set(g, elem(g, to, rv(l.i)), same);
+    for_end(g, &l);
+    return to;
+}
+
+static void emit_call(gen *g, int v) {
     const loop_instr *i = instr(g, v);
     etch_dtype t = type_of(g, v);
-    int lanes = vec_lanes(g, t), arity = etch__loop_arity(i);
-    val same[2] = {NULL, NULL}, from[2] = {NULL, NULL}, x[2] = {NULL, NULL};
+    val from[2] = {NULL, NULL}, trip = g->scalar ? num(g, 1) : rv(g->trip);
     g->loops++;
-    for (int n = 0; n < arity; n++) {
+    g->i = num(g, 0);
+    for (int n = 0; n < etch__loop_arity(i); n++) {
         int o = etch__loop_operand(i, n);
-        g->i = num(g, 0);
-        if (g->scalar || uniform(g, o))
-            same[n] = rv(keep(g, vec_type(g, t), vec_splat(g, t, use(g, o)), "all"));
-        else from[n] = gen_elements(g, o);
+        bool same = g->scalar || uniform(g, o);
+        from[n] = same ? filled(g, t, use(g, o), trip) : gen_elements(g, o);
     }
-    val to = strip_of(g, v);
-    val trip = g->scalar ? num(g, 1) : rv(g->trip);
-    gen_loop l = for_begin(g, num(g, 0), trip, lanes, "j");
-    for (int n = 0; n < arity; n++) x[n] = same[n] ? same[n] : vec_load(g, t, from[n], rv(l.i));
-    vec_store(g, t, to, rv(l.i), gen_vector_call(g, i->p.prim, t, x));
-    for_end(g, &l);
+    gen_function_call(g, i->p.prim, t, strip_of(g, v), from[0], from[1] ? from[1] : from[0], trip);
 }
 
 void gen_strip(gen *g, int stage) {
@@ -258,7 +261,7 @@ void gen_strip(gen *g, int stage) {
         if (g->runs[v] && g->value[v].depth > deepest) deepest = g->value[v].depth;
     for (int d = 0; d <= deepest; d++) {
         for (int v = 0; d && v < g->k->ncode; v++)
-            if (g->runs[v] && g->value[v].vector && g->value[v].depth == d) emit_vector(g, v);
+            if (g->runs[v] && g->value[v].called && g->value[v].depth == d) emit_call(g, v);
         emit_loop(g, d);
     }
 }

@@ -1,8 +1,8 @@
 /* The scalar primitives of core/prims.def over strips, for one instruction set.
  *
  * Plain loops are vectorised by the compiler; operands that are the same memory as the result
- * are no loop-carried dependence, which the pragma says. The transcendental ones call libmvec by
- * name, a full vector at a time, tails padded, so that a value does not depend on its position. */
+ * are no loop-carried dependence, which the pragma says. The transcendental ones are those of
+ * functions.c. */
 #include "backends/cpu/table.h"
 
 #include <math.h>
@@ -265,94 +265,15 @@ STRIP1(widen_f16, uint32_t, uint16_t, f16_widened(x))
 STRIP1(narrow_bf16, uint16_t, uint32_t, x >> 16)
 STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
 
-/* ---- libmvec ---- */
+/* ---- functions ---- */
 
-#if defined(ETCH_ISA_avx512)
-#define VECTOR_BYTES 64
-#define MVEC_F32(kind, name) _ZGVeN16##kind##_##name##f
-#define MVEC_F64(kind, name) _ZGVeN8##kind##_##name
-#elif defined(ETCH_ISA_avx2)
-#define VECTOR_BYTES 32
-#define MVEC_F32(kind, name) _ZGVdN8##kind##_##name##f
-#define MVEC_F64(kind, name) _ZGVdN4##kind##_##name
-#else
-#define VECTOR_BYTES 16
-#define MVEC_F32(kind, name) _ZGVbN4##kind##_##name##f
-#define MVEC_F64(kind, name) _ZGVbN2##kind##_##name
-#endif
-
-typedef float vec_F32 __attribute__((vector_size(VECTOR_BYTES)));
-typedef double vec_F64 __attribute__((vector_size(VECTOR_BYTES)));
-
-/* The last, incomplete vector is computed in a buffer whose rest holds ones, which no function
- * finds special. */
-#define MVEC1(t, T, name, symbol)                                                                  \
-    vec_##t symbol(vec_##t);                                                                       \
-    static void name##_##t(STRIP_ARGS) {                                                           \
-        UNUSED(b), UNUSED(c);                                                                      \
-        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
-        T *d = dst;                                                                                \
-        const T *pa = a;                                                                           \
-        vec_##t v;                                                                                 \
-        for (; n >= W; n -= W, pa += W, d += W) {                                                  \
-            memcpy(&v, pa, sizeof v);                                                              \
-            v = symbol(v);                                                                         \
-            memcpy(d, &v, sizeof v);                                                               \
-        }                                                                                          \
-        if (n <= 0) return;                                                                        \
-        T tail[W];                                                                                 \
-        for (int i = 0; i < W; i++) tail[i] = i < n ? pa[i] : 1;                                   \
-        memcpy(&v, tail, sizeof v);                                                                \
-        v = symbol(v);                                                                             \
-        memcpy(tail, &v, sizeof v);                                                                \
-        for (int64_t i = 0; i < n; i++) d[i] = tail[i];                                            \
-    }
-#define MVEC2(t, T, name, symbol)                                                                  \
-    vec_##t symbol(vec_##t, vec_##t);                                                              \
-    static void name##_##t(STRIP_ARGS) {                                                           \
-        UNUSED(c);                                                                                 \
-        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
-        T *d = dst;                                                                                \
-        const T *pa = a, *pb = b;                                                                  \
-        vec_##t v, w;                                                                              \
-        for (; n >= W; n -= W, pa += W, pb += W, d += W) {                                         \
-            memcpy(&v, pa, sizeof v);                                                              \
-            memcpy(&w, pb, sizeof w);                                                              \
-            v = symbol(v, w);                                                                      \
-            memcpy(d, &v, sizeof v);                                                               \
-        }                                                                                          \
-        if (n <= 0) return;                                                                        \
-        T tail[W], other[W];                                                                       \
-        for (int i = 0; i < W; i++) tail[i] = i < n ? pa[i] : 1;                                   \
-        for (int i = 0; i < W; i++) other[i] = i < n ? pb[i] : 1;                                  \
-        memcpy(&v, tail, sizeof v);                                                                \
-        memcpy(&w, other, sizeof w);                                                               \
-        v = symbol(v, w);                                                                          \
-        memcpy(tail, &v, sizeof v);                                                                \
-        for (int64_t i = 0; i < n; i++) d[i] = tail[i];                                            \
-    }
-#define MVEC_BOTH(name)                                                                            \
-    MVEC1(F32, float, name, MVEC_F32(v, name))                                                     \
-    MVEC1(F64, double, name, MVEC_F64(v, name))
-MVEC_BOTH(exp)
-MVEC_BOTH(log)
-MVEC_BOTH(sin)
-MVEC_BOTH(cos)
-MVEC_BOTH(tanh)
-MVEC_BOTH(erf)
-MVEC_BOTH(exp2)
-MVEC_BOTH(expm1)
-MVEC_BOTH(log2)
-MVEC_BOTH(log10)
-MVEC_BOTH(log1p)
-MVEC_BOTH(tan)
-MVEC_BOTH(asin)
-MVEC_BOTH(acos)
-MVEC_BOTH(atan)
-MVEC_BOTH(sinh)
-MVEC_BOTH(cosh)
-MVEC2(F32, float, pow, MVEC_F32(vv, pow))
-MVEC2(F64, double, pow, MVEC_F64(vv, pow))
+#define FUNCTION(id, name, form)                                                                   \
+    STRIP_OF(name, f32);                                                                           \
+    STRIP_OF(name, f64);
+#include "backends/cpu/isa/functions.def"
+#undef FUNCTION
+STRIP_OF(pow, f32);
+STRIP_OF(pow, f64);
 
 /* ---- moving elements ---- */
 
@@ -431,24 +352,14 @@ const strip_table ISA_NAME(strips) = {
                              [ETCH_I64] = select_64,
                              [ETCH_U8] = select_8,
                              [ETCH_BOOL] = select_8},
-            [PRIM_EXP] = {PRIM_FLOATS(exp)},
-            [PRIM_LOG] = {PRIM_FLOATS(log)},
-            [PRIM_SIN] = {PRIM_FLOATS(sin)},
-            [PRIM_COS] = {PRIM_FLOATS(cos)},
-            [PRIM_TANH] = {PRIM_FLOATS(tanh)},
-            [PRIM_ERF] = {PRIM_FLOATS(erf)},
-            [PRIM_EXP2] = {PRIM_FLOATS(exp2)},
-            [PRIM_EXPM1] = {PRIM_FLOATS(expm1)},
-            [PRIM_LOG2] = {PRIM_FLOATS(log2)},
-            [PRIM_LOG10] = {PRIM_FLOATS(log10)},
-            [PRIM_LOG1P] = {PRIM_FLOATS(log1p)},
-            [PRIM_TAN] = {PRIM_FLOATS(tan)},
-            [PRIM_ASIN] = {PRIM_FLOATS(asin)},
-            [PRIM_ACOS] = {PRIM_FLOATS(acos)},
-            [PRIM_ATAN] = {PRIM_FLOATS(atan)},
-            [PRIM_SINH] = {PRIM_FLOATS(sinh)},
-            [PRIM_COSH] = {PRIM_FLOATS(cosh)},
-            [PRIM_POW] = {PRIM_ALL(pow)},
+#define FUNCTION(id, name, form)                                                                   \
+    [PRIM_##id] = {[ETCH_F32] = ISA_NAME(name##_f32), [ETCH_F64] = ISA_NAME(name##_f64)},
+#include "backends/cpu/isa/functions.def"
+#undef FUNCTION
+            [PRIM_POW] = {[ETCH_F32] = ISA_NAME(pow_f32),
+                          [ETCH_F64] = ISA_NAME(pow_f64),
+                          PRIM_INTS(pow),
+                          [ETCH_BOOL] = pow_BOOL},
             [PRIM_BITAND] = {PRIM_INTS(bitand)},
             [PRIM_BITOR] = {PRIM_INTS(bitor)},
             [PRIM_BITXOR] = {PRIM_INTS(bitxor)},
