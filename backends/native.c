@@ -162,8 +162,8 @@ static etch_status native_compile(const graph *g, const backend_options *options
     if (status != ETCH_ERR_COMPILE) return status;
     if (options->strict && too_large) return ETCH_ERR_UNSUPPORTED;
     if (options->strict)
-        return etch__error(ETCH_ERR_COMPILE, "%s: its kernel for %s does not build: %s", g->name,
-                           etch_device_name(device), why);
+        return etch__error_at(NULL, ETCH_ERR_COMPILE, "%s: its kernel for %s does not build: %s",
+                              g->name, etch_device_name(device), why);
     etch__counters.compile_failures++;
     return fall_back(g, out, REASON_EAGER_COMPILE, why);
 }

@@ -56,7 +56,7 @@ static etch_status run_edited(plan *p, const plan_io *io) {
 
 /* The storage that the trace may keep: contiguous, from its first element on, nobody else's. */
 static etch_storage *take_storage(const user_plan *u, int i, etch_tensor *t, const plan_io *io) {
-    if (!etch__check_handle(t)) return NULL;
+    if (!etch__handle_ok(t, "a backend's function", "output", NULL)) return NULL;
     const tensor_meta *m = &u->out[i];
     if (t->dtype != m->dtype || t->ndim != m->ndim ||
         memcmp(t->size, m->size, m->ndim * sizeof *m->size)) {
@@ -196,7 +196,8 @@ static user_backend *add_backend(const char *name, etch_backend_fn compile, void
 
 etch_status etch_register_backend(const char *name, etch_backend_fn compile, void *ctx) {
     if (!name || !*name || !compile)
-        return etch__error(ETCH_ERR_NULL, "etch_register_backend: expected a name and a function");
+        return etch__error_at(NULL, ETCH_ERR_NULL,
+                              "etch_register_backend: expected a name and a function");
     return add_backend(name, compile, ctx) ? ETCH_OK : etch__tls.status;
 }
 
@@ -216,7 +217,7 @@ static etch_status count_graph(void *ctx, etch_graph *g, etch_runnable *out) {
 const char *etch_compile_counter(etch_compile_counts *counts) {
     static atomic_int made;
     if (!counts) {
-        etch__error(ETCH_ERR_NULL, "etch_compile_counter: expected counts, got NULL");
+        etch__error_at(NULL, ETCH_ERR_NULL, "etch_compile_counter: expected counts, got NULL");
         return NULL;
     }
     *counts = (etch_compile_counts){0};
@@ -230,11 +231,11 @@ etch_status etch_unregister_backend(const char *name) {
     const backend *b = name ? etch__backend_find(name) : NULL;
     if (!b)
         return name ? etch__tls.status
-                    : etch__error(ETCH_ERR_NULL,
-                                  "etch_unregister_backend: expected a name, got NULL");
+                    : etch__error_at(NULL, ETCH_ERR_NULL,
+                                     "etch_unregister_backend: expected a name, got NULL");
     if (b->compile_as != compile_user)
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                           "etch_unregister_backend: \"%s\" belongs to the library", name);
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_unregister_backend: \"%s\" belongs to the library", name);
     user_backend *u = (user_backend *)b;
     if (!etch__backend_remove(b))
         return etch__error(ETCH_ERR_NOT_FOUND, "no backend is called \"%s\"", name);

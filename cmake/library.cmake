@@ -42,6 +42,10 @@ add_custom_target(etch_page
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
   core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
+# These set errors as a user would: a call of etch_set_error in tail position would look like one.
+file(GLOB ETCH_LIKE_USERS CONFIGURE_DEPENDS modes/*.c nn/*.c)
+set_source_files_properties(${ETCH_LIKE_USERS} PROPERTIES
+  COMPILE_OPTIONS -fno-optimize-sibling-calls)
 add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
 add_dependencies(etch_objects etch_generated etch_page)
 
@@ -87,10 +91,16 @@ target_link_libraries(etch_shared PRIVATE ${ETCH_LINK_LIBRARIES})
 # Threads' destructors, handlers of fork and exit, and code of users point into it: once loaded it stays.
 target_link_options(etch_shared PRIVATE -Wl,-z,nodelete)
 
-# One relocatable object, so that a static program links all of it or nothing.
+# One relocatable object, so that a static program links all of it or nothing. Its code lies in a
+# section of its own, so that the library knows which addresses are its own (core/site.c).
+set(ETCH_CODE_SECTIONS "")
+foreach(suffix "" .startup .exit .hot .unlikely)
+  list(APPEND ETCH_CODE_SECTIONS --rename-section .text${suffix}=etch_text)
+endforeach()
 add_custom_command(
   OUTPUT ${CMAKE_BINARY_DIR}/etch_whole.o
   COMMAND ${CMAKE_LINKER} -r -o ${CMAKE_BINARY_DIR}/etch_whole.o ${ETCH_OBJECTS}
+  COMMAND ${CMAKE_OBJCOPY} ${ETCH_CODE_SECTIONS} ${CMAKE_BINARY_DIR}/etch_whole.o
   DEPENDS ${ETCH_OBJECT_TARGETS} ${ETCH_OBJECTS}
   COMMAND_EXPAND_LISTS VERBATIM)
 add_library(etch_static STATIC ${CMAKE_BINARY_DIR}/etch_whole.o)

@@ -41,28 +41,60 @@ bool etch__grow_lines(void *items, int64_t *cap, int64_t need, size_t size);
 
 /* ---- errors ---- */
 
-/* Sets the thread's error and returns its code. The text says what was expected and what came. */
+/* Sets the thread's error and returns its code. The text says what was expected and what came; the
+ * operator or public function that fails puts its name before it, and the user's line behind. */
 etch_status etch__error(etch_status code, const char *format, ...)
     __attribute__((format(printf, 2, 3)));
-/* The same, at a call site of the user (a return address), which the text will name. */
+/* The same, at a call site of the user (a return address), which the text will name, as it names
+ * the operator or function. A site of the library itself (a call in tail position returns to its
+ * caller's caller) becomes the nearest one of the user's. */
 etch_status etch__error_at(const void *site, etch_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
-/* Around work whose failure must not replace the error that is there. */
+/* The same in the user's own words, which stay as they are; without a site they get no place. */
+etch_status etch__error_of_user(const void *site, etch_status code, const char *text);
+/* `name` is what the user called that has failed just now: it goes before a text that names nothing
+ * and, if inner, replaces the name of a part of it. site: where, for a text that has no place. */
+void etch__error_name(const char *name, const void *site, bool inner);
+/* A failure for which an older error is the reason: the text goes on with who got what it left. The
+ * names live for ever. */
+void etch__error_follows(const char *name, const char *argument, const void *site);
+/* What the error holds beside status, place and text. */
+typedef struct error_notes {
+    bool unnamed;         /* the text names neither operator nor function */
+    bool users;           /* the text is the user's */
+    const void *function; /* of an unnamed text: the library's function that the user called */
+    const char *next, *argument; /* etch__error_follows */
+    const void *next_site;
+} error_notes;
+
+/* Around work whose failure must not replace the error that is there. Nothing is copied where there
+ * is none. */
 typedef struct saved_error {
     etch_status status;
+    unsigned errors, lost;
     const void *site;
+    error_notes notes;
     char text[1024];
 } saved_error;
 void etch__error_save(saved_error *to);
 void etch__error_restore(const saved_error *from);
+/* Whether an operator that writes has failed since there were that many errors, and nobody has
+ * cleared that. */
+bool etch__lost_since(unsigned errors);
+/* Saves and clears: around a function of the user's, whose failures are told from older ones. */
+void etch__error_aside(saved_error *to);
 
 /* The thread's reason why its last compile failed, valid until the next one; for a constant text
  * etch__tls.why is set. */
 const char *etch__why(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-/* "file.c:12" of a return address, or "" without debug information; the text lives for ever. */
+/* "file.c:12" of a return address, or "" without debug information, or where that lies in the
+ * library; the text lives for ever. */
 const char *etch__site_line(const void *site);
+/* site, or if that is none or the library's, the nearest return address on the stack that is not.
+ * *function, if not NULL and there is need to look: the library's function that was called. */
+const void *etch__user_site(const void *site, const void **function);
 /* That line's text, as the file has it now; "" where it cannot be read. */
 void etch__site_source(const void *site, char *text, size_t n);
 /* The symbol of a function's address, or "?". The text lives for ever. */

@@ -36,8 +36,10 @@ etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc,
         etch_tensor *h = etch__cursor_match(c, key, in, nin, sc, nsc, at, nat);
         if (likely(h)) return h;
     }
-    if (unlikely(etch__tls.composite_site)) site = etch__tls.composite_site;
+    const op_call *composite = etch__tls.composite;
+    if (unlikely(composite)) site = composite->site;
     op_call call = {.op = (uint16_t)op,
+                    .part_of = unlikely(composite) ? (uint16_t)(composite->op + 1) : 0,
                     .nin = (uint16_t)nin,
                     .nsc = (uint8_t)nsc,
                     .nat = (uint8_t)nat,

@@ -70,6 +70,16 @@ static etch_tensor *batched(const op_call *call, etch_tensor *a, etch_tensor *b)
     return etch_view(product, size);
 }
 
+/* false with the error set, in terms of the operands as they came. */
+static bool inner_sizes_fit(const op_call *call, const etch_tensor *a, const etch_tensor *b) {
+    int64_t wanted = a->size[a->ndim - 1], got = b->size[b->ndim == 1 ? 0 : b->ndim - 2];
+    if (wanted == got) return true;
+    return etch__infer_fail(
+        call, ETCH_ERR_SHAPE, "expected other with %lld %s, got %lld: self %s, other %s",
+        (long long)wanted, b->ndim == 1 ? "elements" : "rows", (long long)got,
+        etch__shape_text(a->ndim, a->size).s, etch__shape_text(b->ndim, b->size).s);
+}
+
 /* A vector on either side becomes a matrix, whose dimension of size 1 goes again at the end. */
 etch_tensor *etch__composite_matmul(const op_call *call) {
     etch_tensor *a = call->in[0], *b = call->in[1];
@@ -80,6 +90,7 @@ etch_tensor *etch__composite_matmul(const op_call *call) {
                        b->ndim);
         return NULL;
     }
+    if (!inner_sizes_fit(call, a, b)) return NULL;
     if (a->ndim == 1 && b->ndim == 1) return etch_dot(a, b);
     if (a->ndim == 2 && b->ndim == 1) return etch_mv(a, b);
     if (a->ndim == 2 && b->ndim == 2) return etch_mm(a, b);

@@ -48,26 +48,16 @@ _Atomic uint64_t etch__override_epoch;
 
 /* ---- running the user's function ---- */
 
-/* A failure that comes without an error of its own gets one; a success keeps the
- * error that was there before. */
+/* A failure that comes without an error of its own gets one; a success keeps the error that was
+ * there before. It is none where an operator that writes has failed and nobody cleared that. */
 static etch_status named_failure(const op_call *call, etch_status status, const char *what,
                                  const saved_error *before) {
-    if (status == ETCH_OK) {
-        if (before->status != ETCH_OK) etch__error_restore(before);
-        return ETCH_OK;
-    }
-    if (etch__tls.status == ETCH_OK)
+    if (status == ETCH_OK && unlikely(etch__tls.lost)) status = etch__tls.status;
+    if (status == ETCH_OK) etch__error_restore(before);
+    else if (etch__tls.status == ETCH_OK)
         etch__error_at(call->site, status, "%s: the %s failed with %s", etch__ops[call->op].name,
                        what, etch_status_name(status));
     return status;
-}
-
-/* Sets the thread's error aside: most calls have none, and then nothing is copied. */
-static void set_error_aside(saved_error *before) {
-    before->status = ETCH_OK;
-    if (etch__tls.status == ETCH_OK) return;
-    etch__error_save(before);
-    etch_clear_error();
 }
 
 static etch_status call_user(const void *ctx, const op_call *call, etch_tensor *const *out) {
@@ -75,15 +65,16 @@ static etch_status call_user(const void *ctx, const op_call *call, etch_tensor *
     etch_value values[SCHEMA_MAX_ARGS];
     saved_error before;
     int n = etch__box(call, values);
-    set_error_aside(&before);
+    etch__error_aside(&before);
     modes_off modes = etch__modes_off();
-    const op_call *outer = etch__tls.handled;
+    const op_call *outer = etch__tls.handled, *composite = etch__tls.composite;
     etch__tls.handled = call;
+    etch__tls.composite = NULL; /* what the kernel calls stands at its own lines */
     int64_t scope = etch_scope_begin();
     etch_status status = scope < 0 ? ETCH_ERR_OUT_OF_MEMORY
                                    : k->kernel(k->ctx, &etch__ops[call->op], values, n, out, 1);
     etch_scope_end(scope);
-    etch__tls.handled = outer;
+    etch__tls.handled = outer, etch__tls.composite = composite;
     etch__modes_restore(&modes);
     return named_failure(call, status, "kernel", &before);
 }
@@ -160,7 +151,7 @@ static size_t name_length(const char *schema) {
 }
 
 static bool refuse(const char *schema, const char *why) {
-    etch__error(ETCH_ERR_FORMAT, "etch_op_register: \"%s\": %s", schema, why);
+    etch__error_at(NULL, ETCH_ERR_FORMAT, "etch_op_register: \"%s\": %s", schema, why);
     return false;
 }
 
@@ -227,8 +218,8 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
     }
     name[n] = 0;
     if (id == OP_CAPACITY || name_taken(name)) {
-        etch__error(ETCH_ERR_INVALID_ARGUMENT, "etch_op_register: \"%s\": %s", name,
-                    id == OP_CAPACITY ? "the operator table is full" : "the name is taken");
+        etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "etch_op_register: \"%s\": %s", name,
+                       id == OP_CAPACITY ? "the operator table is full" : "the name is taken");
         etch__free(name);
         etch__free(text);
         return NULL;
@@ -252,16 +243,17 @@ const etch_op *etch_op_register(const char *schema, const etch_op_definition *de
     op_schema s;
     bool inplace;
     if (!schema || !definition) {
-        etch__error(ETCH_ERR_NULL,
-                    "etch_op_register: expected a schema and a definition, got NULL");
+        etch__error_at(NULL, ETCH_ERR_NULL,
+                       "etch_op_register: expected a schema and a definition, got NULL");
         return NULL;
     }
     size_t given = definition->struct_size;
     memcpy(&d, definition, given && given < sizeof d ? given : sizeof d);
     if (!check_schema(schema, &s, &inplace)) return NULL;
     if (!d.cpu || (!inplace && !d.shape)) {
-        etch__error(ETCH_ERR_NULL,
-                    "etch_op_register: \"%s\": expected a cpu kernel and a shape function", schema);
+        etch__error_at(NULL, ETCH_ERR_NULL,
+                       "etch_op_register: \"%s\": expected a cpu kernel and a shape function",
+                       schema);
         return NULL;
     }
     pthread_mutex_lock(&lock);
@@ -272,8 +264,11 @@ const etch_op *etch_op_register(const char *schema, const etch_op_definition *de
 
 etch_status etch_set_error(etch_status status, const char *text) {
     const op_call *call = etch__tls.handled; /* the handler's or kernel's error is at its call */
-    return etch__error_at(call ? call->site : NULL, status, "%s",
-                          text ? text : etch_status_name(status));
+    const void *caller = __builtin_return_address(0);
+    if (!call && etch__user_site(caller, NULL) != caller) /* modules and ready-made modes */
+        return etch__error(status, "%s", text ? text : etch_status_name(status));
+    return etch__error_of_user(call ? call->site : NULL, status,
+                               text ? text : etch_status_name(status));
 }
 
 /* ---- inference ---- */
@@ -311,7 +306,7 @@ etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype
         etch_tensor_spec spec = {0};
         saved_error before;
         int n = etch__box(call, values);
-        set_error_aside(&before);
+        etch__error_aside(&before);
         const op_call *outer = etch__tls.handled;
         etch__tls.handled = call;
         etch_status status = c->shape(c->ctx, op, values, n, &spec, 1);
@@ -340,20 +335,21 @@ static const char *const place_names[PLACES] = {"cpu", "cuda"};
 
 static bool can_override(const etch_op *op, const char *device, etch_kernel kernel, place *at) {
     if (!op || !device || !kernel) {
-        etch__error(ETCH_ERR_NULL,
-                    "etch_op_override: expected an operator, a device and a kernel, got NULL");
+        etch__error_at(NULL, ETCH_ERR_NULL,
+                       "etch_op_override: expected an operator, a device and a kernel, got NULL");
         return false;
     }
     for (*at = ON_CPU; *at < PLACES && strcmp(device, place_names[*at]) != 0;) ++*at;
     if (*at == PLACES) {
-        etch__error(ETCH_ERR_DEVICE,
-                    "%s: no device is called \"%s\"; there is \"cpu\", and \"cuda\" for all GPUs",
-                    op->name, device);
+        etch__error_at(
+            NULL, ETCH_ERR_DEVICE,
+            "%s: no device is called \"%s\"; there is \"cpu\", and \"cuda\" for all GPUs", op->name,
+            device);
         return false;
     }
     if (etch__kernel((op_id)op->id)) return true;
-    etch__error(ETCH_ERR_UNSUPPORTED, "%s: views and composites have no kernel to override",
-                op->name);
+    etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,
+                   "%s: views and composites have no kernel to override", op->name);
     return false;
 }
 

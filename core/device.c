@@ -46,8 +46,9 @@ etch_device etch_device_parse(const char *name) {
         long index = strtol(name + 5, &end, 10);
         if (!*end && index < DEVICES_MAX) return ETCH_CUDA((etch_device)index);
     }
-    etch__error(ETCH_ERR_NOT_FOUND, "expected \"cpu\", \"cuda\" or \"cuda:N\", got %s%s%s",
-                name ? "\"" : "", name ? name : "NULL", name ? "\"" : "");
+    etch__error_at(__builtin_return_address(0), ETCH_ERR_NOT_FOUND,
+                   "etch_device_parse: expected \"cpu\", \"cuda\" or \"cuda:N\", got %s%s%s",
+                   name ? "\"" : "", name ? name : "NULL", name ? "\"" : "");
     return -1;
 }
 
@@ -63,7 +64,10 @@ bool etch__device_check(int device, const char *function, const void *site) {
     return false;
 }
 
-etch_device etch_device_of(const etch_tensor *t) { return etch__check_handle(t) ? t->device : -1; }
+etch_device etch_device_of(const etch_tensor *t) {
+    bool ok = etch__handle_ok(t, "etch_device_of", "t", __builtin_return_address(0));
+    return ok ? t->device : -1;
+}
 
 etch_device etch_current_device(void) { return etch__current_device(); }
 

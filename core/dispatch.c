@@ -65,11 +65,12 @@ etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
 }
 
 etch_tensor *etch__take_apart(const op_call *call) {
-    const void *outer = etch__tls.composite_site;
+    const op_call *outer = etch__tls.composite;
     if (!etch__operands_present(call)) return NULL;
-    if (!outer) etch__tls.composite_site = call->site;
+    if (!outer) etch__tls.composite = call;
     etch_tensor *t = etch__ops[call->op].composite(call);
-    etch__tls.composite_site = outer;
+    etch__tls.composite = outer;
+    if (unlikely(!t)) etch__error_name(etch__ops[call->op].name, call->site, true);
     return t;
 }
 
@@ -79,13 +80,34 @@ static etch_tensor *run_composite(const op_call *call) {
     return etch__take_apart(call);
 }
 
-etch_tensor *etch__dispatch(const op_call *call) {
+static inline etch_tensor *dispatch(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
-        if (unlikely(!etch__check_handle(call->in[i]))) return NULL;
+        if (unlikely(!etch__operand_ok(call, i))) return NULL;
     if (call->nsc && unlikely(!etch__scalar_kinds_ok(call))) return NULL;
     if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
     if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
     return etch__run_eager(call);
+}
+
+/* Whether more is lost with the call than its result. */
+static bool has_effects(const op_call *call) {
+    const op_info *op = &etch__ops[call->op];
+    return op->kind == KIND_INPLACE || op->flags & OPF_EFFECTS;
+}
+
+static void failed(const op_call *call, unsigned errors) {
+    const char *name = etch__ops[call->op].name;
+    if (etch__tls.errors == errors)
+        etch__error_at(call->site, ETCH_ERR_INTERNAL, "%s: it failed without a reason", name);
+    etch__error_name(name, call->site, false);
+    if (has_effects(call)) etch__tls.lost = etch__tls.errors;
+}
+
+etch_tensor *etch__dispatch(const op_call *call) {
+    unsigned errors = etch__tls.errors;
+    etch_tensor *t = dispatch(call);
+    if (unlikely(!t)) failed(call, errors);
+    return t;
 }
 
 /* ---- the innermost step ---- */
@@ -98,14 +120,14 @@ static bool inputs_ready(const op_call *call) {
         }
         if (etch__tls.in_flush)
             etch__error_at(call->site, ETCH_ERR_DEFERRED_IN_FLUSH,
-                           "%s: argument %d is a deferred tensor of the function that is being "
+                           "%s: \"%s\" is a deferred tensor of the function that is being "
                            "flushed; pass it as an argument instead",
-                           etch__ops[call->op].name, i);
+                           etch__ops[call->op].name, etch__operand_name((op_id)call->op, i));
         else
             etch__error_at(call->site, ETCH_ERR_DEFERRED_ELSEWHERE,
-                           "%s: argument %d is a deferred tensor of a function that runs on "
+                           "%s: \"%s\" is a deferred tensor of a function that runs on "
                            "another thread; call etch_flush there first",
-                           etch__ops[call->op].name, i);
+                           etch__ops[call->op].name, etch__operand_name((op_id)call->op, i));
         return false;
     }
     return true;
@@ -178,12 +200,13 @@ etch_tensor *etch__run_eager(const op_call *call) {
 
 /* ---- readers ---- */
 
-etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *site) {
-    if (!etch__check_handle(t)) return etch__tls.status;
+etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
+                              const void *site) {
+    if (!etch__handle_ok(t, function, "t", site)) return etch__tls.status;
     if (likely(!t->deferred && !etch__tls.run)) return etch__await_copy(t);
     etch_status status = etch__trace_hooks.read(t, why, site);
     if (status != ETCH_OK) return status;
-    return etch__check_handle(t) ? etch__await_copy(t) : etch__tls.status;
+    return etch__handle_ok(t, function, "t", site) ? etch__await_copy(t) : etch__tls.status;
 }
 
 etch_status etch_flush(void) {

@@ -72,7 +72,8 @@ typedef struct trace_hooks {
 extern trace_hooks etch__trace_hooks;
 
 /* For public readers: t checked and its data there. */
-etch_status etch__materialise(const etch_tensor *t, reason_id why, const void *site);
+etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
+                              const void *site);
 
 /* Reserves n numbers of the process's generator in program order: seed and first offset. */
 void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);

@@ -76,7 +76,9 @@ etch_node *etch_graph_node_of(const etch_graph *g, const etch_tensor *t) {
         if (&g->inputs[i]->value == t) return g->inputs[i];
     for (etch_node *n = g ? g->first : NULL; n; n = n->next)
         if (&n->value == t && !is_inplace(n)) return n;
-    etch__error(ETCH_ERR_NOT_FOUND, "the tensor is no value of the graph %s", g ? g->name : "NULL");
+    etch__error_at(NULL, ETCH_ERR_NOT_FOUND,
+                   "etch_graph_node_of: the tensor is no value of the graph %s",
+                   g ? g->name : "NULL");
     return NULL;
 }
 
@@ -97,7 +99,8 @@ const etch_op *etch_node_op(const etch_node *n) { return n ? n->op : NULL; }
 
 static bool in_range(const char *what, int i, int n) {
     if (i >= 0 && i < n) return true;
-    etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: expected a number below %d, got %d", what, n, i);
+    etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "%s: expected a number below %d, got %d", what,
+                   n, i);
     return false;
 }
 
@@ -231,16 +234,16 @@ static bool may_insert(const etch_op *op, const etch_value *args, int nargs) {
     for (int i = 0; i < nargs; i++)
         if (args[i].tag == ETCH_VALUE_PARAM && op->flags & OPF_CLASS_NUMEL)
             why = "its size would depend on a run-time scalar";
-    if (why) etch__error(ETCH_ERR_UNSUPPORTED, "etch_graph_insert: %s: %s", op->name, why);
+    if (why) etch__error_at(NULL, ETCH_ERR_UNSUPPORTED, "etch_graph_insert: %s: %s", op->name, why);
     return !why;
 }
 
 /* Copies of the arguments in which parameters stand as scalars of their kind. */
 static bool plain_args(const etch_graph *g, const etch_value *args, int nargs, etch_value *plain) {
     if (nargs < 0 || nargs > SCHEMA_MAX_ARGS || (nargs && !args))
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                           "etch_graph_insert: expected at most %d arguments, got %d",
-                           SCHEMA_MAX_ARGS, nargs),
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_graph_insert: expected at most %d arguments, got %d",
+                              SCHEMA_MAX_ARGS, nargs),
                false;
     for (int i = 0; i < nargs; i++) {
         plain[i] = args[i];
@@ -258,8 +261,8 @@ etch_node *etch_graph_insert(etch_graph *g, etch_node *before, const etch_op *op
     etch_value plain[SCHEMA_MAX_ARGS];
     insertion x = {g, 0, NULL, args, nargs};
     if (!g || !op || (before && (before->graph != g || !before->op))) {
-        etch__error(g && op ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_NULL,
-                    "etch_graph_insert: expected a graph, a call of it and an operator");
+        etch__error_at(NULL, g && op ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_NULL,
+                       "etch_graph_insert: expected a graph, a call of it and an operator");
         return NULL;
     }
     if (!plain_args(g, args, nargs, plain) || !may_insert(op, args, nargs)) return NULL;
@@ -280,13 +283,13 @@ static bool same_shape(const etch_tensor *a, const etch_tensor *b) {
 
 etch_status etch_graph_replace_uses(etch_graph *g, etch_node *old, etch_node *with) {
     if (!g || !old || !with || old->graph != g || with->graph != g)
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                           "etch_graph_replace_uses: expected two nodes of the graph");
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_graph_replace_uses: expected two nodes of the graph");
     const etch_tensor *from = etch_node_value(old);
     etch_tensor *to = etch_node_value(with);
     if (!same_shape(from, to))
-        return etch__error(ETCH_ERR_SHAPE,
-                           "etch_graph_replace_uses: the two values differ in dtype or sizes");
+        return etch__error_at(NULL, ETCH_ERR_SHAPE,
+                              "etch_graph_replace_uses: the two values differ in dtype or sizes");
     for (etch_node *n = g->first; n; n = n->next)
         for (int i = 0; n != with && i < n->nin; i++)
             if (n->in[i] == from) n->in[i] = to;
@@ -297,12 +300,13 @@ etch_status etch_graph_replace_uses(etch_graph *g, etch_node *old, etch_node *wi
 
 etch_status etch_graph_erase(etch_graph *g, etch_node *n) {
     if (!g || !n || n->graph != g || !n->op)
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                           "etch_graph_erase: expected a call of the graph");
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_graph_erase: expected a call of the graph");
     int uses = is_inplace(n) ? 0 : etch_node_uses(n);
     if (uses)
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                           "etch_graph_erase: the value of %s is used %d times", n->op->name, uses);
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_graph_erase: the value of %s is used %d times", n->op->name,
+                              uses);
     unlink_node(g, n);
     etch__free(n);
     return ETCH_OK;
@@ -311,8 +315,8 @@ etch_status etch_graph_erase(etch_graph *g, etch_node *n) {
 etch_node *etch_graph_replace(etch_graph *g, etch_node *n, const etch_op *op,
                               const etch_value *args, int nargs) {
     if (!n || is_inplace(n)) {
-        etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                    "etch_graph_replace: expected a call that does not write in place");
+        etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                       "etch_graph_replace: expected a call that does not write in place");
         return NULL;
     }
     etch_node *with = etch_graph_insert(g, n, op, args, nargs);
@@ -423,8 +427,9 @@ static int32_t number_of(const closing *c, const etch_tensor *t) {
     const etch_node *n = etch_graph_node_of(c->e, t);
     if (n && n->number >= 0) return n->number;
     if (n)
-        etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: the value of %s is used before it is computed",
-                    c->e->name, n->op->name);
+        etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                       "%s: the value of %s is used before it is computed", c->e->name,
+                       n->op->name);
     return -2;
 }
 
@@ -520,7 +525,9 @@ static int put_constants(char *buf, size_t n, const graph *g, const graph_scalar
 }
 
 int64_t etch_graph_format(const etch_graph *e, char *buf, size_t n) {
-    if (!e) return etch__error(ETCH_ERR_NULL, "etch_graph_format: expected a graph, got NULL"), -1;
+    if (!e)
+        return etch__error_at(NULL, ETCH_ERR_NULL, "etch_graph_format: expected a graph, got NULL"),
+               -1;
     if (!buf) n = 0;
     graph_scalar *scalars;
     graph *g = etch__graph_close(e, &scalars);
@@ -557,7 +564,8 @@ static bool read_constants(etch_graph *e, const char *at) {
 
 etch_graph *etch_graph_parse(const char *text) {
     if (!text)
-        return etch__error(ETCH_ERR_NULL, "etch_graph_parse: expected a text, got NULL"), NULL;
+        return etch__error_at(NULL, ETCH_ERR_NULL, "etch_graph_parse: expected a text, got NULL"),
+               NULL;
     const char *end = strstr(text, "\n}\n");
     size_t length = end ? (size_t)(end - text) + 3 : strlen(text);
     char *body = etch__malloc(length + 1);

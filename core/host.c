@@ -98,7 +98,7 @@ etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
 /* What is known without a graph break is checked before one is made. */
 etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
     const void *site = SITE;
-    if (!etch__check_handle(t)) return etch__tls.status;
+    if (!etch__handle_ok(t, "etch_to_host", "t", site)) return etch__tls.status;
     size_t need = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
     if (bytes < need)
         return etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
@@ -115,7 +115,7 @@ etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
 /* The element into *cell; false: the error is set. */
 static bool one_element(const etch_tensor *t, uint64_t *cell, const char *function,
                         const void *site) {
-    if (!etch__check_handle(t)) return false;
+    if (!etch__handle_ok(t, function, "t", site)) return false;
     if (t != ETCH_NONE && t->numel != 1) {
         etch__error_at(site, ETCH_ERR_SHAPE, "%s: expected one element, got sizes %s", function,
                        etch__shape_text(t->ndim, t->size).s);
@@ -158,6 +158,6 @@ void *etch_data_mut(etch_tensor *t) {
 }
 
 void etch_data_end(const etch_tensor *t) {
-    if (etch__check_handle(t) && t != ETCH_NONE && !t->deferred)
+    if (etch__handle_ok(t, "etch_data_end", "t", SITE) && t != ETCH_NONE && !t->deferred)
         etch__trace_hooks.expose(t, 0, SITE);
 }

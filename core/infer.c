@@ -463,20 +463,37 @@ static const shape_fn shape_rules[SRULE_COUNT] = {
     [SRULE_CONVOLUTION] = convolution_rule,
 };
 
-/* Whether operand i may be ETCH_NONE. */
-static bool is_optional(op_id op, int i) {
+/* The schema's argument that operand i is, or is in (of a list). */
+static const schema_arg *operand_arg(op_id op, int i) {
     const op_schema *s = etch__schema(op);
     for (int k = 0; k < s->nargs; k++) {
+        if (s->args[k].type == ARG_TENSORS) return &s->args[k];
         bool tensor = s->args[k].type == ARG_TENSOR || s->args[k].type == ARG_TENSOR_OPT;
-        if (tensor && i-- == 0) return s->args[k].type == ARG_TENSOR_OPT;
+        if (tensor && i-- == 0) return &s->args[k];
     }
-    return false;
+    return NULL;
+}
+
+const char *etch__operand_name(op_id op, int i) {
+    const schema_arg *a = operand_arg(op, i);
+    return a ? a->name : "?";
+}
+
+bool etch__bad_operand(const op_call *call, int i) {
+    return etch__bad_handle(call->in[i], etch__ops[call->op].name,
+                            etch__operand_name((op_id)call->op, i), call->site);
+}
+
+static bool is_optional(op_id op, int i) {
+    const schema_arg *a = operand_arg(op, i);
+    return a && a->type == ARG_TENSOR_OPT;
 }
 
 bool etch__operands_present(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
         if (unlikely(call->in[i]->dtype >= ETCH_DTYPE_COUNT) && !is_optional((op_id)call->op, i))
-            FAIL(ETCH_ERR_INVALID_ARGUMENT, "argument %d is not optional, got ETCH_NONE", i);
+            FAIL(ETCH_ERR_INVALID_ARGUMENT, "argument \"%s\" is not optional, got ETCH_NONE",
+                 etch__operand_name((op_id)call->op, i));
     return true;
 }
 
@@ -509,9 +526,9 @@ static etch_status mixed_devices(const op_call *call, int device) {
     for (int i = 0; i < call->nin; i++)
         if (call->in[i] != ETCH_NONE && call->in[i]->device != device)
             return etch__error_at(call->site, ETCH_ERR_DEVICE,
-                                  "%s: expected all tensors on one device, got argument %d on %s "
+                                  "%s: expected all tensors on one device, got \"%s\" on %s "
                                   "beside one on %s; copy one with etch_to_device",
-                                  etch__ops[call->op].name, i,
+                                  etch__ops[call->op].name, etch__operand_name((op_id)call->op, i),
                                   etch_device_name(call->in[i]->device), etch_device_name(device));
     return ETCH_OK;
 }

@@ -21,7 +21,7 @@ struct etch_mode {
 etch_mode *etch_mode_create(etch_mode_handler handler, void *ctx,
                             const etch_mode_options *options) {
     if (!handler) {
-        etch__error(ETCH_ERR_NULL, "etch_mode_new: expected a handler, got NULL");
+        etch__error_at(NULL, ETCH_ERR_NULL, "etch_mode_new: expected a handler, got NULL");
         return NULL;
     }
     etch_mode *m = etch__calloc(1, sizeof *m);
@@ -38,8 +38,9 @@ etch_mode *etch_mode_create(etch_mode_handler handler, void *ctx,
 void etch_mode_free(etch_mode *m) {
     if (!m) return;
     if (atomic_load(&m->entered)) {
-        etch__error(ETCH_ERR_INVALID_ARGUMENT, "mode '%s' is entered: leave it before it is freed",
-                    m->name);
+        etch__error_at(__builtin_return_address(0), ETCH_ERR_INVALID_ARGUMENT,
+                       "etch_mode_free: mode '%s' is entered: leave it before it is freed",
+                       m->name);
         return;
     }
     if (m->options.destroy) m->options.destroy(m->ctx);
@@ -203,7 +204,7 @@ static bool result_fits(const etch_mode *m, const op_call *call, const etch_tens
                        "%s: mode '%s' returned success but no result", name, m->name);
         return false;
     }
-    if (!etch__check_handle(h)) return false;
+    if (!etch__handle_ok(h, name, "result of a mode", call->site)) return false;
     if (m->options.unchecked || etch__ops[call->op].kind == KIND_COMPOSITE) return true;
     if (etch__ops[call->op].kind == KIND_INPLACE && h != call->in[0]) {
         etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
@@ -225,22 +226,16 @@ static bool result_fits(const etch_mode *m, const op_call *call, const etch_tens
     return false;
 }
 
-/* Around a handler, so that an error it sets is told from one that was there before: inside, there
- * is none; afterwards the old one is back unless a new one was set. */
-static etch_status error_aside(void) {
-    etch_status before = etch__tls.status;
-    etch__tls.status = ETCH_OK;
-    return before;
-}
-static void error_back(etch_status before) {
-    if (etch__tls.status == ETCH_OK && *etch__tls.error) etch__tls.status = before;
-}
-
-/* A status without an error of the library's own. */
-static void handler_failed(const op_call *call, etch_status status) {
-    if (etch__tls.status == ETCH_OK)
+/* A status without an error of the handler's own gets one; where it is fine, what was before is
+ * back. It is not where an operator that writes has failed and nobody cleared that. */
+static etch_status handler_status(const op_call *call, etch_status status,
+                                  const saved_error *before) {
+    if (status == ETCH_OK && etch__tls.lost) status = etch__tls.status;
+    if (status == ETCH_OK || status == ETCH_DECLINED) etch__error_restore(before);
+    else if (etch__tls.status == ETCH_OK)
         etch__error_at(call->site, status, "%s: a mode's handler failed with %s",
                        etch__ops[call->op].name, etch_status_name(status));
+    return status;
 }
 
 /* The handler of the mode at `index`, with that mode and all above it off. What the handler leaves
@@ -250,24 +245,24 @@ static etch_status run_handler(int index, const op_call *call, etch_tensor **out
     etch_mode *m = t->modes[index];
     int level = t->mode_level, floor = t->mode_floor;
     const op_call *outer = t->handled;
-    const void *site = t->composite_site;
+    const op_call *composite = t->composite;
     etch_value values[SCHEMA_MAX_ARGS];
     int n = etch__box(call, values);
     boxed_form outer_form = boxed;
     boxed = (boxed_form){call, values, n};
     t->handled = call;
-    t->composite_site = NULL; /* what the handler calls stands at its own lines */
+    t->composite = NULL; /* what the handler calls stands at its own lines */
     t->mode_floor = index;
     set_level(index);
     *out = NULL;
-    etch_status before = error_aside();
+    saved_error before;
+    etch__error_aside(&before);
     etch_status status = m->handler(m->ctx, &etch__ops[call->op], values, n, out, 1);
-    if (unlikely(status != ETCH_OK && status != ETCH_DECLINED)) handler_failed(call, status);
-    error_back(before);
+    status = handler_status(call, status, &before);
     while (t->mode_level > index) remove_top();
     boxed = outer_form;
     t->handled = outer;
-    t->composite_site = site;
+    t->composite = composite;
     t->mode_floor = floor;
     set_level(level);
     if (status != ETCH_OK) return status;
@@ -359,6 +354,10 @@ etch_status etch_redispatch(const etch_op *op, const etch_value *args, int nargs
         out[0] = etch__dispatch(handled);
         return out[0] ? ETCH_OK : etch__tls.status;
     }
+    if (!op || !out || nargs < 0 || (nargs && !args))
+        return etch__error_at(__builtin_return_address(0), ETCH_ERR_NULL,
+                              "etch_redispatch: expected an operator, values and room for results, "
+                              "got NULL");
     bool again = handled && op && handled->op == op->id && op->flags & OPF_RANDOM;
     etch__tls.replayed = again ? handled->sc : NULL;
     etch_status status = etch_op_call(op, args, nargs, out, nout);

@@ -239,7 +239,7 @@ etch_status etch_npy_save(const char *path, const etch_tensor *t) {
     const void *site = __builtin_return_address(0);
     char header[512];
     if (!path) return etch__error_at(site, ETCH_ERR_NULL, "etch_npy_save: path is NULL");
-    if (!etch__check_handle(t)) return etch__tls.status;
+    if (!etch__handle_ok(t, "etch_npy_save", "t", site)) return etch__tls.status;
     const char *descr = descr_of((etch_dtype)t->dtype);
     if (!descr)
         return etch__error_at(site, ETCH_ERR_DTYPE,

@@ -59,6 +59,7 @@ typedef struct op_call {
     uint16_t op;
     uint16_t nin;
     uint8_t nsc, nat;
+    uint16_t part_of; /* 1 + the composite that was called by the user, 0: none; for messages */
     etch_tensor *const *in;
     const etch_scalar *sc;
     const int64_t *at;
@@ -110,6 +111,14 @@ etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compu
  * default dtype is part. */
 etch_status etch__infer_under(uint64_t state, const op_call *call, tensor_meta *out,
                               etch_dtype *compute_dtype);
+
+/* Sets the error where operand i is no tensor. */
+bool etch__bad_operand(const op_call *call, int i);
+static inline bool etch__operand_ok(const op_call *call, int i) {
+    return etch__usable(call->in[i]) || etch__bad_operand(call, i);
+}
+/* "other" of operand 1 of add.Tensor. */
+const char *etch__operand_name(op_id op, int i);
 
 /* Sets the error where an operand is ETCH_NONE that must not be. */
 bool etch__operands_present(const op_call *call);

@@ -292,8 +292,8 @@ etch_status etch_opcheck(const etch_op *op, const etch_op_sample *samples, int n
                          char *report, size_t n) {
     if (report && n) report[0] = 0;
     if (!op || !samples || nsamples <= 0)
-        return etch__error(ETCH_ERR_NULL,
-                           "etch_opcheck: expected an operator and at least one sample");
+        return etch__error_at(NULL, ETCH_ERR_NULL,
+                              "etch_opcheck: expected an operator and at least one sample");
     check c = {.op = op, .schema = etch__schema((op_id)op->id), .report = report, .room = n};
     for (c.sample = 0; c.sample < nsamples; c.sample++)
         ETCH_SCOPE
@@ -303,5 +303,6 @@ etch_status etch_opcheck(const etch_op *op, const etch_op_sample *samples, int n
     put_line(&c, line);
     put_line(&c, "derivative: not checked, there are no gradients yet");
     if (!c.faults) return ETCH_OK;
-    return etch__error(ETCH_ERR_INVALID_ARGUMENT, "etch_opcheck: %s: %s", op->name, c.first);
+    return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "etch_opcheck: %s: %s", op->name,
+                          c.first);
 }

@@ -8,7 +8,7 @@
 etch_status etch__await_storage(etch_storage *s) { return etch__device_kind(1)->settle(s); }
 
 bool etch_is_pinned(const etch_tensor *t) {
-    return etch__check_handle(t) && t->storage && t->storage->pinned;
+    return etch__handle_ok(t, "etch_is_pinned", "t", SITE) && t->storage && t->storage->pinned;
 }
 
 /* For the thread's current GPU, or the first; its driver knows it on all of them. */

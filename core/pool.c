@@ -66,8 +66,9 @@ static void pool_release(pool *p) {
 
 etch_status etch_set_num_threads(int n) {
     if (n < 1 || n > MAX_THREADS)
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT, "threads: expected 1 to %d, got %d",
-                           MAX_THREADS, n);
+        return etch__error_at(__builtin_return_address(0), ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_set_num_threads: expected 1 to %d threads, got %d", MAX_THREADS,
+                              n);
     pthread_mutex_lock(&lock);
     pool *old = NULL;
     if (current && current->threads != n) old = current, current = NULL;

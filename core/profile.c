@@ -304,8 +304,8 @@ etch_status etch_profile_begin(const char *path) {
     pthread_mutex_lock(&lock);
     if (etch__profiling) {
         pthread_mutex_unlock(&lock);
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                           "etch_profile_begin: another profile is running");
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_profile_begin: another profile is running");
     }
     file = path ? fopen(path, "we") : NULL;
     bool ok = !path || file;
@@ -315,7 +315,8 @@ etch_status etch_profile_begin(const char *path) {
         etch__profiling = true;
     }
     pthread_mutex_unlock(&lock);
-    return ok ? ETCH_OK : etch__error(ETCH_ERR_IO, "etch_profile_begin: cannot write %s: %m", path);
+    return ok ? ETCH_OK
+              : etch__error_at(NULL, ETCH_ERR_IO, "etch_profile_begin: cannot write %s: %m", path);
 }
 
 etch_status etch_profile_end(void) {
@@ -323,7 +324,8 @@ etch_status etch_profile_end(void) {
     pthread_mutex_lock(&lock);
     if (!etch__profiling) {
         pthread_mutex_unlock(&lock);
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT, "etch_profile_end: no profile is running");
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_profile_end: no profile is running");
     }
     etch__profiling = false;
     collect(&r);
@@ -338,9 +340,11 @@ etch_status etch_profile_end(void) {
     pthread_mutex_unlock(&lock);
     free_recording(&r);
     if (dropped) etch__warn("profile: %lld events were dropped", (long long)dropped);
-    if (!table) return etch__error(ETCH_ERR_OUT_OF_MEMORY, "etch_profile_end: events are missing");
-    return written ? ETCH_OK
-                   : etch__error(ETCH_ERR_IO, "etch_profile_end: the file is not complete");
+    if (!table)
+        return etch__error_at(NULL, ETCH_ERR_OUT_OF_MEMORY, "etch_profile_end: events are missing");
+    return written
+               ? ETCH_OK
+               : etch__error_at(NULL, ETCH_ERR_IO, "etch_profile_end: the file is not complete");
 }
 
 /* ---- load and fork ---- */

@@ -55,11 +55,12 @@ static void move_out(etch_thread *t, int64_t at) {
 
 etch_tensor *etch_keep(etch_tensor *h) {
     etch_thread *t = &etch__tls;
-    if (!etch__check_handle(h)) return NULL;
+    const void *site = __builtin_return_address(0);
+    if (!etch__handle_ok(h, "etch_keep", "t", site)) return NULL;
     if (t->nscopes < 2) {
-        etch__error(ETCH_ERR_NO_SCOPE,
-                    "etch_keep needs an enclosing scope (to hold a tensor beyond "
-                    "the outermost scope use etch_retain)");
+        etch__error_at(site, ETCH_ERR_NO_SCOPE,
+                       "etch_keep: expected an enclosing scope (to hold a tensor beyond the "
+                       "outermost scope use etch_retain)");
         return NULL;
     }
     for (int64_t i = t->nitems - 1; i >= t->scope_start[t->nscopes - 1]; i--)

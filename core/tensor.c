@@ -112,23 +112,22 @@ void etch_release(etch_tensor *t) {
         etch__tensor_destroy(t);
 }
 
-bool etch__check_handle(const etch_tensor *t) {
-    if (unlikely(!t)) {
-        if (etch__tls.status == ETCH_OK || etch__tls.status == ETCH_STATUS_COUNT)
-            etch__error(ETCH_ERR_NULL, "expected a tensor, got NULL");
-        return false;
-    }
-    if (unlikely(t->magic != TENSOR_ALIVE)) {
-        etch__error(ETCH_ERR_RELEASED, "the tensor was released before (keep it with etch_keep "
-                                       "or etch_retain)");
-        return false;
-    }
-    if (unlikely(t->failed)) {
-        if (etch__tls.status == ETCH_OK)
-            etch__error(ETCH_ERR_INVALID_ARGUMENT, "the tensor's own computation failed before");
-        return false;
-    }
-    return true;
+bool etch__bad_handle(const etch_tensor *t, const char *name, const char *argument,
+                      const void *site) {
+    if (t && t->magic != TENSOR_ALIVE)
+        etch__error_at(site, ETCH_ERR_RELEASED,
+                       "%s: \"%s\" was released before (keep it with etch_keep or etch_retain)",
+                       name, argument);
+    else if (etch__tls.status != ETCH_OK) etch__error_follows(name, argument, site);
+    else if (t)
+        etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
+                       "%s: \"%s\": the tensor's own computation failed before", name, argument);
+    else
+        etch__error_at(site, ETCH_ERR_NULL,
+                       "%s: \"%s\": expected a tensor, got NULL (an optional argument that is "
+                       "absent is ETCH_NONE)",
+                       name, argument);
+    return false;
 }
 
 /* ---- shapes ---- */
@@ -178,53 +177,70 @@ etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size) {
 
 /* ---- queries ---- */
 
+#define SITE __builtin_return_address(0)
+
 /* Wraps a negative dimension; -1 with dim_range where it is outside. */
-static int wrapped_dim(const etch_tensor *t, int dim) {
-    if (!etch__check_handle(t)) return -1;
+static int wrapped_dim(const etch_tensor *t, int dim, const char *function, const void *site) {
+    if (!etch__handle_ok(t, function, "t", site)) return -1;
     int wrapped = dim < 0 ? dim + t->ndim : dim;
     if (wrapped >= 0 && wrapped < t->ndim) return wrapped;
-    etch__error(ETCH_ERR_DIM_RANGE, "expected a dimension from %d to %d, got %d", -t->ndim,
-                t->ndim - 1, dim);
+    if (t->ndim)
+        etch__error_at(site, ETCH_ERR_DIM_RANGE, "%s: expected a dimension from %d to %d, got %d",
+                       function, -t->ndim, t->ndim - 1, dim);
+    else
+        etch__error_at(site, ETCH_ERR_DIM_RANGE,
+                       "%s: a 0-d tensor has no dimension, asked for dimension %d", function, dim);
     return -1;
 }
 
 etch_dtype etch_dtype_of(const etch_tensor *t) {
-    return etch__check_handle(t) ? (etch_dtype)t->dtype : ETCH_DTYPE_COUNT;
+    bool ok = etch__handle_ok(t, "etch_dtype_of", "t", SITE);
+    return ok ? (etch_dtype)t->dtype : ETCH_DTYPE_COUNT;
 }
 
-int etch_ndim(const etch_tensor *t) { return etch__check_handle(t) ? t->ndim : -1; }
+int etch_ndim(const etch_tensor *t) {
+    return etch__handle_ok(t, "etch_ndim", "t", SITE) ? t->ndim : -1;
+}
 
 int64_t etch_size(const etch_tensor *t, int dim) {
-    int d = wrapped_dim(t, dim);
+    int d = wrapped_dim(t, dim, "etch_size", SITE);
     return d < 0 ? -1 : t->size[d];
 }
 
 int64_t etch_stride(const etch_tensor *t, int dim) {
-    int d = wrapped_dim(t, dim);
+    int d = wrapped_dim(t, dim, "etch_stride", SITE);
     return d < 0 ? -1 : t->stride[d];
 }
 
 etch_shape etch_sizes(const etch_tensor *t) {
     etch_shape s = {0};
-    if (!etch__check_handle(t)) return s;
+    if (!etch__handle_ok(t, "etch_sizes", "t", SITE)) return s;
     s.n = t->ndim;
     memcpy(s.v, t->size, (size_t)t->ndim * sizeof *s.v);
     return s;
 }
 
-int64_t etch_numel(const etch_tensor *t) { return etch__check_handle(t) ? t->numel : -1; }
+int64_t etch_numel(const etch_tensor *t) {
+    return etch__handle_ok(t, "etch_numel", "t", SITE) ? t->numel : -1;
+}
 
 int64_t etch_storage_offset(const etch_tensor *t) {
-    if (!etch__check_handle(t)) return -1;
+    if (!etch__handle_ok(t, "etch_storage_offset", "t", SITE)) return -1;
     return t->deferred ? etch__trace_hooks.offset(t) : t->offset;
 }
 
-bool etch_is_contiguous(const etch_tensor *t) { return etch__check_handle(t) && t->contiguous; }
+bool etch_is_contiguous(const etch_tensor *t) {
+    return etch__handle_ok(t, "etch_is_contiguous", "t", SITE) && t->contiguous;
+}
 
-bool etch_is_deferred(const etch_tensor *t) { return etch__check_handle(t) && t->deferred; }
+bool etch_is_deferred(const etch_tensor *t) {
+    return etch__handle_ok(t, "etch_is_deferred", "t", SITE) && t->deferred;
+}
 
 bool etch_shares_storage(const etch_tensor *a, const etch_tensor *b) {
-    if (!etch__check_handle(a) || !etch__check_handle(b)) return false;
+    if (!etch__handle_ok(a, "etch_shares_storage", "a", SITE) ||
+        !etch__handle_ok(b, "etch_shares_storage", "b", SITE))
+        return false;
     if (a->deferred || b->deferred) return etch__trace_hooks.same_storage(a, b);
     return a->storage == b->storage;
 }

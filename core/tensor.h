@@ -92,9 +92,19 @@ bool etch__scope_push(etch_tensor *t);
 /* A new contiguous tensor of the innermost scope with undefined contents. */
 etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size);
 
-/* Checks of a handle that comes from the user: NULL (null_argument unless an error is set already),
- * released (debug builds), failed. */
-bool etch__check_handle(const etch_tensor *t);
+/* Whether a handle that comes from the user is there: not NULL, nor released (debug builds), nor
+ * failed. */
+static inline bool etch__usable(const etch_tensor *t) {
+    return likely(t != NULL && t->magic == TENSOR_ALIVE && !t->failed);
+}
+/* The error of one that is not; false. NULL, and one whose computation failed, keep an older error,
+ * which tells why it is so. Names live for ever; the operator or function, its argument. */
+bool etch__bad_handle(const etch_tensor *t, const char *name, const char *argument,
+                      const void *site);
+static inline bool etch__handle_ok(const etch_tensor *t, const char *name, const char *argument,
+                                   const void *site) {
+    return etch__usable(t) || etch__bad_handle(t, name, argument, site);
+}
 
 /* Bytes of an element, of a tensor's own (so valid) dtype. */
 extern const uint8_t etch__element_bytes[ETCH_DTYPE_COUNT];

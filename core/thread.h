@@ -21,7 +21,8 @@ typedef struct thread_counts {
  * static thread-locals with all others, and the hot words below have to lie there. */
 typedef struct thread_texts {
     char error[1024];
-    char why[2048]; /* why the thread's last compile failed: the log of a compiler is long */
+    error_notes notes; /* on that error */
+    char why[2048];    /* why the thread's last compile failed: the log of a compiler is long */
 } thread_texts;
 
 typedef struct etch_thread {
@@ -45,7 +46,7 @@ typedef struct etch_thread {
     void *run;           /* the tracer's run */
     void *borrower;      /* the tracer's walks that use their arguments without a count of them */
 
-    const void *composite_site; /* while a composite runs: the user's call of it, else NULL */
+    const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 
     /* Interceptor modes (core/mode.c): the stack, how many of it are active, below which none may
        be left now; the call that a handler is handling, and the random scalars it passes on. */
@@ -56,6 +57,11 @@ typedef struct etch_thread {
     const struct op_call *handled;
     const etch_scalar *replayed;
 
+    /* The error. `errors` counts failures, those that keep an older error's text included, so that
+       what failed within a call is told from what had failed before. */
+    unsigned errors;
+    unsigned lost;     /* `errors` when an operator that writes failed last; 0: cleared since */
+    unsigned failures; /* operators that failed when they were computed, after their calls */
     const void *error_site;
     const char *error, *why; /* never NULL; in the texts, or constant where there is no room */
     thread_texts *texts;     /* made when the first one is written */

@@ -101,7 +101,7 @@ static void shape_call(const graph *g, const graph_node *n, call_shape *c) {
         c->sc[i] = kind == ETCH_SCALAR_REAL ? etch_scalar_real(1) : etch_scalar_int(1);
         c->sc[i].kind = kind;
     }
-    c->call = (op_call){n->op, n->nin, n->nsc, n->nat, c->in, c->sc, g->attrs + n->at, n->site};
+    c->call = (op_call){n->op, n->nin, n->nsc, n->nat, 0, c->in, c->sc, g->attrs + n->at, n->site};
 }
 
 static bool can_emit(const prim_program *p) {

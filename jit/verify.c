@@ -6,7 +6,8 @@
 #include "jit/plan.h"
 
 static bool bad(const ir *r, const char *pass, int node, const char *what) {
-    etch__error(ETCH_ERR_INTERNAL, "%s: after %s, node %d: %s", r->g->name, pass, node, what);
+    etch__error_at(NULL, ETCH_ERR_INTERNAL, "%s: after %s, node %d: %s", r->g->name, pass, node,
+                   what);
     return false;
 }
 

@@ -33,7 +33,7 @@ struct etch_module {
 };
 
 static void *no_memory(void) {
-    etch_set_error(ETCH_ERR_OUT_OF_MEMORY, "module: out of memory");
+    etch_set_error(ETCH_ERR_OUT_OF_MEMORY, "out of memory");
     return NULL;
 }
 
@@ -94,12 +94,12 @@ static void *find(const named *list, int n, const char *name, size_t length) {
 
 static etch_status add(etch_module *m, named **list, int *n, const char *name, void *item) {
     if (!m || !name || !item)
-        return etch_set_error(ETCH_ERR_NULL, "module: expected a module, a name and what to add");
+        return etch_set_error(ETCH_ERR_NULL, "expected a module, a name and what to add, got NULL");
     size_t length = strlen(name);
     if (!length || strchr(name, '.') || find(m->parameters, m->nparameters, name, length) ||
         find(m->children, m->nchildren, name, length))
         return etch_set_error(ETCH_ERR_INVALID_ARGUMENT,
-                              "module: expected a name without '.' that is not taken");
+                              "expected a name without '.' that is not taken");
     named *grown = realloc(*list, (size_t)(*n + 1) * sizeof **list);
     if (grown) *list = grown;
     char *copy = grown ? copy_text(name) : no_memory();
@@ -160,11 +160,8 @@ const char *etch_module_type(const etch_module *m) { return m ? m->type : NULL; 
 
 /* ---- hooks ---- */
 
+/* 0 with the error set. */
 static int64_t add_hook(etch_module *m, hook h) {
-    if (!m || (!h.before && !h.after)) {
-        etch_set_error(ETCH_ERR_NULL, "module: expected a module and a hook, got NULL");
-        return 0;
-    }
     hook *grown = realloc(m->hooks, (size_t)(m->nhooks + 1) * sizeof *grown);
     if (!grown) return no_memory(), 0;
     h.handle = ++m->last_handle;
@@ -174,11 +171,17 @@ static int64_t add_hook(etch_module *m, hook h) {
 }
 
 int64_t etch_module_forward_pre_hook(etch_module *m, etch_pre_hook before, void *ctx) {
-    return add_hook(m, (hook){.before = before, .ctx = ctx});
+    if (m && before) return add_hook(m, (hook){.before = before, .ctx = ctx});
+    etch_set_error(ETCH_ERR_NULL,
+                   "etch_module_forward_pre_hook: expected a module and a hook, got NULL");
+    return 0;
 }
 
 int64_t etch_module_forward_hook(etch_module *m, etch_hook after, void *ctx) {
-    return add_hook(m, (hook){.after = after, .ctx = ctx});
+    if (m && after) return add_hook(m, (hook){.after = after, .ctx = ctx});
+    etch_set_error(ETCH_ERR_NULL,
+                   "etch_module_forward_hook: expected a module and a hook, got NULL");
+    return 0;
 }
 
 static void sweep_hooks(etch_module *m) {
@@ -194,19 +197,14 @@ void etch_hook_remove(etch_module *m, int64_t handle) {
     if (m && !m->walking) sweep_hooks(m);
 }
 
-/* NULL is a failure only with an error of the hook's own; an older one stays otherwise. */
+/* NULL is a failure only with an error of the hook's own, which is told from an older one by its
+ * text. */
 static bool call_hook(const hook *h, etch_module *m, etch_tensor *x, etch_tensor *value,
                       etch_tensor **result) {
-    char older[1024] = "";
-    etch_status before = etch_last_status();
-    if (before != ETCH_OK) {
-        snprintf(older, sizeof older, "%s", etch_last_error());
-        etch_clear_error();
-    }
+    char older[1024];
+    snprintf(older, sizeof older, "%s", etch_last_error());
     *result = h->after ? h->after(h->ctx, m, x, value) : h->before(h->ctx, m, value);
-    if (!*result && etch_last_status() != ETCH_OK) return false;
-    if (before != ETCH_OK) etch_set_error(before, older);
-    return true;
+    return *result || etch_last_status() == ETCH_OK || !strcmp(older, etch_last_error());
 }
 
 /* Walks the hooks of one kind. *value is the input (before) or the result; false: a hook failed. */

@@ -410,7 +410,7 @@ static void test_shapes(void **state) {
         NO_RESULT(etch_mv(a, v), ETCH_ERR_SHAPE, "mv");
         NO_RESULT(etch_dot(a, v), ETCH_ERR_SHAPE, "dot");
         NO_RESULT(etch_bmm(c, c), ETCH_ERR_SHAPE, "bmm");
-        NO_RESULT(etch_matmul(b, c), ETCH_ERR_SHAPE, "bmm");
+        NO_RESULT(etch_matmul(b, c), ETCH_ERR_SHAPE, "matmul|other|4 rows");
         NO_RESULT(etch_matmul(etch_sum(a), a), ETCH_ERR_SHAPE, "matmul|dimension");
         NO_RESULT(etch_view(a, ETCH_SHAPE(5)), ETCH_ERR_SHAPE, "view|6|5");
         NO_RESULT(etch_view(a, ETCH_SHAPE(-1, -1)), ETCH_ERR_SHAPE, "view|-1");

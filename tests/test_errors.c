@@ -26,6 +26,11 @@ static void names(void **state) {
                                     etch_status_name((etch_status)k));
 }
 
+static void assert_begins(const char *text) {
+    if (strncmp(etch_last_error(), text, strlen(text)) != 0)
+        fail_msg("expected \"%s...\", got \"%s\"", text, etch_last_error());
+}
+
 static void kept_until_replaced(void **state) {
     (void)state;
     etch_clear_error();
@@ -34,9 +39,9 @@ static void kept_until_replaced(void **state) {
     assert_int_equal(etch__error(ETCH_ERR_SHAPE, "first %d", 1), ETCH_ERR_SHAPE);
     assert_int_equal(etch_set_default_dtype(ETCH_F32), ETCH_OK); /* a success keeps it */
     assert_int_equal(etch_last_status(), ETCH_ERR_SHAPE);
-    assert_string_equal(etch_last_error(), "first 1");
+    assert_begins("first 1 (test_errors.c:");
     etch__error(ETCH_ERR_DTYPE, "second, after %s", etch_last_error());
-    assert_string_equal(etch_last_error(), "second, after first 1");
+    assert_begins("second, after first 1 (test_errors.c:");
     etch_clear_error();
     assert_string_equal(etch_last_error(), "");
 }
@@ -75,7 +80,7 @@ static void operators_name_the_line_of_their_call(void **state) {
         snprintf(line, sizeof line, "(test_errors.c:%d)", __LINE__ + 1);
         etch_tensor *m = etch_matmul(a, a);
         assert_null(m);
-        assert_non_null(strstr(etch_last_error(), "mm: expected mat2 with 3 rows, got 2"));
+        assert_non_null(strstr(etch_last_error(), "matmul: expected other with 3 rows, got 2"));
         assert_non_null(strstr(etch_last_error(), line)); /* not a line of the library */
         etch_clear_error();
         etch_tensor *d = etch_t(ETCH_NONE);
@@ -118,7 +123,7 @@ static void saved_and_restored(void **state) {
     etch__error(ETCH_ERR_DTYPE, "passing");
     etch__error_restore(&saved);
     assert_int_equal(etch_last_status(), ETCH_ERR_SHAPE);
-    assert_string_equal(etch_last_error(), "kept");
+    assert_begins("kept (test_errors.c:");
     etch_clear_error();
 }
 
@@ -158,7 +163,7 @@ static void errors_are_per_thread(void **state) {
         pthread_join(t[i], &clean);
         assert_non_null(clean);
     }
-    assert_string_equal(etch_last_error(), "mine");
+    assert_begins("mine (test_errors.c:");
     etch_clear_error();
 }
 

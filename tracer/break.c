@@ -17,9 +17,20 @@ static etch_status refuse_break(run *r, reason_id why, const void *site, const c
                           text ? text : "", reason->hint);
 }
 
+/* The error that poisoned the run is the reason, while it is there. */
+etch_status etch__poisoned(const run *r, const void *site) {
+    if (etch__tls.status != ETCH_OK) {
+        etch__tls.errors++;
+        return etch__tls.status;
+    }
+    return etch__error_at(site, r->f->options.fullgraph ? ETCH_ERR_GRAPH_BREAK : ETCH_ERR_USER,
+                          "%s: the call has failed before, and computes nothing any more",
+                          r->f->name);
+}
+
 /* A break ends the segment; t is what it reads. Between segments there is nothing to break. */
-etch_status etch__break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
-                              const char *text) {
+static etch_status break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
+                               const char *text) {
     if (r->f->options.fullgraph && !r->by_stance) return refuse_break(r, why, site, text);
     if (!r->broke) r->broke = why + 1, r->broke_site = site;
     bool matched = r->walk && r->walk->mode == WALK_MATCH;
@@ -31,7 +42,17 @@ etch_status etch__break_graph(run *r, reason_id why, const void *site, const etc
     }
     etch__end_segment(r, why, site, t);
     r->eager = false;
-    return r->poisoned ? etch__tls.status : ETCH_OK;
+    return r->poisoned ? etch__poisoned(r, site) : ETCH_OK;
+}
+
+etch_status etch__break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
+                              const char *text) {
+    attempt a;
+    etch__attempt(&a);
+    site = etch__user_site(site, NULL);
+    etch_status status = break_graph(r, why, site, t, text);
+    if (status == ETCH_OK) etch__succeeded(&a);
+    return status;
 }
 
 /* The walk of this run that has to produce t; NULL with the error set if t is another thread's.
@@ -51,7 +72,7 @@ walk *etch__owner_in(run *r, const etch_tensor *t, const void *site) {
     return NULL;
 }
 
-etch_status etch__trace_read(const etch_tensor *t, reason_id why, const void *site) {
+static etch_status trace_read(const etch_tensor *t, reason_id why, const void *site) {
     run *r = etch__current_run();
     if (!r)
         return etch__error_at(
@@ -66,10 +87,24 @@ etch_status etch__trace_read(const etch_tensor *t, reason_id why, const void *si
     return ETCH_OK;
 }
 
+/* Who reads a tensor is told whether that is there; who reads none, of all that has failed. */
+etch_status etch__trace_read(const etch_tensor *t, reason_id why, const void *site) {
+    attempt a;
+    etch__attempt(&a);
+    etch_status status = trace_read(t, why, site);
+    if (status != ETCH_OK) return status;
+    return etch__succeeded(&a) || t ? ETCH_OK : etch__tls.status;
+}
+
 etch_status etch_graph_break(const char *why) {
     run *r = etch__current_run();
+    attempt a;
     if (!r) return ETCH_OK;
-    return etch__break_graph(r, REASON_BREAK_USER, __builtin_return_address(0), NULL, why);
+    etch__attempt(&a);
+    const void *site = __builtin_return_address(0);
+    etch_status status = etch__break_graph(r, REASON_BREAK_USER, site, NULL, why);
+    if (status != ETCH_OK) return status;
+    return etch__succeeded(&a) ? ETCH_OK : etch__tls.status;
 }
 
 /* ---- where a deferred handle lies ---- */

@@ -474,7 +474,7 @@ static void drop_compared(walk *w, const path_view *p) {
 
 /* A node that failed here though its shadow did not: what depends on it is not there to compare. */
 static bool failed_for_want_of_memory(const walk *w, const path_view *p) {
-    bool failed = w->run->failed != ETCH_OK;
+    bool failed = w->run->failed;
     const shadow_set *s = &w->shadow->at_call;
     for (int64_t i = 0; i < p->n; i++) {
         int32_t v = p->node[i]->c.out;

@@ -21,7 +21,7 @@ static callback *callbacks;
 static int64_t ncallbacks, callbacks_cap, last_handle;
 
 static int64_t no_callback(const char *function) {
-    etch__error(ETCH_ERR_NULL, "%s: expected a function, got NULL", function);
+    etch__error_at(NULL, ETCH_ERR_NULL, "%s: expected a function, got NULL", function);
     return 0;
 }
 

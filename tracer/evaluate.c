@@ -47,32 +47,52 @@ static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
     h->deferred = 0;
 }
 
-static void evaluate_kernel(const op_call *call, etch_tensor *h) {
+static bool evaluate_kernel(const op_call *call, etch_tensor *h) {
     size_t bytes = (size_t)h->numel * etch_dtype_size((etch_dtype)h->dtype);
     h->storage = etch__storage_new_on(h->device, bytes);
     h->deferred = !h->storage; /* kernels of users may call operators on it */
-    if (h->storage && etch__run_kernel(call, h) == ETCH_OK) return;
+    if (h->storage && etch__run_kernel(call, h) == ETCH_OK) return true;
     etch__storage_release(h->storage);
     h->storage = NULL;
-    fail_handle(h);
+    return false;
+}
+
+/* The error of what was called, where it was called. An operand that failed before has its own. */
+static void blame_node(const trace_node *n, bool ready) {
+    const op_info *op = &etch__ops[n->part_of ? n->part_of - 1 : n->op];
+    if (ready) etch__error_name(op->name, n->site, n->part_of != 0);
+    else if (etch__tls.status != ETCH_OK) etch__tls.errors++;
+    else
+        etch__error_at(n->site, ETCH_ERR_INVALID_ARGUMENT,
+                       "%s: the computation of an operand failed before", op->name);
+    etch__tls.failures++;
+    if (n->c.inplace) etch__tls.lost = etch__tls.errors;
 }
 
 /* A write that fails leaves a tensor from outside as it is, and fails the call. */
-static void fail_node(walk *w, const trace_node *n, etch_tensor *h) {
-    if (n->c.inplace && h->owner != w) w->run->failed = etch__tls.status;
+static void fail_node(walk *w, const trace_node *n, etch_tensor *h, bool ready) {
+    blame_node(n, ready);
+    if (n->c.inplace && h->owner != w) w->run->failed = true;
     else fail_handle(h);
+}
+
+static bool evaluate_write(const op_call *call, etch_tensor *h) {
+    if (etch__run_kernel(call, h) != ETCH_OK) return false;
+    h->storage->version++;
+    return true;
 }
 
 static void evaluate_node(walk *w, const trace_node *n) {
     etch_tensor *h = w->c.value[n->c.out];
     if (!gather(w, n)) {
-        fail_node(w, n, h);
+        fail_node(w, n, h, false);
         return;
     }
     op_call call = {.op = n->op,
                     .nin = n->nin,
                     .nsc = n->nsc,
                     .nat = n->nat,
+                    .part_of = n->part_of,
                     .in = w->inputs,
                     .sc = w->c.scalar + n->c.sc,
                     .at = n->dynamic ? w->ints + n->ints : n->c.at,
@@ -80,9 +100,8 @@ static void evaluate_node(walk *w, const trace_node *n) {
     etch__tls.state = n->c.state;
     THREAD_COUNT(operators, 1);
     if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);
-    else if (!n->c.inplace) evaluate_kernel(&call, h);
-    else if (etch__run_kernel(&call, h) == ETCH_OK) h->storage->version++;
-    else fail_node(w, n, h);
+    else if (!(n->c.inplace ? evaluate_write(&call, h) : evaluate_kernel(&call, h)))
+        fail_node(w, n, h, true);
 }
 
 static bool is_live(const etch_tensor *h) {

@@ -188,7 +188,9 @@ static void find_lines(etch_explained_event *events, int n) {
 
 etch_explanation *etch_explain(const etch_function *f_) {
     etch_function *f = (etch_function *)f_;
-    if (!f) return etch__error(ETCH_ERR_NULL, "etch_explain: expected a function, got NULL"), NULL;
+    if (!f)
+        return etch__error_at(NULL, ETCH_ERR_NULL, "etch_explain: expected a function, got NULL"),
+               NULL;
     writer w = {0};
     lock_stories();
     put_story(&w, f, NULL);

@@ -175,8 +175,9 @@ static bool options_ok(const etch_compile_options *o) {
                   {"recompile_limit", o->recompile_limit, INT32_MAX}};
     for (int i = 0; i < COUNT_OF(fields); i++)
         if (fields[i].value < 0 || fields[i].value > fields[i].most) {
-            etch__error(ETCH_ERR_INVALID_ARGUMENT, "etch_compile: .%s: expected 0 to %d, got %d",
-                        fields[i].name, fields[i].most, fields[i].value);
+            etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                           "etch_compile: .%s: expected 0 to %d, got %d", fields[i].name,
+                           fields[i].most, fields[i].value);
             return false;
         }
     return true;
@@ -192,8 +193,9 @@ static bool set_options(etch_function *f, const etch_compile_options *options) {
     const char *wanted = f->options.backend ? f->options.backend : "native";
     f->backend = etch__backend_find(wanted);
     if (!f->backend)
-        etch__error(ETCH_ERR_NOT_FOUND, "no backend is called \"%s\" (see etch_list_backends)",
-                    wanted);
+        etch__error_at(NULL, ETCH_ERR_NOT_FOUND,
+                       "etch_compile: no backend is called \"%s\" (see etch_list_backends)",
+                       wanted);
     f->options.backend = NULL;
     f->name = etch__strdup(f->options.name ? f->options.name : etch__symbol_name((void *)f->fn));
     f->options.name = NULL;
@@ -203,7 +205,7 @@ static bool set_options(etch_function *f, const etch_compile_options *options) {
 etch_function *etch__function_new(function_kind kind, void (*fn)(void),
                                   const etch_compile_options *options) {
     if (!fn) {
-        etch__error(ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
+        etch__error_at(NULL, ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
         return NULL;
     }
     watch_forks_once();
@@ -337,7 +339,7 @@ static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn
 static etch_function *site_function(etch_call_site *site, function_kind kind, void (*fn)(void),
                                     void *ctx) {
     if (!site) {
-        etch__error(ETCH_ERR_NULL, "etch_site: expected a call site, got NULL");
+        etch__error_at(NULL, ETCH_ERR_NULL, "etch_site: expected a call site, got NULL");
         return NULL;
     }
     site_entry *e =

@@ -23,7 +23,7 @@ static bool prepare_operands(run *r, const op_call *call) {
             walk *w = etch__owner_in(r, t, call->site);
             if (!w) return false;
             etch__late_use(r, w, t);
-            if (!etch__check_handle(t)) return false;
+            if (!etch__operand_ok(call, i)) return false;
         } else if (unlikely(t->owner && t->owner != r->walk)) {
             want_used(r, t);
         }
@@ -35,7 +35,7 @@ static bool prepare_operands(run *r, const op_call *call) {
 /* Operands that were deferred until now may turn out to have failed. */
 static bool operands_there(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
-        if (!etch__check_handle(call->in[i])) return false;
+        if (!etch__operand_ok(call, i)) return false;
     return true;
 }
 
@@ -234,9 +234,10 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
     return record(r, w, call);
 }
 
-etch_tensor *etch__traced_operator(const op_call *call) {
+static etch_tensor *traced_operator(const op_call *call) {
     run *r = etch__current_run();
-    if (!r || r->poisoned) return r ? NULL : etch__run_eager(call);
+    if (!r) return etch__run_eager(call);
+    if (unlikely(r->poisoned)) return etch__poisoned(r, call->site), NULL;
     if (!prepare_operands(r, call)) return NULL;
     if (unlikely(etch__mode_entered_since(r->modes))) return run_now(r, call);
     reason_id now = etch__runs_at_once(call);
@@ -266,7 +267,15 @@ etch_tensor *etch__traced_operator(const op_call *call) {
     if (long_match || (w->npath && w->npath >= etch__param_int(PARAM_MAX_SEGMENT))) {
         if (etch__break_graph(r, REASON_BREAK_LENGTH, call->site, NULL, NULL) != ETCH_OK)
             return NULL;
-        return etch__traced_operator(call);
+        return traced_operator(call);
     }
     return record(r, w, call);
+}
+
+etch_tensor *etch__traced_operator(const op_call *call) {
+    attempt a;
+    etch__attempt(&a);
+    etch_tensor *h = traced_operator(call);
+    if (likely(h != NULL)) etch__succeeded(&a);
+    return h;
 }

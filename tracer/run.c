@@ -24,6 +24,7 @@ static run *take_run(etch_function *f) {
     etch__function_pin(f);
     r->f = f;
     r->state = etch__tls.state;
+    r->errors = etch__tls.errors;
     r->check = etch__checking() && f->options.numerics == ETCH_STRICT;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
     if (unlikely(r->gen->epoch !=
@@ -94,10 +95,11 @@ static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
     walk *w = p ? begin_replay(r, p, in, nin) : begin_entry(r, in, nin);
     if (!w && (!r->eager || r->by_stance)) return false;
     if (r->eager && r->f->options.fullgraph) {
-        etch__error(ETCH_ERR_RECOMPILE_LIMIT,
-                    "%s: fullgraph = true, but no trace fits the arguments and the recompile limit "
-                    "is reached; etch_reset forgets the traces",
-                    r->f->name);
+        etch__error_at(
+            NULL, ETCH_ERR_RECOMPILE_LIMIT,
+            "%s: fullgraph = true, but no trace fits the arguments and the recompile limit "
+            "is reached; etch_reset forgets the traces",
+            r->f->name);
         return false;
     }
     r->scope = etch_scope_begin();
@@ -131,10 +133,11 @@ static etch_status hand_over(const run *r, etch_tensor *t, int i) {
     if (likely(thread->scope_start[r->scope] != start) || t == ETCH_NONE) return ETCH_OK;
     if (atomic_load_explicit(&t->refs, memory_order_acquire) > counts_of_walks(r, t))
         return ETCH_OK;
-    return etch__error(ETCH_ERR_RELEASED,
-                       "%s: result %d was released before the body returned: the scope that owned "
-                       "it is closed (return etch_keep(t) from ETCH_SCOPE)",
-                       r->f->name, i);
+    return etch__error_at(
+        NULL, ETCH_ERR_RELEASED,
+        "%s: result %d was released before the body returned: the scope that owned "
+        "it is closed (return etch_keep(t) from ETCH_SCOPE)",
+        r->f->name, i);
 }
 
 /* Closes what the body has opened and not closed; results pass to the scope around. */
@@ -159,6 +162,8 @@ static etch_status close_scope(run *r, etch_status status, etch_tensor **out, in
 static void drop_segment(run *r) {
     walk *w = r->walk;
     if (!w) return;
+    saved_error why; /* the call's failure, whatever fails of its prefix now */
+    etch__error_save(&why);
     r->walk = NULL;
     etch__late_use_all(r);
     bool compute = !r->poisoned;
@@ -166,6 +171,7 @@ static void drop_segment(run *r) {
     else if (w->mode == WALK_SHAPES && compute) etch__evaluate(w, false);
     etch__walk_fail(w);
     etch__walk_recycle(w);
+    etch__error_restore(&why);
 }
 
 /* fullgraph's first call: everything is still deferred; compile, then run the plan. */
@@ -174,7 +180,10 @@ static void run_shapes(run *r, walk *w) {
     if (w->recorded) etch__mark_live(w, WANT_VALUE);
     trace_leaf *leaf = w->recorded ? etch__settle(r, w) : NULL;
     segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
+    saved_error before;
+    etch__error_save(&before);
     bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
+    if (!r->poisoned) etch__error_restore(&before);
     if (!done && !r->poisoned) etch__evaluate(w, false);
     w->recorded = false;
 }
@@ -241,23 +250,41 @@ static void leave(void) {
     etch__tls.layers &= ~(1u << LAYER_TRACER);
 }
 
+/* Whether the body, or what was computed for it, has set an error that is still there. */
+static bool own_error(unsigned errors) {
+    return etch__tls.status != ETCH_OK && etch__tls.errors != errors;
+}
+
+static etch_status failed_result(const run *r, int i) {
+    if (own_error(r->errors)) return etch__tls.status;
+    return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                          "%s: result %d: the tensor's own computation failed before", r->f->name,
+                          i);
+}
+
 static etch_status finish(run *r, etch_status status, etch_tensor **out, int nout) {
     if (unlikely(r->f->options.replay) && status == ETCH_OK) {
         if (!r->replayed) etch__replay_note(r, out, nout);
         else if (r->check) etch__replay_compare(r, r->replayed, out);
     }
     status = close_scope(r, status, out, nout);
+    attempt a;
+    etch__attempt(&a);
     if (status == ETCH_OK) end_return(r);
     else drop_segment(r);
-    if (status == ETCH_OK && r->poisoned) status = etch__tls.status;
-    if (status == ETCH_OK) status = r->failed;
+    if (status == ETCH_OK && r->poisoned) status = etch__poisoned(r, NULL);
+    if (status == ETCH_OK && etch__lost_since(r->errors)) status = etch__tls.status;
+    if (status == ETCH_OK) etch__succeeded(&a);
     if (status == ETCH_OK && r->refused) status = etch__refuse_compile(r->f, NULL);
     leave();
+    saved_error error; /* what fails from here on fails nobody */
+    etch__error_save(&error);
     settle_all(r, status == ETCH_OK && !etch__outdated(r));
     if (unlikely(r->replay != NULL)) etch__replay_publish(r, status == ETCH_OK);
+    etch__error_restore(&error);
     if (unlikely(r->differs)) status = etch__check_report(r);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
-        if (out[i]->failed) status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
+        if (unlikely(out[i]->failed)) status = failed_result(r, i);
     return status;
 }
 
@@ -292,32 +319,39 @@ static void trace_abandon(int64_t mark) {
 /* ---- calling ---- */
 
 static etch_status scope_was_closed(void) {
-    return etch__error(ETCH_ERR_INVALID_ARGUMENT,
-                       "etch_call: the body closed a scope that it had not opened");
+    return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                          "etch_call: the body closed a scope that it had not opened");
 }
 
-/* What the body says has gone wrong has an error, too. */
-static etch_status checked_status(const etch_function *f, etch_status status) {
-    if (status == ETCH_OK || etch__tls.status != ETCH_OK)
-        return (unsigned)status < ETCH_STATUS_COUNT ? status : ETCH_ERR_USER;
-    if ((unsigned)status >= ETCH_STATUS_COUNT)
-        return etch__error(ETCH_ERR_USER, "%s: the body returned %d, which is no status", f->name,
-                           (int)status);
-    return etch__error(status, "%s: the body returned the error %s", f->name,
-                       etch_status_name(status));
+/* What the body says has gone wrong has an error, too; what it did wrong without saying so fails it
+ * where more than a result is lost. */
+static etch_status checked_status(const etch_function *f, unsigned errors, etch_status status) {
+    if (status == ETCH_OK) return etch__lost_since(errors) ? etch__tls.status : ETCH_OK;
+    bool known = (unsigned)status < ETCH_STATUS_COUNT;
+    if (own_error(errors)) return etch__tls.status = known ? status : ETCH_ERR_USER;
+    if (!known)
+        return etch__error_at(NULL, ETCH_ERR_USER, "%s: the body returned %d, which is no status",
+                              f->name, (int)status);
+    return etch__error_at(NULL, status, "%s: the body returned the error %s", f->name,
+                          etch_status_name(status));
+}
+
+etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_status status,
+                                  etch_tensor *const *out, int nout) {
+    status = checked_status(f, errors, status);
+    for (int i = 0; status == ETCH_OK && i < nout; i++)
+        if (!out[i])
+            status = own_error(errors) ? etch__tls.status
+                                       : etch__error_at(NULL, ETCH_ERR_USER,
+                                                        "%s: the body returned NULL", f->name);
+    return status;
 }
 
 /* scope: the call's own, on top of which the body has closed all others or not. */
-static etch_status checked_results(etch_function *f, int64_t scope, etch_status status,
-                                   etch_tensor **out, int nout) {
+static etch_status checked_results(const etch_function *f, int64_t scope, unsigned errors,
+                                   etch_status status, etch_tensor **out, int nout) {
     if (etch__tls.nscopes <= scope) return scope_was_closed();
-    status = checked_status(f, status);
-    for (int i = 0; status == ETCH_OK && i < nout; i++)
-        if (!out[i])
-            status = etch__tls.status != ETCH_OK
-                         ? etch__tls.status
-                         : etch__error(ETCH_ERR_USER, "%s: the body returned NULL", f->name);
-    return status;
+    return etch__checked_results(f, errors, status, out, nout);
 }
 
 /* The body in a scope of its own, operators as the thread runs them anyway (rule 4). */
@@ -325,8 +359,9 @@ etch_status etch__call_in_scope(etch_function *f, etch_tensor *const *in, int ni
                                 etch_tensor **out, int nout) {
     int64_t scope = etch_scope_begin();
     if (scope < 0) return etch__tls.status;
+    unsigned errors = etch__tls.errors;
     etch_status status = etch__call_body(f, in, nin, out, nout);
-    status = checked_results(f, scope, status, out, nout);
+    status = checked_results(f, scope, errors, status, out, nout);
     close_deeper(scope, status, out, nout);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (!etch_keep(out[i])) status = etch__tls.status;
@@ -384,12 +419,12 @@ bool etch__stop_matching(run *r, etch_tensor *const *in, int nin) {
             walk *owner = etch__owner_in(r, in[i], NULL);
             if (!owner) return false;
             etch__late_use(r, owner, in[i]);
-            if (!etch__check_handle(in[i])) return false;
+            if (!etch__handle_ok(in[i], "etch_call", "an argument", NULL)) return false;
         }
     if (!w || w->mode != WALK_MATCH) return true;
     bool full = r->f->options.fullgraph;
     if (!etch__may_compile()) etch__obey_stance(r, NULL);
-    if (r->poisoned) return false;
+    if (r->poisoned) return etch__poisoned(r, NULL), false;
     if (r->by_stance || etch__root_limited(r, w->tree)) {
         if (!etch__go_on_eagerly(r, w)) return false;
         etch__walk_recycle(w);
@@ -425,15 +460,19 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     const replay *p = NULL;
     if (unlikely(f->options.replay)) r->replayed = etch__replay_find(r->gen, in, nin, nout);
     if (!r->check) p = r->replayed; /* else the body is run, and compared with it */
+    saved_error before;
+    etch__error_save(&before);
     if (enter(r, p, in, nin)) {
+        etch__error_restore(&before);
         status = p ? etch__replay_run(r, p, out, nout) : etch__call_body(f, in, nin, out, nout);
         if (etch__current_run() != r) return scope_was_closed(); /* and the run abandoned */
-        status = checked_results(f, r->scope, status, out, nout);
-        if (r->poisoned && status == ETCH_OK) status = etch__tls.status;
+        status = checked_results(f, r->scope, r->errors, status, out, nout);
+        if (r->poisoned && status == ETCH_OK) status = etch__poisoned(r, NULL);
         status = finish(r, status, out, nout);
     } else {
-        status = etch__tls.status ? etch__tls.status : ETCH_ERR_INTERNAL;
+        status = etch__tls.status;
         if (r->walk) etch__walk_recycle(r->walk);
+        if (r->by_stance) etch__error_restore(&before);
         if (r->by_stance) status = etch__call_in_scope(f, in, nin, out, nout);
     }
     give_back_run(r);
@@ -453,28 +492,46 @@ static etch_status call_reported(etch_function *f, etch_tensor *const *in, int n
 static bool counts_ok(const etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                       int nout) {
     if (nin < 0 || (f->kind != FN_N && nin != (int)f->kind))
-        etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: expected %d arguments, got %d", f->name,
-                    f->kind == FN_N ? 0 : (int)f->kind, nin);
+        etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "%s: expected %d arguments, got %d",
+                       f->name, f->kind == FN_N ? 0 : (int)f->kind, nin);
     else if (nout < 0 || (f->kind != FN_N && nout != 1))
-        etch__error(ETCH_ERR_INVALID_ARGUMENT, "%s: the function has 1 result, asked for %d",
-                    f->name, nout);
+        etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                       "%s: the function has 1 result, asked for %d", f->name, nout);
     else if ((nin && !in) || (nout && !out))
-        etch__error(ETCH_ERR_NULL, "%s: expected an array of %s, got NULL", f->name,
-                    nin && !in ? "arguments" : "results");
+        etch__error_at(NULL, ETCH_ERR_NULL, "%s: expected an array of %s, got NULL", f->name,
+                       nin && !in ? "arguments" : "results");
     else return true;
     return false;
 }
 
-static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin) {
+/* Names of functions do not live for ever, which the one that an older error goes on with must. */
+static bool bad_argument(const etch_function *f, const etch_tensor *t, int i, const void *site) {
+    bool released = t && t->magic != TENSOR_ALIVE;
+    if (etch__tls.status != ETCH_OK && !released)
+        etch__error_follows("etch_call", "an argument", site);
+    else if (!t)
+        etch__error_at(site, ETCH_ERR_NULL, "%s: argument %d: expected a tensor, got NULL", f->name,
+                       i);
+    else if (released)
+        etch__error_at(site, ETCH_ERR_RELEASED,
+                       "%s: argument %d was released before (keep it with etch_keep or "
+                       "etch_retain)",
+                       f->name, i);
+    else
+        etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
+                       "%s: argument %d: the tensor's own computation failed before", f->name, i);
+    return false;
+}
+
+static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin,
+                         const void *site) {
     for (int i = 0; i < nin; i++)
-        if (unlikely(!in[i] || in[i]->magic != TENSOR_ALIVE || in[i]->failed) &&
-            !etch__check_handle(in[i]))
-            return false;
-    if (etch__tls.nscopes) return true;
-    etch__error(ETCH_ERR_NO_SCOPE,
-                "%s: no scope is open on this thread to own the result: put the "
-                "call into ETCH_SCOPE { ... }",
-                f->name);
+        if (unlikely(!etch__usable(in[i]))) return bad_argument(f, in[i], i, site);
+    if (likely(etch__tls.nscopes)) return true;
+    etch__error_at(site, ETCH_ERR_NO_SCOPE,
+                   "%s: no scope is open on this thread to own the result: put the "
+                   "call into ETCH_SCOPE { ... }",
+                   f->name);
     return false;
 }
 
@@ -494,10 +551,10 @@ static bool marks_ok(const etch_function *f, etch_tensor *const *in, int nin, co
 static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch_tensor *const *in,
                                    int nin, etch_tensor **out, int nout) {
     if (f->options.fullgraph)
-        return etch__error(ETCH_ERR_MODE_ACTIVE,
-                           "%s: fullgraph = true, but an interceptor mode is "
-                           "active; leave the mode first",
-                           f->name);
+        return etch__error_at(NULL, ETCH_ERR_MODE_ACTIVE,
+                              "%s: fullgraph = true, but an interceptor mode is "
+                              "active; leave the mode first",
+                              f->name);
     etch__count_reason(REASON_EAGER_MODE);
     etch__note_mode(f, etch_mode_name(mode));
     TRACE_COUNT(f, mode_fallbacks, 1);
@@ -507,7 +564,7 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, etch
 
 static etch_status call_function(etch_function *f, etch_tensor *const *in, int nin,
                                  etch_tensor **out, int nout, const void *site) {
-    if (!arguments_ok(f, in, nin)) return etch__tls.status;
+    if (!arguments_ok(f, in, nin, site)) return etch__tls.status;
     TRACE_COUNT(f, calls, 1);
     run *r = etch__current_run();
     if (unlikely(f->wrap)) return etch__call_wrapped(f, in, nin, out, nout, site);
@@ -517,7 +574,7 @@ static etch_status call_function(etch_function *f, etch_tensor *const *in, int n
     if (unlikely(mode)) return call_under_mode(mode, f, in, nin, out, nout);
     for (int i = 0; i < nin; i++)
         if (unlikely(in[i]->deferred) &&
-            etch__materialise(in[i], REASON_BREAK_FLUSH, NULL) != ETCH_OK)
+            etch__materialise(in[i], "etch_call", REASON_BREAK_FLUSH, site) != ETCH_OK)
             return etch__tls.status;
     if (unlikely(!marks_ok(f, in, nin, site))) return etch__tls.status;
     if (etch__report_on()) return call_reported(f, in, nin, out, nout);
@@ -570,18 +627,27 @@ static etch_status call_in_place(etch_function *f, etch_tensor *const *in, int n
     return status;
 }
 
+/* The function may be gone. */
+static etch_status failed_silently(etch_status status, const void *site) {
+    return etch__error_at(site, status, "etch_call: it failed without a reason: %s",
+                          etch_status_name(status));
+}
+
 static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                            int nout, const void *site) {
-    if (unlikely(!f)) return etch__error(ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
+    if (unlikely(!f))
+        return etch__error_at(NULL, ETCH_ERR_NULL, "etch_call: expected a function, got NULL");
     if (unlikely(!counts_ok(f, in, nin, out, nout))) return etch__tls.status;
     if (unlikely(begins_in(out, in, nin) || begins_in(in, out, nout)))
         return call_in_place(f, in, nin, out, nout, site);
     clear(out, nout);
     if (unlikely(await_copies(in, nin) != ETCH_OK)) return etch__tls.status;
+    unsigned errors = etch__tls.errors;
     etch_status status = unlikely(etch__profile_on()) ? call_profiled(f, in, nin, out, nout, site)
                                                       : call_function(f, in, nin, out, nout, site);
-    if (unlikely(status != ETCH_OK)) clear(out, nout);
-    return status;
+    if (likely(status == ETCH_OK)) return ETCH_OK;
+    clear(out, nout);
+    return own_error(errors) ? status : failed_silently(status, site);
 }
 
 etch_status etch_call_n(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,

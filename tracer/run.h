@@ -23,6 +23,9 @@ bool etch__disabled(const etch_function *f);
 etch_function *etch__function_new(function_kind kind, void (*fn)(void),
                                   const etch_compile_options *options);
 
+/* What a body has returned, checked; errors: how many the thread had before it (core/thread.h). */
+etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_status status,
+                                  etch_tensor *const *out, int nout);
 /* tracer/run.c, for wrappers: the body in a scope of its own, operators as the thread runs them. */
 etch_status etch__call_in_scope(etch_function *f, etch_tensor *const *in, int nin,
                                 etch_tensor **out, int nout);
@@ -36,6 +39,23 @@ bool etch__stop_matching(run *r, etch_tensor *const *in, int nin);
  * changed. */
 etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in, int nin,
                                tensor_meta *meta);
+
+/* Around work of the library that has more than one way to its end, and within which operators that
+ * were called before may be computed. If none of these fails (then etch__succeeded is true), what
+ * failed on the way is nobody's error: the older one, or none, is back. */
+typedef struct attempt {
+    saved_error before;
+    unsigned failures;
+} attempt;
+static inline void etch__attempt(attempt *a) {
+    etch__error_save(&a->before);
+    a->failures = etch__tls.failures;
+}
+static inline bool etch__succeeded(const attempt *a) {
+    if (unlikely(etch__tls.failures != a->failures)) return false;
+    etch__error_restore(&a->before);
+    return true;
+}
 
 /* No operator is matched any more until a walk is followed again. */
 #define STOP_TRACING (etch__tls.cursor = NULL)
@@ -65,6 +85,9 @@ static inline int etch__exposed_bits(const etch_tensor *t) {
     return t->storage ? atomic_load_explicit(&t->storage->exposed, memory_order_relaxed) : 0;
 }
 reason_id etch__runs_at_once(const op_call *call);
+
+/* The failure of whatever is asked of a run that is poisoned. */
+etch_status etch__poisoned(const run *r, const void *site);
 
 /* tracer/operator.c */
 bool etch__root_limited(run *r, trace_tree *tree);

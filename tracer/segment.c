@@ -15,6 +15,8 @@ static int stable_after(const etch_function *f) {
 /* Publishes an ended recording, and compiles its leaf when it has been seen often enough. */
 trace_leaf *etch__settle(run *r, walk *w) {
     if (!etch__may_compile()) return NULL;
+    attempt a;
+    etch__attempt(&a);
     pthread_mutex_lock(&r->f->lock);
     trace_leaf *leaf = etch__publish(w);
     w->published = true;
@@ -23,6 +25,7 @@ trace_leaf *etch__settle(run *r, walk *w) {
     pthread_mutex_unlock(&r->f->lock);
     if (unlikely(r->warn_limit)) etch__warn_limit(r);
     if (ripe) etch__want_code(r->f, leaf, w);
+    etch__succeeded(&a);
     return leaf;
 }
 
@@ -100,8 +103,10 @@ void etch__mark_want(walk *w, const etch_tensor *t) {
 }
 
 void etch__end_recorded(walk *w, const etch_tensor *t) {
-    w->recorded = true;
-    if (!describe_inputs(w)) w->recorded = false;
+    saved_error before; /* what cannot be described is not published, that is all */
+    etch__error_save(&before);
+    w->recorded = describe_inputs(w);
+    etch__error_restore(&before);
     etch__mark_want(w, t);
     if (w->end != END_RETURN) etch__mark_live(w, WANT_LIVE);
 }
@@ -128,10 +133,8 @@ static void note_recompile(run *r, reason_id why, const void *site) {
     r->refused |= etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE;
 }
 
-static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
-    if (!leaf->npath) return true;
+static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
     bool overlap;
-    if (leaf->writes_inputs) etch__late_use_all(r);
     segment_code *code = etch__pick_code(w, leaf, &overlap);
     if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
     if (overlap) etch__note_recompile(r->f, REASON_RECOMPILE_OVERLAP, leaf->site, NULL);
@@ -143,6 +146,17 @@ static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t)
     bool suffices = code && code_suffices(w, leaf, code, t);
     if (code && !suffices) note_recompile(r, REASON_RECOMPILE_OUTPUTS, leaf->site);
     return suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
+}
+
+/* A plan that fails before it has written leaves no error: the eager kernels tell what is wrong. */
+static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
+    if (!leaf->npath) return true;
+    if (leaf->writes_inputs) etch__late_use_all(r);
+    saved_error before;
+    etch__error_save(&before);
+    bool done = run_plan(r, w, leaf, t);
+    if (likely(!r->poisoned)) etch__error_restore(&before);
+    return done;
 }
 
 /* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
@@ -162,8 +176,12 @@ void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
     }
     w->leaf = NULL;
     etch__late_use_all(r);
-    if (etch__walk_to_recording(w, WALK_RECORD)) etch__end_recorded(w, t);
-    else etch__walk_fail(w);
+    if (etch__walk_to_recording(w, WALK_RECORD)) {
+        etch__end_recorded(w, t);
+        return;
+    }
+    etch__walk_fail(w);
+    etch__tls.lost = etch__tls.errors; /* its writes, too */
 }
 
 /* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in

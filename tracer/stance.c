@@ -9,8 +9,8 @@ static __thread int disabled_depth __attribute__((tls_model("initial-exec")));
 
 etch_status etch_set_stance(etch_stance stance) {
     if ((unsigned)stance > ETCH_STANCE_FAIL_ON_RECOMPILE)
-        return etch__error(ETCH_ERR_INVALID_ARGUMENT, "etch_set_stance: %d is no stance",
-                           (int)stance);
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "etch_set_stance: %d is no stance",
+                              (int)stance);
     atomic_store(&etch__stance, stance);
     return ETCH_OK;
 }

@@ -46,7 +46,8 @@ typedef struct trace_node {
     _Atomic(struct trace_node *) child, sibling;
     uint16_t op, nin;
     uint8_t nsc, nat;
-    int32_t *in; /* all operand positions */
+    uint16_t part_of; /* as the recorded call's (core/op.h) */
+    int32_t *in;      /* all operand positions */
     capture *captures;
     int ncaptures;
     int32_t nvalues, nscalars; /* after this node */
@@ -282,7 +283,7 @@ typedef struct run {
     walk *pending;  /* earlier segments some of whose live handles may still be deferred */
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;             /* the limit is reached: no recording until the segment ends */
-    etch_status failed;     /* of a write, evaluated late, to a tensor from outside */
+    bool failed;            /* a write, evaluated late, to a tensor from outside */
     bool poisoned;    /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
     bool by_stance;   /* runs eagerly because of the stance: fullgraph does not matter */
@@ -299,7 +300,8 @@ typedef struct run {
     replay *replay;
     const struct replay *replayed; /* what holds for the arguments, or NULL */
     trace_leaf *leaf;
-    uint64_t state; /* when the call began */
+    uint64_t state;  /* when the call began */
+    unsigned errors; /* the thread's then */
     int broke;
     const void *broke_site;
     bool marked;         /* an argument has a dimension that is marked dynamic */

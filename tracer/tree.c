@@ -18,7 +18,8 @@ trace_node *etch__node_new(const op_call *call, uint64_t state) {
     if (call->nat) memcpy(at, call->at, at_bytes);
     n->in = (int32_t *)(at + call->nat);
     n->op = call->op, n->nin = call->nin, n->nsc = call->nsc, n->nat = call->nat;
-    n->site = call->site;
+    n->site = etch__user_site(call->site, NULL);
+    n->part_of = call->part_of;
     n->c.key = etch__call_key(call->op, call->nin, call->nsc, call->nat);
     n->c.state = state;
     n->c.at = at;

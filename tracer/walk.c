@@ -501,7 +501,9 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call) {
 
 static void fail_handle(const walk *w, int32_t value) {
     etch_tensor *h = w->c.value[value];
-    if (h && h->deferred && h->owner == w) h->failed = 1, h->deferred = 0;
+    if (!h || !h->deferred || h->owner != w) return;
+    h->failed = 1, h->deferred = 0;
+    etch__tls.failures++;
 }
 
 void etch__walk_fail(walk *w) {

@@ -79,19 +79,16 @@ static etch_status allowed_shape(void *ctx, const etch_op *op, const etch_value 
     allowed_fn *a = ctx;
     (void)op, (void)nargs, (void)nout;
     if (find_learnt(a, args[0].tensors.items, args[0].tensors.count, out)) return ETCH_OK;
-    return etch__error(ETCH_ERR_SHAPE, "%s: what it returns for such arguments is not known yet",
-                       a->name);
+    return etch__error_at(NULL, ETCH_ERR_SHAPE,
+                          "%s: what it returns for such arguments is not known yet", a->name);
 }
 
 static etch_status call_allowed(const allowed_fn *a, etch_tensor *const *in, int nin,
                                 etch_tensor **out) {
     etch_function f = {.kind = a->kind, .fn = a->fn, .ctx = a->ctx, .name = (char *)a->name};
+    unsigned errors = etch__tls.errors;
     etch_status status = etch__call_body(&f, in, nin, out, 1);
-    if (status == ETCH_OK && !*out)
-        status = etch__tls.status
-                     ? etch__tls.status
-                     : etch__error(ETCH_ERR_USER, "%s: the body returned NULL", a->name);
-    return status;
+    return etch__checked_results(&f, errors, status, out, 1);
 }
 
 static etch_status allowed_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -107,10 +104,11 @@ static etch_status allowed_kernel(void *ctx, const etch_op *op, const etch_value
     const etch_tensor *o = out[0];
     if (y->dtype != o->dtype || y->ndim != o->ndim ||
         memcmp(y->size, o->size, o->ndim * sizeof *o->size))
-        return etch__error(ETCH_ERR_SHAPE,
-                           "%s: a function allowed in graphs returned another dtype or shape than "
-                           "before for the same arguments",
-                           a->name);
+        return etch__error_at(
+            NULL, ETCH_ERR_SHAPE,
+            "%s: a function allowed in graphs returned another dtype or shape than "
+            "before for the same arguments",
+            a->name);
     return etch_copy_(out[0], y) ? ETCH_OK : etch__tls.status;
 }
 
@@ -294,15 +292,19 @@ etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin
 
 /* ---- making ---- */
 
-static etch_function *wrap(etch_callable c, wrapper_kind kind) {
+static etch_function *wrap(etch_callable c, wrapper_kind kind, const char *function) {
     static _Atomic uint64_t made;
     etch_compile_options options = {
         .struct_size = sizeof options, .backend = "eager", .ctx = c.ctx, .disable = true};
     function_kind arity = c.arity < 0 ? FN_N : (function_kind)(FN_0 + c.arity);
-    if (arity > FN_N) {
-        etch__error(ETCH_ERR_INVALID_ARGUMENT, "a callable with %d arguments", c.arity);
-        return NULL;
-    }
+    if (!c.fn)
+        return etch__error_at(NULL, ETCH_ERR_NULL, "%s: expected a function, got NULL", function),
+               NULL;
+    if (arity > FN_N)
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "%s: expected a callable with at most 4 arguments, got %d", function,
+                              c.arity),
+               NULL;
     etch_function *f = etch__function_new(arity, c.fn, &options);
     if (!f) return NULL;
     f->wrap = kind;
@@ -311,16 +313,18 @@ static etch_function *wrap(etch_callable c, wrapper_kind kind) {
 }
 
 etch_function *(etch_disable)(etch_callable fn, bool recursive) {
-    etch_function *f = wrap(fn, WRAP_DISABLE);
+    etch_function *f = wrap(fn, WRAP_DISABLE, "etch_disable");
     if (f) f->recursive = recursive;
     return f;
 }
 
 etch_function *(etch_allow_in_graph)(etch_callable fn) {
-    etch_function *f = wrap(fn, WRAP_ALLOW);
+    etch_function *f = wrap(fn, WRAP_ALLOW, "etch_allow_in_graph");
     if (!f || (f->allowed = allow(f))) return f;
     etch_function_free(f);
     return NULL;
 }
 
-etch_function *(etch_assume_constant)(etch_callable fn) { return wrap(fn, WRAP_CONSTANT); }
+etch_function *(etch_assume_constant)(etch_callable fn) {
+    return wrap(fn, WRAP_CONSTANT, "etch_assume_constant");
+}

@@ -105,14 +105,15 @@ etch_status etch__cuda_failed(const char *call, int status) {
     if (likely(!status)) return ETCH_OK;
     etch__cuda.cuGetErrorName(status, &name);
     etch__cuda.cuGetErrorString(status, &text);
-    return etch__error(status == CU_ERROR_OUT_OF_MEMORY ? ETCH_ERR_OUT_OF_MEMORY : ETCH_ERR_DEVICE,
-                       "%s: %s (%d): %s", call, name ? name : "error", status, text ? text : "?");
+    return etch__error_at(
+        NULL, status == CU_ERROR_OUT_OF_MEMORY ? ETCH_ERR_OUT_OF_MEMORY : ETCH_ERR_DEVICE,
+        "%s: %s (%d): %s", call, name ? name : "error", status, text ? text : "?");
 }
 
 etch_status etch__nvrtc_failed(const char *call, int status) {
-    return status ? etch__error(ETCH_ERR_COMPILE, "%s: status %d", call, status) : ETCH_OK;
+    return status ? etch__error_at(NULL, ETCH_ERR_COMPILE, "%s: status %d", call, status) : ETCH_OK;
 }
 
 etch_status etch__lt_failed(const char *call, int status) {
-    return status ? etch__error(ETCH_ERR_DEVICE, "%s: status %d", call, status) : ETCH_OK;
+    return status ? etch__error_at(NULL, ETCH_ERR_DEVICE, "%s: status %d", call, status) : ETCH_OK;
 }

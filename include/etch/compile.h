@@ -32,6 +32,15 @@ typedef etch_tensor *(*etch_fn1)(etch_tensor *);
 typedef etch_tensor *(*etch_fn2)(etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn3)(etch_tensor *, etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn4)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *);
+/* A body may fail an operator and go on: what it does not return counts as handled. Not so what an
+ * operator that writes (or a custom one with effects) was to do: while the error of one that failed
+ * in the body is neither cleared (etch_clear_error) nor the call's own failure, the call fails with
+ * the thread's error when the body returns, compiled or not. Errors that depend on data appear when
+ * compiled code is computed: to handle them, the body calls etch_flush first, which returns the
+ * failure of what it computed, as etch_graph_break and every other function that computes what is
+ * deferred do (those that read one tensor: the failure of that one). The same holds for kernels of
+ * custom operators and handlers of modes that return ETCH_OK. */
+
 /* The general form: reads in[0..nin), writes out[0..nout) (handles of the body's scope; it moves
  * those that the body's scope owns to the caller's, and closes scopes that were left open). A
  * status other than ETCH_OK fails the call; so does a result whose scope is closed (released). */

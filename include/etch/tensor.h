@@ -16,7 +16,7 @@ extern "C" {
 typedef struct etch_tensor etch_tensor;
 
 /* An optional tensor argument that is absent. NULL is never a valid tensor: an operator given NULL
- * returns NULL and keeps the first error. */
+ * returns NULL and keeps the first error, to whose text it adds its own name, argument and line. */
 ETCH_API extern etch_tensor *const ETCH_NONE;
 
 /* ---- scopes and ownership ---- */
