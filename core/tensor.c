@@ -90,13 +90,33 @@ etch_tensor *etch__tensor_alloc(void) {
     return t;
 }
 
+static void bury(etch_tensor *t) {
+    if (unlikely(t->marks != NULL)) etch__free(t->marks);
+    free_handle(t);
+}
+
 void etch__tensor_destroy(etch_tensor *t) {
     if (unlikely(!etch__tls.registered)) etch__thread_register();
     etch__storage_release(t->storage);
     t->storage = NULL;
-    if (unlikely(t->marks != NULL)) etch__free(t->marks);
     THREAD_COUNT(tensors, -1);
-    free_handle(t);
+    if (likely(!atomic_load_explicit(&t->watchers, memory_order_acquire))) {
+        bury(t);
+        return;
+    }
+    t->magic = TENSOR_DEAD;
+    atomic_store_explicit(&t->refs, 0, memory_order_release);
+    etch__tensor_unwatch(t);
+}
+
+void etch__tensor_watch(etch_tensor *t) {
+    int unwatched = 0;
+    if (t == ETCH_NONE || atomic_compare_exchange_strong(&t->watchers, &unwatched, 2)) return;
+    atomic_fetch_add(&t->watchers, 1);
+}
+
+void etch__tensor_unwatch(etch_tensor *t) {
+    if (t != ETCH_NONE && atomic_fetch_sub(&t->watchers, 1) == 1) bury(t);
 }
 
 etch_tensor *etch_retain(etch_tensor *t) {

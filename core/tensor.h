@@ -2,7 +2,10 @@
  *
  * A handle is counted; a scope holds one count of each handle it owns, a run (tracer) one of each
  * of its own. The count is atomic, but the last holder works without locked instructions: a count
- * of one belongs to whoever sees it. A storage is counted by the handles over it. */
+ * of one belongs to whoever sees it. A storage is counted by the handles over it.
+ *
+ * Who must tell a tensor from others even after its last count is gone *watches* it: the address is
+ * not given out again meanwhile, and what the tensor looked like can be read; its storage is gone. */
 #ifndef ETCH_CORE_TENSOR_H
 #define ETCH_CORE_TENSOR_H
 
@@ -47,6 +50,7 @@ struct etch_tensor {
     uint8_t device;     /* that its storage is on, or will be */
     uint8_t lead;       /* bytes of the allocated block before it */
     uint16_t sizes;     /* a walk's own: see trace_cursor.sizes */
+    atomic_int watchers; /* how many, and one for all counts together; 0: nobody ever */
     int64_t offset;     /* elements */
     int64_t numel;
     etch_storage *storage; /* NULL while deferred */
@@ -82,6 +86,13 @@ static inline void etch__storage_retain(etch_storage *s) {
 etch_tensor *etch__tensor_alloc(void);
 /* Frees a handle whose count has fallen to 0 (releases its storage). */
 void etch__tensor_destroy(etch_tensor *t);
+/* By one who has a count of it, or watches it already. */
+void etch__tensor_watch(etch_tensor *t);
+void etch__tensor_unwatch(etch_tensor *t);
+/* Of one that is watched: whether its last count is gone. */
+static inline bool etch__tensor_is_dead(const etch_tensor *t) {
+    return atomic_load_explicit(&t->refs, memory_order_acquire) == 0;
+}
 /* Gives the memory of a dead handle back. */
 void etch__handle_free(etch_tensor *t);
 

@@ -104,35 +104,67 @@ static void evaluate_node(walk *w, const trace_node *n) {
         fail_node(w, n, h, true);
 }
 
-static bool is_live(const etch_tensor *h) {
-    return atomic_load_explicit(&h->refs, memory_order_acquire) > 1;
-}
-
 /* Marks, from the back, the nodes on which live deferred handles depend. */
 static void mark_needed(const walk *w, uint8_t *needed) {
     for (int64_t i = w->npath - 1; i >= 0; i--) {
         const trace_node *n = w->path[i];
         const etch_tensor *h = w->c.value[n->c.out];
         if (n->c.inplace || !h->deferred) continue;
-        if (is_live(h)) needed[n->c.out] = 1;
+        if (etch__is_live(w, h)) needed[n->c.out] = 1;
         for (int k = 0; needed[n->c.out] && k < n->nin; k++) needed[n->in[k]] = 1;
+    }
+}
+
+static bool is_run(const walk *w, const trace_node *n, const uint8_t *needed) {
+    return !needed ||
+           (!n->c.inplace && needed[n->c.out] && w->c.value[n->c.out]->deferred);
+}
+
+/* Per value: the last node that is run and uses or makes it. */
+static void find_last_uses(const walk *w, const uint8_t *needed, int32_t *last_use) {
+    for (int64_t i = 0; i < w->npath; i++) {
+        const trace_node *n = w->path[i];
+        if (!is_run(w, n, needed)) continue;
+        last_use[n->c.out] = (int32_t)i;
+        for (int k = 0; k < n->nin; k++) last_use[n->in[k]] = (int32_t)i;
+    }
+}
+
+/* A result that only the walk has, behind its last use: it is as if it had never been computed. */
+static void drop_dead(walk *w, int32_t v) {
+    etch_tensor *h = w->c.value[v];
+    if (h->owner != w || h->failed || h->deferred || etch__is_live(w, h)) return;
+    etch__storage_release(h->storage);
+    h->storage = NULL;
+    h->deferred = 1;
+}
+
+/* last_use NULL: there is no memory to know; everything is kept until the walk goes. */
+static void evaluate_path(walk *w, const uint8_t *needed, const int32_t *last_use) {
+    for (int64_t i = 0; i < w->npath; i++) {
+        const trace_node *n = w->path[i];
+        if (!is_run(w, n, needed)) continue;
+        evaluate_node(w, n);
+        if (!last_use) continue;
+        if (last_use[n->c.out] == i) drop_dead(w, n->c.out);
+        for (int k = 0; k < n->nin; k++)
+            if (last_use[n->in[k]] == i) drop_dead(w, n->in[k]);
     }
 }
 
 etch_status etch__evaluate(walk *w, bool live_only) {
     const trace_node *last = w->npath ? w->path[w->npath - 1] : NULL;
-    uint8_t *needed = live_only && last ? etch__calloc((size_t)last->nvalues + 1, 1) : NULL;
-    if (live_only && last && !needed) return ETCH_ERR_OUT_OF_MEMORY;
+    if (!last) return ETCH_OK;
+    uint8_t *needed = live_only ? etch__calloc((size_t)last->nvalues + 1, 1) : NULL;
+    if (live_only && !needed) return ETCH_ERR_OUT_OF_MEMORY;
     if (needed) mark_needed(w, needed);
     if (unlikely(w->shadow != NULL) && !live_only) etch__check_before(w, NULL);
+    int32_t *last_use = etch__quiet_malloc((size_t)last->nvalues * sizeof *last_use);
+    if (last_use) find_last_uses(w, needed, last_use);
     empty_frame frame = etch__push_frame();
-    for (int64_t i = 0; i < w->npath; i++) {
-        const trace_node *n = w->path[i];
-        if (needed && (n->c.inplace || !needed[n->c.out] || !w->c.value[n->c.out]->deferred))
-            continue;
-        evaluate_node(w, n);
-    }
+    evaluate_path(w, needed, last_use);
     etch__pop_frame(&frame);
+    etch__free(last_use);
     etch__free(needed);
     if (unlikely(w->shadow != NULL)) etch__check_after(w, NULL);
     return ETCH_OK;
@@ -252,7 +284,7 @@ void etch__code_release(trace_leaf *leaf, segment_code *code) {
 /* Gives storage to a live handle whose base was produced, or is an input. */
 static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, int32_t v) {
     etch_tensor *h = w->c.value[v];
-    if (!h->deferred || !is_live(h)) return;
+    if (!h->deferred || !etch__is_live(w, h)) return;
     int32_t slot = code->slot[v];
     if (slot == OUT_MISSING) {
         w->pending = true;

@@ -115,12 +115,8 @@ static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
 
 /* How many counts of t the run's walks have. */
 static int counts_of_walks(const run *r, const etch_tensor *t) {
-    const walk *lists[] = {r->walk, r->pending, r->recorded};
-    int n = 0;
-    for (int i = 0; i < COUNT_OF(lists); i++)
-        for (const walk *w = lists[i]; w; w = i ? w->next : NULL)
-            for (int64_t v = w->borrows ? w->nargs : 0; v < w->values_cap; v++)
-                n += w->c.value[v] == t;
+    int n = r->walk ? etch__walk_counts(r->walk, t) : 0;
+    for (const walk *w = r->pending; w; w = w->next) n += etch__walk_counts(w, t);
     return n;
 }
 
@@ -129,9 +125,10 @@ static int counts_of_walks(const run *r, const etch_tensor *t) {
 static etch_status hand_over(const run *r, etch_tensor *t, int i) {
     const etch_thread *thread = &etch__tls;
     int64_t start = thread->scope_start[r->scope];
-    if (!etch_keep(t)) return thread->status;
+    bool alive = t->magic == TENSOR_ALIVE;
+    if (alive && !etch_keep(t)) return thread->status;
     if (likely(thread->scope_start[r->scope] != start) || t == ETCH_NONE) return ETCH_OK;
-    if (atomic_load_explicit(&t->refs, memory_order_acquire) > counts_of_walks(r, t))
+    if (alive && atomic_load_explicit(&t->refs, memory_order_acquire) > counts_of_walks(r, t))
         return ETCH_OK;
     return etch__error_at(
         NULL, ETCH_ERR_RELEASED,
@@ -201,17 +198,6 @@ static void end_return(run *r) {
     etch__retire_walk(r, w);
 }
 
-/* Captured tensors may be results of earlier segments: without these counts, those that are still
- * counted by another are the ones that outlive the call. */
-static void release_captures(walk *w) {
-    for (int64_t i = 0; i < w->npath; i++)
-        for (int k = 0; k < w->path[i]->ncaptures; k++) {
-            int32_t v = w->path[i]->captures[k].value;
-            etch_release(w->c.value[v]);
-            w->c.value[v] = NULL;
-        }
-}
-
 /* In the order of the program. */
 static void turn_recorded(run *r) {
     walk *turned = NULL;
@@ -226,7 +212,6 @@ static void turn_recorded(run *r) {
 
 static void settle_all(run *r, bool publish) {
     turn_recorded(r);
-    for (walk *w = r->recorded; w; w = w->next) release_captures(w);
     while (r->pending) {
         walk *w = r->pending;
         r->pending = w->next;

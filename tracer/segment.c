@@ -33,7 +33,7 @@ void etch__mark_live(walk *w, uint8_t bit) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         const etch_tensor *h = w->c.value[n->c.out];
-        if (n->c.inplace || atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
+        if (n->c.inplace || !etch__is_live(w, h)) continue;
         w->want[n->c.out] |= bit;
     }
 }
@@ -55,7 +55,7 @@ static bool describe_inputs(walk *w) {
 static bool has_live_deferred(const walk *w) {
     for (int i = 0; i < w->leaf->nsteps; i++) {
         const etch_tensor *h = w->c.value[w->leaf->steps[i].out];
-        if (h->deferred && atomic_load_explicit(&h->refs, memory_order_acquire) > 1) return true;
+        if (h->deferred && etch__is_live(w, h)) return true;
     }
     return false;
 }
@@ -67,8 +67,7 @@ void etch__want_late(run *r, walk *w, const etch_tensor *t) {
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
-        bool live = atomic_load_explicit(&h->refs, memory_order_acquire) > 1;
-        if (leaf->want[v] || (t ? h != t : !h->deferred || !live)) continue;
+        if (leaf->want[v] || (t ? h != t : !h->deferred || !etch__is_live(w, h))) continue;
         leaf->want[v] = 1;
         leaf->stale = w->recompile = true;
     }
@@ -118,7 +117,7 @@ static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_c
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
         if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
-        if (atomic_load_explicit(&h->refs, memory_order_acquire) < 2) continue;
+        if (!etch__is_live(w, h)) continue;
         if (w->end == END_RETURN || h == t || code->tainted[v]) return false;
     }
     return true;
@@ -208,7 +207,8 @@ void etch__retire_walk(run *r, walk *w) {
         etch__walk_recycle(w);
         return;
     }
-    etch__walk_own_args(w);
+    if (w->recorded) etch__walk_watch(w);
+    else etch__walk_own_args(w);
     walk **list = w->recorded ? &r->recorded : &r->pending;
     if (w->pending && ++r->npending > r->sweep_at) sweep_pending(r);
     w->next = *list;

@@ -226,6 +226,13 @@ typedef struct kept_code {
 
 enum { KEPT_CODES = 4 };
 
+/* See tracer/values.c. */
+typedef struct value_numbers {
+    int32_t *place;
+    size_t mask;
+    int64_t used;
+} value_numbers;
+
 typedef struct walk {
     trace_cursor c; /* first */
     struct run *run;
@@ -235,6 +242,7 @@ typedef struct walk {
     bool entry;       /* begins at the entry of the call */
     bool borrows;     /* matching: has no counts of its arguments, see etch__walk_own_args */
     bool recorded;    /* ended in recording */
+    bool watches;     /* of its inputs, too, it has no counts any more, see etch__walk_watch */
     bool published;   /* ended in recording, and published during this run */
     bool recompile;   /* ended in matching; its leaf lacks a value that was used after all */
     trace_leaf *leaf; /* ended in matching: where */
@@ -242,6 +250,7 @@ typedef struct walk {
     const void *end_site;
     int nargs;
     int64_t nvalues, values_cap, nscalars, scalars_cap, handles_cap;
+    value_numbers numbers; /* recording: of values by address */
     trace_node **path; /* recording: the nodes so far, shared prefix first */
     int64_t npath, path_cap;
     int64_t shared;     /* of these, how many belong to the tree */
@@ -373,10 +382,24 @@ void etch__walk_fail(walk *w);
 static inline bool etch__walk_hides(const walk *w, int64_t value) {
     return value < w->nargs && w->tree && !w->tree->guarded[value];
 }
-/* The number of a value, -1 if the walk has not met the tensor. */
-int32_t etch__walk_find(const walk *w, const etch_tensor *t);
+/* An ended recording gives up its counts: what it has met it need only know again. */
+void etch__walk_watch(walk *w);
+/* How many counts of t the walk has. */
+int etch__walk_counts(const walk *w, const etch_tensor *t);
+/* Whether somebody else has a count of the walk's result. */
+static inline bool etch__is_live(const walk *w, const etch_tensor *h) {
+    return atomic_load_explicit(&h->refs, memory_order_acquire) > (w->mode != WALK_RECORD);
+}
 /* Fills path with the nodes from the root to the last matched one. */
 bool etch__walk_path(walk *w);
+
+/* tracer/values.c: values by address, in recordings */
+/* The number of a value, -1 if the walk has not met the tensor. */
+int32_t etch__walk_find(const walk *w, const etch_tensor *t);
+/* Notes the number of a value, for which there must be room: that of so many more. */
+void etch__walk_number(walk *w, int32_t value);
+bool etch__walk_room_for_numbers(walk *w, int64_t more);
+void etch__walk_forget_numbers(walk *w);
 
 /* Notes what followed a node. Other threads read the node, so it is written only if that is new. */
 static inline void etch__predict(const trace_node *n, trace_node *follows) {

@@ -2,8 +2,10 @@
  *
  * What a walk holds: a count of every captured tensor it has met. In matching, of the
  * tree's spare handles, one per node, which it hands out again as long as nobody else holds
- * them. In recording, of every argument and result. So no address that it compares with can
- * come to mean another tensor.
+ * them. In recording, of every argument; of what has run it needs no more than the address and what
+ * it looked like, so results are *watched*, and their storage goes when the program lets go of it,
+ * as in eager code; once the recording has ended, inputs are watched, too. So no address that a walk
+ * compares with can come to mean another tensor.
  *
  * In matching, arguments are *borrowed*: the caller has a count of each until the call returns,
  * and counts of a tensor that several threads pass would make its cache line wander between
@@ -100,6 +102,7 @@ void etch__walk_free(walk *w) {
     etch__free(w->key);
     for (int i = 0; i < KEPT_CODES; i++)
         if (w->kept[i].code) etch__code_release(w->kept[i].leaf, w->kept[i].code);
+    etch__walk_forget_numbers(w);
     etch__shadow_free(w->shadow);
     etch__free(w);
 }
@@ -107,9 +110,11 @@ void etch__walk_free(walk *w) {
 bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     w->entry = true;
     if (!etch__grow_lines(&w->c.value, &w->values_cap, nin + 1, sizeof *w->c.value)) return false;
+    if (w->mode != WALK_MATCH && !etch__walk_room_for_numbers(w, nin)) return false;
     w->nargs = nin;
     for (int i = 0; i < nin; i++) w->c.value[i] = in[i];
     w->nvalues = nin;
+    for (int i = 0; w->mode != WALK_MATCH && i < nin; i++) etch__walk_number(w, i);
     w->borrows = true;
     w->next_borrower = etch__tls.borrower;
     etch__tls.borrower = w;
@@ -218,23 +223,71 @@ static void give_up_matched(walk *w) {
     }
 }
 
+static void give_up_input(walk *w, int32_t v) {
+    if (w->watches) etch__tensor_unwatch(w->c.value[v]);
+    else etch_release(w->c.value[v]);
+    w->c.value[v] = NULL;
+}
+
+static void give_up_result(walk *w, int32_t v) {
+    etch_tensor *h = w->c.value[v];
+    w->c.value[v] = NULL;
+    if (w->mode == WALK_RECORD) {
+        etch__tensor_unwatch(h);
+        return;
+    }
+    h->owner = NULL;
+    etch_release(h);
+}
+
 static void give_up_recorded(walk *w) {
-    for (int64_t v = w->nargs; v < w->nvalues; v++) {
-        etch_tensor *h = w->c.value[v];
-        w->c.value[v] = NULL;
-        if (h && h->owner == w) h->owner = NULL;
-        etch_release(h);
+    for (int64_t i = 0; i < w->npath; i++) {
+        const trace_node *n = w->path[i];
+        for (int k = 0; k < n->ncaptures; k++) give_up_input(w, n->captures[k].value);
+        if (!n->c.inplace) give_up_result(w, n->c.out);
     }
     for (int64_t i = w->shared; i < w->npath; i++) etch__node_free(w->path[i]);
     w->npath = w->shared = 0;
     if (w->want) memset(w->want, 0, (size_t)w->want_cap);
+    etch__walk_forget_numbers(w);
 }
 
 static void give_up_args(walk *w) {
     if (w->borrows) stop_borrowing(w);
     else
-        for (int i = 0; i < w->nargs; i++) etch_release(w->c.value[i]);
+        for (int i = 0; i < w->nargs; i++) give_up_input(w, i);
     for (int i = 0; i < w->nargs; i++) w->c.value[i] = NULL;
+}
+
+static void watch_input(etch_tensor *t) {
+    etch__tensor_watch(t);
+    etch_release(t);
+}
+
+void etch__walk_watch(walk *w) {
+    if (w->watches) return;
+    etch__walk_own_args(w);
+    for (int i = 0; i < w->nargs; i++) watch_input(w->c.value[i]);
+    for (int64_t i = 0; i < w->npath; i++)
+        for (int k = 0; k < w->path[i]->ncaptures; k++)
+            watch_input(w->c.value[w->path[i]->captures[k].value]);
+    w->watches = true;
+}
+
+static int counts_of_recording(const walk *w, const etch_tensor *t) {
+    int n = 0;
+    for (int v = 0; v < w->nargs; v++) n += w->c.value[v] == t;
+    for (int64_t i = 0; i < w->npath; i++)
+        for (int k = 0; k < w->path[i]->ncaptures; k++)
+            n += w->c.value[w->path[i]->captures[k].value] == t;
+    return n;
+}
+
+int etch__walk_counts(const walk *w, const etch_tensor *t) {
+    if (w->mode == WALK_RECORD) return w->watches ? 0 : counts_of_recording(w, t);
+    int n = 0;
+    for (int64_t v = w->borrows ? w->nargs : 0; v < w->values_cap; v++) n += w->c.value[v] == t;
+    return n;
 }
 
 void etch__walk_recycle(walk *w) {
@@ -248,7 +301,7 @@ void etch__walk_recycle(walk *w) {
     w->dynamic = w->dynamic_entry = false;
     w->leaf = NULL;
     w->ran = NULL;
-    w->pending = w->recorded = w->published = w->recompile = w->entry = false;
+    w->pending = w->recorded = w->published = w->recompile = w->entry = w->watches = false;
     for (unsigned i = 0; tree && i < SPARE_WALKS; i++) {
         _Atomic(walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
         walk *none = NULL;
@@ -397,15 +450,6 @@ etch_tensor *etch__walk_match(walk *w, const op_call *call) {
 
 /* ---- recording ---- */
 
-/* One handle passed as several arguments is the first of them. */
-int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
-    for (int64_t v = w->nvalues - 1; v >= w->nargs; v--)
-        if (w->c.value[v] == t) return (int32_t)v;
-    for (int32_t v = 0; v < w->nargs && v < w->nvalues; v++)
-        if (w->c.value[v] == t && !etch__walk_hides(w, v)) return v;
-    return -1;
-}
-
 static bool room_for_node(walk *w, const op_call *call) {
     return etch__grow(&w->path, &w->path_cap, w->npath + 1, sizeof *w->path) &&
            etch__grow_lines(&w->c.value, &w->values_cap, w->nvalues + call->nin + 1,
@@ -413,7 +457,8 @@ static bool room_for_node(walk *w, const op_call *call) {
            etch__grow_lines(&w->c.scalar, &w->scalars_cap, w->nscalars + call->nsc,
                             sizeof *w->c.scalar) &&
            etch__grow_lines(&w->ints, &w->ints_cap, w->nints + call->nat + 1, sizeof *w->ints) &&
-           etch__grow_lines(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1);
+           etch__grow_lines(&w->want, &w->want_cap, w->nvalues + call->nin + 1, 1) &&
+           etch__walk_room_for_numbers(w, call->nin + 1);
 }
 
 /* Operand positions; tensors not met before become captured slots. */
@@ -426,6 +471,7 @@ static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
                 return false;
             v = (int32_t)w->nvalues++;
             w->c.value[v] = etch_retain(call->in[i]);
+            etch__walk_number(w, v);
             capture *c = &n->captures[n->ncaptures++];
             c->value = v, c->operand = i;
             etch__guard_make(call->in[i], &c->guard);
@@ -437,18 +483,23 @@ static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
     return true;
 }
 
-/* Fills the node's meta and value from the result, of which the walk takes a count. */
+/* What has run is watched; what is deferred, and to be computed, is the walk's. */
+static void add_result(walk *w, trace_node *n, etch_tensor *h) {
+    n->c.out = (int32_t)w->nvalues++;
+    w->c.value[n->c.out] = h;
+    etch__walk_number(w, n->c.out);
+    if (w->mode == WALK_RECORD) etch__tensor_watch(h);
+    else etch_retain(h);
+}
+
+/* Fills the node's meta and value from the result. */
 static void record_result(walk *w, trace_node *n, const op_call *call, etch_tensor *h) {
     n->meta.dtype = h->dtype, n->meta.ndim = h->ndim, n->meta.device = h->device;
     memcpy(n->meta.size, h->size, sizeof h->size);
     memcpy(n->meta.stride, h->stride, sizeof h->stride);
     if (etch__ops[call->op].kind == KIND_VIEW) n->meta.offset = h->offset - call->in[0]->offset;
-    if (n->c.inplace) {
-        n->c.out = n->in[0];
-    } else {
-        n->c.out = (int32_t)w->nvalues++;
-        w->c.value[n->c.out] = etch_retain(h);
-    }
+    if (n->c.inplace) n->c.out = n->in[0];
+    else add_result(w, n, h);
     n->c.sc = (int32_t)w->nscalars;
     for (int i = 0; i < call->nsc; i++) w->c.scalar[w->nscalars++] = call->sc[i];
     n->ints = (int32_t)w->nints;
@@ -554,14 +605,18 @@ bool etch__walk_path(walk *w) {
     return true;
 }
 
-/* The handles of the matched nodes pass from the node table to the value table. */
-static void own_results(walk *w) {
+/* The handles of the matched nodes pass from the node table to the value table; those that were
+ * computed become ordinary ones, which are watched. */
+static void own_results(walk *w, walk_mode mode) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         if (n->c.inplace) continue;
         etch_tensor *h = w->c.handle[n->c.id];
         w->c.handle[n->c.id] = NULL;
-        if (!h->deferred) h->owner = NULL;
+        if (mode != WALK_RECORD) continue;
+        h->owner = NULL;
+        etch__tensor_watch(h);
+        etch_release(h);
     }
 }
 
@@ -575,13 +630,15 @@ bool etch__walk_to_recording(walk *w, walk_mode mode) {
     w->nints = last->nints;
     w->dynamic = last->dynamic || w->tree->dynamic;
     w->dynamic_entry = w->tree->dynamic;
-    if (!etch__grow_lines(&w->want, &w->want_cap, w->nvalues + 1, 1)) return false;
+    if (!etch__grow_lines(&w->want, &w->want_cap, w->nvalues + 1, 1) ||
+        !etch__walk_room_for_numbers(w, 0))
+        return false;
     if (mode == WALK_RECORD) {
         etch__evaluate(w, false);
         etch__shadow_free(w->shadow), w->shadow = NULL;
         TRACE_COUNT(w->run->f, eager_runs, w->npath > 0);
     }
-    own_results(w);
+    own_results(w, mode);
     w->mode = mode;
     return true;
 }

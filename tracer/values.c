@@ -1,0 +1,56 @@
+/* The numbers of a recording's values: found by the tensor's address, in constant time however long
+ * the recording is.
+ *
+ * A table with open addressing; a place holds a value's number + 1, the walk's value table has the
+ * address. A number that was taken back is a place whose value is another tensor by now. */
+#include "tracer/trace.h"
+
+static size_t hash_of(const etch_tensor *t) {
+    return (size_t)((uint64_t)(uintptr_t)t * 0x9e3779b97f4a7c15u >> 32);
+}
+
+static void put(value_numbers *n, const etch_tensor *t, int32_t value) {
+    size_t at = hash_of(t) & n->mask;
+    while (n->place[at]) at = (at + 1) & n->mask;
+    n->place[at] = value + 1;
+    n->used++;
+}
+
+/* Of several values that are one tensor: what was met later goes before arguments, of those the
+ * first. */
+static bool goes_before(const walk *w, int32_t value, int32_t other) {
+    if (other < 0) return true;
+    return value < w->nargs ? value < other : value > other;
+}
+
+int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
+    const value_numbers *n = &w->numbers;
+    int32_t found = -1;
+    if (!n->place) return found;
+    for (size_t at = hash_of(t) & n->mask; n->place[at]; at = (at + 1) & n->mask) {
+        int32_t v = n->place[at] - 1;
+        if (v >= w->nvalues || w->c.value[v] != t || etch__walk_hides(w, v)) continue;
+        if (goes_before(w, v, found)) found = v;
+    }
+    return found;
+}
+
+void etch__walk_number(walk *w, int32_t value) { put(&w->numbers, w->c.value[value], value); }
+
+bool etch__walk_room_for_numbers(walk *w, int64_t more) {
+    value_numbers *n = &w->numbers;
+    int64_t need = n->used + more, places = 16;
+    if (n->place && 2 * need <= (int64_t)n->mask) return true;
+    while (places < 4 * (w->nvalues + more)) places *= 2;
+    int32_t *place = etch__calloc((size_t)places, sizeof *place);
+    if (!place) return false;
+    etch__free(n->place);
+    *n = (value_numbers){place, (size_t)places - 1, 0};
+    for (int32_t v = 0; v < w->nvalues; v++) etch__walk_number(w, v);
+    return true;
+}
+
+void etch__walk_forget_numbers(walk *w) {
+    etch__free(w->numbers.place);
+    memset(&w->numbers, 0, sizeof w->numbers);
+}
