@@ -71,5 +71,6 @@ int main(int argc, char **argv) {
     bench_whether();
     bench_scaling();
     bench_threads();
+    bench_memory();
     return 0;
 }

@@ -116,8 +116,7 @@ static void mark_needed(const walk *w, uint8_t *needed) {
 }
 
 static bool is_run(const walk *w, const trace_node *n, const uint8_t *needed) {
-    return !needed ||
-           (!n->c.inplace && needed[n->c.out] && w->c.value[n->c.out]->deferred);
+    return !needed || (!n->c.inplace && needed[n->c.out] && w->c.value[n->c.out]->deferred);
 }
 
 /* Per value: the last node that is run and uses or makes it. */

@@ -132,6 +132,24 @@ static void note_recompile(run *r, reason_id why, const void *site) {
     r->refused |= etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE;
 }
 
+/* Walks whose deferred handles have died meanwhile go back to their trees, and let go of what they
+ * hold: a loop that breaks in its body leaves one every round. Few are looked through each time,
+ * many once they have grown by an eighth. */
+static void sweep_pending(run *r) {
+    if (r->npending <= r->sweep_at) return;
+    for (walk **link = &r->pending; *link;) {
+        walk *w = *link;
+        if (w->recompile || (w->pending && has_live_deferred(w))) {
+            link = &w->next;
+            continue;
+        }
+        *link = w->next;
+        r->npending--;
+        etch__walk_recycle(w);
+    }
+    r->sweep_at = r->npending + r->npending / 8;
+}
+
 static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
     bool overlap;
     segment_code *code = etch__pick_code(w, leaf, &overlap);
@@ -150,6 +168,7 @@ static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
 /* A plan that fails before it has written leaves no error: the eager kernels tell what is wrong. */
 static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
     if (!leaf->npath) return true;
+    sweep_pending(r);
     if (leaf->writes_inputs) etch__late_use_all(r);
     saved_error before;
     etch__error_save(&before);
@@ -183,22 +202,6 @@ void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
     etch__tls.lost = etch__tls.errors; /* its writes, too */
 }
 
-/* Walks whose deferred handles have died meanwhile go back to their trees: a loop that breaks in
- * its body leaves one every round. */
-static void sweep_pending(run *r) {
-    for (walk **link = &r->pending; *link;) {
-        walk *w = *link;
-        if (w->recompile || (w->pending && has_live_deferred(w))) {
-            link = &w->next;
-            continue;
-        }
-        *link = w->next;
-        r->npending--;
-        etch__walk_recycle(w);
-    }
-    r->sweep_at = 2 * r->npending + 2;
-}
-
 /* The walk has ended: it is kept while its recording or its deferred handles are of use. */
 void etch__retire_walk(run *r, walk *w) {
     r->walk = NULL;
@@ -210,7 +213,7 @@ void etch__retire_walk(run *r, walk *w) {
     if (w->recorded) etch__walk_watch(w);
     else etch__walk_own_args(w);
     walk **list = w->recorded ? &r->recorded : &r->pending;
-    if (w->pending && ++r->npending > r->sweep_at) sweep_pending(r);
+    r->npending += w->pending;
     w->next = *list;
     *list = w;
 }
