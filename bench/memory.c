@@ -1,6 +1,6 @@
 /* Peaks of memory: ordinary programs (programs.c) eagerly, in the first call of the compiled
- * function and in a later one. Bytes of tensors above what the caller holds; the scratch memory of a
- * plan on the CPU, which is none of tensors, is not in them. */
+ * function and in a later one. Bytes of tensors above what the caller holds; the scratch memory of
+ * a plan on the CPU, which is none of tensors, is not in them. */
 #include "bench.h"
 #include "programs.h"
 

@@ -4,8 +4,8 @@
  * of its own. The count is atomic, but the last holder works without locked instructions: a count
  * of one belongs to whoever sees it. A storage is counted by the handles over it.
  *
- * Who must tell a tensor from others even after its last count is gone *watches* it: the address is
- * not given out again meanwhile, and what the tensor looked like can be read; its storage is gone. */
+ * Who must tell a tensor from others even after its last count is gone *watches* it: its address is
+ * not given out again meanwhile, and what it looked like can be read; its storage is gone. */
 #ifndef ETCH_CORE_TENSOR_H
 #define ETCH_CORE_TENSOR_H
 

@@ -1,5 +1,6 @@
-/* Peaks of memory: no call of a compiled function, the first included, holds more than a fifth above
- * what eager code does. Counted by etch_memory, whose peak is right to within 64 KiB a thread. */
+/* Peaks of memory: no call of a compiled function, the first included, holds more than a fifth
+ * above what eager code does. Counted by etch_memory, whose peak is right to within 64 KiB a
+ * thread. */
 #include "bench/programs.h"
 #include "core/tensor.h"
 #include "tests/trace_support.h"
