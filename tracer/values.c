@@ -19,8 +19,9 @@ static void put(value_numbers *n, const etch_tensor *t, int32_t value) {
 /* Of several values that are one tensor: what was met later goes before arguments, of those the
  * first. */
 static bool goes_before(const walk *w, int32_t value, int32_t other) {
-    if (other < 0) return true;
-    return value < w->nargs ? value < other : value > other;
+    bool argument = value < w->nargs;
+    if (other < 0 || argument != (other < w->nargs)) return other < 0 || !argument;
+    return argument ? value < other : value > other;
 }
 
 int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
