@@ -3,8 +3,9 @@
  *
  * A value lives until the last node that names it, or any view of it, has run (views hold a count
  * of the storage). Where the graph writes an input, all memory is allocated before the first node
- * runs, so that a failed allocation leaves the inputs as they were; and where a check on data comes
- * behind a write, what the input held is kept aside and put back if the check fails. */
+ * runs, so that a failed allocation leaves the inputs as they were: values of one size that do not
+ * live at one time share a *slot*. And where a check on data comes behind a write, what the input
+ * held is kept aside and put back if the check fails. */
 #include "core/backend.h"
 #include "core/device.h"
 #include "core/profile.h"
@@ -13,6 +14,8 @@ typedef struct eager_plan {
     plan p;
     graph *g;
     int32_t *last; /* per value: the last node that names it; nnodes for outputs */
+    int32_t *slot; /* per value with a storage of its own, where the graph writes an input */
+    int32_t nslots;
     bool writes_input, checks_late;
 } eager_plan;
 
@@ -23,6 +26,7 @@ typedef struct eager_run {
     const plan_io *io;
     etch_tensor **value; /* a count of each, inputs aside */
     etch_storage **kept; /* per input that was written: what it held */
+    etch_storage **slot; /* allocated before the first node; NULL where each is at its own */
     bool wrote;          /* an input */
 } eager_run;
 
@@ -70,25 +74,58 @@ static void put_back(eager_run *r) {
     etch__error_restore(&before);
 }
 
-/* The handle of a computed value: over new storage, or for views over its operand's. */
+static size_t bytes_of(const graph *g, int v) {
+    const tensor_meta *m = &g->values[v].meta;
+    size_t bytes = etch_dtype_size((etch_dtype)m->dtype);
+    for (int d = 0; d < m->ndim; d++) bytes *= (size_t)m->size[d];
+    return bytes;
+}
+
+static bool make_handle(eager_run *r, int v) {
+    if (!r->value[v] && (r->value[v] = etch__tensor_alloc()))
+        etch__apply_meta(r->value[v], &r->p->g->values[v].meta);
+    return r->value[v] != NULL;
+}
+
+/* Slots that a kernel of the user still holds are not written: the value gets a new one. */
+static etch_storage *take_storage(eager_run *r, int v) {
+    etch_storage *s = r->slot ? r->slot[r->p->slot[v]] : NULL;
+    if (!s || atomic_load(&s->refs) > 1)
+        return etch__storage_new_on(r->value[v]->device, bytes_of(r->p->g, v));
+    etch__storage_retain(s);
+    return s;
+}
+
+/* The handle of a computed value: over its own storage, or for views over its operand's. */
 static bool make_value(eager_run *r, int v) {
     const graph *g = r->p->g;
     const graph_node *n = &g->nodes[g->values[v].node];
-    if (r->value[v]) return true;
-    etch_tensor *t = r->value[v] = etch__tensor_alloc();
-    if (!t) return false;
-    etch__apply_meta(t, &g->values[v].meta);
-    if (etch__ops[n->op].kind != KIND_VIEW) {
-        size_t bytes = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
-        t->storage = etch__storage_new_on(t->device, bytes);
-        return t->storage != NULL;
-    }
+    if (v < g->ninputs || (r->value[v] && r->value[v]->storage)) return true;
+    if (!make_handle(r, v)) return false;
+    etch_tensor *t = r->value[v];
+    if (etch__ops[n->op].kind != KIND_VIEW) return (t->storage = take_storage(r, v)) != NULL;
     int32_t of = g->operands[n->in];
     t->storage = r->value[of]->storage;
     /* An input may lie at another offset than the one recorded. */
     t->offset += r->value[of]->offset - g->values[of].meta.offset;
     etch__storage_retain(t->storage);
     return true;
+}
+
+/* All that the run needs. */
+static bool make_all(eager_run *r) {
+    const graph *g = r->p->g;
+    bool ok = true;
+    r->slot = etch__calloc((size_t)r->p->nslots + 1, sizeof *r->slot);
+    if (!r->slot) return false;
+    for (int v = g->ninputs; ok && v < g->nvalues; v++) {
+        int32_t slot = r->p->slot[v];
+        ok = make_handle(r, v);
+        if (slot < 0 || r->slot[slot] || !ok) continue;
+        r->slot[slot] = etch__storage_new_on(g->values[v].meta.device, bytes_of(g, v));
+        ok = r->slot[slot] != NULL;
+    }
+    return ok;
 }
 
 static void drop_value(eager_run *r, int32_t v) {
@@ -138,9 +175,7 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
 
 static etch_status run_nodes(eager_run *r) {
     const graph *g = r->p->g;
-    if (r->p->writes_input)
-        for (int v = g->ninputs; v < g->nvalues; v++)
-            if (!make_value(r, v)) return ETCH_ERR_OUT_OF_MEMORY;
+    if (r->p->writes_input && !make_all(r)) return ETCH_ERR_OUT_OF_MEMORY;
     if (r->p->checks_late && !keep_inputs(r)) return etch__tls.status;
     for (int i = 0; i < g->nnodes; i++) {
         etch_status status = run_node(r, &g->nodes[i]);
@@ -169,6 +204,8 @@ static etch_status eager_run_plan(plan *p, const plan_io *io) {
     }
     for (int v = g->ninputs; v < g->nvalues; v++) drop_value(&r, v);
     for (int v = 0; v < g->ninputs; v++) etch__storage_release(r.kept[v]);
+    for (int i = 0; r.slot && i < e->nslots; i++) etch__storage_release(r.slot[i]);
+    etch__free(r.slot);
     etch__free(r.value);
     return status;
 }
@@ -179,6 +216,7 @@ static void eager_destroy(plan *p) {
     eager_plan *e = (eager_plan *)p;
     etch__graph_free(e->g);
     etch__free(e->last);
+    etch__free(e->slot);
     etch__free(e);
 }
 
@@ -197,6 +235,45 @@ static void find_last_uses(eager_plan *e) {
     for (int k = 0; k < g->noutputs; k++) e->last[g->outputs[k]] = g->nnodes;
 }
 
+/* Per value: the last node at which its storage is in use, by itself or by a view. */
+static void find_storage_ends(const eager_plan *e, int32_t *end) {
+    const graph *g = e->g;
+    for (int v = 0; v < g->nvalues; v++) {
+        int32_t base = g->values[v].base;
+        if (end[base] < e->last[v]) end[base] = e->last[v];
+    }
+}
+
+/* A slot that is free when node i runs: one of this size and device, whose value has gone. */
+static int32_t free_slot(const eager_plan *e, const int32_t *holder, const int32_t *end, int32_t v,
+                         int32_t i) {
+    const graph *g = e->g;
+    for (int32_t s = 0; s < e->nslots; s++)
+        if (end[holder[s]] < i && bytes_of(g, holder[s]) == bytes_of(g, v) &&
+            g->values[holder[s]].meta.device == g->values[v].meta.device)
+            return s;
+    return e->nslots;
+}
+
+/* In the order of the run; holder: per slot, the value that had it last. */
+static bool give_slots(eager_plan *e) {
+    const graph *g = e->g;
+    int32_t *end = etch__calloc(2 * (size_t)g->nvalues + 1, sizeof *end);
+    e->slot = etch__malloc(((size_t)g->nvalues + 1) * sizeof *e->slot);
+    bool ok = end && e->slot;
+    int32_t *holder = ok ? end + g->nvalues : NULL;
+    if (ok) find_storage_ends(e, end);
+    for (int v = 0; ok && v < g->nvalues; v++) {
+        bool own = v >= g->ninputs && etch__ops[g->nodes[g->values[v].node].op].kind != KIND_VIEW;
+        e->slot[v] = own ? free_slot(e, holder, end, v, g->values[v].node) : -1;
+        if (!own) continue;
+        holder[e->slot[v]] = v;
+        if (e->slot[v] == e->nslots) e->nslots++;
+    }
+    etch__free(end);
+    return ok;
+}
+
 etch_status etch__eager_plan(const graph *g, plan **out) {
     eager_plan *e = etch__calloc(1, sizeof *e);
     if (!e) return ETCH_ERR_OUT_OF_MEMORY;
@@ -207,6 +284,10 @@ etch_status etch__eager_plan(const graph *g, plan **out) {
         return ETCH_ERR_OUT_OF_MEMORY;
     }
     find_last_uses(e);
+    if (e->writes_input && !give_slots(e)) {
+        eager_destroy(&e->p);
+        return ETCH_ERR_OUT_OF_MEMORY;
+    }
     atomic_init(&e->p.refs, 1);
     e->p.run = eager_run_plan, e->p.destroy = eager_destroy;
     *out = &e->p;

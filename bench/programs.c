@@ -167,6 +167,20 @@ static etch_tensor *life(etch_tensor *x, etch_tensor *y) {
     return cells;
 }
 
+/* The argument itself is written, to what it was. */
+static etch_tensor *in_place_argument(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *before = etch_clone(x);
+    for (int i = 0; i < bench_rounds; i++) {
+        ETCH_SCOPE {
+            etch_tensor *step = etch_mul(etch_sin(x), y);
+            etch_add_(x, etch_mul_scalar(step, 0.1));
+        }
+    }
+    etch_tensor *result = etch_clone(x);
+    etch_copy_(x, before);
+    return result;
+}
+
 /* ---- rounds that make a new state ---- */
 
 static etch_tensor *two_operators(etch_tensor *x, etch_tensor *y) {
@@ -266,6 +280,7 @@ const bench_program bench_programs[] = {
     {"logistic regression", logistic_regression},
     {"adam", adam},
     {"life", life},
+    {"in-place argument", in_place_argument},
     {"two operators", two_operators},
     {"jacobi sweep", jacobi_sweep},
     {"mandelbrot", mandelbrot},
