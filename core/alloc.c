@@ -29,8 +29,20 @@ static void *checked(void *p, size_t bytes) {
     return p;
 }
 
+bool (*etch__give_back)(void);
+
+/* Asked for again while somebody gives memory back. A failure that a test asks for is final. */
+static bool ask_again(const void *p) {
+    return unlikely(!p) && etch__give_back && etch__give_back();
+}
+
 void *etch__malloc(size_t bytes) {
-    return checked(allocation_fails() ? NULL : malloc(bytes ? bytes : 1), bytes);
+    void *p = NULL;
+    if (allocation_fails()) return checked(p, bytes);
+    do {
+        p = malloc(bytes ? bytes : 1);
+    } while (ask_again(p));
+    return checked(p, bytes);
 }
 
 void *etch__quiet_malloc(size_t bytes) { return malloc(bytes ? bytes : 1); }
@@ -41,18 +53,30 @@ void *etch__quiet_lines(size_t bytes) {
 }
 
 void *etch__calloc(size_t count, size_t size) {
-    void *p = allocation_fails() ? NULL : calloc(count ? count : 1, size ? size : 1);
+    void *p = NULL;
+    if (allocation_fails()) return checked(p, count * size);
+    do {
+        p = calloc(count ? count : 1, size ? size : 1);
+    } while (ask_again(p));
     return checked(p, count * size);
 }
 
 void *etch__realloc(void *p, size_t bytes) {
-    return checked(allocation_fails() ? NULL : realloc(p, bytes ? bytes : 1), bytes);
+    void *grown = NULL;
+    if (allocation_fails()) return checked(grown, bytes);
+    do {
+        grown = realloc(p, bytes ? bytes : 1);
+    } while (ask_again(grown));
+    return checked(grown, bytes);
 }
 
 void *etch__aligned(size_t bytes) {
     void *p = NULL;
     size_t whole = (bytes + 63) & ~(size_t)63;
-    if (allocation_fails() || posix_memalign(&p, 64, whole ? whole : 64)) p = NULL;
+    if (allocation_fails()) return checked(p, bytes);
+    do {
+        if (posix_memalign(&p, 64, whole ? whole : 64)) p = NULL;
+    } while (ask_again(p));
     return checked(p, bytes);
 }
 

@@ -15,7 +15,9 @@
 
 /* ---- allocation: the one place that tests can make fail ---- */
 
-/* As malloc, calloc, realloc; NULL sets out_of_memory. */
+/* As malloc, calloc, realloc; NULL sets out_of_memory. Before that, who keeps free memory is asked
+ * to give some back (etch__give_back; false: there is none). */
+extern bool (*etch__give_back)(void);
 void *etch__malloc(size_t bytes);
 void *etch__calloc(size_t count, size_t size);
 void *etch__realloc(void *p, size_t bytes);

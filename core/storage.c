@@ -2,8 +2,9 @@
  * writes never lies in a cache line with what another thread has.
  *
  * Large blocks are kept for reuse when they are freed (a bounded, process-wide list): fresh pages
- * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. Nobody waits
- * for a lock here: each place of the list is taken and filled by one exchange. */
+ * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. Where memory
+ * runs out they are given back. Nobody waits for a lock here: each place of the list is taken and
+ * filled by one exchange. */
 #include "core/device.h"
 
 #include <sys/mman.h>
@@ -102,6 +103,10 @@ static bool drop_oldest(void) {
     kept_block *oldest = oldest_place();
     if (oldest) free_block(take_place(oldest));
     return oldest != NULL;
+}
+
+__attribute__((constructor)) static void register_giving_back(void) {
+    etch__give_back = drop_oldest;
 }
 
 /* Keeps the block, dropping the oldest ones over the limit. */

@@ -1,6 +1,11 @@
 /* Peaks of memory: no call of a compiled function, the first included, holds more than a fifth
  * above what eager code does. Counted by etch_memory, whose peak is right to within 64 KiB a
  * thread. */
+#include <stdio.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include "bench/programs.h"
 #include "core/tensor.h"
 #include "tests/trace_support.h"
@@ -247,6 +252,62 @@ static void failing_body(void **state) {
     etch_function_free(f);
 }
 
+/* ---- little memory ---- */
+
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+
+/* In a child whose address space may not grow by more than so many bytes. */
+static void in_little_memory(int64_t bytes, int (*body)(void)) {
+    pid_t child = fork();
+    if (child == 0) {
+        long pages = 0;
+        FILE *f = fopen("/proc/self/statm", "r");
+        if (!f || fscanf(f, "%ld", &pages) != 1) _exit(90);
+        fclose(f);
+        rlim_t limit = (rlim_t)(pages * sysconf(_SC_PAGESIZE) + bytes);
+        if (setrlimit(RLIMIT_AS, &(struct rlimit){limit, limit})) _exit(91);
+        _exit(body());
+    }
+    int status = -1;
+    assert_true(child > 0 && waitpid(child, &status, 0) == child);
+    assert_true(WIFEXITED(status));
+    assert_int_equal(WEXITSTATUS(status), 0);
+}
+
+/* What eager code can run is recorded, compiled and run as code. */
+static int compiles_a_long_loop(void) {
+    int bad = 0;
+    bench_rounds = 1000;
+    etch_fn2 body = program("two operators");
+    etch_function *f = etch_compile(body);
+    ETCH_SCOPE {
+        inputs in = make_inputs();
+        for (int i = 0; i < 3; i++) bad |= !etch_call(f, in.x, in.y);
+    }
+    etch_counters_t c = etch_function_counters(f);
+    return bad | (c.graphs != 1) << 1 | (c.plan_runs != 2) << 2;
+}
+
+/* Blocks that are kept for reuse are no reason to fail. */
+static int gives_kept_blocks_back(void) {
+    int bad = 0;
+    etch_clear_error();
+    for (int i = 0; i < 4; i++)
+        ETCH_SCOPE { bad |= !etch_zeros(ETCH_F32, ETCH_SHAPE(i + 10, 1 << 20)); }
+    return bad | (etch_last_status() != ETCH_OK) << 1;
+}
+
+static void little_memory(void **state) {
+    (void)state;
+    etch_set_num_threads(1);
+    in_little_memory(64 << 20, compiles_a_long_loop);
+    in_little_memory(100 << 20, gives_kept_blocks_back);
+}
+
+#else
+static void little_memory(void **state) { (void)state; }
+#endif
+
 /* ---- what a recording keeps of dead values ---- */
 
 static etch_tensor *uses_dead(etch_tensor *x, etch_tensor *y) {
@@ -320,7 +381,7 @@ int main(void) {
         cmocka_unit_test(background),  cmocka_unit_test(recompile_limit),
         cmocka_unit_test(late_use),    cmocka_unit_test(failing_body),
         cmocka_unit_test(dead_result), cmocka_unit_test(dead_addresses),
-        cmocka_unit_test(watched),
+        cmocka_unit_test(watched),         cmocka_unit_test(little_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
