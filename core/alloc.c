@@ -39,9 +39,7 @@ static bool ask_again(const void *p) {
 void *etch__malloc(size_t bytes) {
     void *p = NULL;
     if (allocation_fails()) return checked(p, bytes);
-    do {
-        p = malloc(bytes ? bytes : 1);
-    } while (ask_again(p));
+    do { p = malloc(bytes ? bytes : 1); } while (ask_again(p));
     return checked(p, bytes);
 }
 
@@ -55,18 +53,14 @@ void *etch__quiet_lines(size_t bytes) {
 void *etch__calloc(size_t count, size_t size) {
     void *p = NULL;
     if (allocation_fails()) return checked(p, count * size);
-    do {
-        p = calloc(count ? count : 1, size ? size : 1);
-    } while (ask_again(p));
+    do { p = calloc(count ? count : 1, size ? size : 1); } while (ask_again(p));
     return checked(p, count * size);
 }
 
 void *etch__realloc(void *p, size_t bytes) {
     void *grown = NULL;
     if (allocation_fails()) return checked(grown, bytes);
-    do {
-        grown = realloc(p, bytes ? bytes : 1);
-    } while (ask_again(grown));
+    do { grown = realloc(p, bytes ? bytes : 1); } while (ask_again(grown));
     return checked(grown, bytes);
 }
 

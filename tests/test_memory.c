@@ -252,6 +252,66 @@ static void failing_body(void **state) {
     etch_function_free(f);
 }
 
+/* ---- temporaries of a loop that breaks and opens no scope ---- */
+
+static int used_late;
+
+/* Values that depend on what the segment writes: a result, a view, one that is written itself. Some
+ * are used behind later rounds, when x and y have other contents. */
+static etch_tensor *late_temporaries(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *before[2] = {etch_clone(x), etch_clone(y)}, *kept[5] = {NULL}, *sum = NULL;
+    for (int i = 0; i < 6; i++) {
+        etch_tensor *a = etch_mul(etch_sin(x), y);
+        etch_tensor *row = etch_select(a, 0, i);
+        etch_tensor *own = etch_zeros(ETCH_F32, ETCH_SHAPE(SIDE, SIDE));
+        etch_add_(own, a);
+        etch_add_(x, etch_mul_scalar(own, 0.5));
+        etch_mul_(etch_select(own, 0, 0), row);
+        etch_tensor *after = etch_cos(x);
+        if (i == 1) kept[0] = a, kept[1] = row, kept[2] = own, kept[3] = after, kept[4] = x;
+        if (etch_item(etch_sum(after)) > 1e9) break;
+        if (i == 3) etch_add_(y, x);
+    }
+    for (int i = 0; i < 5; i++)
+        if (used_late >> i & 1) sum = sum ? etch_add(sum, kept[i]) : etch_neg(kept[i]);
+    etch_tensor *out = sum ? etch_add(sum, x) : etch_mul(x, y);
+    etch_copy_(x, before[0]);
+    etch_copy_(y, before[1]);
+    return out;
+}
+
+static etch_tensor *eager_result(etch_fn2 body, inputs in) {
+    etch_tensor *out = body(in.x, in.y);
+    assert_non_null(out);
+    return out;
+}
+
+static void late_temporaries_have_their_values(void **state) {
+    (void)state;
+    for (int at_last = 0; at_last < 2; at_last++)
+        for (int use = 0; use < 32; use++) {
+            etch_function *f = etch_compile(late_temporaries);
+            for (int call = 0; call < 4; call++)
+                ETCH_SCOPE {
+                    inputs in = make_inputs();
+                    used_late = call == 2 || !at_last ? use : 0;
+                    assert_same(eager_result(late_temporaries, in), etch_call(f, in.x, in.y));
+                }
+            assert_int_equal(etch_function_counters(f).divergences <= 2, 1);
+            etch_function_free(f);
+        }
+}
+
+/* They are no outputs: a copy of the state a round is all that is held. */
+static void temporaries_are_no_outputs(void **state) {
+    (void)state;
+    bench_rounds = 50;
+    etch_fn2 body = program("in-place, breaks, no scopes");
+    peaks p = measure(etch_compile(body), body, 3);
+    assert_true(p.eager >= 6 * 50 * TENSOR);
+    for (int i = 0; i < 3; i++) assert_true(p.call[i] <= 2 * 50 * TENSOR);
+}
+
 /* ---- little memory ---- */
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -375,13 +435,22 @@ static void watched(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(programs),    cmocka_unit_test(thousand_rounds),
-        cmocka_unit_test(divergence),  cmocka_unit_test(until_stable),
-        cmocka_unit_test(fullgraph),   cmocka_unit_test(without_code),
-        cmocka_unit_test(background),  cmocka_unit_test(recompile_limit),
-        cmocka_unit_test(late_use),    cmocka_unit_test(failing_body),
-        cmocka_unit_test(dead_result), cmocka_unit_test(dead_addresses),
-        cmocka_unit_test(watched),         cmocka_unit_test(little_memory),
+        cmocka_unit_test(programs),
+        cmocka_unit_test(thousand_rounds),
+        cmocka_unit_test(divergence),
+        cmocka_unit_test(until_stable),
+        cmocka_unit_test(fullgraph),
+        cmocka_unit_test(without_code),
+        cmocka_unit_test(background),
+        cmocka_unit_test(recompile_limit),
+        cmocka_unit_test(late_use),
+        cmocka_unit_test(failing_body),
+        cmocka_unit_test(dead_result),
+        cmocka_unit_test(dead_addresses),
+        cmocka_unit_test(late_temporaries_have_their_values),
+        cmocka_unit_test(temporaries_are_no_outputs),
+        cmocka_unit_test(watched),
+        cmocka_unit_test(little_memory),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,26 +104,27 @@ static void evaluate_node(walk *w, const trace_node *n) {
         fail_node(w, n, h, true);
 }
 
-/* Marks, from the back, the nodes on which live deferred handles depend. */
-static void mark_needed(const walk *w, uint8_t *needed) {
+/* Per node, whether live deferred handles depend on it; found from the back. */
+static uint8_t *nodes_for_live(const walk *w) {
+    int32_t nvalues = w->path[w->npath - 1]->nvalues;
+    uint8_t *run_it = etch__calloc((size_t)(w->npath + nvalues) + 1, 1);
+    if (!run_it) return NULL;
+    uint8_t *needed = run_it + w->npath;
     for (int64_t i = w->npath - 1; i >= 0; i--) {
         const trace_node *n = w->path[i];
         const etch_tensor *h = w->c.value[n->c.out];
         if (n->c.inplace || !h->deferred) continue;
-        if (etch__is_live(w, h)) needed[n->c.out] = 1;
-        for (int k = 0; needed[n->c.out] && k < n->nin; k++) needed[n->in[k]] = 1;
+        run_it[i] = needed[n->c.out] | etch__is_live(w, h);
+        for (int k = 0; run_it[i] && k < n->nin; k++) needed[n->in[k]] = 1;
     }
-}
-
-static bool is_run(const walk *w, const trace_node *n, const uint8_t *needed) {
-    return !needed || (!n->c.inplace && needed[n->c.out] && w->c.value[n->c.out]->deferred);
+    return run_it;
 }
 
 /* Per value: the last node that is run and uses or makes it. */
-static void find_last_uses(const walk *w, const uint8_t *needed, int32_t *last_use) {
+static void find_last_uses(const walk *w, const uint8_t *run_it, int32_t *last_use) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
-        if (!is_run(w, n, needed)) continue;
+        if (run_it && !run_it[i]) continue;
         last_use[n->c.out] = (int32_t)i;
         for (int k = 0; k < n->nin; k++) last_use[n->in[k]] = (int32_t)i;
     }
@@ -139,10 +140,10 @@ static void drop_dead(walk *w, int32_t v) {
 }
 
 /* last_use NULL: there is no memory to know; everything is kept until the walk goes. */
-static void evaluate_path(walk *w, const uint8_t *needed, const int32_t *last_use) {
+static void evaluate_path(walk *w, const uint8_t *run_it, const int32_t *last_use) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
-        if (!is_run(w, n, needed)) continue;
+        if (run_it && !run_it[i]) continue;
         evaluate_node(w, n);
         if (!last_use) continue;
         if (last_use[n->c.out] == i) drop_dead(w, n->c.out);
@@ -151,20 +152,23 @@ static void evaluate_path(walk *w, const uint8_t *needed, const int32_t *last_us
     }
 }
 
-etch_status etch__evaluate(walk *w, bool live_only) {
-    const trace_node *last = w->npath ? w->path[w->npath - 1] : NULL;
-    if (!last) return ETCH_OK;
-    uint8_t *needed = live_only ? etch__calloc((size_t)last->nvalues + 1, 1) : NULL;
-    if (live_only && !needed) return ETCH_ERR_OUT_OF_MEMORY;
-    if (needed) mark_needed(w, needed);
-    if (unlikely(w->shadow != NULL) && !live_only) etch__check_before(w, NULL);
-    int32_t *last_use = etch__quiet_malloc((size_t)last->nvalues * sizeof *last_use);
-    if (last_use) find_last_uses(w, needed, last_use);
+void etch__evaluate_nodes(walk *w, const uint8_t *run_it) {
+    int32_t nvalues = w->path[w->npath - 1]->nvalues;
+    int32_t *last_use = etch__quiet_malloc((size_t)nvalues * sizeof *last_use);
+    if (last_use) find_last_uses(w, run_it, last_use);
     empty_frame frame = etch__push_frame();
-    evaluate_path(w, needed, last_use);
+    evaluate_path(w, run_it, last_use);
     etch__pop_frame(&frame);
     etch__free(last_use);
-    etch__free(needed);
+}
+
+etch_status etch__evaluate(walk *w, bool live_only) {
+    if (!w->npath) return ETCH_OK;
+    uint8_t *run_it = live_only ? nodes_for_live(w) : NULL;
+    if (live_only && !run_it) return ETCH_ERR_OUT_OF_MEMORY;
+    if (unlikely(w->shadow != NULL) && !live_only) etch__check_before(w, NULL);
+    etch__evaluate_nodes(w, run_it);
+    etch__free(run_it);
     if (unlikely(w->shadow != NULL)) etch__check_after(w, NULL);
     return ETCH_OK;
 }
@@ -187,7 +191,7 @@ bool etch__fill_alias(walk *w, const int32_t *inputs, int ninputs) {
     return true;
 }
 
-static bool memory_overlaps(const etch_storage *a, const etch_storage *b) {
+bool etch__memory_overlaps(const etch_storage *a, const etch_storage *b) {
     const char *pa = a->data, *pb = b->data;
     return a != b && pa < pb + b->bytes && pb < pa + a->bytes;
 }
@@ -200,7 +204,7 @@ static bool inputs_overlap(const walk *w, const trace_leaf *leaf) {
         for (int k = 0; s && !s->block_bytes && k < leaf->ninputs; k++) {
             int32_t u = leaf->inputs[k];
             const etch_storage *other = w->c.value[u]->storage;
-            if (other && (leaf->written[u] || leaf->written[v]) && memory_overlaps(s, other))
+            if (other && (leaf->written[u] || leaf->written[v]) && etch__memory_overlaps(s, other))
                 return true;
         }
     }

@@ -82,7 +82,11 @@ void etch__late_use(run *r, walk *w, const etch_tensor *t) {
     if (!has_live_deferred(w)) return;
     trace_leaf *leaf = w->leaf;
     etch__want_late(r, w, t);
-    if (!etch__walk_path(w) || etch__evaluate(w, true) != ETCH_OK) etch__walk_fail(w);
+    etch_status status = !etch__walk_path(w) ? ETCH_ERR_OUT_OF_MEMORY
+                         : leaf->lean        ? etch__evaluate_kept(w)
+                                             : etch__evaluate(w, true);
+    if (status != ETCH_OK) etch__walk_fail(w);
+    etch__drop_kept_inputs(w);
     etch__count_reason(REASON_RECOMPILE_LATE_USE);
     etch__note_recompile(r->f, REASON_RECOMPILE_LATE_USE, leaf->site, NULL);
     TRACE_COUNT(r->f, late_uses, 1);
@@ -118,7 +122,7 @@ static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_c
         const etch_tensor *h = w->c.value[v];
         if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
         if (!etch__is_live(w, h)) continue;
-        if (w->end == END_RETURN || h == t || code->tainted[v]) return false;
+        if (w->end == END_RETURN || h == t || (code->tainted[v] && !leaf->lean)) return false;
     }
     return true;
 }
@@ -150,6 +154,16 @@ static void sweep_pending(run *r) {
     r->sweep_at = r->npending + r->npending / 8;
 }
 
+/* Before the segment writes: what is late and made of that memory is computed. */
+static void late_use_written(run *r, const walk *w, const trace_leaf *leaf) {
+    for (int i = 0; r->pending && i < w->nargs + leaf->nbound; i++) {
+        int32_t v = i < w->nargs ? i : leaf->bound[i - w->nargs];
+        const etch_storage *s = leaf->written[v] ? w->c.value[v]->storage : NULL;
+        for (walk *p = r->pending; s && p; p = p->next)
+            if (etch__late_reads(p, s)) etch__late_use(r, p, NULL);
+    }
+}
+
 static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
     bool overlap;
     segment_code *code = etch__pick_code(w, leaf, &overlap);
@@ -162,6 +176,7 @@ static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
     }
     bool suffices = code && code_suffices(w, leaf, code, t);
     if (code && !suffices) note_recompile(r, REASON_RECOMPILE_OUTPUTS, leaf->site);
+    suffices = suffices && etch__keep_inputs(w, leaf, code);
     return suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
 }
 
@@ -169,7 +184,7 @@ static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
 static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
     if (!leaf->npath) return true;
     sweep_pending(r);
-    if (leaf->writes_inputs) etch__late_use_all(r);
+    if (leaf->writes_inputs) late_use_written(r, w, leaf);
     saved_error before;
     etch__error_save(&before);
     bool done = run_plan(r, w, leaf, t);

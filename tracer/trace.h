@@ -109,6 +109,7 @@ struct trace_leaf {
     uint8_t *tainted; /* per value: is so under any aliasing that was recorded (under the lock) */
     uint8_t *written; /* per value that is an input: the segment writes its storage */
     bool writes_inputs;
+    _Atomic bool lean; /* copies what it writes rather than produce all that lives at its break */
     int recorded;                   /* recordings in a row */
     int codes;                      /* graphs compiled for it */
     bool dynamic;                   /* has nodes or arguments with run-time sizes */
@@ -233,6 +234,11 @@ typedef struct value_numbers {
     int64_t used;
 } value_numbers;
 
+/* What a segment wrote, as it was before. See tracer/late.c. */
+typedef struct kept_input {
+    etch_storage *real, *copy;
+} kept_input;
+
 typedef struct walk {
     trace_cursor c; /* first */
     struct run *run;
@@ -268,6 +274,8 @@ typedef struct walk {
     int64_t inputs_cap;
     etch_storage **outputs;
     int64_t outputs_cap;
+    kept_input *kept_inputs;
+    int64_t nkept_inputs, kept_inputs_cap;
     int32_t *alias;
     int64_t alias_cap;
     tensor_meta
@@ -401,6 +409,16 @@ void etch__walk_number(walk *w, int32_t value);
 bool etch__walk_room_for_numbers(walk *w, int64_t more);
 void etch__walk_forget_numbers(walk *w);
 
+/* tracer/late.c: late values that depend on memory which their own segment writes */
+/* Before the code of a lean leaf runs: copies what it writes, if somebody waits for what is gone
+ * then. false: there is no memory for it. */
+bool etch__keep_inputs(walk *w, const trace_leaf *leaf, const segment_code *code);
+void etch__drop_kept_inputs(walk *w);
+/* Whether late values of an ended walk are made of that memory, as it is. */
+bool etch__late_reads(const walk *w, const etch_storage *s);
+/* Computes all that is alive and deferred of an ended walk of a lean leaf, from inputs alone. */
+etch_status etch__evaluate_kept(walk *w);
+
 /* Notes what followed a node. Other threads read the node, so it is written only if that is new. */
 static inline void etch__predict(const trace_node *n, trace_node *follows) {
     cursor_node *c = &((trace_node *)n)->c;
@@ -417,6 +435,9 @@ static inline int64_t etch__view_offset(const walk *w, const trace_node *n) {
 /* Runs the path's nodes one by one, each under its own state word, into the handles that stand for
  * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */
 etch_status etch__evaluate(walk *w, bool live_only);
+/* Per node of the path whether it is run; NULL: all. */
+void etch__evaluate_nodes(walk *w, const uint8_t *run_it);
+bool etch__memory_overlaps(const etch_storage *a, const etch_storage *b);
 /* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's
  * inputs; NULL where there is none. overlap: two different storages share memory, which no code
  * handles. The walk keeps what it gets. */

@@ -499,11 +499,34 @@ static trace_leaf *add_leaf(walk *w, trace_tree *tree) {
     return leaf;
 }
 
+static int64_t bytes_of(const walk *w, int32_t v) {
+    return w->c.value[v]->numel * etch__item_size(w->c.value[v]);
+}
+
+/* Alive at the break, and gone behind it unless it is produced. */
+static bool is_at_stake(const trace_leaf *leaf, const walk *w, int32_t v) {
+    return v < w->want_cap && w->want[v] == WANT_LIVE && leaf->tainted[v] && !leaf->want[v];
+}
+
+/* Whether a copy of what the segment writes (it is read and written) moves fewer bytes than results
+ * that are alive by chance. Bases stand for their views; each counts once. */
+static bool copying_is_less(const trace_leaf *leaf, const walk *w) {
+    int64_t copied = 0, produced = 0;
+    for (int32_t v = 0; v < leaf->nvalues; v++) {
+        bool input = v < leaf->nargs;
+        for (int k = 0; k < leaf->nbound; k++) input |= leaf->bound[k] == v;
+        if (input && leaf->written[v]) copied += bytes_of(w, v);
+        if (!input && leaf->base[v] == v && is_at_stake(leaf, w, v)) produced += bytes_of(w, v);
+    }
+    return 2 * copied < produced;
+}
+
 /* Wanted values of this recording on top of those known. */
 static void merge_want(trace_leaf *leaf, const walk *w) {
     etch__find_tainted(leaf, w->alias, leaf->tainted);
+    if (copying_is_less(leaf, w)) leaf->lean = true;
     for (int v = 0; v < leaf->nvalues && v < w->want_cap; v++) {
-        bool wanted = w->want[v] & WANT_VALUE || (w->want[v] & WANT_LIVE && leaf->tainted[v]);
+        bool wanted = w->want[v] & WANT_VALUE || (!leaf->lean && is_at_stake(leaf, w, v));
         if (wanted && !leaf->want[v]) leaf->want[v] = 1, leaf->stale = true;
     }
 }

@@ -103,6 +103,8 @@ void etch__walk_free(walk *w) {
     for (int i = 0; i < KEPT_CODES; i++)
         if (w->kept[i].code) etch__code_release(w->kept[i].leaf, w->kept[i].code);
     etch__walk_forget_numbers(w);
+    etch__drop_kept_inputs(w);
+    etch__free(w->kept_inputs);
     etch__shadow_free(w->shadow);
     etch__free(w);
 }
@@ -295,6 +297,7 @@ void etch__walk_recycle(walk *w) {
     if (w->mode == WALK_MATCH) give_up_matched(w);
     else give_up_recorded(w);
     trace_tree *tree = w->tree;
+    if (unlikely(w->nkept_inputs > 0)) etch__drop_kept_inputs(w);
     if (unlikely(w->run->replayed != NULL)) note_change(w); /* those sizes were not seen */
     if (unlikely(w->shadow != NULL)) etch__shadow_free(w->shadow), w->shadow = NULL;
     w->nvalues = w->nscalars = w->nints = 0;
