@@ -114,7 +114,7 @@ static uint8_t *nodes_for_live(const walk *w) {
         const trace_node *n = w->path[i];
         const etch_tensor *h = w->c.value[n->c.out];
         if (n->c.inplace || !h->deferred) continue;
-        run_it[i] = needed[n->c.out] | etch__is_live(w, h);
+        run_it[i] = needed[n->c.out] | etch__is_live(h);
         for (int k = 0; run_it[i] && k < n->nin; k++) needed[n->in[k]] = 1;
     }
     return run_it;
@@ -133,7 +133,7 @@ static void find_last_uses(const walk *w, const uint8_t *run_it, int32_t *last_u
 /* A result that only the walk has, behind its last use: it is as if it had never been computed. */
 static void drop_dead(walk *w, int32_t v) {
     etch_tensor *h = w->c.value[v];
-    if (h->owner != w || h->failed || h->deferred || etch__is_live(w, h)) return;
+    if (h->owner != w || h->failed || h->deferred || etch__is_live(h)) return;
     etch__storage_release(h->storage);
     h->storage = NULL;
     h->deferred = 1;
@@ -287,7 +287,7 @@ void etch__code_release(trace_leaf *leaf, segment_code *code) {
 /* Gives storage to a live handle whose base was produced, or is an input. */
 static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, int32_t v) {
     etch_tensor *h = w->c.value[v];
-    if (!h->deferred || !etch__is_live(w, h)) return;
+    if (!h->deferred || !etch__is_live(h)) return;
     int32_t slot = code->slot[v];
     if (slot == OUT_MISSING) {
         w->pending = true;

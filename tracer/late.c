@@ -44,7 +44,7 @@ static bool keep_input(walk *w, etch_storage *s) {
 static bool has_lost(const walk *w, const trace_leaf *leaf, const segment_code *code) {
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
-        if (code->slot[v] == OUT_MISSING && code->tainted[v] && etch__is_live(w, w->c.value[v]))
+        if (code->slot[v] == OUT_MISSING && code->tainted[v] && etch__is_live(w->c.value[v]))
             return true;
     }
     return false;
@@ -89,7 +89,7 @@ static uint8_t *nodes_to_run(const walk *w) {
     uint8_t *needed = run_it + leaf->npath;
     for (int i = 0; i < leaf->nsteps; i++) {
         const etch_tensor *h = w->c.value[leaf->steps[i].out];
-        if (h->deferred && etch__is_live(w, h)) needed[leaf->base[leaf->steps[i].out]] = 1;
+        if (h->deferred && etch__is_live(h)) needed[leaf->base[leaf->steps[i].out]] = 1;
     }
     for (int i = leaf->npath - 1; i >= 0; i--) {
         const trace_node *n = leaf->path[i];
@@ -119,7 +119,7 @@ static bool put_value(walk *w, etch_tensor **own, int32_t v) {
     bool result = t->owner == w;
     const kept_input *kept = t->storage ? find_kept(w, t->storage) : NULL;
     if (own[v]) return true;
-    if (result && !(t->deferred && etch__is_live(w, t))) own[v] = stand_in(w, t, NULL);
+    if (result && !(t->deferred && etch__is_live(t))) own[v] = stand_in(w, t, NULL);
     else own[v] = kept && !result ? stand_in(w, t, kept->copy) : t;
     return own[v] != NULL;
 }

@@ -33,7 +33,8 @@ void etch__mark_live(walk *w, uint8_t bit) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         const etch_tensor *h = w->c.value[n->c.out];
-        if (n->c.inplace || !etch__is_live(w, h)) continue;
+        bool live = w->mode == WALK_RECORD ? !etch__tensor_is_dead(h) : etch__is_live(h);
+        if (n->c.inplace || !live) continue;
         w->want[n->c.out] |= bit;
     }
 }
@@ -55,7 +56,7 @@ static bool describe_inputs(walk *w) {
 static bool has_live_deferred(const walk *w) {
     for (int i = 0; i < w->leaf->nsteps; i++) {
         const etch_tensor *h = w->c.value[w->leaf->steps[i].out];
-        if (h->deferred && etch__is_live(w, h)) return true;
+        if (h->deferred && etch__is_live(h)) return true;
     }
     return false;
 }
@@ -67,7 +68,7 @@ void etch__want_late(run *r, walk *w, const etch_tensor *t) {
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
-        if (leaf->want[v] || (t ? h != t : !h->deferred || !etch__is_live(w, h))) continue;
+        if (leaf->want[v] || (t ? h != t : !h->deferred || !etch__is_live(h))) continue;
         leaf->want[v] = 1;
         leaf->stale = w->recompile = true;
     }
@@ -121,7 +122,7 @@ static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_c
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
         if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
-        if (!etch__is_live(w, h)) continue;
+        if (!etch__is_live(h)) continue;
         if (w->end == END_RETURN || h == t || (code->tainted[v] && !leaf->lean)) return false;
     }
     return true;

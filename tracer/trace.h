@@ -394,9 +394,9 @@ static inline bool etch__walk_hides(const walk *w, int64_t value) {
 void etch__walk_watch(walk *w);
 /* How many counts of t the walk has. */
 int etch__walk_counts(const walk *w, const etch_tensor *t);
-/* Whether somebody else has a count of the walk's result. */
-static inline bool etch__is_live(const walk *w, const etch_tensor *h) {
-    return atomic_load_explicit(&h->refs, memory_order_acquire) > (w->mode != WALK_RECORD);
+/* Whether somebody else has a count of a result of which the walk has one. */
+static inline bool etch__is_live(const etch_tensor *h) {
+    return atomic_load_explicit(&h->refs, memory_order_acquire) > 1;
 }
 /* Fills path with the nodes from the root to the last matched one. */
 bool etch__walk_path(walk *w);

@@ -142,7 +142,7 @@ fault overlap 0 tracer/evaluate.c \
     'return a != b && pa < pb + b->bytes && pb < pa + a->bytes;' 'return a == b && pa < pb;'
 fault instance-size 0 tracer/evaluate.c \
     '!memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key)' 'code->key'
-fault late-use 0 tracer/segment.c 'if (leaf->writes_inputs) etch__late_use_all(r);' ''
+fault late-use 0 tracer/segment.c 'if (leaf->writes_inputs) late_use_written(r, w, leaf);' ''
 fault tainted 0 tracer/tree.c \
     'if (n->in[k] >= 0) tainted[n->c.out] |= tainted[n->in[k]];' ';'
 fault escape 0 tracer/segment.c 'if (w->end == END_RETURN || h == t' 'if (h == t'
