@@ -14,7 +14,6 @@ endfunction()
 etch_component(DNNL oneapi/dnnl/dnnl.h dnnl libdnnl-dev)
 etch_component(OPENBLAS cblas.h openblas libopenblas-dev PATH_SUFFIXES x86_64-linux-gnu openblas)
 etch_component(XXHASH xxhash.h xxhash libxxhash-dev)
-etch_component(DW elfutils/libdwfl.h dw libdw-dev)
 
 if(ETCH_GCCJIT)
   # libgccjit's header and library lie in gcc's own folder.

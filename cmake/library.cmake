@@ -73,14 +73,14 @@ endforeach()
 foreach(target ${ETCH_OBJECT_TARGETS})
   target_include_directories(${target} PRIVATE
     ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include ${ETCH_GENERATED} ${DNNL_INCLUDE}
-    ${OPENBLAS_INCLUDE} ${XXHASH_INCLUDE} ${DW_INCLUDE})
+    ${OPENBLAS_INCLUDE} ${XXHASH_INCLUDE})
   target_compile_definitions(${target} PRIVATE ETCH_BUILDING=1 _GNU_SOURCE=1
     $<$<BOOL:${ETCH_GCCJIT}>:ETCH_HAVE_GCCJIT=1>)
   target_compile_options(${target} PRIVATE ${ETCH_WARNINGS} ${ETCH_NUMERIC_FLAGS})
 endforeach()
 
-set(ETCH_LINK_LIBRARIES ${DNNL_LIBRARY} ${OPENBLAS_LIBRARY}
-  ${XXHASH_LIBRARY} ${DW_LIBRARY} gomp m dl Threads::Threads)
+set(ETCH_LINK_LIBRARIES ${DNNL_LIBRARY} ${OPENBLAS_LIBRARY} ${XXHASH_LIBRARY} gomp m dl
+  Threads::Threads)
 
 # The static library keeps internal symbols visible to the tests; every object is one that programs
 # need, since kernels, backends and the tracer register themselves at load: see etch_whole.

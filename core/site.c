@@ -1,15 +1,13 @@
-/* From code addresses to the user's source: "file.c:12" and function names, read from the debug
- * information of the running process by libdwfl. Answers are kept for ever, one an address; an
- * address without debug information has the answer "". */
+/* From code addresses to the user's source: "file.c:12" and function names, read from the files
+ * that the process runs. Only who reads an error's text or a log asks. Answers are kept for ever,
+ * one an address; an address without debug information has the answer "". */
 #include <dlfcn.h>
-#include <elfutils/libdwfl.h>
 #include <pthread.h>
-#include <unistd.h>
 #include <unwind.h>
 
 #include <etch/debug.h>
 
-#include "core/base.h"
+#include "core/lines.h"
 
 typedef struct answer {
     const void *address;
@@ -23,7 +21,6 @@ typedef struct answers {
 } answers;
 
 static answers lines, symbols;
-static Dwfl *dwfl;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void etch__site_lock(void) { pthread_mutex_lock(&lock); }
@@ -99,72 +96,52 @@ static const char *keep(answers *t, const void *address, const char *text) {
     return copy;
 }
 
-/* ---- the debug information ---- */
+/* ---- looking up ---- */
 
-/* Only what lies in the files themselves: looking for separate debug files may go to the network.
- */
-static int no_debuginfo(Dwfl_Module *module, void **userdata, const char *name, Dwarf_Addr base,
-                        const char *file, const char *link, GElf_Word crc, char **path) {
-    (void)module, (void)userdata, (void)name, (void)base, (void)file, (void)link, (void)crc;
-    (void)path;
-    return -1;
-}
-
-static void report_modules(void) {
-    static const Dwfl_Callbacks callbacks = {.find_elf = dwfl_linux_proc_find_elf,
-                                             .find_debuginfo = no_debuginfo};
-    if (!dwfl) dwfl = dwfl_begin(&callbacks);
-    if (!dwfl) return;
-    dwfl_report_begin_add(dwfl);
-    dwfl_linux_proc_report(dwfl, getpid());
-    dwfl_report_end(dwfl, NULL, NULL);
-}
-
-/* Modules are read again where an address lies in none: it may have come with dlopen. */
-static Dwfl_Module *module_of(Dwarf_Addr address) {
-    Dwfl_Module *module = dwfl ? dwfl_addrmodule(dwfl, address) : NULL;
-    if (module) return module;
-    report_modules();
-    return dwfl ? dwfl_addrmodule(dwfl, address) : NULL;
-}
+/* A look-up writes what it knows of the address; false: there was no memory to look. */
+typedef bool (*look_up)(const void *address, char *text, size_t n);
 
 /* A return address is the instruction after the call, which may belong to the next line. */
-static Dwfl_Line *line_at(const void *site) {
-    Dwarf_Addr address = (Dwarf_Addr)(uintptr_t)site - 1;
-    Dwfl_Module *module = module_of(address);
-    return module ? dwfl_module_getsrc(module, address) : NULL;
+static bool look_up_path(const void *site, char *path, size_t n, int *number) {
+    const void *call = (const char *)site - 1;
+    module m;
+    *path = 0, *number = 0;
+    if (!etch__module_open(call, &m)) return true;
+    bool known = etch__line_of(&m, call, path, n, number);
+    etch__module_close(&m);
+    return known;
 }
 
-static void look_up_line(const void *site, char *text, size_t n) {
-    Dwfl_Line *line = line_at(site);
-    int number = 0;
-    const char *file = line ? dwfl_lineinfo(line, NULL, &number, NULL, NULL, NULL) : NULL;
-    const char *slash = file ? strrchr(file, '/') : NULL;
+static bool look_up_line(const void *site, char *text, size_t n) {
+    char path[1024];
+    int number;
+    bool known = look_up_path(site, path, sizeof path, &number);
+    const char *slash = strrchr(path, '/');
     text[0] = 0;
-    if (file) snprintf(text, n, "%s:%d", slash ? slash + 1 : file, number);
+    if (number) snprintf(text, n, "%s:%d", slash ? slash + 1 : path, number);
+    return known;
 }
 
-static void look_up_symbol(const void *function, char *text, size_t n) {
-    Dwarf_Addr address = (Dwarf_Addr)(uintptr_t)function;
-    Dwfl_Module *module = module_of(address);
-    const char *name = module ? dwfl_module_addrname(module, address) : NULL;
+static bool look_up_symbol(const void *function, char *text, size_t n) {
+    module m;
     Dl_info info;
-    if (!name && dladdr(function, &info) && info.dli_saddr == function) name = info.dli_sname;
-    snprintf(text, n, "%s", name ? name : "?");
+    bool there = etch__module_open(function, &m);
+    bool named = there && etch__module_symbol(&m, function, text, n);
+    if (there) etch__module_close(&m);
+    if (named) return true;
+    named = dladdr(function, &info) && info.dli_saddr == function;
+    snprintf(text, n, "%s", named ? info.dli_sname : "?");
+    return true;
 }
 
 /* Neither fails nor touches the error, which may be just the one that asks for its line. */
-static const char *resolve(answers *t, const void *address, const char *absent,
-                           void (*look_up)(const void *, char *, size_t)) {
+static const char *resolve(answers *t, const void *address, const char *absent, look_up look) {
     char text[256];
     saved_error error;
     etch__error_save(&error);
     pthread_mutex_lock(&lock);
     const char *known = t->cap ? find(t, address)->text : NULL;
-    if (!known) {
-        look_up(address, text, sizeof text);
-        known = keep(t, address, text);
-    }
+    if (!known && look(address, text, sizeof text)) known = keep(t, address, text);
     pthread_mutex_unlock(&lock);
     etch__error_restore(&error);
     return known ? known : absent;
@@ -181,17 +158,17 @@ const char *etch__symbol_name(const void *address) {
 /* Where the compiler found the file, and the line's number, 0 without debug information. */
 static int path_of(const void *site, char *path, size_t n) {
     int number = 0;
+    saved_error error;
+    etch__error_save(&error);
     pthread_mutex_lock(&lock);
-    Dwfl_Line *line = line_at(site);
-    const char *file = line ? dwfl_lineinfo(line, NULL, &number, NULL, NULL, NULL) : NULL;
-    const char *folder = file && *file != '/' ? dwfl_line_comp_dir(line) : NULL;
-    snprintf(path, n, "%s%s%s", folder ? folder : "", folder ? "/" : "", file ? file : "");
+    look_up_path(site, path, n, &number);
     pthread_mutex_unlock(&lock);
-    return file ? number : 0;
+    etch__error_restore(&error);
+    return number;
 }
 
 void etch__site_source(const void *site, char *text, size_t n) {
-    char path[4096];
+    char path[1024];
     bool ours = site && is_own((const char *)site - 1); /* whose lines say nothing to the user */
     int number = site && !ours ? path_of(site, path, sizeof path) : 0;
     FILE *f = number > 0 ? fopen(path, "re") : NULL;

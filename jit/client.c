@@ -111,9 +111,10 @@ static bool own_folder(char *dir) {
     return slash != NULL;
 }
 
+/* Once in a process; its paths are too large for the stack of a thread that compiles. */
 static void find_helper(void) {
+    static char dir[PATH_MAX], path[PATH_MAX + 32];
     const char *wanted = etch__param(PARAM_JIT);
-    char dir[PATH_MAX], path[PATH_MAX + 32];
     if (*wanted) {
         if (access(wanted, X_OK) == 0 && realpath(wanted, helper_path)) return;
         helper_missing = "the helper named by ETCH_JIT is not there";

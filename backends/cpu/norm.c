@@ -278,7 +278,8 @@ static void fold_strip(const strip_job *s, fold_kind fold, strip_source next, vo
     const row_job *j = s->j;
     strip_fn combine = prim(j, fold == FOLD_SUM ? PRIM_ADD : PRIM_MAX);
     int64_t blocks = (j->n + REDUCE_BLOCK - 1) / REDUCE_BLOCK;
-    char stack[64][STRIP_BYTES] __attribute__((aligned(64)));
+    int levels = blocks > 0 ? 64 - __builtin_clzll((uint64_t)blocks) : 0;
+    char stack[levels + 1][STRIP_BYTES] __attribute__((aligned(64)));
     int top = 0;
     for (int64_t b = 0; b < blocks; b++) {
         int64_t at = b * REDUCE_BLOCK;

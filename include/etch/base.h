@@ -45,9 +45,10 @@ ETCH_API const char *etch_status_name(etch_status status);
 ETCH_API etch_status etch_last_status(void);
 
 /* The last error as text: operator or function, what was expected, what came, the user's file:line
- * where debug information is there. A composite operator (linear, softmax) names itself, not its
- * parts. A call in tail position, which leaves no line of its own, has that of the nearest call of
- * the user's. "" when there is none. Valid until the thread's next error or clear. */
+ * where the program's file has debug information (not compressed). A composite operator (linear,
+ * softmax) names itself, not its parts. A call in tail position, which leaves no line of its own,
+ * has that of the nearest call of the user's. "" when there is none. Valid until the thread's next
+ * error or clear. */
 ETCH_API const char *etch_last_error(void);
 
 ETCH_API void etch_clear_error(void);
