@@ -5,8 +5,11 @@
 
 #include <pthread.h>
 
-__thread etch_thread etch__tls = {
-    .state = (uint64_t)ETCH_F32 << 8, .guard_scope = -1, .error = "", .why = ""};
+__thread etch_thread etch__tls = {.state = (uint64_t)ETCH_F32 << 8,
+                                   .body_scope = -1,
+                                   .guard_scope = -1,
+                                   .error = "",
+                                   .why = ""};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
@@ -46,6 +49,7 @@ static void thread_ends(void *p) {
     while (t->nspare) etch__handle_free(t->spare[--t->nspare]);
     etch__free(t->spare);
     etch__free(t->items);
+    etch__variables_free(t);
     etch__free(t->scope_start);
     t->spare = NULL;
     t->items = NULL, t->scope_start = NULL;

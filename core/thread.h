@@ -25,6 +25,18 @@ typedef struct thread_texts {
     char why[2048];    /* why the thread's last compile failed: the log of a compiler is long */
 } thread_texts;
 
+/* A variable that etch_assign has given a tensor: see core/scope.c. */
+typedef struct scope_variable {
+    etch_tensor **variable;
+    etch_tensor *held;
+    int64_t scope;
+} scope_variable;
+
+typedef struct scope_variables {
+    scope_variable *v;
+    int64_t n, cap;
+} scope_variables;
+
 typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
     struct trace_cursor *cursor;
@@ -41,6 +53,9 @@ typedef struct etch_thread {
     int64_t nitems, items_cap;
     int64_t *scope_start;
     int64_t nscopes, scopes_cap;
+    scope_variables *variables; /* NULL until etch_assign is first used */
+    int64_t body_scope; /* the scope of the function body that runs, -1 without one: what a variable
+                            holds (etch_assign) goes no further out */
     int64_t guard_scope; /* the running compiled call's own scope, -1 without one: closing it or an
                             outer one from elsewhere abandons the run */
     void *run;           /* the tracer's run */
@@ -85,6 +100,7 @@ extern __thread etch_thread etch__tls
 #define STATE_DEVICE(word) ((int)(((word) >> 16) & 0xff))
 #define STATE_ON_DEVICE(word, device) (((word) & ~(0xffull << 16)) | (uint64_t)(device) << 16)
 
+void etch__variables_free(etch_thread *t);
 /* Puts the calling thread on the list; done by the first scope, handle or text of a thread. */
 void etch__thread_register(void);
 /* The calling thread's texts, NULL without memory for them. */

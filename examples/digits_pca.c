@@ -22,7 +22,7 @@ static etch_tensor *covariance(etch_tensor *x) {
     return etch_div_scalar(products, ROWS - 1);
 }
 
-/* One round of the power method on c: the next unit vector, kept for the caller's scope. */
+/* One round of the power method on c: the next unit vector. */
 static etch_tensor *power_round(etch_tensor *c, etch_tensor *v, bool *done) {
     etch_tensor *image = etch_mv(c, v);
     etch_tensor *square = etch_dot(image, image);
@@ -31,13 +31,16 @@ static etch_tensor *power_round(etch_tensor *c, etch_tensor *v, bool *done) {
     etch_tensor *step = etch_sub(next, v);
     etch_tensor *change = etch_dot(step, step);
     *done = etch_item(change) < 1e-24;
-    return etch_keep(next);
+    return next;
 }
 
 static etch_tensor *leading_vector(etch_tensor *c, etch_tensor *v) {
     bool done = false;
     for (int round = 0; round < MAX_ROUNDS && !done; round++) {
-        ETCH_SCOPE { v = power_round(c, v, &done); }
+        ETCH_SCOPE {
+            etch_tensor *next = power_round(c, v, &done);
+            etch_assign(&v, next);
+        }
     }
     return v;
 }
@@ -57,8 +60,7 @@ static etch_tensor *without(etch_tensor *c, etch_tensor *value, etch_tensor *v) 
 }
 
 /* in: the pixels and a start vector; out: the eigenvalues, largest first. */
-static etch_status pca(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out, int nout) {
-    (void)ctx, (void)nin;
+static ETCH_FN_N(pca, ctx, in, nin, out, nout) {
     etch_tensor *c = covariance(in[0]);
     for (int k = 0; k < nout; k++) {
         etch_tensor *v = leading_vector(c, in[1]);

@@ -582,7 +582,7 @@ static void bad_callables(void **state) {
     (void)state;
     assert_null((etch_disable)((etch_callable){1, NULL, NULL}, true));
     assert_int_equal(etch_last_status(), ETCH_ERR_NULL);
-    assert_null((etch_allow_in_graph)((etch_callable){7, (void (*)(void))reads, NULL}));
+    assert_null((etch_allow_in_graph)((etch_callable){9, (void (*)(void))reads, NULL}));
     assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
     ETCH_SCOPE {
         inner = etch_assume_constant(norm);
@@ -785,6 +785,58 @@ static void stance_set_in_the_body(void **state) {
     }
 }
 
+/* ---- functions of five to eight tensors ---- */
+
+#define T etch_tensor
+static T *five(T *a, T *b, T *c, T *d, T *e) {
+    return etch_sub(etch_add(a, b), etch_mul(c, etch_sub(d, e)));
+}
+static T *six(T *a, T *b, T *c, T *d, T *e, T *f) { return etch_sub(five(a, b, c, d, e), f); }
+static T *seven(T *a, T *b, T *c, T *d, T *e, T *f, T *g) {
+    return etch_mul(six(a, b, c, d, e, f), g);
+}
+static T *eight(T *a, T *b, T *c, T *d, T *e, T *f, T *g, T *h) {
+    return etch_sub(seven(a, b, c, d, e, f, g), h);
+}
+#undef T
+
+static ETCH_FN_N(first_and_sum, ctx, in, nin, out, nout) {
+    out[0] = etch_neg(in[0]);
+    out[1] = etch_add(in[0], in[1]);
+    return out[1] ? ETCH_OK : etch_last_status();
+}
+
+static void up_to_eight_tensors(void **state) {
+    (void)state;
+    etch_function *f5 = etch_compile(five), *f6 = etch_compile(six), *f7 = etch_compile(seven),
+                  *f8 = etch_compile(eight, .fullgraph = true), *off = etch_disable(eight, false);
+    ETCH_SCOPE {
+        etch_tensor *x[8], *two[2];
+        for (int i = 0; i < 8; i++) x[i] = etch_full(ETCH_F32, ETCH_SHAPE(3), 1 + i * i);
+#define FIVE x[0], x[1], x[2], x[3], x[4]
+        for (int call = 0; call < 3; call++) {
+            assert_same(etch_call(f5, FIVE), five(FIVE));
+            assert_same(etch_call(f6, FIVE, x[5]), six(FIVE, x[5]));
+            assert_same(etch_call(f7, FIVE, x[5], x[6]), seven(FIVE, x[5], x[6]));
+            etch_tensor *right = eight(FIVE, x[5], x[6], x[7]);
+            assert_same(etch_call(f8, FIVE, x[5], x[6], x[7]), right);
+            assert_same(ETCH_CALL_COMPILED(eight, FIVE, x[5], x[6], x[7]), right);
+            assert_same(etch_call(off, FIVE, x[5], x[6], x[7]), right);
+        }
+        assert_null(etch_call(f8, FIVE));
+        assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
+        etch_function *n = etch_compile(first_and_sum);
+        assert_int_equal(etch_call_n(n, x, 2, two, 2), ETCH_OK);
+        assert_float_equal(etch_item(etch_sum(two[1])), 9, 0);
+        etch_function_free(n);
+#undef FIVE
+    }
+    assert_int_equal(etch_function_counters(f8).plan_runs, 2);
+    etch_function_free(f5), etch_function_free(f6), etch_function_free(f7);
+    etch_function_free(f8), etch_function_free(off);
+    etch_clear_error();
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(compilation_callback),
@@ -804,6 +856,7 @@ int main(void) {
         cmocka_unit_test(constant_function_is_called_once),
         cmocka_unit_test(constant_function_of_an_argument),
         cmocka_unit_test(bad_callables),
+        cmocka_unit_test(up_to_eight_tensors),
         cmocka_unit_test(wrappers_under_a_mode),
         cmocka_unit_test(stance_force_eager),
         cmocka_unit_test(stance_eager_on_recompile),

@@ -237,6 +237,10 @@ DEFINE_COMPILE(1)
 DEFINE_COMPILE(2)
 DEFINE_COMPILE(3)
 DEFINE_COMPILE(4)
+DEFINE_COMPILE(5)
+DEFINE_COMPILE(6)
+DEFINE_COMPILE(7)
+DEFINE_COMPILE(8)
 
 etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options) {
     return etch__function_new(FN_N, (void (*)(void))fn, options);
@@ -291,17 +295,31 @@ bool etch__disabled(const etch_function *f) {
 
 /* ---- calling the body ---- */
 
+static etch_tensor *call_fixed(const etch_function *f, etch_tensor *const *x) {
+    switch (f->kind) {
+    case FN_0: return ((etch_fn0)f->fn)();
+    case FN_1: return ((etch_fn1)f->fn)(x[0]);
+    case FN_2: return ((etch_fn2)f->fn)(x[0], x[1]);
+    case FN_3: return ((etch_fn3)f->fn)(x[0], x[1], x[2]);
+    case FN_4: return ((etch_fn4)f->fn)(x[0], x[1], x[2], x[3]);
+    case FN_5: return ((etch_fn5)f->fn)(x[0], x[1], x[2], x[3], x[4]);
+    case FN_6: return ((etch_fn6)f->fn)(x[0], x[1], x[2], x[3], x[4], x[5]);
+    case FN_7: return ((etch_fn7)f->fn)(x[0], x[1], x[2], x[3], x[4], x[5], x[6]);
+    default: return ((etch_fn8)f->fn)(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]);
+    }
+}
+
+/* The innermost scope now is the body's. One that is left by longjmp is mended by etch_scope_end. */
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
-    if (f->kind == FN_N) return ((etch_fn_n)f->fn)(f->ctx, in, nin, out, nout);
-    switch (f->kind) {
-    case FN_0: out[0] = ((etch_fn0)f->fn)(); break;
-    case FN_1: out[0] = ((etch_fn1)f->fn)(in[0]); break;
-    case FN_2: out[0] = ((etch_fn2)f->fn)(in[0], in[1]); break;
-    case FN_3: out[0] = ((etch_fn3)f->fn)(in[0], in[1], in[2]); break;
-    default: out[0] = ((etch_fn4)f->fn)(in[0], in[1], in[2], in[3]); break;
-    }
-    return ETCH_OK;
+    etch_thread *t = &etch__tls;
+    int64_t outer = t->body_scope;
+    t->body_scope = t->nscopes - 1;
+    etch_status status = ETCH_OK;
+    if (f->kind == FN_N) status = ((etch_fn_n)f->fn)(f->ctx, in, nin, out, nout);
+    else out[0] = call_fixed(f, in);
+    t->body_scope = outer;
+    return status;
 }
 
 /* ---- call sites ---- */
@@ -361,6 +379,10 @@ DEFINE_SITE(1)
 DEFINE_SITE(2)
 DEFINE_SITE(3)
 DEFINE_SITE(4)
+DEFINE_SITE(5)
+DEFINE_SITE(6)
+DEFINE_SITE(7)
+DEFINE_SITE(8)
 
 etch_function *etch_site_n(etch_call_site *site, etch_fn_n fn, void *ctx) {
     return site_function(site, FN_N, (void (*)(void))fn, ctx);

@@ -169,7 +169,19 @@ struct generation {
     int64_t nleaves, leaves_cap;
 };
 
-typedef enum function_kind { FN_0, FN_1, FN_2, FN_3, FN_4, FN_N } function_kind;
+/* FN_0 to FN_8: so many tensors, one result. */
+typedef enum function_kind {
+    FN_0,
+    FN_1,
+    FN_2,
+    FN_3,
+    FN_4,
+    FN_5,
+    FN_6,
+    FN_7,
+    FN_8,
+    FN_N
+} function_kind;
 
 enum { SHARDS = 8 };
 

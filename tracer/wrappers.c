@@ -300,9 +300,9 @@ static etch_function *wrap(etch_callable c, wrapper_kind kind, const char *funct
     if (!c.fn)
         return etch__error_at(NULL, ETCH_ERR_NULL, "%s: expected a function, got NULL", function),
                NULL;
-    if (arity > FN_N)
+    if (c.arity > FN_8)
         return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
-                              "%s: expected a callable with at most 4 arguments, got %d", function,
+                              "%s: expected a callable with at most 8 arguments, got %d", function,
                               c.arity),
                NULL;
     etch_function *f = etch__function_new(arity, c.fn, &options);

@@ -32,6 +32,15 @@ typedef etch_tensor *(*etch_fn1)(etch_tensor *);
 typedef etch_tensor *(*etch_fn2)(etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn3)(etch_tensor *, etch_tensor *, etch_tensor *);
 typedef etch_tensor *(*etch_fn4)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *);
+typedef etch_tensor *(*etch_fn5)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *,
+                                 etch_tensor *);
+typedef etch_tensor *(*etch_fn6)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *,
+                                 etch_tensor *, etch_tensor *);
+typedef etch_tensor *(*etch_fn7)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *,
+                                 etch_tensor *, etch_tensor *, etch_tensor *);
+typedef etch_tensor *(*etch_fn8)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *,
+                                 etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *);
+
 /* A body may fail an operator and go on: what it does not return counts as handled. Not so what an
  * operator that writes (or a custom one with effects) was to do: while the error of one that failed
  * in the body is neither cleared (etch_clear_error) nor the call's own failure, the call fails with
@@ -46,6 +55,20 @@ typedef etch_tensor *(*etch_fn4)(etch_tensor *, etch_tensor *, etch_tensor *, et
  * status other than ETCH_OK fails the call; so does a result whose scope is closed (released). */
 typedef etch_status (*etch_fn_n)(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                                  int nout);
+
+/* Begins the definition of a function of the general form, whose parameters have these five names;
+ * none need be used:
+ *
+ *     static ETCH_FN_N(step, ctx, in, nin, out, nout) {
+ *         out[0] = etch_add(in[0], in[1]);
+ *         return out[0] ? ETCH_OK : etch_last_status();
+ *     }
+ */
+#define ETCH_FN_N(name, ctx, in, nin, out, nout)                                                   \
+    etch_status name(void *ctx __attribute__((unused)),                                            \
+                     etch_tensor *const *in __attribute__((unused)),                               \
+                     int nin __attribute__((unused)), etch_tensor **out __attribute__((unused)),   \
+                     int nout __attribute__((unused)))
 
 typedef enum etch_mode_kind {
     ETCH_MODE_DEFAULT,
@@ -133,6 +156,10 @@ ETCH_API etch_function *etch_compile_fn1(etch_fn1 fn, const etch_compile_options
 ETCH_API etch_function *etch_compile_fn2(etch_fn2 fn, const etch_compile_options *options);
 ETCH_API etch_function *etch_compile_fn3(etch_fn3 fn, const etch_compile_options *options);
 ETCH_API etch_function *etch_compile_fn4(etch_fn4 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn5(etch_fn5 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn6(etch_fn6 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn7(etch_fn7 fn, const etch_compile_options *options);
+ETCH_API etch_function *etch_compile_fn8(etch_fn8 fn, const etch_compile_options *options);
 ETCH_API etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options);
 
 /* Frees the handle and its traces; a call that is running it on any thread finishes first with what
@@ -158,6 +185,10 @@ ETCH_API etch_function *etch_site_fn1(etch_call_site *site, etch_fn1 fn);
 ETCH_API etch_function *etch_site_fn2(etch_call_site *site, etch_fn2 fn);
 ETCH_API etch_function *etch_site_fn3(etch_call_site *site, etch_fn3 fn);
 ETCH_API etch_function *etch_site_fn4(etch_call_site *site, etch_fn4 fn);
+ETCH_API etch_function *etch_site_fn5(etch_call_site *site, etch_fn5 fn);
+ETCH_API etch_function *etch_site_fn6(etch_call_site *site, etch_fn6 fn);
+ETCH_API etch_function *etch_site_fn7(etch_call_site *site, etch_fn7 fn);
+ETCH_API etch_function *etch_site_fn8(etch_call_site *site, etch_fn8 fn);
 ETCH_API etch_function *etch_site_n(etch_call_site *site, etch_fn_n fn, void *ctx);
 
 /* Marks on a dimension of a tensor, for the compiled functions that get it. They belong to
@@ -240,8 +271,7 @@ ETCH_API const char *const *etch_list_backends(void);
 
 /* clang-format off */
 #ifndef __cplusplus
-/* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "step"): picks by the type of fn.
- * */
+/* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "step"): picks by the type of fn. */
 #define etch_compile(fn, ...)                                                                      \
     _Generic((fn),                                                                                 \
         etch_fn0: etch_compile_fn0,                                                                \
@@ -249,6 +279,10 @@ ETCH_API const char *const *etch_list_backends(void);
         etch_fn2: etch_compile_fn2,                                                                \
         etch_fn3: etch_compile_fn3,                                                                \
         etch_fn4: etch_compile_fn4,                                                                \
+        etch_fn5: etch_compile_fn5,                                                                \
+        etch_fn6: etch_compile_fn6,                                                                \
+        etch_fn7: etch_compile_fn7,                                                                \
+        etch_fn8: etch_compile_fn8,                                                                \
         etch_fn_n: etch_compile_n)(                                                                \
         fn, &(etch_compile_options){.struct_size = sizeof(etch_compile_options), __VA_ARGS__})
 
@@ -262,6 +296,10 @@ ETCH_API const char *const *etch_list_backends(void);
                          etch_fn2: 2,                                                              \
                          etch_fn3: 3,                                                              \
                          etch_fn4: 4,                                                              \
+                         etch_fn5: 5,                                                              \
+                         etch_fn6: 6,                                                              \
+                         etch_fn7: 7,                                                              \
+                         etch_fn8: 8,                                                              \
                          etch_fn_n: -1),                                                           \
                      (void (*)(void))(f), (c))
 #define etch_disable(fn, recursive) etch_disable(ETCH_CALLABLE(fn), recursive)
@@ -283,9 +321,47 @@ ETCH_API const char *const *etch_list_backends(void);
             etch_fn1: etch_site_fn1,                                                               \
             etch_fn2: etch_site_fn2,                                                               \
             etch_fn3: etch_site_fn3,                                                               \
-            etch_fn4: etch_site_fn4)(&etch_site_, fn);                                             \
+            etch_fn4: etch_site_fn4,                                                               \
+            etch_fn5: etch_site_fn5,                                                               \
+            etch_fn6: etch_site_fn6,                                                               \
+            etch_fn7: etch_site_fn7,                                                               \
+            etch_fn8: etch_site_fn8)(&etch_site_, fn);                                             \
         etch_call(etch_site_f_, __VA_ARGS__);                                                      \
     }))
+#else
+/* The same names in C++, by overloads: etch_compile(fn), etch_compile(fn, options), where fn may be
+ * a lambda without captures; etch_call(f, x, w); ETCH_CALLABLE(fn). etch_compile_options has no
+ * designated initialisers before C++20: make one and set what is wanted. */
+#define ETCH_OVERLOADS_(n)                                                                         \
+    inline etch_function *etch_compile(etch_fn##n fn, etch_compile_options options = {}) {         \
+        options.struct_size = sizeof options;                                                      \
+        return etch_compile_fn##n(fn, &options);                                                   \
+    }                                                                                              \
+    inline etch_callable etch_callable_from(etch_fn##n fn) {                                       \
+        return etch_callable_of(n, (void (*)(void))fn, NULL);                                      \
+    }
+ETCH_OVERLOADS_(0)
+ETCH_OVERLOADS_(1)
+ETCH_OVERLOADS_(2)
+ETCH_OVERLOADS_(3)
+ETCH_OVERLOADS_(4)
+ETCH_OVERLOADS_(5)
+ETCH_OVERLOADS_(6)
+ETCH_OVERLOADS_(7)
+ETCH_OVERLOADS_(8)
+#undef ETCH_OVERLOADS_
+inline etch_function *etch_compile(etch_fn_n fn, etch_compile_options options = {}) {
+    options.struct_size = sizeof options;
+    return etch_compile_n(fn, &options);
+}
+inline etch_callable etch_callable_from(etch_fn_n fn, void *ctx = NULL) {
+    return etch_callable_of(-1, (void (*)(void))fn, ctx);
+}
+#define ETCH_CALLABLE(...) etch_callable_from(__VA_ARGS__)
+template <class... T> inline etch_tensor *etch_call(etch_function *f, T *...in) {
+    etch_tensor *const args[] = {in..., NULL}; /* not empty where there are none */
+    return etch_call_one(f, args, (int)sizeof...(in));
+}
 #endif
 /* clang-format on */
 #endif

@@ -53,6 +53,25 @@ static inline void etch_scope_leave(etch_scope_guard *guard) { etch_scope_end(gu
 /* Moves t from the innermost scope to the enclosing one; a tensor that the innermost scope does not
  * own stays where it is. Returns t. With no enclosing scope: NULL and no_scope. */
 ETCH_API etch_tensor *etch_keep(etch_tensor *t);
+/* *variable = t, for a variable that carries a tensor from one round of a loop to the next:
+ *
+ *     for (int i = 0; i < n; i++) {
+ *         ETCH_SCOPE {
+ *             etch_tensor *next = etch_mul(x, x);
+ *             etch_assign(&x, next);
+ *         }
+ *     }
+ *
+ * t moves out of the innermost scope to the enclosing one, or further, to where the variable's
+ * present tensor lives (never beyond the scope of a compiled function's body); a tensor that no
+ * inner scope owns gets a count of its own there. The tensor that the variable had is released if
+ * this variable got it from etch_assign, so one tensor a variable lives on, and the first one stays
+ * with its owner. Each variable holds its tensor by itself: `etch_assign(&a, b); etch_assign(&b,
+ * next);` is a recurrence. etch_keep(x) makes the tensor one that no variable lets go. A plain
+ * function that returns its variable, and may get such a result as an argument again, begins with a
+ * variable of its own: `etch_tensor *y = NULL; etch_assign(&y, x);`. An error (t is NULL or has
+ * failed, no scope, no memory) leaves the variable. */
+ETCH_API etch_status etch_assign(etch_tensor **variable, etch_tensor *t);
 /* Adds a count of one; returns t. NULL gives NULL. */
 ETCH_API etch_tensor *etch_retain(etch_tensor *t);
 /* Takes a count of one away; NULL is a no-op. */

@@ -1,4 +1,4 @@
-// The same from C++17: the macros that need C11 have plain functions behind them.
+// The same from C++17: etch_compile and etch_call are overloads there, and what they call is for all.
 #include <etch/etch.h>
 #include <cstdio>
 
@@ -7,8 +7,31 @@ static etch_tensor *twice_plus_one(etch_tensor *x) {
     return etch_add_scalar(twice, ETCH_SCALAR(1));
 }
 
+static double by_overloads() {
+    double value = 0;
+    etch_compile_options options = {};
+    options.fullgraph = true;
+    etch_function *f = etch_compile(+[](etch_tensor *a, etch_tensor *b) { return etch_sub(a, b); },
+                                    options);
+    etch_function *off = etch_disable(ETCH_CALLABLE(twice_plus_one), false);
+    ETCH_SCOPE {
+        etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(4), ETCH_SCALAR(3.0)), *y = nullptr;
+        for (int i = 0; i < 2; i++)
+            ETCH_SCOPE { etch_assign(&y, etch_call(off, x)); }
+        value = etch_item(etch_sum(etch_call(f, y, x)));
+    }
+    etch_function_free(f);
+    etch_function_free(off);
+    return value;
+}
+
 int main() {
     double value = 0;
+    if (by_overloads() != 16) {
+        std::fprintf(stderr, "overloads: %s\n", etch_last_error());
+        return 1;
+    }
+    etch_counters_reset();
     etch_function *f = etch_compile_fn1(twice_plus_one, nullptr);
     ETCH_SCOPE {
         etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(4), ETCH_SCALAR(3.0));
