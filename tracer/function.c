@@ -309,7 +309,7 @@ static etch_tensor *call_fixed(const etch_function *f, etch_tensor *const *x) {
     }
 }
 
-/* The innermost scope now is the body's. One that is left by longjmp is mended by etch_scope_end. */
+/* The innermost scope now is the body's. After a longjmp out of it etch_scope_end forgets that. */
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
     etch_thread *t = &etch__tls;

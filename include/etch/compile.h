@@ -271,7 +271,7 @@ ETCH_API const char *const *etch_list_backends(void);
 
 /* clang-format off */
 #ifndef __cplusplus
-/* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "step"): picks by the type of fn. */
+/* etch_compile(fn), etch_compile(fn, .fullgraph = true, .name = "f"): picks by the type of fn. */
 #define etch_compile(fn, ...)                                                                      \
     _Generic((fn),                                                                                 \
         etch_fn0: etch_compile_fn0,                                                                \
