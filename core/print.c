@@ -1,15 +1,16 @@
 /* Tensors as text, in NumPy's manner: a line of dtype and sizes, then nested brackets with aligned
- * columns. Of more than 1000 elements, dimensions longer than 6 show three at each end.
+ * decimal points. Of more than 1000 elements, dimensions longer than 6 show three at each end.
  *
  *     f32[2, 3]
- *     [[0.5, 1.0, 1.5],
- *      [2.0, 2.5, 3.0]]
+ *     [[ 0.5, 1.25, 1.0],
+ *      [12.0, 2.5 , 3.0]]
  */
 #include "core/device.h"
 #include "core/element.h"
 #include "core/rules.h"
 
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 
 enum { SHORTEN_ABOVE = 1000, EDGE = 3, LINE_WIDTH = 90, NUMBER_MAX = 40 };
@@ -34,17 +35,34 @@ static void put_spaces(writer *w, int n) {
 
 /* ---- one number ---- */
 
+enum { SHORTEST = -1, PRECISION_MAX = 17 };
+static atomic_int precision = SHORTEST;
+
+etch_status etch_set_print_precision(int digits) {
+    if (digits < SHORTEST || digits > PRECISION_MAX)
+        return etch__error(
+            ETCH_ERR_INVALID_ARGUMENT,
+            "etch_set_print_precision: expected 0 to %d digits, or -1 for as many as "
+            "the number needs, got %d",
+            PRECISION_MAX, digits);
+    atomic_store_explicit(&precision, digits, memory_order_relaxed);
+    return ETCH_OK;
+}
+
 /* Digits after which more would show noise of the dtype's own rounding. */
 static int max_digits(etch_dtype dtype) {
     return dtype == ETCH_BF16 ? 4 : dtype == ETCH_F16 ? 5 : 8;
 }
 
+/* So many digits behind the point; with an exponent what would be all zeros, or very long. */
+static void format_fixed(double v, int digits, char *text) {
+    double size = fabs(v), least = digits ? 0.5 * pow(10, -digits) : 0;
+    bool plain = v == 0 || (size < 1e8 && size >= least);
+    snprintf(text, NUMBER_MAX, plain ? "%.*f" : "%.*e", digits, v);
+}
+
 /* The fewest digits that read back as the same number, up to max_digits. */
-static void format_real(double v, etch_dtype dtype, char *text) {
-    if (isnan(v) || isinf(v)) {
-        strcpy(text, isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
-        return;
-    }
+static void format_shortest(double v, etch_dtype dtype, char *text) {
     for (int digits = 1; digits <= max_digits(dtype); digits++) {
         snprintf(text, NUMBER_MAX, "%.*g", digits, v);
         double back = strtod(text, NULL);
@@ -54,6 +72,13 @@ static void format_real(double v, etch_dtype dtype, char *text) {
     if (strchr(text, 'e') && fabs(v) >= 1 && fabs(v) < 1e8 && v == trunc(v))
         snprintf(text, NUMBER_MAX, "%.0f", v);
     if (!strpbrk(text, ".e")) strcat(text, ".0");
+}
+
+static void format_real(double v, etch_dtype dtype, char *text) {
+    int digits = atomic_load_explicit(&precision, memory_order_relaxed);
+    if (isnan(v) || isinf(v)) strcpy(text, isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+    else if (digits == SHORTEST) format_shortest(v, dtype, text);
+    else format_fixed(v, digits, text);
 }
 
 static void format_element(etch_dtype dtype, const void *p, char *text) {
@@ -69,21 +94,47 @@ typedef struct printer {
     const etch_tensor *t;
     writer *w; /* NULL: only the width of the columns is looked for */
     bool shorten;
-    int width;
+    int width;       /* of a column: the points stand one above the other */
+    int left, right; /* the most characters before a point, and from it on; */
+    int pointless;   /* the most of a number without one, or with an exponent */
 } printer;
 
 static bool cuts(const printer *p, int dim) { return p->shorten && p->t->size[dim] > 2 * EDGE; }
 
+static void at_least(int *most, int n) {
+    if (n > *most) *most = n;
+}
+
+/* Where the point stands in the number's text; its end where the column does not follow it. */
+static int point_of(const char *text) {
+    const char *point = strchr(text, '.');
+    return point && !strchr(text, 'e') ? (int)(point - text) : (int)strlen(text);
+}
+
+static void measure(printer *p, const char *text) {
+    int n = (int)strlen(text), point = point_of(text);
+    if (point == n) {
+        at_least(&p->pointless, n);
+    } else {
+        at_least(&p->left, point);
+        at_least(&p->right, n - point);
+    }
+    p->width = p->left + p->right;
+    at_least(&p->width, p->pointless);
+}
+
 static void print_number(printer *p, const char *at) {
     char text[NUMBER_MAX];
     format_element((etch_dtype)p->t->dtype, at, text);
-    int n = (int)strlen(text);
     if (!p->w) {
-        if (n > p->width) p->width = n;
+        measure(p, text);
         return;
     }
-    put_spaces(p->w, p->width - n);
+    int n = (int)strlen(text), point = point_of(text);
+    int behind = point == n ? 0 : p->right - (n - point);
+    put_spaces(p->w, p->width - n - behind);
     put(p->w, text);
+    put_spaces(p->w, behind);
 }
 
 /* What stands between two entries of dimension dim: numbers stay on a line while they fit, the

@@ -21,6 +21,15 @@ static reason_id why_apart(const ir *r, const ir_node *n, const ir_source *s, bo
     return v->stage % 2 ? REASON_FUSION_REDUCED : REASON_FUSION_DOMAIN;
 }
 
+/* Whether the node's kernel was begun because another one could not take more: then whatever is
+ * read of that one is apart for the same reason. */
+static bool after_full(const ir *r, const ir_node *n) {
+    const ir_group *g = &r->groups[n->group];
+    bool full = n->full;
+    for (int i = 0; i < g->nmembers && !full; i++) full = r->nodes[g->members[i]].full;
+    return full;
+}
+
 static void explain(const ir *r, const ir_node *n) {
     space sp = etch__space_of(n);
     for (int i = 0; i < n->nin; i++) {
@@ -28,7 +37,7 @@ static void explain(const ir *r, const ir_node *n) {
         if (!from_group(r, n, s)) continue;
         const ir_version *v = &r->versions[s->version];
         if (v->group == n->group || r->nodes[v->node].kind == IR_EMPTY) continue;
-        reason_id why = why_apart(r, n, s, n->full && etch__fusable(r, n, &sp, s));
+        reason_id why = why_apart(r, n, s, after_full(r, n) && etch__fusable(r, n, &sp, s));
         etch__count_reason(why);
         if (etch__log_on(LOG_FUSION))
             etch__log(LOG_FUSION, "%s: %s (step %d) reads %%%d of %s (step %d) from memory: %s: %s",

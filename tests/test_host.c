@@ -226,18 +226,37 @@ static void formats(void **state) {
     ETCH_SCOPE {
         assert_format(HOST(float, ETCH_F32, S(2, 3), 0.5f, 1, -1.25f, 1e10f, 100000, 0.1f),
                       "f32[2, 3]\n"
-                      "[[     0.5,      1.0,    -1.25],\n"
-                      " [   1e+10, 100000.0,      0.1]]");
+                      "[[     0.5 ,      1.0 ,     -1.25],\n"
+                      " [    1e+10, 100000.0 ,      0.1 ]]");
         assert_format(HOST(float, ETCH_F32, S(3), NAN, INFINITY, -INFINITY),
                       "f32[3]\n[ nan,  inf, -inf]");
         assert_format(HOST(double, ETCH_F64, S(), 1.0 / 3), "f64[]\n0.33333333");
         assert_format(HOST(int32_t, ETCH_I32, S(2, 1, 2), 1, -20, 3, 4),
                       "i32[2, 1, 2]\n[[[  1, -20]],\n\n [[  3,   4]]]");
         assert_format(HOST(bool, ETCH_BOOL, S(2), true, false), "bool[2]\n[ true, false]");
-        assert_format(HOST(uint16_t, ETCH_BF16, S(2), 0x3f80, 0x3dcd), "bf16[2]\n[   1.0, 0.1001]");
+        assert_format(HOST(uint16_t, ETCH_BF16, S(2), 0x3f80, 0x3dcd), "bf16[2]\n[1.0   , 0.1001]");
         assert_format(etch_from_host(NULL, ETCH_F32, S(2, 0)), "f32[2, 0]\n[]");
         assert_format(etch_t(HOST(int8_t, ETCH_I8, S(2, 2), 1, 2, 3, 4)),
                       "i8[2, 2]\n[[1, 3],\n [2, 4]]");
+    }
+}
+
+static void formats_with_a_precision(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *t = HOST(float, ETCH_F32, S(2, 2), 0.5f, 10, -1.25f, 1.0f / 3);
+        assert_int_equal(etch_set_print_precision(3), ETCH_OK);
+        assert_format(t, "f32[2, 2]\n[[ 0.500, 10.000],\n [-1.250,  0.333]]");
+        assert_format(HOST(double, ETCH_F64, S(3), 1e-9, 0, INFINITY),
+                      "f64[3]\n[1.000e-09,     0.000,       inf]");
+        assert_format(HOST(int32_t, ETCH_I32, S(2), 1, -20), "i32[2]\n[  1, -20]");
+        assert_int_equal(etch_set_print_precision(0), ETCH_OK);
+        assert_format(t, "f32[2, 2]\n[[ 0, 10],\n [-1,  0]]");
+        assert_int_equal(etch_set_print_precision(18), ETCH_ERR_INVALID_ARGUMENT);
+        assert_int_equal(etch_set_print_precision(-2), ETCH_ERR_INVALID_ARGUMENT);
+        assert_int_equal(etch_set_print_precision(-1), ETCH_OK);
+        assert_format(t, "f32[2, 2]\n[[ 0.5       , 10.0       ],\n [-1.25      ,  0.33333334]]");
+        etch_clear_error();
     }
 }
 
@@ -438,6 +457,7 @@ int main(void) {
         cmocka_unit_test(compares),
         cmocka_unit_test(nan_zero_and_infinity),
         cmocka_unit_test(formats),
+        cmocka_unit_test(formats_with_a_precision),
         cmocka_unit_test(shortens_and_wraps),
         cmocka_unit_test(format_is_bounded),
         NPY(npy_keeps_everything),

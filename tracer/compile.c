@@ -307,10 +307,20 @@ static backend_options options_for(const etch_function *f, const walk *w, missin
                              .strict = m == BETTER};
 }
 
+/* "step/0"; further graphs under the root are "step/0.1" and so on. */
+static void name_graph(etch_function *f, trace_leaf *leaf, bool new_graph, char *name, size_t n) {
+    pthread_mutex_lock(&f->lock);
+    if (new_graph) leaf->graph = leaf->tree->ngraphs++;
+    int root = leaf->tree->number, further = leaf->graph;
+    pthread_mutex_unlock(&f->lock);
+    int used = snprintf(name, n, "%.60s/%d", f->name, root);
+    if (further) snprintf(name + used, n - (size_t)used, ".%d", further);
+}
+
 static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, missing m) {
     const bool new_graph = m == GRAPH;
     char name[96];
-    snprintf(name, sizeof name, "%s/%d", f->name, leaf->tree->number);
+    name_graph(f, leaf, new_graph, name, sizeof name);
     /* A recording's were noted when it ended. */
     bool described = !leaf->dynamic || w->mode != WALK_MATCH || etch__walk_metas(w);
     segment_code *code = described ? new_code(leaf, w->alias) : NULL;

@@ -232,11 +232,22 @@ static void say(text *t, const char *format, ...) {
 
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-static void say_event(text *t, const char *kind, const etch_explained_event *e) {
-    say(t, "  %s at %s", kind, e->where[0] ? e->where : "?");
-    if (e->count > 1) say(t, " (%lld times)", (long long)e->count);
+static void say_event(text *t, const char *kind, const char *where, const char *how_often,
+                      const etch_explained_event *e) {
+    say(t, "  %s at %s", kind, e->where[0] ? e->where : where);
+    if (e->count > 1) say(t, " (%lld %s)", (long long)e->count, how_often);
     say(t, ": %s: %s%s%s\n", e->reason, e->text, e->detail[0] ? ": " : "", e->detail);
     if (e->hint[0]) say(t, "    hint: %s\n", e->hint);
+}
+
+static void say_break(text *t, const etch_explained_event *e) {
+    say_event(t, "break", "an unknown line", "recordings", e);
+}
+
+/* Guards are looked at on entry; what else has no line is found when the body returns. */
+static void say_recompile(text *t, const etch_explained_event *e) {
+    bool entry = !strcmp(e->reason, etch__reasons[REASON_RECOMPILE_GUARD].name);
+    say_event(t, "recompile", entry ? "the entry" : "the return", "times", e);
 }
 
 static void say_graph(text *t, const etch_explained_graph *g) {
@@ -249,7 +260,7 @@ static void say_graph(text *t, const etch_explained_graph *g) {
 static void say_summary(text *t, const etch_explanation *e) {
     say(t,
         "%s (backend %s): %lld call%s, %lld graph%s, %lld operator%s, %lld graph break%s, "
-        "%lld recompile%s\n",
+        "%lld recompile%s in all calls\n",
         e->name, e->backend, (long long)e->calls, plural(e->calls), (long long)e->graph_count,
         plural(e->graph_count), (long long)e->op_count, plural(e->op_count),
         (long long)e->break_count, plural(e->break_count), (long long)e->recompile_count,
@@ -269,8 +280,8 @@ int64_t etch_explain_text(const etch_function *f, char *buf, size_t n) {
     if (!e) return -1;
     say_summary(&t, e);
     for (int i = 0; i < e->ngraphs; i++) say_graph(&t, &e->graphs[i]);
-    for (int i = 0; i < e->nbreaks; i++) say_event(&t, "break", &e->breaks[i]);
-    for (int i = 0; i < e->nrecompiles; i++) say_event(&t, "recompile", &e->recompiles[i]);
+    for (int i = 0; i < e->nbreaks; i++) say_break(&t, &e->breaks[i]);
+    for (int i = 0; i < e->nrecompiles; i++) say_recompile(&t, &e->recompiles[i]);
     if (e->dropped) say(&t, "  %lld more not kept\n", (long long)e->dropped);
     etch_explanation_free(e);
     return t.used;

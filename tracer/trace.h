@@ -112,6 +112,7 @@ struct trace_leaf {
     _Atomic bool lean; /* copies what it writes rather than produce all that lives at its break */
     int recorded;                   /* recordings in a row */
     int codes;                      /* graphs compiled for it */
+    int graph;                      /* the newest one's number under the root (under the lock) */
     bool dynamic;                   /* has nodes or arguments with run-time sizes */
     atomic_int version;             /* dynamic: raised by each compile for more wanted values */
     int instances;                  /* dynamic: codes on the list */
@@ -144,6 +145,7 @@ struct trace_tree {
     _Atomic int32_t nnodes; /* node ids given out; stored after the two maxima */
     _Atomic int32_t max_values, max_scalars, max_ints; /* over all paths */
     int number;                                        /* for names: function/number */
+    int ngraphs; /* compiled under this root: all but the first have it in their names (lock) */
     int nleaves;
     _Atomic int ncompiled;
     _Atomic bool

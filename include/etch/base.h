@@ -1,9 +1,12 @@
 /* Basic types of Etch: status codes, dtypes, shapes, scalars, versions.
  *
  * Every function of the library may be called from any thread unless its text says otherwise. None
- * aborts, exits or prints on its own. A function that fails returns NULL, a negative number, or a
- * status other than ETCH_OK, and sets the calling thread's error, which stays until another error
- * replaces it or etch_clear_error is called; a success does not clear it. */
+ * aborts or exits, and only etch_print writes to standard output. Warnings (a setting that cannot
+ * be used, a limit that is reached: rare, and once each) and the logs that ETCH_LOGS enables go to
+ * standard error; etch_set_log_sink and ETCH_LOGS_OUT send them elsewhere. A function that fails
+ * returns NULL, a negative number, or a status other than ETCH_OK, and sets the calling thread's
+ * error, which stays until another error replaces it or etch_clear_error is called; a success does
+ * not clear it. */
 #ifndef ETCH_BASE_H
 #define ETCH_BASE_H
 

@@ -11,7 +11,7 @@ extern "C" {
 
 /* A graph that was compiled. */
 typedef struct etch_explained_graph {
-    const char *name;   /* "step/0" */
+    const char *name;   /* "step/0"; further graphs of one root are "step/0.1" and so on */
     const char *guards; /* "tensor 0: f32[8, 4]; ..." */
     int operators;
     int kernels, products; /* generated kernels and library products of one run */
@@ -23,16 +23,18 @@ typedef struct etch_explained_event {
     const char *reason; /* "item", "guard_failed", ... */
     const char *text;   /* the reason as a sentence */
     const char *detail; /* what was expected and what came; the user's text; "" */
-    const char *where;  /* "file.c:12" of the call; "" without debug information */
+    const char *where;  /* "file.c:12" of the call; "" at the entry or the return, and without debug
+                           information */
     const char *hint;
-    int64_t count; /* how often just this was met */
+    int64_t count; /* of a break: recordings that met it (runs of compiled code that break are
+                      counted in break_count only); of a recompile: how often */
 } etch_explained_event;
 
 typedef struct etch_explanation {
     const char *name, *backend;
     int64_t calls;
     int64_t graph_count, op_count; /* graphs compiled since the start, and operators in them */
-    int64_t break_count;           /* graph breaks of all calls */
+    int64_t break_count;           /* graph breaks of all calls, recorded or compiled */
     int64_t recompile_count;       /* graphs beyond the first under one root */
     int64_t plan_runs, eager_runs; /* runs of compiled code, and of segments that did not fit */
     int64_t mode_fallbacks;        /* calls that ran uncompiled because a mode was active */

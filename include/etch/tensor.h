@@ -125,8 +125,12 @@ ETCH_API void etch_data_end(const etch_tensor *t);
 /* Computes everything deferred on this thread now. A graph break. */
 ETCH_API etch_status etch_flush(void);
 
-/* Prints dtype, sizes and elements (long dimensions shortened) to standard output. */
+/* Prints dtype, sizes and elements (long dimensions shortened) to standard output, the decimal
+ * points of a tensor's elements one above the other. */
 ETCH_API etch_status etch_print(const etch_tensor *t);
+/* Digits behind the point of real numbers that etch_print and etch_format write, 0 to 17; -1 (at
+ * start): as few as tell the number from its neighbours, up to 8 in all. For the whole process. */
+ETCH_API etch_status etch_set_print_precision(int digits);
 /* The same text into buf (at most n bytes with the final NUL); returns the length it needs without
  * the NUL, as snprintf does, or -1. */
 ETCH_API int64_t etch_format(const etch_tensor *t, char *buf, size_t n);
