@@ -179,14 +179,16 @@ static void release_held(etch_thread *t, const scope_variable *v) {
 
 etch_status etch_assign(etch_tensor **variable, etch_tensor *value) {
     etch_thread *t = &etch__tls;
+    const void *site = __builtin_return_address(0);
     if (!variable)
-        return etch__error(ETCH_ERR_NULL,
-                           "etch_assign: expected the address of a variable, got NULL");
-    if (!etch__check_handle(value)) return t->status;
+        return etch__error_at(site, ETCH_ERR_NULL,
+                              "etch_assign: expected the address of a variable, got NULL");
+    if (!etch__handle_ok(value, "etch_assign", "t", site)) return t->status;
     if (*variable == value || value == ETCH_NONE) return *variable = value, ETCH_OK;
     if (t->nscopes == 0)
-        return etch__error(ETCH_ERR_NO_SCOPE, "etch_assign: no scope is open on this thread: put "
-                                              "the code into ETCH_SCOPE { ... }");
+        return etch__error_at(site, ETCH_ERR_NO_SCOPE,
+                              "etch_assign: no scope is open on this thread: put the code into "
+                              "ETCH_SCOPE { ... }");
     scope_variable *v = record_of(t, variable);
     int64_t scope = v ? scope_for(t, v) : -1;
     if (!v || !give_to_scope(t, value, scope)) return t->status;
