@@ -1,8 +1,12 @@
 # libetch: one set of objects, a shared and a static library, the header made from the operator table.
 
 # Cutting a long name short in a fixed buffer is meant wherever it happens.
-set(ETCH_WARNINGS -Wall -Wextra -Werror -Wshadow -Wstrict-prototypes -Wmissing-prototypes
+set(ETCH_WARNINGS -Wall -Wextra -Wshadow -Wstrict-prototypes -Wmissing-prototypes
   -Wno-format-truncation)
+# Another compiler warns of other things, and that is no reason for a user's build to fail.
+if(ETCH_WERROR)
+  list(APPEND ETCH_WARNINGS -Werror)
+endif()
 # No contraction, no reordering of float arithmetic: eager and compiled code give the same bits.
 set(ETCH_NUMERIC_FLAGS -ffp-contract=off -fno-math-errno -fwrapv -fno-strict-aliasing)
 if(ETCH_SANITIZE)

@@ -125,9 +125,10 @@ static pthread_once_t dnnl_once = PTHREAD_ONCE_INIT;
 
 /* Before oneDNN's first use, so that ETCH_CPU_ISA holds for it as well. */
 static void limit_dnnl(void) {
+    /* 0: no limit. Versions 2 call it dnnl_cpu_isa_all, versions 3 dnnl_cpu_isa_default. */
     static const dnnl_cpu_isa_t limits[CPU_ISA_COUNT] = {[CPU_ISA_BASELINE] = dnnl_cpu_isa_sse41,
                                                          [CPU_ISA_AVX2] = dnnl_cpu_isa_avx2,
-                                                         [CPU_ISA_AVX512] = dnnl_cpu_isa_all};
+                                                         [CPU_ISA_AVX512] = (dnnl_cpu_isa_t)0};
     dnnl_set_max_cpu_isa(limits[etch__cpu_isa()]);
 }
 
