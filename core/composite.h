@@ -37,4 +37,7 @@ etch_tensor *etch__composite_any(const op_call *call);
 etch_tensor *etch__composite_all(const op_call *call);
 etch_tensor *etch__composite_count_nonzero(const op_call *call);
 
+/* index_put and index_put_ whose index is a mask, which has no kernel. */
+etch_tensor *etch__put_by_mask(const op_call *call);
+
 #endif

@@ -31,11 +31,28 @@ etch_tensor *etch__composite_embedding(const op_call *call) {
     return rows_of(call, call->in[0], call->in[1]);
 }
 
+static bool want_integers(const op_call *call, const etch_tensor *index) {
+    etch_dtype d = (etch_dtype)index->dtype;
+    if (!etch__is_float(d) && d != ETCH_BOOL) return true;
+    return etch__infer_fail(call, ETCH_ERR_DTYPE, "expected an index of integers, got %s",
+                            etch_dtype_name(d));
+}
+
+/* Negative indices, which count from the end of n elements, from the start. */
+static etch_tensor *from_start(etch_tensor *index, int64_t n) {
+    if (index->dtype != ETCH_I64 && !(index = etch_to(index, ETCH_I64))) return NULL;
+    etch_tensor *below = etch_lt_scalar(index, 0);
+    etch_tensor *wrapped = below ? etch_add_scalar(index, n) : NULL;
+    return wrapped ? etch_where(below, wrapped, index) : NULL;
+}
+
 /* Both broadcast to each other but along dim. */
 etch_tensor *etch__composite_take_along_dim(const op_call *call) {
     etch_tensor *t = call->in[0], *index = call->in[1];
     etch_dims a = {.n = t->ndim}, b = {.n = t->ndim};
     int dim = 0;
+    if (!t->ndim) FAIL(ETCH_ERR_SHAPE, "expected a tensor with a dimension, got a 0-d one");
+    if (!want_integers(call, index)) return NULL;
     if (index->ndim != t->ndim)
         FAIL(ETCH_ERR_SHAPE, "expected indices with %d dimensions, as self, got %s", t->ndim,
              TEXT(index));
@@ -45,19 +62,36 @@ etch_tensor *etch__composite_take_along_dim(const op_call *call) {
         a.v[d] = d == dim ? t->size[d] : larger, b.v[d] = d == dim ? index->size[d] : larger;
     }
     if (!(t = etch_expand(t, a)) || !(index = etch_expand(index, b))) return NULL;
-    return etch_gather(t, dim, index);
+    return (index = from_start(index, t->size[dim])) ? etch_gather(t, dim, index) : NULL;
+}
+
+/* One more than the largest class, which is read; 0 with the error set. */
+static int64_t count_classes(const op_call *call, etch_tensor *t) {
+    host_view view;
+    if (!t->numel)
+        return etch__infer_fail(call, ETCH_ERR_EMPTY,
+                                "expected a number of classes for an empty tensor, got -1");
+    etch_tensor *top = want_integers(call, t) ? etch_max(t) : NULL;
+    if (!top || !etch__read(top, etch__ops[call->op].name, REASON_BREAK_NONZERO, call->site))
+        return 0;
+    const etch_tensor *h = etch__host_view(top, &view);
+    int64_t most = h ? etch__element_int((etch_dtype)h->dtype, etch__ptr(h)) : -1;
+    etch__host_view_end(&view);
+    return h && most < 0 ? 1 : most + 1; /* the scatter refuses what is negative */
 }
 
 /* By a scatter, which refuses classes out of range. */
 etch_tensor *etch__composite_one_hot(const op_call *call) {
     etch_tensor *t = call->in[0];
     etch_dims size = {.n = t->ndim + 1};
-    if (call->at[0] < 1 || t->ndim == ETCH_MAX_DIMS)
+    int64_t classes = call->at[0];
+    if (classes == 0 || classes < -1 || t->ndim == ETCH_MAX_DIMS)
         FAIL(ETCH_ERR_INVALID_ARGUMENT,
-             "expected at least 1 class and at most %d dimensions, got %lld classes of %s",
-             ETCH_MAX_DIMS - 1, (long long)call->at[0], TEXT(t));
+             "expected at least 1 class (or -1) and at most %d dimensions, got %lld classes of %s",
+             ETCH_MAX_DIMS - 1, (long long)classes, TEXT(t));
+    if (classes < 0 && !(classes = count_classes(call, t))) return NULL;
     for (int d = 0; d < t->ndim; d++) size.v[d] = t->size[d];
-    size.v[t->ndim] = call->at[0];
+    size.v[t->ndim] = classes;
     etch_tensor *zeros = NULL;
     ETCH_ON(t->device) zeros = etch_zeros(ETCH_I64, size);
     etch_tensor *index = zeros ? etch_unsqueeze(t, -1) : NULL;
@@ -161,18 +195,73 @@ etch_tensor *etch__composite_masked_select(const op_call *call) {
     return etch_index_select(t, 0, index);
 }
 
-/* A mask covers the first dimensions of self, which become one. */
-static etch_tensor *index_by_mask(const op_call *call) {
-    etch_tensor *t = call->in[0], *mask = call->in[1];
-    etch_dims size = {.n = 1, .v = {mask->numel}};
+/* The sizes of t with the first dimensions, which the mask covers, as one; false with the error. */
+static bool masked_sizes(const op_call *call, etch_dims *size) {
+    const etch_tensor *t = call->in[0], *mask = call->in[1];
+    *size = (etch_dims){.n = 1, .v = {mask->numel}};
     if (mask->ndim > t->ndim || memcmp(mask->size, t->size, mask->ndim * sizeof *t->size))
-        FAIL(ETCH_ERR_SHAPE, "expected a mask of the first sizes of self, %s, got %s", TEXT(t),
-             TEXT(mask));
-    for (int d = mask->ndim; d < t->ndim; d++) size.v[size.n++] = t->size[d];
-    if (size.n > ETCH_MAX_DIMS) FAIL(ETCH_ERR_SHAPE, "expected a mask with a dimension");
-    etch_tensor *index = flat_positions(call, mask);
+        return etch__infer_fail(call, ETCH_ERR_SHAPE,
+                                "expected a mask of the first sizes of self, %s, got %s", TEXT(t),
+                                TEXT(mask));
+    if (t->ndim - mask->ndim + 1 > ETCH_MAX_DIMS)
+        return etch__infer_fail(call, ETCH_ERR_SHAPE, "expected a mask with a dimension");
+    for (int d = mask->ndim; d < t->ndim; d++) size->v[size->n++] = t->size[d];
+    return true;
+}
+
+static etch_tensor *index_by_mask(const op_call *call) {
+    etch_tensor *t = call->in[0];
+    etch_dims size;
+    if (!masked_sizes(call, &size)) return NULL;
+    etch_tensor *index = flat_positions(call, call->in[1]);
     if (!index || !(t = etch_reshape(t, size))) return NULL;
     return etch_index_select(t, 0, index);
+}
+
+/* ---- values put where a mask holds ---- */
+
+/* Whether the values are the same for every place of the mask: their last dimensions, the rest's,
+ * are all that they have but for ones. */
+static bool same_everywhere(const etch_tensor *v, const etch_dims *size) {
+    return v->ndim < size->n || (v->ndim == size->n && v->size[0] == 1);
+}
+
+/* Then nothing has to be known of the mask: a selection. */
+static etch_tensor *put_same(const op_call *call, etch_tensor *v, const etch_dims *size) {
+    etch_tensor *t = call->in[0], *mask = call->in[1];
+    etch_dims rest = {.n = size->n - 1}, wide = {.n = t->ndim};
+    for (int d = 0; d < t->ndim; d++) wide.v[d] = d < mask->ndim ? mask->size[d] : 1;
+    for (int d = 1; d < size->n; d++) rest.v[d - 1] = size->v[d];
+    if (v->ndim == size->n) v = etch_select(v, 0, 0);
+    v = v ? etch_expand(v, rest) : NULL;
+    mask = v ? etch_reshape(mask, wide) : NULL;
+    if (mask && call->at[0]) v = etch_add(t, v);
+    return mask && v ? etch_where(mask, v, t) : NULL;
+}
+
+/* Else one row of values for each place: the mask is read. */
+static etch_tensor *put_each(const op_call *call, etch_tensor *v, const etch_dims *size) {
+    etch_tensor *t = call->in[0], *index = flat_positions(call, call->in[1]);
+    if (!index) return NULL;
+    if (v->ndim != size->n || v->size[0] != index->numel)
+        FAIL(ETCH_ERR_SHAPE, "expected values for the %lld places of the mask, got %s",
+             (long long)index->numel, TEXT(v));
+    etch_tensor *flat = etch_reshape(t, *size);
+    etch_tensor *put = flat ? etch_index_put(flat, index, v, call->at[0] != 0) : NULL;
+    return put ? etch_reshape(put, etch_sizes(t)) : NULL;
+}
+
+etch_tensor *etch__put_by_mask(const op_call *call) {
+    etch_tensor *t = call->in[0], *v = call->in[2];
+    etch_dims size;
+    if (!masked_sizes(call, &size)) return NULL;
+    if (!t->ndim) FAIL(ETCH_ERR_SHAPE, "expected a tensor with a dimension, got a 0-d one");
+    if (v->dtype != t->dtype)
+        FAIL(ETCH_ERR_DTYPE, "expected values of %s, as self, got %s",
+             etch_dtype_name((etch_dtype)t->dtype), etch_dtype_name((etch_dtype)v->dtype));
+    etch_tensor *put = (same_everywhere(v, &size) ? put_same : put_each)(call, v, &size);
+    bool in_place = etch__ops[call->op].kind == KIND_INPLACE;
+    return put && in_place ? etch_copy_(t, put) : put;
 }
 
 /* Negative integers count from the end, so they are wrapped first. */
@@ -183,9 +272,5 @@ etch_tensor *etch__composite_index(const op_call *call) {
         FAIL(ETCH_ERR_DTYPE, "expected indices of integers or bool, got %s",
              etch_dtype_name((etch_dtype)index->dtype));
     if (!t->ndim) FAIL(ETCH_ERR_SHAPE, "expected a tensor with a dimension, got a 0-d one");
-    if (index->dtype != ETCH_I64 && !(index = etch_to(index, ETCH_I64))) return NULL;
-    etch_tensor *below = etch_lt_scalar(index, 0);
-    etch_tensor *wrapped = below ? etch_add_scalar(index, t->size[0]) : NULL;
-    if (!wrapped || !(index = etch_where(below, wrapped, index))) return NULL;
-    return rows_of(call, t, index);
+    return (index = from_start(index, t->size[0])) ? rows_of(call, t, index) : NULL;
 }

@@ -72,12 +72,26 @@ static etch_tensor *without_dims(etch_tensor *t, uint32_t mask) {
     return etch_view(t, size);
 }
 
+/* Whether each result is one of no elements. */
+static bool reduces_nothing(const etch_tensor *t, const etch_dims *d) {
+    uint32_t mask = reduced_mask(d, t->ndim);
+    for (int i = 0; i < t->ndim; i++)
+        if (mask >> i & 1 && !t->size[i]) return true;
+    return false;
+}
+
+static etch_tensor *log_of_sum(etch_tensor *powers, const op_call *call) {
+    etch_tensor *sum = etch_sum_dim(powers, reduced_dims(call), keeps_dims(call));
+    return sum ? etch_log(sum) : NULL;
+}
+
 /* The largest is taken out first, unless it is infinite: then the difference would be NaN. */
 etch_tensor *etch__composite_logsumexp(const op_call *call) {
     etch_tensor *x = call->in[0];
     etch_dims dims = reduced_dims(call);
     if (!etch__is_float((etch_dtype)x->dtype) && !(x = etch_to(x, etch_default_dtype())))
         return NULL;
+    if (reduces_nothing(x, &dims)) return log_of_sum(x, call); /* of 0: -inf */
     etch_tensor *top = etch_amax(x, dims, true);
     etch_tensor *infinite = top ? etch_isinf(top) : NULL;
     if (!infinite || !(top = etch_masked_fill(top, infinite, 0))) return NULL;
@@ -91,16 +105,21 @@ etch_tensor *etch__composite_logsumexp(const op_call *call) {
 
 /* ---- truth: sums, so that what is empty has a value, too ---- */
 
+/* As in ATen the truth of u8 is one of u8. */
+static etch_tensor *truth_of(etch_tensor *t, const op_call *call) {
+    return !t || call->in[0]->dtype != ETCH_U8 ? t : etch_to(t, ETCH_U8);
+}
+
 etch_tensor *etch__composite_any(const op_call *call) {
     etch_tensor *truth = etch_ne_scalar(call->in[0], 0);
     etch_tensor *n = truth ? etch_sum_dim(truth, reduced_dims(call), keeps_dims(call)) : NULL;
-    return n ? etch_gt_scalar(n, 0) : NULL;
+    return n ? truth_of(etch_gt_scalar(n, 0), call) : NULL;
 }
 
 etch_tensor *etch__composite_all(const op_call *call) {
     etch_tensor *lie = etch_logical_not(call->in[0]);
     etch_tensor *n = lie ? etch_sum_dim(lie, reduced_dims(call), keeps_dims(call)) : NULL;
-    return n ? etch_eq_scalar(n, 0) : NULL;
+    return n ? truth_of(etch_eq_scalar(n, 0), call) : NULL;
 }
 
 etch_tensor *etch__composite_count_nonzero(const op_call *call) {
@@ -110,10 +129,42 @@ etch_tensor *etch__composite_count_nonzero(const op_call *call) {
 
 /* ---- formulas ---- */
 
-/* As in ATen the power is taken in the dtype of other (integers: the default dtype). */
+/* The dtype of a product of floats: of a's dtype and b's, or the default one. */
+static etch_dtype float_dtype(const etch_tensor *a, const etch_tensor *b) {
+    tensor_meta m;
+    etch_dtype compute;
+    etch_tensor *in[2] = {(etch_tensor *)a, (etch_tensor *)b};
+    const op_call div = {.op = OP_DIV_TENSOR, .nin = 2, .in = in};
+    return etch__infer(&div, &m, &compute) == ETCH_OK ? (etch_dtype)m.dtype : ETCH_DTYPE_COUNT;
+}
+
+/* x times two to the whole numbers e, in f64, rounded once: what lies outside of +-200 goes first,
+ * in halves. So no factor leaves the range, and a subnormal result is reached by the last one
+ * alone: before it the value is 2^200 times as large, or goes to zero all the same. */
+static etch_tensor *scaled_by_powers(etch_tensor *x, etch_tensor *e) {
+    etch_tensor *last = etch_clamp(e, -200, 200), *rest = NULL, *half = NULL;
+    if (last && (rest = etch_sub(e, last))) half = etch_trunc(etch_mul_scalar(rest, 0.5));
+    if (half) rest = etch_sub(rest, half);
+    etch_tensor *const exponent[3] = {half, half ? rest : NULL, last};
+    for (int k = 0; k < 3 && x; k++) {
+        etch_tensor *power = exponent[k] ? etch_exp2(exponent[k]) : NULL;
+        x = power ? etch_mul(x, power) : NULL;
+    }
+    return x;
+}
+
+/* By a power of two that need not be a number of the result's dtype itself. Real exponents take the
+ * power in f64, too. */
 etch_tensor *etch__composite_ldexp(const op_call *call) {
-    etch_tensor *power = etch_exp2(call->in[1]);
-    return power ? etch_mul(call->in[0], power) : NULL;
+    etch_tensor *x = call->in[0], *e = call->in[1];
+    bool whole = !etch__is_float((etch_dtype)e->dtype);
+    etch_dtype dtype = float_dtype(x, e);
+    if (dtype == ETCH_DTYPE_COUNT) return NULL;
+    if (!(x = etch_to(x, ETCH_F64)) || !(e = etch_to(e, ETCH_F64))) return NULL;
+    if (!(e = etch_clamp(e, -2200, 2200))) return NULL;
+    if (whole) x = scaled_by_powers(x, e);
+    else x = (e = etch_exp2(e)) ? etch_mul(x, e) : NULL;
+    return x && dtype != ETCH_F64 ? etch_to(x, dtype) : x;
 }
 
 etch_tensor *etch__composite_clamp_tensor(const op_call *call) {

@@ -147,6 +147,8 @@ etch_tensor *etch__composite_roll(const op_call *call) {
     if (shifts.n != (flat ? 1 : dims.n))
         FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected a shift for each dimension, got %d for %d",
              shifts.n, dims.n);
+    if (!flat && !t->ndim)
+        FAIL(ETCH_ERR_DIM_RANGE, "expected no dimensions to roll a 0-d tensor along");
     if (!wrap_dims(call, &dims, t->ndim)) return NULL;
     if (flat) t = etch_reshape(t, ETCH_SHAPE(-1)), dims = ETCH_SHAPE(0);
     for (int i = 0; i < dims.n && t && t->ndim; i++) t = roll_dim(t, shifts.v[i], dims.v[i]);

@@ -1,6 +1,8 @@
 /* The dispatcher: see core/dispatch.h for the order of the layers. */
+#include "core/composite.h"
 #include "core/device.h"
 #include "core/profile.h"
+#include "core/rules.h"
 
 static layer_handler layers[LAYER_COUNT];
 static op_kernel kernels[OP_CAPACITY];
@@ -66,9 +68,10 @@ etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
 
 etch_tensor *etch__take_apart(const op_call *call) {
     const op_call *outer = etch__tls.composite;
+    op_composite parts = etch__ops[call->op].composite;
     if (!etch__operands_present(call)) return NULL;
     if (!outer) etch__tls.composite = call;
-    etch_tensor *t = etch__ops[call->op].composite(call);
+    etch_tensor *t = (parts ? parts : etch__put_by_mask)(call);
     etch__tls.composite = outer;
     if (unlikely(!t)) etch__error_name(etch__ops[call->op].name, call->site, true);
     return t;
@@ -80,11 +83,16 @@ static etch_tensor *run_composite(const op_call *call) {
     return etch__take_apart(call);
 }
 
+static bool puts_by_mask(const op_call *call) {
+    return etch__ops[call->op].srule == SRULE_INDEX_PUT && call->in[1]->dtype == ETCH_BOOL;
+}
+
 static inline etch_tensor *dispatch(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
         if (unlikely(!etch__operand_ok(call, i))) return NULL;
     if (call->nsc && unlikely(!etch__scalar_kinds_ok(call))) return NULL;
     if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
+    if (unlikely(puts_by_mask(call))) return etch__take_apart(call);
     if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
     return etch__run_eager(call);
 }

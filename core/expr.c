@@ -85,7 +85,10 @@ static int scalar_as(builder *b, int k, etch_dtype dtype) {
     return v;
 }
 
+/* Scalar k rounded to the common dtype, as a tensor's element is. */
 static int scalar(builder *b, int k) { return scalar_as(b, k, b->compute); }
+/* Scalar k in the compute type: f32 beside half types, so that a factor is not rounded first. */
+static int factor(builder *b, int k) { return scalar_as(b, k, b->type); }
 
 static etch_dtype type_of(const builder *b, int v) { return (etch_dtype)b->p->code[v].type; }
 
@@ -114,6 +117,12 @@ static int load(builder *b, int k) {
 
 /* Operand k in the common dtype. */
 static int operand(builder *b, int k) { return convert(b, load(b, k), b->compute); }
+/* The same for a second factor or divisor, which stays in f32 where the common dtype is a half
+ * one though its own is wider: only a 0-d tensor beside others is such an operand. */
+static int second_factor(builder *b) {
+    bool wider = b->compute != b->type && 1 < b->nin && b->in[1] <= ETCH_F64;
+    return wider ? convert(b, load(b, 1), ETCH_F32) : operand(b, 1);
+}
 /* Operand k as a truth value. */
 static int truth(builder *b, int k) { return convert(b, operand(b, k), ETCH_BOOL); }
 
@@ -169,10 +178,18 @@ static int scalar_of(builder *b, prim_id prim) {
     int x = operand(b, 0);
     return binary(b, prim, x, scalar(b, 0));
 }
-static int expr_mul(builder *b) { return binary_of(b, PRIM_MUL); }
-static int expr_mul_scalar(builder *b) { return scalar_of(b, PRIM_MUL); }
-static int expr_div(builder *b) { return binary_of(b, PRIM_DIV); }
-static int expr_div_scalar(builder *b) { return scalar_of(b, PRIM_DIV); }
+static int by_factor(builder *b, prim_id prim) {
+    int x = operand(b, 0);
+    return binary(b, prim, x, second_factor(b));
+}
+static int by_scalar(builder *b, prim_id prim) {
+    int x = operand(b, 0);
+    return binary(b, prim, x, factor(b, 0));
+}
+static int expr_mul(builder *b) { return by_factor(b, PRIM_MUL); }
+static int expr_mul_scalar(builder *b) { return by_scalar(b, PRIM_MUL); }
+static int expr_div(builder *b) { return by_factor(b, PRIM_DIV); }
+static int expr_div_scalar(builder *b) { return by_scalar(b, PRIM_DIV); }
 static int expr_pow(builder *b) { return binary_of(b, PRIM_POW); }
 
 static int choice_of(builder *b, prim_id prim) {
@@ -181,6 +198,12 @@ static int choice_of(builder *b, prim_id prim) {
 }
 static int expr_maximum(builder *b) { return choice_of(b, PRIM_MAX); }
 static int expr_minimum(builder *b) { return choice_of(b, PRIM_MIN); }
+
+/* By an exponent that f32 cannot hold: rounding it would cost more than the power itself. */
+static int double_power(builder *b, int x) {
+    int wide = convert(b, x, ETCH_F64), e = scalar_as(b, 0, ETCH_F64);
+    return convert(b, emit(b, PRIM_POW, ETCH_F64, ETCH_F64, wide, e, 0), ETCH_F32);
+}
 
 /* Integers take the general way for the classes that need a float. */
 static int expr_pow_scalar(builder *b) {
@@ -197,6 +220,9 @@ static int expr_pow_scalar(builder *b) {
     case EXPONENT_MINUS_ONE:
         if (real) return binary(b, PRIM_DIV, constant(b, b->type, 1), x);
         break;
+    case EXPONENT_DOUBLE:
+        if (b->compute == ETCH_F32) return double_power(b, x);
+        break;
     default: break;
     }
     return binary(b, PRIM_POW, x, scalar(b, 0));
@@ -209,11 +235,11 @@ static int sign_of(builder *b, prim_id prim) {
 static int expr_neg(builder *b) { return sign_of(b, PRIM_NEG); }
 static int expr_abs(builder *b) { return sign_of(b, PRIM_ABS); }
 
-/* max(x, 0): NaN stays, and -0 becomes +0 because MAX gives b where the operands are equal. */
+/* x, or 0 where that is more: NaN and -0 stay. */
 static int expr_relu(builder *b) {
     int x = operand(b, 0);
     int zero = constant(b, b->type, 0);
-    return keeps_grid(b, binary(b, PRIM_MAX, x, zero), x, zero);
+    return keeps_grid(b, binary(b, PRIM_AT_LEAST, x, zero), x, zero);
 }
 
 static int unary_of(builder *b, prim_id prim) { return unary(b, prim, operand(b, 0)); }
@@ -321,9 +347,10 @@ static int expr_round(builder *b) {
     r = select(b, compare(b, PRIM_LT, x, zero), unary(b, PRIM_NEG, r), r);
     return whole_result(b, x, r);
 }
-/* (0 < x) - (x < 0), so 0 for NaN. */
+/* (0 < x) - (x < 0), so 0 for NaN; a bool is its own. */
 static int expr_sign(builder *b) {
     int x = operand(b, 0), zero = constant(b, b->type, 0);
+    if (b->type == ETCH_BOOL) return x;
     int above = convert(b, compare(b, PRIM_LT, zero, x), b->compute);
     int below = convert(b, compare(b, PRIM_LT, x, zero), b->compute);
     return keeps_grid(b, binary(b, PRIM_SUB, above, below), above, below);
@@ -335,16 +362,8 @@ static int expr_isnan(builder *b) {
 
 /* ---- signs and classes of numbers ---- */
 
-/* Whether x is below 0, or the zero that is: a bool. */
-static int negative(builder *b, int x) {
-    int zero = constant(b, b->type, 0), below = compare(b, PRIM_LT, x, zero);
-    if (!etch__is_float(b->compute)) return below;
-    int inverse = binary(b, PRIM_DIV, constant(b, b->type, 1), x);
-    int minus_zero = emit(b, PRIM_AND, ETCH_BOOL, ETCH_BOOL, compare(b, PRIM_EQ, x, zero),
-                          compare(b, PRIM_LT, inverse, zero), 0);
-    return emit(b, PRIM_OR, ETCH_BOOL, ETCH_BOOL, below, minus_zero, 0);
-}
-static int expr_signbit(builder *b) { return negative(b, operand(b, 0)); }
+static int sign_bit(builder *b, int x) { return compare(b, PRIM_SIGNBIT, x, 0); }
+static int expr_signbit(builder *b) { return sign_bit(b, operand(b, 0)); }
 
 static int magnitude_to_infinity(builder *b, prim_id prim) {
     int x = unary(b, PRIM_ABS, operand(b, 0));
@@ -360,10 +379,10 @@ static int expr_isfinite(builder *b) {
 }
 static int expr_copysign(builder *b) {
     int x = unary(b, PRIM_ABS, operand(b, 0)), y = operand(b, 1);
-    return select(b, negative(b, y), unary(b, PRIM_NEG, x), x);
+    return select(b, sign_bit(b, y), unary(b, PRIM_NEG, x), x);
 }
 
-/* The other operand instead of a NaN. */
+/* The other operand instead of a NaN, the first where they are equal. */
 static int choice_of_numbers(builder *b, prim_id prim) {
     int x = operand(b, 0), y = operand(b, 1);
     int r = binary(b, prim, x, y);
@@ -371,15 +390,15 @@ static int choice_of_numbers(builder *b, prim_id prim) {
     r = select(b, compare(b, PRIM_NE, y, y), x, r);
     return keeps_grid(b, select(b, compare(b, PRIM_NE, x, x), y, r), x, y);
 }
-static int expr_fmax(builder *b) { return choice_of_numbers(b, PRIM_MAX); }
-static int expr_fmin(builder *b) { return choice_of_numbers(b, PRIM_MIN); }
+static int expr_fmax(builder *b) { return choice_of_numbers(b, PRIM_AT_LEAST); }
+static int expr_fmin(builder *b) { return choice_of_numbers(b, PRIM_AT_MOST); }
 
 /* ---- three operands ---- */
 
 /* self + value * tensor1 * tensor2, or / tensor2, from the left. */
 static int add_combined(builder *b, prim_id prim) {
     int x = operand(b, 0), y = operand(b, 1), z = operand(b, 2);
-    return binary(b, PRIM_ADD, x, binary(b, prim, binary(b, PRIM_MUL, scalar(b, 0), y), z));
+    return binary(b, PRIM_ADD, x, binary(b, prim, binary(b, PRIM_MUL, factor(b, 0), y), z));
 }
 static int expr_addcmul(builder *b) { return add_combined(b, PRIM_MUL); }
 static int expr_addcdiv(builder *b) { return add_combined(b, PRIM_DIV); }
@@ -397,7 +416,7 @@ static int expr_lerp(builder *b) {
 }
 static int expr_lerp_scalar(builder *b) {
     int x = operand(b, 0), y = operand(b, 1);
-    return interpolate(b, x, y, scalar(b, 0));
+    return interpolate(b, x, y, factor(b, 0));
 }
 static int expr_masked_fill(builder *b) {
     int x = operand(b, 0), mask = convert(b, load(b, 1), ETCH_BOOL), value = scalar(b, 0);
@@ -482,12 +501,12 @@ static int floor_divided(builder *b, int x, int y) {
     return select(b, crosses(b, r, y), below, q);
 }
 static int expr_floor_divide(builder *b) {
-    int x = operand(b, 0), y = operand(b, 1);
+    int x = operand(b, 0), y = second_factor(b);
     return floor_divided(b, x, y);
 }
 static int expr_floor_divide_scalar(builder *b) {
     int x = operand(b, 0);
-    return floor_divided(b, x, scalar(b, 0));
+    return floor_divided(b, x, factor(b, 0));
 }
 
 /* ---- clamp ---- */
@@ -514,11 +533,11 @@ static int bounded(builder *b, prim_id prim, int x, int k) {
     int limit = bound(b, k);
     return keeps_grid(b, binary(b, prim, x, limit), x, limit);
 }
-static int expr_clamp_min(builder *b) { return bounded(b, PRIM_MAX, operand(b, 0), 0); }
-static int expr_clamp_max(builder *b) { return bounded(b, PRIM_MIN, operand(b, 0), 0); }
+static int expr_clamp_min(builder *b) { return bounded(b, PRIM_AT_LEAST, operand(b, 0), 0); }
+static int expr_clamp_max(builder *b) { return bounded(b, PRIM_AT_MOST, operand(b, 0), 0); }
 static int expr_clamp(builder *b) {
-    int x = bounded(b, PRIM_MAX, operand(b, 0), 0);
-    return bounded(b, PRIM_MIN, x, 1);
+    int x = bounded(b, PRIM_AT_LEAST, operand(b, 0), 0);
+    return bounded(b, PRIM_AT_MOST, x, 1);
 }
 
 static int compare_of(builder *b, prim_id prim) {

@@ -42,6 +42,11 @@ typedef struct prim_program {
     prim_instr code[PROGRAM_MAX];
 } prim_program;
 
+/* Whether the primitive makes a bool of operands of type `from`. */
+static inline bool etch__prim_compares(int prim) {
+    return prim >= PRIM_EQ && prim <= PRIM_SIGNBIT;
+}
+
 /* bf16 and f16 are computed in f32, every other dtype in itself. */
 static inline etch_dtype etch__compute_type(etch_dtype d) {
     return d == ETCH_BF16 || d == ETCH_F16 ? ETCH_F32 : d;
@@ -77,8 +82,8 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out);
  *
  * The reduced elements have the row-major logical index r = 0..R-1. They are cut into blocks of
  * REDUCE_BLOCK; in a block, lane r % REDUCE_LANES takes its elements in ascending order, starting
- * from the identity (sum: -0.0, so that absent lanes change nothing; product: 1; max, min: the
- * lowest, highest value, -inf or +inf for floats); then lanes fold: for w = 32, 16, ..., 1:
+ * from the identity (sum: +0.0, so that a sum of nothing but -0 is +0, as in ATen; product: 1; max,
+ * min: the lowest, highest value, -inf or +inf for floats); then lanes fold: for w = 32, 16, ..., 1:
  * lane[l] = op(lane[l], lane[l + w]) for l < w. Block results fold by pairs: for s = 1, 2, 4, ...:
  * p[i] = op(p[i], p[i + s]) for i = 0, 2s, 4s, ... where i + s < blocks. op(acc, x) is ADD, MUL, or
  * MAX / MIN with acc as a.

@@ -327,7 +327,7 @@ static bool word_fits(arg_type type, int64_t v) {
 
 static bool class_fits(const op_info *op, int64_t v) {
     if (op->flags & OPF_CLASS_ALPHA) return v == 0 || v == 1;
-    return !(op->flags & OPF_CLASS_EXPONENT) || (v >= EXPONENT_ANY && v <= EXPONENT_ZERO);
+    return !(op->flags & OPF_CLASS_EXPONENT) || (v >= EXPONENT_ANY && v <= EXPONENT_DOUBLE);
 }
 
 /* Whether the call has the normal form of core/op.h: inference and kernels look at no counts. */

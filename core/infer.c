@@ -308,16 +308,21 @@ static bool bmm_rule(const op_call *call, tensor_meta *out) {
     return finish(call, out);
 }
 
+/* What cat leaves out, whatever the rank of the others, as ATen does. */
+static bool is_nothing(const etch_tensor *t) { return t->ndim == 1 && t->numel == 0; }
+
 static bool cat_rule(const op_call *call, tensor_meta *out) {
-    int dim = 0;
+    int dim = 0, model = 0;
     if (!call->nin) FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected at least one tensor, got none");
-    const etch_tensor *first = call->in[0];
+    while (model < call->nin - 1 && is_nothing(call->in[model])) model++;
+    const etch_tensor *first = call->in[model];
     if (!first->ndim) FAIL(ETCH_ERR_SHAPE, "expected tensors with a dimension, got a 0-d one");
     if (!etch__wrap_dim(call, call->at[0], first->ndim, &dim)) return false;
     out->ndim = first->ndim;
     memcpy(out->size, first->size, sizeof out->size);
-    for (int i = 1; i < call->nin; i++) {
+    for (int i = model + 1; i < call->nin; i++) {
         const etch_tensor *t = call->in[i];
+        if (is_nothing(t)) continue;
         bool fits = t->ndim == first->ndim;
         for (int k = 0; fits && k < t->ndim; k++) fits = k == dim || t->size[k] == first->size[k];
         if (!fits)
@@ -586,7 +591,7 @@ static int64_t exponent_class_of(double e) {
                    {-1, EXPONENT_MINUS_ONE}, {1, EXPONENT_ONE},   {0, EXPONENT_ZERO}};
     for (int i = 0; i < COUNT_OF(classes); i++)
         if (e == classes[i].value) return classes[i].class;
-    return EXPONENT_ANY;
+    return e == e && (double)(float)e != e ? EXPONENT_DOUBLE : EXPONENT_ANY;
 }
 
 /* Elements from start up to but without end, or an ARANGE_ code. Integers are counted exactly. */

@@ -36,7 +36,8 @@ static etch_dtype promote(const op_call *call, int first, const etch_scalar *sca
 }
 
 /* Of the scalars of a pointwise call the first is an operand where there is one tensor only; the
- * last one is alpha, which the result's dtype must be able to hold. */
+ * last one may be a factor: alpha, which the result's dtype must be able to hold, or the value of
+ * addcmul, which is converted to it. */
 static const etch_scalar *operand_scalar(const op_call *call) {
     return call->nin == 1 && call->nsc ? call->sc : NULL;
 }
@@ -62,16 +63,28 @@ static bool promote_rule(const op_call *call, call_dtypes *d) {
         !scalar && (call->nin == 1 || (call->nin == 2 && call->in[0]->dtype == call->in[1]->dtype));
     d->compute = same ? dtype_of(call->in[0]) : promote(call, 0, scalar);
     d->result = d->compute;
-    return !call->nsc || check_alpha(call, d->result);
+    bool alpha = call->nsc && etch__ops[call->op].flags & OPF_CLASS_ALPHA;
+    return !alpha || check_alpha(call, d->result);
 }
 
+/* Bools beside numbers are numbers, but in differences, where a mistake is likelier. */
 static bool promote_nobool_rule(const op_call *call, call_dtypes *d) {
     const etch_scalar *scalar = operand_scalar(call);
     bool got_bool = scalar && scalar->kind == ETCH_SCALAR_BOOL;
     for (int i = 0; i < call->nin; i++) got_bool |= call->in[i]->dtype == ETCH_BOOL;
-    if (unlikely(got_bool))
+    if (!promote_rule(call, d)) return false;
+    bool difference = etch__ops[call->op].flags & OPF_CLASS_ALPHA;
+    if (unlikely(got_bool) && (difference || d->compute == ETCH_BOOL))
         FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool (use etch_to, or a logical operator)");
-    return promote_rule(call, d);
+    return true;
+}
+
+/* A power of bools is one of integers. */
+static bool square_rule(const op_call *call, call_dtypes *d) {
+    d->compute = dtype_of(call->in[0]);
+    if (d->compute == ETCH_BOOL) d->compute = ETCH_I64;
+    d->result = d->compute;
+    return true;
 }
 
 static bool promote_float_rule(const op_call *call, call_dtypes *d) {
@@ -191,12 +204,9 @@ static bool integer_rule(const op_call *call, call_dtypes *d) {
 
 static bool clamp_rule(const op_call *call, call_dtypes *d) {
     d->compute = dtype_of(call->in[0]);
-    bool got_bool = d->compute == ETCH_BOOL;
-    for (int i = 0; i < call->nsc; i++) {
+    for (int i = 0; i < call->nsc; i++)
         d->compute = combine(d->compute, scalar_dtype(&call->sc[i]));
-        got_bool |= call->sc[i].kind == ETCH_SCALAR_BOOL;
-    }
-    if (got_bool) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
+    if (d->compute == ETCH_BOOL) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
     d->result = d->compute;
     return true;
 }
@@ -247,7 +257,8 @@ static bool convolution_dtype_rule(const op_call *call, call_dtypes *d) {
         if (call->in[i] != ETCH_NONE && call->in[i]->dtype != call->in[0]->dtype)
             FAIL(ETCH_ERR_DTYPE, "expected operands of one dtype, got %s and %s",
                  name_of(d->result), name_of(dtype_of(call->in[i])));
-    return want_floats(call, d->compute);
+    if (d->compute == ETCH_BOOL) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
+    return true;
 }
 
 static bool no_dtype_rule(const op_call *call, call_dtypes *d) {
@@ -263,6 +274,7 @@ const dtype_fn etch__dtype_rules[DRULE_COUNT] = {
     [DRULE_ARANGE] = arange_rule,
     [DRULE_PROMOTE] = promote_rule,
     [DRULE_PROMOTE_NOBOOL] = promote_nobool_rule,
+    [DRULE_SQUARE] = square_rule,
     [DRULE_PROMOTE_FLOAT] = promote_float_rule,
     [DRULE_COMPARE] = compare_rule,
     [DRULE_WHERE] = where_rule,

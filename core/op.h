@@ -49,7 +49,8 @@ typedef enum exponent_class {
     EXPONENT_HALF,
     EXPONENT_MINUS_ONE,
     EXPONENT_ONE,
-    EXPONENT_ZERO
+    EXPONENT_ZERO,
+    EXPONENT_DOUBLE /* any other that f32 does not hold exactly */
 } exponent_class;
 
 #define ETCH_NO_INT INT64_MIN

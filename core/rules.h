@@ -14,7 +14,8 @@ typedef enum dtype_rule {
     DRULE_FILL,       /* the dtype attribute, absent: by the kind of the scalar */
     DRULE_ARANGE,     /* the dtype attribute, absent: i64, with a real scalar the default dtype */
     DRULE_PROMOTE,    /* ATen's promotion by categories */
-    DRULE_PROMOTE_NOBOOL, /* the same; a bool operand is an error */
+    DRULE_PROMOTE_NOBOOL, /* the same; bools alone are an error, in a difference any bool is */
+    DRULE_SQUARE,         /* of bools i64, else that of the operand */
     DRULE_PROMOTE_FLOAT,  /* the same; integers become the default dtype */
     DRULE_COMPARE,        /* computes in the promoted dtype, gives bool */
     DRULE_WHERE,          /* a bool condition, then PROMOTE over the other two */

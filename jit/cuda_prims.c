@@ -80,10 +80,13 @@ static const prim_text prims[PRIM_COUNT] = {
     [PRIM_NEG] = {"negate($a)", "($t)(0 - ($u)$a)", NULL},
     [PRIM_ABS] = {"absolute($a)", "($t)($a < 0 ? 0 - ($u)$a : ($u)$a)", "$a"},
     [PRIM_SQRT] = {"sqrt$f($a)", NULL, NULL},
-    [PRIM_MAX] = {"$a > $b || $a != $a ? $a : $b", "$a > $b ? $a : $b", "$a || $b"},
-    [PRIM_MIN] = {"$a < $b || $a != $a ? $a : $b", "$a < $b ? $a : $b", "$a && $b"},
+    [PRIM_MAX] = {"larger($a, $b)", "$a > $b ? $a : $b", "$a || $b"},
+    [PRIM_MIN] = {"smaller($a, $b)", "$a < $b ? $a : $b", "$a && $b"},
+    [PRIM_AT_LEAST] = {"$b > $a || $b != $b ? $b : $a", "$b > $a ? $b : $a", "$a || $b"},
+    [PRIM_AT_MOST] = {"$b < $a || $b != $b ? $b : $a", "$b < $a ? $b : $a", "$a && $b"},
     [PRIM_EQ] = COMPARE("=="), [PRIM_NE] = COMPARE("!="),
     [PRIM_LT] = COMPARE("<"),  [PRIM_LE] = COMPARE("<="),
+    [PRIM_SIGNBIT] = {NULL, NULL, "sign_bit($a)"},
     [PRIM_AND] = {NULL, NULL, "$a && $b"},
     [PRIM_OR] = {NULL, NULL, "$a || $b"},
     [PRIM_NOT] = {NULL, NULL, "!$a"},
@@ -259,7 +262,7 @@ void etch__cuda_identity(cuda_text *t, reduce_kind kind, etch_dtype type) {
     double real = kind == REDUCE_MAX    ? -INFINITY
                   : kind == REDUCE_MIN  ? INFINITY
                   : kind == REDUCE_PROD ? 1
-                                        : -0.0;
+                                        : 0;
     bool sums = kind == REDUCE_SUM || kind == REDUCE_PROD;
     if (type == ETCH_F32) put_float(t, (float)real);
     else if (type == ETCH_F64) put_double(t, real);
@@ -330,6 +333,36 @@ static const struct {
      "__device__ inline double absolute(double x) {\n"
      "    return __longlong_as_double(__double_as_longlong(x) & 0x7fffffffffffffffll);\n"
      "}\n"},
+    {"larger(",
+     "/* Zeros of different sign and NaN: what differs both ways round is joined bit by bit. */\n"
+     "__device__ inline float larger(float x, float y) {\n"
+     "    const i32 p = __float_as_int(x > y ? x : y), q = __float_as_int(y > x ? y : x);\n"
+     "    return __int_as_float((p & q) | ((p | q) & 0x7fffffff));\n"
+     "}\n"
+     "__device__ inline double larger(double x, double y) {\n"
+     "    const i64 p = __double_as_longlong(x > y ? x : y);\n"
+     "    const i64 q = __double_as_longlong(y > x ? y : x);\n"
+     "    return __longlong_as_double((p & q) | ((p | q) & 0x7fffffffffffffffll));\n"
+     "}\n"},
+    {"smaller(",
+     "/* The same for the least. */\n"
+     "__device__ inline float smaller(float x, float y) {\n"
+     "    return __int_as_float(__float_as_int(x < y ? x : y) | __float_as_int(y < x ? y : x));\n"
+     "}\n"
+     "__device__ inline double smaller(double x, double y) {\n"
+     "    return __longlong_as_double(__double_as_longlong(x < y ? x : y) |\n"
+     "                                __double_as_longlong(y < x ? y : x));\n"
+     "}\n"},
+    {"sign_bit(",
+     "/* Of a NaN too. */\n"
+     "__device__ inline bool sign_bit(float x) { return __float_as_int(x) < 0; }\n"
+     "__device__ inline bool sign_bit(double x) { return __double_as_longlong(x) < 0; }\n"
+     "__device__ inline bool sign_bit(i64 x) { return x < 0; }\n"
+     "__device__ inline bool sign_bit(i32 x) { return x < 0; }\n"
+     "__device__ inline bool sign_bit(i16 x) { return x < 0; }\n"
+     "__device__ inline bool sign_bit(i8 x) { return x < 0; }\n"
+     "__device__ inline bool sign_bit(u8) { return false; }\n"
+     "__device__ inline bool sign_bit(bool) { return false; }\n"},
     {"saturate<",
      "/* Truncates; what is too large or too small becomes the last value, NaN becomes 0. */\n"
      "template <class T, class W, class F>\n"

@@ -24,7 +24,8 @@ static const uint8_t prim_class[PRIM_COUNT] = {
     [PRIM_ROUND_F16] = SINGLE,  [PRIM_SUB] = NUMBERS,       [PRIM_DIV] = FLOATS,
     [PRIM_FMA] = FLOATS,        [PRIM_NEG] = NUMBERS,       [PRIM_SQRT] = FLOATS,
     [PRIM_EQ] = BOOLS,          [PRIM_NE] = BOOLS,          [PRIM_LT] = BOOLS,
-    [PRIM_LE] = BOOLS,          [PRIM_AND] = BOOLS,         [PRIM_OR] = BOOLS,
+    [PRIM_LE] = BOOLS,          [PRIM_SIGNBIT] = BOOLS,     [PRIM_AND] = BOOLS,
+    [PRIM_OR] = BOOLS,
     [PRIM_NOT] = BOOLS,         [PRIM_EXP] = FLOATS,        [PRIM_LOG] = FLOATS,
     [PRIM_SIN] = FLOATS,        [PRIM_COS] = FLOATS,        [PRIM_TANH] = FLOATS,
     [PRIM_ERF] = FLOATS,        [PRIM_EXP2] = FLOATS,       [PRIM_EXPM1] = FLOATS,
@@ -60,8 +61,6 @@ bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
 
 /* ---- validity ---- */
 
-static bool compares(int prim) { return prim >= PRIM_EQ && prim <= PRIM_LE; }
-
 int etch__loop_arity(const loop_instr *i) {
     if (i->kind == LOOP_PRIM) return i->p.prim < PRIM_COUNT ? prim_arity[i->p.prim] : 0;
     return i->kind == LOOP_STORE || i->kind == LOOP_REDUCE;
@@ -73,7 +72,8 @@ int etch__loop_operand(const loop_instr *i, int n) {
 
 static etch_dtype operand_type(const loop_instr *i, int n) {
     if (i->kind == LOOP_PRIM) {
-        if (i->p.prim == PRIM_CONVERT || compares(i->p.prim)) return (etch_dtype)i->p.from;
+        if (i->p.prim == PRIM_CONVERT || etch__prim_compares(i->p.prim))
+            return (etch_dtype)i->p.from;
         if (i->p.prim == PRIM_SELECT && n == 0) return ETCH_BOOL;
     }
     return (etch_dtype)i->p.type;
@@ -140,7 +140,8 @@ static const char *check_prim(const loop_kernel *k, const loop_instr *i) {
     if (i->p.prim == PRIM_SCALAR && (i->p.imm.i < 0 || i->p.imm.i >= k->nscalars))
         return "a scalar number is out of range";
     if (i->p.prim == PRIM_SCALAR && i->p.from >= ETCH_DTYPE_COUNT) return "a scalar has no dtype";
-    if ((i->p.prim == PRIM_CONVERT || compares(i->p.prim)) && !is_compute_type(i->p.from))
+    if ((i->p.prim == PRIM_CONVERT || etch__prim_compares(i->p.prim)) &&
+        !is_compute_type(i->p.from))
         return "`from` is no compute type";
     if (i->p.prim == PRIM_NREDUCED && !k->nred) return "a count without a reduction";
     return NULL;
@@ -261,8 +262,8 @@ static bool has_imm(const loop_instr *i) {
 }
 
 static bool has_from(const loop_instr *i) {
-    return i->kind == LOOP_PRIM &&
-           (i->p.prim == PRIM_CONVERT || i->p.prim == PRIM_SCALAR || compares(i->p.prim));
+    return i->kind == LOOP_PRIM && (i->p.prim == PRIM_CONVERT || i->p.prim == PRIM_SCALAR ||
+                                    etch__prim_compares(i->p.prim));
 }
 
 static void put_instr(writer *w, const loop_instr *i) {

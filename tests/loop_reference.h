@@ -104,14 +104,22 @@ static cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
     return r;
 }
 
+/* Whether a comes before b: -0 before +0, NaN last. */
+static bool ref_first(double a, double b) {
+    if (isnan(a) || isnan(b)) return !isnan(a);
+    return a < b || (a == b && signbit(a) && !signbit(b));
+}
+
 #define FLOAT_CASES(X, T)                                                                          \
     case PRIM_ADD: r.X = a.X + b.X; break;                                                         \
     case PRIM_SUB: r.X = a.X - b.X; break;                                                         \
     case PRIM_MUL: r.X = a.X * b.X; break;                                                         \
     case PRIM_DIV: r.X = a.X / b.X; break;                                                         \
     case PRIM_NEG: r.X = -a.X; break;                                                              \
-    case PRIM_MAX: r.X = a.X > b.X || a.X != a.X ? a.X : b.X; break;                               \
-    case PRIM_MIN: r.X = a.X < b.X || a.X != a.X ? a.X : b.X; break;                               \
+    case PRIM_MAX: r.X = ref_first(a.X, b.X) ? b.X : a.X; break;                                   \
+    case PRIM_MIN: r.X = isnan(b.X) || !(isnan(a.X) || ref_first(a.X, b.X)) ? b.X : a.X; break;    \
+    case PRIM_AT_LEAST: r.X = b.X > a.X || isnan(b.X) ? b.X : a.X; break;                          \
+    case PRIM_AT_MOST: r.X = b.X < a.X || isnan(b.X) ? b.X : a.X; break;                           \
     case PRIM_REM: r.X = (T)fmod((double)a.X, (double)b.X); break;
 
 static cell ref_f32(prim_id p, cell a, cell b, cell c) {
@@ -158,7 +166,9 @@ static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     case PRIM_MUL: r = x * y; break;
     case PRIM_NEG: r = 0 - x; break;
     case PRIM_ABS: r = a.i < 0 ? 0 - x : x; break;
+    case PRIM_AT_LEAST:
     case PRIM_MAX: r = a.i > b.i ? x : y; break;
+    case PRIM_AT_MOST:
     case PRIM_MIN: r = a.i < b.i ? x : y; break;
     case PRIM_AND: r = x && y; break;
     case PRIM_OR: r = x || y; break;
@@ -177,6 +187,7 @@ static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
 }
 
 static bool ref_compare(prim_id p, etch_dtype t, cell a, cell b) {
+    if (p == PRIM_SIGNBIT) return etch__is_float(t) ? signbit(ref_wide(t, a)) != 0 : a.i < 0;
     if (etch__is_float(t)) {
         double x = ref_wide(t, a), y = ref_wide(t, b);
         return p == PRIM_EQ ? x == y : p == PRIM_NE ? x != y : p == PRIM_LT ? x < y : x <= y;
@@ -192,7 +203,7 @@ static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
     prim_id id = (prim_id)p->prim;
     if (id == PRIM_CONVERT) return ref_convert(from, t, a);
     if (id == PRIM_SELECT) return a.i ? b : c;
-    if (id >= PRIM_EQ && id <= PRIM_LE) return (cell){.i = ref_compare(id, from, a, b)};
+    if (etch__prim_compares(id)) return (cell){.i = ref_compare(id, from, a, b)};
     if (t == ETCH_F32) return ref_f32(id, a, b, c);
     if (t == ETCH_F64) return ref_f64(id, a, b, c);
     return ref_int(id, t, a, b);
@@ -213,7 +224,7 @@ static cell ref_identity(reduce_kind kind, etch_dtype t) {
     double v = kind == REDUCE_MAX    ? -INFINITY
                : kind == REDUCE_MIN  ? INFINITY
                : kind == REDUCE_PROD ? 1
-                                     : -0.0;
+                                     : 0;
     if (t == ETCH_F32) return (cell){.f = (float)v};
     if (t == ETCH_F64) return (cell){.d = v};
     if (kind == REDUCE_PROD) return (cell){.i = 1};

@@ -399,7 +399,7 @@ static int map_primitives(etch_dtype t, bool math, int first_prim) {
     int a = load(0, t, "1"), b = load(0, t, "1"), c = load(0, t, "1");
     int truth = load(0, ETCH_BOOL, "1"), p = first_prim;
     for (; p < PRIM_COUNT && K.naccesses < 16; p++) {
-        etch_dtype r = p >= PRIM_EQ && p <= PRIM_LE ? ETCH_BOOL : t;
+        etch_dtype r = etch__prim_compares(p) ? ETCH_BOOL : t;
         if (p == PRIM_CONVERT || !etch__cuda_can_emit((prim_id)p, r) || is_math(p, t) != math)
             continue;
         int first = p == PRIM_SELECT ? truth : a;
@@ -738,7 +738,7 @@ static void test_reduce_types(void **unused) {
     run_cases();
 }
 
-/* A sum of negative zeros is one. */
+/* A sum of nothing but negative zeros is +0. */
 static void test_signed_zero(void **unused) {
     (void)unused;
     for (int n = 1; n <= 70; n += 69) {

@@ -21,6 +21,12 @@ static int order(number a, number b) { /* -1, 0, 1; 2 where unordered */
     return a.d < b.d ? -1 : a.d > b.d ? 1 : a.d == b.d ? 0 : 2;
 }
 
+/* a below b where -0 is below +0. */
+static bool first_of(number a, number b) {
+    bool zeros = a.real && a.d == 0 && b.d == 0;
+    return zeros ? signbit(a.d) && !signbit(b.d) : order(a, b) == -1;
+}
+
 static bool in_width(int64_t n, etch_dtype t) {
     return n >= 0 && n < 8 * (int64_t)etch_dtype_size(t);
 }
@@ -48,12 +54,15 @@ static number meaning(prim_id p, etch_dtype t, number a, number b, number c) {
         return real ? real_number(fabs(a.d))
                     : whole_number(ref_wrap(a.i < 0 ? (int64_t)(0 - x) : a.i, t));
     case PRIM_SQRT: return real_of(t, sqrt(a.d));
-    case PRIM_MAX: return order(a, b) == 1 || nan ? a : b;
-    case PRIM_MIN: return order(a, b) == -1 || nan ? a : b;
+    case PRIM_MAX: return first_of(b, a) || nan ? a : b;
+    case PRIM_MIN: return first_of(a, b) || nan ? a : b;
+    case PRIM_AT_LEAST: return order(b, a) == 1 || (b.real && isnan(b.d)) ? b : a;
+    case PRIM_AT_MOST: return order(b, a) == -1 || (b.real && isnan(b.d)) ? b : a;
     case PRIM_EQ: return bool_of(order(a, b) == 0);
     case PRIM_NE: return bool_of(order(a, b) != 0);
     case PRIM_LT: return bool_of(order(a, b) == -1);
     case PRIM_LE: return bool_of(order(a, b) == -1 || order(a, b) == 0);
+    case PRIM_SIGNBIT: return bool_of(real ? signbit(a.d) != 0 : a.i < 0);
     case PRIM_AND: return bool_of(a.i && b.i);
     case PRIM_OR: return bool_of(a.i || b.i);
     case PRIM_NOT: return bool_of(!a.i);
@@ -78,7 +87,7 @@ static void check_primitive(const strip_table *table, prim_id p, etch_dtype t) {
     strip_fn fn = table->prim[p][t];
     if (!fn || is_transcendental(p)) return;
     if (p == PRIM_SUB && t == ETCH_BOOL) return; /* no operator subtracts bools */
-    bool compares = p >= PRIM_EQ && p <= PRIM_LE;
+    bool compares = etch__prim_compares(p);
     etch_dtype first = p == PRIM_SELECT ? ETCH_BOOL : t, result = compares ? ETCH_BOOL : t;
     double a[N], b[N], c[N], d[N];
     for (int i = 0; i < N; i++) {
@@ -223,7 +232,7 @@ static void check_program(const prim_program *p, etch_dtype out) {
     for (int k = 0; k < p->n; k++) {
         const prim_instr *i = &p->code[k];
         const int operands[3] = {i->a, i->b, i->c};
-        bool compares = i->prim >= PRIM_EQ && i->prim <= PRIM_LE;
+        bool compares = etch__prim_compares(i->prim);
         for (int j = 0; j < etch__prims[i->prim].arity; j++) {
             assert_in_range(operands[j], 0, k - 1);
             int want = i->type;

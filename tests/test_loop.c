@@ -113,7 +113,7 @@ static int map_primitives(etch_dtype t, int first_prim) {
     int a = load(0, t, "1"), b = load(0, t, "1"), c = load(0, t, "1");
     int truth = load(0, ETCH_BOOL, "1"), p = first_prim, stored = 0;
     for (; p < PRIM_COUNT && has_room(); p++) {
-        bool compares = p >= PRIM_EQ && p <= PRIM_LE;
+        bool compares = etch__prim_compares(p);
         etch_dtype r = compares ? ETCH_BOOL : t;
         if (!etch__loop_can_emit((prim_id)p, r)) continue;
         int first = p == PRIM_SELECT ? truth : a, second = p == PRIM_SELECT ? a : b;

@@ -19,6 +19,7 @@ static number combine(number a, number b, way h, etch_dtype acc) {
         return real_number(a.d * b.d);
     }
     if (a.real && isnan(a.d)) return a;
+    if (a.real && a.d == 0 && b.d == 0) return (h == LARGEST) == (signbit(a.d) != 0) ? b : a;
     bool first =
         a.real ? (h == LARGEST ? a.d > b.d : a.d < b.d) : (h == LARGEST ? a.i > b.i : a.i < b.i);
     return first ? a : b;
@@ -33,7 +34,8 @@ static number canonical(const number *x, int64_t n, way h, etch_dtype acc) {
         bool there[REDUCE_LANES] = {false};
         for (int64_t r = b * REDUCE_BLOCK; r < n && r < (b + 1) * REDUCE_BLOCK; r++) {
             int l = (int)(r % REDUCE_LANES);
-            lane[l] = there[l] ? combine(lane[l], x[r], h, acc) : x[r];
+            number first = h == SUM_UP && x[r].real ? real_number(x[r].d + 0.0) : x[r];
+            lane[l] = there[l] ? combine(lane[l], x[r], h, acc) : first;
             there[l] = true;
         }
         for (int w = 32; w >= 1; w /= 2)

@@ -1,4 +1,5 @@
-/* Products by the libraries, one thread each: for kernels that bring their own tiles. */
+/* Products by the libraries (of integers: by our own loops), one thread each: for kernels that bring
+ * their own tiles. */
 #ifndef ETCH_BACKENDS_CPU_LIBRARY_H
 #define ETCH_BACKENDS_CPU_LIBRARY_H
 
@@ -12,7 +13,7 @@ typedef struct library_product {
     int64_t lda, ldb, ldc, m, n, k;
 } library_product;
 
-/* f32 or f64. Products of a dtype run between enter (false: the error is set) and leave, on any
+/* f32, f64, or integers, which wrap. Products of a dtype run between enter (false: the error is set) and leave, on any
  * thread; false: no memory. */
 bool etch__library_enter(etch_dtype type);
 void etch__library_leave(etch_dtype type);

@@ -213,17 +213,35 @@ static void blas_leave(void) {
 }
 
 bool etch__library_enter(etch_dtype type) {
-    if (type != ETCH_F32) return blas_enter();
-    pthread_once(&dnnl_once, limit_dnnl);
+    if (type == ETCH_F64) return blas_enter();
+    if (type == ETCH_F32) pthread_once(&dnnl_once, limit_dnnl);
     return true;
 }
 
 void etch__library_leave(etch_dtype type) {
-    if (type != ETCH_F32) blas_leave();
+    if (type == ETCH_F64) blas_leave();
+}
+
+/* No library has wrapping integers. */
+static bool whole_product(etch_dtype type, const library_product *l) {
+    product_args args = {.a = l->a,
+                         .b = l->b,
+                         .c = l->c,
+                         .a_row = l->lda,
+                         .a_col = 1,
+                         .b_row = l->ldb,
+                         .b_col = 1,
+                         .ldc = l->ldc,
+                         .m = l->m,
+                         .n = l->n,
+                         .k = l->k};
+    etch__isa_table()->product->chain[type](&args);
+    return true;
 }
 
 bool etch__library_product(etch_dtype type, const library_product *l) {
     product p = {.k = l->k, .n = l->ldc, .a.ld = l->lda, .b.ld = l->ldb};
+    if (!etch__is_float(type)) return whole_product(type, l);
     bool f32 = type == ETCH_F32;
     return (f32 ? tile_f32 : tile_f64)(&p, l->a, l->b, l->c, l->m, l->n);
 }
@@ -386,8 +404,8 @@ static void plan_epilogue(const op_call *call, epilogue *e, const product *p) {
     if (call->op != OP_ADDMM) return;
     if (!is_zero(call->sc[0])) e->self = call->in[0]; /* beta = 0 does not even read self */
     e->scale_self = !is_one(call->sc[0]), e->scale = !is_one(call->sc[1]);
-    e->beta = etch__scalar_cell(call->sc[0], p->dtype);
-    e->alpha = etch__scalar_cell(call->sc[1], p->dtype);
+    e->beta = etch__scalar_cell(call->sc[0], p->type);
+    e->alpha = etch__scalar_cell(call->sc[1], p->type);
 }
 
 static void plan_sizes(product *p, const etch_tensor *a, const etch_tensor *b) {

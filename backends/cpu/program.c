@@ -60,17 +60,13 @@ static void add_input(translator *t, int k, const prim_instr *i) {
     t->out->cost += 1;
 }
 
-static bool is_comparison(int prim) {
-    return prim == PRIM_EQ || prim == PRIM_NE || prim == PRIM_LT || prim == PRIM_LE;
-}
-
 static bool is_fill(int prim) { return prim == PRIM_SCALAR || prim == PRIM_CONST; }
 
 static bool is_heavy(int prim) { return prim >= PRIM_EXP && prim <= PRIM_POW; }
 
 static strip_fn strip_of(const translator *t, const prim_instr *i) {
     if (i->prim == PRIM_CONVERT) return t->table->convert[i->from][i->type];
-    return t->table->prim[i->prim][is_comparison(i->prim) ? i->from : i->type];
+    return t->table->prim[i->prim][etch__prim_compares(i->prim) ? i->from : i->type];
 }
 
 static void add_compute(translator *t, int k, const prim_instr *i, bool to_output) {

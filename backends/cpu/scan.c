@@ -15,7 +15,7 @@ typedef struct scan {
 static void scan_reals(double *p, const scan *s) {
     double so_far = s->product ? 1 : 0;
     for (int64_t i = 0; i < s->n; i++, p += s->inner) {
-        so_far = i == 0 ? *p : s->product ? so_far * *p : so_far + *p;
+        so_far = s->product ? so_far * *p : so_far + *p;
         *p = so_far;
     }
 }

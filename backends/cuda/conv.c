@@ -87,7 +87,7 @@ static const char direct_text[] = WINDOW_TEXT
     "            for (i64 kh = 0; kh < a.at.kernel_h; kh++)\n"
     "                for (i64 kw = 0; kw < a.at.kernel_w; kw++, w++)\n"
     "                    acc = FMA(value(*w), value(under(a.at, x, kh, kw, oh, ow)), acc);\n"
-    "        if (a.bias) acc = acc + value(a.bias[channel * a.bias_step]);\n"
+    "        if (a.bias) acc = SUM(acc, value(a.bias[channel * a.bias_step]));\n"
     "        put(a.y + line * a.positions + p, acc);\n"
     "    }\n"
     "}\n";
@@ -102,7 +102,7 @@ static const char bias_text[] =
     "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
     "    for (; i < a.n; i += (i64)gridDim.x * blockDim.x) {\n"
     "        const i64 channel = i / a.positions % a.channels;\n"
-    "        put(a.y + i, value(a.y[i]) + value(a.bias[channel * a.bias_step]));\n"
+    "        put(a.y + i, SUM(value(a.y[i]), value(a.bias[channel * a.bias_step])));\n"
     "    }\n"
     "}\n";
 
@@ -123,8 +123,12 @@ static etch_status run_text(const conv *c, const char *symbol, const char *body,
                             void *args) {
     kernel_text k = {.symbol = symbol, .body = body, .ndtypes = 1};
     k.dtype[0] = (etch_dtype)c->y->dtype;
-    snprintf(k.defines, sizeof k.defines, "#define FMA %s\n",
-             etch__compute_type(k.dtype[0]) == ETCH_F64 ? "fma" : "fmaf");
+    bool real = etch__is_float(k.dtype[0]);
+    snprintf(k.defines, sizeof k.defines, "#define FMA(x, y, z) %s\n#define SUM(x, y) %s\n",
+             !real ? "(VALUE_0)((u64)(x) * (u64)(y) + (u64)(z))"
+             : etch__compute_type(k.dtype[0]) == ETCH_F64 ? "fma(x, y, z)"
+                                                          : "fmaf(x, y, z)",
+             real ? "((x) + (y))" : "(VALUE_0)((u64)(x) + (u64)(y))");
     return etch__cuda_run_text(c->s, &k, blocks, 256, args);
 }
 

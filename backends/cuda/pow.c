@@ -68,7 +68,8 @@ static etch_status run(const op_call *call, etch_tensor *out, etch_dtype compute
 static bool general(const op_call *call) {
     if (call->op == OP_POW_TENSOR) return true;
     int64_t class = call->at[call->nat - 1];
-    return class == EXPONENT_ANY || class == EXPONENT_HALF || class == EXPONENT_MINUS_ONE;
+    return class == EXPONENT_ANY || class == EXPONENT_HALF || class == EXPONENT_MINUS_ONE ||
+           class == EXPONENT_DOUBLE;
 }
 
 static etch_status power(const op_call *call, etch_tensor *const *out) {

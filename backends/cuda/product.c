@@ -254,8 +254,8 @@ static etch_status epilogue(const product *p, const op_call *call, void *out) {
     const etch_tensor *self = is_value(call->sc[0], 0) ? NULL : call->in[0];
     size_t size = etch_dtype_size(p->type), at = 0;
     char args[96] = {0};
-    uint64_t cells[2] = {etch__scalar_cell(call->sc[1], p->dtype),
-                         etch__scalar_cell(call->sc[0], p->dtype)};
+    uint64_t cells[2] = {etch__scalar_cell(call->sc[1], p->type),
+                         etch__scalar_cell(call->sc[0], p->type)};
     int d = self ? self->ndim : 0;
     long long words[7] = {
         (long long)(uintptr_t)p->c,

@@ -143,6 +143,36 @@ ETCH_API bool etch_allclose(const etch_tensor *a, const etch_tensor *b, double r
 /* Same dtype, sizes and bits, except that any NaN equals any NaN. Strides do not matter. */
 ETCH_API bool etch_bitwise_equal(const etch_tensor *a, const etch_tensor *b);
 
+/* ---- numbers ----
+ *
+ * What operators (etch/ops.h) do where dtypes meet and at the edges of numbers; the same eagerly,
+ * compiled, and on every device. Where ATen's own answer depends on where in memory an element
+ * lies, one of its answers is taken.
+ *
+ * Half types (f16, bf16) are computed in f32 and rounded once. A scalar beside a tensor is
+ *   mul, div, floor_divide, the factors of addcmul, addcdiv, addmm, the weight of lerp
+ *                        in the compute type: f32 beside half types
+ *   the exponent of pow  beside f32 as it is (the power is taken in f64 where f32 does not hold it)
+ *   all others           rounded to the common dtype first: add, sub, rsub and their alpha,
+ *                        remainder, fmod, comparisons, clamp, fills, the exponent beside half types
+ * The second operand of mul, div and floor_divide, too, stays f32 beside half types where it is a
+ * 0-d tensor of f32 or f64. A real factor of integers (addcmul) is truncated; alpha must fit.
+ *
+ * Bools count as integers beside numbers, except in differences (an error), and are an error alone
+ * where ATen has no such operator (neg, floor, remainder, ...). square and sums of bools are i64,
+ * any and all are bool, of u8 they are u8.
+ *
+ * Zeros      maximum, minimum, amax, amin, max, min order -0 below +0, whatever comes first; relu,
+ *            clamp, fmax and fmin keep their first operand where two are equal, so relu(-0) is -0;
+ *            comparisons, argmax and argmin do not tell zeros apart. Sums, means and running sums
+ *            of nothing but -0 are +0 (a running sum of a 0-d tensor is a copy of it).
+ * NaN        stays in maximum, minimum, relu, clamp and their kind, a NaN bound is the result; fmax
+ *            and fmin prefer the number. signbit and copysign read its sign bit; copies, where, neg
+ *            and abs keep it, arithmetic need not, and compiled arithmetic may differ in it.
+ * Nothing    the sum of no elements is 0, the product 1, the mean NaN, any false, all true,
+ *            logsumexp -inf; max, min and their like are an error.
+ * ldexp      is x times 2^n rounded once, for any integer n. */
+
 /* ---- process-wide settings ---- */
 
 /* Threads for kernels, the caller included; the start value is ETCH_NUM_THREADS, else the number of

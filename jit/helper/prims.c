@@ -167,11 +167,36 @@ static val plain(gen *g, etch_dtype t, enum gcc_jit_binary_op o, val a, val b) {
     return op(g, o, g->compute[t], a, b);
 }
 
+/* The two answers of a comparison both ways round differ for zeros of different sign and where one
+ * is NaN; their bits together give the sign wanted, and a NaN. */
+static val join_answers(gen *g, etch_dtype t, bool least, val p, val q) {
+    type w = t == ETCH_F64 ? g->t_long : g->t_u32;
+    int64_t magnitude = t == ETCH_F64 ? INT64_MAX : INT32_MAX;
+    val u = rv(keep(g, w, bits(g, p, w), "u")), v = rv(keep(g, w, bits(g, q, w), "v"));
+    val all = op(g, OR, w, u, v);
+    if (!least)
+        all = op(g, OR, w, op(g, AND, w, u, v), op(g, AND, w, all, constant(g, w, magnitude)));
+    return bits(g, rv(keep(g, w, all, "m")), g->compute[t]);
+}
+
 static val extreme(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
     if (t == ETCH_BOOL) return o == GT ? either(g, a, b) : both(g, a, b);
-    val better = cmp(g, o, a, b);
-    if (etch__is_float(t)) better = either(g, better, cmp(g, NE, a, a));
-    return choose(g, g->compute[t], better, a, b);
+    val first = choose(g, g->compute[t], cmp(g, o, a, b), a, b);
+    if (!etch__is_float(t)) return first;
+    return join_answers(g, t, o == LT, first, choose(g, g->compute[t], cmp(g, o, b, a), b, a));
+}
+
+/* a, or the limit b where that is further (o: GT, LT). */
+static val limited(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
+    if (!etch__is_float(t)) return extreme(g, t, o, a, b);
+    return choose(g, g->compute[t], either(g, cmp(g, o, b, a), cmp(g, NE, b, b)), b, a);
+}
+
+static val sign_bit(gen *g, etch_dtype t, val a) {
+    if (t == ETCH_F32) return cmp(g, GT, bits(g, a, g->t_u32), u32(g, INT32_MAX));
+    if (t == ETCH_F64) return cmp(g, LT, bits(g, a, g->t_long), num(g, 0));
+    if (t == ETCH_U8 || t == ETCH_BOOL) return cast(g, constant(g, g->t_int, 0), g->t_bool);
+    return cmp(g, LT, a, zero_of(g, t));
 }
 
 static val negate(gen *g, etch_dtype t, val a) {
@@ -231,10 +256,13 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
     case PRIM_SQRT: return builtin(g, t == ETCH_F64 ? "__builtin_sqrt" : "__builtin_sqrtf", 1, &a);
     case PRIM_MAX: return extreme(g, t, GT, a, b);
     case PRIM_MIN: return extreme(g, t, LT, a, b);
+    case PRIM_AT_LEAST: return limited(g, t, GT, a, b);
+    case PRIM_AT_MOST: return limited(g, t, LT, a, b);
     case PRIM_EQ: return compare(g, from, EQ, a, b);
     case PRIM_NE: return compare(g, from, NE, a, b);
     case PRIM_LT: return compare(g, from, LT, a, b);
     case PRIM_LE: return compare(g, from, LE, a, b);
+    case PRIM_SIGNBIT: return sign_bit(g, from, a);
     case PRIM_AND: return both(g, a, b);
     case PRIM_OR: return either(g, a, b);
     case PRIM_NOT: return invert(g, a);
@@ -265,7 +293,7 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
                         kind == REDUCE_MAX    ? -INFINITY
                         : kind == REDUCE_MIN  ? INFINITY
                         : kind == REDUCE_PROD ? 1
-                                              : -0.0);
+                                              : 0);
     if (t == ETCH_BOOL)
         return cast(g, constant(g, g->t_int, kind != REDUCE_SUM && kind != REDUCE_MAX), g->t_bool);
     if (kind == REDUCE_SUM || kind == REDUCE_PROD)

@@ -147,21 +147,8 @@ static void fold_columns(gen *g, gen_reduction *r) {
     for_end(g, &w);
 }
 
-static void zero_if_empty(gen *g, gen_reduction *r) {
-    if (r->kind != REDUCE_SUM || !etch__is_float(r->dtype)) return;
-    gen_if empty = if_begin(g, cmp(g, GCC_JIT_COMPARISON_EQ, g->reduced, num(g, 0)));
-    gen_loop l = for_begin(g, num(g, 0), num(g, g->cells), 1, "l");
-    store(g, r, r->lanes, rv(l.i), gen_real(g, r->dtype, 0));
-    for_end(g, &l);
-    if_end(g, &empty);
-}
-
 void gen_lanes_fold(gen *g) {
-    FOR_REDUCTIONS(q) {
-        if (g->k->variant == LOOP_ROW) fold_row(g, &g->red[q]);
-        else fold_columns(g, &g->red[q]);
-        zero_if_empty(g, &g->red[q]);
-    }
+    FOR_REDUCTIONS(q) (g->k->variant == LOOP_ROW ? fold_row : fold_columns)(g, &g->red[q]);
 }
 
 /* ---- blocks ---- */

@@ -1,6 +1,7 @@
 /* The inner loops of reductions, for one instruction set: 64 lanes over a run, the fold of
  * lanes, and arg-max. The order is that of core/expr.h; lanes are independent, so the compiler
  * may work on any number of them at a time. */
+#include "backends/cpu/isa/extremes.h"
 #include "backends/cpu/table.h"
 
 #include <float.h>
@@ -26,8 +27,6 @@ static inline double times_F64(double a, double b) { return a * b; }
 static inline uint8_t times_BOOL(uint8_t a, uint8_t b) { return a & b; }
 
 #define OP_SUM(a, b) ((a) + (b))
-#define OP_MAX(a, b) ((((a) > (b)) | ((a) != (a))) ? (a) : (b))
-#define OP_MIN(a, b) ((((a) < (b)) | ((a) != (a))) ? (a) : (b))
 
 /* Whole rounds of 64 lanes, then the first lanes once more. */
 #define LANES(op, OP, t, T)                                                                        \
@@ -55,20 +54,12 @@ static inline uint8_t times_BOOL(uint8_t a, uint8_t b) { return a & b; }
     }
 #define ALL_LANES(t, T)                                                                            \
     LANES(sum, OP_SUM, t, T)                                                                       \
-    LANES(max, OP_MAX, t, T)                                                                       \
-    LANES(min, OP_MIN, t, T)                                                                       \
+    LANES(max, larger_##t, t, T)                                                                   \
+    LANES(min, smaller_##t, t, T)                                                                       \
     LANES(prod, times_##t, t, T)                                                                   \
+    IDENTITY(sum, t, T, 0)                                                                         \
     IDENTITY(prod, t, T, 1)
 TYPES(ALL_LANES)
-/* -0 is what changes no sum. */
-IDENTITY(sum, F32, float, -0.0f)
-IDENTITY(sum, F64, double, -0.0)
-IDENTITY(sum, I8, int8_t, 0)
-IDENTITY(sum, I16, int16_t, 0)
-IDENTITY(sum, I32, int32_t, 0)
-IDENTITY(sum, I64, int64_t, 0)
-IDENTITY(sum, U8, uint8_t, 0)
-IDENTITY(sum, BOOL, uint8_t, 0)
 #define BOUNDS(t, T, lowest, highest) IDENTITY(max, t, T, lowest) IDENTITY(min, t, T, highest)
 BOUNDS(F32, float, -INFINITY, INFINITY)
 BOUNDS(F64, double, -INFINITY, INFINITY)

@@ -3,6 +3,7 @@
  * Plain loops are vectorised by the compiler; operands that are the same memory as the result
  * are no loop-carried dependence, which the pragma says. The transcendental ones are those of
  * functions.c. */
+#include "backends/cpu/isa/extremes.h"
 #include "backends/cpu/table.h"
 
 #include <math.h>
@@ -56,15 +57,19 @@
     STRIP2(add_##t, T, T, x + y)                                                                   \
     STRIP2(sub_##t, T, T, x - y)                                                                   \
     STRIP2(mul_##t, T, T, x *y)                                                                    \
-    STRIP2(max_##t, T, T, ((x > y) | (x != x)) ? x : y)                                            \
-    STRIP2(min_##t, T, T, ((x < y) | (x != x)) ? x : y)
+    STRIP2(at_least_##t, T, T, ((y > x) | (y != y)) ? y : x)                                       \
+    STRIP2(at_most_##t, T, T, ((y < x) | (y != y)) ? y : x)
 FLOATS(ARITHMETIC)
 INTS(ARITHMETIC)
 STRIP2(add_BOOL, uint8_t, uint8_t, x | y)
 STRIP2(sub_BOOL, uint8_t, uint8_t, x ^ y)
 STRIP2(mul_BOOL, uint8_t, uint8_t, x &y)
-STRIP2(max_BOOL, uint8_t, uint8_t, x > y ? x : y)
-STRIP2(min_BOOL, uint8_t, uint8_t, x < y ? x : y)
+STRIP2(at_least_BOOL, uint8_t, uint8_t, x > y ? x : y)
+STRIP2(at_most_BOOL, uint8_t, uint8_t, x < y ? x : y)
+#define EXTREMES(t, T)                                                                             \
+    STRIP2(max_##t, T, T, larger_##t(x, y))                                                        \
+    STRIP2(min_##t, T, T, smaller_##t(x, y))
+TYPES(EXTREMES)
 
 #define COMPARISONS(t, T)                                                                          \
     STRIP2(eq_##t, uint8_t, T, x == y)                                                             \
@@ -72,6 +77,15 @@ STRIP2(min_BOOL, uint8_t, uint8_t, x < y ? x : y)
     STRIP2(lt_##t, uint8_t, T, x < y)                                                              \
     STRIP2(le_##t, uint8_t, T, x <= y)
 TYPES(COMPARISONS)
+STRIP1(signbit_F32, uint8_t, uint32_t, x >> 31)
+STRIP1(signbit_F64, uint8_t, uint64_t, x >> 63)
+#define NEGATIVE(t, T) STRIP1(signbit_##t, uint8_t, T, x < 0)
+NEGATIVE(I8, int8_t)
+NEGATIVE(I16, int16_t)
+NEGATIVE(I32, int32_t)
+NEGATIVE(I64, int64_t)
+STRIP1(signbit_U8, uint8_t, uint8_t, 0 & x)
+STRIP1(signbit_BOOL, uint8_t, uint8_t, 0 & x)
 /* On the bits: selection keeps a NaN as it is. */
 STRIP3(select_8, uint8_t, uint8_t, uint8_t, x ? y : z)
 STRIP3(select_16, uint16_t, uint8_t, uint16_t, x ? y : z)
@@ -337,10 +351,13 @@ const strip_table ISA_NAME(strips) = {
             [PRIM_SQRT] = {PRIM_FLOATS(sqrt)},
             [PRIM_MAX] = {PRIM_ALL(max)},
             [PRIM_MIN] = {PRIM_ALL(min)},
+            [PRIM_AT_LEAST] = {PRIM_ALL(at_least)},
+            [PRIM_AT_MOST] = {PRIM_ALL(at_most)},
             [PRIM_EQ] = {PRIM_ALL(eq)},
             [PRIM_NE] = {PRIM_ALL(ne)},
             [PRIM_LT] = {PRIM_ALL(lt)},
             [PRIM_LE] = {PRIM_ALL(le)},
+            [PRIM_SIGNBIT] = {PRIM_ALL(signbit)},
             [PRIM_AND] = {[ETCH_BOOL] = and_BOOL},
             [PRIM_OR] = {[ETCH_BOOL] = or_BOOL},
             [PRIM_NOT] = {[ETCH_BOOL] = not_BOOL},
