@@ -1,10 +1,16 @@
 /* Sums of products with a common operand (ETCH_RELAXED): one product of the sum of the others.
  *
  *   mm(a, w) + mm(b, w) -> mm(a + b, w)      a chain of such sums too, one after the other
- *   mm(a, w) - mm(a, v) -> mm(a, w - v)      with a factor (alpha) as well; and all of bmm
+ *   mm(a, w) - mm(a, v) -> mm(a, w - v)      and all of bmm
  *
  * No node is added: the sum's node becomes the product, the later product's the sum of operands,
  * with the program and scalars of the sum as it was, and the earlier product goes.
+ *
+ * What is added before it is multiplied must not leave the range of its dtype where the products
+ * stay in it. So one of the two operands is known to be so small (jit/range.c) that no finite
+ * number is brought to infinity by it, as in x + sin(x), and a factor (alpha) must be 1. Partial
+ * sums of the product can still be twice as large as those of either one: include/etch/compile.h
+ * says so.
  *
  * Obligations: the sum is the only reader of both products; dtypes, settings and the sizes of what
  * is added are the same, so nothing is broadcast; what a product read is not overwritten until it
@@ -53,6 +59,26 @@ static int common_operand(const ir *r, const ir_node *p, const ir_node *q) {
             return k;
     }
     return -1;
+}
+
+/* ---- whether it stays in the range ---- */
+
+/* Less than half a unit in the last place of the largest number: adding it changes no finite number
+ * by more than a rounding. Half of that, since jit/range.c leaves roundings out. */
+static double negligible(etch_dtype d) {
+    return d == ETCH_F16 ? 8 : d == ETCH_BF16 ? 0x1p118 : d == ETCH_F32 ? 0x1p102 : 0x1p969;
+}
+
+static bool plain_sum(const ir *r, const ir_node *sum) {
+    const graph_node *g = &r->g->nodes[sum->gnode];
+    return g->nat && r->g->attrs[g->at + g->nat - 1] == 1;
+}
+
+static bool stays_in_range(const ir *r, const ir_node *sum, const ir_source *x,
+                           const ir_source *y) {
+    double limit = negligible((etch_dtype)x->meta.dtype);
+    return plain_sum(r, sum) &&
+           (etch__largest(r, x->version) < limit || etch__largest(r, y->version) < limit);
 }
 
 /* ---- whether it pays ---- */
@@ -144,7 +170,9 @@ static void try_sum(ir *r, ir_uses *u, ir_node *n) {
     if (r->g->nodes[p->gnode].state != r->g->nodes[q->gnode].state) return;
     if (!etch__still_there(r, u, p, n) || !etch__still_there(r, u, q, n)) return;
     int common = common_operand(r, p, q);
-    if (common >= 0 && wanted(r, p, common)) rewrite(r, u, n, p, q, common);
+    if (common < 0) return;
+    const ir_source *x = &sources(r, p)[1 - common], *y = &sources(r, q)[1 - common];
+    if (stays_in_range(r, n, x, y) && wanted(r, p, common)) rewrite(r, u, n, p, q, common);
 }
 
 bool etch__pass_products(ir *r) {

@@ -121,6 +121,10 @@ typedef struct ir {
     int words;
 } ir;
 
+typedef struct ir_range {
+    double low, high;
+} ir_range;
+
 /* The n->nin sources of a node. */
 static inline ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
 
@@ -161,6 +165,8 @@ bool etch__still_there(const ir *r, const ir_uses *u, const ir_node *n, const ir
 bool etch__pass_cse(ir *r);
 bool etch__pass_dce(ir *r);
 bool etch__pass_products(ir *r);
+/* range.c: what no finite value of the version is above, in magnitude. */
+double etch__largest(const ir *r, int32_t version);
 bool etch__pass_epilogue(ir *r);
 bool etch__fuse(ir *r);
 /* Whether a node's operand stays in a register of the group that makes it,

@@ -1,8 +1,9 @@
 /* Random programs of products and sums under ETCH_RELAXED, bit for bit: over small integers in
  * f64 all arithmetic is exact, so whatever is added before it is multiplied, results and written
  * arguments are those of eager code. What is wrong then is a summand, a sign, a factor, a view
- * or the order of writes. On a GPU the same programs in f32 as well, strict, where products
- * share kernels with the sums.
+ * or the order of writes. Sums of products of real numbers, up to the largest of their dtype,
+ * against f64 within the bound that include/etch/compile.h states. On a GPU the same programs in
+ * f32 as well, strict, where products share kernels with the sums.
  *
  *     test_relaxed_random [COUNT [FIRST-SEED]] */
 #include <setjmp.h>
@@ -80,10 +81,11 @@ static etch_tensor *times(etch_tensor *common, etch_tensor *other, bool left) {
 /* Of two products with a common operand, mostly. */
 static void sum_of_products(program *p) {
     int a = any(p), b = any(p), w = (int)below(p, (unsigned)p->n);
-    double bound = SIDE * p->bound[w] * (p->bound[a] + p->bound[b]);
+    bool known = below(p, 4) != 0; /* to be small, without which the products stay apart */
+    double bound = SIDE * p->bound[w] * (p->bound[a] + (known ? 1 : p->bound[b]));
     if (bound >= most) return;
     bool left = below(p, 2), between = below(p, 4) == 0, turned = below(p, 3) == 0;
-    etch_tensor *one = p->v[a], *two = p->v[b], *common = p->v[w];
+    etch_tensor *one = p->v[a], *two = known ? etch_sign(p->v[b]) : p->v[b], *common = p->v[w];
     if (turned) one = etch_t(one), two = etch_t(two);
     etch_tensor *x = times(common, one, left);
     if (between) etch_fill_(etch_select(p->v[any(p)], 0, 1), 1);
@@ -197,6 +199,100 @@ static void random_programs_are_exact(void **state) {
                   (long long)relaxed);
 }
 
+/* ---- real numbers ---- */
+
+enum { TERMS = 5 };
+
+/* Terms t1 w +- t2 w ..., all but the first of which are known to be small. */
+typedef struct reals {
+    uint64_t seed;
+    bool left;
+} reals;
+
+static etch_tensor *term(program *p, etch_tensor *const *in, int k) {
+    etch_tensor *x = in[1 + below(p, 2)];
+    unsigned which = k ? below(p, 5) : 9;
+    return which == 0   ? etch_sin(x)
+           : which == 1 ? etch_tanh(x)
+           : which == 2 ? etch_sigmoid(x)
+           : which == 3 ? etch_softmax(x, 1)
+           : which == 4 ? etch_mul(etch_cos(x), etch_erf(x))
+                        : etch_clone(x);
+}
+
+/* out[0]: the sum; then, if there is room, its terms, negated where they are subtracted. */
+static etch_status sum_of_terms(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                                int nout) {
+    const reals *r = ctx;
+    program p = {.random = r->seed * 2654435761u + 1};
+    int n = 2 + (int)below(&p, TERMS - 1);
+    etch_tensor *sum = NULL;
+    (void)nin;
+    for (int k = 0; k < n; k++) {
+        etch_tensor *t = term(&p, in, k), *product = times(in[0], t, r->left);
+        bool minus = k && below(&p, 2);
+        sum = !k ? product : minus ? etch_sub(sum, product) : etch_add(sum, product);
+        if (1 + k < nout) out[1 + k] = minus ? etch_neg(t) : t;
+    }
+    out[0] = sum;
+    for (int k = 1 + n; k < nout; k++) out[k] = etch_zeros(etch_dtype_of(in[0]), etch_sizes(in[0]));
+    return etch_last_status();
+}
+
+static etch_tensor *wide(etch_tensor *t) { return etch_to(t, ETCH_F64); }
+
+/* Uniform, of either sign, up to `largest`. */
+static etch_tensor *real_numbers(etch_dtype dtype, double largest) {
+    etch_tensor *t = etch_add_scalar(etch_rand(ETCH_F64, ETCH_SHAPE(SIDE, SIDE)), -0.5);
+    return etch_to(etch_mul_scalar(t, 2 * largest), dtype);
+}
+
+/* The bound of compile.h: a rounding of operands and results for each product that there was, and
+ * those of the product's own sums. */
+static void check_reals(etch_dtype dtype, double unit, double largest, const reals *r, program *p) {
+    double scale = below(p, 2) ? largest : 2;
+    etch_tensor *in[3] = {real_numbers(dtype, 1 / scale), real_numbers(dtype, scale),
+                          real_numbers(dtype, scale)};
+    etch_tensor *out[1 + TERMS], *y[1], *exact = NULL, *size = NULL;
+    assert_int_equal(sum_of_terms((void *)r, in, 3, out, 1 + TERMS), ETCH_OK);
+    for (int k = 1; k <= TERMS; k++) {
+        etch_tensor *t = wide(out[k]), *w = wide(in[0]), *a = times(w, t, r->left);
+        etch_tensor *b = times(etch_abs(w), etch_abs(t), r->left);
+        exact = exact ? etch_add(exact, a) : a, size = size ? etch_add(size, b) : b;
+    }
+    double sums = dtype == ETCH_F64 ? 0x1p-53 : 0x1p-24;
+    etch_tensor *bound = etch_mul_scalar(size, 2 * TERMS * unit + 2 * SIDE * sums);
+    etch_function *f = etch_compile(sum_of_terms, .numerics = ETCH_RELAXED, .ctx = (void *)r);
+    for (int call = 0; call < 2; call++) {
+        assert_int_equal(etch_call_n(f, in, 3, y, 1), ETCH_OK);
+        etch_tensor *error = etch_abs(etch_sub(wide(y[0]), exact));
+        if (etch_item(etch_all(etch_le(error, etch_add_scalar(bound, unit * 0x1p-14)))) != 1)
+            fail_msg("seed %lld, %s: error above the bound", (long long)r->seed,
+                     etch_dtype_name(dtype));
+    }
+    etch_function_free(f);
+}
+
+static void real_sums_keep_the_bound(void **state) {
+    (void)state;
+    static const struct {
+        etch_dtype dtype;
+        double unit, largest; /* half a unit of 1; a number close to the largest */
+    } rows[] = {{ETCH_F16, 0x1p-11, 65504},
+                {ETCH_BF16, 0x1p-8, 0x1p127},
+                {ETCH_F32, 0x1p-24, 0x1p127},
+                {ETCH_F64, 0x1p-53, 0x1p900}}; /* so that the oracle stays finite */
+    int64_t before = etch_counters().library_calls;
+    for (int i = 0; i < programs; i++)
+        for (int d = 0; d < 4; d++)
+            ETCH_SCOPE {
+                program p = {.random = first_seed + (uint64_t)(4 * i + d)};
+                reals r = {.seed = first_seed + (uint64_t)i, .left = below(&p, 2)};
+                check_reals(rows[d].dtype, rows[d].unit, rows[d].largest, &r, &p);
+            }
+    assert_true(etch_counters().library_calls > before);
+}
+
 /* Sums are not exact here, but those of eager code. */
 static void products_share_kernels(void **state) {
     (void)state;
@@ -229,6 +325,7 @@ int main(int argc, char **argv) {
     if (argc > 1) programs = atoi(argv[1]);
     if (argc > 2) first_seed = strtoull(argv[2], NULL, 10);
     const struct CMUnitTest tests[] = {cmocka_unit_test(random_programs_are_exact),
+                                       cmocka_unit_test(real_sums_keep_the_bound),
                                        cmocka_unit_test(products_share_kernels)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -87,13 +87,25 @@ typedef enum etch_dynamic {
 
 typedef enum etch_numerics {
     ETCH_STRICT, /* compiled equals eager bit for bit */
-    ETCH_RELAXED /* may reassociate, contract and tune products. Now: sums and differences of large
-                    float products (mm, bmm) with a common operand become one product,
-                    mm(a, w) + mm(b, w) as mm(a + b, w) with a + b rounded to its dtype. On a GPU
-                    also: products take in the bias row, relu and tanh-gelu that follow them, and
-                    read operands in place that eager code copies. Errors stay those of a few
-                    roundings of operands and results */
+    ETCH_RELAXED /* may reassociate, contract and tune products: see below */
 } etch_numerics;
+
+/* What ETCH_RELAXED does now. Sums and differences of large float products (mm, bmm) with a
+ * common operand become one product, mm(a, w) + mm(b, w) as mm(a + b, w) with a + b rounded to
+ * its dtype, where the graph itself shows that a + b cannot overflow: one of the two is so small
+ * that no finite number plus it becomes infinite (sin, tanh, sigmoid, softmax, comparisons and
+ * what is made of them; in f32, numbers that came from half types or integers). On a GPU also:
+ * products take in the bias row, relu and tanh-gelu that follow them, in the compute type, with
+ * one rounding at the end; and read operands in place that eager code copies, which changes
+ * nothing.
+ *
+ * The bound, of n products of k terms that became one, with u = 2^-11 for f16, 2^-8 for bf16,
+ * 2^-24 for f32, 2^-53 for f64, v = u for f32 and f64 and 2^-24 for half types, and S the sum of
+ * the n products of absolute values: a result differs from the exact one by at most (2 n u + 2 k
+ * v) S (and a subnormal unit). Eager code has the same bound; for half types it is closer where
+ * terms cancel inside a product, since it rounds after that. Where S stays below the largest
+ * number of the accumulator (f32 for half types) nothing becomes infinite or NaN that is finite
+ * in eager code; beyond it partial sums may. */
 
 /* All zero is the default. A function that another compiled function calls is recorded into that
  * one's graph, under that one's options; with `disable`, or other numerics than that one has, it is
