@@ -82,8 +82,9 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out);
  *
  * The reduced elements have the row-major logical index r = 0..R-1. They are cut into blocks of
  * REDUCE_BLOCK; in a block, lane r % REDUCE_LANES takes its elements in ascending order, starting
- * from the identity (sum: +0.0, so that a sum of nothing but -0 is +0, as in ATen; product: 1; max,
- * min: the lowest, highest value, -inf or +inf for floats); then lanes fold: for w = 32, 16, ..., 1:
+ * from the identity (sum: +0.0, so that a sum of nothing but -0 is +0, as in ATen; product: 1;
+ * max, min: the lowest, highest value, -inf or +inf for floats); then lanes fold: for w = 32, 16,
+ * ..., 1:
  * lane[l] = op(lane[l], lane[l + w]) for l < w. Block results fold by pairs: for s = 1, 2, 4, ...:
  * p[i] = op(p[i], p[i + s]) for i = 0, 2s, 4s, ... where i + s < blocks. op(acc, x) is ADD, MUL, or
  * MAX / MIN with acc as a.

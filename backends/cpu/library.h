@@ -1,5 +1,5 @@
-/* Products by the libraries (of integers: by our own loops), one thread each: for kernels that bring
- * their own tiles. */
+/* Products by the libraries (of integers: by our own loops), one thread each: for kernels that
+ * bring their own tiles. */
 #ifndef ETCH_BACKENDS_CPU_LIBRARY_H
 #define ETCH_BACKENDS_CPU_LIBRARY_H
 
@@ -13,8 +13,8 @@ typedef struct library_product {
     int64_t lda, ldb, ldc, m, n, k;
 } library_product;
 
-/* f32, f64, or integers, which wrap. Products of a dtype run between enter (false: the error is set) and leave, on any
- * thread; false: no memory. */
+/* f32, f64, or integers, which wrap. Products of a dtype run between enter (false: the error is
+ * set) and leave, on any thread; false: no memory. */
 bool etch__library_enter(etch_dtype type);
 void etch__library_leave(etch_dtype type);
 bool etch__library_product(etch_dtype type, const library_product *l);

@@ -1,5 +1,5 @@
-/* The larger and the smaller of two values, as the primitives MAX and MIN have it: one definition for
- * strips and reductions. */
+/* The larger and the smaller of two values, as the primitives MAX and MIN have it: one definition
+ * for strips and reductions. */
 #ifndef ETCH_BACKENDS_CPU_ISA_EXTREMES_H
 #define ETCH_BACKENDS_CPU_ISA_EXTREMES_H
 

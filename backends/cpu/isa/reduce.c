@@ -55,7 +55,7 @@ static inline uint8_t times_BOOL(uint8_t a, uint8_t b) { return a & b; }
 #define ALL_LANES(t, T)                                                                            \
     LANES(sum, OP_SUM, t, T)                                                                       \
     LANES(max, larger_##t, t, T)                                                                   \
-    LANES(min, smaller_##t, t, T)                                                                       \
+    LANES(min, smaller_##t, t, T)                                                                  \
     LANES(prod, times_##t, t, T)                                                                   \
     IDENTITY(sum, t, T, 0)                                                                         \
     IDENTITY(prod, t, T, 1)
