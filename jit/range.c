@@ -74,6 +74,7 @@ static ir_range of_prim(const prim_instr *i, ir_range a, ir_range b, ir_range c)
     case PRIM_ASIN:
     case PRIM_ATAN: return symmetric(2);
     case PRIM_ACOS: return (ir_range){0, 4};
+    case PRIM_SIGMOID: return (ir_range){0, 1};
     case PRIM_EXP:
     case PRIM_EXP2: return (ir_range){0, INFINITY};
     default: return everything;
