@@ -157,14 +157,8 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
         int32_t v = g->operands[n->in + i];
         in[i] = v < 0 ? ETCH_NONE : r->value[v];
     }
-    op_call call = {.op = n->op,
-                    .nin = n->nin,
-                    .nsc = n->nsc,
-                    .nat = n->nat,
-                    .in = in,
-                    .sc = r->io->scalars + n->sc,
-                    .at = g->attrs + n->at,
-                    .site = n->site};
+    op_call call = {n->op,  n->nin, n->nsc, n->nat, 0, in, r->io->scalars + n->sc, g->attrs + n->at,
+                    n->site};
     etch__tls.state = n->state;
     etch_status status = etch__call_kernel(kernel, &call, &r->value[n->out], true);
     if (op->kind != KIND_INPLACE) return status;

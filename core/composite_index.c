@@ -26,6 +26,9 @@ static etch_tensor *rows_of(const op_call *call, etch_tensor *t, etch_tensor *in
 }
 
 etch_tensor *etch__composite_embedding(const op_call *call) {
+    if (!etch__element_is_int((etch_dtype)call->in[1]->dtype) || call->in[1]->dtype == ETCH_BOOL)
+        FAIL(ETCH_ERR_DTYPE, "expected indices of integers, got %s",
+             etch_dtype_name((etch_dtype)call->in[1]->dtype));
     if (call->in[0]->ndim != 2)
         FAIL(ETCH_ERR_SHAPE, "expected a weight with 2 dimensions, got %s", TEXT(call->in[0]));
     return rows_of(call, call->in[0], call->in[1]);

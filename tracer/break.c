@@ -49,7 +49,8 @@ etch_status etch__break_graph(run *r, reason_id why, const void *site, const etc
                               const char *text) {
     attempt a;
     etch__attempt(&a);
-    site = etch__user_site(site, NULL);
+    bool recorded = r->walk && r->walk->mode != WALK_MATCH; /* and so told of, with its place */
+    if (recorded) site = etch__user_site(site, NULL);
     etch_status status = break_graph(r, why, site, t, text);
     if (status == ETCH_OK) etch__succeeded(&a);
     return status;

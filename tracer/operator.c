@@ -234,7 +234,7 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
     return record(r, w, call);
 }
 
-static etch_tensor *traced_operator(const op_call *call) {
+static inline etch_tensor *traced_operator(const op_call *call) {
     run *r = etch__current_run();
     if (!r) return etch__run_eager(call);
     if (unlikely(r->poisoned)) return etch__poisoned(r, call->site), NULL;
@@ -267,7 +267,7 @@ static etch_tensor *traced_operator(const op_call *call) {
     if (long_match || (w->npath && w->npath >= etch__param_int(PARAM_MAX_SEGMENT))) {
         if (etch__break_graph(r, REASON_BREAK_LENGTH, call->site, NULL, NULL) != ETCH_OK)
             return NULL;
-        return traced_operator(call);
+        return etch__traced_operator(call);
     }
     return record(r, w, call);
 }

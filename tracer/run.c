@@ -160,7 +160,7 @@ static void drop_segment(run *r) {
     walk *w = r->walk;
     if (!w) return;
     saved_error why; /* the call's failure, whatever fails of its prefix now */
-    etch__error_save(&why);
+    etch__quick_save(&why);
     r->walk = NULL;
     etch__late_use_all(r);
     bool compute = !r->poisoned;
@@ -168,7 +168,7 @@ static void drop_segment(run *r) {
     else if (w->mode == WALK_SHAPES && compute) etch__evaluate(w, false);
     etch__walk_fail(w);
     etch__walk_recycle(w);
-    etch__error_restore(&why);
+    etch__quick_restore(&why);
 }
 
 /* fullgraph's first call: everything is still deferred; compile, then run the plan. */
@@ -178,9 +178,9 @@ static void run_shapes(run *r, walk *w) {
     trace_leaf *leaf = w->recorded ? etch__settle(r, w) : NULL;
     segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
     saved_error before;
-    etch__error_save(&before);
+    etch__quick_save(&before);
     bool done = code && etch__run_code(w, leaf, code) == ETCH_OK;
-    if (!r->poisoned) etch__error_restore(&before);
+    if (!r->poisoned) etch__quick_restore(&before);
     if (!done && !r->poisoned) etch__evaluate(w, false);
     w->recorded = false;
 }
@@ -263,10 +263,10 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     if (status == ETCH_OK && r->refused) status = etch__refuse_compile(r->f, NULL);
     leave();
     saved_error error; /* what fails from here on fails nobody */
-    etch__error_save(&error);
+    etch__quick_save(&error);
     settle_all(r, status == ETCH_OK && !etch__outdated(r));
     if (unlikely(r->replay != NULL)) etch__replay_publish(r, status == ETCH_OK);
-    etch__error_restore(&error);
+    etch__quick_restore(&error);
     if (unlikely(r->differs)) status = etch__check_report(r);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (unlikely(out[i]->failed)) status = failed_result(r, i);
@@ -310,7 +310,8 @@ static etch_status scope_was_closed(void) {
 
 /* What the body says has gone wrong has an error, too; what it did wrong without saying so fails it
  * where more than a result is lost. */
-static etch_status checked_status(const etch_function *f, unsigned errors, etch_status status) {
+static inline etch_status checked_status(const etch_function *f, unsigned errors,
+                                         etch_status status) {
     if (status == ETCH_OK) return etch__lost_since(errors) ? etch__tls.status : ETCH_OK;
     bool known = (unsigned)status < ETCH_STATUS_COUNT;
     if (own_error(errors)) return etch__tls.status = known ? status : ETCH_ERR_USER;
@@ -321,8 +322,8 @@ static etch_status checked_status(const etch_function *f, unsigned errors, etch_
                           etch_status_name(status));
 }
 
-etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_status status,
-                                  etch_tensor *const *out, int nout) {
+static inline etch_status results_of(const etch_function *f, unsigned errors, etch_status status,
+                                     etch_tensor *const *out, int nout) {
     status = checked_status(f, errors, status);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (!out[i])
@@ -332,11 +333,16 @@ etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_
     return status;
 }
 
+etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_status status,
+                                  etch_tensor *const *out, int nout) {
+    return results_of(f, errors, status, out, nout);
+}
+
 /* scope: the call's own, on top of which the body has closed all others or not. */
 static etch_status checked_results(const etch_function *f, int64_t scope, unsigned errors,
                                    etch_status status, etch_tensor **out, int nout) {
     if (etch__tls.nscopes <= scope) return scope_was_closed();
-    return etch__checked_results(f, errors, status, out, nout);
+    return results_of(f, errors, status, out, nout);
 }
 
 /* The body in a scope of its own, operators as the thread runs them anyway (rule 4). */
@@ -446,9 +452,9 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     if (unlikely(f->options.replay)) r->replayed = etch__replay_find(r->gen, in, nin, nout);
     if (!r->check) p = r->replayed; /* else the body is run, and compared with it */
     saved_error before;
-    etch__error_save(&before);
+    etch__quick_save(&before);
     if (enter(r, p, in, nin)) {
-        etch__error_restore(&before);
+        etch__quick_restore(&before);
         status = p ? etch__replay_run(r, p, out, nout) : etch__call_body(f, in, nin, out, nout);
         if (etch__current_run() != r) return scope_was_closed(); /* and the run abandoned */
         status = checked_results(f, r->scope, r->errors, status, out, nout);
@@ -457,7 +463,7 @@ static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin
     } else {
         status = etch__tls.status;
         if (r->walk) etch__walk_recycle(r->walk);
-        if (r->by_stance) etch__error_restore(&before);
+        if (r->by_stance) etch__quick_restore(&before);
         if (r->by_stance) status = etch__call_in_scope(f, in, nin, out, nout);
     }
     give_back_run(r);

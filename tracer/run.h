@@ -40,6 +40,16 @@ bool etch__stop_matching(run *r, etch_tensor *const *in, int nin);
 etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in, int nin,
                                tensor_meta *meta);
 
+/* etch__error_save and _restore where there is mostly no error, and none comes. */
+static inline void etch__quick_save(saved_error *to) {
+    to->status = etch__tls.status;
+    to->errors = etch__tls.errors, to->lost = etch__tls.lost;
+    if (unlikely(to->status != ETCH_OK)) etch__error_save(to);
+}
+static inline void etch__quick_restore(const saved_error *from) {
+    if (unlikely(etch__tls.errors != from->errors)) etch__error_restore(from);
+}
+
 /* Around work of the library that has more than one way to its end, and within which operators that
  * were called before may be computed. If none of these fails (then etch__succeeded is true), what
  * failed on the way is nobody's error: the older one, or none, is back. */
@@ -48,12 +58,12 @@ typedef struct attempt {
     unsigned failures;
 } attempt;
 static inline void etch__attempt(attempt *a) {
-    etch__error_save(&a->before);
+    etch__quick_save(&a->before);
     a->failures = etch__tls.failures;
 }
 static inline bool etch__succeeded(const attempt *a) {
     if (unlikely(etch__tls.failures != a->failures)) return false;
-    etch__error_restore(&a->before);
+    etch__quick_restore(&a->before);
     return true;
 }
 

@@ -108,9 +108,9 @@ void etch__mark_want(walk *w, const etch_tensor *t) {
 
 void etch__end_recorded(walk *w, const etch_tensor *t) {
     saved_error before; /* what cannot be described is not published, that is all */
-    etch__error_save(&before);
+    etch__quick_save(&before);
     w->recorded = describe_inputs(w);
-    etch__error_restore(&before);
+    etch__quick_restore(&before);
     etch__mark_want(w, t);
     if (w->end != END_RETURN) etch__mark_live(w, WANT_LIVE);
 }
@@ -182,14 +182,15 @@ static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
 }
 
 /* A plan that fails before it has written leaves no error: the eager kernels tell what is wrong. */
-static bool run_matched(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
+static inline __attribute__((always_inline)) bool run_matched(run *r, walk *w, trace_leaf *leaf,
+                                                              const etch_tensor *t) {
     if (!leaf->npath) return true;
     sweep_pending(r);
     if (leaf->writes_inputs) late_use_written(r, w, leaf);
     saved_error before;
-    etch__error_save(&before);
+    etch__quick_save(&before);
     bool done = run_plan(r, w, leaf, t);
-    if (likely(!r->poisoned)) etch__error_restore(&before);
+    if (likely(!r->poisoned)) etch__quick_restore(&before);
     return done;
 }
 
