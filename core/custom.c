@@ -83,6 +83,7 @@ static etch_status call_user(const void *ctx, const op_call *call, etch_tensor *
 static etch_status run_user(const user_kernel *k, bool copies, const op_call *call,
                             etch_tensor *const *out) {
     bool opaque = etch__tls.run || etch__tls.in_flush;
+    if (etch__ops[call->op].flags & OPF_EFFECTS) etch__before_write(NULL);
     user_frame frame = etch__enter_user();
     etch__tls.state = STATE_ON_DEVICE(etch__tls.state, copies ? 0 : out[0]->device);
     etch_status status = opaque ? etch__offer_opaque(call, out) : ETCH_DECLINED;

@@ -12,11 +12,11 @@ static etch_status no_read(const etch_tensor *t, reason_id why, const void *site
     (void)t, (void)why, (void)site;
     return ETCH_OK;
 }
-static etch_status no_expose(const etch_tensor *t, int bits, const void *site) {
-    (void)site;
-    if (bits) atomic_fetch_or(&t->storage->exposed, (unsigned char)bits);
+static etch_status no_expose(const etch_tensor *t, unsigned counts, const void *site) {
+    (void)t, (void)counts, (void)site;
     return ETCH_OK;
 }
+static void no_before_write(const etch_storage *s) { (void)s; }
 static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
 static int64_t no_offset(const etch_tensor *t) { return t->offset; }
 static void no_abandon(int64_t mark) { (void)mark; }
@@ -25,8 +25,9 @@ static void no_own_borrowed(const etch_tensor *t) { (void)t; }
 static void no_add_counts(counters *sum) { (void)sum; }
 static void no_reset_counts(void) {}
 
-trace_hooks etch__trace_hooks = {no_read,    no_expose,       no_same_storage, no_offset,
-                                 no_abandon, no_own_borrowed, no_add_counts,   no_reset_counts};
+trace_hooks etch__trace_hooks = {no_read,         no_expose,     no_before_write,
+                                 no_same_storage, no_offset,     no_abandon,
+                                 no_own_borrowed, no_add_counts, no_reset_counts};
 
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
@@ -42,7 +43,7 @@ op_kernel etch__kernel_on(op_id op, int device) {
 
 user_frame etch__enter_user(void) {
     etch_thread *t = &etch__tls;
-    user_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush};
+    user_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush, NULL};
     t->in_flush |= t->run != NULL;
     t->cursor = NULL, t->run = NULL;
     t->layers &= ~(1u << LAYER_TRACER);
@@ -53,6 +54,20 @@ void etch__leave_user(const user_frame *f) {
     etch_thread *t = &etch__tls;
     t->cursor = f->cursor, t->run = f->run, t->state = f->state;
     t->layers = f->layers, t->in_flush = f->in_flush;
+}
+
+void etch__interrupt(user_frame *f) {
+    etch_thread *t = &etch__tls;
+    *f = etch__enter_user();
+    f->outer = t->interrupted;
+    t->interrupted = f;
+    t->watches++;
+}
+
+void etch__end_interrupt(const user_frame *f) {
+    etch__tls.watches--;
+    etch__tls.interrupted = f->outer;
+    etch__leave_user(f);
 }
 
 /* ---- walking the layers ---- */
@@ -183,6 +198,7 @@ etch_status etch__run_kernel(const op_call *call, etch_tensor *out) {
 
 static etch_tensor *run_inplace(const op_call *call) {
     etch_tensor *self = call->in[0];
+    etch__before_write(self->storage);
     if (etch__run_kernel(call, self) != ETCH_OK) return NULL;
     atomic_fetch_add_explicit(&self->storage->version, 1, memory_order_relaxed);
     return self;
@@ -218,6 +234,6 @@ etch_status etch__materialise(const etch_tensor *t, const char *function, reason
 }
 
 etch_status etch_flush(void) {
-    if (!etch__tls.run) return ETCH_OK;
+    if (!etch__tls.run && !etch__tls.watches) return ETCH_OK;
     return etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, __builtin_return_address(0));
 }

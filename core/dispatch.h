@@ -54,8 +54,10 @@ extern counters etch__counters;
 typedef struct trace_hooks {
     /* A read of t (NULL: etch_flush) is about to happen: makes t's storage real. */
     etch_status (*read)(const etch_tensor *t, reason_id why, const void *site);
-    /* t's storage gets exposed, or no longer is. */
-    etch_status (*expose)(const etch_tensor *t, int bits, const void *site);
+    /* t's storage gets exposed (EXPOSED_READER, EXPOSED_WRITER), or (0) no longer is. */
+    etch_status (*expose)(const etch_tensor *t, unsigned counts, const void *site);
+    /* See etch__before_write. */
+    void (*before_write)(const etch_storage *s);
     /* Whether two tensors, at least one of them deferred, share one storage. */
     bool (*same_storage)(const etch_tensor *a, const etch_tensor *b);
     /* The offset of a deferred tensor in the storage it will lie over. */
@@ -70,6 +72,12 @@ typedef struct trace_hooks {
     void (*reset_counts)(void);
 } trace_hooks;
 extern trace_hooks etch__trace_hooks;
+
+/* This thread is about to write s (NULL: code of the user may write memory that is its own). What
+ * its runs, those further out included, have deferred and depends on that is computed first. */
+static inline void etch__before_write(const etch_storage *s) {
+    if (unlikely(etch__tls.watches)) etch__trace_hooks.before_write(s);
+}
 
 /* For public readers: t checked and its data there. */
 etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
@@ -86,8 +94,13 @@ typedef struct user_frame {
     uint64_t state;
     uint32_t layers;
     bool in_flush;
+    struct user_frame *outer;
 } user_frame;
 user_frame etch__enter_user(void);
 void etch__leave_user(const user_frame *f);
+/* The same where the body may be between two operators: what is written there may end its segment.
+ */
+void etch__interrupt(user_frame *f);
+void etch__end_interrupt(const user_frame *f);
 
 #endif

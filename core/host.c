@@ -143,16 +143,16 @@ int64_t etch_item_int(const etch_tensor *t) {
 
 /* ---- raw pointers ---- */
 
-static void *expose(const etch_tensor *t, const char *function, int bits, const void *site) {
+static void *expose(const etch_tensor *t, const char *function, unsigned counts, const void *site) {
     if (!etch__read(t, function, REASON_BREAK_DATA, site) || !t->numel) return NULL;
-    if (etch__trace_hooks.expose(t, bits, site) != ETCH_OK) return NULL;
+    if (etch__trace_hooks.expose(t, counts, site) != ETCH_OK) return NULL;
     return etch__ptr(t);
 }
 
-const void *etch_data(const etch_tensor *t) { return expose(t, "etch_data", EXPOSED_READ, SITE); }
+const void *etch_data(const etch_tensor *t) { return expose(t, "etch_data", EXPOSED_READER, SITE); }
 
 void *etch_data_mut(etch_tensor *t) {
-    void *p = expose(t, "etch_data_mut", EXPOSED_READ | EXPOSED_WRITE, SITE);
+    void *p = expose(t, "etch_data_mut", EXPOSED_READER | EXPOSED_WRITER, SITE);
     if (p) atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed);
     return p;
 }

@@ -213,9 +213,15 @@ etch_storage *etch__storage_wrap(void *data, size_t bytes) {
 }
 
 static void call_free_fn(etch_storage *s) {
-    user_frame frame = etch__enter_user();
+    user_frame frame;
+    if (!(s->exposed & EXPOSED_WRAPPED)) {
+        s->free_fn(s->free_ctx); /* the library's own */
+        return;
+    }
+    etch__before_write(NULL);
+    etch__interrupt(&frame);
     s->free_fn(s->free_ctx);
-    etch__leave_user(&frame);
+    etch__end_interrupt(&frame);
 }
 
 void etch__storage_release(etch_storage *s) {

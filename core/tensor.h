@@ -16,10 +16,10 @@
 
 typedef struct etch_storage {
     atomic_int refs;
-    uint8_t device;       /* 0: the CPU; else see core/device.h */
-    uint8_t pinned;       /* on the CPU, in memory of a device's driver: copies need not wait */
-    atomic_uchar exposed; /* EXPOSED_* bits: the user holds raw pointers */
-    atomic_uint version;  /* counts writes */
+    uint8_t device;      /* 0: the CPU; else see core/device.h */
+    uint8_t pinned;      /* on the CPU, in memory of a device's driver: copies need not wait */
+    atomic_uint version; /* counts writes */
+    atomic_uint exposed; /* to whom its memory is known: see EXPOSED_WRAPPED */
     size_t bytes;
     size_t block_bytes;         /* of the whole block; 0 for wrapped memory */
     void *block;                /* what to free: this header, or a few bytes before it */
@@ -28,8 +28,16 @@ typedef struct etch_storage {
     void *free_ctx;
 } etch_storage;
 
-/* EXPOSED_PENDING: a copy between it and a device is under way; who touches it waits first. */
-enum { EXPOSED_READ = 1, EXPOSED_WRITE = 2, EXPOSED_WRAPPED = 4, EXPOSED_PENDING = 8 };
+/* What `exposed` is made of: two bits, and how many runs, on all threads, hold a raw pointer to
+ * read and to write through (each counts once in each). EXPOSED_PENDING: a copy between it and a
+ * device is under way; who touches it waits first. */
+enum {
+    EXPOSED_WRAPPED = 1,
+    EXPOSED_PENDING = 2,
+    EXPOSED_READER = 1 << 2,
+    EXPOSED_WRITER = 1 << 17
+};
+#define EXPOSED_WRITERS (~(EXPOSED_WRITER - 1u))
 
 /* What the user has said of a tensor's dimensions, a bit each: see etch_mark_dynamic. */
 typedef struct dim_marks {

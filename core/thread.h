@@ -61,6 +61,13 @@ typedef struct etch_thread {
     void *run;           /* the tracer's run */
     void *borrower;      /* the tracer's walks that use their arguments without a count of them */
 
+    /* The tracer's runs that have not ended, innermost first; the last function of the user that
+       was called between two operators of theirs; how many ended segments of theirs may have
+       deferred values, and such functions (0: a write need tell nobody); raw pointers they hold. */
+    void *runs;
+    struct user_frame *interrupted;
+    int watches, exposures;
+
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 
     /* Interceptor modes (core/mode.c): the stack, how many of it are active, below which none may

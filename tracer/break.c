@@ -75,6 +75,10 @@ walk *etch__owner_in(run *r, const etch_tensor *t, const void *site) {
 
 static etch_status trace_read(const etch_tensor *t, reason_id why, const void *site) {
     run *r = etch__current_run();
+    if (!r && !t) {
+        etch__produce_all(site);
+        return ETCH_OK;
+    }
     if (!r)
         return etch__error_at(
             site, etch__tls.in_flush ? ETCH_ERR_DEFERRED_IN_FLUSH : ETCH_ERR_DEFERRED_ELSEWHERE,
@@ -82,6 +86,7 @@ static etch_status trace_read(const etch_tensor *t, reason_id why, const void *s
     if (t && t->deferred && !etch__owner_in(r, t, site)) return ETCH_ERR_DEFERRED_ELSEWHERE;
     etch_status status = etch__break_graph(r, why, site, t, NULL);
     if (status != ETCH_OK) return status;
+    if (why == REASON_BREAK_FLUSH && !t) etch__produce_all(site);
     if (t && t->deferred) etch__late_use(r, t->owner, t);
     if (t && t->deferred)
         return etch__error_at(site, ETCH_ERR_INTERNAL, "a deferred tensor was not produced");
@@ -154,30 +159,55 @@ int64_t etch__trace_offset(const etch_tensor *t) {
 
 /* ---- exposed memory (rule 8) ---- */
 
-void etch__end_exposure(run *r, const etch_storage *s) {
-    for (int64_t i = 0; i < r->nexposed; i++) {
-        if (r->exposed[i] != s) continue;
-        atomic_fetch_and(&r->exposed[i]->exposed, EXPOSED_WRAPPED | EXPOSED_PENDING);
-        etch__storage_release(r->exposed[i]);
-        r->exposed[i--] = r->exposed[--r->nexposed];
-    }
+static exposure *find_exposure(run *r, const etch_storage *s) {
+    for (int64_t i = 0; i < r->nexposed; i++)
+        if (r->exposed[i].storage == s) return &r->exposed[i];
+    return NULL;
 }
 
-etch_status etch__trace_expose(const etch_tensor *t, int bits, const void *site) {
+/* Of this run; others may hold pointers to the same memory. */
+void etch__end_exposure(run *r, const etch_storage *s) {
+    exposure *e = find_exposure(r, s);
+    if (!e) return;
+    exposure ended = *e;
+    *e = r->exposed[--r->nexposed];
+    etch__tls.exposures--;
+    atomic_fetch_sub(&ended.storage->exposed, ended.counts);
+    etch__storage_release(ended.storage);
+}
+
+static exposure *add_exposure(run *r, etch_storage *s) {
+    if (!etch__grow(&r->exposed, &r->exposed_cap, r->nexposed + 1, sizeof *r->exposed)) return NULL;
+    etch__storage_retain(s);
+    etch__tls.exposures++;
+    r->exposed[r->nexposed] = (exposure){s, 0};
+    return &r->exposed[r->nexposed++];
+}
+
+/* Whoever gets a pointer to write through may write at once. */
+etch_status etch__trace_expose(const etch_tensor *t, unsigned counts, const void *site) {
     run *r = etch__current_run();
+    etch_storage *s = t->storage;
     (void)site;
-    if (!r || !t->storage) return ETCH_OK;
-    if (!bits) {
-        etch__end_exposure(r, t->storage);
+    if (s && counts & EXPOSED_WRITERS) etch__before_write(s);
+    if (!r || !s) return ETCH_OK;
+    if (!counts) {
+        etch__end_exposure(r, s);
         return ETCH_OK;
     }
-    if (bits & EXPOSED_WRITE) etch__late_use_all(r);
-    if (!etch__grow(&r->exposed, &r->exposed_cap, r->nexposed + 1, sizeof *r->exposed))
-        return ETCH_ERR_OUT_OF_MEMORY;
-    etch__storage_retain(t->storage);
-    atomic_fetch_or(&t->storage->exposed, (unsigned char)bits);
-    r->exposed[r->nexposed++] = t->storage;
+    exposure *e = find_exposure(r, s);
+    if (!e && !(e = add_exposure(r, s))) return ETCH_ERR_OUT_OF_MEMORY;
+    atomic_fetch_add(&s->exposed, counts & ~e->counts);
+    e->counts |= counts;
     return ETCH_OK;
+}
+
+unsigned etch__exposed_beneath(const etch_storage *s) {
+    unsigned counts = 0;
+    for (const run *r = etch__tls.runs; r; r = r->below)
+        for (int64_t i = 0; i < r->nexposed; i++)
+            if (etch__memory_overlaps(r->exposed[i].storage, s)) counts |= r->exposed[i].counts;
+    return counts;
 }
 
 /* A view of memory that is exposed for reading may be deferred, and is then written. A copy that is
@@ -187,9 +217,9 @@ static bool touches_exposed(const op_call *call) {
     int64_t offset;
     for (int i = 0; i < call->nin; i++) {
         if (unlikely(etch__await_copy(call->in[i]) != ETCH_OK)) return true;
-        int bits =
+        unsigned bits =
             etch__exposed_bits(writes && i == 0 ? root_of(call->in[0], &offset) : call->in[i]);
-        if (bits & EXPOSED_WRITE || (bits && writes && i == 0)) return true;
+        if (bits & EXPOSED_WRITERS || (bits && writes && i == 0)) return true;
     }
     return false;
 }

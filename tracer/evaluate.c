@@ -77,6 +77,7 @@ static void fail_node(walk *w, const trace_node *n, etch_tensor *h, bool ready) 
 }
 
 static bool evaluate_write(const op_call *call, etch_tensor *h) {
+    etch__before_write(h->storage);
     if (etch__run_kernel(call, h) != ETCH_OK) return false;
     h->storage->version++;
     return true;

@@ -39,8 +39,7 @@ static bool operands_there(const op_call *call) {
     return true;
 }
 
-static etch_tensor *run_now(run *r, const op_call *call) {
-    if (etch__ops[call->op].kind == KIND_INPLACE) etch__late_use_all(r);
+static etch_tensor *run_now(const op_call *call) {
     return operands_there(call) ? etch__run_eager(call) : NULL;
 }
 
@@ -60,7 +59,6 @@ static bool obey_marks(run *r, walk *w, const op_call *call) {
 }
 
 static etch_tensor *record(run *r, walk *w, const op_call *call) {
-    if (w->mode == WALK_RECORD && etch__ops[call->op].kind == KIND_INPLACE) etch__late_use_all(r);
     if (!operands_there(call) || !obey_marks(r, w, call)) return NULL;
     etch_tensor *h = etch__walk_record(w, call);
     if (unlikely(r->check) && h && w->mode == WALK_SHAPES)
@@ -153,7 +151,6 @@ static walk *begin_segment(run *r, const op_call *call) {
 
 /* The matched prefix has run; the rest of the segment runs eagerly. */
 bool etch__go_on_eagerly(run *r, walk *w) {
-    etch__late_use_all(r);
     if (!etch__walk_to_recording(w, WALK_RECORD)) return false;
     r->walk = NULL;
     r->eager = true;
@@ -174,7 +171,7 @@ static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
     if (etch__report_on() && !r->by_stance)
         etch__report_limited(r->f, w->tree, (const trace_node *)w->c.last, call);
     if (!etch__go_on_eagerly(r, w)) return NULL;
-    etch_tensor *h = run_now(r, call);
+    etch_tensor *h = run_now(call);
     etch__walk_recycle(w);
     return h;
 }
@@ -227,7 +224,6 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
     if (r->by_stance || etch__root_limited(r, w->tree)) return diverge_limited(r, w, call);
     bool full = r->f->options.fullgraph;
     bool sizes_only = r->f->options.dynamic != ETCH_DYNAMIC_OFF && etch__walk_similar(w, call);
-    if (!full) etch__late_use_all(r);
     if (!etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD)) return NULL;
     w->dynamic |= sizes_only;
     STOP_TRACING;
@@ -239,7 +235,7 @@ static inline etch_tensor *traced_operator(const op_call *call) {
     if (!r) return etch__run_eager(call);
     if (unlikely(r->poisoned)) return etch__poisoned(r, call->site), NULL;
     if (!prepare_operands(r, call)) return NULL;
-    if (unlikely(etch__mode_entered_since(r->modes))) return run_now(r, call);
+    if (unlikely(etch__mode_entered_since(r->modes))) return run_now(call);
     reason_id now = etch__runs_at_once(call);
     if (now != END_RETURN) {
         /* What cannot be called is its own error, and no break. */
@@ -247,11 +243,11 @@ static inline etch_tensor *traced_operator(const op_call *call) {
         if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
         /* After the break, operands may be deferred tensors of the segment that it ended. */
         if (etch__break_graph(r, now, call->site, NULL, NULL) != ETCH_OK) return NULL;
-        return prepare_operands(r, call) ? run_now(r, call) : NULL;
+        return prepare_operands(r, call) ? run_now(call) : NULL;
     }
-    if (r->eager || r->off) return run_now(r, call);
+    if (r->eager || r->off) return run_now(call);
     walk *w = r->walk ? r->walk : begin_segment(r, call);
-    if (!w) return r->eager ? run_now(r, call) : NULL;
+    if (!w) return r->eager ? run_now(call) : NULL;
     bool long_match = false;
     if (w->mode == WALK_MATCH) {
         etch_tensor *h = etch__walk_match(w, call);

@@ -21,6 +21,8 @@ static run *take_run(etch_function *f) {
     if (unlikely(!r) && !(r = etch__malloc(sizeof *r))) return NULL;
     memset(r, 0, sizeof *r);
     r->outer = suspended;
+    r->below = etch__tls.runs;
+    etch__tls.runs = r;
     etch__function_pin(f);
     r->f = f;
     r->state = etch__tls.state;
@@ -36,7 +38,8 @@ static run *take_run(etch_function *f) {
 }
 
 static void give_back_run(run *r) {
-    while (r->nexposed) etch__end_exposure(r, r->exposed[0]);
+    while (r->nexposed) etch__end_exposure(r, r->exposed[0].storage);
+    etch__tls.runs = r->below;
     etch__free(r->exposed);
     etch__free(r->difference);
     etch__function_unpin(r->f);
@@ -176,6 +179,7 @@ static void run_shapes(run *r, walk *w) {
     bool overlap;
     if (w->recorded) etch__mark_live(w, WANT_VALUE);
     trace_leaf *leaf = w->recorded ? etch__settle(r, w) : NULL;
+    if (leaf && leaf->writes_inputs) etch__before_plan(w, leaf);
     segment_code *code = leaf ? etch__pick_code(w, leaf, &overlap) : NULL;
     saved_error before;
     etch__quick_save(&before);
@@ -215,6 +219,7 @@ static void settle_all(run *r, bool publish) {
     while (r->pending) {
         walk *w = r->pending;
         r->pending = w->next;
+        etch__tls.watches--;
         if (publish && w->recompile) etch__want_code(r->f, w->leaf, w);
         etch__walk_recycle(w);
     }
@@ -421,7 +426,6 @@ bool etch__stop_matching(run *r, etch_tensor *const *in, int nin) {
         etch__walk_recycle(w);
         return true;
     }
-    if (!full) etch__late_use_all(r);
     STOP_TRACING;
     return etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD);
 }

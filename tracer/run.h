@@ -76,6 +76,11 @@ void etch__mark_live(walk *w, uint8_t bit);
 void etch__want_late(run *r, walk *w, const etch_tensor *t);
 void etch__late_use(run *r, walk *w, const etch_tensor *t);
 void etch__late_use_all(run *r);
+void etch__before_traced_write(const etch_storage *s);
+/* The same for what the leaf's code will write. */
+void etch__before_plan(const walk *w, const trace_leaf *leaf);
+/* Everything that is deferred on this thread, as etch_flush promises. */
+void etch__produce_all(const void *site);
 void etch__mark_want(walk *w, const etch_tensor *t);
 void etch__end_recorded(walk *w, const etch_tensor *t);
 void etch__end_matched(run *r, walk *w, const etch_tensor *t);
@@ -90,9 +95,13 @@ etch_status etch__trace_read(const etch_tensor *t, reason_id why, const void *si
 bool etch__trace_same_storage(const etch_tensor *a, const etch_tensor *b);
 int64_t etch__trace_offset(const etch_tensor *t);
 void etch__end_exposure(run *r, const etch_storage *s);
-etch_status etch__trace_expose(const etch_tensor *t, int bits, const void *site);
-static inline int etch__exposed_bits(const etch_tensor *t) {
-    return t->storage ? atomic_load_explicit(&t->storage->exposed, memory_order_relaxed) : 0;
+etch_status etch__trace_expose(const etch_tensor *t, unsigned counts, const void *site);
+unsigned etch__exposed_beneath(const etch_storage *s);
+/* The storage's `exposed`; and what this thread's runs hold of other storages over its memory. */
+static inline unsigned etch__exposed_bits(const etch_tensor *t) {
+    if (!t->storage) return 0;
+    unsigned bits = atomic_load_explicit(&t->storage->exposed, memory_order_relaxed);
+    return unlikely(etch__tls.exposures) ? bits | etch__exposed_beneath(t->storage) : bits;
 }
 reason_id etch__runs_at_once(const op_call *call);
 

@@ -99,6 +99,61 @@ void etch__late_use_all(run *r) {
     for (walk *w = r->pending; w; w = w->next) etch__late_use(r, w, NULL);
 }
 
+/* ---- foreign writes: by another run of the thread, or by a function of the user ---- */
+
+/* The run behind a function of the user that was called between two operators of its body: its
+ * segment ends there, and goes on behind. */
+static void end_interrupted(user_frame *f, reason_id why, const void *site) {
+    run *r = f->run;
+    user_frame *frames = etch__tls.interrupted;
+    etch__tls.interrupted = NULL; /* what is called meanwhile is no such place */
+    etch__break_graph(r, why, site, NULL, NULL);
+    etch__tls.interrupted = frames;
+    f->cursor = NULL;
+}
+
+/* Whether a segment that is being walked has deferred values (those of a recording are there). */
+static bool has_deferred(const walk *w) {
+    if (w->mode == WALK_MATCH) return w->c.last != &w->tree->root.c;
+    return w->mode == WALK_SHAPES && w->npath;
+}
+
+static bool interrupts(const user_frame *f, const etch_storage *s) {
+    const run *r = f->run;
+    const walk *w = r ? r->walk : NULL;
+    return w && has_deferred(w) && (!s || etch__walk_touches(w, s));
+}
+
+static bool depends_on(const walk *w, const etch_storage *s) {
+    return w->pending && (s ? etch__late_reads(w, s) : etch__walk_touches(w, NULL));
+}
+
+/* With so many ended segments looking for those that depend on a write costs more than it saves. */
+enum { FEW_WATCHES = 64 };
+
+void etch__before_traced_write(const etch_storage *s) {
+    for (user_frame *f = etch__tls.interrupted; s && f; f = f->outer)
+        if (interrupts(f, s)) end_interrupted(f, REASON_BREAK_WRITTEN, NULL);
+    bool all = etch__tls.watches > FEW_WATCHES;
+    for (run *r = etch__tls.runs; r; r = r->below)
+        for (walk *w = r->pending; w; w = w->next)
+            if (all || depends_on(w, s)) etch__late_use(r, w, NULL);
+}
+
+/* Plans learn what a flush finds, those of segments that were recorded too. */
+void etch__produce_all(const void *site) {
+    for (user_frame *f = etch__tls.interrupted; f; f = f->outer)
+        if (interrupts(f, NULL)) end_interrupted(f, REASON_BREAK_FLUSH, site);
+    for (run *r = etch__tls.runs; r; r = r->below) {
+        for (walk *w = r->recorded; w; w = w->next) etch__mark_live(w, WANT_VALUE);
+        etch__late_use_all(r);
+    }
+}
+
+__attribute__((constructor)) static void register_writes(void) {
+    etch__trace_hooks.before_write = etch__before_traced_write;
+}
+
 /* ---- ending a segment ---- */
 
 void etch__mark_want(walk *w, const etch_tensor *t) {
@@ -112,18 +167,20 @@ void etch__end_recorded(walk *w, const etch_tensor *t) {
     w->recorded = describe_inputs(w);
     etch__quick_restore(&before);
     etch__mark_want(w, t);
-    if (w->end != END_RETURN) etch__mark_live(w, WANT_LIVE);
+    if (w->end == REASON_BREAK_FLUSH) etch__mark_live(w, WANT_VALUE);
+    else if (w->end != END_RETURN) etch__mark_live(w, WANT_LIVE);
 }
 
 /* Whether the code produces all that must be there after the segment (rule 5). */
 static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_code *code,
                           const etch_tensor *t) {
+    bool all = w->end == END_RETURN || w->end == REASON_BREAK_FLUSH;
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
         if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
         if (!etch__is_live(h)) continue;
-        if (w->end == END_RETURN || h == t || (code->tainted[v] && !leaf->lean)) return false;
+        if (all || h == t || (code->tainted[v] && !leaf->lean)) return false;
     }
     return true;
 }
@@ -150,18 +207,16 @@ static void sweep_pending(run *r) {
         }
         *link = w->next;
         r->npending--;
+        etch__tls.watches--;
         etch__walk_recycle(w);
     }
     r->sweep_at = r->npending + r->npending / 8;
 }
 
-/* Before the segment writes: what is late and made of that memory is computed. */
-static void late_use_written(run *r, const walk *w, const trace_leaf *leaf) {
-    for (int i = 0; r->pending && i < w->nargs + leaf->nbound; i++) {
-        int32_t v = i < w->nargs ? i : leaf->bound[i - w->nargs];
-        const etch_storage *s = leaf->written[v] ? w->c.value[v]->storage : NULL;
-        for (walk *p = r->pending; s && p; p = p->next)
-            if (etch__late_reads(p, s)) etch__late_use(r, p, NULL);
+void etch__before_plan(const walk *w, const trace_leaf *leaf) {
+    for (int i = 0; etch__tls.watches && i < leaf->ninputs; i++) {
+        int32_t v = leaf->inputs[i];
+        if (leaf->written[v]) etch__before_write(w->c.value[v]->storage);
     }
 }
 
@@ -186,7 +241,7 @@ static inline __attribute__((always_inline)) bool run_matched(run *r, walk *w, t
                                                               const etch_tensor *t) {
     if (!leaf->npath) return true;
     sweep_pending(r);
-    if (leaf->writes_inputs) late_use_written(r, w, leaf);
+    if (leaf->writes_inputs) etch__before_plan(w, leaf);
     saved_error before;
     etch__quick_save(&before);
     bool done = run_plan(r, w, leaf, t);
@@ -210,7 +265,6 @@ void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
         note_recompile(r, REASON_RECOMPILE_DIVERGED, NULL);
     }
     w->leaf = NULL;
-    etch__late_use_all(r);
     if (etch__walk_to_recording(w, WALK_RECORD)) {
         etch__end_recorded(w, t);
         return;
@@ -231,6 +285,7 @@ void etch__retire_walk(run *r, walk *w) {
     else etch__walk_own_args(w);
     walk **list = w->recorded ? &r->recorded : &r->pending;
     r->npending += w->pending;
+    if (list == &r->pending) etch__tls.watches++;
     w->next = *list;
     *list = w;
 }

@@ -305,8 +305,15 @@ typedef struct walk {
     struct walk *next;          /* in one of the run's lists, newest first */
 } walk;
 
+/* A raw pointer that a run holds: what it has added to the storage's `exposed`. */
+typedef struct exposure {
+    etch_storage *storage;
+    unsigned counts;
+} exposure;
+
 typedef struct run {
     struct run *outer; /* the run in a disabled function of which this one began, or NULL */
+    struct run *below; /* the one that this thread began before it and has not ended, or NULL */
     etch_function *f;
     generation *gen;
     walk *walk;     /* the segment being walked; NULL between a break and the next operator */
@@ -325,7 +332,7 @@ typedef struct run {
     int nconstants;   /* calls of functions assumed constant */
     int modes;        /* how many modes were entered before the call */
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
-    etch_storage **exposed;
+    exposure *exposed;
     int64_t nexposed, exposed_cap;
     /* For `replay`: what this call did, the leaf of its first segment, its first break (+ 1). */
     replay *replay;
@@ -381,6 +388,8 @@ walk *etch__walk_take(run *r, trace_tree *tree);
 void etch__walk_changed(walk *w);
 /* The spare handle of a node; NULL with out_of_memory. */
 etch_tensor *etch__walk_handle(walk *w, const trace_node *n);
+/* Whether a value of the walk lies over s (NULL: over memory that the user holds). */
+bool etch__walk_touches(const walk *w, const etch_storage *s);
 /* Gives up everything the walk holds and puts it back to its tree, or frees it. */
 void etch__walk_recycle(walk *w);
 void etch__walk_free(walk *w);

@@ -156,6 +156,23 @@ __attribute__((constructor)) static void register_borrowing(void) {
     etch__trace_hooks.own_borrowed = own_borrowed;
 }
 
+static int64_t values_so_far(const walk *w) {
+    if (w->leaf) return w->leaf->nvalues;
+    return w->mode == WALK_MATCH ? ((const trace_node *)w->c.last)->nvalues : w->nvalues;
+}
+
+bool etch__walk_touches(const walk *w, const etch_storage *s) {
+    for (int64_t v = 0, n = values_so_far(w); v < n; v++) {
+        const etch_tensor *t = w->c.value[v];
+        const etch_storage *own = t ? t->storage : NULL;
+        if (!own) continue;
+        if (s ? own == s || etch__memory_overlaps(own, s)
+              : own->exposed & (EXPOSED_WRAPPED | EXPOSED_WRITERS))
+            return true;
+    }
+    return false;
+}
+
 /* ---- giving up ---- */
 
 /* A fresh deferred handle for a node; the walk has one count of it. */

@@ -116,7 +116,7 @@ etch_status etch__cuda_settle(etch_storage *s) {
     cuda_stream *last = b->stream;
     etch_status status = wait_for(b);
     if (status == ETCH_OK && last) status = etch__cuda_finish_checks(last);
-    if (status == ETCH_OK) atomic_fetch_and(&s->exposed, (unsigned char)~EXPOSED_PENDING);
+    if (status == ETCH_OK) atomic_fetch_and(&s->exposed, ~(unsigned)EXPOSED_PENDING);
     pthread_mutex_unlock(&b->lock);
     return status;
 }

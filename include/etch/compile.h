@@ -230,6 +230,14 @@ ETCH_API int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx);
 ETCH_API int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx);
 ETCH_API void etch_callback_remove(int64_t handle);
 
+/* Writes that are not the function's own. While it runs, others of its thread may write tensors
+ * that it reads: compiled functions which it calls inside a disabled one, kernels of operators with
+ * effects, functions that free wrapped memory, C code through etch_data_mut. Whatever the function
+ * has computed so far, deferred or not, has the contents from before the write, as in eager code.
+ * That holds for writes through the API, and for what a kernel with effects writes into wrapped
+ * memory; other raw writes come after etch_flush. A function that frees wrapped memory and writes a
+ * tensor which the segment so far reads ends the segment (the reason `written`). */
+
 /* ---- functions that compiled code does not look into ---- */
 
 /* A C function as a value: its kind (number of arguments, or -1 for the general form), pointer and,

@@ -118,11 +118,16 @@ ETCH_API int64_t etch_item_int(const etch_tensor *t);
 ETCH_API etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes);
 /* A pointer to element [0, ..., 0]; strides as etch_stride says. The storage is *exposed* from here
  * until the running compiled function returns or etch_data_end: operators that write it (after
- * etch_data_mut: that read it, too) run at once. NULL for an error or an empty tensor. */
+ * etch_data_mut: that read it, too) run at once. Each running function, also one that another has
+ * called, and each thread holds pointers of its own: what one ends stays exposed for the others.
+ * NULL for an error or an empty tensor. */
 ETCH_API const void *etch_data(const etch_tensor *t);
 ETCH_API void *etch_data_mut(etch_tensor *t);
 ETCH_API void etch_data_end(const etch_tensor *t);
-/* Computes everything deferred on this thread now. A graph break. */
+/* Computes everything deferred on this thread now: values of earlier segments too, and those of
+ * compiled functions further out, wherever it is called (in a kernel, or in what frees wrapped
+ * memory). Behind it memory may be written past the API, and tensors read on other threads. A graph
+ * break. */
 ETCH_API etch_status etch_flush(void);
 
 /* Prints dtype, sizes and elements (long dimensions shortened) to standard output, the decimal

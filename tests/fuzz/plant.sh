@@ -139,14 +139,15 @@ fault pair-check 0 tracer/evaluate.c \
     'while (code && !alias_fits(w, leaf, code)) code = code->next;' ''
 fault alias-class 0 tracer/evaluate.c 'w->alias[v] = w->alias[u];' ';'
 fault overlap 0 tracer/evaluate.c \
-    'return a != b && pa < pb + b->bytes && pb < pa + a->bytes;' 'return a == b && pa < pb;'
+    '(leaf->written[u] || leaf->written[v]) && etch__memory_overlaps(s, other)' 'u < 0'
 fault instance-size 0 tracer/evaluate.c \
     '!memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key)' 'code->key'
-fault late-use 0 tracer/segment.c 'if (leaf->writes_inputs) late_use_written(r, w, leaf);' ''
+fault late-use 0 tracer/segment.c '(all || depends_on(w, s))' '(all)'
+fault flush 0 tracer/break.c 'if (why == REASON_BREAK_FLUSH && !t) etch__produce_all(site);' ''
 fault tainted 0 tracer/tree.c \
     'if (n->in[k] >= 0) tainted[n->c.out] |= tainted[n->in[k]];' ';'
-fault escape 0 tracer/segment.c 'if (w->end == END_RETURN || h == t' 'if (h == t'
-fault exposed 0 tracer/break.c 'bits & EXPOSED_WRITE || (bits && writes && i == 0)' 'bits < 0'
+fault escape 0 tracer/segment.c 'if (all || h == t' 'if (h == t'
+fault exposed 0 tracer/break.c 'bits & EXPOSED_WRITERS || (bits && writes && i == 0)' 'i < 0'
 fault view-offset 0 tracer/evaluate.c ' + (slot == OUT_INPUT ? base->offset : 0)' ''
 fault leaked-capture 0 tracer/walk.c 'etch_release(w->c.value[leaf->bound[i]]);' ''
 fault lost-version 0 tracer/walk.c \
