@@ -79,16 +79,29 @@ static etch_status call_user(const void *ctx, const op_call *call, etch_tensor *
     return named_failure(call, status, "kernel", &before);
 }
 
+/* A call of the user's function: who is asked first, and whether it gets copies. */
+typedef struct user_call {
+    const user_kernel *kernel;
+    bool opaque, copies;
+} user_call;
+
 /* Inside a run, modes that allow compiled code are asked first. */
+static etch_status call_lent(const void *ctx, const op_call *call, etch_tensor *const *out) {
+    const user_call *u = ctx;
+    etch_status status = u->opaque ? etch__offer_opaque(call, out) : ETCH_DECLINED;
+    if (status != ETCH_DECLINED) return status;
+    return u->copies ? etch__lend_copies(call, out, call_user, u->kernel)
+                     : call_user(u->kernel, call, out);
+}
+
+/* It never sees the caller's own handles: what it keeps holds what it held when it returned. */
 static etch_status run_user(const user_kernel *k, bool copies, const op_call *call,
                             etch_tensor *const *out) {
-    bool opaque = etch__tls.run || etch__tls.in_flush;
+    const user_call u = {k, etch__tls.run || etch__tls.in_flush, copies};
     if (etch__ops[call->op].flags & OPF_EFFECTS) etch__before_write(NULL);
     user_frame frame = etch__enter_user();
     etch__tls.state = STATE_ON_DEVICE(etch__tls.state, copies ? 0 : out[0]->device);
-    etch_status status = opaque ? etch__offer_opaque(call, out) : ETCH_DECLINED;
-    if (status == ETCH_DECLINED)
-        status = copies ? etch__lend_copies(call, out, call_user, k) : call_user(k, call, out);
+    etch_status status = etch__lend(call, out, call_lent, &u);
     etch__leave_user(&frame);
     return status;
 }
@@ -133,15 +146,10 @@ bool etch__users_only_issue(op_id op) {
     return c->kernel[ON_GPU].kernel && c->issues_only;
 }
 
-static etch_status run_lent(const void *ctx, const op_call *call, etch_tensor *const *out) {
+etch_status etch__run_users_on_device(const op_call *call, etch_tensor *const *out) {
     bool copies;
-    (void)ctx;
     const user_kernel *k = kernel_on_gpu((op_id)call->op, &copies);
     return k ? run_user(k, copies, call, out) : etch__run_on_host(call, out);
-}
-
-etch_status etch__run_users_on_device(const op_call *call, etch_tensor *const *out) {
-    return etch__lend(call, out, etch__lent_by_device, NULL, run_lent, NULL);
 }
 
 /* ---- registering ---- */

@@ -3,13 +3,21 @@
 
 #include "core/device.h"
 
+/* A handle that is lent, and the storage it lies over if no handle before it lies over that: the
+ * loan's own count, else NULL. */
+typedef struct lent {
+    etch_tensor *handle;
+    etch_storage *storage;
+} lent;
+
+enum { FEW = 16 };
+
 /* The handles of one call: its operands', then the result's, which for an operator that writes its
  * first argument is that one's. */
 typedef struct loan {
-    lent_memory lent;
-    const void *lender;
     int n, result;
-    etch_tensor **handle;
+    lent *item, few[FEW];
+    etch_tensor **in, *in_few[FEW]; /* the handles alone */
 } loan;
 
 static etch_tensor *handle_like(const etch_tensor *t, int device, etch_storage *s, int64_t offset) {
@@ -26,35 +34,75 @@ static etch_tensor *handle_like(const etch_tensor *t, int device, etch_storage *
     return h;
 }
 
-/* ---- the same memory ---- */
-
-/* Only storages that a device allocated know how to free themselves; a plan's lie in its arena. */
-bool etch__lent_by_device(const void *unused, const etch_storage *s) {
-    (void)unused;
-    return !s->free_fn;
+static bool begin(loan *l, const op_call *call) {
+    bool inplace = etch__ops[call->op].kind == KIND_INPLACE;
+    l->n = call->nin + !inplace;
+    l->result = inplace ? 0 : call->nin;
+    bool many = l->n > FEW;
+    l->item = many ? etch__calloc((size_t)l->n, sizeof *l->item) : l->few;
+    l->in = many ? etch__calloc((size_t)l->n, sizeof *l->in) : l->in_few;
+    if (l->item && l->in && !many) memset(l->few, 0, (size_t)l->n * sizeof *l->item);
+    return l->item && l->in;
 }
 
-static bool is_lent(const loan *l, const etch_storage *s) { return l->lent(l->lender, s); }
+static void end(const loan *l) {
+    if (l->item != l->few) etch__free(l->item);
+    if (l->in != l->in_few) etch__free(l->in);
+}
 
-/* Operands in one buffer share a header, but for one that reaches further than those before it. */
-static etch_storage *header_for(const etch_tensor *t, const loan *l, int n) {
+static const etch_tensor *lender(const op_call *call, etch_tensor *const *out, int i) {
+    return i < call->nin ? call->in[i] : out[0];
+}
+
+/* ---- the same memory ---- */
+
+/* Bytes from the beginning of t's memory to the end of t. */
+static size_t reach(const etch_tensor *t) {
     size_t from, bytes;
     etch__span(t, &from, &bytes);
-    for (int i = 0; i < n; i++) {
-        etch_storage *s = l->handle[i]->storage;
-        if (l->handle[i] == ETCH_NONE || s->data != t->storage->data) continue;
-        if (s->bytes < from + bytes) break;
+    return from + bytes;
+}
+
+/* So much of the memory of the i-th handle as those that follow it reach. */
+static size_t common_reach(const op_call *call, etch_tensor *const *out, const loan *l, int i) {
+    const void *data = lender(call, out, i)->storage->data;
+    size_t most = 0;
+    for (int k = i; k < l->n && k < i + FEW; k++) {
+        const etch_tensor *t = lender(call, out, k);
+        if (t == ETCH_NONE || t->storage->data != data) continue;
+        size_t bytes = reach(t);
+        if (bytes > most) most = bytes;
+    }
+    return most;
+}
+
+/* Operands in one memory share a header (of long lists those that are near each other: to look
+ * further takes longer than it is worth). */
+static etch_storage *header_for(const op_call *call, etch_tensor *const *out, loan *l, int n) {
+    const etch_tensor *t = lender(call, out, n);
+    for (int i = n > FEW ? n - FEW : 0; i < n; i++) {
+        etch_storage *s = l->item[i].storage;
+        if (!s || s->data != t->storage->data || s->bytes < reach(t)) continue;
         etch__storage_retain(s);
         return s;
     }
-    return etch__storage_over(t->device, t->storage->data, from + bytes);
+    etch_storage *s =
+        etch__storage_lent(t->device, t->storage->data, common_reach(call, out, l, n));
+    if (!s) return NULL;
+    etch__storage_retain(s);
+    return l->item[n].storage = s;
 }
 
-static etch_tensor *lend_one(const etch_tensor *t, const loan *l, int n) {
-    etch_storage *s = t->storage;
-    if (is_lent(l, s)) s = header_for(t, l, n);
-    else etch__storage_retain(s);
-    return handle_like(t, t->device, s, t->offset);
+static bool lend_all(const op_call *call, etch_tensor *const *out, loan *l) {
+    for (int i = 0; i < l->n; i++) {
+        const etch_tensor *t = lender(call, out, i);
+        l->in[i] = ETCH_NONE;
+        if (t == ETCH_NONE) continue;
+        etch_storage *s = header_for(call, out, l, i);
+        l->in[i] = l->item[i].handle = handle_like(t, t->device, s, t->offset);
+        if (!l->in[i]) return false;
+    }
+    return true;
 }
 
 static void *copy_on_host(const etch_storage *s) {
@@ -76,6 +124,7 @@ static bool move_on_device(etch_storage *s) {
 
 /* Somebody kept the storage: it gets memory of its own, which ends the loan. */
 static etch_status move_out(etch_storage *s) {
+    etch__storage_keep(s);
     if (s->device) {
         if (move_on_device(s)) return ETCH_OK;
         s->data = NULL;
@@ -86,33 +135,17 @@ static etch_status move_out(etch_storage *s) {
     return s->data ? ETCH_OK : ETCH_ERR_OUT_OF_MEMORY;
 }
 
+/* A view of a handle keeps the storage, too. */
 static etch_status take_back(const loan *l) {
     etch_status status = ETCH_OK;
-    etch_storage *held[l->n + 1];
+    for (int i = 0; i < l->n; i++) etch_release(l->item[i].handle);
     for (int i = 0; i < l->n; i++) {
-        held[i] = NULL;
-        if (!l->handle[i] || l->handle[i] == ETCH_NONE) continue;
-        if (is_lent(l, l->handle[i]->storage))
-            etch__storage_retain(held[i] = l->handle[i]->storage);
-        etch_release(l->handle[i]);
-    }
-    for (int i = 0; i < l->n; i++) {
-        int mine = 0;
-        for (int k = i; held[i] && k < l->n; k++) mine += held[k] == held[i];
-        bool kept = held[i] && atomic_load(&held[i]->refs) > mine;
-        if (kept && move_out(held[i]) != ETCH_OK) status = etch__tls.status;
-        etch__storage_release(held[i]);
+        etch_storage *s = l->item[i].storage;
+        bool kept = s && atomic_load(&s->refs) > 1;
+        if (kept && move_out(s) != ETCH_OK) status = etch__tls.status;
+        etch__storage_release(s);
     }
     return status;
-}
-
-static bool lend_all(const op_call *call, etch_tensor *const *out, loan *l) {
-    for (int i = 0; i < l->n; i++) {
-        const etch_tensor *t = i < call->nin ? call->in[i] : out[0];
-        l->handle[i] = t == ETCH_NONE ? ETCH_NONE : lend_one(t, l, i);
-        if (!l->handle[i]) return false;
-    }
-    return true;
 }
 
 /* ---- copies ---- */
@@ -131,9 +164,11 @@ static etch_tensor *copy_one(const etch_tensor *t, bool contents) {
 
 static bool copy_all(const op_call *call, etch_tensor *const *out, loan *l) {
     for (int i = 0; i < l->n; i++) {
-        const etch_tensor *t = i < call->nin ? call->in[i] : out[0];
-        l->handle[i] = t == ETCH_NONE ? ETCH_NONE : copy_one(t, i < call->nin);
-        if (!l->handle[i]) return false;
+        const etch_tensor *t = lender(call, out, i);
+        l->in[i] = ETCH_NONE;
+        if (t == ETCH_NONE) continue;
+        l->in[i] = l->item[i].handle = copy_one(t, i < call->nin);
+        if (!l->in[i]) return false;
     }
     return true;
 }
@@ -148,33 +183,31 @@ static etch_status copy_back(const etch_tensor *h, etch_tensor *out) {
 /* ---- the call ---- */
 
 static etch_status call_with(const op_call *call, const loan *l, lent_call fn, const void *ctx) {
-    op_call lent = *call;
-    lent.in = l->handle;
-    return fn(ctx, &lent, &l->handle[l->result]);
+    op_call own = *call;
+    own.in = l->in;
+    return fn(ctx, &own, &l->in[l->result]);
 }
 
-/* A loan of the call with room for its handles, which are all NULL. */
-#define LOAN(l, call, ...)                                                                         \
-    bool l##_inplace = etch__ops[(call)->op].kind == KIND_INPLACE;                                 \
-    etch_tensor *l##_handle[(call)->nin + 1];                                                      \
-    memset(l##_handle, 0, sizeof l##_handle);                                                      \
-    loan l = {__VA_ARGS__, (call)->nin + !l##_inplace, l##_inplace ? 0 : (call)->nin, l##_handle}
-
-etch_status etch__lend(const op_call *call, etch_tensor *const *out, lent_memory lent,
-                       const void *lender, lent_call fn, const void *ctx) {
-    LOAN(l, call, lent, lender);
-    etch_status status =
-        lend_all(call, out, &l) ? call_with(call, &l, fn, ctx) : ETCH_ERR_OUT_OF_MEMORY;
-    etch_status returned = take_back(&l);
+etch_status etch__lend(const op_call *call, etch_tensor *const *out, lent_call fn,
+                       const void *ctx) {
+    loan l;
+    etch_status status = ETCH_ERR_OUT_OF_MEMORY, returned = ETCH_OK;
+    if (begin(&l, call)) {
+        if (lend_all(call, out, &l)) status = call_with(call, &l, fn, ctx);
+        returned = take_back(&l);
+    }
+    end(&l);
     return status == ETCH_OK ? returned : status;
 }
 
 etch_status etch__lend_copies(const op_call *call, etch_tensor *const *out, lent_call fn,
                               const void *ctx) {
-    LOAN(l, call, NULL, NULL);
-    etch_status status = copy_all(call, out, &l) ? call_with(call, &l, fn, ctx) : etch__tls.status;
-    if (status == ETCH_OK) status = copy_back(l.handle[l.result], out[0]);
-    for (int i = 0; i < l.n; i++)
-        if (l.handle[i] && l.handle[i] != ETCH_NONE) etch_release(l.handle[i]);
+    loan l;
+    bool begun = begin(&l, call);
+    etch_status status =
+        begun && copy_all(call, out, &l) ? call_with(call, &l, fn, ctx) : etch__tls.status;
+    if (status == ETCH_OK) status = copy_back(l.in[l.result], out[0]);
+    for (int i = 0; begun && i < l.n; i++) etch_release(l.item[i].handle);
+    end(&l);
     return status;
 }

@@ -184,13 +184,24 @@ etch_storage *etch__storage_new(size_t bytes) {
     return s;
 }
 
-etch_storage *etch__storage_over(int device, void *data, size_t bytes) {
+etch_storage *etch__storage_lent(int device, void *data, size_t bytes) {
     etch_storage *s = etch__calloc(1, sizeof *s);
     if (!s) return NULL;
     s->refs = 1;
     s->block = s;
     s->device = (uint8_t)device, s->bytes = bytes, s->data = data;
-    if (!device) account((int64_t)bytes);
+    s->lent = 1;
+    return s;
+}
+
+void etch__storage_keep(etch_storage *s) {
+    s->lent = 0;
+    if (!s->device) account((int64_t)s->bytes);
+}
+
+etch_storage *etch__storage_over(int device, void *data, size_t bytes) {
+    etch_storage *s = etch__storage_lent(device, data, bytes);
+    if (s) etch__storage_keep(s);
     return s;
 }
 
@@ -230,7 +241,7 @@ void etch__storage_release(etch_storage *s) {
         atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
     if (unlikely(s->free_fn != NULL)) call_free_fn(s);
-    if (likely(!s->device)) account(-(int64_t)s->bytes);
+    if (likely(!s->device && !s->lent)) account(-(int64_t)s->bytes);
     if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s);
     else free_block(s);
 }

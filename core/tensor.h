@@ -18,6 +18,7 @@ typedef struct etch_storage {
     atomic_int refs;
     uint8_t device;      /* 0: the CPU; else see core/device.h */
     uint8_t pinned;      /* on the CPU, in memory of a device's driver: copies need not wait */
+    uint8_t lent;        /* over memory that another storage counts as its own */
     atomic_uint version; /* counts writes */
     atomic_uint exposed; /* to whom its memory is known: see EXPOSED_WRAPPED */
     size_t bytes;
@@ -84,6 +85,9 @@ void etch__storage_release(etch_storage *s);
 /* A header with count 1 over memory that is somebody else's, and stays so
  * unless a free_fn is set. */
 etch_storage *etch__storage_over(int device, void *data, size_t bytes);
+/* The same over memory of another storage; and when that has become its own. */
+etch_storage *etch__storage_lent(int device, void *data, size_t bytes);
+void etch__storage_keep(etch_storage *s);
 /* A storage over memory of the user, exposed, with count 1 and no free_fn yet. */
 etch_storage *etch__storage_wrap(void *data, size_t bytes);
 static inline void etch__storage_retain(etch_storage *s) {

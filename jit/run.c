@@ -170,25 +170,6 @@ static void run_kernel(const kernel_step *k, run_block *b) {
     etch__profile_end_event(ETCH_PROFILE_KERNEL, start, k->name, NULL);
 }
 
-/* ---- kernels of the user, who may retain what they are given ---- */
-
-/* Between the two addresses at `arena`. */
-static bool in_arena(const void *arena, const etch_storage *s) {
-    const char *const *range = arena;
-    return (const char *)s->data >= range[0] && (const char *)s->data < range[1];
-}
-
-static etch_status call_kernel(const void *unused, const op_call *call, etch_tensor *const *out) {
-    (void)unused;
-    return etch__call_kernel(etch__kernel((op_id)call->op), call, out, true);
-}
-
-static etch_status run_users(const native_plan *p, const call_step *c, const op_call *call,
-                             run_block *b) {
-    const char *const arena[2] = {b->arena, b->arena + p->arena_bytes};
-    return etch__lend(call, &b->pointers[c->result], in_arena, arena, call_kernel, NULL);
-}
-
 static etch_status run_product(const call_step *c, const op_call *call, etch_tensor *out) {
     int64_t start = etch__profile_start();
     etch_status status = etch__target()->product(call, c->epilogue, out);
@@ -203,7 +184,6 @@ static etch_status run_call(const native_plan *p, const call_step *c, run_block 
     call.in = b->pointers + c->operand;
     call.sc = io->scalars + c->scalar;
     etch__tls.state = c->state;
-    if (unlikely(etch__op_is_users((op_id)call.op)) && !p->device) return run_users(p, c, &call, b);
     op_kernel kernel = etch__kernel_on((op_id)call.op, p->device);
     if (unlikely(!kernel)) return etch__run_kernel(&call, b->pointers[c->result]);
     if (c->epilogue) return run_product(c, &call, b->pointers[c->result]);

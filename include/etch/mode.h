@@ -24,7 +24,9 @@ typedef struct etch_mode etch_mode;
  * ETCH_OK; ETCH_DECLINED passes the call on as if the mode were not there (a composite: outward,
  * then its parts are offered); any other status fails the call, with the thread's error. While the
  * handler runs, its own mode and those entered after it are off, so it may call any operator, the
- * one it handles included. It has to return: it is not to be left by longjmp. */
+ * one it handles included. Tensors are the caller's own: one that it keeps shows later writes, and
+ * is to be cloned where it is to stay as it is (those of a custom operator in compiled code are as
+ * a kernel's, below). It has to return: it is not to be left by longjmp. */
 typedef etch_status (*etch_mode_handler)(void *ctx, const etch_op *op, const etch_value *args,
                                          int nargs, etch_tensor **out, int nout);
 
@@ -115,9 +117,10 @@ ETCH_API bool etch_inference_enabled(void);
 /* A kernel: reads the arguments (schema order, names, defaults filled in) and fills the results,
  * which are allocated as the shape function says (for an operator that writes its first argument,
  * out[0] is that argument). It may call operators: they run eagerly, and creation operators put
- * their results where the kernel's tensors are. It may keep tensors that it is given (etch_retain):
- * they go on holding what they held when it returned. It has to return: it is not to be left
- * by longjmp. */
+ * their results where the kernel's tensors are. Its tensors are handles of its own over the
+ * caller's memory. It may keep any of them, or views (etch_retain): they go on holding what they
+ * held when it returned, whatever is written later to the caller's (what is kept is copied then).
+ * It has to return: it is not to be left by longjmp. */
 typedef etch_status (*etch_kernel)(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                                    etch_tensor *const *out, int nout);
 
