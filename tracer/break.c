@@ -90,6 +90,7 @@ static etch_status trace_read(const etch_tensor *t, reason_id why, const void *s
     if (t && t->deferred) etch__late_use(r, t->owner, t);
     if (t && t->deferred)
         return etch__error_at(site, ETCH_ERR_INTERNAL, "a deferred tensor was not produced");
+    if (t && unlikely(etch__is_spoilt(t))) return etch__spoilt_error(etch__reasons[why].name, site);
     return ETCH_OK;
 }
 

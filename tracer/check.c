@@ -222,6 +222,20 @@ static void compute_new(shadow_set *s, const walk *w, const trace_node *n, etch_
     s->value[n->c.out] = t;
 }
 
+/* At the call: then the compiled call has to fail as well. */
+static void note_lost(const shadow_set *s, const walk *w, const trace_node *n, etch_status status) {
+    run *r = w->run;
+    if (s != &w->shadow->at_call || r->lost || status == ETCH_ERR_OUT_OF_MEMORY) return;
+    r->lost = n->op + 1, r->lost_site = n->site;
+}
+
+static bool write_shadow(const shadow_set *s, const walk *w, const trace_node *n,
+                         etch_tensor *const *in) {
+    etch_status status = run_kernel(w, n, in, in[0]);
+    if (status != ETCH_OK) note_lost(s, w, n, status);
+    return status == ETCH_OK;
+}
+
 static void compute(shadow_set *s, const walk *w, const trace_node *n) {
     etch_tensor *in[n->nin + 1];
     s->off |= !room_for(s, n->nvalues);
@@ -233,7 +247,7 @@ static void compute(shadow_set *s, const walk *w, const trace_node *n) {
         in[0] = written_operand(s, w, n, before);
         for (int i = 1; i < n->nin; i++)
             if ((in[i] = operand(s, w, n->in[i])) == NULL) in[0] = NULL;
-        known = in[0] && run_kernel(w, n, in, in[0]) == ETCH_OK;
+        known = in[0] && write_shadow(s, w, n, in);
     } else if (known) {
         compute_new(s, w, n, in);
     }
@@ -333,6 +347,13 @@ void etch__check_failed(run *r, const void *site, const char *format, ...) {
     r->difference = etch__strdup(text);
     r->difference_site = site;
     r->differs = true;
+}
+
+void etch__check_lost(run *r) {
+    if (!r->lost) return;
+    etch__check_failed(r, r->lost_site,
+                       "%s: failed at its call, but the call of the compiled function did not",
+                       etch__ops[r->lost - 1].name);
 }
 
 etch_status etch__check_report(const run *r) {

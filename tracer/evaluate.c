@@ -23,6 +23,45 @@ void etch__pop_frame(const empty_frame *f) {
     t->in_flush = f->in_flush;
 }
 
+/* ---- writes that failed ----
+ *
+ * A write that fails leaves the memory as it was. Whatever lies over it is, from there on, not what
+ * the program computes: using it is a failure as well, and the call fails. Results of the segment
+ * are failed for good; tensors from outside can be used again when the call has ended. */
+
+static bool is_spoilt_in(const run *r, const etch_storage *s) {
+    for (int64_t i = 0; i < r->nspoilt; i++)
+        if (r->spoilt[i] == s || etch__memory_overlaps(r->spoilt[i], s)) return true;
+    return false;
+}
+
+bool etch__is_spoilt(const etch_tensor *t) {
+    for (const run *r = etch__tls.runs; r; r = r->below)
+        if (unlikely(r->nspoilt) && t->storage && is_spoilt_in(r, t->storage)) return true;
+    return false;
+}
+
+etch_status etch__spoilt_error(const char *user, const void *site) {
+    if (etch__tls.status != ETCH_OK) {
+        etch__tls.errors++;
+        return etch__tls.status;
+    }
+    return etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
+                          "%s: the tensor was to be written by an operator that failed before",
+                          user);
+}
+
+/* Without memory to note it nothing more is computed. */
+static void spoil(run *r, etch_storage *s) {
+    if (is_spoilt_in(r, s)) return;
+    if (!etch__grow(&r->spoilt, &r->spoilt_cap, r->nspoilt + 1, sizeof *r->spoilt)) {
+        r->poisoned = true;
+        return;
+    }
+    etch__storage_retain(s);
+    r->spoilt[r->nspoilt++] = s;
+}
+
 /* ---- node by node ---- */
 
 static void fail_handle(etch_tensor *h) {
@@ -35,7 +74,7 @@ static bool gather(walk *w, const trace_node *n) {
     bool ready = true;
     for (int i = 0; i < n->nin; i++) {
         w->inputs[i] = w->c.value[n->in[i]];
-        ready &= !w->inputs[i]->failed;
+        ready &= !w->inputs[i]->failed && !etch__is_spoilt(w->inputs[i]);
     }
     return ready;
 }
@@ -69,11 +108,24 @@ static void blame_node(const trace_node *n, bool ready) {
     if (n->c.inplace) etch__tls.lost = etch__tls.errors;
 }
 
-/* A write that fails leaves a tensor from outside as it is, and fails the call. */
+/* A write that fails leaves its memory as it is, and fails the call. */
 static void fail_node(walk *w, const trace_node *n, etch_tensor *h, bool ready) {
     blame_node(n, ready);
-    if (n->c.inplace && h->owner != w) w->run->failed = true;
-    else fail_handle(h);
+    if (!n->c.inplace) {
+        fail_handle(h);
+        return;
+    }
+    w->run->failed = true;
+    if (h->storage) spoil(w->run, h->storage);
+}
+
+/* What lies over memory that was to be written, also what was there before the write. */
+static void fail_spoilt(walk *w) {
+    if (likely(!w->run->nspoilt)) return;
+    for (int64_t i = 0; i < w->npath; i++) {
+        etch_tensor *h = w->c.value[w->path[i]->c.out];
+        if (!w->path[i]->c.inplace && h && !h->deferred && etch__is_spoilt(h)) fail_handle(h);
+    }
 }
 
 static bool evaluate_write(const op_call *call, etch_tensor *h) {
@@ -159,6 +211,7 @@ void etch__evaluate_nodes(walk *w, const uint8_t *run_it) {
     if (last_use) find_last_uses(w, run_it, last_use);
     empty_frame frame = etch__push_frame();
     evaluate_path(w, run_it, last_use);
+    fail_spoilt(w);
     etch__pop_frame(&frame);
     etch__free(last_use);
 }

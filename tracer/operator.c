@@ -15,6 +15,13 @@ static void want_used(run *r, const etch_tensor *t) {
             etch__want_late(r, w, t);
 }
 
+static bool has_spoilt(const op_call *call) {
+    bool spoilt = false;
+    for (int i = 0; i < call->nin; i++) spoilt |= etch__is_spoilt(call->in[i]);
+    if (unlikely(spoilt)) etch__spoilt_error(etch__ops[call->op].name, call->site);
+    return spoilt;
+}
+
 /* Deferred operands of earlier segments are produced; recordings learn what is used of them. */
 static bool prepare_operands(run *r, const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
@@ -29,14 +36,14 @@ static bool prepare_operands(run *r, const op_call *call) {
         }
         for (walk *w = r->recorded; w; w = w->next) etch__mark_want(w, t);
     }
-    return true;
+    return !has_spoilt(call);
 }
 
 /* Operands that were deferred until now may turn out to have failed. */
 static bool operands_there(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
         if (!etch__operand_ok(call, i)) return false;
-    return true;
+    return !has_spoilt(call);
 }
 
 static etch_tensor *run_now(const op_call *call) {

@@ -39,7 +39,9 @@ static run *take_run(etch_function *f) {
 
 static void give_back_run(run *r) {
     while (r->nexposed) etch__end_exposure(r, r->exposed[0].storage);
+    while (r->nspoilt) etch__storage_release(r->spoilt[--r->nspoilt]);
     etch__tls.runs = r->below;
+    etch__free(r->spoilt);
     etch__free(r->exposed);
     etch__free(r->difference);
     etch__function_unpin(r->f);
@@ -272,6 +274,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     settle_all(r, status == ETCH_OK && !etch__outdated(r));
     if (unlikely(r->replay != NULL)) etch__replay_publish(r, status == ETCH_OK);
     etch__quick_restore(&error);
+    if (unlikely(r->check) && status == ETCH_OK) etch__check_lost(r);
     if (unlikely(r->differs)) status = etch__check_report(r);
     for (int i = 0; status == ETCH_OK && i < nout; i++)
         if (unlikely(out[i]->failed)) status = failed_result(r, i);
@@ -372,8 +375,10 @@ static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, et
 static etch_status call_in_own_run(run *r, etch_function *f, etch_tensor *const *in, int nin,
                                    etch_tensor **out, int nout, const void *site) {
     run *before = suspended;
-    for (int i = 0; i < nin; i++)
+    for (int i = 0; i < nin; i++) {
         if (in[i]->deferred) etch__late_use(r, in[i]->owner, in[i]);
+        if (etch__is_spoilt(in[i])) return etch__spoilt_error(f->name, site);
+    }
     for (walk *w = r->recorded; w; w = w->next)
         for (int i = 0; i < nin; i++) etch__mark_want(w, in[i]);
     suspended = r;

@@ -133,6 +133,8 @@ void etch__shadow_free(struct shadow *s);
 /* Keeps and logs the call's first difference; sets the error of one. */
 void etch__check_failed(run *r, const void *site, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+/* The call has succeeded: it must not where a write failed. */
+void etch__check_lost(run *r);
 etch_status etch__check_report(const run *r);
 /* Same sizes and bits, of one dtype. */
 bool etch__same_values(const etch_tensor *a, const etch_tensor *b);

@@ -321,7 +321,7 @@ typedef struct run {
     walk *pending;  /* earlier segments some of whose live handles may still be deferred */
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;             /* the limit is reached: no recording until the segment ends */
-    bool failed;            /* a write, evaluated late, to a tensor from outside */
+    bool failed;            /* a write that was evaluated after its call */
     bool poisoned;    /* fullgraph failed, or a plan after writing: nothing deferred may be computed
                       any more */
     bool by_stance;   /* runs eagerly because of the stance: fullgraph does not matter */
@@ -334,6 +334,8 @@ typedef struct run {
     int64_t scope, outer_guard; /* the call's own scope; guard_scope before the call */
     exposure *exposed;
     int64_t nexposed, exposed_cap;
+    etch_storage **spoilt; /* what such writes were to change; a count of each */
+    int64_t nspoilt, spoilt_cap;
     /* For `replay`: what this call did, the leaf of its first segment, its first break (+ 1). */
     replay *replay;
     const struct replay *replayed; /* what holds for the arguments, or NULL */
@@ -342,9 +344,11 @@ typedef struct run {
     unsigned errors; /* the thread's then */
     int broke;
     const void *broke_site;
-    bool marked;         /* an argument has a dimension that is marked dynamic */
-    bool worker;         /* stands for a job of the compiling thread, not for a call */
-    bool betters;        /* that job: to compile what comes in place of provisional code */
+    bool marked;  /* an argument has a dimension that is marked dynamic */
+    bool worker;  /* stands for a job of the compiling thread, not for a call */
+    bool betters; /* that job: to compile what comes in place of provisional code */
+    int lost; /* under ETCH_CHECK: an operator whose write failed at its call (+ 1), and where */
+    const void *lost_site;
     bool check, differs; /* ETCH_CHECK is set; it has found a difference, the first: */
     char *difference;
     const void *difference_site;
@@ -461,6 +465,11 @@ etch_status etch__evaluate(walk *w, bool live_only);
 /* Per node of the path whether it is run; NULL: all. */
 void etch__evaluate_nodes(walk *w, const uint8_t *run_it);
 bool etch__memory_overlaps(const etch_storage *a, const etch_storage *b);
+/* Whether a write to the tensor's memory has failed in one of this thread's runs: then it is not
+ * what the program has computed. */
+bool etch__is_spoilt(const etch_tensor *t);
+/* Sets the error of using it, where there is none: the first one stays. */
+etch_status etch__spoilt_error(const char *user, const void *site);
 /* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's
  * inputs; NULL where there is none. overlap: two different storages share memory, which no code
  * handles. The walk keeps what it gets. */

@@ -238,6 +238,13 @@ ETCH_API void etch_callback_remove(int64_t handle);
  * memory; other raw writes come after etch_flush. A function that frees wrapped memory and writes a
  * tensor which the segment so far reads ends the segment (the reason `written`). */
 
+/* Writes that fail on their data (an index out of range) do so after their call, when they are
+ * computed. What lies over the memory that was to be written (the tensor itself, its base, views,
+ * other handles) is from there on, in the order of the program, not what the body computes: results
+ * that depend on it are failed, writes that depend on it do not happen, using it again in the body
+ * gives NULL or an error, and the call fails with the first error. Everything else happens. Tensors
+ * of the caller hold what they held before, and can be used when the call has returned. */
+
 /* ---- functions that compiled code does not look into ---- */
 
 /* A C function as a value: its kind (number of arguments, or -1 for the general form), pointer and,
