@@ -323,6 +323,36 @@ static void one_device(void) {
     etch_function_free(f);
 }
 
+/* ---- inside a compiled function ---- */
+
+/* What was computed before the replay wrote x has x's contents from then. */
+static int calls;
+static etch_tensor *replays_inside(etch_tensor *x) {
+    etch_tensor *y = etch_mul_scalar(x, 2);
+    etch_graph_break("test");
+    etch_tensor *z = etch_neg(x);
+    CHECK(etch_cuda_graph_replay(graph) == ETCH_OK);
+    etch_tensor *sum = etch_add(x, z);
+    return calls < 3 ? sum : etch_add(sum, y);
+}
+
+static void writes_inside_a_function(void) {
+    etch_tensor *x = on_gpu(ramp(100));
+    graph = NULL;
+    CHECK(etch_add_scalar_(x, 0));
+    ETCH_ON(gpu) ETCH_CUDA_GRAPH(graph) { etch_add_scalar_(x, 1); }
+    CHECK(graph);
+    etch_function *f = etch_compile(replays_inside);
+    for (calls = 0; calls < 6; calls++) {
+        etch_copy_(x, on_gpu(ramp(100)));
+        etch_tensor *want = etch_full(ETCH_F32, ETCH_SHAPE(100), 1);
+        if (calls >= 3) want = etch_add(want, etch_mul_scalar(ramp(100), 2));
+        CHECK(same(here(etch_call(f, x)), want));
+    }
+    etch_function_free(f);
+    etch_cuda_graph_free(graph);
+}
+
 /* ---- failing calls ---- */
 
 /* Records, replays and reads 16 numbers; false: a call failed with an error. */
@@ -370,6 +400,8 @@ int main(void) {
         IN_CHILD(graphs_of_plans, NULL),
         IN_CHILD(plans_inside, NULL),
         IN_CHILD(one_device, NULL),
+        IN_CHILD(writes_inside_a_function, NULL),
+        IN_CHILD(writes_inside_a_function, "FAKE_CUDA_LAZY=1"),
         /* Of the fakes only. */
         IN_CHILD(each_call_fails_once, NULL),
         IN_CHILD(each_allocation_fails_once, NULL),

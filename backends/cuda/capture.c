@@ -63,9 +63,13 @@ static etch_status launch(etch_cuda_graph *g) {
     return status == ETCH_OK ? etch__cuda_used_all(g->stream, &g->uses) : status;
 }
 
+/* It reads and writes tensors that a compiled function may have deferred values of. */
 etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
+    const void *site = __builtin_return_address(0);
+    if (etch__tls.run && etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, site) != ETCH_OK)
+        return etch__tls.status;
     if (!g || !g->exec)
-        return etch__error_at(__builtin_return_address(0), ETCH_ERR_NULL,
+        return etch__error_at(site, ETCH_ERR_NULL,
                               "etch_cuda_graph_replay: expected a recorded graph");
     int index = etch__cuda_stream_device(g->stream)->index;
     if (!etch__cuda_stream(index)) return etch__tls.status;

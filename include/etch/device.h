@@ -119,7 +119,8 @@ ETCH_API etch_status etch_device_trim(etch_device device);
  * of the current device and must not wait for it: reading a value there is an error, and so is an
  * operator of another GPU; what the CPU computes there is computed once, now. Call the block's
  * operators once before, so that their kernels are there. A replay checks data like its operators
- * do. On error g is NULL. */
+ * do. Inside a compiled function it is a graph break behind which nothing is deferred. On error g
+ * is NULL. */
 typedef struct etch_cuda_graph etch_cuda_graph;
 ETCH_API etch_cuda_graph *etch_cuda_graph_begin(void);
 ETCH_API etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g); /* g, or NULL and g freed */

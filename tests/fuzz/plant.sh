@@ -143,6 +143,7 @@ fault overlap 0 tracer/evaluate.c \
 fault instance-size 0 tracer/evaluate.c \
     '!memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key)' 'code->key'
 fault late-use 0 tracer/segment.c '(all || depends_on(w, s))' '(all)'
+fault spoilt 0 tracer/evaluate.c ' && !etch__is_spoilt(w->inputs[i])' ''
 fault flush 0 tracer/break.c 'if (why == REASON_BREAK_FLUSH && !t) etch__produce_all(site);' ''
 fault tainted 0 tracer/tree.c \
     'if (n->in[k] >= 0) tainted[n->c.out] |= tainted[n->in[k]];' ';'
