@@ -63,10 +63,11 @@ typedef struct etch_thread {
 
     /* The tracer's runs that have not ended, innermost first; the last function of the user that
        was called between two operators of theirs; how many ended segments of theirs may have
-       deferred values, and such functions (0: a write need tell nobody); raw pointers they hold. */
+       deferred values, and such functions (0: a write need tell nobody); raw pointers that they
+       hold, and memory to which their writes failed. */
     void *runs;
     struct user_frame *interrupted;
-    int watches, exposures;
+    int watches, marked;
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 

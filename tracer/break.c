@@ -172,7 +172,7 @@ void etch__end_exposure(run *r, const etch_storage *s) {
     if (!e) return;
     exposure ended = *e;
     *e = r->exposed[--r->nexposed];
-    etch__tls.exposures--;
+    etch__tls.marked--;
     atomic_fetch_sub(&ended.storage->exposed, ended.counts);
     etch__storage_release(ended.storage);
 }
@@ -180,7 +180,7 @@ void etch__end_exposure(run *r, const etch_storage *s) {
 static exposure *add_exposure(run *r, etch_storage *s) {
     if (!etch__grow(&r->exposed, &r->exposed_cap, r->nexposed + 1, sizeof *r->exposed)) return NULL;
     etch__storage_retain(s);
-    etch__tls.exposures++;
+    etch__tls.marked++;
     r->exposed[r->nexposed] = (exposure){s, 0};
     return &r->exposed[r->nexposed++];
 }

@@ -35,7 +35,7 @@ static bool is_spoilt_in(const run *r, const etch_storage *s) {
     return false;
 }
 
-bool etch__is_spoilt(const etch_tensor *t) {
+bool etch__find_spoilt(const etch_tensor *t) {
     for (const run *r = etch__tls.runs; r; r = r->below)
         if (unlikely(r->nspoilt) && t->storage && is_spoilt_in(r, t->storage)) return true;
     return false;
@@ -60,6 +60,7 @@ static void spoil(run *r, etch_storage *s) {
     }
     etch__storage_retain(s);
     r->spoilt[r->nspoilt++] = s;
+    etch__tls.marked++;
 }
 
 /* ---- node by node ---- */

@@ -17,6 +17,7 @@ static void want_used(run *r, const etch_tensor *t) {
 
 static bool has_spoilt(const op_call *call) {
     bool spoilt = false;
+    if (likely(!etch__tls.marked)) return false;
     for (int i = 0; i < call->nin; i++) spoilt |= etch__is_spoilt(call->in[i]);
     if (unlikely(spoilt)) etch__spoilt_error(etch__ops[call->op].name, call->site);
     return spoilt;

@@ -39,6 +39,7 @@ static run *take_run(etch_function *f) {
 
 static void give_back_run(run *r) {
     while (r->nexposed) etch__end_exposure(r, r->exposed[0].storage);
+    etch__tls.marked -= (int)r->nspoilt;
     while (r->nspoilt) etch__storage_release(r->spoilt[--r->nspoilt]);
     etch__tls.runs = r->below;
     etch__free(r->spoilt);

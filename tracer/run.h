@@ -101,7 +101,7 @@ unsigned etch__exposed_beneath(const etch_storage *s);
 static inline unsigned etch__exposed_bits(const etch_tensor *t) {
     if (!t->storage) return 0;
     unsigned bits = atomic_load_explicit(&t->storage->exposed, memory_order_relaxed);
-    return unlikely(etch__tls.exposures) ? bits | etch__exposed_beneath(t->storage) : bits;
+    return unlikely(etch__tls.marked) ? bits | etch__exposed_beneath(t->storage) : bits;
 }
 reason_id etch__runs_at_once(const op_call *call);
 

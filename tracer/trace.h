@@ -467,7 +467,10 @@ void etch__evaluate_nodes(walk *w, const uint8_t *run_it);
 bool etch__memory_overlaps(const etch_storage *a, const etch_storage *b);
 /* Whether a write to the tensor's memory has failed in one of this thread's runs: then it is not
  * what the program has computed. */
-bool etch__is_spoilt(const etch_tensor *t);
+bool etch__find_spoilt(const etch_tensor *t);
+static inline bool etch__is_spoilt(const etch_tensor *t) {
+    return unlikely(etch__tls.marked) && etch__find_spoilt(t);
+}
 /* Sets the error of using it, where there is none: the first one stays. */
 etch_status etch__spoilt_error(const char *user, const void *site);
 /* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's
