@@ -109,13 +109,13 @@ struct trace_leaf {
     uint8_t *tainted; /* per value: is so under any aliasing that was recorded (under the lock) */
     uint8_t *written; /* per value that is an input: the segment writes its storage */
     bool writes_inputs;
-    _Atomic bool lean; /* copies what it writes rather than produce all that lives at its break */
-    int recorded;                   /* recordings in a row */
-    int codes;                      /* graphs compiled for it */
-    int graph;                      /* the newest one's number under the root (under the lock) */
-    bool dynamic;                   /* has nodes or arguments with run-time sizes */
-    atomic_int version;             /* dynamic: raised by each compile for more wanted values */
-    int instances;                  /* dynamic: codes on the list */
+    _Atomic bool lean;  /* copies what it writes rather than produce all that lives at its break */
+    int recorded;       /* recordings in a row */
+    int codes;          /* graphs compiled for it */
+    int graph;          /* the newest one's number under the root (under the lock) */
+    bool dynamic;       /* has nodes or arguments with run-time sizes */
+    atomic_int version; /* dynamic: raised by each compile for more wanted values */
+    int instances;      /* dynamic: codes on the list */
     _Atomic(const void *) late_run; /* the run that last used one of its values late */
     bool stale;                     /* `want` has grown since the last compile */
     bool queued;                    /* to be compiled in the background (under the lock) */
@@ -271,7 +271,7 @@ typedef struct walk {
     int nargs;
     int64_t nvalues, values_cap, nscalars, scalars_cap, handles_cap;
     value_numbers numbers; /* recording: of values by address */
-    trace_node **path; /* recording: the nodes so far, shared prefix first */
+    trace_node **path;     /* recording: the nodes so far, shared prefix first */
     int64_t npath, path_cap;
     int64_t shared;     /* of these, how many belong to the tree */
     bool dynamic;       /* recording: the nodes from here on have run-time sizes */
