@@ -12,7 +12,7 @@
 
 #include "tests/trace_support.h"
 
-static etch_tensor *x; /* f32[2, 3] */
+static etch_tensor *x, *assigned; /* x: f32[2, 3] */
 static etch_graph *graph;
 static etch_mode *entered;
 static etch_module *parent, *child;
@@ -33,6 +33,9 @@ static etch_callable none = {1, NULL, NULL};
 #define FAILING(FAILS)                                                                             \
     FAILS(etch_set_default_dtype, "etch_set_default_dtype", etch_set_default_dtype(77) != ETCH_OK) \
     FAILS(etch_keep, "etch_keep", !etch_keep(NULL))                                                \
+    FAILS(etch_assign, "etch_assign", etch_assign(&assigned, NULL) != ETCH_OK)                     \
+    FAILS(etch_set_print_precision, "etch_set_print_precision",                                    \
+          etch_set_print_precision(-9) != ETCH_OK)                                                 \
     FAILS(etch_dtype_of, "etch_dtype_of", etch_dtype_of(NULL) == ETCH_DTYPE_COUNT)                 \
     FAILS(etch_ndim, "etch_ndim", etch_ndim(NULL) == -1)                                           \
     FAILS(etch_size, "etch_size", etch_size(x, 5) == -1)                                           \
@@ -65,6 +68,10 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_compile_fn2, "etch_compile", !etch_compile_fn2(NULL, NULL))                         \
     FAILS(etch_compile_fn3, "etch_compile", !etch_compile_fn3(NULL, NULL))                         \
     FAILS(etch_compile_fn4, "etch_compile", !etch_compile(body, .backend = "quantum"))             \
+    FAILS(etch_compile_fn5, "etch_compile", !etch_compile_fn5(NULL, NULL))                         \
+    FAILS(etch_compile_fn6, "etch_compile", !etch_compile_fn6(NULL, NULL))                         \
+    FAILS(etch_compile_fn7, "etch_compile", !etch_compile_fn7(NULL, NULL))                         \
+    FAILS(etch_compile_fn8, "etch_compile", !etch_compile_fn8(NULL, NULL))                         \
     FAILS(etch_compile_n, "etch_compile", !etch_compile_n(NULL, NULL))                             \
     FAILS(etch_call_n, "etch_call", etch_call_n(NULL, NULL, 0, NULL, 0) != ETCH_OK)                \
     FAILS(etch_call_one, "etch_call", !etch_call_one(NULL, NULL, 0))                               \
@@ -73,6 +80,10 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_site_fn2, "etch_site", !etch_site_fn2(NULL, NULL))                                  \
     FAILS(etch_site_fn3, "etch_site", !etch_site_fn3(NULL, NULL))                                  \
     FAILS(etch_site_fn4, "etch_site", !etch_site_fn4(NULL, NULL))                                  \
+    FAILS(etch_site_fn5, "etch_site", !etch_site_fn5(NULL, NULL))                                  \
+    FAILS(etch_site_fn6, "etch_site", !etch_site_fn6(NULL, NULL))                                  \
+    FAILS(etch_site_fn7, "etch_site", !etch_site_fn7(NULL, NULL))                                  \
+    FAILS(etch_site_fn8, "etch_site", !etch_site_fn8(NULL, NULL))                                  \
     FAILS(etch_site_n, "etch_site", !etch_site_n(NULL, NULL, NULL))                                \
     FAILS(etch_mark_dynamic, "etch_mark_dynamic", etch_mark_dynamic(x, 7, 0, 0) != ETCH_OK)        \
     FAILS(etch_mark_static, "etch_mark_static", etch_mark_static(NULL, 0) != ETCH_OK)              \
