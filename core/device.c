@@ -109,7 +109,7 @@ void etch__span(const etch_tensor *t, size_t *from, size_t *bytes) {
         int64_t reach = (t->size[d] - 1) * t->stride[d];
         *(reach < 0 ? &low : &high) += reach;
     }
-    *from = (size_t)(low * size);
+    *from = t->numel ? (size_t)(low * size) : 0; /* a size of 0 reaches backwards */
     *bytes = t->numel ? (size_t)((high - low + 1) * size) : 0;
 }
 

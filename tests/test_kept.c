@@ -238,6 +238,20 @@ static void long_lists(void **state) {
     }
 }
 
+/* An empty tensor has sizes that reach backwards, and no memory. */
+static void nothing_is_kept_of_nothing(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(0, 3)), *y = etch_clone(x);
+        what = OPERAND, keeping = true;
+        assert_non_null(call_two("kept::two", x, y));
+        assert_int_equal(etch_numel(kept), 0);
+        assert_true(etch_bitwise_equal(kept, x));
+        etch_release(kept);
+        kept = NULL;
+    }
+}
+
 /* A handler is code of the caller's side: what it keeps is the caller's tensor. */
 static etch_status handler(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                            etch_tensor **out, int nout) {
@@ -266,6 +280,7 @@ int main(void) {
         cmocka_unit_test(overrides_keep),
         cmocka_unit_test(nothing_kept_is_nothing_copied),
         cmocka_unit_test(long_lists),
+        cmocka_unit_test(nothing_is_kept_of_nothing),
         cmocka_unit_test(handlers_keep_the_callers_own),
     };
     etch_op_definition d = {
