@@ -16,7 +16,7 @@ static etch_status no_expose(const etch_tensor *t, unsigned counts, const void *
     (void)t, (void)counts, (void)site;
     return ETCH_OK;
 }
-static void no_before_write(const etch_storage *s) { (void)s; }
+static void no_before(const etch_storage *s) { (void)s; }
 static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
 static int64_t no_offset(const etch_tensor *t) { return t->offset; }
 static void no_abandon(int64_t mark) { (void)mark; }
@@ -25,9 +25,9 @@ static void no_own_borrowed(const etch_tensor *t) { (void)t; }
 static void no_add_counts(counters *sum) { (void)sum; }
 static void no_reset_counts(void) {}
 
-trace_hooks etch__trace_hooks = {no_read,         no_expose,     no_before_write,
-                                 no_same_storage, no_offset,     no_abandon,
-                                 no_own_borrowed, no_add_counts, no_reset_counts};
+trace_hooks etch__trace_hooks = {no_read,         no_expose,      no_before,  no_before,
+                                 no_same_storage, no_offset,      no_abandon, no_own_borrowed,
+                                 no_add_counts,   no_reset_counts};
 
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
@@ -138,6 +138,7 @@ etch_tensor *etch__dispatch(const op_call *call) {
 static bool inputs_ready(const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
         if (likely(!call->in[i]->deferred)) {
+            etch__before_read(call->in[i]->storage);
             if (unlikely(etch__await_copy(call->in[i]) != ETCH_OK)) return false;
             continue;
         }
@@ -227,7 +228,10 @@ etch_tensor *etch__run_eager(const op_call *call) {
 etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
                               const void *site) {
     if (!etch__handle_ok(t, function, "t", site)) return etch__tls.status;
-    if (likely(!t->deferred && !etch__tls.run)) return etch__await_copy(t);
+    if (likely(!t->deferred && !etch__tls.run)) {
+        etch__before_read(t->storage);
+        return etch__await_copy(t);
+    }
     etch_status status = etch__trace_hooks.read(t, why, site);
     if (status != ETCH_OK) return status;
     return etch__handle_ok(t, function, "t", site) ? etch__await_copy(t) : etch__tls.status;

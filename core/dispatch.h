@@ -56,8 +56,9 @@ typedef struct trace_hooks {
     etch_status (*read)(const etch_tensor *t, reason_id why, const void *site);
     /* t's storage gets exposed (EXPOSED_READER, EXPOSED_WRITER), or (0) no longer is. */
     etch_status (*expose)(const etch_tensor *t, unsigned counts, const void *site);
-    /* See etch__before_write. */
+    /* See etch__before_write and etch__before_read. */
     void (*before_write)(const etch_storage *s);
+    void (*before_read)(const etch_storage *s);
     /* Whether two tensors, at least one of them deferred, share one storage. */
     bool (*same_storage)(const etch_tensor *a, const etch_tensor *b);
     /* The offset of a deferred tensor in the storage it will lie over. */
@@ -77,6 +78,11 @@ extern trace_hooks etch__trace_hooks;
  * its runs, those further out included, have deferred and depends on that is computed first. */
 static inline void etch__before_write(const etch_storage *s) {
     if (unlikely(etch__tls.watches)) etch__trace_hooks.before_write(s);
+}
+/* The same before s (NULL: anything) is read: in a function of the user that was called between two
+ * operators of a body, whose writes may still be deferred. */
+static inline void etch__before_read(const etch_storage *s) {
+    if (unlikely(etch__tls.interrupted != NULL)) etch__trace_hooks.before_read(s);
 }
 
 /* For public readers: t checked and its data there. */

@@ -339,6 +339,28 @@ static etch_tensor *calls_inside(etch_tensor *x) {
 }
 CPU_PROGRAM(free_fn_calls_inside_a_segment, calls_inside, adds_ten)
 
+/* It finds what the segment has written, by a read, by an operator and in a compiled function. */
+static float read_in_free[3][N];
+static void copies_when_freed(void *t) { etch_to_host(t, read_in_free[0], sizeof read_in_free[0]); }
+static void computes_when_freed(void *t) {
+    ETCH_SCOPE {
+        etch_to_host(etch_mul_scalar(t, 2), read_in_free[1], sizeof read_in_free[1]);
+        etch_to_host(etch_call(inner, t), read_in_free[2], sizeof read_in_free[2]);
+    }
+}
+static etch_tensor *read_back(int i) {
+    return etch_from_host(read_in_free[i], ETCH_F32, ETCH_SHAPE(4, 6));
+}
+static etch_tensor *reads_inside(etch_tensor *x) {
+    etch_add_scalar_(x, 3);
+    free_wrapped(copies_when_freed, x);
+    etch_mul_(x, x);
+    free_wrapped(computes_when_freed, x);
+    etch_add_(x, read_back(0));
+    return etch_add(read_back(1), etch_add(read_back(2), x));
+}
+CPU_PROGRAM(free_fn_reads_inside_a_segment, reads_inside, adds_ten)
+
 static etch_tensor *flushes_in_free_fn(etch_tensor *x) {
     etch_tensor *y = etch_mul_scalar(x, 2);
     end_segment();
@@ -497,6 +519,7 @@ int main(void) {
         cmocka_unit_test(free_fn_writes_behind_a_break),
         cmocka_unit_test(free_fn_writes_inside_a_segment),
         cmocka_unit_test(free_fn_calls_inside_a_segment),
+        cmocka_unit_test(free_fn_reads_inside_a_segment),
         cmocka_unit_test(free_fn_flushes),
         cmocka_unit_test(free_fn_aside_is_no_break),
         cmocka_unit_test(free_fn_breaks_fullgraph),

@@ -598,7 +598,9 @@ static etch_status call_profiled(etch_function *f, etch_tensor *const *in, int n
 }
 
 /* Memory that a copy is still filling, or reading, is no exposed memory to the body. */
+/* What the function captures is not known yet. */
 static etch_status await_copies(etch_tensor *const *in, int nin) {
+    etch__before_read(NULL);
     for (int i = 0; i < nin; i++)
         if (in[i] && in[i]->magic == TENSOR_ALIVE && etch__await_copy(in[i]) != ETCH_OK)
             return etch__tls.status;

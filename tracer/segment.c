@@ -99,7 +99,7 @@ void etch__late_use_all(run *r) {
     for (walk *w = r->pending; w; w = w->next) etch__late_use(r, w, NULL);
 }
 
-/* ---- foreign writes: by another run of the thread, or by a function of the user ---- */
+/* ---- foreign uses: by another run of the thread, or by a function of the user ---- */
 
 /* The run behind a function of the user that was called between two operators of its body: its
  * segment ends there, and goes on behind. */
@@ -131,9 +131,13 @@ static bool depends_on(const walk *w, const etch_storage *s) {
 /* With so many ended segments looking for those that depend on a write costs more than it saves. */
 enum { FEW_WATCHES = 64 };
 
-void etch__before_traced_write(const etch_storage *s) {
-    for (user_frame *f = etch__tls.interrupted; s && f; f = f->outer)
+static void before_traced_read(const etch_storage *s) {
+    for (user_frame *f = etch__tls.interrupted; f; f = f->outer)
         if (interrupts(f, s)) end_interrupted(f, REASON_BREAK_WRITTEN, NULL);
+}
+
+void etch__before_traced_write(const etch_storage *s) {
+    if (s) before_traced_read(s);
     bool all = etch__tls.watches > FEW_WATCHES;
     for (run *r = etch__tls.runs; r; r = r->below)
         for (walk *w = r->pending; w; w = w->next)
@@ -152,6 +156,7 @@ void etch__produce_all(const void *site) {
 
 __attribute__((constructor)) static void register_writes(void) {
     etch__trace_hooks.before_write = etch__before_traced_write;
+    etch__trace_hooks.before_read = before_traced_read;
 }
 
 /* ---- ending a segment ---- */

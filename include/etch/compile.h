@@ -235,8 +235,9 @@ ETCH_API void etch_callback_remove(int64_t handle);
  * effects, functions that free wrapped memory, C code through etch_data_mut. Whatever the function
  * has computed so far, deferred or not, has the contents from before the write, as in eager code.
  * That holds for writes through the API, and for what a kernel with effects writes into wrapped
- * memory; other raw writes come after etch_flush. A function that frees wrapped memory and writes a
- * tensor which the segment so far reads ends the segment (the reason `written`). */
+ * memory; other raw writes come after etch_flush. A function that frees wrapped memory and reads or
+ * writes a tensor of the segment so far, or calls a compiled function, ends the segment (the reason
+ * `written`). */
 
 /* Writes that fail on their data (an index out of range) do so after their call, when they are
  * computed. What lies over the memory that was to be written (the tensor itself, its base, views,
