@@ -7,22 +7,27 @@
 /* Allocations until one fails; NEVER switches counting and failing off. */
 #define NEVER INT64_MIN
 static _Atomic int64_t countdown = NEVER;
+static _Atomic int64_t failing = 1; /* how many fail then */
 static _Atomic int64_t asked;
 
 static bool allocation_fails(void) {
     if (likely(atomic_load_explicit(&countdown, memory_order_relaxed) == NEVER)) return false;
     atomic_fetch_add(&asked, 1);
-    return atomic_fetch_sub(&countdown, 1) == 0;
+    int64_t before = atomic_fetch_sub(&countdown, 1);
+    return before <= 0 && before > -atomic_load_explicit(&failing, memory_order_relaxed);
 }
 
 bool etch__allocations_counted(void) {
     return atomic_load_explicit(&countdown, memory_order_relaxed) != NEVER;
 }
 
-int64_t etch__fail_allocation(int64_t n) {
+int64_t etch__fail_allocations(int64_t n, int64_t count) {
+    atomic_store(&failing, count);
     atomic_store(&countdown, n < 0 ? NEVER : n);
     return atomic_exchange(&asked, 0);
 }
+
+int64_t etch__fail_allocation(int64_t n) { return etch__fail_allocations(n, 1); }
 
 static void *checked(void *p, size_t bytes) {
     if (unlikely(!p)) etch__error(ETCH_ERR_OUT_OF_MEMORY, "could not allocate %zu bytes", bytes);

@@ -29,6 +29,8 @@ char *etch__strdup(const char *s);
 /* Tests: the n-th allocation from now (0: the next) fails, once. n < 0 switches it off. Returns how
  * many allocations were asked for since the last call. */
 int64_t etch__fail_allocation(int64_t n);
+/* The same for `count` allocations in a row. */
+int64_t etch__fail_allocations(int64_t n, int64_t count);
 /* Memory of whole cache lines, so that no other block shares one; freed by etch__free. */
 void *etch__aligned(size_t bytes);
 void *etch__aligned_zeroed(size_t bytes);

@@ -21,6 +21,7 @@ typedef struct generator {
     bool breaks, in_scope;
     int scope_start, exposed;
     bool exposed_mut, inference;
+    int slots; /* of kernels that keep what they get */
     /* For the operator in the making, -1: any: a tensor without zeros, one of booleans. */
     int divisor, mask;
 } generator;
@@ -883,6 +884,10 @@ static void generate_failing_write(generator *g) {
     for (int i = 0; i < 2; i++)
         if (chance(g, 2)) take_unary(g, uses[below(g, 4)], chance(g, 2) ? base : view);
     if (chance(g, 3)) take_keep(g, base);
+    if (base == n || !chance(g, 2)) return;
+    statement s = new_statement(g, ST_OP); /* where it came from, perhaps the caller's */
+    s.op = OP_COPY_, s.arg[0] = tensor_arg(n), s.arg[1] = tensor_arg(base);
+    take_made(g, &s);
 }
 
 /* What a compiler may get wrong together, and operators drawn one by one are seldom. */
@@ -999,6 +1004,120 @@ static void generate_custom(generator *g) {
     take_made(g, &s);
 }
 
+/* ---- other code than the body's ---- */
+
+static int some_given(generator *g) {
+    for (int i = 0; i < 20; i++) {
+        int n = (int)below(g, g->p->setup.nin + g->p->setup.nglobals);
+        if (usable(g, n)) return n;
+    }
+    return -1;
+}
+
+static bool has_result(int place) { return place != FUZZ_ON_THREAD && place != FUZZ_IN_FREE; }
+
+/* The action at some place, rather within a function that compiled code does not look into. */
+static void take_foreign(generator *g, int n, fuzz_action action) {
+    statement s = new_statement(g, ST_FOREIGN);
+    int place = chance(g, 3) ? FUZZ_IN_DISABLED : (int)below(g, FUZZ_PLACES);
+    s.a = n, s.b = FUZZ_FOREIGN(action, place, chance(g, 4));
+    bool given = n < g->p->setup.nin + g->p->setup.nglobals;
+    if (!given && (place == FUZZ_IN_KERNEL || place == FUZZ_IN_FREE)) return;
+    if (has_result(place)) s.out = (int8_t)g->nvars;
+    g->w.nevents = 0;
+    fuzz_run_statement(&g->w, &s);
+    take(g, &s);
+}
+
+static void take_plain(generator *g, statement_kind kind, int n, int b) {
+    statement s = new_statement(g, kind);
+    s.a = n, s.b = b;
+    g->w.nevents = 0;
+    fuzz_run_statement(&g->w, &s);
+    take(g, &s);
+}
+
+/* Writes of a tensor that no operator of the body makes. */
+static void take_write(generator *g, int n) {
+    static const fuzz_action actions[] = {FUZZ_WRITE,     FUZZ_WRITE,    FUZZ_WRITE_READ,
+                                          FUZZ_POKE,      FUZZ_POKE_END, FUZZ_FLUSH_WRITE,
+                                          FUZZ_WRITE_FAIL};
+    if (chance(g, 3) && g->w.old[n]) take_plain(g, ST_FLUSHED_WRITE, n, (int)below(g, 50));
+    else take_foreign(g, n, actions[below(g, COUNT_OF(actions))]);
+}
+
+/* A result of a segment that has ended, a write of what it was made from, and then, in some
+ * variants, a use of the result. */
+static void generate_ended(generator *g) {
+    static const op_id made[] = {OP_NEG, OP_ABS, OP_SQUARE, OP_CLONE, OP_RELU};
+    uint8_t when = g->when;
+    int n = chance(g, 3) ? some_tensor(g) : some_given(g);
+    if (n < 0) return;
+    int y = take_unary(g, made[below(g, COUNT_OF(made))], n);
+    if (y < 0) return;
+    take_plain(g, chance(g, 2) ? ST_BREAK : ST_FLUSH, 0, 0);
+    if (chance(g, 3)) take_plain(g, ST_THREAD_READ, y, 0);
+    take_write(g, n);
+    if (g->p->setup.period > 1 && chance(g, 2)) g->when &= (uint8_t)(1 + below(g, g->all));
+    if (g->when && chance(g, 3)) take_plain(g, ST_THREAD_READ, chance(g, 2) ? y : n, 0);
+    if (g->when && chance(g, 2)) take_keep(g, y);
+    else if (g->when) take_unary(g, OP_NEG, y);
+    g->when = when;
+}
+
+/* Memory that is exposed here and there: a write through this pointer comes last. */
+static void generate_exposures(generator *g) {
+    static const fuzz_action actions[] = {FUZZ_POKE, FUZZ_POKE_END, FUZZ_PEEK, FUZZ_WRITE_READ};
+    int n = some_tensor(g);
+    if (n < 0 || etch_numel(g->w.v[n]) < 1) return;
+    take_plain(g, ST_EXPOSE_MUT, n, 0);
+    for (int i = 0; i < 2; i++)
+        if (chance(g, 2)) take_foreign(g, n, actions[below(g, COUNT_OF(actions))]);
+    int y = take_unary(g, chance(g, 2) ? OP_NEG : OP_CLONE, n);
+    if (chance(g, 3)) take_unary(g, OP_NEG_, n);
+    take_plain(g, ST_RAW_WRITE, n, (int)below(g, 90));
+    take_plain(g, ST_RAW_READ, n, 0);
+    if (y >= 0) take_keep(g, y);
+}
+
+static void generate_remembered(generator *g) {
+    statement s = new_statement(g, ST_REMEMBER);
+    if ((s.a = some_tensor(g)) < 0 || g->slots == FUZZ_MAX_KEPT) return;
+    s.b = g->slots++;
+    int made = take_made(g, &s);
+    if (made < 0) return;
+    if (chance(g, 2)) take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, s.a);
+    if (g->breaks && chance(g, 2)) take_plain(g, ST_RECALL, 0, s.b);
+}
+
+static void generate_rounds(generator *g) {
+    statement s = new_statement(g, ST_ROUNDS);
+    if ((s.a = some_tensor(g)) < 0) return;
+    s.b = (int)below(g, FUZZ_ROUNDS_KINDS) & ~(g->breaks ? 0 : FUZZ_ROUNDS_BREAK);
+    take_made(g, &s);
+}
+
+static void generate_effects_write(generator *g, int n) {
+    statement s = new_statement(g, ST_EFFECTS_WRITE);
+    s.a = n;
+    take_made(g, &s);
+}
+
+static void generate_foreign(generator *g) {
+    int n = some_tensor(g);
+    if (n < 0) return;
+    switch (below(g, 8)) {
+    case 0:
+    case 1:
+    case 2: generate_ended(g); break;
+    case 3: generate_exposures(g); break;
+    case 4: take_plain(g, ST_THREAD_READ, n, 0); break;
+    case 5: generate_effects_write(g, n); break;
+    case 6: take_plain(g, chance(g, 2) ? ST_FLUSHED_WRITE : ST_FLUSHED_READ, n, 3); break;
+    default: take_foreign(g, n, (fuzz_action)below(g, FUZZ_ACTIONS));
+    }
+}
+
 /* What is part of the state word is changed in some variants only, as all
  * else would be the same. */
 static void in_some_variants(generator *g, statement *s) {
@@ -1044,7 +1163,7 @@ static void generate_inference(generator *g) {
 
 static void generate_quiet(generator *g) {
     statement s = new_statement(g, ST_QUERY);
-    switch (below(g, 13)) {
+    switch (below(g, 16)) {
     case 0:
     case 1:
         if ((s.a = some_tensor(g)) < 0 || (s.b = some_tensor(g)) < 0) return;
@@ -1060,13 +1179,21 @@ static void generate_quiet(generator *g) {
     case 9: generate_custom(g); break;
     case 10: generate_inference(g); break;
     case 11: one_tensor(g, ST_FILLED, (int)below(g, 5)); break;
+    case 12:
+        if (chance(g, 4)) generate_rounds(g);
+        else generate_remembered(g);
+        break;
     default: generate_dtype(g);
     }
 }
 
 static void generate_break(generator *g) {
     statement s = new_statement(g, chance(g, 3) ? ST_FLUSH : ST_BREAK);
-    switch (below(g, 9)) {
+    switch (below(g, 14)) {
+    case 9:
+    case 10:
+    case 11:
+    case 12: generate_foreign(g); break;
     case 0:
     case 1: one_tensor(g, ST_ITEM, 0); break;
     case 2: one_tensor(g, ST_ITEM_INT, 0); break;
@@ -1119,6 +1246,10 @@ static void generate_circumstances(generator *g) {
     s->careful = chance(g, 4);
     for (int i = 0; chance(g, 8) && i < s->period; i++)
         s->numerics[i] = (uint8_t)(chance(g, 2) ? 0 : below(g, FUZZ_NUMERICS));
+    if (!chance(g, 8)) return;
+    s->starve_call = (uint8_t)below(g, s->ncalls);
+    s->starve_from = (uint16_t)(1 + below(g, chance(g, 2) ? 20 : 400));
+    s->starve_for = (uint16_t)(chance(g, 2) ? 1 : chance(g, 2) ? 4 : 10000);
 }
 
 void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind) {

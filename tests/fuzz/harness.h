@@ -27,8 +27,34 @@ enum {
     FUZZ_MAX_NUMEL = 1 << 15
 };
 
-/* An event: this plus a status is an error. */
+/* Events that are not to be: a failure that says ok of itself, a handle that is deferred after
+ * etch_flush. The first one plus a status: an error. */
 #define FUZZ_NO_STATUS 0xe0000000u
+#define FUZZ_STILL_DEFERRED 0xd0000000u
+
+/* What is done to a tensor by other code than the body, and where that is called. */
+typedef enum fuzz_action {
+    FUZZ_COMPUTE,
+    FUZZ_WRITE,      /* an operator in place */
+    FUZZ_WRITE_READ, /* and then an element is asked for */
+    FUZZ_POKE,       /* through a pointer, which stays good until the call ends */
+    FUZZ_POKE_END,   /* through a pointer that is given back */
+    FUZZ_PEEK,       /* reads through a pointer */
+    FUZZ_FLUSH_WRITE,
+    FUZZ_WRITE_FAIL, /* the function returns an error after it has written */
+    FUZZ_ACTIONS
+} fuzz_action;
+typedef enum fuzz_place {
+    FUZZ_IN_DISABLED, /* a function that compiled code does not look into */
+    FUZZ_INLINE,
+    FUZZ_ON_THREAD, /* after etch_flush */
+    FUZZ_IN_KERNEL, /* of an operator with `effects` */
+    FUZZ_IN_FREE,   /* of wrapped memory: its free_fn */
+    FUZZ_PLACES
+} fuzz_place;
+/* As one number. `plain`: there the action is called as it is, else as a compiled function. */
+#define FUZZ_FOREIGN(action, place, plain)                                                         \
+    ((int)(action) + FUZZ_ACTIONS * ((int)(place) + FUZZ_PLACES * (int)(plain)))
 
 /* Rounding (0 to 3: nearest, down, up, to zero), and what becomes of denormals. */
 enum { FUZZ_ROUNDING = 3, FUZZ_FLUSH_RESULTS = 4, FUZZ_FLUSH_OPERANDS = 8, FUZZ_NUMERICS = 16 };
@@ -72,10 +98,20 @@ typedef struct fuzz_setup {
     uint8_t mode;                        /* etch_mode_kind */
     uint8_t numerics[FUZZ_MAX_VARIANTS]; /* of the caller */
     uint8_t careful;                     /* the body returns the first error that an operator has */
+    uint8_t starve_call;                 /* in this call of the compiled side ... */
+    uint16_t starve_from, starve_for;    /* ... allocations fail, from this one (1: the first; 0:
+                                            none) on so many */
     bool beside_cpu;
 } fuzz_setup;
 
 typedef struct fuzz_world fuzz_world;
+
+/* A function of the actions; the context of one that is compiled. */
+typedef struct fuzz_actor {
+    fuzz_world *w;
+    etch_function *f;
+    fuzz_action action;
+} fuzz_actor;
 
 typedef void (*fuzz_body)(fuzz_world *w, const void *program);
 
@@ -83,7 +119,12 @@ struct fuzz_world {
     const fuzz_setup *setup;
     fuzz_body body;
     const void *program;
+    const char *backend;
+    bool disable;
     etch_function *f, *inner, *inner_disabled;
+    fuzz_actor actor[FUZZ_ACTIONS]; /* made when they are first called */
+    etch_function *off;             /* calls what is in `acting` */
+    int acting;
     int call, variant;
     etch_device device;
     bool no_raw;
@@ -91,6 +132,8 @@ struct fuzz_world {
     etch_tensor *v[FUZZ_MAX_VARS];
     void *raw[FUZZ_MAX_VARS];     /* pointers to exposed memory */
     bool writable[FUZZ_MAX_VARS]; /* got by etch_data_mut: what a body may write through */
+    void *old[FUZZ_MAX_VARS];     /* pointers that are exposed no more, or were got before the call:
+                                     good right after etch_flush */
     int64_t scope;                /* the open inner scope, -1: none */
     int scope_first;              /* results from here on belong to it */
     bool scope_made[FUZZ_MAX_VARS];
@@ -102,11 +145,18 @@ struct fuzz_world {
     etch_tensor *out[FUZZ_MAX_OUTPUTS], *fed[FUZZ_MAX_OUTPUTS];
     etch_tensor *kept[FUZZ_MAX_KEPT];
     int nkept;
-    bool stopped;            /* a careful body has failed ... */
-    etch_status first_error; /* ... with this */
+    etch_tensor *remembered[FUZZ_MAX_KEPT]; /* kept by a kernel, one count each ... */
+    etch_tensor *result[FUZZ_MAX_KEPT];     /* ... and its result, so that it has to be called */
+    bool stopped;                           /* a careful body has failed ... */
+    etch_status first_error;                /* ... with this */
+    int actions;                            /* how many there were in this call */
+    char failure[FUZZ_MAX_KEPT][160];       /* texts of the first ones that depend on data */
+    int nfailures;
     etch_status status;
     uint64_t status_text; /* hash */
-    bool left_error;      /* the thread's error was set after the body or the call */
+    int64_t peak;         /* bytes, most at a time in the call */
+    etch_status left;     /* the error that a call which is ok leaves */
+    bool starved;         /* an allocation was made to fail in the call */
     etch_status late;     /* of what a device found after the call */
     uint64_t event[FUZZ_MAX_EVENTS];
     int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
@@ -149,15 +199,37 @@ void fuzz_half(fuzz_world *w, int to, int n); /* times 0.5, by the typed functio
 void fuzz_filled(fuzz_world *w, int to, int n, int64_t value); /* empty, of v[n]'s sizes, filled */
 void fuzz_inference(fuzz_world *w, bool begin);                /* part of the state word */
 
-/* ---- foreign.c ---- */
+/* ---- foreign.c: what is done past the body's operators ---- */
 
-/* Writes a half of v[n], then fails if `at` and the number of the call make 0: a kernel of the
- * user's. */
+/* v[to] = what the action gives for v[n], `how` being a FUZZ_FOREIGN. In kernels and free functions
+ * only for arguments and globals, which are never deferred. */
+void fuzz_foreign(fuzz_world *w, int to, int n, int how);
+/* etch_flush, and then through a pointer of before: one element is written or read. */
+void fuzz_flushed_write(fuzz_world *w, int n, int64_t value);
+void fuzz_flushed_read(fuzz_world *w, int n);
+void fuzz_thread_read(fuzz_world *w, int n); /* all of it, after etch_flush */
+/* v[to] = v[n] with its elements in reverse order, by an operator with effects. */
+void fuzz_effects_write(fuzz_world *w, int to, int n);
+/* Writes a half of v[n], then fails if `at` and the number of the call make 0. */
 void fuzz_spoil(fuzz_world *w, int to, int n, int64_t at);
-void fuzz_numerics(int how); /* of the thread */
+/* v[to]: a copy of v[n], made by a kernel that keeps what it was given; and what such a kernel
+ * has kept, read after etch_flush. */
+void fuzz_remember(fuzz_world *w, int to, int n, int slot);
+void fuzz_recall(fuzz_world *w, int slot);
+/* v[to]: after many rounds, each with new tensors of 64 KiB. */
+void fuzz_rounds(fuzz_world *w, int to, int n, int how);
+enum { FUZZ_ROUNDS_BREAK = 1, FUZZ_ROUNDS_WRITE = 2, FUZZ_ROUNDS_KINDS = 4 };
+void fuzz_numerics(int how); /* until the end of the call */
+void fuzz_foreign_open(void);
+void fuzz_foreign_close(fuzz_world *w);
 
 /* ---- of harness.c, for foreign.c ---- */
 
+void fuzz_see(fuzz_world *w, uint64_t what);
+void fuzz_see_error(fuzz_world *w);
+void fuzz_see_tensor(fuzz_world *w, const etch_tensor *t); /* all elements; not those of a NaN */
+void fuzz_write_element(void *p, etch_dtype dtype, int64_t value);
+uint64_t fuzz_element_bits(const void *p, etch_dtype dtype); /* any NaN is one */
 /* Element `index` in row-major order of any strides. */
 char *fuzz_element(const etch_tensor *t, char *data, int64_t index);
 

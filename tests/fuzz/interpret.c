@@ -98,7 +98,16 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_CUSTOM: fuzz_custom(w, s->out, s->a, s->b); break;
     case ST_CUSTOM_WRITE: fuzz_custom_write(w, s->out, s->a); break;
     case ST_FILLED: fuzz_filled(w, s->out, s->a, s->b); break;
+    case ST_FOREIGN: fuzz_foreign(w, s->out, s->a, s->b); break;
+    case ST_FLUSHED_WRITE: fuzz_flushed_write(w, s->a, s->b); break;
+    case ST_FLUSHED_READ: fuzz_flushed_read(w, s->a); break;
+    case ST_THREAD_READ: fuzz_thread_read(w, s->a); break;
+    case ST_EFFECTS_WRITE: fuzz_effects_write(w, s->out, s->a); break;
     case ST_SPOIL: fuzz_spoil(w, s->out, s->a, s->b); break;
+    case ST_REMEMBER: fuzz_remember(w, s->out, s->a, s->b); break;
+    case ST_RECALL: fuzz_recall(w, s->b); break;
+    case ST_ROUNDS: fuzz_rounds(w, s->out, s->a, s->b); break;
+    case ST_NUMERICS: fuzz_numerics(s->b); break;
     case ST_INFERENCE: fuzz_inference(w, s->b); break;
     case ST_HALF: fuzz_half(w, s->out, s->a); break;
     case ST_COUNT: break;

@@ -9,9 +9,9 @@
  * and printed as a C test.
  * --processor counts seconds of processor time, helpers included: a loaded machine has less of it.
  * --one prints the program of one seed (with --native 1: that for native) and runs it on both
- * backends. --coverage lists how often each operator, statement, dtype and layout was there, in
- * all programs and in those for native. Exit status 1: findings, or less than 95 % of the later
- * calls ran generated code.
+ * backends. --coverage lists how often each operator, statement, dtype, layout, foreign action and
+ * its place were there, in all programs and in those for native. Exit status 1: findings, or less
+ * than 95 % of the later calls ran generated code.
  *
  * --device cuda: every K-th program (default: 2) runs on the GPU, eagerly and as native code, half
  * of them with mode reduce-overhead. The others run on the CPU eagerly and on the GPU recorded
@@ -41,7 +41,8 @@ static const char *const isas[] = {"", "avx2", "baseline"};
 /* What was in the programs. */
 typedef struct tally {
     int64_t statements[ST_COUNT], operators[OP_COUNT], dtypes[ETCH_DTYPE_COUNT];
-    int64_t layouts[FUZZ_LAYOUTS];
+    int64_t layouts[FUZZ_LAYOUTS], actions[FUZZ_ACTIONS], places[FUZZ_PLACES];
+    int64_t circumstances[3]; /* careful bodies, numerics of the caller, allocations that fail */
 } tally;
 
 /* What worker and parent share. */
@@ -100,8 +101,15 @@ static void add_to_tally(tally *t, const program *p) {
         t->dtypes[p->setup.in[i].dtype]++;
         t->layouts[p->setup.in[i].layout]++;
     }
+    t->circumstances[0] += p->setup.careful;
+    for (int i = 0; i < FUZZ_MAX_VARIANTS; i++) t->circumstances[1] += p->setup.numerics[i] != 0;
+    t->circumstances[2] += p->setup.starve_from != 0;
     for (int i = 0; i < p->nstatements; i++) {
         t->statements[p->statement[i].kind]++;
+        if (p->statement[i].kind == ST_FOREIGN) {
+            t->actions[p->statement[i].b % FUZZ_ACTIONS]++;
+            t->places[p->statement[i].b / FUZZ_ACTIONS % FUZZ_PLACES]++;
+        }
         if (p->statement[i].kind == ST_FILLED) t->operators[OP_EMPTY]++;
         if (p->statement[i].kind == ST_OP) t->operators[p->statement[i].op]++;
     }
@@ -357,6 +365,10 @@ static const char *const statement_names[] = {
 static const char *const layout_names[] = {"contiguous", "transposed", "stepped", "reversed",
                                            "offset",     "expanded",   "wrapped", "same",
                                            "shifted",    "over"};
+static const char *const action_names[] = {"compute",   "write", "write, read",  "poke",
+                                           "poke, end", "peek",  "flush, write", "write, fail"};
+static const char *const place_names[] = {"disabled", "inline", "thread", "kernel", "free"};
+static const char *const circumstance_names[] = {"careful", "numerics", "starved"};
 
 static void print_line(const char *what, const char *name, int64_t all, int64_t native) {
     printf("coverage: %-9s %-32s %9lld %9lld\n", what, name, (long long)all, (long long)native);
@@ -373,6 +385,12 @@ static void print_coverage(void) {
         print_line("dtype", etch_dtype_name((etch_dtype)i), t->dtypes[i], u->dtypes[i]);
     for (int i = 0; i < FUZZ_LAYOUTS; i++)
         print_line("layout", layout_names[i], t->layouts[i], u->layouts[i]);
+    for (int i = 0; i < FUZZ_ACTIONS; i++)
+        print_line("action", action_names[i], t->actions[i], u->actions[i]);
+    for (int i = 0; i < FUZZ_PLACES; i++)
+        print_line("place", place_names[i], t->places[i], u->places[i]);
+    for (int i = 0; i < COUNT_OF(circumstance_names); i++)
+        print_line("setup", circumstance_names[i], t->circumstances[i], u->circumstances[i]);
 }
 
 static void print_reached(const tally *t, const char *where) {

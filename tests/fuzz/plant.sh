@@ -157,6 +157,30 @@ fault lost-version 0 tracer/walk.c \
 fault eager-offset 0 backends/eager.c \
     't->offset += r->value[of]->offset - g->values[of].meta.offset;' ''
 
+# ---- what is written past the run
+fault flush-late 0 tracer/break.c \
+    'if (why == REASON_BREAK_FLUSH && !t) etch__produce_all(site);' ''
+fault outer-run 0 tracer/segment.c '    for (run *r = etch__tls.runs; r; r = r->below)
+        for (walk *w = r->pending; w; w = w->next)' '    for (run *r = etch__tls.runs; r; r = NULL)
+        for (walk *w = r->pending; w; w = w->next)'
+fault effects-write 0 core/custom.c \
+    'if (etch__ops[call->op].flags & OPF_EFFECTS) etch__before_write(NULL);' ''
+fault free-function 0 core/storage.c 'etch__interrupt(&frame);' 'frame = etch__enter_user();' \
+    core/storage.c 'etch__end_interrupt(&frame);' 'etch__leave_user(&frame);'
+fault free-read 0 tracer/segment.c 'etch__trace_hooks.before_read = before_traced_read;' ''
+fault exposure-bit 0 tracer/break.c 'atomic_fetch_sub(&ended.storage->exposed, ended.counts);' \
+    'atomic_fetch_and(&ended.storage->exposed, EXPOSED_WRAPPED | EXPOSED_PENDING);'
+fault kept-operand 0 core/custom.c 'etch__lend(call, out, call_lent, &u)' \
+    '(0 ? etch__lend(call, out, call_lent, &u) : call_lent(&u, call, out))'
+
+# ---- what fails
+fault failed-handle 0 tracer/evaluate.c 'if (h->storage) spoil(w->run, h->storage);' \
+    'if (h->owner == w) fail_handle(h);'
+fault lost-write 0 tracer/evaluate.c 'if (n->c.inplace) etch__tls.lost = etch__tls.errors;' ''
+fault flush-says-ok 0 tracer/break.c \
+    'return etch__succeeded(&a) || t ? ETCH_OK : etch__tls.status;' \
+    'return etch__succeeded(&a) || !t ? ETCH_OK : etch__tls.status;'
+
 # ---- passes
 fault merged-scalars 1 jit/pass_cse.c \
     'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \

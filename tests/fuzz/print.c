@@ -226,6 +226,9 @@ static void print_setup(FILE *to, const fuzz_setup *s) {
     if (s->mode) fprintf(to, "    .mode = %d,\n", s->mode);
     if (s->beside_cpu) fputs("    .beside_cpu = true,\n", to);
     if (s->careful) fputs("    .careful = true,\n", to);
+    if (s->starve_from)
+        fprintf(to, "    .starve_call = %d, .starve_from = %d, .starve_for = %d,\n", s->starve_call,
+                s->starve_from, s->starve_for);
     fprintf(to, "    .numerics = {%d, %d, %d},\n", s->numerics[0], s->numerics[1], s->numerics[2]);
     fputs("};\n", to);
 }

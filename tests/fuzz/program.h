@@ -34,7 +34,16 @@ enum { FUZZ_MAX_STATEMENTS = 80 };
     KIND(CUSTOM, 2, "fuzz_custom(w, $o, $a, $b)")                                                  \
     KIND(CUSTOM_WRITE, 1, "fuzz_custom_write(w, $o, $a)")                                          \
     KIND(FILLED, 1, "fuzz_filled(w, $o, $a, $b)")                                                  \
+    KIND(FOREIGN, 1, "fuzz_foreign(w, $o, $a, $b)")                                                \
+    KIND(FLUSHED_WRITE, 1, "fuzz_flushed_write(w, $a, $b)")                                        \
+    KIND(FLUSHED_READ, 1, "fuzz_flushed_read(w, $a)")                                              \
+    KIND(THREAD_READ, 1, "fuzz_thread_read(w, $a)")                                                \
+    KIND(EFFECTS_WRITE, 1, "fuzz_effects_write(w, $o, $a)")                                        \
     KIND(SPOIL, 1, "fuzz_spoil(w, $o, $a, $b)")                                                    \
+    KIND(REMEMBER, 1, "fuzz_remember(w, $o, $a, $b)")                                              \
+    KIND(RECALL, 0, "fuzz_recall(w, $b)")                                                          \
+    KIND(ROUNDS, 1, "fuzz_rounds(w, $o, $a, $b)")                                                  \
+    KIND(NUMERICS, 0, "fuzz_numerics($b)")                                                         \
     KIND(INFERENCE, 0, "fuzz_inference(w, $b)")                                                    \
     KIND(HALF, 1, "fuzz_half(w, $o, $a)")
 

@@ -110,6 +110,7 @@ static bool simplify_setup(shrink *r) {
     any |= TRY(r, s->stable_after = 0);
     any |= TRY(r, s->recompile_limit = 0);
     any |= TRY(r, s->careful = 0);
+    any |= TRY(r, s->starve_from = 0);
     any |= TRY(r, memset(s->numerics, 0, sizeof s->numerics));
     while (s->nout > 1 && TRY(r, s->nout--)) any = true;
     for (int i = 0; i < s->nout; i++) any |= TRY(r, s->out[i] = 0);
