@@ -60,13 +60,15 @@ etch_status etch__error_of_user(const void *site, etch_status code, const char *
 /* `name` is what the user called that has failed just now: it goes before a text that names nothing
  * and, if inner, replaces the name of a part of it. site: where, for a text that has no place. */
 void etch__error_name(const char *name, const void *site, bool inner);
+/* It is that of an operator which was called before: what is called now is not to be blamed. */
+void etch__error_of_before(void);
 /* A failure for which an older error is the reason: the text goes on with who got what it left. The
  * names live for ever. */
 void etch__error_follows(const char *name, const char *argument, const void *site);
 /* What the error holds beside status, place and text. */
 typedef struct error_notes {
     bool unnamed;         /* the text names neither operator nor function */
-    bool users;           /* the text is the user's */
+    bool users;           /* the text is the user's, or otherwise to stay as it is */
     const void *function; /* of an unnamed text: the library's function that the user called */
     const char *next, *argument; /* etch__error_follows */
     const void *next_site;

@@ -100,6 +100,11 @@ void etch__error_name(const char *name, const void *site, bool inner) {
     own->notes.unnamed = false;
 }
 
+void etch__error_of_before(void) {
+    thread_texts *own = own_texts();
+    if (own) own->notes.users = true;
+}
+
 void etch__error_follows(const char *name, const char *argument, const void *site) {
     thread_texts *own = own_texts();
     etch__tls.errors++;

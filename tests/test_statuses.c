@@ -97,6 +97,29 @@ static void test_endings_return_the_failure(void **state) {
     etch_mode_free(mode);
 }
 
+/* A composite that comes upon the failure of an operator before it does not put its name to it. */
+static etch_tensor *composite_behind(etch_tensor *x, etch_tensor *index) {
+    if (!etch_index_fill_(x, 0, index, 1)) return NULL;
+    return etch_nonzero(x);
+}
+
+static void test_composite_does_not_take_the_blame(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(composite_behind);
+        etch_tensor *x = ones(4), *good = index_of(3), *bad = index_of(4);
+        for (int call = 0; call < 5; call++) {
+            etch_clear_error();
+            bool fails = call == 0 || call == 3;
+            assert_true(!etch_call(f, x, fails ? bad : good) == fails);
+            if (!fails) continue;
+            ASSERT_ERROR(ETCH_ERR_INDEX, "index_fill_|4|test_statuses.c");
+            assert_null(strstr(etch_last_error(), "nonzero"));
+        }
+        etch_function_free(f);
+    }
+}
+
 /* Who reads one tensor is told of that one. */
 static etch_tensor *reads(etch_tensor *x, etch_tensor *index) {
     etch_tensor *y = etch_index_select(x, 0, index), *z = etch_neg(x);
@@ -400,6 +423,7 @@ int main(void) {
     etch_set_log_sink(drop_line, NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_endings_return_the_failure),
+        cmocka_unit_test(test_composite_does_not_take_the_blame),
         cmocka_unit_test(test_readers_tell_of_what_they_read),
         cmocka_unit_test(test_calls_have_their_own_error),
         cmocka_unit_test(test_success_keeps_an_older_error),

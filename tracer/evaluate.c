@@ -107,6 +107,7 @@ static void blame_node(const trace_node *n, bool ready) {
                        "%s: the computation of an operand failed before", op->name);
     etch__tls.failures++;
     if (n->c.inplace) etch__tls.lost = etch__tls.errors;
+    etch__error_of_before();
 }
 
 /* A write that fails leaves its memory as it is, and fails the call. */
