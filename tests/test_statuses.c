@@ -120,6 +120,30 @@ static void test_composite_does_not_take_the_blame(void **state) {
     }
 }
 
+/* A call that fails right behind a break has produced what outlives it. */
+static etch_tensor *outlives;
+static etch_tensor *fails_behind_a_break(etch_tensor *x, etch_tensor *keep) {
+    etch_tensor *y = etch_neg(x);
+    etch_graph_break("test");
+    if (etch_numel(keep) == 1) return etch_abs(x);
+    outlives = etch_retain(y);
+    return NULL;
+}
+
+static void test_failing_behind_a_break(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(fails_behind_a_break, .dynamic = ETCH_DYNAMIC_ON);
+        for (int call = 0; call < 4; call++) assert_non_null(etch_call(f, ones(3), ones(1)));
+        assert_null(etch_call(f, ones(3), ones(2)));
+        etch_clear_error();
+        assert_false(etch_is_deferred(outlives));
+        assert_true(etch_item(etch_sum(outlives)) == -3);
+        etch_release(outlives);
+        etch_function_free(f);
+    }
+}
+
 /* Who reads one tensor is told of that one. */
 static etch_tensor *reads(etch_tensor *x, etch_tensor *index) {
     etch_tensor *y = etch_index_select(x, 0, index), *z = etch_neg(x);
@@ -424,6 +448,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_endings_return_the_failure),
         cmocka_unit_test(test_composite_does_not_take_the_blame),
+        cmocka_unit_test(test_failing_behind_a_break),
         cmocka_unit_test(test_readers_tell_of_what_they_read),
         cmocka_unit_test(test_calls_have_their_own_error),
         cmocka_unit_test(test_success_keeps_an_older_error),

@@ -161,19 +161,22 @@ static etch_status close_scope(run *r, etch_status status, etch_tensor **out, in
     return status;
 }
 
-/* A call that fails: its matched prefix has happened, nothing is published. */
-static void drop_segment(run *r) {
-    walk *w = r->walk;
-    if (!w) return;
-    saved_error why; /* the call's failure, whatever fails of its prefix now */
-    etch__quick_save(&why);
-    r->walk = NULL;
-    etch__late_use_all(r);
+static void drop_walk(run *r, walk *w) {
     bool compute = !r->poisoned;
     if (w->mode == WALK_MATCH) etch__walk_to_recording(w, compute ? WALK_RECORD : WALK_SHAPES);
     else if (w->mode == WALK_SHAPES && compute) etch__evaluate(w, false);
     etch__walk_fail(w);
     etch__walk_recycle(w);
+}
+
+/* A call that fails: its matched prefix has happened, nothing is published. */
+static void drop_segment(run *r) {
+    saved_error why; /* the call's failure, whatever fails of its prefix now */
+    etch__quick_save(&why);
+    walk *w = r->walk;
+    r->walk = NULL;
+    etch__late_use_all(r); /* of segments that have ended, too */
+    if (w) drop_walk(r, w);
     etch__quick_restore(&why);
 }
 
