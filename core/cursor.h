@@ -55,7 +55,7 @@ static inline __attribute__((always_inline)) etch_tensor *
 etch__cursor_match(trace_cursor *c, uint64_t key, etch_tensor *const *in, int nin,
                    const etch_scalar *sc, int nsc, const int64_t *at, int nat) {
     cursor_node *n = c->next;
-    if (unlikely(n->state != etch__tls.state || n->id >= c->limit)) return NULL;
+    if (unlikely(n->state != etch__state_now() || n->id >= c->limit)) return NULL;
     if (unlikely(n->key != key && !etch__cursor_knows(c, n, key))) return NULL;
     for (int i = 0; i < nin; i++)
         if (unlikely(c->value[n->in[i]] != in[i] || !in[i])) return NULL;

@@ -194,7 +194,10 @@ etch_status etch__run_kernel(const op_call *call, etch_tensor *out) {
     if (unlikely(!kernel))
         return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
                               "%s: this build has no kernel for it", etch__ops[call->op].name);
-    return etch__call_kernel(kernel, call, &out, false);
+    unsigned traps = etch__fp_mask();
+    etch_status status = etch__call_kernel(kernel, call, &out, false);
+    etch__fp_unmask(traps);
+    return status;
 }
 
 static etch_tensor *run_inplace(const op_call *call) {

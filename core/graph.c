@@ -57,7 +57,7 @@ graph *etch__graph_copy(const graph *g) {
         etch__graph_free(copy);
         return NULL;
     }
-    copy->dynamic = g->dynamic;
+    copy->dynamic = g->dynamic, copy->any_mode = g->any_mode;
     copy->ninputs = g->ninputs, copy->nvalues = g->nvalues, copy->nnodes = g->nnodes;
     copy->noperands = g->noperands, copy->nscalars = g->nscalars, copy->nattrs = g->nattrs;
     copy->noutputs = g->noutputs;

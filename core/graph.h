@@ -30,6 +30,8 @@ typedef struct graph_node {
 typedef struct graph {
     const char *name; /* function and segment, "step/0", for logs and kernel names */
     bool dynamic;     /* there will be plans of the same trace for other sizes */
+    bool any_mode; /* runs where the program has changed how the processor rounds, or what it does
+                      with denormals */
     int ninputs, nvalues, nnodes, noperands, nscalars, nattrs, noutputs;
     graph_value *values;
     graph_node *nodes;

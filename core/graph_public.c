@@ -28,7 +28,7 @@ struct etch_node {
 
 struct etch_graph {
     char *name;
-    bool instance;
+    bool instance, any_mode;
     int ninputs, nnodes, noutputs, nparams;
     etch_node **inputs;
     etch_tensor **outputs;
@@ -388,6 +388,7 @@ etch_graph *etch__graph_open(const graph *g) {
     etch_graph *e = etch__calloc(1, sizeof *e);
     if (!e) return NULL;
     e->name = etch__strdup(g->name);
+    e->any_mode = g->any_mode;
     e->inputs = etch__calloc((size_t)g->ninputs + 1, sizeof *e->inputs);
     e->outputs = etch__calloc((size_t)g->noutputs + 1, sizeof *e->outputs);
     e->kinds = etch__malloc((size_t)g->nscalars + 1);
@@ -496,6 +497,7 @@ static bool close_all(closing *c) {
 graph *etch__graph_close(const etch_graph *e, graph_scalar **scalars) {
     closing c = {e, etch__graph_new(e->name), NULL, 0, 0};
     if (c.g && close_all(&c)) {
+        c.g->any_mode = e->any_mode;
         *scalars = c.scalars;
         return c.g;
     }

@@ -40,9 +40,9 @@ typedef struct scope_variables {
 typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
     struct trace_cursor *cursor;
-    uint64_t state;  /* the state word: what a recorded operator depends on beside its operands */
-    uint32_t layers; /* bit per active dispatch layer (core/dispatch.h) */
-    unsigned number; /* given out in turn: which of several places a thread prefers */
+    uint64_t state;     /* the state word but for the processor's part: see etch__state_now */
+    uint32_t layers;    /* bit per active dispatch layer (core/dispatch.h) */
+    unsigned number;    /* given out in turn: which of several places a thread prefers */
     etch_status status; /* of the last error, which stands below */
     bool registered;
     bool in_flush;    /* inside a flush: operators run eagerly, outer deferred handles are errors */
@@ -99,14 +99,56 @@ typedef struct etch_thread {
 extern __thread etch_thread etch__tls
     __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
-/* The state word: bits 0 grad mode, 1 inference, 2-3 numerics, 4-5 matmul precision, 8-15 default
- * dtype, 16-31 device. */
+/* The state word, what a recorded operator depends on beside its operands: bits 0 grad mode, 1
+ * inference, 2-3 numerics, 4-5 matmul precision, 8-15 default dtype, 16-31 device, 32-47 how the
+ * processor computes (FP_MODE of MXCSR), which etch__tls.state has not. */
 #define STATE_INFERENCE 2u
 #define STATE_TUNED 4u /* relaxed numerics: a product may take the algorithm that proved fastest */
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
 #define STATE_PRECISION(word) ((etch_matmul_precision)(((word) >> 4) & 3))
 #define STATE_DEVICE(word) ((int)(((word) >> 16) & 0xff))
 #define STATE_ON_DEVICE(word, device) (((word) & ~(0xffull << 16)) | (uint64_t)(device) << 16)
+
+/* ---- how the processor computes ----
+ *
+ * MXCSR is the program's, by fesetround, _MM_SET_FLUSH_ZERO_MODE, feenableexcept and the like, and
+ * nobody is told. So how it rounds, and whether denormals are zero, is read at each operator. What
+ * the program lets trap is masked while the library computes: lanes of vectors beyond the data, and
+ * branches not taken, would trap as well. Flags of exceptions are no state. */
+#define FP_MODE 0xe040u
+#define FP_TRAPS 0x1f80u /* where set, the exception is masked */
+#define STATE_FP(word) ((unsigned)((word) >> 32) & FP_MODE)
+
+/* By builtins: the header of the intrinsics brings in half of the C library. */
+static inline unsigned etch__fp_now(void) { return __builtin_ia32_stmxcsr(); }
+static inline void etch__fp_set(unsigned mxcsr) { __builtin_ia32_ldmxcsr(mxcsr); }
+
+static inline uint64_t etch__state_now(void) {
+    return etch__tls.state | (uint64_t)(etch__fp_now() & FP_MODE) << 32;
+}
+
+/* Mode and traps as in `control`; the flags stay. */
+static inline void etch__fp_control(unsigned control) {
+    unsigned now = etch__fp_now(), bits = FP_MODE | FP_TRAPS;
+    if (unlikely((now ^ control) & bits)) etch__fp_set((control & bits) | (now & ~bits));
+}
+
+/* Nothing traps from here on, until etch__fp_unmask with what this returns. */
+static inline unsigned etch__fp_mask(void) {
+    unsigned now = etch__fp_now();
+    if (unlikely(~now & FP_TRAPS)) etch__fp_set(now | FP_TRAPS);
+    return now;
+}
+static inline void etch__fp_unmask(unsigned before) {
+    if (unlikely(~before & FP_TRAPS))
+        etch__fp_set((before & FP_TRAPS) | (etch__fp_now() & ~FP_TRAPS));
+}
+
+/* The settings of a recorded operator, which runs now. */
+static inline void etch__state_enter(uint64_t word) {
+    etch__tls.state = (uint32_t)word;
+    etch__fp_control(STATE_FP(word) | FP_TRAPS);
+}
 
 void etch__variables_free(etch_thread *t);
 /* Puts the calling thread on the list; done by the first scope, handle or text of a thread. */

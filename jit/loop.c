@@ -279,6 +279,7 @@ size_t etch__loop_serialise(const loop_kernel *k, uint8_t *buf, size_t cap) {
     writer w = {buf, 0, cap};
     put(&w, LOOP_MAGIC, 4);
     put(&w, k->variant, 1), put(&w, k->split, 1), put(&w, k->npar, 1), put(&w, k->nred, 1);
+    put(&w, k->any_mode, 1);
     put(&w, (uint64_t)k->naccesses, 2), put(&w, (uint64_t)k->nscalars, 2),
         put(&w, (uint64_t)k->ncode, 2);
     for (int a = 0; a < k->naccesses; a++) {
@@ -317,8 +318,10 @@ bool etch__loop_parse(const uint8_t *buf, size_t n, loop_kernel *k) {
     if (get(&r, 4) != LOOP_MAGIC) return false;
     k->variant = (uint8_t)get(&r, 1), k->split = (uint8_t)get(&r, 1);
     k->npar = (uint8_t)get(&r, 1), k->nred = (uint8_t)get(&r, 1);
+    uint64_t any_mode = get(&r, 1);
+    k->any_mode = any_mode == 1;
     k->naccesses = (int)get(&r, 2), k->nscalars = (int)get(&r, 2), k->ncode = (int)get(&r, 2);
-    if (r.bad || check_shape(k)) return false;
+    if (r.bad || any_mode > 1 || check_shape(k)) return false;
     for (int a = 0; a < k->naccesses; a++) {
         k->access[a].dtype = (uint8_t)get(&r, 1), k->access[a].store = (uint8_t)get(&r, 1);
         for (int x = 0; x < k->npar + k->nred; x++) k->access[a].step[x] = (uint8_t)get(&r, 1);

@@ -78,6 +78,7 @@ typedef struct loop_kernel {
     char name[48];
     uint8_t variant, split;
     uint8_t npar, nred; /* axes: npar parallel ones, then nred reduced ones */
+    bool any_mode;      /* must assume nothing of rounding and denormals, see graph.any_mode */
     int naccesses, nscalars, ncode;
     loop_access access[LOOP_MAX_ACCESSES];
     loop_instr code[LOOP_MAX_CODE];

@@ -71,8 +71,8 @@ char *etch__loop_text(const loop_kernel *k) {
     static const char step[] = "01s";
     text t = {0};
     if (!etch__loop_valid(k, NULL)) return etch__strdup("kernel that is not valid\n");
-    put(&t, "kernel %.48s: %s%s, %d + %d axes\n", k->name, variants[k->variant], splits[k->split],
-        k->npar, k->nred);
+    put(&t, "kernel %.48s: %s%s, %d + %d axes%s\n", k->name, variants[k->variant], splits[k->split],
+        k->npar, k->nred, k->any_mode ? ", any mode" : "");
     for (int a = 0; a < k->naccesses; a++) {
         put(&t, "  @%d: %s %s [", a, k->access[a].store ? "store" : "load",
             etch_dtype_name((etch_dtype)k->access[a].dtype));

@@ -413,6 +413,7 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
     memset(out, 0, sizeof *out);
     l->r = r, l->g = &r->groups[group], l->out = out, l->k = &out->k;
     l->naxes = l->g->naxes;
+    l->k->any_mode = r->g->any_mode;
     name_kernel(l, group);
     emit_members(l);
     bool ok = !l->failed;

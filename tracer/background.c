@@ -110,6 +110,7 @@ static void do_job(job *j) {
 /* ---- the thread ---- */
 
 static void *work(void *unused) {
+    etch__fp_control(FP_TRAPS); /* a thread begins with the mode of the one that starts it */
     pthread_mutex_lock(&lock);
     while (!quitting) {
         job *j = current = first;

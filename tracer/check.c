@@ -199,7 +199,8 @@ static etch_status run_kernel(const walk *w, const trace_node *n, etch_tensor *c
                     .at = n->dynamic ? w->ints + n->ints : n->c.at,
                     .site = n->site};
     empty_frame frame = etch__push_frame();
-    etch__tls.state = n->c.state;
+    frame.fp_changed = true;
+    etch__state_enter(n->c.state);
     etch_status status = n->op == OP_EMPTY ? ETCH_OK : etch__run_kernel(&call, out);
     etch__pop_frame(&frame);
     return status;

@@ -141,7 +141,7 @@ static bool add_node(builder *b, const trace_node *n) {
     meta.offset = offset[n->c.out];
     int number = etch__graph_add_node(b->g, &call, operands, &meta);
     if (number < 0) return false;
-    b->g->nodes[number].state = n->c.state;
+    b->g->nodes[number].state = (uint32_t)n->c.state; /* the processor's part is the plan's */
     b->number[n->c.out] = b->g->nodes[number].out;
     return true;
 }
@@ -168,9 +168,20 @@ static bool add_outputs(builder *b) {
     return true;
 }
 
+/* What a run looks at in the end: temporaries, of which none may be alive, and what is produced. */
+static void sort_made(const trace_leaf *leaf, segment_code *code) {
+    for (int produced = 0; produced < 2; produced++) {
+        code->nmissing = produced ? code->nmade : 0;
+        for (int i = 0; i < leaf->nsteps; i++) {
+            int32_t v = leaf->steps[i].out;
+            if ((code->slot[v] != OUT_MISSING) == produced) code->made[code->nmade++] = v;
+        }
+    }
+}
+
 static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
     size_t nv = (size_t)leaf->nvalues;
-    size_t each = sizeof(int64_t) + 4 * sizeof(int32_t) + 1;
+    size_t each = sizeof(int64_t) + 5 * sizeof(int32_t) + 1;
     segment_code *c = etch__calloc(1, sizeof *c + nv * each);
     if (!c) return NULL;
     atomic_store(&c->refs, 1);
@@ -179,7 +190,8 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
     c->out = c->in + nv;
     c->slot = c->out + nv;
     c->alias = c->slot + nv;
-    c->tainted = (uint8_t *)(c->alias + nv);
+    c->made = c->alias + nv;
+    c->tainted = (uint8_t *)(c->made + nv);
     for (int v = 0; v < leaf->nvalues; v++) c->alias[v] = leaf->writes_inputs ? alias[v] : v;
     etch__find_tainted(leaf, c->alias, c->tainted);
     return c;
@@ -192,10 +204,12 @@ static graph *build_graph(const trace_leaf *leaf, const walk *w, const char *nam
     b.number = etch__malloc(((size_t)leaf->nvalues + 1) * sizeof *b.number);
     bool ok = b.g && b.number;
     if (ok) b.g->dynamic = leaf->dynamic;
+    if (ok && leaf->npath) b.g->any_mode = STATE_FP(leaf->path[0]->c.state) != 0;
     for (int v = 0; ok && v < leaf->nvalues; v++) b.number[v] = -1;
     ok = ok && add_inputs(&b);
     for (int i = 0; ok && i < leaf->npath; i++) ok = add_node(&b, leaf->path[i]);
     ok = ok && add_outputs(&b);
+    if (ok) sort_made(leaf, code);
     etch__free(b.number);
     if (ok) return b.g;
     etch__graph_free(b.g);
@@ -421,6 +435,7 @@ void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
         saved_error error;
         etch__error_save(&error);
         empty_frame frame = etch__push_frame();
+        etch__frame_mode(&frame, 0); /* numbers become text, and are folded, to nearest */
         if (m == GRAPH) call_back(false);
         segment_code *code = compile(f, leaf, w, m);
         if (m == GRAPH) call_back(true);

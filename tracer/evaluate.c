@@ -9,7 +9,8 @@
 
 empty_frame etch__push_frame(void) {
     etch_thread *t = &etch__tls;
-    empty_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush};
+    empty_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush, etch__fp_mask(), false};
+    f.fp_changed = ~f.fp & FP_TRAPS;
     t->cursor = NULL, t->run = NULL;
     t->layers = 0;
     t->in_flush = true;
@@ -21,6 +22,14 @@ void etch__pop_frame(const empty_frame *f) {
     t->cursor = f->cursor, t->run = f->run;
     t->state = f->state, t->layers = f->layers;
     t->in_flush = f->in_flush;
+    if (unlikely(f->fp_changed)) etch__fp_control(f->fp);
+}
+
+/* Reading MXCSR costs more than a few operators, so that it is read once a frame. */
+void etch__frame_mode(empty_frame *f, uint64_t state) {
+    if (likely((f->fp & FP_MODE) == STATE_FP(state))) return;
+    f->fp_changed = true;
+    etch__fp_control(STATE_FP(state) | FP_TRAPS);
 }
 
 /* ---- writes that failed ----
@@ -152,7 +161,7 @@ static void evaluate_node(walk *w, const trace_node *n) {
                     .sc = w->c.scalar + n->c.sc,
                     .at = n->dynamic ? w->ints + n->ints : n->c.at,
                     .site = n->site};
-    etch__tls.state = n->c.state;
+    etch__state_enter(n->c.state);
     THREAD_COUNT(operators, 1);
     if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);
     else if (!(n->c.inplace ? evaluate_write(&call, h) : evaluate_kernel(&call, h)))
@@ -214,6 +223,7 @@ void etch__evaluate_nodes(walk *w, const uint8_t *run_it) {
     empty_frame frame = etch__push_frame();
     evaluate_path(w, run_it, last_use);
     fail_spoilt(w);
+    frame.fp_changed = true;
     etch__pop_frame(&frame);
     etch__free(last_use);
 }
@@ -345,10 +355,6 @@ static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, in
     etch_tensor *h = w->c.value[v];
     if (!h->deferred || !etch__is_live(h)) return;
     int32_t slot = code->slot[v];
-    if (slot == OUT_MISSING) {
-        w->pending = true;
-        return;
-    }
     const etch_tensor *base = w->c.value[leaf->base[v]];
     h->storage = slot == OUT_INPUT ? base->storage : w->outputs[slot];
     h->offset = code->offset[v] + (slot == OUT_INPUT ? base->offset : 0);
@@ -382,13 +388,14 @@ etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *
     bool wrote = false;
     plan_io io = {w->inputs, w->c.scalar, w->outputs, &wrote, false};
     empty_frame frame = etch__push_frame();
+    etch__frame_mode(&frame, leaf->path[0]->c.state);
     int64_t start = unlikely(code->report != NULL) ? etch__report_now() : 0;
     etch_status status = code->plan->run(code->plan, &io);
     if (unlikely(start)) etch__report_add_time(&code->report->run, start);
     etch__pop_frame(&frame);
     if (unlikely(wrote)) poison(w);
     if (status != ETCH_OK) return status;
-    for (int i = 0; i < leaf->nsteps; i++) attach(w, leaf, code, leaf->steps[i].out);
+    for (int i = code->nmissing; i < code->nmade; i++) attach(w, leaf, code, code->made[i]);
     for (int i = 0; i < code->nout; i++) etch__storage_release(w->outputs[i]);
     if (unlikely(leaf->writes_inputs)) bump_versions(w, leaf);
     w->ran = code;

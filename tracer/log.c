@@ -123,6 +123,11 @@ static void put_marks(guard_text *t, const dim_marks *m, const tensor_meta *g) {
 static void put_state(guard_text *t, uint64_t state) {
     put(t, "%sstate: default dtype %s%s%s", t->n ? "; " : "", etch_dtype_name(STATE_DTYPE(state)),
         state & STATE_INFERENCE ? ", inference" : "", state & 1 ? ", gradients" : "");
+    static const char *const rounding[] = {"", ", rounding down", ", rounding up",
+                                           ", rounding to zero"};
+    unsigned fp = STATE_FP(state);
+    put(t, "%s%s%s", rounding[fp >> 13 & 3], fp & 0x8000 ? ", flush to zero" : "",
+        fp & 0x40 ? ", denormals are zero" : "");
 }
 
 char *etch__guards_text(const trace_leaf *leaf) {

@@ -111,7 +111,7 @@ walk *etch__begin_recording(run *r) {
 static void settle_earlier(run *r, const op_call *call) {
     for (walk *w = r->recorded; w; w = w->next)
         if (!w->published && w->npath && !w->entry &&
-            etch__similar_call(w->path[0], call, etch__tls.state))
+            etch__similar_call(w->path[0], call, etch__state_now()))
             etch__settle(r, w);
 }
 
@@ -142,7 +142,7 @@ static walk *begin_segment(run *r, const op_call *call) {
         return NULL;
     }
     if (r->recorded) settle_earlier(r, call);
-    trace_tree *tree = etch__find_resume(r->gen, call, etch__tls.state);
+    trace_tree *tree = etch__find_resume(r->gen, call, etch__state_now());
     if (!tree || !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) {
         if (tree && tree->limited) {
             r->eager = true;
@@ -238,6 +238,22 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
     return record(r, w, call);
 }
 
+/* A segment's plan runs under one mode of the processor: an operator under another one ends it. */
+static bool changes_mode(const walk *w) {
+    const cursor_node *last = w->mode == WALK_MATCH ? w->c.last : NULL;
+    if (w->mode != WALK_MATCH && w->npath) last = &w->path[w->npath - 1]->c;
+    bool empty = !last || (w->tree && last == &w->tree->root.c);
+    return !empty && STATE_FP(last->state ^ etch__state_now());
+}
+
+/* Ends the segment before the call, which begins another one. */
+static etch_tensor *break_before(run *r, reason_id why, const char *text, const op_call *call) {
+    tensor_meta meta;
+    if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
+    if (etch__break_graph(r, why, call->site, NULL, text) != ETCH_OK) return NULL;
+    return etch__traced_operator(call);
+}
+
 static inline etch_tensor *traced_operator(const op_call *call) {
     run *r = etch__current_run();
     if (!r) return etch__run_eager(call);
@@ -254,6 +270,8 @@ static inline etch_tensor *traced_operator(const op_call *call) {
         return prepare_operands(r, call) ? run_now(call) : NULL;
     }
     if (r->eager || r->off) return run_now(call);
+    if (r->walk && unlikely(changes_mode(r->walk)))
+        return break_before(r, REASON_BREAK_STATE, "rounding or denormals", call);
     walk *w = r->walk ? r->walk : begin_segment(r, call);
     if (!w) return r->eager ? run_now(call) : NULL;
     bool long_match = false;
@@ -268,11 +286,8 @@ static inline etch_tensor *traced_operator(const op_call *call) {
         if (!long_match) return diverge(r, w, call);
     }
     /* A segment has one operator at least. */
-    if (long_match || (w->npath && w->npath >= etch__param_int(PARAM_MAX_SEGMENT))) {
-        if (etch__break_graph(r, REASON_BREAK_LENGTH, call->site, NULL, NULL) != ETCH_OK)
-            return NULL;
-        return etch__traced_operator(call);
-    }
+    if (long_match || (w->npath && w->npath >= etch__param_int(PARAM_MAX_SEGMENT)))
+        return break_before(r, REASON_BREAK_LENGTH, NULL, call);
     return record(r, w, call);
 }
 

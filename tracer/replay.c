@@ -62,7 +62,7 @@ static bool same_handles(const replay *p, etch_tensor *const *in) {
 }
 
 static bool holds(const replay *p, etch_tensor *const *in, int nin, int nout) {
-    if (p->nin != nin || p->nout != nout || p->state != etch__tls.state) return false;
+    if (p->nin != nin || p->nout != nout || p->state != etch__state_now()) return false;
     for (int i = 0; i < nin; i++)
         if (!etch__guard_holds(&p->guards[i], in[i])) return false;
     return same_handles(p, in);

@@ -25,7 +25,7 @@ static run *take_run(etch_function *f) {
     etch__tls.runs = r;
     etch__function_pin(f);
     r->f = f;
-    r->state = etch__tls.state;
+    if (unlikely(f->options.replay)) r->state = etch__state_now();
     r->errors = etch__tls.errors;
     r->check = etch__checking() && f->options.numerics == ETCH_STRICT;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);
@@ -389,8 +389,10 @@ static etch_status call_in_own_run(run *r, etch_function *f, etch_tensor *const 
     empty_frame frame = etch__push_frame();
     etch__tls.in_flush = frame.in_flush;
     etch__tls.layers = frame.layers & ~(1u << LAYER_TRACER);
+    etch__fp_control(frame.fp);
     etch_status status = call_at(f, in, nin, out, nout, site);
     uint64_t state = etch__tls.state;
+    frame.fp_changed = false;
     etch__pop_frame(&frame);
     etch__tls.state = state;
     suspended = before;

@@ -177,15 +177,15 @@ void etch__end_recorded(walk *w, const etch_tensor *t) {
 }
 
 /* Whether the code produces all that must be there after the segment (rule 5). */
-static bool code_suffices(const walk *w, const trace_leaf *leaf, const segment_code *code,
+static bool code_suffices(walk *w, const trace_leaf *leaf, const segment_code *code,
                           const etch_tensor *t) {
     bool all = w->end == END_RETURN || w->end == REASON_BREAK_FLUSH;
-    for (int i = 0; i < leaf->nsteps; i++) {
-        int32_t v = leaf->steps[i].out;
+    for (int i = 0; i < code->nmissing; i++) {
+        int32_t v = code->made[i];
         const etch_tensor *h = w->c.value[v];
-        if (code->slot[v] != OUT_MISSING || !h->deferred) continue;
-        if (!etch__is_live(h)) continue;
+        if (likely(!etch__is_live(h)) || !h->deferred) continue;
         if (all || h == t || (code->tainted[v] && !leaf->lean)) return false;
+        w->pending = true; /* for late use */
     }
     return true;
 }

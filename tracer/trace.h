@@ -79,7 +79,9 @@ typedef struct segment_code {
                        where inputs are written; any other value: itself */
     uint8_t *tainted; /* per value: depends on storage that the segment itself writes */
     int64_t *offset;  /* per value: elements from the first element of its base */
-    int64_t *key;     /* dynamic: the sizes it is for (see walk.key) */
+    int32_t *made;    /* values that nodes make: those that it does not produce, then the others */
+    int nmissing, nmade;
+    int64_t *key; /* dynamic: the sizes it is for (see walk.key) */
     int64_t nkey;
     int version;     /* dynamic: of the leaf's wanted values */
     atomic_int refs; /* dynamic: the list's, and one a walk that keeps it */
@@ -484,16 +486,20 @@ segment_code *etch__find_instance(walk *w, trace_leaf *leaf);
 void etch__code_release(trace_leaf *leaf, segment_code *code);
 /* Runs a plan and gives storage to the live handles. */
 etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code);
-/* A frame in which operators run eagerly, whatever the thread is tracing. */
+/* A frame in which operators run eagerly, whatever the thread is tracing, and nothing traps. */
 typedef struct empty_frame {
     trace_cursor *cursor;
     void *run;
     uint64_t state;
     uint32_t layers;
     bool in_flush;
+    unsigned fp; /* MXCSR; where the frame has changed it, it is put back */
+    bool fp_changed;
 } empty_frame;
 empty_frame etch__push_frame(void);
 void etch__pop_frame(const empty_frame *frame);
+/* How the processor computes in the frame, as a plan of operators under that state word needs. */
+void etch__frame_mode(empty_frame *frame, uint64_t state);
 
 /* Graphs of all functions together; so many make the limit. */
 extern atomic_int etch__live_graphs;

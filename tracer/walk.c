@@ -362,7 +362,7 @@ static bool operand_fits(const walk *w, const trace_node *n, const op_call *call
 
 /* by_rank: whatever the sizes are. */
 static bool fits(const walk *w, const trace_node *n, const op_call *call, bool by_rank) {
-    if (!(by_rank ? etch__similar_call : etch__same_call)(n, call, etch__tls.state)) return false;
+    if (!(by_rank ? etch__similar_call : etch__same_call)(n, call, etch__state_now())) return false;
     for (int i = 0; i < call->nin; i++)
         if (!operand_fits(w, n, call, i, by_rank)) return false;
     return true;
@@ -547,7 +547,7 @@ static etch_tensor *shape_result(walk *w, const op_call *call) {
 /* The node is made first, so that nothing can fail once the operator has run. */
 etch_tensor *etch__walk_record(walk *w, const op_call *call) {
     if (!room_for_node(w, call)) return NULL;
-    trace_node *n = etch__node_new(call, etch__tls.state);
+    trace_node *n = etch__node_new(call, etch__state_now());
     if (!n) return NULL;
     n->dynamic = w->dynamic;
     if (n->dynamic) n->c.key |= CURSOR_DYNAMIC;

@@ -243,6 +243,7 @@ static etch_status evaluate_constant(run *r, etch_function *f, etch_tensor *cons
                 f->name, i);
     empty_frame frame = etch__push_frame();
     etch__tls.in_flush = frame.in_flush;
+    etch__fp_control(frame.fp);
     etch_status status = etch__call_in_scope(f, in, nin, out, nout);
     etch__pop_frame(&frame);
     return status;

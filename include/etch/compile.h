@@ -130,11 +130,21 @@ typedef struct etch_compile_options {
  * and strides (the last two, once they have changed, are run-time values: see etch_dynamic and the
  * marks below); of the operators, in their order, the operands, axes, the kinds of scalars and the
  * other attributes (integers, once they have changed, are run-time values); and at each operator
- * the settings of the thread: default dtype, device, precision of products, inference. Where inputs
- * are written, which of them share a storage is guarded, too. Never guarded are values, addresses,
- * offsets in a storage, and arguments that no operator reads, though C code may look at their
- * sizes, and though they are returned. One that only some paths of the body read is guarded on
- * those. */
+ * the settings of the thread: default dtype, device, precision of products, inference, and how the
+ * processor computes (below). Where inputs are written, which of them share a storage is guarded,
+ * too. Never guarded are values, addresses, offsets in a storage, and arguments that no operator
+ * reads, though C code may look at their sizes, and though they are returned. One that only some
+ * paths of the body read is guarded on those. */
+
+/* How the processor computes is the program's to set, before a call or inside the body:
+ * fesetround, _MM_SET_FLUSH_ZERO_MODE, _MM_SET_DENORMALS_ZERO_MODE, _mm_setcsr. It is read at each
+ * operator, on the thread that calls it; the operator computes in that mode whenever it runs, on
+ * every thread of the pool, with eager's bits. One segment has one mode: an operator under another
+ * than the one before it is a graph break (`state`), an error under `fullgraph`. After a call the
+ * mode is the one that the body left. Exceptions that the program lets trap (feenableexcept) are
+ * masked while operators compute, eagerly and compiled alike, since lanes of vectors without data
+ * would trap as well: an operator never raises SIGFPE, whatever its data, nor does the kernel of a
+ * custom one. Which flags of exceptions operators raise is not defined. */
 
 /* replay: for a body that is a pure function of its tensor arguments. After its trace is compiled,
  * a call whose arguments have the dtypes, sizes and strides of a recorded call (the same of them

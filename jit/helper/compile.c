@@ -29,6 +29,7 @@ static void set_options(gen *g) {
         gcc_jit_context_add_command_line_option(g->c, isa_options[g->isa][i]);
     for (int i = 0; i < COUNT_OF(options); i++)
         gcc_jit_context_add_command_line_option(g->c, options[i]);
+    if (g->k->any_mode) gcc_jit_context_add_command_line_option(g->c, "-frounding-math");
     gcc_jit_context_add_driver_option(g->c, "-B" ETCH_BINUTILS_DIR "/");
     for (int i = 0; i < COUNT_OF(driver_options); i++)
         gcc_jit_context_add_driver_option(g->c, driver_options[i]);

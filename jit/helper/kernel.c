@@ -102,6 +102,12 @@ static val constant_value(gen *g, const loop_instr *i) {
     return constant(g, g->compute[t], i->p.imm.i);
 }
 
+/* A number whose value the compiler cannot use: the product that it would leave out of x * 1
+ * flushes denormals. */
+static val opaque(gen *g, etch_dtype t, val x) {
+    return rv(keep(g, gcc_jit_type_get_volatile(g->compute[t]), x, "opaque"));
+}
+
 /* Constants, scalars and the count of reduced elements are the same for all strips. */
 static void set_uniforms(gen *g) {
     for (int v = 0; v < g->k->ncode; v++) {
@@ -111,6 +117,7 @@ static void set_uniforms(gen *g) {
                 : i->p.prim == PRIM_SCALAR
                     ? scalar_value(g, i)
                     : gen_convert(g, ETCH_I64, (etch_dtype)i->p.type, g->reduced);
+        if (g->k->any_mode && etch__is_float((etch_dtype)i->p.type)) x = opaque(g, i->p.type, x);
         g->value[v].now = keep(g, g->compute[i->p.type], x, "uniform");
         g->value[v].loop = EVERY_LOOP;
     }

@@ -56,8 +56,31 @@ static val round_bf16(gen *g, val x) {
     return f32_of(g, choose(g, g->t_u32, cmp(g, NE, x, x), nan, r));
 }
 
+/* To a multiple of 2^-24 however the processor rounds: twice the multiple is cut off, and what was
+ * lost decides. */
+static val small_f16_any_mode(gen *g, val mag) {
+    gcc_jit_type *f32 = g->compute[ETCH_F32];
+    val safe = choose(g, g->t_u32, cmp(g, LT, mag, u32(g, 0x38800000)), mag, u32(g, 0));
+    val scaled = fkeep(g, op(g, TIMES, f32, f32_of(g, safe), gen_real(g, ETCH_F32, 0x1p25)));
+    val twice = rv(keep(g, g->t_int, cast(g, scaled, g->t_int), "twice"));
+    val lost = cmp(g, NE, cast(g, twice, f32), scaled);
+    val t = ukeep(g, cast(g, twice, g->t_u32));
+    val odd = uop(g, AND, uop(g, SHR, t, u32(g, 1)), u32(g, 1));
+    val up = choose(g, g->t_u32, lost, u32(g, 1), odd);
+    val q = ukeep(g, uop(g, SHR, uop(g, PLUS, t, up), u32(g, 1)));
+    val whole = cast(g, cast(g, q, g->t_int), f32);
+    return bits_of(g, fkeep(g, op(g, TIMES, f32, whole, gen_real(g, ETCH_F32, 0x1p-24))));
+}
+
 /* Above 2^-14 the low 13 bits go; below, adding 0.5 leaves multiples of 2^-24; from 65520 on it is
  * infinite. */
+static val small_f16(gen *g, val mag) {
+    if (g->k->any_mode) return small_f16_any_mode(g, mag);
+    val half = gen_real(g, ETCH_F32, 0.5);
+    val F = fkeep(g, op(g, PLUS, g->compute[ETCH_F32], f32_of(g, mag), half));
+    return bits_of(g, fkeep(g, op(g, MINUS, g->compute[ETCH_F32], F, half)));
+}
+
 static val round_f16(gen *g, val x) {
     val u = bits_of(g, x);
     val sign = ukeep(g, uop(g, AND, u, u32(g, 0x80000000u)));
@@ -65,10 +88,7 @@ static val round_f16(gen *g, val x) {
     val r = round_bits(g, mag, 13);
     val big = cmp(g, GE, r, u32(g, 0x47800000));
     r = choose(g, g->t_u32, big, u32(g, 0x7f800000), r);
-    val half = gen_real(g, ETCH_F32, 0.5);
-    val F = fkeep(g, op(g, PLUS, g->compute[ETCH_F32], f32_of(g, mag), half));
-    F = fkeep(g, op(g, MINUS, g->compute[ETCH_F32], F, half));
-    r = choose(g, g->t_u32, cmp(g, LT, mag, u32(g, 0x38800000)), bits_of(g, F), r);
+    r = choose(g, g->t_u32, cmp(g, LT, mag, u32(g, 0x38800000)), small_f16(g, mag), r);
     r = choose(g, g->t_u32, cmp(g, GT, mag, u32(g, 0x7f800000)), quiet(g, mag, 13), r);
     return f32_of(g, uop(g, OR, r, sign));
 }

@@ -125,7 +125,7 @@ fault guard-stride 0 guards/guard.h ' || g->stride[d] != t->stride[d]' ''
 fault guard-size 0 guards/guard.h 'g->size[d] != t->size[d] || ' ''
 fault guard-dtype 0 guards/guard.h 'if (g->dtype != t->dtype || g->ndim' 'if (g->ndim'
 fault guard-dynamic 0 guards/guard.h 'return g->dtype == t->dtype && ' 'return '
-fault state-word 0 core/cursor.h 'n->state != etch__tls.state || ' ''
+fault state-word 0 core/cursor.h 'n->state != etch__state_now() || ' ''
 fault scalar-kind 0 core/cursor.h 'if (unlikely(n->kind[i] != sc[i].kind)) return NULL;' ';'
 fault static-attribute 0 core/cursor.h 'if (unlikely(n->at[i] != at[i])) return NULL;' \
     'if (n->at[i] != at[i] && i < 0) return NULL;'
