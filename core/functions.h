@@ -480,9 +480,10 @@ FN u64 reduced_far(double x, double *r, double *r_low) {
 /* sin(r) - r and cos(r) - (1 - z / 2), z = r^2, r up to pi/4 */
 FN REAL F(sin_rest)(REAL r, REAL z, REAL z2) {
 #if F64
-    REAL p = AND4(z, z2, z2 * z2, FMA(1.59175674789068e-10, z, -2.505112403138208e-08),
-                  2.7557316064986773e-06, -0.00019841269836686008, 0.008333333333330901,
-                  -0.16666666666666666);
+    REAL p = AND4(
+        z, z2, z2 * z2,
+        TRIPLE(z, z2, -7.586455940017973e-13, 1.605852751943773e-10, -2.5052106206531682e-08),
+        2.755731921926441e-06, -0.00019841269841264968, 0.008333333333333331, -0.16666666666666666);
 #else
     REAL p = QUAD(z, z2, 2.72487017e-06f, -0.000198400773f, 0.00833333186f, -0.166666667f);
 #endif
@@ -578,7 +579,7 @@ FN REAL F(atan)(REAL x) {
     REAL a = F(calm)(F(limited)(F(abs)(x), 0, K(0x1p60, 0x1p30f)));
     bool low = a<K(0.5, 0.5f), high = a> 2;
     REAL n = low ? a : high ? -1 : a - 1, most = low ? 0 : a, one = high ? 0 : 1;
-    REAL d = most + one, d_low = (most - d) + one;
+    REAL d = most + one, d_low = F(lost_sum)(most, one, d);
     REAL from = low ? 0 : high ? HALF_PI : K(0.5, 0.5f) * HALF_PI;
     REAL from_low = low ? 0 : high ? HALF_PI_LOW : K(0.5, 0.5f) * HALF_PI_LOW;
     REAL w_low, w = F(quotient)(n, 0, d, d_low, &w_low), z = w * w, z2 = z * z, z4 = z2 * z2;

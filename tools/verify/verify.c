@@ -1,4 +1,5 @@
-/* etch-verify: compares a replacement of an operator with the operator itself.
+/* etch-verify: compares a replacement of an operator with the operator itself; or, with --op
+ * functions, the functions of one number with the exact results (functions.h).
  *
  * Over dtypes, shapes and the strides of both operands, the replacement is called directly,
  * through a mode that puts it in the operator's place, and compiled. Printed is the largest
@@ -16,6 +17,7 @@
  * Exit status: 0 when all is within the bound and all three ways give the same bits, 1
  * when not, 2 for an error. */
 #include "cblas_matmul.h"
+#include "functions.h"
 
 #include <float.h>
 #include <math.h>
@@ -49,7 +51,9 @@ static const replacement replacements[] = {
 typedef struct options {
     const replacement *what;
     const char *dtypes, *shapes, *device;
-    double bound; /* in ulp of S; negative: the stated one */
+    double bound; /* in ulp of S, of functions in ulp of the result; negative: the stated one */
+    bool functions;
+    int64_t samples;
 } options;
 
 /* ---- operands ---- */
@@ -264,6 +268,12 @@ static int usage(void) {
          "`bound`, by default 2 K / (1 - K u). `equal`: the three have the same bits.");
     for (size_t i = 0; i < sizeof replacements / sizeof *replacements; i++)
         printf("  --op %-14s %s\n", replacements[i].name, replacements[i].help);
+    puts("  --op functions      exp, log, sin, ... and pow: largest error in ulp of the exact "
+         "result\n"
+         "                      over --samples N operands (200000), and what a tensor costs of "
+         "which\n"
+         "                      every second number is special, in terms of one of ordinary "
+         "numbers");
     return 2;
 }
 
@@ -272,15 +282,22 @@ static bool set_option(options *o, const char *name, const char *value) {
     if (!strcmp(name, "--shapes")) return o->shapes = value, true;
     if (!strcmp(name, "--device")) return o->device = value, true;
     if (!strcmp(name, "--bound")) return o->bound = strtod(value, NULL), true;
+    if (!strcmp(name, "--samples")) return o->samples = atoll(value), o->samples > 0;
     if (strcmp(name, "--op")) return false;
+    if (!strcmp(value, "functions")) return o->functions = true;
     for (size_t i = 0; i < sizeof replacements / sizeof *replacements; i++)
         if (!strcmp(value, replacements[i].name)) return o->what = &replacements[i], true;
     return false;
 }
 
 int main(int argc, char **argv) {
-    options o = {&replacements[0], "f32,f64", "1x1x1,7x5x3,64x64x64,65x130x33,96x512x80", "cpu",
-                 -1};
+    options o = {&replacements[0],
+                 "f32,f64",
+                 "1x1x1,7x5x3,64x64x64,65x130x33,96x512x80",
+                 "cpu",
+                 -1,
+                 false,
+                 200000};
     for (int i = 1; i < argc; i += 2)
         if (i + 1 == argc || !set_option(&o, argv[i], argv[i + 1])) return usage();
     etch_device device = etch_device_parse(o.device);
@@ -288,7 +305,7 @@ int main(int argc, char **argv) {
         return bad("--device", etch_last_error()), 2;
     etch_manual_seed(0);
     if (!blas_op()) return bad("mylib::blas_matmul", etch_last_error()), 2;
-    int failures = table(&o);
+    int failures = o.functions ? function_table(o.dtypes, o.samples, o.bound) : table(&o);
     if (failures < 0) return bad("failed", etch_last_error()), 2;
     printf("%d rows beyond the bound\n", failures);
     return failures > 0;
