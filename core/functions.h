@@ -480,14 +480,13 @@ FN u64 reduced_far(double x, double *r, double *r_low) {
 /* sin(r) - r and cos(r) - (1 - z / 2), z = r^2, r up to pi/4 */
 FN REAL F(sin_rest)(REAL r, REAL z, REAL z2) {
 #if F64
-    REAL p = AND4(
-        z, z2, z2 * z2,
-        TRIPLE(z, z2, -7.586455940017973e-13, 1.605852751943773e-10, -2.5052106206531682e-08),
-        2.755731921926441e-06, -0.00019841269841264968, 0.008333333333333331, -0.16666666666666666);
+    REAL p = AND4(z, z2, z2 * z2, FMA(-7.586455940017973e-13, z, 1.605852751943773e-10),
+                  -2.5052106206531682e-08, 2.755731921926441e-06, -0.00019841269841264968,
+                  0.008333333333333331);
 #else
-    REAL p = QUAD(z, z2, 2.72487017e-06f, -0.000198400773f, 0.00833333186f, -0.166666667f);
+    REAL p = TRIPLE(z, z2, 2.72487017e-06f, -0.000198400773f, 0.00833333186f);
 #endif
-    return r * z * p;
+    return r * z * FMA(z, p, K(-0.16666666666666666, -0.166666667f));
 }
 FN REAL F(cos_rest)(REAL z, REAL z2) {
 #if F64
@@ -512,7 +511,8 @@ FN REAL F(turned)(REAL r, REAL r_low, UINT k) {
 /* tan(r + r_low + k pi/2), the quotient of two pairs */
 FN REAL F(slope)(REAL r, REAL r_low, UINT k) {
     REAL z = r * r, z2 = z * z, z_low = F(lost_product)(r, r, z), half = K(0.5, 0.5f) * z;
-    REAL t = F(sin_rest)(r, z, z2) + FMA(-half, r_low, r_low), s = r + t, s_low = (r - s) + t;
+    REAL more = FMA(r * z_low, K(-0.16666666666666666, -0.166666667f), FMA(-half, r_low, r_low));
+    REAL t = F(sin_rest)(r, z, z2) + more, s = r + t, s_low = (r - s) + t;
     REAL w = 1 - half, v = FMA(K(-0.5, -0.5f), z_low, FMA(-r, r_low, F(cos_rest)(z, z2)));
     v = ((1 - w) - half) + v;
     REAL c = w + v, c_low = (w - c) + v, low;
