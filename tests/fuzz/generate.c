@@ -347,6 +347,8 @@ static fuzz_int some_int(generator *g, const char *name, const statement *s) {
         return plain(steps[below(g, 9)]);
     }
     if (!strcmp(name, "groups")) return plain(chance(g, 3) ? 2 : 1);
+    /* Not -1, the largest index: with wild ones that is more than there is memory. */
+    if (!strcmp(name, "num_classes")) return plain(below(g, 12));
     if (!strcmp(name, "device")) return plain(chance(g, 8) ? ETCH_CUDA(70) : ETCH_CPU);
     if (strcmp(name, "start") && strcmp(name, "end") && strcmp(name, "index"))
         return plain(some_dim(g, t));
