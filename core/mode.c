@@ -194,7 +194,7 @@ typedef struct boxed_form {
     const etch_value *args;
     int nargs;
 } boxed_form;
-static __thread boxed_form boxed __attribute__((tls_model("initial-exec")));
+static __thread const boxed_form *boxed __attribute__((tls_model("initial-exec")));
 
 /* What a handler returned must be what the operator returns. */
 static bool result_fits(const etch_mode *m, const op_call *call, const etch_tensor *h) {
@@ -248,8 +248,8 @@ static etch_status run_handler(int index, const op_call *call, etch_tensor **out
     const op_call *composite = t->composite;
     etch_value values[SCHEMA_MAX_ARGS];
     int n = etch__box(call, values);
-    boxed_form outer_form = boxed;
-    boxed = (boxed_form){call, values, n};
+    const boxed_form *outer_form = boxed, form = {call, values, n};
+    boxed = &form;
     t->handled = call;
     t->composite = NULL; /* what the handler calls stands at its own lines */
     t->mode_floor = index;
@@ -349,7 +349,7 @@ etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out) {
 etch_status etch_redispatch(const etch_op *op, const etch_value *args, int nargs, etch_tensor **out,
                             int nout) {
     const op_call *handled = etch__tls.handled;
-    if (likely(handled && args == boxed.args && handled == boxed.call && nargs == boxed.nargs &&
+    if (likely(handled && args == boxed->args && handled == boxed->call && nargs == boxed->nargs &&
                op == &etch__ops[handled->op] && out && nout == op->nout)) {
         out[0] = etch__dispatch(handled);
         return out[0] ? ETCH_OK : etch__tls.status;

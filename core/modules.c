@@ -144,7 +144,7 @@ bool etch__module_symbol(const module *m, const void *address, char *text, size_
     static const char *const tables[] = {".symtab", ".dynsym"};
     uint64_t at = (uint64_t)(uintptr_t)address - m->bias;
     Elf64_Shdr table, names;
-    Elf64_Sym s;
+    Elf64_Sym s = {0};
     for (int i = 0; i < COUNT_OF(tables); i++) {
         if (!etch__module_section(m, tables[i], &table) || table.sh_link >= (uint32_t)m->nsections)
             continue;

@@ -60,7 +60,7 @@ static void calls_have_the_form_of_their_schema(void **state) {
         "sum.dim_IntList(%0) {1, 0}",
         "sum.dim_IntList(%0) {1, 0, 2, -1}",
         "sum.dim_IntList(%0) {1, 0, 0, 77}",
-        "pow.Tensor_Scalar(%0, $0: real) {7}",
+        "pow.Tensor_Scalar(%0, $0: real) {8}",
     };
     for (size_t i = 0; i < sizeof calls / sizeof *calls; i++) {
         char text[256];

@@ -313,8 +313,8 @@ static etch_tensor *call_fixed(const etch_function *f, etch_tensor *const *x) {
 etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                             int nout) {
     etch_thread *t = &etch__tls;
-    int64_t outer = t->body_scope;
-    t->body_scope = t->nscopes - 1;
+    int32_t outer = t->body_scope;
+    t->body_scope = (int32_t)t->nscopes - 1;
     etch_status status = ETCH_OK;
     if (f->kind == FN_N) status = ((etch_fn_n)f->fn)(f->ctx, in, nin, out, nout);
     else out[0] = call_fixed(f, in);

@@ -111,7 +111,7 @@ static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
     r->scope = etch_scope_begin();
     if (r->scope < 0) return false;
     r->outer_guard = t->guard_scope;
-    t->guard_scope = r->scope;
+    t->guard_scope = (int32_t)r->scope;
     t->run = r;
     t->layers |= 1u << LAYER_TRACER;
     r->modes = t->nmodes;
