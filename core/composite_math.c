@@ -18,13 +18,15 @@ static bool keeps_dims(const op_call *call) {
     return call->at[1 + (call->at[0] > 0 ? call->at[0] : 0)] != 0;
 }
 
-/* As a mask; the dimensions have passed a reduction. A 0-d tensor has dimensions 0 and -1, none of
- * which is there. */
+/* As a mask. A 0-d tensor has dimensions 0 and -1, none of which is there; dimensions out of range
+ * are the reduction's to refuse. */
 static uint32_t reduced_mask(const etch_dims *d, int ndim) {
-    uint32_t all = (1u << ndim) - 1, mask = d->n > 0 ? 0 : all;
-    for (int i = 0; i < d->n; i++)
-        mask |= 1u << (d->v[i] < 0 ? d->v[i] + (ndim ? ndim : 1) : d->v[i]);
-    return mask & all;
+    uint32_t mask = d->n > 0 ? 0 : (1u << ndim) - 1;
+    for (int i = 0; i < d->n; i++) {
+        int64_t k = d->v[i] < 0 ? d->v[i] + ndim : d->v[i];
+        if (k >= 0 && k < ndim) mask |= 1u << k;
+    }
+    return mask;
 }
 
 /* ---- variances ---- */

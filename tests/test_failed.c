@@ -236,6 +236,12 @@ typedef struct state {
     etch_tensor *x, *index, *captured, *result;
 } state;
 
+static void drop_kept(void) {
+    etch_release(early);
+    etch_release(kept);
+    early = kept = NULL;
+}
+
 static state fresh(int64_t index, int rows) {
     state s;
     s.x = arange_f32(rows, COLUMNS);
@@ -243,7 +249,7 @@ static state fresh(int64_t index, int rows) {
     s.captured = etch_neg(arange_f32(rows, COLUMNS));
     s.result = etch_full(ETCH_F32, ETCH_SHAPE(rows, COLUMNS), 3);
     captured = s.captured, result = s.result;
-    early = kept = NULL;
+    drop_kept();
     return s;
 }
 
@@ -270,21 +276,12 @@ static void bad_call(const program *p, etch_function *f, int rows) {
     assert_same(b.x, a.x);
     assert_same(b.captured, a.captured);
     assert_same(b.result, a.result);
-    if (early) {
-        assert_same(early, etch_neg(etch_mul_scalar(a.x, 2)));
-        etch_release(early);
-    }
+    if (early) { assert_same(early, etch_neg(etch_mul_scalar(a.x, 2))); }
     if (kept) {
         assert_null(etch_neg(kept));
         etch_clear_error();
-        etch_release(kept);
     }
-}
-
-static void drop_kept(void) {
-    etch_release(early);
-    etch_release(kept);
-    early = kept = NULL;
+    drop_kept();
 }
 
 static void check(const program *p, etch_compile_options o) {

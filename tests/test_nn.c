@@ -156,7 +156,8 @@ static void softmax_dtypes_and_errors(void **state) {
                                 must(etch_softmax(must(etch_to(x, ETCH_F64)), 1))));
         etch_tensor *i = make(ETCH_I32, ETCH_SHAPE(3, 8), LAYOUT_ROW, true);
         assert_int_equal(must(etch_softmax_as(i, 1, ETCH_F32))->dtype, ETCH_F32);
-        REFUSED(ETCH_ERR_DTYPE, "softmax.int: expected a floating dtype, got i32", etch_softmax(i, 1));
+        REFUSED(ETCH_ERR_DTYPE, "softmax.int: expected a floating dtype, got i32",
+                etch_softmax(i, 1));
         REFUSED(ETCH_ERR_DTYPE, "half_to_float", etch_softmax_raw(wide, 1, true));
         REFUSED(ETCH_ERR_DIM_RANGE, "log_softmax.int", etch_log_softmax(x, 2));
         REFUSED(ETCH_ERR_DIM_RANGE, "softmax.int", etch_softmax(x, -3));
@@ -292,7 +293,8 @@ static void linear_errors(void **state) {
         REFUSED(ETCH_ERR_SHAPE, "weight with 1 or 2 dimensions", etch_linear(w, cube, ETCH_NONE));
         REFUSED(ETCH_ERR_SHAPE, "linear: expected input whose last",
                 etch_linear(must(etch_t(x)), w, ETCH_NONE));
-        REFUSED(ETCH_ERR_INVALID_ARGUMENT, "\"weight\" is not optional", etch_linear(x, ETCH_NONE, ETCH_NONE));
+        REFUSED(ETCH_ERR_INVALID_ARGUMENT, "\"weight\" is not optional",
+                etch_linear(x, ETCH_NONE, ETCH_NONE));
         REFUSED(ETCH_ERR_NULL, "", etch_linear(x, w, NULL));
         /* by name, the bias left out, given as none, given */
         const etch_op *op = etch_op_find("linear");
