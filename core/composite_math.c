@@ -18,11 +18,11 @@ static bool keeps_dims(const op_call *call) {
     return call->at[1 + (call->at[0] > 0 ? call->at[0] : 0)] != 0;
 }
 
-/* As a mask. A 0-d tensor has dimensions 0 and -1, none of which is there; dimensions out of range
- * are the reduction's to refuse. */
+/* As a mask. A 0-d tensor has dimensions 0 and -1, none of which is there; dimensions out of range,
+ * and more of them than a tensor can have, are the reduction's to refuse. */
 static uint32_t reduced_mask(const etch_dims *d, int ndim) {
     uint32_t mask = d->n > 0 ? 0 : (1u << ndim) - 1;
-    for (int i = 0; i < d->n; i++) {
+    for (int i = 0; i < d->n && i < ETCH_MAX_DIMS; i++) {
         int64_t k = d->v[i] < 0 ? d->v[i] + ndim : d->v[i];
         if (k >= 0 && k < ndim) mask |= 1u << k;
     }

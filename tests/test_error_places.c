@@ -102,6 +102,7 @@ static etch_value any_value(const schema_arg *a, etch_tensor **list) {
     default: break;
     }
     if (!draw(40)) v.tag = (etch_value_tag)draw(12);
+    if (v.tag == ETCH_VALUE_BOOL) v.b = draw(2); /* C has no other ones */
     return v;
 }
 
