@@ -94,7 +94,7 @@ static const prim_text prims[PRIM_COUNT] = {
     [PRIM_SELECT] = SAME("$a ? $b : $c"),
     [PRIM_EXP] = MATH,  [PRIM_LOG] = MATH,   [PRIM_SIN] = OWN,    [PRIM_COS] = OWN,
     [PRIM_TANH] = OWN,  [PRIM_ERF] = OWN,    [PRIM_EXP2] = OWN,   [PRIM_EXPM1] = OWN,
-    [PRIM_LOG2] = MATH, [PRIM_LOG10] = OWN,  [PRIM_LOG1P] = MATH, [PRIM_TAN] = OWN,
+    [PRIM_LOG2] = OWN,  [PRIM_LOG10] = OWN,  [PRIM_LOG1P] = OWN,  [PRIM_TAN] = OWN,
     [PRIM_ASIN] = OWN,  [PRIM_ACOS] = OWN,   [PRIM_ATAN] = OWN,   [PRIM_SINH] = OWN,
     [PRIM_COSH] = OWN,  [PRIM_SIGMOID] = OWN, [PRIM_SILU] = OWN,
     [PRIM_POW] = {"pow_$s($a, $b)", "$b < 0 ? inverse_power($a, $b) : whole_power<$t, $u>($a, $b)",
