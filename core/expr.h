@@ -43,9 +43,7 @@ typedef struct prim_program {
 } prim_program;
 
 /* Whether the primitive makes a bool of operands of type `from`. */
-static inline bool etch__prim_compares(int prim) {
-    return prim >= PRIM_EQ && prim <= PRIM_SIGNBIT;
-}
+static inline bool etch__prim_compares(int prim) { return prim >= PRIM_EQ && prim <= PRIM_SIGNBIT; }
 
 /* bf16 and f16 are computed in f32, every other dtype in itself. */
 static inline etch_dtype etch__compute_type(etch_dtype d) {

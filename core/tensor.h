@@ -53,14 +53,14 @@ struct etch_tensor {
     int32_t value; /* deferred: its number in the owner's run */
     uint8_t magic; /* TENSOR_ALIVE */
     uint8_t dtype, ndim;
-    uint8_t deferred;   /* storage not there yet: owner and value say where it comes from */
-    uint8_t failed;     /* what it depends on failed: using it is an error */
-    uint8_t contiguous; /* row-major without gaps (true for numel <= 1) */
-    uint8_t device;     /* that its storage is on, or will be */
-    uint8_t lead;       /* bytes of the allocated block before it */
-    uint16_t sizes;     /* a walk's own: see trace_cursor.sizes */
+    uint8_t deferred;    /* storage not there yet: owner and value say where it comes from */
+    uint8_t failed;      /* what it depends on failed: using it is an error */
+    uint8_t contiguous;  /* row-major without gaps (true for numel <= 1) */
+    uint8_t device;      /* that its storage is on, or will be */
+    uint8_t lead;        /* bytes of the allocated block before it */
+    uint16_t sizes;      /* a walk's own: see trace_cursor.sizes */
     atomic_int watchers; /* how many, and one for all counts together; 0: nobody ever */
-    int64_t offset;     /* elements */
+    int64_t offset;      /* elements */
     int64_t numel;
     etch_storage *storage; /* NULL while deferred */
     void *owner;           /* the tracer's walk that holds a count of it, or NULL */

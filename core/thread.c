@@ -5,11 +5,8 @@
 
 #include <pthread.h>
 
-__thread etch_thread etch__tls = {.state = (uint64_t)ETCH_F32 << 8,
-                                   .body_scope = -1,
-                                   .guard_scope = -1,
-                                   .error = "",
-                                   .why = ""};
+__thread etch_thread etch__tls = {
+    .state = (uint64_t)ETCH_F32 << 8, .body_scope = -1, .guard_scope = -1, .error = "", .why = ""};
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;

@@ -54,7 +54,7 @@ typedef struct etch_thread {
     int64_t *scope_start;
     int64_t nscopes, scopes_cap;
     scope_variables *variables; /* NULL until etch_assign is first used */
-    int32_t body_scope;  /* the scope of the function body that runs, -1 without one: what a
+    int32_t body_scope;         /* the scope of the function body that runs, -1 without one: what a
                             variable holds (etch_assign) goes no further out */
     int32_t guard_scope; /* the running compiled call's own scope, -1 without one: closing it or an
                             outer one from elsewhere abandons the run */

@@ -7,6 +7,7 @@ set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
 place=$PWD/build-distributions
+tree=etch # where the project lies in each system; its home as well
 mirror=${DEBIAN_MIRROR:-http://deb.debian.org/debian}
 mounted=()
 leave() { for point in "${mounted[@]}"; do umount "$point" || true; done; }
@@ -19,14 +20,14 @@ prepare() {
     [ -e "$root/etc/debian_version" ] || debootstrap --variant=minbase "$release" "$root" "$mirror"
     mount -t proc proc "$root/proc" && mounted+=("$root/proc")
     mount --bind /dev "$root/dev" && mounted+=("$root/dev")
-    mkdir -p "$root/root/etch"
-    find "$root/root/etch" -mindepth 1 -maxdepth 1 -not -name 'build*' -exec rm -rf {} +
-    git archive HEAD | tar -x -C "$root/root/etch"
+    mkdir -p "$root/$tree"
+    find "$root/$tree" -mindepth 1 -maxdepth 1 -not -name 'build*' -exec rm -rf {} +
+    git archive HEAD | tar -x -C "$root/$tree"
 }
 
 # in_system ROOT COMMAND: ./run COMMAND there, in a login's environment.
 in_system() {
-    chroot "$1" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/root bash -c "cd /root/etch && ./run $2"
+    chroot "$1" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin HOME=/$tree bash -c "cd /$tree && ./run $2"
 }
 
 status=0

@@ -128,8 +128,7 @@ static void compiled_functions_have_the_same_bits(void **state) {
                 etch_dtype dtype = wide ? ETCH_F64 : ETCH_F32;
                 for (int i = 0; i < 3001; i++)
                     x[i] = reference_operand(&references[k], wide, i, &seed);
-                etch_tensor *t =
-                    etch_from_host(x, ETCH_F64, ETCH_SHAPE(3001));
+                etch_tensor *t = etch_from_host(x, ETCH_F64, ETCH_SHAPE(3001));
                 t = etch_to(t, dtype);
                 compiled_one = &references[k];
                 etch_tensor *want = one_function(t);

@@ -13,8 +13,13 @@
 enum { DENORMALS_ZERO = 0x40, TO_NEAREST = 0, DOWN = 0x2000, UP = 0x4000, TO_ZERO = 0x6000 };
 enum { FLUSH_TO_ZERO = 0x8000, MODE = 0xe040 };
 
-static const unsigned modes[] = {TO_NEAREST,     DOWN, UP, TO_ZERO, FLUSH_TO_ZERO,
-                                 DENORMALS_ZERO, UP | FLUSH_TO_ZERO | DENORMALS_ZERO};
+static const unsigned modes[] = {TO_NEAREST,
+                                 DOWN,
+                                 UP,
+                                 TO_ZERO,
+                                 FLUSH_TO_ZERO,
+                                 DENORMALS_ZERO,
+                                 UP | FLUSH_TO_ZERO | DENORMALS_ZERO};
 enum { MODES = sizeof modes / sizeof *modes };
 
 static void set_mode(unsigned mode) { _mm_setcsr((_mm_getcsr() & ~(unsigned)MODE) | mode); }
@@ -212,15 +217,16 @@ typedef struct unary {
     etch_fn1 fn;
 } unary;
 
-#define UNARY(name) {#name, etch_##name}
+#define UNARY(name)                                                                                \
+    { #name, etch_##name }
 static const unary all_unary[] = {
-    UNARY(neg),     UNARY(abs),   UNARY(relu),  UNARY(sqrt),       UNARY(rsqrt), UNARY(exp),
-    UNARY(log),     UNARY(sin),   UNARY(cos),   UNARY(tanh),       UNARY(sigmoid), UNARY(exp2),
-    UNARY(expm1),   UNARY(log2),  UNARY(log10), UNARY(log1p),      UNARY(erf),   UNARY(tan),
-    UNARY(asin),    UNARY(acos),  UNARY(atan),  UNARY(sinh),       UNARY(cosh),  UNARY(reciprocal),
-    UNARY(silu),    UNARY(gelu),  UNARY(square), UNARY(floor),     UNARY(ceil),  UNARY(trunc),
-    UNARY(round),   UNARY(sign),  UNARY(frac),  UNARY(sum),        UNARY(mean),  UNARY(max),
-    UNARY(min),     UNARY(prod),
+    UNARY(neg),   UNARY(abs),  UNARY(relu),   UNARY(sqrt),  UNARY(rsqrt),   UNARY(exp),
+    UNARY(log),   UNARY(sin),  UNARY(cos),    UNARY(tanh),  UNARY(sigmoid), UNARY(exp2),
+    UNARY(expm1), UNARY(log2), UNARY(log10),  UNARY(log1p), UNARY(erf),     UNARY(tan),
+    UNARY(asin),  UNARY(acos), UNARY(atan),   UNARY(sinh),  UNARY(cosh),    UNARY(reciprocal),
+    UNARY(silu),  UNARY(gelu), UNARY(square), UNARY(floor), UNARY(ceil),    UNARY(trunc),
+    UNARY(round), UNARY(sign), UNARY(frac),   UNARY(sum),   UNARY(mean),    UNARY(max),
+    UNARY(min),   UNARY(prod),
 };
 enum { UNARIES = sizeof all_unary / sizeof *all_unary };
 

@@ -333,7 +333,7 @@ typedef struct run {
     int off;          /* inside how many disabled functions */
     int nconstants;   /* calls of functions assumed constant */
     int modes;        /* how many modes were entered before the call */
-    int64_t scope;       /* the call's own */
+    int64_t scope;    /* the call's own */
     int32_t outer_guard; /* guard_scope before the call */
     exposure *exposed;
     int64_t nexposed, exposed_cap;

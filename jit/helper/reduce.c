@@ -148,7 +148,7 @@ static void fold_columns(gen *g, gen_reduction *r) {
 }
 
 void gen_lanes_fold(gen *g) {
-    FOR_REDUCTIONS(q) (g->k->variant == LOOP_ROW ? fold_row : fold_columns)(g, &g->red[q]);
+    FOR_REDUCTIONS(q)(g->k->variant == LOOP_ROW ? fold_row : fold_columns)(g, &g->red[q]);
 }
 
 /* ---- blocks ---- */
