@@ -132,19 +132,6 @@ static etch_status same_as_first(void *ctx, const etch_op *op, const etch_value 
     return ETCH_OK;
 }
 
-static etch_status reverse_(void *ctx, const etch_op *op, const etch_value *args, int nargs,
-                            etch_tensor *const *out, int nout) {
-    (void)ctx, (void)op, (void)args, (void)nargs, (void)nout;
-    int64_t n = etch_numel(out[0]);
-    size_t size = etch_dtype_size(etch_dtype_of(out[0]));
-    char *data = n > 0 ? etch_data_mut(out[0]) : NULL, held[8];
-    for (int64_t i = 0; i < n / 2; i++) {
-        char *x = fuzz_element(out[0], data, i), *y = fuzz_element(out[0], data, n - 1 - i);
-        memcpy(held, x, size), memcpy(x, y, size), memcpy(y, held, size);
-    }
-    return ETCH_OK;
-}
-
 /* The first half becomes zeros, whether it then fails or not. */
 static etch_status spoil(void *ctx, const etch_op *op, const etch_value *args, int nargs,
                          etch_tensor *const *out, int nout) {
@@ -175,7 +162,7 @@ static const struct {
     [OP_ACT] = {"fuzz::act(Tensor a) -> Tensor",
                 {sizeof(etch_op_definition), acting_kernel, same_as_first, .effects = true}},
     [OP_REVERSE] = {"fuzz::effects_reverse_(Tensor(a!) self) -> Tensor(a!)",
-                    {sizeof(etch_op_definition), reverse_, .effects = true}},
+                    {sizeof(etch_op_definition), fuzz_reverse, .effects = true}},
     [OP_SPOIL] = {"fuzz::spoil_(Tensor(a!) self, Scalar at) -> Tensor(a!)",
                   {sizeof(etch_op_definition), spoil}},
     [OP_REMEMBER] = {"fuzz::remember(Tensor a, int slot) -> Tensor",

@@ -341,8 +341,8 @@ static etch_status interleaved(void *ctx, const etch_op *op, const etch_value *a
     return ETCH_OK;
 }
 
-static etch_status reverse(void *ctx, const etch_op *op, const etch_value *args, int nargs,
-                           etch_tensor *const *out, int nout) {
+etch_status fuzz_reverse(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                         etch_tensor *const *out, int nout) {
     (void)ctx, (void)op, (void)args, (void)nargs, (void)nout;
     int64_t n = etch_numel(out[0]);
     size_t size = etch_dtype_size(etch_dtype_of(out[0]));
@@ -358,7 +358,7 @@ static const etch_op *custom_op(bool writes) {
     static const etch_op *ops[2];
     if (ops[0]) return ops[writes];
     etch_op_definition pure = {sizeof pure, .cpu = interleave, .shape = interleaved};
-    etch_op_definition writing = {sizeof writing, .cpu = reverse};
+    etch_op_definition writing = {sizeof writing, .cpu = fuzz_reverse};
     ops[1] = etch_op_register("fuzz::reverse_(Tensor(a!) self) -> Tensor(a!)", &writing);
     ops[0] = etch_op_register("fuzz::interleave(Tensor a, Tensor b) -> Tensor", &pure);
     return ops[writes];

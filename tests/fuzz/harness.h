@@ -232,6 +232,9 @@ void fuzz_write_element(void *p, etch_dtype dtype, int64_t value);
 uint64_t fuzz_element_bits(const void *p, etch_dtype dtype); /* any NaN is one */
 /* Element `index` in row-major order of any strides. */
 char *fuzz_element(const etch_tensor *t, char *data, int64_t index);
+/* The kernel that reverses the elements of out[0]. */
+etch_status fuzz_reverse(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                         etch_tensor *const *out, int nout);
 
 /* ---- comparing ---- */
 
