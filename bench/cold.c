@@ -1,7 +1,7 @@
 /* Cold compiles. Each figure comes from a fresh process, this program started again with
  * --cold-child: no helper is warm, the cache folder is either empty or filled by the run before.
- * median_us is the compile of the graph between the library's own callbacks, first_call_ms
- * the whole first call, the eager run that records included. */
+ * median_us is the compile of the graph between the library's own callbacks, first_call_ms the
+ * whole first call, the eager run that records included. */
 #include "bench.h"
 
 #include <stdio.h>

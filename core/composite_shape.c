@@ -1,5 +1,5 @@
-/* Composite operators that rearrange: parts, joins, repetitions, and copies
- * with a part replaced. */
+/* Composite operators that rearrange: parts, joins, repetitions, and copies with a part replaced.
+ */
 #include "core/composite.h"
 #include "core/dispatch.h"
 #include "core/rules.h"

@@ -1,9 +1,9 @@
 /* The graph of one segment: what the tracer records and a backend compiles.
  *
- * Values are numbered: inputs (arguments, then captured tensors) first, then results in the
- * order of the calls. Nodes are in program order. An INPLACE node has no value of its own:
- * its result *is* its first operand's value, and later nodes that name that value (or a
- * view of it) see the write. */
+ * Values are numbered: inputs (arguments, then captured tensors) first, then results in the order
+ * of the calls. Nodes are in program order. An INPLACE node has no value of its own: its result
+ * *is* its first operand's value, and later nodes that name that value (or a view of it) see the
+ * write. */
 #ifndef ETCH_CORE_GRAPH_H
 #define ETCH_CORE_GRAPH_H
 

@@ -1,6 +1,6 @@
-/* What the examples share: --device cpu, cuda or cuda:N among a program's arguments. New
- * tensors are made there, and operators follow their operands, so the rest of a program
- * says nothing of devices. */
+/* What the examples share: --device cpu, cuda or cuda:N among a program's arguments. New tensors
+ * are made there, and operators follow their operands, so the rest of a program says nothing of
+ * devices. */
 #ifndef ETCH_EXAMPLES_DEVICE_H
 #define ETCH_EXAMPLES_DEVICE_H
 

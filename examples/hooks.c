@@ -1,7 +1,7 @@
 /* One interception, three ways: a mode, a hook on a module, an override of a kernel. Each doubles
  * what the products of a small program give, and counts what it saw. The table at the end is
- * measured: the length of each example, what it reaches, what compiling does
- * to it, what it costs. */
+ * measured: the length of each example, what it reaches, what compiling does to it, what it costs.
+ */
 #include "table.h"
 
 /* ---- the program: a linear layer and relu, then a product outside of any module ---- */

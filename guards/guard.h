@@ -1,7 +1,7 @@
 /* Guards: what must hold for a trace to be entered.
  *
- * A tensor is guarded by dtype, rank, device, sizes and strides, never by
- * values, address or offset. */
+ * A tensor is guarded by dtype, rank, device, sizes and strides, never by values, address or
+ * offset. */
 #ifndef ETCH_GUARDS_GUARD_H
 #define ETCH_GUARDS_GUARD_H
 

@@ -10,8 +10,8 @@
  *           column are spread over the warps of the block
  *   FINISH  as ROW, but what is folded are partial results, several a thread at a time
  *
- * All threads of a warp walk the same loops around shuffles and barriers;
- * those without work (`live`, `stop`) take part with values that nobody reads.
+ * All threads of a warp walk the same loops around shuffles and barriers; those without work
+ * (`live`, `stop`) take part with values that nobody reads.
  *
  * The body is written first; of what stands before it (pointers, sizes, helper functions) only the
  * names that are mentioned are declared. Names: v3 value 3, n0 extent of axis 0, i0 index along it,

@@ -1,8 +1,8 @@
 /* Dead code: marks nodes whose versions nobody needs.
  *
- * Obligations: an output, an input's memory and an operator that may fail (a
- * kernel of the user's always may) keep everything that they
- * depend on, the version whose memory a write takes over included. */
+ * Obligations: an output, an input's memory and an operator that may fail (a kernel of the user's
+ * always may) keep everything that they depend on, the version whose memory a write takes over
+ * included. */
 #include "jit/plan.h"
 
 static bool is_root(const ir *r, const ir_node *n) {

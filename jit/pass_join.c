@@ -1,5 +1,5 @@
-/* Products that share a kernel with what is computed of them (on a device whose
- * target can): after fusion,
+/* Products that share a kernel with what is computed of them (on a device whose target can): after
+ * fusion,
  *
  *   step 3: mm, step 5: mm, step 6: {add, relu, sin}   ->   step 4: {add, relu, sin, mm, mm}
  *
@@ -7,11 +7,11 @@
  * stays in registers. The values are those of the steps apart: the target computes the product by
  * the same code as alone, so this is for strict numerics as well.
  *
- * Obligations: the kernel has one stage and changes nothing in place, since other blocks read
- * the operands of the product while one stores results; nothing between the product's place
- * and the kernel's changes memory in place; the product is an mm of Etch's own on f32 in full
- * precision. Where sizes are dynamic products stay apart, so that no later size needs code
- * that an earlier one did not. */
+ * Obligations: the kernel has one stage and changes nothing in place, since other blocks read the
+ * operands of the product while one stores results; nothing between the product's place and the
+ * kernel's changes memory in place; the product is an mm of Etch's own on f32 in full precision.
+ * Where sizes are dynamic products stay apart, so that no later size needs code that an earlier one
+ * did not. */
 #include "core/dispatch.h"
 #include "jit/target.h"
 

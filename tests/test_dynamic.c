@@ -8,7 +8,7 @@ static etch_tensor *twice(etch_tensor *x) { return etch_mul_scalar(x, 2); }
 
 static int64_t graphs(etch_function *f) { return etch_function_counters(f).graphs; }
 
-/* The sizes of the design's table; PyTorch makes 1 2 2 2 3 4 4 5 6 graphs of them. */
+/* The sizes of the table in tests/README.md; PyTorch makes 1 2 2 2 3 4 4 5 6 graphs of them. */
 static void test_table_of_sizes(void **state) {
     (void)state;
     static const int64_t sizes[] = {5, 6, 7, 8, 1, 0, 2};

@@ -1,5 +1,5 @@
-/* The rules of the cursor (design, section 2), a test each that is named after its rule; what other
- * suites test of them stands in tests/README.md. Each program runs on both backends, eight calls,
+/* The rules of the cursor (docs/architecture.md), a test each that is named after its rule; the
+ * page says which tests of other suites hold them. Each program runs on both backends, eight calls,
  * and gives the bits of the same program uncompiled. */
 #include <stdlib.h>
 #include <string.h>

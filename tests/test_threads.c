@@ -339,7 +339,7 @@ static void test_settings(void **state) {
     assert_true(atomic_load(&callbacks_run) > 0);
 }
 
-/* ---- deferred handles on another thread (rule 11) ---- */
+/* ---- deferred handles on another thread (rule 11 of docs/architecture.md) ---- */
 
 typedef struct visit {
     etch_tensor *t;

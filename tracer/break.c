@@ -158,7 +158,7 @@ int64_t etch__trace_offset(const etch_tensor *t) {
     return offset;
 }
 
-/* ---- exposed memory (rule 8) ---- */
+/* ---- exposed memory (rule 8 of docs/architecture.md) ---- */
 
 static exposure *find_exposure(run *r, const etch_storage *s) {
     for (int64_t i = 0; i < r->nexposed; i++)

@@ -1,5 +1,5 @@
-/* ETCH_CHECK=1 (rule 19): each operator of a compiled function is computed twice more by its eager
- * kernel, and everything is compared, bit for bit.
+/* ETCH_CHECK=1 (rule 19 of docs/architecture.md): each operator of a compiled function is computed
+ * twice more by its eager kernel, and everything is compared, bit for bit.
  *
  *   at the call    on shadows of its operands        what eager code would have seen
  *   at the flush   on the operands as they are then  differs: memory was written past the API

@@ -216,8 +216,8 @@ static bool specialised(run *r, const walk *w, const op_call *call) {
     return false;
 }
 
-/* The call is not what the trace has here (rule 7). One that fails by itself does not move the
- * cursor. */
+/* The call is not what the trace has here (rule 7 of docs/architecture.md). One that fails by
+ * itself does not move the cursor. */
 static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;

@@ -1,12 +1,12 @@
-/* `replay = true`: once the trace of a body is compiled, calls whose guards
- * hold do not run the body.
+/* `replay = true`: once the trace of a body is compiled, calls whose guards hold do not run the
+ * body.
  *
  * What the body did is kept as a `replay`: arguments as they looked and which of them were one
  * handle, captured tensors, scalars, which values were returned. A replayed call walks straight to
  * the end of the trace with these (etch__replay_run stands in for the body), so that everything
  * after it, a failed check or a write included, goes the way of every other call. Only one segment
- * from entry to return can be replayed: what a break hands to the user's code
- * is not in the trace. */
+ * from entry to return can be replayed: what a break hands to the user's code is not in the trace.
+ */
 #include "core/profile.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
@@ -51,7 +51,8 @@ static int32_t first_same(etch_tensor *const *in, int i) {
     return k;
 }
 
-/* Which slots hold one handle is part of the guard (rule 10), captured ones included. */
+/* Which slots hold one handle is part of the guard (rule 10 of docs/architecture.md), captured ones
+ * included. */
 static bool same_handles(const replay *p, etch_tensor *const *in) {
     for (int i = 0; i < p->nin; i++) {
         if (first_same(in, i) != p->same[i]) return false;

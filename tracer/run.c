@@ -4,7 +4,7 @@
  *
  * A segment is matched against the tree of its root if that has compiled code, else recorded. What
  * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
- * when the call has ended well. Rules by number are those of the design's section on the cursor. */
+ * when the call has ended well. Rules by number are those of the cursor, docs/architecture.md. */
 #include "core/mode.h"
 #include "core/profile.h"
 #include "tracer/report.h"
@@ -602,8 +602,8 @@ static etch_status call_profiled(etch_function *f, etch_tensor *const *in, int n
     return status;
 }
 
-/* Memory that a copy is still filling, or reading, is no exposed memory to the body. */
-/* What the function captures is not known yet. */
+/* Memory that a copy is still filling, or reading, is no exposed memory to the body. What the
+ * function captures is not known yet. */
 static etch_status await_copies(etch_tensor *const *in, int nin) {
     etch__before_read(NULL);
     for (int i = 0; i < nin; i++)

@@ -1,5 +1,6 @@
 /* Ending a segment: by its plan, or through the eager kernels as the end of a recording; and what
- * happens to it afterwards: published, compiled, evaluated late, given back. */
+ * happens to it afterwards: published, compiled, evaluated late, given back. Rules by number are
+ * those of the cursor, docs/architecture.md. */
 #include "core/mode.h"
 #include "core/profile.h"
 #include "tracer/report.h"

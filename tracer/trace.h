@@ -1,7 +1,7 @@
 /* Traces: what is recorded of a function, and one thread's walk along it.
  *
- *   etch_function -> generation -> trace_tree (segments with one root) -> trace_node ... ->
- * trace_leaf
+ *   etch_function -> generation -> trace_tree (segments with one root)
+ *       -> trace_node -> trace_node ... -> trace_leaf
  *
  * A *segment* runs from the entry or a graph break to the next break or the return. Segments with
  * one root form a tree; an edge is an operator with its static attributes, state word, operand

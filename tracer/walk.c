@@ -1,11 +1,11 @@
 /* A walk: one thread's passage through a segment, matching it or recording it.
  *
- * What a walk holds: a count of every captured tensor it has met. In matching, of the
- * tree's spare handles, one per node, which it hands out again as long as nobody else holds
- * them. In recording, of every argument; of what has run it needs no more than the address and
- * what it looked like, so results are *watched*, and their storage goes when the program lets go
- * of it, as in eager code; once the recording has ended, inputs are watched, too. So no address
- * that a walk compares with can come to mean another tensor.
+ * What a walk holds: a count of every captured tensor it has met. In matching, of the tree's spare
+ * handles, one per node, which it hands out again as long as nobody else holds them. In recording,
+ * of every argument; of what has run it needs no more than the address and what it looked like, so
+ * results are *watched*, and their storage goes when the program lets go of it, as in eager code;
+ * once the recording has ended, inputs are watched, too. So no address that a walk compares with
+ * can come to mean another tensor.
  *
  * In matching, arguments are *borrowed*: the caller has a count of each until the call returns,
  * and counts of a tensor that several threads pass would make its cache line wander between

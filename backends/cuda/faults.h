@@ -1,10 +1,10 @@
 /* Checks on data: an index out of range, an integer divided by 0.
  *
  * Nothing waits for them. The kernel that finds the first failure says so in a slot of device
- * memory; one that writes what the user may see tests the slot of its run, and writes nothing
- * after a failure. The slots are read when the stream is next waited for, and the error
- * appears there, with the line of the operator's call. A plan's run has one slot for all its
- * steps, an operator alone its own. */
+ * memory; one that writes what the user may see tests the slot of its run, and writes nothing after
+ * a failure. The slots are read when the stream is next waited for, and the error appears there,
+ * with the line of the operator's call. A plan's run has one slot for all its steps, an operator
+ * alone its own. */
 #ifndef ETCH_BACKENDS_CUDA_FAULTS_H
 #define ETCH_BACKENDS_CUDA_FAULTS_H
 

@@ -1,10 +1,10 @@
 /* Operators with an index tensor on a device, and division with a rest: what may fail on its data.
  *
  * Reading, a thread has an element; writing, a thread has a line of places that no other thread
- * writes, and goes along its indices in order: where one comes twice the last value stays, or
- * all are added in that order, as on the CPU. What is out of range is left out and noted
- * (faults.h); a tensor that the user has already is written only where a kernel before has
- * found all of the index right. */
+ * writes, and goes along its indices in order: where one comes twice the last value stays, or all
+ * are added in that order, as on the CPU. What is out of range is left out and noted (faults.h); a
+ * tensor that the user has already is written only where a kernel before has found all of the index
+ * right. */
 #include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
 #include "core/element.h"

@@ -1,5 +1,5 @@
-/* Kernels that compute products and what is made of them: jit_target.joins, and
- * launchers of such kernels. */
+/* Kernels that compute products and what is made of them: jit_target.joins, and launchers of such
+ * kernels. */
 #ifndef ETCH_BACKENDS_CUDA_JOIN_H
 #define ETCH_BACKENDS_CUDA_JOIN_H
 

@@ -1,11 +1,11 @@
 /* softmax, log_softmax and layer norm on a device.
  *
- * A row is read once and kept in registers: thread t of THREADS has the elements
- * (c * THREADS + t) * V + j, c < CHUNKS, j < V. It adds its own in that order, a warp folds by
- * butterflies, the warps' results fold the same way. All of that follows from the row's length and
- * the dtypes alone. A row too long for the registers is read again for each pass (CHUNKS 0). Rows
- * along an axis that is not the innermost are worked on 32 neighbours side by side, 8 threads each.
- * Halves are computed in f32 and rounded once. */
+ * A row is read once and kept in registers: thread t of THREADS has the elements (c * THREADS + t)
+ * * V + j, c < CHUNKS, j < V. It adds its own in that order, a warp folds by butterflies, the
+ * warps' results fold the same way. All of that follows from the row's length and the dtypes alone.
+ * A row too long for the registers is read again for each pass (CHUNKS 0). Rows along an axis that
+ * is not the innermost are worked on 32 neighbours side by side, 8 threads each. Halves are
+ * computed in f32 and rounded once. */
 #include "backends/cuda/text.h"
 
 #define OPERATIONS                                                                                 \

@@ -1,9 +1,9 @@
 /* Eager operators on a device: every operator of the table.
  *
- * What the jit can express is a native plan of one operator, kept by everything that the
- * plan depends on, so eager and compiled code are of one generator. Products, normalisations
- * and the like have kernels of their own (a table that their files fill). What is left runs
- * on the CPU, with copies. */
+ * What the jit can express is a native plan of one operator, kept by everything that the plan
+ * depends on, so eager and compiled code are of one generator. Products, normalisations and the
+ * like have kernels of their own (a table that their files fill). What is left runs on the CPU,
+ * with copies. */
 #include "backends/cuda/ops.h"
 
 #include <xxhash.h>

@@ -4,9 +4,9 @@
  * 64, and for integers always, a thread computes one element by the chain acc = +0, k ascending,
  * acc = fma(a, b, acc). f32 ones of middle size are gemm.c's, by a rule on the sizes. The rest are
  * cuBLASLt's, with one algorithm for each shape and layout, chosen once by its own heuristic, so
- * eager and compiled calls use the same. Half types accumulate
- * in f32 and are rounded once. An operand that the library cannot read in place is copied first, by
- * a rule on the operator's own arguments. */
+ * eager and compiled calls use the same. Half types accumulate in f32 and are rounded once. An
+ * operand that the library cannot read in place is copied first, by a rule on the operator's own
+ * arguments. */
 #include "backends/cuda/product.h"
 
 #include "backends/cuda/gemm.h"

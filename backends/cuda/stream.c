@@ -1,9 +1,9 @@
 /* Streams: one a thread and device, taken over by later threads, and those that users set.
  *
- * A stream of the user is known by an entry of the same kind, so memory remembers it like
- * any other. When no thread has it set any more, the entry goes on with the handle of a
- * stream of our own that has waited for it, so that the user may destroy theirs while
- * memory that it used lives on. */
+ * A stream of the user is known by an entry of the same kind, so memory remembers it like any
+ * other. When no thread has it set any more, the entry goes on with the handle of a stream of our
+ * own that has waited for it, so that the user may destroy theirs while memory that it used lives
+ * on. */
 #include "backends/cuda/stream.h"
 
 #include <etch/device.h>

@@ -1,7 +1,7 @@
-/* A small plan as one kernel: one block does all steps, with barriers between them; the
- * arena lies in shared memory. The steps are the same generated kernels, as device
- * functions: equal ones are one function. Their bits do not depend on the launch shape, so
- * they are those of separate launches.
+/* A small plan as one kernel: one block does all steps, with barriers between them; the arena lies
+ * in shared memory. The steps are the same generated kernels, as device functions: equal ones are
+ * one function. Their bits do not depend on the launch shape, so they are those of separate
+ * launches.
  *
  * The block goes through a table of steps and calls the function of each: so the code, and the
  * time that NVRTC takes for it, grow with the functions and not with the steps. The kernel's one

@@ -213,17 +213,17 @@ ETCH_API etch_function *etch_site_fn7(etch_call_site *site, etch_fn7 fn);
 ETCH_API etch_function *etch_site_fn8(etch_call_site *site, etch_fn8 fn);
 ETCH_API etch_function *etch_site_n(etch_call_site *site, etch_fn_n fn, void *ctx);
 
-/* Marks on a dimension of a tensor, for the compiled functions that get it. They belong to
- * the handle; results, views included, have none. A later mark of the same dimension replaces
- * an earlier one. etch_mark_dynamic: its sizes are min to max (0: no upper bound); the
- * tensor's own must be. A trace
- *   that is recorded with it has run-time sizes from the start, and serves this argument within the
- *   bounds. A fixed size there is the error specialised, with the line that did it: the function
- *   was compiled with ETCH_DYNAMIC_OFF (the line of the call, or of the operator that captures
- *   the tensor), or the size became an attribute of an operator that is part of the trace, which
- *   is found when it changes (the line of the operator).
- * etch_mark_static: every size of it is guarded, and has traces of its own,
- * whatever `dynamic` says. */
+/* Marks on a dimension of a tensor, for the compiled functions that get it. They belong to the
+ * handle; results, views included, have none. A later mark of the same dimension replaces an
+ * earlier one.
+ * etch_mark_dynamic: its sizes are min to max (0: no upper bound); the tensor's own must be. A
+ *   trace that is recorded with it has run-time sizes from the start, and serves this argument
+ *   within the bounds. A fixed size there is the error specialised, with the line that did it: the
+ *   function was compiled with ETCH_DYNAMIC_OFF (the line of the call, or of the operator that
+ *   captures the tensor), or the size became an attribute of an operator that is part of the trace,
+ *   which is found when it changes (the line of the operator).
+ * etch_mark_static: every size of it is guarded, and has traces of its own, whatever `dynamic`
+ *   says. */
 ETCH_API etch_status etch_mark_dynamic(etch_tensor *t, int dim, int64_t min, int64_t max);
 ETCH_API etch_status etch_mark_static(etch_tensor *t, int dim);
 

@@ -1,5 +1,5 @@
-/* Etch: eager tensor code in C, compiled by etch_compile to fused machine
- * code with the same bits. */
+/* Etch: eager tensor code in C, compiled by etch_compile to fused machine code with the same
+ * bits. */
 #ifndef ETCH_ETCH_H
 #define ETCH_ETCH_H
 

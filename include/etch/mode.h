@@ -1,10 +1,10 @@
 /* Interceptor modes, custom operators and overrides: three ways to step between a call of an
  * operator and its kernel.
  *
- * A mode sees every operator that its thread calls while it is entered; a compiled function
- * that is called under it runs uncompiled. A custom operator is an operator of the table
- * like any other, an opaque node of graphs. An override replaces the kernel of one operator
- * for one device, everywhere. */
+ * A mode sees every operator that its thread calls while it is entered; a compiled function that is
+ * called under it runs uncompiled. A custom operator is an operator of the table like any other, an
+ * opaque node of graphs. An override replaces the kernel of one operator for one device,
+ * everywhere. */
 #ifndef ETCH_MODE_H
 #define ETCH_MODE_H
 

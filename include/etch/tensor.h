@@ -2,8 +2,8 @@
  *
  * A tensor has 0 to 8 dimensions, sizes, strides and an offset (in elements) over a storage that
  * several tensors may share (views). Inside a compiled function a handle may be *deferred*: its
- * dtype, sizes and strides are known and free to ask, its data is computed
- * when something reads it. */
+ * dtype, sizes and strides are known and free to ask, its data is computed when something reads
+ * it. */
 #ifndef ETCH_TENSOR_H
 #define ETCH_TENSOR_H
 

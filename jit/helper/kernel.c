@@ -4,7 +4,8 @@
  *   ROW     for each parallel element: for each block: for each strip of reduced elements; stage 1;
  *           then stages 2, 4, ... over the reduced elements again, and the odd ones between them
  *   COLUMN  for each strip of columns, in parts of `width`: for each block: for each reduced row;
- * stage 1 FINISH  for each parallel element: fold its blocks; stage 1 */
+ *           stage 1
+ *   FINISH  for each parallel element: fold its blocks; stage 1 */
 #include "gen.h"
 
 static int naxes(const gen *g) { return g->k->npar + g->k->nred; }

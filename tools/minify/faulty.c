@@ -1,5 +1,5 @@
-/* Backend "faulty", for the test of etch-minify: native code, but every sin in
- * the graph becomes a cos.
+/* Backend "faulty", for the test of etch-minify: native code, but every sin in the graph becomes a
+ * cos.
  *
  * What makes a graph differ is one operator in it; the smallest graph has that one. */
 #include <etch/etch.h>

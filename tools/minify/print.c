@@ -1,5 +1,5 @@
-/* The graph as a cmocka program: replay.h as it stands, a body of calls by
- * name, a table of inputs. */
+/* The graph as a cmocka program: replay.h as it stands, a body of calls by name, a table of
+ * inputs. */
 #include <inttypes.h>
 
 #include "mini.h"

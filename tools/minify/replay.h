@@ -1,6 +1,6 @@
 /* Running a graph's operators as a function, eagerly and compiled, on the same numbers, and finding
- * the first bit that differs. etch-minify tests with it, and puts it into the
- * test that it prints. */
+ * the first bit that differs. etch-minify tests with it, and puts it into the test that it prints.
+ */
 #include <etch/etch.h>
 
 #include <math.h>

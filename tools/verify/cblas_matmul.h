@@ -1,6 +1,6 @@
-/* The example of a custom operator: "mylib::blas_matmul", the matrix product through
- * CBLAS (what NumPy calls), f32 and f64, any strides. A header, so that the tool,
- * examples and tests can share it. */
+/* The example of a custom operator: "mylib::blas_matmul", the matrix product through CBLAS (what
+ * NumPy calls), f32 and f64, any strides. A header, so that the tool, examples and tests can share
+ * it. */
 #ifndef ETCH_TOOLS_CBLAS_MATMUL_H
 #define ETCH_TOOLS_CBLAS_MATMUL_H
 

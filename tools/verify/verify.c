@@ -14,8 +14,8 @@
  * cancel, the result is small and the error is not. A forgotten term of typical size is an error of
  * about S / K, far beyond the bound while K is below 2000 in f32.
  *
- * Exit status: 0 when all is within the bound and all three ways give the same bits, 1
- * when not, 2 for an error. */
+ * Exit status: 0 when all is within the bound and all three ways give the same bits, 1 when not, 2
+ * for an error. */
 #include "cblas_matmul.h"
 #include "functions.h"
 
