@@ -5,7 +5,7 @@
  *   dce    what nobody needs goes
  *   products   relaxed: sums of products with a common operand become one product
  *   epilogue   relaxed, on a device: products take in what follows them
- *   fuse   nodes are dealt out to kernels and calls
+ *   fuse   nodes are dealt out to kernels and calls; on a device, products join kernels
  *   make   kernels lowered and compiled, memory laid out
  *
  * A group that turns out too large for one kernel makes fusion start again with a smaller bound.
