@@ -16,6 +16,7 @@ typedef struct eager_plan {
     int32_t *last; /* per value: the last node that names it; nnodes for outputs */
     int32_t *slot; /* per value with a storage of its own, where the graph writes an input */
     int32_t nslots;
+    int32_t most_operands; /* of a node */
     bool writes_input, checks_late;
 } eager_plan;
 
@@ -25,6 +26,7 @@ typedef struct eager_run {
     const eager_plan *p;
     const plan_io *io;
     etch_tensor **value; /* a count of each, inputs aside */
+    etch_tensor **in;    /* room for the operands of a node */
     etch_storage **kept; /* per input that was written: what it held */
     etch_storage **slot; /* allocated before the first node; NULL where each is at its own */
     bool wrote;          /* an input */
@@ -152,13 +154,12 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
         op->kind == KIND_VIEW ? NULL : etch__kernel_on((op_id)n->op, r->value[n->out]->device);
     if (!kernel && (op->kind == KIND_VIEW || n->op == OP_EMPTY)) return ETCH_OK;
     if (!kernel) return etch__error(ETCH_ERR_UNSUPPORTED, "%s has no kernel", op->name);
-    etch_tensor *in[n->nin + 1];
     for (int i = 0; i < n->nin; i++) {
         int32_t v = g->operands[n->in + i];
-        in[i] = v < 0 ? ETCH_NONE : r->value[v];
+        r->in[i] = v < 0 ? ETCH_NONE : r->value[v];
     }
-    op_call call = {n->op,  n->nin, n->nsc, n->nat, 0, in, r->io->scalars + n->sc, g->attrs + n->at,
-                    n->site};
+    op_call call = {
+        n->op, n->nin, n->nsc, n->nat, 0, r->in, r->io->scalars + n->sc, g->attrs + n->at, n->site};
     etch__tls.state = n->state;
     etch_status status = etch__call_kernel(kernel, &call, &r->value[n->out], true);
     if (op->kind != KIND_INPLACE) return status;
@@ -183,9 +184,10 @@ static etch_status eager_run_plan(plan *p, const plan_io *io) {
     eager_plan *e = (eager_plan *)p;
     const graph *g = e->g;
     eager_run r = {.p = e, .io = io};
-    r.value = etch__calloc(g->nvalues + g->ninputs + 1, sizeof *r.value);
+    r.value = etch__calloc(g->nvalues + g->ninputs + e->most_operands + 1, sizeof *r.value);
     if (!r.value) return ETCH_ERR_OUT_OF_MEMORY;
     r.kept = (etch_storage **)(r.value + g->nvalues);
+    r.in = r.value + g->nvalues + g->ninputs;
     for (int i = 0; i < g->ninputs; i++) r.value[i] = io->inputs[i];
     uint64_t state = etch__tls.state;
     etch_status status = run_nodes(&r);
@@ -219,6 +221,7 @@ static void find_last_uses(eager_plan *e) {
     for (int i = 0; i < g->nnodes; i++) {
         const graph_node *n = &g->nodes[i];
         e->last[n->out] = i;
+        if (n->nin > e->most_operands) e->most_operands = n->nin;
         for (int k = 0; k < n->nin; k++)
             if (g->operands[n->in + k] >= 0) e->last[g->operands[n->in + k]] = i;
         if (etch__ops[n->op].flags & OPF_MAY_FAIL) e->checks_late |= e->writes_input;

@@ -74,6 +74,15 @@ foreach(isa baseline avx2 avx512)
   endif()
 endforeach()
 
+# Frames on the stack of a user's call are small; kernels and drivers run where there is room for
+# theirs (core/stack.h, include/etch/base.h). No array there may grow with a number of the user's.
+if(NOT ETCH_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
+  target_compile_options(etch_objects PRIVATE -Wframe-larger-than=4096 -Wvla)
+  file(GLOB ETCH_LARGE_FRAMES CONFIGURE_DEPENDS backends/cpu/*.c backends/cuda/*.c)
+  set_source_files_properties(${ETCH_LARGE_FRAMES} PROPERTIES
+    COMPILE_OPTIONS "-Wframe-larger-than=65536;-Wno-vla")
+endif()
+
 foreach(target ${ETCH_OBJECT_TARGETS})
   target_include_directories(${target} PRIVATE
     ${CMAKE_SOURCE_DIR} ${CMAKE_SOURCE_DIR}/include ${ETCH_GENERATED} ${DNNL_INCLUDE}

@@ -10,7 +10,7 @@ static _Atomic int64_t countdown = NEVER;
 static _Atomic int64_t failing = 1; /* how many fail then */
 static _Atomic int64_t asked;
 
-static bool allocation_fails(void) {
+bool etch__allocation_fails(void) {
     if (likely(atomic_load_explicit(&countdown, memory_order_relaxed) == NEVER)) return false;
     atomic_fetch_add(&asked, 1);
     int64_t before = atomic_fetch_sub(&countdown, 1);
@@ -43,7 +43,7 @@ static bool ask_again(const void *p) {
 
 void *etch__malloc(size_t bytes) {
     void *p = NULL;
-    if (allocation_fails()) return checked(p, bytes);
+    if (etch__allocation_fails()) return checked(p, bytes);
     do { p = malloc(bytes ? bytes : 1); } while (ask_again(p));
     return checked(p, bytes);
 }
@@ -57,14 +57,14 @@ void *etch__quiet_lines(size_t bytes) {
 
 void *etch__calloc(size_t count, size_t size) {
     void *p = NULL;
-    if (allocation_fails()) return checked(p, count * size);
+    if (etch__allocation_fails()) return checked(p, count * size);
     do { p = calloc(count ? count : 1, size ? size : 1); } while (ask_again(p));
     return checked(p, count * size);
 }
 
 void *etch__realloc(void *p, size_t bytes) {
     void *grown = NULL;
-    if (allocation_fails()) return checked(grown, bytes);
+    if (etch__allocation_fails()) return checked(grown, bytes);
     do { grown = realloc(p, bytes ? bytes : 1); } while (ask_again(grown));
     return checked(grown, bytes);
 }
@@ -72,7 +72,7 @@ void *etch__realloc(void *p, size_t bytes) {
 void *etch__aligned(size_t bytes) {
     void *p = NULL;
     size_t whole = (bytes + 63) & ~(size_t)63;
-    if (allocation_fails()) return checked(p, bytes);
+    if (etch__allocation_fails()) return checked(p, bytes);
     do {
         if (posix_memalign(&p, 64, whole ? whole : 64)) p = NULL;
     } while (ask_again(p));

@@ -36,6 +36,8 @@ void *etch__aligned(size_t bytes);
 void *etch__aligned_zeroed(size_t bytes);
 /* Whether that is on: caches of memory then stand aside, so that each site is met. */
 bool etch__allocations_counted(void);
+/* Whether the allocation about to be made is one that a test makes fail. */
+bool etch__allocation_fails(void);
 
 /* Grows *items (of `size` bytes each) to hold at least need of them, doubling *cap. */
 bool etch__grow(void *items, int64_t *cap, int64_t need, size_t size);

@@ -117,7 +117,8 @@ static const etch_override *newest(place at, int op) {
 /* The override may be gone again since the caller looked for a kernel. */
 static etch_status run_override(const op_call *call, etch_tensor *const *out) {
     const etch_override *o = newest(ON_CPU, call->op);
-    return o ? run_user(&o->kernel, false, call, out) : natives[call->op](call, out);
+    if (o) return run_user(&o->kernel, false, call, out);
+    return etch__kernel_on_second_stack(natives[call->op], call, out);
 }
 
 /* ---- on a device ---- */

@@ -39,6 +39,28 @@ op_kernel etch__kernel_on(op_id op, int device) {
     return kind && kernels[op] ? kind->kernel : kernels[op];
 }
 
+/* ---- kernels where the stack of the call is small ---- */
+
+typedef struct kernel_call {
+    op_kernel kernel;
+    const op_call *call;
+    etch_tensor *const *out;
+    etch_status status;
+} kernel_call;
+
+static void run_kernel_call(void *ctx) {
+    kernel_call *k = ctx;
+    k->status = k->kernel(k->call, k->out);
+}
+
+etch_status etch__kernel_on_second_stack(op_kernel kernel, const op_call *call,
+                                         etch_tensor *const *out) {
+    kernel_call k = {kernel, call, out, ETCH_OK};
+    if (!etch__stack_prepare(KERNEL_STACK)) return etch__tls.status;
+    etch__with_room(KERNEL_STACK, run_kernel_call, &k);
+    return k.status;
+}
+
 /* ---- functions of the user ---- */
 
 user_frame etch__enter_user(void) {

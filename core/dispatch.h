@@ -6,6 +6,7 @@
 #define ETCH_CORE_DISPATCH_H
 
 #include "core/op.h"
+#include "core/stack.h"
 
 typedef enum dispatch_layer {
     LAYER_COMPOSITE_MODES, /* modes that take composites before they are taken apart */
@@ -26,6 +27,15 @@ void etch__register_kernel(op_id op, op_kernel kernel);
 op_kernel etch__kernel(op_id op);
 /* The kernel that computes results on `device`. */
 op_kernel etch__kernel_on(op_id op, int device);
+/* Runs it where there is room for its frames; one of the user's on the stack of the call. */
+etch_status etch__kernel_on_second_stack(op_kernel kernel, const op_call *call,
+                                         etch_tensor *const *out);
+static inline etch_status etch__kernel_in_room(op_kernel kernel, const op_call *call,
+                                               etch_tensor *const *out) {
+    if (likely(etch__stack_has(KERNEL_STACK)) || etch__op_is_users((op_id)call->op))
+        return kernel(call, out);
+    return etch__kernel_on_second_stack(kernel, call, out);
+}
 
 /* The entry of every operator call in normal form: checks handles, takes composites apart, walks
  * the active layers, ends in etch__run_eager. */

@@ -52,9 +52,12 @@ typedef struct inputs {
     int nt;
 } inputs;
 
-static etch_tensor *same(etch_tensor *t) { return t; }
-static etch_tensor *copy(etch_tensor *t) { return etch_clone(t); }
-static etch_tensor *zeros(etch_tensor *t) {
+typedef etch_tensor *(*remade_fn)(etch_tensor *t, void *ctx);
+
+static etch_tensor *same(etch_tensor *t, void *ctx) { return (void)ctx, t; }
+static etch_tensor *copy(etch_tensor *t, void *ctx) { return (void)ctx, etch_clone(t); }
+static etch_tensor *zeros(etch_tensor *t, void *ctx) {
+    (void)ctx;
     etch_tensor *made = NULL;
     ETCH_ON(etch_device_of(t)) made = etch_zeros(etch_dtype_of(t), etch_sizes(t));
     return made;
@@ -62,7 +65,8 @@ static etch_tensor *zeros(etch_tensor *t) {
 
 /* The same values: transposed in memory and at an offset, or (fewer than two dimensions) every
  * other element of a buffer. */
-static etch_tensor *strided(etch_tensor *t) {
+static etch_tensor *strided(etch_tensor *t, void *ctx) {
+    (void)ctx;
     int ndim = etch_ndim(t);
     if (ndim < 2) {
         etch_tensor *column = etch_unsqueeze(t, ndim);
@@ -76,9 +80,8 @@ static etch_tensor *strided(etch_tensor *t) {
     return etch_transpose(half, ndim - 1, 0);
 }
 
-/* The arguments with each tensor replaced by remade(tensor), in order; false on an error. */
-static bool remake(inputs *to, const etch_value *args, int nargs,
-                   etch_tensor *(*remade)(etch_tensor *)) {
+/* The arguments with each tensor replaced by remade(tensor, ctx), in order; false on an error. */
+static bool remake(inputs *to, const etch_value *args, int nargs, remade_fn remade, void *ctx) {
     memset(to, 0, sizeof *to);
     to->nargs = nargs;
     for (int i = 0; i < nargs; i++) {
@@ -90,7 +93,7 @@ static bool remake(inputs *to, const etch_value *args, int nargs,
         for (int k = 0; k < n; k++) {
             etch_tensor *t = list ? args[i].tensors.items[k] : args[i].tensor;
             if (to->nt == MAX_TENSORS) return false;
-            if (!(to->t[to->nt] = t == ETCH_NONE ? t : remade(t))) return false;
+            if (!(to->t[to->nt] = t == ETCH_NONE ? t : remade(t, ctx))) return false;
             to->nt++;
         }
         if (list) v->tensors.items = to->t + first;
@@ -135,7 +138,7 @@ static void expect_same(check *c, const char *way, const char *what, const etch_
 static void check_purity(check *c, const etch_op_sample *s, const etch_tensor *expected) {
     inputs in;
     if (c->op->flags & (OPF_RANDOM | OPF_EFFECTS)) return;
-    if (!remake(&in, s->args, s->nargs, copy)) return failed_call(c, "purity", "copying");
+    if (!remake(&in, s->args, s->nargs, copy, NULL)) return failed_call(c, "purity", "copying");
     expect_same(c, "purity", "a second call with the same arguments", call(c, &in), expected);
 }
 
@@ -155,7 +158,7 @@ static bool nearly_same(const etch_tensor *a, const etch_tensor *b) {
 static void check_strides(check *c, const etch_op_sample *s, const etch_tensor *expected) {
     inputs in;
     if (c->op->flags & OPF_RANDOM) return;
-    if (!remake(&in, s->args, s->nargs, strided)) return failed_call(c, "strides", "copying");
+    if (!remake(&in, s->args, s->nargs, strided, NULL)) return failed_call(c, "strides", "copying");
     etch_tensor *y = call(c, &in);
     if (!y) failed_call(c, "strides", "a call with arguments that are not contiguous");
     else if (!nearly_same(y, expected))
@@ -167,7 +170,7 @@ static void check_shape(check *c, const etch_op_sample *s, const etch_tensor *ex
     inputs in;
     saved_error error;
     etch__error_save(&error);
-    if (!remake(&in, s->args, s->nargs, zeros)) return failed_call(c, "shape", "copying");
+    if (!remake(&in, s->args, s->nargs, zeros, NULL)) return failed_call(c, "shape", "copying");
     for (int i = 0; i < in.nargs; i++)
         if (in.args[i].tag == ETCH_VALUE_SCALAR && in.args[i].scalar.kind == ETCH_SCALAR_INT)
             in.args[i].scalar.i++;
@@ -192,10 +195,9 @@ typedef struct body_ctx {
     int used;
 } body_ctx;
 
-static __thread body_ctx *building;
-static etch_tensor *next_input(etch_tensor *t) {
-    (void)t;
-    return etch_clone(building->in[building->used++]);
+static etch_tensor *next_input(etch_tensor *t, void *ctx) {
+    body_ctx *b = ctx;
+    return (void)t, etch_clone(b->in[b->used++]);
 }
 
 static etch_status body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out, int nout) {
@@ -203,8 +205,7 @@ static etch_status body(void *ctx, etch_tensor *const *in, int nin, etch_tensor 
     inputs args;
     (void)nin, (void)nout;
     b.in = in, b.used = 0;
-    building = &b;
-    if (!remake(&args, b.s->args, b.s->nargs, next_input)) return etch_last_status();
+    if (!remake(&args, b.s->args, b.s->nargs, next_input, &b)) return etch_last_status();
     etch_tensor *y = call(b.c, &args);
     return (out[0] = etch_clone(y)) ? ETCH_OK : etch_last_status();
 }
@@ -232,7 +233,7 @@ static void check_compiled(check *c, const etch_op_sample *s, const char *backen
             inputs in;
             etch_tensor *y = NULL, *tensors[MAX_TENSORS];
             int n = 0;
-            if (!remake(&in, s->args, s->nargs, copy)) break;
+            if (!remake(&in, s->args, s->nargs, copy, NULL)) break;
             for (int k = 0; k < in.nt; k++)
                 if (in.t[k] != ETCH_NONE) tensors[n++] = in.t[k];
             if (etch_call_n(f, tensors, n, &y, 1) != ETCH_OK) y = NULL;
@@ -257,7 +258,7 @@ static etch_status see(void *ctx, const etch_op *op, const etch_value *args, int
 static void check_mode(check *c, const etch_op_sample *s, const etch_tensor *expected) {
     inputs in;
     seen count = {c->op, 0};
-    if (!remake(&in, s->args, s->nargs, copy)) return failed_call(c, "mode", "copying");
+    if (!remake(&in, s->args, s->nargs, copy, NULL)) return failed_call(c, "mode", "copying");
     etch_mode *mode = etch_mode_new(see, &count, .name = "opcheck", .composite = true);
     if (!mode) return failed_call(c, "mode", "etch_mode_new");
     etch_tensor *y = NULL;
@@ -269,16 +270,24 @@ static void check_mode(check *c, const etch_op_sample *s, const etch_tensor *exp
 
 /* ---- the whole ---- */
 
-static void check_sample(check *c, const etch_op_sample *s) {
+/* The plain call, and what it did to its operands. NULL: it cannot be made. */
+static etch_tensor *check_plain(check *c, const etch_op_sample *s) {
     inputs before, in;
-    if (s->nargs < 0 || s->nargs > SCHEMA_MAX_ARGS || (s->nargs && !s->args))
-        return fault(c, "sample", "expected 0 to %d arguments, got %d", SCHEMA_MAX_ARGS, s->nargs);
-    if (!remake(&before, s->args, s->nargs, same) || !remake(&in, s->args, s->nargs, copy))
-        return failed_call(c, "sample", "copying the tensors");
+    if (!remake(&before, s->args, s->nargs, same, NULL) ||
+        !remake(&in, s->args, s->nargs, copy, NULL))
+        return failed_call(c, "sample", "copying the tensors"), NULL;
     etch_tensor *out = call(c, &in);
-    if (!out) return failed_call(c, "sample", "the plain call");
+    if (!out) return failed_call(c, "sample", "the plain call"), NULL;
     check_mutation(c, &before, &in);
     check_aliasing(c, &in, out);
+    return out;
+}
+
+static void check_sample(check *c, const etch_op_sample *s) {
+    if (s->nargs < 0 || s->nargs > SCHEMA_MAX_ARGS || (s->nargs && !s->args))
+        return fault(c, "sample", "expected 0 to %d arguments, got %d", SCHEMA_MAX_ARGS, s->nargs);
+    etch_tensor *out = check_plain(c, s);
+    if (!out) return;
     check_shape(c, s, out);
     check_purity(c, s, out);
     check_strides(c, s, out);

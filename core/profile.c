@@ -123,7 +123,7 @@ etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_te
     char name[NAME_BYTES];
     snprintf(name, sizeof name, "%s%s", strchr(op->name, ':') ? "" : "aten::", op->name);
     int64_t start = etch__profile_now();
-    etch_status status = kernel(call, out);
+    etch_status status = etch__kernel_in_room(kernel, call, out);
     etch__profile_add(kind, start, name, NULL);
     return status;
 }

@@ -32,7 +32,7 @@ etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_te
 static inline etch_status etch__call_kernel(op_kernel kernel, const op_call *call,
                                             etch_tensor *const *out, bool planned) {
     if (etch__profile_on()) return etch__profiled_kernel(kernel, call, out, planned);
-    return kernel(call, out);
+    return etch__kernel_in_room(kernel, call, out);
 }
 
 #endif

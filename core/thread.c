@@ -1,5 +1,6 @@
 /* The thread's state, and the list of all of them, over which per-thread counts are summed. */
 #include "core/mode.h"
+#include "core/stack.h"
 #include "core/tensor.h"
 #include "core/thread.h"
 
@@ -54,6 +55,7 @@ static void thread_ends(void *p) {
     etch__free(t->spare_run);
     t->spare_run = NULL;
     free_texts(t);
+    etch__stack_free(t);
     pthread_mutex_lock(&lock);
     for (etch_thread **link = &threads; *link; link = &(*link)->next)
         if (*link == t) {

@@ -89,6 +89,8 @@ typedef struct etch_thread {
     const char *error, *why; /* never NULL; in the texts, or constant where there is no room */
     thread_texts *texts;     /* made when the first one is written */
 
+    struct thread_stack *stack; /* see core/stack.h; NULL until a kernel runs */
+
     etch_tensor **spare; /* dead handles for reuse (core/tensor.c) */
     void *spare_run;     /* for the next call (tracer/run.c) */
 

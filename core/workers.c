@@ -16,6 +16,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include "core/stack.h"
+
 /* The loop lasts some milliseconds: the next kernel of a plan comes sooner, a sleeper is late. */
 enum { SPINS = 1000000 };
 
@@ -116,7 +118,7 @@ static int add_threads(workers *w) {
     while (!error && w->count < w->wanted) {
         worker *t = &w->thread[w->count];
         *t = (worker){.all = w, .number = w->count + 1, .round = w->round};
-        error = pthread_create(&t->thread, NULL, serve, t);
+        error = etch__thread_start(&t->thread, serve, t);
         if (!error) w->count++;
     }
     pthread_sigmask(SIG_SETMASK, &before, NULL);

@@ -245,6 +245,27 @@ int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims) {
     return reductions * product(dims, k->npar) * blocks_of(k, dims);
 }
 
+/* Arrays of the generator: a buffer an access, a strip a value, one for each operand of a call in
+ * each stage that is emitted; lanes and block results of reductions. */
+uint32_t etch__loop_stack(const loop_kernel *k) {
+    enum {
+        BASE = 32 << 10,
+        ARRAY = STRIP * 8,
+        ROW_REDUCTION = 1 << 10,
+        COLUMN_REDUCTION = 56 << 10
+    };
+    uint32_t arrays = (uint32_t)(k->naccesses + k->ncode), reductions = 0, calls = 0;
+    for (int i = 0; i < k->ncode; i++) {
+        const loop_instr *c = &k->code[i];
+        reductions += c->kind == LOOP_REDUCE;
+        calls += c->kind == LOOP_PRIM && c->p.prim >= PRIM_EXP && c->p.prim <= PRIM_POW;
+    }
+    arrays += 2 * calls * (uint32_t)(etch__loop_last_stage(k) + 1);
+    uint32_t bytes = arrays * ARRAY +
+                     reductions * (k->variant == LOOP_COLUMN ? COLUMN_REDUCTION : ROW_REDUCTION);
+    return BASE + (bytes < LOOP_STACK_MAX ? bytes : LOOP_STACK_MAX);
+}
+
 /* ---- bytes ---- */
 
 typedef struct writer {

@@ -112,6 +112,11 @@ int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
 /* Cells of 8 bytes that the scratch of a PARTIAL / FINISH pair needs. */
 int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims);
 
+/* Bytes of stack that the compiled code takes at most: its local arrays and what it calls. A kernel
+ * whose arrays take more than LOOP_STACK_MAX is not compiled. */
+enum { LOOP_STACK_MAX = 1920 << 10 };
+uint32_t etch__loop_stack(const loop_kernel *k);
+
 /* The text that ETCH_LOGS=output_code prints; etch__free it. */
 char *etch__loop_text(const loop_kernel *k);
 

@@ -31,6 +31,7 @@ typedef struct kernel_step {
     uint32_t stores; /* bit per argument, the last apart, that is written */
     bool scratch;    /* the last argument is used */
     int64_t units, grain;
+    uint32_t stack; /* bytes that its code takes at most, on the CPU */
     char name[48];
 } kernel_step;
 

@@ -121,7 +121,8 @@ static void add_kernel(maker *m, const lowered *low, int32_t group, int64_t **di
                          .cell = p->ncells,
                          .ncells = k->nscalars,
                          .units = low->units,
-                         .grain = low->grain};
+                         .grain = low->grain,
+                         .stack = etch__loop_stack(k)};
     memcpy(s->k.name, k->name, sizeof s->k.name);
     p->p.nkernels++, p->p.nproducts += low->nproducts;
     memcpy(*dims, low->dims, ndims * sizeof **dims);

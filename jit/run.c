@@ -162,12 +162,19 @@ static etch_status launch_kernel(const kernel_step *k, run_block *b) {
     return status;
 }
 
-static void run_kernel(const kernel_step *k, run_block *b) {
+static void run_units(void *ctx) {
+    const launch *l = ctx;
+    if (l->k->units <= l->k->grain) run_range(ctx, 0, l->k->units);
+    else etch__parallel(l->k->units, l->k->grain, run_range, ctx);
+}
+
+static etch_status run_kernel(const kernel_step *k, run_block *b) {
     launch l = {k, b->args + k->arg, b->cells + k->cell};
+    if (unlikely(!etch__stack_ready(k->stack))) return etch__tls.status;
     int64_t start = etch__profile_start();
-    if (k->units <= k->grain) run_range(&l, 0, k->units);
-    else etch__parallel(k->units, k->grain, run_range, &l);
+    etch__with_room(k->stack, run_units, &l);
     etch__profile_end_event(ETCH_PROFILE_KERNEL, start, k->name, NULL);
+    return ETCH_OK;
 }
 
 static etch_status run_product(const call_step *c, const op_call *call, etch_tensor *out) {
@@ -194,8 +201,7 @@ static etch_status run_step(const native_plan *p, int i, run_block *b, const pla
     const step *s = &p->steps[i];
     if (s->is_call) return run_call(p, &s->c, b, io);
     if (unlikely(s->k.launcher != NULL)) return launch_kernel(&s->k, b);
-    run_kernel(&s->k, b);
-    return ETCH_OK;
+    return run_kernel(&s->k, b);
 }
 
 static etch_status run_steps(const native_plan *p, run_block *b, const plan_io *io) {

@@ -5,6 +5,7 @@
  * has: so the function may be freed or reset meanwhile. Until the code is published, calls go on as
  * before: eager, recorded. The thread is started with the first job and joined when the process
  * exits; after fork the child has the jobs and starts a thread of its own with the next call. */
+#include "core/stack.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 
@@ -152,7 +153,7 @@ static bool start(void) {
     if (running || quitting) return running;
     if (!at_exit && atexit(stop) == 0) at_exit = true;
     if (!at_exit) return false;
-    return running = pthread_create(&worker, NULL, work, NULL) == 0;
+    return running = etch__thread_start(&worker, work, NULL) == 0;
 }
 
 static bool put_job(job *j) {

@@ -27,6 +27,8 @@ typedef struct own_copy {
 typedef struct shadow_set {
     etch_tensor **value; /* per value; NULL: unknown, or the input itself */
     int64_t cap;
+    etch_tensor **in; /* room for the operands of a node */
+    int64_t in_cap;
     own_copy *copies;
     int64_t ncopies, copies_cap;
     bool off; /* nothing can be said any more */
@@ -58,6 +60,7 @@ static void clear_set(shadow_set *s) {
     for (int64_t v = 0; v < s->cap; v++) etch_release(s->value[v]);
     for (int64_t i = 0; i < s->ncopies; i++) free_copy(&s->copies[i]);
     etch__free(s->value);
+    etch__free(s->in);
     etch__free(s->copies);
     memset(s, 0, sizeof *s);
 }
@@ -238,9 +241,9 @@ static bool write_shadow(const shadow_set *s, const walk *w, const trace_node *n
 }
 
 static void compute(shadow_set *s, const walk *w, const trace_node *n) {
-    etch_tensor *in[n->nin + 1];
-    s->off |= !room_for(s, n->nvalues);
+    s->off |= !room_for(s, n->nvalues) || !etch__grow(&s->in, &s->in_cap, n->nin, sizeof *s->in);
     if (s->off) return;
+    etch_tensor **in = s->in;
     bool known = true;
     for (int i = 0; i < n->nin; i++) known &= (in[i] = operand(s, w, n->in[i])) != NULL;
     if (known && n->c.inplace) {

@@ -118,10 +118,19 @@ static bool add_inputs(builder *b) {
     return true;
 }
 
-static bool add_node(builder *b, const trace_node *n) {
-    int32_t operands[n->nin + 1];
-    etch_scalar kinds[OP_MAX_SCALARS] = {0};
+/* The node's call, which the graph copies. */
+static int add_call(const builder *b, const op_call *call, const trace_node *n,
+                    const tensor_meta *meta) {
+    int32_t few[16], *operands = n->nin <= COUNT_OF(few) ? few : NULL;
+    if (!operands && !(operands = etch__malloc(n->nin * sizeof *operands))) return -1;
     for (int i = 0; i < n->nin; i++) operands[i] = b->number[n->in[i]];
+    int number = etch__graph_add_node(b->g, call, operands, meta);
+    if (operands != few) etch__free(operands);
+    return number;
+}
+
+static bool add_node(builder *b, const trace_node *n) {
+    etch_scalar kinds[OP_MAX_SCALARS] = {0};
     for (int i = 0; i < n->nsc; i++) kinds[i].kind = (etch_scalar_kind)n->c.kind[i];
     op_call call = {.op = n->op,
                     .nin = n->nin,
@@ -139,7 +148,7 @@ static bool add_node(builder *b, const trace_node *n) {
     if (etch__ops[n->op].kind == KIND_VIEW)
         offset[n->c.out] = offset[n->in[0]] + etch__view_offset(b->w, n);
     meta.offset = offset[n->c.out];
-    int number = etch__graph_add_node(b->g, &call, operands, &meta);
+    int number = add_call(b, &call, n, &meta);
     if (number < 0) return false;
     b->g->nodes[number].state = (uint32_t)n->c.state; /* the processor's part is the plan's */
     b->number[n->c.out] = b->g->nodes[number].out;

@@ -302,7 +302,7 @@ static bool put_page(FILE *f, const report_totals *totals) {
 /* A reader never sees half a file: it gets its name when it is complete. */
 static bool put_file(const char *what, bool (*put)(FILE *, const report_totals *),
                      const report_totals *totals) {
-    char path[sizeof directory + 128], part[sizeof path + 8];
+    static char path[sizeof directory + 128], part[sizeof path + 8]; /* one thread at a time */
     etch__report_path(what, path, sizeof path);
     snprintf(part, sizeof part, "%s.part", path);
     held_signals held;

@@ -8,6 +8,7 @@
 #include <xxhash.h>
 
 #include "core/lru.h"
+#include "core/stack.h"
 #include "jit/cache.h"
 
 enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 6 };
@@ -206,7 +207,7 @@ void etch__cuda_at_once(int n, void (*task)(void *ctx, int i), void *ctx) {
     int started = 0, wanted = helpers(n);
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's threads' */
-    while (started < wanted && !pthread_create(&thread[started], NULL, do_tasks, &t)) started++;
+    while (started < wanted && !etch__thread_start(&thread[started], do_tasks, &t)) started++;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     do_tasks(&t);
     for (int i = 0; i < started; i++) pthread_join(thread[i], NULL);

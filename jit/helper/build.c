@@ -36,6 +36,7 @@ var gen_local(gen *g, type t, const char *name) {
 }
 
 val gen_array(gen *g, type t, int n, const char *name) {
+    g->array_bytes += 8 * (long)n; /* no element is larger */
     var a = gen_local(g, gcc_jit_context_new_array_type(g->c, NULL, t, n), name);
     gcc_jit_lvalue_set_alignment(a, 64);
     return cast(g, gcc_jit_lvalue_get_address(a, NULL), gcc_jit_type_get_pointer(t));

@@ -65,6 +65,8 @@ const char *compile_kernel(const compile_request *r, char **dump) {
     if (!g->c) return free(g), "libgccjit gave no context";
     set_options(g);
     gen_kernel(g, r->symbol);
+    if (g->array_bytes > LOOP_STACK_MAX)
+        return gcc_jit_context_release(g->c), free(g), "the kernel takes too much stack";
     if (r->dump && !gcc_jit_context_get_first_error(g->c)) *dump = dump_of(g, r->path);
     if (!gcc_jit_context_get_first_error(g->c))
         gcc_jit_context_compile_to_file(g->c, GCC_JIT_OUTPUT_KIND_DYNAMIC_LIBRARY, r->path);

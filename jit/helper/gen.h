@@ -63,7 +63,8 @@ typedef struct gen {
     type compute[ETCH_DTYPE_COUNT], storage[ETCH_DTYPE_COUNT];
     type vector[ETCH_DTYPE_COUNT], memory_vector[ETCH_DTYPE_COUNT]; /* one register; unaligned */
     int names;
-    var functions; /* the table of the library's strips, or NULL */
+    long array_bytes; /* at most, of all local arrays */
+    var functions;    /* the table of the library's strips, or NULL */
 
     val args, dims, scalars, begin, end;
     val extent[LOOP_MAX_AXES];
