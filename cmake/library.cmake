@@ -58,9 +58,6 @@ set(ETCH_ISA_FLAGS_baseline -march=x86-64)
 set(ETCH_ISA_FLAGS_avx2 -march=x86-64-v3)
 set(ETCH_ISA_FLAGS_avx512 -march=x86-64-v4 -mprefer-vector-width=512)
 file(GLOB ETCH_ISA_SOURCES CONFIGURE_DEPENDS backends/cpu/isa/*.c)
-# Selections there are no branches: both sides may be computed, and stay together. No bit changes.
-set_source_files_properties(backends/cpu/isa/functions.c PROPERTIES
-  COMPILE_OPTIONS "-fno-trapping-math;-fno-thread-jumps")
 set(ETCH_OBJECTS $<TARGET_OBJECTS:etch_objects>)
 set(ETCH_OBJECT_TARGETS etch_objects)
 foreach(isa baseline avx2 avx512)

@@ -94,7 +94,7 @@ DECLARE_ISA(avx512)
 
 /* The strips of isa/functions.c, of one set: etch__exp_f32_avx512 and so on. */
 #define STRIP_OF(name, t)                                                                          \
-    void ISA_NAME(name##_##t)(void *dst, const void *a, const void *b, const void *c, int64_t n)
+    void ISA_NAME(name##_##t)(void *dst, const void *pa, const void *pb, const void *pc, int64_t n)
 
 static inline int etch__size_log2(etch_dtype d) {
     static const uint8_t log2[ETCH_DTYPE_COUNT] = {2, 3, 1, 1, 0, 1, 2, 3, 0, 0};

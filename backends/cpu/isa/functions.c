@@ -1,129 +1,109 @@
 /* The transcendental primitives of core/prims.def over strips, for one instruction set: loops over
- * the functions of core/functions.h, which the compiler makes vectors of. Eager kernels and
- * generated code call these same strips, so they agree bit for bit.
+ * the functions of core/functions.h, a vector at a time. Eager kernels and generated code call
+ * these same strips, so they agree bit for bit.
  *
- * Loops have no remainder: the last elements are copied into a whole vector, padded with ones, so
- * that a few elements cost one vector and a value does not depend on its position. */
+ * The last elements are copied into a whole vector, so that a few cost one vector and a value does
+ * not depend on its position. */
+#include "backends/cpu/isa/lanes.h"
 #include "backends/cpu/table.h"
 
-#define FN static inline __attribute__((always_inline, unused))
-#define TABLE static const
-typedef int32_t i32;
-typedef uint32_t u32;
-typedef int64_t i64;
-typedef uint64_t u64;
+/* ---- the functions, of single numbers and of vectors ---- */
 
-#ifdef __FMA__
-#define EXACT_FMA 1
-FN double fma_f64(double a, double b, double c) { return __builtin_fma(a, b, c); }
-FN float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-#else
-#define EXACT_FMA 0
-FN double fma_f64(double a, double b, double c) { return a * b + c; }
-FN float fma_f32(float a, float b, float c) { return a * b + c; }
-#endif
-FN double abs_f64(double x) { return __builtin_fabs(x); }
-FN float abs_f32(float x) { return __builtin_fabsf(x); }
-FN double root_f64(double x) { return __builtin_sqrt(x); }
-FN float root_f32(float x) { return __builtin_sqrtf(x); }
-FN u64 high_product(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
-#define SAME_BITS(suffix, T, U)                                                                    \
-    FN U bits_##suffix(T x) {                                                                      \
-        U u;                                                                                       \
-        memcpy(&u, &x, sizeof u);                                                                  \
-        return u;                                                                                  \
-    }                                                                                              \
-    FN T real_##suffix(U u) {                                                                      \
-        T x;                                                                                       \
-        memcpy(&x, &u, sizeof x);                                                                  \
-        return x;                                                                                  \
-    }
-SAME_BITS(f64, double, u64)
-SAME_BITS(f32, float, u32)
-
+#define SINGLE 1
+#define ALL(x) ((REAL)(x))
+#define ALL_WORDS(x) ((UINT)(x))
+#define F(name) name##_f64
 #define F64 1
 #include "core/functions.h"
+#undef F
 #undef F64
+#define F(name) name##_f32
+#define F64 0
+#include "core/functions.h"
+#undef F
+#undef F64
+#undef ALL
+#undef ALL_WORDS
+#undef SINGLE
+
+/* Subtracting 0 changes no number; with it one becomes a vector. */
+#define SINGLE 0
+#define ALL(x) ((x) - (REAL){0})
+#define ALL_WORDS(x) ((x) - (UINT){0})
+#define F(name) name##_f64v
+#define F64 1
+#include "core/functions.h"
+#undef F
+#undef F64
+#define F(name) name##_f32v
 #define F64 0
 #include "core/functions.h"
 
-#if defined(ETCH_ISA_avx512)
-enum { VECTOR_BYTES = 64 };
-#elif defined(ETCH_ISA_avx2)
-enum { VECTOR_BYTES = 32 };
-#else
-enum { VECTOR_BYTES = 16 };
-#endif
+/* ---- strips ---- */
 
-/* Elements that are looked through for far ones at a time. */
-enum { CHUNK = 64 };
-
-/* One operand. Writing over it is in place, no loop-carried dependence, which the pragma says. */
-#define STRIP1(name, t, T)                                                                         \
+/* One operand. */
+#define STRIP1(name, t, T) STRIP_BY(name, name, t, T)
+#define STRIP_BY(name, vector, t, T)                                                               \
     STRIP_OF(name, t);                                                                             \
-    void ISA_NAME(name##_##t)(void *dst, const void *pa, const void *pb, const void *pc,           \
-                              int64_t count) {                                                     \
+    STRIP_OF(name, t) {                                                                            \
         enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
-        const int64_t n = count & -(int64_t)W;                                                     \
         const T *a = pa;                                                                           \
-        T *d = dst, tail[W];                                                                       \
+        T *d = dst;                                                                                \
         (void)pb, (void)pc;                                                                        \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) d[i] = name##_##t(a[i]);              \
-        if (n == count) return;                                                                    \
-        for (int i = 0; i < W; i++) tail[i] = n + i < count ? a[n + i] : 1;                        \
-        for (int i = 0; i < W; i++) tail[i] = name##_##t(tail[i]);                                 \
-        memcpy(d + n, tail, (size_t)(count - n) * sizeof(T));                                      \
-    }
-
-FN bool any_far_f32(const float *x, int64_t n) {
-    u32 far = 0;
-    for (int64_t i = 0; i < n; i++) far |= far_bits_f32(x[i]);
-    return far >> 31;
-}
-FN bool any_far_f64(const double *x, int64_t n) {
-    u64 far = 0;
-    for (int64_t i = 0; i < n; i++) far |= far_bits_f64(x[i]);
-    return far >> 63;
-}
-
-/* One operand, of which far ones are rare: a chunk without them is one loop, the others are put
- * right from a copy, as the result may lie over the operand. */
-#define STRIP_NEAR(name, t, T)                                                                     \
-    STRIP_OF(name, t);                                                                             \
-    void ISA_NAME(name##_##t)(void *dst, const void *pa, const void *pb, const void *pc,           \
-                              int64_t count) {                                                     \
-        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
-        T x[CHUNK];                                                                                \
-        (void)pb, (void)pc;                                                                        \
-        for (int64_t at = 0; at < count; at += CHUNK) {                                            \
-            const int64_t rest = count - at, m = rest < CHUNK ? rest : CHUNK;                      \
-            const int64_t n = (m + W - 1) & -(int64_t)W;                                           \
-            T *d = (T *)dst + at, y[CHUNK];                                                        \
-            memcpy(x, (const T *)pa + at, (size_t)m * sizeof(T));                                  \
-            for (int64_t i = m; i < n; i++) x[i] = 1;                                              \
-            for (int64_t i = 0; i < n; i++) y[i] = near_##name##_##t(x[i]);                        \
-            if (any_far_##t(x, n))                                                                 \
-                for (int64_t i = 0; i < m; i++)                                                    \
-                    if (is_far_##t(x[i])) y[i] = name##_##t(x[i]);                                 \
-            memcpy(d, y, (size_t)m * sizeof(T));                                                   \
+        for (; n >= W; n -= W, a += W, d += W) {                                                   \
+            reals_##t##v v;                                                                        \
+            memcpy(&v, a, sizeof v);                                                               \
+            v = vector##_##t##v(v);                                                                \
+            memcpy(d, &v, sizeof v);                                                               \
         }                                                                                          \
+        if (n) store_first_##t##v(d, n, vector##_##t##v(first_##t##v(a, n)));                      \
     }
+
+/* One operand, with a shorter way for vectors of plain numbers. Each lane goes its own way, so that
+ * the value does not depend on its neighbours. */
+#define STRIP_QUICK(name, t, T) QUICK_STRIP(name, plain_##name, t, T)
+#define QUICK_STRIP(name, plain, t, T)                                                             \
+    static __attribute__((noinline))                                                               \
+    reals_##t##v slow_##name##_##t(reals_##t##v x, reals_##t##v y) {                               \
+        return where_##t##v(plain##_##t##v(x), y, name##_##t##v(x));                               \
+    }                                                                                              \
+    FN reals_##t##v both_##name##_##t##v(reals_##t##v x) {                                         \
+        reals_##t##v y = quick_##name##_##t##v(x);                                                 \
+        bool special = any_##t##v(no_##t##v(plain##_##t##v(x)));                                   \
+        return __builtin_expect(special, 0) ? slow_##name##_##t(x, y) : y;                         \
+    }                                                                                              \
+    STRIP_BY(name, both_##name, t, T)
+
+#define STRIP_LOG(name, t, T) QUICK_STRIP(name, plain_log, t, T)
+
+/* sin, cos and tan: the longer way is for large operands, of which the largest are treated one by
+ * one. */
+#define STRIP_TURN(name, t, T)                                                                     \
+    FN reals_##t##v name##_##t##v(reals_##t##v x) {                                                \
+        reals_##t##v y = near_##name##_##t##v(x);                                                  \
+        for (unsigned i = 0; i < sizeof x / sizeof(T); i++)                                        \
+            if (is_far_##t(x[i])) y[i] = name##_##t(x[i]);                                         \
+        return y;                                                                                  \
+    }                                                                                              \
+    QUICK_STRIP(name, plain_turn, t, T)
 
 #define STRIP2(name, t, T)                                                                         \
     STRIP_OF(name, t);                                                                             \
-    void ISA_NAME(name##_##t)(void *dst, const void *pa, const void *pb, const void *pc,           \
-                              int64_t count) {                                                     \
+    STRIP_OF(name, t) {                                                                            \
         enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
-        const int64_t n = count & -(int64_t)W;                                                     \
         const T *a = pa, *b = pb;                                                                  \
-        T *d = dst, tail[W], other[W];                                                             \
+        T *d = dst;                                                                                \
         (void)pc;                                                                                  \
-        _Pragma("GCC ivdep") for (int64_t i = 0; i < n; i++) d[i] = name##_##t(a[i], b[i]);        \
-        if (n == count) return;                                                                    \
-        for (int i = 0; i < W; i++) tail[i] = n + i < count ? a[n + i] : 1;                        \
-        for (int i = 0; i < W; i++) other[i] = n + i < count ? b[n + i] : 1;                       \
-        for (int i = 0; i < W; i++) tail[i] = name##_##t(tail[i], other[i]);                       \
-        memcpy(d + n, tail, (size_t)(count - n) * sizeof(T));                                      \
+        for (; n >= W; n -= W, a += W, b += W, d += W) {                                           \
+            reals_##t##v v, w;                                                                     \
+            memcpy(&v, a, sizeof v), memcpy(&w, b, sizeof w);                                      \
+            v = name##_##t##v(v, w);                                                               \
+            memcpy(d, &v, sizeof v);                                                               \
+        }                                                                                          \
+        if (n) {                                                                                   \
+            reals_##t##v v = name##_##t##v(first_##t##v(a, n), first_##t##v(b, n));                \
+            store_first_##t##v(d, n, v);                                                           \
+        }                                                                                          \
     }
 
 #define FUNCTION(id, name, form) form(name, f32, float) form(name, f64, double)
