@@ -332,6 +332,47 @@ static void divisions(void **state) {
             }
 }
 
+/* By a scalar that no binary type has: rounded to a half type first, or not, as on the CPU. */
+#define BY_TENTH(name, ...)                                                                        \
+    static etch_tensor *name(etch_tensor *a, etch_tensor *b, etch_tensor *c) {                     \
+        (void)b, (void)c;                                                                          \
+        return __VA_ARGS__;                                                                        \
+    }
+BY_TENTH(floor_over_tenth, etch_floor_divide_scalar(a, 0.1))
+BY_TENTH(rest_of_tenth, etch_remainder_scalar(a, 0.1))
+BY_TENTH(fmod_by_tenth, etch_fmod_scalar(a, 0.1))
+BY_TENTH(over_tenth, etch_div_scalar(a, 0.1))
+BY_TENTH(times_tenth, etch_mul_scalar(a, 0.1))
+BY_TENTH(plus_tenth, etch_add_scalar(a, 0.1))
+BY_TENTH(minus_tenth, etch_sub_scalar(a, 0.1))
+BY_TENTH(tenth_minus, etch_rsub_scalar(a, 0.1))
+BY_TENTH(plus_tenth_of, etch_add_alpha(a, a, 0.1))
+BY_TENTH(minus_tenth_of, etch_sub_alpha(a, a, 0.1))
+BY_TENTH(to_the_tenth, etch_pow_scalar(etch_abs(a), 0.1))
+BY_TENTH(below_tenth, etch_lt_scalar(a, 0.1))
+BY_TENTH(at_least_tenth, etch_clamp_min(a, 0.1))
+BY_TENTH(plus_tenth_product, etch_addcmul(a, a, a, 0.1))
+BY_TENTH(towards_tenth, etch_lerp(a, etch_mul(a, a), 0.1))
+
+static void scalars_beside_halves(void **state) {
+    (void)state;
+    static const struct {
+        program of;
+        double close; /* of functions */
+    } all[] = {{floor_over_tenth, 0}, {rest_of_tenth, 0},      {fmod_by_tenth, 0},
+               {over_tenth, 0},       {times_tenth, 0},        {plus_tenth, 0},
+               {minus_tenth, 0},      {tenth_minus, 0},        {plus_tenth_of, 0},
+               {minus_tenth_of, 0},   {to_the_tenth, 0.01},    {below_tenth, 0},
+               {at_least_tenth, 0},   {plus_tenth_product, 0}, {towards_tenth, 0}};
+    static const double values[] = {3, 7, -1.703125, 0.30078125, 100, -11, 0.0999755859375};
+    for (int k = 0; k < (int)(sizeof all / sizeof *all); k++)
+        for (int d = ETCH_F32; d <= ETCH_F16; d++)
+            ETCH_SCOPE {
+                etch_tensor *x = etch_from_host(values, ETCH_F64, ETCH_SHAPE(7));
+                check(all[k].of, etch_to(x, (etch_dtype)d), NO, NO, all[k].close);
+            }
+}
+
 /* ---- errors that depend on data are those of the CPU ---- */
 
 static void fails(program p, etch_tensor *a, etch_tensor *b, etch_tensor *c) {
@@ -512,6 +553,7 @@ int main(void) {
         cmocka_unit_test(extremes),
         cmocka_unit_test(index_operators),
         cmocka_unit_test(divisions),
+        cmocka_unit_test(scalars_beside_halves),
         cmocka_unit_test(errors_on_data),
         cmocka_unit_test(reductions_of_one),
         cmocka_unit_test(products_of_elements),

@@ -395,7 +395,8 @@ static etch_status divide(const op_call *call, etch_tensor *const *outs) {
     bool two = call->nin == 2, quotient = false, floor = true;
     if (call->op == OP_FMOD_TENSOR || call->op == OP_FMOD_SCALAR) floor = false;
     if (call->op == OP_FLOOR_DIVIDE_TENSOR || call->op == OP_FLOOR_DIVIDE_SCALAR) quotient = true;
-    a.divisor = two ? 0 : etch__scalar_cell(call->sc[0], d);
+    /* As core/expr.h: the divisor of a quotient is a factor, which half types do not round. */
+    a.divisor = two ? 0 : etch__scalar_cell(call->sc[0], quotient ? etch__compute_type(d) : d);
     etch_status status = real ? ETCH_OK : note_divisor(call, s, a.divisor, &a.check);
     if (status != ETCH_OK) return status;
     spread(&a.xs, call->in[0], out);
