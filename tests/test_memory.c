@@ -8,6 +8,7 @@
 
 #include "bench/programs.h"
 #include "core/tensor.h"
+#include "tests/device_support.h"
 #include "tests/trace_support.h"
 #include "tracer/run.h"
 
@@ -305,6 +306,7 @@ static void late_temporaries_have_their_values(void **state) {
 /* They are no outputs: a copy of the state a round is all that is held. */
 static void temporaries_are_no_outputs(void **state) {
     (void)state;
+    ONLY_ON_CPU(); /* peaks of a device's memory are those of its stream */
     bench_rounds = 50;
     etch_fn2 body = program("in-place, breaks, no scopes");
     peaks p = measure(etch_compile(body), body, 3);
@@ -359,6 +361,7 @@ static int gives_kept_blocks_back(void) {
 
 static void little_memory(void **state) {
     (void)state;
+    ONLY_ON_CPU(); /* a driver does not survive a fork, nor such a limit */
     etch_set_num_threads(1);
     in_little_memory(64 << 20, compiles_a_long_loop);
     in_little_memory(100 << 20, gives_kept_blocks_back);
