@@ -14,12 +14,14 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <sys/syscall.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "core/stack.h"
 
-/* The loop lasts some milliseconds: the next kernel of a plan comes sooner, a sleeper is late. */
-enum { SPINS = 1000000 };
+/* How long the loop lasts: the next kernel of a plan comes sooner, a sleeper is late. By the clock,
+ * since a pause takes 10 cycles on some processors and 140 on others. */
+enum { SPIN_NANOSECONDS = 2000000, PAUSES = 64 };
 
 /* Lines of its own, since the owner writes at each piece. */
 typedef struct share {
@@ -56,13 +58,28 @@ static void wake_all(_Atomic uint32_t *word) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
+static int64_t nanoseconds(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* Until the word is another one, or the time is over. */
+static void spin(_Atomic uint32_t *word, uint32_t value) {
+    for (int64_t now = 0, end = 0; now <= end; now = nanoseconds()) {
+        for (int i = 0; i < PAUSES; i++) {
+            if (atomic_load_explicit(word, memory_order_relaxed) != value) return;
+            _mm_pause();
+        }
+        if (end == 0) end = nanoseconds() + SPIN_NANOSECONDS;
+    }
+}
+
 /* Returns the word's value once it is another one. */
 static uint32_t wait_while(_Atomic uint32_t *word, uint32_t value) {
     uint32_t now;
-    for (int i = 0; (now = atomic_load_explicit(word, memory_order_acquire)) == value; i++) {
-        if (i < SPINS) _mm_pause();
-        else sleep_on(word, value);
-    }
+    spin(word, value);
+    while ((now = atomic_load_explicit(word, memory_order_acquire)) == value) sleep_on(word, value);
     return now;
 }
 
