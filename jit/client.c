@@ -235,15 +235,26 @@ static bool bury_one(dead_helper *d) {
     return ended;
 }
 
-/* What is killed ends at once, as a rule; the rest is looked after by the next caller. */
+/* Of those that have not ended: killed as they are, they make no more files. */
+static void remove_folders(void) {
+    for (int i = 0; i < DEAD_MAX; i++) {
+        pthread_mutex_lock(&dead_lock);
+        dead_helper d = dead[i];
+        pthread_mutex_unlock(&dead_lock);
+        if (d.pid) etch__remove_tree(d.dir);
+    }
+}
+
+/* What is killed ends at once, as a rule. On a busy machine it may take long: the rest is looked
+ * after by the next caller, but the process may be about to exit, and leaves no folder behind. */
 static void bury(void) {
     const struct timespec moment = {.tv_nsec = 1000000};
-    for (double until = now_ms() + BURY_MS;;) {
+    for (double until = now_ms() + BURY_MS; now_ms() < until; nanosleep(&moment, NULL)) {
         bool all = true;
         for (int i = 0; i < DEAD_MAX; i++) all &= bury_one(&dead[i]);
-        if (all || now_ms() >= until) return;
-        nanosleep(&moment, NULL);
+        if (all) return;
     }
+    remove_folders();
 }
 
 /* The helper has no use any more, whatever it is doing: a killed one needs no time, and its folder
