@@ -10,8 +10,11 @@ int64_t etch_scope_begin(void) {
     etch_thread *t = &etch__tls;
     if (unlikely(!t->registered)) etch__thread_register();
     if (unlikely(t->nscopes == t->scopes_cap) &&
-        !etch__grow_lines(&t->scope_start, &t->scopes_cap, t->nscopes + 1, sizeof *t->scope_start))
+        !etch__grow_lines(&t->scope_start, &t->scopes_cap, t->nscopes + 1,
+                          sizeof *t->scope_start)) {
+        t->lost_scopes += t->lost_scopes < UINT8_MAX;
         return -1;
+    }
     t->scope_start[t->nscopes] = t->nitems;
     return t->nscopes++;
 }
@@ -35,6 +38,7 @@ static void forget_variables(scope_variables *list, int64_t mark) {
 
 void etch_scope_end(int64_t mark) {
     etch_thread *t = &etch__tls;
+    if (unlikely(mark < 0)) t->lost_scopes -= t->lost_scopes > 0;
     if (mark < 0 || mark >= t->nscopes) return;
     if (unlikely(mark <= t->guard_scope)) etch__trace_hooks.abandon(mark);
     if (unlikely(mark <= t->body_scope)) t->body_scope = t->guard_scope; /* left by longjmp */
@@ -44,11 +48,20 @@ void etch_scope_end(int64_t mark) {
     t->nscopes = mark;
 }
 
+bool etch__scope_lost(const void *site) {
+    etch_thread *t = &etch__tls;
+    if (!t->lost_scopes) return false;
+    if (t->status == ETCH_ERR_OUT_OF_MEMORY) t->errors++, etch__error_of_before();
+    else etch__error_at(site, ETCH_ERR_OUT_OF_MEMORY, "there was no memory to open the scope");
+    return true;
+}
+
 bool etch__scope_push(etch_tensor *h) {
     etch_thread *t = &etch__tls;
     if (unlikely(t->nscopes == 0)) {
-        etch__error(ETCH_ERR_NO_SCOPE, "no scope is open on this thread to own the result: put the "
-                                       "code into ETCH_SCOPE { ... }");
+        if (!etch__scope_lost(NULL))
+            etch__error(ETCH_ERR_NO_SCOPE, "no scope is open on this thread to own the result: put "
+                                           "the code into ETCH_SCOPE { ... }");
         return false;
     }
     if (unlikely(t->nitems == t->items_cap) &&
@@ -113,9 +126,10 @@ etch_tensor *etch_keep(etch_tensor *h) {
     const void *site = __builtin_return_address(0);
     if (!etch__handle_ok(h, "etch_keep", "t", site)) return NULL;
     if (t->nscopes < 2) {
-        etch__error_at(site, ETCH_ERR_NO_SCOPE,
-                       "etch_keep: expected an enclosing scope (to hold a tensor beyond the "
-                       "outermost scope use etch_retain)");
+        if (!etch__scope_lost(site))
+            etch__error_at(site, ETCH_ERR_NO_SCOPE,
+                           "etch_keep: expected an enclosing scope (to hold a tensor beyond the "
+                           "outermost scope use etch_retain)");
         return NULL;
     }
     if (unlikely(t->variables != NULL)) forget_held(t->variables, h);
@@ -185,6 +199,7 @@ etch_status etch_assign(etch_tensor **variable, etch_tensor *value) {
                               "etch_assign: expected the address of a variable, got NULL");
     if (!etch__handle_ok(value, "etch_assign", "t", site)) return t->status;
     if (*variable == value || value == ETCH_NONE) return *variable = value, ETCH_OK;
+    if (t->nscopes == 0 && etch__scope_lost(site)) return t->status;
     if (t->nscopes == 0)
         return etch__error_at(site, ETCH_ERR_NO_SCOPE,
                               "etch_assign: no scope is open on this thread: put the code into "

@@ -111,6 +111,9 @@ void etch__handle_free(etch_tensor *t);
 /* Gives the handle to the innermost scope (which takes over one count). false: no_scope or
  * out_of_memory is set and the count was not taken. */
 bool etch__scope_push(etch_tensor *t);
+/* Asked where a scope is missing: whether there was no memory for one that was to be open. Then
+ * out_of_memory is set. */
+bool etch__scope_lost(const void *site);
 
 /* A new contiguous tensor of the innermost scope with undefined contents. */
 etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size);

@@ -47,6 +47,7 @@ typedef struct etch_thread {
     bool registered;
     bool in_flush;    /* inside a flush: operators run eagerly, outer deferred handles are errors */
     bool own_kernels; /* a device compiles its own kernel of an operator: overrides do not count */
+    uint8_t lost_scopes; /* how many of the open ones there was no memory for */
 
     /* Scopes: the items of scope k are items[scope_start[k] .. scope_start[k + 1]). */
     etch_tensor **items;

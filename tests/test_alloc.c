@@ -65,8 +65,8 @@ static void *run_on_thread(void *arg) {
     outcome *o = arg;
     etch_clear_error();
     etch_manual_seed(5);
-    int64_t scope = etch_scope_begin();
     etch__fail_allocation(o->fail_at);
+    int64_t scope = etch_scope_begin(); /* without it all else fails, for want of memory as well */
     o->done = o->run(&o->p);
     o->asked = etch__fail_allocation(-1);
     o->status = etch_last_status();

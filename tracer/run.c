@@ -534,6 +534,7 @@ static bool arguments_ok(const etch_function *f, etch_tensor *const *in, int nin
     for (int i = 0; i < nin; i++)
         if (unlikely(!etch__usable(in[i]))) return bad_argument(f, in[i], i, site);
     if (likely(etch__tls.nscopes)) return true;
+    if (etch__scope_lost(site)) return false;
     etch__error_at(site, ETCH_ERR_NO_SCOPE,
                    "%s: no scope is open on this thread to own the result: put the "
                    "call into ETCH_SCOPE { ... }",

@@ -34,8 +34,8 @@ typedef struct etch_scope_guard {
     int open;
 } etch_scope_guard;
 
-/* Opens a scope; the mark names it. Returns -1 with out_of_memory (the
- * enclosing scope then owns). */
+/* Opens a scope; the mark names it. Returns -1 with out_of_memory (the enclosing scope then owns;
+ * without one what needs a scope fails with out_of_memory, too). */
 ETCH_API int64_t etch_scope_begin(void);
 /* Closes the scope named by mark and every deeper one: releases what they own. -1 is a no-op. */
 ETCH_API void etch_scope_end(int64_t mark);
