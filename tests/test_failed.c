@@ -4,6 +4,7 @@
  * then with bad ones, on both backends and by every way to end a segment. */
 #include <string.h>
 
+#include "core/base.h"
 #include "device_support.h"
 #include "trace_support.h"
 
@@ -365,11 +366,66 @@ static void arguments_are_usable_afterwards(void **unused) {
     test_set_blocking(false);
 }
 
+/* ---- no memory ---- */
+
+static bool read_stale;
+
+/* Reads what it wrote, and clears whatever error there is: the read is right, or fails. */
+static etch_tensor *reads_its_write(etch_tensor *x, etch_tensor *i) {
+    float seen[ROWS * COLUMNS];
+    etch_tensor *y = etch_mul_scalar(x, 2);
+    if (!put(etch_slice(x, 1, 0, 3, 1), i)) return NULL;
+    if (etch_to_host(x, seen, sizeof seen) == ETCH_OK && seen[COLUMNS] != 9) read_stale = true;
+    etch_clear_error();
+    etch_copy_(result, etch_exp(captured));
+    etch_flush();
+    etch_clear_error();
+    return etch_neg(y);
+}
+
+/* True: so many allocations were asked for that some failed. */
+static bool call_without_memory(etch_function *f, int64_t from, int64_t count) {
+    state a = fresh(1, ROWS);
+    etch_tensor *want = reads_its_write(a.x, a.index);
+    state b = fresh(1, ROWS);
+    etch__fail_allocations(from, count);
+    etch_tensor *got = etch_call(f, b.x, b.index);
+    int64_t asked = etch__fail_allocations(-1, 1);
+    etch_clear_error();
+    assert_false(read_stale);
+    if (got) {
+        assert_same(got, want);
+        assert_same(a.x, b.x);
+        assert_same(a.result, b.result);
+    }
+    return asked > from;
+}
+
+/* However many allocations in a row fail, and from whichever on. */
+static void without_memory(void **unused) {
+    (void)unused;
+    test_set_blocking(true);
+    for (int native = 0; native < 2; native++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(reads_its_write, .backend = test_backends[native]);
+            for (int64_t count = 1; count <= 12; count++)
+                for (int64_t from = 0, more = 1; more; from++)
+                    ETCH_SCOPE {
+                        for (int i = 0; i < 2; i++) assert_true(!call_without_memory(f, 9999, 1));
+                        more = call_without_memory(f, from, count);
+                    }
+            assert_true(etch_function_counters(f).plan_runs > 0);
+            etch_function_free(f);
+        }
+    test_set_blocking(false);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(plain),           cmocka_unit_test(fullgraph),
         cmocka_unit_test(replayed),        cmocka_unit_test(dynamic),
         cmocka_unit_test(in_an_inner_run), cmocka_unit_test(arguments_are_usable_afterwards),
+        cmocka_unit_test(without_memory),
     };
     etch_op_definition d = {.struct_size = sizeof d, .cpu = sets_first};
     if (!etch_op_register("failed::set(Tensor(a!) self, Scalar v) -> Tensor(a!)", &d)) return 1;

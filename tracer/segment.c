@@ -255,6 +255,20 @@ static inline __attribute__((always_inline)) bool run_matched(run *r, walk *w, t
     return done;
 }
 
+static bool writes(const walk *w) {
+    for (const trace_node *n = (const trace_node *)w->c.last; n != &w->tree->root; n = n->parent)
+        if (n->c.inplace) return true;
+    return false;
+}
+
+/* There is no memory even to go over the nodes: nothing of the segment is computed. Nobody has noted
+ * which memory it was to write, so that nothing more is computed from there on. */
+static void lose_segment(run *r, walk *w) {
+    etch__walk_fail(w);
+    etch__tls.lost = etch__tls.errors;
+    r->poisoned |= writes(w);
+}
+
 /* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
 void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
     const trace_node *last = (const trace_node *)w->c.last;
@@ -271,12 +285,8 @@ void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
         note_recompile(r, REASON_RECOMPILE_DIVERGED, NULL);
     }
     w->leaf = NULL;
-    if (etch__walk_to_recording(w, WALK_RECORD)) {
-        etch__end_recorded(w, t);
-        return;
-    }
-    etch__walk_fail(w);
-    etch__tls.lost = etch__tls.errors; /* its writes, too */
+    if (etch__walk_to_recording(w, WALK_RECORD)) etch__end_recorded(w, t);
+    else lose_segment(r, w);
 }
 
 /* The walk has ended: it is kept while its recording or its deferred handles are of use. */
