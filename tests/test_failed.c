@@ -2,6 +2,7 @@
  * of the program, fails as well; the call fails with the first error; tensors of the caller that
  * depend on it keep what they held. Each program is called with good values until it runs compiled,
  * then with bad ones, on both backends and by every way to end a segment. */
+#include <fenv.h>
 #include <string.h>
 
 #include "core/base.h"
@@ -154,6 +155,15 @@ static etch_tensor *diverges_behind(etch_tensor *x, etch_tensor *i) {
     return y;
 }
 
+/* The mode of the processor is another one from there on, which ends the segment. */
+static etch_tensor *rounds_up_behind(etch_tensor *x, etch_tensor *i) {
+    etch_tensor *c = etch_mul_scalar(x, 2), *picked = etch_index_select(c, 0, i);
+    fesetround(FE_UPWARD);
+    etch_tensor *turned = etch_t(picked);
+    fesetround(FE_TONEAREST);
+    return turned;
+}
+
 static etch_tensor *outlives(etch_tensor *x, etch_tensor *i) {
     etch_tensor *c = etch_mul_scalar(x, 2);
     put(etch_slice(c, 1, 0, 3, 1), i);
@@ -228,6 +238,7 @@ static const program programs[] = {
     B(clears_the_error),
     B(used_before),
     P(diverges_behind),
+    B(rounds_up_behind),
     P(outlives),
     K(kernel_through_a_view),
     K(kernel_writes_the_argument),

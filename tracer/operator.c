@@ -251,7 +251,7 @@ static etch_tensor *break_before(run *r, reason_id why, const char *text, const 
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
     if (etch__break_graph(r, why, call->site, NULL, text) != ETCH_OK) return NULL;
-    return etch__traced_operator(call);
+    return operands_there(call) ? etch__traced_operator(call) : NULL;
 }
 
 static inline etch_tensor *traced_operator(const op_call *call) {
