@@ -179,6 +179,18 @@ static void print_dim(printer *p, int dim, const char *at) {
     if (p->w) put(p->w, "]");
 }
 
+/* The digits are those that read as the number again to nearest, denormals included: the program's
+ * modes and traps are not for them. */
+static void print_elements(const etch_tensor *t, writer *w) {
+    unsigned fp = etch__fp_now();
+    printer p = {.t = t, .shorten = t->numel > SHORTEN_ABOVE};
+    etch__fp_control(FP_TRAPS);
+    print_dim(&p, 0, etch__ptr(t)); /* once to measure, once to write */
+    p.w = w;
+    print_dim(&p, 0, etch__ptr(t));
+    etch__fp_control(fp);
+}
+
 static void print_tensor(const etch_tensor *t, int device, writer *w) {
     put(w, etch_dtype_name((etch_dtype)t->dtype));
     put(w, etch__shape_text(t->ndim, t->size).s);
@@ -188,10 +200,7 @@ static void print_tensor(const etch_tensor *t, int device, writer *w) {
         put(w, "[]");
         return;
     }
-    printer p = {.t = t, .shorten = t->numel > SHORTEN_ABOVE};
-    print_dim(&p, 0, etch__ptr(t)); /* once to measure, once to write */
-    p.w = w;
-    print_dim(&p, 0, etch__ptr(t));
+    print_elements(t, w);
 }
 
 /* ---- public ---- */

@@ -4,6 +4,7 @@
 #include "trace_support.h"
 
 #include <fenv.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <xmmintrin.h>
@@ -327,6 +328,31 @@ static void operators_do_not_trap(void **state) {
     }
 }
 
+/* ---- texts ---- */
+
+/* The digits that read as the number again do not depend on how the program computes. */
+static void texts_are_the_same(void **state) {
+    (void)state;
+    const double numbers[] = {1e-40, 5e-324, 0.1, 1 / 3., 1.7976931348623157e308, -INFINITY, NAN};
+    char expected[400], text[400];
+    for (int d = 0; d < 2; d++)
+        ETCH_SCOPE {
+            etch_tensor *x =
+                etch_to(etch_from_host(numbers, ETCH_F64, ETCH_SHAPE(7)), floats[2 * d]);
+            etch_format(x, expected, sizeof expected);
+            feenableexcept(TRAPS);
+            for (int m = 0; m < MODES; m++) {
+                set_mode(modes[m]);
+                etch_format(x, text, sizeof text);
+                assert_int_equal(mode_now(), modes[m]);
+                assert_string_equal(text, expected);
+            }
+            set_mode(0);
+            assert_int_equal(fegetexcept(), TRAPS);
+            fedisableexcept(TRAPS);
+        }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(mode_of_the_caller),
@@ -339,6 +365,7 @@ int main(void) {
         cmocka_unit_test(operators_under_each_mode),
         cmocka_unit_test(nothing_traps_beyond_the_data),
         cmocka_unit_test(operators_do_not_trap),
+        cmocka_unit_test(texts_are_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
