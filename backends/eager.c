@@ -162,7 +162,9 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
         n->op, n->nin, n->nsc, n->nat, 0, r->in, r->io->scalars + n->sc, g->attrs + n->at, n->site};
     etch__tls.state = n->state;
     etch_status status = etch__call_kernel(kernel, &call, &r->value[n->out], true);
-    if (op->kind != KIND_INPLACE) return status;
+    /* Only a kernel of the user's may have written before it fails. */
+    bool may_have_written = status == ETCH_OK || etch__op_is_users((op_id)n->op);
+    if (op->kind != KIND_INPLACE || !may_have_written) return status;
     atomic_fetch_add(&r->value[n->out]->storage->version, 1);
     r->wrote |= g->values[n->out].base < g->ninputs;
     return status;

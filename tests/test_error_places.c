@@ -305,6 +305,32 @@ static void test_composites_name_themselves(void **state) {
     }
 }
 
+/* A mask of another segment, in whose write the failure comes when masked_select reads it. */
+static etch_tensor *selects_what_is_written(etch_tensor *x, etch_tensor *index) {
+    etch_tensor *mask = etch_gt_scalar(x, 0);
+    etch_graph_break("test");
+    etch_index_fill_(mask, 0, index, etch_scalar_int(1));
+    return etch_masked_select(x, mask);
+}
+
+static void test_composites_do_not_name_what_failed_before(void **state) {
+    (void)state;
+    for (int b = 0; b < 2; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(selects_what_is_written, .backend = test_backends[b]);
+            etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(4));
+            for (int call = 0; call < 6; call++) {
+                bool fails = call == 0 || call > 3;
+                etch_tensor *index = etch_full(ETCH_I64, ETCH_SHAPE(1), fails ? 9 : 1);
+                etch_clear_error();
+                assert_int_equal(etch_call(f, x, index) == NULL, fails);
+                if (fails) assert_true(has_name(etch_last_error(), "index_fill_.int_Scalar"));
+            }
+            etch_function_free(f);
+        }
+    etch_clear_error();
+}
+
 /* ---- NULL ---- */
 
 static void test_null_operands_name_their_argument(void **state) {
@@ -335,6 +361,7 @@ int main(void) {
         cmocka_unit_test(test_tail_calls_name_the_users_lines),
         cmocka_unit_test(test_tail_calls_in_compiled_code),
         cmocka_unit_test(test_composites_name_themselves),
+        cmocka_unit_test(test_composites_do_not_name_what_failed_before),
         cmocka_unit_test(test_null_operands_name_their_argument),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -374,9 +374,12 @@ static void bump_versions(walk *w, const trace_leaf *leaf) {
     }
 }
 
-/* A plan has failed with inputs half written: its segment cannot be run again in another way. */
+/* A plan has failed with inputs half written: its segment cannot be run again in another way, which
+ * would tell the operator. The error is not that of whoever ends the segment. */
 static void poison(walk *w) {
     w->run->poisoned = true;
+    etch__error_name(w->run->f->name, NULL, false);
+    etch__error_of_before();
     etch__walk_fail(w);
 }
 
