@@ -53,14 +53,16 @@ static bool keep_input(eager_run *r, int32_t v) {
     return r->kept[v] && move_span(t, r->kept[v], false) == ETCH_OK;
 }
 
-/* Of all inputs that the graph writes, before any is. */
+/* Of all inputs over memory that the graph writes, before any is: one of them may be a part of
+ * another. */
 static bool keep_inputs(eager_run *r) {
     const graph *g = r->p->g;
     bool ok = true;
     for (int i = 0; ok && i < g->nnodes; i++) {
         int32_t base = g->values[g->nodes[i].out].base;
-        if (etch__ops[g->nodes[i].op].kind == KIND_INPLACE && base < g->ninputs)
-            ok = keep_input(r, base);
+        if (etch__ops[g->nodes[i].op].kind != KIND_INPLACE) continue;
+        for (int32_t v = 0; ok && v < g->ninputs; v++)
+            if (g->values[v].base == base) ok = keep_input(r, v);
     }
     return ok;
 }

@@ -377,6 +377,36 @@ static void arguments_are_usable_afterwards(void **unused) {
     test_set_blocking(false);
 }
 
+/* Doubles x, of which a part is the segment's first input, and then fails. */
+static etch_tensor *writes_what_lies_under(etch_tensor *x, etch_tensor *i) {
+    etch_tensor *rows = etch_slice(x, 0, 1, ROWS, 1);
+    etch_graph_break("test");
+    etch_tensor *y = etch_neg(rows);
+    etch_mul_scalar_(x, 2);
+    return etch_add(y, etch_index_select(captured, 0, i));
+}
+
+/* The segment is computed twice, by its plan and one by one; the write is made once, to all of x. */
+static void writes_before_the_failure(void **unused) {
+    (void)unused;
+    static const char *const names[] = {"eager", "aot_eager", "native"};
+    test_set_blocking(true);
+    for (int b = 0; b < 3; b++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(writes_what_lies_under, .backend = names[b]);
+            for (int call = 0; call < 6; call++) {
+                state a = fresh(call < 3 ? 1 : 1000, ROWS), want = fresh(1, ROWS);
+                captured = a.captured;
+                assert_int_equal(etch_call(f, a.x, a.index) == NULL, call >= 3);
+                etch_clear_error();
+                assert_same(a.x, etch_mul_scalar(want.x, 2));
+            }
+            assert_true(etch_function_counters(f).plan_runs > 0);
+            etch_function_free(f);
+        }
+    test_set_blocking(false);
+}
+
 /* ---- no memory ---- */
 
 static bool read_stale;
@@ -433,9 +463,13 @@ static void without_memory(void **unused) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain),           cmocka_unit_test(fullgraph),
-        cmocka_unit_test(replayed),        cmocka_unit_test(dynamic),
-        cmocka_unit_test(in_an_inner_run), cmocka_unit_test(arguments_are_usable_afterwards),
+        cmocka_unit_test(plain),
+        cmocka_unit_test(fullgraph),
+        cmocka_unit_test(replayed),
+        cmocka_unit_test(dynamic),
+        cmocka_unit_test(in_an_inner_run),
+        cmocka_unit_test(arguments_are_usable_afterwards),
+        cmocka_unit_test(writes_before_the_failure),
         cmocka_unit_test(without_memory),
     };
     etch_op_definition d = {.struct_size = sizeof d, .cpu = sets_first};
