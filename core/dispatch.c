@@ -108,7 +108,9 @@ etch_tensor *etch__take_apart(const op_call *call) {
     op_composite parts = etch__ops[call->op].composite;
     if (!etch__operands_present(call)) return NULL;
     if (!outer) etch__tls.composite = call;
+    unsigned traps = etch__fp_mask(); /* what is computed of sizes and scalars is the operator's */
     etch_tensor *t = (parts ? parts : etch__put_by_mask)(call);
+    etch__fp_unmask(traps);
     etch__tls.composite = outer;
     if (unlikely(!t)) etch__error_name(etch__ops[call->op].name, call->site, true);
     return t;

@@ -132,13 +132,19 @@ static bool one_element(const etch_tensor *t, uint64_t *cell, const char *functi
 double etch_item(const etch_tensor *t) {
     uint64_t cell;
     if (!one_element(t, &cell, "etch_item", SITE)) return NAN;
-    return etch__element_real((etch_dtype)t->dtype, &cell);
+    unsigned traps = etch__fp_mask();
+    double number = etch__element_real((etch_dtype)t->dtype, &cell);
+    etch__fp_unmask(traps);
+    return number;
 }
 
 int64_t etch_item_int(const etch_tensor *t) {
     uint64_t cell;
     if (!one_element(t, &cell, "etch_item_int", SITE)) return INT64_MIN;
-    return etch__element_int((etch_dtype)t->dtype, &cell);
+    unsigned traps = etch__fp_mask();
+    int64_t number = etch__element_int((etch_dtype)t->dtype, &cell);
+    etch__fp_unmask(traps);
+    return number;
 }
 
 /* ---- raw pointers ---- */

@@ -613,10 +613,21 @@ static int64_t arange_numel(const etch_scalar *sc, int nsc) {
     return n < 0x1p63 ? (int64_t)n : INT64_MAX;
 }
 
+/* Not inlined, or its arithmetic might be moved out from where nothing traps. */
+__attribute__((noinline)) static int64_t computed_class(const op_info *op, const etch_scalar *sc,
+                                                        int nsc) {
+    if (op->flags & OPF_CLASS_EXPONENT) return exponent_class_of(scalar_real(&sc[nsc - 1]));
+    return arange_numel(sc, nsc);
+}
+
 int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const int64_t *at) {
     (void)at;
-    if (op->flags & OPF_CLASS_ALPHA) return scalar_real(&sc[nsc - 1]) == 1;
-    if (op->flags & OPF_CLASS_EXPONENT) return exponent_class_of(scalar_real(&sc[nsc - 1]));
-    if (op->flags & OPF_CLASS_NUMEL) return arange_numel(sc, nsc);
-    return 0;
+    const etch_scalar *last = &sc[nsc - 1];
+    if (op->flags & OPF_CLASS_ALPHA)
+        return last->kind == ETCH_SCALAR_REAL ? last->d == 1 : last->i == 1;
+    if (!(op->flags & (OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL))) return 0;
+    unsigned traps = etch__fp_mask();
+    int64_t class = computed_class(op, sc, nsc);
+    etch__fp_unmask(traps);
+    return class;
 }

@@ -328,6 +328,34 @@ static void operators_do_not_trap(void **state) {
     }
 }
 
+/* Nor do the numbers that are made of scalars and sizes, and elements as C numbers. */
+static etch_tensor *computes_scalars(etch_tensor *x) {
+    etch_tensor *one = etch_select(x, 0, 0);
+    etch_tensor *y = etch_add(etch_pow_scalar(x, 1e39), etch_pow_scalar(x, 1e-50));
+    y = etch_add(y, etch_add_alpha(x, y, 0.1));
+    y = etch_add(y, etch_arange(ETCH_F32, 0, 0.25, 0.1)); /* the length is rounded */
+    y = etch_mul(etch_gelu(y), etch_std(x));
+    return etch_add(y, etch_var(one)); /* a division by no elements */
+}
+
+static void scalars_do_not_trap(void **state) {
+    (void)state;
+    ETCH_SCOPE {
+        etch_tensor *x = benign(ETCH_F32, 3), *expected = computes_scalars(x);
+        etch_function *f = etch_compile(computes_scalars);
+        assert_non_null(expected);
+        feenableexcept(FE_ALL_EXCEPT);
+        for (int call = 0; call < 3; call++) {
+            assert_same(computes_scalars(x), expected);
+            assert_same(etch_call(f, x), expected);
+            assert_int_equal(etch_item_int(etch_select(x, 0, 1)), 0);
+            assert_int_equal(fegetexcept(), FE_ALL_EXCEPT);
+        }
+        fedisableexcept(FE_ALL_EXCEPT);
+        etch_function_free(f);
+    }
+}
+
 /* ---- texts ---- */
 
 /* The digits that read as the number again do not depend on how the program computes. */
@@ -365,6 +393,7 @@ int main(void) {
         cmocka_unit_test(operators_under_each_mode),
         cmocka_unit_test(nothing_traps_beyond_the_data),
         cmocka_unit_test(operators_do_not_trap),
+        cmocka_unit_test(scalars_do_not_trap),
         cmocka_unit_test(texts_are_the_same),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
