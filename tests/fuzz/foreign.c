@@ -299,12 +299,16 @@ void fuzz_rounds(fuzz_world *w, int to, int n, int how) {
     etch_release(x);
 }
 
-void fuzz_numerics(int how) {
-    unsigned csr = _mm_getcsr() & ~(_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK | 0x40u);
-    csr |= (unsigned)(how & FUZZ_ROUNDING) << 13;
+void fuzz_numerics(fuzz_world *w, int how) {
+    enum { DENORMALS_ZERO = 0x40 };
+    const unsigned traps = _MM_MASK_INVALID | _MM_MASK_DIV_ZERO | _MM_MASK_OVERFLOW;
+    unsigned csr = _mm_getcsr() & ~(_MM_ROUND_MASK | _MM_FLUSH_ZERO_MASK | DENORMALS_ZERO);
+    csr |= _MM_MASK_MASK | (unsigned)(how & FUZZ_ROUNDING) << 13;
     if (how & FUZZ_FLUSH_RESULTS) csr |= _MM_FLUSH_ZERO_ON;
-    if (how & FUZZ_FLUSH_OPERANDS) csr |= 0x40u; /* denormals are zeros */
+    if (how & FUZZ_FLUSH_OPERANDS) csr |= DENORMALS_ZERO;
+    if (how & FUZZ_TRAPS) csr &= ~traps;
     _mm_setcsr(csr);
+    w->control = csr & FUZZ_CONTROL;
 }
 
 void fuzz_foreign_close(fuzz_world *w) {

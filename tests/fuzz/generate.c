@@ -1164,9 +1164,19 @@ static void generate_inference(generator *g) {
     in_some_variants(g, &s);
 }
 
+/* One segment has one mode: where the graph must not break, it is set before the first operator. */
+static void generate_numerics(generator *g) {
+    statement s = new_statement(g, ST_NUMERICS);
+    if (g->p->setup.fullgraph && g->p->nstatements) return;
+    s.b = chance(g, 3) ? 0 : (int)below(g, FUZZ_NUMERICS);
+    in_some_variants(g, &s);
+}
+
 static void generate_quiet(generator *g) {
     statement s = new_statement(g, ST_QUERY);
-    switch (below(g, 16)) {
+    switch (below(g, 18)) {
+    case 16:
+    case 17: generate_numerics(g); break;
     case 0:
     case 1:
         if ((s.a = some_tensor(g)) < 0 || (s.b = some_tensor(g)) < 0) return;
@@ -1214,6 +1224,8 @@ static void generate_statements(generator *g) {
     int most = g->exact ? 24 : g->small ? 14 : chance(g, 3) ? 8 : 40;
     int operators = 1 + (int)below(g, most), quiet = 8 + (int)below(g, 12);
     int rare = chance(g, 2) ? 8 : 24;
+    g->when = g->all;
+    if (chance(g, 16)) generate_numerics(g);
     while (operators > 0 && g->p->nstatements < FUZZ_MAX_STATEMENTS - MOST_AT_ONCE &&
            g->nvars < FUZZ_MAX_VARS - MOST_AT_ONCE) {
         g->when = g->all;
@@ -1252,7 +1264,8 @@ static void generate_circumstances(generator *g) {
     if (!chance(g, 8)) return;
     s->starve_call = (uint8_t)below(g, s->ncalls);
     s->starve_from = (uint16_t)(1 + below(g, chance(g, 2) ? 20 : 400));
-    s->starve_for = (uint16_t)(chance(g, 2) ? 1 : 10000); /* the rest of the call */
+    static const uint16_t lengths[] = {1, 1, 1, 2, 3, 4, 6, 10, 10000, 10000}; /* the rest of it */
+    s->starve_for = lengths[below(g, COUNT_OF(lengths))];
 }
 
 void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind) {

@@ -29,8 +29,8 @@ enum {
 
 /* Events that are not to be: a failure that says ok of itself, a handle that is deferred after
  * etch_flush. The first one plus a status: an error. */
-#define FUZZ_NO_STATUS 0xe0000000u
-#define FUZZ_STILL_DEFERRED 0xd0000000u
+#define FUZZ_NO_STATUS 0x5bd1e995e0000000u /* no number that a program is likely to see */
+#define FUZZ_STILL_DEFERRED 0x5bd1e995d0000000u
 
 /* What is done to a tensor by other code than the body, and where that is called. */
 typedef enum fuzz_action {
@@ -56,8 +56,16 @@ typedef enum fuzz_place {
 #define FUZZ_FOREIGN(action, place, plain)                                                         \
     ((int)(action) + FUZZ_ACTIONS * ((int)(place) + FUZZ_PLACES * (int)(plain)))
 
-/* Rounding (0 to 3: nearest, down, up, to zero), and what becomes of denormals. */
-enum { FUZZ_ROUNDING = 3, FUZZ_FLUSH_RESULTS = 4, FUZZ_FLUSH_OPERANDS = 8, FUZZ_NUMERICS = 16 };
+/* Rounding (0 to 3: nearest, down, up, to zero), what becomes of denormals, and whether invalid
+ * operations, divisions by zero and overflows trap. */
+enum {
+    FUZZ_ROUNDING = 3,
+    FUZZ_FLUSH_RESULTS = 4,
+    FUZZ_FLUSH_OPERANDS = 8,
+    FUZZ_TRAPS = 16,
+    FUZZ_NUMERICS = 32,
+    FUZZ_CONTROL = 0xffc0 /* where MXCSR says so: all of it but the flags */
+};
 
 typedef enum fuzz_layout {
     FUZZ_CONTIGUOUS,
@@ -150,7 +158,9 @@ struct fuzz_world {
     bool stopped;                           /* a careful body has failed ... */
     etch_status first_error;                /* ... with this */
     int actions;                            /* how many there were in this call */
-    char failure[FUZZ_MAX_KEPT][160];       /* texts of the first ones that depend on data */
+    unsigned control; /* FUZZ_CONTROL as the program has set it; whether the library has ... */
+    bool disturbed;   /* ... ever left another one */
+    char failure[FUZZ_MAX_KEPT][160]; /* texts of the first ones that depend on data */
     int nfailures;
     etch_status status;
     uint64_t status_text; /* hash */
@@ -170,7 +180,7 @@ bool fuzz_when(const fuzz_world *w, unsigned variants);
 /* v[n] = t; NULL: the error is an event. What is too large is dropped. */
 void fuzz_set(fuzz_world *w, int n, etch_tensor *t);
 /* A size of v[n] plus `more`, for attributes. */
-int64_t fuzz_size(const fuzz_world *w, int n, int dim, int64_t more);
+int64_t fuzz_size(fuzz_world *w, int n, int dim, int64_t more);
 /* A scalar that is another one at each call. */
 etch_scalar fuzz_vary(const fuzz_world *w, etch_scalar s);
 void fuzz_item(fuzz_world *w, int n);
@@ -219,7 +229,7 @@ void fuzz_recall(fuzz_world *w, int slot);
 /* v[to]: after many rounds, each with new tensors of 64 KiB. */
 void fuzz_rounds(fuzz_world *w, int to, int n, int how);
 enum { FUZZ_ROUNDS_BREAK = 1, FUZZ_ROUNDS_WRITE = 2, FUZZ_ROUNDS_KINDS = 4 };
-void fuzz_numerics(int how); /* until the end of the call */
+void fuzz_numerics(fuzz_world *w, int how); /* until the end of the call */
 void fuzz_foreign_open(void);
 void fuzz_foreign_close(fuzz_world *w);
 
@@ -227,6 +237,7 @@ void fuzz_foreign_close(fuzz_world *w);
 
 void fuzz_see(fuzz_world *w, uint64_t what);
 void fuzz_see_error(fuzz_world *w);
+void fuzz_see_left(fuzz_world *w, etch_status before);
 void fuzz_see_tensor(fuzz_world *w, const etch_tensor *t); /* all elements; not those of a NaN */
 void fuzz_write_element(void *p, etch_dtype dtype, int64_t value);
 uint64_t fuzz_element_bits(const void *p, etch_dtype dtype); /* any NaN is one */

@@ -4,18 +4,18 @@
 
 /* ---- operators ---- */
 
-static int64_t number(const fuzz_world *w, const fuzz_int *n) {
+static int64_t number(fuzz_world *w, const fuzz_int *n) {
     return n->of < 0 ? n->v : fuzz_size(w, n->of, n->dim, n->v);
 }
 
-static etch_dims numbers(const fuzz_world *w, const fuzz_arg *a) {
+static etch_dims numbers(fuzz_world *w, const fuzz_arg *a) {
     etch_dims d = {.n = a->n};
     for (int i = 0; i < a->n; i++) d.v[i] = number(w, &a->number[i]);
     return d;
 }
 
 /* False when a tensor is not there, so that the statement is left out. */
-static bool value_of(const fuzz_world *w, const fuzz_arg *a, arg_type type, etch_tensor **list,
+static bool value_of(fuzz_world *w, const fuzz_arg *a, arg_type type, etch_tensor **list,
                      etch_value *v) {
     v->name = NULL;
     v->tag = ETCH_VALUE_NONE;
@@ -107,7 +107,7 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_REMEMBER: fuzz_remember(w, s->out, s->a, s->b); break;
     case ST_RECALL: fuzz_recall(w, s->b); break;
     case ST_ROUNDS: fuzz_rounds(w, s->out, s->a, s->b); break;
-    case ST_NUMERICS: fuzz_numerics(s->b); break;
+    case ST_NUMERICS: fuzz_numerics(w, s->b); break;
     case ST_INFERENCE: fuzz_inference(w, s->b); break;
     case ST_HALF: fuzz_half(w, s->out, s->a); break;
     case ST_COUNT: break;

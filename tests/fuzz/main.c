@@ -297,6 +297,13 @@ static bool time_left(const options *o, double start, double processor) {
     return !o->seconds || now() - start < o->seconds;
 }
 
+/* A device has no modes of rounding. */
+static void without_numerics(program *p) {
+    memset(p->setup.numerics, 0, sizeof p->setup.numerics);
+    for (int i = 0; i < p->nstatements; i++)
+        if (p->statement[i].kind == ST_NUMERICS) p->statement[i].b = 0;
+}
+
 static void make_program(uint64_t seed, bool native) {
     bool exact = device && !native, graphs = device && native && seed / 2 % 2;
     fuzz_generate(&shared->p, seed,
@@ -305,8 +312,7 @@ static void make_program(uint64_t seed, bool native) {
                   : native ? FUZZ_SMALL
                            : FUZZ_ANY);
     shared->p.setup.beside_cpu = exact;
-    /* A device has no modes of rounding. */
-    if (device) memset(shared->p.setup.numerics, 0, sizeof shared->p.setup.numerics);
+    if (device) without_numerics(&shared->p);
     if (graphs) shared->p.setup.mode = ETCH_MODE_REDUCE_OVERHEAD;
 }
 

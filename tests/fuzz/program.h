@@ -43,7 +43,7 @@ enum { FUZZ_MAX_STATEMENTS = 80 };
     KIND(REMEMBER, 1, "fuzz_remember(w, $o, $a, $b)")                                              \
     KIND(RECALL, 0, "fuzz_recall(w, $b)")                                                          \
     KIND(ROUNDS, 1, "fuzz_rounds(w, $o, $a, $b)")                                                  \
-    KIND(NUMERICS, 0, "fuzz_numerics($b)")                                                         \
+    KIND(NUMERICS, 0, "fuzz_numerics(w, $b)")                                                      \
     KIND(INFERENCE, 0, "fuzz_inference(w, $b)")                                                    \
     KIND(HALF, 1, "fuzz_half(w, $o, $a)")
 
