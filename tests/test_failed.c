@@ -386,7 +386,7 @@ static etch_tensor *writes_what_lies_under(etch_tensor *x, etch_tensor *i) {
     return etch_add(y, etch_index_select(captured, 0, i));
 }
 
-/* The segment is computed twice, by its plan and one by one; the write is made once, to all of x. */
+/* The segment is computed by its plan and then one by one; the write is made once, to all of x. */
 static void writes_before_the_failure(void **unused) {
     (void)unused;
     static const char *const names[] = {"eager", "aot_eager", "native"};

@@ -261,8 +261,8 @@ static bool writes(const walk *w) {
     return false;
 }
 
-/* There is no memory even to go over the nodes: nothing of the segment is computed. Nobody has noted
- * which memory it was to write, so that nothing more is computed from there on. */
+/* There is no memory even to go over the nodes: nothing of the segment is computed. Nobody has
+ * noted which memory it was to write, so that nothing more is computed from there on. */
 static void lose_segment(run *r, walk *w) {
     etch__walk_fail(w);
     etch__tls.lost = etch__tls.errors;
