@@ -85,6 +85,29 @@ static void *compile(const cuda_device *d, const char *source, const char *symbo
     return cubin;
 }
 
+/* NVRTC takes 90 KiB of the stack (13.0). */
+enum { NVRTC_STACK = 512 << 10 };
+
+typedef struct compile_call {
+    const cuda_device *d;
+    const char *source, *symbol;
+    size_t *bytes;
+    void *cubin;
+} compile_call;
+
+static void run_compile(void *ctx) {
+    compile_call *c = ctx;
+    c->cubin = compile(c->d, c->source, c->symbol, c->bytes);
+}
+
+static void *compile_in_room(const cuda_device *d, const char *source, const char *symbol,
+                             size_t *bytes) {
+    compile_call c = {d, source, symbol, bytes, NULL};
+    if (etch__stack_ready(NVRTC_STACK)) etch__with_room(NVRTC_STACK, run_compile, &c);
+    else etch__why("%s: %s", symbol, etch__tls.error);
+    return c.cubin;
+}
+
 static double now_ms(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -97,7 +120,7 @@ static void *from_source(const cuda_device *d, const char *symbol, code_source s
     if (!text) return NULL;
     if (etch__log_on(LOG_OUTPUT_CODE)) etch__log(LOG_OUTPUT_CODE, "%s:\n%s", symbol, text);
     double start = now_ms();
-    void *cubin = compile(d, text, symbol, bytes);
+    void *cubin = compile_in_room(d, text, symbol, bytes);
     if (cubin) {
         etch__counters.kernels_compiled++;
         etch__log(LOG_CACHE, "%s: compiled by NVRTC in %.1f ms", symbol, now_ms() - start);

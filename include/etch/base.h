@@ -16,7 +16,7 @@
  * OpenBLAS is linked). Kernels that need more run on a second stack, which a thread gets when they
  * first find too little room: 2 MiB of address space, of which what was touched is memory, until
  * the thread ends. Where it cannot be had the call fails with out_of_memory. Work on a GPU takes
- * what its driver and compiler take, which has no bound: give it 1 MiB. */
+ * more, and what its driver takes was not measured: give it 1 MiB. */
 #ifndef ETCH_BASE_H
 #define ETCH_BASE_H
 
