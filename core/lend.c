@@ -122,27 +122,42 @@ static bool move_on_device(etch_storage *s) {
     return copied;
 }
 
-/* Somebody kept the storage: it gets memory of its own, which ends the loan. */
-static etch_status move_out(etch_storage *s) {
-    etch__storage_keep(s);
-    if (s->device) {
-        if (move_on_device(s)) return ETCH_OK;
-        s->data = NULL;
-        return etch__tls.status;
-    }
-    s->data = copy_on_host(s);
-    s->free_fn = etch__free, s->free_ctx = s->data;
-    return s->data ? ETCH_OK : ETCH_ERR_OUT_OF_MEMORY;
+static void release_lender(void *s) { etch__storage_release(s); }
+
+/* Without memory for a copy the lender's own stays: handles that were lent have failed, and views
+ * of them that the kernel has made may see what is written later. */
+static etch_status stay(const loan *l, etch_storage *s, etch_storage *from, void *data) {
+    for (int i = 0; i < l->n; i++)
+        if (l->item[i].handle && l->item[i].handle->storage == s) l->item[i].handle->failed = 1;
+    etch__storage_retain(from);
+    s->data = data;
+    s->free_fn = release_lender, s->free_ctx = from;
+    return etch__tls.status;
 }
 
-/* A view of a handle keeps the storage, too. */
-static etch_status take_back(const loan *l) {
+/* Somebody kept the storage: it gets memory of its own, which ends the loan. */
+static etch_status move_out(const loan *l, etch_storage *s, etch_storage *from) {
+    void *data = s->data;
+    etch__storage_keep(s);
+    if (s->device) return move_on_device(s) ? ETCH_OK : stay(l, s, from, data);
+    s->data = copy_on_host(s);
+    s->free_fn = etch__free, s->free_ctx = s->data;
+    return s->data ? ETCH_OK : stay(l, s, from, data);
+}
+
+/* Handles that nobody kept are gone; a view of one keeps the storage, too. */
+static etch_status take_back(const op_call *call, etch_tensor *const *out, loan *l) {
     etch_status status = ETCH_OK;
-    for (int i = 0; i < l->n; i++) etch_release(l->item[i].handle);
+    for (int i = 0; i < l->n; i++) {
+        etch_tensor *h = l->item[i].handle;
+        if (h && atomic_load(&h->refs) == 1) l->item[i].handle = NULL;
+        etch_release(h);
+    }
     for (int i = 0; i < l->n; i++) {
         etch_storage *s = l->item[i].storage;
         bool kept = s && atomic_load(&s->refs) > 1;
-        if (kept && move_out(s) != ETCH_OK) status = etch__tls.status;
+        if (kept && move_out(l, s, lender(call, out, i)->storage) != ETCH_OK)
+            status = etch__tls.status;
         etch__storage_release(s);
     }
     return status;
@@ -194,7 +209,7 @@ etch_status etch__lend(const op_call *call, etch_tensor *const *out, lent_call f
     etch_status status = ETCH_ERR_OUT_OF_MEMORY, returned = ETCH_OK;
     if (begin(&l, call)) {
         if (lend_all(call, out, &l)) status = call_with(call, &l, fn, ctx);
-        returned = take_back(&l);
+        returned = take_back(call, out, &l);
     }
     end(&l);
     return status == ETCH_OK ? returned : status;

@@ -5,6 +5,7 @@
 
 #include <etch/mode.h>
 
+#include "core/base.h"
 #include "device_support.h"
 #include "trace_support.h"
 
@@ -274,6 +275,33 @@ static void handlers_keep_the_callers_own(void **state) {
     }
 }
 
+/* ---- no memory ---- */
+
+static etch_tensor *neg_of_two(etch_tensor *x) { return etch_neg(call_two("kept::two", x, x)); }
+
+/* What is kept without memory for its copy has failed, or is a view, which shows something. */
+static void nothing_is_kept_without_memory(void **state) {
+    (void)state;
+    for (int w = OPERAND; w <= VIEW_OF_RESULT; w++)
+        for (int64_t from = 0, more = 1; more; from++)
+            ETCH_SCOPE {
+                etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3, 3));
+                what = (keep_what)w, keeping = true, kept = NULL;
+                etch__fail_allocation(from);
+                etch_tensor *y = neg_of_two(x);
+                more = etch__fail_allocation(-1) > from;
+                etch_clear_error();
+                etch_zero_(x);
+                double sum = kept ? etch_item(etch_sum(kept)) : 0;
+                bool sure = y || w == OPERAND || w == RESULT; /* else a view of what is written */
+                if (kept && sure && etch_last_status() == ETCH_OK)
+                    assert_true(sum == (w == OPERAND ? 9 : w == RESULT ? 18 : 6));
+                assert_true(!y || !kept || etch_last_status() == ETCH_OK);
+                etch_release(kept);
+                etch_clear_error();
+            }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(custom_kernels_keep),
@@ -282,6 +310,7 @@ int main(void) {
         cmocka_unit_test(long_lists),
         cmocka_unit_test(nothing_is_kept_of_nothing),
         cmocka_unit_test(handlers_keep_the_callers_own),
+        cmocka_unit_test(nothing_is_kept_without_memory),
     };
     etch_op_definition d = {
         .struct_size = sizeof d, .cpu = keeps, .cuda = keeps, .shape = like_first};
