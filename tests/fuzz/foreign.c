@@ -35,6 +35,7 @@ static etch_tensor *act_on(fuzz_world *w, fuzz_action action, etch_tensor *x) {
     }
     if (x && action == FUZZ_POKE_END) etch_data_end(x);
     if (x && action == FUZZ_WRITE_READ) fuzz_see_tensor(w, x);
+    if (!w->in_kernel) fuzz_see_control(w);
     return x;
 }
 
@@ -107,8 +108,13 @@ static void *target_memory; /* the caller's, if the target is wrapped */
 
 static void act_on_target(void) {
     fuzz_world *w = acting;
-    ETCH_SCOPE
-        if (!call_actor(w, w->acting, target)) fuzz_see_error(w);
+    w->in_kernel = true;
+    ETCH_SCOPE {
+        etch_tensor *t = call_actor(w, w->acting, target);
+        if (!t) fuzz_see_error(w);
+        else if (w->acting % FUZZ_ACTIONS == FUZZ_COMPUTE) fuzz_see_tensor(w, t);
+    }
+    w->in_kernel = false;
 }
 
 static etch_status copy_to(const etch_tensor *from, etch_tensor *to) {

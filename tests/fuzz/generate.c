@@ -1019,10 +1019,16 @@ static int some_given(generator *g) {
 
 static bool has_result(int place) { return place != FUZZ_ON_THREAD && place != FUZZ_IN_FREE; }
 
-/* The action at some place, rather within a function that compiled code does not look into. */
-static void take_foreign(generator *g, int n, fuzz_action action) {
+/* An argument in memory of the caller's; -1: none. */
+static int some_wrapped(generator *g) {
+    int found = -1, seen = 0;
+    for (int i = 0; i < g->p->setup.nin; i++)
+        if (g->w.wrapped[i] && usable(g, i) && below(g, ++seen) == 0) found = i;
+    return found;
+}
+
+static void take_foreign_at(generator *g, int n, fuzz_action action, int place) {
     statement s = new_statement(g, ST_FOREIGN);
-    int place = chance(g, 3) ? FUZZ_IN_DISABLED : (int)below(g, FUZZ_PLACES);
     s.a = n, s.b = FUZZ_FOREIGN(action, place, chance(g, 4));
     bool given = n < g->p->setup.nin + g->p->setup.nglobals;
     if (!given && (place == FUZZ_IN_KERNEL || place == FUZZ_IN_FREE)) return;
@@ -1030,6 +1036,11 @@ static void take_foreign(generator *g, int n, fuzz_action action) {
     g->w.nevents = 0;
     fuzz_run_statement(&g->w, &s);
     take(g, &s);
+}
+
+/* The action at some place, rather within a function that compiled code does not look into. */
+static void take_foreign(generator *g, int n, fuzz_action action) {
+    take_foreign_at(g, n, action, chance(g, 3) ? FUZZ_IN_DISABLED : (int)below(g, FUZZ_PLACES));
 }
 
 static void take_plain(generator *g, statement_kind kind, int n, int b) {
@@ -1054,13 +1065,16 @@ static void take_write(generator *g, int n) {
 static void generate_ended(generator *g) {
     static const op_id made[] = {OP_NEG, OP_ABS, OP_SQUARE, OP_CLONE, OP_RELU};
     uint8_t when = g->when;
-    int n = chance(g, 3) ? some_tensor(g) : some_given(g);
+    int n = chance(g, 2) ? some_wrapped(g) : -1;
+    bool past = n >= 0; /* by a kernel that has the caller's pointer, and asks nobody */
+    if (n < 0) n = chance(g, 3) ? some_tensor(g) : some_given(g);
     if (n < 0) return;
     int y = take_unary(g, made[below(g, COUNT_OF(made))], n);
     if (y < 0) return;
     take_plain(g, chance(g, 2) ? ST_BREAK : ST_FLUSH, 0, 0);
     if (chance(g, 3)) take_plain(g, ST_THREAD_READ, y, 0);
-    take_write(g, n);
+    if (past) take_foreign_at(g, n, FUZZ_POKE, FUZZ_IN_KERNEL);
+    else take_write(g, n);
     if (g->p->setup.period > 1 && chance(g, 2)) g->when &= (uint8_t)(1 + below(g, g->all));
     if (g->when && chance(g, 3)) take_plain(g, ST_THREAD_READ, chance(g, 2) ? y : n, 0);
     if (g->when && chance(g, 2)) take_keep(g, y);
@@ -1100,6 +1114,14 @@ static void generate_rounds(generator *g) {
     take_made(g, &s);
 }
 
+/* Written by the body, then read where memory is freed, in the middle of the segment. */
+static void generate_freed(generator *g) {
+    static const fuzz_action actions[] = {FUZZ_COMPUTE, FUZZ_PEEK, FUZZ_WRITE_READ};
+    int n = some_given(g);
+    if (n < 0 || take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, n) < 0) return;
+    take_foreign_at(g, n, actions[below(g, COUNT_OF(actions))], FUZZ_IN_FREE);
+}
+
 static void generate_effects_write(generator *g, int n) {
     statement s = new_statement(g, ST_EFFECTS_WRITE);
     s.a = n;
@@ -1109,10 +1131,11 @@ static void generate_effects_write(generator *g, int n) {
 static void generate_foreign(generator *g) {
     int n = some_tensor(g);
     if (n < 0) return;
-    switch (below(g, 8)) {
+    switch (below(g, 9)) {
     case 0:
     case 1:
     case 2: generate_ended(g); break;
+    case 8: generate_freed(g); break;
     case 3: generate_exposures(g); break;
     case 4: take_plain(g, ST_THREAD_READ, n, 0); break;
     case 5: generate_effects_write(g, n); break;

@@ -145,8 +145,7 @@ void fuzz_see_left(fuzz_world *w, etch_status before) {
     if (etch_last_status() != before) fuzz_see_error(w);
 }
 
-/* The library leaves the modes and the traps of the processor as the program has set them. */
-static void see_control(fuzz_world *w) {
+void fuzz_see_control(fuzz_world *w) {
     if ((_mm_getcsr() & FUZZ_CONTROL) != w->control) w->disturbed = true;
 }
 
@@ -159,7 +158,7 @@ void fuzz_set(fuzz_world *w, int n, etch_tensor *t) {
     w->raw[n] = w->old[n] = NULL;
     if (w->scope >= 0) w->scope_made[n] = true;
     if (!t) fuzz_see_error(w);
-    see_control(w);
+    fuzz_see_control(w);
 }
 
 /* Whether the tensor is there; one that has failed is an error to see, not a size of -1. */
@@ -668,7 +667,7 @@ static void call_under_state(fuzz_world *w) {
     starve(w, true);
     fuzz_numerics(w, w->setup->numerics[w->variant]);
     w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
-    see_control(w); /* that of the body, which has put back nothing */
+    fuzz_see_control(w); /* that of the body, which has put back nothing */
     _mm_setcsr(numerics);
     w->starved = starve(w, false);
     w->peak = etch_memory().bytes_peak - live;

@@ -160,6 +160,7 @@ struct fuzz_world {
     int actions;                            /* how many there were in this call */
     unsigned control; /* FUZZ_CONTROL as the program has set it; whether the library has ... */
     bool disturbed;   /* ... ever left another one */
+    bool in_kernel;   /* or in a free function: there nothing traps */
     char failure[FUZZ_MAX_KEPT][160]; /* texts of the first ones that depend on data */
     int nfailures;
     etch_status status;
@@ -238,6 +239,8 @@ void fuzz_foreign_close(fuzz_world *w);
 void fuzz_see(fuzz_world *w, uint64_t what);
 void fuzz_see_error(fuzz_world *w);
 void fuzz_see_left(fuzz_world *w, etch_status before);
+/* The library leaves the modes and the traps of the processor as the program has set them. */
+void fuzz_see_control(fuzz_world *w);
 void fuzz_see_tensor(fuzz_world *w, const etch_tensor *t); /* all elements; not those of a NaN */
 void fuzz_write_element(void *p, etch_dtype dtype, int64_t value);
 uint64_t fuzz_element_bits(const void *p, etch_dtype dtype); /* any NaN is one */

@@ -181,6 +181,35 @@ fault flush-says-ok 0 tracer/break.c \
     'return etch__succeeded(&a) || t ? ETCH_OK : etch__tls.status;' \
     'return etch__succeeded(&a) || !t ? ETCH_OK : etch__tls.status;'
 
+fault lost-segment 0 tracer/segment.c 'r->poisoned |= writes(w);' '(void)r, (void)writes;'
+fault blamed-reader 0 tracer/evaluate.c 'if (n->c.inplace) etch__tls.lost = etch__tls.errors;
+    etch__error_of_before();' 'if (n->c.inplace) etch__tls.lost = etch__tls.errors;'
+fault failed-operand 0 tracer/operator.c \
+    'return operands_there(call) ? etch__traced_operator(call) : NULL;' \
+    'return etch__traced_operator(call);'
+
+# ---- how the processor computes
+fault mode-of-state 0 core/thread.h \
+    'return etch__tls.state | (uint64_t)(etch__fp_now() & FP_MODE) << 32;' 'return etch__tls.state;'
+fault mode-in-segment 0 tracer/operator.c \
+    'return !empty && STATE_FP(last->state ^ etch__state_now());' \
+    'return !empty && STATE_FP(last->state ^ last->state);'
+fault mode-of-plan 0 tracer/evaluate.c 'etch__frame_mode(&frame, leaf->path[0]->c.state);' ';'
+fault mode-of-node 0 core/thread.h 'etch__fp_control(STATE_FP(word) | FP_TRAPS);' \
+    '(void)etch__fp_mask();'
+fault mode-left 0 tracer/evaluate.c 'if (unlikely(f->fp_changed)) etch__fp_control(f->fp);' ''
+fault traps-left 0 core/thread.h 'if (unlikely(~before & FP_TRAPS))
+        etch__fp_set(' 'if (before & ~before)
+        etch__fp_set('
+fault traps-inside 0 tracer/run.c 'etch__fp_control(frame.fp);' ''
+fault traps-in-plan 0 tracer/evaluate.c 't->in_flush, etch__fp_mask(), false};' \
+    't->in_flush, etch__fp_now(), false};'
+fault traps-in-kernel 0 core/dispatch.c 'unsigned traps = etch__fp_mask();
+    etch_status' 'unsigned traps = etch__fp_now();
+    etch_status'
+fault traps-in-parts 0 core/dispatch.c 'unsigned traps = etch__fp_mask(); /* what' \
+    'unsigned traps = etch__fp_now(); /* what'
+
 # ---- passes
 fault merged-scalars 1 jit/pass_cse.c \
     'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
