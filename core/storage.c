@@ -1,28 +1,29 @@
 /* Storages: header and data in one block, each aligned to 64 bytes: what one thread counts or
  * writes never lies in a cache line with what another thread has.
  *
- * Large blocks are kept for reuse when they are freed (a bounded, process-wide list): fresh pages
- * cost a fault each, which for a memory-bound kernel is as dear as the kernel itself. Where memory
- * runs out they are given back. Nobody waits for a lock here: each place of the list is taken and
- * filled by one exchange. */
+ * Blocks from 16 KiB on are kept for reuse when they are freed, up to a bound in bytes that the
+ * process shares: fresh pages cost a fault each, which for a memory-bound kernel is as dear as the
+ * kernel itself, and malloc gives the end of its heap back to the system and asks for it again. A
+ * class of blocks has one size, eight to an octave, so that any of them serves; data of a power of
+ * two wastes nothing. Where memory runs out they are given back. Nobody waits for a lock here: each
+ * place is taken and filled by one exchange. */
 #include "core/device.h"
 
 #include <sys/mman.h>
 
-enum { ALIGN = 64, KEPT_MAX = 64 };
+enum { ALIGN = 64, LEAST_LOG2 = 14, CLASSES = 8 * (48 - LEAST_LOG2), PLACES = 32 };
 #define SMALL ((int64_t)1 << 16)
-#define LARGE ((size_t)1 << 18)
+#define LEAST_KEPT ((size_t)1 << LEAST_LOG2)
 #define HUGE_PAGE ((size_t)1 << 21)
 
-/* A kept block. Its size and age are hints while the place is not one's own: the block, once taken,
- * says its size itself. */
-typedef struct kept_block {
-    _Atomic(etch_storage *) block;
-    _Atomic size_t bytes;
-    _Atomic uint64_t age;
-} kept_block;
+/* The kept blocks of one size. Ages and the number are hints. */
+typedef struct block_class {
+    _Atomic int32_t number;
+    _Atomic(etch_storage *) block[PLACES];
+    _Atomic uint64_t age[PLACES];
+} block_class;
 
-static kept_block kept[KEPT_MAX];
+static block_class classes[CLASSES];
 static _Atomic int64_t kept_bytes;
 static _Atomic uint64_t ages;
 
@@ -46,97 +47,96 @@ static void account(int64_t bytes) {
     account_all(mine);
 }
 
-/* Takes the block out of a place; NULL if somebody else was faster. */
-static etch_storage *take_place(kept_block *k) {
-    etch_storage *block = atomic_exchange_explicit(&k->block, NULL, memory_order_acquire);
-    if (block) atomic_fetch_sub(&kept_bytes, (int64_t)block->block_bytes);
+/* ---- kept blocks ---- */
+
+static int log2_of(size_t n) { return 63 - __builtin_clzll(n); }
+
+/* The least size of a class that holds so much data. */
+static size_t class_size(size_t data) {
+    size_t step = (size_t)1 << (log2_of(data) - 3);
+    return (data + step - 1) & ~(step - 1);
+}
+
+static block_class *class_of(size_t size) {
+    int log2 = log2_of(size);
+    size_t eighth = size >> (log2 - 3) & 7;
+    return &classes[8 * (size_t)(log2 - LEAST_LOG2) + eighth];
+}
+
+static bool is_kept(size_t data) { return data >= LEAST_KEPT && data < (size_t)1 << 47; }
+
+/* Takes the block out of a place; NULL if there is none. */
+static etch_storage *take_place(block_class *c, int i) {
+    if (!atomic_load_explicit(&c->block[i], memory_order_relaxed)) return NULL;
+    etch_storage *block = atomic_exchange_explicit(&c->block[i], NULL, memory_order_acquire);
+    if (!block) return NULL;
+    atomic_fetch_sub_explicit(&c->number, 1, memory_order_relaxed);
+    atomic_fetch_sub(&kept_bytes, (int64_t)block->block_bytes);
     return block;
 }
 
-/* Puts a block into an empty place. */
-static bool fill_place(kept_block *k, etch_storage *block) {
+/* Puts a block into a place if that is empty. */
+static bool fill_place(block_class *c, int i, etch_storage *block) {
     etch_storage *none = NULL;
-    size_t bytes = block->block_bytes;
-    if (atomic_load_explicit(&k->block, memory_order_relaxed)) return false;
-    atomic_fetch_add(&kept_bytes, (int64_t)bytes);
-    if (!atomic_compare_exchange_strong_explicit(&k->block, &none, block, memory_order_release,
-                                                 memory_order_relaxed)) {
-        atomic_fetch_sub(&kept_bytes, (int64_t)bytes);
+    int64_t bytes = (int64_t)block->block_bytes; /* once it is there, another may have it */
+    if (atomic_load_explicit(&c->block[i], memory_order_relaxed)) return false;
+    atomic_store_explicit(&c->age[i], atomic_fetch_add(&ages, 1), memory_order_relaxed);
+    if (!atomic_compare_exchange_strong_explicit(&c->block[i], &none, block, memory_order_release,
+                                                 memory_order_relaxed))
         return false;
-    }
-    atomic_store_explicit(&k->bytes, bytes, memory_order_relaxed);
-    atomic_store_explicit(&k->age, atomic_fetch_add(&ages, 1), memory_order_relaxed);
+    atomic_fetch_add_explicit(&c->number, 1, memory_order_relaxed);
+    atomic_fetch_add(&kept_bytes, bytes);
     return true;
-}
-
-/* At least `need`, and at most an eighth wasted. */
-static bool fits(size_t bytes, size_t need) { return bytes >= need && bytes - need <= need / 8; }
-
-static kept_block *best_place(size_t need) {
-    kept_block *best = NULL;
-    size_t best_bytes = SIZE_MAX;
-    for (int i = 0; i < KEPT_MAX; i++) {
-        size_t bytes = atomic_load_explicit(&kept[i].bytes, memory_order_relaxed);
-        if (!fits(bytes, need) || bytes >= best_bytes) continue;
-        if (!atomic_load_explicit(&kept[i].block, memory_order_relaxed)) continue;
-        best = &kept[i], best_bytes = bytes;
-    }
-    return best;
-}
-
-static kept_block *oldest_place(void) {
-    kept_block *oldest = NULL;
-    uint64_t age = UINT64_MAX;
-    for (int i = 0; i < KEPT_MAX; i++) {
-        uint64_t a = atomic_load_explicit(&kept[i].age, memory_order_relaxed);
-        if (a < age && atomic_load_explicit(&kept[i].block, memory_order_relaxed))
-            oldest = &kept[i], age = a;
-    }
-    return oldest;
 }
 
 static void free_block(etch_storage *s) {
     if (s) etch__free(s->block);
 }
 
+/* The oldest block of a class, if it is older than *age. */
+static int oldest_place(const block_class *c, uint64_t *age) {
+    int oldest = -1;
+    for (int i = 0; i < PLACES; i++) {
+        uint64_t a = atomic_load_explicit(&c->age[i], memory_order_relaxed);
+        if (a >= *age || !atomic_load_explicit(&c->block[i], memory_order_relaxed)) continue;
+        *age = a;
+        oldest = i;
+    }
+    return oldest;
+}
+
 static bool drop_oldest(void) {
-    kept_block *oldest = oldest_place();
-    if (oldest) free_block(take_place(oldest));
-    return oldest != NULL;
+    block_class *from = NULL;
+    uint64_t age = UINT64_MAX;
+    int at = -1;
+    for (int k = 0; k < CLASSES; k++) {
+        if (atomic_load_explicit(&classes[k].number, memory_order_relaxed) <= 0) continue;
+        int i = oldest_place(&classes[k], &age);
+        if (i >= 0) from = &classes[k], at = i;
+    }
+    if (from) free_block(take_place(from, at));
+    return from != NULL;
 }
 
 __attribute__((constructor)) static void register_giving_back(void) {
     etch__give_back = drop_oldest;
 }
 
-/* Keeps the block, dropping the oldest ones over the limit. */
-static void keep_block(etch_storage *block) {
+/* Keeps the block, dropping the oldest ones over the limit; frees it where its class is full. */
+static void keep_block(etch_storage *block, size_t size) {
     int64_t limit = etch__param_int(PARAM_KEEP_MEMORY), bytes = (int64_t)block->block_bytes;
-    if (bytes > limit) {
-        free_block(block);
-        return;
-    }
-    while (atomic_load(&kept_bytes) + bytes > limit && drop_oldest()) continue;
-    for (int turn = 0; turn < 2; turn++) {
-        for (int i = 0; i < KEPT_MAX; i++)
-            if (fill_place(&kept[i], block)) return;
-        drop_oldest();
-    }
+    while (bytes <= limit && atomic_load(&kept_bytes) + bytes > limit && drop_oldest()) continue;
+    for (int i = 0; bytes <= limit && i < PLACES; i++)
+        if (fill_place(class_of(size), i, block)) return;
     free_block(block);
 }
 
-/* The best fitting kept block. Only its own header is sure about its size. */
-static etch_storage *take_kept(size_t *bytes) {
-    for (int tries = 0; tries < 4; tries++) {
-        kept_block *k = best_place(*bytes);
-        if (!k) return NULL;
-        etch_storage *block = take_place(k);
-        if (!block) continue;
-        if (fits(block->block_bytes, *bytes)) {
-            *bytes = block->block_bytes;
-            return block;
-        }
-        keep_block(block);
+static etch_storage *take_kept(size_t size) {
+    block_class *c = class_of(size);
+    if (atomic_load_explicit(&c->number, memory_order_relaxed) <= 0) return NULL;
+    for (int i = 0; i < PLACES; i++) {
+        etch_storage *block = take_place(c, i);
+        if (block) return block;
     }
     return NULL;
 }
@@ -159,25 +159,26 @@ static void advise(void *block, size_t bytes) {
     if (to > from) madvise((void *)from, to - from, MADV_HUGEPAGE);
 }
 
-/* A header and, behind it, `*bytes` - 2 * ALIGN bytes of data or more. */
-static etch_storage *take_block(size_t *bytes) {
-    etch_storage *s = *bytes >= LARGE && keeps_blocks() ? take_kept(bytes) : NULL;
-    void *block = s ? s->block : etch__malloc(*bytes);
+/* A header and, behind it, room for data. */
+static etch_storage *take_block(size_t data) {
+    bool reuse = is_kept(data) && keeps_blocks();
+    size_t bytes = (reuse ? class_size(data) : data) + 2 * ALIGN;
+    etch_storage *s = reuse ? take_kept(bytes - 2 * ALIGN) : NULL;
+    void *block = s ? s->block : etch__malloc(bytes);
     if (!block) return NULL;
-    if (!s) advise(block, *bytes);
+    if (!s) advise(block, bytes);
     s = (void *)(((uintptr_t)block + ALIGN - 1) & ~(uintptr_t)(ALIGN - 1));
     memset(s, 0, sizeof *s);
     s->block = block;
+    s->block_bytes = bytes;
     return s;
 }
 
 etch_storage *etch__storage_new(size_t bytes) {
-    size_t whole = bytes + 2 * ALIGN;
-    etch_storage *s = take_block(&whole);
+    etch_storage *s = take_block(bytes);
     if (!s) return NULL;
     atomic_store_explicit(&s->refs, 1, memory_order_relaxed);
     s->bytes = bytes;
-    s->block_bytes = whole;
     s->data = (char *)s + ALIGN;
     THREAD_COUNT(allocations, 1);
     account((int64_t)bytes);
@@ -242,7 +243,8 @@ void etch__storage_release(etch_storage *s) {
         return;
     if (unlikely(s->free_fn != NULL)) call_free_fn(s);
     if (likely(!s->device && !s->lent)) account(-(int64_t)s->bytes);
-    if (s->block_bytes >= LARGE && keeps_blocks()) keep_block(s);
+    size_t size = s->block_bytes - 2 * ALIGN;
+    if (s->block_bytes && is_kept(size) && keeps_blocks()) keep_block(s, size);
     else free_block(s);
 }
 

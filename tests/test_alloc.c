@@ -845,6 +845,34 @@ static void test_kernels(void **state) {
     assert_int_equal(unfinished_objects(), 0);
 }
 
+/* ---- blocks that are kept ---- */
+
+/* Allocations of a step with twenty results of n x n, once such a step has run. */
+static int64_t allocations_of(int64_t n) {
+    int64_t asked = 0;
+    for (int round = 0; round < 2; round++) {
+        ETCH_SCOPE {
+            etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(n, n));
+            etch__fail_allocation(INT64_MAX / 2); /* counts */
+            for (int i = 0; i < 20; i++) x = etch_sin(x);
+            asked = etch__fail_allocation(-1);
+        }
+    }
+    return asked;
+}
+
+/* Results from 16 KiB on are in blocks that were freed before: the system is asked for none. */
+static void test_kept_blocks(void **state) {
+    (void)state;
+#if defined(__SANITIZE_ADDRESS__)
+    skip(); /* no block is kept */
+#endif
+    int64_t small = allocations_of(8);
+    assert_true(small >= 20);
+    assert_int_equal(allocations_of(64), small - 20);
+    assert_int_equal(allocations_of(400), small - 20);
+}
+
 /* ---- main ---- */
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
@@ -857,6 +885,7 @@ int main(void) {
         cmocka_unit_test(test_functions),
         cmocka_unit_test(test_native_functions),
         cmocka_unit_test(test_kernels),
+        cmocka_unit_test(test_kept_blocks),
     };
     if (!mkdtemp(cache_folder)) return 1;
     setenv("ETCH_CACHE_DIR", cache_folder, 1);
