@@ -2,8 +2,9 @@
  * backends/cpu/isa/functions.c, for every instruction set, and as text put into CUDA C by
  * jit/cuda_functions.c. Both types come from this text, which is included with F64 1 and then 0.
  *
- * Every function is straight-line code over selections, so that lanes are independent and no
- * operand is slower than another. Two rules follow: operands for which f(x) is x or a constant
+ * Every function is straight-line code over selections, so that lanes are independent. Those that
+ * matter most have a short way besides, quick_f, for the operands that plain_f accepts; which way
+ * is taken depends on the operand alone. Two rules follow: operands for which f(x) is x or a constant
  * are replaced by 0 before arithmetic, and denormal results are made as integers, because a
  * product with denormal numbers traps on some processors. Where rounding would cost more than the
  * last half ulp, a pair (x, x_low) stands for the sum of both. The coefficients are near-minimax
@@ -11,11 +12,9 @@
  *
  * Who includes this defines F(name) (the name with a suffix), FN (how a function is declared),
  * TABLE (a constant array), EXACT_FMA (0: fma rounds twice), ALL(x) and ALL_WORDS(x) (a number in
- * every lane), SINGLE (1:
- * REAL is one number), the
- * types i32 u32 i64 u64, F(reals) F(words) F(ints) F(truth), and the operations of
- * backends/cpu/isa/lanes.h. An empty line ends a unit of the text; a unit without a function is
- * always there. */
+ * every lane), SINGLE (1: REAL is one number), the types i32 u32 i64 u64, F(reals) F(words) F(ints)
+ * F(truth), and the operations of backends/cpu/isa/lanes.h. An empty line ends a unit of the text;
+ * a unit without a function is always there. */
 
 #undef K
 #undef W
@@ -174,8 +173,8 @@ FN REAL F(exp_rest)(REAL r) {
                 0.0013888888943922317, 0.0083333333334956352, 0.04166666666652919,
                 0.1666666666666641, 0.50000000000000107);
 #else
-    return TRIPLE(r, TRIPLE(r, 0.00138144544f, 0.00836878177f, 0.0416683927f), 0.166665196f,
-                  0.49999994f);
+    REAL h = FMA(0.00138144544f, r * r, FMA(0.00836878177f, r, 0.0416683927f));
+    return FMA(h, r * r, FMA(0.166665196f, r, 0.49999994f));
 #endif
 }
 
@@ -308,9 +307,8 @@ FN REAL F(quick_tanh)(REAL x) {
 #endif
     REAL small = FMA(a * z, p, F(abs)(x));
     REAL r = F(reduced)(2 * a, &n, &b), s = FMA(r * r, F(exp_rest)(r), r);
-    REAL k = F(real)((F(bits)(b) + (BIAS - 1)) << DIGITS), c = k + HALF, d = FMA(k, s, c),
-         d_low = FMA(k, s, c - d);
-    REAL g = 1 / d, rest = FNMA(g, d_low, F(residue)(ALL(1), g, d));
+    REAL k = F(real)((F(bits)(b) + (BIAS - 1)) << DIGITS), c = k + HALF;
+    REAL g = F(inverse)(FMA(k, s, c)), rest = F(residue)(F(residue)(ALL(1), g, c), g * k, s);
     REAL large = 1 - FMA(g, rest, g);
     return F(signed_as)(WHERE(LESS(a, K(0.6, 0.6f)), small, large), x);
 }
@@ -349,8 +347,8 @@ FN REAL F(logistic)(REAL x, REAL factor, REAL *power) {
     return FMA(rest, inverse, q);
 }
 
-/* Where no power of 2 is special: the same divisor 1 + u + c s, and the factor that is left. A
- * factor that is not exact needs what the reduction has lost. */
+/* Where no power of 2 is special: the same divisor, and the factor that is left. One that is not
+ * exact needs what the reduction has lost. */
 FN REAL F(logistic_divisor)(REAL x, bool exactly, REAL *d_low, REAL *power) {
     REAL n, b, r_low, r = F(reduced_pair)(-x, &n, &b, &r_low), s = FMA(r * r, F(exp_rest)(r), r);
     REAL k = F(power_of_2)(b), inverse = F(real)((W(2 * BIAS, 2 * BIAS) << DIGITS) - F(bits)(k));
@@ -363,7 +361,8 @@ FN REAL F(logistic_divisor)(REAL x, bool exactly, REAL *d_low, REAL *power) {
 
 FN TRUTH F(plain_sigmoid)(REAL x) { return LESS(F(abs)(x), K(700, 86)); }
 FN REAL F(quick_sigmoid)(REAL x) {
-    REAL power, d_low, d = F(logistic_divisor)(F(calm)(x), false, &d_low, &power), q = 1 / d;
+    REAL power, d_low, d = F(logistic_divisor)(F(calm)(x), false, &d_low, &power);
+    REAL q = F(inverse)(d);
     return power * FMA(FNMA(q, d_low, F(residue)(ALL(1), q, d)), q, q);
 }
 
@@ -392,7 +391,8 @@ FN REAL F(silu)(REAL x) {
 FN TRUTH F(plain_silu)(REAL x) { return LESS(F(abs)(x), K(700, 86)) & SAME(x, F(calm)(x)); }
 FN REAL F(quick_silu)(REAL x) {
     REAL power, d_low, y = F(calm)(x), d = F(logistic_divisor)(y, true, &d_low, &power);
-    REAL inverse = 1 / d, q = y * inverse, rest = FNMA(q, d_low, F(residue)(y, q, d));
+    REAL inverse = F(inverse)(d), q = y * inverse;
+    REAL rest = FNMA(q, d_low, F(residue)(y, q, d));
     return F(signed_as)(power * FMA(rest, inverse, q), x);
 }
 

@@ -47,6 +47,7 @@ static const char basics[] =
     "FN bool int_less_##t(ints_##t a, ints_##t b) { return a < b; } \\\n"
     "FN bool odd_##t(words_##t u) { return u & 1; } \\\n"
     "FN bool no_##t(bool m) { return !m; } \\\n"
+    "FN reals_##t inverse_##t(reals_##t x) { return 1 / x; } \\\n"
     "FN reals_##t where_##t(bool m, reals_##t a, reals_##t b) { return m ? a : b; } \\\n"
     "FN reals_##t most_##t(reals_##t a, reals_##t b) { return a > b ? a : b; } \\\n"
     "FN reals_##t least_##t(reals_##t a, reals_##t b) { return a < b ? a : b; } \\\n"

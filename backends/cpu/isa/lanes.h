@@ -3,7 +3,8 @@
  *
  * A truth is what comparing two vectors gives: a mask register in AVX-512, else lanes of all bits
  * set or none. Operators of C do the rest: + - * / on reals, & | ~ ^ << >> + - on words. The first
- * n lanes can be read from memory, ones behind them, and stored. */
+ * n lanes can be read from memory, ones behind them, and stored. The inverse is 1 / x, or what is
+ * within 2^-14 of it where the processor defines that exactly. */
 #ifndef ETCH_BACKENDS_CPU_ISA_LANES_H
 #define ETCH_BACKENDS_CPU_ISA_LANES_H
 
@@ -45,7 +46,8 @@ typedef uint64_t u64;
     FN T most_##t(T a, T b) { return a > b ? a : b; }                                              \
     FN T least_##t(T a, T b) { return a < b ? a : b; }                                             \
     FN bool no_##t(bool m) { return !m; }                                                          \
-    FN bool odd_##t(U u) { return u & 1; }
+    FN bool odd_##t(U u) { return u & 1; }                                                         \
+    FN T inverse_##t(T x) { return 1 / x; }
 ONE_NUMBER(f32, float, u32, i32, f)
 ONE_NUMBER(f64, double, u64, i64, )
 FN u64 high_product(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64); }
@@ -97,6 +99,8 @@ VECTOR(f64v, double, u64, i64, 0x8000000000000000u)
     }
 MASKED(f32v, ps, epi32, __mmask16)
 MASKED(f64v, pd, epi64, __mmask8)
+FN reals_f32v inverse_f32v(reals_f32v x) { return _mm512_rcp14_ps(x); }
+FN reals_f64v inverse_f64v(reals_f64v x) { return 1 / x; }
 #else
 #ifdef ETCH_ISA_avx2
 #define REGISTER(operation) _mm256_##operation
@@ -109,6 +113,7 @@ MASKED(f64v, pd, epi64, __mmask8)
     FN truth_##t same_##t(reals_##t a, reals_##t b) { return (truth_##t)(a == b); }                \
     FN truth_##t int_less_##t(ints_##t a, ints_##t b) { return (truth_##t)(a < b); }               \
     FN truth_##t odd_##t(words_##t u) { return (truth_##t)(0 - (u & 1)); }                         \
+    FN reals_##t inverse_##t(reals_##t x) { return 1 / x; }                                        \
     FN truth_##t no_##t(truth_##t m) { return ~m; }                                                \
     FN bool any_##t(truth_##t m) { return REGISTER(movemask_##s)((reals_##t)m) != 0; }             \
     FN reals_##t most_##t(reals_##t a, reals_##t b) { return REGISTER(max_##s)(a, b); }            \
