@@ -4,11 +4,11 @@
  *
  * Every function is straight-line code over selections, so that lanes are independent. Those that
  * matter most have a short way besides, quick_f, for the operands that plain_f accepts; which way
- * is taken depends on the operand alone. Two rules follow: operands for which f(x) is x or a constant
- * are replaced by 0 before arithmetic, and denormal results are made as integers, because a
- * product with denormal numbers traps on some processors. Where rounding would cost more than the
- * last half ulp, a pair (x, x_low) stands for the sum of both. The coefficients are near-minimax
- * (Chebyshev) over the range that the comment names; docs/numerics.md has the errors that result.
+ * is taken depends on the operand alone. Products with denormal numbers trap on some processors:
+ * so operands for which f(x) is x or a constant are replaced by 0 before arithmetic, and denormal
+ * results are made as integers. Where rounding would cost more than the last half ulp, a pair
+ * (x, x_low) stands for the sum of both. The coefficients are near-minimax (Chebyshev) over the
+ * range that the comment names; docs/numerics.md has the errors that result.
  *
  * Who includes this defines F(name) (the name with a suffix), FN (how a function is declared),
  * TABLE (a constant array), EXACT_FMA (0: fma rounds twice), ALL(x) and ALL_WORDS(x) (a number in
