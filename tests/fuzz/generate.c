@@ -1071,11 +1071,11 @@ static void generate_ended(generator *g) {
     if (n < 0) return;
     int y = take_unary(g, made[below(g, COUNT_OF(made))], n);
     if (y < 0) return;
-    take_plain(g, chance(g, 2) ? ST_BREAK : ST_FLUSH, 0, 0);
-    if (chance(g, 3)) take_plain(g, ST_THREAD_READ, y, 0);
+    take_plain(g, past || !chance(g, 3) ? ST_BREAK : ST_FLUSH, 0, 0);
+    if (chance(g, past ? 8 : 3)) take_plain(g, ST_THREAD_READ, y, 0);
     if (past) take_foreign_at(g, n, FUZZ_POKE, FUZZ_IN_KERNEL);
     else take_write(g, n);
-    if (g->p->setup.period > 1 && chance(g, 2)) g->when &= (uint8_t)(1 + below(g, g->all));
+    if (g->p->setup.period > 1 && !chance(g, 3)) g->when &= (uint8_t)(1 + below(g, g->all - 1));
     if (g->when && chance(g, 3)) take_plain(g, ST_THREAD_READ, chance(g, 2) ? y : n, 0);
     if (g->when && chance(g, 2)) take_keep(g, y);
     else if (g->when) take_unary(g, OP_NEG, y);
