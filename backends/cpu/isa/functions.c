@@ -60,17 +60,19 @@
     }
 
 /* One operand, with a shorter way for vectors of plain numbers. Each lane goes its own way, so that
- * the value does not depend on its neighbours. */
+ * the value does not depend on its neighbours; the shorter way sees no other numbers, which would
+ * be slow there. */
 #define STRIP_QUICK(name, t, T) QUICK_STRIP(name, plain_##name, t, T)
 #define QUICK_STRIP(name, plain, t, T)                                                             \
-    static __attribute__((noinline))                                                               \
-    reals_##t##v slow_##name##_##t(reals_##t##v x, reals_##t##v y) {                               \
-        return where_##t##v(plain##_##t##v(x), y, name##_##t##v(x));                               \
+    static __attribute__((noinline)) reals_##t##v mixed_##name##_##t(reals_##t##v x) {             \
+        truth_##t##v is_plain = plain##_##t##v(x);                                                 \
+        reals_##t##v some = where_##t##v(is_plain, x, (reals_##t##v){0} + 1);                      \
+        return where_##t##v(is_plain, quick_##name##_##t##v(some), name##_##t##v(x));              \
     }                                                                                              \
     FN reals_##t##v both_##name##_##t##v(reals_##t##v x) {                                         \
-        reals_##t##v y = quick_##name##_##t##v(x);                                                 \
         bool special = any_##t##v(no_##t##v(plain##_##t##v(x)));                                   \
-        return __builtin_expect(special, 0) ? slow_##name##_##t(x, y) : y;                         \
+        if (__builtin_expect(special, 0)) return mixed_##name##_##t(x);                            \
+        return quick_##name##_##t##v(x);                                                           \
     }                                                                                              \
     STRIP_BY(name, both_##name, t, T)
 
