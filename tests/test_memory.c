@@ -12,19 +12,21 @@
 #include "tests/trace_support.h"
 #include "tracer/run.h"
 
-enum { SIDE = 256, TENSOR = SIDE * SIDE * 4, SLACK = 2 << 16 };
+enum { SIDE = 256, SMALL_SIDE = 24, TENSOR = SIDE * SIDE * 4, SLACK = 2 << 16 };
 
 typedef struct inputs {
     etch_tensor *x, *y;
 } inputs;
 
-static inputs make_inputs(void) {
+static inputs inputs_of(int64_t side) {
     etch_manual_seed(7);
-    etch_tensor *x = etch_mul_scalar(etch_randn(ETCH_F32, ETCH_SHAPE(SIDE, SIDE)), 0.06);
-    etch_tensor *y = etch_mul_scalar(etch_randn(ETCH_F32, ETCH_SHAPE(SIDE, SIDE)), 0.06);
+    etch_tensor *x = etch_mul_scalar(etch_randn(ETCH_F32, ETCH_SHAPE(side, side)), 0.06);
+    etch_tensor *y = etch_mul_scalar(etch_randn(ETCH_F32, ETCH_SHAPE(side, side)), 0.06);
     assert_non_null(y);
     return (inputs){x, y};
 }
+
+static inputs make_inputs(void) { return inputs_of(SIDE); }
 
 /* One call; expected: its values, or NULL for the first. What the body holds beyond the call is let
  * go. */
@@ -264,7 +266,7 @@ static etch_tensor *late_temporaries(etch_tensor *x, etch_tensor *y) {
     for (int i = 0; i < 6; i++) {
         etch_tensor *a = etch_mul(etch_sin(x), y);
         etch_tensor *row = etch_select(a, 0, i);
-        etch_tensor *own = etch_zeros(ETCH_F32, ETCH_SHAPE(SIDE, SIDE));
+        etch_tensor *own = etch_zeros(ETCH_F32, ETCH_SHAPE(SMALL_SIDE, SMALL_SIDE));
         etch_add_(own, a);
         etch_add_(x, etch_mul_scalar(own, 0.5));
         etch_mul_(etch_select(own, 0, 0), row);
@@ -287,6 +289,7 @@ static etch_tensor *eager_result(etch_fn2 body, inputs in) {
     return out;
 }
 
+/* Values only, in 64 functions: no size matters. */
 static void late_temporaries_have_their_values(void **state) {
     (void)state;
     for (int at_last = 0; at_last < 2; at_last++)
@@ -294,7 +297,7 @@ static void late_temporaries_have_their_values(void **state) {
             etch_function *f = etch_compile(late_temporaries);
             for (int call = 0; call < 4; call++)
                 ETCH_SCOPE {
-                    inputs in = make_inputs();
+                    inputs in = inputs_of(SMALL_SIDE);
                     used_late = call == 2 || !at_last ? use : 0;
                     assert_same(eager_result(late_temporaries, in), etch_call(f, in.x, in.y));
                 }
