@@ -53,13 +53,16 @@ static number canonical(const number *x, int64_t n, way h, etch_dtype acc) {
 /* The elements of t that go into output `out` when the axes in mask are reduced, in logical order.
  */
 static int64_t collect(const etch_tensor *t, uint32_t mask, int64_t out, number *x) {
-    int64_t n = 0;
-    for (int64_t i = 0; i < t->numel; i++) {
-        int64_t rest = i, at[ETCH_MAX_DIMS], flat = 0;
-        for (int d = t->ndim - 1; d >= 0; d--) at[d] = rest % t->size[d], rest /= t->size[d];
-        for (int d = 0; d < t->ndim; d++)
-            if (!(mask >> d & 1)) flat = flat * t->size[d] + at[d];
-        if (flat == out) x[n++] = get(t, i);
+    int64_t n = 1;
+    for (int d = 0; d < t->ndim; d++) n *= mask >> d & 1 ? t->size[d] : 1;
+    for (int64_t k = 0; k < n; k++) {
+        int64_t reduced = k, kept = out, flat = 0, step = 1;
+        for (int d = t->ndim - 1; d >= 0; d--) {
+            int64_t *at = mask >> d & 1 ? &reduced : &kept;
+            flat += *at % t->size[d] * step;
+            *at /= t->size[d], step *= t->size[d];
+        }
+        x[k] = get(t, flat);
     }
     return n;
 }
