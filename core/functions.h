@@ -350,11 +350,13 @@ FN REAL F(logistic)(REAL x, REAL factor, REAL *power) {
 /* Where no power of 2 is special: the same divisor, and the factor that is left. One that is not
  * exact needs what the reduction has lost. */
 FN REAL F(logistic_divisor)(REAL x, bool exactly, REAL *d_low, REAL *power) {
-    REAL n, b, r_low, r = F(reduced_pair)(-x, &n, &b, &r_low), s = FMA(r * r, F(exp_rest)(r), r);
+    REAL n, b, lost, r = F(reduced_pair)(-x, &n, &b, &lost), t = F(exp_rest)(r);
+    REAL s = FMA(r * r, t, r);
+    if (!EXACT_FMA) lost = lost + ((r - s) + r * r * t);
     REAL k = F(power_of_2)(b), inverse = F(real)((W(2 * BIAS, 2 * BIAS) << DIGITS) - F(bits)(k));
     REAL u = LEAST(k, inverse), c = LEAST(k, 1), a = 1 + u, d = FMA(c, s, a);
     *d_low = FMA(c, s, a - d) + (u - (a - 1));
-    if (exactly) *d_low = FMA(c, r_low, *d_low);
+    if (exactly) *d_low = FMA(c, lost, *d_low);
     *power = LEAST(inverse, 1);
     return d;
 }
@@ -467,8 +469,9 @@ FN REAL F(log)(REAL x) {
 /* k + log(1 + f) times c + c_low, where k is 0 or larger than the other; rest is what k lacks. */
 FN REAL F(log_in_base)(REAL k, REAL rest, REAL f, REAL c, REAL c_low) {
     REAL p = f * c, p_low = FMA(f, c_low, F(lost_product)(f, c, p));
-    REAL sum = k + p, low = (k - sum) + p;
-    return sum + FMA(f * f, F(log_rest)(f, c), low + (p_low + rest));
+    REAL sum = k + p, low = ((k - sum) + p) + (p_low + rest), t = F(log_rest)(f, c), f2 = f * f;
+    if (!EXACT_FMA) low = low + (F(lost_product)(f, f, f2) * t + F(lost_product)(f2, t, f2 * t));
+    return sum + FMA(f2, t, low);
 }
 
 FN REAL F(log2)(REAL x) {
