@@ -1,7 +1,8 @@
 /* Writes that a compiled function does not make itself: through older raw pointers behind a flush,
  * by another compiled function in a disabled one, by kernels with effects, by what frees wrapped
- * memory, while others hold pointers to the same memory. Each program gives, on both backends and
- * at every call, the bits of the same program uncompiled. */
+ * memory, while others hold pointers to the same memory; and its own, where a value is used late.
+ * Each program gives, on both backends and at every call, the bits of the same program uncompiled.
+ */
 #include <pthread.h>
 #include <string.h>
 
@@ -298,6 +299,20 @@ static void own_writes_produce_nothing(void **state) {
     }
 }
 
+/* ---- the segment's own writes ---- */
+
+/* A small part, through a view of an earlier segment, so that its copy is less than the results: of
+ * these, which read the base behind the write, one is used late. */
+static etch_tensor *writes_rows_of_the_base(etch_tensor *x) {
+    etch_tensor *row = etch_slice(x, 0, 1, 2, 1);
+    end_segment();
+    etch_neg_(row);
+    etch_tensor *y = etch_add(x, etch_amax(x, ETCH_DIMS(0), true));
+    end_segment();
+    return late(y, etch_neg(x));
+}
+PROGRAM(own_write_through_an_earlier_view, writes_rows_of_the_base, NULL)
+
 /* ---- what frees wrapped memory ---- */
 
 static float scratch[N];
@@ -506,6 +521,7 @@ int main(void) {
         cmocka_unit_test(flush_before_another_thread_reads),
         cmocka_unit_test(flush_inside_produces_the_outer_runs),
         cmocka_unit_test(flush_teaches_the_plan),
+        cmocka_unit_test(own_write_through_an_earlier_view),
         cmocka_unit_test(inner_run_writes_an_input),
         cmocka_unit_test(inner_run_writes_a_view),
         cmocka_unit_test(innermost_run_writes_an_input),

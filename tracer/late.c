@@ -80,8 +80,14 @@ bool etch__late_reads(const walk *w, const etch_storage *s) {
 
 /* ---- computing ---- */
 
+/* Whose memory the value lies in: of inputs that share a storage, the first one. */
+static int32_t memory_of(const walk *w, int32_t v) {
+    int32_t base = w->leaf->base[v];
+    return w->leaf->writes_inputs ? w->alias[base] : base;
+}
+
 /* Per node of the path, whether it is run: what the values that somebody waits for are made of, as
- * they were at the segment's end. Found from the back, by the bases that are needed there. */
+ * they were at the segment's end. Found from the back, by the memory that is needed there. */
 static uint8_t *nodes_to_run(const walk *w) {
     const trace_leaf *leaf = w->leaf;
     uint8_t *run_it = etch__calloc((size_t)(leaf->npath + leaf->nvalues) + 1, 1);
@@ -89,12 +95,12 @@ static uint8_t *nodes_to_run(const walk *w) {
     uint8_t *needed = run_it + leaf->npath;
     for (int i = 0; i < leaf->nsteps; i++) {
         const etch_tensor *h = w->c.value[leaf->steps[i].out];
-        if (h->deferred && etch__is_live(h)) needed[leaf->base[leaf->steps[i].out]] = 1;
+        if (h->deferred && etch__is_live(h)) needed[memory_of(w, leaf->steps[i].out)] = 1;
     }
     for (int i = leaf->npath - 1; i >= 0; i--) {
         const trace_node *n = leaf->path[i];
-        run_it[i] = needed[leaf->base[n->c.out]];
-        for (int k = 0; run_it[i] && k < n->nin; k++) needed[leaf->base[n->in[k]]] = 1;
+        run_it[i] = needed[memory_of(w, n->c.out)];
+        for (int k = 0; run_it[i] && k < n->nin; k++) needed[memory_of(w, n->in[k])] = 1;
     }
     return run_it;
 }
