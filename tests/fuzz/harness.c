@@ -86,10 +86,11 @@ static bool is_of_data(etch_status s) {
 static bool is_error(uint64_t event) { return event >> 16 == FUZZ_NO_STATUS >> 16; }
 
 static void note_failure(fuzz_world *w) {
-    bool at_call = !strncmp(etch_last_error(), "select.int", 10); /* index of an attribute */
+    const char *said = etch_last_error();
+    bool at_call = !strncmp(said, "select", 6) || !strncmp(said, "narrow", 6); /* of attributes */
     if (!is_of_data(etch_last_status()) || at_call || w->nfailures == FUZZ_MAX_KEPT) return;
     char *text = w->failure[w->nfailures++], *more;
-    snprintf(text, sizeof *w->failure, "%s", etch_last_error());
+    snprintf(text, sizeof *w->failure, "%s", said);
     if ((more = strstr(text, "; so "))) *more = 0; /* what came upon it next */
 }
 
@@ -157,7 +158,8 @@ void fuzz_set(fuzz_world *w, int n, etch_tensor *t) {
     w->v[n] = t && etch_numel(t) <= FUZZ_MAX_NUMEL ? t : NULL;
     w->raw[n] = w->old[n] = NULL;
     if (w->scope >= 0) w->scope_made[n] = true;
-    if (!t) fuzz_see_error(w);
+    /* An operator may end a segment, and what fails there for want of memory is not its own. */
+    if (!t || etch_last_status() == ETCH_ERR_OUT_OF_MEMORY) fuzz_see_error(w);
     fuzz_see_control(w);
 }
 
