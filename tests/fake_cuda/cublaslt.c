@@ -488,15 +488,22 @@ static double operand(const product *p, const matrix *x, int batch, uint64_t i, 
 
 enum { MAX_LANES = 4 << (ALGORITHMS - 1) };
 
-static double dot(const product *p, int batch, uint64_t i, uint64_t j) {
+/* A's rows or B's columns of a batch, one after the other, as they are multiplied. */
+static void read_lines(const product *p, int batch, bool columns, double *to) {
+    const uint64_t lines = columns ? p->n : p->m;
+    for (uint64_t i = 0; i < lines; i++)
+        for (uint64_t k = 0; k < p->k; k++)
+            *to++ = columns ? operand(p, &p->b, batch, k, i) : operand(p, &p->a, batch, i, k);
+}
+
+static double dot(const product *p, const double *a, const double *b) {
     const int lanes = 4 << p->algorithm;
     double wide_sum[MAX_LANES] = {0};
     float sum[MAX_LANES] = {0};
     for (uint64_t k = 0; k < p->k; k++) {
-        const double a = operand(p, &p->a, batch, i, k), b = operand(p, &p->b, batch, k, j);
         const int lane = (int)(k % (uint64_t)lanes);
-        if (wide(p)) wide_sum[lane] = fma(a, b, wide_sum[lane]);
-        else sum[lane] = fmaf((float)a, (float)b, sum[lane]);
+        if (wide(p)) wide_sum[lane] = fma(a[k], b[k], wide_sum[lane]);
+        else sum[lane] = fmaf((float)a[k], (float)b[k], sum[lane]);
     }
     for (int half = lanes / 2; half; half /= 2)
         for (int lane = 0; lane < half; lane++) {
@@ -527,18 +534,28 @@ static double scaled(const product *p, double alpha, double sum, double beta, do
 }
 
 /* D may be C: every element of C is read before the one of D at its place is written. */
-static void run_product(const void *data) {
-    const product *p = data;
+static void run_batch(const product *p, int batch, const double *rows, const double *columns) {
     const double alpha = load(p->device_alpha ? p->device_alpha : p->alpha, p->scale);
     const double beta = load(p->device_beta ? p->device_beta : p->beta, p->scale);
-    for (int batch = 0; batch < p->d.batches; batch++)
-        for (uint64_t i = 0; i < p->m; i++)
-            for (uint64_t j = 0; j < p->n; j++) {
-                const double sum = alpha == 0 ? 0 : dot(p, batch, i, j);
-                const double c = beta == 0 ? 0 : load(element(&p->c, batch, i, j), p->c.type);
-                const double x = scaled(p, alpha, sum, beta, c);
-                store(element(&p->d, batch, i, j), p->d.type, finish(p, batch, i, x));
-            }
+    for (uint64_t i = 0; i < p->m; i++)
+        for (uint64_t j = 0; j < p->n; j++) {
+            const double sum = alpha == 0 ? 0 : dot(p, rows + i * p->k, columns + j * p->k);
+            const double c = beta == 0 ? 0 : load(element(&p->c, batch, i, j), p->c.type);
+            const double x = scaled(p, alpha, sum, beta, c);
+            store(element(&p->d, batch, i, j), p->d.type, finish(p, batch, i, x));
+        }
+}
+
+static void run_product(const void *data) {
+    const product *p = data;
+    double *rows = malloc((p->m + p->n) * p->k * sizeof *rows + 1), *columns = rows + p->m * p->k;
+    if (!rows) abort();
+    for (int batch = 0; batch < p->d.batches; batch++) {
+        read_lines(p, batch, false, rows);
+        read_lines(p, batch, true, columns);
+        run_batch(p, batch, rows, columns);
+    }
+    free(rows);
 }
 
 /* ---- memory ---- */
