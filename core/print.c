@@ -182,9 +182,8 @@ static void print_dim(printer *p, int dim, const char *at) {
 /* The digits are those that read as the number again to nearest, denormals included: the program's
  * modes and traps are not for them. */
 static void print_elements(const etch_tensor *t, writer *w) {
-    unsigned fp = etch__fp_now();
+    unsigned fp = etch__fp_plain();
     printer p = {.t = t, .shorten = t->numel > SHORTEN_ABOVE};
-    etch__fp_control(FP_TRAPS);
     print_dim(&p, 0, etch__ptr(t)); /* once to measure, once to write */
     p.w = w;
     print_dim(&p, 0, etch__ptr(t));

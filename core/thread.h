@@ -136,6 +136,14 @@ static inline void etch__fp_control(unsigned control) {
     if (unlikely((now ^ control) & bits)) etch__fp_set((control & bits) | (now & ~bits));
 }
 
+/* For what is computed once and kept, whatever the mode of the program that asks first: to nearest,
+ * denormals as they are. Returns the control that etch__fp_control takes back. */
+static inline unsigned etch__fp_plain(void) {
+    unsigned before = etch__fp_now();
+    etch__fp_control(FP_TRAPS);
+    return before;
+}
+
 /* Nothing traps from here on, until etch__fp_unmask with what this returns. */
 static inline unsigned etch__fp_mask(void) {
     unsigned now = etch__fp_now();

@@ -37,7 +37,7 @@ static uint64_t key_of(const op_call *call, const etch_tensor *out) {
     return key << 16 | call->op; /* which says how many fields there are */
 }
 
-static bool build(const op_call *call, const etch_tensor *out, cpu_program *program) {
+static bool build_plainly(const op_call *call, const etch_tensor *out, cpu_program *program) {
     tensor_meta meta;
     etch_dtype compute, in[PROGRAM_INPUTS] = {0};
     prim_program p;
@@ -51,6 +51,14 @@ static bool build(const op_call *call, const etch_tensor *out, cpu_program *prog
     etch__error_at(call->site, ETCH_ERR_DTYPE, "%s: not defined for %s", etch__ops[call->op].name,
                    etch_dtype_name(compute));
     return false;
+}
+
+/* Its constants are those of other calls as well, which round in another way. */
+static bool build(const op_call *call, const etch_tensor *out, cpu_program *program) {
+    unsigned before = etch__fp_plain();
+    bool ok = build_plainly(call, out, program);
+    etch__fp_control(before);
+    return ok;
 }
 
 /* The program of a call, in the cache or in *own. */

@@ -109,10 +109,12 @@ static op_plan *make(const op_call *call, const etch_tensor *out, const int64_t 
     op_plan *p = (op_plan *)etch__lru_new(sizeof *p, hash, key, n * sizeof *key);
     graph *g = p ? graph_of(call, out) : NULL;
     backend_options options = {.strict = true};
+    unsigned before = etch__fp_plain(); /* the plan is of calls in other modes, too */
     etch__tls.own_kernels = true;
     etch_status status =
         g ? etch__backend_compile(native(), g, &options, &p->plan) : ETCH_ERR_OUT_OF_MEMORY;
     etch__tls.own_kernels = false;
+    etch__fp_control(before);
     etch__graph_free(g);
     if (status != ETCH_OK && status != ETCH_ERR_UNSUPPORTED) {
         etch__lru_release(&plans, (lru_entry *)p);

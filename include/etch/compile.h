@@ -144,8 +144,8 @@ typedef struct etch_compile_options {
  * mode is the one that the body left. Exceptions that the program lets trap (feenableexcept) are
  * masked while operators compute, eagerly and compiled alike, since lanes of vectors without data
  * would trap as well: an operator never raises SIGFPE, whatever its data, nor does the kernel of a
- * custom one. Which flags of exceptions operators raise is not defined. (Where the program waits for
- * a GPU, the driver runs with its traps: its own arithmetic is inexact.) */
+ * custom one. Which flags of exceptions operators raise is not defined. (Where the program waits
+ * for a GPU, the driver runs with its traps: its own arithmetic is inexact.) */
 
 /* replay: for a body that is a pure function of its tensor arguments. After its trace is compiled,
  * a call whose arguments have the dtypes, sizes and strides of a recorded call (the same of them
