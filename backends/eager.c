@@ -161,7 +161,8 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
         r->in[i] = v < 0 ? ETCH_NONE : r->value[v];
     }
     op_call call = {
-        n->op, n->nin, n->nsc, n->nat, 0, r->in, r->io->scalars + n->sc, g->attrs + n->at, n->site};
+        n->op,  n->nin, n->nsc, n->nat, n->part_of, r->in, r->io->scalars + n->sc, g->attrs + n->at,
+        n->site};
     etch__tls.state = n->state;
     etch_status status = etch__call_kernel(kernel, &call, &r->value[n->out], true);
     /* Only a kernel of the user's may have written before it fails. */

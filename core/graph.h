@@ -19,10 +19,11 @@ typedef struct graph_node {
     uint16_t op;
     uint16_t nin;
     uint8_t nsc, nat;
-    int32_t out; /* value; for INPLACE the value of in[0] */
-    int32_t in;  /* index into graph.operands of nin values (-1: ETCH_NONE) */
-    int32_t sc;  /* number of its first run-time scalar */
-    int32_t at;  /* index into graph.attrs of nat words */
+    uint16_t part_of; /* as op_call's */
+    int32_t out;      /* value; for INPLACE the value of in[0] */
+    int32_t in;       /* index into graph.operands of nin values (-1: ETCH_NONE) */
+    int32_t sc;       /* number of its first run-time scalar */
+    int32_t at;       /* index into graph.attrs of nat words */
     uint64_t state;
     const void *site;
 } graph_node;

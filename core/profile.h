@@ -26,13 +26,17 @@ static inline void etch__profile_mark(etch_profile_kind kind, const char *name,
     if (etch__profile_on()) etch__profile_add(kind, etch__profile_now(), name, detail);
 }
 
-/* A kernel of one operator, recorded; planned: as a step of a plan. */
+/* A kernel of one operator, recorded; planned: as a step of a plan. Its error names what the user
+ * called. */
 etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_tensor *const *out,
                                   bool planned);
 static inline etch_status etch__call_kernel(op_kernel kernel, const op_call *call,
                                             etch_tensor *const *out, bool planned) {
-    if (etch__profile_on()) return etch__profiled_kernel(kernel, call, out, planned);
-    return etch__kernel_in_room(kernel, call, out);
+    etch_status status = etch__profile_on() ? etch__profiled_kernel(kernel, call, out, planned)
+                                            : etch__kernel_in_room(kernel, call, out);
+    if (unlikely(status != ETCH_OK && call->part_of))
+        etch__error_name(etch__ops[call->part_of - 1].name, call->site, true);
+    return status;
 }
 
 #endif

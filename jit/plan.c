@@ -161,8 +161,12 @@ static void add_call(maker *m, const ir_node *n, int64_t **attrs) {
     if (p->device && m->r->numerics == ETCH_RELAXED && m->r->mode == ETCH_MODE_MAX_AUTOTUNE &&
         !etch__op_is_users((op_id)n->op)) /* what those call is not of this plan */
         s->c.state |= STATE_TUNED;
-    s->c.call = (op_call){
-        .op = g->op, .nin = (uint16_t)n->nin, .nsc = g->nsc, .nat = g->nat, .site = g->site};
+    s->c.call = (op_call){.op = g->op,
+                          .nin = (uint16_t)n->nin,
+                          .nsc = g->nsc,
+                          .nat = g->nat,
+                          .part_of = g->part_of,
+                          .site = g->site};
     s->c.call.at = *attrs;
     p->checks |= p->device && etch__ops[g->op].flags & OPF_MAY_FAIL;
     if (g->nat) memcpy(*attrs, m->r->g->attrs + g->at, g->nat * sizeof **attrs);

@@ -136,6 +136,7 @@ static bool add_node(builder *b, const trace_node *n) {
                     .nin = n->nin,
                     .nsc = n->nsc,
                     .nat = n->nat,
+                    .part_of = n->part_of,
                     .sc = kinds,
                     .at = n->c.at,
                     .site = n->site};
