@@ -359,8 +359,8 @@ static void scalars_do_not_trap(void **state) {
     }
 }
 
-/* Constants of a kept program are to nearest, whatever mode it is made in. It is made here: no other
- * test calls this operator with this dtype. */
+/* Constants of a kept program are to nearest, whatever mode it is made in. It is made here: this
+ * operator is called with this dtype by no other test. */
 static void constants_are_to_nearest(void **state) {
     (void)state;
     ETCH_SCOPE {
