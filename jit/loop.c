@@ -246,7 +246,7 @@ int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims) {
 }
 
 /* Arrays of the generator: a buffer an access, a strip a value, one for each operand of a call in
- * each stage that is emitted; lanes and block results of reductions. */
+ * each stage that is emitted and for that of a reduction; lanes and block results of reductions. */
 uint32_t etch__loop_stack(const loop_kernel *k) {
     enum {
         BASE = 32 << 10,
@@ -260,7 +260,7 @@ uint32_t etch__loop_stack(const loop_kernel *k) {
         reductions += c->kind == LOOP_REDUCE;
         calls += c->kind == LOOP_PRIM && c->p.prim >= PRIM_EXP && c->p.prim <= PRIM_POW;
     }
-    arrays += 2 * calls * (uint32_t)(etch__loop_last_stage(k) + 1);
+    arrays += 2 * calls * (uint32_t)(etch__loop_last_stage(k) + 1) + reductions;
     uint32_t bytes = arrays * ARRAY +
                      reductions * (k->variant == LOOP_COLUMN ? COLUMN_REDUCTION : ROW_REDUCTION);
     return BASE + (bytes < LOOP_STACK_MAX ? bytes : LOOP_STACK_MAX);

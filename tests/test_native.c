@@ -353,6 +353,36 @@ static void normalisations_are_one_kernel(void **state) {
           1, 0);
 }
 
+/* What a row has once, as the value of each of its elements: stored, and reduced again. */
+static void row_values_of_elements(void **state) {
+    (void)state;
+    check("graph stored(%0: f32[9, 70]) {\n"
+          "%1: f32[9, 1] = mean.dim(%0) {1, 1, 1, -1}\n"
+          "copy_(%0, %1) {0}\n"
+          "%2: f32[9, 1] = sum.dim_IntList(%0) {1, 1, 1, -1}\n"
+          "return %2\n}",
+          -1, 0);
+    check("graph reduced(%0: f64[9, 600]) {\n"
+          "%1: f64[9, 1] = sum.dim_IntList(%0) {1, 1, 1, -1}\n"
+          "%2: f64[9, 600 : 1, 0] = expand(%1) {2, 9, 600}\n"
+          "%3: f64[9, 1] = mean.dim(%2) {1, 1, 1, -1}\n"
+          "return %3\n}",
+          1, 0);
+    check("graph of_a_function(%0: f32[9, 70]) {\n" /* whose strip has one element */
+          "%1: f32[9, 1] = mean.dim(%0) {1, 1, 1, -1}\n"
+          "%2: f32[9, 1] = exp(%1)\n"
+          "copy_(%0, %2) {0}\n"
+          "%3: f32[9, 1] = amax(%0) {1, 1, 1}\n"
+          "return %3\n}",
+          -1, 0);
+    check("graph halves(%0: bf16[9, 5, 11]) {\n"
+          "%1: bf16[1, 1, 1] = mean.dim(%0) {3, 0, 1, 2, 1, -1}\n"
+          "copy_(%0, %1) {0}\n"
+          "%2: bf16[1, 1, 1] = mean.dim(%0) {3, 0, 1, 2, 1, -1}\n"
+          "return %2\n}",
+          -1, 0);
+}
+
 static void what_normalises_in_two_kernels(void **state) {
     (void)state;
     check("graph columns(%0: f32[300, 50]) {\n"
@@ -759,6 +789,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(reductions_over_each_set_of_axes),
         cmocka_unit_test(a_reduction_takes_prologue_siblings_and_epilogue),
         cmocka_unit_test(normalisations_are_one_kernel),
+        cmocka_unit_test(row_values_of_elements),
         cmocka_unit_test(what_normalises_in_two_kernels),
         cmocka_unit_test(integer_reductions),
         cmocka_unit_test(constants_are_computed_where_they_are_used),

@@ -86,7 +86,8 @@ static void plan_plain(gen *g, int v) {
         if (g->value[o].depth < g->value[v].depth && !repeatable(g, o, stage_of(i)))
             g->value[o].spilled = true;
     }
-    if (i->kind == LOOP_REDUCE && g->k->variant == LOOP_ROW && !direct(g, i->p.a))
+    if (i->kind == LOOP_REDUCE && g->k->variant == LOOP_ROW && !direct(g, i->p.a) &&
+        !kept_for_row(g, i->p.a, stage_of(i)))
         g->value[i->p.a].spilled = true;
 }
 
@@ -151,16 +152,12 @@ static val use(gen *g, int v) {
     return rv(now(g, v, from_strip(g, v), g->loops));
 }
 
-val gen_elements(gen *g, int v) {
-    if (!g->value[v].spilled && direct(g, v)) return rv(g->access[instr(g, v)->p.imm.i].source);
-    return strip_of(g, v);
-}
-
 /* ---- loops ---- */
 
-/* Stores whose value lies in a strip as it must come out need no loop. */
+/* Stores whose value lies in a strip as it must come out need no loop. The strip of a value that is
+ * kept for the row has but one element. */
 static bool copied_from_strip(const gen *g, const loop_instr *i) {
-    return !g->scalar && g->value[i->p.a].spilled &&
+    return !g->scalar && g->value[i->p.a].spilled && !kept_for_row(g, i->p.a, i->stage) &&
            same_bits((etch_dtype)g->k->access[i->p.imm.i].dtype);
 }
 
@@ -237,6 +234,12 @@ static val filled(gen *g, etch_dtype t, val x, val trip) {
     set(g, elem(g, to, rv(l.i)), same);
     for_end(g, &l);
     return to;
+}
+
+val gen_elements(gen *g, int v) {
+    if (kept_for_row(g, v, g->stage)) return filled(g, type_of(g, v), use(g, v), rv(g->trip));
+    if (!g->value[v].spilled && direct(g, v)) return rv(g->access[instr(g, v)->p.imm.i].source);
+    return strip_of(g, v);
 }
 
 static void emit_call(gen *g, int v) {
