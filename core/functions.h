@@ -61,12 +61,9 @@
     AND8(x, x2, x4, AND4(x, x2, x4, h, a, b, c, d), __VA_ARGS__)
 #define AND16(x, x2, x4, h, a, b, c, d, ...)                                                       \
     AND12(x, x2, x4, AND4(x, x2, x4, h, a, b, c, d), __VA_ARGS__)
-#define AND20(x, x2, x4, h, a, b, c, d, ...)                                                       \
-    AND16(x, x2, x4, AND4(x, x2, x4, h, a, b, c, d), __VA_ARGS__)
 /* x + WHOLE has the nearest whole number in its low bits; ONES + a whole number is that number. */
 #define WHOLE K(0x1.8p52, 0x1.8p23f)
 #define ONES K(0x1p52, 0x1p23f)
-#define WHOLE_BITS W(0x4338000000000000u, 0x4b400000u)
 #define ONES_BITS W(0x4330000000000000u, 0x4b000000u)
 #define TINY K(0x1p-60, 0x1p-30f)
 #define LEAST_NORMAL K(0x1p-1022, 0x1p-126f)
@@ -88,6 +85,10 @@
 #define HALF_PI K(0x1.921fb54442d18p+0, 0x1.921fb6p+0f)
 #define HALF_PI_LOW K(0x1.1a62633145c07p-54, -0x1.777a5cp-25f)
 #define SPLIT K(0x8000001p0, 0x1001p0f)
+/* How an angle is reduced. */
+#define NEAR 0
+#define QUICK 1
+#define FAR 2
 #define HALF K(0.5, 0.5f)
 #define QUARTER K(0.25, 0.25f)
 #endif
@@ -196,20 +197,19 @@ FN REAL F(grown)(REAL r, REAL r_low, REAL *low) {
     return s;
 }
 
-/* x = n log 2 + r, |n| up to 2^11 (2^8); *b is n + WHOLE. */
-FN REAL F(reduced)(REAL x, REAL *n, REAL *b) {
-    *b = FMA(x, LOG2E, WHOLE);
-    *n = *b - WHOLE;
-    return FNMA(*n, LN2_REST, FNMA(*n, LN2_SHORT, x));
-}
-
-/* x = n log 2 + r + r_low */
+/* x = n log 2 + r + r_low, |n| up to 2^11 (2^8); *b is n + WHOLE. */
 FN REAL F(reduced_pair)(REAL x, REAL *n, REAL *b, REAL *r_low) {
     *b = FMA(x, LOG2E, WHOLE);
     *n = *b - WHOLE;
     REAL high = FNMA(*n, LN2_SHORT, x), r = FNMA(*n, LN2_REST, high);
     *r_low = FNMA(*n, LN2_REST, high - r);
     return r;
+}
+
+/* The same without r_low. */
+FN REAL F(reduced)(REAL x, REAL *n, REAL *b) {
+    REAL r_low;
+    return F(reduced_pair)(x, n, b, &r_low);
 }
 
 /* exp(r), |r| up to half of log 2 */
@@ -601,7 +601,7 @@ TABLE u64 two_over_pi[21] = {0x0000000000000000u, 0xa2f9836e4e441529u, 0xfc2757d
 /* The same for larger x (Payne and Hanek): the significand times the 192 bits of 2 / pi that
  * decide; what lies above is a multiple of 4, what lies below is too small. */
 #if F64 && SINGLE
-FN u64 reduced_far(double x, double *r, double *r_low) {
+FN u64 F(reduced_far)(double x, double *r, double *r_low) {
     u64 u = bits_f64(x), sign = u & 0x8000000000000000u;
     u64 m = (u & 0xfffffffffffffu) | 0x10000000000000u;
     i32 at = (i32)(u >> 52 & 0x7ff) - 1013, shift = at & 63;
@@ -647,7 +647,7 @@ TABLE double parts_of_two_over_pi[15][3] = {
 
 /* The same for f32: |x| = 2^e m, m whole and below 2^31, whose products with parts are exact. */
 #if !F64 && SINGLE
-FN u32 reduced_far_narrow(float x, float *r, float *r_low) {
+FN u32 F(reduced_far)(float x, float *r, float *r_low) {
     i32 at = ((i32)(bits_f32(x) >> 23 & 0xff) - 142) >> 3;
     const double *t = parts_of_two_over_pi[at];
     double m = (double)x * real_f64((u64)(1031 - 8 * at) << 52);
@@ -701,69 +701,40 @@ FN REAL F(slope)(REAL r, REAL r_low, UINT k) {
     return F(quotient)(n, n_low, WHERE(F(odd)(k), s, c), WHERE(F(odd)(k), s_low, c_low), &low);
 }
 
-/* For |x| up to 2^40 (2^20), infinities and NaN; the CPU treats the others one by one. */
-FN REAL F(near_sin)(REAL x) {
+FN UINT F(reduced_angle)(REAL x, int how, REAL *r, REAL *r_low) {
+#if SINGLE
+    if (how == FAR) return F(reduced_far)(x, r, r_low);
+#endif
+    return how == QUICK ? F(quick_reduced)(x, r, r_low) : F(reduced_near)(x, r, r_low);
+}
+
+FN REAL F(sin_by)(REAL x, int how) {
     REAL r, r_low;
-    UINT k = F(reduced_near)(F(calm)(x), &r, &r_low);
+    UINT k = F(reduced_angle)(F(calm)(x), how, &r, &r_low);
     return WHERE(F(is_tiny)(x), x, F(turned)(r, r_low, k));
 }
-FN REAL F(near_cos)(REAL x) {
+FN REAL F(cos_by)(REAL x, int how) {
     REAL r, r_low;
-    UINT k = F(reduced_near)(F(calm)(x), &r, &r_low);
+    UINT k = F(reduced_angle)(F(calm)(x), how, &r, &r_low);
     return F(turned)(r, r_low, k + 1);
 }
-FN REAL F(near_tan)(REAL x) {
+FN REAL F(tan_by)(REAL x, int how) {
     REAL r, r_low;
-    UINT k = F(reduced_near)(F(calm)(x), &r, &r_low);
+    UINT k = F(reduced_angle)(F(calm)(x), how, &r, &r_low);
     return WHERE(F(is_tiny)(x), x, F(slope)(r, r_low, k));
 }
-FN REAL F(quick_sin)(REAL x) {
-    REAL r, r_low;
-    UINT k = F(quick_reduced)(F(calm)(x), &r, &r_low);
-    return WHERE(F(is_tiny)(x), x, F(turned)(r, r_low, k));
-}
-FN REAL F(quick_cos)(REAL x) {
-    REAL r, r_low;
-    UINT k = F(quick_reduced)(F(calm)(x), &r, &r_low);
-    return F(turned)(r, r_low, k + 1);
-}
-FN REAL F(quick_tan)(REAL x) {
-    REAL r, r_low;
-    UINT k = F(quick_reduced)(F(calm)(x), &r, &r_low);
-    return WHERE(F(is_tiny)(x), x, F(slope)(r, r_low, k));
-}
-FN TRUTH F(plain_turn)(REAL x) { return LESS(F(abs)(x), K(0x1p20, 0x1p11f)); }
+
+FN TRUTH F(plain_angle)(REAL x) { return LESS(F(abs)(x), K(0x1p20, 0x1p11f)); }
+FN REAL F(quick_sin)(REAL x) { return F(sin_by)(x, QUICK); }
+FN REAL F(quick_cos)(REAL x) { return F(cos_by)(x, QUICK); }
+FN REAL F(quick_tan)(REAL x) { return F(tan_by)(x, QUICK); }
+
+/* Infinities and NaN are near; of vectors the far ones are treated one by one. */
 FN TRUTH F(is_far)(REAL x) { return LESS(K(0x1p40, 0x1p20f), F(abs)(x)) & LESS(F(abs)(x), INF); }
-
 #if SINGLE
-FN UINT F(reduced_any)(REAL x, REAL *r, REAL *r_low) {
-#if F64
-    return reduced_far(x, r, r_low);
-#else
-    return reduced_far_narrow(x, r, r_low);
-#endif
-}
-#endif
-
-#if SINGLE
-FN REAL F(sin)(REAL x) {
-    REAL r, r_low;
-    if (!F(is_far)(x)) return F(near_sin)(x);
-    UINT k = F(reduced_any)(x, &r, &r_low);
-    return F(turned)(r, r_low, k);
-}
-FN REAL F(cos)(REAL x) {
-    REAL r, r_low;
-    if (!F(is_far)(x)) return F(near_cos)(x);
-    UINT k = F(reduced_any)(x, &r, &r_low);
-    return F(turned)(r, r_low, k + 1);
-}
-FN REAL F(tan)(REAL x) {
-    REAL r, r_low;
-    if (!F(is_far)(x)) return F(near_tan)(x);
-    UINT k = F(reduced_any)(x, &r, &r_low);
-    return F(slope)(r, r_low, k);
-}
+FN REAL F(sin)(REAL x) { return F(is_far)(x) ? F(sin_by)(x, FAR) : F(sin_by)(x, NEAR); }
+FN REAL F(cos)(REAL x) { return F(is_far)(x) ? F(cos_by)(x, FAR) : F(cos_by)(x, NEAR); }
+FN REAL F(tan)(REAL x) { return F(is_far)(x) ? F(tan_by)(x, FAR) : F(tan_by)(x, NEAR); }
 #endif
 
 /* By an argument w up to 1/2: |x|, pi/4 with (|x| - 1) / (|x| + 1), or pi/2 with -1 / |x|. */

@@ -63,7 +63,13 @@ static block_class *class_of(size_t size) {
     return &classes[8 * (size_t)(log2 - LEAST_LOG2) + eighth];
 }
 
-static bool is_kept(size_t data) { return data >= LEAST_KEPT && data < (size_t)1 << 47; }
+static bool is_kept(size_t data) {
+#if defined(__SANITIZE_ADDRESS__)
+    return (void)data, false; /* so that a use after free is seen */
+#else
+    return data >= LEAST_KEPT && data < (size_t)1 << 47;
+#endif
+}
 
 /* Takes the block out of a place; NULL if there is none. */
 static etch_storage *take_place(block_class *c, int i) {
@@ -143,14 +149,6 @@ static etch_storage *take_kept(size_t size) {
 
 _Static_assert(sizeof(etch_storage) <= ALIGN, "a header is one cache line");
 
-static bool keeps_blocks(void) {
-#if defined(__SANITIZE_ADDRESS__)
-    return false; /* so that a use after free is seen */
-#else
-    return true;
-#endif
-}
-
 /* Asks for huge pages inside a fresh large block; only advice, failure does not matter. */
 static void advise(void *block, size_t bytes) {
     if (bytes < 2 * HUGE_PAGE) return;
@@ -161,7 +159,7 @@ static void advise(void *block, size_t bytes) {
 
 /* A header and, behind it, room for data. */
 static etch_storage *take_block(size_t data) {
-    bool reuse = is_kept(data) && keeps_blocks();
+    bool reuse = is_kept(data);
     size_t bytes = (reuse ? class_size(data) : data) + 2 * ALIGN;
     etch_storage *s = reuse ? take_kept(bytes - 2 * ALIGN) : NULL;
     void *block = s ? s->block : etch__malloc(bytes);
@@ -244,7 +242,7 @@ void etch__storage_release(etch_storage *s) {
     if (unlikely(s->free_fn != NULL)) call_free_fn(s);
     if (likely(!s->device && !s->lent)) account(-(int64_t)s->bytes);
     size_t size = s->block_bytes - 2 * ALIGN;
-    if (s->block_bytes && is_kept(size) && keeps_blocks()) keep_block(s, size);
+    if (s->block_bytes && is_kept(size)) keep_block(s, size);
     else free_block(s);
 }
 

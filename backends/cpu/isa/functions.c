@@ -80,14 +80,14 @@
 
 /* sin, cos and tan: the longer way is for large operands, of which the largest are treated one by
  * one. */
-#define STRIP_TURN(name, t, T)                                                                     \
+#define STRIP_ANGLE(name, t, T)                                                                    \
     FN reals_##t##v name##_##t##v(reals_##t##v x) {                                                \
-        reals_##t##v y = near_##name##_##t##v(x);                                                  \
+        reals_##t##v y = name##_by_##t##v(x, NEAR);                                                \
         for (unsigned i = 0; i < sizeof x / sizeof(T); i++)                                        \
             if (is_far_##t(x[i])) y[i] = name##_##t(x[i]);                                         \
         return y;                                                                                  \
     }                                                                                              \
-    QUICK_STRIP(name, plain_turn, t, T)
+    QUICK_STRIP(name, plain_angle, t, T)
 
 #define STRIP2(name, t, T)                                                                         \
     STRIP_OF(name, t);                                                                             \

@@ -56,21 +56,27 @@ FN u64 high_product(u64 a, u64 b) { return (u64)((unsigned __int128)a * b >> 64)
 
 #if defined(ETCH_ISA_avx512)
 enum { VECTOR_BYTES = 64 };
+#define REGISTER(operation) _mm512_##operation
 #elif defined(ETCH_ISA_avx2)
 enum { VECTOR_BYTES = 32 };
+#define REGISTER(operation) _mm256_##operation
 #else
 enum { VECTOR_BYTES = 16 };
+#define REGISTER(operation) _mm_##operation
 #endif
 
-#define VECTOR(t, T, U, S, SIGN)                                                                   \
+#define VECTOR(t, s, T, U, S, SIGN)                                                                \
     typedef T reals_##t __attribute__((vector_size(VECTOR_BYTES)));                                \
     typedef U words_##t __attribute__((vector_size(VECTOR_BYTES)));                                \
     typedef S ints_##t __attribute__((vector_size(VECTOR_BYTES)));                                 \
     FN words_##t bits_##t(reals_##t x) { return (words_##t)x; }                                    \
     FN reals_##t real_##t(words_##t u) { return (reals_##t)u; }                                    \
-    FN reals_##t abs_##t(reals_##t x) { return (reals_##t)((words_##t)x & ~(U)SIGN); }
-VECTOR(f32v, float, u32, i32, 0x80000000u)
-VECTOR(f64v, double, u64, i64, 0x8000000000000000u)
+    FN reals_##t abs_##t(reals_##t x) { return (reals_##t)((words_##t)x & ~(U)SIGN); }             \
+    FN reals_##t most_##t(reals_##t a, reals_##t b) { return REGISTER(max_##s)(a, b); }            \
+    FN reals_##t least_##t(reals_##t a, reals_##t b) { return REGISTER(min_##s)(a, b); }           \
+    FN reals_##t root_##t(reals_##t x) { return REGISTER(sqrt_##s)(x); }
+VECTOR(f32v, ps, float, u32, i32, 0x80000000u)
+VECTOR(f64v, pd, double, u64, i64, 0x8000000000000000u)
 
 #if defined(ETCH_ISA_avx512)
 #define MASKED(t, s, i, M)                                                                         \
@@ -86,11 +92,8 @@ VECTOR(f64v, double, u64, i64, 0x8000000000000000u)
     FN M no_##t(M m) { return (M)~m; }                                                             \
     FN bool any_##t(M m) { return m != 0; }                                                        \
     FN reals_##t where_##t(M m, reals_##t a, reals_##t b) {                                        \
-        return (reals_##t)_mm512_mask_blend_##s(m, b, a);                                          \
+        return _mm512_mask_blend_##s(m, b, a);                                                     \
     }                                                                                              \
-    FN reals_##t most_##t(reals_##t a, reals_##t b) { return _mm512_max_##s(a, b); }               \
-    FN reals_##t least_##t(reals_##t a, reals_##t b) { return _mm512_min_##s(a, b); }              \
-    FN reals_##t root_##t(reals_##t x) { return _mm512_sqrt_##s(x); }                              \
     FN reals_##t first_##t(const void *p, int64_t n) {                                             \
         return _mm512_mask_loadu_##s((reals_##t){0} + 1, (M)((1u << n) - 1), p);                   \
     }                                                                                              \
@@ -103,9 +106,9 @@ FN reals_f32v inverse_f32v(reals_f32v x) { return _mm512_rcp14_ps(x); }
 FN reals_f64v inverse_f64v(reals_f64v x) { return 1 / x; }
 #else
 #ifdef ETCH_ISA_avx2
-#define REGISTER(operation) _mm256_##operation
+#define CHOSEN(t, s, m, a, b) REGISTER(blendv_##s)(b, a, (reals_##t)m)
 #else
-#define REGISTER(operation) _mm_##operation
+#define CHOSEN(t, s, m, a, b) (reals_##t)((m & (ints_##t)a) | (~m & (ints_##t)b))
 #endif
 #define LANES(t, s)                                                                                \
     typedef ints_##t truth_##t;                                                                    \
@@ -113,12 +116,12 @@ FN reals_f64v inverse_f64v(reals_f64v x) { return 1 / x; }
     FN truth_##t same_##t(reals_##t a, reals_##t b) { return (truth_##t)(a == b); }                \
     FN truth_##t int_less_##t(ints_##t a, ints_##t b) { return (truth_##t)(a < b); }               \
     FN truth_##t odd_##t(words_##t u) { return (truth_##t)(0 - (u & 1)); }                         \
-    FN reals_##t inverse_##t(reals_##t x) { return 1 / x; }                                        \
     FN truth_##t no_##t(truth_##t m) { return ~m; }                                                \
     FN bool any_##t(truth_##t m) { return REGISTER(movemask_##s)((reals_##t)m) != 0; }             \
-    FN reals_##t most_##t(reals_##t a, reals_##t b) { return REGISTER(max_##s)(a, b); }            \
-    FN reals_##t least_##t(reals_##t a, reals_##t b) { return REGISTER(min_##s)(a, b); }           \
-    FN reals_##t root_##t(reals_##t x) { return REGISTER(sqrt_##s)(x); }                           \
+    FN reals_##t where_##t(truth_##t m, reals_##t a, reals_##t b) {                                \
+        return CHOSEN(t, s, m, a, b);                                                              \
+    }                                                                                              \
+    FN reals_##t inverse_##t(reals_##t x) { return 1 / x; }                                        \
     FN reals_##t first_##t(const void *p, int64_t n) {                                             \
         reals_##t x = (reals_##t){0} + 1;                                                          \
         memcpy(&x, p, (size_t)n * sizeof x[0]);                                                    \
@@ -129,21 +132,6 @@ FN reals_f64v inverse_f64v(reals_f64v x) { return 1 / x; }
     }
 LANES(f32v, ps)
 LANES(f64v, pd)
-#ifdef ETCH_ISA_avx2
-FN reals_f32v where_f32v(truth_f32v m, reals_f32v a, reals_f32v b) {
-    return _mm256_blendv_ps(b, a, (reals_f32v)m);
-}
-FN reals_f64v where_f64v(truth_f64v m, reals_f64v a, reals_f64v b) {
-    return _mm256_blendv_pd(b, a, (reals_f64v)m);
-}
-#else
-FN reals_f32v where_f32v(truth_f32v m, reals_f32v a, reals_f32v b) {
-    return (reals_f32v)((m & (ints_f32v)a) | (~m & (ints_f32v)b));
-}
-FN reals_f64v where_f64v(truth_f64v m, reals_f64v a, reals_f64v b) {
-    return (reals_f64v)((m & (ints_f64v)a) | (~m & (ints_f64v)b));
-}
-#endif
 #endif
 
 /* ---- a b + c and c - a b ---- */
@@ -154,17 +142,12 @@ FN reals_f64v where_f64v(truth_f64v m, reals_f64v a, reals_f64v b) {
 #define EXACT_FMA 1
 FN double fma_f64(double a, double b, double c) { return __builtin_fma(a, b, c); }
 FN float fma_f32(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-#ifdef ETCH_ISA_avx512
-#define REGISTERS(operation) _mm512_##operation
-#else
-#define REGISTERS(operation) _mm256_##operation
-#endif
 #define FUSED(t, s)                                                                                \
     FN reals_##t fma_##t(reals_##t a, reals_##t b, reals_##t c) {                                  \
-        return REGISTERS(fmadd_##s)(a, b, c);                                                      \
+        return REGISTER(fmadd_##s)(a, b, c);                                                       \
     }                                                                                              \
     FN reals_##t fnma_##t(reals_##t a, reals_##t b, reals_##t c) {                                 \
-        return REGISTERS(fnmadd_##s)(a, b, c);                                                     \
+        return REGISTER(fnmadd_##s)(a, b, c);                                                      \
     }
 FUSED(f64v, pd)
 FUSED(f32v, ps)
