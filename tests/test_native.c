@@ -605,6 +605,28 @@ static void intermediates_written(void **state) {
           1, 0);
 }
 
+/* A plan that can no longer be evaluated in another way tells by itself what the user called. */
+static void a_part_of_a_composite_has_its_name(void **state) {
+    (void)state;
+    graph *g = etch__graph_parse("graph e(%0: f32[4, 3], %1: i64[2]) {\n"
+                                 "%2: f32[2, 3] = index_select(%0, %1) {0}\n"
+                                 "return %2\n}");
+    g->nodes[0].part_of = OP_EMBEDDING + 1;
+    for (int b = 0; b < 2; b++) {
+        plan *p = compile_with(b ? "native" : "eager", g);
+        test_io t = make_io(g, 5, 0);
+        memcpy(t.inputs[1]->storage->data, ((int64_t[]){1, 9}), 16);
+        etch_clear_error();
+        assert_int_equal(p->run(p, &t.io), ETCH_ERR_INDEX);
+        assert_non_null(
+            strstr(etch_last_error(), "embedding: expected indices from 0 to 3, got 9"));
+        free_io(&t);
+        etch__plan_release(p);
+    }
+    etch__graph_free(g);
+    etch_clear_error();
+}
+
 static void failed_allocations_change_nothing(void **state) {
     (void)state;
     graph *g = etch__graph_parse("graph w(%0: f32[40, 40], %1: f32[40, 40]) {\n"
@@ -799,6 +821,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(inputs_written_through_views),
         cmocka_unit_test(inputs_that_share_a_storage),
         cmocka_unit_test(intermediates_written),
+        cmocka_unit_test(a_part_of_a_composite_has_its_name),
         cmocka_unit_test(failed_allocations_change_nothing),
         cmocka_unit_test(a_steady_run_allocates_its_outputs_only),
         cmocka_unit_test(one_plan_runs_on_several_threads),
