@@ -5,8 +5,8 @@
  * of the base. Views of what was written are taken anew from the last version; the last version of
  * a written input is copied into it at the end. Graphs in which a written input shares its storage
  * with another input, or overlaps itself, are run as they are. */
-#include "core/backend.h"
-#include "core/dispatch.h"
+#include "core/graph/backend.h"
+#include "core/dispatch/dispatch.h"
 
 typedef struct functional {
     const graph *g;

@@ -6,9 +6,9 @@
  * runs, so that a failed allocation leaves the inputs as they were: values of one size that do not
  * live at one time share a *slot*. And where a check on data comes behind a write, what the input
  * held is kept aside and put back if the check fails. */
-#include "core/backend.h"
-#include "core/device.h"
-#include "core/profile.h"
+#include "core/graph/backend.h"
+#include "core/tensor/device.h"
+#include "core/observe/profile.h"
 
 typedef struct eager_plan {
     plan p;

@@ -10,9 +10,9 @@
  *
  * A group that turns out too large for one kernel makes fusion start again with a smaller bound.
  * Where a kernel cannot be compiled the whole plan is the eager one: same bits, one warning. */
-#include "core/dispatch.h"
-#include "core/report.h"
-#include "jit/target.h"
+#include "core/dispatch/dispatch.h"
+#include "core/observe/report.h"
+#include "jit/plan/target.h"
 
 static bool checked(const ir *r, const char *pass, bool ok) {
 #ifndef NDEBUG

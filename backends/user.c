@@ -5,10 +5,10 @@
  * function, whose results are checked and taken over. Where it fails the graph runs eagerly. */
 #include <etch/backend.h>
 
-#include "core/backend.h"
-#include "core/dispatch.h"
-#include "core/graph_public.h"
-#include "core/report.h"
+#include "core/graph/backend.h"
+#include "core/dispatch/dispatch.h"
+#include "core/graph/graph_public.h"
+#include "core/observe/report.h"
 
 typedef struct user_backend {
     backend b;

@@ -26,7 +26,7 @@ add_custom_command(
   OUTPUT ${ETCH_GENERATED}/etch/ops.h ${ETCH_GENERATED}/ops_functions.c
   COMMAND ${CMAKE_COMMAND} -E make_directory ${ETCH_GENERATED}/etch
   COMMAND gen_ops ${ETCH_GENERATED}/etch/ops.h ${ETCH_GENERATED}/ops_functions.c
-  DEPENDS gen_ops core/ops.def)
+  DEPENDS gen_ops core/ops/ops.def)
 add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
 
 # The page of ETCH_TRACE, as the bytes of an array.
@@ -38,16 +38,17 @@ add_custom_command(
 # The functions as text, for CUDA C.
 add_custom_command(
   OUTPUT ${ETCH_GENERATED}/functions.inc
-  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/core/functions.h
+  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/core/ops/functions.h
           -DTO=${ETCH_GENERATED}/functions.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
-  DEPENDS core/functions.h cmake/embed.cmake)
+  DEPENDS core/ops/functions.h cmake/embed.cmake)
 add_custom_target(etch_page
   DEPENDS ${ETCH_GENERATED}/report_page.inc ${ETCH_GENERATED}/functions.inc)
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
-  core/*.c guards/*.c jit/*.c tracer/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
+  core/*/*.c guards/*.c jit/ir/*.c jit/fuse/*.c jit/loop/*.c jit/plan/*.c jit/cuda/*.c jit/store/*.c
+  opcheck/*.c tracer/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
 # These set errors as a user would: a call of etch_set_error in tail position would look like one.
-file(GLOB ETCH_LIKE_USERS CONFIGURE_DEPENDS modes/*.c nn/*.c)
+file(GLOB ETCH_LIKE_USERS CONFIGURE_DEPENDS modes/*.c nn/*.c opcheck/*.c)
 set_source_files_properties(${ETCH_LIKE_USERS} PROPERTIES
   COMPILE_OPTIONS -fno-optimize-sibling-calls)
 add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
@@ -72,7 +73,7 @@ foreach(isa baseline avx2 avx512)
 endforeach()
 
 # Frames on the stack of a user's call are small; kernels and drivers run where there is room for
-# theirs (core/stack.h, include/etch/base.h). No array there may grow with a number of the user's.
+# theirs (core/base/stack.h, include/etch/base.h). No array there may grow with a number of the user's.
 if(NOT ETCH_SANITIZE AND NOT CMAKE_BUILD_TYPE STREQUAL "Debug")
   target_compile_options(etch_objects PRIVATE -Wframe-larger-than=4096 -Wvla)
   file(GLOB ETCH_LARGE_FRAMES CONFIGURE_DEPENDS backends/cpu/*.c backends/cuda/*.c)
@@ -102,7 +103,7 @@ target_link_libraries(etch_shared PRIVATE ${ETCH_LINK_LIBRARIES})
 target_link_options(etch_shared PRIVATE -Wl,-z,nodelete)
 
 # One relocatable object, so that a static program links all of it or nothing. Its code lies in a
-# section of its own, so that the library knows which addresses are its own (core/site.c).
+# section of its own, so that the library knows which addresses are its own (core/base/site.c).
 set(ETCH_CODE_SECTIONS "")
 foreach(suffix "" .startup .exit .hot .unlikely)
   list(APPEND ETCH_CODE_SECTIONS --rename-section .text${suffix}=etch_text)

@@ -5,7 +5,7 @@
 #ifndef ETCH_GUARDS_GUARD_H
 #define ETCH_GUARDS_GUARD_H
 
-#include "core/op.h"
+#include "core/ops/op.h"
 
 /* The guard of a tensor as it is now: its meta without the offset. ETCH_NONE has the dtype
  * ETCH_DTYPE_COUNT. */

@@ -11,7 +11,7 @@ tls) # The loader keeps 512 bytes for all libraries that come by dlopen.
     [ -n "$size" ] || { echo "tls: no TLS segment in $library"; exit 1; }
     ((size < 512)) || {
         echo "tls: expected less than 512 bytes of static thread-locals, got $((size)): move what is"
-        echo "large or seldom used into a block (core/thread.h: thread_texts)"
+        echo "large or seldom used into a block (core/base/thread.h: thread_texts)"
         readelf -sW "$library" | awk '$4 == "TLS" { print "  " $3, $8 }' | sort -rn | head
         exit 1
     }

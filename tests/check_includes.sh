@@ -11,9 +11,9 @@ include:
 core:
 guards: core
 jit: core
-autograd: core
-backends: core jit autograd
+backends: core jit
 tracer: core guards
+opcheck: core
 nn:
 modes:
 examples:
@@ -48,7 +48,7 @@ fi
 while read -r place; do
     echo "$place: a line of more than 100 columns"
     status=1
-done < <(find include core guards jit autograd backends tracer nn modes examples bench tools tests \
+done < <(find include core guards jit opcheck backends tracer nn modes examples bench tools tests \
     \( -name '*.c' -o -name '*.h' \) -exec awk 'length > 100 { print FILENAME ":" FNR }' {} + \
     2>/dev/null)
 [ $status -eq 0 ] && echo "include rules: ok"

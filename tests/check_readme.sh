@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The tables of docs/environment.md are those of core/params.def and core/logs.def, row for row; those
+# The tables of docs/environment.md are those of core/base/params.def and core/base/logs.def, row for row; those
 # that the README shows are among them. The README stays short.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
@@ -19,12 +19,12 @@ same() {
     diff <(echo "$1") <(grep -E "$3" "$2") || { echo "$2: the table above differs"; exit 1; }
 }
 
-parameters=$(rows core/params.def PARAM)
-channels=$(rows core/logs.def LOG)
+parameters=$(rows core/base/params.def PARAM)
+channels=$(rows core/base/logs.def LOG)
 same "$parameters" docs/environment.md '^\| `ETCH_'
 same "$channels" docs/environment.md '^\| `[a-z_]+`'
 if grep -E '^\| `ETCH_' README.md | grep -vxF -f <(echo "$parameters"); then
-    echo "README.md: the rows above are not those of core/params.def"
+    echo "README.md: the rows above are not those of core/base/params.def"
     exit 1
 fi
 [ "$(grep -cE '^\| `ETCH_' README.md)" -eq 10 ] || { echo "README.md: not ten variables"; exit 1; }

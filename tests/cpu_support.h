@@ -18,10 +18,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/device.h"
-#include "core/dispatch.h"
-#include "core/expr.h"
-#include "core/isa.h"
+#include "core/tensor/device.h"
+#include "core/dispatch/dispatch.h"
+#include "core/ops/expr.h"
+#include "core/base/isa.h"
 
 #define UNUSED_FN __attribute__((unused)) static
 

@@ -2,7 +2,7 @@
 #ifndef ETCH_TESTS_CUDA_FAILING_H
 #define ETCH_TESTS_CUDA_FAILING_H
 
-#include "core/base.h"
+#include "core/base/base.h"
 #include "cuda_child.h"
 
 /* Gives 16 numbers, the same each time; false: none, and the thread's error says why. */

@@ -9,7 +9,7 @@
 
 #include <cmocka.h>
 
-#include "core/rules.h"
+#include "core/ops/rules.h"
 
 static inline etch_tensor meta(etch_dtype dtype, etch_shape s) {
     etch_tensor t = {.magic = TENSOR_ALIVE, .dtype = (uint8_t)dtype, .ndim = (uint8_t)s.n};

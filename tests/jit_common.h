@@ -18,9 +18,9 @@
 
 #include <etch/debug.h>
 
-#include "jit/client.h"
-#include "jit/loop.h"
-#include "jit/wire.h"
+#include "jit/store/client.h"
+#include "jit/loop/loop.h"
+#include "jit/store/wire.h"
 
 static char test_dir[64], cache[96];
 

@@ -6,7 +6,7 @@
 #include <math.h>
 
 #include "backends/cpu/table.h"
-#include "jit/loop.h"
+#include "jit/loop/loop.h"
 
 /* f32 values live in f, f64 values in d, all others in i. */
 typedef union cell {
@@ -209,7 +209,7 @@ static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
     return ref_int(id, t, a, b);
 }
 
-/* ---- the canonical reduction, as core/expr.h words it ---- */
+/* ---- the canonical reduction, as core/ops/expr.h words it ---- */
 
 static cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
     prim_instr p = {.prim = kind == REDUCE_MAX    ? PRIM_MAX

@@ -10,8 +10,8 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "core/backend.h"
-#include "core/dispatch.h"
+#include "core/graph/backend.h"
+#include "core/dispatch/dispatch.h"
 
 /* ---- data ---- */
 

@@ -12,8 +12,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "core/schema.h"
-#include "jit/loop.h"
+#include "core/ops/schema.h"
+#include "jit/loop/loop.h"
 #include "tests/trace_support.h"
 
 void etch__background_wait(void); /* tracer/run.h has a type called run */

@@ -1,11 +1,12 @@
-/* Every exported function has one class (core/api.def, core/ops.def), and behaves as its class says
- * inside a compiled function: reads are graph breaks, queries are not, state gives right values. */
+/* Every exported function has one class (core/ops/api.def, core/ops/ops.def), and behaves as its
+ * class says inside a compiled function: reads are graph breaks, queries are not, state gives right
+ * values. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "core/op.h"
+#include "core/ops/op.h"
 #include "tests/trace_support.h"
 
 /* ---- prototypes that are fixed ---- */
@@ -27,7 +28,7 @@ static const struct {
     api_class class;
 } rows[] = {
 #define API(symbol, class) {#symbol, API_##class},
-#include "core/api.def"
+#include "core/ops/api.def"
 #undef API
 };
 
@@ -79,7 +80,8 @@ static void test_every_export_has_a_class(void **state) {
     for (int i = 0; i < COUNT_OF(rows); i++) claim(rows[i].name);
     for (int i = 0; i < OP_COUNT; i++) claim_functions_of(etch__ops[i].cfn);
     for (int i = 0; i < nexported; i++)
-        if (!claimed[i]) fail_msg("%s is exported, but has no row in core/api.def", exported[i]);
+        if (!claimed[i])
+            fail_msg("%s is exported, but has no row in core/ops/api.def", exported[i]);
 }
 
 /* ---- one call of each read and query ---- */

@@ -1,5 +1,5 @@
 /* Every exported function that can fail, called so that it fails: the status is set, and the text
- * names the function and the user's line. The rows below are those of core/api.def. */
+ * names the function and the user's line. The rows below are those of core/ops/api.def. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -232,7 +232,7 @@ static void test_every_function_has_a_row(void **state) {
     (void)state;
     static const char *const exported[] = {
 #define API(function, class) #function,
-#include "core/api.def"
+#include "core/ops/api.def"
 #undef API
     };
     static const char *const failing[] = {

@@ -1,8 +1,8 @@
 /* Backends: what a user's backend may do with a graph, the ones that the library has, counting. */
 #include "plan_util.h"
 
-#include "core/graph_public.h"
-#include "core/op.h"
+#include "core/graph/graph_public.h"
+#include "core/ops/op.h"
 
 #include <etch/backend.h>
 #include <stdlib.h>

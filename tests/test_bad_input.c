@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "core/schema.h"
+#include "core/ops/schema.h"
 #include "tests/trace_support.h"
 
 /* ---- checking ---- */

@@ -8,8 +8,8 @@
 
 #include <cmocka.h>
 
-#include "core/dispatch.h"
-#include "core/schema.h"
+#include "core/dispatch/dispatch.h"
+#include "core/ops/schema.h"
 
 /* ---- what arrives at the kernel ---- */
 
@@ -152,7 +152,8 @@ static void lists_and_schemas(void **state) {
             assert_true(*s->args[k].name);
             assert_non_null(strstr(list[i]->schema, s->args[k].name));
         }
-        assert_true(lists == 0 || (lists == 1 && tensors == 0)); /* core/boxed.c counts on it */
+        /* core/dispatch/boxed.c counts on it */
+        assert_true(lists == 0 || (lists == 1 && tensors == 0));
         assert_true((list[i]->kind == KIND_INPLACE) == s->args[0].written);
     }
     const op_schema *s = etch__schema(OP_SLICE);

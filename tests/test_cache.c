@@ -9,7 +9,7 @@
 
 #include <etch/debug.h>
 
-#include "jit/cache.h"
+#include "jit/store/cache.h"
 
 enum { BLOB = 1000, LIMIT = 64 * 6000 };
 static void store(int number);

@@ -3,7 +3,7 @@
  * build or processor. See cases_support.h. */
 #include "cases_support.h"
 
-#include "core/isa.h"
+#include "core/base/isa.h"
 
 /* ---- equal trees over other leaves ---- */
 

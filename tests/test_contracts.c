@@ -1,7 +1,7 @@
 /* The contracts that a user chooses at etch_compile: `replay`, and marks on dimensions. */
 #include <string.h>
 
-#include "core/dispatch.h"
+#include "core/dispatch/dispatch.h"
 #include "device_support.h"
 #include "trace_support.h"
 

@@ -8,7 +8,7 @@
 #include <stdatomic.h>
 
 #include "backends/cuda/faults.h"
-#include "core/element.h"
+#include "core/tensor/element.h"
 
 static bool real;
 

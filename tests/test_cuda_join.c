@@ -1,4 +1,4 @@
-/* Products that share a kernel with what is computed of them (jit/pass_join.c,
+/* Products that share a kernel with what is computed of them (jit/fuse/pass_join.c,
  * backends/cuda/join.c), on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real GPU: compiled and as
  * a graph bit for bit as eager, where every product is a kernel of its own; which products join and
  * which must not, counted; every layout of operands, tiles that are not full, operands that lie
@@ -6,7 +6,7 @@
 #include "cuda_failing.h"
 
 #include "backends/cuda/gemm.h"
-#include "core/report.h"
+#include "core/observe/report.h"
 
 #include <math.h>
 

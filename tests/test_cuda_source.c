@@ -15,8 +15,8 @@
 
 #include <etch/debug.h>
 
-#include "jit/client.h"
-#include "jit/cuda_source.h"
+#include "jit/store/client.h"
+#include "jit/cuda/cuda_source.h"
 #include "loop_build.h"
 
 static char dir[] = "/tmp/etch-test-XXXXXX";

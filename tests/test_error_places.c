@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/schema.h"
+#include "core/ops/schema.h"
 #include "tests/trace_support.h"
 
 static uint64_t random_state = 20261129;

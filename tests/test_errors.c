@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/dispatch.h"
+#include "core/dispatch/dispatch.h"
 
 static void names(void **state) {
     (void)state;

@@ -1,7 +1,7 @@
 /* etch_explain, the guards and recompiles channels of the log, the warning at the limit. */
 #include "trace_support.h"
 
-#include "core/base.h"
+#include "core/base/base.h"
 
 #include <stdlib.h>
 #include <string.h>

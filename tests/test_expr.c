@@ -1,10 +1,10 @@
 /* Expressions and the strip primitives under them: every primitive in every compute type against
- * what core/prims.def says, the half conversions against the definition of the formats for all of
- * their values, programs for what they leave out, and scalars as cells. */
+ * what core/ops/prims.def says, the half conversions against the definition of the formats for all
+ * of their values, programs for what they leave out, and scalars as cells. */
 #include "cpu_support.h"
 
 #include "backends/cpu/table.h"
-#include "core/rules.h"
+#include "core/ops/rules.h"
 
 enum { N = 397 }; /* odd, so that every instruction set has a tail */
 
@@ -31,7 +31,7 @@ static bool in_width(int64_t n, etch_dtype t) {
     return n >= 0 && n < 8 * (int64_t)etch_dtype_size(t);
 }
 
-/* What core/prims.def says, for the exact ones. */
+/* What core/ops/prims.def says, for the exact ones. */
 static number meaning(prim_id p, etch_dtype t, number a, number b, number c) {
     uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i;
     bool nan = a.real && isnan(a.d), real = a.real, truth = t == ETCH_BOOL;

@@ -5,7 +5,7 @@
 #include <stdint.h>
 #include <cmocka.h>
 
-#include "core/backend.h"
+#include "core/graph/backend.h"
 
 static void round_trip(const char *text) {
     graph *g = etch__graph_parse(text);

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "core/element.h"
+#include "core/tensor/element.h"
 
 #define assert_error(code, words)                                                                  \
     do {                                                                                           \

@@ -5,7 +5,7 @@
 
 #include <etch/mode.h>
 
-#include "core/base.h"
+#include "core/base/base.h"
 #include "device_support.h"
 #include "trace_support.h"
 

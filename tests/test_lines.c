@@ -13,7 +13,7 @@
 
 #include <etch/etch.h>
 
-#include "core/base.h"
+#include "core/base/base.h"
 
 static __attribute__((noinline)) const void *here(void) { return __builtin_return_address(0); }
 

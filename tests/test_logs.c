@@ -17,7 +17,7 @@
 #include <etch/etch.h>
 #include <etch/profile.h>
 
-#include "core/base.h"
+#include "core/base/base.h"
 
 static const char *self;
 
@@ -147,13 +147,13 @@ static void help_shows_every_table(void **state) {
     (void)state;
     assert_int_equal(etch_set_logs("help"), ETCH_OK);
 #define LOG(id, name, help) assert_non_null(strstr(got.text, "etch: help:   " name));
-#include "core/logs.def"
+#include "core/base/logs.def"
 #undef LOG
 #define PARAM(id, variable, value, help) assert_non_null(strstr(got.text, variable));
-#include "core/params.def"
+#include "core/base/params.def"
 #undef PARAM
 #define REASON(id, name, sentence, hint) assert_non_null(strstr(got.text, sentence));
-#include "core/reasons.def"
+#include "core/base/reasons.def"
 #undef REASON
 #define ETCH_ERROR(code, name, meaning) assert_non_null(strstr(got.text, meaning));
 #include <etch/errors.def>

@@ -13,7 +13,7 @@
 #include <etch/debug.h>
 
 #include "loop_build.h"
-#include "jit/client.h"
+#include "jit/store/client.h"
 
 /* ---- running ---- */
 

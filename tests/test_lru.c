@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/lru.h"
+#include "core/base/lru.h"
 
 enum { MOST = 4, NUMBERS = 64 };
 

@@ -7,7 +7,7 @@
 #include <unistd.h>
 
 #include "bench/programs.h"
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 #include "tests/device_support.h"
 #include "tests/trace_support.h"
 #include "tracer/run.h"

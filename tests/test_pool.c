@@ -8,7 +8,7 @@
 #include <sys/resource.h>
 #include <xmmintrin.h>
 
-#include "core/pool.h"
+#include "core/base/pool.h"
 
 /* This program's own: the static library makes its threads by it. */
 static int threads_given = -1; /* how many more there are; -1: as many as the system has */

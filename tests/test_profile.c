@@ -8,7 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "core/base.h"
+#include "core/base/base.h"
 
 /* ---- programs ---- */
 

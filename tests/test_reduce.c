@@ -1,5 +1,5 @@
-/* Reductions against a scalar reference of the canonical order written from core/expr.h: bit for
- * bit, for every dtype, layout, choice of axes and thread count. */
+/* Reductions against a scalar reference of the canonical order written from core/ops/expr.h: bit
+ * for bit, for every dtype, layout, choice of axes and thread count. */
 #include "cpu_support.h"
 #include "device_support.h"
 

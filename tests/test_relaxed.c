@@ -14,8 +14,8 @@
 #include <string.h>
 
 #include "backends/cuda/gemm.h"
-#include "core/backend.h"
-#include "core/dispatch.h"
+#include "core/graph/backend.h"
+#include "core/dispatch/dispatch.h"
 #include "device_support.h"
 #include "tuned_programs.h"
 

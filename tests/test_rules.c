@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "core/dispatch.h"
+#include "core/dispatch/dispatch.h"
 #include "device_support.h"
 #include "trace_support.h"
 

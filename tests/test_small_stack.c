@@ -14,8 +14,8 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-#include "core/expr.h"
-#include "jit/client.h"
+#include "core/ops/expr.h"
+#include "jit/store/client.h"
 #include "tests/trace_support.h"
 
 static char folder[64];

@@ -3,7 +3,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "core/base.h"
+#include "core/base/base.h"
 #include "tests/trace_support.h"
 
 /* The ways to call a body: compiled or not, all must agree. */

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 #include <stdlib.h>
 
-#include "core/tensor.h"
+#include "core/tensor/tensor.h"
 #include "tests/trace_support.h"
 
 static _Thread_local int locks; /* OpenBLAS has threads of its own */

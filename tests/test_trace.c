@@ -1,7 +1,7 @@
 /* Verified traces: programs whose hidden state, captured tensors, scalars and escaping results
  * change from call to call give what they give uncompiled, with exactly as many graphs as there are
  * different traces. Each program runs on both backends. */
-#include "core/base.h"
+#include "core/base/base.h"
 #include "device_support.h"
 #include "trace_support.h"
 

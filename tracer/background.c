@@ -5,7 +5,7 @@
  * has: so the function may be freed or reset meanwhile. Until the code is published, calls go on as
  * before: eager, recorded. The thread is started with the first job and joined when the process
  * exits; after fork the child has the jobs and starts a thread of its own with the next call. */
-#include "core/stack.h"
+#include "core/base/stack.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 

@@ -1,7 +1,7 @@
 /* Graph breaks: what ends a segment from inside the body, where a deferred tensor lies, and memory
  * to which the user holds a pointer. */
-#include "core/mode.h"
-#include "core/profile.h"
+#include "core/dispatch/mode.h"
+#include "core/observe/profile.h"
 #include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"

@@ -10,9 +10,9 @@
  * bytes that change in the input meanwhile are carried over. Where there is no memory for a shadow,
  * or its kernel fails, what depends on it is not compared. The first difference of a call is kept
  * by the run, whose call then fails with it. */
-#include "core/device.h"
-#include "core/element.h"
-#include "core/schema.h"
+#include "core/tensor/device.h"
+#include "core/tensor/element.h"
+#include "core/ops/schema.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 

@@ -1,5 +1,5 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
-#include "core/profile.h"
+#include "core/observe/profile.h"
 #include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"

@@ -2,7 +2,7 @@
  *
  * Both happen in an empty frame: operators that kernels and callbacks call run eagerly. A node that
  * runs after its call runs under its own recorded state word. */
-#include "core/device.h"
+#include "core/tensor/device.h"
 #include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"

@@ -15,7 +15,7 @@ static counters departed; /* counts of functions that are gone */
 
 static void add_counts(counters *sum, const counters *c) {
 #define COUNTER(name) sum->name += c->name;
-#include "core/counters.def"
+#include "core/base/counters.def"
 #undef COUNTER
 }
 
@@ -37,7 +37,7 @@ static void reset_counts(void) {
     for (etch_function *f = functions; f; f = f->next) {
 #define COUNTER(name)                                                                              \
     for (int i = 0; i < SHARDS; i++) f->shard[i].counts.name = 0;
-#include "core/counters.def"
+#include "core/base/counters.def"
 #undef COUNTER
     }
     pthread_mutex_unlock(&list_lock);
@@ -49,7 +49,7 @@ etch_counters_t etch_function_counters(const etch_function *f) {
     counters sum = {0};
     add_shards(&sum, f);
 #define COUNTER(name) c.name = sum.name;
-#include "core/counters.def"
+#include "core/base/counters.def"
 #undef COUNTER
     return c;
 }

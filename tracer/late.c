@@ -5,7 +5,7 @@
  * before it runs, and to leave them deferred (the leaf is *lean*). Used after all, they are
  * computed once more from the inputs and these copies, writes included, in handles of their own
  * but for those that somebody waits for. */
-#include "core/device.h"
+#include "core/tensor/device.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 

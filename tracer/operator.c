@@ -1,6 +1,6 @@
 /* One operator call inside a compiled function: along the trace, into a recording, or at once. */
-#include "core/mode.h"
-#include "core/profile.h"
+#include "core/dispatch/mode.h"
+#include "core/observe/profile.h"
 #include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"

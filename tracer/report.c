@@ -3,7 +3,7 @@
  * Everything hangs below the list of functions, under one lock that is taken last; source lines are
  * looked up before it is. Records are copies: functions and traces may be gone when they are
  * written. */
-#include "core/signals.h"
+#include "core/base/signals.h"
 #include "tracer/report.h"
 
 #include <errno.h>

@@ -1,9 +1,10 @@
 /* ETCH_TRACE: functions, traces, breaks and limits, recorded as the program runs and written as one
- * JSON document and one HTML page a process. Graphs, plans and kernels are core/report.h's. */
+ * JSON document and one HTML page a process. Graphs, plans and kernels are core/observe/report.h's.
+ * */
 #ifndef ETCH_TRACER_REPORT_H
 #define ETCH_TRACER_REPORT_H
 
-#include "core/report.h"
+#include "core/observe/report.h"
 #include "tracer/run.h"
 
 #include <etch/debug.h>

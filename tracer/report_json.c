@@ -7,7 +7,7 @@
 #include <errno.h>
 #include <unistd.h>
 
-#include "core/isa.h"
+#include "core/base/isa.h"
 
 /* ---- values ---- */
 
@@ -69,7 +69,7 @@ static void put_comma(FILE *f, bool *first) {
 static void put_counters(FILE *f, const etch_counters_t *c) {
     fputs("\"counters\":{", f);
 #define COUNTER(name) put_number(f, #name, c->name);
-#include "core/counters.def"
+#include "core/base/counters.def"
 #undef COUNTER
     put_number(f, "kernel_launches", c->kernel_launches);
     put_number(f, "library_calls", c->library_calls);

@@ -5,8 +5,8 @@
  * A segment is matched against the tree of its root if that has compiled code, else recorded. What
  * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
  * when the call has ended well. Rules by number are those of the cursor, docs/architecture.md. */
-#include "core/mode.h"
-#include "core/profile.h"
+#include "core/dispatch/mode.h"
+#include "core/observe/profile.h"
 #include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"

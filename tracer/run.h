@@ -23,7 +23,8 @@ bool etch__disabled(const etch_function *f);
 etch_function *etch__function_new(function_kind kind, void (*fn)(void),
                                   const etch_compile_options *options);
 
-/* What a body has returned, checked; errors: how many the thread had before it (core/thread.h). */
+/* What a body has returned, checked; errors: how many the thread had before it
+ * (core/base/thread.h). */
 etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_status status,
                                   etch_tensor *const *out, int nout);
 /* tracer/run.c, for wrappers: the body in a scope of its own, operators as the thread runs them. */

@@ -1,8 +1,8 @@
 /* Ending a segment: by its plan, or through the eager kernels as the end of a recording; and what
  * happens to it afterwards: published, compiled, evaluated late, given back. Rules by number are
  * those of the cursor, docs/architecture.md. */
-#include "core/mode.h"
-#include "core/profile.h"
+#include "core/dispatch/mode.h"
+#include "core/observe/profile.h"
 #include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"

@@ -2,7 +2,7 @@
 #ifndef ETCH_TRACER_STORY_H
 #define ETCH_TRACER_STORY_H
 
-#include "core/base.h"
+#include "core/base/base.h"
 
 enum { STORY_MAX = 64, STORY_DETAIL = 192 };
 

@@ -18,9 +18,9 @@
 
 #include <pthread.h>
 
-#include "core/backend.h"
-#include "core/cursor.h"
-#include "core/dispatch.h"
+#include "core/graph/backend.h"
+#include "core/dispatch/cursor.h"
+#include "core/dispatch/dispatch.h"
 #include "guards/guard.h"
 #include "tracer/story.h"
 
@@ -46,7 +46,7 @@ typedef struct trace_node {
     _Atomic(struct trace_node *) child, sibling;
     uint16_t op, nin;
     uint8_t nsc, nat;
-    uint16_t part_of; /* as the recorded call's (core/op.h) */
+    uint16_t part_of; /* as the recorded call's (core/ops/op.h) */
     int32_t *in;      /* all operand positions */
     capture *captures;
     int ncaptures;

@@ -2,8 +2,8 @@
  *
  * Readers walk without locks; a node is complete before a release store links it. Writers hold the
  * function's lock. */
-#include "core/mode.h"
-#include "core/schema.h"
+#include "core/dispatch/mode.h"
+#include "core/ops/schema.h"
 #include "tracer/report.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"

@@ -2,7 +2,7 @@
  *
  * C cannot see a plain call of a C function; these are handles whose calls the tracer sees. Outside
  * of a run, and where the run is eager anyway, all three just call the function. */
-#include "core/mode.h"
+#include "core/dispatch/mode.h"
 #include "tracer/run.h"
 #include "tracer/trace.h"
 

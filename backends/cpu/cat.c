@@ -1,6 +1,6 @@
 /* empty and cat. cat copies each tensor into its slice of the result as `copy_` would, so that
  * dtypes convert and strides do not matter. */
-#include "core/dispatch.h"
+#include "core/dispatch/dispatch.h"
 
 static etch_status empty(const op_call *call, etch_tensor *const *out) {
     (void)call, (void)out;

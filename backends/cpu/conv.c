@@ -9,9 +9,9 @@
 
 #include "backends/cpu/library.h"
 #include "backends/cpu/program.h"
-#include "core/dispatch.h"
-#include "core/pool.h"
-#include "core/rules.h"
+#include "core/dispatch/dispatch.h"
+#include "core/base/pool.h"
+#include "core/ops/rules.h"
 
 typedef struct conv {
     const isa_table *isa;

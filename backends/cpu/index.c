@@ -7,8 +7,8 @@
  * are added in that order. */
 #include "backends/cpu/place.h"
 #include "backends/cpu/table.h"
-#include "core/element.h"
-#include "core/rules.h"
+#include "core/tensor/element.h"
+#include "core/ops/rules.h"
 
 typedef enum direction { READ_INDEXED, WRITE_INDEXED, ADD_INDEXED } direction;
 

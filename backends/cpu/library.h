@@ -3,8 +3,8 @@
 #ifndef ETCH_BACKENDS_CPU_LIBRARY_H
 #define ETCH_BACKENDS_CPU_LIBRARY_H
 
-#include "core/base.h"
-#include "core/tensor.h"
+#include "core/base/base.h"
+#include "core/tensor/tensor.h"
 
 /* c = a times b, row-major, not transposed. */
 typedef struct library_product {

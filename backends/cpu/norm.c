@@ -2,13 +2,13 @@
  * lies in the cache.
  *
  * Everything is computed in f32 (f64 of f64) with the strip kernels, the reductions in the
- * canonical order of core/expr.h, so a row's bits do not depend on where it lies or on the threads.
- * Rows along an axis that is not the innermost are worked on as a strip of columns, each with lanes
- * of its own; few neighbours are brought together as rows first. The order is that of the index
- * along the axis, so all ways give the same bits. */
+ * canonical order of core/ops/expr.h, so a row's bits do not depend on where it lies or on the
+ * threads. Rows along an axis that is not the innermost are worked on as a strip of columns, each
+ * with lanes of its own; few neighbours are brought together as rows first. The order is that of
+ * the index along the axis, so all ways give the same bits. */
 #include "backends/cpu/program.h"
-#include "core/dispatch.h"
-#include "core/pool.h"
+#include "core/dispatch/dispatch.h"
+#include "core/base/pool.h"
 
 typedef struct row_job row_job;
 struct row_job {

@@ -3,7 +3,7 @@
 #ifndef ETCH_BACKENDS_CPU_PLACE_H
 #define ETCH_BACKENDS_CPU_PLACE_H
 
-#include "core/dispatch.h"
+#include "core/dispatch/dispatch.h"
 
 /* A contiguous tensor; NULL storage on lack of memory (the error is set). */
 bool etch__place_new(etch_tensor *t, etch_dtype dtype, int ndim, const int64_t *size);

@@ -6,8 +6,8 @@
  * built once for each combination and kept. Contiguous operands of one size, the common case, are
  * one flat run. */
 #include "backends/cpu/program.h"
-#include "core/dispatch.h"
-#include "core/pool.h"
+#include "core/dispatch/dispatch.h"
+#include "core/base/pool.h"
 
 #include <stdlib.h>
 

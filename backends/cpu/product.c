@@ -16,9 +16,9 @@
 
 #include "backends/cpu/library.h"
 #include "backends/cpu/program.h"
-#include "core/dispatch.h"
-#include "core/pool.h"
-#include "core/workers.h"
+#include "core/dispatch/dispatch.h"
+#include "core/base/pool.h"
+#include "core/base/workers.h"
 
 /* ---- one operand ---- */
 

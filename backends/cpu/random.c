@@ -7,8 +7,8 @@
 #include <math.h>
 
 #include "backends/cpu/table.h"
-#include "core/dispatch.h"
-#include "core/pool.h"
+#include "core/dispatch/dispatch.h"
+#include "core/base/pool.h"
 
 enum { STRIP_RANDOM = 256, RANDOM_GRAIN = 8192 };
 

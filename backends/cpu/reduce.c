@@ -1,4 +1,4 @@
-/* The eager kernels of reductions, in the canonical order of core/expr.h.
+/* The eager kernels of reductions, in the canonical order of core/ops/expr.h.
  *
  * The output is cut into units: single elements where a reduced axis is the innermost in memory
  * (rows), strips of neighbouring elements otherwise (columns), each column with its own 64 lanes. A
@@ -6,8 +6,8 @@
  * where there are too few units for the threads, blocks are done in parallel and folded from
  * memory. Neither choice changes a bit, since the order depends on the logical index alone. */
 #include "backends/cpu/program.h"
-#include "core/dispatch.h"
-#include "core/pool.h"
+#include "core/dispatch/dispatch.h"
+#include "core/base/pool.h"
 
 enum { CHUNK = 512, MAX_WIDTH = 128, MAX_LEVELS = 52, FEW_REDUCED = 16 };
 

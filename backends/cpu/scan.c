@@ -3,8 +3,8 @@
  * A scan goes in f64 or i64 from the first element to the last, each result rounded once; so no
  * split over threads can change a bit (lines are independent). */
 #include "backends/cpu/place.h"
-#include "core/expr.h"
-#include "core/pool.h"
+#include "core/ops/expr.h"
+#include "core/base/pool.h"
 
 typedef struct scan {
     void *data; /* contiguous, f64 or i64: [outer][n][inner] */

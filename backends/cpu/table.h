@@ -3,8 +3,8 @@
 #ifndef ETCH_BACKENDS_CPU_TABLE_H
 #define ETCH_BACKENDS_CPU_TABLE_H
 
-#include "core/expr.h"
-#include "core/isa.h"
+#include "core/ops/expr.h"
+#include "core/base/isa.h"
 
 /* One primitive over n elements: dst[i] = prim(a[i], b[i], c[i]). dst may be the same memory as an
  * operand of the same element size; other overlap is not allowed. A value never depends on its

@@ -7,7 +7,7 @@
 #ifndef ETCH_BACKENDS_CUDA_API_H
 #define ETCH_BACKENDS_CUDA_API_H
 
-#include "core/base.h"
+#include "core/base/base.h"
 
 typedef int cu_device;
 typedef unsigned long long cu_address;

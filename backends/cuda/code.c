@@ -7,9 +7,9 @@
 #include <time.h>
 #include <xxhash.h>
 
-#include "core/lru.h"
-#include "core/stack.h"
-#include "jit/cache.h"
+#include "core/base/lru.h"
+#include "core/base/stack.h"
+#include "jit/store/cache.h"
 
 enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 6 };
 enum { HELPERS_MAX = 16 };

@@ -10,7 +10,7 @@
 #include <limits.h>
 
 #include "backends/cuda/text.h"
-#include "core/rules.h"
+#include "core/ops/rules.h"
 
 typedef struct conv {
     cuda_stream *s;

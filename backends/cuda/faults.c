@@ -1,7 +1,7 @@
 /* See faults.h. */
 #include "backends/cuda/stream.h"
 
-#include "core/dispatch.h"
+#include "core/dispatch/dispatch.h"
 
 const char etch__cuda_fault_text[] =
     "struct etch_slot {\n"

@@ -4,7 +4,7 @@
 #define ETCH_BACKENDS_CUDA_GEMM_H
 
 #include "backends/cuda/runtime.h"
-#include "jit/cuda_source.h"
+#include "jit/cuda/cuda_source.h"
 
 /* C (row-major, dense) = A B in f32, `batch` times; strides in elements. */
 typedef struct gemm {

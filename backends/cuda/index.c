@@ -7,8 +7,8 @@
  * right. */
 #include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
-#include "core/element.h"
-#include "core/rules.h"
+#include "core/tensor/element.h"
+#include "core/ops/rules.h"
 
 /* ---- the index ---- */
 
@@ -395,7 +395,7 @@ static etch_status divide(const op_call *call, etch_tensor *const *outs) {
     bool two = call->nin == 2, quotient = false, floor = true;
     if (call->op == OP_FMOD_TENSOR || call->op == OP_FMOD_SCALAR) floor = false;
     if (call->op == OP_FLOOR_DIVIDE_TENSOR || call->op == OP_FLOOR_DIVIDE_SCALAR) quotient = true;
-    /* As core/expr.h: the divisor of a quotient is a factor, which half types do not round. */
+    /* As core/ops/expr.h: the divisor of a quotient is a factor, which half types do not round. */
     a.divisor = two ? 0 : etch__scalar_cell(call->sc[0], quotient ? etch__compute_type(d) : d);
     etch_status status = real ? ETCH_OK : note_divisor(call, s, a.divisor, &a.check);
     if (status != ETCH_OK) return status;

@@ -1,4 +1,4 @@
-/* Products and what is computed of them, as one kernel: jit/pass_join.c says which.
+/* Products and what is computed of them, as one kernel: jit/fuse/pass_join.c says which.
  *
  * A block computes the tile of one product after the other by the code of gemm.c, keeps the sums in
  * registers, and goes through the tile once with the generated code of the other members. So the

@@ -3,8 +3,8 @@
 #define ETCH_BACKENDS_CUDA_LAUNCH_H
 
 #include "backends/cuda/ops.h"
-#include "jit/cuda_source.h"
-#include "jit/target.h"
+#include "jit/cuda/cuda_source.h"
+#include "jit/plan/target.h"
 
 enum { PARAMETER_MAX = 4096 }; /* bytes of a kernel's one argument */
 

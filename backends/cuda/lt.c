@@ -9,7 +9,7 @@
 
 #include "backends/cuda/product.h"
 #include "backends/cuda/tune.h"
-#include "jit/plan.h"
+#include "jit/ir/plan.h"
 
 enum { WORKSPACE = 32 << 20, ALGORITHMS = 8 };
 

@@ -10,9 +10,9 @@
 
 #include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
-#include "core/backend.h"
-#include "core/lru.h"
-#include "core/mode.h"
+#include "core/graph/backend.h"
+#include "core/base/lru.h"
+#include "core/dispatch/mode.h"
 
 static cuda_kernel own[OP_COUNT];
 static bool checks[OP_COUNT];

@@ -3,7 +3,7 @@
 #define ETCH_BACKENDS_CUDA_OPS_H
 
 #include "backends/cuda/code.h"
-#include "core/expr.h"
+#include "core/ops/expr.h"
 
 /* As op_kernel: out[0] is allocated, inputs are materialised, all on one device. */
 typedef etch_status (*cuda_kernel)(const op_call *call, etch_tensor *const *out);

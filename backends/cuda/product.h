@@ -4,7 +4,7 @@
 #define ETCH_BACKENDS_CUDA_PRODUCT_H
 
 #include "backends/cuda/ops.h"
-#include "core/expr.h"
+#include "core/ops/expr.h"
 
 typedef struct product_operand {
     const etch_tensor *t;

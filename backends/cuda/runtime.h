@@ -8,7 +8,7 @@
 #define ETCH_BACKENDS_CUDA_RUNTIME_H
 
 #include "backends/cuda/api.h"
-#include "core/device.h"
+#include "core/tensor/device.h"
 
 enum { CUDA_DEVICES = 32 };
 

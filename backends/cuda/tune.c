@@ -12,7 +12,7 @@
 #include <xxhash.h>
 
 #include "backends/cuda/launch.h"
-#include "jit/cache.h"
+#include "jit/store/cache.h"
 
 enum { TUNE_REVISION = 2, KEY_MAX = 9216, HEAD_MAX = 256, KERNEL_BYTES = 8192 };
 

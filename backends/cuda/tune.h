@@ -5,7 +5,7 @@
 #define ETCH_BACKENDS_CUDA_TUNE_H
 
 #include "backends/cuda/code.h"
-#include "jit/cuda_source.h"
+#include "jit/cuda/cuda_source.h"
 
 /* ---- kept choices, by a key of the caller's and the device; in memory and on disk ---- */
 

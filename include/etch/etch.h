@@ -5,7 +5,7 @@
 
 #include <etch/base.h>
 #include <etch/tensor.h>
-#include <etch/ops.h> /* generated from core/ops.def */
+#include <etch/ops.h> /* generated from core/ops/ops.def */
 #include <etch/compile.h>
 #include <etch/debug.h>
 #include <etch/device.h>

@@ -11,8 +11,8 @@
 
 #include <libgccjit.h>
 
-#include "core/isa.h"
-#include "jit/loop.h"
+#include "core/base/isa.h"
+#include "jit/loop/loop.h"
 
 typedef gcc_jit_rvalue *val; /* an expression: evaluated at each mention */
 typedef gcc_jit_lvalue *var;

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "jit/wire.h"
+#include "jit/store/wire.h"
 
 static bool read_exact(void *to, size_t n) {
     for (char *p = to; n;) {

@@ -1,4 +1,4 @@
-/* The scalar primitives of core/prims.def as libgccjit expressions, bit for bit.
+/* The scalar primitives of core/ops/prims.def as libgccjit expressions, bit for bit.
  *
  * All is written so that gcc's vectoriser takes it: selections are branches around plain
  * assignments, half types are integer arithmetic. */

@@ -1,4 +1,4 @@
-/* Reductions in the canonical order of core/expr.h.
+/* Reductions in the canonical order of core/ops/expr.h.
  *
  * A block of REDUCE_BLOCK elements is accumulated in REDUCE_LANES lanes. ROW: the strip lies along
  * the reduced elements, so its blocks of 64 go to the lanes one upon the other; sums keep the lanes

@@ -1,4 +1,4 @@
-#include "core/base.h"
+#include "core/base/base.h"
 #include "harness.h"
 
 #include <immintrin.h>

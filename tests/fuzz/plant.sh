@@ -125,13 +125,13 @@ fault guard-stride 0 guards/guard.h ' || g->stride[d] != t->stride[d]' ''
 fault guard-size 0 guards/guard.h 'g->size[d] != t->size[d] || ' ''
 fault guard-dtype 0 guards/guard.h 'if (g->dtype != t->dtype || g->ndim' 'if (g->ndim'
 fault guard-dynamic 0 guards/guard.h 'return g->dtype == t->dtype && ' 'return '
-fault state-word 0 core/cursor.h 'n->state != etch__state_now() || ' ''
-fault scalar-kind 0 core/cursor.h 'if (unlikely(n->kind[i] != sc[i].kind)) return NULL;' ';'
-fault static-attribute 0 core/cursor.h 'if (unlikely(n->at[i] != at[i])) return NULL;' \
+fault state-word 0 core/dispatch/cursor.h 'n->state != etch__state_now() || ' ''
+fault scalar-kind 0 core/dispatch/cursor.h 'if (unlikely(n->kind[i] != sc[i].kind)) return NULL;' ';'
+fault static-attribute 0 core/dispatch/cursor.h 'if (unlikely(n->at[i] != at[i])) return NULL;' \
     'if (n->at[i] != at[i] && i < 0) return NULL;'
-fault operand 0 core/cursor.h \
+fault operand 0 core/dispatch/cursor.h \
     'if (unlikely(c->value[n->in[i]] != in[i] || !in[i])) return NULL;' 'if (!in[i]) return NULL;'
-fault baked-scalar 0 core/cursor.h \
+fault baked-scalar 0 core/dispatch/cursor.h \
     'for (int i = 0; i < nsc; i++) c->scalar[n->sc + i] = sc[i];' ''
 
 # ---- what ends a segment
@@ -163,14 +163,14 @@ fault flush-late 0 tracer/break.c \
 fault outer-run 0 tracer/segment.c '    for (run *r = etch__tls.runs; r; r = r->below)
         for (walk *w = r->pending; w; w = w->next)' '    for (run *r = etch__tls.runs; r; r = NULL)
         for (walk *w = r->pending; w; w = w->next)'
-fault effects-write 0 core/custom.c \
+fault effects-write 0 core/dispatch/custom.c \
     'if (etch__ops[call->op].flags & OPF_EFFECTS) etch__before_write(NULL);' ''
-fault free-function 0 core/storage.c 'etch__interrupt(&frame);' 'frame = etch__enter_user();' \
-    core/storage.c 'etch__end_interrupt(&frame);' 'etch__leave_user(&frame);'
+fault free-function 0 core/tensor/storage.c 'etch__interrupt(&frame);' 'frame = etch__enter_user();' \
+    core/tensor/storage.c 'etch__end_interrupt(&frame);' 'etch__leave_user(&frame);'
 fault free-read 0 tracer/segment.c 'etch__trace_hooks.before_read = before_traced_read;' ''
 fault exposure-bit 0 tracer/break.c 'atomic_fetch_sub(&ended.storage->exposed, ended.counts);' \
     'atomic_fetch_and(&ended.storage->exposed, EXPOSED_WRAPPED | EXPOSED_PENDING);'
-fault kept-operand 0 core/custom.c 'etch__lend(call, out, call_lent, &u)' \
+fault kept-operand 0 core/dispatch/custom.c 'etch__lend(call, out, call_lent, &u)' \
     '(0 ? etch__lend(call, out, call_lent, &u) : call_lent(&u, call, out))'
 
 # ---- what fails
@@ -189,55 +189,55 @@ fault failed-operand 0 tracer/operator.c \
     'return etch__traced_operator(call);'
 
 # ---- how the processor computes
-fault mode-of-state 0 core/thread.h \
+fault mode-of-state 0 core/base/thread.h \
     'return etch__tls.state | (uint64_t)(etch__fp_now() & FP_MODE) << 32;' 'return etch__tls.state;'
 fault mode-in-segment 0 tracer/operator.c \
     'return !empty && STATE_FP(last->state ^ etch__state_now());' \
     'return !empty && STATE_FP(last->state ^ last->state);'
 fault mode-of-plan 0 tracer/evaluate.c 'etch__frame_mode(&frame, leaf->path[0]->c.state);' ';'
-fault mode-of-node 0 core/thread.h 'etch__fp_control(STATE_FP(word) | FP_TRAPS);' \
+fault mode-of-node 0 core/base/thread.h 'etch__fp_control(STATE_FP(word) | FP_TRAPS);' \
     '(void)etch__fp_mask();'
 fault mode-left 0 tracer/evaluate.c 'if (unlikely(f->fp_changed)) etch__fp_control(f->fp);' ''
-fault traps-left 0 core/thread.h 'if (unlikely(~before & FP_TRAPS))
+fault traps-left 0 core/base/thread.h 'if (unlikely(~before & FP_TRAPS))
         etch__fp_set(' 'if (before & ~before)
         etch__fp_set('
 fault traps-inside 0 tracer/run.c 'etch__fp_control(frame.fp);' ''
 fault traps-in-plan 0 tracer/evaluate.c 't->in_flush, etch__fp_mask(), false};' \
     't->in_flush, etch__fp_now(), false};'
-fault traps-in-kernel 0 core/dispatch.c 'unsigned traps = etch__fp_mask();
+fault traps-in-kernel 0 core/dispatch/dispatch.c 'unsigned traps = etch__fp_mask();
     etch_status' 'unsigned traps = etch__fp_now();
     etch_status'
-fault traps-in-parts 0 core/dispatch.c 'unsigned traps = etch__fp_mask(); /* what' \
+fault traps-in-parts 0 core/dispatch/dispatch.c 'unsigned traps = etch__fp_mask(); /* what' \
     'unsigned traps = etch__fp_now(); /* what'
 
 # ---- passes
-fault merged-scalars 1 jit/pass_cse.c \
+fault merged-scalars 1 jit/ir/pass_cse.c \
     'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
     'if (g && etch__ops[n->op].flags & OPF_RANDOM) return false;'
-fault merged-random 1 jit/pass_cse.c \
+fault merged-random 1 jit/ir/pass_cse.c \
     'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
     'if (g->nsc && !(etch__ops[n->op].flags & OPF_RANDOM)) return false;'
-fault shared-output 1 jit/pass_cse.c 'return ok && copy_shared_outputs(r);' \
+fault shared-output 1 jit/ir/pass_cse.c 'return ok && copy_shared_outputs(r);' \
     '(void)copy_shared_outputs; return ok;'
-fault reads-elsewhere 1 jit/pass_writes.c '!etch__same_map(r, &in[i], &n->target))' 'i < 0)'
-fault shared-base 1 jit/pass_writes.c ' || (r->bases[base] & BASE_SHARED)' ''
-fault dead-target 1 jit/pass_dce.c 'if (n->write) need(r, needed, n->target.version);' ''
-fault map-stride 1 jit/pass_views.c ' || a->stride[i] != b->stride[j]' ''
-fault map-broadcast 1 jit/pass_views.c 'e < 0 || s->meta.size[e] == 1 ? 0' 'e < 0 ? 0'
-fault merged-turned 1 jit/fuse_merge.c 'if (!etch__fusable(r, n, &sp, s)) return false;' \
+fault reads-elsewhere 1 jit/ir/pass_writes.c '!etch__same_map(r, &in[i], &n->target))' 'i < 0)'
+fault shared-base 1 jit/ir/pass_writes.c ' || (r->bases[base] & BASE_SHARED)' ''
+fault dead-target 1 jit/ir/pass_dce.c 'if (n->write) need(r, needed, n->target.version);' ''
+fault map-stride 1 jit/ir/pass_views.c ' || a->stride[i] != b->stride[j]' ''
+fault map-broadcast 1 jit/ir/pass_views.c 'e < 0 || s->meta.size[e] == 1 ? 0' 'e < 0 ? 0'
+fault merged-turned 1 jit/fuse/fuse_merge.c 'if (!etch__fusable(r, n, &sp, s)) return false;' \
     'if (!etch__fusable(r, n, &sp, s) && k < 0) return false;'
-fault dropped-check 1 jit/run.c 'if (likely(status == ETCH_OK)) continue;' \
+fault dropped-check 1 jit/plan/run.c 'if (likely(status == ETCH_OK)) continue;' \
     'if (likely(status == ETCH_OK) || (etch_clear_error(), i >= 0)) continue;'
-fault lifetime 1 jit/memory.c 'a->first <= b->last && b->first <= a->last' \
+fault lifetime 1 jit/plan/memory.c 'a->first <= b->last && b->first <= a->last' \
     'a->first < b->last && b->first < a->last'
 
 # ---- kernels
-fault load-offset 1 jit/lower.c 't->meta.offset == s->meta.offset &&' ''
-fault shared-cell 1 jit/lower.c 'l->out->cell[i].scalar == scalar && ' ''
-fault merged-axes 1 jit/lower.c \
+fault load-offset 1 jit/loop/lower.c 't->meta.offset == s->meta.offset &&' ''
+fault shared-cell 1 jit/loop/lower.c 'l->out->cell[i].scalar == scalar && ' ''
+fault merged-axes 1 jit/loop/lower.c \
     'if (l->stride[k][i] != l->stride[k][i + 1] * l->extent[i + 1]) return false;' \
     'if (l->stride[k][i] < l->stride[k][i + 1] * l->extent[i + 1]) return false;'
-fault lost-rounding 1 jit/lower.c \
+fault lost-rounding 1 jit/loop/lower.c \
     'if (dtype == ETCH_BF16) v = emit_prim(l, stage, PRIM_ROUND_BF16, ETCH_F32, ETCH_F32, v, 0);' ''
 fault tail 1 jit/helper/kernel.c 'quot(g, add(g, n, num(g, to - 1)), num(g, to))' \
     'quot(g, add(g, n, num(g, to - 2)), num(g, to))'
@@ -246,20 +246,20 @@ fault reduced-tail 1 jit/helper/reduce.c 'for_begin(g, rv(g->n), rv(g->trip), 1,
 fault reduction-order 1 jit/helper/reduce.c \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, add(g, rv(l.i), num(g, w)));' \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, sub(g, num(g, 2 * w - 1), rv(l.i)));'
-fault kernel-key 1 core/lru.c 'memcmp(e->key, key, n) == 0' \
+fault kernel-key 1 core/base/lru.c 'memcmp(e->key, key, n) == 0' \
     '(n > 15 && !memcmp((const char *)e->key + 15, (const char *)key + 15, n - 15))' \
-    jit/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 15, w->n - 15)'
-fault cache-key 1 jit/cache.c 'isa %s helper' 'isa %.0s helper'
+    jit/store/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 15, w->n - 15)'
+fault cache-key 1 jit/store/cache.c 'isa %s helper' 'isa %.0s helper'
 
 # ---- tensors on a device
 fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \
     'changed += now[i] == 0 && s->parameter[i];'
-fault stale-call cuda jit/run.c 'changed |= words[k] != at;' ';'
-fault lost-edge cuda jit/plan_waits.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
+fault stale-call cuda jit/plan/run.c 'changed |= words[k] != at;' ';'
+fault lost-edge cuda jit/plan/plan_waits.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'
 fault index-wrap cuda backends/cuda/index.c 'if (k < 0) k += a.n;' ''
-fault device-product cuda jit/cuda_prims.c 'kind == REDUCE_PROD ? PRIM_MUL' \
+fault device-product cuda jit/cuda/cuda_prims.c 'kind == REDUCE_PROD ? PRIM_MUL' \
     'kind == REDUCE_PROD ? PRIM_ADD'
 
 echo

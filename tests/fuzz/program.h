@@ -5,7 +5,7 @@
 
 #include <stdio.h>
 
-#include "core/schema.h"
+#include "core/ops/schema.h"
 #include "harness.h"
 
 enum { FUZZ_MAX_STATEMENTS = 80 };

@@ -1,4 +1,4 @@
-/* Makes, from core/ops.def, the public header etch/ops.h and the functions behind it.
+/* Makes, from core/ops/ops.def, the public header etch/ops.h and the functions behind it.
  *
  *     gen_ops HEADER SOURCE
  *
@@ -18,7 +18,7 @@ typedef struct row {
 static const row rows[] = {
 #define OP(id, name, schema, cfn, kind, drule, srule, impl, flags)                                 \
     {#id, name, schema, cfn, #flags, #kind},
-#include "core/ops.def"
+#include "core/ops/ops.def"
 #undef OP
 };
 
@@ -298,7 +298,7 @@ static void print_function(FILE *out, const row *r, const arg *args, int n, cons
 }
 
 static const char header_top[] =
-    "/* The operators. Generated from core/ops.def: one function a row, the schema above it.\n"
+    "/* The operators. Generated from core/ops/ops.def: one function a row, the schema above it.\n"
     " *\n"
     " * Each returns a new tensor that the innermost scope owns (VIEW: over the storage of its "
     "first\n"
@@ -320,7 +320,8 @@ int main(int argc, char **argv) {
     if (!header || !source) fail("cannot write", argv[1]);
     fputs(header_top, header);
     fputs(
-        "/* The operator functions. Generated from core/ops.def. */\n#include \"core/call.h\"\n\n",
+        "/* The operator functions. Generated from core/ops/ops.def. */\n"
+        "#include \"core/dispatch/call.h\"\n\n",
         source);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         arg args[MAX_ARGS];

@@ -1,6 +1,6 @@
-/* The transcendental primitives of core/prims.def over strips, for one instruction set: loops over
- * the functions of core/functions.h, a vector at a time. Eager kernels and generated code call
- * these same strips, so they agree bit for bit.
+/* The transcendental primitives of core/ops/prims.def over strips, for one instruction set: loops
+ * over the functions of core/ops/functions.h, a vector at a time. Eager kernels and generated code
+ * call these same strips, so they agree bit for bit.
  *
  * The last elements are copied into a whole vector, so that a few cost one vector and a value does
  * not depend on its position. */
@@ -14,12 +14,12 @@
 #define ALL_WORDS(x) ((UINT)(x))
 #define F(name) name##_f64
 #define F64 1
-#include "core/functions.h"
+#include "core/ops/functions.h"
 #undef F
 #undef F64
 #define F(name) name##_f32
 #define F64 0
-#include "core/functions.h"
+#include "core/ops/functions.h"
 #undef F
 #undef F64
 #undef ALL
@@ -32,12 +32,12 @@
 #define ALL_WORDS(x) ((x) - (UINT){0})
 #define F(name) name##_f64v
 #define F64 1
-#include "core/functions.h"
+#include "core/ops/functions.h"
 #undef F
 #undef F64
 #define F(name) name##_f32v
 #define F64 0
-#include "core/functions.h"
+#include "core/ops/functions.h"
 
 /* ---- strips ---- */
 

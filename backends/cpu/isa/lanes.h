@@ -1,5 +1,6 @@
-/* What core/functions.h computes with, for one instruction set: vectors of all lanes of a register
- * (suffixes f32v, f64v), and single numbers (f32, f64) for operands that are treated one by one.
+/* What core/ops/functions.h computes with, for one instruction set: vectors of all lanes of a
+ * register (suffixes f32v, f64v), and single numbers (f32, f64) for operands that are treated one
+ * by one.
  *
  * A truth is what comparing two vectors gives: a mask register in AVX-512, else lanes of all bits
  * set or none. Operators of C do the rest: + - * / on reals, & | ~ ^ << >> + - on words. The first

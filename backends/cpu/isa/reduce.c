@@ -1,5 +1,5 @@
 /* The inner loops of reductions, for one instruction set: 64 lanes over a run, the fold of
- * lanes, and arg-max. The order is that of core/expr.h; lanes are independent, so the compiler
+ * lanes, and arg-max. The order is that of core/ops/expr.h; lanes are independent, so the compiler
  * may work on any number of them at a time. */
 #include "backends/cpu/isa/extremes.h"
 #include "backends/cpu/table.h"

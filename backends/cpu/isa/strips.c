@@ -1,4 +1,4 @@
-/* The scalar primitives of core/prims.def over strips, for one instruction set.
+/* The scalar primitives of core/ops/prims.def over strips, for one instruction set.
  *
  * Plain loops are vectorised by the compiler; operands that are the same memory as the result
  * are no loop-carried dependence, which the pragma says. The transcendental ones are those of

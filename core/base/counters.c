@@ -1,0 +1,52 @@
+/* The process's counters. Operators and launches are counted by each thread for itself: a locked
+ * add would cost more than the rest of a small operator. */
+#include <etch/debug.h>
+#include <pthread.h>
+
+#include "core/dispatch/dispatch.h"
+
+counters etch__counters;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of at_reset */
+static thread_counts at_reset;
+
+#define COUNTER(name) +1
+enum {
+    COUNTERS = 3 /* kernel_launches, library_calls, operators */
+#include "core/base/counters.def"
+};
+#undef COUNTER
+_Static_assert(sizeof(etch_counters_t) == COUNTERS * sizeof(int64_t), "counters.def and debug.h");
+
+etch_counters_t etch_counters(void) {
+    etch_counters_t c;
+    counters sum = {0};
+    etch__trace_hooks.add_counts(&sum);
+#define COUNTER(name)                                                                              \
+    c.name = sum.name + atomic_load_explicit(&etch__counters.name, memory_order_relaxed);
+#include "core/base/counters.def"
+#undef COUNTER
+    thread_counts now = etch__thread_counts();
+    pthread_mutex_lock(&lock);
+    c.kernel_launches = now.kernel_launches - at_reset.kernel_launches;
+    c.library_calls = now.library_calls - at_reset.library_calls;
+    c.operators = now.operators - at_reset.operators;
+    pthread_mutex_unlock(&lock);
+    return c;
+}
+
+void etch_counters_reset(void) {
+#define COUNTER(name) atomic_store_explicit(&etch__counters.name, 0, memory_order_relaxed);
+#include "core/base/counters.def"
+#undef COUNTER
+    etch__trace_hooks.reset_counts();
+    thread_counts now = etch__thread_counts();
+    pthread_mutex_lock(&lock);
+    at_reset = now;
+    pthread_mutex_unlock(&lock);
+}
+
+static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+__attribute__((constructor)) static void watch_forks(void) {
+    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+}

@@ -1,0 +1,192 @@
+/* From code addresses to the user's source: "file.c:12" and function names, read from the files
+ * that the process runs. Only who reads an error's text or a log asks. Answers are kept for ever,
+ * one an address; an address without debug information has the answer "". */
+#include <dlfcn.h>
+#include <pthread.h>
+#include <unwind.h>
+
+#include <etch/debug.h>
+
+#include "core/base/lines.h"
+
+typedef struct answer {
+    const void *address;
+    char *text;
+} answer;
+
+/* Open addressing, a power of two, at most half full. */
+typedef struct answers {
+    answer *slots;
+    int64_t cap, used;
+} answers;
+
+static answers lines, symbols;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+void etch__site_lock(void) { pthread_mutex_lock(&lock); }
+void etch__site_unlock(void) { pthread_mutex_unlock(&lock); }
+
+/* ---- the library's own code ---- */
+
+/* In the static library all code lies in one section, of which the linker knows the ends (cmake/
+ * library.cmake); in the shared one, which has no such section, the code is all that is mapped. */
+extern const char __start_etch_text[] __attribute__((weak, visibility("hidden")));
+extern const char __stop_etch_text[] __attribute__((weak, visibility("hidden")));
+
+static bool is_own(const void *address) {
+    const char *at = address;
+    if (__start_etch_text) return at >= __start_etch_text && at < __stop_etch_text;
+    struct dl_find_object o;
+    if (_dl_find_object((void *)is_own, &o)) return false;
+    return at >= (const char *)o.dlfo_map_start && at < (const char *)o.dlfo_map_end;
+}
+
+typedef struct stack_search {
+    const void *site, *function;
+} stack_search;
+
+/* Frames come innermost first; the address is one of return, whose call lies before it. */
+static _Unwind_Reason_Code look_at_frame(struct _Unwind_Context *frame, void *ctx) {
+    stack_search *s = ctx;
+    const char *at = (const char *)_Unwind_GetIP(frame);
+    if (!at) return _URC_END_OF_STACK;
+    if (is_own(at - 1)) {
+        s->function = (const void *)_Unwind_GetRegionStart(frame);
+        return _URC_NO_REASON;
+    }
+    s->site = at;
+    return _URC_NORMAL_STOP;
+}
+
+const void *etch__user_site(const void *site, const void **function) {
+    stack_search s = {NULL, NULL};
+    if (site && !is_own((const char *)site - 1)) return site;
+    _Unwind_Backtrace(look_at_frame, &s);
+    if (function) *function = s.function;
+    return s.site;
+}
+
+/* ---- the kept answers ---- */
+
+static answer *find(const answers *t, const void *address) {
+    uint64_t h = (uint64_t)(uintptr_t)address * 0x9e3779b97f4a7c15u;
+    int64_t at = (int64_t)(h >> 32) & (t->cap - 1);
+    while (t->slots[at].text && t->slots[at].address != address) at = (at + 1) & (t->cap - 1);
+    return &t->slots[at];
+}
+
+static bool widen(answers *t) {
+    answers wide = {.cap = t->cap ? t->cap * 2 : 64, .used = t->used};
+    wide.slots = etch__calloc((size_t)wide.cap, sizeof(answer));
+    if (!wide.slots) return false;
+    for (int64_t i = 0; i < t->cap; i++)
+        if (t->slots[i].text) *find(&wide, t->slots[i].address) = t->slots[i];
+    etch__free(t->slots);
+    *t = wide;
+    return true;
+}
+
+/* NULL when there is no memory to keep it. */
+static const char *keep(answers *t, const void *address, const char *text) {
+    if (t->used * 2 >= t->cap && !widen(t)) return NULL;
+    char *copy = etch__strdup(text);
+    if (!copy) return NULL;
+    *find(t, address) = (answer){address, copy};
+    t->used++;
+    return copy;
+}
+
+/* ---- looking up ---- */
+
+/* A look-up writes what it knows of the address; false: there was no memory to look. */
+typedef bool (*look_up)(const void *address, char *text, size_t n);
+
+/* A return address is the instruction after the call, which may belong to the next line. */
+static bool look_up_path(const void *site, char *path, size_t n, int *number) {
+    const void *call = (const char *)site - 1;
+    module m;
+    *path = 0, *number = 0;
+    if (!etch__module_open(call, &m)) return true;
+    bool known = etch__line_of(&m, call, path, n, number);
+    etch__module_close(&m);
+    return known;
+}
+
+static bool look_up_line(const void *site, char *text, size_t n) {
+    char path[1024];
+    int number;
+    bool known = look_up_path(site, path, sizeof path, &number);
+    const char *slash = strrchr(path, '/');
+    text[0] = 0;
+    if (number) snprintf(text, n, "%s:%d", slash ? slash + 1 : path, number);
+    return known;
+}
+
+static bool look_up_symbol(const void *function, char *text, size_t n) {
+    module m;
+    Dl_info info;
+    bool there = etch__module_open(function, &m);
+    bool named = there && etch__module_symbol(&m, function, text, n);
+    if (there) etch__module_close(&m);
+    if (named) return true;
+    named = dladdr(function, &info) && info.dli_saddr == function;
+    snprintf(text, n, "%s", named ? info.dli_sname : "?");
+    return true;
+}
+
+/* Neither fails nor touches the error, which may be just the one that asks for its line. */
+static const char *resolve(answers *t, const void *address, const char *absent, look_up look) {
+    char text[256];
+    saved_error error;
+    etch__error_save(&error);
+    pthread_mutex_lock(&lock);
+    const char *known = t->cap ? find(t, address)->text : NULL;
+    if (!known && look(address, text, sizeof text)) known = keep(t, address, text);
+    pthread_mutex_unlock(&lock);
+    etch__error_restore(&error);
+    return known ? known : absent;
+}
+
+const char *etch__site_line(const void *site) {
+    return site && !is_own((const char *)site - 1) ? resolve(&lines, site, "", look_up_line) : "";
+}
+
+const char *etch__symbol_name(const void *address) {
+    return address ? resolve(&symbols, address, "?", look_up_symbol) : "?";
+}
+
+/* Where the compiler found the file, and the line's number, 0 without debug information. */
+static int path_of(const void *site, char *path, size_t n) {
+    int number = 0;
+    saved_error error;
+    etch__error_save(&error);
+    pthread_mutex_lock(&lock);
+    look_up_path(site, path, n, &number);
+    pthread_mutex_unlock(&lock);
+    etch__error_restore(&error);
+    return number;
+}
+
+void etch__site_source(const void *site, char *text, size_t n) {
+    char path[1024];
+    bool ours = site && is_own((const char *)site - 1); /* whose lines say nothing to the user */
+    int number = site && !ours ? path_of(site, path, sizeof path) : 0;
+    FILE *f = number > 0 ? fopen(path, "re") : NULL;
+    text[0] = 0;
+    if (!f) return;
+    while (number > 0 && fgets(text, (int)n, f)) {
+        size_t length = strcspn(text, "\n");
+        if (text[length] == '\n') number--;
+        else if (number > 1) continue; /* a piece of a longer line */
+        else number = 0;
+        text[length] = 0;
+    }
+    if (number > 0) text[0] = 0; /* the file is shorter than it was */
+    fclose(f);
+}
+
+int64_t etch_address_text(const void *address, char *buf, size_t n) {
+    const char *line = etch__site_line(address);
+    const char *name = address ? etch__symbol_name((const char *)address - 1) : "?";
+    return snprintf(buf, buf ? n : 0, "%s%s%s", name, *line ? " at " : "", line);
+}

@@ -1,0 +1,111 @@
+/* The thread's state, and the list of all of them, over which per-thread counts are summed. */
+#include "core/dispatch/mode.h"
+#include "core/base/stack.h"
+#include "core/tensor/tensor.h"
+#include "core/base/thread.h"
+
+#include <pthread.h>
+
+__thread etch_thread etch__tls = {
+    .state = (uint64_t)ETCH_F32 << 8, .body_scope = -1, .guard_scope = -1, .error = "", .why = ""};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static pthread_key_t key;
+static etch_thread *threads;
+static thread_counts departed; /* counts of threads that have ended */
+
+static void add_counts(thread_counts *sum, const thread_counts *c) {
+    sum->tensors += __atomic_load_n(&c->tensors, __ATOMIC_RELAXED);
+    sum->operators += __atomic_load_n(&c->operators, __ATOMIC_RELAXED);
+    sum->allocations += __atomic_load_n(&c->allocations, __ATOMIC_RELAXED);
+    sum->kernel_launches += __atomic_load_n(&c->kernel_launches, __ATOMIC_RELAXED);
+    sum->library_calls += __atomic_load_n(&c->library_calls, __ATOMIC_RELAXED);
+    sum->small_bytes += __atomic_load_n(&c->small_bytes, __ATOMIC_RELAXED);
+}
+
+thread_texts *etch__thread_texts(void) {
+    etch_thread *t = &etch__tls;
+    if (likely(t->texts)) return t->texts;
+    if (!t->registered) etch__thread_register();
+    t->texts = etch__quiet_malloc(sizeof *t->texts);
+    if (t->texts) *t->texts->error = *t->texts->why = 0;
+    return t->texts;
+}
+
+static void free_texts(etch_thread *t) {
+    etch__free(t->texts);
+    t->texts = NULL, t->error = t->why = "";
+    t->status = ETCH_OK, t->error_site = NULL;
+}
+
+/* Runs at the end of a thread: what its scopes still own dies with it. */
+static void thread_ends(void *p) {
+    etch_thread *t = p;
+    etch_scope_end(0);
+    etch__modes_leave_all();
+    while (t->nspare) etch__handle_free(t->spare[--t->nspare]);
+    etch__free(t->spare);
+    etch__free(t->items);
+    etch__variables_free(t);
+    etch__free(t->scope_start);
+    t->spare = NULL;
+    t->items = NULL, t->scope_start = NULL;
+    t->items_cap = t->scopes_cap = 0;
+    etch__free(t->spare_run);
+    t->spare_run = NULL;
+    free_texts(t);
+    etch__stack_free(t);
+    pthread_mutex_lock(&lock);
+    for (etch_thread **link = &threads; *link; link = &(*link)->next)
+        if (*link == t) {
+            *link = t->next;
+            break;
+        }
+    add_counts(&departed, &t->counts);
+    t->counts = (thread_counts){0};
+    t->registered = false;
+    pthread_mutex_unlock(&lock);
+}
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+
+/* In the child only the forking thread lives on: the others' counts stay, their blocks do not. */
+static void after_fork_child(void) {
+    for (etch_thread *t = threads; t; t = t->next)
+        if (t != &etch__tls) add_counts(&departed, &t->counts);
+    if (etch__tls.registered) threads = &etch__tls, etch__tls.next = NULL;
+    else threads = NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+static void set_up(void) {
+    pthread_key_create(&key, thread_ends);
+    pthread_atfork(before_fork, after_fork, after_fork_child);
+}
+
+/* A constructor of the program may be earlier. */
+__attribute__((constructor)) static void at_load(void) { pthread_once(&once, set_up); }
+
+void etch__thread_register(void) {
+    pthread_once(&once, set_up);
+    static _Atomic unsigned numbers;
+    pthread_setspecific(key, &etch__tls);
+    etch__tls.number = numbers++;
+    pthread_mutex_lock(&lock);
+    etch__tls.next = threads;
+    threads = &etch__tls;
+    etch__tls.registered = true;
+    pthread_mutex_unlock(&lock);
+}
+
+thread_counts etch__thread_counts(void) {
+    pthread_mutex_lock(&lock);
+    thread_counts sum = departed;
+    for (etch_thread *t = threads; t; t = t->next) add_counts(&sum, &t->counts);
+    pthread_mutex_unlock(&lock);
+    return sum;
+}
+
+const char *etch_version(void) { return ETCH_VERSION_STRING; }

@@ -1,0 +1,67 @@
+/* What the generated operator functions (ops_functions.c) are made of. */
+#ifndef ETCH_CORE_DISPATCH_CALL_H
+#define ETCH_CORE_DISPATCH_CALL_H
+
+#include "core/dispatch/cursor.h"
+#include "core/dispatch/dispatch.h"
+
+/* Appends a list attribute: count, then values. A count outside -1..8 becomes one that inference
+ * rejects. */
+static inline int etch__put_dims(int64_t *at, int n, const etch_dims *d) {
+    int count = d->n < -1 || d->n > ETCH_MAX_DIMS ? ETCH_MAX_DIMS + 1 : d->n;
+    at[n++] = count;
+    for (int i = 0; i < count && i < ETCH_MAX_DIMS; i++) at[n++] = d->v[i];
+    return n;
+}
+
+/* A list of tensors from the user. */
+static inline bool etch__list_ok(op_id op, etch_tensor *const *list, int n, const void *site) {
+    if (likely(n >= 0 && n <= UINT16_MAX && (list || !n))) return true;
+    if (n < 0 || n > UINT16_MAX)
+        etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT, "%s: expected 0 to %d tensors, got %d",
+                       etch__ops[op].name, UINT16_MAX, n);
+    else
+        etch__error_at(site, ETCH_ERR_NULL, "%s: expected a list of tensors, got NULL",
+                       etch__ops[op].name);
+    return false;
+}
+
+/* An operator call in normal form: along the cursor where one is active, else dispatched. */
+static inline __attribute__((always_inline)) etch_tensor *
+etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc, int nsc,
+               const int64_t *at, int nat, const void *site) {
+    trace_cursor *c = etch__tls.cursor;
+    if (c && nin > 0 && nin <= CURSOR_MAX_IN) {
+        uint64_t key = etch__call_key(op, (unsigned)nin, (unsigned)nsc, (unsigned)nat);
+        etch_tensor *h = etch__cursor_match(c, key, in, nin, sc, nsc, at, nat);
+        if (likely(h)) return h;
+    }
+    const op_call *composite = etch__tls.composite;
+    if (unlikely(composite)) site = composite->site;
+    op_call call = {.op = (uint16_t)op,
+                    .part_of = unlikely(composite) ? (uint16_t)(composite->op + 1) : 0,
+                    .nin = (uint16_t)nin,
+                    .nsc = (uint8_t)nsc,
+                    .nat = (uint8_t)nat,
+                    .in = in,
+                    .sc = sc,
+                    .at = at,
+                    .site = site};
+    return etch__dispatch(&call);
+}
+
+/* Seed and first offset of a random operator's result, reserved at the call. */
+static inline void etch__put_random(etch_scalar *sc, const etch_dims *size) {
+    if (unlikely(etch__tls.replayed)) {
+        sc[0] = etch__tls.replayed[0], sc[1] = etch__tls.replayed[1];
+        return;
+    }
+    uint64_t seed, offset;
+    int64_t n = 1;
+    for (int i = 0; i < size->n && i < ETCH_MAX_DIMS; i++)
+        if (size->v[i] < 0 || __builtin_mul_overflow(n, size->v[i], &n)) n = 0;
+    etch__random_reserve(n, &seed, &offset);
+    sc[0] = etch_scalar_int((int64_t)seed), sc[1] = etch_scalar_int((int64_t)offset);
+}
+
+#endif

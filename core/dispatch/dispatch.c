@@ -1,0 +1,270 @@
+/* The dispatcher: see core/dispatch/dispatch.h for the order of the layers. */
+#include "core/dispatch/composite.h"
+#include "core/tensor/device.h"
+#include "core/observe/profile.h"
+#include "core/ops/rules.h"
+
+static layer_handler layers[LAYER_COUNT];
+static op_kernel kernels[OP_CAPACITY];
+
+/* Without a tracer linked in, nothing is ever deferred and the hooks do nothing. */
+static etch_status no_read(const etch_tensor *t, reason_id why, const void *site) {
+    (void)t, (void)why, (void)site;
+    return ETCH_OK;
+}
+static etch_status no_expose(const etch_tensor *t, unsigned counts, const void *site) {
+    (void)t, (void)counts, (void)site;
+    return ETCH_OK;
+}
+static void no_before(const etch_storage *s) { (void)s; }
+static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
+static int64_t no_offset(const etch_tensor *t) { return t->offset; }
+static void no_abandon(int64_t mark) { (void)mark; }
+
+static void no_own_borrowed(const etch_tensor *t) { (void)t; }
+static void no_add_counts(counters *sum) { (void)sum; }
+static void no_reset_counts(void) {}
+
+trace_hooks etch__trace_hooks = {no_read,         no_expose,      no_before,  no_before,
+                                 no_same_storage, no_offset,      no_abandon, no_own_borrowed,
+                                 no_add_counts,   no_reset_counts};
+
+void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
+void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
+op_kernel etch__kernel(op_id op) { return kernels[op]; }
+
+/* Operators without any kernel (views, empty) have none on a device either. */
+op_kernel etch__kernel_on(op_id op, int device) {
+    const device_kind *kind = likely(!device) ? NULL : etch__device_kind(device);
+    return kind && kernels[op] ? kind->kernel : kernels[op];
+}
+
+/* ---- kernels where the stack of the call is small ---- */
+
+typedef struct kernel_call {
+    op_kernel kernel;
+    const op_call *call;
+    etch_tensor *const *out;
+    etch_status status;
+} kernel_call;
+
+static void run_kernel_call(void *ctx) {
+    kernel_call *k = ctx;
+    k->status = k->kernel(k->call, k->out);
+}
+
+etch_status etch__kernel_on_second_stack(op_kernel kernel, const op_call *call,
+                                         etch_tensor *const *out) {
+    kernel_call k = {kernel, call, out, ETCH_OK};
+    if (!etch__stack_prepare(KERNEL_STACK)) return etch__tls.status;
+    etch__with_room(KERNEL_STACK, run_kernel_call, &k);
+    return k.status;
+}
+
+/* ---- functions of the user ---- */
+
+user_frame etch__enter_user(void) {
+    etch_thread *t = &etch__tls;
+    user_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush, NULL};
+    t->in_flush |= t->run != NULL;
+    t->cursor = NULL, t->run = NULL;
+    t->layers &= ~(1u << LAYER_TRACER);
+    return f;
+}
+
+void etch__leave_user(const user_frame *f) {
+    etch_thread *t = &etch__tls;
+    t->cursor = f->cursor, t->run = f->run, t->state = f->state;
+    t->layers = f->layers, t->in_flush = f->in_flush;
+}
+
+void etch__interrupt(user_frame *f) {
+    etch_thread *t = &etch__tls;
+    *f = etch__enter_user();
+    f->outer = t->interrupted;
+    t->interrupted = f;
+    t->watches++;
+}
+
+void etch__end_interrupt(const user_frame *f) {
+    etch__tls.watches--;
+    etch__tls.interrupted = f->outer;
+    etch__leave_user(f);
+}
+
+/* ---- walking the layers ---- */
+
+etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
+    uint32_t active = etch__tls.layers >> (layer + 1) << (layer + 1);
+    if (unlikely(active)) {
+        int next = __builtin_ctz(active);
+        if (layers[next]) return layers[next](call);
+    }
+    return etch__run_eager(call);
+}
+
+etch_tensor *etch__take_apart(const op_call *call) {
+    const op_call *outer = etch__tls.composite;
+    op_composite parts = etch__ops[call->op].composite;
+    if (!etch__operands_present(call)) return NULL;
+    if (!outer) etch__tls.composite = call;
+    unsigned traps = etch__fp_mask(); /* what is computed of sizes and scalars is the operator's */
+    etch_tensor *t = (parts ? parts : etch__put_by_mask)(call);
+    etch__fp_unmask(traps);
+    etch__tls.composite = outer;
+    if (unlikely(!t)) etch__error_name(etch__ops[call->op].name, call->site, true);
+    return t;
+}
+
+static etch_tensor *run_composite(const op_call *call) {
+    if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
+        return layers[LAYER_COMPOSITE_MODES](call);
+    return etch__take_apart(call);
+}
+
+static bool puts_by_mask(const op_call *call) {
+    return etch__ops[call->op].srule == SRULE_INDEX_PUT && call->in[1]->dtype == ETCH_BOOL;
+}
+
+static inline etch_tensor *dispatch(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (unlikely(!etch__operand_ok(call, i))) return NULL;
+    if (call->nsc && unlikely(!etch__scalar_kinds_ok(call))) return NULL;
+    if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
+    if (unlikely(puts_by_mask(call))) return etch__take_apart(call);
+    if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
+    return etch__run_eager(call);
+}
+
+/* Whether more is lost with the call than its result. */
+static bool has_effects(const op_call *call) {
+    const op_info *op = &etch__ops[call->op];
+    return op->kind == KIND_INPLACE || op->flags & OPF_EFFECTS;
+}
+
+static void failed(const op_call *call, unsigned errors) {
+    const char *name = etch__ops[call->op].name;
+    if (etch__tls.errors == errors)
+        etch__error_at(call->site, ETCH_ERR_INTERNAL, "%s: it failed without a reason", name);
+    etch__error_name(name, call->site, false);
+    if (has_effects(call)) etch__tls.lost = etch__tls.errors;
+}
+
+etch_tensor *etch__dispatch(const op_call *call) {
+    unsigned errors = etch__tls.errors;
+    etch_tensor *t = dispatch(call);
+    if (unlikely(!t)) failed(call, errors);
+    return t;
+}
+
+/* ---- the innermost step ---- */
+
+static bool inputs_ready(const op_call *call) {
+    for (int i = 0; i < call->nin; i++) {
+        if (likely(!call->in[i]->deferred)) {
+            etch__before_read(call->in[i]->storage);
+            if (unlikely(etch__await_copy(call->in[i]) != ETCH_OK)) return false;
+            continue;
+        }
+        if (etch__tls.in_flush)
+            etch__error_at(call->site, ETCH_ERR_DEFERRED_IN_FLUSH,
+                           "%s: \"%s\" is a deferred tensor of the function that is being "
+                           "flushed; pass it as an argument instead",
+                           etch__ops[call->op].name, etch__operand_name((op_id)call->op, i));
+        else
+            etch__error_at(call->site, ETCH_ERR_DEFERRED_ELSEWHERE,
+                           "%s: \"%s\" is a deferred tensor of a function that runs on "
+                           "another thread; call etch_flush there first",
+                           etch__ops[call->op].name, etch__operand_name((op_id)call->op, i));
+        return false;
+    }
+    return true;
+}
+
+static void copy_meta(etch_tensor *t, const tensor_meta *m) {
+    t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset;
+    t->device = m->device;
+    t->numel = 1;
+    for (int d = 0; d < m->ndim; d++) {
+        t->size[d] = m->size[d], t->stride[d] = m->stride[d];
+        t->numel *= m->size[d];
+    }
+}
+
+void etch__apply_meta(etch_tensor *t, const tensor_meta *m) {
+    copy_meta(t, m);
+    t->contiguous = etch__sizes_contiguous(m->ndim, m->size, m->stride);
+}
+
+static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
+    etch_tensor *t = etch__tensor_alloc();
+    if (!t) return NULL;
+    copy_meta(t, meta);
+    t->contiguous = 1; /* what is no view is */
+    if (etch__ops[call->op].kind == KIND_VIEW) {
+        t->contiguous = etch__sizes_contiguous(meta->ndim, meta->size, meta->stride);
+        t->storage = call->in[0]->storage;
+        etch__storage_retain(t->storage);
+    } else {
+        t->storage = etch__storage_new_on(t->device, (size_t)(t->numel * etch__item_size(t)));
+    }
+    if (likely(t->storage && etch__scope_push(t))) return t;
+    etch__tensor_destroy(t);
+    return NULL;
+}
+
+etch_status etch__run_kernel(const op_call *call, etch_tensor *out) {
+    op_kernel kernel = etch__kernel_on((op_id)call->op, out->device);
+    if (unlikely(!kernel))
+        return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
+                              "%s: this build has no kernel for it", etch__ops[call->op].name);
+    unsigned traps = etch__fp_mask();
+    etch_status status = etch__call_kernel(kernel, call, &out, false);
+    etch__fp_unmask(traps);
+    return status;
+}
+
+static etch_tensor *run_inplace(const op_call *call) {
+    etch_tensor *self = call->in[0];
+    etch__before_write(self->storage);
+    if (etch__run_kernel(call, self) != ETCH_OK) return NULL;
+    atomic_fetch_add_explicit(&self->storage->version, 1, memory_order_relaxed);
+    return self;
+}
+
+/* The scope's newest handle is taken back when its kernel fails. */
+static etch_tensor *drop_result(etch_tensor *t) {
+    etch__tls.nitems--;
+    etch__tensor_destroy(t);
+    return NULL;
+}
+
+etch_tensor *etch__run_eager(const op_call *call) {
+    tensor_meta meta;
+    if (unlikely(!inputs_ready(call)) || etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
+    THREAD_COUNT(operators, 1);
+    uint8_t kind = etch__ops[call->op].kind;
+    if (kind == KIND_INPLACE) return run_inplace(call);
+    etch_tensor *out = new_result(call, &meta);
+    if (!out || kind == KIND_VIEW) return out;
+    return likely(etch__run_kernel(call, out) == ETCH_OK) ? out : drop_result(out);
+}
+
+/* ---- readers ---- */
+
+etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
+                              const void *site) {
+    if (!etch__handle_ok(t, function, "t", site)) return etch__tls.status;
+    if (likely(!t->deferred && !etch__tls.run)) {
+        etch__before_read(t->storage);
+        return etch__await_copy(t);
+    }
+    etch_status status = etch__trace_hooks.read(t, why, site);
+    if (status != ETCH_OK) return status;
+    return etch__handle_ok(t, function, "t", site) ? etch__await_copy(t) : etch__tls.status;
+}
+
+etch_status etch_flush(void) {
+    if (!etch__tls.run && !etch__tls.watches) return ETCH_OK;
+    return etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, __builtin_return_address(0));
+}

@@ -1,0 +1,368 @@
+/* The profiler: events in buffers, one a thread, merged and written when the profile ends.
+ *
+ * A buffer's lock is only ever contended by the end of a profile. An event carries its own copy of
+ * its name, since functions and plans may be freed before the end. Where memory for events is short
+ * they are dropped and counted: recording never fails what it records. */
+#include "core/observe/profile.h"
+#include "core/base/signals.h"
+
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { CHUNK_EVENTS = 512, NAME_BYTES = sizeof((etch_profile_entry *)0)->name };
+
+typedef struct event {
+    int64_t start, ns;
+    uint8_t kind;
+    char name[NAME_BYTES];
+} event;
+
+typedef struct chunk {
+    struct chunk *next; /* older */
+    int n;
+    event events[CHUNK_EVENTS];
+} chunk;
+
+typedef struct buffer {
+    pthread_mutex_t lock;
+    chunk *newest;
+    int64_t dropped;
+    long thread;
+    bool ended; /* its thread is gone */
+    struct buffer *next;
+} buffer;
+
+atomic_bool etch__profiling;
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
+static buffer *buffers;
+static FILE *file;
+static int64_t began;
+static etch_profile_entry *entries; /* of the profile that ended last */
+static int64_t nentries, entries_cap;
+
+static __thread buffer *own __attribute__((tls_model("initial-exec")));
+static pthread_key_t at_exit;
+
+static const char *const kind_names[ETCH_PROFILE_KINDS] = {
+    [ETCH_PROFILE_CALL] = "call",     [ETCH_PROFILE_GUARDS] = "guards",
+    [ETCH_PROFILE_KERNEL] = "kernel", [ETCH_PROFILE_PRODUCT] = "product",
+    [ETCH_PROFILE_CUSTOM] = "custom", [ETCH_PROFILE_OPERATOR] = "operator",
+    [ETCH_PROFILE_BREAK] = "break",   [ETCH_PROFILE_COMPILE] = "compile",
+};
+
+const char *etch_profile_kind_name(etch_profile_kind kind) {
+    return (unsigned)kind < ETCH_PROFILE_KINDS ? kind_names[kind] : "unknown";
+}
+
+/* ---- recording ---- */
+
+int64_t etch__profile_now(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static buffer *new_buffer(void) {
+    buffer *b = etch__quiet_malloc(sizeof *b);
+    if (!b) return NULL;
+    *b = (buffer){.thread = syscall(SYS_gettid)};
+    pthread_mutex_init(&b->lock, NULL);
+    pthread_setspecific(at_exit, b);
+    pthread_mutex_lock(&lock);
+    b->next = buffers;
+    buffers = b;
+    pthread_mutex_unlock(&lock);
+    return own = b;
+}
+
+/* The thread's buffer outlives it until a profile ends. */
+static void end_thread(void *b) {
+    pthread_mutex_lock(&lock);
+    ((buffer *)b)->ended = true;
+    pthread_mutex_unlock(&lock);
+}
+
+static event *next_event(buffer *b) {
+    if (!b->newest || b->newest->n == CHUNK_EVENTS) {
+        chunk *c = etch__quiet_malloc(sizeof *c);
+        if (!c) {
+            b->dropped++;
+            return NULL;
+        }
+        c->n = 0;
+        c->next = b->newest;
+        b->newest = c;
+    }
+    return &b->newest->events[b->newest->n++];
+}
+
+void etch__profile_add(etch_profile_kind kind, int64_t start, const char *name,
+                       const char *detail) {
+    int64_t now = etch__profile_now();
+    buffer *b = own ? own : new_buffer();
+    if (!b) return;
+    pthread_mutex_lock(&b->lock);
+    event *e = etch__profile_on() ? next_event(b) : NULL;
+    if (e) {
+        e->start = start, e->ns = kind == ETCH_PROFILE_BREAK ? 0 : now - start;
+        e->kind = (uint8_t)kind;
+        snprintf(e->name, sizeof e->name, "%s%s%s", name, detail ? ": " : "", detail ? detail : "");
+    }
+    pthread_mutex_unlock(&b->lock);
+}
+
+etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_tensor *const *out,
+                                  bool planned) {
+    const op_info *op = &etch__ops[call->op];
+    etch_profile_kind kind = call->op >= OP_COUNT ? ETCH_PROFILE_CUSTOM : ETCH_PROFILE_OPERATOR;
+    if (planned && op->kind == KIND_CONTRACTION && !op->overridden) kind = ETCH_PROFILE_PRODUCT;
+    char name[NAME_BYTES];
+    snprintf(name, sizeof name, "%s%s", strchr(op->name, ':') ? "" : "aten::", op->name);
+    int64_t start = etch__profile_now();
+    etch_status status = etch__kernel_in_room(kernel, call, out);
+    etch__profile_add(kind, start, name, NULL);
+    return status;
+}
+
+/* ---- the end: everything on one list ---- */
+
+typedef struct recording {
+    buffer *parts; /* emptied buffers' contents: only chunks, thread and dropped are set */
+    bool short_of_memory;
+} recording;
+
+/* What a buffer holds, taken out of it. */
+static buffer *take_events(buffer *b) {
+    pthread_mutex_lock(&b->lock);
+    buffer *part = b->newest ? etch__malloc(sizeof *part) : NULL;
+    if (part) *part = (buffer){.newest = b->newest, .dropped = b->dropped, .thread = b->thread};
+    if (part) b->newest = NULL, b->dropped = 0;
+    pthread_mutex_unlock(&b->lock);
+    return part;
+}
+
+static void free_chunks(chunk *c) {
+    while (c) {
+        chunk *next = c->next;
+        etch__free(c);
+        c = next;
+    }
+}
+
+static void free_recording(recording *r) {
+    while (r->parts) {
+        buffer *next = r->parts->next;
+        free_chunks(r->parts->newest);
+        etch__free(r->parts);
+        r->parts = next;
+    }
+}
+
+/* Under the lock. Buffers of threads that are gone go. */
+static void collect(recording *r) {
+    for (buffer **link = &buffers; *link;) {
+        buffer *b = *link, *part = take_events(b);
+        if (part) part->next = r->parts, r->parts = part;
+        else r->short_of_memory |= b->newest != NULL;
+        if (!b->ended) {
+            link = &b->next;
+            continue;
+        }
+        *link = b->next;
+        free_chunks(b->newest);
+        pthread_mutex_destroy(&b->lock);
+        etch__free(b);
+    }
+}
+
+/* Under the lock: events that were on their way when the last profile ended. */
+static void drop_events(void) {
+    for (buffer *b = buffers; b; b = b->next) {
+        pthread_mutex_lock(&b->lock);
+        free_chunks(b->newest);
+        b->newest = NULL, b->dropped = 0;
+        pthread_mutex_unlock(&b->lock);
+    }
+}
+
+/* Calls fn(ctx, event, thread) for each event; false as soon as it says so. */
+static bool each_event(const recording *r, bool (*fn)(void *, const event *, long), void *ctx) {
+    for (const buffer *b = r->parts; b; b = b->next)
+        for (const chunk *c = b->newest; c; c = c->next)
+            for (int i = 0; i < c->n; i++)
+                if (!fn(ctx, &c->events[i], b->thread)) return false;
+    return true;
+}
+
+/* ---- the table ---- */
+
+static bool add_entry(void *ctx, const event *e, long thread) {
+    (void)ctx, (void)thread;
+    etch_profile_entry *at = entries, *end = entries + nentries;
+    while (at < end && (at->kind != e->kind || strcmp(at->name, e->name))) at++;
+    if (at == end) {
+        if (!etch__grow(&entries, &entries_cap, nentries + 1, sizeof *entries)) return false;
+        at = &entries[nentries++];
+        *at = (etch_profile_entry){.kind = (etch_profile_kind)e->kind};
+        memcpy(at->name, e->name, sizeof at->name);
+    }
+    at->count++;
+    at->total_ns += e->ns;
+    if (at->max_ns < e->ns) at->max_ns = e->ns;
+    return true;
+}
+
+static int by_time(const void *a, const void *b) {
+    const etch_profile_entry *x = a, *y = b;
+    if (x->total_ns != y->total_ns) return x->total_ns < y->total_ns ? 1 : -1;
+    return strcmp(x->name, y->name);
+}
+
+static bool make_table(const recording *r) {
+    nentries = 0;
+    bool ok = each_event(r, add_entry, NULL);
+    if (nentries) qsort(entries, (size_t)nentries, sizeof *entries, by_time);
+    return ok;
+}
+
+int etch_profile_entries(etch_profile_entry *out, int n) {
+    pthread_mutex_lock(&lock);
+    int known = (int)nentries;
+    for (int i = 0; out && i < n && i < known; i++) out[i] = entries[i];
+    pthread_mutex_unlock(&lock);
+    return known;
+}
+
+int64_t etch_profile_count(etch_profile_kind kind) {
+    int64_t count = 0;
+    pthread_mutex_lock(&lock);
+    for (int64_t i = 0; i < nentries; i++)
+        if (entries[i].kind == kind) count += entries[i].count;
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+int64_t etch_profile_table(char *buf, size_t n) {
+    if (!buf) n = 0;
+    int64_t used = snprintf(buf, n, "%-9s %-48s %8s %12s %12s %12s\n", "kind", "name", "count",
+                            "total us", "mean us", "max us");
+    pthread_mutex_lock(&lock);
+    for (int64_t i = 0; i < nentries; i++) {
+        const etch_profile_entry *e = &entries[i];
+        size_t room = (size_t)used < n ? n - (size_t)used : 0;
+        used +=
+            snprintf(room ? buf + used : NULL, room, "%-9s %-48s %8lld %12.1f %12.2f %12.1f\n",
+                     kind_names[e->kind], e->name, (long long)e->count, (double)e->total_ns / 1e3,
+                     (double)e->total_ns / 1e3 / (double)e->count, (double)e->max_ns / 1e3);
+    }
+    pthread_mutex_unlock(&lock);
+    return used;
+}
+
+/* ---- the file ---- */
+
+static void put_string(FILE *f, const char *text) {
+    putc('"', f);
+    for (const unsigned char *at = (const unsigned char *)text; *at; at++) {
+        if (*at == '"' || *at == '\\') fprintf(f, "\\%c", *at);
+        else if (*at < 0x20) fprintf(f, "\\u%04x", *at);
+        else putc(*at, f);
+    }
+    putc('"', f);
+}
+
+/* Microseconds with three decimals since the profile began. A break is an instant event. */
+static bool put_event(void *ctx, const event *e, long thread) {
+    FILE *f = ctx;
+    fputs(",\n{\"name\":", f);
+    put_string(f, e->name);
+    fprintf(f, ",\"cat\":\"%s\",\"pid\":%d,\"tid\":%ld,\"ts\":%.3f,", kind_names[e->kind],
+            (int)getpid(), thread, (double)(e->start - began) / 1e3);
+    if (e->kind == ETCH_PROFILE_BREAK) fputs("\"ph\":\"i\",\"s\":\"t\"}", f);
+    else fprintf(f, "\"ph\":\"X\",\"dur\":%.3f}", (double)e->ns / 1e3);
+    return !ferror(f);
+}
+
+static bool put_file(FILE *f, const recording *r) {
+    fprintf(f,
+            "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{\"name\":\"process_name\","
+            "\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"etch\"}}",
+            (int)getpid());
+    bool ok = each_event(r, put_event, f);
+    fputs("\n]}\n", f);
+    ok = ok && !ferror(f);
+    return fclose(f) == 0 && ok;
+}
+
+/* ---- begin and end ---- */
+
+etch_status etch_profile_begin(const char *path) {
+    pthread_mutex_lock(&lock);
+    if (etch__profiling) {
+        pthread_mutex_unlock(&lock);
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_profile_begin: another profile is running");
+    }
+    file = path ? fopen(path, "we") : NULL;
+    bool ok = !path || file;
+    if (ok) {
+        drop_events();
+        began = etch__profile_now();
+        etch__profiling = true;
+    }
+    pthread_mutex_unlock(&lock);
+    return ok ? ETCH_OK
+              : etch__error_at(NULL, ETCH_ERR_IO, "etch_profile_begin: cannot write %s: %m", path);
+}
+
+etch_status etch_profile_end(void) {
+    recording r = {0};
+    pthread_mutex_lock(&lock);
+    if (!etch__profiling) {
+        pthread_mutex_unlock(&lock);
+        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_profile_end: no profile is running");
+    }
+    etch__profiling = false;
+    collect(&r);
+    bool table = make_table(&r) && !r.short_of_memory;
+    held_signals held;
+    etch__signals_hold(&held);
+    bool written = !file || put_file(file, &r);
+    etch__signals_release(&held);
+    file = NULL;
+    int64_t dropped = 0;
+    for (const buffer *b = r.parts; b; b = b->next) dropped += b->dropped;
+    pthread_mutex_unlock(&lock);
+    free_recording(&r);
+    if (dropped) etch__warn("profile: %lld events were dropped", (long long)dropped);
+    if (!table)
+        return etch__error_at(NULL, ETCH_ERR_OUT_OF_MEMORY, "etch_profile_end: events are missing");
+    return written
+               ? ETCH_OK
+               : etch__error_at(NULL, ETCH_ERR_IO, "etch_profile_end: the file is not complete");
+}
+
+/* ---- load and fork ---- */
+
+/* A child records nothing: the file is its parent's. */
+static void in_child(void) {
+    etch__profiling = false;
+    for (buffer *b = buffers; b; b = b->next) {
+        pthread_mutex_init(&b->lock, NULL);
+        b->ended = b != own;
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void in_parent(void) { pthread_mutex_unlock(&lock); }
+
+__attribute__((constructor)) static void at_load(void) {
+    pthread_key_create(&at_exit, end_thread);
+    pthread_atfork(before_fork, in_parent, in_child);
+}

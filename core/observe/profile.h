@@ -1,0 +1,42 @@
+/* The profiler's hooks. Where nothing records, each costs one load and one predicted branch. */
+#ifndef ETCH_CORE_OBSERVE_PROFILE_H
+#define ETCH_CORE_OBSERVE_PROFILE_H
+
+#include "core/dispatch/dispatch.h"
+
+extern atomic_bool etch__profiling __attribute__((visibility("hidden")));
+static inline bool etch__profile_on(void) {
+    return unlikely(atomic_load_explicit(&etch__profiling, memory_order_relaxed));
+}
+
+/* The start of an event, 0 where nothing records; an event that starts at 0 is none. */
+int64_t etch__profile_now(void);
+static inline int64_t etch__profile_start(void) {
+    return etch__profile_on() ? etch__profile_now() : 0;
+}
+/* An event from start until now, named "name" or "name: detail"; both are copied. */
+void etch__profile_add(etch_profile_kind kind, int64_t start, const char *name, const char *detail);
+static inline void etch__profile_end_event(etch_profile_kind kind, int64_t start, const char *name,
+                                           const char *detail) {
+    if (unlikely(start)) etch__profile_add(kind, start, name, detail);
+}
+/* An event without a duration. */
+static inline void etch__profile_mark(etch_profile_kind kind, const char *name,
+                                      const char *detail) {
+    if (etch__profile_on()) etch__profile_add(kind, etch__profile_now(), name, detail);
+}
+
+/* A kernel of one operator, recorded; planned: as a step of a plan. Its error names what the user
+ * called. */
+etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_tensor *const *out,
+                                  bool planned);
+static inline etch_status etch__call_kernel(op_kernel kernel, const op_call *call,
+                                            etch_tensor *const *out, bool planned) {
+    etch_status status = etch__profile_on() ? etch__profiled_kernel(kernel, call, out, planned)
+                                            : etch__kernel_in_room(kernel, call, out);
+    if (unlikely(status != ETCH_OK && call->part_of))
+        etch__error_name(etch__ops[call->part_of - 1].name, call->site, true);
+    return status;
+}
+
+#endif

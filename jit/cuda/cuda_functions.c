@@ -1,0 +1,156 @@
+/* The transcendental functions in CUDA C: the text of core/ops/functions.h, of which a kernel gets
+ * the units that it needs. So a device computes what the CPU does.
+ *
+ * A unit ends at an empty line; it is needed when the body or a later unit that is needed names one
+ * of its functions. Units of macros alone are always there. */
+#include <ctype.h>
+
+#include "jit/cuda/cuda_gen.h"
+
+static const char text[] = {
+#include "functions.inc"
+    0};
+
+enum { UNITS_MAX = 128 };
+
+typedef struct unit {
+    const char *at;
+    int n;
+    bool needed[2]; /* of f32, of f64 */
+} unit;
+
+/* What core/ops/functions.h computes with, of single numbers. */
+static const char basics[] =
+    "#define FN __device__ inline\n"
+    "#define TABLE static __device__ const\n"
+    "#define EXACT_FMA 1\n"
+    "#define SINGLE 1\n"
+    "#define ALL(x) ((REAL)(x))\n"
+    "#define ALL_WORDS(x) ((UINT)(x))\n"
+    "typedef double reals_f64;\ntypedef u64 words_f64;\ntypedef i64 ints_f64;\n"
+    "typedef float reals_f32;\ntypedef u32 words_f32;\ntypedef i32 ints_f32;\n"
+    "typedef bool truth_f64;\ntypedef bool truth_f32;\n"
+    "FN double fma_f64(double a, double b, double c) { return fma(a, b, c); }\n"
+    "FN float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }\n"
+    "FN double abs_f64(double x) { return fabs(x); }\n"
+    "FN float abs_f32(float x) { return fabsf(x); }\n"
+    "FN double root_f64(double x) { return sqrt(x); }\n"
+    "FN float root_f32(float x) { return sqrtf(x); }\n"
+    "FN u64 bits_f64(double x) { return (u64)__double_as_longlong(x); }\n"
+    "FN u32 bits_f32(float x) { return (u32)__float_as_int(x); }\n"
+    "FN double real_f64(u64 u) { return __longlong_as_double((i64)u); }\n"
+    "FN float real_f32(u32 u) { return __int_as_float((i32)u); }\n"
+    "FN u64 high_product(u64 a, u64 b) { return __umul64hi(a, b); }\n"
+    "#define COMPARING(t) \\\n"
+    "FN bool less_##t(reals_##t a, reals_##t b) { return a < b; } \\\n"
+    "FN bool same_##t(reals_##t a, reals_##t b) { return a == b; } \\\n"
+    "FN bool int_less_##t(ints_##t a, ints_##t b) { return a < b; } \\\n"
+    "FN bool odd_##t(words_##t u) { return u & 1; } \\\n"
+    "FN bool no_##t(bool m) { return !m; } \\\n"
+    "FN reals_##t inverse_##t(reals_##t x) { return 1 / x; } \\\n"
+    "FN reals_##t where_##t(bool m, reals_##t a, reals_##t b) { return m ? a : b; } \\\n"
+    "FN reals_##t most_##t(reals_##t a, reals_##t b) { return a > b ? a : b; } \\\n"
+    "FN reals_##t least_##t(reals_##t a, reals_##t b) { return a < b ? a : b; } \\\n"
+    "FN reals_##t fnma_##t(reals_##t a, reals_##t b, reals_##t c) { \\\n"
+    "    return fma_##t(-a, b, c); \\\n"
+    "}\n"
+    "COMPARING(f64)\nCOMPARING(f32)\n#undef COMPARING\n";
+
+static int split(unit *units) {
+    int n = 0;
+    for (const char *p = text; *p && n < UNITS_MAX;) {
+        const char *end = strstr(p, "\n\n");
+        int length = end ? (int)(end - p) + 1 : (int)strlen(p);
+        units[n++] = (unit){.at = p, .n = length};
+        p += length;
+        while (*p == '\n') p++;
+    }
+    return n;
+}
+
+/* Whether the word is in the n characters, not as a part of a longer one. */
+static bool mentions(const char *in, int n, const char *label) {
+    size_t length = strlen(label);
+    for (const char *p = in; (p = memmem(p, (size_t)(in + n - p), label, length)); p++) {
+        bool starts = p == in || !(isalnum((unsigned char)p[-1]) || p[-1] == '_');
+        char next = p + length < in + n ? p[length] : 0;
+        if (starts && !isalnum((unsigned char)next) && next != '_') return true;
+    }
+    return false;
+}
+
+/* The next function or table that the unit defines, from *at on: its name, and whether it is one of
+ * each type, written F(name). */
+static bool next_name(const unit *u, int *at, char label[32], bool *typed) {
+    for (; *at < u->n; (*at)++) {
+        const char *p = u->at + *at;
+        bool begins = *at == 0 || p[-1] == '\n';
+        if (!begins || (strncmp(p, "FN ", 3) && strncmp(p, "TABLE ", 6))) continue;
+        p = strchr(strchr(p, ' ') + 1, ' ') + 1; /* behind the type */
+        *typed = !strncmp(p, "F(", 2);
+        if (*typed) p += 2;
+        snprintf(label, 32, "%.*s", (int)strspn(p, "abcdefghijklmnopqrstuvwxyz_0123456789"), p);
+        (*at)++;
+        return true;
+    }
+    return false;
+}
+
+/* Whether the unit, for a type, is named by the body or by what is needed already. */
+static bool wanted(const unit *units, int n, int k, int wide, const char *body) {
+    char label[32], suffixed[40], form[40];
+    bool typed;
+    for (int at = 0; next_name(&units[k], &at, label, &typed);) {
+        snprintf(suffixed, sizeof suffixed, typed ? "%s_%s" : "%s", label, wide ? "f64" : "f32");
+        snprintf(form, sizeof form, "F(%s)", label);
+        if (mentions(body, (int)strlen(body), suffixed)) return true;
+        for (int i = 0; i < n; i++) {
+            if ((units[i].needed[0] || units[i].needed[1]) &&
+                mentions(units[i].at, units[i].n, suffixed) && i != k)
+                return true;
+            if (typed && i > k && units[i].needed[wide] &&
+                memmem(units[i].at, (size_t)units[i].n, form, strlen(form)))
+                return true;
+        }
+    }
+    return false;
+}
+
+static bool is_macros(const unit *u) {
+    char label[32];
+    bool typed;
+    int at = 0;
+    return memmem(u->at, (size_t)u->n, "#define", 7) && !next_name(u, &at, label, &typed);
+}
+
+/* The kernel's own text may use the same words. */
+static void forget_macros(cuda_text *t, const unit *units, int n) {
+    for (int k = 0; k < n; k++) {
+        const char *end = units[k].at + units[k].n;
+        for (const char *p = units[k].at; p < end && is_macros(&units[k]); p++) {
+            if ((p != units[k].at && p[-1] != '\n') || strncmp(p, "#define ", 8)) continue;
+            etch__cuda_put(t, "#undef %.*s\n", (int)strcspn(p + 8, " (\n"), p + 8);
+        }
+    }
+    etch__cuda_put(t, "#undef FN\n#undef TABLE\n#undef EXACT_FMA\n#undef SINGLE\n#undef ALL\n"
+                      "#undef ALL_WORDS\n#undef F64\n#undef F\n");
+}
+
+void etch__cuda_functions(cuda_text *t, const char *body) {
+    unit units[UNITS_MAX];
+    int n = split(units);
+    bool any[2] = {false, false};
+    for (int wide = 0; wide <= 1; wide++)
+        for (int k = n - 1; k >= 0; k--)
+            any[wide] |= units[k].needed[wide] = wanted(units, n, k, wide, body);
+    if (any[0] || any[1]) etch__cuda_put(t, "\n%s", basics);
+    for (int wide = 1; wide >= 0; wide--) {
+        if (any[wide])
+            etch__cuda_put(t, "#undef F64\n#define F64 %d\n#undef F\n#define F(name) name##_f%d\n",
+                           wide, wide ? 64 : 32);
+        for (int k = 0; any[wide] && k < n; k++)
+            if (units[k].needed[wide] || is_macros(&units[k]))
+                etch__cuda_put(t, "\n%.*s", units[k].n, units[k].at);
+    }
+    if (any[0] || any[1]) forget_macros(t, units, n);
+}

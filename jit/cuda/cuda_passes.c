@@ -1,0 +1,208 @@
+/* Rows that are gone over again: a block has a row. What its threads reduce lies in shared memory,
+ * piece by piece, where the lanes take it in order; the row may stay in registers. */
+#include "jit/cuda/cuda_gen.h"
+
+/* ---- what lies in shared memory, what in registers ---- */
+
+/* Elements whose values lie in shared memory together. */
+static int piece_of(const gen *g) { return g->l.threads * g->l.vector * g->l.depth; }
+
+/* Words that the reductions behind the stage need; at: per reduction its first. */
+static int words_of_stage(gen *g, int *at) {
+    int words = 0;
+    FOR_REDUCTIONS(v) {
+        if (at) at[v] = words;
+        words += piece_of(g) * (int)etch_dtype_size((etch_dtype)g->k->code[v].p.type) / 8;
+    }
+    return words;
+}
+
+static int shared_words(gen *g) {
+    int most = 1, last = etch__loop_last_stage(g->k);
+    for (g->stage = 0; g->stage <= last; g->stage += 2) {
+        int words = words_of_stage(g, NULL);
+        if (words > most) most = words;
+    }
+    return most;
+}
+
+enum { HELD_BYTES = 256 };
+
+/* What of a row stays in registers, by the stage that comes first. */
+static void choose_held(gen *g) {
+    int bytes = 0;
+    for (int s = 0; g->l.hold && s < LOOP_STAGES; s += 2)
+        for (int a = 0; a < g->k->naccesses; a++) {
+            int size = (int)etch_dtype_size(dtype_of(g, a));
+            int more = g->l.hold * g->l.vector * (size < 4 ? 4 : size);
+            if (g->held[a] || !loaded(g, a, s) || etch__cuda_same_in_row(g, a)) continue;
+            if (bytes + more > HELD_BYTES) continue;
+            bytes += more, g->held[a] = s + 1;
+        }
+}
+
+/* Whether a row may end within what its threads take at once. */
+static bool checked(const gen *g) { return g->v->even != EVEN_BLOCKS; }
+
+/* ---- a pass that reduces ---- */
+
+/* The chunks of the piece that begins at `base`, each thread's. */
+static void piece_chunks(gen *g) {
+    chunk c = {g->l.vector, g->l.depth, checked(g)};
+    bool guard = c.depth == 1 && c.checked;
+    etch__cuda_line(g, "const idx at = base + t * %d;", g->l.vector);
+    if (guard) etch__cuda_line(g, "if (at < stop) {");
+    etch__cuda_chunk_code(g, &c);
+    if (guard) etch__cuda_close(g);
+}
+
+static void add_piece(gen *g) {
+    etch__cuda_line(g, "__syncthreads();");
+    etch__cuda_line(g, "if (t < %d) {", REDUCE_LANES);
+    if (!checked(g)) etch__cuda_line(g, "const int n = t + %d;", piece_of(g));
+    else
+        etch__cuda_line(g, "const int n = stop - base < %d ? (int)(stop - base) : %d;", piece_of(g),
+                        piece_of(g));
+    etch__cuda_line(g, "#pragma unroll 8");
+    etch__cuda_line(g, "for (int e = t; e < n; e += %d) {", REDUCE_LANES);
+    FOR_REDUCTIONS(v) {
+        name lane = etch__cuda_text("lane%d[0]", v), x = etch__cuda_text("vals%d[e]", v);
+        etch__cuda_put_combine(g, v, lane.s, lane.s, x.s);
+    }
+    etch__cuda_close(g), etch__cuda_close(g);
+}
+
+/* The upper lanes come through shared memory, each in the place that its own thread read. */
+static void fold_block_lanes(gen *g) {
+    int half = REDUCE_LANES / 2;
+    etch__cuda_line(g, "if (t >= %d && t < %d) {", half, REDUCE_LANES);
+    FOR_REDUCTIONS(v) etch__cuda_line(g, "vals%d[t] = lane%d[0];", v, v);
+    etch__cuda_close(g);
+    etch__cuda_line(g, "__syncthreads();");
+    etch__cuda_line(g, "if (t < %d) {", half);
+    FOR_REDUCTIONS(v) {
+        name lane = etch__cuda_text("lane%d[0]", v), x = etch__cuda_text("vals%d[t + %d]", v, half);
+        etch__cuda_put_combine(g, v, lane.s, lane.s, x.s);
+        etch__cuda_line(g, "#pragma unroll");
+        etch__cuda_line(g, "for (int w = %d; w >= 1; w /= 2) {", half / 2);
+        etch__cuda_line(g, "const %s x = lane%d[0], y = down(x, w, 32);", type_of(g, v), v);
+        etch__cuda_put_combine(g, v, lane.s, "x", "y");
+        etch__cuda_close(g);
+    }
+    etch__cuda_close(g);
+}
+
+/* One block of the canonical order in one piece. */
+static void reduce_held(gen *g) {
+    etch__cuda_begin_lanes(g, 1);
+    etch__cuda_line(g, "const idx base = 0%s;", checked(g) ? ", stop = reduced" : "");
+    piece_chunks(g);
+    add_piece(g);
+    fold_block_lanes(g);
+    etch__cuda_line(g, "if (t == 0) {");
+    FOR_REDUCTIONS(v) etch__cuda_line(g, "vals%d[0] = lane%d[0];", v, v);
+    etch__cuda_close(g);
+}
+
+static void reduce_blocks(gen *g) {
+    etch__cuda_begin_stack(g);
+    etch__cuda_line(g, "for (idx block = 0; block < blocks; block++) {");
+    etch__cuda_begin_lanes(g, 1);
+    etch__cuda_line(g, "const idx past = (block + 1) * %d, stop = past < reduced ? past : reduced;",
+                    REDUCE_BLOCK);
+    etch__cuda_line(g, "for (idx base = block * %d; base < stop; base += %d) {", REDUCE_BLOCK,
+                    piece_of(g));
+    piece_chunks(g);
+    add_piece(g);
+    etch__cuda_line(g, "__syncthreads();");
+    etch__cuda_close(g);
+    fold_block_lanes(g);
+    etch__cuda_line(g, "if (t == 0) {");
+    etch__cuda_push_leaf(g, "block");
+    etch__cuda_close(g);
+    etch__cuda_line(g, "__syncthreads();");
+    etch__cuda_close(g);
+    etch__cuda_line(g, "if (t == 0) {");
+    etch__cuda_finish_stack(g);
+    FOR_REDUCTIONS(v) etch__cuda_line(g, "vals%d[0] = stack%d[0];", v, v);
+    etch__cuda_close(g);
+}
+
+/* The odd stage at hand, by all threads; the first one stores. */
+static void row_code(gen *g) {
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (loaded(g, a, g->stage))
+            etch__cuda_line(g, "const %s x%d = *q%d;", storage_of(g, a), a, a);
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = &g->k->code[v];
+        int a = (int)i->p.imm.i;
+        if (!g->runs[v] || i->kind == LOOP_REDUCE || etch__loop_uniform(i) || !g->needed[v])
+            continue;
+        if (i->kind == LOOP_LOAD) etch__cuda_put_load(g, v, etch__cuda_text("x%d", a).s);
+        else if (i->kind == LOOP_PRIM) etch__cuda_put_prim(g, v, "row");
+        else {
+            etch__cuda_line(g, "if (t == 0)");
+            etch__cuda_put_store(g, i, etch__cuda_text("*q%d", a).s);
+        }
+    }
+}
+
+/* An even stage with the odd one behind it. */
+static void reduce_pass(gen *g, int stage) {
+    int at[LOOP_MAX_CODE];
+    etch__cuda_enter_stage(g, stage);
+    words_of_stage(g, at);
+    FOR_REDUCTIONS(v)
+    etch__cuda_line(g, "%s *const vals%d = (%s *)(shared + %d);", type_of(g, v), v, type_of(g, v),
+                    at[v]);
+    etch__cuda_line(g, "{");
+    if (g->l.hold) reduce_held(g);
+    else reduce_blocks(g);
+    etch__cuda_close(g);
+    etch__cuda_line(g, "__syncthreads();");
+    FOR_REDUCTIONS(v) etch__cuda_line(g, "const %s v%d = vals%d[0];", type_of(g, v), v, v);
+    etch__cuda_line(g, "__syncthreads();");
+    etch__cuda_enter_stage(g, stage + 1);
+    row_code(g);
+}
+
+/* ---- the last pass, and all of them ---- */
+
+enum { LAST_DEPTH = 4 };
+
+/* The last stage, of elements. */
+static void last_pass(gen *g, int stage) {
+    chunk c = {g->l.vector, g->l.hold ? g->l.hold : LAST_DEPTH, checked(g)};
+    bool guard = c.depth == 1 && c.checked;
+    etch__cuda_enter_stage(g, stage);
+    if (c.checked) etch__cuda_line(g, "const idx stop = reduced;");
+    if (g->l.hold) etch__cuda_line(g, "{");
+    if (g->l.hold) etch__cuda_line(g, "const idx at = t * %d;", c.vector);
+    else
+        etch__cuda_line(g, "for (idx at = t * %d; at < stop; at += %d) {", c.vector,
+                        c.depth * g->l.threads * c.vector);
+    if (guard) etch__cuda_line(g, "if (at < stop) {");
+    etch__cuda_chunk_code(g, &c);
+    if (guard) etch__cuda_close(g);
+    etch__cuda_close(g);
+}
+
+void etch__cuda_rows_again(gen *g) {
+    int last = etch__loop_last_stage(g->k), stage = 0;
+    chunk held = {g->l.vector, g->l.depth, true};
+    etch__cuda_line(g, "alignas(16) __shared__ u64 shared[%d];", shared_words(g));
+    etch__cuda_line(g, "const int t = threadIdx.x;");
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (etch__cuda_loaded_once(g, a)) {
+            etch__cuda_line(g, "const bool live = true;");
+            break;
+        }
+    etch__cuda_line(g, "for (idx row = blockIdx.x; row < rows; row += gridDim.x) {");
+    etch__cuda_decompose(g, "row", 0, g->k->npar);
+    etch__cuda_begin_row(g);
+    choose_held(g);
+    etch__cuda_declare_held(g, &held);
+    for (; stage < last; stage += 2) reduce_pass(g, stage);
+    if (stage == last) last_pass(g, stage);
+    etch__cuda_close(g);
+}

@@ -1,0 +1,72 @@
+/* What the parts of fusion share. The rules: fuse.c. */
+#ifndef ETCH_JIT_FUSE_FUSE_H
+#define ETCH_JIT_FUSE_FUSE_H
+
+#include "jit/ir/plan.h"
+
+static inline uint64_t *needs_of(const ir *r, int32_t group) {
+    return r->needs + (int64_t)group * r->words;
+}
+
+static inline bool is_loop(const ir_node *n) { return n->kind == IR_POINT || n->kind == IR_REDUCE; }
+
+/* Whether the source has to come from a group at all. */
+static inline bool from_group(const ir *r, const ir_node *n, const ir_source *s) {
+    if (s->version < 0) return false;
+    const ir_version *v = &r->versions[s->version];
+    return v->group >= 0 && !(v->constant && is_loop(n));
+}
+
+/* Dependences between groups, transitive. */
+static inline bool depends(const ir *r, int32_t group, int32_t on) {
+    return needs_of(r, group)[on / 64] >> (on % 64) & 1;
+}
+
+/* Whether group `first` can run before `group` (they differ). */
+static inline bool can_precede(const ir *r, int32_t first, int32_t group) {
+    return r->words ? !depends(r, first, group) : first < group;
+}
+
+/* ---- fuse_rules.c ---- */
+
+/* The axes of a node's domain that have more than one element. */
+typedef struct space {
+    int n;
+    int64_t size[ETCH_MAX_DIMS];
+    uint32_t mask; /* reduced axes */
+} space;
+
+space etch__space_of(const ir_node *n);
+bool etch__same_space(const ir_group *g, const space *s);
+
+/* Notes that `group`, and what depends on it, needs `first` and all that it needs; the same of all
+ * that a node needs, for its group. */
+void etch__add_need(ir *r, int32_t group, int32_t first);
+void etch__note_needs(ir *r, const ir_node *n);
+
+/* Whether the source can stay in a register of its maker's group. */
+bool etch__fusable(const ir *r, const ir_node *n, const space *sp, const ir_source *s);
+/* The stage in which a member of the group uses its operands. */
+int etch__stage_in(const ir *r, const ir_node *n, int32_t group, const space *sp);
+/* Whether all that the node needs can be there when the group runs; whether
+ * the group was begun after all of it. */
+bool etch__ready(const ir *r, const ir_node *n, const space *sp, int32_t group, int stage);
+bool etch__late_enough(const ir *r, const ir_node *n, int32_t group);
+bool etch__writes_an_input(const ir *r, const ir_node *n);
+bool etch__good_rows(const ir_group *g, int device);
+
+enum { ACCESS_BUDGET = LOOP_MAX_ACCESSES - 6, CODE_BUDGET = LOOP_MAX_CODE - 16 };
+/* What the node adds to a group: accesses and instructions, as far as known now; whether there is
+ * room for it. */
+void etch__group_cost(const ir *r, const ir_node *n, int32_t group, int *accesses, int *code);
+bool etch__fits(const ir *r, const ir_node *n, int32_t group);
+
+/* ---- fuse_merge.c, fuse_order.c, fuse_log.c ---- */
+
+/* false: out of memory. */
+bool etch__merge_groups(ir *r);
+/* Numbers the groups in the order of their steps. false: out of memory. */
+bool etch__order_groups(ir *r);
+void etch__explain_groups(const ir *r);
+
+#endif

@@ -1,0 +1,146 @@
+/* Products that share a kernel with what is computed of them (on a device whose target can): after
+ * fusion,
+ *
+ *   step 3: mm, step 5: mm, step 6: {add, relu, sin}   ->   step 4: {add, relu, sin, mm, mm}
+ *
+ * A product that only one kernel reads, element for element, becomes a member of it, and its result
+ * stays in registers. The values are those of the steps apart: the target computes the product by
+ * the same code as alone, so this is for strict numerics as well.
+ *
+ * Obligations: the kernel has one stage and changes nothing in place, since other blocks read the
+ * operands of the product while one stores results; nothing between the product's place and the
+ * kernel's changes memory in place; the product is an mm of Etch's own on f32 in full precision.
+ * Where sizes are dynamic products stay apart, so that no later size needs code that an earlier one
+ * did not. */
+#include "core/dispatch/dispatch.h"
+#include "jit/plan/target.h"
+
+/* ---- what a product is ---- */
+
+static bool is_product(const ir *r, const ir_node *n) {
+    if (n->dead || n->kind != IR_CALL || n->op != OP_MM || n->epilogue || n->gnode < 0)
+        return false;
+    if (etch__op_is_users(OP_MM) || n->dtype != ETCH_F32) return false;
+    return !STATE_PRECISION(r->g->nodes[n->gnode].state) && sources(r, n)[0].version >= 0 &&
+           sources(r, n)[1].version >= 0;
+}
+
+static product_sizes sizes_of(const ir *r, const ir_node *n) {
+    const tensor_meta *a = &sources(r, n)[0].meta, *b = &sources(r, n)[1].meta;
+    return (product_sizes){a->size[0], b->size[1], a->size[1]};
+}
+
+/* ---- the kernel that reads it ---- */
+
+static bool can_take(const ir *r, const ir_group *g) {
+    if (g->call || g->mask || g->last || g->writes || g->nproducts == JOIN_MAX) return false;
+    for (int i = 0; i < g->nmembers; i++)
+        if (r->versions[r->nodes[g->members[i]].out].memory) return false;
+    return true;
+}
+
+/* The space is that of the product's result. */
+static bool same_space(const ir_group *g, const product_sizes *s) {
+    return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
+}
+
+/* How often the group reads the version, if always element for element; -1: in another way. */
+static int reads_in(const ir *r, const ir_group *g, int32_t version) {
+    int n = 0;
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *m = &r->nodes[g->members[i]];
+        for (int k = 0; k < m->nin; k++) {
+            const ir_source *s = &sources(r, m)[k];
+            if (s->version != version) continue;
+            if (m->kind != IR_POINT || !s->whole) return -1;
+            n++;
+        }
+    }
+    return n;
+}
+
+static bool changes_memory(const ir *r, int32_t from, int32_t to) {
+    for (int32_t g = from; g < to; g++)
+        if (r->groups[g].writes) return true;
+    return false;
+}
+
+/* The one group that can take the product in, or -1. */
+static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const product_sizes *s) {
+    const ir_version *v = &r->versions[p->out];
+    if (v->memory || v->tied >= 0 || u->overwriter[p->out] != INT32_MAX) return -1;
+    for (int32_t g = p->group + 1; g < r->ngroups; g++) {
+        int n = reads_in(r, &r->groups[g], p->out);
+        if (!n) continue;
+        bool joins = n == u->readers[p->out] && can_take(r, &r->groups[g]) &&
+                     same_space(&r->groups[g], s) && !changes_memory(r, p->group, g);
+        return joins ? g : -1;
+    }
+    return -1;
+}
+
+/* ---- joining ---- */
+
+/* Moves the product's node to the group, behind its other members. */
+static bool move(ir *r, ir_node *p, int32_t group) {
+    ir_group *g = &r->groups[group];
+    if (!etch__grow(&g->members, &g->members_cap, g->nmembers + 1, sizeof *g->members))
+        return false;
+    g->members[g->nmembers++] = (int32_t)(p - r->nodes);
+    g->nproducts++;
+    r->groups[p->group].nmembers = 0;
+    p->group = r->versions[p->out].group = group;
+    r->versions[p->out].stored = false;
+    return true;
+}
+
+/* Whether the group reads another product than p. */
+static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *m = &r->nodes[g->members[i]];
+        for (int k = 0; m->kind == IR_POINT && k < m->nin; k++) {
+            int32_t v = sources(r, m)[k].version, node = v < 0 ? -1 : r->versions[v].node;
+            if (node >= 0 && &r->nodes[node] != p && is_product(r, &r->nodes[node])) return true;
+        }
+    }
+    return false;
+}
+
+static bool wanted(const ir *r, const ir_node *p, const product_sizes *s, int32_t group) {
+    bool alone = !reads_others(r, &r->groups[group], p);
+    return etch__target()->joins(r->g->values[0].meta.device, s, alone);
+}
+
+/* From the last product on: of more than a kernel can have, those that come first can
+ * still run beside other steps. */
+static bool join_products(ir *r, const ir_uses *u) {
+    for (int32_t g = r->ngroups - 1; g >= 0; g--) {
+        if (!r->groups[g].nmembers) continue;
+        ir_node *p = &r->nodes[r->groups[g].members[0]];
+        if (!is_product(r, p)) continue;
+        product_sizes s = sizes_of(r, p);
+        int32_t to = reader(r, u, p, &s);
+        if (to >= 0 && wanted(r, p, &s, to) && !move(r, p, to)) return false;
+    }
+    return true;
+}
+
+static bool can_join(const ir *r) {
+    bool device = r->g->nvalues && r->g->values[0].meta.device;
+    bool timed = r->numerics == ETCH_RELAXED && r->mode == ETCH_MODE_MAX_AUTOTUNE;
+    return device && !timed && !r->g->dynamic && etch__target()->joins;
+}
+
+bool etch__may_join(const ir *r, const ir_node *n) {
+    if (!can_join(r) || !is_product(r, n)) return false;
+    product_sizes s = sizes_of(r, n);
+    return etch__target()->joins(r->g->values[0].meta.device, &s, true);
+}
+
+bool etch__pass_join(ir *r) {
+    ir_uses u;
+    if (r->apart || !can_join(r)) return true;
+    bool ok = etch__ir_uses(r, &u) && join_products(r, &u);
+    etch__ir_uses_free(&u);
+    return ok && etch__drop_empty_groups(r);
+}

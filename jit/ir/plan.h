@@ -1,0 +1,245 @@
+/* From a graph to a plan: the structures that the passes share.
+ *
+ *   graph --build--> nodes and versions --cse, dce--> fewer nodes --fuse--> groups
+ *         --lower--> loop kernels and calls --memory--> offsets --> a plan that runs
+ *
+ * build (pass_writes.c, pass_views.c) takes the views and the in-place operators out: a
+ * *version* is the contents of one storage between two writes; it is named by number and never
+ * changes. A node reads sources (a version through an index map) and makes one version. A write
+ * that covers a whole storage makes an ordinary new version; any other write is a node that
+ * changes memory in place: its version is *tied* to the one before, whose memory it takes over,
+ * and it comes after all readers of that one. Versions of inputs that were made apart from the
+ * input's memory are written back by a last node. So program order between reads and writes is
+ * plain data dependence from here on. */
+#ifndef ETCH_JIT_IR_PLAN_H
+#define ETCH_JIT_IR_PLAN_H
+
+#include "core/graph/backend.h"
+#include "jit/loop/loop.h"
+
+typedef struct ir_version {
+    int32_t base;     /* graph value whose storage holds it in the eager program */
+    int32_t node;     /* that makes it; -1: an input as it came */
+    int32_t tied;     /* version whose memory it takes over, or -1 */
+    bool memory;      /* lies in an input's memory */
+    bool constant;    /* computed again by each reader that can */
+    bool stored;      /* some step needs it in memory */
+    tensor_meta meta; /* row-major, unless in an input's memory */
+    int32_t group;    /* after fusion; -1: an input, or computed by each reader */
+    uint8_t stage;    /* see loop.h */
+    int32_t buffer;   /* after the memory plan */
+} ir_version;
+
+/* A version read, or memory written, through an index map. */
+typedef struct ir_source {
+    int32_t version; /* -1: no operand, or one that the program does not load */
+    int32_t root;    /* where the version lies in an input's memory: the input to address it by */
+    bool whole;      /* the map is the root's own: same order, every element once */
+    tensor_meta meta;
+} ir_source;
+
+/* What a product does to its result before it is stored, under ETCH_RELAXED: in this order. The
+ * bias, a row, is the operand behind those of mm, and the first of addmm. */
+enum { PRODUCT_BIAS = 1, PRODUCT_RELU = 2, PRODUCT_GELU = 4 };
+
+typedef enum ir_kind { IR_POINT, IR_REDUCE, IR_CALL, IR_EMPTY } ir_kind;
+
+typedef struct ir_node {
+    uint8_t kind;
+    bool write; /* changes memory: `target` */
+    bool dead;
+    uint8_t compute, dtype; /* dtype of the result */
+    uint8_t epilogue;       /* PRODUCT_*, of a CALL */
+    uint8_t sums;           /* of a CALL: bit k: pass_products.c has put a sum for operand k */
+    int32_t merged;         /* so many other products went into it */
+    bool index;             /* POINT: the program uses the element's index */
+    uint16_t op;
+    int32_t gnode;   /* graph node, -1 for copies made by passes */
+    int32_t nin, in; /* sources */
+    int32_t out;     /* version */
+    uint32_t mask;   /* REDUCE: reduced axes of the operand */
+    reduce_plan reduce;
+    ir_source target;
+    tensor_meta
+        domain; /* sizes that it iterates over (POINT: of the result, REDUCE: the operand) */
+    prim_program *program;
+    int32_t group;
+    bool full;   /* a group that would have done was too large */
+    bool needed; /* while fusing: a call that may fail on its data depends on it */
+} ir_node;
+
+/* One step: a call of an eager kernel, or the nodes of one fused kernel. After
+ * fusion the numbers of the groups are the order of the steps. */
+typedef struct ir_group {
+    bool call;
+    int32_t *members, nmembers;
+    int64_t members_cap;
+    int naxes; /* of the space, axes of size 1 left out */
+    int64_t size[ETCH_MAX_DIMS];
+    uint32_t mask;        /* reduced axes; 0: no reduction yet */
+    bool writes;          /* some member changes memory in place */
+    bool needed, final;   /* some member is needed by a check; some writes an input */
+    uint8_t last;         /* stage of any member's result */
+    uint8_t nproducts;    /* members of a kernel that are products: pass_join.c, the last ones */
+    int naccesses, ncode; /* estimates, for the limits */
+} ir_group;
+
+/* Which kernels may go over their rows again: those whose rows are many or short enough; or none;
+ * or all, whatever their sizes. */
+typedef enum ir_passes { PASSES_BY_SIZE, PASSES_NONE, PASSES_ALL } ir_passes;
+
+/* Which sums of products become products of sums (pass_products.c), in the same way. */
+typedef enum ir_sums { SUMS_BY_SIZE, SUMS_NONE, SUMS_ALL } ir_sums;
+
+typedef struct ir {
+    const graph *g;
+    ir_version *versions;
+    ir_node *nodes;
+    ir_source *sources;
+    ir_group *groups;
+    int32_t nversions, nnodes, nsources, ngroups;
+    int64_t versions_cap, nodes_cap, sources_cap, groups_cap;
+    int32_t *current;   /* per graph value that is a base: its version */
+    int32_t *in_memory; /* per input base: the version that its memory holds */
+    uint8_t *bases;     /* per graph value: BASE_* */
+    int32_t *outputs;   /* versions */
+    int max_members;
+    ir_passes passes;
+    /* Of the last fusion: whether some kernel goes over its rows again, and
+     * some that better did not. */
+    bool has_passes, bad_passes;
+    ir_sums sums;
+    bool has_sums,
+        bad_sums; /* of pass_products.c: some sum became an operand; some better did not */
+    bool aside;   /* fused for kernels of other sizes only: nothing is logged or counted */
+    bool quick;   /* a kernel that takes long to compile is not waited for: etch__plan_late */
+    bool apart;   /* so products stay apart from what reads them */
+    etch_mode_kind mode;
+    etch_numerics numerics;
+    /* While fusing: per group a bit for each group that it depends on; row of `words` words. */
+    uint64_t *needs;
+    int words;
+} ir;
+
+typedef struct ir_range {
+    double low, high;
+} ir_range;
+
+/* The n->nin sources of a node. */
+static inline ir_source *sources(const ir *r, const ir_node *n) { return r->sources + n->in; }
+
+enum {
+    BASE_SHARED = 1,  /* several inputs lie over it */
+    BASE_PATCHED = 2, /* written in place, other than as a whole */
+    BASE_LIFTED = 4   /* an input of which a copy is written, until the end */
+};
+
+/* Both return NULL, false on lack of memory. */
+ir *etch__ir_build(const graph *g);
+void etch__ir_free(ir *r);
+
+/* pass_views.c: index maps. */
+bool etch__source_resolve(const graph *g, int32_t value, ir_source *s); /* all but the version */
+bool etch__map_overlaps_itself(const tensor_meta *m);
+bool etch__same_map(const ir *r, const ir_source *a, const ir_source *b);
+int etch__squeeze(const tensor_meta *m, int64_t *size, uint32_t *kept);
+/* Strides of s along the axes of `domain` that have more than one element; broadcast ones are 0. */
+void etch__map_strides(const ir_source *s, const tensor_meta *domain, int64_t *stride);
+int64_t etch__meta_numel(const tensor_meta *m);
+/* Offset in elements from the address of the root (an input's first element, or a buffer). */
+int64_t etch__map_offset(const ir *r, const ir_source *s);
+
+/* Nodes that passes add. The copy reads `version` whole; with a target it is a write. */
+int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t base);
+
+/* uses.c. Free it in any case; false: no memory. */
+typedef struct ir_uses {
+    int32_t *readers;    /* per version: sources that name it, writes over it, outputs */
+    int32_t *overwriter; /* per version: the node that changes its memory, INT32_MAX: none */
+} ir_uses;
+bool etch__ir_uses(const ir *r, ir_uses *u);
+void etch__ir_uses_free(ir_uses *u);
+/* Whether what node n reads is still there at node `at`. */
+bool etch__still_there(const ir *r, const ir_uses *u, const ir_node *n, const ir_node *at);
+
+bool etch__pass_cse(ir *r);
+bool etch__pass_dce(ir *r);
+bool etch__pass_products(ir *r);
+/* range.c: what no finite value of the version is above, in magnitude. */
+double etch__largest(const ir *r, int32_t version);
+bool etch__pass_epilogue(ir *r);
+bool etch__fuse(ir *r);
+/* Whether a node's operand stays in a register of the group that makes it,
+ * once the node is a member. */
+bool etch__in_register(const ir *r, const ir_node *n, const ir_source *s);
+bool etch__drop_empty_groups(ir *r);
+bool etch__pass_join(ir *r); /* the end of etch__fuse */
+/* Whether the product will join what reads it, if that lets it. */
+bool etch__may_join(const ir *r, const ir_node *n);
+/* Debug builds: true, or an internal error that names the pass and what is wrong. */
+bool etch__ir_verify(const ir *r, const char *pass);
+
+/* ---- after fusion ---- */
+
+/* Where an access or an operand lies. */
+typedef struct plan_address {
+    int32_t version, root;
+    int64_t offset; /* bytes; for operands unused */
+} plan_address;
+
+typedef struct plan_cell {
+    int32_t scalar;
+    uint8_t dtype;
+} plan_cell;
+
+/* A product in a kernel: its result is what the loads of one access stand
+ * for, which have no memory. */
+enum { JOIN_MAX = 2 };
+typedef struct joined_product {
+    int access;
+    int64_t m, n, k;
+    plan_address a, b;
+    int64_t a_row, a_col, b_row, b_col; /* strides in elements */
+} joined_product;
+
+/* A group as a loop kernel with what a launch needs. */
+typedef struct lowered {
+    loop_kernel k;
+    int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)];
+    plan_address address[LOOP_MAX_ACCESSES];
+    plan_cell cell[LOOP_MAX_CODE];
+    int64_t units, grain;
+    /* A split reduction: the second kernel, and the bytes of scratch between them (else 0). */
+    bool split;
+    int64_t scratch;
+    bool tested; /* on a device: it writes an input, which a failed check of the run forbids */
+    int nproducts;
+    joined_product product[JOIN_MAX];
+} lowered;
+
+/* Whether a reduction of so many elements to each of `rows` results, in `units` units of work, is
+ * made in two kernels. */
+bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced);
+/* ETCH_ERR_UNSUPPORTED (the error is not set) where the group exceeds the
+ * limits of a loop kernel. */
+etch_status etch__lower(const ir *r, int32_t group, lowered *out);
+/* The second kernel of a split reduction, from the first. */
+void etch__lower_finish(const lowered *partial, lowered *out);
+
+/* Lays `n` intervals (first..last step, bytes) into one arena; returns its size. */
+typedef struct plan_interval {
+    int32_t first, last;
+    int64_t bytes, offset;
+} plan_interval;
+int64_t etch__memory_plan(plan_interval *v, int n);
+
+/* Takes the fused ir to a plan. ETCH_ERR_UNSUPPORTED: a group is too large (no error is set);
+ * ETCH_ERR_COMPILE: `why` says what failed; it is etch__plan_late itself where a `quick` ir has a
+ * kernel with products that is not compiled yet. */
+extern const char etch__plan_late[];
+etch_status etch__plan_make(const ir *r, plan **out, const char **why);
+/* Compiles the kernels of the fused ir, so that they are there later. Fails
+ * only for lack of memory. */
+etch_status etch__plan_prepare(const ir *r);
+
+#endif

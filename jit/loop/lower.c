@@ -1,0 +1,434 @@
+/* Lowering: a group of nodes becomes one loop kernel with the dims, addresses and cells of a
+ * launch.
+ *
+ * The members' programs are strung together, stage by stage; each distinct (version, map) is loaded
+ * once, before anything is stored, so that a store may go to memory that the kernel has read
+ * through the same map. Then axes that every access walks in one stride are merged, steps are
+ * classed, and the variant is chosen by which axis has unit stride. Extents and strides stay
+ * run-time numbers. */
+#include <ctype.h>
+
+#include "jit/ir/plan.h"
+
+typedef struct lowering {
+    const ir *r;
+    const ir_group *g;
+    lowered *out;
+    loop_kernel *k;
+    bool failed;                    /* a limit was hit */
+    int naxes, axis[ETCH_MAX_DIMS]; /* the group's axes in the kernel's order */
+    int64_t extent[ETCH_MAX_DIMS];
+    int64_t stride[LOOP_MAX_ACCESSES][ETCH_MAX_DIMS];
+    /* Values by version and stage; loads by source and stage. */
+    int nvalues, nloads;
+    struct {
+        int32_t version;
+        int stage, code;
+    } value[LOOP_MAX_CODE];
+    struct {
+        const ir_source *s;
+        int stage, code;
+    } load[LOOP_MAX_ACCESSES];
+} lowering;
+
+/* ---- code ---- */
+
+static int emit(lowering *l, loop_kind kind, int stage, prim_instr p) {
+    if (l->k->ncode == LOOP_MAX_CODE) return l->failed = true, 0;
+    l->k->code[l->k->ncode] = (loop_instr){(uint8_t)kind, (uint8_t)stage, p};
+    return l->k->ncode++;
+}
+
+static int emit_prim(lowering *l, int stage, prim_id prim, etch_dtype type, etch_dtype from, int a,
+                     int b) {
+    prim_instr p = {.prim = (uint8_t)prim, .type = (uint8_t)type, .from = (uint8_t)from};
+    p.a = (int16_t)a, p.b = (int16_t)b;
+    return emit(l, LOOP_PRIM, stage, p);
+}
+
+/* The cell of a run-time scalar of the graph, rounded to dtype. */
+static int cell(lowering *l, int32_t scalar, uint8_t dtype) {
+    int n = l->k->nscalars;
+    for (int i = 0; i < n; i++)
+        if (l->out->cell[i].scalar == scalar && l->out->cell[i].dtype == dtype) return i;
+    if (n == LOOP_MAX_CODE) return l->failed = true, 0;
+    l->out->cell[n] = (plan_cell){scalar, dtype};
+    return l->k->nscalars++;
+}
+
+static plan_address address_of(const ir *r, const ir_source *s) {
+    int64_t size = (int64_t)etch_dtype_size((etch_dtype)s->meta.dtype);
+    return (plan_address){s->version, s->root, etch__map_offset(r, s) * size};
+}
+
+static int emit_access(lowering *l, const ir_source *s, const int64_t *stride, bool store,
+                       int stage, int value) {
+    int n = l->k->naccesses;
+    if (n == LOOP_MAX_ACCESSES) return l->failed = true, 0;
+    etch_dtype dtype = (etch_dtype)s->meta.dtype;
+    l->k->access[n] = (loop_access){.dtype = (uint8_t)dtype, .store = store};
+    memcpy(l->stride[n], stride, l->naxes * sizeof *stride);
+    l->out->address[n] = address_of(l->r, s);
+    l->k->naccesses++;
+    prim_instr p = {.type = (uint8_t)etch__compute_type(dtype), .a = (int16_t)value};
+    p.imm.i = n;
+    return emit(l, store ? LOOP_STORE : LOOP_LOAD, stage, p);
+}
+
+/* Strides along the group's axes of a map over the stage's space: 0 along
+ * reduced axes in odd ones. */
+static void spread(const lowering *l, const int64_t *of_stage, int stage, int64_t *stride) {
+    int n = 0;
+    for (int a = 0; a < l->g->naxes; a++)
+        stride[a] = stage % 2 && l->g->mask >> a & 1 ? 0 : of_stage[n++];
+}
+
+static int find_value(const lowering *l, int32_t version, int stage) {
+    for (int i = 0; i < l->nvalues; i++)
+        if (l->value[i].version == version && etch__loop_sees(stage, l->value[i].stage))
+            return l->value[i].code;
+    return -1;
+}
+
+static void keep_value(lowering *l, int32_t version, int stage, int code) {
+    if (l->nvalues == LOOP_MAX_CODE) {
+        l->failed = true;
+        return;
+    }
+    l->value[l->nvalues].version = version;
+    l->value[l->nvalues].stage = stage;
+    l->value[l->nvalues++].code = code;
+}
+
+/* Of values that have merged (cse) either may be named, but for where an input is addressed. */
+static int load(lowering *l, const ir_node *n, const ir_source *s, int stage) {
+    int64_t of_stage[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS] = {0};
+    bool memory = l->r->versions[s->version].memory;
+    etch__map_strides(s, &n->domain, of_stage);
+    spread(l, of_stage, stage, stride);
+    for (int i = 0; i < l->nloads; i++) {
+        const ir_source *t = l->load[i].s;
+        bool seen = etch__loop_sees(stage, l->load[i].stage) && stage % 2 == l->load[i].stage % 2;
+        if (t->version == s->version && seen && (!memory || t->root == s->root) &&
+            t->meta.offset == s->meta.offset &&
+            !memcmp(l->stride[l->k->code[l->load[i].code].p.imm.i], stride,
+                    l->g->naxes * sizeof *stride))
+            return l->load[i].code;
+    }
+    int code = emit_access(l, s, stride, false, stage, 0);
+    if (l->failed) return 0;
+    l->load[l->nloads].s = s;
+    l->load[l->nloads].stage = stage;
+    l->load[l->nloads++].code = code;
+    return code;
+}
+
+static int emit_program(lowering *l, const ir_node *n, int stage);
+
+/* The code of the value that a node reads. */
+static int operand(lowering *l, const ir_node *n, const ir_source *s, int stage) {
+    const ir_version *v = &l->r->versions[s->version];
+    int code = v->constant || v->group >= 0 ? find_value(l, s->version, stage) : -1;
+    if (code >= 0) return code;
+    if (!v->constant) return load(l, n, s, stage);
+    code = emit_program(l, &l->r->nodes[v->node], stage);
+    keep_value(l, s->version, stage, code);
+    return code;
+}
+
+static int emit_program(lowering *l, const ir_node *n, int stage) {
+    const prim_program *p = n->program;
+    const graph *g = l->r->g;
+    int map[PROGRAM_MAX];
+    for (int i = 0; i < p->n; i++) {
+        prim_instr x = p->code[i];
+        if (x.prim == PRIM_INPUT) {
+            map[i] = operand(l, n, &sources(l->r, n)[x.imm.i], stage);
+            continue;
+        }
+        int arity = etch__prims[x.prim].arity;
+        x.a = (int16_t)(arity > 0 ? map[x.a] : 0);
+        x.b = (int16_t)(arity > 1 ? map[x.b] : 0);
+        x.c = (int16_t)(arity > 2 ? map[x.c] : 0);
+        if (x.prim == PRIM_SCALAR)
+            x.imm.i = cell(l, g->nodes[n->gnode].sc + (int32_t)x.imm.i, x.from);
+        map[i] = emit(l, LOOP_PRIM, stage, x);
+    }
+    return map[p->result];
+}
+
+static int emit_round(lowering *l, int stage, etch_dtype dtype, int v) {
+    if (dtype == ETCH_BF16) v = emit_prim(l, stage, PRIM_ROUND_BF16, ETCH_F32, ETCH_F32, v, 0);
+    if (dtype == ETCH_F16) v = emit_prim(l, stage, PRIM_ROUND_F16, ETCH_F32, ETCH_F32, v, 0);
+    return v;
+}
+
+/* A value of dtype `in`, as dtype `element`, in the accumulator's type. */
+static int emit_element(lowering *l, const ir_node *n, int stage, etch_dtype in, int v) {
+    etch_dtype element = n->reduce.element, acc = n->reduce.acc;
+    etch_dtype from = etch__compute_type(in), to = etch__compute_type(element);
+    if (from != to) v = emit_prim(l, stage, PRIM_CONVERT, to, from, v, 0);
+    if (element != in) v = emit_round(l, stage, element, v);
+    if (to != acc) v = emit_prim(l, stage, PRIM_CONVERT, acc, to, v, 0);
+    return v;
+}
+
+static int emit_reduction(lowering *l, const ir_node *n) {
+    const ir_source *s = sources(l->r, n);
+    etch_dtype acc = n->reduce.acc, out = etch__compute_type((etch_dtype)n->dtype);
+    int stage = l->r->versions[n->out].stage, of = stage - 1;
+    int v = emit_element(l, n, of, (etch_dtype)s->meta.dtype, operand(l, n, s, of));
+    prim_instr p = {.type = (uint8_t)acc, .a = (int16_t)v};
+    bool mean = n->reduce.kind == REDUCE_MEAN;
+    p.imm.i = mean ? REDUCE_SUM : n->reduce.kind;
+    v = emit(l, LOOP_REDUCE, stage, p);
+    if (mean) {
+        int count = emit_prim(l, stage, PRIM_NREDUCED, acc, acc, 0, 0);
+        v = emit_prim(l, stage, PRIM_DIV, acc, acc, v, count);
+    }
+    if (acc != out) v = emit_prim(l, stage, PRIM_CONVERT, out, acc, v, 0);
+    return emit_round(l, stage, (etch_dtype)n->dtype, v);
+}
+
+static void store(lowering *l, const ir_node *n) {
+    const ir_version *v = &l->r->versions[n->out];
+    if (!n->write && !v->stored) return;
+    int stage = v->stage;
+    int64_t of_stage[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS] = {0};
+    ir_source whole = {n->out, v->base, true, v->meta};
+    const ir_source *target = n->write ? &n->target : &whole;
+    etch__map_strides(target, &target->meta, of_stage);
+    spread(l, of_stage, stage, stride);
+    emit_access(l, target, stride, true, stage, find_value(l, n->out, stage));
+}
+
+static void emit_members(lowering *l) {
+    const ir *r = l->r;
+    for (int m = 0; m < l->g->nmembers && !l->failed; m++) {
+        const ir_node *n = &r->nodes[l->g->members[m]];
+        if (n->kind == IR_CALL) continue; /* a product, which the others load */
+        int stage = r->versions[n->out].stage;
+        int code = n->kind == IR_REDUCE ? emit_reduction(l, n) : emit_program(l, n, stage);
+        keep_value(l, n->out, stage, code);
+    }
+    for (int m = 0; m < l->g->nmembers && !l->failed; m++) store(l, &r->nodes[l->g->members[m]]);
+}
+
+/* ---- axes ---- */
+
+/* Parallel axes, then reduced ones; in a map, those along which the first store strides most first.
+ */
+static void order_axes(lowering *l) {
+    int n = 0, first = -1;
+    for (int a = 0; a < l->g->naxes; a++)
+        if (!(l->g->mask >> a & 1)) l->axis[n++] = a;
+    l->k->npar = (uint8_t)n;
+    for (int a = 0; a < l->g->naxes; a++)
+        if (l->g->mask >> a & 1) l->axis[n++] = a;
+    l->k->nred = (uint8_t)(n - l->k->npar);
+    for (int i = 0; i < l->k->ncode; i++)
+        if (l->k->code[i].kind == LOOP_PRIM && l->k->code[i].p.prim == PRIM_INDEX) return;
+    for (int i = 0; i < l->k->naccesses && first < 0; i++)
+        if (l->k->access[i].store) first = i;
+    if (l->k->nred || first < 0) return;
+    for (int i = 1; i < n; i++)
+        for (int j = i; j > 0; j--) {
+            int a = l->axis[j - 1], b = l->axis[j];
+            if (l->stride[first][a] >= l->stride[first][b]) break;
+            l->axis[j - 1] = b, l->axis[j] = a;
+        }
+}
+
+static void apply_order(lowering *l) {
+    int64_t old[ETCH_MAX_DIMS];
+    for (int i = 0; i < l->naxes; i++) l->extent[i] = l->g->size[l->axis[i]];
+    for (int k = 0; k < l->k->naccesses; k++) {
+        memcpy(old, l->stride[k], sizeof old);
+        for (int i = 0; i < l->naxes; i++) l->stride[k][i] = old[l->axis[i]];
+    }
+}
+
+static bool mergeable(const lowering *l, int i) {
+    if (i + 1 == l->k->npar) return false;
+    for (int k = 0; k < l->k->naccesses; k++)
+        if (l->stride[k][i] != l->stride[k][i + 1] * l->extent[i + 1]) return false;
+    return true;
+}
+
+static void merge_axes(lowering *l) {
+    for (int i = l->naxes - 2; i >= 0; i--) {
+        if (!mergeable(l, i)) continue;
+        l->extent[i] *= l->extent[i + 1];
+        int rest = l->naxes - i - 2;
+        memmove(&l->extent[i + 1], &l->extent[i + 2], rest * sizeof l->extent[0]);
+        for (int k = 0; k < l->k->naccesses; k++)
+            memmove(&l->stride[k][i], &l->stride[k][i + 1], (rest + 1) * sizeof l->stride[k][0]);
+        l->naxes--;
+        if (i < l->k->npar) l->k->npar--;
+        else l->k->nred--;
+    }
+    if (l->naxes) return;
+    l->extent[0] = 1;
+    for (int k = 0; k < l->k->naccesses; k++) l->stride[k][0] = 0;
+    l->naxes = l->k->npar = 1;
+}
+
+/* Rows where the innermost reduced axis has the unit strides, columns where a parallel one has;
+ * what goes over its rows again is made of rows. */
+static void choose_variant(lowering *l) {
+    int row = 0, column = 0;
+    loop_kernel *k = l->k;
+    k->variant = LOOP_MAP;
+    if (!k->nred) return;
+    for (int i = 0; i < k->ncode; i++) {
+        const loop_instr *c = &k->code[i];
+        if (c->stage % 2 || (c->kind != LOOP_LOAD && c->kind != LOOP_STORE)) continue;
+        int access = (int)c->p.imm.i;
+        int bytes = (int)etch_dtype_size((etch_dtype)k->access[access].dtype);
+        if (l->stride[access][l->naxes - 1] == 1) row += bytes;
+        if (k->npar && l->stride[access][k->npar - 1] == 1) column += bytes;
+    }
+    k->variant = column > row && etch__loop_last_stage(k) < 2 ? LOOP_COLUMN : LOOP_ROW;
+}
+
+static void class_steps(lowering *l) {
+    memcpy(l->out->dims, l->extent, l->naxes * sizeof l->extent[0]);
+    for (int k = 0; k < l->k->naccesses; k++)
+        for (int i = 0; i < l->naxes; i++) {
+            int64_t s = l->stride[k][i];
+            l->k->access[k].step[i] = (uint8_t)(s == 0 ? STEP_ZERO : s == 1 ? STEP_ONE : STEP_VAR);
+            l->out->dims[l->naxes * (k + 1) + i] = s;
+        }
+}
+
+/* ---- work ---- */
+
+/* In plain instructions on one element: what a thread should get at least. */
+enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16, FEW_UNITS = 16 };
+
+/* Calls of the vector library weigh as eight plain instructions. */
+static int64_t element_work(const loop_kernel *k) {
+    int64_t work = 0;
+    for (int i = 0; i < k->ncode; i++) {
+        int prim = k->code[i].p.prim;
+        work += k->code[i].kind == LOOP_PRIM && prim >= PRIM_EXP && prim <= PRIM_POW ? 8 : 1;
+    }
+    return work;
+}
+
+static int64_t unit_work(const lowered *out) {
+    const loop_kernel *k = &out->k;
+    int64_t reduced = 1, width = 1;
+    if (k->variant != LOOP_ROW) {
+        width = out->dims[k->npar - 1];
+        if (width > STRIP) width = STRIP;
+    }
+    for (int i = k->npar; i < k->npar + k->nred; i++) reduced *= out->dims[i];
+    if (k->split == SPLIT_PARTIAL && reduced > REDUCE_BLOCK) reduced = REDUCE_BLOCK;
+    if (k->split == SPLIT_FINISH) reduced = (reduced + REDUCE_BLOCK - 1) / REDUCE_BLOCK, width = 1;
+    int64_t work = reduced * width * element_work(k);
+    return work > 0 ? work : 1;
+}
+
+static void count_work(lowered *out) {
+    out->units = etch__loop_units(&out->k, out->dims);
+    out->grain = RANGE_WORK / unit_work(out);
+    if (out->grain < 1) out->grain = 1;
+}
+
+/* Too few units for many threads, and more than one block in each: two kernels. The number of
+ * threads at hand plays no part, since it may change while the code stays. */
+bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced) {
+    return units < FEW_UNITS && reduced > REDUCE_BLOCK && reduced * rows >= SPLIT_WORK;
+}
+
+static void choose_split(lowered *out) {
+    int64_t reduced = 1, parallel = 1;
+    for (int i = 0; i < out->k.npar; i++) parallel *= out->dims[i];
+    for (int i = 0; i < out->k.nred; i++) reduced *= out->dims[out->k.npar + i];
+    if (!out->k.nred || etch__loop_last_stage(&out->k) > 1 ||
+        !etch__lower_splits(out->units, parallel, reduced))
+        return;
+    out->k.split = SPLIT_PARTIAL;
+    out->split = true;
+    out->scratch = 8 * etch__loop_scratch_cells(&out->k, out->dims);
+    count_work(out);
+}
+
+void etch__lower_finish(const lowered *partial, lowered *out) {
+    *out = *partial;
+    out->k.split = SPLIT_FINISH;
+    count_work(out);
+}
+
+/* ---- products ---- */
+
+static void note_product(lowering *l, int access, const ir_node *n) {
+    const ir_source *a = sources(l->r, n), *b = a + 1;
+    l->out->product[l->out->nproducts++] = (joined_product){
+        access,
+        a->meta.size[0],
+        b->meta.size[1],
+        a->meta.size[1],
+        address_of(l->r, a),
+        address_of(l->r, b),
+        a->meta.stride[0],
+        a->meta.stride[1],
+        b->meta.stride[0],
+        b->meta.stride[1],
+    };
+}
+
+/* Members that are products, by the access that stands for each. */
+static void note_products(lowering *l) {
+    for (int i = 0; i < l->k->naccesses; i++) {
+        const ir_version *v = &l->r->versions[l->out->address[i].version];
+        if (v->node < 0 || l->k->access[i].store) continue;
+        const ir_node *n = &l->r->nodes[v->node];
+        if (n->kind != IR_CALL || &l->r->groups[n->group] != l->g) continue;
+        if (l->out->nproducts == JOIN_MAX) l->failed = true;
+        else note_product(l, i, n);
+    }
+}
+
+/* "step_0_k2_add_relu_sin" */
+static void name_kernel(const lowering *l, int32_t group) {
+    char *name = l->k->name;
+    size_t cap = sizeof l->k->name;
+    int n = snprintf(name, cap, "%.24s_k%d", l->r->g->name, group);
+    for (int m = 0; m < l->g->nmembers; m++) {
+        const char *op = etch__ops[l->r->nodes[l->g->members[m]].op].name;
+        int length = (int)strcspn(op, ".");
+        if (n + length + 2 > (int)cap) break;
+        n += snprintf(name + n, cap - n, "_%.*s", length, op);
+    }
+    for (char *c = name; *c; c++)
+        if (!isalnum((unsigned char)*c)) *c = '_';
+    if (isdigit((unsigned char)*name)) *name = '_';
+}
+
+etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
+    lowering *l = etch__calloc(1, sizeof *l);
+    if (!l) return ETCH_ERR_OUT_OF_MEMORY;
+    memset(out, 0, sizeof *out);
+    l->r = r, l->g = &r->groups[group], l->out = out, l->k = &out->k;
+    l->naxes = l->g->naxes;
+    l->k->any_mode = r->g->any_mode;
+    name_kernel(l, group);
+    emit_members(l);
+    bool ok = !l->failed;
+    if (ok) {
+        order_axes(l);
+        apply_order(l);
+        merge_axes(l);
+        choose_variant(l);
+        class_steps(l);
+        count_work(out);
+        choose_split(out);
+        note_products(l);
+        ok = !l->failed &&
+             out->k.naccesses + 2 * out->nproducts <= LOOP_MAX_ACCESSES; /* all are arguments */
+    }
+    etch__free(l);
+    return ok ? ETCH_OK : ETCH_ERR_UNSUPPORTED;
+}

@@ -1,0 +1,68 @@
+/* What the logs and the report say of a plan. */
+#include "jit/plan/plan_maker.h"
+
+#include "core/observe/report.h"
+
+/* A line of the schedule, which output_code shows as well. */
+static void log_line(const char *line) {
+    if (etch__log_on(LOG_SCHEDULE)) etch__log(LOG_SCHEDULE, "%s", line);
+    if (etch__log_on(LOG_OUTPUT_CODE)) etch__log(LOG_OUTPUT_CODE, "%s", line);
+}
+
+static void log_call(const maker *m, int number, const ir_node *n) {
+    char line[512];
+    const graph_node *g = &m->r->g->nodes[n->gnode];
+    bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
+    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
+    int at = named + snprintf(line + named, sizeof line - named,
+                              "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name,
+                              g->out);
+    for (int i = 0; i < g->nin && at < (int)sizeof line - 48; i++) {
+        int32_t v = m->r->g->operands[g->in + i];
+        if (n->sums >> i & 1)
+            at += snprintf(line + at, sizeof line - at, "%s the sum in %%%d", i ? " x" : "",
+                           m->r->versions[sources(m->r, n)[i].version].base);
+        else if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
+        else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
+    }
+    if (n->epilogue & PRODUCT_BIAS) at += snprintf(line + at, sizeof line - at, ", bias");
+    if (n->epilogue & PRODUCT_RELU) at += snprintf(line + at, sizeof line - at, ", relu");
+    if (n->epilogue & PRODUCT_GELU) snprintf(line + at, sizeof line - at, ", gelu");
+    log_line(line);
+    etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
+}
+
+static void log_kernel(const maker *m, int number, int32_t group, const lowered *low) {
+    static const char *const splits[] = {"", ", first part", ", second part"};
+    char line[512];
+    const ir_group *g = &m->r->groups[group];
+    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
+    int at = named + snprintf(line + named, sizeof line - named, "kernel %s {", low->k.name);
+    for (int i = 0; i < g->nmembers && at < (int)sizeof line - 80; i++) {
+        const char *op = etch__ops[m->r->nodes[g->members[i]].op].name;
+        at += snprintf(line + at, sizeof line - at, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."),
+                       op);
+    }
+    snprintf(line + at, sizeof line - at, "}%s, %lld units of work", splits[low->k.split],
+             (long long)low->units);
+    log_line(line);
+    etch__report_step(STEP_KERNEL, low->k.name, line + named);
+}
+
+void etch__log_steps(const maker *m) {
+    if (!etch__log_on(LOG_SCHEDULE) && !etch__log_on(LOG_OUTPUT_CODE) && !etch__report_on()) return;
+    int number = 0;
+    for (int g = 0; g < m->r->ngroups; g++) {
+        const ir_node *first = &m->r->nodes[m->r->groups[g].members[0]];
+        if (first->kind == IR_CALL) log_call(m, number++, first);
+        if (m->low[g]) log_kernel(m, number++, g, m->low[g]);
+        if (m->finish[g]) log_kernel(m, number++, g, m->finish[g]);
+    }
+    char line[256];
+    int named = snprintf(line, sizeof line, "%s: ", m->r->g->name);
+    snprintf(line + named, sizeof line - named,
+             "%d steps, %d buffers in an arena of %lld bytes, %d outputs", number, m->nintervals,
+             (long long)m->p->arena_bytes, m->r->g->noutputs);
+    log_line(line);
+    etch__report_schedule(line + named);
+}

@@ -1,0 +1,31 @@
+/* What the parts of making a plan share: plan.c, plan_waits.c, plan_whole.c, plan_log.c. */
+#ifndef ETCH_JIT_PLAN_PLAN_MAKER_H
+#define ETCH_JIT_PLAN_PLAN_MAKER_H
+
+#include "jit/plan/native.h"
+
+typedef struct maker {
+    const ir *r;
+    native_plan *p;
+    lowered **low;     /* per group: NULL for calls and empty spaces */
+    lowered **finish;  /* per group: the second kernel of a split reduction */
+    int32_t *output;   /* per version: output number or -1 */
+    int32_t *interval; /* per version, then per group for scratch: number or -1 */
+    plan_interval *intervals;
+    int nintervals, nkernels;
+    int32_t *step_group;     /* per step: the group whose it is */
+    loaded_kernel **kernels; /* in step order */
+    launcher **launchers;    /* the same, on another device */
+} maker;
+
+bool etch__step_writes_input(const native_plan *p, const step *s);
+
+/* Whether the plan can be a graph of the device; for each step the mask of its direct predecessors,
+ * where one that another predecessor waits for is left out. false: out of memory. */
+bool etch__fits_graph(const native_plan *p);
+bool etch__order_steps(maker *m);
+/* Makes p->whole where the plan is small enough for one block. */
+void etch__make_whole(maker *m);
+void etch__log_steps(const maker *m);
+
+#endif

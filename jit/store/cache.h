@@ -1,0 +1,36 @@
+/* The disk cache of compiled kernels. None of this fails the caller: without a usable folder there
+ * is simply no cache. */
+#ifndef ETCH_JIT_STORE_CACHE_H
+#define ETCH_JIT_STORE_CACHE_H
+
+#include "jit/store/client.h"
+
+/* The folder in which compiles leave their objects: the cache, or (*disk false) a private one made
+ * for this call. False: not even that. Afterwards etch__cache_close. */
+typedef struct cache_dir {
+    char path[224];
+    bool disk;
+} cache_dir;
+bool etch__cache_open(cache_dir *dir);
+void etch__cache_close(const cache_dir *dir);
+
+/* A loaded object. */
+typedef struct cache_object {
+    void *handle; /* of dlopen */
+    void *entry;
+} cache_object;
+
+/* Looks for the kernel; false: not there, or bad and removed. */
+bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cache_object *out);
+
+/* Publishes the object of a job that is ok (under the cache's name if there is a disk cache) and
+ * loads it; false with a message in job->message. The job's object is gone afterwards in every
+ * case. */
+bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out);
+
+/* Code of other devices, as bytes under a key that says all they depend on. Loading gives a copy to
+ * be freed, or NULL; storing fails silently. */
+void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes);
+void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes);
+
+#endif
