@@ -119,8 +119,7 @@ static op_id without_write(uint16_t op) {
     char plain[64];
     snprintf(plain, sizeof plain, "%.*s%s", (int)n - 1, name, dot ? dot : "");
     for (int i = 0; i < OP_COUNT; i++)
-        if (!strcmp(etch__ops[i].name, plain) && etch__ops[i].kind == KIND_POINTWISE)
-            return (op_id)i;
+        if (!strcmp(etch__ops[i].name, plain) && etch__ops[i].kind == KIND_POINTWISE) return i;
     return OP_COUNT;
 }
 

@@ -80,7 +80,7 @@ static void put_back(eager_run *r) {
 
 static size_t bytes_of(const graph *g, int v) {
     const tensor_meta *m = &g->values[v].meta;
-    size_t bytes = etch_dtype_size((etch_dtype)m->dtype);
+    size_t bytes = etch_dtype_size(m->dtype);
     for (int d = 0; d < m->ndim; d++) bytes *= (size_t)m->size[d];
     return bytes;
 }
@@ -153,7 +153,7 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
     const op_info *op = &etch__ops[n->op];
     if (!make_value(r, n->out)) return ETCH_ERR_OUT_OF_MEMORY;
     op_kernel kernel =
-        op->kind == KIND_VIEW ? NULL : etch__kernel_on((op_id)n->op, r->value[n->out]->device);
+        op->kind == KIND_VIEW ? NULL : etch__kernel_on(n->op, r->value[n->out]->device);
     if (!kernel && (op->kind == KIND_VIEW || n->op == OP_EMPTY)) return ETCH_OK;
     if (!kernel) return etch__error(ETCH_ERR_UNSUPPORTED, "%s has no kernel", op->name);
     for (int i = 0; i < n->nin; i++) {
@@ -166,7 +166,7 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
     etch__tls.state = n->state;
     etch_status status = etch__call_kernel(kernel, &call, &r->value[n->out], true);
     /* Only a kernel of the user's may have written before it fails. */
-    bool may_have_written = status == ETCH_OK || etch__op_is_users((op_id)n->op);
+    bool may_have_written = status == ETCH_OK || etch__op_is_users(n->op);
     if (op->kind != KIND_INPLACE || !may_have_written) return status;
     atomic_fetch_add(&r->value[n->out]->storage->version, 1);
     r->wrote |= g->values[n->out].base < g->ninputs;

@@ -56,7 +56,7 @@ void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, 
     if (n) buf[0] = 0;
     if (g->dtype != t->dtype)
         snprintf(buf, n, "tensor %d: dtype mismatch: expected %s, got %s", index,
-                 etch_dtype_name((etch_dtype)g->dtype), etch_dtype_name((etch_dtype)t->dtype));
+                 etch_dtype_name(g->dtype), etch_dtype_name(t->dtype));
     else if (g->ndim != t->ndim)
         snprintf(buf, n, "tensor %d: rank mismatch: expected %d, got %d", index, g->ndim, t->ndim);
     else if (g->device != t->device)
@@ -67,7 +67,7 @@ void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, 
 }
 
 void etch__guard_text(const tensor_meta *g, char *buf, size_t n) {
-    size_t used = (size_t)snprintf(buf, n, "%s[", etch_dtype_name((etch_dtype)g->dtype));
+    size_t used = (size_t)snprintf(buf, n, "%s[", etch_dtype_name(g->dtype));
     for (int d = 0; d < g->ndim && used < n; d++)
         used +=
             (size_t)snprintf(buf + used, n - used, "%s%lld", d ? ", " : "", (long long)g->size[d]);

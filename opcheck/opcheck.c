@@ -303,7 +303,7 @@ etch_status etch_opcheck(const etch_op *op, const etch_op_sample *samples, int n
     if (!op || !samples || nsamples <= 0)
         return etch__error_at(NULL, ETCH_ERR_NULL,
                               "etch_opcheck: expected an operator and at least one sample");
-    check c = {.op = op, .schema = etch__schema((op_id)op->id), .report = report, .room = n};
+    check c = {.op = op, .schema = etch__schema(op->id), .report = report, .room = n};
     for (c.sample = 0; c.sample < nsamples; c.sample++)
         ETCH_SCOPE
             check_sample(&c, &samples[c.sample]);

@@ -91,10 +91,10 @@ static void case_bad_text(const char *text) {
 static etch_dtype case_dtype(const char **at) {
     size_t n = strcspn(*at, "[");
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-        const char *name = etch_dtype_name((etch_dtype)d);
+        const char *name = etch_dtype_name(d);
         if (strlen(name) != n || strncmp(name, *at, n) != 0) continue;
         *at += n;
-        return (etch_dtype)d;
+        return d;
     }
     case_bad_text(*at);
     return ETCH_F32;

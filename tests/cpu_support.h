@@ -268,14 +268,14 @@ UNUSED_FN void write_there(const etch_tensor *t, size_t at, void *bytes, size_t 
 }
 
 UNUSED_FN number get(const etch_tensor *t, int64_t flat) {
-    etch_dtype dtype = (etch_dtype)t->dtype;
+    etch_dtype dtype = t->dtype;
     int64_t at = flat_offset(t, flat);
     if (t->device) return load_number(mirrored(t), t->offset + at, dtype);
     return load_number(etch__ptr(t), at, dtype);
 }
 
 UNUSED_FN void put(etch_tensor *t, int64_t flat, number v) {
-    etch_dtype dtype = (etch_dtype)t->dtype;
+    etch_dtype dtype = t->dtype;
     size_t size = etch_dtype_size(dtype);
     uint64_t cell = 0;
     int64_t at = flat_offset(t, flat);
@@ -310,7 +310,7 @@ UNUSED_FN etch_tensor *make_view(etch_dtype dtype, etch_shape s, layout how) {
 
 /* Elements next(ctx) for all of t, in row-major order. */
 UNUSED_FN void put_all(etch_tensor *t, number (*next)(void *ctx), void *ctx) {
-    etch_dtype dtype = (etch_dtype)t->dtype;
+    etch_dtype dtype = t->dtype;
     size_t bytes = t->storage->bytes;
     char *there = t->device ? calloc(1, bytes + 1) : NULL, *to = t->device ? there : etch__ptr(t);
     int64_t base = t->device ? t->offset : 0;

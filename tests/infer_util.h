@@ -75,7 +75,7 @@ static inline void assert_dims(const int64_t *got, int n, etch_shape expected) {
         infer(op, &m_, &compute_got_, ARGS(__VA_ARGS__));                                          \
         assert_string_equal(etch_last_error(), "");                                                \
         assert_string_equal(etch_dtype_name(compute_got_), etch_dtype_name(compute_));             \
-        assert_string_equal(etch_dtype_name((etch_dtype)m_.dtype), etch_dtype_name(result));       \
+        assert_string_equal(etch_dtype_name(m_.dtype), etch_dtype_name(result));                   \
         assert_dims(m_.size, m_.ndim, sizes);                                                      \
     } while (0)
 

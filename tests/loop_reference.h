@@ -199,7 +199,7 @@ static bool ref_compare(prim_id p, etch_dtype t, cell a, cell b) {
 }
 
 static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
-    etch_dtype t = (etch_dtype)p->type, from = (etch_dtype)p->from;
+    etch_dtype t = p->type, from = p->from;
     prim_id id = (prim_id)p->prim;
     if (id == PRIM_CONVERT) return ref_convert(from, t, a);
     if (id == PRIM_SELECT) return a.i ? b : c;
@@ -271,17 +271,16 @@ static void *ref_address(const ref_run *r, int access, bool store) {
     for (int x = 0; x < naxes; x++)
         if (r->k->access[access].step[x] != STEP_ZERO) offset += r->index[x] * stride[x];
     char *base = store ? r->store[access] : r->load[access];
-    return base + offset * (int64_t)etch_dtype_size((etch_dtype)r->k->access[access].dtype);
+    return base + offset * (int64_t)etch_dtype_size(r->k->access[access].dtype);
 }
 
 static cell ref_leaf(const ref_run *r, const loop_instr *i, int64_t logical) {
-    etch_dtype t = (etch_dtype)i->p.type;
+    etch_dtype t = i->p.type;
     cell c = {.i = 0};
     switch (i->p.prim) {
     case PRIM_INDEX: return (cell){.i = logical};
     case PRIM_NREDUCED: return ref_convert(ETCH_I64, t, (cell){.i = r->reduced});
-    case PRIM_SCALAR:
-        return ref_load(etch__compute_type((etch_dtype)i->p.from), &r->scalars[i->p.imm.i]);
+    case PRIM_SCALAR: return ref_load(etch__compute_type(i->p.from), &r->scalars[i->p.imm.i]);
     default:
         if (t == ETCH_F32) c.f = (float)i->p.imm.d;
         else if (t == ETCH_F64) c.d = i->p.imm.d;
@@ -295,12 +294,8 @@ static void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
     int a = (int)i->p.imm.i;
     cell none = {.i = 0}, *x = r->value;
     switch (i->kind) {
-    case LOOP_LOAD:
-        x[v] = ref_load((etch_dtype)r->k->access[a].dtype, ref_address(r, a, false));
-        break;
-    case LOOP_STORE:
-        ref_store((etch_dtype)r->k->access[a].dtype, ref_address(r, a, true), x[i->p.a]);
-        break;
+    case LOOP_LOAD: x[v] = ref_load(r->k->access[a].dtype, ref_address(r, a, false)); break;
+    case LOOP_STORE: ref_store(r->k->access[a].dtype, ref_address(r, a, true), x[i->p.a]); break;
     case LOOP_REDUCE: r->collected[v][at] = x[i->p.a]; break;
     default:
         if (i->p.prim <= PRIM_NREDUCED) x[v] = ref_leaf(r, i, logical);
@@ -355,9 +350,8 @@ static void ref_kernel(const loop_kernel *k, void *const *load, void *const *sto
             ref_space(&r, stage, p);
             for (int v = 0; v < k->ncode; v++)
                 if (r.collected[v] && k->code[v].stage == stage + 1)
-                    r.value[v] =
-                        ref_reduce((reduce_kind)k->code[v].p.imm.i, (etch_dtype)k->code[v].p.type,
-                                   r.collected[v], r.reduced);
+                    r.value[v] = ref_reduce((reduce_kind)k->code[v].p.imm.i, k->code[v].p.type,
+                                            r.collected[v], r.reduced);
             if (k->nred) ref_stage(&r, stage + 1, p, 0);
         }
     }

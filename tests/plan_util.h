@@ -90,7 +90,7 @@ static int64_t reach_of(const tensor_meta *m) {
         if (m->size[d] == 0) return 0;
         last += (m->size[d] - 1) * m->stride[d];
     }
-    return (last + 1) * (int64_t)etch_dtype_size((etch_dtype)m->dtype);
+    return (last + 1) * (int64_t)etch_dtype_size(m->dtype);
 }
 
 /* Numbers that fit the static classes of the operators which take them. */
@@ -133,7 +133,7 @@ static test_io make_io(const graph *g, uint64_t seed, int shift) {
     for (int v = 0; v < g->ninputs; v++) {
         etch_tensor *x = t.inputs[v] = etch__tensor_alloc();
         int32_t base = g->values[v].base;
-        etch_dtype dtype = (etch_dtype)g->values[v].meta.dtype;
+        etch_dtype dtype = g->values[v].meta.dtype;
         etch__apply_meta(x, &g->values[v].meta);
         x->offset += shift;
         if (base != v) {
@@ -168,7 +168,7 @@ static const char *compare_io(const test_io *a, const test_io *b) {
     static char text[128];
     const graph *g = a->g;
     for (int k = 0; k < g->noutputs; k++) {
-        etch_dtype dtype = (etch_dtype)g->values[g->outputs[k]].meta.dtype;
+        etch_dtype dtype = g->values[g->outputs[k]].meta.dtype;
         int64_t i = first_difference(dtype, a->outputs[k], b->outputs[k]);
         if (i < 0) continue;
         unsigned long long x = 0, y = 0;
@@ -180,7 +180,7 @@ static const char *compare_io(const test_io *a, const test_io *b) {
         return text;
     }
     for (int v = 0; v < g->ninputs; v++) {
-        etch_dtype dtype = (etch_dtype)g->values[v].meta.dtype;
+        etch_dtype dtype = g->values[v].meta.dtype;
         int64_t i = first_difference(dtype, a->inputs[v]->storage, b->inputs[v]->storage);
         snprintf(text, sizeof text, "input %d element %ld", v, (long)i);
         if (i >= 0) return text;

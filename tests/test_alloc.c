@@ -323,7 +323,7 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
 }
 
 static etch_tensor *call_current(etch_tensor *const *given) {
-    const op_schema *s = etch__schema((op_id)current_op->id);
+    const op_schema *s = etch__schema(current_op->id);
     etch_tensor *t[SCHEMA_MAX_ARGS] = {NULL}, *out = NULL;
     etch_value v[SCHEMA_MAX_ARGS];
     int n = 0;

@@ -275,7 +275,7 @@ static void test_threads_setting(void **state) {
 /* Values by name for the arguments of op that have no default, x for every tensor; list, of two,
  * for a list. Returns how many. */
 static int plain_values(const etch_op *op, etch_tensor *x, etch_tensor **list, etch_value *v) {
-    const op_schema *s = etch__schema((op_id)op->id);
+    const op_schema *s = etch__schema(op->id);
     int n = 0;
     for (int i = 0; i < s->nargs; i++) {
         const schema_arg *a = &s->args[i];
@@ -357,7 +357,7 @@ static void *without_scope(void *arg) {
     const etch_op *const *ops = etch_op_list(&count);
     for (int i = 0; i < count; i++) {
         etch_tensor *out;
-        const op_schema *s = etch__schema((op_id)ops[i]->id);
+        const op_schema *s = etch__schema(ops[i]->id);
         etch_clear_error();
         call_with(ops[i], x, -1, NULL, &out);
         bool owns = out != x; /* in place, and contiguous of what is contiguous */

@@ -38,7 +38,7 @@ static etch_status show(const op_call *call, etch_tensor *const *out) {
 
 static int set_up(void **state) {
     (void)state;
-    for (int i = 0; i < OP_COUNT; i++) etch__register_kernel((op_id)i, show);
+    for (int i = 0; i < OP_COUNT; i++) etch__register_kernel(i, show);
     return 0;
 }
 
@@ -142,7 +142,7 @@ static void lists_and_schemas(void **state) {
     assert_int_equal(count, OP_COUNT);
     assert_null(list[count]);
     for (int i = 0; i < count; i++) {
-        const op_schema *s = etch__schema((op_id)list[i]->id);
+        const op_schema *s = etch__schema(list[i]->id);
         int tensors = 0, lists = 0;
         assert_ptr_equal(etch_op_find(etch_op_name(list[i])), list[i]);
         assert_true(s->nargs > 0); /* it parses */

@@ -126,7 +126,7 @@ static void to_device_and_back(void) {
     views_return(expanded);
     views_return(nothing);
     goes_and_returns(etch_zeros(ETCH_BOOL, ETCH_SHAPE(0)));
-    for (int d = 0; d < ETCH_DTYPE_COUNT; d++) goes_and_returns(etch_to(ramp(7), (etch_dtype)d));
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++) goes_and_returns(etch_to(ramp(7), d));
 }
 
 static void host_reads(void) {

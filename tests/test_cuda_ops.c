@@ -369,7 +369,7 @@ static void scalars_beside_halves(void **state) {
         for (int d = ETCH_F32; d <= ETCH_F16; d++)
             ETCH_SCOPE {
                 etch_tensor *x = etch_from_host(values, ETCH_F64, ETCH_SHAPE(7));
-                check(all[k].of, etch_to(x, (etch_dtype)d), NO, NO, all[k].close);
+                check(all[k].of, etch_to(x, d), NO, NO, all[k].close);
             }
 }
 
@@ -467,10 +467,10 @@ static void products_of_elements(void **state) {
     (void)state;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         ETCH_SCOPE {
-            etch_tensor *x = numbers((etch_dtype)d, ETCH_SHAPE(3, 70));
+            etch_tensor *x = numbers(d, ETCH_SHAPE(3, 70));
             check(product_of_all, x, NO, NO, 0);
             check(product_of_rows, x, NO, NO, 0);
-            check(product_of_rows, numbers((etch_dtype)d, ETCH_SHAPE(2, 1)), NO, NO, 0);
+            check(product_of_rows, numbers(d, ETCH_SHAPE(2, 1)), NO, NO, 0);
         }
 }
 

@@ -218,15 +218,14 @@ static int first_store(const test_case *c) {
 }
 
 static size_t bytes_of(const test_case *c, int a) {
-    return (size_t)c->b.at[a].elements * etch_dtype_size((etch_dtype)c->k.access[a].dtype);
+    return (size_t)c->b.at[a].elements * etch_dtype_size(c->k.access[a].dtype);
 }
 
 static void make_memory(const test_case *c, memory *m) {
     size_t cells = (size_t)etch__loop_scratch_cells(&c->k, c->b.dims);
     memset(m, 0, sizeof *m);
     for (int a = 0; a < c->k.naccesses; a++) {
-        int64_t first =
-            c->b.at[a].first * (int64_t)etch_dtype_size((etch_dtype)c->k.access[a].dtype);
+        int64_t first = c->b.at[a].first * (int64_t)etch_dtype_size(c->k.access[a].dtype);
         m->at[a] = guarded(bytes_of(c, a), &m->map[a], &m->length[a]);
         memcpy(m->at[a], c->b.memory[a], bytes_of(c, a));
         m->args[a] = m->at[a] + first;
@@ -251,7 +250,7 @@ static bool nearly(etch_dtype d, const void *a, const void *b) {
 
 static void compare(const test_case *c, const launch *l, const memory *m) {
     for (int a = 0; a < c->k.naccesses; a++) {
-        etch_dtype d = (etch_dtype)c->k.access[a].dtype;
+        etch_dtype d = c->k.access[a].dtype;
         for (int64_t e = 0; c->k.access[a].store && e < c->b.at[a].elements; e++) {
             int64_t at = e * (int64_t)etch_dtype_size(d);
             const char *got = m->at[a] + at, *want = (char *)c->b.expected[a] + at;
@@ -430,14 +429,14 @@ static void test_map_functions(void **unused) {
 static void test_map_conversions(void **unused) {
     (void)unused;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-        etch_dtype from = etch__compute_type((etch_dtype)d);
+        etch_dtype from = etch__compute_type(d);
         begin(LOOP_MAP, 1, 0);
-        int x = load(0, (etch_dtype)d, "1");
+        int x = load(0, d, "1");
         for (int to = 0; to < ETCH_DTYPE_COUNT; to++) {
-            int v = convert(0, from, etch__compute_type((etch_dtype)to), x);
+            int v = convert(0, from, etch__compute_type(to), x);
             if (to == ETCH_BF16) v = op1(0, PRIM_ROUND_BF16, ETCH_F32, v);
             if (to == ETCH_F16) v = op1(0, PRIM_ROUND_F16, ETCH_F32, v);
-            store(0, (etch_dtype)to, "1", v);
+            store(0, to, "1", v);
         }
         check_1(3000);
     }
@@ -449,8 +448,8 @@ static void test_map_halves(void **unused) {
     (void)unused;
     for (int d = ETCH_BF16; d <= ETCH_F16; d++) {
         begin(LOOP_MAP, 1, 0);
-        int x = load(0, (etch_dtype)d, "1");
-        store(0, ETCH_F32, "1", x), store(0, (etch_dtype)d, "1", x);
+        int x = load(0, d, "1");
+        store(0, ETCH_F32, "1", x), store(0, d, "1", x);
         check_1(65536);
         for (int i = 0; i < 65536; i++)
             ((uint16_t *)cases[ncases - 1]->b.memory[0])[i] = (uint16_t)i;
@@ -475,12 +474,12 @@ static void test_map_scalars(void **unused) {
     static const int64_t whole[] = {1, -1, INT64_MIN, INT64_MAX, 0, 77};
     scalars[0] = 0x0102030405060708, scalars[1] = 0x3ff0000000000001;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-        etch_dtype t = etch__compute_type((etch_dtype)d);
+        etch_dtype t = etch__compute_type(d);
         begin(LOOP_MAP, 2, 0);
         K.nscalars = 2;
         int x = load(0, t, "s1"), v = x;
         for (int i = 0; i < 2; i++) {
-            int s = prim_of(0, PRIM_SCALAR, t, (etch_dtype)d, 0, 0, 0);
+            int s = prim_of(0, PRIM_SCALAR, t, d, 0, 0, 0);
             K.code[s].p.imm.i = i;
             v = op2(0, PRIM_ADD, t, v, s);
         }
@@ -718,10 +717,10 @@ static void test_reduce_types(void **unused) {
     for (int variant = LOOP_ROW; variant <= LOOP_COLUMN; variant++) {
         const char *in = variant == LOOP_ROW ? "s1" : "1s";
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-            etch_dtype t = etch__compute_type((etch_dtype)d);
+            etch_dtype t = etch__compute_type(d);
             etch_dtype acc = etch__is_float(t) ? t : ETCH_I64;
             begin((loop_variant)variant, 1, 1);
-            int x = load(0, (etch_dtype)d, in);
+            int x = load(0, d, in);
             int wide = convert(0, t, acc, x);
             int s = reduce(REDUCE_SUM, acc, wide), p = reduce(REDUCE_PROD, acc, wide);
             int hi = reduce(REDUCE_MAX, t, x), lo = reduce(REDUCE_MIN, t, x);
@@ -841,8 +840,7 @@ static void test_can_emit(void **unused) {
     assert_false(etch__cuda_can_emit(PRIM_ADD, ETCH_BF16));
     for (int p = 0; p < PRIM_COUNT; p++) /* whatever the CPU can */
         for (int t = 0; t < ETCH_DTYPE_COUNT; t++)
-            if (etch__loop_can_emit((prim_id)p, (etch_dtype)t))
-                assert_true(etch__cuda_can_emit((prim_id)p, (etch_dtype)t));
+            if (etch__loop_can_emit((prim_id)p, t)) assert_true(etch__cuda_can_emit((prim_id)p, t));
 }
 
 static void test_text(void **unused) {

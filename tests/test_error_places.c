@@ -57,7 +57,7 @@ static void fill_pool(void) {
     for (int i = 0; i < POOL; i++) {
         etch_shape s = {.n = (int32_t)draw(5)};
         for (int d = 0; d < s.n; d++) s.v[d] = draw(4);
-        pool[i] = etch_full((etch_dtype)draw(ETCH_DTYPE_COUNT), s, (int)draw(5) - 1);
+        pool[i] = etch_full(draw(ETCH_DTYPE_COUNT), s, (int)draw(5) - 1);
         assert_non_null(pool[i]);
     }
 }
@@ -98,7 +98,7 @@ static etch_value any_value(const schema_arg *a, etch_tensor **list) {
     case ARG_INTS_OPT: v.tag = ETCH_VALUE_INTS, v.ints = any_dims(); break;
     case ARG_BOOL: v.tag = ETCH_VALUE_BOOL, v.b = draw(2); break;
     case ARG_DTYPE:
-    case ARG_DTYPE_OPT: v.tag = ETCH_VALUE_DTYPE, v.dtype = (etch_dtype)draw(12); break;
+    case ARG_DTYPE_OPT: v.tag = ETCH_VALUE_DTYPE, v.dtype = draw(12); break;
     default: break;
     }
     if (!draw(40)) v.tag = (etch_value_tag)draw(12);
@@ -115,7 +115,7 @@ static bool is_large(const etch_value *v) {
 }
 
 static void call_at_random(const etch_op *op, tally *t) {
-    const op_schema *s = etch__schema((op_id)op->id);
+    const op_schema *s = etch__schema(op->id);
     etch_value v[SCHEMA_MAX_ARGS + 1];
     etch_tensor *list[3], *out = NULL;
     int n = 0;

@@ -178,8 +178,8 @@ static void rounding_to_half(void **state) {
                 for (int k = 0; k < 4; k++) {
                     double want = d == ETCH_BF16 ? ref_bf16(in[k]) : ref_f16(in[k]);
                     if (!same_number(real_number(want), real_number(out[k])))
-                        fail_msg("%a to %s: want %a, have %a", in[k],
-                                 etch_dtype_name((etch_dtype)d), want, out[k]);
+                        fail_msg("%a to %s: want %a, have %a", in[k], etch_dtype_name(d), want,
+                                 out[k]);
                 }
             }
 }
@@ -249,9 +249,8 @@ static void every_expression_is_well_formed(void **state) {
     for (int op = 0; op < OP_COUNT; op++)
         for (int d = 0; d < ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT; d++) {
             prim_program p;
-            etch_dtype in = (etch_dtype)(d % 10), compute = (etch_dtype)(d / 10 % 10),
-                       out = (etch_dtype)(d / 100);
-            bool has = program((op_id)op, in, compute, out, 0, &p);
+            etch_dtype in = (d % 10), compute = (d / 10 % 10), out = (d / 100);
+            bool has = program(op, in, compute, out, 0, &p);
             int kind = etch__ops[op].kind;
             bool own = op == OP_EMPTY || op == OP_RAND || op == OP_RANDN ||
                        etch__ops[op].drule == DRULE_INDEXED;
@@ -336,14 +335,13 @@ static void scalars_become_cells(void **state) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         for (int k = 0; k < COUNT_OF(values); k++) {
             etch_scalar s = values[k];
-            uint64_t cell = etch__scalar_cell(s, (etch_dtype)d);
-            number want = ref_convert(
-                s.kind == ETCH_SCALAR_REAL ? real_number(s.d) : whole_number(s.i), (etch_dtype)d);
-            number have = load_number(&cell, 0, etch__compute_type((etch_dtype)d));
+            uint64_t cell = etch__scalar_cell(s, d);
+            number want =
+                ref_convert(s.kind == ETCH_SCALAR_REAL ? real_number(s.d) : whole_number(s.i), d);
+            number have = load_number(&cell, 0, etch__compute_type(d));
             if (!same_number(want, have))
-                fail_msg("scalar %d as %s: want %.17g %lld, have %.17g %lld", k,
-                         etch_dtype_name((etch_dtype)d), want.d, (long long)want.i, have.d,
-                         (long long)have.i);
+                fail_msg("scalar %d as %s: want %.17g %lld, have %.17g %lld", k, etch_dtype_name(d),
+                         want.d, (long long)want.i, have.d, (long long)have.i);
         }
 }
 
@@ -351,14 +349,13 @@ static void reductions_choose_their_accumulator(void **state) {
     (void)state;
     ETCH_SCOPE {
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-            etch_tensor *t = make((etch_dtype)d, ETCH_SHAPE(3), LAYOUT_ROW, true);
+            etch_tensor *t = make(d, ETCH_SHAPE(3), LAYOUT_ROW, true);
             op_call sum = {.op = OP_SUM, .nin = 1, .in = &t},
                     largest = {.op = OP_MAX, .nin = 1, .in = &t};
-            etch_dtype out = is_float((etch_dtype)d) ? (etch_dtype)d : ETCH_I64;
+            etch_dtype out = is_float(d) ? d : ETCH_I64;
             assert_int_equal(etch__reduce_plan(&sum, out).acc, etch__compute_type(out));
             assert_int_equal(etch__reduce_plan(&sum, out).kind, REDUCE_SUM);
-            assert_int_equal(etch__reduce_plan(&largest, (etch_dtype)d).acc,
-                             etch__compute_type((etch_dtype)d));
+            assert_int_equal(etch__reduce_plan(&largest, d).acc, etch__compute_type(d));
         }
     }
 }

@@ -417,9 +417,9 @@ static void tables_are_whole(void **state) {
     }
     for (int a = 0; a < ETCH_DTYPE_COUNT; a++)
         for (int b = 0; b < ETCH_DTYPE_COUNT; b++) {
-            etch_dtype p = etch_promote_types((etch_dtype)a, (etch_dtype)b);
-            assert_int_equal(p, etch_promote_types((etch_dtype)b, (etch_dtype)a));
-            assert_int_equal(p, etch_promote_types(p, (etch_dtype)a));
+            etch_dtype p = etch_promote_types(a, b);
+            assert_int_equal(p, etch_promote_types(b, a));
+            assert_int_equal(p, etch_promote_types(p, a));
         }
     assert_int_equal(etch_promote_types(ETCH_U8, ETCH_I8), ETCH_I16);
     assert_int_equal(etch_promote_types(ETCH_BOOL, ETCH_U8), ETCH_U8);

@@ -136,14 +136,14 @@ static void test_map_primitives(void **unused) {
 static void test_map_conversions(void **unused) {
     (void)unused;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-        etch_dtype from = etch__compute_type((etch_dtype)d);
+        etch_dtype from = etch__compute_type(d);
         begin(LOOP_MAP, 1, 0);
-        int x = load(0, (etch_dtype)d, "1");
+        int x = load(0, d, "1");
         for (int to = 0; to < ETCH_DTYPE_COUNT; to++) {
-            int v = convert(0, from, etch__compute_type((etch_dtype)to), x);
+            int v = convert(0, from, etch__compute_type(to), x);
             if (to == ETCH_BF16) v = op1(0, PRIM_ROUND_BF16, ETCH_F32, v);
             if (to == ETCH_F16) v = op1(0, PRIM_ROUND_F16, ETCH_F32, v);
-            store(0, (etch_dtype)to, "1", v);
+            store(0, to, "1", v);
         }
         check_1(3000);
     }
@@ -156,9 +156,9 @@ static void test_map_halves(void **unused) {
         static uint16_t all[65536], out[65536], want[65536];
         static float wide[65536], wide_want[65536];
         begin(LOOP_MAP, 1, 0);
-        int x = load(0, (etch_dtype)d, "1");
+        int x = load(0, d, "1");
         store(0, ETCH_F32, "1", x);
-        store(0, (etch_dtype)d, "1", x);
+        store(0, d, "1", x);
         int64_t dims[4] = {65536, 1, 1, 1};
         void *args[3] = {all, wide, out}, *expected[3] = {all, wide_want, want};
         for (int i = 0; i < 65536; i++) all[i] = (uint16_t)i;
@@ -168,7 +168,7 @@ static void test_map_halves(void **unused) {
         ref_kernel(&K, args, expected, dims, NULL);
         for (int i = 0; i < 65536; i++) {
             assert_true(equal(ETCH_F32, &wide[i], &wide_want[i]));
-            assert_true(equal((etch_dtype)d, &out[i], &want[i]));
+            assert_true(equal(d, &out[i], &want[i]));
         }
     }
 }
@@ -229,10 +229,10 @@ static void test_map_vector_calls(void **unused) {
 static void test_map_scalars(void **unused) {
     (void)unused;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-        etch_dtype t = etch__compute_type((etch_dtype)d);
+        etch_dtype t = etch__compute_type(d);
         begin(LOOP_MAP, 2, 0);
         K.nscalars = 2;
-        int x = load(0, t, "11"), s = prim_of(0, PRIM_SCALAR, t, (etch_dtype)d, 0, 0, 0);
+        int x = load(0, t, "11"), s = prim_of(0, PRIM_SCALAR, t, d, 0, 0, 0);
         K.code[s].p.imm.i = 1;
         int c = op1(0, PRIM_CONST, t, 0);
         if (etch__is_float(t)) K.code[c].p.imm.d = 0.1;
@@ -383,10 +383,10 @@ static void test_reduce_types(void **unused) {
     for (int variant = LOOP_ROW; variant <= LOOP_COLUMN; variant++) {
         const char *in = variant == LOOP_ROW ? "s1" : "1s";
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-            etch_dtype t = etch__compute_type((etch_dtype)d);
+            etch_dtype t = etch__compute_type(d);
             etch_dtype acc = etch__is_float(t) ? t : ETCH_I64;
             begin((loop_variant)variant, 1, 1);
-            int x = load(0, (etch_dtype)d, in);
+            int x = load(0, d, in);
             int wide = convert(0, t, acc, x);
             int s = reduce(REDUCE_SUM, acc, wide), p = reduce(REDUCE_PROD, acc, wide);
             int hi = reduce(REDUCE_MAX, t, x), lo = reduce(REDUCE_MIN, t, x);

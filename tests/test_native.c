@@ -208,7 +208,7 @@ static void empty_and_zero_dimensional(void **state) {
 static void every_dtype_runs_a_chain(void **state) {
     (void)state;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
-        const char *t = etch_dtype_name((etch_dtype)d);
+        const char *t = etch_dtype_name(d);
         char text[1024];
         snprintf(text, sizeof text,
                  "graph d(%%0: %s[700], %%1: %s[700]) {\n"

@@ -31,12 +31,12 @@ static double epsilon(etch_dtype d) {
 /* Within `units` of the dtype's precision at the value (or at 1, whichever is
  * larger times scale). */
 static void assert_near(const etch_tensor *t, int64_t i, double want, double scale, double units) {
-    double have = get(t, i).d, e = epsilon((etch_dtype)t->dtype);
+    double have = get(t, i).d, e = epsilon(t->dtype);
     if (isnan(want) ? isnan(have) : want == have) return;
     double room = units * e * (fabs(want) + scale);
     if (fabs(have - want) <= room) return;
-    fail_msg("element %lld of %s: want %.17g, have %.17g", (long long)i,
-             etch_dtype_name((etch_dtype)t->dtype), want, have);
+    fail_msg("element %lld of %s: want %.17g, have %.17g", (long long)i, etch_dtype_name(t->dtype),
+             want, have);
 }
 
 /* The same arithmetic as these separate operators: bit for bit on the CPU. A device's rows have an
@@ -102,7 +102,7 @@ static etch_tensor *spelled_softmax(etch_tensor *x, int dim, bool log_form) {
     etch_tensor *d = must(etch_sub(wide, must(etch_amax(wide, ETCH_DIMS(dim), true))));
     etch_tensor *e = must(etch_exp(d)), *s = must(etch_sum_dim(e, ETCH_DIMS(dim), true));
     etch_tensor *y = log_form ? etch_sub(d, must(etch_log(s))) : etch_div(e, s);
-    return must(etch_to(must(y), (etch_dtype)x->dtype));
+    return must(etch_to(must(y), x->dtype));
 }
 
 static void softmax_bits(void **state) {
@@ -529,8 +529,7 @@ static void compiled_as_eager(etch_fn1 fn, etch_tensor *x) {
         for (int call = 0; call < 3; call++) {
             etch_tensor *y = must(etch_call(f, x));
             if (!etch_bitwise_equal(want, y))
-                fail_msg("%s, call %d of %s", backends[b], call,
-                         etch_dtype_name((etch_dtype)x->dtype));
+                fail_msg("%s, call %d of %s", backends[b], call, etch_dtype_name(x->dtype));
         }
         assert_int_equal(etch_function_counters(f).graphs, 1);
         assert_true(etch_function_counters(f).plan_runs >= 2);

@@ -449,7 +449,7 @@ static bool is_factor(op_id op, int k) {
 
 /* The dtype that scalar k is rounded to: none, f64, for an exponent beside f32. */
 static etch_dtype scalar_rounds_to(const trial *t, int k) {
-    op_id op = (op_id)t->call.op;
+    op_id op = t->call.op;
     bool power = op == OP_POW_SCALAR || op == OP_POW_SCALAR_;
     if (power && t->compute == ETCH_F32) return ETCH_F64;
     return is_factor(op, k) ? etch__compute_type(t->compute) : t->compute;
@@ -462,7 +462,7 @@ static number expected(const trial *t, const reference *r, const number *value, 
     int64_t *whole[3] = {&o.i, &o.j, &o.k};
     int condition = condition_of(t);
     for (int k = 0; k < t->call.nin; k++) {
-        bool wider = k == 1 && is_factor((op_id)t->call.op, -1) && t->in[1]->dtype <= ETCH_F64;
+        bool wider = k == 1 && is_factor(t->call.op, -1) && t->in[1]->dtype <= ETCH_F64;
         etch_dtype to = wider ? etch__compute_type(t->compute) : t->compute;
         number v = k == condition ? value[k] : ref_convert(value[k], to);
         *real[k] = v.d, *whole[k] = v.i;
@@ -536,9 +536,9 @@ static bool run_trial(trial *t) {
         number value[3] = {{0}}, have = get(y, i);
         double exact = 0;
         for (int k = 0; k < t->call.nin; k++) value[k] = before[k][broadcast_flat(t->in[k], y, i)];
-        number want = expected(t, r, value, (etch_dtype)y->dtype, &exact);
+        number want = expected(t, r, value, y->dtype, &exact);
         if (same_number(want, have)) continue;
-        double off = have.real && r->ulp ? ulps(have.d, exact, (etch_dtype)y->dtype) : INFINITY;
+        double off = have.real && r->ulp ? ulps(have.d, exact, y->dtype) : INFINITY;
         /* 1 + erf cancels: the error is one of 1, times the operand */
         if (t->call.op == OP_GELU &&
             fabs(have.d - exact) <=
@@ -547,10 +547,9 @@ static bool run_trial(trial *t) {
         if (off <= r->ulp) continue;
         fail_msg("%s of %s[%g %lld], %s[%g %lld] scalar %g/%lld: want %.17g %lld, have %.17g %lld "
                  "(%g ulp)",
-                 info->name, etch_dtype_name((etch_dtype)t->in[0]->dtype), value[0].d,
-                 (long long)value[0].i, etch_dtype_name(t->compute), value[1].d,
-                 (long long)value[1].i, t->sc[0].d, (long long)t->sc[0].i, want.d,
-                 (long long)want.i, have.d, (long long)have.i, off);
+                 info->name, etch_dtype_name(t->in[0]->dtype), value[0].d, (long long)value[0].i,
+                 etch_dtype_name(t->compute), value[1].d, (long long)value[1].i, t->sc[0].d,
+                 (long long)t->sc[0].i, want.d, (long long)want.i, have.d, (long long)have.i, off);
     }
     for (int k = 0; k < t->call.nin; k++) free(before[k]);
     return true;
@@ -562,7 +561,7 @@ static bool keeps_tame(op_id op) {
 }
 
 static bool is_expression(int op) {
-    return etch__has_expression((op_id)op) && etch__ops[op].kind != KIND_CREATION;
+    return etch__has_expression(op) && etch__ops[op].kind != KIND_CREATION;
 }
 static bool is_mine(int op) { return is_expression(op) && test_share(op); }
 static bool are_mine(int op, int dtype) {
@@ -585,11 +584,11 @@ static void every_operator_in_every_dtype(void **state) {
             for (int how = 0; are_mine(op, d) && how < LAYOUT_COUNT; how++)
                 ETCH_SCOPE {
                     trial t;
-                    set_trial(&t, (op_id)op);
-                    bool inplace = etch__ops[op].kind == KIND_INPLACE, tame = keeps_tame((op_id)op);
+                    set_trial(&t, op);
+                    bool inplace = etch__ops[op].kind == KIND_INPLACE, tame = keeps_tame(op);
                     if (inplace && how == LAYOUT_EXPANDED) continue;
                     for (int k = 0; k < t.call.nin; k++)
-                        t.in[k] = make((etch_dtype)d, ETCH_SHAPE(7, 41), (layout)how, tame);
+                        t.in[k] = make(d, ETCH_SHAPE(7, 41), (layout)how, tame);
                     int c = condition_of(&t);
                     if (c >= 0) t.in[c] = make(ETCH_BOOL, ETCH_SHAPE(7, 41), (layout)how, true);
                     run_trial(&t);
@@ -604,13 +603,11 @@ static void mixed_dtypes(void **state) {
         for (int d = 0; is_mine(op) && d < ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT; d++)
             ETCH_SCOPE {
                 trial t;
-                set_trial(&t, (op_id)op);
+                set_trial(&t, op);
                 if (t.call.nin < 2) continue;
-                bool tame = keeps_tame((op_id)op);
-                t.in[0] =
-                    make((etch_dtype)(d / ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
-                t.in[1] =
-                    make((etch_dtype)(d % ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
+                bool tame = keeps_tame(op);
+                t.in[0] = make((d / ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
+                t.in[1] = make((d % ETCH_DTYPE_COUNT), ETCH_SHAPE(90), LAYOUT_ROW, tame);
                 t.in[2] = t.in[0];
                 int c = condition_of(&t);
                 if (c >= 0) t.in[c] = make(ETCH_BOOL, ETCH_SHAPE(90), LAYOUT_ROW, true);
@@ -634,13 +631,13 @@ static void scalars_and_classes(void **state) {
             for (int v = 0; are_mine(op, d) && v < COUNT_OF(values) * COUNT_OF(values); v++)
                 ETCH_SCOPE {
                     trial t;
-                    set_trial(&t, (op_id)op);
+                    set_trial(&t, op);
                     if (!t.call.nsc || (t.call.nsc == 1 && v >= COUNT_OF(values))) break;
                     t.sc[0] = values[v % COUNT_OF(values)];
                     if (t.call.nsc == 2) t.sc[1] = values[v / COUNT_OF(values)];
                     for (int k = 0; k < t.call.nin; k++)
-                        t.in[k] = make(k == condition_of(&t) ? ETCH_BOOL : (etch_dtype)d,
-                                       ETCH_SHAPE(19), LAYOUT_ROW, keeps_tame((op_id)op));
+                        t.in[k] = make(k == condition_of(&t) ? ETCH_BOOL : d, ETCH_SHAPE(19),
+                                       LAYOUT_ROW, keeps_tame(op));
                     run_trial(&t);
                 }
 }
@@ -748,7 +745,7 @@ static void position_does_not_matter(void **state) {
         for (int d = ETCH_F32; d <= ETCH_F64; d++)
             ETCH_SCOPE {
                 if (!test_share(2 * k + d)) continue;
-                etch_tensor *x = make((etch_dtype)d, ETCH_SHAPE(100), LAYOUT_ROW, false);
+                etch_tensor *x = make(d, ETCH_SHAPE(100), LAYOUT_ROW, false);
                 trial t;
                 set_trial(&t, ops[k]);
                 t.in[0] = x;
@@ -766,7 +763,7 @@ static void creation(void **state) {
     (void)state;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         ETCH_SCOPE {
-            etch_dtype dtype = (etch_dtype)d;
+            etch_dtype dtype = d;
             etch_tensor *z = etch_zeros(dtype, ETCH_SHAPE(3, 5)),
                         *o = etch_ones(dtype, ETCH_SHAPE(700));
             etch_tensor *f = etch_full(dtype, ETCH_SHAPE(2, 3), 2.7);
@@ -848,8 +845,8 @@ static void random_numbers(void **state) {
             assert_true(fabs(get(n, i).d - want) < 1e-12);
         }
         for (int d = ETCH_F32; d <= ETCH_F16; d++) {
-            etch_tensor *u = etch_rand((etch_dtype)d, ETCH_SHAPE(20000));
-            etch_tensor *g = etch_randn((etch_dtype)d, ETCH_SHAPE(20000));
+            etch_tensor *u = etch_rand(d, ETCH_SHAPE(20000));
+            etch_tensor *g = etch_randn(d, ETCH_SHAPE(20000));
             assert_non_null(u);
             assert_non_null(g);
             double mean = 0, mean_g = 0, square = 0;
@@ -867,9 +864,9 @@ static void cats(void **state) {
     (void)state;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         ETCH_SCOPE {
-            etch_tensor *a = make((etch_dtype)d, ETCH_SHAPE(2, 3), LAYOUT_COLUMN, false);
-            etch_tensor *b = make((etch_dtype)d, ETCH_SHAPE(2, 0), LAYOUT_ROW, false);
-            etch_tensor *c = make((etch_dtype)d, ETCH_SHAPE(2, 400), LAYOUT_GAPS, false);
+            etch_tensor *a = make(d, ETCH_SHAPE(2, 3), LAYOUT_COLUMN, false);
+            etch_tensor *b = make(d, ETCH_SHAPE(2, 0), LAYOUT_ROW, false);
+            etch_tensor *c = make(d, ETCH_SHAPE(2, 400), LAYOUT_GAPS, false);
             etch_tensor *in[] = {a, b, c};
             const int64_t at[] = {-1};
             op_call call = {.op = OP_CAT, .nin = 3, .in = in, .nat = 1, .at = at};

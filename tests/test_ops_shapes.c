@@ -221,7 +221,7 @@ static void scans(void **state) {
                             sum += v.d, product *= v.d, whole += v.i;
                             factor = (int64_t)((uint64_t)factor * (uint64_t)v.i);
                         }
-                        etch_dtype out = (etch_dtype)y->dtype;
+                        etch_dtype out = y->dtype;
                         number s = real ? real_number(sum) : whole_number(whole);
                         number f = real ? real_number(product) : whole_number(factor);
                         assert_true(same_number(get(y, i), ref_convert(s, out)));
@@ -266,7 +266,7 @@ static void products_and_smallest(void **state) {
         for (int how = 0; how < LAYOUT_COUNT; how++)
             for (int dim = 0; dim < 2; dim++)
                 ETCH_SCOPE {
-                    etch_tensor *t = make((etch_dtype)d, S(6, 9), (layout)how, false);
+                    etch_tensor *t = make(d, S(6, 9), (layout)how, false);
                     etch_tensor *p = etch_prod_dim(t, dim, false),
                                 *a = etch_argmin_dim(t, dim, false);
                     int64_t n = t->size[dim], others = 54 / n;
@@ -287,7 +287,7 @@ static void products_and_smallest(void **state) {
                             if (less && !(m.real && isnan(m.d))) least = k;
                         }
                         assert_int_equal(get(a, o).i, least);
-                        if (!is_float((etch_dtype)d)) assert_int_equal(get(p, o).i, whole);
+                        if (!is_float(d)) assert_int_equal(get(p, o).i, whole);
                         else if (nan || (zero && infinite)) assert_true(isnan(get(p, o).d));
                         else if (d == ETCH_F64 && fabs(product) < 1e100 && fabs(product) > 1e-100)
                             assert_true(fabs(get(p, o).d - product) <= 1e-14 * fabs(product));

@@ -6,7 +6,7 @@
 /* The chain for float dtypes in the compute type; integers wrap. `wide` gets the sum in double. */
 static number chain(const etch_tensor *a, const etch_tensor *b, int64_t a0, int64_t a1, int64_t b0,
                     int64_t b1, int64_t k, double *wide, double *bound) {
-    etch_dtype d = (etch_dtype)a->dtype, type = etch__compute_type(d);
+    etch_dtype d = a->dtype, type = etch__compute_type(d);
     float f = 0;
     double g = 0;
     uint64_t u = 0;
@@ -39,7 +39,7 @@ static bool near(double have, double want, double bound, int64_t k, etch_dtype d
 static void check_element(const etch_tensor *a, const etch_tensor *b, number have, int64_t a0,
                           int64_t a1, int64_t b0, int64_t b1, int64_t k, bool exact) {
     double wide, bound;
-    etch_dtype d = (etch_dtype)a->dtype;
+    etch_dtype d = a->dtype;
     number want = ref_convert(chain(a, b, a0, a1, b0, b1, k, &wide, &bound), d);
     bool ok = exact || !is_float(d) ? same_number(have, want) : near(have.d, wide, bound, k, d);
     if (!ok)
@@ -71,8 +71,8 @@ static void small_products_are_chains(void **state) {
                     layout left = (layout)(how % LAYOUT_COUNT),
                            right = (layout)(how / LAYOUT_COUNT);
                     if (how % 7 && v[0] * v[1] * v[2] > 10000) continue; /* time */
-                    check_mm(make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), left, true),
-                             make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), right, true));
+                    check_mm(make(d, ETCH_SHAPE(v[0], v[2]), left, true),
+                             make(d, ETCH_SHAPE(v[2], v[1]), right, true));
                 }
 }
 
@@ -98,8 +98,8 @@ static void large_products(void **state) {
                 ETCH_SCOPE {
                     const int64_t *v = sizes[s];
                     layout other = (layout)((how * 2 + 1) % LAYOUT_COUNT);
-                    check_mm(make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), (layout)how, true),
-                             make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), other, true));
+                    check_mm(make(d, ETCH_SHAPE(v[0], v[2]), (layout)how, true),
+                             make(d, ETCH_SHAPE(v[2], v[1]), other, true));
                 }
 }
 
@@ -111,9 +111,8 @@ static void threads_do_not_matter(void **state) {
             ETCH_SCOPE {
                 const int64_t *v = sizes[s];
                 if (v[2] == 1000 && d != ETCH_F32) continue; /* time */
-                etch_tensor *a = make((etch_dtype)d, ETCH_SHAPE(v[0], v[2]), LAYOUT_ROW, true),
-                            *first = NULL;
-                etch_tensor *b = make((etch_dtype)d, ETCH_SHAPE(v[2], v[1]), LAYOUT_COLUMN, true);
+                etch_tensor *a = make(d, ETCH_SHAPE(v[0], v[2]), LAYOUT_ROW, true), *first = NULL;
+                etch_tensor *b = make(d, ETCH_SHAPE(v[2], v[1]), LAYOUT_COLUMN, true);
                 for (int threads = 1; threads <= 4; threads *= 2) {
                     etch_set_num_threads(threads);
                     etch_tensor *y = etch_mm(a, b);
@@ -132,7 +131,7 @@ static void vectors_and_batches(void **state) {
         for (int s = 0; s < COUNT_OF(lengths); s++)
             for (int how = 0; how < LAYOUT_COUNT; how++)
                 ETCH_SCOPE {
-                    etch_dtype dtype = (etch_dtype)d;
+                    etch_dtype dtype = d;
                     int64_t k = lengths[s];
                     etch_tensor *m = make(dtype, ETCH_SHAPE(5, k), (layout)how, true);
                     etch_tensor *v = make(dtype, ETCH_SHAPE(k), (layout)how, true);
@@ -166,7 +165,7 @@ static void addmm(void **state) {
         for (int s = 0; s < COUNT_OF(selves); s++)
             for (int f = 0; f < COUNT_OF(factors); f++)
                 ETCH_SCOPE {
-                    etch_dtype dtype = (etch_dtype)d, type = etch__compute_type(dtype);
+                    etch_dtype dtype = d, type = etch__compute_type(dtype);
                     double beta = is_float(dtype) ? factors[f][0] : trunc(factors[f][0]),
                            alpha = factors[f][1];
                     etch_tensor *a = make(dtype, ETCH_SHAPE(6, 4), LAYOUT_ROW, true);
@@ -201,7 +200,7 @@ static void empty_and_zero_k(void **state) {
     (void)state;
     for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
         ETCH_SCOPE {
-            etch_dtype dtype = (etch_dtype)d;
+            etch_dtype dtype = d;
             etch_tensor *none = make(dtype, ETCH_SHAPE(70, 0), LAYOUT_ROW, true);
             etch_tensor *y = etch_mm(none, make(dtype, ETCH_SHAPE(0, 80), LAYOUT_ROW, true));
             assert_non_null(y);

@@ -99,12 +99,12 @@ static void check(etch_tensor *t, uint32_t mask, reduce_kind kind) {
     number *x = malloc((size_t)(t->numel + 1) * sizeof *x);
     for (int64_t o = 0; o < y->numel; o++) {
         int64_t n = collect(t, mask, o, x);
-        number want = expected_of(x, n, kind, (etch_dtype)t->dtype, (etch_dtype)y->dtype);
+        number want = expected_of(x, n, kind, t->dtype, y->dtype);
         number have = get(y, o);
         if (!same_number(want, have))
             fail_msg("%s kind %d mask %x output %lld: want %.17g %lld, have %.17g %lld",
-                     etch_dtype_name((etch_dtype)t->dtype), kind, mask, (long long)o, want.d,
-                     (long long)want.i, have.d, (long long)have.i);
+                     etch_dtype_name(t->dtype), kind, mask, (long long)o, want.d, (long long)want.i,
+                     have.d, (long long)have.i);
     }
     free(x);
 }
@@ -120,14 +120,13 @@ static void every_dtype_layout_and_axes(void **state) {
             for (int s = 0; s < COUNT_OF(shapes); s++)
                 for (uint32_t mask = 1; mask < 1u << shapes[s].n; mask++)
                     for (int kind = REDUCE_SUM; kind <= REDUCE_PROD; kind++) {
-                        bool whole = !is_float((etch_dtype)d), one = !(mask & (mask - 1));
+                        bool whole = !is_float(d), one = !(mask & (mask - 1));
                         if (!test_share(d * LAYOUT_COUNT + how)) continue;
                         if (kind == REDUCE_ARGMAX || kind == REDUCE_ARGMIN) continue;
                         if (kind == REDUCE_MEAN && whole) continue;
                         if (kind == REDUCE_PROD && !one) continue; /* of one axis only */
                         ETCH_SCOPE {
-                            check(make((etch_dtype)d, shapes[s], (layout)how, true), mask,
-                                  (reduce_kind)kind);
+                            check(make(d, shapes[s], (layout)how, true), mask, (reduce_kind)kind);
                         }
                     }
 }
@@ -139,7 +138,7 @@ static void odd_values(void **state) {
         for (int round = 0; round < ROUNDS; round++)
             ETCH_SCOPE {
                 if (!test_share(d * ROUNDS + round)) continue;
-                etch_tensor *t = make((etch_dtype)d, ETCH_SHAPE(9, 40), LAYOUT_ROW, false);
+                etch_tensor *t = make(d, ETCH_SHAPE(9, 40), LAYOUT_ROW, false);
                 for (uint32_t mask = 1; mask < 4; mask++) {
                     check(t, mask, REDUCE_SUM);
                     check(t, mask, REDUCE_MAX);
@@ -245,7 +244,7 @@ static void argmax_first_nan_first_tie(void **state) {
                 for (int tame = 0; tame < 2; tame++)
                     ETCH_SCOPE {
                         if (!test_share(d * LAYOUT_COUNT + how)) continue;
-                        etch_tensor *t = make((etch_dtype)d, shapes[s], (layout)how, tame);
+                        etch_tensor *t = make(d, shapes[s], (layout)how, tame);
                         for (int dim = -1; dim < shapes[s].n; dim++) check_argmax(t, dim);
                     }
 }

@@ -143,8 +143,8 @@ static void all_of(etch_tensor *x) {
 
 static void numbers(void) {
     for (int d = 0; d < 4; d++) {
-        settle(etch_rand((etch_dtype)d, ETCH_SHAPE(100, 100)));
-        settle(etch_randn((etch_dtype)d, ETCH_SHAPE(100, 100)));
+        settle(etch_rand(d, ETCH_SHAPE(100, 100)));
+        settle(etch_randn(d, ETCH_SHAPE(100, 100)));
     }
 }
 
@@ -152,7 +152,7 @@ static void numbers(void) {
 
 static void of_each_dtype(int64_t n, int64_t m) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
-        ETCH_SCOPE { all_of(sample((etch_dtype)d, n, m)); }
+        ETCH_SCOPE { all_of(sample(d, n, m)); }
 }
 
 static void eager(void) { of_each_dtype(130, 70); }

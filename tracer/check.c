@@ -309,7 +309,7 @@ static bool compare_row(void *ctx, const char *const *p, const int64_t *step, in
 static bool same_bits(const etch_tensor *expected, const etch_tensor *got, comparison *c) {
     host_view a, b;
     const etch_tensor *pair[] = {etch__host_view(expected, &a), etch__host_view(got, &b)};
-    *c = (comparison){.dtype = (etch_dtype)expected->dtype};
+    *c = (comparison){.dtype = expected->dtype};
     c->unread = !pair[0] || !pair[1];
     bool same = c->unread || etch__each_row(pair, 2, compare_row, c);
     etch__host_view_end(&a);

@@ -97,7 +97,7 @@ static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
 }
 
 static bool evaluate_kernel(const op_call *call, etch_tensor *h) {
-    size_t bytes = (size_t)h->numel * etch_dtype_size((etch_dtype)h->dtype);
+    size_t bytes = (size_t)h->numel * etch_dtype_size(h->dtype);
     h->storage = etch__storage_new_on(h->device, bytes);
     h->deferred = !h->storage; /* kernels of users may call operators on it */
     if (h->storage && etch__run_kernel(call, h) == ETCH_OK) return true;

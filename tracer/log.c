@@ -102,7 +102,7 @@ static void put_guard(guard_text *t, const tensor_meta *g, bool dynamic) {
     if (g->dtype >= ETCH_DTYPE_COUNT) {
         put(t, "none");
     } else if (dynamic) {
-        put(t, "%s of rank %d", etch_dtype_name((etch_dtype)g->dtype), g->ndim);
+        put(t, "%s of rank %d", etch_dtype_name(g->dtype), g->ndim);
     } else {
         etch__guard_text(g, text, sizeof text);
         put(t, "%s", text);

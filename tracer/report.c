@@ -143,9 +143,7 @@ static char *arguments_text(const trace_tree *t) {
         if (!t->guarded[i]) snprintf(one, sizeof one, "any");
         else if (g->dtype >= ETCH_DTYPE_COUNT) snprintf(one, sizeof one, "none");
         else if (!t->dynamic) etch__guard_text(g, one, sizeof one);
-        else
-            snprintf(one, sizeof one, "%s of rank %d", etch_dtype_name((etch_dtype)g->dtype),
-                     g->ndim);
+        else snprintf(one, sizeof one, "%s of rank %d", etch_dtype_name(g->dtype), g->ndim);
         snprintf(text + n, sizeof text - n, "%s%s", i ? ", " : "", one);
         n = strlen(text);
     }
@@ -172,8 +170,7 @@ static char *call_text(const trace_node *n) {
     for (int i = 0; i < n->nin && at < (int)sizeof text - 240; i++)
         at += snprintf(text + at, sizeof text - (size_t)at, "%s%%%d", i ? ", " : "", n->in[i]);
     if (n->dynamic)
-        snprintf(meta, sizeof meta, "%s of rank %d", etch_dtype_name((etch_dtype)n->meta.dtype),
-                 n->meta.ndim);
+        snprintf(meta, sizeof meta, "%s of rank %d", etch_dtype_name(n->meta.dtype), n->meta.ndim);
     else etch__guard_text(&n->meta, meta, sizeof meta);
     snprintf(text + at, sizeof text - (size_t)at, ")  %s", meta);
     return etch__report_strdup(text);

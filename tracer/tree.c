@@ -68,7 +68,7 @@ static bool similar_attributes(op_id op, const int64_t *a, const int64_t *b) {
 
 int etch__static_difference(const trace_node *n, const op_call *call) {
     if (n->op != call->op || n->nin != call->nin || n->nat != call->nat) return -1;
-    return static_difference((op_id)n->op, n->c.at, call->at);
+    return static_difference(n->op, n->c.at, call->at);
 }
 
 bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state) {
@@ -76,7 +76,7 @@ bool etch__similar_call(const trace_node *n, const op_call *call, uint64_t state
     if ((n->c.key & ~CURSOR_DYNAMIC) != key || n->c.state != state) return false;
     for (int i = 0; i < call->nsc; i++)
         if (n->c.kind[i] != call->sc[i].kind) return false;
-    return similar_attributes((op_id)n->op, n->c.at, call->at);
+    return similar_attributes(n->op, n->c.at, call->at);
 }
 
 static bool same_class(const tensor_meta *a, const tensor_meta *b) {
@@ -113,7 +113,7 @@ static bool same_captures(const trace_node *a, const trace_node *b) {
 
 static bool same_attributes(const trace_node *a, const trace_node *b) {
     if (!a->nat) return true;
-    if (a->dynamic) return similar_attributes((op_id)a->op, a->c.at, b->c.at);
+    if (a->dynamic) return similar_attributes(a->op, a->c.at, b->c.at);
     return !memcmp(a->c.at, b->c.at, a->nat * sizeof(int64_t));
 }
 

@@ -64,7 +64,7 @@ static etch_status learn(allowed_fn *a, etch_tensor *const *in, int nin, const t
     if (!l) return ETCH_ERR_OUT_OF_MEMORY;
     l->nin = nin;
     for (int i = 0; i < nin; i++) etch__guard_make(in[i], &l->in[i]);
-    l->result.dtype = (etch_dtype)m->dtype;
+    l->result.dtype = m->dtype;
     l->result.sizes.n = m->ndim;
     memcpy(l->result.sizes.v, m->size, m->ndim * sizeof *m->size);
     pthread_mutex_lock(&a->lock);

@@ -150,7 +150,7 @@ static const char *wide(const conv *c, const etch_tensor *t, void **copy) {
     const char *raw = etch__ptr(t);
     void *packed = NULL;
     if (!t->contiguous) {
-        packed = etch__malloc((size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype) + 1);
+        packed = etch__malloc((size_t)t->numel * etch_dtype_size(t->dtype) + 1);
         if (!packed) return NULL;
         etch__copy_contiguous(packed, t);
         raw = *copy = packed;
@@ -179,7 +179,7 @@ static etch_status run_tiles(conv *c, int64_t images) {
 
 static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
     const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2], *y = outs[0];
-    conv c = {.isa = etch__isa_table(), .dtype = (etch_dtype)x->dtype, .y = etch__ptr(y)};
+    conv c = {.isa = etch__isa_table(), .dtype = x->dtype, .y = etch__ptr(y)};
     void *copies[3] = {NULL, NULL, NULL};
     if (y->numel == 0) return ETCH_OK;
     if (!etch__conv_numbers(call, &c.at)) return etch__tls.status;

@@ -138,7 +138,7 @@ static void set_walk(index_walk *w, const etch_tensor *indexed, int dim, const e
     }
     w->step = stride_of(indexed, dim);
     w->index = etch__ptr(index), w->indexed = etch__ptr(indexed);
-    w->dtype = (etch_dtype)indexed->dtype;
+    w->dtype = indexed->dtype;
 }
 
 static etch_status read_kernel(const op_call *call, etch_tensor *const *outs) {
@@ -161,13 +161,13 @@ static etch_status take_kernel(const op_call *call, etch_tensor *const *outs) {
     index_walk w = {.way = READ_INDEXED, .ndim = 1, .step = 1, .values = etch__ptr(out)};
     etch_status status = take_index(call, self->numel, true, &index);
     if (status == ETCH_OK && !self->contiguous) {
-        bool made = etch__place_new(&flat, (etch_dtype)self->dtype, self->ndim, self->size);
+        bool made = etch__place_new(&flat, self->dtype, self->ndim, self->size);
         status = made ? etch__place_copy(&flat, self, call->site) : ETCH_ERR_OUT_OF_MEMORY;
         self = &flat;
     }
     if (status == ETCH_OK && out->numel) {
         w.size[0] = out->numel, w.other[0] = w.number[0] = 1;
-        w.index = etch__ptr(&index), w.indexed = etch__ptr(self), w.dtype = (etch_dtype)out->dtype;
+        w.index = etch__ptr(&index), w.indexed = etch__ptr(self), w.dtype = out->dtype;
         walk(&w);
     }
     etch__place_free(&flat);
@@ -189,8 +189,7 @@ static etch_status set_values(const op_call *call, const etch_tensor *out, index
                               etch_tensor *copy) {
     etch_tensor *t = call->in[2];
     if (etch__place_overlap(t, out)) {
-        if (!etch__place_new(copy, (etch_dtype)t->dtype, t->ndim, t->size))
-            return ETCH_ERR_OUT_OF_MEMORY;
+        if (!etch__place_new(copy, t->dtype, t->ndim, t->size)) return ETCH_ERR_OUT_OF_MEMORY;
         etch_status status = etch__place_copy(copy, t, call->site);
         if (status != ETCH_OK) return status;
         t = copy;
@@ -230,7 +229,7 @@ static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
     etch_status status = take_index(call, size_of(out, dim), wraps, &index);
     if (status == ETCH_OK && put) set_put_walk(&w, out, &index);
     else if (status == ETCH_OK) set_walk(&w, out, dim, &index, rule == SRULE_INDEX_COPY);
-    if (call->nsc) scalar_element(call->sc[0], (etch_dtype)out->dtype, element);
+    if (call->nsc) scalar_element(call->sc[0], out->dtype, element);
     else if (status == ETCH_OK) status = set_values(call, out, &w, &copy);
     if (status == ETCH_OK && out != call->in[0] && etch__ops[call->op].kind != KIND_INPLACE)
         status = etch__place_copy(out, call->in[0], call->site);
@@ -247,6 +246,6 @@ __attribute__((constructor)) static void register_index(void) {
     for (int op = 0; op < OP_COUNT; op++) {
         int rule = etch__ops[op].srule;
         if (rule == SRULE_SCATTER || rule == SRULE_INDEX_COPY || rule == SRULE_INDEX_PUT)
-            etch__register_kernel((op_id)op, write_kernel);
+            etch__register_kernel(op, write_kernel);
     }
 }

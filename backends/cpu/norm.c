@@ -385,7 +385,7 @@ static etch_status run_rows(row_job *j) {
 static bool contiguous(const etch_tensor *t, const char **data, void **copy) {
     *data = etch__ptr(t), *copy = NULL;
     if (t->contiguous) return true;
-    *copy = etch__malloc((size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype) + 1);
+    *copy = etch__malloc((size_t)t->numel * etch_dtype_size(t->dtype) + 1);
     if (!*copy) return false;
     etch__copy_contiguous(*copy, t);
     *data = *copy;
@@ -394,7 +394,7 @@ static bool contiguous(const etch_tensor *t, const char **data, void **copy) {
 
 static void plan_types(row_job *j, const etch_tensor *x, const etch_tensor *y) {
     j->isa = etch__isa_table();
-    j->in = (etch_dtype)x->dtype, j->out = (etch_dtype)y->dtype;
+    j->in = x->dtype, j->out = y->dtype;
     j->type = etch__compute_type(j->in), j->size = (int)etch_dtype_size(j->type);
     j->y = etch__ptr(y);
     j->weight = j->bias = NULL;

@@ -42,11 +42,9 @@ static bool build_plainly(const op_call *call, const etch_tensor *out, cpu_progr
     etch_dtype compute, in[PROGRAM_INPUTS] = {0};
     prim_program p;
     if (etch__infer(call, &meta, &compute) != ETCH_OK) return false;
-    for (int k = 0; k < call->nin && k < PROGRAM_INPUTS; k++)
-        in[k] = (etch_dtype)call->in[k]->dtype;
-    if (etch__expr_build((op_id)call->op, in, call->nin, compute, (etch_dtype)out->dtype,
-                         class_of(call), &p) &&
-        etch__program_build(&p, in, (etch_dtype)out->dtype, program))
+    for (int k = 0; k < call->nin && k < PROGRAM_INPUTS; k++) in[k] = call->in[k]->dtype;
+    if (etch__expr_build(call->op, in, call->nin, compute, out->dtype, class_of(call), &p) &&
+        etch__program_build(&p, in, out->dtype, program))
         return true;
     etch__error_at(call->site, ETCH_ERR_DTYPE, "%s: not defined for %s", etch__ops[call->op].name,
                    etch_dtype_name(compute));
@@ -90,7 +88,7 @@ typedef struct byte_range {
 } byte_range;
 
 static byte_range range_of(const etch_tensor *t) {
-    int64_t low = 0, high = 0, size = (int64_t)etch_dtype_size((etch_dtype)t->dtype);
+    int64_t low = 0, high = 0, size = (int64_t)etch_dtype_size(t->dtype);
     for (int d = 0; d < t->ndim; d++) {
         int64_t reach = (t->size[d] - 1) * t->stride[d];
         if (reach < 0) low += reach;
@@ -251,7 +249,7 @@ static bool is_flat(const op_call *call, const etch_tensor *out, const cpu_progr
  * the divisor in the common dtype, where a scalar or the one element of a 0-d tensor may have
  * wrapped to 0: its low bytes. */
 static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
-    etch_dtype dtype = (etch_dtype)out->dtype;
+    etch_dtype dtype = out->dtype;
     bool zero = false;
     if (etch__is_float(dtype)) return ETCH_OK;
     if (call->nin == 1) {
@@ -299,5 +297,5 @@ static etch_status pointwise(const op_call *call, etch_tensor *const *outs) {
 
 __attribute__((constructor)) static void register_pointwise(void) {
     for (int op = 0; op < OP_COUNT; op++)
-        if (etch__has_expression((op_id)op)) etch__register_kernel((op_id)op, pointwise);
+        if (etch__has_expression(op)) etch__register_kernel(op, pointwise);
 }

@@ -424,7 +424,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     product p; /* not cleared whole: that costs more than a product of a few elements */
     epilogue e;
     if (out->numel == 0) return ETCH_OK;
-    p.isa = etch__isa_table(), p.dtype = (etch_dtype)out->dtype;
+    p.isa = etch__isa_table(), p.dtype = out->dtype;
     p.a.copy = p.b.copy = NULL;
     atomic_init(&p.status, 0);
     e.p = &p, e.self = NULL, e.out = etch__ptr(out), e.scale = false;
@@ -451,5 +451,5 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
 __attribute__((constructor)) static void register_products(void) {
     pthread_atfork(NULL, note_fork, forget_users);
     for (int op = 0; op < OP_COUNT; op++)
-        if (etch__ops[op].kind == KIND_CONTRACTION) etch__register_kernel((op_id)op, multiply);
+        if (etch__ops[op].kind == KIND_CONTRACTION) etch__register_kernel(op, multiply);
 }

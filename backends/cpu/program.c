@@ -38,12 +38,12 @@ static void add_fill(translator *t, int k, const prim_instr *i) {
         t->failed = true;
         return;
     }
-    program_fill f = {.scalar = -1, .log2 = (uint8_t)etch__size_log2((etch_dtype)i->type)};
+    program_fill f = {.scalar = -1, .log2 = (uint8_t)etch__size_log2(i->type)};
     if (i->prim == PRIM_SCALAR) f.scalar = (int8_t)i->imm.i, f.from = i->from;
     else
-        f.cell = etch__scalar_cell(etch__is_float((etch_dtype)i->type) ? etch_scalar_real(i->imm.d)
-                                                                       : etch_scalar_int(i->imm.i),
-                                   (etch_dtype)i->type);
+        f.cell = etch__scalar_cell(etch__is_float(i->type) ? etch_scalar_real(i->imm.d)
+                                                           : etch_scalar_int(i->imm.i),
+                                   i->type);
     f.slot = t->slot[k] = take_temp(t);
     t->last_use[k] = INT16_MAX; /* filled once for all strips */
     o->fills[o->nfills++] = f;
@@ -134,7 +134,7 @@ static void set_up(const cpu_program *p, const strip_table *table, const etch_sc
     for (int k = 0; k < p->nfills; k++) {
         const program_fill *f = &p->fills[k];
         uint64_t cell = f->cell;
-        if (f->scalar >= 0) cell = etch__scalar_cell(scalars[f->scalar], (etch_dtype)f->from);
+        if (f->scalar >= 0) cell = etch__scalar_cell(scalars[f->scalar], f->from);
         table->fill[f->log2](slot[f->slot], &cell, n);
     }
 }
@@ -292,7 +292,7 @@ void etch__program_run_blocks(const cpu_program *p, const strided_space *s,
 void etch__copy_contiguous(void *dst, const etch_tensor *t) {
     const strip_table *table = etch__isa_table()->strips;
     strided_space space = {.ndim = t->ndim, .numel = t->numel};
-    int log2 = etch__size_log2((etch_dtype)t->dtype);
+    int log2 = etch__size_log2(t->dtype);
     if (t->numel == 0) return;
     memcpy(space.size, t->size, sizeof space.size);
     if (t->ndim == 0) space.ndim = 1, space.size[0] = 1;

@@ -85,7 +85,7 @@ static etch_status random_kernel(const op_call *call, etch_tensor *const *outs) 
     random_job j = {.isa = etch__isa_table(),
                     .seed = (uint64_t)call->sc[call->nsc - 2].i,
                     .offset = (uint64_t)call->sc[call->nsc - 1].i,
-                    .dtype = (etch_dtype)out->dtype,
+                    .dtype = out->dtype,
                     .normal = call->op == OP_RANDN,
                     .out = etch__ptr(out)};
     etch__parallel(out->numel, RANDOM_GRAIN, random_task, &j);

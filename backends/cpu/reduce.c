@@ -450,11 +450,11 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
     uint32_t mask;
     bool keepdim;
     if (out->numel == 0) return ETCH_OK;
-    reduce_plan plan = etch__reduce_plan(call, (etch_dtype)out->dtype);
+    reduce_plan plan = etch__reduce_plan(call, out->dtype);
     etch__reduce_axes(call, &mask, &keepdim);
     r.kind = plan.kind, r.acc = plan.acc, r.fold = (fold_kind)folds[plan.kind];
     r.least = plan.kind == REDUCE_ARGMIN;
-    r.in_dtype = (etch_dtype)in->dtype, r.out_dtype = (etch_dtype)out->dtype;
+    r.in_dtype = in->dtype, r.out_dtype = out->dtype;
     r.out = etch__ptr(out);
     plan_access(&r, in, mask, plan.element);
     if (r.reduced.count == 0) return reduce_nothing(call, &r);
@@ -465,5 +465,5 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
 
 __attribute__((constructor)) static void register_reductions(void) {
     for (int op = 0; op < OP_COUNT; op++)
-        if (etch__ops[op].kind == KIND_REDUCTION) etch__register_kernel((op_id)op, reduce);
+        if (etch__ops[op].kind == KIND_REDUCTION) etch__register_kernel(op, reduce);
 }

@@ -48,7 +48,7 @@ static void run_scan(const op_call *call, etch_tensor *t) {
 /* Converted to the result's dtype first, as the dtype argument says. */
 static etch_status scan_kernel(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0], wide, *in = call->in[0];
-    etch_dtype acc = etch__is_float((etch_dtype)out->dtype) ? ETCH_F64 : ETCH_I64;
+    etch_dtype acc = etch__is_float(out->dtype) ? ETCH_F64 : ETCH_I64;
     if (!out->numel) return ETCH_OK;
     if (in->dtype != out->dtype || !out->ndim) {
         etch_status status = etch__place_copy(out, in, call->site);

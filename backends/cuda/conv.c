@@ -122,7 +122,7 @@ static window window_of(const conv *c) {
 static etch_status run_text(const conv *c, const char *symbol, const char *body, int64_t blocks,
                             void *args) {
     kernel_text k = {.symbol = symbol, .body = body, .ndtypes = 1};
-    k.dtype[0] = (etch_dtype)c->y->dtype;
+    k.dtype[0] = c->y->dtype;
     bool real = etch__is_float(k.dtype[0]);
     snprintf(k.defines, sizeof k.defines, "#define FMA(x, y, z) %s\n#define SUM(x, y) %s\n",
              !real ? "(VALUE_0)((u64)(x) * (u64)(y) + (u64)(z))"
@@ -220,7 +220,7 @@ static etch_status batched(const conv *c, int64_t first, int64_t n) {
     etch_tensor m = view_of(c->x, first * c->x->stride[0], 3, sizes[1], strides[1]);
     etch_status status = ETCH_OK;
     if (!c->plain) {
-        if (!etch__cuda_temporary(&m, (etch_dtype)c->x->dtype, 3, sizes[1], c->x->device))
+        if (!etch__cuda_temporary(&m, c->x->dtype, 3, sizes[1], c->x->device))
             return etch__tls.status;
         status = fill_matrix(c, 0, first, n, false, &m);
     }
@@ -250,7 +250,7 @@ static etch_status flat(const conv *c, int64_t group, int64_t first, int64_t n) 
         view_of(c->y, at, 3, sizes, (int64_t[]){channels * c->positions, c->positions, 1});
     etch_tensor m = {.storage = NULL}, t = {.storage = NULL};
     int device = c->y->device;
-    etch_dtype dtype = (etch_dtype)c->y->dtype;
+    etch_dtype dtype = c->y->dtype;
     bool ready = etch__cuda_temporary(&m, dtype, 2, (int64_t[]){c->rows, columns}, device) &&
                  etch__cuda_temporary(&t, dtype, 2, (int64_t[]){c->out_channels, columns}, device);
     etch_status status = ready ? fill_matrix(c, group, first, n, true, &m) : etch__tls.status;
@@ -305,7 +305,7 @@ static int64_t images_at_once(const conv *c) {
 }
 
 static etch_status by_products(const conv *c) {
-    bool half = etch__compute_type((etch_dtype)c->y->dtype) != (etch_dtype)c->y->dtype;
+    bool half = etch__compute_type(c->y->dtype) != c->y->dtype;
     bool bias = c->bias != ETCH_NONE, in_place = c->at.groups == 1 && !(half && bias);
     int64_t step = images_at_once(c);
     etch_status status = ETCH_OK;

@@ -44,7 +44,7 @@ static etch_status check_index(cuda_stream *s, const etch_tensor *t, int64_t n, 
         int64_t n, low, high;
     } a = {*check, etch__ptr(t), {0}, t->numel, wraps ? -n : 0, n - 1};
     kernel_text k = {.symbol = "etch_checked", .body = check_text, .ndtypes = 1, .checks = true};
-    k.dtype[0] = (etch_dtype)t->dtype;
+    k.dtype[0] = t->dtype;
     etch__cuda_dims(&a.dims, t);
     return a.n ? etch__cuda_run_text(s, &k, (a.n + 255) / 256, 256, &a) : ETCH_OK;
 }
@@ -222,7 +222,7 @@ static etch_status run_walk(const op_call *call, cuda_stream *s, walk_args *w, e
     if (status != ETCH_OK || !walks) return status;
     w->low = how->wraps ? -w->n : 0;
     kernel_text k = {.symbol = "etch_walk", .body = walk_text, .ndtypes = 2, .checks = true};
-    k.dtype[0] = dtype, k.dtype[1] = (etch_dtype)index->dtype;
+    k.dtype[0] = dtype, k.dtype[1] = index->dtype;
     snprintf(k.defines, sizeof k.defines, "#define WAY %d\n#define TESTED %d\n", how->way,
              how->tested);
     return etch__cuda_run_text(s, &k, (units + 127) / 128, 128, w);
@@ -242,7 +242,7 @@ static etch_status read_kernel(const op_call *call, etch_tensor *const *outs) {
     for (int d = 0, line = 0; d < dims_of(out); d++)
         *(d == dim ? &w.run.other[0] : &w.lines.other[line++]) = stride_of(out, d);
     w.values = etch__ptr(out);
-    return run_walk(call, s, &w, (etch_dtype)out->dtype, &how);
+    return run_walk(call, s, &w, out->dtype, &how);
 }
 
 /* Over a flat copy where self has gaps. */
@@ -262,7 +262,7 @@ static etch_status take_kernel(const op_call *call, etch_tensor *const *outs) {
             axis_steps by = {0, out->stride[d], index->stride[d], rank[d]};
             add_axis(&w.run, &w.nrun, index->size[d], by);
         }
-        status = run_walk(call, s, &w, (etch_dtype)out->dtype, &how);
+        status = run_walk(call, s, &w, out->dtype, &how);
     }
     etch__cuda_drop(&flat);
     return status;
@@ -275,8 +275,7 @@ static etch_status apart(etch_tensor *t, const etch_tensor *out, etch_tensor *co
                          etch_tensor **use) {
     *use = t;
     if (!etch__cuda_overlap(t, out)) return ETCH_OK;
-    if (!etch__cuda_temporary(copy, (etch_dtype)t->dtype, t->ndim, t->size, t->device))
-        return etch__tls.status;
+    if (!etch__cuda_temporary(copy, t->dtype, t->ndim, t->size, t->device)) return etch__tls.status;
     *use = copy;
     return etch__cuda_copy(copy, t, NULL);
 }
@@ -292,8 +291,8 @@ static etch_status write_walk(const op_call *call, cuda_stream *s, etch_tensor *
     if (put) set_put_walk(&w, out, index, values);
     else set_walk(&w, out, index, values, etch__cuda_dim(call), rule == SRULE_INDEX_COPY);
     if (values) w.values = etch__ptr(values);
-    else w.cell = etch__scalar_cell(call->sc[0], (etch_dtype)out->dtype);
-    return run_walk(call, s, &w, (etch_dtype)out->dtype, &how);
+    else w.cell = etch__scalar_cell(call->sc[0], out->dtype);
+    return run_walk(call, s, &w, out->dtype, &how);
 }
 
 static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
@@ -376,7 +375,7 @@ static etch_status note_divisor(const op_call *call, cuda_stream *s, uint64_t ce
 
 static etch_status divide(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0];
-    etch_dtype d = (etch_dtype)out->dtype;
+    etch_dtype d = out->dtype;
     if (!out->numel) return ETCH_OK;
     bool real = etch__is_float(d);
     /* An operand that is rounded to a half type first. */
@@ -401,8 +400,8 @@ static etch_status divide(const op_call *call, etch_tensor *const *outs) {
     if (status != ETCH_OK) return status;
     spread(&a.xs, call->in[0], out);
     kernel_text k = {.symbol = "etch_divide", .body = divide_text, .ndtypes = 3, .checks = true};
-    k.dtype[0] = (etch_dtype)call->in[0]->dtype, k.dtype[2] = d;
-    k.dtype[1] = two ? (etch_dtype)call->in[1]->dtype : d;
+    k.dtype[0] = call->in[0]->dtype, k.dtype[2] = d;
+    k.dtype[1] = two ? call->in[1]->dtype : d;
     if (two) a.y = etch__ptr(call->in[1]), spread(&a.ys, call->in[1], out);
     snprintf(k.defines, sizeof k.defines,
              "#define QUOTIENT %d\n#define FLOOR %d\n#define REAL %d\n", quotient, floor, real);
@@ -417,8 +416,8 @@ __attribute__((constructor)) static void register_index(void) {
     for (int op = 0; op < OP_COUNT; op++) {
         int rule = etch__ops[op].srule;
         if (rule == SRULE_SCATTER || rule == SRULE_INDEX_COPY || rule == SRULE_INDEX_PUT)
-            etch__cuda_register_checking((op_id)op, write_kernel);
+            etch__cuda_register_checking(op, write_kernel);
         else if (etch__ops[op].kind == KIND_POINTWISE && etch__ops[op].flags & OPF_MAY_FAIL)
-            etch__cuda_register_checking((op_id)op, divide);
+            etch__cuda_register_checking(op, divide);
     }
 }

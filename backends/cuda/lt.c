@@ -75,7 +75,7 @@ static etch_status describe_epilogue(lt_plan *l) {
  * rows and columns exchanged. */
 static etch_status describe(lt_plan *l) {
     const lt_key *k = &l->key;
-    etch_dtype d = (etch_dtype)k->dtype, out = k->wide ? etch__compute_type(d) : d;
+    etch_dtype d = k->dtype, out = k->wide ? etch__compute_type(d) : d;
     bool f64 = d == ETCH_F64;
     int compute = f64 ? LT_COMPUTE_64F : k->precision ? LT_COMPUTE_TF32 : LT_COMPUTE_32F;
     int32_t transa = (int32_t)k->b_transposed, transb = (int32_t)k->a_transposed;

@@ -260,7 +260,7 @@ static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
     etch_status status = etch__cuda_dense(call->in[0], &temporary, &x);
     if (status == ETCH_OK) {
         kernel_text k = {.ndtypes = 4};
-        k.dtype[0] = (etch_dtype)x->dtype, k.dtype[1] = (etch_dtype)out->dtype;
+        k.dtype[0] = x->dtype, k.dtype[1] = out->dtype;
         k.dtype[2] = k.dtype[3] = k.dtype[0];
         row_args a = {.x = etch__ptr(x), .y = etch__ptr(out), .rows = out->numel / n, .n = n};
         status = inner > 1 ? run_columns(s, &k, &a, inner, logarithm)
@@ -280,11 +280,11 @@ static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
     etch_status status = ETCH_OK;
     for (int i = 0; i < 3; i++) {
         bool there = call->in[i] != ETCH_NONE;
-        k.dtype[i ? i + 1 : 0] = (etch_dtype)(there ? call->in[i] : call->in[0])->dtype;
+        k.dtype[i ? i + 1 : 0] = (there ? call->in[i] : call->in[0])->dtype;
         if (there && status == ETCH_OK)
             status = etch__cuda_dense(call->in[i], &temporary[i], &in[i]);
     }
-    k.dtype[1] = (etch_dtype)out->dtype;
+    k.dtype[1] = out->dtype;
     if (status == ETCH_OK) {
         row_args a = {.x = etch__ptr(in[0]), .y = etch__ptr(out), .n = 1};
         a.weight = in[1] ? etch__ptr(in[1]) : NULL, a.bias = in[2] ? etch__ptr(in[2]) : NULL;

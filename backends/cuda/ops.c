@@ -27,7 +27,7 @@ void etch__cuda_register_checking(op_id op, cuda_kernel kernel) {
 }
 
 bool etch__cuda_issues(uint16_t op) {
-    if (etch__users_on_device((op_id)op)) return etch__users_only_issue((op_id)op);
+    if (etch__users_on_device(op)) return etch__users_only_issue(op);
     return own_kernel(op) != NULL;
 }
 
@@ -249,7 +249,7 @@ static etch_status settle_checks(const op_call *call, int device) {
 }
 
 static etch_status any_kernel(const op_call *call, etch_tensor *const *out) {
-    op_id op = (op_id)call->op;
+    op_id op = call->op;
     if (op == OP_EMPTY || op == OP_TO_DEVICE)
         return op == OP_EMPTY ? ETCH_OK : etch__kernel(op)(call, out);
     if (unlikely(etch__op_is_users(op)) && etch__users_on_device(op)) return users(call, out);

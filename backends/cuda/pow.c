@@ -58,8 +58,8 @@ static etch_status run(const op_call *call, etch_tensor *out, etch_dtype compute
     broadcast_dims(&a.at_e, e ? e : x, out);
     etch__cuda_dims(&a.at_y, out);
     kernel_text k = {.symbol = "etch_pow", .body = pow_text, .ndtypes = 4};
-    k.dtype[0] = (etch_dtype)x->dtype, k.dtype[1] = (etch_dtype)(e ? e : x)->dtype;
-    k.dtype[2] = (etch_dtype)out->dtype, k.dtype[3] = compute;
+    k.dtype[0] = x->dtype, k.dtype[1] = (e ? e : x)->dtype;
+    k.dtype[2] = out->dtype, k.dtype[3] = compute;
     snprintf(k.defines, sizeof k.defines, "#define BOOLEAN %d\n", compute == ETCH_BOOL);
     return etch__cuda_run_text(s, &k, (a.n + 255) / 256, 256, &a);
 }

@@ -309,7 +309,7 @@ etch_status etch__cuda_multiply(product *p, const etch_tensor *a, const etch_ten
 etch_status etch__cuda_product_begin(product *p, const op_call *call, const etch_tensor *out) {
     bool addmm = call->op == OP_ADDMM;
     const etch_tensor *a = call->in[addmm], *b = call->in[addmm + 1];
-    *p = (product){.dtype = (etch_dtype)out->dtype, .timed = etch__tls.state & STATE_TUNED};
+    *p = (product){.dtype = out->dtype, .timed = etch__tls.state & STATE_TUNED};
     if (!(p->stream = etch__cuda_stream(etch__device_index(out->device)))) return etch__tls.status;
     p->device = etch__cuda_stream_device(p->stream);
     p->type = etch__compute_type(p->dtype);
@@ -347,5 +347,5 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
 
 __attribute__((constructor)) static void register_products(void) {
     for (int op = 0; op < OP_COUNT; op++)
-        if (etch__ops[op].kind == KIND_CONTRACTION) etch__cuda_register((op_id)op, multiply);
+        if (etch__ops[op].kind == KIND_CONTRACTION) etch__cuda_register(op, multiply);
 }

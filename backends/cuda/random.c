@@ -47,7 +47,7 @@ static etch_status random_kernel(const op_call *call, etch_tensor *const *outs) 
     if (!out->numel) return ETCH_OK;
     cuda_stream *s = etch__cuda_begin(call, out);
     if (!s) return etch__tls.status;
-    etch_dtype d = (etch_dtype)out->dtype;
+    etch_dtype d = out->dtype;
     bool normal = call->op == OP_RANDN;
     int bits = d == ETCH_F64 ? 53 : normal || d == ETCH_F32 ? 24 : d == ETCH_BF16 ? 8 : 11;
     kernel_text k = {.symbol = "etch_random", .body = body, .ndtypes = 1, .dtype = {d}};

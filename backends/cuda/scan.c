@@ -56,7 +56,7 @@ static etch_status scan(const op_call *call, etch_tensor *const *outs) {
     a.n = in->size[dim], a.step = in->stride[dim], a.nlines = out->numel / a.n;
     for (int d = dim + 1; d < out->ndim; d++) a.inner *= out->size[d];
     kernel_text k = {.symbol = "etch_scan", .body = scan_text, .ndtypes = 1};
-    k.dtype[0] = (etch_dtype)out->dtype;
+    k.dtype[0] = out->dtype;
     snprintf(k.defines, sizeof k.defines, "#define WIDE %s\n#define PRODUCT %d\n",
              etch__is_float(k.dtype[0]) ? "double" : "u64", call->op == OP_CUMPROD);
     return etch__cuda_run_text(s, &k, (a.nlines + 63) / 64, 64, &a);
@@ -176,7 +176,7 @@ static etch_status extreme(const op_call *call, etch_tensor *const *outs) {
                : a.nreduced >= 16 && inner                    ? 16
                                                               : 1;
     kernel_text k = {.symbol = "etch_extreme", .body = extreme_text, .ndtypes = 1};
-    k.dtype[0] = (etch_dtype)in->dtype;
+    k.dtype[0] = in->dtype;
     snprintf(k.defines, sizeof k.defines, "#define TEAM %d\n#define LARGEST %d\n", team,
              call->op == OP_ARGMAX);
     return etch__cuda_run_text(s, &k, (a.nkept + 128 / team - 1) / (128 / team), 128, &a);

@@ -150,8 +150,7 @@ etch_status etch__cuda_dense(etch_tensor *from, etch_tensor *temporary, etch_ten
     temporary->storage = NULL;
     *dense = from;
     if (from->contiguous) return ETCH_OK;
-    if (!etch__cuda_temporary(temporary, (etch_dtype)from->dtype, from->ndim, from->size,
-                              from->device))
+    if (!etch__cuda_temporary(temporary, from->dtype, from->ndim, from->size, from->device))
         return etch__tls.status;
     *dense = temporary;
     return etch__cuda_copy(temporary, from, NULL);

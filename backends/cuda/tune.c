@@ -308,7 +308,7 @@ typedef struct range {
 
 static range reach(const layout_search *q, int a) {
     int naxes = q->k->npar + q->k->nred;
-    int64_t size = (int64_t)etch_dtype_size((etch_dtype)q->k->access[a].dtype);
+    int64_t size = (int64_t)etch_dtype_size(q->k->access[a].dtype);
     range r = {0, size};
     for (int x = 0; x < naxes; x++) {
         int64_t step = q->dims[naxes * (a + 1) + x] * (q->dims[x] - 1) * size;

@@ -139,7 +139,7 @@ etch_tensor *etch__composite_linear(const op_call *call) {
 /* The operand in the dtype that is asked for, attribute 1 (-1: as it is). */
 static etch_tensor *softmax_operand(const op_call *call) {
     if (call->at[1] == -1 || call->at[1] == call->in[0]->dtype) return call->in[0];
-    return etch_to(call->in[0], (etch_dtype)call->at[1]);
+    return etch_to(call->in[0], call->at[1]);
 }
 
 etch_tensor *etch__composite_softmax(const op_call *call) {

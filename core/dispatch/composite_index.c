@@ -26,16 +26,16 @@ static etch_tensor *rows_of(const op_call *call, etch_tensor *t, etch_tensor *in
 }
 
 etch_tensor *etch__composite_embedding(const op_call *call) {
-    if (!etch__element_is_int((etch_dtype)call->in[1]->dtype) || call->in[1]->dtype == ETCH_BOOL)
+    if (!etch__element_is_int(call->in[1]->dtype) || call->in[1]->dtype == ETCH_BOOL)
         FAIL(ETCH_ERR_DTYPE, "expected indices of integers, got %s",
-             etch_dtype_name((etch_dtype)call->in[1]->dtype));
+             etch_dtype_name(call->in[1]->dtype));
     if (call->in[0]->ndim != 2)
         FAIL(ETCH_ERR_SHAPE, "expected a weight with 2 dimensions, got %s", TEXT(call->in[0]));
     return rows_of(call, call->in[0], call->in[1]);
 }
 
 static bool want_integers(const op_call *call, const etch_tensor *index) {
-    etch_dtype d = (etch_dtype)index->dtype;
+    etch_dtype d = index->dtype;
     if (!etch__is_float(d) && d != ETCH_BOOL) return true;
     return etch__infer_fail(call, ETCH_ERR_DTYPE, "expected an index of integers, got %s",
                             etch_dtype_name(d));
@@ -78,7 +78,7 @@ static int64_t count_classes(const op_call *call, etch_tensor *t) {
     if (!top || !etch__read(top, etch__ops[call->op].name, REASON_BREAK_NONZERO, call->site))
         return 0;
     const etch_tensor *h = etch__host_view(top, &view);
-    int64_t most = h ? etch__element_int((etch_dtype)h->dtype, etch__ptr(h)) : -1;
+    int64_t most = h ? etch__element_int(h->dtype, etch__ptr(h)) : -1;
     etch__host_view_end(&view);
     return h && most < 0 ? 1 : most + 1; /* the scatter refuses what is negative */
 }
@@ -124,7 +124,7 @@ static bool find_row(void *ctx, const char *const *p, const int64_t *step, int64
 
 /* false with the error set; the caller frees f->at. */
 static bool find_nonzero(const op_call *call, const etch_tensor *t, positions *f) {
-    *f = (positions){.dtype = (etch_dtype)t->dtype};
+    *f = (positions){.dtype = t->dtype};
     if (!etch__read(t, etch__ops[call->op].name, REASON_BREAK_NONZERO, call->site)) return false;
     host_view v;
     const etch_tensor *h = etch__host_view(t, &v);
@@ -185,7 +185,7 @@ static bool common_sizes(const op_call *call, const etch_tensor *a, const etch_t
 static bool want_mask(const op_call *call) {
     if (call->in[1]->dtype == ETCH_BOOL) return true;
     return etch__infer_fail(call, ETCH_ERR_DTYPE, "expected a mask of bool, got %s",
-                            etch_dtype_name((etch_dtype)call->in[1]->dtype));
+                            etch_dtype_name(call->in[1]->dtype));
 }
 
 etch_tensor *etch__composite_masked_select(const op_call *call) {
@@ -260,8 +260,8 @@ etch_tensor *etch__put_by_mask(const op_call *call) {
     if (!masked_sizes(call, &size)) return NULL;
     if (!t->ndim) FAIL(ETCH_ERR_SHAPE, "expected a tensor with a dimension, got a 0-d one");
     if (v->dtype != t->dtype)
-        FAIL(ETCH_ERR_DTYPE, "expected values of %s, as self, got %s",
-             etch_dtype_name((etch_dtype)t->dtype), etch_dtype_name((etch_dtype)v->dtype));
+        FAIL(ETCH_ERR_DTYPE, "expected values of %s, as self, got %s", etch_dtype_name(t->dtype),
+             etch_dtype_name(v->dtype));
     etch_tensor *put = (same_everywhere(v, &size) ? put_same : put_each)(call, v, &size);
     bool in_place = etch__ops[call->op].kind == KIND_INPLACE;
     return put && in_place ? etch_copy_(t, put) : put;
@@ -271,9 +271,9 @@ etch_tensor *etch__put_by_mask(const op_call *call) {
 etch_tensor *etch__composite_index(const op_call *call) {
     etch_tensor *t = call->in[0], *index = call->in[1];
     if (index->dtype == ETCH_BOOL) return index_by_mask(call);
-    if (etch__is_float((etch_dtype)index->dtype))
+    if (etch__is_float(index->dtype))
         FAIL(ETCH_ERR_DTYPE, "expected indices of integers or bool, got %s",
-             etch_dtype_name((etch_dtype)index->dtype));
+             etch_dtype_name(index->dtype));
     if (!t->ndim) FAIL(ETCH_ERR_SHAPE, "expected a tensor with a dimension, got a 0-d one");
     return (index = from_start(index, t->size[0])) ? rows_of(call, t, index) : NULL;
 }

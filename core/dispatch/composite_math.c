@@ -34,9 +34,9 @@ static uint32_t reduced_mask(const etch_dims *d, int ndim) {
 static etch_tensor *variance(const op_call *call) {
     etch_tensor *x = call->in[0];
     etch_dims dims = reduced_dims(call);
-    if (!etch__is_float((etch_dtype)x->dtype))
+    if (!etch__is_float(x->dtype))
         FAIL(ETCH_ERR_DTYPE, "expected a floating dtype, got %s (use etch_to first)",
-             etch_dtype_name((etch_dtype)x->dtype));
+             etch_dtype_name(x->dtype));
     etch_tensor *wide = x->dtype == ETCH_F64 ? x : etch_to(x, ETCH_F64);
     etch_tensor *mean = wide ? etch_mean_dim(wide, dims, true) : NULL;
     etch_tensor *off = mean ? etch_sub(wide, mean) : NULL;
@@ -53,7 +53,7 @@ static etch_tensor *variance(const op_call *call) {
 }
 
 static etch_tensor *narrowed(etch_tensor *t, const etch_tensor *like) {
-    return !t || t->dtype == like->dtype ? t : etch_to(t, (etch_dtype)like->dtype);
+    return !t || t->dtype == like->dtype ? t : etch_to(t, like->dtype);
 }
 
 etch_tensor *etch__composite_var(const op_call *call) {
@@ -91,8 +91,7 @@ static etch_tensor *log_of_sum(etch_tensor *powers, const op_call *call) {
 etch_tensor *etch__composite_logsumexp(const op_call *call) {
     etch_tensor *x = call->in[0];
     etch_dims dims = reduced_dims(call);
-    if (!etch__is_float((etch_dtype)x->dtype) && !(x = etch_to(x, etch_default_dtype())))
-        return NULL;
+    if (!etch__is_float(x->dtype) && !(x = etch_to(x, etch_default_dtype()))) return NULL;
     if (reduces_nothing(x, &dims)) return log_of_sum(x, call); /* of 0: -inf */
     etch_tensor *top = etch_amax(x, dims, true);
     etch_tensor *infinite = top ? etch_isinf(top) : NULL;
@@ -137,7 +136,7 @@ static etch_dtype float_dtype(const etch_tensor *a, const etch_tensor *b) {
     etch_dtype compute;
     etch_tensor *in[2] = {(etch_tensor *)a, (etch_tensor *)b};
     const op_call div = {.op = OP_DIV_TENSOR, .nin = 2, .in = in};
-    return etch__infer(&div, &m, &compute) == ETCH_OK ? (etch_dtype)m.dtype : ETCH_DTYPE_COUNT;
+    return etch__infer(&div, &m, &compute) == ETCH_OK ? m.dtype : ETCH_DTYPE_COUNT;
 }
 
 /* x times two to the whole numbers e, in f64, rounded once: what lies outside of +-200 goes first,
@@ -159,7 +158,7 @@ static etch_tensor *scaled_by_powers(etch_tensor *x, etch_tensor *e) {
  * power in f64, too. */
 etch_tensor *etch__composite_ldexp(const op_call *call) {
     etch_tensor *x = call->in[0], *e = call->in[1];
-    bool whole = !etch__is_float((etch_dtype)e->dtype);
+    bool whole = !etch__is_float(e->dtype);
     etch_dtype dtype = float_dtype(x, e);
     if (dtype == ETCH_DTYPE_COUNT) return NULL;
     if (!(x = etch_to(x, ETCH_F64)) || !(e = etch_to(e, ETCH_F64))) return NULL;

@@ -149,7 +149,7 @@ bool etch__users_only_issue(op_id op) {
 
 etch_status etch__run_users_on_device(const op_call *call, etch_tensor *const *out) {
     bool copies;
-    const user_kernel *k = kernel_on_gpu((op_id)call->op, &copies);
+    const user_kernel *k = kernel_on_gpu(call->op, &copies);
     return k ? run_user(k, copies, call, out) : etch__run_on_host(call, out);
 }
 
@@ -242,8 +242,8 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
     op->name = name, op->schema = text, op->cfn = "";
     custom[id - OP_COUNT] =
         (custom_op){{{d->cpu, d->ctx}, {d->cuda, d->ctx}}, d->cuda_issues_only, d->shape, d->ctx};
-    etch__schema_set((op_id)id, s);
-    etch__register_kernel((op_id)id, run_custom);
+    etch__schema_set(id, s);
+    etch__register_kernel(id, run_custom);
     etch__op_count = id + 1;
     return op;
 }
@@ -325,7 +325,7 @@ etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype
         if (status == ETCH_OK) status = meta_of_spec(call, &spec, out);
         if (status != ETCH_OK) return status;
     }
-    if (compute_dtype) *compute_dtype = (etch_dtype)out->dtype;
+    if (compute_dtype) *compute_dtype = out->dtype;
     return ETCH_OK;
 }
 
@@ -357,7 +357,7 @@ static bool can_override(const etch_op *op, const char *device, etch_kernel kern
             device);
         return false;
     }
-    if (etch__kernel((op_id)op->id)) return true;
+    if (etch__kernel(op->id)) return true;
     etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,
                    "%s: views and composites have no kernel to override", op->name);
     return false;
@@ -374,11 +374,11 @@ etch_override *etch_op_override(const etch_op *op, const char *device, etch_kern
     }
     pthread_mutex_lock(&lock);
     etch_override *below = overrides[at][op->id];
-    *o = (etch_override){(op_id)op->id, at, {kernel, ctx}, below};
-    if (!below && at == ON_CPU) natives[op->id] = etch__kernel((op_id)op->id);
+    *o = (etch_override){op->id, at, {kernel, ctx}, below};
+    if (!below && at == ON_CPU) natives[op->id] = etch__kernel(op->id);
     atomic_store_explicit(&overrides[at][op->id], o, memory_order_release);
     etch__ops[op->id].overridden = true;
-    if (at == ON_CPU) etch__register_kernel((op_id)op->id, run_override);
+    if (at == ON_CPU) etch__register_kernel(op->id, run_override);
     pthread_mutex_unlock(&lock);
     new_epoch();
     return o;

@@ -170,12 +170,12 @@ static bool inputs_ready(const op_call *call) {
             etch__error_at(call->site, ETCH_ERR_DEFERRED_IN_FLUSH,
                            "%s: \"%s\" is a deferred tensor of the function that is being "
                            "flushed; pass it as an argument instead",
-                           etch__ops[call->op].name, etch__operand_name((op_id)call->op, i));
+                           etch__ops[call->op].name, etch__operand_name(call->op, i));
         else
             etch__error_at(call->site, ETCH_ERR_DEFERRED_ELSEWHERE,
                            "%s: \"%s\" is a deferred tensor of a function that runs on "
                            "another thread; call etch_flush there first",
-                           etch__ops[call->op].name, etch__operand_name((op_id)call->op, i));
+                           etch__ops[call->op].name, etch__operand_name(call->op, i));
         return false;
     }
     return true;
@@ -214,7 +214,7 @@ static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
 }
 
 etch_status etch__run_kernel(const op_call *call, etch_tensor *out) {
-    op_kernel kernel = etch__kernel_on((op_id)call->op, out->device);
+    op_kernel kernel = etch__kernel_on(call->op, out->device);
     if (unlikely(!kernel))
         return etch__error_at(call->site, ETCH_ERR_UNSUPPORTED,
                               "%s: this build has no kernel for it", etch__ops[call->op].name);

@@ -32,7 +32,7 @@ etch_status etch__kernel_on_second_stack(op_kernel kernel, const op_call *call,
                                          etch_tensor *const *out);
 static inline etch_status etch__kernel_in_room(op_kernel kernel, const op_call *call,
                                                etch_tensor *const *out) {
-    if (likely(etch__stack_has(KERNEL_STACK)) || etch__op_is_users((op_id)call->op))
+    if (likely(etch__stack_has(KERNEL_STACK)) || etch__op_is_users(call->op))
         return kernel(call, out);
     return etch__kernel_on_second_stack(kernel, call, out);
 }

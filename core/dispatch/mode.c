@@ -161,7 +161,7 @@ static int box_attribute(arg_type type, const int64_t *at, etch_value *v) {
     case ARG_BOOL: v->tag = ETCH_VALUE_BOOL, v->b = at[0] != 0; break;
     case ARG_DTYPE:
     case ARG_DTYPE_OPT:
-        if (at[0] >= 0) v->tag = ETCH_VALUE_DTYPE, v->dtype = (etch_dtype)at[0];
+        if (at[0] >= 0) v->tag = ETCH_VALUE_DTYPE, v->dtype = at[0];
         break;
     default:
         if (type == ARG_INT || at[0] != ETCH_NO_INT) v->tag = ETCH_VALUE_INT, v->i = at[0];
@@ -170,7 +170,7 @@ static int box_attribute(arg_type type, const int64_t *at, etch_value *v) {
 }
 
 int etch__box(const op_call *call, etch_value *values) {
-    const op_schema *s = etch__schema((op_id)call->op);
+    const op_schema *s = etch__schema(call->op);
     const int64_t *at = call->at;
     int in = 0, sc = 0;
     for (int i = 0; i < s->nargs; i++) {
@@ -221,8 +221,8 @@ static bool result_fits(const etch_mode *m, const op_call *call, const etch_tens
     shape_text got = etch__shape_text(h->ndim, h->size);
     etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
                    "%s: mode '%s' returned %s%s, expected %s%s (unchecked = true accepts it)", name,
-                   m->name, etch_dtype_name((etch_dtype)h->dtype), got.s,
-                   etch_dtype_name((etch_dtype)meta.dtype), expected.s);
+                   m->name, etch_dtype_name(h->dtype), got.s, etch_dtype_name(meta.dtype),
+                   expected.s);
     return false;
 }
 
@@ -367,7 +367,7 @@ etch_status etch_redispatch(const etch_op *op, const etch_value *args, int nargs
 
 const etch_value *etch_arg(const etch_op *op, const etch_value *args, int nargs, const char *name) {
     if (!op || !args || !name) return NULL;
-    const op_schema *s = etch__schema((op_id)op->id);
+    const op_schema *s = etch__schema(op->id);
     for (int i = 0; i < s->nargs && i < nargs; i++)
         if (!strcmp(s->args[i].name, name)) return &args[i];
     return NULL;

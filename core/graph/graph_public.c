@@ -141,7 +141,7 @@ int etch_node_args(const etch_node *n, etch_value *args) {
     etch_scalar sc[OP_MAX_SCALARS];
     op_call call = call_of(n, sc);
     int count = etch__box(&call, args), k = 0;
-    const op_schema *s = etch__schema((op_id)n->op->id);
+    const op_schema *s = etch__schema(n->op->id);
     for (int i = 0; i < count; i++) {
         if (s->args[i].type != ARG_SCALAR) continue;
         const graph_scalar *from = &n->sc[k++];
@@ -189,7 +189,7 @@ static const etch_value *given_for(const insertion *x, const op_schema *s, int i
 }
 
 static bool set_scalars(insertion *x, const op_call *call) {
-    const op_schema *s = etch__schema((op_id)call->op);
+    const op_schema *s = etch__schema(call->op);
     etch_node *n = x->node;
     for (int i = 0; i < s->nargs; i++) {
         if (s->args[i].type != ARG_SCALAR) continue;

@@ -49,7 +49,7 @@ static bool row_major(const tensor_meta *m) {
 
 static void put_value(text *t, const graph *g, int v) {
     const tensor_meta *m = &g->values[v].meta;
-    put(t, "%%%d: %s[", v, etch_dtype_name((etch_dtype)m->dtype));
+    put(t, "%%%d: %s[", v, etch_dtype_name(m->dtype));
     put_words(t, m->ndim, m->size);
     if (!row_major(m)) {
         put(t, " : ");
@@ -192,7 +192,7 @@ static bool read_dtype(reader *r, uint8_t *dtype) {
     char word[16];
     if (!read_word(r, word, sizeof word)) return false;
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
-        if (!strcmp(word, etch_dtype_name((etch_dtype)d))) return *dtype = (uint8_t)d, true;
+        if (!strcmp(word, etch_dtype_name(d))) return *dtype = (uint8_t)d, true;
     return fail(r, "expected a dtype");
 }
 
@@ -335,7 +335,7 @@ static bool class_fits(const op_info *op, int64_t v) {
  * */
 static bool has_normal_form(const reading *x) {
     const op_info *op = &etch__ops[x->call.op];
-    const op_schema *s = etch__schema((op_id)x->call.op);
+    const op_schema *s = etch__schema(x->call.op);
     int64_t in = 0;
     int nsc = op->flags & OPF_RANDOM ? 2 : 0, at = 0;
     for (int i = 0; i < s->nargs; i++) {

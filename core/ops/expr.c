@@ -90,7 +90,7 @@ static int scalar(builder *b, int k) { return scalar_as(b, k, b->compute); }
 /* Scalar k in the compute type: f32 beside half types, so that a factor is not rounded first. */
 static int factor(builder *b, int k) { return scalar_as(b, k, b->type); }
 
-static etch_dtype type_of(const builder *b, int v) { return (etch_dtype)b->p->code[v].type; }
+static etch_dtype type_of(const builder *b, int v) { return b->p->code[v].type; }
 
 /* v as a value of `dtype`: in its compute type and, for half types, on its grid. */
 static int convert(builder *b, int v, etch_dtype dtype) {
@@ -696,7 +696,7 @@ uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to) {
 
 reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
     reduce_plan plan = {.kind = (reduce_kind)etch__ops[call->op].impl};
-    etch_dtype in = (etch_dtype)call->in[0]->dtype;
+    etch_dtype in = call->in[0]->dtype;
     switch (plan.kind) {
     case REDUCE_SUM:
     case REDUCE_PROD:

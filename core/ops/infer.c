@@ -177,7 +177,7 @@ static bool is_float(etch_dtype d) { return d <= ETCH_F16; }
 
 /* A kind never falls: real > integer > bool. */
 static bool check_inplace_dtype(const op_call *call, etch_dtype computed) {
-    etch_dtype self = (etch_dtype)call->in[0]->dtype;
+    etch_dtype self = call->in[0]->dtype;
     bool lost =
         (is_float(computed) && !is_float(self)) || (computed != ETCH_BOOL && self == ETCH_BOOL);
     if (likely(!lost)) return true;
@@ -485,8 +485,8 @@ const char *etch__operand_name(op_id op, int i) {
 }
 
 bool etch__bad_operand(const op_call *call, int i) {
-    return etch__bad_handle(call->in[i], etch__ops[call->op].name,
-                            etch__operand_name((op_id)call->op, i), call->site);
+    return etch__bad_handle(call->in[i], etch__ops[call->op].name, etch__operand_name(call->op, i),
+                            call->site);
 }
 
 static bool is_optional(op_id op, int i) {
@@ -496,9 +496,9 @@ static bool is_optional(op_id op, int i) {
 
 bool etch__operands_present(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
-        if (unlikely(call->in[i]->dtype >= ETCH_DTYPE_COUNT) && !is_optional((op_id)call->op, i))
+        if (unlikely(call->in[i]->dtype >= ETCH_DTYPE_COUNT) && !is_optional(call->op, i))
             FAIL(ETCH_ERR_INVALID_ARGUMENT, "argument \"%s\" is not optional, got ETCH_NONE",
-                 etch__operand_name((op_id)call->op, i));
+                 etch__operand_name(call->op, i));
     return true;
 }
 
@@ -515,7 +515,7 @@ bool etch__scalar_kinds_ok(const op_call *call) {
         if (unlikely((unsigned)call->sc[i].kind > ETCH_SCALAR_REAL))
             FAIL(ETCH_ERR_INVALID_ARGUMENT,
                  "argument \"%s\": expected an etch_scalar of kind 0 to %d, got kind %d",
-                 scalar_name((op_id)call->op, i), ETCH_SCALAR_REAL, (int)call->sc[i].kind);
+                 scalar_name(call->op, i), ETCH_SCALAR_REAL, (int)call->sc[i].kind);
     return true;
 }
 
@@ -533,7 +533,7 @@ static etch_status mixed_devices(const op_call *call, int device) {
             return etch__error_at(call->site, ETCH_ERR_DEVICE,
                                   "%s: expected all tensors on one device, got \"%s\" on %s "
                                   "beside one on %s; copy one with etch_to_device",
-                                  etch__ops[call->op].name, etch__operand_name((op_id)call->op, i),
+                                  etch__ops[call->op].name, etch__operand_name(call->op, i),
                                   etch_device_name(call->in[i]->device), etch_device_name(device));
     return ETCH_OK;
 }
@@ -560,7 +560,7 @@ etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compu
     if (!etch__dtype_rules[op->drule](call, &d)) return etch__tls.status;
     if (op->kind == KIND_INPLACE) {
         if (!check_inplace_dtype(call, d.result)) return etch__tls.status;
-        d.result = (etch_dtype)call->in[0]->dtype;
+        d.result = call->in[0]->dtype;
     }
     out->dtype = (uint8_t)d.result;
     if (compute_dtype) *compute_dtype = d.compute;

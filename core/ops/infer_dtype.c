@@ -3,7 +3,7 @@
 
 #define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
 
-static etch_dtype dtype_of(const etch_tensor *t) { return (etch_dtype)t->dtype; }
+static etch_dtype dtype_of(const etch_tensor *t) { return t->dtype; }
 static bool is_float(etch_dtype d) { return d <= ETCH_F16; }
 static const char *name_of(etch_dtype d) { return etch_dtype_name(d); }
 
@@ -112,7 +112,7 @@ static bool dtype_attr(const op_call *call, int at, etch_dtype absent, call_dtyp
     int64_t v = call->at[at];
     if (unlikely(v < -1 || v >= ETCH_DTYPE_COUNT))
         FAIL(ETCH_ERR_DTYPE, "expected a dtype, got the number %lld", (long long)v);
-    d->compute = d->result = v < 0 ? absent : (etch_dtype)v;
+    d->compute = d->result = v < 0 ? absent : v;
     return true;
 }
 

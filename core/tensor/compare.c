@@ -24,7 +24,7 @@ static bool both_read(const etch_tensor *a, const etch_tensor *b, const char *fu
 static bool each_pair(const etch_tensor *a, const etch_tensor *b, element_row row, compare_ctx *c) {
     host_view va, vb;
     const etch_tensor *t[2] = {etch__host_view(a, &va), etch__host_view(b, &vb)};
-    c->a = (etch_dtype)a->dtype, c->b = (etch_dtype)b->dtype;
+    c->a = a->dtype, c->b = b->dtype;
     bool all = t[0] && t[1] && etch__each_row(t, 2, row, c);
     etch__host_view_end(&va);
     etch__host_view_end(&vb);

@@ -153,7 +153,7 @@ etch_status etch__run_on_host(const op_call *call, etch_tensor *const *out) {
     if (status == ETCH_OK) {
         op_call host = *call;
         host.in = in;
-        status = etch__kernel((op_id)call->op)(&host, inplace ? &in[0] : &result);
+        status = etch__kernel(call->op)(&host, inplace ? &in[0] : &result);
     }
     if (status == ETCH_OK) status = write_back(&views[inplace ? 0 : n], out[0]);
     for (int i = 0; views && i <= n; i++) etch__host_view_end(&views[i]);

@@ -57,7 +57,7 @@ static const uint8_t promoted[ETCH_DTYPE_COUNT][ETCH_DTYPE_COUNT] = {
 
 etch_dtype etch_promote_types(etch_dtype a, etch_dtype b) {
     if ((unsigned)a >= ETCH_DTYPE_COUNT || (unsigned)b >= ETCH_DTYPE_COUNT) return ETCH_DTYPE_COUNT;
-    return (etch_dtype)promoted[a][b];
+    return promoted[a][b];
 }
 
 /* It lies in the state word, so that a recorded operator is matched together with it. */

@@ -55,7 +55,7 @@ static bool next_row(const etch_tensor *const *t, int count, int last, int64_t *
     for (int d = last - 1; d >= 0; d--) {
         bool carry = ++index[d] == t[0]->size[d];
         for (int k = 0; k < count; k++) {
-            int64_t bytes = t[k]->stride[d] * (int64_t)etch_dtype_size((etch_dtype)t[k]->dtype);
+            int64_t bytes = t[k]->stride[d] * (int64_t)etch_dtype_size(t[k]->dtype);
             p[k] += carry ? -bytes * (t[0]->size[d] - 1) : bytes;
         }
         if (!carry) return true;
@@ -71,8 +71,7 @@ bool etch__each_row(const etch_tensor *const *t, int count, element_row row, voi
     if (!t[0]->numel) return true;
     for (int k = 0; k < count; k++) {
         p[k] = etch__ptr(t[k]);
-        if (t[0]->ndim)
-            step[k] = t[k]->stride[last] * (int64_t)etch_dtype_size((etch_dtype)t[k]->dtype);
+        if (t[0]->ndim) step[k] = t[k]->stride[last] * (int64_t)etch_dtype_size(t[k]->dtype);
     }
     do
         if (!row(ctx, p, step, n)) return false;
@@ -98,7 +97,7 @@ static bool copy_row(void *ctx, const char *const *p, const int64_t *step, int64
 }
 
 void etch__copy_out(const etch_tensor *t, void *dst) {
-    copy_ctx c = {dst, etch_dtype_size((etch_dtype)t->dtype)};
+    copy_ctx c = {dst, etch_dtype_size(t->dtype)};
     if (t->numel == 0) return;
     if (t->contiguous) memcpy(dst, etch__ptr(t), (size_t)t->numel * c.size);
     else etch__each_row(&t, 1, copy_row, &c);

@@ -99,7 +99,7 @@ etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
 etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
     const void *site = SITE;
     if (!etch__handle_ok(t, "etch_to_host", "t", site)) return etch__tls.status;
-    size_t need = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
+    size_t need = (size_t)t->numel * etch_dtype_size(t->dtype);
     if (bytes < need)
         return etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
                               "etch_to_host: expected room for %zu bytes, got %zu", need, bytes);
@@ -133,7 +133,7 @@ double etch_item(const etch_tensor *t) {
     uint64_t cell;
     if (!one_element(t, &cell, "etch_item", SITE)) return NAN;
     unsigned traps = etch__fp_mask();
-    double number = etch__element_real((etch_dtype)t->dtype, &cell);
+    double number = etch__element_real(t->dtype, &cell);
     etch__fp_unmask(traps);
     return number;
 }
@@ -142,7 +142,7 @@ int64_t etch_item_int(const etch_tensor *t) {
     uint64_t cell;
     if (!one_element(t, &cell, "etch_item_int", SITE)) return INT64_MIN;
     unsigned traps = etch__fp_mask();
-    int64_t number = etch__element_int((etch_dtype)t->dtype, &cell);
+    int64_t number = etch__element_int(t->dtype, &cell);
     etch__fp_unmask(traps);
     return number;
 }

@@ -240,13 +240,13 @@ etch_status etch_npy_save(const char *path, const etch_tensor *t) {
     char header[512];
     if (!path) return etch__error_at(site, ETCH_ERR_NULL, "etch_npy_save: path is NULL");
     if (!etch__handle_ok(t, "etch_npy_save", "t", site)) return etch__tls.status;
-    const char *descr = descr_of((etch_dtype)t->dtype);
+    const char *descr = descr_of(t->dtype);
     if (!descr)
         return etch__error_at(site, ETCH_ERR_DTYPE,
                               "etch_npy_save: .npy has no %s (use etch_to first)",
-                              etch_dtype_name((etch_dtype)t->dtype));
+                              etch_dtype_name(t->dtype));
     if (!etch__read(t, "etch_npy_save", REASON_BREAK_SAVE, site)) return etch__tls.status;
-    size_t bytes = (size_t)t->numel * etch_dtype_size((etch_dtype)t->dtype);
+    size_t bytes = (size_t)t->numel * etch_dtype_size(t->dtype);
     void *copy = t->contiguous ? NULL : etch__malloc(bytes);
     if (!t->contiguous && !copy) return etch__tls.status;
     host_view v;

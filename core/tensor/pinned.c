@@ -64,6 +64,6 @@ static etch_status fill(etch_tensor *to, const etch_tensor *t) {
 
 etch_tensor *etch_to_pinned(const etch_tensor *t) {
     if (!etch__read(t, "etch_to_pinned", REASON_BREAK_TO_HOST, SITE)) return NULL;
-    etch_tensor *to = new_pinned((etch_dtype)t->dtype, t->ndim, t->size);
+    etch_tensor *to = new_pinned(t->dtype, t->ndim, t->size);
     return to && fill(to, t) == ETCH_OK ? to : NULL; /* a half-filled one dies with its scope */
 }

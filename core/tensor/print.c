@@ -125,7 +125,7 @@ static void measure(printer *p, const char *text) {
 
 static void print_number(printer *p, const char *at) {
     char text[NUMBER_MAX];
-    format_element((etch_dtype)p->t->dtype, at, text);
+    format_element(p->t->dtype, at, text);
     if (!p->w) {
         measure(p, text);
         return;
@@ -156,7 +156,7 @@ static void separate(printer *p, int dim, int *column) {
 static void print_dim(printer *p, int dim, const char *at);
 
 static void print_entries(printer *p, int dim, const char *at) {
-    int64_t step = p->t->stride[dim] * (int64_t)etch_dtype_size((etch_dtype)p->t->dtype);
+    int64_t step = p->t->stride[dim] * (int64_t)etch_dtype_size(p->t->dtype);
     int64_t n = p->t->size[dim];
     int column = dim + 1;
     for (int64_t i = 0; i < n; i++) {
@@ -191,7 +191,7 @@ static void print_elements(const etch_tensor *t, writer *w) {
 }
 
 static void print_tensor(const etch_tensor *t, int device, writer *w) {
-    put(w, etch_dtype_name((etch_dtype)t->dtype));
+    put(w, etch_dtype_name(t->dtype));
     put(w, etch__shape_text(t->ndim, t->size).s);
     if (device) put(w, " on "), put(w, etch_device_name(device));
     put(w, "\n");

@@ -215,7 +215,7 @@ static int wrapped_dim(const etch_tensor *t, int dim, const char *function, cons
 
 etch_dtype etch_dtype_of(const etch_tensor *t) {
     bool ok = etch__handle_ok(t, "etch_dtype_of", "t", SITE);
-    return ok ? (etch_dtype)t->dtype : ETCH_DTYPE_COUNT;
+    return ok ? t->dtype : ETCH_DTYPE_COUNT;
 }
 
 int etch_ndim(const etch_tensor *t) {

@@ -217,7 +217,7 @@ static void load_chunk(gen *g, const chunk *c, int a) {
 /* ---- values ---- */
 
 void etch__cuda_put_comment(gen *g, const loop_instr *i) {
-    const char *type = etch_dtype_name((etch_dtype)i->p.type);
+    const char *type = etch_dtype_name(i->p.type);
     if (i->kind == LOOP_PRIM)
         etch__cuda_put(g->t, " // %s %s\n", etch__prims[i->p.prim].text, type);
     else
@@ -259,7 +259,7 @@ void etch__cuda_put_combine(gen *g, int v, const char *to, const char *acc, cons
     const loop_instr *i = &g->k->code[v];
     etch__cuda_margin(g);
     etch__cuda_put(g->t, "%s = ", to);
-    etch__cuda_combine(g->t, (reduce_kind)i->p.imm.i, (etch_dtype)i->p.type, acc, x);
+    etch__cuda_combine(g->t, (reduce_kind)i->p.imm.i, i->p.type, acc, x);
     etch__cuda_put(g->t, ";\n");
 }
 

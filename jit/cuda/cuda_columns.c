@@ -64,7 +64,7 @@ static void end_columns(gen *g) {
 static int lane_words(gen *g) {
     int most = 1;
     FOR_REDUCTIONS(v) {
-        int size = (int)etch_dtype_size((etch_dtype)g->k->code[v].p.type);
+        int size = (int)etch_dtype_size(g->k->code[v].p.type);
         if (size > most) most = size;
     }
     return g->l.teams * g->l.columns * most / 8;

@@ -134,7 +134,7 @@ void etch__cuda_begin_lanes(gen *g, int n) {
         etch__cuda_line(g, "for (int l = 0; l < %d; l++) lane%d[l] =", n, v);
         g->t->n--; /* the line goes on */
         etch__cuda_put(g->t, " ");
-        etch__cuda_identity(g->t, (reduce_kind)i->p.imm.i, (etch_dtype)i->p.type);
+        etch__cuda_identity(g->t, (reduce_kind)i->p.imm.i, i->p.type);
         etch__cuda_put(g->t, ";\n");
     }
 }

@@ -107,12 +107,12 @@ void etch__cuda_margin(gen *g);
 void etch__cuda_close(gen *g);
 void etch__cuda_unrolled(gen *g, const char *var, int n);
 
-static inline etch_dtype dtype_of(const gen *g, int a) { return (etch_dtype)g->k->access[a].dtype; }
+static inline etch_dtype dtype_of(const gen *g, int a) { return g->k->access[a].dtype; }
 static inline const char *storage_of(const gen *g, int a) {
     return etch__cuda_storage(dtype_of(g, a));
 }
 static inline const char *type_of(const gen *g, int v) {
-    return etch__cuda_type((etch_dtype)g->k->code[v].p.type);
+    return etch__cuda_type(g->k->code[v].p.type);
 }
 static inline bool used(const gen *g, int a, int stage) { return etch__cuda_uses(g->k, a, stage); }
 static inline bool loaded(const gen *g, int a, int stage) {

@@ -12,7 +12,7 @@ static int words_of_stage(gen *g, int *at) {
     int words = 0;
     FOR_REDUCTIONS(v) {
         if (at) at[v] = words;
-        words += piece_of(g) * (int)etch_dtype_size((etch_dtype)g->k->code[v].p.type) / 8;
+        words += piece_of(g) * (int)etch_dtype_size(g->k->code[v].p.type) / 8;
     }
     return words;
 }

@@ -162,7 +162,7 @@ static const int_range ranges[ETCH_DTYPE_COUNT] = {
 };
 
 static void put_convert(cuda_text *t, const prim_instr *p, const char *a) {
-    etch_dtype to = (etch_dtype)p->type, from = (etch_dtype)p->from;
+    etch_dtype to = p->type, from = p->from;
     const int_range *r = &ranges[to];
     if (to == from) etch__cuda_put(t, "%s", a);
     else if (to == ETCH_BOOL) etch__cuda_put(t, "%s != 0", a);
@@ -175,7 +175,7 @@ static void put_convert(cuda_text *t, const prim_instr *p, const char *a) {
 void etch__cuda_prim(cuda_text *t, const prim_instr *p, const char *a, const char *b,
                      const char *c) {
     const char *const operand[3] = {a, b, c};
-    const char *s = text_of(p->prim, (etch_dtype)p->type);
+    const char *s = text_of(p->prim, p->type);
     if (p->prim == PRIM_CONVERT) {
         put_convert(t, p, a);
         return;
@@ -229,12 +229,12 @@ static void put_whole(cuda_text *t, etch_dtype type, int64_t v) {
 void etch__cuda_constant(cuda_text *t, const prim_instr *p) {
     if (p->type == ETCH_F32) put_float(t, (float)p->imm.d);
     else if (p->type == ETCH_F64) put_double(t, p->imm.d);
-    else put_whole(t, (etch_dtype)p->type, p->imm.i);
+    else put_whole(t, p->type, p->imm.i);
 }
 
 /* The low bytes of a cell hold a value of the compute type of `from`. */
 void etch__cuda_scalar(cuda_text *t, const prim_instr *p) {
-    etch_dtype from = etch__compute_type((etch_dtype)p->from);
+    etch_dtype from = etch__compute_type(p->from);
     prim_instr as = {.prim = PRIM_CONVERT, .type = p->type, .from = (uint8_t)from};
     char cell[80];
     const char *form = from == ETCH_F32    ? "__int_as_float((i32)a.cells[%lld])"

@@ -54,7 +54,7 @@ static traffic traffic_of(const loop_kernel *k) {
     traffic t = {.narrow = 16, .wide = 1};
     int axis = etch__cuda_axis(k);
     for (int a = 0; a < k->naccesses; a++) {
-        int size = (int)etch_dtype_size((etch_dtype)k->access[a].dtype);
+        int size = (int)etch_dtype_size(k->access[a].dtype);
         if (!etch__cuda_uses_any(k, a, false)) continue;
         if (!k->access[a].store) t.loaded += size < 4 ? 4 : size; /* in registers */
         if (axis < 0 || k->access[a].step[axis] != STEP_ONE) continue;
@@ -226,7 +226,7 @@ static int reduced_bytes(const loop_kernel *k) {
     int bytes[LOOP_STAGES + 1] = {0}, most = 0;
     for (int v = 0; v < k->ncode; v++)
         if (k->code[v].kind == LOOP_REDUCE)
-            bytes[k->code[v].stage] += (int)etch_dtype_size((etch_dtype)k->code[v].p.type);
+            bytes[k->code[v].stage] += (int)etch_dtype_size(k->code[v].p.type);
     for (int s = 0; s < LOOP_STAGES; s++)
         if (bytes[s] > most) most = bytes[s];
     return most;

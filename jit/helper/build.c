@@ -23,8 +23,7 @@ void gen_types(gen *g) {
     g->t_bool = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_BOOL);
     g->t_u32 = gcc_jit_context_get_int_type(g->c, 4, 0);
     g->t_u64 = gcc_jit_context_get_int_type(g->c, 8, 0);
-    for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
-        g->compute[d] = g->storage[d] = compute_type(g, (etch_dtype)d);
+    for (int d = 0; d < ETCH_DTYPE_COUNT; d++) g->compute[d] = g->storage[d] = compute_type(g, d);
     g->storage[ETCH_BF16] = g->storage[ETCH_F16] = gcc_jit_context_get_int_type(g->c, 2, 0);
     g->storage[ETCH_BOOL] = gcc_jit_context_get_int_type(g->c, 1, 0);
 }

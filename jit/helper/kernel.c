@@ -10,7 +10,7 @@
 
 static int naxes(const gen *g) { return g->k->npar + g->k->nred; }
 
-static etch_dtype dtype_of(const gen *g, int a) { return (etch_dtype)g->k->access[a].dtype; }
+static etch_dtype dtype_of(const gen *g, int a) { return g->k->access[a].dtype; }
 
 static int size_of(etch_dtype d) {
     static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
@@ -89,15 +89,15 @@ static void new_accesses(gen *g) {
 }
 
 static val scalar_value(gen *g, const loop_instr *i) {
-    etch_dtype d = etch__compute_type((etch_dtype)i->p.from);
+    etch_dtype d = etch__compute_type(i->p.from);
     val cell = at_offset(g, g->scalars, num(g, i->p.imm.i));
     val e = rv(elem(g, cast(g, cell, gcc_jit_type_get_pointer(g->storage[d])), num(g, 0)));
     val v = gen_load(g, d, rv(keep(g, g->storage[d], e, "cell")));
-    return gen_convert(g, d, (etch_dtype)i->p.type, rv(keep(g, g->compute[d], v, "scalar")));
+    return gen_convert(g, d, i->p.type, rv(keep(g, g->compute[d], v, "scalar")));
 }
 
 static val constant_value(gen *g, const loop_instr *i) {
-    etch_dtype t = (etch_dtype)i->p.type;
+    etch_dtype t = i->p.type;
     if (etch__is_float(t)) return gen_real(g, t, i->p.imm.d);
     if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, i->p.imm.i != 0), g->t_bool);
     return constant(g, g->compute[t], i->p.imm.i);
@@ -114,11 +114,10 @@ static void set_uniforms(gen *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         if (!etch__loop_uniform(i)) continue;
-        val x = i->p.prim == PRIM_CONST ? constant_value(g, i)
-                : i->p.prim == PRIM_SCALAR
-                    ? scalar_value(g, i)
-                    : gen_convert(g, ETCH_I64, (etch_dtype)i->p.type, g->reduced);
-        if (g->k->any_mode && etch__is_float((etch_dtype)i->p.type)) x = opaque(g, i->p.type, x);
+        val x = i->p.prim == PRIM_CONST    ? constant_value(g, i)
+                : i->p.prim == PRIM_SCALAR ? scalar_value(g, i)
+                                           : gen_convert(g, ETCH_I64, i->p.type, g->reduced);
+        if (g->k->any_mode && etch__is_float(i->p.type)) x = opaque(g, i->p.type, x);
         g->value[v].now = keep(g, g->compute[i->p.type], x, "uniform");
         g->value[v].loop = EVERY_LOOP;
     }
@@ -609,7 +608,7 @@ static int column_width(const gen *g) {
     int bytes = 0;
     for (int v = 0; v < g->k->ncode; v++)
         if (g->k->code[v].kind == LOOP_REDUCE)
-            bytes += REDUCE_LANES * size_of((etch_dtype)g->k->code[v].p.type);
+            bytes += REDUCE_LANES * size_of(g->k->code[v].p.type);
     return bytes * 128 <= 32768 ? 128 : 64;
 }
 

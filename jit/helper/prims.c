@@ -260,7 +260,7 @@ static val shift(gen *g, etch_dtype t, bool left, val a, val b) {
 }
 
 val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
-    etch_dtype t = (etch_dtype)p->type, from = (etch_dtype)p->from;
+    etch_dtype t = p->type, from = p->from;
     bool truth = t == ETCH_BOOL;
     switch ((prim_id)p->prim) {
     case PRIM_CONVERT: return gen_convert(g, from, t, a);

@@ -37,7 +37,7 @@ static int registers(const gen *g, const gen_reduction *r) {
 static void new_reduction(gen *g, gen_reduction *r, int at) {
     const loop_instr *i = &g->k->code[at];
     bool row = g->k->variant == LOOP_ROW;
-    r->at = at, r->dtype = (etch_dtype)i->p.type, r->kind = (reduce_kind)i->p.imm.i;
+    r->at = at, r->dtype = i->p.type, r->kind = (reduce_kind)i->p.imm.i;
     if (g->k->split != SPLIT_FINISH) {
         r->lanes =
             gen_array(g, element(g, r), row ? REDUCE_LANES : REDUCE_LANES * g->width, "lanes");

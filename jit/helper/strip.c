@@ -55,7 +55,7 @@ static bool uniform(const gen *g, int v) { return uniform_in(g, v, g->stage); }
 static bool direct(const gen *g, int v) {
     const loop_instr *i = instr(g, v);
     return i->kind == LOOP_LOAD && !gen_uniform_load(g, i->stage, (int)i->p.imm.i) &&
-           same_bits((etch_dtype)g->k->access[i->p.imm.i].dtype);
+           same_bits(g->k->access[i->p.imm.i].dtype);
 }
 
 /* Cheaper to take again in another loop than to spill. */
@@ -111,7 +111,7 @@ void gen_plan_values(gen *g) {
 
 /* ---- values ---- */
 
-static etch_dtype type_of(const gen *g, int v) { return (etch_dtype)instr(g, v)->p.type; }
+static etch_dtype type_of(const gen *g, int v) { return instr(g, v)->p.type; }
 
 static var now(gen *g, int v, val x, int loop) {
     g->value[v].now = keep(g, g->compute[type_of(g, v)], x, "v");
@@ -136,7 +136,7 @@ static val index_value(gen *g) {
 }
 
 static val loaded(gen *g, const loop_instr *i) {
-    etch_dtype d = (etch_dtype)g->k->access[i->p.imm.i].dtype;
+    etch_dtype d = g->k->access[i->p.imm.i].dtype;
     val e = rv(elem(g, rv(g->access[i->p.imm.i].source), g->i));
     return gen_load(g, d, rv(keep(g, g->storage[d], e, "e")));
 }
@@ -158,7 +158,7 @@ static val use(gen *g, int v) {
  * kept for the row has but one element. */
 static bool copied_from_strip(const gen *g, const loop_instr *i) {
     return !g->scalar && g->value[i->p.a].spilled && !kept_for_row(g, i->p.a, i->stage) &&
-           same_bits((etch_dtype)g->k->access[i->p.imm.i].dtype);
+           same_bits(g->k->access[i->p.imm.i].dtype);
 }
 
 val gen_results_of(gen *g, const loop_instr *store) {
@@ -183,7 +183,7 @@ static bool has_loop_code(const gen *g, int v) {
 static void emit_store(gen *g, const loop_instr *i) {
     gen_access *a = &g->access[i->p.imm.i];
     val to = g->scalar ? rv(a->base) : a->buffer;
-    val e = gen_store(g, (etch_dtype)g->k->access[i->p.imm.i].dtype, use(g, i->p.a));
+    val e = gen_store(g, g->k->access[i->p.imm.i].dtype, use(g, i->p.a));
     set(g, elem(g, to, g->i), e);
 }
 

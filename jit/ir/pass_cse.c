@@ -11,7 +11,7 @@ static bool mergeable(const ir *r, const ir_node *n) {
     if (n->dead || n->write || n->gnode < 0 || n->kind == IR_EMPTY) return false;
     const graph_node *g = &r->g->nodes[n->gnode];
     if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;
-    if (etch__op_is_users((op_id)n->op)) return false;
+    if (etch__op_is_users(n->op)) return false;
     return !(r->bases[r->versions[n->out].base] & BASE_PATCHED);
 }
 

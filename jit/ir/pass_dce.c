@@ -8,7 +8,7 @@
 static bool is_root(const ir *r, const ir_node *n) {
     if (n->write && r->versions[n->out].memory) return true;
     if (n->gnode < 0) return false;
-    return (etch__ops[n->op].flags & OPF_MAY_FAIL) || etch__op_is_users((op_id)n->op);
+    return (etch__ops[n->op].flags & OPF_MAY_FAIL) || etch__op_is_users(n->op);
 }
 
 static void need(ir *r, uint8_t *needed, int32_t version) {

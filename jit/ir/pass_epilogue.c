@@ -17,7 +17,7 @@
 /* A product of matrices that the library computes. */
 static bool is_product(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_CALL || (n->op != OP_MM && n->op != OP_ADDMM)) return false;
-    if (etch__op_is_users((op_id)n->op)) return false;
+    if (etch__op_is_users(n->op)) return false;
     const tensor_meta *a = &sources(r, n)[n->op == OP_ADDMM].meta;
     const tensor_meta *b = &sources(r, n)[(n->op == OP_ADDMM) + 1].meta;
     int64_t rows = a->size[0], terms = a->size[1], columns = b->size[1];
@@ -50,7 +50,7 @@ static bool last_attribute(const ir *r, const ir_node *n) {
 /* What the node would be as part of a product, or 0. */
 static uint8_t part_of_epilogue(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_POINT || n->write || n->gnode < 0) return 0;
-    if (etch__op_is_users((op_id)n->op)) return 0;
+    if (etch__op_is_users(n->op)) return 0;
     if (n->op == OP_RELU || n->op == OP_RELU_) return PRODUCT_RELU;
     if (n->op == OP_GELU) return last_attribute(r, n) ? PRODUCT_GELU : 0;
     if (n->op == OP_ADD_TENSOR || n->op == OP_ADD_TENSOR_)
@@ -66,7 +66,7 @@ static ir_node *sole_product(const ir *r, const ir_uses *u, const ir_source *s) 
     const ir_version *v = &r->versions[s->version];
     if (v->node < 0 || v->memory || v->tied >= 0 || u->readers[s->version] != 1) return NULL;
     ir_node *n = &r->nodes[v->node];
-    if (!is_product(r, n) || !has_epilogues((etch_dtype)n->dtype)) return NULL;
+    if (!is_product(r, n) || !has_epilogues(n->dtype)) return NULL;
     return etch__may_join(r, n) ? NULL : n; /* it takes in more, by pass_join.c */
 }
 
@@ -112,7 +112,7 @@ static bool join_activation(ir *r, const ir_uses *u, ir_node *n, uint8_t part) {
 static bool join_epilogue(ir *r, const ir_uses *u, ir_node *n) {
     uint8_t part = part_of_epilogue(r, n);
     if (part) return part == PRODUCT_BIAS ? join_bias(r, u, n) : join_activation(r, u, n, part);
-    if (is_product(r, n) && n->op == OP_ADDMM && has_epilogues((etch_dtype)n->dtype) &&
+    if (is_product(r, n) && n->op == OP_ADDMM && has_epilogues(n->dtype) &&
         is_row(sources(r, n), &r->versions[n->out].meta))
         n->epilogue = PRODUCT_BIAS;
     return true;
@@ -125,7 +125,7 @@ static bool readable(const tensor_meta *m) {
     int64_t rows = m->size[0], columns = m->size[1];
     bool by_rows = m->stride[1] == 1 && m->stride[0] >= columns;
     bool by_columns = m->stride[0] == 1 && m->stride[1] >= rows;
-    int64_t start = m->offset * (int64_t)etch_dtype_size((etch_dtype)m->dtype);
+    int64_t start = m->offset * (int64_t)etch_dtype_size(m->dtype);
     return m->ndim == 2 && start % 16 == 0 && (by_rows || by_columns);
 }
 
@@ -147,7 +147,7 @@ static bool rewrite(ir *r, const ir_uses *u) {
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *n = &r->nodes[i];
         int first = n->op == OP_ADDMM;
-        if (!is_product(r, n) || !etch__is_float((etch_dtype)n->dtype)) continue;
+        if (!is_product(r, n) || !etch__is_float(n->dtype)) continue;
         for (int k = first; k < first + 2; k++) read_original(r, u, n, &sources(r, n)[k]);
     }
     return true;

@@ -24,8 +24,8 @@
 
 static bool is_product(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_CALL || (n->op != OP_MM && n->op != OP_BMM)) return false;
-    return !etch__op_is_users((op_id)n->op) && etch__is_float((etch_dtype)n->dtype) &&
-           sources(r, n)[0].version >= 0 && sources(r, n)[1].version >= 0;
+    return !etch__op_is_users(n->op) && etch__is_float(n->dtype) && sources(r, n)[0].version >= 0 &&
+           sources(r, n)[1].version >= 0;
 }
 
 static bool is_sum(const ir_node *n) {
@@ -76,7 +76,7 @@ static bool plain_sum(const ir *r, const ir_node *sum) {
 
 static bool stays_in_range(const ir *r, const ir_node *sum, const ir_source *x,
                            const ir_source *y) {
-    double limit = negligible((etch_dtype)x->meta.dtype);
+    double limit = negligible(x->meta.dtype);
     return plain_sum(r, sum) &&
            (etch__largest(r, x->version) < limit || etch__largest(r, y->version) < limit);
 }
@@ -85,8 +85,7 @@ static bool stays_in_range(const ir *r, const ir_node *sum, const ir_source *x,
 
 /* Multiplications that cost about what moving an element through memory three times does. */
 static double worth(const ir *r, const ir_node *p) {
-    bool fast = etch_dtype_size((etch_dtype)p->dtype) < 4 ||
-                STATE_PRECISION(r->g->nodes[p->gnode].state) != 0;
+    bool fast = etch_dtype_size(p->dtype) < 4 || STATE_PRECISION(r->g->nodes[p->gnode].state) != 0;
     return fast ? 512 : 64;
 }
 

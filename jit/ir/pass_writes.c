@@ -107,7 +107,7 @@ static void shape_call(const graph *g, const graph_node *n, call_shape *c) {
 static bool can_emit(const prim_program *p) {
     for (int i = 0; i < p->n; i++)
         if (p->code[i].prim != PRIM_INPUT &&
-            !etch__loop_can_emit((prim_id)p->code[i].prim, (etch_dtype)p->code[i].type))
+            !etch__loop_can_emit((prim_id)p->code[i].prim, p->code[i].type))
             return false;
     return true;
 }
@@ -126,12 +126,11 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
     shape_call(g, n, &c);
     etch__tls.state = n->state;
     if (etch__infer(&c.call, &m, &compute) != ETCH_OK) return false;
-    for (int i = 0; i < n->nin; i++) in[i] = (etch_dtype)c.t[i].dtype;
+    for (int i = 0; i < n->nin; i++) in[i] = c.t[i].dtype;
     bool has_class =
         op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL | OPF_SELECTS);
     int64_t op_class = has_class && n->nat ? g->attrs[n->at + n->nat - 1] : 0;
-    if (!etch__expr_build((op_id)n->op, in, n->nin, compute, (etch_dtype)x->dtype, op_class, &p) ||
-        !can_emit(&p))
+    if (!etch__expr_build(n->op, in, n->nin, compute, x->dtype, op_class, &p) || !can_emit(&p))
         return false;
     x->compute = (uint8_t)compute;
     x->program = keep_program(&p);
@@ -161,7 +160,7 @@ int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t b
                  .dtype = v->meta.dtype,
                  .domain = v->meta,
                  .write = target != NULL};
-    etch_dtype dtype = (etch_dtype)v->meta.dtype;
+    etch_dtype dtype = v->meta.dtype;
     prim_program p;
     if (target) n.target = *target;
     if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p)) {
@@ -237,7 +236,7 @@ static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
     bool keepdim;
     int64_t extent = 1;
     bool index = op->impl == REDUCE_ARGMAX || op->impl == REDUCE_ARGMIN;
-    if (op->kind != KIND_REDUCTION || index || etch__op_is_users((op_id)n->op)) return false;
+    if (op->kind != KIND_REDUCTION || index || etch__op_is_users(n->op)) return false;
     shape_call(g, n, &c);
     etch__tls.state = n->state;
     etch__reduce_axes(&c.call, &x->mask, &keepdim);
@@ -245,7 +244,7 @@ static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
     for (int d = 0; d < x->domain.ndim; d++)
         if (x->mask >> d & 1) extent *= x->domain.size[d];
     if (extent <= 1 || etch__meta_numel(&x->domain) == 0) return false;
-    x->reduce = etch__reduce_plan(&c.call, (etch_dtype)x->dtype);
+    x->reduce = etch__reduce_plan(&c.call, x->dtype);
     x->compute = x->reduce.acc;
     return true;
 }

@@ -51,8 +51,7 @@ static ir_range absolute(ir_range a) {
 static ir_range of_prim(const prim_instr *i, ir_range a, ir_range b, ir_range c) {
     switch ((prim_id)i->prim) {
     case PRIM_CONST:
-        return etch__is_float((etch_dtype)i->type) ? (ir_range){i->imm.d, i->imm.d}
-                                                   : of_dtype((etch_dtype)i->type);
+        return etch__is_float(i->type) ? (ir_range){i->imm.d, i->imm.d} : of_dtype(i->type);
     case PRIM_CONVERT:
     case PRIM_ROUND_BF16:
     case PRIM_ROUND_F16: return a;
@@ -83,8 +82,8 @@ static ir_range of_prim(const prim_instr *i, ir_range a, ir_range b, ir_range c)
 
 /* Integers wrap, so arithmetic may leave the interval, but never the dtype's range. */
 static ir_range kept_by(const prim_instr *i, ir_range r) {
-    ir_range most = of_dtype((etch_dtype)i->type);
-    bool whole = !etch__is_float((etch_dtype)i->type), out = r.low < most.low || r.high > most.high;
+    ir_range most = of_dtype(i->type);
+    bool whole = !etch__is_float(i->type), out = r.low < most.low || r.high > most.high;
     if (isnan(r.low) || isnan(r.high)) return most;
     if (whole) return out || i->prim == PRIM_CONVERT ? most : r;
     return (ir_range){fmax(r.low, most.low), fmin(r.high, most.high)};
@@ -109,7 +108,7 @@ static ir_range of_program(const ir *r, const ir_node *n, int depth) {
 static ir_range of_version(const ir *r, int32_t version, int depth) {
     if (version < 0) return everything;
     const ir_version *v = &r->versions[version];
-    ir_range all = of_dtype((etch_dtype)v->meta.dtype);
+    ir_range all = of_dtype(v->meta.dtype);
     if (v->node < 0 || depth < 0) return all;
     const ir_node *n = &r->nodes[v->node];
     if (n->write || n->dtype != v->meta.dtype) return all;

@@ -72,11 +72,10 @@ int etch__loop_operand(const loop_instr *i, int n) {
 
 static etch_dtype operand_type(const loop_instr *i, int n) {
     if (i->kind == LOOP_PRIM) {
-        if (i->p.prim == PRIM_CONVERT || etch__prim_compares(i->p.prim))
-            return (etch_dtype)i->p.from;
+        if (i->p.prim == PRIM_CONVERT || etch__prim_compares(i->p.prim)) return i->p.from;
         if (i->p.prim == PRIM_SELECT && n == 0) return ETCH_BOOL;
     }
-    return (etch_dtype)i->p.type;
+    return i->p.type;
 }
 
 bool etch__loop_uniform(const loop_instr *i) {
@@ -130,12 +129,12 @@ static const char *check_access(const loop_kernel *k, const loop_instr *i) {
     const loop_access *a = &k->access[i->p.imm.i];
     if (a->store != (i->kind == LOOP_STORE))
         return "an access is not of the kind that the code needs";
-    if (i->p.type != etch__compute_type((etch_dtype)a->dtype)) return "an access has another type";
+    if (i->p.type != etch__compute_type(a->dtype)) return "an access has another type";
     return NULL;
 }
 
 static const char *check_prim(const loop_kernel *k, const loop_instr *i) {
-    if (i->p.prim >= PRIM_COUNT || !etch__loop_can_emit((prim_id)i->p.prim, (etch_dtype)i->p.type))
+    if (i->p.prim >= PRIM_COUNT || !etch__loop_can_emit((prim_id)i->p.prim, i->p.type))
         return "a primitive is not for this type";
     if (i->p.prim == PRIM_SCALAR && (i->p.imm.i < 0 || i->p.imm.i >= k->nscalars))
         return "a scalar number is out of range";

@@ -29,7 +29,7 @@ static void put(text *t, const char *format, ...) {
     t->n += n;
 }
 
-static const char *type_name(const loop_instr *i) { return etch_dtype_name((etch_dtype)i->p.type); }
+static const char *type_name(const loop_instr *i) { return etch_dtype_name(i->p.type); }
 
 static void put_operands(text *t, const loop_instr *i) {
     for (int n = 0; n < etch__loop_arity(i); n++)
@@ -39,11 +39,11 @@ static void put_operands(text *t, const loop_instr *i) {
 static void put_prim(text *t, int v, const loop_instr *i) {
     put(t, "%%%d = %s %s", v, etch__prims[i->p.prim].text, type_name(i));
     put_operands(t, i);
-    if (i->p.prim == PRIM_CONST && etch__is_float((etch_dtype)i->p.type)) put(t, " %a", i->p.imm.d);
+    if (i->p.prim == PRIM_CONST && etch__is_float(i->p.type)) put(t, " %a", i->p.imm.d);
     else if (i->p.prim == PRIM_CONST) put(t, " %lld", (long long)i->p.imm.i);
     else if (i->p.prim == PRIM_SCALAR)
-        put(t, " $%lld as %s", (long long)i->p.imm.i, etch_dtype_name((etch_dtype)i->p.from));
-    else if (i->p.prim == PRIM_CONVERT) put(t, " from %s", etch_dtype_name((etch_dtype)i->p.from));
+        put(t, " $%lld as %s", (long long)i->p.imm.i, etch_dtype_name(i->p.from));
+    else if (i->p.prim == PRIM_CONVERT) put(t, " from %s", etch_dtype_name(i->p.from));
 }
 
 static void put_instr(text *t, int v, const loop_instr *i) {
@@ -75,7 +75,7 @@ char *etch__loop_text(const loop_kernel *k) {
         k->npar, k->nred, k->any_mode ? ", any mode" : "");
     for (int a = 0; a < k->naccesses; a++) {
         put(&t, "  @%d: %s %s [", a, k->access[a].store ? "store" : "load",
-            etch_dtype_name((etch_dtype)k->access[a].dtype));
+            etch_dtype_name(k->access[a].dtype));
         for (int x = 0; x < k->npar + k->nred; x++)
             put(&t, "%s%c", x == k->npar && x ? "|" : "", step[k->access[a].step[x]]);
         put(&t, "]\n");

@@ -57,7 +57,7 @@ static int cell(lowering *l, int32_t scalar, uint8_t dtype) {
 }
 
 static plan_address address_of(const ir *r, const ir_source *s) {
-    int64_t size = (int64_t)etch_dtype_size((etch_dtype)s->meta.dtype);
+    int64_t size = (int64_t)etch_dtype_size(s->meta.dtype);
     return (plan_address){s->version, s->root, etch__map_offset(r, s) * size};
 }
 
@@ -65,7 +65,7 @@ static int emit_access(lowering *l, const ir_source *s, const int64_t *stride, b
                        int stage, int value) {
     int n = l->k->naccesses;
     if (n == LOOP_MAX_ACCESSES) return l->failed = true, 0;
-    etch_dtype dtype = (etch_dtype)s->meta.dtype;
+    etch_dtype dtype = s->meta.dtype;
     l->k->access[n] = (loop_access){.dtype = (uint8_t)dtype, .store = store};
     memcpy(l->stride[n], stride, l->naxes * sizeof *stride);
     l->out->address[n] = address_of(l->r, s);
@@ -175,9 +175,9 @@ static int emit_element(lowering *l, const ir_node *n, int stage, etch_dtype in,
 
 static int emit_reduction(lowering *l, const ir_node *n) {
     const ir_source *s = sources(l->r, n);
-    etch_dtype acc = n->reduce.acc, out = etch__compute_type((etch_dtype)n->dtype);
+    etch_dtype acc = n->reduce.acc, out = etch__compute_type(n->dtype);
     int stage = l->r->versions[n->out].stage, of = stage - 1;
-    int v = emit_element(l, n, of, (etch_dtype)s->meta.dtype, operand(l, n, s, of));
+    int v = emit_element(l, n, of, s->meta.dtype, operand(l, n, s, of));
     prim_instr p = {.type = (uint8_t)acc, .a = (int16_t)v};
     bool mean = n->reduce.kind == REDUCE_MEAN;
     p.imm.i = mean ? REDUCE_SUM : n->reduce.kind;
@@ -187,7 +187,7 @@ static int emit_reduction(lowering *l, const ir_node *n) {
         v = emit_prim(l, stage, PRIM_DIV, acc, acc, v, count);
     }
     if (acc != out) v = emit_prim(l, stage, PRIM_CONVERT, out, acc, v, 0);
-    return emit_round(l, stage, (etch_dtype)n->dtype, v);
+    return emit_round(l, stage, n->dtype, v);
 }
 
 static void store(lowering *l, const ir_node *n) {
@@ -284,7 +284,7 @@ static void choose_variant(lowering *l) {
         const loop_instr *c = &k->code[i];
         if (c->stage % 2 || (c->kind != LOOP_LOAD && c->kind != LOOP_STORE)) continue;
         int access = (int)c->p.imm.i;
-        int bytes = (int)etch_dtype_size((etch_dtype)k->access[access].dtype);
+        int bytes = (int)etch_dtype_size(k->access[access].dtype);
         if (l->stride[access][l->naxes - 1] == 1) row += bytes;
         if (k->npar && l->stride[access][k->npar - 1] == 1) column += bytes;
     }

@@ -44,7 +44,7 @@ static void touch(maker *m, int32_t version, int32_t g) {
         *slot = m->nintervals++;
         const tensor_meta *meta = &m->r->versions[v].meta;
         m->intervals[*slot] = (plan_interval){
-            g, g, etch__meta_numel(meta) * (int64_t)etch_dtype_size((etch_dtype)meta->dtype), 0};
+            g, g, etch__meta_numel(meta) * (int64_t)etch_dtype_size(meta->dtype), 0};
     }
     if (m->intervals[*slot].last < g) m->intervals[*slot].last = g;
 }
@@ -159,7 +159,7 @@ static void add_call(maker *m, const ir_node *n, int64_t **attrs) {
     s->c = (call_step){
         .state = g->state, .epilogue = n->epilogue, .scalar = g->sc, .operand = p->noperands};
     if (p->device && m->r->numerics == ETCH_RELAXED && m->r->mode == ETCH_MODE_MAX_AUTOTUNE &&
-        !etch__op_is_users((op_id)n->op)) /* what those call is not of this plan */
+        !etch__op_is_users(n->op)) /* what those call is not of this plan */
         s->c.state |= STATE_TUNED;
     s->c.call = (op_call){.op = g->op,
                           .nin = (uint16_t)n->nin,
@@ -232,7 +232,7 @@ bool etch__step_writes_input(const native_plan *p, const step *s) {
 static int first_late_step(const native_plan *p) {
     for (int i = 0; i < p->nsteps; i++)
         if (etch__step_writes_input(p, &p->steps[i]))
-            return i + !(p->steps[i].is_call && etch__op_is_users((op_id)p->steps[i].c.call.op));
+            return i + !(p->steps[i].is_call && etch__op_is_users(p->steps[i].c.call.op));
     return p->nsteps;
 }
 
@@ -243,8 +243,7 @@ static void note_outputs(maker *m) {
                      etch__fits_graph(m->p) && etch__order_steps(m);
     for (int k = 0; k < g->noutputs; k++) {
         const tensor_meta *meta = &g->values[g->outputs[k]].meta;
-        m->p->output_bytes[k] =
-            etch__meta_numel(meta) * (int64_t)etch_dtype_size((etch_dtype)meta->dtype);
+        m->p->output_bytes[k] = etch__meta_numel(meta) * (int64_t)etch_dtype_size(meta->dtype);
     }
     m->p->late = first_late_step(m->p);
 }

@@ -98,7 +98,7 @@ bool etch__fits_graph(const native_plan *p) {
         if (!p->steps[i].is_call) continue;
         if (!etch__target()->can_record(c->call.op) || c->call.nin > UINT8_MAX - 1) return false;
         /* it would have to wait for the checks before it */
-        if (p->checks && etch__op_is_users((op_id)c->call.op)) return false;
+        if (p->checks && etch__op_is_users(c->call.op)) return false;
     }
     return p->nsteps > 1 && p->nsteps <= GRAPH_STEPS;
 }

@@ -13,9 +13,8 @@ static bool small_step(const maker *m, int i) {
         return !low->split && !low->nproducts && work <= WHOLE_ELEMENTS;
     }
     const operand_slot *a = &m->p->operands[s->c.operand], *b = a + 1;
-    if (etch__op_is_users((op_id)s->c.call.op)) return false;
-    if (s->c.call.op != OP_MM || s->c.epilogue || !etch__is_float((etch_dtype)a->t.dtype))
-        return false;
+    if (etch__op_is_users(s->c.call.op)) return false;
+    if (s->c.call.op != OP_MM || s->c.epilogue || !etch__is_float(a->t.dtype)) return false;
     int64_t rows = a->t.size[0], terms = a->t.size[1], columns = b->t.size[1];
     return rows <= PRODUCT_SMALL && terms <= PRODUCT_SMALL && columns <= PRODUCT_SMALL &&
            rows * terms * columns <= WHOLE_TERMS;
@@ -29,7 +28,7 @@ static void add_product_args(maker *m, const call_step *c, whole_step *w) {
     const etch_tensor *a = &o[0].t, *b = &o[1].t;
     int64_t numbers[10] = {1, a->size[0],   b->size[1],  a->size[1], 0, a->stride[0], a->stride[1],
                            0, b->stride[0], b->stride[1]};
-    w->dtype = (etch_dtype)a->dtype, w->nargs = 3, w->arg = m->p->nargs;
+    w->dtype = a->dtype, w->nargs = 3, w->arg = m->p->nargs;
     memcpy(w->numbers, numbers, sizeof numbers);
     for (int i = 0; i < 3; i++) {
         place at = o[i].at;

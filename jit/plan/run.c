@@ -121,8 +121,7 @@ static void patch(const native_plan *p, run_block *b, const plan_io *io) {
             b->args[i] = (char *)b->outputs[at->index]->data + at->offset;
     }
     for (int i = 0; i < p->ncells; i++)
-        b->cells[i] =
-            etch__scalar_cell(io->scalars[p->cells[i].scalar], (etch_dtype)p->cells[i].dtype);
+        b->cells[i] = etch__scalar_cell(io->scalars[p->cells[i].scalar], p->cells[i].dtype);
     for (int i = 0; i < p->noperands; i++) {
         const operand_slot *o = &p->operands[i];
         if (o->none || o->at.kind == PLACE_ARENA) continue;
@@ -191,7 +190,7 @@ static etch_status run_call(const native_plan *p, const call_step *c, run_block 
     call.in = b->pointers + c->operand;
     call.sc = io->scalars + c->scalar;
     etch__tls.state = c->state;
-    op_kernel kernel = etch__kernel_on((op_id)call.op, p->device);
+    op_kernel kernel = etch__kernel_on(call.op, p->device);
     if (unlikely(!kernel)) return etch__run_kernel(&call, b->pointers[c->result]);
     if (c->epilogue) return run_product(c, &call, b->pointers[c->result]);
     return etch__call_kernel(kernel, &call, &b->pointers[c->result], true);

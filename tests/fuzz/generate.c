@@ -40,11 +40,11 @@ static etch_dtype own_dtype(const generator *g, etch_dtype dtype) {
         [ETCH_F16] = ETCH_BF16, [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32,
         [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,   [ETCH_I64] = ETCH_I64,
         [ETCH_BOOL] = ETCH_BOOL};
-    return g->twin ? (etch_dtype)twin[dtype] : dtype;
+    return g->twin ? twin[dtype] : dtype;
 }
 
 static etch_dtype some_dtype(generator *g) {
-    return own_dtype(g, chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_DTYPE_COUNT));
+    return own_dtype(g, chance(g, 2) ? ETCH_F32 : below(g, ETCH_DTYPE_COUNT));
 }
 
 static void generate_sizes(generator *g) {
@@ -440,7 +440,7 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
         /* fall through */
     case ARG_TENSOR:
         a->n = 1;
-        return (a->tensor[0] = tensor_operand(g, (op_id)s->op, s, (*operand)++)) >= 0;
+        return (a->tensor[0] = tensor_operand(g, s->op, s, (*operand)++)) >= 0;
     case ARG_TENSORS: return some_tensors(g, a);
     case ARG_SCALAR:
         a->scalar = some_scalar(g);
@@ -453,7 +453,7 @@ static bool some_argument(generator *g, statement *s, int i, const schema_arg *s
     case ARG_INT_OPT: a->absent = chance(g, 3); /* fall through */
     case ARG_INT: a->number[0] = some_int(g, schema->name, s); return true;
     case ARG_INTS:
-    case ARG_INTS_OPT: some_ints(g, (op_id)s->op, schema->name, a, s); return true;
+    case ARG_INTS_OPT: some_ints(g, s->op, schema->name, a, s); return true;
     case ARG_BOOL: a->number[0] = plain(below(g, 2)); return true;
     case ARG_DTYPE_OPT:
         a->absent = !strcmp(schema->name, "dtype") && chance(g, 3); /* fall through */
@@ -508,10 +508,9 @@ static bool has_inexact_parts(op_id op) {
 
 bool fuzz_is_exact(int op) {
     /* Where a tensor lies is to be the same question on every device. */
-    if (op == OP_TO_DEVICE || is_contraction((op_id)op) || has_inexact_parts((op_id)op))
-        return false;
+    if (op == OP_TO_DEVICE || is_contraction(op) || has_inexact_parts(op)) return false;
     int kind = etch__ops[op].kind;
-    return (kind != KIND_POINTWISE && kind != KIND_INPLACE) || has_exact_expression((op_id)op);
+    return (kind != KIND_POINTWISE && kind != KIND_INPLACE) || has_exact_expression(op);
 }
 
 /* Kinds by weight, then any operator of the kind. */
@@ -525,7 +524,7 @@ static op_id some_operator(generator *g) {
     for (int k = 0; k < COUNT_OF(weights); k++)
         if (counts[k] > most) most = counts[k];
     for (;;) {
-        op_id op = (op_id)below(g, OP_COUNT);
+        op_id op = below(g, OP_COUNT);
         int kind = etch__ops[op].kind;
         if (op == OP_EMPTY) continue;                /* undefined contents: ST_FILLED has it */
         bool moves = g->small && op == OP_TO_DEVICE; /* a break on another device than the CPU */
@@ -572,7 +571,7 @@ static int take_random(generator *g, etch_dtype dtype, int n, const int64_t *siz
 
 /* Images and filters that fit, for the convolutions to come. */
 static void make_images(generator *g) {
-    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : (etch_dtype)below(g, ETCH_F16 + 1);
+    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : below(g, ETCH_F16 + 1);
     int64_t channels = 1 + below(g, 4), group = channels % 2 || chance(g, 2) ? 1 : 2;
     int64_t image[] = {1 + below(g, 3), channels, 4 + below(g, 5), 4 + below(g, 5)};
     int64_t filter[] = {group * (1 + below(g, 3)), channels / group, 1 + below(g, 3),
@@ -616,7 +615,7 @@ static void other_branch(generator *g, const statement *first) {
     const etch_tensor *t = g->w.v[first->out];
     etch_dtype dtype = etch_dtype_of(t);
     for (int attempt = 0; attempt < 60; attempt++) {
-        op_id other = (op_id)below(g, OP_COUNT);
+        op_id other = below(g, OP_COUNT);
         if (breaks(other) || etch__ops[other].kind != op->kind || other == first->op ||
             other == OP_EMPTY || (g->exact && !fuzz_is_exact(other)) ||
             strcmp(strchr(etch__ops[other].schema, '('), strchr(op->schema, '(')))
@@ -640,7 +639,7 @@ static void other_branch(generator *g, const statement *first) {
 static bool call_again(generator *g, int at) {
     statement s = g->p->statement[at];
     if (s.kind != ST_OP || s.when != g->when || etch__ops[s.op].kind == KIND_INPLACE) return false;
-    const op_schema *schema = etch__schema((op_id)s.op);
+    const op_schema *schema = etch__schema(s.op);
     for (int i = 0; i < schema->nargs; i++)
         if (schema->args[i].type == ARG_SCALAR && s.op != OP_ARANGE && chance(g, 2))
             s.arg[i].scalar = some_scalar(g);

@@ -513,7 +513,7 @@ static etch_shape shape_of(const fuzz_world *w, const fuzz_input *in) {
 }
 
 static etch_dtype dtype_of(const fuzz_world *w, const fuzz_input *in) {
-    return (etch_dtype)(fuzz_when(w, in->other) ? in->other_dtype : in->dtype);
+    return (fuzz_when(w, in->other) ? in->other_dtype : in->dtype);
 }
 
 static etch_tensor *transposed(const fuzz_world *w, const fuzz_input *in, etch_shape s,

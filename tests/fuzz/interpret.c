@@ -37,7 +37,7 @@ static bool value_of(fuzz_world *w, const fuzz_arg *a, arg_type type, etch_tenso
     case ARG_INTS:
     case ARG_INTS_OPT: v->tag = ETCH_VALUE_INTS, v->ints = numbers(w, a); break;
     case ARG_BOOL: v->tag = ETCH_VALUE_BOOL, v->b = a->number[0].v; break;
-    default: v->tag = ETCH_VALUE_DTYPE, v->dtype = (etch_dtype)a->number[0].v;
+    default: v->tag = ETCH_VALUE_DTYPE, v->dtype = a->number[0].v;
     }
     return true;
 }
@@ -60,7 +60,7 @@ static double largest_result(const etch_value *v, int n) {
 }
 
 static void run_operator(fuzz_world *w, const statement *s) {
-    const op_schema *schema = etch__schema((op_id)s->op);
+    const op_schema *schema = etch__schema(s->op);
     etch_value value[SCHEMA_MAX_ARGS];
     etch_tensor *list[SCHEMA_MAX_ARGS][4], *out = NULL;
     for (int i = 0; i < schema->nargs; i++) {
@@ -91,7 +91,7 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_KEEP: fuzz_keep(w, s->a); break;
     case ST_BREAK: fuzz_break(w); break;
     case ST_FLUSH: fuzz_flush(w); break;
-    case ST_DTYPE: fuzz_default_dtype((etch_dtype)s->b); break;
+    case ST_DTYPE: fuzz_default_dtype(s->b); break;
     case ST_SCOPE: fuzz_scope(w); break;
     case ST_SCOPE_END: fuzz_scope_end(w, s->a); break;
     case ST_INNER: fuzz_inner(w, s->out, s->a, s->b); break;
@@ -136,7 +136,7 @@ int fuzz_operands(const statement *s, int *operands) {
     if (operand_counts[s->kind] > 1) operands[n++] = s->b;
     if (s->kind == ST_SCOPE_END && s->a >= 0) operands[n++] = s->a;
     if (s->kind != ST_OP) return n;
-    const op_schema *schema = etch__schema((op_id)s->op);
+    const op_schema *schema = etch__schema(s->op);
     for (int i = 0; i < schema->nargs; i++)
         if (schema->args[i].type == ARG_TENSOR || schema->args[i].type == ARG_TENSOR_OPT ||
             schema->args[i].type == ARG_TENSORS)

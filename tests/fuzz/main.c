@@ -389,7 +389,7 @@ static void print_coverage(void) {
     for (int i = 0; i < ST_COUNT; i++)
         print_line("statement", statement_names[i], t->statements[i], u->statements[i]);
     for (int i = 0; i < ETCH_DTYPE_COUNT; i++)
-        print_line("dtype", etch_dtype_name((etch_dtype)i), t->dtypes[i], u->dtypes[i]);
+        print_line("dtype", etch_dtype_name(i), t->dtypes[i], u->dtypes[i]);
     for (int i = 0; i < FUZZ_LAYOUTS; i++)
         print_line("layout", layout_names[i], t->layouts[i], u->layouts[i]);
     for (int i = 0; i < FUZZ_ACTIONS; i++)

@@ -91,7 +91,7 @@ static bool is_default(const fuzz_arg *a, const schema_arg *schema) {
 /* Prints "etch_add(w->v[1], w->v[2])" by the table's text of one C function if that names all that
  * the statement gives. With to == NULL only looks. */
 static bool print_typed(FILE *to, const statement *s, const char *cfn) {
-    const op_schema *schema = etch__schema((op_id)s->op);
+    const op_schema *schema = etch__schema(s->op);
     bool named[SCHEMA_MAX_ARGS] = {false};
     size_t head = strcspn(cfn, "(");
     if (to) fprintf(to, "%.*s(", (int)head, cfn);
@@ -137,7 +137,7 @@ static void print_value(FILE *to, const fuzz_arg *a, const schema_arg *schema) {
 }
 
 static void print_boxed(FILE *to, const statement *s) {
-    const op_schema *schema = etch__schema((op_id)s->op);
+    const op_schema *schema = etch__schema(s->op);
     fprintf(to, "boxed(\"%s\", %d, (etch_value[]){", etch__ops[s->op].name, schema->nargs);
     for (int i = 0; i < schema->nargs; i++) print_value(to, &s->arg[i], &schema->args[i]);
     fputs("})", to);

@@ -61,9 +61,9 @@ static bool simplify_statement(shrink *r, int i) {
     bool any = TRY(r, s->when = (uint8_t)((1u << now_of(r)->setup.period) - 1));
     for (int k = 0; k < SCHEMA_MAX_ARGS; k++) {
         any |= TRY(r, s->arg[k].varies = false);
-        if (s->kind == ST_OP && etch__schema((op_id)s->op)->args[k].type == ARG_SCALAR)
+        if (s->kind == ST_OP && etch__schema(s->op)->args[k].type == ARG_SCALAR)
             any |= TRY(r, s->arg[k].scalar = etch_scalar_int(1));
-        if (s->arg[k].n > 1 && etch__schema((op_id)s->op)->args[k].type == ARG_TENSORS)
+        if (s->arg[k].n > 1 && etch__schema(s->op)->args[k].type == ARG_TENSORS)
             any |= TRY(r, s->arg[k].n--);
     }
     return any;

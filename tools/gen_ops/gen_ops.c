@@ -319,10 +319,9 @@ int main(int argc, char **argv) {
     FILE *header = fopen(argv[1], "w"), *source = fopen(argv[2], "w");
     if (!header || !source) fail("cannot write", argv[1]);
     fputs(header_top, header);
-    fputs(
-        "/* The operator functions. Generated from core/ops/ops.def. */\n"
-        "#include \"core/dispatch/call.h\"\n\n",
-        source);
+    fputs("/* The operator functions. Generated from core/ops/ops.def. */\n"
+          "#include \"core/dispatch/call.h\"\n\n",
+          source);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         arg args[MAX_ARGS];
         int n = parse_schema(rows[i].schema, args);

@@ -44,7 +44,7 @@ static void argument(const running *r, const mini_arg *a, const etch_scalar *s, 
         v->ints.n = a->n;
         memcpy(v->ints.v, a->v, sizeof a->v);
         break;
-    case ETCH_VALUE_DTYPE: v->dtype = (etch_dtype)a->v[0]; break;
+    case ETCH_VALUE_DTYPE: v->dtype = a->v[0]; break;
     case ETCH_VALUE_PARAM: v->tag = ETCH_VALUE_SCALAR, v->scalar = s[a->v[0]]; break;
     default: break;
     }
@@ -94,7 +94,7 @@ static int fill_inputs(const mini_graph *g, replay_input *inputs) {
     for (int i = 0; i < g->ninputs; i++) {
         const mini_input *in = &g->input[i];
         replay_input *to = &inputs[i];
-        *to = (replay_input){.dtype = (etch_dtype)in->meta.dtype, .offset = in->meta.offset};
+        *to = (replay_input){.dtype = in->meta.dtype, .offset = in->meta.offset};
         to->size.n = to->stride.n = in->meta.ndim;
         memcpy(to->size.v, in->meta.size, sizeof in->meta.size);
         memcpy(to->stride.v, in->meta.stride, sizeof in->meta.stride);

@@ -63,7 +63,7 @@ static void print_arg(FILE *to, const mini_graph *g, const mini_arg *a) {
     case ETCH_VALUE_INTS: print_ints(to, a); break;
     case ETCH_VALUE_DTYPE:
         fprintf(to, "ETCH_VALUE_DTYPE, .dtype = %" PRId64 " /* %s */", a->v[0],
-                etch_dtype_name((etch_dtype)a->v[0]));
+                etch_dtype_name(a->v[0]));
         break;
     default: fputs("ETCH_VALUE_NONE, .i = 0", to);
     }
@@ -121,7 +121,7 @@ static int print_inputs(FILE *to, const mini_graph *g) {
     fputs("static const replay_input inputs[] = {\n", to);
     for (int i = 0; i < g->ninputs; i++) {
         const mini_meta *m = &g->input[i].meta;
-        fprintf(to, "    {%d /* %s */, %d, ", m->dtype, etch_dtype_name((etch_dtype)m->dtype),
+        fprintf(to, "    {%d /* %s */, %d, ", m->dtype, etch_dtype_name(m->dtype),
                 buffer_of(g, i, buffers));
         print_words(to, m->ndim, m->size);
         fputs(", ", to);
