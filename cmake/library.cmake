@@ -32,9 +32,9 @@ add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
 # The page of ETCH_TRACE, as the bytes of an array.
 add_custom_command(
   OUTPUT ${ETCH_GENERATED}/report_page.inc
-  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/tracer/report_page.html
+  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/tracer/tell/report_page.html
           -DTO=${ETCH_GENERATED}/report_page.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
-  DEPENDS tracer/report_page.html cmake/embed.cmake)
+  DEPENDS tracer/tell/report_page.html cmake/embed.cmake)
 # The functions as text, for CUDA C.
 add_custom_command(
   OUTPUT ${ETCH_GENERATED}/functions.inc
@@ -46,7 +46,7 @@ add_custom_target(etch_page
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
   core/*/*.c guards/*.c jit/ir/*.c jit/fuse/*.c jit/loop/*.c jit/plan/*.c jit/cuda/*.c jit/store/*.c
-  opcheck/*.c tracer/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
+  opcheck/*.c tracer/*/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c)
 # These set errors as a user would: a call of etch_set_error in tail position would look like one.
 file(GLOB ETCH_LIKE_USERS CONFIGURE_DEPENDS modes/*.c nn/*.c opcheck/*.c)
 set_source_files_properties(${ETCH_LIKE_USERS} PROPERTIES

@@ -16,7 +16,7 @@
 #include "jit/loop/loop.h"
 #include "tests/trace_support.h"
 
-void etch__background_wait(void); /* tracer/run.h has a type called run */
+void etch__background_wait(void);
 
 typedef struct probe {
     bool disable; /* with compiling off: what is expected */

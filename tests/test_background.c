@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "trace_support.h"
-#include "tracer/run.h"
+#include "tracer/run/run.h"
 
 /* ---- the gate ---- */
 

@@ -441,7 +441,7 @@ static void each_allocation_fails_once(void) {
 
 /* ---- compiled beside the program ---- */
 
-void etch__background_wait(void); /* tracer/run.h has a type called run */
+void etch__background_wait(void);
 bool etch__report_begin(const char *dir);
 void etch__report_end(void);
 

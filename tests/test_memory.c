@@ -10,7 +10,7 @@
 #include "core/tensor/tensor.h"
 #include "tests/device_support.h"
 #include "tests/trace_support.h"
-#include "tracer/run.h"
+#include "tracer/run/run.h"
 
 enum { SIDE = 256, SMALL_SIDE = 24, TENSOR = SIDE * SIDE * 4, SLACK = 2 << 16 };
 

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "tests/trace_support.h"
-#include "tracer/report.h"
+#include "tracer/tell/report.h"
 
 extern char **environ;
 

@@ -94,7 +94,7 @@ typedef struct etch_thread {
     struct thread_stack *stack; /* see core/base/stack.h; NULL until a kernel runs */
 
     etch_tensor **spare; /* dead handles for reuse (core/tensor/tensor.c) */
-    void *spare_run;     /* for the next call (tracer/run.c) */
+    void *spare_run;     /* for the next call (tracer/run/run.c) */
 
     thread_counts counts;
     struct etch_thread *next;

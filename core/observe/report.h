@@ -1,10 +1,10 @@
 /* What ETCH_TRACE records of compiled code: graphs, the steps of their plans, kernels, times.
  *
- * The tracer adds functions, traces and breaks (tracer/report.h) and writes it all. Where nothing
- * records, each hook costs one load and one predicted branch, and a plan's step one branch on a
- * field of the plan. Records live as long as the process (or until a test ends the recording), so
- * that what was freed meanwhile is in the report, too. Recording neither fails nor sets an error:
- * what there is no memory for is counted as dropped. */
+ * The tracer adds functions, traces and breaks (tracer/tell/report.h) and writes it all. Where
+ * nothing records, each hook costs one load and one predicted branch, and a plan's step one branch
+ * on a field of the plan. Records live as long as the process (or until a test ends the recording),
+ * so that what was freed meanwhile is in the report, too. Recording neither fails nor sets an
+ * error: what there is no memory for is counted as dropped. */
 #ifndef ETCH_CORE_OBSERVE_REPORT_H
 #define ETCH_CORE_OBSERVE_REPORT_H
 

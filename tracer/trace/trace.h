@@ -22,13 +22,13 @@
 #include "core/dispatch/cursor.h"
 #include "core/dispatch/dispatch.h"
 #include "guards/guard.h"
-#include "tracer/story.h"
+#include "tracer/tell/story.h"
 
 typedef struct trace_leaf trace_leaf;
 typedef struct trace_tree trace_tree;
 typedef struct generation generation;
 typedef struct replay replay;
-struct report_function; /* tracer/report.h; each is NULL where nothing is recorded */
+struct report_function; /* tracer/tell/report.h; each is NULL where nothing is recorded */
 struct report_tree;
 struct report_leaf;
 struct report_graph;
@@ -131,7 +131,7 @@ enum { SPARE_WALKS = 8 };
 
 /* A walk that no run uses, in a cache line of its own. */
 typedef struct spare_walk {
-    _Alignas(64) _Atomic(struct walk *) walk;
+    _Alignas(64) _Atomic(struct trace_walk *) walk;
 } spare_walk;
 
 struct trace_tree {
@@ -196,7 +196,7 @@ typedef struct function_shard {
     counters counts;
 } function_shard;
 
-/* What a call of the handle is inside a compiled function (tracer/wrappers.c). */
+/* What a call of the handle is inside a compiled function (tracer/run/wrappers.c). */
 typedef enum wrapper_kind { WRAP_NONE, WRAP_DISABLE, WRAP_ALLOW, WRAP_CONSTANT } wrapper_kind;
 
 struct etch_function {
@@ -255,9 +255,9 @@ typedef struct kept_input {
     etch_storage *real, *copy;
 } kept_input;
 
-typedef struct walk {
+typedef struct trace_walk {
     trace_cursor c; /* first */
-    struct run *run;
+    struct trace_run *run;
     trace_tree *tree; /* NULL: a recording whose tree is not there yet */
     walk_mode mode;
     bool pending;     /* ended; some of its live handles are still deferred */
@@ -301,11 +301,11 @@ typedef struct walk {
     uint16_t recent_sizes;
     const segment_code *ran; /* ended: the code that ran, if any */
     kept_code kept[KEPT_CODES];
-    unsigned next_kept;         /* the place that is given to another code next */
-    struct walk *next_borrower; /* in the thread's list */
-    struct shadow *shadow;      /* under ETCH_CHECK: see tracer/check.c; else NULL */
-    struct walk *next;          /* in one of the run's lists, newest first */
-} walk;
+    unsigned next_kept;               /* the place that is given to another code next */
+    struct trace_walk *next_borrower; /* in the thread's list */
+    struct shadow *shadow;            /* under ETCH_CHECK: see tracer/run/check.c; else NULL */
+    struct trace_walk *next;          /* in one of the run's lists, newest first */
+} trace_walk;
 
 /* A raw pointer that a run holds: what it has added to the storage's `exposed`. */
 typedef struct exposure {
@@ -313,14 +313,15 @@ typedef struct exposure {
     unsigned counts;
 } exposure;
 
-typedef struct run {
-    struct run *outer; /* the run in a disabled function of which this one began, or NULL */
-    struct run *below; /* the one that this thread began before it and has not ended, or NULL */
+typedef struct trace_run {
+    struct trace_run *outer; /* the run in a disabled function of which this one began, or NULL */
+    struct trace_run
+        *below; /* the one that this thread began before it and has not ended, or NULL */
     etch_function *f;
     generation *gen;
-    walk *walk;     /* the segment being walked; NULL between a break and the next operator */
-    walk *recorded; /* earlier segments of this call to be published */
-    walk *pending;  /* earlier segments some of whose live handles may still be deferred */
+    trace_walk *walk;     /* the segment being walked; NULL between a break and the next operator */
+    trace_walk *recorded; /* earlier segments of this call to be published */
+    trace_walk *pending;  /* earlier segments some of whose live handles may still be deferred */
     int npending, sweep_at; /* how many; at how many the dead ones are looked for */
     bool eager;             /* the limit is reached: no recording until the segment ends */
     bool failed;            /* a write that was evaluated after its call */
@@ -356,9 +357,9 @@ typedef struct run {
     char *difference;
     const void *difference_site;
     pthread_t thread;
-} run;
+} trace_run;
 
-/* tracer/tree.c: nodes and trees */
+/* tracer/trace/tree.c: nodes and trees */
 generation *etch__generation_new(void);
 void etch__generation_free(generation *g);
 trace_node *etch__node_new(const op_call *call, uint64_t state);
@@ -377,9 +378,9 @@ trace_tree *etch__find_resume(generation *g, const op_call *call, uint64_t state
 trace_node *etch__find_end(const trace_node *n, reason_id end);
 /* Inserts an ended recording; takes over its nodes. NULL: the limit, no memory, or a generation
  * that is no longer the function's. The function's lock is held. */
-trace_leaf *etch__publish(walk *w);
+trace_leaf *etch__publish(trace_walk *w);
 /* Whether the root (NULL: the entry) may get no more alternatives. The function's lock is held. */
-bool etch__at_limit(run *r, trace_tree *tree);
+bool etch__at_limit(trace_run *r, trace_tree *tree);
 
 /* Values that operators of the path read and do not make: arguments, then captured tensors. Returns
  * how many; *nread gets how many are arguments. */
@@ -389,65 +390,65 @@ int etch__path_inputs(trace_node *const *path, int64_t npath, int nargs, int32_t
 /* Marks the values that depend on storage which the segment writes. */
 void etch__find_tainted(const trace_leaf *leaf, const int32_t *alias, uint8_t *tainted);
 
-/* tracer/walk.c: one segment */
-walk *etch__walk_take(run *r, trace_tree *tree);
+/* tracer/run/walk.c: one segment */
+trace_walk *etch__walk_take(trace_run *r, trace_tree *tree);
 /* Sizes are no longer those that the walk has seen. */
-void etch__walk_changed(walk *w);
+void etch__walk_changed(trace_walk *w);
 /* The spare handle of a node; NULL with out_of_memory. */
-etch_tensor *etch__walk_handle(walk *w, const trace_node *n);
+etch_tensor *etch__walk_handle(trace_walk *w, const trace_node *n);
 /* Whether a value of the walk lies over s (NULL: over memory that the user holds). */
-bool etch__walk_touches(const walk *w, const etch_storage *s);
+bool etch__walk_touches(const trace_walk *w, const etch_storage *s);
 /* Gives up everything the walk holds and puts it back to its tree, or frees it. */
-void etch__walk_recycle(walk *w);
-void etch__walk_free(walk *w);
-bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin);
+void etch__walk_recycle(trace_walk *w);
+void etch__walk_free(trace_walk *w);
+bool etch__walk_bind_args(trace_walk *w, etch_tensor *const *in, int nin);
 /* Takes a count of each argument where the walk has none yet. */
-void etch__walk_own_args(walk *w);
+void etch__walk_own_args(trace_walk *w);
 /* Whether the tree has, next, a call that differs in nothing but sizes. */
-bool etch__walk_similar(const walk *w, const op_call *call);
+bool etch__walk_similar(const trace_walk *w, const op_call *call);
 /* Of an ended dynamic walk: its key; and the metas of all values while it still holds them. */
-bool etch__walk_key(walk *w, const int32_t *inputs, int ninputs);
-bool etch__walk_metas(walk *w);
+bool etch__walk_key(trace_walk *w, const int32_t *inputs, int ninputs);
+bool etch__walk_metas(trace_walk *w);
 /* The deferred handle of a call that the tree has next; NULL without an error if it has not. */
-etch_tensor *etch__walk_match(walk *w, const op_call *call);
-etch_tensor *etch__walk_record(walk *w, const op_call *call);
+etch_tensor *etch__walk_match(trace_walk *w, const op_call *call);
+etch_tensor *etch__walk_record(trace_walk *w, const op_call *call);
 /* From matching to recording after the nodes matched so far: they run through the eager kernels,
  * or stay deferred where shapes only are recorded. */
-bool etch__walk_to_recording(walk *w, walk_mode mode);
+bool etch__walk_to_recording(trace_walk *w, walk_mode mode);
 /* What is still deferred fails: there is no memory to compute it. */
-void etch__walk_fail(walk *w);
+void etch__walk_fail(trace_walk *w);
 /* Whether the value is an argument that the walk's tree does not guard: as if it were not there. */
-static inline bool etch__walk_hides(const walk *w, int64_t value) {
+static inline bool etch__walk_hides(const trace_walk *w, int64_t value) {
     return value < w->nargs && w->tree && !w->tree->guarded[value];
 }
 /* An ended recording gives up its counts: what it has met it need only know again. */
-void etch__walk_watch(walk *w);
+void etch__walk_watch(trace_walk *w);
 /* How many counts of t the walk has. */
-int etch__walk_counts(const walk *w, const etch_tensor *t);
+int etch__walk_counts(const trace_walk *w, const etch_tensor *t);
 /* Whether somebody else has a count of a result of which the walk has one. */
 static inline bool etch__is_live(const etch_tensor *h) {
     return atomic_load_explicit(&h->refs, memory_order_acquire) > 1;
 }
 /* Fills path with the nodes from the root to the last matched one. */
-bool etch__walk_path(walk *w);
+bool etch__walk_path(trace_walk *w);
 
-/* tracer/values.c: values by address, in recordings */
+/* tracer/learn/values.c: values by address, in recordings */
 /* The number of a value, -1 if the walk has not met the tensor. */
-int32_t etch__walk_find(const walk *w, const etch_tensor *t);
+int32_t etch__walk_find(const trace_walk *w, const etch_tensor *t);
 /* Notes the number of a value, for which there must be room: that of so many more. */
-void etch__walk_number(walk *w, int32_t value);
-bool etch__walk_room_for_numbers(walk *w, int64_t more);
-void etch__walk_forget_numbers(walk *w);
+void etch__walk_number(trace_walk *w, int32_t value);
+bool etch__walk_room_for_numbers(trace_walk *w, int64_t more);
+void etch__walk_forget_numbers(trace_walk *w);
 
-/* tracer/late.c: late values that depend on memory which their own segment writes */
+/* tracer/run/late.c: late values that depend on memory which their own segment writes */
 /* Before the code of a lean leaf runs: copies what it writes, if somebody waits for what is gone
  * then. false: there is no memory for it. */
-bool etch__keep_inputs(walk *w, const trace_leaf *leaf, const segment_code *code);
-void etch__drop_kept_inputs(walk *w);
+bool etch__keep_inputs(trace_walk *w, const trace_leaf *leaf, const segment_code *code);
+void etch__drop_kept_inputs(trace_walk *w);
 /* Whether late values of an ended walk are made of that memory, as it is. */
-bool etch__late_reads(const walk *w, const etch_storage *s);
+bool etch__late_reads(const trace_walk *w, const etch_storage *s);
 /* Computes all that is alive and deferred of an ended walk of a lean leaf, from inputs alone. */
-etch_status etch__evaluate_kept(walk *w);
+etch_status etch__evaluate_kept(trace_walk *w);
 
 /* Notes what followed a node. Other threads read the node, so it is written only if that is new. */
 static inline void etch__predict(const trace_node *n, trace_node *follows) {
@@ -457,16 +458,16 @@ static inline void etch__predict(const trace_node *n, trace_node *follows) {
 }
 
 /* How far the first element of a view is from that of its base in this walk. */
-static inline int64_t etch__view_offset(const walk *w, const trace_node *n) {
+static inline int64_t etch__view_offset(const trace_walk *w, const trace_node *n) {
     return n->dynamic ? w->ints[n->ints + n->nat] : n->meta.offset;
 }
 
-/* tracer/evaluate.c: nodes through the eager kernels, plans */
+/* tracer/run/evaluate.c: nodes through the eager kernels, plans */
 /* Runs the path's nodes one by one, each under its own state word, into the handles that stand for
  * them. live_only: just what the live deferred handles need. Failures mark handles as failed. */
-etch_status etch__evaluate(walk *w, bool live_only);
+etch_status etch__evaluate(trace_walk *w, bool live_only);
 /* Per node of the path whether it is run; NULL: all. */
-void etch__evaluate_nodes(walk *w, const uint8_t *run_it);
+void etch__evaluate_nodes(trace_walk *w, const uint8_t *run_it);
 bool etch__memory_overlaps(const etch_storage *a, const etch_storage *b);
 /* Whether a write to the tensor's memory has failed in one of this thread's runs: then it is not
  * what the program has computed. */
@@ -479,14 +480,14 @@ etch_status etch__spoilt_error(const char *user, const void *site);
 /* The code of the leaf for the aliasing (and, where it is dynamic, the sizes) of this walk's
  * inputs; NULL where there is none. overlap: two different storages share memory, which no code
  * handles. The walk keeps what it gets. */
-segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap);
+segment_code *etch__pick_code(trace_walk *w, trace_leaf *leaf, bool *overlap);
 /* Of a dynamic leaf, by the key and aliasing that the walk has already. The first one is kept by
  * the walk, the other to be given back with etch__code_release. */
-segment_code *etch__keep_instance(walk *w, trace_leaf *leaf);
-segment_code *etch__find_instance(walk *w, trace_leaf *leaf);
+segment_code *etch__keep_instance(trace_walk *w, trace_leaf *leaf);
+segment_code *etch__find_instance(trace_walk *w, trace_leaf *leaf);
 void etch__code_release(trace_leaf *leaf, segment_code *code);
 /* Runs a plan and gives storage to the live handles. */
-etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code);
+etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_code *code);
 /* A frame in which operators run eagerly, whatever the thread is tracing, and nothing traps. */
 typedef struct empty_frame {
     trace_cursor *cursor;
@@ -505,21 +506,21 @@ void etch__frame_mode(empty_frame *frame, uint64_t state);
 /* Graphs of all functions together; so many make the limit. */
 extern atomic_int etch__live_graphs;
 
-/* tracer/compile.c: leaves to code */
+/* tracer/learn/compile.c: leaves to code */
 /* Compiles the leaf for its wanted values, and for the aliasing and sizes of an ended walk. */
-void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w);
+void etch__compile_leaf(etch_function *f, trace_leaf *leaf, trace_walk *w);
 /* Whether it would do anything. */
-bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w);
+bool etch__code_missing(etch_function *f, trace_leaf *leaf, trace_walk *w);
 /* Per value that is an input: the lowest input over the same storage. */
-bool etch__fill_alias(walk *w, const int32_t *inputs, int ninputs);
+bool etch__fill_alias(trace_walk *w, const int32_t *inputs, int ninputs);
 
-/* tracer/log.c: what happened, for people */
+/* tracer/tell/log.c: what happened, for people */
 /* What must hold for the leaf's code to run, as one line; etch__free it. */
 char *etch__guards_text(const trace_leaf *leaf);
-void etch__log_break(const run *r, reason_id why, const void *site, const char *text);
-void etch__log_diverged(const walk *w, const op_call *call);
-void etch__log_guards(const run *r, etch_tensor *const *in, int nin);
-void etch__warn_limit(run *r);
+void etch__log_break(const trace_run *r, reason_id why, const void *site, const char *text);
+void etch__log_diverged(const trace_walk *w, const op_call *call);
+void etch__log_guards(const trace_run *r, etch_tensor *const *in, int nin);
+void etch__warn_limit(trace_run *r);
 
 /* Counts for the function and the process. */
 #define TRACE_COUNT(f, name, n)                                                                    \

@@ -2,13 +2,13 @@
  * to which the user holds a pointer. */
 #include "core/dispatch/mode.h"
 #include "core/observe/profile.h"
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* ---- breaks ---- */
 
-static etch_status refuse_break(run *r, reason_id why, const void *site, const char *text) {
+static etch_status refuse_break(trace_run *r, reason_id why, const void *site, const char *text) {
     const reason_info *reason = &etch__reasons[why];
     r->poisoned = true;
     return etch__error_at(site, ETCH_ERR_GRAPH_BREAK,
@@ -18,7 +18,7 @@ static etch_status refuse_break(run *r, reason_id why, const void *site, const c
 }
 
 /* The error that poisoned the run is the reason, while it is there. */
-etch_status etch__poisoned(const run *r, const void *site) {
+etch_status etch__poisoned(const trace_run *r, const void *site) {
     if (etch__tls.status != ETCH_OK) {
         etch__tls.errors++;
         return etch__tls.status;
@@ -29,7 +29,7 @@ etch_status etch__poisoned(const run *r, const void *site) {
 }
 
 /* A break ends the segment; t is what it reads. Between segments there is nothing to break. */
-static etch_status break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
+static etch_status break_graph(trace_run *r, reason_id why, const void *site, const etch_tensor *t,
                                const char *text) {
     if (r->f->options.fullgraph && !r->by_stance) return refuse_break(r, why, site, text);
     if (!r->broke) r->broke = why + 1, r->broke_site = site;
@@ -45,7 +45,7 @@ static etch_status break_graph(run *r, reason_id why, const void *site, const et
     return r->poisoned ? etch__poisoned(r, site) : ETCH_OK;
 }
 
-etch_status etch__break_graph(run *r, reason_id why, const void *site, const etch_tensor *t,
+etch_status etch__break_graph(trace_run *r, reason_id why, const void *site, const etch_tensor *t,
                               const char *text) {
     attempt a;
     etch__attempt(&a);
@@ -58,10 +58,10 @@ etch_status etch__break_graph(run *r, reason_id why, const void *site, const etc
 
 /* The walk of this run that has to produce t; NULL with the error set if t is another thread's.
  * What belongs to an outer run is produced at once. */
-walk *etch__owner_in(run *r, const etch_tensor *t, const void *site) {
-    walk *w = t->owner;
+trace_walk *etch__owner_in(trace_run *r, const etch_tensor *t, const void *site) {
+    trace_walk *w = t->owner;
     if (w && w->run == r) return w;
-    for (run *o = r->outer; w && o; o = o->outer)
+    for (trace_run *o = r->outer; w && o; o = o->outer)
         if (w->run == o) {
             etch__late_use(o, w, t);
             return w;
@@ -74,7 +74,7 @@ walk *etch__owner_in(run *r, const etch_tensor *t, const void *site) {
 }
 
 static etch_status trace_read(const etch_tensor *t, reason_id why, const void *site) {
-    run *r = etch__current_run();
+    trace_run *r = etch__current_run();
     if (!r && !t) {
         etch__produce_all(site);
         return ETCH_OK;
@@ -104,7 +104,7 @@ etch_status etch__trace_read(const etch_tensor *t, reason_id why, const void *si
 }
 
 etch_status etch_graph_break(const char *why) {
-    run *r = etch__current_run();
+    trace_run *r = etch__current_run();
     attempt a;
     if (!r) return ETCH_OK;
     etch__attempt(&a);
@@ -118,7 +118,7 @@ etch_status etch_graph_break(const char *why) {
 
 /* The node whose result a deferred handle stands for. */
 static const trace_node *maker_of(const etch_tensor *t) {
-    const walk *w = t->owner;
+    const trace_walk *w = t->owner;
     const trace_node *n = NULL;
     if (w->mode == WALK_MATCH && !w->leaf)
         for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;)
@@ -136,7 +136,7 @@ static const trace_node *maker_of(const etch_tensor *t) {
 static const etch_tensor *root_of(const etch_tensor *t, int64_t *offset) {
     *offset = 0;
     while (t->deferred && t->owner) { /* without an owner: a value of a user's graph */
-        const walk *w = t->owner;
+        const trace_walk *w = t->owner;
         const trace_node *n = maker_of(t);
         if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
         *offset += etch__view_offset(w, n);
@@ -160,14 +160,14 @@ int64_t etch__trace_offset(const etch_tensor *t) {
 
 /* ---- exposed memory (rule 8 of docs/architecture.md) ---- */
 
-static exposure *find_exposure(run *r, const etch_storage *s) {
+static exposure *find_exposure(trace_run *r, const etch_storage *s) {
     for (int64_t i = 0; i < r->nexposed; i++)
         if (r->exposed[i].storage == s) return &r->exposed[i];
     return NULL;
 }
 
 /* Of this run; others may hold pointers to the same memory. */
-void etch__end_exposure(run *r, const etch_storage *s) {
+void etch__end_exposure(trace_run *r, const etch_storage *s) {
     exposure *e = find_exposure(r, s);
     if (!e) return;
     exposure ended = *e;
@@ -177,7 +177,7 @@ void etch__end_exposure(run *r, const etch_storage *s) {
     etch__storage_release(ended.storage);
 }
 
-static exposure *add_exposure(run *r, etch_storage *s) {
+static exposure *add_exposure(trace_run *r, etch_storage *s) {
     if (!etch__grow(&r->exposed, &r->exposed_cap, r->nexposed + 1, sizeof *r->exposed)) return NULL;
     etch__storage_retain(s);
     etch__tls.marked++;
@@ -187,7 +187,7 @@ static exposure *add_exposure(run *r, etch_storage *s) {
 
 /* Whoever gets a pointer to write through may write at once. */
 etch_status etch__trace_expose(const etch_tensor *t, unsigned counts, const void *site) {
-    run *r = etch__current_run();
+    trace_run *r = etch__current_run();
     etch_storage *s = t->storage;
     (void)site;
     if (s && counts & EXPOSED_WRITERS) etch__before_write(s);
@@ -205,7 +205,7 @@ etch_status etch__trace_expose(const etch_tensor *t, unsigned counts, const void
 
 unsigned etch__exposed_beneath(const etch_storage *s) {
     unsigned counts = 0;
-    for (const run *r = etch__tls.runs; r; r = r->below)
+    for (const trace_run *r = etch__tls.runs; r; r = r->below)
         for (int64_t i = 0; i < r->nexposed; i++)
             if (etch__memory_overlaps(r->exposed[i].storage, s)) counts |= r->exposed[i].counts;
     return counts;

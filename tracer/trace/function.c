@@ -1,7 +1,7 @@
 /* Function handles: compiling (which compiles nothing yet), freeing, resetting, call sites. */
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 #include <etch/debug.h>
 

@@ -3,8 +3,8 @@
  * C cannot see a plain call of a C function; these are handles whose calls the tracer sees. Outside
  * of a run, and where the run is eager anyway, all three just call the function. */
 #include "core/dispatch/mode.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 #include <ctype.h>
 #include <etch/mode.h>
@@ -153,7 +153,7 @@ static allowed_fn *allow(const etch_function *f) {
 }
 
 /* The first call with such arguments runs the function, which is then the recorded result. */
-static etch_status learn_by_running(run *r, etch_function *f, etch_tensor *const *in, int nin,
+static etch_status learn_by_running(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                                     etch_tensor **y) {
     tensor_meta meta;
     if (!etch__stop_matching(r, in, nin)) return etch__tls.status;
@@ -169,7 +169,7 @@ static etch_status learn_by_running(run *r, etch_function *f, etch_tensor *const
     return learn(f->allowed, in, nin, &meta);
 }
 
-static etch_status call_node(run *r, etch_function *f, etch_tensor *const *in, int nin,
+static etch_status call_node(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                              etch_tensor **out, const void *site) {
     etch_tensor_spec spec;
     etch_tensor *y = NULL;
@@ -207,7 +207,8 @@ void etch__constants_free(struct constant *c) {
     }
 }
 
-static const struct constant *find_constant(run *r, const etch_function *f, int number, int nout) {
+static const struct constant *find_constant(trace_run *r, const etch_function *f, int number,
+                                            int nout) {
     pthread_mutex_lock(&r->f->lock);
     const struct constant *c = r->gen->constants;
     while (c && (c->function != f->serial || c->number != number || c->nout != nout)) c = c->next;
@@ -215,7 +216,7 @@ static const struct constant *find_constant(run *r, const etch_function *f, int 
     return c;
 }
 
-static bool keep_constant(run *r, const etch_function *f, int number, etch_tensor *const *out,
+static bool keep_constant(trace_run *r, const etch_function *f, int number, etch_tensor *const *out,
                           int nout) {
     struct constant *c = etch__malloc(sizeof *c + (size_t)nout * sizeof(etch_tensor *));
     if (!c) return false;
@@ -229,8 +230,8 @@ static bool keep_constant(run *r, const etch_function *f, int number, etch_tenso
 }
 
 /* The body on the arguments' values, which must be there. */
-static etch_status evaluate_constant(run *r, etch_function *f, etch_tensor *const *in, int nin,
-                                     etch_tensor **out, int nout, const void *site) {
+static etch_status evaluate_constant(trace_run *r, etch_function *f, etch_tensor *const *in,
+                                     int nin, etch_tensor **out, int nout, const void *site) {
     bool deferred = false;
     for (int i = 0; i < nin; i++) deferred |= in[i]->deferred;
     if (deferred && !etch__stop_matching(r, in, nin)) return etch__tls.status;
@@ -249,7 +250,7 @@ static etch_status evaluate_constant(run *r, etch_function *f, etch_tensor *cons
     return status;
 }
 
-static etch_status call_constant(run *r, etch_function *f, etch_tensor *const *in, int nin,
+static etch_status call_constant(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                                  etch_tensor **out, int nout, const void *site) {
     int number = r->nconstants++;
     const struct constant *c = find_constant(r, f, number, nout);
@@ -268,7 +269,7 @@ static etch_status call_constant(run *r, etch_function *f, etch_tensor *const *i
 
 /* ---- calling ---- */
 
-static etch_status call_disabled(run *r, etch_function *f, etch_tensor *const *in, int nin,
+static etch_status call_disabled(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                                  etch_tensor **out, int nout, const void *site) {
     int before = etch__enter_disabled(f->recursive);
     etch_status status = r && !r->off ? etch__call_off(r, f, in, nin, out, nout, site)
@@ -279,7 +280,7 @@ static etch_status call_disabled(run *r, etch_function *f, etch_tensor *const *i
 
 etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                                int nout, const void *site) {
-    run *r = etch__current_run();
+    trace_run *r = etch__current_run();
     if (f->wrap == WRAP_DISABLE) return call_disabled(r, f, in, nin, out, nout, site);
     bool plain = !r || r->off || r->eager || etch__mode_entered_since(r->modes);
     if (plain) return etch__call_in_scope(f, in, nin, out, nout);

@@ -1,8 +1,8 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
 #include "core/observe/profile.h"
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 #include <etch/debug.h>
 #include <time.h>
@@ -85,7 +85,7 @@ static void call_back(bool end) {
 /* What building the graph needs: the graph's number of each trace value, -1 while it has none. */
 typedef struct builder {
     const trace_leaf *leaf;
-    const walk *w; /* of a dynamic leaf: whose sizes the code is for; else NULL */
+    const trace_walk *w; /* of a dynamic leaf: whose sizes the code is for; else NULL */
     graph *g;
     int32_t *number;
     segment_code *code;
@@ -208,7 +208,7 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
 }
 
 /* The graph of a leaf, and where its inputs and outputs are in the trace. */
-static graph *build_graph(const trace_leaf *leaf, const walk *w, const char *name,
+static graph *build_graph(const trace_leaf *leaf, const trace_walk *w, const char *name,
                           segment_code *code) {
     builder b = {leaf, leaf->dynamic ? w : NULL, etch__graph_new(name), NULL, code};
     b.number = etch__malloc(((size_t)leaf->nvalues + 1) * sizeof *b.number);
@@ -301,7 +301,7 @@ static void publish_better(etch_function *f, trace_leaf *leaf, segment_code *cod
     free_code(code);
 }
 
-static bool copy_key(segment_code *code, const walk *w) {
+static bool copy_key(segment_code *code, const trace_walk *w) {
     code->key = etch__malloc((size_t)(w->nkey + 1) * sizeof *code->key);
     if (!code->key) return false;
     memcpy(code->key, w->key, (size_t)w->nkey * sizeof *code->key);
@@ -323,7 +323,7 @@ static void note_graph(etch_function *f, const trace_leaf *leaf, const char *nam
 }
 
 /* A caller that waits is content with a provisional plan; what is to better it is no such plan. */
-static backend_options options_for(const etch_function *f, const walk *w, missing m) {
+static backend_options options_for(const etch_function *f, const trace_walk *w, missing m) {
     return (backend_options){.mode = f->options.mode,
                              .numerics = f->options.numerics,
                              .instance = m != GRAPH,
@@ -341,7 +341,7 @@ static void name_graph(etch_function *f, trace_leaf *leaf, bool new_graph, char 
     if (further) snprintf(name + used, n - (size_t)used, ".%d", further);
 }
 
-static segment_code *compile(etch_function *f, trace_leaf *leaf, walk *w, missing m) {
+static segment_code *compile(etch_function *f, trace_leaf *leaf, trace_walk *w, missing m) {
     const bool new_graph = m == GRAPH;
     char name[96];
     name_graph(f, leaf, new_graph, name, sizeof name);
@@ -384,7 +384,7 @@ static void give_up_compile(etch_function *f, trace_leaf *leaf) {
     etch__count_reason(REASON_EAGER_COMPILE);
 }
 
-static missing what_is_missing(etch_function *f, trace_leaf *leaf, walk *w) {
+static missing what_is_missing(etch_function *f, trace_leaf *leaf, trace_walk *w) {
     pthread_mutex_lock(&f->lock);
     bool stale = leaf->stale || !leaf->codes, provisional = leaf->provisional;
     pthread_mutex_unlock(&f->lock);
@@ -401,7 +401,7 @@ static missing what_is_missing(etch_function *f, trace_leaf *leaf, walk *w) {
     return GRAPH;
 }
 
-bool etch__code_missing(etch_function *f, trace_leaf *leaf, walk *w) {
+bool etch__code_missing(etch_function *f, trace_leaf *leaf, trace_walk *w) {
     return what_is_missing(f, leaf, w) != NOTHING;
 }
 
@@ -432,7 +432,7 @@ static void give_up(etch_function *f, trace_leaf *leaf, missing m) {
 
 /* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
  * the leaf as it was, and the caller's error as it was. */
-void etch__compile_leaf(etch_function *f, trace_leaf *leaf, walk *w) {
+void etch__compile_leaf(etch_function *f, trace_leaf *leaf, trace_walk *w) {
     bool better = false, alone = !w->run->betters;         /* no call waits for better code */
     bool aside = f->options.background && !w->run->worker; /* graphs are the other thread's */
     if (!leaf->npath || (alone && !lock_compiles(f, aside))) return;

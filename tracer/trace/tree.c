@@ -4,9 +4,9 @@
  * function's lock. */
 #include "core/dispatch/mode.h"
 #include "core/ops/schema.h"
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* ---- nodes ---- */
 
@@ -224,7 +224,7 @@ int etch__path_inputs(trace_node *const *path, int64_t npath, int nargs, int32_t
 }
 
 /* The values of a recording that had no tree are those of one that guards all that it reads. */
-static bool guards_what_it_reads(const trace_tree *t, const walk *w) {
+static bool guards_what_it_reads(const trace_tree *t, const trace_walk *w) {
     for (int i = 0; i < w->nargs; i++)
         if (!t->guarded[i] && reads(w->path, w->npath, i)) return false;
     return true;
@@ -232,7 +232,7 @@ static bool guards_what_it_reads(const trace_tree *t, const walk *w) {
 
 /* w: the recording that is to go into the tree, or NULL. */
 static trace_tree *entry_tree(generation *g, etch_tensor *const *in, int nin, bool dynamic,
-                              const walk *w) {
+                              const trace_walk *w) {
     fit how = dynamic ? FIT_RANK : FIT_EXACT;
     for (trace_tree *t = atomic_load_explicit(&g->entries, memory_order_acquire); t; t = t->next)
         if (t->dynamic == dynamic && arguments_fit(t, in, nin, how) &&
@@ -277,7 +277,7 @@ static trace_tree *resume_tree_like(generation *g, const trace_node *first) {
     return etch__find_resume(g, &call, first->c.state);
 }
 
-static bool copy_marks(const walk *w, trace_tree *t) {
+static bool copy_marks(const trace_walk *w, trace_tree *t) {
     for (int i = 0; i < w->nargs; i++) {
         const dim_marks *m = w->c.value[i]->marks;
         if (!m) continue;
@@ -289,7 +289,7 @@ static bool copy_marks(const walk *w, trace_tree *t) {
 }
 
 /* A new tree, not yet on a list. */
-static trace_tree *new_tree(walk *w, bool entry) {
+static trace_tree *new_tree(trace_walk *w, bool entry) {
     trace_tree *t = etch__aligned_zeroed(sizeof *t);
     if (!t) return NULL;
     t->gen = w->run->gen;
@@ -312,7 +312,7 @@ static trace_tree *new_tree(walk *w, bool entry) {
     return t;
 }
 
-static trace_tree *find_tree(walk *w, bool entry) {
+static trace_tree *find_tree(trace_walk *w, bool entry) {
     if (w->tree) return w->tree;
     if (entry) return entry_tree(w->run->gen, w->c.value, w->nargs, w->dynamic_entry, w);
     return resume_tree_like(w->run->gen, w->path[0]);
@@ -321,7 +321,7 @@ static trace_tree *find_tree(walk *w, bool entry) {
 /* ---- leaves ---- */
 
 /* One block holds the leaf and its arrays. */
-static trace_leaf *alloc_leaf(const walk *w) {
+static trace_leaf *alloc_leaf(const trace_walk *w) {
     size_t nv = (size_t)w->nvalues, np = (size_t)w->npath;
     size_t bytes = sizeof(trace_leaf) + np * (sizeof(trace_node *) + sizeof(path_step)) +
                    nv * (sizeof(int64_t) + 2 * sizeof(int32_t) + 3);
@@ -379,7 +379,7 @@ static void find_inputs(trace_leaf *leaf) {
     for (int k = 0; k < leaf->ninputs; k++) leaf->writes_inputs |= leaf->written[leaf->inputs[k]];
 }
 
-static trace_leaf *new_leaf(const walk *w, trace_tree *tree) {
+static trace_leaf *new_leaf(const trace_walk *w, trace_tree *tree) {
     generation *g = tree->gen;
     if (!etch__grow(&g->leaves, &g->leaves_cap, g->nleaves + 1, sizeof *g->leaves)) return NULL;
     trace_leaf *leaf = alloc_leaf(w);
@@ -404,7 +404,7 @@ static void link_child(trace_node *parent, trace_node *n) {
 }
 
 /* How much of the recording the tree has already: its nodes take the recording's places. */
-static int64_t merge_prefix(walk *w, trace_tree *tree) {
+static int64_t merge_prefix(trace_walk *w, trace_tree *tree) {
     trace_node *at = &tree->root;
     int64_t i = 0;
     for (; i < w->npath; i++) {
@@ -419,7 +419,7 @@ static int64_t merge_prefix(walk *w, trace_tree *tree) {
 
 /* Room on the generation's list for what will be linked, and the end node; nothing is linked yet.
  */
-static trace_node *prepare_end(walk *w, generation *g) {
+static trace_node *prepare_end(trace_walk *w, generation *g) {
     int64_t need = g->nnodes + (w->npath - w->shared) + 1;
     if (!etch__grow(&g->nodes, &g->nodes_cap, need, sizeof *g->nodes)) return NULL;
     trace_node *end = etch__calloc(1, sizeof *end);
@@ -434,7 +434,7 @@ static trace_node *prepare_end(walk *w, generation *g) {
 
 /* Links the suffix and its end. The end goes first and the topmost new node last, so that a reader
  * who meets any new node finds all that follows it. */
-static void link_suffix(walk *w, trace_tree *tree, trace_node *end) {
+static void link_suffix(trace_walk *w, trace_tree *tree, trace_node *end) {
     generation *g = tree->gen;
     trace_node *at = w->shared ? w->path[w->shared - 1] : &tree->root;
     trace_node *child = end;
@@ -463,7 +463,7 @@ static bool first_without_graphs(void) {
 /* Whether the root may get no more alternatives: all entries together are one root, and so is each
  * first operator after a break. The first one turned away is to be warned about, by the caller,
  * when it has let go of the function's lock. */
-bool etch__at_limit(run *r, trace_tree *tree) {
+bool etch__at_limit(trace_run *r, trace_tree *tree) {
     bool entry = !tree || tree->entry;
     _Atomic bool *limited = entry ? &r->gen->entry_limited : &tree->limited;
     int limit = r->f->options.recompile_limit > 0 ? r->f->options.recompile_limit : 8;
@@ -479,7 +479,7 @@ static void raise_maximum(_Atomic int32_t *max, int64_t value) {
     if (*max < value) *max = (int32_t)value;
 }
 
-static trace_leaf *add_leaf(walk *w, trace_tree *tree) {
+static trace_leaf *add_leaf(trace_walk *w, trace_tree *tree) {
     trace_node *end = prepare_end(w, tree->gen);
     if (!end) return NULL;
     /* A walk sized for the ids that it sees given out is large enough for their values, too. */
@@ -499,18 +499,18 @@ static trace_leaf *add_leaf(walk *w, trace_tree *tree) {
     return leaf;
 }
 
-static int64_t bytes_of(const walk *w, int32_t v) {
+static int64_t bytes_of(const trace_walk *w, int32_t v) {
     return w->c.value[v]->numel * etch__item_size(w->c.value[v]);
 }
 
 /* Alive at the break, and gone behind it unless it is produced. */
-static bool is_at_stake(const trace_leaf *leaf, const walk *w, int32_t v) {
+static bool is_at_stake(const trace_leaf *leaf, const trace_walk *w, int32_t v) {
     return v < w->want_cap && w->want[v] == WANT_LIVE && leaf->tainted[v] && !leaf->want[v];
 }
 
 /* Whether a copy of what the segment writes (it is read and written) moves fewer bytes than results
  * that are alive by chance. Bases stand for their views; each counts once. */
-static bool copying_is_less(const trace_leaf *leaf, const walk *w) {
+static bool copying_is_less(const trace_leaf *leaf, const trace_walk *w) {
     int64_t copied = 0, produced = 0;
     for (int32_t v = 0; v < leaf->nvalues; v++) {
         bool input = v < leaf->nargs;
@@ -522,7 +522,7 @@ static bool copying_is_less(const trace_leaf *leaf, const walk *w) {
 }
 
 /* Wanted values of this recording on top of those known. */
-static void merge_want(trace_leaf *leaf, const walk *w) {
+static void merge_want(trace_leaf *leaf, const trace_walk *w) {
     etch__find_tainted(leaf, w->alias, leaf->tainted);
     if (copying_is_less(leaf, w)) leaf->lean = true;
     for (int v = 0; v < leaf->nvalues && v < w->want_cap; v++) {
@@ -540,8 +540,8 @@ static void count_recording(trace_leaf *leaf) {
     leaf->recorded++;
 }
 
-trace_leaf *etch__publish(walk *w) {
-    run *r = w->run;
+trace_leaf *etch__publish(trace_walk *w) {
+    trace_run *r = w->run;
     generation *g = r->gen;
     bool entry = w->entry;
     if (r->f->gen != g || (!entry && !w->npath)) return NULL;

@@ -5,7 +5,7 @@
 #define ETCH_TRACER_REPORT_H
 
 #include "core/observe/report.h"
-#include "tracer/run.h"
+#include "tracer/run/run.h"
 
 #include <etch/debug.h>
 
@@ -113,7 +113,7 @@ typedef struct report_totals {
     int threads;
 } report_totals;
 
-/* tracer/report_json.c: the document, under the lock. false: an error of the file. */
+/* tracer/tell/report_json.c: the document, under the lock. false: an error of the file. */
 bool etch__report_json(FILE *f, const report_totals *totals);
 
 #endif

@@ -6,12 +6,12 @@
  * computed once more from the inputs and these copies, writes included, in handles of their own
  * but for those that somebody waits for. */
 #include "core/tensor/device.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* ---- copies ---- */
 
-static kept_input *find_kept(const walk *w, const etch_storage *s) {
+static kept_input *find_kept(const trace_walk *w, const etch_storage *s) {
     for (int i = 0; i < w->nkept_inputs; i++)
         if (w->kept_inputs[i].real == s) return &w->kept_inputs[i];
     return NULL;
@@ -25,7 +25,7 @@ static bool copy_all(etch_storage *to, etch_storage *from) {
     return true;
 }
 
-static bool keep_input(walk *w, etch_storage *s) {
+static bool keep_input(trace_walk *w, etch_storage *s) {
     if (!s || find_kept(w, s)) return true;
     if (!etch__grow(&w->kept_inputs, &w->kept_inputs_cap, w->nkept_inputs + 1,
                     sizeof *w->kept_inputs))
@@ -41,7 +41,7 @@ static bool keep_input(walk *w, etch_storage *s) {
 }
 
 /* Whether somebody waits for a value which the code does not produce, and which is gone then. */
-static bool has_lost(const walk *w, const trace_leaf *leaf, const segment_code *code) {
+static bool has_lost(const trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
         if (code->slot[v] == OUT_MISSING && code->tainted[v] && etch__is_live(w->c.value[v]))
@@ -50,7 +50,7 @@ static bool has_lost(const walk *w, const trace_leaf *leaf, const segment_code *
     return false;
 }
 
-bool etch__keep_inputs(walk *w, const trace_leaf *leaf, const segment_code *code) {
+bool etch__keep_inputs(trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
     if (!leaf->lean || !has_lost(w, leaf, code)) return true;
     bool ok = true;
     for (int i = 0; ok && i < w->nargs + leaf->nbound; i++) {
@@ -60,7 +60,7 @@ bool etch__keep_inputs(walk *w, const trace_leaf *leaf, const segment_code *code
     return ok;
 }
 
-void etch__drop_kept_inputs(walk *w) {
+void etch__drop_kept_inputs(trace_walk *w) {
     for (int i = 0; i < w->nkept_inputs; i++) {
         etch__storage_release(w->kept_inputs[i].real);
         etch__storage_release(w->kept_inputs[i].copy);
@@ -68,7 +68,7 @@ void etch__drop_kept_inputs(walk *w) {
     w->nkept_inputs = 0;
 }
 
-bool etch__late_reads(const walk *w, const etch_storage *s) {
+bool etch__late_reads(const trace_walk *w, const etch_storage *s) {
     for (int32_t v = 0; w->pending && v < w->leaf->nvalues; v++) {
         const etch_tensor *t = w->c.value[v];
         const etch_storage *own = t ? t->storage : NULL;
@@ -81,14 +81,14 @@ bool etch__late_reads(const walk *w, const etch_storage *s) {
 /* ---- computing ---- */
 
 /* Whose memory the value lies in: of inputs that share a storage, the first one. */
-static int32_t memory_of(const walk *w, int32_t v) {
+static int32_t memory_of(const trace_walk *w, int32_t v) {
     int32_t base = w->leaf->base[v];
     return w->leaf->writes_inputs ? w->alias[base] : base;
 }
 
 /* Per node of the path, whether it is run: what the values that somebody waits for are made of, as
  * they were at the segment's end. Found from the back, by the memory that is needed there. */
-static uint8_t *nodes_to_run(const walk *w) {
+static uint8_t *nodes_to_run(const trace_walk *w) {
     const trace_leaf *leaf = w->leaf;
     uint8_t *run_it = etch__calloc((size_t)(leaf->npath + leaf->nvalues) + 1, 1);
     if (!run_it) return NULL;
@@ -106,7 +106,7 @@ static uint8_t *nodes_to_run(const walk *w) {
 }
 
 /* A handle with the looks of t: over the storage, or (NULL) deferred. */
-static etch_tensor *stand_in(walk *w, const etch_tensor *t, etch_storage *s) {
+static etch_tensor *stand_in(trace_walk *w, const etch_tensor *t, etch_storage *s) {
     etch_tensor *h = etch__tensor_alloc();
     if (!h) return NULL;
     tensor_meta meta;
@@ -120,7 +120,7 @@ static etch_tensor *stand_in(walk *w, const etch_tensor *t, etch_storage *s) {
 }
 
 /* What stands for a value: itself, or a handle that is let go. */
-static bool put_value(walk *w, etch_tensor **own, int32_t v) {
+static bool put_value(trace_walk *w, etch_tensor **own, int32_t v) {
     etch_tensor *t = w->c.value[v];
     bool result = t->owner == w;
     const kept_input *kept = t->storage ? find_kept(w, t->storage) : NULL;
@@ -130,7 +130,7 @@ static bool put_value(walk *w, etch_tensor **own, int32_t v) {
     return own[v] != NULL;
 }
 
-static bool put_values(walk *w, etch_tensor **own, const uint8_t *run_it) {
+static bool put_values(trace_walk *w, etch_tensor **own, const uint8_t *run_it) {
     bool ok = true;
     for (int64_t i = 0; ok && i < w->npath; i++) {
         const trace_node *n = w->path[i];
@@ -141,7 +141,7 @@ static bool put_values(walk *w, etch_tensor **own, const uint8_t *run_it) {
     return ok;
 }
 
-etch_status etch__evaluate_kept(walk *w) {
+etch_status etch__evaluate_kept(trace_walk *w) {
     int32_t n = w->leaf->nvalues;
     etch_tensor **real = w->c.value, **own = etch__calloc((size_t)n + 1, sizeof(*own));
     uint8_t *run_it = own ? nodes_to_run(w) : NULL;

@@ -6,8 +6,8 @@
  * before: eager, recorded. The thread is started with the first job and joined when the process
  * exits; after fork the child has the jobs and starts a thread of its own with the next call. */
 #include "core/base/stack.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 #include <stdlib.h>
 
@@ -18,8 +18,9 @@ typedef struct job {
     generation *gen;
     trace_leaf *leaf;
     uint64_t state; /* of the thread that asked */
-    run r;
-    walk w; /* only what etch__compile_leaf looks at: aliases, and sizes where they are run-time */
+    trace_run r;
+    trace_walk
+        w; /* only what etch__compile_leaf looks at: aliases, and sizes where they are run-time */
 } job;
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -37,7 +38,7 @@ static void *copy(const void *from, int64_t count, size_t size) {
     return to;
 }
 
-static bool copy_walk(job *j, walk *w) {
+static bool copy_walk(job *j, trace_walk *w) {
     const trace_leaf *leaf = j->leaf;
     j->r.f = j->f, j->r.gen = j->gen, j->r.worker = true;
     j->w.run = &j->r;
@@ -61,7 +62,7 @@ static void free_job(job *j) {
     etch__free(j);
 }
 
-static job *new_job(etch_function *f, trace_leaf *leaf, walk *w) {
+static job *new_job(etch_function *f, trace_leaf *leaf, trace_walk *w) {
     saved_error error;
     etch__error_save(&error);
     job *j = etch__calloc(1, sizeof *j);
@@ -208,14 +209,14 @@ static void start_again(void) {
 }
 
 /* A job for the claimed leaf; NULL: out of memory, and the claim is gone. */
-static job *claimed_job(etch_function *f, trace_leaf *leaf, walk *w) {
+static job *claimed_job(etch_function *f, trace_leaf *leaf, trace_walk *w) {
     job *j = new_job(f, leaf, w);
     if (j) j->shard = etch__function_pin(f);
     else unclaim(f, leaf);
     return j;
 }
 
-void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w) {
+void etch__want_code(etch_function *f, trace_leaf *leaf, trace_walk *w) {
     if (!f->options.background) {
         etch__compile_leaf(f, leaf, w);
         return;
@@ -232,7 +233,7 @@ void etch__want_code(etch_function *f, trace_leaf *leaf, walk *w) {
 }
 
 /* Where it cannot be had, what there is goes on. */
-void etch__want_better(etch_function *f, trace_leaf *leaf, walk *w) {
+void etch__want_better(etch_function *f, trace_leaf *leaf, trace_walk *w) {
     job *j = claim(f, leaf) ? claimed_job(f, leaf, w) : NULL;
     if (!j) return;
     j->r.betters = true;

@@ -12,13 +12,13 @@
  * them. The one who could take the caller's count away is the body, by etch_release on this
  * thread: then the walk takes counts first (etch__trace_hooks.own_borrowed). It also takes them
  * when it outlives its segment. */
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* ---- making and sizing ---- */
 
 /* Room for every node that the tree has now. */
-static bool size_for_tree(walk *w) {
+static bool size_for_tree(trace_walk *w) {
     trace_tree *t = w->tree;
     int32_t limit = atomic_load_explicit(&t->nnodes, memory_order_acquire);
     if (limit == w->c.limit && w->values_cap) return true;
@@ -42,7 +42,7 @@ static bool size_for_tree(walk *w) {
  * handle carries the number under which its sizes were last found right. While they agree, nothing
  * upstream of the node has changed, and the sizes hold. */
 
-static void note_change(walk *w) {
+static void note_change(trace_walk *w) {
     if (++w->c.sizes) return;
     w->c.sizes = 1;
     w->recent.code = NULL;
@@ -50,26 +50,26 @@ static void note_change(walk *w) {
         if (w->c.handle[i]) w->c.handle[i]->sizes = 0;
 }
 
-void etch__walk_changed(walk *w) { note_change(w); }
+void etch__walk_changed(trace_walk *w) { note_change(w); }
 
-static void see_bound(walk *w, int32_t value, const etch_tensor *t) {
+static void see_bound(trace_walk *w, int32_t value, const etch_tensor *t) {
     if (etch__guard_holds(&w->bound[value], t)) return;
     etch__guard_make(t, &w->bound[value]);
     note_change(w);
 }
 
-static walk *take_spare(trace_tree *tree) {
+static trace_walk *take_spare(trace_tree *tree) {
     for (unsigned i = 0; i < SPARE_WALKS; i++) {
-        _Atomic(walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
+        _Atomic(trace_walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
         if (!atomic_load_explicit(place, memory_order_relaxed)) continue;
-        walk *w = atomic_exchange_explicit(place, NULL, memory_order_acquire);
+        trace_walk *w = atomic_exchange_explicit(place, NULL, memory_order_acquire);
         if (w) return w;
     }
     return NULL;
 }
 
-walk *etch__walk_take(run *r, trace_tree *tree) {
-    walk *w = tree ? take_spare(tree) : NULL;
+trace_walk *etch__walk_take(trace_run *r, trace_tree *tree) {
+    trace_walk *w = tree ? take_spare(tree) : NULL;
     if (!w && !(w = etch__aligned_zeroed(sizeof *w))) return NULL;
     w->run = r;
     w->tree = tree;
@@ -85,7 +85,7 @@ walk *etch__walk_take(run *r, trace_tree *tree) {
     return w;
 }
 
-void etch__walk_free(walk *w) {
+void etch__walk_free(trace_walk *w) {
     if (!w) return;
     for (int64_t i = 0; i < w->handles_cap; i++) etch_release(w->c.handle[i]);
     etch__free(w->c.value);
@@ -109,7 +109,7 @@ void etch__walk_free(walk *w) {
     etch__free(w);
 }
 
-bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
+bool etch__walk_bind_args(trace_walk *w, etch_tensor *const *in, int nin) {
     w->entry = true;
     if (!etch__grow_lines(&w->c.value, &w->values_cap, nin + 1, sizeof *w->c.value)) return false;
     if (w->mode != WALK_MATCH && !etch__walk_room_for_numbers(w, nin)) return false;
@@ -127,22 +127,22 @@ bool etch__walk_bind_args(walk *w, etch_tensor *const *in, int nin) {
     return true;
 }
 
-static void stop_borrowing(walk *w) {
-    walk *first = etch__tls.borrower, **link = &first;
+static void stop_borrowing(trace_walk *w) {
+    trace_walk *first = etch__tls.borrower, **link = &first;
     while (*link != w) link = &(*link)->next_borrower;
     *link = w->next_borrower;
     etch__tls.borrower = first;
     w->borrows = false;
 }
 
-void etch__walk_own_args(walk *w) {
+void etch__walk_own_args(trace_walk *w) {
     if (!w->borrows) return;
     stop_borrowing(w);
     for (int i = 0; i < w->nargs; i++) etch_retain(w->c.value[i]);
 }
 
 static void own_borrowed(const etch_tensor *t) {
-    for (walk *w = etch__tls.borrower, *next; w; w = next) {
+    for (trace_walk *w = etch__tls.borrower, *next; w; w = next) {
         next = w->next_borrower;
         for (int i = 0; i < w->nargs; i++)
             if (w->c.value[i] == t) {
@@ -156,12 +156,12 @@ __attribute__((constructor)) static void register_borrowing(void) {
     etch__trace_hooks.own_borrowed = own_borrowed;
 }
 
-static int64_t values_so_far(const walk *w) {
+static int64_t values_so_far(const trace_walk *w) {
     if (w->leaf) return w->leaf->nvalues;
     return w->mode == WALK_MATCH ? ((const trace_node *)w->c.last)->nvalues : w->nvalues;
 }
 
-bool etch__walk_touches(const walk *w, const etch_storage *s) {
+bool etch__walk_touches(const trace_walk *w, const etch_storage *s) {
     for (int64_t v = 0, n = values_so_far(w); v < n; v++) {
         const etch_tensor *t = w->c.value[v];
         const etch_storage *own = t ? t->storage : NULL;
@@ -176,7 +176,7 @@ bool etch__walk_touches(const walk *w, const etch_storage *s) {
 /* ---- giving up ---- */
 
 /* A fresh deferred handle for a node; the walk has one count of it. */
-static etch_tensor *deferred_handle(walk *w, const tensor_meta *meta, int32_t value) {
+static etch_tensor *deferred_handle(trace_walk *w, const tensor_meta *meta, int32_t value) {
     etch_tensor *h = etch__tensor_alloc();
     if (!h) return NULL;
     etch__apply_meta(h, meta);
@@ -187,7 +187,7 @@ static etch_tensor *deferred_handle(walk *w, const tensor_meta *meta, int32_t va
 }
 
 /* A deferred handle like one that was used. A view's offset is set when it gets its storage. */
-static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
+static etch_tensor *fresh_handle(trace_walk *w, const etch_tensor *used) {
     etch_tensor *h = etch__tensor_alloc();
     if (!h) return NULL;
     size_t meta = offsetof(etch_tensor, size);
@@ -204,7 +204,7 @@ static etch_tensor *fresh_handle(walk *w, const etch_tensor *used) {
 /* A matched node's handle stays with the walk if nobody else holds it and it is still
  * unused; else a new one takes its place, so that the next walk finds it ready (or makes
  * it, if memory is short). */
-static void give_up_handle(walk *w, int32_t id) {
+static void give_up_handle(trace_walk *w, int32_t id) {
     etch_tensor *h = w->c.handle[id];
     if (!h) return;
     if (h->deferred && !h->failed && !h->marks &&
@@ -215,7 +215,7 @@ static void give_up_handle(walk *w, int32_t id) {
     etch_release(h);
 }
 
-static void give_up_matched_node(walk *w, const trace_node *n) {
+static void give_up_matched_node(trace_walk *w, const trace_node *n) {
     for (int k = 0; k < n->ncaptures; k++) {
         etch_release(w->c.value[n->captures[k].value]);
         w->c.value[n->captures[k].value] = NULL;
@@ -225,7 +225,7 @@ static void give_up_matched_node(walk *w, const trace_node *n) {
     w->c.value[n->c.out] = NULL;
 }
 
-static void give_up_matched(walk *w) {
+static void give_up_matched(trace_walk *w) {
     const trace_leaf *leaf = w->leaf;
     if (!leaf) {
         for (const trace_node *n = (trace_node *)w->c.last; n != &w->tree->root; n = n->parent)
@@ -242,13 +242,13 @@ static void give_up_matched(walk *w) {
     }
 }
 
-static void give_up_input(walk *w, int32_t v) {
+static void give_up_input(trace_walk *w, int32_t v) {
     if (w->watches) etch__tensor_unwatch(w->c.value[v]);
     else etch_release(w->c.value[v]);
     w->c.value[v] = NULL;
 }
 
-static void give_up_result(walk *w, int32_t v) {
+static void give_up_result(trace_walk *w, int32_t v) {
     etch_tensor *h = w->c.value[v];
     w->c.value[v] = NULL;
     if (w->mode == WALK_RECORD) {
@@ -259,7 +259,7 @@ static void give_up_result(walk *w, int32_t v) {
     etch_release(h);
 }
 
-static void give_up_recorded(walk *w) {
+static void give_up_recorded(trace_walk *w) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         for (int k = 0; k < n->ncaptures; k++) give_up_input(w, n->captures[k].value);
@@ -271,7 +271,7 @@ static void give_up_recorded(walk *w) {
     etch__walk_forget_numbers(w);
 }
 
-static void give_up_args(walk *w) {
+static void give_up_args(trace_walk *w) {
     if (w->borrows) stop_borrowing(w);
     else
         for (int i = 0; i < w->nargs; i++) give_up_input(w, i);
@@ -283,7 +283,7 @@ static void watch_input(etch_tensor *t) {
     etch_release(t);
 }
 
-void etch__walk_watch(walk *w) {
+void etch__walk_watch(trace_walk *w) {
     if (w->watches) return;
     etch__walk_own_args(w);
     for (int i = 0; i < w->nargs; i++) watch_input(w->c.value[i]);
@@ -293,7 +293,7 @@ void etch__walk_watch(walk *w) {
     w->watches = true;
 }
 
-static int counts_of_recording(const walk *w, const etch_tensor *t) {
+static int counts_of_recording(const trace_walk *w, const etch_tensor *t) {
     int n = 0;
     for (int v = 0; v < w->nargs; v++) n += w->c.value[v] == t;
     for (int64_t i = 0; i < w->npath; i++)
@@ -302,14 +302,14 @@ static int counts_of_recording(const walk *w, const etch_tensor *t) {
     return n;
 }
 
-int etch__walk_counts(const walk *w, const etch_tensor *t) {
+int etch__walk_counts(const trace_walk *w, const etch_tensor *t) {
     if (w->mode == WALK_RECORD) return w->watches ? 0 : counts_of_recording(w, t);
     int n = 0;
     for (int64_t v = w->borrows ? w->nargs : 0; v < w->values_cap; v++) n += w->c.value[v] == t;
     return n;
 }
 
-void etch__walk_recycle(walk *w) {
+void etch__walk_recycle(trace_walk *w) {
     give_up_args(w);
     if (w->mode == WALK_MATCH) give_up_matched(w);
     else give_up_recorded(w);
@@ -323,8 +323,8 @@ void etch__walk_recycle(walk *w) {
     w->ran = NULL;
     w->pending = w->recorded = w->published = w->recompile = w->entry = w->watches = false;
     for (unsigned i = 0; tree && i < SPARE_WALKS; i++) {
-        _Atomic(walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
-        walk *none = NULL;
+        _Atomic(trace_walk *) *place = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
+        trace_walk *none = NULL;
         if (atomic_load_explicit(place, memory_order_relaxed)) continue;
         if (atomic_compare_exchange_strong_explicit(place, &none, w, memory_order_release,
                                                     memory_order_relaxed))
@@ -349,7 +349,7 @@ static bool captured_fits(const capture *c, const etch_tensor *t, bool by_rank) 
 }
 
 /* A slot that two operands share is bound by the first of them. */
-static bool operand_fits(const walk *w, const trace_node *n, const op_call *call, int i,
+static bool operand_fits(const trace_walk *w, const trace_node *n, const op_call *call, int i,
                          bool by_rank) {
     const capture *c = captured_operand(n, i);
     if (c && call->in[i]->owner == w) return false;
@@ -361,14 +361,14 @@ static bool operand_fits(const walk *w, const trace_node *n, const op_call *call
 }
 
 /* by_rank: whatever the sizes are. */
-static bool fits(const walk *w, const trace_node *n, const op_call *call, bool by_rank) {
+static bool fits(const trace_walk *w, const trace_node *n, const op_call *call, bool by_rank) {
     if (!(by_rank ? etch__similar_call : etch__same_call)(n, call, etch__state_now())) return false;
     for (int i = 0; i < call->nin; i++)
         if (!operand_fits(w, n, call, i, by_rank)) return false;
     return true;
 }
 
-bool etch__walk_similar(const walk *w, const op_call *call) {
+bool etch__walk_similar(const trace_walk *w, const op_call *call) {
     const trace_node *last = (const trace_node *)w->c.last;
     for (trace_node *n = atomic_load_explicit(&last->child, memory_order_acquire); n;
          n = n->sibling)
@@ -377,7 +377,7 @@ bool etch__walk_similar(const walk *w, const op_call *call) {
 }
 
 /* Fixed sizes are tried before run-time ones, bound positions before unbound slots. */
-static trace_node *find_match(const walk *w, const op_call *call) {
+static trace_node *find_match(const trace_walk *w, const op_call *call) {
     const trace_node *last = (const trace_node *)w->c.last;
     for (int pass = 0; pass < 4; pass++) {
         bool dynamic = pass & 2, captures = pass & 1;
@@ -391,13 +391,14 @@ static trace_node *find_match(const walk *w, const op_call *call) {
 }
 
 /* The attribute words of a dynamic node's call, and how far a view's offset is from its base's. */
-static void put_ints(walk *w, const trace_node *n, const op_call *call, int64_t view_offset) {
+static void put_ints(trace_walk *w, const trace_node *n, const op_call *call, int64_t view_offset) {
     if (call->nat) memcpy(w->ints + n->ints, call->at, call->nat * sizeof *w->ints);
     w->ints[n->ints + call->nat] = view_offset;
 }
 
 /* Whether the walk has these very words already. */
-static bool has_ints(const walk *w, const trace_node *n, const op_call *call, int64_t view_offset) {
+static bool has_ints(const trace_walk *w, const trace_node *n, const op_call *call,
+                     int64_t view_offset) {
     return w->ints[n->ints + call->nat] == view_offset &&
            (!call->nat || !memcmp(w->ints + n->ints, call->at, call->nat * sizeof *w->ints));
 }
@@ -410,7 +411,7 @@ static bool has_meta(const etch_tensor *h, const tensor_meta *m) {
 
 /* Takes over what was inferred, under a new stamp if it is not what was there. The cursor compares
  * attributes with the recorded ones, so only with these can it go on alone. */
-static void take_result(walk *w, const trace_node *n, const op_call *call, etch_tensor *h,
+static void take_result(trace_walk *w, const trace_node *n, const op_call *call, etch_tensor *h,
                         const tensor_meta *meta) {
     bool known = has_ints(w, n, call, meta->offset) && (n->c.inplace || has_meta(h, meta));
     if (!known) note_change(w);
@@ -422,7 +423,8 @@ static void take_result(walk *w, const trace_node *n, const op_call *call, etch_
 }
 
 /* The sizes of a dynamic node's result are those of this call. */
-static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, etch_tensor *h) {
+static bool dynamic_result(trace_walk *w, const trace_node *n, const op_call *call,
+                           etch_tensor *h) {
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return false;
     if (meta.dtype != n->meta.dtype || meta.ndim != n->meta.ndim) return false;
@@ -432,14 +434,14 @@ static bool dynamic_result(walk *w, const trace_node *n, const op_call *call, et
     return true;
 }
 
-etch_tensor *etch__walk_handle(walk *w, const trace_node *n) {
+etch_tensor *etch__walk_handle(trace_walk *w, const trace_node *n) {
     etch_tensor **h = &w->c.handle[n->c.id];
     if (!*h) *h = deferred_handle(w, &n->meta, n->c.out);
     return *h;
 }
 
 /* The result's handle, given to the innermost scope; for an in-place node the first operand. */
-static etch_tensor *matched_result(walk *w, const trace_node *n, const op_call *call) {
+static etch_tensor *matched_result(trace_walk *w, const trace_node *n, const op_call *call) {
     etch_tensor *h = n->c.inplace ? call->in[0] : etch__walk_handle(w, n);
     for (int k = 0; n->dynamic && k < n->ncaptures; k++)
         see_bound(w, n->captures[k].value, call->in[n->captures[k].operand]);
@@ -450,7 +452,7 @@ static etch_tensor *matched_result(walk *w, const trace_node *n, const op_call *
     return h;
 }
 
-etch_tensor *etch__walk_match(walk *w, const op_call *call) {
+etch_tensor *etch__walk_match(trace_walk *w, const op_call *call) {
     trace_node *n = find_match(w, call);
     if (!n) return NULL;
     if (n->c.id >= w->c.limit && !size_for_tree(w)) return NULL;
@@ -470,7 +472,7 @@ etch_tensor *etch__walk_match(walk *w, const op_call *call) {
 
 /* ---- recording ---- */
 
-static bool room_for_node(walk *w, const op_call *call) {
+static bool room_for_node(trace_walk *w, const op_call *call) {
     return etch__grow(&w->path, &w->path_cap, w->npath + 1, sizeof *w->path) &&
            etch__grow_lines(&w->c.value, &w->values_cap, w->nvalues + call->nin + 1,
                             sizeof *w->c.value) &&
@@ -482,7 +484,7 @@ static bool room_for_node(walk *w, const op_call *call) {
 }
 
 /* Operand positions; tensors not met before become captured slots. */
-static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
+static bool bind_operands(trace_walk *w, trace_node *n, const op_call *call) {
     int64_t cap = 0;
     for (int i = 0; i < call->nin; i++) {
         int32_t v = etch__walk_find(w, call->in[i]);
@@ -504,7 +506,7 @@ static bool bind_operands(walk *w, trace_node *n, const op_call *call) {
 }
 
 /* What has run is watched; what is deferred, and to be computed, is the walk's. */
-static void add_result(walk *w, trace_node *n, etch_tensor *h) {
+static void add_result(trace_walk *w, trace_node *n, etch_tensor *h) {
     n->c.out = (int32_t)w->nvalues++;
     w->c.value[n->c.out] = h;
     etch__walk_number(w, n->c.out);
@@ -513,7 +515,7 @@ static void add_result(walk *w, trace_node *n, etch_tensor *h) {
 }
 
 /* Fills the node's meta and value from the result. */
-static void record_result(walk *w, trace_node *n, const op_call *call, etch_tensor *h) {
+static void record_result(trace_walk *w, trace_node *n, const op_call *call, etch_tensor *h) {
     n->meta.dtype = h->dtype, n->meta.ndim = h->ndim, n->meta.device = h->device;
     memcpy(n->meta.size, h->size, sizeof h->size);
     memcpy(n->meta.stride, h->stride, sizeof h->stride);
@@ -533,7 +535,7 @@ static void record_result(walk *w, trace_node *n, const op_call *call, etch_tens
 }
 
 /* The result without its data: what fullgraph records with. */
-static etch_tensor *shape_result(walk *w, const op_call *call) {
+static etch_tensor *shape_result(trace_walk *w, const op_call *call) {
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
     if (etch__ops[call->op].kind == KIND_INPLACE) return call->in[0];
@@ -545,7 +547,7 @@ static etch_tensor *shape_result(walk *w, const op_call *call) {
 }
 
 /* The node is made first, so that nothing can fail once the operator has run. */
-etch_tensor *etch__walk_record(walk *w, const op_call *call) {
+etch_tensor *etch__walk_record(trace_walk *w, const op_call *call) {
     if (!room_for_node(w, call)) return NULL;
     trace_node *n = etch__node_new(call, etch__state_now());
     if (!n) return NULL;
@@ -570,14 +572,14 @@ etch_tensor *etch__walk_record(walk *w, const op_call *call) {
 
 /* ---- handles that will never be computed ---- */
 
-static void fail_handle(const walk *w, int32_t value) {
+static void fail_handle(const trace_walk *w, int32_t value) {
     etch_tensor *h = w->c.value[value];
     if (!h || !h->deferred || h->owner != w) return;
     h->failed = 1, h->deferred = 0;
     etch__tls.failures++;
 }
 
-void etch__walk_fail(walk *w) {
+void etch__walk_fail(trace_walk *w) {
     const trace_leaf *leaf = w->leaf;
     if (w->mode != WALK_MATCH)
         for (int64_t v = 0; v < w->nvalues; v++) fail_handle(w, (int32_t)v);
@@ -590,14 +592,14 @@ void etch__walk_fail(walk *w) {
 
 /* ---- what identifies the sizes of a dynamic walk ---- */
 
-static void put_key(walk *w, const etch_tensor *t) {
+static void put_key(trace_walk *w, const etch_tensor *t) {
     for (int d = 0; d < t->ndim; d++) {
         w->key[w->nkey++] = t->size[d];
         w->key[w->nkey++] = t->stride[d];
     }
 }
 
-bool etch__walk_key(walk *w, const int32_t *inputs, int ninputs) {
+bool etch__walk_key(trace_walk *w, const int32_t *inputs, int ninputs) {
     int64_t need = (int64_t)ninputs * 2 * ETCH_MAX_DIMS + w->nints;
     if (!etch__grow_lines(&w->key, &w->key_cap, need + 1, sizeof *w->key)) return false;
     w->nkey = 0;
@@ -607,7 +609,7 @@ bool etch__walk_key(walk *w, const int32_t *inputs, int ninputs) {
     return true;
 }
 
-bool etch__walk_metas(walk *w) {
+bool etch__walk_metas(trace_walk *w) {
     if (!etch__grow(&w->metas, &w->metas_cap, w->nvalues + 1, sizeof *w->metas)) return false;
     for (int64_t v = 0; v < w->nvalues; v++) etch__guard_make(w->c.value[v], &w->metas[v]);
     return true;
@@ -615,7 +617,7 @@ bool etch__walk_metas(walk *w) {
 
 /* ---- from matching to recording ---- */
 
-bool etch__walk_path(walk *w) {
+bool etch__walk_path(trace_walk *w) {
     int64_t n = 0;
     const trace_node *root = &w->tree->root;
     for (const trace_node *p = (trace_node *)w->c.last; p != root; p = p->parent) n++;
@@ -627,7 +629,7 @@ bool etch__walk_path(walk *w) {
 
 /* The handles of the matched nodes pass from the node table to the value table; those that were
  * computed become ordinary ones, which are watched. */
-static void own_results(walk *w, walk_mode mode) {
+static void own_results(trace_walk *w, walk_mode mode) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         if (n->c.inplace) continue;
@@ -640,7 +642,7 @@ static void own_results(walk *w, walk_mode mode) {
     }
 }
 
-bool etch__walk_to_recording(walk *w, walk_mode mode) {
+bool etch__walk_to_recording(trace_walk *w, walk_mode mode) {
     const trace_node *last = (trace_node *)w->c.last;
     if (!etch__walk_path(w)) return false;
     etch__walk_own_args(w);

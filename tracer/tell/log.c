@@ -1,13 +1,13 @@
 /* What happened, for people: breaks, divergences, guards that failed, the recompile limit. */
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 static const char *line_of(const void *site) {
     const char *line = etch__site_line(site);
     return line[0] ? line : "?";
 }
 
-void etch__log_break(const run *r, reason_id why, const void *site, const char *text) {
+void etch__log_break(const trace_run *r, reason_id why, const void *site, const char *text) {
     etch__count_reason(why);
     etch__note_break(r->f, why, site, text);
     if (!etch__log_on(LOG_GRAPH_BREAKS)) return;
@@ -16,7 +16,7 @@ void etch__log_break(const run *r, reason_id why, const void *site, const char *
               reason->name, reason->text, text ? ": " : "", text ? text : "", reason->hint);
 }
 
-void etch__log_diverged(const walk *w, const op_call *call) {
+void etch__log_diverged(const trace_walk *w, const op_call *call) {
     etch__count_reason(REASON_RECOMPILE_DIVERGED);
     const trace_node *expected = (const trace_node *)w->c.next;
     bool end = expected->c.key == CURSOR_END;
@@ -42,7 +42,7 @@ static void explain_guard(const trace_tree *t, const etch_tensor *x, int i, char
 }
 
 /* Against the newest entry: it is the likeliest to be meant. */
-void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
+void etch__log_guards(const trace_run *r, etch_tensor *const *in, int nin) {
     const trace_tree *t = r->gen->entries;
     if (!t) return;
     etch__count_reason(REASON_RECOMPILE_GUARD);
@@ -59,7 +59,7 @@ void etch__log_guards(const run *r, etch_tensor *const *in, int nin) {
 
 /* Under no lock: a sink may ask etch_explain what the matter is. Of the limit of all functions'
  * graphs the last recompile of this one says nothing. */
-void etch__warn_limit(run *r) {
+void etch__warn_limit(trace_run *r) {
     r->warn_limit = false;
     reason_id why = r->warn_graphs ? REASON_EAGER_GRAPHS : REASON_EAGER_LIMIT;
     const reason_info *reason = &etch__reasons[why];

@@ -2,7 +2,7 @@
  *
  * The page holds the same document inside a script element, so strings never have a raw '<', and
  * bytes that are no UTF-8 become U+FFFD: names may hold anything. */
-#include "tracer/report.h"
+#include "tracer/tell/report.h"
 
 #include <errno.h>
 #include <unistd.h>

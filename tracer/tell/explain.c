@@ -1,7 +1,7 @@
 /* What is remembered of each function, and etch_explain. */
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 #include <etch/explain.h>
 

@@ -1,16 +1,16 @@
 /* One operator call inside a compiled function: along the trace, into a recording, or at once. */
 #include "core/dispatch/mode.h"
 #include "core/observe/profile.h"
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* ---- operators ---- */
 
 /* A tensor that was evaluated late beside another one is used, too. What the plan itself has
  * produced is known to be. */
-static void want_used(run *r, const etch_tensor *t) {
-    for (walk *w = r->pending; w; w = w->next)
+static void want_used(trace_run *r, const etch_tensor *t) {
+    for (trace_walk *w = r->pending; w; w = w->next)
         if (w == t->owner && w->leaf && !(w->ran && w->ran->slot[t->value] >= 0))
             etch__want_late(r, w, t);
 }
@@ -24,18 +24,18 @@ static bool has_spoilt(const op_call *call) {
 }
 
 /* Deferred operands of earlier segments are produced; recordings learn what is used of them. */
-static bool prepare_operands(run *r, const op_call *call) {
+static bool prepare_operands(trace_run *r, const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
         etch_tensor *t = call->in[i];
         if (t->deferred && t->owner != r->walk) {
-            walk *w = etch__owner_in(r, t, call->site);
+            trace_walk *w = etch__owner_in(r, t, call->site);
             if (!w) return false;
             etch__late_use(r, w, t);
             if (!etch__operand_ok(call, i)) return false;
         } else if (unlikely(t->owner && t->owner != r->walk)) {
             want_used(r, t);
         }
-        for (walk *w = r->recorded; w; w = w->next) etch__mark_want(w, t);
+        for (trace_walk *w = r->recorded; w; w = w->next) etch__mark_want(w, t);
     }
     return !has_spoilt(call);
 }
@@ -52,7 +52,7 @@ static etch_tensor *run_now(const op_call *call) {
 }
 
 /* A marked operand makes what is recorded from here on have run-time sizes. */
-static bool obey_marks(run *r, walk *w, const op_call *call) {
+static bool obey_marks(trace_run *r, trace_walk *w, const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
         if (likely(!etch__marked_dynamic(call->in[i]))) continue;
         w->dynamic = true;
@@ -66,7 +66,7 @@ static bool obey_marks(run *r, walk *w, const op_call *call) {
     return true;
 }
 
-static etch_tensor *record(run *r, walk *w, const op_call *call) {
+static etch_tensor *record(trace_run *r, trace_walk *w, const op_call *call) {
     if (!operands_there(call) || !obey_marks(r, w, call)) return NULL;
     etch_tensor *h = etch__walk_record(w, call);
     if (unlikely(r->check) && h && w->mode == WALK_SHAPES)
@@ -75,7 +75,7 @@ static etch_tensor *record(run *r, walk *w, const op_call *call) {
 }
 
 /* Whether a new path under this root would be one too many. */
-bool etch__root_limited(run *r, trace_tree *tree) {
+bool etch__root_limited(trace_run *r, trace_tree *tree) {
     pthread_mutex_lock(&r->f->lock);
     bool full = etch__at_limit(r, tree);
     pthread_mutex_unlock(&r->f->lock);
@@ -85,7 +85,7 @@ bool etch__root_limited(run *r, trace_tree *tree) {
 
 /* Lets operators match along the walk; under modes (which then allow compiled code) they go the
  * long way, so that handlers are found, and where memory is exposed, so that writes to it are. */
-void etch__follow(run *r, walk *w) {
+void etch__follow(trace_run *r, trace_walk *w) {
     bool alone = etch__tls.layers == 1u << LAYER_TRACER && !r->nexposed;
     if (w->mode != WALK_MATCH || !alone) return;
     for (int i = 0; w->entry && i < w->nargs; i++)
@@ -99,8 +99,8 @@ static void stop_following(const op_call *call) {
         if (etch__exposed_bits(call->in[i])) STOP_TRACING;
 }
 
-walk *etch__begin_recording(run *r) {
-    walk *w = etch__walk_take(r, NULL);
+trace_walk *etch__begin_recording(trace_run *r) {
+    trace_walk *w = etch__walk_take(r, NULL);
     if (w && r->f->options.fullgraph) w->mode = WALK_SHAPES;
     if (w) w->dynamic = r->f->options.dynamic == ETCH_DYNAMIC_ON || r->marked;
     return r->walk = w;
@@ -108,15 +108,15 @@ walk *etch__begin_recording(run *r) {
 
 /* A recording of this very call with such a first operator is published and compiled when it is
  * entered again. */
-static void settle_earlier(run *r, const op_call *call) {
-    for (walk *w = r->recorded; w; w = w->next)
+static void settle_earlier(trace_run *r, const op_call *call) {
+    for (trace_walk *w = r->recorded; w; w = w->next)
         if (!w->published && w->npath && !w->entry &&
             etch__similar_call(w->path[0], call, etch__state_now()))
             etch__settle(r, w);
 }
 
 /* The stance forbids to record a new path: the run goes on eagerly, or fails. */
-void etch__obey_stance(run *r, const void *site) {
+void etch__obey_stance(trace_run *r, const void *site) {
     if (etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE) {
         r->poisoned = true;
         etch__refuse_compile(r->f, site);
@@ -127,12 +127,12 @@ void etch__obey_stance(run *r, const void *site) {
 
 /* Whether an operator was overridden since the call was entered: then the traces of the rest of it
  * would mix kernels. */
-bool etch__outdated(const run *r) {
+bool etch__outdated(const trace_run *r) {
     return r->gen->epoch != atomic_load_explicit(&etch__override_epoch, memory_order_acquire);
 }
 
 /* The segment that begins with this call. NULL: r->eager, or an error. */
-static walk *begin_segment(run *r, const op_call *call) {
+static trace_walk *begin_segment(trace_run *r, const op_call *call) {
     if (unlikely(etch__forced_eager())) {
         r->eager = r->by_stance = true;
         return NULL;
@@ -152,13 +152,13 @@ static walk *begin_segment(run *r, const op_call *call) {
         }
         return r->eager || r->poisoned ? NULL : etch__begin_recording(r);
     }
-    walk *w = r->walk = etch__walk_take(r, tree);
+    trace_walk *w = r->walk = etch__walk_take(r, tree);
     if (w) etch__follow(r, w);
     return w;
 }
 
 /* The matched prefix has run; the rest of the segment runs eagerly. */
-bool etch__go_on_eagerly(run *r, walk *w) {
+bool etch__go_on_eagerly(trace_run *r, trace_walk *w) {
     if (!etch__walk_to_recording(w, WALK_RECORD)) return false;
     r->walk = NULL;
     r->eager = true;
@@ -166,7 +166,7 @@ bool etch__go_on_eagerly(run *r, walk *w) {
     return true;
 }
 
-static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
+static etch_tensor *diverge_limited(trace_run *r, trace_walk *w, const op_call *call) {
     if (r->f->options.fullgraph && !r->by_stance) {
         r->poisoned = true;
         etch__error_at(
@@ -185,7 +185,7 @@ static etch_tensor *diverge_limited(run *r, walk *w, const op_call *call) {
 }
 
 /* The dimension whose size was and is the attribute: marked dynamic, of argument *arg; else -1. */
-static int marked_dim(const walk *w, int64_t was, int64_t is, int *arg) {
+static int marked_dim(const trace_walk *w, int64_t was, int64_t is, int *arg) {
     for (*arg = 0; *arg < w->nargs; *arg += 1) {
         const etch_tensor *t = w->c.value[*arg];
         for (int d = 0; etch__marked_dynamic(t) && d < t->ndim; d++)
@@ -197,7 +197,7 @@ static int marked_dim(const walk *w, int64_t was, int64_t is, int *arg) {
 }
 
 /* A size that is marked dynamic has become part of the trace. */
-static bool specialised(run *r, const walk *w, const op_call *call) {
+static bool specialised(trace_run *r, const trace_walk *w, const op_call *call) {
     if (!r->marked || !w->entry || !w->tree->guards) return false;
     const trace_node *n = ((const trace_node *)w->c.last)->child;
     for (int arg; n; n = n->sibling) {
@@ -218,7 +218,7 @@ static bool specialised(run *r, const walk *w, const op_call *call) {
 
 /* The call is not what the trace has here (rule 7 of docs/architecture.md). One that fails by
  * itself does not move the cursor. */
-static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
+static etch_tensor *diverge(trace_run *r, trace_walk *w, const op_call *call) {
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
     if (unlikely(specialised(r, w, call))) return NULL;
@@ -239,7 +239,7 @@ static etch_tensor *diverge(run *r, walk *w, const op_call *call) {
 }
 
 /* A segment's plan runs under one mode of the processor: an operator under another one ends it. */
-static bool changes_mode(const walk *w) {
+static bool changes_mode(const trace_walk *w) {
     const cursor_node *last = w->mode == WALK_MATCH ? w->c.last : NULL;
     if (w->mode != WALK_MATCH && w->npath) last = &w->path[w->npath - 1]->c;
     bool empty = !last || (w->tree && last == &w->tree->root.c);
@@ -247,7 +247,8 @@ static bool changes_mode(const walk *w) {
 }
 
 /* Ends the segment before the call, which begins another one. */
-static etch_tensor *break_before(run *r, reason_id why, const char *text, const op_call *call) {
+static etch_tensor *break_before(trace_run *r, reason_id why, const char *text,
+                                 const op_call *call) {
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
     if (etch__break_graph(r, why, call->site, NULL, text) != ETCH_OK) return NULL;
@@ -255,7 +256,7 @@ static etch_tensor *break_before(run *r, reason_id why, const char *text, const 
 }
 
 static inline etch_tensor *traced_operator(const op_call *call) {
-    run *r = etch__current_run();
+    trace_run *r = etch__current_run();
     if (!r) return etch__run_eager(call);
     if (unlikely(r->poisoned)) return etch__poisoned(r, call->site), NULL;
     if (!prepare_operands(r, call)) return NULL;
@@ -272,7 +273,7 @@ static inline etch_tensor *traced_operator(const op_call *call) {
     if (r->eager || r->off) return run_now(call);
     if (r->walk && unlikely(changes_mode(r->walk)))
         return break_before(r, REASON_BREAK_STATE, "rounding or denormals", call);
-    walk *w = r->walk ? r->walk : begin_segment(r, call);
+    trace_walk *w = r->walk ? r->walk : begin_segment(r, call);
     if (!w) return r->eager ? run_now(call) : NULL;
     bool long_match = false;
     if (w->mode == WALK_MATCH) {

@@ -4,7 +4,7 @@
  * looked up before it is. Records are copies: functions and traces may be gone when they are
  * written. */
 #include "core/base/signals.h"
-#include "tracer/report.h"
+#include "tracer/tell/report.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -3,9 +3,9 @@
  * those of the cursor, docs/architecture.md. */
 #include "core/dispatch/mode.h"
 #include "core/observe/profile.h"
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* ---- settling: recordings become leaves, leaves get code ---- */
 
@@ -14,7 +14,7 @@ static int stable_after(const etch_function *f) {
 }
 
 /* Publishes an ended recording, and compiles its leaf when it has been seen often enough. */
-trace_leaf *etch__settle(run *r, walk *w) {
+trace_leaf *etch__settle(trace_run *r, trace_walk *w) {
     if (!etch__may_compile()) return NULL;
     attempt a;
     etch__attempt(&a);
@@ -30,7 +30,7 @@ trace_leaf *etch__settle(run *r, walk *w) {
     return leaf;
 }
 
-void etch__mark_live(walk *w, uint8_t bit) {
+void etch__mark_live(trace_walk *w, uint8_t bit) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         const etch_tensor *h = w->c.value[n->c.out];
@@ -42,7 +42,7 @@ void etch__mark_live(walk *w, uint8_t bit) {
 
 /* What compiling needs to know of the inputs, while the walk still holds them: which share a
  * storage, and, of a dynamic walk, all sizes. */
-static bool describe_inputs(walk *w) {
+static bool describe_inputs(trace_walk *w) {
     int32_t *inputs = etch__malloc(((size_t)w->nvalues + 1) * sizeof *inputs);
     if (!inputs) return false;
     int n = etch__path_inputs(w->path, w->npath, w->nargs, inputs, &(int){0});
@@ -54,7 +54,7 @@ static bool describe_inputs(walk *w) {
 
 /* ---- late use (rule 6) ---- */
 
-static bool has_live_deferred(const walk *w) {
+static bool has_live_deferred(const trace_walk *w) {
     for (int i = 0; i < w->leaf->nsteps; i++) {
         const etch_tensor *h = w->c.value[w->leaf->steps[i].out];
         if (h->deferred && etch__is_live(h)) return true;
@@ -63,7 +63,7 @@ static bool has_live_deferred(const walk *w) {
 }
 
 /* Its leaf learns that a value is wanted after the segment: t, or (NULL) all that is live. */
-void etch__want_late(run *r, walk *w, const etch_tensor *t) {
+void etch__want_late(trace_run *r, trace_walk *w, const etch_tensor *t) {
     trace_leaf *leaf = w->leaf;
     pthread_mutex_lock(&r->f->lock);
     for (int i = 0; i < leaf->nsteps; i++) {
@@ -78,7 +78,7 @@ void etch__want_late(run *r, walk *w, const etch_tensor *t) {
 
 /* Evaluates all that is live and still deferred of an ended segment. The second time in one run, as
  * in a loop that breaks, its leaf is compiled again at once; else when the call has ended. */
-void etch__late_use(run *r, walk *w, const etch_tensor *t) {
+void etch__late_use(trace_run *r, trace_walk *w, const etch_tensor *t) {
     if (!w->pending) return;
     w->pending = false;
     if (!has_live_deferred(w)) return;
@@ -96,8 +96,8 @@ void etch__late_use(run *r, walk *w, const etch_tensor *t) {
     if (atomic_exchange(&leaf->late_run, r) == r) etch__want_code(r->f, leaf, w);
 }
 
-void etch__late_use_all(run *r) {
-    for (walk *w = r->pending; w; w = w->next) etch__late_use(r, w, NULL);
+void etch__late_use_all(trace_run *r) {
+    for (trace_walk *w = r->pending; w; w = w->next) etch__late_use(r, w, NULL);
 }
 
 /* ---- foreign uses: by another run of the thread, or by a function of the user ---- */
@@ -105,7 +105,7 @@ void etch__late_use_all(run *r) {
 /* The run behind a function of the user that was called between two operators of its body: its
  * segment ends there, and goes on behind. */
 static void end_interrupted(user_frame *f, reason_id why, const void *site) {
-    run *r = f->run;
+    trace_run *r = f->run;
     user_frame *frames = etch__tls.interrupted;
     etch__tls.interrupted = NULL; /* what is called meanwhile is no such place */
     etch__break_graph(r, why, site, NULL, NULL);
@@ -114,18 +114,18 @@ static void end_interrupted(user_frame *f, reason_id why, const void *site) {
 }
 
 /* Whether a segment that is being walked has deferred values (those of a recording are there). */
-static bool has_deferred(const walk *w) {
+static bool has_deferred(const trace_walk *w) {
     if (w->mode == WALK_MATCH) return w->c.last != &w->tree->root.c;
     return w->mode == WALK_SHAPES && w->npath;
 }
 
 static bool interrupts(const user_frame *f, const etch_storage *s) {
-    const run *r = f->run;
-    const walk *w = r ? r->walk : NULL;
+    const trace_run *r = f->run;
+    const trace_walk *w = r ? r->walk : NULL;
     return w && has_deferred(w) && (!s || etch__walk_touches(w, s));
 }
 
-static bool depends_on(const walk *w, const etch_storage *s) {
+static bool depends_on(const trace_walk *w, const etch_storage *s) {
     return w->pending && (s ? etch__late_reads(w, s) : etch__walk_touches(w, NULL));
 }
 
@@ -140,8 +140,8 @@ static void before_traced_read(const etch_storage *s) {
 void etch__before_traced_write(const etch_storage *s) {
     if (s) before_traced_read(s);
     bool all = etch__tls.watches > FEW_WATCHES;
-    for (run *r = etch__tls.runs; r; r = r->below)
-        for (walk *w = r->pending; w; w = w->next)
+    for (trace_run *r = etch__tls.runs; r; r = r->below)
+        for (trace_walk *w = r->pending; w; w = w->next)
             if (all || depends_on(w, s)) etch__late_use(r, w, NULL);
 }
 
@@ -149,8 +149,8 @@ void etch__before_traced_write(const etch_storage *s) {
 void etch__produce_all(const void *site) {
     for (user_frame *f = etch__tls.interrupted; f; f = f->outer)
         if (interrupts(f, NULL)) end_interrupted(f, REASON_BREAK_FLUSH, site);
-    for (run *r = etch__tls.runs; r; r = r->below) {
-        for (walk *w = r->recorded; w; w = w->next) etch__mark_live(w, WANT_VALUE);
+    for (trace_run *r = etch__tls.runs; r; r = r->below) {
+        for (trace_walk *w = r->recorded; w; w = w->next) etch__mark_live(w, WANT_VALUE);
         etch__late_use_all(r);
     }
 }
@@ -162,12 +162,12 @@ __attribute__((constructor)) static void register_writes(void) {
 
 /* ---- ending a segment ---- */
 
-void etch__mark_want(walk *w, const etch_tensor *t) {
+void etch__mark_want(trace_walk *w, const etch_tensor *t) {
     int32_t v = t ? etch__walk_find(w, t) : -1;
     if (v >= 0 && v < w->want_cap) w->want[v] |= WANT_VALUE;
 }
 
-void etch__end_recorded(walk *w, const etch_tensor *t) {
+void etch__end_recorded(trace_walk *w, const etch_tensor *t) {
     saved_error before; /* what cannot be described is not published, that is all */
     etch__quick_save(&before);
     w->recorded = describe_inputs(w);
@@ -178,7 +178,7 @@ void etch__end_recorded(walk *w, const etch_tensor *t) {
 }
 
 /* Whether the code produces all that must be there after the segment (rule 5). */
-static bool code_suffices(walk *w, const trace_leaf *leaf, const segment_code *code,
+static bool code_suffices(trace_walk *w, const trace_leaf *leaf, const segment_code *code,
                           const etch_tensor *t) {
     bool all = w->end == END_RETURN || w->end == REASON_BREAK_FLUSH;
     for (int i = 0; i < code->nmissing; i++) {
@@ -192,7 +192,7 @@ static bool code_suffices(walk *w, const trace_leaf *leaf, const segment_code *c
 }
 
 /* A segment that ran eagerly would have to be compiled anew. */
-static void note_recompile(run *r, reason_id why, const void *site) {
+static void note_recompile(trace_run *r, reason_id why, const void *site) {
     if (why != REASON_RECOMPILE_DIVERGED) {
         etch__count_reason(why);
         etch__note_recompile(r->f, why, site, NULL);
@@ -203,10 +203,10 @@ static void note_recompile(run *r, reason_id why, const void *site) {
 /* Walks whose deferred handles have died meanwhile go back to their trees, and let go of what they
  * hold: a loop that breaks in its body leaves one every round. Few are looked through each time,
  * many once they have grown by an eighth. */
-static void sweep_pending(run *r) {
+static void sweep_pending(trace_run *r) {
     if (r->npending <= r->sweep_at) return;
-    for (walk **link = &r->pending; *link;) {
-        walk *w = *link;
+    for (trace_walk **link = &r->pending; *link;) {
+        trace_walk *w = *link;
         if (w->recompile || (w->pending && has_live_deferred(w))) {
             link = &w->next;
             continue;
@@ -219,14 +219,14 @@ static void sweep_pending(run *r) {
     r->sweep_at = r->npending + r->npending / 8;
 }
 
-void etch__before_plan(const walk *w, const trace_leaf *leaf) {
+void etch__before_plan(const trace_walk *w, const trace_leaf *leaf) {
     for (int i = 0; etch__tls.watches && i < leaf->ninputs; i++) {
         int32_t v = leaf->inputs[i];
         if (leaf->written[v]) etch__before_write(w->c.value[v]->storage);
     }
 }
 
-static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
+static bool run_plan(trace_run *r, trace_walk *w, trace_leaf *leaf, const etch_tensor *t) {
     bool overlap;
     segment_code *code = etch__pick_code(w, leaf, &overlap);
     if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
@@ -243,8 +243,8 @@ static bool run_plan(run *r, walk *w, trace_leaf *leaf, const etch_tensor *t) {
 }
 
 /* A plan that fails before it has written leaves no error: the eager kernels tell what is wrong. */
-static inline __attribute__((always_inline)) bool run_matched(run *r, walk *w, trace_leaf *leaf,
-                                                              const etch_tensor *t) {
+static inline __attribute__((always_inline)) bool
+run_matched(trace_run *r, trace_walk *w, trace_leaf *leaf, const etch_tensor *t) {
     if (!leaf->npath) return true;
     sweep_pending(r);
     if (leaf->writes_inputs) etch__before_plan(w, leaf);
@@ -255,7 +255,7 @@ static inline __attribute__((always_inline)) bool run_matched(run *r, walk *w, t
     return done;
 }
 
-static bool writes(const walk *w) {
+static bool writes(const trace_walk *w) {
     for (const trace_node *n = (const trace_node *)w->c.last; n != &w->tree->root; n = n->parent)
         if (n->c.inplace) return true;
     return false;
@@ -263,14 +263,14 @@ static bool writes(const walk *w) {
 
 /* There is no memory even to go over the nodes: nothing of the segment is computed. Nobody has
  * noted which memory it was to write, so that nothing more is computed from there on. */
-static void lose_segment(run *r, walk *w) {
+static void lose_segment(trace_run *r, trace_walk *w) {
     etch__walk_fail(w);
     etch__tls.lost = etch__tls.errors;
     r->poisoned |= writes(w);
 }
 
 /* Ends a matched segment: by its plan, or through the eager kernels as the end of a recording. */
-void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
+void etch__end_matched(trace_run *r, trace_walk *w, const etch_tensor *t) {
     const trace_node *last = (const trace_node *)w->c.last;
     trace_node *end = etch__find_end(last, w->end);
     if (end) {
@@ -290,7 +290,7 @@ void etch__end_matched(run *r, walk *w, const etch_tensor *t) {
 }
 
 /* The walk has ended: it is kept while its recording or its deferred handles are of use. */
-void etch__retire_walk(run *r, walk *w) {
+void etch__retire_walk(trace_run *r, trace_walk *w) {
     r->walk = NULL;
     STOP_TRACING;
     if (!w->recorded && !w->pending) {
@@ -299,15 +299,15 @@ void etch__retire_walk(run *r, walk *w) {
     }
     if (w->recorded) etch__walk_watch(w);
     else etch__walk_own_args(w);
-    walk **list = w->recorded ? &r->recorded : &r->pending;
+    trace_walk **list = w->recorded ? &r->recorded : &r->pending;
     r->npending += w->pending;
     if (list == &r->pending) etch__tls.watches++;
     w->next = *list;
     *list = w;
 }
 
-void etch__end_segment(run *r, reason_id why, const void *site, const etch_tensor *t) {
-    walk *w = r->walk;
+void etch__end_segment(trace_run *r, reason_id why, const void *site, const etch_tensor *t) {
+    trace_walk *w = r->walk;
     if (!w) return;
     w->end = why;
     w->end_site = site;

@@ -13,8 +13,8 @@
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
 #include "core/ops/schema.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 #include <math.h>
 
@@ -106,7 +106,7 @@ static bool overlap(const etch_storage *a, const etch_storage *b) {
 
 /* Whether the storage is one of the walk's inputs; *shared: memory that two of them have in common
  * can have no copies of its own. */
-static bool is_input(const walk *w, int64_t nvalues, const etch_storage *s, bool *shared) {
+static bool is_input(const trace_walk *w, int64_t nvalues, const etch_storage *s, bool *shared) {
     bool found = false;
     for (int64_t v = 0; v < nvalues; v++) {
         const etch_tensor *t = w->c.value[v];
@@ -170,7 +170,7 @@ static void carry_over(shadow_set *s) {
 /* ---- computing one node ---- */
 
 /* The shadow of an operand, borrowed; NULL: unknown. */
-static etch_tensor *operand(shadow_set *s, const walk *w, int32_t v) {
+static etch_tensor *operand(shadow_set *s, const trace_walk *w, int32_t v) {
     etch_tensor *t = w->c.value[v];
     if (s->value[v] || !t || t == ETCH_NONE) return s->value[v] ? s->value[v] : t;
     if (t->deferred || t->failed || !t->storage) return NULL;
@@ -180,7 +180,7 @@ static etch_tensor *operand(shadow_set *s, const walk *w, int32_t v) {
 }
 
 /* The shadow that an in-place operator writes: never the input itself. */
-static etch_tensor *written_operand(shadow_set *s, const walk *w, const trace_node *n,
+static etch_tensor *written_operand(shadow_set *s, const trace_walk *w, const trace_node *n,
                                     etch_tensor *self) {
     int32_t v = n->in[0];
     bool shared = false;
@@ -191,7 +191,7 @@ static etch_tensor *written_operand(shadow_set *s, const walk *w, const trace_no
     return operand(s, w, v);
 }
 
-static etch_status run_kernel(const walk *w, const trace_node *n, etch_tensor *const *in,
+static etch_status run_kernel(const trace_walk *w, const trace_node *n, etch_tensor *const *in,
                               etch_tensor *out) {
     op_call call = {.op = n->op,
                     .nin = n->nin,
@@ -209,7 +209,8 @@ static etch_status run_kernel(const walk *w, const trace_node *n, etch_tensor *c
     return status;
 }
 
-static void compute_new(shadow_set *s, const walk *w, const trace_node *n, etch_tensor *const *in) {
+static void compute_new(shadow_set *s, const trace_walk *w, const trace_node *n,
+                        etch_tensor *const *in) {
     const etch_tensor *h = w->c.value[n->c.out];
     bool view = etch__ops[n->op].kind == KIND_VIEW;
     etch_storage *storage =
@@ -227,20 +228,21 @@ static void compute_new(shadow_set *s, const walk *w, const trace_node *n, etch_
 }
 
 /* At the call: then the compiled call has to fail as well. */
-static void note_lost(const shadow_set *s, const walk *w, const trace_node *n, etch_status status) {
-    run *r = w->run;
+static void note_lost(const shadow_set *s, const trace_walk *w, const trace_node *n,
+                      etch_status status) {
+    trace_run *r = w->run;
     if (s != &w->shadow->at_call || r->lost || status == ETCH_ERR_OUT_OF_MEMORY) return;
     r->lost = n->op + 1, r->lost_site = n->site;
 }
 
-static bool write_shadow(const shadow_set *s, const walk *w, const trace_node *n,
+static bool write_shadow(const shadow_set *s, const trace_walk *w, const trace_node *n,
                          etch_tensor *const *in) {
     etch_status status = run_kernel(w, n, in, in[0]);
     if (status != ETCH_OK) note_lost(s, w, n, status);
     return status == ETCH_OK;
 }
 
-static void compute(shadow_set *s, const walk *w, const trace_node *n) {
+static void compute(shadow_set *s, const trace_walk *w, const trace_node *n) {
     s->off |= !room_for(s, n->nvalues) || !etch__grow(&s->in, &s->in_cap, n->nin, sizeof *s->in);
     if (s->off) return;
     etch_tensor **in = s->in;
@@ -258,7 +260,7 @@ static void compute(shadow_set *s, const walk *w, const trace_node *n) {
     s->off |= !known && n->c.inplace; /* whatever lies there is unknown */
 }
 
-void etch__check_call(walk *w, const trace_node *n) {
+void etch__check_call(trace_walk *w, const trace_node *n) {
     saved_error error;
     etch__error_save(&error);
     if (!w->shadow) w->shadow = etch__calloc(1, sizeof *w->shadow);
@@ -338,7 +340,7 @@ static void index_text(const etch_tensor *t, int64_t index, char *buf, size_t n)
 
 /* ---- differences ---- */
 
-void etch__check_failed(run *r, const void *site, const char *format, ...) {
+void etch__check_failed(trace_run *r, const void *site, const char *format, ...) {
     if (r->difference) return;
     char text[768];
     va_list args;
@@ -353,20 +355,20 @@ void etch__check_failed(run *r, const void *site, const char *format, ...) {
     r->differs = true;
 }
 
-void etch__check_lost(run *r) {
+void etch__check_lost(trace_run *r) {
     if (!r->lost) return;
     etch__check_failed(r, r->lost_site,
                        "%s: failed at its call, but the call of the compiled function did not",
                        etch__ops[r->lost - 1].name);
 }
 
-etch_status etch__check_report(const run *r) {
+etch_status etch__check_report(const trace_run *r) {
     return etch__error_at(r->difference_site, ETCH_ERR_CHECK, "%s: %s", r->f->name,
                           r->difference ? r->difference : "a compiled result differs");
 }
 
-static void report(const walk *w, const trace_node *n, const etch_tensor *t, const comparison *c,
-                   bool memory) {
+static void report(const trace_walk *w, const trace_node *n, const etch_tensor *t,
+                   const comparison *c, bool memory) {
     char index[128];
     index_text(t, c->index, index, sizeof index);
     etch__check_failed(w->run, n->site, "%s: element %s: expected %s, got %s%s",
@@ -384,7 +386,7 @@ typedef struct path_view {
     int32_t *base;
 } path_view;
 
-static bool view_path(const walk *w, const trace_leaf *leaf, path_view *p) {
+static bool view_path(const trace_walk *w, const trace_leaf *leaf, path_view *p) {
     p->node = leaf ? leaf->path : w->path;
     p->n = leaf ? leaf->npath : w->npath;
     int32_t nvalues = p->n ? p->node[p->n - 1]->nvalues : 0;
@@ -419,7 +421,7 @@ static bool is_undefined(const path_view *p, int64_t i) {
 
 /* Computes the path on the operands as they are now, and compares with what
  * it gave at the calls. */
-static void check_memory(walk *w, const path_view *p) {
+static void check_memory(trace_walk *w, const path_view *p) {
     shadow_set now = {0}, *then = &w->shadow->at_call;
     for (int64_t i = 0; i < p->n; i++) compute(&now, w, p->node[i]);
     bool found = now.off || then->off;
@@ -437,7 +439,7 @@ static void check_memory(walk *w, const path_view *p) {
 static bool is_there(const etch_tensor *t) { return !t->deferred && !t->failed && t->storage; }
 
 /* A write through a view is seen in the input below it. */
-static int32_t compared_value(const walk *w, const path_view *p, const trace_node *n) {
+static int32_t compared_value(const trace_walk *w, const path_view *p, const trace_node *n) {
     int32_t base = p->base[n->c.out];
     const etch_tensor *t = w->c.value[base];
     bool input = n->c.inplace && t && is_there(t) && find_copy(&w->shadow->at_call, t->storage);
@@ -445,7 +447,7 @@ static int32_t compared_value(const walk *w, const path_view *p, const trace_nod
 }
 
 /* Compares what has become real with its shadow, each value once. */
-static void check_values(walk *w, const path_view *p) {
+static void check_values(trace_walk *w, const path_view *p) {
     shadow_set *s = &w->shadow->at_call;
     for (int64_t i = 0; i < p->n && !s->off; i++) {
         int32_t v = compared_value(w, p, p->node[i]);
@@ -459,7 +461,7 @@ static void check_values(walk *w, const path_view *p) {
 }
 
 /* Inputs that were written, seen as a whole. */
-static void check_inputs(walk *w, const path_view *p) {
+static void check_inputs(trace_walk *w, const path_view *p) {
     shadow_set *s = &w->shadow->at_call;
     const trace_node *writer = NULL;
     for (int64_t i = 0; i < p->n; i++)
@@ -473,7 +475,7 @@ static void check_inputs(walk *w, const path_view *p) {
     }
 }
 
-void etch__check_before(walk *w, const trace_leaf *leaf) {
+void etch__check_before(trace_walk *w, const trace_leaf *leaf) {
     path_view p;
     saved_error error;
     if (!w->shadow || w->run->difference || !view_path(w, leaf, &p)) return;
@@ -485,7 +487,7 @@ void etch__check_before(walk *w, const trace_leaf *leaf) {
 }
 
 /* The results that are there now have been looked at; those that come late still have shadows. */
-static void drop_compared(walk *w, const path_view *p) {
+static void drop_compared(trace_walk *w, const path_view *p) {
     shadow_set *s = &w->shadow->at_call;
     for (int64_t i = 0; i < p->n; i++) {
         int32_t v = p->node[i]->c.out;
@@ -498,7 +500,7 @@ static void drop_compared(walk *w, const path_view *p) {
 }
 
 /* A node that failed here though its shadow did not: what depends on it is not there to compare. */
-static bool failed_for_want_of_memory(const walk *w, const path_view *p) {
+static bool failed_for_want_of_memory(const trace_walk *w, const path_view *p) {
     bool failed = w->run->failed;
     const shadow_set *s = &w->shadow->at_call;
     for (int64_t i = 0; i < p->n; i++) {
@@ -508,7 +510,7 @@ static bool failed_for_want_of_memory(const walk *w, const path_view *p) {
     return failed;
 }
 
-void etch__check_after(walk *w, const trace_leaf *leaf) {
+void etch__check_after(trace_walk *w, const trace_leaf *leaf) {
     path_view p;
     saved_error error;
     if (!w->shadow || !view_path(w, leaf, &p)) return;

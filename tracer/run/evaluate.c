@@ -3,9 +3,9 @@
  * Both happen in an empty frame: operators that kernels and callbacks call run eagerly. A node that
  * runs after its call runs under its own recorded state word. */
 #include "core/tensor/device.h"
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 empty_frame etch__push_frame(void) {
     etch_thread *t = &etch__tls;
@@ -38,14 +38,14 @@ void etch__frame_mode(empty_frame *f, uint64_t state) {
  * the program computes: using it is a failure as well, and the call fails. Results of the segment
  * are failed for good; tensors from outside can be used again when the call has ended. */
 
-static bool is_spoilt_in(const run *r, const etch_storage *s) {
+static bool is_spoilt_in(const trace_run *r, const etch_storage *s) {
     for (int64_t i = 0; i < r->nspoilt; i++)
         if (r->spoilt[i] == s || etch__memory_overlaps(r->spoilt[i], s)) return true;
     return false;
 }
 
 bool etch__find_spoilt(const etch_tensor *t) {
-    for (const run *r = etch__tls.runs; r; r = r->below)
+    for (const trace_run *r = etch__tls.runs; r; r = r->below)
         if (unlikely(r->nspoilt) && t->storage && is_spoilt_in(r, t->storage)) return true;
     return false;
 }
@@ -61,7 +61,7 @@ etch_status etch__spoilt_error(const char *user, const void *site) {
 }
 
 /* Without memory to note it nothing more is computed. */
-static void spoil(run *r, etch_storage *s) {
+static void spoil(trace_run *r, etch_storage *s) {
     if (is_spoilt_in(r, s)) return;
     if (!etch__grow(&r->spoilt, &r->spoilt_cap, r->nspoilt + 1, sizeof *r->spoilt)) {
         r->poisoned = true;
@@ -79,7 +79,7 @@ static void fail_handle(etch_tensor *h) {
     h->deferred = 0;
 }
 
-static bool gather(walk *w, const trace_node *n) {
+static bool gather(trace_walk *w, const trace_node *n) {
     if (!etch__grow_lines(&w->inputs, &w->inputs_cap, n->nin + 1, sizeof *w->inputs)) return false;
     bool ready = true;
     for (int i = 0; i < n->nin; i++) {
@@ -89,7 +89,7 @@ static bool gather(walk *w, const trace_node *n) {
     return ready;
 }
 
-static void evaluate_view(walk *w, const trace_node *n, etch_tensor *h) {
+static void evaluate_view(trace_walk *w, const trace_node *n, etch_tensor *h) {
     h->storage = w->inputs[0]->storage;
     etch__storage_retain(h->storage);
     h->offset = w->inputs[0]->offset + etch__view_offset(w, n);
@@ -120,7 +120,7 @@ static void blame_node(const trace_node *n, bool ready) {
 }
 
 /* A write that fails leaves its memory as it is, and fails the call. */
-static void fail_node(walk *w, const trace_node *n, etch_tensor *h, bool ready) {
+static void fail_node(trace_walk *w, const trace_node *n, etch_tensor *h, bool ready) {
     blame_node(n, ready);
     if (!n->c.inplace) {
         fail_handle(h);
@@ -131,7 +131,7 @@ static void fail_node(walk *w, const trace_node *n, etch_tensor *h, bool ready) 
 }
 
 /* What lies over memory that was to be written, also what was there before the write. */
-static void fail_spoilt(walk *w) {
+static void fail_spoilt(trace_walk *w) {
     if (likely(!w->run->nspoilt)) return;
     for (int64_t i = 0; i < w->npath; i++) {
         etch_tensor *h = w->c.value[w->path[i]->c.out];
@@ -146,7 +146,7 @@ static bool evaluate_write(const op_call *call, etch_tensor *h) {
     return true;
 }
 
-static void evaluate_node(walk *w, const trace_node *n) {
+static void evaluate_node(trace_walk *w, const trace_node *n) {
     etch_tensor *h = w->c.value[n->c.out];
     if (!gather(w, n)) {
         fail_node(w, n, h, false);
@@ -169,7 +169,7 @@ static void evaluate_node(walk *w, const trace_node *n) {
 }
 
 /* Per node, whether live deferred handles depend on it; found from the back. */
-static uint8_t *nodes_for_live(const walk *w) {
+static uint8_t *nodes_for_live(const trace_walk *w) {
     int32_t nvalues = w->path[w->npath - 1]->nvalues;
     uint8_t *run_it = etch__calloc((size_t)(w->npath + nvalues) + 1, 1);
     if (!run_it) return NULL;
@@ -185,7 +185,7 @@ static uint8_t *nodes_for_live(const walk *w) {
 }
 
 /* Per value: the last node that is run and uses or makes it. */
-static void find_last_uses(const walk *w, const uint8_t *run_it, int32_t *last_use) {
+static void find_last_uses(const trace_walk *w, const uint8_t *run_it, int32_t *last_use) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         if (run_it && !run_it[i]) continue;
@@ -195,7 +195,7 @@ static void find_last_uses(const walk *w, const uint8_t *run_it, int32_t *last_u
 }
 
 /* A result that only the walk has, behind its last use: it is as if it had never been computed. */
-static void drop_dead(walk *w, int32_t v) {
+static void drop_dead(trace_walk *w, int32_t v) {
     etch_tensor *h = w->c.value[v];
     if (h->owner != w || h->failed || h->deferred || etch__is_live(h)) return;
     etch__storage_release(h->storage);
@@ -204,7 +204,7 @@ static void drop_dead(walk *w, int32_t v) {
 }
 
 /* last_use NULL: there is no memory to know; everything is kept until the walk goes. */
-static void evaluate_path(walk *w, const uint8_t *run_it, const int32_t *last_use) {
+static void evaluate_path(trace_walk *w, const uint8_t *run_it, const int32_t *last_use) {
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         if (run_it && !run_it[i]) continue;
@@ -216,7 +216,7 @@ static void evaluate_path(walk *w, const uint8_t *run_it, const int32_t *last_us
     }
 }
 
-void etch__evaluate_nodes(walk *w, const uint8_t *run_it) {
+void etch__evaluate_nodes(trace_walk *w, const uint8_t *run_it) {
     int32_t nvalues = w->path[w->npath - 1]->nvalues;
     int32_t *last_use = etch__quiet_malloc((size_t)nvalues * sizeof *last_use);
     if (last_use) find_last_uses(w, run_it, last_use);
@@ -228,7 +228,7 @@ void etch__evaluate_nodes(walk *w, const uint8_t *run_it) {
     etch__free(last_use);
 }
 
-etch_status etch__evaluate(walk *w, bool live_only) {
+etch_status etch__evaluate(trace_walk *w, bool live_only) {
     if (!w->npath) return ETCH_OK;
     uint8_t *run_it = live_only ? nodes_for_live(w) : NULL;
     if (live_only && !run_it) return ETCH_ERR_OUT_OF_MEMORY;
@@ -241,7 +241,7 @@ etch_status etch__evaluate(walk *w, bool live_only) {
 
 /* ---- by a plan ---- */
 
-bool etch__fill_alias(walk *w, const int32_t *inputs, int ninputs) {
+bool etch__fill_alias(trace_walk *w, const int32_t *inputs, int ninputs) {
     if (!etch__grow_lines(&w->alias, &w->alias_cap, w->nvalues + 1, sizeof *w->alias)) return false;
     for (int64_t v = 0; v < w->nvalues; v++) w->alias[v] = (int32_t)v;
     for (int i = 0; i < ninputs; i++) {
@@ -263,7 +263,7 @@ bool etch__memory_overlaps(const etch_storage *a, const etch_storage *b) {
 }
 
 /* Two storages can only share memory where the user wrapped it. */
-static bool inputs_overlap(const walk *w, const trace_leaf *leaf) {
+static bool inputs_overlap(const trace_walk *w, const trace_leaf *leaf) {
     for (int i = 0; i < leaf->ninputs; i++) {
         int32_t v = leaf->inputs[i];
         const etch_storage *s = w->c.value[v]->storage;
@@ -277,18 +277,18 @@ static bool inputs_overlap(const walk *w, const trace_leaf *leaf) {
     return false;
 }
 
-static bool alias_fits(const walk *w, const trace_leaf *leaf, const segment_code *code) {
+static bool alias_fits(const trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
     return !leaf->writes_inputs ||
            !memcmp(code->alias, w->alias, (size_t)leaf->nvalues * sizeof *code->alias);
 }
 
-static bool sizes_fit(const walk *w, const trace_leaf *leaf, const segment_code *code) {
+static bool sizes_fit(const trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
     return code->version == atomic_load_explicit(&leaf->version, memory_order_relaxed) &&
            code->nkey == w->nkey && !memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key);
 }
 
 /* Codes of a dynamic leaf come and go, so finding one takes the function's lock and a count. */
-segment_code *etch__find_instance(walk *w, trace_leaf *leaf) {
+segment_code *etch__find_instance(trace_walk *w, trace_leaf *leaf) {
     pthread_mutex_lock(&w->run->f->lock);
     segment_code *code = leaf->code;
     while (code && !(sizes_fit(w, leaf, code) && alias_fits(w, leaf, code))) code = code->next;
@@ -297,7 +297,7 @@ segment_code *etch__find_instance(walk *w, trace_leaf *leaf) {
     return code;
 }
 
-static segment_code *kept_instance(walk *w, trace_leaf *leaf) {
+static segment_code *kept_instance(trace_walk *w, trace_leaf *leaf) {
     for (int i = 0; i < KEPT_CODES; i++) {
         kept_code *k = &w->kept[i];
         if (k->leaf == leaf && sizes_fit(w, leaf, k->code) && alias_fits(w, leaf, k->code))
@@ -311,14 +311,14 @@ static segment_code *kept_instance(walk *w, trace_leaf *leaf) {
     return code;
 }
 
-segment_code *etch__keep_instance(walk *w, trace_leaf *leaf) {
+segment_code *etch__keep_instance(trace_walk *w, trace_leaf *leaf) {
     w->recent = (kept_code){leaf, kept_instance(w, leaf)};
     w->recent_sizes = w->c.sizes;
     return w->recent.code;
 }
 
 /* What ran last, if that was for these sizes: then the key need not be made. */
-static segment_code *recent_code(const walk *w, const trace_leaf *leaf) {
+static segment_code *recent_code(const trace_walk *w, const trace_leaf *leaf) {
     segment_code *code = w->recent.code;
     bool same = code && w->recent.leaf == leaf && w->recent_sizes == w->c.sizes;
     if (!same || code->version != atomic_load_explicit(&leaf->version, memory_order_relaxed))
@@ -326,7 +326,7 @@ static segment_code *recent_code(const walk *w, const trace_leaf *leaf) {
     return alias_fits(w, leaf, code) ? code : NULL;
 }
 
-segment_code *etch__pick_code(walk *w, trace_leaf *leaf, bool *overlap) {
+segment_code *etch__pick_code(trace_walk *w, trace_leaf *leaf, bool *overlap) {
     *overlap = false;
     w->nvalues = leaf->nvalues;
     if (leaf->writes_inputs &&
@@ -351,7 +351,7 @@ void etch__code_release(trace_leaf *leaf, segment_code *code) {
 }
 
 /* Gives storage to a live handle whose base was produced, or is an input. */
-static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, int32_t v) {
+static void attach(trace_walk *w, const trace_leaf *leaf, const segment_code *code, int32_t v) {
     etch_tensor *h = w->c.value[v];
     if (!h->deferred || !etch__is_live(h)) return;
     int32_t slot = code->slot[v];
@@ -362,12 +362,12 @@ static void attach(walk *w, const trace_leaf *leaf, const segment_code *code, in
     h->deferred = 0;
 }
 
-static bool make_room(walk *w, const segment_code *code) {
+static bool make_room(trace_walk *w, const segment_code *code) {
     return etch__grow_lines(&w->inputs, &w->inputs_cap, code->nin + 1, sizeof *w->inputs) &&
            etch__grow_lines(&w->outputs, &w->outputs_cap, code->nout + 1, sizeof *w->outputs);
 }
 
-static void bump_versions(walk *w, const trace_leaf *leaf) {
+static void bump_versions(trace_walk *w, const trace_leaf *leaf) {
     for (int i = 0; i < leaf->ninputs; i++) {
         int32_t v = leaf->inputs[i];
         if (leaf->written[v]) w->c.value[v]->storage->version++;
@@ -376,14 +376,14 @@ static void bump_versions(walk *w, const trace_leaf *leaf) {
 
 /* A plan has failed with inputs half written: its segment cannot be run again in another way, which
  * would tell the operator. The error is not that of whoever ends the segment. */
-static void poison(walk *w) {
+static void poison(trace_walk *w) {
     w->run->poisoned = true;
     etch__error_name(w->run->f->name, NULL, false);
     etch__error_of_before();
     etch__walk_fail(w);
 }
 
-etch_status etch__run_code(walk *w, const trace_leaf *leaf, const segment_code *code) {
+etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
     if (!make_room(w, code)) return ETCH_ERR_OUT_OF_MEMORY;
     for (int i = 0; i < code->nin; i++) w->inputs[i] = w->c.value[code->in[i]];
     memset(w->outputs, 0, (size_t)code->nout * sizeof *w->outputs);

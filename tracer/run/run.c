@@ -7,16 +7,16 @@
  * when the call has ended well. Rules by number are those of the cursor, docs/architecture.md. */
 #include "core/dispatch/mode.h"
 #include "core/observe/profile.h"
-#include "tracer/report.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/tell/report.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* ---- beginning and ending a call ---- */
 
-static __thread run *suspended; /* see call_in_own_run */
+static __thread trace_run *suspended; /* see call_in_own_run */
 
-static run *take_run(etch_function *f) {
-    run *r = etch__tls.spare_run;
+static trace_run *take_run(etch_function *f) {
+    trace_run *r = etch__tls.spare_run;
     etch__tls.spare_run = NULL;
     if (unlikely(!r) && !(r = etch__malloc(sizeof *r))) return NULL;
     memset(r, 0, sizeof *r);
@@ -37,7 +37,7 @@ static run *take_run(etch_function *f) {
     return r;
 }
 
-static void give_back_run(run *r) {
+static void give_back_run(trace_run *r) {
     while (r->nexposed) etch__end_exposure(r, r->exposed[0].storage);
     etch__tls.marked -= (int)r->nspoilt;
     while (r->nspoilt) etch__storage_release(r->spoilt[--r->nspoilt]);
@@ -51,7 +51,8 @@ static void give_back_run(run *r) {
 }
 
 /* Sizes are run-time from the start if asked for, else once a call differs in nothing else. */
-static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *const *in, int nin) {
+static bool wants_dynamic(const trace_run *r, const trace_tree *tree, etch_tensor *const *in,
+                          int nin) {
     if (tree) return tree->dynamic;
     if (r->marked) return true;
     if (r->f->options.dynamic == ETCH_DYNAMIC_AUTO) return etch__similar_entry(r->gen, in, nin);
@@ -59,7 +60,7 @@ static bool wants_dynamic(const run *r, const trace_tree *tree, etch_tensor *con
 }
 
 /* The first segment: along the tree whose guards hold, or recording. NULL: r->eager or an error. */
-static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
+static trace_walk *begin_entry(trace_run *r, etch_tensor *const *in, int nin) {
     for (int i = 0; i < nin; i++) r->marked |= etch__marked_dynamic(in[i]);
     int64_t start = etch__profile_start();
     trace_tree *known = etch__find_entry(r->gen, in, nin), *tree = known;
@@ -77,7 +78,7 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
             etch__report_event(r->f, REPORT_LIMIT, REASON_EAGER_LIMIT, NULL, NULL);
         return NULL;
     }
-    walk *w = tree ? etch__walk_take(r, tree) : etch__begin_recording(r);
+    trace_walk *w = tree ? etch__walk_take(r, tree) : etch__begin_recording(r);
     if (w && !tree) w->dynamic = w->dynamic_entry = dynamic, w->tree = known;
     if (w && !etch__walk_bind_args(w, in, nin)) {
         etch__walk_recycle(w);
@@ -87,8 +88,8 @@ static walk *begin_entry(run *r, etch_tensor *const *in, int nin) {
 }
 
 /* Along the trace that is to be replayed. */
-static walk *begin_replay(run *r, const replay *p, etch_tensor *const *in, int nin) {
-    walk *w = etch__walk_take(r, etch__replay_tree(p));
+static trace_walk *begin_replay(trace_run *r, const replay *p, etch_tensor *const *in, int nin) {
+    trace_walk *w = etch__walk_take(r, etch__replay_tree(p));
     if (w && !etch__walk_bind_args(w, in, nin)) {
         etch__walk_recycle(w);
         w = NULL;
@@ -96,9 +97,9 @@ static walk *begin_replay(run *r, const replay *p, etch_tensor *const *in, int n
     return r->walk = w;
 }
 
-static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
+static bool enter(trace_run *r, const replay *p, etch_tensor *const *in, int nin) {
     etch_thread *t = &etch__tls;
-    walk *w = p ? begin_replay(r, p, in, nin) : begin_entry(r, in, nin);
+    trace_walk *w = p ? begin_replay(r, p, in, nin) : begin_entry(r, in, nin);
     if (!w && (!r->eager || r->by_stance)) return false;
     if (r->eager && r->f->options.fullgraph) {
         etch__error_at(
@@ -120,15 +121,15 @@ static bool enter(run *r, const replay *p, etch_tensor *const *in, int nin) {
 }
 
 /* How many counts of t the run's walks have. */
-static int counts_of_walks(const run *r, const etch_tensor *t) {
+static int counts_of_walks(const trace_run *r, const etch_tensor *t) {
     int n = r->walk ? etch__walk_counts(r->walk, t) : 0;
-    for (const walk *w = r->pending; w; w = w->next) n += etch__walk_counts(w, t);
+    for (const trace_walk *w = r->pending; w; w = w->next) n += etch__walk_counts(w, t);
     return n;
 }
 
 /* Moves a result from the call's scope to the caller's. One that the call's scope does not own must
  * have another owner: a tensor of an inner scope that is closed lives in walks only. */
-static etch_status hand_over(const run *r, etch_tensor *t, int i) {
+static etch_status hand_over(const trace_run *r, etch_tensor *t, int i) {
     const etch_thread *thread = &etch__tls;
     int64_t start = thread->scope_start[r->scope];
     bool alive = t->magic == TENSOR_ALIVE;
@@ -152,7 +153,7 @@ static void close_deeper(int64_t scope, etch_status status, etch_tensor **out, i
 }
 
 /* Moves what the call's scope owns of the results to the caller's scope, then closes it. */
-static etch_status close_scope(run *r, etch_status status, etch_tensor **out, int nout) {
+static etch_status close_scope(trace_run *r, etch_status status, etch_tensor **out, int nout) {
     close_deeper(r->scope, status, out, nout);
     for (int i = 0; status == ETCH_OK && i < nout; i++) status = hand_over(r, out[i], i);
     etch__tls.guard_scope = r->outer_guard;
@@ -161,7 +162,7 @@ static etch_status close_scope(run *r, etch_status status, etch_tensor **out, in
     return status;
 }
 
-static void drop_walk(run *r, walk *w) {
+static void drop_walk(trace_run *r, trace_walk *w) {
     bool compute = !r->poisoned;
     if (w->mode == WALK_MATCH) etch__walk_to_recording(w, compute ? WALK_RECORD : WALK_SHAPES);
     else if (w->mode == WALK_SHAPES && compute) etch__evaluate(w, false);
@@ -170,10 +171,10 @@ static void drop_walk(run *r, walk *w) {
 }
 
 /* A call that fails: its matched prefix has happened, nothing is published. */
-static void drop_segment(run *r) {
+static void drop_segment(trace_run *r) {
     saved_error why; /* the call's failure, whatever fails of its prefix now */
     etch__quick_save(&why);
-    walk *w = r->walk;
+    trace_walk *w = r->walk;
     r->walk = NULL;
     etch__late_use_all(r); /* of segments that have ended, too */
     if (w) drop_walk(r, w);
@@ -181,7 +182,7 @@ static void drop_segment(run *r) {
 }
 
 /* fullgraph's first call: everything is still deferred; compile, then run the plan. */
-static void run_shapes(run *r, walk *w) {
+static void run_shapes(trace_run *r, trace_walk *w) {
     bool overlap;
     if (w->recorded) etch__mark_live(w, WANT_VALUE);
     trace_leaf *leaf = w->recorded ? etch__settle(r, w) : NULL;
@@ -195,8 +196,8 @@ static void run_shapes(run *r, walk *w) {
     w->recorded = false;
 }
 
-static void end_return(run *r) {
-    walk *w = r->walk;
+static void end_return(trace_run *r) {
+    trace_walk *w = r->walk;
     etch__late_use_all(r);
     if (!w) return;
     w->end = END_RETURN;
@@ -209,10 +210,10 @@ static void end_return(run *r) {
 }
 
 /* In the order of the program. */
-static void turn_recorded(run *r) {
-    walk *turned = NULL;
+static void turn_recorded(trace_run *r) {
+    trace_walk *turned = NULL;
     while (r->recorded) {
-        walk *w = r->recorded;
+        trace_walk *w = r->recorded;
         r->recorded = w->next;
         w->next = turned;
         turned = w;
@@ -220,17 +221,17 @@ static void turn_recorded(run *r) {
     r->recorded = turned;
 }
 
-static void settle_all(run *r, bool publish) {
+static void settle_all(trace_run *r, bool publish) {
     turn_recorded(r);
     while (r->pending) {
-        walk *w = r->pending;
+        trace_walk *w = r->pending;
         r->pending = w->next;
         etch__tls.watches--;
         if (publish && w->recompile) etch__want_code(r->f, w->leaf, w);
         etch__walk_recycle(w);
     }
     while (r->recorded) {
-        walk *w = r->recorded;
+        trace_walk *w = r->recorded;
         r->recorded = w->next;
         if (publish) {
             etch__mark_live(w, WANT_VALUE);
@@ -251,14 +252,14 @@ static bool own_error(unsigned errors) {
     return etch__tls.status != ETCH_OK && etch__tls.errors != errors;
 }
 
-static etch_status failed_result(const run *r, int i) {
+static etch_status failed_result(const trace_run *r, int i) {
     if (own_error(r->errors)) return etch__tls.status;
     return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
                           "%s: result %d: the tensor's own computation failed before", r->f->name,
                           i);
 }
 
-static etch_status finish(run *r, etch_status status, etch_tensor **out, int nout) {
+static etch_status finish(trace_run *r, etch_status status, etch_tensor **out, int nout) {
     if (unlikely(r->f->options.replay) && status == ETCH_OK) {
         if (!r->replayed) etch__replay_note(r, out, nout);
         else if (r->check) etch__replay_compare(r, r->replayed, out);
@@ -285,7 +286,7 @@ static etch_status finish(run *r, etch_status status, etch_tensor **out, int nou
     return status;
 }
 
-static void abandon(run *r) {
+static void abandon(trace_run *r) {
     etch__tls.run = r;
     etch__tls.guard_scope = r->outer_guard;
     suspended = r->outer;
@@ -298,7 +299,7 @@ static void abandon(run *r) {
 /* The call's scope was closed from outside, by longjmp past the call (rule 15), and past those in
  * whose disabled functions it was. One that is left goes on, as after call_in_own_run. */
 static void trace_abandon(int64_t mark) {
-    run *r = etch__current_run(), *outer;
+    trace_run *r = etch__current_run(), *outer;
     if (!r) etch__tls.guard_scope = -1;
     for (; r && r->scope >= mark; r = outer) {
         outer = r->outer;
@@ -376,14 +377,14 @@ static etch_status call_at(etch_function *f, etch_tensor *const *in, int nin, et
                            int nout, const void *site);
 
 /* Inside a disabled function, a compiled one starts a run of its own. */
-static etch_status call_in_own_run(run *r, etch_function *f, etch_tensor *const *in, int nin,
+static etch_status call_in_own_run(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                                    etch_tensor **out, int nout, const void *site) {
-    run *before = suspended;
+    trace_run *before = suspended;
     for (int i = 0; i < nin; i++) {
         if (in[i]->deferred) etch__late_use(r, in[i]->owner, in[i]);
         if (etch__is_spoilt(in[i])) return etch__spoilt_error(f->name, site);
     }
-    for (walk *w = r->recorded; w; w = w->next)
+    for (trace_walk *w = r->recorded; w; w = w->next)
         for (int i = 0; i < nin; i++) etch__mark_want(w, in[i]);
     suspended = r;
     empty_frame frame = etch__push_frame();
@@ -399,7 +400,7 @@ static etch_status call_in_own_run(run *r, etch_function *f, etch_tensor *const 
     return status;
 }
 
-etch_status etch__call_off(run *r, etch_function *f, etch_tensor *const *in, int nin,
+etch_status etch__call_off(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                            etch_tensor **out, int nout, const void *site) {
     etch_status status = etch__break_graph(r, REASON_BREAK_DISABLED, site, NULL, f->name);
     if (status != ETCH_OK) return status;
@@ -410,7 +411,7 @@ etch_status etch__call_off(run *r, etch_function *f, etch_tensor *const *in, int
 }
 
 /* With a run active the body is recorded into it, unless its own options forbid that (rule 14). */
-static etch_status call_nested(run *r, etch_function *f, etch_tensor *const *in, int nin,
+static etch_status call_nested(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                                etch_tensor **out, int nout, const void *site) {
     bool disabled = etch__disabled(f) || (r->off && etch__blocking_mode());
     if (r->off && !disabled) return call_in_own_run(r, f, in, nin, out, nout, site);
@@ -419,11 +420,11 @@ static etch_status call_nested(run *r, etch_function *f, etch_tensor *const *in,
     return etch__call_off(r, f, in, nin, out, nout, site);
 }
 
-bool etch__stop_matching(run *r, etch_tensor *const *in, int nin) {
-    walk *w = r->walk;
+bool etch__stop_matching(trace_run *r, etch_tensor *const *in, int nin) {
+    trace_walk *w = r->walk;
     for (int i = 0; i < nin; i++)
         if (in[i]->deferred && in[i]->owner != w) {
-            walk *owner = etch__owner_in(r, in[i], NULL);
+            trace_walk *owner = etch__owner_in(r, in[i], NULL);
             if (!owner) return false;
             etch__late_use(r, owner, in[i]);
             if (!etch__handle_ok(in[i], "etch_call", "an argument", NULL)) return false;
@@ -441,9 +442,9 @@ bool etch__stop_matching(run *r, etch_tensor *const *in, int nin) {
     return etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD);
 }
 
-etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in, int nin,
+etch_status etch__learn_shapes(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
                                tensor_meta *meta) {
-    walk *outer = r->walk, *w = etch__walk_take(r, NULL);
+    trace_walk *outer = r->walk, *w = etch__walk_take(r, NULL);
     if (!w) return ETCH_ERR_OUT_OF_MEMORY;
     w->mode = WALK_SHAPES;
     r->walk = w;
@@ -460,7 +461,7 @@ etch_status etch__learn_shapes(run *r, etch_function *f, etch_tensor *const *in,
 
 static etch_status call_traced(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
                                int nout) {
-    run *r = take_run(f);
+    trace_run *r = take_run(f);
     if (!r) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status;
     const replay *p = NULL;
@@ -573,7 +574,7 @@ static etch_status call_function(etch_function *f, etch_tensor *const *in, int n
                                  etch_tensor **out, int nout, const void *site) {
     if (!arguments_ok(f, in, nin, site)) return etch__tls.status;
     TRACE_COUNT(f, calls, 1);
-    run *r = etch__current_run();
+    trace_run *r = etch__current_run();
     if (unlikely(f->wrap)) return etch__call_wrapped(f, in, nin, out, nout, site);
     if (r) return call_nested(r, f, in, nin, out, nout, site);
     if (etch__disabled(f)) return etch__call_in_scope(f, in, nin, out, nout);

@@ -1,6 +1,6 @@
 /* Stances, and functions disabled with all that they call: what keeps compiled functions from
  * running compiled. */
-#include "tracer/run.h"
+#include "tracer/run/run.h"
 
 _Atomic int etch__stance = ETCH_STANCE_DEFAULT;
 

@@ -8,8 +8,8 @@
  * from entry to return can be replayed: what a break hands to the user's code is not in the trace.
  */
 #include "core/observe/profile.h"
-#include "tracer/run.h"
-#include "tracer/trace.h"
+#include "tracer/run/run.h"
+#include "tracer/trace/trace.h"
 
 /* A random operator takes fresh numbers each time. */
 typedef struct random_draw {
@@ -83,13 +83,13 @@ typedef struct sizes {
     int64_t nvalues, nscalars, nints;
 } sizes;
 
-static sizes sizes_of(const walk *w) {
+static sizes sizes_of(const trace_walk *w) {
     const trace_node *last = (const trace_node *)w->c.last;
     if (w->mode == WALK_MATCH) return (sizes){last->nvalues, last->nscalars, last->nints};
     return (sizes){w->nvalues, w->nscalars, w->nints};
 }
 
-static void refuse(run *r, const char *why, const void *site) {
+static void refuse(trace_run *r, const char *why, const void *site) {
     if (atomic_exchange(&r->gen->unreplayable, true)) return;
     const reason_info *reason = &etch__reasons[REASON_EAGER_REPLAY];
     etch__count_reason(REASON_EAGER_REPLAY);
@@ -98,14 +98,14 @@ static void refuse(run *r, const char *why, const void *site) {
               reason->text, why, line[0] ? " at " : "", line, reason->hint);
 }
 
-static bool owned_by_call(const run *r, const etch_tensor *t) {
+static bool owned_by_call(const trace_run *r, const etch_tensor *t) {
     const etch_thread *thread = &etch__tls;
     for (int64_t i = thread->scope_start[r->scope]; i < thread->nitems; i++)
         if (thread->items[i] == t) return true;
     return false;
 }
 
-static bool is_captured(const walk *w, int32_t v) {
+static bool is_captured(const trace_walk *w, int32_t v) {
     for (int64_t i = 0; i < w->npath; i++)
         for (int k = 0; k < w->path[i]->ncaptures; k++)
             if (w->path[i]->captures[k].value == v) return true;
@@ -113,28 +113,28 @@ static bool is_captured(const walk *w, int32_t v) {
 }
 
 /* The value that a result is, -1 where only the body can make it. */
-static int32_t result_value(const run *r, int64_t nvalues, const etch_tensor *t) {
-    const walk *w = r->walk;
+static int32_t result_value(const trace_run *r, int64_t nvalues, const etch_tensor *t) {
+    const trace_walk *w = r->walk;
     for (int64_t v = nvalues - 1; v >= 0; v--)
         if (w->c.value[v] == t)
             return is_captured(w, (int32_t)v) && owned_by_call(r, t) ? -1 : (int32_t)v;
     return -1;
 }
 
-static void count_parts(const walk *w, replay *p) {
+static void count_parts(const trace_walk *w, replay *p) {
     for (int64_t i = 0; i < w->npath; i++) {
         p->nbound += w->path[i]->ncaptures;
         p->nrandom += (etch__ops[w->path[i]->op].flags & OPF_RANDOM) != 0;
     }
 }
 
-static bool is_dynamic(const walk *w) {
+static bool is_dynamic(const trace_walk *w) {
     if (w->mode != WALK_MATCH) return w->dynamic;
     return w->tree->dynamic || ((const trace_node *)w->c.last)->dynamic;
 }
 
 /* One block: the widest items first. */
-static replay *alloc_replay(const walk *w, int nin, int nout) {
+static replay *alloc_replay(const trace_walk *w, int nin, int nout) {
     sizes s = sizes_of(w);
     replay head = {.nin = nin, .nout = nout};
     count_parts(w, &head);
@@ -159,7 +159,7 @@ static replay *alloc_replay(const walk *w, int nin, int nout) {
     return p;
 }
 
-static void fill_from_path(const walk *w, replay *p) {
+static void fill_from_path(const trace_walk *w, replay *p) {
     int nbound = 0, nrandom = 0;
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
@@ -170,8 +170,8 @@ static void fill_from_path(const walk *w, replay *p) {
     }
 }
 
-static void fill(const run *r, replay *p) {
-    const walk *w = r->walk;
+static void fill(const trace_run *r, replay *p) {
+    const trace_walk *w = r->walk;
     for (int i = 0; i < p->nin; i++) {
         etch__guard_make(w->c.value[i], &p->guards[i]);
         p->same[i] = first_same(w->c.value, i);
@@ -184,15 +184,15 @@ static void fill(const run *r, replay *p) {
 }
 
 /* Why the walk cannot be replayed, or NULL. */
-static const char *obstacle(const run *r) {
-    const walk *w = r->walk;
+static const char *obstacle(const trace_run *r) {
+    const trace_walk *w = r->walk;
     if (r->broke) return etch__reasons[r->broke - 1].text;
     return w && !w->entry ? "it has more than one segment" : NULL;
 }
 
 /* Where the tree does not guard an argument, whether the body meant that or a captured tensor that
  * is the same now cannot be told. */
-static bool captures_argument(const walk *w) {
+static bool captures_argument(const trace_walk *w) {
     for (int64_t i = 0; i < w->npath; i++)
         for (int k = 0; k < w->path[i]->ncaptures; k++)
             for (int a = 0; a < w->nargs; a++)
@@ -209,8 +209,8 @@ static bool full(const generation *g) {
 }
 
 /* A failed allocation only means that the next call runs the body again. */
-void etch__replay_note(run *r, etch_tensor *const *out, int nout) {
-    walk *w = r->walk;
+void etch__replay_note(trace_run *r, etch_tensor *const *out, int nout) {
+    trace_walk *w = r->walk;
     const char *why = obstacle(r);
     if (why) refuse(r, why, r->broke_site);
     if (why || !w || r->eager || full(r->gen)) return;
@@ -233,7 +233,7 @@ void etch__replay_note(run *r, etch_tensor *const *out, int nout) {
 }
 
 /* The call has ended: what it did can be replayed if its trace has code. */
-void etch__replay_publish(run *r, bool ended_well) {
+void etch__replay_publish(trace_run *r, bool ended_well) {
     replay *p = r->replay;
     generation *g = r->gen;
     r->replay = NULL;
@@ -252,13 +252,13 @@ void etch__replay_publish(run *r, bool ended_well) {
 
 /* ---- replaying ---- */
 
-static bool make_handles(walk *w, const trace_leaf *leaf) {
+static bool make_handles(trace_walk *w, const trace_leaf *leaf) {
     for (int i = 0; i < leaf->npath; i++)
         if (!leaf->path[i]->c.inplace && !etch__walk_handle(w, leaf->path[i])) return false;
     return true;
 }
 
-static void bind_values(walk *w, const replay *p) {
+static void bind_values(trace_walk *w, const replay *p) {
     const trace_leaf *leaf = p->leaf;
     if (p->metas) etch__walk_changed(w);
     for (int k = 0; k < p->nbound; k++) w->c.value[leaf->bound[k]] = etch_retain(p->bound[k]);
@@ -275,7 +275,7 @@ static void bind_values(walk *w, const replay *p) {
     w->c.next = &leaf->end->c;
 }
 
-static void draw_random(walk *w, const replay *p) {
+static void draw_random(trace_walk *w, const replay *p) {
     for (int i = 0; i < p->nrandom; i++) {
         uint64_t seed, offset;
         etch__random_reserve(p->random[i].numel, &seed, &offset);
@@ -285,7 +285,7 @@ static void draw_random(walk *w, const replay *p) {
 }
 
 /* A result of the trace belongs to the call's scope, once; what came in stays where it is. */
-static bool give_result(walk *w, etch_tensor *h) {
+static bool give_result(trace_walk *w, etch_tensor *h) {
     if (h->owner != w || !h->deferred) return true;
     if (atomic_load_explicit(&h->refs, memory_order_relaxed) > 1) return true;
     if (!etch__scope_push(h)) return false;
@@ -293,8 +293,8 @@ static bool give_result(walk *w, etch_tensor *h) {
     return true;
 }
 
-etch_status etch__replay_run(run *r, const replay *p, etch_tensor **out, int nout) {
-    walk *w = r->walk;
+etch_status etch__replay_run(trace_run *r, const replay *p, etch_tensor **out, int nout) {
+    trace_walk *w = r->walk;
     if (!make_handles(w, p->leaf)) return ETCH_ERR_OUT_OF_MEMORY;
     bind_values(w, p);
     draw_random(w, p);
@@ -312,7 +312,8 @@ static const char *line_of(const trace_node *n) {
     return line[0] ? line : "?";
 }
 
-static bool same_step(const replay *p, const walk *w, const trace_node *a, const trace_node *b) {
+static bool same_step(const replay *p, const trace_walk *w, const trace_node *a,
+                      const trace_node *b) {
     const int64_t *at = a->dynamic ? p->ints + a->ints : a->c.at;
     const int64_t *bt = b->dynamic ? w->ints + b->ints : b->c.at;
     return a->op == b->op && a->nin == b->nin && a->nsc == b->nsc && a->nat == b->nat &&
@@ -320,7 +321,8 @@ static bool same_step(const replay *p, const walk *w, const trace_node *a, const
            !memcmp(a->in, b->in, a->nin * sizeof *a->in) && !memcmp(at, bt, a->nat * sizeof *at);
 }
 
-static bool same_step_scalars(run *r, const replay *p, const trace_node *a, const trace_node *b) {
+static bool same_step_scalars(trace_run *r, const replay *p, const trace_node *a,
+                              const trace_node *b) {
     int n = etch__ops[a->op].flags & OPF_RANDOM ? a->nsc - 2 : a->nsc;
     for (int i = 0; i < n; i++) {
         etch_scalar x = p->scalars[a->c.sc + i], y = r->walk->c.scalar[b->c.sc + i];
@@ -337,7 +339,7 @@ static bool same_step_scalars(run *r, const replay *p, const trace_node *a, cons
 }
 
 /* Another tensor is no difference while it has the same values and nothing tells them apart. */
-static bool same_bound(run *r, const etch_tensor *recorded, const etch_tensor *now,
+static bool same_bound(trace_run *r, const etch_tensor *recorded, const etch_tensor *now,
                        const trace_node *n, bool identity) {
     if (recorded == now) return true;
     bool same = recorded->dtype == now->dtype && !identity && recorded->storage && now->storage &&
@@ -358,8 +360,8 @@ static bool identity_matters(const replay *p, int32_t v) {
     return leaf->written[v];
 }
 
-static bool same_step_captures(run *r, const replay *p, const trace_node *a, const trace_node *b,
-                               int *bound) {
+static bool same_step_captures(trace_run *r, const replay *p, const trace_node *a,
+                               const trace_node *b, int *bound) {
     if (a->ncaptures != b->ncaptures) return false;
     for (int k = 0; k < a->ncaptures; k++, *bound += 1)
         if (!same_bound(r, p->bound[*bound], r->walk->c.value[b->captures[k].value], b,
@@ -368,8 +370,8 @@ static bool same_step_captures(run *r, const replay *p, const trace_node *a, con
     return true;
 }
 
-static bool same_path(run *r, const replay *p) {
-    const walk *w = r->walk;
+static bool same_path(trace_run *r, const replay *p) {
+    const trace_walk *w = r->walk;
     int bound = 0;
     for (int64_t i = 0; i < p->leaf->npath || i < w->npath; i++) {
         const trace_node *a = i < p->leaf->npath ? p->leaf->path[i] : NULL;
@@ -389,8 +391,8 @@ static bool same_path(run *r, const replay *p) {
     return true;
 }
 
-void etch__replay_compare(run *r, const replay *p, etch_tensor *const *out) {
-    walk *w = r->walk;
+void etch__replay_compare(trace_run *r, const replay *p, etch_tensor *const *out) {
+    trace_walk *w = r->walk;
     const char *why = obstacle(r);
     if (why || !w)
         etch__check_failed(r, r->broke_site,

@@ -3,7 +3,7 @@
  *
  * A table with open addressing; a place holds a value's number + 1, the walk's value table has the
  * address. A number that was taken back is a place whose value is another tensor by now. */
-#include "tracer/trace.h"
+#include "tracer/trace/trace.h"
 
 static size_t hash_of(const etch_tensor *t) {
     return (size_t)((uint64_t)(uintptr_t)t * 0x9e3779b97f4a7c15u >> 32);
@@ -18,13 +18,13 @@ static void put(value_numbers *n, const etch_tensor *t, int32_t value) {
 
 /* Of several values that are one tensor: what was met later goes before arguments, of those the
  * first. */
-static bool goes_before(const walk *w, int32_t value, int32_t other) {
+static bool goes_before(const trace_walk *w, int32_t value, int32_t other) {
     bool argument = value < w->nargs;
     if (other < 0 || argument != (other < w->nargs)) return other < 0 || !argument;
     return argument ? value < other : value > other;
 }
 
-int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
+int32_t etch__walk_find(const trace_walk *w, const etch_tensor *t) {
     const value_numbers *n = &w->numbers;
     int32_t found = -1;
     if (!n->place) return found;
@@ -36,9 +36,9 @@ int32_t etch__walk_find(const walk *w, const etch_tensor *t) {
     return found;
 }
 
-void etch__walk_number(walk *w, int32_t value) { put(&w->numbers, w->c.value[value], value); }
+void etch__walk_number(trace_walk *w, int32_t value) { put(&w->numbers, w->c.value[value], value); }
 
-bool etch__walk_room_for_numbers(walk *w, int64_t more) {
+bool etch__walk_room_for_numbers(trace_walk *w, int64_t more) {
     value_numbers *n = &w->numbers;
     int64_t need = n->used + more, places = 16;
     if (n->place && 2 * need <= (int64_t)n->mask) return true;
@@ -51,7 +51,7 @@ bool etch__walk_room_for_numbers(walk *w, int64_t more) {
     return true;
 }
 
-void etch__walk_forget_numbers(walk *w) {
+void etch__walk_forget_numbers(trace_walk *w) {
     etch__free(w->numbers.place);
     memset(&w->numbers, 0, sizeof w->numbers);
 }
