@@ -29,20 +29,27 @@ add_custom_command(
   DEPENDS gen_ops core/ops/ops.def)
 add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
 
-# The page of ETCH_TRACE, as the bytes of an array.
-add_custom_command(
-  OUTPUT ${ETCH_GENERATED}/report_page.inc
-  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/tracer/tell/report_page.html
-          -DTO=${ETCH_GENERATED}/report_page.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
-  DEPENDS tracer/tell/report_page.html cmake/embed.cmake)
-# The functions as text, for CUDA C.
-add_custom_command(
-  OUTPUT ${ETCH_GENERATED}/functions.inc
-  COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/core/ops/functions.h
-          -DTO=${ETCH_GENERATED}/functions.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
-  DEPENDS core/ops/functions.h cmake/embed.cmake)
-add_custom_target(etch_page
-  DEPENDS ${ETCH_GENERATED}/report_page.inc ${ETCH_GENERATED}/functions.inc)
+# Texts that the library carries, as the bytes of an array each: the page of ETCH_TRACE, the functions
+# for CUDA C, and device code, without what is there for its readers only.
+set(ETCH_EMBEDDED "")
+function(etch_embed from)
+  cmake_path(GET from FILENAME name)
+  add_custom_command(
+    OUTPUT ${ETCH_GENERATED}/embedded/${name}.inc
+    COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/${from} ${ARGN}
+            -DTO=${ETCH_GENERATED}/embedded/${name}.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
+    DEPENDS ${from} cmake/embed.cmake)
+  list(APPEND ETCH_EMBEDDED ${ETCH_GENERATED}/embedded/${name}.inc)
+  set(ETCH_EMBEDDED ${ETCH_EMBEDDED} PARENT_SCOPE)
+endfunction()
+etch_embed(tracer/tell/report_page.html)
+etch_embed(core/ops/functions.h)
+file(GLOB ETCH_DEVICE_CODE CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}
+  backends/cuda/device/*.cu backends/cuda/device/*.cuh jit/cuda/*.cuh)
+foreach(file ${ETCH_DEVICE_CODE})
+  etch_embed(${file} -DDEVICE=1)
+endforeach()
+add_custom_target(etch_embedded DEPENDS ${ETCH_EMBEDDED})
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
   core/*/*.c guards/*.c jit/ir/*.c jit/fuse/*.c jit/loop/*.c jit/plan/*.c jit/cuda/*.c jit/store/*.c
@@ -52,7 +59,7 @@ file(GLOB ETCH_LIKE_USERS CONFIGURE_DEPENDS modes/*.c nn/*.c opcheck/*.c)
 set_source_files_properties(${ETCH_LIKE_USERS} PROPERTIES
   COMPILE_OPTIONS -fno-optimize-sibling-calls)
 add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
-add_dependencies(etch_objects etch_generated etch_page)
+add_dependencies(etch_objects etch_generated etch_embedded)
 
 # The strip kernels are compiled once an instruction set; the process picks one at load.
 set(ETCH_ISA_FLAGS_baseline -march=x86-64)

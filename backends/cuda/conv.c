@@ -24,87 +24,19 @@ typedef struct conv {
 
 /* ---- code of our own ---- */
 
-/* What both kernels that look under the window begin with. */
-#define WINDOW_TEXT                                                                                \
-    "struct etch_window {\n"                                                                       \
-    "    i64 h, w, out_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, step_h, step_w;\n" \
-    "    i64 x_image, x_channel, x_row, x_column;\n"                                               \
-    "};\n"                                                                                         \
-    "/* The value of a channel under place (kh, kw) of the kernel at position (oh, ow). */\n"      \
-    "__device__ inline ETCH_0 under(const etch_window &a, const ETCH_0 *x, i64 kh, i64 kw, i64 "   \
-    "oh,\n"                                                                                        \
-    "                               i64 ow) {\n"                                                   \
-    "    const i64 ih = oh * a.stride_h - a.pad_h + kh * a.step_h;\n"                              \
-    "    const i64 iw = ow * a.stride_w - a.pad_w + kw * a.step_w;\n"                              \
-    "    ETCH_0 zero = {};\n"                                                                      \
-    "    const bool inside = ih >= 0 && ih < a.h && iw >= 0 && iw < a.w;\n"                        \
-    "    return inside ? x[ih * a.x_row + iw * a.x_column] : zero;\n"                              \
-    "}\n"
+static const char matrix_text[] = {
+#include "embedded/conv.cuh.inc"
+#include "embedded/conv_matrix.cu.inc"
+    0};
 
-/* A block writes up to 1024 neighbouring columns of one row and image. */
-static const char matrix_text[] = WINDOW_TEXT
-    "struct etch_args {\n"
-    "    const ETCH_0 *x;\n"
-    "    ETCH_0 *m;\n"
-    "    i64 units, chunks, rows, positions, m_image, m_row;\n"
-    "    etch_window at;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_windows(const __grid_constant__ etch_args a) {\n"
-    "    for (i64 u = blockIdx.x; u < a.units; u += gridDim.x) {\n"
-    "        const i64 line = u / a.chunks, image = line / a.rows, row = line % a.rows;\n"
-    "        const i64 kw = row % a.at.kernel_w, kh = row / a.at.kernel_w % a.at.kernel_h;\n"
-    "        const i64 channel = row / a.at.kernel_w / a.at.kernel_h;\n"
-    "        const ETCH_0 *x = a.x + image * a.at.x_image + channel * a.at.x_channel;\n"
-    "        ETCH_0 *m = a.m + image * a.m_image + row * a.m_row;\n"
-    "        const unsigned columns = (unsigned)a.at.out_w, last = (unsigned)a.positions;\n"
-    "        unsigned p = (unsigned)(u % a.chunks) * 1024 + threadIdx.x;\n"
-    "        for (int i = 0; i < 4 && p < last; i++, p += 256)\n"
-    "            m[p] = under(a.at, x, kh, kw, p / columns, p % columns);\n"
-    "    }\n"
-    "}\n";
+static const char direct_text[] = {
+#include "embedded/conv.cuh.inc"
+#include "embedded/conv_direct.cu.inc"
+    0};
 
-/* A thread has one element of the result. */
-static const char direct_text[] = WINDOW_TEXT
-    "struct etch_args {\n"
-    "    const ETCH_0 *x, *w, *bias;\n"
-    "    ETCH_0 *y;\n"
-    "    i64 units, chunks, channels, group, in_channels, positions, bias_step;\n"
-    "    etch_window at;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_direct(const __grid_constant__ etch_args a) {\n"
-    "    for (i64 u = blockIdx.x; u < a.units; u += gridDim.x) {\n"
-    "        const i64 line = u / a.chunks, image = line / a.channels, channel = line % "
-    "a.channels;\n"
-    "        const i64 p = u % a.chunks * 256 + threadIdx.x;\n"
-    "        const i64 oh = p / a.at.out_w, ow = p % a.at.out_w;\n"
-    "        const i64 first = channel / a.group * a.in_channels;\n"
-    "        const ETCH_0 *x = a.x + image * a.at.x_image + first * a.at.x_channel;\n"
-    "        const ETCH_0 *w =\n"
-    "            a.w + channel * a.in_channels * a.at.kernel_h * a.at.kernel_w;\n"
-    "        if (p >= a.positions) continue;\n"
-    "        VALUE_0 acc = 0;\n"
-    "        for (i64 c = 0; c < a.in_channels; c++, x += a.at.x_channel)\n"
-    "            for (i64 kh = 0; kh < a.at.kernel_h; kh++)\n"
-    "                for (i64 kw = 0; kw < a.at.kernel_w; kw++, w++)\n"
-    "                    acc = FMA(value(*w), value(under(a.at, x, kh, kw, oh, ow)), acc);\n"
-    "        if (a.bias) acc = SUM(acc, value(a.bias[channel * a.bias_step]));\n"
-    "        put(a.y + line * a.positions + p, acc);\n"
-    "    }\n"
-    "}\n";
-
-static const char bias_text[] =
-    "struct etch_args {\n"
-    "    ETCH_0 *y;\n"
-    "    const ETCH_0 *bias;\n"
-    "    i64 n, channels, positions, bias_step;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_add_bias(const __grid_constant__ etch_args a) {\n"
-    "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-    "    for (; i < a.n; i += (i64)gridDim.x * blockDim.x) {\n"
-    "        const i64 channel = i / a.positions % a.channels;\n"
-    "        put(a.y + i, SUM(value(a.y[i]), value(a.bias[channel * a.bias_step])));\n"
-    "    }\n"
-    "}\n";
+static const char bias_text[] = {
+#include "embedded/conv_bias.cu.inc"
+    0};
 
 typedef struct window {
     int64_t h, w, out_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, step_h, step_w;

@@ -5,30 +5,9 @@
 #include "backends/cuda/text.h"
 #include "jit/ir/plan.h"
 
-static const char after_text[] =
-    "struct etch_args {\n"
-    "    const ETCH_C *c;\n"
-    "    const ETCH_T *bias;\n"
-    "    void *out;\n"
-    "    long long m, n, stride;\n"
-    "    int relu, gelu;\n"
-    "    ETCH_C alpha, beta;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_after(const __grid_constant__ etch_args p) {\n"
-    "    const index_t n = p.n, total = p.m * p.n;\n"
-    "    index_t i = blockIdx.x * (index_t)blockDim.x + threadIdx.x;\n"
-    "    for (; i < total; i += (index_t)gridDim.x * blockDim.x) {\n"
-    "        ETCH_C v = p.alpha * p.c[i];\n"
-    "        if (p.bias) v += p.beta * LOAD(p.bias[i % n * p.stride]);\n"
-    "        if (p.relu) v = v < 0 ? 0 : v;\n"
-    "        if (p.gelu) {\n"
-    "            const ETCH_C x = (ETCH_C)0.7978845608028654 * (v + (ETCH_C)0.044715 * v * v * "
-    "v);\n"
-    "            v = (ETCH_C)0.5 * v * (1 + (ETCH_C)tanh(x));\n"
-    "        }\n"
-    "        STORE(p.out, i, v);\n"
-    "    }\n"
-    "}\n";
+static const char after_text[] = {
+#include "embedded/epilogue.cu.inc"
+    0};
 
 typedef struct fused {
     const op_call *call;

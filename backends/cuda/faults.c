@@ -3,31 +3,9 @@
 
 #include "core/dispatch/dispatch.h"
 
-const char etch__cuda_fault_text[] =
-    "struct etch_slot {\n"
-    "    unsigned long long order;\n"
-    "    long long value;\n"
-    "    unsigned long long lock, failed;\n"
-    "};\n"
-    "struct etch_check {\n"
-    "    etch_slot *slot;\n"
-    "    unsigned long long check;\n"
-    "};\n"
-    "/* The first failure stays, whichever thread comes first. */\n"
-    "__device__ __noinline__ void fail(const etch_check &c, long long element, long long value) {\n"
-    "    volatile etch_slot *s = c.slot;\n"
-    "    const unsigned long long order = c.check | (unsigned long long)element;\n"
-    "    s->failed = 0;\n"
-    "    if (order >= s->order) return;\n"
-    "    while (atomicCAS(&c.slot->lock, ~0ull, 0ull) != ~0ull) {}\n"
-    "    __threadfence();\n"
-    "    if (order < s->order) s->order = order, s->value = value;\n"
-    "    __threadfence();\n"
-    "    atomicExch(&c.slot->lock, ~0ull);\n"
-    "}\n"
-    "__device__ inline bool failed(const etch_check &c) {\n"
-    "    return ((volatile etch_slot *)c.slot)->failed != ~0ull;\n"
-    "}\n";
+const char etch__cuda_fault_text[] = {
+#include "embedded/faults.cuh.inc"
+    0};
 
 /* ---- the run at hand ---- */
 

@@ -12,20 +12,9 @@
 
 /* ---- the index ---- */
 
-static const char check_text[] =
-    "struct etch_args {\n"
-    "    etch_check check;\n"
-    "    const ETCH_0 *index;\n"
-    "    etch_dims dims;\n"
-    "    i64 n, low, high;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_checked(const __grid_constant__ etch_args a) {\n"
-    "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-    "    for (; i < a.n; i += (i64)gridDim.x * blockDim.x) {\n"
-    "        const i64 k = (i64)value(a.index[place(a.dims, i)]);\n"
-    "        if (k < a.low || k > a.high) fail(a.check, i, k);\n"
-    "    }\n"
-    "}\n";
+static const char check_text[] = {
+#include "embedded/index_check.cu.inc"
+    0};
 
 /* n: how many places there are; wraps: negative indices count from the end. */
 static etch_status note_index(const op_call *call, cuda_stream *s, int64_t n, bool wraps,
@@ -51,71 +40,9 @@ static etch_status check_index(cuda_stream *s, const etch_tensor *t, int64_t n, 
 
 /* ---- the walk ---- */
 
-/* `lines` are the places that do not depend on the index; along `run` it is followed. READ takes
- * all elements apart, the others go along a run in order. rank: the element's
- * number in the index. */
-static const char walk_text[] =
-    "struct etch_axes {\n"
-    "    i64 n, size[8], place[8], other[8], number[8], rank[8];\n"
-    "};\n"
-    "struct etch_args {\n"
-    "    etch_check check;\n"
-    "    ETCH_0 *indexed, *values;\n"
-    "    const ETCH_1 *index;\n"
-    "    etch_axes lines, run;\n"
-    "    i64 nlines, nrun, step, n, low;\n"
-    "    VALUE_0 cell[8 / sizeof(VALUE_0)];\n"
-    "};\n"
-    "struct spot {\n"
-    "    i64 place, other, number, rank;\n"
-    "};\n"
-    "__device__ inline spot find(const etch_axes &x, i64 i) {\n"
-    "    spot s = {0, 0, 0, 0};\n"
-    "    for (int d = (int)x.n - 1; d >= 0; d--) {\n"
-    "        const i64 q = i / x.size[d], k = i - q * x.size[d];\n"
-    "        s.place += k * x.place[d], s.other += k * x.other[d], s.number += k * x.number[d];\n"
-    "        s.rank += k * x.rank[d];\n"
-    "        i = q;\n"
-    "    }\n"
-    "    return s;\n"
-    "}\n"
-    "__device__ inline void join(etch_bool *to, etch_bool v) { to->bits |= v.bits; }\n"
-    "template <class T> __device__ inline void join(T *to, T v) { put(to, value(*to) + value(v)); "
-    "}\n"
-    "__device__ inline void step(const etch_args &a, const spot &line, i64 i) {\n"
-    "    const spot r = find(a.run, i);\n"
-    "    i64 k = (i64)value(a.index[line.number + r.number]);\n"
-    "    if (k < a.low || k >= a.n) return fail(a.check, line.rank + r.rank, k);\n"
-    "    if (k < 0) k += a.n;\n"
-    "    ETCH_0 *at = a.indexed + line.place + r.place + k * a.step;\n"
-    "    ETCH_0 *v = a.values ? a.values + line.other + r.other : 0;\n"
-    "#if WAY == 0\n"
-    "    *v = *at;\n"
-    "#elif WAY == 1\n"
-    "    if (v) *at = *v;\n"
-    "    else put(at, a.cell[0]);\n"
-    "#else\n"
-    "    join(at, *v);\n"
-    "#endif\n"
-    "}\n"
-    "extern \"C\" __global__ void etch_walk(const __grid_constant__ etch_args a) {\n"
-    "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-    "    const i64 stride = (i64)gridDim.x * blockDim.x;\n"
-    "#if TESTED\n"
-    "    if (failed(a.check)) return;\n"
-    "#endif\n"
-    "#if WAY == 0\n"
-    "    for (; i < a.nlines * a.nrun; i += stride) {\n"
-    "        const i64 r = i / a.nlines;\n"
-    "        step(a, find(a.lines, i - r * a.nlines), r);\n"
-    "    }\n"
-    "#else\n"
-    "    for (; i < a.nlines; i += stride) {\n"
-    "        const spot line = find(a.lines, i);\n"
-    "        for (i64 r = 0; r < a.nrun; r++) step(a, line, r);\n"
-    "    }\n"
-    "#endif\n"
-    "}\n";
+static const char walk_text[] = {
+#include "embedded/index_walk.cu.inc"
+    0};
 
 typedef enum direction { READ_INDEXED, WRITE_INDEXED, ADD_INDEXED } direction;
 
@@ -311,51 +238,9 @@ static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
 
 /* ---- division with a rest ---- */
 
-static const char divide_text[] =
-    "struct etch_args {\n"
-    "    etch_check check;\n"
-    "    const ETCH_0 *x;\n"
-    "    const ETCH_1 *y;\n"
-    "    ETCH_2 *out;\n"
-    "    etch_dims xs, ys;\n"
-    "    i64 n;\n"
-    "    VALUE_2 divisor;\n"
-    "};\n"
-    "#if REAL\n"
-    "/* From the exact rest, since the quotient itself may round up to a whole number. */\n"
-    "__device__ inline VALUE_2 quotient(VALUE_2 a, VALUE_2 b, VALUE_2 r, bool crosses) {\n"
-    "    const VALUE_2 plain = a / b;\n"
-    "    VALUE_2 q = (a - r) / b;\n"
-    "    if (crosses) q = q - 1;\n"
-    "    VALUE_2 whole = floor(q);\n"
-    "    if (q - whole > (VALUE_2)0.5) whole = whole + 1;\n"
-    "    if (q == 0) whole = plain * 0;\n"
-    "    return b == 0 ? plain : whole;\n"
-    "}\n"
-    "#endif\n"
-    "extern \"C\" __global__ void etch_divide(const __grid_constant__ etch_args p) {\n"
-    "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-    "    for (; i < p.n; i += (i64)gridDim.x * blockDim.x) {\n"
-    "        const VALUE_2 a = (VALUE_2)value(p.x[place(p.xs, i)]);\n"
-    "        const VALUE_2 b = p.y ? (VALUE_2)value(p.y[place(p.ys, i)]) : p.divisor;\n"
-    "#if REAL\n"
-    "        const VALUE_2 r = fmod(a, b);\n"
-    "        const bool crosses = r != 0 && (r < 0) != (b < 0);\n"
-    "        put(p.out + i, QUOTIENT ? quotient(a, b, r, crosses) : FLOOR && crosses ? r + b : "
-    "r);\n"
-    "#else\n"
-    "        if (b == 0) {\n"
-    "            fail(p.check, i, 0);\n"
-    "            continue;\n"
-    "        }\n"
-    "        const bool negates = (ETCH_2)-1 < 0 && b == (ETCH_2)-1;\n"
-    "        ETCH_2 q = negates ? (ETCH_2)(0 - (u64)a) : (ETCH_2)(a / b);\n"
-    "        ETCH_2 r = negates ? (ETCH_2)0 : (ETCH_2)(a % b);\n"
-    "        if (FLOOR && r != 0 && (r < 0) != (b < 0)) q = (ETCH_2)(q - 1), r = (ETCH_2)(r + b);\n"
-    "        p.out[i] = QUOTIENT ? q : r;\n"
-    "#endif\n"
-    "    }\n"
-    "}\n";
+static const char divide_text[] = {
+#include "embedded/divide.cu.inc"
+    0};
 
 /* t's strides over the result's sizes. */
 static void spread(text_dims *d, const etch_tensor *t, const etch_tensor *out) {

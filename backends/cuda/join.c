@@ -52,29 +52,9 @@ typedef struct join_text {
     unsigned variant[JOIN_MAX];
 } join_text;
 
-static const char head_text[] =
-    "struct etch_join_args {\n"
-    "    etch_args after;\n"
-    "    tile::product product[PRODUCTS];\n"
-    "};\n"
-    "extern \"C\" __global__ void __launch_bounds__(256, HEIGHT == 4 ? 2 : 1)\n"
-    "    etch_join(const __grid_constant__ struct etch_join_args a) {\n"
-    "    extern __shared__ float4 quads[];\n"
-    "    const tile::product &p = a.product[0];\n"
-    "    const int wide = (p.n + tile::COLUMNS - 1) / tile::COLUMNS;\n"
-    "    const int row = blockIdx.x / wide * tile::ROWS, col = blockIdx.x % wide * tile::COLUMNS;\n"
-    "    float4 sums[PRODUCTS][tile::SUMS];\n";
-
-static const char foot_text[] =
-    "    #pragma unroll\n"
-    "    for (int i = 0; i < tile::SUMS; i++) {\n"
-    "        const int r = row + tile::place_row(i), q = col + tile::place_col(i);\n"
-    "        if (!WHOLE && r >= p.m) continue;\n"
-    "        #pragma unroll\n"
-    "        for (int j = 0; j < 4; j += VECTOR)\n"
-    "            if (WHOLE || q + j < p.n) after(a.after, r, q + j, p.n, VALUES);\n"
-    "    }\n"
-    "}\n";
+static const char body_text[] = {
+#include "embedded/join.cu.inc"
+    0};
 
 static void put(char **at, const char *end, const char *format, ...) {
     va_list args;
@@ -104,12 +84,11 @@ static void write_kernel(char *at, const char *end, const join_text *t, const ch
         t->after->vector, etch__cuda_tile_text);
     put(&at, end, "#define VALUES ");
     for (int i = 0; i < t->nproducts; i++) put_values(&at, end, t, i);
-    put(&at, end, "\n%s", head_text);
+    put(&at, end, "\n#define MULTIPLY");
     for (int i = 0; i < t->nproducts; i++)
-        put(&at, end,
-            "%s    tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);\n",
-            i ? "    __syncthreads();\n" : "", t->variant[i], i, i);
-    put(&at, end, "%s", foot_text);
+        put(&at, end, "%s tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);",
+            i ? " __syncthreads();" : "", t->variant[i], i, i);
+    put(&at, end, "\n%s", body_text);
 }
 
 static char *source(const void *ctx) {

@@ -3,31 +3,9 @@
  * are plans as other operators. */
 #include "backends/cuda/text.h"
 
-static const char pow_text[] =
-    "struct etch_args {\n"
-    "    const ETCH_0 *x;\n"
-    "    const ETCH_1 *e;\n"
-    "    ETCH_2 *y;\n"
-    "    i64 n, exponent;\n"
-    "    etch_dims at_x, at_e, at_y;\n"
-    "};\n"
-    "__device__ inline VALUE_3 power(VALUE_3 x, VALUE_3 e) {\n"
-    "    if (BOOLEAN) return x || !e;\n"
-    "    if (e < 0) return x == 1 ? 1 : x != (VALUE_3)-1 ? 0 : e & 1 ? (VALUE_3)-1 : 1;\n"
-    "    u64 result = 1, base = (u64)x;\n"
-    "    for (u64 left = (u64)e; left; left >>= 1, base *= base)\n"
-    "        if (left & 1) result *= base;\n"
-    "    return (VALUE_3)result;\n"
-    "}\n"
-    "extern \"C\" __global__ void etch_pow(const __grid_constant__ etch_args a) {\n"
-    "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-    "    for (; i < a.n; i += (i64)gridDim.x * blockDim.x) {\n"
-    "        const VALUE_3 x = (VALUE_3)value(a.x[place(a.at_x, i)]);\n"
-    "        const VALUE_3 e =\n"
-    "            a.e ? (VALUE_3)value(a.e[place(a.at_e, i)]) : (VALUE_3)a.exponent;\n"
-    "        put(a.y + place(a.at_y, i), power(x, e));\n"
-    "    }\n"
-    "}\n";
+static const char pow_text[] = {
+#include "embedded/pow.cu.inc"
+    0};
 
 /* t's elements as those of the result's sizes. */
 static void broadcast_dims(text_dims *d, const etch_tensor *t, const etch_tensor *out) {

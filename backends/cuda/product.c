@@ -79,111 +79,22 @@ static etch_status prepare_operand(product *p, product_operand *o, const etch_te
 /* ETCH_T is the storage type, ETCH_C the compute type; index_t counts the elements of the result,
  * and is unsigned where that is enough: a division of 64-bit numbers is a hundred instructions, for
  * which NVRTC takes as long as for the rest. */
-static const char chain_text[] =
-    "struct etch_args {\n"
-    "    const ETCH_T *a, *b;\n"
-    "    void *c;\n"
-    "    long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_chain(const __grid_constant__ etch_args p) {\n"
-    "    const index_t m = p.m, n = p.n, total = p.batch * m * n;\n"
-    "    index_t i = blockIdx.x * (index_t)blockDim.x + threadIdx.x;\n"
-    "    for (; i < total; i += (index_t)gridDim.x * blockDim.x) {\n"
-    "        const index_t line = i / n, batch = line / m, col = i - line * n, row = line - batch "
-    "* "
-    "m;\n"
-    "        const ETCH_T *a = p.a + batch * p.a_batch + row * p.a_row;\n"
-    "        const ETCH_T *b = p.b + batch * p.b_batch + col * p.b_col;\n"
-    "        ETCH_C acc = 0;\n"
-    "        #pragma unroll 4\n"
-    "        for (long long k = 0; k < p.k; k++) {\n"
-    "            ETCH_C x = LOAD(a[k * p.a_col]), y = LOAD(b[k * p.b_row]);\n"
-    "            acc = CHAIN(x, y, acc);\n"
-    "        }\n"
-    "        STORE(p.c, i, acc);\n"
-    "    }\n"
-    "}\n";
+static const char chain_text[] = {
+#include "embedded/chain.cu.inc"
+    0};
 
-/* The same chain for M, N and K of at most 64: a block of 256 threads has 16 x 16 elements, from
- * operands in shared memory. What block `block` of `blocks` does; there are less than 2^31 tiles.
- * K_MOST, 16 or 64, is the most that K may be: less is less code. */
-#define SMALL_TEXT                                                                                 \
-    "struct etch_args {\n"                                                                         \
-    "    const ETCH_T *a, *b;\n"                                                                   \
-    "    void *c;\n"                                                                               \
-    "    long long batch, m, n, k, a_batch, a_row, a_col, b_batch, b_row, b_col;\n"                \
-    "};\n"                                                                                         \
-    "struct alignas(sizeof(ETCH_C) < 4 ? 4 * sizeof(ETCH_C) : 16) quad {\n"                        \
-    "    ETCH_C e[4];\n"                                                                           \
-    "};\n"                                                                                         \
-    "static __device__ __forceinline__ void run(const etch_args &p, unsigned block,\n"             \
-    "                                           unsigned blocks) {\n"                              \
-    "    __shared__ quad left[16][K_MOST / 4 + 1]; // four neighbours along k each\n"              \
-    "    __shared__ ETCH_C right[K_MOST][16];\n"                                                   \
-    "    const int m = (int)p.m, n = (int)p.n, K = (int)p.k;\n"                                    \
-    "    const int x = threadIdx.x % 16, y = threadIdx.x / 16;\n"                                  \
-    "    const unsigned across = (n + 15) / 16, tiles = (m + 15) / 16 * across;\n"                 \
-    "    const unsigned all = (unsigned)p.batch * tiles;\n"                                        \
-    "    #pragma unroll 1\n"                                                                       \
-    "    for (unsigned u = block; u < all; u += blocks) {\n"                                       \
-    "        const unsigned batch = u / tiles, tile = u - batch * tiles, down = tile / across;\n"  \
-    "        const int row = down * 16 + y, col = (tile - down * across) * 16 + x;\n"              \
-    "        const ETCH_T *a = p.a + batch * p.a_batch + row * p.a_row + x * p.a_col;\n"           \
-    "        const ETCH_T *b = p.b + batch * p.b_batch + y * p.b_row + col * p.b_col;\n"           \
-    "        #pragma unroll\n"                                                                     \
-    "        for (int i = 0; i < K_MOST; i += 16) {\n"                                             \
-    "            ETCH_C v = 0, w = 0;\n"                                                           \
-    "            if (row < m && i + x < K) v = LOAD(a[i * p.a_col]);\n"                            \
-    "            if (col < n && i + y < K) w = LOAD(b[i * p.b_row]);\n"                            \
-    "            left[y][(i + x) / 4].e[x % 4] = v, right[i + y][x] = w;\n"                        \
-    "        }\n"                                                                                  \
-    "        __syncthreads();\n"                                                                   \
-    "        ETCH_C acc = 0;\n"                                                                    \
-    "        int k = 0;\n"                                                                         \
-    "        #pragma unroll (K_MOST / 16)\n"                                                       \
-    "        for (; k + 4 <= K; k += 4) {\n"                                                       \
-    "            const quad v = left[y][k / 4];\n"                                                 \
-    "            #pragma unroll\n"                                                                 \
-    "            for (int q = 0; q < 4; q++) acc = CHAIN(v.e[q], right[k + q][x], acc);\n"         \
-    "        }\n"                                                                                  \
-    "        #pragma unroll 1\n"                                                                   \
-    "        for (; k < K; k++) acc = CHAIN(left[y][k / 4].e[k % 4], right[k][x], acc);\n"         \
-    "        if (row < m && col < n) STORE(p.c, (batch * (long long)m + row) * n + col, acc);\n"   \
-    "        __syncthreads();\n"                                                                   \
-    "    }\n"                                                                                      \
-    "}\n"
+const char etch__cuda_small_text[] = {
+#include "embedded/small.cuh.inc"
+    0};
 
-const char etch__cuda_small_text[] = SMALL_TEXT;
+static const char small_kernel_text[] = {
+#include "embedded/small.cuh.inc"
+#include "embedded/small.cu.inc"
+    0};
 
-static const char small_kernel_text[] =
-    SMALL_TEXT "extern \"C\" __global__ void __launch_bounds__(256)\n"
-               "    etch_small(const __grid_constant__ struct etch_args p) {\n"
-               "    run(p, blockIdx.x, gridDim.x);\n"
-               "}\n";
-
-static const char epilogue_text[] =
-    "struct etch_args {\n"
-    "    const ETCH_C *c;\n"
-    "    const ETCH_T *self;\n"
-    "    void *out;\n"
-    "    long long m, n, self_row, self_col;\n"
-    "    ETCH_C alpha, beta;\n"
-    "    int scale, scale_self;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_epilogue(const __grid_constant__ etch_args p) {\n"
-    "    const index_t n = p.n, total = p.m * p.n;\n"
-    "    index_t i = blockIdx.x * (index_t)blockDim.x + threadIdx.x;\n"
-    "    for (; i < total; i += (index_t)gridDim.x * blockDim.x) {\n"
-    "        ETCH_C c = p.c[i];\n"
-    "        if (p.scale) c = p.alpha * c;\n"
-    "        if (p.self) {\n"
-    "            ETCH_C self = LOAD(p.self[i / n * p.self_row + i % n * p.self_col]);\n"
-    "            if (p.scale_self) self = p.beta * self;\n"
-    "            c = self + c;\n"
-    "        }\n"
-    "        STORE(p.out, i, c);\n"
-    "    }\n"
-    "}\n";
+static const char epilogue_text[] = {
+#include "embedded/addmm.cu.inc"
+    0};
 
 /* The body behind the definitions that make it one of this dtype. */
 char *etch__cuda_product_text(const void *ctx) {

@@ -7,26 +7,9 @@
 
 /* ---- scans ---- */
 
-static const char scan_text[] =
-    "struct etch_args {\n"
-    "    const ETCH_0 *x;\n"
-    "    ETCH_0 *y;\n"
-    "    etch_dims lines;\n"
-    "    i64 nlines, n, step, inner;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_scan(const __grid_constant__ etch_args a) {\n"
-    "    i64 line = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-    "    for (; line < a.nlines; line += (i64)gridDim.x * blockDim.x) {\n"
-    "        const ETCH_0 *x = a.x + place(a.lines, line);\n"
-    "        ETCH_0 *y = a.y + line / a.inner * a.n * a.inner + line % a.inner;\n"
-    "        WIDE so_far = PRODUCT;\n"
-    "        for (i64 i = 0; i < a.n; i++) {\n"
-    "            const WIDE v = (WIDE)value(x[i * a.step]);\n"
-    "            so_far = PRODUCT ? so_far * v : so_far + v;\n"
-    "            put(y + i * a.inner, so_far);\n"
-    "        }\n"
-    "    }\n"
-    "}\n";
+static const char scan_text[] = {
+#include "embedded/scan.cu.inc"
+    0};
 
 /* The dimensions of t but `dim`. */
 static void other_dims(text_dims *d, const etch_tensor *t, int dim) {
@@ -64,21 +47,9 @@ static etch_status scan(const op_call *call, etch_tensor *const *outs) {
 
 /* ---- triangles ---- */
 
-static const char triangle_text[] =
-    "struct etch_args {\n"
-    "    const WORD *x;\n"
-    "    WORD *y;\n"
-    "    etch_dims dims;\n"
-    "    i64 n, rows, columns, diagonal;\n"
-    "};\n"
-    "extern \"C\" __global__ void etch_triangle(const __grid_constant__ etch_args a) {\n"
-    "    i64 i = blockIdx.x * (i64)blockDim.x + threadIdx.x;\n"
-    "    for (; i < a.n; i += (i64)gridDim.x * blockDim.x) {\n"
-    "        const i64 c = i % a.columns, r = i / a.columns % a.rows;\n"
-    "        const bool keep = LOWER ? c - r <= a.diagonal : c - r >= a.diagonal;\n"
-    "        a.y[i] = keep ? a.x[place(a.dims, i)] : (WORD)0;\n"
-    "    }\n"
-    "}\n";
+static const char triangle_text[] = {
+#include "embedded/triangle.cu.inc"
+    0};
 
 static const char *word_of(const etch_tensor *t) {
     int64_t size = etch__item_size(t);
@@ -106,50 +77,9 @@ static etch_status triangle(const op_call *call, etch_tensor *const *outs) {
 
 /* ---- argmax and argmin ---- */
 
-/* TEAM threads have one result. better(): whether (v, i) is to be taken before (w, j). */
-static const char extreme_text[] =
-    "struct etch_args {\n"
-    "    const ETCH_0 *x;\n"
-    "    i64 *y;\n"
-    "    etch_dims kept, reduced;\n"
-    "    i64 nkept, nreduced;\n"
-    "};\n"
-    "__device__ inline bool better(VALUE_0 v, i64 i, VALUE_0 w, i64 j) {\n"
-    "    if (j < 0 || i < 0) return i >= 0;\n"
-    "    const bool vn = v != v, wn = w != w;\n"
-    "    if (vn || wn) return vn && (!wn || i < j);\n"
-    "    return v == w ? i < j : LARGEST ? v > w : v < w;\n"
-    "}\n"
-    "extern \"C\" __global__ void etch_extreme(const __grid_constant__ etch_args a) {\n"
-    "    __shared__ VALUE_0 values[128];\n"
-    "    __shared__ i64 numbers[128];\n"
-    "    const int t = threadIdx.x, lane = t % TEAM;\n"
-    "    for (i64 base = (i64)blockIdx.x * (128 / TEAM); base < a.nkept;\n"
-    "         base += (i64)gridDim.x * (128 / TEAM)) {\n"
-    "        const i64 k = base + t / TEAM;\n"
-    "        VALUE_0 best = 0;\n"
-    "        i64 at = -1;\n"
-    "        if (k < a.nkept) {\n"
-    "            const ETCH_0 *x = a.x + place(a.kept, k);\n"
-    "            for (i64 i = lane; i < a.nreduced; i += TEAM) {\n"
-    "                const VALUE_0 v = value(x[place(a.reduced, i)]);\n"
-    "                if (better(v, i, best, at)) best = v, at = i;\n"
-    "            }\n"
-    "        }\n"
-    "#if TEAM > 1\n"
-    "        values[t] = best, numbers[t] = at;\n"
-    "        __syncthreads();\n"
-    "        for (int w = TEAM / 2; w > 0; w /= 2) {\n"
-    "            if (lane < w && better(values[t + w], numbers[t + w], values[t], numbers[t]))\n"
-    "                values[t] = values[t + w], numbers[t] = numbers[t + w];\n"
-    "            __syncthreads();\n"
-    "        }\n"
-    "        at = numbers[t];\n"
-    "        __syncthreads();\n"
-    "#endif\n"
-    "        if (lane == 0 && k < a.nkept) a.y[k] = at;\n"
-    "    }\n"
-    "}\n";
+static const char extreme_text[] = {
+#include "embedded/extreme.cu.inc"
+    0};
 
 static etch_status extreme(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0], *in = call->in[0];

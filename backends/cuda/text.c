@@ -9,64 +9,13 @@ const char *const etch__cuda_type_names[ETCH_DTYPE_COUNT] = {
     "float", "double", "unsigned short", "unsigned short", "signed char",
     "short", "int",    "long long",      "unsigned char",  "unsigned char"};
 
-const char etch__cuda_half_text[] =
-    "__device__ float load_half(unsigned short h, int bf16) {\n"
-    "    if (bf16) return __uint_as_float((unsigned)h << 16);\n"
-    "    unsigned sign = (unsigned)(h & 0x8000) << 16, e = h >> 10 & 31, m = h & 0x3ff;\n"
-    "    if (e == 0) return __uint_as_float(sign | 0x3f800000) * ((float)m * "
-    "5.9604644775390625e-8f);\n"
-    "    return __uint_as_float(sign | (e == 31 ? 255 : e + 112) << 23 | m << 13);\n"
-    "}\n"
-    "__device__ unsigned short store_half(float f, int bf16) {\n"
-    "    unsigned u = __float_as_uint(f), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;\n"
-    "    if (a > 0x7f800000) return bf16 ? (u >> 16 | 0x40) : (sign | 0x7e00 | (a >> 13 & "
-    "0x3ff));\n"
-    "    if (bf16) return (u + 0x7fff + (u >> 16 & 1)) >> 16;\n"
-    "    if (a >= 0x477ff000) return sign | 0x7c00;\n"
-    "    if (a < 0x38800000) {\n"
-    "        float scaled = __uint_as_float(a) * 16777216.0f;\n"
-    "        return sign | (unsigned)rintf(scaled);\n"
-    "    }\n"
-    "    return sign | ((a + 0xfff + (a >> 13 & 1)) - 0x38000000) >> 13;\n"
-    "}\n";
+const char etch__cuda_half_text[] = {
+#include "embedded/halves.cuh.inc"
+    0};
 
-static const char types_text[] =
-    "typedef long long i64;\n"
-    "typedef unsigned long long u64;\n"
-    "struct etch_bf16 {\n"
-    "    unsigned short bits;\n"
-    "};\n"
-    "struct etch_f16 {\n"
-    "    unsigned short bits;\n"
-    "};\n"
-    "struct etch_bool {\n"
-    "    unsigned char bits;\n"
-    "};\n"
-    "struct etch_dims {\n"
-    "    i64 n, size[8], stride[8];\n"
-    "};\n"
-    "template <class T> __device__ inline T value(T e) { return e; }\n"
-    "__device__ inline float value(etch_bf16 e) { return load_half(e.bits, 1); }\n"
-    "__device__ inline float value(etch_f16 e) { return load_half(e.bits, 0); }\n"
-    "__device__ inline unsigned char value(etch_bool e) { return e.bits; }\n"
-    "template <class T, class V> __device__ inline void put(T *to, V v) { *to = (T)v; }\n"
-    "template <class V> __device__ inline void put(etch_bf16 *to, V v) {\n"
-    "    to->bits = store_half((float)v, 1);\n"
-    "}\n"
-    "template <class V> __device__ inline void put(etch_f16 *to, V v) {\n"
-    "    to->bits = store_half((float)v, 0);\n"
-    "}\n"
-    "template <class V> __device__ inline void put(etch_bool *to, V v) { to->bits = v != 0; }\n"
-    "/* Where element i (row-major) lies. */\n"
-    "__device__ inline i64 place(const etch_dims &d, i64 i) {\n"
-    "    i64 at = 0;\n"
-    "    for (int x = (int)d.n - 1; x >= 0; x--) {\n"
-    "        const i64 q = i / d.size[x];\n"
-    "        at += (i - q * d.size[x]) * d.stride[x];\n"
-    "        i = q;\n"
-    "    }\n"
-    "    return at;\n"
-    "}\n";
+static const char types_text[] = {
+#include "embedded/elements.cuh.inc"
+    0};
 
 static const char *element_type(etch_dtype d) {
     return d == ETCH_BF16   ? "etch_bf16"

@@ -8,7 +8,7 @@
 #include "jit/cuda/cuda_gen.h"
 
 static const char text[] = {
-#include "functions.inc"
+#include "embedded/functions.h.inc"
     0};
 
 enum { UNITS_MAX = 128 };
@@ -19,42 +19,9 @@ typedef struct unit {
     bool needed[2]; /* of f32, of f64 */
 } unit;
 
-/* What core/ops/functions.h computes with, of single numbers. */
-static const char basics[] =
-    "#define FN __device__ inline\n"
-    "#define TABLE static __device__ const\n"
-    "#define EXACT_FMA 1\n"
-    "#define SINGLE 1\n"
-    "#define ALL(x) ((REAL)(x))\n"
-    "#define ALL_WORDS(x) ((UINT)(x))\n"
-    "typedef double reals_f64;\ntypedef u64 words_f64;\ntypedef i64 ints_f64;\n"
-    "typedef float reals_f32;\ntypedef u32 words_f32;\ntypedef i32 ints_f32;\n"
-    "typedef bool truth_f64;\ntypedef bool truth_f32;\n"
-    "FN double fma_f64(double a, double b, double c) { return fma(a, b, c); }\n"
-    "FN float fma_f32(float a, float b, float c) { return fmaf(a, b, c); }\n"
-    "FN double abs_f64(double x) { return fabs(x); }\n"
-    "FN float abs_f32(float x) { return fabsf(x); }\n"
-    "FN double root_f64(double x) { return sqrt(x); }\n"
-    "FN float root_f32(float x) { return sqrtf(x); }\n"
-    "FN u64 bits_f64(double x) { return (u64)__double_as_longlong(x); }\n"
-    "FN u32 bits_f32(float x) { return (u32)__float_as_int(x); }\n"
-    "FN double real_f64(u64 u) { return __longlong_as_double((i64)u); }\n"
-    "FN float real_f32(u32 u) { return __int_as_float((i32)u); }\n"
-    "FN u64 high_product(u64 a, u64 b) { return __umul64hi(a, b); }\n"
-    "#define COMPARING(t) \\\n"
-    "FN bool less_##t(reals_##t a, reals_##t b) { return a < b; } \\\n"
-    "FN bool same_##t(reals_##t a, reals_##t b) { return a == b; } \\\n"
-    "FN bool int_less_##t(ints_##t a, ints_##t b) { return a < b; } \\\n"
-    "FN bool odd_##t(words_##t u) { return u & 1; } \\\n"
-    "FN bool no_##t(bool m) { return !m; } \\\n"
-    "FN reals_##t inverse_##t(reals_##t x) { return 1 / x; } \\\n"
-    "FN reals_##t where_##t(bool m, reals_##t a, reals_##t b) { return m ? a : b; } \\\n"
-    "FN reals_##t most_##t(reals_##t a, reals_##t b) { return a > b ? a : b; } \\\n"
-    "FN reals_##t least_##t(reals_##t a, reals_##t b) { return a < b ? a : b; } \\\n"
-    "FN reals_##t fnma_##t(reals_##t a, reals_##t b, reals_##t c) { \\\n"
-    "    return fma_##t(-a, b, c); \\\n"
-    "}\n"
-    "COMPARING(f64)\nCOMPARING(f32)\n#undef COMPARING\n";
+static const char basics[] = {
+#include "embedded/basics.cuh.inc"
+    0};
 
 static int split(unit *units) {
     int n = 0;

@@ -280,7 +280,7 @@ void etch__report_path(const char *what, char *buf, size_t n) {
 }
 
 static const unsigned char page[] = {
-#include "report_page.inc"
+#include "embedded/report_page.html.inc"
 };
 static const char mark[] = "@TRACE@"; /* where the page has the document */
 
