@@ -373,6 +373,25 @@ static bool case_find_answer(const char *path, const char *name, int variant, ca
 static char case_dir[64], case_path[2][96];
 static int64_t case_kernels; /* that the rows asked for: were there none, nothing was tried */
 
+static int case_execute_self(const char *path) {
+    extern char **environ;
+    char *const argv[] = {"cases", "--answer", (char *)path, NULL};
+    pid_t child;
+    int status = -1;
+    if (posix_spawn(&child, "/proc/self/exe", NULL, NULL, argv, environ) != 0) return -1;
+    if (waitpid(child, &status, 0) != child) return -1;
+    return status;
+}
+
+/* Once. */
+static void case_ask_processes(void) {
+    for (int i = 0; i < 2 && !case_path[i][0]; i++) {
+        snprintf(case_path[i], sizeof case_path[i], "%s/answers%d-%ld", case_dir, i, test_part());
+        int status = case_execute_self(case_path[i]);
+        if (status) fprintf(stderr, "fresh process %d ended with status %d\n", i, status);
+    }
+}
+
 static void case_check_processes(const case_row *row, int variant, uint64_t bits) {
     case_answer cold, warm;
     assert_true(case_find_answer(case_path[0], row->name, variant, &cold));
@@ -384,9 +403,11 @@ static void case_check_processes(const case_row *row, int variant, uint64_t bits
     case_kernels += warm.kernels;
 }
 
-static void case_kernels_were_run(void **state) {
-    (void)state;
-    if (!test_share(0) || !test_share(1)) skip(); /* other processes have run the most */
+static bool case_all; /* and not a few, by name */
+
+TEST(case_kernels_were_run) {
+    if (!case_all || !test_share(0) || !test_share(1))
+        skip(); /* other processes have run the most */
     assert_true(case_kernels > 0);
 }
 
@@ -415,8 +436,9 @@ static bool case_has_variant(const case_row *row, int variant) {
     return !row->plain || variant == CASE_CONTIGUOUS || variant == CASE_DYNAMIC;
 }
 
-static void case_test(void **state) {
-    const case_row *row = *state;
+static void case_test(const etch_test *t) {
+    const case_row *row = t->data;
+    case_ask_processes();
     int64_t before = etch_memory().tensors;
     for (int v = 0; v < CASE_VARIANTS; v++)
         if (case_has_variant(row, v)) case_test_variant(row, v);
@@ -455,28 +477,6 @@ static int case_answer_all(const case_row *rows, int n, const char *path) {
     return fclose(file) != 0;
 }
 
-static int case_execute_self(const char *path) {
-    extern char **environ;
-    char *const argv[] = {"cases", "--answer", (char *)path, NULL};
-    pid_t child;
-    int status = -1;
-    if (posix_spawn(&child, "/proc/self/exe", NULL, NULL, argv, environ) != 0) return -1;
-    if (waitpid(child, &status, 0) != child) return -1;
-    return status;
-}
-
-static int case_fresh_processes(void **state) {
-    (void)state;
-    int bad = 0;
-    for (int i = 0; i < 2; i++) {
-        snprintf(case_path[i], sizeof case_path[i], "%s/answers%d-%ld", case_dir, i, test_part());
-        int status = case_execute_self(case_path[i]);
-        if (status) fprintf(stderr, "fresh process %d ended with status %d\n", i, status);
-        bad |= status;
-    }
-    return bad ? -1 : 0;
-}
-
 /* Settings are read when the library is loaded, so the program starts once
  * more with its own cache. */
 static void case_own_cache(char **argv) {
@@ -495,32 +495,26 @@ static void case_remove_dir(void) {
     if (system(command) != 0) fprintf(stderr, "%s was not removed\n", case_dir);
 }
 
-/* The whole main: rows, then other tests of the suite. An argument picks rows
- * by a part of a name. */
-static int case_main(int argc, char **argv, const case_row *rows, int n,
-                     const struct CMUnitTest *others, int nothers) {
+static int case_main(int argc, char **argv, const case_row *rows, int n) {
     const char *dir = getenv("ETCH_CASES_DIR");
     if (!dir) case_own_cache(argv);
     if (argc == 3 && !strcmp(argv[1], "--answer")) return case_answer_all(rows, n, argv[2]);
     snprintf(case_dir, sizeof case_dir, "%s", dir);
-    struct CMUnitTest *tests = calloc((size_t)(n + nothers + 1), sizeof *tests);
-    int count = 0;
-    for (int i = 0; i < n; i++)
-        if (argc < 2 || strstr(rows[i].name, argv[1]))
-            tests[count++] =
-                (struct CMUnitTest){rows[i].name, case_test, NULL, NULL, (void *)&rows[i]};
-    for (int i = 0; i < nothers; i++)
-        if (argc < 2 || strstr(others[i].name, argv[1])) tests[count++] = others[i];
-    if (argc < 2) tests[count++] = (struct CMUnitTest)cmocka_unit_test(case_kernels_were_run);
-    int failed = _cmocka_run_group_tests(dir, tests, (size_t)count, case_fresh_processes, NULL);
+    case_all = argc < 2;
+    etch_test *tests = calloc((size_t)n, sizeof *tests);
+    for (int i = 0; i < n; i++) {
+        tests[i] = (etch_test){.name = rows[i].name, .around = case_test, .data = &rows[i]};
+        etch_test_add(&tests[i]);
+    }
+    int failed = run_suite(argc, argv);
     free(tests);
     case_remove_dir();
     return failed;
 }
 
-#define CASES_MAIN(rows, others, nothers)                                                          \
+#define CASES_MAIN(rows)                                                                           \
     int main(int argc, char **argv) {                                                              \
-        return case_main(argc, argv, rows, (int)(sizeof rows / sizeof rows[0]), others, nothers);  \
+        return case_main(argc, argv, rows, (int)(sizeof rows / sizeof rows[0]));                   \
     }
 
 #endif

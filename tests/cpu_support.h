@@ -4,12 +4,6 @@
 #ifndef ETCH_TESTS_CPU_SUPPORT_H
 #define ETCH_TESTS_CPU_SUPPORT_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <etch/etch.h>
 #include <math.h>
 #include <stdio.h>
@@ -22,6 +16,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/ops/expr.h"
 #include "core/base/isa.h"
+#include "etch_test.h"
 
 #define UNUSED_FN __attribute__((unused)) static
 

@@ -47,16 +47,13 @@ static inline bool use_fakes(void) {
     return false;
 }
 
-/* A test: its body with one more setting of the environment ("NAME=value", or NULL). */
-typedef struct child_test {
-    void (*body)(void);
-    const char *setting;
-} child_test;
+/* ETCH_TEST_REAL_GPU=1: on what the machine has. */
+static inline bool on_real_gpu(void) { return getenv("ETCH_TEST_REAL_GPU") != NULL; }
 
 extern int __lsan_do_recoverable_leak_check(void) __attribute__((weak));
 
-static inline void in_child(void **state) {
-    const child_test *t = *state;
+static inline void in_child(const etch_test *t) {
+    if (t->only_on_fakes && on_real_gpu()) skip();
     fflush(NULL);
     pid_t child = fork();
     if (child == 0) {
@@ -68,6 +65,12 @@ static inline void in_child(void **state) {
     int status = -1;
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_int_equal(status, 0);
+}
+
+EACH_TEST(.around = in_child)
+
+static inline int run_in_children(int argc, char **argv) {
+    return on_real_gpu() || use_fakes() ? run_suite(argc, argv) : 77;
 }
 
 /* A function of the fake driver's control.h. */
@@ -103,10 +106,5 @@ static inline int gathered(int n) {
 static const etch_device gpu = ETCH_CUDA(0);
 
 static inline etch_tensor *on_gpu(etch_tensor *t) { return etch_to_device(t, gpu); }
-
-#define IN_CHILD(of_body, of_setting)                                                              \
-    {                                                                                              \
-#of_body, in_child, NULL, NULL, &(child_test) { of_body, of_setting }                      \
-    }
 
 #endif

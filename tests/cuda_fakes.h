@@ -11,12 +11,11 @@
 static etch_device gpu;
 static bool real_gpu; /* ETCH_TEST_REAL_GPU=1: on what the machine has */
 
-/* A group's set-up. Another driver may be named outside. */
-static int use_fakes(void **state) {
+/* Whether there is a device then. Another driver may be named outside. */
+static bool use_fakes(void) {
     static const char *const names[][2] = {{"ETCH_CUDA_DRIVER", "libfake_cuda"},
                                            {"ETCH_CUDA_NVRTC", "libfake_nvrtc"},
                                            {"ETCH_CUDA_CUBLASLT", "libfake_cublaslt"}};
-    (void)state;
     char path[1024];
     real_gpu = getenv("ETCH_TEST_REAL_GPU") != NULL;
     for (int i = 0; i < 3 && !real_gpu; i++) {
@@ -26,9 +25,9 @@ static int use_fakes(void **state) {
     setenv("FAKE_CUDA_CACHE", ETCH_HOST_KERNELS, 0);
     if (!real_gpu) setenv("ETCH_CACHE_SIZE", "0", 0);
     gpu = ETCH_CUDA(0);
-    if (etch_cuda_count() > 0) return 0;
+    if (etch_cuda_count() > 0) return true;
     fprintf(stderr, "%s\n", etch_cuda_absent());
-    return 1;
+    return false;
 }
 
 #endif

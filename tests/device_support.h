@@ -16,20 +16,8 @@ etch_tensor *test_settled(etch_tensor *t);
 /* As ETCH_CUDA_BLOCKING: errors appear at the call. */
 void test_set_blocking(bool on);
 
-/* With ETCH_TEST_JOBS=N a suite runs in N processes, each with every N-th test. A test that asks a
- * device for many kernels deals out its work itself: it stands in the list as test_in_shares(f),
- * runs in every process, and leaves out what is not its share. Else all shares are the one
- * process's. */
-bool test_share(long number);
-extern char test_deals;
-#define test_in_shares(f) cmocka_unit_test_prestate(f, &test_deals)
-/* For programs that a suite starts: reads its share from ETCH_TEST_PART. The
- * number of this process's. */
-bool test_take_part(void);
-long test_part(void);
-
-/* At the start of a test that is about the host: instruction sets, addresses
- * that C code writes to. */
+/* At the start of a test that is about the host: instruction sets, addresses that C code writes
+ * to. */
 #define ONLY_ON_CPU()                                                                              \
     do {                                                                                           \
         if (test_device() != ETCH_CPU) skip();                                                     \

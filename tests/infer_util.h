@@ -2,14 +2,8 @@
 #ifndef TESTS_INFER_UTIL_H
 #define TESTS_INFER_UTIL_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include "core/ops/rules.h"
+#include "etch_test.h"
 
 static inline etch_tensor meta(etch_dtype dtype, etch_shape s) {
     etch_tensor t = {.magic = TENSOR_ALIVE, .dtype = (uint8_t)dtype, .ndim = (uint8_t)s.n};

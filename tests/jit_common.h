@@ -4,11 +4,7 @@
 #define JIT_COMMON_H
 
 #include <dirent.h>
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <cmocka.h>
 #include <signal.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -18,6 +14,7 @@
 
 #include <etch/debug.h>
 
+#include "etch_test.h"
 #include "jit/store/client.h"
 #include "jit/loop/loop.h"
 #include "jit/store/wire.h"
@@ -157,14 +154,13 @@ static int entries(const char *dir) {
     return n;
 }
 
-static int set_up(void **unused) {
-    (void)unused;
+static void set_up(void) {
     etch__remove_tree(cache);
     setenv("ETCH_CACHE_DIR", cache, 1);
     unsetenv("ETCH_JIT"), unsetenv("ETCH_JIT_FAULT"), unsetenv("ETCH_JIT_TIMEOUT");
     unsetenv("ETCH_CACHE_SIZE"), unsetenv("ETCH_TEST_HELPER");
-    return 0;
 }
+EACH_TEST(.before = set_up)
 
 static int make_test_dir(void) {
     strcpy(test_dir, "/tmp/etch-test-XXXXXX");

@@ -2,16 +2,12 @@
 #ifndef ETCH_TESTS_PLAN_UTIL_H
 #define ETCH_TESTS_PLAN_UTIL_H
 
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <math.h>
 #include <stdlib.h>
 
 #include "core/graph/backend.h"
 #include "core/dispatch/dispatch.h"
+#include "etch_test.h"
 
 /* ---- data ---- */
 

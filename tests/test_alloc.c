@@ -222,8 +222,7 @@ static bool starts_pool(probe *p) {
     return put(p, m);
 }
 
-static void test_tensors(void **state) {
-    (void)state;
+TEST(tensors) {
     FAIL_EVERYWHERE(creates);
     FAIL_EVERYWHERE(opens_scopes);
     FAIL_EVERYWHERE(keeps);
@@ -361,8 +360,7 @@ static bool calls_compiled_operator(probe *p) {
     return ok;
 }
 
-static void test_operators(void **state) {
-    (void)state;
+TEST(operators) {
     int count;
     const etch_op *const *ops = etch_op_list(&count);
     assert_true(count > 80);
@@ -372,8 +370,7 @@ static void test_operators(void **state) {
     }
 }
 
-static void test_compiled_operators(void **state) {
-    (void)state;
+TEST(compiled_operators) {
     int count;
     const etch_op *const *ops = etch_op_list(&count);
     for (int i = 0; i < count; i += 1) {
@@ -778,15 +775,13 @@ static void all_functions(void) {
     FAIL_EVERYWHERE(marks);
 }
 
-static void test_functions(void **state) {
-    (void)state;
+TEST(functions) {
     backend_name = "eager";
     all_functions();
     FAIL_EVERYWHERE(call_site);
 }
 
-static void test_native_functions(void **state) {
-    (void)state;
+TEST(native_functions) {
     backend_name = "native";
     all_functions();
 }
@@ -833,8 +828,7 @@ static bool from_helper_with_logs(probe *p) {
     return etch_set_logs("") == ETCH_OK && ok;
 }
 
-static void test_kernels(void **state) {
-    (void)state;
+TEST(kernels) {
     backend_name = "native";
     int64_t compiled = etch_counters().kernels_compiled, hits = etch_counters().cache_hits;
     FAIL_EVERYWHERE(from_disk);
@@ -862,8 +856,7 @@ static int64_t allocations_of(int64_t n) {
 }
 
 /* Results from 16 KiB on are in blocks that were freed before: the system is asked for none. */
-static void test_kept_blocks(void **state) {
-    (void)state;
+TEST(kept_blocks) {
 #if defined(__SANITIZE_ADDRESS__)
     skip(); /* no block is kept */
 #endif
@@ -877,22 +870,13 @@ static void test_kept_blocks(void **state) {
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tensors),
-        cmocka_unit_test(test_operators),
-        cmocka_unit_test(test_compiled_operators),
-        cmocka_unit_test(test_functions),
-        cmocka_unit_test(test_native_functions),
-        cmocka_unit_test(test_kernels),
-        cmocka_unit_test(test_kept_blocks),
-    };
+int main(int argc, char **argv) {
     if (!mkdtemp(cache_folder)) return 1;
     setenv("ETCH_CACHE_DIR", cache_folder, 1);
     etch_set_log_sink(drop_line, NULL);
     etch_op_definition d = {.struct_size = sizeof d, .cpu = nine, .shape = like_first};
     if (!etch_op_register("alloc::nine(Tensor self) -> Tensor", &d)) return 1;
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_suite(argc, argv);
     etch_cache_clear();
     rmdir(cache_folder);
     return failed;

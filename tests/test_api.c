@@ -74,8 +74,7 @@ static void claim_functions_of(const char *cfn) {
     }
 }
 
-static void test_every_export_has_a_class(void **state) {
-    (void)state;
+TEST(every_export_has_a_class) {
     read_symbols();
     for (int i = 0; i < COUNT_OF(rows); i++) claim(rows[i].name);
     for (int i = 0; i < OP_COUNT; i++) claim_functions_of(etch__ops[i].cfn);
@@ -287,8 +286,7 @@ static etch_counters_t count_use(const char *name, use_fn fn, const char *backen
     return c;
 }
 
-static void test_reads_break(void **state) {
-    (void)state;
+TEST(reads_break) {
     int fd = mkstemp(npy_path), checked = 0;
     assert_true(fd >= 0);
     close(fd);
@@ -307,8 +305,7 @@ static void test_reads_break(void **state) {
     unlink(npy_path);
 }
 
-static void test_queries_do_not_break(void **state) {
-    (void)state;
+TEST(queries_do_not_break) {
     int checked = 0;
     for (int i = 0; i < COUNT_OF(rows); i++) {
         if (rows[i].class != API_QUERY) continue;
@@ -416,8 +413,7 @@ static void check_state(etch_fn1 body, const char *backend) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void test_state_inside(void **state) {
-    (void)state;
+TEST(state_inside) {
     static const etch_fn1 bodies[] = {default_dtype_body, threads_body, seed_body,
                                       inference_body,     mode_body,    override_body};
     int threads = etch_num_threads();
@@ -426,14 +422,4 @@ static void test_state_inside(void **state) {
         for (int b = 0; b < 2; b++) check_state(bodies[i], test_backends[b]);
     etch_mode_free(mode);
     etch_set_num_threads(threads);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_export_has_a_class),
-        cmocka_unit_test(test_reads_break),
-        cmocka_unit_test(test_queries_do_not_break),
-        cmocka_unit_test(test_state_inside),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -205,8 +205,7 @@ static void check(const char *function, const char *name, bool failed) {
     wrong += !ok;
 }
 
-static void test_failures_are_named(void **state) {
-    (void)state;
+TEST(failures_are_named) {
     graph = etch_graph_parse("graph g/0(%0: f32[2]) {\n  %1: f32[2] = neg(%0)\n  return %1\n}\n");
     entered = etch_mode_new(decline, NULL);
     parent = etch_module_new("Parent", forward), child = etch_module_new("Child", forward);
@@ -228,8 +227,7 @@ static void test_failures_are_named(void **state) {
     assert_int_equal(wrong, 0);
 }
 
-static void test_every_function_has_a_row(void **state) {
-    (void)state;
+TEST(every_function_has_a_row) {
     static const char *const exported[] = {
 #define API(function, class) #function,
 #include "core/ops/api.def"
@@ -247,12 +245,4 @@ static void test_every_function_has_a_row(void **state) {
             rows += !strcmp(failing[k], exported[i]);
         if (rows != 1) fail_msg("%s has %d rows", exported[i], rows);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_failures_are_named),
-        cmocka_unit_test(test_every_function_has_a_row),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -30,8 +30,7 @@ static bool is_listed(const char *name) {
     return false;
 }
 
-static void list_backends_shows_all(void **state) {
-    (void)state;
+TEST(list_backends_shows_all) {
     assert_true(is_listed("eager"));
     assert_true(is_listed("aot_eager"));
     assert_true(is_listed("native"));
@@ -75,8 +74,7 @@ static void check_calls(etch_function *f, etch_fn2 expected) {
     assert_int_equal(etch_function_counters(f).plan_runs, 3);
 }
 
-static void runs_the_graph_by_another_backend(void **state) {
-    (void)state;
+TEST(runs_the_graph_by_another_backend) {
     int graphs = 0;
     assert_int_equal(etch_register_backend("mine", by_eager, &graphs), ETCH_OK);
     assert_true(is_listed("mine"));
@@ -146,8 +144,7 @@ static etch_status by_function(void *ctx, etch_graph *g, etch_runnable *out) {
 }
 
 /* Resetting everything gives code back under no lock; so does making room for other sizes. */
-static void code_that_owns_functions(void **state) {
-    (void)state;
+TEST(code_that_owns_functions) {
     destroyed = 0;
     assert_int_equal(etch_register_backend("inner", by_function, NULL), ETCH_OK);
     ETCH_SCOPE {
@@ -175,8 +172,7 @@ static void call_both(void *ctx) {
 }
 
 /* A callback may call the very function that is being compiled: it does not wait for itself. */
-static void callbacks_may_call(void **state) {
-    (void)state;
+TEST(callbacks_may_call) {
     compiles = 0;
     ETCH_SCOPE {
         sizes = etch_compile(cosine), other_sizes = etch_compile(cosine);
@@ -202,8 +198,7 @@ static void count_later(void *ctx) {
 }
 
 /* One that removes itself takes no turn away from the next. */
-static void callbacks_may_remove_themselves(void **state) {
-    (void)state;
+TEST(callbacks_may_remove_themselves) {
     once_handle = etch_on_compile_start(once, NULL);
     int64_t handle = etch_on_compile_start(count_later, NULL);
     later = 0;
@@ -216,8 +211,7 @@ static void callbacks_may_remove_themselves(void **state) {
     etch_callback_remove(handle);
 }
 
-static void runs_a_function_of_its_own(void **state) {
-    (void)state;
+TEST(runs_a_function_of_its_own) {
     own_code code = {0};
     assert_int_equal(etch_register_backend("own", by_itself, &code), ETCH_OK);
     ETCH_SCOPE {
@@ -254,8 +248,7 @@ static etch_status by_input(void *ctx, etch_graph *g, etch_runnable *out) {
 static etch_tensor *twice(etch_tensor *x) { return etch_mul_scalar(x, 2); }
 
 /* Outputs never share storage with inputs or one another; a wrong shape is an error of the run. */
-static void outputs_are_taken_over(void **state) {
-    (void)state;
+TEST(outputs_are_taken_over) {
     assert_int_equal(etch_register_backend("input", by_input, NULL), ETCH_OK);
     assert_int_equal(etch_register_backend("turned", by_input, &factor), ETCH_OK);
     ETCH_SCOPE {
@@ -283,8 +276,7 @@ static etch_status gives_up(void *ctx, etch_graph *g, etch_runnable *out) {
 }
 
 /* A backend that cannot compile leaves a function that works, with one warning. */
-static void failing_backend_runs_eagerly(void **state) {
-    (void)state;
+TEST(failing_backend_runs_eagerly) {
     etch_set_log_sink(sink, NULL);
     assert_int_equal(etch_register_backend("chip", gives_up, &factor), ETCH_OK);
     assert_int_equal(etch_register_backend("empty", gives_up, NULL), ETCH_OK);
@@ -304,8 +296,7 @@ static void failing_backend_runs_eagerly(void **state) {
     etch_set_log_sink(NULL, NULL);
 }
 
-static void bad_registrations(void **state) {
-    (void)state;
+TEST(bad_registrations) {
     assert_int_equal(etch_register_backend("eager", by_eager, NULL), ETCH_ERR_INVALID_ARGUMENT);
     assert_int_equal(etch_register_backend("inductor", by_eager, NULL), ETCH_ERR_INVALID_ARGUMENT);
     assert_int_equal(etch_register_backend(NULL, by_eager, NULL), ETCH_ERR_NULL);
@@ -318,8 +309,7 @@ static void bad_registrations(void **state) {
 }
 
 /* A function outlives its backend's name: what is compiled stays, the next graph runs eagerly. */
-static void function_outlives_its_backend(void **state) {
-    (void)state;
+TEST(function_outlives_its_backend) {
     int graphs = 0;
     assert_int_equal(etch_register_backend("short", by_eager, &graphs), ETCH_OK);
     ETCH_SCOPE {
@@ -420,8 +410,7 @@ static etch_tensor *edited_program(etch_tensor *x, etch_tensor *w) {
     return etch_add(c, etch_relu(etch_mul_scalar(x, 0.25)));
 }
 
-static void edited_graphs_run(void **state) {
-    (void)state;
+TEST(edited_graphs_run) {
     static char native[] = "native", eager[] = "eager";
     for (int i = 0; i < 2; i++)
         ETCH_SCOPE {
@@ -458,8 +447,7 @@ static char *format(const etch_graph *g) {
     return text;
 }
 
-static void text_parses_back(void **state) {
-    (void)state;
+TEST(text_parses_back) {
     etch_graph *g = etch_graph_parse(sample);
     char *text = format(g);
     assert_string_equal(text, sample);
@@ -476,8 +464,7 @@ static void text_parses_back(void **state) {
 }
 
 /* Constants of edits are in the text, and come back from it. */
-static void constants_parse_back(void **state) {
-    (void)state;
+TEST(constants_parse_back) {
     etch_graph *g = etch_graph_parse(sample);
     etch_node *mul = etch_node_next(etch_node_next(etch_graph_first(g)));
     etch_value args[ETCH_NODE_MAX_ARGS];
@@ -510,8 +497,7 @@ static void constants_parse_back(void **state) {
     } while (0)
 
 /* What must not be done is refused, and leaves the graph as it was. */
-static void wrong_edits_are_refused(void **state) {
-    (void)state;
+TEST(wrong_edits_are_refused) {
     etch_graph *g = etch_graph_parse(sample), *other = etch_graph_parse(sample);
     etch_node *mul = etch_graph_first(g), *write = etch_graph_last(g);
     etch_value x = value_arg(etch_graph_input(g, 0)), v = value_arg(etch_graph_input(g, 1));
@@ -548,8 +534,7 @@ static void wrong_edits_are_refused(void **state) {
 }
 
 /* Outputs that an edit makes inputs, views or equal become copies. */
-static void outputs_stay_outputs(void **state) {
-    (void)state;
+TEST(outputs_stay_outputs) {
     etch_graph *g = etch_graph_parse("graph s/0(%0: f32[4, 4]) {\n"
                                      "  %1: f32[4, 4] = sin(%0)\n"
                                      "  %2: f32[4, 4] = cos(%0)\n"
@@ -608,8 +593,7 @@ static etch_status use_custom(void *ctx, etch_graph *g, etch_runnable *out) {
     return ETCH_OK;
 }
 
-static void custom_operator_replaces_products(void **state) {
-    (void)state;
+TEST(custom_operator_replaces_products) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = product_kernel, .shape = product_shape};
     const etch_op *op = etch_op_register("backendtest::product(Tensor a, Tensor b) -> Tensor", &d);
     assert_non_null(op);
@@ -667,8 +651,7 @@ static const char *const written_graphs[] = {
     "return %2\n}",
 };
 
-static void aot_equals_eager(void **state) {
-    (void)state;
+TEST(aot_equals_eager) {
     for (int i = 0; i < COUNT_OF(written_graphs); i++) {
         graph *g = etch__graph_parse(written_graphs[i]);
         if (!g) fail_msg("graph %d: %s", i, etch_last_error());
@@ -687,8 +670,7 @@ static etch_tensor *writes(etch_tensor *x) {
     return etch_sum(y);
 }
 
-static void aot_compiles_functions(void **state) {
-    (void)state;
+TEST(aot_compiles_functions) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(writes, .backend = "aot_eager", .fullgraph = true);
         etch_tensor *a = ramp(4, 3), *b = etch_clone(a);
@@ -701,8 +683,7 @@ static void aot_compiles_functions(void **state) {
     }
 }
 
-static void aot_survives_failed_allocations(void **state) {
-    (void)state;
+TEST(aot_survives_failed_allocations) {
     graph *g = etch__graph_parse(written_graphs[0]);
     backend_options options = {0};
     for (int n = 0;; n++) {
@@ -722,8 +703,7 @@ static void aot_survives_failed_allocations(void **state) {
 }
 
 /* Opening, editing and closing fail cleanly at every allocation. */
-static void edits_survive_failed_allocations(void **state) {
-    (void)state;
+TEST(edits_survive_failed_allocations) {
     for (int n = 0;; n++) {
         etch__fail_allocation(n);
         etch_graph *g = etch_graph_parse(sample);
@@ -750,8 +730,7 @@ static etch_tensor *one_break(etch_tensor *x) {
     return etch_mul(z, z);
 }
 
-static void compile_counter_counts(void **state) {
-    (void)state;
+TEST(compile_counter_counts) {
     etch_compile_counts counts, other;
     const char *counter = etch_compile_counter(&counts), *second = etch_compile_counter(&other);
     assert_non_null(counter);
@@ -771,31 +750,4 @@ static void compile_counter_counts(void **state) {
     etch_unregister_backend(second);
     assert_null(etch_compile_counter(NULL));
     etch_clear_error();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(list_backends_shows_all),
-        cmocka_unit_test(runs_the_graph_by_another_backend),
-        cmocka_unit_test(runs_a_function_of_its_own),
-        cmocka_unit_test(outputs_are_taken_over),
-        cmocka_unit_test(failing_backend_runs_eagerly),
-        cmocka_unit_test(bad_registrations),
-        cmocka_unit_test(code_that_owns_functions),
-        cmocka_unit_test(callbacks_may_call),
-        cmocka_unit_test(callbacks_may_remove_themselves),
-        cmocka_unit_test(function_outlives_its_backend),
-        cmocka_unit_test(edited_graphs_run),
-        cmocka_unit_test(text_parses_back),
-        cmocka_unit_test(constants_parse_back),
-        cmocka_unit_test(wrong_edits_are_refused),
-        cmocka_unit_test(outputs_stay_outputs),
-        cmocka_unit_test(custom_operator_replaces_products),
-        cmocka_unit_test(aot_equals_eager),
-        cmocka_unit_test(aot_compiles_functions),
-        cmocka_unit_test(aot_survives_failed_allocations),
-        cmocka_unit_test(edits_survive_failed_allocations),
-        cmocka_unit_test(compile_counter_counts),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

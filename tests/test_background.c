@@ -48,13 +48,12 @@ static void wait_for_arrival(void) {
     pthread_mutex_unlock(&gate);
 }
 
-static int close_gate(void **state) {
-    (void)state;
+static void close_gate(void) {
     set_gate(false);
     fails = false;
     etch_clear_error();
-    return 0;
 }
+EACH_TEST(.before = close_gate)
 
 #define BEHIND_GATE(fn, ...) etch_compile(fn, .backend = "gate", .background = true, ##__VA_ARGS__)
 
@@ -72,8 +71,7 @@ static void check_call(etch_function *f, int64_t rows, double add) {
     assert_same(etch_call(f, x), expected);
 }
 
-static void eager_until_ready(void **state) {
-    (void)state;
+TEST(eager_until_ready) {
     ETCH_SCOPE {
         etch_function *f = BEHIND_GATE(body);
         for (int i = 0; i < 5; i++) check_call(f, 4, i);
@@ -91,8 +89,7 @@ static void eager_until_ready(void **state) {
     }
 }
 
-static void generated_code_from_the_background(void **state) {
-    (void)state;
+TEST(generated_code_from_the_background) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(body, .background = true);
         for (int rows = 1; rows < 8; rows++) {
@@ -120,8 +117,7 @@ static void note_thread(void *ctx) {
     called[end]++;
 }
 
-static void callbacks_fire_from_the_compiling_thread(void **state) {
-    (void)state;
+TEST(callbacks_fire_from_the_compiling_thread) {
     called[0] = called[1] = 0;
     int64_t start = etch_on_compile_start(note_thread, NULL);
     int64_t end = etch_on_compile_end(note_thread, called);
@@ -151,8 +147,7 @@ static void frees(void *ctx) {
 }
 
 /* A callback may free the very function that is being compiled. */
-static void callback_frees_the_function(void **state) {
-    (void)state;
+TEST(callback_frees_the_function) {
     int64_t start = etch_on_compile_start(frees, NULL);
     set_gate(true);
     ETCH_SCOPE {
@@ -166,8 +161,7 @@ static void callback_frees_the_function(void **state) {
 
 /* ---- freeing and resetting ---- */
 
-static void freed_while_compiling(void **state) {
-    (void)state;
+TEST(freed_while_compiling) {
     pthread_t opener;
     ETCH_SCOPE {
         etch_function *f = BEHIND_GATE(body), *other = BEHIND_GATE(body);
@@ -184,8 +178,7 @@ static void freed_while_compiling(void **state) {
     }
 }
 
-static void reset_while_compiling(void **state) {
-    (void)state;
+TEST(reset_while_compiling) {
     ETCH_SCOPE {
         etch_function *f = BEHIND_GATE(body);
         check_call(f, 2, 0);
@@ -201,8 +194,7 @@ static void reset_while_compiling(void **state) {
     }
 }
 
-static void failing_compiles(void **state) {
-    (void)state;
+TEST(failing_compiles) {
     set_gate(true);
     fails = true;
     ETCH_SCOPE {
@@ -229,8 +221,7 @@ static etch_tensor *keeps(etch_tensor *x) {
 }
 
 /* A result that is wanted for the first time: the code is made again, in the background, too. */
-static void recompiles_in_the_background(void **state) {
-    (void)state;
+TEST(recompiles_in_the_background) {
     ETCH_SCOPE {
         etch_function *f = BEHIND_GATE(keeps);
         etch_tensor *x = arange_f32(2, 3), *three = etch_mul_scalar(x, 3), *expected = body(x);
@@ -250,8 +241,7 @@ static void recompiles_in_the_background(void **state) {
     }
 }
 
-static void with_fullgraph_replay_and_stable_after(void **state) {
-    (void)state;
+TEST(with_fullgraph_replay_and_stable_after) {
     ETCH_SCOPE {
         etch_function *f = BEHIND_GATE(body, .fullgraph = true, .replay = true, .stable_after = 2);
         for (int i = 0; i < 6; i++) {
@@ -271,8 +261,7 @@ static etch_tensor *writes_both(etch_tensor *x, etch_tensor *y) {
     return etch_sub(x, y);
 }
 
-static void aliases_and_sizes(void **state) {
-    (void)state;
+TEST(aliases_and_sizes) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(writes_both, .background = true, .backend = "eager");
         for (int i = 0; i < 24; i++) {
@@ -306,8 +295,7 @@ static int status_of(pid_t child) {
     return status;
 }
 
-static void fork_while_compiling(void **state) {
-    (void)state;
+TEST(fork_while_compiling) {
     SKIP_UNDER_TSAN;
     ETCH_SCOPE {
         etch_function *f = BEHIND_GATE(body);
@@ -335,9 +323,9 @@ static void fork_while_compiling(void **state) {
     }
 }
 
-/* Three compiles are asked for; exit waits for the one that has begun. */
-static void exit_while_compiling(void **state) {
-    (void)state;
+/* Three compiles are asked for; exit waits for the one that has begun. First: this process has no
+ * thread of its own yet. */
+TEST(exit_while_compiling, .first = true) {
     for (int free_first = 0; free_first < 2; free_first++) {
         pid_t child = fork();
         if (!child) {
@@ -371,8 +359,7 @@ static void *calls(void *arg) {
     return NULL;
 }
 
-static void many_threads(void **state) {
-    (void)state;
+TEST(many_threads) {
     pthread_t t[4];
     etch_function *f = etch_compile(body, .background = true, .backend = "eager");
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&t[i], NULL, calls, f), 0);
@@ -383,24 +370,8 @@ static void many_threads(void **state) {
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 
-int main(void) {
-#define GATED(name) cmocka_unit_test_setup(name, close_gate)
-    const struct CMUnitTest tests[] = {
-        GATED(exit_while_compiling), /* before this process has a thread of its own */
-        GATED(eager_until_ready),
-        GATED(generated_code_from_the_background),
-        GATED(callbacks_fire_from_the_compiling_thread),
-        GATED(callback_frees_the_function),
-        GATED(freed_while_compiling),
-        GATED(reset_while_compiling),
-        GATED(failing_compiles),
-        GATED(recompiles_in_the_background),
-        GATED(with_fullgraph_replay_and_stable_after),
-        GATED(aliases_and_sizes),
-        GATED(fork_while_compiling),
-        GATED(many_threads),
-    };
+int main(int argc, char **argv) {
     if (etch_register_backend("gate", waits, NULL) != ETCH_OK) return 1;
     etch_set_log_sink(drop_line, NULL);
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

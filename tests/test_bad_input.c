@@ -49,14 +49,13 @@ static void assert_usable(void) {
     assert_int_equal(etch_last_status(), ETCH_OK);
 }
 
-static int leave_nothing(void **state) {
-    (void)state;
+static void leave_nothing(void) {
     assert_usable();
     etch_memory_stats m = etch_memory();
     assert_int_equal(m.tensors, 0);
     assert_int_equal(m.bytes_live, 0);
-    return 0;
 }
+EACH_TEST(.after = leave_nothing)
 
 static etch_tensor *f32(int64_t rows, int64_t columns) {
     return etch_ones(ETCH_F32, ETCH_SHAPE(rows, columns));
@@ -66,8 +65,7 @@ static etch_tensor *f32(int64_t rows, int64_t columns) {
 
 /* ---- base.h ---- */
 
-static void test_base(void **state) {
-    (void)state;
+TEST(base) {
     assert_string_equal(etch_status_name((etch_status)-3), "unknown");
     assert_string_equal(etch_status_name((etch_status)9999), "unknown");
     assert_string_equal(etch_dtype_name(BAD_DTYPE), "unknown");
@@ -84,8 +82,7 @@ static void test_base(void **state) {
 
 /* ---- tensor.h: scopes and ownership ---- */
 
-static void test_scopes(void **state) {
-    (void)state;
+TEST(scopes) {
     NO_RESULT(etch_keep(NULL), ETCH_ERR_NULL, "NULL");
     etch_scope_end(-1);
     etch_scope_end(12345);
@@ -108,8 +105,7 @@ static void test_scopes(void **state) {
     }
 }
 
-static void test_outer_scope_closed_first(void **state) {
-    (void)state;
+TEST(outer_scope_closed_first) {
     int64_t outer = etch_scope_begin(), inner = etch_scope_begin();
     assert_non_null(f32(2, 2));
     etch_scope_end(outer);
@@ -120,8 +116,7 @@ static void test_outer_scope_closed_first(void **state) {
 
 /* ---- tensor.h: queries ---- */
 
-static void test_queries(void **state) {
-    (void)state;
+TEST(queries) {
     FAILS_IF(etch_dtype_of(NULL) == ETCH_DTYPE_COUNT, ETCH_ERR_NULL, "NULL");
     FAILS_IF(etch_ndim(NULL) == -1, ETCH_ERR_NULL, "NULL");
     FAILS_IF(etch_size(NULL, 0) == -1, ETCH_ERR_NULL, "NULL");
@@ -151,8 +146,7 @@ static void test_queries(void **state) {
 static int freed;
 static void count_free(void *ctx) { (void)ctx, freed++; }
 
-static void test_memory_in(void **state) {
-    (void)state;
+TEST(memory_in) {
     static float data[8];
     etch_shape nine = {9, {1, 1, 1, 1, 1, 1, 1, 1}}, negative = {-1, {0}};
     int64_t huge = (int64_t)1 << 40;
@@ -188,8 +182,7 @@ static void test_memory_in(void **state) {
     assert_int_equal(freed, 1);
 }
 
-static void test_npy(void **state) {
-    (void)state;
+TEST(npy) {
     char path[] = "/tmp/etch-bad-XXXXXX";
     int fd = mkstemp(path);
     assert_true(fd >= 0 && write(fd, "no numpy file at all", 20) == 20);
@@ -211,8 +204,7 @@ static void test_npy(void **state) {
 
 /* ---- tensor.h: memory out ---- */
 
-static void test_memory_out(void **state) {
-    (void)state;
+TEST(memory_out) {
     float to[8];
     ETCH_SCOPE {
         etch_tensor *x = f32(2, 3), *empty = etch_zeros(ETCH_F32, ETCH_SHAPE(0));
@@ -243,8 +235,7 @@ static void test_memory_out(void **state) {
 }
 
 /* ETCH_NONE is a tensor only where an argument is optional. */
-static void test_none_is_no_tensor(void **state) {
-    (void)state;
+TEST(none_is_no_tensor) {
     char text[8];
     etch_function *f = etch_compile(double_body);
     ETCH_SCOPE {
@@ -261,8 +252,7 @@ static void test_none_is_no_tensor(void **state) {
     etch_function_free(f);
 }
 
-static void test_threads_setting(void **state) {
-    (void)state;
+TEST(threads_setting) {
     int before = etch_num_threads();
     NO_SUCCESS(etch_set_num_threads(0), ETCH_ERR_INVALID_ARGUMENT, "threads|0");
     NO_SUCCESS(etch_set_num_threads(-4), ETCH_ERR_INVALID_ARGUMENT, "-4");
@@ -321,8 +311,7 @@ static bool call_with(const etch_op *op, etch_tensor *x, int bad, etch_tensor *i
     return true;
 }
 
-static void test_every_operator_null(void **state) {
-    (void)state;
+TEST(every_operator_null) {
     int count, checked = 0;
     const etch_op *const *ops = etch_op_list(&count);
     etch_tensor *out;
@@ -343,8 +332,7 @@ static void test_every_operator_null(void **state) {
 }
 
 /* The first error stays the one that is told. */
-static void test_first_error_is_kept(void **state) {
-    (void)state;
+TEST(first_error_is_kept) {
     ETCH_SCOPE {
         etch_tensor *x = f32(2, 3);
         FAILS_IF(!etch_exp(etch_neg(etch_mm(x, x))), ETCH_ERR_SHAPE, "mm|[2, 3]");
@@ -376,8 +364,7 @@ static void *without_scope(void *arg) {
     return NULL;
 }
 
-static void test_every_operator_without_scope(void **state) {
-    (void)state;
+TEST(every_operator_without_scope) {
     pthread_t thread;
     void *wrong;
     ETCH_SCOPE {
@@ -390,8 +377,7 @@ static void test_every_operator_without_scope(void **state) {
 
 /* ---- operators: shapes, dtypes, dimensions ---- */
 
-static void test_shapes(void **state) {
-    (void)state;
+TEST(shapes) {
     int64_t huge = (int64_t)1 << 40;
     ETCH_SCOPE {
         etch_tensor *a = f32(2, 3), *b = f32(3, 4), *v = etch_ones(ETCH_F32, ETCH_SHAPE(5));
@@ -444,8 +430,7 @@ static void test_shapes(void **state) {
     }
 }
 
-static void test_dtypes(void **state) {
-    (void)state;
+TEST(dtypes) {
     ETCH_SCOPE {
         etch_tensor *f = f32(2, 2), *d = etch_to(f, ETCH_F64), *i = etch_to(f, ETCH_I32);
         etch_tensor *z = etch_to(f, ETCH_BOOL);
@@ -470,8 +455,7 @@ static void test_dtypes(void **state) {
     }
 }
 
-static void test_dimensions(void **state) {
-    (void)state;
+TEST(dimensions) {
     ETCH_SCOPE {
         etch_tensor *a = f32(2, 3), *list[] = {a, a};
         NO_RESULT(etch_sum_dim(a, ETCH_DIMS(2), false), ETCH_ERR_DIM_RANGE, "sum|-2|1|got 2");
@@ -509,8 +493,7 @@ static etch_scalar of_kind(int kind) {
 }
 
 /* Every scalar argument of every operator, by name. */
-static void test_scalar_kinds_boxed(void **state) {
-    (void)state;
+TEST(scalar_kinds_boxed) {
     int count, checked = 0;
     const etch_op *const *ops = etch_op_list(&count);
     ETCH_SCOPE {
@@ -548,8 +531,7 @@ static etch_status pass_kind(void *ctx, const etch_op *op, const etch_value *arg
 }
 
 /* Through the functions, in compiled code at every call, and from a mode's handler. */
-static void test_scalar_kinds_of_calls(void **state) {
-    (void)state;
+TEST(scalar_kinds_of_calls) {
     for (int k = 0; k < COUNT_OF(bad_kinds); k++)
         ETCH_SCOPE {
             etch_scalar bad = of_kind(bad_kinds[k]);
@@ -584,8 +566,7 @@ static etch_status scalar_kernel(void *ctx, const etch_op *op, const etch_value 
 }
 
 /* To operators of the user's, and into graphs. */
-static void test_scalar_kinds_of_users(void **state) {
-    (void)state;
+TEST(scalar_kinds_of_users) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = scalar_kernel};
     const etch_op *op =
         etch_op_register("bad::kinds(Tensor(a!) x, Scalar factor) -> Tensor(a!)", &d);
@@ -608,8 +589,7 @@ static void test_scalar_kinds_of_users(void **state) {
 
 /* ---- released and failed handles ---- */
 
-static void test_released(void **state) {
-    (void)state;
+TEST(released) {
 #ifdef NDEBUG
     skip();
 #else
@@ -630,8 +610,7 @@ static void test_released(void **state) {
 
 /* ---- debug.h ---- */
 
-static void test_debug(void **state) {
-    (void)state;
+TEST(debug) {
     assert_int_equal(etch_function_counters(NULL).calls, 0);
     NO_SUCCESS(etch_set_logs(NULL), ETCH_ERR_NULL, "etch_set_logs");
     NO_SUCCESS(etch_set_logs("graph,nonsense"), ETCH_ERR_NOT_FOUND, "nonsense|help");
@@ -644,8 +623,7 @@ static void test_debug(void **state) {
     etch_clear_error();
 }
 
-static void test_boxed_calls(void **state) {
-    (void)state;
+TEST(boxed_calls) {
     const etch_op *add = etch_op_find("add.Tensor"), *cat = etch_op_find("cat");
     ETCH_SCOPE {
         etch_tensor *x = f32(2, 2), *out[2] = {x, x};
@@ -683,8 +661,7 @@ static etch_status two_body(void *ctx, etch_tensor *const *in, int nin, etch_ten
     return ETCH_OK;
 }
 
-static void test_options(void **state) {
-    (void)state;
+TEST(options) {
     NO_RESULT(etch_compile_fn0(NULL, NULL), ETCH_ERR_NULL, "etch_compile|NULL");
     NO_RESULT(etch_compile_fn1(NULL, NULL), ETCH_ERR_NULL, "NULL");
     NO_RESULT(etch_compile_n(NULL, NULL), ETCH_ERR_NULL, "NULL");
@@ -721,8 +698,7 @@ static void test_options(void **state) {
     etch_reset(NULL);
 }
 
-static void test_arity(void **state) {
-    (void)state;
+TEST(arity) {
     etch_function *f = etch_compile(double_body), *n = etch_compile(two_body);
     ETCH_SCOPE {
         etch_tensor *x = f32(2, 2), *in[] = {x, NULL}, *out[2];
@@ -746,8 +722,7 @@ static void test_arity(void **state) {
     etch_function_free(n);
 }
 
-static void test_sites_and_callbacks(void **state) {
-    (void)state;
+TEST(sites_and_callbacks) {
     static etch_call_site site = {__FILE__, __LINE__, NULL}, nameless = {NULL, 3, NULL};
     NO_RESULT(etch_site_fn1(&site, NULL), ETCH_ERR_NULL, "NULL");
     NO_RESULT(etch_site_fn1(NULL, double_body), ETCH_ERR_NULL, "site");
@@ -838,8 +813,7 @@ MAKE(make_forgetful, etch_compile_n, forgetful_body)
 MAKE(make_opens, etch_compile_fn1, opens_body)
 MAKE(make_keeps, etch_compile_fn1, keeps_body)
 
-static void test_bodies(void **state) {
-    (void)state;
+TEST(bodies) {
     check_body(make_null, ETCH_ERR_USER, "bad|NULL");
     check_body(make_error, ETCH_ERR_SHAPE, "mm");
     check_body(make_status, ETCH_ERR_INDEX, "bad|index");
@@ -859,8 +833,7 @@ static etch_tensor *closes_body(etch_tensor *x) {
 }
 MAKE(make_closes, etch_compile_fn1, closes_body)
 
-static void test_body_closes_scopes(void **state) {
-    (void)state;
+TEST(body_closes_scopes) {
     for (int kind = 0; kind < 4; kind++)
         for (int outer = 0; outer < 2; outer++) {
             etch_compile_options o = {
@@ -893,8 +866,7 @@ static etch_tensor *ignores_body(etch_tensor *x) {
     return z ? z : etch_neg(x);
 }
 
-static void test_errors_inside_that_are_ignored(void **state) {
-    (void)state;
+TEST(errors_inside_that_are_ignored) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(ignores_body, .backend = test_backends[b]);
@@ -930,8 +902,7 @@ static etch_tensor *misuses_body(etch_tensor *x) {
     return etch_neg(y);
 }
 
-static void test_misuse_inside_ends_no_segment(void **state) {
-    (void)state;
+TEST(misuse_inside_ends_no_segment) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(misuses_body, .backend = test_backends[b]);
@@ -959,8 +930,7 @@ static etch_status nop_kernel(void *ctx, const etch_op *op, const etch_value *ar
     return ETCH_OK;
 }
 
-static void test_modes(void **state) {
-    (void)state;
+TEST(modes) {
     NO_RESULT(etch_mode_new(NULL, NULL), ETCH_ERR_NULL, "NULL");
     FAILS_IF(etch_mode_push(NULL) != ETCH_OK, ETCH_ERR_NULL, "NULL");
     FAILS_IF(etch_mode_pop(NULL) != ETCH_OK, ETCH_ERR_NULL, "NULL");
@@ -986,8 +956,7 @@ static void test_modes(void **state) {
     etch_clear_error();
 }
 
-static void test_custom_operators(void **state) {
-    (void)state;
+TEST(custom_operators) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = nop_kernel};
     NO_RESULT(etch_op_register(NULL, &d), ETCH_ERR_NULL, "NULL");
     NO_RESULT(etch_op_register("bad::a(Tensor x) -> Tensor", NULL), ETCH_ERR_NULL, "NULL");
@@ -1038,8 +1007,7 @@ static void check_text(int which, const void *thing) {
     assert_memory_equal(small + 4, "\0xxx", 4);
 }
 
-static void test_text_without_buffer(void **state) {
-    (void)state;
+TEST(text_without_buffer) {
     etch_function *f = etch_compile(double_body, .backend = "eager");
     etch_graph *g = one_call();
     etch_mode *times = etch_profiling_mode((etch_line_sink){NULL, NULL});
@@ -1061,8 +1029,7 @@ static void test_text_without_buffer(void **state) {
     etch_function_free(f);
 }
 
-static void test_arrays_without_memory(void **state) {
-    (void)state;
+TEST(arrays_without_memory) {
     etch_graph *g = one_call();
     etch_value v = {NULL, ETCH_VALUE_TENSOR, {.tensor = etch_node_value(etch_graph_input(g, 0))}};
     etch_node *n = etch_graph_insert(g, NULL, etch_op_find("neg"), &v, 1);
@@ -1087,8 +1054,7 @@ static etch_status no_backend(void *ctx, etch_graph *g, etch_runnable *out) {
     return ETCH_ERR_UNSUPPORTED;
 }
 
-static void test_backends_of_users(void **state) {
-    (void)state;
+TEST(backends_of_users) {
     NO_RESULT(etch_graph_parse(NULL), ETCH_ERR_NULL, "etch_");
     NO_RESULT(etch_graph_parse("nonsense"), ETCH_ERR_FORMAT, "line 1");
     NO_RESULT(etch_graph_parse(""), ETCH_ERR_FORMAT, "");
@@ -1119,45 +1085,4 @@ static void test_backends_of_users(void **state) {
     NO_RESULT(etch_graph_input(NULL, 0), ETCH_ERR_INVALID_ARGUMENT, "etch_graph_input");
     NO_RESULT(etch_graph_node_of(NULL, NULL), ETCH_ERR_NOT_FOUND, "graph");
     etch_clear_error();
-}
-
-#define BAD(test) cmocka_unit_test_teardown(test, leave_nothing)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        BAD(test_base),
-        BAD(test_scopes),
-        BAD(test_outer_scope_closed_first),
-        BAD(test_queries),
-        BAD(test_memory_in),
-        BAD(test_npy),
-        BAD(test_memory_out),
-        BAD(test_none_is_no_tensor),
-        BAD(test_threads_setting),
-        BAD(test_every_operator_null),
-        BAD(test_first_error_is_kept),
-        BAD(test_every_operator_without_scope),
-        BAD(test_shapes),
-        BAD(test_dtypes),
-        BAD(test_dimensions),
-        BAD(test_scalar_kinds_boxed),
-        BAD(test_scalar_kinds_of_calls),
-        BAD(test_scalar_kinds_of_users),
-        BAD(test_released),
-        BAD(test_debug),
-        BAD(test_boxed_calls),
-        BAD(test_options),
-        BAD(test_arity),
-        BAD(test_sites_and_callbacks),
-        BAD(test_bodies),
-        BAD(test_body_closes_scopes),
-        BAD(test_errors_inside_that_are_ignored),
-        BAD(test_misuse_inside_ends_no_segment),
-        BAD(test_modes),
-        BAD(test_custom_operators),
-        BAD(test_text_without_buffer),
-        BAD(test_arrays_without_memory),
-        BAD(test_backends_of_users),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,13 +1,7 @@
 /* Boxed calls: by name, by position and by schema name, in the normal form of the typed functions;
  * a clear error for each wrong call. A kernel of the test's own shows the normal form that arrives.
  */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
+#include "etch_test.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/schema.h"
 
@@ -36,10 +30,8 @@ static etch_status show(const op_call *call, etch_tensor *const *out) {
     return ETCH_OK;
 }
 
-static int set_up(void **state) {
-    (void)state;
+static void register_kernels(void) {
     for (int i = 0; i < OP_COUNT; i++) etch__register_kernel(i, show);
-    return 0;
 }
 
 static void assert_same(const arrived *a, const arrived *b) {
@@ -111,8 +103,7 @@ static etch_tensor *ones(int64_t n, int64_t m) {
 
 /* ---- finding ---- */
 
-static void finds_operators(void **state) {
-    (void)state;
+TEST(finds_operators) {
     assert_ptr_equal(etch_op_find("add.Tensor"), &etch__ops[OP_ADD_TENSOR]);
     assert_ptr_equal(etch_op_find("aten::add.Tensor"), &etch__ops[OP_ADD_TENSOR]);
     assert_ptr_equal(etch_op_find("add"), &etch__ops[OP_ADD_TENSOR]);
@@ -135,8 +126,7 @@ static void finds_operators(void **state) {
     etch_clear_error();
 }
 
-static void lists_and_schemas(void **state) {
-    (void)state;
+TEST(lists_and_schemas) {
     int count = 0;
     const etch_op *const *list = etch_op_list(&count);
     assert_int_equal(count, OP_COUNT);
@@ -170,8 +160,7 @@ static void lists_and_schemas(void **state) {
 
 /* ---- calling ---- */
 
-static void arrives_as_the_typed_call(void **state) {
-    (void)state;
+TEST(arrives_as_the_typed_call) {
     ETCH_SCOPE {
         etch_tensor *a = ones(2, 3), *b = ones(2, 3), *c = ones(3, 2);
         SAME(etch_add(a, b), "add.Tensor", tensor(a), tensor(b));
@@ -206,8 +195,7 @@ static void arrives_as_the_typed_call(void **state) {
     }
 }
 
-static void views_and_composites(void **state) {
-    (void)state;
+TEST(views_and_composites) {
     ETCH_SCOPE {
         etch_tensor *a = ones(4, 6);
         assert_int_equal(CALL("slice", tensor(a), integer(1), none(), integer(4), integer(2)),
@@ -223,8 +211,7 @@ static void views_and_composites(void **state) {
     }
 }
 
-static void random_numbers_go_on(void **state) {
-    (void)state;
+TEST(random_numbers_go_on) {
     ETCH_SCOPE {
         assert_int_equal(CALL("randn", ints(ETCH_DIMS(2, 3))), ETCH_OK);
         assert_int_equal(last.nsc, 2);
@@ -235,8 +222,7 @@ static void random_numbers_go_on(void **state) {
     }
 }
 
-static void wrong_calls(void **state) {
-    (void)state;
+TEST(wrong_calls) {
     const etch_status bad = ETCH_ERR_INVALID_ARGUMENT;
     ETCH_SCOPE {
         etch_tensor *a = ones(2, 3), *b = ones(2, 4);
@@ -283,11 +269,7 @@ static void wrong_calls(void **state) {
     etch_clear_error();
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(finds_operators),           cmocka_unit_test(lists_and_schemas),
-        cmocka_unit_test(arrives_as_the_typed_call), cmocka_unit_test(views_and_composites),
-        cmocka_unit_test(random_numbers_go_on),      cmocka_unit_test(wrong_calls),
-    };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+int main(int argc, char **argv) {
+    register_kernels();
+    return run_suite(argc, argv);
 }

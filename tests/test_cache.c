@@ -42,9 +42,8 @@ static void hits(void) {
     CHECK(etch_counters().kernels_compiled == 0 && etch_counters().cache_hits == 1);
 }
 
-static void test_hit(void **unused) {
+TEST(hit) {
     struct stat s;
-    (void)unused;
     in_child(compiles);
     assert_int_equal(stat(cache, &s), 0);
     assert_int_equal(s.st_mode & 0777, 0700);
@@ -69,8 +68,7 @@ static void flip(const char *path, off_t at) {
     close(fd);
 }
 
-static void test_damaged(void **unused) {
-    (void)unused;
+TEST(damaged) {
     in_child(compiles);
     off_t n = size_of(only_object());
     const off_t places[] = {0, 64, n / 2, n - 200, n - 30, n - 12, n - 1};
@@ -93,9 +91,8 @@ static void other_is_compiled(void) {
     CHECK(works(2));
     CHECK(etch_counters().kernels_compiled == 1);
 }
-static void test_same_name_other_key(void **unused) {
+TEST(same_name_other_key) {
     char first[256], second[256];
-    (void)unused;
     in_child(compiles);
     snprintf(first, sizeof first, "%s/one", test_dir);
     assert_int_equal(rename(only_object(), first), 0);
@@ -105,9 +102,8 @@ static void test_same_name_other_key(void **unused) {
     in_child(other_is_compiled);
 }
 
-static void test_symlink(void **unused) {
+TEST(symlink) {
     char target[256];
-    (void)unused;
     in_child(compiles);
     snprintf(target, sizeof target, "%s/target", test_dir);
     assert_int_equal(rename(only_object(), target), 0);
@@ -117,8 +113,7 @@ static void test_symlink(void **unused) {
     unlink(target);
 }
 
-static void test_writable_by_others(void **unused) {
-    (void)unused;
+TEST(writable_by_others) {
     in_child(compiles);
     assert_int_equal(chmod(only_object(), 0622), 0);
     in_child(compiles);
@@ -144,8 +139,7 @@ static void check_unusable(void) {
 }
 
 /* What others may read is used; where they may write, it is not, and one warning says so. */
-static void test_readable_folder(void **unused) {
-    (void)unused;
+TEST(readable_folder) {
     assert_int_equal(mkdir(cache, 0755), 0);
     assert_int_equal(chmod(cache, 0755), 0);
     in_child(compiles);
@@ -167,8 +161,7 @@ static void warns_once(void) {
     CHECK(warned == 1);
 }
 
-static void test_open_folder(void **unused) {
-    (void)unused;
+TEST(open_folder) {
     assert_int_equal(mkdir(cache, 0755), 0);
     assert_int_equal(chmod(cache, 0775), 0);
     in_child(warns_once);
@@ -176,23 +169,20 @@ static void test_open_folder(void **unused) {
     assert_int_equal(entries(cache), 0);
 }
 
-static void test_foreign_folder(void **unused) {
-    (void)unused;
+TEST(foreign_folder) {
     assert_int_equal(mkdir(cache, 0700), 0);
     if (chown(cache, 12345, (gid_t)-1) != 0) skip(); /* needs root */
     check_unusable();
     assert_int_equal(entries(cache), 0);
 }
 
-static void test_folder_is_a_file(void **unused) {
-    (void)unused;
+TEST(folder_is_a_file) {
     close(open(cache, O_CREAT | O_WRONLY, 0600));
     check_unusable();
     unlink(cache);
 }
 
-static void test_switched_off(void **unused) {
-    (void)unused;
+TEST(switched_off) {
     setenv("ETCH_CACHE_SIZE", "0", 1);
     check_unusable();
     assert_int_equal(entries(cache), 0);
@@ -206,22 +196,20 @@ static void does_not_load(void) {
 }
 
 /* What the helper says is done is looked at, before it is loaded and before others find it. */
-static void test_helper_lies(void **unused) {
+TEST(helper_lies) {
     const char *const kinds[] = {"empty", "gone", "fifo", "folder", "link"};
-    (void)unused;
     for (int i = 0; i < COUNT_OF(kinds); i++) {
         lie(kinds[i]);
         in_child(does_not_load);
         assert_int_equal(entries(cache), 0);
     }
-    set_up(NULL);
+    set_up();
     in_child(compiles);
     in_child(hits);
 }
 
-static void test_object_cut_short(void **unused) {
+TEST(object_cut_short) {
     char good[256], bytes[32];
-    (void)unused;
     in_child(compiles);
     snprintf(good, sizeof good, "%s/good", test_dir);
     off_t n = size_of(only_object());
@@ -256,8 +244,7 @@ static void make_other(const char *path, int kind) {
     close(fd);
 }
 
-static void test_entry_is_no_file(void **unused) {
-    (void)unused;
+TEST(entry_is_no_file) {
     in_child(compiles);
     for (int kind = 0; kind < 4; kind++) {
         make_other(only_object(), kind);
@@ -274,8 +261,7 @@ static void cut_while_loaded(void) {
     CHECK(truncate(object_path, 0) == 0 && computes(l, 1));
     etch__kernel_release(l);
 }
-static void test_cut_while_loaded(void **unused) {
-    (void)unused;
+TEST(cut_while_loaded) {
     in_child(compiles);
     only_object();
     in_child(cut_while_loaded);
@@ -319,8 +305,7 @@ static void no_files_for_both(void) {
     limit_files(RLIM_INFINITY);
     CHECK(works(4));
 }
-static void test_limit_on_files(void **unused) {
-    (void)unused;
+TEST(limit_on_files) {
     in_child(no_files_for_us);
     assert_int_equal(entries(cache), 3);
     in_child(no_files_for_both);
@@ -338,8 +323,7 @@ static void wiped(void) {
     }
     CHECK(works(7) && etch_counters().kernels_compiled == 4);
 }
-static void test_wiped_folder(void **unused) {
-    (void)unused;
+TEST(wiped_folder) {
     in_child(wiped);
     assert_int_equal(entries(cache), 1);
 }
@@ -359,8 +343,7 @@ static void last_two_hit(void) {
     CHECK(works(0));
     CHECK(etch_counters().kernels_compiled == 1);
 }
-static void test_bound(void **unused) {
-    (void)unused;
+TEST(bound) {
     in_child(compiles);
     long long limit = (long long)size_of(only_object()) * 5 / 2;
     unlink(object_path);
@@ -437,8 +420,7 @@ static void fills_up(void) {
     CHECK(total() > LIMIT - 3 * LIMIT / 64);
     for (int i = 0; i < 1000; i++) CHECK(i > 560 ? i < 720 || there(i) : !there(i));
 }
-static void test_many_stores(void **unused) {
-    (void)unused;
+TEST(many_stores) {
     set_limit(LIMIT);
     in_child(fills_up);
 }
@@ -446,10 +428,9 @@ static void test_many_stores(void **unused) {
 static void last_is_there(void) { CHECK(there(399) || there(1399) || there(2399) || there(3399)); }
 
 /* Each may be a share above; the last file of all is one of the four last ones. */
-static void test_many_processes(void **unused) {
+TEST(many_processes) {
     pid_t children[4];
     int status = -1;
-    (void)unused;
     set_limit(LIMIT);
     for (int c = 0; c < COUNT_OF(children); c++) {
         if ((children[c] = fork()) != 0) continue;
@@ -480,9 +461,8 @@ static void a_listing(void) {
 }
 static void first(void) { store(1); }
 
-static void test_stamp(void **unused) {
+TEST(stamp) {
     const int fresh[] = {0, -40, 40}, old[] = {-61, -100000, 80, 100000};
-    (void)unused;
     set_limit(LIMIT);
     in_child(first);
     for (int i = 0; i < COUNT_OF(fresh); i++) {
@@ -509,8 +489,7 @@ static void share(void) {
     CHECK(!planted());
     for (int i = 0; i < 6; i++) CHECK(there(10 + i));
 }
-static void test_share(void **unused) {
-    (void)unused;
+TEST(share) {
     set_limit(LIMIT);
     in_child(first);
     plant();
@@ -522,8 +501,7 @@ static void listed_each_time(void) {
     store(4);
     CHECK(there(4) && !planted());
 }
-static void test_stamp_is_no_file(void **unused) {
-    (void)unused;
+TEST(stamp_is_no_file) {
     set_limit(LIMIT);
     in_child(first);
     for (int kind = 0; kind < 3; kind++) {
@@ -541,8 +519,7 @@ static void only_clear(void) { etch_cache_clear(); }
 
 /* What killed helpers left goes at a listing, what running ones hold does not, nor do other
  * people's files. */
-static void test_leftovers(void **unused) {
-    (void)unused;
+TEST(leftovers) {
     set_limit(LIMIT);
     in_child(first);
     assert_int_equal(mkdir(in_cache("tmp-old"), 0700), 0);
@@ -565,8 +542,7 @@ static void cannot_write(void) {
     store(5);
     CHECK(!there(5) && !*etch_last_error());
 }
-static void test_unwritable_folder(void **unused) {
-    (void)unused;
+TEST(unwritable_folder) {
     assert_int_equal(chmod(test_dir, 0711), 0);
     assert_int_equal(mkdir(cache, 0500), 0);
     if (geteuid() == 0) assert_int_equal(chown(cache, 12345, 12345), 0);
@@ -582,17 +558,15 @@ static void clear(void) {
     CHECK(works(7)); /* still in memory */
     CHECK(entries(cache) == 0);
 }
-static void test_clear(void **unused) {
-    (void)unused;
+TEST(clear) {
     in_child(four);
     assert_int_equal(entries(cache), 4);
     in_child(clear);
     assert_int_equal(entries(cache), 0);
 }
 
-static void test_default_folders(void **unused) {
+TEST(default_folders) {
     char path[128];
-    (void)unused;
     unsetenv("ETCH_CACHE_DIR");
     setenv("XDG_CACHE_HOME", test_dir, 1);
     in_child(compiles);
@@ -606,10 +580,9 @@ static void test_default_folders(void **unused) {
 }
 
 /* As of the account of a service. */
-static void test_home_that_is_not_there(void **unused) {
+TEST(home_that_is_not_there) {
     char home[128];
     struct stat s;
-    (void)unused;
     unsetenv("ETCH_CACHE_DIR");
     snprintf(home, sizeof home, "%s/no-home", test_dir);
     setenv("HOME", home, 1);
@@ -617,39 +590,10 @@ static void test_home_that_is_not_there(void **unused) {
     assert_int_equal(stat(home, &s), -1);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_hit, set_up),
-        cmocka_unit_test_setup(test_damaged, set_up),
-        cmocka_unit_test_setup(test_same_name_other_key, set_up),
-        cmocka_unit_test_setup(test_symlink, set_up),
-        cmocka_unit_test_setup(test_writable_by_others, set_up),
-        cmocka_unit_test_setup(test_readable_folder, set_up),
-        cmocka_unit_test_setup(test_open_folder, set_up),
-        cmocka_unit_test_setup(test_foreign_folder, set_up),
-        cmocka_unit_test_setup(test_folder_is_a_file, set_up),
-        cmocka_unit_test_setup(test_switched_off, set_up),
-        cmocka_unit_test_setup(test_helper_lies, set_up),
-        cmocka_unit_test_setup(test_object_cut_short, set_up),
-        cmocka_unit_test_setup(test_entry_is_no_file, set_up),
-        cmocka_unit_test_setup(test_cut_while_loaded, set_up),
-        cmocka_unit_test_setup(test_limit_on_files, set_up),
-        cmocka_unit_test_setup(test_wiped_folder, set_up),
-        cmocka_unit_test_setup(test_bound, set_up),
-        cmocka_unit_test_setup(test_many_stores, set_up),
-        cmocka_unit_test_setup(test_many_processes, set_up),
-        cmocka_unit_test_setup(test_stamp, set_up),
-        cmocka_unit_test_setup(test_share, set_up),
-        cmocka_unit_test_setup(test_stamp_is_no_file, set_up),
-        cmocka_unit_test_setup(test_leftovers, set_up),
-        cmocka_unit_test_setup(test_unwritable_folder, set_up),
-        cmocka_unit_test_setup(test_clear, set_up),
-        cmocka_unit_test_setup(test_default_folders, set_up),
-        cmocka_unit_test_setup(test_home_that_is_not_there, set_up),
-    };
+int main(int argc, char **argv) {
     if (getenv("ETCH_TEST_HELPER")) return false_helper(getenv("ETCH_TEST_HELPER"));
     if (make_test_dir()) return 1;
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_suite(argc, argv);
     etch__remove_tree(test_dir);
     return failed;
 }

@@ -330,4 +330,4 @@ static const case_row rows[] = {
          AFTER("f32[4]{8 0 0 0}")),
 };
 
-CASES_MAIN(rows, NULL, 0)
+CASES_MAIN(rows)

@@ -104,8 +104,7 @@ static etch_status twice_as_much(void *ctx, const etch_op *op, const etch_value 
 static etch_tensor *copy_of(etch_tensor *x) { return etch_clone(x); }
 
 /* A mode that doubles every result, entered before the first call, and after a compile. */
-static void pt_115653_mode_over_a_compiled_clone(void **state) {
-    (void)state;
+TEST(pt_115653_mode_over_a_compiled_clone) {
     etch_mode *mode = etch_mode_new(twice_as_much, NULL, .name = "twice");
     ETCH_SCOPE {
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE());
@@ -129,8 +128,7 @@ static etch_tensor *adds_random(etch_tensor *x) {
 }
 
 /* Compiled and eager give one stream from one seed, call after call. */
-static void tg_f2f039cc0f_one_stream_of_random_numbers(void **state) {
-    (void)state;
+TEST(tg_f2f039cc0f_one_stream_of_random_numbers) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(adds_random);
         etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(3)), *eager[5];
@@ -147,8 +145,7 @@ static void tg_f2f039cc0f_one_stream_of_random_numbers(void **state) {
 static etch_tensor *assigns_all(etch_tensor *x) { return etch_copy_(x, etch_add_scalar(x, 1)); }
 
 /* x <- x + 1 keeps its memory, however often. */
-static void tg_f2f039cc0f_full_assignment_keeps_the_buffer(void **state) {
-    (void)state;
+TEST(tg_f2f039cc0f_full_assignment_keeps_the_buffer) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(assigns_all);
         etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(100));
@@ -180,8 +177,7 @@ static long long compiled_with(const char *variable, const char *value) {
 }
 
 /* Code for another processor is not loaded: it is built for the one at hand. */
-static void pt_121516_cache_of_another_processor(void **state) {
-    (void)state;
+TEST(pt_121516_cache_of_another_processor) {
     ONLY_ON_CPU();
     assert_int_equal(compiled_with("ETCH_NUM_THREADS", "1"), 0);
     const char *isa = etch__cpu_isa() == CPU_ISA_BASELINE ? "avx2" : "baseline";
@@ -190,8 +186,7 @@ static void pt_121516_cache_of_another_processor(void **state) {
 }
 
 /* Another compiler of kernels: one byte more is another helper. */
-static void af_3182_cache_of_another_compiler(void **state) {
-    (void)state;
+TEST(af_3182_cache_of_another_compiler) {
     ONLY_ON_CPU();
     char helper[96], command[512];
     snprintf(helper, sizeof helper, "%s/helper", case_dir);
@@ -202,12 +197,4 @@ static void af_3182_cache_of_another_compiler(void **state) {
     assert_int_equal(compiled_with("ETCH_JIT", helper), 0);
 }
 
-static const struct CMUnitTest others[] = {
-    cmocka_unit_test(pt_115653_mode_over_a_compiled_clone),
-    cmocka_unit_test(tg_f2f039cc0f_one_stream_of_random_numbers),
-    cmocka_unit_test(tg_f2f039cc0f_full_assignment_keeps_the_buffer),
-    cmocka_unit_test(pt_121516_cache_of_another_processor),
-    cmocka_unit_test(af_3182_cache_of_another_compiler),
-};
-
-CASES_MAIN(rows, others, (int)(sizeof others / sizeof others[0]))
+CASES_MAIN(rows)

@@ -116,4 +116,4 @@ static const case_row rows[] = {
          WANT("f32[2,2]{3 142 -13 22}")),
 };
 
-CASES_MAIN(rows, NULL, 0)
+CASES_MAIN(rows)

@@ -865,4 +865,4 @@ static const case_row rows[] = {
     CASE(aten_roll_of_0d_flat, rolled_flat, IN("f32[]{3}"), WANT("f32[]{3}")),
 };
 
-CASES_MAIN(rows, NULL, 0)
+CASES_MAIN(rows)

@@ -191,4 +191,4 @@ static const case_row rows[] = {
          WANT("i64[2]{0 2}", "i8[2]{-128 1}", "i64[2]{-128 3}")),
 };
 
-CASES_MAIN(rows, NULL, 0)
+CASES_MAIN(rows)

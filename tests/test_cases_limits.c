@@ -96,4 +96,4 @@ static const case_row rows[] = {
          WANT("i64[2,2,2,2]{120..*16+16}", "i64[2,2,2,2]{0 8 4 12 2 10 6 14 1 9 5 13 3 11 7 15}")),
 };
 
-CASES_MAIN(rows, NULL, 0)
+CASES_MAIN(rows)

@@ -213,4 +213,4 @@ static const case_row rows[] = {
          WANT("f32[2]{1280 1846}")),
 };
 
-CASES_MAIN(rows, NULL, 0)
+CASES_MAIN(rows)

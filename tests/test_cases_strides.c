@@ -280,4 +280,4 @@ static const case_row rows[] = {
          WANT("f32[0,2]{}")),
 };
 
-CASES_MAIN(rows, NULL, 0)
+CASES_MAIN(rows)

@@ -81,8 +81,7 @@ static etch_tensor *returns_sum(etch_tensor *x, etch_tensor *y) {
     return b;
 }
 
-static void rule19_wrong_code_is_found(void **state) {
-    (void)state;
+TEST(rule19_wrong_code_is_found) {
     float xs[] = {1, 2, 3, 4, 5, 6}, ys[] = {1, 0, 0, 0, 8, 0};
     ETCH_SCOPE {
         etch_function *f = etch_compile(returns_sum, .backend = "subtracts", .name = "step");
@@ -105,8 +104,7 @@ static void rule19_wrong_code_is_found(void **state) {
 }
 
 /* fullgraph runs the plan in its first call, too. */
-static void rule19_wrong_code_under_fullgraph(void **state) {
-    (void)state;
+TEST(rule19_wrong_code_under_fullgraph) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(adds, .backend = "subtracts", .fullgraph = true);
         etch_tensor *x = etch_ones(ETCH_I32, ETCH_SHAPE(2));
@@ -123,8 +121,7 @@ static etch_tensor *writes(etch_tensor *x, etch_tensor *y) {
     return etch_neg(x);
 }
 
-static void rule19_wrong_writes_are_found(void **state) {
-    (void)state;
+TEST(rule19_wrong_writes_are_found) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(writes, .backend = "subtracts");
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(2, 2));
@@ -144,8 +141,7 @@ static etch_tensor *read_then_more(etch_tensor *x, etch_tensor *y) {
 }
 
 /* The difference is at the break; the call that meets it fails, after its body. */
-static void rule19_at_a_break(void **state) {
-    (void)state;
+TEST(rule19_at_a_break) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(read_then_more, .backend = "subtracts");
         etch_tensor *x = etch_full(ETCH_F64, ETCH_SHAPE(), 3);
@@ -168,8 +164,7 @@ static etch_tensor *written_meanwhile(etch_tensor *x) {
     return etch_sub(b, x);
 }
 
-static void rule8_raw_writes_are_found(void **state) {
-    (void)state;
+TEST(rule8_raw_writes_are_found) {
     ONLY_ON_CPU();
     for (int i = 0; i < 2; i++)
         ETCH_SCOPE {
@@ -194,8 +189,7 @@ static etch_tensor *written_over(etch_tensor *x) {
 }
 
 /* A raw write over what a deferred operator was to write. */
-static void rule8_raw_writes_over_results_are_found(void **state) {
-    (void)state;
+TEST(rule8_raw_writes_over_results_are_found) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
         etch_function *f = etch_compile(written_over, .backend = "eager");
@@ -224,8 +218,7 @@ static etch_tensor *takes_it_inside(etch_tensor *x) {
     return etch_mul(a, x);
 }
 
-static void rule8_allowed_raw_writes_are_not_reported(void **state) {
-    (void)state;
+TEST(rule8_allowed_raw_writes_are_not_reported) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
         etch_function *f = etch_compile(flushes_first), *g = etch_compile(takes_it_inside);
@@ -269,8 +262,7 @@ static void restore(void) {
     captured = etch_from_host(values, ETCH_F32, ETCH_SHAPE(2));
 }
 
-static void stale_replay_is_found(void **state) {
-    (void)state;
+TEST(stale_replay_is_found) {
     for (int i = 0; i < 2; i++)
         ETCH_SCOPE {
             restore();
@@ -316,8 +308,7 @@ static etch_tensor *divides(etch_tensor *x, etch_tensor *y) {
     return etch_add(q, x);
 }
 
-static void errors_are_those_of_the_program(void **state) {
-    (void)state;
+TEST(errors_are_those_of_the_program) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(divides);
         for (int i = 0; i < 4; i++) {
@@ -346,8 +337,7 @@ static etch_tensor *overlapping(etch_tensor *x, etch_tensor *y) {
     return etch_mul(x, y);
 }
 
-static void rule6_and_rule10_are_not_reported(void **state) {
-    (void)state;
+TEST(rule6_and_rule10_are_not_reported) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(late), *g = etch_compile(overlapping);
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(8));
@@ -370,8 +360,7 @@ static void rule6_and_rule10_are_not_reported(void **state) {
 
 /* Each allocation fails in turn: the call reports that, or gives the right
  * bits; nothing is left. */
-static void failing_allocations(void **state) {
-    (void)state;
+TEST(failing_allocations) {
     other_path = true;
     etch_memory_stats before = etch_memory();
     int64_t asked = 1;
@@ -398,30 +387,15 @@ static void failing_allocations(void **state) {
     assert_int_equal(etch_memory().bytes_live, before.bytes_live);
 }
 
-static int setup(void **state) {
-    (void)state;
+static void set_up(void) {
     nlog = 0, line = 0;
     etch_clear_error();
     etch_set_log_sink(keep_line, NULL);
-    return 0;
 }
+EACH_TEST(.before = set_up)
 
-int main(void) {
-#define CHECK(name) cmocka_unit_test_setup(name, setup)
-    const struct CMUnitTest tests[] = {
-        CHECK(rule19_wrong_code_is_found),
-        CHECK(rule19_wrong_code_under_fullgraph),
-        CHECK(rule19_wrong_writes_are_found),
-        CHECK(rule19_at_a_break),
-        CHECK(rule8_raw_writes_are_found),
-        CHECK(rule8_raw_writes_over_results_are_found),
-        CHECK(rule8_allowed_raw_writes_are_not_reported),
-        CHECK(stale_replay_is_found),
-        CHECK(errors_are_those_of_the_program),
-        CHECK(rule6_and_rule10_are_not_reported),
-        CHECK(failing_allocations),
-    };
+int main(int argc, char **argv) {
     setenv("ETCH_CHECK", "1", 1);
     if (etch_register_backend("subtracts", subtracts, NULL) != ETCH_OK) return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

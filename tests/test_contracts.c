@@ -60,10 +60,7 @@ static void body_is_run_once(void) {
     assert_counts(f, 1, 3);
     etch_function_free(f);
 }
-static void replay_runs_the_body_once(void **state) {
-    (void)state;
-    on_both(body_is_run_once);
-}
+TEST(replay_runs_the_body_once) { on_both(body_is_run_once); }
 
 /* Stale by contract: the scalar is as recorded. */
 static void stale_scalar(void) {
@@ -79,10 +76,7 @@ static void stale_scalar(void) {
     assert_int_equal(body_runs, 2);
     etch_function_free(f);
 }
-static void replay_is_stale(void **state) {
-    (void)state;
-    on_both(stale_scalar);
-}
+TEST(replay_is_stale) { on_both(stale_scalar); }
 
 static void failing_guards(void) {
     etch_function *f = REPLAY(scaled);
@@ -107,10 +101,7 @@ static void failing_guards(void) {
     assert_int_equal(etch_set_default_dtype(ETCH_F32), ETCH_OK);
     etch_function_free(f);
 }
-static void replay_is_guarded(void **state) {
-    (void)state;
-    on_both(failing_guards);
-}
+TEST(replay_is_guarded) { on_both(failing_guards); }
 
 static etch_tensor *writes_first(etch_tensor *x, etch_tensor *y) {
     body_runs++;
@@ -139,10 +130,7 @@ static void same_handles(void) {
     assert_int_equal(body_runs, 2);
     etch_function_free(f);
 }
-static void rule10_replay_guards_same_handles(void **state) {
-    (void)state;
-    on_both(same_handles);
-}
+TEST(rule10_replay_guards_same_handles) { on_both(same_handles); }
 
 static etch_tensor *uses_captured(etch_tensor *x) {
     body_runs++;
@@ -168,10 +156,7 @@ static void captured_as_recorded(void) {
     assert_int_equal(body_runs, 1);
     etch_function_free(f);
 }
-static void rule12_replay_keeps_captured_tensors(void **state) {
-    (void)state;
-    on_both(captured_as_recorded);
-}
+TEST(rule12_replay_keeps_captured_tensors) { on_both(captured_as_recorded); }
 
 /* An argument that is the captured tensor makes another trace. */
 static void captured_is_argument(void) {
@@ -184,10 +169,7 @@ static void captured_is_argument(void) {
     assert_int_equal(body_runs, 2);
     etch_function_free(f);
 }
-static void rule10_replay_captured_argument(void **state) {
-    (void)state;
-    on_both(captured_is_argument);
-}
+TEST(rule10_replay_captured_argument) { on_both(captured_is_argument); }
 
 static etch_status several(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
                            int nout) {
@@ -226,10 +208,7 @@ static void identities(void) {
     assert_int_equal(body_runs, 3); /* which no operator has: run each time */
     etch_function_free(f);
 }
-static void replay_keeps_identities(void **state) {
-    (void)state;
-    on_both(identities);
-}
+TEST(replay_keeps_identities) { on_both(identities); }
 
 static etch_tensor *noisy(etch_tensor *x) {
     body_runs++;
@@ -252,10 +231,7 @@ static void random_numbers(void) {
     }
     etch_function_free(f);
 }
-static void replay_draws_fresh_numbers(void **state) {
-    (void)state;
-    on_both(random_numbers);
-}
+TEST(replay_draws_fresh_numbers) { on_both(random_numbers); }
 
 static etch_tensor *breaks(etch_tensor *x) {
     body_runs++;
@@ -306,10 +282,7 @@ static void bodies_not_replayed(void) {
     not_replayed(makes_result, "a tensor that none of its operators made");
     not_replayed(uses_made, "a tensor that none of its operators made");
 }
-static void replay_needs_one_segment(void **state) {
-    (void)state;
-    on_both(bodies_not_replayed);
-}
+TEST(replay_needs_one_segment) { on_both(bodies_not_replayed); }
 
 static etch_tensor *divides(etch_tensor *x, etch_tensor *y) {
     body_runs++;
@@ -341,10 +314,7 @@ static void errors_on_data(void) {
     assert_int_equal(body_runs, 1);
     etch_function_free(f);
 }
-static void rule9_replay_reports_errors_on_data(void **state) {
-    (void)state;
-    on_both(errors_on_data);
-}
+TEST(rule9_replay_reports_errors_on_data) { on_both(errors_on_data); }
 
 static etch_function *inner;
 static etch_tensor *outer(etch_tensor *x) {
@@ -367,10 +337,7 @@ static void nested(void) {
     etch_function_free(f);
     etch_function_free(inner);
 }
-static void rule14_replay_inside_is_recorded(void **state) {
-    (void)state;
-    on_both(nested);
-}
+TEST(rule14_replay_inside_is_recorded) { on_both(nested); }
 
 static void with_others(void) {
     etch_tensor *x = numbers(2, 2, 0);
@@ -388,10 +355,7 @@ static void with_others(void) {
     assert_int_equal(etch_set_stance(ETCH_STANCE_DEFAULT), ETCH_OK);
     etch_function_free(f);
 }
-static void replay_obeys_stances_and_options(void **state) {
-    (void)state;
-    on_both(with_others);
-}
+TEST(replay_obeys_stances_and_options) { on_both(with_others); }
 
 /* Replayed and verified walks of one dynamic trace take turns, captured
  * tensors of other strides too. */
@@ -412,10 +376,7 @@ static void taking_turns(void) {
     etch_set_default_dtype(ETCH_F32);
     etch_function_free(f);
 }
-static void replays_and_matches_take_turns(void **state) {
-    (void)state;
-    on_both(taking_turns);
-}
+TEST(replays_and_matches_take_turns) { on_both(taking_turns); }
 
 /* A replay for each of very many sizes: at some point the body just runs. */
 static void many_sizes(void) {
@@ -430,10 +391,7 @@ static void many_sizes(void) {
     assert_int_equal(body_runs, 136);
     etch_function_free(f);
 }
-static void replay_is_bounded(void **state) {
-    (void)state;
-    on_both(many_sizes);
-}
+TEST(replay_is_bounded) { on_both(many_sizes); }
 
 /* ---- marks on dimensions ---- */
 
@@ -472,10 +430,7 @@ static void marked_from_the_start(void) {
     call_with(f, plain, dynamic_arg(7, 0, 0), 2);
     etch_function_free(f);
 }
-static void marked_dynamic_is_one_graph(void **state) {
-    (void)state;
-    on_both(marked_from_the_start);
-}
+TEST(marked_dynamic_is_one_graph) { on_both(marked_from_the_start); }
 
 static void bounds(void) {
     etch_set_log_sink(keep_line, NULL);
@@ -493,10 +448,7 @@ static void bounds(void) {
     etch_set_log_sink(NULL, NULL);
     etch_function_free(f);
 }
-static void bounds_are_guarded(void **state) {
-    (void)state;
-    on_both(bounds);
-}
+TEST(bounds_are_guarded) { on_both(bounds); }
 
 static void fixed_sizes(void) {
     for (int on = 0; on < 2; on++) {
@@ -518,10 +470,7 @@ static void fixed_sizes(void) {
     }
     etch_function_free(f);
 }
-static void marked_static_is_guarded(void **state) {
-    (void)state;
-    on_both(fixed_sizes);
-}
+TEST(marked_static_is_guarded) { on_both(fixed_sizes); }
 
 static void assert_specialised(const etch_tensor *got, const char *what, int line) {
     char where[64];
@@ -575,10 +524,7 @@ static void attribute_of_the_size(void) {
     fixed_number = 0;
     etch_function_free(f);
 }
-static void specialised_attribute_is_an_error(void **state) {
-    (void)state;
-    on_both(attribute_of_the_size);
-}
+TEST(specialised_attribute_is_an_error) { on_both(attribute_of_the_size); }
 
 static void all_sizes_fixed(void) {
     etch_function *f = etch_compile(plain, .backend = backend, .dynamic = ETCH_DYNAMIC_OFF);
@@ -593,10 +539,7 @@ static void all_sizes_fixed(void) {
     assert_specialised(etch_call(f, numbers(4, 3, 0)), "mul.Tensor captures", 0);
     etch_function_free(f);
 }
-static void specialised_function_is_an_error(void **state) {
-    (void)state;
-    on_both(all_sizes_fixed);
-}
+TEST(specialised_function_is_an_error) { on_both(all_sizes_fixed); }
 
 static etch_tensor *breaks_between(etch_tensor *x) {
     etch_tensor *y = etch_mul_scalar(x, 3);
@@ -625,10 +568,7 @@ static void segments_and_captured(void) {
     }
     etch_function_free(f);
 }
-static void marks_reach_segments_and_captured_tensors(void **state) {
-    (void)state;
-    on_both(segments_and_captured);
-}
+TEST(marks_reach_segments_and_captured_tensors) { on_both(segments_and_captured); }
 
 static etch_tensor *marks_inside(etch_tensor *x) {
     etch_tensor *y = etch_mul_scalar(x, 3);
@@ -656,13 +596,9 @@ static void not_inherited(void) {
     etch_function_free(f);
     etch_function_free(off);
 }
-static void marks_are_not_inherited(void **state) {
-    (void)state;
-    on_both(not_inherited);
-}
+TEST(marks_are_not_inherited) { on_both(not_inherited); }
 
-static void bad_marks(void **state) {
-    (void)state;
+TEST(bad_marks) {
     ETCH_SCOPE {
         etch_tensor *x = numbers(4, 3, 0);
         assert_int_equal(etch_mark_dynamic(x, 2, 0, 0), ETCH_ERR_DIM_RANGE);
@@ -679,32 +615,8 @@ static void bad_marks(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(replay_runs_the_body_once),
-        cmocka_unit_test(replay_is_stale),
-        cmocka_unit_test(replay_is_guarded),
-        cmocka_unit_test(rule10_replay_guards_same_handles),
-        cmocka_unit_test(rule12_replay_keeps_captured_tensors),
-        cmocka_unit_test(rule10_replay_captured_argument),
-        cmocka_unit_test(replay_keeps_identities),
-        cmocka_unit_test(replay_draws_fresh_numbers),
-        cmocka_unit_test(replay_needs_one_segment),
-        cmocka_unit_test(rule9_replay_reports_errors_on_data),
-        cmocka_unit_test(rule14_replay_inside_is_recorded),
-        cmocka_unit_test(replay_obeys_stances_and_options),
-        cmocka_unit_test(replays_and_matches_take_turns),
-        cmocka_unit_test(replay_is_bounded),
-        cmocka_unit_test(marked_dynamic_is_one_graph),
-        cmocka_unit_test(bounds_are_guarded),
-        cmocka_unit_test(marked_static_is_guarded),
-        cmocka_unit_test(specialised_attribute_is_an_error),
-        cmocka_unit_test(specialised_function_is_an_error),
-        cmocka_unit_test(marks_reach_segments_and_captured_tensors),
-        cmocka_unit_test(marks_are_not_inherited),
-        cmocka_unit_test(bad_marks),
-    };
+int main(int argc, char **argv) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = repeat_kernel, .shape = repeat_shape};
     if (!etch_op_register("contracts::times(Tensor self, int dim) -> Tensor", &d)) return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

@@ -12,7 +12,7 @@ static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n,
 
 /* ---- devices ---- */
 
-static void hidden(void) {
+TEST(hidden, .setting = "ETCH_CUDA=0") {
     CHECK(etch_cuda_count() == 0);
     CHECK(says(etch_cuda_absent(), "ETCH_CUDA=0"));
     CHECK(etch_set_device(gpu) == ETCH_ERR_DEVICE);
@@ -23,29 +23,29 @@ static void hidden(void) {
     CHECK(etch_item(etch_sum(ramp(4))) == 6);
 }
 
-static void not_found(void) {
+TEST(not_found, .setting = "ETCH_CUDA_DRIVER=/no/such/libcuda.so") {
     CHECK(etch_cuda_count() == 0);
     CHECK(says(etch_cuda_absent(), "driver was not found"));
 }
 
 /* A library that is there but has not what is called: another one in the driver's place. */
-static void too_old(void) {
+TEST(too_old, .setting = "ETCH_CUDA_DRIVER=libm.so.6") {
     CHECK(etch_cuda_count() == 0);
     CHECK(says(etch_cuda_absent(), "the CUDA driver is too old: it has no cuInit"));
 }
 
-static void old_version(void) {
+TEST(old_version, .setting = "FAKE_CUDA_VERSION=11040") {
     CHECK(etch_cuda_count() == 0);
     CHECK(says(etch_cuda_absent(), "too old") && says(etch_cuda_absent(), "11.4"));
 }
 
-static void no_devices(void) {
+TEST(no_devices, .setting = "FAKE_CUDA_DEVICES=0") {
     CHECK(etch_cuda_count() == 0);
     CHECK(*etch_cuda_absent());
     CHECK(etch_set_device(gpu) == ETCH_ERR_DEVICE);
 }
 
-static void numbers_that_do_not_exist(void) {
+TEST(numbers_that_do_not_exist) {
     static const etch_device wrong[] = {ETCH_CUDA(2), ETCH_CUDA(31), ETCH_CUDA(63), 1000, -1, -100};
     CHECK(etch_cuda_count() == 2 && !*etch_cuda_absent());
     for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
@@ -60,7 +60,7 @@ static void numbers_that_do_not_exist(void) {
     CHECK(etch_current_device() == ETCH_CPU);
 }
 
-static void names_of_devices(void) {
+TEST(names_of_devices) {
     static const char *const wrong[] = {"",        "cud",     "cuda:",
                                         "cuda: 1", "cuda:+1", "cuda:-0",
                                         "cuda:1 ", "cuda:x",  "cuda:99999999999999999999"};
@@ -73,7 +73,7 @@ static void names_of_devices(void) {
     }
 }
 
-static void mixed_devices(void) {
+TEST(mixed_devices) {
     etch_tensor *a = ramp(4), *b = on_gpu(a), *c = etch_to_device(a, ETCH_CUDA(1));
     CHECK(b && c && !etch_add(a, b) && etch_last_status() == ETCH_ERR_DEVICE);
     CHECK(says(etch_last_error(), "cpu") && says(etch_last_error(), "cuda:0"));
@@ -119,7 +119,7 @@ static etch_tensor *expanded(etch_tensor *t) {
 }
 static etch_tensor *nothing(etch_tensor *t) { return etch_slice(t, 1, 3, 3, 1); }
 
-static void to_device_and_back(void) {
+TEST(to_device_and_back) {
     views_return(backwards);
     views_return(at_an_offset);
     views_return(one);
@@ -129,7 +129,7 @@ static void to_device_and_back(void) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) goes_and_returns(etch_to(ramp(7), d));
 }
 
-static void host_reads(void) {
+TEST(host_reads) {
     etch_tensor *a = etch_view(ramp(6), ETCH_SHAPE(2, 3)), *b = on_gpu(a);
     char here[256], there[256], path[] = "/tmp/etch-cuda-XXXXXX.npy";
     float x[6];
@@ -152,7 +152,7 @@ static void host_reads(void) {
 
 static void inside_another(void) { ETCH_ON(ETCH_CPU) CHECK(etch_device_of(ramp(2)) == ETCH_CPU); }
 
-static void current_device(void) {
+TEST(current_device) {
     float x[2] = {1, 2};
     ETCH_ON(gpu) {
         CHECK(etch_current_device() == gpu);
@@ -183,7 +183,7 @@ static etch_tensor *switches_inside(etch_tensor *x) {
 }
 
 /* Called where the argument lies, then where it does not: an error of the body, as eager has it. */
-static void creation_inside_compiled(void) {
+TEST(creation_inside_compiled) {
     etch_function *f = etch_compile(adds_a_new_one), *g = etch_compile(switches_inside);
     etch_tensor *x = ramp(5), *there = on_gpu(x);
     for (int i = 0; i < 3; i++) {
@@ -215,7 +215,7 @@ static etch_tensor *square_on(etch_device d, int64_t n, double shift) {
     return etch_to_device(etch_div_scalar(etch_view(line, ETCH_SHAPE(n, n)), 7), d);
 }
 
-static void guards_on_device(void) {
+TEST(guards_on_device) {
     char text[8192];
     etch_function *f = etch_compile(chain);
     for (int i = 0; i < 2; i++)
@@ -242,7 +242,7 @@ static etch_tensor *copies_inside(etch_tensor *x) {
     return etch_mul_scalar(etch_neg(z), 2);
 }
 
-static void copy_is_a_break(void) {
+TEST(copy_is_a_break) {
     etch_function *f = etch_compile(copies_inside);
     etch_function *whole = etch_compile(copies_inside, .fullgraph = true);
     etch_tensor *x = on_gpu(ramp(5));
@@ -262,7 +262,7 @@ static etch_tensor *two_devices(etch_tensor *x, etch_tensor *y) {
     return etch_add(etch_sum(a), etch_to_device(etch_sum(b), etch_device_of(x)));
 }
 
-static void mixed_segment(void) {
+TEST(mixed_segment) {
     etch_function *f = etch_compile(two_devices);
     etch_tensor *x = ramp(5), *y = on_gpu(ramp(4));
     for (int i = 0; i < 3; i++) CHECK(etch_bitwise_equal(etch_call(f, x, y), two_devices(x, y)));
@@ -309,7 +309,7 @@ static graph_call call_and_compare(etch_function *f, etch_tensor *x, etch_tensor
 }
 
 /* One graph; before each launch exactly the words that differ are patched. */
-static void reduce_overhead(void) {
+TEST(reduce_overhead) {
     enum { N = 100 };
     static const struct {
         int x, w;
@@ -345,7 +345,7 @@ static void reduce_overhead(void) {
 }
 
 /* Results of earlier calls stay what they were. */
-static void graph_results_stay(void) {
+TEST(graph_results_stay) {
     etch_function *f = etch_compile(chain, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     etch_tensor *w = square_on(gpu, 70, 3), *results[4], *expected[4];
     for (int i = 0; i < 4; i++) {
@@ -361,7 +361,7 @@ static void graph_results_stay(void) {
 }
 
 /* All in one kernel needs no graph: one launch a call, nothing else. */
-static void small_plan_is_one_launch(void) {
+TEST(small_plan_is_one_launch) {
     etch_function *f = etch_compile(chain, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     etch_tensor *x = square_on(gpu, 6, 1), *w = square_on(gpu, 6, 3), *expected = chain(x, w);
     CHECK(etch_bitwise_equal(etch_call(f, x, w), expected));
@@ -390,7 +390,7 @@ static etch_tensor *of_several(void) {
 }
 
 /* The kernels of a plan are compiled by as many threads as the program allows. */
-static void kernels_at_once(void) {
+TEST(kernels_at_once) {
     etch_tensor *x = of_several(), *expected = several(x);
     for (int threads = 3; threads >= 1; threads -= 2) {
         etch_set_num_threads(threads);
@@ -406,7 +406,7 @@ static void kernels_at_once(void) {
     }
 }
 
-static void one_at_a_time(void) {
+TEST(one_at_a_time) {
     etch_tensor *x = of_several(), *expected = several(x);
     etch_set_num_threads(1);
     etch_function *f = etch_compile(several);
@@ -416,7 +416,7 @@ static void one_at_a_time(void) {
 }
 
 /* What one of the threads could not compile is tried again by the caller. */
-static void one_of_several_fails(void) {
+TEST(one_of_several_fails) {
     etch_tensor *x = of_several(), *expected = several(x);
     etch_set_num_threads(3);
     etch_function *f = etch_compile(several);
@@ -441,7 +441,7 @@ static void *calls_several(void *x) {
 }
 
 /* Two threads that want the same code: one compiles it. */
-static void same_kernels_in_two_threads(void) {
+TEST(same_kernels_in_two_threads) {
     etch_tensor *x = of_several();
     CHECK(several(x));
     int64_t before = etch_counters().kernels_compiled;
@@ -464,7 +464,7 @@ static void computes(void *ctx, const char *line) {
 }
 
 /* The kernel that is being compiled is what the sink asks for. */
-static void log_sink_that_computes(void) {
+TEST(log_sink_that_computes) {
     etch_tensor *x = on_gpu(ramp(5));
     CHECK(etch_set_logs("cache") == ETCH_OK);
     etch_set_log_sink(computes, x);
@@ -501,7 +501,7 @@ static void *logs_a_graph(void *ctx) {
     return NULL;
 }
 
-static void sink_of_another_thread(void) {
+TEST(sink_of_another_thread) {
     pthread_t t;
     etch_tensor *x = on_gpu(ramp(5));
     CHECK(etch_set_logs("cache,graph") == ETCH_OK);
@@ -522,7 +522,7 @@ static etch_tensor *of_bytes(etch_tensor *x) {
 }
 
 /* Its code has no offsets for elements that lie 2^30 apart. */
-static void small_plan_of_far_elements(void) {
+TEST(small_plan_of_far_elements, .setting = "FAKE_CUDA_MEMORY=2000000000") {
     static const int8_t two[] = {5, 6};
     etch_tensor *large = NULL, *x;
     ETCH_ON(gpu) CHECK((large = etch_empty(ETCH_I8, ETCH_SHAPE((int64_t)(1 << 30) + 1))));
@@ -546,7 +546,7 @@ static etch_tensor *random_product(etch_tensor *x) {
     return etch_mm(r, x);
 }
 
-static void graphs_of_creations(void) {
+TEST(graphs_of_creations, .setting = "FAKE_CUDA_LAZY=1") {
     ETCH_SCOPE
         ETCH_ON(gpu) {
             etch_function *f = etch_compile(random_product, .mode = ETCH_MODE_REDUCE_OVERHEAD);
@@ -575,7 +575,7 @@ static etch_tensor *captured;
 static etch_tensor *adds_captured(etch_tensor *x) { return etch_add(x, captured); }
 
 /* Shadows lie on the device too; a replay that is stale there is found. */
-static void checking_mode(void) {
+TEST(checking_mode, .setting = "ETCH_CHECK=1") {
     ETCH_SCOPE
         ETCH_ON(ETCH_CUDA(0)) {
             etch_function *f = etch_compile(writes_its_argument);
@@ -599,7 +599,7 @@ static void checking_mode(void) {
 
 /* ---- memory ---- */
 
-static void out_of_memory(void) {
+TEST(out_of_memory, .setting = "FAKE_CUDA_MEMORY=33554432") {
     enum { N = 1 << 20 };
     etch_tensor *kept[64];
     int n = 0;
@@ -652,7 +652,7 @@ static bool only_asked(void) { return !strcmp(failed_last(), "cuCtxGetCurrent");
 
 /* With all kernels built: every failure is an error of the call, but for a launch of a plan, which
  * is run again operator by operator. */
-static void each_call_fails_once(void) {
+TEST(each_call_fails_once) {
     float expected[16], y[16];
     CHECK(program(expected, 4) && etch_last_status() == ETCH_OK);
     CHECK(program(expected, 4));
@@ -723,8 +723,7 @@ static int fails_at(int n, const float *expected) {
     return asked ? CALL_ASKED : ok ? CALL_HELPED : CALL_FAILED;
 }
 
-static void each_call_fails_once_from_the_start(void **state) {
-    (void)state;
+TEST(each_call_fails_once_from_the_start) {
     float *expected = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     int seen[4] = {0}, n = 0;
     assert_ptr_not_equal(expected, MAP_FAILED);
@@ -765,7 +764,7 @@ static int times(const char *text, const char *part) {
 }
 
 /* Of a plan: one reason is logged, and its operators run one by one, on the device. */
-static void kernel_that_does_not_build(void) {
+TEST(kernel_that_does_not_build) {
     etch_function *f = etch_compile(chain);
     etch_tensor *x = square_on(gpu, 70, 1), *w = square_on(gpu, 70, 2);
     etch_tensor *expected = chain(x, w);
@@ -797,7 +796,7 @@ static void refused(etch_tensor *y, const char *who) {
 
 /* The kernel of an eager operator itself, from the generator or written for it: an error with
  * NVRTC's text, no silent run on the host; the next call tries again. */
-static void eager_kernel_that_does_not_build(void) {
+TEST(eager_kernel_that_does_not_build) {
     etch_tensor *x = on_gpu(ramp(5)), *small = square_on(gpu, 3, 1);
     unsigned long copies = calls_of("cuMemcpyDtoHAsync_v2");
     fail_symbol("nvrtcCompileProgram", 1);
@@ -818,7 +817,7 @@ static void eager_kernel_that_does_not_build(void) {
 }
 
 /* A compiler that never works: errors each time, compiled or not, and what needs none goes on. */
-static void no_kernel_ever_builds(void) {
+TEST(no_kernel_ever_builds, .setting = "FAKE_CUDA_CXX=/bin/false") {
     setenv("FAKE_CUDA_CACHE", "", 1);
     etch_tensor *host = ramp(5), *x = on_gpu(host);
     etch_function *f = etch_compile(etch_relu);
@@ -860,7 +859,7 @@ static void *reads_what_another_wrote(void *unused) {
 }
 
 /* Streams that hold back their work show what nobody waits for. */
-static void threads_have_streams(void) {
+TEST(threads_have_streams, .setting = "FAKE_CUDA_LAZY=1") {
     pthread_t t[3];
     for (intptr_t i = 0; i < 3; i++)
         CHECK(!pthread_create(&t[i], NULL, works_on_its_own_stream, (void *)i));
@@ -871,7 +870,7 @@ static void threads_have_streams(void) {
     for (int i = 0; i < 3; i++) pthread_join(t[i], NULL);
 }
 
-static void fork_after_use(void) {
+TEST(fork_after_use) {
     etch_tensor *x = on_gpu(ramp(5)), *y = ramp(3);
     CHECK(etch_item(etch_sum(x)) == 10);
     unsigned long asked = calls_of("cuCtxGetCurrent");
@@ -895,14 +894,14 @@ static void fork_after_use(void) {
 
 static char cache_dir[] = "/tmp/etch-cuda-cache-XXXXXX";
 
-static void fills_the_cache(void) {
+TEST(fills_the_cache, .setting = "ETCH_CACHE_SIZE=100000000") {
     setenv("ETCH_CACHE_DIR", cache_dir, 1);
     float y[16];
     CHECK(program(y, 4) && etch_counters().kernels_compiled > 0);
     CHECK(etch_neg(on_gpu(ramp(5))));
 }
 
-static void compiles_nothing(void) {
+TEST(compiles_nothing, .setting = "ETCH_CACHE_SIZE=100000000") {
     setenv("ETCH_CACHE_DIR", cache_dir, 1);
     float y[16];
     CHECK(program(y, 4) && etch_counters().kernels_compiled == 0 && etch_counters().cache_hits > 0);
@@ -910,7 +909,7 @@ static void compiles_nothing(void) {
 }
 
 /* A file of the cache that does not hold the kernel is loaded, and given back. */
-static void unloads_what_is_wrong(void) {
+TEST(unloads_what_is_wrong, .setting = "ETCH_CACHE_SIZE=100000000") {
     setenv("ETCH_CACHE_DIR", cache_dir, 1);
     etch_tensor *x = on_gpu(ramp(5));
     fail_symbol("cuModuleGetFunction", 1);
@@ -923,48 +922,4 @@ static void unloads_what_is_wrong(void) {
 
 /* ---- */
 
-int main(void) {
-    if (!use_fakes()) return 77;
-    if (!mkdtemp(cache_dir)) return 1;
-    const struct CMUnitTest tests[] = {
-        IN_CHILD(hidden, "ETCH_CUDA=0"),
-        IN_CHILD(not_found, "ETCH_CUDA_DRIVER=/no/such/libcuda.so"),
-        IN_CHILD(too_old, "ETCH_CUDA_DRIVER=libm.so.6"),
-        IN_CHILD(old_version, "FAKE_CUDA_VERSION=11040"),
-        IN_CHILD(no_devices, "FAKE_CUDA_DEVICES=0"),
-        IN_CHILD(numbers_that_do_not_exist, NULL),
-        IN_CHILD(names_of_devices, NULL),
-        IN_CHILD(mixed_devices, NULL),
-        IN_CHILD(to_device_and_back, NULL),
-        IN_CHILD(host_reads, NULL),
-        IN_CHILD(current_device, NULL),
-        IN_CHILD(creation_inside_compiled, NULL),
-        IN_CHILD(guards_on_device, NULL),
-        IN_CHILD(copy_is_a_break, NULL),
-        IN_CHILD(mixed_segment, NULL),
-        IN_CHILD(reduce_overhead, NULL),
-        IN_CHILD(graph_results_stay, NULL),
-        IN_CHILD(small_plan_is_one_launch, NULL),
-        IN_CHILD(small_plan_of_far_elements, "FAKE_CUDA_MEMORY=2000000000"),
-        IN_CHILD(kernels_at_once, NULL),
-        IN_CHILD(one_at_a_time, NULL),
-        IN_CHILD(one_of_several_fails, NULL),
-        IN_CHILD(same_kernels_in_two_threads, NULL),
-        IN_CHILD(log_sink_that_computes, NULL),
-        IN_CHILD(sink_of_another_thread, NULL),
-        IN_CHILD(graphs_of_creations, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(checking_mode, "ETCH_CHECK=1"),
-        IN_CHILD(out_of_memory, "FAKE_CUDA_MEMORY=33554432"),
-        IN_CHILD(each_call_fails_once, NULL),
-        cmocka_unit_test(each_call_fails_once_from_the_start),
-        IN_CHILD(kernel_that_does_not_build, NULL),
-        IN_CHILD(eager_kernel_that_does_not_build, NULL),
-        IN_CHILD(no_kernel_ever_builds, "FAKE_CUDA_CXX=/bin/false"),
-        IN_CHILD(threads_have_streams, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(fork_after_use, NULL),
-        IN_CHILD(fills_the_cache, "ETCH_CACHE_SIZE=100000000"),
-        IN_CHILD(compiles_nothing, "ETCH_CACHE_SIZE=100000000"),
-        IN_CHILD(unloads_what_is_wrong, "ETCH_CACHE_SIZE=100000000"),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
+int main(int argc, char **argv) { return mkdtemp(cache_dir) ? run_in_children(argc, argv) : 1; }

@@ -10,10 +10,10 @@
 #include "backends/cuda/faults.h"
 #include "core/tensor/element.h"
 
-static bool real;
-
 /* Whether work waits for the streams, which hold it back (FAKE_CUDA_LAZY=1). */
-static bool held(void) { return real || ((unsigned long (*)(void))control("fake_cuda_pending"))(); }
+static bool held(void) {
+    return on_real_gpu() || ((unsigned long (*)(void))control("fake_cuda_pending"))();
+}
 
 static etch_tensor *here(etch_tensor *t) { return etch_to_device(t, ETCH_CPU); }
 static bool same(etch_tensor *a, etch_tensor *b) { return a && b && etch_bitwise_equal(a, b); }
@@ -41,21 +41,21 @@ static const char *line_before(int line) {
 
 /* ---- eager ---- */
 
-static void nothing_waits(void) {
+TEST(nothing_waits, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *x = ramp(10), *good = whole(9, 0, 4), *three = ramp(3), *divisor = whole(1, 2, 3);
     CHECK(etch_synchronize(gpu) == ETCH_OK);
-    unsigned long waits = real ? 0 : calls_of("cuStreamSynchronize");
+    unsigned long waits = on_real_gpu() ? 0 : calls_of("cuStreamSynchronize");
     etch_tensor *y = etch_index_select(x, 0, good), *g = etch_gather(x, 0, good);
     etch_tensor *t = etch_take(x, good), *q = etch_floor_divide(good, divisor);
     etch_tensor *s = etch_scatter(x, 0, good, three);
     CHECK(y && g && t && q && s && etch_index_put_(x, good, three, true) && held());
-    CHECK(real || calls_of("cuStreamSynchronize") == waits);
+    CHECK(on_real_gpu() || calls_of("cuStreamSynchronize") == waits);
     CHECK(etch_item(etch_sum(etch_add(etch_add(y, g), t))) == 39);
     CHECK(etch_item(etch_sum(s)) == 45 - 13 + 3 && etch_item(etch_sum(x)) == 45 + 3);
     CHECK(etch_item(etch_sum(q)) == 9 + 0 + 1);
 }
 
-static void error_at_the_read(void) {
+TEST(error_at_the_read, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *x = ramp(10);
     etch_tensor *y = etch_index_select(x, 0, whole(1, 10, 77));
     const char *line = LINE_BEFORE;
@@ -71,7 +71,7 @@ static void error_at_the_read(void) {
 
 /* Of two calls the earlier, of one call the first element, whichever thread of
  * the GPU comes first. */
-static void the_first_is_named(void) {
+TEST(the_first_is_named) {
     etch_tensor *x = ramp(10), *many = etch_full(ETCH_I64, ETCH_SHAPE(100000), 50);
     etch_copy_(etch_slice(many, 0, 3, 4, 1), etch_full(ETCH_I64, ETCH_SHAPE(1), -7));
     etch_copy_(etch_slice(many, 0, 0, 3, 1), etch_full(ETCH_I64, ETCH_SHAPE(3), 2));
@@ -86,7 +86,7 @@ static void the_first_is_named(void) {
     waits_for(ETCH_ERR_INDEX, "gather", "got -7");
 }
 
-static void extreme_indices(void) {
+TEST(extreme_indices) {
     etch_tensor *x = ramp(4);
     CHECK(etch_index_select(x, 0, whole(0, INT64_MAX, 0)));
     waits_for(ETCH_ERR_INDEX, "from 0 to 3", "got 9223372036854775807");
@@ -128,7 +128,7 @@ static etch_tensor *copies(etch_tensor *x, etch_tensor *i, etch_tensor *v) {
 static const writer writers[] = {puts_in, adds_in, scatters, fills, copies};
 enum { WRITERS = sizeof writers / sizeof writers[0] };
 
-static void nothing_is_written(void) {
+TEST(nothing_is_written, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *want = here(ramp(5)), *values = on_gpu(etch_full(ETCH_F32, ETCH_SHAPE(3), 9));
     for (int k = 0; k < WRITERS; k++) {
         etch_tensor *x = ramp(5);
@@ -151,7 +151,7 @@ static etch_tensor *divides_then_writes(etch_tensor *x, etch_tensor *y) {
 }
 enum { DIVIDE_LINE = __LINE__ - 4 }; /* of the division */
 
-static void runs_write_all_or_nothing(void) {
+TEST(runs_write_all_or_nothing, .setting = "FAKE_CUDA_LAZY=1") {
     etch_function *f = etch_compile(divides_then_writes);
     char text[64];
     snprintf(text, sizeof text, "test_cuda_faults.c:%d", DIVIDE_LINE);
@@ -183,7 +183,7 @@ static etch_tensor *puts_twice(etch_tensor *x, etch_tensor *i) {
 }
 
 /* What one run did wrong is not held against the next. */
-static void each_run_for_itself(void) {
+TEST(each_run_for_itself, .setting = "FAKE_CUDA_LAZY=1") {
     etch_function *f = etch_compile(selects), *g = etch_compile(puts_twice);
     etch_tensor *x = ramp(6), *good = whole(0, 5, 2), *bad = whole(0, 6, 2);
     for (int i = 0; i < 3; i++) CHECK(etch_call(f, x, good) && etch_call(g, ramp(6), good));
@@ -204,7 +204,7 @@ static etch_tensor *reads(etch_tensor *x, etch_tensor *i) {
     double sum = etch_item(etch_sum(v));
     return isnan(sum) ? NULL : etch_mul_scalar(v, sum);
 }
-static void a_read_in_the_body(void) {
+TEST(a_read_in_the_body, .setting = "FAKE_CUDA_LAZY=1") {
     etch_function *f = etch_compile(reads);
     for (int i = 0; i < 6; i++) {
         bool bad = i % 3 == 2;
@@ -225,7 +225,7 @@ static etch_tensor *embeds(etch_tensor *table, etch_tensor *tokens) {
 }
 static etch_device_stats_t stats(void) { return etch_device_stats(gpu); }
 
-static void in_a_graph_of_a_plan(void) {
+TEST(in_a_graph_of_a_plan, .setting = "FAKE_CUDA_LAZY=1") {
     etch_function *f = etch_compile(embeds, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     etch_tensor *table = etch_view(ramp(40), ETCH_SHAPE(10, 4));
     etch_tensor *kept[8];
@@ -266,7 +266,7 @@ static void *calls_on_its_stream(void *ctx) {
 }
 
 /* Launched by another thread than the one that recorded it; and more graphs than have a slot. */
-static void graphs_of_plans(void) {
+TEST(graphs_of_plans, .setting = "FAKE_CUDA_LAZY=1") {
     enum { N = FAULT_GRAPHS + 6 };
     pthread_t t;
     etch_function *f[N];
@@ -303,7 +303,7 @@ static void *makes(void *ctx) {
 }
 
 /* The thread that reads the result of another is told. */
-static void another_thread_reads(void) {
+TEST(another_thread_reads, .setting = "FAKE_CUDA_LAZY=1") {
     pthread_t t;
     job j = {.index = whole(0, 4, 1)};
     CHECK(etch_synchronize(gpu) == ETCH_OK);
@@ -338,7 +338,7 @@ static etch_tensor *selects_between(etch_tensor *x, etch_tensor *i) {
 }
 
 /* A failure is told to somebody, also where another thread comes between a check and its kernel. */
-static void told_while_another_waits(void) {
+TEST(told_while_another_waits) {
     pthread_t t;
     etch_cuda_graph *g = NULL;
     etch_tensor *x = ramp(5), *i = whole(1, 2, 3), *y = ramp(3);
@@ -371,7 +371,7 @@ static void told_while_another_waits(void) {
 }
 
 /* A thread that takes a dead one's stream over does not hear of what that one did. */
-static void a_dead_thread(void) {
+TEST(a_dead_thread, .setting = "FAKE_CUDA_LAZY=1") {
     pthread_t t;
     job j = {.index = whole(0, 4, 1)};
     CHECK(etch_synchronize(gpu) == ETCH_OK);
@@ -381,7 +381,7 @@ static void a_dead_thread(void) {
     etch_release(j.made);
 }
 
-static void pinned_results(void) {
+TEST(pinned_results, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *y = etch_index_select(ramp(4), 0, whole(0, 4, 1)), *p = etch_to_pinned(y);
     CHECK(p && held());
     CHECK(!etch_data(p) && etch_last_status() == ETCH_ERR_INDEX);
@@ -390,7 +390,7 @@ static void pinned_results(void) {
 }
 
 /* Where the copy's own stream has checked nothing. */
-static void pinned_results_of_another(void) {
+TEST(pinned_results_of_another, .setting = "FAKE_CUDA_LAZY=1") {
     pthread_t t;
     job j = {.index = whole(0, 4, 1)};
     CHECK(etch_synchronize(gpu) == ETCH_OK);
@@ -403,7 +403,7 @@ static void pinned_results_of_another(void) {
 }
 
 /* A copy to another device waits for this one. */
-static void copies_between_devices(void) {
+TEST(copies_between_devices, .setting = "FAKE_CUDA_LAZY=1") {
     if (etch_cuda_count() < 2) return;
     etch_tensor *y = etch_index_select(ramp(4), 0, whole(0, 4, 1));
     CHECK(!etch_to_device(y, ETCH_CUDA(1)) && etch_last_status() == ETCH_ERR_INDEX);
@@ -413,7 +413,7 @@ static void copies_between_devices(void) {
 
 /* ---- many ---- */
 
-static void many_between_waits(void) {
+TEST(many_between_waits) {
     enum { N = 3 * FAULT_NOTES };
     etch_tensor *x = ramp(4), *good = whole(0, 1, 2), *bad = whole(0, 1, 4);
     int refused = 0;
@@ -432,7 +432,7 @@ static etch_tensor *fifty(etch_tensor *x, etch_tensor *i) {
     for (int k = 0; k < 50; k++) x = etch_index_select(x, 0, i);
     return x;
 }
-static void many_in_runs(void) {
+TEST(many_in_runs) {
     etch_function *f = etch_compile(fifty);
     etch_tensor *x = ramp(3), *turn = whole(1, 2, 0);
     for (int k = 0; k < 60; k++)
@@ -446,7 +446,7 @@ static void many_in_runs(void) {
 /* ---- other ways ---- */
 
 static etch_tensor *after;
-static void blocking(void) {
+TEST(blocking, .setting = "ETCH_CUDA_BLOCKING=1") {
     etch_tensor *x = ramp(5);
     CHECK(!etch_index_select(x, 0, whole(0, 5, 1)) && etch_last_status() == ETCH_ERR_INDEX);
     etch_function *f = etch_compile(divides_then_writes);
@@ -463,7 +463,7 @@ static void blocking(void) {
 }
 
 /* A replay is a call as well. */
-static void blocking_replay(void) {
+TEST(blocking_replay, .setting = "ETCH_CUDA_BLOCKING=1") {
     etch_tensor *x = ramp(5), *i = whole(0, 1, 2);
     etch_cuda_graph *g = NULL;
     ETCH_ON(gpu) {
@@ -476,7 +476,7 @@ static void blocking_replay(void) {
     etch_cuda_graph_free(g);
 }
 
-static void in_a_graph_of_the_users(void) {
+TEST(in_a_graph_of_the_users) {
     etch_tensor *x = ramp(5), *i = whole(0, 1, 2), *y = ramp(5), *one = ramp(3);
     etch_cuda_graph *g = NULL, *h = NULL;
     ETCH_ON(gpu) {
@@ -535,7 +535,7 @@ static etch_tensor *bumps_after(etch_tensor *x, etch_tensor *i) {
     etch_tensor *out = NULL;
     return etch_op_call(bump_op, &arg, 1, &out, 1) == ETCH_OK ? v : NULL;
 }
-static void kernels_of_the_user(void) {
+TEST(kernels_of_the_user) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = bump, .cuda = bump, .shape = as_first};
     CHECK((bump_op = etch_op_register("faults::bump_(Tensor(a!) self) -> Tensor(a!)", &d)));
     etch_function *f = etch_compile(bumps_after);
@@ -566,7 +566,7 @@ static bool program(etch_function *f) {
     return ok;
 }
 
-static void each_call_fails_once(void) {
+TEST(each_call_fails_once, .only_on_fakes = true) {
     etch_function *f = etch_compile(selects);
     bool done = false;
     CHECK(program(f) && program(f));
@@ -613,7 +613,7 @@ static void *has_slots(void *ctx) {
     return NULL;
 }
 
-static void each_allocation_fails_once(void) {
+TEST(each_allocation_fails_once, .only_on_fakes = true) {
     pthread_t t;
     counted c = {.fail = -1};
     has_slots(&c); /* kernels are there */
@@ -631,36 +631,4 @@ static void each_allocation_fails_once(void) {
     CHECK(n > 20 && n < 3000 && errors > 0);
 }
 
-int main(void) {
-    real = getenv("ETCH_TEST_REAL_GPU") != NULL;
-    if (!real && !use_fakes()) return 77;
-    const struct CMUnitTest tests[] = {
-        IN_CHILD(nothing_waits, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(error_at_the_read, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(the_first_is_named, NULL),
-        IN_CHILD(extreme_indices, NULL),
-        IN_CHILD(nothing_is_written, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(runs_write_all_or_nothing, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(each_run_for_itself, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(a_read_in_the_body, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(in_a_graph_of_a_plan, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(graphs_of_plans, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(another_thread_reads, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(told_while_another_waits, NULL),
-        IN_CHILD(a_dead_thread, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(pinned_results, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(pinned_results_of_another, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(copies_between_devices, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(many_between_waits, NULL),
-        IN_CHILD(many_in_runs, NULL),
-        IN_CHILD(blocking, "ETCH_CUDA_BLOCKING=1"),
-        IN_CHILD(blocking_replay, "ETCH_CUDA_BLOCKING=1"),
-        IN_CHILD(in_a_graph_of_the_users, NULL),
-        IN_CHILD(kernels_of_the_user, NULL),
-        /* Of the fakes only. */
-        IN_CHILD(each_call_fails_once, NULL),
-        IN_CHILD(each_allocation_fails_once, NULL),
-    };
-    const size_t of_fakes = 2, n = sizeof tests / sizeof *tests;
-    return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
-}
+int main(int argc, char **argv) { return run_in_children(argc, argv); }

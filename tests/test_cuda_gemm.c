@@ -2,27 +2,18 @@
  * the file names, for both tiles and every layout, eager, compiled and in a CUDA graph; and the
  * rule that chooses between this kernel and the library. With
  * ETCH_TEST_REAL_GPU=1 on a real GPU. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <etch/etch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "etch_test.h"
 #include "backends/cuda/gemm.h"
 #include "cuda_fakes.h"
 
-static int by_rule(void **state) {
-    (void)state;
-    etch__cuda_gemm_force = GEMM_RULE;
-    return 0;
-}
+static void by_rule(void) { etch__cuda_gemm_force = GEMM_RULE; }
+EACH_TEST(.after = by_rule)
 
 /* ---- what the kernel is to compute ---- */
 
@@ -114,8 +105,7 @@ static void check_layouts(int64_t m, int64_t n, int64_t k, int a_layout, int b_l
     }
 }
 
-static void every_layout(void **state) {
-    (void)state;
+TEST(every_layout) {
     for (int a = 0; a < LAYOUTS; a++)
         for (int b = 0; b < LAYOUTS; b++) {
             check_layouts(68, 36, 72, a, b);
@@ -123,8 +113,7 @@ static void every_layout(void **state) {
         }
 }
 
-static void borders_of_tiles(void **state) {
-    (void)state;
+TEST(borders_of_tiles) {
     static const int64_t sizes[][3] = {{64, 32, 128}, {65, 33, 64},  {63, 31, 65}, {66, 1, 63},
                                        {1, 67, 9},    {32, 64, 127}, {70, 34, 1},  {96, 40, 200},
                                        {64, 32, 512}, {66, 33, 450}};
@@ -137,8 +126,7 @@ static void borders_of_tiles(void **state) {
 }
 
 /* What is beyond K is no part of a product, even beside infinities and in rows that lie behind. */
-static void zeros_beyond(void **state) {
-    (void)state;
+TEST(zeros_beyond) {
     ETCH_SCOPE {
         etch_tensor *a = etch_full(ETCH_F32, ETCH_SHAPE(70, 9), INFINITY);
         etch_tensor *b = etch_full(ETCH_F32, ETCH_SHAPE(9, 40), 2.0);
@@ -153,8 +141,7 @@ static void zeros_beyond(void **state) {
 
 /* ---- operators ---- */
 
-static void batches(void **state) {
-    (void)state;
+TEST(batches) {
     ETCH_SCOPE {
         etch_tensor *a = numbers(3, ETCH_SHAPE(3, 66, 40)), *b = numbers(4, ETCH_SHAPE(3, 40, 34));
         etch_tensor *turned =
@@ -173,8 +160,7 @@ static void batches(void **state) {
     }
 }
 
-static void with_addition(void **state) {
-    (void)state;
+TEST(with_addition) {
     ETCH_SCOPE {
         etch_tensor *a = numbers(5, ETCH_SHAPE(66, 20)), *b = numbers(6, ETCH_SHAPE(20, 34)),
                     *row = numbers(7, ETCH_SHAPE(34));
@@ -184,8 +170,7 @@ static void with_addition(void **state) {
     }
 }
 
-static void vectors(void **state) {
-    (void)state;
+TEST(vectors) {
     ETCH_SCOPE {
         etch_tensor *a = numbers(8, ETCH_SHAPE(67, 70)), *v = numbers(9, ETCH_SHAPE(70));
         etch_tensor *want = expected(a, etch_view(v, ETCH_SHAPE(70, 1)));
@@ -201,8 +186,7 @@ static etch_tensor *layers(etch_tensor *x, etch_tensor *w) {
     return etch_mm(h, etch_t(w));
 }
 
-static void compiled(void **state) {
-    (void)state;
+TEST(compiled) {
     etch__cuda_gemm_force = GEMM_TALL;
     ETCH_SCOPE {
         etch_tensor *x = numbers(10, ETCH_SHAPE(72, 72)), *w = numbers(11, ETCH_SHAPE(72, 72));
@@ -229,8 +213,7 @@ static bool ruled(int64_t batch, int64_t m, int64_t n, int64_t k) {
     return etch__cuda_gemm_tile(&d, &g) != GEMM_NEVER;
 }
 
-static void rule(void **state) {
-    (void)state;
+TEST(rule) {
     assert_true(ruled(1, 512, 512, 512));
     assert_true(ruled(1, 96, 96, 96));
     assert_true(ruled(1, 256, 256, 256));
@@ -244,8 +227,7 @@ static void rule(void **state) {
 }
 
 /* The fake's device has two multiprocessors, so this one is ruled in by itself. */
-static void what_the_rule_does(void **state) {
-    (void)state;
+TEST(what_the_rule_does) {
     if (real_gpu) skip();
     ETCH_SCOPE {
         etch_tensor *a = numbers(12, ETCH_SHAPE(32, 66)), *b = numbers(13, ETCH_SHAPE(66, 40));
@@ -265,17 +247,4 @@ static void what_the_rule_does(void **state) {
     }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(every_layout, by_rule),
-        cmocka_unit_test_teardown(borders_of_tiles, by_rule),
-        cmocka_unit_test_teardown(zeros_beyond, by_rule),
-        cmocka_unit_test_teardown(batches, by_rule),
-        cmocka_unit_test_teardown(with_addition, by_rule),
-        cmocka_unit_test_teardown(vectors, by_rule),
-        cmocka_unit_test_teardown(compiled, by_rule),
-        cmocka_unit_test_teardown(rule, by_rule),
-        cmocka_unit_test_teardown(what_the_rule_does, by_rule),
-    };
-    return cmocka_run_group_tests(tests, use_fakes, NULL);
-}
+int main(int argc, char **argv) { return use_fakes() ? run_suite(argc, argv) : 1; }

@@ -234,11 +234,11 @@ static void check_rows(const row *rows, size_t n) {
     }
 }
 
-static void what_joins(void) { check_rows(joining, sizeof joining / sizeof *joining); }
-static void what_stays_apart(void) { check_rows(apart, sizeof apart / sizeof *apart); }
+TEST(what_joins) { check_rows(joining, sizeof joining / sizeof *joining); }
+TEST(what_stays_apart) { check_rows(apart, sizeof apart / sizeof *apart); }
 
 /* Two products join where each fills the device; here each is half of it. One alone joins. */
-static void side_by_side(void) {
+TEST(side_by_side) {
     const shape s = {66, 36, 72, DENSE, GEMM_LOW};
     int64_t products, kernels;
     check(two_products, &s, ETCH_MODE_DEFAULT, &products, &kernels);
@@ -247,7 +247,7 @@ static void side_by_side(void) {
     CHECK(products == 0 && kernels == 1);
 }
 
-static void never(void) {
+TEST(never) {
     const shape s = {66, 36, 72, DENSE, GEMM_NEVER};
     int64_t products, kernels;
     check(bias_relu, &s, ETCH_MODE_DEFAULT, &products, &kernels);
@@ -255,14 +255,14 @@ static void never(void) {
 }
 
 /* Sizes of the fixed chain are not this kernel's. */
-static void small(void) {
+TEST(small) {
     const shape s = {40, 36, 64, DENSE, GEMM_TALL};
     int64_t products;
     check(bias_relu, &s, ETCH_MODE_DEFAULT, &products, NULL);
     CHECK(products == 1);
 }
 
-static void written_operands(void) {
+TEST(written_operands) {
     const shape s = {66, 36, 72, DENSE, GEMM_TALL};
     check(writes_operand, &s, ETCH_MODE_DEFAULT, NULL, NULL);
     check(writes_operand, &s, ETCH_MODE_REDUCE_OVERHEAD, NULL, NULL);
@@ -288,13 +288,13 @@ static void layouts(int tile) {
         }
 }
 
-static void borders_of_low_tiles(void) { borders(GEMM_LOW); }
-static void borders_of_tall_tiles(void) { borders(GEMM_TALL); }
-static void layouts_of_low_tiles(void) { layouts(GEMM_LOW); }
-static void layouts_of_tall_tiles(void) { layouts(GEMM_TALL); }
+TEST(borders_of_low_tiles) { borders(GEMM_LOW); }
+TEST(borders_of_tall_tiles) { borders(GEMM_TALL); }
+TEST(layouts_of_low_tiles) { layouts(GEMM_LOW); }
+TEST(layouts_of_tall_tiles) { layouts(GEMM_TALL); }
 
 /* NaN, infinities, denormals, both zeros: what a product passes on. */
-static void odd_numbers(void) {
+TEST(odd_numbers) {
     etch__cuda_gemm_force = GEMM_TALL;
     float odd[6] = {NAN, INFINITY, -INFINITY, 1e-42f, -0.0f, 3e38f};
     operands o = given(5, 66, 36, 72, DENSE);
@@ -319,7 +319,7 @@ static etch_tensor *shifted(etch_tensor *t, int by) {
     return part;
 }
 
-static void addresses_change(void) {
+TEST(addresses_change) {
     etch__cuda_gemm_force = GEMM_TALL;
     for (int mode = 0; mode < 2; mode++) {
         etch_function *f =
@@ -347,7 +347,7 @@ static int64_t launches_of(etch_function *f, const operands *o, etch_tensor *wan
 }
 
 /* No size needs code that an earlier one did not: products of dynamic graphs stay apart. */
-static void dynamic_sizes(void) {
+TEST(dynamic_sizes) {
     etch__cuda_gemm_force = GEMM_TALL;
     etch_function *f = etch_compile(bias_relu, .dynamic = ETCH_DYNAMIC_ON);
     for (int i = 0; i < 4; i++) {
@@ -360,7 +360,7 @@ static void dynamic_sizes(void) {
 }
 
 /* In full precision alone. */
-static void precision(void) {
+TEST(precision) {
     etch__cuda_gemm_force = GEMM_TALL;
     etch_function *f = etch_compile(bias_relu);
     operands o = given(1, 66, 36, 72, DENSE);
@@ -377,7 +377,7 @@ static void precision(void) {
 
 /* Relaxed products of these sizes join as well, in place of the library's
  * epilogues: so the bits stay. */
-static void relaxed(void) {
+TEST(relaxed) {
     etch__cuda_gemm_force = GEMM_TALL;
     static const body bodies[] = {bias_relu, squared, to_bf16};
     for (size_t i = 0; i < sizeof bodies / sizeof *bodies; i++) {
@@ -394,7 +394,7 @@ static void relaxed(void) {
 }
 
 /* Only what has changed is patched: of two products and their kernel, the pointers. */
-static void patches(void) {
+TEST(patches) {
     etch__cuda_gemm_force = GEMM_TALL;
     etch_function *f = etch_compile(two_products, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     operands o = given(1, 66, 36, 72, DENSE), p = given(2, 66, 36, 72, DENSE);
@@ -429,12 +429,12 @@ static bool program(float *y) {
     return ok;
 }
 
-static void each_call_fails_once(void) {
+TEST(each_call_fails_once, .only_on_fakes = true) {
     etch__cuda_gemm_force = GEMM_TALL;
     each_call_fails(program);
 }
 
-static void each_allocation_fails_once(void) {
+TEST(each_allocation_fails_once, .only_on_fakes = true) {
     etch__cuda_gemm_force = GEMM_TALL;
     CHECK(each_allocation_fails(program) > 20);
 }
@@ -468,7 +468,7 @@ static int64_t products_of_call(const begun *b) {
     return etch_device_stats(gpu).launches - generated_so_far() - launches;
 }
 
-static void apart_until_compiled(void) {
+TEST(apart_until_compiled, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     begun b = begin(ETCH_MODE_DEFAULT);
     int64_t bytes = etch_device_stats(gpu).bytes_live;
     ETCH_SCOPE { CHECK(products_of_call(&b) == 2); }
@@ -494,7 +494,7 @@ static void end_report(void) {
 }
 
 /* The report has both plans, each with its runs. */
-static void report_has_both(void) {
+TEST(report_has_both, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     begin_report();
     begun b = begin(ETCH_MODE_DEFAULT);
     CHECK(products_of_call(&b) == 2);
@@ -509,7 +509,7 @@ static void report_has_both(void) {
     end_report();
 }
 
-static void one_graph_of_the_device(void) {
+TEST(one_graph_of_the_device, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     begun b = begin(ETCH_MODE_REDUCE_OVERHEAD);
     CHECK(products_of_call(&b) == 2 && etch_device_stats(gpu).graphs == 0);
     etch__background_wait();
@@ -518,7 +518,7 @@ static void one_graph_of_the_device(void) {
     etch_function_free(b.f);
 }
 
-static void waits_where_told(void) {
+TEST(waits_where_told, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     etch__cuda_gemm_force = GEMM_TALL;
     begun b = {etch_compile(two_products, .mode = ETCH_MODE_MAX_AUTOTUNE),
                given(1, 66, 36, 72, DENSE), NULL};
@@ -529,7 +529,7 @@ static void waits_where_told(void) {
     etch_function_free(b.f);
 }
 
-static void stays_apart_where_it_fails(void) {
+TEST(stays_apart_where_it_fails, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     begin_report();
     begun b = begin(ETCH_MODE_DEFAULT);
     fail_symbol("cuModuleLoadData", 1);
@@ -552,7 +552,7 @@ static etch_tensor *with_break(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
 }
 
 /* No compile of a call waits for the thread. */
-static void segments_do_not_wait(void) {
+TEST(segments_do_not_wait, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     etch__cuda_gemm_force = GEMM_TALL;
     begun b = {etch_compile(with_break), given(1, 66, 36, 72, DENSE), NULL};
     CHECK((b.want = with_break(b.o.x, b.o.w, b.o.b)));
@@ -565,7 +565,7 @@ static void segments_do_not_wait(void) {
     etch_function_free(b.f);
 }
 
-static void freed_meanwhile(void) {
+TEST(freed_meanwhile, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     begun b = begin(ETCH_MODE_DEFAULT);
     etch_function_free(b.f);
     b = begin(ETCH_MODE_DEFAULT);
@@ -574,43 +574,9 @@ static void freed_meanwhile(void) {
     etch_function_free(b.f);
 }
 
-static void exits_meanwhile(void) {
+TEST(exits_meanwhile, .setting = "ETCH_COMPILE_BESIDE=1", .only_on_fakes = true) {
     begin(ETCH_MODE_DEFAULT);
     exit(0);
 }
 
-int main(void) {
-    bool real = getenv("ETCH_TEST_REAL_GPU") != NULL;
-    if (!real && !use_fakes()) return 77;
-    const struct CMUnitTest tests[] = {
-        IN_CHILD(what_joins, NULL),
-        IN_CHILD(what_stays_apart, NULL),
-        IN_CHILD(side_by_side, NULL),
-        IN_CHILD(never, NULL),
-        IN_CHILD(small, NULL),
-        IN_CHILD(written_operands, NULL),
-        IN_CHILD(borders_of_low_tiles, NULL),
-        IN_CHILD(borders_of_tall_tiles, NULL),
-        IN_CHILD(layouts_of_low_tiles, NULL),
-        IN_CHILD(layouts_of_tall_tiles, NULL),
-        IN_CHILD(odd_numbers, NULL),
-        IN_CHILD(addresses_change, NULL),
-        IN_CHILD(dynamic_sizes, NULL),
-        IN_CHILD(precision, NULL),
-        IN_CHILD(relaxed, NULL),
-        IN_CHILD(patches, NULL),
-        /* Of the fakes only. */
-        IN_CHILD(each_call_fails_once, NULL),
-        IN_CHILD(each_allocation_fails_once, NULL),
-        IN_CHILD(apart_until_compiled, "ETCH_COMPILE_BESIDE=1"),
-        IN_CHILD(report_has_both, "ETCH_COMPILE_BESIDE=1"),
-        IN_CHILD(one_graph_of_the_device, "ETCH_COMPILE_BESIDE=1"),
-        IN_CHILD(waits_where_told, "ETCH_COMPILE_BESIDE=1"),
-        IN_CHILD(stays_apart_where_it_fails, "ETCH_COMPILE_BESIDE=1"),
-        IN_CHILD(segments_do_not_wait, "ETCH_COMPILE_BESIDE=1"),
-        IN_CHILD(freed_meanwhile, "ETCH_COMPILE_BESIDE=1"),
-        IN_CHILD(exits_meanwhile, "ETCH_COMPILE_BESIDE=1"),
-    };
-    const size_t of_fakes = 10, n = sizeof tests / sizeof *tests;
-    return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
-}
+int main(int argc, char **argv) { return run_in_children(argc, argv); }

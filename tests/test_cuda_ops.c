@@ -1,18 +1,12 @@
 /* Operators with device kernels of their own, on the fakes of the driver: against the CPU's result,
  * eager and compiled, and what they refuse. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <etch/etch.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "etch_test.h"
 #include "cuda_fakes.h"
 #include "device_support.h"
 
@@ -85,8 +79,7 @@ static etch_tensor *norm_last(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
     return etch_layer_norm(a, ETCH_SHAPE(etch_size(a, -1)), b, c, 1e-5);
 }
 
-static void softmaxes(void **state) {
-    (void)state;
+TEST(softmaxes) {
     static const program all[] = {softmax_last, softmax_first, log_softmax_last, log_softmax_first};
     static const int64_t lengths[] = {1, 7, 40, 300};
     for (int k = 0; k < 4; k++)
@@ -104,8 +97,7 @@ static void softmaxes(void **state) {
     }
 }
 
-static void a_row_beyond_the_registers(void **state) {
-    (void)state;
+TEST(a_row_beyond_the_registers) {
     ETCH_SCOPE {
         etch_tensor *x = numbers(ETCH_F32, ETCH_SHAPE(1, 32768 + 5));
         check(softmax_last, x, NO, NO, 1e-5);
@@ -113,8 +105,7 @@ static void a_row_beyond_the_registers(void **state) {
     }
 }
 
-static void layer_norms(void **state) {
-    (void)state;
+TEST(layer_norms) {
     ETCH_SCOPE {
         etch_tensor *w = numbers(ETCH_F32, ETCH_SHAPE(48)),
                     *x = numbers(ETCH_F32, ETCH_SHAPE(4, 48));
@@ -129,8 +120,7 @@ static void layer_norms(void **state) {
 
 /* ---- random numbers ---- */
 
-static void random_numbers(void **state) {
-    (void)state;
+TEST(random_numbers) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_F16, ETCH_BF16};
     for (int k = 0; k < 8; k++)
         ETCH_SCOPE {
@@ -180,8 +170,7 @@ static etch_tensor *largest_first(etch_tensor *a, etch_tensor *b, etch_tensor *c
     return etch_argmax_dim(a, 0, false);
 }
 
-static void cats(void **state) {
-    (void)state;
+TEST(cats) {
     ETCH_SCOPE {
         etch_tensor *a = numbers(ETCH_F32, ETCH_SHAPE(3, 4)),
                     *b = numbers(ETCH_F64, ETCH_SHAPE(3, 2));
@@ -191,8 +180,7 @@ static void cats(void **state) {
     }
 }
 
-static void scans(void **state) {
-    (void)state;
+TEST(scans) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_F16, ETCH_I32, ETCH_U8, ETCH_BOOL};
     static const program all[] = {sums, products, lower, upper};
     for (int k = 0; k < 4; k++)
@@ -204,8 +192,7 @@ static void scans(void **state) {
             }
 }
 
-static void extremes(void **state) {
-    (void)state;
+TEST(extremes) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_I64, ETCH_U8};
     static const program all[] = {largest, smallest_last, largest_first};
     for (int k = 0; k < 3; k++)
@@ -272,8 +259,7 @@ static etch_tensor *indices(etch_dtype dtype, etch_shape shape, int64_t n) {
     return etch_to(etch_floor(etch_mul_scalar(t, (double)n)), dtype);
 }
 
-static void index_operators(void **state) {
-    (void)state;
+TEST(index_operators) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F16, ETCH_I64, ETCH_BOOL};
     for (int d = 0; d < 4; d++)
         ETCH_SCOPE {
@@ -316,8 +302,7 @@ static etch_tensor *by_seven(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
     return etch_add(etch_remainder_scalar(a, -7), etch_floor_divide_scalar(a, -7));
 }
 
-static void divisions(void **state) {
-    (void)state;
+TEST(divisions) {
     static const program all[] = {floor_divided, remainder_of, fmod_of, by_seven};
     static const etch_dtype dtypes[] = {ETCH_I32, ETCH_I8, ETCH_I64, ETCH_F32};
     static const int64_t left[] = {INT64_MIN, -7, 7, -128, INT32_MIN, 0, 9},
@@ -354,8 +339,7 @@ BY_TENTH(at_least_tenth, etch_clamp_min(a, 0.1))
 BY_TENTH(plus_tenth_product, etch_addcmul(a, a, a, 0.1))
 BY_TENTH(towards_tenth, etch_lerp(a, etch_mul(a, a), 0.1))
 
-static void scalars_beside_halves(void **state) {
-    (void)state;
+TEST(scalars_beside_halves) {
     static const struct {
         program of;
         double close; /* of functions */
@@ -406,8 +390,7 @@ static etch_tensor *filled_in_place(etch_tensor *a, etch_tensor *b, etch_tensor 
     return etch_index_fill_(a, 1, b, 1);
 }
 
-static void errors_on_data(void **state) {
-    (void)state;
+TEST(errors_on_data) {
     ETCH_SCOPE {
         etch_tensor *x = numbers(ETCH_F32, ETCH_SHAPE(4, 5));
         static const int64_t bad[] = {0, 5, -9};
@@ -440,8 +423,7 @@ static etch_tensor *largest_of_one(etch_tensor *a, etch_tensor *b, etch_tensor *
     return etch_amax(a, ETCH_DIMS(1), true);
 }
 
-static void reductions_of_one(void **state) {
-    (void)state;
+TEST(reductions_of_one) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F16, ETCH_I8, ETCH_BOOL};
     for (int d = 0; d < 4; d++)
         ETCH_SCOPE {
@@ -463,8 +445,7 @@ static etch_tensor *product_of_rows(etch_tensor *a, etch_tensor *b, etch_tensor 
     return etch_prod_dim(a, 1, false);
 }
 
-static void products_of_elements(void **state) {
-    (void)state;
+TEST(products_of_elements) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         ETCH_SCOPE {
             etch_tensor *x = numbers(d, ETCH_SHAPE(3, 70));
@@ -500,13 +481,11 @@ static etch_tensor *scattered_into_itself(etch_tensor *a, etch_tensor *b, etch_t
     return etch_mul_scalar(x, 3);
 }
 
-static void operands_in_one_buffer(void **state) {
-    (void)state;
+TEST(operands_in_one_buffer) {
     ETCH_SCOPE { check(scattered_into_itself, etch_ones(ETCH_I64, ETCH_SHAPE(2)), NO, NO, 0); }
 }
 
-static void tensors_made_beside_their_operand(void **state) {
-    (void)state;
+TEST(tensors_made_beside_their_operand) {
     ETCH_SCOPE {
         etch_tensor *x = etch_transpose(numbers(ETCH_I32, ETCH_SHAPE(5, 4)), 0, 1);
         etch_tensor *mask = etch_gt_scalar(x, 1);
@@ -530,8 +509,7 @@ static etch_tensor *column_sums(etch_tensor *a, etch_tensor *b, etch_tensor *c) 
 }
 
 /* More than a block of the canonical order, in vectors: one kernel or two, bits of the CPU. */
-static void long_sums(void **state) {
-    (void)state;
+TEST(long_sums) {
     static const etch_dtype types[] = {ETCH_F32, ETCH_BF16, ETCH_F64, ETCH_I8};
     for (int i = 0; i < (int)(sizeof types / sizeof *types); i++)
         ETCH_SCOPE {
@@ -541,24 +519,4 @@ static void long_sums(void **state) {
         }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(long_sums),
-        cmocka_unit_test(softmaxes),
-        cmocka_unit_test(a_row_beyond_the_registers),
-        cmocka_unit_test(layer_norms),
-        cmocka_unit_test(random_numbers),
-        cmocka_unit_test(cats),
-        cmocka_unit_test(scans),
-        cmocka_unit_test(extremes),
-        cmocka_unit_test(index_operators),
-        cmocka_unit_test(divisions),
-        cmocka_unit_test(scalars_beside_halves),
-        cmocka_unit_test(errors_on_data),
-        cmocka_unit_test(reductions_of_one),
-        cmocka_unit_test(products_of_elements),
-        cmocka_unit_test(operands_in_one_buffer),
-        cmocka_unit_test(tensors_made_beside_their_operand),
-    };
-    return cmocka_run_group_tests(tests, use_fakes, NULL);
-}
+int main(int argc, char **argv) { return use_fakes() ? run_suite(argc, argv) : 1; }

@@ -8,8 +8,6 @@
 
 #include "backends/cuda/code.h"
 
-static bool real;
-
 static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n, 1); }
 static etch_tensor *here(etch_tensor *t) { return etch_to_device(t, ETCH_CPU); }
 static bool same(etch_tensor *a, etch_tensor *b) { return a && b && etch_bitwise_equal(a, b); }
@@ -55,7 +53,7 @@ static etch_tensor *with_arena(etch_tensor *x, etch_tensor *w) {
 
 /* Memory of tensors that end with the recording's scope, of results that nobody reads, and of
  * a compiled function that is freed: a replay writes it, so nobody else gets it before. */
-static void keeps_what_it_uses(void) {
+TEST(keeps_what_it_uses) {
     etch_cuda_graph *g = NULL;
     etch_tensor *x = on_gpu(etch_randn(ETCH_F32, ETCH_SHAPE(70, 70))), *y = NULL, *z[150];
     etch_function *f = etch_compile(with_arena);
@@ -78,7 +76,7 @@ static void keeps_what_it_uses(void) {
 }
 
 /* The count of what is live is as before once the graph is freed, recorded to the end or not. */
-static void gives_it_back(void) {
+TEST(gives_it_back, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *x = on_gpu(ramp(3000));
     CHECK(etch_neg(x) && etch_synchronize(gpu) == ETCH_OK);
     for (int i = 0; i < 3; i++) {
@@ -119,7 +117,7 @@ static void forget_kernels(void) {
 static etch_tensor *around_a_call(etch_tensor *x) { return etch_neg(etch_softmax(etch_abs(x), 0)); }
 
 /* A recorded graph, the user's or a plan's, keeps the code of its kernels. */
-static void keeps_its_kernels(void) {
+TEST(keeps_its_kernels) {
     etch_cuda_graph *g = NULL;
     etch_tensor *x = on_gpu(etch_randn(ETCH_F32, ETCH_SHAPE(100, 100))), *y = NULL;
     etch_function *f = etch_compile(around_a_call, .mode = ETCH_MODE_REDUCE_OVERHEAD);
@@ -130,17 +128,17 @@ static void keeps_its_kernels(void) {
     forget_kernels();
     CHECK(etch_cuda_graph_replay(g) == ETCH_OK && same(here(y), whole));
     CHECK(same(here(etch_call(f, x)), want) && etch_device_stats(gpu).graphs == 1);
-    unsigned long modules = real ? 0 : live("module");
+    unsigned long modules = on_real_gpu() ? 0 : live("module");
     etch_cuda_graph_free(g);
-    CHECK(real || live("module") == modules - 1);
+    CHECK(on_real_gpu() || live("module") == modules - 1);
     etch_function_free(f);
-    CHECK(real || live("module") < modules - 1);
+    CHECK(on_real_gpu() || live("module") < modules - 1);
 }
 
 /* ---- order ---- */
 
 /* Written on one stream, replayed on the one that recorded. */
-static void follows_other_streams(void) {
+TEST(follows_other_streams, .setting = "FAKE_CUDA_LAZY=1") {
     etch_cuda_graph *g = NULL;
     cu_stream s;
     etch_tensor *x = on_gpu(ramp(100)), *y = NULL, *next = on_gpu(ramp(100));
@@ -169,7 +167,7 @@ static void replays_it(void) {
 static void frees_it(void) { etch_release(shared); }
 
 /* An input that another thread makes and writes, whose own stream it is. */
-static void follows_other_threads(void) {
+TEST(follows_other_threads, .setting = "FAKE_CUDA_LAZY=1") {
     static void (*const work[])(void) = {makes_it, triples_it, replays_it};
     later = on_gpu(ramp(100));
     CHECK(etch_mul_scalar(later, 2));
@@ -187,7 +185,7 @@ static void follows_other_threads(void) {
 }
 
 /* A copy to pinned memory that is recorded is waited for after each replay, and before. */
-static void pinned_results(void) {
+TEST(pinned_results, .setting = "FAKE_CUDA_LAZY=1") {
     etch_cuda_graph *g = NULL;
     etch_tensor *x = on_gpu(ramp(70)), *p = NULL;
     CHECK(etch_to_pinned(etch_neg(x)));
@@ -223,7 +221,7 @@ static void fails(void) {
 
 /* Each of these comes to the stream that is recorded: as one of the device, as that of the last
  * use, as the one that a freed block goes back to. */
-static void others_leave_it_alone(void) {
+TEST(others_leave_it_alone) {
     static void (*const work[])(void) = {reads_it, synchronises,  reads_it, trims,
                                          fails,    replays_there, frees_it};
     etch_cuda_graph *g = NULL;
@@ -247,6 +245,7 @@ static void others_leave_it_alone(void) {
     etch_cuda_graph_free(g);
     etch_cuda_graph_free(graph);
 }
+TEST_AGAIN(others_leave_it_alone, .setting = "FAKE_CUDA_LAZY=1")
 
 static etch_tensor *with_calls(etch_tensor *x, etch_tensor *w) {
     return etch_mul_scalar(etch_add(etch_mm(x, w), etch_softmax(x, 0)), 2);
@@ -260,7 +259,7 @@ static void *synchronises_often(void *unused) {
 }
 
 /* A plan's graph records its calls anew where their addresses change. */
-static void graphs_of_plans(void) {
+TEST(graphs_of_plans) {
     pthread_t t;
     etch_function *f = etch_compile(with_calls, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     etch_tensor *w = on_gpu(etch_randn(ETCH_F32, ETCH_SHAPE(80, 80))), *kept[2];
@@ -278,7 +277,7 @@ static void graphs_of_plans(void) {
 }
 
 /* Inside a recording such a function is recorded step by step, and is a graph again later. */
-static void plans_inside(void) {
+TEST(plans_inside) {
     etch_cuda_graph *g = NULL;
     etch_function *f = etch_compile(with_calls, .mode = ETCH_MODE_REDUCE_OVERHEAD);
     etch_tensor *x = on_gpu(etch_randn(ETCH_F32, ETCH_SHAPE(80, 80))), *y = NULL;
@@ -297,7 +296,7 @@ static void plans_inside(void) {
 static etch_tensor *scaled(etch_tensor *x) { return etch_exp(etch_mul_scalar(x, 0.01)); }
 
 /* Work of a second device in the block is refused, eager and compiled; recording goes on. */
-static void one_device(void) {
+TEST(one_device) {
     etch_cuda_graph *g = NULL;
     etch_function *f = etch_compile(scaled);
     etch_tensor *x = on_gpu(ramp(100)), *there = etch_to_device(x, ETCH_CUDA(1)), *y = NULL;
@@ -336,7 +335,7 @@ static etch_tensor *replays_inside(etch_tensor *x) {
     return calls < 3 ? sum : etch_add(sum, y);
 }
 
-static void writes_inside_a_function(void) {
+TEST(writes_inside_a_function) {
     etch_tensor *x = on_gpu(ramp(100));
     graph = NULL;
     CHECK(etch_add_scalar_(x, 0));
@@ -352,6 +351,7 @@ static void writes_inside_a_function(void) {
     etch_function_free(f);
     etch_cuda_graph_free(graph);
 }
+TEST_AGAIN(writes_inside_a_function, .setting = "FAKE_CUDA_LAZY=1")
 
 /* ---- failing calls ---- */
 
@@ -376,36 +376,15 @@ static bool program(float *to) {
     return ok;
 }
 
-static void each_call_fails_once(void) {
+TEST(each_call_fails_once, .only_on_fakes = true) {
     CHECK(each_call_fails(program) < 500);
     CHECK(live("graph") == 0 && live("exec") == 0);
 }
 
-static void each_allocation_fails_once(void) { CHECK(each_allocation_fails(program) < 500); }
+TEST(each_allocation_fails_once, .only_on_fakes = true) {
+    CHECK(each_allocation_fails(program) < 500);
+}
 
 /* ---- */
 
-int main(void) {
-    real = getenv("ETCH_TEST_REAL_GPU") != NULL;
-    if (!real && !use_fakes()) return 77;
-    const struct CMUnitTest tests[] = {
-        IN_CHILD(keeps_what_it_uses, NULL),
-        IN_CHILD(keeps_its_kernels, NULL),
-        IN_CHILD(gives_it_back, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(follows_other_streams, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(follows_other_threads, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(pinned_results, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(others_leave_it_alone, NULL),
-        IN_CHILD(others_leave_it_alone, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(graphs_of_plans, NULL),
-        IN_CHILD(plans_inside, NULL),
-        IN_CHILD(one_device, NULL),
-        IN_CHILD(writes_inside_a_function, NULL),
-        IN_CHILD(writes_inside_a_function, "FAKE_CUDA_LAZY=1"),
-        /* Of the fakes only. */
-        IN_CHILD(each_call_fails_once, NULL),
-        IN_CHILD(each_allocation_fails_once, NULL),
-    };
-    const size_t of_fakes = 2, n = sizeof tests / sizeof *tests;
-    return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
-}
+int main(int argc, char **argv) { return run_in_children(argc, argv); }

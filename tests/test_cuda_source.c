@@ -2,11 +2,7 @@
  * behaviour) and is compared bit for bit with the interpreter of the IR: every primitive and dtype,
  * the variants and splits, strides, in-place outputs, each under several launch shapes, vector and
  * index widths. Where NVRTC is there, it compiles all of it too; no GPU is needed. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <cmocka.h>
 #include <dlfcn.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -15,6 +11,7 @@
 
 #include <etch/debug.h>
 
+#include "etch_test.h"
 #include "jit/store/client.h"
 #include "jit/cuda/cuda_source.h"
 #include "loop_build.h"
@@ -302,12 +299,11 @@ static void run_cases(void) {
 }
 
 /* After each test, failed ones too. */
-static int forget(void **unused) {
-    (void)unused;
+static void forget(void) {
     for (int p = 0; p < nprograms; p++) etch__free(programs[p].source);
     ncases = nprograms = 0;
-    return 0;
 }
+EACH_TEST(.after = forget)
 
 static void check_1(int64_t n) { check_run(&n, false); }
 
@@ -366,8 +362,7 @@ static void nvrtc_all(void) {
 
 /* ---- maps ---- */
 
-static void test_map_sizes(void **unused) {
-    (void)unused;
+TEST(map_sizes) {
     begin(LOOP_MAP, 1, 0);
     int x = load(0, ETCH_F32, "1"), y = load(0, ETCH_F32, "1");
     int v = op2(0, PRIM_MUL, ETCH_F32, x, real(2));
@@ -410,24 +405,21 @@ static int map_primitives(etch_dtype t, bool math, int first_prim) {
     return p;
 }
 
-static void test_map_primitives(void **unused) {
-    (void)unused;
+TEST(map_primitives) {
     for (int i = 0; i < COUNT_OF(compute_types); i++)
         for (int p = PRIM_ROUND_BF16; p < PRIM_COUNT;)
             p = map_primitives(compute_types[i], false, p);
     run_cases();
 }
 
-static void test_map_functions(void **unused) {
-    (void)unused;
+TEST(map_functions) {
     for (int i = 0; i < 2; i++)
         for (int p = PRIM_EXP; p <= PRIM_POW;) p = map_primitives(compute_types[i], true, p);
     run_cases();
 }
 
 /* From each storage dtype to all others. */
-static void test_map_conversions(void **unused) {
-    (void)unused;
+TEST(map_conversions) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
         etch_dtype from = etch__compute_type(d);
         begin(LOOP_MAP, 1, 0);
@@ -444,8 +436,7 @@ static void test_map_conversions(void **unused) {
 }
 
 /* All patterns of the half types, f32 values around their grid. */
-static void test_map_halves(void **unused) {
-    (void)unused;
+TEST(map_halves) {
     for (int d = ETCH_BF16; d <= ETCH_F16; d++) {
         begin(LOOP_MAP, 1, 0);
         int x = load(0, d, "1");
@@ -468,8 +459,7 @@ static void test_map_halves(void **unused) {
 }
 
 /* Scalars of every dtype as cells, constants (what has no decimal text too), the index. */
-static void test_map_scalars(void **unused) {
-    (void)unused;
+TEST(map_scalars) {
     static const double numbers[] = {0.1, -0.0, 1e-42, INFINITY, 16777216, NAN};
     static const int64_t whole[] = {1, -1, INT64_MIN, INT64_MAX, 0, 77};
     scalars[0] = 0x0102030405060708, scalars[1] = 0x3ff0000000000001;
@@ -497,8 +487,7 @@ static void test_map_scalars(void **unused) {
     run_cases();
 }
 
-static void test_map_strides(void **unused) {
-    (void)unused;
+TEST(map_strides) {
     static const char *const x[] = {"s1", "1s", "ss", "01", "10", "0s", "s0", "00"};
     static const int64_t extents[][2] = {{3, 500}, {65, 64}, {300, 5}, {1, 1}, {5, 257}};
     for (int i = 0; i < COUNT_OF(x); i++) {
@@ -511,8 +500,7 @@ static void test_map_strides(void **unused) {
     run_cases();
 }
 
-static void test_map_many_axes(void **unused) {
-    (void)unused;
+TEST(map_many_axes) {
     begin(LOOP_MAP, 8, 0);
     int a = load(0, ETCH_I32, "ssssssss"), b = load(0, ETCH_I32, "0s0s0s01");
     store(0, ETCH_I32, "sssssss1", op2(0, PRIM_MUL, ETCH_I32, a, b));
@@ -526,8 +514,7 @@ static void test_map_many_axes(void **unused) {
     run_cases();
 }
 
-static void test_map_in_place(void **unused) {
-    (void)unused;
+TEST(map_in_place) {
     begin(LOOP_MAP, 2, 0);
     int x = load(0, ETCH_F32, "s1"), y = load(0, ETCH_F32, "01");
     int v = op2(0, PRIM_ADD, ETCH_F32, op2(0, PRIM_MUL, ETCH_F32, x, y), y);
@@ -573,8 +560,7 @@ static void both_ways(const int64_t *extent) {
     wild = true;
 }
 
-static void test_row_sizes(void **unused) {
-    (void)unused;
+TEST(row_sizes) {
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
     for (int i = 0; i < COUNT_OF(sizes); i++)
         both_ways((int64_t[]){sizes[i] > 300 ? 2 : 37, sizes[i]});
@@ -586,8 +572,7 @@ static void test_row_sizes(void **unused) {
     run_cases();
 }
 
-static void test_row_shapes(void **unused) {
-    (void)unused;
+TEST(row_shapes) {
     rich(LOOP_ROW, 2, 1, "s1s", "0s0", "ss1", "sss");
     both_ways((int64_t[]){3, 4, 100});
     rich(LOOP_ROW, 1, 2, "ss1", "s00", "ss1", "1ss");
@@ -607,8 +592,7 @@ static void test_row_shapes(void **unused) {
 }
 
 /* Rows kept in registers, loaded again; of one block, of several. */
-static void test_row_passes(void **unused) {
-    (void)unused;
+TEST(row_passes) {
     for (int math = 0; math < 2; math++) {
         passes(math, 1, 1, "s1", "s0", "s1", "1s");
         for (int i = 0; i < COUNT_OF(sizes); i++)
@@ -628,8 +612,7 @@ static void test_row_passes(void **unused) {
     run_cases();
 }
 
-static void test_column_sizes(void **unused) {
-    (void)unused;
+TEST(column_sizes) {
     rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
     for (int i = 0; i < COUNT_OF(sizes) - 1; i++) both_ways((int64_t[]){sizes[i], 5});
     for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){3, sizes[i]});
@@ -638,8 +621,7 @@ static void test_column_sizes(void **unused) {
     run_cases();
 }
 
-static void test_column_shapes(void **unused) {
-    (void)unused;
+TEST(column_shapes) {
     rich(LOOP_COLUMN, 2, 1, "s1s", "0ss", "sss", "s10");
     both_ways((int64_t[]){3, 70, 65});
     rich(LOOP_COLUMN, 1, 2, "1ss", "10s", "1ss", "1ss");
@@ -670,8 +652,7 @@ static void column_ways(etch_dtype d) {
     store(1, ETCH_I64, "1s0", op1(1, PRIM_INDEX, ETCH_I64, 0));
 }
 
-static void test_column_vectors(void **unused) {
-    (void)unused;
+TEST(column_vectors) {
     static const etch_dtype types[] = {ETCH_F32, ETCH_BF16, ETCH_U8, ETCH_F64};
     static const int64_t extents[][3] = {
         {2, 64, 100}, {3, 72, 64}, {1, 8, 700}, {1, 16, 4096 * 3 + 70}};
@@ -689,8 +670,7 @@ static void test_column_vectors(void **unused) {
 
 /* Many partial results, more of them than a block of threads folds at once,
  * and the few of many rows. */
-static void test_finish(void **unused) {
-    (void)unused;
+TEST(finish) {
     static const int64_t columns[] = {4096ll * 1100 + 3, 4096 * 128, 4096 * 129, 4096 * 258 + 1};
     for (int i = 0; i < COUNT_OF(columns); i++) {
         begin(LOOP_ROW, 0, 1);
@@ -711,8 +691,7 @@ static void test_finish(void **unused) {
 }
 
 /* Each kind and accumulator type, from integers, halves and bool too; ROW and COLUMN. */
-static void test_reduce_types(void **unused) {
-    (void)unused;
+TEST(reduce_types) {
     quick = true;
     for (int variant = LOOP_ROW; variant <= LOOP_COLUMN; variant++) {
         const char *in = variant == LOOP_ROW ? "s1" : "1s";
@@ -738,8 +717,7 @@ static void test_reduce_types(void **unused) {
 }
 
 /* A sum of nothing but negative zeros is +0. */
-static void test_signed_zero(void **unused) {
-    (void)unused;
+TEST(signed_zero) {
     for (int n = 1; n <= 70; n += 69) {
         begin(LOOP_ROW, 0, 1);
         store(1, ETCH_F32, "0", reduce(REDUCE_SUM, ETCH_F32, load(0, ETCH_F32, "1")));
@@ -756,8 +734,7 @@ static cuda_variant chosen(const int64_t *dims, uint32_t aligned) {
     return etch__cuda_choose(&K, dims, aligned);
 }
 
-static void test_choice(void **unused) {
-    (void)unused;
+TEST(choice) {
     begin(LOOP_MAP, 2, 0);
     store(0, ETCH_F32, "s1", load(0, ETCH_F32, "s1"));
     int64_t plain[] = {4096, 4096, 4096, 1, 4096, 1}, odd[] = {8, 100, 101, 1, 100, 1};
@@ -778,8 +755,7 @@ static void test_choice(void **unused) {
 }
 
 /* Columns come side by side where the tiles are whole, and wide ones where there are enough. */
-static void test_choice_of_columns(void **unused) {
-    (void)unused;
+TEST(choice_of_columns) {
     for (int i = 0; i < 2; i++) {
         etch_dtype d = i ? ETCH_BF16 : ETCH_F32;
         begin(LOOP_COLUMN, 1, 1);
@@ -799,8 +775,7 @@ static void test_choice_of_columns(void **unused) {
 }
 
 /* Any size gives a grid that a device takes and that has threads for all the work. */
-static void test_shape(void **unused) {
-    (void)unused;
+TEST(shape) {
     begin(LOOP_MAP, 1, 0);
     store(0, ETCH_I8, "1", load(0, ETCH_I8, "s"));
     cuda_variant v = {64, 1, 0, 0, 0, 0};
@@ -812,8 +787,7 @@ static void test_shape(void **unused) {
     assert_true(s.grid[1] == 1 && s.grid[2] == 1 && s.block[1] == 1 && s.block[2] == 1);
 }
 
-static void test_args(void **unused) {
-    (void)unused;
+TEST(args) {
     begin(LOOP_ROW, 1, 1);
     K.nscalars = 2;
     load(0, ETCH_F32, "s1");
@@ -831,8 +805,7 @@ static void test_args(void **unused) {
     assert_true(etch__cuda_args_size(&K) < 4096);
 }
 
-static void test_can_emit(void **unused) {
-    (void)unused;
+TEST(can_emit) {
     assert_true(etch__cuda_can_emit(PRIM_POW, ETCH_I32));
     assert_true(etch__cuda_can_emit(PRIM_QUOT, ETCH_U8));
     assert_false(etch__cuda_can_emit(PRIM_QUOT, ETCH_F32));
@@ -843,8 +816,7 @@ static void test_can_emit(void **unused) {
             if (etch__loop_can_emit((prim_id)p, t)) assert_true(etch__cuda_can_emit((prim_id)p, t));
 }
 
-static void test_text(void **unused) {
-    (void)unused;
+TEST(text) {
     begin(LOOP_MAP, 1, 0);
     strcpy(K.name, "mul/relu 2");
     int x = load(0, ETCH_BF16, "1"), v = op2(0, PRIM_MUL, ETCH_F32, x, x);
@@ -861,8 +833,7 @@ static void test_text(void **unused) {
 }
 
 /* What keeps the loads of a thread together, and the cache clean, where that is right. */
-static void test_text_of_sums(void **unused) {
-    (void)unused;
+TEST(text_of_sums) {
     cuda_variant v = {32, 4, 3, 0, 0, 0};
     for (int i = 0; i < 4; i++) {
         begin(LOOP_ROW, 0, 1);
@@ -879,8 +850,7 @@ static void test_text_of_sums(void **unused) {
 }
 
 /* Every allocation fails once: NULL, nothing lost (the sanitizers look). */
-static void test_out_of_memory(void **unused) {
-    (void)unused;
+TEST(out_of_memory) {
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
     cuda_variant v = {32, 4, 3, 0, 0, 0};
     int64_t sites = 0;
@@ -898,8 +868,7 @@ static void test_out_of_memory(void **unused) {
 }
 
 /* The vectors were met often enough to mean something. */
-static void test_vectors_were_met(void **unused) {
-    (void)unused;
+TEST(vectors_were_met) {
     assert_true(vectors_seen > 60);
     assert_true(column_vectors_seen >= 12);
     for (int i = 0; i < COUNT_OF(even_seen); i++)
@@ -910,44 +879,14 @@ static void test_vectors_were_met(void **unused) {
         }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_teardown(test_choice, forget),
-        cmocka_unit_test_teardown(test_choice_of_columns, forget),
-        cmocka_unit_test_teardown(test_shape, forget),
-        cmocka_unit_test_teardown(test_args, forget),
-        cmocka_unit_test_teardown(test_can_emit, forget),
-        cmocka_unit_test_teardown(test_text, forget),
-        cmocka_unit_test_teardown(test_text_of_sums, forget),
-        cmocka_unit_test_teardown(test_out_of_memory, forget),
-        cmocka_unit_test_teardown(test_map_sizes, forget),
-        cmocka_unit_test_teardown(test_map_primitives, forget),
-        cmocka_unit_test_teardown(test_map_functions, forget),
-        cmocka_unit_test_teardown(test_map_conversions, forget),
-        cmocka_unit_test_teardown(test_map_halves, forget),
-        cmocka_unit_test_teardown(test_map_scalars, forget),
-        cmocka_unit_test_teardown(test_map_strides, forget),
-        cmocka_unit_test_teardown(test_map_many_axes, forget),
-        cmocka_unit_test_teardown(test_map_in_place, forget),
-        cmocka_unit_test_teardown(test_row_sizes, forget),
-        cmocka_unit_test_teardown(test_row_shapes, forget),
-        cmocka_unit_test_teardown(test_row_passes, forget),
-        cmocka_unit_test_teardown(test_column_sizes, forget),
-        cmocka_unit_test_teardown(test_column_shapes, forget),
-        cmocka_unit_test_teardown(test_column_vectors, forget),
-        cmocka_unit_test_teardown(test_finish, forget),
-        cmocka_unit_test_teardown(test_reduce_types, forget),
-        cmocka_unit_test_teardown(test_signed_zero, forget),
-        cmocka_unit_test_teardown(test_vectors_were_met, forget),
-    };
+int main(int argc, char **argv) {
     if (system("g++ --version >/dev/null 2>&1") != 0) {
         puts("cuda_source: skipped, there is no g++ to stand in for a device");
         return 0;
     }
     if (!find_nvrtc()) puts("cuda_source: NVRTC is not there, its part is skipped");
     if (!mkdtemp(dir)) return 1;
-    if (getenv("ETCH_TEST_FILTER")) cmocka_set_test_filter(getenv("ETCH_TEST_FILTER"));
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_suite(argc, argv);
     etch__remove_tree(dir);
     return failed;
 }

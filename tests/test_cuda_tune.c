@@ -51,7 +51,7 @@ static void same_as_eager(etch_fn2 body, int64_t n, int64_t m) {
 }
 
 /* Every candidate's layout is chosen by one of the clocks for one of the functions. */
-static void bits_are_those_of_eager(void) {
+TEST(bits_are_those_of_eager) {
     static const etch_fn2 bodies[] = {mixed, rows, columns, all, norm, turned};
     for (int i = 0; i < 6; i++) {
         set_clock(i % 2 ? 0.9 : 0);
@@ -68,7 +68,7 @@ static etch_tensor *in_place(etch_tensor *x, etch_tensor *y) {
     return etch_mul(x, y);
 }
 
-static void written_once(void) {
+TEST(written_once) {
     set_clock(0.9);
     etch_tensor *x = numbers(70, 90), *y = numbers(70, 90), *want = etch_clone(x);
     etch_function *f = tuned(in_place);
@@ -87,7 +87,7 @@ static etch_tensor *into_slice(etch_tensor *x, etch_tensor *y) {
     return etch_add_scalar(part, 1);
 }
 
-static void odd_addresses(void) {
+TEST(odd_addresses) {
     set_clock(0.9);
     etch_tensor *x = numbers(60, 90), *y = numbers(60, 90), *want = etch_clone(x);
     etch_function *f = tuned(into_slice);
@@ -106,7 +106,7 @@ static void run_twice(etch_fn2 body, etch_tensor *x, etch_tensor *y) {
     etch_function_free(f);
 }
 
-static void the_fastest_is_chosen(void) {
+TEST(the_fastest_is_chosen) {
     etch_tensor *x = numbers(80, 100), *y = numbers(80, 100);
     log_tuning();
     set_clock(0.9); /* of threads the last are 1024; of vectors the last has one element */
@@ -126,7 +126,7 @@ static void the_fastest_is_chosen(void) {
     CHECK(timed() == once && says(logged, "as chosen before"));
 }
 
-static void equal_times_leave_the_default(void) {
+TEST(equal_times_leave_the_default) {
     etch_tensor *x = numbers(80, 100), *y = numbers(80, 100);
     log_tuning();
     set_clock(1);
@@ -136,7 +136,7 @@ static void equal_times_leave_the_default(void) {
         CHECK(strstr(line, "(chosen)") < strchr(line, ',')); /* the first of each line */
 }
 
-static void other_modes_time_nothing(void) {
+TEST(other_modes_time_nothing) {
     etch_tensor *x = numbers(80, 100), *y = numbers(80, 100);
     for (int mode = 0; mode < 2; mode++) {
         etch_function *f = etch_compile(mixed, .mode = (etch_mode_kind)mode);
@@ -158,12 +158,12 @@ static void in_cache(void) {
     run_twice(mixed, x, y);
 }
 
-static void first_process(void) {
+TEST(first_process, .setting = "ETCH_CACHE_SIZE=100000000") {
     in_cache();
     CHECK(timed() > 0);
 }
 
-static void second_process(void) {
+TEST(second_process, .setting = "ETCH_CACHE_SIZE=100000000") {
     in_cache();
     CHECK(timed() == 0 && etch_counters().kernels_compiled == 0 && etch_counters().cache_hits > 0);
     CHECK(calls_of("cuEventElapsedTime") == 0 && calls_of("nvrtcCompileProgram") == 0);
@@ -175,7 +175,7 @@ static void second_process(void) {
 /* ---- slow kernels ---- */
 
 /* What takes a second is timed once for each candidate (and once to see that). */
-static void slow_kernels_are_timed_less(void) {
+TEST(slow_kernels_are_timed_less) {
     etch_tensor *x = numbers(80, 100), *y = numbers(80, 100);
     ((void (*)(double, double))control("fake_cuda_set_elapsed"))(1000.0, 1.0);
     run_twice(mixed, x, y);
@@ -205,7 +205,7 @@ static void fails_at(const char *symbol, int n) {
 }
 
 /* The default choice stays for the function whose timing failed; the next one is tuned. */
-static void each_timing_call_fails(void) {
+TEST(each_timing_call_fails) {
     static const struct {
         const char *symbol;
         int n;
@@ -224,7 +224,7 @@ static void each_timing_call_fails(void) {
 }
 
 /* Whatever call fails, the next call of the function has the right bits. */
-static void each_call_fails_once(void) {
+TEST(each_call_fails_once) {
     int64_t before = -1;
     for (int n = 1; before != timed(); n++) {
         ETCH_SCOPE {
@@ -252,7 +252,7 @@ static void each_call_fails_once(void) {
 /* ---- streams ---- */
 
 /* Nothing can be timed while the stream records; the next launch is timed. */
-static void inside_a_recording(void) {
+TEST(inside_a_recording) {
     set_clock(0.9);
     CHECK(etch_set_device(gpu) == ETCH_OK);
     etch_tensor *x = numbers(80, 100), *y = numbers(80, 100), *want = mixed(x, y), *got = NULL;
@@ -280,7 +280,7 @@ static void *calls_shared(void *unused) {
     return NULL;
 }
 
-static void threads_share_a_choice(void) {
+TEST(threads_share_a_choice, .setting = "FAKE_CUDA_LAZY=1") {
     pthread_t t[3];
     set_clock(1);
     etch_tensor *x = numbers(80, 100);
@@ -328,7 +328,7 @@ static void algorithms_in_cache(void) {
     tuned_products(bare, x, w, b);
 }
 
-static void algorithms_are_timed(void) {
+TEST(algorithms_are_timed, .setting = "ETCH_CACHE_SIZE=100000000") {
     algorithms_in_cache();
     CHECK(says(logged, "product 96 x 80 x 72: algorithm 0 with 1024 KiB"));
     CHECK(says(logged, "algorithm 2 with 0 KiB 0.0") || says(logged, "us (chosen)"));
@@ -340,7 +340,7 @@ static void algorithms_are_timed(void) {
     etch_function_free(f);
 }
 
-static void algorithms_are_kept(void) {
+TEST(algorithms_are_kept, .setting = "ETCH_CACHE_SIZE=100000000") {
     algorithms_in_cache();
     CHECK(timed() == 0 && calls_of("cuEventElapsedTime") == 0 && !says(logged, "algorithm 0"));
     etch_cache_clear();
@@ -366,7 +366,7 @@ static void product_fails_at(const char *symbol, int n, int64_t rows) {
     }
 }
 
-static void timing_a_product_fails(void) {
+TEST(timing_a_product_fails) {
     static const char *const symbols[] = {"cuEventCreate", "cuEventRecord", "cuEventSynchronize",
                                           "cuEventElapsedTime", "cublasLtMatmul"};
     for (int i = 0; i < 5; i++)
@@ -395,7 +395,7 @@ static bool epilogue_fails_at(int n) {
     return fails;
 }
 
-static void each_call_of_a_product_fails(void) {
+TEST(each_call_of_a_product_fails) {
     bool go_on = true;
     for (int n = 1; go_on; n += 1 + n / 32) {
         ETCH_SCOPE { go_on = epilogue_fails_at(n) || n < 4; }
@@ -403,28 +403,7 @@ static void each_call_of_a_product_fails(void) {
     }
 }
 
-int main(void) {
-    if (!use_fakes()) return 77;
-    if (!mkdtemp(cache_dir)) return 1;
+int main(int argc, char **argv) {
     where = gpu;
-    const struct CMUnitTest tests[] = {
-        IN_CHILD(bits_are_those_of_eager, NULL),
-        IN_CHILD(written_once, NULL),
-        IN_CHILD(odd_addresses, NULL),
-        IN_CHILD(the_fastest_is_chosen, NULL),
-        IN_CHILD(equal_times_leave_the_default, NULL),
-        IN_CHILD(other_modes_time_nothing, NULL),
-        IN_CHILD(first_process, "ETCH_CACHE_SIZE=100000000"),
-        IN_CHILD(second_process, "ETCH_CACHE_SIZE=100000000"),
-        IN_CHILD(slow_kernels_are_timed_less, NULL),
-        IN_CHILD(each_timing_call_fails, NULL),
-        IN_CHILD(each_call_fails_once, NULL),
-        IN_CHILD(inside_a_recording, NULL),
-        IN_CHILD(threads_share_a_choice, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(algorithms_are_timed, "ETCH_CACHE_SIZE=100000000"),
-        IN_CHILD(algorithms_are_kept, "ETCH_CACHE_SIZE=100000000"),
-        IN_CHILD(timing_a_product_fails, NULL),
-        IN_CHILD(each_call_of_a_product_fails, NULL),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return mkdtemp(cache_dir) ? run_in_children(argc, argv) : 1;
 }

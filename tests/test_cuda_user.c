@@ -8,13 +8,16 @@
 #include "backends/cuda/api.h"
 
 /* On a real GPU no call is made to fail, and what only the fakes know is not asked. */
-static bool real;
 
 static etch_device second(void) { return ETCH_CUDA(etch_cuda_count() > 1); }
-static unsigned long host_copies(void) { return real ? 0 : calls_of("cuMemcpyDtoHAsync_v2"); }
-static bool lives(const char *what, unsigned long n) { return real || live(what) == n; }
+static unsigned long host_copies(void) {
+    return on_real_gpu() ? 0 : calls_of("cuMemcpyDtoHAsync_v2");
+}
+static bool lives(const char *what, unsigned long n) { return on_real_gpu() || live(what) == n; }
 /* Whether work waits for the streams, which hold it back (FAKE_CUDA_LAZY=1). */
-static bool held(void) { return real || ((unsigned long (*)(void))control("fake_cuda_pending"))(); }
+static bool held(void) {
+    return on_real_gpu() || ((unsigned long (*)(void))control("fake_cuda_pending"))();
+}
 
 static etch_tensor *ramp(int64_t n) { return etch_arange(ETCH_F32, 0, (double)n, 1); }
 static etch_tensor *here(etch_tensor *t) { return etch_to_device(t, ETCH_CPU); }
@@ -206,7 +209,7 @@ static etch_tensor *writing_body(etch_tensor *x, etch_tensor *w) {
 
 /* ---- custom operators ---- */
 
-static void eager_and_compiled(void) {
+TEST(eager_and_compiled) {
     register_all();
     for (kind = 0; kind < KINDS; kind++) {
         etch_tensor *x = ramp(200), *w = etch_add_scalar(ramp(200), 5), *want = body(x, w);
@@ -226,8 +229,9 @@ static void eager_and_compiled(void) {
         etch_function_free(f);
     }
 }
+TEST_AGAIN(eager_and_compiled, .setting = "FAKE_CUDA_LAZY=1")
 
-static void views_and_empty_tensors(void) {
+TEST(views_and_empty_tensors) {
     register_all();
     for (kind = 0; kind < KINDS; kind++) {
         etch_tensor *m = etch_view(ramp(30), ETCH_SHAPE(5, 6)), *d = on_gpu(m);
@@ -242,7 +246,7 @@ static void views_and_empty_tensors(void) {
     }
 }
 
-static void writes_in_place(void) {
+TEST(writes_in_place, .setting = "FAKE_CUDA_LAZY=1") {
     register_all();
     etch_function *f = etch_compile(writing_body, .fullgraph = true);
     for (int i = 0; i < 3; i++) {
@@ -258,7 +262,7 @@ static void writes_in_place(void) {
 
 /* A plan is one CUDA graph where the definition says that the work can be launched again; the
  * operator is then called only when its operands are elsewhere. */
-static void reduce_overhead(void) {
+TEST(reduce_overhead, .setting = "FAKE_CUDA_LAZY=1") {
     register_all();
     for (kind = 0; kind < KINDS; kind++) {
         etch_function *f = etch_compile(body, .mode = ETCH_MODE_REDUCE_OVERHEAD);
@@ -276,7 +280,7 @@ static void reduce_overhead(void) {
     }
 }
 
-static void in_a_graph_of_the_users(void) {
+TEST(in_a_graph_of_the_users) {
     register_all();
     etch_cuda_graph *g = NULL;
     etch_tensor *x = on_gpu(ramp(64)), *y = NULL;
@@ -317,7 +321,7 @@ static etch_tensor *answered(etch_tensor *x, etch_tensor *w) {
     return etch_add(etch_relu(c), b);
 }
 
-static void under_modes(void) {
+TEST(under_modes) {
     register_all();
     etch_tensor *x = ramp(50), *xd = on_gpu(x), *want = body(x, x);
     for (int compiled = 0; compiled < 2; compiled++)
@@ -337,7 +341,7 @@ static void under_modes(void) {
 
 /* ---- errors ---- */
 
-static void callback_fails(void) {
+TEST(callback_fails) {
     register_all();
     for (int mode = 0; mode < 2; mode++)
         for (int at = 1; at <= 3; at++) {
@@ -376,7 +380,7 @@ static etch_status writes_outside(void *ctx, const etch_op *op, const etch_value
 }
 
 /* The operator is among those that the fault lists. */
-static void fault_names_the_operator(void) {
+TEST(fault_names_the_operator) {
     etch_op_definition d = {
         .struct_size = sizeof d, .cpu = axpy_cpu, .shape = like_first, .cuda = writes_outside};
     const etch_op *op = etch_op_register("user::outside(Tensor a) -> Tensor", &d);
@@ -394,7 +398,7 @@ static void keep_last(void *ctx, const char *line) {
 }
 
 /* The ready-made modes that look at tensors, on a GPU. */
-static void ready_modes(void) {
+TEST(ready_modes) {
     etch_mode *logging = etch_logging_mode((etch_line_sink){keep_last, NULL});
     etch_mode *validation = etch_validation_mode(false);
     etch_tensor *x = on_gpu(ramp(20)), *zero = on_gpu(etch_zeros(ETCH_F32, ETCH_SHAPE(20)));
@@ -416,7 +420,7 @@ static etch_status counts_calls(void *ctx, const etch_op *op, const etch_value *
     return etch_copy_(out[0], y) ? ETCH_OK : etch_last_status();
 }
 
-static void wrong_results_are_found(void) {
+TEST(wrong_results_are_found) {
     char report[4096];
     etch_op_definition d = {.struct_size = sizeof d,
                             .cpu = counts_calls,
@@ -441,7 +445,7 @@ static void wrong_results_are_found(void) {
 
 /* ---- what kernels keep ---- */
 
-static void kept_tensors_stay(void) {
+TEST(kept_tensors_stay, .setting = "FAKE_CUDA_LAZY=1") {
     register_all();
     for (kind = CALLED; kind < KINDS; kind++)
         for (int compiled = 0; compiled < 2; compiled++) {
@@ -491,7 +495,7 @@ static etch_tensor *with_quarter(etch_tensor *x) {
 }
 
 /* Of one kind of device; the other has its own kernel, before, meanwhile and after. */
-static void overrides_are_of_one_device(void) {
+TEST(overrides_are_of_one_device) {
     static const char *const names[] = {"cpu", "cuda"};
     etch_device devices[] = {ETCH_CPU, gpu};
     etch_tensor *x[2] = {etch_add_scalar(ramp(30), -9), NULL};
@@ -525,7 +529,7 @@ static void overrides_are_of_one_device(void) {
         }
 }
 
-static void overrides_of_a_custom_operator(void) {
+TEST(overrides_of_a_custom_operator) {
     register_all();
     etch_tensor *x = on_gpu(ramp(30)), *want = here(axpy(x, x, 2));
     log_of = (journal){0};
@@ -549,7 +553,7 @@ static cu_stream new_stream(void) {
 }
 
 /* Streams that hold back their work show what nobody waits for. */
-static void streams_of_the_users(void) {
+TEST(streams_of_the_users, .setting = "FAKE_CUDA_LAZY=1") {
     register_all();
     void *own = etch_cuda_stream(gpu);
     cu_stream s[3] = {new_stream(), new_stream(), NULL};
@@ -578,7 +582,7 @@ static etch_tensor *with_products(etch_tensor *x, etch_tensor *w) {
 
 /* A plan's graph goes where its thread's work goes, library products and the
  * user's work included. */
-static void graphs_follow_the_stream(void) {
+TEST(graphs_follow_the_stream, .setting = "FAKE_CUDA_LAZY=1") {
     register_all();
     cu_stream s[3] = {new_stream(), NULL, new_stream()};
     etch_function *f = etch_compile(with_products, .mode = ETCH_MODE_REDUCE_OVERHEAD);
@@ -600,9 +604,9 @@ static void graphs_follow_the_stream(void) {
 }
 
 /* What was made on a stream lives on when that is gone, and its memory is used again. */
-static void streams_may_be_destroyed(void) {
+TEST(streams_may_be_destroyed, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *kept[8], *x = on_gpu(ramp(500));
-    unsigned long streams = real ? 0 : live("stream");
+    unsigned long streams = on_real_gpu() ? 0 : live("stream");
     for (int i = 0; i < 8; i++) {
         cu_stream s = new_stream();
         CHECK(etch_cuda_set_stream(gpu, s) == ETCH_OK);
@@ -618,7 +622,7 @@ static void streams_may_be_destroyed(void) {
     CHECK(etch_synchronize(gpu) == ETCH_OK && etch_device_trim(gpu) == ETCH_OK);
 }
 
-static void streams_that_are_refused(void) {
+TEST(streams_that_are_refused) {
     cu_stream other = NULL;
     CHECK(!etch_cuda_stream(ETCH_CPU) && etch_last_status() == ETCH_ERR_DEVICE);
     CHECK(says(etch_last_error(), "expected a GPU"));
@@ -646,7 +650,7 @@ static void streams_that_are_refused(void) {
 
 /* Code of the user makes another device's context current whenever it likes, also in a program that
  * never asks for a stream. */
-static void contexts_of_the_users(void) {
+TEST(contexts_of_the_users, .setting = "FAKE_CUDA_LAZY=1") {
     cu_context others = NULL;
     if (second() == gpu) return;
     CHECK(!etch__cuda.cuDevicePrimaryCtxRetain(&others, 1));
@@ -683,7 +687,7 @@ static void *works_on_the_shared_stream(void *unused) {
     return NULL; /* its end gives the stream up */
 }
 
-static void streams_of_threads(void) {
+TEST(streams_of_threads, .setting = "FAKE_CUDA_LAZY=1") {
     pthread_t t[3];
     shared_stream = new_stream();
     shared = on_gpu(ramp(100));
@@ -701,7 +705,7 @@ static etch_tensor *asks_for_the_stream(etch_tensor *x) {
     return etch_mul(a, x);
 }
 
-static void asking_is_a_break(void) {
+TEST(asking_is_a_break) {
     etch_function *f = etch_compile(asks_for_the_stream);
     etch_tensor *x = on_gpu(ramp(9));
     for (int i = 0; i < 3; i++) CHECK(same(etch_call(f, x), asks_for_the_stream(x)));
@@ -749,7 +753,7 @@ static void overwrite(etch_tensor *p, int way, etch_function *writes) {
 }
 
 /* Copies from it are not waited for, but by who writes to it. */
-static void pinned_to_device(void) {
+TEST(pinned_to_device, .setting = "FAKE_CUDA_LAZY=1") {
     enum { N = 3000 };
     etch_function *writes = etch_compile(writes_captured);
     for (int round = 0; round < 2; round++)
@@ -757,7 +761,7 @@ static void pinned_to_device(void) {
             ETCH_SCOPE {
                 etch_tensor *p = pinned_ramp(N, (float)way);
                 CHECK(p && etch_is_pinned(p) && etch_device_of(p) == ETCH_CPU);
-                CHECK(etch_synchronize(gpu) == ETCH_OK && (real || !held()));
+                CHECK(etch_synchronize(gpu) == ETCH_OK && (on_real_gpu() || !held()));
                 etch_tensor *d = on_gpu(p), *want = etch_add_scalar(ramp(N), way);
                 CHECK(d && !etch_is_pinned(d));
                 CHECK(held()); /* it was not waited for */
@@ -769,7 +773,7 @@ static void pinned_to_device(void) {
 }
 
 /* Who touches a copy that is under way waits for it. */
-static void device_to_pinned(void) {
+TEST(device_to_pinned, .setting = "FAKE_CUDA_LAZY=1") {
     enum { N = 3000 };
     etch_function *f = etch_compile(times_two), *g = etch_compile(adds_captured);
     float x[4];
@@ -794,7 +798,7 @@ static void device_to_pinned(void) {
 }
 
 /* Freed while a copy is under way, and used again. */
-static void pinned_memory_is_kept(void) {
+TEST(pinned_memory_is_kept, .setting = "FAKE_CUDA_LAZY=1") {
     enum { N = 2000, ROUNDS = 12 };
     etch_tensor *kept[ROUNDS];
     for (int i = 0; i < ROUNDS; i++)
@@ -805,11 +809,11 @@ static void pinned_memory_is_kept(void) {
             CHECK(etch_to_pinned(d));
         }
     for (int i = 0; i < ROUNDS; i++) CHECK(same(here(kept[i]), etch_add_scalar(ramp(N), i)));
-    CHECK(real || (live("host") > 0 && live("host") < 2 * ROUNDS));
+    CHECK(on_real_gpu() || (live("host") > 0 && live("host") < 2 * ROUNDS));
     CHECK(etch_device_trim(gpu) == ETCH_OK && lives("host", 0));
 }
 
-static void pinned_views_and_devices(void) {
+TEST(pinned_views_and_devices, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *m = etch_view(ramp(30), ETCH_SHAPE(5, 6)), *d = on_gpu(m);
     CHECK(same(etch_to_pinned(etch_t(d)), etch_t(m)));
     CHECK(same(etch_to_pinned(etch_t(m)), etch_t(m)));
@@ -826,7 +830,7 @@ static void pinned_views_and_devices(void) {
 }
 
 /* Between devices, of a tensor whose last work was on another stream. */
-static void copies_between_devices(void) {
+TEST(copies_between_devices, .setting = "FAKE_CUDA_LAZY=1") {
     etch_tensor *x = ramp(900), *d = on_gpu(x);
     cu_stream s = new_stream();
     for (int i = 1; i < 6; i++) {
@@ -838,7 +842,7 @@ static void copies_between_devices(void) {
     }
 }
 
-static void pinned_in_a_graph(void) {
+TEST(pinned_in_a_graph) {
     etch_cuda_graph *g = NULL;
     etch_tensor *p = pinned_ramp(50, 0), *y = NULL;
     CHECK(p && etch_neg(on_gpu(p)) && etch_synchronize(gpu) == ETCH_OK);
@@ -852,7 +856,7 @@ static void pinned_in_a_graph(void) {
     etch_cuda_graph_free(g);
 }
 
-static void pinned_without_a_gpu(void) {
+TEST(pinned_without_a_gpu, .setting = "ETCH_CUDA=0") {
     etch_tensor *p = pinned_ramp(20, 1);
     CHECK(p && !etch_is_pinned(p) && same(p, etch_add_scalar(ramp(20), 1)));
     CHECK(same(etch_to_pinned(p), p));
@@ -870,7 +874,7 @@ static bool pinned_program(float *y) {
     return ok;
 }
 
-static void each_pinned_call_fails_once(void) {
+TEST(each_pinned_call_fails_once, .only_on_fakes = true) {
     float y[16];
     CHECK(pinned_program(y) && y[3] == 10);
     CHECK(each_call_fails(pinned_program) < 1000);
@@ -934,7 +938,7 @@ static void check_conv(etch_dtype dtype, bool bias, bool strided) {
     etch_function_free(f);
 }
 
-static void convolutions(void) {
+TEST(convolutions) {
     static const conv_case cases[] = {
         {2, 3, 7, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
         {1, 4, 12, 5, 70, 3, 2, {2, 1}, {0, 2}, {1, 2}, 1},
@@ -958,10 +962,11 @@ static void convolutions(void) {
                     check_conv(dtypes[d], way & 1, way & 2);
                 }
 }
+TEST_AGAIN(convolutions, .setting = "FAKE_CUDA_LAZY=1")
 
 /* More images than one matrix holds: two products, the second's results at an address that the
  * library can write to. */
-static void convolution_in_parts(void) {
+TEST(convolution_in_parts) {
     static const conv_case parts = {14, 8, 63, 65, 1, 7, 7, {1, 1}, {0, 0}, {1, 1}, 1};
     conv_now = &parts;
     for (int bias = 0; bias < 2; bias++)
@@ -969,7 +974,7 @@ static void convolution_in_parts(void) {
 }
 
 /* An operator of the table that others are made of stays theirs. */
-static void convolution_ignores_overrides(void) {
+TEST(convolution_ignores_overrides) {
     static const conv_case small = {2, 3, 9, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1};
     etch_device d = gpu;
     conv_now = &small;
@@ -999,7 +1004,7 @@ static etch_tensor *power_scalar(etch_tensor *x) {
 }
 
 /* As on the CPU, and there. */
-static void powers_of_integers(void) {
+TEST(powers_of_integers) {
     static const etch_dtype dtypes[] = {ETCH_I8, ETCH_I16, ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
     enum { N = sizeof dtypes / sizeof *dtypes };
     etch_tensor *line = etch_view(etch_arange(ETCH_F32, -12, 24, 1), ETCH_SHAPE(6, 6));
@@ -1049,60 +1054,16 @@ static void begin_program(void) {
     CHECK(function("axpy"));
 }
 
-static void each_call_fails_once(void) {
+TEST(each_call_fails_once, .only_on_fakes = true) {
     begin_program();
     each_call_fails(program);
 }
 
-static void each_allocation_fails_once(void) {
+TEST(each_allocation_fails_once, .only_on_fakes = true) {
     begin_program();
     CHECK(each_allocation_fails(program) > 20);
 }
 
 /* ---- */
 
-int main(void) {
-    real = getenv("ETCH_TEST_REAL_GPU") != NULL;
-    if (!real && !use_fakes()) return 77;
-    const struct CMUnitTest tests[] = {
-        IN_CHILD(eager_and_compiled, NULL),
-        IN_CHILD(eager_and_compiled, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(views_and_empty_tensors, NULL),
-        IN_CHILD(writes_in_place, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(reduce_overhead, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(in_a_graph_of_the_users, NULL),
-        IN_CHILD(under_modes, NULL),
-        IN_CHILD(ready_modes, NULL),
-        IN_CHILD(callback_fails, NULL),
-        IN_CHILD(fault_names_the_operator, NULL),
-        IN_CHILD(wrong_results_are_found, NULL),
-        IN_CHILD(kept_tensors_stay, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(overrides_are_of_one_device, NULL),
-        IN_CHILD(overrides_of_a_custom_operator, NULL),
-        IN_CHILD(streams_of_the_users, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(graphs_follow_the_stream, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(streams_may_be_destroyed, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(streams_that_are_refused, NULL),
-        IN_CHILD(contexts_of_the_users, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(streams_of_threads, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(asking_is_a_break, NULL),
-        IN_CHILD(pinned_to_device, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(device_to_pinned, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(pinned_memory_is_kept, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(pinned_views_and_devices, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(copies_between_devices, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(pinned_in_a_graph, NULL),
-        IN_CHILD(pinned_without_a_gpu, "ETCH_CUDA=0"),
-        IN_CHILD(convolutions, NULL),
-        IN_CHILD(convolutions, "FAKE_CUDA_LAZY=1"),
-        IN_CHILD(convolution_in_parts, NULL),
-        IN_CHILD(powers_of_integers, NULL),
-        IN_CHILD(convolution_ignores_overrides, NULL),
-        /* Of the fakes only. */
-        IN_CHILD(each_pinned_call_fails_once, NULL),
-        IN_CHILD(each_call_fails_once, NULL),
-        IN_CHILD(each_allocation_fails_once, NULL),
-    };
-    const size_t of_fakes = 3, n = sizeof tests / sizeof *tests;
-    return _cmocka_run_group_tests("tests", tests, real ? n - of_fakes : n, NULL, NULL);
-}
+int main(int argc, char **argv) { return run_in_children(argc, argv); }

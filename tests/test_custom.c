@@ -67,23 +67,21 @@ static const etch_op *add_op(const char *schema, etch_kernel cpu, etch_shape_fn 
     return etch_op_register(schema, &d);
 }
 
-static int register_all(void **state) {
-    (void)state;
+static bool register_all(void) {
     scale_op = add_op("test::scale(Tensor a, Scalar s=2) -> Tensor", scale_kernel, like_first,
                       false, &scale_log);
     bump_op = add_op("test::bump_(Tensor(a!) self, Tensor by) -> Tensor(a!)", bump_kernel, NULL,
                      false, &bump_log);
     print_op =
         add_op("test::print(Tensor a) -> Tensor", print_kernel, like_first, true, &print_log);
-    return scale_op && bump_op && print_op && blas_op() ? 0 : 1;
+    return scale_op && bump_op && print_op && blas_op();
 }
 
-static int fresh(void **state) {
-    (void)state;
+static void fresh(void) {
     scale_log = bump_log = print_log = (journal){0};
     etch_clear_error();
-    return 0;
 }
+EACH_TEST(.before = fresh)
 
 static etch_tensor *scale(etch_tensor *a, double s) {
     etch_value args[2] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a},
@@ -111,8 +109,7 @@ static etch_tensor *print_it(etch_tensor *a) {
 
 /* ---- registering ---- */
 
-static void schemas_that_do_not_parse(void **state) {
-    (void)state;
+TEST(schemas_that_do_not_parse) {
     static const char *const bad[] = {
         "scale(Tensor a) -> Tensor",
         "test::scale2",
@@ -149,8 +146,7 @@ static void schemas_that_do_not_parse(void **state) {
     assert_int_equal(before, after);
 }
 
-static void names_that_are_taken(void **state) {
-    (void)state;
+TEST(names_that_are_taken) {
     int before, after;
     etch_op_list(&before);
     assert_null(
@@ -162,8 +158,7 @@ static void names_that_are_taken(void **state) {
     assert_string_equal(etch_op_schema(scale_op), "test::scale(Tensor a, Scalar s=2) -> Tensor");
 }
 
-static void listed_and_found_by_name(void **state) {
-    (void)state;
+TEST(listed_and_found_by_name) {
     int n, found = 0;
     const etch_op *const *all = etch_op_list(&n);
     for (int i = 0; i < n; i++) found += all[i] == scale_op || all[i] == bump_op;
@@ -174,8 +169,7 @@ static void listed_and_found_by_name(void **state) {
     assert_null(etch_op_find("test::scales"));
 }
 
-static void boxed_calls(void **state) {
-    (void)state;
+TEST(boxed_calls) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 3), *y = NULL;
         etch_value by_default[1] = {{.tag = ETCH_VALUE_TENSOR, .tensor = x}};
@@ -210,8 +204,7 @@ static etch_tensor *integers(etch_dtype dtype, int64_t rows, int64_t columns, in
     return etch_expand(etch_slice(row, 1, 0, columns, 1), ETCH_SHAPE(rows, columns));
 }
 
-static void product_of_any_strides(void **state) {
-    (void)state;
+TEST(product_of_any_strides) {
     static const int64_t shapes[][3] = {{1, 1, 1}, {3, 4, 5}, {1, 7, 2},
                                         {9, 1, 4}, {2, 0, 3}, {0, 3, 2}};
     for (int s = 0; s < 6; s++)
@@ -242,8 +235,7 @@ static etch_tensor *mixed(etch_tensor *x, etch_tensor *w) {
     return etch_add(s, etch_t(p));
 }
 
-static void opaque_between_fused_kernels(void **state) {
-    (void)state;
+TEST(opaque_between_fused_kernels) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(mixed, .backend = test_backends[b], .fullgraph = true);
         etch_tensor *x = arange_f32(8, 8), *w = arange_f32(8, 8);
@@ -266,8 +258,7 @@ static etch_tensor *scaled(etch_tensor *x) {
     return etch_neg(a);
 }
 
-static void scalars_are_run_time_data(void **state) {
-    (void)state;
+TEST(scalars_are_run_time_data) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(scaled, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(3, 5);
@@ -283,8 +274,7 @@ static etch_tensor *sized(etch_tensor *x) {
     return etch_add(a, x);
 }
 
-static void other_sizes(void **state) {
-    (void)state;
+TEST(other_sizes) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(sized, .backend = test_backends[b]);
         for (int n = 2; n < 8; n++)
@@ -304,8 +294,7 @@ static etch_tensor *twice_equal(etch_tensor *x) {
 }
 
 /* One call in the program is one call of the kernel: not merged, not dropped. */
-static void neither_merged_nor_dropped(void **state) {
-    (void)state;
+TEST(neither_merged_nor_dropped) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(twice_equal, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(2, 2);
@@ -330,8 +319,7 @@ static etch_tensor *writes(etch_tensor *x, etch_tensor *by) {
     return etch_add(after, between);
 }
 
-static void in_place_keeps_the_order(void **state) {
-    (void)state;
+TEST(in_place_keeps_the_order) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(writes, .backend = test_backends[b], .fullgraph = true);
         for (int i = 0; i < 3; i++) {
@@ -354,8 +342,7 @@ static etch_tensor *writes_temporary(etch_tensor *x, etch_tensor *by) {
     return etch_add(same, c);
 }
 
-static void in_place_on_a_temporary_and_its_view(void **state) {
-    (void)state;
+TEST(in_place_on_a_temporary_and_its_view) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(writes_temporary, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(3, 3), *by = etch_cos(x);
@@ -373,8 +360,7 @@ static etch_tensor *with_effects(etch_tensor *x) {
     return etch_cos(a);
 }
 
-static void effects_break_the_graph(void **state) {
-    (void)state;
+TEST(effects_break_the_graph) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(with_effects, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(2, 5), *expected = with_effects(x);
@@ -398,8 +384,7 @@ static void effects_break_the_graph(void **state) {
 
 /* ---- operators in kernels ---- */
 
-static void kernels_call_operators_eagerly(void **state) {
-    (void)state;
+TEST(kernels_call_operators_eagerly) {
     scale_log.inner = 5;
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(sized, .backend = test_backends[b], .fullgraph = true);
@@ -418,8 +403,7 @@ static etch_tensor *failing(etch_tensor *x) {
     return etch_add(b, a);
 }
 
-static void kernels_that_fail(void **state) {
-    (void)state;
+TEST(kernels_that_fail) {
     ETCH_SCOPE {
         scale_log.fail_at = 1;
         assert_null(failing(arange_f32(2, 2)));
@@ -427,7 +411,7 @@ static void kernels_that_fail(void **state) {
         assert_non_null(strstr(etch_last_error(), "asked to fail"));
     }
     FOR_BACKENDS(b) {
-        fresh(NULL);
+        fresh();
         etch_function *f = etch_compile(failing, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(2, 2), *expected = failing(x), *copy = etch_clone(x);
         scale_log = (journal){.fail_at = 1};
@@ -484,8 +468,7 @@ static etch_tensor *unused_failure(etch_tensor *x, etch_tensor *state) {
 
 /* Compiled, the error appears at the end of the segment; a failed call says
  * so, never a wrong value. */
-static void a_failure_fails_the_compiled_call(void **state) {
-    (void)state;
+TEST(a_failure_fails_the_compiled_call) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(unused_failure, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(2, 3), *s = etch_zeros(ETCH_F32, ETCH_SHAPE(2));
@@ -508,8 +491,7 @@ static void a_failure_fails_the_compiled_call(void **state) {
     }
 }
 
-static void a_failure_without_an_error_gets_one(void **state) {
-    (void)state;
+TEST(a_failure_without_an_error_gets_one) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 2);
         etch_set_error(ETCH_ERR_IO, "an older error");
@@ -531,8 +513,7 @@ static etch_tensor *too_deep(etch_tensor *x) {
 }
 
 /* The shape function's error comes at the call, compiled or not, and the body may go on. */
-static void shape_functions_that_fail(void **state) {
-    (void)state;
+TEST(shape_functions_that_fail) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(too_deep, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(2, 2), *expected = etch_neg(etch_sin(x));
@@ -558,8 +539,7 @@ static etch_status bad_spec(void *ctx, const etch_op *op, const etch_value *args
     return ETCH_OK;
 }
 
-static void shape_functions_that_lie(void **state) {
-    (void)state;
+TEST(shape_functions_that_lie) {
     const etch_op *op =
         add_op("test::lies(Tensor a) -> Tensor", moody_kernel, bad_spec, false, NULL);
     ETCH_SCOPE {
@@ -584,10 +564,9 @@ static etch_tensor *keeps_inner(etch_tensor *x) {
     return etch_add(e, d);
 }
 
-static void retained_arguments_stay(void **state) {
-    (void)state;
+TEST(retained_arguments_stay) {
     FOR_BACKENDS(b) {
-        fresh(NULL);
+        fresh();
         etch_function *f = etch_compile(keeps_inner, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(6, 6), *expected = keeps_inner(x), *sin = etch_sin(x);
         etch_tensor *kept[4];
@@ -627,8 +606,7 @@ static etch_status watch_handler(void *ctx, const etch_op *op, const etch_value 
     return out[0] ? ETCH_OK : etch_last_status();
 }
 
-static void modes_see_the_opaque_calls(void **state) {
-    (void)state;
+TEST(modes_see_the_opaque_calls) {
     scale_log.inner = 2;
     FOR_BACKENDS(b) {
         watch outer = {0}, inner = {0};
@@ -656,10 +634,9 @@ static void modes_see_the_opaque_calls(void **state) {
 
 /* What a handler returns is what the program goes on with, on every path, and its operators are no
  * part of the graph. */
-static void modes_replace_opaque_calls(void **state) {
-    (void)state;
+TEST(modes_replace_opaque_calls) {
     FOR_BACKENDS(b) {
-        fresh(NULL);
+        fresh();
         watch w = {.replace = true};
         etch_mode *m = etch_mode_new(watch_handler, &w, .allow_compiled = true);
         etch_function *f = etch_compile(sized, .backend = test_backends[b]);
@@ -705,8 +682,7 @@ static etch_tensor *threaded(etch_tensor *x) {
     return etch_relu(p);
 }
 
-static void several_threads(void **state) {
-    (void)state;
+TEST(several_threads) {
     for (int b = 0; b < 2; b++) {
         work w[4];
         pthread_t t[4];
@@ -734,8 +710,7 @@ static void *register_many(void *arg) {
 }
 
 /* Each name once, whoever comes first. */
-static void registering_on_several_threads(void **state) {
-    (void)state;
+TEST(registering_on_several_threads) {
     pthread_t t[4];
     int mine[4] = {0}, sum = 0;
     for (int i = 0; i < 4; i++) pthread_create(&t[i], NULL, register_many, &mine[i]);
@@ -744,33 +719,4 @@ static void registering_on_several_threads(void **state) {
     assert_non_null(etch_op_find("race::op19"));
 }
 
-#define TEST(f) cmocka_unit_test_setup(f, fresh)
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        TEST(schemas_that_do_not_parse),
-        TEST(names_that_are_taken),
-        TEST(listed_and_found_by_name),
-        TEST(boxed_calls),
-        TEST(product_of_any_strides),
-        TEST(opaque_between_fused_kernels),
-        TEST(scalars_are_run_time_data),
-        TEST(other_sizes),
-        TEST(neither_merged_nor_dropped),
-        TEST(in_place_keeps_the_order),
-        TEST(in_place_on_a_temporary_and_its_view),
-        TEST(effects_break_the_graph),
-        TEST(kernels_call_operators_eagerly),
-        TEST(kernels_that_fail),
-        TEST(a_failure_fails_the_compiled_call),
-        TEST(a_failure_without_an_error_gets_one),
-        TEST(shape_functions_that_fail),
-        TEST(shape_functions_that_lie),
-        TEST(retained_arguments_stay),
-        TEST(modes_see_the_opaque_calls),
-        TEST(modes_replace_opaque_calls),
-        TEST(several_threads),
-        TEST(registering_on_several_threads),
-    };
-    return cmocka_run_group_tests_name("custom", tests, register_all, NULL);
-}
+int main(int argc, char **argv) { return register_all() ? run_suite(argc, argv) : 1; }

@@ -9,8 +9,7 @@ static etch_tensor *twice(etch_tensor *x) { return etch_mul_scalar(x, 2); }
 static int64_t graphs(etch_function *f) { return etch_function_counters(f).graphs; }
 
 /* The sizes of the table in tests/README.md; PyTorch makes 1 2 2 2 3 4 4 5 6 graphs of them. */
-static void test_table_of_sizes(void **state) {
-    (void)state;
+TEST(table_of_sizes) {
     static const int64_t sizes[] = {5, 6, 7, 8, 1, 0, 2};
     static const int64_t most[] = {1, 2, 2, 2, 3, 4, 4};
     for (int b = 0; b < 2; b++)
@@ -108,15 +107,14 @@ static etch_tensor *joined(etch_tensor *x) {
 }
 
 /* From 3 on, half of which is not the size 1 that may have kernels of its own. */
-static void test_dynamic_views(void **state) { (void)state, serves_all_sizes(views, 3); }
-static void test_dynamic_reductions(void **state) { (void)state, serves_all_sizes(reductions, 2); }
-static void test_dynamic_products(void **state) { (void)state, serves_all_sizes(products, 2); }
-static void test_dynamic_cat(void **state) { (void)state, serves_all_sizes(joined, 2); }
-static void test_dynamic_all(void **state) { (void)state, serves_all_sizes(centred, 2); }
+TEST(dynamic_views) { serves_all_sizes(views, 3); }
+TEST(dynamic_reductions) { serves_all_sizes(reductions, 2); }
+TEST(dynamic_products) { serves_all_sizes(products, 2); }
+TEST(dynamic_cat) { serves_all_sizes(joined, 2); }
+TEST(dynamic_all) { serves_all_sizes(centred, 2); }
 
 /* Recorded at a size whose reductions are two kernels each. */
-static void test_dynamic_from_large(void **state) {
-    (void)state;
+TEST(dynamic_from_large) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(reductions, .dynamic = ETCH_DYNAMIC_ON);
         int64_t further = 0;
@@ -133,8 +131,7 @@ static void test_dynamic_from_large(void **state) {
     }
 }
 
-static void test_dynamic_off(void **state) {
-    (void)state;
+TEST(dynamic_off) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(twice, .dynamic = ETCH_DYNAMIC_OFF, .backend = "eager");
         for (int64_t n = 1; n <= 5; n++) {
@@ -147,8 +144,7 @@ static void test_dynamic_off(void **state) {
 }
 
 /* A caller's loop over ever longer slices of one buffer. */
-static void test_growing_slices(void **state) {
-    (void)state;
+TEST(growing_slices) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(twice);
         etch_tensor *buffer = arange_f32(1000, 3);
@@ -175,8 +171,7 @@ static etch_tensor *chooses(etch_tensor *x) {
     return etch_mul(last, ones);
 }
 
-static void test_sizes_inside_the_body(void **state) {
-    (void)state;
+TEST(sizes_inside_the_body) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(chooses, .backend = test_backends[b]);
@@ -201,8 +196,7 @@ static etch_tensor *splits(etch_tensor *x) {
 }
 
 /* split(x, 4) with 8, then 12 rows: another number of parts is another path. */
-static void test_split(void **state) {
-    (void)state;
+TEST(split) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(splits);
         for (int call = 0; call < 6; call++) {
@@ -222,8 +216,7 @@ static etch_tensor *adds_global(etch_tensor *x) {
 }
 
 /* A captured tensor whose size changes, broadcasts of size 1 included, and a written input. */
-static void test_captured_sizes(void **state) {
-    (void)state;
+TEST(captured_sizes) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(adds_global, .backend = test_backends[b]);
@@ -250,8 +243,7 @@ static etch_tensor *breaks_in_loop(etch_tensor *x) {
     return etch_mul_scalar(x, sum);
 }
 
-static void test_slices_in_breaking_loop(void **state) {
-    (void)state;
+TEST(slices_in_breaking_loop) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(breaks_in_loop, .backend = test_backends[b]);
@@ -343,8 +335,7 @@ static etch_tensor *convolved(etch_tensor *x, int64_t stride, int64_t padding, i
     static etch_tensor *by_##name(etch_tensor *x) { return (void)x, etch_neg(result); }
 CHANGING_INTEGERS(PROGRAM)
 
-static void test_changing_integers(void **state) {
-    (void)state;
+TEST(changing_integers) {
     static const struct {
         const char *name;
         int graphs, pytorch;
@@ -366,24 +357,4 @@ static void test_changing_integers(void **state) {
             etch_function_free(f);
         }
     assert_int_equal(etch_memory().tensors, 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table_of_sizes),
-        cmocka_unit_test(test_dynamic_views),
-        cmocka_unit_test(test_dynamic_reductions),
-        cmocka_unit_test(test_dynamic_products),
-        cmocka_unit_test(test_dynamic_cat),
-        cmocka_unit_test(test_dynamic_all),
-        cmocka_unit_test(test_dynamic_from_large),
-        cmocka_unit_test(test_dynamic_off),
-        cmocka_unit_test(test_growing_slices),
-        cmocka_unit_test(test_sizes_inside_the_body),
-        cmocka_unit_test(test_split),
-        cmocka_unit_test(test_captured_sizes),
-        cmocka_unit_test(test_slices_in_breaking_loop),
-        cmocka_unit_test(test_changing_integers),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

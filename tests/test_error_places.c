@@ -133,8 +133,7 @@ static void call_at_random(const etch_op *op, tally *t) {
     if (status != ETCH_OK) count(t, etch_op_name(op));
 }
 
-static void test_operators_by_name(void **state) {
-    (void)state;
+TEST(operators_by_name) {
     int nops;
     const etch_op *const *ops = etch_op_list(&nops);
     tally t = {0, 0};
@@ -156,8 +155,7 @@ static void *without_scope(void *arg) {
     return NULL;
 }
 
-static void test_operators_without_scope(void **state) {
-    (void)state;
+TEST(operators_without_scope) {
     tally t = {0, 0};
     pthread_t thread;
     ETCH_SCOPE {
@@ -211,8 +209,7 @@ static void test_operators_without_scope(void **state) {
         if (!(call)) count(&t, name);                                                              \
     }
 
-static void test_operators_by_function(void **state) {
-    (void)state;
+TEST(operators_by_function) {
     tally t = {0, 0};
     for (int round = 0; round < 40; round++)
         ETCH_SCOPE {
@@ -250,8 +247,7 @@ static void check_tail(etch_tensor *(*body)(etch_tensor *), const char *name) {
     }
 }
 
-static void test_tail_calls_name_the_users_lines(void **state) {
-    (void)state;
+TEST(tail_calls_name_the_users_lines) {
     ETCH_SCOPE {
         bad_index = etch_full(ETCH_I64, ETCH_SHAPE(1), 7);
         check_tail(tail_product, "mm");
@@ -261,8 +257,7 @@ static void test_tail_calls_name_the_users_lines(void **state) {
 }
 
 /* Deferred first, so that the failure is found where it is computed. */
-static void test_tail_calls_in_compiled_code(void **state) {
-    (void)state;
+TEST(tail_calls_in_compiled_code) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(tail_index);
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(2, 3));
@@ -304,8 +299,7 @@ static void composite_names_itself(const char *backend) {
     }
 }
 
-static void test_composites_name_themselves(void **state) {
-    (void)state;
+TEST(composites_name_themselves) {
     for (int b = 0; b < 2; b++) composite_names_itself(test_backends[b]);
 }
 
@@ -317,8 +311,7 @@ static etch_tensor *selects_what_is_written(etch_tensor *x, etch_tensor *index) 
     return etch_masked_select(x, mask);
 }
 
-static void test_composites_do_not_name_what_failed_before(void **state) {
-    (void)state;
+TEST(composites_do_not_name_what_failed_before) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(selects_what_is_written, .backend = test_backends[b]);
@@ -337,8 +330,7 @@ static void test_composites_do_not_name_what_failed_before(void **state) {
 
 /* ---- NULL ---- */
 
-static void test_null_operands_name_their_argument(void **state) {
-    (void)state;
+TEST(null_operands_name_their_argument) {
     ETCH_SCOPE {
         etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(2, 3));
         etch_clear_error();
@@ -355,18 +347,4 @@ static void test_null_operands_name_their_argument(void **state) {
             strstr(etch_last_error(), "; so exp has no \"self\" (test_error_places.c:"));
     }
     etch_clear_error();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_operators_by_name),
-        cmocka_unit_test(test_operators_without_scope),
-        cmocka_unit_test(test_operators_by_function),
-        cmocka_unit_test(test_tail_calls_name_the_users_lines),
-        cmocka_unit_test(test_tail_calls_in_compiled_code),
-        cmocka_unit_test(test_composites_name_themselves),
-        cmocka_unit_test(test_composites_do_not_name_what_failed_before),
-        cmocka_unit_test(test_null_operands_name_their_argument),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

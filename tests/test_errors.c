@@ -1,20 +1,13 @@
 /* Errors: codes, texts, the user's line, and that they stay until replaced or cleared. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "etch_test.h"
 #include "core/dispatch/dispatch.h"
 
-static void names(void **state) {
-    (void)state;
+TEST(names) {
     assert_string_equal(etch_status_name(ETCH_OK), "ok");
     assert_string_equal(etch_status_name(ETCH_ERR_NO_SCOPE), "no_scope");
     assert_string_equal(etch_status_name(ETCH_ERR_INTERNAL), "internal");
@@ -31,8 +24,7 @@ static void assert_begins(const char *text) {
         fail_msg("expected \"%s...\", got \"%s\"", text, etch_last_error());
 }
 
-static void kept_until_replaced(void **state) {
-    (void)state;
+TEST(kept_until_replaced) {
     etch_clear_error();
     assert_int_equal(etch_last_status(), ETCH_OK);
     assert_string_equal(etch_last_error(), "");
@@ -50,8 +42,7 @@ static __attribute__((noinline)) etch_status fails_for_its_caller(void) {
     return etch__error_at(__builtin_return_address(0), ETCH_ERR_SHAPE, "mm: expected 3 rows");
 }
 
-static void names_the_users_line(void **state) {
-    (void)state;
+TEST(names_the_users_line) {
     char expected[64];
     /* not a tail call, the site is after it on the same line */
     snprintf(expected, sizeof expected, "mm: expected 3 rows (test_errors.c:%d)", __LINE__ + 1);
@@ -61,8 +52,7 @@ static void names_the_users_line(void **state) {
     etch_clear_error();
 }
 
-static void operators_name_the_line_of_their_call(void **state) {
-    (void)state;
+TEST(operators_name_the_line_of_their_call) {
     char line[32];
     ETCH_SCOPE {
         etch_tensor *a = etch_from_host((float[6]){0}, ETCH_F32, ETCH_SHAPE(2, 3));
@@ -91,21 +81,20 @@ static void operators_name_the_line_of_their_call(void **state) {
     etch_clear_error();
 }
 
-static void sites_and_symbols(void **state) {
-    (void)state;
+TEST(sites_and_symbols) {
     assert_string_equal(etch__site_line(NULL), "");
     assert_string_equal(etch__site_line((void *)16), ""); /* no code there */
     assert_string_equal(etch__symbol_name(NULL), "?");
     assert_string_equal(etch__symbol_name((void *)16), "?");
-    assert_string_equal(etch__symbol_name((void *)sites_and_symbols), "sites_and_symbols");
+    assert_string_equal(etch__symbol_name((void *)test__sites_and_symbols),
+                        "test__sites_and_symbols");
     const char *first = etch__symbol_name((void *)fails_for_its_caller);
     assert_string_equal(first, "fails_for_its_caller");
     assert_ptr_equal(first, etch__symbol_name((void *)fails_for_its_caller));
     assert_string_equal(etch__symbol_name((void *)malloc) ? "named" : "", "named");
 }
 
-static void long_texts_are_cut(void **state) {
-    (void)state;
+TEST(long_texts_are_cut) {
     char text[3000];
     memset(text, 'x', sizeof text);
     text[sizeof text - 1] = 0;
@@ -115,8 +104,7 @@ static void long_texts_are_cut(void **state) {
     etch_clear_error();
 }
 
-static void saved_and_restored(void **state) {
-    (void)state;
+TEST(saved_and_restored) {
     saved_error saved;
     etch__error(ETCH_ERR_SHAPE, "kept");
     etch__error_save(&saved);
@@ -128,8 +116,7 @@ static void saved_and_restored(void **state) {
 }
 
 /* Asking for a line without memory gives the text without the line, and keeps the error. */
-static void lines_without_memory(void **state) {
-    (void)state;
+TEST(lines_without_memory, .first = true) {
     for (int64_t n = 0; n < 4; n++) {
         fails_for_its_caller();
         etch__fail_allocation(n);
@@ -152,8 +139,7 @@ static void *other_thread(void *arg) {
     return (void *)(intptr_t)clean;
 }
 
-static void errors_are_per_thread(void **state) {
-    (void)state;
+TEST(errors_are_per_thread) {
     pthread_t t[4];
     void *clean;
     etch__error(ETCH_ERR_SHAPE, "mine");
@@ -174,8 +160,7 @@ static void *asks_all_the_time(void *arg) {
     return arg;
 }
 
-static void works_after_fork(void **state) {
-    (void)state;
+TEST(works_after_fork) {
     pthread_t t;
     int status;
     stop = false;
@@ -194,8 +179,7 @@ static void works_after_fork(void **state) {
     pthread_join(t, NULL);
 }
 
-static void parameters(void **state) {
-    (void)state;
+TEST(parameters) {
     assert_string_equal(etch__param(PARAM_CPU_ISA), "");
     assert_int_equal(etch__param_int(PARAM_MAX_SEGMENT), 77); /* set in main */
     assert_int_equal(etch__param_int(PARAM_JIT_TIMEOUT), 60); /* set to nonsense */
@@ -205,8 +189,7 @@ static void parameters(void **state) {
     assert_string_equal(etch__param(PARAM_MAX_SEGMENT), "77");
 }
 
-static void counters_count_and_reset(void **state) {
-    (void)state;
+TEST(counters_count_and_reset) {
     etch_counters_reset();
     etch__counters.graphs += 3;
     ETCH_SCOPE {
@@ -221,8 +204,7 @@ static void counters_count_and_reset(void **state) {
     assert_int_equal(etch_counters().operators, 0);
 }
 
-static void reasons_are_whole(void **state) {
-    (void)state;
+TEST(reasons_are_whole) {
     for (int i = 0; i < REASON_COUNT; i++) {
         assert_true(*etch__reasons[i].name && *etch__reasons[i].text);
         assert_non_null(etch__reasons[i].hint);
@@ -236,26 +218,11 @@ static void reasons_are_whole(void **state) {
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 
-int main(void) {
+int main(int argc, char **argv) {
     setenv("ETCH_MAX_SEGMENT", "77", 1);
     setenv("ETCH_JIT_TIMEOUT", "soon", 1);
     setenv("ETCH_CPU_ISA", "", 1);
     unsetenv("ETCH_CACHE_SIZE");
     etch_set_log_sink(drop_line, NULL);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(names),
-        cmocka_unit_test(kept_until_replaced),
-        cmocka_unit_test(lines_without_memory),
-        cmocka_unit_test(names_the_users_line),
-        cmocka_unit_test(operators_name_the_line_of_their_call),
-        cmocka_unit_test(sites_and_symbols),
-        cmocka_unit_test(long_texts_are_cut),
-        cmocka_unit_test(saved_and_restored),
-        cmocka_unit_test(errors_are_per_thread),
-        cmocka_unit_test(works_after_fork),
-        cmocka_unit_test(parameters),
-        cmocka_unit_test(counters_count_and_reset),
-        cmocka_unit_test(reasons_are_whole),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

@@ -45,8 +45,7 @@ static etch_tensor *with_break(etch_tensor *x) {
     return etch_mul_scalar(y, 3);
 }
 
-static void explains_nothing_called_yet(void **state) {
-    (void)state;
+TEST(explains_nothing_called_yet) {
     etch_function *f = etch_compile(with_break, .name = "fresh");
     etch_explanation *e = etch_explain(f);
     assert_non_null(e);
@@ -62,8 +61,7 @@ static void explains_nothing_called_yet(void **state) {
     etch_clear_error();
 }
 
-static void explains_graphs_and_breaks(void **state) {
-    (void)state;
+TEST(explains_graphs_and_breaks) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f =
@@ -115,8 +113,7 @@ static etch_tensor *changes(etch_tensor *x) {
     return etch_cos(y);
 }
 
-static void explains_recompiles(void **state) {
-    (void)state;
+TEST(explains_recompiles) {
     begin_log("recompiles");
     ETCH_SCOPE {
         etch_function *f = etch_compile(changes, .dynamic = ETCH_DYNAMIC_OFF, .backend = "eager");
@@ -147,8 +144,7 @@ static void explains_recompiles(void **state) {
     end_log();
 }
 
-static void guards_channel(void **state) {
-    (void)state;
+TEST(guards_channel) {
     begin_log("guards");
     ETCH_SCOPE {
         etch_function *f = etch_compile(with_break, .name = "logged", .backend = "eager");
@@ -172,8 +168,7 @@ static void guards_channel(void **state) {
 
 static etch_tensor *writes(etch_tensor *x) { return etch_add_(x, global); }
 
-static void guards_of_written_inputs(void **state) {
-    (void)state;
+TEST(guards_of_written_inputs) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(writes, .backend = "eager");
         global = arange_f32(1, 5);
@@ -191,8 +186,7 @@ static etch_status pass_on(void *ctx, const etch_op *op, const etch_value *args,
     return ETCH_DECLINED;
 }
 
-static void explains_mode_fallbacks(void **state) {
-    (void)state;
+TEST(explains_mode_fallbacks) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(changes, .backend = "eager");
         etch_mode *mode = etch_mode_new(pass_on, NULL, .name = "watcher");
@@ -213,8 +207,7 @@ static void explains_mode_fallbacks(void **state) {
 }
 
 /* One warning names function, last reason and hint; not retried until etch_reset. */
-static void limit_warns_once(void **state) {
-    (void)state;
+TEST(limit_warns_once) {
     begin_log("");
     ETCH_SCOPE {
         etch_function *f =
@@ -260,8 +253,7 @@ static void ask(void *ctx, const char *line) {
 }
 
 /* A sink is called under no lock that these take, and what it computes is not recorded. */
-static void sinks_may_ask(void **state) {
-    (void)state;
+TEST(sinks_may_ask) {
     ETCH_SCOPE {
         asked = etch_compile(changes, .dynamic = ETCH_DYNAMIC_OFF, .recompile_limit = 2);
         etch_set_log_sink(ask, NULL);
@@ -280,8 +272,7 @@ static void sinks_may_ask(void **state) {
 }
 
 /* 256 graphs in all, as main says: other functions may compile again when some are gone. */
-static void sum_of_graphs_is_limited(void **state) {
-    (void)state;
+TEST(sum_of_graphs_is_limited) {
     begin_log("");
     etch_function *fs[40];
     path = 0;
@@ -322,8 +313,7 @@ static etch_tensor *many_breaks(etch_tensor *x) {
 }
 
 /* What is kept is bounded. */
-static void lists_are_bounded(void **state) {
-    (void)state;
+TEST(lists_are_bounded) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(many_breaks, .backend = "eager", .stable_after = 1000);
         assert_non_null(etch_call(f, arange_f32(2, 2)));
@@ -337,8 +327,7 @@ static void lists_are_bounded(void **state) {
     }
 }
 
-static void explaining_survives_failed_allocations(void **state) {
-    (void)state;
+TEST(explaining_survives_failed_allocations) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(with_break, .backend = "eager");
         global = arange_f32(1, 5);
@@ -353,20 +342,7 @@ static void explaining_survives_failed_allocations(void **state) {
     }
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     setenv("ETCH_GRAPH_LIMIT", "256", 1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(explains_nothing_called_yet),
-        cmocka_unit_test(explains_graphs_and_breaks),
-        cmocka_unit_test(explains_recompiles),
-        cmocka_unit_test(guards_channel),
-        cmocka_unit_test(guards_of_written_inputs),
-        cmocka_unit_test(explains_mode_fallbacks),
-        cmocka_unit_test(limit_warns_once),
-        cmocka_unit_test(sinks_may_ask),
-        cmocka_unit_test(sum_of_graphs_is_limited),
-        cmocka_unit_test(lists_are_bounded),
-        cmocka_unit_test(explaining_survives_failed_allocations),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

@@ -112,8 +112,7 @@ static void check_primitive(const strip_table *table, prim_id p, etch_dtype t) {
     assert_memory_equal(a, d, (size_t)N << etch__size_log2(t));
 }
 
-static void primitives_mean_what_the_table_says(void **state) {
-    (void)state;
+TEST(primitives_mean_what_the_table_says) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
         for (int p = 0; p < PRIM_COUNT; p++)
             for (int t = 0; t < COUNT_OF(compute_types); t++)
@@ -121,8 +120,7 @@ static void primitives_mean_what_the_table_says(void **state) {
                     check_primitive(etch__isa_tables[isa].strips, (prim_id)p, compute_types[t]);
 }
 
-static void conversions(void **state) {
-    (void)state;
+TEST(conversions) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
         for (int f = 0; f < COUNT_OF(compute_types); f++)
             for (int t = 0; t < COUNT_OF(compute_types); t++) {
@@ -143,8 +141,7 @@ static void conversions(void **state) {
             }
 }
 
-static void every_half_widens_and_narrows(void **state) {
-    (void)state;
+TEST(every_half_widens_and_narrows) {
     static uint16_t h[65536], back[65536];
     static float f[65536];
     for (int i = 0; i < 65536; i++) h[i] = (uint16_t)i;
@@ -162,8 +159,7 @@ static void every_half_widens_and_narrows(void **state) {
 }
 
 /* Around every half value: the ties, and their neighbours on either side. */
-static void rounding_to_half(void **state) {
-    (void)state;
+TEST(rounding_to_half) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
         for (int d = ETCH_BF16; d <= ETCH_F16; d++)
             for (int i = 0; i < 65536; i++) {
@@ -185,8 +181,7 @@ static void rounding_to_half(void **state) {
 }
 
 /* Padding: the value at any place of a strip of any length is that of a strip of its own. */
-static void transcendental_values_have_no_position(void **state) {
-    (void)state;
+TEST(transcendental_values_have_no_position) {
     const strip_table *table = etch__isa_table()->strips;
     for (int p = PRIM_EXP; p <= PRIM_POW; p++)
         for (int t = 0; t < 2; t++) {
@@ -243,8 +238,7 @@ static void check_program(const prim_program *p, etch_dtype out) {
     }
 }
 
-static void every_expression_is_well_formed(void **state) {
-    (void)state;
+TEST(every_expression_is_well_formed) {
     int built = 0;
     for (int op = 0; op < OP_COUNT; op++)
         for (int d = 0; d < ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT; d++) {
@@ -264,8 +258,7 @@ static void every_expression_is_well_formed(void **state) {
     assert_true(built > 50000);
 }
 
-static void alpha_of_one_is_not_multiplied(void **state) {
-    (void)state;
+TEST(alpha_of_one_is_not_multiplied) {
     prim_program p;
     assert_true(program(OP_ADD_TENSOR, ETCH_F32, ETCH_F32, ETCH_F32, 1, &p));
     assert_int_equal(uses(&p, PRIM_MUL) + uses(&p, PRIM_SCALAR), 0);
@@ -275,8 +268,7 @@ static void alpha_of_one_is_not_multiplied(void **state) {
     assert_int_equal(p.nsc, 1);
 }
 
-static void classes_of_exponents(void **state) {
-    (void)state;
+TEST(classes_of_exponents) {
     const struct {
         exponent_class class;
         prim_id prim;
@@ -293,8 +285,7 @@ static void classes_of_exponents(void **state) {
     }
 }
 
-static void half_results_are_rounded_once(void **state) {
-    (void)state;
+TEST(half_results_are_rounded_once) {
     prim_program p;
     assert_true(program(OP_SIGMOID, ETCH_BF16, ETCH_BF16, ETCH_BF16, 0, &p));
     assert_int_equal(uses(&p, PRIM_ROUND_BF16), 1);
@@ -308,8 +299,7 @@ static void half_results_are_rounded_once(void **state) {
     }
 }
 
-static void copies_do_not_read_what_they_overwrite(void **state) {
-    (void)state;
+TEST(copies_do_not_read_what_they_overwrite) {
     prim_program p;
     assert_true(program(OP_COPY_, ETCH_F32, ETCH_F32, ETCH_F32, 0, &p));
     assert_int_equal(uses(&p, PRIM_INPUT), 1);
@@ -320,8 +310,7 @@ static void copies_do_not_read_what_they_overwrite(void **state) {
 
 /* ---- scalars ---- */
 
-static void scalars_become_cells(void **state) {
-    (void)state;
+TEST(scalars_become_cells) {
     const etch_scalar values[] = {etch_scalar_real(0.1),          etch_scalar_real(-0.0),
                                   etch_scalar_real(NAN),          etch_scalar_real(INFINITY),
                                   etch_scalar_real(-1e30),        etch_scalar_real(1e300),
@@ -345,8 +334,7 @@ static void scalars_become_cells(void **state) {
         }
 }
 
-static void reductions_choose_their_accumulator(void **state) {
-    (void)state;
+TEST(reductions_choose_their_accumulator) {
     ETCH_SCOPE {
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
             etch_tensor *t = make(d, ETCH_SHAPE(3), LAYOUT_ROW, true);
@@ -360,22 +348,4 @@ static void reductions_choose_their_accumulator(void **state) {
     }
 }
 
-int main(int argc, char **argv) {
-    (void)argc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(primitives_mean_what_the_table_says),
-        cmocka_unit_test(conversions),
-        cmocka_unit_test(every_half_widens_and_narrows),
-        cmocka_unit_test(rounding_to_half),
-        cmocka_unit_test(transcendental_values_have_no_position),
-        cmocka_unit_test(every_expression_is_well_formed),
-        cmocka_unit_test(alpha_of_one_is_not_multiplied),
-        cmocka_unit_test(classes_of_exponents),
-        cmocka_unit_test(half_results_are_rounded_once),
-        cmocka_unit_test(copies_do_not_read_what_they_overwrite),
-        cmocka_unit_test(scalars_become_cells),
-        cmocka_unit_test(reductions_choose_their_accumulator),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_under_lower_isas(argv);
-}
+int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -321,22 +321,10 @@ static void check_all(etch_compile_options o) {
     test_set_blocking(false);
 }
 
-static void plain(void **unused) {
-    (void)unused;
-    check_all((etch_compile_options){0});
-}
-static void fullgraph(void **unused) {
-    (void)unused;
-    check_all((etch_compile_options){.fullgraph = true});
-}
-static void replayed(void **unused) {
-    (void)unused;
-    check_all((etch_compile_options){.replay = true});
-}
-static void dynamic(void **unused) {
-    (void)unused;
-    check_all((etch_compile_options){.dynamic = ETCH_DYNAMIC_ON});
-}
+TEST(plain) { check_all((etch_compile_options){0}); }
+TEST(fullgraph) { check_all((etch_compile_options){.fullgraph = true}); }
+TEST(replayed) { check_all((etch_compile_options){.replay = true}); }
+TEST(dynamic) { check_all((etch_compile_options){.dynamic = ETCH_DYNAMIC_ON}); }
 
 /* A plan of a disabled function's caller goes on with what the failed inner call left. */
 static etch_function *inner, *disabled;
@@ -348,8 +336,7 @@ static etch_tensor *asks_inner(etch_tensor *x, etch_tensor *i) {
 }
 static const program nested = {"nested", asks_inner, ETCH_ERR_INDEX, true, false};
 
-static void in_an_inner_run(void **unused) {
-    (void)unused;
+TEST(in_an_inner_run) {
     inner = etch_compile(writes_the_argument);
     disabled = etch_disable(call_inner, false);
     test_set_blocking(true);
@@ -360,8 +347,7 @@ static void in_an_inner_run(void **unused) {
 }
 
 /* After the call has failed its arguments can be used again. */
-static void arguments_are_usable_afterwards(void **unused) {
-    (void)unused;
+TEST(arguments_are_usable_afterwards) {
     test_set_blocking(true);
     ETCH_SCOPE {
         etch_function *f = etch_compile(writes_the_argument);
@@ -387,8 +373,7 @@ static etch_tensor *writes_what_lies_under(etch_tensor *x, etch_tensor *i) {
 }
 
 /* The segment is computed by its plan and then one by one; the write is made once, to all of x. */
-static void writes_before_the_failure(void **unused) {
-    (void)unused;
+TEST(writes_before_the_failure) {
     static const char *const names[] = {"eager", "aot_eager", "native"};
     test_set_blocking(true);
     for (int b = 0; b < 3; b++)
@@ -443,8 +428,7 @@ static bool call_without_memory(etch_function *f, int64_t from, int64_t count) {
 }
 
 /* However many allocations in a row fail, and from whichever on. */
-static void without_memory(void **unused) {
-    (void)unused;
+TEST(without_memory) {
     test_set_blocking(true);
     for (int native = 0; native < 2; native++)
         ETCH_SCOPE {
@@ -461,18 +445,8 @@ static void without_memory(void **unused) {
     test_set_blocking(false);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(plain),
-        cmocka_unit_test(fullgraph),
-        cmocka_unit_test(replayed),
-        cmocka_unit_test(dynamic),
-        cmocka_unit_test(in_an_inner_run),
-        cmocka_unit_test(arguments_are_usable_afterwards),
-        cmocka_unit_test(writes_before_the_failure),
-        cmocka_unit_test(without_memory),
-    };
+int main(int argc, char **argv) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = sets_first};
     if (!etch_op_register("failed::set(Tensor(a!) self, Scalar v) -> Tensor(a!)", &d)) return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

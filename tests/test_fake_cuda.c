@@ -1,12 +1,5 @@
 /* The fakes of libcuda, NVRTC and cuBLASLt themselves: what they compute, in which order, and what
  * they refuse. Everything is reached with dlopen, as the library does. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <dlfcn.h>
 #include <math.h>
 #include <pthread.h>
@@ -18,6 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "etch_test.h"
 #include "fake_cuda/api_types.h"
 #include "fake_cuda/api_calls.h"
 #include "fake_cuda/control.h"
@@ -48,17 +42,16 @@ static void *open_fake(const char *name) {
     return handle;
 }
 
-static int load(void **state) {
-    (void)state;
+static bool load(void) {
     lib.driver = open_fake("libfake_cuda");
     lib.nvrtc = open_fake("libfake_nvrtc");
     lib.cublas = open_fake("libfake_cublaslt");
-    if (!lib.driver || !lib.nvrtc || !lib.cublas) return 1;
+    if (!lib.driver || !lib.nvrtc || !lib.cublas) return false;
     CU(fake_cuda_set_lazy)(0); /* whatever the environment says */
     OK(CU(cuInit)(0));
     OK(CU(cuDevicePrimaryCtxRetain)(&lib.context, 0));
     OK(CU(cuCtxSetCurrent)(lib.context));
-    return 0;
+    return true;
 }
 
 /* ---- helpers ---- */
@@ -127,8 +120,7 @@ static const char saxpy[] =
     "    if (i < n) y[i] = a * x[i] + y[i];\n"
     "}\n";
 
-static void saxpy_runs(void **state) {
-    (void)state;
+TEST(saxpy_runs) {
     enum { N = 1000 };
     float x[N], y[N], out[N];
     for (int i = 0; i < N; i++) x[i] = (float)i, y[i] = 0.5f;
@@ -145,8 +137,7 @@ static void saxpy_runs(void **state) {
     nothing_lives();
 }
 
-static void bad_source_gives_a_log(void **state) {
-    (void)state;
+TEST(bad_source_gives_a_log) {
     char *image, *log;
     assert_int_equal(compile("__global__ void k() { int x = missing; }", NULL, &image, &log),
                      NVRTC_ERROR_COMPILATION);
@@ -190,8 +181,7 @@ static const char sums[] =
     "    x[blockIdx.x * 2] = a[1]; x[blockIdx.x * 2 + 1] = room[1]; a[1] = room[1] = 5;\n"
     "}\n";
 
-static void blocks_reduce(void **state) {
-    (void)state;
+TEST(blocks_reduce) {
     enum { ROWS = 5, N = 777 };
     static float x[ROWS * N];
     float y[ROWS];
@@ -224,8 +214,7 @@ static void recover(void) {
     OK(CU(cuCtxSynchronize)());
 }
 
-static void dynamic_shared_memory(void **state) {
-    (void)state;
+TEST(dynamic_shared_memory) {
     int x[64];
     for (int i = 0; i < 64; i++) x[i] = i;
     CUmodule module = build(sums, NULL);
@@ -275,8 +264,7 @@ static void faults(CUfunction f, unsigned threads, void **params, CUresult error
     recover();
 }
 
-static void wrong_kernels_are_found(void **state) {
-    (void)state;
+TEST(wrong_kernels_are_found) {
     CUmodule module = build(wrong, NULL);
     faults(kernel(module, "ends"), 32, NULL, CUDA_ERROR_LAUNCH_FAILED);
     faults(kernel(module, "apart"), 32, NULL, CUDA_ERROR_LAUNCH_FAILED);
@@ -308,8 +296,7 @@ static void wrong_kernels_are_found(void **state) {
 
 /* ---- memory ---- */
 
-static void copies_stay_inside(void **state) {
-    (void)state;
+TEST(copies_stay_inside) {
     char data[64] = {1};
     CUdeviceptr x = device(NULL, 48);
     assert_int_equal(CU(cuMemcpyHtoD_v2)(x, data, 49), CUDA_ERROR_ILLEGAL_ADDRESS);
@@ -328,8 +315,7 @@ static void copies_stay_inside(void **state) {
     nothing_lives();
 }
 
-static void the_host_may_not_touch_device_memory(void **state) {
-    (void)state;
+TEST(the_host_may_not_touch_device_memory) {
     CUdeviceptr x = device((int[]){7}, 4);
     const pid_t child = fork();
     if (!child) {
@@ -342,8 +328,7 @@ static void the_host_may_not_touch_device_memory(void **state) {
     OK(CU(cuMemFree_v2)(x));
 }
 
-static void children_have_no_device(void **state) {
-    (void)state;
+TEST(children_have_no_device) {
     const pid_t child = fork();
     int count;
     if (!child) _exit(CU(cuDeviceGetCount)(&count));
@@ -354,8 +339,7 @@ static void children_have_no_device(void **state) {
     assert_int_equal(count, 2);
 }
 
-static void memory_runs_out(void **state) {
-    (void)state;
+TEST(memory_runs_out) {
     size_t free_bytes, total;
     CUdeviceptr a, b;
     OK(CU(cuMemGetInfo_v2)(&free_bytes, &total));
@@ -384,8 +368,7 @@ static cuuint64_t pool_value(CUmemoryPool pool, int attribute) {
     return value;
 }
 
-static void pools_keep_memory(void **state) {
-    (void)state;
+TEST(pools_keep_memory) {
     const CUmemPoolProps properties = {.allocType = CU_MEM_ALLOCATION_TYPE_PINNED,
                                        .location = {CU_MEM_LOCATION_TYPE_DEVICE, 0}};
     CUmemoryPool pool;
@@ -410,8 +393,7 @@ static void pools_keep_memory(void **state) {
     nothing_lives();
 }
 
-static void devices_are_apart(void **state) {
-    (void)state;
+TEST(devices_are_apart) {
     CUcontext other;
     OK(CU(cuDevicePrimaryCtxRetain)(&other, 1));
     CUmodule module = build(wrong, NULL);
@@ -442,20 +424,11 @@ static void devices_are_apart(void **state) {
 
 /* ---- streams ---- */
 
-static int lazy(void **state) {
-    (void)state;
-    CU(fake_cuda_set_lazy)(1);
-    return 0;
-}
+static void lazy(void) { CU(fake_cuda_set_lazy)(1); }
+static void eager(void) { CU(fake_cuda_set_lazy)(0); }
+EACH_TEST(.after = eager)
 
-static int eager(void **state) {
-    (void)state;
-    CU(fake_cuda_set_lazy)(0);
-    return 0;
-}
-
-static void lazy_streams_wait(void **state) {
-    (void)state;
+TEST(lazy_streams_wait, .before = lazy) {
     CUstream stream;
     int *pinned, pageable = 5;
     CUdeviceptr x = device((int[]){1, 2}, 8);
@@ -483,8 +456,7 @@ static void lazy_streams_wait(void **state) {
     nothing_lives();
 }
 
-static void lazy_events_order_streams(void **state) {
-    (void)state;
+TEST(lazy_events_order_streams, .before = lazy) {
     CUstream a, b;
     CUevent event;
     CUdeviceptr x = device((int[]){0}, 4);
@@ -513,8 +485,7 @@ static void lazy_events_order_streams(void **state) {
     nothing_lives();
 }
 
-static void lazy_stream_zero_waits_for_blocking_ones(void **state) {
-    (void)state;
+TEST(lazy_stream_zero_waits_for_blocking_ones, .before = lazy) {
     CUstream blocking, free_one;
     CUdeviceptr x = device((int[]){0}, 4);
     int out;
@@ -549,8 +520,7 @@ static void tell(void *data) {
     told->refused = CU(cuDeviceGetCount)(&count);
 }
 
-static void host_functions_are_called(void **state) {
-    (void)state;
+TEST(host_functions_are_called) {
     struct told told = {0};
     OK(CU(cuLaunchHostFunc)(NULL, tell, &told));
     OK(CU(cuCtxSynchronize)());
@@ -591,8 +561,7 @@ static void *work_on_own_stream(void *data) {
     return (void *)bad;
 }
 
-static void threads_share_a_device(void **state) {
-    (void)state;
+TEST(threads_share_a_device) {
     CUmodule module = build(wrong, NULL);
     pthread_t threads[4];
     for (int i = 0; i < 4; i++)
@@ -605,6 +574,7 @@ static void threads_share_a_device(void **state) {
     OK(CU(cuModuleUnload)(module));
     nothing_lives();
 }
+TEST_AGAIN(threads_share_a_device, .before = lazy)
 
 /* ---- graphs ---- */
 
@@ -628,8 +598,7 @@ static int read_int(CUdeviceptr x) {
     return value;
 }
 
-static void graphs_are_patched(void **state) {
-    (void)state;
+TEST(graphs_are_patched) {
     CUmodule module = build(steps, NULL);
     CUdeviceptr x = device((int[]){1}, 4), y = device((int[]){10}, 4);
     CUgraph graph;
@@ -669,8 +638,7 @@ static CUresult add_on(CUstream stream, CUfunction f, CUdeviceptr x, int v) {
     return CU(cuLaunchKernel)(f, 1, 1, 1, 1, 1, 1, 0, stream, (void *[]){&x, &v}, NULL);
 }
 
-static void streams_are_captured(void **state) {
-    (void)state;
+TEST(streams_are_captured) {
     CUmodule module = build(steps, NULL);
     CUfunction add = kernel(module, "add"), twice = kernel(module, "twice");
     CUdeviceptr x = device((int[]){1}, 4), y = device((int[]){2}, 4), z;
@@ -742,8 +710,7 @@ static void streams_are_captured(void **state) {
     nothing_lives();
 }
 
-static void lazy_graphs_need_their_edges(void **state) {
-    (void)state;
+TEST(lazy_graphs_need_their_edges, .before = lazy) {
     CUmodule module = build(steps, NULL);
     CUdeviceptr x = device((int[]){1}, 4);
     int v = 3;
@@ -768,8 +735,7 @@ static void lazy_graphs_need_their_edges(void **state) {
     nothing_lives();
 }
 
-static void graphs_are_updated(void **state) {
-    (void)state;
+TEST(graphs_are_updated) {
     CUdeviceptr x = device((int[]){1}, 4), y = device((int[]){2}, 4);
     CUgraph graph, other;
     CUgraphNode set, copy;
@@ -867,8 +833,7 @@ static cublasStatus_t multiply(const gemm *g, CUstream stream, CUdeviceptr a, CU
 }
 
 /* 2x3 by 3x2, by columns and by rows, plain and transposed. */
-static void products_multiply(void **state) {
-    (void)state;
+TEST(products_multiply) {
     const float by_row[6] = {1, 2, 3, 4, 5, 6}, by_column[6] = {1, 4, 2, 5, 3, 6};
     const float out_rows[4] = {22, 28, 49, 64}, out_columns[4] = {22, 49, 28, 64};
     CUdeviceptr rows = device(by_row, 24), columns = device(by_column, 24), d = device(NULL, 16);
@@ -902,8 +867,7 @@ static void products_multiply(void **state) {
     nothing_lives();
 }
 
-static void products_have_types_and_epilogues(void **state) {
-    (void)state;
+TEST(products_have_types_and_epilogues) {
     const uint16_t bf16[4] = {0x3f80, 0xc000, 0x4040, 0x3f81}; /* 1 -2 3 1.0078125 */
     const uint16_t f16[4] = {0x3c00, 0xc000, 0x4200, 0x0001};  /* 1 -2 3 2^-24 */
     const uint16_t one_bf16[1] = {0x3f80}, one_f16[1] = {0x3c00};
@@ -960,8 +924,7 @@ static void products_have_types_and_epilogues(void **state) {
 }
 
 /* Algorithms have different bits, and want different workspaces and alignments. */
-static void algorithms_differ(void **state) {
-    (void)state;
+TEST(algorithms_differ) {
     enum { N = 16, K = 256 };
     static float a[N * K], outs[2][N * N];
     for (int i = 0; i < N * K; i++) a[i] = (float)(i % 97) * 0.37f - 11.1f;
@@ -997,8 +960,7 @@ static void algorithms_differ(void **state) {
     nothing_lives();
 }
 
-static void products_are_captured(void **state) {
-    (void)state;
+TEST(products_are_captured) {
     CUdeviceptr a = device((float[]){2}, 4), d = device((float[]){0}, 4);
     CUstream stream;
     CUgraph graph;
@@ -1059,8 +1021,7 @@ static const char language[] =
     "    if (__syncthreads_count(threadIdx.x < 3) == 6) atomicAdd(out + 18, 1);\n"
     "}\n";
 
-static void the_language_works(void **state) {
-    (void)state;
+TEST(the_language_works) {
     const int expected[19] = {7,  -2, -9, 5,   0x3f800000, 3,  2,  0x7fffffff, 0, 2,
                               10, 44, 11, 520, 64,         64, 64, 64,         64};
     struct {
@@ -1093,8 +1054,7 @@ static void the_language_works(void **state) {
 }
 
 /* The same names in two modules are two things. */
-static void modules_are_apart(void **state) {
-    (void)state;
+TEST(modules_are_apart) {
     static const char small[] =
         "struct args { int *to; int v; };\n"
         "extern \"C\" __global__ void put(const __grid_constant__ args a) { *a.to = a.v; }\n";
@@ -1125,8 +1085,7 @@ static void modules_are_apart(void **state) {
     nothing_lives();
 }
 
-static void templates_have_name_expressions(void **state) {
-    (void)state;
+TEST(templates_have_name_expressions) {
     nvrtcProgram program;
     const char *option = "--gpu-architecture=sm_90", *name;
     CUmodule module;
@@ -1157,8 +1116,7 @@ static void templates_have_name_expressions(void **state) {
     nothing_lives();
 }
 
-static void only_own_architectures_load(void **state) {
-    (void)state;
+TEST(only_own_architectures_load) {
     nvrtcProgram program;
     const char *option = "-arch=sm_80";
     CUmodule module;
@@ -1202,8 +1160,7 @@ static int small_program(void) {
     return r ? r : late;
 }
 
-static void each_call_fails_once(void **state) {
-    (void)state;
+TEST(each_call_fails_once) {
     int n = 1;
     CU(fake_cuda_reset_counts)();
     OK(small_program());
@@ -1229,8 +1186,7 @@ static void each_call_fails_once(void **state) {
     nothing_lives();
 }
 
-static void names_are_found(void **state) {
-    (void)state;
+TEST(names_are_found) {
     static const char *const symbols[] = {
 #define FAKE_CALL(name, flags, args) #name,
 #include "fake_cuda/calls.def"
@@ -1266,8 +1222,7 @@ static void names_are_found(void **state) {
                         "NVRTC_ERROR_COMPILATION");
 }
 
-static void bad_handles_are_refused(void **state) {
-    (void)state;
+TEST(bad_handles_are_refused) {
     CUstream none = (CUstream)lib.context;
     CUdevice number;
     assert_int_equal(CU(cuDeviceGet)(&number, 2), CUDA_ERROR_INVALID_DEVICE);
@@ -1281,8 +1236,7 @@ static void bad_handles_are_refused(void **state) {
 }
 
 /* Only where the real headers are: our copies of constants, layouts and prototypes are right. */
-static void headers_agree(void **state) {
-    (void)state;
+TEST(headers_agree) {
     const char *include = "/usr/local/cuda/include";
     if (access("/usr/local/cuda/include/cublasLt.h", R_OK)) skip();
     char command[1024];
@@ -1293,45 +1247,10 @@ static void headers_agree(void **state) {
     assert_int_equal(system(command), 0);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     if (system("g++ --version >/dev/null 2>&1")) {
         printf("fake_cuda: skipped, there is no g++ to compile kernels with\n");
         return 0;
     }
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(saxpy_runs),
-        cmocka_unit_test(bad_source_gives_a_log),
-        cmocka_unit_test(blocks_reduce),
-        cmocka_unit_test(dynamic_shared_memory),
-        cmocka_unit_test(wrong_kernels_are_found),
-        cmocka_unit_test(copies_stay_inside),
-        cmocka_unit_test(the_host_may_not_touch_device_memory),
-        cmocka_unit_test(children_have_no_device),
-        cmocka_unit_test(memory_runs_out),
-        cmocka_unit_test(pools_keep_memory),
-        cmocka_unit_test(devices_are_apart),
-        cmocka_unit_test_setup_teardown(lazy_streams_wait, lazy, eager),
-        cmocka_unit_test_setup_teardown(lazy_events_order_streams, lazy, eager),
-        cmocka_unit_test_setup_teardown(lazy_stream_zero_waits_for_blocking_ones, lazy, eager),
-        cmocka_unit_test(host_functions_are_called),
-        cmocka_unit_test(threads_share_a_device),
-        cmocka_unit_test_setup_teardown(threads_share_a_device, lazy, eager),
-        cmocka_unit_test(graphs_are_patched),
-        cmocka_unit_test(streams_are_captured),
-        cmocka_unit_test_setup_teardown(lazy_graphs_need_their_edges, lazy, eager),
-        cmocka_unit_test(graphs_are_updated),
-        cmocka_unit_test(products_multiply),
-        cmocka_unit_test(products_have_types_and_epilogues),
-        cmocka_unit_test(algorithms_differ),
-        cmocka_unit_test(products_are_captured),
-        cmocka_unit_test(the_language_works),
-        cmocka_unit_test(modules_are_apart),
-        cmocka_unit_test(templates_have_name_expressions),
-        cmocka_unit_test(only_own_architectures_load),
-        cmocka_unit_test(each_call_fails_once),
-        cmocka_unit_test(names_are_found),
-        cmocka_unit_test(bad_handles_are_refused),
-        cmocka_unit_test(headers_agree),
-    };
-    return cmocka_run_group_tests(tests, load, NULL);
+    return load() ? run_suite(argc, argv) : 1;
 }

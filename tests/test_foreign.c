@@ -76,13 +76,9 @@ static void on_both(etch_fn1 body, etch_fn1 inner_body) {
         }
 }
 #define PROGRAM(name, body, inner_body)                                                            \
-    static void name(void **state) {                                                               \
-        (void)state;                                                                               \
-        on_both(body, inner_body);                                                                 \
-    }
+    TEST(name) { on_both(body, inner_body); }
 #define CPU_PROGRAM(name, body, inner_body)                                                        \
-    static void name(void **state) {                                                               \
-        (void)state;                                                                               \
+    TEST(name) {                                                                                   \
         ONLY_ON_CPU();                                                                             \
         on_both(body, inner_body);                                                                 \
     }
@@ -157,8 +153,7 @@ static etch_tensor *calls_one_that_flushes(etch_tensor *x) {
 CPU_PROGRAM(flush_inside_produces_the_outer_runs, calls_one_that_flushes, flushes_inside)
 
 /* What a flush found is what the plan of the next call produces. */
-static void flush_teaches_the_plan(void **state) {
-    (void)state;
+TEST(flush_teaches_the_plan) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
         etch_function *f = etch_compile(writes_behind_a_flush);
@@ -280,8 +275,7 @@ PROGRAM(effect_writes_by_a_compiled_function, around_effect_3, adds_ten)
 CPU_PROGRAM(effect_flushes, around_effect_4, NULL)
 
 /* What a kernel writes that is nobody's but its own produces nothing. */
-static void own_writes_produce_nothing(void **state) {
-    (void)state;
+TEST(own_writes_produce_nothing) {
     wrapped = NULL;
     ETCH_SCOPE {
         etch_function *f = etch_compile(around_effect_0);
@@ -394,8 +388,7 @@ static etch_tensor *frees_aside(etch_tensor *x) {
     free_wrapped(frees_nothing, other);
     return etch_add(y, x);
 }
-static void free_fn_aside_is_no_break(void **state) {
-    (void)state;
+TEST(free_fn_aside_is_no_break) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
         other = etch_zeros(ETCH_F32, ETCH_SHAPE(2));
@@ -406,8 +399,7 @@ static void free_fn_aside_is_no_break(void **state) {
     }
 }
 
-static void free_fn_breaks_fullgraph(void **state) {
-    (void)state;
+TEST(free_fn_breaks_fullgraph) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
         etch_function *f = etch_compile(frees_inside, .fullgraph = true);
@@ -477,8 +469,7 @@ static etch_tensor *exposes_twice(etch_tensor *x) {
     etch_data_mut(x);
     return etch_neg(x);
 }
-static void exposure_ends_with_the_call(void **state) {
-    (void)state;
+TEST(exposure_ends_with_the_call) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
         etch_function *f = etch_compile(exposes_twice);
@@ -501,8 +492,7 @@ static etch_tensor *exposes_beneath(etch_tensor *x) {
     etch_data_end(wrapped);
     return z;
 }
-static void exposure_of_overlapping_memory(void **state) {
-    (void)state;
+TEST(exposure_of_overlapping_memory) {
     ONLY_ON_CPU();
     for (int i = 0; i < 2; i++)
         ETCH_SCOPE {
@@ -513,45 +503,13 @@ static void exposure_of_overlapping_memory(void **state) {
         }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(flush_produces_earlier_segments),
-        cmocka_unit_test(flush_between_segments),
-        cmocka_unit_test(flush_before_wrapped_memory_is_written),
-        cmocka_unit_test(flush_before_another_thread_reads),
-        cmocka_unit_test(flush_inside_produces_the_outer_runs),
-        cmocka_unit_test(flush_teaches_the_plan),
-        cmocka_unit_test(own_write_through_an_earlier_view),
-        cmocka_unit_test(inner_run_writes_an_input),
-        cmocka_unit_test(inner_run_writes_a_view),
-        cmocka_unit_test(innermost_run_writes_an_input),
-        cmocka_unit_test(inner_run_writes_raw_memory),
-        cmocka_unit_test(effect_writes_by_an_operator),
-        cmocka_unit_test(effect_writes_raw_memory),
-        cmocka_unit_test(effect_writes_wrapped_memory),
-        cmocka_unit_test(effect_writes_by_a_compiled_function),
-        cmocka_unit_test(effect_flushes),
-        cmocka_unit_test(own_writes_produce_nothing),
-        cmocka_unit_test(free_fn_writes_behind_a_break),
-        cmocka_unit_test(free_fn_writes_inside_a_segment),
-        cmocka_unit_test(free_fn_calls_inside_a_segment),
-        cmocka_unit_test(free_fn_reads_inside_a_segment),
-        cmocka_unit_test(free_fn_flushes),
-        cmocka_unit_test(free_fn_aside_is_no_break),
-        cmocka_unit_test(free_fn_breaks_fullgraph),
-        cmocka_unit_test(inner_exposure_leaves_the_outer),
-        cmocka_unit_test(inner_reader_leaves_the_outer_writer),
-        cmocka_unit_test(inner_reader_leaves_the_outer_reader),
-        cmocka_unit_test(exposure_on_a_thread_leaves_this_one),
-        cmocka_unit_test(exposure_ends_with_the_call),
-        cmocka_unit_test(exposure_of_overlapping_memory),
-    };
+int main(int argc, char **argv) {
     etch_op_definition d = {
         .struct_size = sizeof d, .cpu = effect, .shape = same_shape, .effects = true};
     if (!etch_op_register("foreign::effect(Tensor self, int how) -> Tensor", &d)) return 1;
     disabled = etch_disable(call_inner, false);
     disabled_innermost = etch_disable(call_innermost, false);
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_suite(argc, argv);
     etch_function_free(disabled);
     etch_function_free(disabled_innermost);
     return failed;

@@ -1,10 +1,5 @@
 /* The graph container, its text form, and the registry of backends. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
-
+#include "etch_test.h"
 #include "core/graph/backend.h"
 
 static void round_trip(const char *text) {
@@ -22,8 +17,7 @@ static void round_trip(const char *text) {
     etch__free(out);
 }
 
-static void text_round_trips(void **state) {
-    (void)state;
+TEST(text_round_trips) {
     round_trip("graph step/0(%0: f32[256, 256], %1: f32[256, 256]) {\n"
                "  %2: f32[256, 256] = mm(%0, %1)\n"
                "  %3: f32[256, 256] = add.Scalar(%2, $0: real, $1: int) {1}\n"
@@ -47,8 +41,7 @@ static void bad_text(const char *text, const char *message) {
 }
 
 /* Inference and kernels trust the counts and words of a call, so a text has to have them. */
-static void calls_have_the_form_of_their_schema(void **state) {
-    (void)state;
+TEST(calls_have_the_form_of_their_schema) {
     static const char *const calls[] = {
         "mm(%0)",
         "mm(%0, %0, %0)",
@@ -70,8 +63,7 @@ static void calls_have_the_form_of_their_schema(void **state) {
     }
 }
 
-static void errors_name_line_and_column(void **state) {
-    (void)state;
+TEST(errors_name_line_and_column) {
     bad_text("grph", "line 1, column 1");
     bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = nosuch(%0)\n  return %1\n}\n",
              "line 2, column 16");
@@ -89,8 +81,7 @@ static void errors_name_line_and_column(void **state) {
     bad_text("graph x(%0: f32[2]) {\n  %1: f32[2] = t()\n  return\n}\n", "first operand");
 }
 
-static void equality_sees_each_part(void **state) {
-    (void)state;
+TEST(equality_sees_each_part) {
     static const char *const texts[] = {
         "graph a(%0: f32[2]) {\n %1: f32[2] = relu(%0)\n return %1\n}",
         "graph a(%0: f64[2]) {\n %1: f32[2] = relu(%0)\n return %1\n}",
@@ -109,8 +100,7 @@ static void equality_sees_each_part(void **state) {
     for (int i = 0; i < COUNT_OF(texts); i++) etch__graph_free(g[i]);
 }
 
-static void parsing_survives_failed_allocations(void **state) {
-    (void)state;
+TEST(parsing_survives_failed_allocations) {
     const char *text =
         "graph a(%0: f32[2]) {\n %1: f32[2] = add.Scalar(%0, $0: real, $1: int) {1}\n"
         " return %1\n}";
@@ -130,8 +120,7 @@ static void parsing_survives_failed_allocations(void **state) {
     }
 }
 
-static void registry_finds_names_and_aliases(void **state) {
-    (void)state;
+TEST(registry_finds_names_and_aliases) {
     assert_non_null(etch__backend_find("eager"));
     assert_non_null(etch__backend_find("native"));
     assert_ptr_equal(etch__backend_find("inductor"), etch__backend_find("native"));
@@ -141,16 +130,4 @@ static void registry_finds_names_and_aliases(void **state) {
     for (const char *const *name = etch_list_backends(); *name; name++)
         found += !strcmp(*name, "eager") || !strcmp(*name, "native");
     assert_int_equal(found, 2);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(text_round_trips),
-        cmocka_unit_test(errors_name_line_and_column),
-        cmocka_unit_test(calls_have_the_form_of_their_schema),
-        cmocka_unit_test(equality_sees_each_part),
-        cmocka_unit_test(parsing_survives_failed_allocations),
-        cmocka_unit_test(registry_finds_names_and_aliases),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -43,8 +43,7 @@ static etch_tensor *seed_step(etch_tensor *x, etch_tensor *w) {
     return x;
 }
 
-static void seed_program_is_one_graph(void **state) {
-    (void)state;
+TEST(seed_program_is_one_graph) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(seed_step, .backend = test_backends[b]);
@@ -59,8 +58,7 @@ static void seed_program_is_one_graph(void **state) {
         }
 }
 
-static void seed_program_has_ten_products_and_six_kernels(void **state) {
-    (void)state;
+TEST(seed_program_has_ten_products_and_six_kernels) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(seed_step);
         etch_tensor *x = etch_sin(arange_f32(256, 256)), *w = etch_cos(x);
@@ -80,8 +78,7 @@ static etch_tensor *mul_add_two(etch_tensor *x, etch_tensor *y) {
 }
 
 /* ETCH_LOGS=graph prints the two nodes, and the text parses back. */
-static void graph_log_parses_back(void **state) {
-    (void)state;
+TEST(graph_log_parses_back) {
     begin_log("graph");
     ETCH_SCOPE {
         etch_function *f = etch_compile(mul_add_two, .name = "fx", .backend = "eager");
@@ -104,8 +101,7 @@ static void graph_log_parses_back(void **state) {
     end_log();
 }
 
-static void nothing_called_compiles_nothing(void **state) {
-    (void)state;
+TEST(nothing_called_compiles_nothing) {
     etch_function *f = etch_compile(seed_step);
     assert_counts(f, 0, 0);
     etch_function_free(f);
@@ -113,8 +109,7 @@ static void nothing_called_compiles_nothing(void **state) {
 
 static etch_tensor *identity(etch_tensor *x) { return x; }
 
-static void no_operator_is_no_graph_and_no_failure(void **state) {
-    (void)state;
+TEST(no_operator_is_no_graph_and_no_failure) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(identity, .recompile_limit = 1);
         for (int64_t n = 1; n < 20; n++) {
@@ -127,8 +122,7 @@ static void no_operator_is_no_graph_and_no_failure(void **state) {
     }
 }
 
-static void each_wrapper_has_its_own_segments(void **state) {
-    (void)state;
+TEST(each_wrapper_has_its_own_segments) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(mul_add_two), *g = etch_compile(mul_add_two);
         etch_tensor *x = arange_f32(2, 3);
@@ -156,8 +150,7 @@ static etch_tensor *calls_compiled(etch_tensor *x) {
     return etch_neg(z);
 }
 
-static void compiled_call_inside_is_inlined(void **state) {
-    (void)state;
+TEST(compiled_call_inside_is_inlined) {
     ETCH_SCOPE {
         inner = etch_compile(mul_add_two);
         etch_function *f = etch_compile(calls_compiled);
@@ -179,8 +172,7 @@ static etch_tensor *fails_first(etch_tensor *x) {
     return etch_neg(y);
 }
 
-static void failing_recording_is_not_published(void **state) {
-    (void)state;
+TEST(failing_recording_is_not_published) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(fails_first, .backend = "eager");
         etch_tensor *x = arange_f32(3, 3);
@@ -206,8 +198,7 @@ static etch_status returns_thrice(void *ctx, etch_tensor *const *in, int nin, et
     return ETCH_OK;
 }
 
-static void identity_of_results_is_kept(void **state) {
-    (void)state;
+TEST(identity_of_results_is_kept) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(returns_thrice);
         etch_tensor *x = arange_f32(3, 3), *out[3];
@@ -233,8 +224,7 @@ static etch_status returns_some(void *ctx, etch_tensor *const *in, int nin, etch
 }
 
 /* Each number of results is a trace of its own; a shorter one is a prefix of a longer one. */
-static void different_numbers_of_outputs(void **state) {
-    (void)state;
+TEST(different_numbers_of_outputs) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(returns_some, .backend = "eager");
         etch_tensor *x = arange_f32(3, 3), *out[4], *expected[4];
@@ -255,8 +245,7 @@ static etch_tensor *branch_on_shape(etch_tensor *x) {
     return rows > 4 ? etch_neg(y) : etch_sin(y);
 }
 
-static void branch_on_shape_is_one_graph_an_outcome(void **state) {
-    (void)state;
+TEST(branch_on_shape_is_one_graph_an_outcome) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(branch_on_shape, .dynamic = ETCH_DYNAMIC_OFF);
         for (int call = 0; call < 6; call++) {
@@ -276,8 +265,7 @@ static etch_tensor *branch_on_static(etch_tensor *x) {
     return etch_add(z, x);
 }
 
-static void hidden_state_is_trace_diverged(void **state) {
-    (void)state;
+TEST(hidden_state_is_trace_diverged) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(branch_on_static, .backend = "eager");
         etch_tensor *x = arange_f32(3, 3), *y = etch_exp(x);
@@ -300,8 +288,7 @@ static etch_tensor *captures(etch_tensor *x) {
     return etch_add(y, global_tensor);
 }
 
-static void captured_tensor_is_rebound(void **state) {
-    (void)state;
+TEST(captured_tensor_is_rebound) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(captures);
         etch_tensor *x = arange_f32(3, 3);
@@ -323,8 +310,7 @@ static etch_tensor *keeps_third(etch_tensor *x) {
     return etch_neg(y);
 }
 
-static void intermediate_kept_on_the_third_call(void **state) {
-    (void)state;
+TEST(intermediate_kept_on_the_third_call) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(keeps_third);
         etch_tensor *x = arange_f32(3, 3), *expected = etch_neg(etch_exp(x));
@@ -347,8 +333,7 @@ static etch_tensor *through_scope(etch_tensor *x) {
     return y;
 }
 
-static void argument_through_an_inner_scope(void **state) {
-    (void)state;
+TEST(argument_through_an_inner_scope) {
     int64_t before = etch_memory().tensors; /* call sites keep theirs */
     ETCH_SCOPE {
         etch_function *f = etch_compile(through_scope);
@@ -373,8 +358,7 @@ static etch_tensor *splits(etch_tensor *x) {
     return etch_neg(sum);
 }
 
-static void split_with_8_then_12_rows(void **state) {
-    (void)state;
+TEST(split_with_8_then_12_rows) {
     for (int d = 0; d < 3; d++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(splits, .dynamic = (etch_dynamic)d, .backend = "eager");
@@ -391,8 +375,7 @@ static void split_with_8_then_12_rows(void **state) {
 static etch_tensor *plus_one(etch_tensor *x) { return etch_add_scalar(x, 1); }
 static etch_tensor *times_two(etch_tensor *x) { return etch_mul_scalar(x, 2); }
 
-static void one_site_with_two_functions(void **state) {
-    (void)state;
+TEST(one_site_with_two_functions) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 2);
         etch_counters_t before = etch_counters();
@@ -416,8 +399,7 @@ static etch_tensor *appends(etch_tensor *x) {
 }
 
 /* It escapes, without a break. */
-static void handle_kept_in_an_array(void **state) {
-    (void)state;
+TEST(handle_kept_in_an_array) {
     int64_t before = etch_memory().tensors; /* call sites keep theirs */
     ETCH_SCOPE {
         etch_function *f = etch_compile(appends);
@@ -447,8 +429,7 @@ static etch_tensor *sets_state(etch_tensor *x) {
 }
 
 /* The default dtype and inference are in the state word. */
-static void state_changed_inside_the_body(void **state) {
-    (void)state;
+TEST(state_changed_inside_the_body) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(sets_state, .backend = "eager");
         etch_tensor *x = etch_arange(ETCH_I32, 1, 9, 1);
@@ -468,8 +449,7 @@ static etch_tensor *seeds_inside(etch_tensor *x) {
     return etch_add(x, r);
 }
 
-static void seed_is_read_at_the_call(void **state) {
-    (void)state;
+TEST(seed_is_read_at_the_call) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(seeds_inside);
         etch_tensor *x = arange_f32(4, 4);
@@ -488,8 +468,7 @@ static etch_tensor *two_paths(etch_tensor *x) {
 }
 
 /* stable_after = 3: calls 1 to 3 are eager, and a differing one restarts the count. */
-static void differing_call_restarts_the_count(void **state) {
-    (void)state;
+TEST(differing_call_restarts_the_count) {
     static const int numbers[] = {0, 0, 1, 0, 0, 0, 0, 1, 1, 1};
     static const int graphs[] = {0, 0, 0, 0, 0, 1, 1, 1, 1, 2};
     ETCH_SCOPE {
@@ -520,8 +499,7 @@ static int run_disabled_child(void) {
     return bad;
 }
 
-static void compile_disable_makes_no_graphs_and_no_files(void **state) {
-    (void)state;
+TEST(compile_disable_makes_no_graphs_and_no_files) {
     char dir[] = "/tmp/etch-guards-XXXXXX";
     assert_non_null(mkdtemp(dir));
     pid_t child = fork();
@@ -542,8 +520,7 @@ static void compile_disable_makes_no_graphs_and_no_files(void **state) {
 /* ==== guards, recompiles, dynamic sizes ==== */
 
 /* Never more graphs than PyTorch makes, whatever the sizes. */
-static void sizes_make_no_more_graphs_than_pytorch(void **state) {
-    (void)state;
+TEST(sizes_make_no_more_graphs_than_pytorch) {
     static const int64_t sizes[] = {5, 6, 7, 8, 1, 0, 2};
     static const int most[] = {1, 2, 2, 2, 3, 4, 4, 5, 6};
     ETCH_SCOPE {
@@ -559,8 +536,7 @@ static void sizes_make_no_more_graphs_than_pytorch(void **state) {
     }
 }
 
-static void dynamic_on_is_one_graph(void **state) {
-    (void)state;
+TEST(dynamic_on_is_one_graph) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(two_paths, .dynamic = ETCH_DYNAMIC_ON);
         other_path = false;
@@ -581,8 +557,7 @@ static int64_t int_scalar;
 static etch_tensor *by_real(etch_tensor *x) { return etch_mul_scalar(x, real_scalar); }
 static etch_tensor *by_int(etch_tensor *x) { return etch_add_scalar(x, int_scalar); }
 
-static void float_scalars_are_parameters(void **state) {
-    (void)state;
+TEST(float_scalars_are_parameters) {
     static const double values[] = {2, 2, 3, 4, 5};
     ETCH_SCOPE {
         etch_function *f = etch_compile(by_real);
@@ -596,8 +571,7 @@ static void float_scalars_are_parameters(void **state) {
     }
 }
 
-static void int_scalars_are_parameters(void **state) {
-    (void)state;
+TEST(int_scalars_are_parameters) {
     static const int values[] = {2, 3, 4, 1, 0};
     ETCH_SCOPE {
         etch_function *f = etch_compile(by_int);
@@ -611,8 +585,7 @@ static void int_scalars_are_parameters(void **state) {
     }
 }
 
-static void nan_and_negative_zero_are_plain_parameters(void **state) {
-    (void)state;
+TEST(nan_and_negative_zero_are_plain_parameters) {
     static const double values[] = {1, NAN, -0.0, 0.0, -INFINITY, NAN, -0.0};
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
@@ -638,8 +611,7 @@ static etch_tensor *by_attributes(etch_tensor *x) {
 }
 
 /* What selects behaviour is a static attribute: each change is a trace of its own. */
-static void static_attributes_recompile(void **state) {
-    (void)state;
+TEST(static_attributes_recompile) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(by_attributes, .backend = "eager");
         etch_tensor *x = arange_f32(4, 4);
@@ -667,8 +639,7 @@ static etch_tensor *loop_that_breaks(etch_tensor *x) {
     return x;
 }
 
-static void loop_that_breaks_has_one_segment_for_its_body(void **state) {
-    (void)state;
+TEST(loop_that_breaks_has_one_segment_for_its_body) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(loop_that_breaks, .backend = "eager");
         etch_tensor *x = arange_f32(3, 3);
@@ -690,8 +661,7 @@ static etch_tensor *counts_calls(etch_tensor *x) {
 
 /* fullgraph and the limit: an error, before the body where the guards fail, else at the operator
  * that differs; no tensor was changed. */
-static void fullgraph_at_the_limit(void **state) {
-    (void)state;
+TEST(fullgraph_at_the_limit) {
     begin_log("");
     ETCH_SCOPE {
         etch_function *f = etch_compile(counts_calls, .fullgraph = true, .recompile_limit = 1,
@@ -747,15 +717,9 @@ static void both_signs(etch_fn1 fn, int graphs) {
         }
 }
 
-static void item_with_both_signs_is_two_graphs(void **state) {
-    (void)state;
-    both_signs(item_program, 2);
-}
+TEST(item_with_both_signs_is_two_graphs) { both_signs(item_program, 2); }
 
-static void branch_with_both_outcomes_is_three_graphs(void **state) {
-    (void)state;
-    both_signs(branch_program, 3);
-}
+TEST(branch_with_both_outcomes_is_three_graphs) { both_signs(branch_program, 3); }
 
 /* Runs fn(x) with standard output in a file; returns what was printed. */
 static char *output_of(etch_function *f, etch_fn1 fn, etch_tensor *x) {
@@ -815,15 +779,9 @@ static void check_prints(etch_fn1 fn, int graphs, int breaks) {
     }
 }
 
-static void print_breaks_and_prints_in_order(void **state) {
-    (void)state;
-    check_prints(prints, 3, 2);
-}
+TEST(print_breaks_and_prints_in_order) { check_prints(prints, 3, 2); }
 
-static void nine_prints_are_ten_segments(void **state) {
-    (void)state;
-    check_prints(prints_nine_times, 10, 9);
-}
+TEST(nine_prints_are_ten_segments) { check_prints(prints_nine_times, 10, 9); }
 
 static etch_tensor *explicit_break(etch_tensor *x) {
     etch_tensor *y = etch_exp(x);
@@ -832,8 +790,7 @@ static etch_tensor *explicit_break(etch_tensor *x) {
     return z;
 }
 
-static void explicit_break_is_logged(void **state) {
-    (void)state;
+TEST(explicit_break_is_logged) {
     begin_log("graph_breaks");
     ETCH_SCOPE {
         etch_function *f = etch_compile(explicit_break, .name = "stormy", .backend = "eager");
@@ -854,8 +811,7 @@ static etch_tensor *writes_then_reads(etch_tensor *x) {
     return etch_mul_scalar(x, sum);
 }
 
-static void fullgraph_break_names_reason_line_and_hint(void **state) {
-    (void)state;
+TEST(fullgraph_break_names_reason_line_and_hint) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(writes_then_reads, .fullgraph = true);
         etch_tensor *x = arange_f32(3, 3), *before = etch_clone(x);
@@ -877,8 +833,7 @@ static etch_tensor *branch_by_where(etch_tensor *x) {
     return etch_where(positive, a, b);
 }
 
-static void where_does_not_break(void **state) {
-    (void)state;
+TEST(where_does_not_break) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(branch_by_where, .fullgraph = true);
         etch_tensor *x = etch_exp(arange_f32(3, 3)), *negative = etch_neg(x);
@@ -932,8 +887,7 @@ static void call_reads_one(etch_function *f, etch_function *plain, int i, int64_
     }
 }
 
-static void unread_argument_is_not_guarded(void **state) {
-    (void)state;
+TEST(unread_argument_is_not_guarded) {
     read_second = false;
     int64_t before = etch_memory().tensors;
     for (int b = 0; b < 4; b++) {
@@ -950,8 +904,7 @@ static void unread_argument_is_not_guarded(void **state) {
 }
 
 /* Its sizes change, then those of the one that is read: run-time sizes are for what is read. */
-static void unread_argument_beside_changing_sizes(void **state) {
-    (void)state;
+TEST(unread_argument_beside_changing_sizes) {
     read_second = false;
     etch_function *f = etch_compile(reads_one), *plain = etch_compile(reads_one, .disable = true);
     for (int i = 0; i < 40; i++) call_reads_one(f, plain, i, 4 + i / 10);
@@ -966,8 +919,7 @@ static etch_tensor *sums_second(etch_tensor *x, etch_tensor *u) {
 }
 
 /* An argument that one path reads is guarded there, like a captured tensor. */
-static void argument_read_on_one_path(void **state) {
-    (void)state;
+TEST(argument_read_on_one_path) {
     for (int b = 0; b < 4; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(sums_second, .backend = test_backends[b % 2]);
@@ -990,8 +942,7 @@ static etch_tensor *sums_floats(etch_tensor *x, etch_tensor *u) {
 }
 
 /* `replay` takes no argument for a captured tensor, which it would keep. */
-static void argument_read_on_one_path_under_replay(void **state) {
-    (void)state;
+TEST(argument_read_on_one_path_under_replay) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(sums_floats, .replay = true);
         etch_tensor *x = arange_f32(4, 3), *whole = etch_zeros(ETCH_I64, ETCH_SHAPE(2));
@@ -1009,8 +960,7 @@ static void argument_read_on_one_path_under_replay(void **state) {
 }
 
 /* Under stable_after, fullgraph and replay the same holds. */
-static void unread_argument_under_other_options(void **state) {
-    (void)state;
+TEST(unread_argument_under_other_options) {
     read_second = false;
     for (int b = 0; b < 3; b++)
         ETCH_SCOPE {
@@ -1028,49 +978,5 @@ static void unread_argument_under_other_options(void **state) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "--disabled-child")) return run_disabled_child();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(seed_program_is_one_graph),
-        cmocka_unit_test(seed_program_has_ten_products_and_six_kernels),
-        cmocka_unit_test(graph_log_parses_back),
-        cmocka_unit_test(nothing_called_compiles_nothing),
-        cmocka_unit_test(no_operator_is_no_graph_and_no_failure),
-        cmocka_unit_test(each_wrapper_has_its_own_segments),
-        cmocka_unit_test(compiled_call_inside_is_inlined),
-        cmocka_unit_test(failing_recording_is_not_published),
-        cmocka_unit_test(identity_of_results_is_kept),
-        cmocka_unit_test(different_numbers_of_outputs),
-        cmocka_unit_test(branch_on_shape_is_one_graph_an_outcome),
-        cmocka_unit_test(hidden_state_is_trace_diverged),
-        cmocka_unit_test(captured_tensor_is_rebound),
-        cmocka_unit_test(unread_argument_is_not_guarded),
-        cmocka_unit_test(unread_argument_beside_changing_sizes),
-        cmocka_unit_test(argument_read_on_one_path),
-        cmocka_unit_test(argument_read_on_one_path_under_replay),
-        cmocka_unit_test(unread_argument_under_other_options),
-        cmocka_unit_test(intermediate_kept_on_the_third_call),
-        cmocka_unit_test(argument_through_an_inner_scope),
-        cmocka_unit_test(split_with_8_then_12_rows),
-        cmocka_unit_test(one_site_with_two_functions),
-        cmocka_unit_test(handle_kept_in_an_array),
-        cmocka_unit_test(state_changed_inside_the_body),
-        cmocka_unit_test(seed_is_read_at_the_call),
-        cmocka_unit_test(differing_call_restarts_the_count),
-        cmocka_unit_test(compile_disable_makes_no_graphs_and_no_files),
-        cmocka_unit_test(sizes_make_no_more_graphs_than_pytorch),
-        cmocka_unit_test(dynamic_on_is_one_graph),
-        cmocka_unit_test(float_scalars_are_parameters),
-        cmocka_unit_test(int_scalars_are_parameters),
-        cmocka_unit_test(nan_and_negative_zero_are_plain_parameters),
-        cmocka_unit_test(static_attributes_recompile),
-        cmocka_unit_test(loop_that_breaks_has_one_segment_for_its_body),
-        cmocka_unit_test(fullgraph_at_the_limit),
-        cmocka_unit_test(item_with_both_signs_is_two_graphs),
-        cmocka_unit_test(branch_with_both_outcomes_is_three_graphs),
-        cmocka_unit_test(print_breaks_and_prints_in_order),
-        cmocka_unit_test(nine_prints_are_ten_segments),
-        cmocka_unit_test(explicit_break_is_logged),
-        cmocka_unit_test(fullgraph_break_names_reason_line_and_hint),
-        cmocka_unit_test(where_does_not_break),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

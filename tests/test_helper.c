@@ -11,16 +11,14 @@ static void missing(void) {
     CHECK(refused(1, "ETCH_JIT"));
     CHECK(refused(1, "ETCH_JIT"));
 }
-static void test_missing(void **unused) {
-    (void)unused;
+TEST(missing) {
     setenv("ETCH_JIT", "/proc/none/etch-jit", 1);
     in_child(missing);
     assert_int_equal(entries(cache), 0);
 }
 
 static void no_helper(void) { CHECK(refused(1, "the helper")); }
-static void test_not_a_helper(void **unused) {
-    (void)unused;
+TEST(not_a_helper) {
     setenv("ETCH_JIT", "/bin/true", 1);
     in_child(no_helper);
     assert_int_equal(entries(cache), 0);
@@ -46,10 +44,9 @@ static void check_fault(const char *fault, const char *word) {
     assert_int_equal(entries(cache), 1);
 }
 
-static void test_told_to_fail(void **unused) { (void)unused, check_fault("fail", "told to fail"); }
-static void test_killed(void **unused) { (void)unused, check_fault("kill", "in the middle"); }
-static void test_hanging(void **unused) {
-    (void)unused;
+TEST(told_to_fail) { check_fault("fail", "told to fail"); }
+TEST(killed) { check_fault("kill", "in the middle"); }
+TEST(hanging) {
     setenv("ETCH_JIT_TIMEOUT", "1", 1);
     check_fault("hang", "in time");
 }
@@ -70,8 +67,7 @@ static void several(void) {
     for (int i = 0; i < 3; i++) CHECK(computes(l[i], i + 10));
     for (int i = 0; i < 4; i++) etch__kernel_release(l[i]);
 }
-static void test_several(void **unused) {
-    (void)unused;
+TEST(several) {
     setenv("ETCH_JIT_FAULT", "kill", 1);
     in_child(several);
     assert_int_equal(entries(cache), 3);
@@ -97,8 +93,7 @@ static void warm_one_dies(void) {
     CHECK(works(3));
     CHECK(only_child() != helper);
 }
-static void test_warm_one_dies(void **unused) {
-    (void)unused;
+TEST(warm_one_dies) {
     in_child(warm_one_dies);
     assert_int_equal(entries(cache), 3);
 }
@@ -117,8 +112,7 @@ static void stopped_helper(void) {
     CHECK(works(2));
     CHECK(kill(only_child(), SIGSTOP) == 0);
 }
-static void test_stopped_helper(void **unused) {
-    (void)unused;
+TEST(stopped_helper) {
     in_child(stopped_helper);
     assert_int_equal(entries(cache), 1);
 }
@@ -132,9 +126,8 @@ static void lingering_script(void) {
     CHECK(kill(script, 0) != 0 && errno == ESRCH);
     CHECK(works(2) && works(3));
 }
-static void test_lingering_script(void **unused) {
+TEST(lingering_script) {
     char path[128];
-    (void)unused;
     snprintf(path, sizeof path, "%s/script", test_dir);
     FILE *f = fopen(path, "w");
     fprintf(f, "#!/bin/sh\n%s \"$@\" 3<&3\nexec 3<&-\nsleep 1000\n",
@@ -150,8 +143,7 @@ static void refused_in_time(void) {
     alarm(100); /* the reply's last byte would come after 18 hours */
     CHECK(refused(1, "in time") && refused(2, "in time"));
 }
-static void test_trickling_reply(void **unused) {
-    (void)unused;
+TEST(trickling_reply) {
     lie("trickle");
     setenv("ETCH_JIT_TIMEOUT", "1", 1);
     in_child(refused_in_time);
@@ -175,8 +167,7 @@ static void clear_meanwhile(void) {
     pthread_join(t, NULL);
     CHECK(entries(cache) == 0);
 }
-static void test_clear_does_not_wait(void **unused) {
-    (void)unused;
+TEST(clear_does_not_wait) {
     lie("mute");
     setenv("ETCH_JIT_TIMEOUT", "5", 1);
     in_child(clear_meanwhile);
@@ -193,8 +184,7 @@ static void queue_behind_a_mute(void) {
     for (int i = 0; i < 4; i++) CHECK(pthread_create(&t[i], NULL, waits_in_line, NULL) == 0);
     for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
 }
-static void test_queue_behind_a_mute(void **unused) {
-    (void)unused;
+TEST(queue_behind_a_mute) {
     lie("mute");
     setenv("ETCH_JIT_TIMEOUT", "1", 1);
     in_child(queue_behind_a_mute);
@@ -210,8 +200,7 @@ static void ignore_children(void) {
     unsetenv("ETCH_JIT_FAULT");
     CHECK(works(2));
 }
-static void test_sigchld_ignored(void **unused) {
-    (void)unused;
+TEST(sigchld_ignored) {
     in_child(ignore_children);
     assert_int_equal(entries(cache), 2);
 }
@@ -230,8 +219,7 @@ static void reap_everything(void) {
     unsetenv("ETCH_JIT_FAULT");
     CHECK(works(2));
 }
-static void test_host_reaps(void **unused) {
-    (void)unused;
+TEST(host_reaps) {
     in_child(reap_everything);
     assert_int_equal(entries(cache), 2);
 }
@@ -252,8 +240,7 @@ static void fork_inside(void) {
     CHECK(works(3) && only_child() == helper);
     CHECK(etch_counters().kernels_compiled == 2);
 }
-static void test_after_fork(void **unused) {
-    (void)unused;
+TEST(after_fork) {
     in_child(fork_inside);
     assert_int_equal(entries(cache), 3);
 }
@@ -280,7 +267,7 @@ static void descriptors(void) {
     etch__jit_shutdown();
     CHECK(open_files(&cloexec) == 0);
 }
-static void test_descriptors(void **unused) { (void)unused, in_child(descriptors); }
+TEST(descriptors) { in_child(descriptors); }
 
 static void closed_standard(void) {
     int err = dup(2);
@@ -289,7 +276,7 @@ static void closed_standard(void) {
     dup2(err, 2);
     CHECK(ok);
 }
-static void test_standard_files_closed(void **unused) { (void)unused, in_child(closed_standard); }
+TEST(standard_files_closed) { in_child(closed_standard); }
 
 static void *worker(void *unused) {
     (void)unused;
@@ -302,8 +289,7 @@ static void threads(void) {
     for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
     CHECK(etch_counters().kernels == 12);
 }
-static void test_threads(void **unused) {
-    (void)unused;
+TEST(threads) {
     in_child(threads);
     assert_int_equal(entries(cache), 3);
 }
@@ -322,7 +308,7 @@ static void logs(void) {
     CHECK(strstr(logged, "etch_small_5 (")); /* libgccjit's own dump */
     CHECK(strstr(logged, "compiled in"));
 }
-static void test_logs(void **unused) { (void)unused, in_child(logs); }
+TEST(logs) { in_child(logs); }
 
 static void allocations(void) {
     int64_t sites = 0;
@@ -339,34 +325,12 @@ static void allocations(void) {
     CHECK(computes(l, 6));
     etch__kernel_release(l);
 }
-static void test_allocation_failures(void **unused) { (void)unused, in_child(allocations); }
+TEST(allocation_failures) { in_child(allocations); }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_missing, set_up),
-        cmocka_unit_test_setup(test_not_a_helper, set_up),
-        cmocka_unit_test_setup(test_told_to_fail, set_up),
-        cmocka_unit_test_setup(test_killed, set_up),
-        cmocka_unit_test_setup(test_hanging, set_up),
-        cmocka_unit_test_setup(test_several, set_up),
-        cmocka_unit_test_setup(test_warm_one_dies, set_up),
-        cmocka_unit_test_setup(test_stopped_helper, set_up),
-        cmocka_unit_test_setup(test_lingering_script, set_up),
-        cmocka_unit_test_setup(test_trickling_reply, set_up),
-        cmocka_unit_test_setup(test_clear_does_not_wait, set_up),
-        cmocka_unit_test_setup(test_queue_behind_a_mute, set_up),
-        cmocka_unit_test_setup(test_sigchld_ignored, set_up),
-        cmocka_unit_test_setup(test_host_reaps, set_up),
-        cmocka_unit_test_setup(test_after_fork, set_up),
-        cmocka_unit_test_setup(test_descriptors, set_up),
-        cmocka_unit_test_setup(test_standard_files_closed, set_up),
-        cmocka_unit_test_setup(test_threads, set_up),
-        cmocka_unit_test_setup(test_logs, set_up),
-        cmocka_unit_test_setup(test_allocation_failures, set_up),
-    };
+int main(int argc, char **argv) {
     if (getenv("ETCH_TEST_HELPER")) return false_helper(getenv("ETCH_TEST_HELPER"));
     if (make_test_dir()) return 1;
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_suite(argc, argv);
     etch__remove_tree(test_dir);
     return failed;
 }

@@ -1,15 +1,9 @@
 /* Data in and out: copies, wrapped memory, single elements, raw pointers, text, .npy, comparing. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "etch_test.h"
 #include "core/tensor/element.h"
 
 #define assert_error(code, words)                                                                  \
@@ -27,8 +21,7 @@ static int64_t live(void) { return etch_memory().tensors; }
 
 /* ---- in and out ---- */
 
-static void copies_in_and_out(void **state) {
-    (void)state;
+TEST(copies_in_and_out) {
     ETCH_SCOPE {
         float data[6] = {1, 2, 3, 4, 5, 6}, out[6];
         etch_tensor *t = etch_from_host(data, ETCH_F32, S(2, 3));
@@ -53,8 +46,7 @@ static void copies_in_and_out(void **state) {
     }
 }
 
-static void bad_memory_is_refused(void **state) {
-    (void)state;
+TEST(bad_memory_is_refused) {
     float f[2] = {0};
     const int64_t big = INT64_C(1) << 40;
     int64_t before = live();
@@ -79,8 +71,7 @@ static void bad_memory_is_refused(void **state) {
 
 static void count_free(void *ctx) { ++*(int *)ctx; }
 
-static void wraps_memory(void **state) {
-    (void)state;
+TEST(wraps_memory) {
     int freed = 0;
     double data[4] = {1, 2, 3, 4};
     int64_t bytes = etch_memory().bytes_live;
@@ -109,8 +100,7 @@ static void wraps_memory(void **state) {
     assert_int_equal(etch_memory().bytes_live, bytes);
 }
 
-static void items(void **state) {
-    (void)state;
+TEST(items) {
     ETCH_SCOPE {
         assert_true(etch_item(HOST(float, ETCH_F32, S(), 2.5f)) == 2.5);
         assert_true(etch_item(HOST(int64_t, ETCH_I64, S(1, 1), -7)) == -7);
@@ -135,8 +125,7 @@ static void items(void **state) {
     }
 }
 
-static void raw_pointers(void **state) {
-    (void)state;
+TEST(raw_pointers) {
     ETCH_SCOPE {
         etch_tensor *t = HOST(float, ETCH_F32, S(2, 2), 1, 2, 3, 4);
         etch_tensor *row = etch_select(t, 0, 1);
@@ -157,8 +146,7 @@ static void raw_pointers(void **state) {
 
 /* ---- comparing ---- */
 
-static void compares(void **state) {
-    (void)state;
+TEST(compares) {
     ETCH_SCOPE {
         etch_tensor *a = HOST(float, ETCH_F32, S(2, 2), 1, 2, 3, 4);
         etch_tensor *same = etch_t(HOST(float, ETCH_F32, S(2, 2), 1, 3, 2, 4));
@@ -183,8 +171,7 @@ static void compares(void **state) {
     }
 }
 
-static void nan_zero_and_infinity(void **state) {
-    (void)state;
+TEST(nan_zero_and_infinity) {
     ETCH_SCOPE {
         uint32_t nan1 = 0x7fc00000, nan2 = 0xffc00123;
         etch_tensor *a = etch_from_host(&nan1, ETCH_F32, S(1));
@@ -221,8 +208,7 @@ static void assert_format(const etch_tensor *t, const char *expected) {
     assert_int_equal(n, strlen(expected));
 }
 
-static void formats(void **state) {
-    (void)state;
+TEST(formats) {
     ETCH_SCOPE {
         assert_format(HOST(float, ETCH_F32, S(2, 3), 0.5f, 1, -1.25f, 1e10f, 100000, 0.1f),
                       "f32[2, 3]\n"
@@ -241,8 +227,7 @@ static void formats(void **state) {
     }
 }
 
-static void formats_with_a_precision(void **state) {
-    (void)state;
+TEST(formats_with_a_precision) {
     ETCH_SCOPE {
         etch_tensor *t = HOST(float, ETCH_F32, S(2, 2), 0.5f, 10, -1.25f, 1.0f / 3);
         assert_int_equal(etch_set_print_precision(3), ETCH_OK);
@@ -260,8 +245,7 @@ static void formats_with_a_precision(void **state) {
     }
 }
 
-static void shortens_and_wraps(void **state) {
-    (void)state;
+TEST(shortens_and_wraps) {
     static int32_t many[2000];
     for (int i = 0; i < 2000; i++) many[i] = i;
     ETCH_SCOPE {
@@ -277,8 +261,7 @@ static void shortens_and_wraps(void **state) {
     }
 }
 
-static void format_is_bounded(void **state) {
-    (void)state;
+TEST(format_is_bounded) {
     char text[8] = "#######";
     ETCH_SCOPE {
         etch_tensor *t = HOST(int32_t, ETCH_I32, S(2), 1, 2);
@@ -294,21 +277,17 @@ static void format_is_bounded(void **state) {
 
 static char npy_path[64];
 
-static int make_path(void **state) {
-    (void)state;
+static void make_path(void) {
     strcpy(npy_path, "/tmp/etch_test_XXXXXX");
     int fd = mkstemp(npy_path);
-    if (fd >= 0) close(fd);
-    return fd < 0;
+    assert_true(fd >= 0);
+    close(fd);
 }
 
-static int remove_path(void **state) {
-    (void)state;
-    return unlink(npy_path);
-}
+static void remove_path(void) { assert_int_equal(unlink(npy_path), 0); }
+#define NPY .before = make_path, .after = remove_path
 
-static void npy_keeps_everything(void **state) {
-    (void)state;
+TEST(npy_keeps_everything, NPY) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_F16, ETCH_I8,  ETCH_I16,
                                         ETCH_I32, ETCH_I64, ETCH_U8,  ETCH_BOOL};
     uint8_t bytes[6 * 8];
@@ -342,8 +321,7 @@ static void write_npy(int version, const char *dict, const void *data, size_t n)
     fclose(f);
 }
 
-static void npy_reads_what_numpy_writes(void **state) {
-    (void)state;
+TEST(npy_reads_what_numpy_writes, NPY) {
     float data[3] = {1, 2, 3};
     ETCH_SCOPE {
         etch_tensor *expected = etch_from_host(data, ETCH_F32, S(3));
@@ -358,8 +336,7 @@ static void npy_reads_what_numpy_writes(void **state) {
     }
 }
 
-static void bad_npy_files(void **state) {
-    (void)state;
+TEST(bad_npy_files, NPY) {
     static const struct {
         const char *dict, *words;
         etch_status code;
@@ -420,8 +397,7 @@ static void bad_npy_files(void **state) {
 }
 
 /* Each allocation of a round trip fails in turn: an error, nothing left behind. */
-static void allocations_may_fail(void **state) {
-    (void)state;
+TEST(allocations_may_fail, NPY) {
     float data[4] = {1, 2, 3, 4};
     int64_t before = live(), bytes = etch_memory().bytes_live;
     ETCH_SCOPE {
@@ -444,26 +420,4 @@ static void allocations_may_fail(void **state) {
     }
     assert_int_equal(live(), before);
     assert_int_equal(etch_memory().bytes_live, bytes);
-}
-
-int main(void) {
-#define NPY(name) cmocka_unit_test_setup_teardown(name, make_path, remove_path)
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(copies_in_and_out),
-        cmocka_unit_test(bad_memory_is_refused),
-        cmocka_unit_test(wraps_memory),
-        cmocka_unit_test(items),
-        cmocka_unit_test(raw_pointers),
-        cmocka_unit_test(compares),
-        cmocka_unit_test(nan_zero_and_infinity),
-        cmocka_unit_test(formats),
-        cmocka_unit_test(formats_with_a_precision),
-        cmocka_unit_test(shortens_and_wraps),
-        cmocka_unit_test(format_is_bounded),
-        NPY(npy_keeps_everything),
-        NPY(npy_reads_what_numpy_writes),
-        NPY(bad_npy_files),
-        NPY(allocations_may_fail),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

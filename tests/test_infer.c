@@ -11,21 +11,18 @@
 
 static etch_tensor f23, f3, f23t, d23, i23, l23, u23, b23, f0, d0, i0, b0, bf23, h23;
 
-static int set_up(void **state) {
-    (void)state;
+static void make_tensors(void) {
     f23 = meta(ETCH_F32, S(2, 3)), f3 = meta(ETCH_F32, S(3)), d23 = meta(ETCH_F64, S(2, 3));
     f23t = strided(ETCH_F32, S(2, 3), S(1, 2), 0);
     i23 = meta(ETCH_I32, S(2, 3)), l23 = meta(ETCH_I64, S(2, 3)), u23 = meta(ETCH_U8, S(2, 3));
     b23 = meta(ETCH_BOOL, S(2, 3)), bf23 = meta(ETCH_BF16, S(2, 3)), h23 = meta(ETCH_F16, S(2, 3));
     f0 = meta(ETCH_F32, S()), d0 = meta(ETCH_F64, S()), i0 = meta(ETCH_I64, S());
     b0 = meta(ETCH_BOOL, S());
-    return 0;
 }
 
 /* ---- dtypes ---- */
 
-static void promotes_as_aten(void **state) {
-    (void)state;
+TEST(promotes_as_aten) {
     GIVES(OP_MUL_TENSOR, ETCH_F32, ETCH_F32, S(2, 3), TENSORS(&f23, &f23));
     GIVES(OP_MUL_TENSOR, ETCH_F64, ETCH_F64, S(2, 3), TENSORS(&f23, &d23));
     GIVES(OP_MUL_TENSOR, ETCH_F32, ETCH_F32, S(2, 3), TENSORS(&f23, &l23));
@@ -49,8 +46,7 @@ static void promotes_as_aten(void **state) {
     GIVES(OP_ADD_SCALAR, ETCH_F32, ETCH_F32, S(2, 3), TENSORS(&i23), SCALARS(R(2), R(1)));
 }
 
-static void default_dtype_is_the_threads(void **state) {
-    (void)state;
+TEST(default_dtype_is_the_threads) {
     assert_int_equal(etch_set_default_dtype(ETCH_F64), ETCH_OK);
     GIVES(OP_MUL_SCALAR, ETCH_F64, ETCH_F64, S(2, 3), TENSORS(&i23), SCALARS(R(2.5)));
     GIVES(OP_MUL_SCALAR, ETCH_F32, ETCH_F32, S(2, 3), TENSORS(&f23), SCALARS(R(2.5)));
@@ -63,8 +59,7 @@ static void default_dtype_is_the_threads(void **state) {
     GIVES(OP_DIV_TENSOR, ETCH_F16, ETCH_F16, S(2, 3), TENSORS(&h23, &i23));
 }
 
-static void comparisons_give_bool(void **state) {
-    (void)state;
+TEST(comparisons_give_bool) {
     GIVES(OP_LT_TENSOR, ETCH_F64, ETCH_BOOL, S(2, 3), TENSORS(&f23, &d23));
     GIVES(OP_EQ_SCALAR, ETCH_F32, ETCH_BOOL, S(2, 3), TENSORS(&i23), SCALARS(R(0.5)));
     GIVES(OP_LOGICAL_NOT, ETCH_U8, ETCH_BOOL, S(2, 3), TENSORS(&u23));
@@ -73,8 +68,7 @@ static void comparisons_give_bool(void **state) {
             TENSORS(&u23, &f23, &f23));
 }
 
-static void casts_sums_and_the_like(void **state) {
-    (void)state;
+TEST(casts_sums_and_the_like) {
     GIVES(OP_TO_COPY, ETCH_I8, ETCH_I8, S(2, 3), TENSORS(&f23), ATTRS(ETCH_I8));
     GIVES(OP_TO_COPY, ETCH_F32, ETCH_F32, S(2, 3), TENSORS(&f23), ATTRS(-1));
     REFUSED(OP_TO_COPY, ETCH_ERR_DTYPE, "expected a dtype, got the number 99", TENSORS(&f23),
@@ -90,8 +84,7 @@ static void casts_sums_and_the_like(void **state) {
     GIVES(OP_ARGMIN, ETCH_BOOL, ETCH_I64, S(), TENSORS(&b23), ATTRS(ETCH_NO_INT, 0));
 }
 
-static void bool_has_no_minus(void **state) {
-    (void)state;
+TEST(bool_has_no_minus) {
     REFUSED(OP_SUB_TENSOR, ETCH_ERR_DTYPE, "got bool", TENSORS(&b23, &b23), SCALARS(I(1)));
     REFUSED(OP_SUB_TENSOR, ETCH_ERR_DTYPE, "got bool", TENSORS(&f23, &b23), SCALARS(I(1)));
     REFUSED(OP_SUB_SCALAR, ETCH_ERR_DTYPE, "got bool", TENSORS(&f23), SCALARS(B(1), I(1)));
@@ -99,16 +92,14 @@ static void bool_has_no_minus(void **state) {
     REFUSED(OP_RELU, ETCH_ERR_DTYPE, "got bool", TENSORS(&b23));
 }
 
-static void alpha_must_fit_the_result(void **state) {
-    (void)state;
+TEST(alpha_must_fit_the_result) {
     REFUSED(OP_ADD_TENSOR, ETCH_ERR_DTYPE, "alpha", TENSORS(&i23, &i23), SCALARS(R(0.5)));
     REFUSED(OP_ADD_TENSOR, ETCH_ERR_DTYPE, "alpha", TENSORS(&i23, &i23), SCALARS(B(true)));
     GIVES(OP_ADD_TENSOR, ETCH_F32, ETCH_F32, S(2, 3), TENSORS(&f23, &i23), SCALARS(R(0.5)));
     GIVES(OP_ADD_TENSOR, ETCH_BOOL, ETCH_BOOL, S(2, 3), TENSORS(&b23, &b23), SCALARS(I(1)));
 }
 
-static void in_place_keeps_its_dtype(void **state) {
-    (void)state;
+TEST(in_place_keeps_its_dtype) {
     GIVES(OP_ADD_TENSOR_, ETCH_F64, ETCH_F32, S(2, 3), TENSORS(&f23, &d23), SCALARS(I(1)));
     GIVES(OP_MUL_TENSOR_, ETCH_I64, ETCH_U8, S(2, 3), TENSORS(&u23, &l23));
     GIVES(OP_COPY_, ETCH_U8, ETCH_U8, S(2, 3), TENSORS(&u23, &f23), ATTRS(0));
@@ -121,8 +112,7 @@ static void in_place_keeps_its_dtype(void **state) {
     REFUSED(OP_SIN_, ETCH_ERR_DTYPE, "cannot hold", TENSORS(&i23));
 }
 
-static void products_do_not_promote(void **state) {
-    (void)state;
+TEST(products_do_not_promote) {
     etch_tensor d34 = meta(ETCH_F64, S(3, 4)), b34 = meta(ETCH_BOOL, S(3, 4));
     etch_tensor l34 = meta(ETCH_I64, S(3, 4));
     REFUSED(OP_MM, ETCH_ERR_DTYPE, "got f32 and f64", TENSORS(&f23, &d34));
@@ -133,8 +123,7 @@ static void products_do_not_promote(void **state) {
 
 /* ---- shapes: creation and pointwise ---- */
 
-static void creation(void **state) {
-    (void)state;
+TEST(creation) {
     const int64_t big = INT64_C(1) << 31;
     GIVES(OP_ZEROS, ETCH_F32, ETCH_F32, S(), ATTRS(0, -1));
     GIVES(OP_ZEROS, ETCH_I8, ETCH_I8, S(2, 0, 4), ATTRS(3, 2, 0, 4, ETCH_I8));
@@ -154,8 +143,7 @@ static int64_t numel(etch_scalar start, etch_scalar end, etch_scalar step) {
     return etch__op_class(&etch__ops[OP_ARANGE], (etch_scalar[]){start, end, step}, 3, &dtype);
 }
 
-static void arange(void **state) {
-    (void)state;
+TEST(arange) {
     assert_int_equal(numel(I(0), I(5), I(1)), 5);
     assert_int_equal(numel(I(0), I(5), I(2)), 3);
     assert_int_equal(numel(I(5), I(0), I(-2)), 3);
@@ -177,8 +165,7 @@ static void arange(void **state) {
     ARANGE_REFUSED(ETCH_ERR_OVERFLOW, "63 bits", R(0), R(1e300), I(1));
 }
 
-static void broadcasts(void **state) {
-    (void)state;
+TEST(broadcasts) {
     etch_tensor f213 = meta(ETCH_F32, S(2, 1, 3)), f41 = meta(ETCH_F32, S(4, 1));
     etch_tensor f03 = meta(ETCH_F32, S(0, 3)), f13 = meta(ETCH_F32, S(1, 3));
     GIVES(OP_MUL_TENSOR, ETCH_F32, ETCH_F32, S(2, 4, 3), TENSORS(&f213, &f41));
@@ -196,8 +183,7 @@ static void broadcasts(void **state) {
     REFUSED(OP_MUL_TENSOR, ETCH_ERR_OVERFLOW, "63 bits", TENSORS(&wide, &tall));
 }
 
-static void in_place_shapes(void **state) {
-    (void)state;
+TEST(in_place_shapes) {
     etch_tensor expanded = strided(ETCH_F32, S(2, 3), S(0, 1), 0),
                 f123 = meta(ETCH_F32, S(1, 2, 3));
     etch_tensor part = strided(ETCH_F32, S(2, 3), S(6, 2), 5);
@@ -210,8 +196,7 @@ static void in_place_shapes(void **state) {
 
 /* ---- reductions ---- */
 
-static void reduces(void **state) {
-    (void)state;
+TEST(reduces) {
     uint32_t mask;
     bool keep;
     etch_tensor f234 = meta(ETCH_F32, S(2, 3, 4)), empty = meta(ETCH_F32, S(0, 3));
@@ -244,8 +229,7 @@ static void reduces(void **state) {
 
 /* ---- products ---- */
 
-static void products(void **state) {
-    (void)state;
+TEST(products) {
     etch_tensor a = meta(ETCH_F32, S(3, 4)), b = meta(ETCH_F32, S(4, 5)), v = meta(ETCH_F32, S(4));
     etch_tensor c = meta(ETCH_F32, S(2, 3, 4)), e = meta(ETCH_F32, S(2, 4, 1));
     etch_tensor e3 = meta(ETCH_F32, S(3, 4, 1)), v2 = meta(ETCH_F32, S(2));
@@ -269,8 +253,7 @@ static void products(void **state) {
 
 /* ---- views ---- */
 
-static void view(void **state) {
-    (void)state;
+TEST(view) {
     etch_tensor f46 = meta(ETCH_F32, S(4, 6)), rows = strided(ETCH_F32, S(2, 6), S(12, 1), 3);
     etch_tensor gap = strided(ETCH_F32, S(4, 3), S(6, 1), 0), none = meta(ETCH_F32, S(0, 3));
     VIEWS(OP_VIEW, S(2, 2, 6), S(12, 6, 1), 0, TENSORS(&f46), ATTRS(3, 2, 2, 6));
@@ -291,8 +274,7 @@ static void view(void **state) {
     REFUSED(OP_VIEW, ETCH_ERR_SHAPE, "could be anything", TENSORS(&none), ATTRS(2, 0, -1));
 }
 
-static void reorders(void **state) {
-    (void)state;
+TEST(reorders) {
     etch_tensor f234 = meta(ETCH_F32, S(2, 3, 4));
     VIEWS(OP_TRANSPOSE, S(4, 3, 2), S(1, 4, 12), 0, TENSORS(&f234), ATTRS(0, -1));
     VIEWS(OP_TRANSPOSE, S(), S(), 0, TENSORS(&f0), ATTRS(0, -1));
@@ -307,8 +289,7 @@ static void reorders(void **state) {
             ATTRS(2, 0, 1));
 }
 
-static void slices_as_python(void **state) {
-    (void)state;
+TEST(slices_as_python) {
     const int64_t no = ETCH_NO_INT, far = INT64_MAX;
     etch_tensor t = strided(ETCH_F32, S(2, 10), S(20, 2), 1);
 #define SLICED(n, stride, offset, ...)                                                             \
@@ -337,8 +318,7 @@ static void slices_as_python(void **state) {
     REFUSED(OP_SLICE, ETCH_ERR_DIM_RANGE, "from -2 to 1, got 2", TENSORS(&t), ATTRS(2, 0, 5, 1));
 }
 
-static void selects(void **state) {
-    (void)state;
+TEST(selects) {
     etch_tensor none = meta(ETCH_F32, S(0, 3));
     VIEWS(OP_SELECT, S(2), S(3), 2, TENSORS(&f23), ATTRS(1, -1));
     VIEWS(OP_SELECT, S(3), S(1), 3, TENSORS(&f23), ATTRS(0, 1));
@@ -349,8 +329,7 @@ static void selects(void **state) {
     REFUSED(OP_SELECT, ETCH_ERR_SHAPE, "0-d", TENSORS(&f0), ATTRS(0, 0));
 }
 
-static void expands_and_squeezes(void **state) {
-    (void)state;
+TEST(expands_and_squeezes) {
     etch_tensor f131 = meta(ETCH_F32, S(1, 3, 1)), f8 = meta(ETCH_F32, S(1, 1, 1, 1, 1, 1, 1, 1));
     const int64_t big = INT64_C(1) << 32;
     VIEWS(OP_EXPAND, S(4, 2, 3, 5), S(0, 0, 1, 0), 0, TENSORS(&f131), ATTRS(4, 4, 2, -1, 5));
@@ -371,8 +350,7 @@ static void expands_and_squeezes(void **state) {
     REFUSED(OP_UNSQUEEZE, ETCH_ERR_SHAPE, "at most 7 dimensions", TENSORS(&f8), ATTRS(0));
 }
 
-static void cats(void **state) {
-    (void)state;
+TEST(cats) {
     etch_tensor f43 = meta(ETCH_F32, S(4, 3)), f24 = meta(ETCH_F32, S(2, 4));
     GIVES(OP_CAT, ETCH_F32, ETCH_F32, S(6, 3), TENSORS(&f23, &f43), ATTRS(0));
     GIVES(OP_CAT, ETCH_F64, ETCH_F64, S(2, 10), TENSORS(&f24, &d23, &i23), ATTRS(-1));
@@ -388,8 +366,7 @@ static int64_t class_of(op_id op, etch_scalar last) {
     return etch__op_class(&etch__ops[op], sc, 2, NULL);
 }
 
-static void classes(void **state) {
-    (void)state;
+TEST(classes) {
     assert_int_equal(class_of(OP_ADD_TENSOR, I(1)), 1);
     assert_int_equal(class_of(OP_ADD_TENSOR, R(1)), 1);
     assert_int_equal(class_of(OP_ADD_TENSOR, R(NAN)), 0);
@@ -407,8 +384,7 @@ static void classes(void **state) {
 
 /* Every operator that is no composite has rules; every pair of dtypes promotes the same both ways.
  */
-static void tables_are_whole(void **state) {
-    (void)state;
+TEST(tables_are_whole) {
     for (int i = 0; i < OP_COUNT; i++) {
         bool composite = etch__ops[i].kind == KIND_COMPOSITE;
         assert_true(composite == (etch__ops[i].drule == DRULE_NONE));
@@ -428,30 +404,7 @@ static void tables_are_whole(void **state) {
     assert_int_equal(etch_promote_types((etch_dtype)77, ETCH_I64), ETCH_DTYPE_COUNT);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(promotes_as_aten),
-        cmocka_unit_test(default_dtype_is_the_threads),
-        cmocka_unit_test(comparisons_give_bool),
-        cmocka_unit_test(casts_sums_and_the_like),
-        cmocka_unit_test(bool_has_no_minus),
-        cmocka_unit_test(alpha_must_fit_the_result),
-        cmocka_unit_test(in_place_keeps_its_dtype),
-        cmocka_unit_test(products_do_not_promote),
-        cmocka_unit_test(creation),
-        cmocka_unit_test(arange),
-        cmocka_unit_test(broadcasts),
-        cmocka_unit_test(in_place_shapes),
-        cmocka_unit_test(reduces),
-        cmocka_unit_test(products),
-        cmocka_unit_test(view),
-        cmocka_unit_test(reorders),
-        cmocka_unit_test(slices_as_python),
-        cmocka_unit_test(selects),
-        cmocka_unit_test(expands_and_squeezes),
-        cmocka_unit_test(cats),
-        cmocka_unit_test(classes),
-        cmocka_unit_test(tables_are_whole),
-    };
-    return cmocka_run_group_tests(tests, set_up, NULL);
+int main(int argc, char **argv) {
+    make_tensors();
+    return run_suite(argc, argv);
 }

@@ -184,13 +184,9 @@ static void check_all(int from, int to) {
         }
 }
 
-static void custom_kernels_keep(void **state) {
-    (void)state;
-    check_all(0, 6);
-}
+TEST(custom_kernels_keep) { check_all(0, 6); }
 
-static void overrides_keep(void **state) {
-    (void)state;
+TEST(overrides_keep) {
     const char *device = test_device() == ETCH_CPU ? "cpu" : "cuda";
     etch_override *o = etch_op_override(etch_op_find("mul.Tensor"), device, keeps, NULL);
     assert_non_null(o);
@@ -199,8 +195,7 @@ static void overrides_keep(void **state) {
 }
 
 /* Nothing is copied where nothing is kept: no allocation of the operands' size. */
-static void nothing_kept_is_nothing_copied(void **state) {
-    (void)state;
+TEST(nothing_kept_is_nothing_copied) {
     ETCH_SCOPE {
         etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(256, 256)), *y = etch_clone(x);
         what = NOTHING, keeping = false;
@@ -221,8 +216,7 @@ static etch_status looks(void *ctx, const etch_op *op, const etch_value *args, i
     kept = etch_retain(args->tensors.items[args->tensors.count - 1]);
     return etch_fill_(out[0], (double)args->tensors.count) ? ETCH_OK : etch_last_status();
 }
-static void long_lists(void **state) {
-    (void)state;
+TEST(long_lists) {
     ETCH_SCOPE {
         enum { MANY = 3000 };
         static etch_tensor *list[MANY];
@@ -240,8 +234,7 @@ static void long_lists(void **state) {
 }
 
 /* An empty tensor has sizes that reach backwards, and no memory. */
-static void nothing_is_kept_of_nothing(void **state) {
-    (void)state;
+TEST(nothing_is_kept_of_nothing) {
     ETCH_SCOPE {
         etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(0, 3)), *y = etch_clone(x);
         what = OPERAND, keeping = true;
@@ -260,8 +253,7 @@ static etch_status handler(void *ctx, const etch_op *op, const etch_value *args,
     if (!kept && etch_op_is(op, "exp")) kept = etch_retain(args[0].tensor);
     return etch_redispatch(op, args, nargs, out, nout);
 }
-static void handlers_keep_the_callers_own(void **state) {
-    (void)state;
+TEST(handlers_keep_the_callers_own) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(4, 6);
         etch_mode *mode = etch_mode_new(handler, NULL);
@@ -280,8 +272,7 @@ static void handlers_keep_the_callers_own(void **state) {
 static etch_tensor *neg_of_two(etch_tensor *x) { return etch_neg(call_two("kept::two", x, x)); }
 
 /* What is kept without memory for its copy has failed, or is a view, which shows something. */
-static void nothing_is_kept_without_memory(void **state) {
-    (void)state;
+TEST(nothing_is_kept_without_memory) {
     for (int w = OPERAND; w <= VIEW_OF_RESULT; w++)
         for (int64_t from = 0, more = 1; more; from++)
             ETCH_SCOPE {
@@ -302,16 +293,7 @@ static void nothing_is_kept_without_memory(void **state) {
             }
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(custom_kernels_keep),
-        cmocka_unit_test(overrides_keep),
-        cmocka_unit_test(nothing_kept_is_nothing_copied),
-        cmocka_unit_test(long_lists),
-        cmocka_unit_test(nothing_is_kept_of_nothing),
-        cmocka_unit_test(handlers_keep_the_callers_own),
-        cmocka_unit_test(nothing_is_kept_without_memory),
-    };
+int main(int argc, char **argv) {
     etch_op_definition d = {
         .struct_size = sizeof d, .cpu = keeps, .cuda = keeps, .shape = like_first};
     etch_op_definition l = {
@@ -321,5 +303,5 @@ int main(void) {
         !etch_op_register("kept::look(Tensor[] a) -> Tensor", &l) ||
         !etch_op_register("kept::into(Tensor(a!) self, Tensor b) -> Tensor(a!)", &d))
         return 1;
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

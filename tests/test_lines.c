@@ -1,11 +1,4 @@
 /* Source lines of code addresses: they are right, need little stack, and do without memory. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/wait.h>
@@ -13,6 +6,7 @@
 
 #include <etch/etch.h>
 
+#include "etch_test.h"
 #include "core/base/base.h"
 
 static __attribute__((noinline)) const void *here(void) { return __builtin_return_address(0); }
@@ -30,8 +24,7 @@ static const char *expected(int line) {
     return text;
 }
 
-static void lines_and_names(void **state) {
-    (void)state;
+TEST(lines_and_names, .last = true) {
     int line;
     char source[128];
     const void *site = a_place(&line);
@@ -57,8 +50,7 @@ static int fails_at(int64_t n) {
     return asked > n; /* it was met */
 }
 
-static void every_allocation_may_fail(void **state) {
-    (void)state;
+TEST(every_allocation_may_fail, .first = true) {
     int met = 1, n = 0;
     for (; met == 1; n++) {
         int status = -1;
@@ -84,8 +76,7 @@ static void *ask(void *ctx) {
     return NULL;
 }
 
-static void small_stacks_suffice(void **state) {
-    (void)state;
+TEST(small_stacks_suffice) {
     int status = -1;
     pid_t pid = fork(); /* which has asked for nothing yet */
     if (pid == 0) {
@@ -99,13 +90,4 @@ static void small_stacks_suffice(void **state) {
     }
     assert_int_equal(waitpid(pid, &status, 0), pid);
     assert_int_equal(status, 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_allocation_may_fail),
-        cmocka_unit_test(small_stacks_suffice),
-        cmocka_unit_test(lines_and_names),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

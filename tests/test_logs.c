@@ -1,12 +1,5 @@
 /* Logs: channels, the sink, ETCH_LOGS and ETCH_LOGS_OUT, help. What is read at load is tried in a
  * process of its own: this program again, with an argument. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
-
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -17,6 +10,7 @@
 #include <etch/etch.h>
 #include <etch/profile.h>
 
+#include "etch_test.h"
 #include "core/base/base.h"
 
 static const char *self;
@@ -36,24 +30,21 @@ static void take_line(void *ctx, const char *line) {
     if (got.used > sizeof got.text - 1) got.used = sizeof got.text - 1;
 }
 
-static int take(void **state) {
-    (void)state;
+static void take(void) {
     memset(&got, 0, sizeof got);
     got.whole = true;
     etch_clear_error();
     etch_set_logs("");
     etch_set_log_sink(take_line, &got);
-    return 0;
 }
 
-static int let_go(void **state) {
-    (void)state;
+static void let_go(void) {
     etch_set_log_sink(NULL, NULL);
-    return etch_set_logs("") != ETCH_OK;
+    assert_int_equal(etch_set_logs(""), ETCH_OK);
 }
+EACH_TEST(.before = take, .after = let_go)
 
-static void channels_switch(void **state) {
-    (void)state;
+TEST(channels_switch) {
     etch__log(LOG_GRAPH, "off");
     assert_int_equal(etch_set_logs("cache, graph_breaks"), ETCH_OK);
     assert_true(etch__log_on(LOG_CACHE) && etch__log_on(LOG_GRAPH_BREAKS));
@@ -67,8 +58,7 @@ static void channels_switch(void **state) {
     for (int i = 0; i < LOG_COUNT; i++) assert_false(etch__log_on((log_channel)i));
 }
 
-static void unknown_channels_change_nothing(void **state) {
-    (void)state;
+TEST(unknown_channels_change_nothing) {
     assert_int_equal(etch_set_logs("graph"), ETCH_OK);
     assert_int_equal(etch_set_logs("cache,graphs"), ETCH_ERR_NOT_FOUND);
     assert_non_null(strstr(etch_last_error(), "no channel \"graphs\""));
@@ -77,8 +67,7 @@ static void unknown_channels_change_nothing(void **state) {
     assert_int_equal(etch_set_logs(NULL), ETCH_ERR_NULL);
 }
 
-static void lines_and_lengths(void **state) {
-    (void)state;
+TEST(lines_and_lengths) {
     char longer[5000];
     memset(longer, 'x', sizeof longer);
     longer[sizeof longer - 1] = 0;
@@ -94,8 +83,7 @@ static void lines_and_lengths(void **state) {
     assert_true(got.whole);
 }
 
-static void logging_keeps_the_error(void **state) {
-    (void)state;
+TEST(logging_keeps_the_error) {
     char longer[5000];
     memset(longer, 'x', sizeof longer);
     longer[sizeof longer - 1] = 0;
@@ -120,8 +108,7 @@ static void log_from_inside(void *ctx, const char *line) {
     etch_set_log_sink(log_from_inside, ctx);
 }
 
-static void sinks_may_log(void **state) {
-    (void)state;
+TEST(sinks_may_log) {
     int calls = 0;
     etch_set_log_sink(log_from_inside, &calls);
     etch__warn("a");
@@ -134,8 +121,7 @@ static void *warns(void *arg) {
     return arg;
 }
 
-static void threads_take_turns(void **state) {
-    (void)state;
+TEST(threads_take_turns) {
     pthread_t t[4];
     for (int i = 0; i < 4; i++) assert_int_equal(pthread_create(&t[i], NULL, warns, NULL), 0);
     for (int i = 0; i < 4; i++) pthread_join(t[i], NULL);
@@ -143,8 +129,7 @@ static void threads_take_turns(void **state) {
     assert_int_equal(got.used, 400 * strlen("etch: warning: from a thread\n"));
 }
 
-static void help_shows_every_table(void **state) {
-    (void)state;
+TEST(help_shows_every_table) {
     assert_int_equal(etch_set_logs("help"), ETCH_OK);
 #define LOG(id, name, help) assert_non_null(strstr(got.text, "etch: help:   " name));
 #include "core/base/logs.def"
@@ -166,7 +151,7 @@ static void help_shows_every_table(void **state) {
 /* Runs this program with settings and an argument; text gets what it writes to standard error. */
 static void run_self(const char *settings, const char *argument, char *text, size_t n) {
     char command[512];
-    snprintf(command, sizeof command, "%s '%s' %s 2>&1", settings, self, argument);
+    snprintf(command, sizeof command, "%s '%s' child %s 2>&1", settings, self, argument);
     FILE *p = popen(command, "r");
     assert_non_null(p);
     size_t length = fread(text, 1, n - 1, p);
@@ -182,8 +167,7 @@ static int child(const char *what) {
     return 0;
 }
 
-static void environment_is_read_at_load(void **state) {
-    (void)state;
+TEST(environment_is_read_at_load) {
     char text[65536];
     run_self("ETCH_LOGS=cache", "log", text, sizeof text);
     assert_string_equal(text, "etch: cache: a line\n");
@@ -195,8 +179,7 @@ static void environment_is_read_at_load(void **state) {
     assert_non_null(strstr(text, "etch: help:   graph_breaks"));
 }
 
-static void logs_go_to_a_file(void **state) {
-    (void)state;
+TEST(logs_go_to_a_file) {
     char text[4096], path[] = "/tmp/etch_logs_XXXXXX", settings[128];
     int fd = mkstemp(path);
     assert_true(fd >= 0);
@@ -224,8 +207,7 @@ static void *warns_all_the_time(void *arg) {
 
 static void quiet(void *ctx, const char *line) { (void)ctx, (void)line; }
 
-static void works_after_fork(void **state) {
-    (void)state;
+TEST(works_after_fork) {
     pthread_t t;
     int status;
     stop = false;
@@ -278,8 +260,7 @@ static void *enters_sink(void *unused) {
     return unused;
 }
 
-static void sinks_may_call_what_is_compiled(void **state) {
-    (void)state;
+TEST(sinks_may_call_what_is_compiled) {
     pthread_t t;
     shared.f = etch_compile(shared_body);
     assert_int_equal(etch_set_logs("graph"), ETCH_OK);
@@ -309,8 +290,7 @@ static void calls_during_fork(void *ctx, const char *line) {
 }
 
 /* What fork takes of the library's locks it takes after that of the log. */
-static void sinks_may_call_while_another_thread_forks(void **state) {
-    (void)state;
+TEST(sinks_may_call_while_another_thread_forks) {
     pthread_t t;
     int status;
     shared.f = etch_compile(shared_body), shared.called = false;
@@ -350,8 +330,7 @@ static void warn_into_closed_pipe(void) {
     raise(SIGPIPE); /* the program's own signals are as they were */
 }
 
-static void a_warning_to_a_closed_pipe(void **state) {
-    (void)state;
+TEST(a_warning_to_a_closed_pipe) {
     int status = ends_well(warn_into_closed_pipe);
     assert_true(WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE);
 }
@@ -369,8 +348,7 @@ static void write_past_the_limit(void) {
     if (etch_profile_begin(limited_path) != ETCH_OK || etch_profile_end() != ETCH_ERR_IO) _exit(4);
 }
 
-static void files_at_their_limit(void **state) {
-    (void)state;
+TEST(files_at_their_limit) {
     int fd = mkstemp(limited_path);
     assert_true(fd >= 0 && close(fd) == 0);
     assert_int_equal(ends_well(write_past_the_limit), 0);
@@ -379,23 +357,6 @@ static void files_at_their_limit(void **state) {
 
 int main(int argc, char **argv) {
     self = argv[0];
-    if (argc > 1) return child(argv[1]);
-#define TEST(name) cmocka_unit_test_setup_teardown(name, take, let_go)
-    const struct CMUnitTest tests[] = {
-        TEST(channels_switch),
-        TEST(unknown_channels_change_nothing),
-        TEST(lines_and_lengths),
-        TEST(logging_keeps_the_error),
-        TEST(sinks_may_log),
-        TEST(threads_take_turns),
-        TEST(help_shows_every_table),
-        TEST(environment_is_read_at_load),
-        TEST(logs_go_to_a_file),
-        TEST(works_after_fork),
-        TEST(sinks_may_call_what_is_compiled),
-        TEST(sinks_may_call_while_another_thread_forks),
-        TEST(a_warning_to_a_closed_pipe),
-        TEST(files_at_their_limit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    if (argc > 2) return child(argv[2]);
+    return run_suite(argc, argv);
 }

@@ -1,17 +1,14 @@
 /* Generated kernels against an interpreter of the loop IR, bit for bit (a NaN equals a NaN): every
  * primitive and dtype, the variants and splits, odd extents, stride classes, in-place outputs;
  * under each instruction set that the processor has. Also the IR's bytes and its validity. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <cmocka.h>
 #include <sys/wait.h>
 #include <unistd.h>
 #include <xmmintrin.h>
 
 #include <etch/debug.h>
 
+#include "etch_test.h"
 #include "loop_build.h"
 #include "jit/store/client.h"
 
@@ -89,8 +86,7 @@ static const int64_t sizes[] = {0, 1, 7, 63, 64, 65, 255, 256, 257, 1000, 4096, 
 
 /* ---- maps ---- */
 
-static void test_map_sizes(void **unused) {
-    (void)unused;
+TEST(map_sizes) {
     begin(LOOP_MAP, 1, 0);
     int x = load(0, ETCH_F32, "1"), y = load(0, ETCH_F32, "1");
     int v = op2(0, PRIM_MUL, ETCH_F32, x, real(2));
@@ -126,15 +122,13 @@ static int map_primitives(etch_dtype t, int first_prim) {
     return p;
 }
 
-static void test_map_primitives(void **unused) {
-    (void)unused;
+TEST(map_primitives) {
     for (int i = 0; i < COUNT_OF(compute_types); i++)
         for (int p = PRIM_ROUND_BF16; p < PRIM_COUNT;) p = map_primitives(compute_types[i], p);
 }
 
 /* From each storage dtype to all others. */
-static void test_map_conversions(void **unused) {
-    (void)unused;
+TEST(map_conversions) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
         etch_dtype from = etch__compute_type(d);
         begin(LOOP_MAP, 1, 0);
@@ -150,8 +144,7 @@ static void test_map_conversions(void **unused) {
 }
 
 /* All bit patterns of the half types, and f32 values around their grid. */
-static void test_map_halves(void **unused) {
-    (void)unused;
+TEST(map_halves) {
     for (int d = ETCH_BF16; d <= ETCH_F16; d++) {
         static uint16_t all[65536], out[65536], want[65536];
         static float wide[65536], wide_want[65536];
@@ -173,8 +166,7 @@ static void test_map_halves(void **unused) {
     }
 }
 
-static void test_round_f16_bits(void **unused) {
-    (void)unused;
+TEST(round_f16_bits) {
     enum { N = 1 << 16 };
     static float in[N], half[N], brain[N];
     begin(LOOP_MAP, 1, 0);
@@ -201,8 +193,7 @@ static void test_round_f16_bits(void **unused) {
 }
 
 /* Vector calls between loops, their operands spilled, broadcast, converted, or read in place. */
-static void test_map_vector_calls(void **unused) {
-    (void)unused;
+TEST(map_vector_calls) {
     begin(LOOP_MAP, 1, 0);
     K.nscalars = 1;
     int x = load(0, ETCH_F32, "1"), h = load(0, ETCH_F16, "1"), u = load(0, ETCH_F32, "0");
@@ -226,8 +217,7 @@ static void test_map_vector_calls(void **unused) {
 }
 
 /* Scalars of every dtype as cells, constants, the index. */
-static void test_map_scalars(void **unused) {
-    (void)unused;
+TEST(map_scalars) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
         etch_dtype t = etch__compute_type(d);
         begin(LOOP_MAP, 2, 0);
@@ -248,8 +238,7 @@ static void test_map_scalars(void **unused) {
     }
 }
 
-static void test_map_strides(void **unused) {
-    (void)unused;
+TEST(map_strides) {
     static const char *const x[] = {"s1", "s0", "01", "00", "1s", "ss", "0s", "10"};
     static const int64_t extents[][2] = {{3, 257}, {1, 64}, {7, 5},   {300, 1},
                                          {0, 5},   {5, 0},  {40, 64}, {37, 600}};
@@ -262,8 +251,7 @@ static void test_map_strides(void **unused) {
     }
 }
 
-static void test_map_many_axes(void **unused) {
-    (void)unused;
+TEST(map_many_axes) {
     begin(LOOP_MAP, 8, 0);
     int a = load(0, ETCH_I32, "ssssssss"), b = load(0, ETCH_I32, "0s0s0s01");
     store(0, ETCH_I32, "sssssss1", op2(0, PRIM_MUL, ETCH_I32, a, b));
@@ -274,8 +262,7 @@ static void test_map_many_axes(void **unused) {
     check_run((int64_t[]){0}, false);
 }
 
-static void test_map_in_place(void **unused) {
-    (void)unused;
+TEST(map_in_place) {
     begin(LOOP_MAP, 2, 0);
     int x = load(0, ETCH_F32, "s1"), y = load(0, ETCH_F32, "01");
     int v = op2(0, PRIM_ADD, ETCH_F32, op1(0, PRIM_EXP, ETCH_F32, x), y);
@@ -314,8 +301,7 @@ static void both_ways(const int64_t *extent) {
     check_run(extent, true);
 }
 
-static void test_row_sizes(void **unused) {
-    (void)unused;
+TEST(row_sizes) {
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
     for (int i = 0; i < COUNT_OF(sizes); i++)
         both_ways((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]});
@@ -325,8 +311,7 @@ static void test_row_sizes(void **unused) {
     both_ways((int64_t[]){0, 10});
 }
 
-static void test_row_shapes(void **unused) {
-    (void)unused;
+TEST(row_shapes) {
     rich(LOOP_ROW, 2, 1, "s1s", "0s0", "ss1", "sss");
     both_ways((int64_t[]){3, 4, 100});
     rich(LOOP_ROW, 1, 2, "ss1", "s00", "ss1", "1ss");
@@ -343,8 +328,7 @@ static void test_row_shapes(void **unused) {
     both_ways((int64_t[]){65, 127});
 }
 
-static void test_row_passes(void **unused) {
-    (void)unused;
+TEST(row_passes) {
     passes(true, 1, 1, "s1", "s0", "s1", "1s");
     for (int i = 0; i < COUNT_OF(sizes); i++)
         check_run((int64_t[]){sizes[i] > 300 ? 2 : 5, sizes[i]}, false);
@@ -358,16 +342,14 @@ static void test_row_passes(void **unused) {
     check_run((int64_t[]){9000}, false);
 }
 
-static void test_column_sizes(void **unused) {
-    (void)unused;
+TEST(column_sizes) {
     rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
     for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){sizes[i], 5});
     for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){3, sizes[i]});
     both_ways((int64_t[]){130, 8200});
 }
 
-static void test_column_shapes(void **unused) {
-    (void)unused;
+TEST(column_shapes) {
     rich(LOOP_COLUMN, 2, 1, "s1s", "0ss", "sss", "s10");
     both_ways((int64_t[]){3, 70, 65});
     rich(LOOP_COLUMN, 1, 2, "1ss", "10s", "1ss", "1ss");
@@ -378,8 +360,7 @@ static void test_column_shapes(void **unused) {
 }
 
 /* Each kind and accumulator type, from integers, halves and bool too; ROW and COLUMN. */
-static void test_reduce_types(void **unused) {
-    (void)unused;
+TEST(reduce_types) {
     for (int variant = LOOP_ROW; variant <= LOOP_COLUMN; variant++) {
         const char *in = variant == LOOP_ROW ? "s1" : "1s";
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
@@ -407,8 +388,7 @@ static void test_reduce_types(void **unused) {
 }
 
 /* A sum begins with a positive zero, which negative ones do not change. */
-static void test_signed_zero(void **unused) {
-    (void)unused;
+TEST(signed_zero) {
     for (int n = 0; n < 3; n++) {
         float in[2] = {-0.0f, -0.0f}, out = 1;
         int64_t dims[3] = {n, 1, 0};
@@ -424,8 +404,7 @@ static void test_signed_zero(void **unused) {
 
 /* ---- the process's state, the bytes ---- */
 
-static void test_floating_point_mode(void **unused) {
-    (void)unused;
+TEST(floating_point_mode) {
     unsigned before = _mm_getcsr() & ~0x3fu; /* but for the sticky flags */
     begin(LOOP_MAP, 1, 0);
     int x = load(0, ETCH_F64, "1");
@@ -436,8 +415,7 @@ static void test_floating_point_mode(void **unused) {
     assert_true(tiny * 0.5f != 0);
 }
 
-static void test_bytes(void **unused) {
-    (void)unused;
+TEST(bytes) {
     static uint8_t bytes[8192], again[8192];
     static loop_kernel parsed;
     rich(LOOP_COLUMN, 2, 2, "s1ss", "0s0s", "ssss", "s100");
@@ -469,8 +447,7 @@ static void refused(const char *word) {
     if (!strstr(why, word)) fail_msg("'%s' does not say '%s'", why, word);
 }
 
-static void test_validity(void **unused) {
-    (void)unused;
+TEST(validity) {
     begin(LOOP_MAP, 1, 0);
     int x = load(0, ETCH_I32, "1");
     assert_true(etch__loop_valid(&K, NULL));
@@ -497,8 +474,7 @@ static void test_validity(void **unused) {
     assert_true(etch__loop_can_emit(PRIM_POW, ETCH_F64));
 }
 
-static void test_text(void **unused) {
-    (void)unused;
+TEST(text) {
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
     char *text = etch__loop_text(&K);
     assert_non_null(text);
@@ -513,33 +489,6 @@ static void test_text(void **unused) {
     etch__free(text);
 }
 
-static int run_suite(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_bytes),
-        cmocka_unit_test(test_validity),
-        cmocka_unit_test(test_text),
-        cmocka_unit_test(test_map_sizes),
-        cmocka_unit_test(test_map_primitives),
-        cmocka_unit_test(test_map_conversions),
-        cmocka_unit_test(test_map_halves),
-        cmocka_unit_test(test_round_f16_bits),
-        cmocka_unit_test(test_map_vector_calls),
-        cmocka_unit_test(test_map_scalars),
-        cmocka_unit_test(test_map_strides),
-        cmocka_unit_test(test_map_many_axes),
-        cmocka_unit_test(test_map_in_place),
-        cmocka_unit_test(test_row_sizes),
-        cmocka_unit_test(test_row_shapes),
-        cmocka_unit_test(test_row_passes),
-        cmocka_unit_test(test_column_sizes),
-        cmocka_unit_test(test_column_shapes),
-        cmocka_unit_test(test_reduce_types),
-        cmocka_unit_test(test_signed_zero),
-        cmocka_unit_test(test_floating_point_mode),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
-}
-
 /* Of the helper's own code an instruction set is a row of three tables: instrumented, it makes the
  * narrowest and the widest code only. */
 static const char *const sets[] = {
@@ -551,7 +500,7 @@ static const char *const sets[] = {
 };
 
 /* Each instruction set in a process of its own (it is chosen once), side by side. */
-int main(void) {
+int main(int argc, char **argv) {
     char dir[] = "/tmp/etch-test-XXXXXX";
     int failed = 0;
     if (!mkdtemp(dir)) return 1;
@@ -561,7 +510,7 @@ int main(void) {
         child[i] = fork();
         if (child[i] != 0) continue;
         setenv("ETCH_CPU_ISA", sets[i], 1);
-        int bad = run_suite();
+        int bad = run_suite(argc, argv);
         etch__jit_shutdown();
         exit(bad);
     }

@@ -1,13 +1,10 @@
 /* The bounded table of counted entries: its limit and order, counts, equal keys, equal hashes,
  * failed allocations, threads, forks. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
 #include <stdlib.h>
-#include <cmocka.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "etch_test.h"
 #include "core/base/lru.h"
 
 enum { MOST = 4, NUMBERS = 64 };
@@ -24,12 +21,11 @@ static void end_thing(lru_entry *e) { atomic_fetch_add(&ended[((thing *)e)->numb
 
 __attribute__((constructor)) static void at_load(void) { etch__lru_init(&things, MOST, end_thing); }
 
-static int clean(void **unused) {
-    (void)unused;
+static void clean(void) {
     etch__lru_forget(&things);
     for (int i = 0; i < NUMBERS; i++) ended[i] = 0;
-    return 0;
 }
+EACH_TEST(.before = clean)
 
 /* All numbers share a slot; every second pair shares the whole hash. */
 static uint64_t hash_of(int number) { return 7 + LRU_SLOTS * (uint64_t)(number / 2); }
@@ -53,9 +49,8 @@ static bool there(int number) {
     return is;
 }
 
-static void test_found_by_key(void **unused) {
+TEST(found_by_key) {
     const char other[sizeof(int) + 1] = {0};
-    (void)unused;
     assert_null(find(0));
     add(0), add(1), add(2);
     for (int i = 0; i < 3; i++) assert_true(there(i));
@@ -65,8 +60,7 @@ static void test_found_by_key(void **unused) {
     assert_int_equal(things.count, 3);
 }
 
-static void test_oldest_goes_first(void **unused) {
-    (void)unused;
+TEST(oldest_goes_first) {
     for (int i = 0; i < MOST; i++) add(i);
     assert_true(there(0)); /* 1 is the oldest now */
     assert_true(there(2)); /* from the middle of the list */
@@ -82,8 +76,7 @@ static void test_oldest_goes_first(void **unused) {
     assert_false(there(1));
 }
 
-static void test_users_keep_it(void **unused) {
-    (void)unused;
+TEST(users_keep_it) {
     thing *held = publish(make(0)), *again = find(0);
     assert_ptr_equal(held, again);
     for (int i = 1; i <= MOST; i++) add(i);
@@ -98,8 +91,7 @@ static void test_users_keep_it(void **unused) {
     release(NULL);
 }
 
-static void test_equal_is_published_once(void **unused) {
-    (void)unused;
+TEST(equal_is_published_once) {
     thing *first = publish(make(5)), *second = make(5);
     assert_ptr_equal(publish(second), first);
     assert_int_equal(ended[5], 1); /* the second */
@@ -109,15 +101,13 @@ static void test_equal_is_published_once(void **unused) {
     assert_true(there(5));
 }
 
-static void test_not_published(void **unused) {
-    (void)unused;
+TEST(not_published) {
     release(make(6));
     assert_int_equal(ended[6], 1);
     assert_false(there(6));
 }
 
-static void test_forget(void **unused) {
-    (void)unused;
+TEST(forget) {
     thing *held = publish(make(0));
     add(1), add(2);
     etch__lru_forget(&things);
@@ -131,17 +121,15 @@ static void test_forget(void **unused) {
     assert_true(there(3));
 }
 
-static void test_structure_is_zeros(void **unused) {
+TEST(structure_is_zeros) {
     const char key[] = "a key that is longer than the structure is, so that it lies behind it";
-    (void)unused;
     lru_entry *e = etch__lru_new(sizeof(thing), 3, key, sizeof key);
     assert_int_equal(((thing *)e)->number, 0);
     assert_true(e->n == sizeof key && memcmp(e->key, key, e->n) == 0 && e->key != key);
     release((thing *)e);
 }
 
-static void test_allocation_fails(void **unused) {
-    (void)unused;
+TEST(allocation_fails) {
     etch__fail_allocation(0);
     assert_null(make(0));
     etch__fail_allocation(-1);
@@ -168,10 +156,9 @@ static void *use(void *arg) {
     return NULL;
 }
 
-static void test_threads(void **unused) {
+TEST(threads) {
     pthread_t threads[THREADS];
     int all = 0;
-    (void)unused;
     made = 0;
     for (int i = 0; i < THREADS; i++)
         assert_int_equal(pthread_create(&threads[i], NULL, use, (void *)(intptr_t)i), 0);
@@ -189,9 +176,8 @@ static void *churn(void *unused) {
     return unused;
 }
 
-static void test_fork(void **unused) {
+TEST(fork) {
     pthread_t thread;
-    (void)unused;
     stop = false;
     assert_int_equal(pthread_create(&thread, NULL, churn, NULL), 0);
     for (int i = 0; i < 50; i++) {
@@ -209,20 +195,8 @@ static void test_fork(void **unused) {
     pthread_join(thread, NULL);
 }
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_found_by_key, clean),
-        cmocka_unit_test_setup(test_oldest_goes_first, clean),
-        cmocka_unit_test_setup(test_users_keep_it, clean),
-        cmocka_unit_test_setup(test_equal_is_published_once, clean),
-        cmocka_unit_test_setup(test_not_published, clean),
-        cmocka_unit_test_setup(test_forget, clean),
-        cmocka_unit_test_setup(test_structure_is_zeros, clean),
-        cmocka_unit_test_setup(test_allocation_fails, clean),
-        cmocka_unit_test_setup(test_threads, clean),
-        cmocka_unit_test_setup(test_fork, clean),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+int main(int argc, char **argv) {
+    int failed = run_suite(argc, argv);
     etch__lru_forget(&things);
     return failed;
 }

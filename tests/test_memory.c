@@ -75,8 +75,7 @@ static void assert_peaks(const char *name, etch_function *f, etch_fn2 body, int 
 
 /* ---- ordinary programs ---- */
 
-static void programs(void **state) {
-    (void)state;
+TEST(programs) {
     bench_rounds = 12;
     for (const bench_program *p = bench_programs; p->name; p++)
         assert_peaks(p->name, etch_compile(p->body), p->body, 3);
@@ -88,8 +87,7 @@ static etch_fn2 program(const char *name) {
     return p->body;
 }
 
-static void thousand_rounds(void **state) {
-    (void)state;
+TEST(thousand_rounds) {
     etch_fn2 body = program("two operators");
     bench_rounds = 1000;
     peaks p = measure(etch_compile(body), body, 2);
@@ -116,8 +114,7 @@ static etch_tensor *changing(etch_tensor *x, etch_tensor *y) {
 }
 
 /* Each call goes another way at another round: its prefix runs late, the rest is recorded. */
-static void divergence(void **state) {
-    (void)state;
+TEST(divergence) {
     etch_function *f = etch_compile(changing);
     for (changes_at = 20; changes_at < 100; changes_at += 15)
         ETCH_SCOPE {
@@ -131,8 +128,7 @@ static void divergence(void **state) {
     etch_function_free(f);
 }
 
-static void until_stable(void **state) {
-    (void)state;
+TEST(until_stable) {
     changes_at = -1;
     etch_function *f = etch_compile(changing, .stable_after = 3);
     assert_peaks("stable_after", f, changing, 5);
@@ -141,8 +137,7 @@ static void until_stable(void **state) {
     assert_peaks("stable_after, breaks", f, program("conjugate gradient"), 5);
 }
 
-static void fullgraph(void **state) {
-    (void)state;
+TEST(fullgraph) {
     changes_at = -1;
     assert_peaks("fullgraph", etch_compile(changing, .fullgraph = true), changing, 3);
 }
@@ -153,8 +148,7 @@ static etch_status no_code(void *ctx, etch_graph *g, etch_runnable *out) {
     return ETCH_ERR_UNSUPPORTED;
 }
 
-static void without_code(void **state) {
-    (void)state;
+TEST(without_code) {
     changes_at = -1;
     assert_int_equal(etch_register_backend("none", no_code, NULL), ETCH_OK);
     assert_peaks("no code", etch_compile(changing, .backend = "none"), changing, 3);
@@ -168,8 +162,7 @@ static void without_code(void **state) {
     assert_int_equal(etch_unregister_backend("none"), ETCH_OK);
 }
 
-static void background(void **state) {
-    (void)state;
+TEST(background) {
     changes_at = -1;
     etch_function *f = etch_compile(changing, .background = true);
     assert_peaks("background", f, changing, 4);
@@ -179,8 +172,7 @@ static void background(void **state) {
     etch__background_wait();
 }
 
-static void recompile_limit(void **state) {
-    (void)state;
+TEST(recompile_limit) {
     etch_function *f = etch_compile(changing, .recompile_limit = 2);
     for (changes_at = 40; changes_at < 80; changes_at += 10)
         ETCH_SCOPE {
@@ -212,8 +204,7 @@ static etch_tensor *late(etch_tensor *x, etch_tensor *y) {
     return out;
 }
 
-static void late_use(void **state) {
-    (void)state;
+TEST(late_use) {
     etch_function *f = etch_compile(late);
     for (int i = 0; i < 4; i++)
         ETCH_SCOPE {
@@ -236,8 +227,7 @@ static etch_tensor *failing(etch_tensor *x, etch_tensor *y) {
 }
 
 /* The body fails: what was matched runs behind its calls. */
-static void failing_body(void **state) {
-    (void)state;
+TEST(failing_body) {
     changes_at = -1;
     etch_function *f = etch_compile(failing);
     peaks p = measure(etch_compile(failing), failing, 1);
@@ -290,8 +280,7 @@ static etch_tensor *eager_result(etch_fn2 body, inputs in) {
 }
 
 /* Values only, in 64 functions: no size matters. */
-static void late_temporaries_have_their_values(void **state) {
-    (void)state;
+TEST(late_temporaries_have_their_values) {
     for (int at_last = 0; at_last < 2; at_last++)
         for (int use = 0; use < 32; use++) {
             etch_function *f = etch_compile(late_temporaries);
@@ -307,8 +296,7 @@ static void late_temporaries_have_their_values(void **state) {
 }
 
 /* They are no outputs: a copy of the state a round is all that is held. */
-static void temporaries_are_no_outputs(void **state) {
-    (void)state;
+TEST(temporaries_are_no_outputs) {
     ONLY_ON_CPU(); /* peaks of a device's memory are those of its stream */
     bench_rounds = 50;
     etch_fn2 body = program("in-place, breaks, no scopes");
@@ -362,16 +350,13 @@ static int gives_kept_blocks_back(void) {
     return bad | (etch_last_status() != ETCH_OK) << 1;
 }
 
-static void little_memory(void **state) {
-    (void)state;
+TEST(little_memory, .last = true) {
     ONLY_ON_CPU(); /* a driver does not survive a fork, nor such a limit */
     etch_set_num_threads(1);
     in_little_memory(64 << 20, compiles_a_long_loop);
     in_little_memory(100 << 20, gives_kept_blocks_back);
 }
 
-#else
-static void little_memory(void **state) { (void)state; }
 #endif
 
 /* ---- what a recording keeps of dead values ---- */
@@ -383,8 +368,7 @@ static etch_tensor *uses_dead(etch_tensor *x, etch_tensor *y) {
 }
 
 /* A tensor that is dead by then is no result, though the recording knows it. */
-static void dead_result(void **state) {
-    (void)state;
+TEST(dead_result) {
     etch_function *f = etch_compile(uses_dead);
     ETCH_SCOPE {
         inputs in = make_inputs();
@@ -408,8 +392,7 @@ static etch_tensor *many_dead(etch_tensor *x, etch_tensor *y) {
     return sum;
 }
 
-static void dead_addresses(void **state) {
-    (void)state;
+TEST(dead_addresses) {
     int64_t tensors = etch_memory().tensors;
     etch_function *f = etch_compile(many_dead);
     assert_peaks("dead values", f, many_dead, 3);
@@ -417,8 +400,7 @@ static void dead_addresses(void **state) {
 }
 
 /* Who watches a tensor reads how it looked; the storage is gone, the handle when all let go. */
-static void watched(void **state) {
-    (void)state;
+TEST(watched) {
     etch_tensor *t = NULL;
     int64_t live = etch_memory().bytes_live, tensors = etch_memory().tensors;
     ETCH_SCOPE {
@@ -437,26 +419,4 @@ static void watched(void **state) {
     etch__tensor_unwatch(t);
     etch__tensor_watch(ETCH_NONE);
     etch__tensor_unwatch(ETCH_NONE);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(programs),
-        cmocka_unit_test(thousand_rounds),
-        cmocka_unit_test(divergence),
-        cmocka_unit_test(until_stable),
-        cmocka_unit_test(fullgraph),
-        cmocka_unit_test(without_code),
-        cmocka_unit_test(background),
-        cmocka_unit_test(recompile_limit),
-        cmocka_unit_test(late_use),
-        cmocka_unit_test(failing_body),
-        cmocka_unit_test(dead_result),
-        cmocka_unit_test(dead_addresses),
-        cmocka_unit_test(late_temporaries_have_their_values),
-        cmocka_unit_test(temporaries_are_no_outputs),
-        cmocka_unit_test(watched),
-        cmocka_unit_test(little_memory),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

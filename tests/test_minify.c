@@ -1,10 +1,5 @@
 /* etch-minify: a graph of two dozen calls in which a faulty backend gets one wrong comes down to
  * that call, and the test that is written fails with this backend and passes with native. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <cmocka.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +7,8 @@
 #include <unistd.h>
 
 #include <etch/etch.h>
+
+#include "etch_test.h"
 
 #define TOOLS ETCH_TEST_BINARY_DIR "/tools/minify/"
 #define FAULTY "--load " TOOLS "etch-minify-faulty.so --backend faulty "
@@ -81,8 +78,7 @@ static int count(const char *text, const char *what) {
     return n;
 }
 
-static void test_no_difference(void **state) {
-    (void)state;
+TEST(no_difference) {
     write_file("log", chain);
     assert_int_equal(minify("log"), 0);
     assert_string_equal(read_file("said"), "etch-minify: 1 graphs, no difference\n");
@@ -90,8 +86,7 @@ static void test_no_difference(void **state) {
 }
 
 /* One call, one small input, and the number of the call that the difference was seen in. */
-static void test_one_call_is_left(void **state) {
-    (void)state;
+TEST(one_call_is_left) {
     write_file("log", chain);
     assert_int_equal(minify(FAULTY "log"), 1);
     assert_non_null(strstr(read_file("said"), "1 call and 1 input are left"));
@@ -104,8 +99,7 @@ static void test_one_call_is_left(void **state) {
 }
 
 /* It needs Etch's public headers only. Sanitizers would have to be in it. */
-static void test_the_test_compiles_and_fails(void **state) {
-    (void)state;
+TEST(the_test_compiles_and_fails) {
 #ifdef __SANITIZE_ADDRESS__
     skip();
 #endif
@@ -124,8 +118,7 @@ static void test_the_test_compiles_and_fails(void **state) {
 }
 
 /* The value with the fault goes nowhere but into an argument. */
-static void test_fault_in_a_write(void **state) {
-    (void)state;
+TEST(fault_in_a_write) {
     write_file("log", "graph g(%0: i32[7, 9], %1: f64[7, 9]) {\n"
                       "  %2: f64[7, 9] = sin(%1)\n"
                       "  %3: f64[7, 9] = mul.Scalar(%2, $0: real)\n"
@@ -156,8 +149,7 @@ static etch_tensor *breaks_then_sin(etch_tensor *x, etch_tensor *y) {
 }
 
 /* Of its two graphs the first is right. */
-static void test_log_of_a_function(void **state) {
-    (void)state;
+TEST(log_of_a_function) {
     char path[128];
     snprintf(path, sizeof path, "%s/log", folder);
     FILE *to = fopen(path, "w");
@@ -179,16 +171,14 @@ static void test_log_of_a_function(void **state) {
     assert_non_null(strstr(read_file("said"), "breaks_then_sin/1: 1 call and 1 input are left"));
 }
 
-static void test_only_the_named_graph(void **state) {
-    (void)state;
+TEST(only_the_named_graph) {
     write_file("log", chain);
     assert_int_equal(minify(FAULTY "--graph other/0 log"), 2);
     assert_non_null(strstr(read_file("said"), "no graph of that name"));
     assert_int_equal(minify(FAULTY "--graph step/0 log"), 1);
 }
 
-static void test_wrong_input(void **state) {
-    (void)state;
+TEST(wrong_input) {
     write_file("log", "graph g(%0: f32[2]) {\n  %1: f32[2] = sinn(%0)\n  return %1\n}\n");
     assert_int_equal(minify("log"), 2);
     assert_non_null(strstr(read_file("said"), "line 2, column 16: no such operator"));
@@ -200,25 +190,8 @@ static void test_wrong_input(void **state) {
     assert_non_null(strstr(read_file("test.c"), "--backend NAME"));
 }
 
-static int make_folder(void **state) {
-    (void)state;
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static int remove_folder(void **state) {
-    (void)state;
-    return run("rm -f log said test test.c && rmdir %s", folder);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_difference),
-        cmocka_unit_test(test_one_call_is_left),
-        cmocka_unit_test(test_the_test_compiles_and_fails),
-        cmocka_unit_test(test_fault_in_a_write),
-        cmocka_unit_test(test_log_of_a_function),
-        cmocka_unit_test(test_only_the_named_graph),
-        cmocka_unit_test(test_wrong_input),
-    };
-    return cmocka_run_group_tests(tests, make_folder, remove_folder);
+int main(int argc, char **argv) {
+    if (!mkdtemp(folder)) return 1;
+    int failed = run_suite(argc, argv);
+    return failed + run("rm -f log said test test.c && rmdir %s", folder);
 }

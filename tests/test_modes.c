@@ -88,8 +88,7 @@ static void count_compile(void *ctx) {
     compiles++;
 }
 
-static void test_function_under_mode_runs_uncompiled_and_compiles_later(void **state) {
-    (void)state;
+TEST(function_under_mode_runs_uncompiled_and_compiles_later) {
     spy s = {0};
     etch_mode *m = etch_mode_new(pass_on, &s, .name = "spy");
     etch_function *f = etch_compile(step);
@@ -128,8 +127,7 @@ static void test_function_under_mode_runs_uncompiled_and_compiles_later(void **s
     assert_stack_empty();
 }
 
-static void test_function_compiled_before_runs_uncompiled_under_mode(void **state) {
-    (void)state;
+TEST(function_compiled_before_runs_uncompiled_under_mode) {
     spy s = {0};
     etch_mode *m = etch_mode_new(decline, &s);
     etch_function *f = etch_compile(step);
@@ -153,8 +151,7 @@ static etch_tensor *counted_body(etch_tensor *x) {
     return etch_sin(x);
 }
 
-static void test_fullgraph_under_mode_fails_before_the_body(void **state) {
-    (void)state;
+TEST(fullgraph_under_mode_fails_before_the_body) {
     spy s = {0};
     etch_mode *m = etch_mode_new(decline, &s);
     etch_function *f = etch_compile(counted_body, .fullgraph = true);
@@ -180,8 +177,7 @@ static etch_tensor *enters_mode(etch_tensor *x) {
     return etch_exp(c);
 }
 
-static void test_mode_entered_inside_is_a_break(void **state) {
-    (void)state;
+TEST(mode_entered_inside_is_a_break) {
     for (int k = 0; k < 2; k++) {
         spy s = {0};
         inner_mode = etch_mode_new(decline, &s);
@@ -255,8 +251,7 @@ static etch_status thrice(void *ctx, const etch_op *op, const etch_value *args, 
     return out[0] ? ETCH_OK : etch_last_status();
 }
 
-static void test_allow_compiled_sees_custom_operators_only(void **state) {
-    (void)state;
+TEST(allow_compiled_sees_custom_operators_only) {
     for (int k = 0; k < 2; k++) {
         spy s = {0}, r = {0};
         etch_mode *m = etch_mode_new(decline, &s, .allow_compiled = true);
@@ -285,8 +280,7 @@ static void test_allow_compiled_sees_custom_operators_only(void **state) {
     }
 }
 
-static void test_kernel_operators_are_not_recorded(void **state) {
-    (void)state;
+TEST(kernel_operators_are_not_recorded) {
     etch_function *f = etch_compile(uses_twice);
     ETCH_SCOPE {
         etch_tensor *x = small(4, 5);
@@ -315,8 +309,7 @@ static void check_nested(etch_mode_handler inner_handler) {
     etch_mode_free(a);
 }
 
-static void test_inner_mode_first_then_outer(void **state) {
-    (void)state;
+TEST(inner_mode_first_then_outer) {
     check_nested(pass_on);
     check_nested(decline);
 }
@@ -329,8 +322,7 @@ static etch_status mm_by_mm(void *ctx, const etch_op *op, const etch_value *args
     return out[0] ? ETCH_OK : etch_last_status();
 }
 
-static void test_handler_calling_its_operator_does_not_recurse(void **state) {
-    (void)state;
+TEST(handler_calling_its_operator_does_not_recurse) {
     spy s = {0};
     etch_mode *m = etch_mode_new(mm_by_mm, &s);
     ETCH_SCOPE {
@@ -356,8 +348,7 @@ static etch_status enters_another(void *ctx, const etch_op *op, const etch_value
     return status;
 }
 
-static void test_handler_may_enter_modes(void **state) {
-    (void)state;
+TEST(handler_may_enter_modes) {
     spy s = {0}, h = {0}, o = {0};
     etch_mode *outer = etch_mode_new(decline, &o), *m = etch_mode_new(enters_another, &s);
     helper_mode = etch_mode_new(decline, &h);
@@ -402,8 +393,7 @@ static etch_status ask(void *ctx, const etch_op *op, const etch_value *args, int
     return ETCH_DECLINED;
 }
 
-static void test_packets_overloads_and_defaults(void **state) {
-    (void)state;
+TEST(packets_overloads_and_defaults) {
     asked a = {0};
     etch_mode *m = etch_mode_new(ask, &a);
     ETCH_SCOPE {
@@ -420,8 +410,7 @@ static void test_packets_overloads_and_defaults(void **state) {
     etch_mode_free(m);
 }
 
-static void test_every_form_of_argument_passes_through(void **state) {
-    (void)state;
+TEST(every_form_of_argument_passes_through) {
     spy s = {0};
     etch_mode *m = etch_mode_new(pass_on, &s);
     ETCH_SCOPE {
@@ -453,8 +442,7 @@ static void test_every_form_of_argument_passes_through(void **state) {
     etch_mode_free(m);
 }
 
-static void test_redispatched_random_numbers_are_those_without_mode(void **state) {
-    (void)state;
+TEST(redispatched_random_numbers_are_those_without_mode) {
     spy s = {0};
     etch_mode *m = etch_mode_new(pass_on, &s);
     ETCH_SCOPE {
@@ -503,8 +491,7 @@ static const char *seen_of_matmul(spy *s, etch_mode *m, bool inference) {
     return s->text;
 }
 
-static void test_what_a_mode_sees_of_composites(void **state) {
-    (void)state;
+TEST(what_a_mode_sees_of_composites) {
     static const char parts[] = "expand view expand view bmm view ";
     static const char whole[] = "matmul expand reshape view expand reshape view bmm view ";
     spy s = {0};
@@ -556,8 +543,7 @@ static const struct {
     {seed_conv2d, "convolution", "convolution ", "conv2d convolution "},
 };
 
-static void test_composites_of_the_seed(void **state) {
-    (void)state;
+TEST(composites_of_the_seed) {
     spy s = {0};
     etch_mode *m = etch_mode_new(decline, &s);
     for (size_t i = 0; i < sizeof seed_composites / sizeof *seed_composites; i++) {
@@ -582,8 +568,7 @@ static void test_composites_of_the_seed(void **state) {
 }
 
 /* The parts of a declined composite stand at the line of the composite. */
-static void test_parts_of_declined_composite_name_the_users_line(void **state) {
-    (void)state;
+TEST(parts_of_declined_composite_name_the_users_line) {
     spy s = {0};
     etch_mode *m = etch_mode_new(decline, &s, .composite = true);
     ETCH_SCOPE {
@@ -602,8 +587,7 @@ static void *other_thread(void *ctx) {
     return NULL;
 }
 
-static void test_modes_are_thread_local(void **state) {
-    (void)state;
+TEST(modes_are_thread_local) {
     spy s = {0};
     pthread_t thread;
     etch_mode *m = etch_mode_new(decline, &s);
@@ -632,8 +616,7 @@ static void *thread_under_mode(void *mode) {
 }
 
 /* The thread's end takes its modes off its stack, also those that are off at the time. */
-static void test_thread_ends_inside_a_handler(void **state) {
-    (void)state;
+TEST(thread_ends_inside_a_handler) {
     bool gone = false;
     pthread_t thread;
     etch_mode *m = etch_mode_new(ends_thread, &gone, .destroy = set_flag);
@@ -708,8 +691,7 @@ static void check_wrong(etch_mode_handler handler, void *ctx, etch_status code, 
     etch_mode_free(m);
 }
 
-static void test_wrong_handlers(void **state) {
-    (void)state;
+TEST(wrong_handlers) {
     spy s = {0};
     etch_mode *other = etch_mode_new(decline, &s, .name = "other");
     check_wrong(wrong_shape, NULL, ETCH_ERR_INVALID_ARGUMENT,
@@ -737,8 +719,7 @@ static void test_wrong_handlers(void **state) {
 }
 
 /* An older error is not taken for the handler's own. */
-static void test_older_error_is_not_the_handlers(void **state) {
-    (void)state;
+TEST(older_error_is_not_the_handlers) {
     etch_mode *m = etch_mode_new(silent_failure, NULL);
     ETCH_SCOPE {
         etch_tensor *x = small(2, 3);
@@ -752,8 +733,7 @@ static void test_older_error_is_not_the_handlers(void **state) {
     etch_mode_free(m);
 }
 
-static void test_written_argument_must_come_back(void **state) {
-    (void)state;
+TEST(written_argument_must_come_back) {
     etch_mode *m = etch_mode_new(copies_instead, NULL);
     ETCH_SCOPE {
         etch_tensor *x = small(2, 3);
@@ -763,8 +743,7 @@ static void test_written_argument_must_come_back(void **state) {
     etch_mode_free(m);
 }
 
-static void test_unchecked_accepts_other_shapes(void **state) {
-    (void)state;
+TEST(unchecked_accepts_other_shapes) {
     etch_mode *m = etch_mode_new(wrong_shape, NULL, .unchecked = true);
     ETCH_SCOPE {
         etch_tensor *x = small(2, 3), *y = NULL;
@@ -776,8 +755,7 @@ static void test_unchecked_accepts_other_shapes(void **state) {
     etch_mode_free(m);
 }
 
-static void test_pushing_and_popping_wrongly(void **state) {
-    (void)state;
+TEST(pushing_and_popping_wrongly) {
     spy s = {0};
     etch_mode *a = etch_mode_new(decline, &s, .name = "a");
     etch_mode *b = etch_mode_new(decline, &s, .name = "b");
@@ -831,8 +809,7 @@ static const char *const bad_schemas[] = {
     "(Tensor a) -> Tensor",
 };
 
-static void test_malformed_schemas_and_taken_names(void **state) {
-    (void)state;
+TEST(malformed_schemas_and_taken_names) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = twice_kernel, .shape = like_first};
     etch_op_definition no_kernel = {.struct_size = sizeof d, .shape = like_first};
     twice_op();
@@ -881,8 +858,7 @@ static void check_failing(const char *name, etch_kernel cpu, etch_shape_fn shape
     }
 }
 
-static void test_failing_custom_operators(void **state) {
-    (void)state;
+TEST(failing_custom_operators) {
     check_failing("shape1", twice_kernel, failing_shape, NULL, ETCH_ERR_SHAPE,
                   "modes_test::shape1: the shape function failed");
     check_failing("shape2", twice_kernel, failing_shape, "too oblong", ETCH_ERR_SHAPE,
@@ -891,34 +867,4 @@ static void test_failing_custom_operators(void **state) {
                   "modes_test::kernel1: the kernel failed");
     check_failing("kernel2", failing_kernel, like_first, "no luck", ETCH_ERR_USER,
                   "no luck (test_modes.c:");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_function_under_mode_runs_uncompiled_and_compiles_later),
-        cmocka_unit_test(test_function_compiled_before_runs_uncompiled_under_mode),
-        cmocka_unit_test(test_fullgraph_under_mode_fails_before_the_body),
-        cmocka_unit_test(test_mode_entered_inside_is_a_break),
-        cmocka_unit_test(test_allow_compiled_sees_custom_operators_only),
-        cmocka_unit_test(test_kernel_operators_are_not_recorded),
-        cmocka_unit_test(test_inner_mode_first_then_outer),
-        cmocka_unit_test(test_handler_calling_its_operator_does_not_recurse),
-        cmocka_unit_test(test_handler_may_enter_modes),
-        cmocka_unit_test(test_packets_overloads_and_defaults),
-        cmocka_unit_test(test_every_form_of_argument_passes_through),
-        cmocka_unit_test(test_redispatched_random_numbers_are_those_without_mode),
-        cmocka_unit_test(test_what_a_mode_sees_of_composites),
-        cmocka_unit_test(test_composites_of_the_seed),
-        cmocka_unit_test(test_parts_of_declined_composite_name_the_users_line),
-        cmocka_unit_test(test_modes_are_thread_local),
-        cmocka_unit_test(test_thread_ends_inside_a_handler),
-        cmocka_unit_test(test_wrong_handlers),
-        cmocka_unit_test(test_older_error_is_not_the_handlers),
-        cmocka_unit_test(test_written_argument_must_come_back),
-        cmocka_unit_test(test_unchecked_accepts_other_shapes),
-        cmocka_unit_test(test_pushing_and_popping_wrongly),
-        cmocka_unit_test(test_malformed_schemas_and_taken_names),
-        cmocka_unit_test(test_failing_custom_operators),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

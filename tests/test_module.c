@@ -16,8 +16,7 @@ static etch_tensor *by_hand(const etch_module *m, etch_tensor *x) {
     return etch_relu(y);
 }
 
-static void parameters_and_children(void **state) {
-    (void)state;
+TEST(parameters_and_children) {
     ETCH_SCOPE {
         int64_t before = etch_memory().tensors;
         etch_module *m = toy();
@@ -42,8 +41,7 @@ static void parameters_and_children(void **state) {
     etch_module_free(NULL);
 }
 
-static void bad_modules(void **state) {
-    (void)state;
+TEST(bad_modules) {
     ETCH_SCOPE {
         assert_null(etch_nn_linear(0, 3, ETCH_F32));
         assert_null(etch_nn_linear(3, 3, ETCH_I32));
@@ -60,8 +58,7 @@ static void bad_modules(void **state) {
 }
 
 /* A module has one parent at most, which frees it. */
-static void one_parent(void **state) {
-    (void)state;
+TEST(one_parent) {
     ETCH_SCOPE {
         etch_module *relu = etch_nn_relu(), *m = toy(), *twice[2] = {relu, relu};
         etch_clear_error();
@@ -91,8 +88,7 @@ static void one_parent(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void eager_is_the_same_by_hand(void **state) {
-    (void)state;
+TEST(eager_is_the_same_by_hand) {
     ETCH_SCOPE {
         etch_module *m = toy();
         etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(4, 10));
@@ -110,8 +106,7 @@ static void eager_is_the_same_by_hand(void **state) {
 
 static void count_one(void *ctx) { ++*(int *)ctx; }
 
-static void compile_then_call_is_one_graph(void **state) {
-    (void)state;
+TEST(compile_then_call_is_one_graph) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_module *m = toy();
@@ -130,8 +125,7 @@ static void compile_then_call_is_one_graph(void **state) {
         }
 }
 
-static void is_compiled_before_and_after(void **state) {
-    (void)state;
+TEST(is_compiled_before_and_after) {
     ETCH_SCOPE {
         etch_module *m = toy();
         assert_null(etch_module_is_compiled(m));
@@ -149,8 +143,7 @@ static char printed[64];
 static void print_started(void *ctx) { (void)ctx, strcat(printed, "Compilation started.\n"); }
 static void print_ended(void *ctx) { (void)ctx, strcat(printed, "Compilation ended.\n"); }
 
-static void callbacks_around_the_compile(void **state) {
-    (void)state;
+TEST(callbacks_around_the_compile) {
     ETCH_SCOPE {
         int64_t start = etch_on_compile_start(print_started, NULL);
         int64_t end = etch_on_compile_end(print_ended, NULL);
@@ -166,8 +159,7 @@ static void callbacks_around_the_compile(void **state) {
 }
 
 /* model.compile(backend=cnt); model(x) -> frame_count 1 */
-static void a_compile_counter_counts_one_graph(void **state) {
-    (void)state;
+TEST(a_compile_counter_counts_one_graph) {
     ETCH_SCOPE {
         etch_compile_counts counts = {0};
         etch_module *m = toy();
@@ -182,8 +174,7 @@ static void a_compile_counter_counts_one_graph(void **state) {
 }
 
 /* Names and parameters are what they were before. */
-static void compiling_changes_no_names(void **state) {
-    (void)state;
+TEST(compiling_changes_no_names) {
     ETCH_SCOPE {
         etch_module *m = toy();
         etch_tensor *w = etch_module_parameter(m, "0.weight");
@@ -218,8 +209,7 @@ static etch_tensor *after(void *ctx, etch_module *m, etch_tensor *x, etch_tensor
     return before(ctx, m, y);
 }
 
-static void hooks_before_and_after(void **state) {
-    (void)state;
+TEST(hooks_before_and_after) {
     ETCH_SCOPE {
         etch_module *m = toy();
         etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(3, 10)), *plain = by_hand(m, x);
@@ -250,8 +240,7 @@ static void hooks_before_and_after(void **state) {
     }
 }
 
-static void hooks_of_children(void **state) {
-    (void)state;
+TEST(hooks_of_children) {
     ETCH_SCOPE {
         etch_module *m = toy();
         etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(3, 10));
@@ -262,8 +251,7 @@ static void hooks_of_children(void **state) {
     }
 }
 
-static void hooks_that_fail_or_remove_themselves(void **state) {
-    (void)state;
+TEST(hooks_that_fail_or_remove_themselves) {
     ETCH_SCOPE {
         etch_module *m = toy();
         etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(3, 10)), *plain = by_hand(m, x);
@@ -283,8 +271,7 @@ static void hooks_that_fail_or_remove_themselves(void **state) {
 
 /* A hook's operators are part of the graph; a hook added or removed changes the trace, at most once
  * compiled each. */
-static void hooks_of_compiled_modules(void **state) {
-    (void)state;
+TEST(hooks_of_compiled_modules) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_module *m = toy();
@@ -307,8 +294,7 @@ static void hooks_of_compiled_modules(void **state) {
 }
 
 /* A compiled child of a compiled module is recorded into it. */
-static void compiled_children(void **state) {
-    (void)state;
+TEST(compiled_children) {
     ETCH_SCOPE {
         etch_module *m = toy();
         etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(3, 10)), *plain = by_hand(m, x);
@@ -320,24 +306,4 @@ static void compiled_children(void **state) {
         assert_int_equal(etch_function_counters(etch_module_is_compiled(m)).graphs, 1);
         etch_module_free(m);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(parameters_and_children),
-        cmocka_unit_test(bad_modules),
-        cmocka_unit_test(one_parent),
-        cmocka_unit_test(eager_is_the_same_by_hand),
-        cmocka_unit_test(compile_then_call_is_one_graph),
-        cmocka_unit_test(a_compile_counter_counts_one_graph),
-        cmocka_unit_test(is_compiled_before_and_after),
-        cmocka_unit_test(callbacks_around_the_compile),
-        cmocka_unit_test(compiling_changes_no_names),
-        cmocka_unit_test(hooks_before_and_after),
-        cmocka_unit_test(hooks_of_children),
-        cmocka_unit_test(hooks_that_fail_or_remove_themselves),
-        cmocka_unit_test(hooks_of_compiled_modules),
-        cmocka_unit_test(compiled_children),
-    };
-    return cmocka_run_group_tests_name("module", tests, NULL, NULL);
 }

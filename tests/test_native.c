@@ -15,8 +15,7 @@ static void check(const char *text, int kernels, int products) {
 
 /* ---- counts ---- */
 
-static void seed_program_becomes_ten_products_and_six_kernels(void **state) {
-    (void)state;
+TEST(seed_program_becomes_ten_products_and_six_kernels) {
     char text[4096];
     int n = snprintf(text, sizeof text, "graph step/0(%%0: f32[256, 256], %%1: f32[256, 256]) {\n");
     int x = 0, v = 2;
@@ -37,8 +36,7 @@ static void seed_program_becomes_ten_products_and_six_kernels(void **state) {
     etch__graph_free(g);
 }
 
-static void chains_are_one_kernel(void **state) {
-    (void)state;
+TEST(chains_are_one_kernel) {
     check("graph c(%0: f32[37, 19], %1: f32[37, 19]) {\n"
           "%2: f32[37, 19] = mul.Tensor(%0, %1)\n"
           "%3: f32[37, 19] = add.Scalar(%2, $0: real, $1: int) {1}\n"
@@ -51,8 +49,7 @@ static void chains_are_one_kernel(void **state) {
           1, 0);
 }
 
-static void several_outputs_and_siblings_share_a_kernel(void **state) {
-    (void)state;
+TEST(several_outputs_and_siblings_share_a_kernel) {
     check("graph m(%0: f32[1000], %1: f32[1000]) {\n"
           "%2: f32[1000] = sin(%0)\n"
           "%3: f32[1000] = cos(%1)\n"
@@ -63,8 +60,7 @@ static void several_outputs_and_siblings_share_a_kernel(void **state) {
           1, 0);
 }
 
-static void broadcasts_and_views_are_read_in_place(void **state) {
-    (void)state;
+TEST(broadcasts_and_views_are_read_in_place) {
     check("graph b(%0: f32[8, 5], %1: f32[5], %2: f32[8, 1], %3: f32[]) {\n"
           "%4: f32[8, 5] = add.Tensor(%0, %1, $0: int) {1}\n"
           "%5: f32[8, 5] = mul.Tensor(%4, %2)\n"
@@ -100,8 +96,7 @@ static void broadcasts_and_views_are_read_in_place(void **state) {
           2, 0);
 }
 
-static void producers_wait_for_products(void **state) {
-    (void)state;
+TEST(producers_wait_for_products) {
     check("graph d(%0: f32[30, 30], %1: f32[30, 30]) {\n"
           "%2: f32[30, 30] = sin(%0)\n"
           "%3: f32[30, 30] = mm(%0, %1)\n"
@@ -132,8 +127,7 @@ static void producers_wait_for_products(void **state) {
     "%6: f32[30, 30] = tanh(%5)\n"
 
 /* Begun before the next product was there, yet they need nothing of one another but registers. */
-static void pointwise_groups_become_one(void **state) {
-    (void)state;
+TEST(pointwise_groups_become_one) {
     check("graph two(" THREE ") {\n" GATES "%7: f32[30, 30] = mul.Tensor(%4, %6)\n"
           "return %7\n}",
           1, 2);
@@ -149,8 +143,7 @@ static void pointwise_groups_become_one(void **state) {
           1, 3);
 }
 
-static void groups_with_something_between_stay_apart(void **state) {
-    (void)state;
+TEST(groups_with_something_between_stay_apart) {
     check("graph product(" THREE ") {\n"
           "%3: f32[30, 30] = sigmoid(%0)\n"
           "%4: f32[30, 30] = mm(%3, %1)\n"
@@ -179,8 +172,7 @@ static void groups_with_something_between_stay_apart(void **state) {
           -1, 2);
 }
 
-static void strided_and_expanded_inputs(void **state) {
-    (void)state;
+TEST(strided_and_expanded_inputs) {
     check("graph e(%0: f32[300, 7 : 0, 1], %1: f32[300, 7 : 1, 300]@5, %2: f32[4, 3, 5 : 5, 20, "
           "1]) {\n"
           "%3: f32[300, 7] = mul.Tensor(%0, %1)\n"
@@ -189,8 +181,7 @@ static void strided_and_expanded_inputs(void **state) {
           2, 0);
 }
 
-static void empty_and_zero_dimensional(void **state) {
-    (void)state;
+TEST(empty_and_zero_dimensional) {
     check("graph z(%0: f32[0, 5], %1: f32[], %2: f32[5, 0]) {\n"
           "%3: f32[0, 5] = sin(%0)\n"
           "%4: f32[] = sin(%1)\n"
@@ -205,8 +196,7 @@ static void empty_and_zero_dimensional(void **state) {
 
 /* ---- dtypes ---- */
 
-static void every_dtype_runs_a_chain(void **state) {
-    (void)state;
+TEST(every_dtype_runs_a_chain) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++) {
         const char *t = etch_dtype_name(d);
         char text[1024];
@@ -223,8 +213,7 @@ static void every_dtype_runs_a_chain(void **state) {
     }
 }
 
-static void half_types_round_after_each_operator(void **state) {
-    (void)state;
+TEST(half_types_round_after_each_operator) {
     check("graph h(%0: bf16[33, 65], %1: f16[33, 65]) {\n"
           "%2: bf16[33, 65] = exp(%0)\n"
           "%3: bf16[33, 65] = mul.Tensor(%2, %0)\n"
@@ -237,8 +226,7 @@ static void half_types_round_after_each_operator(void **state) {
           -1, 0);
 }
 
-static void integer_powers_are_calls(void **state) {
-    (void)state;
+TEST(integer_powers_are_calls) {
     check("graph p(%0: i32[50], %1: f32[50]) {\n"
           "%2: i32[50] = pow.Tensor_Tensor(%0, %0)\n"
           "%3: i32[50] = add.Scalar(%2, $0: int, $1: int) {1}\n"
@@ -250,8 +238,7 @@ static void integer_powers_are_calls(void **state) {
 
 /* ---- reductions ---- */
 
-static void reductions_over_each_set_of_axes(void **state) {
-    (void)state;
+TEST(reductions_over_each_set_of_axes) {
     static const char *const sizes[] = {"5, 67, 9", "1, 1, 9000", "300, 1, 3", "2, 5000, 2",
                                         "70, 3, 300"};
     for (int i = 0; i < COUNT_OF(sizes); i++)
@@ -284,8 +271,7 @@ static void reductions_over_each_set_of_axes(void **state) {
         }
 }
 
-static void a_reduction_takes_prologue_siblings_and_epilogue(void **state) {
-    (void)state;
+TEST(a_reduction_takes_prologue_siblings_and_epilogue) {
     check("graph e(%0: f32[50, 300], %1: f32[50]) {\n"
           "%2: f32[50, 300] = mul.Tensor(%0, %0)\n"
           "%3: f32[50] = mean.dim(%2) {1, 1, 0, -1}\n"
@@ -313,8 +299,7 @@ static void a_reduction_takes_prologue_siblings_and_epilogue(void **state) {
 }
 
 /* What gives a row's value back to its elements stays with them, while the rows are whole. */
-static void normalisations_are_one_kernel(void **state) {
-    (void)state;
+TEST(normalisations_are_one_kernel) {
     check("graph rms(%0: f32[50, 300], %1: f32[300]) {\n"
           "%2: f32[50, 300] = square(%0)\n"
           "%3: f32[50, 1] = mean.dim(%2) {1, 1, 1, -1}\n"
@@ -354,8 +339,7 @@ static void normalisations_are_one_kernel(void **state) {
 }
 
 /* What a row has once, as the value of each of its elements: stored, and reduced again. */
-static void row_values_of_elements(void **state) {
-    (void)state;
+TEST(row_values_of_elements) {
     check("graph stored(%0: f32[9, 70]) {\n"
           "%1: f32[9, 1] = mean.dim(%0) {1, 1, 1, -1}\n"
           "copy_(%0, %1) {0}\n"
@@ -383,8 +367,7 @@ static void row_values_of_elements(void **state) {
           -1, 0);
 }
 
-static void what_normalises_in_two_kernels(void **state) {
-    (void)state;
+TEST(what_normalises_in_two_kernels) {
     check("graph columns(%0: f32[300, 50]) {\n"
           "%1: f32[1, 50] = sum.dim_IntList(%0) {1, 0, 1, -1}\n"
           "%2: f32[300, 50] = div.Tensor(%0, %1)\n"
@@ -407,8 +390,7 @@ static void what_normalises_in_two_kernels(void **state) {
           2, 0);
 }
 
-static void integer_reductions(void **state) {
-    (void)state;
+TEST(integer_reductions) {
     check("graph i(%0: i32[60, 70], %1: bool[60, 70], %2: u8[60, 70], %3: i64[60, 70]) {\n"
           "%4: i64[60] = sum.dim_IntList(%0) {1, 1, 0, -1}\n"
           "%5: i64[] = sum(%1) {-1}\n"
@@ -422,8 +404,7 @@ static void integer_reductions(void **state) {
 
 /* ---- constants, merging, random numbers ---- */
 
-static void constants_are_computed_where_they_are_used(void **state) {
-    (void)state;
+TEST(constants_are_computed_where_they_are_used) {
     check("graph k(%0: f32[8, 4]) {\n"
           "%1: i64[4] = arange.start_step($0: int, $1: int, $2: int) {-1, 4}\n"
           "%2: f32[8, 4] = zeros() {2, 8, 4, 0}\n"
@@ -444,8 +425,7 @@ static void constants_are_computed_where_they_are_used(void **state) {
           -1, 1);
 }
 
-static void merged_outputs_are_separate_memory(void **state) {
-    (void)state;
+TEST(merged_outputs_are_separate_memory) {
     check("graph m(%0: f32[9, 4], %1: f32[4, 9]) {\n"
           "%2: f32[9, 4] = sin(%0)\n"
           "%3: f32[9, 4] = sin(%0)\n"
@@ -471,8 +451,7 @@ static void merged_outputs_are_separate_memory(void **state) {
           1, 0);
 }
 
-static void random_numbers_and_cat_are_calls(void **state) {
-    (void)state;
+TEST(random_numbers_and_cat_are_calls) {
     check("graph r(%0: f32[6, 3]) {\n"
           "%1: f32[6, 3] = rand($0: int, $1: int) {2, 6, 3, 0}\n"
           "%2: f32[6, 3] = randn($2: int, $3: int) {2, 6, 3, 0}\n"
@@ -485,8 +464,7 @@ static void random_numbers_and_cat_are_calls(void **state) {
 
 /* ---- writes ---- */
 
-static void inputs_written_as_a_whole(void **state) {
-    (void)state;
+TEST(inputs_written_as_a_whole) {
     check("graph w(%0: f32[70, 30], %1: f32[70, 30]) {\n"
           "%2: f32[70, 30] = sin(%0)\n"
           "add_.Tensor(%0, %1, $0: int) {1}\n"
@@ -522,8 +500,7 @@ static void inputs_written_as_a_whole(void **state) {
           -1, 2);
 }
 
-static void inputs_written_through_views(void **state) {
-    (void)state;
+TEST(inputs_written_through_views) {
     check("graph v(%0: f32[6, 8], %1: f32[8]) {\n"
           "%2: f32[8]@16 = select.int(%0) {0, 2}\n"
           "%3: f32[6, 8] = exp(%0)\n"
@@ -555,8 +532,7 @@ static void inputs_written_through_views(void **state) {
           -1, 1);
 }
 
-static void inputs_that_share_a_storage(void **state) {
-    (void)state;
+TEST(inputs_that_share_a_storage) {
     check("graph a(%0: f32[30], %1: f32[20]@5 over %0, %2: f32[30]) {\n"
           "%3: f32[30] = sin(%0)\n"
           "add_.Scalar(%1, $0: real, $1: int) {1}\n"
@@ -567,8 +543,7 @@ static void inputs_that_share_a_storage(void **state) {
           -1, 0);
 }
 
-static void intermediates_written(void **state) {
-    (void)state;
+TEST(intermediates_written) {
     check("graph f(%0: f32[20, 20], %1: f32[20, 20]) {\n" /* as a whole: one kernel after the
                                                              product */
           "%2: f32[20, 20] = mm(%0, %1)\n"
@@ -606,8 +581,7 @@ static void intermediates_written(void **state) {
 }
 
 /* A plan that can no longer be evaluated in another way tells by itself what the user called. */
-static void a_part_of_a_composite_has_its_name(void **state) {
-    (void)state;
+TEST(a_part_of_a_composite_has_its_name) {
     graph *g = etch__graph_parse("graph e(%0: f32[4, 3], %1: i64[2]) {\n"
                                  "%2: f32[2, 3] = index_select(%0, %1) {0}\n"
                                  "return %2\n}");
@@ -627,8 +601,7 @@ static void a_part_of_a_composite_has_its_name(void **state) {
     etch_clear_error();
 }
 
-static void failed_allocations_change_nothing(void **state) {
-    (void)state;
+TEST(failed_allocations_change_nothing) {
     graph *g = etch__graph_parse("graph w(%0: f32[40, 40], %1: f32[40, 40]) {\n"
                                  "%2: f32[40, 40] = sin(%0)\n"
                                  "add_.Tensor(%0, %1, $0: int) {1}\n"
@@ -671,8 +644,7 @@ static void failed_allocations_change_nothing(void **state) {
     etch__graph_free(g);
 }
 
-static void a_steady_run_allocates_its_outputs_only(void **state) {
-    (void)state;
+TEST(a_steady_run_allocates_its_outputs_only) {
     graph *g = etch__graph_parse("graph s(%0: f32[40, 40]) {\n"
                                  "%1: f32[40, 40] = sin(%0)\n"
                                  "%2: f32[40] = sum.dim_IntList(%1) {1, 0, 0, -1}\n"
@@ -714,8 +686,7 @@ static void *run_many(void *ctx) {
     return NULL;
 }
 
-static void one_plan_runs_on_several_threads(void **state) {
-    (void)state;
+TEST(one_plan_runs_on_several_threads) {
     graph *g = etch__graph_parse("graph s(%0: f32[90, 70], %1: f32[70, 90]) {\n"
                                  "%2: f32[90, 70] = mul.Scalar(%0, $0: real)\n"
                                  "%3: f32[90, 90] = mm(%2, %1)\n"
@@ -743,8 +714,7 @@ static void one_plan_runs_on_several_threads(void **state) {
     etch__graph_free(g);
 }
 
-static void long_chains_are_cut(void **state) {
-    (void)state;
+TEST(long_chains_are_cut) {
     graph *g = etch__graph_new("long/0");
     tensor_meta m = {.dtype = ETCH_F32, .ndim = 1, .size = {100}, .stride = {1}};
     for (int i = 0; i < 40; i++) etch__graph_add_input(g, &m);
@@ -778,8 +748,7 @@ static int run_with_broken_helper(void) {
     return ok ? 0 : 1;
 }
 
-static void a_broken_helper_means_an_eager_plan(void **state) {
-    (void)state;
+TEST(a_broken_helper_means_an_eager_plan) {
     char cache[] = "/tmp/etch-native-XXXXXX", command[PATH_MAX + 256], self[PATH_MAX] = "";
     assert_non_null(mkdtemp(cache));
     assert_true(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
@@ -795,38 +764,5 @@ static void a_broken_helper_means_an_eager_plan(void **state) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "broken")) return run_with_broken_helper();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(seed_program_becomes_ten_products_and_six_kernels),
-        cmocka_unit_test(chains_are_one_kernel),
-        cmocka_unit_test(several_outputs_and_siblings_share_a_kernel),
-        cmocka_unit_test(broadcasts_and_views_are_read_in_place),
-        cmocka_unit_test(producers_wait_for_products),
-        cmocka_unit_test(pointwise_groups_become_one),
-        cmocka_unit_test(groups_with_something_between_stay_apart),
-        cmocka_unit_test(strided_and_expanded_inputs),
-        cmocka_unit_test(empty_and_zero_dimensional),
-        cmocka_unit_test(every_dtype_runs_a_chain),
-        cmocka_unit_test(half_types_round_after_each_operator),
-        cmocka_unit_test(integer_powers_are_calls),
-        cmocka_unit_test(reductions_over_each_set_of_axes),
-        cmocka_unit_test(a_reduction_takes_prologue_siblings_and_epilogue),
-        cmocka_unit_test(normalisations_are_one_kernel),
-        cmocka_unit_test(row_values_of_elements),
-        cmocka_unit_test(what_normalises_in_two_kernels),
-        cmocka_unit_test(integer_reductions),
-        cmocka_unit_test(constants_are_computed_where_they_are_used),
-        cmocka_unit_test(merged_outputs_are_separate_memory),
-        cmocka_unit_test(random_numbers_and_cat_are_calls),
-        cmocka_unit_test(inputs_written_as_a_whole),
-        cmocka_unit_test(inputs_written_through_views),
-        cmocka_unit_test(inputs_that_share_a_storage),
-        cmocka_unit_test(intermediates_written),
-        cmocka_unit_test(a_part_of_a_composite_has_its_name),
-        cmocka_unit_test(failed_allocations_change_nothing),
-        cmocka_unit_test(a_steady_run_allocates_its_outputs_only),
-        cmocka_unit_test(one_plan_runs_on_several_threads),
-        cmocka_unit_test(a_broken_helper_means_an_eager_plan),
-        cmocka_unit_test(long_chains_are_cut),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

@@ -241,8 +241,7 @@ static graph *random_graph(uint64_t seed) {
 
 static int graphs = 40, first_seed = 1;
 
-static void random_graphs_agree(void **state) {
-    (void)state;
+TEST(random_graphs_agree) {
     for (int i = 0; i < graphs; i++) {
         graph *g = random_graph(first_seed + i);
         etch_clear_error();
@@ -260,6 +259,5 @@ static void random_graphs_agree(void **state) {
 int main(int argc, char **argv) {
     if (argc > 1) graphs = atoi(argv[1]);
     if (argc > 2) first_seed = atoi(argv[2]);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(random_graphs_agree)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

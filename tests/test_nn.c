@@ -79,8 +79,7 @@ static void check_softmax(etch_tensor *x, int dim) {
     }
 }
 
-static void softmax_values(void **state) {
-    (void)state;
+TEST(softmax_values) {
     const etch_shape shapes[] = {ETCH_SHAPE(1),       ETCH_SHAPE(7),         ETCH_SHAPE(3, 5),
                                  ETCH_SHAPE(2, 600),  ETCH_SHAPE(9, 1),      ETCH_SHAPE(37, 41),
                                  ETCH_SHAPE(2, 3, 4), ETCH_SHAPE(2, 19, 35), ETCH_SHAPE(0, 4),
@@ -105,8 +104,7 @@ static etch_tensor *spelled_softmax(etch_tensor *x, int dim, bool log_form) {
     return must(etch_to(must(y), x->dtype));
 }
 
-static void softmax_bits(void **state) {
-    (void)state;
+TEST(softmax_bits) {
     const etch_shape shapes[] = {ETCH_SHAPE(3, 70),      ETCH_SHAPE(2, 9001), ETCH_SHAPE(4500, 21),
                                  ETCH_SHAPE(3, 130, 33), ETCH_SHAPE(70, 200), ETCH_SHAPE(9000, 40)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
@@ -123,8 +121,7 @@ static void softmax_bits(void **state) {
             }
 }
 
-static void softmax_odd_rows(void **state) {
-    (void)state;
+TEST(softmax_odd_rows) {
     ETCH_SCOPE {
         const double rows[4][3] = {{-INFINITY, -INFINITY, -INFINITY},
                                    {NAN, 1, 2},
@@ -144,8 +141,7 @@ static void softmax_odd_rows(void **state) {
     }
 }
 
-static void softmax_dtypes_and_errors(void **state) {
-    (void)state;
+TEST(softmax_dtypes_and_errors) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_BF16, ETCH_SHAPE(3, 8), LAYOUT_ROW, true);
         etch_tensor *wide = must(etch_softmax_raw(x, 1, true));
@@ -185,8 +181,7 @@ static void check_layer_norm(etch_tensor *x, etch_shape size, etch_tensor *w, et
     }
 }
 
-static void layer_norm_values(void **state) {
-    (void)state;
+TEST(layer_norm_values) {
     const etch_shape shapes[] = {ETCH_SHAPE(4, 6), ETCH_SHAPE(3, 130), ETCH_SHAPE(2, 5, 8),
                                  ETCH_SHAPE(0, 8), ETCH_SHAPE(4, 1),   ETCH_SHAPE(3, 2, 33)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
@@ -208,8 +203,7 @@ static void layer_norm_values(void **state) {
 }
 
 /* As separate operators: ((x - mean) * (1 / sqrt(var + eps))) * w + b. */
-static void layer_norm_bits(void **state) {
-    (void)state;
+TEST(layer_norm_bits) {
     for (int64_t n = 60; n < 20000; n = n * 7 + 13)
         for (int d = 0; d < 2; d++)
             ETCH_SCOPE {
@@ -227,8 +221,7 @@ static void layer_norm_bits(void **state) {
             }
 }
 
-static void layer_norm_dtypes_and_errors(void **state) {
-    (void)state;
+TEST(layer_norm_dtypes_and_errors) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F16, ETCH_SHAPE(3, 8), LAYOUT_ROW, true);
         etch_tensor *w = make(ETCH_F32, ETCH_SHAPE(8), LAYOUT_ROW, true);
@@ -256,8 +249,7 @@ static void layer_norm_dtypes_and_errors(void **state) {
 
 /* ---- linear ---- */
 
-static void linear_values(void **state) {
-    (void)state;
+TEST(linear_values) {
     const etch_shape shapes[] = {ETCH_SHAPE(9),          ETCH_SHAPE(5, 9), ETCH_SHAPE(2, 3, 9),
                                  ETCH_SHAPE(2, 2, 3, 9), ETCH_SHAPE(0, 9), ETCH_SHAPE(200, 9)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
@@ -282,8 +274,7 @@ static void linear_values(void **state) {
                 }
 }
 
-static void linear_errors(void **state) {
-    (void)state;
+TEST(linear_errors) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F32, ETCH_SHAPE(5, 9), LAYOUT_ROW, true);
         etch_tensor *w = make(ETCH_F32, ETCH_SHAPE(4, 9), LAYOUT_ROW, true);
@@ -359,8 +350,7 @@ static const conv_case conv_cases[] = {
     {S(1, 5, 40, 33), S(3, 5, 3, 3), S(1), S(1), S(1), 1}, /* several tiles */
 };
 
-static void convolution_values(void **state) {
-    (void)state;
+TEST(convolution_values) {
     for (int k = 0; k < COUNT_OF(conv_cases); k++)
         for (int d = 0; d < COUNT_OF(float_types); d++)
             for (int how = 0; how < LAYOUT_COUNT; how++)
@@ -386,8 +376,7 @@ static void convolution_values(void **state) {
                 }
 }
 
-static void convolution_threads_and_batches(void **state) {
-    (void)state;
+TEST(convolution_threads_and_batches) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F32, S(3, 16, 30, 31), LAYOUT_ROW, true), *first = NULL;
         etch_tensor *w = make(ETCH_F32, S(24, 16, 3, 3), LAYOUT_ROW, true), *none = ETCH_NONE;
@@ -406,8 +395,7 @@ static void convolution_threads_and_batches(void **state) {
     }
 }
 
-static void convolution_odd_values(void **state) {
-    (void)state;
+TEST(convolution_odd_values) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F32, S(1, 1, 5, 5), LAYOUT_ROW, true);
         etch_tensor *w = make(ETCH_F32, S(1, 1, 3, 3), LAYOUT_ROW, true);
@@ -417,8 +405,7 @@ static void convolution_odd_values(void **state) {
     }
 }
 
-static void convolution_errors(void **state) {
-    (void)state;
+TEST(convolution_errors) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F32, S(1, 4, 5, 5), LAYOUT_ROW, true), *none = ETCH_NONE;
         etch_tensor *w = make(ETCH_F32, S(6, 4, 3, 3), LAYOUT_ROW, true);
@@ -537,8 +524,7 @@ static void compiled_as_eager(etch_fn1 fn, etch_tensor *x) {
     }
 }
 
-static void compiled(void **state) {
-    (void)state;
+TEST(compiled) {
     for (int d = 0; d < COUNT_OF(float_types); d++)
         ETCH_SCOPE {
             etch_dtype t = float_types[d];
@@ -566,8 +552,7 @@ static etch_tensor *gelu_chain(etch_tensor *x) {
     return etch_sub(g, f);
 }
 
-static void gelu_fuses(void **state) {
-    (void)state;
+TEST(gelu_fuses) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F32, S(33, 65), LAYOUT_ROW, true);
         must(gelu_chain(x)); /* on a device eager operators have kernels as well */
@@ -588,8 +573,7 @@ static etch_tensor *divides(etch_tensor *x, etch_tensor *y) {
     return unused ? sum : NULL;
 }
 
-static void division_by_zero(void **state) {
-    (void)state;
+TEST(division_by_zero) {
     ETCH_SCOPE {
         etch_tensor *x = must(etch_full(ETCH_I32, S(4), 7)), *z = must(etch_zeros(ETCH_I32, S(4)));
         etch_tensor *y = must(etch_full(ETCH_I32, S(4), -2));
@@ -626,8 +610,7 @@ static void division_by_zero(void **state) {
 static double one_real(etch_tensor *t) { return get(must(t), 0).d; }
 static int64_t one_int(etch_tensor *t) { return get(must(t), 0).i; }
 
-static void promised_results(void **state) {
-    (void)state;
+TEST(promised_results) {
     ETCH_SCOPE {
         etch_tensor *i = must(etch_full(ETCH_I32, S(1), -7)),
                     *two = must(etch_full(ETCH_I32, S(1), 2));
@@ -697,8 +680,7 @@ static const char *parts_of(etch_mode *m, int which, etch_tensor *x) {
     return seen;
 }
 
-static void modes_see(void **state) {
-    (void)state;
+TEST(modes_see) {
     ETCH_SCOPE {
         weight = make(ETCH_F32, S(3, 4), LAYOUT_ROW, true);
         bias_of = make(ETCH_F32, S(3), LAYOUT_ROW, true);
@@ -720,28 +702,4 @@ static void modes_see(void **state) {
     }
 }
 
-int main(int argc, char **argv) {
-    (void)argc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(softmax_values),
-        cmocka_unit_test(softmax_bits),
-        cmocka_unit_test(softmax_odd_rows),
-        cmocka_unit_test(softmax_dtypes_and_errors),
-        cmocka_unit_test(layer_norm_values),
-        cmocka_unit_test(layer_norm_bits),
-        cmocka_unit_test(layer_norm_dtypes_and_errors),
-        cmocka_unit_test(linear_values),
-        cmocka_unit_test(linear_errors),
-        cmocka_unit_test(convolution_values),
-        cmocka_unit_test(convolution_threads_and_batches),
-        cmocka_unit_test(convolution_odd_values),
-        cmocka_unit_test(convolution_errors),
-        cmocka_unit_test(compiled),
-        cmocka_unit_test(gelu_fuses),
-        cmocka_unit_test(division_by_zero),
-        cmocka_unit_test(promised_results),
-        cmocka_unit_test(modes_see),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_under_lower_isas(argv);
-}
+int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -40,8 +40,7 @@ static void check_function(const strip_table *table, const reference *r, bool wi
     if (worst > bound) fail_msg("%s of f%d: %.3f ulp at %a", r->name, wide ? 64 : 32, worst, at);
 }
 
-static void functions_are_within_an_ulp(void **state) {
-    (void)state;
+TEST(functions_are_within_an_ulp) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
         for (int k = 0; k < REFERENCES; k++)
             for (int wide = 0; wide < 2; wide++)
@@ -49,8 +48,7 @@ static void functions_are_within_an_ulp(void **state) {
 }
 
 /* Every primitive is held to a bound. */
-static void every_function_has_a_reference(void **state) {
-    (void)state;
+TEST(every_function_has_a_reference) {
     assert_int_equal(REFERENCES, PRIM_POW - PRIM_EXP);
     for (int p = PRIM_EXP, found; p < PRIM_POW; p++) {
         found = 0;
@@ -61,8 +59,7 @@ static void every_function_has_a_reference(void **state) {
 }
 
 /* Far arguments are reduced by all bits of 2 / pi that they need. */
-static void far_arguments(void **state) {
-    (void)state;
+TEST(far_arguments) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
         for (int k = 0; k < REFERENCES; k++) {
             const reference *r = &references[k];
@@ -108,8 +105,7 @@ static void check_power(const strip_table *table, bool wide) {
     }
 }
 
-static void powers_are_within_an_ulp(void **state) {
-    (void)state;
+TEST(powers_are_within_an_ulp) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
         for (int wide = 0; wide < 2; wide++) check_power(etch__isa_tables[isa].strips, wide);
 }
@@ -119,8 +115,7 @@ static void powers_are_within_an_ulp(void **state) {
 static const reference *compiled_one;
 static etch_tensor *one_function(etch_tensor *t) { return compiled_one->op(t); }
 
-static void compiled_functions_have_the_same_bits(void **state) {
-    (void)state;
+TEST(compiled_functions_have_the_same_bits) {
     for (int k = 0; k < REFERENCES; k++)
         for (int wide = 0; wide < 2; wide++)
             ETCH_SCOPE {
@@ -140,15 +135,4 @@ static void compiled_functions_have_the_same_bits(void **state) {
             }
 }
 
-int main(int argc, char **argv) {
-    (void)argc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(functions_are_within_an_ulp),
-        cmocka_unit_test(every_function_has_a_reference),
-        cmocka_unit_test(far_arguments),
-        cmocka_unit_test(powers_are_within_an_ulp),
-        cmocka_unit_test(compiled_functions_have_the_same_bits),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_under_lower_isas(argv);
-}
+int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -41,8 +41,7 @@ static void fault_is(const etch_op *op, etch_tensor *a, etch_tensor *b, const ch
     assert_non_null(strstr(etch_last_error(), "etch_opcheck"));
 }
 
-static void the_cblas_product(void **state) {
-    (void)state;
+TEST(the_cblas_product) {
     for (int d = 0; d < 2; d++)
         ETCH_SCOPE {
             etch_dtype dtype = d ? ETCH_F64 : ETCH_F32;
@@ -53,8 +52,7 @@ static void the_cblas_product(void **state) {
         }
 }
 
-static void built_in_operators(void **state) {
-    (void)state;
+TEST(built_in_operators) {
     ETCH_SCOPE {
         etch_tensor *a = arange_f32(3, 4), *b = etch_cos(a);
         honest(etch_op_find("add.Tensor"), a, b);
@@ -131,8 +129,7 @@ static etch_status always_fails(void *ctx, const etch_op *op, const etch_value *
     return etch_set_error(ETCH_ERR_USER, "no kernel today");
 }
 
-static void each_lie_is_found(void **state) {
-    (void)state;
+TEST(each_lie_is_found) {
     ETCH_SCOPE {
         etch_tensor *a = arange_f32(4, 4);
         fault_is(add_op("lie::writes(Tensor a) -> Tensor", writes_secretly, like_first), a, NULL,
@@ -154,8 +151,7 @@ static void each_lie_is_found(void **state) {
 }
 
 /* An honest operator that breaks the graph, one that writes as declared, one that is random. */
-static void declared_is_no_fault(void **state) {
-    (void)state;
+TEST(declared_is_no_fault) {
     ETCH_SCOPE {
         etch_op_definition d = {
             .struct_size = sizeof d, .cpu = counts, .shape = like_first, .effects = true};
@@ -174,8 +170,7 @@ static void declared_is_no_fault(void **state) {
     }
 }
 
-static void reports(void **state) {
-    (void)state;
+TEST(reports) {
     ETCH_SCOPE {
         etch_value arg = {.tag = ETCH_VALUE_TENSOR, .tensor = arange_f32(2, 2)};
         etch_op_sample samples[2] = {{&arg, 1}, {&arg, 0}};
@@ -192,13 +187,4 @@ static void reports(void **state) {
         assert_int_equal(etch_opcheck(NULL, samples, 1, NULL, 0), ETCH_ERR_NULL);
         assert_int_equal(etch_opcheck(op, NULL, 1, NULL, 0), ETCH_ERR_NULL);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_cblas_product), cmocka_unit_test(built_in_operators),
-        cmocka_unit_test(each_lie_is_found), cmocka_unit_test(declared_is_no_fault),
-        cmocka_unit_test(reports),
-    };
-    return cmocka_run_group_tests_name("opcheck", tests, NULL, NULL);
 }

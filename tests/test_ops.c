@@ -570,15 +570,13 @@ static bool are_mine(int op, int dtype) {
 
 /* ---- tests ---- */
 
-static void every_operator_has_a_reference(void **state) {
-    (void)state;
+TEST(every_operator_has_a_reference) {
     for (int op = 0; op < OP_COUNT; op++)
         if (is_expression(op) && !reference_of(etch__ops[op].name))
             fail_msg("no reference for %s", etch__ops[op].name);
 }
 
-static void every_operator_in_every_dtype(void **state) {
-    (void)state;
+TEST(every_operator_in_every_dtype, .deals = true) {
     for (int op = 0; op < OP_COUNT; op++)
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
             for (int how = 0; are_mine(op, d) && how < LAYOUT_COUNT; how++)
@@ -596,8 +594,7 @@ static void every_operator_in_every_dtype(void **state) {
 }
 
 /* Every pair of dtypes, for the operators with two tensors. */
-static void mixed_dtypes(void **state) {
-    (void)state;
+TEST(mixed_dtypes, .deals = true) {
     int ran = 0, asked = 0;
     for (int op = 0; op < OP_COUNT; op++)
         for (int d = 0; is_mine(op) && d < ETCH_DTYPE_COUNT * ETCH_DTYPE_COUNT; d++)
@@ -617,8 +614,7 @@ static void mixed_dtypes(void **state) {
     assert_true(ran > 1000 || !test_share(0) || !test_share(1));
 }
 
-static void scalars_and_classes(void **state) {
-    (void)state;
+TEST(scalars_and_classes, .deals = true) {
     const etch_scalar values[] = {
         etch_scalar_real(2),    etch_scalar_real(0.5),  etch_scalar_real(-1),
         etch_scalar_real(1),    etch_scalar_real(3),    etch_scalar_real(0),
@@ -642,8 +638,7 @@ static void scalars_and_classes(void **state) {
                 }
 }
 
-static void shapes_and_broadcasts(void **state) {
-    (void)state;
+TEST(shapes_and_broadcasts, .deals = true) {
     const etch_shape shapes[][2] = {
         {ETCH_SHAPE(), ETCH_SHAPE()},
         {ETCH_SHAPE(1), ETCH_SHAPE(1)},
@@ -684,8 +679,7 @@ static void shapes_and_broadcasts(void **state) {
 }
 
 /* Writing into a view of what is read: as if everything had been read first. */
-static void overlapping_in_place(void **state) {
-    (void)state;
+TEST(overlapping_in_place) {
     for (int shift = 1; shift <= 3; shift++)
         for (int n = 5; n <= 3000; n *= 5)
             ETCH_SCOPE {
@@ -717,8 +711,7 @@ static void overlapping_in_place(void **state) {
             }
 }
 
-static void threads_do_not_matter(void **state) {
-    (void)state;
+TEST(threads_do_not_matter) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F32, ETCH_SHAPE(500, 301), LAYOUT_ROW, true), *first[4] = {0};
         for (int threads = 1; threads <= 4; threads *= 2) {
@@ -738,8 +731,7 @@ static void threads_do_not_matter(void **state) {
 }
 
 /* What a strip computes for an element does not depend on where the element stands. */
-static void position_does_not_matter(void **state) {
-    (void)state;
+TEST(position_does_not_matter, .deals = true) {
     const op_id ops[] = {OP_EXP, OP_LOG, OP_SIN, OP_COS, OP_TANH, OP_SIGMOID};
     for (int k = 0; k < COUNT_OF(ops); k++)
         for (int d = ETCH_F32; d <= ETCH_F64; d++)
@@ -759,8 +751,7 @@ static void position_does_not_matter(void **state) {
             }
 }
 
-static void creation(void **state) {
-    (void)state;
+TEST(creation) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         ETCH_SCOPE {
             etch_dtype dtype = d;
@@ -779,8 +770,7 @@ static void creation(void **state) {
         }
 }
 
-static void aranges(void **state) {
-    (void)state;
+TEST(aranges) {
     ETCH_SCOPE {
         etch_tensor *i = etch_arange(ETCH_I64, 5, 1000, 3);
         assert_non_null(i);
@@ -815,8 +805,7 @@ static void philox_block(uint64_t seed, uint64_t counter, uint32_t w[4]) {
     memcpy(w, c, sizeof c);
 }
 
-static void random_numbers(void **state) {
-    (void)state;
+TEST(random_numbers) {
     uint32_t w[4];
     philox_block(0, 0, w); /* the published vector for zero counter and key */
     const uint32_t published[4] = {0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8};
@@ -860,8 +849,7 @@ static void random_numbers(void **state) {
     }
 }
 
-static void cats(void **state) {
-    (void)state;
+TEST(cats) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         ETCH_SCOPE {
             etch_tensor *a = make(d, ETCH_SHAPE(2, 3), LAYOUT_COLUMN, false);
@@ -881,8 +869,7 @@ static void cats(void **state) {
 }
 
 /* Facts that the project promises by name. */
-static void promised_results(void **state) {
-    (void)state;
+TEST(promised_results) {
     ETCH_SCOPE {
         etch_tensor *i = make_view(ETCH_I32, ETCH_SHAPE(1), LAYOUT_ROW);
         put(i, 0, whole_number(2147483647));
@@ -902,23 +889,4 @@ static void promised_results(void **state) {
     }
 }
 
-int main(int argc, char **argv) {
-    (void)argc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_operator_has_a_reference),
-        test_in_shares(every_operator_in_every_dtype),
-        test_in_shares(mixed_dtypes),
-        test_in_shares(scalars_and_classes),
-        test_in_shares(shapes_and_broadcasts),
-        cmocka_unit_test(overlapping_in_place),
-        cmocka_unit_test(threads_do_not_matter),
-        test_in_shares(position_does_not_matter),
-        cmocka_unit_test(creation),
-        cmocka_unit_test(aranges),
-        cmocka_unit_test(random_numbers),
-        cmocka_unit_test(cats),
-        cmocka_unit_test(promised_results),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_under_lower_isas(argv);
-}
+int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -54,8 +54,7 @@ static const etch_dtype some_dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16,
 
 /* ---- views ---- */
 
-static void windows(void **state) {
-    (void)state;
+TEST(windows) {
     ETCH_SCOPE {
         etch_tensor *x = etch_arange(ETCH_F32, 0, 12, 1);
         REALS(etch_unfold(x, 0, 3, 4), 0, 1, 2, 4, 5, 6, 8, 9, 10);
@@ -72,8 +71,7 @@ static void windows(void **state) {
     }
 }
 
-static void diagonals(void **state) {
-    (void)state;
+TEST(diagonals) {
     ETCH_SCOPE {
         etch_tensor *m = etch_view(etch_arange(ETCH_I64, 0, 12, 1), S(3, 4));
         REALS(etch_diagonal(m, 0, 0, 1), 0, 5, 10);
@@ -87,8 +85,7 @@ static void diagonals(void **state) {
     }
 }
 
-static void any_strides(void **state) {
-    (void)state;
+TEST(any_strides) {
     ETCH_SCOPE {
         etch_tensor *x = etch_arange(ETCH_F64, 0, 12, 1);
         REALS(etch_as_strided(x, S(2, 3), S(1, 2)), 0, 2, 4, 1, 3, 5);
@@ -103,8 +100,7 @@ static void any_strides(void **state) {
     }
 }
 
-static void parts_and_orders(void **state) {
-    (void)state;
+TEST(parts_and_orders) {
     ETCH_SCOPE {
         etch_tensor *m = etch_view(etch_arange(ETCH_F32, 0, 6, 1), S(2, 3));
         REALS(etch_narrow(m, 1, -2, 2), 1, 2, 4, 5);
@@ -122,8 +118,7 @@ static void parts_and_orders(void **state) {
 
 /* ---- rearranging copies ---- */
 
-static void flips_and_rolls(void **state) {
-    (void)state;
+TEST(flips_and_rolls) {
     for (int d = 0; d < COUNT_OF(some_dtypes); d++)
         for (int how = 0; how < LAYOUT_COUNT; how++)
             ETCH_SCOPE {
@@ -150,8 +145,7 @@ static void flips_and_rolls(void **state) {
     }
 }
 
-static void stacks(void **state) {
-    (void)state;
+TEST(stacks) {
     ETCH_SCOPE {
         etch_tensor *list[3] = {F(1, 2), I(3, 4), F(5, 6)};
         REALS(etch_stack(list, 3, 0), 1, 2, 3, 4, 5, 6);
@@ -168,8 +162,7 @@ static void stacks(void **state) {
     }
 }
 
-static void repetitions(void **state) {
-    (void)state;
+TEST(repetitions) {
     ETCH_SCOPE {
         etch_tensor *m = etch_view(F(1, 2, 3, 4), S(2, 2));
         REALS(etch_repeat(m, S(1, 2)), 1, 2, 1, 2, 3, 4, 3, 4);
@@ -186,8 +179,7 @@ static void repetitions(void **state) {
     }
 }
 
-static void parts_replaced(void **state) {
-    (void)state;
+TEST(parts_replaced) {
     ETCH_SCOPE {
         etch_tensor *x = F(0, 1, 2, 3, 4), *y = etch_slice_scatter(x, F(7, 8), 0, 1, 5, 2);
         REALS(y, 0, 7, 2, 8, 4);
@@ -201,8 +193,7 @@ static void parts_replaced(void **state) {
 
 /* ---- scans and triangles ---- */
 
-static void scans(void **state) {
-    (void)state;
+TEST(scans) {
     for (int d = 0; d < COUNT_OF(some_dtypes); d++)
         for (int how = 0; how < LAYOUT_COUNT; how++)
             for (int dim = 0; dim < 3; dim++)
@@ -239,8 +230,7 @@ static void scans(void **state) {
     }
 }
 
-static void triangles(void **state) {
-    (void)state;
+TEST(triangles) {
     ETCH_SCOPE
         for (int64_t k = -5; k <= 6; k++) {
             etch_tensor *t = make(ETCH_F32, S(2, 4, 5), LAYOUT_COLUMN, true);
@@ -260,8 +250,7 @@ static void triangles(void **state) {
 
 /* ---- reductions ---- */
 
-static void products_and_smallest(void **state) {
-    (void)state;
+TEST(products_and_smallest) {
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         for (int how = 0; how < LAYOUT_COUNT; how++)
             for (int dim = 0; dim < 2; dim++)
@@ -304,8 +293,7 @@ static void products_and_smallest(void **state) {
     }
 }
 
-static void variances(void **state) {
-    (void)state;
+TEST(variances) {
     ETCH_SCOPE {
         REALS(etch_var(F(1, 2, 3, 4)), (float)(5.0 / 3));
         REALS(etch_std_dim(etch_view(F(1, 3, 2, 2), S(2, 2)), S(1), 0, true), 1, 0);
@@ -325,8 +313,7 @@ static void variances(void **state) {
     }
 }
 
-static void truths(void **state) {
-    (void)state;
+TEST(truths) {
     ETCH_SCOPE {
         etch_tensor *m = etch_view(F(0, NAN, -0.0, 0, 2, 3), S(2, 3));
         REALS(etch_any_dim(m, S(1), false), 1, 1);
@@ -357,8 +344,7 @@ static void truths(void **state) {
 
 /* ---- indices ---- */
 
-static void reads_by_index(void **state) {
-    (void)state;
+TEST(reads_by_index) {
     for (int d = 0; d < COUNT_OF(some_dtypes); d++)
         for (int how = 0; how < LAYOUT_COUNT; how++)
             ETCH_SCOPE {
@@ -406,8 +392,7 @@ static void reads_by_index(void **state) {
     }
 }
 
-static void writes_by_index(void **state) {
-    (void)state;
+TEST(writes_by_index) {
     for (int d = 0; d < COUNT_OF(some_dtypes); d++)
         for (int how = 0; how < LAYOUT_COUNT; how++)
             ETCH_SCOPE {
@@ -463,8 +448,7 @@ static void writes_by_index(void **state) {
     }
 }
 
-static void sizes_of_data(void **state) {
-    (void)state;
+TEST(sizes_of_data) {
     ETCH_SCOPE {
         etch_tensor *m = etch_view(F(0, NAN, -0.0, 0, 2, 3), S(2, 3)),
                     *one = etch_ones(ETCH_I8, S());
@@ -590,8 +574,7 @@ static etch_tensor *operand(const etch_tensor *from, int64_t rows, int64_t colum
     return t;
 }
 
-static void compiled_as_eager(void **state) {
-    (void)state;
+TEST(compiled_as_eager) {
     const int64_t sizes[][2] = {{2, 5}, {2, 5}, {3, 7}, {2, 9}, {65, 300}, {4, 5}};
     for (int k = 0; k < COUNT_OF(functions); k++)
         for (int dynamic = 0; dynamic < 2; dynamic++) {
@@ -626,8 +609,7 @@ static etch_tensor *picks(etch_tensor *x, etch_tensor *index) {
 }
 
 /* Rule 9: at the flush, with what does not depend on it done. */
-static void index_errors_at_the_flush(void **state) {
-    (void)state;
+TEST(index_errors_at_the_flush) {
     etch_function *f = etch_compile(picks);
     ETCH_SCOPE {
         etch_tensor *x = F(1, 2, 3);
@@ -646,8 +628,7 @@ static void index_errors_at_the_flush(void **state) {
     etch_function_free(f);
 }
 
-static void data_dependent_sizes_break(void **state) {
-    (void)state;
+TEST(data_dependent_sizes_break) {
     etch_function *f = etch_compile(c_nonzero, .fullgraph = true);
     ETCH_SCOPE {
         etch_tensor *x = etch_ones(ETCH_F32, S(2, 3));
@@ -660,29 +641,4 @@ static void data_dependent_sizes_break(void **state) {
     etch_function_free(f);
 }
 
-int main(int argc, char **argv) {
-    (void)argc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(windows),
-        cmocka_unit_test(diagonals),
-        cmocka_unit_test(any_strides),
-        cmocka_unit_test(parts_and_orders),
-        cmocka_unit_test(flips_and_rolls),
-        cmocka_unit_test(stacks),
-        cmocka_unit_test(repetitions),
-        cmocka_unit_test(parts_replaced),
-        cmocka_unit_test(scans),
-        cmocka_unit_test(triangles),
-        cmocka_unit_test(products_and_smallest),
-        cmocka_unit_test(variances),
-        cmocka_unit_test(truths),
-        cmocka_unit_test(reads_by_index),
-        cmocka_unit_test(writes_by_index),
-        cmocka_unit_test(sizes_of_data),
-        cmocka_unit_test(compiled_as_eager),
-        cmocka_unit_test(index_errors_at_the_flush),
-        cmocka_unit_test(data_dependent_sizes_break),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_under_lower_isas(argv);
-}
+int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -51,8 +51,7 @@ static etch_tensor *body(etch_tensor *x, etch_tensor *w) {
     for (int b = 0; b < 2; b++)                                                                    \
         ETCH_SCOPE
 
-static void eager_sees_it(void **state) {
-    (void)state;
+TEST(eager_sees_it) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(4, 4), *native = etch_mm(x, x);
         journal j = {0, 1000};
@@ -69,8 +68,7 @@ static void eager_sees_it(void **state) {
     }
 }
 
-static void compiled_sees_it_and_compiles_once(void **state) {
-    (void)state;
+TEST(compiled_sees_it_and_compiles_once) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(body, .backend = test_backends[b], .fullgraph = true);
         etch_tensor *x = arange_f32(4, 4), *w = arange_f32(4, 4), *native = body(x, w);
@@ -96,8 +94,7 @@ static void compiled_sees_it_and_compiles_once(void **state) {
 }
 
 /* A fused pointwise operator becomes a call of the user's kernel, once a call. */
-static void pointwise_becomes_opaque(void **state) {
-    (void)state;
+TEST(pointwise_becomes_opaque) {
     FOR_BACKENDS(b) {
         etch_function *f = etch_compile(body, .backend = test_backends[b]);
         etch_tensor *x = arange_f32(5, 5), *native = body(x, x);
@@ -133,8 +130,7 @@ static etch_tensor *overrides_inside(etch_tensor *x) {
     return sum;
 }
 
-static void inside_a_body_it_breaks(void **state) {
-    (void)state;
+TEST(inside_a_body_it_breaks) {
     FOR_BACKENDS(b) {
         etch_tensor *x = arange_f32(3, 3), *expected = overrides_inside(x);
         etch_function *f = etch_compile(overrides_inside, .backend = test_backends[b]);
@@ -155,8 +151,7 @@ static void inside_a_body_it_breaks(void **state) {
     }
 }
 
-static void undone_out_of_order(void **state) {
-    (void)state;
+TEST(undone_out_of_order) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(3, 3), *native = etch_relu(x);
         journal j[3] = {{0, 1}, {0, 2}, {0, 4}};
@@ -191,8 +186,7 @@ static etch_status nested_kernel(void *ctx, const etch_op *op, const etch_value 
 }
 
 /* An override of one operator that calls another overridden one. */
-static void kernels_call_overridden_operators(void **state) {
-    (void)state;
+TEST(kernels_call_overridden_operators) {
     FOR_BACKENDS(b) {
         etch_tensor *x = arange_f32(3, 3);
         journal j = {0, 3}, k = {0, 0};
@@ -219,8 +213,7 @@ static etch_status failing_kernel(void *ctx, const etch_op *op, const etch_value
     return ETCH_ERR_UNSUPPORTED;
 }
 
-static void kernels_that_fail(void **state) {
-    (void)state;
+TEST(kernels_that_fail) {
     FOR_BACKENDS(b) {
         etch_tensor *x = arange_f32(3, 3), *native = body(x, x);
         etch_function *f = etch_compile(body, .backend = test_backends[b]);
@@ -251,8 +244,7 @@ static etch_status watch_handler(void *ctx, const etch_op *op, const etch_value 
 }
 
 /* Overridden operators are opaque nodes: modes that allow compiled code are offered them. */
-static void modes_see_them(void **state) {
-    (void)state;
+TEST(modes_see_them) {
     FOR_BACKENDS(b) {
         etch_tensor *x = arange_f32(3, 3);
         watch w = {0};
@@ -273,8 +265,7 @@ static void modes_see_them(void **state) {
     }
 }
 
-static void refused(void **state) {
-    (void)state;
+TEST(refused) {
     journal j = {0};
     etch_clear_error();
     assert_null(etch_op_override(etch_op_find("transpose"), DEVICE_UNDER_TEST, mm_kernel, &j));
@@ -287,19 +278,4 @@ static void refused(void **state) {
     assert_null(etch_op_override(mm(), DEVICE_UNDER_TEST, NULL, &j));
     assert_int_equal(etch_last_status(), ETCH_ERR_NULL);
     etch_op_override_undo(NULL);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(eager_sees_it),
-        cmocka_unit_test(compiled_sees_it_and_compiles_once),
-        cmocka_unit_test(pointwise_becomes_opaque),
-        cmocka_unit_test(inside_a_body_it_breaks),
-        cmocka_unit_test(undone_out_of_order),
-        cmocka_unit_test(kernels_call_overridden_operators),
-        cmocka_unit_test(kernels_that_fail),
-        cmocka_unit_test(modes_see_them),
-        cmocka_unit_test(refused),
-    };
-    return cmocka_run_group_tests_name("override", tests, NULL, NULL);
 }

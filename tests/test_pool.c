@@ -48,8 +48,7 @@ static void check_visits(int64_t n, int64_t grain) {
     assert_int_equal(v.modes, 0);
 }
 
-static void every_element_once(void **state) {
-    (void)state;
+TEST(every_element_once) {
     for (int threads = 1; threads <= 4; threads++) {
         assert_int_equal(etch_set_num_threads(threads), ETCH_OK);
         assert_int_equal(etch_num_threads(), threads);
@@ -61,8 +60,7 @@ static void every_element_once(void **state) {
     }
 }
 
-static void takes_the_rounding_mode_along(void **state) {
-    (void)state;
+TEST(takes_the_rounding_mode_along) {
     etch_set_num_threads(4);
     unsigned old = _MM_GET_ROUNDING_MODE();
     _MM_SET_ROUNDING_MODE(_MM_ROUND_DOWN);
@@ -81,8 +79,7 @@ static void nested(void *ctx, int64_t begin, int64_t end) {
     }
 }
 
-static void regions_in_regions_run_where_they_are(void **state) {
-    (void)state;
+TEST(regions_in_regions_run_where_they_are) {
     static visits inner;
     etch_set_num_threads(4);
     memset(&v, 0, sizeof v);
@@ -93,8 +90,7 @@ static void regions_in_regions_run_where_they_are(void **state) {
     for (int i = 0; i < 100; i++) assert_int_equal(inner.seen[i], 64);
 }
 
-static void bad_counts(void **state) {
-    (void)state;
+TEST(bad_counts) {
     assert_int_equal(etch_set_num_threads(0), ETCH_ERR_INVALID_ARGUMENT);
     assert_int_equal(etch_set_num_threads(-3), ETCH_ERR_INVALID_ARGUMENT);
     assert_int_equal(etch_set_num_threads(3), ETCH_OK);
@@ -126,8 +122,7 @@ static int multiplies_f64(void) {
 
 static int work_in_child(void) { return works() & multiplies_f64(); }
 
-static void a_forked_child_works(void **state) {
-    (void)state;
+TEST(a_forked_child_works) {
     etch_set_num_threads(4);
     assert_true(work_in_child()); /* here first, so that the child inherits a pool in use */
     pid_t child = fork();
@@ -161,8 +156,7 @@ static int work_with_few(void) {
     return ok && etch_last_status() == ETCH_OK && threads_made == (given < 3 ? given : 3);
 }
 
-static void fewer_threads_do_the_work(void **state) {
-    (void)state;
+TEST(fewer_threads_do_the_work) {
     for (int given = 0; given <= 4; given++) {
         threads_given = given;
         int status = in_new_child(work_with_few);
@@ -189,8 +183,7 @@ static int more_threads_later(void) {
     return ok && threads_made == 3 && work_in_child();
 }
 
-static void missing_threads_come_later(void **state) {
-    (void)state;
+TEST(missing_threads_come_later) {
     threads_given = 1;
     int status = in_new_child(more_threads_later);
     threads_given = -1;
@@ -204,10 +197,7 @@ static int work_within_limit(void) {
     return etch_set_num_threads(4) == ETCH_OK && works();
 }
 
-static void a_limit_of_processes(void **state) {
-    (void)state;
-    assert_int_equal(in_new_child(work_within_limit), 0);
-}
+TEST(a_limit_of_processes) { assert_int_equal(in_new_child(work_within_limit), 0); }
 
 /* OpenBLAS has lost its threads by the fork: it is not let to ask for them in vain. */
 static int blas_without_threads(void) {
@@ -220,23 +210,7 @@ static int blas_without_threads(void) {
     return multiplies_f64() && etch_last_status() == ETCH_OK;
 }
 
-static void openblas_after_a_fork(void **state) {
-    (void)state;
+TEST(openblas_after_a_fork) {
     assert_int_equal(in_new_child(blas_without_threads), 0);
     assert_true(multiplies_f64());
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(every_element_once),
-        cmocka_unit_test(takes_the_rounding_mode_along),
-        cmocka_unit_test(regions_in_regions_run_where_they_are),
-        cmocka_unit_test(bad_counts),
-        cmocka_unit_test(a_forked_child_works),
-        cmocka_unit_test(fewer_threads_do_the_work),
-        cmocka_unit_test(missing_threads_come_later),
-        cmocka_unit_test(a_limit_of_processes),
-        cmocka_unit_test(openblas_after_a_fork),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -58,8 +58,7 @@ static void check_mm(etch_tensor *a, etch_tensor *b) {
 
 /* ---- tests ---- */
 
-static void small_products_are_chains(void **state) {
-    (void)state;
+TEST(small_products_are_chains) {
     const int64_t sizes[][3] = {{1, 1, 1},  {10, 10, 10}, {1, 64, 64}, {64, 1, 64}, {64, 64, 1},
                                 {7, 17, 5}, {64, 64, 64}, {13, 33, 3}, {6, 16, 31}, {12, 48, 64},
                                 {5, 15, 2}, {63, 49, 62}, {2, 8, 64},  {3, 4, 5}};
@@ -76,8 +75,7 @@ static void small_products_are_chains(void **state) {
                 }
 }
 
-static void odd_values_in_small_products(void **state) {
-    (void)state;
+TEST(odd_values_in_small_products) {
     for (int round = 0; round < 30; round++)
         ETCH_SCOPE {
             check_mm(make(ETCH_F32, ETCH_SHAPE(9, 3), LAYOUT_ROW, false),
@@ -87,8 +85,7 @@ static void odd_values_in_small_products(void **state) {
         }
 }
 
-static void large_products(void **state) {
-    (void)state;
+TEST(large_products) {
     const int64_t sizes[][3] = {{65, 1, 1},     {1, 65, 1},     {1, 1, 65},
                                 {65, 65, 65},   {1, 1000, 300}, {1000, 1, 9},
                                 {130, 257, 90}, {300, 40, 70},  {600, 520, 3}};
@@ -103,8 +100,7 @@ static void large_products(void **state) {
                 }
 }
 
-static void threads_do_not_matter(void **state) {
-    (void)state;
+TEST(threads_do_not_matter) {
     const int64_t sizes[][3] = {{1, 1000, 1000}, {150, 256, 130}, {400, 1, 200}, {300, 140, 7}};
     for (int d = ETCH_F32; d <= ETCH_I8; d++)
         for (int s = 0; s < COUNT_OF(sizes); s++)
@@ -124,8 +120,7 @@ static void threads_do_not_matter(void **state) {
     etch_set_num_threads(2);
 }
 
-static void vectors_and_batches(void **state) {
-    (void)state;
+TEST(vectors_and_batches) {
     const int64_t lengths[] = {1, 7, 64, 65, 300};
     for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
         for (int s = 0; s < COUNT_OF(lengths); s++)
@@ -156,8 +151,7 @@ static void vectors_and_batches(void **state) {
 
 /* beta * self + alpha * (a b): in the compute type, rounded once; beta = 0 does not look at self.
  */
-static void addmm(void **state) {
-    (void)state;
+TEST(addmm) {
     const etch_shape selves[] = {ETCH_SHAPE(6, 9), ETCH_SHAPE(9), ETCH_SHAPE(6, 1), ETCH_SHAPE(),
                                  ETCH_SHAPE(1, 9)};
     const double factors[][2] = {{1, 1}, {0.5, 1}, {1, -2}, {0, 3}, {3, 0}};
@@ -196,8 +190,7 @@ static void addmm(void **state) {
                 }
 }
 
-static void empty_and_zero_k(void **state) {
-    (void)state;
+TEST(empty_and_zero_k) {
     for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
         ETCH_SCOPE {
             etch_dtype dtype = d;
@@ -219,8 +212,7 @@ static void empty_and_zero_k(void **state) {
         }
 }
 
-static void failed_allocations(void **state) {
-    (void)state;
+TEST(failed_allocations) {
     for (int64_t n = 0, done = 0; !done; n++)
         ETCH_SCOPE {
             etch_tensor *a = make(ETCH_BF16, ETCH_SHAPE(70, 30), LAYOUT_GAPS, true);
@@ -237,18 +229,4 @@ static void failed_allocations(void **state) {
         }
 }
 
-int main(int argc, char **argv) {
-    (void)argc;
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(small_products_are_chains),
-        cmocka_unit_test(odd_values_in_small_products),
-        cmocka_unit_test(large_products),
-        cmocka_unit_test(threads_do_not_matter),
-        cmocka_unit_test(vectors_and_batches),
-        cmocka_unit_test(addmm),
-        cmocka_unit_test(empty_and_zero_k),
-        cmocka_unit_test(failed_allocations),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_under_lower_isas(argv);
-}
+int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -55,8 +55,7 @@ static etch_profile_entry find(etch_profile_kind kind, const char *name) {
 
 /* ---- what is recorded ---- */
 
-static void test_first_call_shows_operators_breaks_and_compiles(void **state) {
-    (void)state;
+TEST(first_call_shows_operators_breaks_and_compiles) {
     etch_function *f = etch_compile(mixed);
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(8, 8), *w = arange_f32(8, 8);
@@ -73,8 +72,7 @@ static void test_first_call_shows_operators_breaks_and_compiles(void **state) {
     etch_function_free(f);
 }
 
-static void test_compiled_call_shows_its_steps(void **state) {
-    (void)state;
+TEST(compiled_call_shows_its_steps) {
     etch_function *f = etch_compile(mixed);
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(8, 8), *w = arange_f32(8, 8);
@@ -112,8 +110,7 @@ static etch_counters_t run_counted(bool profiled, etch_tensor **results) {
     return c;
 }
 
-static void test_changes_neither_bits_nor_counters(void **state) {
-    (void)state;
+TEST(changes_neither_bits_nor_counters) {
     ETCH_SCOPE {
         etch_tensor *warm[4], *plain[4], *profiled[4];
         run_counted(false, warm); /* afterwards kernels are in memory for both */
@@ -123,8 +120,7 @@ static void test_changes_neither_bits_nor_counters(void **state) {
     }
 }
 
-static void test_nothing_is_recorded_outside(void **state) {
-    (void)state;
+TEST(nothing_is_recorded_outside) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(3, 3);
         ETCH_PROFILE (NULL) { etch_sin(x); }
@@ -150,8 +146,7 @@ static void *thousand_operators(void *ctx) {
     return NULL;
 }
 
-static void test_all_threads_are_recorded(void **state) {
-    (void)state;
+TEST(all_threads_are_recorded) {
     pthread_t threads[3];
     ETCH_PROFILE (NULL) {
         for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, thousand_operators, NULL);
@@ -161,8 +156,7 @@ static void test_all_threads_are_recorded(void **state) {
     assert_int_equal(find(ETCH_PROFILE_OPERATOR, "aten::cos").count, 4000);
 }
 
-static void test_end_while_threads_are_running(void **state) {
-    (void)state;
+TEST(end_while_threads_are_running) {
     pthread_t threads[3];
     for (int i = 0; i < 3; i++) pthread_create(&threads[i], NULL, thousand_operators, NULL);
     for (int i = 0; i < 20; i++) {
@@ -172,8 +166,7 @@ static void test_end_while_threads_are_running(void **state) {
     for (int i = 0; i < 3; i++) pthread_join(threads[i], NULL);
 }
 
-static void test_child_records_nothing(void **state) {
-    (void)state;
+TEST(child_records_nothing) {
     ETCH_PROFILE (NULL) {
         pid_t child = fork();
         if (child == 0) {
@@ -187,8 +180,7 @@ static void test_child_records_nothing(void **state) {
     assert_int_equal(etch_profile_entries(NULL, 0), 0);
 }
 
-static void test_one_profile_at_a_time(void **state) {
-    (void)state;
+TEST(one_profile_at_a_time) {
     int inner = 0;
     assert_int_equal(etch_profile_end(), ETCH_ERR_INVALID_ARGUMENT);
     ETCH_SCOPE {
@@ -204,8 +196,7 @@ static void test_one_profile_at_a_time(void **state) {
     etch_clear_error();
 }
 
-static void test_short_memory_fails_nothing(void **state) {
-    (void)state;
+TEST(short_memory_fails_nothing) {
     int64_t failing = 0;
     for (int64_t n = 0; n < 12; n++) {
         ETCH_SCOPE {
@@ -256,8 +247,7 @@ static int count_text(const char *text, const char *part) {
     return n;
 }
 
-static void test_trace_file(void **state) {
-    (void)state;
+TEST(trace_file) {
     char path[] = "/tmp/etch-profile-XXXXXX";
     int fd = mkstemp(path);
     assert_true(fd >= 0);
@@ -281,8 +271,7 @@ static void test_trace_file(void **state) {
     etch_function_free(f);
 }
 
-static void test_file_that_cannot_be_written(void **state) {
-    (void)state;
+TEST(file_that_cannot_be_written) {
     assert_int_equal(etch_profile_begin("/proc/none/trace.json"), ETCH_ERR_IO);
     assert_non_null(strstr(etch_last_error(), "/proc/none/trace.json"));
     int ran = 0;
@@ -293,8 +282,7 @@ static void test_file_that_cannot_be_written(void **state) {
     etch_clear_error();
 }
 
-static void test_table_is_sorted_and_measures_itself(void **state) {
-    (void)state;
+TEST(table_is_sorted_and_measures_itself) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(64, 64);
         ETCH_PROFILE (NULL) {
@@ -316,22 +304,4 @@ static void test_table_is_sorted_and_measures_itself(void **state) {
     assert_true(all[0].total_ns >= all[1].total_ns && all[1].total_ns >= all[2].total_ns);
     assert_string_equal(etch_profile_kind_name(ETCH_PROFILE_KERNEL), "kernel");
     assert_string_equal(etch_profile_kind_name(ETCH_PROFILE_KINDS), "unknown");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_first_call_shows_operators_breaks_and_compiles),
-        cmocka_unit_test(test_compiled_call_shows_its_steps),
-        cmocka_unit_test(test_changes_neither_bits_nor_counters),
-        cmocka_unit_test(test_nothing_is_recorded_outside),
-        cmocka_unit_test(test_all_threads_are_recorded),
-        cmocka_unit_test(test_end_while_threads_are_running),
-        cmocka_unit_test(test_child_records_nothing),
-        cmocka_unit_test(test_one_profile_at_a_time),
-        cmocka_unit_test(test_short_memory_fails_nothing),
-        cmocka_unit_test(test_trace_file),
-        cmocka_unit_test(test_file_that_cannot_be_written),
-        cmocka_unit_test(test_table_is_sorted_and_measures_itself),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -51,8 +51,7 @@ static int count_text(const char *text, const char *part) {
 
 /* ---- profiling ---- */
 
-static void test_profiling_lines_and_table(void **state) {
-    (void)state;
+TEST(profiling_lines_and_table) {
     etch_mode *m = etch_profiling_mode(to_written());
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(8, 8), *expected = step(x, x), *y = NULL;
@@ -85,8 +84,7 @@ static void test_profiling_lines_and_table(void **state) {
     etch_mode_free(m);
 }
 
-static void test_profiling_to_a_file_and_to_nowhere(void **state) {
-    (void)state;
+TEST(profiling_to_a_file_and_to_nowhere) {
     FILE *file = tmpfile();
     etch_mode *m = etch_profiling_mode(etch_file_sink(file));
     etch_mode *silent = etch_profiling_mode(etch_file_sink(NULL));
@@ -114,8 +112,7 @@ static etch_tensor *with_element(etch_dtype dtype, double value) {
     return etch_to(x, dtype);
 }
 
-static void test_validation_finds_nan_in_every_float_dtype(void **state) {
-    (void)state;
+TEST(validation_finds_nan_in_every_float_dtype) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
     etch_mode *nan_only = etch_validation_mode(false), *both = etch_validation_mode(true);
     ETCH_SCOPE {
@@ -142,8 +139,7 @@ static void test_validation_finds_nan_in_every_float_dtype(void **state) {
     etch_mode_free(nan_only);
 }
 
-static void test_validation_of_results_lists_and_views(void **state) {
-    (void)state;
+TEST(validation_of_results_lists_and_views) {
     etch_mode *m = etch_validation_mode(false);
     ETCH_SCOPE {
         etch_tensor *minus = etch_full(ETCH_F32, ETCH_SHAPE(2), -1.0);
@@ -174,8 +170,7 @@ static void test_validation_of_results_lists_and_views(void **state) {
 }
 
 /* The mode looks at elements itself: modes outside see the program's operators only. */
-static void test_validation_calls_no_operators(void **state) {
-    (void)state;
+TEST(validation_calls_no_operators) {
     etch_mode *outer = etch_statistics_mode(), *m = etch_validation_mode(true);
     ETCH_SCOPE {
         etch_tensor *x = etch_div_scalar(arange_f32(4, 4), 100);
@@ -200,8 +195,7 @@ static etch_tensor *exposes(etch_tensor *x) {
 }
 
 /* Memory to which the user holds a pointer stays exposed when a mode has looked at it. */
-static void test_validation_ends_no_exposure(void **state) {
-    (void)state;
+TEST(validation_ends_no_exposure) {
     inner_mode = etch_validation_mode(false);
     ETCH_SCOPE {
         etch_function *f = etch_compile(exposes);
@@ -216,8 +210,7 @@ static void test_validation_ends_no_exposure(void **state) {
 
 /* ---- logging ---- */
 
-static void test_logging(void **state) {
-    (void)state;
+TEST(logging) {
     etch_mode *m = etch_logging_mode(to_written());
     ETCH_SCOPE {
         etch_tensor *a = arange_f32(2, 3), *b = arange_f32(3, 4), *list[2] = {a, a};
@@ -242,8 +235,7 @@ static void test_logging(void **state) {
 
 /* ---- statistics ---- */
 
-static void test_statistics_by_falling_count(void **state) {
-    (void)state;
+TEST(statistics_by_falling_count) {
     etch_mode *m = etch_statistics_mode();
     char text[512], cut[8];
     assert_int_equal(etch_statistics_mode_text(m, text, sizeof text), 0);
@@ -280,8 +272,7 @@ static void *count_on_thread(void *mode) {
     return NULL;
 }
 
-static void test_one_mode_on_several_threads(void **state) {
-    (void)state;
+TEST(one_mode_on_several_threads) {
     pthread_t threads[4];
     etch_mode *m = etch_statistics_mode();
     for (int i = 0; i < 4; i++) pthread_create(&threads[i], NULL, count_on_thread, m);
@@ -303,8 +294,7 @@ etch_tensor *outer_function(etch_tensor *x) {
     return y ? etch_neg(y) : NULL;
 }
 
-static void test_call_stack(void **state) {
-    (void)state;
+TEST(call_stack) {
     etch_mode *m = etch_call_stack_mode("mm", to_written());
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(3, 3);
@@ -339,8 +329,7 @@ static etch_status answer_zeros(void *ctx, const etch_op *op, const etch_value *
     return out[0] ? ETCH_OK : etch_last_status();
 }
 
-static void test_conditional_by_operator_and_size(void **state) {
-    (void)state;
+TEST(conditional_by_operator_and_size) {
     int calls = 0;
     etch_mode *m = etch_conditional_mode("mm", 1024, answer_zeros, &calls);
     ETCH_SCOPE {
@@ -369,8 +358,7 @@ static etch_status only_count(void *ctx, const etch_op *op, const etch_value *ar
     return ETCH_DECLINED;
 }
 
-static void test_conditional_on_anything(void **state) {
-    (void)state;
+TEST(conditional_on_anything) {
     int all = 0, large = 0;
     etch_mode *any = etch_conditional_mode(NULL, -1, only_count, &all);
     etch_mode *by_size = etch_conditional_mode(NULL, 3, only_count, &large);
@@ -407,8 +395,7 @@ static etch_status product_shape(void *ctx, const etch_op *op, const etch_value 
     return ETCH_OK;
 }
 
-static void test_replacement(void **state) {
-    (void)state;
+TEST(replacement) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = product_kernel, .shape = product_shape};
     const etch_op *by = etch_op_register("ready_test::product(Tensor a, Tensor b) -> Tensor", &d);
     etch_mode *m = etch_replacement_mode("mm", by), *wrong;
@@ -445,8 +432,7 @@ static void test_replacement(void **state) {
 
 /* ---- asking the wrong mode ---- */
 
-static void test_modes_of_another_kind_are_refused(void **state) {
-    (void)state;
+TEST(modes_of_another_kind_are_refused) {
     etch_mode *m = etch_statistics_mode();
     char text[8];
     assert_int_equal(etch_profiling_mode_times(m, NULL, 0), -1);
@@ -457,24 +443,4 @@ static void test_modes_of_another_kind_are_refused(void **state) {
     assert_int_equal(etch_statistics_mode_text(NULL, text, sizeof text), -1);
     etch_clear_error();
     etch_mode_free(m);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_profiling_lines_and_table),
-        cmocka_unit_test(test_profiling_to_a_file_and_to_nowhere),
-        cmocka_unit_test(test_validation_finds_nan_in_every_float_dtype),
-        cmocka_unit_test(test_validation_of_results_lists_and_views),
-        cmocka_unit_test(test_validation_calls_no_operators),
-        cmocka_unit_test(test_validation_ends_no_exposure),
-        cmocka_unit_test(test_logging),
-        cmocka_unit_test(test_statistics_by_falling_count),
-        cmocka_unit_test(test_one_mode_on_several_threads),
-        cmocka_unit_test(test_call_stack),
-        cmocka_unit_test(test_conditional_by_operator_and_size),
-        cmocka_unit_test(test_conditional_on_anything),
-        cmocka_unit_test(test_replacement),
-        cmocka_unit_test(test_modes_of_another_kind_are_refused),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -111,8 +111,7 @@ static void check(etch_tensor *t, uint32_t mask, reduce_kind kind) {
 
 /* ---- tests ---- */
 
-static void every_dtype_layout_and_axes(void **state) {
-    (void)state;
+TEST(every_dtype_layout_and_axes, .deals = true) {
     const etch_shape shapes[] = {ETCH_SHAPE(7),        ETCH_SHAPE(3, 70),       ETCH_SHAPE(70, 3),
                                  ETCH_SHAPE(4, 1, 33), ETCH_SHAPE(2, 18, 2, 3), ETCH_SHAPE(1)};
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
@@ -131,8 +130,7 @@ static void every_dtype_layout_and_axes(void **state) {
                     }
 }
 
-static void odd_values(void **state) {
-    (void)state;
+TEST(odd_values, .deals = true) {
     enum { ROUNDS = 20 };
     for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
         for (int round = 0; round < ROUNDS; round++)
@@ -149,8 +147,7 @@ static void odd_values(void **state) {
 }
 
 /* More than one block, and a tree of blocks that is not full: rows, columns, and in between. */
-static void several_blocks(void **state) {
-    (void)state;
+TEST(several_blocks, .deals = true) {
     const etch_shape shapes[] = {ETCH_SHAPE(4096),          ETCH_SHAPE(4097),
                                  ETCH_SHAPE(3 * 4096 + 65), ETCH_SHAPE(7 * 4096 - 1),
                                  ETCH_SHAPE(9000, 3),       ETCH_SHAPE(3, 9000),
@@ -171,8 +168,7 @@ static void several_blocks(void **state) {
     etch_set_num_threads(2);
 }
 
-static void threads_do_not_matter(void **state) {
-    (void)state;
+TEST(threads_do_not_matter, .deals = true) {
     const etch_shape shapes[] = {ETCH_SHAPE(300000), ETCH_SHAPE(600, 500), ETCH_SHAPE(150000, 2),
                                  ETCH_SHAPE(2, 150000)};
     for (int s = 0; s < COUNT_OF(shapes); s++)
@@ -196,8 +192,7 @@ static void threads_do_not_matter(void **state) {
 }
 
 /* A transposed tensor and its contiguous copy have the same logical order, hence the same bits. */
-static void strides_do_not_matter(void **state) {
-    (void)state;
+TEST(strides_do_not_matter) {
     ETCH_SCOPE {
         etch_tensor *t = make(ETCH_F32, ETCH_SHAPE(130, 90), LAYOUT_COLUMN, true);
         etch_tensor *c = etch_clone(t);
@@ -234,8 +229,7 @@ static void check_argmax(etch_tensor *t, int dim) {
     free(x);
 }
 
-static void argmax_first_nan_first_tie(void **state) {
-    (void)state;
+TEST(argmax_first_nan_first_tie, .deals = true) {
     const etch_shape shapes[] = {ETCH_SHAPE(1), ETCH_SHAPE(700), ETCH_SHAPE(5, 130),
                                  ETCH_SHAPE(130, 5), ETCH_SHAPE(3, 4, 20)};
     for (int d = 0; d < ETCH_BOOL; d++) /* bool has no order that argmax would take */
@@ -249,8 +243,7 @@ static void argmax_first_nan_first_tie(void **state) {
                     }
 }
 
-static void argmax_of_large_tensors(void **state) {
-    (void)state;
+TEST(argmax_of_large_tensors) {
     for (int threads = 1; threads <= 2; threads++)
         ETCH_SCOPE {
             etch_set_num_threads(threads);
@@ -263,8 +256,7 @@ static void argmax_of_large_tensors(void **state) {
         }
 }
 
-static void nothing_to_reduce(void **state) {
-    (void)state;
+TEST(nothing_to_reduce) {
     ETCH_SCOPE {
         etch_tensor *none = make(ETCH_F32, ETCH_SHAPE(0), LAYOUT_ROW, true);
         assert_true(same_number(get(etch_sum(none), 0), real_number(0)));
@@ -283,8 +275,7 @@ static void nothing_to_reduce(void **state) {
     }
 }
 
-static void sums_of_integers_are_i64(void **state) {
-    (void)state;
+TEST(sums_of_integers_are_i64) {
     ETCH_SCOPE {
         etch_tensor *t = make_view(ETCH_I8, ETCH_SHAPE(1000), LAYOUT_ROW);
         for (int i = 0; i < 1000; i++) put(t, i, whole_number(127));
@@ -297,19 +288,4 @@ static void sums_of_integers_are_i64(void **state) {
     }
 }
 
-int main(int argc, char **argv) {
-    (void)argc;
-    const struct CMUnitTest tests[] = {
-        test_in_shares(every_dtype_layout_and_axes),
-        test_in_shares(odd_values),
-        test_in_shares(several_blocks),
-        test_in_shares(threads_do_not_matter),
-        cmocka_unit_test(strides_do_not_matter),
-        test_in_shares(argmax_first_nan_first_tie),
-        cmocka_unit_test(argmax_of_large_tensors),
-        cmocka_unit_test(nothing_to_reduce),
-        cmocka_unit_test(sums_of_integers_are_i64),
-    };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return failed + run_under_lower_isas(argv);
-}
+int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -33,8 +33,7 @@ static void asks_offset(fuzz_world *w, const void *unused) {
     fuzz_query(w, 2, 0);
 }
 
-static void test_offset_of_deferred_view(void **state) {
-    (void)state;
+TEST(offset_of_deferred_view) {
     fuzz_setup setup = {.ncalls = 5,
                         .period = 1,
                         .nin = 1,
@@ -58,8 +57,7 @@ static void writes_beside_deferred(fuzz_world *w, const void *unused) {
     fuzz_set(w, 3, etch_add(w->v[0], w->v[2]));
 }
 
-static void test_exposed_beside_deferred(void **state) {
-    (void)state;
+TEST(exposed_beside_deferred) {
     fuzz_setup setup = {.ncalls = 4,
                         .period = 1,
                         .nin = 2,
@@ -81,8 +79,7 @@ static void writes_view(fuzz_world *w, const void *unused) {
     fuzz_raw_read(w, 0);
 }
 
-static void test_exposed_view_written(void **state) {
-    (void)state;
+TEST(exposed_view_written) {
     fuzz_setup setup = {.ncalls = 8,
                         .period = 2,
                         .nin = 1,
@@ -100,8 +97,7 @@ static void writes_argument(fuzz_world *w, const void *unused) {
 }
 
 /* The first variant's argument is no wrapped memory. */
-static void test_wrapped_argument_written(void **state) {
-    (void)state;
+TEST(wrapped_argument_written) {
     fuzz_setup setup = {.ncalls = 8,
                         .period = 2,
                         .nin = 1,
@@ -124,8 +120,7 @@ static void computes_then_writes_view(fuzz_world *w, const void *unused) {
     fuzz_format(w, 2);
 }
 
-static void test_live_value_of_written_alias(void **state) {
-    (void)state;
+TEST(live_value_of_written_alias) {
     fuzz_setup setup = {.ncalls = 5,
                         .period = 1,
                         .nin = 1,
@@ -145,8 +140,7 @@ static void writes_then_other_dtype(fuzz_world *w, const void *unused) {
     fuzz_set(w, 3, etch_erf(w->v[2]));
 }
 
-static void test_default_dtype_of_rewritten_graph(void **state) {
-    (void)state;
+TEST(default_dtype_of_rewritten_graph) {
     fuzz_setup setup = {.ncalls = 4,
                         .period = 1,
                         .nin = 1,
@@ -165,8 +159,7 @@ static void copies_to_no_device(fuzz_world *w, const void *unused) {
     fuzz_set(w, 2, etch_to_device(w->v[1], -1));
 }
 
-static void test_error_before_break(void **state) {
-    (void)state;
+TEST(error_before_break) {
     fuzz_setup setup = {.ncalls = 4,
                         .period = 1,
                         .nin = 1,
@@ -185,8 +178,7 @@ static void writes_strided(fuzz_world *w, const void *unused) {
     fuzz_set(w, 2, etch_cos_(w->v[1]));
 }
 
-static void test_write_through_as_strided(void **state) {
-    (void)state;
+TEST(write_through_as_strided) {
     fuzz_setup setup = {.ncalls = 4,
                         .period = 1,
                         .nin = 1,
@@ -204,8 +196,7 @@ static void writes_windows(fuzz_world *w, const void *unused) {
     fuzz_set(w, 2, etch_neg_(w->v[1]));
 }
 
-static void test_write_to_overlapping_windows(void **state) {
-    (void)state;
+TEST(write_to_overlapping_windows) {
     fuzz_setup setup = {.ncalls = 4,
                         .period = 1,
                         .nin = 1,
@@ -217,8 +208,7 @@ static void test_write_to_overlapping_windows(void **state) {
 
 /* ---- an index of no dimension beside a source of no elements, and the other way round ---- */
 
-static void test_index_beyond_0d_and_empty(void **state) {
-    (void)state;
+TEST(index_beyond_0d_and_empty) {
     ETCH_SCOPE {
         etch_tensor *self = etch_zeros(ETCH_I64, ETCH_SHAPE()),
                     *none = etch_zeros(ETCH_I64, ETCH_SHAPE(0));
@@ -257,8 +247,7 @@ static etch_status erf_of_index(void *ctx, etch_tensor *const *in, int nin, etch
     return out[0] ? ETCH_OK : etch_last_status();
 }
 
-static void test_default_dtype_of_edited_graph(void **state) {
-    (void)state;
+TEST(default_dtype_of_edited_graph) {
     assert_int_equal(etch_register_backend("puts_sin", puts_sin, NULL), ETCH_OK);
     etch_function *f = etch_compile(erf_of_index, .backend = "puts_sin");
     ETCH_SCOPE {
@@ -272,21 +261,4 @@ static void test_default_dtype_of_edited_graph(void **state) {
     assert_int_equal(etch_function_counters(f).eager_runs, 0);
     etch_function_free(f);
     etch_unregister_backend("puts_sin");
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_offset_of_deferred_view),
-        cmocka_unit_test(test_exposed_beside_deferred),
-        cmocka_unit_test(test_exposed_view_written),
-        cmocka_unit_test(test_wrapped_argument_written),
-        cmocka_unit_test(test_live_value_of_written_alias),
-        cmocka_unit_test(test_default_dtype_of_rewritten_graph),
-        cmocka_unit_test(test_default_dtype_of_edited_graph),
-        cmocka_unit_test(test_error_before_break),
-        cmocka_unit_test(test_write_through_as_strided),
-        cmocka_unit_test(test_write_to_overlapping_windows),
-        cmocka_unit_test(test_index_beyond_0d_and_empty),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,17 +2,12 @@
  * the right values whatever joins them, and what must not join does not; sums of products become
  * products of sums, and which must not do not; tuned kernels have eager's bits. On the CPU nothing
  * joins a product and nothing is tuned. */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
+#include "etch_test.h"
 #include "backends/cuda/gemm.h"
 #include "core/graph/backend.h"
 #include "core/dispatch/dispatch.h"
@@ -100,8 +95,7 @@ static void check_relaxed(etch_fn3 body, etch_dtype dtype, bool joined) {
     }
 }
 
-static void epilogues(void **state) {
-    (void)state;
+TEST(epilogues) {
     static const etch_fn3 bodies[] = {bias_relu,  bias_gelu,   only_bias,
                                       only_relu,  only_gelu,   addmm_alone,
                                       addmm_relu, linear_gelu, changed_in_place};
@@ -157,8 +151,7 @@ static etch_tensor *both_results(etch_tensor *x, etch_tensor *w, etch_tensor *b)
     return after_each_other(p, etch_relu(etch_add(p, b)));
 }
 
-static void what_does_not_join(void **state) {
-    (void)state;
+TEST(what_does_not_join) {
     static const etch_fn3 bodies[] = {read_twice,     erf_gelu,        alpha_of_two,
                                       full_matrix,    wider_result,    relu_of_view,
                                       column_of_bias, written_between, both_results};
@@ -185,8 +178,7 @@ static etch_tensor *spread_bias(etch_tensor *x, etch_tensor *w, etch_tensor *b) 
     return etch_gelu_with(etch_add(etch_mm(x, w), etch_slice(two, 0, 0, 2 * N, 2)), true);
 }
 
-static void by_a_kernel_of_our_own(void **state) {
-    (void)state;
+TEST(by_a_kernel_of_our_own) {
     static const etch_fn3 bodies[] = {scaled_relu, scaled_gelu, without_self, odd_bias,
                                       spread_bias};
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_BF16, ETCH_F16};
@@ -205,8 +197,7 @@ static void by_a_kernel_of_our_own(void **state) {
         }
 }
 
-static void nan_goes_through(void **state) {
-    (void)state;
+TEST(nan_goes_through) {
     etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(M, K), (double)NAN), *y;
     etch_tensor *w = operand_of(ETCH_F32, ETCH_SHAPE(K, N)),
                 *b = operand_of(ETCH_F32, ETCH_SHAPE(N));
@@ -237,8 +228,7 @@ static etch_tensor *copied_input_changed(etch_tensor *x, etch_tensor *w, etch_te
     return etch_add(etch_mm(copy, w), b);
 }
 
-static void copies_of_operands(void **state) {
-    (void)state;
+TEST(copies_of_operands) {
     static const etch_fn3 bodies[] = {copied_operand, copied_then_changed, copied_input_changed};
     for (int i = 0; i < 3; i++) {
         ETCH_SCOPE {
@@ -257,8 +247,7 @@ static void copies_of_operands(void **state) {
 
 /* ---- graphs, threads ---- */
 
-static void bias_in_a_graph(void **state) {
-    (void)state;
+TEST(bias_in_a_graph) {
     etch_function *f =
         etch_compile(read_twice, .mode = ETCH_MODE_REDUCE_OVERHEAD, .numerics = ETCH_RELAXED);
     etch_function *g =
@@ -279,8 +268,7 @@ static etch_tensor *two_layers(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
     return etch_gelu_with(etch_mm(h, etch_t(w)), true);
 }
 
-static void layers_in_a_graph(void **state) {
-    (void)state;
+TEST(layers_in_a_graph) {
     etch_function *f =
         etch_compile(two_layers, .mode = ETCH_MODE_REDUCE_OVERHEAD, .numerics = ETCH_RELAXED);
     etch_tensor *x = operand_of(ETCH_F32, ETCH_SHAPE(M, K)),
@@ -308,8 +296,7 @@ static void *own_bias(void *number) {
     return ok ? NULL : number;
 }
 
-static void threads_have_biases(void **state) {
-    (void)state;
+TEST(threads_have_biases) {
     pthread_t t[3];
     etch_tensor *x = operand_of(ETCH_F32, ETCH_SHAPE(M, K)),
                 *w = operand_of(ETCH_F32, ETCH_SHAPE(K, N));
@@ -599,8 +586,7 @@ static void check_sum(const sum_case *c, etch_dtype dtype) {
     }
 }
 
-static void sums_of_products(void **state) {
-    (void)state;
+TEST(sums_of_products) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
     for (size_t i = 0; i < sizeof sums / sizeof *sums; i++)
         for (int d = 0; d < 4; d++)
@@ -609,8 +595,7 @@ static void sums_of_products(void **state) {
 
 /* Products of finite numbers in the range stay there, whatever is added before: at the largest
  * number of each dtype with factors that bring it down. */
-static void nothing_leaves_the_range(void **state) {
-    (void)state;
+TEST(nothing_leaves_the_range) {
     static const struct {
         etch_dtype dtype;
         double most, factor;
@@ -636,8 +621,7 @@ static void nothing_leaves_the_range(void **state) {
 }
 
 /* Integers, and small products of any dtype, have the bits of eager code under either numerics. */
-static void sums_with_exact_bits(void **state) {
-    (void)state;
+TEST(sums_with_exact_bits) {
     static const etch_dtype dtypes[] = {ETCH_I32, ETCH_I64, ETCH_F32};
     for (int d = 0; d < 3; d++) {
         ETCH_SCOPE {
@@ -663,8 +647,7 @@ static etch_status own_product(void *runs, const etch_op *op, const etch_value *
     return etch_copy_(out[0], etch_squeeze(batch)) ? ETCH_OK : etch_last_status();
 }
 
-static void products_of_the_user_stay(void **state) {
-    (void)state;
+TEST(products_of_the_user_stay) {
     int runs = 0;
     etch_override *o =
         etch_op_override(etch_op_find("mm"), on_device() ? "cuda" : "cpu", own_product, &runs);
@@ -699,8 +682,7 @@ static void count_seed(etch_function *f, etch_tensor *x, etch_tensor *w, int pro
         assert_int_equal(etch_counters().kernel_launches - before.kernel_launches, 6);
 }
 
-static void seed_program(void **state) {
-    (void)state;
+TEST(seed_program) {
     etch_tensor *x = operand_of(ETCH_F32, ETCH_SHAPE(M, M));
     etch_tensor *w = etch_div_scalar(operand_of(ETCH_F32, ETCH_SHAPE(M, M)), 10);
     etch_tensor *eager = seed(x, w), *exact = seed(wide(x), wide(w));
@@ -717,8 +699,7 @@ static void seed_program(void **state) {
 
 /* ---- logs, epilogues ---- */
 
-static void sums_in_the_logs(void **state) {
-    (void)state;
+TEST(sums_in_the_logs) {
     etch_tensor *a = operand_of(ETCH_F32, ETCH_SHAPE(M, K)),
                 *w = operand_of(ETCH_F32, ETCH_SHAPE(K, N));
     etch_tensor *b = etch_sin(a), *v = etch_sin(w);
@@ -745,8 +726,7 @@ static etch_tensor *grown(etch_tensor *x, etch_tensor *w) {
 
 /* Small products stay, the others become one; the kernels of both are there
  * from the first size on. */
-static void one_graph_for_all_sizes(void **state) {
-    (void)state;
+TEST(one_graph_for_all_sizes) {
     static const int64_t sizes[] = {3, 2, 64, 65, 200, 5, 300};
     etch_tensor *w = operand_of(ETCH_F32, ETCH_SHAPE(24, 48));
     for (int from = 0; from < 2; from++) {
@@ -778,8 +758,7 @@ static etch_status compile_graph(const graph *g, plan **out) {
     return etch__backend_find("native")->compile(g, &options, out);
 }
 
-static void every_allocation_fails_once(void **state) {
-    (void)state;
+TEST(every_allocation_fails_once) {
     ONLY_ON_CPU();
     graph *g = etch__graph_parse("graph s(%0: f32[70, 70], %1: f32[70, 70]) {\n"
                                  "%2: f32[70, 70] = mm(%0, %1)\n"
@@ -818,8 +797,7 @@ static void check_tuned(etch_fn2 body, int64_t rows, int64_t columns) {
     }
 }
 
-static void tuned_kernels_have_the_bits_of_eager(void **state) {
-    (void)state;
+TEST(tuned_kernels_have_the_bits_of_eager) {
     static const etch_fn2 bodies[] = {mixed, rows, columns, all, norm, turned};
     int64_t before = etch_counters().candidates_timed;
     for (int i = 0; i < 6; i++) {
@@ -831,8 +809,7 @@ static void tuned_kernels_have_the_bits_of_eager(void **state) {
     assert_true(on_device() || timed == 0); /* on a device the disk cache may know it all */
 }
 
-static void tuned_products_are_close(void **state) {
-    (void)state;
+TEST(tuned_products_are_close) {
     static const etch_dtype dtypes[] = {ETCH_F32, ETCH_BF16, ETCH_F16};
     for (int d = 0; d < 3; d++) {
         ETCH_SCOPE {
@@ -848,44 +825,13 @@ static void tuned_products_are_close(void **state) {
     }
 }
 
-static int64_t mark;
-
-static int begin(void **state) {
-    (void)state;
-    mark = etch_scope_begin();
-    return 0;
+static void in_scope(const etch_test *t) {
+    ETCH_SCOPE { t->body(); }
 }
+EACH_TEST(.around = in_scope)
 
-static int end(void **state) {
-    (void)state;
-    etch_scope_end(mark);
-    return 0;
-}
-
-#define IN_SCOPE(test) cmocka_unit_test_setup_teardown(test, begin, end)
-
-int main(void) {
+int main(int argc, char **argv) {
     where = test_device();
     etch__cuda_gemm_force = GEMM_NEVER; /* the library's products: test_cuda_join has the others */
-    const struct CMUnitTest tests[] = {
-        IN_SCOPE(epilogues),
-        IN_SCOPE(what_does_not_join),
-        IN_SCOPE(by_a_kernel_of_our_own),
-        IN_SCOPE(nan_goes_through),
-        IN_SCOPE(copies_of_operands),
-        IN_SCOPE(bias_in_a_graph),
-        IN_SCOPE(layers_in_a_graph),
-        IN_SCOPE(threads_have_biases),
-        IN_SCOPE(sums_of_products),
-        IN_SCOPE(nothing_leaves_the_range),
-        IN_SCOPE(sums_with_exact_bits),
-        IN_SCOPE(products_of_the_user_stay),
-        IN_SCOPE(seed_program),
-        IN_SCOPE(sums_in_the_logs),
-        IN_SCOPE(one_graph_for_all_sizes),
-        IN_SCOPE(every_allocation_fails_once),
-        IN_SCOPE(tuned_kernels_have_the_bits_of_eager),
-        IN_SCOPE(tuned_products_are_close),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

@@ -6,14 +6,9 @@
  * f32 as well, strict, where products share kernels with the sums.
  *
  *     test_relaxed_random [COUNT [FIRST-SEED]] */
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-#include <cmocka.h>
 #include <stdlib.h>
 
+#include "etch_test.h"
 #include "backends/cuda/gemm.h"
 #include "device_support.h"
 #include <etch/etch.h>
@@ -176,8 +171,7 @@ static etch_tensor *small_numbers(etch_dtype dtype) {
     return etch_floor(etch_add_scalar(etch_mul_scalar(t, 4.99), -2));
 }
 
-static void random_programs_are_exact(void **state) {
-    (void)state;
+TEST(random_programs_are_exact) {
     int64_t strict = 0, relaxed = 0;
     etch_manual_seed(7);
     for (int i = 0; i < programs; i++) {
@@ -273,8 +267,7 @@ static void check_reals(etch_dtype dtype, double unit, double largest, const rea
     etch_function_free(f);
 }
 
-static void real_sums_keep_the_bound(void **state) {
-    (void)state;
+TEST(real_sums_keep_the_bound) {
     static const struct {
         etch_dtype dtype;
         double unit, largest; /* half a unit of 1; a number close to the largest */
@@ -294,8 +287,7 @@ static void real_sums_keep_the_bound(void **state) {
 }
 
 /* Sums are not exact here, but those of eager code. */
-static void products_share_kernels(void **state) {
-    (void)state;
+TEST(products_share_kernels) {
     etch_device device = test_device();
     if (device == ETCH_CPU) skip();
     etch__cuda_gemm_force = GEMM_TALL;
@@ -324,8 +316,5 @@ int main(int argc, char **argv) {
     if (test_device() != ETCH_CPU) programs = 8;
     if (argc > 1) programs = atoi(argv[1]);
     if (argc > 2) first_seed = strtoull(argv[2], NULL, 10);
-    const struct CMUnitTest tests[] = {cmocka_unit_test(random_programs_are_exact),
-                                       cmocka_unit_test(real_sums_keep_the_bound),
-                                       cmocka_unit_test(products_share_kernels)};
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

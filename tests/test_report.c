@@ -176,10 +176,9 @@ static value *written(void) {
     return document_at(path);
 }
 
-static int begin(void **state) {
-    (void)state;
+static void begin(void) {
     strcpy(folder, "/tmp/etch-report-XXXXXX");
-    return mkdtemp(folder) && etch__report_begin(folder) ? 0 : 1;
+    assert_true(mkdtemp(folder) && etch__report_begin(folder));
 }
 
 static void empty_folder(void) {
@@ -192,12 +191,12 @@ static void empty_folder(void) {
     if (d) closedir(d);
 }
 
-static int end(void **state) {
-    (void)state;
+static void end(void) {
     etch__report_end();
     empty_folder();
-    return rmdir(folder);
+    assert_int_equal(rmdir(folder), 0);
 }
+EACH_TEST(.before = begin, .after = end)
 
 static int files_ending(const char *suffix) {
     int n = 0;
@@ -362,11 +361,10 @@ static void tells_of_branches(const char *by) {
     free_value(doc);
 }
 
-static void branches_eager(void **state) { (void)state, tells_of_branches("eager"); }
-static void branches_native(void **state) { (void)state, tells_of_branches("native"); }
+TEST(branches_eager) { tells_of_branches("eager"); }
+TEST(branches_native) { tells_of_branches("native"); }
 
-static void kernels_and_their_times(void **state) {
-    (void)state;
+TEST(kernels_and_their_times) {
     run_branches("native", 4);
     value *doc = written(), *kernels = get(doc, "kernels");
     skip_without_jit(doc);
@@ -390,8 +388,7 @@ static void kernels_and_their_times(void **state) {
 }
 
 /* Eight sizes: one graph, whose plans for other sizes are counted with it. */
-static void sizes_share_a_graph(void **state) {
-    (void)state;
+TEST(sizes_share_a_graph) {
     run_dynamic();
     value *doc = written(), *f = function_named(doc, "sizes"), *tree = item(get(f, "trees"), 0);
     assert_int_equal(length(get(f, "trees")), 1);
@@ -406,8 +403,7 @@ static void sizes_share_a_graph(void **state) {
     free_value(doc);
 }
 
-static void limits_are_in_the_trees(void **state) {
-    (void)state;
+TEST(limits_are_in_the_trees) {
     run_paths();
     value *doc = written(), *trees = get(function_named(doc, "paths"), "trees");
     assert_int_equal(length(trees), 2); /* behind the break of the third path, operators go on */
@@ -422,8 +418,7 @@ static void limits_are_in_the_trees(void **state) {
     free_value(doc);
 }
 
-static void limits_of_entries(void **state) {
-    (void)state;
+TEST(limits_of_entries) {
     run_grows();
     value *doc = written(), *f = function_named(doc, "grows");
     value *limit = find(get(f, "events"), "kind", "limit");
@@ -435,8 +430,7 @@ static void limits_of_entries(void **state) {
     free_value(doc);
 }
 
-static void resets_begin_anew(void **state) {
-    (void)state;
+TEST(resets_begin_anew) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(cosine, .name = "again", .backend = "eager");
         for (int i = 0; i < 3; i++) {
@@ -459,8 +453,7 @@ static etch_status decline(void *ctx, const etch_op *op, const etch_value *args,
     return ETCH_DECLINED;
 }
 
-static void modes_are_told(void **state) {
-    (void)state;
+TEST(modes_are_told) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(cosine, .name = "watched", .backend = "eager");
         etch_mode *mode = etch_mode_new(decline, NULL, .name = "watcher");
@@ -492,8 +485,7 @@ static etch_status refuses(void *ctx, etch_graph *g, etch_runnable *out) {
     return etch_set_error(ETCH_ERR_UNSUPPORTED, "not on a Sunday");
 }
 
-static void backends_of_users(void **state) {
-    (void)state;
+TEST(backends_of_users) {
     etch_function *inner = etch_compile(cosine, .name = "inner", .backend = "eager");
     assert_int_equal(etch_register_backend("nests", nests, inner), ETCH_OK);
     assert_int_equal(etch_register_backend("refuses", refuses, NULL), ETCH_OK);
@@ -531,8 +523,7 @@ static int occurrences(const char *text, const char *what) {
     return n;
 }
 
-static void page_is_whole_and_escaped(void **state) {
-    (void)state;
+TEST(page_is_whole_and_escaped) {
     char name[4400];
     size_t n;
     run_wild();
@@ -571,8 +562,7 @@ static void page_is_whole_and_escaped(void **state) {
 
 /* ---- failures ---- */
 
-static void not_recording(void **state) {
-    (void)state;
+TEST(not_recording) {
     etch__report_end();
     assert_int_equal(etch_trace_write(), ETCH_ERR_INVALID_ARGUMENT);
     assert_non_null(strstr(etch_last_error(), "ETCH_TRACE"));
@@ -582,8 +572,7 @@ static void not_recording(void **state) {
     assert_int_equal(files_ending(""), 2); /* . and .. */
 }
 
-static void folder_that_is_none(void **state) {
-    (void)state;
+TEST(folder_that_is_none) {
     char file[128], below[160];
     snprintf(file, sizeof file, "%s/file", folder);
     fclose(fopen(file, "w"));
@@ -596,8 +585,7 @@ static void folder_that_is_none(void **state) {
     etch_clear_error();
 }
 
-static void folder_is_made(void **state) {
-    (void)state;
+TEST(folder_is_made) {
     char below[128];
     snprintf(below, sizeof below, "%s/new", folder);
     etch__report_end();
@@ -616,8 +604,7 @@ static void folder_is_made(void **state) {
 
 /* With each allocation failing in turn, the program's results are those without a trace, and the
  * document is one all the same. */
-static void short_of_memory(void **state) {
-    (void)state;
+TEST(short_of_memory) {
     logged[0] = 0, nlogged = 0;
     etch_set_log_sink(keep_line, NULL);
     int64_t missing = 0;
@@ -646,8 +633,7 @@ static void short_of_memory(void **state) {
     assert_non_null(strstr(logged, "records are missing"));
 }
 
-static void one_warning(void **state) {
-    (void)state;
+TEST(one_warning) {
     logged[0] = 0, nlogged = 0;
     etch_set_log_sink(keep_line, NULL);
     etch__report_dropped = 3;
@@ -681,8 +667,7 @@ static void *call_often(void *arg) {
     return NULL;
 }
 
-static void threads_count_together(void **state) {
-    (void)state;
+TEST(threads_count_together) {
     pthread_t threads[THREADS];
     etch_function *f = etch_compile(read_each, .name = "shared", .backend = "eager");
     for (int i = 0; i < THREADS; i++) pthread_create(&threads[i], NULL, call_often, f);
@@ -701,8 +686,7 @@ static void threads_count_together(void **state) {
 }
 
 /* A child that goes on writes files of its own at its exit, one that does not writes none. */
-static void forks(void **state) {
-    (void)state;
+TEST(forks) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(cosine, .name = "before", .backend = "eager");
         etch_tensor *x = arange_f32(2, 2);
@@ -765,8 +749,7 @@ static value *only_document(void) {
     return doc;
 }
 
-static void written_at_exit(void **state) {
-    (void)state;
+TEST(written_at_exit) {
     assert_int_equal(run_sample(folder, ""), 0);
     assert_int_equal(files_ending(".html"), 1);
     value *doc = only_document();
@@ -775,8 +758,7 @@ static void written_at_exit(void **state) {
     free_value(doc);
 }
 
-static void failed_compiles_are_told(void **state) {
-    (void)state;
+TEST(failed_compiles_are_told) {
     assert_int_equal(run_sample(folder, "fail"), 0);
     value *doc = only_document();
     skip_without_jit(doc);
@@ -793,8 +775,7 @@ static void failed_compiles_are_told(void **state) {
     free_value(doc);
 }
 
-static void unwritable_at_exit(void **state) {
-    (void)state;
+TEST(unwritable_at_exit) {
     assert_int_equal(run_sample("/dev/null/no", ""), 0);
     assert_int_equal(files_ending(".json"), 0);
 }
@@ -808,31 +789,7 @@ static int sample(void) {
     return 0;
 }
 
-#define TEST(name) cmocka_unit_test_setup_teardown(name, begin, end)
-
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "sample")) return sample();
-    const struct CMUnitTest tests[] = {
-        TEST(branches_eager),
-        TEST(branches_native),
-        TEST(kernels_and_their_times),
-        TEST(sizes_share_a_graph),
-        TEST(limits_are_in_the_trees),
-        TEST(limits_of_entries),
-        TEST(resets_begin_anew),
-        TEST(modes_are_told),
-        TEST(backends_of_users),
-        TEST(page_is_whole_and_escaped),
-        TEST(not_recording),
-        TEST(folder_that_is_none),
-        TEST(folder_is_made),
-        TEST(short_of_memory),
-        TEST(one_warning),
-        TEST(threads_count_together),
-        TEST(forks),
-        TEST(written_at_exit),
-        TEST(failed_compiles_are_told),
-        TEST(unwritable_at_exit),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

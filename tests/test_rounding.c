@@ -54,8 +54,7 @@ static void assert_as_eager(etch_function *f, etch_fn1 fn, etch_tensor *x) {
 /* ---- rounding and denormals ---- */
 
 /* Each mode at the call is a trace of its own, and stays. */
-static void mode_of_the_caller(void **state) {
-    (void)state;
+TEST(mode_of_the_caller) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(rounds, .backend = test_backends[b]);
@@ -86,8 +85,7 @@ static etch_tensor *sets_and_puts_back(etch_tensor *x) {
 }
 
 /* One segment, whose operators run after the mode is back, by a plan or one by one. */
-static void mode_inside_the_body(void **state) {
-    (void)state;
+TEST(mode_inside_the_body) {
     for (int b = 0; b < 8; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(sets_and_puts_back, .backend = test_backends[b % 2],
@@ -122,8 +120,7 @@ static etch_tensor *changes_in_the_middle(etch_tensor *x) {
     return other_end ? etch_add(c, spare) : c;
 }
 
-static void mode_between_operators(void **state) {
-    (void)state;
+TEST(mode_between_operators) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(changes_in_the_middle, .backend = test_backends[b]);
@@ -142,8 +139,7 @@ static void mode_between_operators(void **state) {
         }
 }
 
-static void fullgraph_names_the_change(void **state) {
-    (void)state;
+TEST(fullgraph_names_the_change) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(changes_in_the_middle, .fullgraph = true);
         inner_mode = UP, other_end = false;
@@ -158,8 +154,7 @@ static void fullgraph_names_the_change(void **state) {
 }
 
 /* Threads of the pool compute in the mode of the one that calls. */
-static void mode_reaches_all_threads(void **state) {
-    (void)state;
+TEST(mode_reaches_all_threads) {
     int before = etch_num_threads();
     ETCH_SCOPE {
         etch_function *f = etch_compile(sets_and_puts_back);
@@ -178,8 +173,7 @@ static void mode_reaches_all_threads(void **state) {
 }
 
 /* The thread in the background compiles what it would have compiled to nearest. */
-static void mode_while_compiling(void **state) {
-    (void)state;
+TEST(mode_while_compiling) {
     ETCH_SCOPE {
         etch_tensor *x = operands(ETCH_F32, 80);
         for (int background = 0; background < 2; background++) {
@@ -197,8 +191,7 @@ static void mode_while_compiling(void **state) {
 }
 
 /* The operators' shadows under ETCH_CHECK=1 are of the mode of the call, too. */
-static void mode_under_check(void **state) {
-    (void)state;
+TEST(mode_under_check) {
     setenv("ETCH_CHECK", "1", 1);
     ETCH_SCOPE {
         etch_function *f = etch_compile(sets_and_puts_back);
@@ -253,8 +246,7 @@ static etch_tensor *benign(etch_dtype dtype, int64_t n) {
 static const etch_dtype floats[] = {ETCH_F32, ETCH_F16, ETCH_F64, ETCH_BF16};
 
 /* Fused code against eager kernels, whose compilers must not have assumed a mode. */
-static void operators_under_each_mode(void **state) {
-    (void)state;
+TEST(operators_under_each_mode) {
     for (int u = 0; u < UNARIES; u++)
         for (int d = 0; d < (u % 4 ? 2 : 4); d++)
             ETCH_SCOPE {
@@ -288,8 +280,7 @@ static void operators_under_each_mode(void **state) {
 enum { TRAPS = FE_DIVBYZERO | FE_INVALID | FE_OVERFLOW };
 
 /* Of all lengths, so that strips and vectors have lanes without data. */
-static void nothing_traps_beyond_the_data(void **state) {
-    (void)state;
+TEST(nothing_traps_beyond_the_data) {
     feenableexcept(TRAPS);
     for (int u = 0; u <= UNARIES; u++)
         for (int d = 0; d < (u % 4 ? 2 : 4); d++)
@@ -314,8 +305,7 @@ static etch_tensor *divides_by_zero(etch_tensor *x) {
 }
 
 /* Operators never trap, whatever their data: neither eagerly nor in a plan that runs later. */
-static void operators_do_not_trap(void **state) {
-    (void)state;
+TEST(operators_do_not_trap) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(divides_by_zero);
         etch_tensor *x = benign(ETCH_F32, 37), *expected = divides_by_zero(x);
@@ -339,8 +329,7 @@ static etch_tensor *computes_scalars(etch_tensor *x) {
     return etch_add(y, etch_var(one)); /* a division by no elements */
 }
 
-static void scalars_do_not_trap(void **state) {
-    (void)state;
+TEST(scalars_do_not_trap) {
     ETCH_SCOPE {
         etch_tensor *x = benign(ETCH_F32, 3), *expected = computes_scalars(x);
         etch_function *f = etch_compile(computes_scalars);
@@ -361,8 +350,7 @@ static void scalars_do_not_trap(void **state) {
 
 /* Constants of a kept program are to nearest, whatever mode it is made in. It is made here: this
  * operator is called with this dtype by no other test. */
-static void constants_are_to_nearest(void **state) {
-    (void)state;
+TEST(constants_are_to_nearest) {
     ETCH_SCOPE {
         etch_tensor *x = etch_arange(ETCH_F32, -4, 4, 0.008);
         etch_tensor *cube = etch_mul(etch_mul(x, x), x);
@@ -379,8 +367,7 @@ static void constants_are_to_nearest(void **state) {
 /* ---- texts ---- */
 
 /* The digits that read as the number again do not depend on how the program computes. */
-static void texts_are_the_same(void **state) {
-    (void)state;
+TEST(texts_are_the_same) {
     const double numbers[] = {1e-40, 5e-324, 0.1, 1 / 3., 1.7976931348623157e308, -INFINITY, NAN};
     char expected[400], text[400];
     for (int d = 0; d < 2; d++)
@@ -399,23 +386,4 @@ static void texts_are_the_same(void **state) {
             assert_int_equal(fegetexcept(), TRAPS);
             fedisableexcept(TRAPS);
         }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(mode_of_the_caller),
-        cmocka_unit_test(mode_inside_the_body),
-        cmocka_unit_test(mode_between_operators),
-        cmocka_unit_test(fullgraph_names_the_change),
-        cmocka_unit_test(mode_reaches_all_threads),
-        cmocka_unit_test(mode_while_compiling),
-        cmocka_unit_test(mode_under_check),
-        cmocka_unit_test(operators_under_each_mode),
-        cmocka_unit_test(nothing_traps_beyond_the_data),
-        cmocka_unit_test(operators_do_not_trap),
-        cmocka_unit_test(scalars_do_not_trap),
-        cmocka_unit_test(constants_are_to_nearest),
-        cmocka_unit_test(texts_are_the_same),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -48,10 +48,7 @@ static void on_both(void (*check)(void)) {
     etch_clear_error();
 }
 #define RULE(name, check)                                                                          \
-    static void name(void **state) {                                                               \
-        (void)state;                                                                               \
-        on_both(check);                                                                            \
-    }
+    TEST(name) { on_both(check); }
 
 /* ---- 1: segments belong to the function, one first operator has one tree ---- */
 
@@ -419,25 +416,11 @@ static void never_merged(void) {
 }
 RULE(rule18_scalars_and_random_numbers_never_merge, never_merged)
 
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(rule1_segments_belong_to_the_function),
-        cmocka_unit_test(rule2_matching_compares_kinds_and_handles),
-        cmocka_unit_test(rule3_settings_do_not_slip_past),
-        cmocka_unit_test(rule4_results_move_to_the_callers_scope),
-        cmocka_unit_test(rule5_an_escaping_view_brings_its_base),
-        cmocka_unit_test(rule7_divergence_runs_the_prefix),
-        cmocka_unit_test(rule9_errors_on_data_name_the_operators_line),
-        cmocka_unit_test(rule9_checks_after_writes),
-        cmocka_unit_test(rule12_captured_tensors_are_bound_in_each_run),
-        cmocka_unit_test(rule13_a_flush_has_an_empty_frame),
-        cmocka_unit_test(rule17_a_mode_breaks_and_sees_everything),
-        cmocka_unit_test(rule18_scalars_and_random_numbers_never_merge),
-    };
+int main(int argc, char **argv) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = calling_kernel, .shape = same_shape};
     mode = etch_mode_new(counts_calls, NULL);
     if (!mode || !etch_op_register("rules::calling(Tensor self) -> Tensor", &d)) return 1;
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    int failed = run_suite(argc, argv);
     etch_mode_free(mode);
     return failed;
 }

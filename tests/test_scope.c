@@ -12,8 +12,7 @@ static double value_of(const etch_tensor *t) {
 
 /* ---- one variable ---- */
 
-static void a_loop_holds_one_tensor(void **state) {
-    (void)state;
+TEST(a_loop_holds_one_tensor) {
     ETCH_SCOPE {
         etch_tensor *x = number(1);
         int64_t before = etch_memory().tensors;
@@ -37,8 +36,7 @@ static etch_tensor *count_up(etch_tensor *x) {
 }
 
 /* Of a plain function the first value is the caller's. */
-static void the_first_tensor_stays_with_its_owner(void **state) {
-    (void)state;
+TEST(the_first_tensor_stays_with_its_owner) {
     ETCH_SCOPE {
         etch_tensor *x = number(1), *y = count_up(x);
         assert_float_equal(value_of(x), 1, 0);
@@ -47,8 +45,7 @@ static void the_first_tensor_stays_with_its_owner(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void a_variable_that_was_null(void **state) {
-    (void)state;
+TEST(a_variable_that_was_null) {
     ETCH_SCOPE {
         etch_tensor *x = NULL;
         for (int i = 0; i < 3; i++)
@@ -60,8 +57,7 @@ static void a_variable_that_was_null(void **state) {
 }
 
 /* From the second time on it is known where the variable lives. */
-static void from_a_deeper_scope(void **state) {
-    (void)state;
+TEST(from_a_deeper_scope) {
     ETCH_SCOPE {
         etch_tensor *x = number(0);
         for (int i = 1; i < 5; i++)
@@ -76,8 +72,7 @@ static void from_a_deeper_scope(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void without_an_inner_scope(void **state) {
-    (void)state;
+TEST(without_an_inner_scope) {
     ETCH_SCOPE {
         etch_tensor *x = number(1);
         for (int i = 0; i < 3; i++) {
@@ -92,8 +87,7 @@ static void without_an_inner_scope(void **state) {
 
 /* ---- several ---- */
 
-static void two_variables_of_a_recurrence(void **state) {
-    (void)state;
+TEST(two_variables_of_a_recurrence) {
     ETCH_SCOPE {
         etch_tensor *a = number(0), *b = number(1);
         for (int i = 0; i < 10; i++)
@@ -109,8 +103,7 @@ static void two_variables_of_a_recurrence(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void one_tensor_in_two_variables(void **state) {
-    (void)state;
+TEST(one_tensor_in_two_variables) {
     ETCH_SCOPE {
         etch_tensor *x = NULL, *y = NULL;
         ETCH_SCOPE {
@@ -128,8 +121,7 @@ static void one_tensor_in_two_variables(void **state) {
 }
 
 /* What an outer scope owns has other users. */
-static void an_outer_tensor_keeps_its_owner(void **state) {
-    (void)state;
+TEST(an_outer_tensor_keeps_its_owner) {
     ETCH_SCOPE {
         etch_tensor *x = NULL, *t = number(3);
         ETCH_SCOPE { etch_assign(&x, t); }
@@ -139,8 +131,7 @@ static void an_outer_tensor_keeps_its_owner(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void a_kept_tensor_outlives_the_variable(void **state) {
-    (void)state;
+TEST(a_kept_tensor_outlives_the_variable) {
     ETCH_SCOPE {
         etch_tensor *kept = NULL;
         ETCH_SCOPE {
@@ -188,8 +179,7 @@ static void assign_one(model *m, int step) {
     m->value[to] = v;
 }
 
-static void any_order(void **state) {
-    (void)state;
+TEST(any_order) {
     model m = {.seed = 1};
     for (int step = 0; step < 20000; step++) {
         int what = draw(&m, 8);
@@ -218,8 +208,7 @@ static etch_tensor *recurrence(etch_tensor *x, etch_tensor *w) {
     return x;
 }
 
-static void compiled_equals_eager(void **state) {
-    (void)state;
+TEST(compiled_equals_eager) {
     etch_function *f = etch_compile(recurrence);
     ETCH_SCOPE {
         etch_tensor *x = number(0.25), *w = number(1.5);
@@ -245,8 +234,7 @@ static etch_tensor *first_in_the_body(etch_tensor *x) {
 }
 
 /* A variable of the body that held an argument: its tensors are the body's all the same. */
-static void nothing_is_left_with_the_caller(void **state) {
-    (void)state;
+TEST(nothing_is_left_with_the_caller) {
     const bool disable[] = {false, true};
     for (int i = 0; i < 2; i++) {
         etch_function *f = etch_compile(first_in_the_body, .disable = disable[i]);
@@ -263,8 +251,7 @@ static void nothing_is_left_with_the_caller(void **state) {
 
 /* ---- bad input ---- */
 
-static void errors_leave_the_variable(void **state) {
-    (void)state;
+TEST(errors_leave_the_variable) {
     etch_tensor *x = NULL;
     assert_int_equal(etch_assign(NULL, NULL), ETCH_ERR_NULL);
     etch_clear_error();
@@ -285,23 +272,4 @@ static void errors_leave_the_variable(void **state) {
     etch_release(x);
     etch_clear_error();
     assert_int_equal(etch_memory().tensors, 0);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(a_loop_holds_one_tensor),
-        cmocka_unit_test(the_first_tensor_stays_with_its_owner),
-        cmocka_unit_test(a_variable_that_was_null),
-        cmocka_unit_test(from_a_deeper_scope),
-        cmocka_unit_test(without_an_inner_scope),
-        cmocka_unit_test(two_variables_of_a_recurrence),
-        cmocka_unit_test(one_tensor_in_two_variables),
-        cmocka_unit_test(an_outer_tensor_keeps_its_owner),
-        cmocka_unit_test(a_kept_tensor_outlives_the_variable),
-        cmocka_unit_test(any_order),
-        cmocka_unit_test(compiled_equals_eager),
-        cmocka_unit_test(nothing_is_left_with_the_caller),
-        cmocka_unit_test(errors_leave_the_variable),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -45,8 +45,7 @@ static void check_size(int64_t rows, int64_t n) {
     }
 }
 
-static void check_bits(void **state) {
-    (void)state;
+TEST(bits, .deals = true) {
     static const int64_t sizes[] = {1, 7, 10, 64, 65, 100, 256};
     for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) check_size(sizes[i], sizes[i]);
     check_size(1, 1000);
@@ -54,11 +53,11 @@ static void check_bits(void **state) {
     assert_true(etch_counters().kernel_launches > 0);
 }
 
-static int run_child(const char *self, const char *isa) {
+static int run_bits(const char *isa) {
     pid_t child = fork();
     if (child == 0) {
         setenv("ETCH_CPU_ISA", isa, 1);
-        execl(self, self, "bits", (char *)NULL);
+        execl("/proc/self/exe", "test_seed", "bits", (char *)NULL);
         _exit(127);
     }
     int status = -1;
@@ -66,14 +65,11 @@ static int run_child(const char *self, const char *isa) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 255;
 }
 
-static char self_path[4096];
-
-static void test_every_instruction_set(void **state) {
-    (void)state;
-    assert_int_equal(run_child(self_path, "baseline"), 0);
+TEST(every_instruction_set) {
+    assert_int_equal(run_bits("baseline"), 0);
     if (test_device()) return; /* which has one */
-    assert_int_equal(run_child(self_path, "avx2"), 0);
-    assert_int_equal(run_child(self_path, "avx512"), 0);
+    assert_int_equal(run_bits("avx2"), 0);
+    assert_int_equal(run_bits("avx512"), 0);
 }
 
 /* ---- shape of the code ---- */
@@ -88,8 +84,7 @@ static void count_steps(void *ctx, const char *line) {
     kernel_steps += strstr(line, ": kernel ") != NULL;
 }
 
-static void test_products_and_kernels(void **state) {
-    (void)state;
+TEST(products_and_kernels) {
     etch_set_log_sink(count_steps, NULL);
     etch_set_logs("output_code");
     ETCH_SCOPE {
@@ -109,18 +104,4 @@ static void test_products_and_kernels(void **state) {
     etch_set_log_sink(NULL, NULL);
     assert_int_equal(product_steps, 10);
     assert_int_equal(kernel_steps, 6);
-}
-
-int main(int argc, char **argv) {
-    if (argc > 1 && !strcmp(argv[1], "bits")) {
-        const struct CMUnitTest child[] = {cmocka_unit_test(check_bits)};
-        return cmocka_run_group_tests_name(getenv("ETCH_CPU_ISA"), child, NULL, NULL);
-    }
-    ssize_t n = readlink("/proc/self/exe", self_path, sizeof self_path - 1);
-    if (n <= 0) snprintf(self_path, sizeof self_path, "%s", argv[0]);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_every_instruction_set),
-        cmocka_unit_test(test_products_and_kernels),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

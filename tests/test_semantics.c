@@ -18,8 +18,7 @@ static void call_and_expect(etch_function *f, etch_tensor *x, int64_t expected_g
 }
 
 /* Values, memory and offset are not guarded; sizes, strides, rank and dtype are. */
-static void per_tensor_guards(void **state) {
-    (void)state;
+TEST(per_tensor_guards) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(twice, .dynamic = ETCH_DYNAMIC_OFF, .backend = "eager");
         etch_tensor *x = arange_f32(4, 6);
@@ -42,8 +41,7 @@ static void per_tensor_guards(void **state) {
 static etch_tensor *root_of_ints(etch_tensor *x) { return etch_sqrt(x); }
 
 /* A setting is part of what a trace is for: another one is another graph, and back is none. */
-static void state_before_the_call(void **state) {
-    (void)state;
+TEST(state_before_the_call) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(root_of_ints, .backend = "eager");
         etch_tensor *x = etch_arange(ETCH_I32, 1, 9, 1);
@@ -71,8 +69,7 @@ static etch_tensor *loop_without_breaks(etch_tensor *x) {
 }
 
 /* Without a break each trip count is a path, up to the limit; then eager, with right values. */
-static void trip_counts_are_paths(void **state) {
-    (void)state;
+TEST(trip_counts_are_paths) {
     etch_set_logs("");
     ETCH_SCOPE {
         etch_function *f = etch_compile(loop_without_breaks, .backend = "eager");
@@ -97,8 +94,7 @@ static etch_tensor *loop_that_breaks(etch_tensor *x) {
 
 /* Every trip count from 1 to 100 runs the same two segments: the entry and the body. Some of them
  * on a device, where tools make each break slow. */
-static void one_segment_for_every_trip_count(void **state) {
-    (void)state;
+TEST(one_segment_for_every_trip_count) {
     const int step = test_device() == ETCH_CPU ? 1 : 9;
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
@@ -160,8 +156,7 @@ static etch_tensor *custom_step(etch_tensor *x, etch_tensor *w) {
 }
 
 /* One graph of 25 operators, 6 fused kernels, no library product, 10 calls of the custom one. */
-static void seed_program_with_custom_products(void **state) {
-    (void)state;
+TEST(seed_program_with_custom_products) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = product_kernel, .shape = product_shape};
     own_product = etch_op_register("semantics::product(Tensor a, Tensor b) -> Tensor", &d);
     assert_non_null(own_product);
@@ -190,8 +185,7 @@ static etch_tensor *branches(etch_tensor *x) {
     return etch_sub_scalar(x, 1);
 }
 
-static void hint_of_a_break_names_the_operator(void **state) {
-    (void)state;
+TEST(hint_of_a_break_names_the_operator) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(branches, .backend = "eager");
         etch_tensor *x = arange_f32(3, 3);
@@ -207,8 +201,7 @@ static void hint_of_a_break_names_the_operator(void **state) {
     }
 }
 
-static void log_channels_of_the_table(void **state) {
-    (void)state;
+TEST(log_channels_of_the_table) {
     static const char *const names[] = {
         "graph_breaks", "output_code", "graph", "guards",     "recompiles", "fusion",
         "schedule",     "cache",       "modes", "perf_hints", "trace",
@@ -230,8 +223,7 @@ static etch_tensor *views_of_every_kind(etch_tensor *x) {
     return etch_add(sum, wide);
 }
 
-static void exact_views(void **state) {
-    (void)state;
+TEST(exact_views) {
     static const int32_t values[] = {0, 1, 2, 3, 4, 5, 6, 7}, want[] = {17, 14, 11, 8};
     ETCH_SCOPE {
         etch_tensor *x = etch_from_host(values, ETCH_I32, ETCH_SHAPE(8));
@@ -247,8 +239,7 @@ static void exact_views(void **state) {
 }
 
 /* Denormals survive before any generated code is loaded, in it, and eagerly afterwards. */
-static void exact_denormals_before_and_after(void **state) {
-    (void)state;
+TEST(exact_denormals_before_and_after) {
     ETCH_SCOPE {
         etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(100), 1e-42);
         assert_true(etch_item(etch_max(twice(x))) > 1.9e-42);
@@ -259,19 +250,4 @@ static void exact_denormals_before_and_after(void **state) {
         assert_true(etch_item(etch_max(twice(x))) > 1.9e-42);
         etch_function_free(f);
     }
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(exact_denormals_before_and_after),
-        cmocka_unit_test(per_tensor_guards),
-        cmocka_unit_test(state_before_the_call),
-        cmocka_unit_test(trip_counts_are_paths),
-        cmocka_unit_test(one_segment_for_every_trip_count),
-        cmocka_unit_test(seed_program_with_custom_products),
-        cmocka_unit_test(hint_of_a_break_names_the_operator),
-        cmocka_unit_test(log_channels_of_the_table),
-        cmocka_unit_test(exact_views),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

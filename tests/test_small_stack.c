@@ -439,40 +439,29 @@ static void in_process(const stack_case *c, const char *way, int bytes) {
     if (status) fail_msg("%s on a %s with %d bytes: status %#x", c->name, way, bytes, status);
 }
 
-static void test_coroutines(void **state) {
-    (void)state;
+TEST(coroutines) {
     for (int i = 0; i < COUNT_OF(cases); i++) in_process(&cases[i], "coroutine", COROUTINE_BYTES);
 }
 
-static void test_threads(void **state) {
-    (void)state;
+TEST(threads) {
     for (int i = 0; i < COUNT_OF(cases); i++) in_process(&cases[i], "thread", THREAD_BYTES);
 }
 
-static int set_up(void **state) {
-    (void)state;
+static int run_all(int argc, char **argv) {
     strcpy(folder, "/tmp/etch-test-stack-XXXXXX");
     if (!mkdtemp(folder)) return 1;
     setenv("ETCH_CACHE_DIR", "cache", 1); /* each process starts in the folder */
-    return 0;
-}
-
-static int tear_down(void **state) {
-    (void)state;
+    int failed = run_suite(argc, argv);
     etch__remove_tree(folder);
-    return 0;
+    return failed;
 }
 
 int main(int argc, char **argv) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_coroutines),
-        cmocka_unit_test(test_threads),
-    };
     if (argc < 3) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
         return 77; /* instrumented frames are larger, and the runtimes have needs of their own */
 #endif
-        return cmocka_run_group_tests(tests, set_up, tear_down);
+        return run_all(argc, argv);
     }
     if (argc > 3 && !strcmp(argv[3], "thread"))
         return run_on_thread(argv[1], (size_t)atol(argv[2]));

@@ -72,8 +72,7 @@ static etch_tensor *ends(etch_tensor *x, etch_tensor *index) {
     return z;
 }
 
-static void test_endings_return_the_failure(void **state) {
-    (void)state;
+TEST(endings_return_the_failure) {
     static etch_status (*const all[])(void) = {end_by_flush, end_by_break, end_by_wait, end_by_push,
                                                end_by_override};
     mode = etch_mode_new(decline, NULL);
@@ -103,8 +102,7 @@ static etch_tensor *composite_behind(etch_tensor *x, etch_tensor *index) {
     return etch_nonzero(x);
 }
 
-static void test_composite_does_not_take_the_blame(void **state) {
-    (void)state;
+TEST(composite_does_not_take_the_blame) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(composite_behind);
         etch_tensor *x = ones(4), *good = index_of(3), *bad = index_of(4);
@@ -130,8 +128,7 @@ static etch_tensor *fails_behind_a_break(etch_tensor *x, etch_tensor *keep) {
     return NULL;
 }
 
-static void test_failing_behind_a_break(void **state) {
-    (void)state;
+TEST(failing_behind_a_break) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(fails_behind_a_break, .dynamic = ETCH_DYNAMIC_ON);
         for (int call = 0; call < 4; call++) assert_non_null(etch_call(f, ones(3), ones(1)));
@@ -161,8 +158,7 @@ static etch_tensor *reads(etch_tensor *x, etch_tensor *index) {
     return z;
 }
 
-static void test_readers_tell_of_what_they_read(void **state) {
-    (void)state;
+TEST(readers_tell_of_what_they_read) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(reads);
         etch_tensor *x = ones(4), *good = index_of(3), *bad = index_of(4), *minus = etch_neg(x);
@@ -190,8 +186,7 @@ static etch_status coded_body(void *ctx, etch_tensor *const *in, int nin, etch_t
     return ETCH_ERR_IO;
 }
 
-static void test_calls_have_their_own_error(void **state) {
-    (void)state;
+TEST(calls_have_their_own_error) {
     for (int k = 0; k < 3; k++)
         ETCH_SCOPE {
             bool fails = false;
@@ -219,8 +214,7 @@ static void test_calls_have_their_own_error(void **state) {
 
 static etch_tensor *neg_body(etch_tensor *x) { return etch_neg(x); }
 
-static void test_success_keeps_an_older_error(void **state) {
-    (void)state;
+TEST(success_keeps_an_older_error) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(neg_body);
         for (int call = 0; call < 4; call++) {
@@ -255,8 +249,7 @@ static etch_tensor *writes_badly(etch_tensor *x) {
 }
 
 /* An error at the operator's call. */
-static void test_ignored_write_fails_the_call(void **state) {
-    (void)state;
+TEST(ignored_write_fails_the_call) {
     for (int k = 0; k < 3; k++)
         for (int b = 0; b < 2; b++)
             ETCH_SCOPE {
@@ -280,8 +273,7 @@ static void test_ignored_write_fails_the_call(void **state) {
 }
 
 /* One that depends on data: eagerly at the call, in compiled code where it is computed. */
-static void test_ignored_write_on_data_fails_the_call(void **state) {
-    (void)state;
+TEST(ignored_write_on_data_fails_the_call) {
     for (int k = 0; k < 2; k++)
         for (int b = 0; b < 2; b++)
             for (int h = 0; h < 2; h++)
@@ -306,8 +298,7 @@ static void test_ignored_write_on_data_fails_the_call(void **state) {
 }
 
 /* What failed before the call is not the call's. */
-static void test_older_lost_write_fails_nothing(void **state) {
-    (void)state;
+TEST(older_lost_write_fails_nothing) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(neg_body);
         for (int call = 0; call < 3; call++) {
@@ -328,8 +319,7 @@ static etch_tensor *ignores_inner(etch_tensor *x) {
     return etch_neg(x);
 }
 
-static void test_lost_write_of_an_inner_call(void **state) {
-    (void)state;
+TEST(lost_write_of_an_inner_call) {
     for (int k = 0; k < 3; k++)
         ETCH_SCOPE {
             inner = etch_compile(writes_badly);
@@ -372,8 +362,7 @@ static etch_status ignoring_handler(void *ctx, const etch_op *op, const etch_val
     return etch_redispatch(op, args, nargs, out, nout);
 }
 
-static void test_lost_writes_of_kernels_and_handlers(void **state) {
-    (void)state;
+TEST(lost_writes_of_kernels_and_handlers) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = ignoring_kernel, .shape = same_shape};
     const etch_op *op = etch_op_register("statuses::ignores(Tensor x) -> Tensor", &d);
     etch_mode *m = etch_mode_new(ignoring_handler, NULL);
@@ -421,8 +410,7 @@ static void check_recovery(etch_function *f, int64_t n, bool *ended) {
     }
 }
 
-static void test_recovery_leaves_no_error(void **state) {
-    (void)state;
+TEST(recovery_leaves_no_error) {
     for (int calls = 0; calls < 4; calls++) { /* recording, compiling, running, another path */
         bool ended = false;
         for (int64_t n = 0; !ended && n < 2000; n++) {
@@ -443,21 +431,7 @@ static void test_recovery_leaves_no_error(void **state) {
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 
-int main(void) {
+int main(int argc, char **argv) {
     etch_set_log_sink(drop_line, NULL);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_endings_return_the_failure),
-        cmocka_unit_test(test_composite_does_not_take_the_blame),
-        cmocka_unit_test(test_failing_behind_a_break),
-        cmocka_unit_test(test_readers_tell_of_what_they_read),
-        cmocka_unit_test(test_calls_have_their_own_error),
-        cmocka_unit_test(test_success_keeps_an_older_error),
-        cmocka_unit_test(test_ignored_write_fails_the_call),
-        cmocka_unit_test(test_ignored_write_on_data_fails_the_call),
-        cmocka_unit_test(test_older_lost_write_fails_nothing),
-        cmocka_unit_test(test_lost_write_of_an_inner_call),
-        cmocka_unit_test(test_lost_writes_of_kernels_and_handlers),
-        cmocka_unit_test(test_recovery_leaves_no_error),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

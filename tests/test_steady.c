@@ -101,8 +101,7 @@ static void call(etch_function *f, etch_tensor *x, etch_tensor *w, int calls) {
     }
 }
 
-static void test_no_locks(void **state) {
-    (void)state;
+TEST(no_locks) {
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         const steady_row *r = &rows[i];
         ETCH_SCOPE {
@@ -123,8 +122,7 @@ static void test_no_locks(void **state) {
 }
 
 /* Sizes that take turns are found without a lock as well. */
-static void test_no_locks_for_sizes_in_turn(void **state) {
-    (void)state;
+TEST(no_locks_for_sizes_in_turn) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(chain, .dynamic = ETCH_DYNAMIC_ON);
         etch_tensor *x[3], *w[3];
@@ -161,8 +159,7 @@ static etch_tensor *winding(etch_tensor *x, etch_tensor *w) {
 
 /* Whatever changes from call to call, in whatever order: branches, sizes of arguments, of captured
  * tensors, of attributes. */
-static void test_sizes_and_ways_change(void **state) {
-    (void)state;
+TEST(sizes_and_ways_change) {
     uint32_t random = 12345, sizes = 0;
     etch_function *f = etch_compile(winding, .dynamic = ETCH_DYNAMIC_ON, .recompile_limit = 64);
     for (int i = 0; i < 3000; i++) {
@@ -196,8 +193,7 @@ static etch_tensor *watching(etch_tensor *x, etch_tensor *w) {
     return etch_relu(y);
 }
 
-static void test_arguments_are_not_counted(void **state) {
-    (void)state;
+TEST(arguments_are_not_counted) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(watching);
         etch_tensor *x = arange_f32(3, 3), *w = arange_f32(3, 3);
@@ -251,8 +247,7 @@ static void consume(etch_fn2 body, etch_tensor *w) {
     etch_function_free(f);
 }
 
-static void test_the_body_releases_an_argument(void **state) {
-    (void)state;
+TEST(the_body_releases_an_argument) {
     ETCH_SCOPE {
         etch_tensor *w = arange_f32(3, 3);
         int64_t before = etch_memory().tensors;
@@ -273,8 +268,7 @@ static etch_tensor *using_late(etch_tensor *x, etch_tensor *w) {
     return diverges ? etch_neg(y) : etch_relu(w);
 }
 
-static void test_an_argument_released_before_a_late_use(void **state) {
-    (void)state;
+TEST(an_argument_released_before_a_late_use) {
     ETCH_SCOPE {
         etch_tensor *w = arange_f32(3, 3);
         etch_function *f = etch_compile(using_late);
@@ -298,8 +292,7 @@ static void test_an_argument_released_before_a_late_use(void **state) {
 static uintptr_t line_of(const void *p) { return (uintptr_t)p / 64; }
 
 /* What two threads own lies in lines of their own, also when one thread made both. */
-static void test_neighbours_share_no_cache_line(void **state) {
-    (void)state;
+TEST(neighbours_share_no_cache_line) {
     enum { N = 64 };
     etch_tensor *t[N];
     ETCH_SCOPE {
@@ -344,8 +337,7 @@ static void *make_and_drop(void *arg) {
     return NULL;
 }
 
-static void test_kept_blocks_have_one_owner(void **state) {
-    (void)state;
+TEST(kept_blocks_have_one_owner) {
     pthread_t t[THREADS];
     int64_t live = etch_memory().bytes_live;
     for (int i = 0; i < THREADS; i++)
@@ -355,17 +347,7 @@ static void test_kept_blocks_have_one_owner(void **state) {
     assert_int_equal(etch_memory().bytes_live, live);
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     etch_set_num_threads(1);
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_no_locks),
-        cmocka_unit_test(test_no_locks_for_sizes_in_turn),
-        cmocka_unit_test(test_sizes_and_ways_change),
-        cmocka_unit_test(test_arguments_are_not_counted),
-        cmocka_unit_test(test_the_body_releases_an_argument),
-        cmocka_unit_test(test_an_argument_released_before_a_late_use),
-        cmocka_unit_test(test_neighbours_share_no_cache_line),
-        cmocka_unit_test(test_kept_blocks_have_one_owner),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

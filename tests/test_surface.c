@@ -54,8 +54,7 @@ static etch_tensor *toy_model(etch_tensor *x) {
     return etch_relu(linear);
 }
 
-static void compilation_callback(void **state) {
-    (void)state;
+TEST(compilation_callback) {
     printed[0] = 0;
     int64_t start = etch_on_compile_start(say, "Compilation started.\n");
     int64_t end = etch_on_compile_end(say, "Compilation ended.\n");
@@ -83,8 +82,7 @@ static etch_tensor *one_break(etch_tensor *x) {
     return etch_sin(y);
 }
 
-static void compilation_callback_with_graph_break(void **state) {
-    (void)state;
+TEST(compilation_callback_with_graph_break) {
     listeners l = listen_counting();
     ETCH_SCOPE {
         etch_function *f = etch_compile(one_break, .backend = "eager");
@@ -102,8 +100,7 @@ static etch_status pass_on(void *ctx, const etch_op *op, const etch_value *args,
     return ETCH_DECLINED;
 }
 
-static void no_callback_without_compile(void **state) {
-    (void)state;
+TEST(no_callback_without_compile) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(one_break, .backend = "eager", .recompile_limit = 1,
                                         .dynamic = ETCH_DYNAMIC_OFF);
@@ -132,8 +129,7 @@ static etch_status refuse(void *ctx, etch_graph *g, etch_runnable *out) {
 
 static void drop_line(void *ctx, const char *line) { (void)ctx, (void)line; }
 
-static void end_callback_when_compiling_fails(void **state) {
-    (void)state;
+TEST(end_callback_when_compiling_fails) {
     etch_set_log_sink(drop_line, NULL);
     assert_int_equal(etch_register_backend("refuses", refuse, NULL), ETCH_OK);
     listeners l = listen_counting();
@@ -152,8 +148,7 @@ static void end_callback_when_compiling_fails(void **state) {
 
 /* ---- modes of compiling ---- */
 
-static void compile_modes(void **state) {
-    (void)state;
+TEST(compile_modes) {
     static const etch_mode_kind kinds[] = {ETCH_MODE_DEFAULT, ETCH_MODE_REDUCE_OVERHEAD,
                                            ETCH_MODE_MAX_AUTOTUNE};
     ETCH_SCOPE {
@@ -207,8 +202,7 @@ static void keep_line(void *ctx, const char *line) {
     snprintf(last_line, sizeof last_line, "%s", line);
 }
 
-static void disabled_function_breaks(void **state) {
-    (void)state;
+TEST(disabled_function_breaks) {
     etch_set_log_sink(keep_line, NULL);
     etch_set_logs("graph_breaks");
     for (int b = 0; b < 2; b++)
@@ -235,8 +229,7 @@ static void disabled_function_breaks(void **state) {
     etch_set_log_sink(NULL, NULL);
 }
 
-static void disabled_function_under_fullgraph(void **state) {
-    (void)state;
+TEST(disabled_function_under_fullgraph) {
     ETCH_SCOPE {
         inner = etch_disable(reads, true);
         etch_function *f = etch_compile(calls_inner, .fullgraph = true);
@@ -256,8 +249,7 @@ static etch_tensor *calls_innermost(etch_tensor *x) {
     return etch_add_scalar(y, 1);
 }
 
-static void disabled_recursively_or_not(void **state) {
-    (void)state;
+TEST(disabled_recursively_or_not) {
     for (int recursive = 0; recursive < 2; recursive++)
         ETCH_SCOPE {
             innermost = etch_compile(square);
@@ -297,8 +289,7 @@ static etch_tensor *captures(etch_tensor *x) {
 }
 
 /* What the disabled body uses beside its arguments is there, too. */
-static void disabled_function_captures(void **state) {
-    (void)state;
+TEST(disabled_function_captures) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             inner = etch_disable(uses_outer, false);
@@ -315,8 +306,7 @@ static void disabled_function_captures(void **state) {
 
 /* ---- allowed in graphs ---- */
 
-static void allowed_function_is_one_node(void **state) {
-    (void)state;
+TEST(allowed_function_is_one_node) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             inner = etch_allow_in_graph(reads);
@@ -360,8 +350,7 @@ static etch_tensor *sums_plain(etch_tensor *x) {
 }
 
 /* Under fullgraph the result is learnt from shapes; one that reads must have been called before. */
-static void allowed_function_under_fullgraph(void **state) {
-    (void)state;
+TEST(allowed_function_under_fullgraph) {
     ETCH_SCOPE {
         inner = etch_allow_in_graph(pure_inner);
         etch_function *f = etch_compile(sums, .fullgraph = true);
@@ -397,8 +386,7 @@ static void allowed_function_under_fullgraph(void **state) {
 }
 
 /* New sizes at the matched call: the segment goes on recording, values are right. */
-static void allowed_function_with_other_sizes(void **state) {
-    (void)state;
+TEST(allowed_function_with_other_sizes) {
     static const etch_dynamic kinds[] = {ETCH_DYNAMIC_OFF, ETCH_DYNAMIC_AUTO, ETCH_DYNAMIC_ON};
     for (int i = 0; i < 3; i++)
         ETCH_SCOPE {
@@ -426,8 +414,7 @@ static etch_tensor *calls_sized(etch_tensor *x) {
 }
 
 /* Another shape for the same arguments is an error; the result never aliases an argument. */
-static void allowed_function_changes_its_mind(void **state) {
-    (void)state;
+TEST(allowed_function_changes_its_mind) {
     ETCH_SCOPE {
         inner = etch_allow_in_graph(sized);
         etch_function *f = etch_compile(calls_sized, .backend = "eager");
@@ -467,8 +454,7 @@ static etch_tensor *calls_general(etch_tensor *x) {
     return etch_add(out[0], out[wanted_results - 1]);
 }
 
-static void allowed_general_function(void **state) {
-    (void)state;
+TEST(allowed_general_function) {
     double factor = 3;
     ETCH_SCOPE {
         inner = (etch_allow_in_graph)(ETCH_CALLABLE(two_results, &factor));
@@ -514,8 +500,7 @@ static etch_tensor *setting_plain(etch_tensor *x, double k, double k2) {
     return etch_add(etch_mul(etch_exp(x), a), b);
 }
 
-static void constant_function_is_called_once(void **state) {
-    (void)state;
+TEST(constant_function_is_called_once) {
     for (int full = 0; full < 2; full++)
         ETCH_SCOPE {
             inner = etch_assume_constant(read_setting);
@@ -552,8 +537,7 @@ static etch_tensor *divides(etch_tensor *x) {
 }
 
 /* Of a computed argument: its value when recorded. */
-static void constant_function_of_an_argument(void **state) {
-    (void)state;
+TEST(constant_function_of_an_argument) {
     ETCH_SCOPE {
         inner = etch_assume_constant(norm);
         etch_function *f = etch_compile(divides);
@@ -578,8 +562,7 @@ static void constant_function_of_an_argument(void **state) {
 
 /* ---- wrappers: bad input, and modes ---- */
 
-static void bad_callables(void **state) {
-    (void)state;
+TEST(bad_callables) {
     assert_null((etch_disable)((etch_callable){1, NULL, NULL}, true));
     assert_int_equal(etch_last_status(), ETCH_ERR_NULL);
     assert_null((etch_allow_in_graph)((etch_callable){9, (void (*)(void))reads, NULL}));
@@ -603,8 +586,7 @@ static etch_status count_calls(void *ctx, const etch_op *op, const etch_value *a
 }
 
 /* Under a mode all is eager, and the mode sees what the functions call. */
-static void wrappers_under_a_mode(void **state) {
-    (void)state;
+TEST(wrappers_under_a_mode) {
     ETCH_SCOPE {
         etch_function *made[] = {etch_disable(pure_inner, false), etch_allow_in_graph(pure_inner),
                                  etch_assume_constant(pure_inner)};
@@ -633,8 +615,7 @@ static etch_tensor *two_paths(etch_tensor *x) {
     return other_path ? etch_sin(y) : etch_cos(y);
 }
 
-static void stance_force_eager(void **state) {
-    (void)state;
+TEST(stance_force_eager) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(two_paths);
         etch_tensor *x = arange_f32(3, 3);
@@ -656,8 +637,7 @@ static void stance_force_eager(void **state) {
     etch_clear_error();
 }
 
-static void stance_eager_on_recompile(void **state) {
-    (void)state;
+TEST(stance_eager_on_recompile) {
     for (int full = 0; full < 2; full++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(two_paths, .fullgraph = full);
@@ -687,8 +667,7 @@ static void stance_eager_on_recompile(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void stance_fail_on_recompile(void **state) {
-    (void)state;
+TEST(stance_fail_on_recompile) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(two_paths);
         etch_tensor *x = arange_f32(3, 3), *y = arange_f32(4, 4);
@@ -725,8 +704,7 @@ static etch_tensor *keeps(etch_tensor *x) {
 }
 
 /* An escaping tensor would need more outputs: eager, or an error at the end of the call. */
-static void stance_and_escaping_tensor(void **state) {
-    (void)state;
+TEST(stance_and_escaping_tensor) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(keeps, .backend = "eager");
         etch_tensor *x = arange_f32(3, 3);
@@ -767,8 +745,7 @@ static etch_tensor *sets_stance(etch_tensor *x) {
 }
 
 /* One set in the body counts from the next segment on. */
-static void stance_set_in_the_body(void **state) {
-    (void)state;
+TEST(stance_set_in_the_body) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(sets_stance, .backend = "eager");
         etch_tensor *x = arange_f32(3, 3), *expected = etch_sin(etch_neg(etch_exp(x)));
@@ -806,8 +783,7 @@ static ETCH_FN_N(first_and_sum, ctx, in, nin, out, nout) {
     return out[1] ? ETCH_OK : etch_last_status();
 }
 
-static void up_to_eight_tensors(void **state) {
-    (void)state;
+TEST(up_to_eight_tensors) {
     etch_function *f5 = etch_compile(five), *f6 = etch_compile(six), *f7 = etch_compile(seven),
                   *f8 = etch_compile(eight, .fullgraph = true), *off = etch_disable(eight, false);
     ETCH_SCOPE {
@@ -835,34 +811,4 @@ static void up_to_eight_tensors(void **state) {
     etch_function_free(f5), etch_function_free(f6), etch_function_free(f7);
     etch_function_free(f8), etch_function_free(off);
     etch_clear_error();
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(compilation_callback),
-        cmocka_unit_test(compilation_callback_with_graph_break),
-        cmocka_unit_test(no_callback_without_compile),
-        cmocka_unit_test(end_callback_when_compiling_fails),
-        cmocka_unit_test(compile_modes),
-        cmocka_unit_test(disabled_function_breaks),
-        cmocka_unit_test(disabled_function_under_fullgraph),
-        cmocka_unit_test(disabled_recursively_or_not),
-        cmocka_unit_test(disabled_function_captures),
-        cmocka_unit_test(allowed_function_is_one_node),
-        cmocka_unit_test(allowed_function_under_fullgraph),
-        cmocka_unit_test(allowed_function_with_other_sizes),
-        cmocka_unit_test(allowed_function_changes_its_mind),
-        cmocka_unit_test(allowed_general_function),
-        cmocka_unit_test(constant_function_is_called_once),
-        cmocka_unit_test(constant_function_of_an_argument),
-        cmocka_unit_test(bad_callables),
-        cmocka_unit_test(wrappers_under_a_mode),
-        cmocka_unit_test(stance_force_eager),
-        cmocka_unit_test(stance_eager_on_recompile),
-        cmocka_unit_test(stance_fail_on_recompile),
-        cmocka_unit_test(stance_and_escaping_tensor),
-        cmocka_unit_test(stance_set_in_the_body),
-        cmocka_unit_test(up_to_eight_tensors), /* last: functions of call sites stay */
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

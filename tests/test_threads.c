@@ -125,8 +125,7 @@ static void call_writing(int number) {
         if (!CHECK(same_as_plain(shared, writing, 3 + (i + number) % 3, 4))) return;
 }
 
-static void test_same_function(void **state) {
-    (void)state;
+TEST(same_function) {
     static const struct {
         etch_fn1 body;
         void (*calls)(int);
@@ -154,8 +153,7 @@ static void compile_and_free(int number) {
     }
 }
 
-static void test_compiling(void **state) {
-    (void)state;
+TEST(compiling) {
     for (int b = 0; b < 2; b++) {
         backend_name = test_backends[b];
         on_all_threads(compile_and_free);
@@ -176,8 +174,7 @@ static void reset_all_the_time(int number) {
     }
 }
 
-static void test_reset_while_running(void **state) {
-    (void)state;
+TEST(reset_while_running) {
     void (*const fns[])(int) = {call_chain, reset_all_the_time};
     for (int b = 0; b < 2; b++) {
         shared = etch_compile(chain, .backend = test_backends[b]);
@@ -208,8 +205,7 @@ static void use_pool(int number) {
         }
 }
 
-static void test_pool_changes(void **state) {
-    (void)state;
+TEST(pool_changes) {
     int threads = etch_num_threads();
     void (*const fns[])(int) = {use_pool, change_threads};
     shared = etch_compile(chain);
@@ -240,8 +236,7 @@ static void *call_waits(void *arg) {
     return NULL;
 }
 
-static void test_free_while_running(void **state) {
-    (void)state;
+TEST(free_while_running) {
     for (int warm = 0; warm < 3; warm++) {
         pthread_t threads[2];
         shared = etch_compile(waits);
@@ -280,8 +275,7 @@ static void call_layer(int number) {
     }
 }
 
-static void test_captured_tensors(void **state) {
-    (void)state;
+TEST(captured_tensors) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             weights = etch_randn(ETCH_F32, ETCH_SHAPE(8, 8));
@@ -304,8 +298,7 @@ static void call_sites(int number) {
         }
 }
 
-static void test_call_sites(void **state) {
-    (void)state;
+TEST(call_sites) {
     on_all_threads(call_sites);
     etch_reset(NULL);
     assert_int_equal(etch_memory().tensors, 0);
@@ -330,8 +323,7 @@ static void settings(int number) {
     }
 }
 
-static void test_settings(void **state) {
-    (void)state;
+TEST(settings) {
     etch_set_log_sink(ignore_line, NULL);
     on_all_threads(settings);
     etch_set_logs("");
@@ -377,8 +369,7 @@ static etch_tensor *visited(etch_tensor *x) {
     return etch_add_scalar(y, 1);
 }
 
-static void test_rule11_deferred_elsewhere(void **state) {
-    (void)state;
+TEST(rule11_deferred_elsewhere) {
     for (int flush = 0; flush < 2; flush++)
         ETCH_SCOPE {
             flush_first = flush;
@@ -446,8 +437,7 @@ static void fork_and_check(bool threads) {
                  WIFSIGNALED(status) ? WTERMSIG(status) : 0);
 }
 
-static void test_fork(void **state) {
-    (void)state;
+TEST(fork) {
     ONLY_ON_CPU(); /* a driver does not survive a fork */
     int threads = etch_num_threads();
     assert_int_equal(etch_set_num_threads(2), ETCH_OK);
@@ -486,8 +476,7 @@ static void *keep_busy(void *arg) {
 /* Forked while other threads compile, run, allocate: no lock stays behind in the child.
  * AddressSanitizer's own allocator leaves one there (GCC 12: the child waits for its mutex
  * of a size class for ever). */
-static void test_fork_while_running(void **state) {
-    (void)state;
+TEST(fork_while_running) {
     ONLY_ON_CPU(); /* a driver does not survive a fork */
 #ifdef __SANITIZE_ADDRESS__
     skip();
@@ -502,21 +491,4 @@ static void test_fork_while_running(void **state) {
     for (int i = 0; i < 2; i++) pthread_join(busy[i], NULL);
     assert_none_wrong();
     etch_function_free(shared);
-}
-
-int main(void) {
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_same_function),
-        cmocka_unit_test(test_compiling),
-        cmocka_unit_test(test_reset_while_running),
-        cmocka_unit_test(test_pool_changes),
-        cmocka_unit_test(test_free_while_running),
-        cmocka_unit_test(test_captured_tensors),
-        cmocka_unit_test(test_call_sites),
-        cmocka_unit_test(test_settings),
-        cmocka_unit_test(test_rule11_deferred_elsewhere),
-        cmocka_unit_test(test_fork),
-        cmocka_unit_test(test_fork_while_running),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -114,8 +114,7 @@ static void run_program(const program *p, const char *backend) {
     assert_int_equal(etch_memory().bytes_live, 0);
 }
 
-static void test_ten_calls(void **state) {
-    (void)state;
+TEST(ten_calls) {
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
         for (int b = 0; b < 2; b++) run_program(&programs[i], test_backends[b]);
 }
@@ -136,8 +135,7 @@ static etch_tensor *breaking_loop(etch_tensor *x) {
 
 /* The entry segment, and one for the body, whatever the trip count; all rounds but the first two
  * run compiled code. */
-static void test_loop_that_breaks(void **state) {
-    (void)state;
+TEST(loop_that_breaks) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(breaking_loop, .backend = test_backends[b]);
@@ -174,8 +172,7 @@ static etch_tensor *nine_breaks(etch_tensor *x) {
 }
 
 /* Nine breaks in a straight body make ten segments; the limit is not touched. */
-static void test_straight_breaks(void **state) {
-    (void)state;
+TEST(straight_breaks) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(nine_breaks, .backend = "eager");
         etch_function *plain = etch_compile(nine_breaks, .disable = true);
@@ -203,8 +200,7 @@ static etch_tensor *writes_through_pointer(etch_tensor *x) {
     return etch_mul(w, y);
 }
 
-static void test_raw_writes(void **state) {
-    (void)state;
+TEST(raw_writes) {
     ONLY_ON_CPU();
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
@@ -223,8 +219,7 @@ static void test_raw_writes(void **state) {
 
 static etch_tensor *identity(etch_tensor *x) { return x; }
 
-static void test_no_operator_no_graph(void **state) {
-    (void)state;
+TEST(no_operator_no_graph) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(identity);
         etch_tensor *x = arange_f32(2, 2);
@@ -236,8 +231,7 @@ static void test_no_operator_no_graph(void **state) {
 
 static etch_tensor *view_of_input(etch_tensor *x) { return etch_slice(x, 0, 1, 3, 1); }
 
-static void test_output_is_view_of_input(void **state) {
-    (void)state;
+TEST(output_is_view_of_input) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(view_of_input);
         etch_tensor *x = arange_f32(4, 3);
@@ -253,8 +247,7 @@ static void test_output_is_view_of_input(void **state) {
 }
 
 /* A view of an argument that itself lies at another offset than the recorded one. */
-static void test_offset_is_not_guarded(void **state) {
-    (void)state;
+TEST(offset_is_not_guarded) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(view_of_input);
         etch_tensor *base = arange_f32(12, 3);
@@ -278,8 +271,7 @@ static etch_tensor *inner_scope(etch_tensor *x) {
 }
 
 /* Rule 4: closing a scope inside the body ends no segment. */
-static void test_rule4_inner_scope(void **state) {
-    (void)state;
+TEST(rule4_inner_scope) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(inner_scope);
         etch_tensor *x = arange_f32(5, 5), *expected = inner_scope(x);
@@ -299,8 +291,7 @@ static etch_tensor *late(etch_tensor *x) {
 }
 
 /* Rule 6: used after a break although no recording did so. */
-static void test_rule6_late_use(void **state) {
-    (void)state;
+TEST(rule6_late_use) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(late, .backend = test_backends[b]);
@@ -326,8 +317,7 @@ static etch_tensor *late_after_write(etch_tensor *x) {
     return use_late ? etch_mul(y, x) : etch_neg(x);
 }
 
-static void test_rule6_write_before_late_use(void **state) {
-    (void)state;
+TEST(rule6_write_before_late_use) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(late_after_write, .backend = test_backends[b]);
@@ -350,8 +340,7 @@ static etch_tensor *fails_in_the_middle(etch_tensor *x) {
 }
 
 /* Rule 7 and 9: a failing operator gives its error at its call; what was before it has happened. */
-static void test_rule7_error_in_body(void **state) {
-    (void)state;
+TEST(rule7_error_in_body) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(fails_in_the_middle, .backend = test_backends[b]);
@@ -379,8 +368,7 @@ static etch_tensor *two_arguments(etch_tensor *x, etch_tensor *y) {
 }
 
 /* Rule 10: storages that are the same or disjoint are guarded; views of one base overlap. */
-static void test_rule10_aliases(void **state) {
-    (void)state;
+TEST(rule10_aliases) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(two_arguments, .backend = test_backends[b]);
@@ -412,8 +400,7 @@ static etch_tensor *outer(etch_tensor *x) {
 }
 
 /* Rule 14: a compiled function called in the body is recorded into the outer trace. */
-static void test_rule14_nesting(void **state) {
-    (void)state;
+TEST(rule14_nesting) {
     ETCH_SCOPE {
         inner_function = etch_compile(inner_scope);
         etch_function *f = etch_compile(outer);
@@ -444,8 +431,7 @@ static etch_tensor *resets_itself(etch_tensor *x) {
 }
 
 /* Rule 15: a run publishes nothing into a later generation. */
-static void test_rule15_reset_inside(void **state) {
-    (void)state;
+TEST(rule15_reset_inside) {
     ETCH_SCOPE {
         self = etch_compile(resets_itself);
         etch_tensor *x = arange_f32(5, 5), *expected = NULL;
@@ -470,8 +456,7 @@ static etch_tensor *jumps(etch_tensor *x) {
 }
 
 /* Rule 15: a run left by longjmp is abandoned: its prefix has happened. */
-static void test_rule15_longjmp(void **state) {
-    (void)state;
+TEST(rule15_longjmp) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(jumps);
         etch_tensor *x = etch_zeros(ETCH_F32, ETCH_SHAPE(3, 3));
@@ -521,8 +506,7 @@ static etch_tensor *without_compiling(etch_tensor *x) {
 }
 
 /* Rule 15: past two calls, one in a disabled function of the other, and past the inner one only. */
-static void test_rule15_longjmp_out_of_disabled(void **state) {
-    (void)state;
+TEST(rule15_longjmp_out_of_disabled) {
     etch_function *f = etch_compile(around_disabled);
     in_disabled = etch_compile(jumps_inside), self = etch_disable(disabled_body, false);
     ETCH_SCOPE {
@@ -558,8 +542,7 @@ static etch_tensor *forgets_to_keep(etch_tensor *x) {
 }
 
 /* A result that was released is the error, recorded or matched, and no tensor of a walk's. */
-static void test_result_of_closed_scope(void **state) {
-    (void)state;
+TEST(result_of_closed_scope) {
     for (int way = 0; way < 3; way++)
         ETCH_SCOPE {
             etch_function *f =
@@ -584,8 +567,7 @@ static etch_tensor *leaves_scopes_open(etch_tensor *x) {
 }
 
 /* Scopes that the body leaves open are closed for it; its results stay. */
-static void test_scopes_left_open(void **state) {
-    (void)state;
+TEST(scopes_left_open) {
     for (int way = 0; way < 3; way++)
         ETCH_SCOPE {
             etch_function *f =
@@ -622,8 +604,7 @@ static etch_tensor *wraps_memory(etch_tensor *x) {
 }
 
 /* What the function computes that frees wrapped memory is no part of the trace. */
-static void test_freeing_memory_may_compute(void **state) {
-    (void)state;
+TEST(freeing_memory_may_compute) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
         at_free = etch_compile(negated);
@@ -658,8 +639,7 @@ static int run_short_segments(void) {
 }
 
 /* ETCH_MAX_SEGMENT=0 still lets a segment have an operator. */
-static void test_shortest_segments(void **state) {
-    (void)state;
+TEST(shortest_segments) {
     pid_t child = fork();
     assert_true(child >= 0);
     if (!child) {
@@ -672,8 +652,7 @@ static void test_shortest_segments(void **state) {
     assert_int_equal(status, 0);
 }
 
-static void test_stable_after(void **state) {
-    (void)state;
+TEST(stable_after) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(inner_scope, .stable_after = 3);
         etch_tensor *x = arange_f32(5, 5), *expected = inner_scope(x);
@@ -685,8 +664,7 @@ static void test_stable_after(void **state) {
     }
 }
 
-static void test_fullgraph(void **state) {
-    (void)state;
+TEST(fullgraph) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f =
@@ -705,8 +683,7 @@ static etch_tensor *breaks_after_write(etch_tensor *x) {
 }
 
 /* A break is an error before any tensor was changed. */
-static void test_fullgraph_break(void **state) {
-    (void)state;
+TEST(fullgraph_break) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(breaks_after_write, .fullgraph = true);
         etch_tensor *x = arange_f32(5, 5), *before = etch_clone(x);
@@ -725,8 +702,7 @@ static void test_fullgraph_break(void **state) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
-static void test_recompile_limit(void **state) {
-    (void)state;
+TEST(recompile_limit) {
     etch_set_log_sink(NULL, NULL);
     ETCH_SCOPE {
         etch_function *f = etch_compile(scaled, .dynamic = ETCH_DYNAMIC_OFF, .backend = "eager",
@@ -764,8 +740,7 @@ static etch_tensor *noisy(etch_tensor *x) {
     return etch_mul(y, s);
 }
 
-static void test_random_stream(void **state) {
-    (void)state;
+TEST(random_stream) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
             etch_function *f = etch_compile(noisy, .backend = test_backends[b]);
@@ -785,8 +760,7 @@ static void test_random_stream(void **state) {
 static etch_tensor *mean_of_ints(etch_tensor *x) { return etch_div(x, x); }
 
 /* Rule 2: the default dtype is part of the state word. */
-static void test_rule2_default_dtype(void **state) {
-    (void)state;
+TEST(rule2_default_dtype) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(mean_of_ints);
         etch_tensor *x = etch_arange(ETCH_I32, 1, 9, 1);
@@ -804,8 +778,7 @@ static void test_rule2_default_dtype(void **state) {
 static etch_tensor *plus_one(etch_tensor *x) { return etch_add_scalar(x, 1); }
 static etch_tensor *plus_two(etch_tensor *x) { return etch_add_scalar(x, 2); }
 
-static void test_call_sites(void **state) {
-    (void)state;
+TEST(call_sites) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 2);
         for (int call = 0; call < 4; call++) {
@@ -825,8 +798,7 @@ static etch_status two_results(void *ctx, etch_tensor *const *in, int nin, etch_
     return out[1] ? ETCH_OK : etch_last_status();
 }
 
-static void test_general_form(void **state) {
-    (void)state;
+TEST(general_form) {
     ETCH_SCOPE {
         double factor = 3;
         etch_function *f = etch_compile(two_results, .ctx = &factor);
@@ -852,8 +824,7 @@ static etch_status step(void *ctx, etch_tensor *const *in, int nin, etch_tensor 
 }
 
 /* A step of a state, whose lists of arguments and results are one, or have entries in common. */
-static void test_results_in_place_of_arguments(void **state) {
-    (void)state;
+TEST(results_in_place_of_arguments) {
     static const double fibonacci[] = {0, 1, 1, 2, 3, 5, 8, 13, 21};
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
@@ -888,8 +859,7 @@ static etch_status rotate(void *ctx, etch_tensor *const *in, int nin, etch_tenso
     return out[nout - 1] ? ETCH_OK : etch_last_status();
 }
 
-static void test_many_results_in_place(void **state) {
-    (void)state;
+TEST(many_results_in_place) {
     ETCH_SCOPE {
         enum { N = 40 };
         etch_function *f = etch_compile(rotate);
@@ -911,8 +881,7 @@ static void test_many_results_in_place(void **state) {
 }
 
 /* out of a boxed call is an entry of its list. */
-static void test_boxed_result_in_place_of_an_argument(void **state) {
-    (void)state;
+TEST(boxed_result_in_place_of_an_argument) {
     ETCH_SCOPE {
         etch_tensor *list[2] = {arange_f32(2, 3), arange_f32(2, 3)};
         etch_value args[] = {{.tag = ETCH_VALUE_TENSORS, .tensors = {list, 2}}};
@@ -931,8 +900,7 @@ static etch_tensor *same_twice(etch_tensor *x) {
 }
 
 /* Rule 18: two equal subexpressions returned, one then written. */
-static void test_rule18_merged_results(void **state) {
-    (void)state;
+TEST(rule18_merged_results) {
     ETCH_SCOPE {
         etch_function *f = etch_compile(same_twice);
         etch_tensor *x = arange_f32(3, 3), *expected = etch_exp(x);
@@ -950,39 +918,5 @@ static void test_rule18_merged_results(void **state) {
 
 int main(int argc, char **argv) {
     if (argc > 1 && !strcmp(argv[1], "--short-segments")) return run_short_segments();
-    const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ten_calls),
-        cmocka_unit_test(test_loop_that_breaks),
-        cmocka_unit_test(test_straight_breaks),
-        cmocka_unit_test(test_raw_writes),
-        cmocka_unit_test(test_no_operator_no_graph),
-        cmocka_unit_test(test_output_is_view_of_input),
-        cmocka_unit_test(test_offset_is_not_guarded),
-        cmocka_unit_test(test_rule2_default_dtype),
-        cmocka_unit_test(test_rule4_inner_scope),
-        cmocka_unit_test(test_rule6_late_use),
-        cmocka_unit_test(test_rule6_write_before_late_use),
-        cmocka_unit_test(test_rule7_error_in_body),
-        cmocka_unit_test(test_rule10_aliases),
-        cmocka_unit_test(test_rule14_nesting),
-        cmocka_unit_test(test_rule15_reset_inside),
-        cmocka_unit_test(test_rule15_longjmp),
-        cmocka_unit_test(test_rule15_longjmp_out_of_disabled),
-        cmocka_unit_test(test_result_of_closed_scope),
-        cmocka_unit_test(test_scopes_left_open),
-        cmocka_unit_test(test_freeing_memory_may_compute),
-        cmocka_unit_test(test_shortest_segments),
-        cmocka_unit_test(test_rule18_merged_results),
-        cmocka_unit_test(test_stable_after),
-        cmocka_unit_test(test_fullgraph),
-        cmocka_unit_test(test_fullgraph_break),
-        cmocka_unit_test(test_recompile_limit),
-        cmocka_unit_test(test_random_stream),
-        cmocka_unit_test(test_call_sites),
-        cmocka_unit_test(test_general_form),
-        cmocka_unit_test(test_results_in_place_of_arguments),
-        cmocka_unit_test(test_many_results_in_place),
-        cmocka_unit_test(test_boxed_result_in_place_of_an_argument),
-    };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_suite(argc, argv);
 }

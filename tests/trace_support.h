@@ -3,13 +3,9 @@
 #ifndef ETCH_TESTS_TRACE_SUPPORT_H
 #define ETCH_TESTS_TRACE_SUPPORT_H
 
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <setjmp.h>
-#include <cmocka.h>
-
 #include <etch/etch.h>
+
+#include "etch_test.h"
 
 /* Both backends see the same graphs; native adds generated code. */
 static const char *const test_backends[] = {"eager", "native"};

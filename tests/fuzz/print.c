@@ -1,4 +1,4 @@
-/* Programs as C: a body of typed calls, a setup, and a cmocka main around fuzz_compare. */
+/* Programs as C: a body of typed calls, a setup, and a test around fuzz_compare. */
 #include "program.h"
 
 #include <inttypes.h>
@@ -249,8 +249,7 @@ void fuzz_print(FILE *to, const program *p, const char *backend, etch_device dev
     char on[32] = "";
     if (device != ETCH_CPU) snprintf(on, sizeof on, "ETCH_ON(ETCH_CUDA(%d)) ", (int)device - 1);
     fprintf(to, "/* %s */\n", difference);
-    fputs("#include <math.h>\n#include <setjmp.h>\n#include <stdarg.h>\n#include <stddef.h>\n"
-          "#include <stdint.h>\n#include <cmocka.h>\n\n#include \"fuzz/harness.h\"\n\n",
+    fputs("#include <math.h>\n\n#include \"etch_test.h\"\n#include \"fuzz/harness.h\"\n\n",
           to);
     if (any_boxed(p))
         fputs("static etch_tensor *boxed(const char *name, int n, const etch_value *values) {\n"
@@ -263,14 +262,11 @@ void fuzz_print(FILE *to, const program *p, const char *backend, etch_device dev
     fputs("}\n\n", to);
     print_setup(to, &p->setup);
     fprintf(to,
-            "\nstatic void test_program(void **state) {\n    (void)state;\n"
+            "\nTEST(program) {\n"
             "    fuzz_result result;\n"
             "    bool same = false;\n"
             "    %ssame = fuzz_compare(&setup, body, NULL, \"%s\", &result);\n"
             "    if (!same) print_error(\"%%s\\n\", result.difference);\n"
-            "    assert_true(same);\n}\n\n"
-            "int main(void) {\n"
-            "    const struct CMUnitTest tests[] = {cmocka_unit_test(test_program)};\n"
-            "    return cmocka_run_group_tests(tests, NULL, NULL);\n}\n",
+            "    assert_true(same);\n}\n",
             on, backend);
 }

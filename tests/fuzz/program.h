@@ -109,7 +109,7 @@ bool fuzz_is_exact(int op);
 /* reduce.c: the smallest program found for which fails(p) still holds. */
 void fuzz_reduce(program *p, bool (*fails)(const program *p), int trials);
 
-/* print.c: a cmocka program. */
+/* print.c: a suite of one test. */
 void fuzz_print(FILE *to, const program *p, const char *backend, etch_device device,
                 const char *difference);
 
