@@ -258,7 +258,7 @@ fault stale-call cuda jit/plan/run.c 'changed |= words[k] != at;' ';'
 fault lost-edge cuda jit/plan/plan_waits.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'
-fault index-wrap cuda backends/cuda/index.c 'if (k < 0) k += a.n;' ''
+fault index-wrap cuda backends/cuda/device/index_walk.cu 'if (k < 0) k += a.n;' ''
 fault device-product cuda jit/cuda/cuda_prims.c 'kind == REDUCE_PROD ? PRIM_MUL' \
     'kind == REDUCE_PROD ? PRIM_ADD'
 
