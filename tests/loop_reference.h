@@ -19,6 +19,7 @@ typedef union cell {
 
 static cell ref_function(prim_id p, etch_dtype t, cell a, cell b) {
     cell r = {.i = 0};
+    if (!etch__prim_is_function(p)) fail_msg("no reference for %s", etch__prims[p].name);
     etch__isa_table()->strips->prim[p][t](&r, &a, &b, NULL, 1);
     return r;
 }
@@ -181,7 +182,7 @@ static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     case PRIM_QUOT: r = b.i == -1 ? 0 - x : (uint64_t)(a.i / b.i); break;
     case PRIM_REM: r = b.i == -1 ? 0 : (uint64_t)(a.i % b.i); break;
     case PRIM_SHR: r = (uint64_t)(a.i >> (b.i >= 0 && b.i < ref_width(t) ? b.i : 63)); break;
-    default: break;
+    default: fail_msg("no reference for %s", etch__prims[p].name);
     }
     return (cell){.i = ref_wrap(t, (int64_t)r)};
 }
@@ -298,7 +299,7 @@ static void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
     case LOOP_STORE: ref_store(r->k->access[a].dtype, ref_address(r, a, true), x[i->p.a]); break;
     case LOOP_REDUCE: r->collected[v][at] = x[i->p.a]; break;
     default:
-        if (i->p.prim <= PRIM_NREDUCED) x[v] = ref_leaf(r, i, logical);
+        if (etch__prims[i->p.prim].class == CLASS_GIVEN) x[v] = ref_leaf(r, i, logical);
         else {
             int n = etch__loop_arity(i);
             x[v] = ref_prim(&i->p, x[i->p.a], n > 1 ? x[i->p.b] : none, n > 2 ? x[i->p.c] : none);

@@ -15,6 +15,7 @@
 #include "jit/store/client.h"
 #include "jit/cuda/cuda_source.h"
 #include "loop_build.h"
+#include "jit/cuda/cuda_gen.h"
 
 static char dir[] = "/tmp/etch-test-XXXXXX";
 
@@ -375,9 +376,7 @@ TEST(map_sizes) {
 static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8, ETCH_I16,
                                            ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
 
-static bool is_math(int p, etch_dtype t) {
-    return p >= PRIM_EXP && p <= PRIM_POW && etch__is_float(t);
-}
+static bool is_math(int p, etch_dtype t) { return etch__prim_is_function(p) && etch__is_float(t); }
 
 /* The divisor of integers is not 0. */
 static int divisor(int p, etch_dtype t, int b) {
@@ -394,7 +393,7 @@ static int map_primitives(etch_dtype t, bool math, int first_prim) {
     int truth = load(0, ETCH_BOOL, "1"), p = first_prim;
     for (; p < PRIM_COUNT && K.naccesses < 16; p++) {
         etch_dtype r = etch__prim_compares(p) ? ETCH_BOOL : t;
-        if (p == PRIM_CONVERT || !etch__cuda_can_emit((prim_id)p, r) || is_math(p, t) != math)
+        if (p == PRIM_CONVERT || !etch__prim_gives((prim_id)p, r) || is_math(p, t) != math)
             continue;
         int first = p == PRIM_SELECT ? truth : a;
         int second = p == PRIM_SELECT ? a : divisor(p, t, b);
@@ -414,7 +413,7 @@ TEST(map_primitives) {
 
 TEST(map_functions) {
     for (int i = 0; i < 2; i++)
-        for (int p = PRIM_EXP; p <= PRIM_POW;) p = map_primitives(compute_types[i], true, p);
+        for (int p = 0; p < PRIM_COUNT;) p = map_primitives(compute_types[i], true, p);
     run_cases();
 }
 
@@ -806,14 +805,20 @@ TEST(args) {
 }
 
 TEST(can_emit) {
-    assert_true(etch__cuda_can_emit(PRIM_POW, ETCH_I32));
-    assert_true(etch__cuda_can_emit(PRIM_QUOT, ETCH_U8));
-    assert_false(etch__cuda_can_emit(PRIM_QUOT, ETCH_F32));
-    assert_false(etch__cuda_can_emit(PRIM_INPUT, ETCH_F32));
-    assert_false(etch__cuda_can_emit(PRIM_ADD, ETCH_BF16));
-    for (int p = 0; p < PRIM_COUNT; p++) /* whatever the CPU can */
-        for (int t = 0; t < ETCH_DTYPE_COUNT; t++)
-            if (etch__loop_can_emit((prim_id)p, t)) assert_true(etch__cuda_can_emit((prim_id)p, t));
+    assert_true(etch__prim_gives(PRIM_POW, ETCH_I32));
+    assert_true(etch__prim_gives(PRIM_QUOT, ETCH_U8));
+    assert_false(etch__prim_gives(PRIM_QUOT, ETCH_F32));
+    assert_false(etch__prim_gives(PRIM_INPUT, ETCH_F32));
+    assert_false(etch__prim_gives(PRIM_ADD, ETCH_BF16));
+    for (int p = PRIM_ROUND_BF16; p < PRIM_COUNT; p++)
+        for (int t = 0; t < ETCH_DTYPE_COUNT; t++) {
+            prim_instr i = {.prim = (uint8_t)p, .type = (uint8_t)t};
+            cuda_text text = {0};
+            etch__cuda_prim(&text, &i, "a", "b", "c");
+            if (etch__prim_gives((prim_id)p, t)) assert_non_null(text.p);
+            if (etch__loop_can_emit((prim_id)p, t)) assert_non_null(text.p);
+            etch__free(text.p);
+        }
 }
 
 TEST(text) {

@@ -4,6 +4,7 @@
  * dtype. */
 #include "cpu_support.h"
 #include "device_support.h"
+#include "tools/verify/references.h"
 
 /* ---- the reference ---- */
 
@@ -21,12 +22,12 @@ typedef struct operands {
     bool flag; /* the first attribute */
 } operands;
 
-typedef struct reference {
+typedef struct op_reference {
     const char *name; /* as in the table, without in-place underscore and overload */
     double ulp;       /* 0: exact */
     double (*real)(const operands *o);
     int64_t (*whole)(const operands *o);
-} reference;
+} op_reference;
 
 #define REAL(name, expression)                                                                     \
     static double name##_real(const operands *o) {                                                 \
@@ -86,26 +87,10 @@ BOTH(abs, fabs(o->x), o->i < 0 ? 0 - U(o->i) : U(o->i))
 BOTH(relu, at_least(o->x, 0), o->i > 0 ? o->i : 0)
 REAL(sqrt, rnd(sqrt(o->x)))
 REAL(rsqrt, rnd(1 / rnd(sqrt(o->x))))
-REAL(exp, exp(o->x))
-REAL(log, log(o->x))
-REAL(sin, sin(o->x))
-REAL(cos, cos(o->x))
-REAL(tanh, tanh(o->x))
-REAL(sigmoid, (double)(1 / (1 + expl(-(long double)o->x))))
-REAL(exp2, exp2(o->x))
-REAL(expm1, expm1(o->x))
-REAL(log2, log2(o->x))
-REAL(log10, log10(o->x))
-REAL(log1p, log1p(o->x))
-REAL(erf, erf(o->x))
-REAL(tan, tan(o->x))
-REAL(asin, asin(o->x))
-REAL(acos, acos(o->x))
-REAL(atan, atan(o->x))
-REAL(sinh, sinh(o->x))
-REAL(cosh, cosh(o->x))
+#define PRIM(id, name, arity, types, class, meaning)
+#define FUNCTION(id, name, ...) REAL(name, (double)name##l(o->x))
+#include "core/ops/prims.def"
 REAL(reciprocal, rnd(1 / o->x))
-REAL(silu, (double)(o->x / (1 + expl(-(long double)o->x))))
 static double ref_gelu(double x, bool by_tanh) {
     if (!by_tanh) return rnd(x * 0.5) * rnd(1 + rnd(erf(rnd(x * rnd(0.70710678118654752440)))));
     double cube = rnd(rnd(rnd(x * x) * x) * rnd(0.044715));
@@ -225,7 +210,10 @@ BOTH(zero, 0, 0)
     { name, ulp, fn##_real, NULL }
 #define REF_WHOLE(name, fn)                                                                        \
     { name, 0, NULL, fn##_whole }
-static const reference references[] = {
+static const op_reference op_references[] = {
+#define PRIM(id, name, arity, types, class, meaning)
+#define FUNCTION(id, name, ...) REF_REAL(#name, name, 4),
+#include "core/ops/prims.def"
     REF("add.Tensor", add_tensor, 0),
     REF("add.Scalar", add_scalar, 0),
     REF("sub.Tensor", sub_tensor, 0),
@@ -245,26 +233,7 @@ static const reference references[] = {
     REF("relu", relu, 0),
     REF_REAL("sqrt", sqrt, 0),
     REF_REAL("rsqrt", rsqrt, 0),
-    REF_REAL("exp", exp, 4),
-    REF_REAL("log", log, 4),
-    REF_REAL("sin", sin, 4),
-    REF_REAL("cos", cos, 4),
-    REF_REAL("tanh", tanh, 4),
-    REF_REAL("sigmoid", sigmoid, 5),
-    REF_REAL("exp2", exp2, 4),
-    REF_REAL("expm1", expm1, 4),
-    REF_REAL("log2", log2, 4),
-    REF_REAL("log10", log10, 4),
-    REF_REAL("log1p", log1p, 4),
-    REF_REAL("erf", erf, 4),
-    REF_REAL("tan", tan, 4),
-    REF_REAL("asin", asin, 4),
-    REF_REAL("acos", acos, 4),
-    REF_REAL("atan", atan, 4),
-    REF_REAL("sinh", sinh, 4),
-    REF_REAL("cosh", cosh, 4),
     REF_REAL("reciprocal", reciprocal, 0),
-    REF_REAL("silu", silu, 6),
     REF_REAL("gelu", gelu, 8),
     REF("square", square, 0),
     REF("floor", floor, 0),
@@ -330,15 +299,15 @@ static const reference references[] = {
 };
 
 /* "add_.Tensor" is computed as "add.Tensor". */
-static const reference *reference_of(const char *name) {
+static const op_reference *reference_of(const char *name) {
     char plain[64];
     for (int exact = 1; exact >= 0; exact--) {
         int n = 0;
         for (const char *p = name; *p; p++)
             if (exact || *p != '_' || (p[1] != '.' && p[1])) plain[n++] = *p;
         plain[n] = 0;
-        for (int k = 0; k < COUNT_OF(references); k++)
-            if (strcmp(references[k].name, plain) == 0) return &references[k];
+        for (int k = 0; k < COUNT_OF(op_references); k++)
+            if (strcmp(op_references[k].name, plain) == 0) return &op_references[k];
     }
     return NULL;
 }
@@ -455,7 +424,7 @@ static etch_dtype scalar_rounds_to(const trial *t, int k) {
     return is_factor(op, k) ? etch__compute_type(t->compute) : t->compute;
 }
 
-static number expected(const trial *t, const reference *r, const number *value, etch_dtype out,
+static number expected(const trial *t, const op_reference *r, const number *value, etch_dtype out,
                        double *exact) {
     operands o = {0};
     double *real[3] = {&o.x, &o.y, &o.z};
@@ -509,7 +478,7 @@ static void mend_divisor(trial *t, number *before) {
 /* Runs the trial and compares every element; false when inference rejects the combination. */
 static bool run_trial(trial *t) {
     const op_info *info = &etch__ops[t->call.op];
-    const reference *r = reference_of(info->name);
+    const op_reference *r = reference_of(info->name);
     if (!r) fail_msg("no reference for %s", info->name);
     tensor_meta meta;
     finish_trial(t);

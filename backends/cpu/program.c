@@ -62,8 +62,6 @@ static void add_input(translator *t, int k, const prim_instr *i) {
 
 static bool is_fill(int prim) { return prim == PRIM_SCALAR || prim == PRIM_CONST; }
 
-static bool is_heavy(int prim) { return prim >= PRIM_EXP && prim <= PRIM_POW; }
-
 static strip_fn strip_of(const translator *t, const prim_instr *i) {
     if (i->prim == PRIM_CONVERT) return t->table->convert[i->from][i->type];
     return t->table->prim[i->prim][etch__prim_compares(i->prim) ? i->from : i->type];
@@ -77,7 +75,7 @@ static void add_compute(translator *t, int k, const prim_instr *i, bool to_outpu
     uint8_t c = arity > 2 ? t->slot[i->c] : 0;
     t->slot[k] = to_output ? SLOT_OUT : take_temp(t);
     add_step(t, fn, t->slot[k], a, b, c);
-    t->out->cost += is_heavy(i->prim) ? 8 : 1;
+    t->out->cost += etch__prim_cost(i->prim);
     const int16_t operands[3] = {i->a, i->b, i->c};
     for (int j = 0; j < arity; j++)
         if (t->last_use[operands[j]] == k) drop_temp(t, t->slot[operands[j]]);

@@ -4,6 +4,7 @@
 #ifndef ETCH_CORE_BASE_BASE_H
 #define ETCH_CORE_BASE_BASE_H
 
+#include <assert.h>
 #include <etch/base.h>
 #include <stdarg.h>
 #include <stdio.h>

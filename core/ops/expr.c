@@ -7,12 +7,6 @@
 
 #include <math.h>
 
-const prim_info etch__prims[PRIM_COUNT] = {
-#define PRIM(id, text, arity, meaning) [PRIM_##id] = {text, arity},
-#include "core/ops/prims.def"
-#undef PRIM
-};
-
 typedef struct builder {
     prim_program *p;
     const etch_dtype *in;

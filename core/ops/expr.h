@@ -7,32 +7,7 @@
 #define ETCH_CORE_OPS_EXPR_H
 
 #include "core/ops/op.h"
-
-typedef enum prim_id {
-#define PRIM(id, text, arity, meaning) PRIM_##id,
-#include "core/ops/prims.def"
-#undef PRIM
-    PRIM_COUNT
-} prim_id;
-
-typedef struct prim_info {
-    const char *text;
-    int arity;
-} prim_info;
-extern const prim_info etch__prims[PRIM_COUNT];
-
-typedef struct prim_instr {
-    uint8_t prim;
-    uint8_t type; /* compute type of the result */
-    uint8_t
-        from; /* CONVERT: the operand's compute type; comparisons: the operands'; SCALAR: the dtype
-                     (bf16 and f16 included) that the scalar is rounded to */
-    int16_t a, b, c;
-    union {
-        int64_t i;
-        double d;
-    } imm;
-} prim_instr;
+#include "core/ops/prims.h"
 
 enum { PROGRAM_MAX = 48 };
 
@@ -41,15 +16,6 @@ typedef struct prim_program {
     int result; /* value to be stored; its type is the compute type of the output dtype */
     prim_instr code[PROGRAM_MAX];
 } prim_program;
-
-/* Whether the primitive makes a bool of operands of type `from`. */
-static inline bool etch__prim_compares(int prim) { return prim >= PRIM_EQ && prim <= PRIM_SIGNBIT; }
-
-/* bf16 and f16 are computed in f32, every other dtype in itself. */
-static inline etch_dtype etch__compute_type(etch_dtype d) {
-    return d == ETCH_BF16 || d == ETCH_F16 ? ETCH_F32 : d;
-}
-static inline bool etch__is_float(etch_dtype d) { return d <= ETCH_F16; }
 
 /* The program of a POINTWISE, INPLACE or CREATION (zeros, ones, full, arange) operator: loads its
  * operands (INPUT i of storage dtype in[i]), converts them to the compute dtype, applies the

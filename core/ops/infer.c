@@ -173,13 +173,11 @@ static bool inplace_rule(const op_call *call, tensor_meta *out) {
     return true;
 }
 
-static bool is_float(etch_dtype d) { return d <= ETCH_F16; }
-
 /* A kind never falls: real > integer > bool. */
 static bool check_inplace_dtype(const op_call *call, etch_dtype computed) {
     etch_dtype self = call->in[0]->dtype;
-    bool lost =
-        (is_float(computed) && !is_float(self)) || (computed != ETCH_BOOL && self == ETCH_BOOL);
+    bool lost = (etch__is_float(computed) && !etch__is_float(self)) ||
+                (computed != ETCH_BOOL && self == ETCH_BOOL);
     if (likely(!lost)) return true;
     FAIL(ETCH_ERR_DTYPE, "the result is of %s, which self of %s cannot hold",
          etch_dtype_name(computed), etch_dtype_name(self));

@@ -4,7 +4,6 @@
 #define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
 
 static etch_dtype dtype_of(const etch_tensor *t) { return t->dtype; }
-static bool is_float(etch_dtype d) { return d <= ETCH_F16; }
 static const char *name_of(etch_dtype d) { return etch_dtype_name(d); }
 
 static etch_dtype scalar_dtype(const etch_scalar *s) {
@@ -16,8 +15,8 @@ static etch_dtype scalar_dtype(const etch_scalar *s) {
  * decides only where it is of a higher kind: bool < integer < float. ETCH_DTYPE_COUNT: absent. */
 static etch_dtype combine(etch_dtype high, etch_dtype low) {
     if (high == ETCH_DTYPE_COUNT) return low;
-    if (low == ETCH_DTYPE_COUNT || is_float(high)) return high;
-    return high == ETCH_BOOL || is_float(low) ? etch_promote_types(high, low) : high;
+    if (low == ETCH_DTYPE_COUNT || etch__is_float(high)) return high;
+    return high == ETCH_BOOL || etch__is_float(low) ? etch_promote_types(high, low) : high;
 }
 
 static etch_dtype join(etch_dtype so_far, etch_dtype next) {
@@ -46,7 +45,7 @@ static bool check_alpha(const op_call *call, etch_dtype d) {
     int operands = call->nin == 1 && call->nsc;
     for (int i = operands; i < call->nsc; i++) {
         etch_scalar_kind kind = call->sc[i].kind;
-        if (kind == ETCH_SCALAR_REAL && !is_float(d))
+        if (kind == ETCH_SCALAR_REAL && !etch__is_float(d))
             FAIL(ETCH_ERR_DTYPE,
                  "expected an integer factor (alpha) for a result of %s, got a real one",
                  name_of(d));
@@ -89,7 +88,7 @@ static bool square_rule(const op_call *call, call_dtypes *d) {
 
 static bool promote_float_rule(const op_call *call, call_dtypes *d) {
     if (!promote_rule(call, d)) return false;
-    if (!is_float(d->compute)) d->compute = d->result = etch_default_dtype();
+    if (!etch__is_float(d->compute)) d->compute = d->result = etch_default_dtype();
     return true;
 }
 
@@ -122,7 +121,7 @@ static bool attr_rule(const op_call *call, call_dtypes *d) {
 
 static bool attr_float_rule(const op_call *call, call_dtypes *d) {
     if (!attr_rule(call, d)) return false;
-    if (!is_float(d->result))
+    if (!etch__is_float(d->result))
         FAIL(ETCH_ERR_DTYPE, "expected a floating dtype, got %s", name_of(d->result));
     return true;
 }
@@ -152,7 +151,7 @@ static bool same_rule(const op_call *call, call_dtypes *d) {
     if (etch__ops[call->op].kind != KIND_CONTRACTION) return true;
     if (d->result == ETCH_BOOL) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
     for (int i = 0; i < call->nsc; i++)
-        if (call->sc[i].kind == ETCH_SCALAR_REAL && !is_float(d->result))
+        if (call->sc[i].kind == ETCH_SCALAR_REAL && !etch__is_float(d->result))
             FAIL(ETCH_ERR_DTYPE, "expected integer factors for operands of %s, got a real one",
                  name_of(d->result));
     return true;
@@ -165,12 +164,12 @@ static bool copy_rule(const op_call *call, call_dtypes *d) {
 
 static bool sum_rule(const op_call *call, call_dtypes *d) {
     etch_dtype in = dtype_of(call->in[0]);
-    return dtype_attr(call, call->nat - 1, is_float(in) ? in : ETCH_I64, d);
+    return dtype_attr(call, call->nat - 1, etch__is_float(in) ? in : ETCH_I64, d);
 }
 
 static bool mean_rule(const op_call *call, call_dtypes *d) {
     if (!dtype_attr(call, call->nat - 1, dtype_of(call->in[0]), d)) return false;
-    if (!is_float(d->result))
+    if (!etch__is_float(d->result))
         FAIL(ETCH_ERR_DTYPE,
              "expected a floating dtype, got %s (give a dtype, or use etch_to first)",
              name_of(d->result));
@@ -183,7 +182,7 @@ static bool index_rule(const op_call *call, call_dtypes *d) {
 }
 
 static bool want_floats(const op_call *call, etch_dtype d) {
-    if (likely(is_float(d))) return true;
+    if (likely(etch__is_float(d))) return true;
     FAIL(ETCH_ERR_DTYPE, "expected a floating dtype, got %s (use etch_to first)", name_of(d));
 }
 
@@ -193,7 +192,7 @@ static bool float_rule(const op_call *call, call_dtypes *d) {
 
 static bool bits_rule(const op_call *call, call_dtypes *d) {
     if (!promote_rule(call, d)) return false;
-    if (is_float(d->compute))
+    if (etch__is_float(d->compute))
         FAIL(ETCH_ERR_DTYPE, "expected integers or bool, got %s", name_of(d->compute));
     return true;
 }
@@ -220,7 +219,7 @@ static bool masked_fill_rule(const op_call *call, call_dtypes *d) {
 static bool indexed_rule(const op_call *call, call_dtypes *d) {
     etch_dtype index = dtype_of(call->in[1]);
     copy_rule(call, d);
-    if (is_float(index) || index == ETCH_BOOL)
+    if (etch__is_float(index) || index == ETCH_BOOL)
         FAIL(ETCH_ERR_DTYPE, "expected an index of integers, got %s", name_of(index));
     if (call->nin == 3 && call->in[2]->dtype != call->in[0]->dtype)
         FAIL(ETCH_ERR_DTYPE, "expected values of %s, as self, got %s", name_of(d->result),

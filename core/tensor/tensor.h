@@ -13,6 +13,7 @@
 #include <stdatomic.h>
 
 #include "core/base/thread.h"
+#include "core/tensor/dtype.h"
 
 typedef struct etch_storage {
     atomic_int refs;

@@ -219,7 +219,7 @@ static void load_chunk(gen *g, const chunk *c, int a) {
 void etch__cuda_put_comment(gen *g, const loop_instr *i) {
     const char *type = etch_dtype_name(i->p.type);
     if (i->kind == LOOP_PRIM)
-        etch__cuda_put(g->t, " // %s %s\n", etch__prims[i->p.prim].text, type);
+        etch__cuda_put(g->t, " // %s %s\n", etch__prims[i->p.prim].name, type);
     else
         etch__cuda_put(g->t, " // %s %s @%d\n", i->kind == LOOP_LOAD ? "load" : "store",
                        etch_dtype_name(dtype_of(g, (int)i->p.imm.i)), (int)i->p.imm.i);

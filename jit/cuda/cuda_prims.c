@@ -1,6 +1,6 @@
-/* The scalar primitives of core/ops/prims.def as CUDA C expressions: one table row each, the text
- * with holes for operands and types. Wrapping arithmetic is unsigned, what must keep NaN bits works
- * on integers, conversions are clamped before they are made, so nothing is left to the compiler. */
+/* The scalar primitives of core/ops/prims.def as CUDA C: their texts, with operands and types put
+ * into the holes. Wrapping arithmetic is unsigned, what must keep NaN bits works on integers,
+ * conversions are clamped before they are made, so nothing is left to the compiler. */
 #include "jit/cuda/cuda_gen.h"
 
 #include <math.h>
@@ -49,87 +49,35 @@ const char *etch__cuda_storage(etch_dtype d) { return types[d].storage; }
 
 /* ---- primitives ---- */
 
-/* By the class of the result type. $a $b $c: operands; $t: its type; $u: the unsigned type that it
- * wraps in; $w: its width in bits; $p: the shift for "all out"; $f: "f" for float; $n: the
- * primitive's own text; $s: the suffix of its functions. NULL: no such primitive. */
+/* The row's expression by the class of the result type; natural: of an integer without a sign, so
+ * that nothing is compared with 0 in vain, NULL where it is `whole`. $a $b $c: operands; $t: its
+ * type; $u: the unsigned type that it wraps in; $w: its width in bits; $p: the shift for "all out";
+ * $f: "f" for float; $n: the primitive's name; $s: the suffix of its functions. What is GIVEN is
+ * the kernel's own text, for CONVERT see put_convert. */
 typedef struct prim_text {
-    const char *real, *whole, *truth;
+    const char *real, *whole, *natural, *truth;
 } prim_text;
 
-#define SAME(text)                                                                                 \
-    { text, text, text }
-/* CUDA's function where it is within one ulp (docs/numerics.md); else that of
- * core/ops/functions.h. */
-#define MATH                                                                                       \
-    { "$n$f($a)", NULL, NULL }
-#define OWN                                                                                        \
-    { "$n_$s($a)", NULL, NULL }
-#define COMPARE(op)                                                                                \
-    { NULL, NULL, "$a " op " $b" }
-/* clang-format off */
+#define TEXT_OF_ANY(r, w, t) .real = r, .whole = w, .truth = t
+#define TEXT_OF_NUMBERS(r, w) .real = r, .whole = w
+#define TEXT_OF_FLOATS(r) .real = r
+#define TEXT_OF_INTEGERS(w) .whole = w
+#define TEXT_OF_BOOLS(t) .truth = t
+#define TEXT_OF_COMPARED(t) .truth = t
+#define TEXT_OF_I64(w) .whole = w
+#define TEXT_OF_F32(r) .real = r
+#define BY_SIGN(with, without) with, .natural = without
+#define MATH "$n$f($a)"
+#define OWN "$n_$s($a)"
 static const prim_text prims[PRIM_COUNT] = {
-    [PRIM_CONVERT] = SAME(""), /* see convert */
-    [PRIM_INDEX] = {NULL, "", NULL}, [PRIM_NREDUCED] = {"", "", NULL}, /* the kernel's own */
-    [PRIM_CONST] = SAME(""), [PRIM_SCALAR] = SAME(""),
-    [PRIM_ROUND_BF16] = {"round_bf16($a)", NULL, NULL},
-    [PRIM_ROUND_F16] = {"round_f16($a)", NULL, NULL},
-    [PRIM_ADD] = {"$a + $b", "($t)(($u)$a + ($u)$b)", "$a || $b"},
-    [PRIM_SUB] = {"$a - $b", "($t)(($u)$a - ($u)$b)", NULL},
-    [PRIM_MUL] = {"$a * $b", "($t)(($u)$a * ($u)$b)", "$a && $b"},
-    [PRIM_DIV] = {"$a / $b", NULL, NULL},
-    [PRIM_FMA] = {"fma$f($a, $b, $c)", NULL, NULL},
-    [PRIM_NEG] = {"negate($a)", "($t)(0 - ($u)$a)", NULL},
-    [PRIM_ABS] = {"absolute($a)", "($t)($a < 0 ? 0 - ($u)$a : ($u)$a)", "$a"},
-    [PRIM_SQRT] = {"sqrt$f($a)", NULL, NULL},
-    [PRIM_MAX] = {"larger($a, $b)", "$a > $b ? $a : $b", "$a || $b"},
-    [PRIM_MIN] = {"smaller($a, $b)", "$a < $b ? $a : $b", "$a && $b"},
-    [PRIM_AT_LEAST] = {"$b > $a || $b != $b ? $b : $a", "$b > $a ? $b : $a", "$a || $b"},
-    [PRIM_AT_MOST] = {"$b < $a || $b != $b ? $b : $a", "$b < $a ? $b : $a", "$a && $b"},
-    [PRIM_EQ] = COMPARE("=="), [PRIM_NE] = COMPARE("!="),
-    [PRIM_LT] = COMPARE("<"),  [PRIM_LE] = COMPARE("<="),
-    [PRIM_SIGNBIT] = {NULL, NULL, "sign_bit($a)"},
-    [PRIM_AND] = {NULL, NULL, "$a && $b"},
-    [PRIM_OR] = {NULL, NULL, "$a || $b"},
-    [PRIM_NOT] = {NULL, NULL, "!$a"},
-    [PRIM_SELECT] = SAME("$a ? $b : $c"),
-    [PRIM_EXP] = OWN,   [PRIM_LOG] = MATH,   [PRIM_SIN] = OWN,    [PRIM_COS] = OWN,
-    [PRIM_TANH] = OWN,  [PRIM_ERF] = OWN,    [PRIM_EXP2] = OWN,   [PRIM_EXPM1] = OWN,
-    [PRIM_LOG2] = OWN,  [PRIM_LOG10] = OWN,  [PRIM_LOG1P] = OWN,  [PRIM_TAN] = OWN,
-    [PRIM_ASIN] = OWN,  [PRIM_ACOS] = OWN,   [PRIM_ATAN] = OWN,   [PRIM_SINH] = OWN,
-    [PRIM_COSH] = OWN,  [PRIM_SIGMOID] = OWN, [PRIM_SILU] = OWN,
-    [PRIM_POW] = {"pow_$s($a, $b)", "$b < 0 ? inverse_power($a, $b) : whole_power<$t, $u>($a, $b)",
-                  "$a || !$b"},
-    [PRIM_BITAND] = {NULL, "($t)($a & $b)", NULL},
-    [PRIM_BITOR] = {NULL, "($t)($a | $b)", NULL},
-    [PRIM_BITXOR] = {NULL, "($t)($a ^ $b)", NULL},
-    [PRIM_SHL] = {NULL, "$b >= 0 && $b < $w ? ($t)(($u)$a << $b) : ($t)0", NULL},
-    [PRIM_SHR] = {NULL, "($t)($a >> ($b >= 0 && $b < $w ? $b : ($t)$p))", NULL},
-    [PRIM_QUOT] = {NULL, "quotient<$t, $u>($a, $b)", NULL},
-    [PRIM_REM] = {"fmod$f($a, $b)", "remainder_of($a, $b)", NULL},
-};
-/* clang-format on */
-
-/* What is different without a sign, so that nothing is compared with 0 in vain. */
-static const char *const unsigned_prims[PRIM_COUNT] = {
-    [PRIM_ABS] = "$a",
-    [PRIM_SHL] = "$b < $w ? ($t)(($u)$a << $b) : ($t)0",
-    [PRIM_SHR] = "$b < $w ? ($t)($a >> $b) : ($t)0",
-    [PRIM_POW] = "whole_power<$t, $u>($a, $b)",
-    [PRIM_QUOT] = "($t)($a / $b)",
-    [PRIM_REM] = "($t)($a % $b)",
+#define PRIM(id, name, arity, types, class, meaning) [PRIM_##id] = {TEXT_OF_##types},
+#include "core/ops/prims.def"
 };
 
 static const char *text_of(int prim, etch_dtype t) {
     const prim_text *p = &prims[prim];
-    if (t == ETCH_U8 && unsigned_prims[prim]) return unsigned_prims[prim];
+    if (t == ETCH_U8 && p->natural) return p->natural;
     return t == ETCH_BOOL ? p->truth : etch__is_float(t) ? p->real : p->whole;
-}
-
-bool etch__cuda_can_emit(prim_id prim, etch_dtype type) {
-    if ((unsigned)prim >= PRIM_COUNT || (unsigned)type >= ETCH_DTYPE_COUNT) return false;
-    if (type == ETCH_BF16 || type == ETCH_F16 || !text_of(prim, type)) return false;
-    bool single = prim == PRIM_ROUND_BF16 || prim == PRIM_ROUND_F16;
-    return (!single || type == ETCH_F32) && (prim != PRIM_INDEX || type == ETCH_I64);
 }
 
 static void put_hole(cuda_text *t, char hole, const prim_instr *p, const char *const *operand) {
@@ -141,7 +89,7 @@ static void put_hole(cuda_text *t, char hole, const prim_instr *p, const char *c
     case 'p': etch__cuda_put(t, "%d", type->past); break;
     case 'f': etch__cuda_put(t, "%s", p->type == ETCH_F64 ? "" : "f"); break;
     case 's': etch__cuda_put(t, "%s", p->type == ETCH_F64 ? "f64" : "f32"); break;
-    case 'n': etch__cuda_put(t, "%s", etch__prims[p->prim].text); break;
+    case 'n': etch__cuda_put(t, "%s", etch__prims[p->prim].name); break;
     default: etch__cuda_put(t, "%s", operand[hole - 'a']);
     }
 }

@@ -80,8 +80,4 @@ size_t etch__cuda_args_size(const loop_kernel *k);
 void etch__cuda_args_fill(const loop_kernel *k, void *const *args, const int64_t *dims,
                           const uint64_t *cells, void *to);
 
-/* Whether CUDA has code for the primitive with result type `type`: all of prims.def but INPUT, POW,
- * QUOT and REM of integers included. */
-bool etch__cuda_can_emit(prim_id prim, etch_dtype type);
-
 #endif

@@ -152,7 +152,6 @@ val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x);
 val gen_identity(gen *g, reduce_kind kind, etch_dtype t);
 val gen_real(gen *g, etch_dtype t, double v);
 /* Transcendental primitives are calls into the library, over strips of n elements. */
-bool gen_is_function(int prim);
 void gen_function_call(gen *g, int prim, etch_dtype t, val to, val a, val b, val n);
 
 /* ---- strip.c ---- */

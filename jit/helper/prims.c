@@ -292,8 +292,17 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
     case PRIM_SHL: return shift(g, t, true, a, b);
     case PRIM_SHR: return shift(g, t, false, a, b);
     case PRIM_SELECT: return choose(g, g->compute[t], a, b, c);
-    default: return zero_of(g, t); /* the others are supplied by strip.c */
+    case PRIM_COUNT:
+#define SUPPLIED_BY_GIVEN(id) case id:
+#define SUPPLIED_BY_FUNCTION(id) case id:
+#define SUPPLIED_BY_EAGER(id) case id:
+#define SUPPLIED_BY_INLINE(id)
+#define SUPPLIED_BY_CONVERSION(id)
+#define PRIM(id, name, arity, types, class, meaning) SUPPLIED_BY_##class(PRIM_##id)
+#include "core/ops/prims.def"
+        break; /* strip.c has what these need */
     }
+    return zero_of(g, t);
 }
 
 /* ---- reductions ---- */
@@ -322,8 +331,6 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
 }
 
 /* ---- functions ---- */
-
-bool gen_is_function(int prim) { return prim >= PRIM_EXP && prim <= PRIM_POW; }
 
 /* The variable that the loader points to the strips of this process's instruction set. */
 static val function_table(gen *g) {

@@ -14,7 +14,7 @@ static bool is_prim(const loop_instr *i, prim_id p) {
 }
 
 static bool is_call(const loop_instr *i) {
-    return i->kind == LOOP_PRIM && gen_is_function(i->p.prim);
+    return i->kind == LOOP_PRIM && etch__prim_is_function(i->p.prim);
 }
 
 bool gen_uniform_load(const gen *g, int stage, int access) {

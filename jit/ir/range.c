@@ -66,17 +66,7 @@ static ir_range of_prim(const prim_instr *i, ir_range a, ir_range b, ir_range c)
     case PRIM_MIN:
     case PRIM_AT_MOST: return (ir_range){fmin(a.low, b.low), fmin(a.high, b.high)};
     case PRIM_SELECT: return (ir_range){fmin(b.low, c.low), fmax(b.high, c.high)};
-    case PRIM_SIN:
-    case PRIM_COS:
-    case PRIM_TANH:
-    case PRIM_ERF: return symmetric(1);
-    case PRIM_ASIN:
-    case PRIM_ATAN: return symmetric(2);
-    case PRIM_ACOS: return (ir_range){0, 4};
-    case PRIM_SIGMOID: return (ir_range){0, 1};
-    case PRIM_EXP:
-    case PRIM_EXP2: return (ir_range){0, INFINITY};
-    default: return everything;
+    default: return (ir_range){etch__prims[i->prim].low, etch__prims[i->prim].high};
     }
 }
 

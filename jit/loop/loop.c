@@ -3,66 +3,20 @@
  * The bytes identify a kernel: they hold every field that shapes the code and none that does not,
  * so two equal kernels have equal bytes whatever lies in unused fields. They are also what crosses
  * to the helper, which is why the parser trusts nothing. This file is compiled into libetch and
- * etch-jit and therefore uses nothing but the C library. */
+ * etch-jit and therefore uses nothing but the C library and core/ops/prims.c. */
 #include "jit/loop/loop.h"
 
 enum { LOOP_MAGIC = 0x35494c45 }; /* "ELI5": the number changes with the format */
 
-static const uint8_t prim_arity[PRIM_COUNT] = {
-#define PRIM(id, text, arity, meaning) [PRIM_##id] = arity,
-#include "core/ops/prims.def"
-#undef PRIM
-};
-
-/* ---- primitives ---- */
-
-/* Result types that a primitive has. */
-typedef enum type_class { ANY, FLOATS, NUMBERS, INTEGERS, BOOLS, WIDE, SINGLE, NEVER } type_class;
-/* clang-format off */
-static const uint8_t prim_class[PRIM_COUNT] = {
-    [PRIM_INDEX] = WIDE,        [PRIM_NREDUCED] = NUMBERS,  [PRIM_ROUND_BF16] = SINGLE,
-    [PRIM_ROUND_F16] = SINGLE,  [PRIM_SUB] = NUMBERS,       [PRIM_DIV] = FLOATS,
-    [PRIM_FMA] = FLOATS,        [PRIM_NEG] = NUMBERS,       [PRIM_SQRT] = FLOATS,
-    [PRIM_EQ] = BOOLS,          [PRIM_NE] = BOOLS,          [PRIM_LT] = BOOLS,
-    [PRIM_LE] = BOOLS,          [PRIM_SIGNBIT] = BOOLS,     [PRIM_AND] = BOOLS,
-    [PRIM_OR] = BOOLS,
-    [PRIM_NOT] = BOOLS,         [PRIM_EXP] = FLOATS,        [PRIM_LOG] = FLOATS,
-    [PRIM_SIN] = FLOATS,        [PRIM_COS] = FLOATS,        [PRIM_TANH] = FLOATS,
-    [PRIM_ERF] = FLOATS,        [PRIM_EXP2] = FLOATS,       [PRIM_EXPM1] = FLOATS,
-    [PRIM_LOG2] = FLOATS,       [PRIM_LOG10] = FLOATS,      [PRIM_LOG1P] = FLOATS,
-    [PRIM_TAN] = FLOATS,        [PRIM_ASIN] = FLOATS,       [PRIM_ACOS] = FLOATS,
-    [PRIM_ATAN] = FLOATS,       [PRIM_SINH] = FLOATS,       [PRIM_COSH] = FLOATS,
-    [PRIM_SIGMOID] = FLOATS,    [PRIM_SILU] = FLOATS,       [PRIM_POW] = FLOATS,
-    [PRIM_BITAND] = INTEGERS,   [PRIM_BITOR] = INTEGERS,
-    [PRIM_BITXOR] = INTEGERS,   [PRIM_SHL] = INTEGERS,      [PRIM_SHR] = INTEGERS,
-    [PRIM_QUOT] = NEVER,        [PRIM_REM] = NEVER,
-};
-/* clang-format on */
-
-static bool is_compute_type(int t) {
-    return t >= 0 && t < ETCH_DTYPE_COUNT && t != ETCH_BF16 && t != ETCH_F16;
-}
-
 bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
-    if ((unsigned)prim >= PRIM_COUNT || prim == PRIM_INPUT || !is_compute_type((int)type))
-        return false;
-    switch ((type_class)prim_class[prim]) {
-    case ANY: return true;
-    case FLOATS: return etch__is_float(type);
-    case NUMBERS: return type != ETCH_BOOL;
-    case INTEGERS: return type != ETCH_BOOL && !etch__is_float(type);
-    case BOOLS: return type == ETCH_BOOL;
-    case WIDE: return type == ETCH_I64;
-    case SINGLE: return type == ETCH_F32;
-    case NEVER: return false;
-    }
-    return false;
+    if (!etch__prim_gives(prim, type) || etch__prims[prim].class == CLASS_EAGER) return false;
+    return !etch__prim_is_function((int)prim) || etch__is_float(type);
 }
 
 /* ---- validity ---- */
 
 int etch__loop_arity(const loop_instr *i) {
-    if (i->kind == LOOP_PRIM) return i->p.prim < PRIM_COUNT ? prim_arity[i->p.prim] : 0;
+    if (i->kind == LOOP_PRIM) return i->p.prim < PRIM_COUNT ? etch__prims[i->p.prim].arity : 0;
     return i->kind == LOOP_STORE || i->kind == LOOP_REDUCE;
 }
 
@@ -140,7 +94,7 @@ static const char *check_prim(const loop_kernel *k, const loop_instr *i) {
         return "a scalar number is out of range";
     if (i->p.prim == PRIM_SCALAR && i->p.from >= ETCH_DTYPE_COUNT) return "a scalar has no dtype";
     if ((i->p.prim == PRIM_CONVERT || etch__prim_compares(i->p.prim)) &&
-        !is_compute_type(i->p.from))
+        !etch__is_compute_type(i->p.from))
         return "`from` is no compute type";
     if (i->p.prim == PRIM_NREDUCED && !k->nred) return "a count without a reduction";
     return NULL;
@@ -151,7 +105,7 @@ static const char *check_reduce(const loop_kernel *k, const loop_instr *i) {
     if (!k->nred) return "a reduction without reduced axes";
     if (kind != REDUCE_SUM && kind != REDUCE_MAX && kind != REDUCE_MIN && kind != REDUCE_PROD)
         return "a reduction is none of sum, product, max, min";
-    return is_compute_type(i->p.type) ? NULL : "a reduction has no accumulator type";
+    return etch__is_compute_type(i->p.type) ? NULL : "a reduction has no accumulator type";
 }
 
 static const char *check_instr(const loop_kernel *k, int at) {
@@ -257,7 +211,7 @@ uint32_t etch__loop_stack(const loop_kernel *k) {
     for (int i = 0; i < k->ncode; i++) {
         const loop_instr *c = &k->code[i];
         reductions += c->kind == LOOP_REDUCE;
-        calls += c->kind == LOOP_PRIM && c->p.prim >= PRIM_EXP && c->p.prim <= PRIM_POW;
+        calls += c->kind == LOOP_PRIM && etch__prim_is_function(c->p.prim);
     }
     arrays += 2 * calls * (uint32_t)(etch__loop_last_stage(k) + 1) + reductions;
     uint32_t bytes = arrays * ARRAY +

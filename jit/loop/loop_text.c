@@ -37,7 +37,7 @@ static void put_operands(text *t, const loop_instr *i) {
 }
 
 static void put_prim(text *t, int v, const loop_instr *i) {
-    put(t, "%%%d = %s %s", v, etch__prims[i->p.prim].text, type_name(i));
+    put(t, "%%%d = %s %s", v, etch__prims[i->p.prim].name, type_name(i));
     put_operands(t, i);
     if (i->p.prim == PRIM_CONST && etch__is_float(i->p.type)) put(t, " %a", i->p.imm.d);
     else if (i->p.prim == PRIM_CONST) put(t, " %lld", (long long)i->p.imm.i);

@@ -306,13 +306,10 @@ static void class_steps(lowering *l) {
 /* In plain instructions on one element: what a thread should get at least. */
 enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16, FEW_UNITS = 16 };
 
-/* Calls of the vector library weigh as eight plain instructions. */
 static int64_t element_work(const loop_kernel *k) {
     int64_t work = 0;
-    for (int i = 0; i < k->ncode; i++) {
-        int prim = k->code[i].p.prim;
-        work += k->code[i].kind == LOOP_PRIM && prim >= PRIM_EXP && prim <= PRIM_POW ? 8 : 1;
-    }
+    for (int i = 0; i < k->ncode; i++)
+        work += k->code[i].kind == LOOP_PRIM ? etch__prim_cost(k->code[i].p.prim) : 1;
     return work;
 }
 

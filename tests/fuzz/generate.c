@@ -491,7 +491,7 @@ static bool has_exact_expression(op_id op) {
     for (int i = 0; i < schema->nargs; i++) nin += schema->args[i].type == ARG_TENSOR;
     if (nin > 3 || !etch__expr_build(op, f32, nin, ETCH_F32, ETCH_F32, 0, &e)) return true;
     for (int i = 0; i < e.n; i++)
-        if (e.code[i].prim >= PRIM_EXP && e.code[i].prim <= PRIM_POW) return false;
+        if (etch__prim_is_function(e.code[i].prim)) return false;
     return true;
 }
 

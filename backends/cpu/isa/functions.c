@@ -42,7 +42,7 @@
 /* ---- strips ---- */
 
 /* One operand. */
-#define STRIP1(name, t, T) STRIP_BY(name, name, t, T)
+#define STRIP_PLAIN(name, t, T) STRIP_BY(name, name, t, T)
 #define STRIP_BY(name, vector, t, T)                                                               \
     STRIP_OF(name, t);                                                                             \
     STRIP_OF(name, t) {                                                                            \
@@ -108,7 +108,9 @@
         }                                                                                          \
     }
 
-#define FUNCTION(id, name, form) form(name, f32, float) form(name, f64, double)
-#include "backends/cpu/isa/functions.def"
+#define PRIM(id, name, arity, types, class, meaning)
+#define FUNCTION(id, name, strip, ...)                                                             \
+    STRIP_##strip(name, f32, float) STRIP_##strip(name, f64, double)
+#include "core/ops/prims.def"
 STRIP2(pow, f32, float)
 STRIP2(pow, f64, double)

@@ -46,9 +46,9 @@
     }
 
 /* X(suffix, C type) */
-#define FLOATS(X) X(F32, float) X(F64, double)
-#define INTS(X) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t)
-#define TYPES(X) FLOATS(X) INTS(X) X(BOOL, uint8_t)
+#define FLOAT_TYPES(X) X(F32, float) X(F64, double)
+#define INT_TYPES(X) X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t)
+#define ALL_TYPES(X) FLOAT_TYPES(X) INT_TYPES(X) X(BOOL, uint8_t)
 
 /* ---- arithmetic ---- */
 
@@ -59,24 +59,23 @@
     STRIP2(mul_##t, T, T, x *y)                                                                    \
     STRIP2(at_least_##t, T, T, ((y > x) | (y != y)) ? y : x)                                       \
     STRIP2(at_most_##t, T, T, ((y < x) | (y != y)) ? y : x)
-FLOATS(ARITHMETIC)
-INTS(ARITHMETIC)
+FLOAT_TYPES(ARITHMETIC)
+INT_TYPES(ARITHMETIC)
 STRIP2(add_BOOL, uint8_t, uint8_t, x | y)
-STRIP2(sub_BOOL, uint8_t, uint8_t, x ^ y)
 STRIP2(mul_BOOL, uint8_t, uint8_t, x &y)
 STRIP2(at_least_BOOL, uint8_t, uint8_t, x > y ? x : y)
 STRIP2(at_most_BOOL, uint8_t, uint8_t, x < y ? x : y)
 #define EXTREMES(t, T)                                                                             \
     STRIP2(max_##t, T, T, larger_##t(x, y))                                                        \
     STRIP2(min_##t, T, T, smaller_##t(x, y))
-TYPES(EXTREMES)
+ALL_TYPES(EXTREMES)
 
 #define COMPARISONS(t, T)                                                                          \
     STRIP2(eq_##t, uint8_t, T, x == y)                                                             \
     STRIP2(ne_##t, uint8_t, T, x != y)                                                             \
     STRIP2(lt_##t, uint8_t, T, x < y)                                                              \
     STRIP2(le_##t, uint8_t, T, x <= y)
-TYPES(COMPARISONS)
+ALL_TYPES(COMPARISONS)
 STRIP1(signbit_F32, uint8_t, uint32_t, x >> 31)
 STRIP1(signbit_F64, uint8_t, uint64_t, x >> 63)
 #define NEGATIVE(t, T) STRIP1(signbit_##t, uint8_t, T, x < 0)
@@ -91,6 +90,14 @@ STRIP3(select_8, uint8_t, uint8_t, uint8_t, x ? y : z)
 STRIP3(select_16, uint16_t, uint8_t, uint16_t, x ? y : z)
 STRIP3(select_32, uint32_t, uint8_t, uint32_t, x ? y : z)
 STRIP3(select_64, uint64_t, uint8_t, uint64_t, x ? y : z)
+#define select_F32 select_32
+#define select_F64 select_64
+#define select_I8 select_8
+#define select_I16 select_16
+#define select_I32 select_32
+#define select_I64 select_64
+#define select_U8 select_8
+#define select_BOOL select_8
 STRIP2(and_BOOL, uint8_t, uint8_t, (x != 0) & (y != 0))
 STRIP2(or_BOOL, uint8_t, uint8_t, (x != 0) | (y != 0))
 STRIP1(not_BOOL, uint8_t, uint8_t, x == 0)
@@ -114,7 +121,7 @@ SIGNS(I32, int32_t)
 SIGNS(I64, int64_t)
 STRIP1(neg_U8, uint8_t, uint8_t, -x)
 STRIP1(abs_U8, uint8_t, uint8_t, x)
-STRIP1(copy_BOOL, uint8_t, uint8_t, x)
+STRIP1(abs_BOOL, uint8_t, uint8_t, x)
 
 /* Repeated squaring, wrapping; a negative exponent leaves 1 / x, which is whole for 1 and -1
  * only. */
@@ -174,7 +181,7 @@ STRIP2(rem_F64, double, double, fmod(x, y))
 #define CONVERT_C(f, F, t, T) STRIP1(convert_##f##_##t, T, F, x)
 /* To bool: not zero (a NaN is not). */
 #define CONVERT_BOOL(f, F) STRIP1(convert_##f##_BOOL, uint8_t, F, x != 0)
-TYPES(CONVERT_BOOL)
+ALL_TYPES(CONVERT_BOOL)
 
 /* Float to integer: truncated, saturating, NaN gives 0. Everything outside is replaced before
  * the cast, so that each lane's cast is defined; `lowest` and `over` (one past the top) are
@@ -193,7 +200,7 @@ TYPES(CONVERT_BOOL)
     CONVERT_SATURATE(f, F, I32, int32_t, int32_t, -0x1p31, 0x1p31, INT32_MAX)                      \
     CONVERT_SATURATE(f, F, I64, int64_t, int64_t, -0x1p63, 0x1p63, INT64_MAX)                      \
     CONVERT_SATURATE(f, F, U8, uint8_t, int32_t, 0, 256, 255)
-FLOATS(CONVERT_FLOAT_INTS)
+FLOAT_TYPES(CONVERT_FLOAT_INTS)
 
 CONVERT_C(F32, float, F64, double)
 CONVERT_C(F64, double, F32, float)
@@ -205,7 +212,7 @@ CONVERT_C(F64, double, F32, float)
     CONVERT_C(f, F, I32, int32_t)                                                                  \
     CONVERT_C(f, F, I64, int64_t)                                                                  \
     CONVERT_C(f, F, U8, uint8_t)
-INTS(CONVERT_INT)
+INT_TYPES(CONVERT_INT)
 CONVERT_INT(BOOL, uint8_t)
 CONVERT_C(F32, uint32_t, F32, uint32_t)
 CONVERT_C(F64, uint64_t, F64, uint64_t)
@@ -272,8 +279,8 @@ static inline uint16_t f16_narrowed(uint32_t u) {
     return (uint16_t)((u >> 16 & 0x8000u) | (r & 0x7fffu));
 }
 
-STRIP1(round_bf16, uint32_t, uint32_t, bf16_rounded(x))
-STRIP1(round_f16, uint32_t, uint32_t, f16_rounded(x))
+STRIP1(round_bf16_F32, uint32_t, uint32_t, bf16_rounded(x))
+STRIP1(round_f16_F32, uint32_t, uint32_t, f16_rounded(x))
 STRIP1(widen_bf16, uint32_t, uint16_t, (uint32_t)x << 16)
 STRIP1(widen_f16, uint32_t, uint16_t, f16_widened(x))
 STRIP1(narrow_bf16, uint16_t, uint32_t, x >> 16)
@@ -281,13 +288,15 @@ STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
 
 /* ---- functions ---- */
 
-#define FUNCTION(id, name, form)                                                                   \
+#define DECLARE_GIVEN(name)
+#define DECLARE_CONVERSION(name)
+#define DECLARE_INLINE(name)
+#define DECLARE_EAGER(name)
+#define DECLARE_FUNCTION(name)                                                                     \
     STRIP_OF(name, f32);                                                                           \
     STRIP_OF(name, f64);
-#include "backends/cpu/isa/functions.def"
-#undef FUNCTION
-STRIP_OF(pow, f32);
-STRIP_OF(pow, f64);
+#define PRIM(id, name, arity, types, class, meaning) DECLARE_##class(name)
+#include "core/ops/prims.def"
 
 /* ---- moving elements ---- */
 
@@ -329,61 +338,40 @@ static void index_strip(int64_t *dst, int64_t first, int64_t n) {
 
 /* ---- the table ---- */
 
-#define PRIM_INTS(prim)                                                                            \
-    [ETCH_I8] = prim##_I8, [ETCH_I16] = prim##_I16, [ETCH_I32] = prim##_I32,                       \
-    [ETCH_I64] = prim##_I64, [ETCH_U8] = prim##_U8
-#define PRIM_FLOATS(prim) [ETCH_F32] = prim##_F32, [ETCH_F64] = prim##_F64
-#define PRIM_ALL(prim) PRIM_FLOATS(prim), PRIM_INTS(prim), [ETCH_BOOL] = prim##_BOOL
-#define CONVERT_TO_ALL(f) [ETCH_##f] = {PRIM_ALL(convert_##f)}
+#define INT_STRIPS(name)                                                                           \
+    [ETCH_I8] = name##_I8, [ETCH_I16] = name##_I16, [ETCH_I32] = name##_I32,                       \
+    [ETCH_I64] = name##_I64, [ETCH_U8] = name##_U8
+#define BOOL_STRIP(name) [ETCH_BOOL] = name##_BOOL
+#define FLOAT_STRIPS(name) [ETCH_F32] = name##_F32, [ETCH_F64] = name##_F64
+#define ALL_STRIPS(name) FLOAT_STRIPS(name), INT_STRIPS(name), BOOL_STRIP(name)
+#define CONVERT_TO_ALL(f) [ETCH_##f] = {ALL_STRIPS(convert_##f)}
+
+/* The strips of a row by its types and class. */
+#define FUNCTION_STRIPS(name) [ETCH_F32] = ISA_NAME(name##_f32), [ETCH_F64] = ISA_NAME(name##_f64)
+#define ANY_OF(floats, name) floats(name), INT_STRIPS(name), BOOL_STRIP(name)
+#define NUMBERS_OF(floats, name) floats(name), INT_STRIPS(name)
+#define FLOATS_OF(floats, name) floats(name)
+#define INTEGERS_OF(floats, name) INT_STRIPS(name)
+#define BOOLS_OF(floats, name) BOOL_STRIP(name)
+#define F32_OF(floats, name) [ETCH_F32] = name##_F32
+#define STRIPS_OF_ANY(real, whole, truth) ANY_OF
+#define STRIPS_OF_NUMBERS(real, whole) NUMBERS_OF
+#define STRIPS_OF_FLOATS(real) FLOATS_OF
+#define STRIPS_OF_INTEGERS(whole) INTEGERS_OF
+#define STRIPS_OF_BOOLS(truth) BOOLS_OF
+#define STRIPS_OF_COMPARED(truth) ANY_OF
+#define STRIPS_OF_F32(real) F32_OF
+#define ROW_GIVEN(id, name, types)
+#define ROW_CONVERSION(id, name, types)
+#define ROW_INLINE(id, name, types) [PRIM_##id] = {STRIPS_OF_##types(FLOAT_STRIPS, name)},
+#define ROW_EAGER(id, name, types) ROW_INLINE(id, name, types)
+#define ROW_FUNCTION(id, name, types) [PRIM_##id] = {STRIPS_OF_##types(FUNCTION_STRIPS, name)},
 
 const strip_table ISA_NAME(strips) = {
     .prim =
         {
-            [PRIM_ROUND_BF16] = {[ETCH_F32] = round_bf16},
-            [PRIM_ROUND_F16] = {[ETCH_F32] = round_f16},
-            [PRIM_ADD] = {PRIM_ALL(add)},
-            [PRIM_SUB] = {PRIM_ALL(sub)},
-            [PRIM_MUL] = {PRIM_ALL(mul)},
-            [PRIM_DIV] = {PRIM_FLOATS(div)},
-            [PRIM_FMA] = {PRIM_FLOATS(fma)},
-            [PRIM_NEG] = {PRIM_FLOATS(neg), PRIM_INTS(neg), [ETCH_BOOL] = copy_BOOL},
-            [PRIM_ABS] = {PRIM_FLOATS(abs), PRIM_INTS(abs), [ETCH_BOOL] = copy_BOOL},
-            [PRIM_SQRT] = {PRIM_FLOATS(sqrt)},
-            [PRIM_MAX] = {PRIM_ALL(max)},
-            [PRIM_MIN] = {PRIM_ALL(min)},
-            [PRIM_AT_LEAST] = {PRIM_ALL(at_least)},
-            [PRIM_AT_MOST] = {PRIM_ALL(at_most)},
-            [PRIM_EQ] = {PRIM_ALL(eq)},
-            [PRIM_NE] = {PRIM_ALL(ne)},
-            [PRIM_LT] = {PRIM_ALL(lt)},
-            [PRIM_LE] = {PRIM_ALL(le)},
-            [PRIM_SIGNBIT] = {PRIM_ALL(signbit)},
-            [PRIM_AND] = {[ETCH_BOOL] = and_BOOL},
-            [PRIM_OR] = {[ETCH_BOOL] = or_BOOL},
-            [PRIM_NOT] = {[ETCH_BOOL] = not_BOOL},
-            [PRIM_SELECT] = {[ETCH_F32] = select_32,
-                             [ETCH_F64] = select_64,
-                             [ETCH_I8] = select_8,
-                             [ETCH_I16] = select_16,
-                             [ETCH_I32] = select_32,
-                             [ETCH_I64] = select_64,
-                             [ETCH_U8] = select_8,
-                             [ETCH_BOOL] = select_8},
-#define FUNCTION(id, name, form)                                                                   \
-    [PRIM_##id] = {[ETCH_F32] = ISA_NAME(name##_f32), [ETCH_F64] = ISA_NAME(name##_f64)},
-#include "backends/cpu/isa/functions.def"
-#undef FUNCTION
-            [PRIM_POW] = {[ETCH_F32] = ISA_NAME(pow_f32),
-                          [ETCH_F64] = ISA_NAME(pow_f64),
-                          PRIM_INTS(pow),
-                          [ETCH_BOOL] = pow_BOOL},
-            [PRIM_BITAND] = {PRIM_INTS(bitand)},
-            [PRIM_BITOR] = {PRIM_INTS(bitor)},
-            [PRIM_BITXOR] = {PRIM_INTS(bitxor)},
-            [PRIM_SHL] = {PRIM_INTS(shl)},
-            [PRIM_SHR] = {PRIM_INTS(shr)},
-            [PRIM_QUOT] = {PRIM_INTS(quot)},
-            [PRIM_REM] = {PRIM_FLOATS(rem), PRIM_INTS(rem)},
+#define PRIM(id, name, arity, types, class, meaning) ROW_##class(id, name, types)
+#include "core/ops/prims.def"
         },
     .convert = {CONVERT_TO_ALL(F32), CONVERT_TO_ALL(F64), CONVERT_TO_ALL(I8), CONVERT_TO_ALL(I16),
                 CONVERT_TO_ALL(I32), CONVERT_TO_ALL(I64), CONVERT_TO_ALL(U8), CONVERT_TO_ALL(BOOL)},
