@@ -12,7 +12,7 @@
  * Where a kernel cannot be compiled the whole plan is the eager one: same bits, one warning. */
 #include "core/dispatch/dispatch.h"
 #include "core/observe/report.h"
-#include "jit/plan/target.h"
+#include "jit/ir/target.h"
 
 static bool checked(const ir *r, const char *pass, bool ok) {
 #ifndef NDEBUG
@@ -24,10 +24,9 @@ static bool checked(const ir *r, const char *pass, bool ok) {
 }
 
 static bool relax(ir *r) {
-    bool device = r->g->nvalues && r->g->values[0].meta.device;
     return checked(r, "products", etch__pass_products(r)) &&
-           (!device || (checked(r, "epilogue", etch__pass_epilogue(r)) &&
-                        checked(r, "dce", etch__pass_dce(r))));
+           (!r->target->products.run || (checked(r, "epilogue", etch__pass_epilogue(r)) &&
+                                         checked(r, "dce", etch__pass_dce(r))));
 }
 
 static bool run_passes(ir *r) {
@@ -35,23 +34,27 @@ static bool run_passes(ir *r) {
            checked(r, "dce", etch__pass_dce(r)) && (r->numerics != ETCH_RELAXED || relax(r));
 }
 
+typedef struct compile {
+    const graph *g;
+    const backend_options *options;
+    const jit_target *target;
+    arena memory;
+} compile;
+
 /* The graph with all passes before fusion done; NULL with the error set. */
-static ir *prepared(const graph *g, const backend_options *options, ir_sums sums) {
-    ir *r = etch__ir_build(g);
+static ir *prepared(compile *c, ir_sums sums) {
+    const backend_options *options = c->options;
+    ir *r = etch__ir_build(c->g, c->target, &c->memory);
     if (!r) return NULL;
     r->mode = options->mode, r->numerics = options->numerics, r->sums = sums;
     r->quick = options->quick && options->mode != ETCH_MODE_MAX_AUTOTUNE;
-    if (run_passes(r)) return r;
-    etch__ir_free(r);
-    return NULL;
+    return run_passes(r) ? r : NULL;
 }
 
 /* Where sizes are dynamic all sums of products become products of sums, or none. */
-static ir *build(const graph *g, const backend_options *options) {
-    ir *r = prepared(g, options, g->dynamic ? SUMS_ALL : SUMS_BY_SIZE);
-    if (!r || !g->dynamic || !r->bad_sums) return r;
-    etch__ir_free(r);
-    return prepared(g, options, SUMS_NONE);
+static ir *build(compile *c) {
+    ir *r = prepared(c, c->g->dynamic ? SUMS_ALL : SUMS_BY_SIZE);
+    return r && c->g->dynamic && r->bad_sums ? prepared(c, SUMS_NONE) : r;
 }
 
 /* Where sizes are dynamic all kernels that can go over their rows again do so, or none; the kernels
@@ -64,34 +67,28 @@ static bool fuse(ir *r) {
     return checked(r, "fuse", etch__fuse(r));
 }
 
-static etch_status prepare_other_way(ir *r, const backend_options *options) {
-    bool several = r->passes == PASSES_NONE || r->has_passes;
-    bool first = r->g->dynamic && !options->instance;
-    if (!first || !several || r->g->values[0].meta.device) return ETCH_OK;
+static etch_status prepare_other_way(ir *r) {
+    if (r->passes != PASSES_NONE && !r->has_passes) return ETCH_OK;
     r->passes = r->passes == PASSES_NONE ? PASSES_ALL : PASSES_NONE, r->aside = true;
     if (!checked(r, "fuse", etch__fuse(r))) return etch_last_status();
     return etch__plan_prepare(r);
 }
 
 /* The kernels of the way that the sums of products did not go, as above. */
-static etch_status prepare_other_sums(const ir *done, const backend_options *options) {
-    const graph *g = done->g;
-    bool first = g->dynamic && !options->instance;
-    if (!first || !(done->has_sums || done->sums == SUMS_NONE)) return ETCH_OK;
-    if (g->values[0].meta.device) return ETCH_OK;
-    ir *r = prepared(g, options, done->sums == SUMS_NONE ? SUMS_ALL : SUMS_NONE);
+static etch_status prepare_other_sums(compile *c, const ir *done) {
+    if (!done->has_sums && done->sums != SUMS_NONE) return ETCH_OK;
+    ir *r = prepared(c, done->sums == SUMS_NONE ? SUMS_ALL : SUMS_NONE);
     if (!r) return etch_last_status();
     r->max_members = done->max_members, r->aside = true;
     bool fused = fuse(r);
     etch_status status = fused ? etch__plan_prepare(r) : etch_last_status();
-    if (status == ETCH_OK) status = prepare_other_way(r, options);
-    etch__ir_free(r);
-    return status;
+    return status == ETCH_OK ? prepare_other_way(r) : status;
 }
 
-static etch_status prepare_others(ir *r, const backend_options *options) {
-    etch_status status = prepare_other_way(r, options);
-    return status == ETCH_OK ? prepare_other_sums(r, options) : status;
+static etch_status prepare_others(compile *c, ir *r) {
+    if (!c->target->compiles_ahead || !c->g->dynamic || c->options->instance) return ETCH_OK;
+    etch_status status = prepare_other_way(r);
+    return status == ETCH_OK ? prepare_other_sums(c, r) : status;
 }
 
 enum { MAX_MEMBERS = 64 };
@@ -109,10 +106,10 @@ static etch_status make_groups(ir *r, plan **out, const char **why) {
     return status;
 }
 
-static etch_status make_plan(ir *r, const backend_options *options, plan **out, const char **why) {
+static etch_status make_plan(compile *c, ir *r, plan **out, const char **why) {
     for (r->max_members = MAX_MEMBERS; r->max_members > 0; r->max_members /= 2) {
         etch_status status = make_groups(r, out, why);
-        if (status == ETCH_OK && (status = prepare_others(r, options)) != ETCH_OK)
+        if (status == ETCH_OK && (status = prepare_others(c, r)) != ETCH_OK)
             etch__plan_release(*out), *out = NULL;
         if (status != ETCH_ERR_UNSUPPORTED) return status;
         etch__count_reason(REASON_FUSION_LIMIT);
@@ -130,42 +127,40 @@ static etch_status fall_back(const graph *g, plan **out, reason_id reason, const
     return etch__eager_plan(g, out);
 }
 
-#ifdef ETCH_HAVE_GCCJIT
-static const bool have_jit = true;
-#else
-static const bool have_jit = false;
-#endif
-
-/* All on one device; *device is its number. */
-static bool one_device(const graph *g, int *device) {
-    *device = g->nvalues ? g->values[0].meta.device : 0;
+/* That of the one device that all lies on, or NULL. */
+static const jit_target *target_of(const graph *g) {
+    int device = g->nvalues ? g->values[0].meta.device : 0;
     for (int v = 0; v < g->nvalues; v++)
-        if (g->values[v].meta.device != *device) return false;
-    return !*device || etch__target();
+        if (g->values[v].meta.device != device) return NULL;
+    return etch__target(device);
+}
+
+static etch_status compile_for(compile *c, plan **out) {
+    const graph *g = c->g;
+    const char *why = "unknown";
+    ir *r = build(c);
+    if (!r) return etch_last_status();
+    etch_status status = make_plan(c, r, out, &why);
+    if (status != ETCH_ERR_COMPILE) return status;
+    if (c->options->strict && r->max_members == 0) return ETCH_ERR_UNSUPPORTED;
+    if (c->options->strict)
+        return etch__error_at(NULL, ETCH_ERR_COMPILE, "%s: its kernel for %s does not build: %s",
+                              g->name, etch_device_name(r->device), why);
+    etch__counters.compile_failures++;
+    return fall_back(g, out, REASON_EAGER_COMPILE, why);
 }
 
 static etch_status native_compile(const graph *g, const backend_options *options, plan **out) {
-    int device;
-    if (!one_device(g, &device)) {
+    compile c = {g, options, target_of(g), {NULL}};
+    if (!c.target) {
         etch__count_reason(REASON_EAGER_DEVICES);
         etch__log(LOG_FUSION, "%s: %s", g->name, etch__reasons[REASON_EAGER_DEVICES].text);
         return etch__eager_plan(g, out);
     }
-    if (!have_jit && !device)
-        return fall_back(g, out, REASON_EAGER_NO_JIT, "it was built with ETCH_GCCJIT=OFF");
-    const char *why = "unknown";
-    ir *r = build(g, options);
-    if (!r) return etch_last_status();
-    etch_status status = make_plan(r, options, out, &why);
-    bool too_large = r->max_members == 0;
-    etch__ir_free(r);
-    if (status != ETCH_ERR_COMPILE) return status;
-    if (options->strict && too_large) return ETCH_ERR_UNSUPPORTED;
-    if (options->strict)
-        return etch__error_at(NULL, ETCH_ERR_COMPILE, "%s: its kernel for %s does not build: %s",
-                              g->name, etch_device_name(device), why);
-    etch__counters.compile_failures++;
-    return fall_back(g, out, REASON_EAGER_COMPILE, why);
+    if (c.target->absent) return fall_back(g, out, REASON_EAGER_NO_JIT, c.target->absent);
+    etch_status status = compile_for(&c, out);
+    etch__arena_free(&c.memory);
+    return status;
 }
 
 static const backend native = {.name = "native", .alias = "inductor", .compile = native_compile};

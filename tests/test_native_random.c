@@ -4,7 +4,7 @@
  * through views, products, reductions and constants come in any order over a few small shapes, so
  * that dependences and hazards meet in ways that nobody would write down. Arguments: graphs, first
  * seed. */
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 #include "plan_util.h"
 
 enum { MAX_VALUES = 200 };

@@ -1,9 +1,9 @@
-/* Relaxed products with what follows them: a bias row, then relu or gelu (jit/ir/pass_epilogue.c
+/* Relaxed products with what follows them: a bias row, then relu or gelu (jit/fuse/pass_epilogue.c
  * finds them). cuBLASLt does it before it stores the result, where it can; else the product is
  * computed as ever, in the compute type, and a kernel of our own does the rest. */
 #include "backends/cuda/product.h"
 #include "backends/cuda/text.h"
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 static const char after_text[] = {
 #include "embedded/epilogue.cu.inc"

@@ -100,11 +100,11 @@ static etch_status patch_kernel(device_graph *g, graph_step *s, const cu_kernel_
     return CU(cuGraphExecKernelNodeSetParams_v2, g->exec, s->node, params);
 }
 
-etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, launcher *l,
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, const kernel_step *k,
                                     void *const *args, const uint64_t *cells) {
     cuda_launch to;
     graph_step *s = &g->steps[step];
-    if (etch__cuda_resolve(l, args, cells, &to) != ETCH_OK) return etch__tls.status;
+    if (etch__cuda_resolve(k->launcher, args, cells, &to) != ETCH_OK) return etch__tls.status;
     void *parameters[] = {to.parameter};
     cu_kernel_params params = {
         .function = to.function, .shared = to.shape->shared, .parameters = parameters};

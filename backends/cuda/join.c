@@ -28,13 +28,13 @@ static gemm gemm_of(int64_t m, int64_t n, int64_t k) {
     return (gemm){.batch = 1, .m = m, .n = n, .k = k};
 }
 
-static bool is_small(const product_sizes *s) {
+static bool is_small(const matmul_sizes *s) {
     return s->m <= PRODUCT_SMALL && s->n <= PRODUCT_SMALL && s->k <= PRODUCT_SMALL;
 }
 
 /* Of several, one follows the other where each would have the whole device for itself; smaller ones
  * run side by side as kernels of their own. */
-bool etch__cuda_joins(int device, const product_sizes *s, bool alone) {
+bool etch__cuda_joins(int device, const matmul_sizes *s, bool alone) {
     cuda_device *d = etch__cuda_enter(etch__device_index(device));
     if (!d || s->k == 0 || is_small(s)) return false;
     gemm g = gemm_of(s->m, s->n, s->k);

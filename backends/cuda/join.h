@@ -1,12 +1,12 @@
-/* Kernels that compute products and what is made of them: jit_target.joins, and launchers of such
- * kernels. */
+/* Kernels that compute products and what is made of them: target_products.joins, and launchers of
+ * such kernels. */
 #ifndef ETCH_BACKENDS_CUDA_JOIN_H
 #define ETCH_BACKENDS_CUDA_JOIN_H
 
 #include "backends/cuda/code.h"
 #include "backends/cuda/launch.h"
 
-bool etch__cuda_joins(int device, const product_sizes *s, bool alone);
+bool etch__cuda_joins(int device, const matmul_sizes *s, bool alone);
 
 /* Lives as long as its launcher. NULL: *why says what failed; empty where the
  * thread's error does. */

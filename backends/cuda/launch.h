@@ -4,7 +4,7 @@
 
 #include "backends/cuda/ops.h"
 #include "jit/cuda/cuda_source.h"
-#include "jit/plan/target.h"
+#include "jit/plan/native_plan.h"
 
 enum { PARAMETER_MAX = 4096 }; /* bytes of a kernel's one argument */
 
@@ -18,19 +18,19 @@ typedef struct cuda_launch {
 etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
                                cuda_launch *out);
 
-/* backends/cuda/whole.c: the functions of jit_target. */
+/* backends/cuda/whole.c: target_whole. */
 whole_launcher *etch__cuda_whole_new(int device, const whole_step *steps, int n,
                                      int64_t arena_bytes);
 void etch__cuda_whole_free(whole_launcher *l);
 etch_status etch__cuda_whole_launch(whole_launcher *l, void *const *args, const uint64_t *cells);
 
-/* backends/cuda/graph.c: the functions of jit_target. */
+/* backends/cuda/graph.c: target_graphs. */
 device_graph *etch__cuda_graph_new(int device, int nsteps, bool checks);
 void etch__cuda_graph_begin(device_graph *g);
 void etch__cuda_graph_end(device_graph *g);
 void etch__cuda_graph_free(device_graph *g);
 bool etch__cuda_graph_fits(int device);
-etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, launcher *l,
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, const kernel_step *k,
                                     void *const *args, const uint64_t *cells);
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step);
 etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after);

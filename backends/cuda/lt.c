@@ -9,7 +9,7 @@
 
 #include "backends/cuda/product.h"
 #include "backends/cuda/tune.h"
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 enum { WORKSPACE = 32 << 20, ALGORITHMS = 8 };
 

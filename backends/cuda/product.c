@@ -11,7 +11,7 @@
 
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/text.h"
-#include "jit/plan/target.h"
+#include "jit/ir/target.h"
 
 /* ---- operands ---- */
 

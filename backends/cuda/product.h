@@ -47,7 +47,7 @@ etch_status etch__cuda_lt(const product *p);
 
 /* ---- epilogue.c ---- */
 
-/* jit_target.product. */
+/* target_products.run. */
 etch_status etch__cuda_product(const op_call *call, uint8_t epilogue, etch_tensor *out);
 
 #endif

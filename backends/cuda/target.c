@@ -58,7 +58,7 @@ static void free_form(launch_form *f) {
     etch__free(f);
 }
 
-static void release(launcher *l) {
+static void free_launcher(launcher *l) {
     if (!l) return;
     etch__cuda_join_free(l->join);
     etch__cuda_code_release(l->form.code);
@@ -92,7 +92,7 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
     if (low->nproducts ? (l->join = etch__cuda_join_new(d, low, aligned, why)) != NULL
                        : make_form(l, d, low, aligned, tune, why))
         return l;
-    release(l);
+    free_launcher(l);
     return NULL;
 }
 
@@ -112,54 +112,53 @@ static bool ready(int device, const lowered *low, uint32_t aligned) {
 
 typedef struct preparation {
     cuda_device *d;
-    const lowered *const *low;
-    const uint32_t *aligned;
-    bool tune;
-    launcher **out;
+    const kernel_order *o;
+    kernel_step *const *steps;
     int *missing; /* those whose code is to be compiled */
 } preparation;
+
+static bool prepare_step(const preparation *p, int i, const char **why) {
+    const kernel_order *o = p->o;
+    bool tune = o->mode == ETCH_MODE_MAX_AUTOTUNE;
+    return (p->steps[i]->launcher = prepare_one(p->d, o->low[i], o->aligned[i], tune, why));
+}
 
 static void prepare_missing(void *ctx, int i) {
     const preparation *p = ctx;
     const char *why;
     saved_error before;
-    int k = p->missing[i];
     etch__error_save(&before);
-    if (etch__cuda_enter(p->d->index))
-        p->out[k] = prepare_one(p->d, p->low[k], p->aligned[k], p->tune, &why);
+    if (etch__cuda_enter(p->d->index)) prepare_step(p, p->missing[i], &why);
     etch__error_restore(&before);
 }
 
 /* What is there already; then the others, several at once. A failure is left to the caller, who
  * makes that one again. */
-static void prepare_at_once(preparation *p, int n) {
+static void prepare_at_once(preparation *p) {
     const char *why;
     int count = 0;
     saved_error before;
     etch__error_save(&before);
     bool looked = etch__cuda_look(true);
-    for (int i = 0; i < n; i++)
-        if (!(p->out[i] = prepare_one(p->d, p->low[i], p->aligned[i], p->tune, &why)))
-            p->missing[count++] = i;
+    for (int i = 0; i < p->o->n; i++)
+        if (!prepare_step(p, i, &why)) p->missing[count++] = i;
     etch__cuda_look(looked);
     etch__error_restore(&before);
     if (count > 1) etch__cuda_at_once(count, prepare_missing, p);
 }
 
-static bool prepare(int device, const lowered *const *low, const uint32_t *aligned, int n,
-                    etch_mode_kind mode, launcher **out, const char **why) {
-    preparation p = {.low = low, .aligned = aligned, .out = out};
-    p.tune = mode == ETCH_MODE_MAX_AUTOTUNE;
-    bool ok = (p.d = etch__cuda_enter(etch__device_index(device))) != NULL;
+static void release(const kernel_step *k) { free_launcher(k->launcher); }
+
+static bool prepare(const kernel_order *o, kernel_step *const *steps, const char **why) {
+    preparation p = {etch__cuda_enter(etch__device_index(o->device)), o, steps, NULL};
+    bool ok = p.d != NULL;
     *why = "";
-    for (int i = 0; i < n; i++) out[i] = NULL;
-    if (ok && n > 1 && (p.missing = etch__quiet_malloc((size_t)n * sizeof *p.missing)))
-        prepare_at_once(&p, n);
+    if (ok && o->n > 1 && (p.missing = etch__quiet_malloc((size_t)o->n * sizeof *p.missing)))
+        prepare_at_once(&p);
     etch__free(p.missing);
-    for (int i = 0; ok && i < n; i++)
-        ok = out[i] || (out[i] = prepare_one(p.d, low[i], aligned[i], p.tune, why));
-    for (int i = 0; !ok && i < n; i++) release(out[i]), out[i] = NULL;
-    if (ok) etch__counters.kernels += n;
+    for (int i = 0; ok && i < o->n; i++) ok = steps[i]->launcher || prepare_step(&p, i, why);
+    for (int i = 0; !ok && i < o->n; i++) release(steps[i]), steps[i]->launcher = NULL;
+    if (ok) etch__counters.kernels += o->n;
     return ok;
 }
 
@@ -219,7 +218,8 @@ static void tune(launcher *l, cuda_stream *s, void *const *args, const uint64_t 
     etch__error_restore(&before);
 }
 
-static etch_status launch(launcher *l, void *const *args, const uint64_t *cells) {
+static etch_status run(const kernel_step *k, void *const *args, const uint64_t *cells) {
+    launcher *l = k->launcher;
     cuda_launch to;
     cuda_stream *s = etch__cuda_stream(l->device);
     if (unlikely(s && l->untuned)) tune(l, s, args, cells);
@@ -237,29 +237,26 @@ static etch_status use(int device, etch_storage *storage) {
 }
 
 static const jit_target target = {
-    .whole_new = etch__cuda_whole_new,
-    .whole_free = etch__cuda_whole_free,
-    .whole_launch = etch__cuda_whole_launch,
-    .joins = etch__cuda_joins,
-    .ready = ready,
-    .prepare = prepare,
-    .release = release,
-    .launch = launch,
-    .product = etch__cuda_product,
-    .can_record = etch__cuda_issues,
-    .graph_new = etch__cuda_graph_new,
-    .graph_free = etch__cuda_graph_free,
-    .graph_begin = etch__cuda_graph_begin,
-    .graph_end = etch__cuda_graph_end,
-    .graph_fits = etch__cuda_graph_fits,
-    .graph_kernel = etch__cuda_graph_kernel,
-    .graph_call_begin = etch__cuda_graph_call_begin,
-    .graph_call_end = etch__cuda_graph_call_end,
-    .graph_launch = etch__cuda_graph_launch,
-    .checks_open = etch__cuda_checks_open,
-    .checks_close = etch__cuda_checks_close,
-    .issued = etch__cuda_issued,
-    .use = use,
+    .run = etch__issue_steps,
+    .arena_apart = true,
+    .late_checks = true,
+    .times_products = true,
+    .kernels = {prepare, release, run},
+    .products = {etch__cuda_product, etch__cuda_joins, ready},
+    .whole = {etch__cuda_whole_new, etch__cuda_whole_free, etch__cuda_whole_launch},
+    .graphs = {.can_record = etch__cuda_issues,
+               .make = etch__cuda_graph_new,
+               .free = etch__cuda_graph_free,
+               .begin = etch__cuda_graph_begin,
+               .end = etch__cuda_graph_end,
+               .fits = etch__cuda_graph_fits,
+               .kernel = etch__cuda_graph_kernel,
+               .call_begin = etch__cuda_graph_call_begin,
+               .call_end = etch__cuda_graph_call_end,
+               .launch = etch__cuda_graph_launch},
+    .queue = {use, etch__cuda_issued, etch__cuda_checks_open, etch__cuda_checks_close},
 };
 
-__attribute__((constructor)) static void register_target(void) { etch__target_register(&target); }
+__attribute__((constructor)) static void register_target(void) {
+    etch__target_register(false, &target);
+}

@@ -37,15 +37,13 @@ static void mark_needed(ir *r) {
 }
 
 static bool reset(ir *r) {
-    for (int i = 0; i < r->ngroups; i++) etch__free(r->groups[i].members);
     r->ngroups = 0;
     for (int v = 0; v < r->nversions; v++) r->versions[v].group = -1, r->versions[v].stored = false;
     for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1, r->nodes[i].needed = false;
     mark_needed(r);
-    etch__free(r->needs);
     r->words = r->nnodes > CLOSURE_MAX ? 0 : (r->nnodes + 63) / 64;
-    r->needs = etch__calloc((size_t)r->nnodes * r->words + 1, sizeof *r->needs);
-    return r->needs != NULL;
+    size_t bytes = ((size_t)r->nnodes * r->words + 1) * sizeof *r->needs;
+    return r->needs || (r->needs = etch__arena_new(r->memory, bytes));
 }
 
 /* ---- placing ---- */
@@ -54,7 +52,8 @@ static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage)
     ir_node *n = &r->nodes[node];
     ir_group *g = &r->groups[group];
     int accesses, code;
-    if (!etch__grow(&g->members, &g->members_cap, g->nmembers + 1, sizeof *g->members))
+    if (!etch__arena_grow(r->memory, &g->members, &g->members_cap, g->nmembers + 1,
+                          sizeof *g->members))
         return false;
     etch__group_cost(r, n, group, &accesses, &code);
     g->naccesses += accesses, g->ncode += code;
@@ -72,7 +71,9 @@ static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage)
 }
 
 static bool new_group(ir *r, int32_t node, const space *sp) {
-    if (!etch__grow(&r->groups, &r->groups_cap, r->ngroups + 1, sizeof *r->groups)) return false;
+    if (!etch__arena_grow(r->memory, &r->groups, &r->groups_cap, r->ngroups + 1, sizeof *r->groups))
+        return false;
+    memset(needs_of(r, r->ngroups), 0, (size_t)r->words * sizeof *r->needs);
     ir_group *g = &r->groups[r->ngroups++];
     *g = (ir_group){.call = !is_loop(&r->nodes[node]), .naxes = sp->n};
     memcpy(g->size, sp->size, sizeof g->size);

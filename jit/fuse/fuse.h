@@ -2,7 +2,7 @@
 #ifndef ETCH_JIT_FUSE_FUSE_H
 #define ETCH_JIT_FUSE_FUSE_H
 
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 static inline uint64_t *needs_of(const ir *r, int32_t group) {
     return r->needs + (int64_t)group * r->words;

@@ -39,7 +39,8 @@ static bool can_merge(const ir *r, int32_t first, int32_t then) {
 /* `then` has the members of both, in the order of their dependences; `first` has none. */
 static bool merge(ir *r, int32_t first, int32_t then) {
     ir_group *a = &r->groups[first], *b = &r->groups[then];
-    if (!etch__grow(&a->members, &a->members_cap, a->nmembers + b->nmembers, sizeof *a->members))
+    if (!etch__arena_grow(r->memory, &a->members, &a->members_cap, a->nmembers + b->nmembers,
+                          sizeof *a->members))
         return false;
     memcpy(a->members + a->nmembers, b->members, (size_t)b->nmembers * sizeof *b->members);
     for (int i = 0; i < a->nmembers; i++) {
@@ -72,18 +73,16 @@ bool etch__merge_groups(ir *r) {
 }
 
 bool etch__drop_empty_groups(ir *r) {
-    int32_t *place = etch__malloc(((size_t)r->ngroups + 1) * sizeof *place), n = 0;
+    int32_t *place = etch__arena_new(r->memory, ((size_t)r->ngroups + 1) * sizeof *place), n = 0;
     if (!place) return false;
     for (int32_t g = 0; g < r->ngroups; g++) {
         place[g] = n;
         if (r->groups[g].nmembers) r->groups[n++] = r->groups[g];
-        else etch__free(r->groups[g].members);
     }
     r->ngroups = n;
     for (int i = 0; i < r->nnodes; i++)
         if (r->nodes[i].group >= 0) r->nodes[i].group = place[r->nodes[i].group];
     for (int v = 0; v < r->nversions; v++)
         if (r->versions[v].group >= 0) r->versions[v].group = place[r->versions[v].group];
-    etch__free(place);
     return true;
 }

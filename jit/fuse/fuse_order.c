@@ -35,23 +35,20 @@ static bool needs_input_written(const ir *r, int32_t group) {
 bool etch__order_groups(ir *r) {
     int n = 0, groups = r->ngroups;
     if (!r->words || !groups) return true;
-    int32_t *order = etch__malloc(2 * groups * sizeof *order), *place = order + groups;
-    ir_group *sorted = etch__malloc(groups * sizeof *sorted);
-    bool ok = order && sorted;
-    if (ok) {
-        for (int32_t g = 0; g < groups; g++) place[g] = -1;
-        for (int last = 0; last < 2; last++)
-            for (int32_t g = 0; g < groups; g++)
-                if (place[g] < 0 && (last || !needs_input_written(r, g)))
-                    n = emit_group(r, g, order, place, n);
-        for (int i = 0; i < groups; i++) sorted[i] = r->groups[order[i]];
-        memcpy(r->groups, sorted, groups * sizeof *sorted);
-        for (int i = 0; i < r->nnodes; i++)
-            if (r->nodes[i].group >= 0) r->nodes[i].group = place[r->nodes[i].group];
-        for (int v = 0; v < r->nversions; v++)
-            if (r->versions[v].group >= 0) r->versions[v].group = place[r->versions[v].group];
-    }
-    etch__free(order);
-    etch__free(sorted);
-    return ok;
+    int32_t *order = etch__arena_new(r->memory, 2 * groups * sizeof *order),
+            *place = order + groups;
+    ir_group *sorted = etch__arena_new(r->memory, groups * sizeof *sorted);
+    if (!order || !sorted) return false;
+    for (int32_t g = 0; g < groups; g++) place[g] = -1;
+    for (int last = 0; last < 2; last++)
+        for (int32_t g = 0; g < groups; g++)
+            if (place[g] < 0 && (last || !needs_input_written(r, g)))
+                n = emit_group(r, g, order, place, n);
+    for (int i = 0; i < groups; i++) sorted[i] = r->groups[order[i]];
+    memcpy(r->groups, sorted, groups * sizeof *sorted);
+    for (int i = 0; i < r->nnodes; i++)
+        if (r->nodes[i].group >= 0) r->nodes[i].group = place[r->nodes[i].group];
+    for (int v = 0; v < r->nversions; v++)
+        if (r->versions[v].group >= 0) r->versions[v].group = place[r->versions[v].group];
+    return true;
 }

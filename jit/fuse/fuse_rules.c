@@ -102,7 +102,7 @@ bool etch__good_rows(const ir_group *g, int device) {
     int64_t rows = 1, reduced = 1;
     for (int a = 0; a < g->naxes; a++) *(g->mask >> a & 1 ? &reduced : &rows) *= g->size[a];
     if (device && rows < 128 && reduced > 4 * REDUCE_BLOCK) return false;
-    return !etch__lower_splits(rows, rows, reduced);
+    return !etch__loop_splits(rows, rows, reduced);
 }
 
 /* Whether a node may use its operands in the stage of the group. What goes over its rows again

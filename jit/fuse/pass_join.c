@@ -13,7 +13,7 @@
  * Where sizes are dynamic products stay apart, so that no later size needs code that an earlier one
  * did not. */
 #include "core/dispatch/dispatch.h"
-#include "jit/plan/target.h"
+#include "jit/ir/target.h"
 
 /* ---- what a product is ---- */
 
@@ -25,9 +25,9 @@ static bool is_product(const ir *r, const ir_node *n) {
            sources(r, n)[1].version >= 0;
 }
 
-static product_sizes sizes_of(const ir *r, const ir_node *n) {
+static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
     const tensor_meta *a = &sources(r, n)[0].meta, *b = &sources(r, n)[1].meta;
-    return (product_sizes){a->size[0], b->size[1], a->size[1]};
+    return (matmul_sizes){a->size[0], b->size[1], a->size[1]};
 }
 
 /* ---- the kernel that reads it ---- */
@@ -40,7 +40,7 @@ static bool can_take(const ir *r, const ir_group *g) {
 }
 
 /* The space is that of the product's result. */
-static bool same_space(const ir_group *g, const product_sizes *s) {
+static bool same_space(const ir_group *g, const matmul_sizes *s) {
     return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
 }
 
@@ -66,7 +66,7 @@ static bool changes_memory(const ir *r, int32_t from, int32_t to) {
 }
 
 /* The one group that can take the product in, or -1. */
-static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const product_sizes *s) {
+static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const matmul_sizes *s) {
     const ir_version *v = &r->versions[p->out];
     if (v->memory || v->tied >= 0 || u->overwriter[p->out] != INT32_MAX) return -1;
     for (int32_t g = p->group + 1; g < r->ngroups; g++) {
@@ -84,7 +84,8 @@ static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const pro
 /* Moves the product's node to the group, behind its other members. */
 static bool move(ir *r, ir_node *p, int32_t group) {
     ir_group *g = &r->groups[group];
-    if (!etch__grow(&g->members, &g->members_cap, g->nmembers + 1, sizeof *g->members))
+    if (!etch__arena_grow(r->memory, &g->members, &g->members_cap, g->nmembers + 1,
+                          sizeof *g->members))
         return false;
     g->members[g->nmembers++] = (int32_t)(p - r->nodes);
     g->nproducts++;
@@ -106,9 +107,9 @@ static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
     return false;
 }
 
-static bool wanted(const ir *r, const ir_node *p, const product_sizes *s, int32_t group) {
+static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t group) {
     bool alone = !reads_others(r, &r->groups[group], p);
-    return etch__target()->joins(r->g->values[0].meta.device, s, alone);
+    return r->target->products.joins(r->device, s, alone);
 }
 
 /* From the last product on: of more than a kernel can have, those that come first can
@@ -118,7 +119,7 @@ static bool join_products(ir *r, const ir_uses *u) {
         if (!r->groups[g].nmembers) continue;
         ir_node *p = &r->nodes[r->groups[g].members[0]];
         if (!is_product(r, p)) continue;
-        product_sizes s = sizes_of(r, p);
+        matmul_sizes s = sizes_of(r, p);
         int32_t to = reader(r, u, p, &s);
         if (to >= 0 && wanted(r, p, &s, to) && !move(r, p, to)) return false;
     }
@@ -126,21 +127,18 @@ static bool join_products(ir *r, const ir_uses *u) {
 }
 
 static bool can_join(const ir *r) {
-    bool device = r->g->nvalues && r->g->values[0].meta.device;
     bool timed = r->numerics == ETCH_RELAXED && r->mode == ETCH_MODE_MAX_AUTOTUNE;
-    return device && !timed && !r->g->dynamic && etch__target()->joins;
+    return !timed && !r->g->dynamic && r->target->products.joins;
 }
 
 bool etch__may_join(const ir *r, const ir_node *n) {
     if (!can_join(r) || !is_product(r, n)) return false;
-    product_sizes s = sizes_of(r, n);
-    return etch__target()->joins(r->g->values[0].meta.device, &s, true);
+    matmul_sizes s = sizes_of(r, n);
+    return r->target->products.joins(r->device, &s, true);
 }
 
 bool etch__pass_join(ir *r) {
     ir_uses u;
     if (r->apart || !can_join(r)) return true;
-    bool ok = etch__ir_uses(r, &u) && join_products(r, &u);
-    etch__ir_uses_free(&u);
-    return ok && etch__drop_empty_groups(r);
+    return etch__ir_uses(r, &u) && join_products(r, &u) && etch__drop_empty_groups(r);
 }

@@ -5,7 +5,7 @@
  * merge, nor those with a kernel of the user's, nor do those whose storage is later changed in
  * place. Results share storage only where the program says so: a version that stands for two
  * outputs is copied for the second. */
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 static bool mergeable(const ir *r, const ir_node *n) {
     if (n->dead || n->write || n->gnode < 0 || n->kind == IR_EMPTY) return false;
@@ -87,14 +87,10 @@ static bool copy_shared_outputs(ir *r) {
 bool etch__pass_cse(ir *r) {
     uint32_t slots = 16;
     while (slots < 2 * (uint32_t)r->nnodes) slots *= 2;
-    int32_t *table = etch__malloc(slots * sizeof *table);
-    int32_t *stands_for = etch__malloc((r->nversions + 1) * sizeof *stands_for);
-    bool ok = table && stands_for;
-    if (ok) {
-        memset(table, 0xff, slots * sizeof *table);
-        merge(r, table, slots - 1, stands_for);
-    }
-    etch__free(table);
-    etch__free(stands_for);
-    return ok && copy_shared_outputs(r);
+    int32_t *table = etch__arena_new(r->memory, slots * sizeof *table);
+    int32_t *stands_for = etch__arena_new(r->memory, (r->nversions + 1) * sizeof *stands_for);
+    if (!table || !stands_for) return false;
+    memset(table, 0xff, slots * sizeof *table);
+    merge(r, table, slots - 1, stands_for);
+    return copy_shared_outputs(r);
 }

@@ -3,7 +3,7 @@
  * Obligations: an output, an input's memory and an operator that may fail (a kernel of the user's
  * always may) keep everything that they depend on, the version whose memory a write takes over
  * included. */
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 static bool is_root(const ir *r, const ir_node *n) {
     if (n->write && r->versions[n->out].memory) return true;
@@ -16,7 +16,7 @@ static void need(ir *r, uint8_t *needed, int32_t version) {
 }
 
 bool etch__pass_dce(ir *r) {
-    uint8_t *needed = etch__calloc(r->nnodes + 1, 1);
+    uint8_t *needed = etch__arena_zeroed(r->memory, r->nnodes + 1);
     if (!needed) return false;
     for (int k = 0; k < r->g->noutputs; k++) need(r, needed, r->outputs[k]);
     for (int i = r->nnodes - 1; i >= 0; i--) {
@@ -28,6 +28,5 @@ bool etch__pass_dce(ir *r) {
         for (int k = 0; k < n->nin; k++) need(r, needed, r->sources[n->in + k].version);
         if (n->write) need(r, needed, n->target.version);
     }
-    etch__free(needed);
     return true;
 }

@@ -18,7 +18,7 @@
  * those of two products, so nothing of this happens under strict numerics. Products that are small
  * stay, with the bits of their chain, and those whose sum would cost more than a product. */
 #include "core/dispatch/dispatch.h"
-#include "jit/plan/target.h"
+#include "jit/ir/target.h"
 
 /* ---- what a node is ---- */
 
@@ -176,9 +176,8 @@ static void try_sum(ir *r, ir_uses *u, ir_node *n) {
 
 bool etch__pass_products(ir *r) {
     ir_uses u;
-    bool ok = etch__ir_uses(r, &u);
-    for (int i = 0; ok && i < r->nnodes; i++)
+    if (!etch__ir_uses(r, &u)) return false;
+    for (int i = 0; i < r->nnodes; i++)
         if (is_sum(&r->nodes[i])) try_sum(r, &u, &r->nodes[i]);
-    etch__ir_uses_free(&u);
-    return ok;
+    return true;
 }

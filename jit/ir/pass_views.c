@@ -4,7 +4,7 @@
  * order. The root of a value is the value at the end of its chain of views: an input, or a computed
  * value, whose own storage is row-major from offset 0. Inputs may lie at another offset in a run
  * than in the graph, so maps over them are relative to the input's first element. */
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 int64_t etch__meta_numel(const tensor_meta *m) {
     int64_t n = 1;

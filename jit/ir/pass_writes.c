@@ -1,16 +1,17 @@
-/* Builds the ir from a graph, taking in-place operators out (see jit/ir/plan.h).
+/* Builds the ir from a graph, taking in-place operators out (see jit/ir/ir.h).
  *
  * Obligations: every read sees the version that the program order says; memory that a write changes
  * is never that of a version which is read later; the last version of each written input ends in
  * the input's memory; an operator with a kernel of its own gets the operands that eager gives it;
  * where a check on data can only be made behind a write, inputs are not written before the end. */
 #include "core/dispatch/dispatch.h"
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 /* ---- the ir's arrays ---- */
 
 static int32_t add_version(ir *r, int32_t base, int32_t node, const tensor_meta *m) {
-    if (!etch__grow(&r->versions, &r->versions_cap, r->nversions + 1, sizeof *r->versions))
+    if (!etch__arena_grow(r->memory, &r->versions, &r->versions_cap, r->nversions + 1,
+                          sizeof *r->versions))
         return -1;
     ir_version *v = &r->versions[r->nversions];
     *v =
@@ -19,12 +20,12 @@ static int32_t add_version(ir *r, int32_t base, int32_t node, const tensor_meta 
     return r->nversions++;
 }
 
-/* Appends the node with its sources and its version; -1 on lack of memory (it then owns nothing).
- */
+/* Appends the node with its sources and its version; -1 on lack of memory. */
 static int32_t add_node(ir *r, const ir_node *n, const ir_source *in, int32_t base,
                         const tensor_meta *m) {
-    if (!etch__grow(&r->nodes, &r->nodes_cap, r->nnodes + 1, sizeof *r->nodes) ||
-        !etch__grow(&r->sources, &r->sources_cap, r->nsources + n->nin + 1, sizeof *r->sources))
+    if (!etch__arena_grow(r->memory, &r->nodes, &r->nodes_cap, r->nnodes + 1, sizeof *r->nodes) ||
+        !etch__arena_grow(r->memory, &r->sources, &r->sources_cap, r->nsources + n->nin + 1,
+                          sizeof *r->sources))
         return -1;
     int32_t out = add_version(r, base, r->nnodes, m);
     if (out < 0) return -1;
@@ -37,27 +38,11 @@ static int32_t add_node(ir *r, const ir_node *n, const ir_source *in, int32_t ba
     return r->nnodes++;
 }
 
-void etch__ir_free(ir *r) {
-    if (!r) return;
-    for (int i = 0; i < r->nnodes; i++) etch__free(r->nodes[i].program);
-    for (int i = 0; i < r->ngroups; i++) etch__free(r->groups[i].members);
-    etch__free(r->versions);
-    etch__free(r->nodes);
-    etch__free(r->sources);
-    etch__free(r->groups);
-    etch__free(r->needs);
-    etch__free(r->current);
-    etch__free(r->in_memory);
-    etch__free(r->bases);
-    etch__free(r->outputs);
-    etch__free(r);
-}
-
 /* ---- programs ---- */
 
-static prim_program *keep_program(const prim_program *p) {
+static prim_program *keep_program(const ir *r, const prim_program *p) {
     size_t bytes = offsetof(prim_program, code) + p->n * sizeof p->code[0];
-    prim_program *copy = etch__malloc(bytes);
+    prim_program *copy = etch__arena_new(r->memory, bytes);
     if (copy) memcpy(copy, p, bytes);
     return copy;
 }
@@ -114,7 +99,8 @@ static bool can_emit(const prim_program *p) {
 
 /* Whether the operator has an expression; then fills in compute dtype and program. *failed: memory.
  */
-static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *failed) {
+static bool find_program(const ir *r, const graph_node *n, ir_node *x, bool *failed) {
+    const graph *g = r->g;
     const op_info *op = &etch__ops[n->op];
     call_shape c;
     tensor_meta m;
@@ -133,7 +119,7 @@ static bool find_program(const graph *g, const graph_node *n, ir_node *x, bool *
     if (!etch__expr_build(n->op, in, n->nin, compute, x->dtype, op_class, &p) || !can_emit(&p))
         return false;
     x->compute = (uint8_t)compute;
-    x->program = keep_program(&p);
+    x->program = keep_program(r, &p);
     *failed = !x->program;
     return x->program != NULL;
 }
@@ -167,11 +153,9 @@ int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t b
         etch__error(ETCH_ERR_INTERNAL, "clone has no expression");
         return -1;
     }
-    if (!(n.program = keep_program(&p))) return -1;
+    if (!(n.program = keep_program(r, &p))) return -1;
     tensor_meta meta = v->meta;
-    int32_t node = add_node(r, &n, &in, base, &meta);
-    if (node < 0) etch__free(n.program);
-    return node;
+    return add_node(r, &n, &in, base, &meta);
 }
 
 /* Makes the version that a write node has just made the one that memory holds. */
@@ -273,10 +257,7 @@ static bool add_write(ir *r, int32_t base, ir_node *n, ir_source *in) {
     n->target.version = r->current[base];
     bool constant;
     if (n->program) look_at_program(n, in, &constant);
-    if (n->program && reads_elsewhere(r, n, in)) {
-        etch__free(n->program);
-        n->program = NULL;
-    }
+    if (n->program && reads_elsewhere(r, n, in)) n->program = NULL;
     if (!n->program) n->kind = IR_CALL;
     if (n->kind == IR_CALL && !read_operands(r, &r->g->nodes[n->gnode], false, in)) return false;
     n->target.version = r->current[base];
@@ -329,14 +310,11 @@ static bool build_node(ir *r, int gnode) {
     bool failed = false;
     if (n->op == OP_EMPTY) x.kind = IR_EMPTY;
     else if (op->kind == KIND_REDUCTION && find_reduction(g, n, &x)) x.kind = IR_REDUCE;
-    else if (op->kind != KIND_REDUCTION && find_program(g, n, &x, &failed)) x.kind = IR_POINT;
+    else if (op->kind != KIND_REDUCTION && find_program(r, n, &x, &failed)) x.kind = IR_POINT;
     if (failed) return false;
-    ir_source *in = etch__malloc((n->nin + 1) * sizeof *in);
-    bool ok = in && read_operands(r, n, x.kind != IR_CALL, in) &&
-              (op->kind == KIND_INPLACE ? add_inplace : add_plain)(r, gnode, &x, in);
-    if (!ok) etch__free(x.program);
-    etch__free(in);
-    return ok;
+    ir_source *in = etch__arena_new(r->memory, (n->nin + 1) * sizeof *in);
+    return in && read_operands(r, n, x.kind != IR_CALL, in) &&
+           (op->kind == KIND_INPLACE ? add_inplace : add_plain)(r, gnode, &x, in);
 }
 
 /* ---- inputs that are written while a check may still fail ---- */
@@ -391,7 +369,7 @@ static bool can_lift(const ir *r, int32_t v) {
  * as they were. The copy becomes the input's contents by a last step. */
 static bool lift_inputs(ir *r) {
     const graph *g = r->g;
-    uint8_t *written = etch__calloc(g->nvalues + 1, 1);
+    uint8_t *written = etch__arena_zeroed(r->memory, g->nvalues + 1);
     bool ok = written != NULL, wanted = ok && checks_after_writes(g, written);
     for (int i = 0; wanted && ok && i < g->nnodes; i++) {
         int32_t v = base_of(g, g->nodes[i].out);
@@ -400,7 +378,6 @@ static bool lift_inputs(ir *r) {
         ok = node >= 0;
         if (ok) r->current[v] = r->nodes[node].out, r->bases[v] |= BASE_LIFTED;
     }
-    etch__free(written);
     return ok;
 }
 
@@ -419,14 +396,15 @@ static bool add_inputs(ir *r) {
     return true;
 }
 
-ir *etch__ir_build(const graph *g) {
-    ir *r = etch__calloc(1, sizeof *r);
+ir *etch__ir_build(const graph *g, const jit_target *target, arena *memory) {
+    ir *r = etch__arena_zeroed(memory, sizeof *r);
     if (!r) return NULL;
-    r->g = g;
-    r->current = etch__calloc(g->nvalues + 1, sizeof *r->current);
-    r->in_memory = etch__calloc(g->ninputs + 1, sizeof *r->in_memory);
-    r->bases = etch__calloc(g->nvalues + 1, 1);
-    r->outputs = etch__calloc(g->noutputs + 1, sizeof *r->outputs);
+    r->g = g, r->target = target, r->memory = memory;
+    r->device = g->nvalues ? g->values[0].meta.device : 0;
+    r->current = etch__arena_zeroed(memory, (g->nvalues + 1) * sizeof *r->current);
+    r->in_memory = etch__arena_zeroed(memory, (g->ninputs + 1) * sizeof *r->in_memory);
+    r->bases = etch__arena_zeroed(memory, g->nvalues + 1);
+    r->outputs = etch__arena_zeroed(memory, (g->noutputs + 1) * sizeof *r->outputs);
     bool ok =
         r->current && r->in_memory && r->bases && r->outputs && add_inputs(r) && lift_inputs(r);
     uint64_t state = etch__tls.state;
@@ -437,7 +415,5 @@ ir *etch__ir_build(const graph *g) {
         ok = g->values[v].base != v || write_back(r, v);
     }
     for (int k = 0; ok && k < g->noutputs; k++) r->outputs[k] = r->current[g->outputs[k]];
-    if (ok) return r;
-    etch__ir_free(r);
-    return NULL;
+    return ok ? r : NULL;
 }

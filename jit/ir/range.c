@@ -3,7 +3,7 @@
  * user keeps a margin of a few units. */
 #include <math.h>
 
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 enum { RANGE_DEPTH = 6 };
 

@@ -1,6 +1,6 @@
 /* Who reads each version, and which node overwrites it: what passes must know that read a version
  * at another place, or take away what only one node reads. */
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 static void count(const ir *r, ir_uses *u) {
     for (int i = 0; i < r->nnodes; i++) {
@@ -23,17 +23,12 @@ static void find_writers(const ir *r, ir_uses *u) {
 }
 
 bool etch__ir_uses(const ir *r, ir_uses *u) {
-    u->readers = etch__calloc((size_t)r->nversions + 1, sizeof *u->readers);
-    u->overwriter = etch__malloc(((size_t)r->nversions + 1) * sizeof *u->overwriter);
+    u->readers = etch__arena_zeroed(r->memory, ((size_t)r->nversions + 1) * sizeof *u->readers);
+    u->overwriter = etch__arena_new(r->memory, ((size_t)r->nversions + 1) * sizeof *u->overwriter);
     if (!u->readers || !u->overwriter) return false;
     count(r, u);
     find_writers(r, u);
     return true;
-}
-
-void etch__ir_uses_free(ir_uses *u) {
-    etch__free(u->readers);
-    etch__free(u->overwriter);
 }
 
 bool etch__still_there(const ir *r, const ir_uses *u, const ir_node *n, const ir_node *at) {

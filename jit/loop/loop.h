@@ -108,6 +108,13 @@ int etch__loop_last_stage(const loop_kernel *k);
 /* Marks the instructions that run in the stage: its own (of an even one, the REDUCEs of the next),
  * and in an even stage what they need of earlier even ones. */
 void etch__loop_stage_code(const loop_kernel *k, int stage, bool *runs);
+/* Whether a reduction of so many elements to each of `rows` results, in `units` units of work, is
+ * made in two kernels: too few units for many threads, and more than one block in each. The number
+ * of threads at hand plays no part, since it may change while the code stays. */
+static inline bool etch__loop_splits(int64_t units, int64_t rows, int64_t reduced) {
+    enum { FEW_UNITS = 16, SPLIT_WORK = 1 << 16 }; /* elements */
+    return units < FEW_UNITS && reduced > REDUCE_BLOCK && reduced * rows >= SPLIT_WORK;
+}
 /* Work units of a kernel for given dims, as its loop_fn counts them. */
 int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
 /* Cells of 8 bytes that the scratch of a PARTIAL / FINISH pair needs. */

@@ -3,7 +3,7 @@
  * Greedy best fit, larger buffers first: each takes the tightest gap among those placed before it
  * that live at the same time. A buffer's bytes are free again only after the step of its last
  * reader. */
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 enum { ALIGN = 64 };
 
@@ -50,9 +50,9 @@ static int64_t best_offset(const plan_interval *v, const int32_t *placed, int n,
     return best;
 }
 
-int64_t etch__memory_plan(plan_interval *v, int n) {
+int64_t etch__memory_plan(arena *memory, plan_interval *v, int n) {
     int64_t total = 0;
-    int32_t *order = etch__malloc((n + 1) * sizeof *order);
+    int32_t *order = etch__arena_new(memory, (n + 1) * sizeof *order);
     if (!order) return -1;
     for (int i = 0; i < n; i++) {
         int j = i;
@@ -64,6 +64,5 @@ int64_t etch__memory_plan(plan_interval *v, int n) {
         x->offset = best_offset(v, order, i, x);
         if (x->offset + rounded(x->bytes) > total) total = x->offset + rounded(x->bytes);
     }
-    etch__free(order);
     return total;
 }

@@ -9,7 +9,7 @@ static void log_line(const char *line) {
     if (etch__log_on(LOG_OUTPUT_CODE)) etch__log(LOG_OUTPUT_CODE, "%s", line);
 }
 
-static void log_call(const maker *m, int number, const ir_node *n) {
+static void log_call(const plan_maker *m, int number, const ir_node *n) {
     char line[512];
     const graph_node *g = &m->r->g->nodes[n->gnode];
     bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
@@ -32,7 +32,7 @@ static void log_call(const maker *m, int number, const ir_node *n) {
     etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
 }
 
-static void log_kernel(const maker *m, int number, int32_t group, const lowered *low) {
+static void log_kernel(const plan_maker *m, int number, int32_t group, const lowered *low) {
     static const char *const splits[] = {"", ", first part", ", second part"};
     char line[512];
     const ir_group *g = &m->r->groups[group];
@@ -49,7 +49,7 @@ static void log_kernel(const maker *m, int number, int32_t group, const lowered 
     etch__report_step(STEP_KERNEL, low->k.name, line + named);
 }
 
-void etch__log_steps(const maker *m) {
+void etch__log_steps(const plan_maker *m) {
     if (!etch__log_on(LOG_SCHEDULE) && !etch__log_on(LOG_OUTPUT_CODE) && !etch__report_on()) return;
     int number = 0;
     for (int g = 0; g < m->r->ngroups; g++) {

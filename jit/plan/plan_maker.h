@@ -2,9 +2,9 @@
 #ifndef ETCH_JIT_PLAN_PLAN_MAKER_H
 #define ETCH_JIT_PLAN_PLAN_MAKER_H
 
-#include "jit/plan/native.h"
+#include "jit/plan/native_plan.h"
 
-typedef struct maker {
+typedef struct plan_maker {
     const ir *r;
     native_plan *p;
     lowered **low;     /* per group: NULL for calls and empty spaces */
@@ -13,19 +13,17 @@ typedef struct maker {
     int32_t *interval; /* per version, then per group for scratch: number or -1 */
     plan_interval *intervals;
     int nintervals, nkernels;
-    int32_t *step_group;     /* per step: the group whose it is */
-    loaded_kernel **kernels; /* in step order */
-    launcher **launchers;    /* the same, on another device */
-} maker;
+    int32_t *step_group; /* per step: the group whose it is */
+} plan_maker;
 
-bool etch__step_writes_input(const native_plan *p, const step *s);
+bool etch__step_writes_input(const native_plan *p, const plan_step *s);
 
 /* Whether the plan can be a graph of the device; for each step the mask of its direct predecessors,
  * where one that another predecessor waits for is left out. false: out of memory. */
 bool etch__fits_graph(const native_plan *p);
-bool etch__order_steps(maker *m);
+bool etch__order_steps(plan_maker *m);
 /* Makes p->whole where the plan is small enough for one block. */
-void etch__make_whole(maker *m);
-void etch__log_steps(const maker *m);
+void etch__make_whole(plan_maker *m);
+void etch__log_steps(const plan_maker *m);
 
 #endif

@@ -10,7 +10,7 @@ typedef struct touched {
     bool write;
 } touched;
 
-static touched touched_at(const maker *m, const place *at, int number, bool write) {
+static touched touched_at(const plan_maker *m, const plan_place *at, int number, bool write) {
     touched t = {0, 1, at->index, at->kind, (uint8_t)number, write};
     if (at->kind != PLACE_ARENA) {
         /* Inputs may share memory; where none is written that does not matter. */
@@ -35,7 +35,7 @@ static bool conflict(const touched *a, const touched *b) {
 
 /* A step that writes an input comes after all checks before it. */
 static int touched_checks(const native_plan *p, int number, touched *to) {
-    const struct step *s = &p->steps[number];
+    const plan_step *s = &p->steps[number];
     bool fails = s->is_call && etch__ops[s->c.call.op].flags & OPF_MAY_FAIL;
     bool writes = etch__step_writes_input(p, s);
     if (!p->checks || (!fails && !writes)) return 0;
@@ -43,9 +43,9 @@ static int touched_checks(const native_plan *p, int number, touched *to) {
     return 1;
 }
 
-static int touched_by(const maker *m, int number, touched *to) {
+static int touched_by(const plan_maker *m, int number, touched *to) {
     const native_plan *p = m->p;
-    const struct step *s = &p->steps[number];
+    const plan_step *s = &p->steps[number];
     int n = touched_checks(p, number, to);
     if (s->is_call) {
         int count = etch__call_operands(&s->c);
@@ -66,9 +66,9 @@ static int touched_by(const maker *m, int number, touched *to) {
 enum { GRAPH_STEPS = 64, TOUCHED_MAX = 4096 };
 
 /* Masks of direct predecessors; a step that another predecessor waits for is left out. */
-bool etch__order_steps(maker *m) {
+bool etch__order_steps(plan_maker *m) {
     native_plan *p = m->p;
-    touched *all = etch__malloc(TOUCHED_MAX * sizeof *all);
+    touched *all = etch__arena_new(m->r->memory, TOUCHED_MAX * sizeof *all);
     p->after = etch__calloc((size_t)p->nsteps + 1, sizeof *p->after);
     uint64_t before[GRAPH_STEPS]; /* all that a step waits for, directly or not */
     int n = 0;
@@ -88,17 +88,18 @@ bool etch__order_steps(maker *m) {
         p->after[i] = direct & ~known;
         before[i] = direct | known;
     }
-    etch__free(all);
     return ok;
 }
 
 bool etch__fits_graph(const native_plan *p) {
+    const target_graphs *t = &p->target->graphs;
+    if (!t->make || p->nsteps < 2 || p->nsteps > GRAPH_STEPS) return false;
     for (int i = 0; i < p->nsteps; i++) {
         const call_step *c = &p->steps[i].c;
         if (!p->steps[i].is_call) continue;
-        if (!etch__target()->can_record(c->call.op) || c->call.nin > UINT8_MAX - 1) return false;
+        if (!t->can_record(c->call.op) || c->call.nin > UINT8_MAX - 1) return false;
         /* it would have to wait for the checks before it */
         if (p->checks && etch__op_is_users(c->call.op)) return false;
     }
-    return p->nsteps > 1 && p->nsteps <= GRAPH_STEPS;
+    return true;
 }

@@ -4,8 +4,8 @@
 enum { WHOLE_ELEMENTS = 4096, WHOLE_TERMS = 16384, WHOLE_MAX = 32 };
 
 /* What one block does in about the time of a launch. */
-static bool small_step(const maker *m, int i) {
-    const step *s = &m->p->steps[i];
+static bool small_step(const plan_maker *m, int i) {
+    const plan_step *s = &m->p->steps[i];
     int64_t work = 1;
     if (!s->is_call) {
         const lowered *low = m->low[m->step_group[i]];
@@ -20,10 +20,12 @@ static bool small_step(const maker *m, int i) {
            rows * terms * columns <= WHOLE_TERMS;
 }
 
-static int64_t in_arena_at(const place *at) { return at->kind == PLACE_ARENA ? at->offset : -1; }
+static int64_t in_arena_at(const plan_place *at) {
+    return at->kind == PLACE_ARENA ? at->offset : -1;
+}
 
 /* The operands of a product as three more arguments of the plan. */
-static void add_product_args(maker *m, const call_step *c, whole_step *w) {
+static void add_product_args(plan_maker *m, const call_step *c, whole_step *w) {
     const operand_slot *o = &m->p->operands[c->operand];
     const etch_tensor *a = &o[0].t, *b = &o[1].t;
     int64_t numbers[10] = {1, a->size[0],   b->size[1],  a->size[1], 0, a->stride[0], a->stride[1],
@@ -31,7 +33,7 @@ static void add_product_args(maker *m, const call_step *c, whole_step *w) {
     w->dtype = a->dtype, w->nargs = 3, w->arg = m->p->nargs;
     memcpy(w->numbers, numbers, sizeof numbers);
     for (int i = 0; i < 3; i++) {
-        place at = o[i].at;
+        plan_place at = o[i].at;
         int64_t size = etch__item_size(&o[i].t);
         at.offset = at.kind == PLACE_INPUT ? at.offset * size : at.offset + o[i].t.offset * size;
         w->arena[i] = in_arena_at(&at);
@@ -39,13 +41,14 @@ static void add_product_args(maker *m, const call_step *c, whole_step *w) {
     }
 }
 
-void etch__make_whole(maker *m) {
+void etch__make_whole(plan_maker *m) {
     native_plan *p = m->p;
-    whole_step *steps = etch__calloc(WHOLE_MAX, sizeof *steps);
-    bool fits = steps && p->nsteps > 1 && p->nsteps <= WHOLE_MAX;
+    if (!p->target->whole.make || p->nsteps < 2 || p->nsteps > WHOLE_MAX) return;
+    whole_step *steps = etch__arena_zeroed(m->r->memory, p->nsteps * sizeof *steps);
+    bool fits = steps != NULL;
     for (int i = 0; fits && i < p->nsteps; i++) fits = small_step(m, i);
     for (int i = 0; fits && i < p->nsteps; i++) {
-        const step *s = &p->steps[i];
+        const plan_step *s = &p->steps[i];
         whole_step *w = &steps[i];
         if (s->is_call) {
             add_product_args(m, &s->c, w);
@@ -55,7 +58,6 @@ void etch__make_whole(maker *m) {
         w->arg = s->k.arg, w->cell = s->k.cell, w->nargs = s->k.nargs - 1;
         for (int k = 0; k < w->nargs; k++) w->arena[k] = in_arena_at(&p->args[w->arg + k]);
     }
-    if (fits) p->whole = etch__target()->whole_new(p->device, steps, p->nsteps, p->arena_bytes);
+    if (fits) p->whole = p->target->whole.make(p->device, steps, p->nsteps, p->arena_bytes);
     if (p->whole) p->arena_bytes = 0; /* it lies in the kernel's own memory */
-    etch__free(steps);
 }

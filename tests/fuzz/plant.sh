@@ -217,8 +217,8 @@ fault merged-scalars 1 jit/ir/pass_cse.c \
 fault merged-random 1 jit/ir/pass_cse.c \
     'if (g->nsc || (etch__ops[n->op].flags & OPF_RANDOM)) return false;' \
     'if (g->nsc && !(etch__ops[n->op].flags & OPF_RANDOM)) return false;'
-fault shared-output 1 jit/ir/pass_cse.c 'return ok && copy_shared_outputs(r);' \
-    '(void)copy_shared_outputs; return ok;'
+fault shared-output 1 jit/ir/pass_cse.c 'return copy_shared_outputs(r);' \
+    '(void)copy_shared_outputs; return true;'
 fault reads-elsewhere 1 jit/ir/pass_writes.c '!etch__same_map(r, &in[i], &n->target))' 'i < 0)'
 fault shared-base 1 jit/ir/pass_writes.c ' || (r->bases[base] & BASE_SHARED)' ''
 fault dead-target 1 jit/ir/pass_dce.c 'if (n->write) need(r, needed, n->target.version);' ''
@@ -232,12 +232,12 @@ fault lifetime 1 jit/plan/memory.c 'a->first <= b->last && b->first <= a->last' 
     'a->first < b->last && b->first < a->last'
 
 # ---- kernels
-fault load-offset 1 jit/loop/lower.c 't->meta.offset == s->meta.offset &&' ''
-fault shared-cell 1 jit/loop/lower.c 'l->out->cell[i].scalar == scalar && ' ''
-fault merged-axes 1 jit/loop/lower.c \
+fault load-offset 1 jit/plan/lower.c 't->meta.offset == s->meta.offset &&' ''
+fault shared-cell 1 jit/plan/lower.c 'l->out->cell[i].scalar == scalar && ' ''
+fault merged-axes 1 jit/plan/lower.c \
     'if (l->stride[k][i] != l->stride[k][i + 1] * l->extent[i + 1]) return false;' \
     'if (l->stride[k][i] < l->stride[k][i + 1] * l->extent[i + 1]) return false;'
-fault lost-rounding 1 jit/loop/lower.c \
+fault lost-rounding 1 jit/plan/lower.c \
     'if (dtype == ETCH_BF16) v = emit_prim(l, stage, PRIM_ROUND_BF16, ETCH_F32, ETCH_F32, v, 0);' ''
 fault tail 1 jit/helper/kernel.c 'quot(g, add(g, n, num(g, to - 1)), num(g, to))' \
     'quot(g, add(g, n, num(g, to - 2)), num(g, to))'
@@ -254,7 +254,7 @@ fault cache-key 1 jit/store/cache.c 'isa %s helper' 'isa %.0s helper'
 # ---- tensors on a device
 fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \
     'changed += now[i] == 0 && s->parameter[i];'
-fault stale-call cuda jit/plan/run.c 'changed |= words[k] != at;' ';'
+fault stale-call cuda jit/plan/issue.c 'changed |= words[k] != at;' ';'
 fault lost-edge cuda jit/plan/plan_waits.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'

@@ -9,31 +9,35 @@
 #define ETCH_JIT_PLAN_NATIVE_H
 
 #include "core/observe/report.h"
-#include "jit/plan/target.h"
+#include "jit/ir/target.h"
 
 typedef enum place_kind { PLACE_ARENA, PLACE_INPUT, PLACE_OUTPUT, PLACE_NONE } place_kind;
 
 /* An address of a run: byte `offset` into the arena, an output, or from an input's first element;
  * NONE: what has no memory. */
-typedef struct place {
+typedef struct plan_place {
     uint8_t kind;
     int32_t index;
     int64_t offset;
-} place;
+} plan_place;
 
-typedef struct kernel_step {
-    loaded_kernel *kernel;
-    loop_fn fn;
-    launcher *launcher; /* in place of the two on another device */
+/* A kernel of a device with its extents, ready to be launched any number of times. */
+typedef struct launcher launcher;
+
+struct kernel_step {
     const int64_t *dims;
     int32_t arg, nargs; /* in the block's arguments and the plan's places */
     int32_t cell, ncells;
     uint32_t stores; /* bit per argument, the last apart, that is written */
     bool scratch;    /* the last argument is used */
+    /* What the target's prepare has made: of the CPU ... */
+    loaded_kernel *kernel;
+    loop_fn fn;
     int64_t units, grain;
-    uint32_t stack; /* bytes that its code takes at most, on the CPU */
+    uint32_t stack;     /* bytes that its code takes at most */
+    launcher *launcher; /* ... and of another device */
     char name[48];
-} kernel_step;
+};
 
 typedef struct call_step {
     op_call call;
@@ -44,54 +48,55 @@ typedef struct call_step {
     int32_t result;   /* INPLACE: the first operand */
 } call_step;
 
-typedef struct step {
+typedef struct plan_step {
     bool is_call;
     union {
         kernel_step k;
         call_step c;
     };
-} step;
+} plan_step;
 
 /* Operand handles of calls: the prototype, and where its storage lies. */
 typedef struct operand_slot {
     etch_tensor t;
-    place at; /* ARENA: the storage's place; INPUT: offset is in elements */
+    plan_place at; /* ARENA: the storage's place; INPUT: offset is in elements */
     bool none;
 } operand_slot;
 
 enum { FREE_BLOCKS = 16 };
 
-typedef struct run_block {
+struct run_block {
     void **args;
     uint64_t *cells;
     etch_tensor *operands;
     etch_tensor **pointers; /* to operands, or ETCH_NONE */
     etch_storage *storages; /* one per operand, for those in the arena */
     etch_storage **outputs;
-    etch_storage *device_arena; /* NULL on the CPU, where the arena follows the block */
+    etch_storage *device_arena; /* NULL where the arena follows the block */
     device_graph *graph;        /* of mode reduce-overhead, once there is one */
     uint64_t *call_words;       /* what the calls in it were made with: see changed_call */
     bool stepwise;              /* there can be no such graph */
     char *arena;
-} run_block;
+};
 
 /* A run block that no run uses, in a cache line of its own. */
 typedef struct free_block {
     _Alignas(64) _Atomic(run_block *) block;
 } free_block;
 
-typedef struct native_plan {
+struct native_plan {
     plan p;
     int device;
-    bool checks;           /* on a device: calls that may fail on their data */
-    bool as_graph;         /* runs are launched as one graph of the device */
-    whole_launcher *whole; /* a small plan: one kernel does all steps */
-    uint64_t *after;       /* as_graph: per step the earlier steps that it waits for */
+    const jit_target *target; /* the device's */
+    bool checks;              /* calls that may fail on their data, and say so after the run */
+    bool as_graph;            /* runs are launched as one graph of the device */
+    whole_launcher *whole;    /* a small plan: one kernel does all steps */
+    uint64_t *after;          /* as_graph: per step the earlier steps that it waits for */
     int nscalars;
     int nsteps, nargs, ncells, noperands, ninputs, noutputs;
     int late; /* the first step whose failure may find one written */
-    step *steps;
-    place *args;      /* nargs */
+    plan_step *steps;
+    plan_place *args; /* nargs */
     plan_cell *cells; /* ncells */
     operand_slot *operands;
     int64_t *dims;  /* of all kernels */
@@ -100,7 +105,7 @@ typedef struct native_plan {
     int64_t arena_bytes;
     report_graph *report; /* where steps note their times, or NULL */
     free_block blocks[FREE_BLOCKS];
-} native_plan;
+};
 
 /* Operand slots of a call: its inputs and, but for an in-place one, its result. */
 static inline int etch__call_operands(const call_step *c) {
@@ -110,5 +115,15 @@ static inline int etch__call_operands(const call_step *c) {
 /* run.c: what a native plan's p.run and p.destroy are. */
 etch_status etch__native_run(plan *base, const plan_io *io);
 void etch__native_destroy(plan *base);
+
+/* Two ways to run the steps: jit_target.run. run.c: one after the other, each done when it returns.
+ * issue.c: issued to the queue of a device, as one kernel or graph where the plan is one. */
+etch_status etch__run_steps(const native_plan *p, run_block *b, const plan_io *io);
+etch_status etch__issue_steps(const native_plan *p, run_block *b, const plan_io *io);
+
+/* run.c, for issue.c. */
+etch_status etch__run_call(const native_plan *p, const call_step *c, run_block *b,
+                           const plan_io *io);
+void etch__drop_graph(const native_plan *p, run_block *b);
 
 #endif

@@ -10,7 +10,7 @@
  * then. Results change in their last bits, so nothing of this happens under strict numerics. The
  * last node becomes the call; dce takes away what it stands for. */
 #include "core/dispatch/dispatch.h"
-#include "jit/plan/target.h"
+#include "jit/ir/target.h"
 
 /* ---- what a node is ---- */
 
@@ -76,10 +76,10 @@ static bool become(ir *r, ir_node *n, const ir_node *p, uint8_t part, const ir_s
     int nin = p->nin;
     memcpy(in, sources(r, p), (size_t)nin * sizeof *in);
     if (row) in[nin++] = *row;
-    if (!etch__grow(&r->sources, &r->sources_cap, r->nsources + nin, sizeof *r->sources))
+    if (!etch__arena_grow(r->memory, &r->sources, &r->sources_cap, r->nsources + nin,
+                          sizeof *r->sources))
         return false;
     memcpy(r->sources + r->nsources, in, (size_t)nin * sizeof *in);
-    etch__free(n->program);
     n->program = NULL;
     n->kind = IR_CALL, n->op = p->op, n->gnode = p->gnode, n->index = false;
     n->epilogue = p->epilogue | part, n->sums = p->sums, n->merged = p->merged;
@@ -155,7 +155,5 @@ static bool rewrite(ir *r, const ir_uses *u) {
 
 bool etch__pass_epilogue(ir *r) {
     ir_uses u;
-    bool ok = etch__ir_uses(r, &u) && rewrite(r, &u);
-    etch__ir_uses_free(&u);
-    return ok;
+    return etch__ir_uses(r, &u) && rewrite(r, &u);
 }

@@ -11,9 +11,10 @@
  * and it comes after all readers of that one. Versions of inputs that were made apart from the
  * input's memory are written back by a last node. So program order between reads and writes is
  * plain data dependence from here on. */
-#ifndef ETCH_JIT_IR_PLAN_H
-#define ETCH_JIT_IR_PLAN_H
+#ifndef ETCH_JIT_IR_IR_H
+#define ETCH_JIT_IR_IR_H
 
+#include "core/base/arena.h"
 #include "core/graph/backend.h"
 #include "jit/loop/loop.h"
 
@@ -91,8 +92,13 @@ typedef enum ir_passes { PASSES_BY_SIZE, PASSES_NONE, PASSES_ALL } ir_passes;
 /* Which sums of products become products of sums (pass_products.c), in the same way. */
 typedef enum ir_sums { SUMS_BY_SIZE, SUMS_NONE, SUMS_ALL } ir_sums;
 
+typedef struct jit_target jit_target;
+
 typedef struct ir {
     const graph *g;
+    const jit_target *target; /* of the device that the plan is for */
+    int device;
+    arena *memory; /* of the compile */
     ir_version *versions;
     ir_node *nodes;
     ir_source *sources;
@@ -134,9 +140,8 @@ enum {
     BASE_LIFTED = 4   /* an input of which a copy is written, until the end */
 };
 
-/* Both return NULL, false on lack of memory. */
-ir *etch__ir_build(const graph *g);
-void etch__ir_free(ir *r);
+/* All that it has lies in `memory`. NULL: no memory. */
+ir *etch__ir_build(const graph *g, const jit_target *target, arena *memory);
 
 /* pass_views.c: index maps. */
 bool etch__source_resolve(const graph *g, int32_t value, ir_source *s); /* all but the version */
@@ -152,13 +157,12 @@ int64_t etch__map_offset(const ir *r, const ir_source *s);
 /* Nodes that passes add. The copy reads `version` whole; with a target it is a write. */
 int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t base);
 
-/* uses.c. Free it in any case; false: no memory. */
+/* uses.c; false: no memory. */
 typedef struct ir_uses {
     int32_t *readers;    /* per version: sources that name it, writes over it, outputs */
     int32_t *overwriter; /* per version: the node that changes its memory, INT32_MAX: none */
 } ir_uses;
 bool etch__ir_uses(const ir *r, ir_uses *u);
-void etch__ir_uses_free(ir_uses *u);
 /* Whether what node n reads is still there at node `at`. */
 bool etch__still_there(const ir *r, const ir_uses *u, const ir_node *n, const ir_node *at);
 
@@ -217,9 +221,6 @@ typedef struct lowered {
     joined_product product[JOIN_MAX];
 } lowered;
 
-/* Whether a reduction of so many elements to each of `rows` results, in `units` units of work, is
- * made in two kernels. */
-bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced);
 /* ETCH_ERR_UNSUPPORTED (the error is not set) where the group exceeds the
  * limits of a loop kernel. */
 etch_status etch__lower(const ir *r, int32_t group, lowered *out);
@@ -231,7 +232,7 @@ typedef struct plan_interval {
     int32_t first, last;
     int64_t bytes, offset;
 } plan_interval;
-int64_t etch__memory_plan(plan_interval *v, int n);
+int64_t etch__memory_plan(arena *memory, plan_interval *v, int n);
 
 /* Takes the fused ir to a plan. ETCH_ERR_UNSUPPORTED: a group is too large (no error is set);
  * ETCH_ERR_COMPILE: `why` says what failed; it is etch__plan_late itself where a `quick` ir has a

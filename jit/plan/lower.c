@@ -8,7 +8,7 @@
  * run-time numbers. */
 #include <ctype.h>
 
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 typedef struct lowering {
     const ir *r;
@@ -304,7 +304,7 @@ static void class_steps(lowering *l) {
 /* ---- work ---- */
 
 /* In plain instructions on one element: what a thread should get at least. */
-enum { RANGE_WORK = 1 << 19, SPLIT_WORK = 1 << 16, FEW_UNITS = 16 };
+enum { RANGE_WORK = 1 << 19 };
 
 static int64_t element_work(const loop_kernel *k) {
     int64_t work = 0;
@@ -333,18 +333,12 @@ static void count_work(lowered *out) {
     if (out->grain < 1) out->grain = 1;
 }
 
-/* Too few units for many threads, and more than one block in each: two kernels. The number of
- * threads at hand plays no part, since it may change while the code stays. */
-bool etch__lower_splits(int64_t units, int64_t rows, int64_t reduced) {
-    return units < FEW_UNITS && reduced > REDUCE_BLOCK && reduced * rows >= SPLIT_WORK;
-}
-
 static void choose_split(lowered *out) {
     int64_t reduced = 1, parallel = 1;
     for (int i = 0; i < out->k.npar; i++) parallel *= out->dims[i];
     for (int i = 0; i < out->k.nred; i++) reduced *= out->dims[out->k.npar + i];
     if (!out->k.nred || etch__loop_last_stage(&out->k) > 1 ||
-        !etch__lower_splits(out->units, parallel, reduced))
+        !etch__loop_splits(out->units, parallel, reduced))
         return;
     out->k.split = SPLIT_PARTIAL;
     out->split = true;
@@ -405,7 +399,7 @@ static void name_kernel(const lowering *l, int32_t group) {
 }
 
 etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
-    lowering *l = etch__calloc(1, sizeof *l);
+    lowering *l = etch__arena_zeroed(r->memory, sizeof *l);
     if (!l) return ETCH_ERR_OUT_OF_MEMORY;
     memset(out, 0, sizeof *out);
     l->r = r, l->g = &r->groups[group], l->out = out, l->k = &out->k;
@@ -426,6 +420,5 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
         ok = !l->failed &&
              out->k.naccesses + 2 * out->nproducts <= LOOP_MAX_ACCESSES; /* all are arguments */
     }
-    etch__free(l);
     return ok ? ETCH_OK : ETCH_ERR_UNSUPPORTED;
 }

@@ -3,7 +3,7 @@
  * Sources name versions made by earlier nodes that are alive; after fusion, what crosses groups
  * runs in order and is stored, what stays in one is in a register, and a write follows every
  * reader of what it overwrites. */
-#include "jit/ir/plan.h"
+#include "jit/ir/ir.h"
 
 static bool bad(const ir *r, const char *pass, int node, const char *what) {
     etch__error_at(NULL, ETCH_ERR_INTERNAL, "%s: after %s, node %d: %s", r->g->name, pass, node,

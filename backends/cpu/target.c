@@ -1,0 +1,94 @@
+/* The CPU as a target of plans: loop kernels compiled by the helper, whose units threads share. */
+#include "core/base/pool.h"
+#include "core/dispatch/dispatch.h"
+#include "jit/plan/native_plan.h"
+
+/* ---- making kernels ---- */
+
+/* Whether a reduction is one kernel or two depends on its size. Where sizes are dynamic the other
+ * form is compiled along, so that no later size has to start the compiler. Returns how many. */
+static int kernels_of_other_sizes(const kernel_order *o, loop_kernel *other) {
+    int n = 0;
+    for (int i = 0; o->dynamic && i < o->n; i++) {
+        const loop_kernel *k = &o->low[i]->k;
+        if (!k->nred || k->split == SPLIT_FINISH || etch__loop_last_stage(k) > 1) continue;
+        for (int split = SPLIT_NONE; split <= SPLIT_FINISH; split++) {
+            if ((k->split == SPLIT_NONE) == (split == SPLIT_NONE)) continue;
+            other[n] = *k;
+            other[n++].split = (uint8_t)split;
+        }
+    }
+    return n;
+}
+
+/* Of one that is not split: two others. */
+enum { OTHERS = 2 };
+
+static bool get_kernels(const kernel_order *o, const loop_kernel **k, loop_kernel *other,
+                        loaded_kernel **made, const char **why) {
+    int others = kernels_of_other_sizes(o, other);
+    for (int i = 0; i < o->n; i++) k[i] = &o->low[i]->k;
+    for (int i = 0; i < others; i++) k[o->n + i] = &other[i];
+    if (!etch__kernels_get(k, o->n + others, made, why)) return false;
+    for (int i = 0; i < others; i++) etch__kernel_release(made[o->n + i]);
+    return true;
+}
+
+static void fill_step(kernel_step *s, const lowered *low, loaded_kernel *kernel) {
+    s->kernel = kernel, s->fn = etch__kernel_entry(kernel);
+    s->units = low->units, s->grain = low->grain;
+    s->stack = etch__loop_stack(&low->k);
+}
+
+static bool prepare(const kernel_order *o, kernel_step *const *steps, const char **why) {
+    int most = o->n * (1 + (o->dynamic ? OTHERS : 0));
+    const loop_kernel **k = etch__malloc((size_t)most * sizeof *k);
+    loop_kernel *other = etch__malloc((size_t)(most - o->n + 1) * sizeof *other);
+    loaded_kernel **made = etch__calloc((size_t)most, sizeof *made);
+    *why = "";
+    bool ok = k && other && made && get_kernels(o, k, other, made, why);
+    for (int i = 0; ok && i < o->n; i++) fill_step(steps[i], o->low[i], made[i]);
+    etch__free(k);
+    etch__free(other);
+    etch__free(made);
+    return ok;
+}
+
+static void release(const kernel_step *k) { etch__kernel_release(k->kernel); }
+
+/* ---- running one ---- */
+
+typedef struct kernel_call {
+    const kernel_step *k;
+    void *const *args;
+    const uint64_t *cells;
+} kernel_call;
+
+static void run_range(void *ctx, int64_t begin, int64_t end) {
+    const kernel_call *c = ctx;
+    c->k->fn(c->args, c->k->dims, c->cells, begin, end);
+}
+
+static void run_units(void *ctx) {
+    const kernel_call *c = ctx;
+    if (c->k->units <= c->k->grain) run_range(ctx, 0, c->k->units);
+    else etch__parallel(c->k->units, c->k->grain, run_range, ctx);
+}
+
+static etch_status run(const kernel_step *k, void *const *args, const uint64_t *cells) {
+    kernel_call c = {k, args, cells};
+    if (unlikely(!etch__stack_ready(k->stack))) return etch__tls.status;
+    etch__with_room(k->stack, run_units, &c);
+    return ETCH_OK;
+}
+
+static const jit_target cpu = {
+#ifndef ETCH_HAVE_GCCJIT
+    .absent = "it was built with ETCH_GCCJIT=OFF",
+#endif
+    .run = etch__run_steps,
+    .compiles_ahead = true,
+    .kernels = {prepare, release, run},
+};
+
+__attribute__((constructor)) static void register_cpu(void) { etch__target_register(true, &cpu); }
