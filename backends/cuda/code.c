@@ -24,11 +24,6 @@ struct cuda_code {
 static lru codes;
 static __thread bool looking; /* this thread compiles nothing now */
 
-cu_function etch__cuda_function(cuda_code *c) {
-    etch__cuda_launches(c);
-    return c->function;
-}
-
 static void unload(lru_entry *e) {
     cuda_code *c = (cuda_code *)e;
     saved_error before;
@@ -39,6 +34,24 @@ static void unload(lru_entry *e) {
 
 void etch__cuda_code_retain(cuda_code *c) { atomic_fetch_add(&c->entry.refs, 1); }
 void etch__cuda_code_release(cuda_code *c) { etch__lru_release(&codes, (lru_entry *)c); }
+
+/* Those that were held last are not held again. */
+static void hold_code(cuda_held *h, cuda_code *code) {
+    int64_t recent = h->ncodes > 16 ? h->ncodes - 16 : 0;
+    for (int64_t i = h->ncodes - 1; i >= recent; i--)
+        if (h->codes[i] == code) return;
+    if (!etch__grow(&h->codes, &h->cap, h->ncodes + 1, sizeof(cuda_code *))) {
+        h->failed = true;
+        return;
+    }
+    etch__cuda_code_retain(code);
+    h->codes[h->ncodes++] = code;
+}
+
+cu_function etch__cuda_function(cuda_code *c) {
+    if (unlikely(etch__cuda_capturing())) hold_code(etch__cuda_held, c);
+    return c->function;
+}
 
 __attribute__((constructor)) static void at_load(void) {
     etch__lru_init(&codes, CODES_MAX, unload);

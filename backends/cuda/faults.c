@@ -188,13 +188,18 @@ etch_status etch__cuda_finish_checks(cuda_stream *s) {
     return any ? etch__cuda_finish(s) : ETCH_OK;
 }
 
-void etch__cuda_forget_faults(cuda_stream *s) {
+/* Failures that nobody has asked for. */
+static void forget_faults(cuda_stream *s) {
     saved_error before;
     etch__error_save(&before);
     if (s->faults.used && finish_one(s) != ETCH_OK)
         etch__log(LOG_TRACE, "cuda:%d: a thread has ended without waiting for its work: %s",
                   s->device->index, etch_last_error());
     etch__error_restore(&before);
+}
+
+__attribute__((constructor)) static void watch_streams(void) {
+    etch__cuda_stream_taken = forget_faults;
 }
 
 /* ---- checks ---- */

@@ -109,7 +109,5 @@ etch_status etch__cuda_issued_to(cuda_stream *s);
 void etch__cuda_set_blocking(bool on);
 /* What is known of it once the stream was waited for in another way, by an event. */
 etch_status etch__cuda_finish_checks(cuda_stream *s);
-/* Forgets failures that nobody has asked for: the stream's thread has ended. */
-void etch__cuda_forget_faults(cuda_stream *s);
 
 #endif

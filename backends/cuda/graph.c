@@ -3,7 +3,7 @@
  * its step depends on, so independent steps overlap. Nothing is copied: inputs are read and
  * outputs written where they lie. */
 #include "backends/cuda/faults.h"
-#include "backends/cuda/launch.h"
+#include "backends/cuda/launcher.h"
 
 typedef struct graph_step {
     cu_node node;

@@ -4,7 +4,7 @@
 #define ETCH_BACKENDS_CUDA_JOIN_H
 
 #include "backends/cuda/code.h"
-#include "backends/cuda/launch.h"
+#include "backends/cuda/launcher.h"
 
 bool etch__cuda_joins(int device, const matmul_sizes *s, bool alone);
 

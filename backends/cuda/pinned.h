@@ -1,4 +1,4 @@
-/* Pinned host memory, for runtime.c's copies. */
+/* Pinned host memory, for core's copies (kind.c). */
 #ifndef ETCH_BACKENDS_CUDA_PINNED_H
 #define ETCH_BACKENDS_CUDA_PINNED_H
 

@@ -20,6 +20,8 @@ static thread_streams none;
 static __thread thread_streams *mine = &none;
 static pthread_key_t at_thread_end;
 
+void (*etch__cuda_stream_taken)(cuda_stream *s);
+
 cu_stream etch__cuda_stream_handle(const cuda_stream *s) { return s->stream; }
 cuda_device *etch__cuda_stream_device(const cuda_stream *s) { return s->device; }
 
@@ -197,7 +199,7 @@ cuda_stream *etch__cuda_stream(int index) {
     pthread_mutex_unlock(&lock);
     if (!s) return NULL;
     mine->own[index] = mine->now[index] = s;
-    etch__cuda_forget_faults(s);
+    etch__cuda_stream_taken(s);
     return s;
 }
 

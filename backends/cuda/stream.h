@@ -1,4 +1,4 @@
-/* The streams themselves, for runtime.c, which keeps memory by stream. */
+/* The streams themselves, for those who keep memory, launches and checks by stream. */
 #ifndef ETCH_BACKENDS_CUDA_STREAM_H
 #define ETCH_BACKENDS_CUDA_STREAM_H
 
@@ -26,9 +26,8 @@ struct cuda_stream {
     _Atomic uint64_t follows[STREAMS / 64]; /* streams that it waited for, bit number - 1 */
 };
 
-/* Whether the context of a device that was entered once is current on this thread. The driver is
- * asked each time: the rest of the program may make another one current whenever it likes. */
-bool etch__cuda_is_current(int index);
+/* What faults.c does with a stream whose thread has ended, when another one takes it over. */
+extern void (*etch__cuda_stream_taken)(cuda_stream *s);
 
 /* Stream i of all, NULL behind the last. Streams are never freed. */
 cuda_stream *etch__cuda_nth_stream(int i);

@@ -11,7 +11,7 @@
 #include <pthread.h>
 #include <xxhash.h>
 
-#include "backends/cuda/launch.h"
+#include "backends/cuda/launcher.h"
 #include "jit/store/cache.h"
 
 enum { TUNE_REVISION = 2, KEY_MAX = 9216, HEAD_MAX = 256, KERNEL_BYTES = 8192 };

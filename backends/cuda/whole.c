@@ -6,7 +6,7 @@
  * The block goes through a table of steps and calls the function of each: so the code, and the
  * time that NVRTC takes for it, grow with the functions and not with the steps. The kernel's one
  * argument has an array of arguments for each function, in the order of its steps. */
-#include "backends/cuda/launch.h"
+#include "backends/cuda/launcher.h"
 
 enum { WHOLE_THREADS = 256, WHOLE_TILE = 3, WHOLE_STEPS = 32, WHOLE_ARENA = 32 << 10 };
 enum { PRODUCT_WORDS = 13 };

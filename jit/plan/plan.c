@@ -218,13 +218,6 @@ static bool make_arrays(plan_maker *m) {
     return p->steps && p->args && p->cells && p->dims && p->operands && p->attrs && p->output_bytes;
 }
 
-bool etch__step_writes_input(const native_plan *p, const plan_step *s) {
-    if (s->is_call) return p->operands[s->c.result].at.kind == PLACE_INPUT;
-    for (int i = 0; i < s->k.nargs - 1; i++) /* the last is scratch, and has no bit */
-        if (s->k.stores >> i & 1 && p->args[s->k.arg + i].kind == PLACE_INPUT) return true;
-    return false;
-}
-
 /* The first step whose failure may find an input written. An operator that checks its data does so
  * before it writes; a kernel of the user may fail half-way. */
 static int first_late_step(const native_plan *p) {

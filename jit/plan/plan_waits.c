@@ -33,6 +33,13 @@ static bool conflict(const touched *a, const touched *b) {
            a->from < b->to && b->from < a->to;
 }
 
+bool etch__step_writes_input(const native_plan *p, const plan_step *s) {
+    if (s->is_call) return p->operands[s->c.result].at.kind == PLACE_INPUT;
+    for (int i = 0; i < s->k.nargs - 1; i++) /* the last is scratch, and has no bit */
+        if (s->k.stores >> i & 1 && p->args[s->k.arg + i].kind == PLACE_INPUT) return true;
+    return false;
+}
+
 /* A step that writes an input comes after all checks before it. */
 static int touched_checks(const native_plan *p, int number, touched *to) {
     const plan_step *s = &p->steps[number];

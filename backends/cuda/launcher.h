@@ -1,6 +1,6 @@
 /* Launchers: loop kernels with their extents, ready for a device. */
-#ifndef ETCH_BACKENDS_CUDA_LAUNCH_H
-#define ETCH_BACKENDS_CUDA_LAUNCH_H
+#ifndef ETCH_BACKENDS_CUDA_LAUNCHER_H
+#define ETCH_BACKENDS_CUDA_LAUNCHER_H
 
 #include "backends/cuda/ops.h"
 #include "jit/cuda/cuda_source.h"
@@ -17,6 +17,12 @@ typedef struct cuda_launch {
 } cuda_launch;
 etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
                                cuda_launch *out);
+
+/* backends/cuda/launcher.c: target_kernels, and target_products.ready. */
+bool etch__cuda_prepare(const kernel_order *o, kernel_step *const *steps, const char **why);
+void etch__cuda_release(const kernel_step *k);
+etch_status etch__cuda_run(const kernel_step *k, void *const *args, const uint64_t *cells);
+bool etch__cuda_ready(int device, const lowered *low, uint32_t aligned);
 
 /* backends/cuda/whole.c: target_whole. */
 whole_launcher *etch__cuda_whole_new(int device, const whole_step *steps, int n,
