@@ -6,9 +6,10 @@
  * runs, so that a failed allocation leaves the inputs as they were: values of one size that do not
  * live at one time share a *slot*. And where a check on data comes behind a write, what the input
  * held is kept aside and put back if the check fails. */
+#include "core/dispatch/dispatch.h"
 #include "core/graph/backend.h"
 #include "core/tensor/device.h"
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 
 typedef struct eager_plan {
     plan p;

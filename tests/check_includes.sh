@@ -14,6 +14,7 @@ jit: core
 backends: core jit
 tracer: core guards
 opcheck: core
+start: core
 nn:
 modes:
 examples:
@@ -48,7 +49,7 @@ fi
 while read -r place; do
     echo "$place: a line of more than 100 columns"
     status=1
-done < <(find include core guards jit opcheck backends tracer nn modes examples bench tools tests \
+done < <(find include core guards jit opcheck start backends tracer nn modes examples bench tools tests \
     \( -name '*.c' -o -name '*.h' \) -exec awk 'length > 100 { print FILENAME ":" FNR }' {} + \
     2>/dev/null)
 [ $status -eq 0 ] && echo "include rules: ok"

@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include "etch_test.h"
+#include "core/ops/op.h"
 #include "core/tensor/element.h"
 
 #define assert_error(code, words)                                                                  \

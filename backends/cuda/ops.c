@@ -10,6 +10,7 @@
 
 #include "backends/cuda/faults.h"
 #include "backends/cuda/text.h"
+#include "core/dispatch/dispatch.h"
 #include "core/graph/backend.h"
 #include "core/base/lru.h"
 #include "core/dispatch/mode.h"

@@ -104,6 +104,7 @@ const char *etch__site_line(const void *site);
 /* site, or if that is none or the library's, the nearest return address on the stack that is not.
  * *function, if not NULL and there is need to look: the library's function that was called. */
 const void *etch__user_site(const void *site, const void **function);
+bool etch__is_own_code(const void *address);
 /* That line's text, as the file has it now; "" where it cannot be read. */
 void etch__site_source(const void *site, char *text, size_t n);
 /* The symbol of a function's address, or "?". The text lives for ever. */
@@ -159,5 +160,8 @@ typedef enum param_id {
 /* The environment's value, read once, else the table's default; "" is as good as absent. */
 const char *etch__param(param_id id);
 int64_t etch__param_int(param_id id);
+
+/* Reserves n numbers of the process's generator in program order: seed and first offset. */
+void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);
 
 #endif

@@ -3,7 +3,8 @@
 #include <etch/debug.h>
 #include <pthread.h>
 
-#include "core/dispatch/dispatch.h"
+#include "core/base/counters.h"
+#include "core/base/hooks.h"
 
 counters etch__counters;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of at_reset */

@@ -1,7 +1,8 @@
 /* Errors: one code and one text a thread. The user's source line costs a look into the debug
  * information, so an error keeps the address only and the line is found when the text is asked for.
  */
-#include "core/tensor/tensor.h"
+#include "core/base/error_text.h"
+#include "core/base/start.h"
 
 static const char *const status_names[ETCH_STATUS_COUNT] = {
 #define ETCH_ERROR(code, name, text) [code] = name,
@@ -13,18 +14,34 @@ const char *etch_status_name(etch_status status) {
     return (unsigned)status < ETCH_STATUS_COUNT ? status_names[status] : "unknown";
 }
 
-enum { ERROR_ROOM = sizeof((thread_texts *)0)->error };
+/* ---- where texts are ---- */
+
+static thread_texts *texts_of_thread(void) {
+    etch_thread *t = &etch__tls;
+    if (likely(t->texts)) return t->texts;
+    if (!t->registered) etch__thread_register();
+    t->texts = etch__quiet_malloc(sizeof *t->texts);
+    if (t->texts) *t->texts->error = *t->texts->why = 0;
+    return t->texts;
+}
+
+static void free_texts(etch_thread *t) {
+    etch__free(t->texts);
+    t->texts = NULL, t->error = t->why = "";
+    t->status = ETCH_OK, t->error_site = NULL;
+}
+
+void etch__start_errors(void) { etch__at_thread_end(free_texts); }
 
 static void keep_error(const char *text, size_t n, const error_notes *notes) {
-    thread_texts *room = n ? etch__thread_texts() : etch__tls.texts;
+    thread_texts *room = n ? texts_of_thread() : etch__tls.texts;
     etch__tls.error = room ? room->error : n ? "out of memory, for this error's text too" : "";
     if (!room) return;
     memcpy(room->error, text, n + 1);
     room->notes = *notes;
 }
 
-/* Where the error's text and notes can be changed; NULL: there is no error, or no room for it. */
-static thread_texts *own_texts(void) {
+thread_texts *etch__error_texts(void) {
     thread_texts *room = etch__tls.texts;
     return etch__tls.status != ETCH_OK && room && etch__tls.error == room->error ? room : NULL;
 }
@@ -79,8 +96,7 @@ static size_t name_length(const char *text) {
     return text[n] == ':' && text[n + 1] == ' ' ? n : 0;
 }
 
-/* "name: " in place of the first `old` characters; a text that fills the buffer gives way. */
-static void put_name(char *text, const char *name, size_t old) {
+void etch__error_put_name(char *text, const char *name, size_t old) {
     size_t n = strlen(name), rest = strlen(text + old), room = ERROR_ROOM - 3;
     if (n > room) return;
     if (n + rest > room) rest = room - n;
@@ -91,22 +107,22 @@ static void put_name(char *text, const char *name, size_t old) {
 }
 
 void etch__error_name(const char *name, const void *site, bool inner) {
-    thread_texts *own = own_texts();
+    thread_texts *own = etch__error_texts();
     if (!own || own->notes.users || own->notes.next) return;
     size_t n = own->notes.unnamed ? 0 : name_length(own->error);
     if (own->notes.unnamed && site) etch__tls.error_site = etch__user_site(site, NULL);
-    if (n && inner) put_name(own->error, name, n + 2);
-    else if (!n) put_name(own->error, name, 0);
+    if (n && inner) etch__error_put_name(own->error, name, n + 2);
+    else if (!n) etch__error_put_name(own->error, name, 0);
     own->notes.unnamed = false;
 }
 
 void etch__error_of_before(void) {
-    thread_texts *own = own_texts();
+    thread_texts *own = etch__error_texts();
     if (own) own->notes.users = true;
 }
 
 void etch__error_follows(const char *name, const char *argument, const void *site) {
-    thread_texts *own = own_texts();
+    thread_texts *own = etch__error_texts();
     etch__tls.errors++;
     if (!own || own->notes.next) return;
     own->notes.next = name, own->notes.argument = argument;
@@ -117,53 +133,7 @@ bool etch__lost_since(unsigned errors) {
     return unlikely(etch__tls.lost) && (int)(etch__tls.lost - errors) > 0;
 }
 
-/* ---- reading ---- */
-
-etch_status etch_last_status(void) { return etch__tls.status; }
-
-/* The name of the public function, where the text names nothing. */
-static void name_function(thread_texts *own) {
-    const char *name = own->notes.unnamed ? etch__symbol_name(own->notes.function) : "?";
-    bool public = !strncmp(name, "etch_", 5) && name[5] != '_';
-    if (public && strncmp(own->error, name, strlen(name)) != 0) put_name(own->error, name, 0);
-    own->notes.unnamed = false;
-}
-
-/* Puts text behind the error's; one that fills the buffer gives way at its end. */
-static void append(char *error, const char *text) {
-    size_t need = strlen(text) + 1, used = strlen(error);
-    if (need > ERROR_ROOM) return;
-    if (used > ERROR_ROOM - need) used = ERROR_ROOM - need;
-    memcpy(error + used, text, need);
-}
-
-static void append_line(char *error, const void *site) {
-    char text[288];
-    const char *line = etch__site_line(site);
-    snprintf(text, sizeof text, " (%s)", line);
-    if (*line) append(error, text);
-}
-
-/* Names and lines, once: each costs a look into the debug information. */
-static void complete(thread_texts *own) {
-    error_notes *notes = &own->notes;
-    char text[160];
-    if (notes->unnamed) name_function(own);
-    if (etch__tls.error_site) append_line(own->error, etch__tls.error_site);
-    etch__tls.error_site = NULL;
-    if (!notes->next_site) return;
-    snprintf(text, sizeof text, "; so %s has no \"%s\"", notes->next, notes->argument);
-    append(own->error, text);
-    append_line(own->error, notes->next_site);
-    notes->next_site = NULL;
-}
-
-const char *etch_last_error(void) {
-    thread_texts *own = own_texts();
-    if (etch__tls.status == ETCH_OK) return "";
-    if (own) complete(own);
-    return etch__tls.error;
-}
+/* ---- setting aside ---- */
 
 void etch_clear_error(void) {
     static const error_notes none;
@@ -173,10 +143,8 @@ void etch_clear_error(void) {
     keep_error("", 0, &none);
 }
 
-/* ---- setting aside ---- */
-
 void etch__error_save(saved_error *to) {
-    const thread_texts *own = own_texts();
+    const thread_texts *own = etch__error_texts();
     to->status = etch__tls.status;
     to->errors = etch__tls.errors, to->lost = etch__tls.lost;
     if (likely(to->status == ETCH_OK)) return;
@@ -206,7 +174,7 @@ _Static_assert(sizeof((saved_error *)0)->text == ERROR_ROOM, "texts differ");
 /* ---- why a compile failed ---- */
 
 const char *etch__why(const char *format, ...) {
-    thread_texts *room = etch__thread_texts();
+    thread_texts *room = texts_of_thread();
     va_list args;
     va_start(args, format);
     if (room) vsnprintf(room->why, sizeof room->why, format, args);

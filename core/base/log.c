@@ -6,7 +6,7 @@
 
 #include <etch/debug.h>
 
-#include "core/dispatch/dispatch.h"
+#include "core/base/hooks.h"
 #include "core/base/signals.h"
 
 _Atomic uint32_t etch__log_mask;

@@ -3,7 +3,7 @@
 #include <etch/etch.h>
 #include <pthread.h>
 
-#include "core/dispatch/dispatch.h"
+#include "core/base/base.h"
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t current_seed, current_offset;

@@ -3,7 +3,6 @@
  * one an address; an address without debug information has the answer "". */
 #include <dlfcn.h>
 #include <pthread.h>
-#include <unwind.h>
 
 #include <etch/debug.h>
 
@@ -25,46 +24,6 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 void etch__site_lock(void) { pthread_mutex_lock(&lock); }
 void etch__site_unlock(void) { pthread_mutex_unlock(&lock); }
-
-/* ---- the library's own code ---- */
-
-/* In the static library all code lies in one section, of which the linker knows the ends (cmake/
- * library.cmake); in the shared one, which has no such section, the code is all that is mapped. */
-extern const char __start_etch_text[] __attribute__((weak, visibility("hidden")));
-extern const char __stop_etch_text[] __attribute__((weak, visibility("hidden")));
-
-static bool is_own(const void *address) {
-    const char *at = address;
-    if (__start_etch_text) return at >= __start_etch_text && at < __stop_etch_text;
-    struct dl_find_object o;
-    if (_dl_find_object((void *)is_own, &o)) return false;
-    return at >= (const char *)o.dlfo_map_start && at < (const char *)o.dlfo_map_end;
-}
-
-typedef struct stack_search {
-    const void *site, *function;
-} stack_search;
-
-/* Frames come innermost first; the address is one of return, whose call lies before it. */
-static _Unwind_Reason_Code look_at_frame(struct _Unwind_Context *frame, void *ctx) {
-    stack_search *s = ctx;
-    const char *at = (const char *)_Unwind_GetIP(frame);
-    if (!at) return _URC_END_OF_STACK;
-    if (is_own(at - 1)) {
-        s->function = (const void *)_Unwind_GetRegionStart(frame);
-        return _URC_NO_REASON;
-    }
-    s->site = at;
-    return _URC_NORMAL_STOP;
-}
-
-const void *etch__user_site(const void *site, const void **function) {
-    stack_search s = {NULL, NULL};
-    if (site && !is_own((const char *)site - 1)) return site;
-    _Unwind_Backtrace(look_at_frame, &s);
-    if (function) *function = s.function;
-    return s.site;
-}
 
 /* ---- the kept answers ---- */
 
@@ -148,7 +107,9 @@ static const char *resolve(answers *t, const void *address, const char *absent, 
 }
 
 const char *etch__site_line(const void *site) {
-    return site && !is_own((const char *)site - 1) ? resolve(&lines, site, "", look_up_line) : "";
+    return site && !etch__is_own_code((const char *)site - 1)
+               ? resolve(&lines, site, "", look_up_line)
+               : "";
 }
 
 const char *etch__symbol_name(const void *address) {
@@ -169,7 +130,8 @@ static int path_of(const void *site, char *path, size_t n) {
 
 void etch__site_source(const void *site, char *text, size_t n) {
     char path[1024];
-    bool ours = site && is_own((const char *)site - 1); /* whose lines say nothing to the user */
+    bool ours =
+        site && etch__is_own_code((const char *)site - 1); /* whose lines say nothing to the user */
     int number = site && !ours ? path_of(site, path, sizeof path) : 0;
     FILE *f = number > 0 ? fopen(path, "re") : NULL;
     text[0] = 0;

@@ -1,5 +1,6 @@
 /* See stack.h. */
 #include "core/base/stack.h"
+#include "core/base/start.h"
 
 #include <sys/mman.h>
 
@@ -85,11 +86,13 @@ bool etch__stack_prepare(size_t bytes) {
     return false;
 }
 
-void etch__stack_free(etch_thread *t) {
+static void free_stack(etch_thread *t) {
     if (t->stack && t->stack->second) munmap(t->stack->second - GUARD, GUARD + SECOND_STACK);
     etch__free(t->stack);
     t->stack = NULL;
 }
+
+void etch__start_stacks(void) { etch__at_thread_end(free_stack); }
 
 /* ---- threads of the library ---- */
 

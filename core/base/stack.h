@@ -42,8 +42,6 @@ static inline void etch__with_room(size_t bytes, void (*work)(void *ctx), void *
     else etch__with_second_stack(work, ctx);
 }
 
-void etch__stack_free(etch_thread *t);
-
 /* pthread_create for threads of the library's own: the program's default size of stacks, or more,
  * so that all work has room. */
 int etch__thread_start(pthread_t *thread, void *(*run)(void *), void *ctx);

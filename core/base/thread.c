@@ -1,7 +1,5 @@
 /* The thread's state, and the list of all of them, over which per-thread counts are summed. */
-#include "core/dispatch/mode.h"
-#include "core/base/stack.h"
-#include "core/tensor/tensor.h"
+#include "core/base/start.h"
 #include "core/base/thread.h"
 
 #include <pthread.h>
@@ -24,38 +22,16 @@ static void add_counts(thread_counts *sum, const thread_counts *c) {
     sum->small_bytes += __atomic_load_n(&c->small_bytes, __ATOMIC_RELAXED);
 }
 
-thread_texts *etch__thread_texts(void) {
-    etch_thread *t = &etch__tls;
-    if (likely(t->texts)) return t->texts;
-    if (!t->registered) etch__thread_register();
-    t->texts = etch__quiet_malloc(sizeof *t->texts);
-    if (t->texts) *t->texts->error = *t->texts->why = 0;
-    return t->texts;
-}
+/* What ends with a thread, in the order in which it was said. */
+enum { MAX_ENDINGS = 8 };
+static void (*endings[MAX_ENDINGS])(etch_thread *t);
+static int nendings;
 
-static void free_texts(etch_thread *t) {
-    etch__free(t->texts);
-    t->texts = NULL, t->error = t->why = "";
-    t->status = ETCH_OK, t->error_site = NULL;
-}
+void etch__at_thread_end(void (*end)(etch_thread *t)) { endings[nendings++] = end; }
 
-/* Runs at the end of a thread: what its scopes still own dies with it. */
 static void thread_ends(void *p) {
     etch_thread *t = p;
-    etch_scope_end(0);
-    etch__modes_leave_all();
-    while (t->nspare) etch__handle_free(t->spare[--t->nspare]);
-    etch__free(t->spare);
-    etch__free(t->items);
-    etch__variables_free(t);
-    etch__free(t->scope_start);
-    t->spare = NULL;
-    t->items = NULL, t->scope_start = NULL;
-    t->items_cap = t->scopes_cap = 0;
-    etch__free(t->spare_run);
-    t->spare_run = NULL;
-    free_texts(t);
-    etch__stack_free(t);
+    for (int i = 0; i < nendings; i++) endings[i](t);
     pthread_mutex_lock(&lock);
     for (etch_thread **link = &threads; *link; link = &(*link)->next)
         if (*link == t) {
@@ -85,8 +61,7 @@ static void set_up(void) {
     pthread_atfork(before_fork, after_fork, after_fork_child);
 }
 
-/* A constructor of the program may be earlier. */
-__attribute__((constructor)) static void at_load(void) { pthread_once(&once, set_up); }
+void etch__start_threads(void) { pthread_once(&once, set_up); }
 
 void etch__thread_register(void) {
     pthread_once(&once, set_up);

@@ -37,6 +37,16 @@ typedef struct scope_variables {
     int64_t n, cap;
 } scope_variables;
 
+/* The layers of the dispatcher (core/dispatch/dispatch.h), outermost first. */
+typedef enum dispatch_layer {
+    LAYER_COMPOSITE_MODES, /* modes that take composites before they are taken apart */
+    LAYER_VMAP,
+    LAYER_AUTOGRAD,
+    LAYER_MODES,
+    LAYER_TRACER,
+    LAYER_COUNT
+} dispatch_layer;
+
 typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
     struct trace_cursor *cursor;
@@ -162,11 +172,11 @@ static inline void etch__state_enter(uint64_t word) {
     etch__fp_control(STATE_FP(word) | FP_TRAPS);
 }
 
-void etch__variables_free(etch_thread *t);
 /* Puts the calling thread on the list; done by the first scope, handle or text of a thread. */
 void etch__thread_register(void);
-/* The calling thread's texts, NULL without memory for them. */
-thread_texts *etch__thread_texts(void);
 thread_counts etch__thread_counts(void);
+
+/* What runs when a thread ends, in the order in which the parts say so as they start. */
+void etch__at_thread_end(void (*end)(etch_thread *t));
 
 #endif

@@ -3,6 +3,7 @@
  * A custom operator takes the next free row of the operator table, so everything that walks or
  * indexes the table (boxed calls, modes, tracer, graphs) knows it at once. Its kernel, and an
  * override's, is the user's function behind one trampoline that boxes the call. */
+#include "core/dispatch/dispatch.h"
 #include "core/tensor/device.h"
 #include "core/dispatch/lend.h"
 #include "core/dispatch/mode.h"

@@ -1,33 +1,12 @@
 /* The dispatcher: see core/dispatch/dispatch.h for the order of the layers. */
+#include "core/dispatch/dispatch.h"
 #include "core/dispatch/composite.h"
 #include "core/tensor/device.h"
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "core/ops/rules.h"
 
 static layer_handler layers[LAYER_COUNT];
 static op_kernel kernels[OP_CAPACITY];
-
-/* Without a tracer linked in, nothing is ever deferred and the hooks do nothing. */
-static etch_status no_read(const etch_tensor *t, reason_id why, const void *site) {
-    (void)t, (void)why, (void)site;
-    return ETCH_OK;
-}
-static etch_status no_expose(const etch_tensor *t, unsigned counts, const void *site) {
-    (void)t, (void)counts, (void)site;
-    return ETCH_OK;
-}
-static void no_before(const etch_storage *s) { (void)s; }
-static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
-static int64_t no_offset(const etch_tensor *t) { return t->offset; }
-static void no_abandon(int64_t mark) { (void)mark; }
-
-static void no_own_borrowed(const etch_tensor *t) { (void)t; }
-static void no_add_counts(counters *sum) { (void)sum; }
-static void no_reset_counts(void) {}
-
-trace_hooks etch__trace_hooks = {no_read,         no_expose,      no_before,  no_before,
-                                 no_same_storage, no_offset,      no_abandon, no_own_borrowed,
-                                 no_add_counts,   no_reset_counts};
 
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
@@ -61,35 +40,17 @@ etch_status etch__kernel_on_second_stack(op_kernel kernel, const op_call *call,
     return k.status;
 }
 
-/* ---- functions of the user ---- */
-
-user_frame etch__enter_user(void) {
-    etch_thread *t = &etch__tls;
-    user_frame f = {t->cursor, t->run, t->state, t->layers, t->in_flush, NULL};
-    t->in_flush |= t->run != NULL;
-    t->cursor = NULL, t->run = NULL;
-    t->layers &= ~(1u << LAYER_TRACER);
-    return f;
-}
-
-void etch__leave_user(const user_frame *f) {
-    etch_thread *t = &etch__tls;
-    t->cursor = f->cursor, t->run = f->run, t->state = f->state;
-    t->layers = f->layers, t->in_flush = f->in_flush;
-}
-
-void etch__interrupt(user_frame *f) {
-    etch_thread *t = &etch__tls;
-    *f = etch__enter_user();
-    f->outer = t->interrupted;
-    t->interrupted = f;
-    t->watches++;
-}
-
-void etch__end_interrupt(const user_frame *f) {
-    etch__tls.watches--;
-    etch__tls.interrupted = f->outer;
-    etch__leave_user(f);
+etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_tensor *const *out,
+                                  bool planned) {
+    const op_info *op = &etch__ops[call->op];
+    etch_profile_kind kind = call->op >= OP_COUNT ? ETCH_PROFILE_CUSTOM : ETCH_PROFILE_OPERATOR;
+    if (planned && op->kind == KIND_CONTRACTION && !op->overridden) kind = ETCH_PROFILE_PRODUCT;
+    char name[sizeof((etch_profile_entry *)0)->name];
+    snprintf(name, sizeof name, "%s%s", strchr(op->name, ':') ? "" : "aten::", op->name);
+    int64_t start = etch__profile_now();
+    etch_status status = etch__kernel_in_room(kernel, call, out);
+    etch__profile_add(kind, start, name, NULL);
+    return status;
 }
 
 /* ---- walking the layers ---- */
@@ -181,25 +142,10 @@ static bool inputs_ready(const op_call *call) {
     return true;
 }
 
-static void copy_meta(etch_tensor *t, const tensor_meta *m) {
-    t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset;
-    t->device = m->device;
-    t->numel = 1;
-    for (int d = 0; d < m->ndim; d++) {
-        t->size[d] = m->size[d], t->stride[d] = m->stride[d];
-        t->numel *= m->size[d];
-    }
-}
-
-void etch__apply_meta(etch_tensor *t, const tensor_meta *m) {
-    copy_meta(t, m);
-    t->contiguous = etch__sizes_contiguous(m->ndim, m->size, m->stride);
-}
-
 static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
     etch_tensor *t = etch__tensor_alloc();
     if (!t) return NULL;
-    copy_meta(t, meta);
+    etch__copy_meta(t, meta);
     t->contiguous = 1; /* what is no view is */
     if (etch__ops[call->op].kind == KIND_VIEW) {
         t->contiguous = etch__sizes_contiguous(meta->ndim, meta->size, meta->stride);
@@ -248,23 +194,4 @@ etch_tensor *etch__run_eager(const op_call *call) {
     etch_tensor *out = new_result(call, &meta);
     if (!out || kind == KIND_VIEW) return out;
     return likely(etch__run_kernel(call, out) == ETCH_OK) ? out : drop_result(out);
-}
-
-/* ---- readers ---- */
-
-etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
-                              const void *site) {
-    if (!etch__handle_ok(t, function, "t", site)) return etch__tls.status;
-    if (likely(!t->deferred && !etch__tls.run)) {
-        etch__before_read(t->storage);
-        return etch__await_copy(t);
-    }
-    etch_status status = etch__trace_hooks.read(t, why, site);
-    if (status != ETCH_OK) return status;
-    return etch__handle_ok(t, function, "t", site) ? etch__await_copy(t) : etch__tls.status;
-}
-
-etch_status etch_flush(void) {
-    if (!etch__tls.run && !etch__tls.watches) return ETCH_OK;
-    return etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, __builtin_return_address(0));
 }

@@ -4,6 +4,8 @@
  * runs, those below its own. So a handler that calls the operator it handles does not meet itself.
  */
 #include "core/dispatch/mode.h"
+
+#include "core/base/start.h"
 #include "core/dispatch/call.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/rules.h"
@@ -121,8 +123,7 @@ etch_status etch_mode_pop(etch_mode *m) {
 }
 
 /* Also those that are off because the thread ended inside a handler or kernel. */
-void etch__modes_leave_all(void) {
-    etch_thread *t = &etch__tls;
+static void leave_all(etch_thread *t) {
     for (int i = 0; i < t->nmodes; i++) atomic_fetch_sub(&t->modes[i]->entered, 1);
     t->nmodes = t->mode_floor = 0;
     set_level(0);
@@ -414,7 +415,8 @@ void etch_inference_end(int outer) {
 
 bool etch_inference_enabled(void) { return (etch__tls.state & STATE_INFERENCE) != 0; }
 
-__attribute__((constructor)) static void register_modes(void) {
+void etch__start_modes(void) {
+    etch__at_thread_end(leave_all);
     etch__register_layer(LAYER_MODES, offer);
     etch__register_layer(LAYER_COMPOSITE_MODES, offer_composite);
 }

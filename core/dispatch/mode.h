@@ -22,9 +22,6 @@ typedef struct modes_off {
 modes_off etch__modes_off(void);
 void etch__modes_restore(const modes_off *outer);
 
-/* When a thread ends: takes all its modes off its stack. */
-void etch__modes_leave_all(void);
-
 /* Offers a custom operator to the modes that allow compiled code, from inside a run. ETCH_DECLINED
  * when there is none or all decline; else its results have been copied into out. */
 etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out);

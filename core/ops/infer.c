@@ -11,15 +11,6 @@
 #include "core/ops/rules.h"
 #include "core/ops/schema.h"
 
-shape_text etch__shape_text(int ndim, const int64_t *size) {
-    shape_text t;
-    char *at = t.s, *end = t.s + sizeof t.s;
-    at += snprintf(at, (size_t)(end - at), "[");
-    for (int i = 0; i < ndim && at < end; i++)
-        at += snprintf(at, (size_t)(end - at), "%s%lld", i ? ", " : "", (long long)size[i]);
-    if (at < end) snprintf(at, (size_t)(end - at), "]");
-    return t;
-}
 #define TEXT(t) etch__shape_text((t)->ndim, (t)->size).s
 
 bool etch__infer_fail(const op_call *call, etch_status code, const char *format, ...) {

@@ -96,13 +96,6 @@ static inline bool etch__op_is_users(op_id op) {
             !etch__tls.own_kernels);
 }
 
-/* What inference says about one result. */
-typedef struct tensor_meta {
-    uint8_t dtype, ndim, device;
-    int64_t offset; /* of views, else 0 */
-    int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
-} tensor_meta;
-
 /* Checks the call's arguments and gives the result's meta; compute_dtype gets the common dtype in
  * which the operator computes (may be NULL). Sets the error and touches nothing on failure. Not for
  * COMPOSITE. For INPLACE the meta is that of in[0]; for VIEW it is over the storage of in[0]. */

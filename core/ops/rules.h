@@ -79,12 +79,6 @@ typedef enum shape_rule {
     SRULE_COUNT
 } shape_rule;
 
-/* "[2, 3]", for messages. */
-typedef struct shape_text {
-    char s[192];
-} shape_text;
-shape_text etch__shape_text(int ndim, const int64_t *size);
-
 /* Sizes with at most one -1 for `numel` elements, resolved into size[]; false with the error set
  * (in the name `what`). For view and reshape. */
 bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,

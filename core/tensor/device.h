@@ -6,7 +6,11 @@
 #ifndef ETCH_CORE_TENSOR_DEVICE_H
 #define ETCH_CORE_TENSOR_DEVICE_H
 
-#include "core/dispatch/dispatch.h"
+#include "core/base/hooks.h"
+#include "core/tensor/tensor.h"
+
+/* A call of an operator: core/ops/op.h. */
+struct op_call;
 
 typedef struct device_kind {
     const char *name; /* "cuda" */
@@ -30,7 +34,7 @@ typedef struct device_kind {
     void (*stats)(int index, etch_device_stats_t *out);
     etch_status (*trim)(int index);
     /* The kernel of every operator of the table. */
-    op_kernel kernel;
+    etch_status (*kernel)(const struct op_call *call, etch_tensor *const *out);
 } device_kind;
 
 void etch__device_register(const device_kind *kind);
@@ -68,9 +72,5 @@ int64_t etch__check_memory(const char *function, const void *site, const void *d
 /* A new contiguous tensor on the host, its storage not shared yet: moved to the thread's current
  * device. NULL: the error is set, the scope still owns t. */
 etch_tensor *etch__to_current_device(etch_tensor *t);
-
-/* The operator computed on the CPU for tensors of a device: copies in, kernel, copies out. For what
- * the device has no kernel of its own. */
-etch_status etch__run_on_host(const op_call *call, etch_tensor *const *out);
 
 #endif

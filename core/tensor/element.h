@@ -3,7 +3,7 @@
 #ifndef ETCH_CORE_TENSOR_ELEMENT_H
 #define ETCH_CORE_TENSOR_ELEMENT_H
 
-#include "core/dispatch/dispatch.h"
+#include "core/tensor/tensor.h"
 
 /* The element of dtype at p: reals and integers as double, the latter rounded. */
 double etch__element_real(etch_dtype dtype, const void *p);

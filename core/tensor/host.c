@@ -2,7 +2,6 @@
  * raw pointers. */
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
-#include "core/ops/rules.h"
 
 #include <math.h>
 

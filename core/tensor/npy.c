@@ -4,7 +4,6 @@
  * sizes must agree with the length of the file before memory is asked for. */
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
-#include "core/ops/rules.h"
 #include "core/base/signals.h"
 
 #include <errno.h>

@@ -7,7 +7,6 @@
  */
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
-#include "core/ops/rules.h"
 
 #include <math.h>
 #include <stdatomic.h>

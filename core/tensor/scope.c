@@ -4,7 +4,8 @@
  * count of that tensor for it: one item there, like any other, until the variable gets another
  * tensor. A record whose variable holds something else by now is of a variable that is gone. */
 #include "core/tensor/tensor.h"
-#include "core/dispatch/dispatch.h"
+#include "core/base/hooks.h"
+#include "core/base/start.h"
 
 int64_t etch_scope_begin(void) {
     etch_thread *t = &etch__tls;
@@ -140,7 +141,7 @@ etch_tensor *etch_keep(etch_tensor *h) {
 
 /* ---- variables ---- */
 
-void etch__variables_free(etch_thread *t) {
+static void free_variables(etch_thread *t) {
     if (t->variables) etch__free(t->variables->v);
     etch__free(t->variables);
     t->variables = NULL;
@@ -213,3 +214,17 @@ etch_status etch_assign(etch_tensor **variable, etch_tensor *value) {
     *variable = value;
     return ETCH_OK;
 }
+
+/* ---- the end of a thread ---- */
+
+/* What its scopes still own dies with it. */
+static void end_scopes(etch_thread *t) {
+    etch_scope_end(0);
+    free_variables(t);
+    etch__free(t->items);
+    etch__free(t->scope_start);
+    t->items = NULL, t->scope_start = NULL;
+    t->items_cap = t->scopes_cap = 0;
+}
+
+void etch__start_scopes(void) { etch__at_thread_end(end_scopes); }

@@ -1,6 +1,7 @@
 /* Handles: making, counting, destroying them, and the queries that never touch data. */
 #include "core/tensor/tensor.h"
-#include "core/dispatch/dispatch.h"
+#include "core/base/hooks.h"
+#include "core/base/start.h"
 
 static etch_tensor none = {.refs = 1, .magic = TENSOR_ALIVE, .dtype = ETCH_DTYPE_COUNT};
 etch_tensor *const ETCH_NONE = &none;
@@ -132,49 +133,6 @@ void etch_release(etch_tensor *t) {
         etch__tensor_destroy(t);
 }
 
-bool etch__bad_handle(const etch_tensor *t, const char *name, const char *argument,
-                      const void *site) {
-    if (t && t->magic != TENSOR_ALIVE)
-        etch__error_at(site, ETCH_ERR_RELEASED,
-                       "%s: \"%s\" was released before (keep it with etch_keep or etch_retain)",
-                       name, argument);
-    else if (etch__tls.status != ETCH_OK) etch__error_follows(name, argument, site);
-    else if (t)
-        etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
-                       "%s: \"%s\": the tensor's own computation failed before", name, argument);
-    else
-        etch__error_at(site, ETCH_ERR_NULL,
-                       "%s: \"%s\": expected a tensor, got NULL (an optional argument that is "
-                       "absent is ETCH_NONE)",
-                       name, argument);
-    return false;
-}
-
-/* ---- shapes ---- */
-
-int64_t etch__row_major(int ndim, const int64_t *size, int64_t *stride) {
-    int64_t n = 1, step = 1, bytes;
-    for (int d = ndim - 1; d >= 0; d--) {
-        stride[d] = step;
-        if (__builtin_mul_overflow(n, size[d], &n)) return -1;
-        /* Strides of an empty tensor count size 0 as 1, as ATen does. */
-        if (__builtin_mul_overflow(step, size[d] > 1 ? size[d] : 1, &step)) return -1;
-    }
-    return __builtin_mul_overflow(step, 8, &bytes) ? -1 : n;
-}
-
-bool etch__sizes_contiguous(int ndim, const int64_t *size, const int64_t *stride) {
-    int64_t expected = 1;
-    bool contiguous = true;
-    for (int d = ndim - 1; d >= 0; d--) {
-        if (size[d] == 0) return true;
-        if (size[d] == 1) continue;
-        contiguous &= stride[d] == expected;
-        expected *= size[d];
-    }
-    return contiguous;
-}
-
 etch_tensor *etch__tensor_new(etch_dtype dtype, int ndim, const int64_t *size) {
     etch_tensor *t = etch__tensor_alloc();
     if (!t) return NULL;
@@ -264,3 +222,11 @@ bool etch_shares_storage(const etch_tensor *a, const etch_tensor *b) {
     if (a->deferred || b->deferred) return etch__trace_hooks.same_storage(a, b);
     return a->storage == b->storage;
 }
+
+static void free_spare_handles(etch_thread *t) {
+    while (t->nspare) etch__handle_free(t->spare[--t->nspare]);
+    etch__free(t->spare);
+    t->spare = NULL;
+}
+
+void etch__start_handles(void) { etch__at_thread_end(free_spare_handles); }

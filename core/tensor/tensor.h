@@ -150,4 +150,32 @@ static inline void *etch__ptr(const etch_tensor *t) {
 int64_t etch__row_major(int ndim, const int64_t *size, int64_t *stride);
 bool etch__sizes_contiguous(int ndim, const int64_t *size, const int64_t *stride);
 
+/* What inference says about one result. */
+typedef struct tensor_meta {
+    uint8_t dtype, ndim, device;
+    int64_t offset; /* of views, else 0 */
+    int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
+} tensor_meta;
+static inline void etch__copy_meta(etch_tensor *t, const tensor_meta *m) {
+    t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset;
+    t->device = m->device;
+    t->numel = 1;
+    for (int d = 0; d < m->ndim; d++) {
+        t->size[d] = m->size[d], t->stride[d] = m->stride[d];
+        t->numel *= m->size[d];
+    }
+}
+/* Sizes, strides, offset and what follows from them; not the storage. */
+void etch__apply_meta(etch_tensor *t, const tensor_meta *meta);
+
+/* "[2, 3]", for messages. */
+typedef struct shape_text {
+    char s[192];
+} shape_text;
+shape_text etch__shape_text(int ndim, const int64_t *size);
+
+/* For public readers: t checked and its data there. */
+etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
+                              const void *site);
+
 #endif

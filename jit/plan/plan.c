@@ -3,7 +3,7 @@
 #include "jit/plan/plan_maker.h"
 
 #include "core/tensor/device.h"
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 
 const char etch__plan_late[] = "a kernel takes long to compile";
 

@@ -1,6 +1,7 @@
 /* A run of a native plan: its block, and its steps one after the other. See native_plan.h. */
+#include "core/base/profile.h"
+#include "core/dispatch/dispatch.h"
 #include "core/dispatch/lend.h"
-#include "core/observe/profile.h"
 #include "core/tensor/device.h"
 #include "jit/plan/native_plan.h"
 

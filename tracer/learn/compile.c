@@ -1,5 +1,5 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "tracer/tell/report.h"
 #include "tracer/run/run.h"
 #include "tracer/trace/trace.h"

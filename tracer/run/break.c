@@ -1,7 +1,7 @@
 /* Graph breaks: what ends a segment from inside the body, where a deferred tensor lies, and memory
  * to which the user holds a pointer. */
 #include "core/dispatch/mode.h"
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "tracer/tell/report.h"
 #include "tracer/run/run.h"
 #include "tracer/trace/trace.h"

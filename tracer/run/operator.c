@@ -1,6 +1,6 @@
 /* One operator call inside a compiled function: along the trace, into a recording, or at once. */
 #include "core/dispatch/mode.h"
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "tracer/tell/report.h"
 #include "tracer/run/run.h"
 #include "tracer/trace/trace.h"

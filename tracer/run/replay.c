@@ -7,7 +7,7 @@
  * after it, a failed check or a write included, goes the way of every other call. Only one segment
  * from entry to return can be replayed: what a break hands to the user's code is not in the trace.
  */
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "tracer/run/run.h"
 #include "tracer/trace/trace.h"
 

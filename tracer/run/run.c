@@ -6,7 +6,7 @@
  * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
  * when the call has ended well. Rules by number are those of the cursor, docs/architecture.md. */
 #include "core/dispatch/mode.h"
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "tracer/tell/report.h"
 #include "tracer/run/run.h"
 #include "tracer/trace/trace.h"
@@ -673,7 +673,13 @@ etch_tensor *etch_call_one(etch_function *f, etch_tensor *const *in, int nin) {
 
 /* ---- hooks ---- */
 
+static void free_spare_run(etch_thread *t) {
+    etch__free(t->spare_run);
+    t->spare_run = NULL;
+}
+
 __attribute__((constructor)) static void register_tracer(void) {
+    etch__at_thread_end(free_spare_run);
     etch__register_layer(LAYER_TRACER, etch__traced_operator);
     etch__trace_hooks.read = etch__trace_read;
     etch__trace_hooks.expose = etch__trace_expose;

@@ -2,7 +2,7 @@
  * happens to it afterwards: published, compiled, evaluated late, given back. Rules by number are
  * those of the cursor, docs/architecture.md. */
 #include "core/dispatch/mode.h"
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "tracer/tell/report.h"
 #include "tracer/run/run.h"
 #include "tracer/trace/trace.h"

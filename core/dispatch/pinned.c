@@ -1,11 +1,10 @@
 /* Tensors in host memory that devices reach by themselves: see etch_empty_pinned. */
+#include "core/dispatch/dispatch.h"
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
 #include "core/ops/rules.h"
 
 #define SITE __builtin_return_address(0)
-
-etch_status etch__await_storage(etch_storage *s) { return etch__device_kind(1)->settle(s); }
 
 bool etch_is_pinned(const etch_tensor *t) {
     return etch__handle_ok(t, "etch_is_pinned", "t", SITE) && t->storage && t->storage->pinned;

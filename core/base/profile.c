@@ -3,7 +3,7 @@
  * A buffer's lock is only ever contended by the end of a profile. An event carries its own copy of
  * its name, since functions and plans may be freed before the end. Where memory for events is short
  * they are dropped and counted: recording never fails what it records. */
-#include "core/observe/profile.h"
+#include "core/base/profile.h"
 #include "core/base/signals.h"
 
 #include <pthread.h>
@@ -113,19 +113,6 @@ void etch__profile_add(etch_profile_kind kind, int64_t start, const char *name,
         snprintf(e->name, sizeof e->name, "%s%s%s", name, detail ? ": " : "", detail ? detail : "");
     }
     pthread_mutex_unlock(&b->lock);
-}
-
-etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_tensor *const *out,
-                                  bool planned) {
-    const op_info *op = &etch__ops[call->op];
-    etch_profile_kind kind = call->op >= OP_COUNT ? ETCH_PROFILE_CUSTOM : ETCH_PROFILE_OPERATOR;
-    if (planned && op->kind == KIND_CONTRACTION && !op->overridden) kind = ETCH_PROFILE_PRODUCT;
-    char name[NAME_BYTES];
-    snprintf(name, sizeof name, "%s%s", strchr(op->name, ':') ? "" : "aten::", op->name);
-    int64_t start = etch__profile_now();
-    etch_status status = etch__kernel_in_room(kernel, call, out);
-    etch__profile_add(kind, start, name, NULL);
-    return status;
 }
 
 /* ---- the end: everything on one list ---- */

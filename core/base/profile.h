@@ -1,8 +1,11 @@
 /* The profiler's hooks. Where nothing records, each costs one load and one predicted branch. */
-#ifndef ETCH_CORE_OBSERVE_PROFILE_H
-#define ETCH_CORE_OBSERVE_PROFILE_H
+#ifndef ETCH_CORE_BASE_PROFILE_H
+#define ETCH_CORE_BASE_PROFILE_H
 
-#include "core/dispatch/dispatch.h"
+#include <etch/profile.h>
+#include <stdatomic.h>
+
+#include "core/base/base.h"
 
 extern atomic_bool etch__profiling __attribute__((visibility("hidden")));
 static inline bool etch__profile_on(void) {
@@ -24,19 +27,6 @@ static inline void etch__profile_end_event(etch_profile_kind kind, int64_t start
 static inline void etch__profile_mark(etch_profile_kind kind, const char *name,
                                       const char *detail) {
     if (etch__profile_on()) etch__profile_add(kind, etch__profile_now(), name, detail);
-}
-
-/* A kernel of one operator, recorded; planned: as a step of a plan. Its error names what the user
- * called. */
-etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_tensor *const *out,
-                                  bool planned);
-static inline etch_status etch__call_kernel(op_kernel kernel, const op_call *call,
-                                            etch_tensor *const *out, bool planned) {
-    etch_status status = etch__profile_on() ? etch__profiled_kernel(kernel, call, out, planned)
-                                            : etch__kernel_in_room(kernel, call, out);
-    if (unlikely(status != ETCH_OK && call->part_of))
-        etch__error_name(etch__ops[call->part_of - 1].name, call->site, true);
-    return status;
 }
 
 #endif

@@ -1,0 +1,65 @@
+/* What the tracer is told, and by what: core knows that it may be there, and nothing of it. Each
+ * hook is called only where the thread traces, or where a tensor is deferred. */
+#ifndef ETCH_CORE_BASE_HOOKS_H
+#define ETCH_CORE_BASE_HOOKS_H
+
+#include "core/base/base.h"
+#include "core/base/counters.h"
+#include "core/base/thread.h"
+
+typedef struct etch_storage etch_storage; /* core/tensor/tensor.h */
+
+/* Hooks that the tracer fills (NULL while no tracer is linked). Each is called only when the thread
+ * has a run active or t is deferred. */
+typedef struct trace_hooks {
+    /* A read of t (NULL: etch_flush) is about to happen: makes t's storage real. */
+    etch_status (*read)(const etch_tensor *t, reason_id why, const void *site);
+    /* t's storage gets exposed (EXPOSED_READER, EXPOSED_WRITER), or (0) no longer is. */
+    etch_status (*expose)(const etch_tensor *t, unsigned counts, const void *site);
+    /* See etch__before_write and etch__before_read. */
+    void (*before_write)(const etch_storage *s);
+    void (*before_read)(const etch_storage *s);
+    /* Whether two tensors, at least one of them deferred, share one storage. */
+    bool (*same_storage)(const etch_tensor *a, const etch_tensor *b);
+    /* The offset of a deferred tensor in the storage it will lie over. */
+    int64_t (*offset)(const etch_tensor *t);
+    /* The running call's scope is closed from outside (longjmp): forget the run. */
+    void (*abandon)(int64_t mark);
+    /* The thread gives up a count while walks of it borrow arguments: those that borrow t take a
+     * count of their own first. */
+    void (*own_borrowed)(const etch_tensor *t);
+    /* The counts that functions keep for themselves. */
+    void (*add_counts)(counters *sum);
+    void (*reset_counts)(void);
+} trace_hooks;
+extern trace_hooks etch__trace_hooks;
+
+/* This thread is about to write s (NULL: code of the user may write memory that is its own). What
+ * its runs, those further out included, have deferred and depends on that is computed first. */
+static inline void etch__before_write(const etch_storage *s) {
+    if (unlikely(etch__tls.watches)) etch__trace_hooks.before_write(s);
+}
+/* The same before s (NULL: anything) is read: in a function of the user that was called between two
+ * operators of a body, whose writes may still be deferred. */
+static inline void etch__before_read(const etch_storage *s) {
+    if (unlikely(etch__tls.interrupted != NULL)) etch__trace_hooks.before_read(s);
+}
+
+/* A function of the user that the library calls (a kernel, a log sink, what frees wrapped memory)
+ * runs in an empty frame, as in a flush: what it calls runs eagerly, whatever the thread is
+ * tracing, and is no part of that. */
+typedef struct user_frame {
+    void *cursor, *run;
+    uint64_t state;
+    uint32_t layers;
+    bool in_flush;
+    struct user_frame *outer;
+} user_frame;
+user_frame etch__enter_user(void);
+void etch__leave_user(const user_frame *f);
+/* The same where the body may be between two operators: what is written there may end its
+ * segment. */
+void etch__interrupt(user_frame *f);
+void etch__end_interrupt(const user_frame *f);
+
+#endif

@@ -1,0 +1,20 @@
+/* Before the library reads a tensor for its user: its data has to be there. */
+#include "core/base/hooks.h"
+#include "core/tensor/tensor.h"
+
+etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,
+                              const void *site) {
+    if (!etch__handle_ok(t, function, "t", site)) return etch__tls.status;
+    if (likely(!t->deferred && !etch__tls.run)) {
+        etch__before_read(t->storage);
+        return etch__await_copy(t);
+    }
+    etch_status status = etch__trace_hooks.read(t, why, site);
+    if (status != ETCH_OK) return status;
+    return etch__handle_ok(t, function, "t", site) ? etch__await_copy(t) : etch__tls.status;
+}
+
+etch_status etch_flush(void) {
+    if (!etch__tls.run && !etch__tls.watches) return ETCH_OK;
+    return etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, __builtin_return_address(0));
+}
