@@ -10,97 +10,47 @@
 CUresult cuGetErrorName(CUresult error, const char **text);
 CUresult cuGetErrorString(CUresult error, const char **text);
 
-const char *nvrtcGetErrorString(nvrtcResult result);
 nvrtcResult nvrtcVersion(int *major, int *minor);
-nvrtcResult nvrtcGetNumSupportedArchs(int *count);
-nvrtcResult nvrtcGetSupportedArchs(int *archs);
 nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name,
                                int headers, const char *const *texts, const char *const *names);
 nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program);
 nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *const *options);
-nvrtcResult nvrtcGetPTXSize(nvrtcProgram program, size_t *size);
-nvrtcResult nvrtcGetPTX(nvrtcProgram program, char *text);
 nvrtcResult nvrtcGetCUBINSize(nvrtcProgram program, size_t *size);
 nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char *bytes);
 nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram program, size_t *size);
 nvrtcResult nvrtcGetProgramLog(nvrtcProgram program, char *text);
-nvrtcResult nvrtcAddNameExpression(nvrtcProgram program, const char *name);
-nvrtcResult nvrtcGetLoweredName(nvrtcProgram program, const char *name, const char **lowered);
 
 #ifndef FAKE_CUDA_SKIP_CUBLASLT
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle);
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle);
-const char *cublasLtGetStatusName(cublasStatus_t status);
-const char *cublasLtGetStatusString(cublasStatus_t status);
-size_t cublasLtGetVersion(void);
-size_t cublasLtGetCudartVersion(void);
 cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
                               const void *a, cublasLtMatrixLayout_t a_layout, const void *b,
                               cublasLtMatrixLayout_t b_layout, const void *beta, const void *c,
                               cublasLtMatrixLayout_t c_layout, void *d,
                               cublasLtMatrixLayout_t d_layout, const cublasLtMatmulAlgo_t *algo,
                               void *workspace, size_t workspace_size, cudaStream_t stream);
-cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t size,
-                                                 cudaDataType_t type, uint64_t rows, uint64_t cols,
-                                                 int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
                                           uint64_t rows, uint64_t cols, int64_t ld);
 cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t layout);
 cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
                                                 cublasLtMatrixLayoutAttribute_t attribute,
                                                 const void *value, size_t size);
-cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t attribute,
-                                                void *value, size_t size, size_t *written);
-cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t size,
-                                               cublasComputeType_t compute, cudaDataType_t scale);
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
                                         cudaDataType_t scale);
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t desc);
 cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
                                               cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t size);
-cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t desc,
-                                              cublasLtMatmulDescAttributes_t attribute, void *value,
-                                              size_t size, size_t *written);
-cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference,
-                                                     size_t size);
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference);
 cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t preference);
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
                                                     cublasLtMatmulPreferenceAttributes_t attribute,
                                                     const void *value, size_t size);
-cublasStatus_t cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute,
-                                                    void *value, size_t size, size_t *written);
 cublasStatus_t
 cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
                                cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
                                cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
                                cublasLtMatmulPreference_t preference, int wanted,
                                cublasLtMatmulHeuristicResult_t results[], int *count);
-cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t compute,
-                                        cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
-                                        cudaDataType_t c, cudaDataType_t d, int wanted, int ids[],
-                                        int *count);
-cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType_t compute,
-                                      cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
-                                      cudaDataType_t c, cudaDataType_t d, int id,
-                                      cublasLtMatmulAlgo_t *algo);
-cublasStatus_t
-cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                        cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
-                        cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
-                        const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result);
-cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                 cublasLtMatmulAlgoCapAttributes_t attribute,
-                                                 void *value, size_t size, size_t *written);
-cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
-                                                    const void *value, size_t size);
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t attribute,
-                                                    void *value, size_t size, size_t *written);
 #endif
 
 #endif

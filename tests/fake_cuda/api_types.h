@@ -15,15 +15,10 @@ enum {
 
 /* Enumerations are passed as ints. */
 typedef int CUresult, CUdevice_attribute, CUstreamCaptureMode, CUstreamCaptureStatus,
-    CUgraphNodeType, CUgraphExecUpdateResult, CUmemPool_attribute, CUfunction_attribute,
-    CUpointer_attribute, CUmemorytype, CUmemLocationType, CUgraphInstantiateResult,
-    CUmemAllocationType, CUmemAllocationHandleType, CUmemAccess_flags,
-    CUdriverProcAddressQueryResult, CUjit_option, CUfunc_cache, CUlimit, CUmoduleLoadingMode,
-    CUlibraryOption;
+    CUfunction_attribute, CUmemorytype;
 
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
-typedef uint64_t cuuint64_t;
 typedef struct CUctx_st *CUcontext;
 typedef struct CUmod_st *CUmodule;
 typedef struct CUfunc_st *CUfunction;
@@ -32,16 +27,8 @@ typedef struct CUevent_st *CUevent;
 typedef struct CUgraph_st *CUgraph;
 typedef struct CUgraphNode_st *CUgraphNode;
 typedef struct CUgraphExec_st *CUgraphExec;
-typedef struct CUmemPoolHandle_st *CUmemoryPool;
 typedef struct CUarray_st *CUarray;
-typedef struct CUlib_st *CUlibrary;
 typedef struct CUkern_st *CUkernel;
-typedef void (*CUhostFn)(void *data);
-typedef size_t (*CUoccupancyB2DSize)(int block);
-
-typedef struct {
-    char bytes[16];
-} CUuuid;
 
 typedef struct {
     CUfunction func;
@@ -53,20 +40,6 @@ typedef struct {
     CUkernel kern;
     CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
-
-typedef struct {
-    CUdeviceptr dst;
-    size_t pitch;
-    unsigned int value;
-    unsigned int elementSize;
-    size_t width;
-    size_t height;
-} CUDA_MEMSET_NODE_PARAMS;
-
-typedef struct {
-    CUhostFn fn;
-    void *userData;
-} CUDA_HOST_NODE_PARAMS;
 
 typedef struct {
     size_t srcXInBytes, srcY, srcZ, srcLOD;
@@ -85,58 +58,6 @@ typedef struct {
     size_t dstPitch, dstHeight;
     size_t WidthInBytes, Height, Depth;
 } CUDA_MEMCPY3D;
-
-typedef struct {
-    cuuint64_t flags;
-    CUstream hUploadStream;
-    CUgraphNode hErrNode_out;
-    CUgraphInstantiateResult result_out;
-} CUDA_GRAPH_INSTANTIATE_PARAMS;
-
-typedef struct {
-    CUgraphExecUpdateResult result;
-    CUgraphNode errorNode;
-    CUgraphNode errorFromNode;
-} CUgraphExecUpdateResultInfo;
-
-typedef struct {
-    unsigned char from_port, to_port, type, reserved[5];
-} CUgraphEdgeData;
-
-typedef struct {
-    CUmemLocationType type;
-    int id;
-} CUmemLocation;
-
-typedef struct {
-    CUmemLocation location;
-    CUmemAccess_flags flags;
-} CUmemAccessDesc;
-
-typedef struct {
-    CUmemAllocationType allocType;
-    CUmemAllocationHandleType handleTypes;
-    CUmemLocation location;
-    void *win32SecurityAttributes;
-    size_t maxSize;
-    unsigned short usage;
-    unsigned char reserved[54];
-} CUmemPoolProps;
-
-typedef struct {
-    int id;
-    char pad[4];
-    char value[64];
-} CUlaunchAttribute;
-
-typedef struct {
-    unsigned int gridDimX, gridDimY, gridDimZ;
-    unsigned int blockDimX, blockDimY, blockDimZ;
-    unsigned int sharedMemBytes;
-    CUstream hStream;
-    CUlaunchAttribute *attrs;
-    unsigned int numAttrs;
-} CUlaunchConfig;
 
 typedef int nvrtcResult;
 typedef struct _nvrtcProgram *nvrtcProgram;

@@ -127,17 +127,11 @@ static bool read_kernel(char *c, found *kernel) {
     return false;
 }
 
-/* "template <...> __global__": only a name expression makes such a kernel. */
-static bool is_template(const char *code, const char *c) {
-    while (c > code && (isspace((unsigned char)c[-1]) || is_word(c[-1]) || c[-1] == '"')) c--;
-    return c > code && c[-1] == '>';
-}
-
 static int find_kernels(char *code, found *kernels, int room) {
     int count = 0;
     for (char *c = code; (c = find_word(c, "__global__")); c += 10) {
         found kernel;
-        if (is_template(code, c) || count == room || !read_kernel(c + 10, &kernel)) continue;
+        if (count == room || !read_kernel(c + 10, &kernel)) continue;
         bool known = false;
         for (int i = 0; i < count; i++) known |= !strcmp(kernels[i].name, kernel.name);
         if (!known) kernels[count++] = kernel;
@@ -158,13 +152,9 @@ static char *whole_source(const struct fake_source *source) {
     const int count = find_kernels(code, kernels, MAX_KERNELS);
     fprintf(table.file, "static const fake_kernel fake_kernel_list[] = {\n");
     for (int i = 0; i < count; i++)
-        fprintf(table.file, "FAKE_KERNEL(0, %s, \"%s\", %s),\n", kernels[i].bound, kernels[i].name,
+        fprintf(table.file, "FAKE_KERNEL(%s, \"%s\", %s),\n", kernels[i].bound, kernels[i].name,
                 kernels[i].name);
-    for (int i = 0; i < source->kernel_count; i++)
-        fprintf(table.file, "FAKE_KERNEL(1, 0, \"%s\", %s),\n", source->kernels[i],
-                source->kernels[i]);
-    fprintf(table.file, "{}};\nFAKE_IMAGE(%d, %d)\n", FAKE_IMAGE_VERSION,
-            count + source->kernel_count);
+    fprintf(table.file, "{}};\nFAKE_IMAGE(%d, %d)\n", FAKE_IMAGE_VERSION, count);
     fclose(table.file);
     fprintf(all.file, "#define FAKE_CUDA_ARCH %d\n%s\n", source->arch, fake__prelude);
     fprintf(all.file, "#line 1 \"%s\"\n%s\n#line 1 \"kernels\"\n%s", source->name, copy,

@@ -1,5 +1,5 @@
 /* What every call goes through: counting, refusing, failing on demand; the set of live objects; the
- * names of errors; cuGetProcAddress. */
+ * names of errors. */
 #include "driver.h"
 
 #include <stdarg.h>
@@ -31,7 +31,6 @@ static const struct {
 
 struct fake_state fake = {.lock = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER};
 __thread CUcontext fake__context;
-__thread bool fake__in_host_function;
 static __thread CUresult release_failure;
 
 /* Calls have a lock of their own: they are counted before it is known that they may go on. */
@@ -151,7 +150,6 @@ __attribute__((constructor)) static void start(void) {
 }
 
 static CUresult refused(int flags) {
-    if (fake__in_host_function) return CUDA_ERROR_NOT_PERMITTED;
     if ((flags & FLAG_I) && (!fake.initialised || fake.forked)) return CUDA_ERROR_NOT_INITIALIZED;
     if ((flags & FLAG_C) == FLAG_C && !fake__context) return CUDA_ERROR_INVALID_CONTEXT;
     return CUDA_SUCCESS;
@@ -228,7 +226,7 @@ static struct {
     size_t room, used;
 } objects;
 
-static const char *const kinds[] = {"stream", "event", "module",  "graph",  "exec",      "pool",
+static const char *const kinds[] = {"stream", "event", "module",  "graph",  "exec",
                                     "memory", "host",  "program", "cublas", "descriptor"};
 enum { KINDS = sizeof kinds / sizeof *kinds };
 static long live[KINDS];
@@ -326,49 +324,4 @@ CUresult cuGetErrorString(CUresult error, const char **text) {
     for (char *c = words; *c; c++) *c = *c == '_' ? ' ' : *c >= 'A' ? (char)(*c | 32) : *c;
     *text = words;
     return CUDA_SUCCESS;
-}
-
-static void *const addresses[] = {
-#define FAKE_CALL(name, flags, args) (void *)name,
-#include "calls.def"
-#undef FAKE_CALL
-};
-
-/* The name without its version: callers ask for cuMemAlloc and get cuMemAlloc_v2. */
-static bool names(const char *symbol, const char *wanted) {
-    const size_t length = strlen(wanted);
-    if (strncmp(symbol, wanted, length)) return false;
-    return !symbol[length] || (symbol[length] == '_' && symbol[length + 1] == 'v');
-}
-
-/* Entry points whose signature changed with CUDA 12.3. */
-static int since(const char *symbol) {
-    static const char *const late[] = {"cuStreamGetCaptureInfo_v3", "cuGraphGetEdges_v2",
-                                       "cuGraphNodeGetDependencies_v2",
-                                       "cuGraphAddDependencies_v2"};
-    for (size_t i = 0; i < sizeof late / sizeof *late; i++)
-        if (!strcmp(late[i], symbol)) return 12030;
-    return 0;
-}
-
-static void *address_of(const char *symbol, int version) {
-    void *address = NULL;
-    if (!strcmp(symbol, "cuGetErrorName")) return (void *)cuGetErrorName;
-    if (!strcmp(symbol, "cuGetErrorString")) return (void *)cuGetErrorString;
-    for (int i = 0; i < FAKE_CALLS; i++) {
-        if (!strcmp(calls[i].name, symbol)) return addresses[i];
-        if (names(calls[i].name, symbol) && since(calls[i].name) <= version) address = addresses[i];
-    }
-    return address;
-}
-
-CUresult cuGetProcAddress_v2(const char *symbol, void **address, int version, cuuint64_t flags,
-                             CUdriverProcAddressQueryResult *status) {
-    ENTER(cuGetProcAddress_v2);
-    (void)flags;
-    CHECK(symbol && address, CUDA_ERROR_INVALID_VALUE);
-    *address = address_of(symbol, version);
-    if (status)
-        *status = *address ? CU_GET_PROC_ADDRESS_SUCCESS : CU_GET_PROC_ADDRESS_SYMBOL_NOT_FOUND;
-    return *address ? CUDA_SUCCESS : CUDA_ERROR_NOT_FOUND;
 }

@@ -18,7 +18,7 @@ void fake_cuda_fail_symbol(const char *symbol, int n);
 unsigned long fake_cuda_failed(void);
 const char *fake_cuda_failed_last(void); /* its symbol */
 
-/* Live objects: "stream", "event", "module", "graph", "exec", "pool", "memory", "host", "program",
+/* Live objects: "stream", "event", "module", "graph", "exec", "memory", "host", "program",
  * "cublas", "descriptor"; NULL: all of them. */
 unsigned long fake_cuda_live(const char *kind);
 /* Names of what lives, one line each, to a stream of the caller's choosing. */
@@ -52,9 +52,7 @@ int fake_cuda_version(void);
 /* Compiles CUDA C for the host. Returns the image (malloc'ed) or NULL; *log is malloc'ed always. */
 struct fake_source {
     const char *text, *name;
-    const char *flags;          /* for the compiler, separated by spaces */
-    const char *const *kernels; /* name expressions beside the kernels found in the text */
-    int kernel_count;
+    const char *flags; /* for the compiler, separated by spaces */
     int arch;
 };
 void *fake_cuda_compile(const struct fake_source *source, size_t *size, char **log);

@@ -27,30 +27,6 @@ struct cublasLtContext {
 enum { ALGORITHMS = 3, ALIGNMENT = 16 };
 static const size_t workspaces[ALGORITHMS] = {0, 4096, 1 << 20};
 
-/* ---- names ---- */
-
-static const struct {
-    int code;
-    const char *words;
-} errors[] = {
-#define FAKE_VALUE(name, value) {value, #name},
-#include "values.def"
-#undef FAKE_VALUE
-};
-
-const char *cublasLtGetStatusName(cublasStatus_t status) {
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
-        if (!strncmp(errors[i].words, "CUBLAS_STATUS_", 14) && errors[i].code == status)
-            return errors[i].words;
-    return "CUBLAS_STATUS unknown";
-}
-
-const char *cublasLtGetStatusString(cublasStatus_t status) { return cublasLtGetStatusName(status); }
-
-size_t cublasLtGetVersion(void) { return 130100; }
-
-size_t cublasLtGetCudartVersion(void) { return 13000; }
-
 /* ---- descriptors: each attribute is one word ---- */
 
 typedef struct attribute {
@@ -102,17 +78,6 @@ static cublasStatus_t set(uint64_t *data, const attribute *table, int count, int
     return CUBLAS_STATUS_SUCCESS;
 }
 
-static cublasStatus_t get(const uint64_t *data, const attribute *table, int count, int id,
-                          void *value, size_t size, size_t *written) {
-    const int i = find(table, count, id);
-    CHECK(data && i >= 0, BAD);
-    if (written) *written = (size_t)table[i].size;
-    if (!size) return written ? CUBLAS_STATUS_SUCCESS : BAD;
-    CHECK(value && size >= (size_t)table[i].size, BAD);
-    memcpy(value, &data[i], (size_t)table[i].size);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 static uint64_t layout_word(cublasLtMatrixLayout_t layout, int id) {
     return layout->data[find(TABLE(layout_attributes), id)];
 }
@@ -131,17 +96,6 @@ static cublasStatus_t destroy(void *made, int fails) {
     if (made) fake_cuda_object("descriptor", -1);
     free(made);
     return fails ? CUBLAS_STATUS_INTERNAL_ERROR : CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t layout, size_t size,
-                                                 cudaDataType_t type, uint64_t rows, uint64_t cols,
-                                                 int64_t ld) {
-    ENTER(cublasLtMatrixLayoutInit_internal);
-    CHECK(layout && size >= sizeof *layout, BAD);
-    memset(layout, 0, sizeof *layout);
-    const uint64_t words[] = {(uint64_t)type, CUBLASLT_ORDER_COL, rows, cols, (uint64_t)ld, 1, 0};
-    memcpy(layout->data, words, sizeof words);
-    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *layout, cudaDataType_t type,
@@ -166,13 +120,6 @@ cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
     return set(layout ? layout->data : NULL, TABLE(layout_attributes), id, value, size);
 }
 
-cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t layout,
-                                                cublasLtMatrixLayoutAttribute_t id, void *value,
-                                                size_t size, size_t *written) {
-    ENTER(cublasLtMatrixLayoutGetAttribute);
-    return get(layout ? layout->data : NULL, TABLE(layout_attributes), id, value, size, written);
-}
-
 static void init_desc(cublasLtMatmulDesc_t desc, cublasComputeType_t compute,
                       cudaDataType_t scale) {
     memset(desc, 0, sizeof *desc);
@@ -181,14 +128,6 @@ static void init_desc(cublasLtMatmulDesc_t desc, cublasComputeType_t compute,
     desc->data[find(TABLE(desc_attributes), CUBLASLT_MATMUL_DESC_EPILOGUE)] =
         CUBLASLT_EPILOGUE_DEFAULT;
     desc->data[find(TABLE(desc_attributes), CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE)] = 0xffffffffu;
-}
-
-cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t desc, size_t size,
-                                               cublasComputeType_t compute, cudaDataType_t scale) {
-    ENTER(cublasLtMatmulDescInit_internal);
-    CHECK(desc && size >= sizeof *desc, BAD);
-    init_desc(desc, compute, scale);
-    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *desc, cublasComputeType_t compute,
@@ -212,24 +151,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
     return set(desc ? desc->data : NULL, TABLE(desc_attributes), id, value, size);
 }
 
-cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t desc,
-                                              cublasLtMatmulDescAttributes_t id, void *value,
-                                              size_t size, size_t *written) {
-    ENTER(cublasLtMatmulDescGetAttribute);
-    return get(desc ? desc->data : NULL, TABLE(desc_attributes), id, value, size, written);
-}
-
 static void init_preference(cublasLtMatmulPreference_t preference) {
     memset(preference, 0, sizeof *preference);
     for (int i = 3; i < 7; i++) preference->data[i] = 256; /* the alignments */
-}
-
-cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t preference,
-                                                     size_t size) {
-    ENTER(cublasLtMatmulPreferenceInit_internal);
-    CHECK(preference && size >= sizeof *preference, BAD);
-    init_preference(preference);
-    return CUBLAS_STATUS_SUCCESS;
 }
 
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *preference) {
@@ -252,14 +176,6 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     return set(preference ? preference->data : NULL, TABLE(preference_attributes), id, value, size);
 }
 
-cublasStatus_t cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t id,
-                                                    void *value, size_t size, size_t *written) {
-    ENTER(cublasLtMatmulPreferenceGetAttribute);
-    return get(preference ? preference->data : NULL, TABLE(preference_attributes), id, value, size,
-               written);
-}
-
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     ENTER(cublasLtCreate);
     CHECK(handle, BAD);
@@ -267,14 +183,6 @@ cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     CHECK(*handle, CUBLAS_STATUS_ALLOC_FAILED);
     fake_cuda_object("cublas", 1);
     return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtDestroy(cublasLtHandle_t handle) {
-    const int fails = fake_cuda_enter("cublasLtDestroy");
-    CHECK(handle, CUBLAS_STATUS_NOT_INITIALIZED);
-    fake_cuda_object("cublas", -1);
-    free(handle);
-    return fails ? CUBLAS_STATUS_INTERNAL_ERROR : CUBLAS_STATUS_SUCCESS;
 }
 
 /* ---- one product, resolved ---- */
@@ -644,88 +552,6 @@ cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t des
         if (workspaces[id] <= preference->data[1] && fits(&p, id, alignment))
             results[(*count)++] = result_for(id);
     return *count ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
-}
-
-cublasStatus_t cublasLtMatmulAlgoGetIds(cublasLtHandle_t handle, cublasComputeType_t compute,
-                                        cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
-                                        cudaDataType_t c, cudaDataType_t d, int wanted, int ids[],
-                                        int *count) {
-    ENTER(cublasLtMatmulAlgoGetIds);
-    (void)scale;
-    CHECK(handle, CUBLAS_STATUS_NOT_INITIALIZED);
-    CHECK(wanted > 0 && ids && count, BAD);
-    CHECK(known_compute(compute) && known_type(a) && a == b && c == d, CUBLAS_STATUS_NOT_SUPPORTED);
-    for (*count = 0; *count < wanted && *count < ALGORITHMS; ++*count) ids[*count] = *count;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoInit(cublasLtHandle_t handle, cublasComputeType_t compute,
-                                      cudaDataType_t scale, cudaDataType_t a, cudaDataType_t b,
-                                      cudaDataType_t c, cudaDataType_t d, int id,
-                                      cublasLtMatmulAlgo_t *algo) {
-    ENTER(cublasLtMatmulAlgoInit);
-    (void)scale;
-    CHECK(handle, CUBLAS_STATUS_NOT_INITIALIZED);
-    CHECK(algo && id >= 0 && id < ALGORITHMS, BAD);
-    CHECK(known_compute(compute) && known_type(a) && a == b && c == d, CUBLAS_STATUS_NOT_SUPPORTED);
-    make_algo(algo, id);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t
-cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
-                        cublasLtMatrixLayout_t a_layout, cublasLtMatrixLayout_t b_layout,
-                        cublasLtMatrixLayout_t c_layout, cublasLtMatrixLayout_t d_layout,
-                        const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result) {
-    ENTER(cublasLtMatmulAlgoCheck);
-    CHECK(handle, CUBLAS_STATUS_NOT_INITIALIZED);
-    CHECK(algo && result && algo_id(algo) >= 0, BAD);
-    product p;
-    const size_t alignment[4] = {256, 256, 256, 256};
-    TRY(read_product(&p, desc, a_layout, b_layout, c_layout, d_layout));
-    CHECK(fits(&p, algo_id(algo), alignment), CUBLAS_STATUS_NOT_SUPPORTED);
-    const cublasLtMatmulAlgo_t keep = result->algo;
-    *result = result_for(algo_id(algo));
-    result->algo = keep;
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoCapGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                 cublasLtMatmulAlgoCapAttributes_t id, void *value,
-                                                 size_t size, size_t *written) {
-    ENTER(cublasLtMatmulAlgoCapGetAttribute);
-    CHECK(algo && algo_id(algo) >= 0, BAD);
-    /* No tiles, stages, split sums or options to choose from. */
-    const bool list = id == CUBLASLT_ALGO_CAP_TILE_IDS || id == CUBLASLT_ALGO_CAP_STAGES_IDS;
-    if (written) *written = list ? 0 : 4;
-    if (!size) return written ? CUBLAS_STATUS_SUCCESS : BAD;
-    CHECK(value && size >= 4, BAD);
-    if (!list) memset(value, 0, size);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-/* The knobs of an algorithm are kept, and change nothing. */
-cublasStatus_t cublasLtMatmulAlgoConfigSetAttribute(cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t id,
-                                                    const void *value, size_t size) {
-    ENTER(cublasLtMatmulAlgoConfigSetAttribute);
-    CHECK(algo && algo_id(algo) >= 0 && value && size >= 2, BAD);
-    CHECK(id > CUBLASLT_ALGO_CONFIG_ID && id <= CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, BAD);
-    memcpy((char *)&algo->data[WORD_CONFIG] + 4 * id, value, size < 4 ? size : 4);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
-                                                    cublasLtMatmulAlgoConfigAttributes_t id,
-                                                    void *value, size_t size, size_t *written) {
-    ENTER(cublasLtMatmulAlgoConfigGetAttribute);
-    CHECK(algo && algo_id(algo) >= 0 && value && size >= 2, BAD);
-    CHECK(id >= CUBLASLT_ALGO_CONFIG_ID && id <= CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, BAD);
-    const int number = algo_id(algo);
-    const void *from = id ? (const char *)&algo->data[WORD_CONFIG] + 4 * id : (const void *)&number;
-    memcpy(value, from, size < 4 ? size : 4);
-    if (written) *written = 4;
-    return CUBLAS_STATUS_SUCCESS;
 }
 
 static cublasStatus_t choose(product *p, const cublasLtMatmulAlgo_t *algo, size_t workspace) {

@@ -3,8 +3,6 @@
 
 #define DEVICE(d) CHECK((d) >= 0 && (d) < fake.devices, CUDA_ERROR_INVALID_DEVICE)
 
-fake_device *fake__device(int device) { return &fake.device[device]; }
-
 CUresult cuInit(unsigned flags) {
     ENTER(cuInit);
     CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
@@ -44,35 +42,10 @@ CUresult cuDeviceGetName(char *name, int size, CUdevice device) {
     return CUDA_SUCCESS;
 }
 
-CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
-    ENTER(cuDeviceGetUuid_v2);
-    CHECK(uuid, CUDA_ERROR_INVALID_VALUE);
-    DEVICE(device);
-    memset(uuid, 0xfa, sizeof *uuid);
-    uuid->bytes[15] = (char)device;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetPCIBusId(char *id, int size, CUdevice device) {
-    ENTER(cuDeviceGetPCIBusId);
-    CHECK(id && size > 0, CUDA_ERROR_INVALID_VALUE);
-    DEVICE(device);
-    snprintf(id, (size_t)size, "0000:%02x:00.0", (unsigned)device + 1);
-    return CUDA_SUCCESS;
-}
-
 static size_t total_memory(void) {
     const char *text = getenv("FAKE_CUDA_MEMORY");
     const size_t bytes = text ? strtoull(text, NULL, 0) : 0;
     return bytes ? bytes : (size_t)1 << 30;
-}
-
-CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
-    ENTER(cuDeviceTotalMem_v2);
-    CHECK(bytes, CUDA_ERROR_INVALID_VALUE);
-    DEVICE(device);
-    *bytes = fake.device[device].total ? fake.device[device].total : total_memory();
-    return CUDA_SUCCESS;
 }
 
 /* An H100, with two multiprocessors only, so that grids have several waves. */
@@ -108,7 +81,6 @@ static const struct {
     {CU_DEVICE_ATTRIBUTE_HOST_REGISTER_SUPPORTED, 1},
     {CU_DEVICE_ATTRIBUTE_MAX_BLOCKS_PER_MULTIPROCESSOR, 32},
     {CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK, 1024},
-    {CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 1},
 };
 
 CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice device) {
@@ -121,15 +93,6 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
     if (attribute == CU_DEVICE_ATTRIBUTE_PCI_BUS_ID) *value = device + 1;
     for (size_t i = 0; i < sizeof attributes / sizeof *attributes; i++)
         if (attributes[i].attribute == attribute) *value = attributes[i].value;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer) {
-    ENTER(cuDeviceCanAccessPeer);
-    CHECK(can, CUDA_ERROR_INVALID_VALUE);
-    DEVICE(device);
-    DEVICE(peer);
-    *can = device != peer;
     return CUDA_SUCCESS;
 }
 
@@ -152,7 +115,6 @@ static CUcontext primary(int device) {
     d->context = fake__new(sizeof *d->context);
     d->context->device = device;
     d->context->null_stream = new_stream(d->context, 0);
-    d->context->thread_stream = new_stream(d->context, 0);
     d->total = total_memory();
     return d->context;
 }
@@ -168,20 +130,7 @@ CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device) {
     CHECK(context, CUDA_ERROR_INVALID_VALUE);
     DEVICE(device);
     *context = primary(device);
-    (*context)->retained++;
     return CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device) {
-    ENTER(cuDevicePrimaryCtxRelease_v2);
-    DEVICE(device);
-    CUcontext context = fake.device[device].context;
-    CHECK(context && context->retained > 0, CUDA_ERROR_INVALID_CONTEXT);
-    if (--context->retained == 0) {
-        fake__finish_context(context);
-        context->fault = CUDA_SUCCESS;
-    }
-    return fake__released(CUDA_SUCCESS);
 }
 
 CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
@@ -191,23 +140,6 @@ CUresult cuDevicePrimaryCtxReset_v2(CUdevice device) {
     if (!context) return fake__released(CUDA_SUCCESS);
     fake__finish_context(context);
     context->fault = CUDA_SUCCESS;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags, int *active) {
-    ENTER(cuDevicePrimaryCtxGetState);
-    CHECK(flags && active, CUDA_ERROR_INVALID_VALUE);
-    DEVICE(device);
-    CUcontext context = fake.device[device].context;
-    *flags = context ? context->flags : 0;
-    *active = context && context->retained > 0;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags) {
-    ENTER(cuDevicePrimaryCtxSetFlags_v2);
-    DEVICE(device);
-    primary(device)->flags = flags;
     return CUDA_SUCCESS;
 }
 
@@ -225,75 +157,8 @@ CUresult cuCtxGetCurrent(CUcontext *context) {
     return CUDA_SUCCESS;
 }
 
-enum { STACK = 16 };
-static __thread CUcontext pushed[STACK];
-static __thread int depth;
-
-CUresult cuCtxPushCurrent_v2(CUcontext context) {
-    ENTER(cuCtxPushCurrent_v2);
-    CHECK(is_context(context) && depth < STACK, CUDA_ERROR_INVALID_CONTEXT);
-    pushed[depth++] = fake__context;
-    fake__context = context;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxPopCurrent_v2(CUcontext *context) {
-    ENTER(cuCtxPopCurrent_v2);
-    CHECK(fake__context, CUDA_ERROR_INVALID_CONTEXT);
-    if (context) *context = fake__context;
-    fake__context = depth ? pushed[--depth] : NULL;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetDevice(CUdevice *device) {
-    ENTER(cuCtxGetDevice);
-    CHECK(device, CUDA_ERROR_INVALID_VALUE);
-    *device = fake__context->device;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuCtxSynchronize(void) {
     ENTER(cuCtxSynchronize);
     TRY(fake__no_capture());
     return fake__finish_context(fake__context);
-}
-
-CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest) {
-    ENTER(cuCtxGetStreamPriorityRange);
-    if (least) *least = 0;
-    if (greatest) *greatest = -5;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxGetLimit(size_t *value, CUlimit limit) {
-    ENTER(cuCtxGetLimit);
-    CHECK(value && limit >= 0 && limit < 16, CUDA_ERROR_INVALID_VALUE);
-    *value = fake__context->limits[limit];
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxSetLimit(CUlimit limit, size_t value) {
-    ENTER(cuCtxSetLimit);
-    CHECK(limit >= 0 && limit < 16, CUDA_ERROR_UNSUPPORTED_LIMIT);
-    fake__context->limits[limit] = value;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned flags) {
-    ENTER(cuCtxEnablePeerAccess);
-    CHECK(flags == 0, CUDA_ERROR_INVALID_VALUE);
-    CHECK(is_context(peer) && peer != fake__context, CUDA_ERROR_INVALID_CONTEXT);
-    const unsigned bit = 1u << peer->device;
-    CHECK(!(fake__context->peers & bit), CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED);
-    fake__context->peers |= bit;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuCtxDisablePeerAccess(CUcontext peer) {
-    ENTER(cuCtxDisablePeerAccess);
-    CHECK(is_context(peer), CUDA_ERROR_INVALID_CONTEXT);
-    const unsigned bit = 1u << peer->device;
-    CHECK(fake__context->peers & bit, CUDA_ERROR_PEER_ACCESS_NOT_ENABLED);
-    fake__context->peers &= ~bit;
-    return CUDA_SUCCESS;
 }

@@ -64,39 +64,24 @@ bool fake__is(const void *object, const char *kind);
 typedef struct fake_allocation {
     uintptr_t at, size;      /* what the caller got */
     uintptr_t map, map_size; /* the pages that hold it; the bytes around it are the red zone */
-    CUmemoryPool pool;       /* NULL: cuMemAlloc */
     int device;
     bool open;
 } fake_allocation;
-
-struct CUmemPoolHandle_st {
-    int device;
-    bool is_default;
-    cuuint64_t used, used_high, reserved, reserved_high, threshold;
-    int flags[4];
-    unsigned access; /* a bit a device */
-};
 
 typedef struct fake_device {
     CUcontext context; /* primary */
     uintptr_t arena, arena_size, cursor;
     fake_allocation **live; /* by address */
     int count, room;
-    size_t total, direct; /* bytes of the device, bytes got by cuMemAlloc */
-    struct CUmemPoolHandle_st default_pool;
-    CUmemoryPool pool;
-    CUmemoryPool *pools;
-    int pool_count;
+    size_t total, used; /* bytes */
 } fake_device;
 
 struct CUctx_st {
-    int device, retained;
-    unsigned flags, peers;
+    int device;
     CUresult fault; /* what stays after a kernel failed */
-    CUstream null_stream, thread_stream;
+    CUstream null_stream;
     CUstream *streams; /* all that ever were */
     int stream_count;
-    size_t limits[16];
 };
 
 struct fake_state {
@@ -108,9 +93,6 @@ struct fake_state {
 };
 extern struct fake_state fake;
 extern __thread CUcontext fake__context;
-extern __thread bool fake__in_host_function;
-
-fake_device *fake__device(int device);
 
 /* ---- memory ---- */
 
@@ -122,24 +104,10 @@ bool fake__is_pinned(uintptr_t address, size_t size);
 void fake__open(CUcontext context);
 bool fake__open_at(uintptr_t address);
 CUresult fake__close(const char *who);
-CUresult fake__free(uintptr_t address);
-void fake__trim_pools(int device);
-void fake__add_global(uintptr_t address, size_t size);
-void fake__remove_globals(uintptr_t from, uintptr_t to);
 
 /* ---- work ---- */
 
-enum fake_work_kind {
-    WORK_KERNEL,
-    WORK_COPY,
-    WORK_SET,
-    WORK_HOST,
-    WORK_RUN,
-    WORK_EMPTY,
-    WORK_FREE,
-    WORK_EVENT,
-    WORK_GRAPH
-};
+enum fake_work_kind { WORK_KERNEL, WORK_COPY, WORK_SET, WORK_RUN, WORK_EVENT, WORK_GRAPH };
 
 /* One thing a device does. Never changed once made, so graphs, their copies
  * and streams share it. */
@@ -147,7 +115,7 @@ typedef struct fake_work {
     enum fake_work_kind kind;
     int references;
     CUcontext context;
-    char *name;
+    char *name; /* of a library's */
     union {
         struct {
             CUfunction function;
@@ -160,8 +128,11 @@ typedef struct fake_work {
             uintptr_t to, from;
             void *staged; /* pageable memory as it was at the call */
         } copy;
-        CUDA_MEMSET_NODE_PARAMS set;
-        CUDA_HOST_NODE_PARAMS host;
+        struct {
+            uintptr_t to;
+            size_t size;
+            unsigned char value;
+        } set;
         struct {
             void (*run)(const void *data);
             void *data;
@@ -170,7 +141,6 @@ typedef struct fake_work {
             struct fake_work **items;
             int count;
         } graph;
-        uintptr_t address;
         CUevent event;
     };
 } fake_work;
@@ -181,7 +151,6 @@ void fake__drop(fake_work *work);
 CUresult fake__kernel_work(fake_work **out, CUfunction function, const unsigned grid[3],
                            const unsigned block[3], unsigned shared, void **params, void **extra);
 CUresult fake__copy_work(fake_work **out, CUcontext context, const CUDA_MEMCPY3D *shape);
-CUresult fake__set_work(fake_work **out, CUcontext context, const CUDA_MEMSET_NODE_PARAMS *params);
 CUresult fake__run_copy(const fake_work *work);
 CUresult fake__run_set(const fake_work *work);
 
@@ -211,7 +180,6 @@ typedef struct fake_capture {
 struct CUstream_st {
     CUcontext context;
     unsigned flags;
-    int priority;
     bool busy;
     fake_item *first, *last;
     uint64_t pushed, done;
@@ -254,7 +222,7 @@ uint64_t fake__next_id(void);
 struct CUfunc_st {
     const fake_kernel *kernel;
     CUmodule module;
-    int max_dynamic, carveout;
+    int max_dynamic;
     char *name;
 };
 
@@ -263,7 +231,6 @@ struct CUmod_st {
     void *handle;
     const fake_image *image;
     struct CUfunc_st *functions;
-    uintptr_t from, to; /* where it is mapped */
 };
 
 /* ---- running a kernel ---- */

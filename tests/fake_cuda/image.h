@@ -18,12 +18,12 @@ typedef struct fake_hooks {
 } fake_hooks;
 
 typedef struct fake_kernel {
-    const char *expression; /* its name, or the name expression that made it */
+    const char *name;
     void *function;
     void (*call)(void **params);
     const unsigned *sizes;
     const unsigned char *pointers; /* 1: the parameter is a pointer */
-    int params, max_threads, by_expression;
+    int params, max_threads;
 } fake_kernel;
 
 typedef struct fake_image {
@@ -36,7 +36,7 @@ typedef struct fake_image {
     unsigned *dynamic_size;
 } fake_image;
 
-enum { FAKE_IMAGE_VERSION = 1, FAKE_DYNAMIC_ROOM = 233472 };
+enum { FAKE_IMAGE_VERSION = 2, FAKE_DYNAMIC_ROOM = 233472 };
 
 /* The bytes before the shared object in an image. */
 typedef struct fake_header {

@@ -89,47 +89,10 @@ static void insert(fake_device *d, fake_allocation *a) {
     d->count++;
 }
 
-static size_t reserved(const fake_device *d) {
-    size_t sum = d->direct + d->default_pool.reserved;
-    for (int i = 0; i < d->pool_count; i++) sum += d->pools[i]->reserved;
-    return sum;
-}
-
-static void trim(CUmemoryPool pool, size_t keep) {
-    const size_t least = pool->used > keep ? pool->used : keep;
-    if (pool->reserved > least) pool->reserved = least;
-}
-
-/* What pools keep above their threshold goes back at a synchronisation; all
- * of it, when it is needed. */
-static void trim_all(fake_device *d, bool all) {
-    trim(&d->default_pool, all ? 0 : d->default_pool.threshold);
-    for (int i = 0; i < d->pool_count; i++) trim(d->pools[i], all ? 0 : d->pools[i]->threshold);
-}
-
-void fake__trim_pools(int device) { trim_all(&fake.device[device], false); }
-
-static bool take_bytes(fake_device *d, CUmemoryPool pool, size_t size) {
-    size_t more = size;
-    if (pool) more = pool->used + size > pool->reserved ? pool->used + size - pool->reserved : 0;
-    if (reserved(d) + more > d->total) {
-        trim_all(d, true);
-        if (pool) more = size;
-        if (reserved(d) + more > d->total) return false;
-    }
-    if (!pool) d->direct += size;
-    else {
-        pool->used += size;
-        pool->reserved += more;
-        if (pool->used > pool->used_high) pool->used_high = pool->used;
-        if (pool->reserved > pool->reserved_high) pool->reserved_high = pool->reserved;
-    }
+static bool take_bytes(fake_device *d, size_t size) {
+    if (d->used + size > d->total) return false;
+    d->used += size;
     return true;
-}
-
-static void give_bytes(fake_device *d, CUmemoryPool pool, size_t size) {
-    if (pool) pool->used -= size;
-    else d->direct -= size;
 }
 
 static void fill_new(const fake_allocation *a) {
@@ -140,15 +103,15 @@ static void fill_new(const fake_allocation *a) {
     protect(a->map, a->map_size, PROT_NONE);
 }
 
-static CUresult allocate(int device, CUmemoryPool pool, size_t size, CUdeviceptr *address) {
+static CUresult allocate(int device, size_t size, CUdeviceptr *address) {
     fake_device *d = &fake.device[device];
     CHECK(address && size, CUDA_ERROR_INVALID_VALUE);
     CHECK(size <= d->total && have_arena(d), CUDA_ERROR_OUT_OF_MEMORY);
-    CHECK(take_bytes(d, pool, size), CUDA_ERROR_OUT_OF_MEMORY);
+    CHECK(take_bytes(d, size), CUDA_ERROR_OUT_OF_MEMORY);
     const size_t pages = up(size, PAGE);
     const uintptr_t at = find_room(d, pages);
     if (!at || map(at, pages, PROT_READ | PROT_WRITE, MAP_FIXED) == MAP_FAILED) {
-        give_bytes(d, pool, size);
+        d->used -= size;
         return CUDA_ERROR_OUT_OF_MEMORY;
     }
     fake_allocation *a = fake__new(sizeof *a);
@@ -156,7 +119,6 @@ static CUresult allocate(int device, CUmemoryPool pool, size_t size, CUdeviceptr
                            .size = size,
                            .map = at,
                            .map_size = pages,
-                           .pool = pool,
                            .device = device};
     fill_new(a);
     insert(d, a);
@@ -176,14 +138,14 @@ static bool red_zones_hold(const fake_allocation *a) {
     return all_red(a->map, a->at) && all_red(a->at + a->size, a->map + a->map_size);
 }
 
-CUresult fake__free(uintptr_t address) {
+static CUresult free_device(uintptr_t address) {
     fake_allocation *a = fake__find(address);
     CHECK(a && a->at == address, CUDA_ERROR_INVALID_VALUE);
     fake_device *d = &fake.device[a->device];
     const int i = position(d, address);
     memmove(&d->live[i], &d->live[i + 1], (size_t)(d->count - i - 1) * sizeof *d->live);
     d->count--;
-    give_bytes(d, a->pool, a->size);
+    d->used -= a->size;
     map(a->map, a->map_size, PROT_NONE, MAP_FIXED);
     fake_cuda_object("memory", -1);
     free(a);
@@ -209,12 +171,6 @@ void fake__open(CUcontext context) {
     if (!gate.open) abort();
 }
 
-static bool may_touch(const fake_allocation *a) {
-    const int mine = gate.context->device;
-    if (a->device == mine || (gate.context->peers >> a->device & 1)) return true;
-    return a->pool && (a->pool->access >> mine & 1);
-}
-
 /* Opens the pages around an address, when they belong to a live allocation
  * that the context may use. */
 bool fake__open_at(uintptr_t address) {
@@ -224,7 +180,7 @@ bool fake__open_at(uintptr_t address) {
     const int i = position(d, address);
     if (i == d->count || address < d->live[i]->map) return false;
     fake_allocation *a = d->live[i];
-    if (a->open || !may_touch(a)) return false;
+    if (a->open || a->device != gate.context->device) return false;
     protect(a->map, a->map_size, PROT_READ | PROT_WRITE);
     a->open = true;
     gate.open[gate.count++] = a;
@@ -247,13 +203,9 @@ CUresult fake__close(const char *who) {
     return result;
 }
 
-/* ---- host memory and variables of modules: ranges that a device may use beside its own ---- */
+/* ---- pinned memory of the host, which a device may use beside its own ---- */
 
-static struct range {
-    uintptr_t from, to;
-    unsigned flags;
-    enum { PINNED, REGISTERED, GLOBAL } kind;
-} * ranges;
+static struct range { uintptr_t from, to; } * ranges;
 static int range_count;
 
 static struct range *find_range(uintptr_t address) {
@@ -262,39 +214,27 @@ static struct range *find_range(uintptr_t address) {
     return NULL;
 }
 
-static void add_range(uintptr_t from, size_t size, int kind, unsigned flags) {
+static void add_range(uintptr_t from, size_t size) {
     ranges = realloc(ranges, (size_t)(range_count + 1) * sizeof *ranges);
     if (!ranges) abort();
-    ranges[range_count++] = (struct range){from, from + size, flags, kind};
-    if (kind != GLOBAL) fake_cuda_object("host", 1);
+    ranges[range_count++] = (struct range){from, from + size};
+    fake_cuda_object("host", 1);
 }
 
 static void remove_range(struct range *r) {
-    if (r->kind != GLOBAL) fake_cuda_object("host", -1);
+    fake_cuda_object("host", -1);
     *r = ranges[--range_count];
-}
-
-void fake__add_global(uintptr_t address, size_t size) {
-    if (!find_range(address)) add_range(address, size, GLOBAL, 0);
-}
-
-void fake__remove_globals(uintptr_t from, uintptr_t to) {
-    for (int i = range_count - 1; i >= 0; i--)
-        if (ranges[i].kind == GLOBAL && ranges[i].from >= from && ranges[i].from < to)
-            remove_range(&ranges[i]);
 }
 
 bool fake__is_pinned(uintptr_t address, size_t size) {
     const struct range *r = find_range(address);
-    return r && r->kind != GLOBAL && address + size <= r->to;
+    return r && address + size <= r->to;
 }
 
-/* Device memory for copies: inside one live allocation, or a variable of a module. */
+/* Device memory for copies: inside one live allocation. */
 bool fake__inside(uintptr_t address, size_t size) {
     const fake_allocation *a = fake__find(address);
-    if (a) return size <= a->at + a->size - address;
-    const struct range *r = find_range(address);
-    return r && r->kind == GLOBAL && size <= r->to - address;
+    return a && size <= a->at + a->size - address;
 }
 
 int fake_cuda_is_device(CUdeviceptr address, size_t size) {
@@ -318,7 +258,7 @@ size_t fake_cuda_memory_used(int device) {
 CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size) {
     ENTER(cuMemAlloc_v2);
     TRY(fake__no_capture());
-    return allocate(fake__context->device, NULL, size, address);
+    return allocate(fake__context->device, size, address);
 }
 
 /* Waits for the device, as the real one does. */
@@ -329,195 +269,24 @@ CUresult cuMemFree_v2(CUdeviceptr address) {
     const fake_allocation *a = fake__find(address);
     CHECK(a, CUDA_ERROR_INVALID_VALUE);
     fake__finish_context(fake.device[a->device].context);
-    return fake__released(fake__free(address));
-}
-
-static CUmemoryPool current_pool(int device) {
-    fake_device *d = &fake.device[device];
-    d->default_pool.device = device;
-    d->default_pool.is_default = true;
-    return d->pool ? d->pool : &d->default_pool;
-}
-
-static bool is_pool(CUmemoryPool pool) {
-    for (int i = 0; i < fake.devices; i++)
-        if (pool == &fake.device[i].default_pool) return true;
-    return fake__is(pool, "pool");
-}
-
-static CUresult allocate_async(CUdeviceptr *address, size_t size, CUmemoryPool pool,
-                               CUstream stream) {
-    TRY(fake__stream(&stream));
-    CHECK(!stream->capture, CUDA_ERROR_NOT_SUPPORTED);
-    return allocate(pool->device, pool, size, address);
-}
-
-CUresult cuMemAllocAsync(CUdeviceptr *address, size_t size, CUstream stream) {
-    ENTER(cuMemAllocAsync);
-    return allocate_async(address, size, current_pool(fake__context->device), stream);
-}
-
-CUresult cuMemAllocFromPoolAsync(CUdeviceptr *address, size_t size, CUmemoryPool pool,
-                                 CUstream stream) {
-    ENTER(cuMemAllocFromPoolAsync);
-    CHECK(is_pool(pool), CUDA_ERROR_INVALID_VALUE);
-    return allocate_async(address, size, pool, stream);
-}
-
-CUresult cuMemFreeAsync(CUdeviceptr address, CUstream stream) {
-    ENTER(cuMemFreeAsync);
-    if (!address) return fake__released(CUDA_SUCCESS);
-    const fake_allocation *a = fake__find(address);
-    CHECK(a && a->at == address, CUDA_ERROR_INVALID_VALUE);
-    TRY(fake__stream(&stream));
-    CHECK(!stream->capture, CUDA_ERROR_NOT_SUPPORTED);
-    fake_work *work = fake__work(WORK_FREE, stream->context);
-    work->address = address;
-    return fake__released(fake__submit(stream, work));
-}
-
-CUresult cuMemPoolCreate(CUmemoryPool *pool, const CUmemPoolProps *properties) {
-    ENTER(cuMemPoolCreate);
-    CHECK(pool && properties && properties->location.type == CU_MEM_LOCATION_TYPE_DEVICE &&
-              properties->allocType == CU_MEM_ALLOCATION_TYPE_PINNED,
-          CUDA_ERROR_INVALID_VALUE);
-    const int device = properties->location.id;
-    CHECK(device >= 0 && device < fake.devices, CUDA_ERROR_INVALID_DEVICE);
-    fake_device *d = &fake.device[device];
-    CUmemoryPool made = fake__new(sizeof *made);
-    made->device = device;
-    d->pools = realloc(d->pools, (size_t)(d->pool_count + 1) * sizeof *d->pools);
-    if (!d->pools) abort();
-    d->pools[d->pool_count++] = made;
-    fake__add(made, "pool");
-    *pool = made;
-    return CUDA_SUCCESS;
-}
-
-/* A pool that still has allocations lives on until the process ends, unseen. */
-CUresult cuMemPoolDestroy(CUmemoryPool pool) {
-    ENTER(cuMemPoolDestroy);
-    CHECK(fake__is(pool, "pool"), CUDA_ERROR_INVALID_VALUE);
-    fake_device *d = &fake.device[pool->device];
-    if (d->pool == pool) d->pool = NULL;
-    pool->threshold = 0;
-    trim(pool, 0);
-    fake__remove(pool);
-    return fake__released(CUDA_SUCCESS);
-}
-
-CUresult cuMemPoolSetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
-    ENTER(cuMemPoolSetAttribute);
-    CHECK(is_pool(pool) && value && attribute >= 1 && attribute <= 8, CUDA_ERROR_INVALID_VALUE);
-    const cuuint64_t wide = attribute >= 4 ? *(const cuuint64_t *)value : 0;
-    switch (attribute) {
-    case CU_MEMPOOL_ATTR_RELEASE_THRESHOLD: pool->threshold = wide; break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_HIGH:
-        CHECK(wide == 0, CUDA_ERROR_INVALID_VALUE);
-        pool->reserved_high = pool->reserved;
-        break;
-    case CU_MEMPOOL_ATTR_USED_MEM_HIGH:
-        CHECK(wide == 0, CUDA_ERROR_INVALID_VALUE);
-        pool->used_high = pool->used;
-        break;
-    case CU_MEMPOOL_ATTR_RESERVED_MEM_CURRENT:
-    case CU_MEMPOOL_ATTR_USED_MEM_CURRENT: return CUDA_ERROR_INVALID_VALUE;
-    default: pool->flags[attribute] = *(const int *)value;
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolGetAttribute(CUmemoryPool pool, CUmemPool_attribute attribute, void *value) {
-    ENTER(cuMemPoolGetAttribute);
-    CHECK(is_pool(pool) && value && attribute >= 1 && attribute <= 8, CUDA_ERROR_INVALID_VALUE);
-    const cuuint64_t wide[] = {pool->threshold, pool->reserved, pool->reserved_high, pool->used,
-                               pool->used_high};
-    if (attribute >= CU_MEMPOOL_ATTR_RELEASE_THRESHOLD)
-        *(cuuint64_t *)value = wide[attribute - CU_MEMPOOL_ATTR_RELEASE_THRESHOLD];
-    else *(int *)value = pool->flags[attribute];
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolTrimTo(CUmemoryPool pool, size_t keep) {
-    ENTER(cuMemPoolTrimTo);
-    CHECK(is_pool(pool), CUDA_ERROR_INVALID_VALUE);
-    trim(pool, keep);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolSetAccess(CUmemoryPool pool, const CUmemAccessDesc *map_, size_t count) {
-    ENTER(cuMemPoolSetAccess);
-    CHECK(is_pool(pool) && map_, CUDA_ERROR_INVALID_VALUE);
-    for (size_t i = 0; i < count; i++) {
-        const int device = map_[i].location.id;
-        CHECK(map_[i].location.type == CU_MEM_LOCATION_TYPE_DEVICE && device >= 0 &&
-                  device < fake.devices,
-              CUDA_ERROR_INVALID_DEVICE);
-        if (map_[i].flags) pool->access |= 1u << device;
-        else pool->access &= ~(1u << device);
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemPoolGetAccess(CUmemAccess_flags *flags, CUmemoryPool pool, CUmemLocation *location) {
-    ENTER(cuMemPoolGetAccess);
-    CHECK(flags && is_pool(pool) && location, CUDA_ERROR_INVALID_VALUE);
-    const int device = location->id;
-    CHECK(device >= 0 && device < fake.devices, CUDA_ERROR_INVALID_DEVICE);
-    const bool may = device == pool->device || (pool->access >> device & 1);
-    *flags = may ? CU_MEM_ACCESS_FLAGS_PROT_READWRITE : CU_MEM_ACCESS_FLAGS_PROT_NONE;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetDefaultMemPool(CUmemoryPool *pool, CUdevice device) {
-    ENTER(cuDeviceGetDefaultMemPool);
-    CHECK(pool, CUDA_ERROR_INVALID_VALUE);
-    CHECK(device >= 0 && device < fake.devices, CUDA_ERROR_INVALID_DEVICE);
-    current_pool(device);
-    *pool = &fake.device[device].default_pool;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceGetMemPool(CUmemoryPool *pool, CUdevice device) {
-    ENTER(cuDeviceGetMemPool);
-    CHECK(pool, CUDA_ERROR_INVALID_VALUE);
-    CHECK(device >= 0 && device < fake.devices, CUDA_ERROR_INVALID_DEVICE);
-    *pool = current_pool(device);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuDeviceSetMemPool(CUdevice device, CUmemoryPool pool) {
-    ENTER(cuDeviceSetMemPool);
-    CHECK(device >= 0 && device < fake.devices, CUDA_ERROR_INVALID_DEVICE);
-    CHECK(is_pool(pool) && pool->device == device, CUDA_ERROR_INVALID_VALUE);
-    fake.device[device].pool = pool;
-    return CUDA_SUCCESS;
-}
-
-static CUresult allocate_host(void **address, size_t size, unsigned flags) {
-    CHECK(address && size && flags < 8, CUDA_ERROR_INVALID_VALUE);
-    TRY(fake__no_capture());
-    *address = aligned_alloc(PAGE, up(size, PAGE));
-    CHECK(*address, CUDA_ERROR_OUT_OF_MEMORY);
-    memset(*address, NEW, size);
-    add_range((uintptr_t)*address, size, PINNED, flags);
-    return CUDA_SUCCESS;
+    return fake__released(free_device(address));
 }
 
 CUresult cuMemAllocHost_v2(void **address, size_t size) {
     ENTER(cuMemAllocHost_v2);
-    return allocate_host(address, size, 0);
-}
-
-CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags) {
-    ENTER(cuMemHostAlloc);
-    return allocate_host(address, size, flags);
+    CHECK(address && size, CUDA_ERROR_INVALID_VALUE);
+    TRY(fake__no_capture());
+    *address = aligned_alloc(PAGE, up(size, PAGE));
+    CHECK(*address, CUDA_ERROR_OUT_OF_MEMORY);
+    memset(*address, NEW, size);
+    add_range((uintptr_t)*address, size);
+    return CUDA_SUCCESS;
 }
 
 CUresult cuMemFreeHost(void *address) {
     ENTER(cuMemFreeHost);
     struct range *r = find_range((uintptr_t)address);
-    CHECK(r && r->kind == PINNED && r->from == (uintptr_t)address, CUDA_ERROR_INVALID_VALUE);
+    CHECK(r && r->from == (uintptr_t)address, CUDA_ERROR_INVALID_VALUE);
     for (int i = 0; i < fake.devices; i++)
         if (fake.device[i].context) fake__finish_context(fake.device[i].context);
     r = find_range((uintptr_t)address);
@@ -526,87 +295,12 @@ CUresult cuMemFreeHost(void *address) {
     return fake__released(CUDA_SUCCESS);
 }
 
-CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned flags) {
-    ENTER(cuMemHostRegister_v2);
-    CHECK(address && size, CUDA_ERROR_INVALID_VALUE);
-    CHECK(!find_range((uintptr_t)address), CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED);
-    add_range((uintptr_t)address, size, REGISTERED, flags);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemHostUnregister(void *address) {
-    ENTER(cuMemHostUnregister);
-    struct range *r = find_range((uintptr_t)address);
-    CHECK(r && r->kind == REGISTERED && r->from == (uintptr_t)address,
-          CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
-    remove_range(r);
-    return fake__released(CUDA_SUCCESS);
-}
-
-CUresult cuMemHostGetDevicePointer_v2(CUdeviceptr *device, void *address, unsigned flags) {
-    ENTER(cuMemHostGetDevicePointer_v2);
-    CHECK(device && !flags && fake__is_pinned((uintptr_t)address, 1), CUDA_ERROR_INVALID_VALUE);
-    *device = (uintptr_t)address;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemHostGetFlags(unsigned *flags, void *address) {
-    ENTER(cuMemHostGetFlags);
-    const struct range *r = find_range((uintptr_t)address);
-    CHECK(flags && r && r->kind == PINNED, CUDA_ERROR_INVALID_VALUE);
-    *flags = r->flags;
-    return CUDA_SUCCESS;
-}
-
 CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
     ENTER(cuMemGetInfo_v2);
     CHECK(free_bytes && total, CUDA_ERROR_INVALID_VALUE);
     const fake_device *d = &fake.device[fake__context->device];
     *total = d->total;
-    *free_bytes = d->total - reserved(d);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUdeviceptr address) {
-    ENTER(cuMemGetAddressRange_v2);
-    const fake_allocation *a = fake__find(address);
-    CHECK(a, CUDA_ERROR_NOT_FOUND);
-    if (base) *base = a->at;
-    if (size) *size = a->size;
-    return CUDA_SUCCESS;
-}
-
-static CUresult device_attribute(void *data, CUpointer_attribute attribute,
-                                 const fake_allocation *a) {
-    switch (attribute) {
-    case CU_POINTER_ATTRIBUTE_CONTEXT: *(CUcontext *)data = fake.device[a->device].context; break;
-    case CU_POINTER_ATTRIBUTE_MEMORY_TYPE: *(unsigned *)data = CU_MEMORYTYPE_DEVICE; break;
-    case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)data = a->device; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)data = a->at; break;
-    case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)data = a->size; break;
-    case CU_POINTER_ATTRIBUTE_MAPPED: *(unsigned *)data = 1; break;
-    case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(unsigned *)data = 0; break;
-    case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)data = a->pool; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuPointerGetAttribute(void *data, CUpointer_attribute attribute, CUdeviceptr address) {
-    ENTER(cuPointerGetAttribute);
-    CHECK(data, CUDA_ERROR_INVALID_VALUE);
-    const fake_allocation *a = fake__find(address);
-    if (a && attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) {
-        *(CUdeviceptr *)data = address;
-        return CUDA_SUCCESS;
-    }
-    if (a) return device_attribute(data, attribute, a);
-    CHECK(fake__is_pinned(address, 1), CUDA_ERROR_INVALID_VALUE);
-    if (attribute == CU_POINTER_ATTRIBUTE_MEMORY_TYPE) *(unsigned *)data = CU_MEMORYTYPE_HOST;
-    else if (attribute == CU_POINTER_ATTRIBUTE_DEVICE_POINTER) *(CUdeviceptr *)data = address;
-    else if (attribute == CU_POINTER_ATTRIBUTE_HOST_POINTER) *(void **)data = (void *)address;
-    else if (attribute == CU_POINTER_ATTRIBUTE_IS_MANAGED) *(unsigned *)data = 0;
-    else return CUDA_ERROR_INVALID_VALUE;
+    *free_bytes = d->total - d->used;
     return CUDA_SUCCESS;
 }
 
@@ -621,14 +315,9 @@ static size_t extent(const CUDA_MEMCPY3D *shape, size_t pitch) {
     return pitch * (shape->Height - 1) + shape->WidthInBytes;
 }
 
-static bool is_device_memory(uintptr_t address) {
-    const struct range *r = find_range(address);
-    return fake__in_arena(address) || (r && r->kind == GLOBAL);
-}
-
 /* The type that was claimed must fit the address. */
 static CUresult check_side(CUmemorytype type, uintptr_t at, size_t size) {
-    const bool device = is_device_memory(at);
+    const bool device = fake__in_arena(at);
     if (type == CU_MEMORYTYPE_DEVICE && !device && !fake__is_pinned(at, size)) {
         fake__say("a copy takes host memory at %#zx for the device's", at);
         return CUDA_ERROR_ILLEGAL_ADDRESS;
@@ -688,35 +377,11 @@ CUresult fake__run_copy(const fake_work *work) {
     return fake__close("a copy");
 }
 
-CUresult fake__set_work(fake_work **out, CUcontext context, const CUDA_MEMSET_NODE_PARAMS *params) {
-    CUDA_MEMSET_NODE_PARAMS set = *params;
-    if (!set.height) set.height = 1;
-    const size_t element = set.elementSize;
-    CHECK((element == 1 || element == 2 || element == 4) && set.dst % element == 0,
-          CUDA_ERROR_INVALID_VALUE);
-    const size_t size = (set.height - 1) * set.pitch + set.width * element;
-    TRY(check_side(CU_MEMORYTYPE_DEVICE, set.dst, size));
-    *out = fake__work(WORK_SET, context);
-    (*out)->set = set;
-    return CUDA_SUCCESS;
-}
-
-static void fill_row(void *at, unsigned value, unsigned element, size_t count) {
-    for (size_t i = 0; i < count; i++) {
-        if (element == 1) ((unsigned char *)at)[i] = (unsigned char)value;
-        else if (element == 2) ((unsigned short *)at)[i] = (unsigned short)value;
-        else ((unsigned *)at)[i] = value;
-    }
-}
-
 CUresult fake__run_set(const fake_work *work) {
-    const CUDA_MEMSET_NODE_PARAMS *set = &work->set;
-    const size_t size = (set->height - 1) * set->pitch + set->width * set->elementSize;
-    TRY(check_side(CU_MEMORYTYPE_DEVICE, set->dst, size));
+    TRY(check_side(CU_MEMORYTYPE_DEVICE, work->set.to, work->set.size));
     fake__open(work->context);
-    open_range(set->dst, size);
-    for (size_t row = 0; row < set->height; row++)
-        fill_row((void *)(set->dst + row * set->pitch), set->value, set->elementSize, set->width);
+    open_range(work->set.to, work->set.size);
+    memset((void *)work->set.to, work->set.value, work->set.size);
     return fake__close("a fill");
 }
 
@@ -734,13 +399,13 @@ static CUDA_MEMCPY3D flat(int to_type, CUdeviceptr to, int from_type, CUdevicept
 }
 
 static bool pageable(int type, uintptr_t at, size_t size) {
-    return type != CU_MEMORYTYPE_DEVICE && !is_device_memory(at) && !fake__is_pinned(at, size);
+    return type != CU_MEMORYTYPE_DEVICE && !fake__in_arena(at) && !fake__is_pinned(at, size);
 }
 
 /* What a copy from pageable memory reads is read at the call, and one into it is done when the call
  * returns; only pinned memory is read and written later. */
 static CUresult copy(int to_type, CUdeviceptr to, int from_type, CUdeviceptr from, size_t size,
-                     CUstream stream, bool wait) {
+                     CUstream stream) {
     CHECK(from && to, size ? CUDA_ERROR_INVALID_VALUE : CUDA_SUCCESS);
     if (!size) return CUDA_SUCCESS;
     TRY(fake__stream(&stream));
@@ -751,113 +416,41 @@ static CUresult copy(int to_type, CUdeviceptr to, int from_type, CUdeviceptr fro
     if (!capturing && pageable(from_type, from, size))
         work->copy.staged = fake__copy((const void *)(uintptr_t)from, size);
     TRY(fake__submit(stream, work));
-    if (capturing || !(wait || pageable(to_type, to, size))) return CUDA_SUCCESS;
+    if (capturing || !pageable(to_type, to, size)) return CUDA_SUCCESS;
     return fake__finish(stream);
 }
 
-enum { HOST = CU_MEMORYTYPE_HOST, DEVICE = CU_MEMORYTYPE_DEVICE, ANY = CU_MEMORYTYPE_UNIFIED };
-
-CUresult cuMemcpy(CUdeviceptr to, CUdeviceptr from, size_t size) {
-    ENTER(cuMemcpy);
-    TRY(fake__no_capture());
-    return copy(ANY, to, ANY, from, size, NULL, true);
-}
-
-CUresult cuMemcpyAsync(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
-    ENTER(cuMemcpyAsync);
-    return copy(ANY, to, ANY, from, size, stream, false);
-}
-
-CUresult cuMemcpyPeer(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
-                      CUcontext from_context, size_t size) {
-    ENTER(cuMemcpyPeer);
-    (void)to_context;
-    (void)from_context;
-    TRY(fake__no_capture());
-    return copy(DEVICE, to, DEVICE, from, size, NULL, true);
-}
+enum { HOST = CU_MEMORYTYPE_HOST, DEVICE = CU_MEMORYTYPE_DEVICE };
 
 CUresult cuMemcpyPeerAsync(CUdeviceptr to, CUcontext to_context, CUdeviceptr from,
                            CUcontext from_context, size_t size, CUstream stream) {
     ENTER(cuMemcpyPeerAsync);
     (void)to_context;
     (void)from_context;
-    return copy(DEVICE, to, DEVICE, from, size, stream, false);
-}
-
-CUresult cuMemcpyHtoD_v2(CUdeviceptr to, const void *from, size_t size) {
-    ENTER(cuMemcpyHtoD_v2);
-    TRY(fake__no_capture());
-    return copy(DEVICE, to, HOST, (uintptr_t)from, size, NULL, true);
-}
-
-CUresult cuMemcpyDtoH_v2(void *to, CUdeviceptr from, size_t size) {
-    ENTER(cuMemcpyDtoH_v2);
-    TRY(fake__no_capture());
-    return copy(HOST, (uintptr_t)to, DEVICE, from, size, NULL, true);
-}
-
-CUresult cuMemcpyDtoD_v2(CUdeviceptr to, CUdeviceptr from, size_t size) {
-    ENTER(cuMemcpyDtoD_v2);
-    TRY(fake__no_capture());
-    return copy(DEVICE, to, DEVICE, from, size, NULL, false);
+    return copy(DEVICE, to, DEVICE, from, size, stream);
 }
 
 CUresult cuMemcpyHtoDAsync_v2(CUdeviceptr to, const void *from, size_t size, CUstream stream) {
     ENTER(cuMemcpyHtoDAsync_v2);
-    return copy(DEVICE, to, HOST, (uintptr_t)from, size, stream, false);
+    return copy(DEVICE, to, HOST, (uintptr_t)from, size, stream);
 }
 
 CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t size, CUstream stream) {
     ENTER(cuMemcpyDtoHAsync_v2);
-    return copy(HOST, (uintptr_t)to, DEVICE, from, size, stream, false);
+    return copy(HOST, (uintptr_t)to, DEVICE, from, size, stream);
 }
 
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUstream stream) {
     ENTER(cuMemcpyDtoDAsync_v2);
-    return copy(DEVICE, to, DEVICE, from, size, stream, false);
-}
-
-static CUresult fill(CUdeviceptr to, unsigned value, unsigned element, size_t count,
-                     CUstream stream) {
-    if (!count) return CUDA_SUCCESS;
-    TRY(fake__stream(&stream));
-    const CUDA_MEMSET_NODE_PARAMS params = {
-        .dst = to, .value = value, .elementSize = element, .width = count, .height = 1};
-    fake_work *work;
-    TRY(fake__set_work(&work, stream->context, &params));
-    return fake__submit(stream, work);
-}
-
-CUresult cuMemsetD8_v2(CUdeviceptr to, unsigned char value, size_t count) {
-    ENTER(cuMemsetD8_v2);
-    TRY(fake__no_capture());
-    return fill(to, value, 1, count, NULL);
-}
-
-CUresult cuMemsetD16_v2(CUdeviceptr to, unsigned short value, size_t count) {
-    ENTER(cuMemsetD16_v2);
-    TRY(fake__no_capture());
-    return fill(to, value, 2, count, NULL);
-}
-
-CUresult cuMemsetD32_v2(CUdeviceptr to, unsigned value, size_t count) {
-    ENTER(cuMemsetD32_v2);
-    TRY(fake__no_capture());
-    return fill(to, value, 4, count, NULL);
+    return copy(DEVICE, to, DEVICE, from, size, stream);
 }
 
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
     ENTER(cuMemsetD8Async);
-    return fill(to, value, 1, count, stream);
-}
-
-CUresult cuMemsetD16Async(CUdeviceptr to, unsigned short value, size_t count, CUstream stream) {
-    ENTER(cuMemsetD16Async);
-    return fill(to, value, 2, count, stream);
-}
-
-CUresult cuMemsetD32Async(CUdeviceptr to, unsigned value, size_t count, CUstream stream) {
-    ENTER(cuMemsetD32Async);
-    return fill(to, value, 4, count, stream);
+    if (!count) return CUDA_SUCCESS;
+    TRY(fake__stream(&stream));
+    TRY(check_side(CU_MEMORYTYPE_DEVICE, to, count));
+    fake_work *work = fake__work(WORK_SET, stream->context);
+    work->set.to = to, work->set.size = count, work->set.value = value;
+    return fake__submit(stream, work);
 }

@@ -1,9 +1,7 @@
-/* Modules, functions and launches. An image is a shared object behind a small header, or the source
- * that stands for PTX. */
+/* Modules, functions and launches. An image is a shared object behind a small header. */
 #include "driver.h"
 
 #include <dlfcn.h>
-#include <link.h>
 #include <unistd.h>
 
 /* ---- loading ---- */
@@ -30,33 +28,9 @@ static void *open_object(const void *bytes, size_t size) {
     return handle;
 }
 
-static const char ptx_mark[] = "// fake ptx\n";
-
-/* PTX is compiled when it is loaded, as a real driver does. */
-static void *open_ptx(const char *text) {
-    size_t size;
-    char *log;
-    /* The second line holds the compiler's flags, behind a comment. */
-    const char *line = text + strlen(ptx_mark) + 2;
-    char *flags = strndup(line, strcspn(line, "\n"));
-    const struct fake_source source = {
-        .text = text, .name = "ptx", .flags = flags, .arch = fake.arch};
-    char *image = fake_cuda_compile(&source, &size, &log);
-    void *handle = NULL;
-    if (image) handle = open_object(image + sizeof(fake_header), size - sizeof(fake_header));
-    free(image);
-    free(log);
-    free(flags);
-    return handle;
-}
-
 static CUresult open_image(const void *bytes, void **handle) {
     fake_header header;
     *handle = NULL;
-    if (!memcmp(bytes, ptx_mark, strlen(ptx_mark))) {
-        *handle = open_ptx(bytes);
-        return *handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_PTX;
-    }
     CHECK(!memcmp(bytes, FAKE_MAGIC, sizeof FAKE_MAGIC), CUDA_ERROR_INVALID_IMAGE);
     memcpy(&header, bytes, sizeof header);
     CHECK((int)header.arch / 10 == fake.arch / 10 && (int)header.arch <= fake.arch,
@@ -65,30 +39,11 @@ static CUresult open_image(const void *bytes, void **handle) {
     return *handle ? CUDA_SUCCESS : CUDA_ERROR_INVALID_IMAGE;
 }
 
-static int find_extent(struct dl_phdr_info *info, size_t size, void *data) {
-    CUmodule module = data;
-    (void)size;
-    uintptr_t from = UINTPTR_MAX, to = 0;
-    for (int i = 0; i < info->dlpi_phnum; i++) {
-        const ElfW(Phdr) *p = &info->dlpi_phdr[i];
-        if (p->p_type != PT_LOAD) continue;
-        const uintptr_t at = info->dlpi_addr + p->p_vaddr;
-        if (at < from) from = at;
-        if (at + p->p_memsz > to) to = at + p->p_memsz;
-    }
-    const uintptr_t mine = (uintptr_t)module->image;
-    if (mine < from || mine >= to) return 0;
-    module->from = from;
-    module->to = to;
-    return 1;
-}
-
 /* The symbol of a kernel: mangled, unless it is extern "C". */
 static char *symbol_of(const fake_kernel *kernel) {
     Dl_info info;
-    if (kernel->by_expression || !dladdr(kernel->function, &info) || !info.dli_sname)
-        return strdup(kernel->expression);
-    return strdup(info.dli_sname);
+    const bool found = dladdr(kernel->function, &info) && info.dli_sname;
+    return strdup(found ? info.dli_sname : kernel->name);
 }
 
 static CUresult load(CUmodule *out, const void *bytes) {
@@ -109,7 +64,6 @@ static CUresult load(CUmodule *out, const void *bytes) {
             .kernel = &image->kernels[i], .module = module, .name = symbol_of(&image->kernels[i])};
         fake__add(&module->functions[i], "function");
     }
-    dl_iterate_phdr(find_extent, module);
     fake__add(module, "module");
     *out = module;
     return CUDA_SUCCESS;
@@ -120,35 +74,12 @@ CUresult cuModuleLoadData(CUmodule *module, const void *image) {
     return load(module, image);
 }
 
-CUresult cuModuleLoadDataEx(CUmodule *module, const void *image, unsigned count,
-                            CUjit_option *options, void **values) {
-    ENTER(cuModuleLoadDataEx);
-    CHECK(!count || (options && values), CUDA_ERROR_INVALID_VALUE);
-    return load(module, image);
-}
-
-CUresult cuModuleLoad(CUmodule *module, const char *path) {
-    ENTER(cuModuleLoad);
-    FILE *file = path ? fopen(path, "rb") : NULL;
-    CHECK(file, CUDA_ERROR_FILE_NOT_FOUND);
-    fseek(file, 0, SEEK_END);
-    const long size = ftell(file);
-    rewind(file);
-    char *bytes = fake__new((size_t)size + sizeof(fake_header));
-    const bool read = fread(bytes, 1, (size_t)size, file) == (size_t)size;
-    fclose(file);
-    const CUresult result = read ? load(module, bytes) : CUDA_ERROR_FILE_NOT_FOUND;
-    free(bytes);
-    return result;
-}
-
 /* Work that still needs the code runs first. */
 CUresult cuModuleUnload(CUmodule module) {
     ENTER(cuModuleUnload);
     CHECK(fake__is(module, "module"), CUDA_ERROR_INVALID_HANDLE);
     TRY(fake__no_capture());
     fake__finish_context(module->context);
-    fake__remove_globals(module->from, module->to);
     for (int i = 0; i < module->image->count; i++) {
         fake__remove(&module->functions[i]);
         free(module->functions[i].name);
@@ -170,37 +101,6 @@ CUresult cuModuleGetFunction(CUfunction *function, CUmodule module, const char *
         return CUDA_SUCCESS;
     }
     return CUDA_ERROR_NOT_FOUND;
-}
-
-CUresult cuModuleGetFunctionCount(unsigned *count, CUmodule module) {
-    ENTER(cuModuleGetFunctionCount);
-    CHECK(count, CUDA_ERROR_INVALID_VALUE);
-    CHECK(fake__is(module, "module"), CUDA_ERROR_INVALID_HANDLE);
-    *count = (unsigned)module->image->count;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, CUmodule module,
-                              const char *name) {
-    ENTER(cuModuleGetGlobal_v2);
-    CHECK(name, CUDA_ERROR_INVALID_VALUE);
-    CHECK(fake__is(module, "module"), CUDA_ERROR_INVALID_HANDLE);
-    void *at = dlsym(module->handle, name);
-    Dl_info info;
-    ElfW(Sym) *symbol = NULL;
-    CHECK(at && (uintptr_t)at >= module->from && (uintptr_t)at < module->to, CUDA_ERROR_NOT_FOUND);
-    CHECK(dladdr1(at, &info, (void **)&symbol, RTLD_DL_SYMENT) && symbol, CUDA_ERROR_NOT_FOUND);
-    fake__add_global((uintptr_t)at, symbol->st_size);
-    if (address) *address = (uintptr_t)at;
-    if (size) *size = symbol->st_size;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuModuleGetLoadingMode(CUmoduleLoadingMode *mode) {
-    ENTER(cuModuleGetLoadingMode);
-    CHECK(mode, CUDA_ERROR_INVALID_VALUE);
-    *mode = 2; /* lazy */
-    return CUDA_SUCCESS;
 }
 
 /* ---- functions ---- */
@@ -227,58 +127,12 @@ CUresult cuFuncSetAttribute(CUfunction function, CUfunction_attribute attribute,
     CHECK(is_function(function), CUDA_ERROR_INVALID_HANDLE);
     if (attribute == CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT) {
         CHECK(value >= -1 && value <= 100, CUDA_ERROR_INVALID_VALUE);
-        function->carveout = value;
         return CUDA_SUCCESS;
     }
     CHECK(attribute == CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES && value >= 0 &&
               value + shared_size(function) <= FAKE_SHARED_OPTIN,
           CUDA_ERROR_INVALID_VALUE);
     function->max_dynamic = value;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncGetAttribute(int *value, CUfunction_attribute attribute, CUfunction function) {
-    ENTER(cuFuncGetAttribute);
-    CHECK(value, CUDA_ERROR_INVALID_VALUE);
-    CHECK(is_function(function), CUDA_ERROR_INVALID_HANDLE);
-    switch (attribute) {
-    case CU_FUNC_ATTRIBUTE_MAX_THREADS_PER_BLOCK: *value = max_threads(function); break;
-    case CU_FUNC_ATTRIBUTE_SHARED_SIZE_BYTES: *value = shared_size(function); break;
-    case CU_FUNC_ATTRIBUTE_NUM_REGS: *value = 32; break;
-    case CU_FUNC_ATTRIBUTE_PTX_VERSION:
-    case CU_FUNC_ATTRIBUTE_BINARY_VERSION: *value = fake.arch; break;
-    case CU_FUNC_ATTRIBUTE_CONST_SIZE_BYTES:
-    case CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES:
-    case CU_FUNC_ATTRIBUTE_CACHE_MODE_CA: *value = 0; break;
-    case CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES:
-        *value = (int)dynamic_limit(function);
-        break;
-    case CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT: *value = function->carveout; break;
-    default: return CUDA_ERROR_INVALID_VALUE;
-    }
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncSetCacheConfig(CUfunction function, CUfunc_cache config) {
-    ENTER(cuFuncSetCacheConfig);
-    CHECK(is_function(function), CUDA_ERROR_INVALID_HANDLE);
-    CHECK(config >= 0 && config <= 3, CUDA_ERROR_INVALID_VALUE);
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncGetName(const char **name, CUfunction function) {
-    ENTER(cuFuncGetName);
-    CHECK(name, CUDA_ERROR_INVALID_VALUE);
-    CHECK(is_function(function), CUDA_ERROR_INVALID_HANDLE);
-    *name = function->name;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuFuncGetModule(CUmodule *module, CUfunction function) {
-    ENTER(cuFuncGetModule);
-    CHECK(module, CUDA_ERROR_INVALID_VALUE);
-    CHECK(is_function(function), CUDA_ERROR_INVALID_HANDLE);
-    *module = function->module;
     return CUDA_SUCCESS;
 }
 
@@ -298,56 +152,6 @@ static size_t place(const fake_kernel *kernel, int index) {
         if (i == index) return at;
         at += kernel->sizes[i];
     }
-}
-
-CUresult cuFuncGetParamInfo(CUfunction function, size_t index, size_t *offset, size_t *size) {
-    ENTER(cuFuncGetParamInfo);
-    CHECK(is_function(function), CUDA_ERROR_INVALID_HANDLE);
-    CHECK(offset && index < (size_t)function->kernel->params, CUDA_ERROR_INVALID_VALUE);
-    *offset = place(function->kernel, (int)index);
-    if (size) *size = function->kernel->sizes[index];
-    return CUDA_SUCCESS;
-}
-
-static CUresult occupancy(int *blocks, CUfunction function, int threads, size_t shared) {
-    CHECK(blocks && threads > 0, CUDA_ERROR_INVALID_VALUE);
-    CHECK(is_function(function), CUDA_ERROR_INVALID_HANDLE);
-    *blocks = 0;
-    if (threads > max_threads(function) || shared > dynamic_limit(function)) return CUDA_SUCCESS;
-    const int warps = (threads + FAKE_WARP - 1) / FAKE_WARP;
-    const size_t each = shared + (size_t)shared_size(function) + 1024;
-    const int by_shared = (int)(FAKE_SHARED_SM / each);
-    *blocks = 64 / warps;
-    if (*blocks > 32) *blocks = 32;
-    if (*blocks > by_shared) *blocks = by_shared;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, CUfunction function, int threads,
-                                                     size_t shared) {
-    ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessor);
-    return occupancy(blocks, function, threads, shared);
-}
-
-CUresult cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, CUfunction function,
-                                                              int threads, size_t shared,
-                                                              unsigned flags) {
-    ENTER(cuOccupancyMaxActiveBlocksPerMultiprocessorWithFlags);
-    CHECK(flags <= 1, CUDA_ERROR_INVALID_VALUE);
-    return occupancy(blocks, function, threads, shared);
-}
-
-CUresult cuOccupancyMaxPotentialBlockSize(int *min_grid, int *block, CUfunction function,
-                                          CUoccupancyB2DSize shared_of, size_t shared, int limit) {
-    ENTER(cuOccupancyMaxPotentialBlockSize);
-    CHECK(min_grid && block && is_function(function), CUDA_ERROR_INVALID_VALUE);
-    int threads = max_threads(function), fit = 0;
-    if (limit > 0 && limit < threads) threads = limit;
-    for (; threads > 0 && !fit; threads -= FAKE_WARP)
-        TRY(occupancy(&fit, function, threads, shared_of ? shared_of(threads) : shared));
-    *block = threads + FAKE_WARP;
-    *min_grid = fit * 2;
-    return CUDA_SUCCESS;
 }
 
 /* ---- launching ---- */
@@ -422,13 +226,4 @@ CUresult cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y, u
     ENTER(cuLaunchKernel);
     return launch(function, (unsigned[3]){grid_x, grid_y, grid_z},
                   (unsigned[3]){block_x, block_y, block_z}, shared, stream, params, extra);
-}
-
-CUresult cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction function, void **params,
-                          void **extra) {
-    ENTER(cuLaunchKernelEx);
-    CHECK(config, CUDA_ERROR_INVALID_VALUE);
-    return launch(function, (unsigned[3]){config->gridDimX, config->gridDimY, config->gridDimZ},
-                  (unsigned[3]){config->blockDimX, config->blockDimY, config->blockDimZ},
-                  config->sharedMemBytes, config->hStream, params, extra);
 }

@@ -10,9 +10,7 @@
 
 struct _nvrtcProgram {
     char *source, *name;
-    char **names; /* name expressions */
-    int name_count;
-    char *cubin, *ptx, *log;
+    char *cubin, *log;
     size_t cubin_size;
     bool compiled;
 };
@@ -25,22 +23,6 @@ struct _nvrtcProgram {
         if (!(condition)) return error;                                                            \
     } while (0)
 
-static const struct {
-    int code;
-    const char *words;
-} errors[] = {
-#define FAKE_VALUE(name, value) {value, #name},
-#include "values.def"
-#undef FAKE_VALUE
-};
-
-const char *nvrtcGetErrorString(nvrtcResult result) {
-    for (size_t i = 0; i < sizeof errors / sizeof *errors; i++)
-        if (!strncmp(errors[i].words, "NVRTC_", 6) && errors[i].code == result)
-            return errors[i].words;
-    return "NVRTC_ERROR unknown";
-}
-
 nvrtcResult nvrtcVersion(int *major, int *minor) {
     ENTER(nvrtcVersion);
     CHECK(major && minor, NVRTC_ERROR_INVALID_INPUT);
@@ -51,20 +33,6 @@ nvrtcResult nvrtcVersion(int *major, int *minor) {
 
 static const int archs[] = {75, 80, 86, 87, 88, 89, 90, 100, 103, 110, 120, 121};
 enum { ARCHS = sizeof archs / sizeof *archs };
-
-nvrtcResult nvrtcGetNumSupportedArchs(int *count) {
-    ENTER(nvrtcGetNumSupportedArchs);
-    CHECK(count, NVRTC_ERROR_INVALID_INPUT);
-    *count = ARCHS;
-    return NVRTC_SUCCESS;
-}
-
-nvrtcResult nvrtcGetSupportedArchs(int *supported) {
-    ENTER(nvrtcGetSupportedArchs);
-    CHECK(supported, NVRTC_ERROR_INVALID_INPUT);
-    memcpy(supported, archs, sizeof archs);
-    return NVRTC_SUCCESS;
-}
 
 /* Sources that bring headers along are refused. */
 nvrtcResult nvrtcCreateProgram(nvrtcProgram *program, const char *source, const char *name,
@@ -87,12 +55,9 @@ nvrtcResult nvrtcDestroyProgram(nvrtcProgram *program) {
     const int fails = fake_cuda_enter("nvrtcDestroyProgram");
     CHECK(program && *program, NVRTC_ERROR_INVALID_PROGRAM);
     nvrtcProgram p = *program;
-    for (int i = 0; i < p->name_count; i++) free(p->names[i]);
-    free(p->names);
     free(p->source);
     free(p->name);
     free(p->cubin);
-    free(p->ptx);
     free(p->log);
     free(p);
     fake_cuda_object("program", -1);
@@ -199,12 +164,6 @@ static void set_log(nvrtcProgram program, const char *format, const char *word) 
     if (asprintf(&program->log, format, word) < 0) abort();
 }
 
-static char *make_ptx(const struct fake_source *source) {
-    char *ptx = NULL;
-    if (asprintf(&ptx, "// fake ptx\n//%s\n%s", source->flags, source->text) < 0) abort();
-    return ptx;
-}
-
 nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *const *given) {
     ENTER(nvrtcCompileProgram);
     CHECK(program, NVRTC_ERROR_INVALID_PROGRAM);
@@ -215,12 +174,8 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *con
         set_log(program, "nvrtc: error: invalid option: %s\n", o.bad);
         return NVRTC_ERROR_INVALID_OPTION;
     }
-    const struct fake_source source = {.text = program->source,
-                                       .name = program->name,
-                                       .flags = o.flags,
-                                       .kernels = (const char *const *)program->names,
-                                       .kernel_count = program->name_count,
-                                       .arch = o.arch};
+    const struct fake_source source = {
+        .text = program->source, .name = program->name, .flags = o.flags, .arch = o.arch};
     free(program->log);
     program->log = NULL;
     fake_cuda_compile_begins();
@@ -228,7 +183,6 @@ nvrtcResult nvrtcCompileProgram(nvrtcProgram program, int count, const char *con
     fake_cuda_compile_ends();
     program->compiled = program->cubin;
     CHECK(program->compiled, NVRTC_ERROR_COMPILATION);
-    program->ptx = make_ptx(&source);
     if (!o.real) program->cubin_size = 0;
     return NVRTC_SUCCESS;
 }
@@ -255,22 +209,6 @@ nvrtcResult nvrtcGetCUBIN(nvrtcProgram program, char *bytes) {
     return NVRTC_SUCCESS;
 }
 
-nvrtcResult nvrtcGetPTXSize(nvrtcProgram program, size_t *size) {
-    RESULT(nvrtcGetPTXSize);
-    CHECK(size, NVRTC_ERROR_INVALID_INPUT);
-    CHECK(program->compiled, NVRTC_ERROR_INVALID_PROGRAM);
-    *size = strlen(program->ptx) + 1;
-    return NVRTC_SUCCESS;
-}
-
-nvrtcResult nvrtcGetPTX(nvrtcProgram program, char *text) {
-    RESULT(nvrtcGetPTX);
-    CHECK(text, NVRTC_ERROR_INVALID_INPUT);
-    CHECK(program->compiled, NVRTC_ERROR_INVALID_PROGRAM);
-    strcpy(text, program->ptx);
-    return NVRTC_SUCCESS;
-}
-
 nvrtcResult nvrtcGetProgramLogSize(nvrtcProgram program, size_t *size) {
     RESULT(nvrtcGetProgramLogSize);
     CHECK(size, NVRTC_ERROR_INVALID_INPUT);
@@ -283,28 +221,4 @@ nvrtcResult nvrtcGetProgramLog(nvrtcProgram program, char *text) {
     CHECK(text, NVRTC_ERROR_INVALID_INPUT);
     strcpy(text, program->log);
     return NVRTC_SUCCESS;
-}
-
-nvrtcResult nvrtcAddNameExpression(nvrtcProgram program, const char *name) {
-    RESULT(nvrtcAddNameExpression);
-    CHECK(name, NVRTC_ERROR_INVALID_INPUT);
-    CHECK(!program->compiled, NVRTC_ERROR_NO_NAME_EXPRESSIONS_AFTER_COMPILATION);
-    char **names = realloc(program->names, (size_t)(program->name_count + 1) * sizeof *names);
-    CHECK(names, NVRTC_ERROR_OUT_OF_MEMORY);
-    program->names = names;
-    names[program->name_count++] = strdup(name);
-    return NVRTC_SUCCESS;
-}
-
-/* The expression itself stands for the lowered name; the fake driver finds kernels by it. */
-nvrtcResult nvrtcGetLoweredName(nvrtcProgram program, const char *name, const char **lowered) {
-    RESULT(nvrtcGetLoweredName);
-    CHECK(name && lowered, NVRTC_ERROR_INVALID_INPUT);
-    CHECK(program->compiled, NVRTC_ERROR_NO_LOWERED_NAMES_BEFORE_COMPILATION);
-    for (int i = 0; i < program->name_count; i++) {
-        if (strcmp(program->names[i], name)) continue;
-        *lowered = program->names[i];
-        return NVRTC_SUCCESS;
-    }
-    return NVRTC_ERROR_NAME_EXPRESSION_NOT_VALID;
 }

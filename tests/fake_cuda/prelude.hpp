@@ -14,12 +14,12 @@ struct fake_hooks {
     void (*trap)(const char *why);
 };
 struct fake_kernel {
-    const char *expression;
+    const char *name;
     void *function;
     void (*call)(void **params);
     const unsigned *sizes;
     const unsigned char *pointers;
-    int params, max_threads, by_expression;
+    int params, max_threads;
 };
 struct fake_image {
     int version;
@@ -86,11 +86,11 @@ template <class... A, void (*f)(A...)> struct fake_entry<void(A...), f> {
     static constexpr int count = sizeof...(A);
 };
 
-#define FAKE_KERNEL(by_expression, threads, text, ...)                                             \
+#define FAKE_KERNEL(threads, text, ...)                                                            \
     {text, (void *)&__VA_ARGS__, fake_entry<decltype(__VA_ARGS__), &__VA_ARGS__>::call,            \
      fake_entry<decltype(__VA_ARGS__), &__VA_ARGS__>::sizes,                                       \
      fake_entry<decltype(__VA_ARGS__), &__VA_ARGS__>::pointers,                                    \
-     fake_entry<decltype(__VA_ARGS__), &__VA_ARGS__>::count, threads, by_expression}
+     fake_entry<decltype(__VA_ARGS__), &__VA_ARGS__>::count, threads}
 
 #define FAKE_IMAGE(version, count)                                                                 \
     extern "C" __attribute__((visibility("default"), used)) const fake_image fake_cuda_image = {   \

@@ -43,24 +43,6 @@ static double now(void) {
     return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
 }
 
-static void *host_function(void *data) {
-    const CUDA_HOST_NODE_PARAMS *host = data;
-    fake__in_host_function = true;
-    host->fn(host->userData);
-    return NULL;
-}
-
-/* On a thread of its own, as with a real driver, and without the lock: it may take the caller's. */
-static CUresult run_host(const fake_work *work) {
-    CUDA_HOST_NODE_PARAMS host = work->host;
-    pthread_t thread;
-    pthread_mutex_unlock(&fake.lock);
-    const int failed = pthread_create(&thread, NULL, host_function, &host);
-    if (!failed) pthread_join(thread, NULL);
-    pthread_mutex_lock(&fake.lock);
-    return failed ? CUDA_ERROR_OPERATING_SYSTEM : CUDA_SUCCESS;
-}
-
 static CUresult run(fake_work *work);
 
 static CUresult run_graph(const fake_work *work) {
@@ -73,14 +55,11 @@ static CUresult run(fake_work *work) {
     case WORK_KERNEL: return fake__run_grid(work);
     case WORK_COPY: return fake__run_copy(work);
     case WORK_SET: return fake__run_set(work);
-    case WORK_HOST: return run_host(work);
     case WORK_RUN: return fake__run_library(work);
-    case WORK_FREE: return fake__free(work->address);
     case WORK_EVENT:
         if (fake__is(work->event, "event")) work->event->time = now();
         return CUDA_SUCCESS;
     case WORK_GRAPH: return run_graph(work);
-    case WORK_EMPTY: break;
     }
     return CUDA_SUCCESS;
 }
@@ -99,12 +78,8 @@ static void run_first(CUstream stream) {
     fake_item *item = stream->first;
     stream->busy = true;
     for (int i = 0; i < item->wait_count; i++) drain(item->waits[i].stream, item->waits[i].until);
-    /* After a fault nothing runs any more, but memory is given back. */
-    const bool dead = stream->context->fault;
-    if (item->work && (!dead || item->work->kind == WORK_FREE)) {
-        const CUresult result = run(item->work);
-        if (result && !stream->context->fault) stream->context->fault = result;
-    }
+    /* After a fault nothing runs any more. */
+    if (item->work && !stream->context->fault) stream->context->fault = run(item->work);
     stream->first = item->next;
     if (!stream->first) stream->last = NULL;
     stream->done++;
@@ -122,14 +97,12 @@ static void drain(CUstream stream, uint64_t until) {
 
 CUresult fake__finish(CUstream stream) {
     drain(stream, stream->pushed);
-    fake__trim_pools(stream->context->device);
     return stream->context->fault;
 }
 
 CUresult fake__finish_context(CUcontext context) {
     for (int i = 0; i < context->stream_count; i++)
         drain(context->streams[i], context->streams[i]->pushed);
-    fake__trim_pools(context->device);
     return context->fault;
 }
 
@@ -214,24 +187,23 @@ CUresult fake_cuda_submit(CUstream stream, const char *name, void (*function)(co
 
 /* ---- streams ---- */
 
-/* The stream behind a handle: NULL and 1 are the stream 0, 2 is the stream of threads. */
+/* The stream behind a handle: NULL and 1 are the stream 0. */
 CUresult fake__stream(CUstream *stream) {
-    if ((uintptr_t)*stream <= 2) {
+    if ((uintptr_t)*stream <= 1) {
         CHECK(fake__context, CUDA_ERROR_INVALID_CONTEXT);
-        *stream =
-            (uintptr_t)*stream == 2 ? fake__context->thread_stream : fake__context->null_stream;
+        *stream = fake__context->null_stream;
         return CUDA_SUCCESS;
     }
     return fake__is(*stream, "stream") ? CUDA_SUCCESS : CUDA_ERROR_INVALID_HANDLE;
 }
 
-static CUresult create_stream(CUstream *stream, unsigned flags, int priority) {
+CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
+    ENTER(cuStreamCreate);
     CHECK(stream && flags <= CU_STREAM_NON_BLOCKING, CUDA_ERROR_INVALID_VALUE);
     CUcontext context = fake__context;
     CUstream made = fake__new(sizeof *made);
     made->context = context;
     made->flags = flags;
-    made->priority = priority < -5 ? -5 : priority > 0 ? 0 : priority;
     context->streams =
         realloc(context->streams, (size_t)(context->stream_count + 1) * sizeof(CUstream));
     if (!context->streams) abort();
@@ -239,16 +211,6 @@ static CUresult create_stream(CUstream *stream, unsigned flags, int priority) {
     fake__add(made, "stream");
     *stream = made;
     return CUDA_SUCCESS;
-}
-
-CUresult cuStreamCreate(CUstream *stream, unsigned flags) {
-    ENTER(cuStreamCreate);
-    return create_stream(stream, flags, 0);
-}
-
-CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority) {
-    ENTER(cuStreamCreateWithPriority);
-    return create_stream(stream, flags, priority);
 }
 
 static int leave_all(fake_capture *capture);
@@ -291,49 +253,6 @@ CUresult cuStreamSynchronize(CUstream stream) {
     TRY(fake__stream(&stream));
     TRY(no_capture_of(stream));
     return fake__finish(stream);
-}
-
-/* "Not ready" once for what is pending, which then runs: whoever polls gets on. */
-CUresult cuStreamQuery(CUstream stream) {
-    ENTER(cuStreamQuery);
-    TRY(fake__stream(&stream));
-    TRY(no_capture_of(stream));
-    const bool pending = stream->done < stream->pushed;
-    TRY(fake__finish(stream));
-    return pending ? CUDA_ERROR_NOT_READY : CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetFlags(CUstream stream, unsigned *flags) {
-    ENTER(cuStreamGetFlags);
-    TRY(fake__stream(&stream));
-    CHECK(flags, CUDA_ERROR_INVALID_VALUE);
-    *flags = stream->flags;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetPriority(CUstream stream, int *priority) {
-    ENTER(cuStreamGetPriority);
-    TRY(fake__stream(&stream));
-    CHECK(priority, CUDA_ERROR_INVALID_VALUE);
-    *priority = stream->priority;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCtx(CUstream stream, CUcontext *context) {
-    ENTER(cuStreamGetCtx);
-    TRY(fake__stream(&stream));
-    CHECK(context, CUDA_ERROR_INVALID_VALUE);
-    *context = stream->context;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuLaunchHostFunc(CUstream stream, CUhostFn fn, void *data) {
-    ENTER(cuLaunchHostFunc);
-    CHECK(fn, CUDA_ERROR_INVALID_VALUE);
-    TRY(fake__stream(&stream));
-    fake_work *work = fake__work(WORK_HOST, stream->context);
-    work->host = (CUDA_HOST_NODE_PARAMS){fn, data};
-    return fake__submit(stream, work);
 }
 
 /* ---- events ---- */
@@ -386,12 +305,6 @@ CUresult cuEventRecord(CUevent event, CUstream stream) {
     return record(event, stream);
 }
 
-CUresult cuEventRecordWithFlags(CUevent event, CUstream stream, unsigned flags) {
-    ENTER(cuEventRecordWithFlags);
-    CHECK(flags == 0, CUDA_ERROR_NOT_SUPPORTED);
-    return record(event, stream);
-}
-
 /* A stream that waits for an event of a capture joins the capture. */
 static CUresult join_capture(CUstream stream, const struct CUevent_st *event) {
     fake_capture *capture = event->stream->capture;
@@ -439,7 +352,6 @@ CUresult cuEventSynchronize(CUevent event) {
     TRY(usable(event));
     if (!event->recorded) return CUDA_SUCCESS;
     drain(event->stream, event->at);
-    fake__trim_pools(event->context->device);
     return event->context->fault;
 }
 
@@ -477,11 +389,6 @@ CUresult cuEventElapsedTime(float *milliseconds, CUevent start, CUevent end) {
     return elapsed(milliseconds, start, end);
 }
 
-CUresult cuEventElapsedTime_v2(float *milliseconds, CUevent start, CUevent end) {
-    ENTER(cuEventElapsedTime_v2);
-    return elapsed(milliseconds, start, end);
-}
-
 /* ---- capturing ---- */
 
 static __thread CUstreamCaptureMode thread_mode = CU_STREAM_CAPTURE_MODE_GLOBAL;
@@ -509,15 +416,6 @@ CUresult fake__no_capture(void) {
         }
     }
     return result;
-}
-
-CUresult cuThreadExchangeStreamCaptureMode(CUstreamCaptureMode *mode) {
-    ENTER(cuThreadExchangeStreamCaptureMode);
-    CHECK(mode && *mode >= 0 && *mode <= 2, CUDA_ERROR_INVALID_VALUE);
-    const CUstreamCaptureMode old = thread_mode;
-    thread_mode = *mode;
-    *mode = old;
-    return CUDA_SUCCESS;
 }
 
 CUresult cuStreamBeginCapture_v2(CUstream stream, CUstreamCaptureMode mode) {
@@ -612,32 +510,4 @@ CUresult cuStreamIsCapturing(CUstream stream, CUstreamCaptureStatus *status) {
     TRY(fake__stream(&stream));
     *status = status_of(stream);
     return CUDA_SUCCESS;
-}
-
-static CUresult capture_info(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                             CUgraph *graph, const CUgraphNode **tips, size_t *count) {
-    CHECK(status, CUDA_ERROR_INVALID_VALUE);
-    TRY(fake__stream(&stream));
-    *status = status_of(stream);
-    if (*status != CU_STREAM_CAPTURE_STATUS_ACTIVE) return CUDA_SUCCESS;
-    if (id) *id = stream->capture->id;
-    if (graph) *graph = stream->capture->graph;
-    if (tips) *tips = stream->tips;
-    if (count) *count = stream->tip_count;
-    return CUDA_SUCCESS;
-}
-
-CUresult cuStreamGetCaptureInfo_v2(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                   CUgraph *graph, const CUgraphNode **dependencies,
-                                   size_t *count) {
-    ENTER(cuStreamGetCaptureInfo_v2);
-    return capture_info(stream, status, id, graph, dependencies, count);
-}
-
-CUresult cuStreamGetCaptureInfo_v3(CUstream stream, CUstreamCaptureStatus *status, cuuint64_t *id,
-                                   CUgraph *graph, const CUgraphNode **dependencies,
-                                   const CUgraphEdgeData **edges, size_t *count) {
-    ENTER(cuStreamGetCaptureInfo_v3);
-    if (edges) *edges = NULL;
-    return capture_info(stream, status, id, graph, dependencies, count);
 }
