@@ -8,7 +8,7 @@
 #include <unistd.h>
 
 #include "trace_support.h"
-#include "tracer/run/run.h"
+#include "tracer/learn/learn.h"
 
 /* ---- the gate ---- */
 

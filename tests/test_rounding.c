@@ -10,7 +10,7 @@
 #include <string.h>
 #include <xmmintrin.h>
 
-#include "tracer/run/run.h" /* etch__background_wait */
+#include "tracer/learn/learn.h" /* etch__background_wait */
 
 enum { DENORMALS_ZERO = 0x40, TO_NEAREST = 0, DOWN = 0x2000, UP = 0x4000, TO_ZERO = 0x6000 };
 enum { FLUSH_TO_ZERO = 0x8000, MODE = 0xe040 };

@@ -5,6 +5,7 @@
 
 #include "core/base/base.h"
 #include "core/base/counters.h"
+#include "core/base/frame.h"
 #include "core/base/thread.h"
 
 typedef struct etch_storage etch_storage; /* core/tensor/tensor.h */
@@ -44,22 +45,5 @@ static inline void etch__before_write(const etch_storage *s) {
 static inline void etch__before_read(const etch_storage *s) {
     if (unlikely(etch__tls.interrupted != NULL)) etch__trace_hooks.before_read(s);
 }
-
-/* A function of the user that the library calls (a kernel, a log sink, what frees wrapped memory)
- * runs in an empty frame, as in a flush: what it calls runs eagerly, whatever the thread is
- * tracing, and is no part of that. */
-typedef struct user_frame {
-    void *cursor, *run;
-    uint64_t state;
-    uint32_t layers;
-    bool in_flush;
-    struct user_frame *outer;
-} user_frame;
-user_frame etch__enter_user(void);
-void etch__leave_user(const user_frame *f);
-/* The same where the body may be between two operators: what is written there may end its
- * segment. */
-void etch__interrupt(user_frame *f);
-void etch__end_interrupt(const user_frame *f);
 
 #endif

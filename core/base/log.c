@@ -42,9 +42,9 @@ static FILE *out_file(void) {
 
 static void put_line(const char *line) {
     if (user_sink) {
-        user_frame frame = etch__enter_user();
+        empty_frame frame = etch__push_user_frame();
         user_sink(user_ctx, line);
-        etch__leave_user(&frame);
+        etch__pop_frame(&frame);
         return;
     }
     held_signals held; /* who reads may have gone, the file may be as large as it may get */

@@ -51,7 +51,7 @@ typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
     struct trace_cursor *cursor;
     uint64_t state;     /* the state word but for the processor's part: see etch__state_now */
-    uint32_t layers;    /* bit per active dispatch layer (core/dispatch/dispatch.h) */
+    uint32_t layers;    /* bit per active dispatch layer (dispatch_layer) */
     unsigned number;    /* given out in turn: which of several places a thread prefers */
     etch_status status; /* of the last error, which stands below */
     bool registered;
@@ -77,7 +77,7 @@ typedef struct etch_thread {
        deferred values, and such functions (0: a write need tell nobody); raw pointers that they
        hold, and memory to which their writes failed. */
     void *runs;
-    struct user_frame *interrupted;
+    struct empty_frame *interrupted;
     int watches, marked;
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
@@ -116,6 +116,7 @@ extern __thread etch_thread etch__tls
 /* The state word, what a recorded operator depends on beside its operands: bits 0 grad mode, 1
  * inference, 2-3 numerics, 4-5 matmul precision, 8-15 default dtype, 16-31 device, 32-47 how the
  * processor computes (FP_MODE of MXCSR), which etch__tls.state has not. */
+#define STATE_GRADIENTS 1u
 #define STATE_INFERENCE 2u
 #define STATE_TUNED 4u /* relaxed numerics: a product may take the algorithm that proved fastest */
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))

@@ -14,6 +14,9 @@ enum { CURSOR_MAX_IN = 4 };
 static inline uint64_t etch__call_key(unsigned op, unsigned nin, unsigned nsc, unsigned nat) {
     return (uint64_t)op | (uint64_t)nin << 16 | (uint64_t)nsc << 32 | (uint64_t)nat << 40;
 }
+static inline unsigned etch__key_op(uint64_t key) { return key & 0xffff; }
+static inline unsigned etch__key_attributes(uint64_t key) { return key >> 40 & 0xff; }
+#define KEY_SCALARS ((uint64_t)0xff << 32)
 
 typedef struct cursor_node {
     uint64_t key;                       /* etch__call_key; CURSOR_END for the end of a segment */
@@ -39,9 +42,8 @@ typedef struct trace_cursor {
     etch_tensor **handle; /* spare handles by node id; NULL where one must be made */
     etch_scalar *scalar;
     int32_t limit; /* the three arrays are sized for nodes with smaller ids */
-    uint16_t
-        sizes; /* stamp of the sizes that this walk sees. A spare handle with the same stamp has
-                       the sizes that its node's call would give now, so that nothing is inferred */
+    uint16_t sizes; /* stamp of the sizes that this walk sees. A spare handle with the same stamp
+                       has those that its node's call would give now, so that nothing is inferred */
 } trace_cursor;
 
 /* Whether a call with this key is one of a node with run-time sizes, which are known. */

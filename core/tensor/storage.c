@@ -223,7 +223,7 @@ etch_storage *etch__storage_wrap(void *data, size_t bytes) {
 }
 
 static void call_free_fn(etch_storage *s) {
-    user_frame frame;
+    empty_frame frame;
     if (!(s->exposed & EXPOSED_WRAPPED)) {
         s->free_fn(s->free_ctx); /* the library's own */
         return;

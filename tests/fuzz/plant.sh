@@ -135,40 +135,39 @@ fault baked-scalar 0 core/dispatch/cursor.h \
     'for (int i = 0; i < nsc; i++) c->scalar[n->sc + i] = sc[i];' ''
 
 # ---- what ends a segment
-fault pair-check 0 tracer/run/evaluate.c \
-    'while (code && !alias_fits(w, leaf, code)) code = code->next;' ''
-fault alias-class 0 tracer/run/evaluate.c 'w->alias[v] = w->alias[u];' ';'
-fault overlap 0 tracer/run/evaluate.c \
-    '(leaf->written[u] || leaf->written[v]) && etch__memory_overlaps(s, other)' 'u < 0'
-fault instance-size 0 tracer/run/evaluate.c \
-    '!memcmp(code->key, w->key, (size_t)w->nkey * sizeof *w->key)' 'code->key'
-fault late-use 0 tracer/run/segment.c '(all || depends_on(w, s))' '(all)'
-fault spoilt 0 tracer/run/evaluate.c ' && !etch__is_spoilt(w->inputs[i])' ''
-fault flush 0 tracer/run/break.c 'if (why == REASON_BREAK_FLUSH && !t) etch__produce_all(site);' ''
-fault tainted 0 tracer/trace/tree.c \
+fault pair-check 0 tracer/run/code.c \
+    'while (code && !etch__alias_fits(leaf, code, w->seen.alias)) code = code->next;' ''
+fault alias-class 0 guards/alias.c 'alias[v] = alias[u];' ';'
+fault overlap 0 guards/alias.c \
+    '(written[u] || written[v]) && etch__memory_overlaps(s, other)' 'u < 0'
+fault instance-size 0 tracer/trace/leaf.c '!memcmp(code->key, seen->key, bytes)' '(bytes, code->key)'
+fault late-use 0 tracer/run/foreign.c '(all || depends_on(w, s))' '(all)'
+fault spoilt 0 tracer/run/evaluate.c ' && !etch__is_spoilt(w->room.inputs[i])' ''
+fault flush 0 tracer/run/foreign.c 'if (why == REASON_BREAK_FLUSH && !t) produce_all(site);' ''
+fault tainted 0 tracer/trace/leaf.c \
     'if (n->in[k] >= 0) tainted[n->c.out] |= tainted[n->in[k]];' ';'
 fault escape 0 tracer/run/segment.c 'if (all || h == t' 'if (h == t'
-fault exposed 0 tracer/run/break.c 'bits & EXPOSED_WRITERS || (bits && writes && i == 0)' 'i < 0'
-fault view-offset 0 tracer/run/evaluate.c ' + (slot == OUT_INPUT ? base->offset : 0)' ''
+fault exposed 0 tracer/run/exposed.c 'bits & EXPOSED_WRITERS || (bits && writes && i == 0)' 'i < 0'
+fault view-offset 0 tracer/run/code.c ' + (slot == OUT_INPUT ? base->offset : 0)' ''
 fault leaked-capture 0 tracer/run/walk.c 'etch_release(w->c.value[leaf->bound[i]]);' ''
-fault lost-version 0 tracer/run/walk.c \
+fault lost-version 0 tracer/run/match.c \
     'meta.offset -= etch__ops[n->op].kind == KIND_VIEW ? call->in[0]->offset : meta.offset;' \
     'meta.offset = 0;'
 fault eager-offset 0 backends/eager.c \
     't->offset += r->value[of]->offset - g->values[of].meta.offset;' ''
 
 # ---- what is written past the run
-fault flush-late 0 tracer/run/break.c \
-    'if (why == REASON_BREAK_FLUSH && !t) etch__produce_all(site);' ''
-fault outer-run 0 tracer/run/segment.c '    for (trace_run *r = etch__tls.runs; r; r = r->below)
+fault flush-late 0 tracer/run/foreign.c \
+    'if (why == REASON_BREAK_FLUSH && !t) produce_all(site);' ''
+fault outer-run 0 tracer/run/foreign.c '    for (trace_run *r = etch__tls.runs; r; r = r->below)
         for (trace_walk *w = r->pending; w; w = w->next)' '    for (trace_run *r = etch__tls.runs; r; r = NULL)
         for (trace_walk *w = r->pending; w; w = w->next)'
 fault effects-write 0 core/dispatch/custom.c \
     'if (etch__ops[call->op].flags & OPF_EFFECTS) etch__before_write(NULL);' ''
-fault free-function 0 core/tensor/storage.c 'etch__interrupt(&frame);' 'frame = etch__enter_user();' \
-    core/tensor/storage.c 'etch__end_interrupt(&frame);' 'etch__leave_user(&frame);'
-fault free-read 0 tracer/run/segment.c 'etch__trace_hooks.before_read = before_traced_read;' ''
-fault exposure-bit 0 tracer/run/break.c 'atomic_fetch_sub(&ended.storage->exposed, ended.counts);' \
+fault free-function 0 core/tensor/storage.c 'etch__interrupt(&frame);' 'frame = etch__push_user_frame();' \
+    core/tensor/storage.c 'etch__end_interrupt(&frame);' 'etch__pop_frame(&frame);'
+fault free-read 0 tracer/run/foreign.c 'etch__trace_hooks.before_read = before_traced_read;' ''
+fault exposure-bit 0 tracer/run/exposed.c 'atomic_fetch_sub(&ended.storage->exposed, ended.counts);' \
     'atomic_fetch_and(&ended.storage->exposed, EXPOSED_WRAPPED | EXPOSED_PENDING);'
 fault kept-operand 0 core/dispatch/custom.c 'etch__lend(call, out, call_lent, &u)' \
     '(0 ? etch__lend(call, out, call_lent, &u) : call_lent(&u, call, out))'
@@ -177,7 +176,7 @@ fault kept-operand 0 core/dispatch/custom.c 'etch__lend(call, out, call_lent, &u
 fault failed-handle 0 tracer/run/evaluate.c 'if (h->storage) spoil(w->run, h->storage);' \
     'if (h->owner == w) fail_handle(h);'
 fault lost-write 0 tracer/run/evaluate.c 'if (n->c.inplace) etch__tls.lost = etch__tls.errors;' ''
-fault flush-says-ok 0 tracer/run/break.c \
+fault flush-says-ok 0 tracer/run/foreign.c \
     'return etch__succeeded(&a) || t ? ETCH_OK : etch__tls.status;' \
     'return etch__succeeded(&a) || !t ? ETCH_OK : etch__tls.status;'
 
@@ -185,8 +184,8 @@ fault lost-segment 0 tracer/run/segment.c 'r->poisoned |= writes(w);' '(void)r, 
 fault blamed-reader 0 tracer/run/evaluate.c 'if (n->c.inplace) etch__tls.lost = etch__tls.errors;
     etch__error_of_before();' 'if (n->c.inplace) etch__tls.lost = etch__tls.errors;'
 fault failed-operand 0 tracer/run/operator.c \
-    'return operands_there(call) ? etch__traced_operator(call) : NULL;' \
-    'return etch__traced_operator(call);'
+    'return operands_there(call) ? operator_of_run(call) : NULL;' \
+    'return operator_of_run(call);'
 
 # ---- how the processor computes
 fault mode-of-state 0 core/base/thread.h \
@@ -194,16 +193,15 @@ fault mode-of-state 0 core/base/thread.h \
 fault mode-in-segment 0 tracer/run/operator.c \
     'return !empty && STATE_FP(last->state ^ etch__state_now());' \
     'return !empty && STATE_FP(last->state ^ last->state);'
-fault mode-of-plan 0 tracer/run/evaluate.c 'etch__frame_mode(&frame, leaf->path[0]->c.state);' ';'
+fault mode-of-plan 0 tracer/run/code.c 'etch__frame_mode(&frame, leaf->path[0]->c.state);' ';'
 fault mode-of-node 0 core/base/thread.h 'etch__fp_control(STATE_FP(word) | FP_TRAPS);' \
     '(void)etch__fp_mask();'
-fault mode-left 0 tracer/run/evaluate.c 'if (unlikely(f->fp_changed)) etch__fp_control(f->fp);' ''
+fault mode-left 0 core/base/frame.c 'if (unlikely(f->fp_changed)) etch__fp_control(f->fp);' ''
 fault traps-left 0 core/base/thread.h 'if (unlikely(~before & FP_TRAPS))
         etch__fp_set(' 'if (before & ~before)
         etch__fp_set('
-fault traps-inside 0 tracer/run/run.c 'etch__fp_control(frame.fp);' ''
-fault traps-in-plan 0 tracer/run/evaluate.c 't->in_flush, etch__fp_mask(), false};' \
-    't->in_flush, etch__fp_now(), false};'
+fault traps-inside 0 tracer/run/call.c 'etch__fp_control(frame.fp);' ''
+fault traps-in-plan 0 core/base/frame.c 'etch__fp_mask(), NULL};' 'etch__fp_now(), NULL};'
 fault traps-in-kernel 0 core/dispatch/dispatch.c 'unsigned traps = etch__fp_mask();
     etch_status' 'unsigned traps = etch__fp_now();
     etch_status'

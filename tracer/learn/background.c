@@ -6,24 +6,20 @@
  * before: eager, recorded. The thread is started with the first job and joined when the process
  * exits; after fork the child has the jobs and starts a thread of its own with the next call. */
 #include "core/base/stack.h"
-#include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
+#include "tracer/learn/learn.h"
 
 #include <stdlib.h>
 
 typedef struct job {
     struct job *next;
-    etch_function *f;
     unsigned shard; /* where the function is pinned */
     generation *gen;
-    trace_leaf *leaf;
     uint64_t state; /* of the thread that asked */
-    trace_run r;
-    trace_walk
-        w; /* only what etch__compile_leaf looks at: aliases, and sizes where they are run-time */
+    compile_request q;
+    input_case seen; /* the request's, copied */
 } job;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t jobs_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER; /* a job, or the end */
 static pthread_cond_t done = PTHREAD_COND_INITIALIZER; /* a job is finished */
 static job *first, *current;
@@ -38,38 +34,36 @@ static void *copy(const void *from, int64_t count, size_t size) {
     return to;
 }
 
-static bool copy_walk(job *j, trace_walk *w) {
-    const trace_leaf *leaf = j->leaf;
-    j->r.f = j->f, j->r.gen = j->gen, j->r.worker = true;
-    j->w.run = &j->r;
-    j->w.mode = WALK_RECORD; /* its metas are known */
-    j->w.nvalues = leaf->nvalues;
-    if (leaf->writes_inputs && !(j->w.alias = copy(w->alias, leaf->nvalues, sizeof *w->alias)))
+static bool copy_seen(job *j, const input_case *seen) {
+    const trace_leaf *leaf = j->q.leaf;
+    input_case *own = &j->seen;
+    j->q.seen = own;
+    if (leaf->writes_inputs && !(own->alias = copy(seen->alias, leaf->nvalues, sizeof *own->alias)))
         return false;
     if (!leaf->dynamic) return true;
-    if (w->mode == WALK_MATCH && !etch__walk_metas(w)) return false;
-    j->w.nkey = w->nkey, j->w.nints = w->nints;
-    return (j->w.key = copy(w->key, w->nkey, sizeof *w->key)) &&
-           (j->w.ints = copy(w->ints, w->nints, sizeof *w->ints)) &&
-           (j->w.metas = copy(w->metas, leaf->nvalues, sizeof *w->metas));
+    own->nkey = seen->nkey, own->nints = seen->nints;
+    return (own->key = copy(seen->key, seen->nkey, sizeof *own->key)) &&
+           (own->ints = copy(seen->ints, seen->nints, sizeof *own->ints)) &&
+           (own->metas = copy(seen->metas, leaf->nvalues, sizeof *own->metas));
 }
 
 static void free_job(job *j) {
-    etch__free(j->w.alias);
-    etch__free(j->w.key);
-    etch__free(j->w.ints);
-    etch__free(j->w.metas);
+    etch__free(j->seen.alias);
+    etch__free(j->seen.key);
+    etch__free(j->seen.ints);
+    etch__free(j->seen.metas);
     etch__free(j);
 }
 
-static job *new_job(etch_function *f, trace_leaf *leaf, trace_walk *w) {
+static job *new_job(const compile_request *q, compile_for by) {
     saved_error error;
     etch__error_save(&error);
     job *j = etch__calloc(1, sizeof *j);
     if (j) {
-        j->f = f, j->leaf = leaf, j->gen = leaf->tree->gen;
+        j->q = *q, j->q.by = by;
+        j->gen = q->leaf->tree->gen;
         j->state = etch__tls.state;
-        if (!copy_walk(j, w)) free_job(j), j = NULL;
+        if (!copy_seen(j, q->seen)) free_job(j), j = NULL;
     }
     etch__error_restore(&error);
     return j;
@@ -83,8 +77,8 @@ static void unclaim(etch_function *f, trace_leaf *leaf) {
 
 /* The leaf may be asked for again, and the function freed. */
 static void let_go(job *j) {
-    unclaim(j->f, j->leaf);
-    etch__function_unpin_at(j->f, j->shard);
+    unclaim(j->q.f, j->q.leaf);
+    etch__function_unpin_at(j->q.f, j->shard);
 }
 
 static void finish_job(job *j) {
@@ -100,36 +94,38 @@ static void finish_jobs(job *j) {
     }
 }
 
-static bool is_wanted(const job *j) { return !j->f->freed && atomic_load(&j->f->gen) == j->gen; }
+static bool is_wanted(const job *j) {
+    return !j->q.f->freed && atomic_load(&j->q.f->gen) == j->gen;
+}
 
 /* Better code may have come too late, behind another graph that is provisional as well. */
 static void do_job(job *j) {
     etch__tls.state = j->state;
-    for (int i = 0; i <= j->r.betters && is_wanted(j); i++)
-        etch__compile_leaf(j->f, j->leaf, &j->w);
+    int times = j->q.by == COMPILE_BETTER ? 2 : 1;
+    for (int i = 0; i < times && is_wanted(j); i++) etch__compile_leaf(&j->q);
 }
 
 /* ---- the thread ---- */
 
 static void *work(void *unused) {
     etch__fp_control(FP_TRAPS); /* a thread begins with the mode of the one that starts it */
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&jobs_lock);
     while (!quitting) {
         job *j = current = first;
         if (!j) {
-            pthread_cond_wait(&wake, &lock);
+            pthread_cond_wait(&wake, &jobs_lock);
             continue;
         }
         first = j->next;
-        pthread_mutex_unlock(&lock);
+        pthread_mutex_unlock(&jobs_lock);
         do_job(j);
         let_go(j);
-        pthread_mutex_lock(&lock);
+        pthread_mutex_lock(&jobs_lock);
         current = NULL; /* others look at it until here */
         free_job(j);
         pthread_cond_broadcast(&done);
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&jobs_lock);
     return unused;
 }
 
@@ -137,13 +133,13 @@ static bool on_worker(void) { return running && pthread_equal(worker, pthread_se
 
 /* A compile that is going on is waited for; the others are not made any more. */
 static void stop(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&jobs_lock);
     bool join = running && !on_worker();
     job *left = first;
     first = NULL;
     quitting = true;
     pthread_cond_broadcast(&wake);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&jobs_lock);
     if (join) pthread_join(worker, NULL);
     finish_jobs(left);
 }
@@ -158,25 +154,25 @@ static bool start(void) {
 }
 
 static bool put_job(job *j) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&jobs_lock);
     bool ok = start() && !quitting;
     job **end = &first;
     while (*end) end = &(*end)->next;
     if (ok) *end = j;
     pthread_cond_signal(&wake);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&jobs_lock);
     return ok;
 }
 
 /* ---- fork ---- */
 
-static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
+static void lock_for_fork(void) { pthread_mutex_lock(&jobs_lock); }
+static void unlock_after_fork(void) { pthread_mutex_unlock(&jobs_lock); }
 
 /* The compile that went on in the parent is the child's next job. */
 static void unlock_in_child(void) {
     if (current) {
-        current->leaf->stale = true;
+        current->q.leaf->stale = true;
         current->next = first;
         first = current;
     }
@@ -184,7 +180,7 @@ static void unlock_in_child(void) {
     running = false;
     pthread_cond_init(&wake, NULL);
     pthread_cond_init(&done, NULL);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&jobs_lock);
 }
 
 __attribute__((constructor)) static void watch_forks(void) {
@@ -203,51 +199,53 @@ static bool claim(etch_function *f, trace_leaf *leaf) {
 }
 
 static void start_again(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&jobs_lock);
     if (first) start();
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&jobs_lock);
 }
 
 /* A job for the claimed leaf; NULL: out of memory, and the claim is gone. */
-static job *claimed_job(etch_function *f, trace_leaf *leaf, trace_walk *w) {
-    job *j = new_job(f, leaf, w);
-    if (j) j->shard = etch__function_pin(f);
-    else unclaim(f, leaf);
+static job *claimed_job(const compile_request *q, compile_for by) {
+    job *j = new_job(q, by);
+    if (j) j->shard = etch__function_pin(q->f);
+    else unclaim(q->f, q->leaf);
     return j;
 }
 
-void etch__want_code(etch_function *f, trace_leaf *leaf, trace_walk *w) {
-    if (!f->options.background) {
-        etch__compile_leaf(f, leaf, w);
+/* In place of provisional code. Where it cannot be had, what there is goes on. */
+static void ask_better_code(const compile_request *q) {
+    job *j = claim(q->f, q->leaf) ? claimed_job(q, COMPILE_BETTER) : NULL;
+    if (j && !put_job(j)) finish_job(j);
+}
+
+void etch__ask_code_now(const compile_request *q) {
+    if (etch__compile_leaf(q)) ask_better_code(q);
+}
+
+void etch__ask_code(const compile_request *q) {
+    if (!q->f->options.background) {
+        etch__ask_code_now(q);
         return;
     }
-    if (!leaf->npath || !etch__code_missing(f, leaf, w)) return;
-    if (!claim(f, leaf)) {
+    if (!q->leaf->npath || !etch__code_missing(q)) return;
+    if (!claim(q->f, q->leaf)) {
         start_again(); /* in the child of a fork there is no thread yet */
         return;
     }
-    job *j = claimed_job(f, leaf, w);
+    job *j = claimed_job(q, COMPILE_ASIDE);
     if (!j || put_job(j)) return; /* without one the next call tries again */
     do_job(j);                    /* no thread to be had, or the process is ending */
     finish_job(j);
 }
 
-/* Where it cannot be had, what there is goes on. */
-void etch__want_better(etch_function *f, trace_leaf *leaf, trace_walk *w) {
-    job *j = claim(f, leaf) ? claimed_job(f, leaf, w) : NULL;
-    if (!j) return;
-    j->r.betters = true;
-    if (!put_job(j)) finish_job(j);
-}
-
 /* The function is to be freed: its jobs go; one that is being done is waited for, since what it
  * calls of the user's may be freed next (but not in a log sink, for which that one may wait). */
-void etch__background_forget(etch_function *f) {
+static void forget_jobs(etch_function *f) {
     job *gone = NULL;
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&jobs_lock);
     for (job **link = &first; *link;) {
         job *j = *link;
-        if (j->f != f) {
+        if (j->q.f != f) {
             link = &j->next;
             continue;
         }
@@ -255,15 +253,19 @@ void etch__background_forget(etch_function *f) {
         j->next = gone;
         gone = j;
     }
-    while (current && current->f == f && !on_worker() && !etch__in_log_sink())
-        pthread_cond_wait(&done, &lock);
-    pthread_mutex_unlock(&lock);
+    while (current && current->q.f == f && !on_worker() && !etch__in_log_sink())
+        pthread_cond_wait(&done, &jobs_lock);
+    pthread_mutex_unlock(&jobs_lock);
     finish_jobs(gone);
 }
 
+__attribute__((constructor)) static void watch_functions(void) {
+    etch__function_watch.leaving = forget_jobs;
+}
+
 void etch__background_wait(void) {
-    pthread_mutex_lock(&lock);
+    pthread_mutex_lock(&jobs_lock);
     if (first) start();
-    while (running && (first || current)) pthread_cond_wait(&done, &lock);
-    pthread_mutex_unlock(&lock);
+    while (running && (first || current)) pthread_cond_wait(&done, &jobs_lock);
+    pthread_mutex_unlock(&jobs_lock);
 }

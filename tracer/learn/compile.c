@@ -1,8 +1,8 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
 #include "core/base/profile.h"
+#include "tracer/learn/learn.h"
+#include "tracer/tell/log.h"
 #include "tracer/tell/report.h"
-#include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
 
 #include <etch/debug.h>
 #include <time.h>
@@ -85,7 +85,7 @@ static void call_back(bool end) {
 /* What building the graph needs: the graph's number of each trace value, -1 while it has none. */
 typedef struct builder {
     const trace_leaf *leaf;
-    const trace_walk *w; /* of a dynamic leaf: whose sizes the code is for; else NULL */
+    const input_case *sizes; /* of a dynamic leaf: for which the code is; else NULL */
     graph *g;
     int32_t *number;
     segment_code *code;
@@ -109,11 +109,13 @@ static bool add_input(builder *b, int32_t v, const tensor_meta *guard) {
 static bool add_inputs(builder *b) {
     const trace_leaf *leaf = b->leaf;
     for (const int32_t *v = leaf->inputs; v < leaf->bound; v++)
-        if (!add_input(b, *v, b->w ? &b->w->metas[*v] : &leaf->tree->guards[*v])) return false;
+        if (!add_input(b, *v, b->sizes ? &b->sizes->metas[*v] : &leaf->tree->guard.meta[*v]))
+            return false;
     for (int i = 0; i < leaf->npath; i++)
         for (int k = 0; k < leaf->path[i]->ncaptures; k++) {
             const capture *c = &leaf->path[i]->captures[k];
-            if (!add_input(b, c->value, b->w ? &b->w->metas[c->value] : &c->guard)) return false;
+            if (!add_input(b, c->value, b->sizes ? &b->sizes->metas[c->value] : &c->guard))
+                return false;
         }
     return true;
 }
@@ -130,6 +132,7 @@ static int add_call(const builder *b, const op_call *call, const trace_node *n,
 }
 
 static bool add_node(builder *b, const trace_node *n) {
+    const int64_t *ints = b->sizes ? b->sizes->ints : NULL;
     etch_scalar kinds[OP_MAX_SCALARS] = {0};
     for (int i = 0; i < n->nsc; i++) kinds[i].kind = (etch_scalar_kind)n->c.kind[i];
     op_call call = {.op = n->op,
@@ -138,16 +141,13 @@ static bool add_node(builder *b, const trace_node *n) {
                     .nat = n->nat,
                     .part_of = n->part_of,
                     .sc = kinds,
-                    .at = n->c.at,
+                    .at = etch__node_attributes(ints, n),
                     .site = n->site};
     tensor_meta meta = n->meta;
     int64_t *offset = b->code->offset;
-    if (b->w) {
-        meta = b->w->metas[n->c.out];
-        if (n->dynamic) call.at = b->w->ints + n->ints;
-    }
+    if (b->sizes) meta = b->sizes->metas[n->c.out];
     if (etch__ops[n->op].kind == KIND_VIEW)
-        offset[n->c.out] = offset[n->in[0]] + etch__view_offset(b->w, n);
+        offset[n->c.out] = offset[n->in[0]] + etch__view_offset(ints, n);
     meta.offset = offset[n->c.out];
     int number = add_call(b, &call, n, &meta);
     if (number < 0) return false;
@@ -208,9 +208,9 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
 }
 
 /* The graph of a leaf, and where its inputs and outputs are in the trace. */
-static graph *build_graph(const trace_leaf *leaf, const trace_walk *w, const char *name,
+static graph *build_graph(const trace_leaf *leaf, const input_case *seen, const char *name,
                           segment_code *code) {
-    builder b = {leaf, leaf->dynamic ? w : NULL, etch__graph_new(name), NULL, code};
+    builder b = {leaf, leaf->dynamic ? seen : NULL, etch__graph_new(name), NULL, code};
     b.number = etch__malloc(((size_t)leaf->nvalues + 1) * sizeof *b.number);
     bool ok = b.g && b.number;
     if (ok) b.g->dynamic = leaf->dynamic;
@@ -238,8 +238,7 @@ static void log_graph(const graph *g) {
 static void count_graph(etch_function *f, const trace_leaf *leaf) {
     TRACE_COUNT(f, graphs, 1);
     TRACE_COUNT(f, graph_nodes, leaf->npath);
-    /* All entries together are one root. */
-    int alternatives = leaf->tree->entry ? leaf->tree->gen->entry_leaves : leaf->tree->nleaves;
+    int alternatives = etch__limit_of(leaf->tree->gen, leaf->tree)->leaves;
     if (alternatives > 1 || leaf->codes > 1) TRACE_COUNT(f, recompiles, 1);
 }
 
@@ -258,11 +257,6 @@ static segment_code *take_oldest(trace_leaf *leaf) {
 /* What is missing: a graph (the first, or with more outputs), only code for these sizes, or what is
  * to come in place of provisional code. */
 typedef enum missing { NOTHING, INSTANCE, BETTER, GRAPH } missing;
-
-static void free_code(segment_code *code) {
-    if (code) etch__free(code->key);
-    etch__free(code);
-}
 
 /* Newer code goes first. Of a leaf with fixed sizes what was there stays, since runs that hold no
  * count may be using it. */
@@ -298,14 +292,14 @@ static void publish_better(etch_function *f, trace_leaf *leaf, segment_code *cod
     pthread_mutex_unlock(&f->lock);
     if (newest) return;
     etch__plan_release(code->plan);
-    free_code(code);
+    etch__code_free(code);
 }
 
-static bool copy_key(segment_code *code, const trace_walk *w) {
-    code->key = etch__malloc((size_t)(w->nkey + 1) * sizeof *code->key);
+static bool copy_key(segment_code *code, const input_case *seen) {
+    code->key = etch__malloc((size_t)(seen->nkey + 1) * sizeof *code->key);
     if (!code->key) return false;
-    memcpy(code->key, w->key, (size_t)w->nkey * sizeof *code->key);
-    code->nkey = w->nkey;
+    memcpy(code->key, seen->key, (size_t)seen->nkey * sizeof *code->key);
+    code->nkey = seen->nkey;
     return true;
 }
 
@@ -323,11 +317,12 @@ static void note_graph(etch_function *f, const trace_leaf *leaf, const char *nam
 }
 
 /* A caller that waits is content with a provisional plan; what is to better it is no such plan. */
-static backend_options options_for(const etch_function *f, const trace_walk *w, missing m) {
-    return (backend_options){.mode = f->options.mode,
-                             .numerics = f->options.numerics,
+static backend_options options_for(const compile_request *q, missing m) {
+    bool waits = q->by == COMPILE_FOR_CALL;
+    return (backend_options){.mode = q->f->options.mode,
+                             .numerics = q->f->options.numerics,
                              .instance = m != GRAPH,
-                             .quick = !w->run->worker && etch__param_int(PARAM_COMPILE_BESIDE),
+                             .quick = waits && etch__param_int(PARAM_COMPILE_BESIDE),
                              .strict = m == BETTER};
 }
 
@@ -341,122 +336,120 @@ static void name_graph(etch_function *f, trace_leaf *leaf, bool new_graph, char 
     if (further) snprintf(name + used, n - (size_t)used, ".%d", further);
 }
 
-static segment_code *compile(etch_function *f, trace_leaf *leaf, trace_walk *w, missing m) {
-    const bool new_graph = m == GRAPH;
+/* The graph, and code without a plan yet. */
+static graph *prepare(const compile_request *q, missing m, const char *name, segment_code **code) {
+    trace_leaf *leaf = q->leaf;
+    *code = new_code(leaf, q->seen->alias);
+    if (*code && leaf->dynamic && !copy_key(*code, q->seen)) etch__code_free(*code), *code = NULL;
+    pthread_mutex_lock(&q->f->lock);
+    graph *g = *code ? build_graph(leaf, q->seen, name, *code) : NULL;
+    if (g && m == BETTER) (*code)->next = leaf->code;
+    else if (g) leaf->stale = false, (*code)->version = leaf->version += m == GRAPH;
+    pthread_mutex_unlock(&q->f->lock);
+    if (!g) etch__code_free(*code);
+    return g;
+}
+
+static segment_code *compile(const compile_request *q, missing m) {
     char name[96];
-    name_graph(f, leaf, new_graph, name, sizeof name);
-    /* A recording's were noted when it ended. */
-    bool described = !leaf->dynamic || w->mode != WALK_MATCH || etch__walk_metas(w);
-    segment_code *code = described ? new_code(leaf, w->alias) : NULL;
-    if (code && leaf->dynamic && !copy_key(code, w)) free_code(code), code = NULL;
-    pthread_mutex_lock(&f->lock);
-    graph *g = code ? build_graph(leaf, w, name, code) : NULL;
-    if (m == BETTER) code->next = leaf->code;
-    else if (g) leaf->stale = false, code->version = leaf->version += new_graph;
-    pthread_mutex_unlock(&f->lock);
-    if (!g) {
-        free_code(code);
-        return NULL;
-    }
-    if (new_graph) log_graph(g);
+    segment_code *code;
+    name_graph(q->f, q->leaf, m == GRAPH, name, sizeof name);
+    graph *g = prepare(q, m, name, &code);
+    if (!g) return NULL;
+    if (m == GRAPH) log_graph(g);
     double before = seconds_now();
-    backend_options options = options_for(f, w, m);
+    backend_options options = options_for(q, m);
     int64_t profile = etch__profile_start();
-    bool reported = etch__report_on() && etch__report_compiling(leaf, g, m == INSTANCE);
-    etch_status status = etch__backend_compile(f->backend, g, &options, &code->plan);
+    bool reported = etch__report_on() && etch__report_compiling(q->leaf, g, m == INSTANCE);
+    etch_status status = etch__backend_compile(q->f->backend, g, &options, &code->plan);
     if (unlikely(reported) && m == BETTER && status != ETCH_OK) etch__report_drop_graph();
-    else if (unlikely(reported)) etch__report_compiled(leaf, code, status);
+    else if (unlikely(reported)) etch__report_compiled(q->leaf, code, status);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, profile, g->name, NULL);
     etch__graph_free(g);
-    if (status == ETCH_OK) {
-        if (new_graph) note_graph(f, leaf, name, code->plan, seconds_now() - before);
-        return code;
+    if (status != ETCH_OK) {
+        etch__code_free(code);
+        return NULL;
     }
-    free_code(code);
-    return NULL;
+    if (m == GRAPH) note_graph(q->f, q->leaf, name, code->plan, seconds_now() - before);
+    return code;
 }
 
-/* The next call tries again. */
-static void give_up_compile(etch_function *f, trace_leaf *leaf) {
-    pthread_mutex_lock(&f->lock);
-    leaf->stale = true;
-    pthread_mutex_unlock(&f->lock);
-    etch__count_reason(REASON_EAGER_COMPILE);
+static bool instance_is_there(const compile_request *q) {
+    pthread_mutex_lock(&q->f->lock);
+    segment_code *code = etch__find_instance(q->leaf, q->seen);
+    pthread_mutex_unlock(&q->f->lock);
+    etch__code_release(q->leaf, code);
+    return code != NULL;
 }
 
-static missing what_is_missing(etch_function *f, trace_leaf *leaf, trace_walk *w) {
-    pthread_mutex_lock(&f->lock);
+static missing what_is_missing(const compile_request *q) {
+    trace_leaf *leaf = q->leaf;
+    pthread_mutex_lock(&q->f->lock);
     bool stale = leaf->stale || !leaf->codes, provisional = leaf->provisional;
-    pthread_mutex_unlock(&f->lock);
-    if (w->run->betters) return provisional && !stale ? BETTER : NOTHING;
+    pthread_mutex_unlock(&q->f->lock);
+    if (q->by == COMPILE_BETTER) return provisional && !stale ? BETTER : NOTHING;
     if (stale) return GRAPH;
-    size_t bytes = (size_t)leaf->nvalues * sizeof(int32_t);
-    if (leaf->dynamic) {
-        segment_code *code = etch__find_instance(w, leaf);
-        etch__code_release(leaf, code);
-        return code ? NOTHING : INSTANCE;
-    }
+    if (leaf->dynamic) return instance_is_there(q) ? NOTHING : INSTANCE;
     for (const segment_code *c = leaf->code; c; c = c->next)
-        if (!leaf->writes_inputs || !memcmp(c->alias, w->alias, bytes)) return NOTHING;
+        if (etch__alias_fits(leaf, c, q->seen->alias)) return NOTHING;
     return GRAPH;
 }
 
-bool etch__code_missing(etch_function *f, trace_leaf *leaf, trace_walk *w) {
-    return what_is_missing(f, leaf, w) != NOTHING;
-}
+bool etch__code_missing(const compile_request *q) { return what_is_missing(q) != NOTHING; }
 
 /* Whether this thread is compiling: what callbacks and backends call is compiled, too. */
 static __thread bool compiling __attribute__((tls_model("initial-exec")));
 
 /* A caller that need not wait for the thread in the background does not; inside a compile one that
  * waited might wait for itself, and inside a log sink for one that waits to log. */
-static bool lock_compiles(etch_function *f, bool aside) {
-    if (aside || compiling || etch__in_log_sink())
+static bool lock_compiles(etch_function *f, bool need_not) {
+    if (need_not || compiling || etch__in_log_sink())
         return pthread_mutex_trylock(&f->compile_lock) == 0;
     pthread_mutex_lock(&f->compile_lock);
     return true;
 }
 
-/* Better code that is not to be had is not asked for again. */
+/* The next call tries again; but better code that is not to be had is not asked for again. */
 static void give_up(etch_function *f, trace_leaf *leaf, missing m) {
-    if (m != BETTER) {
-        give_up_compile(f, leaf);
-        return;
-    }
     pthread_mutex_lock(&f->lock);
-    leaf->provisional = false;
+    if (m == BETTER) leaf->provisional = false;
+    else leaf->stale = true;
     pthread_mutex_unlock(&f->lock);
-    etch__log(LOG_FUSION, "%s/%d: products stay apart: %s", f->name, leaf->tree->number,
-              etch_last_error());
+    if (m == BETTER)
+        etch__log(LOG_FUSION, "%s/%d: products stay apart: %s", f->name, leaf->tree->number,
+                  etch_last_error());
+    else etch__count_reason(REASON_EAGER_COMPILE);
 }
 
 /* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
  * the leaf as it was, and the caller's error as it was. */
-void etch__compile_leaf(etch_function *f, trace_leaf *leaf, trace_walk *w) {
-    bool better = false, alone = !w->run->betters;         /* no call waits for better code */
-    bool aside = f->options.background && !w->run->worker; /* graphs are the other thread's */
-    if (!leaf->npath || (alone && !lock_compiles(f, aside))) return;
+static bool make_code(const compile_request *q, missing m) {
+    saved_error error;
+    etch__error_save(&error);
+    empty_frame frame = etch__push_frame();
+    etch__frame_mode(&frame, 0); /* numbers become text, and are folded, to nearest */
+    if (m == GRAPH) call_back(false);
+    segment_code *code = compile(q, m);
+    if (m == GRAPH) call_back(true);
+    etch__pop_frame(&frame);
+    bool provisional = code && code->plan->provisional;
+    if (!code) give_up(q->f, q->leaf, m);
+    else if (m == BETTER) publish_better(q->f, q->leaf, code);
+    else publish_code(q->f, q->leaf, code, m == GRAPH);
+    etch__error_restore(&error);
+    return provisional;
+}
+
+bool etch__compile_leaf(const compile_request *q) {
+    bool alone = q->by != COMPILE_BETTER; /* no call waits for better code */
+    bool no_graphs = q->f->options.background && q->by == COMPILE_FOR_CALL;
+    if (!q->leaf->npath || (alone && !lock_compiles(q->f, no_graphs))) return false;
     bool outer = compiling;
     compiling = true;
-    missing m = what_is_missing(f, leaf, w);
-    if (m == GRAPH && aside) m = NOTHING;
-    if (m == GRAPH && !etch__may_compile()) m = NOTHING;
-    if (m != NOTHING) {
-        saved_error error;
-        etch__error_save(&error);
-        empty_frame frame = etch__push_frame();
-        etch__frame_mode(&frame, 0); /* numbers become text, and are folded, to nearest */
-        if (m == GRAPH) call_back(false);
-        segment_code *code = compile(f, leaf, w, m);
-        if (m == GRAPH) call_back(true);
-        etch__pop_frame(&frame);
-        better = code && code->plan->provisional;
-        if (!code) give_up(f, leaf, m);
-        else if (m == BETTER) publish_better(f, leaf, code);
-        else publish_code(f, leaf, code, m == GRAPH);
-        etch__error_restore(&error);
-    }
+    missing m = what_is_missing(q);
+    if (m == GRAPH && (no_graphs || !etch__may_compile())) m = NOTHING;
+    bool provisional = m != NOTHING && make_code(q, m);
     compiling = outer;
-    if (alone) pthread_mutex_unlock(&f->compile_lock);
-    if (better) etch__want_better(f, leaf, w);
+    if (alone) pthread_mutex_unlock(&q->f->compile_lock);
+    return provisional;
 }

@@ -1,6 +1,6 @@
 /* Stances, and functions disabled with all that they call: what keeps compiled functions from
  * running compiled. */
-#include "tracer/run/run.h"
+#include "tracer/learn/learn.h"
 
 _Atomic int etch__stance = ETCH_STANCE_DEFAULT;
 
@@ -20,6 +20,16 @@ etch_stance etch_current_stance(void) { return (etch_stance)atomic_load(&etch__s
 bool etch__forced_eager(void) {
     return disabled_depth > 0 ||
            atomic_load_explicit(&etch__stance, memory_order_relaxed) == ETCH_STANCE_FORCE_EAGER;
+}
+
+bool etch__disabled(const etch_function *f) {
+    static atomic_schar everywhere = -1; /* ETCH_COMPILE_DISABLE, asked for once */
+    signed char off = atomic_load_explicit(&everywhere, memory_order_relaxed);
+    if (unlikely(off < 0)) {
+        off = etch__param_int(PARAM_COMPILE_DISABLE) != 0;
+        atomic_store_explicit(&everywhere, off, memory_order_relaxed);
+    }
+    return off || f->options.disable || unlikely(etch__forced_eager());
 }
 
 int etch__enter_disabled(bool recursive) {

@@ -13,8 +13,8 @@
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
 #include "core/ops/schema.h"
+#include "guards/alias.h"
 #include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
 
 #include <math.h>
 
@@ -99,11 +99,6 @@ static own_copy *find_copy(const shadow_set *s, const etch_storage *real) {
     return NULL;
 }
 
-static bool overlap(const etch_storage *a, const etch_storage *b) {
-    const char *pa = a->data, *pb = b->data;
-    return a != b && pa < pb + b->bytes && pb < pa + a->bytes;
-}
-
 /* Whether the storage is one of the walk's inputs; *shared: memory that two of them have in common
  * can have no copies of its own. */
 static bool is_input(const trace_walk *w, int64_t nvalues, const etch_storage *s, bool *shared) {
@@ -112,7 +107,7 @@ static bool is_input(const trace_walk *w, int64_t nvalues, const etch_storage *s
         const etch_tensor *t = w->c.value[v];
         if (!t || !t->storage) continue;
         found |= t->storage == s;
-        *shared |= overlap(t->storage, s);
+        *shared |= etch__memory_overlaps(t->storage, s);
     }
     return found;
 }
@@ -199,7 +194,7 @@ static etch_status run_kernel(const trace_walk *w, const trace_node *n, etch_ten
                     .nat = n->nat,
                     .in = in,
                     .sc = w->c.scalar + n->c.sc,
-                    .at = n->dynamic ? w->ints + n->ints : n->c.at,
+                    .at = etch__node_attributes(w->seen.ints, n),
                     .site = n->site};
     empty_frame frame = etch__push_frame();
     frame.fp_changed = true;
@@ -217,7 +212,8 @@ static void compute_new(shadow_set *s, const trace_walk *w, const trace_node *n,
         view ? in[0]->storage
              : etch__storage_new_on(h->device, (size_t)(h->numel * etch__item_size(h)));
     if (!storage) return;
-    etch_tensor *t = shadow_of(h, storage, view ? in[0]->offset + etch__view_offset(w, n) : 0);
+    etch_tensor *t =
+        shadow_of(h, storage, view ? in[0]->offset + etch__view_offset(w->seen.ints, n) : 0);
     if (!view) etch__storage_release(storage);
     if (t && !view && run_kernel(w, n, in, t) != ETCH_OK) {
         etch_release(t);
@@ -231,8 +227,8 @@ static void compute_new(shadow_set *s, const trace_walk *w, const trace_node *n,
 static void note_lost(const shadow_set *s, const trace_walk *w, const trace_node *n,
                       etch_status status) {
     trace_run *r = w->run;
-    if (s != &w->shadow->at_call || r->lost || status == ETCH_ERR_OUT_OF_MEMORY) return;
-    r->lost = n->op + 1, r->lost_site = n->site;
+    if (s != &w->shadow->at_call || r->check.lost || status == ETCH_ERR_OUT_OF_MEMORY) return;
+    r->check.lost = n->op + 1, r->check.lost_site = n->site;
 }
 
 static bool write_shadow(const shadow_set *s, const trace_walk *w, const trace_node *n,
@@ -265,7 +261,7 @@ void etch__check_call(trace_walk *w, const trace_node *n) {
     etch__error_save(&error);
     if (!w->shadow) w->shadow = etch__calloc(1, sizeof *w->shadow);
     if (!w->shadow) {
-        w->run->check = false; /* a later shadow would not know of this node */
+        w->run->check.on = false; /* a later shadow would not know of this node */
         etch__error_restore(&error);
         return;
     }
@@ -341,7 +337,7 @@ static void index_text(const etch_tensor *t, int64_t index, char *buf, size_t n)
 /* ---- differences ---- */
 
 void etch__check_failed(trace_run *r, const void *site, const char *format, ...) {
-    if (r->difference) return;
+    if (r->check.text) return;
     char text[768];
     va_list args;
     va_start(args, format);
@@ -350,21 +346,21 @@ void etch__check_failed(trace_run *r, const void *site, const char *format, ...)
     const char *line = site ? etch__site_line(site) : "";
     etch__warn("%s: %s: %s%s%s", r->f->name, etch_status_name(ETCH_ERR_CHECK), text,
                line[0] ? " at " : "", line);
-    r->difference = etch__strdup(text);
-    r->difference_site = site;
-    r->differs = true;
+    r->check.text = etch__strdup(text);
+    r->check.site = site;
+    r->check.differs = true;
 }
 
 void etch__check_lost(trace_run *r) {
-    if (!r->lost) return;
-    etch__check_failed(r, r->lost_site,
+    if (!r->check.lost) return;
+    etch__check_failed(r, r->check.lost_site,
                        "%s: failed at its call, but the call of the compiled function did not",
-                       etch__ops[r->lost - 1].name);
+                       etch__ops[r->check.lost - 1].name);
 }
 
 etch_status etch__check_report(const trace_run *r) {
-    return etch__error_at(r->difference_site, ETCH_ERR_CHECK, "%s: %s", r->f->name,
-                          r->difference ? r->difference : "a compiled result differs");
+    return etch__error_at(r->check.site, ETCH_ERR_CHECK, "%s: %s", r->f->name,
+                          r->check.text ? r->check.text : "a compiled result differs");
 }
 
 static void report(const trace_walk *w, const trace_node *n, const etch_tensor *t,
@@ -478,7 +474,7 @@ static void check_inputs(trace_walk *w, const path_view *p) {
 void etch__check_before(trace_walk *w, const trace_leaf *leaf) {
     path_view p;
     saved_error error;
-    if (!w->shadow || w->run->difference || !view_path(w, leaf, &p)) return;
+    if (!w->shadow || w->run->check.text || !view_path(w, leaf, &p)) return;
     etch__error_save(&error);
     carry_over(&w->shadow->at_call);
     check_memory(w, &p);
@@ -501,7 +497,7 @@ static void drop_compared(trace_walk *w, const path_view *p) {
 
 /* A node that failed here though its shadow did not: what depends on it is not there to compare. */
 static bool failed_for_want_of_memory(const trace_walk *w, const path_view *p) {
-    bool failed = w->run->failed;
+    bool failed = w->run->write_failed;
     const shadow_set *s = &w->shadow->at_call;
     for (int64_t i = 0; i < p->n; i++) {
         int32_t v = p->node[i]->c.out;

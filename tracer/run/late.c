@@ -6,8 +6,8 @@
  * computed once more from the inputs and these copies, writes included, in handles of their own
  * but for those that somebody waits for. */
 #include "core/tensor/device.h"
+#include "guards/alias.h"
 #include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
 
 /* ---- copies ---- */
 
@@ -60,16 +60,8 @@ bool etch__keep_inputs(trace_walk *w, const trace_leaf *leaf, const segment_code
     return ok;
 }
 
-void etch__drop_kept_inputs(trace_walk *w) {
-    for (int i = 0; i < w->nkept_inputs; i++) {
-        etch__storage_release(w->kept_inputs[i].real);
-        etch__storage_release(w->kept_inputs[i].copy);
-    }
-    w->nkept_inputs = 0;
-}
-
 bool etch__late_reads(const trace_walk *w, const etch_storage *s) {
-    for (int32_t v = 0; w->pending && v < w->leaf->nvalues; v++) {
+    for (int32_t v = 0; w->end.pending && v < w->leaf->nvalues; v++) {
         const etch_tensor *t = w->c.value[v];
         const etch_storage *own = t ? t->storage : NULL;
         if (w->leaf->lean && t && t->owner == w) continue; /* is computed again */
@@ -83,7 +75,7 @@ bool etch__late_reads(const trace_walk *w, const etch_storage *s) {
 /* Whose memory the value lies in: of inputs that share a storage, the first one. */
 static int32_t memory_of(const trace_walk *w, int32_t v) {
     int32_t base = w->leaf->base[v];
-    return w->leaf->writes_inputs ? w->alias[base] : base;
+    return w->leaf->writes_inputs ? w->seen.alias[base] : base;
 }
 
 /* Per node of the path, whether it is run: what the values that somebody waits for are made of, as

@@ -1,9 +1,9 @@
 /* One operator call inside a compiled function: along the trace, into a recording, or at once. */
 #include "core/dispatch/mode.h"
-#include "core/base/profile.h"
-#include "tracer/tell/report.h"
+#include "guards/call.h"
 #include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
+#include "tracer/tell/log.h"
+#include "tracer/tell/report.h"
 
 /* ---- operators ---- */
 
@@ -11,8 +11,8 @@
  * produced is known to be. */
 static void want_used(trace_run *r, const etch_tensor *t) {
     for (trace_walk *w = r->pending; w; w = w->next)
-        if (w == t->owner && w->leaf && !(w->ran && w->ran->slot[t->value] >= 0))
-            etch__want_late(r, w, t);
+        if (w == t->owner && w->leaf && !(w->end.ran && w->end.ran->slot[t->value] >= 0))
+            etch__note_used_late(r, w, t);
 }
 
 static bool has_spoilt(const op_call *call) {
@@ -35,7 +35,7 @@ static bool prepare_operands(trace_run *r, const op_call *call) {
         } else if (unlikely(t->owner && t->owner != r->walk)) {
             want_used(r, t);
         }
-        for (trace_walk *w = r->recorded; w; w = w->next) etch__mark_want(w, t);
+        for (trace_walk *w = r->recordings; w; w = w->next) etch__note_used(w, t);
     }
     return !has_spoilt(call);
 }
@@ -55,7 +55,7 @@ static etch_tensor *run_now(const op_call *call) {
 static bool obey_marks(trace_run *r, trace_walk *w, const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
         if (likely(!etch__marked_dynamic(call->in[i]))) continue;
-        w->dynamic = true;
+        w->rec.dynamic = true;
         if (r->f->options.dynamic != ETCH_DYNAMIC_OFF) continue;
         etch__error_at(call->site, ETCH_ERR_SPECIALISED,
                        "%s: %s captures a tensor with a dimension that is marked dynamic, but the "
@@ -69,7 +69,7 @@ static bool obey_marks(trace_run *r, trace_walk *w, const op_call *call) {
 static etch_tensor *record(trace_run *r, trace_walk *w, const op_call *call) {
     if (!operands_there(call) || !obey_marks(r, w, call)) return NULL;
     etch_tensor *h = etch__walk_record(w, call);
-    if (unlikely(r->check) && h && w->mode == WALK_SHAPES)
+    if (unlikely(r->check.on) && h && w->mode == WALK_SHAPES)
         etch__check_call(w, w->path[w->npath - 1]);
     return h;
 }
@@ -77,9 +77,10 @@ static etch_tensor *record(trace_run *r, trace_walk *w, const op_call *call) {
 /* Whether a new path under this root would be one too many. */
 bool etch__root_limited(trace_run *r, trace_tree *tree) {
     pthread_mutex_lock(&r->f->lock);
-    bool full = etch__at_limit(r, tree);
+    int most = etch__recompile_limit(&r->f->options);
+    bool full = etch__at_limit(etch__limit_of(r->gen, tree), most, &r->gen->warned, &r->warning);
     pthread_mutex_unlock(&r->f->lock);
-    if (unlikely(r->warn_limit)) etch__warn_limit(r);
+    etch__warn_of_limit(r);
     return full;
 }
 
@@ -90,7 +91,7 @@ void etch__follow(trace_run *r, trace_walk *w) {
     if (w->mode != WALK_MATCH || !alone) return;
     for (int i = 0; w->entry && i < w->nargs; i++)
         alone &= etch__walk_hides(w, i) || !etch__exposed_bits(w->c.value[i]);
-    if (alone && !r->check) etch__tls.cursor = &w->c;
+    if (alone && !r->check.on) etch__tls.cursor = &w->c;
 }
 
 /* Captured memory that is exposed: the same. */
@@ -102,16 +103,16 @@ static void stop_following(const op_call *call) {
 trace_walk *etch__begin_recording(trace_run *r) {
     trace_walk *w = etch__walk_take(r, NULL);
     if (w && r->f->options.fullgraph) w->mode = WALK_SHAPES;
-    if (w) w->dynamic = r->f->options.dynamic == ETCH_DYNAMIC_ON || r->marked;
+    if (w) w->rec.dynamic = r->f->options.dynamic == ETCH_DYNAMIC_ON || r->marked;
     return r->walk = w;
 }
 
 /* A recording of this very call with such a first operator is published and compiled when it is
  * entered again. */
 static void settle_earlier(trace_run *r, const op_call *call) {
-    for (trace_walk *w = r->recorded; w; w = w->next)
-        if (!w->published && w->npath && !w->entry &&
-            etch__similar_call(w->path[0], call, etch__state_now()))
+    for (trace_walk *w = r->recordings; w; w = w->next)
+        if (!w->rec.published && w->npath && !w->entry &&
+            etch__similar_call(&w->path[0]->c, call, etch__state_now()))
             etch__settle(r, w);
 }
 
@@ -121,7 +122,7 @@ void etch__obey_stance(trace_run *r, const void *site) {
         r->poisoned = true;
         etch__refuse_compile(r->f, site);
     } else {
-        r->eager = r->by_stance = true;
+        r->eager = r->eager_by_stance = true;
     }
 }
 
@@ -134,17 +135,17 @@ bool etch__outdated(const trace_run *r) {
 /* The segment that begins with this call. NULL: r->eager, or an error. */
 static trace_walk *begin_segment(trace_run *r, const op_call *call) {
     if (unlikely(etch__forced_eager())) {
-        r->eager = r->by_stance = true;
+        r->eager = r->eager_by_stance = true;
         return NULL;
     }
     if (unlikely(etch__outdated(r))) {
         r->eager = true;
         return NULL;
     }
-    if (r->recorded) settle_earlier(r, call);
+    if (r->recordings) settle_earlier(r, call);
     trace_tree *tree = etch__find_resume(r->gen, call, etch__state_now());
     if (!tree || !atomic_load_explicit(&tree->ncompiled, memory_order_acquire)) {
-        if (tree && tree->limited) {
+        if (tree && tree->limit.reached) {
             r->eager = true;
             if (etch__report_on()) etch__report_limited(r->f, tree, &tree->root, call);
         } else if (!etch__may_compile()) {
@@ -167,7 +168,7 @@ bool etch__go_on_eagerly(trace_run *r, trace_walk *w) {
 }
 
 static etch_tensor *diverge_limited(trace_run *r, trace_walk *w, const op_call *call) {
-    if (r->f->options.fullgraph && !r->by_stance) {
+    if (r->f->options.fullgraph && !r->eager_by_stance) {
         r->poisoned = true;
         etch__error_at(
             call->site, ETCH_ERR_RECOMPILE_LIMIT,
@@ -176,7 +177,7 @@ static etch_tensor *diverge_limited(trace_run *r, trace_walk *w, const op_call *
             r->f->name);
         return NULL;
     }
-    if (etch__report_on() && !r->by_stance)
+    if (etch__report_on() && !r->eager_by_stance)
         etch__report_limited(r->f, w->tree, (const trace_node *)w->c.last, call);
     if (!etch__go_on_eagerly(r, w)) return NULL;
     etch_tensor *h = run_now(call);
@@ -190,7 +191,7 @@ static int marked_dim(const trace_walk *w, int64_t was, int64_t is, int *arg) {
         const etch_tensor *t = w->c.value[*arg];
         for (int d = 0; etch__marked_dynamic(t) && d < t->ndim; d++)
             if (t->marks->dynamic >> d & 1 && t->size[d] == is &&
-                w->tree->guards[*arg].size[d] == was)
+                w->tree->guard.meta[*arg].size[d] == was)
                 return d;
     }
     return -1;
@@ -198,10 +199,10 @@ static int marked_dim(const trace_walk *w, int64_t was, int64_t is, int *arg) {
 
 /* A size that is marked dynamic has become part of the trace. */
 static bool specialised(trace_run *r, const trace_walk *w, const op_call *call) {
-    if (!r->marked || !w->entry || !w->tree->guards) return false;
+    if (!r->marked || !w->entry || !w->tree->guard.meta) return false;
     const trace_node *n = ((const trace_node *)w->c.last)->child;
     for (int arg; n; n = n->sibling) {
-        int k = n->c.key == CURSOR_END ? -1 : etch__static_difference(n, call);
+        int k = n->c.key == CURSOR_END ? -1 : etch__static_difference(&n->c, call);
         int d = k < 0 ? -1 : marked_dim(w, n->c.at[k], call->at[k], &arg);
         if (d < 0) continue;
         etch__error_at(
@@ -225,15 +226,15 @@ static etch_tensor *diverge(trace_run *r, trace_walk *w, const op_call *call) {
     bool empty = w->c.last == &w->tree->root.c;
     if (!empty || w->entry) {
         TRACE_COUNT(r->f, divergences, 1);
-        etch__log_diverged(w, call);
+        etch__log_diverged(r->f, (const trace_node *)w->c.next, call, call->site);
     }
     if (!etch__may_compile()) etch__obey_stance(r, call->site);
     if (r->poisoned) return NULL;
-    if (r->by_stance || etch__root_limited(r, w->tree)) return diverge_limited(r, w, call);
+    if (r->eager_by_stance || etch__root_limited(r, w->tree)) return diverge_limited(r, w, call);
     bool full = r->f->options.fullgraph;
     bool sizes_only = r->f->options.dynamic != ETCH_DYNAMIC_OFF && etch__walk_similar(w, call);
     if (!etch__walk_to_recording(w, full ? WALK_SHAPES : WALK_RECORD)) return NULL;
-    w->dynamic |= sizes_only;
+    w->rec.dynamic |= sizes_only;
     STOP_TRACING;
     return record(r, w, call);
 }
@@ -246,13 +247,15 @@ static bool changes_mode(const trace_walk *w) {
     return !empty && STATE_FP(last->state ^ etch__state_now());
 }
 
+static etch_tensor *operator_of_run(const op_call *call);
+
 /* Ends the segment before the call, which begins another one. */
 static etch_tensor *break_before(trace_run *r, reason_id why, const char *text,
                                  const op_call *call) {
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return NULL;
     if (etch__break_graph(r, why, call->site, NULL, text) != ETCH_OK) return NULL;
-    return operands_there(call) ? etch__traced_operator(call) : NULL;
+    return operands_there(call) ? operator_of_run(call) : NULL;
 }
 
 static inline etch_tensor *traced_operator(const op_call *call) {
@@ -270,7 +273,7 @@ static inline etch_tensor *traced_operator(const op_call *call) {
         if (etch__break_graph(r, now, call->site, NULL, NULL) != ETCH_OK) return NULL;
         return prepare_operands(r, call) ? run_now(call) : NULL;
     }
-    if (r->eager || r->off) return run_now(call);
+    if (r->eager || r->disabled) return run_now(call);
     if (r->walk && unlikely(changes_mode(r->walk)))
         return break_before(r, REASON_BREAK_STATE, "rounding or denormals", call);
     trace_walk *w = r->walk ? r->walk : begin_segment(r, call);
@@ -280,7 +283,7 @@ static inline etch_tensor *traced_operator(const op_call *call) {
         etch_tensor *h = etch__walk_match(w, call);
         if (h) {
             stop_following(call);
-            if (unlikely(r->check)) etch__check_call(w, (const trace_node *)w->c.last);
+            if (unlikely(r->check.on)) etch__check_call(w, (const trace_node *)w->c.last);
             return h;
         }
         long_match = etch__find_end((trace_node *)w->c.last, REASON_BREAK_LENGTH) != NULL;
@@ -292,10 +295,14 @@ static inline etch_tensor *traced_operator(const op_call *call) {
     return record(r, w, call);
 }
 
-etch_tensor *etch__traced_operator(const op_call *call) {
+static etch_tensor *operator_of_run(const op_call *call) {
     attempt a;
     etch__attempt(&a);
     etch_tensor *h = traced_operator(call);
     if (likely(h != NULL)) etch__succeeded(&a);
     return h;
+}
+
+__attribute__((constructor)) static void register_operators(void) {
+    etch__register_layer(LAYER_TRACER, operator_of_run);
 }

@@ -7,9 +7,7 @@
  * after it, a failed check or a write included, goes the way of every other call. Only one segment
  * from entry to return can be replayed: what a break hands to the user's code is not in the trace.
  */
-#include "core/base/profile.h"
 #include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
 
 /* A random operator takes fresh numbers each time. */
 typedef struct random_draw {
@@ -34,13 +32,17 @@ struct replay {
 
 enum { MAX_REPLAYS = 64 };
 
-void etch__replay_free(replay *p) {
+static void free_replays(replay *p) {
     while (p) {
         replay *next = p->next;
         for (int i = 0; i < p->nbound; i++) etch_release(p->bound[i]);
         etch__free(p);
         p = next;
     }
+}
+
+__attribute__((constructor)) static void register_replays(void) {
+    etch__trace_parts.free_replays = free_replays;
 }
 
 /* ---- finding ---- */
@@ -62,16 +64,16 @@ static bool same_handles(const replay *p, etch_tensor *const *in) {
     return true;
 }
 
-static bool holds(const replay *p, etch_tensor *const *in, int nin, int nout) {
-    if (p->nin != nin || p->nout != nout || p->state != etch__state_now()) return false;
-    for (int i = 0; i < nin; i++)
-        if (!etch__guard_holds(&p->guards[i], in[i])) return false;
-    return same_handles(p, in);
+static bool holds(const replay *p, const call_io *io) {
+    if (p->nin != io->nin || p->nout != io->nout || p->state != etch__state_now()) return false;
+    for (int i = 0; i < io->nin; i++)
+        if (!etch__guard_holds(&p->guards[i], io->in[i])) return false;
+    return same_handles(p, io->in);
 }
 
-const replay *etch__replay_find(const generation *g, etch_tensor *const *in, int nin, int nout) {
+const replay *etch__replay_find(const generation *g, const call_io *io) {
     const replay *p = atomic_load_explicit(&g->replays, memory_order_acquire);
-    while (p && !holds(p, in, nin, nout)) p = p->next;
+    while (p && !holds(p, io)) p = p->next;
     return p;
 }
 
@@ -86,7 +88,7 @@ typedef struct sizes {
 static sizes sizes_of(const trace_walk *w) {
     const trace_node *last = (const trace_node *)w->c.last;
     if (w->mode == WALK_MATCH) return (sizes){last->nvalues, last->nscalars, last->nints};
-    return (sizes){w->nvalues, w->nscalars, w->nints};
+    return (sizes){w->nvalues, w->nscalars, w->seen.nints};
 }
 
 static void refuse(trace_run *r, const char *why, const void *site) {
@@ -129,8 +131,8 @@ static void count_parts(const trace_walk *w, replay *p) {
 }
 
 static bool is_dynamic(const trace_walk *w) {
-    if (w->mode != WALK_MATCH) return w->dynamic;
-    return w->tree->dynamic || ((const trace_node *)w->c.last)->dynamic;
+    if (w->mode != WALK_MATCH) return w->rec.dynamic;
+    return w->tree->guard.dynamic || ((const trace_node *)w->c.last)->dynamic;
 }
 
 /* One block: the widest items first. */
@@ -180,13 +182,13 @@ static void fill(const trace_run *r, replay *p) {
         etch__guard_make(w->c.value[v], &p->metas[v]);
     fill_from_path(w, p);
     if (p->nscalars) memcpy(p->scalars, w->c.scalar, (size_t)p->nscalars * sizeof *p->scalars);
-    if (p->nints) memcpy(p->ints, w->ints, (size_t)p->nints * sizeof *p->ints);
+    if (p->nints) memcpy(p->ints, w->seen.ints, (size_t)p->nints * sizeof *p->ints);
 }
 
 /* Why the walk cannot be replayed, or NULL. */
 static const char *obstacle(const trace_run *r) {
     const trace_walk *w = r->walk;
-    if (r->broke) return etch__reasons[r->broke - 1].text;
+    if (r->replay.broke) return etch__reasons[r->replay.broke - 1].text;
     return w && !w->entry ? "it has more than one segment" : NULL;
 }
 
@@ -209,37 +211,37 @@ static bool full(const generation *g) {
 }
 
 /* A failed allocation only means that the next call runs the body again. */
-void etch__replay_note(trace_run *r, etch_tensor *const *out, int nout) {
+void etch__replay_note(trace_run *r, const call_io *io) {
     trace_walk *w = r->walk;
     const char *why = obstacle(r);
-    if (why) refuse(r, why, r->broke_site);
+    if (why) refuse(r, why, r->replay.broke_site);
     if (why || !w || r->eager || full(r->gen)) return;
     saved_error error;
     etch__error_save(&error);
     bool ok = w->mode != WALK_MATCH || etch__walk_path(w);
     bool noted = ok && w->npath && !captures_argument(w);
-    replay *p = noted ? alloc_replay(w, w->nargs, nout) : NULL;
-    for (int i = 0; p && i < nout; i++) {
-        p->out[i] = result_value(r, sizes_of(w).nvalues, out[i]);
+    replay *p = noted ? alloc_replay(w, w->nargs, io->nout) : NULL;
+    for (int i = 0; p && i < io->nout; i++) {
+        p->out[i] = result_value(r, sizes_of(w).nvalues, io->out[i]);
         if (p->out[i] >= 0) continue;
         refuse(r, "it returns a tensor that none of its operators made", NULL);
         etch__free(p);
         p = NULL;
     }
     if (p) fill(r, p);
-    if (p) p->state = r->state;
-    r->replay = p;
+    if (p) p->state = r->replay.state;
+    r->replay.made = p;
     etch__error_restore(&error);
 }
 
 /* The call has ended: what it did can be replayed if its trace has code. */
 void etch__replay_publish(trace_run *r, bool ended_well) {
-    replay *p = r->replay;
+    replay *p = r->replay.made;
     generation *g = r->gen;
-    r->replay = NULL;
+    r->replay.made = NULL;
     if (!p) return;
     pthread_mutex_lock(&r->f->lock);
-    p->leaf = r->leaf;
+    p->leaf = r->replay.leaf;
     bool fits = ended_well && p->leaf && p->leaf->codes && r->f->gen == g &&
                 p->nbound == p->leaf->nbound && p->nscalars == p->leaf->nscalars;
     if (fits) {
@@ -247,7 +249,7 @@ void etch__replay_publish(trace_run *r, bool ended_well) {
         atomic_store_explicit(&g->replays, p, memory_order_release);
     }
     pthread_mutex_unlock(&r->f->lock);
-    if (!fits) etch__replay_free(p);
+    if (!fits) free_replays(p);
 }
 
 /* ---- replaying ---- */
@@ -270,7 +272,7 @@ static void bind_values(trace_walk *w, const replay *p) {
         h->sizes = 0;
     }
     if (p->nscalars) memcpy(w->c.scalar, p->scalars, (size_t)p->nscalars * sizeof *p->scalars);
-    if (p->nints) memcpy(w->ints, p->ints, (size_t)p->nints * sizeof *p->ints);
+    if (p->nints) memcpy(w->seen.ints, p->ints, (size_t)p->nints * sizeof *p->ints);
     w->c.last = &leaf->end->parent->c;
     w->c.next = &leaf->end->c;
 }
@@ -293,14 +295,14 @@ static bool give_result(trace_walk *w, etch_tensor *h) {
     return true;
 }
 
-etch_status etch__replay_run(trace_run *r, const replay *p, etch_tensor **out, int nout) {
+etch_status etch__replay_run(trace_run *r, const replay *p, const call_io *io) {
     trace_walk *w = r->walk;
     if (!make_handles(w, p->leaf)) return ETCH_ERR_OUT_OF_MEMORY;
     bind_values(w, p);
     draw_random(w, p);
-    for (int i = 0; i < nout; i++) {
-        out[i] = w->c.value[p->out[i]];
-        if (!give_result(w, out[i])) return etch__tls.status;
+    for (int i = 0; i < io->nout; i++) {
+        io->out[i] = w->c.value[p->out[i]];
+        if (!give_result(w, io->out[i])) return etch__tls.status;
     }
     return ETCH_OK;
 }
@@ -314,8 +316,8 @@ static const char *line_of(const trace_node *n) {
 
 static bool same_step(const replay *p, const trace_walk *w, const trace_node *a,
                       const trace_node *b) {
-    const int64_t *at = a->dynamic ? p->ints + a->ints : a->c.at;
-    const int64_t *bt = b->dynamic ? w->ints + b->ints : b->c.at;
+    const int64_t *at = etch__node_attributes(p->ints, a);
+    const int64_t *bt = etch__node_attributes(w->seen.ints, b);
     return a->op == b->op && a->nin == b->nin && a->nsc == b->nsc && a->nat == b->nat &&
            a->c.state == b->c.state && !memcmp(a->c.kind, b->c.kind, sizeof a->c.kind) &&
            !memcmp(a->in, b->in, a->nin * sizeof *a->in) && !memcmp(at, bt, a->nat * sizeof *at);
@@ -395,7 +397,7 @@ void etch__replay_compare(trace_run *r, const replay *p, etch_tensor *const *out
     trace_walk *w = r->walk;
     const char *why = obstacle(r);
     if (why || !w)
-        etch__check_failed(r, r->broke_site,
+        etch__check_failed(r, r->replay.broke_site,
                            "replay differs from the body, which now breaks the "
                            "graph: %s",
                            why ? why : "it runs eagerly");

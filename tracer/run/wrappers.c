@@ -4,7 +4,6 @@
  * of a run, and where the run is eager anyway, all three just call the function. */
 #include "core/dispatch/mode.h"
 #include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
 
 #include <ctype.h>
 #include <etch/mode.h>
@@ -85,10 +84,10 @@ static etch_status allowed_shape(void *ctx, const etch_op *op, const etch_value 
 
 static etch_status call_allowed(const allowed_fn *a, etch_tensor *const *in, int nin,
                                 etch_tensor **out) {
+    call_io io = {.in = in, .out = out, .nin = nin, .nout = 1};
     etch_function f = {.kind = a->kind, .fn = a->fn, .ctx = a->ctx, .name = (char *)a->name};
     unsigned errors = etch__tls.errors;
-    etch_status status = etch__call_body(&f, in, nin, out, 1);
-    return etch__checked_results(&f, errors, status, out, 1);
+    return etch__checked_results(&f, errors, etch__call_body(&f, &io), &io);
 }
 
 static etch_status allowed_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -153,36 +152,36 @@ static allowed_fn *allow(const etch_function *f) {
 }
 
 /* The first call with such arguments runs the function, which is then the recorded result. */
-static etch_status learn_by_running(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
+static etch_status learn_by_running(trace_run *r, etch_function *f, const call_io *io,
                                     etch_tensor **y) {
     tensor_meta meta;
-    if (!etch__stop_matching(r, in, nin)) return etch__tls.status;
+    if (!etch__stop_matching(r, io)) return etch__tls.status;
     if (r->walk && r->walk->mode == WALK_SHAPES) {
-        etch_status status = etch__learn_shapes(r, f, in, nin, &meta);
-        return status == ETCH_OK ? learn(f->allowed, in, nin, &meta) : status;
+        etch_status status = etch__learn_shapes(r, f, io, &meta);
+        return status == ETCH_OK ? learn(f->allowed, io->in, io->nin, &meta) : status;
     }
     empty_frame frame = etch__push_frame();
-    etch_status status = call_allowed(f->allowed, in, nin, y);
+    etch_status status = call_allowed(f->allowed, io->in, io->nin, y);
     etch__pop_frame(&frame);
     if (status != ETCH_OK) return status;
     etch__guard_make(*y, &meta);
-    return learn(f->allowed, in, nin, &meta);
+    return learn(f->allowed, io->in, io->nin, &meta);
 }
 
-static etch_status call_node(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
-                             etch_tensor **out, const void *site) {
+static etch_status call_node(trace_run *r, etch_function *f, const call_io *io) {
     etch_tensor_spec spec;
     etch_tensor *y = NULL;
     int64_t scope = etch_scope_begin();
     if (scope < 0) return etch__tls.status;
     etch_status status = ETCH_OK;
-    if (!find_learnt(f->allowed, in, nin, &spec)) status = learn_by_running(r, f, in, nin, &y);
+    if (!find_learnt(f->allowed, io->in, io->nin, &spec)) status = learn_by_running(r, f, io, &y);
     if (status == ETCH_OK) {
-        op_call call = {.op = f->allowed->op->id, .nin = (uint16_t)nin, .in = in, .site = site};
+        op_call call = {
+            .op = f->allowed->op->id, .nin = (uint16_t)io->nin, .in = io->in, .site = io->site};
         ready = y;
-        out[0] = etch__dispatch(&call);
+        io->out[0] = etch__dispatch(&call);
         ready = NULL;
-        if (!out[0] || !etch_keep(out[0])) status = etch__tls.status;
+        if (!io->out[0] || !etch_keep(io->out[0])) status = etch__tls.status;
     }
     etch_scope_end(scope);
     return status;
@@ -198,13 +197,17 @@ struct constant {
     etch_tensor *out[];
 };
 
-void etch__constants_free(struct constant *c) {
+static void free_constants(struct constant *c) {
     while (c) {
         struct constant *next = c->next;
         for (int i = 0; i < c->nout; i++) etch_release(c->out[i]);
         etch__free(c);
         c = next;
     }
+}
+
+__attribute__((constructor)) static void register_constants(void) {
+    etch__trace_parts.free_constants = free_constants;
 }
 
 static const struct constant *find_constant(trace_run *r, const etch_function *f, int number,
@@ -216,12 +219,11 @@ static const struct constant *find_constant(trace_run *r, const etch_function *f
     return c;
 }
 
-static bool keep_constant(trace_run *r, const etch_function *f, int number, etch_tensor *const *out,
-                          int nout) {
-    struct constant *c = etch__malloc(sizeof *c + (size_t)nout * sizeof(etch_tensor *));
+static bool keep_constant(trace_run *r, const etch_function *f, int number, const call_io *io) {
+    struct constant *c = etch__malloc(sizeof *c + (size_t)io->nout * sizeof(etch_tensor *));
     if (!c) return false;
-    c->function = f->serial, c->number = number, c->nout = nout;
-    for (int i = 0; i < nout; i++) c->out[i] = etch_retain(out[i]);
+    c->function = f->serial, c->number = number, c->nout = io->nout;
+    for (int i = 0; i < io->nout; i++) c->out[i] = etch_retain(io->out[i]);
     pthread_mutex_lock(&r->f->lock);
     c->next = r->gen->constants;
     r->gen->constants = c;
@@ -230,66 +232,60 @@ static bool keep_constant(trace_run *r, const etch_function *f, int number, etch
 }
 
 /* The body on the arguments' values, which must be there. */
-static etch_status evaluate_constant(trace_run *r, etch_function *f, etch_tensor *const *in,
-                                     int nin, etch_tensor **out, int nout, const void *site) {
+static etch_status evaluate_constant(trace_run *r, etch_function *f, const call_io *io) {
     bool deferred = false;
-    for (int i = 0; i < nin; i++) deferred |= in[i]->deferred;
-    if (deferred && !etch__stop_matching(r, in, nin)) return etch__tls.status;
-    for (int i = 0; i < nin; i++)
-        if (in[i]->deferred)
+    for (int i = 0; i < io->nin; i++) deferred |= io->in[i]->deferred;
+    if (deferred && !etch__stop_matching(r, io)) return etch__tls.status;
+    for (int i = 0; i < io->nin; i++)
+        if (io->in[i]->deferred)
             return etch__error_at(
-                site, ETCH_ERR_UNSUPPORTED,
+                io->site, ETCH_ERR_UNSUPPORTED,
                 "%s: assumed constant, but under fullgraph its argument %d is not "
                 "computed yet",
                 f->name, i);
     empty_frame frame = etch__push_frame();
     etch__tls.in_flush = frame.in_flush;
     etch__fp_control(frame.fp);
-    etch_status status = etch__call_in_scope(f, in, nin, out, nout);
+    etch_status status = etch__call_in_scope(f, io);
     etch__pop_frame(&frame);
     return status;
 }
 
-static etch_status call_constant(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
-                                 etch_tensor **out, int nout, const void *site) {
+static etch_status call_constant(trace_run *r, etch_function *f, const call_io *io) {
     int number = r->nconstants++;
-    const struct constant *c = find_constant(r, f, number, nout);
+    const struct constant *c = find_constant(r, f, number, io->nout);
     if (!c) {
-        etch_status status = evaluate_constant(r, f, in, nin, out, nout, site);
-        if (status == ETCH_OK && !keep_constant(r, f, number, out, nout))
-            status = ETCH_ERR_OUT_OF_MEMORY;
+        etch_status status = evaluate_constant(r, f, io);
+        if (status == ETCH_OK && !keep_constant(r, f, number, io)) status = ETCH_ERR_OUT_OF_MEMORY;
         return status;
     }
-    for (int i = 0; i < nout; i++) {
+    for (int i = 0; i < io->nout; i++) {
         if (!etch__scope_push(c->out[i])) return etch__tls.status;
-        out[i] = etch_retain(c->out[i]);
+        io->out[i] = etch_retain(c->out[i]);
     }
     return ETCH_OK;
 }
 
 /* ---- calling ---- */
 
-static etch_status call_disabled(trace_run *r, etch_function *f, etch_tensor *const *in, int nin,
-                                 etch_tensor **out, int nout, const void *site) {
+static etch_status call_disabled(trace_run *r, etch_function *f, const call_io *io) {
     int before = etch__enter_disabled(f->recursive);
-    etch_status status = r && !r->off ? etch__call_off(r, f, in, nin, out, nout, site)
-                                      : etch__call_in_scope(f, in, nin, out, nout);
+    etch_status status = r && !r->disabled ? etch__call_off(r, f, io) : etch__call_in_scope(f, io);
     etch__leave_disabled(before);
     return status;
 }
 
-etch_status etch__call_wrapped(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
-                               int nout, const void *site) {
+etch_status etch__call_wrapped(etch_function *f, const call_io *io) {
     trace_run *r = etch__current_run();
-    if (f->wrap == WRAP_DISABLE) return call_disabled(r, f, in, nin, out, nout, site);
-    bool plain = !r || r->off || r->eager || etch__mode_entered_since(r->modes);
-    if (plain) return etch__call_in_scope(f, in, nin, out, nout);
-    if (f->wrap == WRAP_CONSTANT) return call_constant(r, f, in, nin, out, nout, site);
-    if (nout != 1)
-        return etch__error_at(site, ETCH_ERR_UNSUPPORTED,
+    if (f->wrap == WRAP_DISABLE) return call_disabled(r, f, io);
+    bool plain = !r || r->disabled || r->eager || etch__mode_entered_since(r->modes);
+    if (plain) return etch__call_in_scope(f, io);
+    if (f->wrap == WRAP_CONSTANT) return call_constant(r, f, io);
+    if (io->nout != 1)
+        return etch__error_at(io->site, ETCH_ERR_UNSUPPORTED,
                               "%s: a function allowed in graphs has one result, asked for %d",
-                              f->name, nout);
-    return call_node(r, f, in, nin, out, site);
+                              f->name, io->nout);
+    return call_node(r, f, io);
 }
 
 /* ---- making ---- */

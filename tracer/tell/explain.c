@@ -1,16 +1,14 @@
 /* What is remembered of each function, and etch_explain. */
 #include "tracer/tell/report.h"
-#include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
 
 #include <etch/explain.h>
 
 /* One lock for all stories: they change when something is recorded, never in steady state. It may
  * be taken with a function's lock held, and nothing else is taken under it. */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static pthread_mutex_t story_lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void lock_stories(void) { pthread_mutex_lock(&lock); }
-static void unlock_stories(void) { pthread_mutex_unlock(&lock); }
+static void lock_stories(void) { pthread_mutex_lock(&story_lock); }
+static void unlock_stories(void) { pthread_mutex_unlock(&story_lock); }
 
 /* Registered before the functions' locks, and so taken after them. */
 __attribute__((constructor)) static void watch_forks(void) {
@@ -24,7 +22,7 @@ static void free_events(story_event *e, int n) {
     etch__free(e);
 }
 
-void etch__story_free(story *s) {
+static void free_story(story *s) {
     free_events(s->breaks, s->nbreaks);
     free_events(s->recompiles, s->nrecompiles);
     for (int i = 0; i < s->ngraphs; i++) {
@@ -32,6 +30,20 @@ void etch__story_free(story *s) {
         etch__free(s->graphs[i].guards);
     }
     etch__free(s->graphs);
+}
+
+static void function_gone(etch_function *f) {
+    if (etch__report_on()) etch__report_function_gone(f);
+    free_story(&f->story);
+}
+
+static void function_forgotten(etch_function *f) {
+    if (etch__report_on() && f->report) etch__report_event(f, REPORT_RESET, END_RETURN, NULL, NULL);
+}
+
+__attribute__((constructor)) static void watch_functions(void) {
+    etch__function_watch.gone = function_gone;
+    etch__function_watch.forgotten = function_forgotten;
 }
 
 static bool same_event(const story_event *e, reason_id why, const void *site, const char *detail) {

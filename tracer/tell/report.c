@@ -4,6 +4,7 @@
  * looked up before it is. Records are copies: functions and traces may be gone when they are
  * written. */
 #include "core/base/signals.h"
+#include "tracer/tell/log.h"
 #include "tracer/tell/report.h"
 
 #include <errno.h>
@@ -39,9 +40,9 @@ static char *options_text(const etch_function *f) {
     char text[256];
     snprintf(text, sizeof text, "mode %s, dynamic %s, numerics %s, recompile limit %d%s%s%s",
              modes[o->mode], dynamics[o->dynamic],
-             o->numerics == ETCH_RELAXED ? "relaxed" : "strict",
-             o->recompile_limit > 0 ? o->recompile_limit : 8, o->fullgraph ? ", fullgraph" : "",
-             o->replay ? ", replay" : "", o->background ? ", background" : "");
+             o->numerics == ETCH_RELAXED ? "relaxed" : "strict", etch__recompile_limit(o),
+             o->fullgraph ? ", fullgraph" : "", o->replay ? ", replay" : "",
+             o->background ? ", background" : "");
     return etch__report_strdup(text);
 }
 
@@ -138,11 +139,11 @@ void etch__report_event(etch_function *f, report_event_kind kind, reason_id why,
 static char *arguments_text(const trace_tree *t) {
     char text[1024] = "", one[256];
     size_t n = 0;
-    for (int i = 0; t->guards && i < t->nargs && n < sizeof text - 1; i++) {
-        const tensor_meta *g = &t->guards[i];
-        if (!t->guarded[i]) snprintf(one, sizeof one, "any");
+    for (int i = 0; i < t->guard.nargs && n < sizeof text - 1; i++) {
+        const tensor_meta *g = &t->guard.meta[i];
+        if (!t->guard.read[i]) snprintf(one, sizeof one, "any");
         else if (g->dtype >= ETCH_DTYPE_COUNT) snprintf(one, sizeof one, "none");
-        else if (!t->dynamic) etch__guard_text(g, one, sizeof one);
+        else if (!t->guard.dynamic) etch__guard_text(g, one, sizeof one);
         else snprintf(one, sizeof one, "%s of rank %d", etch_dtype_name(g->dtype), g->ndim);
         snprintf(text + n, sizeof text - n, "%s%s", i ? ", " : "", one);
         n = strlen(text);
@@ -156,7 +157,7 @@ static report_tree *tree_of(report_function *r, trace_tree *t) {
     report_tree *to = etch__report_zeroed(sizeof *to);
     if (!to) return NULL;
     to->number = t->number, to->generation = r->generations;
-    to->entry = t->entry, to->dynamic = t->dynamic;
+    to->entry = t->entry, to->dynamic = t->guard.dynamic;
     to->guards = t->entry ? arguments_text(t) : NULL;
     to->next = r->trees;
     r->trees = to;

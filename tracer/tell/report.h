@@ -5,7 +5,7 @@
 #define ETCH_TRACER_REPORT_H
 
 #include "core/observe/report.h"
-#include "tracer/run/run.h"
+#include "tracer/trace/function.h"
 
 #include <etch/debug.h>
 

@@ -30,7 +30,6 @@ typedef struct story {
 
 struct etch_function;
 
-void etch__story_free(story *s);
 /* Each may be called with the function's lock held. A lack of memory only counts as dropped. */
 void etch__note_break(struct etch_function *f, reason_id why, const void *site, const char *text);
 void etch__note_recompile(struct etch_function *f, reason_id why, const void *site,

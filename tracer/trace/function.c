@@ -1,7 +1,5 @@
-/* Function handles: compiling (which compiles nothing yet), freeing, resetting, call sites. */
-#include "tracer/tell/report.h"
-#include "tracer/run/run.h"
-#include "tracer/trace/trace.h"
+/* Compiled functions: making, counting, holding, resetting and freeing them; call sites. */
+#include "tracer/trace/function.h"
 
 #include <etch/debug.h>
 
@@ -10,6 +8,7 @@ static pthread_mutex_t site_lock = PTHREAD_MUTEX_INITIALIZER; /* of call sites *
 static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static etch_function *functions;
 static counters departed; /* counts of functions that are gone */
+function_watch etch__function_watch;
 
 /* ---- counts ---- */
 
@@ -75,12 +74,11 @@ static void free_generations(generation *g) {
 }
 
 static void destroy(etch_function *f) {
-    if (etch__report_on()) etch__report_function_gone(f);
+    etch__function_watch.gone(f);
     etch__generation_free(f->gen);
     free_generations(f->retired);
     pthread_mutex_destroy(&f->lock);
     pthread_mutex_destroy(&f->compile_lock);
-    etch__story_free(&f->story);
     etch__free(f->name);
     etch__free(f);
 }
@@ -248,7 +246,7 @@ etch_function *etch_compile_n(etch_fn_n fn, const etch_compile_options *options)
 
 void etch_function_free(etch_function *f) {
     if (!f) return;
-    etch__background_forget(f);
+    etch__function_watch.leaving(f);
     ncondemned++;
     f->freed = true;
     collect();
@@ -263,7 +261,7 @@ static void reset_one(etch_function *f, generation **gone) {
     old->next = f->retired;
     atomic_store(&f->retired, old);
     pthread_mutex_unlock(&f->lock);
-    if (etch__report_on() && f->report) etch__report_event(f, REPORT_RESET, END_RETURN, NULL, NULL);
+    etch__function_watch.forgotten(f);
     for (generation *g = take_retired(f, 0), *next; g; g = next) {
         next = g->next;
         g->next = *gone;
@@ -281,45 +279,6 @@ void etch_reset(etch_function *f) {
         pthread_mutex_unlock(&list_lock);
     }
     free_generations(gone);
-}
-
-bool etch__disabled(const etch_function *f) {
-    static atomic_schar everywhere = -1; /* ETCH_COMPILE_DISABLE, asked for once */
-    signed char off = atomic_load_explicit(&everywhere, memory_order_relaxed);
-    if (unlikely(off < 0)) {
-        off = etch__param_int(PARAM_COMPILE_DISABLE) != 0;
-        atomic_store_explicit(&everywhere, off, memory_order_relaxed);
-    }
-    return off || f->options.disable || unlikely(etch__forced_eager());
-}
-
-/* ---- calling the body ---- */
-
-static etch_tensor *call_fixed(const etch_function *f, etch_tensor *const *x) {
-    switch (f->kind) {
-    case FN_0: return ((etch_fn0)f->fn)();
-    case FN_1: return ((etch_fn1)f->fn)(x[0]);
-    case FN_2: return ((etch_fn2)f->fn)(x[0], x[1]);
-    case FN_3: return ((etch_fn3)f->fn)(x[0], x[1], x[2]);
-    case FN_4: return ((etch_fn4)f->fn)(x[0], x[1], x[2], x[3]);
-    case FN_5: return ((etch_fn5)f->fn)(x[0], x[1], x[2], x[3], x[4]);
-    case FN_6: return ((etch_fn6)f->fn)(x[0], x[1], x[2], x[3], x[4], x[5]);
-    case FN_7: return ((etch_fn7)f->fn)(x[0], x[1], x[2], x[3], x[4], x[5], x[6]);
-    default: return ((etch_fn8)f->fn)(x[0], x[1], x[2], x[3], x[4], x[5], x[6], x[7]);
-    }
-}
-
-/* The innermost scope now is the body's. After a longjmp out of it etch_scope_end forgets that. */
-etch_status etch__call_body(etch_function *f, etch_tensor *const *in, int nin, etch_tensor **out,
-                            int nout) {
-    etch_thread *t = &etch__tls;
-    int32_t outer = t->body_scope;
-    t->body_scope = (int32_t)t->nscopes - 1;
-    etch_status status = ETCH_OK;
-    if (f->kind == FN_N) status = ((etch_fn_n)f->fn)(f->ctx, in, nin, out, nout);
-    else out[0] = call_fixed(f, in);
-    t->body_scope = outer;
-    return status;
 }
 
 /* ---- call sites ---- */
