@@ -4,7 +4,8 @@
  * for n = 0, 1, ... until none is left to fail, each time on a thread of its own (so that what a
  * thread allocates once is allocated again). A run must either report out_of_memory or give the
  * bytes of the same program with compiling off; it must leave nothing behind, and the same program
- * must run right afterwards. */
+ * must run right afterwards.
+ * Labels: long optimised. */
 #include <dirent.h>
 #include <math.h>
 #include <pthread.h>

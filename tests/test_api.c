@@ -1,6 +1,7 @@
 /* Every exported function has one class (core/ops/api.def, core/ops/ops.def), and behaves as its
  * class says inside a compiled function: reads are graph breaks, queries are not, state gives right
- * values. */
+ * values.
+ * Labels: quick. */
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>

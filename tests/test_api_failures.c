@@ -1,5 +1,6 @@
 /* Every exported function that can fail, called so that it fails: the status is set, and the text
- * names the function and the user's line. The rows below are those of core/ops/api.def. */
+ * names the function and the user's line. The rows below are those of core/ops/api.def.
+ * Labels: quick optimised. */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Backends: what a user's backend may do with a graph, the ones that the library has, counting. */
+/* Backends: what a user's backend may do with a graph, the ones that the library has, counting.
+ * Labels: quick device fake. */
 #include "plan_util.h"
 
 #include "core/graph/graph_public.h"

@@ -1,5 +1,6 @@
 /* Wrong arguments to every public function: the right code, a text with the words that matter,
- * nothing left behind, and a library that works afterwards. */
+ * nothing left behind, and a library that works afterwards.
+ * Labels: quick. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>

@@ -1,6 +1,6 @@
 /* Boxed calls: by name, by position and by schema name, in the normal form of the typed functions;
  * a clear error for each wrong call. A kernel of the test's own shows the normal form that arrives.
- */
+ * Labels: quick. */
 #include "etch_test.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/schema.h"

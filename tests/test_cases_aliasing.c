@@ -1,5 +1,6 @@
 /* Reports about views, writes in place, results that share memory with arguments, and buffers that
- * a planner used twice. See cases_support.h. */
+ * a planner used twice. See cases_support.h.
+ * Labels: device long. */
 #include "cases_support.h"
 
 #include <math.h>

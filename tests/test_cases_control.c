@@ -1,6 +1,7 @@
 /* Reports about what a trace is taken for: expressions whose leaves differ, errors while recording,
  * optional arguments, constants by value, modes, random numbers; and about the cache of another
- * build or processor. See cases_support.h. */
+ * build or processor. See cases_support.h.
+ * Labels: device. */
 #include "cases_support.h"
 
 #include "core/base/isa.h"

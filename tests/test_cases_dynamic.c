@@ -1,6 +1,7 @@
 /* Reports about sizes that change between calls, 1 and 0 among them. See
  * cases_support.h: the rows are asked with sizes that become dynamic when seen to
- * change, and with dynamic ones from the start. */
+ * change, and with dynamic ones from the start.
+ * Labels: device. */
 #include "cases_support.h"
 
 BODY(sum_of_all, etch_sum(in[0]))

@@ -1,5 +1,6 @@
 /* Reports about integers: wrapping, promotion, division, shifts, conversions, and code for one
- * dtype used for another. See cases_support.h. */
+ * dtype used for another. See cases_support.h.
+ * Labels: device sanitizer. */
 #include "cases_support.h"
 
 /* ---- wrapping in the tensor's own width ---- */

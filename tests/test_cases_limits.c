@@ -1,4 +1,5 @@
-/* Reports about many arguments, long chains and large extents. See cases_support.h. */
+/* Reports about many arguments, long chains and large extents. See cases_support.h.
+ * Labels: device long. */
 #include "cases_support.h"
 
 /* Pairwise sums of 64 arguments in six levels. */

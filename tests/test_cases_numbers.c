@@ -1,4 +1,5 @@
-/* Reports about NaN, infinities, signed zeros, denormals and rounding. See cases_support.h. */
+/* Reports about NaN, infinities, signed zeros, denormals and rounding. See cases_support.h.
+ * Labels: device long. */
 #include "cases_support.h"
 
 /* ---- NaN ---- */

@@ -1,5 +1,6 @@
 /* Reports about strides, offsets, views of views, 0-d and empty tensors. See cases_support.h: each
- * row is asked with its arguments stepped and turned round in memory, too. */
+ * row is asked with its arguments stepped and turned round in memory, too.
+ * Labels: device sanitizer. */
 #include "cases_support.h"
 
 /* ---- indices are logical ---- */

@@ -1,5 +1,6 @@
 /* ETCH_CHECK=1 (rule 19 of docs/architecture.md): a difference between compiled and eager results
- * is found, named and returned as an error; where there is none, nothing changes. */
+ * is found, named and returned as an error; where there is none, nothing changes.
+ * Labels: quick device fake. */
 #include <stdlib.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
-/* The contracts that a user chooses at etch_compile: `replay`, and marks on dimensions. */
+/* The contracts that a user chooses at etch_compile: `replay`, and marks on dimensions.
+ * Labels: quick device sanitizer. */
 #include <string.h>
 
 #include "core/dispatch/dispatch.h"

@@ -1,6 +1,7 @@
 /* The CUDA backend on the fakes of fake_cuda/: devices, copies, tensors of a device inside compiled
  * functions, CUDA graphs, and what happens when a call of the driver fails. Each test is a child
- * process: see cuda_child.h. */
+ * process: see cuda_child.h.
+ * Labels: long. */
 #include "cuda_child.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* Checks on data on a GPU (indices, integer divisors), on the fakes, or with ETCH_TEST_REAL_GPU=1
  * on a real one: nothing waits for them, the error appears at the next wait with the line of the
- * call, and what the user has is not written by a run that fails. */
+ * call, and what the user has is not written by a run that fails.
+ * Labels: driver sanitizer. */
 #include "cuda_child.h"
 
 #include <math.h>

@@ -1,7 +1,8 @@
 /* The f32 products of backends/cuda/gemm.c on the fakes of the driver: bit for bit the chain that
  * the file names, for both tiles and every layout, eager, compiled and in a CUDA graph; and the
  * rule that chooses between this kernel and the library. With
- * ETCH_TEST_REAL_GPU=1 on a real GPU. */
+ * ETCH_TEST_REAL_GPU=1 on a real GPU.
+ * Labels: driver sanitizer long optimised. */
 #include <etch/etch.h>
 #include <math.h>
 #include <stdio.h>

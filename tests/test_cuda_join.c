@@ -2,7 +2,8 @@
  * backends/cuda/join.c), on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real GPU: compiled and as
  * a graph bit for bit as eager, where every product is a kernel of its own; which products join and
  * which must not, counted; every layout of operands, tiles that are not full, operands that lie
- * elsewhere in a later call; each driver call and allocation failing once. */
+ * elsewhere in a later call; each driver call and allocation failing once.
+ * Labels: driver sanitizer long optimised. */
 #include "cuda_failing.h"
 
 #include "backends/cuda/gemm.h"

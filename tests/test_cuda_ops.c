@@ -1,5 +1,6 @@
 /* Operators with device kernels of their own, on the fakes of the driver: against the CPU's result,
- * eager and compiled, and what they refuse. */
+ * eager and compiled, and what they refuse.
+ * Labels: long optimised. */
 #include <etch/etch.h>
 #include <math.h>
 #include <stdio.h>

@@ -1,6 +1,7 @@
 /* Graphs that users record (ETCH_CUDA_GRAPH), on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real
  * GPU: what they use stays and is waited for, whoever uses it as well, and what other threads do
- * with the device meanwhile breaks nothing. */
+ * with the device meanwhile breaks nothing.
+ * Labels: driver sanitizer. */
 #include "cuda_failing.h"
 
 #include <pthread.h>

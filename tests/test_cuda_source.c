@@ -1,7 +1,8 @@
 /* CUDA C from loop IR. Its text runs on the host (cuda_host.hpp, g++ with its checks of undefined
  * behaviour) and is compared bit for bit with the interpreter of the IR: every primitive and dtype,
  * the variants and splits, strides, in-place outputs, each under several launch shapes, vector and
- * index widths. Where NVRTC is there, it compiles all of it too; no GPU is needed. */
+ * index widths. Where NVRTC is there, it compiles all of it too; no GPU is needed.
+ * Labels: long optimised. */
 #include <stdlib.h>
 #include <dlfcn.h>
 #include <sys/mman.h>

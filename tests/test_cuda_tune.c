@@ -1,7 +1,8 @@
 /* ETCH_MODE_MAX_AUTOTUNE and ETCH_RELAXED on the fakes of the driver: choices are made by timing,
  * kept in memory and on disk, change no bit of generated kernels, and failing to make one changes
  * nothing. Where a test has to know what is fastest, the fake's clock is told
- * (fake_cuda_set_elapsed). */
+ * (fake_cuda_set_elapsed).
+ * Labels: long optimised. */
 #include "cuda_child.h"
 #include "tuned_programs.h"
 

@@ -1,6 +1,7 @@
 /* What users bring to the CUDA backend, on the fakes, or with ETCH_TEST_REAL_GPU=1 on a real GPU:
  * kernels of their own for custom operators and overrides, and streams of their own. The user's
- * kernels are compiled and launched as a user of libcuda and NVRTC would. */
+ * kernels are compiled and launched as a user of libcuda and NVRTC would.
+ * Labels: driver long. */
 #include "cuda_failing.h"
 
 #include <pthread.h>

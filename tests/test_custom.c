@@ -1,5 +1,6 @@
 /* Custom operators: registering them, in graphs between fused kernels, writing their argument,
- * failing, retaining what they get, under modes that allow compiled code, on several threads. */
+ * failing, retaining what they get, under modes that allow compiled code, on several threads.
+ * Labels: quick device fake. */
 #include "trace_support.h"
 
 #include <pthread.h>

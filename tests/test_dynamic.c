@@ -1,6 +1,7 @@
 /* Dynamic sizes: a size seen to change becomes run-time, and one graph then serves
  * every size, 0 and 1 included: sizes come from the running body, plans are made for
- * them from kernels that are there. */
+ * them from kernels that are there.
+ * Labels: device. */
 #include "device_support.h"
 #include "trace_support.h"
 

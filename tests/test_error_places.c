@@ -1,5 +1,6 @@
 /* Every error says what failed and where: wrong calls over the whole operator table, at random, the
- * public functions one by one, calls in tail position, parts of composites. */
+ * public functions one by one, calls in tail position, parts of composites.
+ * Labels: quick optimised. */
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,5 @@
-/* Errors: codes, texts, the user's line, and that they stay until replaced or cleared. */
+/* Errors: codes, texts, the user's line, and that they stay until replaced or cleared.
+ * Labels: quick optimised. */
 #include <pthread.h>
 #include <stdlib.h>
 #include <sys/wait.h>

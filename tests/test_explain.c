@@ -1,4 +1,5 @@
-/* etch_explain, the guards and recompiles channels of the log, the warning at the limit. */
+/* etch_explain, the guards and recompiles channels of the log, the warning at the limit.
+ * Labels: quick. */
 #include "trace_support.h"
 
 #include "core/base/base.h"

@@ -1,6 +1,7 @@
 /* Expressions and the strip primitives under them: every primitive in every compute type against
  * what core/ops/prims.def says, the half conversions against the definition of the formats for all
- * of their values, programs for what they leave out, and scalars as cells. */
+ * of their values, programs for what they leave out, and scalars as cells.
+ * Labels: quick optimised. */
 #include "cpu_support.h"
 
 #include "backends/cpu/table.h"

@@ -1,7 +1,8 @@
 /* Writes that fail: what lies over the memory that was to be written, and comes later in the order
  * of the program, fails as well; the call fails with the first error; tensors of the caller that
  * depend on it keep what they held. Each program is called with good values until it runs compiled,
- * then with bad ones, on both backends and by every way to end a segment. */
+ * then with bad ones, on both backends and by every way to end a segment.
+ * Labels: fake. */
 #include <fenv.h>
 #include <string.h>
 

@@ -2,7 +2,7 @@
  * by another compiled function in a disabled one, by kernels with effects, by what frees wrapped
  * memory, while others hold pointers to the same memory; and its own, where a value is used late.
  * Each program gives, on both backends and at every call, the bits of the same program uncompiled.
- */
+ * Labels: fake. */
 #include <pthread.h>
 #include <string.h>
 

@@ -1,4 +1,5 @@
-/* The graph container, its text form, and the registry of backends. */
+/* The graph container, its text form, and the registry of backends.
+ * Labels: quick. */
 #include "etch_test.h"
 #include "core/graph/backend.h"
 

@@ -1,5 +1,6 @@
 /* The rows of the tables "Capture and compile", "Guards, recompiles, dynamic sizes" and "Graph
- * breaks": each a test, with exact counts of graphs. What happens eagerly is what is expected. */
+ * breaks": each a test, with exact counts of graphs. What happens eagerly is what is expected.
+ * Labels: quick device fake. */
 #include "trace_support.h"
 
 #include <fcntl.h>

@@ -1,4 +1,5 @@
-/* Data in and out: copies, wrapped memory, single elements, raw pointers, text, .npy, comparing. */
+/* Data in and out: copies, wrapped memory, single elements, raw pointers, text, .npy, comparing.
+ * Labels: quick. */
 #include <math.h>
 #include <stdlib.h>
 #include <unistd.h>

@@ -1,5 +1,5 @@
 /* Shape and dtype inference: ATen's results, and an error with code and words for each wrong call.
- */
+ * Labels: quick. */
 #include "infer_util.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* What kernels of the user keep: it goes on holding what it held when the kernel returned, whatever
  * is written later, eagerly and compiled, of custom operators and overrides: operands, results, the
- * argument that is written, views, members of lists. A handler of a mode gets the caller's own. */
+ * argument that is written, views, members of lists. A handler of a mode gets the caller's own.
+ * Labels: fake. */
 #include <string.h>
 
 #include <etch/mode.h>

@@ -1,5 +1,6 @@
 /* Logs: channels, the sink, ETCH_LOGS and ETCH_LOGS_OUT, help. What is read at load is tried in a
- * process of its own: this program again, with an argument. */
+ * process of its own: this program again, with an argument.
+ * Labels: quick. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>

@@ -1,6 +1,7 @@
 /* Generated kernels against an interpreter of the loop IR, bit for bit (a NaN equals a NaN): every
  * primitive and dtype, the variants and splits, odd extents, stride classes, in-place outputs;
- * under each instruction set that the processor has. Also the IR's bytes and its validity. */
+ * under each instruction set that the processor has. Also the IR's bytes and its validity.
+ * Labels: long optimised. */
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>

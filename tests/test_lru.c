@@ -1,5 +1,6 @@
 /* The bounded table of counted entries: its limit and order, counts, equal keys, equal hashes,
- * failed allocations, threads, forks. */
+ * failed allocations, threads, forks.
+ * Labels: quick. */
 #include <stdlib.h>
 #include <sys/wait.h>
 #include <unistd.h>

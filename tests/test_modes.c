@@ -1,5 +1,6 @@
 /* Interceptor modes and custom operators: what they see, in which order, next to etch_compile, and
- * what happens when a handler or a registration is wrong. One test a row of the semantics. */
+ * what happens when a handler or a registration is wrong. One test a row of the semantics.
+ * Labels: quick device sanitizer fake. */
 #include "trace_support.h"
 
 #include <pthread.h>

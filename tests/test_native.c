@@ -1,5 +1,6 @@
 /* The native backend against the eager plan: same bits, for every shape of graph that fusion, view
- * folding, writes and the memory plan treat in their own way; and how many kernels come out. */
+ * folding, writes and the memory plan treat in their own way; and how many kernels come out.
+ * Labels: long optimised. */
 #include "plan_util.h"
 
 #include <limits.h>

@@ -3,7 +3,8 @@
  * A graph is grown operator by operator; what inference rejects is left out. Reads, views, writes
  * through views, products, reductions and constants come in any order over a few small shapes, so
  * that dependences and hazards meet in ways that nobody would write down. Arguments: graphs, first
- * seed. */
+ * seed.
+ * Labels: optimised. */
 #include "jit/ir/ir.h"
 #include "plan_util.h"
 

@@ -1,6 +1,7 @@
 /* softmax, layer norm, gelu, linear, convolution and the newer pointwise operators: against plain
  * references in double, against the same arithmetic spelled out in other operators (bit for bit,
- * which pins the order of sums), and compiled against eager. */
+ * which pins the order of sums), and compiled against eager.
+ * Labels: device long optimised. */
 #include <etch/etch.h>
 
 #include "cpu_support.h"

@@ -1,6 +1,7 @@
 /* How near the functions are to the exact results: each primitive in f32 and f64, for each
  * instruction set that this processor has, within the bound that docs/numerics.md states; pow with
- * all pairs of special operands; generated code, which takes the same bits. */
+ * all pairs of special operands; generated code, which takes the same bits.
+ * Labels: optimised. */
 #include "cpu_support.h"
 
 #include "backends/cpu/table.h"

@@ -1,4 +1,5 @@
-/* etch_opcheck: honest registrations pass; each kind of lie is found and named. */
+/* etch_opcheck: honest registrations pass; each kind of lie is found and named.
+ * Labels: quick. */
 #include "trace_support.h"
 
 #include <string.h>

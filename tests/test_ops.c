@@ -1,7 +1,8 @@
 /* Every pointwise and in-place operator of the table against a plain reference in double or int64:
  * all dtypes, layouts, broadcasts and odd values. What one rounding decides is compared bit for
  * bit; the transcendental functions have a tolerance in units of the last place of the result's
- * dtype. */
+ * dtype.
+ * Labels: kernels sanitizer optimised. */
 #include "cpu_support.h"
 #include "device_support.h"
 #include "tools/verify/references.h"

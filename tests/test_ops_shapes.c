@@ -1,5 +1,6 @@
 /* Operators that rearrange, scan, reduce by others and index, against references of their own in
- * C loops over logical indices; and the same calls compiled, which must give the same bits. */
+ * C loops over logical indices; and the same calls compiled, which must give the same bits.
+ * Labels: device long optimised. */
 #include "cpu_support.h"
 #include "device_support.h"
 

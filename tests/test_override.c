@@ -1,5 +1,6 @@
 /* etch_op_override: eager and compiled code see it, traces are left once, inside a body it is a
- * graph break, and several may be undone in any order. */
+ * graph break, and several may be undone in any order.
+ * Labels: quick device fake. */
 #include "trace_support.h"
 
 #include <string.h>

@@ -1,5 +1,6 @@
 /* The thread pool: every element once, nested regions, the caller's rounding mode, changes of the
- * number of threads, and a forked child. */
+ * number of threads, and a forked child.
+ * Labels: optimised. */
 #include "cpu_support.h"
 
 #include <dlfcn.h>

@@ -1,5 +1,6 @@
 /* Reductions against a scalar reference of the canonical order written from core/ops/expr.h: bit
- * for bit, for every dtype, layout, choice of axes and thread count. */
+ * for bit, for every dtype, layout, choice of axes and thread count.
+ * Labels: kernels sanitizer optimised. */
 #include "cpu_support.h"
 #include "device_support.h"
 

@@ -1,5 +1,6 @@
 /* Programs that once came out differently compiled than eager, as the fuzzer reduced them. Each
- * runs on both backends; what each was about stands above it. */
+ * runs on both backends; what each was about stands above it.
+ * Labels: quick. */
 #include "trace_support.h"
 
 #include "fuzz/harness.h"

@@ -1,7 +1,8 @@
 /* ETCH_RELAXED and ETCH_MODE_MAX_AUTOTUNE with tensors on the suite's device: relaxed products have
  * the right values whatever joins them, and what must not join does not; sums of products become
  * products of sums, and which must not do not; tuned kernels have eager's bits. On the CPU nothing
- * joins a product and nothing is tuned. */
+ * joins a product and nothing is tuned.
+ * Labels: device fake optimised. */
 #include <math.h>
 #include <pthread.h>
 #include <stdio.h>

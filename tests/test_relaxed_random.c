@@ -5,7 +5,8 @@
  * against f64 within the bound that include/etch/compile.h states. On a GPU the same programs in
  * f32 as well, strict, where products share kernels with the sums.
  *
- *     test_relaxed_random [COUNT [FIRST-SEED]] */
+ *     test_relaxed_random [COUNT [FIRST-SEED]]
+ * Labels: device fake optimised. */
 #include <stdlib.h>
 
 #include "etch_test.h"

@@ -1,6 +1,7 @@
 /* How the processor computes: rounding, denormals as zero and traps, set by the program before a
  * call or in the middle of a body. Compiled code gives eager's bits under each, and nothing traps
- * while operators compute. */
+ * while operators compute.
+ * Labels: optimised. */
 #include "device_support.h"
 #include "trace_support.h"
 

@@ -1,6 +1,7 @@
 /* The rules of the cursor (docs/architecture.md), a test each that is named after its rule; the
  * page says which tests of other suites hold them. Each program runs on both backends, eight calls,
- * and gives the bits of the same program uncompiled. */
+ * and gives the bits of the same program uncompiled.
+ * Labels: quick device sanitizer. */
 #include <stdlib.h>
 #include <string.h>
 

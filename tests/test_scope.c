@@ -1,4 +1,5 @@
-/* Scopes and variables: what etch_assign moves, what it lets go, and what stays with its owner. */
+/* Scopes and variables: what etch_assign moves, what it lets go, and what stays with its owner.
+ * Labels: quick optimised. */
 #include <etch/etch.h>
 
 #include "trace_support.h"

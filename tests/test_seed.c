@@ -1,7 +1,8 @@
 /* The seed program end to end: five rounds of mm, sin, mm, add, relu. Compiled equals eager
  * bit for bit at every size, for any number of threads, under each instruction set; and at
  * 256x256 it becomes ten products and six fused kernels. The instruction set is fixed per
- * process, so each has a child. */
+ * process, so each has a child.
+ * Labels: device. */
 #include "device_support.h"
 #include "trace_support.h"
 

@@ -1,5 +1,6 @@
 /* Rows of the table of required outcomes that no other suite shows; tests/README.md says where each
- * row is tested. */
+ * row is tested.
+ * Labels: quick device sanitizer fake. */
 #include "device_support.h"
 #include "trace_support.h"
 

@@ -3,7 +3,8 @@
  * own, on that much and no more: below it lies memory that nobody may touch, so what overflows ends
  * the process. First uses (the helper, the cache, symbols) are on the small stack as well.
  *
- * `test_small_stack CASE BYTES` runs one on a stack of so many bytes and says how many it used. */
+ * `test_small_stack CASE BYTES` runs one on a stack of so many bytes and says how many it used.
+ * Labels: optimised. */
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>

@@ -1,5 +1,6 @@
 /* Whose failure a status and a text are: every function that computes what is deferred returns the
- * failure of that, a call that fails has an error of its own, and a success leaves none behind. */
+ * failure of that, a call that fails has an error of its own, and a success leaves none behind.
+ * Labels: quick. */
 #include <stdio.h>
 #include <stdlib.h>
 

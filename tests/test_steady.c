@@ -3,7 +3,8 @@
  *
  * This program's own pthread_mutex_lock counts; the static library uses it in place of the C
  * library's. (The C library's allocator has locks of its own, one an arena, which no two threads
- * share as long as there are few.) */
+ * share as long as there are few.)
+ * Labels: optimised. */
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,5 +1,6 @@
 /* The public surface around etch_compile: callbacks, disabled, allowed and constant functions,
- * stances, modes of compiling. */
+ * stances, modes of compiling.
+ * Labels: device fake. */
 #include "trace_support.h"
 
 #include <stdio.h>

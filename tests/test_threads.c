@@ -2,7 +2,8 @@
  *
  * Run plain and under ThreadSanitizer; tests/tsan.supp names the libraries that it cannot see into.
  * cmocka's checks end the calling thread's test, so threads note what is wrong and the test fails
- * when they have been joined. */
+ * when they have been joined.
+ * Labels: device optimised. */
 #include <math.h>
 #include <pthread.h>
 #include <stdatomic.h>

@@ -1,6 +1,7 @@
 /* Verified traces: programs whose hidden state, captured tensors, scalars and escaping results
  * change from call to call give what they give uncompiled, with exactly as many graphs as there are
- * different traces. Each program runs on both backends. */
+ * different traces. Each program runs on both backends.
+ * Labels: quick device sanitizer fake. */
 #include "core/base/base.h"
 #include "device_support.h"
 #include "trace_support.h"
@@ -582,7 +583,7 @@ TEST(scopes_left_open) {
 
 static etch_function *at_free;
 
-static void computes(void *memory) {
+static void optimised(void *memory) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(2, 2);
         assert_same(etch_call(at_free, x), etch_neg(x));
@@ -597,13 +598,13 @@ static etch_tensor *wraps_memory(etch_tensor *x) {
     etch_tensor *y = etch_sin(x);
     ETCH_SCOPE {
         float *memory = calloc(9, sizeof *memory);
-        etch_tensor *w = etch_wrap_host(memory, ETCH_F32, ETCH_SHAPE(3, 3), computes, memory);
+        etch_tensor *w = etch_wrap_host(memory, ETCH_F32, ETCH_SHAPE(3, 3), optimised, memory);
         y = etch_keep(etch_add(y, w));
     }
     return etch_mul(y, x);
 }
 
-/* What the function computes that frees wrapped memory is no part of the trace. */
+/* What the function optimised that frees wrapped memory is no part of the trace. */
 TEST(freeing_memory_may_compute) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
