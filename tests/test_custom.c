@@ -720,4 +720,66 @@ TEST(registering_on_several_threads) {
     assert_non_null(etch_op_find("race::op19"));
 }
 
+/* ---- the seed program with products of the user's ---- */
+
+static const etch_op *own_product;
+static int own_calls;
+
+static etch_status product_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                  etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    own_calls++;
+    etch_tensor *product = etch_mm(args[0].tensor, args[1].tensor);
+    return etch_copy_(out[0], product) ? ETCH_OK : etch_last_status();
+}
+
+static etch_status product_shape(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                 etch_tensor_spec *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    out->dtype = etch_dtype_of(args[0].tensor);
+    out->sizes = ETCH_SHAPE(etch_size(args[0].tensor, 0), etch_size(args[1].tensor, 1));
+    return ETCH_OK;
+}
+
+static etch_tensor *product(etch_tensor *a, etch_tensor *b) {
+    etch_value args[] = {{.tag = ETCH_VALUE_TENSOR, .tensor = a},
+                         {.tag = ETCH_VALUE_TENSOR, .tensor = b}};
+    etch_tensor *out = NULL;
+    return etch_op_call(own_product, args, 2, &out, 1) == ETCH_OK ? out : NULL;
+}
+
+static etch_tensor *custom_step(etch_tensor *x, etch_tensor *w) {
+    for (int i = 0; i < 5; i++) {
+        etch_tensor *a = product(x, w);
+        etch_tensor *s = etch_sin(x);
+        etch_tensor *b = product(s, w);
+        etch_tensor *c = etch_add(a, b);
+        x = etch_relu(c);
+    }
+    return x;
+}
+
+/* One graph of 25 operators, 6 fused kernels, no library product, 10 calls of the custom one. */
+TEST(seed_program_with_custom_products) {
+    etch_op_definition d = {.struct_size = sizeof d, .cpu = product_kernel, .shape = product_shape};
+    own_product = etch_op_register("test::product(Tensor a, Tensor b) -> Tensor", &d);
+    assert_non_null(own_product);
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(custom_step);
+        etch_tensor *x = etch_sin(arange_f32(256, 256)), *w = etch_cos(x);
+        etch_tensor *expected = custom_step(x, w);
+        assert_same(etch_call(f, x, w), expected);
+        own_calls = 0;
+        assert_same(etch_call(f, x, w), expected);
+        assert_int_equal(own_calls, 10);
+        assert_counts(f, 1, 1);
+        etch_explanation *e = etch_explain(f);
+        assert_int_equal(e->op_count, 25);
+        assert_int_equal(e->graphs[0].kernels, 6);
+        assert_int_equal(e->graphs[0].products, 0);
+        etch_explanation_free(e);
+        etch_function_free(f);
+    }
+}
+
 int main(int argc, char **argv) { return register_all() ? run_suite(argc, argv) : 1; }

@@ -356,6 +356,16 @@ TEST(files_at_their_limit) {
     unlink(limited_path);
 }
 
+TEST(log_channels_of_the_table) {
+    static const char *const names[] = {
+        "graph_breaks", "output_code", "graph", "guards",     "recompiles", "fusion",
+        "schedule",     "cache",       "modes", "perf_hints", "trace",
+    };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        assert_int_equal(etch_set_logs(names[i]), ETCH_OK);
+    etch_set_logs("");
+}
+
 int main(int argc, char **argv) {
     self = argv[0];
     if (argc > 2) return child(argv[2]);
