@@ -23,11 +23,13 @@ add_executable(gen_ops tools/gen_ops/gen_ops.c)
 target_include_directories(gen_ops PRIVATE ${CMAKE_SOURCE_DIR})
 target_compile_options(gen_ops PRIVATE ${ETCH_WARNINGS})
 add_custom_command(
-  OUTPUT ${ETCH_GENERATED}/etch/ops.h ${ETCH_GENERATED}/ops_functions.c
+  OUTPUT ${ETCH_GENERATED}/operators.def ${ETCH_GENERATED}/etch/ops.h
+         ${ETCH_GENERATED}/ops_functions.c
   COMMAND ${CMAKE_COMMAND} -E make_directory ${ETCH_GENERATED}/etch
-  COMMAND gen_ops ${ETCH_GENERATED}/etch/ops.h ${ETCH_GENERATED}/ops_functions.c
+  COMMAND gen_ops ${ETCH_GENERATED}/operators.def ${ETCH_GENERATED}/etch/ops.h
+          ${ETCH_GENERATED}/ops_functions.c
   DEPENDS gen_ops core/ops/ops.def)
-add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/etch/ops.h)
+add_custom_target(etch_generated DEPENDS ${ETCH_GENERATED}/operators.def ${ETCH_GENERATED}/etch/ops.h)
 
 # Texts that the library carries, as the bytes of an array each: the page of ETCH_TRACE, the functions
 # for CUDA C, and device code, without what is there for its readers only.

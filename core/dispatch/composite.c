@@ -1,7 +1,15 @@
-/* Composite operators, written as ordinary calls of other operators. */
+/* The table of composite operators, and those of them that concern shapes, normalisations and
+ * products: each is written as ordinary calls of other operators. */
 #include "core/dispatch/composite.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/rules.h"
+
+const op_composite etch__composites[OP_COUNT] = {
+#define OP(...)
+#define COMPOSITE_OP(id, name, schema, cfn, kind, drule, srule, impl, ...)                         \
+    [OP_##id] = etch__composite_##impl,
+#include "operators.def"
+};
 
 /* ---- reshape and contiguous ---- */
 

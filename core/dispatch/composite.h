@@ -4,38 +4,15 @@
 
 #include "core/ops/op.h"
 
-etch_tensor *etch__composite_reshape(const op_call *call);
-etch_tensor *etch__composite_contiguous(const op_call *call);
-etch_tensor *etch__composite_matmul(const op_call *call);
-etch_tensor *etch__composite_linear(const op_call *call);
-etch_tensor *etch__composite_softmax(const op_call *call);
-etch_tensor *etch__composite_log_softmax(const op_call *call);
-etch_tensor *etch__composite_layer_norm(const op_call *call);
-etch_tensor *etch__composite_conv2d(const op_call *call);
-etch_tensor *etch__composite_index(const op_call *call);
-etch_tensor *etch__composite_take_along_dim(const op_call *call);
-etch_tensor *etch__composite_embedding(const op_call *call);
-etch_tensor *etch__composite_one_hot(const op_call *call);
-etch_tensor *etch__composite_nonzero(const op_call *call);
-etch_tensor *etch__composite_masked_select(const op_call *call);
-etch_tensor *etch__composite_narrow(const op_call *call);
-etch_tensor *etch__composite_movedim(const op_call *call);
-etch_tensor *etch__composite_flatten(const op_call *call);
-etch_tensor *etch__composite_expand_as(const op_call *call);
-etch_tensor *etch__composite_stack(const op_call *call);
-etch_tensor *etch__composite_flip(const op_call *call);
-etch_tensor *etch__composite_roll(const op_call *call);
-etch_tensor *etch__composite_repeat(const op_call *call);
-etch_tensor *etch__composite_slice_scatter(const op_call *call);
-etch_tensor *etch__composite_select_scatter(const op_call *call);
-etch_tensor *etch__composite_ldexp(const op_call *call);
-etch_tensor *etch__composite_clamp_tensor(const op_call *call);
-etch_tensor *etch__composite_var(const op_call *call);
-etch_tensor *etch__composite_std(const op_call *call);
-etch_tensor *etch__composite_logsumexp(const op_call *call);
-etch_tensor *etch__composite_any(const op_call *call);
-etch_tensor *etch__composite_all(const op_call *call);
-etch_tensor *etch__composite_count_nonzero(const op_call *call);
+/* By operator; NULL for those that are none. */
+typedef etch_tensor *(*op_composite)(const op_call *call);
+extern const op_composite etch__composites[OP_COUNT];
+
+/* One function a name in the impl column of core/ops/ops.def, in a core/dispatch/composite*.c. */
+#define OP(...)
+#define COMPOSITE_OP(id, name, schema, cfn, kind, drule, srule, impl, ...)                         \
+    etch_tensor *etch__composite_##impl(const op_call *call);
+#include "operators.def"
 
 /* index_put and index_put_ whose index is a mask, which has no kernel. */
 etch_tensor *etch__put_by_mask(const op_call *call);

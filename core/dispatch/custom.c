@@ -154,6 +154,54 @@ etch_status etch__run_users_on_device(const op_call *call, etch_tensor *const *o
     return k ? run_user(k, copies, call, out) : etch__run_on_host(call, out);
 }
 
+/* ---- inference ---- */
+
+static etch_status bad_spec(const op_call *call, const char *what) {
+    return etch__error_at(call->site, ETCH_ERR_SHAPE, "%s: the shape function gave %s",
+                          etch__ops[call->op].name, what);
+}
+
+static etch_status meta_of_spec(const op_call *call, const etch_tensor_spec *spec,
+                                tensor_meta *out) {
+    if ((unsigned)spec->dtype >= ETCH_DTYPE_COUNT) return bad_spec(call, "no dtype");
+    if (spec->sizes.n < 0 || spec->sizes.n > ETCH_MAX_DIMS) return bad_spec(call, "a bad rank");
+    out->dtype = (uint8_t)spec->dtype, out->ndim = (uint8_t)spec->sizes.n;
+    out->offset = 0;
+    for (int d = 0; d < spec->sizes.n; d++) {
+        if (spec->sizes.v[d] < 0) return bad_spec(call, "a negative size");
+        out->size[d] = spec->sizes.v[d];
+    }
+    if (etch__row_major(out->ndim, out->size, out->stride) < 0)
+        return bad_spec(call, "sizes that overflow");
+    return ETCH_OK;
+}
+
+static etch_status infer_custom(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
+    const custom_op *c = &custom[call->op - OP_COUNT];
+    const op_info *op = &etch__ops[call->op];
+    if (op->kind == KIND_INPLACE) {
+        const etch_tensor *t = call->in[0];
+        out->dtype = t->dtype, out->ndim = t->ndim, out->offset = t->offset;
+        memcpy(out->size, t->size, sizeof t->size);
+        memcpy(out->stride, t->stride, sizeof t->stride);
+    } else {
+        etch_value values[SCHEMA_MAX_ARGS];
+        etch_tensor_spec spec = {0};
+        saved_error before;
+        int n = etch__box(call, values);
+        etch__error_aside(&before);
+        const op_call *outer = etch__tls.handled;
+        etch__tls.handled = call;
+        etch_status status = c->shape(c->ctx, op, values, n, &spec, 1);
+        etch__tls.handled = outer;
+        status = named_failure(call, status, "shape function", &before);
+        if (status == ETCH_OK) status = meta_of_spec(call, &spec, out);
+        if (status != ETCH_OK) return status;
+    }
+    if (compute_dtype) *compute_dtype = out->dtype;
+    return ETCH_OK;
+}
+
 /* ---- registering ---- */
 
 /* The C-like part of a name: letters, digits, '_', '.', and "::" between them. */
@@ -239,7 +287,7 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
     op->id = (uint16_t)id;
     op->kind = inplace ? KIND_INPLACE : KIND_OTHER;
     op->flags = d->effects ? OPF_EFFECTS : 0;
-    op->nout = 1, op->impl = -1;
+    op->nout = 1, op->impl = -1, op->infer = infer_custom;
     op->name = name, op->schema = text, op->cfn = "";
     custom[id - OP_COUNT] =
         (custom_op){{{d->cpu, d->ctx}, {d->cuda, d->ctx}}, d->cuda_issues_only, d->shape, d->ctx};
@@ -280,54 +328,6 @@ etch_status etch_set_error(etch_status status, const char *text) {
         return etch__error(status, "%s", text ? text : etch_status_name(status));
     return etch__error_of_user(call ? call->site : NULL, status,
                                text ? text : etch_status_name(status));
-}
-
-/* ---- inference ---- */
-
-static etch_status bad_spec(const op_call *call, const char *what) {
-    return etch__error_at(call->site, ETCH_ERR_SHAPE, "%s: the shape function gave %s",
-                          etch__ops[call->op].name, what);
-}
-
-static etch_status meta_of_spec(const op_call *call, const etch_tensor_spec *spec,
-                                tensor_meta *out) {
-    if ((unsigned)spec->dtype >= ETCH_DTYPE_COUNT) return bad_spec(call, "no dtype");
-    if (spec->sizes.n < 0 || spec->sizes.n > ETCH_MAX_DIMS) return bad_spec(call, "a bad rank");
-    out->dtype = (uint8_t)spec->dtype, out->ndim = (uint8_t)spec->sizes.n;
-    out->offset = 0;
-    for (int d = 0; d < spec->sizes.n; d++) {
-        if (spec->sizes.v[d] < 0) return bad_spec(call, "a negative size");
-        out->size[d] = spec->sizes.v[d];
-    }
-    if (etch__row_major(out->ndim, out->size, out->stride) < 0)
-        return bad_spec(call, "sizes that overflow");
-    return ETCH_OK;
-}
-
-etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
-    const custom_op *c = &custom[call->op - OP_COUNT];
-    const op_info *op = &etch__ops[call->op];
-    if (op->kind == KIND_INPLACE) {
-        const etch_tensor *t = call->in[0];
-        out->dtype = t->dtype, out->ndim = t->ndim, out->offset = t->offset;
-        memcpy(out->size, t->size, sizeof t->size);
-        memcpy(out->stride, t->stride, sizeof t->stride);
-    } else {
-        etch_value values[SCHEMA_MAX_ARGS];
-        etch_tensor_spec spec = {0};
-        saved_error before;
-        int n = etch__box(call, values);
-        etch__error_aside(&before);
-        const op_call *outer = etch__tls.handled;
-        etch__tls.handled = call;
-        etch_status status = c->shape(c->ctx, op, values, n, &spec, 1);
-        etch__tls.handled = outer;
-        status = named_failure(call, status, "shape function", &before);
-        if (status == ETCH_OK) status = meta_of_spec(call, &spec, out);
-        if (status != ETCH_OK) return status;
-    }
-    if (compute_dtype) *compute_dtype = out->dtype;
-    return ETCH_OK;
 }
 
 /* ---- overrides ---- */

@@ -66,7 +66,7 @@ etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
 
 etch_tensor *etch__take_apart(const op_call *call) {
     const op_call *outer = etch__tls.composite;
-    op_composite parts = etch__ops[call->op].composite;
+    op_composite parts = etch__composites[call->op];
     if (!etch__operands_present(call)) return NULL;
     if (!outer) etch__tls.composite = call;
     unsigned traps = etch__fp_mask(); /* what is computed of sizes and scalars is the operator's */

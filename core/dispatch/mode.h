@@ -26,13 +26,9 @@ void etch__modes_restore(const modes_off *outer);
  * when there is none or all decline; else its results have been copied into out. */
 etch_status etch__offer_opaque(const op_call *call, etch_tensor *const *out);
 
-/* Custom operators and overrides (core/dispatch/custom.c): inference of an operator beyond the
- * table. */
-etch_status etch__infer_custom(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype);
-
-/* The same for tensors on a device: whether a function of the user computes the operator there (for
- * a custom operator the CPU's one, in want of another); calling it; whether a graph of the device
- * may hold what it issues. */
+/* Custom operators and overrides (core/dispatch/custom.c) on a device: whether a function of the
+ * user computes the operator there (for a custom operator the CPU's one, in want of another);
+ * calling it; whether a graph of the device may hold what it issues. */
 bool etch__users_on_device(op_id op);
 etch_status etch__run_users_on_device(const op_call *call, etch_tensor *const *out);
 bool etch__users_only_issue(op_id op);

@@ -238,29 +238,15 @@ static int expr_relu(builder *b) {
 
 static int unary_of(builder *b, prim_id prim) { return unary(b, prim, operand(b, 0)); }
 static int expr_sqrt(builder *b) { return unary_of(b, PRIM_SQRT); }
-static int expr_exp(builder *b) { return unary_of(b, PRIM_EXP); }
-static int expr_log(builder *b) { return unary_of(b, PRIM_LOG); }
-static int expr_sin(builder *b) { return unary_of(b, PRIM_SIN); }
-static int expr_cos(builder *b) { return unary_of(b, PRIM_COS); }
-static int expr_tanh(builder *b) { return unary_of(b, PRIM_TANH); }
+/* Each function of one operand is an expression by its name: expr_exp. */
+#define PRIM(id, name, arity, types, class, meaning)
+#define FUNCTION(id, name, ...)                                                                    \
+    static inline int expr_##name(builder *b) { return unary_of(b, PRIM_##id); }
+#include "core/ops/prims.def"
 static int expr_rsqrt(builder *b) {
     int root = unary_of(b, PRIM_SQRT);
     return binary(b, PRIM_DIV, constant(b, b->type, 1), root);
 }
-static int expr_sigmoid(builder *b) { return unary_of(b, PRIM_SIGMOID); }
-static int expr_silu(builder *b) { return unary_of(b, PRIM_SILU); }
-static int expr_exp2(builder *b) { return unary_of(b, PRIM_EXP2); }
-static int expr_expm1(builder *b) { return unary_of(b, PRIM_EXPM1); }
-static int expr_log2(builder *b) { return unary_of(b, PRIM_LOG2); }
-static int expr_log10(builder *b) { return unary_of(b, PRIM_LOG10); }
-static int expr_log1p(builder *b) { return unary_of(b, PRIM_LOG1P); }
-static int expr_erf(builder *b) { return unary_of(b, PRIM_ERF); }
-static int expr_tan(builder *b) { return unary_of(b, PRIM_TAN); }
-static int expr_asin(builder *b) { return unary_of(b, PRIM_ASIN); }
-static int expr_acos(builder *b) { return unary_of(b, PRIM_ACOS); }
-static int expr_atan(builder *b) { return unary_of(b, PRIM_ATAN); }
-static int expr_sinh(builder *b) { return unary_of(b, PRIM_SINH); }
-static int expr_cosh(builder *b) { return unary_of(b, PRIM_COSH); }
 static int expr_reciprocal(builder *b) {
     int x = operand(b, 0);
     return binary(b, PRIM_DIV, constant(b, b->type, 1), x);
@@ -591,18 +577,13 @@ static int expr_where(builder *b) {
 typedef int (*expr_fn)(builder *b);
 
 #define expr_NONE NULL
-#define EXPR_POINTWISE(impl) expr_##impl
-#define EXPR_INPLACE(impl) expr_##impl
-#define EXPR_CREATION(impl) expr_##impl
-#define EXPR_REDUCTION(impl) NULL
-#define EXPR_VIEW(impl) NULL
-#define EXPR_CONTRACTION(impl) NULL
-#define EXPR_COMPOSITE(impl) NULL
-#define EXPR_OTHER(impl) NULL
 static const expr_fn expressions[OP_COUNT] = {
-#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags) [OP_##id] = EXPR_##kind(impl),
-#include "core/ops/ops.def"
-#undef OP
+#define EXPRESSION(id, name, schema, cfn, kind, drule, srule, impl, ...) [OP_##id] = expr_##impl,
+#define OP(...)
+#define POINTWISE_OP EXPRESSION
+#define INPLACE_OP EXPRESSION
+#define CREATION_OP EXPRESSION
+#include "operators.def"
 };
 
 bool etch__has_expression(op_id op) { return (unsigned)op < OP_COUNT && expressions[op]; }

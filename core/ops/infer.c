@@ -7,7 +7,6 @@
 #include <math.h>
 
 #include "core/tensor/device.h"
-#include "core/dispatch/mode.h"
 #include "core/ops/rules.h"
 #include "core/ops/schema.h"
 
@@ -542,8 +541,8 @@ static inline etch_status infer_device(const op_call *call, tensor_meta *out) {
 
 etch_status etch__infer(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype) {
     if (unlikely(infer_device(call, out) != ETCH_OK)) return etch__tls.status;
-    if (unlikely(call->op >= OP_COUNT)) return etch__infer_custom(call, out, compute_dtype);
     const op_info *op = &etch__ops[call->op];
+    if (unlikely(call->op >= OP_COUNT)) return op->infer(call, out, compute_dtype);
     call_dtypes d;
     if (unlikely(any_absent(call)) && !etch__operands_present(call)) return etch__tls.status;
     if (!etch__dtype_rules[op->drule](call, &d)) return etch__tls.status;

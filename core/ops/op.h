@@ -24,9 +24,8 @@ typedef enum op_kind {
 } op_kind;
 
 typedef enum op_id {
-#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags) OP_##id,
-#include "core/ops/ops.def"
-#undef OP
+#define OP(id, ...) OP_##id,
+#include "operators.def"
     OP_COUNT, /* custom operators have numbers from here on */
     OP_CAPACITY = 1024
 } op_id;
@@ -70,16 +69,18 @@ typedef struct op_call {
 /* A kernel of one device: computes into out[0..nout), already allocated with the inferred metas
  * (for INPLACE out[0] is in[0]; VIEW and COMPOSITE have no kernels). Inputs are materialised. */
 typedef etch_status (*op_kernel)(const op_call *call, etch_tensor *const *out);
-typedef etch_tensor *(*op_composite)(const op_call *call);
+
+/* As etch__infer. */
+typedef etch_status (*op_infer)(const op_call *call, tensor_meta *out, etch_dtype *compute_dtype);
 
 struct etch_op {
     uint16_t id;
     uint8_t kind, drule, srule, flags, nout;
     _Atomic bool overridden; /* its kernel is the user's, on some device: never fused */
     int16_t impl;            /* REDUCTION: reduce_kind, else -1 */
-    op_composite composite;
-    const char *name;   /* "add.Tensor" */
-    const char *schema; /* "add.Tensor(Tensor self, ...) -> Tensor" */
+    op_infer infer;          /* of a registered operator */
+    const char *name;        /* "add.Tensor" */
+    const char *schema;      /* "add.Tensor(Tensor self, ...) -> Tensor" */
     const char *cfn;
 };
 typedef struct etch_op op_info;

@@ -1,23 +1,26 @@
-/* Makes, from core/ops/ops.def, the public header etch/ops.h and the functions behind it.
+/* Makes, from core/ops/ops.def, the table of all operators, the public header etch/ops.h and the
+ * functions behind it.
  *
- *     gen_ops HEADER SOURCE
+ *     gen_ops TABLE HEADER SOURCE
  *
- * For each C function of a row: its parameters take their types from the schema's arguments of the
- * same name; arguments that it leaves out get the schema's default. Runs at build time only. */
+ * The table has the rows of ops.def and those in place that they imply. For each C function of a
+ * row: its parameters take their types from the schema's arguments of the same name; arguments that
+ * it leaves out get the schema's default. Runs at build time only. */
+#include <stdarg.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ARGS = 12, TEXT = 64 };
+enum { MAX_ARGS = 12, TEXT = 64, LINE = 512 };
 
-typedef struct row {
-    const char *id, *name, *schema, *cfn, *flags, *kind;
-} row;
+typedef struct op_row {
+    const char *id, *name, *schema, *cfn, *kind, *drule, *srule, *impl, *flags, *rules;
+} op_row;
 
-static const row rows[] = {
-#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags)                                 \
-    {#id, name, schema, cfn, #flags, #kind},
+static const op_row rows[] = {
+#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, derivative, vmap)               \
+    {#id, name, schema, cfn, #kind, #drule, #srule, #impl, #flags, #derivative ", " #vmap},
 #include "core/ops/ops.def"
 #undef OP
 };
@@ -208,7 +211,7 @@ static void print_inputs(FILE *out, const arg *args, int n, const function *f) {
 }
 
 /* Returns the number of scalars. */
-static int print_scalars(FILE *out, const row *r, const arg *args, int n, const function *f) {
+static int print_scalars(FILE *out, const op_row *r, const arg *args, int n, const function *f) {
     if (strstr(r->flags, "RANDOM")) {
         fputs("    etch_scalar sc[2];\n    etch__put_random(sc, &size);\n", out);
         return 2;
@@ -248,7 +251,7 @@ static bool is_attribute(const arg *a) {
     return !is_tensor(a) && a->type != TENSORS && a->type != SCALAR;
 }
 
-static void print_attributes(FILE *out, const row *r, const arg *args, int n, const function *f,
+static void print_attributes(FILE *out, const op_row *r, const arg *args, int n, const function *f,
                              int scalars) {
     int attributes = strstr(r->flags, "CLASS") != NULL;
     for (int i = 0; i < n; i++) attributes += is_attribute(&args[i]);
@@ -273,7 +276,7 @@ static void print_attributes(FILE *out, const row *r, const arg *args, int n, co
                 r->id, scalars, strstr(r->flags, "NUMEL") ? "at" : "NULL");
 }
 
-static void print_function(FILE *out, const row *r, const arg *args, int n, const function *f) {
+static void print_function(FILE *out, const op_row *r, const arg *args, int n, const function *f) {
     /* The macros of etch/ops.h have the functions' names. */
     fprintf(out, "#undef %s\n", f->name);
     print_prototype(out, f);
@@ -297,6 +300,85 @@ static void print_function(FILE *out, const row *r, const arg *args, int n, cons
             r->id, list[0] ? list : "in", length, scalars);
 }
 
+/* ---- operators in place ---- */
+
+static const char *text_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
+static const char *text_of(const char *format, ...) {
+    char *text = malloc(LINE);
+    va_list args;
+    va_start(args, format);
+    if (!text || vsnprintf(text, LINE, format, args) >= LINE) fail("row too long", format);
+    va_end(args);
+    return text;
+}
+
+/* The text with an underscore before the character: at its end where that is not there. */
+static const char *underscored(const char *text, char before) {
+    int n = (int)strcspn(text, (char[]){before, 0});
+    return text_of("%.*s_%s", n, text, text + n);
+}
+
+static const char *written_schema(const op_row *r) {
+    static const char from[] = "(Tensor self";
+    size_t n = strlen(r->schema), start = sizeof from - 1;
+    if (strncmp(r->schema, from, start) || n < 9 || strcmp(r->schema + n - 9, "-> Tensor"))
+        fail("an operator that is IN_PLACE takes and returns a tensor", r->id);
+    return text_of("(Tensor(a!) self%s(a!)", r->schema + start);
+}
+
+/* The flags that the operator in place has as well. */
+static const char *kept_flags(const char *flags) {
+    char copy[LINE], kept[LINE] = "0";
+    snprintf(copy, sizeof copy, "%s", flags);
+    for (char *p = strtok(copy, " |"); p; p = strtok(NULL, " |"))
+        if (strcmp(p, "IN_PLACE") && strcmp(p, "COMMUTES"))
+            snprintf(kept + strlen(kept), sizeof kept - strlen(kept), " | %s", p);
+    return text_of("%s", kept);
+}
+
+static op_row in_place(const op_row *r) {
+    op_row w = *r;
+    int first = (int)strcspn(r->cfn, ";");
+    if (strcmp(r->kind, "POINTWISE") && strcmp(r->kind, "OTHER"))
+        fail("an operator that is IN_PLACE is POINTWISE or OTHER", r->id);
+    w.id = text_of("%s_", r->id);
+    w.name = underscored(r->name, '.');
+    w.schema = written_schema(r);
+    w.cfn = underscored(text_of("%.*s", first, r->cfn), '(');
+    w.kind = "INPLACE";
+    if (!strcmp(r->srule, "BROADCAST")) w.srule = "INPLACE";
+    w.flags = kept_flags(r->flags);
+    return w;
+}
+
+/* ---- what is written ---- */
+
+static const char *const kinds[] = {"POINTWISE",   "INPLACE",  "REDUCTION", "VIEW",
+                                    "CONTRACTION", "CREATION", "COMPOSITE", "OTHER"};
+enum { KINDS = sizeof kinds / sizeof *kinds };
+
+/* Rows are called by their kind, so that who wants one kind defines that alone. */
+static void begin_table(FILE *out) {
+    fputs("/* All operators. Generated from core/ops/ops.def: its rows, and those in place. Who\n"
+          " * includes this defines OP, or <KIND>_OP for a kind that is something else to it. */\n",
+          out);
+    for (int k = 0; k < KINDS; k++)
+        fprintf(out, "#ifndef %s_OP\n#define %s_OP OP\n#endif\n", kinds[k], kinds[k]);
+}
+
+static void end_table(FILE *out) {
+    for (int k = 0; k < KINDS; k++) fprintf(out, "#undef %s_OP\n", kinds[k]);
+    fputs("#undef OP\n", out);
+}
+
+static void print_row(FILE *out, const op_row *r) {
+    int known = 0;
+    for (int k = 0; k < KINDS; k++) known += !strcmp(r->kind, kinds[k]);
+    if (!known) fail("no such kind", r->id);
+    fprintf(out, "%s_OP(%s, \"%s\", \"%s\", \"%s\", %s, %s, %s, %s, %s, %s)\n", r->kind, r->id,
+            r->name, r->schema, r->cfn, r->kind, r->drule, r->srule, r->impl, r->flags, r->rules);
+}
+
 static const char header_top[] =
     "/* The operators. Generated from core/ops/ops.def: one function a row, the schema above it.\n"
     " *\n"
@@ -314,34 +396,43 @@ static const char header_top[] =
     "    for (int i = 0; i < ETCH_MAX_DIMS; i++) d.v[i] = 0;\n    return d;\n}\n"
     "#define ETCH_ALL_DIMS etch_all_dims()\n\n";
 
+static void print_operator(FILE *table, FILE *header, FILE *source, const op_row *r) {
+    arg args[MAX_ARGS];
+    int n = parse_schema(r->schema, args);
+    print_row(table, r);
+    fprintf(header, "/* %s%s%s */\n", r->name, r->schema,
+            !strcmp(r->kind, "VIEW")      ? "; VIEW"
+            : !strcmp(r->kind, "INPLACE") ? "; IN PLACE"
+                                          : "");
+    for (const char *p = r->cfn; *p;) {
+        size_t length = strcspn(p, ";");
+        function f = parse_function(p, length, args, n);
+        fputs("ETCH_API ", header);
+        print_prototype(header, &f);
+        fputs(";\n", header);
+        print_scalar_macro(header, &f);
+        print_function(source, r, args, n, &f);
+        p += length;
+        p += strspn(p, "; ");
+    }
+}
+
 int main(int argc, char **argv) {
-    if (argc != 3) fail("usage", "gen_ops HEADER SOURCE");
-    FILE *header = fopen(argv[1], "w"), *source = fopen(argv[2], "w");
-    if (!header || !source) fail("cannot write", argv[1]);
+    if (argc != 4) fail("usage", "gen_ops TABLE HEADER SOURCE");
+    FILE *table = fopen(argv[1], "w"), *header = fopen(argv[2], "w"), *source = fopen(argv[3], "w");
+    if (!table || !header || !source) fail("cannot write", argv[1]);
+    begin_table(table);
     fputs(header_top, header);
     fputs("/* The operator functions. Generated from core/ops/ops.def. */\n"
           "#include \"core/dispatch/call.h\"\n\n",
           source);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        arg args[MAX_ARGS];
-        int n = parse_schema(rows[i].schema, args);
-        fprintf(header, "/* %s%s", rows[i].name, rows[i].schema);
-        fprintf(header, "%s */\n",
-                !strcmp(rows[i].kind, "VIEW")      ? "; VIEW"
-                : !strcmp(rows[i].kind, "INPLACE") ? "; IN PLACE"
-                                                   : "");
-        for (const char *p = rows[i].cfn; *p;) {
-            size_t length = strcspn(p, ";");
-            function f = parse_function(p, length, args, n);
-            fputs("ETCH_API ", header);
-            print_prototype(header, &f);
-            fputs(";\n", header);
-            print_scalar_macro(header, &f);
-            print_function(source, &rows[i], args, n, &f);
-            p += length;
-            p += strspn(p, "; ");
-        }
+        print_operator(table, header, source, &rows[i]);
+        if (!strstr(rows[i].flags, "IN_PLACE")) continue;
+        op_row written = in_place(&rows[i]);
+        print_operator(table, header, source, &written);
     }
+    end_table(table);
     fputs("\n#ifdef __cplusplus\n}\n#endif\n#endif\n", header);
-    return fclose(header) || fclose(source);
+    return fclose(table) || fclose(header) || fclose(source);
 }
