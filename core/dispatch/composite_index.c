@@ -26,7 +26,7 @@ static etch_tensor *rows_of(const op_call *call, etch_tensor *t, etch_tensor *in
 }
 
 etch_tensor *etch__composite_embedding(const op_call *call) {
-    if (!etch__element_is_int(call->in[1]->dtype) || call->in[1]->dtype == ETCH_BOOL)
+    if (!etch__is_integer(call->in[1]->dtype))
         FAIL(ETCH_ERR_DTYPE, "expected indices of integers, got %s",
              etch_dtype_name(call->in[1]->dtype));
     if (call->in[0]->ndim != 2)

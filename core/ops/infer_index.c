@@ -1,5 +1,5 @@
-/* Shape rules of the operators that take an index tensor: sizes only, core/ops/infer.c adds
- * strides. The dimension is attribute 0, the index in[1], values to write in[2]; a 0-d tensor
+/* Shape rules of the operators that take an index tensor: sizes only, core/ops/infer_shape.c
+ * adds strides. The dimension is attribute 0, the index in[1], values to write in[2]; a 0-d tensor
  * counts as one of a single element. */
 #include "core/ops/rules.h"
 

@@ -1,7 +1,8 @@
 /* The names of the rules in core/ops/ops.def, and what inference shares with other files.
  *
- * DRULE_x says how a call's dtypes come about, SRULE_x its sizes and strides; core/ops/infer.c has
- * one function a rule. A result that is no view is contiguous, row-major. */
+ * DRULE_x says how a call's dtypes come about (core/ops/infer_dtype.c), SRULE_x its sizes and
+ * strides (core/ops/infer_shape.c, core/ops/infer_view.c); there is one function a rule. A result
+ * that is no view is contiguous, row-major. */
 #ifndef ETCH_CORE_OPS_RULES_H
 #define ETCH_CORE_OPS_RULES_H
 
@@ -109,6 +110,13 @@ extern const dtype_fn etch__dtype_rules[DRULE_COUNT];
 /* Fills sizes, strides and offset of a VIEW (core/ops/infer_view.c). */
 typedef bool (*shape_fn)(const op_call *call, tensor_meta *out);
 extern const shape_fn etch__view_rules[SRULE_COUNT];
+/* The same for results that are no views (core/ops/infer_shape.c). */
+extern const shape_fn etch__shape_rules[SRULE_COUNT];
+bool etch__reduce_rule(const op_call *call, tensor_meta *out);
+/* Gives out's sizes row-major strides; false with overflow set. */
+bool etch__row_major_result(const op_call *call, tensor_meta *out);
+/* The class word of an arange that cannot be (core/ops/op_class.c). */
+enum { ARANGE_STEP_ZERO = -1, ARANGE_DIRECTION = -2, ARANGE_NOT_FINITE = -3 };
 /* Wraps a negative dimension number; false with dim_range set. */
 bool etch__wrap_dim(const op_call *call, int64_t dim, int ndim, int *out);
 /* Sets an error that starts with the operator's name; returns false. */

@@ -35,7 +35,7 @@ static bool each_pair(const etch_tensor *a, const etch_tensor *b, element_row ro
 
 static bool equal_row(void *ctx, const char *const *p, const int64_t *step, int64_t n) {
     compare_ctx *c = ctx;
-    bool ints = etch__element_is_int(c->a);
+    bool ints = !etch__is_float(c->a);
     for (int64_t i = 0; i < n; i++) {
         const char *x = p[0] + i * step[0], *y = p[1] + i * step[1];
         bool same = ints ? etch__element_int(c->a, x) == etch__element_int(c->b, y)
@@ -74,7 +74,7 @@ bool etch_allclose(const etch_tensor *a, const etch_tensor *b, double rtol, doub
 /* ---- equal bits ---- */
 
 static bool is_nan(etch_dtype dtype, const char *p) {
-    return !etch__element_is_int(dtype) && isnan(etch__element_real(dtype, p));
+    return etch__is_float(dtype) && isnan(etch__element_real(dtype, p));
 }
 
 static bool bits_row(void *ctx, const char *const *p, const int64_t *step, int64_t n) {

@@ -9,7 +9,6 @@
 double etch__element_real(etch_dtype dtype, const void *p);
 /* The same as int64: reals saturate, NaN gives 0. */
 int64_t etch__element_int(etch_dtype dtype, const void *p);
-static inline bool etch__element_is_int(etch_dtype dtype) { return dtype > ETCH_F16; }
 
 /* Calls row for stretches of n elements along the last dimension of `count` (1 or 2) tensors of the
  * same sizes, in row-major order; p and step (in bytes) are each tensor's. Stops where row returns

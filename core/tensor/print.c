@@ -82,7 +82,7 @@ static void format_real(double v, etch_dtype dtype, char *text) {
 
 static void format_element(etch_dtype dtype, const void *p, char *text) {
     if (dtype == ETCH_BOOL) strcpy(text, etch__element_int(dtype, p) ? "true" : "false");
-    else if (etch__element_is_int(dtype))
+    else if (!etch__is_float(dtype))
         snprintf(text, NUMBER_MAX, "%lld", (long long)etch__element_int(dtype, p));
     else format_real(etch__element_real(dtype, p), dtype, text);
 }

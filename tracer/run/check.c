@@ -280,14 +280,13 @@ typedef struct comparison {
 } comparison;
 
 static void element_text(etch_dtype dtype, const char *p, char *buf, size_t n) {
-    if (etch__element_is_int(dtype))
-        snprintf(buf, n, "%lld", (long long)etch__element_int(dtype, p));
+    if (!etch__is_float(dtype)) snprintf(buf, n, "%lld", (long long)etch__element_int(dtype, p));
     else snprintf(buf, n, "%.17g", etch__element_real(dtype, p));
 }
 
 static bool same_element(etch_dtype dtype, const char *a, const char *b) {
     if (!memcmp(a, b, etch_dtype_size(dtype))) return true;
-    return !etch__element_is_int(dtype) && isnan(etch__element_real(dtype, a)) &&
+    return etch__is_float(dtype) && isnan(etch__element_real(dtype, a)) &&
            isnan(etch__element_real(dtype, b));
 }
 

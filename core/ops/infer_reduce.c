@@ -1,0 +1,81 @@
+/* Reductions: which dimensions go, the sizes that are left, and in which dtype they accumulate. */
+#include "core/ops/expr.h"
+#include "core/ops/rules.h"
+
+#define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
+#define TEXT(t) etch__shape_text((t)->ndim, (t)->size).s
+
+enum { ALL_DIMS = -1 };
+
+/* The dimensions and keepdim of a reduction: a list at[0..] or one dimension at[0]. */
+typedef struct reduced {
+    int64_t n; /* ALL_DIMS, or how many */
+    const int64_t *dims;
+    bool keepdim;
+} reduced;
+
+static reduced reduced_of(const op_call *call) {
+    const int64_t *at = call->at;
+    switch ((shape_rule)etch__ops[call->op].srule) {
+    case SRULE_REDUCE_DIMS: {
+        int64_t n = at[0] > 0 ? at[0] : 0; /* no list and an empty one both mean all */
+        return (reduced){n ? n : ALL_DIMS, at + 1, at[1 + n] != 0};
+    }
+    case SRULE_REDUCE_DIM: return (reduced){at[0] == ETCH_NO_INT ? ALL_DIMS : 1, at, at[1] != 0};
+    default: return (reduced){ALL_DIMS, NULL, false};
+    }
+}
+
+static bool dims_mask(const op_call *call, const reduced *r, uint32_t *mask) {
+    int ndim = call->in[0]->ndim, dim = 0;
+    *mask = r->n == ALL_DIMS ? (1u << ndim) - 1 : 0;
+    for (int i = 0; i < r->n; i++) {
+        if (!etch__wrap_dim(call, r->dims[i], ndim, &dim)) return false;
+        if (*mask >> dim & 1)
+            FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected each dimension once, got %d twice", dim);
+        *mask |= 1u << dim;
+    }
+    return true;
+}
+
+bool etch__reduce_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *t = call->in[0];
+    reduced r = reduced_of(call);
+    reduce_kind how = (reduce_kind)etch__ops[call->op].impl;
+    uint32_t mask;
+    if (!dims_mask(call, &r, &mask)) return false;
+    out->ndim = 0;
+    for (int i = 0; i < t->ndim; i++) {
+        bool gone = mask >> i & 1;
+        if (gone && t->size[i] == 0 && how != REDUCE_SUM && how != REDUCE_MEAN &&
+            how != REDUCE_PROD)
+            FAIL(ETCH_ERR_EMPTY, "expected at least one element, got sizes %s", TEXT(t));
+        if (!gone || r.keepdim) out->size[out->ndim++] = gone ? 1 : t->size[i];
+    }
+    return etch__row_major_result(call, out);
+}
+
+void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim) {
+    int ndim = call->in[0]->ndim;
+    reduced r = reduced_of(call);
+    *mask = r.n == ALL_DIMS ? (1u << ndim) - 1 : 0;
+    for (int i = 0; i < r.n; i++)
+        *mask |= 1u << (r.dims[i] < 0 ? r.dims[i] + (ndim ? ndim : 1) : r.dims[i]);
+    *mask &= (1u << ndim) - 1; /* dimension 0 of a 0-d tensor */
+    *keepdim = r.keepdim;
+}
+
+reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
+    reduce_plan plan = {.kind = (reduce_kind)etch__ops[call->op].impl};
+    etch_dtype in = call->in[0]->dtype;
+    switch (plan.kind) {
+    case REDUCE_SUM:
+    case REDUCE_PROD:
+    case REDUCE_MEAN:
+        plan.element = out;
+        plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64;
+        break;
+    default: plan.element = in, plan.acc = etch__compute_type(in);
+    }
+    return plan;
+}
