@@ -151,7 +151,10 @@ static void row_block(const reduction *r, const unit *u, int64_t block, void *re
 }
 
 static strip_fn combine_of(const reduction *r) {
-    static const uint8_t prim[FOLD_COUNT] = {PRIM_ADD, PRIM_MAX, PRIM_MIN, PRIM_MUL};
+    static const uint8_t prim[FOLD_COUNT] = {[FOLD_SUM] = PRIM_ADD,
+                                             [FOLD_MAX] = PRIM_MAX,
+                                             [FOLD_MIN] = PRIM_MIN,
+                                             [FOLD_PROD] = PRIM_MUL};
     return r->isa->strips->prim[prim[r->fold]][r->acc];
 }
 

@@ -97,7 +97,9 @@ DECLARE_ISA(avx512)
     void ISA_NAME(name##_##t)(void *dst, const void *pa, const void *pb, const void *pc, int64_t n)
 
 static inline int etch__size_log2(etch_dtype d) {
-    static const uint8_t log2[ETCH_DTYPE_COUNT] = {2, 3, 1, 1, 0, 1, 2, 3, 0, 0};
+    static const uint8_t log2[ETCH_DTYPE_COUNT] = {
+        [ETCH_F32] = 2, [ETCH_F64] = 3, [ETCH_BF16] = 1, [ETCH_F16] = 1, [ETCH_I8] = 0,
+        [ETCH_I16] = 1, [ETCH_I32] = 2, [ETCH_I64] = 3,  [ETCH_U8] = 0,  [ETCH_BOOL] = 0};
     return log2[d];
 }
 

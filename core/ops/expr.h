@@ -31,6 +31,14 @@ bool etch__has_expression(op_id op);
  * into integers as CONVERT does), then widened to its compute type; low bytes hold the value. */
 uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to);
 
+/* The primitive that combines two values of a reduction; MEAN sums. */
+static inline prim_id etch__reduce_prim(reduce_kind kind) {
+    return kind == REDUCE_MAX    ? PRIM_MAX
+           : kind == REDUCE_MIN  ? PRIM_MIN
+           : kind == REDUCE_PROD ? PRIM_MUL
+                                 : PRIM_ADD;
+}
+
 /* How a reduction goes: each element brought into dtype `element` (a sum into another dtype
  * is the sum of the elements in that dtype, as in ATen), then converted to `acc`, combined in
  * the canonical order, then the epilogue. SUM and PROD of bool and integers accumulates in

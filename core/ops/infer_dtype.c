@@ -240,7 +240,7 @@ static bool softmax_dtype_rule(const op_call *call, call_dtypes *d) {
 static bool layer_norm_dtype_rule(const op_call *call, call_dtypes *d) {
     d->compute = d->result = dtype_of(call->in[0]);
     if (!want_floats(call, d->compute)) return false;
-    bool half = d->compute == ETCH_BF16 || d->compute == ETCH_F16;
+    bool half = etch__is_half(d->compute);
     for (int i = 1; i < call->nin; i++) {
         etch_dtype w = dtype_of(call->in[i]);
         if (call->in[i] == ETCH_NONE || w == d->compute || (half && w == ETCH_F32)) continue;

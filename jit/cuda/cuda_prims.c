@@ -198,11 +198,7 @@ void etch__cuda_scalar(cuda_text *t, const prim_instr *p) {
 
 void etch__cuda_combine(cuda_text *t, reduce_kind kind, etch_dtype type, const char *acc,
                         const char *x) {
-    prim_id prim = kind == REDUCE_MAX    ? PRIM_MAX
-                   : kind == REDUCE_MIN  ? PRIM_MIN
-                   : kind == REDUCE_PROD ? PRIM_MUL
-                                         : PRIM_ADD;
-    prim_instr p = {.prim = (uint8_t)prim, .type = (uint8_t)type};
+    prim_instr p = {.prim = (uint8_t)etch__reduce_prim(kind), .type = (uint8_t)type};
     etch__cuda_prim(t, &p, acc, x, "");
 }
 

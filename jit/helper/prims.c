@@ -308,11 +308,7 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
 /* ---- reductions ---- */
 
 val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
-    prim_id prim = kind == REDUCE_MAX    ? PRIM_MAX
-                   : kind == REDUCE_MIN  ? PRIM_MIN
-                   : kind == REDUCE_PROD ? PRIM_MUL
-                                         : PRIM_ADD;
-    prim_instr p = {.prim = (uint8_t)prim, .type = (uint8_t)t};
+    prim_instr p = {.prim = (uint8_t)etch__reduce_prim(kind), .type = (uint8_t)t};
     return gen_prim(g, &p, acc, x, NULL);
 }
 
