@@ -7,7 +7,7 @@
 
 #include "jit/cuda/cuda_gen.h"
 
-static const char text[] = {
+static const char functions_text[] = {
 #include "embedded/functions.h.inc"
     0};
 
@@ -25,7 +25,7 @@ static const char basics[] = {
 
 static int split(unit *units) {
     int n = 0;
-    for (const char *p = text; *p && n < UNITS_MAX;) {
+    for (const char *p = functions_text; *p && n < UNITS_MAX;) {
         const char *end = strstr(p, "\n\n");
         int length = end ? (int)(end - p) + 1 : (int)strlen(p);
         units[n++] = (unit){.at = p, .n = length};

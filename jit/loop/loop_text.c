@@ -7,14 +7,14 @@
  *     store f32 @1, %1 */
 #include "jit/loop/loop.h"
 
-typedef struct text {
+typedef struct kernel_text {
     char *p;
     int64_t n, cap;
     bool failed;
-} text;
+} kernel_text;
 
-static void put(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void put(text *t, const char *format, ...) {
+static void put(kernel_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void put(kernel_text *t, const char *format, ...) {
     char line[160];
     va_list args;
     va_start(args, format);
@@ -31,12 +31,12 @@ static void put(text *t, const char *format, ...) {
 
 static const char *type_name(const loop_instr *i) { return etch_dtype_name(i->p.type); }
 
-static void put_operands(text *t, const loop_instr *i) {
+static void put_operands(kernel_text *t, const loop_instr *i) {
     for (int n = 0; n < etch__loop_arity(i); n++)
         put(t, "%s%%%d", n ? ", " : " ", etch__loop_operand(i, n));
 }
 
-static void put_prim(text *t, int v, const loop_instr *i) {
+static void put_prim(kernel_text *t, int v, const loop_instr *i) {
     put(t, "%%%d = %s %s", v, etch__prims[i->p.prim].name, type_name(i));
     put_operands(t, i);
     if (i->p.prim == PRIM_CONST && etch__is_float(i->p.type)) put(t, " %a", i->p.imm.d);
@@ -46,7 +46,7 @@ static void put_prim(text *t, int v, const loop_instr *i) {
     else if (i->p.prim == PRIM_CONVERT) put(t, " from %s", etch_dtype_name(i->p.from));
 }
 
-static void put_instr(text *t, int v, const loop_instr *i) {
+static void put_instr(kernel_text *t, int v, const loop_instr *i) {
     static const char *const reductions[] = {
         [REDUCE_SUM] = "sum", [REDUCE_MAX] = "max", [REDUCE_MIN] = "min", [REDUCE_PROD] = "prod"};
     put(t, "  %d: ", i->stage);
@@ -69,7 +69,7 @@ char *etch__loop_text(const loop_kernel *k) {
     static const char *const variants[] = {"map", "row", "column"};
     static const char *const splits[] = {"", ", partial", ", finish"};
     static const char step[] = "01s";
-    text t = {0};
+    kernel_text t = {0};
     if (!etch__loop_valid(k, NULL)) return etch__strdup("kernel that is not valid\n");
     put(&t, "kernel %.48s: %s%s, %d + %d axes%s\n", k->name, variants[k->variant], splits[k->split],
         k->npar, k->nred, k->any_mode ? ", any mode" : "");
