@@ -266,30 +266,6 @@ static bool no_dtype_rule(const op_call *call, call_dtypes *d) {
 }
 
 const dtype_fn etch__dtype_rules[DRULE_COUNT] = {
-    [DRULE_NONE] = no_dtype_rule,
-    [DRULE_ATTR] = attr_rule,
-    [DRULE_ATTR_FLOAT] = attr_float_rule,
-    [DRULE_FILL] = fill_rule,
-    [DRULE_ARANGE] = arange_rule,
-    [DRULE_PROMOTE] = promote_rule,
-    [DRULE_PROMOTE_NOBOOL] = promote_nobool_rule,
-    [DRULE_SQUARE] = square_rule,
-    [DRULE_PROMOTE_FLOAT] = promote_float_rule,
-    [DRULE_COMPARE] = compare_rule,
-    [DRULE_WHERE] = where_rule,
-    [DRULE_CAST] = cast_rule,
-    [DRULE_SAME] = same_rule,
-    [DRULE_COPY] = copy_rule,
-    [DRULE_SUM] = sum_rule,
-    [DRULE_MEAN] = mean_rule,
-    [DRULE_INDEX] = index_rule,
-    [DRULE_FLOAT] = float_rule,
-    [DRULE_BITS] = bits_rule,
-    [DRULE_INTEGER] = integer_rule,
-    [DRULE_CLAMP] = clamp_rule,
-    [DRULE_MASKED_FILL] = masked_fill_rule,
-    [DRULE_INDEXED] = indexed_rule,
-    [DRULE_SOFTMAX] = softmax_dtype_rule,
-    [DRULE_CONVOLUTION] = convolution_dtype_rule,
-    [DRULE_LAYER_NORM] = layer_norm_dtype_rule,
+#define DTYPE_RULE(id, function) [DRULE_##id] = function,
+#include "core/ops/rules.def"
 };

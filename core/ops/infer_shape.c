@@ -335,28 +335,6 @@ static bool convolution_rule(const op_call *call, tensor_meta *out) {
 /* ---- the table ---- */
 
 const shape_fn etch__shape_rules[SRULE_COUNT] = {
-    [SRULE_SIZE] = size_rule,
-    [SRULE_ARANGE] = arange_size_rule,
-    [SRULE_BROADCAST] = broadcast_rule,
-    [SRULE_INPLACE] = inplace_rule,
-    [SRULE_REDUCE_ALL] = etch__reduce_rule,
-    [SRULE_REDUCE_DIMS] = etch__reduce_rule,
-    [SRULE_REDUCE_DIM] = etch__reduce_rule,
-    [SRULE_MM] = mm_rule,
-    [SRULE_ADDMM] = addmm_rule,
-    [SRULE_MV] = mv_rule,
-    [SRULE_DOT] = dot_rule,
-    [SRULE_BMM] = bmm_rule,
-    [SRULE_CAT] = cat_rule,
-    [SRULE_SOFTMAX] = softmax_rule,
-    [SRULE_INDEX_SELECT] = indexed_rule,
-    [SRULE_GATHER] = indexed_rule,
-    [SRULE_TAKE] = indexed_rule,
-    [SRULE_SCATTER] = indexed_rule,
-    [SRULE_INDEX_COPY] = indexed_rule,
-    [SRULE_INDEX_PUT] = indexed_rule,
-    [SRULE_ALONG_DIM] = softmax_rule,
-    [SRULE_MATRICES] = matrices_rule,
-    [SRULE_LAYER_NORM] = layer_norm_rule,
-    [SRULE_CONVOLUTION] = convolution_rule,
+#define SHAPE_RULE(id, function) [SRULE_##id] = function,
+#include "core/ops/rules.def"
 };

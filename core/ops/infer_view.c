@@ -328,17 +328,6 @@ static bool unsqueeze_rule(const op_call *call, tensor_meta *out) {
 }
 
 const shape_fn etch__view_rules[SRULE_COUNT] = {
-    [SRULE_VIEW] = view_rule,
-    [SRULE_TRANSPOSE] = transpose_rule,
-    [SRULE_T] = t_rule,
-    [SRULE_PERMUTE] = permute_rule,
-    [SRULE_SLICE] = slice_rule,
-    [SRULE_SELECT] = select_rule,
-    [SRULE_EXPAND] = expand_rule,
-    [SRULE_SQUEEZE] = squeeze_rule,
-    [SRULE_SQUEEZE_DIM] = squeeze_dim_rule,
-    [SRULE_UNSQUEEZE] = unsqueeze_rule,
-    [SRULE_UNFOLD] = unfold_rule,
-    [SRULE_DIAGONAL] = diagonal_rule,
-    [SRULE_AS_STRIDED] = as_strided_rule,
+#define VIEW_RULE(id, function) [SRULE_##id] = function,
+#include "core/ops/rules.def"
 };

@@ -1,82 +1,22 @@
-/* The names of the rules in core/ops/ops.def, and what inference shares with other files.
+/* The numbers of the rules of core/ops/rules.def, and what inference shares with other files.
  *
- * DRULE_x says how a call's dtypes come about (core/ops/infer_dtype.c), SRULE_x its sizes and
- * strides (core/ops/infer_shape.c, core/ops/infer_view.c); there is one function a rule. A result
- * that is no view is contiguous, row-major. */
+ * DRULE_x says how a call's dtypes come about, SRULE_x its sizes and strides. A result that is no
+ * view is contiguous, row-major. */
 #ifndef ETCH_CORE_OPS_RULES_H
 #define ETCH_CORE_OPS_RULES_H
 
 #include "core/ops/op.h"
 
 typedef enum dtype_rule {
-    DRULE_NONE,       /* COMPOSITE: never inferred */
-    DRULE_ATTR,       /* the dtype attribute, absent: the default dtype */
-    DRULE_ATTR_FLOAT, /* the same, floats only */
-    DRULE_FILL,       /* the dtype attribute, absent: by the kind of the scalar */
-    DRULE_ARANGE,     /* the dtype attribute, absent: i64, with a real scalar the default dtype */
-    DRULE_PROMOTE,    /* ATen's promotion by categories */
-    DRULE_PROMOTE_NOBOOL, /* the same; bools alone are an error, in a difference any bool is */
-    DRULE_SQUARE,         /* of bools i64, else that of the operand */
-    DRULE_PROMOTE_FLOAT,  /* the same; integers become the default dtype */
-    DRULE_COMPARE,        /* computes in the promoted dtype, gives bool */
-    DRULE_WHERE,          /* a bool condition, then PROMOTE over the other two */
-    DRULE_CAST,           /* the dtype attribute, absent: that of in[0] */
-    DRULE_SAME,           /* all inputs have one dtype, the result's */
-    DRULE_COPY,           /* the dtype of in[0], whatever comes in */
-    DRULE_SUM,            /* the dtype attribute, absent: integers and bool become i64 */
-    DRULE_MEAN,           /* the dtype attribute, absent: that of in[0]; floats only */
-    DRULE_INDEX,          /* i64 */
-    DRULE_FLOAT,          /* PROMOTE, floats only */
-    DRULE_BITS,           /* PROMOTE, integers and bool only */
-    DRULE_INTEGER,        /* PROMOTE, integers only */
-    DRULE_CLAMP,          /* PROMOTE_NOBOOL with all scalars as operands */
-    DRULE_MASKED_FILL,    /* that of in[0], with a bool mask as in[1] */
-    DRULE_INDEXED,        /* that of in[0], with integers as in[1]; in[2] has the same */
-    DRULE_SOFTMAX,        /* floats; a half type may become f32 by the last attribute */
-    DRULE_LAYER_NORM,     /* floats; weight and bias of the same dtype, or f32 beside a half type */
-    DRULE_CONVOLUTION,    /* floats, all operands of one dtype */
+#define DTYPE_RULE(id, function) DRULE_##id,
+#include "core/ops/rules.def"
     DRULE_COUNT
 } dtype_rule;
 
 typedef enum shape_rule {
-    SRULE_NONE, /* COMPOSITE: never inferred */
-    SRULE_SIZE,
-    SRULE_ARANGE,
-    SRULE_BROADCAST,
-    SRULE_INPLACE, /* in[0], to which the others broadcast */
-    SRULE_REDUCE_ALL,
-    SRULE_REDUCE_DIMS,
-    SRULE_REDUCE_DIM,
-    SRULE_MM,
-    SRULE_ADDMM,
-    SRULE_MV,
-    SRULE_DOT,
-    SRULE_BMM,
-    SRULE_VIEW,
-    SRULE_TRANSPOSE,
-    SRULE_T,
-    SRULE_PERMUTE,
-    SRULE_SLICE,
-    SRULE_SELECT,
-    SRULE_EXPAND,
-    SRULE_SQUEEZE,
-    SRULE_SQUEEZE_DIM,
-    SRULE_UNSQUEEZE,
-    SRULE_UNFOLD,
-    SRULE_INDEX_SELECT,
-    SRULE_GATHER,
-    SRULE_TAKE,
-    SRULE_SCATTER, /* this and the next two: in[0], as a new tensor or in place */
-    SRULE_INDEX_COPY,
-    SRULE_INDEX_PUT,
-    SRULE_DIAGONAL,
-    SRULE_AS_STRIDED,
-    SRULE_CAT,
-    SRULE_ALONG_DIM, /* the sizes of in[0], which has the dimension */
-    SRULE_MATRICES,  /* the sizes of in[0], at least 2 dimensions */
-    SRULE_SOFTMAX,
-    SRULE_LAYER_NORM,
-    SRULE_CONVOLUTION,
+#define SHAPE_RULE(id, function) SRULE_##id,
+#define VIEW_RULE(id, function) SRULE_##id,
+#include "core/ops/rules.def"
     SRULE_COUNT
 } shape_rule;
 
