@@ -6,6 +6,7 @@
  * a written input is copied into it at the end. Graphs in which a written input shares its storage
  * with another input, or overlaps itself, are run as they are. */
 #include "core/graph/backend.h"
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 
 typedef struct functional {
@@ -246,4 +247,4 @@ static etch_status aot_compile(const graph *g, const backend_options *options, p
 
 static const backend aot_eager = {.name = "aot_eager", .compile = aot_compile};
 
-__attribute__((constructor)) static void register_aot(void) { etch__backend_register(&aot_eager); }
+void etch__start_aot_eager(void) { etch__backend_register(&aot_eager); }

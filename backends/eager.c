@@ -7,6 +7,7 @@
  * live at one time share a *slot*. And where a check on data comes behind a write, what the input
  * held is kept aside and put back if the check fails. */
 #include "core/dispatch/dispatch.h"
+#include "core/base/start.h"
 #include "core/graph/backend.h"
 #include "core/tensor/device.h"
 #include "core/base/profile.h"
@@ -304,4 +305,4 @@ static etch_status eager_compile(const graph *g, const backend_options *options,
 
 static const backend eager = {.name = "eager", .compile = eager_compile};
 
-__attribute__((constructor)) static void register_eager(void) { etch__backend_register(&eager); }
+void etch__start_eager(void) { etch__backend_register(&eager); }

@@ -11,6 +11,7 @@
  * A group that turns out too large for one kernel makes fusion start again with a smaller bound.
  * Where a kernel cannot be compiled the whole plan is the eager one: same bits, one warning. */
 #include "core/dispatch/dispatch.h"
+#include "core/base/start.h"
 #include "core/observe/report.h"
 #include "jit/ir/target.h"
 
@@ -165,4 +166,4 @@ static etch_status native_compile(const graph *g, const backend_options *options
 
 static const backend native = {.name = "native", .alias = "inductor", .compile = native_compile};
 
-__attribute__((constructor)) static void register_native(void) { etch__backend_register(&native); }
+void etch__start_native(void) { etch__backend_register(&native); }

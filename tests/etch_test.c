@@ -6,6 +6,7 @@
  *
  * Where ETCH_TEST_DEVICE is not there the suite says so in one line and ends with 77, which CTest
  * takes as skipped. ETCH_TEST_DEVICE_ASK=1 asks only whether it is there. */
+#include "core/base/locks.h"
 #include "etch_test.h"
 
 #include <stdio.h>
@@ -157,13 +158,20 @@ static void print_names(void) {
     exit(0);
 }
 
+/* Of a suite that has passed: whether its locks were taken in their order (in a debug build). */
+static int checked(int failed) {
+    const char *disorder = etch__lock_disorder();
+    if (disorder) printf("locks in the wrong order (core/base/locks.def): %s\n", disorder);
+    return failed ? failed : disorder != NULL;
+}
+
 int run_suite(int argc, char **argv) {
     const char *jobs = getenv("ETCH_TEST_JOBS");
     if (argc > 1 && !strcmp(argv[1], "--list")) print_names();
-    if (test_take_part()) return run_process(argc, argv);
+    if (test_take_part()) return checked(run_process(argc, argv));
     long count = jobs ? strtol(jobs, NULL, 10) : 1;
     bool split = count > 1 && count <= JOBS_MAX && !getenv("ETCH_TEST_DEVICE_ASK");
-    return split ? run_in_parts(count, argc, argv) : run_process(argc, argv);
+    return split ? run_in_parts(count, argc, argv) : checked(run_process(argc, argv));
 }
 
 __attribute__((weak)) int main(int argc, char **argv) { return run_suite(argc, argv); }

@@ -1,6 +1,7 @@
 /* empty and cat. cat copies each tensor into its slice of the result as `copy_` would, so that
  * dtypes convert and strides do not matter. */
 #include "core/dispatch/dispatch.h"
+#include "core/base/start.h"
 
 static etch_status empty(const op_call *call, etch_tensor *const *out) {
     (void)call, (void)out;
@@ -42,7 +43,7 @@ static etch_status cat(const op_call *call, etch_tensor *const *outs) {
     return ETCH_OK;
 }
 
-__attribute__((constructor)) static void register_others(void) {
+void etch__start_cpu_joins(void) {
     etch__register_kernel(OP_EMPTY, empty);
     etch__register_kernel(OP_CAT, cat);
 }

@@ -8,6 +8,7 @@
 #include <limits.h>
 
 #include "backends/cpu/library.h"
+#include "core/base/start.h"
 #include "backends/cpu/program.h"
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
@@ -192,6 +193,4 @@ static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
     return status;
 }
 
-__attribute__((constructor)) static void register_convolution(void) {
-    etch__register_kernel(OP_CONVOLUTION, convolution);
-}
+void etch__start_cpu_convolution(void) { etch__register_kernel(OP_CONVOLUTION, convolution); }

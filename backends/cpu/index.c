@@ -6,6 +6,7 @@
  * is in row-major order on one thread, so where an index comes twice the last one stays, or all
  * are added in that order. */
 #include "backends/cpu/place.h"
+#include "core/base/start.h"
 #include "backends/cpu/table.h"
 #include "core/tensor/element.h"
 #include "core/ops/rules.h"
@@ -239,7 +240,7 @@ static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
     return status;
 }
 
-__attribute__((constructor)) static void register_index(void) {
+void etch__start_cpu_index(void) {
     etch__register_kernel(OP_INDEX_SELECT, read_kernel);
     etch__register_kernel(OP_GATHER, read_kernel);
     etch__register_kernel(OP_TAKE, take_kernel);

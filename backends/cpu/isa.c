@@ -1,5 +1,6 @@
 /* The tables of the three instruction sets, and the one that this process uses. */
 #include "backends/cpu/table.h"
+#include "core/base/start.h"
 
 #include <stdatomic.h>
 
@@ -24,6 +25,4 @@ const isa_table *etch__isa_table(void) {
 
 static const void *functions(void) { return etch__isa_table()->strips->prim; }
 
-__attribute__((constructor)) static void register_functions(void) {
-    etch__register_functions(functions);
-}
+void etch__start_cpu_functions(void) { etch__register_functions(functions); }

@@ -7,6 +7,7 @@
  * with lanes of its own; few neighbours are brought together as rows first. The order is that of
  * the index along the axis, so all ways give the same bits. */
 #include "backends/cpu/program.h"
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
 
@@ -456,7 +457,7 @@ static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
     return status;
 }
 
-__attribute__((constructor)) static void register_norms(void) {
+void etch__start_cpu_norms(void) {
     etch__register_kernel(OP_SOFTMAX_RAW, softmax);
     etch__register_kernel(OP_LOG_SOFTMAX_RAW, softmax);
     etch__register_kernel(OP_NATIVE_LAYER_NORM, layer_norm);

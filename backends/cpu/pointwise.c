@@ -6,6 +6,7 @@
  * built once for each combination and kept. Contiguous operands of one size, the common case, are
  * one flat run. */
 #include "backends/cpu/program.h"
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
 
@@ -295,7 +296,7 @@ static etch_status pointwise(const op_call *call, etch_tensor *const *outs) {
     return ETCH_OK;
 }
 
-__attribute__((constructor)) static void register_pointwise(void) {
+void etch__start_cpu_pointwise(void) {
     for (int op = 0; op < OP_COUNT; op++)
         if (etch__has_expression(op)) etch__register_kernel(op, pointwise);
 }

@@ -14,6 +14,8 @@
 #include <oneapi/dnnl/dnnl.h>
 #include <pthread.h>
 
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "backends/cpu/library.h"
 #include "backends/cpu/program.h"
 #include "core/dispatch/dispatch.h"
@@ -158,17 +160,13 @@ static bool tile_f64(const product *p, const char *a, const char *b, char *c, in
 
 /* OpenBLAS has one thread count for the process: one while any product of ours runs, then the
  * user's again. */
-static pthread_mutex_t blas_lock = PTHREAD_MUTEX_INITIALIZER;
 static int blas_users, blas_threads; /* the user's number while ours is set, else 0 */
 static atomic_bool blas_bare;        /* a fork has ended its threads, in the parent as well */
 
 static void note_fork(void) { blas_bare = true; }
 
 /* A forked child has none of the threads that may be inside a product. */
-static void forget_users(void) {
-    pthread_mutex_init(&blas_lock, NULL);
-    blas_users = 0, blas_bare = true;
-}
+static void forget_users(void) { blas_users = 0, blas_bare = true; }
 
 /* OpenBLAS without threads makes them when their number is set, and raises SIGINT where it cannot;
  * so whether it can is tried before. */
@@ -196,20 +194,20 @@ static bool blas_begin(void) {
 }
 
 static bool blas_enter(void) {
-    pthread_mutex_lock(&blas_lock);
+    etch__lock(LOCK_BLAS);
     bool ok = blas_users > 0 || blas_begin();
     blas_users += ok;
-    pthread_mutex_unlock(&blas_lock);
+    etch__unlock(LOCK_BLAS);
     return ok;
 }
 
 static void blas_leave(void) {
-    pthread_mutex_lock(&blas_lock);
+    etch__lock(LOCK_BLAS);
     if (--blas_users == 0) {
         if (blas_threads != 1) openblas_set_num_threads(blas_threads);
         blas_threads = 0;
     }
-    pthread_mutex_unlock(&blas_lock);
+    etch__unlock(LOCK_BLAS);
 }
 
 bool etch__library_enter(etch_dtype type) {
@@ -448,8 +446,8 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     return status;
 }
 
-__attribute__((constructor)) static void register_products(void) {
-    pthread_atfork(NULL, note_fork, forget_users);
+void etch__start_cpu_products(void) {
+    etch__at_fork(LOCK_BLAS, (fork_hooks){.parent = note_fork, .child = forget_users});
     for (int op = 0; op < OP_COUNT; op++)
         if (etch__ops[op].kind == KIND_CONTRACTION) etch__register_kernel(op, multiply);
 }

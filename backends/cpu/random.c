@@ -7,6 +7,7 @@
 #include <math.h>
 
 #include "backends/cpu/table.h"
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
 
@@ -92,7 +93,7 @@ static etch_status random_kernel(const op_call *call, etch_tensor *const *outs) 
     return ETCH_OK;
 }
 
-__attribute__((constructor)) static void register_random(void) {
+void etch__start_cpu_random(void) {
     etch__register_kernel(OP_RAND, random_kernel);
     etch__register_kernel(OP_RANDN, random_kernel);
 }

@@ -6,6 +6,7 @@
  * where there are too few units for the threads, blocks are done in parallel and folded from
  * memory. Neither choice changes a bit, since the order depends on the logical index alone. */
 #include "backends/cpu/program.h"
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
 
@@ -466,7 +467,7 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
     return r.kind == REDUCE_ARGMAX || r.least ? run_argmax(&r) : run_fold(&r);
 }
 
-__attribute__((constructor)) static void register_reductions(void) {
+void etch__start_cpu_reductions(void) {
     for (int op = 0; op < OP_COUNT; op++)
         if (etch__ops[op].kind == KIND_REDUCTION) etch__register_kernel(op, reduce);
 }

@@ -3,6 +3,7 @@
  * A scan goes in f64 or i64 from the first element to the last, each result rounded once; so no
  * split over threads can change a bit (lines are independent). */
 #include "backends/cpu/place.h"
+#include "core/base/start.h"
 #include "core/ops/expr.h"
 #include "core/base/pool.h"
 
@@ -86,7 +87,7 @@ static etch_status triangle_kernel(const op_call *call, etch_tensor *const *outs
     return ETCH_OK;
 }
 
-__attribute__((constructor)) static void register_scans(void) {
+void etch__start_cpu_scans(void) {
     etch__register_kernel(OP_CUMSUM, scan_kernel);
     etch__register_kernel(OP_CUMPROD, scan_kernel);
     etch__register_kernel(OP_TRIL, triangle_kernel);

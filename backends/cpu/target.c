@@ -1,5 +1,6 @@
 /* The CPU as a target of plans: loop kernels compiled by the helper, whose units threads share. */
 #include "core/base/pool.h"
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "jit/plan/native_plan.h"
 
@@ -91,4 +92,4 @@ static const jit_target cpu = {
     .kernels = {prepare, release, run},
 };
 
-__attribute__((constructor)) static void register_cpu(void) { etch__target_register(true, &cpu); }
+void etch__start_cpu_target(void) { etch__target_register(true, &cpu); }

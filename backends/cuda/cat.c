@@ -1,5 +1,6 @@
 /* cat on a device: each tensor is copied into its slice of the result as `copy_` would. */
 #include "backends/cuda/text.h"
+#include "core/base/start.h"
 
 static etch_status cat(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0];
@@ -23,4 +24,4 @@ static etch_status cat(const op_call *call, etch_tensor *const *outs) {
     return ETCH_OK;
 }
 
-__attribute__((constructor)) static void register_cat(void) { etch__cuda_register(OP_CAT, cat); }
+void etch__start_cuda_cat(void) { etch__cuda_register(OP_CAT, cat); }

@@ -1,5 +1,7 @@
 /* See code.h. A piece of code lives as long as somebody holds a count of it: the table of those in
  * memory holds one. */
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "backends/cuda/code.h"
 
 #include <pthread.h>
@@ -51,10 +53,6 @@ static void hold_code(cuda_held *h, cuda_code *code) {
 cu_function etch__cuda_function(cuda_code *c) {
     if (unlikely(etch__cuda_capturing())) hold_code(etch__cuda_held, c);
     return c->function;
-}
-
-__attribute__((constructor)) static void at_load(void) {
-    etch__lru_init(&codes, CODES_MAX, unload);
 }
 
 /* ---- NVRTC ---- */
@@ -168,19 +166,18 @@ typedef struct flight {
     struct flight *next;
 } flight;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t landed = PTHREAD_COND_INITIALIZER;
 static flight *flights;
 static __thread int flying; /* this thread's: a log sink in one may ask for code again */
 
 static void in_forked_child(void) {
-    pthread_mutex_init(&lock, NULL);
     pthread_cond_init(&landed, NULL);
     flights = NULL;
 }
 
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(NULL, NULL, in_forked_child);
+void etch__start_cuda_code(void) {
+    etch__lru_init(&codes, CODES_MAX, unload);
+    etch__at_fork(LOCK_CUDA_CODE, (fork_hooks){.child = in_forked_child});
 }
 
 static bool in_flight(const flight *f) {
@@ -192,21 +189,22 @@ static bool in_flight(const flight *f) {
 /* Returns when no other thread is at the key; at once where that one may be waiting for what this
  * one has: another key, or the lock of the log. */
 static void take_off(flight *f) {
-    pthread_mutex_lock(&lock);
-    while (!flying && !etch__in_log_sink() && in_flight(f)) pthread_cond_wait(&landed, &lock);
+    etch__lock(LOCK_CUDA_CODE);
+    while (!flying && !etch__in_log_sink() && in_flight(f))
+        pthread_cond_wait(&landed, &etch__locks[LOCK_CUDA_CODE]);
     flying++;
     f->next = flights, flights = f;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_CODE);
 }
 
 static void land(const flight *f) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_CODE);
     flight **at = &flights;
     while (*at && *at != f) at = &(*at)->next;
     if (*at) *at = f->next; /* a child forked meanwhile has none */
     flying--;
     pthread_cond_broadcast(&landed);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_CODE);
 }
 
 bool etch__cuda_look(bool on) {

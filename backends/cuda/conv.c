@@ -10,6 +10,7 @@
 #include <limits.h>
 
 #include "backends/cuda/text.h"
+#include "core/base/start.h"
 #include "core/ops/rules.h"
 
 typedef struct conv {
@@ -271,6 +272,4 @@ static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
     return status;
 }
 
-__attribute__((constructor)) static void register_convolution(void) {
-    etch__cuda_register(OP_CONVOLUTION, convolution);
-}
+void etch__start_cuda_convolution(void) { etch__cuda_register(OP_CONVOLUTION, convolution); }

@@ -1,10 +1,10 @@
 /* The devices: asked of the driver once, their contexts, what is counted of each. */
+#include "core/base/locks.h"
 #include "backends/cuda/runtime.h"
 
 #include <pthread.h>
 #include <unistd.h>
 
-static pthread_mutex_t devices_lock = PTHREAD_MUTEX_INITIALIZER;
 static cuda_device devices[CUDA_DEVICES];
 static int ndevices = -1; /* not asked yet */
 static const char *absent = "";
@@ -24,10 +24,10 @@ static void ask_driver(void) {
 }
 
 int etch__cuda_count(void) {
-    pthread_mutex_lock(&devices_lock);
+    etch__lock(LOCK_CUDA_DEVICES);
     if (ndevices < 0) ask_driver();
     int n = ndevices;
-    pthread_mutex_unlock(&devices_lock);
+    etch__unlock(LOCK_CUDA_DEVICES);
     return n;
 }
 
@@ -69,19 +69,12 @@ cuda_device *etch__cuda_enter(int index) {
         return NULL;
     }
     cuda_device *d = &devices[index];
-    pthread_mutex_lock(&devices_lock);
+    etch__lock(LOCK_CUDA_DEVICES);
     etch_status status = d->context ? ETCH_OK : open_device(d, index);
-    pthread_mutex_unlock(&devices_lock);
+    etch__unlock(LOCK_CUDA_DEVICES);
     if (status == ETCH_OK && !etch__cuda_is_current(index))
         status = CU(cuCtxSetCurrent, d->context);
     return status == ETCH_OK ? d : NULL;
-}
-
-/* Threads that a forked child has not may have held the lock. */
-static void in_forked_child(void) { pthread_mutex_init(&devices_lock, NULL); }
-
-__attribute__((constructor)) static void watch_devices(void) {
-    pthread_atfork(NULL, NULL, in_forked_child);
 }
 
 /* ---- counts ---- */

@@ -1,5 +1,6 @@
 /* See faults.h. */
 #include "backends/cuda/stream.h"
+#include "core/base/start.h"
 
 #include "core/dispatch/dispatch.h"
 
@@ -198,9 +199,7 @@ static void forget_faults(cuda_stream *s) {
     etch__error_restore(&before);
 }
 
-__attribute__((constructor)) static void watch_streams(void) {
-    etch__cuda_stream_taken = forget_faults;
-}
+void etch__start_cuda_faults(void) { etch__cuda_stream_taken = forget_faults; }
 
 /* ---- checks ---- */
 

@@ -6,6 +6,7 @@
  * tensor that the user has already is written only where a kernel before has found all of the index
  * right. */
 #include "backends/cuda/faults.h"
+#include "core/base/start.h"
 #include "backends/cuda/text.h"
 #include "core/tensor/element.h"
 #include "core/ops/rules.h"
@@ -294,7 +295,7 @@ static etch_status divide(const op_call *call, etch_tensor *const *outs) {
 }
 
 /* All of these check their data. */
-__attribute__((constructor)) static void register_index(void) {
+void etch__start_cuda_index(void) {
     etch__cuda_register_checking(OP_INDEX_SELECT, read_kernel);
     etch__cuda_register_checking(OP_GATHER, read_kernel);
     etch__cuda_register_checking(OP_TAKE, take_kernel);

@@ -1,6 +1,7 @@
 /* CUDA as core's kind of device: copies, waiting, statistics; kernels, memory and pinned memory are
  * those of the other files. */
 #include "backends/cuda/ops.h"
+#include "core/base/start.h"
 #include "backends/cuda/pinned.h"
 #include "backends/cuda/stream.h"
 
@@ -87,4 +88,4 @@ static const device_kind cuda = {.name = "cuda",
                                  .trim = give_back,
                                  .kernel = etch__cuda_kernel};
 
-__attribute__((constructor)) static void register_cuda(void) { etch__device_register(&cuda); }
+void etch__start_cuda_kind(void) { etch__device_register(&cuda); }

@@ -7,6 +7,7 @@
 #include <pthread.h>
 #include <xxhash.h>
 
+#include "core/base/locks.h"
 #include "backends/cuda/product.h"
 #include "backends/cuda/tune.h"
 #include "jit/ir/ir.h"
@@ -30,7 +31,6 @@ typedef struct lt_plan {
 } lt_plan;
 
 enum { LT_SLOTS = 256 };
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of plans, and of descriptors' biases */
 static lt_plan *plans[LT_SLOTS];
 static lt_handle handles[CUDA_DEVICES];
 
@@ -137,7 +137,7 @@ static etch_status choose(lt_plan *l, lt_handle handle) {
  * a program has few shapes, and each takes under a KiB. */
 static lt_plan *plan_for(const product *p, const lt_key *key, lt_handle *handle) {
     lt_plan **slot = &plans[XXH3_64bits(key, sizeof *key) % LT_SLOTS], *l = NULL;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_LT);
     lt_handle *h = &handles[p->device->index];
     etch_status s = *h ? ETCH_OK : LT(cublasLtCreate, h);
     for (l = *slot; l && memcmp(&l->key, key, sizeof *key) != 0;) l = l->next;
@@ -149,7 +149,7 @@ static lt_plan *plan_for(const product *p, const lt_key *key, lt_handle *handle)
         else free_plan(l), l = NULL;
     }
     *handle = *h;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_LT);
     return s == ETCH_OK ? l : NULL;
 }
 
@@ -171,7 +171,7 @@ static etch_status matmul(const lt_run *r, const lt_heuristic *how, cuda_block *
     bool f64 = p->dtype == ETCH_F64, bias = p->epilogue & PRODUCT_BIAS;
     etch_status s = ETCH_OK;
     if (bias) {
-        pthread_mutex_lock(&lock);
+        etch__lock(LOCK_CUDA_LT);
         s = LT(cublasLtMatmulDescSetAttribute, l->desc, LT_DESC_BIAS, &p->bias, sizeof p->bias);
     }
     if (s == ETCH_OK)
@@ -179,7 +179,7 @@ static etch_status matmul(const lt_run *r, const lt_heuristic *how, cuda_block *
                p->b.address, l->a, p->a.address, l->b, f64 ? (const void *)&zero_d : &zero_f, p->c,
                l->c, p->c, l->c, &how->algo, workspace ? etch__cuda_address(workspace) : NULL,
                how->workspace, etch__cuda_stream_handle(p->stream));
-    if (bias) pthread_mutex_unlock(&lock);
+    if (bias) etch__unlock(LOCK_CUDA_LT);
     return s;
 }
 

@@ -7,6 +7,7 @@
  * is not the innermost are worked on 32 neighbours side by side, 8 threads each. Halves are
  * computed in f32 and rounded once. */
 #include "backends/cuda/text.h"
+#include "core/base/start.h"
 
 static const char row_text[] = {
 #include "embedded/norm.cuh.inc"
@@ -120,7 +121,7 @@ static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
     return status;
 }
 
-__attribute__((constructor)) static void register_norms(void) {
+void etch__start_cuda_norms(void) {
     etch__cuda_register(OP_SOFTMAX_RAW, softmax);
     etch__cuda_register(OP_LOG_SOFTMAX_RAW, softmax);
     etch__cuda_register(OP_NATIVE_LAYER_NORM, layer_norm);

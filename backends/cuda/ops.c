@@ -5,6 +5,7 @@
  * like have kernels of their own (a table that their files fill). What is left runs on the CPU,
  * with copies. */
 #include "backends/cuda/ops.h"
+#include "core/base/start.h"
 
 #include <xxhash.h>
 
@@ -45,9 +46,7 @@ static lru plans;
 
 static void end_plan(lru_entry *e) { etch__plan_release(((op_plan *)e)->plan); }
 
-__attribute__((constructor)) static void at_load(void) {
-    etch__lru_init(&plans, PLANS_MAX, end_plan);
-}
+void etch__start_cuda_ops(void) { etch__lru_init(&plans, PLANS_MAX, end_plan); }
 
 /* Everything that the plan depends on; 0 words where it is too much. */
 static size_t key_of(const op_call *call, int device, int64_t *key) {

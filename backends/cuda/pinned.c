@@ -1,6 +1,7 @@
 /* Pinned host memory: blocks that are kept when they are freed (the driver takes long for them),
  * each with an event behind the last copy that uses it. A copy on another stream first waits for
  * that event, so the last one stands for all. */
+#include "core/base/locks.h"
 #include "backends/cuda/pinned.h"
 
 #include "backends/cuda/faults.h"
@@ -18,14 +19,8 @@ typedef struct pinned_block {
 } pinned_block;
 
 enum { KEPT_MAX = 64 };
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pinned_block *unused;
 static int nunused;
-
-static void in_forked_child(void) { pthread_mutex_init(&lock, NULL); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(NULL, NULL, in_forked_child);
-}
 
 /* ---- blocks ---- */
 
@@ -51,28 +46,28 @@ static bool idle(pinned_block *b) {
 
 /* An unused block of about this size whose copies are done. */
 static pinned_block *take(size_t bytes) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_PINNED);
     pinned_block **at = &unused, *b;
     while ((b = *at) && (b->bytes < bytes || b->bytes / 2 > bytes || !idle(b))) at = &b->next;
     if (b) *at = b->next, nunused--;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_PINNED);
     return b;
 }
 
 static void give(void *ctx) {
     pinned_block *b = ctx;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_PINNED);
     bool keep = nunused < KEPT_MAX;
     if (keep) b->next = unused, unused = b, nunused++;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_PINNED);
     if (!keep) free_block(b);
 }
 
 void etch__cuda_trim_pinned(void) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_PINNED);
     pinned_block *b = unused;
     unused = NULL, nunused = 0;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_PINNED);
     for (pinned_block *next; b; b = next) {
         next = b->next;
         free_block(b);

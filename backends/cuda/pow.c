@@ -2,6 +2,7 @@
  * negative exponent gives 0 but for bases 1 and -1. Floats, and exponents that are a few products,
  * are plans as other operators. */
 #include "backends/cuda/text.h"
+#include "core/base/start.h"
 
 static const char pow_text[] = {
 #include "embedded/pow.cu.inc"
@@ -59,7 +60,7 @@ static etch_status power(const op_call *call, etch_tensor *const *out) {
     return whole ? run(call, out[0], compute) : etch__cuda_by_plan(call, out);
 }
 
-__attribute__((constructor)) static void register_pow(void) {
+void etch__start_cuda_pow(void) {
     etch__cuda_register(OP_POW_TENSOR, power);
     etch__cuda_register(OP_POW_SCALAR, power);
     etch__cuda_register(OP_POW_SCALAR_, power);

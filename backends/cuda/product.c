@@ -8,6 +8,7 @@
  * operand that the library cannot read in place is copied first, by a rule on the operator's own
  * arguments. */
 #include "backends/cuda/product.h"
+#include "core/base/start.h"
 
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/text.h"
@@ -256,7 +257,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     return s;
 }
 
-__attribute__((constructor)) static void register_products(void) {
+void etch__start_cuda_products(void) {
     for (int op = 0; op < OP_COUNT; op++)
         if (etch__ops[op].kind == KIND_CONTRACTION) etch__cuda_register(op, multiply);
 }

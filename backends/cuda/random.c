@@ -1,6 +1,7 @@
 /* rand and randn on a device: the same Philox words as on the CPU, element i from (seed, offset +
  * i), so the uniform numbers have the same bits. randn takes the device's own log and cos. */
 #include "backends/cuda/text.h"
+#include "core/base/start.h"
 
 static const char body[] = {
 #include "embedded/random.cu.inc"
@@ -25,7 +26,7 @@ static etch_status random_kernel(const op_call *call, etch_tensor *const *outs) 
     return etch__cuda_run_text(s, &k, (out->numel + 255) / 256, 256, &args);
 }
 
-__attribute__((constructor)) static void register_random(void) {
+void etch__start_cuda_random(void) {
     etch__cuda_register(OP_RAND, random_kernel);
     etch__cuda_register(OP_RANDN, random_kernel);
 }

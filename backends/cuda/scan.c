@@ -4,6 +4,7 @@
  * line. Of equal extremes the one with the lowest logical index is taken, so the order in which
  * threads compare does not matter. */
 #include "backends/cuda/text.h"
+#include "core/base/start.h"
 
 /* ---- scans ---- */
 
@@ -112,7 +113,7 @@ static etch_status extreme(const op_call *call, etch_tensor *const *outs) {
     return etch__cuda_run_text(s, &k, (a.nkept + 128 / team - 1) / (128 / team), 128, &a);
 }
 
-__attribute__((constructor)) static void register_scans(void) {
+void etch__start_cuda_scans(void) {
     etch__cuda_register(OP_CUMSUM, scan);
     etch__cuda_register(OP_CUMPROD, scan);
     etch__cuda_register(OP_TRIL, triangle);

@@ -4,11 +4,12 @@
  * other. When no thread has it set any more, the entry goes on with the handle of a stream of our
  * own that has waited for it, so that the user may destroy theirs while memory that it used lives
  * on. */
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "backends/cuda/stream.h"
 
 #include <etch/device.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static cuda_stream *streams[STREAMS];
 static int nstreams;
 
@@ -26,9 +27,9 @@ cu_stream etch__cuda_stream_handle(const cuda_stream *s) { return s->stream; }
 cuda_device *etch__cuda_stream_device(const cuda_stream *s) { return s->device; }
 
 cuda_stream *etch__cuda_nth_stream(int i) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_STREAMS);
     cuda_stream *s = i < nstreams ? streams[i] : NULL;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_STREAMS);
     return s;
 }
 
@@ -77,18 +78,17 @@ int etch__cuda_stream_wait(cuda_stream *s) {
 /* ---- recording ---- */
 
 /* Held where a recording begins, and where a thread makes another's stream wait. */
-static pthread_mutex_t beginning = PTHREAD_MUTEX_INITIALIZER;
 
 etch_status etch__cuda_stream_record(cuda_stream *s) {
     if (s->recording)
         return etch__error(ETCH_ERR_UNSUPPORTED, "a graph is being recorded on this stream");
-    pthread_mutex_lock(&beginning);
+    etch__lock(LOCK_CUDA_LEGACY);
     pthread_mutex_lock(&s->lock);
     etch_status status = CU(cuEventRecord, s->event, s->stream);
     if (status == ETCH_OK) status = CU(cuStreamBeginCapture_v2, s->stream, CU_CAPTURE_RELAXED);
     s->recording = status == ETCH_OK;
     pthread_mutex_unlock(&s->lock);
-    pthread_mutex_unlock(&beginning);
+    etch__unlock(LOCK_CUDA_LEGACY);
     return status;
 }
 
@@ -102,15 +102,15 @@ etch_status etch__cuda_stream_recorded(cuda_stream *s, cu_graph *graph) {
 
 etch_status etch__cuda_visit(cuda_stream *s) {
     if (etch__cuda_is_own(s)) return ETCH_OK;
-    pthread_mutex_lock(&beginning);
+    etch__lock(LOCK_CUDA_LEGACY);
     if (!s->recording) return ETCH_OK;
-    pthread_mutex_unlock(&beginning);
+    etch__unlock(LOCK_CUDA_LEGACY);
     return etch__error(ETCH_ERR_UNSUPPORTED,
                        "another thread records a graph on the stream that this work goes to");
 }
 
 void etch__cuda_visited(const cuda_stream *s) {
-    if (!etch__cuda_is_own(s)) pthread_mutex_unlock(&beginning);
+    if (!etch__cuda_is_own(s)) etch__unlock(LOCK_CUDA_LEGACY);
 }
 
 static etch_status drain_all(const cuda_device *d) {
@@ -123,10 +123,10 @@ static etch_status drain_all(const cuda_device *d) {
 
 etch_status etch__cuda_order(cuda_stream *s) {
     if (etch__cuda_is_own(s)) return etch__cuda_wait_for_all(s);
-    pthread_mutex_lock(&beginning);
+    etch__lock(LOCK_CUDA_LEGACY);
     bool recording = s->recording;
     etch_status status = recording ? ETCH_OK : etch__cuda_wait_for_all(s);
-    pthread_mutex_unlock(&beginning);
+    etch__unlock(LOCK_CUDA_LEGACY);
     return recording ? drain_all(s->device) : status;
 }
 
@@ -193,10 +193,10 @@ cuda_stream *etch__cuda_stream(int index) {
     if (!(d = etch__cuda_enter(index))) return NULL;
     if (mine->now[index]) return mine->now[index];
     if (!own_table()) return NULL;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_STREAMS);
     cuda_stream *s = take_over(d);
     if (!s) s = new_stream(d);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_STREAMS);
     if (!s) return NULL;
     mine->own[index] = mine->now[index] = s;
     etch__cuda_stream_taken(s);
@@ -216,9 +216,9 @@ static etch_status give_up(cuda_stream *s, cuda_stream *own) {
 
 static etch_status leave(cuda_stream *s, cuda_stream *own) {
     if (!s->foreign) return ETCH_OK;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_STREAMS);
     etch_status status = --s->users ? ETCH_OK : give_up(s, own);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_STREAMS);
     return status;
 }
 
@@ -256,12 +256,12 @@ static cuda_stream *new_foreign(cuda_device *d, cu_stream handle) {
 }
 
 static cuda_stream *entry_for(cuda_device *d, cu_stream handle) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_STREAMS);
     cuda_stream *s = find(d, handle);
     if (!s) s = new_foreign(d, handle);
     else if (!s->users && point_to(s, handle) != ETCH_OK) s = NULL;
     if (s) s->users++;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_STREAMS);
     return s;
 }
 
@@ -307,9 +307,9 @@ static void leave_streams(void *table) {
         if (!t->own[i]) continue;
         if (t->now[i] != t->own[i] && etch__cuda_enter(i)) leave(t->now[i], t->own[i]);
         t->now[i] = NULL;
-        pthread_mutex_lock(&lock);
+        etch__lock(LOCK_CUDA_STREAMS);
         t->own[i]->free = true;
-        pthread_mutex_unlock(&lock);
+        etch__unlock(LOCK_CUDA_STREAMS);
     }
     mine = &none;
     etch__free(t);
@@ -319,11 +319,9 @@ static void leave_streams(void *table) {
  * Threads that it has not may have held the locks. */
 static void in_forked_child(void) {
     if (mine != &none) memset(mine, 0, sizeof *mine);
-    pthread_mutex_init(&lock, NULL);
-    pthread_mutex_init(&beginning, NULL);
 }
 
-__attribute__((constructor)) static void make_key(void) {
+void etch__start_cuda_streams(void) {
     pthread_key_create(&at_thread_end, leave_streams);
-    pthread_atfork(NULL, NULL, in_forked_child);
+    etch__at_fork(LOCK_CUDA_STREAMS, (fork_hooks){.child = in_forked_child});
 }

@@ -1,5 +1,6 @@
 /* CUDA as a target of plans: who does which job. */
 #include "backends/cuda/faults.h"
+#include "core/base/start.h"
 #include "backends/cuda/join.h"
 #include "backends/cuda/launcher.h"
 #include "backends/cuda/product.h"
@@ -33,6 +34,4 @@ static const jit_target target = {
     .queue = {use, etch__cuda_issued, etch__cuda_checks_open, etch__cuda_checks_close},
 };
 
-__attribute__((constructor)) static void register_target(void) {
-    etch__target_register(false, &target);
-}
+void etch__start_cuda_target(void) { etch__target_register(false, &target); }

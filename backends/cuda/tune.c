@@ -6,6 +6,7 @@
  *
  * A kernel's layout is searched one property after another (threads, vector width, grid), each from
  * the best so far: the properties hardly depend on each other, and a candidate costs a compile. */
+#include "core/base/locks.h"
 #include "backends/cuda/tune.h"
 
 #include <pthread.h>
@@ -20,7 +21,6 @@ enum { TUNE_REVISION = 2, KEY_MAX = 9216, HEAD_MAX = 256, KERNEL_BYTES = 8192 };
 
 enum { SLOTS = 1024 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct kept {
     XXH128_hash_t hash;
     size_t size; /* 0: empty */
@@ -41,19 +41,19 @@ static size_t full_key(const cuda_device *d, const void *key, size_t n, uint8_t 
 
 static bool find_in_memory(XXH128_hash_t hash, void *choice, size_t size) {
     const struct kept *k = &table[hash.low64 % SLOTS];
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_TUNING);
     bool found = k->size == size && XXH128_isEqual(k->hash, hash);
     if (found) memcpy(choice, k->choice, size);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_TUNING);
     return found;
 }
 
 static void keep_in_memory(XXH128_hash_t hash, const void *choice, size_t size) {
     struct kept *k = &table[hash.low64 % SLOTS];
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUDA_TUNING);
     k->hash = hash, k->size = size;
     memcpy(k->choice, choice, size);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUDA_TUNING);
 }
 
 bool etch__cuda_choice_find(const cuda_device *d, const void *key, size_t n, void *choice,

@@ -110,8 +110,6 @@ void etch__site_source(const void *site, char *text, size_t n);
 /* The symbol of a function's address, or "?". The text lives for ever. */
 const char *etch__symbol_name(const void *address);
 /* Around fork: nobody is inside the two functions above, so that they work in the child. */
-void etch__site_lock(void);
-void etch__site_unlock(void);
 
 /* ---- logs, reasons, parameters: one table each ---- */
 
@@ -134,7 +132,6 @@ void etch__warn(const char *format, ...) __attribute__((format(printf, 1, 2)));
 bool etch__in_log_sink(void);
 /* Registers what the tracer does around forks, unless that was done: before the log's part, which
  * is to come first at a fork and so is registered last. NULL: there is no tracer. */
-extern void (*etch__tracer_forks)(void);
 
 typedef enum reason_id {
 #define REASON(id, name, text, hint) REASON_##id,

@@ -3,11 +3,11 @@
 #include <etch/debug.h>
 #include <pthread.h>
 
+#include "core/base/locks.h"
 #include "core/base/counters.h"
 #include "core/base/hooks.h"
 
 counters etch__counters;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of at_reset */
 static thread_counts at_reset;
 
 #define COUNTER(name) +1
@@ -27,11 +27,11 @@ etch_counters_t etch_counters(void) {
 #include "core/base/counters.def"
 #undef COUNTER
     thread_counts now = etch__thread_counts();
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_COUNTERS);
     c.kernel_launches = now.kernel_launches - at_reset.kernel_launches;
     c.library_calls = now.library_calls - at_reset.library_calls;
     c.operators = now.operators - at_reset.operators;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_COUNTERS);
     return c;
 }
 
@@ -41,13 +41,7 @@ void etch_counters_reset(void) {
 #undef COUNTER
     etch__trace_hooks.reset_counts();
     thread_counts now = etch__thread_counts();
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_COUNTERS);
     at_reset = now;
-    pthread_mutex_unlock(&lock);
-}
-
-static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
+    etch__unlock(LOCK_COUNTERS);
 }

@@ -6,6 +6,8 @@
 
 #include <etch/debug.h>
 
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "core/base/hooks.h"
 #include "core/base/signals.h"
 
@@ -22,12 +24,19 @@ _Static_assert(LOG_COUNT <= 32, "etch__log_mask has a bit a channel");
 
 /* ---- the sink ---- */
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static void (*user_sink)(void *ctx, const char *line);
 static void *user_ctx;
 static __thread bool inside __attribute__((tls_model("initial-exec")));
 
 bool etch__in_log_sink(void) { return inside; }
+
+/* A sink of the user's has the lock already: it may fork, or set another sink. */
+static void lock_sink(void) {
+    if (!inside) etch__lock(LOCK_LOG);
+}
+static void unlock_sink(void) {
+    if (!inside) etch__unlock(LOCK_LOG);
+}
 
 /* ETCH_LOGS_OUT is opened at the first line and stays open. */
 static FILE *out_file(void) {
@@ -61,7 +70,7 @@ static void put_text(const char *name, const char *text) {
     char small[1024];
     if (inside) return;
     inside = true;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_LOG);
     for (const char *at = text; *at;) {
         int n = (int)strcspn(at, "\n");
         size_t need = strlen(name) + (size_t)n + sizeof "etch: : ";
@@ -71,7 +80,7 @@ static void put_text(const char *name, const char *text) {
         if (line != small) etch__free(line);
         at += n + (at[n] == '\n');
     }
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_LOG);
     inside = false;
 }
 
@@ -106,14 +115,10 @@ void etch__warn(const char *format, ...) {
     va_end(args);
 }
 
-static void register_before_all(void);
-
 void etch_set_log_sink(void (*sink)(void *ctx, const char *line), void *ctx) {
-    static pthread_once_t once = PTHREAD_ONCE_INIT;
-    if (sink) pthread_once(&once, register_before_all);
-    if (!inside) pthread_mutex_lock(&lock);
+    lock_sink();
     user_sink = sink, user_ctx = ctx;
-    if (!inside) pthread_mutex_unlock(&lock);
+    unlock_sink();
 }
 
 /* ---- help ---- */
@@ -188,46 +193,12 @@ etch_status etch_set_logs(const char *list) {
     return ETCH_OK;
 }
 
-/* ---- forks ---- */
-
-static __thread bool first; /* this thread forks, and before_all has taken the lock */
-
-/* A sink may ask for a source line, so the log's lock comes before the site's. */
-static void before_fork(void) {
-    if (!inside && !first) pthread_mutex_lock(&lock);
-    etch__site_lock();
-}
-
-static void after_fork(void) {
-    etch__site_unlock();
-    if (!inside && !first) pthread_mutex_unlock(&lock);
-}
-
-/* A sink of the user's may call functions, and so take any lock of the library: the log's comes
- * before them all. Handlers run in the reverse order of their registration. */
-static void before_all(void) {
-    if (!inside) pthread_mutex_lock(&lock);
-    first = true;
-}
-
-static void after_all(void) {
-    first = false;
-    if (!inside) pthread_mutex_unlock(&lock);
-}
-
-void (*etch__tracer_forks)(void);
-
-static void register_before_all(void) {
-    if (etch__tracer_forks) etch__tracer_forks();
-    pthread_atfork(before_all, after_all, after_all);
-}
-
 /* At load, so that a test of the mask is all that a log costs. */
-__attribute__((constructor)) static void start_logs(void) {
+void etch__start_logs(void) {
+    etch__at_fork(LOCK_LOG, (fork_hooks){lock_sink, unlock_sink, unlock_sink});
     uint32_t mask;
     bool wants_help;
     int n;
-    pthread_atfork(before_fork, after_fork, after_fork);
     const char *bad = parse(etch__param(PARAM_LOGS), &mask, &wants_help, &n);
     if (bad) etch__warn("ETCH_LOGS: no channel \"%.*s\"; ETCH_LOGS=help lists them", n, bad);
     etch__log_mask = mask;

@@ -1,6 +1,7 @@
 /* See lru.h. The list by last use and the slots change under the table's lock; entries end outside
  * of it, since what they hold may take any time to end. */
 #include "core/base/lru.h"
+#include "core/base/locks.h"
 
 static lru *tables; /* changes at load only */
 
@@ -99,7 +100,7 @@ static void unlock_all(void) {
 }
 
 void etch__lru_init(lru *t, int most, void (*end)(lru_entry *)) {
-    if (!tables) pthread_atfork(lock_all, unlock_all, unlock_all);
+    if (!tables) etch__at_fork(LOCK_TABLES, (fork_hooks){lock_all, unlock_all, unlock_all});
     pthread_mutex_init(&t->lock, NULL);
     t->most = most, t->end = end;
     t->next = tables, tables = t;

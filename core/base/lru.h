@@ -5,7 +5,7 @@
  *
  *     typedef struct thing { lru_entry entry; ... } thing;
  *     static lru things;
- *     __attribute__((constructor)) static void at_load(void) { etch__lru_init(&things, 100, end); }
+ *     void etch__start_things(void) { etch__lru_init(&things, 100, end); }
  *
  * Any thread may use a table; a forked child may too. */
 #ifndef ETCH_CORE_BASE_LRU_H

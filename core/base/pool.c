@@ -4,6 +4,8 @@
  * of threads meanwhile; the last count destroys. Regions started inside a task run on their own
  * thread. A forked child has none of the workers: it forgets the pool, whose memory cannot be
  * reclaimed safely, and makes another at its first region. */
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "core/base/pool.h"
 
 #include <etch/etch.h>
@@ -21,25 +23,18 @@ typedef struct pool {
     struct workers *workers;
 } pool;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pool *current;         /* under lock; NULL until the first region */
 static pool *abandoned;       /* the parent's pool in a forked child, kept reachable */
 static atomic_int nthreads;   /* 0: not yet known */
 static __thread bool in_task; /* this thread is inside a region */
 
-/* The fork handlers hold the lock across fork, so that the child finds it free. */
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void in_parent(void) { pthread_mutex_unlock(&lock); }
 static void in_child(void) {
     if (current) abandoned = current;
     current = NULL;
     in_task = false;
-    pthread_mutex_unlock(&lock);
 }
 
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(before_fork, in_parent, in_child);
-}
+void etch__start_pool(void) { etch__at_fork(LOCK_POOL, (fork_hooks){.child = in_child}); }
 
 static int processors(void) {
     cpu_set_t set;
@@ -69,11 +64,11 @@ etch_status etch_set_num_threads(int n) {
         return etch__error_at(__builtin_return_address(0), ETCH_ERR_INVALID_ARGUMENT,
                               "etch_set_num_threads: expected 1 to %d threads, got %d", MAX_THREADS,
                               n);
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_POOL);
     pool *old = NULL;
     if (current && current->threads != n) old = current, current = NULL;
     atomic_store(&nthreads, n);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_POOL);
     pool_release(old);
     return ETCH_OK;
 }
@@ -102,12 +97,12 @@ static pool *pool_new(int threads, const char **why) {
 static pool *pool_get(int threads) {
     bool clean = etch_last_status() == ETCH_OK;
     const char *why = NULL;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_POOL);
     if (!current) current = pool_new(threads, &why);
     pool *p = current;
     if (p) atomic_fetch_add(&p->refs, 1), complete(p);
     int fewer = p ? missing(p) : 0;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_POOL);
     if (!p && clean) etch_clear_error();
     if (why)
         etch__warn("%d of %d threads could not be made (%s): kernels run on the others", fewer,

@@ -3,6 +3,8 @@
  * A buffer's lock is only ever contended by the end of a profile. An event carries its own copy of
  * its name, since functions and plans may be freed before the end. Where memory for events is short
  * they are dropped and counted: recording never fails what it records. */
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "core/base/profile.h"
 #include "core/base/signals.h"
 
@@ -37,7 +39,6 @@ typedef struct buffer {
 
 atomic_bool etch__profiling;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* of all that follows */
 static buffer *buffers;
 static FILE *file;
 static int64_t began;
@@ -72,18 +73,18 @@ static buffer *new_buffer(void) {
     *b = (buffer){.thread = syscall(SYS_gettid)};
     pthread_mutex_init(&b->lock, NULL);
     pthread_setspecific(at_exit, b);
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_PROFILE);
     b->next = buffers;
     buffers = b;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_PROFILE);
     return own = b;
 }
 
 /* The thread's buffer outlives it until a profile ends. */
 static void end_thread(void *b) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_PROFILE);
     ((buffer *)b)->ended = true;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_PROFILE);
 }
 
 static event *next_event(buffer *b) {
@@ -217,19 +218,19 @@ static bool make_table(const recording *r) {
 }
 
 int etch_profile_entries(etch_profile_entry *out, int n) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_PROFILE);
     int known = (int)nentries;
     for (int i = 0; out && i < n && i < known; i++) out[i] = entries[i];
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_PROFILE);
     return known;
 }
 
 int64_t etch_profile_count(etch_profile_kind kind) {
     int64_t count = 0;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_PROFILE);
     for (int64_t i = 0; i < nentries; i++)
         if (entries[i].kind == kind) count += entries[i].count;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_PROFILE);
     return count;
 }
 
@@ -237,7 +238,7 @@ int64_t etch_profile_table(char *buf, size_t n) {
     if (!buf) n = 0;
     int64_t used = snprintf(buf, n, "%-9s %-48s %8s %12s %12s %12s\n", "kind", "name", "count",
                             "total us", "mean us", "max us");
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_PROFILE);
     for (int64_t i = 0; i < nentries; i++) {
         const etch_profile_entry *e = &entries[i];
         size_t room = (size_t)used < n ? n - (size_t)used : 0;
@@ -246,7 +247,7 @@ int64_t etch_profile_table(char *buf, size_t n) {
                      kind_names[e->kind], e->name, (long long)e->count, (double)e->total_ns / 1e3,
                      (double)e->total_ns / 1e3 / (double)e->count, (double)e->max_ns / 1e3);
     }
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_PROFILE);
     return used;
 }
 
@@ -288,9 +289,9 @@ static bool put_file(FILE *f, const recording *r) {
 /* ---- begin and end ---- */
 
 etch_status etch_profile_begin(const char *path) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_PROFILE);
     if (etch__profiling) {
-        pthread_mutex_unlock(&lock);
+        etch__unlock(LOCK_PROFILE);
         return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
                               "etch_profile_begin: another profile is running");
     }
@@ -301,16 +302,16 @@ etch_status etch_profile_begin(const char *path) {
         began = etch__profile_now();
         etch__profiling = true;
     }
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_PROFILE);
     return ok ? ETCH_OK
               : etch__error_at(NULL, ETCH_ERR_IO, "etch_profile_begin: cannot write %s: %m", path);
 }
 
 etch_status etch_profile_end(void) {
     recording r = {0};
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_PROFILE);
     if (!etch__profiling) {
-        pthread_mutex_unlock(&lock);
+        etch__unlock(LOCK_PROFILE);
         return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
                               "etch_profile_end: no profile is running");
     }
@@ -324,7 +325,7 @@ etch_status etch_profile_end(void) {
     file = NULL;
     int64_t dropped = 0;
     for (const buffer *b = r.parts; b; b = b->next) dropped += b->dropped;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_PROFILE);
     free_recording(&r);
     if (dropped) etch__warn("profile: %lld events were dropped", (long long)dropped);
     if (!table)
@@ -343,13 +344,9 @@ static void in_child(void) {
         pthread_mutex_init(&b->lock, NULL);
         b->ended = b != own;
     }
-    pthread_mutex_unlock(&lock);
 }
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void in_parent(void) { pthread_mutex_unlock(&lock); }
-
-__attribute__((constructor)) static void at_load(void) {
+void etch__start_profile(void) {
     pthread_key_create(&at_exit, end_thread);
-    pthread_atfork(before_fork, in_parent, in_child);
+    etch__at_fork(LOCK_PROFILE, (fork_hooks){.child = in_child});
 }

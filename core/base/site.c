@@ -6,6 +6,7 @@
 
 #include <etch/debug.h>
 
+#include "core/base/locks.h"
 #include "core/base/lines.h"
 
 typedef struct answer {
@@ -20,10 +21,6 @@ typedef struct answers {
 } answers;
 
 static answers lines, symbols;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-void etch__site_lock(void) { pthread_mutex_lock(&lock); }
-void etch__site_unlock(void) { pthread_mutex_unlock(&lock); }
 
 /* ---- the kept answers ---- */
 
@@ -98,10 +95,10 @@ static const char *resolve(answers *t, const void *address, const char *absent, 
     char text[256];
     saved_error error;
     etch__error_save(&error);
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_LINES);
     const char *known = t->cap ? find(t, address)->text : NULL;
     if (!known && look(address, text, sizeof text)) known = keep(t, address, text);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_LINES);
     etch__error_restore(&error);
     return known ? known : absent;
 }
@@ -121,9 +118,9 @@ static int path_of(const void *site, char *path, size_t n) {
     int number = 0;
     saved_error error;
     etch__error_save(&error);
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_LINES);
     look_up_path(site, path, n, &number);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_LINES);
     etch__error_restore(&error);
     return number;
 }

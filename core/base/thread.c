@@ -1,4 +1,5 @@
 /* The thread's state, and the list of all of them, over which per-thread counts are summed. */
+#include "core/base/locks.h"
 #include "core/base/start.h"
 #include "core/base/thread.h"
 
@@ -7,7 +8,6 @@
 __thread etch_thread etch__tls = {
     .state = (uint64_t)ETCH_F32 << 8, .body_scope = -1, .guard_scope = -1, .error = "", .why = ""};
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static pthread_key_t key;
 static etch_thread *threads;
@@ -32,7 +32,7 @@ void etch__at_thread_end(void (*end)(etch_thread *t)) { endings[nendings++] = en
 static void thread_ends(void *p) {
     etch_thread *t = p;
     for (int i = 0; i < nendings; i++) endings[i](t);
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_THREADS);
     for (etch_thread **link = &threads; *link; link = &(*link)->next)
         if (*link == t) {
             *link = t->next;
@@ -41,24 +41,20 @@ static void thread_ends(void *p) {
     add_counts(&departed, &t->counts);
     t->counts = (thread_counts){0};
     t->registered = false;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_THREADS);
 }
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
-static void after_fork(void) { pthread_mutex_unlock(&lock); }
-
 /* In the child only the forking thread lives on: the others' counts stay, their blocks do not. */
-static void after_fork_child(void) {
+static void in_child(void) {
     for (etch_thread *t = threads; t; t = t->next)
         if (t != &etch__tls) add_counts(&departed, &t->counts);
     if (etch__tls.registered) threads = &etch__tls, etch__tls.next = NULL;
     else threads = NULL;
-    pthread_mutex_unlock(&lock);
 }
 
 static void set_up(void) {
     pthread_key_create(&key, thread_ends);
-    pthread_atfork(before_fork, after_fork, after_fork_child);
+    etch__at_fork(LOCK_THREADS, (fork_hooks){.child = in_child});
 }
 
 void etch__start_threads(void) { pthread_once(&once, set_up); }
@@ -68,18 +64,18 @@ void etch__thread_register(void) {
     static _Atomic unsigned numbers;
     pthread_setspecific(key, &etch__tls);
     etch__tls.number = numbers++;
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_THREADS);
     etch__tls.next = threads;
     threads = &etch__tls;
     etch__tls.registered = true;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_THREADS);
 }
 
 thread_counts etch__thread_counts(void) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_THREADS);
     thread_counts sum = departed;
     for (etch_thread *t = threads; t; t = t->next) add_counts(&sum, &t->counts);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_THREADS);
     return sum;
 }
 

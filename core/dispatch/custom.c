@@ -3,6 +3,7 @@
  * A custom operator takes the next free row of the operator table, so everything that walks or
  * indexes the table (boxed calls, modes, tracer, graphs) knows it at once. Its kernel, and an
  * override's, is the user's function behind one trampoline that boxes the call. */
+#include "core/base/locks.h"
 #include "core/dispatch/dispatch.h"
 #include "core/tensor/device.h"
 #include "core/dispatch/lend.h"
@@ -34,13 +35,6 @@ struct etch_override {
     etch_override *below; /* the override that it replaced, or NULL */
 };
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
-}
 static custom_op custom[OP_CAPACITY - OP_COUNT];
 static _Atomic(etch_override *) overrides[PLACES][OP_CAPACITY];
 static op_kernel
@@ -315,9 +309,9 @@ const etch_op *etch_op_register(const char *schema, const etch_op_definition *de
                        schema);
         return NULL;
     }
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUSTOM);
     op_info *op = add_row(schema, &s, inplace, &d);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUSTOM);
     return op;
 }
 
@@ -373,14 +367,14 @@ etch_override *etch_op_override(const etch_op *op, const char *device, etch_kern
         etch__free(o);
         return NULL;
     }
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUSTOM);
     etch_override *below = overrides[at][op->id];
     *o = (etch_override){op->id, at, {kernel, ctx}, below};
     if (!below && at == ON_CPU) natives[op->id] = etch__kernel(op->id);
     atomic_store_explicit(&overrides[at][op->id], o, memory_order_release);
     etch__ops[op->id].overridden = true;
     if (at == ON_CPU) etch__register_kernel(op->id, run_override);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUSTOM);
     new_epoch();
     return o;
 }
@@ -388,7 +382,7 @@ etch_override *etch_op_override(const etch_op *op, const char *device, etch_kern
 void etch_op_override_undo(etch_override *o) {
     if (!o) return;
     break_here(__builtin_return_address(0));
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_CUSTOM);
     _Atomic(etch_override *) *top = &overrides[o->place][o->op];
     if (*top == o) {
         if (!o->below && o->place == ON_CPU) etch__register_kernel(o->op, natives[o->op]);
@@ -397,7 +391,7 @@ void etch_op_override_undo(etch_override *o) {
     }
     for (etch_override *above = *top; above; above = above->below)
         if (above->below == o) above->below = o->below;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_CUSTOM);
     new_epoch();
     etch__free(o);
 }

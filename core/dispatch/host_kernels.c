@@ -1,6 +1,7 @@
 /* Operators on tensors of a device that the host has to do with: those whose kernel is the CPU's,
  * and copies between devices. */
 #include "core/dispatch/dispatch.h"
+#include "core/base/start.h"
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
 
@@ -61,6 +62,4 @@ static etch_status to_device(const op_call *call, etch_tensor *const *out) {
     return status;
 }
 
-__attribute__((constructor)) static void register_copy(void) {
-    etch__register_kernel(OP_TO_DEVICE, to_device);
-}
+void etch__start_copies(void) { etch__register_kernel(OP_TO_DEVICE, to_device); }

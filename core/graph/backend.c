@@ -1,15 +1,9 @@
 /* The registry of backends: those of the library register at load, a user's at any time. */
+#include "core/base/locks.h"
 #include "core/graph/backend.h"
 
 #include <pthread.h>
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void lock_for_fork(void) { pthread_mutex_lock(&lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&lock); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
-}
 static const backend **backends;
 static int64_t nbackends, backends_cap;
 /* What etch_list_backends gives; made anew by each change. */
@@ -26,9 +20,9 @@ static const backend *find(const char *name) {
 }
 
 const backend *etch__backend_find(const char *name) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_BACKENDS);
     const backend *b = find(name);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_BACKENDS);
     if (!b)
         etch__error(ETCH_ERR_NOT_FOUND, "no backend is called \"%s\" (see etch_list_backends)",
                     name);
@@ -54,17 +48,17 @@ static void list_names(void) {
 }
 
 bool etch__backend_register(const backend *b) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_BACKENDS);
     bool taken = find(b->name) != NULL, ok = !taken && room_for_one();
     if (ok) backends[nbackends++] = b;
     if (ok) list_names();
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_BACKENDS);
     if (taken) etch__error(ETCH_ERR_INVALID_ARGUMENT, "the backend name \"%s\" is taken", b->name);
     return ok;
 }
 
 bool etch__backend_remove(const backend *b) {
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_BACKENDS);
     int64_t i = 0;
     while (i < nbackends && backends[i] != b) i++;
     bool there = i < nbackends;
@@ -73,14 +67,14 @@ bool etch__backend_remove(const backend *b) {
         memmove(backends + i, backends + i + 1, (size_t)(nbackends - i) * sizeof *backends);
         list_names();
     }
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_BACKENDS);
     return there;
 }
 
 const char *const *etch_list_backends(void) {
     static const char *const none[] = {NULL};
-    pthread_mutex_lock(&lock);
+    etch__lock(LOCK_BACKENDS);
     const char *const *list = names ? (const char *const *)names : none;
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_BACKENDS);
     return list;
 }

@@ -1,4 +1,5 @@
 /* ETCH_TRACE: the records of graphs, plans and kernels (see core/observe/report.h). */
+#include "core/base/locks.h"
 #include "core/observe/report.h"
 
 #include <time.h>
@@ -6,7 +7,6 @@
 #include "core/base/thread.h"
 
 atomic_bool etch__reporting;
-pthread_mutex_t etch__report_lock = PTHREAD_MUTEX_INITIALIZER;
 report_graph **etch__report_graphs;
 report_kernel *etch__report_kernels;
 int64_t etch__report_ngraphs, etch__report_nkernels, etch__report_dropped;
@@ -141,7 +141,7 @@ static int32_t find_kernel(uint64_t hash, size_t bytes) {
 }
 
 void etch__report_kernel(uint64_t hash, size_t bytes, const char *symbol, const char *loop) {
-    pthread_mutex_lock(&etch__report_lock);
+    etch__lock(LOCK_REPORT);
     int64_t n = etch__report_nkernels;
     if (find_kernel(hash, bytes) >= 0) {
     } else if (n == REPORT_MAX_KERNELS) {
@@ -152,29 +152,29 @@ void etch__report_kernel(uint64_t hash, size_t bytes, const char *symbol, const 
         *k = (report_kernel){.hash = hash, .bytes = bytes, .loop = etch__report_strdup(loop)};
         snprintf(k->symbol, sizeof k->symbol, "%s", symbol);
     }
-    pthread_mutex_unlock(&etch__report_lock);
+    etch__unlock(LOCK_REPORT);
 }
 
 void etch__report_kernel_made(uint64_t hash, size_t bytes, bool compiled, double ms,
                               const char *dump) {
-    pthread_mutex_lock(&etch__report_lock);
+    etch__lock(LOCK_REPORT);
     int32_t at = find_kernel(hash, bytes);
     if (at >= 0) {
         report_kernel *k = &etch__report_kernels[at];
         k->compiled = compiled, k->ms = ms;
         if (dump && !k->dump) k->dump = etch__report_strdup(dump);
     }
-    pthread_mutex_unlock(&etch__report_lock);
+    etch__unlock(LOCK_REPORT);
 }
 
 void etch__report_kernel_step(int number, uint64_t hash, size_t bytes) {
     report_graph *g = here();
     if (!g) return;
-    pthread_mutex_lock(&etch__report_lock);
+    etch__lock(LOCK_REPORT);
     int32_t at = find_kernel(hash, bytes);
     for (int64_t i = 0; i < g->nsteps; i++)
         if (g->steps[i].kind == STEP_KERNEL && number-- == 0) g->steps[i].kernel = at;
-    pthread_mutex_unlock(&etch__report_lock);
+    etch__unlock(LOCK_REPORT);
 }
 
 /* ---- graphs ---- */
@@ -254,10 +254,10 @@ report_graph *etch__report_end_graph(etch_status status, report_graph **runs) {
         g->why = etch__report_strdup(etch__tls.error);
     }
     bool merged = to && to != g;
-    pthread_mutex_lock(&etch__report_lock);
+    etch__lock(LOCK_REPORT);
     if (merged) to->instances++;
     else keep_graph(g);
-    pthread_mutex_unlock(&etch__report_lock);
+    etch__unlock(LOCK_REPORT);
     *runs = to;
     if (merged) free_graph(g);
     return merged ? NULL : g;

@@ -107,7 +107,6 @@ report_graph *etch__report_end_graph(etch_status status, report_graph **runs);
 void etch__report_drop_graph(void);
 
 /* All records; under the lock. */
-extern pthread_mutex_t etch__report_lock;
 extern report_graph **etch__report_graphs;
 extern report_kernel *etch__report_kernels;
 extern int64_t etch__report_ngraphs, etch__report_nkernels, etch__report_dropped;

@@ -8,6 +8,7 @@
  * two wastes nothing. Where memory runs out they are given back. Nobody waits for a lock here: each
  * place is taken and filled by one exchange. */
 #include "core/tensor/device.h"
+#include "core/base/start.h"
 
 #include <sys/mman.h>
 
@@ -124,9 +125,7 @@ static bool drop_oldest(void) {
     return from != NULL;
 }
 
-__attribute__((constructor)) static void register_giving_back(void) {
-    etch__give_back = drop_oldest;
-}
+void etch__start_blocks(void) { etch__give_back = drop_oldest; }
 
 /* Keeps the block, dropping the oldest ones over the limit; frees it where its class is full. */
 static void keep_block(etch_storage *block, size_t size) {

@@ -1,4 +1,5 @@
 /* Handles: making, counting, destroying them, and the queries that never touch data. */
+#include "core/base/locks.h"
 #include "core/tensor/tensor.h"
 #include "core/base/hooks.h"
 #include "core/base/start.h"
@@ -52,7 +53,6 @@ static void free_handle(etch_tensor *t) {
 /* Debug builds keep the last dead handles, so that using one is an error and not a crash. */
 #include <pthread.h>
 enum { QUARANTINE = 4096 };
-static pthread_mutex_t dead_lock = PTHREAD_MUTEX_INITIALIZER;
 static etch_tensor *dead[QUARANTINE];
 static int next_dead;
 
@@ -60,18 +60,12 @@ static etch_tensor *take_handle(void) { return new_handle(); }
 
 static void free_handle(etch_tensor *t) {
     t->magic = TENSOR_DEAD;
-    pthread_mutex_lock(&dead_lock);
+    etch__lock(LOCK_DEAD_HANDLES);
     etch_tensor *oldest = dead[next_dead];
     dead[next_dead] = t;
     next_dead = (next_dead + 1) % QUARANTINE;
-    pthread_mutex_unlock(&dead_lock);
+    etch__unlock(LOCK_DEAD_HANDLES);
     etch__handle_free(oldest);
-}
-
-static void lock_for_fork(void) { pthread_mutex_lock(&dead_lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&dead_lock); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
 }
 
 __attribute__((destructor)) static void empty_quarantine(void) {

@@ -6,6 +6,7 @@
  * and never by who only wants it to go. The library must work in a host that ignores SIGCHLD, reaps
  * all children itself, or forks: a helper belongs to the process that started it, no signal handler
  * is needed, nothing is said about a child that somebody else has reaped. */
+#include "core/base/locks.h"
 #include "jit/store/client.h"
 
 #include <dirent.h>
@@ -27,18 +28,6 @@
 #include "core/base/isa.h"
 #include "jit/store/wire.h"
 
-/* ThreadSanitizer does not know pthread_mutex_clocklock, and is told. */
-#ifdef __SANITIZE_THREAD__
-#include <sanitizer/tsan_interface.h>
-#define KNOWN_AS_LOCKED(mutex)                                                                     \
-    do {                                                                                           \
-        __tsan_mutex_pre_lock((mutex), __tsan_mutex_try_lock);                                     \
-        __tsan_mutex_post_lock((mutex), __tsan_mutex_try_lock, 0);                                 \
-    } while (0)
-#else
-#define KNOWN_AS_LOCKED(mutex) (void)(mutex)
-#endif
-
 extern char **environ;
 
 enum { HELPERS = 2, HELPER_COMPILES = 64 };
@@ -51,7 +40,6 @@ typedef struct helper {
     jit_job *job; /* being compiled */
 } helper;
 
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static helper helpers[HELPERS];
 static atomic_bool shutdown_wanted; /* asked for while a batch runs: its end does it */
@@ -64,7 +52,6 @@ typedef struct dead_helper {
 } dead_helper;
 
 enum { DEAD_MAX = 16, BURY_MS = 100 };
-static pthread_mutex_t dead_lock = PTHREAD_MUTEX_INITIALIZER;
 static dead_helper dead[DEAD_MAX];
 
 static double now_ms(void) {
@@ -142,8 +129,6 @@ static void find_helper(void) {
 }
 
 static void forget_after_fork(void) {
-    pthread_mutex_init(&lock, NULL);
-    pthread_mutex_init(&dead_lock, NULL);
     memset(dead, 0, sizeof dead); /* the parent's to bury */
     shutdown_wanted = false;
     for (int i = 0; i < HELPERS; i++) {
@@ -154,7 +139,7 @@ static void forget_after_fork(void) {
 
 static void set_up(void) {
     find_helper();
-    pthread_atfork(NULL, NULL, forget_after_fork);
+    etch__at_fork(LOCK_HELPERS, (fork_hooks){.child = forget_after_fork});
 }
 
 const char *etch__jit_helper(const char **why) {
@@ -226,11 +211,11 @@ static bool has_ended(pid_t pid) {
 
 /* Looks after the place: true when it is empty now. */
 static bool bury_one(dead_helper *d) {
-    pthread_mutex_lock(&dead_lock);
+    etch__lock(LOCK_DEAD_HELPERS);
     dead_helper mine = *d;
     bool ended = !mine.pid || has_ended(mine.pid);
     if (ended) d->pid = 0;
-    pthread_mutex_unlock(&dead_lock);
+    etch__unlock(LOCK_DEAD_HELPERS);
     if (ended && mine.pid) etch__remove_tree(mine.dir);
     return ended;
 }
@@ -238,9 +223,9 @@ static bool bury_one(dead_helper *d) {
 /* Of those that have not ended: killed as they are, they make no more files. */
 static void remove_folders(void) {
     for (int i = 0; i < DEAD_MAX; i++) {
-        pthread_mutex_lock(&dead_lock);
+        etch__lock(LOCK_DEAD_HELPERS);
         dead_helper d = dead[i];
-        pthread_mutex_unlock(&dead_lock);
+        etch__unlock(LOCK_DEAD_HELPERS);
         if (d.pid) etch__remove_tree(d.dir);
     }
 }
@@ -264,12 +249,12 @@ static void end(helper *h) {
     if (!has_ended(h->pid)) kill(-h->pid, SIGKILL), kill(h->pid, SIGKILL);
     else h->pid = 0;
     close(h->fd);
-    pthread_mutex_lock(&dead_lock);
+    etch__lock(LOCK_DEAD_HELPERS);
     dead_helper *place = NULL;
     for (int i = 0; i < DEAD_MAX && h->pid; i++)
         if (!dead[i].pid) place = &dead[i];
     if (place) place->pid = h->pid, memcpy(place->dir, h->dir, sizeof place->dir);
-    pthread_mutex_unlock(&dead_lock);
+    etch__unlock(LOCK_DEAD_HELPERS);
     if (!place) etch__remove_tree(h->dir);
     h->pid = 0, h->job = NULL, h->served = 0;
 }
@@ -281,9 +266,9 @@ static void end_all(void) {
 void etch__jit_shutdown(void) {
     pthread_once(&once, set_up);
     shutdown_wanted = true;
-    if (pthread_mutex_trylock(&lock) == 0) {
+    if (etch__try_lock(LOCK_HELPERS)) {
         if (atomic_exchange(&shutdown_wanted, false)) end_all();
-        pthread_mutex_unlock(&lock);
+        etch__unlock(LOCK_HELPERS);
     }
     bury();
 }
@@ -477,23 +462,19 @@ static void run_batch(jit_job *jobs, int n, const char *base) {
  * anybody there is something wrong. */
 static bool take_turn(void) {
     int64_t seconds = etch__param_int(PARAM_JIT_TIMEOUT), before;
-    struct timespec until;
-    int status;
+    bool taken;
     do {
         before = progress;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_sec += seconds;
-        status = pthread_mutex_clocklock(&lock, CLOCK_MONOTONIC, &until);
-    } while (status == ETIMEDOUT && progress != before);
-    if (status == 0) KNOWN_AS_LOCKED(&lock);
-    return status == 0;
+        taken = etch__lock_within(LOCK_HELPERS, seconds);
+    } while (!taken && progress != before);
+    return taken;
 }
 
 static void compile_all(jit_job *jobs, int n, const char *base, bool keep_warm) {
     run_batch(jobs, n, base);
     end(&helpers[1]);
     if (atomic_exchange(&shutdown_wanted, false) || !keep_warm) end(&helpers[0]);
-    pthread_mutex_unlock(&lock);
+    etch__unlock(LOCK_HELPERS);
 }
 
 bool etch__jit_compile(jit_job *jobs, int n, const char *base, bool keep_warm) {

@@ -6,6 +6,7 @@
 #include <xxhash.h>
 
 #include "core/dispatch/dispatch.h"
+#include "core/base/start.h"
 #include "core/base/lru.h"
 #include "core/observe/report.h"
 #include "jit/store/cache.h"
@@ -34,9 +35,7 @@ static void unload(lru_entry *e) {
 void etch__kernel_release(loaded_kernel *k) { etch__lru_release(&kernels, (lru_entry *)k); }
 void etch__kernels_forget(void) { etch__lru_forget(&kernels); }
 
-__attribute__((constructor)) static void at_load(void) {
-    etch__lru_init(&kernels, KERNELS_MAX, unload);
-}
+void etch__start_kernels(void) { etch__lru_init(&kernels, KERNELS_MAX, unload); }
 
 /* ---- finding or making ---- */
 

@@ -6,6 +6,8 @@
  * before: eager, recorded. The thread is started with the first job and joined when the process
  * exits; after fork the child has the jobs and starts a thread of its own with the next call. */
 #include "core/base/stack.h"
+#include "core/base/start.h"
+#include "core/base/locks.h"
 #include "tracer/learn/learn.h"
 
 #include <stdlib.h>
@@ -19,7 +21,6 @@ typedef struct job {
     input_case seen; /* the request's, copied */
 } job;
 
-static pthread_mutex_t jobs_lock = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t wake = PTHREAD_COND_INITIALIZER; /* a job, or the end */
 static pthread_cond_t done = PTHREAD_COND_INITIALIZER; /* a job is finished */
 static job *first, *current;
@@ -109,23 +110,23 @@ static void do_job(job *j) {
 
 static void *work(void *unused) {
     etch__fp_control(FP_TRAPS); /* a thread begins with the mode of the one that starts it */
-    pthread_mutex_lock(&jobs_lock);
+    etch__lock(LOCK_JOBS);
     while (!quitting) {
         job *j = current = first;
         if (!j) {
-            pthread_cond_wait(&wake, &jobs_lock);
+            pthread_cond_wait(&wake, &etch__locks[LOCK_JOBS]);
             continue;
         }
         first = j->next;
-        pthread_mutex_unlock(&jobs_lock);
+        etch__unlock(LOCK_JOBS);
         do_job(j);
         let_go(j);
-        pthread_mutex_lock(&jobs_lock);
+        etch__lock(LOCK_JOBS);
         current = NULL; /* others look at it until here */
         free_job(j);
         pthread_cond_broadcast(&done);
     }
-    pthread_mutex_unlock(&jobs_lock);
+    etch__unlock(LOCK_JOBS);
     return unused;
 }
 
@@ -133,13 +134,13 @@ static bool on_worker(void) { return running && pthread_equal(worker, pthread_se
 
 /* A compile that is going on is waited for; the others are not made any more. */
 static void stop(void) {
-    pthread_mutex_lock(&jobs_lock);
+    etch__lock(LOCK_JOBS);
     bool join = running && !on_worker();
     job *left = first;
     first = NULL;
     quitting = true;
     pthread_cond_broadcast(&wake);
-    pthread_mutex_unlock(&jobs_lock);
+    etch__unlock(LOCK_JOBS);
     if (join) pthread_join(worker, NULL);
     finish_jobs(left);
 }
@@ -154,23 +155,20 @@ static bool start(void) {
 }
 
 static bool put_job(job *j) {
-    pthread_mutex_lock(&jobs_lock);
+    etch__lock(LOCK_JOBS);
     bool ok = start() && !quitting;
     job **end = &first;
     while (*end) end = &(*end)->next;
     if (ok) *end = j;
     pthread_cond_signal(&wake);
-    pthread_mutex_unlock(&jobs_lock);
+    etch__unlock(LOCK_JOBS);
     return ok;
 }
 
 /* ---- fork ---- */
 
-static void lock_for_fork(void) { pthread_mutex_lock(&jobs_lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&jobs_lock); }
-
 /* The compile that went on in the parent is the child's next job. */
-static void unlock_in_child(void) {
+static void in_child(void) {
     if (current) {
         current->q.leaf->stale = true;
         current->next = first;
@@ -180,11 +178,6 @@ static void unlock_in_child(void) {
     running = false;
     pthread_cond_init(&wake, NULL);
     pthread_cond_init(&done, NULL);
-    pthread_mutex_unlock(&jobs_lock);
-}
-
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_in_child);
 }
 
 /* ---- what the tracer asks for ---- */
@@ -199,9 +192,9 @@ static bool claim(etch_function *f, trace_leaf *leaf) {
 }
 
 static void start_again(void) {
-    pthread_mutex_lock(&jobs_lock);
+    etch__lock(LOCK_JOBS);
     if (first) start();
-    pthread_mutex_unlock(&jobs_lock);
+    etch__unlock(LOCK_JOBS);
 }
 
 /* A job for the claimed leaf; NULL: out of memory, and the claim is gone. */
@@ -242,7 +235,7 @@ void etch__ask_code(const compile_request *q) {
  * calls of the user's may be freed next (but not in a log sink, for which that one may wait). */
 static void forget_jobs(etch_function *f) {
     job *gone = NULL;
-    pthread_mutex_lock(&jobs_lock);
+    etch__lock(LOCK_JOBS);
     for (job **link = &first; *link;) {
         job *j = *link;
         if (j->q.f != f) {
@@ -254,18 +247,19 @@ static void forget_jobs(etch_function *f) {
         gone = j;
     }
     while (current && current->q.f == f && !on_worker() && !etch__in_log_sink())
-        pthread_cond_wait(&done, &jobs_lock);
-    pthread_mutex_unlock(&jobs_lock);
+        pthread_cond_wait(&done, &etch__locks[LOCK_JOBS]);
+    etch__unlock(LOCK_JOBS);
     finish_jobs(gone);
 }
 
-__attribute__((constructor)) static void watch_functions(void) {
+void etch__start_jobs(void) {
+    etch__at_fork(LOCK_JOBS, (fork_hooks){.child = in_child});
     etch__function_watch.leaving = forget_jobs;
 }
 
 void etch__background_wait(void) {
-    pthread_mutex_lock(&jobs_lock);
+    etch__lock(LOCK_JOBS);
     if (first) start();
-    while (running && (first || current)) pthread_cond_wait(&done, &jobs_lock);
-    pthread_mutex_unlock(&jobs_lock);
+    while (running && (first || current)) pthread_cond_wait(&done, &etch__locks[LOCK_JOBS]);
+    etch__unlock(LOCK_JOBS);
 }

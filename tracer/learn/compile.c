@@ -1,4 +1,5 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
+#include "core/base/locks.h"
 #include "core/base/profile.h"
 #include "tracer/learn/learn.h"
 #include "tracer/tell/log.h"
@@ -16,7 +17,6 @@ typedef struct callback {
     bool end;
 } callback;
 
-static pthread_mutex_t callback_lock = PTHREAD_MUTEX_INITIALIZER;
 static callback *callbacks;
 static int64_t ncallbacks, callbacks_cap, last_handle;
 
@@ -26,11 +26,11 @@ static int64_t no_callback(const char *function) {
 }
 
 static int64_t add_callback(void (*fn)(void *ctx), void *ctx, bool end) {
-    pthread_mutex_lock(&callback_lock);
+    etch__lock(LOCK_CALLBACKS);
     int64_t handle = 0;
     if (etch__grow(&callbacks, &callbacks_cap, ncallbacks + 1, sizeof *callbacks))
         callbacks[ncallbacks++] = (callback){fn, ctx, handle = ++last_handle, end};
-    pthread_mutex_unlock(&callback_lock);
+    etch__unlock(LOCK_CALLBACKS);
     return handle;
 }
 
@@ -41,14 +41,8 @@ int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) {
     return fn ? add_callback(fn, ctx, true) : no_callback("etch_on_compile_end");
 }
 
-static void lock_for_fork(void) { pthread_mutex_lock(&callback_lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&callback_lock); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
-}
-
 void etch_callback_remove(int64_t handle) {
-    pthread_mutex_lock(&callback_lock);
+    etch__lock(LOCK_CALLBACKS);
     for (int64_t i = 0; i < ncallbacks; i++)
         if (callbacks[i].handle == handle) {
             ncallbacks--;
@@ -56,26 +50,26 @@ void etch_callback_remove(int64_t handle) {
             break;
         }
     if (!ncallbacks) etch__free(callbacks), callbacks = NULL, callbacks_cap = 0;
-    pthread_mutex_unlock(&callback_lock);
+    etch__unlock(LOCK_CALLBACKS);
 }
 
 /* The callback behind c, copied; handles only grow along the list, so callbacks may register and
  * remove any of them, themselves too. */
 static bool next_callback(callback *c, int64_t last) {
-    pthread_mutex_lock(&callback_lock);
+    etch__lock(LOCK_CALLBACKS);
     int64_t i = 0;
     while (i < ncallbacks && callbacks[i].handle <= c->handle) i++;
     bool there = i < ncallbacks && callbacks[i].handle <= last;
     if (there) *c = callbacks[i];
-    pthread_mutex_unlock(&callback_lock);
+    etch__unlock(LOCK_CALLBACKS);
     return there;
 }
 
 /* What is registered meanwhile waits for its next turn. */
 static void call_back(bool end) {
-    pthread_mutex_lock(&callback_lock);
+    etch__lock(LOCK_CALLBACKS);
     int64_t last = last_handle;
-    pthread_mutex_unlock(&callback_lock);
+    etch__unlock(LOCK_CALLBACKS);
     for (callback c = {0}; next_callback(&c, last);)
         if (c.end == end) c.fn(c.ctx);
 }

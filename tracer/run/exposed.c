@@ -1,6 +1,7 @@
 /* Memory beneath deferred handles: where they will lie, and to which of it the user holds a
  * pointer. */
 #include "guards/alias.h"
+#include "core/base/start.h"
 #include "tracer/run/run.h"
 
 /* ---- where a deferred handle lies ---- */
@@ -121,7 +122,7 @@ reason_id etch__runs_at_once(const op_call *call) {
     return touches_exposed(call) ? REASON_BREAK_EXPOSED : END_RETURN;
 }
 
-__attribute__((constructor)) static void register_memory(void) {
+void etch__start_memory(void) {
     etch__trace_hooks.expose = trace_expose;
     etch__trace_hooks.same_storage = trace_same_storage;
     etch__trace_hooks.offset = trace_offset;

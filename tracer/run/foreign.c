@@ -2,6 +2,7 @@
  * run of the thread, or by a function of the user; etch_flush. Rules by number are those of the
  * cursor, docs/architecture.md. */
 #include "tracer/run/run.h"
+#include "core/base/start.h"
 
 /* ---- between two operators, and before writes ---- */
 
@@ -90,7 +91,7 @@ static etch_status trace_read(const etch_tensor *t, reason_id why, const void *s
     return etch__succeeded(&a) || t ? ETCH_OK : etch__tls.status;
 }
 
-__attribute__((constructor)) static void register_uses(void) {
+void etch__start_uses(void) {
     etch__trace_hooks.read = trace_read;
     etch__trace_hooks.before_write = before_traced_write;
     etch__trace_hooks.before_read = before_traced_read;

@@ -1,5 +1,6 @@
 /* One operator call inside a compiled function: along the trace, into a recording, or at once. */
 #include "core/dispatch/mode.h"
+#include "core/base/start.h"
 #include "guards/call.h"
 #include "tracer/run/run.h"
 #include "tracer/tell/log.h"
@@ -303,6 +304,4 @@ static etch_tensor *operator_of_run(const op_call *call) {
     return h;
 }
 
-__attribute__((constructor)) static void register_operators(void) {
-    etch__register_layer(LAYER_TRACER, operator_of_run);
-}
+void etch__start_operators(void) { etch__register_layer(LAYER_TRACER, operator_of_run); }

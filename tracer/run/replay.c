@@ -8,6 +8,7 @@
  * from entry to return can be replayed: what a break hands to the user's code is not in the trace.
  */
 #include "tracer/run/run.h"
+#include "core/base/start.h"
 
 /* A random operator takes fresh numbers each time. */
 typedef struct random_draw {
@@ -41,9 +42,7 @@ static void free_replays(replay *p) {
     }
 }
 
-__attribute__((constructor)) static void register_replays(void) {
-    etch__trace_parts.free_replays = free_replays;
-}
+void etch__start_replays(void) { etch__trace_parts.free_replays = free_replays; }
 
 /* ---- finding ---- */
 

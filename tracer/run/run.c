@@ -6,6 +6,7 @@
  * does not fit is run operator by operator, so nothing is ever lost; what was learned is published
  * when the call has ended well. Rules by number are those of the cursor, docs/architecture.md. */
 #include "core/dispatch/mode.h"
+#include "core/base/start.h"
 #include "core/base/profile.h"
 #include "tracer/run/run.h"
 #include "tracer/tell/log.h"
@@ -342,7 +343,7 @@ static void free_spare_run(etch_thread *t) {
     t->spare_run = NULL;
 }
 
-__attribute__((constructor)) static void register_runs(void) {
+void etch__start_runs(void) {
     etch__at_thread_end(free_spare_run);
     etch__trace_hooks.abandon = trace_abandon;
 }

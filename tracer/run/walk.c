@@ -13,6 +13,7 @@
  * thread: then the walk takes counts first (etch__trace_hooks.own_borrowed). It also takes them
  * when it outlives its segment. */
 #include "guards/alias.h"
+#include "core/base/start.h"
 #include "tracer/run/run.h"
 
 /* ---- making and sizing ---- */
@@ -150,7 +151,7 @@ static void own_borrowed(const etch_tensor *t) {
     }
 }
 
-__attribute__((constructor)) static void register_borrowing(void) {
+void etch__start_borrowing(void) {
     etch__trace_hooks.own_borrowed = own_borrowed;
     etch__trace_parts.free_walk = free_walk;
 }

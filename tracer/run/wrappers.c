@@ -2,6 +2,8 @@
  *
  * C cannot see a plain call of a C function; these are handles whose calls the tracer sees. Outside
  * of a run, and where the run is eager anyway, all three just call the function. */
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "core/dispatch/mode.h"
 #include "tracer/run/run.h"
 
@@ -30,13 +32,6 @@ typedef struct allowed_fn {
     char name[96];
 } allowed_fn;
 
-static pthread_mutex_t allowed_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void lock_for_fork(void) { pthread_mutex_lock(&allowed_lock); }
-static void unlock_after_fork(void) { pthread_mutex_unlock(&allowed_lock); }
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_for_fork, unlock_after_fork, unlock_after_fork);
-}
 static allowed_fn *allowed_list;
 
 /* The result of the call that is being recorded, when it is there already. */
@@ -140,14 +135,14 @@ static allowed_fn *new_allowed(function_kind kind, void (*fn)(void), void *ctx, 
 
 /* One operator a function, however many handles. */
 static allowed_fn *allow(const etch_function *f) {
-    pthread_mutex_lock(&allowed_lock);
+    etch__lock(LOCK_ALLOWED);
     allowed_fn *a = allowed_list;
     while (a && (a->kind != f->kind || a->fn != f->fn || a->ctx != f->ctx)) a = a->next;
     if (!a && (a = new_allowed(f->kind, f->fn, f->ctx, f->name))) {
         a->next = allowed_list;
         allowed_list = a;
     }
-    pthread_mutex_unlock(&allowed_lock);
+    etch__unlock(LOCK_ALLOWED);
     return a;
 }
 
@@ -206,9 +201,7 @@ static void free_constants(struct constant *c) {
     }
 }
 
-__attribute__((constructor)) static void register_constants(void) {
-    etch__trace_parts.free_constants = free_constants;
-}
+void etch__start_constants(void) { etch__trace_parts.free_constants = free_constants; }
 
 static const struct constant *find_constant(trace_run *r, const etch_function *f, int number,
                                             int nout) {

@@ -1,19 +1,12 @@
 /* What is remembered of each function, and etch_explain. */
 #include "tracer/tell/report.h"
+#include "core/base/start.h"
+#include "core/base/locks.h"
 
 #include <etch/explain.h>
 
 /* One lock for all stories: they change when something is recorded, never in steady state. It may
  * be taken with a function's lock held, and nothing else is taken under it. */
-static pthread_mutex_t story_lock = PTHREAD_MUTEX_INITIALIZER;
-
-static void lock_stories(void) { pthread_mutex_lock(&story_lock); }
-static void unlock_stories(void) { pthread_mutex_unlock(&story_lock); }
-
-/* Registered before the functions' locks, and so taken after them. */
-__attribute__((constructor)) static void watch_forks(void) {
-    pthread_atfork(lock_stories, unlock_stories, unlock_stories);
-}
 
 /* ---- remembering ---- */
 
@@ -41,7 +34,7 @@ static void function_forgotten(etch_function *f) {
     if (etch__report_on() && f->report) etch__report_event(f, REPORT_RESET, END_RETURN, NULL, NULL);
 }
 
-__attribute__((constructor)) static void watch_functions(void) {
+void etch__start_stories(void) {
     etch__function_watch.gone = function_gone;
     etch__function_watch.forgotten = function_forgotten;
 }
@@ -71,12 +64,12 @@ static void note_event(etch_function *f, bool recompile, reason_id why, const vo
     story *s = &f->story;
     saved_error error;
     etch__error_save(&error);
-    lock_stories();
+    etch__lock(LOCK_STORIES);
     bool kept = recompile
                     ? note(&s->recompiles, &s->nrecompiles, &s->recompiles_cap, why, site, detail)
                     : note(&s->breaks, &s->nbreaks, &s->breaks_cap, why, site, detail);
     s->dropped += !kept;
-    unlock_stories();
+    etch__unlock(LOCK_STORIES);
     etch__error_restore(&error);
 }
 
@@ -91,9 +84,9 @@ void etch__note_recompile(etch_function *f, reason_id why, const void *site, con
 
 void etch__note_mode(etch_function *f, const char *mode) {
     if (etch__report_on()) etch__report_event(f, REPORT_MODE, REASON_EAGER_MODE, NULL, mode);
-    lock_stories();
+    etch__lock(LOCK_STORIES);
     snprintf(f->story.mode, sizeof f->story.mode, "%s", mode);
-    unlock_stories();
+    etch__unlock(LOCK_STORIES);
 }
 
 void etch__note_graph(etch_function *f, const char *name, char *guards, int operators, int kernels,
@@ -102,7 +95,7 @@ void etch__note_graph(etch_function *f, const char *name, char *guards, int oper
     saved_error error;
     etch__error_save(&error);
     char *copy = etch__strdup(name);
-    lock_stories();
+    etch__lock(LOCK_STORIES);
     s->seconds += seconds;
     bool room = copy && s->ngraphs < STORY_MAX &&
                 etch__grow(&s->graphs, &s->graphs_cap, s->ngraphs + 1, sizeof *s->graphs);
@@ -110,21 +103,21 @@ void etch__note_graph(etch_function *f, const char *name, char *guards, int oper
         s->graphs[s->ngraphs++] =
             (story_graph){copy, guards, operators, kernels, products, seconds};
     s->dropped += !room;
-    unlock_stories();
+    etch__unlock(LOCK_STORIES);
     if (!room) etch__free(copy), etch__free(guards);
     etch__error_restore(&error);
 }
 
 void etch__last_recompile(etch_function *f, char *buf, size_t n) {
     buf[0] = 0;
-    lock_stories();
+    etch__lock(LOCK_STORIES);
     const story *s = &f->story;
     if (s->nrecompiles) {
         const story_event *e = &s->recompiles[s->nrecompiles - 1];
         snprintf(buf, n, "%s%s%s", etch__reasons[e->why].name, e->detail ? ": " : "",
                  e->detail ? e->detail : "");
     }
-    unlock_stories();
+    etch__unlock(LOCK_STORIES);
 }
 
 /* ---- explaining: one block that holds structs, then strings ---- */
@@ -204,7 +197,7 @@ etch_explanation *etch_explain(const etch_function *f_) {
         return etch__error_at(NULL, ETCH_ERR_NULL, "etch_explain: expected a function, got NULL"),
                NULL;
     writer w = {0};
-    lock_stories();
+    etch__lock(LOCK_STORIES);
     put_story(&w, f, NULL);
     size_t structs =
         sizeof(etch_explanation) + (size_t)f->story.ngraphs * sizeof(etch_explained_graph) +
@@ -214,7 +207,7 @@ etch_explanation *etch_explain(const etch_function *f_) {
         w.at = (char *)e + structs;
         put_story(&w, f, e);
     }
-    unlock_stories();
+    etch__unlock(LOCK_STORIES);
     if (!e) return NULL;
     put_counts(f, e);
     find_lines(breaks_of(e), e->nbreaks + e->nrecompiles);

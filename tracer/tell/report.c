@@ -3,6 +3,8 @@
  * Everything hangs below the list of functions, under one lock that is taken last; source lines are
  * looked up before it is. Records are copies: functions and traces may be gone when they are
  * written. */
+#include "core/base/locks.h"
+#include "core/base/start.h"
 #include "core/base/signals.h"
 #include "tracer/tell/log.h"
 #include "tracer/tell/report.h"
@@ -24,8 +26,8 @@ static int64_t nnodes;
 static atomic_bool forked; /* nothing was recorded since: there is nothing to write */
 static atomic_bool warned; /* of records that are missing */
 
-static void lock_records(void) { pthread_mutex_lock(&etch__report_lock); }
-static void unlock_records(void) { pthread_mutex_unlock(&etch__report_lock); }
+static void lock_records(void) { etch__lock(LOCK_REPORT); }
+static void unlock_records(void) { etch__unlock(LOCK_REPORT); }
 
 static void dropped(void) { __atomic_fetch_add(&etch__report_dropped, 1, __ATOMIC_RELAXED); }
 
@@ -322,14 +324,13 @@ static bool put_file(const char *what, bool (*put)(FILE *, const report_totals *
 
 /* One thread at a time, since the files have the same names. Not waited for at a fork: the child
  * begins anew. */
-static pthread_mutex_t writing = PTHREAD_MUTEX_INITIALIZER;
 
 static bool write_files(void) {
     report_totals totals = {etch_counters(), etch_num_threads()};
-    pthread_mutex_lock(&writing);
+    etch__lock(LOCK_REPORT_FILES);
     bool ok = (mkdir(directory, 0777) == 0 || errno == EEXIST) &&
               put_file("json", etch__report_json, &totals) && put_file("html", put_page, &totals);
-    pthread_mutex_unlock(&writing);
+    etch__unlock(LOCK_REPORT_FILES);
     return ok;
 }
 
@@ -404,12 +405,10 @@ void etch__report_end(void) {
 static void in_child(void) {
     forked = etch__reporting;
     etch__report_parent = (int)getppid();
-    pthread_mutex_init(&writing, NULL);
-    unlock_records();
 }
 
-__attribute__((constructor)) static void at_load(void) {
-    pthread_atfork(lock_records, unlock_records, in_child);
+void etch__start_report(void) {
+    etch__at_fork(LOCK_REPORT, (fork_hooks){.child = in_child});
     const char *dir = etch__param(PARAM_TRACE);
     if (*dir && !etch__report_begin(dir)) etch__warn("ETCH_TRACE: the path is too long: %s", dir);
 }

@@ -1,11 +1,10 @@
 /* Compiled functions: making, counting, holding, resetting and freeing them; call sites. */
 #include "tracer/trace/function.h"
+#include "core/base/start.h"
+#include "core/base/locks.h"
 
 #include <etch/debug.h>
 
-static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
-static pthread_mutex_t site_lock = PTHREAD_MUTEX_INITIALIZER; /* of call sites */
-static pthread_once_t fork_once = PTHREAD_ONCE_INIT;
 static etch_function *functions;
 static counters departed; /* counts of functions that are gone */
 function_watch etch__function_watch;
@@ -24,14 +23,14 @@ static void add_shards(counters *sum, const etch_function *f) {
 
 /* The process's counters: the library's own, and those of its functions. */
 static void sum_counts(counters *sum) {
-    pthread_mutex_lock(&list_lock);
+    etch__lock(LOCK_FUNCTIONS);
     add_counts(sum, &departed);
     for (etch_function *f = functions; f; f = f->next) add_shards(sum, f);
-    pthread_mutex_unlock(&list_lock);
+    etch__unlock(LOCK_FUNCTIONS);
 }
 
 static void reset_counts(void) {
-    pthread_mutex_lock(&list_lock);
+    etch__lock(LOCK_FUNCTIONS);
     memset(&departed, 0, sizeof departed);
     for (etch_function *f = functions; f; f = f->next) {
 #define COUNTER(name)                                                                              \
@@ -39,7 +38,7 @@ static void reset_counts(void) {
 #include "core/base/counters.def"
 #undef COUNTER
     }
-    pthread_mutex_unlock(&list_lock);
+    etch__unlock(LOCK_FUNCTIONS);
 }
 
 etch_counters_t etch_function_counters(const etch_function *f) {
@@ -87,7 +86,7 @@ static void destroy(etch_function *f) {
  * so that a run which ends need not touch its function after it has let go of it. */
 static void collect(void) {
     etch_function *gone = NULL;
-    pthread_mutex_lock(&list_lock);
+    etch__lock(LOCK_FUNCTIONS);
     for (etch_function **link = &functions; *link;) {
         etch_function *f = *link;
         if (!f->freed || runs_of(f)) {
@@ -100,7 +99,7 @@ static void collect(void) {
         f->next = gone;
         gone = f;
     }
-    pthread_mutex_unlock(&list_lock);
+    etch__unlock(LOCK_FUNCTIONS);
     while (gone) {
         etch_function *next = gone->next;
         destroy(gone);
@@ -138,29 +137,19 @@ void etch__function_unpin(etch_function *f) {
 }
 
 /* Around fork nobody is inside the functions' locks. A compile may go on for long, so nobody waits
- * for it: in the child it is given up. Registered at the first function, so that these locks, under
- * which others are taken, are taken before those. */
-static void lock_for_fork(void) {
-    pthread_mutex_lock(&site_lock);
-    pthread_mutex_lock(&list_lock);
+ * for it: in the child it is given up. */
+static void lock_functions(void) {
     for (etch_function *f = functions; f; f = f->next) pthread_mutex_lock(&f->lock);
 }
 
-static void unlock_after_fork(void) {
+static void unlock_functions(void) {
     for (etch_function *f = functions; f; f = f->next) pthread_mutex_unlock(&f->lock);
-    pthread_mutex_unlock(&list_lock);
-    pthread_mutex_unlock(&site_lock);
 }
 
 static void unlock_in_child(void) {
     for (etch_function *f = functions; f; f = f->next) pthread_mutex_init(&f->compile_lock, NULL);
-    unlock_after_fork();
+    unlock_functions();
 }
-
-static void watch_forks(void) { pthread_atfork(lock_for_fork, unlock_after_fork, unlock_in_child); }
-
-static void watch_forks_once(void) { pthread_once(&fork_once, watch_forks); }
-__attribute__((constructor)) static void at_load(void) { etch__tracer_forks = watch_forks_once; }
 
 static bool options_ok(const etch_compile_options *o) {
     const struct {
@@ -206,7 +195,6 @@ etch_function *etch__function_new(function_kind kind, void (*fn)(void),
         etch__error_at(NULL, ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
         return NULL;
     }
-    watch_forks_once();
     etch_function *f = etch__aligned_zeroed(sizeof *f);
     if (!f) return NULL;
     f->kind = kind, f->fn = fn;
@@ -219,10 +207,10 @@ etch_function *etch__function_new(function_kind kind, void (*fn)(void),
     }
     pthread_mutex_init(&f->lock, NULL);
     pthread_mutex_init(&f->compile_lock, NULL);
-    pthread_mutex_lock(&list_lock);
+    etch__lock(LOCK_FUNCTIONS);
     f->next = functions;
     functions = f;
-    pthread_mutex_unlock(&list_lock);
+    etch__unlock(LOCK_FUNCTIONS);
     return f;
 }
 
@@ -274,9 +262,9 @@ void etch_reset(etch_function *f) {
     if (f) {
         reset_one(f, &gone);
     } else {
-        pthread_mutex_lock(&list_lock);
+        etch__lock(LOCK_FUNCTIONS);
         for (f = functions; f; f = f->next) reset_one(f, &gone);
-        pthread_mutex_unlock(&list_lock);
+        etch__unlock(LOCK_FUNCTIONS);
     }
     free_generations(gone);
 }
@@ -322,10 +310,10 @@ static etch_function *site_function(etch_call_site *site, function_kind kind, vo
     site_entry *e =
         find_entry(__atomic_load_n((site_entry **)&site->table, __ATOMIC_ACQUIRE), fn, ctx);
     if (e) return e->function;
-    pthread_mutex_lock(&site_lock);
+    etch__lock(LOCK_CALL_SITES);
     e = find_entry(site->table, fn, ctx);
     if (!e) e = add_entry(site, kind, fn, ctx);
-    pthread_mutex_unlock(&site_lock);
+    etch__unlock(LOCK_CALL_SITES);
     return e ? e->function : NULL;
 }
 
@@ -347,7 +335,8 @@ etch_function *etch_site_n(etch_call_site *site, etch_fn_n fn, void *ctx) {
     return site_function(site, FN_N, (void (*)(void))fn, ctx);
 }
 
-__attribute__((constructor)) static void register_counts(void) {
+void etch__start_functions(void) {
+    etch__at_fork(LOCK_FUNCTIONS, (fork_hooks){lock_functions, unlock_functions, unlock_in_child});
     etch__trace_hooks.add_counts = sum_counts;
     etch__trace_hooks.reset_counts = reset_counts;
 }
