@@ -1,15 +1,21 @@
 /* The table of composite operators, and those of them that concern shapes, normalisations and
  * products: each is written as ordinary calls of other operators. */
 #include "core/dispatch/composite.h"
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "core/ops/rules.h"
 
-const op_composite etch__composites[OP_COUNT] = {
+static const op_composite composites[OP_COUNT] = {
 #define OP(...)
 #define COMPOSITE_OP(id, name, schema, cfn, kind, drule, srule, impl, ...)                         \
     [OP_##id] = etch__composite_##impl,
 #include "operators.def"
+    /* Where the index is a mask, which has no kernel. */
+    [OP_INDEX_PUT] = etch__put_by_mask,
+    [OP_INDEX_PUT_] = etch__put_by_mask,
 };
+
+void etch__start_composites(void) { etch__register_composites(composites); }
 
 /* ---- reshape and contiguous ---- */
 

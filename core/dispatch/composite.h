@@ -2,11 +2,7 @@
 #ifndef ETCH_CORE_DISPATCH_COMPOSITE_H
 #define ETCH_CORE_DISPATCH_COMPOSITE_H
 
-#include "core/ops/op.h"
-
-/* By operator; NULL for those that are none. */
-typedef etch_tensor *(*op_composite)(const op_call *call);
-extern const op_composite etch__composites[OP_COUNT];
+#include "core/dispatch/dispatch.h"
 
 /* One function a name in the impl column of core/ops/ops.def, in a core/dispatch/composite*.c. */
 #define OP(...)

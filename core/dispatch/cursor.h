@@ -41,7 +41,7 @@ typedef struct trace_cursor {
     etch_tensor **value;  /* handles by value number; NULL while a slot is unbound */
     etch_tensor **handle; /* spare handles by node id; NULL where one must be made */
     etch_scalar *scalar;
-    int32_t limit; /* the three arrays are sized for nodes with smaller ids */
+    int32_t limit;  /* the three arrays are sized for nodes with smaller ids */
     uint16_t sizes; /* stamp of the sizes that this walk sees. A spare handle with the same stamp
                        has those that its node's call would give now, so that nothing is inferred */
 } trace_cursor;

@@ -1,15 +1,16 @@
 /* The dispatcher: see core/dispatch/dispatch.h for the order of the layers. */
 #include "core/dispatch/dispatch.h"
-#include "core/dispatch/composite.h"
 #include "core/tensor/device.h"
 #include "core/base/profile.h"
 #include "core/ops/rules.h"
 
 static layer_handler layers[LAYER_COUNT];
 static op_kernel kernels[OP_CAPACITY];
+static const op_composite *composites;
 
 void etch__register_layer(dispatch_layer layer, layer_handler handler) { layers[layer] = handler; }
 void etch__register_kernel(op_id op, op_kernel kernel) { kernels[op] = kernel; }
+void etch__register_composites(const op_composite *table) { composites = table; }
 op_kernel etch__kernel(op_id op) { return kernels[op]; }
 
 /* Operators without any kernel (views, empty) have none on a device either. */
@@ -66,11 +67,11 @@ etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
 
 etch_tensor *etch__take_apart(const op_call *call) {
     const op_call *outer = etch__tls.composite;
-    op_composite parts = etch__composites[call->op];
+    op_composite parts = composites[call->op];
     if (!etch__operands_present(call)) return NULL;
     if (!outer) etch__tls.composite = call;
     unsigned traps = etch__fp_mask(); /* what is computed of sizes and scalars is the operator's */
-    etch_tensor *t = (parts ? parts : etch__put_by_mask)(call);
+    etch_tensor *t = parts(call);
     etch__fp_unmask(traps);
     etch__tls.composite = outer;
     if (unlikely(!t)) etch__error_name(etch__ops[call->op].name, call->site, true);

@@ -49,6 +49,9 @@ static inline etch_status etch__call_kernel(op_kernel kernel, const op_call *cal
 etch_tensor *etch__dispatch(const op_call *call);
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
 
+/* What takes operators apart, by operator; NULL for those that have a kernel. */
+typedef etch_tensor *(*op_composite)(const op_call *call);
+void etch__register_composites(const op_composite *table);
 /* A composite's parts, called in its place; they stand at the user's line of the composite. */
 etch_tensor *etch__take_apart(const op_call *call);
 /* Inference, allocation, kernel, scope: the innermost step. Inputs must be materialised. */

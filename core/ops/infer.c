@@ -8,15 +8,6 @@
 #include "core/ops/schema.h"
 #include "core/tensor/device.h"
 
-bool etch__infer_fail(const op_call *call, etch_status code, const char *format, ...) {
-    char text[768];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(text, sizeof text, format, args);
-    va_end(args);
-    etch__error_at(call->site, code, "%s: %s", etch__ops[call->op].name, text);
-    return false;
-}
 #define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
 
 /* ---- operands ---- */

@@ -6,23 +6,6 @@
 
 /* ---- shapes: helpers ---- */
 
-bool etch__row_major_result(const op_call *call, tensor_meta *out) {
-    out->offset = 0;
-    if (unlikely(etch__row_major(out->ndim, out->size, out->stride) < 0))
-        FAIL(ETCH_ERR_OVERFLOW, "a tensor of sizes %s does not fit in 63 bits of bytes",
-             etch__shape_text(out->ndim, out->size).s);
-    return true;
-}
-
-bool etch__wrap_dim(const op_call *call, int64_t dim, int ndim, int *out) {
-    int n = ndim ? ndim : 1; /* a 0-d tensor has, as in ATen, the dimension 0 for this purpose */
-    if (unlikely(dim < -n || dim >= n))
-        FAIL(ETCH_ERR_DIM_RANGE, "expected a dimension from %d to %d, got %lld", -n, n - 1,
-             (long long)dim);
-    *out = (int)(dim < 0 ? dim + n : dim);
-    return true;
-}
-
 static bool want_ndim(const op_call *call, int i, const char *name, int ndim) {
     const etch_tensor *t = call->in[i];
     if (likely(t->ndim == ndim)) return true;

@@ -47,14 +47,6 @@ typedef struct call_dtypes {
 typedef bool (*dtype_fn)(const op_call *call, call_dtypes *d);
 extern const dtype_fn etch__dtype_rules[DRULE_COUNT];
 
-/* Fills sizes, strides and offset of a VIEW (core/ops/infer_view.c). */
-typedef bool (*shape_fn)(const op_call *call, tensor_meta *out);
-extern const shape_fn etch__view_rules[SRULE_COUNT];
-/* The same for results that are no views (core/ops/infer_shape.c). */
-extern const shape_fn etch__shape_rules[SRULE_COUNT];
-bool etch__reduce_rule(const op_call *call, tensor_meta *out);
-/* Gives out's sizes row-major strides; false with overflow set. */
-bool etch__row_major_result(const op_call *call, tensor_meta *out);
 /* The class word of an arange that cannot be (core/ops/op_class.c). */
 enum { ARANGE_STEP_ZERO = -1, ARANGE_DIRECTION = -2, ARANGE_NOT_FINITE = -3 };
 /* Wraps a negative dimension number; false with dim_range set. */
@@ -62,6 +54,22 @@ bool etch__wrap_dim(const op_call *call, int64_t dim, int ndim, int *out);
 /* Sets an error that starts with the operator's name; returns false. */
 bool etch__infer_fail(const op_call *call, etch_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
+
+/* Fills sizes, strides and offset of a VIEW (core/ops/infer_view.c). */
+typedef bool (*shape_fn)(const op_call *call, tensor_meta *out);
+extern const shape_fn etch__view_rules[SRULE_COUNT];
+/* The same for results that are no views (core/ops/infer_shape.c). */
+extern const shape_fn etch__shape_rules[SRULE_COUNT];
+bool etch__reduce_rule(const op_call *call, tensor_meta *out);
+/* Gives out's sizes row-major strides; false with overflow set. */
+static inline bool etch__row_major_result(const op_call *call, tensor_meta *out) {
+    out->offset = 0;
+    if (unlikely(etch__row_major(out->ndim, out->size, out->stride) < 0))
+        return etch__infer_fail(call, ETCH_ERR_OVERFLOW,
+                                "a tensor of sizes %s does not fit in 63 bits of bytes",
+                                etch__shape_text(out->ndim, out->size).s);
+    return true;
+}
 
 /* Whether an operator that writes by index adds to what is there. */
 bool etch__index_adds(const op_call *call);

@@ -3,7 +3,7 @@
 #define ETCH_TRACER_TRACE_FUNCTION_H
 
 #include "core/dispatch/dispatch.h"
-#include "tracer/tell/story.h"
+#include "tracer/trace/story.h"
 #include "tracer/trace/tree.h"
 
 /* FN_0 to FN_8: so many tensors, one result. */
