@@ -9,17 +9,6 @@
 
 /* ---- programs and handlers ---- */
 
-static etch_tensor *step(etch_tensor *x, etch_tensor *w) {
-    for (int i = 0; i < 5; i++) {
-        etch_tensor *a = etch_mm(x, w);
-        etch_tensor *s = etch_sin(x);
-        etch_tensor *b = etch_mm(s, w);
-        etch_tensor *c = etch_add(a, b);
-        x = etch_relu(c);
-    }
-    return x;
-}
-
 /* What a mode has seen, as "mm sin mm add.Tensor "; with a tag in front of each name. */
 typedef struct spy {
     const char *tag;
@@ -92,13 +81,13 @@ static void count_compile(void *ctx) {
 TEST(function_under_mode_runs_uncompiled_and_compiles_later) {
     spy s = {0};
     etch_mode *m = etch_mode_new(pass_on, &s, .name = "spy");
-    etch_function *f = etch_compile(step);
+    etch_function *f = etch_compile(seed_program);
     int64_t callback = etch_on_compile_start(count_compile, NULL);
     compiles = 0, *log_text = 0;
     etch_set_log_sink(take_line, NULL);
     etch_set_logs("modes");
     ETCH_SCOPE {
-        etch_tensor *x = small(8, 8), *w = small(8, 8), *expected = step(x, w);
+        etch_tensor *x = small(8, 8), *w = small(8, 8), *expected = seed_program(x, w);
         int64_t files = etch_counters().kernels;
         ETCH_WITH_MODE (m) { assert_same(etch_call(f, x, w), expected); }
         assert_int_equal(s.calls, 25);
@@ -106,7 +95,8 @@ TEST(function_under_mode_runs_uncompiled_and_compiles_later) {
         assert_int_equal(etch_function_counters(f).mode_fallbacks, 1);
         assert_int_equal(etch_counters().kernels, files);
         assert_int_equal(compiles, 0);
-        assert_non_null(strstr(log_text, "modes: 'spy' is active, running step() uncompiled"));
+        assert_non_null(
+            strstr(log_text, "modes: 'spy' is active, running seed_program() uncompiled"));
         etch_explanation *e = etch_explain(f);
         assert_int_equal(e->mode_fallbacks, 1);
         assert_int_equal(e->graph_count, 0);
@@ -131,9 +121,9 @@ TEST(function_under_mode_runs_uncompiled_and_compiles_later) {
 TEST(function_compiled_before_runs_uncompiled_under_mode) {
     spy s = {0};
     etch_mode *m = etch_mode_new(decline, &s);
-    etch_function *f = etch_compile(step);
+    etch_function *f = etch_compile(seed_program);
     ETCH_SCOPE {
-        etch_tensor *x = small(8, 8), *w = small(8, 8), *expected = step(x, w);
+        etch_tensor *x = small(8, 8), *w = small(8, 8), *expected = seed_program(x, w);
         for (int i = 0; i < 2; i++) assert_same(etch_call(f, x, w), expected);
         assert_counts(f, 1, 1);
         ETCH_WITH_MODE (m) { assert_same(etch_call(f, x, w), expected); }

@@ -6,17 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static etch_tensor *step(etch_tensor *x, etch_tensor *w) {
-    for (int i = 0; i < 5; i++) {
-        etch_tensor *a = etch_mm(x, w);
-        etch_tensor *s = etch_sin(x);
-        etch_tensor *b = etch_mm(s, w);
-        etch_tensor *c = etch_add(a, b);
-        x = etch_relu(c);
-    }
-    return x;
-}
-
 /* Lines that a mode has written. */
 typedef struct lines {
     char text[65536];
@@ -54,8 +43,8 @@ static int count_text(const char *text, const char *part) {
 TEST(profiling_lines_and_table) {
     etch_mode *m = etch_profiling_mode(to_written());
     ETCH_SCOPE {
-        etch_tensor *x = arange_f32(8, 8), *expected = step(x, x), *y = NULL;
-        ETCH_WITH_MODE (m) { y = step(x, x); }
+        etch_tensor *x = arange_f32(8, 8), *expected = seed_program(x, x), *y = NULL;
+        ETCH_WITH_MODE (m) { y = seed_program(x, x); }
         assert_same(y, expected);
     }
     assert_int_equal(written.count, 25);
@@ -175,7 +164,7 @@ TEST(validation_calls_no_operators) {
     ETCH_SCOPE {
         etch_tensor *x = etch_div_scalar(arange_f32(4, 4), 100);
         ETCH_WITH_MODE (outer) {
-            ETCH_WITH_MODE (m) { assert_non_null(step(x, x)); }
+            ETCH_WITH_MODE (m) { assert_non_null(seed_program(x, x)); }
         }
         assert_int_equal(etch_statistics_mode_count(outer, NULL), 25);
     }
@@ -243,7 +232,7 @@ TEST(statistics_by_falling_count) {
     ETCH_SCOPE {
         etch_tensor *x = arange_f32(4, 4);
         ETCH_WITH_MODE (m) {
-            step(x, x);
+            seed_program(x, x);
             for (int i = 0; i < 2; i++) etch_add_scalar(x, 1);
         }
     }
@@ -399,15 +388,16 @@ TEST(replacement) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = product_kernel, .shape = product_shape};
     const etch_op *by = etch_op_register("ready_test::product(Tensor a, Tensor b) -> Tensor", &d);
     etch_mode *m = etch_replacement_mode("mm", by), *wrong;
-    etch_function *f = etch_compile(step);
+    etch_function *f = etch_compile(seed_program);
     product_runs = 0;
     ETCH_SCOPE {
-        etch_tensor *x = etch_div_scalar(arange_f32(8, 8), 50), *expected = step(x, x), *y = NULL;
-        ETCH_WITH_MODE (m) { y = step(x, x); }
+        etch_tensor *x = etch_div_scalar(arange_f32(8, 8), 50), *expected = seed_program(x, x),
+                    *y = NULL;
+        ETCH_WITH_MODE (m) { y = seed_program(x, x); }
         assert_same(y, expected);
         assert_int_equal(product_runs, 10);
         assert_int_equal(etch_replacement_mode_count(m), 10);
-        step(x, x);
+        seed_program(x, x);
         assert_int_equal(product_runs, 10);
         ETCH_WITH_MODE (m) { y = etch_call(f, x, x); }
         assert_same(y, expected);

@@ -40,16 +40,15 @@ static etch_function *eight_calls(etch_fn1 body) {
     return f;
 }
 
-static void on_both(void (*check)(void)) {
+static void on_both(const etch_test *t) {
     for (int i = 0; i < 2; i++) {
         backend = test_backends[i];
         seen = 0;
-        ETCH_SCOPE { check(); }
+        ETCH_SCOPE { t->body(); }
     }
     etch_clear_error();
 }
-#define RULE(name, check)                                                                          \
-    TEST(name) { on_both(check); }
+EACH_TEST(.around = on_both)
 
 /* ---- 1: segments belong to the function, one first operator has one tree ---- */
 
@@ -63,13 +62,12 @@ static etch_tensor *breaks_in_a_loop(etch_tensor *x) {
     return x;
 }
 
-static void one_tree_for_the_loop(void) {
+TEST(rule1_segments_belong_to_the_function) {
     etch_function *f = eight_calls(breaks_in_a_loop);
     /* entry, the loop's body, the return behind it */
     assert_int_equal(etch_function_counters(f).graphs, 3);
     etch_function_free(f);
 }
-RULE(rule1_segments_belong_to_the_function, one_tree_for_the_loop)
 
 /* ---- 2: what matching compares ---- */
 
@@ -80,12 +78,11 @@ static etch_tensor *kinds_and_operands(etch_tensor *x) {
     return number % 4 < 2 ? etch_sub(z, x) : etch_sub(x, z);
 }
 
-static void kinds_are_compared_values_not(void) {
+TEST(rule2_matching_compares_kinds_and_handles) {
     etch_function *f = eight_calls(kinds_and_operands);
     assert_int_equal(etch_function_counters(f).graphs, 4); /* two kinds, two orders */
     etch_function_free(f);
 }
-RULE(rule2_matching_compares_kinds_and_handles, kinds_are_compared_values_not)
 
 /* ---- 3: nothing slips past a trace ---- */
 
@@ -100,8 +97,7 @@ static etch_tensor *changes_settings(etch_tensor *x) {
     return etch_mul(y, s);
 }
 
-static void settings_are_seen(void) { etch_function_free(eight_calls(changes_settings)); }
-RULE(rule3_settings_do_not_slip_past, settings_are_seen)
+TEST(rule3_settings_do_not_slip_past) { etch_function_free(eight_calls(changes_settings)); }
 
 /* ---- 4: a result moves to the caller's scope, what came in stays ---- */
 
@@ -115,7 +111,7 @@ static etch_tensor *through_scopes(etch_tensor *x) {
     return number % 3 ? y : number % 2 ? x : captured;
 }
 
-static void scopes_own(void) {
+TEST(rule4_results_move_to_the_callers_scope) {
     captured = argument(3);
     etch_function *f = eight_calls(through_scopes);
     etch_tensor *x = argument(0), *y = NULL;
@@ -129,7 +125,6 @@ static void scopes_own(void) {
     assert_int_equal(etch_numel(y), 24);
     etch_function_free(f);
 }
-RULE(rule4_results_move_to_the_callers_scope, scopes_own)
 
 /* ---- 5: a flush produces storage; an escaping view brings its base ---- */
 
@@ -141,7 +136,7 @@ static etch_tensor *view_escapes(etch_tensor *x) {
     return number % 2 ? v : etch_exp(v);
 }
 
-static void views_bring_their_base(void) {
+TEST(rule5_an_escaping_view_brings_its_base) {
     etch_function *f = eight_calls(view_escapes);
     /* Two paths; the first of them was compiled again with one more output, the other had it. */
     assert_true(etch_function_counters(f).graphs <= 4);
@@ -155,7 +150,6 @@ static void views_bring_their_base(void) {
     etch_release(kept);
     etch_function_free(f);
 }
-RULE(rule5_an_escaping_view_brings_its_base, views_bring_their_base)
 
 /* ---- 7: on divergence the prefix has run, its handles are ordinary ones ---- */
 
@@ -166,13 +160,12 @@ static etch_tensor *diverges(etch_tensor *x) {
     return etch_sub(y, x);
 }
 
-static void prefix_has_run(void) {
+TEST(rule7_divergence_runs_the_prefix) {
     etch_function *f = eight_calls(diverges);
     assert_int_equal(etch_function_counters(f).graphs, 4);
     assert_int_equal(etch_function_counters(f).plan_runs, 4);
     etch_function_free(f);
 }
-RULE(rule7_divergence_runs_the_prefix, prefix_has_run)
 
 /* ---- 9: errors on data appear at the flush, with the line of the call, before any write ---- */
 
@@ -186,7 +179,7 @@ static etch_tensor *divides_then_writes(etch_tensor *x) {
     return etch_add(q, i);
 }
 
-static void checks_before_writes(void) {
+TEST(rule9_errors_on_data_name_the_operators_line) {
     etch_function *f = etch_compile(divides_then_writes, .backend = backend);
     test_set_blocking(true);
     for (int i = 0; i < 6; i++) {
@@ -209,7 +202,6 @@ static void checks_before_writes(void) {
     test_set_blocking(false);
     etch_function_free(f);
 }
-RULE(rule9_errors_on_data_name_the_operators_line, checks_before_writes)
 
 /* Checks that can only be made once something was written: eager code goes on behind them, and a
  * compiled call leaves what that leaves. */
@@ -262,7 +254,7 @@ static etch_tensor *behind(etch_tensor *t) {
     return etch_copy_(v, t);
 }
 
-static void checks_after_writes(void) {
+TEST(rule9_checks_after_writes) {
     static const late_check bodies[] = {divides_what_was_written, puts_twice, divides_and_adds,
                                         triples_and_adds, checks_and_reads_again};
     test_set_blocking(true);
@@ -290,7 +282,6 @@ static void checks_after_writes(void) {
     }
     test_set_blocking(false);
 }
-RULE(rule9_checks_after_writes, checks_after_writes)
 
 /* ---- 12: captured tensors are bound when first met, in each run ---- */
 
@@ -300,7 +291,7 @@ static etch_tensor *two_captured(etch_tensor *x) {
     return etch_add(y, captured);
 }
 
-static void bound_in_each_run(void) {
+TEST(rule12_captured_tensors_are_bound_in_each_run) {
     etch_function *f = etch_compile(two_captured, .backend = backend);
     for (int i = 0; i < 8; i++) {
         etch_tensor *c = captured = argument(i), *x = argument(1);
@@ -311,7 +302,6 @@ static void bound_in_each_run(void) {
     assert_int_equal(etch_function_counters(f).graphs, 1);
     etch_function_free(f);
 }
-RULE(rule12_captured_tensors_are_bound_in_each_run, bound_in_each_run)
 
 /* ---- 13: inside a flush operators run eagerly, calls start runs of their own ---- */
 
@@ -352,7 +342,7 @@ static etch_tensor *uses_kernel(etch_tensor *x) {
     return etch_add(out, held);
 }
 
-static void calls_in_a_flush(void) {
+TEST(rule13_a_flush_has_an_empty_frame) {
     inner = etch_compile(inner_body, .backend = backend);
     inside_status = ETCH_OK;
     etch_function *f = eight_calls(uses_kernel);
@@ -364,7 +354,6 @@ static void calls_in_a_flush(void) {
     etch_function_free(f);
     etch_function_free(inner);
 }
-RULE(rule13_a_flush_has_an_empty_frame, calls_in_a_flush)
 
 /* ---- 17: a mode breaks, and under it the body is eager ---- */
 
@@ -387,7 +376,7 @@ static etch_tensor *enters_mode(etch_tensor *x) {
     return etch_add(y, x);
 }
 
-static void modes_break(void) {
+TEST(rule17_a_mode_breaks_and_sees_everything) {
     handled = 0;
     etch_function *f = eight_calls(enters_mode);
     assert_int_equal(handled, 2 * 16);
@@ -395,7 +384,6 @@ static void modes_break(void) {
     assert_int_equal(etch_function_counters(f).plan_runs, 14);
     etch_function_free(f);
 }
-RULE(rule17_a_mode_breaks_and_sees_everything, modes_break)
 
 /* ---- 18: run-time scalars and random numbers never merge ---- */
 
@@ -410,12 +398,11 @@ static etch_tensor *equal_looking(etch_tensor *x) {
     return etch_add(t, u);
 }
 
-static void never_merged(void) {
+TEST(rule18_scalars_and_random_numbers_never_merge) {
     etch_function *f = eight_calls(equal_looking);
     assert_int_equal(etch_function_counters(f).graphs, 1);
     etch_function_free(f);
 }
-RULE(rule18_scalars_and_random_numbers_never_merge, never_merged)
 
 int main(int argc, char **argv) {
     etch_op_definition d = {.struct_size = sizeof d, .cpu = calling_kernel, .shape = same_shape};

@@ -73,23 +73,12 @@ TEST(ten_calls) {
         for (int b = 0; b < 2; b++) run_program(&programs[i], test_backends[b]);
 }
 
-static etch_tensor *seed_step(etch_tensor *x, etch_tensor *w) {
-    for (int i = 0; i < 5; i++) {
-        etch_tensor *a = etch_mm(x, w);
-        etch_tensor *s = etch_sin(x);
-        etch_tensor *b = etch_mm(s, w);
-        etch_tensor *c = etch_add(a, b);
-        x = etch_relu(c);
-    }
-    return x;
-}
-
 TEST(seed_program_is_one_graph) {
     for (int b = 0; b < 2; b++)
         ETCH_SCOPE {
-            etch_function *f = etch_compile(seed_step, .backend = test_backends[b]);
+            etch_function *f = etch_compile(seed_program, .backend = test_backends[b]);
             etch_tensor *x = arange_f32(8, 8), *w = etch_sin(arange_f32(8, 8));
-            etch_tensor *expected = seed_step(x, w);
+            etch_tensor *expected = seed_program(x, w);
             assert_same(etch_call(f, x, w), expected);
             assert_counts(f, 1, 0);
             assert_int_equal(etch_function_counters(f).graph_nodes, 25);
@@ -101,9 +90,9 @@ TEST(seed_program_is_one_graph) {
 
 TEST(seed_program_has_ten_products_and_six_kernels) {
     ETCH_SCOPE {
-        etch_function *f = etch_compile(seed_step);
+        etch_function *f = etch_compile(seed_program);
         etch_tensor *x = etch_sin(arange_f32(256, 256)), *w = etch_cos(x);
-        etch_tensor *expected = seed_step(x, w);
+        etch_tensor *expected = seed_program(x, w);
         for (int call = 0; call < 2; call++) assert_same(etch_call(f, x, w), expected);
         etch_explanation *e = etch_explain(f);
         assert_int_equal(e->graphs[0].products, 10);
@@ -162,7 +151,7 @@ TEST(graph_log_parses_back) {
 }
 
 TEST(nothing_called_compiles_nothing) {
-    etch_function *f = etch_compile(seed_step);
+    etch_function *f = etch_compile(seed_program);
     assert_counts(f, 0, 0);
     etch_function_free(f);
 }
@@ -185,10 +174,10 @@ TEST(no_operator_is_no_graph_and_no_failure) {
 static int run_disabled_child(void) {
     int bad = 0;
     ETCH_SCOPE {
-        etch_function *f = etch_compile(seed_step, .fullgraph = true);
+        etch_function *f = etch_compile(seed_program, .fullgraph = true);
         etch_tensor *x = arange_f32(8, 8), *w = etch_sin(x);
         for (int call = 0; call < 3; call++)
-            bad |= !etch_bitwise_equal(etch_call(f, x, w), seed_step(x, w));
+            bad |= !etch_bitwise_equal(etch_call(f, x, w), seed_program(x, w));
         etch_counters_t c = etch_counters();
         bad |= (c.graphs || c.plan_runs || c.kernels) << 1 | (c.calls != 3) << 2;
         etch_function_free(f);

@@ -17,6 +17,18 @@ static inline etch_tensor *arange_f32(int64_t rows, int64_t columns) {
     return etch_div_scalar(x, 7.0);
 }
 
+/* The seed program: 25 operators, ten of them products. */
+static inline etch_tensor *seed_program(etch_tensor *x, etch_tensor *w) {
+    for (int i = 0; i < 5; i++) {
+        etch_tensor *a = etch_mm(x, w);
+        etch_tensor *s = etch_sin(x);
+        etch_tensor *b = etch_mm(s, w);
+        etch_tensor *c = etch_add(a, b);
+        x = etch_relu(c);
+    }
+    return x;
+}
+
 #define assert_counts(f, expected_graphs, expected_runs)                                           \
     do {                                                                                           \
         etch_counters_t counts_ = etch_function_counters(f);                                       \
