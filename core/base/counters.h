@@ -13,4 +13,13 @@ typedef struct counters {
 } counters;
 extern counters etch__counters;
 
+/* By number: (&c->calls)[COUNTER_graphs]. */
+typedef enum counter_id {
+#define COUNTER(name) COUNTER_##name,
+#include "core/base/counters.def"
+#undef COUNTER
+    COUNTER_COUNT
+} counter_id;
+_Static_assert(sizeof(counters) == COUNTER_COUNT * sizeof(int64_t), "counters lie side by side");
+
 #endif

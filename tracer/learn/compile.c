@@ -2,7 +2,7 @@
 #include "core/base/locks.h"
 #include "core/base/profile.h"
 #include "tracer/learn/learn.h"
-#include "tracer/tell/log.h"
+#include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
 #include <etch/debug.h>

@@ -1,8 +1,6 @@
 /* Graph breaks: what ends a segment from inside the body. */
-#include "core/base/profile.h"
 #include "tracer/run/run.h"
-#include "tracer/tell/log.h"
-#include "tracer/tell/report.h"
+#include "tracer/tell/event.h"
 
 static etch_status refuse_break(trace_run *r, reason_id why, const void *site, const char *text) {
     const reason_info *reason = &etch__reasons[why];
@@ -31,10 +29,8 @@ static etch_status break_graph(trace_run *r, reason_id why, const void *site, co
     if (!r->replay.broke) r->replay.broke = why + 1, r->replay.broke_site = site;
     bool matched = r->walk && r->walk->mode == WALK_MATCH;
     if (r->walk) {
-        TRACE_COUNT(r->f, graph_breaks, 1);
-        etch__profile_mark(ETCH_PROFILE_BREAK, r->f->name, etch__reasons[why].name);
-        if (etch__report_on()) etch__report_event(r->f, REPORT_BREAK, why, site, text);
-        if (!matched) etch__log_break(r->f, why, site, text);
+        trace_event e = {.why = why, .site = site, .detail = text, .known = matched};
+        etch__event(r->f, EVENT_BREAK, &e);
     }
     etch__end_segment(r, why, site, t);
     r->eager = false;

@@ -2,6 +2,7 @@
  * inside another run, or uncompiled. */
 #include "core/dispatch/mode.h"
 #include "core/base/profile.h"
+#include "tracer/tell/event.h"
 #include "tracer/run/run.h"
 #include "tracer/tell/report.h"
 
@@ -117,10 +118,11 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, cons
                               "%s: fullgraph = true, but an interceptor mode is "
                               "active; leave the mode first",
                               f->name);
-    etch__count_reason(REASON_EAGER_MODE);
-    etch__note_mode(f, etch_mode_name(mode));
-    TRACE_COUNT(f, mode_fallbacks, 1);
-    etch__log(LOG_MODES, "'%s' is active, running %s() uncompiled", etch_mode_name(mode), f->name);
+    const char *name = etch_mode_name(mode);
+    char line[192] = "";
+    if (etch__log_on(LOG_MODES))
+        snprintf(line, sizeof line, "'%s' is active, running %s() uncompiled", name, f->name);
+    etch__event(f, EVENT_MODE, &(trace_event){REASON_EAGER_MODE, .detail = name, .line = line});
     return etch__call_in_scope(f, io);
 }
 

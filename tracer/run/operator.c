@@ -3,7 +3,7 @@
 #include "core/base/start.h"
 #include "guards/call.h"
 #include "tracer/run/run.h"
-#include "tracer/tell/log.h"
+#include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
 /* ---- operators ---- */
@@ -226,8 +226,7 @@ static etch_tensor *diverge(trace_run *r, trace_walk *w, const op_call *call) {
     if (unlikely(specialised(r, w, call))) return NULL;
     bool empty = w->c.last == &w->tree->root.c;
     if (!empty || w->entry) {
-        TRACE_COUNT(r->f, divergences, 1);
-        etch__log_diverged(r->f, (const trace_node *)w->c.next, call, call->site);
+        etch__event_diverged(r->f, (const trace_node *)w->c.next, call, call->site);
     }
     if (!etch__may_compile()) etch__obey_stance(r, call->site);
     if (r->poisoned) return NULL;

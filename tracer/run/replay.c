@@ -7,6 +7,7 @@
  * after it, a failed check or a write included, goes the way of every other call. Only one segment
  * from entry to return can be replayed: what a break hands to the user's code is not in the trace.
  */
+#include "tracer/tell/event.h"
 #include "tracer/run/run.h"
 #include "core/base/start.h"
 
@@ -92,11 +93,8 @@ static sizes sizes_of(const trace_walk *w) {
 
 static void refuse(trace_run *r, const char *why, const void *site) {
     if (atomic_exchange(&r->gen->unreplayable, true)) return;
-    const reason_info *reason = &etch__reasons[REASON_EAGER_REPLAY];
-    etch__count_reason(REASON_EAGER_REPLAY);
-    const char *line = site ? etch__site_line(site) : "";
-    etch__log(LOG_PERF_HINTS, "%s: %s: %s: %s%s%s; hint: %s", r->f->name, reason->name,
-              reason->text, why, line[0] ? " at " : "", line, reason->hint);
+    etch__event(r->f, EVENT_REPLAY,
+                &(trace_event){REASON_EAGER_REPLAY, .site = site, .detail = why});
 }
 
 static bool owned_by_call(const trace_run *r, const etch_tensor *t) {

@@ -9,7 +9,7 @@
 #include "core/base/start.h"
 #include "core/base/profile.h"
 #include "tracer/run/run.h"
-#include "tracer/tell/log.h"
+#include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
 /* ---- beginning and ending a call ---- */
@@ -81,11 +81,11 @@ static trace_walk *begin_entry(trace_run *r, const call_io *io) {
         etch__obey_stance(r, NULL);
         return NULL;
     }
-    if (!known && !r->gen->entry_limit.reached) etch__log_guards(r->f, r->gen, io->in, io->nin);
+    if (!known && !r->gen->entry_limit.reached)
+        etch__event_unguarded(r->f, r->gen, io->in, io->nin);
     if (!tree && !known && etch__root_limited(r, NULL)) {
         r->eager = true;
-        if (etch__report_on())
-            etch__report_event(r->f, REPORT_LIMIT, REASON_EAGER_LIMIT, NULL, NULL);
+        etch__event(r->f, EVENT_LIMIT, &(trace_event){.why = REASON_EAGER_LIMIT, .known = true});
         return NULL;
     }
     trace_walk *w = tree ? etch__walk_take(r, tree) : etch__begin_recording(r);

@@ -2,7 +2,7 @@
  * happens to it afterwards: published, compiled, evaluated late, given back. Rules by number are
  * those of the cursor, docs/architecture.md. */
 #include "tracer/run/run.h"
-#include "tracer/tell/log.h"
+#include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
 /* ---- settling: recordings become leaves, leaves get code ---- */
@@ -14,7 +14,7 @@ static int stable_after(const etch_function *f) {
 void etch__warn_of_limit(trace_run *r) {
     if (likely(!r->warning.due)) return;
     r->warning.due = false;
-    etch__warn_limit(r->f, r->warning.graphs);
+    etch__event_limit(r->f, r->warning.graphs);
 }
 
 /* A recording's sizes were noted when it ended. */
@@ -106,10 +106,12 @@ void etch__late_use(trace_run *r, trace_walk *w, const etch_tensor *t) {
                                              : etch__evaluate(w, true);
     if (status != ETCH_OK) etch__walk_fail(w);
     etch__drop_kept_inputs(w);
-    etch__count_reason(REASON_RECOMPILE_LATE_USE);
-    etch__note_recompile(r->f, REASON_RECOMPILE_LATE_USE, leaf->site, NULL);
-    TRACE_COUNT(r->f, late_uses, 1);
-    etch__log(LOG_TRACE, "%s: late use of a tensor of segment %d", r->f->name, leaf->tree->number);
+    char line[160] = "";
+    if (etch__log_on(LOG_TRACE))
+        snprintf(line, sizeof line, "%s: late use of a tensor of segment %d", r->f->name,
+                 leaf->tree->number);
+    etch__event(r->f, EVENT_LATE_USE,
+                &(trace_event){REASON_RECOMPILE_LATE_USE, .site = leaf->site, .line = line});
     if (atomic_exchange(&leaf->late_run, r) == r) etch__ask_code_for(w, leaf);
 }
 
@@ -150,10 +152,8 @@ static bool code_suffices(trace_walk *w, const trace_leaf *leaf, const segment_c
 
 /* A segment that ran eagerly would have to be compiled anew. */
 static void note_recompile(trace_run *r, reason_id why, const void *site) {
-    if (why != REASON_RECOMPILE_DIVERGED) {
-        etch__count_reason(why);
-        etch__note_recompile(r->f, why, site, NULL);
-    }
+    if (why != REASON_RECOMPILE_DIVERGED)
+        etch__event(r->f, EVENT_RECOMPILE, &(trace_event){.why = why, .site = site});
     r->refused |= etch__stance == ETCH_STANCE_FAIL_ON_RECOMPILE;
 }
 
@@ -186,8 +186,9 @@ void etch__before_plan(const trace_walk *w, const trace_leaf *leaf) {
 static bool run_plan(trace_run *r, trace_walk *w, trace_leaf *leaf, const etch_tensor *t) {
     bool overlap;
     segment_code *code = etch__pick_code(w, leaf, &overlap);
-    if (overlap) etch__count_reason(REASON_RECOMPILE_OVERLAP);
-    if (overlap) etch__note_recompile(r->f, REASON_RECOMPILE_OVERLAP, leaf->site, NULL);
+    if (overlap)
+        etch__event(r->f, EVENT_RECOMPILE,
+                    &(trace_event){.why = REASON_RECOMPILE_OVERLAP, .site = leaf->site});
     if (!code && leaf->dynamic && leaf->codes && !overlap) {
         /* Other sizes than ever before: a plan for them, from kernels that are there. */
         compile_request q;
@@ -238,8 +239,7 @@ void etch__end_matched(trace_run *r, trace_walk *w, const etch_tensor *t) {
         if (etch__report_on() && end->leaf->report) end->leaf->report->eager++;
         w->end.pending = false;
     } else {
-        TRACE_COUNT(r->f, divergences, 1);
-        etch__log_diverged(r->f, (const trace_node *)w->c.next, NULL, w->end.site);
+        etch__event_diverged(r->f, (const trace_node *)w->c.next, NULL, w->end.site);
         note_recompile(r, REASON_RECOMPILE_DIVERGED, NULL);
     }
     w->leaf = NULL;

@@ -59,34 +59,20 @@ static bool note(story_event **events, int *n, int64_t *cap, reason_id why, cons
 }
 
 /* Remembering must not disturb: the error that is there stays. */
-static void note_event(etch_function *f, bool recompile, reason_id why, const void *site,
-                       const char *detail) {
+void etch__story_note(etch_function *f, story_list list, reason_id why, const void *site,
+                      const char *detail) {
     story *s = &f->story;
     saved_error error;
+    if (list == STORY_NONE) return;
     etch__error_save(&error);
     etch__lock(LOCK_STORIES);
-    bool kept = recompile
-                    ? note(&s->recompiles, &s->nrecompiles, &s->recompiles_cap, why, site, detail)
-                    : note(&s->breaks, &s->nbreaks, &s->breaks_cap, why, site, detail);
-    s->dropped += !kept;
+    if (list == STORY_MODE) snprintf(s->mode, sizeof s->mode, "%s", detail);
+    else if (list == STORY_BREAKS)
+        s->dropped += !note(&s->breaks, &s->nbreaks, &s->breaks_cap, why, site, detail);
+    else
+        s->dropped += !note(&s->recompiles, &s->nrecompiles, &s->recompiles_cap, why, site, detail);
     etch__unlock(LOCK_STORIES);
     etch__error_restore(&error);
-}
-
-void etch__note_break(etch_function *f, reason_id why, const void *site, const char *text) {
-    note_event(f, false, why, site, text);
-}
-
-void etch__note_recompile(etch_function *f, reason_id why, const void *site, const char *detail) {
-    note_event(f, true, why, site, detail);
-    if (etch__report_on()) etch__report_event(f, REPORT_RECOMPILE, why, site, detail);
-}
-
-void etch__note_mode(etch_function *f, const char *mode) {
-    if (etch__report_on()) etch__report_event(f, REPORT_MODE, REASON_EAGER_MODE, NULL, mode);
-    etch__lock(LOCK_STORIES);
-    snprintf(f->story.mode, sizeof f->story.mode, "%s", mode);
-    etch__unlock(LOCK_STORIES);
 }
 
 void etch__note_graph(etch_function *f, const char *name, char *guards, int operators, int kernels,

@@ -1,5 +1,5 @@
 /* What must hold for a leaf's code to run, as one line. */
-#include "tracer/tell/log.h"
+#include "tracer/tell/event.h"
 
 typedef struct guard_text {
     char *s;

@@ -6,7 +6,7 @@
 #include "core/base/locks.h"
 #include "core/base/start.h"
 #include "core/base/signals.h"
-#include "tracer/tell/log.h"
+#include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
 #include <errno.h>

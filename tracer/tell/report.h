@@ -52,6 +52,7 @@ typedef struct report_tree {
 } report_tree;
 
 typedef enum report_event_kind {
+    REPORT_NONE = -1,
     REPORT_BREAK,
     REPORT_RECOMPILE,
     REPORT_MODE,

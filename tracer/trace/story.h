@@ -6,6 +6,8 @@
 
 enum { STORY_MAX = 64, STORY_DETAIL = 192 };
 
+typedef enum story_list { STORY_NONE, STORY_BREAKS, STORY_RECOMPILES, STORY_MODE } story_list;
+
 typedef struct story_event {
     reason_id why;
     const void *site;
@@ -30,11 +32,10 @@ typedef struct story {
 
 struct etch_function;
 
-/* Each may be called with the function's lock held. A lack of memory only counts as dropped. */
-void etch__note_break(struct etch_function *f, reason_id why, const void *site, const char *text);
-void etch__note_recompile(struct etch_function *f, reason_id why, const void *site,
-                          const char *detail);
-void etch__note_mode(struct etch_function *f, const char *mode);
+/* Each may be called with the function's lock held. A lack of memory only counts as dropped.
+ * STORY_MODE keeps the last one, whose name is the detail. */
+void etch__story_note(struct etch_function *f, story_list list, reason_id why, const void *site,
+                      const char *detail);
 /* guards is taken over. */
 void etch__note_graph(struct etch_function *f, const char *name, char *guards, int operators,
                       int kernels, int products, double seconds);
