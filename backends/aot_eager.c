@@ -112,16 +112,10 @@ static void new_version(functional *f, int32_t base, int32_t number) {
     set_now(f, base, number);
 }
 
-/* "add.Tensor" for "add_.Tensor"; OP_COUNT where there is none. */
+/* The pointwise operator that computes the same into a new tensor; OP_COUNT: there is none. */
 static op_id without_write(uint16_t op) {
-    if (op >= OP_COUNT) return OP_COUNT;
-    const char *name = etch__ops[op].name, *dot = strchr(name, '.');
-    size_t n = dot ? (size_t)(dot - name) : strlen(name);
-    char plain[64];
-    snprintf(plain, sizeof plain, "%.*s%s", (int)n - 1, name, dot ? dot : "");
-    for (int i = 0; i < OP_COUNT; i++)
-        if (!strcmp(etch__ops[i].name, plain) && etch__ops[i].kind == KIND_POINTWISE) return i;
-    return OP_COUNT;
+    op_id plain = op < OP_COUNT ? etch__ops[op].plain : OP_COUNT;
+    return plain < OP_COUNT && etch__ops[plain].kind == KIND_POINTWISE ? plain : OP_COUNT;
 }
 
 /* The write as a new value in the dtype of what is written. */

@@ -281,7 +281,7 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
     op->id = (uint16_t)id;
     op->kind = inplace ? KIND_INPLACE : KIND_OTHER;
     op->flags = d->effects ? OPF_EFFECTS : 0;
-    op->nout = 1, op->impl = -1, op->infer = infer_custom;
+    op->nout = 1, op->impl = -1, op->plain = OP_COUNT, op->infer = infer_custom;
     op->name = name, op->schema = text, op->cfn = "";
     custom[id - OP_COUNT] =
         (custom_op){{{d->cpu, d->ctx}, {d->cuda, d->ctx}}, d->cuda_issues_only, d->shape, d->ctx};

@@ -78,6 +78,7 @@ struct etch_op {
     uint8_t kind, drule, srule, flags, nout;
     _Atomic bool overridden; /* its kernel is the user's, on some device: never fused */
     int16_t impl;            /* REDUCTION: reduce_kind, else -1 */
+    uint16_t plain;          /* the operator of which this is the one in place, or OP_COUNT */
     op_infer infer;          /* of a registered operator */
     const char *name;        /* "add.Tensor" */
     const char *schema;      /* "add.Tensor(Tensor self, ...) -> Tensor" */

@@ -3,7 +3,7 @@
 #include "core/ops/op.h"
 #include "core/ops/rules.h"
 
-#define ROW(id_, name_, schema_, cfn_, kind_, drule_, srule_, impl_, flags_)                       \
+#define ROW(id_, name_, schema_, cfn_, kind_, drule_, srule_, impl_, flags_, plain_)               \
     [OP_##id_] = {.id = OP_##id_,                                                                  \
                   .kind = KIND_##kind_,                                                            \
                   .drule = DRULE_##drule_,                                                         \
@@ -11,6 +11,7 @@
                   .flags = flags_,                                                                 \
                   .nout = 1,                                                                       \
                   .impl = impl_,                                                                   \
+                  .plain = OP_##plain_,                                                            \
                   .name = name_,                                                                   \
                   .schema = name_ schema_,                                                         \
                   .cfn = cfn_},
@@ -25,10 +26,10 @@ op_info etch__ops[OP_CAPACITY] = {
 #define CLASS_NUMEL OPF_CLASS_NUMEL
 #define SELECTS OPF_SELECTS
 #define IN_PLACE 0
-#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, ...)                            \
-    ROW(id, name, schema, cfn, kind, drule, srule, -1, flags)
-#define REDUCTION_OP(id, name, schema, cfn, kind, drule, srule, impl, flags, ...)                  \
-    ROW(id, name, schema, cfn, kind, drule, srule, REDUCE_##impl, flags)
+#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, plain, ...)                     \
+    ROW(id, name, schema, cfn, kind, drule, srule, -1, flags, plain)
+#define REDUCTION_OP(id, name, schema, cfn, kind, drule, srule, impl, flags, plain, ...)           \
+    ROW(id, name, schema, cfn, kind, drule, srule, REDUCE_##impl, flags, plain)
 #include "operators.def"
 };
 

@@ -14,13 +14,14 @@
 
 enum { MAX_ARGS = 12, TEXT = 64, LINE = 512 };
 
+/* plain: of an operator in place, the one that it derives from, else COUNT. */
 typedef struct op_row {
-    const char *id, *name, *schema, *cfn, *kind, *drule, *srule, *impl, *flags, *rules;
+    const char *id, *name, *schema, *cfn, *kind, *drule, *srule, *impl, *flags, *plain, *rules;
 } op_row;
 
 static const op_row rows[] = {
 #define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, derivative, vmap)               \
-    {#id, name, schema, cfn, #kind, #drule, #srule, #impl, #flags, #derivative ", " #vmap},
+    {#id, name, schema, cfn, #kind, #drule, #srule, #impl, #flags, "COUNT", #derivative ", " #vmap},
 #include "core/ops/ops.def"
 #undef OP
 };
@@ -342,6 +343,7 @@ static op_row in_place(const op_row *r) {
     if (strcmp(r->kind, "POINTWISE") && strcmp(r->kind, "OTHER"))
         fail("an operator that is IN_PLACE is POINTWISE or OTHER", r->id);
     w.id = text_of("%s_", r->id);
+    w.plain = r->id;
     w.name = underscored(r->name, '.');
     w.schema = written_schema(r);
     w.cfn = underscored(text_of("%.*s", first, r->cfn), '(');
@@ -375,8 +377,9 @@ static void print_row(FILE *out, const op_row *r) {
     int known = 0;
     for (int k = 0; k < KINDS; k++) known += !strcmp(r->kind, kinds[k]);
     if (!known) fail("no such kind", r->id);
-    fprintf(out, "%s_OP(%s, \"%s\", \"%s\", \"%s\", %s, %s, %s, %s, %s, %s)\n", r->kind, r->id,
-            r->name, r->schema, r->cfn, r->kind, r->drule, r->srule, r->impl, r->flags, r->rules);
+    fprintf(out, "%s_OP(%s, \"%s\", \"%s\", \"%s\", %s, %s, %s, %s, %s, %s, %s)\n", r->kind, r->id,
+            r->name, r->schema, r->cfn, r->kind, r->drule, r->srule, r->impl, r->flags, r->plain,
+            r->rules);
 }
 
 static const char header_top[] =
