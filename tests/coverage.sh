@@ -22,7 +22,7 @@ find "$build" -name '*.gcda' -not -path '*/tests/*' -print0 |
         function count(what, of) {
             of = $0
             sub(/.* of /, "", of)
-            if (file ~ /^\// || what == "-") return
+            if (file ~ /^(\/|\.\.)|generated/ || what == "-") return
             of_all[folder, what] += of
             hits[folder, what] += of * $2 / 100
             folders[folder]
