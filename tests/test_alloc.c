@@ -16,8 +16,7 @@
 #include "core/ops/schema.h"
 #include "jit/loop/loop.h"
 #include "tests/trace_support.h"
-
-void etch__background_wait(void);
+#include "tracer/learn/learn.h"
 
 typedef struct probe {
     bool disable; /* with compiling off: what is expected */

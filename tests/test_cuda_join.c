@@ -8,6 +8,7 @@
 
 #include "backends/cuda/gemm.h"
 #include "core/observe/report.h"
+#include "tracer/learn/learn.h"
 
 #include <math.h>
 
@@ -442,7 +443,6 @@ TEST(each_allocation_fails_once, .only_on_fakes = true) {
 
 /* ---- compiled beside the program ---- */
 
-void etch__background_wait(void);
 bool etch__report_begin(const char *dir);
 void etch__report_end(void);
 

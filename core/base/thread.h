@@ -83,8 +83,8 @@ typedef struct etch_thread {
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 
     /* Interceptor modes (core/dispatch/mode.c): the stack, how many of it are active, below which
-     * none may
-       be left now; the call that a handler is handling, and the random scalars it passes on. */
+       none may be left now; the call that a handler is handling, and the random scalars that it
+       passes on. */
     etch_mode **modes;
     int64_t modes_cap;
     int nmodes, mode_level, mode_floor;

@@ -21,11 +21,11 @@ typedef struct job {
     input_case seen; /* the request's, copied */
 } job;
 
-static pthread_cond_t wake = PTHREAD_COND_INITIALIZER; /* a job, or the end */
-static pthread_cond_t done = PTHREAD_COND_INITIALIZER; /* a job is finished */
-static job *first, *current;
-static bool running, quitting, at_exit;
-static pthread_t worker;
+static pthread_cond_t job_or_end = PTHREAD_COND_INITIALIZER; /* a job, or the end */
+static pthread_cond_t job_done = PTHREAD_COND_INITIALIZER;   /* a job is finished */
+static job *first_job, *current_job;
+static bool worker_runs, worker_quits, stops_at_exit;
+static pthread_t worker_thread;
 
 /* ---- jobs ---- */
 
@@ -111,56 +111,56 @@ static void do_job(job *j) {
 static void *work(void *unused) {
     etch__fp_control(FP_TRAPS); /* a thread begins with the mode of the one that starts it */
     etch__lock(LOCK_JOBS);
-    while (!quitting) {
-        job *j = current = first;
+    while (!worker_quits) {
+        job *j = current_job = first_job;
         if (!j) {
-            pthread_cond_wait(&wake, &etch__locks[LOCK_JOBS]);
+            pthread_cond_wait(&job_or_end, &etch__locks[LOCK_JOBS]);
             continue;
         }
-        first = j->next;
+        first_job = j->next;
         etch__unlock(LOCK_JOBS);
         do_job(j);
         let_go(j);
         etch__lock(LOCK_JOBS);
-        current = NULL; /* others look at it until here */
+        current_job = NULL; /* others look at it until here */
         free_job(j);
-        pthread_cond_broadcast(&done);
+        pthread_cond_broadcast(&job_done);
     }
     etch__unlock(LOCK_JOBS);
     return unused;
 }
 
-static bool on_worker(void) { return running && pthread_equal(worker, pthread_self()); }
+static bool on_worker(void) { return worker_runs && pthread_equal(worker_thread, pthread_self()); }
 
 /* A compile that is going on is waited for; the others are not made any more. */
 static void stop(void) {
     etch__lock(LOCK_JOBS);
-    bool join = running && !on_worker();
-    job *left = first;
-    first = NULL;
-    quitting = true;
-    pthread_cond_broadcast(&wake);
+    bool join = worker_runs && !on_worker();
+    job *left = first_job;
+    first_job = NULL;
+    worker_quits = true;
+    pthread_cond_broadcast(&job_or_end);
     etch__unlock(LOCK_JOBS);
-    if (join) pthread_join(worker, NULL);
+    if (join) pthread_join(worker_thread, NULL);
     finish_jobs(left);
 }
 
 /* With the lock. The handler of exit goes before the library's destructors, and before handlers
  * that were there earlier. */
 static bool start(void) {
-    if (running || quitting) return running;
-    if (!at_exit && atexit(stop) == 0) at_exit = true;
-    if (!at_exit) return false;
-    return running = etch__thread_start(&worker, work, NULL) == 0;
+    if (worker_runs || worker_quits) return worker_runs;
+    if (!stops_at_exit && atexit(stop) == 0) stops_at_exit = true;
+    if (!stops_at_exit) return false;
+    return worker_runs = etch__thread_start(&worker_thread, work, NULL) == 0;
 }
 
 static bool put_job(job *j) {
     etch__lock(LOCK_JOBS);
-    bool ok = start() && !quitting;
-    job **end = &first;
+    bool ok = start() && !worker_quits;
+    job **end = &first_job;
     while (*end) end = &(*end)->next;
     if (ok) *end = j;
-    pthread_cond_signal(&wake);
+    pthread_cond_signal(&job_or_end);
     etch__unlock(LOCK_JOBS);
     return ok;
 }
@@ -169,15 +169,15 @@ static bool put_job(job *j) {
 
 /* The compile that went on in the parent is the child's next job. */
 static void in_child(void) {
-    if (current) {
-        current->q.leaf->stale = true;
-        current->next = first;
-        first = current;
+    if (current_job) {
+        current_job->q.leaf->stale = true;
+        current_job->next = first_job;
+        first_job = current_job;
     }
-    current = NULL;
-    running = false;
-    pthread_cond_init(&wake, NULL);
-    pthread_cond_init(&done, NULL);
+    current_job = NULL;
+    worker_runs = false;
+    pthread_cond_init(&job_or_end, NULL);
+    pthread_cond_init(&job_done, NULL);
 }
 
 /* ---- what the tracer asks for ---- */
@@ -193,7 +193,7 @@ static bool claim(etch_function *f, trace_leaf *leaf) {
 
 static void start_again(void) {
     etch__lock(LOCK_JOBS);
-    if (first) start();
+    if (first_job) start();
     etch__unlock(LOCK_JOBS);
 }
 
@@ -236,7 +236,7 @@ void etch__ask_code(const compile_request *q) {
 static void forget_jobs(etch_function *f) {
     job *gone = NULL;
     etch__lock(LOCK_JOBS);
-    for (job **link = &first; *link;) {
+    for (job **link = &first_job; *link;) {
         job *j = *link;
         if (j->q.f != f) {
             link = &j->next;
@@ -246,8 +246,8 @@ static void forget_jobs(etch_function *f) {
         j->next = gone;
         gone = j;
     }
-    while (current && current->q.f == f && !on_worker() && !etch__in_log_sink())
-        pthread_cond_wait(&done, &etch__locks[LOCK_JOBS]);
+    while (current_job && current_job->q.f == f && !on_worker() && !etch__in_log_sink())
+        pthread_cond_wait(&job_done, &etch__locks[LOCK_JOBS]);
     etch__unlock(LOCK_JOBS);
     finish_jobs(gone);
 }
@@ -259,7 +259,8 @@ void etch__start_jobs(void) {
 
 void etch__background_wait(void) {
     etch__lock(LOCK_JOBS);
-    if (first) start();
-    while (running && (first || current)) pthread_cond_wait(&done, &etch__locks[LOCK_JOBS]);
+    if (first_job) start();
+    while (worker_runs && (first_job || current_job))
+        pthread_cond_wait(&job_done, &etch__locks[LOCK_JOBS]);
     etch__unlock(LOCK_JOBS);
 }

@@ -1,78 +1,10 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
-#include "core/base/locks.h"
 #include "core/base/profile.h"
 #include "tracer/learn/learn.h"
 #include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
-#include <etch/debug.h>
 #include <time.h>
-
-/* ---- callbacks around compiles ---- */
-
-typedef struct callback {
-    void (*fn)(void *ctx);
-    void *ctx;
-    int64_t handle;
-    bool end;
-} callback;
-
-static callback *callbacks;
-static int64_t ncallbacks, callbacks_cap, last_handle;
-
-static int64_t no_callback(const char *function) {
-    etch__error_at(NULL, ETCH_ERR_NULL, "%s: expected a function, got NULL", function);
-    return 0;
-}
-
-static int64_t add_callback(void (*fn)(void *ctx), void *ctx, bool end) {
-    etch__lock(LOCK_CALLBACKS);
-    int64_t handle = 0;
-    if (etch__grow(&callbacks, &callbacks_cap, ncallbacks + 1, sizeof *callbacks))
-        callbacks[ncallbacks++] = (callback){fn, ctx, handle = ++last_handle, end};
-    etch__unlock(LOCK_CALLBACKS);
-    return handle;
-}
-
-int64_t etch_on_compile_start(void (*fn)(void *ctx), void *ctx) {
-    return fn ? add_callback(fn, ctx, false) : no_callback("etch_on_compile_start");
-}
-int64_t etch_on_compile_end(void (*fn)(void *ctx), void *ctx) {
-    return fn ? add_callback(fn, ctx, true) : no_callback("etch_on_compile_end");
-}
-
-void etch_callback_remove(int64_t handle) {
-    etch__lock(LOCK_CALLBACKS);
-    for (int64_t i = 0; i < ncallbacks; i++)
-        if (callbacks[i].handle == handle) {
-            ncallbacks--;
-            memmove(&callbacks[i], &callbacks[i + 1], (size_t)(ncallbacks - i) * sizeof *callbacks);
-            break;
-        }
-    if (!ncallbacks) etch__free(callbacks), callbacks = NULL, callbacks_cap = 0;
-    etch__unlock(LOCK_CALLBACKS);
-}
-
-/* The callback behind c, copied; handles only grow along the list, so callbacks may register and
- * remove any of them, themselves too. */
-static bool next_callback(callback *c, int64_t last) {
-    etch__lock(LOCK_CALLBACKS);
-    int64_t i = 0;
-    while (i < ncallbacks && callbacks[i].handle <= c->handle) i++;
-    bool there = i < ncallbacks && callbacks[i].handle <= last;
-    if (there) *c = callbacks[i];
-    etch__unlock(LOCK_CALLBACKS);
-    return there;
-}
-
-/* What is registered meanwhile waits for its next turn. */
-static void call_back(bool end) {
-    etch__lock(LOCK_CALLBACKS);
-    int64_t last = last_handle;
-    etch__unlock(LOCK_CALLBACKS);
-    for (callback c = {0}; next_callback(&c, last);)
-        if (c.end == end) c.fn(c.ctx);
-}
 
 /* ---- the graph ---- */
 
@@ -129,14 +61,8 @@ static bool add_node(builder *b, const trace_node *n) {
     const int64_t *ints = b->sizes ? b->sizes->ints : NULL;
     etch_scalar kinds[OP_MAX_SCALARS] = {0};
     for (int i = 0; i < n->nsc; i++) kinds[i].kind = (etch_scalar_kind)n->c.kind[i];
-    op_call call = {.op = n->op,
-                    .nin = n->nin,
-                    .nsc = n->nsc,
-                    .nat = n->nat,
-                    .part_of = n->part_of,
-                    .sc = kinds,
-                    .at = etch__node_attributes(ints, n),
-                    .site = n->site};
+    op_call call = etch__node_call(ints, n);
+    call.sc = kinds;
     tensor_meta meta = n->meta;
     int64_t *offset = b->code->offset;
     if (b->sizes) meta = b->sizes->metas[n->c.out];
@@ -422,9 +348,9 @@ static bool make_code(const compile_request *q, missing m) {
     etch__error_save(&error);
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, 0); /* numbers become text, and are folded, to nearest */
-    if (m == GRAPH) call_back(false);
+    if (m == GRAPH) etch__call_back(false);
     segment_code *code = compile(q, m);
-    if (m == GRAPH) call_back(true);
+    if (m == GRAPH) etch__call_back(true);
     etch__pop_frame(&frame);
     bool provisional = code && code->plan->provisional;
     if (!code) give_up(q->f, q->leaf, m);

@@ -31,6 +31,11 @@ bool etch__compile_leaf(const compile_request *q);
 /* Whether that would do anything. */
 bool etch__code_missing(const compile_request *q);
 
+/* ---- callbacks.c ---- */
+
+/* Calls what the user has registered for the start, or the end, of a compile. */
+void etch__call_back(bool end);
+
 /* ---- background.c: compiling beside the program (`background = true`) ---- */
 
 /* Compiled here, or by the thread in the background. */

@@ -78,19 +78,6 @@ static bool room_for(shadow_set *s, int64_t nvalues) {
     return true;
 }
 
-/* A shadow with the looks of t over a storage, of which it takes a count. */
-static etch_tensor *shadow_of(const etch_tensor *t, etch_storage *storage, int64_t offset) {
-    etch_tensor *h = etch__tensor_alloc();
-    if (!h) return NULL;
-    tensor_meta meta;
-    etch__guard_make(t, &meta);
-    etch__apply_meta(h, &meta);
-    h->offset = offset;
-    h->storage = storage;
-    etch__storage_retain(storage);
-    return h;
-}
-
 /* ---- inputs that are written ---- */
 
 static own_copy *find_copy(const shadow_set *s, const etch_storage *real) {
@@ -171,7 +158,7 @@ static etch_tensor *operand(shadow_set *s, const trace_walk *w, int32_t v) {
     if (t->deferred || t->failed || !t->storage) return NULL;
     const own_copy *c = find_copy(s, t->storage);
     if (!c) return t;
-    return s->value[v] = shadow_of(t, c->copy, t->offset);
+    return s->value[v] = etch__handle_like(t, c->copy, t->offset);
 }
 
 /* The shadow that an in-place operator writes: never the input itself. */
@@ -188,14 +175,8 @@ static etch_tensor *written_operand(shadow_set *s, const trace_walk *w, const tr
 
 static etch_status run_kernel(const trace_walk *w, const trace_node *n, etch_tensor *const *in,
                               etch_tensor *out) {
-    op_call call = {.op = n->op,
-                    .nin = n->nin,
-                    .nsc = n->nsc,
-                    .nat = n->nat,
-                    .in = in,
-                    .sc = w->c.scalar + n->c.sc,
-                    .at = etch__node_attributes(w->seen.ints, n),
-                    .site = n->site};
+    op_call call = etch__node_call(w->seen.ints, n);
+    call.in = in, call.sc = w->c.scalar + n->c.sc;
     empty_frame frame = etch__push_frame();
     frame.fp_changed = true;
     etch__state_enter(n->c.state);
@@ -212,8 +193,8 @@ static void compute_new(shadow_set *s, const trace_walk *w, const trace_node *n,
         view ? in[0]->storage
              : etch__storage_new_on(h->device, (size_t)(h->numel * etch__item_size(h)));
     if (!storage) return;
-    etch_tensor *t =
-        shadow_of(h, storage, view ? in[0]->offset + etch__view_offset(w->seen.ints, n) : 0);
+    etch_tensor *t = etch__handle_like(
+        h, storage, view ? in[0]->offset + etch__view_offset(w->seen.ints, n) : 0);
     if (!view) etch__storage_release(storage);
     if (t && !view && run_kernel(w, n, in, t) != ETCH_OK) {
         etch_release(t);

@@ -125,15 +125,8 @@ static void evaluate_node(trace_walk *w, const trace_node *n) {
         fail_node(w, n, h, false);
         return;
     }
-    op_call call = {.op = n->op,
-                    .nin = n->nin,
-                    .nsc = n->nsc,
-                    .nat = n->nat,
-                    .part_of = n->part_of,
-                    .in = w->room.inputs,
-                    .sc = w->c.scalar + n->c.sc,
-                    .at = etch__node_attributes(w->seen.ints, n),
-                    .site = n->site};
+    op_call call = etch__node_call(w->seen.ints, n);
+    call.in = w->room.inputs, call.sc = w->c.scalar + n->c.sc;
     etch__state_enter(n->c.state);
     THREAD_COUNT(operators, 1);
     if (etch__ops[n->op].kind == KIND_VIEW) evaluate_view(w, n, h);

@@ -99,15 +99,8 @@ static uint8_t *nodes_to_run(const trace_walk *w) {
 
 /* A handle with the looks of t: over the storage, or (NULL) deferred. */
 static etch_tensor *stand_in(trace_walk *w, const etch_tensor *t, etch_storage *s) {
-    etch_tensor *h = etch__tensor_alloc();
-    if (!h) return NULL;
-    tensor_meta meta;
-    etch__guard_make(t, &meta);
-    etch__apply_meta(h, &meta);
-    h->offset = t->offset;
-    h->owner = w;
-    h->deferred = !s;
-    if ((h->storage = s)) etch__storage_retain(s);
+    etch_tensor *h = etch__handle_like(t, s, t->offset);
+    if (h) h->owner = w, h->deferred = !s;
     return h;
 }
 

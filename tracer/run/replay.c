@@ -81,14 +81,14 @@ trace_tree *etch__replay_tree(const replay *p) { return p->leaf->tree; }
 
 /* ---- noting what a body did ---- */
 
-typedef struct sizes {
+typedef struct value_counts {
     int64_t nvalues, nscalars, nints;
-} sizes;
+} value_counts;
 
-static sizes sizes_of(const trace_walk *w) {
+static value_counts counts_of(const trace_walk *w) {
     const trace_node *last = (const trace_node *)w->c.last;
-    if (w->mode == WALK_MATCH) return (sizes){last->nvalues, last->nscalars, last->nints};
-    return (sizes){w->nvalues, w->nscalars, w->seen.nints};
+    if (w->mode == WALK_MATCH) return (value_counts){last->nvalues, last->nscalars, last->nints};
+    return (value_counts){w->nvalues, w->nscalars, w->seen.nints};
 }
 
 static void refuse(trace_run *r, const char *why, const void *site) {
@@ -134,7 +134,7 @@ static bool is_dynamic(const trace_walk *w) {
 
 /* One block: the widest items first. */
 static replay *alloc_replay(const trace_walk *w, int nin, int nout) {
-    sizes s = sizes_of(w);
+    value_counts s = counts_of(w);
     replay head = {.nin = nin, .nout = nout};
     count_parts(w, &head);
     int64_t nmetas = is_dynamic(w) ? s.nvalues : 0;
@@ -175,7 +175,7 @@ static void fill(const trace_run *r, replay *p) {
         etch__guard_make(w->c.value[i], &p->guards[i]);
         p->same[i] = first_same(w->c.value, i);
     }
-    for (int64_t v = 0; p->metas && v < sizes_of(w).nvalues; v++)
+    for (int64_t v = 0; p->metas && v < counts_of(w).nvalues; v++)
         etch__guard_make(w->c.value[v], &p->metas[v]);
     fill_from_path(w, p);
     if (p->nscalars) memcpy(p->scalars, w->c.scalar, (size_t)p->nscalars * sizeof *p->scalars);
@@ -219,7 +219,7 @@ void etch__replay_note(trace_run *r, const call_io *io) {
     bool noted = ok && w->npath && !captures_argument(w);
     replay *p = noted ? alloc_replay(w, w->nargs, io->nout) : NULL;
     for (int i = 0; p && i < io->nout; i++) {
-        p->out[i] = result_value(r, sizes_of(w).nvalues, io->out[i]);
+        p->out[i] = result_value(r, counts_of(w).nvalues, io->out[i]);
         if (p->out[i] >= 0) continue;
         refuse(r, "it returns a tensor that none of its operators made", NULL);
         etch__free(p);
@@ -306,11 +306,6 @@ etch_status etch__replay_run(trace_run *r, const replay *p, const call_io *io) {
 
 /* ---- ETCH_CHECK: what the body does against what would be replayed ---- */
 
-static const char *line_of(const trace_node *n) {
-    const char *line = etch__site_line(n->site);
-    return line[0] ? line : "?";
-}
-
 static bool same_step(const replay *p, const trace_walk *w, const trace_node *a,
                       const trace_node *b) {
     const int64_t *at = etch__node_attributes(p->ints, a);
@@ -380,8 +375,8 @@ static bool same_path(trace_run *r, const replay *p) {
                 r, b ? b->site : NULL,
                 "replay differs from the body: operator %lld: "
                 "replay has %s (%s), the body %s%s",
-                (long long)i, a ? etch__ops[a->op].name : "the return", a ? line_of(a) : "?",
-                b ? etch__ops[b->op].name : "the return",
+                (long long)i, a ? etch__ops[a->op].name : "the return",
+                a ? etch__line_or_unknown(a->site) : "?", b ? etch__ops[b->op].name : "the return",
                 a && b && a->op == b->op ? " with other operands, attributes or state" : "");
             return false;
         }

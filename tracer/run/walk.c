@@ -175,6 +175,17 @@ bool etch__walk_touches(const trace_walk *w, const etch_storage *s) {
 
 /* ---- giving up ---- */
 
+etch_tensor *etch__handle_like(const etch_tensor *t, etch_storage *s, int64_t offset) {
+    etch_tensor *h = etch__tensor_alloc();
+    if (!h) return NULL;
+    tensor_meta meta;
+    etch__guard_make(t, &meta);
+    etch__apply_meta(h, &meta);
+    h->offset = offset;
+    if ((h->storage = s)) etch__storage_retain(s);
+    return h;
+}
+
 /* The walk has one count of it. */
 etch_tensor *etch__deferred_handle(trace_walk *w, const tensor_meta *meta, int32_t value) {
     etch_tensor *h = etch__tensor_alloc();

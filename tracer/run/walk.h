@@ -15,6 +15,8 @@ bool etch__walk_fit(trace_walk *w);
 void etch__walk_changed(trace_walk *w);
 /* The sizes of an argument or a captured tensor, where they are run-time. */
 void etch__walk_see(trace_walk *w, int32_t value, const etch_tensor *t);
+/* A handle with the looks of t over a storage (or NULL), of which it takes a count. */
+etch_tensor *etch__handle_like(const etch_tensor *t, etch_storage *s, int64_t offset);
 /* A deferred handle of the walk's; and the spare one of a node. NULL with out_of_memory. */
 etch_tensor *etch__deferred_handle(trace_walk *w, const tensor_meta *meta, int32_t value);
 etch_tensor *etch__walk_handle(trace_walk *w, const trace_node *n);

@@ -17,17 +17,13 @@ static const struct {
 #undef EVENT
 };
 
-static const char *line_of(const void *site) {
-    const char *line = etch__site_line(site);
-    return line[0] ? line : "?";
-}
-
 /* ---- the readers ---- */
 
 /* Breaks and hints say all of the reason; what is recompiled says what was expected. */
 static void put_line(etch_function *f, log_channel channel, const trace_event *e, bool sentence) {
     const reason_info *reason = &etch__reasons[e->why];
-    const char *detail = e->detail ? e->detail : "", *where = e->site ? line_of(e->site) : "";
+    const char *detail = e->detail ? e->detail : "",
+               *where = e->site ? etch__line_or_unknown(e->site) : "";
     const char *colon = *where ? ": " : "";
     if (e->line) etch__log(channel, "%s", e->line);
     else if (sentence)
@@ -67,7 +63,7 @@ void etch__event_diverged(etch_function *f, const trace_node *expected, const op
     char text[STORY_DETAIL];
     snprintf(text, sizeof text, "expected %s (%s), got %s%s",
              end ? "the end of the segment" : etch__ops[expected->op].name,
-             line_of(end ? expected->leaf->site : expected->site),
+             etch__line_or_unknown(end ? expected->leaf->site : expected->site),
              call ? etch__ops[call->op].name : "the end of the segment",
              operands ? " with other operands, attributes or state" : "");
     etch__event(f, EVENT_DIVERGED,

@@ -69,9 +69,8 @@ char *etch__guards_text(const trace_leaf *leaf) {
     for (int i = 0; i < leaf->npath; i++)
         for (int k = 0; k < leaf->path[i]->ncaptures; k++) {
             const trace_node *n = leaf->path[i];
-            const char *line = etch__site_line(n->site);
             put(&t, "%scaptured by %s (%s): ", t.n ? "; " : "", etch__ops[n->op].name,
-                line[0] ? line : "?");
+                etch__line_or_unknown(n->site));
             put_guard(&t, &n->captures[k].guard, n->dynamic);
         }
     if (leaf->npath) put_state(&t, leaf->path[0]->c.state);

@@ -68,6 +68,12 @@ void etch__function_unpin_at(etch_function *f, unsigned shard);
 /* A run gives up its hold on the function, the last one frees it. */
 void etch__function_unpin(etch_function *f);
 
+/* "file.c:12" of a call, "?" where that is not known. */
+static inline const char *etch__line_or_unknown(const void *site) {
+    const char *line = etch__site_line(site);
+    return line[0] ? line : "?";
+}
+
 /* Told of functions. Filled at load by those who remember something of them. */
 typedef struct function_watch {
     void (*leaving)(etch_function *f);   /* its handle is about to be freed */

@@ -120,9 +120,18 @@ static inline bool etch__walk_hides(const trace_walk *w, int64_t value) {
 static inline int64_t etch__view_offset(const int64_t *ints, const trace_node *n) {
     return n->dynamic ? ints[n->ints + n->nat] : n->meta.offset;
 }
-/* The attributes of the node's call. */
+/* The attributes of the node's call; and all of it but for operands and scalars. */
 static inline const int64_t *etch__node_attributes(const int64_t *ints, const trace_node *n) {
     return n->dynamic ? ints + n->ints : n->c.at;
+}
+static inline op_call etch__node_call(const int64_t *ints, const trace_node *n) {
+    return (op_call){.op = n->op,
+                     .part_of = n->part_of,
+                     .nin = n->nin,
+                     .nsc = n->nsc,
+                     .nat = n->nat,
+                     .at = etch__node_attributes(ints, n),
+                     .site = n->site};
 }
 
 #endif
