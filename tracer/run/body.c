@@ -1,7 +1,7 @@
 /* The body of a function: called in a scope of its own, and what it returned looked at. */
 #include "tracer/run/run.h"
 
-static etch_tensor *call_fixed(const etch_function *f, etch_tensor *const *x) {
+static etch_tensor *call_fixed(const function_body *f, etch_tensor *const *x) {
     switch (f->kind) {
     case FN_0: return ((etch_fn0)f->fn)();
     case FN_1: return ((etch_fn1)f->fn)(x[0]);
@@ -16,7 +16,7 @@ static etch_tensor *call_fixed(const etch_function *f, etch_tensor *const *x) {
 }
 
 /* The innermost scope now is the body's. After a longjmp out of it etch_scope_end forgets that. */
-etch_status etch__call_body(etch_function *f, const call_io *io) {
+etch_status etch__call_body(const function_body *f, const call_io *io) {
     etch_thread *t = &etch__tls;
     int32_t outer = t->body_scope;
     t->body_scope = (int32_t)t->nscopes - 1;
@@ -36,26 +36,25 @@ void etch__close_deeper(int64_t scope, etch_status status, const call_io *io) {
 
 /* What the body says has gone wrong has an error, too; what it did wrong without saying so fails it
  * where more than a result is lost. */
-static etch_status checked_status(const etch_function *f, unsigned errors, etch_status status) {
+static etch_status checked_status(const char *name, unsigned errors, etch_status status) {
     if (status == ETCH_OK) return etch__lost_since(errors) ? etch__tls.status : ETCH_OK;
     bool known = (unsigned)status < ETCH_STATUS_COUNT;
     if (etch__own_error(errors)) return etch__tls.status = known ? status : ETCH_ERR_USER;
     if (!known)
         return etch__error_at(NULL, ETCH_ERR_USER, "%s: the body returned %d, which is no status",
-                              f->name, (int)status);
-    return etch__error_at(NULL, status, "%s: the body returned the error %s", f->name,
+                              name, (int)status);
+    return etch__error_at(NULL, status, "%s: the body returned the error %s", name,
                           etch_status_name(status));
 }
 
-etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_status status,
+etch_status etch__checked_results(const char *name, unsigned errors, etch_status status,
                                   const call_io *io) {
-    status = checked_status(f, errors, status);
+    status = checked_status(name, errors, status);
     for (int i = 0; status == ETCH_OK && i < io->nout; i++)
         if (!io->out[i])
-            status =
-                etch__own_error(errors)
-                    ? etch__tls.status
-                    : etch__error_at(NULL, ETCH_ERR_USER, "%s: the body returned NULL", f->name);
+            status = etch__own_error(errors)
+                         ? etch__tls.status
+                         : etch__error_at(NULL, ETCH_ERR_USER, "%s: the body returned NULL", name);
     return status;
 }
 
@@ -64,18 +63,19 @@ etch_status etch__scope_was_closed(void) {
                           "etch_call: the body closed a scope that it had not opened");
 }
 
-etch_status etch__results_in_scope(const etch_function *f, int64_t scope, unsigned errors,
+etch_status etch__results_in_scope(const char *name, int64_t scope, unsigned errors,
                                    etch_status status, const call_io *io) {
     if (etch__tls.nscopes <= scope) return etch__scope_was_closed();
-    return etch__checked_results(f, errors, status, io);
+    return etch__checked_results(name, errors, status, io);
 }
 
 etch_status etch__call_in_scope(etch_function *f, const call_io *io) {
     int64_t scope = etch_scope_begin();
     if (scope < 0) return etch__tls.status;
+    const char *name = f->name; /* not asked for behind the body, which may free the function */
     unsigned errors = etch__tls.errors;
-    etch_status status = etch__call_body(f, io);
-    status = etch__results_in_scope(f, scope, errors, status, io);
+    etch_status status = etch__call_body(&f->body, io);
+    status = etch__results_in_scope(name, scope, errors, status, io);
     etch__close_deeper(scope, status, io);
     for (int i = 0; status == ETCH_OK && i < io->nout; i++)
         if (!etch_keep(io->out[i])) status = etch__tls.status;

@@ -52,11 +52,12 @@ static etch_status call_nested(trace_run *r, etch_function *f, const call_io *io
 /* ---- arguments ---- */
 
 static bool counts_ok(const etch_function *f, const call_io *io) {
+    function_kind kind = f->body.kind;
     int nin = io->nin, nout = io->nout;
-    if (nin < 0 || (f->kind != FN_N && nin != (int)f->kind))
+    if (nin < 0 || (kind != FN_N && nin != (int)kind))
         etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "%s: expected %d arguments, got %d",
-                       f->name, f->kind == FN_N ? 0 : (int)f->kind, nin);
-    else if (nout < 0 || (f->kind != FN_N && nout != 1))
+                       f->name, kind == FN_N ? 0 : (int)kind, nin);
+    else if (nout < 0 || (kind != FN_N && nout != 1))
         etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
                        "%s: the function has 1 result, asked for %d", f->name, nout);
     else if ((nin && !io->in) || (nout && !io->out))

@@ -323,9 +323,9 @@ etch_status etch__call_traced(etch_function *f, const call_io *io) {
     etch__quick_save(&before);
     if (enter(r, p, io)) {
         etch__quick_restore(&before);
-        status = p ? etch__replay_run(r, p, io) : etch__call_body(f, io);
+        status = p ? etch__replay_run(r, p, io) : etch__call_body(&f->body, io);
         if (etch__current_run() != r) return etch__scope_was_closed(); /* and the run abandoned */
-        status = etch__results_in_scope(f, r->scope, r->errors, status, io);
+        status = etch__results_in_scope(f->name, r->scope, r->errors, status, io);
         if (r->poisoned && status == ETCH_OK) status = etch__poisoned(r, NULL);
         status = finish(r, status, io);
     } else {

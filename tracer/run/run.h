@@ -109,16 +109,16 @@ typedef struct call_io {
 } call_io;
 
 /* Calls the body of f, whatever its arity. */
-etch_status etch__call_body(etch_function *f, const call_io *io);
+etch_status etch__call_body(const function_body *f, const call_io *io);
 /* The body in a scope of its own, operators as the thread runs them (rule 4 of
  * docs/architecture.md). */
 etch_status etch__call_in_scope(etch_function *f, const call_io *io);
 /* What a body has returned, checked; errors: how many the thread had before it
  * (core/base/thread.h). */
-etch_status etch__checked_results(const etch_function *f, unsigned errors, etch_status status,
+etch_status etch__checked_results(const char *name, unsigned errors, etch_status status,
                                   const call_io *io);
 /* The same, on top of whose scope the body has closed all others or not. */
-etch_status etch__results_in_scope(const etch_function *f, int64_t scope, unsigned errors,
+etch_status etch__results_in_scope(const char *name, int64_t scope, unsigned errors,
                                    etch_status status, const call_io *io);
 etch_status etch__scope_was_closed(void);
 /* Closes what the body has opened and not closed; results pass to the scope around. */

@@ -23,9 +23,7 @@ typedef struct learnt {
 /* One function that is allowed in graphs: an operator, for ever, since graphs outlive handles. */
 typedef struct allowed_fn {
     struct allowed_fn *next;
-    function_kind kind;
-    void (*fn)(void);
-    void *ctx;
+    function_body body;
     const etch_op *op;
     pthread_mutex_t lock;
     learnt *known; /* newest first */
@@ -80,9 +78,8 @@ static etch_status allowed_shape(void *ctx, const etch_op *op, const etch_value 
 static etch_status call_allowed(const allowed_fn *a, etch_tensor *const *in, int nin,
                                 etch_tensor **out) {
     call_io io = {.in = in, .out = out, .nin = nin, .nout = 1};
-    etch_function f = {.kind = a->kind, .fn = a->fn, .ctx = a->ctx, .name = (char *)a->name};
     unsigned errors = etch__tls.errors;
-    return etch__checked_results(&f, errors, etch__call_body(&f, &io), &io);
+    return etch__checked_results(a->name, errors, etch__call_body(&a->body, &io), &io);
 }
 
 static etch_status allowed_kernel(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -121,10 +118,10 @@ static bool register_allowed(allowed_fn *a) {
     return (a->op = etch_op_register(schema, &d)) != NULL;
 }
 
-static allowed_fn *new_allowed(function_kind kind, void (*fn)(void), void *ctx, const char *name) {
+static allowed_fn *new_allowed(const function_body *body, const char *name) {
     allowed_fn *a = etch__calloc(1, sizeof *a);
     if (!a) return NULL;
-    a->kind = kind, a->fn = fn, a->ctx = ctx;
+    a->body = *body;
     pthread_mutex_init(&a->lock, NULL);
     snprintf(a->name, sizeof a->name, "%s", name);
     if (register_allowed(a)) return a;
@@ -133,12 +130,16 @@ static allowed_fn *new_allowed(function_kind kind, void (*fn)(void), void *ctx, 
     return NULL;
 }
 
+static bool same_body(const function_body *a, const function_body *b) {
+    return a->kind == b->kind && a->fn == b->fn && a->ctx == b->ctx;
+}
+
 /* One operator a function, however many handles. */
 static allowed_fn *allow(const etch_function *f) {
     etch__lock(LOCK_ALLOWED);
     allowed_fn *a = allowed_list;
-    while (a && (a->kind != f->kind || a->fn != f->fn || a->ctx != f->ctx)) a = a->next;
-    if (!a && (a = new_allowed(f->kind, f->fn, f->ctx, f->name))) {
+    while (a && !same_body(&a->body, &f->body)) a = a->next;
+    if (!a && (a = new_allowed(&f->body, f->name))) {
         a->next = allowed_list;
         allowed_list = a;
     }

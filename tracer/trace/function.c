@@ -176,7 +176,7 @@ static bool set_options(etch_function *f, const etch_compile_options *options) {
         memcpy(&f->options, options, size && size < sizeof *options ? size : sizeof *options);
     }
     if (!options_ok(&f->options)) return false;
-    f->ctx = f->options.ctx;
+    f->body.ctx = f->options.ctx;
     const char *wanted = f->options.backend ? f->options.backend : "native";
     f->backend = etch__backend_find(wanted);
     if (!f->backend)
@@ -184,7 +184,8 @@ static bool set_options(etch_function *f, const etch_compile_options *options) {
                        "etch_compile: no backend is called \"%s\" (see etch_list_backends)",
                        wanted);
     f->options.backend = NULL;
-    f->name = etch__strdup(f->options.name ? f->options.name : etch__symbol_name((void *)f->fn));
+    f->name =
+        etch__strdup(f->options.name ? f->options.name : etch__symbol_name((void *)f->body.fn));
     f->options.name = NULL;
     return f->backend && f->name;
 }
@@ -197,7 +198,7 @@ etch_function *etch__function_new(function_kind kind, void (*fn)(void),
     }
     etch_function *f = etch__aligned_zeroed(sizeof *f);
     if (!f) return NULL;
-    f->kind = kind, f->fn = fn;
+    f->body.kind = kind, f->body.fn = fn;
     f->gen = etch__generation_new();
     if (!f->gen || !set_options(f, options)) {
         etch__generation_free(f->gen);

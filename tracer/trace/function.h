@@ -20,6 +20,13 @@ typedef enum function_kind {
     FN_N
 } function_kind;
 
+/* What a call runs. */
+typedef struct function_body {
+    function_kind kind;
+    void (*fn)(void);
+    void *ctx;
+} function_body;
+
 enum { SHARDS = 8 };
 
 /* What every call of a function writes, apart for threads, so that they do not wait for
@@ -35,9 +42,7 @@ typedef enum wrapper_kind { WRAP_NONE, WRAP_DISABLE, WRAP_ALLOW, WRAP_CONSTANT }
 struct etch_function {
     function_shard shard[SHARDS]; /* by the thread's number */
     atomic_bool freed;            /* the handle is gone; the last run's end makes it collectable */
-    function_kind kind;
-    void (*fn)(void);
-    void *ctx;
+    function_body body;
     etch_compile_options options;
     wrapper_kind wrap;
     bool recursive;             /* of a disabled one: so are the functions it calls */
