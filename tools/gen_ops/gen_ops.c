@@ -305,11 +305,15 @@ static void print_function(FILE *out, const op_row *r, const arg *args, int n, c
 
 static const char *text_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
 static const char *text_of(const char *format, ...) {
-    char *text = malloc(LINE);
+    static char all[1 << 17]; /* of all rows */
+    static size_t used;
+    char *text = all + used;
     va_list args;
     va_start(args, format);
-    if (!text || vsnprintf(text, LINE, format, args) >= LINE) fail("row too long", format);
+    int n = vsnprintf(text, sizeof all - used, format, args);
     va_end(args);
+    if (n < 0 || (size_t)n >= sizeof all - used) fail("no room for a row", format);
+    used += (size_t)n + 1;
     return text;
 }
 

@@ -93,8 +93,10 @@ static value_counts counts_of(const trace_walk *w) {
 
 static void refuse(trace_run *r, const char *why, const void *site) {
     if (atomic_exchange(&r->gen->unreplayable, true)) return;
-    etch__event(r->f, EVENT_REPLAY,
-                &(trace_event){REASON_EAGER_REPLAY, .site = site, .detail = why});
+    const char *line = site ? etch__site_line(site) : "";
+    char detail[256];
+    snprintf(detail, sizeof detail, "%s%s%s", why, line[0] ? " at " : "", line);
+    etch__event(r->f, EVENT_REPLAY, &(trace_event){REASON_EAGER_REPLAY, .detail = detail});
 }
 
 static bool owned_by_call(const trace_run *r, const etch_tensor *t) {
