@@ -48,29 +48,29 @@ static ir *prepared(compile *c, ir_sums sums) {
     ir *r = etch__ir_build(c->g, c->target, &c->memory);
     if (!r) return NULL;
     r->mode = options->mode, r->numerics = options->numerics, r->sums = sums;
-    r->quick = options->quick && options->mode != ETCH_MODE_MAX_AUTOTUNE;
+    r->provisional_ok = options->quick && options->mode != ETCH_MODE_MAX_AUTOTUNE;
     return run_passes(r) ? r : NULL;
 }
 
 /* Where sizes are dynamic all sums of products become products of sums, or none. */
 static ir *build(compile *c) {
     ir *r = prepared(c, c->g->dynamic ? SUMS_ALL : SUMS_BY_SIZE);
-    return r && c->g->dynamic && r->bad_sums ? prepared(c, SUMS_NONE) : r;
+    return r && c->g->dynamic && r->poor_sums ? prepared(c, SUMS_NONE) : r;
 }
 
 /* Where sizes are dynamic all kernels that can go over their rows again do so, or none; the kernels
  * of the other way are compiled along, so that no later size has to start the compiler. */
 static bool fuse(ir *r) {
-    r->passes = r->g->dynamic ? PASSES_ALL : PASSES_BY_SIZE;
+    r->sweeps = r->g->dynamic ? SWEEPS_ALL : SWEEPS_BY_SIZE;
     if (!checked(r, "fuse", etch__fuse(r))) return false;
-    if (!r->g->dynamic || !r->bad_passes) return true;
-    r->passes = PASSES_NONE;
+    if (!r->g->dynamic || !r->poor_sweeps) return true;
+    r->sweeps = SWEEPS_NONE;
     return checked(r, "fuse", etch__fuse(r));
 }
 
 static etch_status prepare_other_way(ir *r) {
-    if (r->passes != PASSES_NONE && !r->has_passes) return ETCH_OK;
-    r->passes = r->passes == PASSES_NONE ? PASSES_ALL : PASSES_NONE, r->aside = true;
+    if (r->sweeps != SWEEPS_NONE && !r->has_sweeps) return ETCH_OK;
+    r->sweeps = r->sweeps == SWEEPS_NONE ? SWEEPS_ALL : SWEEPS_NONE, r->ahead_only = true;
     if (!checked(r, "fuse", etch__fuse(r))) return etch_last_status();
     return etch__plan_prepare(r);
 }
@@ -80,7 +80,7 @@ static etch_status prepare_other_sums(compile *c, const ir *done) {
     if (!done->has_sums && done->sums != SUMS_NONE) return ETCH_OK;
     ir *r = prepared(c, done->sums == SUMS_NONE ? SUMS_ALL : SUMS_NONE);
     if (!r) return etch_last_status();
-    r->max_members = done->max_members, r->aside = true;
+    r->max_members = done->max_members, r->ahead_only = true;
     bool fused = fuse(r);
     etch_status status = fused ? etch__plan_prepare(r) : etch_last_status();
     return status == ETCH_OK ? prepare_other_way(r) : status;
@@ -99,7 +99,7 @@ static etch_status make_groups(ir *r, plan **out, const char **why) {
     if (!fuse(r)) return etch_last_status();
     etch_status status = etch__plan_make(r, out, why);
     if (status != ETCH_ERR_COMPILE || *why != etch__plan_late) return status;
-    r->quick = false, r->apart = true;
+    r->provisional_ok = false, r->matmuls_apart = true;
     etch__log(LOG_FUSION, "%s: products stay apart until a kernel with them is compiled",
               r->g->name);
     status = fuse(r) ? etch__plan_make(r, out, why) : etch_last_status();

@@ -159,20 +159,20 @@ static bool load(cuda_code *c, const void *cubin, const char *symbol) {
 /* ---- several threads ---- */
 
 /* A key that a thread is at, so that no other one compiles the same. */
-typedef struct flight {
+typedef struct busy_key {
     uint64_t hash;
     const uint8_t *key;
     size_t n;
-    struct flight *next;
-} flight;
+    struct busy_key *next;
+} busy_key;
 
-static pthread_cond_t landed = PTHREAD_COND_INITIALIZER;
-static flight *flights;
-static __thread int flying; /* this thread's: a log sink in one may ask for code again */
+static pthread_cond_t key_ended = PTHREAD_COND_INITIALIZER;
+static busy_key *busy_keys;
+static __thread int keys_here; /* this thread's: a log sink in one may ask for code again */
 
 static void in_forked_child(void) {
-    pthread_cond_init(&landed, NULL);
-    flights = NULL;
+    pthread_cond_init(&key_ended, NULL);
+    busy_keys = NULL;
 }
 
 void etch__start_cuda_code(void) {
@@ -180,30 +180,30 @@ void etch__start_cuda_code(void) {
     etch__at_fork(LOCK_CUDA_CODE, (fork_hooks){.child = in_forked_child});
 }
 
-static bool in_flight(const flight *f) {
-    for (const flight *g = flights; g; g = g->next)
+static bool is_busy(const busy_key *f) {
+    for (const busy_key *g = busy_keys; g; g = g->next)
         if (g->hash == f->hash && g->n == f->n && !memcmp(g->key, f->key, f->n)) return true;
     return false;
 }
 
 /* Returns when no other thread is at the key; at once where that one may be waiting for what this
  * one has: another key, or the lock of the log. */
-static void take_off(flight *f) {
+static void begin_key(busy_key *f) {
     etch__lock(LOCK_CUDA_CODE);
-    while (!flying && !etch__in_log_sink() && in_flight(f))
-        pthread_cond_wait(&landed, &etch__locks[LOCK_CUDA_CODE]);
-    flying++;
-    f->next = flights, flights = f;
+    while (!keys_here && !etch__in_log_sink() && is_busy(f))
+        pthread_cond_wait(&key_ended, &etch__locks[LOCK_CUDA_CODE]);
+    keys_here++;
+    f->next = busy_keys, busy_keys = f;
     etch__unlock(LOCK_CUDA_CODE);
 }
 
-static void land(const flight *f) {
+static void end_key(const busy_key *f) {
     etch__lock(LOCK_CUDA_CODE);
-    flight **at = &flights;
+    busy_key **at = &busy_keys;
     while (*at && *at != f) at = &(*at)->next;
     if (*at) *at = f->next; /* a child forked meanwhile has none */
-    flying--;
-    pthread_cond_broadcast(&landed);
+    keys_here--;
+    pthread_cond_broadcast(&key_ended);
     etch__unlock(LOCK_CUDA_CODE);
 }
 
@@ -293,12 +293,12 @@ static cuda_code *find_or_make(cuda_device *d, const uint8_t *key, size_t n, con
     uint64_t hash = XXH3_64bits(key, n);
     cuda_code *c = (cuda_code *)etch__lru_find(&codes, hash, key, n);
     if (c) return c;
-    flight f = {.hash = hash, .key = key, .n = n};
-    if (!looking) take_off(&f);
+    busy_key f = {.hash = hash, .key = key, .n = n};
+    if (!looking) begin_key(&f);
     c = (cuda_code *)etch__lru_find(&codes, hash, key, n); /* another thread's by now */
     if (!c && (c = make(d, key, n, hash, symbol, source, ctx)))
         c = (cuda_code *)etch__lru_publish(&codes, &c->entry);
-    if (!looking) land(&f);
+    if (!looking) end_key(&f);
     return c;
 }
 

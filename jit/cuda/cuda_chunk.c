@@ -6,8 +6,8 @@
 
 /* ---- lines ---- */
 
-name etch__cuda_text(const char *format, ...) {
-    name n;
+cuda_name etch__cuda_text(const char *format, ...) {
+    cuda_name n;
     va_list args;
     va_start(args, format);
     vsnprintf(n.s, sizeof n.s, format, args);
@@ -15,9 +15,9 @@ name etch__cuda_text(const char *format, ...) {
     return n;
 }
 
-void etch__cuda_margin(gen *g) { etch__cuda_put(g->t, "%*s", 4 * g->indent, ""); }
+void etch__cuda_margin(cuda_gen *g) { etch__cuda_put(g->t, "%*s", 4 * g->indent, ""); }
 
-void etch__cuda_line(gen *g, const char *format, ...) {
+void etch__cuda_line(cuda_gen *g, const char *format, ...) {
     char s[320];
     va_list args;
     va_start(args, format);
@@ -28,19 +28,19 @@ void etch__cuda_line(gen *g, const char *format, ...) {
     if (n > 0 && n < (int)sizeof s && s[n - 1] == '{') g->indent++;
 }
 
-void etch__cuda_close(gen *g) {
+void etch__cuda_close(cuda_gen *g) {
     g->indent--;
     etch__cuda_line(g, "}");
 }
 
-void etch__cuda_unrolled(gen *g, const char *var, int n) {
+void etch__cuda_unrolled(cuda_gen *g, const char *var, int n) {
     etch__cuda_line(g, "#pragma unroll");
     etch__cuda_line(g, "for (int %s = 0; %s < %d; %s++) {", var, var, n, var);
 }
 
 /* ---- places ---- */
 
-static bool moves(const gen *g, int x) {
+static bool moves(const cuda_gen *g, int x) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (g->k->access[a].step[x] != STEP_ZERO &&
             (etch__cuda_uses_any(g->k, a, false) || etch__cuda_uses_any(g->k, a, true)))
@@ -48,8 +48,8 @@ static bool moves(const gen *g, int x) {
     return false;
 }
 
-void etch__cuda_decompose(gen *g, const char *number, int from, int to) {
-    name left = etch__cuda_text("%s", number);
+void etch__cuda_decompose(cuda_gen *g, const char *number, int from, int to) {
+    cuda_name left = etch__cuda_text("%s", number);
     int first = from;
     while (first < to && !moves(g, first)) first++;
     for (int x = to - 1; x >= first; x--) {
@@ -63,8 +63,8 @@ void etch__cuda_decompose(gen *g, const char *number, int from, int to) {
     }
 }
 
-offset etch__cuda_offset_over(const gen *g, int a, int from, int to) {
-    offset o = {""};
+cuda_offset etch__cuda_offset_over(const cuda_gen *g, int a, int from, int to) {
+    cuda_offset o = {""};
     int n = 0;
     for (int x = from; x < to; x++) {
         int step = g->k->access[a].step[x];
@@ -87,23 +87,23 @@ typedef enum coming {
 
 /* A chunk that lies along the reduced axis may end outside, but in rows of whole ones; columns are
  * whole. */
-static bool ragged(const gen *g, const chunk *c) {
+static bool ragged(const cuda_gen *g, const chunk *c) {
     return c->checked && c->vector > 1 && !g->v->even && !etch__cuda_on_columns(g->k);
 }
 
-bool etch__cuda_same_in_row(const gen *g, int a) {
+bool etch__cuda_same_in_row(const cuda_gen *g, int a) {
     if (g->k->variant == LOOP_MAP) return false;
     for (int x = g->k->npar; x < g->naxes; x++)
         if (g->k->access[a].step[x] != STEP_ZERO) return false;
     return true;
 }
 
-bool etch__cuda_by_column(const gen *g, int a) {
+bool etch__cuda_by_column(const cuda_gen *g, int a) {
     return etch__cuda_on_columns(g->k) && g->l.vector > 1 &&
            g->k->access[a].step[g->axis] != STEP_ZERO;
 }
 
-static coming coming_of(const gen *g, const chunk *c, int a) {
+static coming coming_of(const cuda_gen *g, const chunk *c, int a) {
     if (!g->k->access[a].store && etch__cuda_same_in_row(g, a)) return SAME;
     int step = g->axis < 0 ? STEP_ZERO : g->k->access[a].step[g->axis];
     if (c->vector == 1 || (step == STEP_ZERO && !g->k->access[a].store)) return SINGLE;
@@ -111,15 +111,15 @@ static coming coming_of(const gen *g, const chunk *c, int a) {
 }
 
 /* Where the row's part of an access begins, and the offset of a chunk in it. */
-static const char *base_of(const gen *g) { return g->k->variant == LOOP_MAP ? "p" : "q"; }
+static const char *base_of(const cuda_gen *g) { return g->k->variant == LOOP_MAP ? "p" : "q"; }
 
-static offset chunk_offset(const gen *g, int a) {
+static cuda_offset chunk_offset(const cuda_gen *g, int a) {
     int from = g->k->variant == LOOP_MAP ? 0 : g->k->npar;
-    offset o = etch__cuda_offset_over(g, a, from, g->naxes);
-    return o.s[0] ? o : (offset){"0"};
+    cuda_offset o = etch__cuda_offset_over(g, a, from, g->naxes);
+    return o.s[0] ? o : (cuda_offset){"0"};
 }
 
-static name along(const gen *g, int a) {
+static cuda_name along(const cuda_gen *g, int a) {
     int step = g->axis < 0 ? STEP_ZERO : g->k->access[a].step[g->axis];
     return step == STEP_ZERO  ? etch__cuda_text("0")
            : step == STEP_ONE ? etch__cuda_text("j")
@@ -127,29 +127,29 @@ static name along(const gen *g, int a) {
 }
 
 /* x2, x2[k], x2.e[j] or x2[k].e[j] */
-static name element(const gen *g, const chunk *c, int a) {
+static cuda_name element(const cuda_gen *g, const chunk *c, int a) {
     coming how = coming_of(g, c, a);
     bool lanes = how == VECTOR || how == SPREAD || (how == SAME && etch__cuda_by_column(g, a));
     return etch__cuda_text("x%d%s%s", a, c->depth > 1 && how != SAME ? "[k]" : "",
                            lanes ? ".e[j]" : "");
 }
 
-static name vector_type(const gen *g, const chunk *c, int a) {
+static cuda_name vector_type(const cuda_gen *g, const chunk *c, int a) {
     return etch__cuda_text("vec<%s, %d>", storage_of(g, a), c->vector);
 }
 
-static bool declared_by_load(const gen *g, const chunk *c, int a, coming how) {
+static bool declared_by_load(const cuda_gen *g, const chunk *c, int a, coming how) {
     return !g->held[a] && c->depth == 1 && (how == SINGLE || (how == VECTOR && !ragged(g, c)));
 }
 
-static void declare(gen *g, const chunk *c, int a) {
+static void declare(cuda_gen *g, const chunk *c, int a) {
     bool single = coming_of(g, c, a) == SINGLE;
-    name type = single ? etch__cuda_text("%s", storage_of(g, a)) : vector_type(g, c, a);
+    cuda_name type = single ? etch__cuda_text("%s", storage_of(g, a)) : vector_type(g, c, a);
     if (c->depth > 1) etch__cuda_line(g, "%s x%d[%d];", type.s, a, c->depth);
     else etch__cuda_line(g, "%s x%d;", type.s, a);
 }
 
-static void declare_loaded(gen *g, const chunk *c) {
+static void declare_loaded(cuda_gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++) {
         coming how = coming_of(g, c, a);
         if (!loaded(g, a, g->stage) || g->given >> a & 1 || g->held[a] || how == SAME ||
@@ -159,17 +159,17 @@ static void declare_loaded(gen *g, const chunk *c) {
     }
 }
 
-void etch__cuda_declare_held(gen *g, const chunk *c) {
+void etch__cuda_declare_held(cuda_gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (g->held[a]) declare(g, c, a);
 }
 
-void etch__cuda_enter_stage(gen *g, int stage) {
+void etch__cuda_enter_stage(cuda_gen *g, int stage) {
     g->stage = stage;
     etch__loop_stage_code(g->k, stage, g->runs);
 }
 
-static void load_spread(gen *g, const chunk *c, int a) {
+static void load_spread(cuda_gen *g, const chunk *c, int a) {
     etch__cuda_line(g, "#pragma unroll");
     etch__cuda_line(g, "for (int j = 0; j < %d; j++)", c->vector);
     etch__cuda_line(g, "    %s%s = %s%d[%s + %s];", ragged(g, c) ? "if (j < m) " : "",
@@ -178,15 +178,15 @@ static void load_spread(gen *g, const chunk *c, int a) {
 
 /* Whether nobody writes what the kernel reads, which is more than its first-level cache holds.
  * Vectors alone: what the kernel for whole plans keeps in shared memory comes one by one. */
-static bool read_once(const gen *g, const chunk *c, int a) {
+static bool read_once(const cuda_gen *g, const chunk *c, int a) {
     for (int s = 0; s < g->k->naccesses; s++)
         if (g->k->access[s].store && used(g, s, 0)) return false;
     return g->k->split == SPLIT_PARTIAL && g->k->variant == LOOP_ROW &&
            c->vector * (int)etch_dtype_size(dtype_of(g, a)) == 16;
 }
 
-static void load_vector(gen *g, const chunk *c, int a, const char *to, const char *o) {
-    name type = vector_type(g, c, a);
+static void load_vector(cuda_gen *g, const chunk *c, int a, const char *to, const char *o) {
+    cuda_name type = vector_type(g, c, a);
     const char *from = read_once(g, c, a) ? "read_once(" : "*", *end = *from == '*' ? "" : ")";
     if (ragged(g, c)) etch__cuda_line(g, "if (m >= %d) {", c->vector);
     etch__cuda_line(g, "%s = %s(const %s *)(%s%d + %s)%s;", to, from, type.s, base_of(g), a, o,
@@ -198,16 +198,17 @@ static void load_vector(gen *g, const chunk *c, int a, const char *to, const cha
     etch__cuda_close(g);
 }
 
-static void load_chunk(gen *g, const chunk *c, int a) {
+static void load_chunk(cuda_gen *g, const chunk *c, int a) {
     coming how = coming_of(g, c, a);
-    offset o = chunk_offset(g, a);
-    name to = etch__cuda_text("x%d%s", a, c->depth > 1 ? "[k]" : "");
+    cuda_offset o = chunk_offset(g, a);
+    cuda_name to = etch__cuda_text("x%d%s", a, c->depth > 1 ? "[k]" : "");
     if (how == SPREAD) {
         load_spread(g, c, a);
         return;
     }
     if (declared_by_load(g, c, a, how)) {
-        name type = how == SINGLE ? etch__cuda_text("%s", storage_of(g, a)) : vector_type(g, c, a);
+        cuda_name type =
+            how == SINGLE ? etch__cuda_text("%s", storage_of(g, a)) : vector_type(g, c, a);
         to = etch__cuda_text("const %s x%d", type.s, a);
     }
     if (how == SINGLE) etch__cuda_line(g, "%s = %s%d[%s];", to.s, base_of(g), a, o.s);
@@ -216,7 +217,7 @@ static void load_chunk(gen *g, const chunk *c, int a) {
 
 /* ---- values ---- */
 
-void etch__cuda_put_comment(gen *g, const loop_instr *i) {
+void etch__cuda_put_comment(cuda_gen *g, const loop_instr *i) {
     const char *type = etch_dtype_name(i->p.type);
     if (i->kind == LOOP_PRIM)
         etch__cuda_put(g->t, " // %s %s\n", etch__prims[i->p.prim].name, type);
@@ -225,9 +226,9 @@ void etch__cuda_put_comment(gen *g, const loop_instr *i) {
                        etch_dtype_name(dtype_of(g, (int)i->p.imm.i)), (int)i->p.imm.i);
 }
 
-void etch__cuda_put_prim(gen *g, int v, const char *index) {
+void etch__cuda_put_prim(cuda_gen *g, int v, const char *index) {
     const loop_instr *i = &g->k->code[v];
-    name x[3];
+    cuda_name x[3];
     for (int n = 0; n < 3; n++) x[n] = etch__cuda_text("v%d", etch__loop_operand(i, n));
     etch__cuda_margin(g);
     etch__cuda_put(g->t, "const %s v%d = ", type_of(g, v), v);
@@ -237,7 +238,7 @@ void etch__cuda_put_prim(gen *g, int v, const char *index) {
     etch__cuda_put_comment(g, i);
 }
 
-void etch__cuda_put_load(gen *g, int v, const char *e) {
+void etch__cuda_put_load(cuda_gen *g, int v, const char *e) {
     const loop_instr *i = &g->k->code[v];
     etch__cuda_margin(g);
     etch__cuda_put(g->t, "const %s v%d = ", type_of(g, v), v);
@@ -246,8 +247,8 @@ void etch__cuda_put_load(gen *g, int v, const char *e) {
     etch__cuda_put_comment(g, i);
 }
 
-void etch__cuda_put_store(gen *g, const loop_instr *i, const char *to) {
-    name v = etch__cuda_text("v%d", i->p.a);
+void etch__cuda_put_store(cuda_gen *g, const loop_instr *i, const char *to) {
+    cuda_name v = etch__cuda_text("v%d", i->p.a);
     etch__cuda_margin(g);
     etch__cuda_put(g->t, "%s = ", to);
     etch__cuda_to_storage(g->t, dtype_of(g, (int)i->p.imm.i), v.s);
@@ -255,7 +256,7 @@ void etch__cuda_put_store(gen *g, const loop_instr *i, const char *to) {
     etch__cuda_put_comment(g, i);
 }
 
-void etch__cuda_put_combine(gen *g, int v, const char *to, const char *acc, const char *x) {
+void etch__cuda_put_combine(cuda_gen *g, int v, const char *to, const char *acc, const char *x) {
     const loop_instr *i = &g->k->code[v];
     etch__cuda_margin(g);
     etch__cuda_put(g->t, "%s = ", to);
@@ -263,31 +264,31 @@ void etch__cuda_put_combine(gen *g, int v, const char *to, const char *acc, cons
     etch__cuda_put(g->t, ";\n");
 }
 
-static void store_element(gen *g, const chunk *c, const loop_instr *i) {
+static void store_element(cuda_gen *g, const chunk *c, const loop_instr *i) {
     int a = (int)i->p.imm.i;
     if (coming_of(g, c, a) == VECTOR) {
         etch__cuda_put_store(g, i, etch__cuda_text("y%d.e[j]", a).s);
         return;
     }
-    offset o = chunk_offset(g, a), to;
+    cuda_offset o = chunk_offset(g, a), to;
     if (c->vector == 1) snprintf(to.s, sizeof to.s, "%s%d[%.150s]", base_of(g), a, o.s);
     else snprintf(to.s, sizeof to.s, "%s%d[%.150s + %s]", base_of(g), a, o.s, along(g, a).s);
     etch__cuda_put_store(g, i, to.s);
 }
 
 /* Whether what a chunk gives to the reductions goes to shared memory as a vector. */
-static bool gives_vectors(const gen *g, const chunk *c) {
-    return etch__cuda_has_passes(g->k) && c->vector > 1 && !ragged(g, c);
+static bool gives_vectors(const cuda_gen *g, const chunk *c) {
+    return etch__cuda_has_sweeps(g->k) && c->vector > 1 && !ragged(g, c);
 }
 
-static void declare_terms(gen *g, const chunk *c) {
+static void declare_terms(cuda_gen *g, const chunk *c) {
     FOR_REDUCTIONS(v) {
         if (gives_vectors(g, c))
             etch__cuda_line(g, "vec<%s, %d> terms%d;", type_of(g, v), c->vector, v);
     }
 }
 
-static void store_terms(gen *g, const chunk *c) {
+static void store_terms(cuda_gen *g, const chunk *c) {
     FOR_REDUCTIONS(v) {
         if (gives_vectors(g, c))
             etch__cuda_line(g, "*(vec<%s, %d> *)(vals%d + (%s - base)) = terms%d;", type_of(g, v),
@@ -295,19 +296,19 @@ static void store_terms(gen *g, const chunk *c) {
     }
 }
 
-static void add_to_lane(gen *g, const chunk *c, int v) {
+static void add_to_lane(cuda_gen *g, const chunk *c, int v) {
     if (gives_vectors(g, c)) {
         etch__cuda_line(g, "terms%d.e[j] = v%d;", v, g->k->code[v].p.a);
         return;
     }
-    if (etch__cuda_has_passes(g->k)) {
+    if (etch__cuda_has_sweeps(g->k)) {
         etch__cuda_line(g, "vals%d[%s - base%s] = v%d;", v, c->depth > 1 ? "r" : "at",
                         c->vector > 1 ? " + j" : "", g->k->code[v].p.a);
         return;
     }
     int n = c->vector;
-    name lane = etch__cuda_text("lane%d[%s]", v, n > 1 ? "j" : "0"),
-         x = etch__cuda_text("v%d", g->k->code[v].p.a);
+    cuda_name lane = etch__cuda_text("lane%d[%s]", v, n > 1 ? "j" : "0"),
+              x = etch__cuda_text("v%d", g->k->code[v].p.a);
     if (g->l.chunks > 1 && n > 1)
         lane = etch__cuda_text("lane%d[k %% %d * %d + j]", v, g->l.chunks, n);
     else if (g->l.chunks > 1) lane = etch__cuda_text("lane%d[k %% %d]", v, g->l.chunks);
@@ -315,7 +316,7 @@ static void add_to_lane(gen *g, const chunk *c, int v) {
 }
 
 /* The stage for one element. */
-static void element_code(gen *g, const chunk *c) {
+static void element_code(cuda_gen *g, const chunk *c) {
     const char *index = c->vector == 1                ? "index"
                         : etch__cuda_on_columns(g->k) ? "index + j * reduced"
                                                       : "index + j";
@@ -329,19 +330,19 @@ static void element_code(gen *g, const chunk *c) {
     }
 }
 
-static bool is_result(const gen *g, const chunk *c, int a) {
+static bool is_result(const cuda_gen *g, const chunk *c, int a) {
     return g->k->access[a].store && used(g, a, g->stage) && coming_of(g, c, a) == VECTOR;
 }
 
-static void declare_results(gen *g, const chunk *c) {
+static void declare_results(cuda_gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (is_result(g, c, a)) etch__cuda_line(g, "%s y%d;", vector_type(g, c, a).s, a);
 }
 
-static void store_results(gen *g, const chunk *c) {
+static void store_results(cuda_gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++) {
         if (!is_result(g, c, a)) continue;
-        offset o = chunk_offset(g, a);
+        cuda_offset o = chunk_offset(g, a);
         if (ragged(g, c)) etch__cuda_line(g, "if (m >= %d) {", c->vector);
         etch__cuda_line(g, "*(%s *)(%s%d + %s) = y%d;", vector_type(g, c, a).s, base_of(g), a, o.s,
                         a);
@@ -357,7 +358,7 @@ static void store_results(gen *g, const chunk *c) {
 
 /* ---- where chunk k lies ---- */
 
-bool etch__cuda_wants_index(const gen *g, int stage) {
+bool etch__cuda_wants_index(const cuda_gen *g, int stage) {
     bool code[LOOP_MAX_CODE];
     etch__loop_stage_code(g->k, stage, code);
     for (int v = 0; v < g->k->ncode; v++) {
@@ -367,42 +368,44 @@ bool etch__cuda_wants_index(const gen *g, int stage) {
     return false;
 }
 
-int etch__cuda_chunk_stride(const gen *g) {
+int etch__cuda_chunk_stride(const cuda_gen *g) {
     if (g->k->variant == LOOP_MAP) return g->l.threads;
     return g->k->variant == LOOP_ROW ? g->l.team * g->l.vector : g->l.teams;
 }
 
-int etch__cuda_chunk_length(const gen *g) { return etch__cuda_on_columns(g->k) ? 1 : g->l.vector; }
+int etch__cuda_chunk_length(const cuda_gen *g) {
+    return etch__cuda_on_columns(g->k) ? 1 : g->l.vector;
+}
 
 /* What of a chunk comes now: its loads, its code and stores, or both. */
 typedef struct phase {
     bool loads, code;
 } phase;
 
-static bool stores_chunks(const gen *g) {
+static bool stores_chunks(const cuda_gen *g) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (g->k->access[a].store && used(g, a, g->stage)) return true;
     return false;
 }
 
 /* Whether the chunks of the access are loaded now; what is held may be there. */
-static bool loads_now(const gen *g, const chunk *c, int a) {
+static bool loads_now(const cuda_gen *g, const chunk *c, int a) {
     return loaded(g, a, g->stage) && !(g->given >> a & 1) && coming_of(g, c, a) != SAME &&
            (!g->held[a] || g->held[a] == g->stage + 1);
 }
 
-static bool loads_chunks(const gen *g, const chunk *c) {
+static bool loads_chunks(const cuda_gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (loads_now(g, c, a)) return true;
     return false;
 }
 
-static bool place_opens(const gen *g, const chunk *c) {
+static bool place_opens(const cuda_gen *g, const chunk *c) {
     if (c->depth == 1) return false;
     return g->k->variant == LOOP_MAP ? g->l.vector == 1 : c->checked;
 }
 
-static void place_in_map(gen *g, const chunk *c) {
+static void place_in_map(cuda_gen *g, const chunk *c) {
     if (g->l.vector > 1) return; /* map_vectors has done it */
     if (c->depth > 1)
         etch__cuda_line(g, "const idx index = at + k * %d;", etch__cuda_chunk_stride(g));
@@ -410,11 +413,11 @@ static void place_in_map(gen *g, const chunk *c) {
     etch__cuda_decompose(g, "index", 0, g->naxes);
 }
 
-static void place_in_row(gen *g, const chunk *c, phase now) {
+static void place_in_row(cuda_gen *g, const chunk *c, phase now) {
     bool offsets = (now.loads && loads_chunks(g, c)) || (now.code && stores_chunks(g));
     bool index = now.code && etch__cuda_wants_index(g, g->stage);
     const char *r = c->depth > 1 ? "r" : "at";
-    bool terms = now.code && etch__cuda_has_passes(g->k); /* to shared memory */
+    bool terms = now.code && etch__cuda_has_sweeps(g->k); /* to shared memory */
     if (c->depth > 1 && (offsets || index || terms || c->checked))
         etch__cuda_line(g, "const idx r = at + k * %d;", etch__cuda_chunk_stride(g));
     if (c->checked && c->depth > 1) etch__cuda_line(g, "if (r < stop) {");
@@ -423,23 +426,23 @@ static void place_in_row(gen *g, const chunk *c, phase now) {
     if (index) etch__cuda_line(g, "const idx index = row * reduced + %s;", r);
 }
 
-static void for_chunks(gen *g, const chunk *c, phase now) {
+static void for_chunks(cuda_gen *g, const chunk *c, phase now) {
     if (c->depth > 1) etch__cuda_unrolled(g, "k", c->depth);
     if (g->k->variant == LOOP_MAP) place_in_map(g, c);
     else place_in_row(g, c, now);
 }
 
-static void end_chunks(gen *g, const chunk *c) {
+static void end_chunks(cuda_gen *g, const chunk *c) {
     if (place_opens(g, c)) etch__cuda_close(g);
     if (c->depth > 1) etch__cuda_close(g);
 }
 
-static void load_chunks(gen *g, const chunk *c) {
+static void load_chunks(cuda_gen *g, const chunk *c) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (loads_now(g, c, a)) load_chunk(g, c, a);
 }
 
-void etch__cuda_chunk_code(gen *g, const chunk *c) {
+void etch__cuda_chunk_code(cuda_gen *g, const chunk *c) {
     bool apart = c->depth > 1 && loads_chunks(g, c);
     declare_loaded(g, c);
     for_chunks(g, c, (phase){true, !apart});

@@ -4,7 +4,7 @@
 
 /* Those of one column are spread over the warps: team by team they lie in shared memory, and the
  * first threads get a column each. */
-static void fold_column_lanes(gen *g) {
+static void fold_column_lanes(cuda_gen *g) {
     int columns = g->l.columns;
     FOR_REDUCTIONS(v) {
         etch__cuda_fold_inside(g, v, g->l.chunks * g->l.vector, g->l.vector);
@@ -28,7 +28,7 @@ static void fold_column_lanes(gen *g) {
 }
 
 /* The tile of the unit and the indices along the axes outside. */
-static void tile_place(gen *g) {
+static void tile_place(cuda_gen *g) {
     int x = g->k->npar - 1;
     bool partial = g->k->split == SPLIT_PARTIAL;
     const char *unit = partial ? "whole" : "unit";
@@ -41,7 +41,7 @@ static void tile_place(gen *g) {
 }
 
 /* Column `c` of the tile, whose number may be wanted. */
-static void column_place(gen *g, const char *c, bool number) {
+static void column_place(cuda_gen *g, const char *c, bool number) {
     int x = g->k->npar - 1;
     etch__cuda_line(g, "const idx i%d = tile + %s;", x, c);
     if (number && x > 0) etch__cuda_line(g, "const idx row = line * n%d + i%d;", x, x);
@@ -50,7 +50,7 @@ static void column_place(gen *g, const char *c, bool number) {
 }
 
 /* What comes of a column, by the thread that has it. */
-static void end_columns(gen *g) {
+static void end_columns(cuda_gen *g) {
     bool partial = g->k->split == SPLIT_PARTIAL;
     etch__cuda_line(g, "if (threadIdx.x < %d) {", g->l.columns);
     column_place(g, "threadIdx.x", partial || etch__cuda_wants_index(g, 1));
@@ -61,7 +61,7 @@ static void end_columns(gen *g) {
 }
 
 /* Words for the lanes of one reduction. */
-static int lane_words(gen *g) {
+static int lane_words(cuda_gen *g) {
     int most = 1;
     FOR_REDUCTIONS(v) {
         int size = (int)etch_dtype_size(g->k->code[v].p.type);
@@ -70,7 +70,7 @@ static int lane_words(gen *g) {
     return g->l.teams * g->l.columns * most / 8;
 }
 
-void etch__cuda_columns(gen *g) {
+void etch__cuda_columns(cuda_gen *g) {
     bool partial = g->k->split == SPLIT_PARTIAL;
     int x = g->k->npar - 1, team = g->l.team, wide = g->l.columns;
     if (g->l.vector > 1)

@@ -5,29 +5,29 @@
 /* ---- what a row has before its blocks ---- */
 
 /* One element for the whole row. */
-bool etch__cuda_loaded_once(const gen *g, int a) {
+bool etch__cuda_loaded_once(const cuda_gen *g, int a) {
     return !g->k->access[a].store && etch__cuda_uses_any(g->k, a, false) &&
            etch__cuda_same_in_row(g, a);
 }
 
 /* Where accesses of the stages over elements, over rows, begin in the row
  * whose indices are there. */
-void etch__cuda_row_places(gen *g, bool elements, bool rows) {
+void etch__cuda_row_places(cuda_gen *g, bool elements, bool rows) {
     for (int a = 0; a < g->k->naccesses; a++) {
         if (!(elements && etch__cuda_uses_any(g->k, a, false)) &&
             !(rows && etch__cuda_uses_any(g->k, a, true)))
             continue;
-        offset o = etch__cuda_offset_over(g, a, 0, g->k->npar);
+        cuda_offset o = etch__cuda_offset_over(g, a, 0, g->k->npar);
         etch__cuda_line(g, "%s *const q%d = p%d%s%s;", storage_of(g, a), a, a, o.s[0] ? " + " : "",
                         o.s);
     }
 }
 
 /* Of the columns of the thread; where there is no such column it is no matter what. */
-static void load_by_column(gen *g, int a) {
+static void load_by_column(cuda_gen *g, int a) {
     const char *t = storage_of(g, a);
     bool vector = g->k->access[a].step[g->axis] == STEP_ONE;
-    name type = etch__cuda_text("vec<%s, %d>", t, g->l.vector);
+    cuda_name type = etch__cuda_text("vec<%s, %d>", t, g->l.vector);
     etch__cuda_line(g, "%s x%d = {};", type.s, a);
     etch__cuda_line(g, "if (live)");
     if (vector) {
@@ -38,7 +38,7 @@ static void load_by_column(gen *g, int a) {
                     a, a, a, g->axis);
 }
 
-void etch__cuda_load_once(gen *g) {
+void etch__cuda_load_once(cuda_gen *g) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (!etch__cuda_loaded_once(g, a)) continue;
         else if (etch__cuda_by_column(g, a)) load_by_column(g, a);
@@ -47,26 +47,27 @@ void etch__cuda_load_once(gen *g) {
                             storage_of(g, a));
 }
 
-void etch__cuda_begin_row(gen *g) {
+void etch__cuda_begin_row(cuda_gen *g) {
     etch__cuda_row_places(g, true, true);
     etch__cuda_load_once(g);
 }
 
 /* ---- block results ---- */
 
-static int levels(const gen *g) { return g->v->index_bits == 32 ? 20 : 52; }
+static int levels(const cuda_gen *g) { return g->v->index_bits == 32 ? 20 : 52; }
 
-void etch__cuda_begin_stack(gen *g) {
+void etch__cuda_begin_stack(cuda_gen *g) {
     FOR_REDUCTIONS(v) etch__cuda_line(g, "%s stack%d[%d];", type_of(g, v), v, levels(g));
     etch__cuda_line(g, "int top = 0;");
 }
 
 /* Swallows one entry of the stack for each trailing one bit of the leaf's number n. */
-void etch__cuda_push_leaf(gen *g, const char *n) {
+void etch__cuda_push_leaf(cuda_gen *g, const char *n) {
     etch__cuda_line(g, "for (idx b = %s; b & 1; b >>= 1) {", n);
     etch__cuda_line(g, "top--;");
     FOR_REDUCTIONS(v) {
-        name lane = etch__cuda_text("lane%d[0]", v), entry = etch__cuda_text("stack%d[top]", v);
+        cuda_name lane = etch__cuda_text("lane%d[0]", v),
+                  entry = etch__cuda_text("stack%d[top]", v);
         etch__cuda_put_combine(g, v, lane.s, entry.s, lane.s);
     }
     etch__cuda_close(g);
@@ -74,11 +75,12 @@ void etch__cuda_push_leaf(gen *g, const char *n) {
     etch__cuda_line(g, "top++;");
 }
 
-void etch__cuda_finish_stack(gen *g) {
+void etch__cuda_finish_stack(cuda_gen *g) {
     etch__cuda_line(g, "#pragma unroll 1");
     etch__cuda_line(g, "for (; top > 1; top--) {");
     FOR_REDUCTIONS(v) {
-        name a = etch__cuda_text("stack%d[top - 2]", v), b = etch__cuda_text("stack%d[top - 1]", v);
+        cuda_name a = etch__cuda_text("stack%d[top - 2]", v),
+                  b = etch__cuda_text("stack%d[top - 1]", v);
         etch__cuda_put_combine(g, v, a.s, a.s, b.s);
     }
     etch__cuda_close(g);
@@ -86,7 +88,7 @@ void etch__cuda_finish_stack(gen *g) {
 
 /* ---- what comes of a row ---- */
 
-static bool reads_value(const gen *g, int v) {
+static bool reads_value(const cuda_gen *g, int v) {
     for (int u = v + 1; u < g->k->ncode; u++) {
         const loop_instr *i = &g->k->code[u];
         for (int n = 0; g->needed[u] && n < etch__loop_arity(i); n++)
@@ -96,7 +98,7 @@ static bool reads_value(const gen *g, int v) {
 }
 
 /* Stage 1 for element `row`; the results are at the bottom of the stacks. */
-void etch__cuda_finish_row(gen *g, const char *who) {
+void etch__cuda_finish_row(cuda_gen *g, const char *who) {
     etch__cuda_line(g, "if (%s) {", who);
     FOR_REDUCTIONS(v)
     if (reads_value(g, v)) etch__cuda_line(g, "const %s v%d = stack%d[0];", type_of(g, v), v, v);
@@ -114,7 +116,7 @@ void etch__cuda_finish_row(gen *g, const char *who) {
     etch__cuda_close(g);
 }
 
-void etch__cuda_write_cells(gen *g, const char *who) {
+void etch__cuda_write_cells(cuda_gen *g, const char *who) {
     int q = 0;
     etch__cuda_line(g, "if (%s) {", who);
     FOR_REDUCTIONS(v) {
@@ -127,7 +129,7 @@ void etch__cuda_write_cells(gen *g, const char *who) {
 
 /* ---- leaves: 64 lanes over a block ---- */
 
-void etch__cuda_begin_lanes(gen *g, int n) {
+void etch__cuda_begin_lanes(cuda_gen *g, int n) {
     FOR_REDUCTIONS(v) {
         const loop_instr *i = &g->k->code[v];
         etch__cuda_line(g, "%s lane%d[%d];", type_of(g, v), v, n);
@@ -140,7 +142,7 @@ void etch__cuda_begin_lanes(gen *g, int n) {
 }
 
 /* Adds the elements of `block` that the thread has; `who` has any. */
-void etch__cuda_add_block(gen *g, const char *who, const char *first) {
+void etch__cuda_add_block(cuda_gen *g, const char *who, const char *first) {
     int n = g->l.vector, span = etch__cuda_chunk_stride(g), length = etch__cuda_chunk_length(g);
     chunk many = {n, g->l.depth, false}, few = {n, g->l.chunks, true};
     etch__cuda_begin_lanes(g, n * g->l.chunks);
@@ -159,14 +161,14 @@ void etch__cuda_add_block(gen *g, const char *who, const char *first) {
 
 /* lane[l] = op(lane[l], lane[l + w]) for those w whose partner the same
  * thread has, down to `least`. */
-void etch__cuda_fold_inside(gen *g, int v, int n, int least) {
+void etch__cuda_fold_inside(cuda_gen *g, int v, int n, int least) {
     if (n <= least) return;
     etch__cuda_line(g, "#pragma unroll");
     etch__cuda_line(g, "for (int w = %d; w >= %d; w /= 2)", n / 2, least);
     etch__cuda_line(g, "    for (int l = 0; l < w; l++) {");
     g->indent++;
     etch__cuda_line(g, "const %s x = lane%d[l], y = lane%d[l + w];", type_of(g, v), v, v);
-    name to = etch__cuda_text("lane%d[l]", v);
+    cuda_name to = etch__cuda_text("lane%d[l]", v);
     etch__cuda_put_combine(g, v, to.s, "x", "y");
     g->indent -= 2;
     etch__cuda_line(g, "    }");

@@ -52,7 +52,7 @@ enum {
  * COLUMN: a team has `columns` columns side by side, a thread `vector` of them; in each column team
  * t has lanes c * teams + t for c < chunks.
  * FINISH: a warp folds the partials of an element. MAP: no teams.
- * A kernel of several passes: the block is the team of a row, the chunks of which come `depth` at a
+ * A kernel of several sweeps: the block is the team of a row, the chunks of which come `depth` at a
  * time; they are kept where `hold`. */
 typedef struct cuda_layout {
     int threads, team, teams, columns, vector, chunks, depth, hold;
@@ -69,7 +69,7 @@ bool etch__cuda_uses_any(const loop_kernel *k, int access, bool rows);
 int etch__cuda_axis(const loop_kernel *k);
 
 /* Whether it goes over its rows again. */
-static inline bool etch__cuda_has_passes(const loop_kernel *k) {
+static inline bool etch__cuda_has_sweeps(const loop_kernel *k) {
     return etch__loop_last_stage(k) > 1;
 }
 
@@ -81,7 +81,7 @@ static inline bool etch__cuda_on_columns(const loop_kernel *k) {
 
 enum { CUDA_PARTS = 5 };
 
-typedef struct gen {
+typedef struct cuda_gen {
     const loop_kernel *k;
     const cuda_variant *v;
     cuda_layout l;
@@ -94,32 +94,34 @@ typedef struct gen {
     int depth;                      /* of a MAP, in place of the layout's; 0: that */
     cuda_text part[CUDA_PARTS], *t; /* t: the part that is being written */
     int indent;
-} gen;
+} cuda_gen;
 
-typedef struct name {
+typedef struct cuda_name {
     char s[48];
-} name;
+} cuda_name;
 
-name etch__cuda_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
+cuda_name etch__cuda_text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 /* One line of code. A line that ends in { is followed by deeper ones, until close. */
-void etch__cuda_line(gen *g, const char *format, ...) __attribute__((format(printf, 2, 3)));
-void etch__cuda_margin(gen *g);
-void etch__cuda_close(gen *g);
-void etch__cuda_unrolled(gen *g, const char *var, int n);
+void etch__cuda_line(cuda_gen *g, const char *format, ...) __attribute__((format(printf, 2, 3)));
+void etch__cuda_margin(cuda_gen *g);
+void etch__cuda_close(cuda_gen *g);
+void etch__cuda_unrolled(cuda_gen *g, const char *var, int n);
 
-static inline etch_dtype dtype_of(const gen *g, int a) { return g->k->access[a].dtype; }
-static inline const char *storage_of(const gen *g, int a) {
+static inline etch_dtype dtype_of(const cuda_gen *g, int a) { return g->k->access[a].dtype; }
+static inline const char *storage_of(const cuda_gen *g, int a) {
     return etch__cuda_storage(dtype_of(g, a));
 }
-static inline const char *type_of(const gen *g, int v) {
+static inline const char *type_of(const cuda_gen *g, int v) {
     return etch__cuda_type(g->k->code[v].p.type);
 }
-static inline bool used(const gen *g, int a, int stage) { return etch__cuda_uses(g->k, a, stage); }
-static inline bool loaded(const gen *g, int a, int stage) {
+static inline bool used(const cuda_gen *g, int a, int stage) {
+    return etch__cuda_uses(g->k, a, stage);
+}
+static inline bool loaded(const cuda_gen *g, int a, int stage) {
     return !g->k->access[a].store && used(g, a, stage);
 }
 /* Reductions behind the stage at hand, in the order of the code. */
-static inline bool is_reduce(const gen *g, int v) {
+static inline bool is_reduce(const cuda_gen *g, int v) {
     return g->k->code[v].kind == LOOP_REDUCE && g->k->code[v].stage == (g->stage | 1);
 }
 #define FOR_REDUCTIONS(v)                                                                          \
@@ -129,22 +131,22 @@ static inline bool is_reduce(const gen *g, int v) {
 /* ---- chunks: cuda_chunk.c ---- */
 
 /* Splits the row-major number over axes [from, to): i<from> ... as far as they are wanted. */
-void etch__cuda_decompose(gen *g, const char *number, int from, int to);
+void etch__cuda_decompose(cuda_gen *g, const char *number, int from, int to);
 /* Elements from [0, ..., 0] to the indices along axes [from, to); "" for none. */
-typedef struct offset {
+typedef struct cuda_offset {
     char s[200];
-} offset;
+} cuda_offset;
 
-offset etch__cuda_offset_over(const gen *g, int a, int from, int to);
+cuda_offset etch__cuda_offset_over(const cuda_gen *g, int a, int from, int to);
 /* No step along a reduced axis: loaded once for the whole row. */
-bool etch__cuda_same_in_row(const gen *g, int a);
+bool etch__cuda_same_in_row(const cuda_gen *g, int a);
 /* Whether it has an element for each of the several columns of a thread. */
-bool etch__cuda_by_column(const gen *g, int a);
+bool etch__cuda_by_column(const cuda_gen *g, int a);
 /* Whether the stage has the logical index of its elements. */
-bool etch__cuda_wants_index(const gen *g, int stage);
+bool etch__cuda_wants_index(const cuda_gen *g, int stage);
 /* Elements between the chunks of a thread; elements along that way in one chunk. */
-int etch__cuda_chunk_stride(const gen *g);
-int etch__cuda_chunk_length(const gen *g);
+int etch__cuda_chunk_stride(const cuda_gen *g);
+int etch__cuda_chunk_length(const cuda_gen *g);
 
 /* vector, depth: elements and chunks that the code at hand takes. checked: a chunk may begin or
  * (where it lies along the reduced axis) end outside. */
@@ -154,49 +156,49 @@ typedef struct chunk {
 } chunk;
 
 /* Loads, the code of the stage, stores: all of them in this order. */
-void etch__cuda_chunk_code(gen *g, const chunk *c);
+void etch__cuda_chunk_code(cuda_gen *g, const chunk *c);
 /* Turns to the stage. */
-void etch__cuda_enter_stage(gen *g, int stage);
+void etch__cuda_enter_stage(cuda_gen *g, int stage);
 /* The registers of what is held. */
-void etch__cuda_declare_held(gen *g, const chunk *c);
+void etch__cuda_declare_held(cuda_gen *g, const chunk *c);
 
 /* Statements, each with its margin and its comment. */
-void etch__cuda_put_comment(gen *g, const loop_instr *i);
-void etch__cuda_put_prim(gen *g, int v, const char *index);
-void etch__cuda_put_load(gen *g, int v, const char *e);
-void etch__cuda_put_store(gen *g, const loop_instr *i, const char *to);
-void etch__cuda_put_combine(gen *g, int v, const char *to, const char *acc, const char *x);
+void etch__cuda_put_comment(cuda_gen *g, const loop_instr *i);
+void etch__cuda_put_prim(cuda_gen *g, int v, const char *index);
+void etch__cuda_put_load(cuda_gen *g, int v, const char *e);
+void etch__cuda_put_store(cuda_gen *g, const loop_instr *i, const char *to);
+void etch__cuda_put_combine(cuda_gen *g, int v, const char *to, const char *acc, const char *x);
 
 /* ---- what rows and columns share: cuda_fold.c ---- */
 
 /* One element for the whole row. */
-bool etch__cuda_loaded_once(const gen *g, int a);
+bool etch__cuda_loaded_once(const cuda_gen *g, int a);
 /* Where accesses of the stages over elements, over rows, begin in the row whose indices are there;
  * what is loaded once; both for all. */
-void etch__cuda_row_places(gen *g, bool elements, bool rows);
-void etch__cuda_load_once(gen *g);
-void etch__cuda_begin_row(gen *g);
+void etch__cuda_row_places(cuda_gen *g, bool elements, bool rows);
+void etch__cuda_load_once(cuda_gen *g);
+void etch__cuda_begin_row(cuda_gen *g);
 /* Block results fold by pairs as they come: leaf number n is pushed. The result is at the
  * bottom. */
-void etch__cuda_begin_stack(gen *g);
-void etch__cuda_push_leaf(gen *g, const char *n);
-void etch__cuda_finish_stack(gen *g);
+void etch__cuda_begin_stack(cuda_gen *g);
+void etch__cuda_push_leaf(cuda_gen *g, const char *n);
+void etch__cuda_finish_stack(cuda_gen *g);
 /* What the thread for which `who` holds does with the results of a row: stage 1, or, of a part of
  * a row, cells. */
-void etch__cuda_finish_row(gen *g, const char *who);
-void etch__cuda_write_cells(gen *g, const char *who);
+void etch__cuda_finish_row(cuda_gen *g, const char *who);
+void etch__cuda_write_cells(cuda_gen *g, const char *who);
 /* n lanes without elements; the elements of `block` from `first` on that the thread has, where
  * `who` holds; lane[l] = op(lane[l], lane[l + w]) for w from n / 2 down to `least`. */
-void etch__cuda_begin_lanes(gen *g, int n);
-void etch__cuda_add_block(gen *g, const char *who, const char *first);
-void etch__cuda_fold_inside(gen *g, int v, int n, int least);
+void etch__cuda_begin_lanes(cuda_gen *g, int n);
+void etch__cuda_add_block(cuda_gen *g, const char *who, const char *first);
+void etch__cuda_fold_inside(cuda_gen *g, int v, int n, int least);
 
-/* ---- bodies: cuda_map.c, cuda_rows.c, cuda_passes.c, cuda_columns.c ---- */
+/* ---- bodies: cuda_map.c, cuda_rows.c, cuda_sweeps.c, cuda_columns.c ---- */
 
-void etch__cuda_map(gen *g);
-void etch__cuda_whole_rows(gen *g); /* ROW, FINISH */
-void etch__cuda_row_blocks(gen *g); /* ROW in parts */
-void etch__cuda_rows_again(gen *g); /* kernels of several passes */
-void etch__cuda_columns(gen *g);
+void etch__cuda_map(cuda_gen *g);
+void etch__cuda_whole_rows(cuda_gen *g); /* ROW, FINISH */
+void etch__cuda_row_blocks(cuda_gen *g); /* ROW in parts */
+void etch__cuda_sweeps(cuda_gen *g);     /* kernels of several sweeps */
+void etch__cuda_columns(cuda_gen *g);
 
 #endif

@@ -2,7 +2,7 @@
 #include "jit/cuda/cuda_gen.h"
 
 /* The neighbours from `first` on; in rows of whole chunks no more is written. */
-static void whole_chunk(gen *g) {
+static void whole_chunk(cuda_gen *g) {
     chunk c = {g->l.vector, 1, false};
     int x = g->axis;
     if (!g->v->even) etch__cuda_line(g, "if (first + %d <= n%d) {", c.vector, x);
@@ -14,7 +14,7 @@ static void whole_chunk(gen *g) {
 }
 
 /* Those behind the last whole chunk of a row, one by one. */
-static void rest_of_row(gen *g) {
+static void rest_of_row(cuda_gen *g) {
     chunk c = {1, 1, false};
     int x = g->axis;
     g->indent--;
@@ -28,7 +28,7 @@ static void rest_of_row(gen *g) {
     etch__cuda_close(g), etch__cuda_close(g);
 }
 
-static void map_vectors(gen *g) {
+static void map_vectors(cuda_gen *g) {
     int x = g->axis, n = g->l.vector;
     etch__cuda_line(g, "const idx per_row = (n%d + %d) / %d;", x, n - 1, n);
     etch__cuda_line(g, "const idx units = %sper_row;", x > 0 ? "outer * " : "");
@@ -47,7 +47,7 @@ static void map_vectors(gen *g) {
     etch__cuda_close(g);
 }
 
-static void map_elements(gen *g) {
+static void map_elements(cuda_gen *g) {
     chunk c = {1, g->l.depth, false};
     int step = g->l.threads * g->l.depth;
     const char *at = c.depth > 1 ? "at" : "index";
@@ -62,7 +62,7 @@ static void map_elements(gen *g) {
     etch__cuda_close(g);
 }
 
-void etch__cuda_map(gen *g) {
+void etch__cuda_map(cuda_gen *g) {
     if (g->l.vector > 1) map_vectors(g);
     else map_elements(g);
 }

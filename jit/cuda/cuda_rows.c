@@ -3,20 +3,20 @@
 
 /* ---- lanes ---- */
 
-static void fold_between(gen *g, int v) {
+static void fold_between(cuda_gen *g, int v) {
     etch__cuda_line(g, "#pragma unroll");
     etch__cuda_line(g, "for (int w = %d; w >= 1; w /= 2)", g->l.team / 2);
     etch__cuda_line(g, "    for (int l = 0; l < %d; l++) {", g->l.vector);
     g->indent++;
     etch__cuda_line(g, "const %s x = lane%d[l], y = down(x, w, %d);", type_of(g, v), v, g->l.team);
-    name to = etch__cuda_text("lane%d[l]", v);
+    cuda_name to = etch__cuda_text("lane%d[l]", v);
     etch__cuda_put_combine(g, v, to.s, "x", "y");
     g->indent -= 2;
     etch__cuda_line(g, "    }");
 }
 
 /* Lanes lie chunk by chunk, in a chunk thread by thread, in a thread side by side. */
-static void fold_row_lanes(gen *g) {
+static void fold_row_lanes(cuda_gen *g) {
     FOR_REDUCTIONS(v) {
         if (g->l.chunks > 1) etch__cuda_fold_inside(g, v, g->l.chunks, 1);
         fold_between(g, v);
@@ -26,7 +26,7 @@ static void fold_row_lanes(gen *g) {
 
 /* ---- partial results ---- */
 
-static void load_cells(gen *g, int v, int q) {
+static void load_cells(cuda_gen *g, int v, int q) {
     const loop_instr *i = &g->k->code[v];
     etch__cuda_line(g, "%s lane%d[%d];", type_of(g, v), v, CUDA_CELLS);
     etch__cuda_line(g, "#pragma unroll");
@@ -42,8 +42,8 @@ static void load_cells(gen *g, int v, int q) {
 }
 
 /* lane[k] = op(lane[k], lane[k + w]) for w = 1, 2 ... as far as there are cells. */
-static void fold_neighbours(gen *g, int v) {
-    name to = etch__cuda_text("lane%d[k]", v), by = etch__cuda_text("lane%d[k + w]", v);
+static void fold_neighbours(cuda_gen *g, int v) {
+    cuda_name to = etch__cuda_text("lane%d[k]", v), by = etch__cuda_text("lane%d[k + w]", v);
     etch__cuda_line(g, "#pragma unroll");
     etch__cuda_line(g, "for (int w = 1; w < %d; w *= 2)", CUDA_CELLS);
     etch__cuda_line(g, "    for (int k = 0; k < %d; k += 2 * w)", CUDA_CELLS);
@@ -55,12 +55,12 @@ static void fold_neighbours(gen *g, int v) {
 
 /* FINISH: cells leaf * CUDA_LEAF ... of each reduction, by pairs in the
  * thread, then in the warp. */
-static void fold_cells(gen *g) {
+static void fold_cells(cuda_gen *g) {
     int q = 0;
     etch__cuda_line(g, "const idx cell = leaf * %d + t * %d;", CUDA_LEAF, CUDA_CELLS);
     FOR_REDUCTIONS(v) load_cells(g, v, q++);
     FOR_REDUCTIONS(v) {
-        name to = etch__cuda_text("lane%d[0]", v);
+        cuda_name to = etch__cuda_text("lane%d[0]", v);
         fold_neighbours(g, v);
         etch__cuda_line(g, "for (int w = 1; w < 32; w *= 2) {");
         etch__cuda_line(g, "const %s x = lane%d[0], y = down(x, w, 32);", type_of(g, v), v);
@@ -75,7 +75,7 @@ static void fold_cells(gen *g) {
 /* ---- several teams a row ---- */
 
 /* The first of the warps that share a row folds the results of all, `mine` and those behind it. */
-static void fold_warps(gen *g, int v) {
+static void fold_warps(cuda_gen *g, int v) {
     const char *t = type_of(g, v);
     etch__cuda_line(g, "if (part == 0) {");
     etch__cuda_line(g, "%s all = *(%s *)(shared + (t < parts ? team + t : team));", t, t);
@@ -91,7 +91,7 @@ static void fold_warps(gen *g, int v) {
     etch__cuda_line(g, "__syncthreads();");
 }
 
-static void fold_through_shared(gen *g, int v) {
+static void fold_through_shared(cuda_gen *g, int v) {
     const char *t = type_of(g, v);
     etch__cuda_line(g, "for (idx w = 1; w < parts; w *= 2) {");
     etch__cuda_line(g, "if (t == 0 && part %% (2 * w) == 0 && part + w < parts) {");
@@ -104,7 +104,7 @@ static void fold_through_shared(gen *g, int v) {
 }
 
 /* Teams of one row fold their results by pairs. */
-static void fold_teams(gen *g) {
+static void fold_teams(cuda_gen *g) {
     etch__cuda_line(g, "if (share > 1) {");
     etch__cuda_line(g, "const idx parts = (leaves + span - 1) / span;");
     FOR_REDUCTIONS(v) {
@@ -121,7 +121,7 @@ static void fold_teams(gen *g) {
 }
 
 /* How many teams share a row (see etch__cuda_shape), and how many leaves each of them takes. */
-static void share_rows(gen *g) {
+static void share_rows(cuda_gen *g) {
     etch__cuda_line(g, "__shared__ u64 shared[%d];", g->l.teams);
     etch__cuda_line(g, "idx share = 1, span = 1;");
     etch__cuda_line(
@@ -133,12 +133,12 @@ static void share_rows(gen *g) {
 
 /* ---- the kernels ---- */
 
-static void team_of_thread(gen *g) {
+static void team_of_thread(cuda_gen *g) {
     etch__cuda_line(g, "const int t = threadIdx.x %% %d, team = threadIdx.x / %d;", g->l.team,
                     g->l.team);
 }
 
-void etch__cuda_whole_rows(gen *g) {
+void etch__cuda_whole_rows(cuda_gen *g) {
     bool cells = g->k->split == SPLIT_FINISH;
     team_of_thread(g);
     share_rows(g);
@@ -166,7 +166,7 @@ void etch__cuda_whole_rows(gen *g) {
     etch__cuda_close(g);
 }
 
-void etch__cuda_row_blocks(gen *g) {
+void etch__cuda_row_blocks(cuda_gen *g) {
     team_of_thread(g);
     etch__cuda_line(g, "const idx units = rows * blocks;");
     etch__cuda_line(

@@ -73,20 +73,20 @@ enum { FEW_ROWS_TILE = 3 }; /* COLUMN: so few that the depth would not be reache
 
 /* Chunks in flight, the bytes that they take in registers, the elements that the
  * code is written out for. */
-typedef struct flight {
+typedef struct in_flight {
     int chunks, bytes, elements;
-} flight;
+} in_flight;
 
 /* Enough for the memory's latency. Blocks of a PARTIAL row are long, and few threads have them. */
-static flight flight_of(const loop_kernel *k) {
-    if (k->variant == LOOP_MAP) return (flight){4, 32, 4};
-    if (k->variant == LOOP_ROW && k->split == SPLIT_PARTIAL) return (flight){16, 512, 64};
-    return (flight){8, 256, 64};
+static in_flight flight_of(const loop_kernel *k) {
+    if (k->variant == LOOP_MAP) return (in_flight){4, 32, 4};
+    if (k->variant == LOOP_ROW && k->split == SPLIT_PARTIAL) return (in_flight){16, 512, 64};
+    return (in_flight){8, 256, 64};
 }
 
 static int depth_of(const loop_kernel *k, const cuda_layout *l) {
     traffic t = traffic_of(k);
-    flight most = flight_of(k);
+    in_flight most = flight_of(k);
     if (k->variant == LOOP_MAP && l->vector > 1) return 1; /* the vector is as much as is wanted */
     if (etch__cuda_on_columns(k) && l->threads <= 32 << FEW_ROWS_TILE) return l->chunks;
     int depth = l->chunks > most.chunks ? l->chunks : most.chunks;
@@ -103,7 +103,7 @@ cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
                      .vector = v->vector,
                      .chunks = 1,
                      .depth = 1};
-    if (etch__cuda_has_passes(k)) {
+    if (etch__cuda_has_sweeps(k)) {
         l.threads = 32 << clamp(v->tile, 1, v->vector > 4 ? 4 : 5);
         l.team = l.threads, l.hold = v->hold, l.depth = v->hold ? v->hold : 1;
         return l;
@@ -154,7 +154,7 @@ static int64_t teams_per_row(const loop_kernel *k, const int64_t *dims, int team
 /* Blocks of threads that have work. */
 static int64_t blocks_of_work(const loop_kernel *k, const cuda_layout *l, const int64_t *dims) {
     int64_t rows = product(dims, k->npar);
-    if (etch__cuda_has_passes(k)) return rows;
+    if (etch__cuda_has_sweeps(k)) return rows;
     if (k->variant == LOOP_MAP || etch__cuda_on_columns(k)) {
         int64_t inner = k->npar ? dims[k->npar - 1] : 1, outer = inner ? rows / inner : 0;
         if (k->variant == LOOP_MAP)
@@ -277,7 +277,7 @@ enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10 };
 /* A row is held if it is no longer than a block of the reduction, and its values fit shared memory.
  */
 static int hold_of(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
-    if (!etch__cuda_has_passes(k)) return 0;
+    if (!etch__cuda_has_sweeps(k)) return 0;
     int64_t width = (int64_t)etch__cuda_layout(k, v).threads * v->vector;
     int64_t hold = quot_up(product(dims + k->npar, k->nred), width), held = hold * width;
     bool fits = hold <= HOLD_MOST && held <= REDUCE_BLOCK && held * reduced_bytes(k) <= HOLD_SHARED;
@@ -288,7 +288,7 @@ static int hold_of(const loop_kernel *k, const cuda_variant *v, const int64_t *d
  * checks for any. */
 static int64_t taken_at_once(const loop_kernel *k, const cuda_variant *v) {
     cuda_layout l = etch__cuda_layout(k, v);
-    if (!etch__cuda_has_passes(k)) return REDUCE_BLOCK;
+    if (!etch__cuda_has_sweeps(k)) return REDUCE_BLOCK;
     return (int64_t)l.threads * l.vector * l.hold;
 }
 
@@ -316,8 +316,8 @@ static int row_tile(const loop_kernel *k, const cuda_variant *v, const int64_t *
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned) {
     cuda_variant v = {.index_bits = is_narrow(k, dims) ? 32 : 64, .vector = 1, .tile = 3};
     v.vector = (uint8_t)choose_vector(k, dims, aligned);
-    bool passes = etch__cuda_has_passes(k);
-    v.tile = (uint8_t)(passes ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));
+    bool sweeps = etch__cuda_has_sweeps(k);
+    v.tile = (uint8_t)(sweeps ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));
     etch__cuda_fit_rows(k, &v, dims);
     return v;
 }

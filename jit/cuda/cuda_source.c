@@ -5,7 +5,7 @@
  *           elements it adds chunks to the lanes and folds them; block results fold by pairs as
  *           they come. Where rows are few, several teams take aligned ranges of a row's blocks and
  *           fold at the end.
- *           Where a kernel goes over its rows again (cuda_passes.c), a block has a row
+ *           Where a kernel goes over its rows again (cuda_sweeps.c), a block has a row
  *   COLUMN  (cuda_columns.c) columns side by side, several neighbours a thread; the lanes of each
  *           column are spread over the warps of the block
  *   FINISH  as ROW, but what is folded are partial results, several a thread at a time
@@ -36,13 +36,13 @@ static bool has_word(const char *s, const char *word) {
 }
 
 /* Whether what is written so far names it. */
-static bool mentioned(const gen *g, const char *word) {
+static bool mentioned(const cuda_gen *g, const char *word) {
     for (int p = 0; p < PARTS; p++)
         if (has_word(g->part[p].p, word)) return true;
     return false;
 }
 
-static void uniforms(gen *g) {
+static void uniforms(cuda_gen *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         prim_instr count = {.prim = PRIM_CONVERT, .type = i->p.type, .from = ETCH_I64};
@@ -58,7 +58,7 @@ static void uniforms(gen *g) {
 }
 
 /* A product of extents under a name, where that is mentioned. */
-static void size_of(gen *g, const char *called, int from, int to) {
+static void size_of(cuda_gen *g, const char *called, int from, int to) {
     if (!mentioned(g, called)) return;
     etch__cuda_margin(g);
     etch__cuda_put(g->t, "const idx %s = ", called);
@@ -66,7 +66,7 @@ static void size_of(gen *g, const char *called, int from, int to) {
     etch__cuda_put(g->t, from < to ? ";\n" : "1;\n");
 }
 
-static void sizes(gen *g) {
+static void sizes(cuda_gen *g) {
     bool leaves = mentioned(g, "leaves"), blocks = leaves || mentioned(g, "blocks");
     if (blocks || mentioned(g, "reduced")) {
         etch__cuda_margin(g);
@@ -85,7 +85,7 @@ static void sizes(gen *g) {
     else if (leaves) etch__cuda_line(g, "const idx leaves = blocks;");
 }
 
-static void put_access_comment(gen *g, int a) {
+static void put_access_comment(cuda_gen *g, int a) {
     const loop_access *x = &g->k->access[a];
     etch__cuda_put(g->t, " // %s %s [", x->store ? "store" : "load",
                    etch_dtype_name(dtype_of(g, a)));
@@ -94,7 +94,7 @@ static void put_access_comment(gen *g, int a) {
     etch__cuda_put(g->t, "]\n");
 }
 
-static void names(gen *g) {
+static void names(cuda_gen *g) {
     if (g->v->tested) etch__cuda_line(g, "if (*a.failed != ~0ull) return;");
     for (int a = 0; a < g->k->naccesses; a++) {
         const char *t = storage_of(g, a);
@@ -115,7 +115,7 @@ static void names(gen *g) {
                                 g->naxes * (a + 1) + x);
 }
 
-static void put_args(gen *g) {
+static void put_args(cuda_gen *g) {
     const loop_kernel *k = g->k;
     etch__cuda_line(g, "struct etch_args {");
     etch__cuda_line(g, "void *ptr[%d];", k->naccesses + 1);
@@ -126,7 +126,7 @@ static void put_args(gen *g) {
     etch__cuda_line(g, "};\n");
 }
 
-static void head(gen *g) {
+static void head(cuda_gen *g) {
     static const char *const variants[] = {"map", "row", "column"};
     static const char *const splits[] = {"", ", partial", ", finish"};
     const loop_kernel *k = g->k;
@@ -149,23 +149,23 @@ static void head(gen *g) {
 
 /* ---- the whole ---- */
 
-static void body(gen *g) {
+static void body(cuda_gen *g) {
     etch__cuda_enter_stage(g, 0);
     if (g->k->split == SPLIT_FINISH) etch__cuda_whole_rows(g);
-    else if (etch__cuda_has_passes(g->k)) etch__cuda_rows_again(g);
+    else if (etch__cuda_has_sweeps(g->k)) etch__cuda_sweeps(g);
     else if (g->k->variant == LOOP_COLUMN) etch__cuda_columns(g);
     else if (g->k->variant == LOOP_ROW && g->k->split == SPLIT_PARTIAL) etch__cuda_row_blocks(g);
     else if (g->k->variant == LOOP_ROW) etch__cuda_whole_rows(g);
     else etch__cuda_map(g);
 }
 
-static void write_part(gen *g, int part, int indent, void (*what)(gen *)) {
+static void write_part(cuda_gen *g, int part, int indent, void (*what)(cuda_gen *)) {
     g->t = &g->part[part], g->indent = indent;
     etch__cuda_put(g->t, "%s", "");
     what(g);
 }
 
-static char *source(gen *g, void (*const parts[PARTS])(gen *)) {
+static char *source(cuda_gen *g, void (*const parts[PARTS])(cuda_gen *)) {
     cuda_text all = {0};
     g->naxes = g->k->npar + g->k->nred, g->l = etch__cuda_layout(g->k, g->v);
     if (g->depth && g->k->variant == LOOP_MAP) g->l.depth = g->depth;
@@ -186,14 +186,14 @@ static char *source(gen *g, void (*const parts[PARTS])(gen *)) {
 }
 
 char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v) {
-    static void (*const parts[PARTS])(gen *) = {head, names, sizes, uniforms, body};
-    gen g = {.k = k, .v = v};
+    static void (*const parts[PARTS])(cuda_gen *) = {head, names, sizes, uniforms, body};
+    cuda_gen g = {.k = k, .v = v};
     return source(&g, parts);
 }
 
 /* ---- as one step of a block ---- */
 
-static void run_head(gen *g) {
+static void run_head(cuda_gen *g) {
     etch__cuda_prelude(g->t, g->v->index_bits, g->part[BODY].p);
     etch__cuda_line(g, "%s", "");
     put_args(g);
@@ -202,14 +202,14 @@ static void run_head(gen *g) {
 }
 
 char *etch__cuda_run_source(const loop_kernel *k, const cuda_variant *v, int depth) {
-    static void (*const parts[PARTS])(gen *) = {run_head, names, sizes, uniforms, body};
-    gen g = {.k = k, .v = v, .depth = depth};
+    static void (*const parts[PARTS])(cuda_gen *) = {run_head, names, sizes, uniforms, body};
+    cuda_gen g = {.k = k, .v = v, .depth = depth};
     return source(&g, parts);
 }
 
 /* ---- a map as a function ---- */
 
-static void after_head(gen *g) {
+static void after_head(cuda_gen *g) {
     etch__cuda_prelude(g->t, g->v->index_bits, g->part[BODY].p);
     etch__cuda_line(g, "%s", "");
     put_args(g);
@@ -225,7 +225,7 @@ static void after_head(gen *g) {
     etch__cuda_put(g->t, ") {\n");
 }
 
-static void after_body(gen *g) {
+static void after_body(cuda_gen *g) {
     chunk c = {g->l.vector, 1, false};
     etch__cuda_enter_stage(g, 0);
     etch__cuda_line(g, "const idx index = row * columns + first;");
@@ -235,7 +235,8 @@ static void after_body(gen *g) {
 }
 
 char *etch__cuda_after_source(const loop_kernel *k, const cuda_variant *v, uint32_t given) {
-    static void (*const parts[PARTS])(gen *) = {after_head, names, sizes, uniforms, after_body};
-    gen g = {.k = k, .v = v, .given = given};
+    static void (*const parts[PARTS])(cuda_gen *) = {after_head, names, sizes, uniforms,
+                                                     after_body};
+    cuda_gen g = {.k = k, .v = v, .given = given};
     return source(&g, parts);
 }

@@ -23,14 +23,14 @@ enum { CLOSURE_MAX = 16384 }; /* nodes; larger graphs keep groups in the order o
 
 static void need_version(const ir *r, int32_t version) {
     if (version >= 0 && r->versions[version].node >= 0)
-        r->nodes[r->versions[version].node].needed = true;
+        r->nodes[r->versions[version].node].feeds_check = true;
 }
 
-static void mark_needed(ir *r) {
+static void mark_feeding(ir *r) {
     for (int i = r->nnodes - 1; i >= 0; i--) {
         const ir_node *n = &r->nodes[i];
         bool fails = n->kind == IR_CALL && etch__ops[n->op].flags & OPF_MAY_FAIL;
-        if (n->dead || (!fails && !n->needed)) continue;
+        if (n->dead || (!fails && !n->feeds_check)) continue;
         for (int k = 0; k < n->nin; k++) need_version(r, sources(r, n)[k].version);
         if (n->write) need_version(r, n->target.version);
     }
@@ -39,8 +39,8 @@ static void mark_needed(ir *r) {
 static bool reset(ir *r) {
     r->ngroups = 0;
     for (int v = 0; v < r->nversions; v++) r->versions[v].group = -1, r->versions[v].stored = false;
-    for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1, r->nodes[i].needed = false;
-    mark_needed(r);
+    for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1, r->nodes[i].feeds_check = false;
+    mark_feeding(r);
     r->words = r->nnodes > CLOSURE_MAX ? 0 : (r->nnodes + 63) / 64;
     size_t bytes = ((size_t)r->nnodes * r->words + 1) * sizeof *r->needs;
     return r->needs || (r->needs = etch__arena_new(r->memory, bytes));
@@ -48,7 +48,7 @@ static bool reset(ir *r) {
 
 /* ---- placing ---- */
 
-static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage) {
+static bool add_member(ir *r, int32_t node, int32_t group, const space *sp, int stage) {
     ir_node *n = &r->nodes[node];
     ir_group *g = &r->groups[group];
     int accesses, code;
@@ -65,7 +65,7 @@ static bool join(ir *r, int32_t node, int32_t group, const space *sp, int stage)
     v->stage = (uint8_t)(stage + (n->kind == IR_REDUCE));
     if (v->stage > g->last) g->last = v->stage;
     g->writes |= n->write;
-    g->needed |= n->needed, g->final |= etch__writes_an_input(r, n);
+    g->feeds_check |= n->feeds_check, g->writes_input |= etch__writes_an_input(r, n);
     etch__note_needs(r, n);
     return true;
 }
@@ -77,7 +77,7 @@ static bool new_group(ir *r, int32_t node, const space *sp) {
     ir_group *g = &r->groups[r->ngroups++];
     *g = (ir_group){.call = !is_loop(&r->nodes[node]), .naxes = sp->n};
     memcpy(g->size, sp->size, sizeof g->size);
-    return join(r, node, r->ngroups - 1, sp, 0);
+    return add_member(r, node, r->ngroups - 1, sp, 0);
 }
 
 /* A group that holds one of the node's operands in a register, the last one that will do, or -1. */
@@ -119,8 +119,8 @@ static bool place(ir *r, int32_t node) {
         if (group < 0) group = sibling_group(r, n, &sp);
     }
     bool ok = group < 0 ? new_group(r, node, &sp)
-                        : join(r, node, group, &sp, etch__stage_in(r, n, group, &sp));
-    n->full = full;
+                        : add_member(r, node, group, &sp, etch__stage_in(r, n, group, &sp));
+    n->no_room = full;
     return ok;
 }
 
@@ -154,13 +154,13 @@ static void mark_stored(ir *r) {
     }
 }
 
-static void note_passes(ir *r) {
-    r->has_passes = r->bad_passes = false;
+static void note_sweeps(ir *r) {
+    r->has_sweeps = r->poor_sweeps = false;
     for (int i = 0; i < r->ngroups; i++) {
         const ir_group *g = &r->groups[i];
         if (g->last < 2) continue;
-        r->has_passes = true;
-        r->bad_passes |= !etch__good_rows(g, r->nodes[g->members[0]].domain.device);
+        r->has_sweeps = true;
+        r->poor_sweeps |= !etch__good_rows(g, r->nodes[g->members[0]].domain.device);
     }
 }
 
@@ -177,9 +177,9 @@ bool etch__fuse(ir *r) {
     }
     if (!etch__merge_groups(r)) return false;
     mark_stored(r);
-    note_passes(r);
+    note_sweeps(r);
     if (!etch__order_groups(r) || !etch__drop_empty_groups(r)) return false;
-    if (r->aside) return true;
+    if (r->ahead_only) return true;
     if (!etch__pass_join(r)) return false;
     etch__explain_groups(r);
     return true;

@@ -25,8 +25,8 @@ static reason_id why_apart(const ir *r, const ir_node *n, const ir_source *s, bo
  * read of that one is apart for the same reason. */
 static bool after_full(const ir *r, const ir_node *n) {
     const ir_group *g = &r->groups[n->group];
-    bool full = n->full;
-    for (int i = 0; i < g->nmembers && !full; i++) full = r->nodes[g->members[i]].full;
+    bool full = n->no_room;
+    for (int i = 0; i < g->nmembers && !full; i++) full = r->nodes[g->members[i]].no_room;
     return full;
 }
 

@@ -29,7 +29,7 @@ static bool reads_registers(const ir *r, int32_t first, int32_t then) {
 static bool can_merge(const ir *r, int32_t first, int32_t then) {
     const ir_group *a = &r->groups[first], *b = &r->groups[then];
     if (a->call || b->call || a->mask || b->mask || a->writes || b->writes) return false;
-    if (a->needed && !b->needed) return false;
+    if (a->feeds_check && !b->feeds_check) return false;
     if (a->nmembers + b->nmembers > r->max_members || a->ncode + b->ncode > CODE_BUDGET ||
         a->naccesses + b->naccesses > ACCESS_BUDGET)
         return false;
@@ -49,7 +49,7 @@ static bool merge(ir *r, int32_t first, int32_t then) {
     }
     ir_group empty = *b;
     b->members = a->members, b->members_cap = a->members_cap, b->nmembers += a->nmembers;
-    b->naccesses += a->naccesses, b->ncode += a->ncode, b->needed |= a->needed;
+    b->naccesses += a->naccesses, b->ncode += a->ncode, b->feeds_check |= a->feeds_check;
     a->members = empty.members, a->members_cap = empty.members_cap, a->nmembers = 0;
     for (int32_t g = 0; g < r->ngroups; g++)
         if (g != then && depends(r, g, first)) etch__add_need(r, g, then);

@@ -24,9 +24,9 @@ static int emit_group(const ir *r, int32_t group, int32_t *order, int32_t *place
 }
 
 static bool needs_input_written(const ir *r, int32_t group) {
-    if (r->groups[group].final) return true;
+    if (r->groups[group].writes_input) return true;
     for (int32_t g = 0; g < r->ngroups; g++)
-        if (depends(r, group, g) && r->groups[g].final) return true;
+        if (depends(r, group, g) && r->groups[g].writes_input) return true;
     return false;
 }
 

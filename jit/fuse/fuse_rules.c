@@ -110,9 +110,9 @@ bool etch__good_rows(const ir_group *g, int device) {
 static bool has_stage(const ir *r, const ir_node *n, const ir_group *g, int stage) {
     if (n->write && g->last > 1) return false;
     if (stage < 2) return true;
-    if (stage + (n->kind == IR_REDUCE) >= LOOP_STAGES || r->passes == PASSES_NONE) return false;
+    if (stage + (n->kind == IR_REDUCE) >= LOOP_STAGES || r->sweeps == SWEEPS_NONE) return false;
     if (g->writes || n->write || !(g->mask >> (g->naxes - 1) & 1)) return false;
-    return r->passes == PASSES_ALL || etch__good_rows(g, n->domain.device);
+    return r->sweeps == SWEEPS_ALL || etch__good_rows(g, n->domain.device);
 }
 
 static bool reads_version(const ir *r, const ir_node *n, const ir_source *s, int32_t version) {
@@ -151,7 +151,8 @@ bool etch__writes_an_input(const ir *r, const ir_node *n) {
 /* Whether all that the node needs can be there when the group runs. */
 bool etch__ready(const ir *r, const ir_node *n, const space *sp, int32_t group, int stage) {
     const ir_group *g = &r->groups[group];
-    if ((n->needed && g->final) || (g->needed && etch__writes_an_input(r, n))) return false;
+    if ((n->feeds_check && g->writes_input) || (g->feeds_check && etch__writes_an_input(r, n)))
+        return false;
     if (!has_stage(r, n, &r->groups[group], stage)) return false;
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];

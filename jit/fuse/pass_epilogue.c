@@ -88,7 +88,7 @@ static bool become(ir *r, ir_node *n, const ir_node *p, uint8_t part, const ir_s
     return true;
 }
 
-static bool join_bias(ir *r, const ir_uses *u, ir_node *n) {
+static bool absorb_bias(ir *r, const ir_uses *u, ir_node *n) {
     for (int k = 0; k < 2; k++) {
         const ir_source *row = &sources(r, n)[1 - k];
         const ir_node *p = sole_product(r, u, &sources(r, n)[k]);
@@ -100,7 +100,7 @@ static bool join_bias(ir *r, const ir_uses *u, ir_node *n) {
     return true;
 }
 
-static bool join_activation(ir *r, const ir_uses *u, ir_node *n, uint8_t part) {
+static bool absorb_activation(ir *r, const ir_uses *u, ir_node *n, uint8_t part) {
     const ir_node *p = sole_product(r, u, sources(r, n));
     if (!p || p->epilogue & (PRODUCT_RELU | PRODUCT_GELU)) return true;
     if (!etch__still_there(r, u, p, n)) return true;
@@ -109,9 +109,9 @@ static bool join_activation(ir *r, const ir_uses *u, ir_node *n, uint8_t part) {
     return become(r, n, p, part, NULL);
 }
 
-static bool join_epilogue(ir *r, const ir_uses *u, ir_node *n) {
+static bool absorb(ir *r, const ir_uses *u, ir_node *n) {
     uint8_t part = part_of_epilogue(r, n);
-    if (part) return part == PRODUCT_BIAS ? join_bias(r, u, n) : join_activation(r, u, n, part);
+    if (part) return part == PRODUCT_BIAS ? absorb_bias(r, u, n) : absorb_activation(r, u, n, part);
     if (is_product(r, n) && n->op == OP_ADDMM && has_epilogues(n->dtype) &&
         is_row(sources(r, n), &r->versions[n->out].meta))
         n->epilogue = PRODUCT_BIAS;
@@ -143,7 +143,7 @@ static void read_original(const ir *r, const ir_uses *u, const ir_node *n, ir_so
 
 static bool rewrite(ir *r, const ir_uses *u) {
     for (int i = 0; i < r->nnodes; i++)
-        if (!r->nodes[i].dead && !join_epilogue(r, u, &r->nodes[i])) return false;
+        if (!r->nodes[i].dead && !absorb(r, u, &r->nodes[i])) return false;
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *n = &r->nodes[i];
         int first = n->op == OP_ADDMM;

@@ -139,6 +139,6 @@ bool etch__may_join(const ir *r, const ir_node *n) {
 
 bool etch__pass_join(ir *r) {
     ir_uses u;
-    if (r->apart || !can_join(r)) return true;
+    if (r->matmuls_apart || !can_join(r)) return true;
     return etch__ir_uses(r, &u) && join_products(r, &u) && etch__drop_empty_groups(r);
 }

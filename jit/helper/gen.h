@@ -81,7 +81,7 @@ typedef struct gen {
     bool scalar;              /* one element, no loops: odd stages of ROW, stage 1 of FINISH */
     bool runs[LOOP_MAX_CODE]; /* what the strip at hand computes */
     int stage;                /* of that strip */
-    int pass;                 /* even stage whose reductions are at work */
+    int sweep;                /* even stage whose reductions are at work */
     val i;                    /* number of the element in the strip */
     var n, trip;              /* elements that exist; the same in whole blocks */
     var index0;               /* logical index of element 0 */

@@ -264,10 +264,10 @@ static void copy_all_out(gen *g, int stage, int x) {
             copy_out(g, &g->k->code[v], x);
 }
 
-/* ---- the odd stage behind the pass, for one element ---- */
+/* ---- the odd stage behind the sweep, for one element ---- */
 
 static void finish_element(gen *g, val element) {
-    int stage = g->pass + 1;
+    int stage = g->sweep + 1;
     g->scalar = true;
     gen_results(g);
     set_bases(g, stage, -1, NULL);
@@ -381,7 +381,7 @@ static void for_pieces(gen *g, val r, void (*body)(gen *, val, val)) {
     decompose(g, rv(row), g->k->npar, last, index);
     index[last] = rv(c);
     for (int a = 0; a < g->k->naccesses; a++)
-        if (g->access[a].used[g->pass])
+        if (g->access[a].used[g->sweep])
             move(g, g->access[a].base, rv(g->access[a].unit),
                  offset_over(g, a, g->k->npar, last + 1, index));
     body(g, rv(pos), len);
@@ -398,15 +398,15 @@ static val last_stride(gen *g, int a) {
 
 static void gather_piece(gen *g, val pos, val len) {
     for (int a = 0; a < g->k->naccesses; a++)
-        if (g->access[a].used[g->pass] && !g->k->access[a].store &&
-            !gen_uniform_load(g, g->pass, a))
+        if (g->access[a].used[g->sweep] && !g->k->access[a].store &&
+            !gen_uniform_load(g, g->sweep, a))
             gather(g, a, pos, rv(g->access[a].base), len, last_stride(g, a));
 }
 
 static void scatter_piece(gen *g, val pos, val len) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
-        if (i->kind != LOOP_STORE || i->stage != g->pass) continue;
+        if (i->kind != LOOP_STORE || i->stage != g->sweep) continue;
         int a = (int)i->p.imm.i;
         scatter(g, gen_results_of(g, i), pos, rv(g->access[a].base), len, last_stride(g, a));
     }
@@ -415,8 +415,8 @@ static void scatter_piece(gen *g, val pos, val len) {
 static void pad_all(gen *g) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *s = &g->access[a];
-        if (!s->used[g->pass] || g->k->access[a].store) continue;
-        if (gen_uniform_load(g, g->pass, a)) {
+        if (!s->used[g->sweep] || g->k->access[a].store) continue;
+        if (gen_uniform_load(g, g->sweep, a)) {
             set(g, s->base, rv(s->unit));
             source_uniform(g, a);
         } else {
@@ -426,25 +426,25 @@ static void pad_all(gen *g) {
     }
 }
 
-static bool stores_in_pass(const gen *g) {
+static bool stores_in_sweep(const gen *g) {
     for (int v = 0; v < g->k->ncode; v++)
-        if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == g->pass) return true;
+        if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == g->sweep) return true;
     return false;
 }
 
 static void row_strip(gen *g, val r) {
     int last = naxes(g) - 1;
     if (g->k->nred == 1) {
-        set_bases(g, g->pass, last, r);
-        set_sources(g, g->pass, last);
+        set_bases(g, g->sweep, last, r);
+        set_sources(g, g->sweep, last);
     } else {
         for_pieces(g, r, gather_piece);
         pad_all(g);
     }
-    gen_strip(g, g->pass);
+    gen_strip(g, g->sweep);
     gen_lanes_add_strip(g);
-    if (g->k->nred == 1) copy_all_out(g, g->pass, last);
-    else if (stores_in_pass(g)) for_pieces(g, r, scatter_piece);
+    if (g->k->nred == 1) copy_all_out(g, g->sweep, last);
+    else if (stores_in_sweep(g)) for_pieces(g, r, scatter_piece);
 }
 
 static val block_end(gen *g, val block) {
@@ -465,7 +465,7 @@ static void row_block(gen *g, val element, val block) {
     gen_lanes_fold(g);
 }
 
-/* A pass with the odd stage behind it. */
+/* A sweep with the odd stage behind it. */
 static void row_reduce(gen *g, val element) {
     var top = gen_stack_begin(g);
     gen_loop b = for_begin(g, num(g, 0), g->blocks, 1, "block");
@@ -476,11 +476,11 @@ static void row_reduce(gen *g, val element) {
     finish_element(g, element);
 }
 
-static void row_passes(gen *g, val element) {
+static void row_sweeps(gen *g, val element) {
     int last = etch__loop_last_stage(g->k);
-    for (g->pass = 0; g->pass < last; g->pass += 2) row_reduce(g, element);
-    if (g->pass == last) row_strips(g, element, num(g, 0), g->reduced);
-    g->pass = 0;
+    for (g->sweep = 0; g->sweep < last; g->sweep += 2) row_reduce(g, element);
+    if (g->sweep == last) row_strips(g, element, num(g, 0), g->reduced);
+    g->sweep = 0;
 }
 
 static void gen_row(gen *g) {
@@ -497,7 +497,7 @@ static void gen_row(gen *g) {
         row_block(g, p, block);
         gen_scratch_write(g, p, block);
     } else {
-        row_passes(g, p);
+        row_sweeps(g, p);
     }
     for_end(g, &u);
 }

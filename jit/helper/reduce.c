@@ -54,10 +54,10 @@ void gen_reductions(gen *g) {
 
 /* ---- lanes ---- */
 
-/* Reductions of the pass at hand. */
+/* Reductions of the sweep at hand. */
 #define FOR_REDUCTIONS(q)                                                                          \
     for (int q = 0; q < g->nred; q++)                                                              \
-        if (g->k->code[g->red[q].at].stage == g->pass + 1)
+        if (g->k->code[g->red[q].at].stage == g->sweep + 1)
 
 void gen_lanes_reset(gen *g) {
     FOR_REDUCTIONS(q) {

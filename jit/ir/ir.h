@@ -61,12 +61,11 @@ typedef struct ir_node {
     uint32_t mask;   /* REDUCE: reduced axes of the operand */
     reduce_plan reduce;
     ir_source target;
-    tensor_meta
-        domain; /* sizes that it iterates over (POINT: of the result, REDUCE: the operand) */
+    tensor_meta domain; /* what it iterates over: POINT: the result, REDUCE: the operand */
     prim_program *program;
     int32_t group;
-    bool full;   /* a group that would have done was too large */
-    bool needed; /* while fusing: a call that may fail on its data depends on it */
+    bool no_room;     /* a group that would have done was too large */
+    bool feeds_check; /* while fusing: a call that may fail on its data depends on it */
 } ir_node;
 
 /* One step: a call of an eager kernel, or the nodes of one fused kernel. After
@@ -77,17 +76,17 @@ typedef struct ir_group {
     int64_t members_cap;
     int naxes; /* of the space, axes of size 1 left out */
     int64_t size[ETCH_MAX_DIMS];
-    uint32_t mask;        /* reduced axes; 0: no reduction yet */
-    bool writes;          /* some member changes memory in place */
-    bool needed, final;   /* some member is needed by a check; some writes an input */
-    uint8_t last;         /* stage of any member's result */
+    uint32_t mask;                  /* reduced axes; 0: no reduction yet */
+    bool writes;                    /* some member changes memory in place */
+    bool feeds_check, writes_input; /* some member is needed by a check; some writes an input */
+    uint8_t last;                   /* stage of any member's result */
     uint8_t nproducts;    /* members of a kernel that are products: pass_join.c, the last ones */
     int naccesses, ncode; /* estimates, for the limits */
 } ir_group;
 
 /* Which kernels may go over their rows again: those whose rows are many or short enough; or none;
  * or all, whatever their sizes. */
-typedef enum ir_passes { PASSES_BY_SIZE, PASSES_NONE, PASSES_ALL } ir_passes;
+typedef enum ir_sweeps { SWEEPS_BY_SIZE, SWEEPS_NONE, SWEEPS_ALL } ir_sweeps;
 
 /* Which sums of products become products of sums (pass_products.c), in the same way. */
 typedef enum ir_sums { SUMS_BY_SIZE, SUMS_NONE, SUMS_ALL } ir_sums;
@@ -110,16 +109,18 @@ typedef struct ir {
     uint8_t *bases;     /* per graph value: BASE_* */
     int32_t *outputs;   /* versions */
     int max_members;
-    ir_passes passes;
-    /* Of the last fusion: whether some kernel goes over its rows again, and
-     * some that better did not. */
-    bool has_passes, bad_passes;
+    ir_sweeps sweeps;
+    /* Of the last fusion: some kernel makes several sweeps over its rows; some whose rows are not
+     * good for that does. */
+    bool has_sweeps, poor_sweeps;
     ir_sums sums;
-    bool has_sums,
-        bad_sums; /* of pass_products.c: some sum became an operand; some better did not */
-    bool aside;   /* fused for kernels of other sizes only: nothing is logged or counted */
-    bool quick;   /* a kernel that takes long to compile is not waited for: etch__plan_late */
-    bool apart;   /* so products stay apart from what reads them */
+    /* Of pass_products.c: some sum became an operand; some did where that costs more. */
+    bool has_sums, poor_sums;
+    /* Fused for kernels of other sizes only: nothing is logged or counted. */
+    bool ahead_only;
+    /* A kernel that takes long to compile is not waited for: etch__plan_late. Then products stay
+     * apart from what reads them. */
+    bool provisional_ok, matmuls_apart;
     etch_mode_kind mode;
     etch_numerics numerics;
     /* While fusing: per group a bit for each group that it depends on; row of `words` words. */

@@ -106,7 +106,7 @@ static bool pays(const ir *r, const ir_node *p, int common) {
 static bool wanted(ir *r, const ir_node *p, int common) {
     if (r->sums == SUMS_NONE) return false;
     bool good = pays(r, p, common);
-    r->bad_sums |= !good;
+    r->poor_sums |= !good;
     return good || r->sums == SUMS_ALL;
 }
 

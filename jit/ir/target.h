@@ -1,6 +1,7 @@
 /* What passes and plans ask of the kind of device that they are for, job by job. There are two:
- * backends/cpu/target.c and backends/cuda/target.c, which register themselves at load. Passes,
- * fusion, lowering and memory are the same for both. A job without functions is not done. */
+ * backends/cpu/cpu_target.c and backends/cuda/cuda_target.c, which register themselves at load.
+ * Passes, fusion, lowering and memory are the same for both. A job without functions is not
+ * done. */
 #ifndef ETCH_JIT_IR_TARGET_H
 #define ETCH_JIT_IR_TARGET_H
 

@@ -230,7 +230,7 @@ static int first_late_step(const native_plan *p) {
 static void note_outputs(plan_maker *m) {
     const graph *g = m->r->g;
     m->p->noutputs = g->noutputs, m->p->ninputs = g->ninputs, m->p->nscalars = g->nscalars;
-    m->p->as_graph = m->r->mode == ETCH_MODE_REDUCE_OVERHEAD && !m->r->apart &&
+    m->p->as_graph = m->r->mode == ETCH_MODE_REDUCE_OVERHEAD && !m->r->matmuls_apart &&
                      etch__fits_graph(m->p) && etch__order_steps(m);
     for (int k = 0; k < g->noutputs; k++) {
         const tensor_meta *meta = &g->values[g->outputs[k]].meta;
@@ -263,7 +263,7 @@ static int list_kernels(const plan_maker *m, const lowered **low) {
 }
 
 static bool all_ready(const plan_maker *m, const kernel_order *o) {
-    for (int i = 0; m->r->quick && i < o->n; i++)
+    for (int i = 0; m->r->provisional_ok && i < o->n; i++)
         if (o->low[i]->nproducts &&
             !m->r->target->products.ready(o->device, o->low[i], o->aligned[i]))
             return false;

@@ -224,7 +224,7 @@ fault map-stride 1 jit/ir/pass_views.c ' || a->stride[i] != b->stride[j]' ''
 fault map-broadcast 1 jit/ir/pass_views.c 'e < 0 || s->meta.size[e] == 1 ? 0' 'e < 0 ? 0'
 fault merged-turned 1 jit/fuse/fuse_merge.c 'if (!etch__fusable(r, n, &sp, s)) return false;' \
     'if (!etch__fusable(r, n, &sp, s) && k < 0) return false;'
-fault dropped-check 1 jit/plan/run.c 'if (likely(status == ETCH_OK)) continue;' \
+fault dropped-check 1 jit/plan/plan_run.c 'if (likely(status == ETCH_OK)) continue;' \
     'if (likely(status == ETCH_OK) || (etch_clear_error(), i >= 0)) continue;'
 fault lifetime 1 jit/plan/memory.c 'a->first <= b->last && b->first <= a->last' \
     'a->first < b->last && b->first < a->last'
@@ -252,7 +252,7 @@ fault cache-key 1 jit/store/cache.c 'isa %s helper' 'isa %.0s helper'
 # ---- tensors on a device
 fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \
     'changed += now[i] == 0 && s->parameter[i];'
-fault stale-call cuda jit/plan/issue.c 'changed |= words[k] != at;' ';'
+fault stale-call cuda jit/plan/plan_issue.c 'changed |= words[k] != at;' ';'
 fault lost-edge cuda jit/plan/plan_waits.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'

@@ -5,9 +5,7 @@
 struct etch_args {
     float *out;
 };
-template <class T, int N> struct alignas(sizeof(T) * N) vec {
-    T e[N];
-};
+template <class T, int N> struct alignas(sizeof(T) * N) vec { T e[N]; };
 #define PRODUCTS 2
 #define VECTOR 4
 #define WHOLE 0

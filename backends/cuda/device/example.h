@@ -24,26 +24,26 @@ typedef unsigned index_t;
 #define K_MOST 64
 
 /* Switches of single files. */
-#define HEIGHT 4    /* tile */
-#define VARIANT 0   /* gemm */
-#define V 4         /* norm_rows */
-#define THREADS 128 /* norm_rows */
-#define CHUNKS 2    /* norm_rows */
-#define NORM 1      /* norm_rows */
-#define LOGARITHM 0 /* norm */
-#define WIDE double /* scan */
-#define PRODUCT 0   /* scan */
-#define WORD int    /* triangle */
-#define LOWER 1     /* triangle */
-#define TEAM 16     /* extreme */
-#define LARGEST 1   /* extreme */
-#define WAY 1       /* index_walk */
-#define TESTED 1    /* index_walk */
-#define REAL 1      /* divide */
-#define QUOTIENT 1  /* divide */
-#define FLOOR 1     /* divide */
+#define HEIGHT 4                   /* tile */
+#define VARIANT 0                  /* gemm */
+#define V 4                        /* norm_rows */
+#define THREADS 128                /* norm_rows */
+#define CHUNKS 2                   /* norm_rows */
+#define NORM 1                     /* norm_rows */
+#define LOGARITHM 0                /* norm */
+#define WIDE double                /* scan */
+#define PRODUCT 0                  /* scan */
+#define WORD int                   /* triangle */
+#define LOWER 1                    /* triangle */
+#define TEAM 16                    /* extreme */
+#define LARGEST 1                  /* extreme */
+#define WAY 1                      /* index_walk */
+#define TESTED 1                   /* index_walk */
+#define REAL 1                     /* divide */
+#define QUOTIENT 1                 /* divide */
+#define FLOOR 1                    /* divide */
 #define FMA(x, y, z) fmaf(x, y, z) /* conv */
 #define SUM(x, y) ((x) + (y))      /* conv */
-#define BOOLEAN 0   /* pow */
-#define BITS 24     /* random */
-#define NORMAL 1    /* random */
+#define BOOLEAN 0                  /* pow */
+#define BITS 24                    /* random */
+#define NORMAL 1                   /* random */

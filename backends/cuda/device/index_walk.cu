@@ -27,8 +27,8 @@ __device__ inline spot find(const etch_axes &x, i64 i) {
     }
     return s;
 }
-__device__ inline void join(etch_bool *to, etch_bool v) { to->bits |= v.bits; }
-template <class T> __device__ inline void join(T *to, T v) { put(to, value(*to) + value(v)); }
+__device__ inline void combine(etch_bool *to, etch_bool v) { to->bits |= v.bits; }
+template <class T> __device__ inline void combine(T *to, T v) { put(to, value(*to) + value(v)); }
 __device__ inline void step(const etch_args &a, const spot &line, i64 i) {
     const spot r = find(a.run, i);
     i64 k = (i64)value(a.index[line.number + r.number]);
@@ -42,7 +42,7 @@ __device__ inline void step(const etch_args &a, const spot &line, i64 i) {
     if (v) *at = *v;
     else put(at, a.cell[0]);
 #else
-    join(at, *v);
+    combine(at, *v);
 #endif
 }
 extern "C" __global__ void etch_walk(const __grid_constant__ etch_args a) {

@@ -5,6 +5,6 @@
 __device__ inline VALUE_0 larger(VALUE_0 a, VALUE_0 b) {
     return a > b || a != a ? a : b;
 }
-template <bool MAX> __device__ inline VALUE_0 join(VALUE_0 a, VALUE_0 b) {
+template <bool MAX> __device__ inline VALUE_0 combine(VALUE_0 a, VALUE_0 b) {
     return MAX ? larger(a, b) : a + b;
 }

@@ -12,7 +12,7 @@ template <bool MAX> __device__ inline VALUE_0 fold(VALUE_0 v, VALUE_0 (*part)[32
     part[t][c] = v;
     __syncthreads();
     for (int w = 4; w > 0; w /= 2) {
-        if (t < w) part[t][c] = join<MAX>(part[t][c], part[t + w][c]);
+        if (t < w) part[t][c] = combine<MAX>(part[t][c], part[t + w][c]);
         __syncthreads();
     }
     v = part[0][c];

@@ -41,7 +41,7 @@ __device__ inline void set(T *p, i64 at, i64 n, bool wide, const VALUE_0 *v) {
 /* The same for all threads of the row. */
 template <bool MAX> __device__ inline VALUE_0 fold(VALUE_0 a, VALUE_0 *part) {
     #pragma unroll
-    for (int d = 16; d > 0; d /= 2) a = join<MAX>(a, __shfl_xor_sync(0xffffffffu, a, d));
+    for (int d = 16; d > 0; d /= 2) a = combine<MAX>(a, __shfl_xor_sync(0xffffffffu, a, d));
 #if THREADS > 32
     const int t = threadIdx.x;
     if (t % 32 == 0) part[t / 32] = a;
@@ -49,7 +49,7 @@ template <bool MAX> __device__ inline VALUE_0 fold(VALUE_0 a, VALUE_0 *part) {
     a = t % 32 < THREADS / 32 ? part[t % 32] : MAX ? LOWEST : -(VALUE_0)0;
     __syncthreads();
     #pragma unroll
-    for (int d = 16; d > 0; d /= 2) a = join<MAX>(a, __shfl_xor_sync(0xffffffffu, a, d));
+    for (int d = 16; d > 0; d /= 2) a = combine<MAX>(a, __shfl_xor_sync(0xffffffffu, a, d));
 #endif
     return a;
 }

@@ -5,10 +5,10 @@
 /* ---- what lies in shared memory, what in registers ---- */
 
 /* Elements whose values lie in shared memory together. */
-static int piece_of(const gen *g) { return g->l.threads * g->l.vector * g->l.depth; }
+static int piece_of(const cuda_gen *g) { return g->l.threads * g->l.vector * g->l.depth; }
 
 /* Words that the reductions behind the stage need; at: per reduction its first. */
-static int words_of_stage(gen *g, int *at) {
+static int words_of_stage(cuda_gen *g, int *at) {
     int words = 0;
     FOR_REDUCTIONS(v) {
         if (at) at[v] = words;
@@ -17,7 +17,7 @@ static int words_of_stage(gen *g, int *at) {
     return words;
 }
 
-static int shared_words(gen *g) {
+static int shared_words(cuda_gen *g) {
     int most = 1, last = etch__loop_last_stage(g->k);
     for (g->stage = 0; g->stage <= last; g->stage += 2) {
         int words = words_of_stage(g, NULL);
@@ -29,7 +29,7 @@ static int shared_words(gen *g) {
 enum { HELD_BYTES = 256 };
 
 /* What of a row stays in registers, by the stage that comes first. */
-static void choose_held(gen *g) {
+static void choose_held(cuda_gen *g) {
     int bytes = 0;
     for (int s = 0; g->l.hold && s < LOOP_STAGES; s += 2)
         for (int a = 0; a < g->k->naccesses; a++) {
@@ -42,12 +42,12 @@ static void choose_held(gen *g) {
 }
 
 /* Whether a row may end within what its threads take at once. */
-static bool checked(const gen *g) { return g->v->even != EVEN_BLOCKS; }
+static bool checked(const cuda_gen *g) { return g->v->even != EVEN_BLOCKS; }
 
-/* ---- a pass that reduces ---- */
+/* ---- a sweep that reduces ---- */
 
 /* The chunks of the piece that begins at `base`, each thread's. */
-static void piece_chunks(gen *g) {
+static void piece_chunks(cuda_gen *g) {
     chunk c = {g->l.vector, g->l.depth, checked(g)};
     bool guard = c.depth == 1 && c.checked;
     etch__cuda_line(g, "const idx at = base + t * %d;", g->l.vector);
@@ -56,7 +56,7 @@ static void piece_chunks(gen *g) {
     if (guard) etch__cuda_close(g);
 }
 
-static void add_piece(gen *g) {
+static void add_piece(cuda_gen *g) {
     etch__cuda_line(g, "__syncthreads();");
     etch__cuda_line(g, "if (t < %d) {", REDUCE_LANES);
     if (!checked(g)) etch__cuda_line(g, "const int n = t + %d;", piece_of(g));
@@ -66,14 +66,14 @@ static void add_piece(gen *g) {
     etch__cuda_line(g, "#pragma unroll 8");
     etch__cuda_line(g, "for (int e = t; e < n; e += %d) {", REDUCE_LANES);
     FOR_REDUCTIONS(v) {
-        name lane = etch__cuda_text("lane%d[0]", v), x = etch__cuda_text("vals%d[e]", v);
+        cuda_name lane = etch__cuda_text("lane%d[0]", v), x = etch__cuda_text("vals%d[e]", v);
         etch__cuda_put_combine(g, v, lane.s, lane.s, x.s);
     }
     etch__cuda_close(g), etch__cuda_close(g);
 }
 
 /* The upper lanes come through shared memory, each in the place that its own thread read. */
-static void fold_block_lanes(gen *g) {
+static void fold_block_lanes(cuda_gen *g) {
     int half = REDUCE_LANES / 2;
     etch__cuda_line(g, "if (t >= %d && t < %d) {", half, REDUCE_LANES);
     FOR_REDUCTIONS(v) etch__cuda_line(g, "vals%d[t] = lane%d[0];", v, v);
@@ -81,7 +81,8 @@ static void fold_block_lanes(gen *g) {
     etch__cuda_line(g, "__syncthreads();");
     etch__cuda_line(g, "if (t < %d) {", half);
     FOR_REDUCTIONS(v) {
-        name lane = etch__cuda_text("lane%d[0]", v), x = etch__cuda_text("vals%d[t + %d]", v, half);
+        cuda_name lane = etch__cuda_text("lane%d[0]", v),
+                  x = etch__cuda_text("vals%d[t + %d]", v, half);
         etch__cuda_put_combine(g, v, lane.s, lane.s, x.s);
         etch__cuda_line(g, "#pragma unroll");
         etch__cuda_line(g, "for (int w = %d; w >= 1; w /= 2) {", half / 2);
@@ -93,7 +94,7 @@ static void fold_block_lanes(gen *g) {
 }
 
 /* One block of the canonical order in one piece. */
-static void reduce_held(gen *g) {
+static void reduce_held(cuda_gen *g) {
     etch__cuda_begin_lanes(g, 1);
     etch__cuda_line(g, "const idx base = 0%s;", checked(g) ? ", stop = reduced" : "");
     piece_chunks(g);
@@ -104,7 +105,7 @@ static void reduce_held(gen *g) {
     etch__cuda_close(g);
 }
 
-static void reduce_blocks(gen *g) {
+static void reduce_blocks(cuda_gen *g) {
     etch__cuda_begin_stack(g);
     etch__cuda_line(g, "for (idx block = 0; block < blocks; block++) {");
     etch__cuda_begin_lanes(g, 1);
@@ -129,7 +130,7 @@ static void reduce_blocks(gen *g) {
 }
 
 /* The odd stage at hand, by all threads; the first one stores. */
-static void row_code(gen *g) {
+static void row_code(cuda_gen *g) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (loaded(g, a, g->stage))
             etch__cuda_line(g, "const %s x%d = *q%d;", storage_of(g, a), a, a);
@@ -148,7 +149,7 @@ static void row_code(gen *g) {
 }
 
 /* An even stage with the odd one behind it. */
-static void reduce_pass(gen *g, int stage) {
+static void reduce_sweep(cuda_gen *g, int stage) {
     int at[LOOP_MAX_CODE];
     etch__cuda_enter_stage(g, stage);
     words_of_stage(g, at);
@@ -166,12 +167,12 @@ static void reduce_pass(gen *g, int stage) {
     row_code(g);
 }
 
-/* ---- the last pass, and all of them ---- */
+/* ---- the last sweep, and all of them ---- */
 
 enum { LAST_DEPTH = 4 };
 
 /* The last stage, of elements. */
-static void last_pass(gen *g, int stage) {
+static void last_sweep(cuda_gen *g, int stage) {
     chunk c = {g->l.vector, g->l.hold ? g->l.hold : LAST_DEPTH, checked(g)};
     bool guard = c.depth == 1 && c.checked;
     etch__cuda_enter_stage(g, stage);
@@ -187,7 +188,7 @@ static void last_pass(gen *g, int stage) {
     etch__cuda_close(g);
 }
 
-void etch__cuda_rows_again(gen *g) {
+void etch__cuda_sweeps(cuda_gen *g) {
     int last = etch__loop_last_stage(g->k), stage = 0;
     chunk held = {g->l.vector, g->l.depth, true};
     etch__cuda_line(g, "alignas(16) __shared__ u64 shared[%d];", shared_words(g));
@@ -202,7 +203,7 @@ void etch__cuda_rows_again(gen *g) {
     etch__cuda_begin_row(g);
     choose_held(g);
     etch__cuda_declare_held(g, &held);
-    for (; stage < last; stage += 2) reduce_pass(g, stage);
-    if (stage == last) last_pass(g, stage);
+    for (; stage < last; stage += 2) reduce_sweep(g, stage);
+    if (stage == last) last_sweep(g, stage);
     etch__cuda_close(g);
 }
