@@ -25,9 +25,9 @@ static bool checked(const ir *r, const char *pass, bool ok) {
 }
 
 static bool relax(ir *r) {
-    return checked(r, "products", etch__pass_products(r)) &&
-           (!r->target->products.run || (checked(r, "epilogue", etch__pass_epilogue(r)) &&
-                                         checked(r, "dce", etch__pass_dce(r))));
+    return checked(r, "products", etch__pass_sums(r)) &&
+           (!r->target->matmuls.run || (checked(r, "epilogue", etch__pass_epilogue(r)) &&
+                                        checked(r, "dce", etch__pass_dce(r))));
 }
 
 static bool run_passes(ir *r) {

@@ -3,7 +3,7 @@
 #include "core/base/start.h"
 #include "backends/cuda/join.h"
 #include "backends/cuda/launcher.h"
-#include "backends/cuda/product.h"
+#include "backends/cuda/matmul.h"
 
 static etch_status use(int device, etch_storage *storage) {
     int index = etch__device_index(device);
@@ -17,9 +17,9 @@ static const jit_target target = {
     .run = etch__issue_steps,
     .arena_apart = true,
     .late_checks = true,
-    .times_products = true,
+    .times_matmuls = true,
     .kernels = {etch__cuda_prepare, etch__cuda_release, etch__cuda_run},
-    .products = {etch__cuda_product, etch__cuda_joins, etch__cuda_ready},
+    .matmuls = {etch__cuda_matmul, etch__cuda_joins, etch__cuda_ready},
     .whole = {etch__cuda_whole_new, etch__cuda_whole_free, etch__cuda_whole_launch},
     .graphs = {.can_record = etch__cuda_issues,
                .make = etch__cuda_graph_new,

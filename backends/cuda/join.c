@@ -8,7 +8,7 @@
 #include "backends/cuda/gemm.h"
 
 struct cuda_join {
-    int device, nproducts;
+    int device, nmatmuls;
     bool tall;
     /* The code for arguments that are aligned as the plan says; and for any,
      * made where it is needed. */
@@ -17,7 +17,7 @@ struct cuda_join {
     cuda_variant after;
     unsigned variant[JOIN_MAX];
     cuda_shape shape;
-    joined_product product[JOIN_MAX];
+    joined_matmul matmul[JOIN_MAX];
     loop_kernel k;
     int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)];
 };
@@ -29,7 +29,7 @@ static gemm gemm_of(int64_t m, int64_t n, int64_t k) {
 }
 
 static bool is_small(const matmul_sizes *s) {
-    return s->m <= PRODUCT_SMALL && s->n <= PRODUCT_SMALL && s->k <= PRODUCT_SMALL;
+    return s->m <= MATMUL_SMALL && s->n <= MATMUL_SMALL && s->k <= MATMUL_SMALL;
 }
 
 /* Of several, one follows the other where each would have the whole device for itself; smaller ones
@@ -47,8 +47,8 @@ bool etch__cuda_joins(int device, const matmul_sizes *s, bool alone) {
 typedef struct join_text {
     const loop_kernel *k;
     const cuda_variant *after;
-    const joined_product *product;
-    int nproducts;
+    const joined_matmul *matmul;
+    int nmatmuls;
     unsigned variant[JOIN_MAX];
 } join_text;
 
@@ -71,7 +71,7 @@ static void put_values(char **at, const char *end, const join_text *t, int i) {
     else put(at, end, "((const vec<float, VECTOR> *)&sums[%d][i])[j / VECTOR]", i);
 }
 
-static uint32_t given(const joined_product *p, int n) {
+static uint32_t given(const joined_matmul *p, int n) {
     uint32_t mask = 0;
     for (int i = 0; i < n; i++) mask |= 1u << p[i].access;
     return mask;
@@ -80,12 +80,12 @@ static uint32_t given(const joined_product *p, int n) {
 static void write_kernel(char *at, const char *end, const join_text *t, const char *after) {
     put(&at, end,
         "%s#define HEIGHT %d\n#define WHOLE %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s", after,
-        t->variant[0] & GEMM_ROWS_64 ? 8 : 4, (t->variant[0] & GEMM_WHOLE) != 0, t->nproducts,
+        t->variant[0] & GEMM_ROWS_64 ? 8 : 4, (t->variant[0] & GEMM_WHOLE) != 0, t->nmatmuls,
         t->after->vector, etch__cuda_tile_text);
     put(&at, end, "#define VALUES ");
-    for (int i = 0; i < t->nproducts; i++) put_values(&at, end, t, i);
+    for (int i = 0; i < t->nmatmuls; i++) put_values(&at, end, t, i);
     put(&at, end, "\n#define MULTIPLY");
-    for (int i = 0; i < t->nproducts; i++)
+    for (int i = 0; i < t->nmatmuls; i++)
         put(&at, end, "%s tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);",
             i ? " __syncthreads();" : "", t->variant[i], i, i);
     put(&at, end, "\n%s", body_text);
@@ -93,7 +93,7 @@ static void write_kernel(char *at, const char *end, const join_text *t, const ch
 
 static char *source(const void *ctx) {
     const join_text *t = ctx;
-    char *after = etch__cuda_after_source(t->k, t->after, given(t->product, t->nproducts));
+    char *after = etch__cuda_after_source(t->k, t->after, given(t->matmul, t->nmatmuls));
     size_t room = after ? strlen(after) + strlen(etch__cuda_tile_text) + 4096 : 0;
     char *text = after ? etch__malloc(room) : NULL;
     if (text) write_kernel(text, text + room, t, after);
@@ -109,7 +109,7 @@ enum { KERNEL_BYTES = 8192, JOIN_REVISION = 2 };
 typedef struct join_key {
     char name[8];
     uint64_t tile;
-    uint32_t revision, nproducts, given, variant[JOIN_MAX];
+    uint32_t revision, nmatmuls, given, variant[JOIN_MAX];
     cuda_variant after;
     uint8_t kernel[KERNEL_BYTES];
 } join_key;
@@ -120,7 +120,7 @@ static cuda_code *code_of(cuda_device *d, const join_text *t, const char **why) 
     memset(&key, 0, before);
     memcpy(key.name, "join", 4);
     key.tile = etch__cuda_tile_hash(), key.revision = JOIN_REVISION;
-    key.nproducts = (uint32_t)t->nproducts, key.given = given(t->product, t->nproducts);
+    key.nmatmuls = (uint32_t)t->nmatmuls, key.given = given(t->matmul, t->nmatmuls);
     memcpy(key.variant, t->variant, sizeof key.variant);
     key.after = *t->after;
     size_t n = etch__loop_serialise(t->k, key.kernel, KERNEL_BYTES);
@@ -135,8 +135,8 @@ static cuda_code *make_code(const cuda_join *j, bool wide, const char **why) {
     cuda_device *d = etch__cuda_enter(j->device);
     cuda_variant after = j->after;
     if (!wide) after.vector = 1;
-    join_text t = {&j->k, &after, j->product, j->nproducts, {0}};
-    for (int i = 0; i < j->nproducts; i++)
+    join_text t = {&j->k, &after, j->matmul, j->nmatmuls, {0}};
+    for (int i = 0; i < j->nmatmuls; i++)
         t.variant[i] = wide ? j->variant[i] : j->variant[i] & ~(GEMM_A_WIDE | GEMM_B_WIDE);
     *why = "";
     cuda_code *code = d ? code_of(d, &t, why) : NULL;
@@ -148,7 +148,7 @@ static cuda_code *make_code(const cuda_join *j, bool wide, const char **why) {
 
 /* ---- launchers ---- */
 
-static gemm sizes_of(const joined_product *p) {
+static gemm sizes_of(const joined_matmul *p) {
     gemm g = gemm_of(p->m, p->n, p->k);
     g.a_row = p->a_row, g.a_col = p->a_col, g.b_row = p->b_row, g.b_col = p->b_col;
     return g;
@@ -158,7 +158,7 @@ static gemm sizes_of(const joined_product *p) {
 static cuda_variant after_for(const lowered *low, uint32_t aligned) {
     cuda_variant v = etch__cuda_choose(&low->k, low->dims, aligned);
     if (v.vector > 4) v.vector = 4;
-    if (low->product[0].n % v.vector) v.vector = 1;
+    if (low->matmul[0].n % v.vector) v.vector = 1;
     v.tile = 3, v.hold = 0, v.even = EVEN_NOT, v.tested = 0;
     return v;
 }
@@ -166,8 +166,8 @@ static cuda_variant after_for(const lowered *low, uint32_t aligned) {
 /* The layout of each product, and which arguments have to be aligned for it. */
 static void lay_out(cuda_join *j, uint32_t aligned) {
     for (int a = 0; a < j->k.naccesses && j->after.vector > 1; a++) j->wide |= 1u << a;
-    for (int i = 0; i < j->nproducts; i++) {
-        gemm g = sizes_of(&j->product[i]);
+    for (int i = 0; i < j->nmatmuls; i++) {
+        gemm g = sizes_of(&j->matmul[i]);
         int at = j->k.naccesses + 2 * i;
         j->variant[i] = etch__cuda_gemm_variant(&g, j->tall);
         if (!(aligned >> at & 1)) j->variant[i] &= ~GEMM_A_WIDE;
@@ -182,10 +182,10 @@ cuda_join *etch__cuda_join_new(cuda_device *d, const lowered *low, uint32_t alig
     cuda_join *j = etch__calloc(1, sizeof *j);
     if (!j) return NULL;
     int naxes = low->k.npar;
-    gemm g = sizes_of(&low->product[0]);
-    j->device = d->index, j->nproducts = low->nproducts, j->k = low->k;
+    gemm g = sizes_of(&low->matmul[0]);
+    j->device = d->index, j->nmatmuls = low->nmatmuls, j->k = low->k;
     snprintf(j->k.name, sizeof j->k.name, "kernel"); /* no part of the code */
-    memcpy(j->product, low->product, sizeof j->product);
+    memcpy(j->matmul, low->matmul, sizeof j->matmul);
     memcpy(j->dims, low->dims, sizeof *j->dims * (size_t)(naxes * (low->k.naccesses + 1)));
     j->tall = etch__cuda_gemm_tile(d, &g) == GEMM_TALL;
     j->shape = etch__cuda_gemm_shape(&g, j->tall);
@@ -228,8 +228,8 @@ etch_status etch__cuda_join_resolve(cuda_join *j, void *const *args, const uint6
     out->shape = &j->shape, out->function = etch__cuda_function(code);
     out->bytes = etch__cuda_args_size(&j->k);
     etch__cuda_args_fill(&j->k, args, j->dims, cells, out->parameter);
-    for (int i = 0; i < j->nproducts; i++) {
-        gemm g = sizes_of(&j->product[i]);
+    for (int i = 0; i < j->nmatmuls; i++) {
+        gemm g = sizes_of(&j->matmul[i]);
         g.a = args[j->k.naccesses + 2 * i], g.b = args[j->k.naccesses + 2 * i + 1];
         gemm_words words = etch__cuda_gemm_words(&g, j->tall);
         memcpy((char *)out->parameter + out->bytes, &words, sizeof words);

@@ -1,4 +1,4 @@
-/* Kernels that compute products and what is made of them: target_products.joins, and launchers of
+/* Kernels that compute products and what is made of them: target_matmuls.joins, and launchers of
  * such kernels. */
 #ifndef ETCH_BACKENDS_CUDA_JOIN_H
 #define ETCH_BACKENDS_CUDA_JOIN_H

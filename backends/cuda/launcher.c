@@ -2,7 +2,7 @@
 #include "backends/cuda/faults.h"
 #include "backends/cuda/join.h"
 #include "backends/cuda/launcher.h"
-#include "backends/cuda/product.h"
+#include "backends/cuda/matmul.h"
 #include "backends/cuda/tune.h"
 
 typedef struct launch_form {
@@ -59,8 +59,8 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
     launcher *l = etch__calloc(1, sizeof *l);
     if (!l) return NULL;
     l->device = d->index, l->k = low->k;
-    if (low->nproducts ? (l->join = etch__cuda_join_new(d, low, aligned, why)) != NULL
-                       : make_form(l, d, low, aligned, tune, why))
+    if (low->nmatmuls ? (l->join = etch__cuda_join_new(d, low, aligned, why)) != NULL
+                      : make_form(l, d, low, aligned, tune, why))
         return l;
     free_launcher(l);
     return NULL;

@@ -18,7 +18,7 @@ typedef struct cuda_launch {
 etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
                                cuda_launch *out);
 
-/* backends/cuda/launcher.c: target_kernels, and target_products.ready. */
+/* backends/cuda/launcher.c: target_kernels, and target_matmuls.ready. */
 bool etch__cuda_prepare(const kernel_order *o, kernel_step *const *steps, const char **why);
 void etch__cuda_release(const kernel_step *k);
 etch_status etch__cuda_run(const kernel_step *k, void *const *args, const uint64_t *cells);

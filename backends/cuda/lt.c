@@ -8,7 +8,7 @@
 #include <xxhash.h>
 
 #include "core/base/locks.h"
-#include "backends/cuda/product.h"
+#include "backends/cuda/matmul.h"
 #include "backends/cuda/tune.h"
 #include "jit/ir/ir.h"
 
@@ -65,9 +65,9 @@ static void free_plan(lt_plan *l) {
 
 static etch_status describe_epilogue(lt_plan *l) {
     int64_t e = l->key.epilogue;
-    int32_t value = (e & PRODUCT_BIAS ? LT_EPILOGUE_BIAS : 0) |
-                    (e & PRODUCT_RELU ? LT_EPILOGUE_RELU : 0) |
-                    (e & PRODUCT_GELU ? LT_EPILOGUE_GELU : 0);
+    int32_t value = (e & MATMUL_BIAS ? LT_EPILOGUE_BIAS : 0) |
+                    (e & MATMUL_RELU ? LT_EPILOGUE_RELU : 0) |
+                    (e & MATMUL_GELU ? LT_EPILOGUE_GELU : 0);
     return LT(cublasLtMatmulDescSetAttribute, l->desc, LT_DESC_EPILOGUE, &value, sizeof value);
 }
 
@@ -135,7 +135,7 @@ static etch_status choose(lt_plan *l, lt_handle handle) {
 
 /* The plan for the key, made under the lock, so that all threads have the same. It lives for ever:
  * a program has few shapes, and each takes under a KiB. */
-static lt_plan *plan_for(const product *p, const lt_key *key, lt_handle *handle) {
+static lt_plan *plan_for(const matmul *p, const lt_key *key, lt_handle *handle) {
     lt_plan **slot = &plans[XXH3_64bits(key, sizeof *key) % LT_SLOTS], *l = NULL;
     etch__lock(LOCK_CUDA_LT);
     lt_handle *h = &handles[p->device->index];
@@ -156,19 +156,19 @@ static lt_plan *plan_for(const product *p, const lt_key *key, lt_handle *handle)
 /* ---- running ---- */
 
 typedef struct lt_run {
-    const product *p;
+    const matmul *p;
     lt_plan *plan;
     lt_handle handle;
 } lt_run;
 
 /* The bias lies in the descriptor, which other threads use as well: hence the
  * lock around the call. */
-static etch_status matmul(const lt_run *r, const lt_heuristic *how, cuda_block *workspace) {
+static etch_status run_matmul(const lt_run *r, const lt_heuristic *how, cuda_block *workspace) {
     static const float one_f = 1, zero_f = 0;
     static const double one_d = 1, zero_d = 0;
-    const product *p = r->p;
+    const matmul *p = r->p;
     const lt_plan *l = r->plan;
-    bool f64 = p->dtype == ETCH_F64, bias = p->epilogue & PRODUCT_BIAS;
+    bool f64 = p->dtype == ETCH_F64, bias = p->epilogue & MATMUL_BIAS;
     etch_status s = ETCH_OK;
     if (bias) {
         etch__lock(LOCK_CUDA_LT);
@@ -190,7 +190,7 @@ static etch_status issue(void *ctx, int i) {
     if (how->workspace && !(workspace = etch__cuda_allocate(r->p->stream, how->workspace)))
         return etch__tls.status;
     etch__cuda_note(r->p->stream, "cublasLtMatmul");
-    etch_status s = matmul(r, how, workspace);
+    etch_status s = run_matmul(r, how, workspace);
     etch__cuda_free(workspace);
     return s;
 }
@@ -252,7 +252,7 @@ static int chosen(const lt_run *r) {
     return index;
 }
 
-etch_status etch__cuda_lt(const product *p) {
+etch_status etch__cuda_lt(const matmul *p) {
     lt_key key = {p->device->index,
                   p->dtype,
                   p->wide,

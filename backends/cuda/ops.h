@@ -22,13 +22,13 @@ etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out);
  * device function run(args, block, blocks) for 256 threads and K of at most k_most, 16 or 64;
  * struct etch_args has addresses of A, B and C, then batch, M, N, K and the strides (batch, row,
  * column) of A and of B, words of 64 bits. */
-typedef struct product_text {
+typedef struct matmul_text {
     etch_dtype dtype;
     bool wide, far;
     int k_most;
     const char *body;
-} product_text;
-char *etch__cuda_product_text(const void *product_text);
+} matmul_text;
+char *etch__cuda_matmul_text(const void *matmul_text);
 extern const char etch__cuda_small_text[];
 
 /* Whether the operator has a kernel of its own, which issues work and does not wait. */

@@ -25,7 +25,7 @@ typedef struct whole_function {
 } whole_function;
 
 typedef struct launcher_step {
-    bool product;
+    bool matmul;
     int32_t arg, cell;
     size_t at;                            /* in the parameter */
     uint32_t local;                       /* arguments that lie in the arena */
@@ -80,10 +80,10 @@ static void put(text *t, const char *format, ...) {
 
 static void put_function(text *t, const whole_ctx *c, int number) {
     const whole_function *f = &c->functions[number];
-    product_text product = {.dtype = f->dtype, .body = etch__cuda_small_text};
-    product.k_most = f->k_most <= 16 ? 16 : PRODUCT_SMALL;
+    matmul_text product = {.dtype = f->dtype, .body = etch__cuda_small_text};
+    product.k_most = f->k_most <= 16 ? 16 : MATMUL_SMALL;
     char *source =
-        f->k ? etch__cuda_run_source(f->k, &variant, c->depth) : etch__cuda_product_text(&product);
+        f->k ? etch__cuda_run_source(f->k, &variant, c->depth) : etch__cuda_matmul_text(&product);
     put(t, "namespace f%d {\n", number);
     if (source) put_bytes(t, source, strlen(source));
     else t->failed = true;
@@ -230,7 +230,7 @@ static int64_t largest_map(const whole_ctx *c) {
 static void fill_step(launcher_step *to, const whole_ctx *c, int i) {
     const whole_step *s = &c->steps[i];
     const whole_function *f = &c->functions[c->number[i]];
-    to->product = !s->low, to->arg = s->arg, to->cell = s->cell;
+    to->matmul = !s->low, to->arg = s->arg, to->cell = s->cell;
     to->at = f->at + (size_t)c->place[i] * f->bytes;
     to->local = c->local[i];
     memcpy(to->arena, s->arena, sizeof to->arena);
@@ -259,7 +259,7 @@ whole_launcher *etch__cuda_whole_new(int device, const whole_step *steps, int n,
 
 static void fill_parameter(const launcher_step *s, void *const *args, const uint64_t *cells,
                            uint64_t *to) {
-    if (s->product) {
+    if (s->matmul) {
         memcpy(to, args, 3 * sizeof *args);
         memcpy(to + 3, s->dims, 10 * sizeof *to);
     } else {

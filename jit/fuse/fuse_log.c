@@ -52,7 +52,7 @@ static void explain(const ir *r, const ir_node *n) {
     }
 }
 
-/* What pass_products.c has made of the call of a step. */
+/* What pass_sums.c has made of the call of a step. */
 static void note_sums(const ir *r, int32_t group) {
     const ir_node *n = &r->nodes[r->groups[group].members[0]];
     char text[160];

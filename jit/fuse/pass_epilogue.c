@@ -1,8 +1,8 @@
 /* Products that do more than multiply (ETCH_RELAXED, on a device): what follows a product joins it,
  * and a copy that was made for a product only gives way to what it copies.
  *
- *   mm(a, b) + row            -> one call, PRODUCT_BIAS; so is addmm with a row
- *   relu, gelu(tanh) of these -> the same with PRODUCT_RELU, PRODUCT_GELU
+ *   mm(a, b) + row            -> one call, MATMUL_BIAS; so is addmm with a row
+ *   relu, gelu(tanh) of these -> the same with MATMUL_RELU, MATMUL_GELU
  *   mm(clone(t(a)), b)        -> mm(t(a), b)
  *
  * Obligations: what stood between product and result has no other reader; dtypes and sizes are
@@ -15,14 +15,14 @@
 /* ---- what a node is ---- */
 
 /* A product of matrices that the library computes. */
-static bool is_product(const ir *r, const ir_node *n) {
+static bool is_matmul(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_CALL || (n->op != OP_MM && n->op != OP_ADDMM)) return false;
     if (etch__op_is_users(n->op)) return false;
     const tensor_meta *a = &sources(r, n)[n->op == OP_ADDMM].meta;
     const tensor_meta *b = &sources(r, n)[(n->op == OP_ADDMM) + 1].meta;
     int64_t rows = a->size[0], terms = a->size[1], columns = b->size[1];
     if (!rows || !terms || columns < 2) return false;
-    return rows > PRODUCT_SMALL || terms > PRODUCT_SMALL || columns > PRODUCT_SMALL;
+    return rows > MATMUL_SMALL || terms > MATMUL_SMALL || columns > MATMUL_SMALL;
 }
 
 static bool has_epilogues(etch_dtype d) { return d == ETCH_F32 || d == ETCH_F16 || d == ETCH_BF16; }
@@ -51,22 +51,22 @@ static bool last_attribute(const ir *r, const ir_node *n) {
 static uint8_t part_of_epilogue(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_POINT || n->write || n->gnode < 0) return 0;
     if (etch__op_is_users(n->op)) return 0;
-    if (n->op == OP_RELU || n->op == OP_RELU_) return PRODUCT_RELU;
-    if (n->op == OP_GELU) return last_attribute(r, n) ? PRODUCT_GELU : 0;
+    if (n->op == OP_RELU || n->op == OP_RELU_) return MATMUL_RELU;
+    if (n->op == OP_GELU) return last_attribute(r, n) ? MATMUL_GELU : 0;
     if (n->op == OP_ADD_TENSOR || n->op == OP_ADD_TENSOR_)
-        return last_attribute(r, n) ? PRODUCT_BIAS : 0;
+        return last_attribute(r, n) ? MATMUL_BIAS : 0;
     return 0;
 }
 
 /* ---- epilogues ---- */
 
 /* The product whose result the source is, if nobody else reads it. */
-static ir_node *sole_product(const ir *r, const ir_uses *u, const ir_source *s) {
+static ir_node *sole_matmul(const ir *r, const ir_uses *u, const ir_source *s) {
     if (s->version < 0 || !s->whole) return NULL;
     const ir_version *v = &r->versions[s->version];
     if (v->node < 0 || v->memory || v->tied >= 0 || u->readers[s->version] != 1) return NULL;
     ir_node *n = &r->nodes[v->node];
-    if (!is_product(r, n) || !has_epilogues(n->dtype)) return NULL;
+    if (!is_matmul(r, n) || !has_epilogues(n->dtype)) return NULL;
     return etch__may_join(r, n) ? NULL : n; /* it takes in more, by pass_join.c */
 }
 
@@ -91,30 +91,30 @@ static bool become(ir *r, ir_node *n, const ir_node *p, uint8_t part, const ir_s
 static bool absorb_bias(ir *r, const ir_uses *u, ir_node *n) {
     for (int k = 0; k < 2; k++) {
         const ir_source *row = &sources(r, n)[1 - k];
-        const ir_node *p = sole_product(r, u, &sources(r, n)[k]);
+        const ir_node *p = sole_matmul(r, u, &sources(r, n)[k]);
         if (!p || p->op != OP_MM || p->epilogue || !etch__still_there(r, u, p, n)) continue;
         const tensor_meta *m = &r->versions[p->out].meta;
         if (same_sizes(m, &r->versions[n->out].meta) && is_row(row, m))
-            return become(r, n, p, PRODUCT_BIAS, row);
+            return become(r, n, p, MATMUL_BIAS, row);
     }
     return true;
 }
 
 static bool absorb_activation(ir *r, const ir_uses *u, ir_node *n, uint8_t part) {
-    const ir_node *p = sole_product(r, u, sources(r, n));
-    if (!p || p->epilogue & (PRODUCT_RELU | PRODUCT_GELU)) return true;
+    const ir_node *p = sole_matmul(r, u, sources(r, n));
+    if (!p || p->epilogue & (MATMUL_RELU | MATMUL_GELU)) return true;
     if (!etch__still_there(r, u, p, n)) return true;
-    if (p->op == OP_ADDMM && !(p->epilogue & PRODUCT_BIAS)) return true;
+    if (p->op == OP_ADDMM && !(p->epilogue & MATMUL_BIAS)) return true;
     if (!same_sizes(&r->versions[p->out].meta, &r->versions[n->out].meta)) return true;
     return become(r, n, p, part, NULL);
 }
 
 static bool absorb(ir *r, const ir_uses *u, ir_node *n) {
     uint8_t part = part_of_epilogue(r, n);
-    if (part) return part == PRODUCT_BIAS ? absorb_bias(r, u, n) : absorb_activation(r, u, n, part);
-    if (is_product(r, n) && n->op == OP_ADDMM && has_epilogues(n->dtype) &&
+    if (part) return part == MATMUL_BIAS ? absorb_bias(r, u, n) : absorb_activation(r, u, n, part);
+    if (is_matmul(r, n) && n->op == OP_ADDMM && has_epilogues(n->dtype) &&
         is_row(sources(r, n), &r->versions[n->out].meta))
-        n->epilogue = PRODUCT_BIAS;
+        n->epilogue = MATMUL_BIAS;
     return true;
 }
 
@@ -147,7 +147,7 @@ static bool rewrite(ir *r, const ir_uses *u) {
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *n = &r->nodes[i];
         int first = n->op == OP_ADDMM;
-        if (!is_product(r, n) || !etch__is_float(n->dtype)) continue;
+        if (!is_matmul(r, n) || !etch__is_float(n->dtype)) continue;
         for (int k = first; k < first + 2; k++) read_original(r, u, n, &sources(r, n)[k]);
     }
     return true;

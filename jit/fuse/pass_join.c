@@ -17,7 +17,7 @@
 
 /* ---- what a product is ---- */
 
-static bool is_product(const ir *r, const ir_node *n) {
+static bool is_matmul(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_CALL || n->op != OP_MM || n->epilogue || n->gnode < 0)
         return false;
     if (etch__op_is_users(OP_MM) || n->dtype != ETCH_F32) return false;
@@ -33,7 +33,7 @@ static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
 /* ---- the kernel that reads it ---- */
 
 static bool can_take(const ir *r, const ir_group *g) {
-    if (g->call || g->mask || g->last || g->writes || g->nproducts == JOIN_MAX) return false;
+    if (g->call || g->mask || g->last || g->writes || g->nmatmuls == JOIN_MAX) return false;
     for (int i = 0; i < g->nmembers; i++)
         if (r->versions[r->nodes[g->members[i]].out].memory) return false;
     return true;
@@ -88,7 +88,7 @@ static bool move(ir *r, ir_node *p, int32_t group) {
                           sizeof *g->members))
         return false;
     g->members[g->nmembers++] = (int32_t)(p - r->nodes);
-    g->nproducts++;
+    g->nmatmuls++;
     r->groups[p->group].nmembers = 0;
     p->group = r->versions[p->out].group = group;
     r->versions[p->out].stored = false;
@@ -101,7 +101,7 @@ static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
         const ir_node *m = &r->nodes[g->members[i]];
         for (int k = 0; m->kind == IR_POINT && k < m->nin; k++) {
             int32_t v = sources(r, m)[k].version, node = v < 0 ? -1 : r->versions[v].node;
-            if (node >= 0 && &r->nodes[node] != p && is_product(r, &r->nodes[node])) return true;
+            if (node >= 0 && &r->nodes[node] != p && is_matmul(r, &r->nodes[node])) return true;
         }
     }
     return false;
@@ -109,16 +109,16 @@ static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
 
 static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t group) {
     bool alone = !reads_others(r, &r->groups[group], p);
-    return r->target->products.joins(r->device, s, alone);
+    return r->target->matmuls.joins(r->device, s, alone);
 }
 
 /* From the last product on: of more than a kernel can have, those that come first can
  * still run beside other steps. */
-static bool join_products(ir *r, const ir_uses *u) {
+static bool join_matmuls(ir *r, const ir_uses *u) {
     for (int32_t g = r->ngroups - 1; g >= 0; g--) {
         if (!r->groups[g].nmembers) continue;
         ir_node *p = &r->nodes[r->groups[g].members[0]];
-        if (!is_product(r, p)) continue;
+        if (!is_matmul(r, p)) continue;
         matmul_sizes s = sizes_of(r, p);
         int32_t to = reader(r, u, p, &s);
         if (to >= 0 && wanted(r, p, &s, to) && !move(r, p, to)) return false;
@@ -128,17 +128,17 @@ static bool join_products(ir *r, const ir_uses *u) {
 
 static bool can_join(const ir *r) {
     bool timed = r->numerics == ETCH_RELAXED && r->mode == ETCH_MODE_MAX_AUTOTUNE;
-    return !timed && !r->g->dynamic && r->target->products.joins;
+    return !timed && !r->g->dynamic && r->target->matmuls.joins;
 }
 
 bool etch__may_join(const ir *r, const ir_node *n) {
-    if (!can_join(r) || !is_product(r, n)) return false;
+    if (!can_join(r) || !is_matmul(r, n)) return false;
     matmul_sizes s = sizes_of(r, n);
-    return r->target->products.joins(r->device, &s, true);
+    return r->target->matmuls.joins(r->device, &s, true);
 }
 
 bool etch__pass_join(ir *r) {
     ir_uses u;
     if (r->matmuls_apart || !can_join(r)) return true;
-    return etch__ir_uses(r, &u) && join_products(r, &u) && etch__drop_empty_groups(r);
+    return etch__ir_uses(r, &u) && join_matmuls(r, &u) && etch__drop_empty_groups(r);
 }

@@ -41,7 +41,7 @@ typedef struct ir_source {
 
 /* What a product does to its result before it is stored, under ETCH_RELAXED: in this order. The
  * bias, a row, is the operand behind those of mm, and the first of addmm. */
-enum { PRODUCT_BIAS = 1, PRODUCT_RELU = 2, PRODUCT_GELU = 4 };
+enum { MATMUL_BIAS = 1, MATMUL_RELU = 2, MATMUL_GELU = 4 };
 
 typedef enum ir_kind { IR_POINT, IR_REDUCE, IR_CALL, IR_EMPTY } ir_kind;
 
@@ -50,8 +50,8 @@ typedef struct ir_node {
     bool write; /* changes memory: `target` */
     bool dead;
     uint8_t compute, dtype; /* dtype of the result */
-    uint8_t epilogue;       /* PRODUCT_*, of a CALL */
-    uint8_t sums;           /* of a CALL: bit k: pass_products.c has put a sum for operand k */
+    uint8_t epilogue;       /* MATMUL_*, of a CALL */
+    uint8_t sums;           /* of a CALL: bit k: pass_sums.c has put a sum for operand k */
     int32_t merged;         /* so many other products went into it */
     bool index;             /* POINT: the program uses the element's index */
     uint16_t op;
@@ -80,7 +80,7 @@ typedef struct ir_group {
     bool writes;                    /* some member changes memory in place */
     bool feeds_check, writes_input; /* some member is needed by a check; some writes an input */
     uint8_t last;                   /* stage of any member's result */
-    uint8_t nproducts;    /* members of a kernel that are products: pass_join.c, the last ones */
+    uint8_t nmatmuls;     /* members of a kernel that are products: pass_join.c, the last ones */
     int naccesses, ncode; /* estimates, for the limits */
 } ir_group;
 
@@ -88,7 +88,7 @@ typedef struct ir_group {
  * or all, whatever their sizes. */
 typedef enum ir_sweeps { SWEEPS_BY_SIZE, SWEEPS_NONE, SWEEPS_ALL } ir_sweeps;
 
-/* Which sums of products become products of sums (pass_products.c), in the same way. */
+/* Which sums of products become products of sums (pass_sums.c), in the same way. */
 typedef enum ir_sums { SUMS_BY_SIZE, SUMS_NONE, SUMS_ALL } ir_sums;
 
 typedef struct jit_target jit_target;
@@ -114,7 +114,7 @@ typedef struct ir {
      * good for that does. */
     bool has_sweeps, poor_sweeps;
     ir_sums sums;
-    /* Of pass_products.c: some sum became an operand; some did where that costs more. */
+    /* Of pass_sums.c: some sum became an operand; some did where that costs more. */
     bool has_sums, poor_sums;
     /* Fused for kernels of other sizes only: nothing is logged or counted. */
     bool ahead_only;
@@ -169,7 +169,7 @@ bool etch__still_there(const ir *r, const ir_uses *u, const ir_node *n, const ir
 
 bool etch__pass_cse(ir *r);
 bool etch__pass_dce(ir *r);
-bool etch__pass_products(ir *r);
+bool etch__pass_sums(ir *r);
 /* range.c: what no finite value of the version is above, in magnitude. */
 double etch__largest(const ir *r, int32_t version);
 bool etch__pass_epilogue(ir *r);
@@ -200,12 +200,12 @@ typedef struct plan_cell {
 /* A product in a kernel: its result is what the loads of one access stand
  * for, which have no memory. */
 enum { JOIN_MAX = 2 };
-typedef struct joined_product {
+typedef struct joined_matmul {
     int access;
     int64_t m, n, k;
     plan_address a, b;
     int64_t a_row, a_col, b_row, b_col; /* strides in elements */
-} joined_product;
+} joined_matmul;
 
 /* A group as a loop kernel with what a launch needs. */
 typedef struct lowered {
@@ -218,8 +218,8 @@ typedef struct lowered {
     bool split;
     int64_t scratch;
     bool tested; /* on a device: it writes an input, which a failed check of the run forbids */
-    int nproducts;
-    joined_product product[JOIN_MAX];
+    int nmatmuls;
+    joined_matmul matmul[JOIN_MAX];
 } lowered;
 
 /* ETCH_ERR_UNSUPPORTED (the error is not set) where the group exceeds the

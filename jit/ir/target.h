@@ -13,7 +13,7 @@ typedef struct run_block run_block;
 
 /* Products with no extent above this are computed by code of Etch's own, by one chain an
  * element. */
-enum { PRODUCT_SMALL = 64 };
+enum { MATMUL_SMALL = 64 };
 
 /* ---- kernels ---- */
 
@@ -45,15 +45,15 @@ typedef struct matmul_sizes {
     int64_t m, n, k;
 } matmul_sizes;
 
-typedef struct target_products {
-    /* mm or addmm with an epilogue (PRODUCT_*), a step of a relaxed plan. */
+typedef struct target_matmuls {
+    /* mm or addmm with an epilogue (MATMUL_*), a step of a relaxed plan. */
     etch_status (*run)(const op_call *call, uint8_t epilogue, etch_tensor *out);
     /* Whether a product of f32 is to share the kernel that reads it, which reads no other one where
      * it is `alone`: the bits are the same as apart, and it is no slower. */
     bool (*joins)(int device, const matmul_sizes *s, bool alone);
     /* Whether a kernel with products needs no compile that takes long. */
     bool (*ready)(int device, const lowered *low, uint32_t aligned);
-} target_products;
+} target_matmuls;
 
 /* ---- one kernel for the whole of a small plan ---- */
 
@@ -121,10 +121,10 @@ struct jit_target {
     etch_status (*run)(const native_plan *p, run_block *b, const plan_io *io);
     bool arena_apart;    /* a plan's arena is a storage of the device, no part of the run block */
     bool late_checks;    /* calls say after the run that their data was wrong */
-    bool times_products; /* under ETCH_MODE_MAX_AUTOTUNE, of a relaxed plan */
+    bool times_matmuls;  /* under ETCH_MODE_MAX_AUTOTUNE, of a relaxed plan */
     bool compiles_ahead; /* what other sizes of a dynamic graph may need is compiled along */
     target_kernels kernels;
-    target_products products;
+    target_matmuls matmuls;
     target_whole whole;
     target_graphs graphs;
     target_queue queue;

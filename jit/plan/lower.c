@@ -354,9 +354,9 @@ void etch__lower_finish(const lowered *partial, lowered *out) {
 
 /* ---- products ---- */
 
-static void note_product(lowering *l, int access, const ir_node *n) {
+static void note_matmul(lowering *l, int access, const ir_node *n) {
     const ir_source *a = sources(l->r, n), *b = a + 1;
-    l->out->product[l->out->nproducts++] = (joined_product){
+    l->out->matmul[l->out->nmatmuls++] = (joined_matmul){
         access,
         a->meta.size[0],
         b->meta.size[1],
@@ -371,14 +371,14 @@ static void note_product(lowering *l, int access, const ir_node *n) {
 }
 
 /* Members that are products, by the access that stands for each. */
-static void note_products(lowering *l) {
+static void note_matmuls(lowering *l) {
     for (int i = 0; i < l->k->naccesses; i++) {
         const ir_version *v = &l->r->versions[l->out->address[i].version];
         if (v->node < 0 || l->k->access[i].store) continue;
         const ir_node *n = &l->r->nodes[v->node];
         if (n->kind != IR_CALL || &l->r->groups[n->group] != l->g) continue;
-        if (l->out->nproducts == JOIN_MAX) l->failed = true;
-        else note_product(l, i, n);
+        if (l->out->nmatmuls == JOIN_MAX) l->failed = true;
+        else note_matmul(l, i, n);
     }
 }
 
@@ -416,9 +416,9 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
         class_steps(l);
         count_work(out);
         choose_split(out);
-        note_products(l);
+        note_matmuls(l);
         ok = !l->failed &&
-             out->k.naccesses + 2 * out->nproducts <= LOOP_MAX_ACCESSES; /* all are arguments */
+             out->k.naccesses + 2 * out->nmatmuls <= LOOP_MAX_ACCESSES; /* all are arguments */
     }
     return ok ? ETCH_OK : ETCH_ERR_UNSUPPORTED;
 }

@@ -42,7 +42,7 @@ struct kernel_step {
 typedef struct call_step {
     op_call call;
     uint64_t state;
-    uint8_t epilogue; /* PRODUCT_* */
+    uint8_t epilogue; /* MATMUL_* */
     int32_t scalar;   /* its first run-time scalar */
     int32_t operand;  /* first of nin operands */
     int32_t result;   /* INPLACE: the first operand */

@@ -88,21 +88,21 @@ static plan_place place_of(const plan_maker *m, int32_t version, int32_t root, i
 }
 
 /* The product whose result the access stands for, or NULL. */
-static const joined_product *product_at(const lowered *low, int access) {
-    for (int i = 0; i < low->nproducts; i++)
-        if (low->product[i].access == access) return &low->product[i];
+static const joined_matmul *matmul_at(const lowered *low, int access) {
+    for (int i = 0; i < low->nmatmuls; i++)
+        if (low->matmul[i].access == access) return &low->matmul[i];
     return NULL;
 }
 
 /* Arguments: the accesses, then A and B of each product. */
-static int arguments(const lowered *low) { return low->k.naccesses + 2 * low->nproducts; }
+static int arguments(const lowered *low) { return low->k.naccesses + 2 * low->nmatmuls; }
 
 /* Nowhere: the product's result is in registers. */
 static plan_place argument_place(const plan_maker *m, const lowered *low, int i) {
     const plan_address *a = &low->address[i];
     int operand = i - low->k.naccesses;
-    if (operand >= 0) a = operand % 2 ? &low->product[operand / 2].b : &low->product[operand / 2].a;
-    else if (product_at(low, i)) return (plan_place){PLACE_NONE, 0, 0};
+    if (operand >= 0) a = operand % 2 ? &low->matmul[operand / 2].b : &low->matmul[operand / 2].a;
+    else if (matmul_at(low, i)) return (plan_place){PLACE_NONE, 0, 0};
     return place_of(m, a->version, a->root, a->offset);
 }
 
@@ -120,7 +120,7 @@ static void add_kernel(plan_maker *m, const lowered *low, int32_t group, int64_t
                          .cell = p->ncells,
                          .ncells = k->nscalars};
     memcpy(s->k.name, k->name, sizeof s->k.name);
-    p->p.nkernels++, p->p.nproducts += low->nproducts;
+    p->p.nkernels++, p->p.nproducts += low->nmatmuls;
     memcpy(*dims, low->dims, ndims * sizeof **dims);
     *dims += ndims;
     for (int i = 0; i < s->k.nargs - 1; i++) p->args[p->nargs++] = argument_place(m, low, i);
@@ -155,7 +155,7 @@ static void add_call(plan_maker *m, const ir_node *n, int64_t **attrs) {
     p->p.ncalls++;
     s->c = (call_step){
         .state = g->state, .epilogue = n->epilogue, .scalar = g->sc, .operand = p->noperands};
-    if (p->target->times_products && m->r->numerics == ETCH_RELAXED &&
+    if (p->target->times_matmuls && m->r->numerics == ETCH_RELAXED &&
         m->r->mode == ETCH_MODE_MAX_AUTOTUNE &&
         !etch__op_is_users(n->op)) /* what those call is not of this plan */
         s->c.state |= STATE_TUNED;
@@ -264,8 +264,8 @@ static int list_kernels(const plan_maker *m, const lowered **low) {
 
 static bool all_ready(const plan_maker *m, const kernel_order *o) {
     for (int i = 0; m->r->provisional_ok && i < o->n; i++)
-        if (o->low[i]->nproducts &&
-            !m->r->target->products.ready(o->device, o->low[i], o->aligned[i]))
+        if (o->low[i]->nmatmuls &&
+            !m->r->target->matmuls.ready(o->device, o->low[i], o->aligned[i]))
             return false;
     return true;
 }

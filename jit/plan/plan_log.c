@@ -25,9 +25,9 @@ static void log_call(const plan_maker *m, int number, const ir_node *n) {
         else if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
         else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
     }
-    if (n->epilogue & PRODUCT_BIAS) at += snprintf(line + at, sizeof line - at, ", bias");
-    if (n->epilogue & PRODUCT_RELU) at += snprintf(line + at, sizeof line - at, ", relu");
-    if (n->epilogue & PRODUCT_GELU) snprintf(line + at, sizeof line - at, ", gelu");
+    if (n->epilogue & MATMUL_BIAS) at += snprintf(line + at, sizeof line - at, ", bias");
+    if (n->epilogue & MATMUL_RELU) at += snprintf(line + at, sizeof line - at, ", relu");
+    if (n->epilogue & MATMUL_GELU) snprintf(line + at, sizeof line - at, ", gelu");
     log_line(line);
     etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
 }

@@ -139,10 +139,10 @@ static etch_status run_kernel(const native_plan *p, const kernel_step *k, run_bl
     return status;
 }
 
-static etch_status run_product(const native_plan *p, const call_step *c, const op_call *call,
-                               etch_tensor *out) {
+static etch_status run_matmul(const native_plan *p, const call_step *c, const op_call *call,
+                              etch_tensor *out) {
     int64_t start = etch__profile_start();
-    etch_status status = p->target->products.run(call, c->epilogue, out);
+    etch_status status = p->target->matmuls.run(call, c->epilogue, out);
     etch__profile_end_event(ETCH_PROFILE_PRODUCT, start,
                             call->op == OP_MM ? "aten::mm" : "aten::addmm", "with epilogue");
     return status;
@@ -156,7 +156,7 @@ etch_status etch__run_call(const native_plan *p, const call_step *c, run_block *
     etch__tls.state = c->state;
     op_kernel kernel = etch__kernel_on(call.op, p->device);
     if (unlikely(!kernel)) return etch__run_kernel(&call, b->pointers[c->result]);
-    if (c->epilogue) return run_product(p, c, &call, b->pointers[c->result]);
+    if (c->epilogue) return run_matmul(p, c, &call, b->pointers[c->result]);
     return etch__call_kernel(kernel, &call, &b->pointers[c->result], true);
 }
 

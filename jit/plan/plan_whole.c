@@ -10,13 +10,13 @@ static bool small_step(const plan_maker *m, int i) {
     if (!s->is_call) {
         const lowered *low = m->low[m->step_group[i]];
         for (int a = 0; a < low->k.npar + low->k.nred; a++) work *= low->dims[a];
-        return !low->split && !low->nproducts && work <= WHOLE_ELEMENTS;
+        return !low->split && !low->nmatmuls && work <= WHOLE_ELEMENTS;
     }
     const operand_slot *a = &m->p->operands[s->c.operand], *b = a + 1;
     if (etch__op_is_users(s->c.call.op)) return false;
     if (s->c.call.op != OP_MM || s->c.epilogue || !etch__is_float(a->t.dtype)) return false;
     int64_t rows = a->t.size[0], terms = a->t.size[1], columns = b->t.size[1];
-    return rows <= PRODUCT_SMALL && terms <= PRODUCT_SMALL && columns <= PRODUCT_SMALL &&
+    return rows <= MATMUL_SMALL && terms <= MATMUL_SMALL && columns <= MATMUL_SMALL &&
            rows * terms * columns <= WHOLE_TERMS;
 }
 
@@ -25,7 +25,7 @@ static int64_t in_arena_at(const plan_place *at) {
 }
 
 /* The operands of a product as three more arguments of the plan. */
-static void add_product_args(plan_maker *m, const call_step *c, whole_step *w) {
+static void add_matmul_args(plan_maker *m, const call_step *c, whole_step *w) {
     const operand_slot *o = &m->p->operands[c->operand];
     const etch_tensor *a = &o[0].t, *b = &o[1].t;
     int64_t numbers[10] = {1, a->size[0],   b->size[1],  a->size[1], 0, a->stride[0], a->stride[1],
@@ -51,7 +51,7 @@ void etch__make_whole(plan_maker *m) {
         const plan_step *s = &p->steps[i];
         whole_step *w = &steps[i];
         if (s->is_call) {
-            add_product_args(m, &s->c, w);
+            add_matmul_args(m, &s->c, w);
             continue;
         }
         w->low = m->low[m->step_group[i]];

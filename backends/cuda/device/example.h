@@ -14,7 +14,7 @@ typedef float VALUE_2;
 typedef i64 ETCH_3;
 typedef i64 VALUE_3;
 
-/* backends/cuda/product.c */
+/* backends/cuda/matmul.c */
 typedef unsigned short ETCH_T;
 typedef float ETCH_C;
 typedef unsigned index_t;

@@ -1,53 +1,53 @@
-/* One product on a device: what product.c (operands, products of our own), lt.c (cuBLASLt) and
+/* One product on a device: what matmul.c (operands, products of our own), lt.c (cuBLASLt) and
  * epilogue.c (relaxed products with what follows them) share. */
-#ifndef ETCH_BACKENDS_CUDA_PRODUCT_H
-#define ETCH_BACKENDS_CUDA_PRODUCT_H
+#ifndef ETCH_BACKENDS_CUDA_MATMUL_H
+#define ETCH_BACKENDS_CUDA_MATMUL_H
 
 #include "backends/cuda/ops.h"
 #include "core/ops/expr.h"
 
-typedef struct product_operand {
+typedef struct matmul_operand {
     const etch_tensor *t;
     int64_t rows, cols, row, col, batch; /* extents, strides in elements */
     bool transposed;
     int64_t ld;
     void *address;
     etch_tensor copy; /* its storage is NULL where there is none */
-} product_operand;
+} matmul_operand;
 
-typedef struct product {
+typedef struct matmul {
     cuda_stream *stream;
     cuda_device *device;
     etch_dtype dtype, type; /* storage and compute type */
     int64_t batch, m, n, k;
-    product_operand a, b;
+    matmul_operand a, b;
     void *c;
     bool wide;        /* c is of the compute type */
     bool timed;       /* relaxed: the library's algorithm that proved fastest, not its first */
-    uint8_t epilogue; /* PRODUCT_*: what the library does to the result */
+    uint8_t epilogue; /* MATMUL_*: what the library does to the result */
     const void *bias;
-} product;
+} matmul;
 
-/* ---- product.c ---- */
+/* ---- matmul.c ---- */
 
 /* Everything but the operands, from a call and its result. */
-etch_status etch__cuda_product_begin(product *p, const op_call *call, const etch_tensor *out);
+etch_status etch__cuda_matmul_begin(matmul *p, const op_call *call, const etch_tensor *out);
 /* C = A B, by the library above a certain size. */
-etch_status etch__cuda_multiply(product *p, const etch_tensor *a, const etch_tensor *b);
+etch_status etch__cuda_multiply(matmul *p, const etch_tensor *a, const etch_tensor *b);
 /* Whether C is computed by code of our own, which knows no epilogue. */
-bool etch__cuda_product_small(const product *p);
+bool etch__cuda_matmul_small(const matmul *p);
 /* Compiles and launches code of our own, `body` behind the definitions of the dtype. */
-etch_status etch__cuda_product_launch(const product *p, const char *body, const char *symbol,
-                                      bool wide, int64_t blocks, unsigned threads, void *parameter);
+etch_status etch__cuda_matmul_launch(const matmul *p, const char *body, const char *symbol,
+                                     bool wide, int64_t blocks, unsigned threads, void *parameter);
 
 /* ---- lt.c ---- */
 
 /* ETCH_ERR_UNSUPPORTED: the library cannot do it. */
-etch_status etch__cuda_lt(const product *p);
+etch_status etch__cuda_lt(const matmul *p);
 
 /* ---- epilogue.c ---- */
 
-/* target_products.run. */
-etch_status etch__cuda_product(const op_call *call, uint8_t epilogue, etch_tensor *out);
+/* target_matmuls.run. */
+etch_status etch__cuda_matmul(const op_call *call, uint8_t epilogue, etch_tensor *out);
 
 #endif

@@ -7,7 +7,7 @@
  * eager and compiled calls use the same. Half types accumulate in f32 and are rounded once. An
  * operand that the library cannot read in place is copied first, by a rule on the operator's own
  * arguments. */
-#include "backends/cuda/product.h"
+#include "backends/cuda/matmul.h"
 #include "core/base/start.h"
 
 #include "backends/cuda/gemm.h"
@@ -16,7 +16,7 @@
 
 /* ---- operands ---- */
 
-static void shape_operand(product_operand *o, const etch_tensor *t, bool left) {
+static void shape_operand(matmul_operand *o, const etch_tensor *t, bool left) {
     int d = t->ndim;
     memset(o, 0, sizeof *o);
     o->t = t;
@@ -31,7 +31,7 @@ static void shape_operand(product_operand *o, const etch_tensor *t, bool left) {
 }
 
 /* What the library reads as it is; strides of axes with one element do not matter. */
-static bool library_layout(product_operand *o, int64_t batches) {
+static bool library_layout(matmul_operand *o, int64_t batches) {
     int64_t row = o->rows > 1 ? o->row : (o->cols > 1 ? o->cols : 1);
     int64_t col = o->cols > 1 ? o->col : 1;
     bool rows = col == 1 && row >= o->cols;
@@ -45,7 +45,7 @@ static bool library_layout(product_operand *o, int64_t batches) {
     return start % 16 == 0 && (batches == 1 || o->batch >= 0);
 }
 
-static etch_status copy_operand(product_operand *o, bool left) {
+static etch_status copy_operand(matmul_operand *o, bool left) {
     etch_tensor *from = (etch_tensor *)o->t;
     tensor_meta m = {.dtype = from->dtype, .ndim = from->ndim, .device = from->device};
     memcpy(m.size, from->size, sizeof m.size);
@@ -63,7 +63,7 @@ static etch_status copy_operand(product_operand *o, bool left) {
     return status;
 }
 
-static etch_status prepare_operand(product *p, product_operand *o, const etch_tensor *t, bool left,
+static etch_status prepare_operand(matmul *p, matmul_operand *o, const etch_tensor *t, bool left,
                                    bool library) {
     shape_operand(o, t, left);
     etch_status status = ETCH_OK;
@@ -98,8 +98,8 @@ static const char epilogue_text[] = {
     0};
 
 /* The body behind the definitions that make it one of this dtype. */
-char *etch__cuda_product_text(const void *ctx) {
-    const product_text *t = ctx;
+char *etch__cuda_matmul_text(const void *ctx) {
+    const matmul_text *t = ctx;
     etch_dtype d = t->dtype, type = etch__compute_type(d);
     bool half = type != d, real = etch__is_float(d);
     size_t room = strlen(etch__cuda_half_text) + strlen(t->body) + 1024;
@@ -123,15 +123,14 @@ char *etch__cuda_product_text(const void *ctx) {
     return text;
 }
 
-etch_status etch__cuda_product_launch(const product *p, const char *body, const char *symbol,
-                                      bool wide, int64_t blocks, unsigned threads,
-                                      void *parameter) {
-    product_text ctx = {p->dtype, wide, blocks > INT32_MAX / threads, PRODUCT_SMALL, body};
+etch_status etch__cuda_matmul_launch(const matmul *p, const char *body, const char *symbol,
+                                     bool wide, int64_t blocks, unsigned threads, void *parameter) {
+    matmul_text ctx = {p->dtype, wide, blocks > INT32_MAX / threads, MATMUL_SMALL, body};
     uint8_t key[64];
     const char *why;
     int n = snprintf((char *)key, sizeof key, "%s 4 %d %d %d", symbol, p->dtype, wide, ctx.far);
     cuda_code *code =
-        etch__cuda_code(p->device, key, (size_t)n, symbol, etch__cuda_product_text, &ctx, &why);
+        etch__cuda_code(p->device, key, (size_t)n, symbol, etch__cuda_matmul_text, &ctx, &why);
     if (!code) return etch__cuda_no_code(why);
     unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
              block[3] = {threads, 1, 1};
@@ -141,7 +140,7 @@ etch_status etch__cuda_product_launch(const product *p, const char *body, const 
     return status;
 }
 
-static etch_status chain(const product *p) {
+static etch_status chain(const matmul *p) {
     struct {
         const void *a, *b;
         void *c;
@@ -149,11 +148,10 @@ static etch_status chain(const product *p) {
     } args = {p->a.address, p->b.address, p->c,     p->batch,   p->m,     p->n,    p->k,
               p->a.batch,   p->a.row,     p->a.col, p->b.batch, p->b.row, p->b.col};
     int64_t tiles = p->batch * ((p->m + 15) / 16) * ((p->n + 15) / 16);
-    if (p->m > PRODUCT_SMALL || p->n > PRODUCT_SMALL || p->k > PRODUCT_SMALL || tiles > INT32_MAX)
-        return etch__cuda_product_launch(p, chain_text, "etch_chain", p->wide,
-                                         (p->batch * p->m * p->n + 127) / 128, 128, &args);
-    return etch__cuda_product_launch(p, small_kernel_text, "etch_small", p->wide, tiles, 256,
-                                     &args);
+    if (p->m > MATMUL_SMALL || p->n > MATMUL_SMALL || p->k > MATMUL_SMALL || tiles > INT32_MAX)
+        return etch__cuda_matmul_launch(p, chain_text, "etch_chain", p->wide,
+                                        (p->batch * p->m * p->n + 127) / 128, 128, &args);
+    return etch__cuda_matmul_launch(p, small_kernel_text, "etch_small", p->wide, tiles, 256, &args);
 }
 
 /* ---- addmm's epilogue: c = alpha * c, then self (times beta) + c ---- */
@@ -162,7 +160,7 @@ static bool is_value(etch_scalar s, int v) {
     return s.kind == ETCH_SCALAR_REAL ? s.d == v : s.i == v;
 }
 
-static etch_status epilogue(const product *p, const op_call *call, void *out) {
+static etch_status epilogue(const matmul *p, const op_call *call, void *out) {
     const etch_tensor *self = is_value(call->sc[0], 0) ? NULL : call->in[0];
     size_t size = etch_dtype_size(p->type), at = 0;
     char args[96] = {0};
@@ -184,32 +182,32 @@ static etch_status epilogue(const product *p, const op_call *call, void *out) {
     memcpy(args + at, &cells[1], size), at += size;
     at = (at + 3) & ~(size_t)3;
     memcpy(args + at, flags, sizeof flags);
-    return etch__cuda_product_launch(p, epilogue_text, "etch_epilogue", false,
-                                     (p->m * p->n + 127) / 128, 128, args);
+    return etch__cuda_matmul_launch(p, epilogue_text, "etch_epilogue", false,
+                                    (p->m * p->n + 127) / 128, 128, args);
 }
 
 /* ---- the kernel ---- */
 
-bool etch__cuda_product_small(const product *p) {
+bool etch__cuda_matmul_small(const matmul *p) {
     return !etch__is_float(p->dtype) || p->k == 0 ||
-           (p->m <= PRODUCT_SMALL && p->n <= PRODUCT_SMALL && p->k <= PRODUCT_SMALL);
+           (p->m <= MATMUL_SMALL && p->n <= MATMUL_SMALL && p->k <= MATMUL_SMALL);
 }
 
 /* What the library is not told more about than the product itself. */
-static bool is_middle(const product *p) {
+static bool is_middle(const matmul *p) {
     const gemm sizes = {.batch = p->batch, .m = p->m, .n = p->n, .k = p->k};
     return p->dtype == ETCH_F32 && !p->epilogue && !p->timed && !STATE_PRECISION(etch__tls.state) &&
            etch__cuda_gemm_tile(p->device, &sizes) != GEMM_NEVER;
 }
 
-static etch_status middle(const product *p) {
+static etch_status middle(const matmul *p) {
     const gemm g = {p->batch,   p->m,     p->n,     p->k,       p->a.address, p->b.address, p->c,
                     p->a.batch, p->a.row, p->a.col, p->b.batch, p->b.row,     p->b.col};
     return etch__cuda_gemm(p->stream, &g);
 }
 
-etch_status etch__cuda_multiply(product *p, const etch_tensor *a, const etch_tensor *b) {
-    bool small = etch__cuda_product_small(p), own = small || is_middle(p);
+etch_status etch__cuda_multiply(matmul *p, const etch_tensor *a, const etch_tensor *b) {
+    bool small = etch__cuda_matmul_small(p), own = small || is_middle(p);
     etch_status s = prepare_operand(p, &p->a, a, true, !own);
     if (s == ETCH_OK) s = prepare_operand(p, &p->b, b, false, !own);
     if (s == ETCH_OK) s = small ? chain(p) : own ? middle(p) : etch__cuda_lt(p);
@@ -218,10 +216,10 @@ etch_status etch__cuda_multiply(product *p, const etch_tensor *a, const etch_ten
     return s;
 }
 
-etch_status etch__cuda_product_begin(product *p, const op_call *call, const etch_tensor *out) {
+etch_status etch__cuda_matmul_begin(matmul *p, const op_call *call, const etch_tensor *out) {
     bool addmm = call->op == OP_ADDMM;
     const etch_tensor *a = call->in[addmm], *b = call->in[addmm + 1];
-    *p = (product){.dtype = out->dtype, .timed = etch__tls.state & STATE_TUNED};
+    *p = (matmul){.dtype = out->dtype, .timed = etch__tls.state & STATE_TUNED};
     if (!(p->stream = etch__cuda_stream(etch__device_index(out->device)))) return etch__tls.status;
     p->device = etch__cuda_stream_device(p->stream);
     p->type = etch__compute_type(p->dtype);
@@ -240,9 +238,9 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0];
     bool addmm = call->op == OP_ADDMM;
     const etch_tensor *a = call->in[addmm], *b = call->in[addmm + 1];
-    product p;
+    matmul p;
     if (out->numel == 0) return ETCH_OK;
-    if (etch__cuda_product_begin(&p, call, out) != ETCH_OK) return etch__tls.status;
+    if (etch__cuda_matmul_begin(&p, call, out) != ETCH_OK) return etch__tls.status;
     if (!addmm) return etch__cuda_multiply(&p, a, b);
     p.wide = p.type != p.dtype;
     cuda_block *wide = NULL;

@@ -1,7 +1,7 @@
 /* mm, addmm, mv, dot, bmm.
  *
  * Each is a batch of M x K times K x N products in the compute type. With M, N and K all at most 64
- * the chain of isa/product.c runs. Otherwise the result is cut into tiles by (M, N, K) alone, and
+ * the chain of isa/matmul.c runs. Otherwise the result is cut into tiles by (M, N, K) alone, and
  * each tile is one call of a library on one thread: oneDNN for f32, OpenBLAS for f64; integers have
  * their own loops. The half types are widened to f32, multiplied, and rounded once.
  *
@@ -34,7 +34,7 @@ typedef struct operand {
     void *copy; /* to be freed */
 } operand;
 
-typedef struct product {
+typedef struct matmul {
     const isa_table *isa;
     etch_dtype dtype, type; /* storage and compute type */
     int size;               /* bytes of an element of the compute type */
@@ -44,7 +44,7 @@ typedef struct product {
     bool small;
     int64_t tile_m, tile_n, tiles_m, tiles_n;
     atomic_int status; /* the first failure of a tile */
-} product;
+} matmul;
 
 /* What the library takes as it is: unit stride along one axis, rows (or columns) that do not
  * overlap. The stride of an axis of one element does not matter. */
@@ -65,7 +65,7 @@ static bool library_layout(operand *o) {
 }
 
 /* A contiguous copy of t's elements in the compute type. */
-static void *copy_operand(const product *p, const etch_tensor *t) {
+static void *copy_operand(const matmul *p, const etch_tensor *t) {
     const strip_table *table = p->isa->strips;
     int64_t n = t->numel;
     strip_fn widen = table->widen[p->dtype];
@@ -105,7 +105,7 @@ static void shape_operand(operand *o, const etch_tensor *t, const int64_t *strid
     o->row = left ? n * s : s, o->col = left ? s : 1;
 }
 
-static etch_status prepare_operand(const product *p, operand *o, const etch_tensor *t, bool left) {
+static etch_status prepare_operand(const matmul *p, operand *o, const etch_tensor *t, bool left) {
     shape_operand(o, t, t->stride, left);
     o->data = etch__ptr(t);
     bool library = !p->small && etch__is_float(p->type);
@@ -138,7 +138,7 @@ static const char *tile_of(const operand *o, int size, int64_t batch, int64_t ro
     return o->data + (batch * o->batch + row * o->row + col * o->col) * size;
 }
 
-static bool tile_f32(const product *p, const char *a, const char *b, char *c, int64_t m,
+static bool tile_f32(const matmul *p, const char *a, const char *b, char *c, int64_t m,
                      int64_t n) {
     int threads = omp_get_max_threads();
     if (threads != 1) omp_set_num_threads(1);
@@ -149,7 +149,7 @@ static bool tile_f32(const product *p, const char *a, const char *b, char *c, in
     return status == dnnl_success;
 }
 
-static bool tile_f64(const product *p, const char *a, const char *b, char *c, int64_t m,
+static bool tile_f64(const matmul *p, const char *a, const char *b, char *c, int64_t m,
                      int64_t n) {
     cblas_dgemm(CblasRowMajor, p->a.transposed ? CblasTrans : CblasNoTrans,
                 p->b.transposed ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)p->k, 1.0,
@@ -238,7 +238,7 @@ static bool whole_product(etch_dtype type, const library_product *l) {
 }
 
 bool etch__library_product(etch_dtype type, const library_product *l) {
-    product p = {.k = l->k, .n = l->ldc, .a.ld = l->lda, .b.ld = l->ldb};
+    matmul p = {.k = l->k, .n = l->ldc, .a.ld = l->lda, .b.ld = l->ldb};
     if (!etch__is_float(type)) return whole_product(type, l);
     bool f32 = type == ETCH_F32;
     return (f32 ? tile_f32 : tile_f64)(&p, l->a, l->b, l->c, l->m, l->n);
@@ -254,8 +254,8 @@ static int64_t tile_side(int64_t extent, int64_t m, int64_t n) {
     return count > 1 ? ((extent + count - 1) / count + 15) / 16 * 16 : extent;
 }
 
-static void plan_tiles(product *p) {
-    p->small = p->m <= PRODUCT_SMALL && p->n <= PRODUCT_SMALL && p->k <= PRODUCT_SMALL;
+static void plan_tiles(matmul *p) {
+    p->small = p->m <= MATMUL_SMALL && p->n <= MATMUL_SMALL && p->k <= MATMUL_SMALL;
     p->tile_m = p->m, p->tile_n = p->n, p->tiles_m = p->tiles_n = 1;
     if (p->small) return;
     p->tile_m = tile_side(p->m, p->m, p->n);
@@ -264,7 +264,7 @@ static void plan_tiles(product *p) {
     p->tiles_n = (p->n + p->tile_n - 1) / p->tile_n;
 }
 
-static bool chain_tile(const product *p, const char *a, const char *b, char *c, int64_t m,
+static bool chain_tile(const matmul *p, const char *a, const char *b, char *c, int64_t m,
                        int64_t n) {
     product_args args = {.a = a,
                          .b = b,
@@ -281,7 +281,7 @@ static bool chain_tile(const product *p, const char *a, const char *b, char *c, 
     return true;
 }
 
-static void do_tile(product *p, int64_t batch, int64_t row, int64_t col) {
+static void do_tile(matmul *p, int64_t batch, int64_t row, int64_t col) {
     int64_t m = p->m - row < p->tile_m ? p->m - row : p->tile_m;
     int64_t n = p->n - col < p->tile_n ? p->n - col : p->tile_n;
     const char *a = tile_of(&p->a, p->size, batch, row, 0);
@@ -295,7 +295,7 @@ static void do_tile(product *p, int64_t batch, int64_t row, int64_t col) {
 }
 
 static void tiles_task(void *ctx, int64_t begin, int64_t end) {
-    product *p = ctx;
+    matmul *p = ctx;
     for (int64_t t = begin; t < end; t++) {
         int64_t col = t % p->tiles_n, row = t / p->tiles_n % p->tiles_m;
         do_tile(p, t / p->tiles_n / p->tiles_m, row * p->tile_m, col * p->tile_n);
@@ -303,7 +303,7 @@ static void tiles_task(void *ctx, int64_t begin, int64_t end) {
 }
 
 /* c = a times b. */
-static etch_status run_product(product *p) {
+static etch_status run_matmul(matmul *p) {
     if (p->k == 0) {
         memset(p->c, 0, (size_t)(p->batch * p->m * p->n) * (size_t)p->size);
         return ETCH_OK;
@@ -328,7 +328,7 @@ static etch_status run_product(product *p) {
 /* ---- epilogue ---- */
 
 typedef struct epilogue {
-    const product *p;
+    const matmul *p;
     const etch_tensor *self; /* addmm: added; else NULL */
     uint64_t alpha, beta;    /* cells of the compute type */
     bool scale, scale_self;  /* alpha, beta differ from 1 */
@@ -354,7 +354,7 @@ static void load_self(const epilogue *e, void *dst, void *raw, int64_t row, int6
 
 /* c = alpha * c, then self (times beta) + c; rounds and stores. */
 static void epilogue_strip(const epilogue *e, int64_t row, int64_t col, int64_t n) {
-    const product *p = e->p;
+    const matmul *p = e->p;
     const strip_table *table = p->isa->strips;
     double self[EAGER_STRIP], other[EAGER_STRIP];
     int64_t at = row * p->n + col;
@@ -388,7 +388,7 @@ static void epilogue_task(void *ctx, int64_t begin, int64_t end) {
 }
 
 static void run_epilogue(epilogue *e) {
-    const product *p = e->p;
+    const matmul *p = e->p;
     if (!e->scale && !e->self && p->type == p->dtype) return;
     etch__parallel(p->batch * p->m, 32768 / (p->n + 1) + 1, epilogue_task, e);
 }
@@ -398,7 +398,7 @@ static void run_epilogue(epilogue *e) {
 static bool is_zero(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 0 : s.i == 0; }
 static bool is_one(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 1 : s.i == 1; }
 
-static void plan_epilogue(const op_call *call, epilogue *e, const product *p) {
+static void plan_epilogue(const op_call *call, epilogue *e, const matmul *p) {
     if (call->op != OP_ADDMM) return;
     if (!is_zero(call->sc[0])) e->self = call->in[0]; /* beta = 0 does not even read self */
     e->scale_self = !is_one(call->sc[0]), e->scale = !is_one(call->sc[1]);
@@ -406,7 +406,7 @@ static void plan_epilogue(const op_call *call, epilogue *e, const product *p) {
     e->alpha = etch__scalar_cell(call->sc[1], p->type);
 }
 
-static void plan_sizes(product *p, const etch_tensor *a, const etch_tensor *b) {
+static void plan_sizes(matmul *p, const etch_tensor *a, const etch_tensor *b) {
     bool vector = b->ndim == 1;
     p->batch = a->ndim == 3 ? a->size[0] : 1;
     p->m = a->ndim == 1 ? 1 : a->size[a->ndim - 2];
@@ -419,7 +419,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *out = outs[0];
     int left = call->op == OP_ADDMM;
     const etch_tensor *a = call->in[left], *b = call->in[left + 1];
-    product p; /* not cleared whole: that costs more than a product of a few elements */
+    matmul p; /* not cleared whole: that costs more than a product of a few elements */
     epilogue e;
     if (out->numel == 0) return ETCH_OK;
     p.isa = etch__isa_table(), p.dtype = out->dtype;
@@ -438,7 +438,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     }
     if (p.k > 0) status = prepare_operand(&p, &p.a, a, true);
     if (p.k > 0 && status == ETCH_OK) status = prepare_operand(&p, &p.b, b, false);
-    if (status == ETCH_OK) status = run_product(&p);
+    if (status == ETCH_OK) status = run_matmul(&p);
     if (status == ETCH_OK) run_epilogue(&e);
     etch__free(p.a.copy);
     etch__free(p.b.copy);

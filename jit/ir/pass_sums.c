@@ -22,7 +22,7 @@
 
 /* ---- what a node is ---- */
 
-static bool is_product(const ir *r, const ir_node *n) {
+static bool is_matmul(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_CALL || (n->op != OP_MM && n->op != OP_BMM)) return false;
     return !etch__op_is_users(n->op) && etch__is_float(n->dtype) && sources(r, n)[0].version >= 0 &&
            sources(r, n)[1].version >= 0;
@@ -46,7 +46,7 @@ static ir_node *summand(const ir *r, const ir_uses *u, const ir_node *sum, int k
     const ir_version *v = &r->versions[s->version];
     if (v->node < 0 || v->memory || v->tied >= 0 || u->readers[s->version] != 1) return NULL;
     ir_node *n = &r->nodes[v->node];
-    return is_product(r, n) && n->dtype == sum->dtype && n->dtype == v->meta.dtype ? n : NULL;
+    return is_matmul(r, n) && n->dtype == sum->dtype && n->dtype == v->meta.dtype ? n : NULL;
 }
 
 /* The operand that both products read, 0 or 1, where the other ones can be added; -1: neither. */
@@ -96,7 +96,7 @@ static bool pays(const ir *r, const ir_node *p, int common) {
     const tensor_meta *a = &sources(r, p)[0].meta, *b = &sources(r, p)[1].meta;
     double batch = a->ndim == 3 ? (double)a->size[0] : 1, rows = (double)a->size[a->ndim - 2];
     double terms = (double)b->size[b->ndim - 2], columns = (double)b->size[b->ndim - 1];
-    bool small = rows <= PRODUCT_SMALL && terms <= PRODUCT_SMALL && columns <= PRODUCT_SMALL;
+    bool small = rows <= MATMUL_SMALL && terms <= MATMUL_SMALL && columns <= MATMUL_SMALL;
     if (small || batch * rows * terms * columns == 0) return false;
     double left = rows * terms, right = terms * columns, result = rows * columns;
     double sum = common ? left : right, other = common ? right : left;
@@ -174,7 +174,7 @@ static void try_sum(ir *r, ir_uses *u, ir_node *n) {
     if (stays_in_range(r, n, x, y) && wanted(r, p, common)) rewrite(r, u, n, p, q, common);
 }
 
-bool etch__pass_products(ir *r) {
+bool etch__pass_sums(ir *r) {
     ir_uses u;
     if (!etch__ir_uses(r, &u)) return false;
     for (int i = 0; i < r->nnodes; i++)
