@@ -814,7 +814,7 @@ TEST(can_emit) {
     for (int p = PRIM_ROUND_BF16; p < PRIM_COUNT; p++)
         for (int t = 0; t < ETCH_DTYPE_COUNT; t++) {
             prim_instr i = {.prim = (uint8_t)p, .type = (uint8_t)t};
-            cuda_text text = {0};
+            growing_text text = {0};
             etch__cuda_prim(&text, &i, "a", "b", "c");
             if (etch__prim_gives((prim_id)p, t)) assert_non_null(text.p);
             if (etch__loop_can_emit((prim_id)p, t)) assert_non_null(text.p);

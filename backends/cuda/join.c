@@ -6,6 +6,7 @@
 #include "backends/cuda/join.h"
 
 #include "backends/cuda/gemm.h"
+#include "core/base/text.h"
 
 struct cuda_join {
     int device, nmatmuls;
@@ -56,19 +57,11 @@ static const char body_text[] = {
 #include "embedded/join.cu.inc"
     0};
 
-static void put(char **at, const char *end, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(*at, (size_t)(end - *at), format, args);
-    va_end(args);
-    *at += n < end - *at ? n : end - *at - 1;
-}
-
 /* The elements of product i from column j of the four on. */
-static void put_values(char **at, const char *end, const join_text *t, int i) {
-    put(at, end, "%s", i ? ", " : "");
-    if (t->after->vector == 1) put(at, end, "((const float *)&sums[%d][i])[j]", i);
-    else put(at, end, "((const vec<float, VECTOR> *)&sums[%d][i])[j / VECTOR]", i);
+static void put_values(growing_text *to, const join_text *t, int i) {
+    etch__text_put(to, "%s", i ? ", " : "");
+    if (t->after->vector == 1) etch__text_put(to, "((const float *)&sums[%d][i])[j]", i);
+    else etch__text_put(to, "((const vec<float, VECTOR> *)&sums[%d][i])[j / VECTOR]", i);
 }
 
 static uint32_t given(const joined_matmul *p, int n) {
@@ -77,28 +70,29 @@ static uint32_t given(const joined_matmul *p, int n) {
     return mask;
 }
 
-static void write_kernel(char *at, const char *end, const join_text *t, const char *after) {
-    put(&at, end,
-        "%s#define HEIGHT %d\n#define WHOLE %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s", after,
+static void write_kernel(growing_text *to, const join_text *t) {
+    etch__text_put(
+        to, "#define HEIGHT %d\n#define WHOLE %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s",
         t->variant[0] & GEMM_ROWS_64 ? 8 : 4, (t->variant[0] & GEMM_WHOLE) != 0, t->nmatmuls,
         t->after->vector, etch__cuda_tile_text);
-    put(&at, end, "#define VALUES ");
-    for (int i = 0; i < t->nmatmuls; i++) put_values(&at, end, t, i);
-    put(&at, end, "\n#define MULTIPLY");
+    etch__text_put(to, "#define VALUES ");
+    for (int i = 0; i < t->nmatmuls; i++) put_values(to, t, i);
+    etch__text_put(to, "\n#define MULTIPLY");
     for (int i = 0; i < t->nmatmuls; i++)
-        put(&at, end, "%s tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);",
+        etch__text_put(
+            to, "%s tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);",
             i ? " __syncthreads();" : "", t->variant[i], i, i);
-    put(&at, end, "\n%s", body_text);
+    etch__text_put(to, "\n%s", body_text);
 }
 
 static char *source(const void *ctx) {
     const join_text *t = ctx;
     char *after = etch__cuda_after_source(t->k, t->after, given(t->matmul, t->nmatmuls));
-    size_t room = after ? strlen(after) + strlen(etch__cuda_tile_text) + 4096 : 0;
-    char *text = after ? etch__malloc(room) : NULL;
-    if (text) write_kernel(text, text + room, t, after);
+    growing_text text = {.failed = !after};
+    if (after) etch__text_bytes(&text, after, strlen(after));
+    write_kernel(&text, t);
     etch__free(after);
-    return text;
+    return etch__text_end(&text);
 }
 
 /* ---- code ---- */

@@ -7,6 +7,7 @@
  * time that NVRTC takes for it, grow with the functions and not with the steps. The kernel's one
  * argument has an array of arguments for each function, in the order of its steps. */
 #include "backends/cuda/launcher.h"
+#include "core/base/text.h"
 
 enum { WHOLE_THREADS = 256, WHOLE_TILE = 3, WHOLE_STEPS = 32, WHOLE_ARENA = 32 << 10 };
 enum { PRODUCT_WORDS = 13 };
@@ -54,96 +55,71 @@ typedef struct whole_ctx {
     uint32_t local[WHOLE_STEPS];
 } whole_ctx;
 
-typedef struct text {
-    char *p;
-    int64_t n, cap;
-    bool failed;
-} text;
-
-static void put_bytes(text *t, const char *s, size_t n) {
-    if (t->failed || !etch__grow(&t->p, &t->cap, t->n + (int64_t)n + 1, 1)) {
-        t->failed = true;
-        return;
-    }
-    memcpy(t->p + t->n, s, n);
-    t->p[t->n += (int64_t)n] = 0;
-}
-
-static void put(text *t, const char *format, ...) {
-    char line[512];
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    put_bytes(t, line, n < (int)sizeof line ? (size_t)n : sizeof line - 1);
-}
-
-static void put_function(text *t, const whole_ctx *c, int number) {
+static void put_function(growing_text *t, const whole_ctx *c, int number) {
     const whole_function *f = &c->functions[number];
     matmul_text product = {.dtype = f->dtype, .body = etch__cuda_small_text};
     product.k_most = f->k_most <= 16 ? 16 : MATMUL_SMALL;
     char *source =
         f->k ? etch__cuda_run_source(f->k, &variant, c->depth) : etch__cuda_matmul_text(&product);
-    put(t, "namespace f%d {\n", number);
-    if (source) put_bytes(t, source, strlen(source));
+    etch__text_put(t, "namespace f%d {\n", number);
+    if (source) etch__text_bytes(t, source, strlen(source));
     else t->failed = true;
-    put(t, "}\n%s", f->k ? "" : "#undef LOAD\n#undef STORE\n#undef CHAIN\n#undef K_MOST\n");
+    etch__text_put(t, "}\n%s",
+                   f->k ? "" : "#undef LOAD\n#undef STORE\n#undef CHAIN\n#undef K_MOST\n");
     etch__free(source);
 }
 
-static void put_declarations(text *t, const whole_ctx *c) {
-    put(t, "struct etch_whole_args {\n");
+static void put_declarations(growing_text *t, const whole_ctx *c) {
+    etch__text_put(t, "struct etch_whole_args {\n");
     for (int f = 0; f < c->nfunctions; f++)
-        put(t, "    f%d::etch_args a%d[%d];\n", f, f, c->functions[f].calls);
-    put(t, "};\n"
-           "struct etch_step {\n"
-           "    unsigned char function, at; // its arguments are a<function>[at]\n"
-           "    unsigned local; // those that are offsets in the arena\n"
-           "};\n"
-           "static __constant__ const etch_step etch_steps[] = {\n");
+        etch__text_put(t, "    f%d::etch_args a%d[%d];\n", f, f, c->functions[f].calls);
+    etch__text_put(t, "};\n"
+                      "struct etch_step {\n"
+                      "    unsigned char function, at; // its arguments are a<function>[at]\n"
+                      "    unsigned local; // those that are offsets in the arena\n"
+                      "};\n"
+                      "static __constant__ const etch_step etch_steps[] = {\n");
     for (int i = 0; i < c->n; i++)
-        put(t, "    {%d, %d, 0x%x},\n", c->number[i], c->place[i], c->local[i]);
-    put(t, "};\n"
-           "template <class T>\n"
-           "__device__ __forceinline__ void locate(T *&p, void *arena) {\n"
-           "    p = (T *)((char *)arena + (size_t)p);\n"
-           "}\n");
+        etch__text_put(t, "    {%d, %d, 0x%x},\n", c->number[i], c->place[i], c->local[i]);
+    etch__text_put(t, "};\n"
+                      "template <class T>\n"
+                      "__device__ __forceinline__ void locate(T *&p, void *arena) {\n"
+                      "    p = (T *)((char *)arena + (size_t)p);\n"
+                      "}\n");
 }
 
-static void put_case(text *t, const whole_function *f, int number) {
+static void put_case(growing_text *t, const whole_function *f, int number) {
     static const char *const operands[3] = {"a", "b", "c"};
-    put(t, "        case %d: {\n            f%d::etch_args a = p.a%d[s.at];\n", number, number,
-        number);
+    etch__text_put(t, "        case %d: {\n            f%d::etch_args a = p.a%d[s.at];\n", number,
+                   number, number);
     for (int k = 0; k < LOOP_MAX_ACCESSES; k++) {
         if (!(f->ever >> k & 1)) continue;
-        put(t, "            ");
-        if (!(f->always >> k & 1)) put(t, "if (s.local & 0x%x) ", 1u << k);
-        if (f->k) put(t, "locate(a.ptr[%d], arena);\n", k);
-        else put(t, "locate(a.%s, arena);\n", operands[k]);
+        etch__text_put(t, "            ");
+        if (!(f->always >> k & 1)) etch__text_put(t, "if (s.local & 0x%x) ", 1u << k);
+        if (f->k) etch__text_put(t, "locate(a.ptr[%d], arena);\n", k);
+        else etch__text_put(t, "locate(a.%s, arena);\n", operands[k]);
     }
-    put(t, "            f%d::run(a%s);\n            break;\n        }\n", number,
-        f->k ? "" : ", 0, 1");
+    etch__text_put(t, "            f%d::run(a%s);\n            break;\n        }\n", number,
+                   f->k ? "" : ", 0, 1");
 }
 
 static char *source_of(const void *ctx) {
     const whole_ctx *c = ctx;
-    text t = {0};
+    growing_text t = {0};
     for (int f = 0; f < c->nfunctions; f++) put_function(&t, c, f);
     put_declarations(&t, c);
-    put(&t,
-        "extern \"C\" __global__ void __launch_bounds__(%d)\n"
-        "    etch_whole(const __grid_constant__ struct etch_whole_args p) {\n"
-        "    extern __shared__ unsigned long long arena[];\n"
-        "    #pragma unroll 1\n"
-        "    for (int i = 0; i < %d; i++) {\n"
-        "        const etch_step s = etch_steps[i];\n"
-        "        switch (s.function) {\n",
-        WHOLE_THREADS, c->n);
+    etch__text_put(&t,
+                   "extern \"C\" __global__ void __launch_bounds__(%d)\n"
+                   "    etch_whole(const __grid_constant__ struct etch_whole_args p) {\n"
+                   "    extern __shared__ unsigned long long arena[];\n"
+                   "    #pragma unroll 1\n"
+                   "    for (int i = 0; i < %d; i++) {\n"
+                   "        const etch_step s = etch_steps[i];\n"
+                   "        switch (s.function) {\n",
+                   WHOLE_THREADS, c->n);
     for (int f = 0; f < c->nfunctions; f++) put_case(&t, &c->functions[f], f);
-    put(&t, "        }\n        __syncthreads();\n    }\n}\n");
-    if (!t.failed) return t.p;
-    etch__free(t.p);
-    return NULL;
+    etch__text_put(&t, "        }\n        __syncthreads();\n    }\n}\n");
+    return etch__text_end(&t);
 }
 
 /* ---- which function a step is ---- */

@@ -15,7 +15,7 @@ cuda_name etch__cuda_text(const char *format, ...) {
     return n;
 }
 
-void etch__cuda_margin(cuda_gen *g) { etch__cuda_put(g->t, "%*s", 4 * g->indent, ""); }
+void etch__cuda_margin(cuda_gen *g) { etch__text_put(g->t, "%*s", 4 * g->indent, ""); }
 
 void etch__cuda_line(cuda_gen *g, const char *format, ...) {
     char s[320];
@@ -24,7 +24,7 @@ void etch__cuda_line(cuda_gen *g, const char *format, ...) {
     int n = vsnprintf(s, sizeof s, format, args);
     va_end(args);
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "%s\n", s);
+    etch__text_put(g->t, "%s\n", s);
     if (n > 0 && n < (int)sizeof s && s[n - 1] == '{') g->indent++;
 }
 
@@ -220,9 +220,9 @@ static void load_chunk(cuda_gen *g, const chunk *c, int a) {
 void etch__cuda_put_comment(cuda_gen *g, const loop_instr *i) {
     const char *type = etch_dtype_name(i->p.type);
     if (i->kind == LOOP_PRIM)
-        etch__cuda_put(g->t, " // %s %s\n", etch__prims[i->p.prim].name, type);
+        etch__text_put(g->t, " // %s %s\n", etch__prims[i->p.prim].name, type);
     else
-        etch__cuda_put(g->t, " // %s %s @%d\n", i->kind == LOOP_LOAD ? "load" : "store",
+        etch__text_put(g->t, " // %s %s @%d\n", i->kind == LOOP_LOAD ? "load" : "store",
                        etch_dtype_name(dtype_of(g, (int)i->p.imm.i)), (int)i->p.imm.i);
 }
 
@@ -231,37 +231,37 @@ void etch__cuda_put_prim(cuda_gen *g, int v, const char *index) {
     cuda_name x[3];
     for (int n = 0; n < 3; n++) x[n] = etch__cuda_text("v%d", etch__loop_operand(i, n));
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "const %s v%d = ", type_of(g, v), v);
-    if (i->p.prim == PRIM_INDEX) etch__cuda_put(g->t, "(i64)(%s)", index);
+    etch__text_put(g->t, "const %s v%d = ", type_of(g, v), v);
+    if (i->p.prim == PRIM_INDEX) etch__text_put(g->t, "(i64)(%s)", index);
     else etch__cuda_prim(g->t, &i->p, x[0].s, x[1].s, x[2].s);
-    etch__cuda_put(g->t, ";");
+    etch__text_put(g->t, ";");
     etch__cuda_put_comment(g, i);
 }
 
 void etch__cuda_put_load(cuda_gen *g, int v, const char *e) {
     const loop_instr *i = &g->k->code[v];
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "const %s v%d = ", type_of(g, v), v);
+    etch__text_put(g->t, "const %s v%d = ", type_of(g, v), v);
     etch__cuda_from_storage(g->t, dtype_of(g, (int)i->p.imm.i), e);
-    etch__cuda_put(g->t, ";");
+    etch__text_put(g->t, ";");
     etch__cuda_put_comment(g, i);
 }
 
 void etch__cuda_put_store(cuda_gen *g, const loop_instr *i, const char *to) {
     cuda_name v = etch__cuda_text("v%d", i->p.a);
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "%s = ", to);
+    etch__text_put(g->t, "%s = ", to);
     etch__cuda_to_storage(g->t, dtype_of(g, (int)i->p.imm.i), v.s);
-    etch__cuda_put(g->t, ";");
+    etch__text_put(g->t, ";");
     etch__cuda_put_comment(g, i);
 }
 
 void etch__cuda_put_combine(cuda_gen *g, int v, const char *to, const char *acc, const char *x) {
     const loop_instr *i = &g->k->code[v];
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "%s = ", to);
+    etch__text_put(g->t, "%s = ", to);
     etch__cuda_combine(g->t, (reduce_kind)i->p.imm.i, i->p.type, acc, x);
-    etch__cuda_put(g->t, ";\n");
+    etch__text_put(g->t, ";\n");
 }
 
 static void store_element(cuda_gen *g, const chunk *c, const loop_instr *i) {

@@ -121,7 +121,7 @@ void etch__cuda_write_cells(cuda_gen *g, const char *who) {
     etch__cuda_line(g, "if (%s) {", who);
     FOR_REDUCTIONS(v) {
         etch__cuda_margin(g);
-        etch__cuda_put(g->t, "*(%s *)(cells + (%d * rows + row) * blocks + block) = lane%d[0];\n",
+        etch__text_put(g->t, "*(%s *)(cells + (%d * rows + row) * blocks + block) = lane%d[0];\n",
                        type_of(g, v), q++, v);
     }
     etch__cuda_close(g);
@@ -135,9 +135,9 @@ void etch__cuda_begin_lanes(cuda_gen *g, int n) {
         etch__cuda_line(g, "%s lane%d[%d];", type_of(g, v), v, n);
         etch__cuda_line(g, "for (int l = 0; l < %d; l++) lane%d[l] =", n, v);
         g->t->n--; /* the line goes on */
-        etch__cuda_put(g->t, " ");
+        etch__text_put(g->t, " ");
         etch__cuda_identity(g->t, (reduce_kind)i->p.imm.i, i->p.type);
-        etch__cuda_put(g->t, ";\n");
+        etch__text_put(g->t, ";\n");
     }
 }
 

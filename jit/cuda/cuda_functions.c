@@ -91,33 +91,33 @@ static bool is_macros(const unit *u) {
 }
 
 /* The kernel's own text may use the same words. */
-static void forget_macros(cuda_text *t, const unit *units, int n) {
+static void forget_macros(growing_text *t, const unit *units, int n) {
     for (int k = 0; k < n; k++) {
         const char *end = units[k].at + units[k].n;
         for (const char *p = units[k].at; p < end && is_macros(&units[k]); p++) {
             if ((p != units[k].at && p[-1] != '\n') || strncmp(p, "#define ", 8)) continue;
-            etch__cuda_put(t, "#undef %.*s\n", (int)strcspn(p + 8, " (\n"), p + 8);
+            etch__text_put(t, "#undef %.*s\n", (int)strcspn(p + 8, " (\n"), p + 8);
         }
     }
-    etch__cuda_put(t, "#undef FN\n#undef TABLE\n#undef EXACT_FMA\n#undef SINGLE\n#undef ALL\n"
+    etch__text_put(t, "#undef FN\n#undef TABLE\n#undef EXACT_FMA\n#undef SINGLE\n#undef ALL\n"
                       "#undef ALL_WORDS\n#undef F64\n#undef F\n");
 }
 
-void etch__cuda_functions(cuda_text *t, const char *body) {
+void etch__cuda_functions(growing_text *t, const char *body) {
     unit units[UNITS_MAX];
     int n = split(units);
     bool any[2] = {false, false};
     for (int wide = 0; wide <= 1; wide++)
         for (int k = n - 1; k >= 0; k--)
             any[wide] |= units[k].needed[wide] = wanted(units, n, k, wide, body);
-    if (any[0] || any[1]) etch__cuda_put(t, "\n%s", basics);
+    if (any[0] || any[1]) etch__text_put(t, "\n%s", basics);
     for (int wide = 1; wide >= 0; wide--) {
         if (any[wide])
-            etch__cuda_put(t, "#undef F64\n#define F64 %d\n#undef F\n#define F(name) name##_f%d\n",
+            etch__text_put(t, "#undef F64\n#define F64 %d\n#undef F\n#define F(name) name##_f%d\n",
                            wide, wide ? 64 : 32);
         for (int k = 0; any[wide] && k < n; k++)
             if (units[k].needed[wide] || is_macros(&units[k]))
-                etch__cuda_put(t, "\n%.*s", units[k].n, units[k].at);
+                etch__text_put(t, "\n%.*s", units[k].n, units[k].at);
     }
     if (any[0] || any[1]) forget_macros(t, units, n);
 }

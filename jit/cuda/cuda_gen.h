@@ -1,41 +1,34 @@
-/* What the parts of the CUDA generator share: growing text, the primitives as expressions, the
- * shape of a kernel's threads, the code of a chunk of elements. */
+/* What the parts of the CUDA generator share: the primitives as expressions, the shape of a
+ * kernel's threads, the code of a chunk of elements. */
 #ifndef ETCH_JIT_CUDA_CUDA_GEN_H
 #define ETCH_JIT_CUDA_CUDA_GEN_H
 
+#include "core/base/text.h"
 #include "jit/cuda/cuda_source.h"
 
-typedef struct cuda_text {
-    char *p;
-    int64_t n, cap;
-    bool failed;
-} cuda_text;
-
 /* ---- cuda_prims.c ---- */
-
-void etch__cuda_put(cuda_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
 
 /* The C type of values of a compute type, and of elements in memory. */
 const char *etch__cuda_type(etch_dtype t);
 const char *etch__cuda_storage(etch_dtype d);
 
 /* The expression of a primitive over the texts of its operands. */
-void etch__cuda_prim(cuda_text *t, const prim_instr *p, const char *a, const char *b,
+void etch__cuda_prim(growing_text *t, const prim_instr *p, const char *a, const char *b,
                      const char *c);
-void etch__cuda_constant(cuda_text *t, const prim_instr *p);
-void etch__cuda_scalar(cuda_text *t, const prim_instr *p);
+void etch__cuda_constant(growing_text *t, const prim_instr *p);
+void etch__cuda_scalar(growing_text *t, const prim_instr *p);
 /* op(acc, x) of a reduction, and where it starts. */
-void etch__cuda_combine(cuda_text *t, reduce_kind kind, etch_dtype type, const char *acc,
+void etch__cuda_combine(growing_text *t, reduce_kind kind, etch_dtype type, const char *acc,
                         const char *x);
-void etch__cuda_identity(cuda_text *t, reduce_kind kind, etch_dtype type);
+void etch__cuda_identity(growing_text *t, reduce_kind kind, etch_dtype type);
 /* The conversions around memory: half types and bool are not computed in what they are stored. */
-void etch__cuda_from_storage(cuda_text *t, etch_dtype d, const char *e);
-void etch__cuda_to_storage(cuda_text *t, etch_dtype d, const char *v);
+void etch__cuda_from_storage(growing_text *t, etch_dtype d, const char *e);
+void etch__cuda_to_storage(growing_text *t, etch_dtype d, const char *v);
 /* The functions of core/ops/functions.h that `body` calls as name_f32 or name_f64:
  * cuda_functions.c. */
-void etch__cuda_functions(cuda_text *t, const char *body);
+void etch__cuda_functions(growing_text *t, const char *body);
 /* The type names, and those helper functions that `body` uses. */
-void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body);
+void etch__cuda_prelude(growing_text *t, int index_bits, const char *body);
 
 /* ---- cuda_shape.c ---- */
 
@@ -87,12 +80,12 @@ typedef struct cuda_gen {
     cuda_layout l;
     int naxes, axis; /* axis: see etch__cuda_axis */
     bool needed[LOOP_MAX_CODE];
-    int stage;                      /* that is being written */
-    bool runs[LOOP_MAX_CODE];       /* its code */
-    int held[LOOP_MAX_ACCESSES];    /* 1 + the stage that loads what stays in registers; 0: none */
-    uint32_t given;                 /* accesses whose elements come as parameters */
-    int depth;                      /* of a MAP, in place of the layout's; 0: that */
-    cuda_text part[CUDA_PARTS], *t; /* t: the part that is being written */
+    int stage;                   /* that is being written */
+    bool runs[LOOP_MAX_CODE];    /* its code */
+    int held[LOOP_MAX_ACCESSES]; /* 1 + the stage that loads what stays in registers; 0: none */
+    uint32_t given;              /* accesses whose elements come as parameters */
+    int depth;                   /* of a MAP, in place of the layout's; 0: that */
+    growing_text part[CUDA_PARTS], *t; /* t: the part that is being written */
     int indent;
 } cuda_gen;
 

@@ -5,30 +5,6 @@
 
 #include <math.h>
 
-/* ---- text ---- */
-
-void etch__cuda_put(cuda_text *t, const char *format, ...) {
-    char line[400];
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(line, sizeof line, format, args);
-    va_end(args);
-    char *at = line;
-    if (n >= (int)sizeof line) at = NULL; /* long: once more, in the text itself */
-    if (t->failed || !etch__grow(&t->p, &t->cap, t->n + n + 1, 1)) {
-        t->failed = true;
-        return;
-    }
-    if (at) {
-        memcpy(t->p + t->n, line, (size_t)n + 1);
-    } else {
-        va_start(args, format);
-        vsnprintf(t->p + t->n, (size_t)n + 1, format, args);
-        va_end(args);
-    }
-    t->n += n;
-}
-
 /* ---- types ---- */
 
 typedef struct type_text {
@@ -80,17 +56,17 @@ static const char *text_of(int prim, etch_dtype t) {
     return t == ETCH_BOOL ? p->truth : etch__is_float(t) ? p->real : p->whole;
 }
 
-static void put_hole(cuda_text *t, char hole, const prim_instr *p, const char *const *operand) {
+static void put_hole(growing_text *t, char hole, const prim_instr *p, const char *const *operand) {
     const type_text *type = &types[p->type];
     switch (hole) {
-    case 't': etch__cuda_put(t, "%s", type->type); break;
-    case 'u': etch__cuda_put(t, "%s", type->wide); break;
-    case 'w': etch__cuda_put(t, "%d", type->width); break;
-    case 'p': etch__cuda_put(t, "%d", type->past); break;
-    case 'f': etch__cuda_put(t, "%s", p->type == ETCH_F64 ? "" : "f"); break;
-    case 's': etch__cuda_put(t, "%s", p->type == ETCH_F64 ? "f64" : "f32"); break;
-    case 'n': etch__cuda_put(t, "%s", etch__prims[p->prim].name); break;
-    default: etch__cuda_put(t, "%s", operand[hole - 'a']);
+    case 't': etch__text_put(t, "%s", type->type); break;
+    case 'u': etch__text_put(t, "%s", type->wide); break;
+    case 'w': etch__text_put(t, "%d", type->width); break;
+    case 'p': etch__text_put(t, "%d", type->past); break;
+    case 'f': etch__text_put(t, "%s", p->type == ETCH_F64 ? "" : "f"); break;
+    case 's': etch__text_put(t, "%s", p->type == ETCH_F64 ? "f64" : "f32"); break;
+    case 'n': etch__text_put(t, "%s", etch__prims[p->prim].name); break;
+    default: etch__text_put(t, "%s", operand[hole - 'a']);
     }
 }
 
@@ -109,18 +85,18 @@ static const int_range ranges[ETCH_DTYPE_COUNT] = {
     [ETCH_U8] = {"0.0f", "0x1p8f", "0", "255"},
 };
 
-static void put_convert(cuda_text *t, const prim_instr *p, const char *a) {
+static void put_convert(growing_text *t, const prim_instr *p, const char *a) {
     etch_dtype to = p->type, from = p->from;
     const int_range *r = &ranges[to];
-    if (to == from) etch__cuda_put(t, "%s", a);
-    else if (to == ETCH_BOOL) etch__cuda_put(t, "%s != 0", a);
+    if (to == from) etch__text_put(t, "%s", a);
+    else if (to == ETCH_BOOL) etch__text_put(t, "%s != 0", a);
     else if (etch__is_float(from) && !etch__is_float(to))
-        etch__cuda_put(t, "saturate<%s, %s>(%s, %s, %s, %s, %s)", types[to].type,
+        etch__text_put(t, "saturate<%s, %s>(%s, %s, %s, %s, %s)", types[to].type,
                        to == ETCH_I64 ? "i64" : "i32", a, r->low, r->above, r->min, r->max);
-    else etch__cuda_put(t, "(%s)%s", types[to].type, a);
+    else etch__text_put(t, "(%s)%s", types[to].type, a);
 }
 
-void etch__cuda_prim(cuda_text *t, const prim_instr *p, const char *a, const char *b,
+void etch__cuda_prim(growing_text *t, const prim_instr *p, const char *a, const char *b,
                      const char *c) {
     const char *const operand[3] = {a, b, c};
     const char *s = text_of(p->prim, p->type);
@@ -130,29 +106,29 @@ void etch__cuda_prim(cuda_text *t, const prim_instr *p, const char *a, const cha
     }
     for (; s && *s; s++) {
         if (*s == '$') put_hole(t, *++s, p, operand);
-        else etch__cuda_put(t, "%c", *s);
+        else etch__text_put(t, "%c", *s);
     }
 }
 
 /* ---- values that are the same everywhere ---- */
 
-static void put_float(cuda_text *t, float f) {
+static void put_float(growing_text *t, float f) {
     uint32_t bits;
     char digits[40];
     memcpy(&bits, &f, 4);
     snprintf(digits, sizeof digits, "%.9g", (double)f);
-    if (!isfinite(f)) etch__cuda_put(t, "__int_as_float((i32)0x%08xu)", bits);
-    else etch__cuda_put(t, "%s%sf", digits, strpbrk(digits, ".e") ? "" : ".0");
+    if (!isfinite(f)) etch__text_put(t, "__int_as_float((i32)0x%08xu)", bits);
+    else etch__text_put(t, "%s%sf", digits, strpbrk(digits, ".e") ? "" : ".0");
 }
 
-static void put_double(cuda_text *t, double d) {
+static void put_double(growing_text *t, double d) {
     uint64_t bits;
     char digits[40];
     memcpy(&bits, &d, 8);
     snprintf(digits, sizeof digits, "%.17g", d);
     if (!isfinite(d))
-        etch__cuda_put(t, "__longlong_as_double((i64)0x%016llxull)", (unsigned long long)bits);
-    else etch__cuda_put(t, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
+        etch__text_put(t, "__longlong_as_double((i64)0x%016llxull)", (unsigned long long)bits);
+    else etch__text_put(t, "%s%s", digits, strpbrk(digits, ".e") ? "" : ".0");
 }
 
 static int64_t wrapped(etch_dtype type, int64_t v) {
@@ -162,26 +138,26 @@ static int64_t wrapped(etch_dtype type, int64_t v) {
                               : (int32_t)v;
 }
 
-static void put_narrow(cuda_text *t, int64_t v) {
-    etch__cuda_put(t, v == INT32_MIN ? "(%lld - 1)" : "%lld",
+static void put_narrow(growing_text *t, int64_t v) {
+    etch__text_put(t, v == INT32_MIN ? "(%lld - 1)" : "%lld",
                    (long long)(v == INT32_MIN ? v + 1 : v));
 }
 
-static void put_whole(cuda_text *t, etch_dtype type, int64_t v) {
-    if (type == ETCH_BOOL) etch__cuda_put(t, "%s", v ? "true" : "false");
+static void put_whole(growing_text *t, etch_dtype type, int64_t v) {
+    if (type == ETCH_BOOL) etch__text_put(t, "%s", v ? "true" : "false");
     else if (type != ETCH_I64) put_narrow(t, wrapped(type, v));
-    else if (v == INT64_MIN) etch__cuda_put(t, "%s", ranges[ETCH_I64].min);
-    else etch__cuda_put(t, "%lldLL", (long long)v);
+    else if (v == INT64_MIN) etch__text_put(t, "%s", ranges[ETCH_I64].min);
+    else etch__text_put(t, "%lldLL", (long long)v);
 }
 
-void etch__cuda_constant(cuda_text *t, const prim_instr *p) {
+void etch__cuda_constant(growing_text *t, const prim_instr *p) {
     if (p->type == ETCH_F32) put_float(t, (float)p->imm.d);
     else if (p->type == ETCH_F64) put_double(t, p->imm.d);
     else put_whole(t, p->type, p->imm.i);
 }
 
 /* The low bytes of a cell hold a value of the compute type of `from`. */
-void etch__cuda_scalar(cuda_text *t, const prim_instr *p) {
+void etch__cuda_scalar(growing_text *t, const prim_instr *p) {
     etch_dtype from = etch__compute_type(p->from);
     prim_instr as = {.prim = PRIM_CONVERT, .type = p->type, .from = (uint8_t)from};
     char cell[80];
@@ -196,13 +172,13 @@ void etch__cuda_scalar(cuda_text *t, const prim_instr *p) {
 
 /* ---- reductions ---- */
 
-void etch__cuda_combine(cuda_text *t, reduce_kind kind, etch_dtype type, const char *acc,
+void etch__cuda_combine(growing_text *t, reduce_kind kind, etch_dtype type, const char *acc,
                         const char *x) {
     prim_instr p = {.prim = (uint8_t)etch__reduce_prim(kind), .type = (uint8_t)type};
     etch__cuda_prim(t, &p, acc, x, "");
 }
 
-void etch__cuda_identity(cuda_text *t, reduce_kind kind, etch_dtype type) {
+void etch__cuda_identity(growing_text *t, reduce_kind kind, etch_dtype type) {
     double real = kind == REDUCE_MAX    ? -INFINITY
                   : kind == REDUCE_MIN  ? INFINITY
                   : kind == REDUCE_PROD ? 1
@@ -212,25 +188,25 @@ void etch__cuda_identity(cuda_text *t, reduce_kind kind, etch_dtype type) {
     else if (type == ETCH_F64) put_double(t, real);
     else if (type == ETCH_BOOL) put_whole(t, type, kind == REDUCE_MIN || kind == REDUCE_PROD);
     else if (sums) put_whole(t, type, kind == REDUCE_PROD);
-    else etch__cuda_put(t, "%s", kind == REDUCE_MAX ? ranges[type].min : ranges[type].max);
+    else etch__text_put(t, "%s", kind == REDUCE_MAX ? ranges[type].min : ranges[type].max);
 }
 
 /* ---- memory ---- */
 
-void etch__cuda_from_storage(cuda_text *t, etch_dtype d, const char *e) {
+void etch__cuda_from_storage(growing_text *t, etch_dtype d, const char *e) {
     const char *form = d == ETCH_BF16   ? "bf16_value(%s)"
                        : d == ETCH_F16  ? "f16_value(%s)"
                        : d == ETCH_BOOL ? "%s != 0"
                                         : "%s";
-    etch__cuda_put(t, form, e);
+    etch__text_put(t, form, e);
 }
 
-void etch__cuda_to_storage(cuda_text *t, etch_dtype d, const char *v) {
+void etch__cuda_to_storage(growing_text *t, etch_dtype d, const char *v) {
     const char *form = d == ETCH_BF16   ? "bf16_bits(%s)"
                        : d == ETCH_F16  ? "f16_bits(%s)"
                        : d == ETCH_BOOL ? "(u8)%s"
                                         : "%s";
-    etch__cuda_put(t, form, v);
+    etch__text_put(t, form, v);
 }
 
 /* ---- helper functions ---- */
@@ -405,8 +381,8 @@ static bool calls(const char *body, const char *helper) {
     return false;
 }
 
-void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body) {
-    etch__cuda_put(t,
+void etch__cuda_prelude(growing_text *t, int index_bits, const char *body) {
+    etch__text_put(t,
                    "typedef signed char i8;\n"
                    "typedef short i16;\n"
                    "typedef int i32;\n"
@@ -420,5 +396,5 @@ void etch__cuda_prelude(cuda_text *t, int index_bits, const char *body) {
                    index_bits == 32 ? "i32" : "i64", index_bits == 32 ? "u32" : "u64");
     etch__cuda_functions(t, body);
     for (int h = 0; h < COUNT_OF(helpers); h++)
-        if (calls(body, helpers[h].name)) etch__cuda_put(t, "\n%s", helpers[h].text);
+        if (calls(body, helpers[h].name)) etch__text_put(t, "\n%s", helpers[h].text);
 }

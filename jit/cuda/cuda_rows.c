@@ -32,9 +32,9 @@ static void load_cells(cuda_gen *g, int v, int q) {
     etch__cuda_line(g, "#pragma unroll");
     etch__cuda_line(g, "for (int k = 0; k < %d; k++) {", CUDA_CELLS);
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "lane%d[k] = ", v);
+    etch__text_put(g->t, "lane%d[k] = ", v);
     etch__cuda_identity(g->t, (reduce_kind)i->p.imm.i, i->p.type);
-    etch__cuda_put(g->t, ";\n");
+    etch__text_put(g->t, ";\n");
     etch__cuda_line(g, "if (live && cell + k < blocks)");
     etch__cuda_line(g, "    lane%d[k] = *(%s *)(cells + (%d * rows + row) * blocks + cell + k);", v,
                     type_of(g, v), q);

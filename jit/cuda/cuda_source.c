@@ -48,11 +48,11 @@ static void uniforms(cuda_gen *g) {
         prim_instr count = {.prim = PRIM_CONVERT, .type = i->p.type, .from = ETCH_I64};
         if (!etch__loop_uniform(i) || !mentioned(g, etch__cuda_text("v%d", v).s)) continue;
         etch__cuda_margin(g);
-        etch__cuda_put(g->t, "const %s v%d = ", type_of(g, v), v);
+        etch__text_put(g->t, "const %s v%d = ", type_of(g, v), v);
         if (i->p.prim == PRIM_CONST) etch__cuda_constant(g->t, &i->p);
         else if (i->p.prim == PRIM_SCALAR) etch__cuda_scalar(g->t, &i->p);
         else etch__cuda_prim(g->t, &count, "(i64)reduced", "", "");
-        etch__cuda_put(g->t, ";");
+        etch__text_put(g->t, ";");
         etch__cuda_put_comment(g, i);
     }
 }
@@ -61,19 +61,19 @@ static void uniforms(cuda_gen *g) {
 static void size_of(cuda_gen *g, const char *called, int from, int to) {
     if (!mentioned(g, called)) return;
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "const idx %s = ", called);
-    for (int x = from; x < to; x++) etch__cuda_put(g->t, "%sn%d", x > from ? " * " : "", x);
-    etch__cuda_put(g->t, from < to ? ";\n" : "1;\n");
+    etch__text_put(g->t, "const idx %s = ", called);
+    for (int x = from; x < to; x++) etch__text_put(g->t, "%sn%d", x > from ? " * " : "", x);
+    etch__text_put(g->t, from < to ? ";\n" : "1;\n");
 }
 
 static void sizes(cuda_gen *g) {
     bool leaves = mentioned(g, "leaves"), blocks = leaves || mentioned(g, "blocks");
     if (blocks || mentioned(g, "reduced")) {
         etch__cuda_margin(g);
-        etch__cuda_put(g->t, "const idx reduced = ");
+        etch__text_put(g->t, "const idx reduced = ");
         for (int x = g->k->npar; x < g->naxes; x++)
-            etch__cuda_put(g->t, "%sn%d", x > g->k->npar ? " * " : "", x);
-        etch__cuda_put(g->t, ";\n");
+            etch__text_put(g->t, "%sn%d", x > g->k->npar ? " * " : "", x);
+        etch__text_put(g->t, ";\n");
     }
     size_of(g, "rows", 0, g->k->npar);
     size_of(g, "outer", 0, g->k->npar - 1);
@@ -87,11 +87,11 @@ static void sizes(cuda_gen *g) {
 
 static void put_access_comment(cuda_gen *g, int a) {
     const loop_access *x = &g->k->access[a];
-    etch__cuda_put(g->t, " // %s %s [", x->store ? "store" : "load",
+    etch__text_put(g->t, " // %s %s [", x->store ? "store" : "load",
                    etch_dtype_name(dtype_of(g, a)));
     for (int i = 0; i < g->naxes; i++)
-        etch__cuda_put(g->t, "%s%c", i && i == g->k->npar ? "|" : "", "01s"[x->step[i]]);
-    etch__cuda_put(g->t, "]\n");
+        etch__text_put(g->t, "%s%c", i && i == g->k->npar ? "|" : "", "01s"[x->step[i]]);
+    etch__text_put(g->t, "]\n");
 }
 
 static void names(cuda_gen *g) {
@@ -100,7 +100,7 @@ static void names(cuda_gen *g) {
         const char *t = storage_of(g, a);
         if (!mentioned(g, etch__cuda_text("p%d", a).s)) continue;
         etch__cuda_margin(g);
-        etch__cuda_put(g->t, "%s *const p%d = (%s *)a.ptr[%d];", t, a, t, a);
+        etch__text_put(g->t, "%s *const p%d = (%s *)a.ptr[%d];", t, a, t, a);
         put_access_comment(g, a);
     }
     if (mentioned(g, "cells + "))
@@ -161,12 +161,12 @@ static void body(cuda_gen *g) {
 
 static void write_part(cuda_gen *g, int part, int indent, void (*what)(cuda_gen *)) {
     g->t = &g->part[part], g->indent = indent;
-    etch__cuda_put(g->t, "%s", "");
+    etch__text_put(g->t, "%s", "");
     what(g);
 }
 
 static char *source(cuda_gen *g, void (*const parts[PARTS])(cuda_gen *)) {
-    cuda_text all = {0};
+    growing_text all = {0};
     g->naxes = g->k->npar + g->k->nred, g->l = etch__cuda_layout(g->k, g->v);
     if (g->depth && g->k->variant == LOOP_MAP) g->l.depth = g->depth;
     g->axis = etch__cuda_axis(g->k);
@@ -176,13 +176,11 @@ static char *source(cuda_gen *g, void (*const parts[PARTS])(cuda_gen *)) {
         all.failed = g->part[p].failed;
     }
     for (int p = 0; p < PARTS; p++) {
-        if (!all.failed) etch__cuda_put(&all, "%s", g->part[p].p);
+        if (!all.failed) etch__text_put(&all, "%s", g->part[p].p);
         etch__free(g->part[p].p);
     }
-    if (!all.failed) etch__cuda_put(&all, "}\n");
-    if (!all.failed) return all.p;
-    etch__free(all.p);
-    return NULL;
+    etch__text_put(&all, "}\n");
+    return etch__text_end(&all);
 }
 
 char *etch__cuda_source(const loop_kernel *k, const cuda_variant *v) {
@@ -214,15 +212,15 @@ static void after_head(cuda_gen *g) {
     etch__cuda_line(g, "%s", "");
     put_args(g);
     etch__cuda_margin(g);
-    etch__cuda_put(g->t, "__device__ __forceinline__ void after(const etch_args &a, idx row, "
+    etch__text_put(g->t, "__device__ __forceinline__ void after(const etch_args &a, idx row, "
                          "idx first, idx columns");
     for (int a = 0; a < g->k->naccesses; a++) {
         if (!(g->given >> a & 1)) continue;
         if (g->l.vector > 1)
-            etch__cuda_put(g->t, ", const vec<%s, %d> x%d", storage_of(g, a), g->l.vector, a);
-        else etch__cuda_put(g->t, ", const %s x%d", storage_of(g, a), a);
+            etch__text_put(g->t, ", const vec<%s, %d> x%d", storage_of(g, a), g->l.vector, a);
+        else etch__text_put(g->t, ", const %s x%d", storage_of(g, a), a);
     }
-    etch__cuda_put(g->t, ") {\n");
+    etch__text_put(g->t, ") {\n");
 }
 
 static void after_body(cuda_gen *g) {
