@@ -72,11 +72,8 @@ static etch_status run_columns(cuda_stream *s, kernel_text *k, const row_args *r
     return etch__cuda_run_text(s, k, a.outer * ((inner + 31) / 32), 256, &a);
 }
 
-static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
-    etch_tensor *out = outs[0], *x, temporary;
-    if (!out->numel) return ETCH_OK;
-    cuda_stream *s = etch__cuda_begin(call, out);
-    if (!s) return etch__tls.status;
+static etch_status softmax(cuda_stream *s, const op_call *call, etch_tensor *out) {
+    etch_tensor *x, temporary;
     bool logarithm = call->op == OP_LOG_SOFTMAX_RAW;
     int64_t inner = 1, n = 1;
     int dim = etch__cuda_dim(call);
@@ -94,11 +91,8 @@ static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
     return status;
 }
 
-static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
-    etch_tensor *out = outs[0], *in[3] = {NULL, NULL, NULL}, temporary[3];
-    if (!out->numel) return ETCH_OK;
-    cuda_stream *s = etch__cuda_begin(call, out);
-    if (!s) return etch__tls.status;
+static etch_status layer_norm(cuda_stream *s, const op_call *call, etch_tensor *out) {
+    etch_tensor *in[3] = {NULL, NULL, NULL}, temporary[3];
     memset(temporary, 0, sizeof temporary);
     kernel_text k = {.ndtypes = 4};
     etch_status status = ETCH_OK;
@@ -122,7 +116,7 @@ static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
 }
 
 void etch__start_cuda_norms(void) {
-    etch__cuda_register(OP_SOFTMAX_RAW, softmax);
-    etch__cuda_register(OP_LOG_SOFTMAX_RAW, softmax);
-    etch__cuda_register(OP_NATIVE_LAYER_NORM, layer_norm);
+    etch__cuda_register_text(OP_SOFTMAX_RAW, softmax);
+    etch__cuda_register_text(OP_LOG_SOFTMAX_RAW, softmax);
+    etch__cuda_register_text(OP_NATIVE_LAYER_NORM, layer_norm);
 }

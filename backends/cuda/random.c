@@ -7,11 +7,7 @@ static const char body[] = {
 #include "embedded/random.cu.inc"
     0};
 
-static etch_status random_kernel(const op_call *call, etch_tensor *const *outs) {
-    etch_tensor *out = outs[0];
-    if (!out->numel) return ETCH_OK;
-    cuda_stream *s = etch__cuda_begin(call, out);
-    if (!s) return etch__tls.status;
+static etch_status random_kernel(cuda_stream *s, const op_call *call, etch_tensor *out) {
     etch_dtype d = out->dtype;
     bool normal = call->op == OP_RANDN;
     int bits = d == ETCH_F64 ? 53 : normal || d == ETCH_F32 ? 24 : d == ETCH_BF16 ? 8 : 11;
@@ -27,6 +23,6 @@ static etch_status random_kernel(const op_call *call, etch_tensor *const *outs) 
 }
 
 void etch__start_cuda_random(void) {
-    etch__cuda_register(OP_RAND, random_kernel);
-    etch__cuda_register(OP_RANDN, random_kernel);
+    etch__cuda_register_text(OP_RAND, random_kernel);
+    etch__cuda_register_text(OP_RANDN, random_kernel);
 }

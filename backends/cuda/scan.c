@@ -19,11 +19,8 @@ static void other_dims(text_dims *d, const etch_tensor *t, int dim) {
         if (k != dim) d->size[d->n] = t->size[k], d->stride[d->n++] = t->stride[k];
 }
 
-static etch_status scan(const op_call *call, etch_tensor *const *outs) {
-    etch_tensor *out = outs[0], *in = call->in[0];
-    if (!out->numel) return ETCH_OK;
-    cuda_stream *s = etch__cuda_begin(call, out);
-    if (!s) return etch__tls.status;
+static etch_status scan(cuda_stream *s, const op_call *call, etch_tensor *out) {
+    etch_tensor *in = call->in[0];
     if (in->dtype != out->dtype || !out->ndim) { /* converted first, then in place */
         etch_status status = etch__cuda_copy(out, in, call->site);
         if (status != ETCH_OK || !out->ndim) return status;
@@ -57,11 +54,8 @@ static const char *word_of(const etch_tensor *t) {
     return size == 1 ? "unsigned char" : size == 2 ? "unsigned short" : size == 4 ? "int" : "i64";
 }
 
-static etch_status triangle(const op_call *call, etch_tensor *const *outs) {
-    etch_tensor *out = outs[0], *in = call->in[0];
-    if (!out->numel) return ETCH_OK;
-    cuda_stream *s = etch__cuda_begin(call, out);
-    if (!s) return etch__tls.status;
+static etch_status triangle(cuda_stream *s, const op_call *call, etch_tensor *out) {
+    etch_tensor *in = call->in[0];
     struct {
         const void *x;
         void *y;
@@ -82,11 +76,8 @@ static const char extreme_text[] = {
 #include "embedded/extreme.cu.inc"
     0};
 
-static etch_status extreme(const op_call *call, etch_tensor *const *outs) {
-    etch_tensor *out = outs[0], *in = call->in[0];
-    if (!out->numel) return ETCH_OK;
-    cuda_stream *s = etch__cuda_begin(call, out);
-    if (!s) return etch__tls.status;
+static etch_status extreme(cuda_stream *s, const op_call *call, etch_tensor *out) {
+    etch_tensor *in = call->in[0];
     struct {
         const void *x;
         void *y;
@@ -114,10 +105,10 @@ static etch_status extreme(const op_call *call, etch_tensor *const *outs) {
 }
 
 void etch__start_cuda_scans(void) {
-    etch__cuda_register(OP_CUMSUM, scan);
-    etch__cuda_register(OP_CUMPROD, scan);
-    etch__cuda_register(OP_TRIL, triangle);
-    etch__cuda_register(OP_TRIU, triangle);
-    etch__cuda_register(OP_ARGMAX, extreme);
-    etch__cuda_register(OP_ARGMIN, extreme);
+    etch__cuda_register_text(OP_CUMSUM, scan);
+    etch__cuda_register_text(OP_CUMPROD, scan);
+    etch__cuda_register_text(OP_TRIL, triangle);
+    etch__cuda_register_text(OP_TRIU, triangle);
+    etch__cuda_register_text(OP_ARGMAX, extreme);
+    etch__cuda_register_text(OP_ARGMIN, extreme);
 }

@@ -70,6 +70,19 @@ cuda_stream *etch__cuda_begin(const op_call *call, const etch_tensor *out) {
     return ok ? s : NULL;
 }
 
+static text_kernel text_kernels[OP_COUNT];
+
+static etch_status run_text_kernel(const op_call *call, etch_tensor *const *out) {
+    if (!out[0]->numel) return ETCH_OK;
+    cuda_stream *s = etch__cuda_begin(call, out[0]);
+    return s ? text_kernels[call->op](s, call, out[0]) : etch__tls.status;
+}
+
+void etch__cuda_register_text(op_id op, text_kernel kernel) {
+    text_kernels[op] = kernel;
+    etch__cuda_register(op, run_text_kernel);
+}
+
 bool etch__cuda_temporary(etch_tensor *t, etch_dtype dtype, int ndim, const int64_t *size,
                           int device) {
     tensor_meta m = {.dtype = (uint8_t)dtype, .ndim = (uint8_t)ndim, .device = (uint8_t)device};

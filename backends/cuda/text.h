@@ -26,6 +26,11 @@ etch_status etch__cuda_run_text(cuda_stream *s, const kernel_text *k, int64_t bl
 /* The stream of the tensor's device, with all operands in use on it. NULL: the error is set. */
 cuda_stream *etch__cuda_begin(const op_call *call, const etch_tensor *out);
 
+/* A kernel for a result that has elements, on the stream of its device, all operands in use on
+ * it. */
+typedef etch_status (*text_kernel)(cuda_stream *s, const op_call *call, etch_tensor *out);
+void etch__cuda_register_text(op_id op, text_kernel kernel);
+
 /* A tensor of one call, contiguous on `device`; storage NULL where there is no memory. */
 bool etch__cuda_temporary(etch_tensor *t, etch_dtype dtype, int ndim, const int64_t *size,
                           int device);

@@ -27,7 +27,7 @@ static const char *const options[] = {
 static const char *const driver_options[] = {"-nostdlib", "-Wl,-z,noexecstack",
                                              "-Wl,--build-id=none", "-Wl,--as-needed", "-lm"};
 
-static void set_options(gen *g) {
+static void set_options(emitter *g) {
     gcc_jit_context_set_int_option(g->c, GCC_JIT_INT_OPTION_OPTIMIZATION_LEVEL, ETCH_JIT_LEVEL);
     gcc_jit_context_set_str_option(g->c, GCC_JIT_STR_OPTION_PROGNAME, "etch-jit");
     gcc_jit_context_set_bool_print_errors_to_stderr(g->c, 0);
@@ -53,7 +53,7 @@ static char *read_all(const char *path) {
 }
 
 /* The context as C-like text. */
-static char *dump_of(gen *g, const char *object) {
+static char *dump_of(emitter *g, const char *object) {
     char path[4096 + 8];
     snprintf(path, sizeof path, "%s.txt", object);
     gcc_jit_context_dump_to_file(g->c, path, 0);
@@ -64,7 +64,7 @@ static char *dump_of(gen *g, const char *object) {
 
 const char *compile_kernel(const compile_request *r, char **dump) {
     static char message[512];
-    gen *g = calloc(1, sizeof *g);
+    emitter *g = calloc(1, sizeof *g);
     if (!g) return "out of memory";
     g->k = r->kernel, g->isa = r->isa;
     g->c = gcc_jit_context_acquire();

@@ -53,7 +53,7 @@ typedef struct gen_reduction {
     val scratch; /* pointer to its first cell, as 8-byte integers */
 } gen_reduction;
 
-typedef struct gen {
+typedef struct emitter {
     gcc_jit_context *c;
     const loop_kernel *k;
     cpu_isa isa;
@@ -87,40 +87,40 @@ typedef struct gen {
     var index0;               /* logical index of element 0 */
     val index_step;
     var lane; /* COLUMN: where the current row's lane starts in `lanes` */
-} gen;
+} emitter;
 
 /* ---- build.c ---- */
 
-void gen_types(gen *g);
-var gen_local(gen *g, type t, const char *name);
-val gen_array(gen *g, type t, int n,
+void gen_types(emitter *g);
+var gen_local(emitter *g, type t, const char *name);
+val gen_array(emitter *g, type t, int n,
               const char *name); /* a local array, as a pointer to its start */
 static inline val rv(var v) { return gcc_jit_lvalue_as_rvalue(v); }
-void set(gen *g, var to, val v);
-var keep(gen *g, type t, val v, const char *name); /* a new local that holds v */
-val num(gen *g, int64_t v);                        /* of type long */
-val constant(gen *g, type t, int64_t v);
-val op(gen *g, enum gcc_jit_binary_op o, type t, val a, val b);
-val add(gen *g, val a, val b); /* of longs */
-val sub(gen *g, val a, val b);
-val mul(gen *g, val a, val b);
-val quot(gen *g, val a, val b);
-val rem(gen *g, val a, val b);
-val cmp(gen *g, enum gcc_jit_comparison o, val a, val b);
-val cast(gen *g, val v, type t);
-val bits(gen *g, val v, type t);  /* the same bits as another type */
-val either(gen *g, val a, val b); /* of bools, both evaluated */
-val both(gen *g, val a, val b);
-val choose(gen *g, type t, val cond, val a, val b); /* cond ? a : b, both evaluated */
-val min_of(gen *g, val a, val b);                   /* of longs */
-var elem(gen *g, val pointer, val index);
+void set(emitter *g, var to, val v);
+var keep(emitter *g, type t, val v, const char *name); /* a new local that holds v */
+val num(emitter *g, int64_t v);                        /* of type long */
+val constant(emitter *g, type t, int64_t v);
+val op(emitter *g, enum gcc_jit_binary_op o, type t, val a, val b);
+val add(emitter *g, val a, val b); /* of longs */
+val sub(emitter *g, val a, val b);
+val mul(emitter *g, val a, val b);
+val quot(emitter *g, val a, val b);
+val rem(emitter *g, val a, val b);
+val cmp(emitter *g, enum gcc_jit_comparison o, val a, val b);
+val cast(emitter *g, val v, type t);
+val bits(emitter *g, val v, type t);  /* the same bits as another type */
+val either(emitter *g, val a, val b); /* of bools, both evaluated */
+val both(emitter *g, val a, val b);
+val choose(emitter *g, type t, val cond, val a, val b); /* cond ? a : b, both evaluated */
+val min_of(emitter *g, val a, val b);                   /* of longs */
+var elem(emitter *g, val pointer, val index);
 /* One vector register of f32, f64 or i64: its elements, type, unaligned access to memory. */
-int vec_lanes(const gen *g, etch_dtype t);
-type vec_type(gen *g, etch_dtype t);
-val vec_splat(gen *g, etch_dtype t, val x);
-val vec_load(gen *g, etch_dtype t, val pointer, val index);
-void vec_store(gen *g, etch_dtype t, val pointer, val index, val v);
-val builtin(gen *g, const char *name, int n, val *args);
+int vec_lanes(const emitter *g, etch_dtype t);
+type vec_type(emitter *g, etch_dtype t);
+val vec_splat(emitter *g, etch_dtype t, val x);
+val vec_load(emitter *g, etch_dtype t, val pointer, val index);
+void vec_store(emitter *g, etch_dtype t, val pointer, val index, val v);
+val builtin(emitter *g, const char *name, int n, val *args);
 
 typedef struct gen_loop {
     var i;
@@ -128,63 +128,63 @@ typedef struct gen_loop {
     val step;
 } gen_loop;
 /* for (i = from; i < to; i += step) */
-gen_loop for_begin(gen *g, val from, val to, int step, const char *name);
-void for_end(gen *g, const gen_loop *l);
+gen_loop for_begin(emitter *g, val from, val to, int step, const char *name);
+void for_end(emitter *g, const gen_loop *l);
 /* while (cond): cond is built by the caller between the two calls */
-gen_loop while_begin(gen *g);
-void while_test(gen *g, gen_loop *l, val cond);
+gen_loop while_begin(emitter *g);
+void while_test(emitter *g, gen_loop *l, val cond);
 
 typedef struct gen_if {
     gcc_jit_block *otherwise, *after;
 } gen_if;
-gen_if if_begin(gen *g, val cond);
-void if_else(gen *g, gen_if *i);
-void if_end(gen *g, gen_if *i); /* with or without an else */
+gen_if if_begin(emitter *g, val cond);
+void if_else(emitter *g, gen_if *i);
+void if_end(emitter *g, gen_if *i); /* with or without an else */
 
 /* ---- prims.c ---- */
 
 /* The value of a primitive over a, b, c, not for those that strip.c supplies itself. */
-val gen_prim(gen *g, const prim_instr *p, val a, val b, val c);
-val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v);
-val gen_load(gen *g, etch_dtype storage, val element); /* storage element -> compute value */
-val gen_store(gen *g, etch_dtype storage, val value);  /* compute value -> storage element */
-val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x);
-val gen_identity(gen *g, reduce_kind kind, etch_dtype t);
-val gen_real(gen *g, etch_dtype t, double v);
+val gen_prim(emitter *g, const prim_instr *p, val a, val b, val c);
+val gen_convert(emitter *g, etch_dtype from, etch_dtype to, val v);
+val gen_load(emitter *g, etch_dtype storage, val element); /* storage element -> compute value */
+val gen_store(emitter *g, etch_dtype storage, val value);  /* compute value -> storage element */
+val gen_combine(emitter *g, reduce_kind kind, etch_dtype t, val acc, val x);
+val gen_identity(emitter *g, reduce_kind kind, etch_dtype t);
+val gen_real(emitter *g, etch_dtype t, double v);
 /* Transcendental primitives are calls into the library, over strips of n elements. */
-void gen_function_call(gen *g, int prim, etch_dtype t, val to, val a, val b, val n);
+void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b, val n);
 
 /* ---- strip.c ---- */
 
-void gen_plan_values(gen *g);
+void gen_plan_values(emitter *g);
 /* All loops of a stage over one strip whose sources, n, trip and index are set. */
-void gen_strip(gen *g, int stage);
+void gen_strip(emitter *g, int stage);
 /* ROW, after gen_strip of an odd stage: its values are there for the rest of the row. */
-void gen_keep_for_row(gen *g, int stage);
+void gen_keep_for_row(emitter *g, int stage);
 /* Pointer to the elements of v after gen_strip: its strip, or the memory it is loaded from. */
-val gen_elements(gen *g, int v);
-bool gen_uniform_load(const gen *g, int stage, int access);
+val gen_elements(emitter *g, int v);
+bool gen_uniform_load(const emitter *g, int stage, int access);
 /* Local results that are to be copied out for a STORE; NULL when it went to memory directly. */
-val gen_results_of(gen *g, const loop_instr *store);
+val gen_results_of(emitter *g, const loop_instr *store);
 
 /* ---- reduce.c ---- */
 
-void gen_reductions(gen *g);
-void gen_lanes_reset(gen *g);
-void gen_lanes_add_strip(gen *g);                           /* ROW, after gen_strip(g, 0) */
-void gen_lane_add(gen *g, const loop_instr *reduce, val v); /* COLUMN, inside a loop */
-void gen_lanes_fold(gen *g); /* lanes -> the first element (ROW) or row (COLUMN) */
+void gen_reductions(emitter *g);
+void gen_lanes_reset(emitter *g);
+void gen_lanes_add_strip(emitter *g);                           /* ROW, after gen_strip(g, 0) */
+void gen_lane_add(emitter *g, const loop_instr *reduce, val v); /* COLUMN, inside a loop */
+void gen_lanes_fold(emitter *g); /* lanes -> the first element (ROW) or row (COLUMN) */
 /* Block results are folded by pairs as they come: a stack with one entry a level. */
-var gen_stack_begin(gen *g);
-void gen_stack_push(gen *g, var top, val block);
-void gen_stack_finish(gen *g, var top);
-void gen_scratch_write(gen *g, val element, val block);
-void gen_scratch_fold(gen *g, val element);
-void gen_results(gen *g); /* stage 1 reads the bottom of the stacks */
+var gen_stack_begin(emitter *g);
+void gen_stack_push(emitter *g, var top, val block);
+void gen_stack_finish(emitter *g, var top);
+void gen_scratch_write(emitter *g, val element, val block);
+void gen_scratch_fold(emitter *g, val element);
+void gen_results(emitter *g); /* stage 1 reads the bottom of the stacks */
 
 /* ---- kernel.c, compile.c ---- */
 
-void gen_kernel(gen *g, const char *symbol);
+void gen_kernel(emitter *g, const char *symbol);
 
 typedef struct compile_request {
     const loop_kernel *kernel;

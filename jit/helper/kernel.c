@@ -8,26 +8,26 @@
  *   FINISH  for each parallel element: fold its blocks; stage 1 */
 #include "gen.h"
 
-static int naxes(const gen *g) { return g->k->npar + g->k->nred; }
+static int naxes(const emitter *g) { return g->k->npar + g->k->nred; }
 
-static etch_dtype dtype_of(const gen *g, int a) { return g->k->access[a].dtype; }
+static etch_dtype dtype_of(const emitter *g, int a) { return g->k->access[a].dtype; }
 
 static int size_of(etch_dtype d) {
     static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
     return bytes[d];
 }
 
-static type element_ptr(const gen *g, int a) {
+static type element_ptr(const emitter *g, int a) {
     return gcc_jit_type_get_pointer(g->storage[dtype_of(g, a)]);
 }
 
-static val at_offset(gen *g, val pointer, val offset) {
+static val at_offset(emitter *g, val pointer, val offset) {
     return gcc_jit_lvalue_get_address(elem(g, pointer, offset), NULL);
 }
 
 /* ---- what is set up once per call ---- */
 
-static void mark_used(gen *g) {
+static void mark_used(emitter *g) {
     for (int s = 0; s <= etch__loop_last_stage(g->k); s++) {
         if (g->k->split != SPLIT_NONE && (g->k->split == SPLIT_FINISH) != (s == 1)) continue;
         etch__loop_stage_code(g->k, s, g->runs);
@@ -39,13 +39,13 @@ static void mark_used(gen *g) {
     }
 }
 
-static bool used(const gen *g, int a) {
+static bool used(const emitter *g, int a) {
     for (int s = 0; s < LOOP_STAGES; s++)
         if (g->access[a].used[s]) return true;
     return false;
 }
 
-static void read_dims(gen *g) {
+static void read_dims(emitter *g) {
     for (int x = 0; x < naxes(g); x++)
         g->extent[x] = rv(keep(g, g->t_long, rv(elem(g, g->dims, num(g, x))), "extent"));
     for (int a = 0; a < g->k->naccesses; a++) {
@@ -58,17 +58,17 @@ static void read_dims(gen *g) {
     }
 }
 
-static val product(gen *g, int from, int to) {
+static val product(emitter *g, int from, int to) {
     val p = num(g, 1);
     for (int x = from; x < to; x++) p = x == from ? g->extent[x] : mul(g, p, g->extent[x]);
     return rv(keep(g, g->t_long, p, "size"));
 }
 
-static val rounded_up(gen *g, val n, int to) {
+static val rounded_up(emitter *g, val n, int to) {
     return quot(g, add(g, n, num(g, to - 1)), num(g, to));
 }
 
-static void read_sizes(gen *g) {
+static void read_sizes(emitter *g) {
     g->parallel = product(g, 0, g->k->npar);
     if (!g->k->nred) return;
     g->reduced = product(g, g->k->npar, naxes(g));
@@ -76,7 +76,7 @@ static void read_sizes(gen *g) {
     g->blocks = choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, b, num(g, 1)), num(g, 1), b);
 }
 
-static void new_accesses(gen *g) {
+static void new_accesses(emitter *g) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *x = &g->access[a];
         if (!used(g, a)) continue;
@@ -88,7 +88,7 @@ static void new_accesses(gen *g) {
     }
 }
 
-static val scalar_value(gen *g, const loop_instr *i) {
+static val scalar_value(emitter *g, const loop_instr *i) {
     etch_dtype d = etch__compute_type(i->p.from);
     val cell = at_offset(g, g->scalars, num(g, i->p.imm.i));
     val e = rv(elem(g, cast(g, cell, gcc_jit_type_get_pointer(g->storage[d])), num(g, 0)));
@@ -96,7 +96,7 @@ static val scalar_value(gen *g, const loop_instr *i) {
     return gen_convert(g, d, i->p.type, rv(keep(g, g->compute[d], v, "scalar")));
 }
 
-static val constant_value(gen *g, const loop_instr *i) {
+static val constant_value(emitter *g, const loop_instr *i) {
     etch_dtype t = i->p.type;
     if (etch__is_float(t)) return gen_real(g, t, i->p.imm.d);
     if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, i->p.imm.i != 0), g->t_bool);
@@ -105,12 +105,12 @@ static val constant_value(gen *g, const loop_instr *i) {
 
 /* A number whose value the compiler cannot use: the product that it would leave out of x * 1
  * flushes denormals. */
-static val opaque(gen *g, etch_dtype t, val x) {
+static val opaque(emitter *g, etch_dtype t, val x) {
     return rv(keep(g, gcc_jit_type_get_volatile(g->compute[t]), x, "opaque"));
 }
 
 /* Constants, scalars and the count of reduced elements are the same for all strips. */
-static void set_uniforms(gen *g) {
+static void set_uniforms(emitter *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         if (!etch__loop_uniform(i)) continue;
@@ -126,7 +126,7 @@ static void set_uniforms(gen *g) {
 /* ---- where accesses lie ---- */
 
 /* Splits a row-major number over axes [from, to) into index[]. */
-static void decompose(gen *g, val number, int from, int to, val *index) {
+static void decompose(emitter *g, val number, int from, int to, val *index) {
     var left = keep(g, g->t_long, number, "left");
     for (int x = to - 1; x > from; x--) {
         index[x] = rv(keep(g, g->t_long, rem(g, rv(left), g->extent[x]), "index"));
@@ -135,7 +135,7 @@ static void decompose(gen *g, val number, int from, int to, val *index) {
     if (from < to) index[from] = rv(left);
 }
 
-static val offset_over(gen *g, int a, int from, int to, val *index) {
+static val offset_over(emitter *g, int a, int from, int to, val *index) {
     val offset = NULL;
     for (int x = from; x < to; x++) {
         if (g->k->access[a].step[x] == STEP_ZERO) continue;
@@ -146,12 +146,12 @@ static val offset_over(gen *g, int a, int from, int to, val *index) {
     return offset;
 }
 
-static void move(gen *g, var to, val pointer, val offset) {
+static void move(emitter *g, var to, val pointer, val offset) {
     set(g, to, offset ? at_offset(g, pointer, offset) : pointer);
 }
 
 /* unit pointers from the arguments, with the parallel axes [0, to) at index[] */
-static void set_units(gen *g, int to, val *index) {
+static void set_units(emitter *g, int to, val *index) {
     for (int a = 0; a < g->k->naccesses; a++) {
         if (!used(g, a)) continue;
         val start = cast(g, rv(elem(g, g->args, num(g, a))), element_ptr(g, a));
@@ -160,7 +160,7 @@ static void set_units(gen *g, int to, val *index) {
 }
 
 /* base pointers of a stage's accesses from the unit's, `first` elements along axis x (-1: none) */
-static void set_bases(gen *g, int stage, int x, val first) {
+static void set_bases(emitter *g, int stage, int x, val first) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *s = &g->access[a];
         if (!s->used[stage]) continue;
@@ -170,7 +170,7 @@ static void set_bases(gen *g, int stage, int x, val first) {
     }
 }
 
-static void set_length(gen *g, val n) {
+static void set_length(emitter *g, val n) {
     set(g, g->n, n);
     val up = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, add(g, rv(g->n), num(g, BLOCK - 1)),
                 num(g, -BLOCK));
@@ -179,7 +179,7 @@ static void set_length(gen *g, val n) {
 
 /* ---- sources and results ---- */
 
-static void copy(gen *g, etch_dtype d, val to, val from, val n) {
+static void copy(emitter *g, etch_dtype d, val to, val from, val n) {
     type p = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
     val bytes =
         cast(g, mul(g, n, num(g, size_of(d))), gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_SIZE_T));
@@ -188,21 +188,21 @@ static void copy(gen *g, etch_dtype d, val to, val from, val n) {
 }
 
 /* buffer[at + j] = from[j * stride] for j < n */
-static void gather(gen *g, int a, val at, val from, val n, val stride) {
+static void gather(emitter *g, int a, val at, val from, val n, val stride) {
     gen_loop l = for_begin(g, num(g, 0), n, 1, "j");
     set(g, elem(g, g->access[a].buffer, add(g, at, rv(l.i))),
         rv(elem(g, from, mul(g, rv(l.i), stride))));
     for_end(g, &l);
 }
 
-static void scatter(gen *g, val results, val at, val to, val n, val stride) {
+static void scatter(emitter *g, val results, val at, val to, val n, val stride) {
     gen_loop l = for_begin(g, num(g, 0), n, 1, "j");
     set(g, elem(g, to, mul(g, rv(l.i), stride)), rv(elem(g, results, add(g, at, rv(l.i)))));
     for_end(g, &l);
 }
 
 /* What stands behind the valid elements is computed with, so it must be initialised. */
-static void pad(gen *g, int a) {
+static void pad(emitter *g, int a) {
     val to = gcc_jit_lvalue_get_address(elem(g, g->access[a].buffer, rv(g->n)), NULL);
     val n = mul(g, sub(g, rv(g->trip), rv(g->n)), num(g, size_of(dtype_of(g, a))));
     val args[3] = {cast(g, to, gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR)),
@@ -211,7 +211,7 @@ static void pad(gen *g, int a) {
     gcc_jit_block_add_eval(g->at, NULL, builtin(g, "__builtin_memset", 3, args));
 }
 
-static void source_contiguous(gen *g, int a) {
+static void source_contiguous(emitter *g, int a) {
     gen_access *s = &g->access[a];
     gen_if whole = if_begin(g, cmp(g, GCC_JIT_COMPARISON_EQ, rv(g->n), rv(g->trip)));
     set(g, s->source, rv(s->base));
@@ -222,14 +222,14 @@ static void source_contiguous(gen *g, int a) {
     if_end(g, &whole);
 }
 
-static void source_uniform(gen *g, int a) {
+static void source_uniform(emitter *g, int a) {
     gen_access *s = &g->access[a];
     val e = rv(keep(g, g->storage[dtype_of(g, a)], rv(elem(g, rv(s->base), num(g, 0))), "e"));
     set(g, s->uniform, gen_load(g, dtype_of(g, a), e));
 }
 
 /* Makes the strip along axis x readable: bases, n and trip are set. */
-static void set_sources(gen *g, int stage, int x) {
+static void set_sources(emitter *g, int stage, int x) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *s = &g->access[a];
         if (!s->used[stage] || g->k->access[a].store) continue;
@@ -246,7 +246,7 @@ static void set_sources(gen *g, int stage, int x) {
     }
 }
 
-static void copy_out(gen *g, const loop_instr *store, int x) {
+static void copy_out(emitter *g, const loop_instr *store, int x) {
     int a = (int)store->p.imm.i;
     val results = gen_results_of(g, store), base = rv(g->access[a].base);
     if (!results) return;
@@ -258,7 +258,7 @@ static void copy_out(gen *g, const loop_instr *store, int x) {
     }
 }
 
-static void copy_all_out(gen *g, int stage, int x) {
+static void copy_all_out(emitter *g, int stage, int x) {
     for (int v = 0; v < g->k->ncode; v++)
         if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == stage)
             copy_out(g, &g->k->code[v], x);
@@ -266,7 +266,7 @@ static void copy_all_out(gen *g, int stage, int x) {
 
 /* ---- the odd stage behind the sweep, for one element ---- */
 
-static void finish_element(gen *g, val element) {
+static void finish_element(emitter *g, val element) {
     int stage = g->sweep + 1;
     g->scalar = true;
     gen_results(g);
@@ -281,12 +281,12 @@ static void finish_element(gen *g, val element) {
 
 /* ---- MAP ---- */
 
-static val strips_of(gen *g, val inner) {
+static val strips_of(emitter *g, val inner) {
     val s = rv(keep(g, g->t_long, rounded_up(g, inner, STRIP), "strips"));
     return choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, s, num(g, 1)), num(g, 1), s);
 }
 
-static void map_strip(gen *g, val row, val strip, val inner) {
+static void map_strip(emitter *g, val row, val strip, val inner) {
     int x = g->k->npar - 1;
     val first = rv(keep(g, g->t_long, mul(g, strip, num(g, STRIP)), "first"));
     set_length(g, min_of(g, sub(g, inner, first), num(g, STRIP)));
@@ -299,7 +299,7 @@ static void map_strip(gen *g, val row, val strip, val inner) {
 
 /* An access that is contiguous from row to row but not along the strip: neighbouring rows use the
  * same cache lines, so several rows are taken together, strip by strip. */
-static bool rows_share_lines(const gen *g) {
+static bool rows_share_lines(const emitter *g) {
     int inner = g->k->npar - 1;
     for (int a = 0; inner > 0 && a < g->k->naccesses; a++)
         if (used(g, a) && g->k->access[a].step[inner] == STEP_VAR &&
@@ -310,7 +310,7 @@ static bool rows_share_lines(const gen *g) {
 
 enum { ROWS_TOGETHER = 16 };
 
-static void map_row_strip(gen *g, val row, val strip, val inner, int outer) {
+static void map_row_strip(emitter *g, val row, val strip, val inner, int outer) {
     val index[LOOP_MAX_AXES];
     decompose(g, row, 0, outer, index);
     set_units(g, outer, index);
@@ -318,7 +318,7 @@ static void map_row_strip(gen *g, val row, val strip, val inner, int outer) {
 }
 
 /* Strips [s, stop) of rows [row, row + rows). */
-static void map_rows(gen *g, val row, val rows, val s, val stop, val inner, int outer) {
+static void map_rows(emitter *g, val row, val rows, val s, val stop, val inner, int outer) {
     val index[LOOP_MAX_AXES];
     if (!rows) {
         decompose(g, row, 0, outer, index);
@@ -336,14 +336,14 @@ static void map_rows(gen *g, val row, val rows, val s, val stop, val inner, int 
 }
 
 /* How many whole rows the units [u, end) hold, 1 to ROWS_TOGETHER; 1 in the middle of a row. */
-static val rows_ahead(gen *g, val left, val strips, val s) {
+static val rows_ahead(emitter *g, val left, val strips, val s) {
     val whole = min_of(g, quot(g, left, strips), num(g, ROWS_TOGETHER));
     val several = both(g, cmp(g, GCC_JIT_COMPARISON_EQ, s, num(g, 0)),
                        cmp(g, GCC_JIT_COMPARISON_GT, whole, num(g, 1)));
     return choose(g, g->t_long, several, whole, num(g, 1));
 }
 
-static void gen_map(gen *g) {
+static void gen_map(emitter *g) {
     int outer = g->k->npar > 0 ? g->k->npar - 1 : 0;
     val inner = g->k->npar ? g->extent[outer] : num(g, 1);
     val strips = strips_of(g, inner);
@@ -369,7 +369,7 @@ static void gen_map(gen *g) {
 /* Several reduced axes: a strip of consecutive logical indices may lie in several rows of the
  * innermost one. Walks its pieces: body(g, position in the strip, length), bases set to the piece.
  */
-static void for_pieces(gen *g, val r, void (*body)(gen *, val, val)) {
+static void for_pieces(emitter *g, val r, void (*body)(emitter *, val, val)) {
     int last = naxes(g) - 1;
     val index[LOOP_MAX_AXES];
     var row = keep(g, g->t_long, quot(g, r, g->extent[last]), "row");
@@ -391,19 +391,19 @@ static void for_pieces(gen *g, val r, void (*body)(gen *, val, val)) {
     for_end(g, &l);
 }
 
-static val last_stride(gen *g, int a) {
+static val last_stride(emitter *g, int a) {
     val s = g->access[a].stride[naxes(g) - 1];
     return s ? s : num(g, 0);
 }
 
-static void gather_piece(gen *g, val pos, val len) {
+static void gather_piece(emitter *g, val pos, val len) {
     for (int a = 0; a < g->k->naccesses; a++)
         if (g->access[a].used[g->sweep] && !g->k->access[a].store &&
             !gen_uniform_load(g, g->sweep, a))
             gather(g, a, pos, rv(g->access[a].base), len, last_stride(g, a));
 }
 
-static void scatter_piece(gen *g, val pos, val len) {
+static void scatter_piece(emitter *g, val pos, val len) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = &g->k->code[v];
         if (i->kind != LOOP_STORE || i->stage != g->sweep) continue;
@@ -412,7 +412,7 @@ static void scatter_piece(gen *g, val pos, val len) {
     }
 }
 
-static void pad_all(gen *g) {
+static void pad_all(emitter *g) {
     for (int a = 0; a < g->k->naccesses; a++) {
         gen_access *s = &g->access[a];
         if (!s->used[g->sweep] || g->k->access[a].store) continue;
@@ -426,13 +426,13 @@ static void pad_all(gen *g) {
     }
 }
 
-static bool stores_in_sweep(const gen *g) {
+static bool stores_in_sweep(const emitter *g) {
     for (int v = 0; v < g->k->ncode; v++)
         if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == g->sweep) return true;
     return false;
 }
 
-static void row_strip(gen *g, val r) {
+static void row_strip(emitter *g, val r) {
     int last = naxes(g) - 1;
     if (g->k->nred == 1) {
         set_bases(g, g->sweep, last, r);
@@ -447,11 +447,11 @@ static void row_strip(gen *g, val r) {
     else if (stores_in_sweep(g)) for_pieces(g, r, scatter_piece);
 }
 
-static val block_end(gen *g, val block) {
+static val block_end(emitter *g, val block) {
     return min_of(g, mul(g, add(g, block, num(g, 1)), num(g, REDUCE_BLOCK)), g->reduced);
 }
 
-static void row_strips(gen *g, val element, val first, val stop) {
+static void row_strips(emitter *g, val element, val first, val stop) {
     gen_loop l = for_begin(g, first, stop, g->width, "r");
     set_length(g, min_of(g, sub(g, stop, rv(l.i)), num(g, g->width)));
     set(g, g->index0, add(g, mul(g, element, g->reduced), rv(l.i)));
@@ -459,14 +459,14 @@ static void row_strips(gen *g, val element, val first, val stop) {
     for_end(g, &l);
 }
 
-static void row_block(gen *g, val element, val block) {
+static void row_block(emitter *g, val element, val block) {
     gen_lanes_reset(g);
     row_strips(g, element, mul(g, block, num(g, REDUCE_BLOCK)), block_end(g, block));
     gen_lanes_fold(g);
 }
 
 /* A sweep with the odd stage behind it. */
-static void row_reduce(gen *g, val element) {
+static void row_reduce(emitter *g, val element) {
     var top = gen_stack_begin(g);
     gen_loop b = for_begin(g, num(g, 0), g->blocks, 1, "block");
     row_block(g, element, rv(b.i));
@@ -476,14 +476,14 @@ static void row_reduce(gen *g, val element) {
     finish_element(g, element);
 }
 
-static void row_sweeps(gen *g, val element) {
+static void row_sweeps(emitter *g, val element) {
     int last = etch__loop_last_stage(g->k);
     for (g->sweep = 0; g->sweep < last; g->sweep += 2) row_reduce(g, element);
     if (g->sweep == last) row_strips(g, element, num(g, 0), g->reduced);
     g->sweep = 0;
 }
 
-static void gen_row(gen *g) {
+static void gen_row(emitter *g) {
     val index[LOOP_MAX_AXES];
     bool partial = g->k->split == SPLIT_PARTIAL;
     gen_loop u = for_begin(g, g->begin, g->end, 1, "u");
@@ -509,7 +509,7 @@ typedef struct column_part {
     val column;
 } column_part;
 
-static void column_row(gen *g, const column_part *c, val r) {
+static void column_row(emitter *g, const column_part *c, val r) {
     int x = g->k->npar - 1, last = naxes(g);
     val index[LOOP_MAX_AXES];
     decompose(g, r, g->k->npar, last, index);
@@ -530,7 +530,7 @@ static void column_row(gen *g, const column_part *c, val r) {
     copy_all_out(g, 0, x);
 }
 
-static void column_block(gen *g, const column_part *c, val block) {
+static void column_block(emitter *g, const column_part *c, val block) {
     gen_lanes_reset(g);
     gen_loop l = for_begin(g, mul(g, block, num(g, REDUCE_BLOCK)), block_end(g, block), 1, "r");
     column_row(g, c, rv(l.i));
@@ -538,7 +538,7 @@ static void column_block(gen *g, const column_part *c, val block) {
     gen_lanes_fold(g);
 }
 
-static void finish_columns(gen *g, const column_part *c) {
+static void finish_columns(emitter *g, const column_part *c) {
     int x = g->k->npar - 1;
     gen_results(g);
     set_bases(g, 1, x, c->column);
@@ -549,7 +549,7 @@ static void finish_columns(gen *g, const column_part *c) {
     copy_all_out(g, 1, x);
 }
 
-static void column_unit(gen *g, const column_part *c, val block) {
+static void column_unit(emitter *g, const column_part *c, val block) {
     if (block) {
         column_block(g, c, block);
         gen_scratch_write(g, c->element, block);
@@ -564,7 +564,7 @@ static void column_unit(gen *g, const column_part *c, val block) {
     finish_columns(g, c);
 }
 
-static void gen_column(gen *g) {
+static void gen_column(emitter *g) {
     int outer = g->k->npar - 1;
     bool partial = g->k->split == SPLIT_PARTIAL;
     val inner = g->extent[outer], strips = strips_of(g, inner), index[LOOP_MAX_AXES], block = NULL;
@@ -591,7 +591,7 @@ static void gen_column(gen *g) {
 
 /* ---- FINISH ---- */
 
-static void gen_finish(gen *g) {
+static void gen_finish(emitter *g) {
     val index[LOOP_MAX_AXES];
     gen_loop u = for_begin(g, g->begin, g->end, 1, "u");
     decompose(g, rv(u.i), 0, g->k->npar, index);
@@ -604,7 +604,7 @@ static void gen_finish(gen *g) {
 /* ---- the function ---- */
 
 /* The lanes of all reductions of COLUMN together should lie in the first-level cache. */
-static int column_width(const gen *g) {
+static int column_width(const emitter *g) {
     int bytes = 0;
     for (int v = 0; v < g->k->ncode; v++)
         if (g->k->code[v].kind == LOOP_REDUCE)
@@ -612,7 +612,7 @@ static int column_width(const gen *g) {
     return bytes * 128 <= 32768 ? 128 : 64;
 }
 
-static void new_function(gen *g, const char *symbol) {
+static void new_function(emitter *g, const char *symbol) {
     type p_void = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
     type t[5] = {gcc_jit_type_get_pointer(p_void), gcc_jit_type_get_pointer(g->t_long),
                  gcc_jit_type_get_pointer(g->t_u64), g->t_long, g->t_long};
@@ -626,7 +626,7 @@ static void new_function(gen *g, const char *symbol) {
     g->at = gcc_jit_function_new_block(g->fn, "entry");
 }
 
-void gen_kernel(gen *g, const char *symbol) {
+void gen_kernel(emitter *g, const char *symbol) {
     gen_types(g);
     new_function(g, symbol);
     g->scalar = g->k->split == SPLIT_FINISH;

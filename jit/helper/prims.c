@@ -23,34 +23,36 @@
 #define GT GCC_JIT_COMPARISON_GT
 #define GE GCC_JIT_COMPARISON_GE
 
-val gen_real(gen *g, etch_dtype t, double v) {
+val gen_real(emitter *g, etch_dtype t, double v) {
     if (t != ETCH_F64) v = (float)v; /* a constant of type float must not carry more digits */
     return gcc_jit_context_new_rvalue_from_double(g->c, g->compute[t], v);
 }
 
-static val u32(gen *g, uint32_t v) { return constant(g, g->t_u32, (int64_t)v); }
-static val uop(gen *g, enum gcc_jit_binary_op o, val a, val b) { return op(g, o, g->t_u32, a, b); }
-static val ukeep(gen *g, val v) { return rv(keep(g, g->t_u32, v, "u")); }
-static val fkeep(gen *g, val v) { return rv(keep(g, g->compute[ETCH_F32], v, "f")); }
-static val f32_of(gen *g, val u) { return fkeep(g, bits(g, u, g->compute[ETCH_F32])); }
-static val bits_of(gen *g, val f) { return ukeep(g, bits(g, f, g->t_u32)); }
+static val u32(emitter *g, uint32_t v) { return constant(g, g->t_u32, (int64_t)v); }
+static val uop(emitter *g, enum gcc_jit_binary_op o, val a, val b) {
+    return op(g, o, g->t_u32, a, b);
+}
+static val ukeep(emitter *g, val v) { return rv(keep(g, g->t_u32, v, "u")); }
+static val fkeep(emitter *g, val v) { return rv(keep(g, g->compute[ETCH_F32], v, "f")); }
+static val f32_of(emitter *g, val u) { return fkeep(g, bits(g, u, g->compute[ETCH_F32])); }
+static val bits_of(emitter *g, val f) { return ukeep(g, bits(g, f, g->t_u32)); }
 
 /* ---- half types ---- */
 
 /* Rounds away the low `drop` bits of the bits u, to nearest even. */
-static val round_bits(gen *g, val u, int drop) {
+static val round_bits(emitter *g, val u, int drop) {
     val odd = uop(g, AND, uop(g, SHR, u, u32(g, (uint32_t)drop)), u32(g, 1));
     val half = u32(g, (1u << (drop - 1)) - 1);
     val sum = uop(g, PLUS, uop(g, PLUS, u, half), odd);
     return ukeep(g, uop(g, AND, sum, u32(g, ~((1u << drop) - 1))));
 }
 
-static val quiet(gen *g, val u, int drop) {
+static val quiet(emitter *g, val u, int drop) {
     val kept = uop(g, AND, u, u32(g, ~((1u << drop) - 1)));
     return ukeep(g, uop(g, OR, kept, u32(g, 0x400000)));
 }
 
-static val round_bf16(gen *g, val x) {
+static val round_bf16(emitter *g, val x) {
     val u = bits_of(g, x);
     val r = round_bits(g, u, 16), nan = quiet(g, u, 16);
     return f32_of(g, choose(g, g->t_u32, cmp(g, NE, x, x), nan, r));
@@ -58,7 +60,7 @@ static val round_bf16(gen *g, val x) {
 
 /* To a multiple of 2^-24 however the processor rounds: twice the multiple is cut off, and what was
  * lost decides. */
-static val small_f16_any_mode(gen *g, val mag) {
+static val small_f16_any_mode(emitter *g, val mag) {
     gcc_jit_type *f32 = g->compute[ETCH_F32];
     val safe = choose(g, g->t_u32, cmp(g, LT, mag, u32(g, 0x38800000)), mag, u32(g, 0));
     val scaled = fkeep(g, op(g, TIMES, f32, f32_of(g, safe), gen_real(g, ETCH_F32, 0x1p25)));
@@ -74,14 +76,14 @@ static val small_f16_any_mode(gen *g, val mag) {
 
 /* Above 2^-14 the low 13 bits go; below, adding 0.5 leaves multiples of 2^-24; from 65520 on it is
  * infinite. */
-static val small_f16(gen *g, val mag) {
+static val small_f16(emitter *g, val mag) {
     if (g->k->any_mode) return small_f16_any_mode(g, mag);
     val half = gen_real(g, ETCH_F32, 0.5);
     val F = fkeep(g, op(g, PLUS, g->compute[ETCH_F32], f32_of(g, mag), half));
     return bits_of(g, fkeep(g, op(g, MINUS, g->compute[ETCH_F32], F, half)));
 }
 
-static val round_f16(gen *g, val x) {
+static val round_f16(emitter *g, val x) {
     val u = bits_of(g, x);
     val sign = ukeep(g, uop(g, AND, u, u32(g, 0x80000000u)));
     val mag = ukeep(g, uop(g, AND, u, u32(g, 0x7fffffff)));
@@ -94,7 +96,7 @@ static val round_f16(gen *g, val x) {
 }
 
 /* Exact: a denormal is its integer times 2^-24, else the exponent is rebased. */
-static val load_f16(gen *g, val h) {
+static val load_f16(emitter *g, val h) {
     val u = ukeep(g, cast(g, h, g->t_u32));
     val sign = ukeep(g, uop(g, SHL, uop(g, AND, u, u32(g, 0x8000)), u32(g, 16)));
     val mag = ukeep(g, uop(g, AND, u, u32(g, 0x7fff)));
@@ -108,7 +110,7 @@ static val load_f16(gen *g, val h) {
 }
 
 /* Exact: the value lies on the f16 grid already. */
-static val store_f16(gen *g, val x) {
+static val store_f16(emitter *g, val x) {
     val u = bits_of(g, x);
     val sign = ukeep(g, uop(g, AND, uop(g, SHR, u, u32(g, 16)), u32(g, 0x8000)));
     val mag = ukeep(g, uop(g, AND, u, u32(g, 0x7fffffff)));
@@ -124,14 +126,14 @@ static val store_f16(gen *g, val x) {
     return cast(g, uop(g, OR, r, sign), g->storage[ETCH_F16]);
 }
 
-val gen_load(gen *g, etch_dtype storage, val e) {
+val gen_load(emitter *g, etch_dtype storage, val e) {
     if (storage == ETCH_F16) return load_f16(g, e);
     if (storage == ETCH_BF16) return f32_of(g, uop(g, SHL, cast(g, e, g->t_u32), u32(g, 16)));
     if (storage == ETCH_BOOL) return cmp(g, NE, e, constant(g, g->storage[ETCH_BOOL], 0));
     return e;
 }
 
-val gen_store(gen *g, etch_dtype storage, val v) {
+val gen_store(emitter *g, etch_dtype storage, val v) {
     if (storage == ETCH_F16) return store_f16(g, v);
     if (storage == ETCH_BF16)
         return cast(g, uop(g, SHR, bits_of(g, v), u32(g, 16)), g->storage[ETCH_BF16]);
@@ -155,7 +157,7 @@ static const int_range ranges[ETCH_DTYPE_COUNT] = {
 };
 
 /* Truncates in i32 (i64) and then narrows: what is out of range is replaced afterwards. */
-static val float_to_int(gen *g, etch_dtype from, etch_dtype to, val v) {
+static val float_to_int(emitter *g, etch_dtype from, etch_dtype to, val v) {
     const int_range *r = &ranges[to];
     type t = g->compute[to], wide = to == ETCH_I64 ? g->t_long : g->t_int;
     val x = rv(keep(g, g->compute[from], v, "x"));
@@ -167,13 +169,13 @@ static val float_to_int(gen *g, etch_dtype from, etch_dtype to, val v) {
     return choose(g, t, cmp(g, LT, x, gen_real(g, from, r->low)), constant(g, t, r->min), n);
 }
 
-static val zero_of(gen *g, etch_dtype t) {
+static val zero_of(emitter *g, etch_dtype t) {
     if (etch__is_float(t)) return gen_real(g, t, 0);
     return t == ETCH_BOOL ? cast(g, constant(g, g->t_int, 0), g->t_bool)
                           : constant(g, g->compute[t], 0);
 }
 
-val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v) {
+val gen_convert(emitter *g, etch_dtype from, etch_dtype to, val v) {
     if (from == to) return v;
     if (to == ETCH_BOOL) return cmp(g, NE, v, zero_of(g, from));
     if (etch__is_float(from) && !etch__is_float(to)) return float_to_int(g, from, to, v);
@@ -183,13 +185,13 @@ val gen_convert(gen *g, etch_dtype from, etch_dtype to, val v) {
 
 /* ---- arithmetic ---- */
 
-static val plain(gen *g, etch_dtype t, enum gcc_jit_binary_op o, val a, val b) {
+static val plain(emitter *g, etch_dtype t, enum gcc_jit_binary_op o, val a, val b) {
     return op(g, o, g->compute[t], a, b);
 }
 
 /* The two answers of a comparison both ways round differ for zeros of different sign and where one
  * is NaN; their bits together give the sign wanted, and a NaN. */
-static val join_answers(gen *g, etch_dtype t, bool least, val p, val q) {
+static val join_answers(emitter *g, etch_dtype t, bool least, val p, val q) {
     type w = t == ETCH_F64 ? g->t_long : g->t_u32;
     int64_t magnitude = t == ETCH_F64 ? INT64_MAX : INT32_MAX;
     val u = rv(keep(g, w, bits(g, p, w), "u")), v = rv(keep(g, w, bits(g, q, w), "v"));
@@ -199,7 +201,7 @@ static val join_answers(gen *g, etch_dtype t, bool least, val p, val q) {
     return bits(g, rv(keep(g, w, all, "m")), g->compute[t]);
 }
 
-static val extreme(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
+static val extreme(emitter *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
     if (t == ETCH_BOOL) return o == GT ? either(g, a, b) : both(g, a, b);
     val first = choose(g, g->compute[t], cmp(g, o, a, b), a, b);
     if (!etch__is_float(t)) return first;
@@ -207,23 +209,23 @@ static val extreme(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b
 }
 
 /* a, or the limit b where that is further (o: GT, LT). */
-static val limited(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
+static val limited(emitter *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
     if (!etch__is_float(t)) return extreme(g, t, o, a, b);
     return choose(g, g->compute[t], either(g, cmp(g, o, b, a), cmp(g, NE, b, b)), b, a);
 }
 
-static val sign_bit(gen *g, etch_dtype t, val a) {
+static val sign_bit(emitter *g, etch_dtype t, val a) {
     if (t == ETCH_F32) return cmp(g, GT, bits(g, a, g->t_u32), u32(g, INT32_MAX));
     if (t == ETCH_F64) return cmp(g, LT, bits(g, a, g->t_long), num(g, 0));
     if (t == ETCH_U8 || t == ETCH_BOOL) return cast(g, constant(g, g->t_int, 0), g->t_bool);
     return cmp(g, LT, a, zero_of(g, t));
 }
 
-static val negate(gen *g, etch_dtype t, val a) {
+static val negate(emitter *g, etch_dtype t, val a) {
     return gcc_jit_context_new_unary_op(g->c, NULL, GCC_JIT_UNARY_OP_MINUS, g->compute[t], a);
 }
 
-static val absolute(gen *g, etch_dtype t, val a) {
+static val absolute(emitter *g, etch_dtype t, val a) {
     if (t == ETCH_U8 || t == ETCH_BOOL) return a;
     if (etch__is_float(t))
         return builtin(g, t == ETCH_F64 ? "__builtin_fabs" : "__builtin_fabsf", 1, &a);
@@ -231,15 +233,15 @@ static val absolute(gen *g, etch_dtype t, val a) {
     return choose(g, g->compute[t], cmp(g, LT, a, zero_of(g, t)), minus, a);
 }
 
-static val fused(gen *g, etch_dtype t, val a, val b, val c) {
+static val fused(emitter *g, etch_dtype t, val a, val b, val c) {
     val args[3] = {a, b, c};
     return builtin(g, t == ETCH_F64 ? "__builtin_fma" : "__builtin_fmaf", 3, args);
 }
 
-static val invert(gen *g, val a) { return cmp(g, EQ, a, zero_of(g, ETCH_BOOL)); }
+static val invert(emitter *g, val a) { return cmp(g, EQ, a, zero_of(g, ETCH_BOOL)); }
 
 /* Comparisons of bools are made on integers. */
-static val compare(gen *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
+static val compare(emitter *g, etch_dtype t, enum gcc_jit_comparison o, val a, val b) {
     if (t == ETCH_BOOL) a = cast(g, a, g->t_int), b = cast(g, b, g->t_int);
     return cmp(g, o, a, b);
 }
@@ -248,7 +250,7 @@ static const uint8_t int_bytes[ETCH_DTYPE_COUNT] = {
     [ETCH_I8] = 1, [ETCH_I16] = 2, [ETCH_I32] = 4, [ETCH_I64] = 8, [ETCH_U8] = 1};
 
 /* The amount is replaced where it is out of range, so that every lane's shift is defined. */
-static val shift(gen *g, etch_dtype t, bool left, val a, val b) {
+static val shift(emitter *g, etch_dtype t, bool left, val a, val b) {
     type c = g->compute[t];
     int width = 8 * (int)int_bytes[t];
     val x = rv(keep(g, c, a, "x")), n = rv(keep(g, c, b, "n"));
@@ -259,7 +261,7 @@ static val shift(gen *g, etch_dtype t, bool left, val a, val b) {
     return choose(g, c, in, shifted, constant(g, c, 0));
 }
 
-val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
+val gen_prim(emitter *g, const prim_instr *p, val a, val b, val c) {
     etch_dtype t = p->type, from = p->from;
     bool truth = t == ETCH_BOOL;
     switch ((prim_id)p->prim) {
@@ -307,12 +309,12 @@ val gen_prim(gen *g, const prim_instr *p, val a, val b, val c) {
 
 /* ---- reductions ---- */
 
-val gen_combine(gen *g, reduce_kind kind, etch_dtype t, val acc, val x) {
+val gen_combine(emitter *g, reduce_kind kind, etch_dtype t, val acc, val x) {
     prim_instr p = {.prim = (uint8_t)etch__reduce_prim(kind), .type = (uint8_t)t};
     return gen_prim(g, &p, acc, x, NULL);
 }
 
-val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
+val gen_identity(emitter *g, reduce_kind kind, etch_dtype t) {
     if (etch__is_float(t))
         return gen_real(g, t,
                         kind == REDUCE_MAX    ? -INFINITY
@@ -329,7 +331,7 @@ val gen_identity(gen *g, reduce_kind kind, etch_dtype t) {
 /* ---- functions ---- */
 
 /* The variable that the loader points to the strips of this process's instruction set. */
-static val function_table(gen *g) {
+static val function_table(emitter *g) {
     type address = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
     if (!g->functions)
         g->functions = gcc_jit_context_new_global(
@@ -337,7 +339,7 @@ static val function_table(gen *g) {
     return rv(g->functions);
 }
 
-void gen_function_call(gen *g, int prim, etch_dtype t, val to, val a, val b, val n) {
+void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b, val n) {
     type address = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
     type params[5] = {address, address, address, address, g->t_long};
     type strip = gcc_jit_context_new_function_ptr_type(g->c, NULL, g->t_void, 5, params, 0);

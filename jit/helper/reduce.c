@@ -9,32 +9,32 @@
 
 enum { STACK_LEVELS = 48 };
 
-static type element(const gen *g, const gen_reduction *r) { return g->storage[r->dtype]; }
+static type element(const emitter *g, const gen_reduction *r) { return g->storage[r->dtype]; }
 
-static val load(gen *g, const gen_reduction *r, val p, val index) {
+static val load(emitter *g, const gen_reduction *r, val p, val index) {
     return gen_load(g, r->dtype, rv(keep(g, element(g, r), rv(elem(g, p, index)), "e")));
 }
 
-static void store(gen *g, const gen_reduction *r, val p, val index, val v) {
+static void store(emitter *g, const gen_reduction *r, val p, val index, val v) {
     set(g, elem(g, p, index), gen_store(g, r->dtype, v));
 }
 
 /* p[to] = op(p[to], q[from]) */
-static void combine(gen *g, const gen_reduction *r, val p, val to, val q, val from) {
+static void combine(emitter *g, const gen_reduction *r, val p, val to, val q, val from) {
     val x = rv(keep(g, g->compute[r->dtype], load(g, r, p, to), "x"));
     val y = rv(keep(g, g->compute[r->dtype], load(g, r, q, from), "y"));
     store(g, r, p, to, gen_combine(g, r->kind, r->dtype, x, y));
 }
 
 /* Vector registers that hold the lanes, or 0 where the lanes are kept in memory. */
-static int registers(const gen *g, const gen_reduction *r) {
+static int registers(const emitter *g, const gen_reduction *r) {
     bool fits = r->dtype == ETCH_F32 || r->dtype == ETCH_F64 || r->dtype == ETCH_I64;
     if (g->k->variant != LOOP_ROW || r->kind != REDUCE_SUM || !fits) return 0;
     int n = REDUCE_LANES / vec_lanes(g, r->dtype);
     return n <= COUNT_OF(r->vec) ? n : 0;
 }
 
-static void new_reduction(gen *g, gen_reduction *r, int at) {
+static void new_reduction(emitter *g, gen_reduction *r, int at) {
     const loop_instr *i = &g->k->code[at];
     bool row = g->k->variant == LOOP_ROW;
     r->at = at, r->dtype = i->p.type, r->kind = (reduce_kind)i->p.imm.i;
@@ -47,7 +47,7 @@ static void new_reduction(gen *g, gen_reduction *r, int at) {
     }
 }
 
-void gen_reductions(gen *g) {
+void gen_reductions(emitter *g) {
     for (int at = 0; at < g->k->ncode; at++)
         if (g->k->code[at].kind == LOOP_REDUCE) new_reduction(g, &g->red[g->nred++], at);
 }
@@ -59,7 +59,7 @@ void gen_reductions(gen *g) {
     for (int q = 0; q < g->nred; q++)                                                              \
         if (g->k->code[g->red[q].at].stage == g->sweep + 1)
 
-void gen_lanes_reset(gen *g) {
+void gen_lanes_reset(emitter *g) {
     FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         val first = gen_identity(g, r->kind, r->dtype);
@@ -72,7 +72,7 @@ void gen_lanes_reset(gen *g) {
     }
 }
 
-static void add_vectors(gen *g, const gen_reduction *r, val from) {
+static void add_vectors(emitter *g, const gen_reduction *r, val from) {
     int lanes = vec_lanes(g, r->dtype);
     gen_loop l = for_begin(g, num(g, 0), rv(g->trip), REDUCE_LANES, "j");
     for (int n = 0; n < r->nvec; n++) {
@@ -82,7 +82,7 @@ static void add_vectors(gen *g, const gen_reduction *r, val from) {
     for_end(g, &l);
 }
 
-static void add_elements(gen *g, const gen_reduction *r, val from) {
+static void add_elements(emitter *g, const gen_reduction *r, val from) {
     gen_loop b = for_begin(g, num(g, 0), rv(g->trip), REDUCE_LANES, "j");
     gen_loop l = for_begin(g, num(g, 0), num(g, REDUCE_LANES), 1, "l");
     combine(g, r, r->lanes, rv(l.i), from, add(g, rv(b.i), rv(l.i)));
@@ -90,7 +90,7 @@ static void add_elements(gen *g, const gen_reduction *r, val from) {
     for_end(g, &b);
 }
 
-void gen_lanes_add_strip(gen *g) {
+void gen_lanes_add_strip(emitter *g) {
     FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         val from = gen_elements(g, g->k->code[r->at].p.a);
@@ -102,7 +102,7 @@ void gen_lanes_add_strip(gen *g) {
     }
 }
 
-void gen_lane_add(gen *g, const loop_instr *reduce, val v) {
+void gen_lane_add(emitter *g, const loop_instr *reduce, val v) {
     const gen_reduction *r = g->red;
     while (&g->k->code[r->at] != reduce) r++;
     val at = rv(keep(g, g->t_long, add(g, rv(g->lane), g->i), "at"));
@@ -111,7 +111,7 @@ void gen_lane_add(gen *g, const loop_instr *reduce, val v) {
 }
 
 /* Folds registers to one, which goes to memory; returns the lanes that are left. */
-static int fold_vectors(gen *g, gen_reduction *r) {
+static int fold_vectors(emitter *g, gen_reduction *r) {
     if (!r->nvec) return REDUCE_LANES;
     for (int left = r->nvec / 2; left >= 1; left /= 2)
         for (int n = 0; n < left; n++)
@@ -122,7 +122,7 @@ static int fold_vectors(gen *g, gen_reduction *r) {
     return vec_lanes(g, r->dtype);
 }
 
-static void fold_row(gen *g, gen_reduction *r) {
+static void fold_row(emitter *g, gen_reduction *r) {
     for (int w = fold_vectors(g, r) / 2; w >= 1; w /= 2) {
         gen_loop l = for_begin(g, num(g, 0), num(g, w), 1, "l");
         combine(g, r, r->lanes, rv(l.i), r->lanes, add(g, rv(l.i), num(g, w)));
@@ -131,7 +131,7 @@ static void fold_row(gen *g, gen_reduction *r) {
 }
 
 /* Lane l of all columns is row l: rows fold as wholes. */
-static void fold_columns(gen *g, gen_reduction *r) {
+static void fold_columns(emitter *g, gen_reduction *r) {
     var half = keep(g, g->t_long, num(g, REDUCE_LANES / 2), "w");
     gen_loop w = while_begin(g);
     while_test(g, &w, cmp(g, GCC_JIT_COMPARISON_GT, rv(half), num(g, 0)));
@@ -147,19 +147,19 @@ static void fold_columns(gen *g, gen_reduction *r) {
     for_end(g, &w);
 }
 
-void gen_lanes_fold(gen *g) {
+void gen_lanes_fold(emitter *g) {
     FOR_REDUCTIONS(q)(g->k->variant == LOOP_ROW ? fold_row : fold_columns)(g, &g->red[q]);
 }
 
 /* ---- blocks ---- */
 
-static val level(gen *g, val top, int below) {
+static val level(emitter *g, val top, int below) {
     return mul(g, sub(g, top, num(g, below)), num(g, g->cells));
 }
 
 /* to[j] = op(p[j], q[j]) for each element of a block result */
-static void combine_cells(gen *g, const gen_reduction *r, val to, val to_at, val p, val p_at, val q,
-                          val q_at) {
+static void combine_cells(emitter *g, const gen_reduction *r, val to, val to_at, val p, val p_at,
+                          val q, val q_at) {
     gen_loop l = for_begin(g, num(g, 0), num(g, g->cells), 1, "l");
     val x = load(g, r, p, add(g, p_at, rv(l.i)));
     x = rv(keep(g, g->compute[r->dtype], x, "x"));
@@ -169,11 +169,11 @@ static void combine_cells(gen *g, const gen_reduction *r, val to, val to_at, val
     for_end(g, &l);
 }
 
-var gen_stack_begin(gen *g) { return keep(g, g->t_long, num(g, 0), "top"); }
+var gen_stack_begin(emitter *g) { return keep(g, g->t_long, num(g, 0), "top"); }
 
 /* The new result swallows one entry of the stack for each trailing one bit of the block's number.
  */
-void gen_stack_push(gen *g, var top, val block) {
+void gen_stack_push(emitter *g, var top, val block) {
     var bitsleft = keep(g, g->t_long, block, "t");
     gen_loop w = while_begin(g);
     val odd = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, rv(bitsleft), num(g, 1));
@@ -195,7 +195,7 @@ void gen_stack_push(gen *g, var top, val block) {
     set(g, top, add(g, rv(top), num(g, 1)));
 }
 
-void gen_stack_finish(gen *g, var top) {
+void gen_stack_finish(emitter *g, var top) {
     gen_loop w = while_begin(g);
     while_test(g, &w, cmp(g, GCC_JIT_COMPARISON_GT, rv(top), num(g, 1)));
     val left = rv(keep(g, g->t_long, level(g, rv(top), 2), "left"));
@@ -215,7 +215,7 @@ static int element_size(etch_dtype t) {
 }
 
 /* The cells of reduction q, as its own element type with a step of 8 bytes. */
-static val scratch(gen *g, int q, val *step) {
+static val scratch(emitter *g, int q, val *step) {
     type e = g->storage[g->red[q].dtype], pointer = gcc_jit_type_get_pointer(e);
     val address = cast(g, rv(elem(g, g->args, num(g, g->k->naccesses))), pointer);
     int size = element_size(g->red[q].dtype);
@@ -225,7 +225,7 @@ static val scratch(gen *g, int q, val *step) {
 }
 
 /* Cells [q][element + l][block] of the n elements of a strip. */
-void gen_scratch_write(gen *g, val element_at, val block) {
+void gen_scratch_write(emitter *g, val element_at, val block) {
     for (int q = 0; q < g->nred; q++) {
         val step, cells = scratch(g, q, &step);
         cells = rv(keep(g, gcc_jit_rvalue_get_type(cells), cells, "cells"));
@@ -238,7 +238,7 @@ void gen_scratch_write(gen *g, val element_at, val block) {
 }
 
 /* Folds the cells of one element by pairs, in place. */
-static void fold_cells(gen *g, int q, val element_at) {
+static void fold_cells(emitter *g, int q, val element_at) {
     gen_reduction *r = &g->red[q];
     val step, cells = scratch(g, q, &step);
     val first = mul(g, mul(g, element_at, g->blocks), step);
@@ -259,11 +259,11 @@ static void fold_cells(gen *g, int q, val element_at) {
     for_end(g, &outer);
 }
 
-void gen_scratch_fold(gen *g, val element_at) {
+void gen_scratch_fold(emitter *g, val element_at) {
     for (int q = 0; q < g->nred; q++) fold_cells(g, q, element_at);
 }
 
-void gen_results(gen *g) {
+void gen_results(emitter *g) {
     FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         gen_value *v = &g->value[r->at];

@@ -7,7 +7,7 @@
  * local strips too and are copied out at the end, so no loop stores where another loads. */
 #include "gen.h"
 
-static const loop_instr *instr(const gen *g, int v) { return &g->k->code[v]; }
+static const loop_instr *instr(const emitter *g, int v) { return &g->k->code[v]; }
 
 static bool is_prim(const loop_instr *i, prim_id p) {
     return i->kind == LOOP_PRIM && i->p.prim == p;
@@ -17,7 +17,7 @@ static bool is_call(const loop_instr *i) {
     return i->kind == LOOP_PRIM && etch__prim_is_function(i->p.prim);
 }
 
-bool gen_uniform_load(const gen *g, int stage, int access) {
+bool gen_uniform_load(const emitter *g, int stage, int access) {
     const loop_kernel *k = g->k;
     const loop_access *a = &k->access[access];
     if (k->variant == LOOP_COLUMN || k->variant == LOOP_MAP)
@@ -36,12 +36,12 @@ static bool same_bits(etch_dtype storage) {
 static int stage_of(const loop_instr *i) { return i->stage - (i->kind == LOOP_REDUCE); }
 
 /* A value of an odd stage that a later one reads: kept in a variable for the whole row. */
-static bool kept_for_row(const gen *g, int v, int stage) {
+static bool kept_for_row(const emitter *g, int v, int stage) {
     return instr(g, v)->stage % 2 && instr(g, v)->stage < stage;
 }
 
 /* Same value for all elements of a strip of the stage, in a variable. */
-static bool uniform_in(const gen *g, int v, int stage) {
+static bool uniform_in(const emitter *g, int v, int stage) {
     const loop_instr *i = instr(g, v);
     if (i->kind == LOOP_LOAD) return gen_uniform_load(g, i->stage, (int)i->p.imm.i);
     if (kept_for_row(g, v, stage)) return true;
@@ -49,17 +49,17 @@ static bool uniform_in(const gen *g, int v, int stage) {
     return etch__loop_uniform(i);
 }
 
-static bool uniform(const gen *g, int v) { return uniform_in(g, v, g->stage); }
+static bool uniform(const emitter *g, int v) { return uniform_in(g, v, g->stage); }
 
 /* A load whose memory can be read by a call or by the lanes as it is. */
-static bool direct(const gen *g, int v) {
+static bool direct(const emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     return i->kind == LOOP_LOAD && !gen_uniform_load(g, i->stage, (int)i->p.imm.i) &&
            same_bits(g->k->access[i->p.imm.i].dtype);
 }
 
 /* Cheaper to take again in another loop than to spill. */
-static bool repeatable(const gen *g, int v, int stage) {
+static bool repeatable(const emitter *g, int v, int stage) {
     const loop_instr *i = instr(g, v);
     return uniform_in(g, v, stage) || i->kind == LOOP_LOAD || i->kind == LOOP_REDUCE ||
            is_prim(i, PRIM_INDEX);
@@ -68,7 +68,7 @@ static bool repeatable(const gen *g, int v, int stage) {
 /* ---- plan ---- */
 
 /* A call reads its operands from memory, or from a strip filled with one value. */
-static void plan_call(gen *g, int v) {
+static void plan_call(emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     g->value[v].called = g->value[v].spilled = true;
     g->value[v].depth++;
@@ -79,7 +79,7 @@ static void plan_call(gen *g, int v) {
     }
 }
 
-static void plan_plain(gen *g, int v) {
+static void plan_plain(emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     for (int n = 0; n < etch__loop_arity(i); n++) {
         int o = etch__loop_operand(i, n);
@@ -93,11 +93,11 @@ static void plan_plain(gen *g, int v) {
 
 /* As an operand of the stage: what is there from before its strip, and a
  * REDUCE as a value, has 0. */
-static int depth_of(const gen *g, int v, int stage) {
+static int depth_of(const emitter *g, int v, int stage) {
     return instr(g, v)->kind == LOOP_REDUCE || kept_for_row(g, v, stage) ? 0 : g->value[v].depth;
 }
 
-void gen_plan_values(gen *g) {
+void gen_plan_values(emitter *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = instr(g, v);
         for (int n = 0; n < etch__loop_arity(i); n++) {
@@ -111,38 +111,38 @@ void gen_plan_values(gen *g) {
 
 /* ---- values ---- */
 
-static etch_dtype type_of(const gen *g, int v) { return instr(g, v)->p.type; }
+static etch_dtype type_of(const emitter *g, int v) { return instr(g, v)->p.type; }
 
-static var now(gen *g, int v, val x, int loop) {
+static var now(emitter *g, int v, val x, int loop) {
     g->value[v].now = keep(g, g->compute[type_of(g, v)], x, "v");
     g->value[v].loop = loop;
     return g->value[v].now;
 }
 
-static val strip_of(gen *g, int v) {
+static val strip_of(emitter *g, int v) {
     gen_value *x = &g->value[v];
     if (!x->strip) x->strip = gen_array(g, g->storage[type_of(g, v)], g->width, "strip");
     return x->strip;
 }
 
-static val from_strip(gen *g, int v) {
+static val from_strip(emitter *g, int v) {
     val e = rv(elem(g, strip_of(g, v), g->i));
     return gen_load(g, type_of(g, v), rv(keep(g, g->storage[type_of(g, v)], e, "e")));
 }
 
-static val index_value(gen *g) {
+static val index_value(emitter *g) {
     if (g->scalar) return rv(g->index0);
     return add(g, rv(g->index0), mul(g, g->i, g->index_step));
 }
 
-static val loaded(gen *g, const loop_instr *i) {
+static val loaded(emitter *g, const loop_instr *i) {
     etch_dtype d = g->k->access[i->p.imm.i].dtype;
     val e = rv(elem(g, rv(g->access[i->p.imm.i].source), g->i));
     return gen_load(g, d, rv(keep(g, g->storage[d], e, "e")));
 }
 
 /* The value of v for element g->i. */
-static val use(gen *g, int v) {
+static val use(emitter *g, int v) {
     gen_value *x = &g->value[v];
     const loop_instr *i = instr(g, v);
     if (i->kind == LOOP_LOAD && uniform(g, v)) return rv(g->access[i->p.imm.i].uniform);
@@ -156,18 +156,18 @@ static val use(gen *g, int v) {
 
 /* Stores whose value lies in a strip as it must come out need no loop. The strip of a value that is
  * kept for the row has but one element. */
-static bool copied_from_strip(const gen *g, const loop_instr *i) {
+static bool copied_from_strip(const emitter *g, const loop_instr *i) {
     return !g->scalar && g->value[i->p.a].spilled && !kept_for_row(g, i->p.a, i->stage) &&
            same_bits(g->k->access[i->p.imm.i].dtype);
 }
 
-val gen_results_of(gen *g, const loop_instr *store) {
+val gen_results_of(emitter *g, const loop_instr *store) {
     if (g->scalar) return NULL;
     if (copied_from_strip(g, store)) return strip_of(g, store->p.a);
     return g->access[store->p.imm.i].buffer;
 }
 
-static bool has_loop_code(const gen *g, int v) {
+static bool has_loop_code(const emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     switch ((loop_kind)i->kind) {
     case LOOP_PRIM:
@@ -180,19 +180,19 @@ static bool has_loop_code(const gen *g, int v) {
     return false;
 }
 
-static void emit_store(gen *g, const loop_instr *i) {
+static void emit_store(emitter *g, const loop_instr *i) {
     gen_access *a = &g->access[i->p.imm.i];
     val to = g->scalar ? rv(a->base) : a->buffer;
     val e = gen_store(g, g->k->access[i->p.imm.i].dtype, use(g, i->p.a));
     set(g, elem(g, to, g->i), e);
 }
 
-static void spill(gen *g, int v) {
+static void spill(emitter *g, int v) {
     val e = gen_store(g, type_of(g, v), use(g, v));
     set(g, elem(g, strip_of(g, v), g->i), e);
 }
 
-static void emit_instr(gen *g, int v) {
+static void emit_instr(emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     if (i->kind == LOOP_STORE) {
         emit_store(g, i);
@@ -210,7 +210,7 @@ static void emit_instr(gen *g, int v) {
     if (g->value[v].spilled) spill(g, v);
 }
 
-static void emit_loop(gen *g, int depth) {
+static void emit_loop(emitter *g, int depth) {
     bool any = false;
     for (int v = 0; v < g->k->ncode; v++)
         any |= g->runs[v] && g->value[v].depth == depth && has_loop_code(g, v);
@@ -227,7 +227,7 @@ static void emit_loop(gen *g, int depth) {
 /* ---- calls ---- */
 
 /* A strip of one value for all elements. */
-static val filled(gen *g, etch_dtype t, val x, val trip) {
+static val filled(emitter *g, etch_dtype t, val x, val trip) {
     val to = gen_array(g, g->storage[t], g->width, "same");
     val same = rv(keep(g, g->compute[t], x, "all"));
     gen_loop l = for_begin(g, num(g, 0), trip, 1, "j");
@@ -236,13 +236,13 @@ static val filled(gen *g, etch_dtype t, val x, val trip) {
     return to;
 }
 
-val gen_elements(gen *g, int v) {
+val gen_elements(emitter *g, int v) {
     if (kept_for_row(g, v, g->stage)) return filled(g, type_of(g, v), use(g, v), rv(g->trip));
     if (!g->value[v].spilled && direct(g, v)) return rv(g->access[instr(g, v)->p.imm.i].source);
     return strip_of(g, v);
 }
 
-static void emit_call(gen *g, int v) {
+static void emit_call(emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     etch_dtype t = type_of(g, v);
     val from[2] = {NULL, NULL}, trip = g->scalar ? num(g, 1) : rv(g->trip);
@@ -256,7 +256,7 @@ static void emit_call(gen *g, int v) {
     gen_function_call(g, i->p.prim, t, strip_of(g, v), from[0], from[1] ? from[1] : from[0], trip);
 }
 
-void gen_strip(gen *g, int stage) {
+void gen_strip(emitter *g, int stage) {
     int deepest = 0;
     g->stage = stage;
     etch__loop_stage_code(g->k, stage, g->runs);
@@ -269,7 +269,7 @@ void gen_strip(gen *g, int stage) {
     }
 }
 
-void gen_keep_for_row(gen *g, int stage) {
+void gen_keep_for_row(emitter *g, int stage) {
     g->i = num(g, 0);
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = instr(g, v);
