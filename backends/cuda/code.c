@@ -119,22 +119,16 @@ static void *compile_in_room(const cuda_device *d, const char *source, const cha
     return c.cubin;
 }
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 static void *from_source(const cuda_device *d, const char *symbol, code_source source,
                          const void *ctx, size_t *bytes) {
     char *text = source(ctx);
     if (!text) return NULL;
     if (etch__log_on(LOG_OUTPUT_CODE)) etch__log(LOG_OUTPUT_CODE, "%s:\n%s", symbol, text);
-    double start = now_ms();
+    double start = etch__now_ms();
     void *cubin = compile_in_room(d, text, symbol, bytes);
     if (cubin) {
         etch__counters.kernels_compiled++;
-        etch__log(LOG_CACHE, "%s: compiled by NVRTC in %.1f ms", symbol, now_ms() - start);
+        etch__log(LOG_CACHE, "%s: compiled by NVRTC in %.1f ms", symbol, etch__now_ms() - start);
     } else {
         etch__log(LOG_CACHE, "compile failed: %s", etch__tls.why);
     }

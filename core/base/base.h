@@ -161,4 +161,8 @@ int64_t etch__param_int(param_id id);
 /* Reserves n numbers of the process's generator in program order: seed and first offset. */
 void etch__random_reserve(int64_t n, uint64_t *seed, uint64_t *offset);
 
+/* A clock that goes on evenly: nanoseconds, and the same in milliseconds. */
+int64_t etch__now(void);
+static inline double etch__now_ms(void) { return 1e-6 * (double)etch__now(); }
+
 #endif

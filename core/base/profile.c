@@ -61,12 +61,6 @@ const char *etch_profile_kind_name(etch_profile_kind kind) {
 
 /* ---- recording ---- */
 
-int64_t etch__profile_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static buffer *new_buffer(void) {
     buffer *b = etch__quiet_malloc(sizeof *b);
     if (!b) return NULL;
@@ -103,7 +97,7 @@ static event *next_event(buffer *b) {
 
 void etch__profile_add(etch_profile_kind kind, int64_t start, const char *name,
                        const char *detail) {
-    int64_t now = etch__profile_now();
+    int64_t now = etch__now();
     buffer *b = own ? own : new_buffer();
     if (!b) return;
     pthread_mutex_lock(&b->lock);
@@ -299,7 +293,7 @@ etch_status etch_profile_begin(const char *path) {
     bool ok = !path || file;
     if (ok) {
         drop_events();
-        began = etch__profile_now();
+        began = etch__now();
         etch__profiling = true;
     }
     etch__unlock(LOCK_PROFILE);

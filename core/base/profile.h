@@ -13,10 +13,7 @@ static inline bool etch__profile_on(void) {
 }
 
 /* The start of an event, 0 where nothing records; an event that starts at 0 is none. */
-int64_t etch__profile_now(void);
-static inline int64_t etch__profile_start(void) {
-    return etch__profile_on() ? etch__profile_now() : 0;
-}
+static inline int64_t etch__profile_start(void) { return etch__profile_on() ? etch__now() : 0; }
 /* An event from start until now, named "name" or "name: detail"; both are copied. */
 void etch__profile_add(etch_profile_kind kind, int64_t start, const char *name, const char *detail);
 static inline void etch__profile_end_event(etch_profile_kind kind, int64_t start, const char *name,
@@ -26,7 +23,7 @@ static inline void etch__profile_end_event(etch_profile_kind kind, int64_t start
 /* An event without a duration. */
 static inline void etch__profile_mark(etch_profile_kind kind, const char *name,
                                       const char *detail) {
-    if (etch__profile_on()) etch__profile_add(kind, etch__profile_now(), name, detail);
+    if (etch__profile_on()) etch__profile_add(kind, etch__now(), name, detail);
 }
 
 #endif

@@ -58,20 +58,14 @@ static void wake_all(_Atomic uint32_t *word) {
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
 }
 
-static int64_t nanoseconds(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* Until the word is another one, or the time is over. */
 static void spin(_Atomic uint32_t *word, uint32_t value) {
-    for (int64_t now = 0, end = 0; now <= end; now = nanoseconds()) {
+    for (int64_t now = 0, end = 0; now <= end; now = etch__now()) {
         for (int i = 0; i < PAUSES; i++) {
             if (atomic_load_explicit(word, memory_order_relaxed) != value) return;
             _mm_pause();
         }
-        if (end == 0) end = nanoseconds() + SPIN_NANOSECONDS;
+        if (end == 0) end = etch__now() + SPIN_NANOSECONDS;
     }
 }
 

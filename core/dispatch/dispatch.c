@@ -48,7 +48,7 @@ etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_te
     if (planned && op->kind == KIND_CONTRACTION && !op->overridden) kind = ETCH_PROFILE_PRODUCT;
     char name[sizeof((etch_profile_entry *)0)->name];
     snprintf(name, sizeof name, "%s%s", strchr(op->name, ':') ? "" : "aten::", op->name);
-    int64_t start = etch__profile_now();
+    int64_t start = etch__now();
     etch_status status = etch__kernel_in_room(kernel, call, out);
     etch__profile_add(kind, start, name, NULL);
     return status;

@@ -8,37 +8,15 @@
 #include <stdlib.h>
 
 #include "core/graph/graph.h"
+#include "core/base/text.h"
 #include "core/ops/schema.h"
 
 /* ---- writing ---- */
 
-typedef struct text {
-    char *s;
-    int64_t n, cap;
-    bool failed;
-} text;
-
-static void put(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-
-static void put(text *t, const char *format, ...) {
-    va_list args;
-    va_start(args, format);
-    int n = vsnprintf(NULL, 0, format, args);
-    va_end(args);
-    if (t->failed || !etch__grow(&t->s, &t->cap, t->n + n + 1, 1)) {
-        t->failed = true;
-        return;
-    }
-    va_start(args, format);
-    vsnprintf(t->s + t->n, n + 1, format, args);
-    va_end(args);
-    t->n += n;
-}
-
-static void put_words(text *t, int n, const int64_t *v) {
+static void put_words(growing_text *t, int n, const int64_t *v) {
     for (int i = 0; i < n; i++)
-        if (v[i] == ETCH_NO_INT) put(t, "%snone", i ? ", " : "");
-        else put(t, "%s%lld", i ? ", " : "", (long long)v[i]);
+        if (v[i] == ETCH_NO_INT) etch__text_put(t, "%snone", i ? ", " : "");
+        else etch__text_put(t, "%s%lld", i ? ", " : "", (long long)v[i]);
 }
 
 static bool row_major(const tensor_meta *m) {
@@ -47,64 +25,65 @@ static bool row_major(const tensor_meta *m) {
     return !memcmp(stride, m->stride, m->ndim * sizeof *stride);
 }
 
-static void put_value(text *t, const graph *g, int v) {
+static void put_value(growing_text *t, const graph *g, int v) {
     const tensor_meta *m = &g->values[v].meta;
-    put(t, "%%%d: %s[", v, etch_dtype_name(m->dtype));
+    etch__text_put(t, "%%%d: %s[", v, etch_dtype_name(m->dtype));
     put_words(t, m->ndim, m->size);
     if (!row_major(m)) {
-        put(t, " : ");
+        etch__text_put(t, " : ");
         put_words(t, m->ndim, m->stride);
     }
-    put(t, "]");
-    if (m->offset) put(t, "@%lld", (long long)m->offset);
-    if (m->device) put(t, " on %s", etch_device_name(m->device));
-    if (v < g->ninputs && g->values[v].base != v) put(t, " over %%%d", g->values[v].base);
+    etch__text_put(t, "]");
+    if (m->offset) etch__text_put(t, "@%lld", (long long)m->offset);
+    if (m->device) etch__text_put(t, " on %s", etch_device_name(m->device));
+    if (v < g->ninputs && g->values[v].base != v)
+        etch__text_put(t, " over %%%d", g->values[v].base);
 }
 
 static const char *const kind_names[] = {"bool", "int", "real"};
 
-static void put_node(text *t, const graph *g, const graph_node *n) {
-    put(t, "  ");
+static void put_node(growing_text *t, const graph *g, const graph_node *n) {
+    etch__text_put(t, "  ");
     if (etch__ops[n->op].kind != KIND_INPLACE) {
         put_value(t, g, n->out);
-        put(t, " = ");
+        etch__text_put(t, " = ");
     }
-    put(t, "%s(", etch__ops[n->op].name);
+    etch__text_put(t, "%s(", etch__ops[n->op].name);
     for (int i = 0; i < n->nin; i++) {
         int32_t v = g->operands[n->in + i];
-        if (v < 0) put(t, "%snone", i ? ", " : "");
-        else put(t, "%s%%%d", i ? ", " : "", v);
+        if (v < 0) etch__text_put(t, "%snone", i ? ", " : "");
+        else etch__text_put(t, "%s%%%d", i ? ", " : "", v);
     }
     for (int i = 0; i < n->nsc; i++)
-        put(t, "%s$%d: %s", i + n->nin ? ", " : "", n->sc + i,
-            kind_names[g->scalar_kinds[n->sc + i]]);
-    put(t, ")");
+        etch__text_put(t, "%s$%d: %s", i + n->nin ? ", " : "", n->sc + i,
+                       kind_names[g->scalar_kinds[n->sc + i]]);
+    etch__text_put(t, ")");
     if (n->nat) {
-        put(t, " {");
+        etch__text_put(t, " {");
         put_words(t, n->nat, g->attrs + n->at);
-        put(t, "}");
+        etch__text_put(t, "}");
     }
-    if (n->state != g->nodes[0].state) put(t, " !%llx", (unsigned long long)n->state);
-    put(t, "\n");
+    if (n->state != g->nodes[0].state) etch__text_put(t, " !%llx", (unsigned long long)n->state);
+    etch__text_put(t, "\n");
 }
 
 char *etch__graph_text(const graph *g) {
-    text t = {0};
-    put(&t, "graph %s(", g->name);
+    growing_text t = {0};
+    etch__text_put(&t, "graph %s(", g->name);
     for (int i = 0; i < g->ninputs; i++) {
-        if (i) put(&t, ", ");
+        if (i) etch__text_put(&t, ", ");
         put_value(&t, g, i);
     }
-    put(&t, ")");
-    if (g->nnodes && g->nodes[0].state) put(&t, " !%llx", (unsigned long long)g->nodes[0].state);
-    put(&t, " {\n");
+    etch__text_put(&t, ")");
+    if (g->nnodes && g->nodes[0].state)
+        etch__text_put(&t, " !%llx", (unsigned long long)g->nodes[0].state);
+    etch__text_put(&t, " {\n");
     for (int i = 0; i < g->nnodes; i++) put_node(&t, g, &g->nodes[i]);
-    put(&t, "  return");
-    for (int i = 0; i < g->noutputs; i++) put(&t, "%s%%%d", i ? ", " : " ", g->outputs[i]);
-    put(&t, "\n}\n");
-    if (!t.failed) return t.s;
-    etch__free(t.s);
-    return NULL;
+    etch__text_put(&t, "  return");
+    for (int i = 0; i < g->noutputs; i++)
+        etch__text_put(&t, "%s%%%d", i ? ", " : " ", g->outputs[i]);
+    etch__text_put(&t, "\n}\n");
+    return etch__text_end(&t);
 }
 
 /* ---- reading ---- */

@@ -20,15 +20,9 @@ static report_graph *here(void) { return etch__report_on() ? current : NULL; }
 
 /* ---- time and memory ---- */
 
-int64_t etch__report_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* A minimum of 0 says that there is none yet, so a run takes a nanosecond at least. */
 void etch__report_add_time(report_time *t, int64_t start) {
-    int64_t ns = etch__report_now() - start, seen = 0;
+    int64_t ns = etch__now() - start, seen = 0;
     if (ns < 1) ns = 1;
     atomic_fetch_add_explicit(&t->count, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->total, ns, memory_order_relaxed);
@@ -224,7 +218,7 @@ bool etch__report_begin_graph(const graph *g, bool instance, report_graph *like)
     etch__free(text);
     r->name = etch__report_strdup(g->name);
     r->operators = g->nnodes, r->instance = instance;
-    r->start = etch__report_now();
+    r->start = etch__now();
     r->like = like, r->outer = current;
     current = r;
     return true;
@@ -248,7 +242,7 @@ static void keep_graph(report_graph *g) {
 report_graph *etch__report_end_graph(etch_status status, report_graph **runs) {
     report_graph *g = current, *to = status == ETCH_OK ? resolve(g) : NULL;
     current = g->outer;
-    g->compile_ns = etch__report_now() - g->start;
+    g->compile_ns = etch__now() - g->start;
     if (status != ETCH_OK) {
         g->outcome = OUTCOME_FAILED;
         g->why = etch__report_strdup(etch__tls.error);

@@ -24,8 +24,7 @@ typedef struct report_time {
     _Atomic int64_t count, total, min, max, first;
 } report_time;
 
-/* From start (etch__report_now) until now. */
-int64_t etch__report_now(void);
+/* From start (etch__now) until now. */
 void etch__report_add_time(report_time *t, int64_t start);
 
 typedef enum report_step_kind { STEP_KERNEL, STEP_PRODUCT, STEP_CALL } report_step_kind;

@@ -167,7 +167,7 @@ static etch_status run_step(const native_plan *p, int i, run_block *b, const pla
 
 etch_status etch__run_steps(const native_plan *p, run_block *b, const plan_io *io) {
     for (int i = 0; i < p->nsteps; i++) {
-        int64_t start = unlikely(p->report != NULL) ? etch__report_now() : 0;
+        int64_t start = unlikely(p->report != NULL) ? etch__now() : 0;
         etch_status status = run_step(p, i, b, io);
         if (unlikely(start)) etch__report_step_ran(p->report, i, start);
         if (likely(status == ETCH_OK)) continue;

@@ -54,12 +54,6 @@ typedef struct dead_helper {
 enum { DEAD_MAX = 16, BURY_MS = 100 };
 static dead_helper dead[DEAD_MAX];
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec * 1e3 + (double)t.tv_nsec * 1e-6;
-}
-
 /* ---- folders ---- */
 
 /* Relative to descriptors, so that no level needs room for a path. The loop's entry is removed by
@@ -234,7 +228,8 @@ static void remove_folders(void) {
  * after by the next caller, but the process may be about to exit, and leaves no folder behind. */
 static void bury(void) {
     const struct timespec moment = {.tv_nsec = 1000000};
-    for (double until = now_ms() + BURY_MS; now_ms() < until; nanosleep(&moment, NULL)) {
+    for (double until = etch__now_ms() + BURY_MS; etch__now_ms() < until;
+         nanosleep(&moment, NULL)) {
         bool all = true;
         for (int i = 0; i < DEAD_MAX; i++) all &= bury_one(&dead[i]);
         if (all) return;
@@ -278,7 +273,7 @@ void etch__jit_shutdown(void) {
 /* Waits for the socket until the deadline of the helper's job. */
 static bool wait_socket(const helper *h, short events) {
     for (;;) {
-        double left = h->job->deadline - now_ms();
+        double left = h->job->deadline - etch__now_ms();
         struct pollfd p = {h->fd, events, 0};
         int got = left > 0 ? poll(&p, 1, (int)left + 1) : 0;
         if (got >= 0 || errno != EINTR) return got > 0;
@@ -301,7 +296,7 @@ static bool send_all(const helper *h, const void *from, size_t n) {
 static bool read_all(const helper *h, void *to, size_t n) {
     bool late = false;
     for (char *p = to; n && !late;) {
-        late = now_ms() >= h->job->deadline;
+        late = etch__now_ms() >= h->job->deadline;
         ssize_t got = recv(h->fd, p, n, MSG_DONTWAIT);
         if (got < 0 && errno == EINTR) continue;
         if (got < 0 && errno == EAGAIN && wait_socket(h, POLLIN)) continue;
@@ -355,7 +350,7 @@ static bool receive(helper *h) {
     if (r.message_bytes >= WIRE_MAX_PART || !receive_message(h, r.message_bytes)) return false;
     if (r.dump_bytes && !receive_dump(h, r.dump_bytes)) return false;
     job->ok = r.ok == 1;
-    job->ms = now_ms() - job->started;
+    job->ms = etch__now_ms() - job->started;
     h->served++;
     return true;
 }
@@ -399,7 +394,7 @@ static bool dispatch(helper *h, jit_job *job, const char *base) {
 }
 
 static bool begin(helper *h, jit_job *job, const char *base) {
-    job->started = now_ms();
+    job->started = etch__now_ms();
     job->deadline = job->started + (double)etch__param_int(PARAM_JIT_TIMEOUT) * 1e3;
     return dispatch(h, job, base);
 }
@@ -414,7 +409,7 @@ static void settle(helper *h, const char *base) {
         progress++;
         return;
     }
-    bool late = now_ms() >= job->deadline;
+    bool late = etch__now_ms() >= job->deadline;
     end(h);
     if (late) fail(job, "the helper did not answer in time (ETCH_JIT_TIMEOUT)");
     else if (!warm) fail(job, "the helper ended in the middle of a compile");
@@ -431,14 +426,15 @@ static void wait_any(void) {
     for (int i = 0; i < HELPERS; i++) {
         if (!helpers[i].job) continue;
         p[n++] = (struct pollfd){helpers[i].fd, POLLIN, 0};
-        if (helpers[i].job->deadline - now_ms() < left) left = helpers[i].job->deadline - now_ms();
+        if (helpers[i].job->deadline - etch__now_ms() < left)
+            left = helpers[i].job->deadline - etch__now_ms();
     }
     poll(p, (nfds_t)n, left > 0 ? (int)(left < 1e9 ? left : 1e9) + 1 : 0);
 }
 
 static bool ready(const helper *h) {
     struct pollfd p = {h->fd, POLLIN, 0};
-    return poll(&p, 1, 0) != 0 || now_ms() >= h->job->deadline;
+    return poll(&p, 1, 0) != 0 || etch__now_ms() >= h->job->deadline;
 }
 
 static void run_batch(jit_job *jobs, int n, const char *base) {

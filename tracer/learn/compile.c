@@ -223,12 +223,6 @@ static bool copy_key(segment_code *code, const input_case *seen) {
     return true;
 }
 
-static double seconds_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static void note_graph(etch_function *f, const trace_leaf *leaf, const char *name, const plan *p,
                        double seconds) {
     char *guards = etch__guards_text(leaf);
@@ -277,7 +271,7 @@ static segment_code *compile(const compile_request *q, missing m) {
     graph *g = prepare(q, m, name, &code);
     if (!g) return NULL;
     if (m == GRAPH) log_graph(g);
-    double before = seconds_now();
+    double before = 1e-9 * (double)etch__now();
     backend_options options = options_for(q, m);
     int64_t profile = etch__profile_start();
     bool reported = etch__report_on() && etch__report_compiling(q->leaf, g, m == INSTANCE);
@@ -290,7 +284,8 @@ static segment_code *compile(const compile_request *q, missing m) {
         etch__code_free(code);
         return NULL;
     }
-    if (m == GRAPH) note_graph(q->f, q->leaf, name, code->plan, seconds_now() - before);
+    if (m == GRAPH)
+        note_graph(q->f, q->leaf, name, code->plan, 1e-9 * (double)etch__now() - before);
     return code;
 }
 

@@ -130,7 +130,7 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, cons
 /* The call may free the function, but not its record. */
 static etch_status call_reported(etch_function *f, const call_io *io) {
     report_function *report = etch__report_function(f);
-    int64_t start = etch__report_now();
+    int64_t start = etch__now();
     etch_status status = etch__call_traced(f, io);
     if (report) etch__report_add_time(&report->calls, start);
     return status;
@@ -158,7 +158,7 @@ static etch_status call_function(etch_function *f, const call_io *io) {
 static etch_status call_profiled(etch_function *f, const call_io *io) {
     char name[64];
     snprintf(name, sizeof name, "%s", f->name);
-    int64_t start = etch__profile_now();
+    int64_t start = etch__now();
     etch_status status = call_function(f, io);
     etch__profile_add(ETCH_PROFILE_CALL, start, name, NULL);
     return status;

@@ -97,7 +97,7 @@ etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_
     plan_io io = {w->room.inputs, w->c.scalar, w->room.outputs, &wrote, false};
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, leaf->path[0]->c.state);
-    int64_t start = unlikely(code->report != NULL) ? etch__report_now() : 0;
+    int64_t start = unlikely(code->report != NULL) ? etch__now() : 0;
     etch_status status = code->plan->run(code->plan, &io);
     if (unlikely(start)) etch__report_add_time(&code->report->run, start);
     etch__pop_frame(&frame);

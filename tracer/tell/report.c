@@ -31,7 +31,7 @@ static void unlock_records(void) { etch__unlock(LOCK_REPORT); }
 
 static void dropped(void) { __atomic_fetch_add(&etch__report_dropped, 1, __ATOMIC_RELAXED); }
 
-static int64_t since_start(void) { return etch__report_now() - etch__report_began; }
+static int64_t since_start(void) { return etch__now() - etch__report_began; }
 
 /* ---- functions ---- */
 
@@ -359,7 +359,7 @@ bool etch__report_begin(const char *dir) {
     if (dir[0] != '/' && !getcwd(here, sizeof here)) return false; /* the program may leave it */
     int n = snprintf(directory, sizeof directory, "%s%s%s", here, here[0] ? "/" : "", dir);
     if (n >= (int)sizeof directory - 128) return false;
-    etch__report_began = etch__report_now();
+    etch__report_began = etch__now();
     etch__report_parent = 0, forked = false;
     warned = false;
     etch__reporting = true;

@@ -84,7 +84,7 @@ typedef struct report_function {
 } report_function;
 
 extern report_function *etch__report_functions; /* under the lock */
-extern int64_t etch__report_began;              /* etch__report_now */
+extern int64_t etch__report_began;              /* etch__now */
 extern int etch__report_parent;                 /* of a forked process, else 0 */
 
 /* Each is called only while etch__report_on(). */

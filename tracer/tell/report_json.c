@@ -229,7 +229,7 @@ static void put_process(FILE *f, const report_totals *t) {
     put_field(f, "isa", etch__cpu_isa_name(etch__cpu_isa()));
     put_number(f, "threads", t->threads);
     put_number(f, "dropped", __atomic_load_n(&etch__report_dropped, __ATOMIC_RELAXED));
-    fprintf(f, "\"ns\":%lld},\n", (long long)(etch__report_now() - etch__report_began));
+    fprintf(f, "\"ns\":%lld},\n", (long long)(etch__now() - etch__report_began));
 }
 
 bool etch__report_json(FILE *f, const report_totals *totals) {
