@@ -28,13 +28,13 @@ void etch__entry_free(entry_guard *g) {
 
 static bool argument_fits(const entry_guard *g, int i, const etch_tensor *x, entry_fit how) {
     const tensor_meta *m = &g->meta[i];
-    if (how == FIT_EXACT) return etch__guard_holds(m, x) && !etch__marked_dynamic(x);
     if (!etch__guard_holds_rank(m, x)) return false;
     if (how == FIT_SIMILAR) return etch__fixed_sizes_agree(m, x);
     return likely(!g->marks && !x->marks) || etch__marks_hold(g->marks ? &g->marks[i] : NULL, m, x);
 }
 
 bool etch__entry_fits(const entry_guard *g, etch_tensor *const *in, int nin, entry_fit how) {
+    if (how == FIT_EXACT) return etch__entry_fits_exactly(g, in, nin);
     if (g->nargs != nin) return false;
     for (int i = 0; i < nin; i++)
         if (g->read[i] && !argument_fits(g, i, in[i], how)) return false;

@@ -21,9 +21,18 @@ void etch__entry_free(entry_guard *g);
  * recorded with run-time sizes. */
 typedef enum entry_fit { FIT_EXACT, FIT_RANK, FIT_SIMILAR } entry_fit;
 bool etch__entry_fits(const entry_guard *g, etch_tensor *const *in, int nin, entry_fit how);
+/* FIT_EXACT, in line: what every call begins with. */
+static inline bool etch__entry_fits_exactly(const entry_guard *g, etch_tensor *const *in, int nin) {
+    if (g->nargs != nin) return false;
+    for (int i = 0; i < nin; i++)
+        if (g->read[i] && !(etch__guard_holds(&g->meta[i], in[i]) && !etch__marked_dynamic(in[i])))
+            return false;
+    return true;
+}
 /* As it was made. */
 static inline bool etch__entry_holds(const entry_guard *g, etch_tensor *const *in, int nin) {
-    return etch__entry_fits(g, in, nin, g->dynamic ? FIT_RANK : FIT_EXACT);
+    return g->dynamic ? etch__entry_fits(g, in, nin, FIT_RANK)
+                      : etch__entry_fits_exactly(g, in, nin);
 }
 
 /* The first thing that does not fit; "" where all does. */
