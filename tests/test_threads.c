@@ -5,6 +5,7 @@
  * when they have been joined.
  * Labels: device optimised. */
 #include <math.h>
+#include <string.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -12,6 +13,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "core/base/locks.h"
 #include "device_support.h"
 #include "tests/trace_support.h"
 
@@ -492,4 +494,22 @@ TEST(fork_while_running) {
     for (int i = 0; i < 2; i++) pthread_join(busy[i], NULL);
     assert_none_wrong();
     etch_function_free(shared);
+}
+
+/* In a child, since what a thread did in the wrong order fails the whole suite. */
+TEST(locks_have_an_order) {
+    pid_t child = fork();
+    if (child == 0) {
+        etch__lock(LOCK_RANDOM);
+        etch__lock(LOCK_LOG);
+        const char *said = etch__lock_disorder();
+#ifdef NDEBUG
+        _exit(said != NULL);
+#else
+        _exit(!said || strcmp(said, "LOG under RANDOM") != 0);
+#endif
+    }
+    int status = -1;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_int_equal(status, 0);
 }

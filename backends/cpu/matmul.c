@@ -138,8 +138,7 @@ static const char *tile_of(const operand *o, int size, int64_t batch, int64_t ro
     return o->data + (batch * o->batch + row * o->row + col * o->col) * size;
 }
 
-static bool tile_f32(const matmul *p, const char *a, const char *b, char *c, int64_t m,
-                     int64_t n) {
+static bool tile_f32(const matmul *p, const char *a, const char *b, char *c, int64_t m, int64_t n) {
     int threads = omp_get_max_threads();
     if (threads != 1) omp_set_num_threads(1);
     dnnl_status_t status =
@@ -149,8 +148,7 @@ static bool tile_f32(const matmul *p, const char *a, const char *b, char *c, int
     return status == dnnl_success;
 }
 
-static bool tile_f64(const matmul *p, const char *a, const char *b, char *c, int64_t m,
-                     int64_t n) {
+static bool tile_f64(const matmul *p, const char *a, const char *b, char *c, int64_t m, int64_t n) {
     cblas_dgemm(CblasRowMajor, p->a.transposed ? CblasTrans : CblasNoTrans,
                 p->b.transposed ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)p->k, 1.0,
                 (const double *)a, (int)p->a.ld, (const double *)b, (int)p->b.ld, 0.0, (double *)c,

@@ -249,8 +249,7 @@ void fuzz_print(FILE *to, const program *p, const char *backend, etch_device dev
     char on[32] = "";
     if (device != ETCH_CPU) snprintf(on, sizeof on, "ETCH_ON(ETCH_CUDA(%d)) ", (int)device - 1);
     fprintf(to, "/* %s */\n", difference);
-    fputs("#include <math.h>\n\n#include \"etch_test.h\"\n#include \"fuzz/harness.h\"\n\n",
-          to);
+    fputs("#include <math.h>\n\n#include \"etch_test.h\"\n#include \"fuzz/harness.h\"\n\n", to);
     if (any_boxed(p))
         fputs("static etch_tensor *boxed(const char *name, int n, const etch_value *values) {\n"
               "    etch_tensor *out = NULL;\n"

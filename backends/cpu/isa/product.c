@@ -108,7 +108,7 @@ typedef int mask_F32, mask_F64;
     TILE(t, T)                                                                                     \
     static void chain_##t(const product_args *p) {                                                 \
         enum { W = sizeof(vec_##t) / sizeof(T) };                                                  \
-        T packed[MATMUL_SMALL * MATMUL_SMALL] __attribute__((aligned(64)));                      \
+        T packed[MATMUL_SMALL * MATMUL_SMALL] __attribute__((aligned(64)));                        \
         int64_t vectors = (p->n + W - 1) / W, pitch = p->b_row;                                    \
         const T *b = p->b;                                                                         \
         T *c = p->c;                                                                               \
