@@ -33,6 +33,11 @@ if grep -rnE '#[[:space:]]*include[[:space:]]*"' include --include='*.h'; then
     echo "include: public headers include <etch/...> and system headers only"
     status=1
 fi
+# The library has one constructor.
+if grep -rnE '__attribute__\(\(constructor' core guards jit backends tracer opcheck nn modes; then
+    echo "parts start by a row in core/base/parts.def"
+    status=1
+fi
 # Lines fit 100 columns.
 while read -r place; do
     echo "$place: a line of more than 100 columns"

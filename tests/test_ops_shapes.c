@@ -577,6 +577,7 @@ static etch_tensor *operand(const etch_tensor *from, int64_t rows, int64_t colum
 
 TEST(compiled_as_eager) {
     const int64_t sizes[][2] = {{2, 5}, {2, 5}, {3, 7}, {2, 9}, {65, 300}, {4, 5}};
+    int64_t failures = etch_counters().compile_failures;
     for (int k = 0; k < COUNT_OF(functions); k++)
         for (int dynamic = 0; dynamic < 2; dynamic++) {
             bool strided = functions[k].f == c_strided; /* wants 2 rows */
@@ -600,6 +601,8 @@ TEST(compiled_as_eager) {
                 }
             etch_function_free(f);
         }
+    /* A plan whose kernels are refused runs eagerly, and is as eager as can be. */
+    assert_int_equal(etch_counters().compile_failures, failures);
 }
 
 static etch_tensor *picks(etch_tensor *x, etch_tensor *index) {

@@ -444,11 +444,20 @@ static etch_status reduce_nothing(const op_call *call, reduction *r) {
     return ETCH_OK;
 }
 
+static uint8_t fold_of(reduce_kind kind) {
+    switch (kind) {
+    case REDUCE_MAX:
+    case REDUCE_ARGMAX: return FOLD_MAX;
+    case REDUCE_MIN:
+    case REDUCE_ARGMIN: return FOLD_MIN;
+    case REDUCE_PROD: return FOLD_PROD;
+    case REDUCE_SUM:
+    case REDUCE_MEAN: break;
+    }
+    return FOLD_SUM;
+}
+
 static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
-    static const uint8_t folds[] = {
-        [REDUCE_SUM] = FOLD_SUM,  [REDUCE_MEAN] = FOLD_SUM,   [REDUCE_MAX] = FOLD_MAX,
-        [REDUCE_MIN] = FOLD_MIN,  [REDUCE_ARGMAX] = FOLD_MAX, [REDUCE_ARGMIN] = FOLD_MIN,
-        [REDUCE_PROD] = FOLD_PROD};
     etch_tensor *in = call->in[0], *out = outs[0];
     reduction r = {.isa = etch__isa_table()};
     uint32_t mask;
@@ -456,7 +465,7 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
     if (out->numel == 0) return ETCH_OK;
     reduce_plan plan = etch__reduce_plan(call, out->dtype);
     etch__reduce_axes(call, &mask, &keepdim);
-    r.kind = plan.kind, r.acc = plan.acc, r.fold = (fold_kind)folds[plan.kind];
+    r.kind = plan.kind, r.acc = plan.acc, r.fold = (fold_kind)fold_of(plan.kind);
     r.least = plan.kind == REDUCE_ARGMIN;
     r.in_dtype = in->dtype, r.out_dtype = out->dtype;
     r.out = etch__ptr(out);

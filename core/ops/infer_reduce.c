@@ -75,7 +75,10 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
         plan.element = out;
         plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64;
         break;
-    default: plan.element = in, plan.acc = etch__compute_type(in);
+    case REDUCE_MAX:
+    case REDUCE_MIN:
+    case REDUCE_ARGMAX:
+    case REDUCE_ARGMIN: plan.element = in, plan.acc = etch__compute_type(in);
     }
     return plan;
 }

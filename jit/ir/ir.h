@@ -49,11 +49,12 @@ typedef struct ir_node {
     uint8_t kind;
     bool write; /* changes memory: `target` */
     bool dead;
-    uint8_t compute, dtype; /* dtype of the result */
-    uint8_t epilogue;       /* MATMUL_*, of a CALL */
-    uint8_t sums;           /* of a CALL: bit k: pass_sums.c has put a sum for operand k */
-    int32_t merged;         /* so many other products went into it */
-    bool index;             /* POINT: the program uses the element's index */
+    uint8_t compute;  /* the common dtype of the operands, not etch__compute_type of it */
+    uint8_t dtype;    /* of the result */
+    uint8_t epilogue; /* MATMUL_*, of a CALL */
+    uint8_t sums;     /* of a CALL: bit k: pass_sums.c has put a sum for operand k */
+    int32_t merged;   /* so many other products went into it */
+    bool index;       /* POINT: the program uses the element's index */
     uint16_t op;
     int32_t gnode;   /* graph node, -1 for copies made by passes */
     int32_t nin, in; /* sources */
