@@ -2,6 +2,7 @@
  * are used late, and what fullgraph makes of a break. Counts of graphs are exact.
  * Labels: quick device sanitizer fake. */
 #include "device_support.h"
+#include "log_support.h"
 #include "trace_support.h"
 
 #include <stdlib.h>
@@ -269,25 +270,6 @@ static etch_tensor *prints_nine_times(etch_tensor *x) {
 }
 
 TEST(nine_prints_are_ten_segments) { check_prints(prints_nine_times, 10, 9); }
-
-static char logged[16384];
-
-static void keep_log(void *ctx, const char *line) {
-    (void)ctx;
-    strncat(logged, line, sizeof logged - strlen(logged) - 2);
-    strcat(logged, "\n");
-}
-
-static void begin_log(const char *channels) {
-    logged[0] = 0;
-    etch_set_log_sink(keep_log, NULL);
-    assert_int_equal(etch_set_logs(channels), ETCH_OK);
-}
-
-static void end_log(void) {
-    etch_set_logs("");
-    etch_set_log_sink(NULL, NULL);
-}
 
 static etch_tensor *explicit_break(etch_tensor *x) {
     etch_tensor *y = etch_exp(x);

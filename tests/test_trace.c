@@ -2,6 +2,7 @@
  * call sites, limits and counts, resets and jumps. Programs give what they give uncompiled, with
  * exactly as many graphs as there are different traces.
  * Labels: quick device sanitizer fake. */
+#include "log_support.h"
 #include "trace_support.h"
 
 #include <stdlib.h>
@@ -100,25 +101,6 @@ TEST(seed_program_has_ten_products_and_six_kernels) {
         etch_explanation_free(e);
         etch_function_free(f);
     }
-}
-
-static char logged[16384];
-
-static void keep_log(void *ctx, const char *line) {
-    (void)ctx;
-    strncat(logged, line, sizeof logged - strlen(logged) - 2);
-    strcat(logged, "\n");
-}
-
-static void begin_log(const char *channels) {
-    logged[0] = 0;
-    etch_set_log_sink(keep_log, NULL);
-    assert_int_equal(etch_set_logs(channels), ETCH_OK);
-}
-
-static void end_log(void) {
-    etch_set_logs("");
-    etch_set_log_sink(NULL, NULL);
 }
 
 static etch_tensor *mul_add_two(etch_tensor *x, etch_tensor *y) {
