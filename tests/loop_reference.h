@@ -213,7 +213,7 @@ static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
 /* ---- the canonical reduction, as core/ops/expr.h words it ---- */
 
 static cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
-    prim_instr p = {.prim = (uint8_t)etch__reduce_prim(kind), .type = (uint8_t)t};
+    prim_instr p = {.prim = etch__reduction(kind)->prim, .type = (uint8_t)t};
     return ref_prim(&p, acc, x, x);
 }
 

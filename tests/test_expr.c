@@ -6,6 +6,7 @@
 
 #include "backends/cpu/table.h"
 #include "core/ops/rules.h"
+#include "core/ops/schema.h"
 
 enum { N = 397 }; /* odd, so that every instruction set has a tail */
 
@@ -213,7 +214,10 @@ static int uses(const prim_program *p, prim_id prim) {
 static bool program(op_id op, etch_dtype in, etch_dtype compute, etch_dtype out, int64_t class,
                     prim_program *p) {
     const etch_dtype all[3] = {in, in, in};
-    return etch__expr_build(op, all, 3, compute, out, class, p);
+    const op_schema *s = etch__schema(op);
+    int nin = 0;
+    for (int i = 0; i < s->nargs; i++) nin += s->args[i].type == ARG_TENSOR;
+    return etch__expr_build(op, all, nin, compute, out, class, p);
 }
 
 /* Well formed: operands come earlier, have the type that the primitive wants, and a half result

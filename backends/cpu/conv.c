@@ -82,9 +82,7 @@ static void finish_row(const conv *c, char *values, int64_t channel, char *out, 
         table->prim[PRIM_ADD][c->type](v, v, bias, NULL, n - i < EAGER_STRIP ? n - i : EAGER_STRIP);
     }
     if (c->type == c->dtype) return; /* the values lie in the output already */
-    prim_id round = c->dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
-    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
-    table->narrow[c->dtype](out, values, NULL, NULL, n);
+    etch__store_rounded(c->dtype, out, values, n);
 }
 
 static bool do_tile(const conv *c, int64_t unit, char *matrix, char *product) {
@@ -143,26 +141,6 @@ static void plan_sizes(conv *c, const etch_tensor *x, const etch_tensor *w, cons
     c->tiles = (c->positions + c->tile - 1) / c->tile;
 }
 
-/* The elements of t, row-major in the compute type; *copy is to be freed. */
-static const char *wide(const conv *c, const etch_tensor *t, void **copy) {
-    strip_fn widen = c->isa->strips->widen[t->dtype];
-    *copy = NULL;
-    if (t->contiguous && !widen) return etch__ptr(t);
-    const char *raw = etch__ptr(t);
-    void *packed = NULL;
-    if (!t->contiguous) {
-        packed = etch__malloc((size_t)t->numel * etch_dtype_size(t->dtype) + 1);
-        if (!packed) return NULL;
-        etch__copy_contiguous(packed, t);
-        raw = *copy = packed;
-    }
-    if (!widen) return raw;
-    *copy = etch__malloc((size_t)(t->numel * c->size + 1));
-    if (*copy) widen(*copy, raw, NULL, NULL, t->numel);
-    etch__free(packed);
-    return *copy;
-}
-
 /* Sizes are ints for the libraries. */
 static etch_status run_tiles(conv *c, int64_t images) {
     if (c->positions > INT_MAX || c->rows > INT_MAX || c->out_channels > INT_MAX ||
@@ -186,8 +164,9 @@ static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
     if (!etch__conv_numbers(call, &c.at)) return etch__tls.status;
     c.type = etch__compute_type(c.dtype), c.size = (int)etch_dtype_size(c.type);
     plan_sizes(&c, x, w, y);
-    bool ok = (c.x = wide(&c, x, &copies[0])) && (c.w = wide(&c, w, &copies[1])) &&
-              (bias == ETCH_NONE || (c.bias = wide(&c, bias, &copies[2])));
+    bool ok = (c.x = etch__row_major_elements(x, true, &copies[0])) &&
+              (c.w = etch__row_major_elements(w, true, &copies[1])) &&
+              (bias == ETCH_NONE || (c.bias = etch__row_major_elements(bias, true, &copies[2])));
     etch_status status = ok ? run_tiles(&c, x->size[0]) : ETCH_ERR_OUT_OF_MEMORY;
     for (int k = 0; k < 3; k++) etch__free(copies[k]);
     return status;

@@ -64,32 +64,6 @@ static bool library_layout(operand *o) {
     return false;
 }
 
-/* A contiguous copy of t's elements in the compute type. */
-static void *copy_operand(const matmul *p, const etch_tensor *t) {
-    const strip_table *table = p->isa->strips;
-    int64_t n = t->numel;
-    strip_fn widen = table->widen[p->dtype];
-    char *data = etch__malloc((size_t)n * (size_t)p->size);
-    if (!data || !n) return data;
-    if (!widen) {
-        etch__copy_contiguous(data, t);
-        return data;
-    }
-    if (t->contiguous) {
-        widen(data, etch__ptr(t), NULL, NULL, n);
-        return data;
-    }
-    uint16_t *raw = etch__malloc((size_t)n * sizeof *raw);
-    if (!raw) {
-        etch__free(data);
-        return NULL;
-    }
-    etch__copy_contiguous(raw, t);
-    widen(data, raw, NULL, NULL, n);
-    etch__free(raw);
-    return data;
-}
-
 /* Takes rows, cols and strides from the last axes of t; a vector is a column, or a row for the
  * left. */
 static void shape_operand(operand *o, const etch_tensor *t, const int64_t *stride, bool left) {
@@ -113,8 +87,7 @@ static etch_status prepare_operand(const matmul *p, operand *o, const etch_tenso
     if (p->type == p->dtype && (library ? library_layout(o) : rows)) return ETCH_OK;
     int64_t row_major[ETCH_MAX_DIMS];
     etch__row_major(t->ndim, t->size, row_major);
-    o->data = o->copy = copy_operand(p, t);
-    if (!o->copy) return ETCH_ERR_OUT_OF_MEMORY;
+    if (!(o->data = etch__row_major_elements(t, true, &o->copy))) return ETCH_ERR_OUT_OF_MEMORY;
     shape_operand(o, t, row_major, left);
     if (library && !library_layout(o))
         return etch__error(ETCH_ERR_UNSUPPORTED, "product: a row is too long for the library");
@@ -371,9 +344,7 @@ static void epilogue_strip(const epilogue *e, int64_t row, int64_t col, int64_t 
         table->prim[PRIM_ADD][p->type](c, self, c, NULL, n);
     }
     if (p->type == p->dtype) return; /* c is the output */
-    prim_id round = p->dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
-    table->prim[round][ETCH_F32](c, c, NULL, NULL, n);
-    table->narrow[p->dtype](e->out + at * 2, c, NULL, NULL, n);
+    etch__store_rounded(p->dtype, e->out + at * 2, c, n);
 }
 
 static void epilogue_task(void *ctx, int64_t begin, int64_t end) {

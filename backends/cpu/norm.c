@@ -49,33 +49,34 @@ static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit;
  * type; *buffer may be used. */
 typedef const void *(*row_source)(const row_job *j, void *ctx, int64_t at, int64_t n, void *buffer);
 
-static void fold_block(const row_job *j, fold_kind fold, row_source next, void *ctx, int64_t at,
-                       int64_t n, void *result) {
+typedef struct row_fold {
+    const row_job *j;
+    const reduction_info *how;
+    row_source next;
+    void *ctx;
+} row_fold;
+
+static void fold_block(const void *ctx, int64_t block, void *result) {
+    const row_fold *f = ctx;
+    const row_job *j = f->j;
     const reduce_table *table = j->isa->reduce;
-    int64_t lanes[REDUCE_LANES];
+    int64_t lanes[REDUCE_LANES], at = block * REDUCE_BLOCK, n = at_most(j->n - at, REDUCE_BLOCK);
     strip_value buffer;
-    table->identity[fold][j->type](lanes, REDUCE_LANES);
+    table->start[j->type](lanes, REDUCE_LANES, f->how->start);
     for (int64_t i = 0; i < n; i += EAGER_STRIP) {
         int64_t count = at_most(n - i, EAGER_STRIP);
-        table->lanes[fold][j->type](lanes, next(j, ctx, at + i, count, buffer.bytes), count);
+        const void *x = f->next(j, f->ctx, at + i, count, buffer.bytes);
+        table->lanes[f->how->fold][j->type](lanes, x, count);
     }
-    table->fold[fold][j->type](lanes, at_most(n, REDUCE_LANES), 1);
+    table->fold[f->how->fold][j->type](lanes, at_most(n, REDUCE_LANES), 1);
     memcpy(result, lanes, (size_t)j->size);
 }
 
-/* All blocks, folded by pairs as they come: see do_unit of reduce.c. */
-static void fold_row(const row_job *j, fold_kind fold, row_source next, void *ctx, void *result) {
-    strip_fn combine = prim(j, fold == FOLD_SUM ? PRIM_ADD : PRIM_MAX);
-    int64_t stack[64], blocks = (j->n + REDUCE_BLOCK - 1) / REDUCE_BLOCK;
-    int top = 0;
-    for (int64_t b = 0; b < blocks; b++) {
-        int64_t at = b * REDUCE_BLOCK;
-        fold_block(j, fold, next, ctx, at, at_most(j->n - at, REDUCE_BLOCK), &stack[top++]);
-        for (int64_t k = b + 1; k % 2 == 0; k /= 2, top--)
-            combine(&stack[top - 2], &stack[top - 2], &stack[top - 1], NULL, 1);
-    }
-    for (; top > 1; top--) combine(&stack[top - 2], &stack[top - 2], &stack[top - 1], NULL, 1);
-    memcpy(result, stack, (size_t)j->size);
+static int64_t blocks_of(const row_job *j) { return (j->n + REDUCE_BLOCK - 1) / REDUCE_BLOCK; }
+
+static void fold_row(const row_job *j, reduce_kind kind, row_source next, void *ctx, void *result) {
+    const row_fold f = {j, etch__reduction(kind), next, ctx};
+    etch__fold_blocks(prim(j, f.how->prim), blocks_of(j), 1, j->size, fold_block, &f, result);
 }
 
 typedef struct row_values {
@@ -109,36 +110,21 @@ static const void *next_square(const row_job *j, void *ctx, int64_t at, int64_t 
 
 /* ---- rows ---- */
 
-/* exp(x - max) / sum of them. */
+/* exp(x - max) / sum of them; j->log: (x - max) - log(sum of exp(x - max)). */
 static void softmax_row(const row_job *j, const void *x, void *y) {
-    row_values v = {.x = x, .y = y};
+    row_values v = {.x = x, .y = j->log ? NULL : y};
     uint64_t cell = 0;
     strip_value sum;
-    fold_row(j, FOLD_MAX, next_plain, &v, &cell);
+    fold_row(j, REDUCE_MAX, next_plain, &v, &cell);
     fill(j, &v.center, &cell, j->n);
-    fold_row(j, FOLD_SUM, next_exp, &v, &cell);
-    fill(j, &sum, &cell, j->n);
-    for (int64_t i = 0; i < j->n; i += EAGER_STRIP) {
-        char *to = v.y + i * j->size;
-        prim(j, PRIM_DIV)(to, to, sum.bytes, NULL, at_most(j->n - i, EAGER_STRIP));
-    }
-}
-
-/* (x - max) - log(sum of exp(x - max)) */
-static void log_softmax_row(const row_job *j, const void *x, void *y) {
-    row_values v = {.x = x};
-    uint64_t cell = 0;
-    strip_value sum;
-    fold_row(j, FOLD_MAX, next_plain, &v, &cell);
-    fill(j, &v.center, &cell, j->n);
-    fold_row(j, FOLD_SUM, next_exp, &v, &cell);
-    prim(j, PRIM_LOG)(&cell, &cell, NULL, NULL, 1);
+    fold_row(j, REDUCE_SUM, next_exp, &v, &cell);
+    if (j->log) prim(j, PRIM_LOG)(&cell, &cell, NULL, NULL, 1);
     fill(j, &sum, &cell, j->n);
     for (int64_t i = 0; i < j->n; i += EAGER_STRIP) {
         int64_t n = at_most(j->n - i, EAGER_STRIP);
         char *to = (char *)y + i * j->size;
-        prim(j, PRIM_SUB)(to, v.x + i * j->size, v.center.bytes, NULL, n);
-        prim(j, PRIM_SUB)(to, to, sum.bytes, NULL, n);
+        if (j->log) prim(j, PRIM_SUB)(to, v.x + i * j->size, v.center.bytes, NULL, n);
+        prim(j, j->log ? PRIM_SUB : PRIM_DIV)(to, to, sum.bytes, NULL, n);
     }
 }
 
@@ -153,10 +139,10 @@ static void layer_norm_row(const row_job *j, const void *x, void *y) {
     row_values v = {.x = x};
     uint64_t cell = 0, one = etch__scalar_cell(etch_scalar_int(1), j->type);
     strip_value scale;
-    fold_row(j, FOLD_SUM, next_plain, &v, &cell);
+    fold_row(j, REDUCE_SUM, next_plain, &v, &cell);
     to_mean(j, &cell);
     fill(j, &v.center, &cell, j->n);
-    fold_row(j, FOLD_SUM, next_square, &v, &cell);
+    fold_row(j, REDUCE_SUM, next_square, &v, &cell);
     to_mean(j, &cell);
     prim(j, PRIM_ADD)(&cell, &cell, &j->eps, NULL, 1);
     prim(j, PRIM_SQRT)(&cell, &cell, NULL, NULL, 1);
@@ -174,14 +160,6 @@ static void layer_norm_row(const row_job *j, const void *x, void *y) {
 
 /* ---- memory ---- */
 
-/* Rounds and stores n values (which it overwrites). */
-static void narrow(const row_job *j, void *to, void *values, int64_t n) {
-    const strip_table *table = j->isa->strips;
-    prim_id round = j->out == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
-    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
-    table->narrow[j->out](to, values, NULL, NULL, n);
-}
-
 /* One row, innermost in memory. `wide` is room for a row in the compute type. */
 static void do_row(const row_job *j, int64_t row, char *wide) {
     const char *x = j->x + (row * j->n << etch__size_log2(j->in));
@@ -190,7 +168,7 @@ static void do_row(const row_job *j, int64_t row, char *wide) {
     if (widen) widen(wide, x, NULL, NULL, j->n), x = wide;
     bool direct = j->out == j->type;
     j->row(j, x, direct ? y : wide);
-    if (!direct) narrow(j, y, wide, j->n);
+    if (!direct) etch__store_rounded(j->out, y, wide, j->n);
 }
 
 /* Neighbouring columns of [n][inner], as rows in `wide`; `raw` is room for
@@ -209,7 +187,7 @@ static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
         char *row = wide + k * j->pitch * j->size, *half = raw + k * j->pitch * 2;
         if (widen) widen(row, half, NULL, NULL, n);
         j->row(j, row, row);
-        if (!direct) narrow(j, half, row, n);
+        if (!direct) etch__store_rounded(j->out, half, row, n);
     }
     table->block[out](j->y + (first << out), j->inner, 1, direct ? wide : raw, 1, j->pitch, n,
                       width);
@@ -217,7 +195,7 @@ static void do_columns(const row_job *j, int64_t unit, char *wide, char *raw) {
 
 /* ---- strips of columns (softmax) ---- */
 
-enum { STRIP_BYTES = 512, STRIP_FEWEST = 32 };
+enum { STRIP_FEWEST = 32 };
 
 /* `width` neighbouring columns, from element `first` of x and y on. They are copied once, in the
  * compute type, since in memory they may lie so far apart that they share cache sets. */
@@ -257,39 +235,36 @@ static const void *strip_exp(const strip_job *s, int64_t row, void *buffer) {
     return to;
 }
 
-static void fold_strip_block(const strip_job *s, fold_kind fold, strip_source next, int64_t first,
-                             int64_t n, void *result) {
+typedef struct strip_fold {
+    const strip_job *s;
+    const reduction_info *how;
+    strip_source next;
+} strip_fold;
+
+static void fold_strip_block(const void *ctx, int64_t block, void *result) {
+    const strip_fold *f = ctx;
+    const strip_job *s = f->s;
     const row_job *j = s->j;
     const reduce_table *table = j->isa->reduce;
     char lanes[REDUCE_LANES * STRIP_BYTES] __attribute__((aligned(64)));
     char buffer[STRIP_BYTES] __attribute__((aligned(64)));
+    int64_t first = block * REDUCE_BLOCK, n = at_most(j->n - first, REDUCE_BLOCK);
     int64_t nlanes = at_most(n, REDUCE_LANES), pitch = s->width * j->size;
-    strip_fn combine = prim(j, fold == FOLD_SUM ? PRIM_ADD : PRIM_MAX);
-    table->identity[fold][j->type](lanes, nlanes * s->width);
+    strip_fn combine = prim(j, f->how->prim);
+    table->start[j->type](lanes, nlanes * s->width, f->how->start);
     for (int64_t i = 0; i < n; i++) {
         char *lane = lanes + i % REDUCE_LANES * pitch;
-        combine(lane, lane, next(s, first + i, buffer), NULL, s->width);
+        combine(lane, lane, f->next(s, first + i, buffer), NULL, s->width);
     }
-    table->fold[fold][j->type](lanes, nlanes, s->width);
+    table->fold[f->how->fold][j->type](lanes, nlanes, s->width);
     memcpy(result, lanes, (size_t)pitch);
 }
 
 /* As fold_row, for all columns at once. */
-static void fold_strip(const strip_job *s, fold_kind fold, strip_source next, void *result) {
-    const row_job *j = s->j;
-    strip_fn combine = prim(j, fold == FOLD_SUM ? PRIM_ADD : PRIM_MAX);
-    int64_t blocks = (j->n + REDUCE_BLOCK - 1) / REDUCE_BLOCK;
-    int levels = blocks > 0 ? 64 - __builtin_clzll((uint64_t)blocks) : 0;
-    char stack[levels + 1][STRIP_BYTES] __attribute__((aligned(64)));
-    int top = 0;
-    for (int64_t b = 0; b < blocks; b++) {
-        int64_t at = b * REDUCE_BLOCK;
-        fold_strip_block(s, fold, next, at, at_most(j->n - at, REDUCE_BLOCK), stack[top++]);
-        for (int64_t k = b + 1; k % 2 == 0; k /= 2, top--)
-            combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, s->width);
-    }
-    for (; top > 1; top--) combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, s->width);
-    memcpy(result, stack[0], (size_t)(s->width * j->size));
+static void fold_strip(const strip_job *s, reduce_kind kind, strip_source next, void *result) {
+    const strip_fold f = {s, etch__reduction(kind), next};
+    etch__fold_blocks(prim(s->j, f.how->prim), blocks_of(s->j), s->width, s->width * s->j->size,
+                      fold_strip_block, &f, result);
 }
 
 /* From the maxima and sums (log_softmax: their logarithms) to the results of one element each. */
@@ -300,13 +275,13 @@ static void finish_strip(const strip_job *s, int64_t row) {
     bool direct = j->out == j->type;
     if (j->log) prim(j, PRIM_SUB)(x, x, s->center, NULL, s->width);
     prim(j, j->log ? PRIM_SUB : PRIM_DIV)(direct ? y : x, x, s->sum, NULL, s->width);
-    if (!direct) narrow(j, y, x, s->width);
+    if (!direct) etch__store_rounded(j->out, y, x, s->width);
 }
 
 static void do_strip(strip_job *s) {
     const row_job *j = s->j;
-    fold_strip(s, FOLD_MAX, strip_load, s->center);
-    fold_strip(s, FOLD_SUM, strip_exp, s->sum);
+    fold_strip(s, REDUCE_MAX, strip_load, s->center);
+    fold_strip(s, REDUCE_SUM, strip_exp, s->sum);
     if (j->log) prim(j, PRIM_LOG)(s->sum, s->sum, NULL, NULL, s->width);
     for (int64_t row = 0; row < j->n; row++) finish_strip(s, row);
 }
@@ -382,17 +357,6 @@ static etch_status run_rows(row_job *j) {
                        (long long)j->n);
 }
 
-/* The elements of t in a row; *copy (to be freed) is made where they do not lie so. */
-static bool contiguous(const etch_tensor *t, const char **data, void **copy) {
-    *data = etch__ptr(t), *copy = NULL;
-    if (t->contiguous) return true;
-    *copy = etch__malloc((size_t)t->numel * etch_dtype_size(t->dtype) + 1);
-    if (!*copy) return false;
-    etch__copy_contiguous(*copy, t);
-    *data = *copy;
-    return true;
-}
-
 static void plan_types(row_job *j, const etch_tensor *x, const etch_tensor *y) {
     j->isa = etch__isa_table();
     j->in = x->dtype, j->out = y->dtype;
@@ -410,11 +374,11 @@ static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
     int dim = (int)(call->at[0] < 0 ? call->at[0] + x->ndim : call->at[0]);
     if (x->numel == 0) return ETCH_OK;
     plan_types(&j, x, outs[0]);
-    j.row = call->op == OP_SOFTMAX_RAW ? softmax_row : log_softmax_row;
+    j.row = softmax_row;
     j.n = j.inner = j.outer = 1;
     for (int d = 0; d < x->ndim; d++) /* a 0-d tensor is one row of one element */
         *(d < dim ? &j.outer : d > dim ? &j.inner : &j.n) *= x->size[d];
-    if (!contiguous(x, &j.x, &copy)) return ETCH_ERR_OUT_OF_MEMORY;
+    if (!(j.x = etch__row_major_elements(x, false, &copy))) return ETCH_ERR_OUT_OF_MEMORY;
     j.log = call->op == OP_LOG_SOFTMAX_RAW;
     plan_strips(&j);
     etch_status status = run_rows(&j);
@@ -423,19 +387,8 @@ static etch_status softmax(const op_call *call, etch_tensor *const *outs) {
 }
 
 /* Weight or bias in the compute type. */
-static bool wide_operand(const row_job *j, const etch_tensor *t, const void **data, void **copy) {
-    const char *raw;
-    *copy = NULL;
-    if (t == ETCH_NONE) return true;
-    strip_fn widen = j->isa->strips->widen[t->dtype];
-    if (!contiguous(t, &raw, copy)) return false;
-    *data = raw;
-    if (!widen) return true;
-    void *wide = etch__malloc((size_t)(j->n * j->size));
-    if (wide) widen(wide, raw, NULL, NULL, j->n);
-    etch__free(*copy);
-    *data = *copy = wide;
-    return wide != NULL;
+static bool wide_operand(const etch_tensor *t, const void **data, void **copy) {
+    return t == ETCH_NONE || (*data = etch__row_major_elements(t, true, copy));
 }
 
 static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
@@ -448,8 +401,9 @@ static etch_status layer_norm(const op_call *call, etch_tensor *const *outs) {
     j.eps = etch__scalar_cell(call->sc[0], j.type);
     for (int64_t i = 0; i < call->at[0]; i++) j.n *= call->at[1 + i];
     j.outer = x->numel / j.n;
-    bool ok = contiguous(x, &j.x, &copy) && wide_operand(&j, call->in[1], &j.weight, &weight) &&
-              wide_operand(&j, call->in[2], &j.bias, &bias);
+    bool ok = (j.x = etch__row_major_elements(x, false, &copy)) &&
+              wide_operand(call->in[1], &j.weight, &weight) &&
+              wide_operand(call->in[2], &j.bias, &bias);
     etch_status status = ok ? run_rows(&j) : ETCH_ERR_OUT_OF_MEMORY;
     etch__free(copy);
     etch__free(weight);

@@ -259,13 +259,9 @@ static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
         const etch_tensor *t = call->in[1];
         size_t size = (size_t)etch__item_size(t), kept = (size_t)etch__item_size(out);
         if (kept > size) kept = size;
-        const char *data = etch__ptr(t);
-        void *copy = NULL;
-        if (!t->contiguous) {
-            if (!(data = copy = etch__malloc((size_t)t->numel * size + 1)))
-                return ETCH_ERR_OUT_OF_MEMORY;
-            etch__copy_contiguous(copy, t);
-        }
+        void *copy;
+        const char *data = etch__row_major_elements(t, false, &copy);
+        if (!data) return ETCH_ERR_OUT_OF_MEMORY;
         for (int64_t i = 0; i < t->numel && !zero; i++)
             zero = !memcmp(data + (size_t)i * size, "\0\0\0\0\0\0\0", kept);
         etch__free(copy);

@@ -297,3 +297,49 @@ void etch__copy_contiguous(void *dst, const etch_tensor *t) {
     move_rows(table, &space, t->ndim ? t->stride : space.size, log2, etch__ptr(t), dst, 0, t->numel,
               false);
 }
+
+const void *etch__row_major_elements(const etch_tensor *t, bool wide, void **copy) {
+    strip_fn widen = wide ? etch__isa_table()->strips->widen[t->dtype] : NULL;
+    const void *elements = etch__ptr(t);
+    void *packed = *copy = NULL;
+    if (!t->contiguous) {
+        if (!(packed = etch__malloc((size_t)(t->numel * etch__item_size(t)) + 1))) return NULL;
+        etch__copy_contiguous(packed, t);
+        elements = *copy = packed;
+    }
+    if (!widen) return elements;
+    if ((*copy = etch__malloc((size_t)t->numel * sizeof(float) + 1)))
+        widen(*copy, elements, NULL, NULL, t->numel);
+    etch__free(packed);
+    return *copy;
+}
+
+void etch__store_rounded(etch_dtype dtype, void *to, void *values, int64_t n) {
+    const strip_table *table = etch__isa_table()->strips;
+    prim_id round = dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
+    if (!table->narrow[dtype]) {
+        memcpy(to, values, (size_t)n << etch__size_log2(dtype));
+        return;
+    }
+    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
+    table->narrow[dtype](to, values, NULL, NULL, n);
+}
+
+/* Level k of the stack holds the fold of 2^k neighbouring blocks, as the bits of the block's number
+ * say; what is left at the end folds from the right. */
+void etch__fold_blocks(strip_fn combine, int64_t blocks, int64_t width, int64_t bytes,
+                       block_fn block, const void *ctx, void *result) {
+    if (blocks == 1) {
+        block(ctx, 0, result);
+        return;
+    }
+    int levels = 64 - __builtin_clzll((uint64_t)blocks), top = 0;
+    char stack[levels + 1][STRIP_BYTES] __attribute__((aligned(64)));
+    for (int64_t b = 0; b < blocks; b++) {
+        block(ctx, b, stack[top++]);
+        for (int64_t k = b + 1; k % 2 == 0; k /= 2, top--)
+            combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, width);
+    }
+    for (; top > 1; top--) combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, width);
+    memcpy(result, stack[0], (size_t)bytes);
+}

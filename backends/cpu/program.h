@@ -61,5 +61,17 @@ void etch__program_run_blocks(const cpu_program *p, const strided_space *space,
 
 /* Copies the elements of t, row-major, to dst. */
 void etch__copy_contiguous(void *dst, const etch_tensor *t);
+/* The elements of t, row-major, `wide`: in the compute type. Its own memory, or a *copy, to be
+ * freed. NULL: there is no memory. */
+const void *etch__row_major_elements(const etch_tensor *t, bool wide, void **copy);
+/* Rounds n values of the compute type (which it overwrites) to dtype, and stores them. */
+void etch__store_rounded(etch_dtype dtype, void *to, void *values, int64_t n);
+
+/* Folds the results of blocks of a reduction by pairs, as they come: `block` computes one of
+ * `width` elements, all of at most STRIP_BYTES. */
+enum { STRIP_BYTES = 512 };
+typedef void (*block_fn)(const void *ctx, int64_t block, void *result);
+void etch__fold_blocks(strip_fn combine, int64_t blocks, int64_t width, int64_t bytes,
+                       block_fn block, const void *ctx, void *result);
 
 #endif

@@ -6,7 +6,7 @@
  * pi v). */
 #include <math.h>
 
-#include "backends/cpu/table.h"
+#include "backends/cpu/program.h"
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
@@ -49,19 +49,6 @@ static void box_muller(const random_job *j, etch_dtype type, void *u, void *v, v
     mul[type](u, u, v, NULL, n);
 }
 
-static void store(const random_job *j, void *values, int64_t first, int64_t n) {
-    const strip_table *table = j->isa->strips;
-    int log2 = etch__size_log2(j->dtype);
-    char *out = j->out + (first << log2);
-    if (!table->narrow[j->dtype]) {
-        memcpy(out, values, (size_t)n << log2);
-        return;
-    }
-    prim_id round = j->dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
-    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
-    table->narrow[j->dtype](out, values, NULL, NULL, n);
-}
-
 static void random_task(void *ctx, int64_t begin, int64_t end) {
     const random_job *j = ctx;
     etch_dtype type = etch__compute_type(j->dtype);
@@ -76,7 +63,7 @@ static void random_task(void *ctx, int64_t begin, int64_t end) {
             uniform(j, v, w, 1, n);
             box_muller(j, type, u, v, constant, n);
         }
-        store(j, u, i, n);
+        etch__store_rounded(j->dtype, j->out + (i << etch__size_log2(j->dtype)), u, n);
     }
 }
 

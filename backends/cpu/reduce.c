@@ -22,7 +22,7 @@ typedef struct axes {
 typedef struct reduction {
     const isa_table *isa;
     reduce_kind kind;
-    fold_kind fold;
+    const reduction_info *fold;
     bool least; /* of arg-max and arg-min the latter */
     etch_dtype in_dtype, out_dtype, acc;
     int in_size, acc_size; /* bytes */
@@ -114,13 +114,14 @@ static const void *read_columns(const reduction *r, int64_t offset, int64_t n, w
 /* ---- units ---- */
 
 typedef struct unit {
+    const reduction *r;
     int64_t first;  /* its first output */
     int64_t width;  /* its outputs */
     int64_t offset; /* of their first element, in elements */
 } unit;
 
 static unit unit_at(const reduction *r, int64_t k) {
-    unit u = {k, 1, 0};
+    unit u = {r, k, 1, 0};
     if (r->columns) {
         int64_t column = k % r->strips * r->width;
         u.first = k / r->strips * r->inner + column;
@@ -141,22 +142,18 @@ static void row_block(const reduction *r, const unit *u, int64_t block, void *re
     wide_buffer stage[3];
     bool in_place = !r->nsteps && r->reduced.n <= 1 && inner_stride(&r->reduced) == 1;
     int64_t chunk = in_place ? REDUCE_BLOCK : CHUNK;
-    table->identity[r->fold][r->acc](lanes, REDUCE_LANES);
+    table->start[r->acc](lanes, REDUCE_LANES, r->fold->start);
     for (int64_t i = 0; i < n; i += chunk) {
         int64_t count = n - i < chunk ? n - i : chunk;
-        table->lanes[r->fold][r->acc](lanes, read_row(r, u->offset, first + i, count, stage),
-                                      count);
+        const void *x = read_row(r, u->offset, first + i, count, stage);
+        table->lanes[r->fold->fold][r->acc](lanes, x, count);
     }
-    table->fold[r->fold][r->acc](lanes, n < REDUCE_LANES ? n : REDUCE_LANES, 1);
+    table->fold[r->fold->fold][r->acc](lanes, n < REDUCE_LANES ? n : REDUCE_LANES, 1);
     memcpy(result, lanes, (size_t)r->acc_size);
 }
 
 static strip_fn combine_of(const reduction *r) {
-    static const uint8_t prim[FOLD_COUNT] = {[FOLD_SUM] = PRIM_ADD,
-                                             [FOLD_MAX] = PRIM_MAX,
-                                             [FOLD_MIN] = PRIM_MIN,
-                                             [FOLD_PROD] = PRIM_MUL};
-    return r->isa->strips->prim[prim[r->fold]][r->acc];
+    return r->isa->strips->prim[r->fold->prim][r->acc];
 }
 
 static void column_block(const reduction *r, const unit *u, int64_t block, void *result) {
@@ -168,7 +165,7 @@ static void column_block(const reduction *r, const unit *u, int64_t block, void 
     int64_t inner = a->n ? a->size[a->n - 1] : 1, step = inner_stride(a);
     strip_fn combine = combine_of(r);
     wide_buffer stage[3];
-    table->identity[r->fold][r->acc](lanes, nlanes * u->width);
+    table->start[r->acc](lanes, nlanes * u->width, r->fold->start);
     for (int64_t i = 0, offset = 0, left = 0; i < n; i++, left--, offset += step) {
         if (left == 0) { /* the next run along the innermost reduced axis */
             left = inner - (first + i) % inner;
@@ -177,34 +174,19 @@ static void column_block(const reduction *r, const unit *u, int64_t block, void 
         char *lane = lanes + i % REDUCE_LANES * pitch;
         combine(lane, lane, read_columns(r, offset, u->width, stage), NULL, u->width);
     }
-    table->fold[r->fold][r->acc](lanes, nlanes, u->width);
+    table->fold[r->fold->fold][r->acc](lanes, nlanes, u->width);
     memcpy(result, lanes, (size_t)pitch);
 }
 
-static void do_block(const reduction *r, const unit *u, int64_t block, void *result) {
-    if (r->columns) column_block(r, u, block, result);
-    else row_block(r, u, block, result);
+static void do_block(const void *ctx, int64_t block, void *result) {
+    const unit *u = ctx;
+    if (u->r->columns) column_block(u->r, u, block, result);
+    else row_block(u->r, u, block, result);
 }
 
-/* All blocks of a unit. Level k of the stack holds the fold of 2^k neighbouring blocks, as the bits
- * of the block number say; what is left at the end folds from the right. */
 static void do_unit(const reduction *r, const unit *u, void *result) {
-    if (r->blocks == 1) {
-        do_block(r, u, 0, result);
-        return;
-    }
-    strip_fn combine = combine_of(r);
-    int64_t pitch = u->width * r->acc_size;
-    int levels = 64 - __builtin_clzll((uint64_t)r->blocks);
-    char stack[levels + 1][CHUNK] __attribute__((aligned(64)));
-    int top = 0;
-    for (int64_t b = 0; b < r->blocks; b++) {
-        do_block(r, u, b, stack[top++]);
-        for (int64_t k = b + 1; k % 2 == 0; k /= 2, top--)
-            combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, u->width);
-    }
-    for (; top > 1; top--) combine(stack[top - 2], stack[top - 2], stack[top - 1], NULL, u->width);
-    memcpy(result, stack[0], (size_t)pitch);
+    etch__fold_blocks(combine_of(r), r->blocks, u->width, u->width * r->acc_size, do_block, u,
+                      result);
 }
 
 /* ---- results ---- */
@@ -224,15 +206,8 @@ static void finish(const reduction *r, void *values, int64_t first, int64_t n) {
         table->convert[r->acc][compute](other.bytes, values, NULL, NULL, n);
         values = other.bytes;
     }
-    int log2 = etch__size_log2(r->out_dtype);
-    char *out = r->out + (first << log2);
-    if (!table->narrow[r->out_dtype]) {
-        memcpy(out, values, (size_t)n << log2);
-        return;
-    }
-    prim_id round = r->out_dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
-    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
-    table->narrow[r->out_dtype](out, values, NULL, NULL, n);
+    char *out = r->out + (first << etch__size_log2(r->out_dtype));
+    etch__store_rounded(r->out_dtype, out, values, n);
 }
 
 static void units_task(void *ctx, int64_t begin, int64_t end) {
@@ -254,7 +229,7 @@ static void blocks_task(void *ctx, int64_t begin, int64_t end) {
     const reduction *r = ctx;
     for (int64_t k = begin; k < end; k++) {
         unit u = unit_at(r, k / r->blocks);
-        do_block(r, &u, k % r->blocks, r->partials + k * r->width * r->acc_size);
+        do_block(&u, k % r->blocks, r->partials + k * r->width * r->acc_size);
     }
 }
 
@@ -429,32 +404,17 @@ static etch_status run_fold(reduction *r) {
     return ETCH_OK;
 }
 
-/* Sums are 0, products 1, means 0/0; a largest element does not exist. */
+/* What the fold starts from, means 0/0; a largest element does not exist. */
 static etch_status reduce_nothing(const op_call *call, reduction *r) {
-    bool product = r->kind == REDUCE_PROD;
-    if (!product && r->kind != REDUCE_SUM && r->kind != REDUCE_MEAN)
+    if (!r->fold->wide)
         return etch__error_at(call->site, ETCH_ERR_EMPTY, "%s: expected at least one element",
                               etch__ops[call->op].name);
     wide_buffer values;
     for (int64_t i = 0; i < r->kept.count; i += CHUNK) {
-        memset(&values, 0, sizeof values);
-        if (product) r->isa->reduce->identity[FOLD_PROD][r->acc](&values, CHUNK);
+        r->isa->reduce->start[r->acc](&values, CHUNK, r->fold->start);
         finish(r, values.bytes, i, r->kept.count - i < CHUNK ? r->kept.count - i : CHUNK);
     }
     return ETCH_OK;
-}
-
-static uint8_t fold_of(reduce_kind kind) {
-    switch (kind) {
-    case REDUCE_MAX:
-    case REDUCE_ARGMAX: return FOLD_MAX;
-    case REDUCE_MIN:
-    case REDUCE_ARGMIN: return FOLD_MIN;
-    case REDUCE_PROD: return FOLD_PROD;
-    case REDUCE_SUM:
-    case REDUCE_MEAN: break;
-    }
-    return FOLD_SUM;
 }
 
 static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
@@ -465,7 +425,7 @@ static etch_status reduce(const op_call *call, etch_tensor *const *outs) {
     if (out->numel == 0) return ETCH_OK;
     reduce_plan plan = etch__reduce_plan(call, out->dtype);
     etch__reduce_axes(call, &mask, &keepdim);
-    r.kind = plan.kind, r.acc = plan.acc, r.fold = (fold_kind)fold_of(plan.kind);
+    r.kind = plan.kind, r.acc = plan.acc, r.fold = etch__reduction(plan.kind);
     r.least = plan.kind == REDUCE_ARGMIN;
     r.in_dtype = in->dtype, r.out_dtype = out->dtype;
     r.out = etch__ptr(out);

@@ -26,15 +26,14 @@ typedef struct strip_table {
     void (*index)(int64_t *dst, int64_t first, int64_t n);
 } strip_table;
 
-typedef enum fold_kind { FOLD_SUM, FOLD_MAX, FOLD_MIN, FOLD_PROD, FOLD_COUNT } fold_kind;
-
+/* By the FOLDs of core/ops/reductions.def. */
 typedef struct reduce_table {
     /* acc[i % REDUCE_LANES] = op(acc[i % REDUCE_LANES], x[i]) for i < n, in ascending order. */
-    void (*lanes[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, const void *x, int64_t n);
+    void (*lanes[REDUCE_COUNT][ETCH_DTYPE_COUNT])(void *acc, const void *x, int64_t n);
     /* Folds the first `nlanes` (<= REDUCE_LANES) lanes of `width` columns each into lane 0. */
-    void (*fold[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, int64_t nlanes, int64_t width);
-    /* Identity into n elements. */
-    void (*identity[FOLD_COUNT][ETCH_DTYPE_COUNT])(void *acc, int64_t n);
+    void (*fold[REDUCE_COUNT][ETCH_DTYPE_COUNT])(void *acc, int64_t nlanes, int64_t width);
+    /* Where a reduction starts, or the value nearest to it, into n elements. */
+    void (*start[ETCH_DTYPE_COUNT])(void *acc, int64_t n, double start);
     /* First index of the largest [0] or smallest [1] element, or of the first NaN; n > 0. */
     int64_t (*best[2][ETCH_DTYPE_COUNT])(const void *x, int64_t n);
     /* For each column: best and index take x where it is larger, smaller or the first NaN. */

@@ -110,10 +110,13 @@ static int load(builder *b, int k) {
 
 /* Operand k in the common dtype. */
 static int operand(builder *b, int k) { return convert(b, load(b, k), b->compute); }
-/* The same for a second factor or divisor, which stays in f32 where the common dtype is a half
- * one though its own is wider: only a 0-d tensor beside others is such an operand. */
+/* The second operand: a tensor's, or the first scalar. */
+static int second(builder *b) { return b->nin > 1 ? operand(b, 1) : scalar(b, 0); }
+/* The same for a second factor or divisor, which stays in f32 where the common dtype is a half one
+ * though its own is wider: a scalar, and a 0-d tensor beside others. */
 static int second_factor(builder *b) {
-    bool wider = b->compute != b->type && 1 < b->nin && b->in[1] <= ETCH_F64;
+    if (b->nin < 2) return factor(b, 0);
+    bool wider = b->compute != b->type && b->in[1] <= ETCH_F64;
     return wider ? convert(b, load(b, 1), ETCH_F32) : operand(b, 1);
 }
 /* Operand k as a truth value. */
@@ -137,52 +140,34 @@ static int expr_arange(builder *b) {
     return emit(b, PRIM_ADD, wide, wide, start, i, 0);
 }
 
-/* x, or scalar number k (alpha) times x; class 1 says that alpha is 1. */
-static int scaled(builder *b, int x, int k) {
-    return b->op_class == 1 ? x : binary(b, PRIM_MUL, scalar(b, k), x);
+/* x, or alpha, the scalar behind the operands, times x; class 1 says that alpha is 1. */
+static int scaled(builder *b, int x) {
+    return b->op_class == 1 ? x : binary(b, PRIM_MUL, scalar(b, b->nin > 1 ? 0 : 1), x);
 }
 
 static int expr_add(builder *b) {
-    int x = operand(b, 0), y = operand(b, 1);
-    return binary(b, PRIM_ADD, x, scaled(b, y, 0));
-}
-static int expr_add_scalar(builder *b) {
-    int x = operand(b, 0);
-    return binary(b, PRIM_ADD, x, scaled(b, scalar(b, 0), 1));
+    int x = operand(b, 0), y = second(b);
+    return binary(b, PRIM_ADD, x, scaled(b, y));
 }
 static int expr_sub(builder *b) {
-    int x = operand(b, 0), y = operand(b, 1);
-    return binary(b, PRIM_SUB, x, scaled(b, y, 0));
+    int x = operand(b, 0), y = second(b);
+    return binary(b, PRIM_SUB, x, scaled(b, y));
 }
-static int expr_sub_scalar(builder *b) {
-    int x = operand(b, 0);
-    return binary(b, PRIM_SUB, x, scaled(b, scalar(b, 0), 1));
-}
-static int expr_rsub_scalar(builder *b) {
-    int x = operand(b, 0);
-    return binary(b, PRIM_SUB, scalar(b, 0), scaled(b, x, 1));
+static int expr_rsub(builder *b) {
+    int x = operand(b, 0), y = second(b);
+    return binary(b, PRIM_SUB, y, scaled(b, x));
 }
 
 static int binary_of(builder *b, prim_id prim) {
-    int x = operand(b, 0), y = operand(b, 1);
+    int x = operand(b, 0), y = second(b);
     return binary(b, prim, x, y);
-}
-static int scalar_of(builder *b, prim_id prim) {
-    int x = operand(b, 0);
-    return binary(b, prim, x, scalar(b, 0));
 }
 static int by_factor(builder *b, prim_id prim) {
     int x = operand(b, 0);
     return binary(b, prim, x, second_factor(b));
 }
-static int by_scalar(builder *b, prim_id prim) {
-    int x = operand(b, 0);
-    return binary(b, prim, x, factor(b, 0));
-}
 static int expr_mul(builder *b) { return by_factor(b, PRIM_MUL); }
-static int expr_mul_scalar(builder *b) { return by_scalar(b, PRIM_MUL); }
 static int expr_div(builder *b) { return by_factor(b, PRIM_DIV); }
-static int expr_div_scalar(builder *b) { return by_scalar(b, PRIM_DIV); }
 static int expr_pow(builder *b) { return binary_of(b, PRIM_POW); }
 
 static int choice_of(builder *b, prim_id prim) {
@@ -391,11 +376,7 @@ static int interpolate(builder *b, int x, int y, int w) {
 }
 static int expr_lerp(builder *b) {
     int x = operand(b, 0), y = operand(b, 1);
-    return interpolate(b, x, y, operand(b, 2));
-}
-static int expr_lerp_scalar(builder *b) {
-    int x = operand(b, 0), y = operand(b, 1);
-    return interpolate(b, x, y, factor(b, 0));
+    return interpolate(b, x, y, b->nin > 2 ? operand(b, 2) : factor(b, 0));
 }
 static int expr_masked_fill(builder *b) {
     int x = operand(b, 0), mask = convert(b, load(b, 1), ETCH_BOOL), value = scalar(b, 0);
@@ -405,38 +386,23 @@ static int expr_masked_fill(builder *b) {
 /* ---- bits ---- */
 
 /* Bools take the logical primitive. */
-static int bits(builder *b, prim_id prim, prim_id logical, int x, int y) {
-    bool truth = b->type == ETCH_BOOL;
-    return emit(b, truth ? logical : prim, b->type, b->type, x, y, 0);
-}
 static int bits_of(builder *b, prim_id prim, prim_id logical) {
-    int x = operand(b, 0), y = operand(b, 1);
-    return bits(b, prim, logical, x, y);
-}
-static int bits_scalar(builder *b, prim_id prim, prim_id logical) {
-    int x = operand(b, 0);
-    return bits(b, prim, logical, x, scalar(b, 0));
+    return binary_of(b, b->type == ETCH_BOOL ? logical : prim);
 }
 static int expr_bitwise_and(builder *b) { return bits_of(b, PRIM_BITAND, PRIM_AND); }
 static int expr_bitwise_or(builder *b) { return bits_of(b, PRIM_BITOR, PRIM_OR); }
 static int expr_bitwise_xor(builder *b) { return bits_of(b, PRIM_BITXOR, PRIM_NE); }
-static int expr_bitwise_and_scalar(builder *b) { return bits_scalar(b, PRIM_BITAND, PRIM_AND); }
-static int expr_bitwise_or_scalar(builder *b) { return bits_scalar(b, PRIM_BITOR, PRIM_OR); }
-static int expr_bitwise_xor_scalar(builder *b) { return bits_scalar(b, PRIM_BITXOR, PRIM_NE); }
 static int expr_bitwise_not(builder *b) {
     int x = operand(b, 0);
     if (b->type == ETCH_BOOL) return unary(b, PRIM_NOT, x);
     return binary(b, PRIM_BITXOR, x, constant(b, b->type, -1));
 }
 static int expr_left_shift(builder *b) { return binary_of(b, PRIM_SHL); }
-static int expr_left_shift_scalar(builder *b) { return scalar_of(b, PRIM_SHL); }
 static int expr_right_shift(builder *b) { return binary_of(b, PRIM_SHR); }
-static int expr_right_shift_scalar(builder *b) { return scalar_of(b, PRIM_SHR); }
 
 /* ---- divisions with a rest ---- */
 
 static int expr_fmod(builder *b) { return binary_of(b, PRIM_REM); }
-static int expr_fmod_scalar(builder *b) { return scalar_of(b, PRIM_REM); }
 
 /* Whether the rest r of a division by y is not 0 and of the other sign. */
 static int crosses(builder *b, int r, int y) {
@@ -452,12 +418,8 @@ static int modulo(builder *b, int x, int y) {
     return select(b, crosses(b, r, y), binary(b, PRIM_ADD, r, y), r);
 }
 static int expr_remainder(builder *b) {
-    int x = operand(b, 0), y = operand(b, 1);
+    int x = operand(b, 0), y = second(b);
     return modulo(b, x, y);
-}
-static int expr_remainder_scalar(builder *b) {
-    int x = operand(b, 0);
-    return modulo(b, x, scalar(b, 0));
 }
 
 /* As Python's //: from the exact rest, since the quotient itself may round up to a whole number. */
@@ -482,10 +444,6 @@ static int floor_divided(builder *b, int x, int y) {
 static int expr_floor_divide(builder *b) {
     int x = operand(b, 0), y = second_factor(b);
     return floor_divided(b, x, y);
-}
-static int expr_floor_divide_scalar(builder *b) {
-    int x = operand(b, 0);
-    return floor_divided(b, x, factor(b, 0));
 }
 
 /* ---- clamp ---- */
@@ -520,12 +478,12 @@ static int expr_clamp(builder *b) {
 }
 
 static int compare_of(builder *b, prim_id prim) {
-    int x = operand(b, 0), y = operand(b, 1);
+    int x = operand(b, 0), y = second(b);
     return compare(b, prim, x, y);
 }
 /* Greater is less with the operands exchanged. */
 static int compare_swapped(builder *b, prim_id prim) {
-    int x = operand(b, 0), y = operand(b, 1);
+    int x = operand(b, 0), y = second(b);
     return compare(b, prim, y, x);
 }
 static int expr_eq(builder *b) { return compare_of(b, PRIM_EQ); }
@@ -534,17 +492,6 @@ static int expr_lt(builder *b) { return compare_of(b, PRIM_LT); }
 static int expr_le(builder *b) { return compare_of(b, PRIM_LE); }
 static int expr_gt(builder *b) { return compare_swapped(b, PRIM_LT); }
 static int expr_ge(builder *b) { return compare_swapped(b, PRIM_LE); }
-
-static int compare_scalar(builder *b, prim_id prim, bool swap) {
-    int x = operand(b, 0), s = scalar(b, 0);
-    return swap ? compare(b, prim, s, x) : compare(b, prim, x, s);
-}
-static int expr_eq_scalar(builder *b) { return compare_scalar(b, PRIM_EQ, false); }
-static int expr_ne_scalar(builder *b) { return compare_scalar(b, PRIM_NE, false); }
-static int expr_lt_scalar(builder *b) { return compare_scalar(b, PRIM_LT, false); }
-static int expr_le_scalar(builder *b) { return compare_scalar(b, PRIM_LE, false); }
-static int expr_gt_scalar(builder *b) { return compare_scalar(b, PRIM_LT, true); }
-static int expr_ge_scalar(builder *b) { return compare_scalar(b, PRIM_LE, true); }
 
 static int logic(builder *b, prim_id prim, int x, int y) {
     return emit(b, prim, ETCH_BOOL, ETCH_BOOL, x, y, 0);

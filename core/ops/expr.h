@@ -6,6 +6,8 @@
 #ifndef ETCH_CORE_OPS_EXPR_H
 #define ETCH_CORE_OPS_EXPR_H
 
+#include <math.h>
+
 #include "core/ops/op.h"
 #include "core/ops/prims.h"
 
@@ -31,12 +33,21 @@ bool etch__has_expression(op_id op);
  * into integers as CONVERT does), then widened to its compute type; low bytes hold the value. */
 uint64_t etch__scalar_cell(etch_scalar s, etch_dtype round_to);
 
-/* The primitive that combines two values of a reduction; MEAN sums. */
-static inline prim_id etch__reduce_prim(reduce_kind kind) {
-    return kind == REDUCE_MAX    ? PRIM_MAX
-           : kind == REDUCE_MIN  ? PRIM_MIN
-           : kind == REDUCE_PROD ? PRIM_MUL
-                                 : PRIM_ADD;
+/* A row of core/ops/reductions.def: of a derived reduction that of the fold under it. */
+typedef struct reduction_info {
+    uint8_t fold, prim; /* reduce_kind, prim_id */
+    bool wide;
+    double start;
+    const char *name;
+} reduction_info;
+static inline const reduction_info *etch__reduction(reduce_kind kind) {
+    static const reduction_info all[] = {
+#define FOLD(id, name, prim, start, wide)                                                          \
+    [REDUCE_##id] = {REDUCE_##id, PRIM_##prim, wide, start, #name},
+#define DERIVED(id, fold_) [REDUCE_##id] = {.fold = REDUCE_##fold_},
+#include "core/ops/reductions.def"
+    };
+    return &all[all[kind].fold];
 }
 
 /* How a reduction goes: each element brought into dtype `element` (a sum into another dtype

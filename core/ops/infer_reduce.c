@@ -47,8 +47,7 @@ bool etch__reduce_rule(const op_call *call, tensor_meta *out) {
     out->ndim = 0;
     for (int i = 0; i < t->ndim; i++) {
         bool gone = mask >> i & 1;
-        if (gone && t->size[i] == 0 && how != REDUCE_SUM && how != REDUCE_MEAN &&
-            how != REDUCE_PROD)
+        if (gone && t->size[i] == 0 && !etch__reduction(how)->wide)
             FAIL(ETCH_ERR_EMPTY, "expected at least one element, got sizes %s", TEXT(t));
         if (!gone || r.keepdim) out->size[out->ndim++] = gone ? 1 : t->size[i];
     }
@@ -67,18 +66,8 @@ void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim) {
 
 reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {
     reduce_plan plan = {.kind = (reduce_kind)etch__ops[call->op].impl};
-    etch_dtype in = call->in[0]->dtype;
-    switch (plan.kind) {
-    case REDUCE_SUM:
-    case REDUCE_PROD:
-    case REDUCE_MEAN:
-        plan.element = out;
-        plan.acc = etch__is_float(out) ? etch__compute_type(out) : ETCH_I64;
-        break;
-    case REDUCE_MAX:
-    case REDUCE_MIN:
-    case REDUCE_ARGMAX:
-    case REDUCE_ARGMIN: plan.element = in, plan.acc = etch__compute_type(in);
-    }
+    bool wide = etch__reduction(plan.kind)->wide;
+    plan.element = wide ? out : call->in[0]->dtype;
+    plan.acc = wide && !etch__is_float(out) ? ETCH_I64 : etch__compute_type(plan.element);
     return plan;
 }

@@ -130,13 +130,10 @@ int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const 
 void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim);
 
 typedef enum reduce_kind {
-    REDUCE_SUM,
-    REDUCE_MEAN,
-    REDUCE_MAX,
-    REDUCE_MIN,
-    REDUCE_ARGMAX,
-    REDUCE_ARGMIN,
-    REDUCE_PROD
+#define FOLD(id, ...) REDUCE_##id,
+#define DERIVED(id, fold) REDUCE_##id,
+#include "core/ops/reductions.def"
+    REDUCE_COUNT
 } reduce_kind;
 
 #endif

@@ -174,21 +174,17 @@ void etch__cuda_scalar(growing_text *t, const prim_instr *p) {
 
 void etch__cuda_combine(growing_text *t, reduce_kind kind, etch_dtype type, const char *acc,
                         const char *x) {
-    prim_instr p = {.prim = (uint8_t)etch__reduce_prim(kind), .type = (uint8_t)type};
+    prim_instr p = {.prim = etch__reduction(kind)->prim, .type = (uint8_t)type};
     etch__cuda_prim(t, &p, acc, x, "");
 }
 
 void etch__cuda_identity(growing_text *t, reduce_kind kind, etch_dtype type) {
-    double real = kind == REDUCE_MAX    ? -INFINITY
-                  : kind == REDUCE_MIN  ? INFINITY
-                  : kind == REDUCE_PROD ? 1
-                                        : 0;
-    bool sums = kind == REDUCE_SUM || kind == REDUCE_PROD;
-    if (type == ETCH_F32) put_float(t, (float)real);
-    else if (type == ETCH_F64) put_double(t, real);
-    else if (type == ETCH_BOOL) put_whole(t, type, kind == REDUCE_MIN || kind == REDUCE_PROD);
-    else if (sums) put_whole(t, type, kind == REDUCE_PROD);
-    else etch__text_put(t, "%s", kind == REDUCE_MAX ? ranges[type].min : ranges[type].max);
+    double start = etch__reduction(kind)->start;
+    if (type == ETCH_F32) put_float(t, (float)start);
+    else if (type == ETCH_F64) put_double(t, start);
+    else if (type == ETCH_BOOL) put_whole(t, type, start > 0);
+    else if (!isinf(start)) put_whole(t, type, (int64_t)start);
+    else etch__text_put(t, "%s", start < 0 ? ranges[type].min : ranges[type].max);
 }
 
 /* ---- memory ---- */

@@ -310,22 +310,16 @@ val gen_prim(emitter *g, const prim_instr *p, val a, val b, val c) {
 /* ---- reductions ---- */
 
 val gen_combine(emitter *g, reduce_kind kind, etch_dtype t, val acc, val x) {
-    prim_instr p = {.prim = (uint8_t)etch__reduce_prim(kind), .type = (uint8_t)t};
+    prim_instr p = {.prim = etch__reduction(kind)->prim, .type = (uint8_t)t};
     return gen_prim(g, &p, acc, x, NULL);
 }
 
 val gen_identity(emitter *g, reduce_kind kind, etch_dtype t) {
-    if (etch__is_float(t))
-        return gen_real(g, t,
-                        kind == REDUCE_MAX    ? -INFINITY
-                        : kind == REDUCE_MIN  ? INFINITY
-                        : kind == REDUCE_PROD ? 1
-                                              : 0);
-    if (t == ETCH_BOOL)
-        return cast(g, constant(g, g->t_int, kind != REDUCE_SUM && kind != REDUCE_MAX), g->t_bool);
-    if (kind == REDUCE_SUM || kind == REDUCE_PROD)
-        return constant(g, g->compute[t], kind == REDUCE_PROD);
-    return constant(g, g->compute[t], kind == REDUCE_MAX ? ranges[t].min : ranges[t].max);
+    double start = etch__reduction(kind)->start;
+    if (etch__is_float(t)) return gen_real(g, t, start);
+    if (t == ETCH_BOOL) return cast(g, constant(g, g->t_int, start > 0), g->t_bool);
+    int64_t whole = !isinf(start) ? (int64_t)start : start < 0 ? ranges[t].min : ranges[t].max;
+    return constant(g, g->compute[t], whole);
 }
 
 /* ---- functions ---- */

@@ -103,7 +103,7 @@ static const char *check_prim(const loop_kernel *k, const loop_instr *i) {
 static const char *check_reduce(const loop_kernel *k, const loop_instr *i) {
     int64_t kind = i->p.imm.i;
     if (!k->nred) return "a reduction without reduced axes";
-    if (kind != REDUCE_SUM && kind != REDUCE_MAX && kind != REDUCE_MIN && kind != REDUCE_PROD)
+    if (kind < 0 || kind >= REDUCE_COUNT || etch__reduction((reduce_kind)kind)->fold != kind)
         return "a reduction is none of sum, product, max, min";
     return etch__is_compute_type(i->p.type) ? NULL : "a reduction has no accumulator type";
 }

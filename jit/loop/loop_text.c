@@ -26,8 +26,6 @@ static void put_prim(growing_text *t, int v, const loop_instr *i) {
 }
 
 static void put_instr(growing_text *t, int v, const loop_instr *i) {
-    static const char *const reductions[] = {
-        [REDUCE_SUM] = "sum", [REDUCE_MAX] = "max", [REDUCE_MIN] = "min", [REDUCE_PROD] = "prod"};
     etch__text_put(t, "  %d: ", i->stage);
     switch (i->kind) {
     case LOOP_LOAD:
@@ -38,7 +36,8 @@ static void put_instr(growing_text *t, int v, const loop_instr *i) {
         put_operands(t, i);
         break;
     case LOOP_REDUCE:
-        etch__text_put(t, "%%%d = reduce %s %s", v, reductions[i->p.imm.i], type_name(i));
+        etch__text_put(t, "%%%d = reduce %s %s", v, etch__reduction((reduce_kind)i->p.imm.i)->name,
+                       type_name(i));
         put_operands(t, i);
         break;
     default: put_prim(t, v, i);

@@ -179,10 +179,9 @@ static int emit_reduction(lowering *l, const ir_node *n) {
     int stage = l->r->versions[n->out].stage, of = stage - 1;
     int v = emit_element(l, n, of, s->meta.dtype, operand(l, n, s, of));
     prim_instr p = {.type = (uint8_t)acc, .a = (int16_t)v};
-    bool mean = n->reduce.kind == REDUCE_MEAN;
-    p.imm.i = mean ? REDUCE_SUM : n->reduce.kind;
+    p.imm.i = etch__reduction(n->reduce.kind)->fold;
     v = emit(l, LOOP_REDUCE, stage, p);
-    if (mean) {
+    if (n->reduce.kind == REDUCE_MEAN) {
         int count = emit_prim(l, stage, PRIM_NREDUCED, acc, acc, 0, 0);
         v = emit_prim(l, stage, PRIM_DIV, acc, acc, v, count);
     }

@@ -257,8 +257,8 @@ fault lost-edge cuda jit/plan/plan_waits.c 'p->after[i] = direct & ~known;' 'p->
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'
 fault index-wrap cuda backends/cuda/device/index_walk.cu 'if (k < 0) k += a.n;' ''
-fault device-product cuda jit/cuda/cuda_prims.c '.prim = (uint8_t)etch__reduce_prim(kind),' \
-    '.prim = (uint8_t)(kind == REDUCE_PROD ? PRIM_ADD : etch__reduce_prim(kind)),'
+fault device-product cuda jit/cuda/cuda_prims.c '.prim = etch__reduction(kind)->prim,' \
+    '.prim = kind == REDUCE_PROD ? PRIM_ADD : etch__reduction(kind)->prim,'
 
 echo
 echo "plant: $found found, $missed not"

@@ -341,6 +341,16 @@ static const char *kept_flags(const char *flags) {
     return text_of("%s", kept);
 }
 
+/* "etch_mul" takes all arguments. */
+static const char *whole_function(const op_row *r) {
+    arg args[MAX_ARGS];
+    int n = parse_schema(r->schema, args);
+    const char *text = r->cfn;
+    if (strchr(text, '(')) return text;
+    for (int i = 0; i < n; i++) text = text_of("%s%s%s", text, i ? ", " : "(", args[i].name);
+    return text_of("%s)", text);
+}
+
 static op_row in_place(const op_row *r) {
     op_row w = *r;
     int first = (int)strcspn(r->cfn, ";");
@@ -434,9 +444,11 @@ int main(int argc, char **argv) {
           "#include \"core/dispatch/call.h\"\n\n",
           source);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
-        print_operator(table, header, source, &rows[i]);
-        if (!strstr(rows[i].flags, "IN_PLACE")) continue;
-        op_row written = in_place(&rows[i]);
+        op_row row = rows[i];
+        row.cfn = whole_function(&row);
+        print_operator(table, header, source, &row);
+        if (!strstr(row.flags, "IN_PLACE")) continue;
+        op_row written = in_place(&row);
         print_operator(table, header, source, &written);
     }
     end_table(table);

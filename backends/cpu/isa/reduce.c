@@ -9,10 +9,15 @@
 
 #define IVDEP _Pragma("GCC ivdep")
 
-#define TYPES(X)                                                                                   \
-    X(F32, float)                                                                                  \
-    X(F64, double)                                                                                 \
-    X(I8, int8_t) X(I16, int16_t) X(I32, int32_t) X(I64, int64_t) X(U8, uint8_t) X(BOOL, uint8_t)
+#define TYPES(X, ...)                                                                              \
+    X(F32, float, __VA_ARGS__)                                                                     \
+    X(F64, double, __VA_ARGS__)                                                                    \
+    X(I8, int8_t, __VA_ARGS__)                                                                     \
+    X(I16, int16_t, __VA_ARGS__)                                                                   \
+    X(I32, int32_t, __VA_ARGS__)                                                                   \
+    X(I64, int64_t, __VA_ARGS__)                                                                   \
+    X(U8, uint8_t, __VA_ARGS__)                                                                    \
+    X(BOOL, uint8_t, __VA_ARGS__)
 
 /* Integers wrap. */
 #define TIMES(t, T)                                                                                \
@@ -26,17 +31,21 @@ static inline float times_F32(float a, float b) { return a * b; }
 static inline double times_F64(double a, double b) { return a * b; }
 static inline uint8_t times_BOOL(uint8_t a, uint8_t b) { return a & b; }
 
-#define OP_SUM(a, b) ((a) + (b))
+/* By primitive. */
+#define COMBINE_ADD(t, a, b) ((a) + (b))
+#define COMBINE_MUL(t, a, b) times_##t(a, b)
+#define COMBINE_MAX(t, a, b) larger_##t(a, b)
+#define COMBINE_MIN(t, a, b) smaller_##t(a, b)
 
 /* Whole rounds of 64 lanes, then the first lanes once more. */
-#define LANES(op, OP, t, T)                                                                        \
+#define LANES(t, T, op, COMBINE)                                                                   \
     static void op##_lanes_##t(void *acc, const void *x, int64_t n) {                              \
         T lane[REDUCE_LANES];                                                                      \
         const T *p = x;                                                                            \
         memcpy(lane, acc, sizeof lane);                                                            \
         for (; n >= REDUCE_LANES; n -= REDUCE_LANES, p += REDUCE_LANES)                            \
-            for (int l = 0; l < REDUCE_LANES; l++) lane[l] = (T)OP(lane[l], p[l]);                 \
-        for (int l = 0; l < n; l++) lane[l] = (T)OP(lane[l], p[l]);                                \
+            for (int l = 0; l < REDUCE_LANES; l++) lane[l] = (T)COMBINE(t, lane[l], p[l]);         \
+        for (int l = 0; l < n; l++) lane[l] = (T)COMBINE(t, lane[l], p[l]);                        \
         memcpy(acc, lane, sizeof lane);                                                            \
     }                                                                                              \
     static void op##_fold_##t(void *acc, int64_t nlanes, int64_t width) {                          \
@@ -44,35 +53,29 @@ static inline uint8_t times_BOOL(uint8_t a, uint8_t b) { return a & b; }
         for (int w = REDUCE_LANES / 2; w >= 1; w /= 2)                                             \
             for (int l = 0; l < w && l + w < nlanes; l++) {                                        \
                 T *a = lane + l * width, *b = lane + (l + w) * width;                              \
-                IVDEP for (int64_t i = 0; i < width; i++) a[i] = (T)OP(a[i], b[i]);                \
+                IVDEP for (int64_t i = 0; i < width; i++) a[i] = (T)COMBINE(t, a[i], b[i]);        \
             }                                                                                      \
     }
-#define IDENTITY(op, t, T, value)                                                                  \
-    static void op##_identity_##t(void *acc, int64_t n) {                                          \
-        T *a = acc;                                                                                \
-        for (int64_t i = 0; i < n; i++) a[i] = value;                                              \
+#define FOLD(id, name, prim, start, wide) TYPES(LANES, name, COMBINE_##prim)
+#include "core/ops/reductions.def"
+
+#define START(t, T, lowest, highest)                                                               \
+    static void start_##t(void *acc, int64_t n, double start) {                                    \
+        T *a = acc, v = start == -INFINITY ? lowest : start == INFINITY ? highest : (T)start;      \
+        for (int64_t i = 0; i < n; i++) a[i] = v;                                                  \
     }
-#define ALL_LANES(t, T)                                                                            \
-    LANES(sum, OP_SUM, t, T)                                                                       \
-    LANES(max, larger_##t, t, T)                                                                   \
-    LANES(min, smaller_##t, t, T)                                                                  \
-    LANES(prod, times_##t, t, T)                                                                   \
-    IDENTITY(sum, t, T, 0)                                                                         \
-    IDENTITY(prod, t, T, 1)
-TYPES(ALL_LANES)
-#define BOUNDS(t, T, lowest, highest) IDENTITY(max, t, T, lowest) IDENTITY(min, t, T, highest)
-BOUNDS(F32, float, -INFINITY, INFINITY)
-BOUNDS(F64, double, -INFINITY, INFINITY)
-BOUNDS(I8, int8_t, INT8_MIN, INT8_MAX)
-BOUNDS(I16, int16_t, INT16_MIN, INT16_MAX)
-BOUNDS(I32, int32_t, INT32_MIN, INT32_MAX)
-BOUNDS(I64, int64_t, INT64_MIN, INT64_MAX)
-BOUNDS(U8, uint8_t, 0, UINT8_MAX)
-BOUNDS(BOOL, uint8_t, 0, 1)
+START(F32, float, -INFINITY, INFINITY)
+START(F64, double, -INFINITY, INFINITY)
+START(I8, int8_t, INT8_MIN, INT8_MAX)
+START(I16, int16_t, INT16_MIN, INT16_MAX)
+START(I32, int32_t, INT32_MIN, INT32_MAX)
+START(I64, int64_t, INT64_MIN, INT64_MAX)
+START(U8, uint8_t, 0, UINT8_MAX)
+START(BOOL, uint8_t, 0, 1)
 
 /* The largest (smallest) value first, by lanes; then where it is. A NaN in it sends the search for
  * the first NaN. The two passes go over blocks, so that the second reads what is in the cache. */
-#define BEST(name, fold, BEYOND, t, T)                                                             \
+#define BEST(t, T, name, fold, first, BEYOND)                                                      \
     static int64_t name##_##t(const void *x, int64_t n) {                                          \
         const T *p = x;                                                                            \
         int64_t index = 0;                                                                         \
@@ -80,7 +83,7 @@ BOUNDS(BOOL, uint8_t, 0, 1)
         for (int64_t from = 0; from < n && best == best; from += REDUCE_BLOCK) {                   \
             T lane[REDUCE_LANES];                                                                  \
             int64_t count = n - from < REDUCE_BLOCK ? n - from : REDUCE_BLOCK;                     \
-            fold##_identity_##t(lane, REDUCE_LANES);                                               \
+            start_##t(lane, REDUCE_LANES, first);                                                  \
             fold##_lanes_##t(lane, p + from, count);                                               \
             fold##_fold_##t(lane, REDUCE_LANES, 1);                                                \
             T top = lane[0];                                                                       \
@@ -105,8 +108,8 @@ BOUNDS(BOOL, uint8_t, 0, 1)
             index[i] = take ? r[i] : index[i];                                                     \
         }                                                                                          \
     }
-#define BOTH_BEST(t, T) BEST(argmax, max, >, t, T) BEST(argmin, min, <, t, T)
-TYPES(BOTH_BEST)
+TYPES(BEST, argmax, max, -INFINITY, >)
+TYPES(BEST, argmin, min, INFINITY, <)
 
 #define EVERY(prefix)                                                                              \
     {                                                                                              \
@@ -116,10 +119,17 @@ TYPES(BOTH_BEST)
     }
 
 const reduce_table ISA_NAME(reduce) = {
-    .lanes = {EVERY(sum_lanes), EVERY(max_lanes), EVERY(min_lanes), EVERY(prod_lanes)},
-    .fold = {EVERY(sum_fold), EVERY(max_fold), EVERY(min_fold), EVERY(prod_fold)},
-    .identity = {EVERY(sum_identity), EVERY(max_identity), EVERY(min_identity),
-                 EVERY(prod_identity)},
+    .lanes =
+        {
+#define FOLD(id, name, ...) [REDUCE_##id] = EVERY(name##_lanes),
+#include "core/ops/reductions.def"
+        },
+    .fold =
+        {
+#define FOLD(id, name, ...) [REDUCE_##id] = EVERY(name##_fold),
+#include "core/ops/reductions.def"
+        },
+    .start = EVERY(start),
     .best = {EVERY(argmax), EVERY(argmin)},
     .best_columns = {EVERY(argmax_columns), EVERY(argmin_columns)},
 };
