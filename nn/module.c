@@ -1,266 +1,217 @@
-/* Modules: see include/etch/nn.h. Built on the public headers alone, as a user's own would be.
- *
- * Hooks are counted entries of a list: one that is removed while its call walks the list stays in
- * its place, empty, until the outermost walk has ended. */
-#include <etch/etch.h>
+/* Modules: see include/etch/nn.h. Their life, what a type of the user's keeps beside its tensors,
+ * settings that go down to the children, and copies. Built on the public headers alone, as a user's
+ * own would be. */
+#include "nn/module.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct named {
-    char *name;
-    void *item;
-} named;
-
-typedef struct hook {
-    etch_pre_hook before;
-    etch_hook after;
-    void *ctx;
-    int64_t handle; /* 0: removed */
-} hook;
-
-struct etch_module {
-    char *type;
-    etch_forward forward;
-    bool owned; /* by a parent */
-    named *parameters, *children;
-    int nparameters, nchildren;
-    hook *hooks;
-    int nhooks, walking;
-    int64_t last_handle;
-    etch_function *compiled;
-};
-
-static void *no_memory(void) {
-    etch_set_error(ETCH_ERR_OUT_OF_MEMORY, "out of memory");
-    return NULL;
-}
-
-static char *copy_text(const char *text) {
-    size_t n = strlen(text) + 1;
-    char *copy = malloc(n);
-    return copy ? memcpy(copy, text, n) : no_memory();
-}
-
 /* ---- life ---- */
 
-etch_module *etch_module_new(const char *type, etch_forward forward) {
-    if (!type || !forward) {
-        etch_set_error(ETCH_ERR_NULL, "etch_module_new: expected a type and a forward function");
-        return NULL;
-    }
+static etch_module *new_module(const char *type) {
     etch_module *m = calloc(1, sizeof *m);
-    if (!m) return no_memory();
-    m->forward = forward;
-    m->type = copy_text(type);
+    if (!m) return etch__nn_no_memory();
+    m->type = etch__nn_copy_text(type);
     if (m->type) return m;
     free(m);
     return NULL;
 }
 
+etch_module *etch_module_new(const char *type, etch_forward forward) {
+    if (!type || !forward)
+        return etch__nn_null("etch_module_new", "a type and a forward function"), NULL;
+    etch_module *m = new_module(type);
+    if (m) m->forward = forward;
+    return m;
+}
+
+etch_module *etch_module_new_n(const char *type, etch_forward_n forward) {
+    if (!type || !forward)
+        return etch__nn_null("etch_module_new_n", "a type and a forward function"), NULL;
+    etch_module *m = new_module(type);
+    if (m) m->forward_n = forward;
+    return m;
+}
+
+static void free_tensors(names *list) {
+    for (int i = 0; i < list->n; i++) etch_release(list->list[i].item);
+    etch__nn_free_names(list);
+}
+
 static void free_module(etch_module *m) {
     etch_function_free(m->compiled);
-    for (int i = 0; i < m->nparameters; i++) {
-        etch_release(m->parameters[i].item);
-        free(m->parameters[i].name);
-    }
-    for (int i = 0; i < m->nchildren; i++) {
-        free_module(m->children[i].item);
-        free(m->children[i].name);
-    }
-    free(m->parameters);
-    free(m->children);
+    m->parent = NULL;
+    etch__nn_changed(m);
+    for (int i = 0; i < m->children.n; i++) free_module(m->children.list[i].item);
+    free_tensors(&m->parameters);
+    free_tensors(&m->buffers);
+    etch__nn_free_names(&m->children);
+    if (m->free_ctx) m->free_ctx(m->ctx);
     free(m->hooks);
+    free(m->config);
     free(m->type);
     free(m);
 }
 
 void etch_module_free(etch_module *m) {
-    if (m && m->owned)
+    if (m && m->parent)
         etch_set_error(ETCH_ERR_INVALID_ARGUMENT,
                        "etch_module_free: the module belongs to a parent, which frees it");
     else if (m) free_module(m);
 }
 
-/* ---- parameters and children ---- */
+/* ---- what a type keeps ---- */
 
-static void *find(const named *list, int n, const char *name, size_t length) {
-    for (int i = 0; i < n; i++)
-        if (strlen(list[i].name) == length && !memcmp(list[i].name, name, length))
-            return list[i].item;
-    return NULL;
-}
+const char *etch_module_type(const etch_module *m) { return m ? m->type : NULL; }
+void *etch_module_ctx(const etch_module *m) { return m ? m->ctx : NULL; }
+const char *etch_module_config(const etch_module *m) { return m ? m->config : NULL; }
 
-static etch_status add(etch_module *m, named **list, int *n, const char *name, void *item) {
-    if (!m || !name || !item)
-        return etch_set_error(ETCH_ERR_NULL, "expected a module, a name and what to add, got NULL");
-    size_t length = strlen(name);
-    if (!length || strchr(name, '.') || find(m->parameters, m->nparameters, name, length) ||
-        find(m->children, m->nchildren, name, length))
-        return etch_set_error(ETCH_ERR_INVALID_ARGUMENT,
-                              "expected a name without '.' that is not taken");
-    named *grown = realloc(*list, (size_t)(*n + 1) * sizeof **list);
-    if (grown) *list = grown;
-    char *copy = grown ? copy_text(name) : no_memory();
-    if (!copy) return ETCH_ERR_OUT_OF_MEMORY;
-    grown[(*n)++] = (named){copy, item};
+etch_status etch_module_set_ctx(etch_module *m, void *ctx, void *(*copy_fn)(void *ctx),
+                                void (*free_fn)(void *ctx)) {
+    if (!m) return etch__nn_null("etch_module_set_ctx", "a module");
+    if (m->free_ctx && m->ctx != ctx) m->free_ctx(m->ctx);
+    m->ctx = ctx, m->copy_ctx = copy_fn, m->free_ctx = free_fn;
     return ETCH_OK;
 }
 
-etch_status etch_module_add_parameter(etch_module *m, const char *name, etch_tensor *t) {
-    etch_status status = add(m, m ? &m->parameters : NULL, m ? &m->nparameters : NULL, name, t);
-    if (status == ETCH_OK) etch_retain(t);
-    return status;
+etch_status etch_module_set_config(etch_module *m, const char *config) {
+    if (!m) return etch__nn_null("etch_module_set_config", "a module");
+    char *copy = config ? etch__nn_copy_text(config) : NULL;
+    if (config && !copy) return ETCH_ERR_OUT_OF_MEMORY;
+    free(m->config);
+    m->config = copy;
+    return ETCH_OK;
 }
 
-static bool contains(const etch_module *m, const etch_module *wanted) {
-    bool found = m == wanted;
-    for (int i = 0; !found && i < m->nchildren; i++) found = contains(m->children[i].item, wanted);
-    return found;
+/* ---- settings ---- */
+
+static void set_training(etch_module *m, bool on) {
+    m->evaluates = !on;
+    for (int i = 0; i < m->children.n; i++) set_training(m->children.list[i].item, on);
 }
 
-etch_status etch_module_add_child(etch_module *m, const char *name, etch_module *child) {
-    if (child && (child->owned || contains(child, m)))
-        return etch_set_error(ETCH_ERR_INVALID_ARGUMENT,
-                              "etch_module_add_child: expected a module without a parent that is "
-                              "not the new parent itself, nor one above it");
-    etch_status status = add(m, m ? &m->children : NULL, m ? &m->nchildren : NULL, name, child);
-    if (status == ETCH_OK) child->owned = true;
-    return status;
+etch_status etch_module_train(etch_module *m, bool on) {
+    if (!m) return etch__nn_null("etch_module_train", "a module");
+    set_training(m, on);
+    return ETCH_OK;
 }
 
-etch_tensor *etch_module_parameter(const etch_module *m, const char *name) {
-    for (const char *at = name; m && at;) {
-        size_t n = strcspn(at, ".");
-        if (!at[n]) {
-            etch_tensor *t = find(m->parameters, m->nparameters, at, n);
-            if (t) return t;
-            break;
+bool etch_module_is_training(const etch_module *m) { return m && !m->evaluates; }
+
+/* ---- other tensors in place of all ---- */
+
+typedef etch_tensor *(*change_fn)(etch_tensor *t, int to);
+
+static etch_tensor *to_dtype(etch_tensor *t, int dtype) {
+    return etch__nn_float(t) ? etch__nn_to(t, (etch_dtype)dtype) : t;
+}
+
+static etch_tensor *to_device(etch_tensor *t, int device) {
+    return etch_device_of(t) == device ? t : etch_to_device(t, device);
+}
+
+static etch_tensor *copied(etch_tensor *t, int none) {
+    (void)none;
+    return etch_clone(t);
+}
+
+/* Every tensor of the list changed, once each and counted; NULL with the error set. */
+static etch_tensor **changed_all(const listing *l, change_fn change, int to) {
+    etch_tensor **now = calloc((size_t)l->n + 1, sizeof(etch_tensor *));
+    if (!now) return etch__nn_no_memory();
+    bool ok = true;
+    for (int i = 0; ok && i < l->n; i++) {
+        ETCH_SCOPE {
+            now[i] = etch_retain(l->all[i].first == i ? change(l->all[i].tensor, to)
+                                                      : now[l->all[i].first]);
         }
-        m = find(m->children, m->nchildren, at, n);
-        at += n + 1;
+        ok = now[i] != NULL;
     }
-    etch_set_error(ETCH_ERR_NOT_FOUND, "etch_module_parameter: no parameter has that name");
+    if (ok) return now;
+    for (int i = 0; i < l->n; i++) etch_release(now[i]);
+    free(now);
     return NULL;
 }
 
-etch_module *etch_module_child(const etch_module *m, int i) {
-    return m && i >= 0 && i < m->nchildren ? m->children[i].item : NULL;
+/* In the order of the list: own tensors, then those of the children. */
+static etch_tensor **put_below(etch_module *m, etch_tensor **now) {
+    names *lists[2] = {&m->parameters, &m->buffers};
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < lists[k]->n; i++) {
+            etch_release(lists[k]->list[i].item);
+            lists[k]->list[i].item = *now++;
+        }
+    for (int i = 0; i < m->children.n; i++) now = put_below(m->children.list[i].item, now);
+    etch__nn_forget(m);
+    return now;
 }
 
-int etch_module_parameter_count(const etch_module *m) {
-    int n = m ? m->nparameters : 0;
-    for (int i = 0; m && i < m->nchildren; i++)
-        n += etch_module_parameter_count(m->children[i].item);
-    return n;
+/* All or nothing: the new ones are there before the first is put in its place. */
+static etch_status change_all(etch_module *m, change_fn change, int to) {
+    const listing *l = etch__nn_listing(m);
+    etch_tensor **now = l ? changed_all(l, change, to) : NULL;
+    if (!now) return etch_last_status();
+    put_below(m, now);
+    free(now);
+    etch__nn_changed(m);
+    return ETCH_OK;
 }
 
-const char *etch_module_type(const etch_module *m) { return m ? m->type : NULL; }
-
-/* ---- hooks ---- */
-
-/* 0 with the error set. */
-static int64_t add_hook(etch_module *m, hook h) {
-    hook *grown = realloc(m->hooks, (size_t)(m->nhooks + 1) * sizeof *grown);
-    if (!grown) return no_memory(), 0;
-    h.handle = ++m->last_handle;
-    m->hooks = grown;
-    m->hooks[m->nhooks++] = h;
-    return h.handle;
+etch_status etch_module_to(etch_module *m, etch_dtype dtype) {
+    if (!m) return etch__nn_null("etch_module_to", "a module");
+    if (!etch__nn_need_float("etch_module_to", dtype)) return ETCH_ERR_DTYPE;
+    return change_all(m, to_dtype, (int)dtype);
 }
 
-int64_t etch_module_forward_pre_hook(etch_module *m, etch_pre_hook before, void *ctx) {
-    if (m && before) return add_hook(m, (hook){.before = before, .ctx = ctx});
-    etch_set_error(ETCH_ERR_NULL,
-                   "etch_module_forward_pre_hook: expected a module and a hook, got NULL");
-    return 0;
+etch_status etch_module_to_device(etch_module *m, etch_device device) {
+    if (!m) return etch__nn_null("etch_module_to_device", "a module");
+    return change_all(m, to_device, device);
 }
 
-int64_t etch_module_forward_hook(etch_module *m, etch_hook after, void *ctx) {
-    if (m && after) return add_hook(m, (hook){.after = after, .ctx = ctx});
-    etch_set_error(ETCH_ERR_NULL,
-                   "etch_module_forward_hook: expected a module and a hook, got NULL");
-    return 0;
-}
+/* ---- copies ---- */
 
-static void sweep_hooks(etch_module *m) {
-    int n = 0;
-    for (int i = 0; i < m->nhooks; i++)
-        if (m->hooks[i].handle) m->hooks[n++] = m->hooks[i];
-    m->nhooks = n;
-}
-
-void etch_hook_remove(etch_module *m, int64_t handle) {
-    for (int i = 0; m && handle && i < m->nhooks; i++)
-        if (m->hooks[i].handle == handle) m->hooks[i].handle = 0;
-    if (m && !m->walking) sweep_hooks(m);
-}
-
-/* NULL is a failure only with an error of the hook's own, which is told from an older one by its
- * text. */
-static bool call_hook(const hook *h, etch_module *m, etch_tensor *x, etch_tensor *value,
-                      etch_tensor **result) {
-    char older[1024];
-    snprintf(older, sizeof older, "%s", etch_last_error());
-    *result = h->after ? h->after(h->ctx, m, x, value) : h->before(h->ctx, m, value);
-    return *result || etch_last_status() == ETCH_OK || !strcmp(older, etch_last_error());
-}
-
-/* Walks the hooks of one kind. *value is the input (before) or the result; false: a hook failed. */
-static bool run_hooks(etch_module *m, bool after, etch_tensor *x, etch_tensor **value) {
+static bool share_tensors(etch_module *copy, const etch_module *m) {
     bool ok = true;
-    if (!m->nhooks) return true;
-    m->walking++;
-    for (int i = 0; ok && i < m->nhooks; i++) {
-        hook h = m->hooks[i]; /* the list may move */
-        if (!h.handle || (h.after != NULL) != after) continue;
-        etch_tensor *t;
-        ok = call_hook(&h, m, x, *value, &t);
-        if (t) *value = t;
-    }
-    if (--m->walking == 0) sweep_hooks(m);
+    for (int i = 0; ok && i < m->parameters.n; i++)
+        ok = etch_module_add_parameter(copy, m->parameters.list[i].name,
+                                       m->parameters.list[i].item) == ETCH_OK;
+    for (int i = 0; ok && i < m->buffers.n; i++)
+        ok = etch_module_add_buffer(copy, m->buffers.list[i].name, m->buffers.list[i].item) ==
+             ETCH_OK;
     return ok;
 }
 
-/* ---- calling ---- */
-
-static etch_tensor *call_plain(etch_module *m, etch_tensor *x) {
-    if (!run_hooks(m, false, x, &x)) return NULL;
-    etch_tensor *y = m->forward(m, x);
-    return y && run_hooks(m, true, x, &y) ? y : NULL;
+/* What is neither tensor nor child. */
+static bool copy_settings(etch_module *copy, const etch_module *m) {
+    copy->forward = m->forward, copy->forward_n = m->forward_n;
+    copy->evaluates = m->evaluates;
+    if (etch_module_set_config(copy, m->config) != ETCH_OK) return false;
+    void *ctx = m->ctx && m->copy_ctx ? m->copy_ctx(m->ctx) : m->ctx;
+    if (m->ctx && !ctx) return false;
+    copy->ctx = ctx, copy->copy_ctx = m->copy_ctx, copy->free_ctx = m->free_ctx;
+    return true;
 }
 
-static etch_status compiled_body(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
-                                 int nout) {
-    (void)nin, (void)nout;
-    out[0] = call_plain(ctx, in[0]);
-    return out[0] ? ETCH_OK : etch_last_status();
-}
-
-etch_tensor *etch_module_call(etch_module *m, etch_tensor *x) {
-    if (!m) {
-        etch_set_error(ETCH_ERR_NULL, "etch_module_call: expected a module, got NULL");
+static etch_module *copy_structure(const etch_module *m) {
+    if (m->ctx && m->free_ctx && !m->copy_ctx) {
+        etch__nn_fail(ETCH_ERR_UNSUPPORTED,
+                      "etch_module_copy: the ctx of %s has a function that frees it and none that "
+                      "copies it",
+                      m->type);
         return NULL;
     }
-    return m->compiled ? etch_call_one(m->compiled, &x, 1) : call_plain(m, x);
-}
-
-etch_status etch_module_compile_with(etch_module *m, const etch_compile_options *options) {
-    if (!m) return etch_set_error(ETCH_ERR_NULL, "etch_module_compile: expected a module");
-    etch_compile_options own = {.struct_size = sizeof own};
-    if (options) {
-        size_t given = options->struct_size;
-        memcpy(&own, options, given && given < sizeof own ? given : sizeof own);
+    etch_module *copy = new_module(m->type);
+    bool ok = copy && copy_settings(copy, m) && share_tensors(copy, m);
+    for (int i = 0; ok && i < m->children.n; i++) {
+        etch_module *child = copy_structure(m->children.list[i].item);
+        ok = child && etch_module_add_child(copy, m->children.list[i].name, child) == ETCH_OK;
+        if (!ok) etch_module_free(child);
     }
-    own.struct_size = sizeof own;
-    own.ctx = m;
-    if (!own.name) own.name = m->type;
-    etch_function *f = etch_compile_n(compiled_body, &own);
-    if (!f) return etch_last_status();
-    etch_function_free(m->compiled);
-    m->compiled = f;
-    return ETCH_OK;
+    return etch__nn_finish(copy, ok);
 }
 
-etch_function *etch_module_is_compiled(const etch_module *m) { return m ? m->compiled : NULL; }
+etch_module *etch_module_copy(const etch_module *m) {
+    if (!m) return etch__nn_null("etch_module_copy", "a module"), NULL;
+    etch_module *copy = copy_structure(m);
+    return etch__nn_finish(copy, copy && change_all(copy, copied, 0) == ETCH_OK);
+}

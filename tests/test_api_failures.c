@@ -155,6 +155,53 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_module_compile_with, "etch_module_compile",                                         \
           etch_module_compile_with(NULL, NULL) != ETCH_OK)                                         \
     FAILS(etch_nn_linear, "etch_nn_linear", !etch_nn_linear(-1, 2, ETCH_F32))                      \
+    FAILS(etch_module_new_n, "etch_module_new_n", !etch_module_new_n("x", NULL))                   \
+    FAILS(etch_module_set_ctx, "etch_module_set_ctx",                                              \
+          etch_module_set_ctx(NULL, x, NULL, NULL) != ETCH_OK)                                     \
+    FAILS(etch_module_set_config, "etch_module_set_config",                                        \
+          etch_module_set_config(NULL, "") != ETCH_OK)                                             \
+    FAILS(etch_module_copy, "etch_module_copy", !etch_module_copy(NULL))                           \
+    FAILS(etch_module_add_buffer, "etch_module_add_buffer",                                        \
+          etch_module_add_buffer(parent, "", x) != ETCH_OK)                                        \
+    FAILS(etch_module_set_tensor, "etch_module_set_tensor",                                        \
+          etch_module_set_tensor(parent, "no", x) != ETCH_OK)                                      \
+    FAILS(etch_module_buffer, "etch_module_buffer", !etch_module_buffer(parent, "no"))             \
+    FAILS(etch_module_find, "etch_module_find", !etch_module_find(parent, "no"))                   \
+    FAILS(etch_module_train, "etch_module_train", etch_module_train(NULL, true) != ETCH_OK)        \
+    FAILS(etch_module_to, "etch_module_to", etch_module_to(parent, ETCH_I8) != ETCH_OK)            \
+    FAILS(etch_module_to_device, "etch_module_to_device",                                          \
+          etch_module_to_device(NULL, 0) != ETCH_OK)                                               \
+    FAILS(etch_module_call_n, "etch_module_call_n",                                                \
+          etch_module_call_n(parent, &x, 99, NULL, 0) != ETCH_OK)                                  \
+    FAILS(etch_module_forward_pre_hook_n, "etch_module_forward_pre_hook_n",                        \
+          !etch_module_forward_pre_hook_n(parent, NULL, NULL))                                     \
+    FAILS(etch_module_forward_hook_n, "etch_module_forward_hook_n",                                \
+          !etch_module_forward_hook_n(parent, NULL, NULL))                                         \
+    FAILS(etch_nn_init_with, "etch_nn_init", etch_nn_init_with(x, "no", NULL) != ETCH_OK)          \
+    FAILS(etch_nn_linear_with, "etch_nn_linear", !etch_nn_linear_with(0, 1, ETCH_F32, true))       \
+    FAILS(etch_nn_dropout, "etch_nn_dropout", !etch_nn_dropout(2))                                 \
+    FAILS(etch_nn_conv1d_with, "etch_nn_conv1d", !etch_nn_conv1d_with(0, 1, 1, ETCH_F32, NULL))    \
+    FAILS(etch_nn_conv2d_with, "etch_nn_conv2d",                                                   \
+          !etch_nn_conv2d_with(1, 1, ETCH_SHAPE(1), ETCH_F32, NULL))                               \
+    FAILS(etch_nn_max_pool2d_with, "etch_nn_max_pool2d",                                           \
+          !etch_nn_max_pool2d_with(ETCH_SHAPE(1), NULL))                                           \
+    FAILS(etch_nn_avg_pool2d_with, "etch_nn_avg_pool2d",                                           \
+          !etch_nn_avg_pool2d_with(ETCH_SHAPE(1), NULL))                                           \
+    FAILS(etch_nn_layer_norm_with, "etch_nn_layer_norm",                                           \
+          !etch_nn_layer_norm_with(ETCH_SHAPE(0), ETCH_F32, NULL))                                 \
+    FAILS(etch_nn_rms_norm_with, "etch_nn_rms_norm",                                               \
+          !etch_nn_rms_norm_with(ETCH_SHAPE(0), ETCH_F32, NULL))                                   \
+    FAILS(etch_nn_batch_norm1d_with, "etch_nn_batch_norm1d",                                       \
+          !etch_nn_batch_norm1d_with(0, ETCH_F32, NULL))                                           \
+    FAILS(etch_nn_batch_norm2d_with, "etch_nn_batch_norm2d",                                       \
+          !etch_nn_batch_norm2d_with(1, ETCH_I8, NULL))                                            \
+    FAILS(etch_nn_group_norm_with, "etch_nn_group_norm",                                           \
+          !etch_nn_group_norm_with(2, 3, ETCH_F32, NULL))                                          \
+    FAILS(etch_nn_embedding, "etch_nn_embedding", !etch_nn_embedding(0, 1, ETCH_F32))              \
+    FAILS(etch_nn_multihead_attention_with, "etch_nn_multihead_attention",                         \
+          !etch_nn_multihead_attention_with(3, 2, ETCH_F32, NULL))                                 \
+    FAILS(etch_nn_lstm_cell, "etch_nn_lstm_cell", !etch_nn_lstm_cell(0, 1, ETCH_F32))              \
+    FAILS(etch_nn_gru_cell, "etch_nn_gru_cell", !etch_nn_gru_cell(1, 1, ETCH_I8))                  \
     FAILS(etch_nn_sequential, "etch_nn_sequential", !etch_nn_sequential(NULL, 2))                  \
     FAILS(etch_device_parse, "etch_device_parse", etch_device_parse("tpu") == -1)                  \
     FAILS(etch_device_of, "etch_device_of", etch_device_of(NULL) == -1)                            \
@@ -189,6 +236,10 @@ static const char *const safe =
     " etch_statistics_mode etch_call_stack_mode etch_profile_kind_name etch_profile_entries"
     " etch_profile_count etch_profile_table etch_current_stance etch_explanation_free"
     " etch_trace_write etch_graph_is_instance etch_module_type etch_module_parameter_count"
+    " etch_module_parameter_at etch_module_parameter_name etch_module_buffer_count"
+    " etch_module_buffer_at etch_module_buffer_name etch_module_child_count etch_module_child_name"
+    " etch_module_ctx etch_module_config etch_module_is_training etch_nn_gelu etch_nn_silu"
+    " etch_nn_tanh etch_nn_sigmoid etch_nn_flatten"
     " etch_module_child etch_hook_remove etch_module_is_compiled etch_nn_relu etch_cuda_count"
     " etch_cuda_absent etch_device_name etch_current_device etch_device_stats"
     " etch_get_matmul_precision etch_cuda_graph_begin etch_cuda_graph_free ";
