@@ -3,7 +3,7 @@
 
 void etch__capture_make(capture *c, const etch_tensor *t, int32_t value, int32_t operand) {
     c->value = value, c->operand = operand;
-    c->fixed = t->marks ? t->marks->fixed : 0;
+    c->fixed = etch__marks(t) ? etch__marks(t)->fixed : 0;
     etch__guard_make(t, &c->guard);
 }
 
@@ -11,7 +11,7 @@ bool etch__capture_fits(const capture *c, const etch_tensor *t, bool by_rank) {
     if (!by_rank) return etch__guard_holds(&c->guard, t) && !etch__marked_dynamic(t);
     const dim_marks fixed = {.fixed = c->fixed};
     return etch__guard_holds_rank(&c->guard, t) &&
-           (likely(!c->fixed && !t->marks) || etch__marks_hold(&fixed, &c->guard, t));
+           (likely(!c->fixed && !t->notes) || etch__marks_hold(&fixed, &c->guard, t));
 }
 
 static bool same_class(const tensor_meta *a, const tensor_meta *b) {

@@ -3,10 +3,10 @@
 
 static bool copy_marks(entry_guard *g, etch_tensor *const *in) {
     for (int i = 0; i < g->nargs; i++) {
-        if (!in[i]->marks) continue;
+        if (!etch__marks(in[i])) continue;
         if (!g->marks && !(g->marks = etch__calloc((size_t)g->nargs, sizeof *g->marks)))
             return false;
-        g->marks[i] = *in[i]->marks;
+        g->marks[i] = *etch__marks(in[i]);
     }
     return true;
 }
@@ -30,7 +30,8 @@ static bool argument_fits(const entry_guard *g, int i, const etch_tensor *x, ent
     const tensor_meta *m = &g->meta[i];
     if (!etch__guard_holds_rank(m, x)) return false;
     if (how == FIT_SIMILAR) return etch__fixed_sizes_agree(m, x);
-    return likely(!g->marks && !x->marks) || etch__marks_hold(g->marks ? &g->marks[i] : NULL, m, x);
+    return likely(!g->marks && !etch__marks(x)) ||
+           etch__marks_hold(g->marks ? &g->marks[i] : NULL, m, x);
 }
 
 bool etch__entry_fits(const entry_guard *g, etch_tensor *const *in, int nin, entry_fit how) {

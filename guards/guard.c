@@ -19,7 +19,8 @@ static bool within(const dim_marks *m, const etch_tensor *t, int d) {
 
 bool etch__marks_hold(const dim_marks *m, const tensor_meta *g, const etch_tensor *t) {
     uint8_t fixed = m ? m->fixed : 0;
-    if (t->marks && t->marks->fixed & ~fixed) return false;
+    const dim_marks *marks = etch__marks(t);
+    if (marks && marks->fixed & ~fixed) return false;
     if (!agree_where(fixed, g, t)) return false;
     for (int d = 0; m && d < t->ndim; d++)
         if (!within(m, t, d)) return false;
@@ -27,7 +28,8 @@ bool etch__marks_hold(const dim_marks *m, const tensor_meta *g, const etch_tenso
 }
 
 bool etch__fixed_sizes_agree(const tensor_meta *g, const etch_tensor *t) {
-    return !t->marks || agree_where(t->marks->fixed, g, t);
+    const dim_marks *marks = etch__marks(t);
+    return !marks || agree_where(marks->fixed, g, t);
 }
 
 void etch__marks_explain(const dim_marks *m, const tensor_meta *g, const etch_tensor *t, int index,

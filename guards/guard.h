@@ -30,7 +30,7 @@ bool etch__marks_hold(const dim_marks *m, const tensor_meta *g, const etch_tenso
 /* Whether t agrees in size with g wherever t is marked as fixed. */
 bool etch__fixed_sizes_agree(const tensor_meta *g, const etch_tensor *t);
 static inline bool etch__marked_dynamic(const etch_tensor *t) {
-    return unlikely(t->marks != NULL) && t->marks->dynamic;
+    return unlikely(t->notes != NULL) && t->notes->marks && t->notes->marks->dynamic;
 }
 
 /* "tensor 1: size mismatch at dim 0: expected 8, got 9"; "" when the guard holds. */

@@ -204,6 +204,10 @@ QUERY_OF(mode_ctx, etch_mode_ctx(NULL) == NULL)
 QUERY_OF(mode_name, etch_mode_name(NULL) == NULL)
 QUERY_OF(inference_enabled, etch_inference_enabled())
 QUERY_OF(current_stance, etch_current_stance())
+QUERY_OF(requires_grad, etch_requires_grad(y))
+QUERY_OF(is_leaf, etch_is_leaf(y))
+QUERY_OF(grad_of, etch_grad_of(y) == NULL)
+QUERY_OF(grad_enabled, etch_grad_enabled())
 
 #define QUERY(name)                                                                                \
     { "etch_" #name, query_##name }
@@ -248,6 +252,10 @@ static const use queries[] = {
     QUERY(mode_name),
     QUERY(inference_enabled),
     QUERY(current_stance),
+    QUERY(requires_grad),
+    QUERY(is_leaf),
+    QUERY(grad_of),
+    QUERY(grad_enabled),
 };
 
 static use_fn find_use(const use *uses, int n, const char *name) {

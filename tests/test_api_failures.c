@@ -216,7 +216,17 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_cuda_stream, "etch_cuda_stream", !etch_cuda_stream(99))                             \
     FAILS(etch_cuda_set_stream, "etch_cuda_set_stream", etch_cuda_set_stream(99, NULL) != ETCH_OK) \
     FAILS(etch_cuda_graph_end, "etch_cuda_graph_end", !etch_cuda_graph_end(NULL))                  \
-    FAILS(etch_cuda_graph_replay, "etch_cuda_graph_replay", etch_cuda_graph_replay(NULL) != ETCH_OK)
+    FAILS(etch_cuda_graph_replay, "etch_cuda_graph_replay",                                        \
+          etch_cuda_graph_replay(NULL) != ETCH_OK)                                                 \
+    FAILS(etch_requires_grad_, "etch_requires_grad_", !etch_requires_grad_(NULL, true))            \
+    FAILS(etch_backward, "etch_backward", etch_backward(x) != ETCH_OK)                             \
+    FAILS(etch_backward_from, "etch_backward_from",                                                \
+          etch_backward_from(NULL, 0, NULL, NULL) != ETCH_OK)                                      \
+    FAILS(etch_grad, "etch_grad", etch_grad(&x, 1, &x, 1, NULL, NULL, &assigned) != ETCH_OK)       \
+    FAILS(etch_zero_grad, "etch_zero_grad", etch_zero_grad(NULL) != ETCH_OK)                       \
+    FAILS(etch_set_grad, "etch_set_grad", etch_set_grad(x, x) != ETCH_OK)                          \
+    FAILS(etch_retain_grad, "etch_retain_grad", etch_retain_grad(x) != ETCH_OK)                    \
+    FAILS(etch_add_grad_hook, "etch_add_grad_hook", !etch_add_grad_hook(x, NULL, NULL))
 
 /* Those that cannot fail, or only for want of memory, or (test_statuses.c) of what they compute. */
 static const char *const safe =
@@ -242,6 +252,8 @@ static const char *const safe =
     " etch_nn_tanh etch_nn_sigmoid etch_nn_flatten"
     " etch_module_child etch_hook_remove etch_module_is_compiled etch_nn_relu etch_cuda_count"
     " etch_cuda_absent etch_device_name etch_current_device etch_device_stats"
+    " etch_requires_grad etch_is_leaf etch_grad_of etch_remove_grad_hook etch_no_grad_begin"
+    " etch_no_grad_end etch_grad_enabled"
     " etch_get_matmul_precision etch_cuda_graph_begin etch_cuda_graph_free ";
 
 static int wrong;

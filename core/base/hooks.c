@@ -13,12 +13,13 @@ static etch_status no_expose(const etch_tensor *t, unsigned counts, const void *
 static void no_before(const etch_storage *s) { (void)s; }
 static bool no_same_storage(const etch_tensor *a, const etch_tensor *b) { return a == b; }
 static int64_t no_offset(const etch_tensor *t) { return (void)t, 0; }
+static unsigned no_version(const etch_tensor *t) { return (void)t, 0; }
 static void no_abandon(int64_t mark) { (void)mark; }
 
 static void no_own_borrowed(const etch_tensor *t) { (void)t; }
 static void no_add_counts(counters *sum) { (void)sum; }
 static void no_reset_counts(void) {}
 
-trace_hooks etch__trace_hooks = {no_read,         no_expose,      no_before,  no_before,
-                                 no_same_storage, no_offset,      no_abandon, no_own_borrowed,
-                                 no_add_counts,   no_reset_counts};
+trace_hooks etch__trace_hooks = {no_read,         no_expose,     no_before,      no_before,
+                                 no_same_storage, no_offset,     no_version,     no_abandon,
+                                 no_own_borrowed, no_add_counts, no_reset_counts};

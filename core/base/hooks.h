@@ -24,6 +24,8 @@ typedef struct trace_hooks {
     bool (*same_storage)(const etch_tensor *a, const etch_tensor *b);
     /* The offset of a deferred tensor in the storage it will lie over. */
     int64_t (*offset)(const etch_tensor *t);
+    /* How often what a deferred tensor will lie over was written until now. */
+    unsigned (*version)(const etch_tensor *t);
     /* The running call's scope is closed from outside (longjmp): forget the run. */
     void (*abandon)(int64_t mark);
     /* The thread gives up a count while walks of it borrow arguments: those that borrow t take a

@@ -113,10 +113,10 @@ typedef struct etch_thread {
 extern __thread etch_thread etch__tls
     __attribute__((tls_model("initial-exec"), visibility("hidden")));
 
-/* The state word, what a recorded operator depends on beside its operands: bits 0 grad mode, 1
+/* The state word, what a recorded operator depends on beside its operands: bits 0 no gradients, 1
  * inference, 2-3 numerics, 4-5 matmul precision, 8-15 default dtype, 16-31 device, 32-47 how the
  * processor computes (FP_MODE of MXCSR), which etch__tls.state has not. */
-#define STATE_GRADIENTS 1u
+#define STATE_NO_GRAD 1u
 #define STATE_INFERENCE 2u
 #define STATE_TUNED 4u /* relaxed numerics: a product may take the algorithm that proved fastest */
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))

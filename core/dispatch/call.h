@@ -26,12 +26,33 @@ static inline bool etch__list_ok(op_id op, etch_tensor *const *list, int n, cons
     return false;
 }
 
+/* Views: who shares a storage is noted where gradients are in use. */
+static inline __attribute__((always_inline)) bool etch__is_view(op_id op) {
+    switch (op) {
+#define OP(...)
+#define VIEW_OP(id, ...) case OP_##id:
+#include "operators.def"
+        return true;
+    default: return false;
+    }
+}
+
+/* Whether a layer above the cursor has to see the call. */
+static inline __attribute__((always_inline)) bool etch__is_layered(op_id op, etch_tensor *const *in,
+                                                                   int nin) {
+    if (likely(!atomic_load_explicit(&etch__layered, memory_order_relaxed))) return false;
+    bool layered = etch__is_view(op);
+    for (int i = 0; i < nin; i++) layered |= in[i] && in[i]->layers;
+    return layered;
+}
+
 /* An operator call in normal form: along the cursor where one is active, else dispatched. */
 static inline __attribute__((always_inline)) etch_tensor *
 etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc, int nsc,
                const int64_t *at, int nat, const void *site) {
     trace_cursor *c = etch__tls.cursor;
-    if (c && nin > 0 && nin <= CURSOR_MAX_IN) {
+    bool layered = etch__is_layered(op, in, nin);
+    if (c && likely(!layered) && nin > 0 && nin <= CURSOR_MAX_IN) {
         uint64_t key = etch__call_key(op, (unsigned)nin, (unsigned)nsc, (unsigned)nat);
         etch_tensor *h = etch__cursor_match(c, key, in, nin, sc, nsc, at, nat);
         if (likely(h)) return h;
@@ -47,7 +68,19 @@ etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc,
                     .sc = sc,
                     .at = at,
                     .site = site};
-    return etch__dispatch(&call);
+    return unlikely(layered) ? etch__dispatch_layered(&call) : etch__dispatch(&call);
+}
+
+/* The same below all layers that see calls by their operands. */
+static inline etch_tensor *etch__operator_below(const op_call *call) {
+    trace_cursor *c = etch__tls.cursor;
+    if (c && call->nin > 0 && call->nin <= CURSOR_MAX_IN) {
+        uint64_t key = etch__call_key(call->op, call->nin, call->nsc, call->nat);
+        etch_tensor *h = etch__cursor_match(c, key, call->in, call->nin, call->sc, call->nsc,
+                                            call->at, call->nat);
+        if (likely(h)) return h;
+    }
+    return etch__dispatch(call);
 }
 
 /* Seed and first offset of a random operator's result, reserved at the call. */

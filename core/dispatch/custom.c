@@ -95,7 +95,7 @@ static etch_status run_user(const user_kernel *k, bool copies, const op_call *ca
     const user_call u = {k, etch__tls.run || etch__tls.in_flush, copies};
     if (etch__ops[call->op].flags & OPF_EFFECTS) etch__before_write(NULL);
     empty_frame frame = etch__push_user_frame();
-    etch__tls.state = STATE_ON_DEVICE(etch__tls.state, copies ? 0 : out[0]->device);
+    etch__tls.state = STATE_ON_DEVICE(etch__tls.state, copies ? 0 : out[0]->device) | STATE_NO_GRAD;
     etch_status status = etch__lend(call, out, call_lent, &u);
     etch__pop_frame(&frame);
     return status;

@@ -88,6 +88,10 @@ static bool puts_by_mask(const op_call *call) {
     return etch__ops[call->op].srule == SRULE_INDEX_PUT && call->in[1]->dtype == ETCH_BOOL;
 }
 
+bool etch__in_parts(const op_call *call) {
+    return etch__ops[call->op].kind == KIND_COMPOSITE || puts_by_mask(call);
+}
+
 static inline etch_tensor *dispatch(const op_call *call) {
     for (int i = 0; i < call->nin; i++)
         if (unlikely(!etch__operand_ok(call, i))) return NULL;
@@ -117,6 +121,39 @@ etch_tensor *etch__dispatch(const op_call *call) {
     etch_tensor *t = dispatch(call);
     if (unlikely(!t)) failed(call, errors);
     return t;
+}
+
+_Atomic bool etch__layered;
+
+/* The last writes, for messages: a ring, of which a word may be torn by another thread. */
+enum { WRITES = 256 };
+static struct {
+    _Atomic(const etch_storage *) storage;
+    _Atomic(const void *) site;
+    atomic_int op;
+} writes[WRITES];
+static atomic_uint nwrites;
+
+void etch__remember_write(const etch_storage *s, op_id op, const void *site) {
+    unsigned i = atomic_fetch_add_explicit(&nwrites, 1, memory_order_relaxed) % WRITES;
+    atomic_store_explicit(&writes[i].storage, s, memory_order_relaxed);
+    atomic_store_explicit(&writes[i].site, site, memory_order_relaxed);
+    atomic_store_explicit(&writes[i].op, (int)op, memory_order_relaxed);
+}
+
+op_id etch__last_writer(const etch_storage *s, const void **site) {
+    unsigned newest = atomic_load_explicit(&nwrites, memory_order_relaxed);
+    for (unsigned k = 1; k <= WRITES; k++) {
+        unsigned i = (newest - k) % WRITES;
+        if (atomic_load_explicit(&writes[i].storage, memory_order_relaxed) != s) continue;
+        *site = atomic_load_explicit(&writes[i].site, memory_order_relaxed);
+        return (op_id)atomic_load_explicit(&writes[i].op, memory_order_relaxed);
+    }
+    return *site = NULL, OP_COUNT;
+}
+
+etch_tensor *etch__dispatch_layered(const op_call *call) {
+    return layers[LAYER_AUTOGRAD] ? layers[LAYER_AUTOGRAD](call) : etch__dispatch(call);
 }
 
 /* ---- the innermost step ---- */
@@ -149,6 +186,7 @@ static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
     etch__copy_meta(t, meta);
     t->contiguous = 1; /* what is no view is */
     if (etch__ops[call->op].kind == KIND_VIEW) {
+        t->view = 1;
         t->contiguous = etch__sizes_contiguous(meta->ndim, meta->size, meta->stride);
         t->storage = call->in[0]->storage;
         etch__storage_retain(t->storage);
@@ -175,7 +213,7 @@ static etch_tensor *run_inplace(const op_call *call) {
     etch_tensor *self = call->in[0];
     etch__before_write(self->storage);
     if (etch__run_kernel(call, self) != ETCH_OK) return NULL;
-    atomic_fetch_add_explicit(&self->storage->version, 1, memory_order_relaxed);
+    etch__note_write(self->storage, call->op, call->site);
     return self;
 }
 

@@ -48,9 +48,27 @@ static inline etch_status etch__call_kernel(op_kernel kernel, const op_call *cal
  * the active layers, ends in etch__run_eager. */
 etch_tensor *etch__dispatch(const op_call *call);
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
+/* The entry of a call whose operands, or which itself, some layer above the cursor has to see. */
+etch_tensor *etch__dispatch_layered(const op_call *call);
+
+/* Set for good when a tensor first requires gradients: until then no layer has to see anything, and
+ * nobody asks who wrote. */
+extern _Atomic bool etch__layered;
+
+/* A write by an operator is done: the storage has another version. */
+void etch__remember_write(const etch_storage *s, op_id op, const void *site);
+static inline void etch__note_write(etch_storage *s, op_id op, const void *site) {
+    atomic_fetch_add_explicit(&s->version, 1, memory_order_relaxed);
+    if (unlikely(atomic_load_explicit(&etch__layered, memory_order_relaxed)))
+        etch__remember_write(s, op, site);
+}
+/* The last operator that wrote it, OP_COUNT where that is not known any more; and where. */
+op_id etch__last_writer(const etch_storage *s, const void **site);
 
 /* What takes operators apart, by operator; NULL for those that have a kernel. */
 typedef etch_tensor *(*op_composite)(const op_call *call);
+/* Whether the call is one of a composite: other operators come in its place. */
+bool etch__in_parts(const op_call *call);
 void etch__register_composites(const op_composite *table);
 /* A composite's parts, called in its place; they stand at the user's line of the composite. */
 etch_tensor *etch__take_apart(const op_call *call);

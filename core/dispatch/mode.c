@@ -239,6 +239,14 @@ static etch_status handler_status(const op_call *call, etch_status status,
     return status;
 }
 
+/* What a handler calls is noted on no tape: the call that it handles is. A composite's handler
+ * stands above that. Returns the bit as it was. */
+static uint64_t below_autograd(const op_call *call) {
+    uint64_t before = etch__tls.state & STATE_NO_GRAD;
+    if (etch__ops[call->op].kind != KIND_COMPOSITE) etch__tls.state |= STATE_NO_GRAD;
+    return before;
+}
+
 /* The handler of the mode at `index`, with that mode and all above it off. What the handler leaves
  * on the stack is taken off again. */
 static etch_status run_handler(int index, const op_call *call, etch_tensor **out) {
@@ -258,7 +266,9 @@ static etch_status run_handler(int index, const op_call *call, etch_tensor **out
     *out = NULL;
     saved_error before;
     etch__error_aside(&before);
+    uint64_t gradients = below_autograd(call);
     etch_status status = m->handler(m->ctx, &etch__ops[call->op], values, n, out, 1);
+    etch__tls.state = (etch__tls.state & ~(uint64_t)STATE_NO_GRAD) | gradients;
     status = handler_status(call, status, &before);
     while (t->mode_level > index) remove_top();
     boxed = outer_form;

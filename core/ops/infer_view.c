@@ -109,6 +109,8 @@ static bool transpose_rule(const op_call *call, tensor_meta *out) {
     return true;
 }
 
+static bool detach_rule(const op_call *call, tensor_meta *out) { return begin(call, out) != NULL; }
+
 static bool t_rule(const op_call *call, tensor_meta *out) {
     const etch_tensor *t = begin(call, out);
     if (t->ndim > 2)

@@ -25,8 +25,9 @@ static dim_marks *marks_of(etch_tensor *t, int *dim, const char *function, const
         return NULL;
     }
     *dim = wrapped;
-    if (!t->marks) t->marks = etch__calloc(1, sizeof *t->marks);
-    return t->marks;
+    tensor_notes *notes = etch__notes(t);
+    if (notes && !notes->marks) notes->marks = etch__calloc(1, sizeof *notes->marks);
+    return notes ? notes->marks : NULL;
 }
 
 etch_status etch_mark_dynamic(etch_tensor *t, int dim, int64_t min, int64_t max) {

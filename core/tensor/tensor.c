@@ -85,8 +85,22 @@ etch_tensor *etch__tensor_alloc(void) {
     return t;
 }
 
+tensor_notes *etch__notes(etch_tensor *t) {
+    if (!t->notes) t->notes = etch__calloc(1, sizeof *t->notes);
+    return t->notes;
+}
+
+static void no_drop(tensor_notes *notes) { (void)notes; }
+void (*etch__drop_grad)(tensor_notes *notes) = no_drop;
+
+static void free_notes(etch_tensor *t) {
+    etch__free(t->notes->marks);
+    etch__free(t->notes);
+    t->notes = NULL;
+}
+
 static void bury(etch_tensor *t) {
-    if (unlikely(t->marks != NULL)) etch__free(t->marks);
+    if (unlikely(t->notes != NULL)) free_notes(t);
     free_handle(t);
 }
 
@@ -94,6 +108,7 @@ void etch__tensor_destroy(etch_tensor *t) {
     if (unlikely(!etch__tls.registered)) etch__thread_register();
     etch__storage_release(t->storage);
     t->storage = NULL;
+    if (unlikely(t->layers)) etch__drop_grad(t->notes), t->layers = 0;
     THREAD_COUNT(tensors, -1);
     if (likely(!atomic_load_explicit(&t->watchers, memory_order_acquire))) {
         bury(t);

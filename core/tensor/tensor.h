@@ -47,6 +47,23 @@ typedef struct dim_marks {
     int64_t min[ETCH_MAX_DIMS], max[ETCH_MAX_DIMS]; /* of dynamic ones */
 } dim_marks;
 
+/* Where a tensor's gradient goes: a node of a tape (core/autograd/tape.h), and which of its results
+ * the tensor is. */
+typedef struct grad_edge {
+    struct tape_node *node; /* counted; NULL: nowhere */
+    int32_t out;
+} grad_edge;
+
+/* What few tensors have. */
+typedef struct tensor_notes {
+    dim_marks *marks; /* or NULL */
+    grad_edge edge;
+    struct view_family
+        *family;     /* counted: who shares the storage, as far as gradients go; or NULL */
+    uint64_t writes; /* of the family, when the edge was made */
+    bool base;       /* it is the family's base: its edge is the family's */
+} tensor_notes;
+
 enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
 
 struct etch_tensor {
@@ -60,14 +77,24 @@ struct etch_tensor {
     uint8_t device;      /* that its storage is on, or will be */
     uint8_t lead;        /* bytes of the allocated block before it */
     uint16_t sizes;      /* a walk's own: see trace_cursor.sizes */
+    uint8_t layers;      /* bit per dispatch_layer that sees every call with it */
+    uint8_t view;        /* an operator made it over the storage of its operand */
     atomic_int watchers; /* how many, and one for all counts together; 0: nobody ever */
     int64_t offset;      /* elements */
     int64_t numel;
     etch_storage *storage; /* NULL while deferred */
     void *owner;           /* the tracer's walk that holds a count of it, or NULL */
-    dim_marks *marks;      /* or NULL */
+    tensor_notes *notes;   /* or NULL */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 };
+
+static inline dim_marks *etch__marks(const etch_tensor *t) {
+    return likely(!t->notes) ? NULL : t->notes->marks;
+}
+/* Its notes, made at the first; NULL with out_of_memory. */
+tensor_notes *etch__notes(etch_tensor *t);
+/* What happens to edges and families when a tensor that has them goes (core/autograd). */
+extern void (*etch__drop_grad)(tensor_notes *notes);
 
 /* Waits for a copy that is under way between the host storage and a device. */
 etch_status etch__await_storage(etch_storage *s);

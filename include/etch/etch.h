@@ -9,6 +9,7 @@
 #include <etch/compile.h>
 #include <etch/debug.h>
 #include <etch/device.h>
+#include <etch/grad.h>
 #include <etch/mode.h>
 #include <etch/backend.h>
 #include <etch/explain.h>

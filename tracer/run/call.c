@@ -105,7 +105,7 @@ static bool marks_ok(const etch_function *f, const call_io *io) {
         etch__error_at(io->site, ETCH_ERR_SPECIALISED,
                        "%s: dimension %d of argument %d is marked dynamic, but the function was "
                        "compiled with ETCH_DYNAMIC_OFF, which fixes every size",
-                       f->name, __builtin_ctz(io->in[i]->marks->dynamic), i);
+                       f->name, __builtin_ctz(etch__marks(io->in[i])->dynamic), i);
         return false;
     }
     return true;

@@ -72,10 +72,16 @@ static bool make_room(trace_walk *w, const segment_code *code) {
                             sizeof *w->room.outputs);
 }
 
-static void bump_versions(trace_walk *w, const trace_leaf *leaf) {
-    for (int i = 0; i < leaf->ninputs; i++) {
-        int32_t v = leaf->inputs[i];
-        if (leaf->written[v]) w->c.value[v]->storage->version++;
+/* As often as the operators would have written, inputs and what was made here alike. */
+static void note_writes(trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
+    for (int i = 0; i < leaf->npath; i++) {
+        const trace_node *n = leaf->path[i];
+        if (!n->c.inplace) continue;
+        int32_t v = leaf->base[n->in[0]], slot = code->slot[v];
+        etch_storage *s = slot == OUT_INPUT ? w->c.value[v]->storage
+                          : slot >= 0       ? w->room.outputs[slot]
+                                            : NULL;
+        if (s) etch__note_write(s, n->op, n->site);
     }
 }
 
@@ -104,8 +110,8 @@ etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_
     if (unlikely(wrote)) poison(w);
     if (status != ETCH_OK) return status;
     for (int i = code->nmissing; i < code->nmade; i++) attach(w, leaf, code, code->made[i]);
+    if (unlikely(leaf->npath && leaf->path[leaf->npath - 1]->nwrites)) note_writes(w, leaf, code);
     for (int i = 0; i < code->nout; i++) etch__storage_release(w->room.outputs[i]);
-    if (unlikely(leaf->writes_inputs)) bump_versions(w, leaf);
     w->end.ran = code;
     if (unlikely(w->shadow != NULL)) etch__check_after(w, leaf);
     TRACE_COUNT(w->run->f, plan_runs, 1);

@@ -115,7 +115,7 @@ static void fail_spoilt(trace_walk *w) {
 static bool evaluate_write(const op_call *call, etch_tensor *h) {
     etch__before_write(h->storage);
     if (etch__run_kernel(call, h) != ETCH_OK) return false;
-    h->storage->version++;
+    etch__note_write(h->storage, call->op, call->site);
     return true;
 }
 

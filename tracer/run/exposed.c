@@ -42,6 +42,31 @@ static bool trace_same_storage(const etch_tensor *a, const etch_tensor *b) {
     return a == b || (a->storage && a->storage == b->storage);
 }
 
+/* The last node of what a walk has deferred; NULL where it runs its operators at once. */
+static const trace_node *last_deferred(const trace_walk *w) {
+    if (!w || w->mode == WALK_RECORD) return NULL;
+    if (w->mode == WALK_MATCH) return (const trace_node *)w->c.last;
+    return w->npath ? w->path[w->npath - 1] : NULL;
+}
+
+static const trace_node *node_before(const trace_walk *w, const trace_node *n, int64_t *at) {
+    if (w->mode == WALK_MATCH) return n->parent;
+    return --*at > 0 ? w->path[*at - 1] : NULL;
+}
+
+/* What was written by the present segment has that many more writes before it. */
+static unsigned trace_version(const etch_tensor *t) {
+    int64_t offset;
+    const etch_tensor *root = root_of(t, &offset);
+    unsigned version = root->storage ? atomic_load(&root->storage->version) : 0;
+    const trace_run *r = etch__current_run();
+    const trace_walk *w = r ? r->walk : NULL;
+    int64_t at = w ? w->npath : 0;
+    for (const trace_node *n = last_deferred(w); n && n->nwrites; n = node_before(w, n, &at))
+        if (n->c.inplace) version += trace_same_storage(w->c.value[n->c.out], root);
+    return version;
+}
+
 static int64_t trace_offset(const etch_tensor *t) {
     int64_t offset;
     root_of(t, &offset);
@@ -126,4 +151,5 @@ void etch__start_memory(void) {
     etch__trace_hooks.expose = trace_expose;
     etch__trace_hooks.same_storage = trace_same_storage;
     etch__trace_hooks.offset = trace_offset;
+    etch__trace_hooks.version = trace_version;
 }

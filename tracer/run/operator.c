@@ -191,7 +191,7 @@ static int marked_dim(const trace_walk *w, int64_t was, int64_t is, int *arg) {
     for (*arg = 0; *arg < w->nargs; *arg += 1) {
         const etch_tensor *t = w->c.value[*arg];
         for (int d = 0; etch__marked_dynamic(t) && d < t->ndim; d++)
-            if (t->marks->dynamic >> d & 1 && t->size[d] == is &&
+            if (etch__marks(t)->dynamic >> d & 1 && t->size[d] == is &&
                 w->tree->guard.meta[*arg].size[d] == was)
                 return d;
     }

@@ -58,6 +58,7 @@ static void record_result(trace_walk *w, trace_node *n, const op_call *call, etc
     }
     n->nints = (int32_t)w->seen.nints;
     n->nvalues = (int32_t)w->nvalues, n->nscalars = (int32_t)w->nscalars;
+    n->nwrites = (w->npath ? w->path[w->npath - 1]->nwrites : 0) + n->c.inplace;
     if (w->mode == WALK_SHAPES && !n->c.inplace) h->value = n->c.out;
 }
 
@@ -68,6 +69,7 @@ static etch_tensor *shape_result(trace_walk *w, const op_call *call) {
     if (etch__ops[call->op].kind == KIND_INPLACE) return call->in[0];
     etch_tensor *h = etch__deferred_handle(w, &meta, -1);
     if (!h) return NULL;
+    h->view = etch__ops[call->op].kind == KIND_VIEW;
     if (etch__scope_push(h)) return h;
     etch__tensor_destroy(h);
     return NULL;

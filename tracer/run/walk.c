@@ -199,7 +199,8 @@ etch_tensor *etch__deferred_handle(trace_walk *w, const tensor_meta *meta, int32
 
 etch_tensor *etch__walk_handle(trace_walk *w, const trace_node *n) {
     etch_tensor **h = &w->c.handle[n->c.id];
-    if (!*h) *h = etch__deferred_handle(w, &n->meta, n->c.out);
+    if (!*h && (*h = etch__deferred_handle(w, &n->meta, n->c.out)))
+        (*h)->view = etch__ops[n->op].kind == KIND_VIEW;
     return *h;
 }
 
@@ -215,6 +216,7 @@ static etch_tensor *fresh_handle(trace_walk *w, const etch_tensor *used) {
     h->owner = w;
     h->value = used->value;
     h->sizes = used->sizes;
+    h->view = used->view;
     return h;
 }
 
@@ -224,7 +226,7 @@ static etch_tensor *fresh_handle(trace_walk *w, const etch_tensor *used) {
 static void give_up_handle(trace_walk *w, int32_t id) {
     etch_tensor *h = w->c.handle[id];
     if (!h) return;
-    if (h->deferred && !h->failed && !h->marks &&
+    if (h->deferred && !h->failed && !h->notes &&
         atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
         return;
     h->owner = NULL;

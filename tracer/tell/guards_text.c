@@ -30,9 +30,10 @@ static void put_marks(growing_text *t, const dim_marks *m, const tensor_meta *g)
 }
 
 static void put_state(growing_text *t, uint64_t state) {
-    etch__text_put(
-        t, "%sstate: default dtype %s%s%s", t->n ? "; " : "", etch_dtype_name(STATE_DTYPE(state)),
-        state & STATE_INFERENCE ? ", inference" : "", state & STATE_GRADIENTS ? ", gradients" : "");
+    etch__text_put(t, "%sstate: default dtype %s%s%s", t->n ? "; " : "",
+                   etch_dtype_name(STATE_DTYPE(state)),
+                   state & STATE_INFERENCE ? ", inference" : "",
+                   state & STATE_NO_GRAD ? ", no gradients" : "");
     static const char *const rounding[] = {"", ", rounding down", ", rounding up",
                                            ", rounding to zero"};
     unsigned fp = STATE_FP(state);

@@ -44,6 +44,7 @@ typedef struct trace_node {
     capture *captures;
     int ncaptures;
     int32_t nvalues, nscalars; /* after this node */
+    int32_t nwrites;           /* operators that write, up to this one */
     tensor_meta meta;          /* of the result; the offset of a view is relative to in[0] */
     bool dynamic; /* sizes and positions are run-time: only dtypes, ranks and the rest must agree */
     int32_t

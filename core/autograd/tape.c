@@ -1,0 +1,297 @@
+/* Nodes and edges: making them as operators are called, and letting them go. See tape.h. */
+#include "core/autograd/tape.h"
+
+#include "core/base/start.h"
+#include "core/dispatch/call.h"
+
+/* ---- the life of a node ---- */
+
+static size_t padded(size_t bytes) { return (bytes + 15) & ~(size_t)15; }
+
+/* One block holds all of it. */
+tape_node *etch__node_make(node_kind kind, int nin, int nsc, int nat) {
+    size_t edges = padded((size_t)nin * sizeof(grad_edge));
+    size_t shapes = padded((size_t)nin * sizeof(value_shape));
+    size_t saved = padded((size_t)(nin + 1) * sizeof(saved_value));
+    size_t scalars = padded((size_t)nsc * sizeof(etch_scalar));
+    size_t head = padded(sizeof(tape_node));
+    size_t bytes = head + edges + shapes + saved + scalars + (size_t)nat * sizeof(int64_t);
+    char *block = etch__malloc(bytes);
+    if (!block) return NULL;
+    memset(block, 0, head + edges + shapes + saved);
+    tape_node *n = (tape_node *)block;
+    n->refs = 1;
+    n->kind = (uint8_t)kind, n->nin = (uint16_t)nin, n->nsc = (uint8_t)nsc, n->nat = (uint8_t)nat;
+    n->edge = (grad_edge *)(block + head);
+    n->in = (value_shape *)(block + head + edges);
+    n->saved = (saved_value *)(block + head + edges + shapes);
+    n->sc = (etch_scalar *)(block + head + edges + shapes + saved);
+    n->at = (int64_t *)(block + head + edges + shapes + saved + scalars);
+    return n;
+}
+
+void etch__node_retain(tape_node *n) {
+    if (n) atomic_fetch_add_explicit(&n->refs, 1, memory_order_relaxed);
+}
+
+void etch__node_free_saved(tape_node *n) {
+    n->freed = n->kind != NODE_LEAF;
+    for (int i = 0; i <= n->nin; i++) {
+        etch_release(n->saved[i].t);
+        n->saved[i].t = NULL;
+    }
+}
+
+static void free_node(tape_node *n) {
+    etch__node_free_saved(n);
+    etch_release(atomic_load(&n->grad));
+    etch__free(n->lies);
+    etch__free(n->hooks);
+    etch__free(n);
+}
+
+static bool last_count(tape_node *n) {
+    return n && atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) == 1;
+}
+
+/* A list in place of recursion: a tape may be a million operators long. */
+void etch__tape_release(tape_node *n) {
+    if (!last_count(n)) return;
+    n->next = NULL;
+    while (n) {
+        tape_node *rest = n->next;
+        for (int i = 0; i < n->nin; i++) {
+            tape_node *to = n->edge[i].node;
+            if (!last_count(to)) continue;
+            to->next = rest;
+            rest = to;
+        }
+        free_node(n);
+        n = rest;
+    }
+}
+
+/* A tensor with an edge or a family goes. */
+static void drop(tensor_notes *notes) {
+    if (!notes) return;
+    tape_node *n = notes->edge.node;
+    view_family *f = notes->family;
+    notes->edge.node = NULL, notes->family = NULL;
+    etch__tape_release(n);
+    etch__family_release(f);
+}
+
+/* ---- values ---- */
+
+value_shape etch__value_shape(const etch_tensor *t) {
+    value_shape s = {.dtype = t->dtype, .ndim = t->ndim, .device = t->device};
+    memcpy(s.size, t->size, (size_t)t->ndim * sizeof *s.size);
+    return s;
+}
+
+tensor_meta etch__place_of(const etch_tensor *t) {
+    tensor_meta m = {.dtype = t->dtype, .ndim = t->ndim, .device = t->device};
+    m.offset = t->deferred ? etch__trace_hooks.offset(t) : t->offset;
+    memcpy(m.size, t->size, (size_t)t->ndim * sizeof *m.size);
+    memcpy(m.stride, t->stride, (size_t)t->ndim * sizeof *m.stride);
+    return m;
+}
+
+unsigned etch__version_of(const etch_tensor *t) {
+    if (unlikely(t->deferred || etch__tls.run)) return etch__trace_hooks.version(t);
+    return atomic_load_explicit(&t->storage->version, memory_order_relaxed);
+}
+
+static etch_tensor *alias_outside(const etch_tensor *t) {
+    etch_tensor *h = etch__tensor_alloc();
+    if (!h) return NULL;
+    tensor_meta m = etch__place_of(t);
+    etch__copy_meta(h, &m);
+    h->contiguous = t->contiguous;
+    h->view = 1;
+    h->storage = t->storage;
+    etch__storage_retain(h->storage);
+    return h;
+}
+
+etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
+    if (!(etch__tls.layers >> LAYER_TRACER & 1)) return alias_outside(t);
+    etch_tensor *const in[] = {t};
+    op_call call = {.op = OP_DETACH, .nin = 1, .in = in, .site = site};
+    trace_cursor *c = etch__tls.cursor;
+    etch_tensor *h = NULL;
+    if (c) h = etch__cursor_match(c, etch__call_key(OP_DETACH, 1, 0, 0), in, 1, NULL, 0, NULL, 0);
+    return etch_retain(h ? h : etch__dispatch_below(LAYER_MODES, &call));
+}
+
+/* ---- edges ---- */
+
+bool etch__set_edge(etch_tensor *t, tape_node *node, int32_t out) {
+    tensor_notes *notes = etch__notes(t);
+    if (!notes) return false;
+    tape_node *before = notes->edge.node;
+    etch__node_retain(node);
+    notes->edge = (grad_edge){node, out};
+    t->layers |= 1u << LAYER_AUTOGRAD;
+    etch__tape_release(before);
+    return true;
+}
+
+/* ---- noting operators ---- */
+
+/* Per thread; a node's number is larger than those of the nodes that it points to, whoever made
+ * them. Even: odd ones are of views that were made anew (views.c). */
+static __thread uint64_t last_number;
+
+uint64_t etch__tape_number(const tape_node *n) {
+    for (int i = 0; i < n->nin; i++)
+        if (n->edge[i].node && n->edge[i].node->number > last_number)
+            last_number = n->edge[i].node->number;
+    return last_number = (last_number | 1) + 1;
+}
+
+static bool save(tape_node *n, int i, etch_tensor *t) {
+    if (n->saved[i].t || t == ETCH_NONE) return true;
+    n->saved[i] = (saved_value){etch__tape_alias(t, n->site), etch__version_of(t)};
+    return n->saved[i].t != NULL;
+}
+
+/* Old contents of what is about to be written. */
+static bool save_copy(tape_node *n, etch_tensor *t) {
+    etch_tensor *const in[] = {t};
+    op_call call = {.op = OP_CLONE, .nin = 1, .in = in, .site = n->site};
+    etch_tensor *copy = etch_retain(etch__operator_below(&call));
+    if (!copy) return false;
+    n->saved[0] = (saved_value){copy, etch__version_of(copy)};
+    return true;
+}
+
+/* What the wanted derivatives read of the operands, as they are before the call. */
+static bool save_operands(tape_node *n, const derivative *d, const op_call *call) {
+    bool writes = etch__ops[call->op].kind == KIND_INPLACE;
+    for (int i = 0; i < n->nin; i++) {
+        if (!n->edge[i].node) continue;
+        unsigned reads = etch__derivative_reads(d, i);
+        for (int k = 0; k < n->nin && k < SAVED_OPERANDS; k++) {
+            if (!(reads >> k & 1) || n->saved[k].t) continue;
+            if (!(writes && k == 0 ? save_copy(n, call->in[0]) : save(n, k, call->in[k])))
+                return false;
+        }
+    }
+    return true;
+}
+
+static bool reads_result(const tape_node *n, const derivative *d) {
+    bool reads = false;
+    for (int i = 0; i < n->nin; i++)
+        reads |= n->edge[i].node && etch__derivative_reads(d, i) & READS_RESULT;
+    return reads;
+}
+
+/* The call's node before the call: NULL with *ok where no operand wants a gradient. */
+static tape_node *begin_node(const op_call *call, const derivative *d, bool *ok) {
+    grad_edge edges[CURSOR_MAX_IN], *edge = edges;
+    bool wanted = false, writes = etch__ops[call->op].kind == KIND_INPLACE;
+    *ok = true;
+    if (call->nin > CURSOR_MAX_IN && !(edge = etch__malloc((size_t)call->nin * sizeof *edge)))
+        return *ok = false, NULL;
+    for (int i = 0; *ok && i < call->nin; i++) {
+        *ok = etch__edge_of(call->in[i], &edge[i]);
+        wanted |= i == 0 && edge[0].node && writes; /* its gradient ends here, if nothing else */
+        if (d && etch__derivative_reads(d, i) & NO_GRADIENT) edge[i].node = NULL;
+        wanted |= edge[i].node != NULL;
+    }
+    tape_node *n = NULL;
+    if (*ok && wanted) *ok = (n = etch__node_make(NODE_OPERATOR, call->nin, call->nsc, call->nat));
+    for (int i = 0; n && i < call->nin; i++) {
+        etch__node_retain(edge[i].node);
+        n->edge[i] = edge[i];
+        n->in[i] = etch__value_shape(call->in[i]);
+    }
+    if (edge != edges) etch__free(edge);
+    return n;
+}
+
+static void describe(tape_node *n, const op_call *call) {
+    const op_call *outer = etch__tls.composite;
+    n->op = call->op, n->part_of = call->part_of;
+    n->site = outer ? outer->site : call->site;
+    if (call->nsc) memcpy(n->sc, call->sc, call->nsc * sizeof *n->sc);
+    if (call->nat) memcpy(n->at, call->at, call->nat * sizeof *n->at);
+    n->number = etch__tape_number(n);
+}
+
+/* The result is there: it gets the node. */
+static bool end_node(tape_node *n, const derivative *d, const op_call *call, etch_tensor *h) {
+    n->out = etch__value_shape(h);
+    if (d && reads_result(n, d) && !save(n, n->nin, h)) return false;
+    if (etch__ops[call->op].kind == KIND_INPLACE) return etch__family_written(h, n);
+    return etch__set_edge(h, n, 0);
+}
+
+/* A handler may answer with a tensor that is somebody's: its history stays as it is. */
+static etch_tensor *own_result(const op_call *call, etch_tensor *h) {
+    if (!h || !h->layers || etch__ops[call->op].kind == KIND_INPLACE) return h;
+    etch_tensor *const in[] = {h};
+    op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = call->site};
+    return etch__operator_below(&detach);
+}
+
+static bool is_float_result(const etch_tensor *h) { return etch__is_float(h->dtype); }
+
+/* Writing into a leaf would lose what it was; a view whose family is not known, whom to tell. */
+static bool may_write(const op_call *call, const tape_node *n) {
+    etch_tensor *self = call->in[0];
+    const char *name = etch__ops[call->op].name;
+    const view_family *f = self->notes ? self->notes->family : NULL;
+    const tape_node *at = f ? f->edge.node : self->notes ? self->notes->edge.node : NULL;
+    if (at && at->kind == NODE_LEAF)
+        return etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
+                              "%s: expected a tensor that may be written, got %s that requires "
+                              "gradients; write it in ETCH_NO_GRAD, or a result computed from it",
+                              name, self->view ? "a view of a leaf" : "a leaf"),
+               false;
+    if (n && self->view && !f)
+        return etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
+                              "%s: a value that requires gradients is to be written into a view "
+                              "that was made where none were noted (in ETCH_NO_GRAD, by "
+                              "etch_detach, or before the first etch_requires_grad_): make the "
+                              "view anew",
+                              name),
+               false;
+    return true;
+}
+
+/* An operator with an operand that has gradients, or a view. */
+static etch_tensor *noted_operator(const op_call *call) {
+    const derivative *d = etch__derivative(call->op);
+    uint8_t kind = etch__ops[call->op].kind;
+    bool ok;
+    tape_node *n = begin_node(call, d, &ok);
+    if (ok && kind == KIND_INPLACE) ok = may_write(call, n);
+    if (n) describe(n, call);
+    if (ok && n && d) ok = save_operands(n, d, call);
+    etch_tensor *h = ok ? own_result(call, etch__operator_below(call)) : NULL;
+    if (h && kind == KIND_VIEW && call->op != OP_DETACH && !etch__join_family(h, call->in[0]))
+        h = NULL;
+    if (h && n && is_float_result(h) && !end_node(n, d, call, h)) h = NULL;
+    etch__tape_release(n);
+    return h;
+}
+
+static bool operands_usable(const op_call *call) {
+    for (int i = 0; i < call->nin; i++)
+        if (!etch__usable(call->in[i])) return false;
+    return true;
+}
+
+static etch_tensor *note(const op_call *call) {
+    if (!etch__taping() || etch__in_parts(call) || !operands_usable(call))
+        return etch__operator_below(call);
+    return noted_operator(call);
+}
+
+void etch__start_tape(void) {
+    etch__drop_grad = drop;
+    etch__register_layer(LAYER_AUTOGRAD, note);
+}
