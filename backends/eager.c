@@ -234,7 +234,7 @@ static void find_last_uses(eager_plan *e) {
         if (etch__ops[n->op].flags & OPF_MAY_FAIL) e->checks_late |= e->writes_input;
         if (etch__ops[n->op].kind == KIND_INPLACE && g->values[n->out].base < g->ninputs)
             e->writes_input = true;
-        if (etch__ops[n->op].kind == KIND_CONTRACTION) e->p.nproducts++;
+        if (etch__ops[n->op].kind == KIND_CONTRACTION) e->p.nmatmuls++;
     }
     for (int k = 0; k < g->noutputs; k++) e->last[g->outputs[k]] = g->nnodes;
 }

@@ -125,7 +125,7 @@ static etch_status compile_edited(user_plan *u, const etch_graph *e,
     etch__graph_free(g);
     if (status != ETCH_OK) return status;
     u->p.run = run_edited;
-    u->p.nkernels = u->inner->nkernels, u->p.nproducts = u->inner->nproducts;
+    u->p.nkernels = u->inner->nkernels, u->p.nmatmuls = u->inner->nmatmuls;
     return ETCH_OK;
 }
 

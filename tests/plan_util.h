@@ -218,7 +218,7 @@ static void check_graph(const graph *g, int kernels, int products) {
         plan *native = compile_with("native", g);
         assert_int_equal(etch_counters().compile_failures, failures);
         if (threads == 1 && kernels >= 0) assert_int_equal(native->nkernels, kernels);
-        if (products >= 0) assert_int_equal(native->nproducts, products);
+        if (products >= 0) assert_int_equal(native->nmatmuls, products);
         for (int i = 0; i < 3; i++) run_and_compare(g, eager, native, 17 + i, i);
         etch__plan_release(native);
     }

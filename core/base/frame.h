@@ -7,7 +7,8 @@
 #include "core/base/thread.h"
 
 typedef struct empty_frame {
-    void *cursor, *run;
+    struct trace_cursor *cursor;
+    struct trace_run *run;
     uint64_t state;
     uint32_t layers;
     bool in_flush;

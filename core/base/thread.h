@@ -69,14 +69,14 @@ typedef struct etch_thread {
                             variable holds (etch_assign) goes no further out */
     int32_t guard_scope; /* the running compiled call's own scope, -1 without one: closing it or an
                             outer one from elsewhere abandons the run */
-    void *run;           /* the tracer's run */
-    void *borrower;      /* the tracer's walks that use their arguments without a count of them */
+    struct trace_run *run;       /* the tracer's */
+    struct trace_walk *borrower; /* the first of those that use arguments without a count of them */
 
     /* The tracer's runs that have not ended, innermost first; the last function of the user that
        was called between two operators of theirs; how many ended segments of theirs may have
        deferred values, and such functions (0: a write need tell nobody); raw pointers that they
        hold, and memory to which their writes failed. */
-    void *runs;
+    struct trace_run *runs;
     struct empty_frame *interrupted;
     int watches, marked;
 
@@ -103,8 +103,8 @@ typedef struct etch_thread {
 
     struct thread_stack *stack; /* see core/base/stack.h; NULL until a kernel runs */
 
-    etch_tensor **spare; /* dead handles for reuse (core/tensor/tensor.c) */
-    void *spare_run;     /* for the next call (tracer/run/run.c) */
+    etch_tensor **spare;         /* dead handles for reuse (core/tensor/tensor.c) */
+    struct trace_run *spare_run; /* for the next call (tracer/run/run.c) */
 
     thread_counts counts;
     struct etch_thread *next;

@@ -19,24 +19,24 @@ typedef struct user_kernel {
 } user_kernel;
 
 /* Where tensors lie, as far as kernels of the user go. */
-typedef enum place { ON_CPU, ON_GPU, PLACES } place;
+typedef enum user_device { ON_CPU, ON_GPU, USER_DEVICES } user_device;
 
 typedef struct custom_op {
-    user_kernel kernel[PLACES]; /* the GPU's function may be NULL */
-    bool issues_only;           /* the GPU's: may be recorded */
+    user_kernel kernel[USER_DEVICES]; /* the GPU's function may be NULL */
+    bool issues_only;                 /* the GPU's: may be recorded */
     etch_shape_fn shape;
     void *ctx;
 } custom_op;
 
 struct etch_override {
     op_id op;
-    place place;
+    user_device device;
     user_kernel kernel;
     etch_override *below; /* the override that it replaced, or NULL */
 };
 
 static custom_op custom[OP_CAPACITY - OP_COUNT];
-static _Atomic(etch_override *) overrides[PLACES][OP_CAPACITY];
+static _Atomic(etch_override *) overrides[USER_DEVICES][OP_CAPACITY];
 static op_kernel
     natives[OP_CAPACITY]; /* of operators that were overridden once: their own kernel */
 _Atomic uint64_t etch__override_epoch;
@@ -105,7 +105,7 @@ static etch_status run_custom(const op_call *call, etch_tensor *const *out) {
     return run_user(&custom[call->op - OP_COUNT].kernel[ON_CPU], false, call, out);
 }
 
-static const etch_override *newest(place at, int op) {
+static const etch_override *newest(user_device at, int op) {
     return atomic_load_explicit(&overrides[at][op], memory_order_acquire);
 }
 
@@ -336,16 +336,17 @@ static etch_status break_here(const void *site) {
  * so that no trace of the new epoch can have seen the old kernel. */
 static void new_epoch(void) { atomic_fetch_add(&etch__override_epoch, 1); }
 
-static const char *const place_names[PLACES] = {"cpu", "cuda"};
+static const char *const user_device_names[USER_DEVICES] = {"cpu", "cuda"};
 
-static bool can_override(const etch_op *op, const char *device, etch_kernel kernel, place *at) {
+static bool can_override(const etch_op *op, const char *device, etch_kernel kernel,
+                         user_device *at) {
     if (!op || !device || !kernel) {
         etch__error_at(NULL, ETCH_ERR_NULL,
                        "etch_op_override: expected an operator, a device and a kernel, got NULL");
         return false;
     }
-    for (*at = ON_CPU; *at < PLACES && strcmp(device, place_names[*at]) != 0;) ++*at;
-    if (*at == PLACES) {
+    for (*at = ON_CPU; *at < USER_DEVICES && strcmp(device, user_device_names[*at]) != 0;) ++*at;
+    if (*at == USER_DEVICES) {
         etch__error_at(
             NULL, ETCH_ERR_DEVICE,
             "%s: no device is called \"%s\"; there is \"cpu\", and \"cuda\" for all GPUs", op->name,
@@ -360,7 +361,7 @@ static bool can_override(const etch_op *op, const char *device, etch_kernel kern
 
 etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,
                                 void *ctx) {
-    place at;
+    user_device at;
     if (!can_override(op, device, kernel, &at)) return NULL;
     etch_override *o = etch__malloc(sizeof *o);
     if (!o || break_here(__builtin_return_address(0)) != ETCH_OK) {
@@ -383,9 +384,9 @@ void etch_op_override_undo(etch_override *o) {
     if (!o) return;
     break_here(__builtin_return_address(0));
     etch__lock(LOCK_CUSTOM);
-    _Atomic(etch_override *) *top = &overrides[o->place][o->op];
+    _Atomic(etch_override *) *top = &overrides[o->device][o->op];
     if (*top == o) {
-        if (!o->below && o->place == ON_CPU) etch__register_kernel(o->op, natives[o->op]);
+        if (!o->below && o->device == ON_CPU) etch__register_kernel(o->op, natives[o->op]);
         atomic_store_explicit(top, o->below, memory_order_release);
         etch__ops[o->op].overridden = overrides[ON_CPU][o->op] || overrides[ON_GPU][o->op];
     }

@@ -21,10 +21,10 @@ struct plan {
      * io->wrote says so. */
     etch_status (*run)(plan *p, const plan_io *io);
     void (*destroy)(plan *p);
-    int nkernels, nproducts; /* generated kernels and library products of one run, for reports */
-    int ncalls;              /* native: calls of eager kernels in one run */
-    bool provisional;        /* native: without kernels that take long to compile; the same graph
-                                compiled again, not `quick`, is a better plan with the same bits */
+    int nkernels, nmatmuls; /* generated kernels and library products of one run, for reports */
+    int ncalls;             /* native: calls of eager kernels in one run */
+    bool provisional;       /* native: without kernels that take long to compile; the same graph
+                               compiled again, not `quick`, is a better plan with the same bits */
 };
 
 static inline void etch__plan_retain(plan *p) { atomic_fetch_add(&p->refs, 1); }

@@ -82,9 +82,9 @@ struct etch_tensor {
     atomic_int watchers; /* how many, and one for all counts together; 0: nobody ever */
     int64_t offset;      /* elements */
     int64_t numel;
-    etch_storage *storage; /* NULL while deferred */
-    void *owner;           /* the tracer's walk that holds a count of it, or NULL */
-    tensor_notes *notes;   /* or NULL */
+    etch_storage *storage;    /* NULL while deferred */
+    struct trace_walk *owner; /* the tracer's walk that holds a count of it, or NULL */
+    tensor_notes *notes;      /* or NULL */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 };
 

@@ -120,7 +120,7 @@ static void add_kernel(plan_maker *m, const lowered *low, int32_t group, int64_t
                          .cell = p->ncells,
                          .ncells = k->nscalars};
     memcpy(s->k.name, k->name, sizeof s->k.name);
-    p->p.nkernels++, p->p.nproducts += low->nmatmuls;
+    p->p.nkernels++, p->p.nmatmuls += low->nmatmuls;
     memcpy(*dims, low->dims, ndims * sizeof **dims);
     *dims += ndims;
     for (int i = 0; i < s->k.nargs - 1; i++) p->args[p->nargs++] = argument_place(m, low, i);
@@ -175,7 +175,7 @@ static void add_call(plan_maker *m, const ir_node *n, int64_t **attrs) {
     ir_source out = {n->out, m->r->versions[n->out].base, true, m->r->versions[n->out].meta};
     s->c.result = p->noperands;
     add_operand(m, &out);
-    if (etch__ops[n->op].kind == KIND_CONTRACTION) p->p.nproducts++;
+    if (etch__ops[n->op].kind == KIND_CONTRACTION) p->p.nmatmuls++;
 }
 
 static void add_steps(plan_maker *m) {

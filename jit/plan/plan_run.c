@@ -192,7 +192,7 @@ etch_status etch__native_run(plan *base, const plan_io *io) {
     if (unlikely(status != ETCH_OK)) release_outputs(p, b, p->noutputs);
     else if (p->noutputs) memcpy(io->outputs, b->outputs, p->noutputs * sizeof *b->outputs);
     THREAD_COUNT(kernel_launches, p->p.nkernels);
-    THREAD_COUNT(library_calls, p->p.nproducts);
+    THREAD_COUNT(library_calls, p->p.nmatmuls);
     give_block(p, b);
     return status;
 }

@@ -227,7 +227,7 @@ static void note_graph(etch_function *f, const trace_leaf *leaf, const char *nam
                        double seconds) {
     char *guards = etch__guards_text(leaf);
     if (guards) etch__log(LOG_GUARDS, "%s: %s", name, guards);
-    etch__note_graph(f, name, guards, leaf->npath, p->nkernels, p->nproducts, seconds);
+    etch__note_graph(f, name, guards, leaf->npath, p->nkernels, p->nmatmuls, seconds);
 }
 
 /* A caller that waits is content with a provisional plan; what is to better it is no such plan. */

@@ -40,14 +40,14 @@ typedef struct trace_run {
     trace_walk *walk; /* the segment being walked; NULL between a break and the next operator */
     trace_walk *recordings; /* earlier segments of this call that were recorded */
     trace_walk *pending;    /* earlier segments some of whose live handles may still be deferred */
-    int npending, sweep_at; /* how many; at how many the dead ones are looked for */
-    bool eager;             /* the limit is reached: no recording until the segment ends */
-    bool eager_by_stance;   /* or the stance forbids it: fullgraph does not matter */
-    bool refused;           /* needed a compile that the stance forbids, and ran eagerly */
-    bool write_failed;      /* one that was evaluated after its call */
-    bool poisoned;          /* fullgraph failed, or a plan after writing: nothing deferred may be
-                               computed any more */
-    bool marked;            /* an argument has a dimension that is marked dynamic */
+    int npending, recycle_at; /* how many; at how many the dead ones are looked for */
+    bool eager;               /* the limit is reached: no recording until the segment ends */
+    bool eager_by_stance;     /* or the stance forbids it: fullgraph does not matter */
+    bool refused;             /* needed a compile that the stance forbids, and ran eagerly */
+    bool write_failed;        /* one that was evaluated after its call */
+    bool poisoned;            /* fullgraph failed, or a plan after writing: nothing deferred may be
+                                 computed any more */
+    bool marked;              /* an argument has a dimension that is marked dynamic */
     limit_warning warning;
     int disabled;        /* inside how many disabled functions */
     int nconstants;      /* calls of functions assumed constant */

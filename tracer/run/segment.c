@@ -160,8 +160,8 @@ static void note_recompile(trace_run *r, reason_id why, const void *site) {
 /* Walks whose deferred handles have died meanwhile go back to their trees, and let go of what they
  * hold: a loop that breaks in its body leaves one every round. Few are looked through each time,
  * many once they have grown by an eighth. */
-static void sweep_pending(trace_run *r) {
-    if (r->npending <= r->sweep_at) return;
+static void recycle_dead(trace_run *r) {
+    if (r->npending <= r->recycle_at) return;
     for (trace_walk **link = &r->pending; *link;) {
         trace_walk *w = *link;
         if (w->end.recompile || (w->end.pending && has_live_deferred(w))) {
@@ -173,7 +173,7 @@ static void sweep_pending(trace_run *r) {
         etch__tls.watches--;
         etch__walk_recycle(w);
     }
-    r->sweep_at = r->npending + r->npending / 8;
+    r->recycle_at = r->npending + r->npending / 8;
 }
 
 void etch__before_plan(const trace_walk *w, const trace_leaf *leaf) {
@@ -205,7 +205,7 @@ static bool run_plan(trace_run *r, trace_walk *w, trace_leaf *leaf, const etch_t
 static inline __attribute__((always_inline)) bool
 run_matched(trace_run *r, trace_walk *w, trace_leaf *leaf, const etch_tensor *t) {
     if (!leaf->npath) return true;
-    sweep_pending(r);
+    recycle_dead(r);
     if (leaf->writes_inputs) etch__before_plan(w, leaf);
     saved_error before;
     etch__quick_save(&before);

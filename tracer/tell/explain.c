@@ -109,46 +109,46 @@ void etch__last_recompile(etch_function *f, char *buf, size_t n) {
 /* ---- explaining: one block that holds structs, then strings ---- */
 
 /* First a pass that counts the bytes of the strings, then one that puts them. */
-typedef struct writer {
+typedef struct string_room {
     char *at; /* NULL while counting */
     size_t bytes;
-} writer;
+} string_room;
 
-static const char *put(writer *w, const char *text) {
+static const char *put(string_room *room, const char *text) {
     size_t n = strlen(text) + 1;
-    w->bytes += n;
-    if (!w->at) return "";
-    char *to = w->at;
+    room->bytes += n;
+    if (!room->at) return "";
+    char *to = room->at;
     memcpy(to, text, n);
-    w->at += n;
+    room->at += n;
     return to;
 }
 
 /* `where` is still the address: looking up its line takes another lock. */
-static void put_event(writer *w, const story_event *e, etch_explained_event *to) {
-    const char *detail = put(w, e->detail ? e->detail : "");
+static void put_event(string_room *room, const story_event *e, etch_explained_event *to) {
+    const char *detail = put(room, e->detail ? e->detail : "");
     if (!to) return;
     const reason_info *r = &etch__reasons[e->why];
     *to = (etch_explained_event){r->name, r->text, detail, e->site, r->hint, e->count};
 }
 
-static void put_graph(writer *w, const story_graph *g, etch_explained_graph *to) {
-    const char *name = put(w, g->name), *guards = put(w, g->guards ? g->guards : "");
+static void put_graph(string_room *room, const story_graph *g, etch_explained_graph *to) {
+    const char *name = put(room, g->name), *guards = put(room, g->guards ? g->guards : "");
     if (!to) return;
     *to = (etch_explained_graph){name, guards, g->operators, g->kernels, g->products, g->seconds};
 }
 
-static void put_story(writer *w, const etch_function *f, etch_explanation *e) {
+static void put_story(string_room *room, const etch_function *f, etch_explanation *e) {
     const story *s = &f->story;
     etch_explained_graph *graphs = e ? (etch_explained_graph *)(e + 1) : NULL;
     etch_explained_event *breaks = e ? (etch_explained_event *)(graphs + s->ngraphs) : NULL;
     etch_explained_event *recompiles = e ? breaks + s->nbreaks : NULL;
-    const char *name = put(w, f->name), *backend_name = put(w, f->backend->name);
-    const char *mode = put(w, s->mode);
-    for (int i = 0; i < s->ngraphs; i++) put_graph(w, &s->graphs[i], e ? &graphs[i] : NULL);
-    for (int i = 0; i < s->nbreaks; i++) put_event(w, &s->breaks[i], e ? &breaks[i] : NULL);
+    const char *name = put(room, f->name), *backend_name = put(room, f->backend->name);
+    const char *mode = put(room, s->mode);
+    for (int i = 0; i < s->ngraphs; i++) put_graph(room, &s->graphs[i], e ? &graphs[i] : NULL);
+    for (int i = 0; i < s->nbreaks; i++) put_event(room, &s->breaks[i], e ? &breaks[i] : NULL);
     for (int i = 0; i < s->nrecompiles; i++)
-        put_event(w, &s->recompiles[i], e ? &recompiles[i] : NULL);
+        put_event(room, &s->recompiles[i], e ? &recompiles[i] : NULL);
     if (!e) return;
     e->name = name, e->backend = backend_name, e->mode = s->mode[0] ? mode : NULL;
     e->graphs = graphs, e->breaks = breaks, e->recompiles = recompiles;
@@ -182,16 +182,16 @@ etch_explanation *etch_explain(const etch_function *f_) {
     if (!f)
         return etch__error_at(NULL, ETCH_ERR_NULL, "etch_explain: expected a function, got NULL"),
                NULL;
-    writer w = {0};
+    string_room room = {0};
     etch__lock(LOCK_STORIES);
-    put_story(&w, f, NULL);
+    put_story(&room, f, NULL);
     size_t structs =
         sizeof(etch_explanation) + (size_t)f->story.ngraphs * sizeof(etch_explained_graph) +
         (size_t)(f->story.nbreaks + f->story.nrecompiles) * sizeof(etch_explained_event);
-    etch_explanation *e = etch__calloc(1, structs + w.bytes);
+    etch_explanation *e = etch__calloc(1, structs + room.bytes);
     if (e) {
-        w.at = (char *)e + structs;
-        put_story(&w, f, e);
+        room.at = (char *)e + structs;
+        put_story(&room, f, e);
     }
     etch__unlock(LOCK_STORIES);
     if (!e) return NULL;
@@ -204,14 +204,14 @@ void etch_explanation_free(etch_explanation *e) { etch__free(e); }
 
 /* ---- as text ---- */
 
-typedef struct text {
+typedef struct user_text {
     char *buf;
     size_t n;
     int64_t used;
-} text;
+} user_text;
 
-static void say(text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void say(text *t, const char *format, ...) {
+static void say(user_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
+static void say(user_text *t, const char *format, ...) {
     bool room = (size_t)t->used < t->n;
     va_list args;
     va_start(args, format);
@@ -223,7 +223,7 @@ static void say(text *t, const char *format, ...) {
 
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-static void say_event(text *t, const char *kind, const char *where, const char *how_often,
+static void say_event(user_text *t, const char *kind, const char *where, const char *how_often,
                       const etch_explained_event *e) {
     say(t, "  %s at %s", kind, e->where[0] ? e->where : where);
     if (e->count > 1) say(t, " (%lld %s)", (long long)e->count, how_often);
@@ -231,24 +231,24 @@ static void say_event(text *t, const char *kind, const char *where, const char *
     if (e->hint[0]) say(t, "    hint: %s\n", e->hint);
 }
 
-static void say_break(text *t, const etch_explained_event *e) {
+static void say_break(user_text *t, const etch_explained_event *e) {
     say_event(t, "break", "an unknown line", "recordings", e);
 }
 
 /* Guards are looked at on entry; what else has no line is found when the body returns. */
-static void say_recompile(text *t, const etch_explained_event *e) {
+static void say_recompile(user_text *t, const etch_explained_event *e) {
     bool entry = !strcmp(e->reason, etch__reasons[REASON_RECOMPILE_GUARD].name);
     say_event(t, "recompile", entry ? "the entry" : "the return", "times", e);
 }
 
-static void say_graph(text *t, const etch_explained_graph *g) {
+static void say_graph(user_text *t, const etch_explained_graph *g) {
     say(t, "  graph %s: %d operator%s, %d kernel%s, %d product%s, compiled in %.1f ms\n", g->name,
         g->operators, plural(g->operators), g->kernels, plural(g->kernels), g->products,
         plural(g->products), g->seconds * 1e3);
     if (g->guards[0]) say(t, "    guards: %s\n", g->guards);
 }
 
-static void say_summary(text *t, const etch_explanation *e) {
+static void say_summary(user_text *t, const etch_explanation *e) {
     say(t,
         "%s (backend %s): %lld call%s, %lld graph%s, %lld operator%s, %lld graph break%s, "
         "%lld recompile%s in all calls\n",
@@ -267,7 +267,7 @@ static void say_summary(text *t, const etch_explanation *e) {
 
 int64_t etch_explain_text(const etch_function *f, char *buf, size_t n) {
     etch_explanation *e = etch_explain(f);
-    text t = {buf, buf ? n : 0, 0};
+    user_text t = {buf, buf ? n : 0, 0};
     if (!e) return -1;
     say_summary(&t, e);
     for (int i = 0; i < e->ngraphs; i++) say_graph(&t, &e->graphs[i]);
