@@ -63,7 +63,12 @@ set_source_files_properties(${ETCH_LIKE_USERS} PROPERTIES
 add_library(etch_objects OBJECT ${ETCH_SOURCES} ${ETCH_GENERATED}/ops_functions.c)
 add_dependencies(etch_objects etch_generated etch_embedded)
 
-# The strip kernels are compiled once an instruction set; the process picks one at load.
+# The strip kernels are compiled once an instruction set; the process picks one at load. They are most
+# of what there is to optimise: builds for debugging and sanitizers do without, the bits are the same.
+set(ETCH_ISA_OPTIMISE -O3)
+if(ETCH_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
+  set(ETCH_ISA_OPTIMISE "")
+endif()
 set(ETCH_ISA_FLAGS_baseline -march=x86-64)
 set(ETCH_ISA_FLAGS_avx2 -march=x86-64-v3)
 set(ETCH_ISA_FLAGS_avx512 -march=x86-64-v4 -mprefer-vector-width=512)
@@ -74,7 +79,7 @@ foreach(isa baseline avx2 avx512)
   if(ETCH_ISA_SOURCES)
     add_library(etch_${isa} OBJECT ${ETCH_ISA_SOURCES})
     target_compile_definitions(etch_${isa} PRIVATE ETCH_ISA=${isa} ETCH_ISA_${isa}=1)
-    target_compile_options(etch_${isa} PRIVATE ${ETCH_ISA_FLAGS_${isa}} -O3)
+    target_compile_options(etch_${isa} PRIVATE ${ETCH_ISA_FLAGS_${isa}} ${ETCH_ISA_OPTIMISE})
     add_dependencies(etch_${isa} etch_generated)
     list(APPEND ETCH_OBJECTS $<TARGET_OBJECTS:etch_${isa}>)
     list(APPEND ETCH_OBJECT_TARGETS etch_${isa})

@@ -1,9 +1,11 @@
 /* CUDA C to an image for the host: the kernels are found in the source, g++ compiles prelude,
- * source and a table of the kernels to a shared object, and a header goes before its bytes. */
+ * source and a table of the kernels to a shared object, and a header goes before its bytes. A suite
+ * compiles hundreds of small kernels, so what each of them costs is kept low: see the options. */
 #include "control.h"
 #include "image.h"
 
 #include <ctype.h>
+#include <pthread.h>
 #include <spawn.h>
 #include <stdbool.h>
 #include <stdio.h>
@@ -141,6 +143,7 @@ static int find_kernels(char *code, found *kernels, int room) {
 
 enum { MAX_KERNELS = 512 };
 
+/* All but the prelude, which the compiler reads first. */
 static char *whole_source(const struct fake_source *source) {
     char *copy = strdup(source->text), *code = only_code(source->text);
     found *kernels = calloc(MAX_KERNELS, sizeof *kernels);
@@ -156,9 +159,8 @@ static char *whole_source(const struct fake_source *source) {
                 kernels[i].name);
     fprintf(table.file, "{}};\nFAKE_IMAGE(%d, %d)\n", FAKE_IMAGE_VERSION, count);
     fclose(table.file);
-    fprintf(all.file, "#define FAKE_CUDA_ARCH %d\n%s\n", source->arch, fake__prelude);
-    fprintf(all.file, "#line 1 \"%s\"\n%s\n#line 1 \"kernels\"\n%s", source->name, copy,
-            table.bytes);
+    fprintf(all.file, "#define FAKE_CUDA_ARCH %d\n#line 1 \"%s\"\n%s\n#line 1 \"kernels\"\n%s",
+            source->arch, source->name, copy, table.bytes);
     fclose(all.file);
     free(table.bytes);
     free(kernels);
@@ -185,24 +187,46 @@ static char *read_file(const char *path, size_t before, size_t *size) {
     return data;
 }
 
+static bool write_text(const char *path, const char *bytes) {
+    FILE *file = fopen(path, "w");
+    if (!file) return false;
+    const bool written = fputs(bytes, file) >= 0;
+    return fclose(file) == 0 && written;
+}
+
+static uint64_t hash(const char *c, uint64_t seed) {
+    for (; *c; c++) seed = (seed ^ (unsigned char)*c) * 0x100000001b3u;
+    return seed;
+}
+
+enum { OPTIONS = 2048 };
+static const uint64_t first_hash = 0xcbf29ce484222325u;
+
 /* Multiplications and additions contract by default, as NVRTC's do, where the machine can. */
 static const char *contraction(const char *flags) {
     if (strstr(flags, "-ffp-contract=off") || !__builtin_cpu_supports("fma")) return "";
     return "-mfma -ffp-contract=fast";
 }
 
-/* No symbol may be shared between modules: without -fno-gnu-unique those of templates would be.
- * Kernels need no library of C++, and linking is a third of the time. */
-static bool run_compiler(const char *folder, const struct fake_source *source) {
+/* A kernel with shared memory does much for what it takes to compile (products, tiles), and nothing
+ * contracts without optimising. All others are compiled in less time than -O1 would save. */
+static const char *strength(const struct fake_source *source) {
+    return strstr(source->text, "__shared__") || *contraction(source->flags) ? "-O1" : "-O0";
+}
+
+/* The compiler and all that a compiled prelude has to agree with. No symbol may be shared between
+ * modules: without -fno-gnu-unique those of templates would be. */
+static void compiler_options(char *to, const struct fake_source *source) {
     const char *compiler = getenv("FAKE_CUDA_CXX");
-    char command[2048];
-    snprintf(command, sizeof command,
-             "cd '%s' && exec %s -x c++ -std=c++17 -O1 -w -shared -fPIC -pipe -fno-exceptions "
-             "-fno-rtti -fno-math-errno -fwrapv -fno-strict-aliasing "
-             "-fno-gnu-unique -fno-asynchronous-unwind-tables -fstack-clash-protection "
-             "-Wl,-Bsymbolic -Wl,--build-id=none -nostdlib %s %s -o k.so k.cpp -lm >log 2>&1",
-             folder, compiler && *compiler ? compiler : "g++", contraction(source->flags),
+    snprintf(to, OPTIONS,
+             "%s -std=c++17 %s -w -fPIC -pipe -fno-exceptions -fno-rtti -fno-math-errno -fwrapv "
+             "-fno-strict-aliasing -fno-gnu-unique -fno-asynchronous-unwind-tables "
+             "-fstack-clash-protection %s %s",
+             compiler && *compiler ? compiler : "g++", strength(source), contraction(source->flags),
              source->flags);
+}
+
+static bool run_shell(char *command) {
     char *const arguments[] = {"sh", "-c", command, NULL};
     pid_t pid;
     int status;
@@ -211,11 +235,47 @@ static bool run_compiler(const char *folder, const struct fake_source *source) {
     return WIFEXITED(status) && WEXITSTATUS(status) == 0;
 }
 
-static bool write_text(const char *path, const char *bytes) {
-    FILE *file = fopen(path, "w");
-    if (!file) return false;
-    const bool written = fputs(bytes, file) >= 0;
-    return fclose(file) == 0 && written;
+/* Kernels need no library of C++, and linking is a third of the time. */
+static bool run_compiler(const char *folder, const char *options, const char *prelude) {
+    char command[2 * OPTIONS];
+    snprintf(command, sizeof command,
+             "cd '%s' && exec %s -include '%s' -x c++ -shared -Wl,-Bsymbolic -Wl,--build-id=none "
+             "-nostdlib -o k.so k.cpp -lm >log 2>&1",
+             folder, options, prelude);
+    return run_shell(command);
+}
+
+/* ---- the prelude, compiled: to read it is most of a small kernel's time ---- */
+
+/* To names of this process first: several may do it at once. */
+static void compile_prelude(const char *path, const char *options) {
+    char made[1024], compiled[1024], there[1024], command[2 * OPTIONS];
+    snprintf(made, sizeof made, "%s.%d.hpp", path, (int)getpid());
+    snprintf(compiled, sizeof compiled, "%s.gch", made);
+    snprintf(there, sizeof there, "%s.gch", path);
+    snprintf(command, sizeof command, "%s -x c++-header '%s' -o '%s' >/dev/null 2>&1", options,
+             made, compiled);
+    if (!write_text(made, fake__prelude)) return;
+    const bool done = run_shell(command);
+    rename(made, path);
+    if (done) rename(compiled, there);
+}
+
+/* Where the compiler finds the prelude: beside the images that are kept, with its compiled form, or
+ * as it is in the folder of this compile. */
+static void find_prelude(char *path, size_t n, const char *folder, const char *options) {
+    static pthread_mutex_t one = PTHREAD_MUTEX_INITIALIZER;
+    const char *kept = getenv("FAKE_CUDA_CACHE");
+    if (kept && *kept) {
+        snprintf(path, n, "%s/prelude-%016llx.hpp", kept,
+                 (unsigned long long)hash(options, hash(fake__prelude, first_hash)));
+        pthread_mutex_lock(&one);
+        if (access(path, R_OK)) compile_prelude(path, options);
+        pthread_mutex_unlock(&one);
+        if (!access(path, R_OK)) return;
+    }
+    snprintf(path, n, "%s/prelude.hpp", folder);
+    if (!write_text(path, fake__prelude)) abort();
 }
 
 static char *join(const char *folder, const char *name) {
@@ -235,18 +295,20 @@ static char *read_image(const char *path, size_t *size, int arch) {
 
 static void *compile_in(const char *folder, const struct fake_source *source, const char *whole,
                         size_t *size, char **log) {
-    char *in = join(folder, "k.cpp"), *out = join(folder, "k.so"), *said = join(folder, "log");
+    static const char *const names[] = {"k.cpp", "k.so", "log", "prelude.hpp"};
+    char *path[4], options[OPTIONS], prelude[1024];
     void *image = NULL;
-    if (write_text(in, whole) && run_compiler(folder, source))
-        image = read_image(out, size, source->arch);
-    *log = read_file(said, 0, NULL);
+    for (int i = 0; i < 4; i++) path[i] = join(folder, names[i]);
+    compiler_options(options, source);
+    find_prelude(prelude, sizeof prelude, folder, options);
+    if (write_text(path[0], whole) && run_compiler(folder, options, prelude))
+        image = read_image(path[1], size, source->arch);
+    *log = read_file(path[2], 0, NULL);
     if (!*log) *log = strdup("");
-    unlink(in);
-    unlink(out);
-    unlink(said);
-    free(in);
-    free(out);
-    free(said);
+    for (int i = 0; i < 4; i++) {
+        unlink(path[i]);
+        free(path[i]);
+    }
     return image;
 }
 
@@ -267,17 +329,12 @@ static void *compile_anew(const struct fake_source *source, const char *whole, s
 
 /* ---- images kept between runs: in the folder FAKE_CUDA_CACHE, if it is set ---- */
 
-static uint64_t hash(const char *c, uint64_t seed) {
-    for (; *c; c++) seed = (seed ^ (unsigned char)*c) * 0x100000001b3u;
-    return seed;
-}
-
 static char *cache_path(const struct fake_source *source, const char *whole) {
     const char *folder = getenv("FAKE_CUDA_CACHE");
     char *path = NULL;
     if (!folder || !*folder) return NULL;
-    const uint64_t a = hash(source->flags, hash(whole, 0xcbf29ce484222325u));
-    const uint64_t b = hash(source->flags, hash(whole, a ^ 0x9e3779b97f4a7c15u));
+    const uint64_t before = hash(source->flags, hash(fake__prelude, first_hash));
+    const uint64_t a = hash(whole, before), b = hash(whole, a ^ 0x9e3779b97f4a7c15u);
     if (asprintf(&path, "%s/%016llx%016llx.img", folder, (unsigned long long)a,
                  (unsigned long long)b) < 0)
         abort();
