@@ -19,6 +19,7 @@ enum {
     READS_0 = 1,
     READS_1 = 2,
     READS_2 = 4,
+    READS_PLACES = 0x20, /* where operand 0 and the result lie in memory */
     READS_RESULT = 0x40,
     NO_GRADIENT = 0x80 /* of this operand there is none: indices, conditions */
 };
@@ -44,6 +45,7 @@ typedef struct derivative_call {
     const int64_t *at;
     const value_shape *shape;    /* of the operands */
     const value_shape *outshape; /* of the result */
+    const tensor_meta *places;   /* of operand 0 and the result, or NULL where that is not read */
     int nin;
     const bool *wants; /* by operand */
     etch_tensor **to;  /* gradients of operands, NULL at first; NULL stays for "none" */

@@ -5,13 +5,23 @@
 static const derivative derivative_CONSTANT = {
     "CONSTANT", NULL, {NO_GRADIENT, NO_GRADIENT, NO_GRADIENT}};
 
-static const derivative derivative_NONE;
-
 #define DERIVATIVE(name, reads0, reads1, reads2)                                                   \
     static const derivative derivative_##name = {                                                  \
         #name, etch__derivative_##name, {reads0, reads1, reads2}};
 #include "core/autograd/derivatives.def"
-#undef DERIVATIVE
+
+/* Every operator that is not made of others has one: the build names who does not. */
+enum {
+#define DERIVATIVE(name, ...) has_derivative_##name = 1,
+#include "core/autograd/derivatives.def"
+    has_derivative_CONSTANT = 1,
+    has_derivative_NONE = 0
+};
+#define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, plain, rule, vmap)              \
+    _Static_assert(has_derivative_##rule, name ": its row in core/ops/ops.def needs a "            \
+                                               "derivative");
+#define COMPOSITE_OP(...)
+#include "operators.def"
 
 static const derivative *const derivatives[OP_COUNT] = {
 #define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, plain, rule, vmap)              \
@@ -20,7 +30,4 @@ static const derivative *const derivatives[OP_COUNT] = {
 #include "operators.def"
 };
 
-const derivative *etch__derivative(op_id op) {
-    const derivative *d = op < OP_COUNT ? derivatives[op] : NULL;
-    return d == &derivative_NONE ? NULL : d;
-}
+const derivative *etch__derivative(op_id op) { return op < OP_COUNT ? derivatives[op] : NULL; }

@@ -265,8 +265,8 @@ static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, const bool *wan
     if (!check_saved(e, n, n->nin)) return false;
     etch_tensor *result = n->saved[n->nin].t ? lend(e, n, n->nin) : NULL;
     if (n->saved[n->nin].t && !result) return false;
-    const derivative_call call = {grad,    in,     result, n->sc, n->at, n->in,
-                                  &n->out, n->nin, wanted, to,    n->op};
+    const derivative_call call = {grad,    in,      result, n->sc,  n->at, n->in,
+                                  &n->out, n->lies, n->nin, wanted, to,    n->op};
     if (d->rule) d->rule(&call);
     return true;
 }

@@ -181,11 +181,17 @@ static bool save_operands(tape_node *n, const derivative *d, const op_call *call
     return true;
 }
 
-static bool reads_result(const tape_node *n, const derivative *d) {
+static bool some_reads(const tape_node *n, const derivative *d, unsigned what) {
     bool reads = false;
-    for (int i = 0; i < n->nin; i++)
-        reads |= n->edge[i].node && etch__derivative_reads(d, i) & READS_RESULT;
+    for (int i = 0; d && i < n->nin; i++)
+        reads |= n->edge[i].node && etch__derivative_reads(d, i) & what;
     return reads;
+}
+
+static bool save_places(tape_node *n, const op_call *call, const etch_tensor *h) {
+    if (!(n->lies = etch__malloc(2 * sizeof *n->lies))) return false;
+    n->lies[0] = etch__place_of(call->in[0]), n->lies[1] = etch__place_of(h);
+    return true;
 }
 
 /* The call's node before the call: NULL with *ok where no operand wants a gradient. */
@@ -224,7 +230,8 @@ static void describe(tape_node *n, const op_call *call) {
 /* The result is there: it gets the node. */
 static bool end_node(tape_node *n, const derivative *d, const op_call *call, etch_tensor *h) {
     n->out = etch__value_shape(h);
-    if (d && reads_result(n, d) && !save(n, n->nin, h)) return false;
+    if (some_reads(n, d, READS_RESULT) && !save(n, n->nin, h)) return false;
+    if (some_reads(n, d, READS_PLACES) && !save_places(n, call, h)) return false;
     if (etch__ops[call->op].kind == KIND_INPLACE) return etch__family_written(h, n);
     return etch__set_edge(h, n, 0);
 }

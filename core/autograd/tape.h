@@ -52,7 +52,7 @@ struct tape_node {
     saved_value *saved; /* by operand, then the result */
     etch_scalar *sc;
     int64_t *at;
-    tensor_meta *lies;           /* RESTRIDE, WRITE: where base and view lie */
+    tensor_meta *lies;           /* RESTRIDE, WRITE, READS_PLACES: where base and view lie */
     _Atomic(etch_tensor *) grad; /* counted; what it keeps */
     grad_hook *hooks;
     int nhooks;
@@ -108,6 +108,12 @@ bool etch__join_family(etch_tensor *v, etch_tensor *t);
 /* self was written by an operator, whose node that is: all of its family follow. */
 bool etch__family_written(etch_tensor *self, tape_node *node);
 void etch__family_release(view_family *f);
+
+/* ---- places.c ---- */
+
+/* The gradient of a base, which lies at places[0], for that of a view of it at places[1]. */
+etch_tensor *etch__grad_by_place(const tensor_meta *places, const value_shape *base,
+                                 etch_tensor *grad);
 /* RESTRIDE: the gradient of the family's base, for that of the view. WRITE, for that of the base:
  * of what was written, and of what was there before. NULL with an error. */
 etch_tensor *etch__grad_of_base(const tape_node *n, etch_tensor *grad);

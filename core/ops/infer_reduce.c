@@ -14,9 +14,8 @@ typedef struct reduced {
     bool keepdim;
 } reduced;
 
-static reduced reduced_of(const op_call *call) {
-    const int64_t *at = call->at;
-    switch ((shape_rule)etch__ops[call->op].srule) {
+static reduced reduced_of(op_id op, const int64_t *at) {
+    switch ((shape_rule)etch__ops[op].srule) {
     case SRULE_REDUCE_DIMS: {
         int64_t n = at[0] > 0 ? at[0] : 0; /* no list and an empty one both mean all */
         return (reduced){n ? n : ALL_DIMS, at + 1, at[1 + n] != 0};
@@ -40,7 +39,7 @@ static bool dims_mask(const op_call *call, const reduced *r, uint32_t *mask) {
 
 bool etch__reduce_rule(const op_call *call, tensor_meta *out) {
     const etch_tensor *t = call->in[0];
-    reduced r = reduced_of(call);
+    reduced r = reduced_of(call->op, call->at);
     reduce_kind how = (reduce_kind)etch__ops[call->op].impl;
     uint32_t mask;
     if (!dims_mask(call, &r, &mask)) return false;
@@ -54,14 +53,17 @@ bool etch__reduce_rule(const op_call *call, tensor_meta *out) {
     return etch__row_major_result(call, out);
 }
 
-void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim) {
-    int ndim = call->in[0]->ndim;
-    reduced r = reduced_of(call);
+void etch__reduced_axes(op_id op, int ndim, const int64_t *at, uint32_t *mask, bool *keepdim) {
+    reduced r = reduced_of(op, at);
     *mask = r.n == ALL_DIMS ? (1u << ndim) - 1 : 0;
     for (int i = 0; i < r.n; i++)
         *mask |= 1u << (r.dims[i] < 0 ? r.dims[i] + (ndim ? ndim : 1) : r.dims[i]);
     *mask &= (1u << ndim) - 1; /* dimension 0 of a 0-d tensor */
     *keepdim = r.keepdim;
+}
+
+void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim) {
+    etch__reduced_axes(call->op, call->in[0]->ndim, call->at, mask, keepdim);
 }
 
 reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out) {

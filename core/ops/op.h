@@ -128,6 +128,8 @@ int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const 
 /* Reduced axes of a REDUCTION call as a bit mask over in[0]'s dimensions, and keepdim. The call has
  * passed etch__infer. */
 void etch__reduce_axes(const op_call *call, uint32_t *mask, bool *keepdim);
+/* The same of a call with these attributes on a tensor of ndim dimensions. */
+void etch__reduced_axes(op_id op, int ndim, const int64_t *at, uint32_t *mask, bool *keepdim);
 
 typedef enum reduce_kind {
 #define FOLD(id, ...) REDUCE_##id,
