@@ -71,13 +71,11 @@ static bool keep_inputs(eager_run *r) {
 
 /* After a failure, with the error kept: the inputs hold what they did. */
 static void put_back(eager_run *r) {
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     bool ok = r->p->checks_late;
     for (int v = 0; ok && v < r->p->g->ninputs; v++)
         if (r->kept[v]) ok = move_span(r->value[v], r->kept[v], true) == ETCH_OK;
     r->wrote &= !ok;
-    etch__error_restore(&before);
 }
 
 static size_t bytes_of(const graph *g, int v) {

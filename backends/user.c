@@ -59,13 +59,11 @@ static etch_storage *take_storage(const user_plan *u, int i, etch_tensor *t, con
     if (!etch__handle_ok(t, "a backend's function", "output", NULL)) return NULL;
     const tensor_meta *m = &u->out[i];
     if (t->dtype != m->dtype || t->ndim != m->ndim ||
-        memcmp(t->size, m->size, m->ndim * sizeof *m->size)) {
-        etch__error(ETCH_ERR_SHAPE,
-                    "a backend's function: output %d differs from the graph's in "
-                    "dtype or sizes",
-                    i);
-        return NULL;
-    }
+        memcmp(t->size, m->size, m->ndim * sizeof *m->size))
+        return etch__null(ETCH_ERR_SHAPE,
+                          "a backend's function: output %d differs from the graph's in "
+                          "dtype or sizes",
+                          i);
     bool own = t->contiguous && !t->offset && t->storage->block_bytes;
     for (int k = 0; k < u->nin; k++) own &= io->inputs[k]->storage != t->storage;
     for (int k = 0; k < i; k++) own &= io->outputs[k] != t->storage;
@@ -216,10 +214,9 @@ static etch_status count_graph(void *ctx, etch_graph *g, etch_runnable *out) {
 
 const char *etch_compile_counter(etch_compile_counts *counts) {
     static atomic_int made;
-    if (!counts) {
-        etch__error_at(NULL, ETCH_ERR_NULL, "etch_compile_counter: expected counts, got NULL");
-        return NULL;
-    }
+    if (!counts)
+        return etch__null_at(NULL, ETCH_ERR_NULL,
+                             "etch_compile_counter: expected counts, got NULL");
     *counts = (etch_compile_counts){0};
     char name[32];
     snprintf(name, sizeof name, "counter/%d", atomic_fetch_add(&made, 1));

@@ -1,12 +1,28 @@
-# Writes the bytes of FROM to TO as the elements of a C array. DEVICE: of a file of device code, what
-# it says and includes for its readers is left out.
-file(READ ${FROM} text)
-if(DEVICE)
+# Writes the bytes of FROM to TO as a C array that is called by the file, NAME_text of NAME.cu, and
+# ends in 0. DEVICE: of a file of device code, what it says for its readers is left out, and with it
+# what it includes; a kernel (.cu) has the text of a .cuh in the place of its include.
+function(read_device_code path to)
+  file(READ ${path} text)
   string(REGEX REPLACE "^/[*]([^*]|[*][^/])*[*]/\n" "" text "${text}")
+  if(path MATCHES "[.]cu$" AND text MATCHES "#include \"([a-z_]+[.]cuh)\"\n")
+    get_filename_component(folder ${path} DIRECTORY)
+    set(file ${CMAKE_MATCH_1})
+    read_device_code(${folder}/${file} part)
+    string(REPLACE "#include \"${file}\"\n\n" "${part}" text "${text}")
+  endif()
   string(REGEX REPLACE "#include \"[^\n]*\n" "" text "${text}")
   string(REGEX REPLACE "^\n" "" text "${text}")
+  set(${to} "${text}" PARENT_SCOPE)
+endfunction()
+
+if(DEVICE)
+  read_device_code(${FROM} text)
+else()
+  file(READ ${FROM} text)
 endif()
+get_filename_component(name ${FROM} NAME_WE)
 string(HEX "${text}" bytes)
 string(REGEX REPLACE "(................................)" "\\1\n" bytes "${bytes}")
 string(REGEX REPLACE "([0-9a-f][0-9a-f])" "0x\\1," bytes "${bytes}")
-file(WRITE ${TO} "${bytes}\n")
+string(REGEX REPLACE "0x[89a-f]" "(char)\\0" bytes "${bytes}") # of UTF-8
+file(WRITE ${TO} "static const char ${name}_text[] = {\n${bytes}\n0};\n")

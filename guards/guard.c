@@ -69,10 +69,6 @@ void etch__guard_explain(const tensor_meta *g, const etch_tensor *t, int index, 
 }
 
 void etch__guard_text(const tensor_meta *g, char *buf, size_t n) {
-    size_t used = (size_t)snprintf(buf, n, "%s[", etch_dtype_name(g->dtype));
-    for (int d = 0; d < g->ndim && used < n; d++)
-        used +=
-            (size_t)snprintf(buf + used, n - used, "%s%lld", d ? ", " : "", (long long)g->size[d]);
-    if (used < n)
-        snprintf(buf + used, n - used, g->device ? "] on %s" : "]", etch_device_name(g->device));
+    snprintf(buf, n, g->device ? "%s%s on %s" : "%s%s", etch_dtype_name(g->dtype),
+             etch__shape_text(g->ndim, g->size).s, etch_device_name(g->device));
 }

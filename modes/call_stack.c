@@ -45,11 +45,8 @@ static etch_status show_stack(void *ctx, const etch_op *op, const etch_value *ar
 }
 
 etch_mode *etch_call_stack_mode(const char *op, etch_line_sink sink) {
-    call_stack *s = calloc(1, sizeof *s);
-    if (!s) {
-        etch_set_error(ETCH_ERR_OUT_OF_MEMORY, NULL);
-        return NULL;
-    }
+    call_stack *s = new_context(sizeof *s);
+    if (!s) return NULL;
     s->sink = sink;
     snprintf(s->op, sizeof s->op, "%s", op ? op : "");
     return mode_or_free(etch_mode_new(show_stack, s, .name = name, .destroy = free), s, free);

@@ -26,12 +26,11 @@ static etch_status choose(void *ctx, const etch_op *op, const etch_value *args, 
 
 etch_mode *etch_conditional_mode(const char *op, int64_t min_elements, etch_mode_handler handler,
                                  void *ctx) {
-    conditional *c = handler ? calloc(1, sizeof *c) : NULL;
-    if (!c) {
-        etch_set_error(handler ? ETCH_ERR_OUT_OF_MEMORY : ETCH_ERR_NULL,
-                       handler ? NULL : "etch_conditional_mode: expected a handler, got NULL");
-        return NULL;
-    }
+    if (!handler)
+        return etch_set_error(ETCH_ERR_NULL, "etch_conditional_mode: expected a handler, got NULL"),
+               NULL;
+    conditional *c = new_context(sizeof *c);
+    if (!c) return NULL;
     snprintf(c->op, sizeof c->op, "%s", op ? op : "");
     c->min_elements = min_elements;
     c->handler = handler, c->ctx = ctx;

@@ -36,11 +36,8 @@ static etch_status log_call(void *ctx, const etch_op *op, const etch_value *args
 }
 
 etch_mode *etch_logging_mode(etch_line_sink sink) {
-    logging *l = malloc(sizeof *l);
-    if (!l) {
-        etch_set_error(ETCH_ERR_OUT_OF_MEMORY, NULL);
-        return NULL;
-    }
+    logging *l = new_context(sizeof *l);
+    if (!l) return NULL;
     l->sink = sink;
     return mode_or_free(etch_mode_new(log_call, l, .name = name, .destroy = free), l, free);
 }

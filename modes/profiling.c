@@ -1,20 +1,13 @@
 /* A mode that measures each operator: one line a call, and a table of all. */
 #include "support.h"
 
-#include <pthread.h>
 #include <time.h>
 
 static const char name[] = "profiling";
 
-typedef struct row {
-    etch_mode_times times;
-    struct row *next;
-} row;
-
 typedef struct profiling {
     etch_line_sink sink;
-    pthread_mutex_t lock;
-    row *rows;
+    op_rows rows;
 } profiling;
 
 static double seconds(void) {
@@ -35,26 +28,15 @@ static int64_t bytes_of_call(const etch_value *args, int nargs, etch_tensor **ou
     return bytes;
 }
 
-/* The operator's row, made at its first call; NULL when memory is short, and it goes uncounted. */
-static row *row_of(profiling *p, const etch_op *op) {
-    for (row *r = p->rows; r; r = r->next)
-        if (r->times.op == op) return r;
-    row *r = calloc(1, sizeof *r);
-    if (!r) return NULL;
-    r->times.op = op;
-    r->next = p->rows;
-    return p->rows = r;
-}
-
 static void count(profiling *p, const etch_op *op, double elapsed, int64_t bytes) {
-    pthread_mutex_lock(&p->lock);
-    row *r = row_of(p, op);
+    pthread_mutex_lock(&p->rows.lock);
+    op_row *r = row_of(&p->rows, op);
     if (r) {
         r->times.calls++;
         r->times.total += elapsed;
         r->times.bytes += bytes;
     }
-    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->rows.lock);
 }
 
 static etch_status measure(void *ctx, const etch_op *op, const etch_value *args, int nargs,
@@ -71,23 +53,15 @@ static etch_status measure(void *ctx, const etch_op *op, const etch_value *args,
 
 static void destroy(void *ctx) {
     profiling *p = ctx;
-    while (p->rows) {
-        row *next = p->rows->next;
-        free(p->rows);
-        p->rows = next;
-    }
-    pthread_mutex_destroy(&p->lock);
+    free_rows(&p->rows);
     free(p);
 }
 
 etch_mode *etch_profiling_mode(etch_line_sink sink) {
-    profiling *p = calloc(1, sizeof *p);
-    if (!p) {
-        etch_set_error(ETCH_ERR_OUT_OF_MEMORY, NULL);
-        return NULL;
-    }
+    profiling *p = new_context(sizeof *p);
+    if (!p) return NULL;
     p->sink = sink;
-    pthread_mutex_init(&p->lock, NULL);
+    pthread_mutex_init(&p->rows.lock, NULL);
     return mode_or_free(etch_mode_new(measure, p, .name = name, .destroy = destroy), p, destroy);
 }
 
@@ -101,16 +75,16 @@ static int by_total(const void *a, const void *b) {
 
 /* All rows, sorted, in memory to be freed; NULL for none or on lack of memory (*n then is -1). */
 static etch_mode_times *sorted(profiling *p, int *n) {
-    pthread_mutex_lock(&p->lock);
+    pthread_mutex_lock(&p->rows.lock);
     *n = 0;
-    for (row *r = p->rows; r; r = r->next) ++*n;
+    for (op_row *r = p->rows.first; r; r = r->next) ++*n;
     etch_mode_times *all = *n ? malloc((size_t)*n * sizeof *all) : NULL;
     int at = 0;
-    for (row *r = p->rows; r && all; r = r->next) {
+    for (op_row *r = p->rows.first; r && all; r = r->next) {
         all[at] = r->times;
         all[at++].mean = r->times.total / (double)r->times.calls;
     }
-    pthread_mutex_unlock(&p->lock);
+    pthread_mutex_unlock(&p->rows.lock);
     if (all) qsort(all, (size_t)*n, sizeof *all, by_total);
     if (all || !*n) return all;
     *n = -1;

@@ -22,16 +22,13 @@ static etch_status replace(void *ctx, const etch_op *op, const etch_value *args,
 }
 
 etch_mode *etch_replacement_mode(const char *op, const etch_op *by) {
-    if (!op || !by) {
-        etch_set_error(ETCH_ERR_NULL, "etch_replacement_mode: expected two operators, got NULL");
-        return NULL;
-    }
+    if (!op || !by)
+        return etch_set_error(ETCH_ERR_NULL,
+                              "etch_replacement_mode: expected two operators, got NULL"),
+               NULL;
     if (!etch_op_find(op)) return NULL;
-    replacement *r = calloc(1, sizeof *r);
-    if (!r) {
-        etch_set_error(ETCH_ERR_OUT_OF_MEMORY, NULL);
-        return NULL;
-    }
+    replacement *r = new_context(sizeof *r);
+    if (!r) return NULL;
     snprintf(r->op, sizeof r->op, "%s", op);
     r->by = by;
     return mode_or_free(etch_mode_new(replace, r, .name = name, .destroy = free), r, free);

@@ -1,9 +1,10 @@
-/* What the ready-made modes share: an operator's full name, lines and text that grows, tensors of a
- * call one after another. */
+/* What the ready-made modes share: their contexts, an operator's full name, lines and text that
+ * grows, tensors of a call one after another, and a row for each operator. */
 #ifndef ETCH_MODES_SUPPORT_H
 #define ETCH_MODES_SUPPORT_H
 
 #include <etch/etch.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,10 +62,44 @@ static inline void *context_of(const etch_mode *mode, const char *name) {
     return NULL;
 }
 
+/* A zeroed context; NULL with the error set. */
+static inline void *new_context(size_t bytes) {
+    void *ctx = calloc(1, bytes);
+    if (!ctx) etch_set_error(ETCH_ERR_OUT_OF_MEMORY, NULL);
+    return ctx;
+}
+
 /* The mode, or its context freed and NULL. */
 static inline etch_mode *mode_or_free(etch_mode *mode, void *ctx, void (*destroy)(void *)) {
     if (!mode && ctx) destroy(ctx);
     return mode;
+}
+
+/* What is counted of each operator, in a context that any thread may use. */
+typedef struct op_row {
+    etch_mode_times times;
+    struct op_row *next;
+} op_row;
+
+typedef struct op_rows {
+    pthread_mutex_t lock;
+    op_row *first;
+} op_rows;
+
+/* Under the lock. The operator's row, made at its first call; NULL when memory is short, and it
+ * goes uncounted. */
+static inline op_row *row_of(op_rows *rows, const etch_op *op) {
+    op_row *r = rows->first;
+    while (r && r->times.op != op) r = r->next;
+    if (r || !(r = calloc(1, sizeof *r))) return r;
+    r->times.op = op;
+    r->next = rows->first;
+    return rows->first = r;
+}
+
+static inline void free_rows(op_rows *rows) {
+    for (op_row *r = rows->first, *next; r; r = next) next = r->next, free(r);
+    pthread_mutex_destroy(&rows->lock);
 }
 
 #endif

@@ -88,11 +88,8 @@ static etch_status validate(void *ctx, const etch_op *op, const etch_value *args
 }
 
 etch_mode *etch_validation_mode(bool infinities) {
-    validation *v = malloc(sizeof *v);
-    if (!v) {
-        etch_set_error(ETCH_ERR_OUT_OF_MEMORY, NULL);
-        return NULL;
-    }
+    validation *v = new_context(sizeof *v);
+    if (!v) return NULL;
     v->infinities = infinities;
     return mode_or_free(etch_mode_new(validate, v, .name = name, .destroy = free), v, free);
 }

@@ -42,7 +42,7 @@ typedef struct test_case {
 static test_case *cases[MAX_CASES];
 static int ncases, nprograms;
 static struct {
-    char *source, symbol[CUDA_SYMBOL_MAX];
+    char *source, symbol[LOOP_SYMBOL_MAX];
     void (*run)(const void *);
 } programs[MAX_PROGRAMS];
 
@@ -56,7 +56,7 @@ static int program_of(const loop_kernel *k, const cuda_variant *v) {
     }
     assert_true(nprograms < MAX_PROGRAMS);
     programs[nprograms].source = source;
-    etch__cuda_symbol(k, programs[nprograms].symbol);
+    etch__loop_symbol(k, programs[nprograms].symbol);
     return nprograms++;
 }
 

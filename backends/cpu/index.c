@@ -5,7 +5,7 @@
  * or the other, or is added. Indices are copied and checked before anything is written. The walk
  * is in row-major order on one thread, so where an index comes twice the last one stays, or all
  * are added in that order. */
-#include "backends/cpu/place.h"
+#include "core/dispatch/place.h"
 #include "core/base/start.h"
 #include "backends/cpu/table.h"
 #include "core/tensor/element.h"
@@ -98,7 +98,7 @@ static void walk(const index_walk *w) {
 /* i64, contiguous, from 0 to n - 1. Negative ones count from the end where `wraps`. */
 static etch_status take_index(const op_call *call, int64_t n, bool wraps, etch_tensor *index) {
     etch_tensor *t = call->in[1];
-    if (!etch__place_new(index, ETCH_I64, t->ndim, t->size)) return ETCH_ERR_OUT_OF_MEMORY;
+    if (!etch__place_new(index, ETCH_I64, t->ndim, t->size, 0)) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status = etch__place_copy(index, t, call->site);
     int64_t *p = etch__ptr(index);
     for (int64_t i = 0; status == ETCH_OK && i < t->numel; i++) {
@@ -116,28 +116,19 @@ static etch_status take_index(const op_call *call, int64_t n, bool wraps, etch_t
 
 /* ---- the walks of the operators ---- */
 
-/* A 0-d tensor has one dimension of size 1 here. */
-static int dims_of(const etch_tensor *t) { return t->ndim ? t->ndim : 1; }
-static int64_t size_of(const etch_tensor *t, int d) { return t->ndim ? t->size[d] : 1; }
-static int64_t stride_of(const etch_tensor *t, int d) { return t->ndim ? t->stride[d] : 1; }
-
-static int dim_of(const op_call *call) {
-    return (int)(call->at[0] < 0 ? call->at[0] + dims_of(call->in[0]) : call->at[0]);
-}
-
 /* The box has the index's sizes (gather, scatter), or those of `box` with a vector of indices along
  * dim (the others). */
 static void set_walk(index_walk *w, const etch_tensor *indexed, int dim, const etch_tensor *index,
                      bool vector) {
-    w->ndim = dims_of(indexed);
+    w->ndim = etch__place_dims(indexed);
     for (int d = 0; d < w->ndim; d++) {
-        w->size[d] = vector && d != dim ? size_of(indexed, d)
+        w->size[d] = vector && d != dim ? etch__place_size(indexed, d)
                      : vector           ? index->numel
-                                        : size_of(index, d);
-        w->place[d] = d == dim ? 0 : stride_of(indexed, d);
-        w->number[d] = vector ? d == dim : stride_of(index, d);
+                                        : etch__place_size(index, d);
+        w->place[d] = d == dim ? 0 : etch__place_stride(indexed, d);
+        w->number[d] = vector ? d == dim : etch__place_stride(index, d);
     }
-    w->step = stride_of(indexed, dim);
+    w->step = etch__place_stride(indexed, dim);
     w->index = etch__ptr(index), w->indexed = etch__ptr(indexed);
     w->dtype = indexed->dtype;
 }
@@ -145,11 +136,11 @@ static void set_walk(index_walk *w, const etch_tensor *indexed, int dim, const e
 static etch_status read_kernel(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *self = call->in[0], *out = outs[0], index;
     index_walk w = {.way = READ_INDEXED, .values = etch__ptr(out)};
-    int dim = dim_of(call);
-    etch_status status = take_index(call, size_of(self, dim), false, &index);
+    int dim = etch__place_dim(call);
+    etch_status status = take_index(call, etch__place_size(self, dim), false, &index);
     if (status == ETCH_OK && out->numel) {
         set_walk(&w, self, dim, &index, call->op == OP_INDEX_SELECT);
-        for (int d = 0; d < w.ndim; d++) w.other[d] = stride_of(out, d);
+        for (int d = 0; d < w.ndim; d++) w.other[d] = etch__place_stride(out, d);
         walk(&w);
     }
     etch__place_free(&index);
@@ -161,11 +152,7 @@ static etch_status take_kernel(const op_call *call, etch_tensor *const *outs) {
     etch_tensor *self = call->in[0], *out = outs[0], index, flat = {0};
     index_walk w = {.way = READ_INDEXED, .ndim = 1, .step = 1, .values = etch__ptr(out)};
     etch_status status = take_index(call, self->numel, true, &index);
-    if (status == ETCH_OK && !self->contiguous) {
-        bool made = etch__place_new(&flat, self->dtype, self->ndim, self->size);
-        status = made ? etch__place_copy(&flat, self, call->site) : ETCH_ERR_OUT_OF_MEMORY;
-        self = &flat;
-    }
+    if (status == ETCH_OK) status = etch__place_dense(self, &flat, &self, call->site);
     if (status == ETCH_OK && out->numel) {
         w.size[0] = out->numel, w.other[0] = w.number[0] = 1;
         w.index = etch__ptr(&index), w.indexed = etch__ptr(self), w.dtype = out->dtype;
@@ -188,13 +175,9 @@ static void scalar_element(etch_scalar s, etch_dtype dtype, void *p) {
  * the walk's axes, 0 where it broadcasts. */
 static etch_status set_values(const op_call *call, const etch_tensor *out, index_walk *w,
                               etch_tensor *copy) {
-    etch_tensor *t = call->in[2];
-    if (etch__place_overlap(t, out)) {
-        if (!etch__place_new(copy, t->dtype, t->ndim, t->size)) return ETCH_ERR_OUT_OF_MEMORY;
-        etch_status status = etch__place_copy(copy, t, call->site);
-        if (status != ETCH_OK) return status;
-        t = copy;
-    }
+    etch_tensor *t;
+    etch_status status = etch__place_apart(call->in[2], out, copy, &t, call->site);
+    if (status != ETCH_OK) return status;
     for (int d = w->ndim - 1, e = t->ndim - 1; d >= 0; d--, e--)
         w->other[d] = e < 0 || t->size[e] == 1 ? 0 : t->stride[e];
     w->values = etch__ptr(t);
@@ -224,10 +207,10 @@ static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
     uint64_t element[1];
     int rule = etch__ops[call->op].srule;
     bool put = rule == SRULE_INDEX_PUT;
-    int dim = put ? 0 : dim_of(call);
+    int dim = put ? 0 : etch__place_dim(call);
     index_walk w = {.way = way_of(call), .values = (char *)element};
     bool wraps = put || call->op == OP_INDEX_FILL || call->op == OP_INDEX_FILL_;
-    etch_status status = take_index(call, size_of(out, dim), wraps, &index);
+    etch_status status = take_index(call, etch__place_size(out, dim), wraps, &index);
     if (status == ETCH_OK && put) set_put_walk(&w, out, &index);
     else if (status == ETCH_OK) set_walk(&w, out, dim, &index, rule == SRULE_INDEX_COPY);
     if (call->nsc) scalar_element(call->sc[0], out->dtype, element);

@@ -147,11 +147,11 @@ static bool blas_can_start(void) {
     workers *trial = etch__workers_new((n > blas_threads ? n : blas_threads) - 1, &why);
     etch__workers_free(trial);
     if (trial && !why) return true;
-    etch__error(ETCH_ERR_UNSUPPORTED,
-                "product: after a fork OpenBLAS has to make its threads anew, which cannot be made "
-                "now (%s); with OPENBLAS_NUM_THREADS=1 it needs none",
-                why);
-    return false;
+    return etch__false(
+        ETCH_ERR_UNSUPPORTED,
+        "product: after a fork OpenBLAS has to make its threads anew, which cannot be made "
+        "now (%s); with OPENBLAS_NUM_THREADS=1 it needs none",
+        why);
 }
 
 static bool blas_begin(void) {
@@ -364,13 +364,11 @@ static void run_epilogue(epilogue *e) {
 
 /* ---- the kernel ---- */
 
-static bool is_zero(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 0 : s.i == 0; }
-static bool is_one(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d == 1 : s.i == 1; }
-
 static void plan_epilogue(const op_call *call, epilogue *e, const matmul *p) {
     if (call->op != OP_ADDMM) return;
-    if (!is_zero(call->sc[0])) e->self = call->in[0]; /* beta = 0 does not even read self */
-    e->scale_self = !is_one(call->sc[0]), e->scale = !is_one(call->sc[1]);
+    if (!etch__scalar_is(call->sc[0], 0))
+        e->self = call->in[0]; /* beta = 0 does not even read self */
+    e->scale_self = !etch__scalar_is(call->sc[0], 1), e->scale = !etch__scalar_is(call->sc[1], 1);
     e->beta = etch__scalar_cell(call->sc[0], p->type);
     e->alpha = etch__scalar_cell(call->sc[1], p->type);
 }

@@ -7,7 +7,7 @@
  * one flat run. */
 #include "backends/cpu/program.h"
 #include "core/base/start.h"
-#include "core/dispatch/dispatch.h"
+#include "core/dispatch/place.h"
 #include "core/base/pool.h"
 
 #include <stdlib.h>
@@ -47,9 +47,8 @@ static bool build_plainly(const op_call *call, const etch_tensor *out, cpu_progr
     if (etch__expr_build(call->op, in, call->nin, compute, out->dtype, class_of(call), &p) &&
         etch__program_build(&p, in, out->dtype, program))
         return true;
-    etch__error_at(call->site, ETCH_ERR_DTYPE, "%s: not defined for %s", etch__ops[call->op].name,
-                   etch_dtype_name(compute));
-    return false;
+    return etch__false_at(call->site, ETCH_ERR_DTYPE, "%s: not defined for %s",
+                          etch__ops[call->op].name, etch_dtype_name(compute));
 }
 
 /* Its constants are those of other calls as well, which round in another way. */
@@ -84,21 +83,6 @@ static const cpu_program *find_program(const op_call *call, const etch_tensor *o
 
 /* ---- memory ---- */
 
-typedef struct byte_range {
-    const char *low, *high;
-} byte_range;
-
-static byte_range range_of(const etch_tensor *t) {
-    int64_t low = 0, high = 0, size = (int64_t)etch_dtype_size(t->dtype);
-    for (int d = 0; d < t->ndim; d++) {
-        int64_t reach = (t->size[d] - 1) * t->stride[d];
-        if (reach < 0) low += reach;
-        else high += reach;
-    }
-    const char *p = etch__ptr(t);
-    return (byte_range){p + low * size, p + (high + 1) * size};
-}
-
 static bool same_view(const etch_tensor *a, const etch_tensor *b) {
     if (a == b) return true;
     if (etch__ptr(a) != etch__ptr(b) || a->dtype != b->dtype || a->ndim != b->ndim) return false;
@@ -110,9 +94,7 @@ static bool same_view(const etch_tensor *a, const etch_tensor *b) {
 
 /* Whether writing `out` element by element would change what `in` reads later. */
 static bool overlaps(const etch_tensor *in, const etch_tensor *out) {
-    if (same_view(in, out) || !in->numel) return false;
-    byte_range a = range_of(in), b = range_of(out);
-    return a.low < b.high && b.low < a.high;
+    return !same_view(in, out) && etch__place_overlap(in, out);
 }
 
 /* ---- running ---- */

@@ -2,7 +2,7 @@
  *
  * A scan goes in f64 or i64 from the first element to the last, each result rounded once; so no
  * split over threads can change a bit (lines are independent). */
-#include "backends/cpu/place.h"
+#include "core/dispatch/place.h"
 #include "core/base/start.h"
 #include "core/ops/expr.h"
 #include "core/base/pool.h"
@@ -39,7 +39,7 @@ static void scan_task(void *ctx, int64_t begin, int64_t end) {
 }
 
 static void run_scan(const op_call *call, etch_tensor *t) {
-    int dim = (int)(call->at[0] < 0 ? call->at[0] + t->ndim : call->at[0]);
+    int dim = etch__place_dim(call);
     scan s = {.data = etch__ptr(t), .n = t->size[dim], .inner = 1};
     s.real = t->dtype == ETCH_F64, s.product = call->op == OP_CUMPROD;
     for (int d = dim + 1; d < t->ndim; d++) s.inner *= t->size[d];
@@ -56,7 +56,7 @@ static etch_status scan_kernel(const op_call *call, etch_tensor *const *outs) {
         if (status != ETCH_OK || !out->ndim) return status;
         in = out;
     }
-    if (!etch__place_new(&wide, acc, out->ndim, out->size)) return ETCH_ERR_OUT_OF_MEMORY;
+    if (!etch__place_new(&wide, acc, out->ndim, out->size, 0)) return ETCH_ERR_OUT_OF_MEMORY;
     etch_status status = etch__place_copy(&wide, in, call->site);
     if (status == ETCH_OK) {
         run_scan(call, &wide);

@@ -15,15 +15,13 @@ static __thread etch_cuda_graph *recording;
 
 etch_cuda_graph *etch_cuda_graph_begin(void) {
     int device = etch__current_device();
-    if (!device || recording || etch__tls.run) {
-        etch__error_at(__builtin_return_address(0),
-                       device ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_DEVICE,
-                       "etch_cuda_graph_begin: %s",
-                       !device     ? "expected a GPU as the current device, got cpu (ETCH_ON)"
-                       : recording ? "a graph is being recorded on this thread already"
-                                   : "a compiled function is running; record around its call");
-        return NULL;
-    }
+    if (!device || recording || etch__tls.run)
+        return etch__null_at(
+            __builtin_return_address(0), device ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_DEVICE,
+            "etch_cuda_graph_begin: %s",
+            !device     ? "expected a GPU as the current device, got cpu (ETCH_ON)"
+            : recording ? "a graph is being recorded on this thread already"
+                        : "a compiled function is running; record around its call");
     etch_cuda_graph *g = etch__calloc(1, sizeof *g);
     if (!g) return NULL;
     g->stream = etch__cuda_stream(etch__device_index(device));
@@ -44,11 +42,9 @@ static etch_status stop(etch_cuda_graph *g) {
 }
 
 etch_cuda_graph *etch_cuda_graph_end(etch_cuda_graph *g) {
-    if (!g || g != recording) {
-        etch__error_at(__builtin_return_address(0), ETCH_ERR_INVALID_ARGUMENT,
-                       "etch_cuda_graph_end: expected the graph that this thread records");
-        return NULL;
-    }
+    if (!g || g != recording)
+        return etch__null_at(__builtin_return_address(0), ETCH_ERR_INVALID_ARGUMENT,
+                             "etch_cuda_graph_end: expected the graph that this thread records");
     etch_status status = stop(g);
     if (status == ETCH_OK) status = CU(cuGraphInstantiateWithFlags, &g->exec, g->graph, 0);
     if (status == ETCH_OK) return g;
@@ -85,8 +81,7 @@ etch_status etch_cuda_graph_replay(etch_cuda_graph *g) {
 
 void etch_cuda_graph_free(etch_cuda_graph *g) {
     if (!g) return;
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     if (recording == g) stop(g);
     etch__cuda_checks_release(&g->checks);
     etch__cuda_enter(etch__cuda_stream_device(g->stream)->index);
@@ -94,6 +89,5 @@ void etch_cuda_graph_free(etch_cuda_graph *g) {
     if (g->graph) etch__cuda.cuGraphDestroy(g->graph);
     etch__cuda_let_go(&g->held);
     etch__cuda_forget_uses(&g->uses);
-    etch__error_restore(&before);
     etch__free(g);
 }

@@ -28,10 +28,8 @@ static __thread bool looking; /* this thread compiles nothing now */
 
 static void unload(lru_entry *e) {
     cuda_code *c = (cuda_code *)e;
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     if (c->module && etch__cuda_enter(c->device->index)) etch__cuda.cuModuleUnload(c->module);
-    etch__error_restore(&before);
 }
 
 void etch__cuda_code_retain(cuda_code *c) { atomic_fetch_add(&c->entry.refs, 1); }

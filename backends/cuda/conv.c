@@ -25,19 +25,9 @@ typedef struct conv {
 
 /* ---- code of our own ---- */
 
-static const char matrix_text[] = {
-#include "embedded/conv.cuh.inc"
 #include "embedded/conv_matrix.cu.inc"
-    0};
-
-static const char direct_text[] = {
-#include "embedded/conv.cuh.inc"
 #include "embedded/conv_direct.cu.inc"
-    0};
-
-static const char bias_text[] = {
 #include "embedded/conv_bias.cu.inc"
-    0};
 
 typedef struct window {
     int64_t h, w, out_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, step_h, step_w;
@@ -85,23 +75,10 @@ static etch_status direct(const conv *c) {
            .at = window_of(c)};
     a.chunks = (c->positions + 255) / 256;
     a.units = c->images * a.channels * a.chunks;
-    return run_text(c, "etch_direct", direct_text, a.units, &a);
+    return run_text(c, "etch_direct", conv_direct_text, a.units, &a);
 }
 
 /* ---- by products ---- */
-
-/* A handle over the memory of t, at an offset in elements from its first. */
-static etch_tensor view_of(const etch_tensor *t, int64_t offset, int ndim, const int64_t *size,
-                           const int64_t *stride) {
-    tensor_meta m = {.dtype = t->dtype, .ndim = (uint8_t)ndim, .device = t->device};
-    etch_tensor v = {.refs = 1, .magic = TENSOR_ALIVE};
-    m.offset = t->offset + offset;
-    memcpy(m.size, size, (size_t)ndim * sizeof *size);
-    memcpy(m.stride, stride, (size_t)ndim * sizeof *stride);
-    etch__apply_meta(&v, &m);
-    v.storage = t->storage;
-    return v;
-}
 
 /* The matrix of a group for n images from `first` on, into m: [n][rows][positions], or flat,
  * [rows][n * positions]. */
@@ -119,7 +96,7 @@ static etch_status fill_matrix(const conv *c, int64_t group, int64_t first, int6
     a.m_row = flat ? n * c->positions : c->positions;
     a.chunks = (c->positions + 1023) / 1024;
     a.units = n * c->rows * a.chunks;
-    return run_text(c, "etch_windows", matrix_text, a.units, &a);
+    return run_text(c, "etch_windows", conv_matrix_text, a.units, &a);
 }
 
 /* The device's own kernel of an operator, whatever overrides there are. */
@@ -148,29 +125,28 @@ static etch_status batched(const conv *c, int64_t first, int64_t n) {
                                  {n, c->out_channels, c->positions}};
     const int64_t strides[3][3] = {
         {0, c->rows, 1}, {c->x->stride[0], c->x->stride[1], 1}, {plane, c->positions, 1}};
-    etch_tensor w = view_of(c->w, 0, 3, sizes[0], strides[0]);
-    etch_tensor y = view_of(c->y, first * plane, 3, sizes[2], strides[2]);
-    etch_tensor m = view_of(c->x, first * c->x->stride[0], 3, sizes[1], strides[1]);
+    etch_tensor w = etch__place_view(c->w, 0, 3, sizes[0], strides[0]);
+    etch_tensor y = etch__place_view(c->y, first * plane, 3, sizes[2], strides[2]);
+    etch_tensor m = etch__place_view(c->x, first * c->x->stride[0], 3, sizes[1], strides[1]);
     etch_status status = ETCH_OK;
     if (!c->plain) {
-        if (!etch__cuda_temporary(&m, c->x->dtype, 3, sizes[1], c->x->device))
-            return etch__tls.status;
+        if (!etch__place_new(&m, c->x->dtype, 3, sizes[1], c->x->device)) return etch__tls.status;
         status = fill_matrix(c, 0, first, n, false, &m);
     }
     if (status == ETCH_OK) status = run_op(c, OP_BMM, 2, (etch_tensor *const[]){&w, &m}, &y);
-    if (!c->plain) etch__cuda_drop(&m);
+    if (!c->plain) etch__place_free(&m);
     return status;
 }
 
 /* The product of a group's weights with m into t, [channels][n * positions], the bias added. */
 static etch_status flat_product(const conv *c, int64_t group, etch_tensor *m, etch_tensor *t) {
     int64_t at = group * c->out_channels;
-    etch_tensor w = view_of(c->w, at * c->rows, 2, (int64_t[]){c->out_channels, c->rows},
-                            (int64_t[]){c->rows, 1});
+    etch_tensor w = etch__place_view(c->w, at * c->rows, 2, (int64_t[]){c->out_channels, c->rows},
+                                     (int64_t[]){c->rows, 1});
     if (c->bias == ETCH_NONE) return run_op(c, OP_MM, 2, (etch_tensor *const[]){&w, m}, t);
     int64_t step = c->bias->stride[0];
-    etch_tensor bias =
-        view_of(c->bias, at * step, 2, (int64_t[]){c->out_channels, 1}, (int64_t[]){step, 1});
+    etch_tensor bias = etch__place_view(c->bias, at * step, 2, (int64_t[]){c->out_channels, 1},
+                                        (int64_t[]){step, 1});
     return run_op(c, OP_ADDMM, 3, (etch_tensor *const[]){&bias, &w, m}, t);
 }
 
@@ -180,20 +156,20 @@ static etch_status flat(const conv *c, int64_t group, int64_t first, int64_t n) 
     const int64_t sizes[3] = {n, c->out_channels, c->positions};
     int64_t at = (first * channels + group * c->out_channels) * c->positions;
     etch_tensor y =
-        view_of(c->y, at, 3, sizes, (int64_t[]){channels * c->positions, c->positions, 1});
+        etch__place_view(c->y, at, 3, sizes, (int64_t[]){channels * c->positions, c->positions, 1});
     etch_tensor m = {.storage = NULL}, t = {.storage = NULL};
     int device = c->y->device;
     etch_dtype dtype = c->y->dtype;
-    bool ready = etch__cuda_temporary(&m, dtype, 2, (int64_t[]){c->rows, columns}, device) &&
-                 etch__cuda_temporary(&t, dtype, 2, (int64_t[]){c->out_channels, columns}, device);
+    bool ready = etch__place_new(&m, dtype, 2, (int64_t[]){c->rows, columns}, device) &&
+                 etch__place_new(&t, dtype, 2, (int64_t[]){c->out_channels, columns}, device);
     etch_status status = ready ? fill_matrix(c, group, first, n, true, &m) : etch__tls.status;
     if (status == ETCH_OK) status = flat_product(c, group, &m, &t);
     if (status == ETCH_OK) {
-        etch_tensor from = view_of(&t, 0, 3, sizes, (int64_t[]){c->positions, columns, 1});
-        status = etch__cuda_copy(&y, &from, c->site);
+        etch_tensor from = etch__place_view(&t, 0, 3, sizes, (int64_t[]){c->positions, columns, 1});
+        status = etch__place_copy(&y, &from, c->site);
     }
-    etch__cuda_drop(&m);
-    etch__cuda_drop(&t);
+    etch__place_free(&m);
+    etch__place_free(&t);
     return status;
 }
 
@@ -204,7 +180,7 @@ static etch_status add_bias(const conv *c) {
         int64_t n, channels, positions, bias_step;
     } a = {etch__ptr(c->y), etch__ptr(c->bias), c->y->numel,
            c->out_channels, c->positions,       c->bias->stride[0]};
-    return run_text(c, "etch_add_bias", bias_text, (a.n + 255) / 256, &a);
+    return run_text(c, "etch_add_bias", conv_bias_text, (a.n + 255) / 256, &a);
 }
 
 /* ---- the kernel ---- */
@@ -266,9 +242,9 @@ static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
     if (!c.y->numel) return ETCH_OK;
     if (!etch__conv_numbers(call, &c.at) || !(c.s = etch__cuda_begin(call, c.y)))
         return etch__tls.status;
-    etch_status status = etch__cuda_dense(call->in[1], &dense, &c.w);
+    etch_status status = etch__place_dense(call->in[1], &dense, &c.w, NULL);
     if (status == ETCH_OK) status = run(&c);
-    etch__cuda_drop(&dense);
+    etch__place_free(&dense);
     return status;
 }
 

@@ -57,17 +57,13 @@ bool etch__cuda_is_current(int index) {
 }
 
 cuda_device *etch__cuda_enter(int index) {
-    if (unlikely(index < 0 || index >= etch__cuda_count())) {
-        etch__error(ETCH_ERR_DEVICE, "there is no cuda:%d", index);
-        return NULL;
-    }
-    if (unlikely(etch__cuda_in_forked_child())) {
-        etch__error(ETCH_ERR_DEVICE,
-                    "cuda:%d: a forked child cannot use a GPU that its parent "
-                    "opened; fork before, or exec",
-                    index);
-        return NULL;
-    }
+    if (unlikely(index < 0 || index >= etch__cuda_count()))
+        return etch__null(ETCH_ERR_DEVICE, "there is no cuda:%d", index);
+    if (unlikely(etch__cuda_in_forked_child()))
+        return etch__null(ETCH_ERR_DEVICE,
+                          "cuda:%d: a forked child cannot use a GPU that its parent "
+                          "opened; fork before, or exec",
+                          index);
     cuda_device *d = &devices[index];
     etch__lock(LOCK_CUDA_DEVICES);
     etch_status status = d->context ? ETCH_OK : open_device(d, index);

@@ -4,9 +4,8 @@
 
 #include "core/dispatch/dispatch.h"
 
-const char etch__cuda_fault_text[] = {
 #include "embedded/faults.cuh.inc"
-    0};
+const char *const etch__cuda_fault_text = faults_text;
 
 /* ---- the run at hand ---- */
 
@@ -191,12 +190,10 @@ etch_status etch__cuda_finish_checks(cuda_stream *s) {
 
 /* Failures that nobody has asked for. */
 static void forget_faults(cuda_stream *s) {
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     if (s->faults.used && finish_one(s) != ETCH_OK)
         etch__log(LOG_TRACE, "cuda:%d: a thread has ended without waiting for its work: %s",
                   s->device->index, etch_last_error());
-    etch__error_restore(&before);
 }
 
 void etch__start_cuda_faults(void) { etch__cuda_stream_taken = forget_faults; }

@@ -60,7 +60,7 @@ typedef struct fault_args {
 
 /* Defines etch_check, fail(check, element, value), which may be called by any threads, and
  * failed(check), which says whether anything of the run has failed so far. */
-extern const char etch__cuda_fault_text[];
+extern const char *const etch__cuda_fault_text;
 
 /* The steps of a run between the two share a slot; on this thread, for its stream. */
 etch_status etch__cuda_checks_open(int device);

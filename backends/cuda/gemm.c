@@ -18,6 +18,7 @@
 #include <xxhash.h>
 
 #include "backends/cuda/code.h"
+#include "core/base/text.h"
 
 enum { THREADS = 256, COLUMNS = 32, DEPTH = 64, SLICES = 8 };
 
@@ -25,22 +26,16 @@ int etch__cuda_gemm_force = GEMM_RULE;
 
 /* ---- the kernel ---- */
 
-const char etch__cuda_tile_text[] = {
 #include "embedded/tile.cuh.inc"
-    0};
-
-static const char body_text[] = {
+const char *const etch__cuda_tile_text = tile_text;
 #include "embedded/gemm.cu.inc"
-    0};
 
 static char *source(const void *ctx) {
     unsigned v = *(const unsigned *)ctx;
-    size_t room = strlen(etch__cuda_tile_text) + sizeof body_text + 64;
-    char *text = etch__malloc(room);
-    if (!text) return NULL;
-    snprintf(text, room, "#define HEIGHT %d\n#define VARIANT %u\n%s%s", v & GEMM_ROWS_64 ? 8 : 4, v,
-             etch__cuda_tile_text, body_text);
-    return text;
+    growing_text text = {0};
+    etch__text_put(&text, "#define HEIGHT %d\n#define VARIANT %u\n%s", v & GEMM_ROWS_64 ? 8 : 4, v,
+                   gemm_text);
+    return etch__text_end(&text);
 }
 
 /* Of a text, kept: eager products ask for it at each call. */
@@ -64,7 +59,7 @@ static cuda_code *code_for(cuda_device *d, unsigned variant) {
     const char *why;
     int n = snprintf((char *)key, sizeof key, "gemm %016llx %016llx %u",
                      (unsigned long long)etch__cuda_tile_hash(),
-                     (unsigned long long)kept_hash(&body, body_text), variant);
+                     (unsigned long long)kept_hash(&body, gemm_text), variant);
     cuda_code *code = etch__cuda_code(d, key, (size_t)n, "etch_gemm", source, &variant, &why);
     if (!code) etch__cuda_no_code(why);
     return code;

@@ -27,7 +27,7 @@ extern int etch__cuda_gemm_force;
 
 /* CUDA C: namespace tile with struct product and sums_of<VARIANT>; HEIGHT is 8
  * with GEMM_ROWS_64, else 4. */
-extern const char etch__cuda_tile_text[];
+extern const char *const etch__cuda_tile_text;
 uint64_t etch__cuda_tile_hash(void);
 
 /* What the code is made for: 64 rows, the operands dense along k, their quads aligned, all tiles

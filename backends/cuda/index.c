@@ -13,9 +13,7 @@
 
 /* ---- the index ---- */
 
-static const char check_text[] = {
 #include "embedded/index_check.cu.inc"
-    0};
 
 /* n: how many places there are; wraps: negative indices count from the end. */
 static etch_status note_index(const op_call *call, cuda_stream *s, int64_t n, bool wraps,
@@ -33,7 +31,8 @@ static etch_status check_index(cuda_stream *s, const etch_tensor *t, int64_t n, 
         text_dims dims;
         int64_t n, low, high;
     } a = {*check, etch__ptr(t), {0}, t->numel, wraps ? -n : 0, n - 1};
-    kernel_text k = {.symbol = "etch_checked", .body = check_text, .ndtypes = 1, .checks = true};
+    kernel_text k = {
+        .symbol = "etch_checked", .body = index_check_text, .ndtypes = 1, .checks = true};
     k.dtype[0] = t->dtype;
     etch__cuda_dims(&a.dims, t);
     return a.n ? etch__cuda_run_text(s, &k, (a.n + 255) / 256, 256, &a) : ETCH_OK;
@@ -41,9 +40,7 @@ static etch_status check_index(cuda_stream *s, const etch_tensor *t, int64_t n, 
 
 /* ---- the walk ---- */
 
-static const char walk_text[] = {
 #include "embedded/index_walk.cu.inc"
-    0};
 
 typedef enum direction { READ_INDEXED, WRITE_INDEXED, ADD_INDEXED } direction;
 
@@ -60,10 +57,6 @@ typedef struct walk_args {
     int64_t nlines, nrun, step, n, low;
     uint64_t cell;
 } walk_args;
-
-static int dims_of(const etch_tensor *t) { return t->ndim ? t->ndim : 1; }
-static int64_t size_of(const etch_tensor *t, int d) { return t->ndim ? t->size[d] : 1; }
-static int64_t stride_of(const etch_tensor *t, int d) { return t->ndim ? t->stride[d] : 1; }
 
 /* Dimension d, counted from the end of `all` dimensions, of a tensor that broadcasts. */
 static int64_t broadcast_stride(const etch_tensor *t, int d, int all) {
@@ -87,27 +80,27 @@ static void start_walk(walk_args *w, const etch_tensor *indexed, const etch_tens
     memset(w, 0, sizeof *w);
     w->nlines = w->nrun = 1;
     w->indexed = etch__ptr(indexed), w->index = etch__ptr(index);
-    w->step = stride_of(indexed, dim), w->n = size_of(indexed, dim);
+    w->step = etch__place_stride(indexed, dim), w->n = etch__place_size(indexed, dim);
 }
 
 /* The box has the index's sizes, or those of `indexed` with a vector of indices along dim. */
 static void set_walk(walk_args *w, const etch_tensor *indexed, const etch_tensor *index,
                      const etch_tensor *other, int dim, bool vector) {
-    int all = dims_of(indexed);
+    int all = etch__place_dims(indexed);
     int64_t rank[ETCH_MAX_DIMS] = {1};
     if (!vector) etch__row_major(index->ndim, index->size, rank);
     start_walk(w, indexed, index, dim);
     for (int d = 0; d < all; d++) {
         axis_steps by = {.other = other ? broadcast_stride(other, d, all) : 0,
-                         .number = stride_of(index, vector ? 0 : d),
+                         .number = etch__place_stride(index, vector ? 0 : d),
                          .rank = rank[vector ? 0 : d]};
-        int64_t line = size_of(vector ? indexed : index, d);
+        int64_t line = etch__place_size(vector ? indexed : index, d);
         if (d == dim) {
             add_axis(&w->run, &w->nrun, vector ? index->numel : line, by);
             continue;
         }
         if (vector) by.number = by.rank = 0;
-        by.place = stride_of(indexed, d);
+        by.place = etch__place_stride(indexed, d);
         add_axis(&w->lines, &w->nlines, line, by);
     }
 }
@@ -149,7 +142,7 @@ static etch_status run_walk(const op_call *call, cuda_stream *s, walk_args *w, e
         status = check_index(s, index, w->n, how->wraps, &w->check);
     if (status != ETCH_OK || !walks) return status;
     w->low = how->wraps ? -w->n : 0;
-    kernel_text k = {.symbol = "etch_walk", .body = walk_text, .ndtypes = 2, .checks = true};
+    kernel_text k = {.symbol = "etch_walk", .body = index_walk_text, .ndtypes = 2, .checks = true};
     k.dtype[0] = dtype, k.dtype[1] = index->dtype;
     snprintf(k.defines, sizeof k.defines, "#define WAY %d\n#define TESTED %d\n", how->way,
              how->tested);
@@ -161,14 +154,14 @@ static etch_status run_walk(const op_call *call, cuda_stream *s, walk_args *w, e
 static etch_status read_kernel(const op_call *call, etch_tensor *const *outs) {
     static const walk_way how = {READ_INDEXED, false, false};
     etch_tensor *self = call->in[0], *index = call->in[1], *out = outs[0];
-    int dim = etch__cuda_dim(call);
+    int dim = etch__place_dim(call);
     cuda_stream *s = etch__cuda_begin(call, out);
     if (!s) return etch__tls.status;
     walk_args w;
     set_walk(&w, self, index, NULL, dim, call->op == OP_INDEX_SELECT);
     /* The result's own strides, axes of one element included. */
-    for (int d = 0, line = 0; d < dims_of(out); d++)
-        *(d == dim ? &w.run.other[0] : &w.lines.other[line++]) = stride_of(out, d);
+    for (int d = 0, line = 0; d < etch__place_dims(out); d++)
+        *(d == dim ? &w.run.other[0] : &w.lines.other[line++]) = etch__place_stride(out, d);
     w.values = etch__ptr(out);
     return run_walk(call, s, &w, out->dtype, &how);
 }
@@ -178,7 +171,7 @@ static etch_status take_kernel(const op_call *call, etch_tensor *const *outs) {
     static const walk_way how = {READ_INDEXED, true, false};
     etch_tensor *self = call->in[0], *index = call->in[1], *out = outs[0], flat, *dense;
     cuda_stream *s = etch__cuda_begin(call, out);
-    etch_status status = s ? etch__cuda_dense(self, &flat, &dense) : etch__tls.status;
+    etch_status status = s ? etch__place_dense(self, &flat, &dense, NULL) : etch__tls.status;
     if (!s) return status;
     if (status == ETCH_OK) {
         walk_args w;
@@ -192,21 +185,11 @@ static etch_status take_kernel(const op_call *call, etch_tensor *const *outs) {
         }
         status = run_walk(call, s, &w, out->dtype, &how);
     }
-    etch__cuda_drop(&flat);
+    etch__place_free(&flat);
     return status;
 }
 
 /* ---- writing ---- */
-
-/* t, or a copy of it where it lies in out's memory. */
-static etch_status apart(etch_tensor *t, const etch_tensor *out, etch_tensor *copy,
-                         etch_tensor **use) {
-    *use = t;
-    if (!etch__cuda_overlap(t, out)) return ETCH_OK;
-    if (!etch__cuda_temporary(copy, t->dtype, t->ndim, t->size, t->device)) return etch__tls.status;
-    *use = copy;
-    return etch__cuda_copy(copy, t, NULL);
-}
 
 static etch_status write_walk(const op_call *call, cuda_stream *s, etch_tensor *out,
                               etch_tensor *index, etch_tensor *values) {
@@ -217,7 +200,7 @@ static etch_status write_walk(const op_call *call, cuda_stream *s, etch_tensor *
                           .tested = etch__ops[call->op].kind == KIND_INPLACE};
     walk_args w;
     if (put) set_put_walk(&w, out, index, values);
-    else set_walk(&w, out, index, values, etch__cuda_dim(call), rule == SRULE_INDEX_COPY);
+    else set_walk(&w, out, index, values, etch__place_dim(call), rule == SRULE_INDEX_COPY);
     if (values) w.values = etch__ptr(values);
     else w.cell = etch__scalar_cell(call->sc[0], out->dtype);
     return run_walk(call, s, &w, out->dtype, &how);
@@ -228,20 +211,19 @@ static etch_status write_kernel(const op_call *call, etch_tensor *const *outs) {
     cuda_stream *s = etch__cuda_begin(call, out);
     if (!s) return etch__tls.status;
     memset(copies, 0, sizeof copies);
-    etch_status status = apart(call->in[1], out, &copies[0], &index);
-    if (status == ETCH_OK && !call->nsc) status = apart(call->in[2], out, &copies[1], &values);
+    etch_status status = etch__place_apart(call->in[1], out, &copies[0], &index, NULL);
+    if (status == ETCH_OK && !call->nsc)
+        status = etch__place_apart(call->in[2], out, &copies[1], &values, NULL);
     if (status == ETCH_OK && etch__ops[call->op].kind != KIND_INPLACE)
-        status = etch__cuda_copy(out, call->in[0], call->site);
+        status = etch__place_copy(out, call->in[0], call->site);
     if (status == ETCH_OK) status = write_walk(call, s, out, index, values);
-    for (int i = 0; i < 2; i++) etch__cuda_drop(&copies[i]);
+    for (int i = 0; i < 2; i++) etch__place_free(&copies[i]);
     return status;
 }
 
 /* ---- division with a rest ---- */
 
-static const char divide_text[] = {
 #include "embedded/divide.cu.inc"
-    0};
 
 /* t's strides over the result's sizes. */
 static void spread(text_dims *d, const etch_tensor *t, const etch_tensor *out) {

@@ -45,20 +45,18 @@ bool etch__cuda_joins(int device, const matmul_sizes *s, bool alone) {
 
 /* ---- source ---- */
 
-typedef struct join_text {
+typedef struct join_source {
     const loop_kernel *k;
     const cuda_variant *after;
     const joined_matmul *matmul;
     int nmatmuls;
     unsigned variant[JOIN_MAX];
-} join_text;
+} join_source;
 
-static const char body_text[] = {
 #include "embedded/join.cu.inc"
-    0};
 
 /* The elements of product i from column j of the four on. */
-static void put_values(growing_text *to, const join_text *t, int i) {
+static void put_values(growing_text *to, const join_source *t, int i) {
     etch__text_put(to, "%s", i ? ", " : "");
     if (t->after->vector == 1) etch__text_put(to, "((const float *)&sums[%d][i])[j]", i);
     else etch__text_put(to, "((const vec<float, VECTOR> *)&sums[%d][i])[j / VECTOR]", i);
@@ -70,7 +68,7 @@ static uint32_t given(const joined_matmul *p, int n) {
     return mask;
 }
 
-static void write_kernel(growing_text *to, const join_text *t) {
+static void write_kernel(growing_text *to, const join_source *t) {
     etch__text_put(
         to, "#define HEIGHT %d\n#define WHOLE %d\n#define PRODUCTS %d\n#define VECTOR %d\n%s",
         t->variant[0] & GEMM_ROWS_64 ? 8 : 4, (t->variant[0] & GEMM_WHOLE) != 0, t->nmatmuls,
@@ -82,11 +80,11 @@ static void write_kernel(growing_text *to, const join_text *t) {
         etch__text_put(
             to, "%s tile::sums_of<%u>(a.product[%d], 0, row, col, (float *)quads, sums[%d]);",
             i ? " __syncthreads();" : "", t->variant[i], i, i);
-    etch__text_put(to, "\n%s", body_text);
+    etch__text_put(to, "\n%s", join_text);
 }
 
 static char *source(const void *ctx) {
-    const join_text *t = ctx;
+    const join_source *t = ctx;
     char *after = etch__cuda_after_source(t->k, t->after, given(t->matmul, t->nmatmuls));
     growing_text text = {.failed = !after};
     if (after) etch__text_bytes(&text, after, strlen(after));
@@ -108,7 +106,7 @@ typedef struct join_key {
     uint8_t kernel[KERNEL_BYTES];
 } join_key;
 
-static cuda_code *code_of(cuda_device *d, const join_text *t, const char **why) {
+static cuda_code *code_of(cuda_device *d, const join_source *t, const char **why) {
     join_key key;
     const size_t before = offsetof(join_key, kernel);
     memset(&key, 0, before);
@@ -129,7 +127,7 @@ static cuda_code *make_code(const cuda_join *j, bool wide, const char **why) {
     cuda_device *d = etch__cuda_enter(j->device);
     cuda_variant after = j->after;
     if (!wide) after.vector = 1;
-    join_text t = {&j->k, &after, j->matmul, j->nmatmuls, {0}};
+    join_source t = {&j->k, &after, j->matmul, j->nmatmuls, {0}};
     for (int i = 0; i < j->nmatmuls; i++)
         t.variant[i] = wide ? j->variant[i] : j->variant[i] & ~(GEMM_A_WIDE | GEMM_B_WIDE);
     *why = "";
@@ -197,13 +195,6 @@ void etch__cuda_join_free(cuda_join *j) {
     etch__free(j);
 }
 
-static bool all_aligned(const cuda_join *j, void *const *args) {
-    uintptr_t bits = 0;
-    for (uint32_t wide = j->wide; wide; wide &= wide - 1)
-        bits |= (uintptr_t)args[__builtin_ctz(wide)];
-    return bits % 16 == 0;
-}
-
 /* Another thread may have been first. */
 static cuda_code *unaligned_code(cuda_join *j) {
     const char *why;
@@ -217,7 +208,7 @@ static cuda_code *unaligned_code(cuda_join *j) {
 
 etch_status etch__cuda_join_resolve(cuda_join *j, void *const *args, const uint64_t *cells,
                                     cuda_launch *out) {
-    cuda_code *code = likely(all_aligned(j, args)) ? j->code : unaligned_code(j);
+    cuda_code *code = likely(etch__cuda_aligned(j->wide, args)) ? j->code : unaligned_code(j);
     if (unlikely(!code)) return etch__tls.status;
     out->shape = &j->shape, out->function = etch__cuda_function(code);
     out->bytes = etch__cuda_args_size(&j->k);

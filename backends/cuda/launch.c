@@ -1,5 +1,6 @@
 /* Launching kernels, and waiting: what was launched is noted, so that a fault can name it. */
 #include "backends/cuda/stream.h"
+#include "core/base/text.h"
 
 void etch__cuda_note(cuda_stream *s, const char *kernel) {
     uint64_t words[NAME / 8] = {0};
@@ -20,12 +21,12 @@ static void read_note(const cuda_stream *s, unsigned i, char name[NAME]) {
 
 static void list_notes(const cuda_stream *s, char *text, size_t room) {
     unsigned last = s->nnotes, n = last - s->waited;
-    size_t used = 0;
+    bounded_text t = {text, room, 0};
     text[0] = 0;
-    for (unsigned i = 0; i < n && i < NOTES && used < room; i++) {
+    for (unsigned i = 0; i < n && i < NOTES && t.n < room; i++) {
         char name[NAME];
         read_note(s, last - 1 - i, name);
-        used += (size_t)snprintf(text + used, room - used, "%s%s", i ? ", " : "", name);
+        etch__text_add(&t, "%s%s", i ? ", " : "", name);
     }
 }
 

@@ -68,14 +68,12 @@ static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligne
 
 bool etch__cuda_ready(int device, const lowered *low, uint32_t aligned) {
     const char *why;
-    saved_error before;
     cuda_join *j = NULL;
-    etch__error_save(&before);
+    KEEP_ERROR;
     bool looked = etch__cuda_look(true);
     cuda_device *d = etch__cuda_enter(etch__device_index(device));
     if (d) j = etch__cuda_join_new(d, low, aligned, &why);
     etch__cuda_look(looked);
-    etch__error_restore(&before);
     etch__cuda_join_free(j);
     return j || !d; /* what is wrong with the device is found again */
 }
@@ -96,10 +94,8 @@ static bool prepare_step(const preparation *p, int i, const char **why) {
 static void prepare_missing(void *ctx, int i) {
     const preparation *p = ctx;
     const char *why;
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     if (etch__cuda_enter(p->d->index)) prepare_step(p, p->missing[i], &why);
-    etch__error_restore(&before);
 }
 
 /* What is there already; then the others, several at once. A failure is left to the caller, who
@@ -107,13 +103,11 @@ static void prepare_missing(void *ctx, int i) {
 static void prepare_at_once(preparation *p) {
     const char *why;
     int count = 0;
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     bool looked = etch__cuda_look(true);
     for (int i = 0; i < p->o->n; i++)
         if (!prepare_step(p, i, &why)) p->missing[count++] = i;
     etch__cuda_look(looked);
-    etch__error_restore(&before);
     if (count > 1) etch__cuda_at_once(count, prepare_missing, p);
 }
 
@@ -147,18 +141,11 @@ static etch_status add_form(launcher *l, launch_form *_Atomic *slot, const tuned
     return ETCH_OK;
 }
 
-static bool all_aligned(const launcher *l, void *const *args) {
-    uintptr_t bits = 0;
-    for (uint32_t wide = l->wide; wide; wide &= wide - 1)
-        bits |= (uintptr_t)args[__builtin_ctz(wide)];
-    return bits % 16 == 0;
-}
-
 etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *cells,
                                cuda_launch *out) {
     if (l->join) return etch__cuda_join_resolve(l->join, args, cells, out);
     const launch_form *f = l->tuned ? l->tuned : &l->form;
-    if (unlikely(!all_aligned(l, args))) {
+    if (unlikely(!etch__cuda_aligned(l->wide, args))) {
         tuned_layout narrow = {.variant = l->variant};
         narrow.variant.vector = 1, narrow.variant.hold = 0, narrow.variant.even = EVEN_NOT;
         if (!l->unaligned && add_form(l, &l->unaligned, &narrow) != ETCH_OK)
@@ -179,13 +166,11 @@ etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *c
 /* One thread times; others go on with what there is. Failing leaves that too. */
 static void tune(launcher *l, cuda_stream *s, void *const *args, const uint64_t *cells) {
     tuned_layout best;
-    if (!all_aligned(l, args) || !etch__cuda_can_time(s)) return;
+    if (!etch__cuda_aligned(l->wide, args) || !etch__cuda_can_time(s)) return;
     if (!atomic_exchange(&l->untuned, false)) return;
     if (!etch__cuda_layout_tune(s, &l->k, l->dims, &l->variant, args, cells, &best)) return;
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     add_form(l, &l->tuned, &best);
-    etch__error_restore(&before);
 }
 
 etch_status etch__cuda_run(const kernel_step *k, void *const *args, const uint64_t *cells) {

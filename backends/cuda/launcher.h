@@ -8,6 +8,13 @@
 
 enum { PARAMETER_MAX = 4096 }; /* bytes of a kernel's one argument */
 
+/* Whether the arguments of which `wide` has bits lie at multiples of 16. */
+static inline bool etch__cuda_aligned(uint32_t wide, void *const *args) {
+    uintptr_t bits = 0;
+    for (; wide; wide &= wide - 1) bits |= (uintptr_t)args[__builtin_ctz(wide)];
+    return bits % 16 == 0;
+}
+
 /* What to launch for these arguments: the parameter, `bytes` (whole words) of which are filled. */
 typedef struct cuda_launch {
     cu_function function;

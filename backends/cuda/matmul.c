@@ -12,6 +12,7 @@
 
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/text.h"
+#include "core/base/text.h"
 #include "jit/ir/target.h"
 
 /* ---- operands ---- */
@@ -47,13 +48,9 @@ static bool library_layout(matmul_operand *o, int64_t batches) {
 
 static etch_status copy_operand(matmul_operand *o, bool left) {
     etch_tensor *from = (etch_tensor *)o->t;
-    tensor_meta m = {.dtype = from->dtype, .ndim = from->ndim, .device = from->device};
-    memcpy(m.size, from->size, sizeof m.size);
-    etch__row_major(m.ndim, m.size, m.stride);
-    etch_tensor t = {.refs = 1, .magic = TENSOR_ALIVE}, *to = &t;
-    etch__apply_meta(&t, &m);
-    t.storage = etch__storage_new_on(t.device, (size_t)(t.numel * etch__item_size(&t)));
-    if (!t.storage) return etch__tls.status;
+    etch_tensor t, *to = &t;
+    if (!etch__place_new(&t, from->dtype, from->ndim, from->size, from->device))
+        return etch__tls.status;
     op_call clone = {.op = OP_CLONE, .nin = 1, .in = &from};
     etch_status status = etch__cuda_kernel(&clone, &to);
     etch__cuda_counts(etch__device_index(t.device))->operand_copies++;
@@ -80,64 +77,43 @@ static etch_status prepare_operand(matmul *p, matmul_operand *o, const etch_tens
 /* ETCH_T is the storage type, ETCH_C the compute type; index_t counts the elements of the result,
  * and is unsigned where that is enough: a division of 64-bit numbers is a hundred instructions, for
  * which NVRTC takes as long as for the rest. */
-static const char chain_text[] = {
 #include "embedded/chain.cu.inc"
-    0};
-
-const char etch__cuda_small_text[] = {
-#include "embedded/small.cuh.inc"
-    0};
-
-static const char small_kernel_text[] = {
-#include "embedded/small.cuh.inc"
 #include "embedded/small.cu.inc"
-    0};
-
-static const char epilogue_text[] = {
-#include "embedded/addmm.cu.inc"
-    0};
+#include "embedded/epilogue.cu.inc"
 
 /* The body behind the definitions that make it one of this dtype. */
 char *etch__cuda_matmul_text(const void *ctx) {
     const matmul_text *t = ctx;
     etch_dtype d = t->dtype, type = etch__compute_type(d);
     bool half = type != d, real = etch__is_float(d);
-    size_t room = strlen(etch__cuda_half_text) + strlen(t->body) + 1024;
-    char *text = etch__malloc(room);
-    if (!text) return NULL;
+    growing_text text = {0};
     const char *chain = d == ETCH_BOOL ? "((acc) | ((x) & (y)))"
                         : real         ? (type == ETCH_F64 ? "fma(x, y, acc)" : "fmaf(x, y, acc)")
                                        : "(ETCH_C)((unsigned long long)(acc) + "
                                          "(unsigned long long)(x) * (unsigned long long)(y))";
-    snprintf(text, room,
-             "%stypedef %s ETCH_T;\ntypedef %s ETCH_C;\ntypedef %s index_t;\n#define LOAD(v) %s\n"
-             "#define STORE(c, i, v) (%s)\n#define CHAIN(x, y, acc) %s\n#define K_MOST %d\n%s",
-             half ? etch__cuda_half_text : "", etch__cuda_type_names[d],
-             etch__cuda_type_names[type], t->far ? "unsigned long long" : "unsigned",
-             half ? (d == ETCH_BF16 ? "load_half(v, 1)" : "load_half(v, 0)") : "(v)",
-             half && !t->wide ? (d == ETCH_BF16 ? "((ETCH_T *)(c))[i] = store_half(v, 1)"
-                                                : "((ETCH_T *)(c))[i] = store_half(v, 0)")
-             : d == ETCH_BOOL ? "((ETCH_C *)(c))[i] = (v) != 0"
-                              : "((ETCH_C *)(c))[i] = (v)",
-             chain, t->k_most, t->body);
-    return text;
+    etch__text_put(
+        &text,
+        "%stypedef %s ETCH_T;\ntypedef %s ETCH_C;\ntypedef %s index_t;\n#define LOAD(v) %s\n"
+        "#define STORE(c, i, v) (%s)\n#define CHAIN(x, y, acc) %s\n#define K_MOST %d\n%s",
+        half ? etch__cuda_half_text : "", etch__cuda_type_names[d], etch__cuda_type_names[type],
+        t->far ? "unsigned long long" : "unsigned",
+        half ? (d == ETCH_BF16 ? "load_half(v, 1)" : "load_half(v, 0)") : "(v)",
+        half && !t->wide ? (d == ETCH_BF16 ? "((ETCH_T *)(c))[i] = store_half(v, 1)"
+                                           : "((ETCH_T *)(c))[i] = store_half(v, 0)")
+        : d == ETCH_BOOL ? "((ETCH_C *)(c))[i] = (v) != 0"
+                         : "((ETCH_C *)(c))[i] = (v)",
+        chain, t->k_most, t->body);
+    return etch__text_end(&text);
 }
 
-etch_status etch__cuda_matmul_launch(const matmul *p, const char *body, const char *symbol,
-                                     bool wide, int64_t blocks, unsigned threads, void *parameter) {
+/* Compiles and launches code of our own, `body` behind the definitions of the dtype. */
+static etch_status launch(const matmul *p, const char *body, const char *symbol, bool wide,
+                          int64_t blocks, unsigned threads, void *parameter) {
     matmul_text ctx = {p->dtype, wide, blocks > INT32_MAX / threads, MATMUL_SMALL, body};
     uint8_t key[64];
-    const char *why;
-    int n = snprintf((char *)key, sizeof key, "%s 4 %d %d %d", symbol, p->dtype, wide, ctx.far);
-    cuda_code *code =
-        etch__cuda_code(p->device, key, (size_t)n, symbol, etch__cuda_matmul_text, &ctx, &why);
-    if (!code) return etch__cuda_no_code(why);
-    unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
-             block[3] = {threads, 1, 1};
-    etch_status status =
-        etch__cuda_launch(p->stream, etch__cuda_function(code), symbol, grid, block, 0, parameter);
-    etch__cuda_code_release(code);
-    return status;
+    int n = snprintf((char *)key, sizeof key, "%s 5 %d %d %d", symbol, p->dtype, wide, ctx.far);
+    return etch__cuda_run_code(p->stream, key, n, symbol, etch__cuda_matmul_text, &ctx, blocks,
+                               threads, parameter);
 }
 
 static etch_status chain(const matmul *p) {
@@ -149,41 +125,36 @@ static etch_status chain(const matmul *p) {
               p->a.batch,   p->a.row,     p->a.col, p->b.batch, p->b.row, p->b.col};
     int64_t tiles = p->batch * ((p->m + 15) / 16) * ((p->n + 15) / 16);
     if (p->m > MATMUL_SMALL || p->n > MATMUL_SMALL || p->k > MATMUL_SMALL || tiles > INT32_MAX)
-        return etch__cuda_matmul_launch(p, chain_text, "etch_chain", p->wide,
-                                        (p->batch * p->m * p->n + 127) / 128, 128, &args);
-    return etch__cuda_matmul_launch(p, small_kernel_text, "etch_small", p->wide, tiles, 256, &args);
+        return launch(p, chain_text, "etch_chain", p->wide, (p->batch * p->m * p->n + 127) / 128,
+                      128, &args);
+    return launch(p, small_text, "etch_small", p->wide, tiles, 256, &args);
 }
 
-/* ---- addmm's epilogue: c = alpha * c, then self (times beta) + c ---- */
+/* ---- what follows a product ---- */
 
-static bool is_value(etch_scalar s, int v) {
-    return s.kind == ETCH_SCALAR_REAL ? s.d == v : s.i == v;
-}
-
-static etch_status epilogue(const matmul *p, const op_call *call, void *out) {
-    const etch_tensor *self = is_value(call->sc[0], 0) ? NULL : call->in[0];
+static etch_status epilogue(const matmul *p, const matmul_after *f, const etch_tensor *out) {
+    const etch_tensor *self = etch__scalar_is(f->beta, 0) ? NULL : f->self;
     size_t size = etch_dtype_size(p->type), at = 0;
-    char args[96] = {0};
-    uint64_t cells[2] = {etch__scalar_cell(call->sc[1], p->type),
-                         etch__scalar_cell(call->sc[0], p->type)};
+    char args[112] = {0};
+    uint64_t cells[2] = {etch__scalar_cell(f->alpha, p->type), etch__scalar_cell(f->beta, p->type)};
     int d = self ? self->ndim : 0;
     long long words[7] = {
         (long long)(uintptr_t)p->c,
         (long long)(self ? (uintptr_t)etch__ptr(self) : 0),
-        (long long)(uintptr_t)out,
+        (long long)(uintptr_t)etch__ptr(out),
         p->m,
         p->n,
         d >= 2 && self->size[d - 2] > 1 ? self->stride[d - 2] : 0,
         d >= 1 && self->size[d - 1] > 1 ? self->stride[d - 1] : 0,
     };
-    int flags[2] = {!is_value(call->sc[1], 1), !is_value(call->sc[0], 1)};
+    int flags[4] = {!etch__scalar_is(f->alpha, 1), !etch__scalar_is(f->beta, 1),
+                    (f->epilogue & MATMUL_RELU) != 0, (f->epilogue & MATMUL_GELU) != 0};
     memcpy(args, words, at = sizeof words);
     memcpy(args + at, &cells[0], size), at += size;
     memcpy(args + at, &cells[1], size), at += size;
     at = (at + 3) & ~(size_t)3;
     memcpy(args + at, flags, sizeof flags);
-    return etch__cuda_matmul_launch(p, epilogue_text, "etch_epilogue", false,
-                                    (p->m * p->n + 127) / 128, 128, args);
+    return launch(p, epilogue_text, "etch_epilogue", false, (p->m * p->n + 127) / 128, 128, args);
 }
 
 /* ---- the kernel ---- */
@@ -216,6 +187,22 @@ etch_status etch__cuda_multiply(matmul *p, const etch_tensor *a, const etch_tens
     return s;
 }
 
+etch_status etch__cuda_multiply_and(matmul *p, const etch_tensor *a, const etch_tensor *b,
+                                    const matmul_after *f, const etch_tensor *out) {
+    cuda_block *wide = NULL;
+    p->epilogue = 0, p->bias = NULL;
+    p->wide = p->type != p->dtype;
+    if (p->wide) {
+        wide = etch__cuda_allocate(p->stream, (size_t)out->numel * etch_dtype_size(p->type));
+        if (!wide) return etch__tls.status;
+        p->c = etch__cuda_address(wide);
+    }
+    etch_status s = etch__cuda_multiply(p, a, b);
+    if (s == ETCH_OK) s = epilogue(p, f, out);
+    etch__cuda_free(wide);
+    return s;
+}
+
 etch_status etch__cuda_matmul_begin(matmul *p, const op_call *call, const etch_tensor *out) {
     bool addmm = call->op == OP_ADDMM;
     const etch_tensor *a = call->in[addmm], *b = call->in[addmm + 1];
@@ -242,17 +229,8 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     if (out->numel == 0) return ETCH_OK;
     if (etch__cuda_matmul_begin(&p, call, out) != ETCH_OK) return etch__tls.status;
     if (!addmm) return etch__cuda_multiply(&p, a, b);
-    p.wide = p.type != p.dtype;
-    cuda_block *wide = NULL;
-    if (p.wide) {
-        wide = etch__cuda_allocate(p.stream, (size_t)out->numel * etch_dtype_size(p.type));
-        if (!wide) return etch__tls.status;
-        p.c = etch__cuda_address(wide);
-    }
-    etch_status s = etch__cuda_multiply(&p, a, b);
-    if (s == ETCH_OK) s = epilogue(&p, call, etch__ptr(out));
-    etch__cuda_free(wide);
-    return s;
+    const matmul_after f = {call->in[0], call->sc[1], call->sc[0], 0};
+    return etch__cuda_multiply_and(&p, a, b, &f, out);
 }
 
 void etch__start_cuda_products(void) {

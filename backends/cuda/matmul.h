@@ -36,9 +36,16 @@ etch_status etch__cuda_matmul_begin(matmul *p, const op_call *call, const etch_t
 etch_status etch__cuda_multiply(matmul *p, const etch_tensor *a, const etch_tensor *b);
 /* Whether C is computed by code of our own, which knows no epilogue. */
 bool etch__cuda_matmul_small(const matmul *p);
-/* Compiles and launches code of our own, `body` behind the definitions of the dtype. */
-etch_status etch__cuda_matmul_launch(const matmul *p, const char *body, const char *symbol,
-                                     bool wide, int64_t blocks, unsigned threads, void *parameter);
+/* What follows a product: times alpha, plus self (broadcast, NULL: none) times beta, then what
+ * `epilogue` has of MATMUL_RELU and MATMUL_GELU. */
+typedef struct matmul_after {
+    const etch_tensor *self;
+    etch_scalar alpha, beta;
+    uint8_t epilogue;
+} matmul_after;
+/* out = that of A B, in the compute type and by code of our own. */
+etch_status etch__cuda_multiply_and(matmul *p, const etch_tensor *a, const etch_tensor *b,
+                                    const matmul_after *f, const etch_tensor *out);
 
 /* ---- lt.c ---- */
 

@@ -9,15 +9,8 @@
 #include "backends/cuda/text.h"
 #include "core/base/start.h"
 
-static const char row_text[] = {
-#include "embedded/norm.cuh.inc"
 #include "embedded/norm_rows.cu.inc"
-    0};
-
-static const char column_text[] = {
-#include "embedded/norm.cuh.inc"
 #include "embedded/norm_columns.cu.inc"
-    0};
 
 enum { KEPT = 32, THREADS_MOST = 1024 };
 
@@ -50,7 +43,7 @@ static etch_status run_rows(cuda_stream *s, kernel_text *k, row_args *a, bool no
     row_shape r = shape_of(k->dtype[0], a->n);
     a->wide = aligned(a->x) && aligned(a->y) && a->n % r.vector == 0;
     a->wide_parameters = aligned(a->weight) && aligned(a->bias) && a->n % r.vector == 0;
-    k->symbol = "etch_rows", k->body = row_text;
+    k->symbol = "etch_rows", k->body = norm_rows_text;
     snprintf(k->defines, sizeof k->defines,
              "#define V %d\n#define THREADS %d\n#define CHUNKS %d\n#define NORM %d\n"
              "#define LOGARITHM %d\n",
@@ -67,7 +60,7 @@ static etch_status run_columns(cuda_stream *s, kernel_text *k, const row_args *r
         void *y;
         int64_t outer, n, inner;
     } a = {r->x, r->y, r->rows / inner, r->n, inner};
-    k->symbol = "etch_columns", k->body = column_text;
+    k->symbol = "etch_columns", k->body = norm_columns_text;
     snprintf(k->defines, sizeof k->defines, "#define LOGARITHM %d\n", logarithm);
     return etch__cuda_run_text(s, k, a.outer * ((inner + 31) / 32), 256, &a);
 }
@@ -76,9 +69,9 @@ static etch_status softmax(cuda_stream *s, const op_call *call, etch_tensor *out
     etch_tensor *x, temporary;
     bool logarithm = call->op == OP_LOG_SOFTMAX_RAW;
     int64_t inner = 1, n = 1;
-    int dim = etch__cuda_dim(call);
+    int dim = etch__place_dim(call);
     for (int d = dim; d < out->ndim; d++) *(d == dim ? &n : &inner) *= out->size[d];
-    etch_status status = etch__cuda_dense(call->in[0], &temporary, &x);
+    etch_status status = etch__place_dense(call->in[0], &temporary, &x, NULL);
     if (status == ETCH_OK) {
         kernel_text k = {.ndtypes = 4};
         k.dtype[0] = x->dtype, k.dtype[1] = out->dtype;
@@ -87,7 +80,7 @@ static etch_status softmax(cuda_stream *s, const op_call *call, etch_tensor *out
         status = inner > 1 ? run_columns(s, &k, &a, inner, logarithm)
                            : run_rows(s, &k, &a, false, logarithm);
     }
-    etch__cuda_drop(&temporary);
+    etch__place_free(&temporary);
     return status;
 }
 
@@ -100,7 +93,7 @@ static etch_status layer_norm(cuda_stream *s, const op_call *call, etch_tensor *
         bool there = call->in[i] != ETCH_NONE;
         k.dtype[i ? i + 1 : 0] = (there ? call->in[i] : call->in[0])->dtype;
         if (there && status == ETCH_OK)
-            status = etch__cuda_dense(call->in[i], &temporary[i], &in[i]);
+            status = etch__place_dense(call->in[i], &temporary[i], &in[i], NULL);
     }
     k.dtype[1] = out->dtype;
     if (status == ETCH_OK) {
@@ -111,7 +104,7 @@ static etch_status layer_norm(cuda_stream *s, const op_call *call, etch_tensor *
         a.rows = out->numel / a.n;
         status = run_rows(s, &k, &a, true, false);
     }
-    for (int i = 0; i < 3; i++) etch__cuda_drop(&temporary[i]);
+    for (int i = 0; i < 3; i++) etch__place_free(&temporary[i]);
     return status;
 }
 

@@ -33,6 +33,11 @@ bool etch__cuda_issues(uint16_t op) {
     return own_kernel(op) != NULL;
 }
 
+static etch_status cat(const op_call *call, etch_tensor *const *out) {
+    if (out[0]->numel && !etch__cuda_begin(call, out[0])) return etch__tls.status;
+    return etch__place_cat(call, out);
+}
+
 /* ---- plans of one operator ---- */
 
 enum { PLANS_MAX = 1024, KEY_WORDS = 256 };
@@ -46,7 +51,10 @@ static lru plans;
 
 static void end_plan(lru_entry *e) { etch__plan_release(((op_plan *)e)->plan); }
 
-void etch__start_cuda_ops(void) { etch__lru_init(&plans, PLANS_MAX, end_plan); }
+void etch__start_cuda_ops(void) {
+    etch__lru_init(&plans, PLANS_MAX, end_plan);
+    etch__cuda_register(OP_CAT, cat);
+}
 
 /* Everything that the plan depends on; 0 words where it is too much. */
 static size_t key_of(const op_call *call, int device, int64_t *key) {
@@ -144,27 +152,12 @@ static etch_status run(op_plan *p, const op_call *call, etch_tensor *out) {
     return status;
 }
 
-static void addresses_of(const etch_tensor *t, const char *range[2]) {
-    int64_t low = 0, high = 0, size = etch__item_size(t);
-    for (int d = 0; d < t->ndim; d++)
-        *(t->stride[d] < 0 ? &low : &high) += (t->size[d] - 1) * t->stride[d];
-    range[0] = (const char *)etch__ptr(t) + low * size;
-    range[1] = (const char *)etch__ptr(t) + (high + 1) * size;
-}
-
-bool etch__cuda_overlap(const etch_tensor *a, const etch_tensor *b) {
-    const char *x[2], *y[2];
-    if (!a->numel || !b->numel) return false;
-    addresses_of(a, x), addresses_of(b, y);
-    return x[0] < y[1] && y[0] < x[1];
-}
-
 /* Whether operands of an in-place call overlap otherwise than as one handle. */
 static bool overlaps(const op_call *call) {
     if (etch__ops[call->op].kind != KIND_INPLACE) return false;
     for (int i = 1; i < call->nin; i++)
         if (call->in[i] != call->in[0] && call->in[i] != ETCH_NONE &&
-            etch__cuda_overlap(call->in[i], call->in[0]))
+            etch__place_overlap(call->in[i], call->in[0]))
             return true;
     return false;
 }
@@ -185,19 +178,16 @@ etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out) {
  * where they are kept). false: it is another reduction. */
 static bool as_copy(const op_call *call, const etch_tensor *out, etch_tensor *from) {
     const etch_tensor *in = call->in[0];
-    tensor_meta m = {.dtype = in->dtype, .ndim = out->ndim, .device = in->device};
+    int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
     uint32_t mask;
     bool keepdim;
     etch__reduce_axes(call, &mask, &keepdim);
-    m.offset = in->offset;
     for (int d = 0, k = 0; d < in->ndim; d++) {
         bool reduced = mask >> d & 1;
         if (reduced && in->size[d] != 1) return false;
-        if (!reduced || keepdim) m.size[k] = in->size[d], m.stride[k++] = in->stride[d];
+        if (!reduced || keepdim) size[k] = in->size[d], stride[k++] = in->stride[d];
     }
-    *from = (etch_tensor){.refs = 1, .magic = TENSOR_ALIVE};
-    etch__apply_meta(from, &m);
-    from->storage = in->storage;
+    *from = etch__place_view(in, 0, out->ndim, size, stride);
     return out->numel > 0;
 }
 

@@ -11,9 +11,6 @@ void etch__cuda_register(op_id op, cuda_kernel kernel);
 /* The same for one that checks its data (faults.h), and where that is wrong leaves what
  * it is to write as it is. */
 void etch__cuda_register_checking(op_id op, cuda_kernel kernel);
-/* Whether elements of the two lie in one range of addresses. Storages do not say: in a plan each
- * operand of a call has one of its own, over memory that they may have in common. */
-bool etch__cuda_overlap(const etch_tensor *a, const etch_tensor *b);
 /* The call as a native plan of one operator; on the CPU where the jit has none. */
 etch_status etch__cuda_by_plan(const op_call *call, etch_tensor *const *out);
 
@@ -29,7 +26,12 @@ typedef struct matmul_text {
     const char *body;
 } matmul_text;
 char *etch__cuda_matmul_text(const void *matmul_text);
-extern const char etch__cuda_small_text[];
+
+/* Compiles the code that the first n bytes of the key name, and launches it; blocks go on where
+ * there are too many for a grid. */
+etch_status etch__cuda_run_code(cuda_stream *s, const uint8_t *key, int n, const char *symbol,
+                                code_source source, const void *ctx, int64_t blocks,
+                                unsigned threads, void *parameter);
 
 /* Whether the operator has a kernel of its own, which issues work and does not wait. */
 bool etch__cuda_issues(uint16_t op);

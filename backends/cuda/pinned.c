@@ -26,14 +26,12 @@ static int nunused;
 
 /* Waits for the block's copies; the memory is the driver's own affair in a forked child. */
 static void free_block(pinned_block *b) {
-    saved_error before;
-    etch__error_save(&before);
+    KEEP_ERROR;
     if (etch__cuda_enter(b->device)) {
         if (b->stream) etch__cuda.cuEventSynchronize(b->event);
         if (b->event) etch__cuda.cuEventDestroy_v2(b->event);
         if (b->memory) etch__cuda.cuMemFreeHost(b->memory);
     }
-    etch__error_restore(&before);
     pthread_mutex_destroy(&b->lock);
     etch__free(b);
 }

@@ -4,9 +4,7 @@
 #include "backends/cuda/text.h"
 #include "core/base/start.h"
 
-static const char pow_text[] = {
 #include "embedded/pow.cu.inc"
-    0};
 
 /* t's elements as those of the result's sizes. */
 static void broadcast_dims(text_dims *d, const etch_tensor *t, const etch_tensor *out) {

@@ -3,15 +3,13 @@
 #include "backends/cuda/text.h"
 #include "core/base/start.h"
 
-static const char body[] = {
 #include "embedded/random.cu.inc"
-    0};
 
 static etch_status random_kernel(cuda_stream *s, const op_call *call, etch_tensor *out) {
     etch_dtype d = out->dtype;
     bool normal = call->op == OP_RANDN;
     int bits = d == ETCH_F64 ? 53 : normal || d == ETCH_F32 ? 24 : d == ETCH_BF16 ? 8 : 11;
-    kernel_text k = {.symbol = "etch_random", .body = body, .ndtypes = 1, .dtype = {d}};
+    kernel_text k = {.symbol = "etch_random", .body = random_text, .ndtypes = 1, .dtype = {d}};
     snprintf(k.defines, sizeof k.defines, "#define BITS %d\n#define NORMAL %d\n", bits, normal);
     struct {
         void *out;

@@ -8,9 +8,7 @@
 
 /* ---- scans ---- */
 
-static const char scan_text[] = {
 #include "embedded/scan.cu.inc"
-    0};
 
 /* The dimensions of t but `dim`. */
 static void other_dims(text_dims *d, const etch_tensor *t, int dim) {
@@ -22,7 +20,7 @@ static void other_dims(text_dims *d, const etch_tensor *t, int dim) {
 static etch_status scan(cuda_stream *s, const op_call *call, etch_tensor *out) {
     etch_tensor *in = call->in[0];
     if (in->dtype != out->dtype || !out->ndim) { /* converted first, then in place */
-        etch_status status = etch__cuda_copy(out, in, call->site);
+        etch_status status = etch__place_copy(out, in, call->site);
         if (status != ETCH_OK || !out->ndim) return status;
         in = out;
     }
@@ -32,7 +30,7 @@ static etch_status scan(cuda_stream *s, const op_call *call, etch_tensor *out) {
         text_dims lines;
         int64_t nlines, n, step, inner;
     } a = {.x = etch__ptr(in), .y = etch__ptr(out), .inner = 1};
-    int dim = etch__cuda_dim(call);
+    int dim = etch__place_dim(call);
     other_dims(&a.lines, in, dim);
     a.n = in->size[dim], a.step = in->stride[dim], a.nlines = out->numel / a.n;
     for (int d = dim + 1; d < out->ndim; d++) a.inner *= out->size[d];
@@ -45,9 +43,7 @@ static etch_status scan(cuda_stream *s, const op_call *call, etch_tensor *out) {
 
 /* ---- triangles ---- */
 
-static const char triangle_text[] = {
 #include "embedded/triangle.cu.inc"
-    0};
 
 static const char *word_of(const etch_tensor *t) {
     int64_t size = etch__item_size(t);
@@ -72,9 +68,7 @@ static etch_status triangle(cuda_stream *s, const op_call *call, etch_tensor *ou
 
 /* ---- argmax and argmin ---- */
 
-static const char extreme_text[] = {
 #include "embedded/extreme.cu.inc"
-    0};
 
 static etch_status extreme(cuda_stream *s, const op_call *call, etch_tensor *out) {
     etch_tensor *in = call->in[0];

@@ -181,8 +181,7 @@ static bool own_table(void) {
     if (!t) return false;
     if (pthread_setspecific(at_thread_end, t) == 0) return mine = t, true;
     etch__free(t);
-    etch__error(ETCH_ERR_OUT_OF_MEMORY, "no room for the thread's table of streams");
-    return false;
+    return etch__false(ETCH_ERR_OUT_OF_MEMORY, "no room for the thread's table of streams");
 }
 
 cuda_stream *etch__cuda_stream(int index) {
@@ -268,10 +267,8 @@ static cuda_stream *entry_for(cuda_device *d, cu_stream handle) {
 /* The thread's stream there, for a public function: what a compiled function has deferred is issued
  * first. */
 static cuda_stream *reach(etch_device device, const char *function, const void *site) {
-    if (device == ETCH_CPU) {
-        etch__error_at(site, ETCH_ERR_DEVICE, "%s: expected a GPU, got cpu", function);
-        return NULL;
-    }
+    if (device == ETCH_CPU)
+        return etch__null_at(site, ETCH_ERR_DEVICE, "%s: expected a GPU, got cpu", function);
     if (!etch__device_check(device, function, site)) return NULL;
     if (etch__tls.run && etch__trace_hooks.read(NULL, REASON_BREAK_FLUSH, site) != ETCH_OK)
         return NULL;

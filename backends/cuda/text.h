@@ -4,11 +4,12 @@
 #define ETCH_BACKENDS_CUDA_TEXT_H
 
 #include "backends/cuda/ops.h"
+#include "core/dispatch/place.h"
 
 /* The C types of elements in memory and of values (by compute type), and the device functions
  * load_half(h, bf16) and store_half(f, bf16). */
 extern const char *const etch__cuda_type_names[ETCH_DTYPE_COUNT];
-extern const char etch__cuda_half_text[];
+extern const char *const etch__cuda_half_text;
 
 /* One kernel. Before the body stand the types etch_bf16, etch_f16, etch_bool, the functions
  * value(e) (an element as its compute type) and put(&e, v) (rounded once), and for each dtype the
@@ -31,24 +32,10 @@ cuda_stream *etch__cuda_begin(const op_call *call, const etch_tensor *out);
 typedef etch_status (*text_kernel)(cuda_stream *s, const op_call *call, etch_tensor *out);
 void etch__cuda_register_text(op_id op, text_kernel kernel);
 
-/* A tensor of one call, contiguous on `device`; storage NULL where there is no memory. */
-bool etch__cuda_temporary(etch_tensor *t, etch_dtype dtype, int ndim, const int64_t *size,
-                          int device);
-/* The elements of `from` in one (new) temporary, or from itself where it is contiguous. */
-etch_status etch__cuda_dense(etch_tensor *from, etch_tensor *temporary, etch_tensor **dense);
-void etch__cuda_drop(etch_tensor *temporary);
-/* to = from, converted. Same sizes. */
-etch_status etch__cuda_copy(etch_tensor *to, etch_tensor *from, const void *site);
-
 /* Sizes and strides of up to 8 dimensions as kernels take them. */
 typedef struct text_dims {
     int64_t n, size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 } text_dims;
 void etch__cuda_dims(text_dims *d, const etch_tensor *t);
-
-static inline int etch__cuda_dim(const op_call *call) {
-    int ndim = call->in[0]->ndim ? call->in[0]->ndim : 1;
-    return (int)(call->at[0] < 0 ? call->at[0] + ndim : call->at[0]);
-}
 
 #endif

@@ -13,6 +13,7 @@
 #include <xxhash.h>
 
 #include "backends/cuda/launcher.h"
+#include "core/base/text.h"
 #include "jit/store/cache.h"
 
 enum { TUNE_REVISION = 2, KEY_MAX = 9216, HEAD_MAX = 256, KERNEL_BYTES = 8192 };
@@ -131,11 +132,12 @@ static etch_status time_all(const timer *t, const tune_set *set, float *best) {
 
 static void log_times(const tune_set *set, const float *best, int chosen) {
     char line[1024], what[96];
-    size_t at = (size_t)snprintf(line, sizeof line, "%s:", set->name);
-    for (int i = 0; i < set->n && at < sizeof line; i++) {
+    bounded_text t = {line, sizeof line, 0};
+    etch__text_add(&t, "%s:", set->name);
+    for (int i = 0; i < set->n; i++) {
         set->describe(set->ctx, i, what, sizeof what);
-        at += (size_t)snprintf(line + at, sizeof line - at, "%s %s %.2f us%s", i ? "," : "", what,
-                               (double)best[i] * 1e3, i == chosen ? " (chosen)" : "");
+        etch__text_add(&t, "%s %s %.2f us%s", i ? "," : "", what, (double)best[i] * 1e3,
+                       i == chosen ? " (chosen)" : "");
     }
     etch__log(LOG_AUTOTUNE, "%s", line);
 }
@@ -152,9 +154,8 @@ static int choose(const tune_set *set, const float *best) {
 int etch__cuda_fastest(cuda_stream *s, const tune_set *set) {
     timer t = {.stream = etch__cuda_stream_handle(s)};
     float best[CANDIDATES] = {0};
-    saved_error before;
     if (set->n < 2) return 0;
-    etch__error_save(&before);
+    KEEP_ERROR;
     etch_status status = set->n > CANDIDATES ? ETCH_ERR_INTERNAL : ETCH_OK;
     if (status == ETCH_OK) status = CU(cuEventCreate, &t.start, 0);
     if (status == ETCH_OK) status = CU(cuEventCreate, &t.end, 0);
@@ -164,7 +165,6 @@ int etch__cuda_fastest(cuda_stream *s, const tune_set *set) {
     int chosen = status == ETCH_OK ? choose(set, best) : -1;
     if (t.start) etch__cuda.cuEventDestroy_v2(t.start);
     if (t.end) etch__cuda.cuEventDestroy_v2(t.end);
-    etch__error_restore(&before);
     return chosen;
 }
 

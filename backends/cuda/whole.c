@@ -46,6 +46,8 @@ static const cuda_variant variant = {.index_bits = 32, .vector = 1, .tile = WHOL
 
 /* ---- source ---- */
 
+#include "embedded/small.cuh.inc"
+
 typedef struct whole_ctx {
     const whole_step *steps;
     int n, nfunctions, depth;
@@ -57,7 +59,7 @@ typedef struct whole_ctx {
 
 static void put_function(growing_text *t, const whole_ctx *c, int number) {
     const whole_function *f = &c->functions[number];
-    matmul_text product = {.dtype = f->dtype, .body = etch__cuda_small_text};
+    matmul_text product = {.dtype = f->dtype, .body = small_text};
     product.k_most = f->k_most <= 16 ? 16 : MATMUL_SMALL;
     char *source =
         f->k ? etch__cuda_run_source(f->k, &variant, c->depth) : etch__cuda_matmul_text(&product);

@@ -58,6 +58,12 @@ etch_status etch__error(etch_status code, const char *format, ...)
 etch_status etch__error_at(const void *site, etch_status code, const char *format, ...)
     __attribute__((format(printf, 3, 4)));
 
+/* The same as the results of functions that fail with NULL, with false. */
+#define etch__null(...) (etch__error(__VA_ARGS__), NULL)
+#define etch__null_at(...) (etch__error_at(__VA_ARGS__), NULL)
+#define etch__false(...) (etch__error(__VA_ARGS__), false)
+#define etch__false_at(...) (etch__error_at(__VA_ARGS__), false)
+
 /* The same in the user's own words, which stay as they are; without a site they get no place. */
 etch_status etch__error_of_user(const void *site, etch_status code, const char *text);
 /* `name` is what the user called that has failed just now: it goes before a text that names nothing
@@ -88,6 +94,10 @@ typedef struct saved_error {
 } saved_error;
 void etch__error_save(saved_error *to);
 void etch__error_restore(const saved_error *from);
+/* The error stays as it is, whatever comes until the end of the block. */
+#define KEEP_ERROR                                                                                 \
+    saved_error kept_error __attribute__((cleanup(etch__error_restore)));                          \
+    etch__error_save(&kept_error)
 /* Whether an operator that writes has failed since there were that many errors, and nobody has
  * cleared that. */
 bool etch__lost_since(unsigned errors);

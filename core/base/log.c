@@ -88,8 +88,7 @@ static void put_text(const char *name, const char *text) {
 static void put_format(const char *name, const char *format, va_list args) {
     char small[1024], *text = NULL;
     va_list again;
-    saved_error error;
-    etch__error_save(&error);
+    KEEP_ERROR;
     va_copy(again, args);
     int n = vsnprintf(small, sizeof small, format, args);
     if (n >= (int)sizeof small) text = etch__malloc((size_t)n + 1);
@@ -97,7 +96,6 @@ static void put_format(const char *name, const char *format, va_list args) {
     if (n >= 0) put_text(name, text ? text : small);
     etch__free(text);
     va_end(again);
-    etch__error_restore(&error);
 }
 
 void etch__log(log_channel channel, const char *format, ...) {

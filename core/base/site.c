@@ -93,13 +93,11 @@ static bool look_up_symbol(const void *function, char *text, size_t n) {
 /* Neither fails nor touches the error, which may be just the one that asks for its line. */
 static const char *resolve(answers *t, const void *address, const char *absent, look_up look) {
     char text[256];
-    saved_error error;
-    etch__error_save(&error);
+    KEEP_ERROR;
     etch__lock(LOCK_LINES);
     const char *known = t->cap ? find(t, address)->text : NULL;
     if (!known && look(address, text, sizeof text)) known = keep(t, address, text);
     etch__unlock(LOCK_LINES);
-    etch__error_restore(&error);
     return known ? known : absent;
 }
 
@@ -116,12 +114,10 @@ const char *etch__symbol_name(const void *address) {
 /* Where the compiler found the file, and the line's number, 0 without debug information. */
 static int path_of(const void *site, char *path, size_t n) {
     int number = 0;
-    saved_error error;
-    etch__error_save(&error);
+    KEEP_ERROR;
     etch__lock(LOCK_LINES);
     look_up_path(site, path, n, &number);
     etch__unlock(LOCK_LINES);
-    etch__error_restore(&error);
     return number;
 }
 

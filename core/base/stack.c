@@ -81,9 +81,8 @@ bool etch__stack_prepare(size_t bytes) {
     thread_stack *s = find_stack();
     if (s && (s->second || etch__stack_has(bytes))) return true;
     if (s && (s->second = new_stack())) return true;
-    etch__error(ETCH_ERR_OUT_OF_MEMORY, "no memory for a stack of %d bytes, which a kernel takes",
-                SECOND_STACK);
-    return false;
+    return etch__false(ETCH_ERR_OUT_OF_MEMORY,
+                       "no memory for a stack of %d bytes, which a kernel takes", SECOND_STACK);
 }
 
 static void free_stack(etch_thread *t) {

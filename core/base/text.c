@@ -37,3 +37,12 @@ char *etch__text_end(growing_text *t) {
     etch__free(t->p);
     return NULL;
 }
+
+void etch__text_add(bounded_text *t, const char *format, ...) {
+    bool room = t->n < t->room;
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(room ? t->buf + t->n : NULL, room ? t->room - t->n : 0, format, args);
+    va_end(args);
+    if (n > 0) t->n += (size_t)n;
+}

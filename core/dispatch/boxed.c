@@ -5,6 +5,7 @@
 #include <etch/debug.h>
 
 #include "core/dispatch/call.h"
+#include "core/base/text.h"
 #include "core/ops/schema.h"
 
 /* ---- finding operators ---- */
@@ -27,18 +28,14 @@ static bool in_packet(const char *name, const char *packet) {
 
 const etch_op *etch_op_find(const char *name) {
     const void *site = __builtin_return_address(0);
-    if (!name) {
-        etch__error_at(site, ETCH_ERR_NULL, "etch_op_find: name is NULL");
-        return NULL;
-    }
+    if (!name) return etch__null_at(site, ETCH_ERR_NULL, "etch_op_find: name is NULL");
     const char *bare = strncmp(name, "aten::", 6) ? name : name + 6;
     int n = atomic_load_explicit(&etch__op_count, memory_order_acquire);
     for (int i = 0; i < n; i++)
         if (!strcmp(etch__ops[i].name, bare)) return &etch__ops[i];
     for (int i = 0; i < n; i++)
         if (in_packet(etch__ops[i].name, bare)) return &etch__ops[i];
-    etch__error_at(site, ETCH_ERR_NOT_FOUND, "etch_op_find: no operator \"%s\"", name);
-    return NULL;
+    return etch__null_at(site, ETCH_ERR_NOT_FOUND, "etch_op_find: no operator \"%s\"", name);
 }
 
 const char *etch_op_name(const etch_op *op) { return op ? op->name : NULL; }
@@ -75,10 +72,9 @@ static const char *const tag_names[] = {
 
 /* "self, other, alpha" */
 static const char *list_names(const op_schema *s, char *text, size_t n) {
-    size_t used = 0;
+    bounded_text t = {text, n, 0};
     text[0] = 0;
-    for (int i = 0; i < s->nargs && used < n; i++)
-        used += (size_t)snprintf(text + used, n - used, "%s%s", i ? ", " : "", s->args[i].name);
+    for (int i = 0; i < s->nargs; i++) etch__text_add(&t, "%s%s", i ? ", " : "", s->args[i].name);
     return text;
 }
 

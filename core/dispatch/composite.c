@@ -23,11 +23,9 @@ etch_tensor *etch__composite_reshape(const op_call *call) {
     etch_tensor *t = call->in[0];
     etch_shape size = {.n = (int32_t)call->at[0]};
     int64_t stride[ETCH_MAX_DIMS];
-    if (size.n > ETCH_MAX_DIMS) {
-        etch__error_at(call->site, ETCH_ERR_SHAPE, "reshape: expected at most %d dimensions",
-                       ETCH_MAX_DIMS);
-        return NULL;
-    }
+    if (size.n > ETCH_MAX_DIMS)
+        return etch__null_at(call->site, ETCH_ERR_SHAPE, "reshape: expected at most %d dimensions",
+                             ETCH_MAX_DIMS);
     if (!etch__infer_size(call->site, "reshape", t->numel, size.n, call->at + 1, size.v))
         return NULL;
     if (!etch__view_strides(t->ndim, t->size, t->stride, size.n, size.v, stride)) t = etch_clone(t);
@@ -49,13 +47,11 @@ static bool batch_sizes(const op_call *call, const etch_tensor *a, const etch_te
     for (int i = 0; i < batch->n; i++) {
         int ia = na - batch->n + i, ib = nb - batch->n + i;
         int64_t sa = ia < 0 ? 1 : a->size[ia], sb = ib < 0 ? 1 : b->size[ib];
-        if (sa != sb && sa != 1 && sb != 1) {
-            etch__error_at(
+        if (sa != sb && sa != 1 && sb != 1)
+            return etch__false_at(
                 call->site, ETCH_ERR_SHAPE,
                 "matmul: batch dimension %d: expected equal sizes or 1, got %lld and %lld", i,
                 (long long)sa, (long long)sb);
-            return false;
-        }
         batch->v[i] = sa == 1 ? sb : sa;
     }
     return true;
@@ -98,12 +94,10 @@ static bool inner_sizes_fit(const op_call *call, const etch_tensor *a, const etc
 etch_tensor *etch__composite_matmul(const op_call *call) {
     etch_tensor *a = call->in[0], *b = call->in[1];
     if (a == ETCH_NONE || b == ETCH_NONE) return etch_mm(a, b); /* which says what is wrong */
-    if (a->ndim == 0 || b->ndim == 0) {
-        etch__error_at(call->site, ETCH_ERR_SHAPE,
-                       "matmul: expected tensors with at least 1 dimension, got %d and %d", a->ndim,
-                       b->ndim);
-        return NULL;
-    }
+    if (a->ndim == 0 || b->ndim == 0)
+        return etch__null_at(call->site, ETCH_ERR_SHAPE,
+                             "matmul: expected tensors with at least 1 dimension, got %d and %d",
+                             a->ndim, b->ndim);
     if (!inner_sizes_fit(call, a, b)) return NULL;
     if (a->ndim == 1 && b->ndim == 1) return etch_dot(a, b);
     if (a->ndim == 2 && b->ndim == 1) return etch_mv(a, b);
@@ -131,10 +125,9 @@ static bool linear_fits(const op_call *call) {
              (w->ndim == 1 || bias->ndim > 1 || bias->size[0] != w->size[0]))
         wrong = "bias with an element for each row of weight";
     if (!wrong) return true;
-    etch__error_at(call->site, ETCH_ERR_SHAPE, "linear: expected %s: input %s, weight %s, bias %s",
-                   wrong, xs.s, ws.s,
-                   bias == ETCH_NONE ? "none" : etch__shape_text(bias->ndim, bias->size).s);
-    return false;
+    return etch__false_at(call->site, ETCH_ERR_SHAPE,
+                          "linear: expected %s: input %s, weight %s, bias %s", wrong, xs.s, ws.s,
+                          bias == ETCH_NONE ? "none" : etch__shape_text(bias->ndim, bias->size).s);
 }
 
 etch_tensor *etch__composite_linear(const op_call *call) {

@@ -204,8 +204,7 @@ static size_t name_length(const char *schema) {
 }
 
 static bool refuse(const char *schema, const char *why) {
-    etch__error_at(NULL, ETCH_ERR_FORMAT, "etch_op_register: \"%s\": %s", schema, why);
-    return false;
+    return etch__false_at(NULL, ETCH_ERR_FORMAT, "etch_op_register: \"%s\": %s", schema, why);
 }
 
 /* One result; what may be written is the first argument, which then is the result. */
@@ -295,20 +294,16 @@ const etch_op *etch_op_register(const char *schema, const etch_op_definition *de
     etch_op_definition d = {0};
     op_schema s;
     bool inplace;
-    if (!schema || !definition) {
-        etch__error_at(NULL, ETCH_ERR_NULL,
-                       "etch_op_register: expected a schema and a definition, got NULL");
-        return NULL;
-    }
+    if (!schema || !definition)
+        return etch__null_at(NULL, ETCH_ERR_NULL,
+                             "etch_op_register: expected a schema and a definition, got NULL");
     size_t given = definition->struct_size;
     memcpy(&d, definition, given && given < sizeof d ? given : sizeof d);
     if (!check_schema(schema, &s, &inplace)) return NULL;
-    if (!d.cpu || (!inplace && !d.shape)) {
-        etch__error_at(NULL, ETCH_ERR_NULL,
-                       "etch_op_register: \"%s\": expected a cpu kernel and a shape function",
-                       schema);
-        return NULL;
-    }
+    if (!d.cpu || (!inplace && !d.shape))
+        return etch__null_at(NULL, ETCH_ERR_NULL,
+                             "etch_op_register: \"%s\": expected a cpu kernel and a shape function",
+                             schema);
     etch__lock(LOCK_CUSTOM);
     op_info *op = add_row(schema, &s, inplace, &d);
     etch__unlock(LOCK_CUSTOM);
@@ -340,23 +335,19 @@ static const char *const user_device_names[USER_DEVICES] = {"cpu", "cuda"};
 
 static bool can_override(const etch_op *op, const char *device, etch_kernel kernel,
                          user_device *at) {
-    if (!op || !device || !kernel) {
-        etch__error_at(NULL, ETCH_ERR_NULL,
-                       "etch_op_override: expected an operator, a device and a kernel, got NULL");
-        return false;
-    }
+    if (!op || !device || !kernel)
+        return etch__false_at(
+            NULL, ETCH_ERR_NULL,
+            "etch_op_override: expected an operator, a device and a kernel, got NULL");
     for (*at = ON_CPU; *at < USER_DEVICES && strcmp(device, user_device_names[*at]) != 0;) ++*at;
-    if (*at == USER_DEVICES) {
-        etch__error_at(
+    if (*at == USER_DEVICES)
+        return etch__false_at(
             NULL, ETCH_ERR_DEVICE,
             "%s: no device is called \"%s\"; there is \"cpu\", and \"cuda\" for all GPUs", op->name,
             device);
-        return false;
-    }
     if (etch__kernel(op->id)) return true;
-    etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,
-                   "%s: views and composites have no kernel to override", op->name);
-    return false;
+    return etch__false_at(NULL, ETCH_ERR_UNSUPPORTED,
+                          "%s: views and composites have no kernel to override", op->name);
 }
 
 etch_override *etch_op_override(const etch_op *op, const char *device, etch_kernel kernel,

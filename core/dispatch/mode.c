@@ -22,10 +22,8 @@ struct etch_mode {
 
 etch_mode *etch_mode_create(etch_mode_handler handler, void *ctx,
                             const etch_mode_options *options) {
-    if (!handler) {
-        etch__error_at(NULL, ETCH_ERR_NULL, "etch_mode_new: expected a handler, got NULL");
-        return NULL;
-    }
+    if (!handler)
+        return etch__null_at(NULL, ETCH_ERR_NULL, "etch_mode_new: expected a handler, got NULL");
     etch_mode *m = etch__calloc(1, sizeof *m);
     if (!m) return NULL;
     m->handler = handler, m->ctx = ctx;
@@ -200,19 +198,15 @@ static __thread const boxed_form *boxed __attribute__((tls_model("initial-exec")
 /* What a handler returned must be what the operator returns. */
 static bool result_fits(const etch_mode *m, const op_call *call, const etch_tensor *h) {
     const char *name = etch__ops[call->op].name;
-    if (!h) {
-        etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
-                       "%s: mode '%s' returned success but no result", name, m->name);
-        return false;
-    }
+    if (!h)
+        return etch__false_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
+                              "%s: mode '%s' returned success but no result", name, m->name);
     if (!etch__handle_ok(h, name, "result of a mode", call->site)) return false;
     if (m->options.unchecked || etch__ops[call->op].kind == KIND_COMPOSITE) return true;
-    if (etch__ops[call->op].kind == KIND_INPLACE && h != call->in[0]) {
-        etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
-                       "%s: mode '%s' returned another tensor than the written argument", name,
-                       m->name);
-        return false;
-    }
+    if (etch__ops[call->op].kind == KIND_INPLACE && h != call->in[0])
+        return etch__false_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
+                              "%s: mode '%s' returned another tensor than the written argument",
+                              name, m->name);
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return false;
     bool fits = meta.dtype == h->dtype && meta.ndim == h->ndim &&
@@ -220,11 +214,10 @@ static bool result_fits(const etch_mode *m, const op_call *call, const etch_tens
     if (fits) return true;
     shape_text expected = etch__shape_text(meta.ndim, meta.size);
     shape_text got = etch__shape_text(h->ndim, h->size);
-    etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
-                   "%s: mode '%s' returned %s%s, expected %s%s (unchecked = true accepts it)", name,
-                   m->name, etch_dtype_name(h->dtype), got.s, etch_dtype_name(meta.dtype),
-                   expected.s);
-    return false;
+    return etch__false_at(
+        call->site, ETCH_ERR_INVALID_ARGUMENT,
+        "%s: mode '%s' returned %s%s, expected %s%s (unchecked = true accepts it)", name, m->name,
+        etch_dtype_name(h->dtype), got.s, etch_dtype_name(meta.dtype), expected.s);
 }
 
 /* A status without an error of the handler's own gets one; where it is fine, what was before is

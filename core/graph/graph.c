@@ -37,7 +37,7 @@ void etch__graph_free(graph *g) {
 static bool append(void *array, int64_t *cap, int count, const void *items, int64_t n,
                    size_t size) {
     if (n == 0) return true;
-    if (count + n > INT32_MAX) return etch__error(ETCH_ERR_OVERFLOW, "a graph is too large"), false;
+    if (count + n > INT32_MAX) return etch__false(ETCH_ERR_OVERFLOW, "a graph is too large");
     if (!etch__grow(array, cap, count + n, size)) return false;
     memcpy(*(char **)array + count * size, items, n * size);
     return true;

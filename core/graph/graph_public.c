@@ -6,6 +6,7 @@
  * error. */
 #include <etch/backend.h>
 
+#include "core/base/text.h"
 #include "core/dispatch/dispatch.h"
 #include "core/graph/graph_public.h"
 #include "core/dispatch/mode.h"
@@ -76,10 +77,9 @@ etch_node *etch_graph_node_of(const etch_graph *g, const etch_tensor *t) {
         if (&g->inputs[i]->value == t) return g->inputs[i];
     for (etch_node *n = g ? g->first : NULL; n; n = n->next)
         if (&n->value == t && !is_inplace(n)) return n;
-    etch__error_at(NULL, ETCH_ERR_NOT_FOUND,
-                   "etch_graph_node_of: the tensor is no value of the graph %s",
-                   g ? g->name : "NULL");
-    return NULL;
+    return etch__null_at(NULL, ETCH_ERR_NOT_FOUND,
+                         "etch_graph_node_of: the tensor is no value of the graph %s",
+                         g ? g->name : "NULL");
 }
 
 /* ---- reading ---- */
@@ -99,9 +99,8 @@ const etch_op *etch_node_op(const etch_node *n) { return n ? n->op : NULL; }
 
 static bool in_range(const char *what, int i, int n) {
     if (i >= 0 && i < n) return true;
-    etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "%s: expected a number below %d, got %d", what,
-                   n, i);
-    return false;
+    return etch__false_at(NULL, ETCH_ERR_INVALID_ARGUMENT, "%s: expected a number below %d, got %d",
+                          what, n, i);
 }
 
 etch_node *etch_graph_input(const etch_graph *g, int i) {
@@ -204,7 +203,7 @@ static bool set_scalars(insertion *x, const op_call *call) {
 static bool own_operands(const etch_graph *g, const op_call *call) {
     for (int i = 0; i < call->nin; i++) {
         if (call->in[i] == ETCH_NONE) continue;
-        if (!call->in[i]) return etch__error(ETCH_ERR_NULL, "operand %d is NULL", i), false;
+        if (!call->in[i]) return etch__false(ETCH_ERR_NULL, "operand %d is NULL", i);
         if (!etch_graph_node_of(g, call->in[i])) return false;
     }
     return true;
@@ -241,10 +240,9 @@ static bool may_insert(const etch_op *op, const etch_value *args, int nargs) {
 /* Copies of the arguments in which parameters stand as scalars of their kind. */
 static bool plain_args(const etch_graph *g, const etch_value *args, int nargs, etch_value *plain) {
     if (nargs < 0 || nargs > SCHEMA_MAX_ARGS || (nargs && !args))
-        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+        return etch__false_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
                               "etch_graph_insert: expected at most %d arguments, got %d",
-                              SCHEMA_MAX_ARGS, nargs),
-               false;
+                              SCHEMA_MAX_ARGS, nargs);
     for (int i = 0; i < nargs; i++) {
         plain[i] = args[i];
         if (args[i].tag != ETCH_VALUE_PARAM) continue;
@@ -260,11 +258,9 @@ etch_node *etch_graph_insert(etch_graph *g, etch_node *before, const etch_op *op
                              const etch_value *args, int nargs) {
     etch_value plain[SCHEMA_MAX_ARGS];
     insertion x = {g, 0, NULL, args, nargs};
-    if (!g || !op || (before && (before->graph != g || !before->op))) {
-        etch__error_at(NULL, g && op ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_NULL,
-                       "etch_graph_insert: expected a graph, a call of it and an operator");
-        return NULL;
-    }
+    if (!g || !op || (before && (before->graph != g || !before->op)))
+        return etch__null_at(NULL, g && op ? ETCH_ERR_INVALID_ARGUMENT : ETCH_ERR_NULL,
+                             "etch_graph_insert: expected a graph, a call of it and an operator");
     if (!plain_args(g, args, nargs, plain) || !may_insert(op, args, nargs)) return NULL;
     const void *site = __builtin_return_address(0);
     const etch_node *near = before ? before : g->last;
@@ -314,11 +310,9 @@ etch_status etch_graph_erase(etch_graph *g, etch_node *n) {
 
 etch_node *etch_graph_replace(etch_graph *g, etch_node *n, const etch_op *op,
                               const etch_value *args, int nargs) {
-    if (!n || is_inplace(n)) {
-        etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
-                       "etch_graph_replace: expected a call that does not write in place");
-        return NULL;
-    }
+    if (!n || is_inplace(n))
+        return etch__null_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                             "etch_graph_replace: expected a call that does not write in place");
     etch_node *with = etch_graph_insert(g, n, op, args, nargs);
     if (!with) return NULL;
     if (etch_graph_replace_uses(g, n, with) == ETCH_OK && etch_graph_erase(g, n) == ETCH_OK)
@@ -508,42 +502,31 @@ graph *etch__graph_close(const etch_graph *e, graph_scalar **scalars) {
 
 /* ---- text ---- */
 
-static int put_constants(char *buf, size_t n, const graph *g, const graph_scalar *scalars) {
-    int used = 0;
+static void put_constants(bounded_text *t, const graph *g, const graph_scalar *scalars) {
+    const size_t start = t->n;
     for (int i = 0; i < g->nscalars; i++) {
         const etch_scalar *s = &scalars[i].value;
         if (scalars[i].param >= 0) continue;
-        char *to = (size_t)used < n ? buf + used : NULL;
-        size_t left = to ? n - (size_t)used : 0;
-        const char *before = used ? ", " : "constants ";
-        used += s->kind == ETCH_SCALAR_REAL
-                    ? snprintf(to, left, "%s$%d = %.17g", before, i, s->d)
-                    : snprintf(to, left, "%s$%d = %lld", before, i, (long long)s->i);
+        etch__text_add(t, "%s$%d = ", t->n > start ? ", " : "constants ", i);
+        if (s->kind == ETCH_SCALAR_REAL) etch__text_add(t, "%.17g", s->d);
+        else etch__text_add(t, "%lld", (long long)s->i);
     }
-    if (used)
-        used += snprintf((size_t)used < n ? buf + used : NULL,
-                         (size_t)used < n ? n - (size_t)used : 0, "\n");
-    return used;
+    if (t->n > start) etch__text_add(t, "\n");
 }
 
 int64_t etch_graph_format(const etch_graph *e, char *buf, size_t n) {
     if (!e)
         return etch__error_at(NULL, ETCH_ERR_NULL, "etch_graph_format: expected a graph, got NULL"),
                -1;
-    if (!buf) n = 0;
     graph_scalar *scalars;
     graph *g = etch__graph_close(e, &scalars);
     char *text = g ? etch__graph_text(g) : NULL;
-    int64_t length = -1;
-    if (text) {
-        length = snprintf(buf, n, "%s", text);
-        size_t used = (size_t)length < n ? (size_t)length : n;
-        length += put_constants(buf + used, n - used, g, scalars);
-    }
-    etch__free(text);
+    bounded_text t = {buf, buf ? n : 0, 0};
+    if (text) etch__text_add(&t, "%s", text), put_constants(&t, g, scalars);
     if (g) etch__free(scalars);
     etch__graph_free(g);
-    return length;
+    etch__free(text);
+    return text ? (int64_t)t.n : -1;
 }
 
 /* "constants $2 = 0.5, $3 = 1": parameters become the values of edits again. */
@@ -566,8 +549,7 @@ static bool read_constants(etch_graph *e, const char *at) {
 
 etch_graph *etch_graph_parse(const char *text) {
     if (!text)
-        return etch__error_at(NULL, ETCH_ERR_NULL, "etch_graph_parse: expected a text, got NULL"),
-               NULL;
+        return etch__null_at(NULL, ETCH_ERR_NULL, "etch_graph_parse: expected a text, got NULL");
     const char *end = strstr(text, "\n}\n");
     size_t length = end ? (size_t)(end - text) + 3 : strlen(text);
     char *body = etch__malloc(length + 1);

@@ -99,8 +99,7 @@ static bool fail(reader *r, const char *what) {
     for (const char *p = r->start; p < r->at; p++)
         if (*p == '\n') line++, column = 1;
         else column++;
-    etch__error(ETCH_ERR_FORMAT, "graph text, line %d, column %d: %s", line, column, what);
-    return false;
+    return etch__false(ETCH_ERR_FORMAT, "graph text, line %d, column %d: %s", line, column, what);
 }
 
 static void skip(reader *r) {

@@ -35,34 +35,28 @@ void etch__report_add_time(report_time *t, int64_t start) {
 static void dropped(void) { __atomic_fetch_add(&etch__report_dropped, 1, __ATOMIC_RELAXED); }
 
 char *etch__report_strdup(const char *text) {
-    saved_error error;
     if (!text) return NULL;
-    etch__error_save(&error);
+    KEEP_ERROR;
     size_t n = strlen(text);
     if (n > REPORT_MAX_TEXT) n = REPORT_MAX_TEXT;
     char *copy = etch__malloc(n + 1);
     if (copy) memcpy(copy, text, n), copy[n] = 0;
     else dropped();
-    etch__error_restore(&error);
     return copy;
 }
 
 bool etch__report_grow(void *items, int64_t *cap, int64_t need, size_t size) {
-    saved_error error;
     if (need <= *cap) return true;
-    etch__error_save(&error);
+    KEEP_ERROR;
     bool ok = etch__grow(items, cap, need, size);
     if (!ok) dropped();
-    etch__error_restore(&error);
     return ok;
 }
 
 void *etch__report_zeroed(size_t bytes) {
-    saved_error error;
-    etch__error_save(&error);
+    KEEP_ERROR;
     void *p = etch__calloc(1, bytes);
     if (!p) dropped();
-    etch__error_restore(&error);
     return p;
 }
 

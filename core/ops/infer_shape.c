@@ -1,4 +1,5 @@
 /* Shape rules: sizes and strides of results that are no views, from those of the operands. */
+#include "core/base/text.h"
 #include "core/ops/rules.h"
 
 #define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
@@ -57,10 +58,9 @@ static bool join_sizes(int ndim, int64_t *size, const etch_tensor *t) {
 
 static bool broadcast_fail(const op_call *call) {
     char text[640] = "";
-    size_t used = 0;
-    for (int i = 0; i < call->nin && used < sizeof text; i++)
-        used += (size_t)snprintf(text + used, sizeof text - used, "%s%s", i ? " and " : "",
-                                 TEXT(call->in[i]));
+    bounded_text t = {text, sizeof text, 0};
+    for (int i = 0; i < call->nin; i++)
+        etch__text_add(&t, "%s%s", i ? " and " : "", TEXT(call->in[i]));
     FAIL(ETCH_ERR_SHAPE, "expected sizes that broadcast, got %s", text);
 }
 

@@ -29,12 +29,10 @@ bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
     for (int i = 0; i < n; i++) {
         size[i] = wanted[i];
         bool bad = wanted[i] < -1 || (wanted[i] == -1 && open >= 0);
-        if (bad || (wanted[i] >= 0 && __builtin_mul_overflow(product, wanted[i], &product))) {
-            etch__error_at(site, bad ? ETCH_ERR_SHAPE : ETCH_ERR_OVERFLOW,
-                           "%s: expected sizes with at most one -1, got %s", what,
-                           etch__shape_text(n, wanted).s);
-            return false;
-        }
+        if (bad || (wanted[i] >= 0 && __builtin_mul_overflow(product, wanted[i], &product)))
+            return etch__false_at(site, bad ? ETCH_ERR_SHAPE : ETCH_ERR_OVERFLOW,
+                                  "%s: expected sizes with at most one -1, got %s", what,
+                                  etch__shape_text(n, wanted).s);
         if (wanted[i] == -1) open = i;
     }
     if (open >= 0 && product > 0 && numel % product == 0) {
@@ -42,10 +40,9 @@ bool etch__infer_size(const void *site, const char *what, int64_t numel, int n,
         return true;
     }
     if (open < 0 && product == numel) return true;
-    etch__error_at(site, ETCH_ERR_SHAPE, "%s: %lld elements do not fit sizes %s%s", what,
-                   (long long)numel, etch__shape_text(n, wanted).s,
-                   open >= 0 && product == 0 ? " (-1 could be anything)" : "");
-    return false;
+    return etch__false_at(site, ETCH_ERR_SHAPE, "%s: %lld elements do not fit sizes %s%s", what,
+                          (long long)numel, etch__shape_text(n, wanted).s,
+                          open >= 0 && product == 0 ? " (-1 could be anything)" : "");
 }
 
 /* Dimensions of the old tensor that lie in one piece form a chunk; the new dimensions are laid over

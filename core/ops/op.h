@@ -122,6 +122,10 @@ bool etch__operands_present(const op_call *call);
 /* Sets the error where a scalar has a kind that there is not: the user may have made it by hand. */
 bool etch__scalar_kinds_ok(const op_call *call);
 
+static inline bool etch__scalar_is(etch_scalar s, int v) {
+    return s.kind == ETCH_SCALAR_REAL ? s.d == v : s.i == v;
+}
+
 /* The static class word of a call (see OPF_CLASS_*). */
 int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const int64_t *at);
 

@@ -105,10 +105,8 @@ void etch__copy_out(const etch_tensor *t, void *dst) {
 
 bool etch__read(const etch_tensor *t, const char *function, reason_id why, const void *site) {
     if (!etch__handle_ok(t, function, "t", site)) return false;
-    if (t == ETCH_NONE) {
-        etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT, "%s: expected a tensor, got ETCH_NONE",
-                       function);
-        return false;
-    }
+    if (t == ETCH_NONE)
+        return etch__false_at(site, ETCH_ERR_INVALID_ARGUMENT,
+                              "%s: expected a tensor, got ETCH_NONE", function);
     return etch__materialise(t, function, why, site) == ETCH_OK;
 }

@@ -81,11 +81,10 @@ etch_tensor *etch_wrap_host(void *data, etch_dtype dtype, etch_shape sizes,
                             void (*free_fn)(void *ctx), void *ctx) {
     int64_t numel = etch__check_memory("etch_wrap_host", SITE, data, dtype, &sizes);
     if (numel < 0) return NULL;
-    if ((uintptr_t)data % etch_dtype_size(dtype)) {
-        etch__error_at(SITE, ETCH_ERR_INVALID_ARGUMENT, "etch_wrap_host: %p is not aligned for %s",
-                       data, etch_dtype_name(dtype));
-        return NULL;
-    }
+    if ((uintptr_t)data % etch_dtype_size(dtype))
+        return etch__null_at(SITE, ETCH_ERR_INVALID_ARGUMENT,
+                             "etch_wrap_host: %p is not aligned for %s", data,
+                             etch_dtype_name(dtype));
     etch_storage *s = etch__storage_wrap(data, (size_t)numel * etch_dtype_size(dtype));
     etch_tensor *t = s ? wrapping_handle(s, dtype, &sizes) : NULL;
     if (t) s->free_fn = free_fn, s->free_ctx = ctx;
@@ -115,11 +114,9 @@ etch_status etch_to_host(const etch_tensor *t, void *dst, size_t bytes) {
 static bool one_element(const etch_tensor *t, uint64_t *cell, const char *function,
                         const void *site) {
     if (!etch__handle_ok(t, function, "t", site)) return false;
-    if (t != ETCH_NONE && t->numel != 1) {
-        etch__error_at(site, ETCH_ERR_SHAPE, "%s: expected one element, got sizes %s", function,
-                       etch__shape_text(t->ndim, t->size).s);
-        return false;
-    }
+    if (t != ETCH_NONE && t->numel != 1)
+        return etch__false_at(site, ETCH_ERR_SHAPE, "%s: expected one element, got sizes %s",
+                              function, etch__shape_text(t->ndim, t->size).s);
     if (!etch__read(t, function, REASON_BREAK_ITEM, site)) return false;
     host_view v;
     const etch_tensor *h = etch__host_view(t, &v);

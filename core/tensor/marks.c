@@ -14,11 +14,9 @@ static etch_status no_such_dim(const char *function, const void *site, const etc
 /* The tensor's marks, made at the first; *dim wrapped. NULL with the error set. */
 static dim_marks *marks_of(etch_tensor *t, int *dim, const char *function, const void *site) {
     if (!etch__handle_ok(t, function, "t", site)) return NULL;
-    if (t == ETCH_NONE) {
-        etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT, "%s: expected a tensor, got ETCH_NONE",
-                       function);
-        return NULL;
-    }
+    if (t == ETCH_NONE)
+        return etch__null_at(site, ETCH_ERR_INVALID_ARGUMENT,
+                             "%s: expected a tensor, got ETCH_NONE", function);
     int wrapped = *dim < 0 ? *dim + t->ndim : *dim;
     if (wrapped < 0 || wrapped >= t->ndim) {
         no_such_dim(function, site, t, *dim);

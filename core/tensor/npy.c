@@ -61,11 +61,11 @@ static const char *parse_descr(const npy_file *f, const char *at, npy_header *h)
             h->dtype = descrs[i].dtype, h->seen[0] = true;
             return at;
         }
-    etch__error_at(f->site, ETCH_ERR_UNSUPPORTED,
-                   "etch_npy_load: %s: expected elements of f32 f64 f16 i8 i16 i32 i64 u8 or bool, "
-                   "little endian, got \"%s\"",
-                   f->path, word);
-    return NULL;
+    return etch__null_at(
+        f->site, ETCH_ERR_UNSUPPORTED,
+        "etch_npy_load: %s: expected elements of f32 f64 f16 i8 i16 i32 i64 u8 or bool, "
+        "little endian, got \"%s\"",
+        f->path, word);
 }
 
 static const char *parse_order(const char *at, npy_header *h) {
@@ -179,15 +179,10 @@ static etch_tensor *read_tensor(const npy_file *f) {
 
 etch_tensor *etch_npy_load(const char *path) {
     const void *site = __builtin_return_address(0);
-    if (!path) {
-        etch__error_at(site, ETCH_ERR_NULL, "etch_npy_load: path is NULL");
-        return NULL;
-    }
+    if (!path) return etch__null_at(site, ETCH_ERR_NULL, "etch_npy_load: path is NULL");
     npy_file f = {fopen(path, "rbe"), path, site};
-    if (!f.file) {
-        etch__error_at(site, ETCH_ERR_IO, "etch_npy_load: %s could not be opened: %m", path);
-        return NULL;
-    }
+    if (!f.file)
+        return etch__null_at(site, ETCH_ERR_IO, "etch_npy_load: %s could not be opened: %m", path);
     etch_tensor *t = read_tensor(&f);
     fclose(f.file);
     return t;
@@ -203,15 +198,11 @@ static const char *descr_of(etch_dtype dtype) {
 
 /* Magic, version 1.0 and a header padded so that the data starts at a multiple of 64. */
 static size_t make_header(const etch_tensor *t, const char *descr, char *out, size_t room) {
-    char dims[200] = "";
-    size_t used = 0;
-    for (int i = 0; i < t->ndim; i++)
-        used += (size_t)snprintf(dims + used, sizeof dims - used, i ? ", %lld" : "%lld",
-                                 (long long)t->size[i]);
+    shape_text dims = etch__shape_text(t->ndim, t->size); /* in brackets of another kind */
     size_t n = PREFIX + 2;
     n += (size_t)snprintf(out + n, room - n,
-                          "{'descr': '%s', 'fortran_order': False, 'shape': (%s%s), }", descr, dims,
-                          t->ndim == 1 ? "," : "");
+                          "{'descr': '%s', 'fortran_order': False, 'shape': (%.*s%s), }", descr,
+                          (int)strlen(dims.s) - 2, dims.s + 1, t->ndim == 1 ? "," : "");
     while ((n + 1) % 64) out[n++] = ' ';
     out[n++] = '\n';
     memcpy(out, magic, 6);

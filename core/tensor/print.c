@@ -5,6 +5,7 @@
  *     [[ 0.5, 1.25, 1.0],
  *      [12.0, 2.5 , 3.0]]
  */
+#include "core/base/text.h"
 #include "core/tensor/device.h"
 #include "core/tensor/element.h"
 
@@ -14,23 +15,9 @@
 
 enum { SHORTEN_ABOVE = 1000, EDGE = 3, LINE_WIDTH = 90, NUMBER_MAX = 40 };
 
-/* Writes as snprintf does: counts on where the room ends. */
-typedef struct writer {
-    char *buf;
-    size_t room;
-    int64_t length;
-} writer;
+static void put(bounded_text *w, const char *text) { etch__text_add(w, "%s", text); }
 
-static void put_chars(writer *w, const char *text, size_t n) {
-    for (size_t i = 0; i < n; i++, w->length++)
-        if ((size_t)w->length + 1 < w->room) w->buf[w->length] = text[i];
-}
-
-static void put(writer *w, const char *text) { put_chars(w, text, strlen(text)); }
-
-static void put_spaces(writer *w, int n) {
-    while (n-- > 0) put_chars(w, " ", 1);
-}
+static void put_spaces(bounded_text *w, int n) { etch__text_add(w, "%*s", n > 0 ? n : 0, ""); }
 
 /* ---- one number ---- */
 
@@ -91,7 +78,7 @@ static void format_element(etch_dtype dtype, const void *p, char *text) {
 
 typedef struct printer {
     const etch_tensor *t;
-    writer *w; /* NULL: only the width of the columns is looked for */
+    bounded_text *w; /* NULL: only the width of the columns is looked for */
     bool shorten;
     int width;       /* of a column: the points stand one above the other */
     int left, right; /* the most characters before a point, and from it on; */
@@ -180,7 +167,7 @@ static void print_dim(printer *p, int dim, const char *at) {
 
 /* The digits are those that read as the number again to nearest, denormals included: the program's
  * modes and traps are not for them. */
-static void print_elements(const etch_tensor *t, writer *w) {
+static void print_elements(const etch_tensor *t, bounded_text *w) {
     unsigned fp = etch__fp_plain();
     printer p = {.t = t, .shorten = t->numel > SHORTEN_ABOVE};
     print_dim(&p, 0, etch__ptr(t)); /* once to measure, once to write */
@@ -189,7 +176,7 @@ static void print_elements(const etch_tensor *t, writer *w) {
     etch__fp_control(fp);
 }
 
-static void print_tensor(const etch_tensor *t, int device, writer *w) {
+static void print_tensor(const etch_tensor *t, int device, bounded_text *w) {
     put(w, etch_dtype_name(t->dtype));
     put(w, etch__shape_text(t->ndim, t->size).s);
     if (device) put(w, " on "), put(w, etch_device_name(device));
@@ -207,28 +194,26 @@ int64_t etch_format(const etch_tensor *t, char *buf, size_t n) {
     if (!etch__read(t, "etch_format", REASON_BREAK_PRINT, __builtin_return_address(0))) return -1;
     host_view v;
     const etch_tensor *h = etch__host_view(t, &v);
-    writer w = {buf, buf ? n : 0, 0};
+    bounded_text w = {buf, buf ? n : 0, 0};
     if (h) print_tensor(h, t->device, &w);
     etch__host_view_end(&v);
-    if (!h) return -1;
-    if (w.room) buf[(size_t)w.length < w.room ? (size_t)w.length : w.room - 1] = 0;
-    return w.length;
+    return h ? (int64_t)w.n : -1;
 }
 
 etch_status etch_print(const etch_tensor *t) {
     const void *site = __builtin_return_address(0);
     if (!etch__read(t, "etch_print", REASON_BREAK_PRINT, site)) return etch__tls.status;
-    writer counter = {0}, w = {0};
+    bounded_text counter = {0}, w = {0};
     host_view v;
     const etch_tensor *h = etch__host_view(t, &v);
     if (h) print_tensor(h, t->device, &counter);
-    char *text = h ? etch__malloc((size_t)counter.length + 2) : NULL;
-    w.buf = text, w.room = text ? (size_t)counter.length + 2 : 0;
+    char *text = h ? etch__malloc(counter.n + 2) : NULL;
+    w.buf = text, w.room = text ? counter.n + 2 : 0;
     if (text) print_tensor(h, t->device, &w);
     etch__host_view_end(&v);
     if (!text) return etch__tls.status;
     put(&w, "\n");
-    bool written = fwrite(text, 1, (size_t)w.length, stdout) == (size_t)w.length;
+    bool written = fwrite(text, 1, w.n, stdout) == w.n;
     etch__free(text);
     if (written) return ETCH_OK;
     return etch__error_at(site, ETCH_ERR_IO, "etch_print: could not write to standard output: %m");

@@ -1,5 +1,6 @@
 /* Sizes and strides, and whether a handle can be used at all: what needs no storage and no scope.
  * */
+#include "core/base/text.h"
 #include "core/tensor/tensor.h"
 
 bool etch__bad_handle(const etch_tensor *t, const char *name, const char *argument,
@@ -50,10 +51,9 @@ void etch__apply_meta(etch_tensor *t, const tensor_meta *m) {
 
 shape_text etch__shape_text(int ndim, const int64_t *size) {
     shape_text t;
-    char *at = t.s, *end = t.s + sizeof t.s;
-    at += snprintf(at, (size_t)(end - at), "[");
-    for (int i = 0; i < ndim && at < end; i++)
-        at += snprintf(at, (size_t)(end - at), "%s%lld", i ? ", " : "", (long long)size[i]);
-    if (at < end) snprintf(at, (size_t)(end - at), "]");
+    bounded_text to = {t.s, sizeof t.s, 0};
+    etch__text_add(&to, "[");
+    for (int i = 0; i < ndim; i++) etch__text_add(&to, "%s%lld", i ? ", " : "", (long long)size[i]);
+    etch__text_add(&to, "]");
     return t;
 }

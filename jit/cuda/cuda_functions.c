@@ -7,9 +7,7 @@
 
 #include "jit/cuda/cuda_gen.h"
 
-static const char functions_text[] = {
 #include "embedded/functions.h.inc"
-    0};
 
 enum { UNITS_MAX = 128 };
 
@@ -19,9 +17,7 @@ typedef struct unit {
     bool needed[2]; /* of f32, of f64 */
 } unit;
 
-static const char basics[] = {
 #include "embedded/basics.cuh.inc"
-    0};
 
 static int split(unit *units) {
     int n = 0;
@@ -110,7 +106,7 @@ void etch__cuda_functions(growing_text *t, const char *body) {
     for (int wide = 0; wide <= 1; wide++)
         for (int k = n - 1; k >= 0; k--)
             any[wide] |= units[k].needed[wide] = wanted(units, n, k, wide, body);
-    if (any[0] || any[1]) etch__text_put(t, "\n%s", basics);
+    if (any[0] || any[1]) etch__text_put(t, "\n%s", basics_text);
     for (int wide = 1; wide >= 0; wide--) {
         if (any[wide])
             etch__text_put(t, "#undef F64\n#define F64 %d\n#undef F\n#define F(name) name##_f%d\n",

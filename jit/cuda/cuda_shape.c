@@ -343,13 +343,3 @@ void etch__cuda_args_fill(const loop_kernel *k, void *const *args, const int64_t
     at += 8 * dims_count(k);
     if (k->nscalars) memcpy(at, cells, 8 * (size_t)k->nscalars);
 }
-
-void etch__cuda_symbol(const loop_kernel *k, char symbol[CUDA_SYMBOL_MAX]) {
-    int n = snprintf(symbol, CUDA_SYMBOL_MAX, "etch_");
-    for (const char *p = k->name; *p && n < CUDA_SYMBOL_MAX - 1; p++) {
-        bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
-                     (*p >= '0' && *p <= '9') || *p == '_';
-        symbol[n++] = plain ? *p : '_';
-    }
-    symbol[n] = 0;
-}

@@ -130,8 +130,8 @@ static void head(cuda_gen *g) {
     static const char *const variants[] = {"map", "row", "column"};
     static const char *const splits[] = {"", ", partial", ", finish"};
     const loop_kernel *k = g->k;
-    char symbol[CUDA_SYMBOL_MAX];
-    etch__cuda_symbol(k, symbol);
+    char symbol[LOOP_SYMBOL_MAX];
+    etch__loop_symbol(k, symbol);
     etch__cuda_line(g, "// kernel %s: %s%s, %d + %d axes; vector %d, %d threads", symbol + 5,
                     variants[k->variant], splits[k->split], k->npar, k->nred, g->l.vector,
                     g->l.threads);

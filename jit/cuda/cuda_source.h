@@ -70,9 +70,6 @@ char *etch__cuda_run_source(const loop_kernel *k, const cuda_variant *v, int dep
  * two merged, or two. T is vec<E, vector> of the access's storage type E (vec has an array
  * e), or E where vector is 1. */
 char *etch__cuda_after_source(const loop_kernel *k, const cuda_variant *v, uint32_t given);
-/* The name of its entry, from the kernel's own. */
-enum { CUDA_SYMBOL_MAX = 64 };
-void etch__cuda_symbol(const loop_kernel *k, char symbol[CUDA_SYMBOL_MAX]);
 
 /* The bytes of etch_args, always below 4096 for kernels of at most LOOP_MAX_CODE scalars. Filling
  * takes what a loop_fn takes; args[naccesses] is read for split kernels alone. */

@@ -3,6 +3,7 @@
 #include "jit/fuse/fuse.h"
 
 #include "core/dispatch/dispatch.h"
+#include "core/base/text.h"
 #include "core/observe/report.h"
 
 static reason_id why_apart(const ir *r, const ir_node *n, const ir_source *s, bool full) {
@@ -71,10 +72,10 @@ static void log_groups(const ir *r) {
     if (!etch__log_on(LOG_FUSION)) return;
     for (int32_t g = 0; g < r->ngroups; g++) {
         char text[512];
-        int at = 0;
+        bounded_text t = {text, sizeof text, 0};
         if (r->groups[g].call) continue;
-        for (int i = 0; i < r->groups[g].nmembers && at < (int)sizeof text - 40; i++)
-            at += snprintf(text + at, sizeof text - at, "%s%s", i ? ", " : "",
+        for (int i = 0; i < r->groups[g].nmembers && t.n < sizeof text - 40; i++)
+            etch__text_add(&t, "%s%s", i ? ", " : "",
                            etch__ops[r->nodes[r->groups[g].members[i]].op].name);
         etch__log(LOG_FUSION, "%s: kernel of step %d: {%s}", r->g->name, g, text);
     }

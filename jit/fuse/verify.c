@@ -6,9 +6,8 @@
 #include "jit/ir/ir.h"
 
 static bool bad(const ir *r, const char *pass, int node, const char *what) {
-    etch__error_at(NULL, ETCH_ERR_INTERNAL, "%s: after %s, node %d: %s", r->g->name, pass, node,
-                   what);
-    return false;
+    return etch__false_at(NULL, ETCH_ERR_INTERNAL, "%s: after %s, node %d: %s", r->g->name, pass,
+                          node, what);
 }
 
 static const char *check_source(const ir *r, int node, const ir_source *s) {

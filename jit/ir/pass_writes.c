@@ -149,10 +149,8 @@ int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t b
     etch_dtype dtype = v->meta.dtype;
     prim_program p;
     if (target) n.target = *target;
-    if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p)) {
-        etch__error(ETCH_ERR_INTERNAL, "clone has no expression");
-        return -1;
-    }
+    if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p))
+        return etch__error(ETCH_ERR_INTERNAL, "clone has no expression"), -1;
     if (!(n.program = keep_program(r, &p))) return -1;
     tensor_meta meta = v->meta;
     return add_node(r, &n, &in, base, &meta);

@@ -125,6 +125,11 @@ int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims);
 enum { LOOP_STACK_MAX = 1920 << 10 };
 uint32_t etch__loop_stack(const loop_kernel *k);
 
+/* The name of the compiled function, from the kernel's own behind a prefix: no library function is
+ * hidden. */
+enum { LOOP_SYMBOL_MAX = 64 };
+void etch__loop_symbol(const loop_kernel *k, char symbol[LOOP_SYMBOL_MAX]);
+
 /* The text that ETCH_LOGS=output_code prints; etch__free it. */
 char *etch__loop_text(const loop_kernel *k);
 

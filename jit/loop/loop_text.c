@@ -63,3 +63,13 @@ char *etch__loop_text(const loop_kernel *k) {
     for (int v = 0; v < k->ncode; v++) put_instr(&t, v, &k->code[v]);
     return etch__text_end(&t);
 }
+
+void etch__loop_symbol(const loop_kernel *k, char symbol[LOOP_SYMBOL_MAX]) {
+    int n = snprintf(symbol, LOOP_SYMBOL_MAX, "etch_");
+    for (const char *p = k->name; *p && n < LOOP_SYMBOL_MAX - 1; p++) {
+        bool plain = (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') ||
+                     (*p >= '0' && *p <= '9') || *p == '_';
+        symbol[n++] = plain ? *p : '_';
+    }
+    symbol[n] = 0;
+}

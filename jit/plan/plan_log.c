@@ -1,6 +1,7 @@
 /* What the logs and the report say of a plan. */
 #include "jit/plan/plan_maker.h"
 
+#include "core/base/text.h"
 #include "core/observe/report.h"
 
 /* A line of the schedule, which output_code shows as well. */
@@ -9,25 +10,31 @@ static void log_line(const char *line) {
     if (etch__log_on(LOG_OUTPUT_CODE)) etch__log(LOG_OUTPUT_CODE, "%s", line);
 }
 
+/* Returns where what is said of the step itself begins. */
+static size_t begin_step(bounded_text *t, const plan_maker *m, int number) {
+    etch__text_add(t, "%s: step %d: ", m->r->g->name, number);
+    return t->n;
+}
+
 static void log_call(const plan_maker *m, int number, const ir_node *n) {
     char line[512];
     const graph_node *g = &m->r->g->nodes[n->gnode];
     bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
-    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
-    int at = named + snprintf(line + named, sizeof line - named,
-                              "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name,
-                              g->out);
-    for (int i = 0; i < g->nin && at < (int)sizeof line - 48; i++) {
+    bounded_text t = {line, sizeof line, 0};
+    const size_t named = begin_step(&t, m, number);
+    etch__text_add(&t, "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name, g->out);
+    for (int i = 0; i < g->nin && t.n < sizeof line - 48; i++) {
         int32_t v = m->r->g->operands[g->in + i];
+        const char *times = i ? " x" : "";
         if (n->sums >> i & 1)
-            at += snprintf(line + at, sizeof line - at, "%s the sum in %%%d", i ? " x" : "",
+            etch__text_add(&t, "%s the sum in %%%d", times,
                            m->r->versions[sources(m->r, n)[i].version].base);
-        else if (v < 0) at += snprintf(line + at, sizeof line - at, "%s none", i ? " x" : "");
-        else at += snprintf(line + at, sizeof line - at, "%s %%%d", i ? " x" : "", v);
+        else if (v < 0) etch__text_add(&t, "%s none", times);
+        else etch__text_add(&t, "%s %%%d", times, v);
     }
-    if (n->epilogue & MATMUL_BIAS) at += snprintf(line + at, sizeof line - at, ", bias");
-    if (n->epilogue & MATMUL_RELU) at += snprintf(line + at, sizeof line - at, ", relu");
-    if (n->epilogue & MATMUL_GELU) snprintf(line + at, sizeof line - at, ", gelu");
+    if (n->epilogue & MATMUL_BIAS) etch__text_add(&t, ", bias");
+    if (n->epilogue & MATMUL_RELU) etch__text_add(&t, ", relu");
+    if (n->epilogue & MATMUL_GELU) etch__text_add(&t, ", gelu");
     log_line(line);
     etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
 }
@@ -36,15 +43,14 @@ static void log_kernel(const plan_maker *m, int number, int32_t group, const low
     static const char *const splits[] = {"", ", first part", ", second part"};
     char line[512];
     const ir_group *g = &m->r->groups[group];
-    int named = snprintf(line, sizeof line, "%s: step %d: ", m->r->g->name, number);
-    int at = named + snprintf(line + named, sizeof line - named, "kernel %s {", low->k.name);
-    for (int i = 0; i < g->nmembers && at < (int)sizeof line - 80; i++) {
+    bounded_text t = {line, sizeof line, 0};
+    const size_t named = begin_step(&t, m, number);
+    etch__text_add(&t, "kernel %s {", low->k.name);
+    for (int i = 0; i < g->nmembers && t.n < sizeof line - 80; i++) {
         const char *op = etch__ops[m->r->nodes[g->members[i]].op].name;
-        at += snprintf(line + at, sizeof line - at, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."),
-                       op);
+        etch__text_add(&t, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."), op);
     }
-    snprintf(line + at, sizeof line - at, "}%s, %lld units of work", splits[low->k.split],
-             (long long)low->units);
+    etch__text_add(&t, "}%s, %lld units of work", splits[low->k.split], (long long)low->units);
     log_line(line);
     etch__report_step(STEP_KERNEL, low->k.name, line + named);
 }

@@ -46,19 +46,8 @@ typedef struct want {
     uint8_t *bytes;
     size_t n;
     uint64_t hash;
-    char symbol[64];
+    char symbol[LOOP_SYMBOL_MAX];
 } want;
-
-/* Only letters, digits and underscores, behind a prefix, so that no library function is hidden. */
-static void symbol_of(const loop_kernel *k, char *symbol) {
-    int n = sprintf(symbol, "etch_");
-    for (const char *p = k->name; *p && p < k->name + sizeof k->name; p++) {
-        bool plain =
-            (*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9');
-        symbol[n++] = plain ? *p : '_';
-    }
-    symbol[n] = 0;
-}
 
 static loaded_kernel *new_kernel(const want *w) {
     return (loaded_kernel *)etch__lru_new(sizeof(loaded_kernel), w->hash, w->bytes, w->n);
@@ -83,7 +72,7 @@ static bool describe(want *w, const loop_kernel *k) {
     if (!w->bytes || w->n > BYTES_MAX) return false;
     etch__loop_serialise(k, w->bytes, w->n);
     w->hash = XXH3_64bits(w->bytes, w->n);
-    symbol_of(k, w->symbol);
+    etch__loop_symbol(k, w->symbol);
     w->made = (loaded_kernel *)etch__lru_find(&kernels, w->hash, w->bytes, w->n);
     return true;
 }

@@ -57,8 +57,7 @@ static void free_job(job *j) {
 }
 
 static job *new_job(const compile_request *q, compile_for by) {
-    saved_error error;
-    etch__error_save(&error);
+    KEEP_ERROR;
     job *j = etch__calloc(1, sizeof *j);
     if (j) {
         j->q = *q, j->q.by = by;
@@ -66,7 +65,6 @@ static job *new_job(const compile_request *q, compile_for by) {
         j->state = etch__tls.state;
         if (!copy_seen(j, q->seen)) free_job(j), j = NULL;
     }
-    etch__error_restore(&error);
     return j;
 }
 

@@ -339,8 +339,7 @@ static void give_up(etch_function *f, trace_leaf *leaf, missing m) {
 /* In an empty frame, because callbacks and backends may call operators. A compile that fails leaves
  * the leaf as it was, and the caller's error as it was. */
 static bool make_code(const compile_request *q, missing m) {
-    saved_error error;
-    etch__error_save(&error);
+    KEEP_ERROR;
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, 0); /* numbers become text, and are folded, to nearest */
     if (m == GRAPH) etch__call_back(false);
@@ -351,7 +350,6 @@ static bool make_code(const compile_request *q, missing m) {
     if (!code) give_up(q->f, q->leaf, m);
     else if (m == BETTER) publish_better(q->f, q->leaf, code);
     else publish_code(q->f, q->leaf, code, m == GRAPH);
-    etch__error_restore(&error);
     return provisional;
 }
 

@@ -58,11 +58,10 @@ trace_walk *etch__owner_in(trace_run *r, const etch_tensor *t, const void *site)
             etch__late_use(o, w, t);
             return w;
         }
-    etch__error_at(
+    return etch__null_at(
         site, ETCH_ERR_DEFERRED_ELSEWHERE,
         "the tensor is a deferred tensor of a function that runs on another thread; call "
         "etch_flush there first");
-    return NULL;
 }
 
 etch_status etch_graph_break(const char *why) {

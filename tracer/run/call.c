@@ -91,22 +91,21 @@ static bool arguments_ok(const etch_function *f, const call_io *io) {
         if (unlikely(!etch__usable(io->in[i]))) return bad_argument(f, io->in[i], i, io->site);
     if (likely(etch__tls.nscopes)) return true;
     if (etch__scope_lost(io->site)) return false;
-    etch__error_at(io->site, ETCH_ERR_NO_SCOPE,
-                   "%s: no scope is open on this thread to own the result: put the "
-                   "call into ETCH_SCOPE { ... }",
-                   f->name);
-    return false;
+    return etch__false_at(io->site, ETCH_ERR_NO_SCOPE,
+                          "%s: no scope is open on this thread to own the result: put the "
+                          "call into ETCH_SCOPE { ... }",
+                          f->name);
 }
 
 /* A function for which every size is fixed cannot take a dimension that is marked dynamic. */
 static bool marks_ok(const etch_function *f, const call_io *io) {
     for (int i = 0; f->options.dynamic == ETCH_DYNAMIC_OFF && i < io->nin; i++) {
         if (!etch__marked_dynamic(io->in[i])) continue;
-        etch__error_at(io->site, ETCH_ERR_SPECIALISED,
-                       "%s: dimension %d of argument %d is marked dynamic, but the function was "
-                       "compiled with ETCH_DYNAMIC_OFF, which fixes every size",
-                       f->name, __builtin_ctz(etch__marks(io->in[i])->dynamic), i);
-        return false;
+        return etch__false_at(
+            io->site, ETCH_ERR_SPECIALISED,
+            "%s: dimension %d of argument %d is marked dynamic, but the function was "
+            "compiled with ETCH_DYNAMIC_OFF, which fixes every size",
+            f->name, __builtin_ctz(etch__marks(io->in[i])->dynamic), i);
     }
     return true;
 }

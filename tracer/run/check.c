@@ -302,16 +302,13 @@ bool etch__same_values(const etch_tensor *a, const etch_tensor *b) {
 }
 
 /* "[1, 2]" of the index-th element. */
-static void index_text(const etch_tensor *t, int64_t index, char *buf, size_t n) {
+static shape_text index_text(const etch_tensor *t, int64_t index) {
     int64_t at[ETCH_MAX_DIMS];
     for (int d = t->ndim - 1; d >= 0; d--) {
         at[d] = index % t->size[d];
         index /= t->size[d];
     }
-    size_t used = (size_t)snprintf(buf, n, "[");
-    for (int d = 0; d < t->ndim && used < n; d++)
-        used += (size_t)snprintf(buf + used, n - used, d ? ", %lld" : "%lld", (long long)at[d]);
-    if (used < n) snprintf(buf + used, n - used, "]");
+    return etch__shape_text(t->ndim, at);
 }
 
 /* ---- differences ---- */
@@ -345,10 +342,8 @@ etch_status etch__check_report(const trace_run *r) {
 
 static void report(const trace_walk *w, const trace_node *n, const etch_tensor *t,
                    const comparison *c, bool memory) {
-    char index[128];
-    index_text(t, c->index, index, sizeof index);
     etch__check_failed(w->run, n->site, "%s: element %s: expected %s, got %s%s",
-                       etch__ops[n->op].name, index, c->expected, c->got,
+                       etch__ops[n->op].name, index_text(t, c->index).s, c->expected, c->got,
                        memory ? ": an operand was written between the operator's call and its "
                                 "computation, through a pointer got before the call; call "
                                 "etch_flush before writing, or take the pointer inside the function"

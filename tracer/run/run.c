@@ -111,14 +111,12 @@ static bool enter(trace_run *r, const replay *p, const call_io *io) {
     etch_thread *t = &etch__tls;
     trace_walk *w = p ? begin_replay(r, p, io) : begin_entry(r, io);
     if (!w && (!r->eager || r->eager_by_stance)) return false;
-    if (r->eager && r->f->options.fullgraph) {
-        etch__error_at(
+    if (r->eager && r->f->options.fullgraph)
+        return etch__false_at(
             NULL, ETCH_ERR_RECOMPILE_LIMIT,
             "%s: fullgraph = true, but no trace fits the arguments and the recompile limit "
             "is reached; etch_reset forgets the traces",
             r->f->name);
-        return false;
-    }
     r->scope = etch_scope_begin();
     if (r->scope < 0) return false;
     r->outer_guard = t->guard_scope;

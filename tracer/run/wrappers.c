@@ -290,13 +290,11 @@ static etch_function *wrap(etch_callable c, wrapper_kind kind, const char *funct
         .struct_size = sizeof options, .backend = "eager", .ctx = c.ctx, .disable = true};
     function_kind arity = c.arity < 0 ? FN_N : (function_kind)(FN_0 + c.arity);
     if (!c.fn)
-        return etch__error_at(NULL, ETCH_ERR_NULL, "%s: expected a function, got NULL", function),
-               NULL;
+        return etch__null_at(NULL, ETCH_ERR_NULL, "%s: expected a function, got NULL", function);
     if (c.arity > FN_8)
-        return etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
-                              "%s: expected a callable with at most 8 arguments, got %d", function,
-                              c.arity),
-               NULL;
+        return etch__null_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                             "%s: expected a callable with at most 8 arguments, got %d", function,
+                             c.arity);
     etch_function *f = etch__function_new(arity, c.fn, &options);
     if (!f) return NULL;
     f->wrap = kind;

@@ -2,6 +2,7 @@
 #include "tracer/tell/report.h"
 #include "core/base/start.h"
 #include "core/base/locks.h"
+#include "core/base/text.h"
 
 #include <etch/explain.h>
 
@@ -62,9 +63,8 @@ static bool note(story_event **events, int *n, int64_t *cap, reason_id why, cons
 void etch__story_note(etch_function *f, story_list list, reason_id why, const void *site,
                       const char *detail) {
     story *s = &f->story;
-    saved_error error;
     if (list == STORY_NONE) return;
-    etch__error_save(&error);
+    KEEP_ERROR;
     etch__lock(LOCK_STORIES);
     if (list == STORY_MODE) snprintf(s->mode, sizeof s->mode, "%s", detail);
     else if (list == STORY_BREAKS)
@@ -72,14 +72,12 @@ void etch__story_note(etch_function *f, story_list list, reason_id why, const vo
     else
         s->dropped += !note(&s->recompiles, &s->nrecompiles, &s->recompiles_cap, why, site, detail);
     etch__unlock(LOCK_STORIES);
-    etch__error_restore(&error);
 }
 
 void etch__note_graph(etch_function *f, const char *name, char *guards, int operators, int kernels,
                       int products, double seconds) {
     story *s = &f->story;
-    saved_error error;
-    etch__error_save(&error);
+    KEEP_ERROR;
     char *copy = etch__strdup(name);
     etch__lock(LOCK_STORIES);
     s->seconds += seconds;
@@ -91,7 +89,6 @@ void etch__note_graph(etch_function *f, const char *name, char *guards, int oper
     s->dropped += !room;
     etch__unlock(LOCK_STORIES);
     if (!room) etch__free(copy), etch__free(guards);
-    etch__error_restore(&error);
 }
 
 void etch__last_recompile(etch_function *f, char *buf, size_t n) {
@@ -180,8 +177,7 @@ static void find_lines(etch_explained_event *events, int n) {
 etch_explanation *etch_explain(const etch_function *f_) {
     etch_function *f = (etch_function *)f_;
     if (!f)
-        return etch__error_at(NULL, ETCH_ERR_NULL, "etch_explain: expected a function, got NULL"),
-               NULL;
+        return etch__null_at(NULL, ETCH_ERR_NULL, "etch_explain: expected a function, got NULL");
     string_room room = {0};
     etch__lock(LOCK_STORIES);
     put_story(&room, f, NULL);
@@ -204,76 +200,63 @@ void etch_explanation_free(etch_explanation *e) { etch__free(e); }
 
 /* ---- as text ---- */
 
-typedef struct user_text {
-    char *buf;
-    size_t n;
-    int64_t used;
-} user_text;
-
-static void say(user_text *t, const char *format, ...) __attribute__((format(printf, 2, 3)));
-static void say(user_text *t, const char *format, ...) {
-    bool room = (size_t)t->used < t->n;
-    va_list args;
-    va_start(args, format);
-    int n =
-        vsnprintf(room ? t->buf + t->used : NULL, room ? t->n - (size_t)t->used : 0, format, args);
-    va_end(args);
-    if (n > 0) t->used += n;
-}
-
 static const char *plural(int64_t n) { return n == 1 ? "" : "s"; }
 
-static void say_event(user_text *t, const char *kind, const char *where, const char *how_often,
+static void say_event(bounded_text *t, const char *kind, const char *where, const char *how_often,
                       const etch_explained_event *e) {
-    say(t, "  %s at %s", kind, e->where[0] ? e->where : where);
-    if (e->count > 1) say(t, " (%lld %s)", (long long)e->count, how_often);
-    say(t, ": %s: %s%s%s\n", e->reason, e->text, e->detail[0] ? ": " : "", e->detail);
-    if (e->hint[0]) say(t, "    hint: %s\n", e->hint);
+    etch__text_add(t, "  %s at %s", kind, e->where[0] ? e->where : where);
+    if (e->count > 1) etch__text_add(t, " (%lld %s)", (long long)e->count, how_often);
+    etch__text_add(t, ": %s: %s%s%s\n", e->reason, e->text, e->detail[0] ? ": " : "", e->detail);
+    if (e->hint[0]) etch__text_add(t, "    hint: %s\n", e->hint);
 }
 
-static void say_break(user_text *t, const etch_explained_event *e) {
+static void say_break(bounded_text *t, const etch_explained_event *e) {
     say_event(t, "break", "an unknown line", "recordings", e);
 }
 
 /* Guards are looked at on entry; what else has no line is found when the body returns. */
-static void say_recompile(user_text *t, const etch_explained_event *e) {
+static void say_recompile(bounded_text *t, const etch_explained_event *e) {
     bool entry = !strcmp(e->reason, etch__reasons[REASON_RECOMPILE_GUARD].name);
     say_event(t, "recompile", entry ? "the entry" : "the return", "times", e);
 }
 
-static void say_graph(user_text *t, const etch_explained_graph *g) {
-    say(t, "  graph %s: %d operator%s, %d kernel%s, %d product%s, compiled in %.1f ms\n", g->name,
-        g->operators, plural(g->operators), g->kernels, plural(g->kernels), g->products,
-        plural(g->products), g->seconds * 1e3);
-    if (g->guards[0]) say(t, "    guards: %s\n", g->guards);
+static void say_graph(bounded_text *t, const etch_explained_graph *g) {
+    etch__text_add(t, "  graph %s: %d operator%s, %d kernel%s, %d product%s, compiled in %.1f ms\n",
+                   g->name, g->operators, plural(g->operators), g->kernels, plural(g->kernels),
+                   g->products, plural(g->products), g->seconds * 1e3);
+    if (g->guards[0]) etch__text_add(t, "    guards: %s\n", g->guards);
 }
 
-static void say_summary(user_text *t, const etch_explanation *e) {
-    say(t,
+static void say_summary(bounded_text *t, const etch_explanation *e) {
+    etch__text_add(
+        t,
         "%s (backend %s): %lld call%s, %lld graph%s, %lld operator%s, %lld graph break%s, "
         "%lld recompile%s in all calls\n",
         e->name, e->backend, (long long)e->calls, plural(e->calls), (long long)e->graph_count,
         plural(e->graph_count), (long long)e->op_count, plural(e->op_count),
         (long long)e->break_count, plural(e->break_count), (long long)e->recompile_count,
         plural(e->recompile_count));
-    say(t, "  compiled code ran %lld time%s, %lld segment%s ran eagerly; compiling took %.1f ms\n",
+    etch__text_add(
+        t, "  compiled code ran %lld time%s, %lld segment%s ran eagerly; compiling took %.1f ms\n",
         (long long)e->plan_runs, plural(e->plan_runs), (long long)e->eager_runs,
         plural(e->eager_runs), e->compile_seconds * 1e3);
     if (e->mode_fallbacks)
-        say(t, "  %lld call%s ran uncompiled under a mode, last '%s'\n",
-            (long long)e->mode_fallbacks, plural(e->mode_fallbacks), e->mode ? e->mode : "?");
-    if (e->limit_reached) say(t, "  the recompile limit is reached: new paths run eagerly\n");
+        etch__text_add(t, "  %lld call%s ran uncompiled under a mode, last '%s'\n",
+                       (long long)e->mode_fallbacks, plural(e->mode_fallbacks),
+                       e->mode ? e->mode : "?");
+    if (e->limit_reached)
+        etch__text_add(t, "  the recompile limit is reached: new paths run eagerly\n");
 }
 
 int64_t etch_explain_text(const etch_function *f, char *buf, size_t n) {
     etch_explanation *e = etch_explain(f);
-    user_text t = {buf, buf ? n : 0, 0};
+    bounded_text t = {buf, buf ? n : 0, 0};
     if (!e) return -1;
     say_summary(&t, e);
     for (int i = 0; i < e->ngraphs; i++) say_graph(&t, &e->graphs[i]);
     for (int i = 0; i < e->nbreaks; i++) say_break(&t, &e->breaks[i]);
     for (int i = 0; i < e->nrecompiles; i++) say_recompile(&t, &e->recompiles[i]);
-    if (e->dropped) say(&t, "  %lld more not kept\n", (long long)e->dropped);
+    if (e->dropped) etch__text_add(&t, "  %lld more not kept\n", (long long)e->dropped);
     etch_explanation_free(e);
-    return t.used;
+    return (int64_t)t.n;
 }

@@ -6,6 +6,7 @@
 #include "core/base/locks.h"
 #include "core/base/start.h"
 #include "core/base/signals.h"
+#include "core/base/text.h"
 #include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
@@ -140,15 +141,14 @@ void etch__report_event(etch_function *f, report_event_kind kind, reason_id why,
 
 static char *arguments_text(const trace_tree *t) {
     char text[1024] = "", one[256];
-    size_t n = 0;
-    for (int i = 0; i < t->guard.nargs && n < sizeof text - 1; i++) {
+    bounded_text to = {text, sizeof text, 0};
+    for (int i = 0; i < t->guard.nargs; i++) {
         const tensor_meta *g = &t->guard.meta[i];
         if (!t->guard.read[i]) snprintf(one, sizeof one, "any");
         else if (g->dtype >= ETCH_DTYPE_COUNT) snprintf(one, sizeof one, "none");
         else if (!t->guard.dynamic) etch__guard_text(g, one, sizeof one);
         else snprintf(one, sizeof one, "%s of rank %d", etch_dtype_name(g->dtype), g->ndim);
-        snprintf(text + n, sizeof text - n, "%s%s", i ? ", " : "", one);
-        n = strlen(text);
+        etch__text_add(&to, "%s%s", i ? ", " : "", one);
     }
     return etch__report_strdup(text);
 }
@@ -168,14 +168,15 @@ static report_tree *tree_of(report_function *r, trace_tree *t) {
 
 static char *call_text(const trace_node *n) {
     char text[512], meta[200];
-    int at = n->c.inplace ? 0 : snprintf(text, sizeof text, "%%%d = ", n->c.out);
-    at += snprintf(text + at, sizeof text - (size_t)at, "%s(", etch__ops[n->op].name);
-    for (int i = 0; i < n->nin && at < (int)sizeof text - 240; i++)
-        at += snprintf(text + at, sizeof text - (size_t)at, "%s%%%d", i ? ", " : "", n->in[i]);
+    bounded_text to = {text, sizeof text, 0};
+    if (!n->c.inplace) etch__text_add(&to, "%%%d = ", n->c.out);
+    etch__text_add(&to, "%s(", etch__ops[n->op].name);
+    for (int i = 0; i < n->nin && to.n < sizeof text - 240; i++)
+        etch__text_add(&to, "%s%%%d", i ? ", " : "", n->in[i]);
     if (n->dynamic)
         snprintf(meta, sizeof meta, "%s of rank %d", etch_dtype_name(n->meta.dtype), n->meta.ndim);
     else etch__guard_text(&n->meta, meta, sizeof meta);
-    snprintf(text + at, sizeof text - (size_t)at, ")  %s", meta);
+    etch__text_add(&to, ")  %s", meta);
     return etch__report_strdup(text);
 }
 
@@ -282,21 +283,20 @@ void etch__report_path(const char *what, char *buf, size_t n) {
     snprintf(buf, n, "%s/etch-%s-%d.%s", directory, program, (int)getpid(), what);
 }
 
-static const unsigned char page[] = {
 #include "embedded/report_page.html.inc"
-};
+enum { PAGE = sizeof report_page_text - 1 };
 static const char mark[] = "@TRACE@"; /* where the page has the document */
 
 static size_t mark_at(void) {
-    for (size_t i = 0; i + sizeof mark - 1 <= sizeof page; i++)
-        if (!memcmp(page + i, mark, sizeof mark - 1)) return i;
-    return sizeof page;
+    for (size_t i = 0; i + sizeof mark - 1 <= PAGE; i++)
+        if (!memcmp(report_page_text + i, mark, sizeof mark - 1)) return i;
+    return PAGE;
 }
 
 static bool put_page(FILE *f, const report_totals *totals) {
     size_t at = mark_at(), rest = at + sizeof mark - 1;
-    return fwrite(page, 1, at, f) == at && etch__report_json(f, totals) &&
-           fwrite(page + rest, 1, sizeof page - rest, f) == sizeof page - rest;
+    return fwrite(report_page_text, 1, at, f) == at && etch__report_json(f, totals) &&
+           fwrite(report_page_text + rest, 1, PAGE - rest, f) == PAGE - rest;
 }
 
 /* A reader never sees half a file: it gets its name when it is complete. */

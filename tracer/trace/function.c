@@ -161,12 +161,10 @@ static bool options_ok(const etch_compile_options *o) {
                   {"stable_after", o->stable_after, INT32_MAX},
                   {"recompile_limit", o->recompile_limit, INT32_MAX}};
     for (int i = 0; i < COUNT_OF(fields); i++)
-        if (fields[i].value < 0 || fields[i].value > fields[i].most) {
-            etch__error_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
-                           "etch_compile: .%s: expected 0 to %d, got %d", fields[i].name,
-                           fields[i].most, fields[i].value);
-            return false;
-        }
+        if (fields[i].value < 0 || fields[i].value > fields[i].most)
+            return etch__false_at(NULL, ETCH_ERR_INVALID_ARGUMENT,
+                                  "etch_compile: .%s: expected 0 to %d, got %d", fields[i].name,
+                                  fields[i].most, fields[i].value);
     return true;
 }
 
@@ -192,10 +190,8 @@ static bool set_options(etch_function *f, const etch_compile_options *options) {
 
 etch_function *etch__function_new(function_kind kind, void (*fn)(void),
                                   const etch_compile_options *options) {
-    if (!fn) {
-        etch__error_at(NULL, ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
-        return NULL;
-    }
+    if (!fn)
+        return etch__null_at(NULL, ETCH_ERR_NULL, "etch_compile: expected a function, got NULL");
     etch_function *f = etch__aligned_zeroed(sizeof *f);
     if (!f) return NULL;
     f->body.kind = kind, f->body.fn = fn;
@@ -304,10 +300,8 @@ static site_entry *add_entry(etch_call_site *site, function_kind kind, void (*fn
 
 static etch_function *site_function(etch_call_site *site, function_kind kind, void (*fn)(void),
                                     void *ctx) {
-    if (!site) {
-        etch__error_at(NULL, ETCH_ERR_NULL, "etch_site: expected a call site, got NULL");
-        return NULL;
-    }
+    if (!site)
+        return etch__null_at(NULL, ETCH_ERR_NULL, "etch_site: expected a call site, got NULL");
     site_entry *e =
         find_entry(__atomic_load_n((site_entry **)&site->table, __ATOMIC_ACQUIRE), fn, ctx);
     if (e) return e->function;
