@@ -1,4 +1,5 @@
 /* Ready-made attention with several heads. */
+#include "nn/json.h"
 #include "nn/module.h"
 
 #include <math.h>
@@ -158,12 +159,13 @@ etch_module *etch_nn_multihead_attention_with(int64_t width, int64_t heads, etch
         return NULL;
     }
     if (!etch__nn_need_float("etch_nn_multihead_attention", dtype)) return NULL;
+    char dropout[REAL_TEXT];
     attention a = {width, heads, o.causal, o.dropout};
     etch_module *m = etch__nn_layer_n(
         "MultiheadAttention", attention_forward, &a, sizeof a,
         "{\"width\": %lld, \"heads\": %lld, \"dtype\": \"%s\", \"bias\": %s, \"causal\": %s, "
-        "\"dropout\": %.17g}",
+        "\"dropout\": %s}",
         (long long)width, (long long)heads, etch_dtype_name(dtype), o.no_bias ? "false" : "true",
-        o.causal ? "true" : "false", o.dropout);
+        o.causal ? "true" : "false", etch__real_text(o.dropout, dropout));
     return m ? etch__nn_finish(m, add_projection(m, width, dtype, !o.no_bias)) : NULL;
 }

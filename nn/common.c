@@ -133,9 +133,23 @@ etch_module *etch__nn_finish(etch_module *m, bool ok) {
     return NULL;
 }
 
+_Thread_local int64_t etch__nn_limit = INT64_MAX;
+
+bool etch__nn_within(etch_dtype dtype, etch_shape sizes) {
+    int64_t bytes = (int64_t)etch_dtype_size(dtype);
+    bool fits = true;
+    for (int d = 0; fits && d < sizes.n; d++)
+        fits = !__builtin_mul_overflow(bytes, sizes.v[d], &bytes);
+    if (etch__nn_limit == INT64_MAX || (fits && bytes <= etch__nn_limit)) return true;
+    etch_set_error(ETCH_ERR_FORMAT,
+                   "etch_module_from_file: a layer is larger than the file that it stands in");
+    return false;
+}
+
 bool etch__nn_add_uniform(etch_module *m, const char *name, etch_dtype dtype, etch_shape sizes,
                           double bound) {
     bool ok = false;
+    if (!etch__nn_within(dtype, sizes)) return false;
     ETCH_SCOPE {
         etch_tensor *u = etch_rand(dtype, sizes);
         etch_tensor *wide = u ? etch_mul_scalar(u, 2 * bound) : NULL;
@@ -148,6 +162,7 @@ bool etch__nn_add_uniform(etch_module *m, const char *name, etch_dtype dtype, et
 bool etch__nn_add_full(etch_module *m, const char *name, etch_dtype dtype, etch_shape sizes,
                        double value, bool buffer) {
     bool ok = false;
+    if (!etch__nn_within(dtype, sizes)) return false;
     ETCH_SCOPE {
         etch_tensor *t = etch_full(dtype, sizes, value);
         ok = t && (buffer ? etch_module_add_buffer(m, name, t)

@@ -1,4 +1,5 @@
 /* Ready-made modules: linear, pointwise ones, dropout, flatten, embedding, sequential. */
+#include "nn/json.h"
 #include "nn/module.h"
 
 #include <math.h>
@@ -81,8 +82,10 @@ static etch_tensor *dropout_forward(etch_module *m, etch_tensor *x) {
 }
 
 etch_module *etch_nn_dropout(double p) {
+    char text[REAL_TEXT];
     if (p >= 0 && p <= 1)
-        return etch__nn_layer("Dropout", dropout_forward, &p, sizeof p, "{\"p\": %.17g}", p);
+        return etch__nn_layer("Dropout", dropout_forward, &p, sizeof p, "{\"p\": %s}",
+                              etch__real_text(p, text));
     etch__nn_fail(ETCH_ERR_INVALID_ARGUMENT,
                   "etch_nn_dropout: expected a probability of 0 to 1, got %g", p);
     return NULL;
@@ -119,7 +122,7 @@ etch_module *etch_nn_embedding(int64_t count, int64_t width, etch_dtype dtype) {
                                     "{\"count\": %lld, \"width\": %lld, \"dtype\": \"%s\"}",
                                     (long long)count, (long long)width, etch_dtype_name(dtype));
     bool ok = false;
-    if (m)
+    if (m && etch__nn_within(dtype, ETCH_SHAPE(count, width)))
         ETCH_SCOPE {
             etch_tensor *weight = etch_randn(dtype, ETCH_SHAPE(count, width));
             ok = weight && etch_module_add_parameter(m, "weight", weight) == ETCH_OK;

@@ -33,7 +33,7 @@ etch_module *etch_module_new_n(const char *type, etch_forward_n forward) {
     return m;
 }
 
-static void free_tensors(names *list) {
+static void free_tensors(name_list *list) {
     for (int i = 0; i < list->n; i++) etch_release(list->list[i].item);
     etch__nn_free_names(list);
 }
@@ -98,6 +98,28 @@ etch_status etch_module_train(etch_module *m, bool on) {
 
 bool etch_module_is_training(const etch_module *m) { return m && !m->evaluates; }
 
+etch_status etch_module_requires_grad_(etch_module *m, bool on) {
+    const listing *l = m ? etch__nn_listing(m) : NULL;
+    if (!m) return etch__nn_null("etch_module_requires_grad_", "a module");
+    if (!l) return ETCH_ERR_OUT_OF_MEMORY;
+    for (int i = 0; i < l->nparameters; i++) {
+        etch_tensor *t = l->all[l->parameters[i]].tensor;
+        if (etch__nn_float(t) && !etch_requires_grad_(t, on)) return etch_last_status();
+    }
+    return ETCH_OK;
+}
+
+etch_status etch_module_zero_grad(etch_module *m) {
+    const listing *l = m ? etch__nn_listing(m) : NULL;
+    if (!m) return etch__nn_null("etch_module_zero_grad", "a module");
+    if (!l) return ETCH_ERR_OUT_OF_MEMORY;
+    for (int i = 0; i < l->nparameters; i++) {
+        etch_status status = etch_zero_grad(l->all[l->parameters[i]].tensor);
+        if (status != ETCH_OK) return status;
+    }
+    return ETCH_OK;
+}
+
 /* ---- other tensors in place of all ---- */
 
 typedef etch_tensor *(*change_fn)(etch_tensor *t, int to);
@@ -115,17 +137,26 @@ static etch_tensor *copied(etch_tensor *t, int none) {
     return etch_clone(t);
 }
 
+/* What becomes of t, counted: a leaf becomes a leaf. */
+static etch_tensor *changed(etch_tensor *t, change_fn change, int to) {
+    etch_tensor *now = NULL;
+    ETCH_SCOPE {
+        ETCH_NO_GRAD { now = etch_retain(change(t, to)); }
+    }
+    if (!now || !etch_requires_grad(t) || etch_requires_grad_(now, true)) return now;
+    etch_release(now);
+    return NULL;
+}
+
 /* Every tensor of the list changed, once each and counted; NULL with the error set. */
 static etch_tensor **changed_all(const listing *l, change_fn change, int to) {
     etch_tensor **now = calloc((size_t)l->n + 1, sizeof(etch_tensor *));
     if (!now) return etch__nn_no_memory();
     bool ok = true;
     for (int i = 0; ok && i < l->n; i++) {
-        ETCH_SCOPE {
-            now[i] = etch_retain(l->all[i].first == i ? change(l->all[i].tensor, to)
-                                                      : now[l->all[i].first]);
-        }
-        ok = now[i] != NULL;
+        etch_tensor *t = l->all[i].first == i ? changed(l->all[i].tensor, change, to)
+                                              : etch_retain(now[l->all[i].first]);
+        ok = (now[i] = t) != NULL;
     }
     if (ok) return now;
     for (int i = 0; i < l->n; i++) etch_release(now[i]);
@@ -135,7 +166,7 @@ static etch_tensor **changed_all(const listing *l, change_fn change, int to) {
 
 /* In the order of the list: own tensors, then those of the children. */
 static etch_tensor **put_below(etch_module *m, etch_tensor **now) {
-    names *lists[2] = {&m->parameters, &m->buffers};
+    name_list *lists[2] = {&m->parameters, &m->buffers};
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < lists[k]->n; i++) {
             etch_release(lists[k]->list[i].item);
@@ -170,17 +201,6 @@ etch_status etch_module_to_device(etch_module *m, etch_device device) {
 
 /* ---- copies ---- */
 
-static bool share_tensors(etch_module *copy, const etch_module *m) {
-    bool ok = true;
-    for (int i = 0; ok && i < m->parameters.n; i++)
-        ok = etch_module_add_parameter(copy, m->parameters.list[i].name,
-                                       m->parameters.list[i].item) == ETCH_OK;
-    for (int i = 0; ok && i < m->buffers.n; i++)
-        ok = etch_module_add_buffer(copy, m->buffers.list[i].name, m->buffers.list[i].item) ==
-             ETCH_OK;
-    return ok;
-}
-
 /* What is neither tensor nor child. */
 static bool copy_settings(etch_module *copy, const etch_module *m) {
     copy->forward = m->forward, copy->forward_n = m->forward_n;
@@ -201,7 +221,9 @@ static etch_module *copy_structure(const etch_module *m) {
         return NULL;
     }
     etch_module *copy = new_module(m->type);
-    bool ok = copy && copy_settings(copy, m) && share_tensors(copy, m);
+    bool ok = copy && copy_settings(copy, m) &&
+              etch__nn_share(copy, &m->parameters, false) == ETCH_OK &&
+              etch__nn_share(copy, &m->buffers, true) == ETCH_OK;
     for (int i = 0; ok && i < m->children.n; i++) {
         etch_module *child = copy_structure(m->children.list[i].item);
         ok = child && etch_module_add_child(copy, m->children.list[i].name, child) == ETCH_OK;

@@ -7,19 +7,15 @@
 
 #include <stdatomic.h>
 
-#ifndef ETCH_NO_GRAD
-#define ETCH_NO_GRAD /* a block without gradients, where there are none */
-#endif
-
 typedef struct named {
     char *name;
     void *item;
 } named;
 
-typedef struct names {
+typedef struct name_list {
     named *list;
     int n;
-} names;
+} name_list;
 
 /* A hook of one kind: the member that is set says which. */
 typedef struct module_hook {
@@ -49,7 +45,7 @@ struct etch_module {
     etch_forward_n forward_n; /* either */
     etch_module *parent;      /* frees it */
     bool evaluates;           /* not training */
-    names parameters, buffers, children;
+    name_list parameters, buffers, children;
     _Atomic(listing *) listed; /* NULL: not made since the last change */
     module_hook *hooks;
     int nhooks, walking;
@@ -93,9 +89,11 @@ etch_tensor *etch__nn_drop(etch_tensor *x, double p);
 /* ---- nn/names.c ---- */
 
 /* Of m itself, by a name without dots; no error where there is none. */
-void *etch__nn_find(const names *list, const char *name, size_t length);
+void *etch__nn_find(const name_list *list, const char *name, size_t length);
 /* The module's own parameter or buffer, or ETCH_NONE. */
 etch_tensor *etch__nn_own(const etch_module *m, const char *name);
+/* Adds the same tensors under the same names, as they are. */
+etch_status etch__nn_share(etch_module *m, const name_list *from, bool buffers);
 /* The list of all tensors, made anew where something has changed; NULL with the error set. Lives
  * until the next change. */
 const listing *etch__nn_listing(const etch_module *m);
@@ -103,7 +101,7 @@ const listing *etch__nn_listing(const etch_module *m);
 void etch__nn_changed(etch_module *m);
 /* The same of m alone. */
 void etch__nn_forget(etch_module *m);
-void etch__nn_free_names(names *list);
+void etch__nn_free_names(name_list *list);
 
 /* ---- ready-made layers ---- */
 
@@ -114,6 +112,11 @@ etch_module *etch__nn_layer(const char *type, etch_forward forward, const void *
 etch_module *etch__nn_layer_n(const char *type, etch_forward_n forward, const void *data,
                               size_t size, const char *config, ...)
     __attribute__((format(printf, 5, 6)));
+/* The most bytes that one parameter of a ready-made layer may have on this thread: of a layer that
+ * is made from a file, as many as the file. */
+extern _Thread_local int64_t etch__nn_limit;
+/* Whether a tensor of these sizes is within it; else the error format. */
+bool etch__nn_within(etch_dtype dtype, etch_shape sizes);
 /* m, or NULL after freeing it where ok is false. */
 etch_module *etch__nn_finish(etch_module *m, bool ok);
 /* A parameter uniform in +-bound. Needs no open scope. */

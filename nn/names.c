@@ -7,7 +7,7 @@
 
 /* ---- one module's own ---- */
 
-void *etch__nn_find(const names *list, const char *name, size_t length) {
+void *etch__nn_find(const name_list *list, const char *name, size_t length) {
     for (int i = 0; i < list->n; i++)
         if (!strncmp(list->list[i].name, name, length) && !list->list[i].name[length])
             return list->list[i].item;
@@ -27,7 +27,7 @@ static bool is_taken(const etch_module *m, const char *name) {
            etch__nn_find(&m->children, name, n);
 }
 
-static etch_status add(const char *function, etch_module *m, names *to, const char *name,
+static etch_status add(const char *function, etch_module *m, name_list *to, const char *name,
                        void *item) {
     if (!*name || strchr(name, '.') || is_taken(m, name))
         return etch__nn_fail(ETCH_ERR_INVALID_ARGUMENT,
@@ -42,17 +42,39 @@ static etch_status add(const char *function, etch_module *m, names *to, const ch
     return ETCH_OK;
 }
 
-static etch_status add_tensor(const char *function, etch_module *m, names *to, const char *name,
+static etch_status add_tensor(const char *function, etch_module *m, name_list *to, const char *name,
                               etch_tensor *t) {
     etch_status status = add(function, m, to, name, t);
     if (status == ETCH_OK) etch_retain(t);
     return status;
 }
 
+etch_status etch__nn_share(etch_module *m, const name_list *from, bool buffers) {
+    name_list *to = buffers ? &m->buffers : &m->parameters;
+    etch_status status = ETCH_OK;
+    for (int i = 0; status == ETCH_OK && i < from->n; i++)
+        status = add_tensor("etch_module_copy", m, to, from->list[i].name, from->list[i].item);
+    return status;
+}
+
+static bool can_be_parameter(const char *function, const char *name, const etch_tensor *t) {
+    if (!etch__nn_float(t) || etch_is_leaf(t)) return true;
+    etch__nn_fail(ETCH_ERR_INVALID_ARGUMENT,
+                  "%s: expected a tensor of its own as parameter, got as '%.100s' the result of "
+                  "operators with gradients (use etch_detach)",
+                  function, name);
+    return false;
+}
+
+/* A parameter is a leaf; one that is no number of floating point is left as it is. */
 etch_status etch_module_add_parameter(etch_module *m, const char *name, etch_tensor *t) {
     if (!m || !name || !t || t == ETCH_NONE)
         return etch__nn_null("etch_module_add_parameter", "a module, a name and a tensor");
-    return add_tensor("etch_module_add_parameter", m, &m->parameters, name, t);
+    if (!can_be_parameter("etch_module_add_parameter", name, t)) return ETCH_ERR_INVALID_ARGUMENT;
+    etch_status status = add_tensor("etch_module_add_parameter", m, &m->parameters, name, t);
+    if (status == ETCH_OK && etch__nn_float(t) && !etch_requires_grad_(t, true))
+        return etch_last_status();
+    return status;
 }
 
 etch_status etch_module_add_buffer(etch_module *m, const char *name, etch_tensor *t) {
@@ -80,7 +102,7 @@ etch_status etch_module_add_child(etch_module *m, const char *name, etch_module 
     return status;
 }
 
-void etch__nn_free_names(names *list) {
+void etch__nn_free_names(name_list *list) {
     for (int i = 0; i < list->n; i++) free(list->list[i].name);
     free(list->list);
 }
@@ -128,31 +150,43 @@ etch_module *etch_module_find(const etch_module *m, const char *name) {
     return found;
 }
 
-static named *entry_of(etch_module *m, const char *name) {
-    const char *last;
-    if (!(m = owner_of(m, name, &last))) return NULL;
-    for (int k = 0; k < 2; k++) {
-        names *list = k ? &m->buffers : &m->parameters;
+/* The entry of a parameter, or else of a buffer. */
+static named *entry_of(etch_module *owner, const char *last, bool *buffer) {
+    for (int k = 0; owner && k < 2; k++) {
+        name_list *list = k ? &owner->buffers : &owner->parameters;
+        *buffer = k;
         for (int i = 0; i < list->n; i++)
             if (!strcmp(list->list[i].name, last)) return &list->list[i];
     }
     return NULL;
 }
 
+/* A parameter goes on requiring gradients or not. */
+static etch_status replace(named *e, etch_tensor *t, bool buffer) {
+    if (!buffer && !can_be_parameter("etch_module_set_tensor", e->name, t))
+        return ETCH_ERR_INVALID_ARGUMENT;
+    if (!buffer && etch__nn_float(t) && !etch_requires_grad_(t, etch_requires_grad(e->item)))
+        return etch_last_status();
+    etch_retain(t);
+    etch_release(e->item);
+    e->item = t;
+    return ETCH_OK;
+}
+
 etch_status etch_module_set_tensor(etch_module *m, const char *name, etch_tensor *t) {
     if (!m || !name || !t || t == ETCH_NONE)
         return etch__nn_null("etch_module_set_tensor", "a module, a name and a tensor");
-    named *e = entry_of(m, name);
+    const char *last;
+    bool buffer;
+    etch_module *owner = owner_of(m, name, &last);
+    named *e = entry_of(owner, last, &buffer);
     if (!e)
         return etch__nn_fail(ETCH_ERR_NOT_FOUND,
                              "etch_module_set_tensor: %s has no parameter or buffer '%.100s'",
                              m->type, name);
-    etch_retain(t);
-    etch_release(e->item);
-    e->item = t;
-    const char *last;
-    etch__nn_changed(owner_of(m, name, &last));
-    return ETCH_OK;
+    etch_status status = replace(e, t, buffer);
+    etch__nn_changed(owner);
+    return status;
 }
 
 /* ---- the list of all ---- */
@@ -188,7 +222,7 @@ static char *joined(const char *prefix, const char *name) {
     return text;
 }
 
-static bool list_own(listing *l, const names *from, const char *prefix, bool buffer) {
+static bool list_own(listing *l, const name_list *from, const char *prefix, bool buffer) {
     for (int i = 0; i < from->n; i++) {
         struct listed e = {joined(prefix, from->list[i].name), from->list[i].item, buffer, l->n};
         if (!e.name) return false;

@@ -1,5 +1,6 @@
 /* Ready-made normalisations. Those that are no operator are spelled out in f32 (f64 of f64), and
  * rounded to the dtype of their input once, at the end. */
+#include "nn/json.h"
 #include "nn/module.h"
 
 #include <stdio.h>
@@ -194,12 +195,13 @@ static void sizes_text(char *text, size_t n, const etch_shape *s) {
 
 static etch_module *make_norm(const char *type, etch_forward forward, norm o,
                               const etch_norm_options *given, etch_dtype dtype) {
-    char sizes[SIZES_TEXT];
+    char sizes[SIZES_TEXT], eps[REAL_TEXT], momentum[REAL_TEXT];
     sizes_text(sizes, sizeof sizes, &o.sizes);
     return etch__nn_layer(type, forward, &o, sizeof o,
-                          "{\"sizes\": [%s], \"groups\": %lld, \"dtype\": \"%s\", \"eps\": %.17g, "
-                          "\"momentum\": %.17g, \"affine\": %s, \"bias\": %s, \"statistics\": %s}",
-                          sizes, (long long)o.groups, etch_dtype_name(dtype), o.eps, o.momentum,
+                          "{\"sizes\": [%s], \"groups\": %lld, \"dtype\": \"%s\", \"eps\": %s, "
+                          "\"momentum\": %s, \"affine\": %s, \"bias\": %s, \"statistics\": %s}",
+                          sizes, (long long)o.groups, etch_dtype_name(dtype),
+                          etch__real_text(o.eps, eps), etch__real_text(o.momentum, momentum),
                           given->no_affine ? "false" : "true", given->no_bias ? "false" : "true",
                           o.no_statistics ? "false" : "true");
 }

@@ -131,6 +131,16 @@ static void use_equal(etch_tensor *y) { assert_true(etch_equal(y, y)); }
 static void use_allclose(etch_tensor *y) { assert_true(etch_allclose(y, y, 0, 0, false)); }
 static void use_bitwise_equal(etch_tensor *y) { assert_true(etch_bitwise_equal(y, y)); }
 static void use_npy_save(etch_tensor *y) { assert_int_equal(etch_npy_save(npy_path, y), ETCH_OK); }
+static void use_safetensors_save(etch_tensor *y) {
+    const etch_named_tensor t = {"y", y};
+    assert_int_equal(etch_safetensors_save(npy_path, &t, 1, NULL, 0), ETCH_OK);
+}
+static void use_module_save(etch_tensor *y) {
+    etch_module *m = etch_nn_relu();
+    assert_int_equal(etch_module_add_buffer(m, "y", y), ETCH_OK);
+    assert_int_equal(etch_module_save(m, npy_path), ETCH_OK);
+    etch_module_free(m);
+}
 
 /* Standard output goes nowhere meanwhile. */
 static void use_print(etch_tensor *y) {
@@ -156,6 +166,8 @@ static const use reads[] = {
     {"etch_equal", use_equal},
     {"etch_allclose", use_allclose},
     {"etch_npy_save", use_npy_save},
+    {"etch_safetensors_save", use_safetensors_save},
+    {"etch_module_save", use_module_save},
     {"etch_bitwise_equal", use_bitwise_equal},
     {"etch_graph_break", use_graph_break},
     {"etch_synchronize", use_synchronize},

@@ -202,6 +202,21 @@ static etch_callable none = {1, NULL, NULL};
           !etch_nn_multihead_attention_with(3, 2, ETCH_F32, NULL))                                 \
     FAILS(etch_nn_lstm_cell, "etch_nn_lstm_cell", !etch_nn_lstm_cell(0, 1, ETCH_F32))              \
     FAILS(etch_nn_gru_cell, "etch_nn_gru_cell", !etch_nn_gru_cell(1, 1, ETCH_I8))                  \
+    FAILS(etch_module_requires_grad_, "etch_module_requires_grad_",                                \
+          etch_module_requires_grad_(NULL, true) != ETCH_OK)                                       \
+    FAILS(etch_module_zero_grad, "etch_module_zero_grad", etch_module_zero_grad(NULL) != ETCH_OK)  \
+    FAILS(etch_module_save, "etch_module_save", etch_module_save(NULL, "x") != ETCH_OK)            \
+    FAILS(etch_module_load, "etch_module_load", etch_module_load(NULL, "x", true) != ETCH_OK)      \
+    FAILS(etch_module_load_report, "etch_module_load",                                             \
+          etch_module_load_report(NULL, "x", true, NULL) != ETCH_OK)                               \
+    FAILS(etch_module_register_type, "etch_module_register_type",                                  \
+          etch_module_register_type(NULL, NULL) != ETCH_OK)                                        \
+    FAILS(etch_module_from_file, "etch_module_from_file", !etch_module_from_file(NULL))            \
+    FAILS(etch_safetensors_save, "etch_safetensors_save",                                          \
+          etch_safetensors_save(NULL, NULL, 0, NULL, 0) != ETCH_OK)                                \
+    FAILS(etch_safetensors_load, "etch_safetensors_load",                                          \
+          !etch_safetensors_load("/nowhere.safetensors"))                                          \
+    FAILS(etch_safetensors_tensor, "etch_safetensors_tensor", !etch_safetensors_tensor(NULL, 0))   \
     FAILS(etch_nn_sequential, "etch_nn_sequential", !etch_nn_sequential(NULL, 2))                  \
     FAILS(etch_device_parse, "etch_device_parse", etch_device_parse("tpu") == -1)                  \
     FAILS(etch_device_of, "etch_device_of", etch_device_of(NULL) == -1)                            \
@@ -245,6 +260,9 @@ static const char *const safe =
     " etch_file_sink etch_profiling_mode etch_validation_mode etch_logging_mode"
     " etch_statistics_mode etch_call_stack_mode etch_profile_kind_name etch_profile_entries"
     " etch_profile_count etch_profile_table etch_current_stance etch_explanation_free"
+    " etch_load_report_free etch_safetensors_free etch_safetensors_count etch_safetensors_name"
+    " etch_safetensors_dtype etch_safetensors_sizes etch_safetensors_find"
+    " etch_safetensors_text"
     " etch_trace_write etch_graph_is_instance etch_module_type etch_module_parameter_count"
     " etch_module_parameter_at etch_module_parameter_name etch_module_buffer_count"
     " etch_module_buffer_at etch_module_buffer_name etch_module_child_count etch_module_child_name"

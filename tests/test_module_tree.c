@@ -272,6 +272,55 @@ TEST(settings_go_down) {
     }
 }
 
+TEST(parameters_require_gradients) {
+    ETCH_SCOPE {
+        etch_module *m = tree(), *copy;
+        etch_tensor *whole = must(etch_ones(ETCH_I64, ETCH_SHAPE(1)));
+        assert_int_equal(etch_module_add_parameter(m, "whole", whole), ETCH_OK);
+        assert_false(etch_requires_grad(whole));
+        assert_false(etch_requires_grad(etch_module_buffer(m, "in.n")));
+        assert_true(etch_requires_grad(etch_module_parameter(m, "in.c")));
+        etch_tensor *result = must(etch_neg(etch_module_parameter(m, "a")));
+        FAILED_WITH(etch_module_add_parameter(m, "x", result) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+                    "got as 'x' the result");
+        FAILED_WITH(etch_module_set_tensor(m, "b", result) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+                    "etch_module_set_tensor");
+        assert_int_equal(etch_module_requires_grad_(etch_module_child(m, 0), false), ETCH_OK);
+        assert_int_equal(etch_module_to(m, ETCH_F64), ETCH_OK);
+        copy = must(etch_module_copy(m));
+        for (int i = 0; i < 2; i++) {
+            etch_module *of = i ? copy : m;
+            assert_false(etch_requires_grad(etch_module_parameter(of, "in.c")));
+            assert_false(etch_requires_grad(etch_module_parameter(of, "a"))); /* tied */
+            assert_true(etch_requires_grad(etch_module_parameter(of, "b")));
+            assert_true(etch_is_leaf(etch_module_parameter(of, "b")));
+        }
+        etch_tensor *t = filled(0, 4);
+        assert_int_equal(etch_module_set_tensor(m, "in.c", t), ETCH_OK);
+        assert_false(etch_requires_grad(t));
+        assert_int_equal(etch_module_set_tensor(m, "b", t), ETCH_OK);
+        assert_true(etch_requires_grad(t));
+        etch_module_free(m);
+        etch_module_free(copy);
+    }
+}
+
+TEST(gradients_are_dropped) {
+    ETCH_SCOPE {
+        etch_module *m = tree();
+        etch_tensor *b = etch_module_parameter(m, "b"), *a = etch_module_parameter(m, "in.again");
+        assert_int_equal(etch_set_grad(b, filled(1, 3)), ETCH_OK);
+        assert_int_equal(etch_set_grad(a, filled(1, 2)), ETCH_OK);
+        assert_non_null(etch_grad_of(b));
+        assert_int_equal(etch_module_zero_grad(m), ETCH_OK);
+        assert_true(!etch_grad_of(b) && !etch_grad_of(a));
+        etch_module_free(m);
+    }
+    FAILED_WITH(etch_module_zero_grad(NULL) != ETCH_OK, ETCH_ERR_NULL, "etch_module_zero_grad");
+    FAILED_WITH(etch_module_requires_grad_(NULL, true) != ETCH_OK, ETCH_ERR_NULL,
+                "etch_module_requires_grad_");
+}
+
 TEST(to_another_dtype) {
     ETCH_SCOPE {
         etch_module *m = tree();
@@ -378,7 +427,7 @@ TEST(a_copy_is_deep) {
         etch_tensor *a = etch_module_parameter(copy, "a");
         assert_ptr_equal(etch_module_parameter(copy, "in.again"), a);
         assert_ptr_not_equal(a, etch_module_parameter(m, "a"));
-        must(etch_zero_(a));
+        ETCH_NO_GRAD { must(etch_zero_(a)); }
         near_values(etch_module_parameter(m, "a"), (double[]){1, 1}, 0);
         etch_module_free(m);
         near_values(etch_module_parameter(copy, "in.again"), (double[]){0, 0}, 0);

@@ -16,6 +16,7 @@
 #include <etch/modes.h>
 #include <etch/profile.h>
 #include <etch/opcheck.h>
+#include <etch/safetensors.h>
 #include <etch/nn.h>
 
 #endif

@@ -55,16 +55,19 @@ ETCH_API etch_module *etch_module_copy(const etch_module *m);
 
 /* ---- tensors and children ---- */
 
-/* Adds a parameter, which training changes, a buffer, which is state that it does not (running
- * statistics), or a child (which now belongs to m). Tensors are counted, names are copied. A name
- * that is there already, is empty or has a '.' is an error, and so is a child that has a parent, or
- * is m itself or above it. A child whose adding fails stays with the caller. One tensor may be
- * added in several places: it is tied. */
+/* Adds a parameter, which training changes: it is made to require gradients where its dtype is of
+ * floating point, and must be a tensor of its own, not the result of operators that note gradients
+ * (invalid_argument). Or a buffer, which is state that training does not differentiate (running statistics), or a
+ * child (which now belongs to m). Tensors are counted, names are copied. A name that is there
+ * already, is empty or has a '.' is an error, and so is a child that has a parent, or is m itself
+ * or above it. A child whose adding fails stays with the caller. One tensor may be added in several
+ * places: it is tied. */
 ETCH_API etch_status etch_module_add_parameter(etch_module *m, const char *name, etch_tensor *t);
 ETCH_API etch_status etch_module_add_buffer(etch_module *m, const char *name, etch_tensor *t);
 ETCH_API etch_status etch_module_add_child(etch_module *m, const char *name, etch_module *child);
 /* Puts t (counted) in the place of a parameter or buffer that is there, "fc1.weight": to tie it to
- * another one, say. Optimisers go on with the tensor that they were given. */
+ * another one, say. A parameter requires gradients if the one before did. Optimisers go on with the
+ * tensor that they were given. */
 ETCH_API etch_status etch_module_set_tensor(etch_module *m, const char *name, etch_tensor *t);
 
 /* By name, "fc1.weight" for a parameter of a child; borrowed. NULL and not_found otherwise. */
@@ -94,6 +97,10 @@ ETCH_API const char *etch_module_child_name(const etch_module *m, int i);
  * both kinds stays. */
 ETCH_API etch_status etch_module_train(etch_module *m, bool on);
 ETCH_API bool etch_module_is_training(const etch_module *m);
+
+/* Whether the parameters require gradients: off freezes them. etch_zero_grad of each. */
+ETCH_API etch_status etch_module_requires_grad_(etch_module *m, bool on);
+ETCH_API etch_status etch_module_zero_grad(etch_module *m);
 
 /* Puts tensors of that dtype in the place of all of floating point, or of that device in the place
  * of all, which are freed unless somebody else has a count: an optimiser is to be made behind this.
@@ -143,6 +150,55 @@ ETCH_API etch_status etch_module_compile_with(etch_module *m, const etch_compile
 #endif
 /* The compiled function, for counters; NULL before etch_module_compile. */
 ETCH_API etch_function *etch_module_is_compiled(const etch_module *m);
+
+/* ---- files ----
+ *
+ * One file has both: all parameters and buffers by their dotted names, as any reader of safetensors
+ * reads them, and under the text "etch_module" what is needed to make the module itself. It is
+ *
+ *   {"type": "Linear", "config": "{...}", "training": true,
+ *    "parameters": {"weight": {"tensor": "fc1.weight", "frozen": true}, ...},
+ *    "buffers": {"running_mean": {"tensor": "norm.running_mean"}, ...},
+ *    "children": {"0": {...}, ...}}
+ *
+ * with own names and, as tensor, names in the file, a tied tensor's one; frozen where it requires no
+ * gradients. */
+
+/* Writes m to path, as etch_safetensors_save does: all of it or nothing. Needs no open scope.
+ * Whether m is compiled changes nothing. Reads data: a graph break. */
+ETCH_API etch_status etch_module_save(const etch_module *m, const char *path);
+
+/* What a file lacks and what it has beside the tensors of a module. */
+typedef struct etch_load_report {
+    int nmissing, nunexpected;
+    char **missing, **unexpected; /* names; owned */
+} etch_load_report;
+ETCH_API void etch_load_report_free(etch_load_report *report);
+
+/* Reads the tensors of m, by name, from a file of safetensors, whoever wrote it. strict: what is
+ * missing or unexpected is the error not_found, which names some; else both are left alone. For a
+ * tied tensor one of its names will do; if several are there they must be equal (format). Sizes or
+ * dtypes that are not the module's are the errors shape and dtype in any case. Everything is read
+ * and checked before the first tensor is written (in place): an error leaves m as it was. */
+ETCH_API etch_status etch_module_load(etch_module *m, const char *path, bool strict);
+/* The same; *report is filled also where it is not strict, and on the error not_found. It is empty
+ * after other errors. */
+ETCH_API etch_status etch_module_load_report(etch_module *m, const char *path, bool strict,
+                                             etch_load_report *report);
+
+/* Makes a module of a type from its config (NULL: none), without the tensors of the file, which
+ * take the places of its own. */
+typedef etch_module *(*etch_module_maker)(const char *config);
+/* Says how modules of that type are made. The ready-made layers are registered. Error: a type that
+ * somebody else has registered (invalid_argument). */
+ETCH_API etch_status etch_module_register_type(const char *type, etch_module_maker make);
+
+/* A new module as etch_module_save wrote it: not compiled, without hooks, on the thread's current
+ * device. Children that the maker of a type does not make itself are added. NULL with the error
+ * not_found (no description in the file; a type that is not registered, which the text names),
+ * format (a description that does not parse, or does not fit the modules that were made or the
+ * tensors) or what a maker has set. Draws random numbers, which go. */
+ETCH_API etch_module *etch_module_from_file(const char *path);
 
 /* ---- filling parameters ---- */
 
