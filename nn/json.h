@@ -1,4 +1,4 @@
-/* JSON, as far as weight files need it: read strictly (RFC 8259, UTF-8 checked), written compactly. */
+/* JSON, as far as weight files need it: read strictly (RFC 8259, UTF-8 checked), and written. */
 #ifndef ETCH_NN_JSON_H
 #define ETCH_NN_JSON_H
 

@@ -33,7 +33,7 @@ static bool read_number(making *o, int *number) {
     return *number >= 0;
 }
 
-/* {"tensor": "name", "frozen": true}: its number in the file, or -1 with a fault or the error set. */
+/* {"tensor": "name", "frozen": true}: its number in the file; -1 with a fault or the error set. */
 static int read_entry(making *o, bool *frozen) {
     bool any = false, ok = true;
     int number = -1;

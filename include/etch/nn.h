@@ -57,11 +57,11 @@ ETCH_API etch_module *etch_module_copy(const etch_module *m);
 
 /* Adds a parameter, which training changes: it is made to require gradients where its dtype is of
  * floating point, and must be a tensor of its own, not the result of operators that note gradients
- * (invalid_argument). Or a buffer, which is state that training does not differentiate (running statistics), or a
- * child (which now belongs to m). Tensors are counted, names are copied. A name that is there
- * already, is empty or has a '.' is an error, and so is a child that has a parent, or is m itself
- * or above it. A child whose adding fails stays with the caller. One tensor may be added in several
- * places: it is tied. */
+ * (invalid_argument). Or a buffer, which is state that training does not differentiate (running
+ * statistics), or a child (which now belongs to m). Tensors are counted, names are copied. A name
+ * that is there already, is empty or has a '.' is an error, and so is a child that has a parent, or
+ * is m itself or above it. A child whose adding fails stays with the caller. One tensor may be
+ * added in several places: it is tied. */
 ETCH_API etch_status etch_module_add_parameter(etch_module *m, const char *name, etch_tensor *t);
 ETCH_API etch_status etch_module_add_buffer(etch_module *m, const char *name, etch_tensor *t);
 ETCH_API etch_status etch_module_add_child(etch_module *m, const char *name, etch_module *child);
@@ -161,8 +161,8 @@ ETCH_API etch_function *etch_module_is_compiled(const etch_module *m);
  *    "buffers": {"running_mean": {"tensor": "norm.running_mean"}, ...},
  *    "children": {"0": {...}, ...}}
  *
- * with own names and, as tensor, names in the file, a tied tensor's one; frozen where it requires no
- * gradients. */
+ * with own names and, as tensor, names in the file (a tied tensor's is one); frozen where it
+ * requires no gradients. */
 
 /* Writes m to path, as etch_safetensors_save does: all of it or nothing. Needs no open scope.
  * Whether m is compiled changes nothing. Reads data: a graph break. */

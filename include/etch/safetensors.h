@@ -1,7 +1,7 @@
 /* Named tensors in files of the format safetensors, as the public package of that name reads and
  * writes them: 8 bytes with the length of the header (little endian), the header (JSON: a name to
- * dtype, sizes and place; texts under "__metadata__"), the elements, row-major, one tensor behind the
- * other without holes.
+ * dtype, sizes and place; texts under "__metadata__"), the elements, row-major, one tensor behind
+ * the other without holes.
  *
  * Dtypes: F32 F64 BF16 F16 I8 I16 I32 I64 U8 BOOL; others are the error unsupported. Tensors of any
  * device and strides can be written, all devices' files are the same. */
@@ -52,8 +52,9 @@ ETCH_API int etch_safetensors_find(const etch_safetensors *f, const char *name);
 /* The text of that name, or NULL and no error. */
 ETCH_API const char *etch_safetensors_text(const etch_safetensors *f, const char *name);
 
-/* A new tensor with the elements of the i-th, on the thread's current device, owned by the innermost
- * scope. The error format where a bool is neither 0 nor 1, io where the file has become shorter. */
+/* A new tensor with the elements of the i-th, on the thread's current device, owned by the
+ * innermost scope. The error format where a bool is neither 0 nor 1, io where the file has become
+ * shorter. */
 ETCH_API etch_tensor *etch_safetensors_tensor(const etch_safetensors *f, int i);
 
 #ifdef __cplusplus
