@@ -395,12 +395,27 @@ static bool find_needed(engine *e) {
 
 /* ---- the run ---- */
 
+static etch_tensor *ones(const value_shape *like) {
+    etch_tensor *t = NULL;
+    ETCH_ON(like->device) t = etch_ones((etch_dtype)like->dtype, etch__sizes_of(like));
+    return t;
+}
+
+static bool begin(engine *e, const grad_edge *output, etch_tensor *seed) {
+    bool ok = false;
+    ETCH_SCOPE {
+        if (!seed) seed = ones(&output->node->out);
+        ok = seed && arrive(e, output, seed, false);
+    }
+    return ok;
+}
+
 static bool run(engine *e) {
     if (e->r->ninputs && !find_needed(e)) return false;
     for (int i = 0; i < e->r->n; i++) {
         const slot *s = e->r->ninputs ? find_slot(e, e->r->outputs[i].node) : NULL;
         if (e->r->ninputs && !(s && s->needed)) continue;
-        if (!arrive(e, &e->r->outputs[i], e->r->seeds[i], false)) return false;
+        if (!begin(e, &e->r->outputs[i], e->r->seeds[i])) return false;
     }
     while (e->nheap) {
         slot *s = pop(e);
@@ -416,7 +431,8 @@ static bool run(engine *e) {
 
 /* Operators of rules are noted only where gradients of gradients are wanted, and stand at the
  * line of the backward call. */
-etch_status etch__run_backward(const backward_request *request) {
+static etch_status run_request(void *ctx) {
+    const backward_request *request = ctx;
     engine e = {.r = request};
     uint64_t state = etch__tls.state;
     const op_call *composite = etch__tls.composite;
@@ -430,4 +446,10 @@ etch_status etch__run_backward(const backward_request *request) {
     if (!ok && etch__tls.status == ETCH_OK)
         return etch__error_at(request->site, ETCH_ERR_INTERNAL, "backward failed without a reason");
     return ok ? ETCH_OK : etch__tls.status;
+}
+
+/* What a compiled function has made is run backward compiled, too; within one, as a part of it. */
+etch_status etch__run_backward(backward_request *request) {
+    grad_origin *origin = etch__tls.run ? NULL : request->outputs[0].node->origin;
+    return origin ? etch__trace_hooks.backward(origin, run_request, request) : run_request(request);
 }

@@ -8,7 +8,7 @@
  * for those inputs alone (counted handles; NULL where nothing flows). */
 typedef struct backward_request {
     const grad_edge *outputs;
-    etch_tensor *const *seeds; /* a gradient for each output, of its sizes and dtype */
+    etch_tensor *const *seeds; /* a gradient for each output, of its sizes and dtype; NULL: ones */
     int n;
     const grad_edge *inputs;
     etch_tensor **grads;
@@ -17,7 +17,7 @@ typedef struct backward_request {
     const void *site;
 } backward_request;
 
-etch_status etch__run_backward(const backward_request *request);
+etch_status etch__run_backward(backward_request *request);
 
 /* A gradient becomes one of the shape: summed over what was broadcast, or expanded; converted;
  * moved. NULL with an error. */

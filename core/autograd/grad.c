@@ -26,8 +26,11 @@ static bool make_leaf(etch_tensor *t) {
     n->out = etch__value_shape(t);
     atomic_store(&etch__layered, true);
     bool ok = etch__set_edge(t, n, 0);
-    view_family *f = ok && t->notes->base ? t->notes->family : NULL;
-    if (f) {
+    view_family *f = ok ? t->notes->family : NULL;
+    if (f && !t->notes->base) { /* a view that becomes a leaf leaves it: it stands for itself */
+        t->notes->family = NULL;
+        etch__family_release(f);
+    } else if (f) {
         etch__node_retain(n);
         etch__tape_release(f->edge.node);
         f->edge = (grad_edge){n, 0};
@@ -86,32 +89,28 @@ typedef struct backward_call {
     const void *site;
 } backward_call;
 
-static etch_tensor *one_like(const etch_tensor *t) {
-    etch_tensor *seed = NULL;
-    ETCH_ON(t->device) seed = etch_ones((etch_dtype)t->dtype, etch_sizes(t));
-    return seed;
-}
-
-/* The gradient of output i, owned by the innermost scope. */
-static etch_tensor *seed_of(const backward_call *c, etch_tensor *output, etch_tensor *given) {
+/* The gradient of an output: NULL stands for ones. */
+static bool find_seed(const backward_call *c, etch_tensor *output, etch_tensor *given,
+                      etch_tensor **seed) {
     value_shape shape = etch__value_shape(output);
     if (given && given != ETCH_NONE) {
-        if (!etch__handle_ok(given, c->function, "grad_outputs", c->site)) return NULL;
+        if (!etch__handle_ok(given, c->function, "grad_outputs", c->site)) return false;
         bool same = given->ndim == shape.ndim && etch__is_float(given->dtype) &&
                     !memcmp(given->size, shape.size, shape.ndim * sizeof *shape.size);
-        if (same) return etch__fit_gradient(given, &shape);
+        if (same) return (*seed = etch__fit_gradient(given, &shape)) != NULL;
         etch__error_at(c->site, ETCH_ERR_SHAPE,
                        "%s: expected a gradient with the sizes of its output, %s, got %s %s",
                        c->function, etch__shape_text(shape.ndim, shape.size).s,
                        etch_dtype_name(given->dtype), etch__shape_text(given->ndim, given->size).s);
-        return NULL;
+        return false;
     }
-    if (output->numel == 1) return one_like(output);
+    *seed = NULL;
+    if (output->numel == 1) return true;
     etch__error_at(c->site, ETCH_ERR_SHAPE,
                    "%s: expected an output of one element, got sizes %s; give a gradient for it "
                    "(etch_backward_from), or sum it",
                    c->function, etch__shape_text(shape.ndim, shape.size).s);
-    return NULL;
+    return false;
 }
 
 static bool edges_of(const backward_call *c, etch_tensor *const *t, int n, const char *what,
@@ -158,16 +157,16 @@ static bool run_call(const backward_call *c, grad_edge *edges, etch_tensor **see
         !edges_of(c, c->inputs, c->nin, "input", edges + c->nout))
         return false;
     for (int i = 0; i < c->nout; i++)
-        if (!(seeds[i] = seed_of(c, c->outputs[i], c->given ? c->given[i] : NULL))) return false;
-    const backward_request r = {edges,
-                                seeds,
-                                c->nout,
-                                edges + c->nout,
-                                c->grads,
-                                c->nin,
-                                c->options.retain_graph,
-                                c->options.create_graph,
-                                c->site};
+        if (!find_seed(c, c->outputs[i], c->given ? c->given[i] : NULL, &seeds[i])) return false;
+    backward_request r = {edges,
+                          seeds,
+                          c->nout,
+                          edges + c->nout,
+                          c->grads,
+                          c->nin,
+                          c->options.retain_graph,
+                          c->options.create_graph,
+                          c->site};
     return etch__run_backward(&r) == ETCH_OK && all_used(c);
 }
 

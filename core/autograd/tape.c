@@ -46,6 +46,7 @@ static void free_node(tape_node *n) {
     etch__node_free_saved(n);
     etch_release(atomic_load(&n->grad));
     etch__free(n->lies);
+    if (n->origin) etch__trace_hooks.drop_origin(n->origin);
     etch__free(n->hooks);
     etch__free(n);
 }
@@ -225,6 +226,7 @@ static void describe(tape_node *n, const op_call *call) {
     if (call->nsc) memcpy(n->sc, call->sc, call->nsc * sizeof *n->sc);
     if (call->nat) memcpy(n->at, call->at, call->nat * sizeof *n->at);
     n->number = etch__tape_number(n);
+    if (unlikely(etch__tls.run != NULL)) n->origin = etch__trace_hooks.origin();
 }
 
 /* The result is there: it gets the node. */
@@ -256,9 +258,9 @@ static bool may_write(const op_call *call, const tape_node *n) {
         return etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
                               "%s: expected a tensor that may be written, got %s that requires "
                               "gradients; write it in ETCH_NO_GRAD, or a result computed from it",
-                              name, self->view ? "a view of a leaf" : "a leaf"),
+                              name, f && !self->notes->base ? "a view of a leaf" : "a leaf"),
                false;
-    if (n && self->view && !f)
+    if (n && (f ? f->partial : self->view))
         return etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
                               "%s: a value that requires gradients is to be written into a view "
                               "that was made where none were noted (in ETCH_NO_GRAD, by "

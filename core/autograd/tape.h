@@ -52,6 +52,7 @@ struct tape_node {
     saved_value *saved; /* by operand, then the result */
     etch_scalar *sc;
     int64_t *at;
+    grad_origin *origin;         /* the compiled function that made it (counted), or NULL */
     tensor_meta *lies;           /* RESTRIDE, WRITE, READS_PLACES: where base and view lie */
     _Atomic(etch_tensor *) grad; /* counted; what it keeps */
     grad_hook *hooks;

@@ -16,10 +16,28 @@ static int64_t no_offset(const etch_tensor *t) { return (void)t, 0; }
 static unsigned no_version(const etch_tensor *t) { return (void)t, 0; }
 static void no_abandon(int64_t mark) { (void)mark; }
 
+static grad_origin *no_origin(void) { return NULL; }
+static void no_drop_origin(grad_origin *o) { (void)o; }
+static etch_status no_backward(grad_origin *o, etch_status (*backward)(void *ctx), void *ctx) {
+    return (void)o, backward(ctx);
+}
 static void no_own_borrowed(const etch_tensor *t) { (void)t; }
 static void no_add_counts(counters *sum) { (void)sum; }
 static void no_reset_counts(void) {}
 
-trace_hooks etch__trace_hooks = {no_read,         no_expose,     no_before,      no_before,
-                                 no_same_storage, no_offset,     no_version,     no_abandon,
-                                 no_own_borrowed, no_add_counts, no_reset_counts};
+trace_hooks etch__trace_hooks = {
+    .read = no_read,
+    .expose = no_expose,
+    .before_write = no_before,
+    .before_read = no_before,
+    .same_storage = no_same_storage,
+    .offset = no_offset,
+    .version = no_version,
+    .abandon = no_abandon,
+    .own_borrowed = no_own_borrowed,
+    .origin = no_origin,
+    .drop_origin = no_drop_origin,
+    .backward = no_backward,
+    .add_counts = no_add_counts,
+    .reset_counts = no_reset_counts,
+};

@@ -9,6 +9,7 @@
 #include "core/base/thread.h"
 
 typedef struct etch_storage etch_storage; /* core/tensor/tensor.h */
+typedef struct grad_origin grad_origin;   /* tracer/run/backward.c */
 
 /* Hooks that the tracer fills (NULL while no tracer is linked). Each is called only when the thread
  * has a run active or t is deferred. */
@@ -31,6 +32,13 @@ typedef struct trace_hooks {
     /* The thread gives up a count while walks of it borrow arguments: those that borrow t take a
      * count of their own first. */
     void (*own_borrowed)(const etch_tensor *t);
+    /* The compiled function in which the thread is, as a tape's node remembers it (counted), or
+     * NULL; and what lets go of it. */
+    grad_origin *(*origin)(void);
+    void (*drop_origin)(grad_origin *o);
+    /* Runs backward(ctx), which is a run of that function's tape, as the body of a function that is
+     * compiled with it. The status of either. */
+    etch_status (*backward)(grad_origin *o, etch_status (*backward)(void *ctx), void *ctx);
     /* The counts that functions keep for themselves. */
     void (*add_counts)(counters *sum);
     void (*reset_counts)(void);

@@ -51,8 +51,7 @@ static inline __attribute__((always_inline)) etch_tensor *
 etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc, int nsc,
                const int64_t *at, int nat, const void *site) {
     trace_cursor *c = etch__tls.cursor;
-    bool layered = etch__is_layered(op, in, nin);
-    if (c && likely(!layered) && nin > 0 && nin <= CURSOR_MAX_IN) {
+    if (c && nin > 0 && nin <= CURSOR_MAX_IN && likely(!etch__is_layered(op, in, nin))) {
         uint64_t key = etch__call_key(op, (unsigned)nin, (unsigned)nsc, (unsigned)nat);
         etch_tensor *h = etch__cursor_match(c, key, in, nin, sc, nsc, at, nat);
         if (likely(h)) return h;
@@ -68,7 +67,7 @@ etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc,
                     .sc = sc,
                     .at = at,
                     .site = site};
-    return unlikely(layered) ? etch__dispatch_layered(&call) : etch__dispatch(&call);
+    return etch__dispatch(&call);
 }
 
 /* The same below all layers that see calls by their operands. */
@@ -80,7 +79,7 @@ static inline etch_tensor *etch__operator_below(const op_call *call) {
                                             call->at, call->nat);
         if (likely(h)) return h;
     }
-    return etch__dispatch(call);
+    return etch__dispatch_layerless(call);
 }
 
 /* Seed and first offset of a random operator's result, reserved at the call. */

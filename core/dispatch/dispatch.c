@@ -116,7 +116,7 @@ static void failed(const op_call *call, unsigned errors) {
     if (has_effects(call)) etch__tls.lost = etch__tls.errors;
 }
 
-etch_tensor *etch__dispatch(const op_call *call) {
+etch_tensor *etch__dispatch_layerless(const op_call *call) {
     unsigned errors = etch__tls.errors;
     etch_tensor *t = dispatch(call);
     if (unlikely(!t)) failed(call, errors);
@@ -124,6 +124,19 @@ etch_tensor *etch__dispatch(const op_call *call) {
 }
 
 _Atomic bool etch__layered;
+
+/* Views are seen, too: who shares a storage is noted where gradients are in use. */
+static bool is_layered(const op_call *call) {
+    bool layered = etch__ops[call->op].kind == KIND_VIEW;
+    for (int i = 0; i < call->nin; i++) layered |= call->in[i] && call->in[i]->layers;
+    return layered && layers[LAYER_AUTOGRAD];
+}
+
+etch_tensor *etch__dispatch(const op_call *call) {
+    if (unlikely(atomic_load_explicit(&etch__layered, memory_order_relaxed)) && is_layered(call))
+        return layers[LAYER_AUTOGRAD](call);
+    return etch__dispatch_layerless(call);
+}
 
 /* The last writes, for messages: a ring, of which a word may be torn by another thread. */
 enum { WRITES = 256 };
@@ -150,10 +163,6 @@ op_id etch__last_writer(const etch_storage *s, const void **site) {
         return (op_id)atomic_load_explicit(&writes[i].op, memory_order_relaxed);
     }
     return *site = NULL, OP_COUNT;
-}
-
-etch_tensor *etch__dispatch_layered(const op_call *call) {
-    return layers[LAYER_AUTOGRAD] ? layers[LAYER_AUTOGRAD](call) : etch__dispatch(call);
 }
 
 /* ---- the innermost step ---- */

@@ -48,12 +48,12 @@ static inline etch_status etch__call_kernel(op_kernel kernel, const op_call *cal
  * the active layers, ends in etch__run_eager. */
 etch_tensor *etch__dispatch(const op_call *call);
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
-/* The entry of a call whose operands, or which itself, some layer above the cursor has to see. */
-etch_tensor *etch__dispatch_layered(const op_call *call);
+/* The same without the layers that see calls by their operands. */
+etch_tensor *etch__dispatch_layerless(const op_call *call);
 
 /* Set for good when a tensor first requires gradients: until then no layer has to see anything, and
  * nobody asks who wrote. */
-extern _Atomic bool etch__layered;
+extern _Atomic bool etch__layered __attribute__((visibility("hidden")));
 
 /* A write by an operator is done: the storage has another version. */
 void etch__remember_write(const etch_storage *s, op_id op, const void *site);

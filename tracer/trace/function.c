@@ -76,6 +76,7 @@ static void destroy(etch_function *f) {
     etch__function_watch.gone(f);
     etch__generation_free(f->gen);
     free_generations(f->retired);
+    if (f->origin) etch__trace_hooks.drop_origin(f->origin);
     pthread_mutex_destroy(&f->lock);
     pthread_mutex_destroy(&f->compile_lock);
     etch__free(f->name);

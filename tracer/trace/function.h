@@ -54,6 +54,7 @@ struct etch_function {
     pthread_mutex_t compile_lock; /* one compile at a time */
     _Atomic(generation *) gen;
     _Atomic(generation *) retired; /* freed when no run is left that may be using them */
+    _Atomic(grad_origin *) origin; /* what tapes of its calls point to; counted, or NULL */
     story story;                   /* for etch_explain; has a lock of its own */
     _Atomic(struct report_function *) report;
     struct etch_function *next; /* list of all functions */
