@@ -458,6 +458,30 @@ TEST(compiled_code_finds_what_was_modified) {
     }
 }
 
+/* A replay would compute results and note nothing: the body runs where gradients are wanted, and
+ * only there. */
+TEST(replays_stand_aside) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(shared_sums, .replay = true);
+        etch_tensor *a = numbers(ETCH_SHAPE(2, 3), 2), *b = numbers(ETCH_SHAPE(2, 3), 3);
+        for (int i = 0; i < 4; i++) etch_call(f, a, b);
+        etch_requires_grad_(a, true);
+        for (int i = 0; i < 4; i++) {
+            etch_tensor *loss = etch_call(f, a, b);
+            assert_true(etch_requires_grad(loss));
+            assert_int_equal(etch_backward(loss), ETCH_OK);
+            ETCH_NO_GRAD
+                assert_false(etch_requires_grad(etch_call(f, a, b)));
+        }
+        etch_tensor *sum = etch_clone(etch_grad_of(a)), *step = NULL;
+        etch_zero_grad(a);
+        etch_backward(shared_sums(a, b));
+        step = etch_grad_of(a);
+        assert_same(sum, etch_add(etch_add(etch_add(step, step), step), step));
+        etch_function_free(f);
+    }
+}
+
 /* Parameters and gradients live on from step to step, and nothing else does. */
 static etch_tensor *sgd_step(etch_tensor *x, etch_tensor *y) {
     etch_zero_grad(global);

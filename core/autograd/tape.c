@@ -226,6 +226,7 @@ static void describe(tape_node *n, const op_call *call) {
     if (call->nsc) memcpy(n->sc, call->sc, call->nsc * sizeof *n->sc);
     if (call->nat) memcpy(n->at, call->at, call->nat * sizeof *n->at);
     n->number = etch__tape_number(n);
+    etch__tls.noted++;
     if (unlikely(etch__tls.run != NULL)) n->origin = etch__trace_hooks.origin();
 }
 

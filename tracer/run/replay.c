@@ -71,10 +71,20 @@ static bool holds(const replay *p, const call_io *io) {
     return same_handles(p, io->in);
 }
 
+/* Whether the body would note operators for gradients. */
+static bool would_note(const replay *p, const call_io *io) {
+    bool layered = false;
+    for (int i = 0; i < io->nin; i++) layered |= io->in[i]->layers != 0;
+    for (int k = 0; k < p->nbound; k++) layered |= p->bound[k]->layers != 0;
+    return layered && !(etch__tls.state & (STATE_NO_GRAD | STATE_INFERENCE));
+}
+
 const replay *etch__replay_find(const generation *g, const call_io *io) {
     const replay *p = atomic_load_explicit(&g->replays, memory_order_acquire);
     while (p && !holds(p, io)) p = p->next;
-    return p;
+    bool apart = p && unlikely(atomic_load_explicit(&etch__layered, memory_order_relaxed)) &&
+                 would_note(p, io);
+    return apart ? NULL : p;
 }
 
 trace_tree *etch__replay_tree(const replay *p) { return p->leaf->tree; }
@@ -188,6 +198,7 @@ static void fill(const trace_run *r, replay *p) {
 static const char *obstacle(const trace_run *r) {
     const trace_walk *w = r->walk;
     if (r->replay.broke) return etch__reasons[r->replay.broke - 1].text;
+    if (r->replay.noted != etch__tls.noted) return "it records or computes gradients";
     return w && !w->entry ? "it has more than one segment" : NULL;
 }
 

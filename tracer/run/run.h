@@ -19,6 +19,7 @@ typedef struct run_replay {
     const replay *holds; /* or NULL */
     trace_leaf *leaf;    /* of the first segment */
     uint64_t state;      /* when the call began */
+    unsigned noted;      /* the thread's count, then */
     int broke;           /* the reason of the first break (+ 1), and where */
     const void *broke_site;
 } run_replay;
