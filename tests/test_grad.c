@@ -310,6 +310,22 @@ static etch_tensor *read_inside(etch_tensor *x, etch_tensor *y) {
     etch_tensor *z = etch_exp(etch_mul_scalar(etch_mul(x, y), 0.1));
     return etch_item(etch_sum(z)) > 3 ? etch_sum(etch_mul(z, x)) : etch_sum(etch_mul(z, y));
 }
+static etch_tensor *written_result(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *z = etch_mul(x, y), *row = etch_select(z, 0, 0);
+    etch_mul_scalar_(row, 3);
+    etch_add_(z, x);
+    return etch_sum(etch_mul(z, z));
+}
+static etch_tensor *filled_buffer(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *buffer = etch_zeros(ETCH_F32, ETCH_SHAPE(2, 3));
+    etch_copy_(etch_select(buffer, 0, 1), etch_select(x, 0, 0));
+    return etch_sum(etch_mul(buffer, y));
+}
+static etch_tensor *written_view_before(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *z = etch_mul_scalar(x, 2), *v = etch_slice(z, 1, 0, 2, 1);
+    etch_mul_(z, y);
+    return etch_add(etch_sum(etch_mul(v, v)), etch_sum(z));
+}
 static etch_tensor *product(etch_tensor *x, etch_tensor *y) {
     return etch_sum(etch_relu(etch_mm(x, etch_t(y))));
 }
@@ -318,8 +334,14 @@ static etch_tensor *minus_zero(etch_tensor *x, etch_tensor *y) {
 }
 
 static const program programs[] = {
-    {"shared_sums", shared_sums}, {"captured", captured},     {"read_inside", read_inside},
-    {"product", product},         {"minus_zero", minus_zero},
+    {"shared_sums", shared_sums},
+    {"captured", captured},
+    {"read_inside", read_inside},
+    {"written_result", written_result},
+    {"filled_buffer", filled_buffer},
+    {"written_view_before", written_view_before},
+    {"product", product},
+    {"minus_zero", minus_zero},
 };
 
 /* What is compiled. */
