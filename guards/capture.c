@@ -19,8 +19,7 @@ static bool same_class(const tensor_meta *a, const tensor_meta *b) {
 }
 
 static bool same_sizes(const tensor_meta *a, const tensor_meta *b) {
-    size_t dims = a->ndim * sizeof(int64_t);
-    return !memcmp(a->size, b->size, dims) && !memcmp(a->stride, b->stride, dims);
+    return SAME_SIZES(a, b) && SAME_STRIDES(a, b);
 }
 
 static bool same_fixed_sizes(const capture *a, const capture *b) {

@@ -125,14 +125,9 @@ static etch_dims extra_dims(const etch_tensor *g, const value_shape *shape) {
     return dims;
 }
 
-static bool same_sizes(const etch_tensor *g, const value_shape *shape) {
-    return g->ndim == shape->ndim &&
-           !memcmp(g->size, shape->size, shape->ndim * sizeof *shape->size);
-}
-
 etch_tensor *etch__fit_gradient(etch_tensor *g, const value_shape *shape) {
     if (g->device != shape->device) g = etch_to_device(g, shape->device);
-    etch_dims extra = g && !same_sizes(g, shape) ? extra_dims(g, shape) : (etch_dims){0};
+    etch_dims extra = g && !SAME_SIZES(g, shape) ? extra_dims(g, shape) : (etch_dims){0};
     if (extra.n) g = etch_sum_dim(g, extra, true);
     if (g && extra.n && g->ndim > shape->ndim) {
         etch_dims front = {.n = g->ndim};
@@ -141,7 +136,7 @@ etch_tensor *etch__fit_gradient(etch_tensor *g, const value_shape *shape) {
         memmove(front.v, front.v + (g->ndim - shape->ndim), (size_t)shape->ndim * sizeof *front.v);
         g = etch_reshape(g, front);
     }
-    if (g && !same_sizes(g, shape)) g = etch_expand(g, etch__sizes_of(shape));
+    if (g && !SAME_SIZES(g, shape)) g = etch_expand(g, etch__sizes_of(shape));
     if (g && g->dtype != shape->dtype) g = etch_to(g, (etch_dtype)shape->dtype);
     return g;
 }

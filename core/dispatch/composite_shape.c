@@ -106,7 +106,7 @@ etch_tensor *etch__composite_stack(const op_call *call) {
     int n = 0;
     for (; list && n < call->nin; n++) {
         const etch_tensor *t = call->in[n];
-        if (t->ndim != first->ndim || memcmp(t->size, first->size, t->ndim * sizeof *t->size)) {
+        if (!SAME_SIZES(t, first)) {
             etch__infer_fail(call, ETCH_ERR_SHAPE, "expected tensors of one size, got %s and %s",
                              TEXT(first), TEXT(t));
             break;
@@ -219,8 +219,7 @@ etch_tensor *etch__composite_repeat(const op_call *call) {
 /* ---- copies with a part replaced ---- */
 
 static bool same_sizes(const op_call *call, const etch_tensor *part, const etch_tensor *src) {
-    if (part->ndim == src->ndim && !memcmp(part->size, src->size, part->ndim * sizeof *src->size))
-        return true;
+    if (SAME_SIZES(part, src)) return true;
     return etch__infer_fail(call, ETCH_ERR_SHAPE, "expected src of sizes %s, got %s", TEXT(part),
                             TEXT(src));
 }

@@ -209,9 +209,7 @@ static bool result_fits(const etch_mode *m, const op_call *call, const etch_tens
                               name, m->name);
     tensor_meta meta;
     if (etch__infer(call, &meta, NULL) != ETCH_OK) return false;
-    bool fits = meta.dtype == h->dtype && meta.ndim == h->ndim &&
-                !memcmp(meta.size, h->size, meta.ndim * sizeof *meta.size);
-    if (fits) return true;
+    if (meta.dtype == h->dtype && SAME_SIZES(&meta, h)) return true;
     shape_text expected = etch__shape_text(meta.ndim, meta.size);
     shape_text got = etch__shape_text(h->ndim, h->size);
     return etch__false_at(

@@ -113,13 +113,6 @@ bool etch__graph_add_output(graph *g, int32_t value) {
 
 /* ---- equality ---- */
 
-static bool same_meta(const tensor_meta *a, const tensor_meta *b) {
-    size_t n = a->ndim * sizeof(int64_t);
-    return a->dtype == b->dtype && a->device == b->device && a->ndim == b->ndim &&
-           a->offset == b->offset && !memcmp(a->size, b->size, n) &&
-           !memcmp(a->stride, b->stride, n);
-}
-
 static bool same_node(const graph_node *a, const graph_node *b) {
     return a->op == b->op && a->nin == b->nin && a->nsc == b->nsc && a->nat == b->nat &&
            a->out == b->out && a->in == b->in && a->sc == b->sc && a->at == b->at &&
@@ -136,7 +129,7 @@ bool etch__graph_equal(const graph *a, const graph *b) {
         a->noutputs != b->noutputs)
         return false;
     for (int i = 0; i < a->nvalues; i++)
-        if (!same_meta(&a->values[i].meta, &b->values[i].meta) ||
+        if (!etch__same_meta(&a->values[i].meta, &b->values[i].meta) ||
             a->values[i].node != b->values[i].node || a->values[i].base != b->values[i].base)
             return false;
     for (int i = 0; i < a->nnodes; i++)

@@ -273,8 +273,7 @@ etch_node *etch_graph_insert(etch_graph *g, etch_node *before, const etch_op *op
 }
 
 static bool same_shape(const etch_tensor *a, const etch_tensor *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           !memcmp(a->size, b->size, a->ndim * sizeof *a->size);
+    return a->dtype == b->dtype && SAME_SIZES(a, b);
 }
 
 etch_status etch_graph_replace_uses(etch_graph *g, etch_node *old, etch_node *with) {

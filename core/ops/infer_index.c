@@ -64,10 +64,7 @@ static bool index_copy_rule(const op_call *call, tensor_meta *out) {
     if (call->nin == 2) return true;
     tensor_meta want = *out;
     if (t->ndim) want.size[dim] = call->in[1]->numel;
-    bool fits = source->ndim == t->ndim &&
-                !memcmp(want.size, source->size, sizeof *want.size * source->ndim) &&
-                (t->ndim || call->in[1]->numel == 1);
-    if (fits) return true;
+    if (SAME_SIZES(&want, source) && (t->ndim || call->in[1]->numel == 1)) return true;
     FAIL(ETCH_ERR_SHAPE, "expected a source of sizes %s, got %s",
          etch__shape_text(want.ndim, want.size).s, TEXT(source));
 }

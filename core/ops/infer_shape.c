@@ -39,13 +39,6 @@ static bool arange_size_rule(const op_call *call, tensor_meta *out) {
     return etch__row_major_result(call, out);
 }
 
-static bool same_sizes(const etch_tensor *a, const etch_tensor *b) {
-    if (a->ndim != b->ndim) return false;
-    for (int i = 0; i < a->ndim; i++)
-        if (a->size[i] != b->size[i]) return false;
-    return true;
-}
-
 /* Joins t's sizes into size[0..ndim), t->ndim <= ndim; false where they do not broadcast. */
 static bool join_sizes(int ndim, int64_t *size, const etch_tensor *t) {
     for (int i = 0, at = ndim - t->ndim; i < t->ndim; i++, at++) {
@@ -80,7 +73,7 @@ static bool broadcast_rule(const op_call *call, tensor_meta *out) {
     bool same = true;
     out->ndim = a->ndim;
     for (int i = 1; i < call->nin; i++) {
-        same = same && same_sizes(a, call->in[i]);
+        same = same && SAME_SIZES(a, call->in[i]);
         if (call->in[i]->ndim > out->ndim) out->ndim = call->in[i]->ndim;
     }
     if (likely(same)) return copy_sizes(a, out);
@@ -112,7 +105,7 @@ static bool inplace_rule(const op_call *call, tensor_meta *out) {
     for (int i = 1; i < call->nin; i++) {
         const etch_tensor *t = call->in[i];
         int64_t size[ETCH_MAX_DIMS];
-        if (likely(same_sizes(self, t))) continue;
+        if (likely(SAME_SIZES(self, t))) continue;
         memcpy(size, self->size, sizeof size);
         bool fits = t->ndim <= self->ndim && join_sizes(self->ndim, size, t) &&
                     !memcmp(size, self->size, sizeof *size * self->ndim);
@@ -232,10 +225,6 @@ static bool indexed_rule(const op_call *call, tensor_meta *out) {
     return etch__row_major_result(call, out);
 }
 
-static bool has_sizes(const etch_tensor *t, int n, const int64_t *size) {
-    return t->ndim == n && !memcmp(t->size, size, sizeof *size * (size_t)n);
-}
-
 static bool layer_norm_rule(const op_call *call, tensor_meta *out) {
     const etch_tensor *t = call->in[0];
     int n = (int)call->at[0];
@@ -247,7 +236,8 @@ static bool layer_norm_rule(const op_call *call, tensor_meta *out) {
         FAIL(ETCH_ERR_SHAPE, "expected an input that ends in sizes %s, got %s",
              etch__shape_text(n, size).s, TEXT(t));
     for (int i = 1; i < call->nin; i++)
-        if (call->in[i] != ETCH_NONE && !has_sizes(call->in[i], n, size))
+        if (call->in[i] != ETCH_NONE &&
+            !etch__same_dims(call->in[i]->ndim, call->in[i]->size, n, size))
             FAIL(ETCH_ERR_SHAPE, "expected %s of sizes %s, got %s", i == 1 ? "weight" : "bias",
                  etch__shape_text(n, size).s, TEXT(call->in[i]));
     out->ndim = t->ndim;

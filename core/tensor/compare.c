@@ -11,8 +11,7 @@ typedef struct compare_ctx {
 } compare_ctx;
 
 static bool same_meta(const etch_tensor *a, const etch_tensor *b, bool dtypes) {
-    if (a->ndim != b->ndim || (dtypes && a->dtype != b->dtype)) return false;
-    return !memcmp(a->size, b->size, sizeof a->size[0] * a->ndim);
+    return (!dtypes || a->dtype == b->dtype) && SAME_SIZES(a, b);
 }
 
 static bool both_read(const etch_tensor *a, const etch_tensor *b, const char *function,

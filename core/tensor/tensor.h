@@ -176,6 +176,14 @@ static inline void *etch__ptr(const etch_tensor *t) {
  * largest element type does not fit in 63 bits. */
 int64_t etch__row_major(int ndim, const int64_t *size, int64_t *stride);
 bool etch__sizes_contiguous(int ndim, const int64_t *size, const int64_t *stride);
+static inline bool etch__same_dims(int n, const int64_t *a, int m, const int64_t *b) {
+    bool same = n == m;
+    for (int d = 0; same && d < n; d++) same = a[d] == b[d];
+    return same;
+}
+/* Of tensors, metas and all else that has both. */
+#define SAME_SIZES(a, b) etch__same_dims((a)->ndim, (a)->size, (b)->ndim, (b)->size)
+#define SAME_STRIDES(a, b) etch__same_dims((a)->ndim, (a)->stride, (b)->ndim, (b)->stride)
 
 /* What inference says about one result. */
 typedef struct tensor_meta {
@@ -183,6 +191,13 @@ typedef struct tensor_meta {
     int64_t offset; /* of views, else 0 */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];
 } tensor_meta;
+static inline bool etch__same_elements(const tensor_meta *a, const tensor_meta *b) {
+    return a->dtype == b->dtype && SAME_SIZES(a, b);
+}
+static inline bool etch__same_meta(const tensor_meta *a, const tensor_meta *b) {
+    return a->dtype == b->dtype && a->device == b->device && a->offset == b->offset &&
+           SAME_SIZES(a, b) && SAME_STRIDES(a, b);
+}
 static inline void etch__copy_meta(etch_tensor *t, const tensor_meta *m) {
     t->dtype = m->dtype, t->ndim = m->ndim, t->offset = m->offset;
     t->device = m->device;

@@ -27,11 +27,6 @@ static bool is_matmul(const ir *r, const ir_node *n) {
 
 static bool has_epilogues(etch_dtype d) { return d == ETCH_F32 || d == ETCH_F16 || d == ETCH_BF16; }
 
-static bool same_sizes(const tensor_meta *a, const tensor_meta *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           !memcmp(a->size, b->size, a->ndim * sizeof *a->size);
-}
-
 /* One row for all rows of the product. */
 static bool is_row(const ir_source *s, const tensor_meta *product) {
     const tensor_meta *m = &s->meta;
@@ -94,7 +89,7 @@ static bool absorb_bias(ir *r, const ir_uses *u, ir_node *n) {
         const ir_node *p = sole_matmul(r, u, &sources(r, n)[k]);
         if (!p || p->op != OP_MM || p->epilogue || !etch__still_there(r, u, p, n)) continue;
         const tensor_meta *m = &r->versions[p->out].meta;
-        if (same_sizes(m, &r->versions[n->out].meta) && is_row(row, m))
+        if (etch__same_elements(m, &r->versions[n->out].meta) && is_row(row, m))
             return become(r, n, p, MATMUL_BIAS, row);
     }
     return true;
@@ -105,7 +100,7 @@ static bool absorb_activation(ir *r, const ir_uses *u, ir_node *n, uint8_t part)
     if (!p || p->epilogue & (MATMUL_RELU | MATMUL_GELU)) return true;
     if (!etch__still_there(r, u, p, n)) return true;
     if (p->op == OP_ADDMM && !(p->epilogue & MATMUL_BIAS)) return true;
-    if (!same_sizes(&r->versions[p->out].meta, &r->versions[n->out].meta)) return true;
+    if (!etch__same_elements(&r->versions[p->out].meta, &r->versions[n->out].meta)) return true;
     return become(r, n, p, part, NULL);
 }
 
@@ -135,7 +130,7 @@ static void read_original(const ir *r, const ir_uses *u, const ir_node *n, ir_so
     if (copy->kind != IR_POINT || copy->op != OP_CLONE || copy->write || copy->gnode < 0) return;
     const ir_source *from = sources(r, copy);
     if (from->version < 0 || !etch__still_there(r, u, copy, n)) return;
-    if (!same_sizes(&from->meta, &s->meta) || !readable(&from->meta)) return;
+    if (!etch__same_elements(&from->meta, &s->meta) || !readable(&from->meta)) return;
     *s = *from;
 }
 

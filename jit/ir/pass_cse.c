@@ -15,16 +15,11 @@ static bool mergeable(const ir *r, const ir_node *n) {
     return !(r->bases[r->versions[n->out].base] & BASE_PATCHED);
 }
 
-static bool same_meta(const tensor_meta *a, const tensor_meta *b) {
-    size_t bytes = a->ndim * sizeof(int64_t);
-    return a->dtype == b->dtype && a->ndim == b->ndim && a->offset == b->offset &&
-           !memcmp(a->size, b->size, bytes) && !memcmp(a->stride, b->stride, bytes);
-}
-
 static bool same_source(const ir *r, const ir_source *a, const ir_source *b) {
     if (a->version != b->version) return false;
     if (a->version < 0) return true;
-    return (!r->versions[a->version].memory || a->root == b->root) && same_meta(&a->meta, &b->meta);
+    return (!r->versions[a->version].memory || a->root == b->root) &&
+           etch__same_meta(&a->meta, &b->meta);
 }
 
 static bool same_node(const ir *r, const ir_node *a, const ir_node *b) {
@@ -34,7 +29,7 @@ static bool same_node(const ir *r, const ir_node *a, const ir_node *b) {
         return false;
     if (x->nat && memcmp(r->g->attrs + x->at, r->g->attrs + y->at, x->nat * sizeof(int64_t)))
         return false;
-    if (!same_meta(&r->versions[a->out].meta, &r->versions[b->out].meta)) return false;
+    if (!etch__same_meta(&r->versions[a->out].meta, &r->versions[b->out].meta)) return false;
     for (int i = 0; i < a->nin; i++)
         if (!same_source(r, &r->sources[a->in + i], &r->sources[b->in + i])) return false;
     return true;

@@ -34,15 +34,10 @@ static bool is_sum(const ir_node *n) {
     return !n->dead && n->kind == IR_POINT && !n->write && n->nin == 2 && (adds || subtracts);
 }
 
-static bool same_sizes(const tensor_meta *a, const tensor_meta *b) {
-    return a->dtype == b->dtype && a->ndim == b->ndim &&
-           !memcmp(a->size, b->size, a->ndim * sizeof *a->size);
-}
-
 /* The product that is operand k of the sum and read by nobody else, element for element. */
 static ir_node *summand(const ir *r, const ir_uses *u, const ir_node *sum, int k) {
     const ir_source *s = &sources(r, sum)[k];
-    if (s->version < 0 || !s->whole || !same_sizes(&s->meta, &sum->domain)) return NULL;
+    if (s->version < 0 || !s->whole || !etch__same_elements(&s->meta, &sum->domain)) return NULL;
     const ir_version *v = &r->versions[s->version];
     if (v->node < 0 || v->memory || v->tied >= 0 || u->readers[s->version] != 1) return NULL;
     ir_node *n = &r->nodes[v->node];
@@ -54,8 +49,8 @@ static int common_operand(const ir *r, const ir_node *p, const ir_node *q) {
     for (int k = 0; k < 2; k++) {
         const ir_source *a = &sources(r, p)[k], *b = &sources(r, q)[k];
         const tensor_meta *x = &sources(r, p)[1 - k].meta, *y = &sources(r, q)[1 - k].meta;
-        if (a->version == b->version && same_sizes(&a->meta, &b->meta) && etch__same_map(r, a, b) &&
-            same_sizes(x, y))
+        if (a->version == b->version && etch__same_elements(&a->meta, &b->meta) &&
+            etch__same_map(r, a, b) && etch__same_elements(x, y))
             return k;
     }
     return -1;

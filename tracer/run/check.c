@@ -297,8 +297,7 @@ static bool same_bits(const etch_tensor *expected, const etch_tensor *got, compa
 
 bool etch__same_values(const etch_tensor *a, const etch_tensor *b) {
     comparison c;
-    bool look = a->ndim == b->ndim && !memcmp(a->size, b->size, a->ndim * sizeof *a->size);
-    return look && same_bits(a, b, &c) && !c.unread;
+    return SAME_SIZES(a, b) && same_bits(a, b, &c) && !c.unread;
 }
 
 /* "[1, 2]" of the index-th element. */

@@ -67,9 +67,7 @@ static bool has_ints(const trace_walk *w, const trace_node *n, const op_call *ca
 }
 
 static bool has_meta(const etch_tensor *h, const tensor_meta *m) {
-    size_t bytes = (size_t)m->ndim * sizeof *m->size;
-    return h->dtype == m->dtype && h->ndim == m->ndim && !memcmp(h->size, m->size, bytes) &&
-           !memcmp(h->stride, m->stride, bytes);
+    return h->dtype == m->dtype && SAME_SIZES(h, m) && SAME_STRIDES(h, m);
 }
 
 /* Takes over what was inferred, under a new stamp if it is not what was there. The cursor compares

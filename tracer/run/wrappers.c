@@ -93,8 +93,7 @@ static etch_status allowed_kernel(void *ctx, const etch_op *op, const etch_value
         if (status != ETCH_OK) return status;
     }
     const etch_tensor *o = out[0];
-    if (y->dtype != o->dtype || y->ndim != o->ndim ||
-        memcmp(y->size, o->size, o->ndim * sizeof *o->size))
+    if (y->dtype != o->dtype || !SAME_SIZES(y, o))
         return etch__error_at(
             NULL, ETCH_ERR_SHAPE,
             "%s: a function allowed in graphs returned another dtype or shape than "
