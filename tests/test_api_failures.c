@@ -217,6 +217,17 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_safetensors_load, "etch_safetensors_load",                                          \
           !etch_safetensors_load("/nowhere.safetensors"))                                          \
     FAILS(etch_safetensors_tensor, "etch_safetensors_tensor", !etch_safetensors_tensor(NULL, 0))   \
+    FAILS(etch_nn_cross_entropy_with, "etch_nn_cross_entropy",                                     \
+          !etch_nn_cross_entropy_with(x, NULL, NULL))                                              \
+    FAILS(etch_nn_nll_loss_with, "etch_nn_nll_loss", !etch_nn_nll_loss_with(x, x, NULL))           \
+    FAILS(etch_nn_mse_loss_with, "etch_nn_mse_loss", !etch_nn_mse_loss_with(NULL, x, NULL))        \
+    FAILS(etch_nn_l1_loss_with, "etch_nn_l1_loss", !etch_nn_l1_loss_with(x, NULL, NULL))           \
+    FAILS(etch_nn_smooth_l1_loss_with, "etch_nn_smooth_l1_loss",                                   \
+          !etch_nn_smooth_l1_loss_with(x, NULL, NULL))                                             \
+    FAILS(etch_nn_huber_loss_with, "etch_nn_huber_loss", !etch_nn_huber_loss_with(x, NULL, NULL))  \
+    FAILS(etch_nn_bce_with_logits_with, "etch_nn_bce_with_logits",                                 \
+          !etch_nn_bce_with_logits_with(x, NULL, NULL))                                            \
+    FAILS(etch_nn_kl_div_with, "etch_nn_kl_div", !etch_nn_kl_div_with(x, NULL, NULL))              \
     FAILS(etch_nn_sequential, "etch_nn_sequential", !etch_nn_sequential(NULL, 2))                  \
     FAILS(etch_device_parse, "etch_device_parse", etch_device_parse("tpu") == -1)                  \
     FAILS(etch_device_of, "etch_device_of", etch_device_of(NULL) == -1)                            \

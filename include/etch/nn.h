@@ -383,6 +383,93 @@ ETCH_API etch_module *etch_nn_sequential(etch_module *const *children, int n);
         &(etch_attention_options){.struct_size = sizeof(etch_attention_options), __VA_ARGS__})
 #endif
 
+/* ---- losses ----
+ *
+ * Of an input of floating point and a target, with the semantics of PyTorch's functions of these
+ * names: a tensor of the input's dtype (half types are computed in f32 and rounded once), of one
+ * element or, not reduced, of the input's sizes (cross entropy: without the dimension of the
+ * classes), owned by the innermost scope. They are made of operators of etch/ops.h, and so have
+ * gradients and are traced; no data is read. Sizes that differ are an error, not broadcast. NULL
+ * with the error shape, dtype, invalid_argument or null_argument, which says what was expected and
+ * what came. */
+
+typedef enum etch_reduction {
+    ETCH_REDUCE_MEAN, /* over all elements; of no elements NaN */
+    ETCH_REDUCE_SUM,
+    ETCH_REDUCE_NONE,
+    ETCH_REDUCE_BATCHMEAN /* the sum divided by size 0: the mean that KL is defined by */
+} etch_reduction;
+
+/* All zero is the default. Tensors are borrowed. */
+typedef struct etch_loss_options {
+    size_t struct_size; /* set by the macros */
+    etch_reduction reduction;
+    etch_tensor *weight; /* of each class, [C]; bce: broadcasts to the input */
+    etch_tensor *pos_weight; /* bce: of what is true; broadcasts to the input */
+    bool ignore;             /* targets of ignore_index count nothing; else those of -100 */
+    int64_t ignore_index;
+    double label_smoothing; /* cross entropy: the part of 1 that all classes share */
+    double beta;            /* smooth L1: where the parabola ends; 0: 1 */
+    double delta;           /* Huber: the same; 0: 1 */
+    bool log_target;        /* KL: the target is log probabilities, too */
+} etch_loss_options;
+
+/* -w[t] log(softmax(x)[t]), x [N, C, ...] or [C] and the target t
+ *
+ * - of integers, [N, ...] or []: classes 0 to C - 1, another number but the one ignored is the
+ *   error index when the data is there. The mean is divided by the sum of w[t] (without weights: by
+ *   how many are not ignored), and is NaN where that is 0. Smoothing by s takes
+ *   (1 - s) times that and s / C times the sum over all classes, reduced likewise.
+ * - of floating point, sizes as x: the sum over classes of -w p log(softmax(x)), p the target
+ *   times 1 - s plus s / C; the mean is divided by the number of rows.
+ *
+ * One log-softmax, whatever is asked. */
+ETCH_API etch_tensor *etch_nn_cross_entropy_with(etch_tensor *input, etch_tensor *target,
+                                                 const etch_loss_options *options);
+/* The same of log probabilities, for classes: -w[t] x[t]. */
+ETCH_API etch_tensor *etch_nn_nll_loss_with(etch_tensor *input, etch_tensor *target,
+                                            const etch_loss_options *options);
+/* (x - t)^2, |x - t|. */
+ETCH_API etch_tensor *etch_nn_mse_loss_with(etch_tensor *input, etch_tensor *target,
+                                            const etch_loss_options *options);
+ETCH_API etch_tensor *etch_nn_l1_loss_with(etch_tensor *input, etch_tensor *target,
+                                           const etch_loss_options *options);
+/* d = |x - t|: below beta d^2 / (2 beta), else d - beta / 2. */
+ETCH_API etch_tensor *etch_nn_smooth_l1_loss_with(etch_tensor *input, etch_tensor *target,
+                                                  const etch_loss_options *options);
+/* Up to delta d^2 / 2, else delta (d - delta / 2). */
+ETCH_API etch_tensor *etch_nn_huber_loss_with(etch_tensor *input, etch_tensor *target,
+                                              const etch_loss_options *options);
+/* w ((1 - t) x + (1 + (pos_weight - 1) t) log(1 + exp(-x))), of logits x and t of 0 to 1. Its
+ * gradient is exact at 0, too. */
+ETCH_API etch_tensor *etch_nn_bce_with_logits_with(etch_tensor *input, etch_tensor *target,
+                                                   const etch_loss_options *options);
+/* t (log(t) - x), of log probabilities x; 0 where t is. With log_target exp(t) (t - x). */
+ETCH_API etch_tensor *etch_nn_kl_div_with(etch_tensor *input, etch_tensor *target,
+                                          const etch_loss_options *options);
+
+#ifndef __cplusplus
+/* etch_nn_cross_entropy(logits, classes, .label_smoothing = 0.1) and the like. */
+#define ETCH_LOSS_(...)                                                                            \
+    &(etch_loss_options) { .struct_size = sizeof(etch_loss_options), __VA_ARGS__ }
+#define etch_nn_cross_entropy(input, target, ...)                                                  \
+    etch_nn_cross_entropy_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#define etch_nn_nll_loss(input, target, ...)                                                       \
+    etch_nn_nll_loss_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#define etch_nn_mse_loss(input, target, ...)                                                       \
+    etch_nn_mse_loss_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#define etch_nn_l1_loss(input, target, ...)                                                        \
+    etch_nn_l1_loss_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#define etch_nn_smooth_l1_loss(input, target, ...)                                                 \
+    etch_nn_smooth_l1_loss_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#define etch_nn_huber_loss(input, target, ...)                                                     \
+    etch_nn_huber_loss_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#define etch_nn_bce_with_logits(input, target, ...)                                                \
+    etch_nn_bce_with_logits_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#define etch_nn_kl_div(input, target, ...)                                                         \
+    etch_nn_kl_div_with(input, target, ETCH_LOSS_(__VA_ARGS__))
+#endif
+
 #ifdef __cplusplus
 }
 #endif
