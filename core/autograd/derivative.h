@@ -29,6 +29,7 @@ enum { SAVED_OPERANDS = 3 };
 /* What a value looks like, and so its gradient. */
 typedef struct value_shape {
     uint8_t dtype, ndim, device;
+    bool columns; /* its matrices are transposed: elements of a column are neighbours */
     int64_t size[ETCH_MAX_DIMS];
 } value_shape;
 static inline etch_shape etch__sizes_of(const value_shape *s) {

@@ -1,18 +1,35 @@
 /* Derivatives of matrix products: of each factor it is the product of the gradient and the other
- * one, transposed. */
+ * one, transposed. Of a factor that is the transpose of a matrix (the weight of a linear layer) the
+ * transpose is computed, so that the matrix itself gets a gradient by rows, and nothing is copied. */
 #include "core/autograd/rules.h"
 
+static etch_tensor *turned(etch_tensor *t) { return etch_transpose(t, -2, -1); }
+
+typedef etch_tensor *(*product)(etch_tensor *a, etch_tensor *b);
+
+/* Of the left factor, and of the right one. */
+static etch_tensor *of_left(product multiply, etch_tensor *grad, etch_tensor *right, bool columns) {
+    if (columns) return turned(multiply(right, turned(grad)));
+    return multiply(grad, turned(right));
+}
+static etch_tensor *of_right(product multiply, etch_tensor *grad, etch_tensor *left, bool columns) {
+    if (columns) return turned(multiply(turned(grad), left));
+    return multiply(turned(left), grad);
+}
+
 RULE(mm) {
-    if (d->wants[0]) d->to[0] = etch_mm(d->grad, etch_t(d->in[1]));
-    if (d->wants[1]) d->to[1] = etch_mm(etch_t(d->in[0]), d->grad);
+    if (d->wants[0]) d->to[0] = of_left(etch_mm, d->grad, d->in[1], d->shape[0].columns);
+    if (d->wants[1]) d->to[1] = of_right(etch_mm, d->grad, d->in[0], d->shape[1].columns);
 }
 
 /* beta times self and alpha times the product. */
 RULE(addmm) {
     etch_scalar beta = d->sc[0], alpha = d->sc[1];
     if (d->wants[0]) d->to[0] = times(grad_of(d), beta);
-    if (d->wants[1]) d->to[1] = times(etch_mm(d->grad, etch_t(d->in[2])), alpha);
-    if (d->wants[2]) d->to[2] = times(etch_mm(etch_t(d->in[1]), d->grad), alpha);
+    if (d->wants[1])
+        d->to[1] = times(of_left(etch_mm, d->grad, d->in[2], d->shape[1].columns), alpha);
+    if (d->wants[2])
+        d->to[2] = times(of_right(etch_mm, d->grad, d->in[1], d->shape[2].columns), alpha);
 }
 
 RULE(mv) {
@@ -26,6 +43,6 @@ RULE(dot) {
 }
 
 RULE(bmm) {
-    if (d->wants[0]) d->to[0] = etch_bmm(d->grad, etch_transpose(d->in[1], 1, 2));
-    if (d->wants[1]) d->to[1] = etch_bmm(etch_transpose(d->in[0], 1, 2), d->grad);
+    if (d->wants[0]) d->to[0] = of_left(etch_bmm, d->grad, d->in[1], d->shape[0].columns);
+    if (d->wants[1]) d->to[1] = of_right(etch_bmm, d->grad, d->in[0], d->shape[1].columns);
 }

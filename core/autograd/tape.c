@@ -85,7 +85,9 @@ static void drop(tensor_notes *notes) {
 /* ---- values ---- */
 
 value_shape etch__value_shape(const etch_tensor *t) {
+    int n = t->ndim;
     value_shape s = {.dtype = t->dtype, .ndim = t->ndim, .device = t->device};
+    s.columns = n >= 2 && t->stride[n - 2] == 1 && t->stride[n - 1] > 1;
     memcpy(s.size, t->size, (size_t)t->ndim * sizeof *s.size);
     return s;
 }
