@@ -267,6 +267,77 @@ TEST(views_of_nobody) {
     }
 }
 
+/* ---- operators of the user ---- */
+
+/* x^2 y, and its derivative. */
+static etch_status square_times(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    etch_tensor *x = args[0].tensor, *y = args[1].tensor;
+    return etch_copy_(out[0], etch_mul(etch_mul(x, x), y)) ? ETCH_OK : etch_last_status();
+}
+static etch_status as_first(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                            etch_tensor_spec *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    *out = (etch_tensor_spec){etch_dtype_of(args[0].tensor), etch_sizes(args[0].tensor)};
+    return ETCH_OK;
+}
+static etch_status derive(void *ctx, const etch_op *op, const etch_derivative_call *d) {
+    (void)op;
+    etch_tensor *x = d->args[0].tensor, *y = d->args[1].tensor;
+    if (ctx && *(bool *)ctx) return etch_set_error(ETCH_ERR_USER, "not today");
+    if (d->wants[0]) d->grads[0] = etch_mul(d->grad, etch_mul_scalar(etch_mul(x, y), 2));
+    if (d->wants[1]) d->grads[1] = etch_mul(d->grad, etch_mul(x, x));
+    return ETCH_OK;
+}
+
+static const etch_op *with_derivative, *without;
+static bool fails;
+
+static void register_operators(void) {
+    etch_op_definition d = {.struct_size = sizeof d, .cpu = square_times, .shape = as_first};
+    if (with_derivative) return;
+    without = etch_op_register("test_grad::without(Tensor x, Tensor y) -> Tensor", &d);
+    d.derivative = derive, d.ctx = &fails;
+    with_derivative = etch_op_register("test_grad::with(Tensor x, Tensor y) -> Tensor", &d);
+    assert_true(without && with_derivative);
+}
+
+static etch_tensor *call_op(const etch_op *op, etch_tensor *x, etch_tensor *y) {
+    const etch_value args[] = {{.tag = ETCH_VALUE_TENSOR, .tensor = x},
+                               {.tag = ETCH_VALUE_TENSOR, .tensor = y}};
+    etch_tensor *out = NULL;
+    etch_op_call(op, args, 2, &out, 1);
+    return out;
+}
+
+static etch_tensor *of_user(etch_tensor *x, etch_tensor *y) {
+    return etch_sum(etch_exp(etch_mul_scalar(call_op(with_derivative, x, y), 0.01)));
+}
+
+TEST(operators_of_the_user) {
+    register_operators();
+    ETCH_SCOPE {
+        etch_tensor *x = leaf(ETCH_SHAPE(2, 3), 1), *y = leaf(ETCH_SHAPE(2, 3), 2);
+        etch_tensor *first, *second;
+        etch_backward(etch_sum(call_op(with_derivative, x, y)));
+        assert_float_equal(at(etch_grad_of(x), 1), 2 * 1.25 * 2.25, 0);
+        assert_float_equal(at(etch_grad_of(y), 1), 1.25 * 1.25, 0);
+        refused(etch_backward(etch_sum(call_op(without, x, y))) != ETCH_OK,
+                ETCH_ERR_NOT_DIFFERENTIABLE, "test_grad::without (test_grad.c:");
+        fails = true;
+        refused(etch_backward(etch_sum(call_op(with_derivative, x, y))) != ETCH_OK, ETCH_ERR_USER,
+                "not today");
+        fails = false;
+        const etch_grad_options create = {.struct_size = sizeof create, .create_graph = true};
+        etch_tensor *z = etch_sum(call_op(with_derivative, x, y));
+        assert_int_equal(etch_grad(&z, 1, &x, 1, NULL, &create, &first), ETCH_OK);
+        z = etch_sum(first);
+        assert_int_equal(etch_grad(&z, 1, &y, 1, NULL, NULL, &second), ETCH_OK);
+        assert_float_equal(at(second, 1), 2 * 1.25, 0);
+    }
+}
+
 /* ---- threads ---- */
 
 static void *train(void *ctx) {
@@ -334,6 +405,7 @@ static etch_tensor *minus_zero(etch_tensor *x, etch_tensor *y) {
 }
 
 static const program programs[] = {
+    {"of_user", of_user},
     {"shared_sums", shared_sums},
     {"captured", captured},
     {"read_inside", read_inside},
@@ -399,11 +471,13 @@ static void check_program(const program *p, way how) {
 }
 
 TEST(compiled_forward_has_the_same_gradients) {
+    register_operators();
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
         check_program(&programs[i], FORWARD);
 }
 
 TEST(compiled_steps_have_the_same_gradients) {
+    register_operators();
     for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
         check_program(&programs[i], STEP);
 }

@@ -19,11 +19,12 @@ enum {
     READS_0 = 1,
     READS_1 = 2,
     READS_2 = 4,
+    READS_ALL = 0x10,    /* all operands, and the result */
     READS_PLACES = 0x20, /* where operand 0 and the result lie in memory */
     READS_RESULT = 0x40,
     NO_GRADIENT = 0x80 /* of this operand there is none: indices, conditions */
 };
-/* Of an operator's operands, how many may be read; those of lists are not. */
+/* How many operands have a column of their own. */
 enum { SAVED_OPERANDS = 3 };
 
 /* What a value looks like, and so its gradient. */
@@ -51,6 +52,7 @@ typedef struct derivative_call {
     const bool *wants; /* by operand */
     etch_tensor **to;  /* gradients of operands, NULL at first; NULL stays for "none" */
     uint16_t op;
+    uint8_t nsc, nat;
 } derivative_call;
 
 typedef void (*derivative_rule)(const derivative_call *d);

@@ -242,8 +242,9 @@ static etch_tensor *lend(const engine *e, tape_node *n, int i) {
     return t && (!to || etch__set_edge(t, to, i == n->nin ? 0 : n->edge[i].out)) ? t : NULL;
 }
 
+/* saved: room for the operands and the result. */
 static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, const bool *wanted,
-                     etch_tensor **to) {
+                     etch_tensor **to, etch_tensor **saved) {
     const derivative *d = etch__derivative(n->op);
     if (!d)
         return etch__error_at(
@@ -252,24 +253,33 @@ static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, const bool *wan
                    "call it in ETCH_NO_GRAD",
                    operator_of(n), line_of(n->site)),
                false;
-    etch_tensor *in[SAVED_OPERANDS] = {0};
-    for (int i = 0; i < n->nin && i < SAVED_OPERANDS; i++) {
+    for (int i = 0; i <= n->nin; i++) {
+        saved[i] = NULL;
         if (!check_saved(e, n, i)) return false;
-        if (n->saved[i].t && !(in[i] = lend(e, n, i))) return false;
+        if (n->saved[i].t && !(saved[i] = lend(e, n, i))) return false;
     }
-    if (!check_saved(e, n, n->nin)) return false;
-    etch_tensor *result = n->saved[n->nin].t ? lend(e, n, n->nin) : NULL;
-    if (n->saved[n->nin].t && !result) return false;
-    const derivative_call call = {grad,    in,      result, n->sc,  n->at, n->in,
-                                  &n->out, n->lies, n->nin, wanted, to,    n->op};
+    const derivative_call call = {.grad = grad,
+                                  .in = saved,
+                                  .result = saved[n->nin],
+                                  .sc = n->sc,
+                                  .at = n->at,
+                                  .shape = n->in,
+                                  .outshape = &n->out,
+                                  .places = n->lies,
+                                  .nin = n->nin,
+                                  .wants = wanted,
+                                  .to = to,
+                                  .op = n->op,
+                                  .nsc = n->nsc,
+                                  .nat = n->nat};
     if (d->rule) d->rule(&call);
     return true;
 }
 
 static bool run_kind(engine *e, tape_node *n, etch_tensor *grad, const bool *wanted,
-                     etch_tensor **to) {
+                     etch_tensor **to, etch_tensor **saved) {
     switch (n->kind) {
-    case NODE_OPERATOR: return run_rule(e, n, grad, wanted, to);
+    case NODE_OPERATOR: return run_rule(e, n, grad, wanted, to, saved);
     case NODE_RESTRIDE: return !wanted[0] || (to[0] = etch__grad_of_base(n, grad));
     case NODE_WRITE:
         if (wanted[1] && !(to[1] = etch__grad_of_view(n, grad))) return false;
@@ -307,13 +317,13 @@ static bool run_node(engine *e, slot *s) {
                    operator_of(n), line_of(n->site)),
                false;
     size_t count = (size_t)n->nin + 1;
-    etch_tensor **to = etch__calloc(count, sizeof *to + sizeof(bool));
+    etch_tensor **to = etch__calloc(count, 2 * sizeof *to + sizeof(bool));
     if (!to) return false;
-    bool *wanted = (bool *)(to + count), any = false;
+    bool *wanted = (bool *)(to + 2 * count), any = false;
     for (int i = 0; i < n->nin; i++) any |= wanted[i] = wants(e, n, i);
     unsigned errors = etch__tls.errors;
-    bool ok =
-        !any || (run_kind(e, n, s->grad, wanted, to) && pass_on(e, n, s->grad, wanted, to, errors));
+    bool ok = !any || (run_kind(e, n, s->grad, wanted, to, to + count) &&
+                       pass_on(e, n, s->grad, wanted, to, errors));
     etch__free(to);
     if (ok && any && !e->r->retain && !e->r->create) etch__node_free_saved(n);
     return ok;

@@ -13,6 +13,9 @@
 #define DERIVATIVE(name, ...) void etch__derivative_##name(const derivative_call *d);
 #include "core/autograd/derivatives.def"
 
+/* Of an operator that the user registered with one. */
+void etch__derivative_of_users(const derivative_call *d);
+
 /* RULE(name) { ... } is the function of a row. */
 #define RULE(name) void etch__derivative_##name(const derivative_call *d)
 

@@ -175,8 +175,9 @@ static bool save_operands(tape_node *n, const derivative *d, const op_call *call
     for (int i = 0; i < n->nin; i++) {
         if (!n->edge[i].node) continue;
         unsigned reads = etch__derivative_reads(d, i);
-        for (int k = 0; k < n->nin && k < SAVED_OPERANDS; k++) {
-            if (!(reads >> k & 1) || n->saved[k].t) continue;
+        for (int k = 0; k < n->nin; k++) {
+            bool read = reads & READS_ALL || (k < SAVED_OPERANDS && reads >> k & 1);
+            if (!read || n->saved[k].t) continue;
             if (!(writes && k == 0 ? save_copy(n, call->in[0]) : save(n, k, call->in[k])))
                 return false;
         }
@@ -235,7 +236,7 @@ static void describe(tape_node *n, const op_call *call) {
 /* The result is there: it gets the node. */
 static bool end_node(tape_node *n, const derivative *d, const op_call *call, etch_tensor *h) {
     n->out = etch__value_shape(h);
-    if (some_reads(n, d, READS_RESULT) && !save(n, n->nin, h)) return false;
+    if (some_reads(n, d, READS_RESULT | READS_ALL) && !save(n, n->nin, h)) return false;
     if (some_reads(n, d, READS_PLACES) && !save_places(n, call, h)) return false;
     if (etch__ops[call->op].kind == KIND_INPLACE) return etch__family_written(h, n);
     return etch__set_edge(h, n, 0);

@@ -65,6 +65,9 @@ static inline void etch__note_write(etch_storage *s, op_id op, const void *site)
 /* The last operator that wrote it, OP_COUNT where that is not known any more; and where. */
 op_id etch__last_writer(const etch_storage *s, const void **site);
 
+/* The derivative of an operator that the user registered, or NULL; and its ctx. */
+etch_derivative_fn etch__custom_derivative(op_id op, void **ctx);
+
 /* What takes operators apart, by operator; NULL for those that have a kernel. */
 typedef etch_tensor *(*op_composite)(const op_call *call);
 /* Whether the call is one of a composite: other operators come in its place. */

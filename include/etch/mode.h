@@ -135,6 +135,23 @@ typedef struct etch_tensor_spec {
 typedef etch_status (*etch_shape_fn)(void *ctx, const etch_op *op, const etch_value *args,
                                      int nargs, etch_tensor_spec *out, int nout);
 
+/* A call whose gradients are wanted. The values are those of the call: every tensor, and the
+ * result, as they were then (of a written argument a copy of its old contents). */
+typedef struct etch_derivative_call {
+    const etch_value *args; /* schema order, defaults filled in */
+    int nargs;
+    etch_tensor *result;
+    etch_tensor *grad;   /* of the result: its sizes and dtype */
+    int ntensors;        /* tensor arguments, or entries of a list, in schema order */
+    const bool *wants;   /* which of these want a gradient */
+    etch_tensor **grads; /* to be set, of theirs; NULL (as at first) for none. What is larger by
+                            broadcasting is summed, what is smaller is expanded, then converted */
+} etch_derivative_call;
+/* Sets the gradients by operator calls, which are traced, compiled, and differentiated again where
+ * that is asked for; or fails with a status and etch_set_error. */
+typedef etch_status (*etch_derivative_fn)(void *ctx, const etch_op *op,
+                                          const etch_derivative_call *call);
+
 typedef struct etch_op_definition {
     size_t struct_size;  /* sizeof(etch_op_definition) */
     etch_kernel cpu;     /* required */
@@ -150,6 +167,8 @@ typedef struct etch_op_definition {
      * (ETCH_MODE_REDUCE_OVERHEAD) may then hold that work and launch it again without calling cuda;
      * without the flag, plans that call the operator are launched step by step. */
     bool cuda_issues_only;
+    /* The gradients of its tensor arguments. NULL: backward through it is not_differentiable. */
+    etch_derivative_fn derivative;
 } etch_op_definition;
 
 /* Registers "mylib::blas_matmul(Tensor a, Tensor b) -> Tensor" for the process, for ever. One
