@@ -141,6 +141,13 @@ static void use_module_save(etch_tensor *y) {
     assert_int_equal(etch_module_save(m, npy_path), ETCH_OK);
     etch_module_free(m);
 }
+/* What it reads is its own count of steps, not y. */
+static void use_optim_save(etch_tensor *y) {
+    etch_optim *o = etch_optim_sgd_with(NULL, NULL);
+    assert_int_equal(etch_optim_add_with(o, &y, 1, NULL), 0);
+    assert_int_equal(etch_optim_save(o, npy_path), ETCH_OK);
+    etch_optim_free(o);
+}
 
 /* Standard output goes nowhere meanwhile. */
 static void use_print(etch_tensor *y) {
@@ -168,6 +175,7 @@ static const use reads[] = {
     {"etch_npy_save", use_npy_save},
     {"etch_safetensors_save", use_safetensors_save},
     {"etch_module_save", use_module_save},
+    {"etch_optim_save", use_optim_save},
     {"etch_bitwise_equal", use_bitwise_equal},
     {"etch_graph_break", use_graph_break},
     {"etch_synchronize", use_synchronize},

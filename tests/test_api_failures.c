@@ -8,6 +8,7 @@
 
 #include <etch/modes.h>
 #include <etch/nn.h>
+#include <etch/optim.h>
 #include <etch/opcheck.h>
 #include <etch/profile.h>
 
@@ -228,6 +229,33 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_nn_bce_with_logits_with, "etch_nn_bce_with_logits",                                 \
           !etch_nn_bce_with_logits_with(x, NULL, NULL))                                            \
     FAILS(etch_nn_kl_div_with, "etch_nn_kl_div", !etch_nn_kl_div_with(x, NULL, NULL))              \
+    FAILS(etch_optim_sgd_with, "etch_optim_sgd",                                                   \
+          !etch_optim_sgd_with(NULL, &(etch_optim_options){.lr = NAN}))                            \
+    FAILS(etch_optim_adam_with, "etch_optim_adam",                                                 \
+          !etch_optim_adam_with(NULL, &(etch_optim_options){.beta1 = 1}))                          \
+    FAILS(etch_optim_adamw_with, "etch_optim_adamw",                                               \
+          !etch_optim_adamw_with(NULL, &(etch_optim_options){.beta2 = 2}))                         \
+    FAILS(etch_optim_rmsprop_with, "etch_optim_rmsprop",                                           \
+          !etch_optim_rmsprop_with(NULL, &(etch_optim_options){.alpha = 1}))                       \
+    FAILS(etch_optim_add_with, "etch_optim_add", (etch_optim_add_with(NULL, &x, 1, NULL) == -1))   \
+    FAILS(etch_optim_add_module_with, "etch_optim_add_module",                                     \
+          (etch_optim_add_module_with(NULL, NULL, NULL) == -1))                                    \
+    FAILS(etch_optim_step, "etch_optim_step", etch_optim_step(NULL) != ETCH_OK)                    \
+    FAILS(etch_optim_zero_grad, "etch_optim_zero_grad", etch_optim_zero_grad(NULL) != ETCH_OK)     \
+    FAILS(etch_optim_clip_grad_norm, "etch_optim_clip_grad_norm",                                  \
+          !etch_optim_clip_grad_norm(NULL, 1))                                                     \
+    FAILS(etch_optim_clip_grad_value, "etch_optim_clip_grad_value",                                \
+          etch_optim_clip_grad_value(NULL, 1) != ETCH_OK)                                          \
+    FAILS(etch_optim_scale_grad, "etch_optim_scale_grad",                                          \
+          etch_optim_scale_grad(NULL, 1) != ETCH_OK)                                               \
+    FAILS(etch_schedule_factor, "etch_schedule_factor",                                            \
+          isnan(etch_schedule_factor(NULL, 0)))                                                    \
+    FAILS(etch_optim_set_schedule, "etch_optim_set_schedule",                                      \
+          etch_optim_set_schedule(NULL, NULL) != ETCH_OK)                                          \
+    FAILS(etch_optim_set_lr, "etch_optim_set_lr", etch_optim_set_lr(NULL, 0, 1) != ETCH_OK)        \
+    FAILS(etch_optim_lr, "etch_optim_lr", isnan(etch_optim_lr(NULL, 0)))                           \
+    FAILS(etch_optim_save, "etch_optim_save", etch_optim_save(NULL, "x") != ETCH_OK)               \
+    FAILS(etch_optim_load, "etch_optim_load", etch_optim_load(NULL, "x") != ETCH_OK)               \
     FAILS(etch_nn_sequential, "etch_nn_sequential", !etch_nn_sequential(NULL, 2))                  \
     FAILS(etch_device_parse, "etch_device_parse", etch_device_parse("tpu") == -1)                  \
     FAILS(etch_device_of, "etch_device_of", etch_device_of(NULL) == -1)                            \
@@ -274,6 +302,7 @@ static const char *const safe =
     " etch_load_report_free etch_safetensors_free etch_safetensors_count etch_safetensors_name"
     " etch_safetensors_dtype etch_safetensors_sizes etch_safetensors_find"
     " etch_safetensors_text"
+    " etch_optim_free etch_optim_steps"
     " etch_trace_write etch_graph_is_instance etch_module_type etch_module_parameter_count"
     " etch_module_parameter_at etch_module_parameter_name etch_module_buffer_count"
     " etch_module_buffer_at etch_module_buffer_name etch_module_child_count etch_module_child_name"

@@ -18,5 +18,6 @@
 #include <etch/opcheck.h>
 #include <etch/safetensors.h>
 #include <etch/nn.h>
+#include <etch/optim.h>
 
 #endif
