@@ -359,6 +359,17 @@ SAMPLE(CONVOLUTION, CONV(S(3, 2), S(2), S(1, 2), 1), V(1, 1, 6, 5), V(1, 1, 1, 2
 SAMPLE(CONVOLUTION, CONV(S(2), S(3), S(1), 1), V(1, 1, 3, 3), V(1, 1, 1, 1), V(1))
 SAMPLE(CONVOLUTION, CONV(S(1), S(0), S(1), 1), V(0, 2, 3, 4), V(3, 2, 2, 2), V(3))
 
+#define BACKWARD(to, size, stride, padding, dilation, groups)                                      \
+    etch_convolution_backward_##to(x[0], x[1], size, stride, padding, dilation, groups)
+SAMPLE(CONVOLUTION_BACKWARD_INPUT, BACKWARD(input, S(2, 2, 3, 4), S(1), S(0), S(1), 1),
+       V(2, 3, 2, 3), V(3, 2, 2, 2))
+SAMPLE(CONVOLUTION_BACKWARD_INPUT, BACKWARD(input, S(1, 2, 5, 6), S(2, 3), S(1, 2), S(1, 2), 2),
+       V(1, 4, 3, 3), V(4, 1, 2, 2))
+SAMPLE(CONVOLUTION_BACKWARD_WEIGHT, BACKWARD(weight, S(3, 2, 2, 2), S(1), S(0), S(1), 1),
+       V(2, 3, 2, 3), V(2, 2, 3, 4))
+SAMPLE(CONVOLUTION_BACKWARD_WEIGHT, BACKWARD(weight, S(4, 1, 2, 2), S(2, 3), S(1, 2), S(1, 2), 2),
+       V(1, 4, 3, 3), V(1, 2, 5, 6))
+
 /* ---- what is made of others ---- */
 
 SAMPLE(RESHAPE, etch_reshape(x[0], S(4, -1)), V(2, 6))

@@ -974,6 +974,76 @@ TEST(convolution_in_parts) {
         ETCH_SCOPE { check_conv(ETCH_F64, bias, false); }
 }
 
+/* What it passes back to the input or the weight, whose sizes are those of `like`. */
+static etch_tensor *conv_back(etch_tensor *g, etch_tensor *other, etch_tensor *like, bool weight) {
+    const conv_case *c = conv_now;
+    etch_shape s = ETCH_SHAPE(c->stride[0], c->stride[1]),
+               p = ETCH_SHAPE(c->padding[0], c->padding[1]),
+               d = ETCH_SHAPE(c->dilation[0], c->dilation[1]), size = etch_sizes(like);
+    return weight ? etch_convolution_backward_weight(g, other, size, s, p, d, c->groups)
+                  : etch_convolution_backward_input(g, other, size, s, p, d, c->groups);
+}
+
+/* Against the CPU's in f64; parts of a weight's sum are rounded each. */
+static void check_conv_back(etch_dtype dtype, bool weight, double parts) {
+    static const double digits[ETCH_DTYPE_COUNT] = {
+        [ETCH_F32] = 0x1p-24, [ETCH_F64] = 0x1p-53, [ETCH_BF16] = 0x1p-8, [ETCH_F16] = 0x1p-11};
+    const conv_case *c = conv_now;
+    etch_tensor *x = random_of(dtype, ETCH_SHAPE(c->images, c->channels, c->h, c->w));
+    etch_tensor *w =
+        random_of(dtype, ETCH_SHAPE(c->outputs, c->channels / c->groups, c->kh, c->kw));
+    etch_tensor *y = conv_body(x, w, ETCH_NONE);
+    etch_tensor *g = etch_transpose(random_of(dtype, etch_sizes(etch_transpose(y, 2, 3))), 2, 3);
+    etch_tensor *other = weight ? x : w, *like = weight ? w : x;
+    etch_tensor *gd = etch_transpose(on_gpu(etch_contiguous(etch_transpose(g, 2, 3))), 2, 3);
+    etch_tensor *od = on_gpu(other);
+    unsigned long copies = host_copies();
+    etch_tensor *got = conv_back(gd, od, like, weight);
+    CHECK(got && host_copies() == copies); /* not by way of the host */
+    g = etch_to(g, ETCH_F64), other = etch_to(other, ETCH_F64);
+    etch_tensor *exact = conv_back(g, other, like, weight);
+    etch_tensor *size = conv_back(etch_abs(g), etch_abs(other), like, weight);
+    double terms = weight ? (double)(etch_numel(y) / c->outputs) : (double)etch_numel(w);
+    double wide = dtype == ETCH_F64 ? 0x1p-53 : 0x1p-24;
+    etch_tensor *bound =
+        etch_add(etch_mul_scalar(size, 2 * (terms + 2) * wide + (parts - 1) * digits[dtype]),
+                 etch_mul_scalar(etch_abs(exact), 1.01 * digits[dtype]));
+    bound = etch_add_scalar(bound, dtype == ETCH_F16 ? 0x1p-24 : 0);
+    etch_tensor *off = etch_sub(etch_abs(etch_sub(etch_to(here(got), ETCH_F64), exact)), bound);
+    if (etch_numel(off)) CHECK(etch_item(etch_max(off)) <= 0);
+}
+
+TEST(convolutions_backward) {
+    static const conv_case cases[] = {
+        {2, 3, 7, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
+        {1, 4, 12, 5, 70, 3, 2, {2, 1}, {0, 2}, {1, 2}, 1},
+        {3, 8, 6, 6, 16, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
+        {2, 5, 11, 13, 6, 1, 1, {2, 3}, {0, 0}, {1, 1}, 1},
+        {2, 6, 8, 8, 6, 3, 3, {1, 1}, {1, 1}, {1, 1}, 6},
+        {2, 4, 9, 7, 8, 5, 3, {2, 2}, {2, 1}, {1, 1}, 2},
+        {3, 6, 5, 6, 68, 2, 2, {1, 1}, {3, 0}, {2, 1}, 2},
+        {1, 2, 1, 1, 3, 1, 1, {1, 1}, {4, 4}, {1, 1}, 1},
+        {2, 1, 3, 4, 2, 1, 2, {3, 2}, {5, 3}, {1, 2}, 1},
+        {0, 3, 5, 5, 2, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1},
+    };
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
+    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
+        for (int d = 0; d < 4; d++)
+            for (int weight = 0; weight < 2; weight++)
+                ETCH_SCOPE {
+                    etch_manual_seed(k);
+                    conv_now = &cases[k];
+                    check_conv_back(dtypes[d], weight, 1);
+                }
+}
+
+TEST(convolution_backward_in_parts) {
+    static const conv_case parts = {14, 8, 63, 65, 1, 7, 7, {1, 1}, {0, 0}, {1, 1}, 1};
+    conv_now = &parts;
+    ETCH_SCOPE
+        check_conv_back(ETCH_F64, true, 2);
+}
+
 /* An operator of the table that others are made of stays theirs. */
 TEST(convolution_ignores_overrides) {
     static const conv_case small = {2, 3, 9, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1};

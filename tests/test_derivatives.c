@@ -267,3 +267,35 @@ TEST(places_that_are_shared) {
         GRAD(etch_as_strided(etch_unfold(x, 0, 2, 1), S(4), S(1)), x, 1, 1, 1, 1);
     }
 }
+
+/* ---- compiled, with sizes that change ---- */
+
+static etch_tensor *many_operators(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *y = etch_conv2d(x, w, ETCH_NONE, S(2), S(1), S(1), 1);
+    y = etch_flatten(etch_amax(etch_unfold(y, 3, 2, 1), S(-1), false), 1, -1);
+    y = etch_softmax(etch_narrow(y, 1, 1, etch_size(y, 1) - 2), -1);
+    etch_tensor *part = etch_cumsum(etch_slice(y, 0, 1, ETCH_ABSENT, 1), 0);
+    return etch_mean(etch_square(etch_cat(((etch_tensor *[]){y, part}), 2, 0)));
+}
+
+/* The gradients for x and w. */
+static ETCH_FN_N(step, ctx, in, nin, out, nout) {
+    etch_tensor *loss = many_operators(in[0], in[1]);
+    return etch_grad(&loss, 1, in, 2, NULL, NULL, out);
+}
+
+TEST(sizes_may_change) {
+    etch_function *f = etch_compile(step);
+    etch_tensor *have[2], *want[2];
+    for (int64_t n = 2; n < 8; n++)
+        ETCH_SCOPE {
+            etch_tensor *x = etch_randn(ETCH_F32, S(n, 2, 6, 5)), *in[2];
+            in[0] = etch_requires_grad_(x, true);
+            in[1] = etch_requires_grad_(etch_randn(ETCH_F32, S(3, 2, 3, 3)), true);
+            assert_int_equal(step(NULL, in, 2, want, 2), ETCH_OK);
+            assert_int_equal(etch_call_n(f, in, 2, have, 2), ETCH_OK);
+            for (int k = 0; k < 2; k++) assert_true(etch_bitwise_equal(have[k], want[k]));
+        }
+    assert_true(etch_function_counters(f).graphs <= 3);
+    etch_function_free(f);
+}

@@ -396,6 +396,115 @@ TEST(convolution_threads_and_batches) {
     }
 }
 
+/* A sum and that of the absolute values. */
+typedef struct exact_sum {
+    long double sum, size;
+} exact_sum;
+
+static void add_product(exact_sum *s, double a, double b) {
+    s->sum += a * b, s->size += fabs(a * b);
+}
+
+/* The products that a result's element is the sum of, one after the other: what it passes back. */
+static void pass_back(const conv_case *c, const etch_tensor *x, const etch_tensor *w,
+                      const etch_tensor *g, int64_t flat, exact_sum *dx, exact_sum *dw) {
+    int64_t ow = flat % g->size[3], oh = flat / g->size[3] % g->size[2];
+    int64_t oc = flat / g->size[3] / g->size[2] % g->size[1];
+    int64_t n = flat / g->size[3] / g->size[2] / g->size[1];
+    int64_t first = oc / (w->size[0] / c->groups) * w->size[1];
+    for (int64_t k = 0; k < w->size[1] * w->size[2] * w->size[3]; k++) {
+        int64_t kw = k % w->size[3], kh = k / w->size[3] % w->size[2];
+        int64_t ic = first + k / w->size[3] / w->size[2];
+        int64_t ih = oh * c->stride.v[0] - c->padding.v[0] + kh * c->dilation.v[0];
+        int64_t iw = ow * c->stride.v[c->stride.n - 1] - c->padding.v[c->padding.n - 1] +
+                     kw * c->dilation.v[c->dilation.n - 1];
+        if (ih < 0 || iw < 0 || ih >= x->size[2] || iw >= x->size[3]) continue;
+        int64_t at = ((n * x->size[1] + ic) * x->size[2] + ih) * x->size[3] + iw;
+        int64_t wt = oc * w->size[1] * w->size[2] * w->size[3] + k;
+        add_product(&dx[at], get(g, flat).d, get(w, wt).d);
+        add_product(&dw[wt], get(g, flat).d, get(x, at).d);
+    }
+}
+
+#define BACK(to, c, g, other, size)                                                                \
+    must(etch_convolution_backward_##to(g, other, size, (c)->stride, (c)->padding, (c)->dilation,  \
+                                        (c)->groups))
+
+static void check_pass_back(const conv_case *c, etch_dtype t, layout how) {
+    etch_tensor *x = make(t, c->x, how, true), *w = make(t, c->w, how, true);
+    etch_tensor *y =
+        must(etch_convolution(x, w, ETCH_NONE, c->stride, c->padding, c->dilation, c->groups));
+    etch_tensor *g = make(t, etch_sizes(y), how, true);
+    etch_tensor *to_x = BACK(input, c, g, w, c->x), *to_w = BACK(weight, c, g, x, c->w);
+    exact_sum *dx = calloc((size_t)x->numel + 1, sizeof *dx);
+    exact_sum *dw = calloc((size_t)w->numel + 1, sizeof *dw);
+    for (int64_t i = 0; i < g->numel; i++) pass_back(c, x, w, g, i, dx, dw);
+    for (int k = 0; k < 4; k++)
+        assert_true(to_x->size[k] == c->x.v[k] && to_w->size[k] == c->w.v[k]);
+    for (int64_t i = 0; i < x->numel; i++)
+        assert_near(to_x, i, (double)dx[i].sum, (double)dx[i].size, 16);
+    for (int64_t i = 0; i < w->numel; i++)
+        assert_near(to_w, i, (double)dw[i].sum, (double)dw[i].size, 16);
+    free(dx);
+    free(dw);
+}
+
+TEST(convolution_backward_values) {
+    static const conv_case more[] = {
+        {S(20, 3, 9, 9), S(150, 3, 3, 3), S(1), S(1), S(1), 1}, /* many output channels */
+        {S(2, 40, 6, 5), S(4, 40, 3, 3), S(2), S(1), S(1), 1},  /* many input channels */
+        {S(2, 2, 3, 4), S(4, 1, 1, 2), S(3, 2), S(5, 3), S(1, 2), 2},
+    };
+    for (int k = 0; k < COUNT_OF(conv_cases) + COUNT_OF(more); k++)
+        for (int d = 0; d < COUNT_OF(float_types); d++)
+            for (int how = 0; how < LAYOUT_COUNT; how++)
+                ETCH_SCOPE {
+                    int rest = k - COUNT_OF(conv_cases);
+                    check_pass_back(rest < 0 ? &conv_cases[k] : &more[rest], float_types[d],
+                                    (layout)how);
+                }
+}
+
+TEST(convolution_backward_threads) {
+    static const conv_case c = {S(9, 6, 20, 21), S(140, 6, 3, 3), S(1), S(1), S(1), 1};
+    ETCH_SCOPE {
+        etch_tensor *x = make(ETCH_F32, c.x, LAYOUT_ROW, true), *first[2] = {NULL};
+        etch_tensor *w = make(ETCH_F32, c.w, LAYOUT_ROW, true);
+        etch_tensor *g = make(ETCH_F32, S(9, 140, 20, 21), LAYOUT_ROW, true);
+        for (int threads = 1; threads <= 4; threads++) {
+            etch_set_num_threads(threads);
+            etch_tensor *back[2] = {BACK(input, &c, g, w, c.x), BACK(weight, &c, g, x, c.w)};
+            for (int k = 0; k < 2; k++) {
+                if (!first[k]) first[k] = back[k];
+                assert_true(same_tensor(first[k], back[k]));
+            }
+        }
+        etch_set_num_threads(2);
+    }
+}
+
+TEST(convolution_backward_errors) {
+    ETCH_SCOPE {
+        etch_tensor *g = make(ETCH_F32, S(1, 6, 3, 3), LAYOUT_ROW, true);
+        etch_tensor *w = make(ETCH_F32, S(6, 4, 3, 3), LAYOUT_ROW, true);
+        etch_tensor *i = must(etch_to(g, ETCH_I32)), *d = must(etch_to(w, ETCH_F64));
+        etch_shape one = S(1), none = S(0), x = S(1, 4, 5, 5);
+#define INPUT(g, w, size) etch_convolution_backward_input(g, w, size, one, none, one, 1)
+#define WEIGHT(g, x, size) etch_convolution_backward_weight(g, x, size, one, none, one, 1)
+        must(INPUT(g, w, x));
+        REFUSED(ETCH_ERR_SHAPE, "grad_output of sizes [1, 6, 4, 3], got [1, 6, 3, 3]",
+                INPUT(g, w, S(1, 4, 6, 5)));
+        REFUSED(ETCH_ERR_SHAPE, "4 sizes", INPUT(g, w, S(1, 4, 5)));
+        REFUSED(ETCH_ERR_SHAPE, "4 sizes", INPUT(g, w, S(1, 4, -5, 5)));
+        REFUSED(ETCH_ERR_SHAPE, "input channels", INPUT(g, w, S(1, 3, 5, 5)));
+        REFUSED(ETCH_ERR_SHAPE, "weight with 4 dimensions",
+                INPUT(g, must(etch_select(w, 0, 0)), x));
+        REFUSED(ETCH_ERR_SHAPE, "does not fit", WEIGHT(g, must(INPUT(g, w, x)), S(6, 4, 6, 3)));
+        REFUSED(ETCH_ERR_DTYPE, "one dtype", INPUT(g, d, x));
+        REFUSED(ETCH_ERR_DTYPE, "floating", INPUT(i, must(etch_to(w, ETCH_I32)), x));
+    }
+}
+
 TEST(convolution_odd_values) {
     ETCH_SCOPE {
         etch_tensor *x = make(ETCH_F32, S(1, 1, 5, 5), LAYOUT_ROW, true);

@@ -7,43 +7,39 @@
  * of threads. Half types are computed in f32 and rounded once, after the bias. */
 #include <limits.h>
 
+#include "backends/cpu/conv.h"
 #include "backends/cpu/library.h"
 #include "core/base/start.h"
-#include "backends/cpu/program.h"
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
-#include "core/ops/rules.h"
-
-typedef struct conv {
-    const isa_table *isa;
-    etch_dtype dtype, type;   /* storage and compute type */
-    int size;                 /* bytes of the compute type */
-    const char *x, *w, *bias; /* row-major, in the compute type; bias may be NULL */
-    char *y;
-    conv_numbers at;
-    int64_t in_channels, out_channels; /* of a group */
-    int64_t in[2], out[2], kernel[2];
-    int64_t rows, positions, tile, tiles;
-    bool plain; /* a kernel of one element, stride 1, no padding: the input is the matrix */
-    atomic_int failed;
-} conv;
 
 /* ---- the matrix of a tile ---- */
+
+conv_span etch__conv_span(const conv *c, int64_t kw, int64_t ow, int64_t n) {
+    int64_t step = c->at.stride[1], iw = ow * step - c->at.padding[1] + kw * c->at.dilation[1];
+    int64_t begin = iw < 0 ? (-iw + step - 1) / step : 0;
+    int64_t end = iw >= c->in[1] ? 0 : (c->in[1] - 1 - iw) / step + 1;
+    if (begin > n) begin = n;
+    if (end > n) end = n;
+    if (end < begin) end = begin;
+    return (conv_span){begin, end, iw + begin * step};
+}
+
+int64_t etch__conv_row(const conv *c, int64_t kh, int64_t oh) {
+    int64_t ih = oh * c->at.stride[0] - c->at.padding[0] + kh * c->at.dilation[0];
+    return ih >= 0 && ih < c->in[0] ? ih : -1;
+}
 
 /* Values under one place of the kernel for positions (oh, ow) .. + n of one output row; `row` is
  * the input row, NULL in the padding. */
 static void fill_run(const conv *c, char *dst, const char *row, int64_t kw, int64_t ow, int64_t n) {
-    int64_t step = c->at.stride[1], iw = ow * step - c->at.padding[1] + kw * c->at.dilation[1];
-    int64_t before = iw < 0 ? (-iw + step - 1) / step : 0;
-    int64_t inside = iw >= c->in[1] ? 0 : (c->in[1] - 1 - iw) / step + 1;
-    if (!row || before > n) before = n;
-    if (inside > n) inside = n;
-    if (inside < before) inside = before;
-    memset(dst, 0, (size_t)(before * c->size));
-    if (inside > before)
+    conv_span s = etch__conv_span(c, kw, ow, n);
+    if (!row) s.begin = s.end = n;
+    memset(dst, 0, (size_t)(s.begin * c->size));
+    if (s.end > s.begin)
         c->isa->strips->gather[etch__size_log2(c->type)](
-            dst + before * c->size, row + (iw + before * step) * c->size, step, inside - before);
-    memset(dst + inside * c->size, 0, (size_t)((n - inside) * c->size));
+            dst + s.begin * c->size, row + s.at * c->size, c->at.stride[1], s.end - s.begin);
+    memset(dst + s.end * c->size, 0, (size_t)((n - s.end) * c->size));
 }
 
 /* One row of the matrix: channel plane `x`, place (kh, kw), positions first .. + n. */
@@ -52,14 +48,13 @@ static void fill_row(const conv *c, char *dst, const char *x, int64_t kh, int64_
     for (int64_t done = 0; done < n;) {
         int64_t oh = (first + done) / c->out[1], ow = (first + done) % c->out[1];
         int64_t run = c->out[1] - ow < n - done ? c->out[1] - ow : n - done;
-        int64_t ih = oh * c->at.stride[0] - c->at.padding[0] + kh * c->at.dilation[0];
-        bool inside = ih >= 0 && ih < c->in[0];
-        fill_run(c, dst + done * c->size, inside ? x + ih * c->in[1] * c->size : NULL, kw, ow, run);
+        int64_t ih = etch__conv_row(c, kh, oh);
+        fill_run(c, dst + done * c->size, ih < 0 ? NULL : x + ih * c->in[1] * c->size, kw, ow, run);
         done += run;
     }
 }
 
-static void fill_matrix(const conv *c, char *dst, const char *x, int64_t first, int64_t n) {
+void etch__conv_fill_matrix(const conv *c, char *dst, const char *x, int64_t first, int64_t n) {
     for (int64_t channel = 0; channel < c->in_channels; channel++) {
         for (int64_t kh = 0; kh < c->kernel[0]; kh++)
             for (int64_t kw = 0; kw < c->kernel[1]; kw++, dst += n * c->size)
@@ -103,7 +98,7 @@ static bool do_tile(const conv *c, int64_t unit, char *matrix, char *product) {
                          .m = c->out_channels,
                          .n = n,
                          .k = c->rows};
-    if (!c->plain) fill_matrix(c, matrix, x, first, n);
+    if (!c->plain) etch__conv_fill_matrix(c, matrix, x, first, n);
     if (!etch__library_product(c->type, &p)) return false;
     for (int64_t k = 0; k < c->out_channels; k++)
         finish_row(c, (char *)p.c + k * p.ldc * c->size, channel + k, y + k * c->positions * 2, n);
@@ -125,11 +120,12 @@ static void tiles_task(void *ctx, int64_t begin, int64_t end) {
 
 enum { TILE_MATRIX = 1 << 17, TILE_LEAST = 64, TILE_MOST = 512 };
 
-static void plan_sizes(conv *c, const etch_tensor *x, const etch_tensor *w, const etch_tensor *y) {
-    c->in_channels = w->size[1], c->out_channels = w->size[0] / c->at.groups;
+void etch__conv_plan(conv *c, const int64_t *x, const int64_t *w, const int64_t *y) {
+    c->type = etch__compute_type(c->dtype), c->size = (int)etch_dtype_size(c->type);
+    c->in_channels = w[1], c->out_channels = w[0] / c->at.groups;
     bool one = true;
     for (int d = 0; d < 2; d++) {
-        c->in[d] = x->size[2 + d], c->out[d] = y->size[2 + d], c->kernel[d] = w->size[2 + d];
+        c->in[d] = x[2 + d], c->out[d] = y[2 + d], c->kernel[d] = w[2 + d];
         one = one && c->kernel[d] == 1 && c->at.stride[d] == 1 && c->at.padding[d] == 0;
     }
     c->plain = one;
@@ -141,11 +137,16 @@ static void plan_sizes(conv *c, const etch_tensor *x, const etch_tensor *w, cons
     c->tiles = (c->positions + c->tile - 1) / c->tile;
 }
 
-/* Sizes are ints for the libraries. */
+bool etch__conv_fits(const conv *c) {
+    if (c->positions <= INT_MAX && c->rows <= INT_MAX && c->out_channels <= INT_MAX &&
+        c->in[0] * c->in[1] <= INT_MAX)
+        return true;
+    etch__error(ETCH_ERR_UNSUPPORTED, "convolution: a plane or kernel is too large");
+    return false;
+}
+
 static etch_status run_tiles(conv *c, int64_t images) {
-    if (c->positions > INT_MAX || c->rows > INT_MAX || c->out_channels > INT_MAX ||
-        c->in[0] * c->in[1] > INT_MAX)
-        return etch__error(ETCH_ERR_UNSUPPORTED, "convolution: a plane or kernel is too large");
+    if (!etch__conv_fits(c)) return etch__tls.status;
     double work = (double)c->rows * (double)c->tile * (double)c->out_channels;
     atomic_init(&c->failed, 0);
     if (!etch__library_enter(c->type)) return etch__tls.status;
@@ -162,8 +163,7 @@ static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
     void *copies[3] = {NULL, NULL, NULL};
     if (y->numel == 0) return ETCH_OK;
     if (!etch__conv_numbers(call, &c.at)) return etch__tls.status;
-    c.type = etch__compute_type(c.dtype), c.size = (int)etch_dtype_size(c.type);
-    plan_sizes(&c, x, w, y);
+    etch__conv_plan(&c, x->size, w->size, y->size);
     bool ok = (c.x = etch__row_major_elements(x, true, &copies[0])) &&
               (c.w = etch__row_major_elements(w, true, &copies[1])) &&
               (bias == ETCH_NONE || (c.bias = etch__row_major_elements(bias, true, &copies[2])));

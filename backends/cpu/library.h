@@ -6,11 +6,12 @@
 #include "core/base/base.h"
 #include "core/tensor/tensor.h"
 
-/* c = a times b, row-major, not transposed. */
+/* c = a times b, row-major; of floats also with an operand that lies transposed, or added to c. */
 typedef struct library_product {
     const void *a, *b;
     void *c;
     int64_t lda, ldb, ldc, m, n, k;
+    bool a_transposed, b_transposed, adds;
 } library_product;
 
 /* f32, f64, or integers, which wrap. Products of a dtype run between enter (false: the error is

@@ -40,7 +40,8 @@ typedef struct matmul {
     int size;               /* bytes of an element of the compute type */
     int64_t batch, m, n, k;
     operand a, b;
-    char *c; /* [batch][m][n] in the compute type */
+    char *c;   /* [batch][m][n] in the compute type */
+    bool adds; /* to what c holds */
     bool small;
     int64_t tile_m, tile_n, tiles_m, tiles_n;
     atomic_int status; /* the first failure of a tile */
@@ -114,9 +115,9 @@ static const char *tile_of(const operand *o, int size, int64_t batch, int64_t ro
 static bool tile_f32(const matmul *p, const char *a, const char *b, char *c, int64_t m, int64_t n) {
     int threads = omp_get_max_threads();
     if (threads != 1) omp_set_num_threads(1);
-    dnnl_status_t status =
-        dnnl_sgemm(p->a.transposed ? 'T' : 'N', p->b.transposed ? 'T' : 'N', m, n, p->k, 1.0f,
-                   (const float *)a, p->a.ld, (const float *)b, p->b.ld, 0.0f, (float *)c, p->n);
+    dnnl_status_t status = dnnl_sgemm(p->a.transposed ? 'T' : 'N', p->b.transposed ? 'T' : 'N', m,
+                                      n, p->k, 1.0f, (const float *)a, p->a.ld, (const float *)b,
+                                      p->b.ld, p->adds ? 1.0f : 0.0f, (float *)c, p->n);
     if (threads != 1) omp_set_num_threads(threads);
     return status == dnnl_success;
 }
@@ -124,8 +125,8 @@ static bool tile_f32(const matmul *p, const char *a, const char *b, char *c, int
 static bool tile_f64(const matmul *p, const char *a, const char *b, char *c, int64_t m, int64_t n) {
     cblas_dgemm(CblasRowMajor, p->a.transposed ? CblasTrans : CblasNoTrans,
                 p->b.transposed ? CblasTrans : CblasNoTrans, (int)m, (int)n, (int)p->k, 1.0,
-                (const double *)a, (int)p->a.ld, (const double *)b, (int)p->b.ld, 0.0, (double *)c,
-                (int)p->n);
+                (const double *)a, (int)p->a.ld, (const double *)b, (int)p->b.ld,
+                p->adds ? 1.0 : 0.0, (double *)c, (int)p->n);
     return true;
 }
 
@@ -209,7 +210,8 @@ static bool whole_product(etch_dtype type, const library_product *l) {
 }
 
 bool etch__library_product(etch_dtype type, const library_product *l) {
-    matmul p = {.k = l->k, .n = l->ldc, .a.ld = l->lda, .b.ld = l->ldb};
+    matmul p = {.k = l->k, .n = l->ldc, .a.ld = l->lda, .b.ld = l->ldb, .adds = l->adds};
+    p.a.transposed = l->a_transposed, p.b.transposed = l->b_transposed;
     if (!etch__is_float(type)) return whole_product(type, l);
     bool f32 = type == ETCH_F32;
     return (f32 ? tile_f32 : tile_f64)(&p, l->a, l->b, l->c, l->m, l->n);
@@ -390,7 +392,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     epilogue e;
     if (out->numel == 0) return ETCH_OK;
     p.isa = etch__isa_table(), p.dtype = out->dtype;
-    p.a.copy = p.b.copy = NULL;
+    p.a.copy = p.b.copy = NULL, p.adds = false;
     atomic_init(&p.status, 0);
     e.p = &p, e.self = NULL, e.out = etch__ptr(out), e.scale = false;
     p.type = etch__compute_type(p.dtype), p.size = 1 << etch__size_log2(p.type);

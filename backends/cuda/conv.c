@@ -9,19 +9,8 @@
  * types accumulate in f32 and are rounded once, after the bias. */
 #include <limits.h>
 
-#include "backends/cuda/text.h"
+#include "backends/cuda/conv.h"
 #include "core/base/start.h"
-#include "core/ops/rules.h"
-
-typedef struct conv {
-    cuda_stream *s;
-    const void *site;
-    etch_tensor *x, *w, *bias, *y; /* w is row-major; bias may be ETCH_NONE */
-    conv_numbers at;
-    int64_t images, in_channels, out_channels; /* channels of a group */
-    int64_t in[2], out[2], kernel[2], rows, positions;
-    bool plain; /* a kernel of one element over whole planes: the input is the matrix */
-} conv;
 
 /* ---- code of our own ---- */
 
@@ -29,21 +18,17 @@ typedef struct conv {
 #include "embedded/conv_direct.cu.inc"
 #include "embedded/conv_bias.cu.inc"
 
-typedef struct window {
-    int64_t h, w, out_w, kernel_h, kernel_w, stride_h, stride_w, pad_h, pad_w, step_h, step_w;
-    int64_t x_image, x_channel, x_row, x_column;
-} window;
-
-static window window_of(const conv *c) {
+conv_window etch__cuda_conv_window(const conv *c) {
     const conv_numbers *at = &c->at;
     const int64_t *s = c->x->stride;
-    return (window){c->in[0],        c->in[1],      c->out[1],      c->kernel[0],   c->kernel[1],
-                    at->stride[0],   at->stride[1], at->padding[0], at->padding[1], at->dilation[0],
-                    at->dilation[1], s[0],          s[1],           s[2],           s[3]};
+    return (conv_window){
+        c->in[0],        c->in[1],      c->out[1],      c->kernel[0],   c->kernel[1],
+        at->stride[0],   at->stride[1], at->padding[0], at->padding[1], at->dilation[0],
+        at->dilation[1], s[0],          s[1],           s[2],           s[3]};
 }
 
-static etch_status run_text(const conv *c, const char *symbol, const char *body, int64_t blocks,
-                            void *args) {
+etch_status etch__cuda_conv_text(const conv *c, const char *symbol, const char *body,
+                                 int64_t blocks, void *args) {
     kernel_text k = {.symbol = symbol, .body = body, .ndtypes = 1};
     k.dtype[0] = c->y->dtype;
     bool real = etch__is_float(k.dtype[0]);
@@ -62,7 +47,7 @@ static etch_status direct(const conv *c) {
         const void *x, *w, *bias;
         void *y;
         int64_t units, chunks, channels, group, in_channels, positions, bias_step;
-        window at;
+        conv_window at;
     } a = {.x = etch__ptr(c->x),
            .w = etch__ptr(c->w),
            .bias = c->bias == ETCH_NONE ? NULL : etch__ptr(c->bias),
@@ -72,36 +57,36 @@ static etch_status direct(const conv *c) {
            .in_channels = c->in_channels,
            .positions = c->positions,
            .bias_step = c->bias == ETCH_NONE ? 0 : c->bias->stride[0],
-           .at = window_of(c)};
+           .at = etch__cuda_conv_window(c)};
     a.chunks = (c->positions + 255) / 256;
     a.units = c->images * a.channels * a.chunks;
-    return run_text(c, "etch_direct", conv_direct_text, a.units, &a);
+    return etch__cuda_conv_text(c, "etch_direct", conv_direct_text, a.units, &a);
 }
 
 /* ---- by products ---- */
 
-/* The matrix of a group for n images from `first` on, into m: [n][rows][positions], or flat,
- * [rows][n * positions]. */
-static etch_status fill_matrix(const conv *c, int64_t group, int64_t first, int64_t n, bool flat,
-                               etch_tensor *m) {
+etch_status etch__cuda_conv_matrix(const conv *c, int64_t group, int64_t first, int64_t n,
+                                   bool flat, etch_tensor *m) {
     struct {
         const void *x;
         void *m;
         int64_t units, chunks, rows, positions, m_image, m_row;
-        window at;
-    } a = {.m = etch__ptr(m), .rows = c->rows, .positions = c->positions, .at = window_of(c)};
+        conv_window at;
+    } a = {.m = etch__ptr(m),
+           .rows = c->rows,
+           .positions = c->positions,
+           .at = etch__cuda_conv_window(c)};
     int64_t at = first * a.at.x_image + group * c->in_channels * a.at.x_channel;
     a.x = (const char *)etch__ptr(c->x) + at * etch__item_size(c->x);
     a.m_image = flat ? c->positions : c->rows * c->positions;
     a.m_row = flat ? n * c->positions : c->positions;
     a.chunks = (c->positions + 1023) / 1024;
     a.units = n * c->rows * a.chunks;
-    return run_text(c, "etch_windows", conv_matrix_text, a.units, &a);
+    return etch__cuda_conv_text(c, "etch_windows", conv_matrix_text, a.units, &a);
 }
 
-/* The device's own kernel of an operator, whatever overrides there are. */
-static etch_status run_op(const conv *c, op_id op, int nin, etch_tensor *const *in,
-                          etch_tensor *out) {
+etch_status etch__cuda_conv_op(const conv *c, op_id op, int nin, etch_tensor *const *in,
+                               etch_tensor *out) {
     static const etch_scalar ones[2] = {{.kind = ETCH_SCALAR_INT, .i = 1},
                                         {.kind = ETCH_SCALAR_INT, .i = 1}};
     op_call call = {.op = (uint16_t)op,
@@ -131,9 +116,10 @@ static etch_status batched(const conv *c, int64_t first, int64_t n) {
     etch_status status = ETCH_OK;
     if (!c->plain) {
         if (!etch__place_new(&m, c->x->dtype, 3, sizes[1], c->x->device)) return etch__tls.status;
-        status = fill_matrix(c, 0, first, n, false, &m);
+        status = etch__cuda_conv_matrix(c, 0, first, n, false, &m);
     }
-    if (status == ETCH_OK) status = run_op(c, OP_BMM, 2, (etch_tensor *const[]){&w, &m}, &y);
+    if (status == ETCH_OK)
+        status = etch__cuda_conv_op(c, OP_BMM, 2, (etch_tensor *const[]){&w, &m}, &y);
     if (!c->plain) etch__place_free(&m);
     return status;
 }
@@ -143,11 +129,12 @@ static etch_status flat_product(const conv *c, int64_t group, etch_tensor *m, et
     int64_t at = group * c->out_channels;
     etch_tensor w = etch__place_view(c->w, at * c->rows, 2, (int64_t[]){c->out_channels, c->rows},
                                      (int64_t[]){c->rows, 1});
-    if (c->bias == ETCH_NONE) return run_op(c, OP_MM, 2, (etch_tensor *const[]){&w, m}, t);
+    if (c->bias == ETCH_NONE)
+        return etch__cuda_conv_op(c, OP_MM, 2, (etch_tensor *const[]){&w, m}, t);
     int64_t step = c->bias->stride[0];
     etch_tensor bias = etch__place_view(c->bias, at * step, 2, (int64_t[]){c->out_channels, 1},
                                         (int64_t[]){step, 1});
-    return run_op(c, OP_ADDMM, 3, (etch_tensor *const[]){&bias, &w, m}, t);
+    return etch__cuda_conv_op(c, OP_ADDMM, 3, (etch_tensor *const[]){&bias, &w, m}, t);
 }
 
 /* A group for n images as one product, whose result is then brought to its place. */
@@ -162,7 +149,8 @@ static etch_status flat(const conv *c, int64_t group, int64_t first, int64_t n) 
     etch_dtype dtype = c->y->dtype;
     bool ready = etch__place_new(&m, dtype, 2, (int64_t[]){c->rows, columns}, device) &&
                  etch__place_new(&t, dtype, 2, (int64_t[]){c->out_channels, columns}, device);
-    etch_status status = ready ? fill_matrix(c, group, first, n, true, &m) : etch__tls.status;
+    etch_status status =
+        ready ? etch__cuda_conv_matrix(c, group, first, n, true, &m) : etch__tls.status;
     if (status == ETCH_OK) status = flat_product(c, group, &m, &t);
     if (status == ETCH_OK) {
         etch_tensor from = etch__place_view(&t, 0, 3, sizes, (int64_t[]){c->positions, columns, 1});
@@ -180,14 +168,14 @@ static etch_status add_bias(const conv *c) {
         int64_t n, channels, positions, bias_step;
     } a = {etch__ptr(c->y), etch__ptr(c->bias), c->y->numel,
            c->out_channels, c->positions,       c->bias->stride[0]};
-    return run_text(c, "etch_add_bias", conv_bias_text, (a.n + 255) / 256, &a);
+    return etch__cuda_conv_text(c, "etch_add_bias", conv_bias_text, (a.n + 255) / 256, &a);
 }
 
 /* ---- the kernel ---- */
 
-enum { WORKSPACE = 128 << 20, DIRECT_CHANNELS = 16, DIRECT_ROWS = 1024 };
+enum { DIRECT_CHANNELS = 16, DIRECT_ROWS = 1024 };
 
-static void plan_sizes(conv *c) {
+bool etch__cuda_conv_plan(conv *c) {
     bool one = true;
     c->images = c->x->size[0];
     c->in_channels = c->w->size[1], c->out_channels = c->w->size[0] / c->at.groups;
@@ -201,11 +189,18 @@ static void plan_sizes(conv *c) {
     bool dense =
         (c->in[1] == 1 || c->x->stride[3] == 1) && (c->in[0] == 1 || c->x->stride[2] == c->in[1]);
     c->plain = one && dense;
+    if (c->positions <= INT_MAX && c->rows <= INT_MAX && c->images <= INT_MAX) return true;
+    etch__error_at(c->site, ETCH_ERR_UNSUPPORTED, "convolution: a plane or kernel is too large");
+    return false;
+}
+
+bool etch__cuda_conv_few(const conv *c) {
+    return c->at.groups > 1 && c->out_channels <= DIRECT_CHANNELS && c->rows <= DIRECT_ROWS;
 }
 
 /* Images for one product. The library wants results that begin at a multiple of 16 bytes. */
 static int64_t images_at_once(const conv *c) {
-    int64_t size = etch__item_size(c->y), n = WORKSPACE / size / c->positions / c->rows;
+    int64_t size = etch__item_size(c->y), n = CONV_WORKSPACE / size / c->positions / c->rows;
     if (n >= c->images) return c->images;
     int64_t plane = c->out_channels * c->positions * size, step = 1;
     while (step * plane % 16) step *= 2;
@@ -227,13 +222,8 @@ static etch_status by_products(const conv *c) {
     return status == ETCH_OK && in_place && bias ? add_bias(c) : status;
 }
 
-static etch_status run(conv *c) {
-    plan_sizes(c);
-    if (c->positions > INT_MAX || c->rows > INT_MAX || c->images > INT_MAX)
-        return etch__error_at(c->site, ETCH_ERR_UNSUPPORTED,
-                              "convolution: a plane or kernel is too large");
-    bool few = c->at.groups > 1 && c->out_channels <= DIRECT_CHANNELS && c->rows <= DIRECT_ROWS;
-    return few ? direct(c) : by_products(c);
+etch_status etch__cuda_conv_run(const conv *c) {
+    return etch__cuda_conv_few(c) ? direct(c) : by_products(c);
 }
 
 static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
@@ -243,7 +233,8 @@ static etch_status convolution(const op_call *call, etch_tensor *const *outs) {
     if (!etch__conv_numbers(call, &c.at) || !(c.s = etch__cuda_begin(call, c.y)))
         return etch__tls.status;
     etch_status status = etch__place_dense(call->in[1], &dense, &c.w, NULL);
-    if (status == ETCH_OK) status = run(&c);
+    if (status == ETCH_OK)
+        status = etch__cuda_conv_plan(&c) ? etch__cuda_conv_run(&c) : etch__tls.status;
     etch__place_free(&dense);
     return status;
 }

@@ -25,9 +25,7 @@ RULE(take) {
 static etch_tensor *read_back(const derivative_call *d) {
     const value_shape *index = &d->shape[1], *src = &d->shape[2];
     etch_tensor *g = etch_gather(d->grad, d->at[0], d->in[1]);
-    bool whole = src->ndim <= index->ndim;
-    for (int k = 0; k < src->ndim && whole; k++) whole = src->size[k] == index->size[k];
-    if (!g || whole) return g;
+    if (!g || !src->ndim || SAME_SIZES(src, index)) return g;
     if (!g->numel) return no_slope(d, 2);
     etch_tensor *zeros = zeros_like(d, 2, etch_dtype_of(g)), *part = zeros;
     for (int k = 0; k < src->ndim; k++)

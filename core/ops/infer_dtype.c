@@ -260,6 +260,10 @@ static bool convolution_dtype_rule(const op_call *call, call_dtypes *d) {
     return true;
 }
 
+static bool same_float_rule(const op_call *call, call_dtypes *d) {
+    return same_rule(call, d) && want_floats(call, d->compute);
+}
+
 static bool no_dtype_rule(const op_call *call, call_dtypes *d) {
     (void)d;
     FAIL(ETCH_ERR_INTERNAL, "a composite operator has no inference of its own");

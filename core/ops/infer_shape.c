@@ -246,10 +246,15 @@ static bool layer_norm_rule(const op_call *call, tensor_meta *out) {
 
 /* ---- shapes: convolution ---- */
 
+/* Behind the list of sizes that a backward operator has. */
+static const int64_t *lists_of(const op_call *call) {
+    return call->at + (call->op == OP_CONVOLUTION ? 0 : 1 + call->at[0]);
+}
+
 bool etch__conv_numbers(const op_call *call, conv_numbers *c) {
     int64_t *const lists[] = {c->stride, c->padding, c->dilation};
     static const char *const names[] = {"stride", "padding", "dilation"};
-    const int64_t *at = call->at;
+    const int64_t *at = lists_of(call);
     for (int k = 0; k < 3; k++) {
         int64_t n = at[0], least = k == 1 ? 0 : 1;
         if (n != 1 && n != 2)
@@ -267,41 +272,78 @@ bool etch__conv_numbers(const op_call *call, conv_numbers *c) {
     return true;
 }
 
-static bool conv_channels(const op_call *call, const conv_numbers *c) {
-    const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
-    if (!want_ndim(call, 0, "input", 4) || !want_ndim(call, 1, "weight", 4)) return false;
-    if (c->groups < 1 || c->groups > INT32_MAX || w->size[0] % c->groups)
+/* x and w: four sizes each. */
+static bool conv_channels(const op_call *call, const conv_numbers *c, const int64_t *x,
+                          const int64_t *w) {
+    if (c->groups < 1 || c->groups > INT32_MAX || w[0] % c->groups)
         FAIL(ETCH_ERR_INVALID_ARGUMENT,
-             "expected groups that divide %lld output channels, got %lld", (long long)w->size[0],
+             "expected groups that divide %lld output channels, got %lld", (long long)w[0],
              (long long)c->groups);
-    if (x->size[1] % c->groups || x->size[1] / c->groups != w->size[1])
+    if (x[1] % c->groups || x[1] / c->groups != w[1])
         FAIL(ETCH_ERR_SHAPE,
              "expected input with groups x weight's input channels, got %s with weight %s and %lld "
              "groups",
-             TEXT(x), TEXT(w), (long long)c->groups);
-    if (!x->size[1]) FAIL(ETCH_ERR_SHAPE, "expected at least one input channel, got %s", TEXT(x));
-    if (bias == ETCH_NONE || (bias->ndim == 1 && bias->size[0] == w->size[0])) return true;
-    FAIL(ETCH_ERR_SHAPE, "expected bias of sizes [%lld], got %s", (long long)w->size[0],
-         TEXT(bias));
+             etch__shape_text(4, x).s, etch__shape_text(4, w).s, (long long)c->groups);
+    if (!x[1])
+        FAIL(ETCH_ERR_SHAPE, "expected at least one input channel, got %s",
+             etch__shape_text(4, x).s);
+    return true;
 }
 
-static bool convolution_rule(const op_call *call, tensor_meta *out) {
-    const etch_tensor *x = call->in[0], *w = call->in[1];
-    conv_numbers c;
-    if (!etch__conv_numbers(call, &c) || !conv_channels(call, &c)) return false;
-    out->ndim = 4, out->size[0] = x->size[0], out->size[1] = w->size[0];
+/* The sizes of the result. */
+static bool conv_sizes(const op_call *call, const conv_numbers *c, const int64_t *x,
+                       const int64_t *w, int64_t *out) {
+    if (!conv_channels(call, c, x, w)) return false;
+    out[0] = x[0], out[1] = w[0];
     for (int d = 0; d < 2; d++) {
-        int64_t kernel = w->size[2 + d];
-        __int128 room = (__int128)x->size[2 + d] + 2 * c.padding[d] - 1 -
-                        (__int128)c.dilation[d] * (kernel - 1);
+        int64_t kernel = w[2 + d];
+        __int128 room =
+            (__int128)x[2 + d] + 2 * c->padding[d] - 1 - (__int128)c->dilation[d] * (kernel - 1);
         if (kernel < 1 || room < 0 || room > INT64_MAX - 1)
             FAIL(ETCH_ERR_SHAPE,
                  "the kernel does not fit into the padded input: input %s, weight %s, padding "
                  "[%lld, %lld], dilation [%lld, %lld]",
-                 TEXT(x), TEXT(w), (long long)c.padding[0], (long long)c.padding[1],
-                 (long long)c.dilation[0], (long long)c.dilation[1]);
-        out->size[2 + d] = (int64_t)room / c.stride[d] + 1;
+                 etch__shape_text(4, x).s, etch__shape_text(4, w).s, (long long)c->padding[0],
+                 (long long)c->padding[1], (long long)c->dilation[0], (long long)c->dilation[1]);
+        out[2 + d] = (int64_t)room / c->stride[d] + 1;
     }
+    return true;
+}
+
+static bool convolution_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *x = call->in[0], *w = call->in[1], *bias = call->in[2];
+    conv_numbers c;
+    if (!etch__conv_numbers(call, &c)) return false;
+    if (!want_ndim(call, 0, "input", 4) || !want_ndim(call, 1, "weight", 4)) return false;
+    out->ndim = 4;
+    if (!conv_sizes(call, &c, x->size, w->size, out->size)) return false;
+    if (bias != ETCH_NONE && !etch__same_dims(bias->ndim, bias->size, 1, w->size))
+        FAIL(ETCH_ERR_SHAPE, "expected bias of sizes [%lld], got %s", (long long)w->size[0],
+             TEXT(bias));
+    return etch__row_major_result(call, out);
+}
+
+/* Of the input or the weight, whose sizes are given, where the result's gradient and the other one
+ * are operands. */
+static bool convolution_backward_rule(const op_call *call, tensor_meta *out) {
+    const etch_tensor *g = call->in[0], *other = call->in[1];
+    bool weight = call->op == OP_CONVOLUTION_BACKWARD_WEIGHT;
+    const int64_t *size = call->at + 1;
+    int64_t want[4];
+    conv_numbers c;
+    for (int d = 0; d < 4; d++)
+        if (call->at[0] != 4 || size[d] < 0)
+            FAIL(ETCH_ERR_SHAPE, "expected 4 sizes that are not negative, got %lld",
+                 (long long)call->at[0]);
+    if (!etch__conv_numbers(call, &c) || !want_ndim(call, 0, "grad_output", 4) ||
+        !want_ndim(call, 1, weight ? "input" : "weight", 4) ||
+        !conv_sizes(call, &c, weight ? other->size : size, weight ? size : other->size, want))
+        return false;
+    if (!etch__same_dims(g->ndim, g->size, 4, want))
+        FAIL(ETCH_ERR_SHAPE, "expected grad_output of sizes %s, got %s",
+             etch__shape_text(4, want).s, TEXT(g));
+    out->ndim = 4;
+    memcpy(out->size, size, 4 * sizeof *size);
     return etch__row_major_result(call, out);
 }
 

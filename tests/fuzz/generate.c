@@ -321,6 +321,34 @@ static void some_pair(generator *g, fuzz_arg *a, const char *name) {
         a->number[i] = plain(below(g, 3) + (strcmp(name, "padding") != 0));
 }
 
+static bool is_backward(op_id op) {
+    return op == OP_CONVOLUTION_BACKWARD_INPUT || op == OP_CONVOLUTION_BACKWARD_WEIGHT;
+}
+
+/* Of what a convolution without stride, padding and groups passes back. */
+static void backward_sizes(generator *g, op_id op, fuzz_arg *a, const statement *s) {
+    int grad = s->arg[0].tensor[0], other = s->arg[1].tensor[0];
+    const etch_tensor *out = g->w.v[grad], *in = g->w.v[other];
+    bool weight = op == OP_CONVOLUTION_BACKWARD_WEIGHT;
+    a->n = 4;
+    if (etch_ndim(out) != 4 || etch_ndim(in) != 4) return;
+    a->number[0] = size_of(grad, weight ? 1 : 0), a->number[1] = size_of(other, 1);
+    for (int d = 2; d < 4; d++) {
+        int64_t n = etch_size(out, d), m = etch_size(in, d);
+        a->number[d] = plain(weight ? m - n + 1 : m + n - 1);
+    }
+}
+
+static void backward_list(generator *g, op_id op, const char *name, fuzz_arg *a,
+                          const statement *s) {
+    if (strstr(name, "size")) {
+        backward_sizes(g, op, a, s);
+        return;
+    }
+    a->n = 1;
+    a->number[0] = plain(strcmp(name, "padding") != 0);
+}
+
 static void some_ints(generator *g, op_id op, const char *name, fuzz_arg *a, const statement *s) {
     int self = s->arg[0].tensor[0];
     const etch_tensor *t = g->w.v[self];
@@ -333,6 +361,8 @@ static void some_ints(generator *g, op_id op, const char *name, fuzz_arg *a, con
     case OP_LAYER_NORM: normalized_sizes(g, a, self, t); break;
     case OP_CONVOLUTION:
     case OP_CONV2D: some_pair(g, a, name); break;
+    case OP_CONVOLUTION_BACKWARD_INPUT:
+    case OP_CONVOLUTION_BACKWARD_WEIGHT: backward_list(g, op, name, a, s); break;
     default:
         if (etch__ops[op].kind == KIND_CREATION) creation_sizes(g, a);
         else some_dims(g, a, t);
@@ -346,7 +376,7 @@ static fuzz_int some_int(generator *g, const char *name, const statement *s) {
         static const int64_t steps[] = {1, 1, 1, 2, 3, -1, -1, -2, -3};
         return plain(steps[below(g, 9)]);
     }
-    if (!strcmp(name, "groups")) return plain(chance(g, 3) ? 2 : 1);
+    if (!strcmp(name, "groups")) return plain(chance(g, 3) && !is_backward(s->op) ? 2 : 1);
     /* Not -1, the largest index: with wild ones that is more than there is memory. */
     if (!strcmp(name, "num_classes")) return plain(below(g, 12));
     if (!strcmp(name, "device")) return plain(chance(g, 8) ? ETCH_CUDA(70) : ETCH_CPU);
@@ -404,7 +434,7 @@ static int tensor_operand(generator *g, op_id op, const statement *s, int operan
     if (operand == mask_operand(op) && g->mask >= 0) return g->mask;
     if (operand && g->divisor >= 0 && etch__ops[op].flags & OPF_MAY_FAIL) return g->divisor;
     bool norm = op == OP_NATIVE_LAYER_NORM || op == OP_LAYER_NORM;
-    bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D;
+    bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D || is_backward(op);
     if (operand && norm) return some_weight(g, s);
     if (convolution && !operand) return some_matrix(g, 4);
     if (convolution)
@@ -496,11 +526,23 @@ static bool has_exact_expression(op_id op) {
 }
 
 static bool has_inexact_parts(op_id op) {
-    static const op_id inexact[] = {OP_RANDN,       OP_MATMUL,          OP_LINEAR,
-                                    OP_SOFTMAX_RAW, OP_LAYER_NORM,      OP_SOFTMAX,
-                                    OP_LOG_SOFTMAX, OP_LOG_SOFTMAX_RAW, OP_LOGSUMEXP,
-                                    OP_LDEXP,       OP_POW_SCALAR,      OP_NATIVE_LAYER_NORM,
-                                    OP_POW_SCALAR_, OP_CONVOLUTION,     OP_CONV2D};
+    static const op_id inexact[] = {OP_RANDN,
+                                    OP_MATMUL,
+                                    OP_LINEAR,
+                                    OP_SOFTMAX_RAW,
+                                    OP_LAYER_NORM,
+                                    OP_SOFTMAX,
+                                    OP_LOG_SOFTMAX,
+                                    OP_LOG_SOFTMAX_RAW,
+                                    OP_LOGSUMEXP,
+                                    OP_LDEXP,
+                                    OP_POW_SCALAR,
+                                    OP_NATIVE_LAYER_NORM,
+                                    OP_POW_SCALAR_,
+                                    OP_CONVOLUTION,
+                                    OP_CONV2D,
+                                    OP_CONVOLUTION_BACKWARD_INPUT,
+                                    OP_CONVOLUTION_BACKWARD_WEIGHT};
     for (int i = 0; i < COUNT_OF(inexact); i++)
         if (inexact[i] == op) return true;
     return false;
@@ -581,6 +623,16 @@ static void make_images(generator *g) {
     if (chance(g, 2)) take_random(g, dtype, 1, filter);
 }
 
+/* A gradient, and a filter or images that fit. */
+static void make_gradients(generator *g, op_id op) {
+    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : below(g, ETCH_F16 + 1);
+    int64_t grad[] = {1 + below(g, 3), 1 + below(g, 4), 2 + below(g, 3), 2 + below(g, 3)};
+    int64_t filter[] = {grad[1], 1 + below(g, 4), 1 + below(g, 3), 1 + below(g, 3)};
+    int64_t image[] = {grad[0], filter[1], grad[2] + below(g, 3), grad[3] + below(g, 3)};
+    take_random(g, dtype, 4, grad);
+    take_random(g, dtype, 4, op == OP_CONVOLUTION_BACKWARD_INPUT ? filter : image);
+}
+
 /* An odd number each, so that dividing by it does not fail. */
 static int make_divisor(generator *g) {
     int n = some_tensor(g);
@@ -605,6 +657,7 @@ static int make_mask(generator *g) {
 /* What the operator needs to have many operands that fit. */
 static void make_operands(generator *g, op_id op) {
     if ((op == OP_CONVOLUTION || op == OP_CONV2D) && !chance(g, 4)) make_images(g);
+    if (is_backward(op) && !chance(g, 4)) make_gradients(g, op);
     if (mask_operand(op) >= 0 && !chance(g, 4)) g->mask = make_mask(g);
     if (etch__ops[op].flags & OPF_MAY_FAIL && !chance(g, 3)) g->divisor = make_divisor(g);
 }
