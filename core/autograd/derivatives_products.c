@@ -1,6 +1,7 @@
 /* Derivatives of matrix products: of each factor it is the product of the gradient and the other
- * one, transposed. Of a factor that is the transpose of a matrix (the weight of a linear layer) the
- * transpose is computed, so that the matrix itself gets a gradient by rows, and nothing is copied. */
+ * one, transposed. Of a factor that is the transpose of a matrix (the weight of a linear layer)
+ * the transpose is computed, so that the matrix itself gets a gradient by rows, and nothing is
+ * copied. */
 #include "core/autograd/rules.h"
 
 static etch_tensor *turned(etch_tensor *t) { return etch_transpose(t, -2, -1); }

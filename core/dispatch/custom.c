@@ -289,8 +289,11 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
     op->flags = d->effects ? OPF_EFFECTS : 0;
     op->nout = 1, op->impl = -1, op->plain = OP_COUNT, op->infer = infer_custom;
     op->name = name, op->schema = text, op->cfn = "";
-    custom[id - OP_COUNT] =
-        (custom_op){{{d->cpu, d->ctx}, {d->cuda, d->ctx}}, d->cuda_issues_only, d->shape, d->ctx, d->derivative};
+    custom[id - OP_COUNT] = (custom_op){{{d->cpu, d->ctx}, {d->cuda, d->ctx}},
+                                        d->cuda_issues_only,
+                                        d->shape,
+                                        d->ctx,
+                                        d->derivative};
     etch__schema_set(id, s);
     etch__register_kernel(id, run_custom);
     etch__op_count = id + 1;
