@@ -51,6 +51,7 @@ void etch_hook_remove(etch_module *m, int64_t handle) {
     for (int i = 0; m && handle && i < m->nhooks; i++)
         if (m->hooks[i].handle == handle) m->hooks[i].handle = 0;
     if (m && !m->walking) sweep_hooks(m);
+    if (m && handle) etch__nn_remove_backward(m, handle);
 }
 
 /* The tensors of one call. */
@@ -120,9 +121,11 @@ static etch_status call_plain(etch_module *m, etch_tensor *const *in, int nin, e
     tensors t = {changed, out, nin, nout};
     for (int i = 0; i < nin; i++) changed[i] = in[i];
     for (int i = 0; i < nout; i++) out[i] = NULL;
-    if (!run_hooks(m, false, t)) return completed(m, etch_last_status(), t);
+    if (!run_hooks(m, false, t) || !etch__nn_watch(m, false, t.in, nin))
+        return completed(m, etch_last_status(), t);
     etch_status status = completed(m, run_forward(m, t), t);
-    if (status == ETCH_OK && !run_hooks(m, true, t)) status = etch_last_status();
+    if (status == ETCH_OK && (!run_hooks(m, true, t) || !etch__nn_watch(m, true, out, nout)))
+        status = etch_last_status();
     return completed(m, status, t);
 }
 

@@ -41,6 +41,7 @@ static void free_tensors(name_list *list) {
 static void free_module(etch_module *m) {
     etch_function_free(m->compiled);
     m->parent = NULL;
+    etch__nn_remove_backward(m, 0);
     etch__nn_changed(m);
     for (int i = 0; i < m->children.n; i++) free_module(m->children.list[i].item);
     free_tensors(&m->parameters);

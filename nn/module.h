@@ -49,6 +49,7 @@ struct etch_module {
     _Atomic(listing *) listed; /* NULL: not made since the last change */
     module_hook *hooks;
     int nhooks, walking;
+    int nbackward; /* hooks on gradients: nn/backward_hooks.c */
     int64_t last_handle;
     void *ctx;
     void *(*copy_ctx)(void *ctx);
@@ -102,6 +103,14 @@ void etch__nn_changed(etch_module *m);
 /* The same of m alone. */
 void etch__nn_forget(etch_module *m);
 void etch__nn_free_names(name_list *list);
+
+/* ---- nn/backward_hooks.c ---- */
+
+/* Removes a hook of m, or all of them (0); one that is not there is a no-op. */
+void etch__nn_remove_backward(etch_module *m, int64_t handle);
+/* Where m has hooks on the gradients of its inputs, or its results: puts aliases in the places of
+ * those that require gradients, with the hooks on them. */
+bool etch__nn_watch(const etch_module *m, bool results, etch_tensor **t, int n);
 
 /* ---- ready-made layers ---- */
 

@@ -256,6 +256,10 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_optim_lr, "etch_optim_lr", isnan(etch_optim_lr(NULL, 0)))                           \
     FAILS(etch_optim_save, "etch_optim_save", etch_optim_save(NULL, "x") != ETCH_OK)               \
     FAILS(etch_optim_load, "etch_optim_load", etch_optim_load(NULL, "x") != ETCH_OK)               \
+    FAILS(etch_module_backward_hook, "etch_module_backward_hook",                                  \
+          !etch_module_backward_hook(parent, NULL, NULL))                                          \
+    FAILS(etch_module_backward_pre_hook, "etch_module_backward_pre_hook",                          \
+          !etch_module_backward_pre_hook(NULL, NULL, NULL))                                        \
     FAILS(etch_nn_sequential, "etch_nn_sequential", !etch_nn_sequential(NULL, 2))                  \
     FAILS(etch_device_parse, "etch_device_parse", etch_device_parse("tpu") == -1)                  \
     FAILS(etch_device_of, "etch_device_of", etch_device_of(NULL) == -1)                            \

@@ -137,6 +137,16 @@ ETCH_API int64_t etch_module_forward_pre_hook(etch_module *m, etch_pre_hook hook
 ETCH_API int64_t etch_module_forward_hook(etch_module *m, etch_hook hook, void *ctx);
 ETCH_API int64_t etch_module_forward_pre_hook_n(etch_module *m, etch_pre_hook_n hook, void *ctx);
 ETCH_API int64_t etch_module_forward_hook_n(etch_module *m, etch_hook_n hook, void *ctx);
+/* Hooks on gradients, called while a backward call runs, for calls of m that were made with the
+ * hook there: etch_module_backward_pre_hook with the gradient of the i-th result, before it flows
+ * through m; etch_module_backward_hook with that of the i-th input, as far as it flows through m,
+ * when it is complete. What it returns takes the gradient's place, as above. Inputs that require no
+ * gradients have none. The forward sees aliases (views) of its inputs, the caller gets aliases of
+ * the results. Once a hook is removed or its module freed, gradients pass by it. Hooks are put on
+ * tensors at each call: in compiled code a graph break. */
+typedef etch_tensor *(*etch_backward_hook)(void *ctx, etch_module *m, int i, etch_tensor *grad);
+ETCH_API int64_t etch_module_backward_hook(etch_module *m, etch_backward_hook hook, void *ctx);
+ETCH_API int64_t etch_module_backward_pre_hook(etch_module *m, etch_backward_hook hook, void *ctx);
 /* A handle that is removed already, or 0, is a no-op. */
 ETCH_API void etch_hook_remove(etch_module *m, int64_t handle);
 
