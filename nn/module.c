@@ -61,6 +61,12 @@ void etch_module_free(etch_module *m) {
     else if (m) free_module(m);
 }
 
+etch_module *etch__nn_finish(etch_module *m, bool ok) {
+    if (ok) return m;
+    etch_module_free(m);
+    return NULL;
+}
+
 /* ---- what a type keeps ---- */
 
 const char *etch_module_type(const etch_module *m) { return m ? m->type : NULL; }

@@ -87,6 +87,11 @@ etch_tensor *etch__nn_to(etch_tensor *t, etch_dtype dtype);
 /* x with each element dropped with probability p, the others divided by 1 - p. NULL for NULL. */
 etch_tensor *etch__nn_drop(etch_tensor *x, double p);
 
+/* ---- nn/module.c ---- */
+
+/* m, or NULL after freeing it where ok is false. */
+etch_module *etch__nn_finish(etch_module *m, bool ok);
+
 /* ---- nn/names.c ---- */
 
 /* Of m itself, by a name without dots; no error where there is none. */
@@ -112,7 +117,7 @@ void etch__nn_remove_backward(etch_module *m, int64_t handle);
  * those that require gradients, with the hooks on them. */
 bool etch__nn_watch(const etch_module *m, bool results, etch_tensor **t, int n);
 
-/* ---- ready-made layers ---- */
+/* ---- nn/make_layer.c ---- */
 
 /* A layer whose ctx is a copy of size bytes at data (copied and freed with it), with a config as
  * printf makes it. NULL with the error set. */
@@ -126,8 +131,6 @@ etch_module *etch__nn_layer_n(const char *type, etch_forward_n forward, const vo
 extern _Thread_local int64_t etch__nn_limit;
 /* Whether a tensor of these sizes is within it; else the error format. */
 bool etch__nn_within(etch_dtype dtype, etch_shape sizes);
-/* m, or NULL after freeing it where ok is false. */
-etch_module *etch__nn_finish(etch_module *m, bool ok);
 /* A parameter uniform in +-bound. Needs no open scope. */
 bool etch__nn_add_uniform(etch_module *m, const char *name, etch_dtype dtype, etch_shape sizes,
                           double bound);

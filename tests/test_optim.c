@@ -602,4 +602,27 @@ TEST(files_that_do_not_fit) {
     }
 }
 
+/* All of a good file, and a tensor more. */
+TEST(files_with_more) {
+    ETCH_SCOPE {
+        etch_tensor *w = leaf(ETCH_F32, 1, N);
+        etch_optim *o = must(etch_optim_adam(NULL));
+        assert_int_equal(etch_optim_add_with(o, &w, 1, NULL), 0);
+        assert_int_equal(etch_optim_save(o, path_of("o")), ETCH_OK);
+        etch_safetensors *f = must(etch_safetensors_load(path_of("o")));
+        etch_named_tensor all[4] = {{"0.1.exp_avg", w}};
+        for (int i = 0; i < 3; i++)
+            all[1 + i] = (etch_named_tensor){etch_safetensors_name(f, i),
+                                             must(etch_safetensors_tensor(f, i))};
+        const etch_named_text text = {"etch_optim", etch_safetensors_text(f, "etch_optim")};
+        assert_int_equal(etch_safetensors_save(path_of("less"), all + 1, 3, &text, 1), ETCH_OK);
+        assert_int_equal(etch_safetensors_save(path_of("more"), all, 4, &text, 1), ETCH_OK);
+        etch_safetensors_free(f);
+        assert_int_equal(etch_optim_load(o, path_of("less")), ETCH_OK);
+        FAILED_WITH(etch_optim_load(o, path_of("more")) != ETCH_OK, ETCH_ERR_FORMAT,
+                    "tensors that the optimiser has not");
+        etch_optim_free(o);
+    }
+}
+
 TEST(the_folder_goes, .last = true) { remove_folder(); }
