@@ -9,10 +9,11 @@ const char *const etch__cuda_fault_text = faults_text;
 
 /* ---- the run at hand ---- */
 
-static __thread checks_run now;
+/* Empty where the thread has no stream. */
+static checks_run *now(void) { return etch__cuda_thread_checks(); }
 
-void *etch__cuda_checks_word(void) { return now.slot ? &now.slot->failed : NULL; }
-bool etch__cuda_checks_noted(void) { return now.noted; }
+void *etch__cuda_checks_word(void) { return now()->slot ? &now()->slot->failed : NULL; }
+bool etch__cuda_checks_noted(void) { return now()->noted; }
 
 static fault_slot *slots_of(const fault_set *f) { return etch__cuda_address(f->block); }
 
@@ -84,8 +85,8 @@ static etch_status report(fault_set *f, cuda_stream *by, int used, bool told) {
 static etch_status clear_stale(cuda_stream *s) {
     fault_set *f = &s->faults;
     if (likely(!f->stale)) return ETCH_OK;
-    int open = now.stream == s && now.slot < slots_of(f) + FAULT_RUNS
-                   ? (int)(now.slot - slots_of(f))
+    int open = now()->stream == s && now()->slot < slots_of(f) + FAULT_RUNS
+                   ? (int)(now()->slot - slots_of(f))
                    : FAULT_RUNS;
     size_t behind = open < FAULT_RUNS ? (size_t)(FAULT_RUNS - open - 1) : 0;
     etch_status status = open ? clear(f, s, 0, (size_t)open * sizeof(fault_slot)) : ETCH_OK;
@@ -241,13 +242,13 @@ static etch_status enter_recording(cuda_stream *s) {
 etch_status etch__cuda_checks_open(int device) {
     cuda_stream *s = etch__cuda_stream(etch__device_index(device));
     if (!s) return etch__tls.status;
-    if (etch__cuda_capturing() && !now.steps && enter_recording(s) != ETCH_OK)
+    if (etch__cuda_capturing() && !now()->steps && enter_recording(s) != ETCH_OK)
         return etch__tls.status;
-    if (now.depth) return now.depth++, ETCH_OK;
+    if (now()->depth) return now()->depth++, ETCH_OK;
     pthread_mutex_lock(&s->faults.lock);
     etch_status status = make_room(s);
     if (status == ETCH_OK) {
-        now = (checks_run){.stream = s, .slot = take_slot(&s->faults), .depth = 1};
+        *now() = (checks_run){.stream = s, .slot = take_slot(&s->faults), .depth = 1};
         s->faults.nopen++;
     }
     pthread_mutex_unlock(&s->faults.lock);
@@ -255,12 +256,12 @@ etch_status etch__cuda_checks_open(int device) {
 }
 
 void etch__cuda_checks_close(void) {
-    cuda_stream *s = now.stream;
-    if (--now.depth) return;
+    cuda_stream *s = now()->stream;
+    if (--now()->depth) return;
     pthread_mutex_lock(&s->faults.lock);
     s->faults.nopen--;
     pthread_mutex_unlock(&s->faults.lock);
-    now = (checks_run){0};
+    *now() = (checks_run){0};
 }
 
 static etch_status check_of_run(cuda_stream *s, const fault_note *note, fault_args *args) {
@@ -268,32 +269,32 @@ static etch_status check_of_run(cuda_stream *s, const fault_note *note, fault_ar
     pthread_mutex_lock(&f->lock);
     etch_status status = make_room(s);
     if (status == ETCH_OK) {
-        bool in_run = now.stream == s;
-        args->slot = in_run ? now.slot : take_slot(f);
+        bool in_run = now()->stream == s;
+        args->slot = in_run ? now()->slot : take_slot(f);
         args->check = (uint64_t)f->nnotes << FAULT_ELEMENT_BITS;
         f->notes[f->nnotes++] = *note;
-        now.noted |= in_run;
+        if (in_run) now()->noted = true;
     }
     pthread_mutex_unlock(&f->lock);
     return status;
 }
 
 static etch_status check_of_graph(const fault_note *note, fault_args *args) {
-    if (now.step >= FAULT_STEPS)
+    if (now()->step >= FAULT_STEPS)
         return etch__error_at(note->site, ETCH_ERR_UNSUPPORTED,
                               "%s: more than %d operators of a CUDA graph check their data",
                               etch__ops[note->op].name, FAULT_STEPS);
-    now.steps[now.step] = *note;
-    args->slot = now.slot;
-    args->check = number_of(now.graph, now.step) << FAULT_ELEMENT_BITS;
-    now.step += recording != NULL;
-    now.noted = true;
+    now()->steps[now()->step] = *note;
+    args->slot = now()->slot;
+    args->check = number_of(now()->graph, now()->step) << FAULT_ELEMENT_BITS;
+    now()->step += recording != NULL;
+    now()->noted = true;
     return ETCH_OK;
 }
 
 etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args *args) {
     if (likely(!etch__cuda_capturing())) return check_of_run(s, note, args);
-    if (!now.steps && enter_recording(s) != ETCH_OK) return etch__tls.status;
+    if (!now()->steps && enter_recording(s) != ETCH_OK) return etch__tls.status;
     return check_of_graph(note, args);
 }
 
@@ -333,19 +334,19 @@ void etch__cuda_checks_release(const graph_checks *g) {
 void etch__cuda_checks_enter(graph_checks *g) {
     if (!g->stream) return;
     fault_set *f = &g->stream->faults;
-    g->outer = now;
-    now = (checks_run){.stream = g->stream,
-                       .slot = slots_of(f) + FAULT_RUNS + g->number,
-                       .depth = 1,
-                       .steps = f->steps[g->number],
-                       .graph = g->number};
+    g->outer = *now();
+    *now() = (checks_run){.stream = g->stream,
+                          .slot = slots_of(f) + FAULT_RUNS + g->number,
+                          .depth = 1,
+                          .steps = f->steps[g->number],
+                          .graph = g->number};
 }
 
 void etch__cuda_checks_leave(const graph_checks *g) {
-    if (g->stream) now = g->outer;
+    if (g->stream) *now() = g->outer;
 }
 
-void etch__cuda_checks_step(int step) { now.step = step; }
+void etch__cuda_checks_step(int step) { now()->step = step; }
 
 /* The slot is that of another stream where the thread that launches is not the one that recorded.
  * What failed in the last launch stays to be said, and is not held against this one. */

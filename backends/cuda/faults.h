@@ -74,6 +74,8 @@ typedef struct checks_run {
     fault_note *steps; /* of a graph that is recorded; the step at hand */
     int graph, step;
 } checks_run;
+/* The calling thread's, which lies with its streams (stream.c). */
+checks_run *etch__cuda_thread_checks(void);
 
 /* A slot for a graph: of which stream, and its number. Between enter and leave the checks of the
  * steps that are recorded are this graph's. */

@@ -13,15 +13,18 @@
 static cuda_stream *streams[STREAMS];
 static int nstreams;
 
-/* A thread's streams: its own, and those that it works on. */
+/* A thread's streams: its own, and those that it works on; and the checks of what it runs there. */
 typedef struct thread_streams {
     cuda_stream *own[CUDA_DEVICES], *now[CUDA_DEVICES];
+    checks_run checks;
 } thread_streams;
 static thread_streams none;
 static __thread thread_streams *mine = &none;
 static pthread_key_t at_thread_end;
 
 void (*etch__cuda_stream_taken)(cuda_stream *s);
+
+checks_run *etch__cuda_thread_checks(void) { return &mine->checks; }
 
 cu_stream etch__cuda_stream_handle(const cuda_stream *s) { return s->stream; }
 cuda_device *etch__cuda_stream_device(const cuda_stream *s) { return s->device; }
