@@ -545,6 +545,42 @@ TEST(compiled_code_finds_what_was_modified) {
     }
 }
 
+/* exp and its product keep their operands' results: x y (read by nothing) is not kept. */
+static etch_tensor *told(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *z = etch_exp(etch_mul(x, y));
+    return etch_sum(etch_mul(z, x));
+}
+
+static char logged[16384];
+static void take_line(void *ctx, const char *line) {
+    (void)ctx;
+    size_t used = strlen(logged);
+    snprintf(logged + used, sizeof logged - used, "%s\n", line);
+}
+
+TEST(graphs_with_gradients_are_told) {
+    etch_set_log_sink(take_line, NULL);
+    assert_int_equal(etch_set_logs("joint_graph,forward_graph,backward_graph"), ETCH_OK);
+    ETCH_SCOPE {
+        etch_tensor *a = leaf(ETCH_SHAPE(2, 3), 0.5), *b = leaf(ETCH_SHAPE(2, 3), 0.25);
+        body = told;
+        etch_function *f = etch_compile(told), *whole = etch_compile(step, .name = "whole");
+        for (int i = 0; i < 3; i++) assert_int_equal(etch_backward(etch_call(f, a, b)), ETCH_OK);
+        assert_non_null(etch_call(whole, a, b));
+        etch_explanation *e = etch_explain(f);
+        assert_int_equal(e->graph_count, 1);
+        assert_int_equal(e->graphs[0].saved_bytes, 2 * 3 * 4);
+        etch_explanation_free(e);
+        etch_function_free(f), etch_function_free(whole);
+    }
+    etch_set_logs("");
+    etch_set_log_sink(NULL, NULL);
+    assert_non_null(strstr(logged, "forward_graph: graph told/0("));
+    assert_non_null(strstr(logged, "forward_graph: told/0: 24 bytes are saved"));
+    assert_non_null(strstr(logged, "backward_graph: graph told backward/0("));
+    assert_non_null(strstr(logged, "joint_graph: graph whole/0("));
+}
+
 /* A replay would compute results and note nothing: the body runs where gradients are wanted, and
  * only there. */
 TEST(replays_stand_aside) {

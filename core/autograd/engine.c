@@ -440,7 +440,7 @@ static etch_status run_request(void *ctx) {
     const backward_request *request = ctx;
     engine e = {.r = request};
     uint64_t state = etch__tls.state;
-    etch__tls.noted++; /* what it adds to leaves is no result of operators */
+    etch__tls.backwards++;
     const op_call *composite = etch__tls.composite;
     etch__tls.composite = NULL;
     if (request->create) etch__tls.state &= ~(uint64_t)STATE_NO_GRAD;

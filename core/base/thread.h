@@ -79,7 +79,7 @@ typedef struct etch_thread {
     struct trace_run *runs;
     struct empty_frame *interrupted;
     int watches, marked;
-    unsigned noted; /* operators that were noted for gradients */
+    unsigned noted, backwards; /* operators that were noted for gradients; backward passes */
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 

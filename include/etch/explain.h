@@ -16,6 +16,7 @@ typedef struct etch_explained_graph {
     int operators;
     int kernels, products; /* generated kernels and library products of one run */
     double seconds;        /* compiling it took */
+    int64_t saved_bytes;   /* of what it makes and tapes keep for backward; each storage once */
 } etch_explained_graph;
 
 /* A graph break met while recording, or why a graph was needed beyond the first. */

@@ -148,11 +148,47 @@ static graph *build_graph(const trace_leaf *leaf, const input_case *seen, const 
 
 /* ---- compiling ---- */
 
-static void log_graph(const graph *g) {
-    if (!etch__log_on(LOG_GRAPH)) return;
+static void log_graph(const etch_function *f, const trace_leaf *leaf, const graph *g) {
+    log_channel kind = f->backward   ? LOG_BACKWARD_GRAPH
+                       : leaf->joint ? LOG_JOINT_GRAPH
+                       : leaf->noted ? LOG_FORWARD_GRAPH
+                                     : LOG_GRAPH;
+    if (!etch__log_on(LOG_GRAPH) && !etch__log_on(kind)) return;
     char *text = etch__graph_text(g);
-    if (text) etch__log(LOG_GRAPH, "%s", text);
+    if (text && etch__log_on(LOG_GRAPH)) etch__log(LOG_GRAPH, "%s", text);
+    if (text && kind != LOG_GRAPH && etch__log_on(kind)) etch__log(kind, "%s", text);
     etch__free(text);
+}
+
+/* ---- what tapes keep ---- */
+
+static const trace_node *maker_of(const trace_leaf *leaf, int32_t value) {
+    for (int i = 0; i < leaf->npath; i++)
+        if (leaf->path[i]->c.out == value && !leaf->path[i]->c.inplace) return leaf->path[i];
+    return NULL;
+}
+
+static bool kept_before(const trace_leaf *leaf, int i) {
+    int32_t base = leaf->base[leaf->path[i]->c.out];
+    for (int k = 0; k < i; k++)
+        if (leaf->path[k]->op == OP_DETACH && leaf->want[leaf->path[k]->c.out] &&
+            leaf->base[leaf->path[k]->c.out] == base)
+            return true;
+    return false;
+}
+
+/* Bytes of what the segment makes and its tape keeps: each storage once, inputs apart. */
+static int64_t saved_bytes(const trace_leaf *leaf) {
+    int64_t bytes = 0;
+    for (int i = 0; leaf->noted && i < leaf->npath; i++) {
+        int32_t v = leaf->path[i]->c.out;
+        if (leaf->path[i]->op != OP_DETACH || !leaf->want[v] || kept_before(leaf, i)) continue;
+        const trace_node *made = maker_of(leaf, leaf->base[v]);
+        int64_t n = made ? (int64_t)etch_dtype_size(made->meta.dtype) : 0;
+        for (int d = 0; made && d < made->meta.ndim; d++) n *= made->meta.size[d];
+        bytes += n;
+    }
+    return bytes;
 }
 
 static void count_graph(etch_function *f, const trace_leaf *leaf) {
@@ -226,8 +262,18 @@ static bool copy_key(segment_code *code, const input_case *seen) {
 static void note_graph(etch_function *f, const trace_leaf *leaf, const char *name, const plan *p,
                        double seconds) {
     char *guards = etch__guards_text(leaf);
+    int64_t saved = saved_bytes(leaf);
     if (guards) etch__log(LOG_GUARDS, "%s: %s", name, guards);
-    etch__note_graph(f, name, guards, leaf->npath, p->nkernels, p->nmatmuls, seconds);
+    if (leaf->noted && !leaf->joint)
+        etch__log(LOG_FORWARD_GRAPH, "%s: %lld bytes are saved for backward", name,
+                  (long long)saved);
+    etch__note_graph(f, &(story_graph){.name = (char *)name,
+                                       .guards = guards,
+                                       .operators = leaf->npath,
+                                       .kernels = p->nkernels,
+                                       .products = p->nmatmuls,
+                                       .seconds = seconds,
+                                       .saved_bytes = saved});
 }
 
 /* A caller that waits is content with a provisional plan; what is to better it is no such plan. */
@@ -270,7 +316,7 @@ static segment_code *compile(const compile_request *q, missing m) {
     name_graph(q->f, q->leaf, m == GRAPH, name, sizeof name);
     graph *g = prepare(q, m, name, &code);
     if (!g) return NULL;
-    if (m == GRAPH) log_graph(g);
+    if (m == GRAPH) log_graph(q->f, q->leaf, g);
     double before = 1e-9 * (double)etch__now();
     backend_options options = options_for(q, m);
     int64_t profile = etch__profile_start();

@@ -82,7 +82,10 @@ static etch_function *function_of(grad_origin *o) {
     if (f) return f;
     pthread_mutex_lock(&o->lock);
     f = atomic_load(&o->backward);
-    if (!f) atomic_store(&o->backward, f = etch_compile_n(body, &o->options));
+    if (!f && (f = etch_compile_n(body, &o->options))) {
+        f->backward = true;
+        atomic_store(&o->backward, f);
+    }
     pthread_mutex_unlock(&o->lock);
     return f;
 }

@@ -198,7 +198,8 @@ static void fill(const trace_run *r, replay *p) {
 static const char *obstacle(const trace_run *r) {
     const trace_walk *w = r->walk;
     if (r->replay.broke) return etch__reasons[r->replay.broke - 1].text;
-    if (r->replay.noted != etch__tls.noted) return "it records or computes gradients";
+    if (r->noted != etch__tls.noted || r->backwards != etch__tls.backwards)
+        return "it records or computes gradients";
     return w && !w->entry ? "it has more than one segment" : NULL;
 }
 

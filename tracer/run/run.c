@@ -36,7 +36,7 @@ static trace_run *take_run(etch_function *f) {
     etch__function_pin(f);
     r->f = f;
     if (unlikely(f->options.replay)) r->replay.state = etch__state_now();
-    r->replay.noted = etch__tls.noted;
+    r->noted = etch__tls.noted, r->backwards = etch__tls.backwards;
     r->errors = etch__tls.errors;
     r->check.on = etch__checking() && f->options.numerics == ETCH_STRICT;
     r->gen = atomic_load_explicit(&f->gen, memory_order_acquire);

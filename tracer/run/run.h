@@ -19,7 +19,6 @@ typedef struct run_replay {
     const replay *holds; /* or NULL */
     trace_leaf *leaf;    /* of the first segment */
     uint64_t state;      /* when the call began */
-    unsigned noted;      /* the thread's count, then */
     int broke;           /* the reason of the first break (+ 1), and where */
     const void *broke_site;
 } run_replay;
@@ -50,12 +49,13 @@ typedef struct trace_run {
                                  computed any more */
     bool marked;              /* an argument has a dimension that is marked dynamic */
     limit_warning warning;
-    int disabled;        /* inside how many disabled functions */
-    int nconstants;      /* calls of functions assumed constant */
-    int modes;           /* how many modes were entered before the call */
-    unsigned errors;     /* the thread's when the call began */
-    int64_t scope;       /* the call's own */
-    int32_t outer_guard; /* guard_scope before the call */
+    int disabled;              /* inside how many disabled functions */
+    int nconstants;            /* calls of functions assumed constant */
+    int modes;                 /* how many modes were entered before the call */
+    unsigned errors;           /* the thread's when the call began */
+    unsigned noted, backwards; /* the same */
+    int64_t scope;             /* the call's own */
+    int32_t outer_guard;       /* guard_scope before the call */
     exposure *exposed;
     int64_t nexposed, exposed_cap;
     etch_storage **spoilt; /* what failed writes were to change; a count of each */

@@ -74,21 +74,18 @@ void etch__story_note(etch_function *f, story_list list, reason_id why, const vo
     etch__unlock(LOCK_STORIES);
 }
 
-void etch__note_graph(etch_function *f, const char *name, char *guards, int operators, int kernels,
-                      int products, double seconds) {
+void etch__note_graph(etch_function *f, const story_graph *g) {
     story *s = &f->story;
     KEEP_ERROR;
-    char *copy = etch__strdup(name);
+    char *copy = etch__strdup(g->name);
     etch__lock(LOCK_STORIES);
-    s->seconds += seconds;
+    s->seconds += g->seconds;
     bool room = copy && s->ngraphs < STORY_MAX &&
                 etch__grow(&s->graphs, &s->graphs_cap, s->ngraphs + 1, sizeof *s->graphs);
-    if (room)
-        s->graphs[s->ngraphs++] =
-            (story_graph){copy, guards, operators, kernels, products, seconds};
+    if (room) s->graphs[s->ngraphs] = *g, s->graphs[s->ngraphs++].name = copy;
     s->dropped += !room;
     etch__unlock(LOCK_STORIES);
-    if (!room) etch__free(copy), etch__free(guards);
+    if (!room) etch__free(copy), etch__free(g->guards);
 }
 
 void etch__last_recompile(etch_function *f, char *buf, size_t n) {
@@ -132,7 +129,8 @@ static void put_event(string_room *room, const story_event *e, etch_explained_ev
 static void put_graph(string_room *room, const story_graph *g, etch_explained_graph *to) {
     const char *name = put(room, g->name), *guards = put(room, g->guards ? g->guards : "");
     if (!to) return;
-    *to = (etch_explained_graph){name, guards, g->operators, g->kernels, g->products, g->seconds};
+    *to = (etch_explained_graph){name,        guards,     g->operators,  g->kernels,
+                                 g->products, g->seconds, g->saved_bytes};
 }
 
 static void put_story(string_room *room, const etch_function *f, etch_explanation *e) {
@@ -224,6 +222,8 @@ static void say_graph(bounded_text *t, const etch_explained_graph *g) {
     etch__text_add(t, "  graph %s: %d operator%s, %d kernel%s, %d product%s, compiled in %.1f ms\n",
                    g->name, g->operators, plural(g->operators), g->kernels, plural(g->kernels),
                    g->products, plural(g->products), g->seconds * 1e3);
+    if (g->saved_bytes)
+        etch__text_add(t, "    saves %lld bytes for backward\n", (long long)g->saved_bytes);
     if (g->guards[0]) etch__text_add(t, "    guards: %s\n", g->guards);
 }
 

@@ -45,6 +45,7 @@ struct etch_function {
     function_body body;
     etch_compile_options options;
     wrapper_kind wrap;
+    bool backward;              /* its calls are backward passes over what another one made */
     bool recursive;             /* of a disabled one: so are the functions it calls */
     struct allowed_fn *allowed; /* of one that is allowed in graphs */
     uint64_t serial;            /* of one whose value is assumed constant */

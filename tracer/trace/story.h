@@ -19,6 +19,7 @@ typedef struct story_graph {
     char *name, *guards;
     int operators, kernels, products;
     double seconds;
+    int64_t saved_bytes;
 } story_graph;
 
 typedef struct story {
@@ -36,9 +37,8 @@ struct etch_function;
  * STORY_MODE keeps the last one, whose name is the detail. */
 void etch__story_note(struct etch_function *f, story_list list, reason_id why, const void *site,
                       const char *detail);
-/* guards is taken over. */
-void etch__note_graph(struct etch_function *f, const char *name, char *guards, int operators,
-                      int kernels, int products, double seconds);
+/* guards is taken over, the name copied. */
+void etch__note_graph(struct etch_function *f, const story_graph *g);
 /* "reason: detail" of the last recompile into buf, "" without one. */
 void etch__last_recompile(struct etch_function *f, char *buf, size_t n);
 
