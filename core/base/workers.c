@@ -2,8 +2,10 @@
  *
  * A round of work has a number; threads wait for the next one, for a while in a loop and then in
  * the kernel. Each has a share of the round's pieces: it takes from the front, and when nothing is
- * left it takes from the ends of the others' shares. A round ends when all threads have seen it, so
- * none is ever behind by more than one. */
+ * left it takes from the ends of the others' shares. When the caller finds no more pieces it shuts
+ * the gate, and waits for those who are inside; who comes late finds it shut and waits for another
+ * round. So a thread that has no processor on a busy machine keeps nobody, unless it has lost it in
+ * the middle of a piece. */
 #include "core/base/workers.h"
 
 #include <errno.h>
@@ -18,6 +20,8 @@
 #include <unistd.h>
 
 #include "core/base/stack.h"
+
+static const uint32_t SHUT = 1u << 31;
 
 /* How long the loop lasts: the next kernel of a plan comes sooner, a sleeper is late. By the clock,
  * since a pause takes 10 cycles on some processors and 140 on others. */
@@ -43,7 +47,7 @@ struct workers {
     void (*task)(void *ctx, int64_t i); /* NULL: the threads end */
     void *ctx;
     _Alignas(64) _Atomic uint32_t round;
-    _Alignas(64) _Atomic uint32_t busy; /* threads that have not done with the round */
+    _Alignas(64) _Atomic uint32_t gate; /* SHUT, and how many threads are inside */
     worker *thread;
     share share[]; /* wanted + 1 */
 };
@@ -109,14 +113,32 @@ static void work_off(workers *w, int own) {
 
 /* ---- the threads ---- */
 
+/* Into the round that is going on, which may be a later one than was waited for. */
+static bool enter(workers *w) {
+    uint32_t gate = atomic_load_explicit(&w->gate, memory_order_relaxed);
+    while (!(gate & SHUT))
+        if (atomic_compare_exchange_weak_explicit(&w->gate, &gate, gate + 1, memory_order_acquire,
+                                                  memory_order_relaxed))
+            return true;
+    return false;
+}
+
+/* The last one wakes the caller, who waits only when the gate is shut. */
+static void leave(workers *w) {
+    if (atomic_fetch_sub_explicit(&w->gate, 1, memory_order_release) == SHUT + 1)
+        wake_all(&w->gate);
+}
+
 static void *serve(void *of) {
     const worker *me = of;
     workers *w = me->all;
     for (uint32_t round = me->round;;) {
         round = wait_while(&w->round, round);
-        if (!w->task) return NULL;
-        work_off(w, me->number);
-        if (atomic_fetch_sub_explicit(&w->busy, 1, memory_order_acq_rel) == 1) wake_all(&w->busy);
+        if (!enter(w)) continue;
+        bool ends = !w->task;
+        if (!ends) work_off(w, me->number);
+        leave(w);
+        if (ends) return NULL;
     }
 }
 
@@ -137,7 +159,7 @@ static int add_threads(workers *w) {
 }
 
 static void begin_round(workers *w) {
-    atomic_store_explicit(&w->busy, (uint32_t)w->count, memory_order_relaxed);
+    atomic_store_explicit(&w->gate, 0, memory_order_release);
     atomic_fetch_add_explicit(&w->round, 1, memory_order_release);
     wake_all(&w->round);
 }
@@ -148,7 +170,7 @@ workers *etch__workers_new(int n, const char **why) {
     w->thread = etch__calloc((size_t)n, sizeof *w->thread);
     if (!w->thread) return etch__free(w), NULL;
     pthread_mutex_init(&w->lock, NULL);
-    w->wanted = n;
+    w->wanted = n, w->gate = SHUT;
     int error = add_threads(w);
     *why = error ? strerror(error) : NULL;
     return w;
@@ -178,7 +200,7 @@ void etch__workers_run(workers *w, void (*task)(void *ctx, int64_t i), void *ctx
     w->task = task, w->ctx = ctx;
     begin_round(w);
     work_off(w, 0);
-    for (uint32_t left = atomic_load_explicit(&w->busy, memory_order_acquire); left;)
-        left = wait_while(&w->busy, left);
+    uint32_t gate = atomic_fetch_or_explicit(&w->gate, SHUT, memory_order_acquire) | SHUT;
+    while (gate != SHUT) gate = wait_while(&w->gate, gate);
     pthread_mutex_unlock(&w->lock);
 }
