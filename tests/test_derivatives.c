@@ -284,6 +284,25 @@ static ETCH_FN_N(step, ctx, in, nin, out, nout) {
     return etch_grad(&loss, 1, in, 2, NULL, NULL, out);
 }
 
+/* One product for all rows of the batch: no weight for each matrix, and no sum of such. */
+TEST(a_weight_of_a_batch_gets_one_product) {
+    etch_profile_entry seen[64];
+    ETCH_SCOPE {
+        etch_tensor *x = etch_randn(ETCH_F64, S(5, 3, 4));
+        etch_tensor *w = etch_requires_grad_(etch_randn(ETCH_F64, S(2, 4)), true);
+        etch_tensor *y = etch_linear(x, w, ETCH_NONE), *g = NULL;
+        ETCH_PROFILE (NULL) { g = grad(y, w, false); }
+        int n = etch_profile_entries(seen, 64);
+        for (int i = 0; i < n; i++) assert_string_not_equal(seen[i].name, "aten::bmm");
+        assert_true(n > 0 && n <= 64);
+        etch_tensor *rows = etch_reshape(x, S(15, 4));
+        etch_tensor *want = etch_expand(etch_sum_dim(rows, S(0), true), S(2, 4));
+        etch_tensor *error = etch_amax(etch_abs(etch_sub(g, want)), S(0, 1), false);
+        assert_true(etch_item(error) < 1e-12);
+        assert_true(etch_ndim(y) == 3 && etch_size(y, 0) == 5 && etch_size(y, 2) == 2);
+    }
+}
+
 TEST(sizes_may_change) {
     etch_function *f = etch_compile(step);
     etch_tensor *have[2], *want[2];

@@ -59,21 +59,31 @@ static etch_tensor *places_of_windows(const derivative_call *d, int64_t windows)
     return etch_reshape(etch_add(etch_unsqueeze(first, 1), inside), ETCH_SHAPE(-1));
 }
 
-/* Windows overlap: their gradients are added. */
+/* Windows one behind the other, which have all elements, are another shape of them; with gaps, a
+ * part of them. Those that overlap are added. */
 RULE(unfold) {
     const value_shape *whole = &d->shape[0];
     int dim = wrapped_dim(d->at[0], whole->ndim);
-    etch_tensor *g = grad_of(d);
     if (!whole->ndim) {
-        d->to[0] = etch_sum(g);
+        d->to[0] = etch_sum(grad_of(d));
         return;
     }
-    int64_t windows = d->outshape->size[dim];
+    int64_t windows = d->outshape->size[dim], length = d->at[1], step = d->at[2];
+    bool gaps = step > length || windows * length < whole->size[dim];
+    if (step >= length && gaps) {
+        etch_tensor *zeros = zeros_like(d, 0, (etch_dtype)d->outshape->dtype);
+        place(d, zeros, etch_unfold(zeros, dim, length, step));
+        return;
+    }
+    etch_tensor *g = step < length ? grad_of(d) : d->grad;
     etch_shape size = etch__sizes_of(whole);
-    size.v[dim] = windows * d->at[1];
+    size.v[dim] = windows * length;
     g = etch_reshape(etch_movedim(g, ETCH_DIMS(-1), ETCH_DIMS(dim + 1)), size);
-    etch_tensor *zeros = zeros_like(d, 0, dtype_of_rule(d));
-    d->to[0] = etch_index_add_(zeros, dim, places_of_windows(d, windows), g);
+    if (step < length) {
+        etch_tensor *zeros = zeros_like(d, 0, dtype_of_rule(d));
+        g = etch_index_add_(zeros, dim, places_of_windows(d, windows), g);
+    }
+    d->to[0] = g;
 }
 
 /* A view of any strides, by places in memory. */

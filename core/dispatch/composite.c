@@ -80,6 +80,18 @@ static etch_tensor *batched(const op_call *call, etch_tensor *a, etch_tensor *b)
     return etch_view(product, size);
 }
 
+/* A batch of matrices by one matrix: one product of all their rows, whose derivative for the matrix
+ * is one product, too, and no sum over the batch. */
+static etch_tensor *by_rows(etch_tensor *a, etch_tensor *b) {
+    etch_shape size = etch_sizes(a);
+    int64_t rows = 1;
+    for (int i = 0; i < a->ndim - 1; i++) rows *= a->size[i];
+    etch_tensor *flat = etch_reshape(a, ETCH_SHAPE(rows, a->size[a->ndim - 1]));
+    etch_tensor *product = flat ? etch_mm(flat, b) : NULL;
+    size.v[size.n - 1] = b->size[1];
+    return product ? etch_view(product, size) : NULL;
+}
+
 /* false with the error set, in terms of the operands as they came. */
 static bool inner_sizes_fit(const op_call *call, const etch_tensor *a, const etch_tensor *b) {
     int64_t wanted = a->size[a->ndim - 1], got = b->size[b->ndim == 1 ? 0 : b->ndim - 2];
@@ -106,7 +118,9 @@ etch_tensor *etch__composite_matmul(const op_call *call) {
     if (row) a = etch_unsqueeze(a, 0);
     if (column) b = etch_unsqueeze(b, 1);
     if (!a || !b) return NULL;
-    etch_tensor *c = a->ndim == 2 && b->ndim == 2 ? etch_mm(a, b) : batched(call, a, b);
+    etch_tensor *c = a->ndim == 2 && b->ndim == 2 ? etch_mm(a, b)
+                     : b->ndim == 2               ? by_rows(a, b)
+                                                  : batched(call, a, b);
     if (c && row) c = etch_squeeze_dim(c, -2);
     if (c && column) c = etch_squeeze_dim(c, -1);
     return c;
