@@ -14,6 +14,10 @@ show() {
 show "seed: five rounds of mm, sin, mm, add, relu" seed
 show "digits_pca: principal components of 1,797 handwritten digits" \
     digits_pca ../../examples/data/digits.csv.gz
+show "digits: two models learn to read them, eagerly and as one compiled step (--epochs 50: in full)" \
+    digits ../../examples/data/digits.csv.gz --epochs 20 --out digits.out
+show "charlm: a transformer's first steps on this repository's own text (--steps 1000: until it can spell)" \
+    charlm --steps 8 --twin 4 --sample 80 --out charlm.out ../../LICENSE ../../README.md ../../docs/*.md
 show "interceptors: modes, custom operators and etch_compile" interceptors
 show "dispatcher: the layers that one call passes" dispatcher
 show "hooks: one interception as a mode, a module hook and a kernel override" hooks

@@ -4,13 +4,13 @@
  *
  * digits_pca [digits.csv.gz] [--device cuda] */
 #include "device.h"
+#include "digits_data.h"
 #include "table.h"
 
 #include <math.h>
 #include <string.h>
-#include <zlib.h>
 
-enum { ROWS = 1797, PIXELS = 64, COMPONENTS = 3, MAX_ROUNDS = 2000 };
+enum { ROWS = DIGITS_ROWS, PIXELS = DIGITS_PIXELS, COMPONENTS = 3, MAX_ROUNDS = 2000 };
 
 static const double known[COMPONENTS] = {179.00693010, 163.71774688, 141.78843909};
 
@@ -71,30 +71,6 @@ static ETCH_FN_N(pca, ctx, in, nin, out, nout) {
     return ETCH_OK;
 }
 
-/* Parses 64 comma-separated numbers. */
-static bool parse_row(const char *text, double *pixels) {
-    for (int i = 0; i < PIXELS; i++) {
-        char *end;
-        pixels[i] = strtod(text, &end);
-        if (end == text || *end != ',') return false;
-        text = end + 1;
-    }
-    return true;
-}
-
-/* Reads rows of 64 pixels and a digit, which is left out. */
-static bool read_pixels(const char *path, double *pixels) {
-    gzFile file = gzopen(path, "rb");
-    if (!file) return false;
-    char line[1024];
-    int rows = 0;
-    while (rows < ROWS && gzgets(file, line, sizeof line) &&
-           parse_row(line, pixels + rows * PIXELS))
-        rows++;
-    gzclose(file);
-    return rows == ROWS;
-}
-
 /* One run into values; f NULL: eager. Returns milliseconds, or a negative number on error. */
 static double run_once(etch_function *f, etch_tensor *const in[2], double values[COMPONENTS]) {
     double start = now_ms(), elapsed = 0;
@@ -151,13 +127,10 @@ static bool run(etch_function *f, const double *pixels, table_row *row) {
 
 int main(int argc, char **argv) {
     static double pixels[ROWS * PIXELS];
+    static int64_t digits[ROWS]; /* not used */
     if (!use_device(&argc, argv)) return 2;
     const char *path = argc > 1 ? argv[1] : "examples/data/digits.csv.gz";
-    if (!read_pixels(path, pixels)) {
-        fprintf(stderr, "digits_pca: %s: not readable as %d rows of %d pixels\n", path, ROWS,
-                PIXELS);
-        return 1;
-    }
+    if (!digits_read(path, pixels, digits)) return 1;
     etch_function *f = etch_compile(pca);
     table_row row = {.name = "digits_pca 1797x64", .f = f};
     table_head();

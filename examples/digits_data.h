@@ -1,0 +1,40 @@
+/* The handwritten digits of examples/data, for the programs that read them. */
+#ifndef ETCH_EXAMPLES_DIGITS_DATA_H
+#define ETCH_EXAMPLES_DIGITS_DATA_H
+
+#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <zlib.h>
+
+enum { DIGITS_ROWS = 1797, DIGITS_PIXELS = 64 };
+
+/* Parses 64 comma-separated numbers and the digit behind them. */
+static inline bool digits_parse(const char *text, double *pixels, int64_t *digit) {
+    char *end;
+    for (int i = 0; i < DIGITS_PIXELS; i++) {
+        pixels[i] = strtod(text, &end);
+        if (end == text || *end != ',') return false;
+        text = end + 1;
+    }
+    *digit = strtoll(text, &end, 10);
+    return end != text && *digit >= 0 && *digit <= 9;
+}
+
+/* Reads all rows; says why not. */
+static inline bool digits_read(const char *path, double *pixels, int64_t *digits) {
+    char line[1024];
+    int rows = 0;
+    gzFile file = gzopen(path, "rb");
+    while (file && rows < DIGITS_ROWS && gzgets(file, line, sizeof line) &&
+           digits_parse(line, pixels + rows * DIGITS_PIXELS, digits + rows))
+        rows++;
+    if (file) gzclose(file);
+    if (rows == DIGITS_ROWS) return true;
+    fprintf(stderr, "%s: not readable as %d rows of %d pixels and a digit\n", path, DIGITS_ROWS,
+            DIGITS_PIXELS);
+    return false;
+}
+
+#endif
