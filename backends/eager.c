@@ -168,7 +168,6 @@ static etch_status run_node(eager_run *r, const graph_node *n) {
     /* Only a kernel of the user's may have written before it fails. */
     bool may_have_written = status == ETCH_OK || etch__op_is_users(n->op);
     if (op->kind != KIND_INPLACE || !may_have_written) return status;
-    atomic_fetch_add(&r->value[n->out]->storage->version, 1);
     r->wrote |= g->values[n->out].base < g->ninputs;
     return status;
 }

@@ -581,6 +581,54 @@ TEST(graphs_with_gradients_are_told) {
     assert_non_null(strstr(logged, "joint_graph: graph whole/0("));
 }
 
+/* 2 s (1 - s) at s = sigmoid(2 x): the derivative reads what the operator itself wrote. */
+static etch_tensor *wrote_its_result(etch_tensor *x, etch_tensor *y) {
+    (void)y;
+    return etch_sigmoid_(etch_mul_scalar(x, 2));
+}
+
+static const char *const backends[] = {"eager", "aot_eager", "native"};
+
+/* Who runs a plan counts its writes; a plan that did so, too, made such derivatives errors. */
+TEST(plans_count_no_writes) {
+    body = wrote_its_result;
+    for (int k = 0; k < 3; k++) {
+        etch_function *forward = etch_compile(wrote_its_result, .backend = backends[k]);
+        etch_function *whole = etch_compile(step, .backend = backends[k]);
+        for (int call = 0; call < CALLS; call++)
+            ETCH_SCOPE {
+                etch_tensor *x = leaf(ETCH_SHAPE(), 0.5);
+                assert_int_equal(etch_backward(etch_call(forward, x, x)), ETCH_OK);
+                assert_float_equal(at(etch_grad_of(x), 0), 0.39322387, 1e-6);
+                assert_non_null(etch_call(whole, x, x));
+                assert_float_equal(at(etch_grad_of(x), 0), 2 * 0.39322387, 1e-6);
+            }
+        etch_function_free(forward), etch_function_free(whole);
+    }
+}
+
+static etch_tensor *modified_before_a_break(etch_tensor *x) {
+    etch_tensor *most = etch_max(x);
+    etch_clamp_min_(most, 1);
+    etch_graph_break("what the segment did not produce is still deferred");
+    refused(etch_backward(most) != ETCH_OK, ETCH_ERR_MODIFIED, "the derivative of max");
+    return x;
+}
+
+/* The first segment's code does not produce what the second one reads after all: it was written. */
+TEST(versions_of_what_a_segment_left_deferred) {
+    for (int k = 0; k < 3; k++) {
+        etch_function *f = etch_compile(modified_before_a_break, .backend = backends[k]);
+        for (int call = 0; call < CALLS; call++)
+            ETCH_SCOPE {
+                etch_tensor *x = leaf(ETCH_SHAPE(2, 3), 1);
+                assert_non_null(etch_call(f, x));
+                assert_null(etch_grad_of(x));
+            }
+        etch_function_free(f);
+    }
+}
+
 /* A replay would compute results and note nothing: the body runs where gradients are wanted, and
  * only there. */
 TEST(replays_stand_aside) {

@@ -72,7 +72,8 @@ static bool make_room(trace_walk *w, const segment_code *code) {
                             sizeof *w->room.outputs);
 }
 
-/* As often as the operators would have written, inputs and what was made here alike. */
+/* As often as the operators would have written, inputs and what was made here alike: plans count no
+ * writes. */
 static void note_writes(trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
     for (int i = 0; i < leaf->npath; i++) {
         const trace_node *n = leaf->path[i];
@@ -107,7 +108,7 @@ etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_
     etch_status status = code->plan->run(code->plan, &io);
     if (unlikely(start)) etch__report_add_time(&code->report->run, start);
     etch__pop_frame(&frame);
-    if (unlikely(wrote)) poison(w);
+    if (unlikely(wrote)) poison(w), note_writes(w, leaf, code);
     if (status != ETCH_OK) return status;
     for (int i = code->nmissing; i < code->nmade; i++) attach(w, leaf, code, code->made[i]);
     if (unlikely(leaf->npath && leaf->path[leaf->npath - 1]->nwrites)) note_writes(w, leaf, code);

@@ -54,16 +54,35 @@ static const trace_node *node_before(const trace_walk *w, const trace_node *n, i
     return --*at > 0 ? w->path[*at - 1] : NULL;
 }
 
-/* What was written by the present segment has that many more writes before it. */
+/* How often what a walk has deferred so far writes the memory of root. */
+static unsigned deferred_writes(const trace_walk *w, const etch_tensor *root) {
+    unsigned writes = 0;
+    int64_t at = w ? w->npath : 0;
+    for (const trace_node *n = last_deferred(w); n && n->nwrites; n = node_before(w, n, &at))
+        if (n->c.inplace) writes += trace_same_storage(w->c.value[n->c.out], root);
+    return writes;
+}
+
+/* The same of a segment that has ended, whose code has not produced root. */
+static unsigned ended_writes(const trace_walk *w, const etch_tensor *root) {
+    unsigned writes = 0;
+    for (int i = 0; i < w->leaf->npath; i++) {
+        const trace_node *n = w->leaf->path[i];
+        if (n->c.inplace) writes += trace_same_storage(w->c.value[n->c.out], root);
+    }
+    return writes;
+}
+
+/* What was written by the present segments, or is itself deferred still, has that many more writes
+ * before it. */
 static unsigned trace_version(const etch_tensor *t) {
     int64_t offset;
     const etch_tensor *root = root_of(t, &offset);
     unsigned version = root->storage ? atomic_load(&root->storage->version) : 0;
-    const trace_run *r = etch__current_run();
-    const trace_walk *w = r ? r->walk : NULL;
-    int64_t at = w ? w->npath : 0;
-    for (const trace_node *n = last_deferred(w); n && n->nwrites; n = node_before(w, n, &at))
-        if (n->c.inplace) version += trace_same_storage(w->c.value[n->c.out], root);
+    for (const trace_run *r = etch__tls.runs; r; r = r->below)
+        version += deferred_writes(r->walk, root);
+    if (root->deferred && root->owner && root->owner->leaf)
+        version += ended_writes(root->owner, root);
     return version;
 }
 
