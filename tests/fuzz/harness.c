@@ -94,12 +94,19 @@ static void note_failure(fuzz_world *w) {
     if ((more = strstr(text, "; so "))) *more = 0; /* what came upon it next */
 }
 
+/* What is compared of the error's text: who wrote what a derivative reads is not known for ever. */
+static uint64_t text_of_error(void) {
+    const char *text = etch_last_error();
+    const char *writer = etch_last_status() == ETCH_ERR_MODIFIED ? strstr(text, "meanwhile") : NULL;
+    return hash(text, writer ? (size_t)(writer - text) : strlen(text));
+}
+
 /* Those that depend on data come at another place when compiled. Texts may name the device. */
 void fuzz_see_error(fuzz_world *w) {
     etch_status status = etch_last_status();
     fuzz_see(w, FUZZ_NO_STATUS + (uint64_t)status);
     if (is_of_data(status)) note_failure(w);
-    else if (!w->setup->beside_cpu) fuzz_see(w, hash(etch_last_error(), strlen(etch_last_error())));
+    else if (!w->setup->beside_cpu) fuzz_see(w, text_of_error());
     if (!w->setup->careful || w->stopped) etch_clear_error();
     else w->stopped = true, w->first_error = status ? status : ETCH_ERR_INTERNAL;
 }
@@ -443,9 +450,12 @@ static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_ten
                             int nout) {
     fuzz_world *w = ctx;
     for (int i = 0; i < nin; i++) w->v[i] = in[i];
-    w->scope = -1, w->inference = -1;
+    int no_grad = w->no_grad;
+    w->scope = -1, w->inference = -1, w->no_grad = -1;
     etch_dtype dtype = etch_default_dtype();
     w->body(w, w->program);
+    fuzz_no_grad(w, false);
+    w->no_grad = no_grad;
     fuzz_inference(w, false);
     fuzz_scope_end(w, -1);
     etch_set_default_dtype(dtype);
@@ -475,6 +485,7 @@ void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, con
     w->inner = etch_compile(inner_body, .backend = backend, .disable = disable);
     w->inner_disabled = etch_compile(inner_body, .backend = backend, .disable = true);
     w->inference = -1;
+    fuzz_gradients_open(w);
 }
 
 static void release_all(etch_tensor **t, int n) {
@@ -490,6 +501,12 @@ static void release_results(fuzz_world *w) {
 }
 
 static void release_inputs(fuzz_world *w) {
+    for (int i = 0; i < FUZZ_MAX_INPUTS; i++) {
+        fuzz_let_go(w->setup, w->in[i]);
+        fuzz_let_go(w->setup, w->global[i]);
+    }
+    release_all(w->held, FUZZ_MAX_KEPT);
+    w->nheld = 0;
     release_all(w->in, FUZZ_MAX_INPUTS);
     release_all(w->in_base, FUZZ_MAX_INPUTS);
     release_all(w->global, FUZZ_MAX_INPUTS);
@@ -499,6 +516,7 @@ void fuzz_world_close(fuzz_world *w) {
     release_results(w);
     release_inputs(w);
     fuzz_foreign_close(w);
+    fuzz_gradients_close(w);
     etch_function_free(w->f);
     etch_function_free(w->inner);
     etch_function_free(w->inner_disabled);
@@ -523,6 +541,10 @@ static etch_tensor *transposed(const fuzz_world *w, const fuzz_input *in, etch_s
     return etch_transpose(fuzz_data(dtype_of(w, in), s, seed, in->wild), -1, -2);
 }
 
+static bool of_leaf(const fuzz_world *w, const fuzz_input *in) {
+    return in->base_leaf && fuzz_when(w, in->leaf) && dtype_of(w, in) <= ETCH_F16;
+}
+
 /* Memory of ours, with room for a tensor that lies a row further on. */
 static etch_tensor *wrapped(etch_tensor *t) {
     size_t bytes = (size_t)etch_numel(t) * etch_dtype_size(etch_dtype_of(t));
@@ -543,6 +565,7 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
     if (layout == FUZZ_OFFSET) larger.v[0] = n + 3;
     if (layout == FUZZ_EXPANDED) larger.v[0] = 1;
     etch_tensor *t = *base = fuzz_data(dtype_of(w, in), larger, seed, in->wild);
+    if (of_leaf(w, in)) etch_requires_grad_(t, true);
     if (layout == FUZZ_STEPPED) return etch_slice(t, 0, 0, 2 * n, 2);
     if (layout == FUZZ_REVERSED) return etch_slice(t, 0, ETCH_ABSENT, ETCH_ABSENT, -1);
     if (layout == FUZZ_OFFSET) return etch_slice(t, 0, 2, n + 2, 1);
@@ -553,12 +576,14 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
 
 static void release_owner(void *t) { etch_release(t); }
 
+/* A count of t's memory, without the history that t may get and in which this very memory may be. */
+static etch_tensor *owner_of(etch_tensor *t) { return etch_retain(etch_detach(t)); }
+
 /* Over the wrapped memory of t, a row further on: another storage. */
 static etch_tensor *wrapped_again(etch_tensor *t) {
     size_t row = (size_t)(etch_numel(t) / etch_size(t, 0)) * etch_dtype_size(etch_dtype_of(t));
     char *data = (char *)(uintptr_t)etch_data(t);
-    return etch_wrap_host(data + row, etch_dtype_of(t), etch_sizes(t), release_owner,
-                          etch_retain(t));
+    return etch_wrap_host(data + row, etch_dtype_of(t), etch_sizes(t), release_owner, owner_of(t));
 }
 
 static etch_tensor *shifted(const fuzz_world *w, int of) {
@@ -578,7 +603,7 @@ static etch_tensor *laid_over(fuzz_world *w, const fuzz_input *in) {
     bool offset = w->in_base[in->of] != t && w->setup->in[in->of].layout == FUZZ_OFFSET;
     w->overlaid = true;
     return etch_wrap_host(data - (offset ? row : 0), etch_dtype_of(t), etch_sizes(t), release_owner,
-                          etch_retain(t));
+                          owner_of(t));
 }
 
 static bool fits(const fuzz_world *w, const fuzz_input *in, const etch_tensor *t) {
@@ -589,8 +614,9 @@ static bool fits(const fuzz_world *w, const fuzz_input *in, const etch_tensor *t
     return true;
 }
 
-static void replace(etch_tensor **slot, etch_tensor *t) {
+static void replace(const fuzz_world *w, etch_tensor **slot, etch_tensor *t) {
     etch_retain(t);
+    fuzz_let_go(w->setup, *slot);
     etch_release(*slot);
     *slot = t;
 }
@@ -607,8 +633,8 @@ static void prepare_input(fuzz_world *w, int i, uint64_t seed) {
     else if (in->persistent && fits(w, in, w->in[i])) return;
     else t = build(w, in, seed, &base);
     w->wrapped[i] = !fed && layout == FUZZ_WRAPPED && in->ndim && !w->no_raw;
-    replace(&w->in[i], t);
-    replace(&w->in_base[i], base);
+    replace(w, &w->in[i], t);
+    replace(w, &w->in_base[i], base);
 }
 
 static void prepare_global(fuzz_world *w, int i, uint64_t seed) {
@@ -618,7 +644,7 @@ static void prepare_global(fuzz_world *w, int i, uint64_t seed) {
     else if (in->persistent && fits(w, in, w->global[i])) return;
     else if (in->layout == FUZZ_SAME && !fuzz_when(w, in->plain)) t = w->in[in->of];
     else t = build(w, in, seed, &base);
-    replace(&w->global[i], t);
+    replace(w, &w->global[i], t);
 }
 
 /* The pointer to wrapped memory is there without asking for it. */
@@ -644,11 +670,13 @@ void fuzz_prepare(fuzz_world *w, int call) {
     w->stopped = false, w->actions = 0;
     w->disturbed = false, w->control = _mm_getcsr() & FUZZ_CONTROL;
     w->nfailures = 0;
+    w->nhooks = 0;
     for (int i = 0; i < w->setup->nin; i++) prepare_input(w, i, seed + (uint64_t)i);
     for (int i = 0; i < w->setup->nglobals; i++) {
         prepare_global(w, i, seed + 100 + (uint64_t)i);
         w->v[w->setup->nin + i] = w->global[i];
     }
+    fuzz_require_inputs(w);
     for (int i = 0; i < w->setup->nin; i++) w->v[i] = w->in[i];
     for (int i = 0; i < w->setup->nin + w->setup->nglobals; i++) expose_wrapped(w, i);
     for (int i = 0; i < w->setup->nin + w->setup->nglobals; i++)
@@ -666,12 +694,13 @@ static void call_under_state(fuzz_world *w) {
     unsigned numerics = _mm_getcsr();
     etch_memory_reset_peak();
     int64_t live = etch_memory().bytes_live;
+    fuzz_before_call(w);
     starve(w, true);
     fuzz_numerics(w, w->setup->numerics[w->variant]);
     w->status = etch_call_n(w->f, w->in, w->setup->nin, w->out, w->setup->nout);
     fuzz_see_control(w); /* that of the body, which has put back nothing */
     _mm_setcsr(numerics);
-    w->starved = starve(w, false);
+    w->control = numerics & FUZZ_CONTROL;
     w->peak = etch_memory().bytes_peak - live;
 }
 
@@ -682,12 +711,14 @@ static void call_on_device(fuzz_world *w, int call) {
     etch_clear_error();
     call_under_state(w);
     w->left = w->status == ETCH_OK ? etch_last_status() : ETCH_OK;
-    w->status_text = hash(etch_last_error(), strlen(etch_last_error()));
+    w->status_text = text_of_error();
     if (w->status && !fuzz_when(w, w->setup->fails)) note_failure(w);
     w->late = w->device == ETCH_CPU ? ETCH_OK : etch_synchronize(w->device);
     for (int i = 0; i < w->setup->nout; i++)
         w->fed[i] = w->status == ETCH_OK ? etch_retain(w->out[i]) : NULL;
     etch_clear_error();
+    fuzz_after_call(w);
+    w->starved = starve(w, false);
 }
 
 static void call_function(fuzz_world *w, int call) { ETCH_ON(w->device) call_on_device(w, call); }
@@ -724,6 +755,8 @@ static bool same_tensors(comparison *c, const char *what, int i, const etch_tens
     if (etch_dtype_of(x) != etch_dtype_of(y)) return differ(c, "%s %d: dtype", what, i);
     if (!etch_bitwise_equal(x, y)) return differ(c, "%s %d: sizes or elements", what, i);
     if (!same_layout(x, y)) return differ(c, "%s %d: strides or offset", what, i);
+    if (etch_requires_grad(x) != etch_requires_grad(y) || etch_is_leaf(x) != etch_is_leaf(y))
+        return differ(c, "%s %d requires gradients, or is a leaf, on one side", what, i);
     return true;
 }
 
@@ -735,13 +768,26 @@ static int visible(fuzz_world *w, etch_tensor **t, int *kinds) {
     for (int i = 0; i < w->setup->nglobals; i++) kinds[n] = 2, t[n++] = w->global[i];
     for (int i = 0; i < w->nkept; i++) kinds[n] = 3, t[n++] = w->kept[i];
     for (int i = 0; i < w->setup->nout; i++) kinds[n] = 4, t[n++] = w->fed[i];
+    for (int i = 0, of = n; w->setup->grads && i < of; i++)
+        kinds[n] = 5 + kinds[i], t[n++] = t[i] ? etch_grad_of(t[i]) : NULL;
     return n;
 }
 
 static bool compare_tensors(comparison *c) {
-    static const char *const names[] = {"input", "base of input", "global", "kept", "output"};
-    etch_tensor *x[32], *y[32];
-    int kind[32], first = 0;
+    static const char *const names[] = {
+        "input",
+        "base of input",
+        "global",
+        "kept",
+        "output",
+        "gradient of input",
+        "gradient of base of input",
+        "gradient of global",
+        "gradient of kept",
+        "gradient of output",
+    };
+    etch_tensor *x[64], *y[64];
+    int kind[64], first = 0;
     int n = visible(&c->a, x, kind);
     if (visible(&c->b, y, kind) != n) return differ(c, "number of tensors kept");
     for (int i = 0; i < n; i++) {
@@ -811,13 +857,14 @@ static bool failed_on_data(const fuzz_world *w) {
 static bool is_later(const fuzz_world *w) {
     const fuzz_setup *s = w->setup;
     bool eager = s->stable_after > 1 || s->recompile_limit < 8 || fuzz_when(w, s->fails);
+    for (int i = 0; i < s->period; i++) eager |= (s->after[i] & FUZZ_AFTER_RESET) != 0;
     return !eager && w->call >= 2 * s->period;
 }
 
 static void count_call(comparison *c, etch_counters_t before) {
-    etch_counters_t now = etch_function_counters(c->b.f);
+    etch_counters_t now = c->b.f ? etch_function_counters(c->b.f) : before;
     bool failed = failed_on_data(&c->a) || c->a.status || c->b.starved;
-    bool later = is_later(&c->b) && !failed, any = now.plan_runs > before.plan_runs;
+    bool later = c->b.f && is_later(&c->b) && !failed, any = now.plan_runs > before.plan_runs;
     c->planned = any;
     c->r->calls++;
     c->r->later += later;
@@ -847,11 +894,19 @@ static bool same_operator(const char *a, const char *b) {
     return n == strcspn(b, ":") && !strncmp(a, b, n);
 }
 
+/* Whether both say the same of their data. */
+static bool same_reason(const char *a, const char *b) {
+    const char *x = strstr(a, ": "), *y = strstr(b, ": ");
+    size_t n = x && y ? strcspn(x, "(") : 0;
+    return n && n == strcspn(y, "(") && !strncmp(x, y, n);
+}
+
 /* Compiled code fails at another place, perhaps not for what nobody uses, but with a text of eager
  * code: the operator, the line of its call, and the value. Behind the first failure, which gave
  * NULL in eager code alone, operators have met operands of other sizes. A careful body's eager code
  * has seen no more than the first one; behind a write that failed at once, other operators have
- * been called, while compiled code checks the data of all operators before it writes. */
+ * been called, while compiled code checks the data of all operators before it writes. A derivative checks
+ * the indices of its operator once more, which nobody may have used. */
 static bool same_failure(comparison *c) {
     const fuzz_world *a = &c->a, *b = &c->b;
     bool all = !a->setup->careful && a->nfailures < FUZZ_MAX_KEPT, found = !b->nfailures || !all;
@@ -859,6 +914,8 @@ static bool same_failure(comparison *c) {
     for (int i = 0; i < a->nfailures && !found; i++)
         found = i == 0 ? !strcmp(a->failure[0], b->failure[0])
                        : same_operator(a->failure[i], b->failure[0]);
+    for (int i = 0; a->setup->grads && i < a->nfailures && !found; i++)
+        found = same_reason(a->failure[i], b->failure[0]);
     return found || differ(c, "compiled fails with another text: \"%.180s\", not \"%.180s\"",
                            b->failure[0], a->failure[0]);
 }
@@ -911,6 +968,8 @@ static bool run_calls(comparison *c) {
             if (starved) same = true, forget(&c->a), forget(&c->b);
             over = excused && !same && failed_alike(c);
             same = same || over;
+            /* Tapes of before may have gradients that have failed on one side. */
+            over |= c->a.setup->grads && failed_on_data(&c->a);
             if (same) c->r->difference[0] = 0;
         }
     return same;

@@ -67,6 +67,42 @@ enum {
     FUZZ_CONTROL = 0xffc0 /* where MXCSR says so: all of it but the flags */
 };
 
+/* How a backward runs, and the gradients of which it is asked. */
+enum {
+    FUZZ_RETAIN = 1,     /* retain_graph */
+    FUZZ_CREATE = 2,     /* create_graph */
+    FUZZ_TWICE = 4,      /* and once more, over the same tape */
+    FUZZ_UNDER_MODE = 8, /* a mode sees its operators */
+    FUZZ_OTHER_THREAD = 16,
+    FUZZ_OTHER_FUNCTION = 32, /* in the body of another compiled function */
+    FUZZ_OWN_SEED = 64,       /* the output itself is the gradient it begins with, else ones */
+    FUZZ_UNUSED = 128,        /* allow_unused */
+    FUZZ_WAYS = 256
+};
+/* What is done around a call, beside a backward (one of the above) over its results. */
+enum {
+    FUZZ_AFTER_BACKWARD = 256,
+    FUZZ_AFTER_GRADS = 512,  /* for the inputs alone */
+    FUZZ_AFTER_HELD = 1024,  /* over what bodies have held, the last one first */
+    FUZZ_AFTER_RESET = 2048, /* of the function, before that */
+    FUZZ_AFTER_FREE = 4096,  /* in the last call */
+    FUZZ_AFTER_WRITE = 8192, /* input 0 is written before that */
+    FUZZ_AFTER_UPDATE = 16384,
+    FUZZ_BEFORE_ZERO = 32768, /* gradients are dropped before the call */
+    FUZZ_IN_NO_GRAD = 65536   /* the call is in such a block */
+};
+/* Hooks: what they do, and answer. */
+typedef enum fuzz_hook_kind {
+    FUZZ_HOOK_COUNT,
+    FUZZ_HOOK_SEE, /* reads it */
+    FUZZ_HOOK_TWICE,
+    FUZZ_HOOK_FAIL,  /* in some calls */
+    FUZZ_HOOK_CHECK, /* a check of data fails in one of the last calls */
+    FUZZ_HOOK_SUM,   /* another one that broadcasts */
+    FUZZ_HOOK_WRITE, /* in place */
+    FUZZ_HOOKS
+} fuzz_hook_kind;
+
 typedef enum fuzz_layout {
     FUZZ_CONTIGUOUS,
     FUZZ_TRANSPOSED, /* of the last two dimensions */
@@ -90,7 +126,9 @@ typedef struct fuzz_input {
     uint8_t plain;      /* bit per variant: contiguous and its own instead */
     uint8_t other;      /* bit per variant: of other_dtype instead */
     uint8_t other_dtype;
-    int8_t feed; /* takes this output of the call before, -1: none */
+    int8_t feed;       /* takes this output of the call before, -1: none */
+    uint8_t leaf;      /* bit per variant: it requires gradients, if it is of real numbers */
+    uint8_t base_leaf; /* it does as what is cut from a leaf */
 } fuzz_input;
 
 typedef struct fuzz_setup {
@@ -110,6 +148,10 @@ typedef struct fuzz_setup {
     uint16_t starve_from, starve_for;    /* ... allocations fail, from this one (1: the first; 0:
                                             none) on so many */
     bool beside_cpu;
+    bool grads;   /* gradients are among what it does */
+    bool creates; /* backward may make gradients that require gradients: those of leaves, which are
+                     dropped before a leaf goes, as the two would keep each other alive */
+    uint32_t after[FUZZ_MAX_VARIANTS];
 } fuzz_setup;
 
 typedef struct fuzz_world fuzz_world;
@@ -120,6 +162,13 @@ typedef struct fuzz_actor {
     etch_function *f;
     fuzz_action action;
 } fuzz_actor;
+
+/* The context of a hook, and of the function that FUZZ_OTHER_FUNCTION calls. */
+typedef struct fuzz_hooked {
+    fuzz_world *w;
+    fuzz_hook_kind kind;
+    int at;
+} fuzz_hooked;
 
 typedef void (*fuzz_body)(fuzz_world *w, const void *program);
 
@@ -146,6 +195,7 @@ struct fuzz_world {
     int scope_first;              /* results from here on belong to it */
     bool scope_made[FUZZ_MAX_VARS];
     int inference; /* what to go back to, -1: not begun */
+    int no_grad;   /* likewise */
 
     etch_tensor *in[FUZZ_MAX_INPUTS], *in_base[FUZZ_MAX_INPUTS]; /* one count of each */
     bool wrapped[FUZZ_MAX_INPUTS]; /* it lies in memory of ours, with room for another row */
@@ -153,6 +203,15 @@ struct fuzz_world {
     etch_tensor *out[FUZZ_MAX_OUTPUTS], *fed[FUZZ_MAX_OUTPUTS];
     etch_tensor *kept[FUZZ_MAX_KEPT];
     int nkept;
+    etch_tensor *held[FUZZ_MAX_KEPT]; /* results of this and earlier calls, to be run backward */
+    int nheld;
+    fuzz_hooked hook[FUZZ_MAX_KEPT];
+    int nhooks;
+    etch_function *backer; /* FUZZ_OTHER_FUNCTION */
+    etch_tensor *back_from;
+    int back_how;
+    etch_mode *mode;
+    uint64_t mode_seen;                     /* hash of the operators that it was offered */
     etch_tensor *remembered[FUZZ_MAX_KEPT]; /* kept by a kernel, one count each ... */
     etch_tensor *result[FUZZ_MAX_KEPT];     /* ... and its result, so that it has to be called */
     bool stopped;                           /* a careful body has failed ... */
@@ -231,6 +290,31 @@ void fuzz_recall(fuzz_world *w, int slot);
 void fuzz_rounds(fuzz_world *w, int to, int n, int how);
 enum { FUZZ_ROUNDS_BREAK = 1, FUZZ_ROUNDS_WRITE = 2, FUZZ_ROUNDS_KINDS = 4 };
 void fuzz_numerics(fuzz_world *w, int how); /* until the end of the call */
+
+/* ---- gradients.c ---- */
+
+void fuzz_require(fuzz_world *w, int n, bool on);
+void fuzz_backward(fuzz_world *w, int n, int how); /* over v[n], of any sizes */
+/* v[to] = the gradient of v[n] for v[a]; that for v[0] is kept, if v[0] requires one. */
+void fuzz_grads(fuzz_world *w, int to, int n, int a, int how);
+void fuzz_grad_of(fuzz_world *w, int to, int n);
+void fuzz_zero_grad(fuzz_world *w, int n);
+void fuzz_set_grad(fuzz_world *w, int n, int grad); /* the gradient shares v[grad]'s memory */
+void fuzz_retain_grad(fuzz_world *w, int n);
+void fuzz_hook(fuzz_world *w, int n, int kind);
+void fuzz_no_grad(fuzz_world *w, bool begin);
+void fuzz_update(fuzz_world *w, int n);     /* a step down its gradient, without gradients */
+void fuzz_grad_state(fuzz_world *w, int n); /* what it requires, and whether a gradient is there */
+void fuzz_hold(fuzz_world *w, int n);       /* to be run backward after this call or a later one */
+/* v[to] = v[n] times a number that follows from what v[n] holds. */
+void fuzz_choose(fuzz_world *w, int to, int n);
+void fuzz_before_call(fuzz_world *w);
+void fuzz_after_call(fuzz_world *w);
+void fuzz_require_inputs(fuzz_world *w);
+void fuzz_let_go(const fuzz_setup *s, etch_tensor *t); /* before its count is given back */
+void fuzz_gradients_open(fuzz_world *w);
+void fuzz_gradients_close(fuzz_world *w);
+
 void fuzz_foreign_open(void);
 void fuzz_foreign_close(fuzz_world *w);
 

@@ -75,6 +75,25 @@ static void run_operator(fuzz_world *w, const statement *s) {
 
 /* ---- statements ---- */
 
+static void run_of_gradients(fuzz_world *w, const statement *s) {
+    switch ((statement_kind)s->kind) {
+    case ST_REQUIRE: fuzz_require(w, s->a, s->b); break;
+    case ST_BACKWARD: fuzz_backward(w, s->a, s->b); break;
+    case ST_GRADS: fuzz_grads(w, s->out, s->a, s->b, s->way); break;
+    case ST_GRAD_OF: fuzz_grad_of(w, s->out, s->a); break;
+    case ST_ZERO_GRAD: fuzz_zero_grad(w, s->a); break;
+    case ST_SET_GRAD: fuzz_set_grad(w, s->a, s->b); break;
+    case ST_RETAIN_GRAD: fuzz_retain_grad(w, s->a); break;
+    case ST_HOOK: fuzz_hook(w, s->a, s->b); break;
+    case ST_NO_GRAD: fuzz_no_grad(w, s->b); break;
+    case ST_UPDATE: fuzz_update(w, s->a); break;
+    case ST_GRAD_STATE: fuzz_grad_state(w, s->a); break;
+    case ST_HOLD: fuzz_hold(w, s->a); break;
+    case ST_CHOOSE: fuzz_choose(w, s->out, s->a); break;
+    default: break;
+    }
+}
+
 void fuzz_run_statement(fuzz_world *w, const statement *s) {
     switch ((statement_kind)s->kind) {
     case ST_OP: run_operator(w, s); break;
@@ -110,7 +129,7 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_NUMERICS: fuzz_numerics(w, s->b); break;
     case ST_INFERENCE: fuzz_inference(w, s->b); break;
     case ST_HALF: fuzz_half(w, s->out, s->a); break;
-    case ST_COUNT: break;
+    default: run_of_gradients(w, s);
     }
 }
 

@@ -1,17 +1,19 @@
 /* etch_fuzz: random programs, eager beside compiled.
  *
- *     etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] [--native K] [--failures N]
- *               [--reduce 0|1] [--one S] [--coverage 0|1] [--device NAME]
+ *     etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] [--native K]
+ *               [--gradients K] [--failures N] [--reduce 0|1] [--one S] [--coverage 0|1]
+ *               [--device NAME]
  *
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on
- * eager, which tests all but the generated code; --native 0: none. Programs run in a worker
+ * eager, which tests all but the generated code; --native 0: none. On the CPU about every K-th of
+ * --gradients (default: 3; 0: none) has gradients. Programs run in a worker
  * process, so that a crash or a hang is a finding like a difference. A finding is made smaller
  * and printed as a C test.
  * --processor counts seconds of processor time, helpers included: a loaded machine has less of it.
  * --one prints the program of one seed (with --native 1: that for native) and runs it on both
  * backends. --coverage lists how often each operator, statement, dtype, layout, foreign action and
  * its place were there, in all programs and in those for native. Exit status 1: findings, or less
- * than 95 % of the later calls ran generated code.
+ * than 95 % of the later calls ran generated code (with gradients: 80 %).
  *
  * --device cuda: every K-th program (default: 2) runs on the GPU, eagerly and as native code, half
  * of them with mode reduce-overhead. The others run on the CPU eagerly and on the GPU recorded
@@ -54,7 +56,9 @@ typedef struct board {
     double processor;   /* seconds of the workers before this one */
     int isa, ncanaries; /* of this epoch; programs to run again in it */
     uint64_t canary[CANARIES];
-    int64_t programs, native_programs, operators, calls, later, compiled, compiled_only;
+    int64_t programs, native_programs, grad_programs, operators, calls, later, compiled,
+        compiled_only;
+    int64_t grad_later, grad_compiled; /* of the programs with gradients */
     int64_t kernels, launches, failed_compiles, graphs;
     etch_device_stats_t stats; /* launches, graphs and their patches */
     tally all, in_native;
@@ -64,7 +68,7 @@ typedef struct options {
     double seconds, processor;
     int64_t programs;
     uint64_t seed;
-    int native, failures, reduce;
+    int native, grads, failures, reduce;
     bool one, coverage, native_given;
 } options;
 
@@ -118,9 +122,11 @@ static void add_to_tally(tally *t, const program *p) {
 static void count_program(const program *p, const fuzz_result *r, bool native) {
     shared->programs++;
     shared->native_programs += native;
+    shared->grad_programs += p->setup.grads;
     shared->calls += r->calls;
     shared->later += r->later;
     shared->compiled += r->compiled;
+    if (p->setup.grads) shared->grad_later += r->later, shared->grad_compiled += r->compiled;
     shared->compiled_only += r->compiled_only;
     shared->kernels += r->counters.kernels;
     shared->launches += r->counters.kernel_launches;
@@ -297,6 +303,12 @@ static bool time_left(const options *o, double start, double processor) {
     return !o->seconds || now() - start < o->seconds;
 }
 
+/* Every K-th, whatever the seeds have in common. */
+static bool has_grads(uint64_t seed, int every) {
+    uint64_t z = (seed & ~FUZZ_TWIN) * 0x9e3779b97f4a7c15u;
+    return every && (z >> 33) % (uint64_t)every == 0;
+}
+
 /* A device has no modes of rounding. */
 static void without_numerics(program *p) {
     memset(p->setup.numerics, 0, sizeof p->setup.numerics);
@@ -304,13 +316,14 @@ static void without_numerics(program *p) {
         if (p->statement[i].kind == ST_NUMERICS) p->statement[i].b = 0;
 }
 
-static void make_program(uint64_t seed, bool native) {
+static void make_program(const options *o, uint64_t seed, bool native) {
     bool exact = device && !native, graphs = device && native && seed / 2 % 2;
     fuzz_generate(&shared->p, seed,
                   exact    ? FUZZ_EXACT
                   : graphs ? FUZZ_LAUNCHES
                   : native ? FUZZ_SMALL
-                           : FUZZ_ANY);
+                           : FUZZ_ANY,
+                  !device && has_grads(seed, o->grads));
     shared->p.setup.beside_cpu = exact;
     if (device) without_numerics(&shared->p);
     if (graphs) shared->p.setup.mode = ETCH_MODE_REDUCE_OVERHEAD;
@@ -324,9 +337,9 @@ static void end_worker(void) {
     _exit(0);
 }
 
-static void run_seed(uint64_t seed, bool native) {
+static void run_seed(const options *o, uint64_t seed, bool native) {
     shared->running = false;
-    make_program(seed, native);
+    make_program(o, seed, native);
     /* A segment that has to end is an error under fullgraph. */
     if (getenv("ETCH_MAX_SEGMENT")) shared->p.setup.fullgraph = 0;
     bool same = run_program(native);
@@ -337,9 +350,9 @@ static void run_seed(uint64_t seed, bool native) {
 
 /* A program for native has a twin, with the same statements over other dtypes: kernels that must
  * not be taken for each other. */
-static void run_native(uint64_t seed) {
-    run_seed(seed, true);
-    run_seed(seed | FUZZ_TWIN, true);
+static void run_native(const options *o, uint64_t seed) {
+    run_seed(o, seed, true);
+    run_seed(o, seed | FUZZ_TWIN, true);
 }
 
 /* The worker: programs until one fails, the epoch or time is over. */
@@ -347,18 +360,18 @@ static void work(const options *o, double start) {
     set_isa();
     etch_set_log_sink(no_log, NULL);
     int canaries = shared->ncanaries, natives = 0;
-    for (int i = 0; i < canaries; i++) run_seed(shared->canary[i], true);
+    for (int i = 0; i < canaries; i++) run_seed(o, shared->canary[i], true);
     shared->ncanaries = 0;
     for (int n = 0; n < EPOCH_ALL && natives < EPOCH && time_left(o, start, processor_seconds());
          n++) {
         uint64_t seed = shared->next++;
         bool native = o->native && seed % (uint64_t)o->native == 0;
         if (!native) {
-            run_seed(seed, false);
+            run_seed(o, seed, false);
             continue;
         }
         if (natives++ < CANARIES) shared->canary[shared->ncanaries++] = seed;
-        run_native(seed);
+        run_native(o, seed);
     }
     shared->isa = (shared->isa + 1) % (int)(sizeof isas / sizeof *isas);
     end_worker();
@@ -411,12 +424,12 @@ static void print_reached(const tally *t, const char *where) {
 
 static void print_summary(const options *o, int findings, double seconds) {
     const board *b = shared;
-    printf(
-        "fuzz: seeds %llu to %llu, %.0f s, %.0f s of processor: %lld programs (%lld native), %lld "
-        "operators, %lld calls\n",
-        (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds, b->processor,
-        (long long)b->programs, (long long)b->native_programs, (long long)b->operators,
-        (long long)b->calls);
+    printf("fuzz: seeds %llu to %llu, %.0f s, %.0f s of processor: %lld programs (%lld native, "
+           "%lld with "
+           "gradients), %lld operators, %lld calls\n",
+           (unsigned long long)o->seed, (unsigned long long)b->next - 1, seconds, b->processor,
+           (long long)b->programs, (long long)b->native_programs, (long long)b->grad_programs,
+           (long long)b->operators, (long long)b->calls);
     print_reached(&b->all, "all");
     if (b->native_programs) print_reached(&b->in_native, "native");
     printf("fuzz: %lld graphs, %lld kernels, %lld launches, %lld failed compiles\n",
@@ -431,14 +444,21 @@ static void print_summary(const options *o, int findings, double seconds) {
     double later = b->later ? 100.0 / (double)b->later : 0;
     printf("fuzz: of %lld later calls %.1f %% ran plans, %.1f %% nothing but plans\n",
            (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
+    if (b->grad_later)
+        printf("fuzz: of %lld with gradients %.1f %% ran plans\n", (long long)b->grad_later,
+               100.0 * (double)b->grad_compiled / (double)b->grad_later);
     printf("fuzz: %d finding%s\n", findings, findings == 1 ? "" : "s");
     if (b->failed_compiles) printf("fuzz: some programs were not compiled: nothing was tested\n");
     if (o->coverage) print_coverage();
 }
 
-/* Falling back must not hide faults; a handful of programs says nothing. */
+/* Falling back must not hide faults; a handful of programs says nothing. Where gradients are there
+ * or not, and hooks come and go, there are more paths to learn. */
 static bool too_few_compiled(void) {
-    return shared->later > 1000 && shared->compiled * 100 < shared->later * 95;
+    const board *b = shared;
+    int64_t later = b->later - b->grad_later, compiled = b->compiled - b->grad_compiled;
+    if (b->grad_later > 1000 && b->grad_compiled * 100 < b->grad_later * 80) return true;
+    return later > 1000 && compiled * 100 < later * 95;
 }
 
 static int fuzz(const options *o) {
@@ -470,7 +490,7 @@ static int fuzz(const options *o) {
 
 static int fuzz_one(const options *o) {
     etch_set_log_sink(no_log, NULL);
-    make_program(o->seed, o->native == 1);
+    make_program(o, o->seed, o->native == 1);
     fuzz_print(stdout, &shared->p, "native", device, "as generated");
     int failed = 0;
     for (int native = 0; native < 2; native++) {
@@ -501,6 +521,7 @@ static bool parse(int argc, char **argv, options *o) {
         else if (!strcmp(name, "--programs")) o->programs = atoll(value);
         else if (!strcmp(name, "--seed")) o->seed = strtoull(value, NULL, 10);
         else if (!strcmp(name, "--native")) o->native = atoi(value), o->native_given = true;
+        else if (!strcmp(name, "--gradients")) o->grads = atoi(value);
         else if (!strcmp(name, "--failures")) o->failures = atoi(value);
         else if (!strcmp(name, "--reduce")) o->reduce = atoi(value);
         else if (!strcmp(name, "--coverage")) o->coverage = atoi(value);
@@ -527,11 +548,11 @@ static bool device_is_there(void) {
 }
 
 int main(int argc, char **argv) {
-    options o = {.seed = 1, .native = 8, .failures = 10, .reduce = 1};
+    options o = {.seed = 1, .native = 8, .grads = 3, .failures = 10, .reduce = 1};
     if (!parse(argc, argv, &o)) {
         fprintf(stderr, "usage: etch_fuzz [--seconds N] [--processor N] [--programs N] [--seed S] "
-                        "[--native K] [--failures N] [--reduce 0|1] [--one S] [--coverage 0|1] "
-                        "[--device NAME]\n");
+                        "[--native K] [--gradients K] [--failures N] [--reduce 0|1] [--one S] "
+                        "[--coverage 0|1] [--device NAME]\n");
         return 2;
     }
     if (!o.seconds && !o.programs && !o.processor) o.seconds = 60;

@@ -164,7 +164,12 @@ static const char *const forms[ST_COUNT] = {
 static void print_form(FILE *to, const statement *s) {
     for (const char *at = forms[s->kind]; *at; at++) {
         if (*at != '$') fputc(*at, to);
-        else at++, fprintf(to, "%d", *at == 'a' ? s->a : *at == 'b' ? s->b : s->out);
+        else
+            at++, fprintf(to, "%d",
+                          *at == 'a'   ? s->a
+                          : *at == 'b' ? s->b
+                          : *at == 'w' ? s->way
+                                       : s->out);
     }
 }
 
@@ -195,9 +200,9 @@ static void print_inputs(FILE *to, const char *name, const fuzz_input *in, int n
                 in[i].size[3]);
         fprintf(to,
                 ".layout = %d, .of = %d,\n     .wild = %d, .persistent = %d, .plain = %d, "
-                ".other = %d, .other_dtype = %d, .feed = %d},\n",
+                ".other = %d, .other_dtype = %d, .feed = %d,\n     .leaf = %d, .base_leaf = %d},\n",
                 in[i].layout, in[i].of, in[i].wild, in[i].persistent, in[i].plain, in[i].other,
-                in[i].other_dtype, in[i].feed);
+                in[i].other_dtype, in[i].feed, in[i].leaf, in[i].base_leaf);
     }
 }
 
@@ -225,6 +230,9 @@ static void print_setup(FILE *to, const fuzz_setup *s) {
             s->dynamic, s->fullgraph, s->stable_after, s->recompile_limit);
     if (s->mode) fprintf(to, "    .mode = %d,\n", s->mode);
     if (s->beside_cpu) fputs("    .beside_cpu = true,\n", to);
+    if (s->grads)
+        fprintf(to, "    .grads = true, .creates = %d, .after = {%u, %u, %u},\n", s->creates,
+                s->after[0], s->after[1], s->after[2]);
     if (s->careful) fputs("    .careful = true,\n", to);
     if (s->starve_from)
         fprintf(to, "    .starve_call = %d, .starve_from = %d, .starve_for = %d,\n", s->starve_call,

@@ -11,7 +11,7 @@
 enum { FUZZ_MAX_STATEMENTS = 80 };
 
 /* KIND(id, operands, C): how many of a, b are tensors that the statement reads; how one that is no
- * operator prints ($o is `out`). */
+ * operator prints ($o is `out`, $w is `way`). */
 #define FUZZ_STATEMENTS(KIND)                                                                      \
     KIND(OP, 0, "")                                                                                \
     KIND(ITEM, 1, "fuzz_item(w, $a)")                                                              \
@@ -45,7 +45,20 @@ enum { FUZZ_MAX_STATEMENTS = 80 };
     KIND(ROUNDS, 1, "fuzz_rounds(w, $o, $a, $b)")                                                  \
     KIND(NUMERICS, 0, "fuzz_numerics(w, $b)")                                                      \
     KIND(INFERENCE, 0, "fuzz_inference(w, $b)")                                                    \
-    KIND(HALF, 1, "fuzz_half(w, $o, $a)")
+    KIND(HALF, 1, "fuzz_half(w, $o, $a)")                                                          \
+    KIND(REQUIRE, 1, "fuzz_require(w, $a, $b)")                                                    \
+    KIND(BACKWARD, 1, "fuzz_backward(w, $a, $b)")                                                  \
+    KIND(GRADS, 2, "fuzz_grads(w, $o, $a, $b, $w)")                                                \
+    KIND(GRAD_OF, 1, "fuzz_grad_of(w, $o, $a)")                                                    \
+    KIND(ZERO_GRAD, 1, "fuzz_zero_grad(w, $a)")                                                    \
+    KIND(SET_GRAD, 2, "fuzz_set_grad(w, $a, $b)")                                                  \
+    KIND(RETAIN_GRAD, 1, "fuzz_retain_grad(w, $a)")                                                \
+    KIND(HOOK, 1, "fuzz_hook(w, $a, $b)")                                                          \
+    KIND(NO_GRAD, 0, "fuzz_no_grad(w, $b)")                                                        \
+    KIND(UPDATE, 1, "fuzz_update(w, $a)")                                                          \
+    KIND(GRAD_STATE, 1, "fuzz_grad_state(w, $a)")                                                  \
+    KIND(HOLD, 1, "fuzz_hold(w, $a)")                                                              \
+    KIND(CHOOSE, 1, "fuzz_choose(w, $o, $a)")
 
 typedef enum statement_kind {
 #define KIND(id, operands, c) ST_##id,
@@ -76,6 +89,7 @@ typedef struct statement {
     int8_t out;   /* the tensor it defines, -1: none */
     int a, b;
     uint16_t op;
+    uint16_t way; /* GRADS: how */
     fuzz_arg arg[SCHEMA_MAX_ARGS];
 } statement;
 
@@ -94,12 +108,12 @@ int fuzz_operands(const statement *s, int *operands);
 /* In a seed: the program of the seed without it, but with other dtypes. */
 #define FUZZ_TWIN ((uint64_t)1 << 63)
 
-/* generate.c, always on the CPU. SMALL: few operators, for where compiling takes long.
+/* generate.c, always on the CPU. `grads`: with gradients. SMALL: few operators, for where compiling takes long.
  * EXACT: few, and only those that have the same bits on every device. LAUNCHES: few, mostly
  * without breaks and with sizes that are too large for a plan to become a single kernel, so
  * that it becomes a CUDA graph. */
 typedef enum fuzz_kind { FUZZ_ANY, FUZZ_SMALL, FUZZ_EXACT, FUZZ_LAUNCHES } fuzz_kind;
-void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind);
+void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind, bool grads);
 /* Whether the operator gives the same bits on every device: integers, + - * / and sqrt,
  * comparisons, rounding, views, writes, index operators, uniform random numbers, and
  * reductions and scans, whose order is fixed; not libm's functions, products, softmax, norms

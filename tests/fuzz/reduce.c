@@ -69,15 +69,29 @@ static bool simplify_statement(shrink *r, int i) {
     return any;
 }
 
+/* How a backward runs, one by one plainly. */
+static bool simplify_backward(shrink *r, int i) {
+    statement *s = &next_of(r)->statement[i];
+    bool any = false;
+    for (int bit = 1; bit < FUZZ_WAYS; bit <<= 1) {
+        if (s->kind == ST_BACKWARD && s->b & bit) any |= TRY(r, s->b &= ~bit);
+        if (s->kind == ST_GRADS && s->way & bit) any |= TRY(r, s->way &= (uint16_t)~bit);
+    }
+    return any;
+}
+
 static bool simplify_statements(shrink *r) {
     bool any = false;
-    for (int i = 0; i < now_of(r)->nstatements; i++) any |= simplify_statement(r, i);
+    for (int i = 0; i < now_of(r)->nstatements; i++)
+        any |= simplify_statement(r, i) | simplify_backward(r, i);
     return any;
 }
 
 static bool simplify_input(shrink *r, fuzz_input *in) {
     bool any = TRY(r, (in->feed = -1));
     any |= TRY(r, in->persistent = 0);
+    any |= TRY(r, in->base_leaf = 0);
+    any |= TRY(r, in->leaf = 0);
     any |= TRY(r, in->plain = 0);
     any |= TRY(r, (in->other = 0, in->other_dtype = 0));
     any |= TRY(r, in->wild = 0);
@@ -102,6 +116,15 @@ static bool simplify_sizes(shrink *r) {
     return any;
 }
 
+static bool simplify_after(shrink *r) {
+    fuzz_setup *s = &next_of(r)->setup;
+    bool any = false;
+    for (int i = 0; i < FUZZ_MAX_VARIANTS; i++)
+        for (uint32_t bit = 1; bit <= FUZZ_IN_NO_GRAD; bit <<= 1)
+            if (now_of(r)->setup.after[i] & bit) any |= TRY(r, s->after[i] &= ~bit);
+    return any;
+}
+
 static bool simplify_setup(shrink *r) {
     fuzz_setup *s = &next_of(r)->setup;
     bool any = TRY(r, s->fails = 0);
@@ -112,6 +135,7 @@ static bool simplify_setup(shrink *r) {
     any |= TRY(r, s->careful = 0);
     any |= TRY(r, s->starve_from = 0);
     any |= TRY(r, memset(s->numerics, 0, sizeof s->numerics));
+    any |= simplify_after(r);
     while (s->nout > 1 && TRY(r, s->nout--)) any = true;
     for (int i = 0; i < s->nout; i++) any |= TRY(r, s->out[i] = 0);
     if (s->nout > 1) any |= TRY(r, (s->out[0] = s->out[s->nout - 1], s->nout--));
