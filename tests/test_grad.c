@@ -629,6 +629,32 @@ TEST(versions_of_what_a_segment_left_deferred) {
     }
 }
 
+static int divisor;
+static etch_tensor *dividing(void *ctx, etch_tensor *grad) {
+    (void)ctx;
+    etch_tensor *one = etch_ones(ETCH_I32, ETCH_SHAPE());
+    return etch_mul(grad, etch_floor_divide_scalar(one, divisor));
+}
+
+/* A check of data that fails when the backward function computes what it deferred. */
+TEST(compiled_backward_tells_what_failed) {
+    body = shared_sums;
+    for (int k = 0; k < 3; k++) {
+        etch_function *f = etch_compile(shared_sums, .backend = backends[k]);
+        for (int call = 0; call < CALLS; call++)
+            ETCH_SCOPE {
+                etch_tensor *x = leaf(ETCH_SHAPE(2), 1), *y = numbers(ETCH_SHAPE(2), 3);
+                etch_add_grad_hook(x, dividing, NULL);
+                divisor = call < CALLS - 1;
+                etch_tensor *loss = etch_call(f, x, y);
+                if (!divisor)
+                    refused(etch_backward(loss) != ETCH_OK, ETCH_ERR_DIVISION_BY_ZERO, "by 0");
+                else assert_int_equal(etch_backward(loss), ETCH_OK);
+            }
+        etch_function_free(f);
+    }
+}
+
 /* A replay would compute results and note nothing: the body runs where gradients are wanted, and
  * only there. */
 TEST(replays_stand_aside) {

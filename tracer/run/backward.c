@@ -90,14 +90,17 @@ static etch_function *function_of(grad_origin *o) {
     return f;
 }
 
-/* The tape, and with it the origin's other counts, may go while it runs. */
+/* The tape, and with it the origin's other counts, may go while it runs. Gradients are no results
+ * of the function: one that could not be computed is an error of the backward nevertheless. */
 static etch_status run_backward(grad_origin *o, etch_status (*run)(void *ctx), void *ctx) {
     etch_function *f = function_of(o);
     if (!f) return etch__tls.status;
     backward_job *outer = job, own = {run, ctx};
     job = &own;
     atomic_fetch_add(&o->refs, 1);
+    unsigned errors = etch__tls.errors;
     etch_status status = etch_call_n(f, NULL, 0, NULL, 0);
+    if (status == ETCH_OK && etch__tls.errors != errors) status = etch__tls.status;
     drop_origin(o);
     job = outer;
     return status;
