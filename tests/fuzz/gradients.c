@@ -109,11 +109,14 @@ typedef struct job {
 
 static void *run_job(void *arg) {
     const job *j = arg;
+    bool begun = false; /* a scope wants memory */
     ETCH_ON(j->w->device)
     ETCH_SCOPE {
+        begun = true;
         run_here(j->w, j->t, j->how);
         etch_clear_error();
     }
+    if (!begun) fuzz_see_error(j->w);
     return NULL;
 }
 
@@ -124,11 +127,39 @@ static void run_on_thread(fuzz_world *w, etch_tensor *t, int how) {
     if (!pthread_create(&thread, NULL, run_job, &j)) pthread_join(thread, NULL);
 }
 
+/* The leaves that the world has, and the gradients that they had before a backward. */
+typedef struct had {
+    etch_tensor *leaf[2 * FUZZ_MAX_INPUTS], *grad[2 * FUZZ_MAX_INPUTS];
+    int n;
+} had;
+
+static had before_backward(const fuzz_world *w) {
+    had h = {.n = 0};
+    for (int i = 0; i < w->setup->nin; i++) h.leaf[h.n++] = w->in[i];
+    for (int i = 0; i < w->setup->nglobals; i++) h.leaf[h.n++] = w->global[i];
+    for (int i = 0; i < h.n; i++) h.grad[i] = etch_grad_of(h.leaf[i]);
+    return h;
+}
+
+/* What was there is written in place, what is new lies row-major over memory of its own. */
+static void see_strays(fuzz_world *w, const had *h, const etch_tensor *t, int how) {
+    for (int i = 0; i < h->n; i++) {
+        etch_tensor *g = etch_grad_of(h->leaf[i]);
+        bool moved = h->grad[i] && g != h->grad[i] && !(how & FUZZ_CREATE), shared = false;
+        if (g && !h->grad[i])
+            shared = !etch_is_contiguous(g) || etch_shares_storage(g, h->leaf[i]) ||
+                     etch_shares_storage(g, t);
+        if (moved || shared) fuzz_see(w, FUZZ_STRAY_GRAD + (uint64_t)i);
+    }
+}
+
 static void run(fuzz_world *w, etch_tensor *t, int how) {
+    const had before = before_backward(w);
     for (int i = 0; i < 1 + ((how & FUZZ_TWICE) != 0) && !w->stopped; i++) {
         if (how & FUZZ_OTHER_THREAD) run_on_thread(w, t, how);
         else run_here(w, t, how);
     }
+    see_strays(w, &before, t, how);
 }
 
 void fuzz_backward(fuzz_world *w, int n, int how) {

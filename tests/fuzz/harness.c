@@ -576,7 +576,7 @@ static etch_tensor *build(const fuzz_world *w, const fuzz_input *in, uint64_t se
 
 static void release_owner(void *t) { etch_release(t); }
 
-/* A count of t's memory, without the history that t may get and in which this very memory may be. */
+/* A count of t's memory, without the history of t, in which this very memory may be. */
 static etch_tensor *owner_of(etch_tensor *t) { return etch_retain(etch_detach(t)); }
 
 /* Over the wrapped memory of t, a row further on: another storage. */
@@ -827,6 +827,10 @@ static bool compare_worlds(comparison *c) {
     if (a->disturbed || b->disturbed)
         return differ(c, "%s code leaves another mode of the processor, or other traps",
                       a->disturbed ? "eager" : "compiled");
+    for (int i = 0; i < a->nevents; i++)
+        if (a->event[i] >> 16 == FUZZ_STRAY_GRAD >> 16)
+            return differ(c, "statement %d: a gradient is not where it was, or shares memory",
+                          a->event_at[i]);
     for (int i = 0; i < a->nevents && i < b->nevents; i++)
         if (a->event[i] != b->event[i] || a->event_at[i] != b->event_at[i])
             return differ(c, "statement %d sees %llx, compiled statement %d sees %llx",
@@ -905,8 +909,8 @@ static bool same_reason(const char *a, const char *b) {
  * code: the operator, the line of its call, and the value. Behind the first failure, which gave
  * NULL in eager code alone, operators have met operands of other sizes. A careful body's eager code
  * has seen no more than the first one; behind a write that failed at once, other operators have
- * been called, while compiled code checks the data of all operators before it writes. A derivative checks
- * the indices of its operator once more, which nobody may have used. */
+ * been called, while compiled code checks the data of all operators before it writes. A derivative
+ * checks the indices of its operator once more, which nobody may have used. */
 static bool same_failure(comparison *c) {
     const fuzz_world *a = &c->a, *b = &c->b;
     bool all = !a->setup->careful && a->nfailures < FUZZ_MAX_KEPT, found = !b->nfailures || !all;

@@ -31,6 +31,8 @@ enum {
  * etch_flush. The first one plus a status: an error. */
 #define FUZZ_NO_STATUS 0x5bd1e995e0000000u /* no number that a program is likely to see */
 #define FUZZ_STILL_DEFERRED 0x5bd1e995d0000000u
+/* A gradient that backward has put elsewhere than it promises, on either side: a difference. */
+#define FUZZ_STRAY_GRAD 0x5bd1e995f0000000u
 
 /* What is done to a tensor by other code than the body, and where that is called. */
 typedef enum fuzz_action {

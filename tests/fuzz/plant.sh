@@ -25,10 +25,12 @@ line() {
 
 # Runs the fuzzer of the copy for at most a minute of processor time (other work on the machine is not
 # to count); every K-th program runs generated code. K = cuda: on the fake GPU, which takes graph nodes
-# in another order than they were added.
+# in another order than they were added. K = gradients: all programs have gradients, none runs
+# generated code.
 hunt() {
     local name=$1 file=$2 where=(--native "$3")
     [ "$3" != cuda ] || where=(--native 2 --device cuda)
+    [ "$3" != gradients ] || where=(--native 0 --gradients 1)
     if timeout 900 "$copy/build/tests/etch_fuzz" --processor 60 --seed 1 "${where[@]}" \
         --failures 1 --reduce 0 >"$copy/out" 2>&1; then
         line "$name" "$file" - 'NOT FOUND'
@@ -207,6 +209,39 @@ fault traps-in-kernel 0 core/dispatch/dispatch.c 'unsigned traps = etch__fp_mask
     etch_status'
 fault traps-in-parts 0 core/dispatch/dispatch.c 'unsigned traps = etch__fp_mask(); /* what' \
     'unsigned traps = etch__fp_now(); /* what'
+
+# ---- gradients: what is the same wrong in eager code is found by tests of derivatives, not here
+fault version-run gradients core/autograd/tape.c \
+    'if (unlikely(t->deferred || etch__tls.run)) return etch__trace_hooks.version(t);' \
+    'if (unlikely(t->deferred || etch__tls.run)) return 0;'
+fault version-segment gradients tracer/run/exposed.c \
+    'version += deferred_writes(r->walk, root);' '(void)deferred_writes;'
+fault version-ended gradients tracer/run/exposed.c \
+    'version += ended_writes(root->owner, root);' '(void)ended_writes;'
+fault version-twice gradients backends/eager.c 'r->wrote |= g->values[n->out].base < g->ninputs;' \
+    'r->wrote |= g->values[n->out].base < g->ninputs;
+    atomic_fetch_add(&r->value[n->out]->storage->version, 1);'
+fault deferred-place gradients core/autograd/tape.c \
+    't->deferred ? etch__trace_hooks.offset(t) : t->offset' 't->offset'
+fault untraced-saved gradients core/autograd/tape.c \
+    'if (!(etch__tls.layers >> LAYER_TRACER & 1)) return' 'if (t->storage) return'
+fault unnoted-match gradients core/dispatch/call.h ' && likely(!etch__is_layered(op, in, nin))' ''
+fault moved-gradient gradients core/autograd/engine.c \
+    'create ? etch_add(have, g) : etch_add_(have, g)' '(void)create, etch_add(have, g)'
+fault shared-gradient gradients core/autograd/engine.c \
+    'return own && !g->view && g->contiguous ? g : etch_clone(g);' '(void)own; return g;'
+fault no-grad-left gradients core/autograd/engine.c 'bool ok = run(&e);
+    etch__tls.state =' 'bool ok = run(&e);
+    if (ok) etch__tls.state ='
+fault never-freed gradients core/autograd/tape.c 'n->freed = n->kind != NODE_LEAF;' 'n->freed = false;'
+fault address-order gradients core/autograd/engine.c \
+    'if (a->node->number != b->node->number) return a->node->number > b->node->number;' \
+    'if (a->node != b->node) return a->node > b->node;'
+fault origin-count gradients tracer/run/backward.c 'if (o) atomic_fetch_add(&o->refs, 1);' ''
+fault stale-request gradients tracer/run/backward.c 'job = &own;' \
+    'static __thread backward_job first;
+    if (!first.run) first = own;
+    job = &first;'
 
 # ---- passes
 fault merged-scalars 1 jit/ir/pass_cse.c \

@@ -108,7 +108,8 @@ int fuzz_operands(const statement *s, int *operands);
 /* In a seed: the program of the seed without it, but with other dtypes. */
 #define FUZZ_TWIN ((uint64_t)1 << 63)
 
-/* generate.c, always on the CPU. `grads`: with gradients. SMALL: few operators, for where compiling takes long.
+/* generate.c, always on the CPU; `grads`: with gradients. SMALL: few operators, for where compiling
+ * takes long.
  * EXACT: few, and only those that have the same bits on every device. LAUNCHES: few, mostly
  * without breaks and with sizes that are too large for a plan to become a single kernel, so
  * that it becomes a CUDA graph. */
