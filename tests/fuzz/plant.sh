@@ -223,8 +223,6 @@ fault version-twice gradients backends/eager.c 'r->wrote |= g->values[n->out].ba
     atomic_fetch_add(&r->value[n->out]->storage->version, 1);'
 fault deferred-place gradients core/autograd/tape.c \
     't->deferred ? etch__trace_hooks.offset(t) : t->offset' 't->offset'
-fault untraced-saved gradients core/autograd/tape.c \
-    'if (!(etch__tls.layers >> LAYER_TRACER & 1)) return' 'if (t->storage) return'
 fault unnoted-match gradients core/dispatch/call.h ' && likely(!etch__is_layered(op, in, nin))' ''
 fault moved-gradient gradients core/autograd/engine.c \
     'create ? etch_add(have, g) : etch_add_(have, g)' '(void)create, etch_add(have, g)'
