@@ -225,7 +225,8 @@ fault deferred-place gradients core/autograd/tape.c \
     't->deferred ? etch__trace_hooks.offset(t) : t->offset' 't->offset'
 fault unnoted-match gradients core/dispatch/call.h ' && likely(!etch__is_layered(op, in, nin))' ''
 fault moved-gradient gradients core/autograd/engine.c \
-    'create ? etch_add(have, g) : etch_add_(have, g)' '(void)create, etch_add(have, g)'
+    'create ? etch_add(have, g) : etch_add_(have, g)' \
+    'create ? etch_add(have, g) : etch_add(have, g)'
 fault shared-gradient gradients core/autograd/engine.c \
     'return own && !g->view && g->contiguous ? g : etch_clone(g);' '(void)own; return g;'
 fault no-grad-left gradients core/autograd/engine.c 'bool ok = run(&e);
