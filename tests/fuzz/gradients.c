@@ -52,8 +52,9 @@ static etch_tensor *seed_for(etch_tensor *t, int how) {
 static etch_status run_once(etch_tensor *t, int how) {
     const etch_grad_options o = options_of(how);
     if (etch_numel(t) < 0) return etch_last_status();
-    etch_tensor *seed = etch_numel(t) == 1 && !(how & FUZZ_OWN_SEED) ? NULL : seed_for(t, how);
-    if (!seed && etch_numel(t) != 1) return etch_last_status();
+    bool seeded = etch_numel(t) != 1 || how & FUZZ_OWN_SEED;
+    etch_tensor *seed = seeded ? seed_for(t, how) : NULL;
+    if (seeded && !seed) return etch_last_status();
     if (!seed && !o.retain_graph && !o.create_graph) return etch_backward(t);
     return etch_backward_from(&t, 1, seed ? &seed : NULL, &o);
 }
