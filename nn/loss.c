@@ -350,7 +350,9 @@ etch_tensor *etch_nn_cross_entropy_with(etch_tensor *input, etch_tensor *target,
     if (!begin(&l, "etch_nn_cross_entropy", input, target, options)) return NULL;
     bool probabilities = etch__nn_float(target);
     if (!etch_ndim(input) || (probabilities && !same_sizes(input, target)))
-        return refuse_sizes(&l, "an input [N, C, ...] or [C] and probabilities of these sizes",
+        return refuse_sizes(&l,
+                            "an input [N, C, ...] or [C] and probabilities of these sizes (classes "
+                            "are integers)",
                             input, target),
                NULL;
     if (probabilities ? !check_weight(&l)

@@ -362,7 +362,7 @@ TEST(losses_refuse) {
                     "label_smoothing of 0 to 1");
         FAILED_WITH(!etch_nn_cross_entropy(flat, t), ETCH_ERR_SHAPE, "a target without C");
         FAILED_WITH(!etch_nn_cross_entropy(x, flat), ETCH_ERR_SHAPE,
-                    "probabilities of these sizes");
+                    "probabilities of these sizes (classes are integers)");
         FAILED_WITH(!etch_nn_cross_entropy(x, b), ETCH_ERR_DTYPE,
                     "expected classes of integers, or probabilities, got bool");
         FAILED_WITH(!etch_nn_nll_loss(x, x), ETCH_ERR_DTYPE, "classes of integers, got f32");
@@ -371,5 +371,16 @@ TEST(losses_refuse) {
         etch_tensor *single = must(etch_ones(ETCH_F32, ETCH_SHAPE()));
         FAILED_WITH(!etch_nn_cross_entropy(single, single), ETCH_ERR_SHAPE,
                     "etch_nn_cross_entropy");
+    }
+}
+
+/* By the name that the program has: of the macro, once. */
+TEST(errors_name_what_was_called) {
+    ETCH_SCOPE {
+        etch_clear_error();
+        assert_null(etch_nn_mse_loss(NULL, NULL));
+        static const char begin[] = "etch_nn_mse_loss: expected";
+        if (strncmp(etch_last_error(), begin, sizeof begin - 1)) fail_msg("%s", etch_last_error());
+        etch_clear_error();
     }
 }

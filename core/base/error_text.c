@@ -4,12 +4,19 @@
 
 etch_status etch_last_status(void) { return etch__tls.status; }
 
+/* Whether the text begins with that name, or with that of the macro over it: what users call is
+ * etch_nn_mse_loss, where the function is etch_nn_mse_loss_with. */
+static bool begins_with(const char *text, const char *name) {
+    size_t n = strlen(name), end = sizeof "_with" - 1;
+    if (n > end && !strcmp(name + n - end, "_with")) n -= end;
+    return !strncmp(text, name, n);
+}
+
 /* The name of the public function, where the text names nothing. */
 static void name_function(thread_texts *own) {
     const char *name = own->notes.unnamed ? etch__symbol_name(own->notes.function) : "?";
     bool public = !strncmp(name, "etch_", 5) && name[5] != '_';
-    if (public && strncmp(own->error, name, strlen(name)) != 0)
-        etch__error_put_name(own->error, name, 0);
+    if (public && !begins_with(own->error, name)) etch__error_put_name(own->error, name, 0);
     own->notes.unnamed = false;
 }
 
