@@ -33,11 +33,15 @@ char *etch__nn_copy_text(const char *text) {
 }
 
 const char *etch__nn_sizes(const etch_tensor *t, char text[SIZES_TEXT]) {
-    int n = etch_ndim(t), used = 1;
+    return etch__nn_shape(etch_sizes(t), text);
+}
+
+const char *etch__nn_shape(etch_shape sizes, char text[SIZES_TEXT]) {
+    int used = 1;
     strcpy(text, "[");
-    for (int d = 0; d < n; d++)
+    for (int d = 0; d < sizes.n; d++)
         used += snprintf(text + used, (size_t)(SIZES_TEXT - used), "%s%lld", d ? ", " : "",
-                         (long long)etch_size(t, d));
+                         (long long)sizes.v[d]);
     snprintf(text + used, (size_t)(SIZES_TEXT - used), "]");
     return text;
 }

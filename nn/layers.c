@@ -143,7 +143,8 @@ static void free_untaken(etch_module *const *children, int from, int n) {
     for (int i = from; i < n; i++) {
         bool again = false;
         for (int k = 0; k < i; k++) again |= children[k] == children[i];
-        if (!again) etch_module_free(children[i]);
+        bool taken = !children[i] || children[i]->parent;
+        if (!again && !taken) etch_module_free(children[i]);
     }
 }
 

@@ -157,16 +157,13 @@ static bool compare_names(const loading *o, etch_load_report *r) {
 
 bool etch__fits_stored(const char *function, const etch_safetensors *f, int i,
                        const etch_tensor *t) {
-    char have[SIZES_TEXT];
+    char want[SIZES_TEXT], have[SIZES_TEXT];
     const stored *s = &f->tensors[i];
     bool same = s->sizes.n == etch_ndim(t);
     for (int d = 0; same && d < s->sizes.n; d++) same = s->sizes.v[d] == etch_size(t, d);
     if (!same)
-        etch__nn_fail(ETCH_ERR_SHAPE,
-                      "%s: %.80s: expected '%.100s' of sizes %s, got %d dimensions, the first of "
-                      "%lld",
-                      function, f->path, s->name, etch__nn_sizes(t, have), s->sizes.n,
-                      (long long)(s->sizes.n ? s->sizes.v[0] : 1));
+        etch__nn_fail(ETCH_ERR_SHAPE, "%s: %.80s: expected '%.100s' of sizes %s, got %s", function,
+                      f->path, s->name, etch__nn_sizes(t, want), etch__nn_shape(s->sizes, have));
     else if (s->dtype != etch_dtype_of(t))
         etch__nn_fail(ETCH_ERR_DTYPE,
                       "%s: %.80s: expected '%.100s' of %s, got %s (etch_module_to "

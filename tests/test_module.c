@@ -72,6 +72,7 @@ TEST(one_parent) {
         etch_clear_error();
         assert_null(etch_nn_sequential(taken, 2)); /* relu is freed, first stays */
         assert_int_equal(etch_last_status(), ETCH_ERR_INVALID_ARGUMENT);
+        assert_non_null(strstr(etch_last_error(), "expected a module without a parent"));
         etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(4, 10));
         assert_same(etch_module_call(m, x), by_hand(m, x));
         twice[0] = twice[1] = etch_nn_relu();
