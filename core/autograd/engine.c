@@ -210,7 +210,7 @@ static const char *operator_of(const tape_node *n) {
 
 static bool check_saved(const engine *e, const tape_node *n, int i) {
     const saved_value *v = &n->saved[i];
-    if (!v->t) return true;
+    if (!v->t || etch__has_recipe(v->t)) return true; /* nobody can write to the latter */
     unsigned now = etch__version_of(v->t);
     if (likely(now == v->version)) return true;
     const void *where = NULL;
@@ -234,6 +234,7 @@ static bool wants(const engine *e, const tape_node *n, int i) {
 /* A saved value as the rule sees it: with its edge, where gradients of gradients are wanted. */
 static etch_tensor *lend(const engine *e, tape_node *n, int i) {
     etch_tensor *t = n->saved[i].t;
+    if (t && etch__has_recipe(t) && !(t = etch__trace_hooks.recompute(t))) return NULL;
     if (!t || !e->r->create) return t;
     etch_tensor *const in[] = {t};
     op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = n->site};

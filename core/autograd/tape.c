@@ -76,6 +76,8 @@ void etch__tape_release(tape_node *n) {
 static void drop(tensor_notes *notes) {
     if (!notes) return;
     tape_node *n = notes->edge.node;
+    if (notes->recipe) etch__trace_hooks.drop_recipe(notes->recipe);
+    notes->recipe = NULL;
     view_family *f = notes->family;
     notes->edge.node = NULL, notes->family = NULL;
     etch__tape_release(n);
@@ -107,23 +109,18 @@ unsigned etch__version_of(const etch_tensor *t) {
 
 static etch_tensor *alias_outside(const etch_tensor *t) {
     etch_tensor *h = etch__tensor_alloc();
-    if (!h) return NULL;
     tensor_meta m = etch__place_of(t);
-    etch__copy_meta(h, &m);
-    h->contiguous = t->contiguous;
-    h->view = 1;
-    h->storage = t->storage;
-    etch__storage_retain(h->storage);
+    if (h) etch__lie_over(h, &m, t->storage);
     return h;
 }
 
 etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
     if (!(etch__tls.layers >> LAYER_TRACER & 1)) return alias_outside(t);
     etch_tensor *const in[] = {t};
-    op_call call = {.op = OP_DETACH, .nin = 1, .in = in, .site = site};
+    op_call call = {.op = OP_SAVED, .nin = 1, .in = in, .site = site};
     trace_cursor *c = etch__tls.cursor;
     etch_tensor *h = NULL;
-    if (c) h = etch__cursor_match(c, etch__call_key(OP_DETACH, 1, 0, 0), in, 1, NULL, 0, NULL, 0);
+    if (c) h = etch__cursor_match(c, etch__call_key(OP_SAVED, 1, 0, 0), in, 1, NULL, 0, NULL, 0);
     return etch_retain(h ? h : etch__dispatch_below(LAYER_MODES, &call));
 }
 

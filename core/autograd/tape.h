@@ -7,7 +7,7 @@
  * over the same storage, with the version that it had. So a tape lives as long as a tensor that
  * depends on it and has no cycles.
  *
- * Inside a compiled function saved values are made by the operator `detach`, which is traced like
+ * Inside a compiled function saved values are made by the operator `_saved`, which is traced like
  * any other. So a node that was made along a trace is like one of eager code, and what it saves is
  * produced only if it outlives the call. */
 #ifndef ETCH_CORE_AUTOGRAD_TAPE_H
@@ -94,6 +94,8 @@ tensor_meta etch__place_of(const etch_tensor *t);
 
 /* A handle of the tape's own over t's storage (counted, in no scope). */
 etch_tensor *etch__tape_alias(etch_tensor *t, const void *site);
+/* Whether it is computed again when it is read. */
+static inline bool etch__has_recipe(const etch_tensor *t) { return t->notes && t->notes->recipe; }
 /* How often what t lies over was written. */
 unsigned etch__version_of(const etch_tensor *t);
 

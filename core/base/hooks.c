@@ -21,6 +21,8 @@ static void no_drop_origin(grad_origin *o) { (void)o; }
 static etch_status no_backward(grad_origin *o, etch_status (*backward)(void *ctx), void *ctx) {
     return (void)o, backward(ctx);
 }
+static etch_tensor *no_recompute(const etch_tensor *t) { return (void)t, NULL; }
+static void no_drop_recipe(recipe_run *r) { (void)r; }
 static void no_own_borrowed(const etch_tensor *t) { (void)t; }
 static void no_add_counts(counters *sum) { (void)sum; }
 static void no_reset_counts(void) {}
@@ -38,6 +40,8 @@ trace_hooks etch__trace_hooks = {
     .origin = no_origin,
     .drop_origin = no_drop_origin,
     .backward = no_backward,
+    .recompute = no_recompute,
+    .drop_recipe = no_drop_recipe,
     .add_counts = no_add_counts,
     .reset_counts = no_reset_counts,
 };

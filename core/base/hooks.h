@@ -10,6 +10,7 @@
 
 typedef struct etch_storage etch_storage; /* core/tensor/tensor.h */
 typedef struct grad_origin grad_origin;   /* tracer/run/backward.c */
+typedef struct recipe_run recipe_run;     /* tracer/run/recompute.c */
 
 /* Hooks that the tracer fills (NULL while no tracer is linked). Each is called only when the thread
  * has a run active or t is deferred. */
@@ -39,6 +40,10 @@ typedef struct trace_hooks {
     /* Runs backward(ctx), which is a run of that function's tape, as the body of a function that is
      * compiled with it. The status of either. */
     etch_status (*backward)(grad_origin *o, etch_status (*backward)(void *ctx), void *ctx);
+    /* A value of a tape that has a recipe in place of a storage: computed, owned by the innermost
+     * scope; NULL with an error. And what lets go of the recipe. */
+    etch_tensor *(*recompute)(const etch_tensor *t);
+    void (*drop_recipe)(recipe_run *r);
     /* The counts that functions keep for themselves. */
     void (*add_counts)(counters *sum);
     void (*reset_counts)(void);

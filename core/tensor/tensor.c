@@ -119,6 +119,14 @@ void etch__tensor_destroy(etch_tensor *t) {
     etch__tensor_unwatch(t);
 }
 
+void etch__lie_over(etch_tensor *t, const tensor_meta *place, etch_storage *s) {
+    etch__copy_meta(t, place);
+    t->contiguous = etch__sizes_contiguous(place->ndim, place->size, place->stride);
+    t->view = 1;
+    t->storage = s;
+    etch__storage_retain(s);
+}
+
 void etch__tensor_watch(etch_tensor *t) {
     int unwatched = 0;
     if (t == ETCH_NONE || atomic_compare_exchange_strong(&t->watchers, &unwatched, 2)) return;

@@ -62,6 +62,8 @@ typedef struct tensor_notes {
         *family;     /* counted: who shares the storage, as far as gradients go; or NULL */
     uint64_t writes; /* of the family, when the edge was made */
     bool base;       /* it is the family's base: its edge is the family's */
+    struct recipe_run *recipe; /* counted: how to compute it, in place of a storage; or NULL */
+    int32_t value;             /* which value of the recipe it is */
 } tensor_notes;
 
 enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
@@ -124,6 +126,9 @@ static inline void etch__storage_retain(etch_storage *s) {
 
 /* A raw handle with count 1 and no storage, owned by nobody. NULL with out_of_memory. */
 etch_tensor *etch__tensor_alloc(void);
+/* Makes a new handle a view of a storage, of which it takes a count. */
+struct tensor_meta;
+void etch__lie_over(etch_tensor *t, const struct tensor_meta *place, etch_storage *s);
 /* Frees a handle whose count has fallen to 0 (releases its storage). */
 void etch__tensor_destroy(etch_tensor *t);
 /* By one who has a count of it, or watches it already. */

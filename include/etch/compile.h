@@ -124,6 +124,7 @@ typedef struct etch_compile_options {
     const char *name;    /* for logs; NULL: the function's symbol */
     bool disable;        /* run eagerly, never record */
     void *ctx;           /* passed to the general form */
+    double memory_budget; /* what tapes keep between forward and backward: see below */
 } etch_compile_options;
 
 /* What is guarded: of every tensor that an operator of the trace reads, dtype, rank, device, sizes
@@ -158,6 +159,14 @@ typedef struct etch_compile_options {
  * (up to 64 combinations). A body that breaks the graph, or returns a tensor that no operator made,
  * is run on every call; a log line (perf_hints) says so once. Inside another compiled function the
  * body is recorded into that. ETCH_CHECK=1 runs the body as well, and reports any difference. */
+
+/* memory_budget: what a call's tape keeps for backward, as a share of what eager code would. 0, the
+ * default: what can be computed again from less in a few elementwise operators is not kept. 1: all
+ * is. Between: also products and reductions are computed again where more than that share would be
+ * kept. Below 0: only what cannot be computed again. Gradients have the same bits in any case;
+ * results of random operators, of operators of the user's and of such as may fail are always kept.
+ * It is about backward outside of the function; inside, nothing is kept. etch_explain tells the
+ * bytes. */
 
 /* background: a thread of the library compiles beside the program. Calls go on eagerly, with the
  * same bits, until the code is ready; the first call after that runs it. The callbacks of

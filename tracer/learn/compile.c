@@ -1,6 +1,7 @@
 /* From a leaf to compiled code: its path becomes a graph, the backend a plan. */
 #include "core/base/profile.h"
 #include "tracer/learn/learn.h"
+#include "tracer/trace/recipe.h"
 #include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
 
@@ -14,6 +15,7 @@ typedef struct builder {
     const input_case *sizes; /* of a dynamic leaf: for which the code is; else NULL */
     graph *g;
     int32_t *number;
+    uint8_t *keep; /* per base: whether its storage is produced */
     segment_code *code;
 } builder;
 
@@ -86,7 +88,7 @@ static bool add_outputs(builder *b) {
         code->slot[v] = input ? OUT_INPUT : OUT_MISSING;
         for (int i = 0; i < code->nout && !input; i++)
             if (code->out[i] == base) code->slot[v] = i;
-        if (input || !leaf->want[v] || code->slot[v] >= 0) continue;
+        if (input || !b->keep[base] || code->slot[v] >= 0) continue;
         if (!etch__graph_add_output(b->g, b->number[base])) return false;
         code->slot[v] = code->nout;
         code->out[code->nout++] = base;
@@ -129,10 +131,13 @@ static segment_code *new_code(const trace_leaf *leaf, const int32_t *alias) {
 
 /* The graph of a leaf, and where its inputs and outputs are in the trace. */
 static graph *build_graph(const trace_leaf *leaf, const input_case *seen, const char *name,
-                          segment_code *code) {
-    builder b = {leaf, leaf->dynamic ? seen : NULL, etch__graph_new(name), NULL, code};
-    b.number = etch__malloc(((size_t)leaf->nvalues + 1) * sizeof *b.number);
-    bool ok = b.g && b.number;
+                          double budget, segment_code *code) {
+    size_t nv = (size_t)leaf->nvalues + 1;
+    builder b = {leaf, leaf->dynamic ? seen : NULL, etch__graph_new(name), NULL, NULL, code};
+    b.number = etch__malloc(nv * sizeof *b.number);
+    b.keep = etch__calloc(nv, 1);
+    bool ok = b.g && b.number && b.keep && etch__choose_kept(leaf, b.sizes, budget, b.keep) &&
+              etch__recipe_make(leaf, b.sizes, b.keep, &code->recipe);
     if (ok) b.g->dynamic = leaf->dynamic;
     if (ok && leaf->npath) b.g->any_mode = STATE_FP(leaf->path[0]->c.state) != 0;
     for (int v = 0; ok && v < leaf->nvalues; v++) b.number[v] = -1;
@@ -141,6 +146,7 @@ static graph *build_graph(const trace_leaf *leaf, const input_case *seen, const 
     ok = ok && add_outputs(&b);
     if (ok) sort_made(leaf, code);
     etch__free(b.number);
+    etch__free(b.keep);
     if (ok) return b.g;
     etch__graph_free(b.g);
     return NULL;
@@ -160,33 +166,17 @@ static void log_graph(const etch_function *f, const trace_leaf *leaf, const grap
     etch__free(text);
 }
 
-/* ---- what tapes keep ---- */
-
-static const trace_node *maker_of(const trace_leaf *leaf, int32_t value) {
-    for (int i = 0; i < leaf->npath; i++)
-        if (leaf->path[i]->c.out == value && !leaf->path[i]->c.inplace) return leaf->path[i];
-    return NULL;
-}
-
-static bool kept_before(const trace_leaf *leaf, int i) {
-    int32_t base = leaf->base[leaf->path[i]->c.out];
-    for (int k = 0; k < i; k++)
-        if (leaf->path[k]->op == OP_DETACH && leaf->want[leaf->path[k]->c.out] &&
-            leaf->base[leaf->path[k]->c.out] == base)
-            return true;
-    return false;
-}
-
-/* Bytes of what the segment makes and its tape keeps: each storage once, inputs apart. */
-static int64_t saved_bytes(const trace_leaf *leaf) {
+/* Bytes of what the code produces for tapes alone: each storage once. */
+static int64_t saved_bytes(const trace_leaf *leaf, const segment_code *code, const graph *g) {
     int64_t bytes = 0;
-    for (int i = 0; leaf->noted && i < leaf->npath; i++) {
-        int32_t v = leaf->path[i]->c.out;
-        if (leaf->path[i]->op != OP_DETACH || !leaf->want[v] || kept_before(leaf, i)) continue;
-        const trace_node *made = maker_of(leaf, leaf->base[v]);
-        int64_t n = made ? (int64_t)etch_dtype_size(made->meta.dtype) : 0;
-        for (int d = 0; made && d < made->meta.ndim; d++) n *= made->meta.size[d];
-        bytes += n;
+    for (int i = 0; leaf->noted && i < code->nout; i++) {
+        uint8_t wanted = 0;
+        const tensor_meta *m = &g->values[g->outputs[i]].meta;
+        int64_t n = (int64_t)etch_dtype_size(m->dtype);
+        for (int d = 0; d < m->ndim; d++) n *= m->size[d];
+        for (int v = 0; v < leaf->nvalues; v++)
+            if (leaf->base[v] == code->out[i]) wanted |= leaf->want[v];
+        if (!(wanted & WANT_VALUE)) bytes += n;
     }
     return bytes;
 }
@@ -260,9 +250,8 @@ static bool copy_key(segment_code *code, const input_case *seen) {
 }
 
 static void note_graph(etch_function *f, const trace_leaf *leaf, const char *name, const plan *p,
-                       double seconds) {
+                       int64_t saved, double seconds) {
     char *guards = etch__guards_text(leaf);
-    int64_t saved = saved_bytes(leaf);
     if (guards) etch__log(LOG_GUARDS, "%s: %s", name, guards);
     if (leaf->noted && !leaf->joint)
         etch__log(LOG_FORWARD_GRAPH, "%s: %lld bytes are saved for backward", name,
@@ -302,7 +291,7 @@ static graph *prepare(const compile_request *q, missing m, const char *name, seg
     *code = new_code(leaf, q->seen->alias);
     if (*code && leaf->dynamic && !copy_key(*code, q->seen)) etch__code_free(*code), *code = NULL;
     pthread_mutex_lock(&q->f->lock);
-    graph *g = *code ? build_graph(leaf, q->seen, name, *code) : NULL;
+    graph *g = *code ? build_graph(leaf, q->seen, name, q->f->options.memory_budget, *code) : NULL;
     if (g && m == BETTER) (*code)->next = leaf->code;
     else if (g) leaf->stale = false, (*code)->version = leaf->version += m == GRAPH;
     pthread_mutex_unlock(&q->f->lock);
@@ -325,13 +314,14 @@ static segment_code *compile(const compile_request *q, missing m) {
     if (unlikely(reported) && m == BETTER && status != ETCH_OK) etch__report_drop_graph();
     else if (unlikely(reported)) etch__report_compiled(q->leaf, code, status);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, profile, g->name, NULL);
+    int64_t saved = saved_bytes(q->leaf, code, g);
     etch__graph_free(g);
     if (status != ETCH_OK) {
         etch__code_free(code);
         return NULL;
     }
     if (m == GRAPH)
-        note_graph(q->f, q->leaf, name, code->plan, 1e-9 * (double)etch__now() - before);
+        note_graph(q->f, q->leaf, name, code->plan, saved, 1e-9 * (double)etch__now() - before);
     return code;
 }
 

@@ -222,8 +222,11 @@ static void merge_want(trace_leaf *leaf, const trace_walk *w) {
     etch__find_tainted(leaf, w->seen.alias, leaf->tainted);
     if (copying_is_less(leaf, w)) leaf->lean = true;
     for (int v = 0; v < leaf->nvalues && v < w->rec.want_cap; v++) {
-        bool wanted = w->rec.want[v] & WANT_VALUE || (!leaf->lean && is_at_stake(leaf, w, v));
-        if (wanted && !leaf->want[v]) leaf->want[v] = 1, leaf->stale = true;
+        uint8_t wanted = w->rec.want[v] & (WANT_VALUE | WANT_SAVED);
+        if (!leaf->lean && is_at_stake(leaf, w, v)) wanted |= WANT_VALUE;
+        if (!(wanted & ~leaf->want[v])) continue;
+        leaf->want[v] |= wanted;
+        leaf->stale = true;
     }
 }
 

@@ -101,6 +101,9 @@ etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_
     memset(w->room.outputs, 0, (size_t)code->nout * sizeof *w->room.outputs);
     if (unlikely(w->shadow != NULL)) etch__check_before(w, leaf);
     bool wrote = false;
+    recipe_run *again = NULL;
+    if (unlikely(code->recipe != NULL) && !etch__recipe_begin(w, code, &again))
+        return ETCH_ERR_OUT_OF_MEMORY;
     plan_io io = {w->room.inputs, w->c.scalar, w->room.outputs, &wrote, false};
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, leaf->path[0]->c.state);
@@ -109,8 +112,9 @@ etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_
     if (unlikely(start)) etch__report_add_time(&code->report->run, start);
     etch__pop_frame(&frame);
     if (unlikely(wrote)) poison(w), note_writes(w, leaf, code);
-    if (status != ETCH_OK) return status;
+    if (status != ETCH_OK) return etch__recipe_cancel(again), status;
     for (int i = code->nmissing; i < code->nmade; i++) attach(w, leaf, code, code->made[i]);
+    if (unlikely(again != NULL)) etch__recipe_end(again, w, code);
     if (unlikely(leaf->npath && leaf->path[leaf->npath - 1]->nwrites)) note_writes(w, leaf, code);
     for (int i = 0; i < code->nout; i++) etch__storage_release(w->room.outputs[i]);
     w->end.ran = code;

@@ -179,6 +179,14 @@ trace_walk *etch__owner_in(trace_run *r, const etch_tensor *t, const void *site)
 /* The failure of whatever is asked of a run that is poisoned. */
 etch_status etch__poisoned(const trace_run *r, const void *site);
 
+/* ---- recompute.c ---- */
+
+/* Around the run of code with a recipe: makes room before (false: out of memory; *made stays NULL
+ * where no tape reads what it gives), gives the tapes' handles their recipe, or lets go. */
+bool etch__recipe_begin(const trace_walk *w, const segment_code *code, recipe_run **made);
+void etch__recipe_end(recipe_run *run, trace_walk *w, const segment_code *code);
+void etch__recipe_cancel(recipe_run *run);
+
 /* ---- exposed.c ---- */
 
 void etch__end_exposure(trace_run *r, const etch_storage *s);

@@ -1,6 +1,7 @@
 /* Ending a segment: by its plan, or through the eager kernels as the end of a recording; and what
  * happens to it afterwards: published, compiled, evaluated late, given back. Rules by number are
  * those of the cursor, docs/architecture.md. */
+#include "tracer/trace/recipe.h"
 #include "tracer/run/run.h"
 #include "tracer/tell/event.h"
 #include "tracer/tell/report.h"
@@ -56,7 +57,8 @@ void etch__note_live(trace_walk *w, uint8_t bit) {
         const etch_tensor *h = w->c.value[n->c.out];
         bool live = w->mode == WALK_RECORD ? !etch__tensor_is_dead(h) : etch__is_live(h);
         if (n->c.inplace || !live) continue;
-        w->rec.want[n->c.out] |= bit;
+        bool saved = n->op == OP_SAVED && bit == WANT_VALUE;
+        w->rec.want[n->c.out] |= saved ? WANT_SAVED : bit;
     }
 }
 
@@ -88,8 +90,8 @@ void etch__note_used_late(trace_run *r, trace_walk *w, const etch_tensor *t) {
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
-        if (leaf->want[v] || (t ? h != t : !h->deferred || !etch__is_live(h))) continue;
-        leaf->want[v] = 1;
+        if (leaf->want[v] & WANT_VALUE || (t ? h != t : !h->deferred || !etch__is_live(h))) continue;
+        leaf->want[v] |= WANT_VALUE;
         leaf->stale = w->end.recompile = true;
     }
     pthread_mutex_unlock(&r->f->lock);
@@ -146,6 +148,7 @@ static bool code_suffices(trace_walk *w, const trace_leaf *leaf, const segment_c
         int32_t v = code->made[i];
         const etch_tensor *h = w->c.value[v];
         if (likely(!etch__is_live(h)) || !h->deferred) continue;
+        if (code->recipe && code->recipe->recomputed[v] == 1) continue;
         if (all || h == t || (code->tainted[v] && !leaf->lean)) return false;
         w->end.pending = true; /* for late use */
     }

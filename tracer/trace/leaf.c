@@ -1,5 +1,5 @@
 /* Leaves: what a path as a whole says of its values, and the codes that were compiled for it. */
-#include "tracer/trace/tree.h"
+#include "tracer/trace/recipe.h"
 
 /* ---- paths ---- */
 
@@ -62,5 +62,6 @@ void etch__code_release(const trace_leaf *leaf, segment_code *code) {
 
 void etch__code_free(segment_code *code) {
     if (code) etch__free(code->key);
+    if (code) etch__recipe_release(code->recipe);
     etch__free(code);
 }

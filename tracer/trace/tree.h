@@ -84,6 +84,8 @@ typedef struct input_case {
     int64_t alias_cap, key_cap, ints_cap, metas_cap;
 } input_case;
 
+typedef struct recipe recipe; /* tracer/trace/recipe.h */
+
 /* Compiled code of a leaf for one aliasing pattern of its inputs, and for one set of sizes if
  * the leaf is dynamic (the kernels are shared by all sizes: making it costs a plan, no
  * compile). Immutable once published; newer code goes before older code of the same pattern,
@@ -105,6 +107,7 @@ typedef struct segment_code {
     int64_t nkey;
     int version;     /* dynamic: of the leaf's wanted values */
     atomic_int refs; /* dynamic: the list's, and one a walk that keeps it */
+    recipe *recipe;  /* counted: of what only tapes want and it does not produce; or NULL */
     struct report_graph *report;
     struct segment_code *next; /* older code, or another aliasing pattern */
 } segment_code;
@@ -126,7 +129,8 @@ struct trace_leaf {
     int32_t *base;    /* per value: the value over whose storage it lies */
     int64_t *offset;  /* per value: elements from the base's first element (not where dynamic) */
     int npath, nsteps, ninputs, nbound, nvalues, nscalars, nargs;
-    uint8_t *want;    /* per value: its storage is wanted after the segment (under the lock) */
+    uint8_t *want;    /* per value: WANT_VALUE, WANT_SAVED: its storage is wanted after the segment
+                       (under the lock) */
     uint8_t *tainted; /* per value: is so under any aliasing that was recorded (under the lock) */
     uint8_t *written; /* per value that is an input: the segment writes its storage */
     bool writes_inputs;

@@ -17,7 +17,8 @@ typedef enum walk_mode {
 
 enum {
     WANT_VALUE = 1, /* used after the segment's end */
-    WANT_LIVE = 2   /* alive at the break that ended the segment */
+    WANT_LIVE = 2,  /* alive at the break that ended the segment */
+    WANT_SAVED = 4  /* used after it by derivatives alone */
 };
 
 /* Numbers of values, found by address. See tracer/run/values.c. */
