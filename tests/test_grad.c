@@ -496,7 +496,7 @@ TEST(compiled_steps_have_the_same_gradients) {
         check_program(&programs[i], STEP, 0);
 }
 
-/* Written-out GELU of a product: of six values that derivatives read all follow from the product. */
+/* Written-out GELU of a product: of what derivatives read all but the noise follows from it. */
 static etch_tensor *gelu_of_product(etch_tensor *x, etch_tensor *y) {
     etch_tensor *h = etch_mm(x, etch_t(y)), *cube = etch_mul(etch_mul(h, h), h);
     etch_tensor *inner = etch_add(h, etch_mul_scalar(cube, 0.044715));

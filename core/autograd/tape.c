@@ -121,7 +121,9 @@ etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
     trace_cursor *c = etch__tls.cursor;
     etch_tensor *h = NULL;
     if (c) h = etch__cursor_match(c, etch__call_key(OP_SAVED, 1, 0, 0), in, 1, NULL, 0, NULL, 0);
-    return etch_retain(h ? h : etch__dispatch_below(LAYER_MODES, &call));
+    if (!h) h = etch__dispatch_below(LAYER_MODES, &call);
+    if (h) h->view |= VIEW_SAVED;
+    return etch_retain(h);
 }
 
 /* ---- edges ---- */

@@ -67,6 +67,7 @@ typedef struct tensor_notes {
 } tensor_notes;
 
 enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
+enum { VIEW_MADE = 1, VIEW_SAVED = 2 /* a tape made it, and nobody else has it */ };
 
 struct etch_tensor {
     atomic_int refs;
@@ -80,7 +81,7 @@ struct etch_tensor {
     uint8_t lead;        /* bytes of the allocated block before it */
     uint16_t sizes;      /* a walk's own: see trace_cursor.sizes */
     uint8_t layers;      /* bit per dispatch_layer that sees every call with it */
-    uint8_t view;        /* an operator made it over the storage of its operand */
+    uint8_t view;        /* VIEW_MADE: an operator made it over the storage of its operand */
     atomic_int watchers; /* how many, and one for all counts together; 0: nobody ever */
     int64_t offset;      /* elements */
     int64_t numel;

@@ -1,9 +1,9 @@
 /* Values that tapes keep by a recipe: how a call makes them, and how they are computed when a
  * derivative reads them.
  *
- * A call holds, for all of its values together, what the recipe starts from (handles of its own over
- * inputs and over what the plan has produced) and the call's scalars. A derivative that reads one
- * calls the recipe's operators, which are traced like those of the derivative itself. */
+ * A call holds, for all of its values together, what the recipe starts from (handles of its own
+ * over inputs and over what the plan has produced) and the call's scalars. A derivative that reads
+ * one calls the recipe's operators, which are traced like those of the derivative itself. */
 #include "core/base/start.h"
 #include "core/dispatch/call.h"
 #include "tracer/trace/recipe.h"
@@ -27,7 +27,8 @@ static void drop_recipe(recipe_run *run) {
 
 static bool reads_recipe(const trace_walk *w, const segment_code *code, int32_t v) {
     const etch_tensor *h = w->c.value[v];
-    return code->recipe->recomputed[v] == 1 && h->deferred && etch__is_live(h);
+    bool saved = h->view & VIEW_SAVED && h->deferred && etch__is_live(h);
+    return saved && code->recipe->recomputed[v] == 1;
 }
 
 static recipe_run *new_run(recipe *r) {
@@ -54,7 +55,7 @@ static bool make_room(recipe_run *run, const trace_walk *w, const segment_code *
     return true;
 }
 
-/* Before the plan runs, so that nothing can fail afterwards. *made stays NULL where nobody reads. */
+/* Before the plan runs, so that nothing fails afterwards. *made stays NULL where nobody reads. */
 bool etch__recipe_begin(const trace_walk *w, const segment_code *code, recipe_run **made) {
     bool read = false;
     for (int i = 0; i < code->nmissing && !read; i++) read = reads_recipe(w, code, code->made[i]);

@@ -57,7 +57,7 @@ void etch__note_live(trace_walk *w, uint8_t bit) {
         const etch_tensor *h = w->c.value[n->c.out];
         bool live = w->mode == WALK_RECORD ? !etch__tensor_is_dead(h) : etch__is_live(h);
         if (n->c.inplace || !live) continue;
-        bool saved = n->op == OP_SAVED && bit == WANT_VALUE;
+        bool saved = h->view & VIEW_SAVED && bit == WANT_VALUE;
         w->rec.want[n->c.out] |= saved ? WANT_SAVED : bit;
     }
 }
@@ -90,7 +90,8 @@ void etch__note_used_late(trace_run *r, trace_walk *w, const etch_tensor *t) {
     for (int i = 0; i < leaf->nsteps; i++) {
         int32_t v = leaf->steps[i].out;
         const etch_tensor *h = w->c.value[v];
-        if (leaf->want[v] & WANT_VALUE || (t ? h != t : !h->deferred || !etch__is_live(h))) continue;
+        bool other = t ? h != t : !h->deferred || !etch__is_live(h);
+        if (leaf->want[v] & WANT_VALUE || other) continue;
         leaf->want[v] |= WANT_VALUE;
         leaf->stale = w->end.recompile = true;
     }
@@ -148,7 +149,7 @@ static bool code_suffices(trace_walk *w, const trace_leaf *leaf, const segment_c
         int32_t v = code->made[i];
         const etch_tensor *h = w->c.value[v];
         if (likely(!etch__is_live(h)) || !h->deferred) continue;
-        if (code->recipe && code->recipe->recomputed[v] == 1) continue;
+        if (code->recipe && code->recipe->recomputed[v] == 1 && h->view & VIEW_SAVED) continue;
         if (all || h == t || (code->tainted[v] && !leaf->lean)) return false;
         w->end.pending = true; /* for late use */
     }

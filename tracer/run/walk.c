@@ -216,7 +216,7 @@ static etch_tensor *fresh_handle(trace_walk *w, const etch_tensor *used) {
     h->owner = w;
     h->value = used->value;
     h->sizes = used->sizes;
-    h->view = used->view;
+    h->view = used->view & VIEW_MADE;
     return h;
 }
 
@@ -227,8 +227,10 @@ static void give_up_handle(trace_walk *w, int32_t id) {
     etch_tensor *h = w->c.handle[id];
     if (!h) return;
     if (h->deferred && !h->failed && !h->notes &&
-        atomic_load_explicit(&h->refs, memory_order_acquire) == 1)
+        atomic_load_explicit(&h->refs, memory_order_acquire) == 1) {
+        h->view &= VIEW_MADE;
         return;
+    }
     h->owner = NULL;
     w->c.handle[id] = fresh_handle(w, h);
     etch_release(h);

@@ -25,9 +25,9 @@ struct recipe {
     int64_t *at;
 };
 
-/* Which storages the code produces: keep, per value that is a base. What only tapes want is left out
- * where fewer bytes that are kept give it in a few cheap operators; budget: etch_compile_options.
- * false: out of memory. */
+/* Which storages the code produces: keep, per value that is a base. What only tapes want is left
+ * out where fewer bytes that are kept give it in a few cheap operators; budget:
+ * etch_compile_options. false: out of memory. */
 bool etch__choose_kept(const trace_leaf *leaf, const input_case *sizes, double budget,
                        uint8_t *keep);
 /* How what is wanted and not kept is computed. *made stays NULL where there is none. */
