@@ -513,10 +513,10 @@ static int64_t bytes_saved(etch_function *f) {
 }
 
 TEST(what_is_computed_again_has_the_same_bits) {
-    static const double budgets[] = {-1, 0, 0.1, 1};
-    static const int64_t bytes[] = {16, 32, 16, 96}; /* the noise; the product; all */
+    static const double budgets[] = {0, 1};
+    static const int64_t bytes[] = {32, 96}; /* the product and the noise; all */
     register_operators();
-    for (int b = 0; b < 4; b++) {
+    for (int b = 0; b < 2; b++) {
         for (size_t i = 0; i < sizeof programs / sizeof *programs; i++)
             check_program(&programs[i], FORWARD, budgets[b]);
         ETCH_SCOPE {
@@ -535,6 +535,30 @@ TEST(what_is_computed_again_has_the_same_bits) {
             assert_int_equal(bytes_saved(f), bytes[b]);
             etch_function_free(f);
         }
+    }
+}
+
+/* What was written after the call is no source of what derivatives read. */
+static etch_tensor *tanh_of(etch_tensor *x, etch_tensor *y) {
+    return etch_sum(etch_mul(etch_tanh(etch_mul_scalar(x, 0.5)), etch_detach(y)));
+}
+
+TEST(arguments_may_be_written_before_backward) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(tanh_of);
+        etch_tensor *x = leaf(ETCH_SHAPE(2, 3), 0.5), *y = numbers(ETCH_SHAPE(2, 3), 0.25);
+        for (int i = 0; i < 4; i++) {
+            etch_tensor *got = etch_call(f, x, y), *want = tanh_of(x, y);
+            ETCH_NO_GRAD
+                etch_add_(x, y);
+            etch_backward(got);
+            etch_tensor *first = etch_clone(etch_grad_of(x));
+            etch_zero_grad(x);
+            etch_backward(want);
+            assert_same(first, etch_grad_of(x));
+            etch_zero_grad(x);
+        }
+        etch_function_free(f);
     }
 }
 

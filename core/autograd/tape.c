@@ -118,10 +118,7 @@ etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
     if (!(etch__tls.layers >> LAYER_TRACER & 1)) return alias_outside(t);
     etch_tensor *const in[] = {t};
     op_call call = {.op = OP_SAVED, .nin = 1, .in = in, .site = site};
-    trace_cursor *c = etch__tls.cursor;
-    etch_tensor *h = NULL;
-    if (c) h = etch__cursor_match(c, etch__call_key(OP_SAVED, 1, 0, 0), in, 1, NULL, 0, NULL, 0);
-    if (!h) h = etch__dispatch_below(LAYER_MODES, &call);
+    etch_tensor *h = etch__operator_unseen(&call);
     if (h) h->view |= VIEW_SAVED;
     return etch_retain(h);
 }

@@ -70,16 +70,22 @@ etch__operator(op_id op, etch_tensor *const *in, int nin, const etch_scalar *sc,
     return etch__dispatch(&call);
 }
 
-/* The same below all layers that see calls by their operands. */
-static inline etch_tensor *etch__operator_below(const op_call *call) {
+static inline etch_tensor *etch__follow_cursor(const op_call *call) {
     trace_cursor *c = etch__tls.cursor;
-    if (c && call->nin > 0 && call->nin <= CURSOR_MAX_IN) {
-        uint64_t key = etch__call_key(call->op, call->nin, call->nsc, call->nat);
-        etch_tensor *h = etch__cursor_match(c, key, call->in, call->nin, call->sc, call->nsc,
-                                            call->at, call->nat);
-        if (likely(h)) return h;
-    }
-    return etch__dispatch_layerless(call);
+    if (!c || call->nin == 0 || call->nin > CURSOR_MAX_IN) return NULL;
+    uint64_t key = etch__call_key(call->op, call->nin, call->nsc, call->nat);
+    return etch__cursor_match(c, key, call->in, call->nin, call->sc, call->nsc, call->at,
+                              call->nat);
+}
+
+/* The same below all layers that see calls by their operands; and unseen by modes, too. */
+static inline etch_tensor *etch__operator_below(const op_call *call) {
+    etch_tensor *h = etch__follow_cursor(call);
+    return likely(h) ? h : etch__dispatch_layerless(call);
+}
+static inline etch_tensor *etch__operator_unseen(const op_call *call) {
+    etch_tensor *h = etch__follow_cursor(call);
+    return likely(h) ? h : etch__dispatch_below(LAYER_MODES, call);
 }
 
 /* Seed and first offset of a random operator's result, reserved at the call. */

@@ -117,13 +117,13 @@ typedef struct etch_compile_options {
     bool fullgraph; /* a graph break is an error before any tensor was changed */
     etch_dynamic dynamic;
     etch_numerics numerics;
-    bool replay;         /* do not run the body where a trace is known: see below */
-    int stable_after;    /* compile after this many equal recordings in a row; 0: 1 */
-    bool background;     /* compile on another thread: see below */
-    int recompile_limit; /* alternatives under one root; 0: 8 */
-    const char *name;    /* for logs; NULL: the function's symbol */
-    bool disable;        /* run eagerly, never record */
-    void *ctx;           /* passed to the general form */
+    bool replay;          /* do not run the body where a trace is known: see below */
+    int stable_after;     /* compile after this many equal recordings in a row; 0: 1 */
+    bool background;      /* compile on another thread: see below */
+    int recompile_limit;  /* alternatives under one root; 0: 8 */
+    const char *name;     /* for logs; NULL: the function's symbol */
+    bool disable;         /* run eagerly, never record */
+    void *ctx;            /* passed to the general form */
     double memory_budget; /* what tapes keep between forward and backward: see below */
 } etch_compile_options;
 
@@ -160,13 +160,11 @@ typedef struct etch_compile_options {
  * is run on every call; a log line (perf_hints) says so once. Inside another compiled function the
  * body is recorded into that. ETCH_CHECK=1 runs the body as well, and reports any difference. */
 
-/* memory_budget: what a call's tape keeps for backward, as a share of what eager code would. 0, the
- * default: what can be computed again from less in a few elementwise operators is not kept. 1: all
- * is. Between: also products and reductions are computed again where more than that share would be
- * kept. Below 0: only what cannot be computed again. Gradients have the same bits in any case;
- * results of random operators, of operators of the user's and of such as may fail are always kept.
- * It is about backward outside of the function; inside, nothing is kept. etch_explain tells the
- * bytes. */
+/* memory_budget: what a call's tape keeps for backward. 0, the default: what follows in a few
+ * elementwise operators from less, which only the tape has, is not kept but computed again. 1: all
+ * that eager code keeps. Gradients have the same bits in either case. What arguments, captured
+ * tensors and results hold is never computed from, since the program may write them. It is about
+ * backward outside of the function; inside, nothing is kept. etch_explain tells the bytes. */
 
 /* background: a thread of the library compiles beside the program. Calls go on eagerly, with the
  * same bits, until the code is ready; the first call after that runs it. The callbacks of

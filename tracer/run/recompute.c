@@ -2,7 +2,7 @@
  * derivative reads them.
  *
  * A call holds, for all of its values together, what the recipe starts from (handles of its own
- * over inputs and over what the plan has produced) and the call's scalars. A derivative that reads
+ * over what the plan has produced, which nobody else sees) and the call's scalars. A derivative that reads
  * one calls the recipe's operators, which are traced like those of the derivative itself. */
 #include "core/base/start.h"
 #include "core/dispatch/call.h"
@@ -45,10 +45,8 @@ static recipe_run *new_run(recipe *r) {
 }
 
 static bool make_room(recipe_run *run, const trace_walk *w, const segment_code *code) {
-    for (int i = 0; i < run->recipe->nsources; i++) {
-        bool none = w->c.value[run->recipe->source[i]] == ETCH_NONE;
-        if (!(run->source[i] = none ? ETCH_NONE : etch__tensor_alloc())) return false;
-    }
+    for (int i = 0; i < run->recipe->nsources; i++)
+        if (!(run->source[i] = etch__tensor_alloc())) return false;
     for (int i = 0; i < code->nmissing; i++)
         if (reads_recipe(w, code, code->made[i]) && !etch__notes(w->c.value[code->made[i]]))
             return false;
@@ -66,22 +64,12 @@ bool etch__recipe_begin(const trace_walk *w, const segment_code *code, recipe_ru
     return false;
 }
 
-static void bind_source(recipe_run *run, int i, const trace_walk *w, const segment_code *code) {
-    int32_t v = run->recipe->source[i], slot = code->slot[v];
-    const etch_tensor *input = w->c.value[v];
-    if (input == ETCH_NONE) return;
-    tensor_meta place = run->recipe->lies[i];
-    if (slot < 0) {
-        etch__guard_make(input, &place);
-        place.offset = input->offset;
-    } else {
-        place.offset = 0;
-    }
-    etch__lie_over(run->source[i], &place, slot < 0 ? input->storage : w->room.outputs[slot]);
-}
-
 void etch__recipe_end(recipe_run *run, trace_walk *w, const segment_code *code) {
-    for (int i = 0; i < run->recipe->nsources; i++) bind_source(run, i, w, code);
+    for (int i = 0; i < run->recipe->nsources; i++) {
+        tensor_meta place = run->recipe->lies[i];
+        place.offset = 0;
+        etch__lie_over(run->source[i], &place, w->room.outputs[code->slot[run->recipe->source[i]]]);
+    }
     memcpy(run->scalar, w->c.scalar, (size_t)run->recipe->nscalars * sizeof *run->scalar);
     for (int i = 0; i < code->nmissing; i++) {
         int32_t v = code->made[i];
@@ -114,7 +102,7 @@ static etch_tensor *call_step(const recipe_run *run, const recipe_step *s, etch_
     op_call call = s->call;
     call.in = in, call.sc = run->scalar + s->sc;
     etch__state_enter(s->state);
-    etch_tensor *h = etch__operator_below(&call);
+    etch_tensor *h = etch__operator_unseen(&call);
     if (in != few) etch__free(in);
     return h;
 }
@@ -131,7 +119,7 @@ static etch_tensor *follow(const recipe_run *run, int32_t wanted, etch_tensor **
     return value[wanted];
 }
 
-/* Each operator under the state of its first call. */
+/* Each operator under the state of its first call; modes saw that one. */
 static etch_tensor *recompute(const etch_tensor *t) {
     const recipe_run *run = t->notes->recipe;
     size_t nv = (size_t)run->recipe->nvalues;

@@ -23,14 +23,12 @@ static int64_t bytes_of(const tensor_meta *m) {
     return n + 64; /* and its header, so that nothing is free */
 }
 
-/* A function of its operands that may be called twice. */
-static bool is_repeatable(const trace_node *n, bool costly) {
+/* A function of its operands that costs little and may be called twice. */
+static bool is_repeatable(const trace_node *n) {
     const op_info *op = &etch__ops[n->op];
     if (etch__op_is_users(n->op) || op->flags & (OPF_MAY_FAIL | OPF_RANDOM | OPF_EFFECTS))
         return false;
-    if (op->kind == KIND_POINTWISE || op->kind == KIND_VIEW || op->kind == KIND_CREATION)
-        return true;
-    return costly && op->kind != KIND_INPLACE && op->kind != KIND_COMPOSITE;
+    return op->kind == KIND_POINTWISE || op->kind == KIND_VIEW || op->kind == KIND_CREATION;
 }
 
 /* ---- the network ---- */
@@ -108,7 +106,6 @@ typedef struct choice {
     uint8_t *depth;  /* of each base: how many operators in a row lead to it */
     uint8_t *made;   /* whether an operator of the segment makes the base */
     int64_t all;     /* bytes that only tapes want */
-    bool costly;
 } choice;
 
 static void collect(choice *c) {
@@ -120,15 +117,21 @@ static void collect(choice *c) {
     }
 }
 
+/* Of no argument, captured tensor or result: the program may have written those meanwhile, where
+ * eager code would have kept what was computed from them. */
+static bool is_private(const choice *c, int32_t base) {
+    return c->made[base] && !(c->wanted[base] & WANT_VALUE);
+}
+
 /* Whether n's result is fixed: it is kept if it is needed. */
 static bool is_fixed(choice *c, const trace_node *n) {
     int32_t v = n->c.out;
     int depth = 0;
-    if (c->wanted[v] & WANT_VALUE || c->leaf->tainted[v] || !is_repeatable(n, c->costly))
-        return true;
+    if (c->wanted[v] & WANT_VALUE || c->leaf->tainted[v] || !is_repeatable(n)) return true;
     for (int k = 0; k < n->nin; k++) {
         int32_t b = n->in[k] < 0 ? -1 : c->leaf->base[n->in[k]];
-        if (b >= 0 && c->depth[b] > depth) depth = c->depth[b];
+        if (b < 0 || !is_private(c, b)) return true;
+        if (c->depth[b] > depth) depth = c->depth[b];
     }
     if (depth >= MOST_STEPS) return true;
     c->depth[v] = (uint8_t)(depth + 1);
@@ -141,10 +144,8 @@ static void connect(choice *c, network *g, const trace_node *n) {
     bool fixed = is_fixed(c, n), tapes = c->wanted[v] == WANT_SAVED;
     add_edge(g, 2 * v, 2 * v + 1, bytes);
     if (fixed) add_edge(g, source, 2 * v, NO_LIMIT);
-    for (int k = 0; !fixed && k < n->nin; k++) {
-        int32_t b = n->in[k] < 0 ? -1 : c->leaf->base[n->in[k]];
-        if (b >= 0 && c->made[b]) add_edge(g, 2 * b + 1, 2 * v, NO_LIMIT);
-    }
+    for (int k = 0; !fixed && k < n->nin; k++)
+        add_edge(g, 2 * c->leaf->base[n->in[k]] + 1, 2 * v, NO_LIMIT);
     if (tapes) add_edge(g, 2 * v + 1, source + 1, NO_LIMIT);
     if (tapes) c->all += bytes;
 }
@@ -188,7 +189,7 @@ static void keep_wanted(const choice *c, uint8_t bits, uint8_t *keep) {
 bool etch__choose_kept(const trace_leaf *leaf, const input_case *sizes, double budget,
                        uint8_t *keep) {
     size_t nv = (size_t)leaf->nvalues;
-    choice c = {.leaf = leaf, .sizes = sizes, .costly = budget < 0};
+    choice c = {.leaf = leaf, .sizes = sizes};
     bool any = false;
     for (int v = 0; v < leaf->nvalues; v++) any |= leaf->want[v] == WANT_SAVED;
     c.wanted = etch__calloc(3 * nv + 1, 1);
@@ -197,10 +198,6 @@ bool etch__choose_kept(const trace_leaf *leaf, const input_case *sizes, double b
     collect(&c);
     int64_t bytes = 0;
     bool ok = !any || budget >= 1 || solve(&c, keep, &bytes);
-    if (ok && any && budget > 0 && budget < 1 && (double)bytes > budget * (double)c.all) {
-        c.costly = true;
-        ok = solve(&c, keep, &bytes);
-    }
     bool pays = any && budget < 1 && bytes < c.all;
     if (!pays) memset(keep, 0, nv);
     keep_wanted(&c, pays ? WANT_VALUE : WANT_VALUE | WANT_SAVED, keep);
@@ -270,11 +267,8 @@ static void add_step(recipe *r, const trace_node *n, const int64_t *ints, int32_
     *at += n->nat, *in += n->nin;
 }
 
-/* Inputs first, then what is produced. */
 static void add_sources(recipe *r, const trace_leaf *leaf, const input_case *sizes,
                         const uint8_t *need) {
-    for (int k = 0; k < leaf->ninputs; k++)
-        if (need[leaf->inputs[k]] & 2) r->source[r->nsources++] = leaf->inputs[k];
     for (int i = 0; i < leaf->npath; i++) {
         const trace_node *n = leaf->path[i];
         int32_t v = n->c.out;

@@ -18,8 +18,8 @@ struct recipe {
     atomic_int refs;
     int nsteps, nsources, nvalues, nscalars;
     recipe_step *steps;
-    int32_t *source;     /* values that the steps start from: inputs, and what is produced */
-    tensor_meta *lies;   /* of each source that is produced: where in its storage */
+    int32_t *source;     /* values that the steps start from, which are produced */
+    tensor_meta *lies;   /* of each source: where in its storage */
     uint8_t *recomputed; /* per value */
     int32_t *in;
     int64_t *at;
