@@ -2,8 +2,8 @@
  * derivative reads them.
  *
  * A call holds, for all of its values together, what the recipe starts from (handles of its own
- * over what the plan has produced, which nobody else sees) and the call's scalars. A derivative that reads
- * one calls the recipe's operators, which are traced like those of the derivative itself. */
+ * over what the plan has produced, which nobody else sees) and the call's scalars. A derivative
+ * that reads one calls the recipe's operators, which are traced like those of the derivative. */
 #include "core/base/start.h"
 #include "core/dispatch/call.h"
 #include "tracer/trace/recipe.h"
