@@ -1,4 +1,5 @@
-/* etch_opcheck: honest registrations pass; each kind of lie is found and named.
+/* etch_opcheck: honest registrations pass; each kind of lie is found and named, those of
+ * derivatives too.
  * Labels: quick. */
 #include "trace_support.h"
 
@@ -27,12 +28,13 @@ static etch_status check(const etch_op *op, etch_tensor *a, etch_tensor *b, cons
     return etch_opcheck(op, &sample, 1, report, sizeof report);
 }
 
-static void honest(const etch_op *op, etch_tensor *a, etch_tensor *b) {
+/* derivative: what the report says of it. */
+static void honest(const etch_op *op, etch_tensor *a, etch_tensor *b, const char *derivative) {
     etch_status status = check(op, a, b, NULL);
     if (status != ETCH_OK) print_message("%s", report);
     assert_int_equal(status, ETCH_OK);
     assert_non_null(strstr(report, "1 samples, 0 faults"));
-    assert_non_null(strstr(report, "derivative: not checked"));
+    assert_non_null(strstr(report, derivative));
 }
 
 static void fault_is(const etch_op *op, etch_tensor *a, etch_tensor *b, const char *what) {
@@ -47,20 +49,30 @@ TEST(the_cblas_product) {
         ETCH_SCOPE {
             etch_dtype dtype = d ? ETCH_F64 : ETCH_F32;
             honest(blas_op(), etch_randn(dtype, ETCH_SHAPE(5, 7)),
-                   etch_randn(dtype, ETCH_SHAPE(7, 4)));
+                   etch_randn(dtype, ETCH_SHAPE(7, 4)), "derivative: none");
             honest(blas_op(), etch_randn(dtype, ETCH_SHAPE(65, 130)),
-                   etch_t(etch_randn(dtype, ETCH_SHAPE(33, 130))));
+                   etch_t(etch_randn(dtype, ETCH_SHAPE(33, 130))), "derivative: none");
         }
 }
 
 TEST(built_in_operators) {
     ETCH_SCOPE {
         etch_tensor *a = arange_f32(3, 4), *b = etch_cos(a);
-        honest(etch_op_find("add.Tensor"), a, b);
-        honest(etch_op_find("add_.Tensor"), a, b);
-        honest(etch_op_find("relu"), etch_select(a, 0, 1), NULL);
-        honest(etch_op_find("sum"), a, NULL);
-        honest(etch_op_find("t"), a, NULL);
+        const char *checked = "derivative: checked\n";
+        honest(etch_op_find("add.Tensor"), a, b, checked);
+        honest(etch_op_find("add_.Tensor"), a, b, checked);
+        honest(etch_op_find("relu"), etch_select(a, 0, 1), NULL, checked);
+        honest(etch_op_find("sum"), a, NULL, checked);
+        honest(etch_op_find("t"), a, NULL, checked);
+        honest(etch_op_find("mul.Tensor"), etch_to(a, ETCH_F64), etch_to(b, ETCH_F64), checked);
+        honest(etch_op_find("div_.Tensor"), etch_to(a, ETCH_F64), etch_to(b, ETCH_F64), checked);
+        honest(etch_op_find("mm"), b, etch_t(b), checked);
+        honest(etch_op_find("relu"), a, NULL, checked); /* a kink at 0 */
+        honest(etch_op_find("floor"), etch_add_scalar(a, 0.5), NULL, checked);
+        honest(etch_op_find("relu"), etch_to(a, ETCH_I64), NULL,
+               "derivative: not compared with differences");
+        honest(etch_op_find("tanh"), etch_to(a, ETCH_BF16), NULL,
+               "derivative: not compared with differences");
         etch_tensor *both[2] = {a, b};
         etch_value list = {.tag = ETCH_VALUE_TENSORS, .tensors = {both, 2}};
         etch_op_sample sample = {&list, 1};
@@ -148,6 +160,108 @@ TEST(each_lie_is_found) {
             add_op("lie::sized(Tensor a, Scalar n) -> Tensor", fills, size_of_scalar);
         assert_int_equal(check(sized, a, NULL, &three), ETCH_ERR_INVALID_ARGUMENT);
         assert_non_null(strstr(report, "shape: the result's dtype or sizes change"));
+    }
+}
+
+/* ---- derivatives that lie: of x x y ---- */
+
+static etch_status square_times(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                etch_tensor *const *out, int nout) {
+    (void)ctx, (void)op, (void)nargs, (void)nout;
+    etch_tensor *x = args[0].tensor, *y = args[1].tensor;
+    return etch_copy_(out[0], etch_mul(etch_mul(x, x), y)) ? ETCH_OK : etch_last_status();
+}
+
+typedef enum lie {
+    TRUTH,
+    WRONG_FACTOR,
+    NONE_FOR_Y,
+    NOT_TRACED,
+    UNWANTED,
+    WRITES_GRAD,
+    WRITES_X,
+    WRITES_RESULT,
+    CHANGES,
+    WRONG_SECOND,
+    BLIND,
+    BY_WANTS,
+    FAILS,
+    OTHER_SIZES,
+    LIES
+} lie;
+
+/* Reads numbers, which no tape and no trace sees. */
+static etch_tensor *as_number(etch_tensor *t) {
+    etch_tensor *copy = etch_empty(ETCH_F64, etch_sizes(t));
+    double v[16];
+    if (!copy || etch_to_host(t, v, sizeof *v * (size_t)etch_numel(t)) != ETCH_OK) return NULL;
+    return etch_copy_(copy, etch_from_host(v, ETCH_F64, etch_sizes(t)));
+}
+
+/* Reads the gradient as if it were contiguous. */
+static etch_tensor *blindly(etch_tensor *t) {
+    etch_tensor *flat = etch_as_strided(t, ETCH_SHAPE(1), ETCH_SHAPE(1));
+    return etch_is_contiguous(t) ? t : etch_mul_scalar(etch_expand(flat, etch_sizes(t)), 0.5);
+}
+
+static etch_status lies(void *ctx, const etch_op *op, const etch_derivative_call *d) {
+    const lie what = *(const lie *)ctx;
+    etch_tensor *x = d->args[0].tensor, *y = d->args[1].tensor, *g = d->grad;
+    (void)op;
+    if (what == FAILS) return etch_set_error(ETCH_ERR_USER, "no derivative today");
+    if (what == CHANGES) g = etch_add_scalar(g, 1e-9 * calls++);
+    if (what == NOT_TRACED) y = as_number(y);
+    if (what == WRONG_SECOND) x = etch_detach(x);
+    if (what == BLIND) g = blindly(g);
+    etch_tensor *xy = etch_mul(x, y), *xx = etch_mul(x, x);
+    if (d->wants[0]) d->grads[0] = etch_mul(g, etch_mul_scalar(xy, what == WRONG_FACTOR ? 3 : 2));
+    if (d->wants[1] || what == UNWANTED) d->grads[1] = etch_mul(g, xx);
+    if (what == NONE_FOR_Y) d->grads[1] = NULL;
+    if (what == BY_WANTS && !d->wants[0]) d->grads[1] = etch_mul_scalar(d->grads[1], 1 + 1e-9);
+    if (what == OTHER_SIZES && d->wants[0]) d->grads[0] = etch_ones(ETCH_F64, ETCH_SHAPE(5));
+    ETCH_NO_GRAD {
+        if (what == WRITES_GRAD) etch_zero_(d->grad);
+        if (what == WRITES_X) etch_add_scalar_(d->args[0].tensor, 1);
+        if (what == WRITES_RESULT) etch_zero_(d->result);
+    }
+    return ETCH_OK;
+}
+
+TEST(each_lie_of_a_derivative_is_found) {
+    static const char *const found[LIES] = {
+        [WRONG_FACTOR] = "sample 0: gradient: tensor 0, element 0: ",
+        [NONE_FOR_Y] = "gradient: tensor 1, element 0: no gradient, that is 0, differences give",
+        [NOT_TRACED] = "gradient of gradient: tensor 1, element 0: ",
+        [UNWANTED] = "gradient wanted: tensor 1 gets a gradient that nobody wants",
+        [WRITES_GRAD] = "gradient writes: the derivative has changed its gradient",
+        [WRITES_X] = "gradient writes: the derivative has changed tensor 0",
+        [WRITES_RESULT] = "gradient writes: the derivative has changed the result",
+        [CHANGES] = "gradient native: the compiled call gives other bits",
+        [WRONG_SECOND] = "gradient of gradient: tensor 0, element 0: ",
+        [BLIND] = "gradient strides: tensor 0 gets another gradient",
+        [BY_WANTS] = "gradient wanted: tensor 1 gets another gradient where no other is wanted",
+        [FAILS] = "gradient: etch_grad failed: no derivative today",
+        [OTHER_SIZES] = "gradient: etch_grad failed: ",
+    };
+    static lie lie_of[LIES];
+    ETCH_SCOPE {
+        etch_tensor *x = etch_add_scalar(etch_rand(ETCH_F64, ETCH_SHAPE(3, 4)), 0.5);
+        etch_tensor *y = etch_add_scalar(etch_rand(ETCH_F64, ETCH_SHAPE(3, 4)), 0.5);
+        for (int k = 0; k < LIES; k++) {
+            char schema[64];
+            lie_of[k] = (lie)k;
+            snprintf(schema, sizeof schema, "lie::derivative%d(Tensor x, Tensor y) -> Tensor", k);
+            etch_op_definition d = {.struct_size = sizeof d,
+                                    .cpu = square_times,
+                                    .shape = like_first,
+                                    .ctx = &lie_of[k],
+                                    .derivative = lies};
+            const etch_op *op = etch_op_register(schema, &d);
+            assert_non_null(op);
+            if (k) fault_is(op, x, y, found[k]);
+            else honest(op, x, y, "derivative: checked\n");
+            if (!k) honest(op, etch_to(x, ETCH_F32), etch_to(y, ETCH_F32), "derivative: checked\n");
+        }
     }
 }
 

@@ -30,10 +30,25 @@ typedef struct etch_op_sample {
  *              `effects` breaks the graph instead)
  *   mode       a mode sees the call once, as this operator, and passes it on
  *
+ * Where the operator has a derivative and the sample gradients:
+ *
+ *   gradient   of a weighted sum of the result, for each tensor of f64 or (loosely) f32: what
+ *              differences of results give, along some elements and one direction that moves all.
+ *              A kink within 1e-3 (f32: 1e-2) of the sample, and values there that the operator
+ *              does not take, are passed over
+ *   gradient of gradient   the same of the gradients, where the derivative's operators have
+ *              derivatives. What a derivative computes from numbers that it read has none
+ *   gradient strides   a gradient that is expanded gives what a contiguous one does
+ *   gradient wanted    for one tensor alone: the same bits, and none for others
+ *   gradient writes    the derivative changes neither arguments, nor result, nor gradient
+ *   gradient eager, gradient native   a compiled function that calls the operator and etch_grad
+ *              gives the bits of eager ones, recorded and compiled, in one graph
+ *
  * ETCH_OK where all hold. ETCH_ERR_INVALID_ARGUMENT where one does not: report (n bytes, may
  * be NULL) then tells each, one a line, "sample 0: mutation: argument 1 was changed". A sample
  * whose plain call fails is reported with its error, and fails the check. The report ends with
- * what is not checked: derivatives, which Etch does not have yet. Other errors: NULL
+ * "derivative: checked"; "none" in its place where the operator has none, and "not compared with
+ * differences" where no sample has gradients, or only those of half types. Other errors: NULL
  * arguments, lack of memory. */
 ETCH_API etch_status etch_opcheck(const etch_op *op, const etch_op_sample *samples, int nsamples,
                                   char *report, size_t n);
