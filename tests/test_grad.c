@@ -758,6 +758,59 @@ static etch_tensor *sgd_step(etch_tensor *x, etch_tensor *y) {
     return loss;
 }
 
+/* Whether there is something to differentiate changes from call to call: nothing is guarded, and
+ * each way is compiled once. */
+static etch_tensor *if_required(etch_tensor *x) {
+    etch_tensor *loss = etch_sum(etch_exp(etch_mul(x, global)));
+    if (etch_requires_grad(loss) && etch_backward(loss) != ETCH_OK) return NULL;
+    return etch_detach(loss);
+}
+
+/* Leaves the gradient in *grad. */
+static etch_tensor *call_if_required(etch_function *f, etch_tensor *x, int turn,
+                                     etch_tensor **grad) {
+    etch_tensor *y = NULL;
+    etch_requires_grad_(global, turn != 1);
+    if (turn == 2)
+        ETCH_NO_GRAD
+            y = f ? etch_call(f, x) : if_required(x);
+    else y = f ? etch_call(f, x) : if_required(x);
+    *grad = etch_grad_of(global) ? etch_clone(etch_grad_of(global)) : NULL;
+    etch_zero_grad(global);
+    return y;
+}
+
+TEST(what_requires_gradients_changes_between_calls) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(if_required, .fullgraph = true);
+        etch_tensor *x = numbers(ETCH_SHAPE(4), -1), *want, *got;
+        global = numbers(ETCH_SHAPE(4), 1);
+        for (int i = 0; i < 12; i++) {
+            etch_tensor *y = call_if_required(NULL, x, i % 3, &want);
+            etch_tensor *z = call_if_required(f, x, i % 3, &got);
+            if (!z) fail_msg("%s", etch_last_error());
+            assert_same(z, y);
+            assert_int_equal(got != NULL, i % 3 == 0);
+            if (got) assert_same(got, want);
+        }
+        assert_int_equal(etch_function_counters(f).graphs, 3); /* a block without is its own root */
+        etch_function_free(f);
+    }
+}
+
+TEST(modes_see_what_backward_calls) {
+    ETCH_SCOPE {
+        etch_tensor *w = leaf(ETCH_SHAPE(2, 3), 1), *loss = etch_sum(etch_sin(w));
+        etch_mode *mode = etch_statistics_mode();
+        ETCH_WITH_MODE (mode) {
+            assert_int_equal(etch_statistics_mode_count(mode, "cos"), 0);
+            assert_int_equal(etch_backward(loss), ETCH_OK);
+        }
+        assert_int_equal(etch_statistics_mode_count(mode, "cos"), 1);
+        etch_mode_free(mode);
+    }
+}
+
 TEST(a_training_step_is_one_graph) {
     ETCH_SCOPE {
         etch_tensor *x = numbers(ETCH_SHAPE(5, 3), -1), *y = numbers(ETCH_SHAPE(5, 2), 1);
