@@ -798,6 +798,31 @@ TEST(what_requires_gradients_changes_between_calls) {
     }
 }
 
+/* A leaf of the body's own: its gradient dies with it, and is no output. */
+static etch_tensor *slope_of_exp(etch_tensor *x) {
+    etch_tensor *own = etch_requires_grad_(etch_clone(x), true);
+    etch_tensor *powers = etch_exp(own);
+    etch_tensor *sum = etch_sum(powers);
+    if (etch_backward(sum) != ETCH_OK) return NULL;
+    return etch_clone(etch_grad_of(own));
+}
+
+TEST(leaves_of_the_body) {
+    for (int full = 0; full < 2; full++)
+        ETCH_SCOPE {
+            etch_function *f = etch_compile(slope_of_exp, .fullgraph = full);
+            etch_tensor *x = numbers(ETCH_SHAPE(4), -1);
+            for (int i = 0; i < CALLS; i++) {
+                etch_tensor *y = etch_call(f, x);
+                if (!y) fail_msg("%s", etch_last_error());
+                assert_same(y, slope_of_exp(x));
+            }
+            assert_int_equal(etch_function_counters(f).eager_runs, 0);
+            assert_int_equal(etch_function_counters(f).plan_runs, full ? CALLS : CALLS - 1);
+            etch_function_free(f);
+        }
+}
+
 TEST(modes_see_what_backward_calls) {
     ETCH_SCOPE {
         etch_tensor *w = leaf(ETCH_SHAPE(2, 3), 1), *loss = etch_sum(etch_sin(w));

@@ -51,7 +51,22 @@ trace_leaf *etch__settle(trace_run *r, trace_walk *w) {
     return leaf;
 }
 
+/* A handle that is the walk's alone lets go of its edge, as it does when it dies: a leaf made of
+ * a deferred value would keep its gradient, for which nobody can ask any more. Whether any had
+ * one. */
+static bool drop_dead_leaves(trace_walk *w) {
+    bool any = false;
+    for (int64_t v = 0; v < w->nvalues; v++) {
+        etch_tensor *h = w->c.value[v];
+        if (!h || !h->owner || etch__is_live(h) || !h->layers) continue;
+        etch__drop_grad(h->notes);
+        h->layers = 0, any = true;
+    }
+    return any;
+}
+
 void etch__note_live(trace_walk *w, uint8_t bit) {
+    if (w->mode != WALK_RECORD) drop_dead_leaves(w);
     for (int64_t i = 0; i < w->npath; i++) {
         const trace_node *n = w->path[i];
         const etch_tensor *h = w->c.value[n->c.out];
@@ -201,7 +216,8 @@ static bool run_plan(trace_run *r, trace_walk *w, trace_leaf *leaf, const etch_t
         if (request_for(w, leaf, &q)) etch__ask_code_now(&q);
         code = etch__keep_instance(w, leaf);
     }
-    bool suffices = code && code_suffices(w, leaf, code, t);
+    bool suffices = code && (code_suffices(w, leaf, code, t) ||
+                             (drop_dead_leaves(w) && code_suffices(w, leaf, code, t)));
     if (code && !suffices) note_recompile(r, REASON_RECOMPILE_OUTPUTS, leaf->site);
     suffices = suffices && etch__keep_inputs(w, leaf, code);
     return suffices && (etch__run_code(w, leaf, code) == ETCH_OK || r->poisoned);
