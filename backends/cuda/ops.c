@@ -62,7 +62,7 @@ static size_t key_of(const op_call *call, int device, int64_t *key) {
     if (call->nin > 8) return 0;
     key[n++] = (int64_t)call->op | (int64_t)call->nin << 16 | (int64_t)call->nsc << 32 |
                (int64_t)call->nat << 40 | (int64_t)device << 48;
-    key[n++] = (int64_t)etch__tls.state;
+    key[n++] = (int64_t)(etch__tls.state & STATE_COMPUTES);
     for (int i = 0; i < call->nsc; i++) key[n++] = call->sc[i].kind;
     for (int i = 0; i < call->nat; i++) key[n++] = call->at[i];
     for (int i = 0; i < call->nin; i++) {

@@ -120,6 +120,8 @@ extern __thread etch_thread etch__tls
 #define STATE_NO_GRAD 1u
 #define STATE_INFERENCE 2u
 #define STATE_TUNED 4u /* relaxed numerics: a product may take the algorithm that proved fastest */
+/* What an operator's result depends on: all but how its calls are noted and offered to modes. */
+#define STATE_COMPUTES (~(uint64_t)(STATE_NO_GRAD | STATE_INFERENCE))
 #define STATE_DTYPE(word) ((etch_dtype)(((word) >> 8) & 0xff))
 #define STATE_PRECISION(word) ((etch_matmul_precision)(((word) >> 4) & 3))
 #define STATE_DEVICE(word) ((int)(((word) >> 16) & 0xff))

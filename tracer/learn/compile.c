@@ -73,7 +73,8 @@ static bool add_node(builder *b, const trace_node *n) {
     meta.offset = offset[n->c.out];
     int number = add_call(b, &call, n, &meta);
     if (number < 0) return false;
-    b->g->nodes[number].state = (uint32_t)n->c.state; /* the processor's part is the plan's */
+    /* MXCSR is the plan's, and kernels note nothing in any case. */
+    b->g->nodes[number].state = (uint32_t)n->c.state & ~STATE_NO_GRAD;
     b->number[n->c.out] = b->g->nodes[number].out;
     return true;
 }
