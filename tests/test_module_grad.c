@@ -1,7 +1,16 @@
 /* Gradients of modules: of every ready-made layer against differences, in training and evaluation;
  * hooks on gradients; whole steps of training, compiled beside eager, bit for bit.
  * Labels: quick. */
+#include <malloc.h>
+
 #include "nn_support.h"
+
+/* Other allocators do not say what is in use. */
+#ifdef __SANITIZE_ADDRESS__
+enum { MEASURED = 0 };
+#else
+enum { MEASURED = 1 };
+#endif
 
 /* ---- layers against differences ---- */
 
@@ -342,4 +351,67 @@ TEST(compiled_training_is_eager_training) {
             etch_module_free(plain.m), etch_module_free(fast.m);
         }
     assert_int_equal(etch_memory().tensors, 0);
+}
+
+/* ---- what a step costs ---- */
+
+static etch_status update_all(void *ctx, etch_tensor *const *in, int nin, etch_tensor **out,
+                              int nout) {
+    (void)nin, (void)nout;
+    out[0] = in[0];
+    return etch_optim_step(ctx);
+}
+
+/* The kernels that compute parameters and state write them: nothing is copied behind them. */
+TEST(updates_write_where_parameters_are) {
+    enum { N = 4, SIDE = 128 };
+    ETCH_SCOPE {
+        etch_tensor *w[N], *x = must(etch_zeros(ETCH_F32, ETCH_SHAPE(1))), *y;
+        for (int i = 0; i < N; i++) {
+            w[i] = must(etch_randn(ETCH_F32, ETCH_SHAPE(SIDE, SIDE)));
+            must(etch_requires_grad_(w[i], true));
+            etch_set_grad(w[i], must(etch_randn(ETCH_F32, ETCH_SHAPE(SIDE, SIDE))));
+        }
+        etch_optim *o = must(etch_optim_adam(NULL));
+        assert_true(etch_optim_add(o, w, N, .lr = 0.1) >= 0);
+        etch_function *f = must(etch_compile(update_all, .ctx = o));
+        for (int i = 0; i < 2; i++) assert_int_equal(etch_call_n(f, &x, 1, &y, 1), ETCH_OK);
+        int64_t before = etch_function_counters(f).kernel_launches;
+        assert_int_equal(etch_call_n(f, &x, 1, &y, 1), ETCH_OK);
+        int64_t launches = etch_function_counters(f).kernel_launches - before;
+        if (launches > 2) fail_msg("%d kernels", (int)launches);
+        etch_function_free(f);
+        etch_optim_free(o);
+    }
+}
+
+static int64_t bytes_in_use(void) { return (int64_t)mallinfo2().uordblks; }
+
+/* By no byte of tensors, and by less than one a step of the allocator's, which keeps some. */
+TEST(many_steps_do_not_grow) {
+    enum { WARM = 100, STEPS = 10000 };
+    for (int compiled = 0; compiled < 2; compiled++)
+        ETCH_SCOPE {
+            training t = begin();
+            const etch_compile_options options = {.struct_size = sizeof options, .ctx = &t};
+            etch_function *f = must(etch_compile_n(step, &options));
+            etch_tensor *in[2] = {must(etch_randn(ETCH_F32, ETCH_SHAPE(16, 4))), NULL};
+            in[1] = must(etch_argmax_dim(must(etch_narrow(in[0], 1, 0, 3)), 1, false));
+            int64_t bytes = 0, tensors = 0, heap = 0;
+            for (int i = 0; i < STEPS; i++) {
+                if (i == WARM) bytes = etch_memory().bytes_live, tensors = etch_memory().tensors;
+                if (i == WARM) heap = bytes_in_use();
+                ETCH_SCOPE {
+                    etch_tensor *loss;
+                    etch_status s =
+                        compiled ? etch_call_n(f, in, 2, &loss, 1) : step(&t, in, 2, &loss, 1);
+                    if (s != ETCH_OK) must(NULL);
+                }
+            }
+            assert_int_equal(etch_memory().bytes_live, bytes);
+            assert_int_equal(etch_memory().tensors, tensors);
+            if (MEASURED) assert_true(bytes_in_use() - heap < STEPS);
+            etch_function_free(f);
+            etch_optim_free(t.o), etch_module_free(t.m);
+        }
 }

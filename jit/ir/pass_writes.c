@@ -381,6 +381,41 @@ static bool lift_inputs(ir *r) {
 
 /* ---- the whole ---- */
 
+/* By node, 1 + the input that no later node reads or writes; next: other inputs of that node. */
+typedef struct last_uses {
+    int32_t *first, *next;
+} last_uses;
+
+static bool find_last_uses(const graph *g, arena *memory, last_uses *l) {
+    int32_t *last = etch__arena_zeroed(memory, (g->ninputs + 1) * sizeof *last);
+    l->first = etch__arena_zeroed(memory, (g->nnodes + 1) * sizeof *l->first);
+    l->next = etch__arena_zeroed(memory, (g->ninputs + 1) * sizeof *l->next);
+    if (!last || !l->first || !l->next) return false;
+    for (int i = 0; i < g->nnodes; i++) {
+        const graph_node *n = &g->nodes[i];
+        for (int k = 0; k <= n->nin; k++) {
+            int32_t base = base_of(g, k < n->nin ? g->operands[n->in + k] : n->out);
+            if (base >= 0 && base < g->ninputs) last[base] = i;
+        }
+    }
+    for (int32_t v = g->ninputs - 1; v >= 0; v--)
+        if (g->nnodes) l->next[v] = l->first[last[v]], l->first[last[v]] = v + 1;
+    return true;
+}
+
+/* Builds all nodes. Inputs are written back where they were used last, by the kernel that made
+ * their contents, if it can, rather than copied at the end. */
+static bool build_nodes(ir *r) {
+    last_uses l;
+    bool ok = find_last_uses(r->g, r->memory, &l);
+    for (int i = 0; ok && i < r->g->nnodes; i++) {
+        ok = build_node(r, i);
+        for (int32_t v = l.first[i] - 1; ok && v >= 0; v = l.next[v] - 1)
+            if (r->g->values[v].base == v && !(r->bases[v] & BASE_LIFTED)) ok = write_back(r, v);
+    }
+    return ok;
+}
+
 static bool add_inputs(ir *r) {
     const graph *g = r->g;
     for (int v = 0; v < g->ninputs; v++) {
@@ -406,7 +441,7 @@ ir *etch__ir_build(const graph *g, const jit_target *target, arena *memory) {
     bool ok =
         r->current && r->in_memory && r->bases && r->outputs && add_inputs(r) && lift_inputs(r);
     uint64_t state = etch__tls.state;
-    for (int i = 0; ok && i < g->nnodes; i++) ok = build_node(r, i);
+    ok = ok && build_nodes(r);
     etch__tls.state = state;
     for (int v = 0; ok && v < g->ninputs; v++) {
         r->bases[v] &= (uint8_t)~BASE_LIFTED;
