@@ -60,7 +60,8 @@ int main(int argc, char **argv) {
 
     char self[4096] = {0};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
-    if (served) return cuda ? bench_device() : bench_workloads(), 0;
+    if (served && cuda) return bench_device(), 0;
+    if (served) return bench_workloads(), bench_training(), 0;
     printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
            "calls\n");
     if (cuda) return bench_cold(self, true), bench_device(), 0;
@@ -68,6 +69,7 @@ int main(int argc, char **argv) {
     bench_modes();
     bench_cold(self, false);
     bench_workloads();
+    bench_training();
     bench_whether();
     bench_scaling();
     bench_threads();

@@ -45,4 +45,5 @@ void bench_memory(void) {
     for (const bench_program *p = bench_programs; p->name; p++) {
         ETCH_SCOPE { measure(p, bench_scaled(SIDE), bench_scaled(SIDE)); }
     }
+    bench_training_memory();
 }

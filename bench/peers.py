@@ -1,8 +1,9 @@
-"""The benchmark's workloads in PyTorch (eager and torch.compile), beside Etch in the same run.
+"""The benchmark's workloads in PyTorch (eager and torch.compile) and JAX, beside Etch in the same run.
 
 Usage: python3 bench/peers.py [--threads N | --device cuda] [NAME[:SIZE,SIZE...]...]
 for example seed:512,1024; a SIZE is the number of a row's rows.
-Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`.
+Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`. The rows of
+training (train_mlp, train_cnn, train_transformer, adam) run where they are named; they need jax and optax, too.
 
 All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
 of every variant, in an order that changes; medians are printed. What is measured one after the other
@@ -50,6 +51,18 @@ GPU_BODIES = {
     "softmax": lambda x, y: torch.softmax(x, -1),
     "layer_norm": lambda x, y: torch.nn.functional.layer_norm(x, x.shape[-1:]),
 }
+
+
+TRAINING = ("train_mlp", "train_cnn", "train_transformer", "adam")
+
+
+def import_training(threads):
+    """JAX reads how many threads it has when it starts."""
+    global training
+    if threads == 1:
+        os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
+        os.environ.setdefault("NPROC", "1")
+    import training
 
 
 def synchronize():
@@ -101,6 +114,14 @@ def torch_variants(name, size, dtype):
         first = timed(lambda: compiled(*inputs[0]), 1) * 1e3
         label = "torch.compile" if mode == "default" else "torch.compile " + mode
         yield label, first, sampler(lambda compiled=compiled: compiled(*next(turn)))
+
+
+def training_variants(name):
+    torch._dynamo.reset()
+    for label, make in training.steps(name):
+        call = make()
+        first = timed(call, 1) * 1e3
+        yield label, None if label == "torch eager" else first, sampler(call)
 
 
 # ---- Etch's ----
@@ -191,11 +212,15 @@ def main():
     names = GPU_BODIES if DEVICE == "cuda" else BODIES
     for arg in args or names:
         name, _, sizes = arg.partition(":")
-        if name not in names:
-            sys.exit(f"peers.py: expected one of {', '.join(names)}, got {name}")
+        if name in TRAINING and DEVICE == "cpu":
+            import_training(threads)
+        elif name not in names:
+            sys.exit(f"peers.py: expected one of {', '.join([*names, *TRAINING])}, got {name}")
         for fields, etch in Etch(name, threads).rows():
             wanted = not sizes or fields["size"].split("x")[0] in sizes.split(",")
-            if fields["workload"] == name and wanted:
+            if fields["workload"] == name and name in TRAINING:
+                write_row(out, fields, etch, list(training_variants(name)))
+            elif fields["workload"] == name and wanted:
                 with torch.no_grad():
                     dtype = DTYPES[fields["dtype"]]
                     write_row(out, fields, etch, list(torch_variants(name, fields["size"], dtype)))

@@ -1,0 +1,185 @@
+/* Whole steps of training, forward, backward and update: eager, and as one compiled function; their
+ * peaks of memory. The models are those of bench/models.py. */
+#include "examples/transformer.h"
+#include "bench.h"
+
+#include <stdio.h>
+
+enum { SYMBOLS = 96, ADAM_TENSORS = 64, ADAM_ROWS = 625, ADAM_COLUMNS = 250 };
+
+/* What a row trains, on one batch. */
+typedef struct trainee {
+    etch_module *model; /* NULL: gradients are given */
+    etch_optim *optim;
+    etch_function *f;
+    etch_tensor *x, *y;
+} trainee;
+
+/* ---- steps ---- */
+
+static etch_tensor *loss_of(const trainee *t, etch_tensor *x, etch_tensor *y) {
+    etch_tensor *scores = etch_module_call(t->model, x);
+    if (scores && etch_ndim(scores) == 3) scores = etch_flatten(scores, 0, 1);
+    return scores ? etch_nn_cross_entropy(scores, y) : NULL;
+}
+
+static ETCH_FN_N(step, ctx, in, nin, out, nout) {
+    const trainee *t = ctx;
+    etch_tensor *loss = loss_of(t, in[0], in[1]);
+    if (!loss || etch_backward(loss) != ETCH_OK || etch_optim_step(t->optim) != ETCH_OK ||
+        etch_optim_zero_grad(t->optim) != ETCH_OK)
+        return etch_last_status();
+    out[0] = etch_detach(loss);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+/* The optimiser alone. */
+static ETCH_FN_N(update, ctx, in, nin, out, nout) {
+    const trainee *t = ctx;
+    out[0] = in[0];
+    return etch_optim_step(t->optim);
+}
+
+static void run_once(trainee *t, bool compiled) {
+    ETCH_SCOPE {
+        etch_tensor *const in[2] = {t->x, t->y};
+        etch_tensor *loss = NULL;
+        etch_status status = compiled   ? etch_call_n(t->f, in, 2, &loss, 1)
+                             : t->model ? step(t, in, 2, &loss, 1)
+                                        : update(t, in, 2, &loss, 1);
+        if (status != ETCH_OK) bench_fail("a step of training");
+    }
+}
+
+static void run_eager(void *ctx, int64_t calls) {
+    for (int64_t i = 0; i < calls; i++) run_once(ctx, false);
+}
+
+static void run_compiled(void *ctx, int64_t calls) {
+    for (int64_t i = 0; i < calls; i++) run_once(ctx, true);
+}
+
+/* ---- models ---- */
+
+static etch_module *mlp(void) {
+    etch_module *layers[] = {etch_nn_linear(784, 512, ETCH_F32), etch_nn_relu(),
+                             etch_nn_linear(512, 10, ETCH_F32)};
+    return etch_nn_sequential(layers, 3);
+}
+
+static etch_module *cnn(void) {
+    etch_module *layers[] = {
+        etch_nn_conv2d(1, 16, ETCH_SHAPE(3, 3), ETCH_F32, .padding = {1}),
+        etch_nn_relu(),
+        etch_nn_conv2d(16, 32, ETCH_SHAPE(3, 3), ETCH_F32, .padding = {1}, .stride = {2}),
+        etch_nn_relu(),
+        etch_nn_flatten(1, -1),
+        etch_nn_linear(512, 10, ETCH_F32),
+    };
+    return etch_nn_sequential(layers, 6);
+}
+
+static etch_tensor *classes(int64_t n, int64_t below) {
+    return etch_to(etch_floor(etch_mul_scalar(etch_rand(ETCH_F32, ETCH_SHAPE(n)), below)),
+                   ETCH_I64);
+}
+
+static void begin_mlp(trainee *t) {
+    t->model = mlp(), t->optim = etch_optim_sgd(t->model, .lr = 0.01);
+    t->x = etch_randn(ETCH_F32, ETCH_SHAPE(128, 784)), t->y = classes(128, 10);
+}
+
+static void begin_cnn(trainee *t) {
+    t->model = cnn(), t->optim = etch_optim_sgd(t->model, .lr = 0.01);
+    t->x = etch_randn(ETCH_F32, ETCH_SHAPE(64, 1, 8, 8)), t->y = classes(64, 10);
+}
+
+static void begin_transformer(trainee *t) {
+    t->model = new_transformer(SYMBOLS), t->optim = etch_optim_adamw(t->model, .lr = 1e-4);
+    t->y = classes((int64_t)16 * CONTEXT, SYMBOLS);
+    t->x = etch_reshape(classes((int64_t)16 * CONTEXT, SYMBOLS), ETCH_SHAPE(16, CONTEXT));
+}
+
+static void begin_adam(trainee *t) {
+    t->optim = etch_optim_adam(NULL, .lr = 1e-4);
+    t->x = t->y = etch_zeros(ETCH_F32, ETCH_SHAPE(1));
+    etch_tensor *all[ADAM_TENSORS];
+    for (int i = 0; i < ADAM_TENSORS; i++) {
+        etch_shape size = ETCH_SHAPE(ADAM_ROWS, ADAM_COLUMNS);
+        all[i] = etch_requires_grad_(etch_randn(ETCH_F32, size), true);
+        etch_set_grad(all[i], etch_randn(ETCH_F32, size));
+    }
+    if (etch_optim_add(t->optim, all, ADAM_TENSORS, .lr = 1e-4) < 0) bench_fail("adam");
+}
+
+/* ---- rows ---- */
+
+typedef struct training_row {
+    const char *name, *size;
+    void (*begin)(trainee *t);
+} training_row;
+
+static const training_row rows[] = {{"train_mlp", "128x784", begin_mlp},
+                                    {"train_cnn", "64x1x8x8", begin_cnn},
+                                    {"train_transformer", "16x64", begin_transformer},
+                                    {"adam", "64x625x250", begin_adam}};
+
+static void begin(const training_row *row, trainee *t) {
+    etch_manual_seed(0);
+    *t = (trainee){NULL};
+    row->begin(t);
+    t->f = etch_compile(t->model ? step : update, .fullgraph = true, .name = row->name, .ctx = t);
+    if (!t->optim || !t->x || !t->y || !t->f) bench_fail(row->name);
+}
+
+static void end(trainee *t) {
+    etch_function_free(t->f);
+    etch_optim_free(t->optim);
+    etch_module_free(t->model);
+}
+
+static void measure(const training_row *row) {
+    trainee t;
+    begin(row, &t);
+    double start = bench_now_us();
+    run_once(&t, true);
+    double first = (bench_now_us() - start) * 1e-3;
+    bench_row r = {.workload = row->name, .size = row->size, .count = 2};
+    r.variants[0] = (bench_variant){.name = "eager", .run = run_eager, .ctx = &t};
+    r.variants[1] =
+        (bench_variant){.name = "compiled", .run = run_compiled, .ctx = &t, .first_call_ms = first};
+    r.variants[1].compile_ms = first;
+    bench_measure(&r);
+    end(&t);
+}
+
+void bench_training(void) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ETCH_SCOPE {
+            if (bench_selected(rows[i].name)) measure(&rows[i]);
+        }
+}
+
+/* ---- memory ---- */
+
+/* Above what lives between steps, of a step that is not the first. */
+static double peak_mib(trainee *t, bool compiled) {
+    for (int i = 0; i < 2; i++) run_once(t, compiled);
+    etch_memory_reset_peak();
+    int64_t before = etch_memory().bytes_live;
+    run_once(t, compiled);
+    return (double)(etch_memory().bytes_peak - before) / (1 << 20);
+}
+
+void bench_training_memory(void) {
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ETCH_SCOPE {
+            trainee t;
+            begin(&rows[i], &t);
+            double eager = peak_mib(&t, false), compiled = peak_mib(&t, true);
+            printf("memory %s,%s,eager,%.2f,1.00\n", rows[i].name, rows[i].size, eager);
+            printf("memory %s,%s,compiled,%.2f,%.2f\n", rows[i].name, rows[i].size, compiled,
+                   compiled / eager);
+            end(&t);
+        }
+}
