@@ -718,6 +718,7 @@ TEST(compiled_backward_tells_what_failed) {
                 if (!divisor)
                     refused(etch_backward(loss) != ETCH_OK, ETCH_ERR_DIVISION_BY_ZERO, "by 0");
                 else assert_int_equal(etch_backward(loss), ETCH_OK);
+                assert_int_equal(etch_grad_of(x) != NULL, divisor);
             }
         etch_function_free(f);
     }

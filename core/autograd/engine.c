@@ -178,6 +178,10 @@ static bool put_back(tape_node *n, etch_tensor *grad) {
 
 static bool keep(tape_node *n, etch_tensor *g, bool own, bool create) {
     etch_tensor *have = atomic_exchange(&n->grad, NULL);
+    if (unlikely(have && have->failed)) { /* an earlier backward that failed late */
+        etch_release(have);
+        have = NULL;
+    }
     etch_tensor *now = !have ? for_user(g, own) : create ? etch_add(have, g) : etch_add_(have, g);
     if (now && now != have) etch_retain(now), etch_release(have);
     return put_back(n, now ? now : have) && now;

@@ -235,9 +235,13 @@ etch_status etch_grad(etch_tensor *const *outputs, int nout, etch_tensor *const 
 
 /* ---- what leaves have accumulated ---- */
 
+/* One whose computation failed after backward had ended is none. */
 etch_tensor *etch_grad_of(const etch_tensor *t) {
     tape_node *n = node_of(t);
-    return n ? atomic_load(&n->grad) : NULL;
+    etch_tensor *grad = n ? atomic_load(&n->grad) : NULL;
+    if (likely(!grad || !grad->failed)) return grad;
+    if (atomic_compare_exchange_strong(&n->grad, &grad, NULL)) etch_release(grad);
+    return NULL;
 }
 
 static bool keeps(tape_node *n, const char *function, const void *site) {

@@ -44,7 +44,9 @@ ETCH_API bool etch_is_leaf(const etch_tensor *t);
 typedef struct etch_grad_options {
     size_t struct_size; /* sizeof(etch_grad_options) */
     bool retain_graph;  /* keep what derivatives read, for another backward over the same tape */
-    bool create_graph;  /* gradients require gradients; implies retain_graph */
+    bool create_graph;  /* gradients require gradients; implies retain_graph. What etch_backward
+                           leaves in a leaf then holds the graph, and that the leaf, until
+                           etch_zero_grad parts them: better use etch_grad */
     bool allow_unused;  /* etch_grad: NULL for an input that the outputs do not depend on */
 } etch_grad_options;
 
