@@ -215,6 +215,8 @@ static const char *operator_of(const tape_node *n) {
 static bool check_saved(const engine *e, const tape_node *n, int i) {
     const saved_value *v = &n->saved[i];
     if (!v->t || etch__has_recipe(v->t)) return true; /* nobody can write to the latter */
+    if (!etch__handle_ok(v->t, operator_of(n), "a value that its derivative reads", e->r->site))
+        return false;
     unsigned now = etch__version_of(v->t);
     if (likely(now == v->version)) return true;
     const void *where = NULL;
