@@ -55,8 +55,11 @@ TEST(ties_share) {
         GRAD(m, x, 1, 0.5, 0);
         GRAD(m, y, 0, 0.5, 1);
         m = etch_fmax(x, y);
-        GRAD(m, x, 0, 1, 1);
-        GRAD(m, y, 1, 0, 0);
+        GRAD(m, x, 0, 0.5, 1);
+        GRAD(m, y, 1, 0.5, 0);
+        m = etch_fmin(x, y);
+        GRAD(m, x, 1, 0.5, 0);
+        GRAD(m, y, 0, 0.5, 1);
         etch_tensor *t = F(4, 7, 7, 1, 7, 7);
         GRAD(etch_max(t), t, 0, 0.25, 0.25, 0, 0.25, 0.25);
         GRAD(etch_amax(matrix(t, 2, 3), S(1), false), t, 0, 0.5, 0.5, 0, 0.5, 0.5);
@@ -73,6 +76,11 @@ TEST(choices_beside_nan) {
         GRAD(etch_maximum(x, y), y, 1, 1);
         GRAD(etch_fmax(x, y), x, 0, 1);
         GRAD(etch_fmin(x, y), y, 1, 0);
+        GRAD(etch_fmax(F(NAN, 1), x), x, 0, 0.5);
+        x = F(NAN, 1), y = F(NAN, NAN);
+        GRAD(etch_fmax(x, y), x, 1, 1);
+        GRAD(etch_fmin(x, y), y, 0, 0);
+        y = F(1, NAN);
         etch_tensor *t = F(3, NAN, 2, NAN);
         GRAD(etch_max(t), t, 0, 0.5, 0, 0.5);
         GRAD(etch_relu(x), x, 1, 1);

@@ -130,14 +130,17 @@ static void choose(const derivative_call *d, etch_tensor *less, etch_tensor *mor
 RULE(maximum) { choose(d, etch_lt(d->in[0], d->in[1]), etch_lt(d->in[1], d->in[0])); }
 RULE(minimum) { choose(d, etch_lt(d->in[1], d->in[0]), etch_lt(d->in[0], d->in[1])); }
 
-/* fmax and fmin take the first of two that are equal, and a number rather than a NaN. */
-static void choose_first(const derivative_call *d, etch_tensor *first) {
+/* The same, but a number is chosen before a NaN, and the first of two NaNs. */
+static void choose_number(const derivative_call *d, etch_tensor *first) {
+    etch_tensor *equal = etch_eq(d->in[0], d->in[1]);
+    etch_tensor *g = etch_where(equal, etch_mul_scalar(d->grad, 0.5), d->grad);
     first = etch_logical_or(first, etch_isnan(d->in[1]));
-    if (d->wants[0]) d->to[0] = etch_masked_fill(d->grad, etch_logical_not(first), 0);
-    if (d->wants[1]) d->to[1] = etch_masked_fill(d->grad, first, 0);
+    etch_tensor *second = etch_logical_not(etch_logical_or(first, equal));
+    if (d->wants[0]) d->to[0] = etch_masked_fill(g, second, 0);
+    if (d->wants[1]) d->to[1] = etch_masked_fill(g, first, 0);
 }
-RULE(fmax) { choose_first(d, etch_ge(d->in[0], d->in[1])); }
-RULE(fmin) { choose_first(d, etch_le(d->in[0], d->in[1])); }
+RULE(fmax) { choose_number(d, etch_gt(d->in[0], d->in[1])); }
+RULE(fmin) { choose_number(d, etch_lt(d->in[0], d->in[1])); }
 
 RULE(where) {
     if (d->wants[1]) d->to[1] = etch_masked_fill(d->grad, etch_logical_not(d->in[0]), 0);
