@@ -41,8 +41,8 @@ trace_leaf *etch__settle(trace_run *r, trace_walk *w) {
     trace_leaf *leaf = etch__publish(r->f, r->gen, w, &r->warning);
     w->rec.published = true;
     if (w->entry) r->replay.leaf = leaf;
-    if (leaf) leaf->noted |= r->noted != etch__tls.noted;
-    if (leaf) leaf->joint |= r->backwards != etch__tls.backwards && !r->f->backward;
+    if (leaf && r->noted != etch__tls.noted) leaf->noted = true;
+    if (leaf && r->backwards != etch__tls.backwards && !r->f->backward) leaf->joint = true;
     bool ripe = leaf && (leaf->codes || leaf->times_recorded >= stable_after(r->f));
     pthread_mutex_unlock(&r->f->lock);
     etch__warn_of_limit(r);
