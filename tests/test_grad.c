@@ -413,11 +413,19 @@ static etch_tensor *written_view_before(etch_tensor *x, etch_tensor *y) {
 static etch_tensor *product(etch_tensor *x, etch_tensor *y) {
     return etch_sum(etch_relu(etch_mm(x, etch_t(y))));
 }
+/* At the break some of what the tape keeps stays deferred beside what is used later. */
+static etch_tensor *broken_between(etch_tensor *x, etch_tensor *y) {
+    etch_tensor *h = etch_mm(x, etch_t(y)), *cube = etch_mul(etch_mul(h, h), h);
+    etch_tensor *late = etch_exp(etch_mul_scalar(cube, -0.01));
+    double sum = etch_item(etch_sum(h));
+    return etch_mul_scalar(etch_sum(etch_mul(etch_mul(late, h), cube)), sum > 0 ? 2 : 3);
+}
 static etch_tensor *minus_zero(etch_tensor *x, etch_tensor *y) {
     return etch_sum(etch_mul(etch_mul_scalar(x, -0.0), etch_detach(y)));
 }
 
 static const program programs[] = {
+    {"broken_between", broken_between},
     {"of_user", of_user},
     {"shared_sums", shared_sums},
     {"captured", captured},

@@ -25,10 +25,14 @@ static void drop_recipe(recipe_run *run) {
 
 /* ---- making ---- */
 
+bool etch__gets_recipe(const segment_code *code, const etch_tensor *h, int32_t v) {
+    return code->recipe && code->recipe->recomputed[v] == 1 && h->view & VIEW_SAVED;
+}
+
 static bool reads_recipe(const trace_walk *w, const segment_code *code, int32_t v) {
     const etch_tensor *h = w->c.value[v];
-    bool saved = h->view & VIEW_SAVED && h->deferred && etch__is_live(h);
-    return saved && code->recipe->recomputed[v] == 1;
+    bool all = w->end.why == END_RETURN || w->end.why == REASON_BREAK_FLUSH;
+    return all && h->deferred && etch__is_live(h) && etch__gets_recipe(code, h, v);
 }
 
 static recipe_run *new_run(recipe *r) {

@@ -181,6 +181,9 @@ etch_status etch__poisoned(const trace_run *r, const void *site);
 
 /* ---- recompute.c ---- */
 
+/* Whether a handle is kept by a recipe. Not at a break that leaves values deferred: operators that
+ * compute those late want storages. */
+bool etch__gets_recipe(const segment_code *code, const etch_tensor *h, int32_t v);
 /* Around the run of code with a recipe: makes room before (false: out of memory; *made stays NULL
  * where no tape reads what it gives), gives the tapes' handles their recipe, or lets go. */
 bool etch__recipe_begin(const trace_walk *w, const segment_code *code, recipe_run **made);

@@ -164,7 +164,7 @@ static bool code_suffices(trace_walk *w, const trace_leaf *leaf, const segment_c
         int32_t v = code->made[i];
         const etch_tensor *h = w->c.value[v];
         if (likely(!etch__is_live(h)) || !h->deferred) continue;
-        if (code->recipe && code->recipe->recomputed[v] == 1 && h->view & VIEW_SAVED) continue;
+        if (all && etch__gets_recipe(code, h, v)) continue;
         if (all || h == t || (code->tainted[v] && !leaf->lean)) return false;
         w->end.pending = true; /* for late use */
     }
