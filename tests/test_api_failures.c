@@ -248,8 +248,7 @@ static etch_callable none = {1, NULL, NULL};
           etch_optim_clip_grad_value(NULL, 1) != ETCH_OK)                                          \
     FAILS(etch_optim_scale_grad, "etch_optim_scale_grad",                                          \
           etch_optim_scale_grad(NULL, 1) != ETCH_OK)                                               \
-    FAILS(etch_schedule_factor, "etch_schedule_factor",                                            \
-          isnan(etch_schedule_factor(NULL, 0)))                                                    \
+    FAILS(etch_schedule_factor, "etch_schedule_factor", isnan(etch_schedule_factor(NULL, 0)))      \
     FAILS(etch_optim_set_schedule, "etch_optim_set_schedule",                                      \
           etch_optim_set_schedule(NULL, NULL) != ETCH_OK)                                          \
     FAILS(etch_optim_set_lr, "etch_optim_set_lr", etch_optim_set_lr(NULL, 0, 1) != ETCH_OK)        \

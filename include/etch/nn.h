@@ -362,19 +362,19 @@ ETCH_API etch_module *etch_nn_sequential(etch_module *const *children, int n);
 #ifndef __cplusplus
 /* etch_nn_conv2d(3, 8, ETCH_SHAPE(3, 3), ETCH_F32, .padding = {1}) and the like. */
 #define etch_nn_conv1d(in, out, kernel, dtype, ...)                                                \
-    etch_nn_conv1d_with(in, out, kernel, dtype,                                                    \
-                        &(etch_conv_options){.struct_size = sizeof(etch_conv_options),             \
-                                             __VA_ARGS__})
+    etch_nn_conv1d_with(                                                                           \
+        in, out, kernel, dtype,                                                                    \
+        &(etch_conv_options){.struct_size = sizeof(etch_conv_options), __VA_ARGS__})
 #define etch_nn_conv2d(in, out, kernel, dtype, ...)                                                \
-    etch_nn_conv2d_with(in, out, kernel, dtype,                                                    \
-                        &(etch_conv_options){.struct_size = sizeof(etch_conv_options),             \
-                                             __VA_ARGS__})
+    etch_nn_conv2d_with(                                                                           \
+        in, out, kernel, dtype,                                                                    \
+        &(etch_conv_options){.struct_size = sizeof(etch_conv_options), __VA_ARGS__})
 #define etch_nn_max_pool2d(kernel, ...)                                                            \
-    etch_nn_max_pool2d_with(kernel, &(etch_pool_options){                                          \
-                                        .struct_size = sizeof(etch_pool_options), __VA_ARGS__})
+    etch_nn_max_pool2d_with(                                                                       \
+        kernel, &(etch_pool_options){.struct_size = sizeof(etch_pool_options), __VA_ARGS__})
 #define etch_nn_avg_pool2d(kernel, ...)                                                            \
-    etch_nn_avg_pool2d_with(kernel, &(etch_pool_options){                                          \
-                                        .struct_size = sizeof(etch_pool_options), __VA_ARGS__})
+    etch_nn_avg_pool2d_with(                                                                       \
+        kernel, &(etch_pool_options){.struct_size = sizeof(etch_pool_options), __VA_ARGS__})
 #define ETCH_NORM_(...)                                                                            \
     &(etch_norm_options) { .struct_size = sizeof(etch_norm_options), __VA_ARGS__ }
 #define etch_nn_layer_norm(sizes, dtype, ...)                                                      \
@@ -414,7 +414,7 @@ typedef enum etch_reduction {
 typedef struct etch_loss_options {
     size_t struct_size; /* set by the macros */
     etch_reduction reduction;
-    etch_tensor *weight; /* of each class, [C]; bce: broadcasts to the input */
+    etch_tensor *weight;     /* of each class, [C]; bce: broadcasts to the input */
     etch_tensor *pos_weight; /* bce: of what is true; broadcasts to the input */
     bool ignore;             /* targets of ignore_index count nothing; else those of -100 */
     int64_t ignore_index;

@@ -139,9 +139,9 @@ struct trace_leaf {
     int codes;          /* graphs compiled for it */
     int graph;          /* the newest one's number under the root (under the lock) */
     bool dynamic;       /* has nodes or arguments with run-time sizes */
-    atomic_bool noted, joint;  /* runs noted operators for gradients; had a backward pass inside */
-    atomic_int version; /* dynamic: raised by each compile for more wanted values */
-    int instances;      /* dynamic: codes on the list */
+    atomic_bool noted, joint; /* runs noted operators for gradients; had a backward pass inside */
+    atomic_int version;       /* dynamic: raised by each compile for more wanted values */
+    int instances;            /* dynamic: codes on the list */
     _Atomic(const void *) late_run; /* the run that last used one of its values late */
     bool stale;                     /* `want` has grown since the last compile */
     bool queued;                    /* to be compiled in the background (under the lock) */
