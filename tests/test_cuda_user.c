@@ -939,28 +939,31 @@ static void check_conv(etch_dtype dtype, bool bias, bool strided) {
     etch_function_free(f);
 }
 
+static const conv_case conv_cases[] = {
+    {2, 3, 7, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
+    {1, 4, 12, 5, 70, 3, 2, {2, 1}, {0, 2}, {1, 2}, 1},
+    {3, 8, 6, 6, 16, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
+    {2, 5, 11, 13, 6, 1, 1, {2, 3}, {0, 0}, {1, 1}, 1},
+    {2, 6, 8, 8, 6, 3, 3, {1, 1}, {1, 1}, {1, 1}, 6},
+    {2, 4, 9, 7, 8, 5, 3, {2, 2}, {2, 1}, {1, 1}, 2},
+    {3, 6, 5, 6, 68, 2, 2, {1, 1}, {3, 0}, {2, 1}, 2},
+    {1, 2, 1, 1, 3, 1, 1, {1, 1}, {4, 4}, {1, 1}, 1},
+    {0, 3, 5, 5, 2, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1},
+    {2, 3, 20, 20, 66, 5, 5, {1, 1}, {2, 2}, {1, 1}, 1},
+    {1, 80, 10, 10, 65, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
+    {2, 1, 3, 4, 2, 1, 2, {3, 2}, {5, 3}, {1, 2}, 1},
+};
+enum { CONV_CASES = sizeof conv_cases / sizeof *conv_cases };
+static const etch_dtype conv_dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
+
 TEST(convolutions) {
-    static const conv_case cases[] = {
-        {2, 3, 7, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
-        {1, 4, 12, 5, 70, 3, 2, {2, 1}, {0, 2}, {1, 2}, 1},
-        {3, 8, 6, 6, 16, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
-        {2, 5, 11, 13, 6, 1, 1, {2, 3}, {0, 0}, {1, 1}, 1},
-        {2, 6, 8, 8, 6, 3, 3, {1, 1}, {1, 1}, {1, 1}, 6},
-        {2, 4, 9, 7, 8, 5, 3, {2, 2}, {2, 1}, {1, 1}, 2},
-        {3, 6, 5, 6, 68, 2, 2, {1, 1}, {3, 0}, {2, 1}, 2},
-        {1, 2, 1, 1, 3, 1, 1, {1, 1}, {4, 4}, {1, 1}, 1},
-        {0, 3, 5, 5, 2, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1},
-        {2, 3, 20, 20, 66, 5, 5, {1, 1}, {2, 2}, {1, 1}, 1},
-        {1, 80, 10, 10, 65, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
-    };
-    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
-    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
+    for (int k = 0; k < CONV_CASES; k++)
         for (int d = 0; d < 4; d++)
             for (int way = 0; way < 4; way++)
                 ETCH_SCOPE {
-                    etch_manual_seed(k);
-                    conv_now = &cases[k];
-                    check_conv(dtypes[d], way & 1, way & 2);
+                    etch_manual_seed((uint64_t)k);
+                    conv_now = &conv_cases[k];
+                    check_conv(conv_dtypes[d], way & 1, way & 2);
                 }
 }
 TEST_AGAIN(convolutions, .setting = "FAKE_CUDA_LAZY=1")
@@ -1014,26 +1017,13 @@ static void check_conv_back(etch_dtype dtype, bool weight, double parts) {
 }
 
 TEST(convolutions_backward) {
-    static const conv_case cases[] = {
-        {2, 3, 7, 9, 5, 3, 3, {1, 1}, {1, 1}, {1, 1}, 1},
-        {1, 4, 12, 5, 70, 3, 2, {2, 1}, {0, 2}, {1, 2}, 1},
-        {3, 8, 6, 6, 16, 1, 1, {1, 1}, {0, 0}, {1, 1}, 1},
-        {2, 5, 11, 13, 6, 1, 1, {2, 3}, {0, 0}, {1, 1}, 1},
-        {2, 6, 8, 8, 6, 3, 3, {1, 1}, {1, 1}, {1, 1}, 6},
-        {2, 4, 9, 7, 8, 5, 3, {2, 2}, {2, 1}, {1, 1}, 2},
-        {3, 6, 5, 6, 68, 2, 2, {1, 1}, {3, 0}, {2, 1}, 2},
-        {1, 2, 1, 1, 3, 1, 1, {1, 1}, {4, 4}, {1, 1}, 1},
-        {2, 1, 3, 4, 2, 1, 2, {3, 2}, {5, 3}, {1, 2}, 1},
-        {0, 3, 5, 5, 2, 3, 3, {1, 1}, {0, 0}, {1, 1}, 1},
-    };
-    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
-    for (size_t k = 0; k < sizeof cases / sizeof *cases; k++)
+    for (int k = 0; k < CONV_CASES; k++)
         for (int d = 0; d < 4; d++)
             for (int weight = 0; weight < 2; weight++)
                 ETCH_SCOPE {
-                    etch_manual_seed(k);
-                    conv_now = &cases[k];
-                    check_conv_back(dtypes[d], weight, 1);
+                    etch_manual_seed((uint64_t)k);
+                    conv_now = &conv_cases[k];
+                    check_conv_back(conv_dtypes[d], weight, 1);
                 }
 }
 
