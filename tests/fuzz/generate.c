@@ -2,508 +2,16 @@
  * so that sizes and dtypes of everything before it are known and most statements are no errors. */
 #include "core/ops/expr.h"
 #include "core/ops/rules.h"
-#include "program.h"
+#include "generator.h"
 
 #include <immintrin.h>
 #include <math.h>
 #include <string.h>
 
-typedef struct generator {
-    program *p;
-    uint64_t random;
-    fuzz_world w;
-    int nvars;                      /* numbers given out */
-    uint8_t defined[FUZZ_MAX_VARS]; /* bit per variant in which the tensor is there */
-    bool is_view[FUZZ_MAX_VARS];
-    bool small, twin, exact, launches, grads;
-    bool no_grad; /* a block is open */
-    uint8_t all;  /* the variants */
-    uint8_t when; /* of the statement in the making */
-    bool breaks, in_scope;
-    int scope_start, exposed;
-    bool exposed_mut, inference;
-    int slots; /* of kernels that keep what they get */
-    /* For the operator in the making, -1: any: a tensor without zeros, one of booleans. */
-    int divisor, mask;
-} generator;
-
-static int64_t below(generator *g, int64_t n) {
-    return n > 0 ? (int64_t)(fuzz_random(&g->random) % (uint64_t)n) : 0;
-}
-static bool chance(generator *g, int one_in) { return below(g, one_in) == 0; }
-
-/* ---- the setup ---- */
-
-/* Twins have another dtype with, mostly, the same arithmetic. */
-static etch_dtype own_dtype(const generator *g, etch_dtype dtype) {
-    static const uint8_t twin[ETCH_DTYPE_COUNT] = {
-        [ETCH_F32] = ETCH_F16,  [ETCH_F64] = ETCH_F64, [ETCH_BF16] = ETCH_F32,
-        [ETCH_F16] = ETCH_BF16, [ETCH_I8] = ETCH_I16,  [ETCH_I16] = ETCH_I32,
-        [ETCH_I32] = ETCH_U8,   [ETCH_U8] = ETCH_I8,   [ETCH_I64] = ETCH_I64,
-        [ETCH_BOOL] = ETCH_BOOL};
-    return g->twin ? twin[dtype] : dtype;
-}
-
-static etch_dtype some_dtype(generator *g) {
-    if (g->grads && !chance(g, 4)) return own_dtype(g, chance(g, 4) ? below(g, 4) : ETCH_F32);
-    return own_dtype(g, chance(g, 2) ? ETCH_F32 : below(g, ETCH_DTYPE_COUNT));
-}
-
-static void generate_sizes(generator *g) {
-    static const int64_t sizes[] = {2, 3, 4, 5, 6, 7, 8, 9, 13, 16, 17, 31, 33};
-    static const int64_t large[] = {63,  64,  65,  66,  96,  127,  128,  129,
-                                    255, 256, 257, 511, 513, 1025, 4096, 4097}; /* strips, blocks */
-    fuzz_setup *s = &g->p->setup;
-    for (int set = 0; set < FUZZ_MAX_SETS; set++)
-        for (int i = 0; i < FUZZ_MAX_SIZES; i++) {
-            int64_t n = sizes[below(g, i == 1 ? 13 : 8)];
-            if (i == 0 && chance(g, g->launches ? 1 : 3)) n = large[below(g, 16)];
-            if (set && chance(g, 2)) n = s->size[0][i];
-            if (set && chance(g, 12)) n = 1;
-            s->size[set][i] = i == 4 ? 1 : i == 5 ? 0 : n;
-        }
-}
-
-/* Elements of what the input lies in, about: some layouts give an empty one a few rows. */
-static int64_t numel(const fuzz_setup *s, const fuzz_input *in, int set) {
-    int64_t n = 1;
-    for (int i = 0; i < in->ndim; i++) {
-        int64_t size = s->size[set][in->size[i]];
-        n *= size ? size : 3;
-    }
-    return n;
-}
-
-static void generate_input(generator *g, fuzz_input *in, int index) {
-    static const uint8_t ndims[] = {2, 2, 2, 2, 2, 2, 1, 1, 1, 1, 3, 3, 3, 0, 0, 4};
-    const fuzz_setup *s = &g->p->setup;
-    memset(in, 0, sizeof *in);
-    in->dtype = (uint8_t)some_dtype(g);
-    in->ndim = ndims[below(g, sizeof ndims)];
-    for (int i = 0; i < 4; i++)
-        in->size[i] = (uint8_t)(chance(g, 12) ? 4 : chance(g, 40) ? 5 : below(g, 4));
-    if (chance(g, 4)) memset(in->size, in->size[1], sizeof in->size); /* it fits itself turned */
-    for (int set = 0; set < FUZZ_MAX_SETS; set++)
-        for (int i = 0; i < in->ndim && numel(s, in, set) > 8192; i++) in->size[i] = 4;
-    in->layout = (uint8_t)(chance(g, 2) ? FUZZ_CONTIGUOUS : below(g, FUZZ_SAME));
-    in->wild = chance(g, 3);
-    in->persistent = chance(g, 2);
-    in->feed = (int8_t)(chance(g, 6) ? below(g, FUZZ_MAX_OUTPUTS) : -1);
-    if (chance(g, 8)) in->plain = (uint8_t)below(g, 8);
-    if (chance(g, 10)) in->other = (uint8_t)below(g, 8), in->other_dtype = (uint8_t)some_dtype(g);
-    if (g->grads) in->leaf = (uint8_t)(chance(g, 3) ? 0 : chance(g, 4) ? below(g, 8) : 7);
-    in->base_leaf = in->leaf && !s->creates && !in->persistent && chance(g, 5);
-    if (s->creates) in->feed = -1, in->persistent = 0; /* nothing has a history of a call before */
-    if (!index || !chance(g, 5)) return;
-    int of = (int)below(g, index);
-    bool shift = s->in[of].layout == FUZZ_OFFSET || s->in[of].layout == FUZZ_WRAPPED;
-    uint8_t layout = shift ? FUZZ_SHIFTED : FUZZ_SAME;
-    *in = s->in[of];
-    in->layout = layout, in->of = (uint8_t)of, in->persistent = 0, in->feed = -1;
-    in->plain = (uint8_t)(chance(g, 2) ? 0 : below(g, 8));
-}
-
-/* The limit, and writes to exposed memory, are errors under fullgraph only. */
-static void without_fullgraph_errors(fuzz_setup *s) {
-    s->recompile_limit = 64;
-    for (int i = 0; i < FUZZ_MAX_INPUTS; i++) {
-        if (s->in[i].layout == FUZZ_WRAPPED) s->in[i].layout = FUZZ_CONTIGUOUS;
-        if (s->global[i].layout == FUZZ_WRAPPED) s->global[i].layout = FUZZ_CONTIGUOUS;
-        if (s->in[i].layout == FUZZ_SHIFTED && s->in[s->in[i].of].layout != FUZZ_OFFSET)
-            s->in[i].layout = FUZZ_SAME;
-        if (s->in[i].layout == FUZZ_OVER) s->in[i].layout = FUZZ_SAME;
-    }
-}
-
-/* The last argument is wrapped memory, which is that of the first one: two storages, of which
- * nothing but their addresses tells that a write to one is seen in the other. */
-static void generate_overlap(fuzz_setup *s) {
-    fuzz_input *last = &s->in[s->nin - 1];
-    if (s->nin < 2 || !s->in[0].ndim || s->in[0].layout > FUZZ_OFFSET) return;
-    if (s->in[0].layout != FUZZ_OFFSET) s->in[0].layout = FUZZ_CONTIGUOUS;
-    *last = s->in[0];
-    last->layout = FUZZ_OVER, last->of = 0, last->persistent = 0, last->feed = -1;
-}
-
-static void generate_setup(generator *g, uint64_t seed) {
-    fuzz_setup *s = &g->p->setup;
-    s->seed = seed;
-    s->period = 1 + (int)below(g, g->small ? 2 : FUZZ_MAX_VARIANTS);
-    s->ncalls = s->period == 1 ? 5 : 3 * s->period;
-    if (g->grads) s->ncalls += s->period; /* gradients are absent at first */
-    generate_sizes(g);
-    for (int i = 0; i < FUZZ_MAX_VARIANTS; i++) s->set[i] = (uint8_t)(chance(g, 2) ? i : 0);
-    s->grads = g->grads;
-    s->creates = g->grads && chance(g, 4);
-    s->nin = 1 + (int)below(g, FUZZ_MAX_INPUTS);
-    s->nglobals = (int)below(g, 3);
-    for (int i = 0; i < s->nin; i++) generate_input(g, &s->in[i], i);
-    for (int i = 0; i < s->nglobals; i++) {
-        generate_input(g, &s->global[i], 0);
-        if (!chance(g, 6)) continue;
-        s->global[i].of = (uint8_t)below(g, s->nin);
-        s->global[i].plain = (uint8_t)(chance(g, 2) ? 0 : below(g, 8));
-        s->global[i].layout = FUZZ_SAME, s->global[i].persistent = 0, s->global[i].feed = -1;
-    }
-    if (chance(g, 10)) generate_overlap(s);
-    s->dynamic = (uint8_t)(chance(g, 3) ? below(g, 3) : ETCH_DYNAMIC_AUTO);
-    s->stable_after = (uint8_t)(chance(g, 10) ? 2 : 0);
-    s->recompile_limit = (uint8_t)(chance(g, 12) ? 2 : 64);
-    g->breaks = g->launches ? chance(g, 4) : !chance(g, 3);
-    s->fullgraph = !g->breaks && chance(g, 4);
-    if (s->fullgraph) without_fullgraph_errors(s);
-    s->fails = (uint8_t)(chance(g, 30) ? below(g, 8) : 0);
-    g->all = (uint8_t)((1u << s->period) - 1);
-}
-
-/* ---- tensors ---- */
-
-static bool usable(const generator *g, int n) {
-    return n < g->nvars && g->w.v[n] && !(g->when & ~g->defined[n]);
-}
-
-/* A tensor, rather a late one or an argument. -1: none. */
-static int some_tensor(generator *g) {
-    int given = g->p->setup.nin + g->p->setup.nglobals;
-    for (int attempt = 0; attempt < 40; attempt++) {
-        int n = (int)below(g, g->nvars);
-        if (chance(g, 2)) n = g->nvars - 1 - (int)below(g, 6);
-        if (chance(g, 4)) n = (int)below(g, given);
-        bool wanted = !g->grads || chance(g, 2) || (n >= 0 && etch_requires_grad(g->w.v[n]));
-        if (n >= 0 && usable(g, n) && wanted) return n;
-    }
-    return usable(g, 0) ? 0 : -1;
-}
-
-/* One of the dtype, for operators that do not promote. */
-static int some_tensor_of(generator *g, etch_dtype dtype, int ndim) {
-    int found = -1;
-    for (int n = 0, seen = 0; n < g->nvars; n++)
-        if (usable(g, n) && etch_dtype_of(g->w.v[n]) == dtype && etch_ndim(g->w.v[n]) == ndim &&
-            below(g, ++seen) == 0)
-            found = n;
-    return found >= 0 ? found : some_tensor(g);
-}
-
-/* An argument that is, or lies over, another one in some variant; -1: none. */
-static int some_alias(generator *g) {
-    const fuzz_setup *s = &g->p->setup;
-    int found = -1, seen = 0;
-    for (int i = 0; i < s->nin + s->nglobals; i++) {
-        const fuzz_input *in = i < s->nin ? &s->in[i] : &s->global[i - s->nin];
-        bool aliases = in->layout >= FUZZ_SAME;
-        if (aliases && below(g, ++seen) == 0) found = chance(g, 2) ? i : in->of;
-    }
-    return found >= 0 && usable(g, found) ? found : -1;
-}
-
-/* What an in-place operator writes: rather a view, or what has one, or an argument given twice. */
-static int some_target(generator *g) {
-    int alias = chance(g, 2) ? some_alias(g) : -1;
-    if (alias >= 0) return alias;
-    int n = some_tensor(g);
-    for (int attempt = 0; attempt < 8 && n >= 0 && !g->is_view[n]; attempt++) n = some_tensor(g);
-    return n;
-}
-
-static int some_matrix(generator *g, int ndim) {
-    int n = -1;
-    for (int attempt = 0; attempt < 20; attempt++) {
-        n = some_tensor(g);
-        if (n >= 0 && etch_ndim(g->w.v[n]) == ndim) return n;
-    }
-    return n;
-}
-
-/* ---- attributes ---- */
-
-static fuzz_int plain(int64_t v) { return (fuzz_int){.v = v, .of = -1}; }
-static fuzz_int size_of(int tensor, int dim) {
-    return (fuzz_int){.of = (int8_t)tensor, .dim = (int8_t)dim};
-}
-
-static etch_scalar some_scalar(generator *g) {
-    static const double reals[] = {0.5,      2,         3,     -1,   1,     0,     -0.5,
-                                   2.5,      1.7,       -0.1,  1e-3, 1e10,  -0.0,  NAN,
-                                   INFINITY, -INFINITY, 1e-41, 1e39, 255.5, 0.333, 7};
-    static const int64_t ints[] = {0,   1,    2,   3,    -1,        -7,        5,
-                                   127, -128, 255, 1000, INT64_MAX, INT64_MIN, 2147483647};
-    switch (below(g, 8)) {
-    case 0: return etch_scalar_bool(chance(g, 2));
-    case 1:
-    case 2:
-    case 3: return etch_scalar_int(ints[below(g, chance(g, 3) ? 14 : 7)]);
-    default: return etch_scalar_real(reals[below(g, chance(g, 3) ? 21 : 12)]);
-    }
-}
-
-static int64_t some_dim(generator *g, const etch_tensor *t) {
-    int n = t ? etch_ndim(t) : 2;
-    if (chance(g, 60)) return n + below(g, 3);
-    return below(g, 2 * n) - n;
-}
-
-static void sizes_like(fuzz_arg *a, int tensor, const etch_tensor *t) {
-    a->n = etch_ndim(t);
-    for (int i = 0; i < a->n; i++) a->number[i] = size_of(tensor, i);
-}
-
-/* Sizes of a new tensor: those of another one, or small. */
-static void creation_sizes(generator *g, fuzz_arg *a) {
-    int like = some_tensor(g);
-    if (like >= 0 && !chance(g, 4)) {
-        sizes_like(a, like, g->w.v[like]);
-        return;
-    }
-    a->n = (int)below(g, 4);
-    for (int i = 0; i < a->n; i++) a->number[i] = plain(below(g, 5) + (chance(g, 8) ? 0 : 1));
-}
-
-/* For view and reshape: dimensions merged, split off, or made of the others'. */
-static void view_sizes(generator *g, fuzz_arg *a, int tensor) {
-    const etch_tensor *t = g->w.v[tensor];
-    sizes_like(a, tensor, t);
-    int n = a->n;
-    switch (below(g, 4)) {
-    case 0: a->n = 1, a->number[0] = plain(-1); break;
-    case 1: /* merge two neighbours */
-        if (n < 2) break;
-        n = (int)below(g, n - 1);
-        a->number[n] = plain(-1);
-        for (int i = n + 1; i + 1 < a->n; i++) a->number[i] = a->number[i + 1];
-        a->n--;
-        break;
-    case 2: /* split off a factor */
-        a->n = 2;
-        a->number[0] = plain(chance(g, 2) ? 2 : 3), a->number[1] = plain(-1);
-        break;
-    default: /* in another order */
-        for (int i = 0; i < n / 2; i++) {
-            fuzz_int first = a->number[i];
-            a->number[i] = a->number[n - 1 - i], a->number[n - 1 - i] = first;
-        }
-    }
-}
-
-static void expand_sizes(generator *g, fuzz_arg *a, int tensor) {
-    const etch_tensor *t = g->w.v[tensor];
-    sizes_like(a, tensor, t);
-    int like = some_tensor(g);
-    for (int i = 0; i < a->n; i++)
-        if (etch_size(t, i) == 1 && like >= 0 && etch_ndim(g->w.v[like]) > 0)
-            a->number[i] = chance(g, 2) ? plain(1 + below(g, 5))
-                                        : size_of(like, (int)below(g, etch_ndim(g->w.v[like])));
-        else if (chance(g, 3)) a->number[i] = plain(-1);
-    if (!chance(g, 3) || a->n > 3) return;
-    memmove(a->number + 1, a->number, (size_t)a->n * sizeof *a->number);
-    a->number[0] = plain(chance(g, 10) ? 0 : 1 + below(g, 4));
-    a->n++;
-}
-
-static void permutation(generator *g, fuzz_arg *a, int n) {
-    a->n = n;
-    for (int i = 0; i < n; i++) {
-        int k = (int)below(g, i + 1);
-        a->number[i] = a->number[k], a->number[k] = plain(i);
-    }
-}
-
-static void some_dims(generator *g, fuzz_arg *a, const etch_tensor *t) {
-    int n = etch_ndim(t);
-    a->absent = chance(g, 6);
-    a->n = 0;
-    for (int i = 0; i < n; i++)
-        if (chance(g, 2)) a->number[a->n++] = plain(chance(g, 3) ? i - n : i);
-}
-
-/* The last sizes of the input. */
-static void normalized_sizes(generator *g, fuzz_arg *a, int tensor, const etch_tensor *t) {
-    int n = etch_ndim(t), most = n ? 1 + (int)below(g, n) : 0;
-    a->n = most;
-    for (int i = 0; i < most; i++) a->number[i] = size_of(tensor, n - most + i);
-}
-
-/* Strides, padding and dilation of convolutions: one value for both dimensions, or two. */
-static void some_pair(generator *g, fuzz_arg *a, const char *name) {
-    a->n = 1 + (int)below(g, 2);
-    for (int i = 0; i < a->n; i++)
-        a->number[i] = plain(below(g, 3) + (strcmp(name, "padding") != 0));
-}
-
-static bool is_backward(op_id op) {
-    return op == OP_CONVOLUTION_BACKWARD_INPUT || op == OP_CONVOLUTION_BACKWARD_WEIGHT;
-}
-
-/* Of what a convolution without stride, padding and groups passes back. */
-static void backward_sizes(generator *g, op_id op, fuzz_arg *a, const statement *s) {
-    int grad = s->arg[0].tensor[0], other = s->arg[1].tensor[0];
-    const etch_tensor *out = g->w.v[grad], *in = g->w.v[other];
-    bool weight = op == OP_CONVOLUTION_BACKWARD_WEIGHT;
-    a->n = 4;
-    if (etch_ndim(out) != 4 || etch_ndim(in) != 4) return;
-    a->number[0] = size_of(grad, weight ? 1 : 0), a->number[1] = size_of(other, 1);
-    for (int d = 2; d < 4; d++) {
-        int64_t n = etch_size(out, d), m = etch_size(in, d);
-        a->number[d] = plain(weight ? m - n + 1 : m + n - 1);
-    }
-}
-
-static void backward_list(generator *g, op_id op, const char *name, fuzz_arg *a,
-                          const statement *s) {
-    if (strstr(name, "size")) {
-        backward_sizes(g, op, a, s);
-        return;
-    }
-    a->n = 1;
-    a->number[0] = plain(strcmp(name, "padding") != 0);
-}
-
-static void some_ints(generator *g, op_id op, const char *name, fuzz_arg *a, const statement *s) {
-    int self = s->arg[0].tensor[0];
-    const etch_tensor *t = g->w.v[self];
-    switch (op) {
-    case OP_VIEW:
-    case OP_RESHAPE: view_sizes(g, a, self); break;
-    case OP_EXPAND: expand_sizes(g, a, self); break;
-    case OP_PERMUTE: permutation(g, a, etch_ndim(t)); break;
-    case OP_NATIVE_LAYER_NORM:
-    case OP_LAYER_NORM: normalized_sizes(g, a, self, t); break;
-    case OP_CONVOLUTION:
-    case OP_CONV2D: some_pair(g, a, name); break;
-    case OP_CONVOLUTION_BACKWARD_INPUT:
-    case OP_CONVOLUTION_BACKWARD_WEIGHT: backward_list(g, op, name, a, s); break;
-    default:
-        if (etch__ops[op].kind == KIND_CREATION) creation_sizes(g, a);
-        else some_dims(g, a, t);
-    }
-}
-
-/* Bounds of a slice and the index of select, else a dimension. */
-static fuzz_int some_int(generator *g, const char *name, const statement *s) {
-    const etch_tensor *t = g->w.v[s->arg[0].tensor[0]];
-    if (!strcmp(name, "step")) {
-        static const int64_t steps[] = {1, 1, 1, 2, 3, -1, -1, -2, -3};
-        return plain(steps[below(g, 9)]);
-    }
-    if (!strcmp(name, "groups")) return plain(chance(g, 3) && !is_backward(s->op) ? 2 : 1);
-    /* Not -1, the largest index: with wild ones that is more than there is memory. */
-    if (!strcmp(name, "num_classes")) return plain(below(g, 12));
-    if (!strcmp(name, "device")) return plain(chance(g, 8) ? ETCH_CUDA(70) : ETCH_CPU);
-    if (strcmp(name, "start") && strcmp(name, "end") && strcmp(name, "index"))
-        return plain(some_dim(g, t));
-    int64_t dim = s->arg[1].number[0].v, n = 3;
-    if (dim < etch_ndim(t) && dim >= -etch_ndim(t)) n = etch_size(t, (int)dim);
-    if (*name == 'i') return plain(chance(g, 60) ? n + 1 : below(g, 2 * n) - n);
-    return plain(below(g, 2 * n + 4) - n - 2);
-}
-
-static bool is_contraction(op_id op) { return etch__ops[op].kind == KIND_CONTRACTION; }
-
-/* Ranks of the operands of products. */
-static int contraction_rank(op_id op, int operand) {
-    switch (op) {
-    case OP_BMM: return 3;
-    case OP_DOT: return 1;
-    case OP_MV: return operand ? 1 : 2;
-    default: return 2;
-    }
-}
-
-static int some_integers(generator *g) {
-    int n = some_tensor(g);
-    for (int i = 0; i < 20 && n >= 0 && etch_dtype_of(g->w.v[n]) <= ETCH_F16; i++)
-        n = some_tensor(g);
-    return n;
-}
-
-/* Which operand selects; -1: none. */
-static int mask_operand(op_id op) {
-    return op == OP_WHERE ? 0 : op == OP_MASKED_FILL || op == OP_MASKED_FILL_ ? 1 : -1;
-}
-
-/* One of the input's last sizes: weight or bias of a norm. */
-static int some_weight(generator *g, const statement *s) {
-    const etch_tensor *t = g->w.v[s->arg[0].tensor[0]];
-    const fuzz_arg *sizes = &s->arg[1];
-    int found = -1;
-    for (int n = 0, seen = 0; n < g->nvars; n++) {
-        if (!usable(g, n) || etch_ndim(g->w.v[n]) != sizes->n ||
-            etch_dtype_of(g->w.v[n]) != etch_dtype_of(t))
-            continue;
-        bool same = true;
-        for (int d = 1; d <= sizes->n; d++) same &= etch_size(g->w.v[n], -d) == etch_size(t, -d);
-        if (same && below(g, ++seen) == 0) found = n;
-    }
-    return found >= 0 ? found : some_tensor(g);
-}
-
-static int tensor_operand(generator *g, op_id op, const statement *s, int operand) {
-    bool bits = etch__ops[op].drule == DRULE_BITS || etch__ops[op].drule == DRULE_INTEGER;
-    if (bits) return some_integers(g);
-    if (operand == mask_operand(op) && g->mask >= 0) return g->mask;
-    if (operand && g->divisor >= 0 && etch__ops[op].flags & OPF_MAY_FAIL) return g->divisor;
-    bool norm = op == OP_NATIVE_LAYER_NORM || op == OP_LAYER_NORM;
-    bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D || is_backward(op);
-    if (operand && norm) return some_weight(g, s);
-    if (convolution && !operand) return some_matrix(g, 4);
-    if (convolution)
-        return some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), operand == 1 ? 4 : 1);
-    if (!operand && etch__ops[op].kind == KIND_INPLACE && chance(g, 2)) return some_target(g);
-    int alias = chance(g, 8) ? some_alias(g) : -1;
-    if (alias >= 0) return alias;
-    bool same = etch__ops[op].drule == DRULE_SAME || op == OP_MATMUL;
-    if (!is_contraction(op) && !(op == OP_MATMUL && operand))
-        return operand && same ? some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), 2)
-                               : some_tensor(g);
-    int rank = contraction_rank(op, operand);
-    if (!operand) return some_matrix(g, rank);
-    return some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]), rank);
-}
-
-static bool some_tensors(generator *g, fuzz_arg *a) {
-    a->n = 1 + (int)below(g, 3);
-    for (int i = 0; i < a->n; i++)
-        if ((a->tensor[i] = some_tensor(g)) < 0) return false;
-    for (int i = 1; i < a->n; i++)
-        if (chance(g, 3)) a->tensor[i] = a->tensor[0];
-    return true;
-}
-
-static bool some_argument(generator *g, statement *s, int i, const schema_arg *schema,
-                          int *operand) {
-    fuzz_arg *a = &s->arg[i];
-    memset(a, 0, sizeof *a);
-    switch ((arg_type)schema->type) {
-    case ARG_TENSOR_OPT:
-        if ((a->absent = chance(g, 2))) return ++*operand, true;
-        /* fall through */
-    case ARG_TENSOR:
-        a->n = 1;
-        return (a->tensor[0] = tensor_operand(g, s->op, s, (*operand)++)) >= 0;
-    case ARG_TENSORS: return some_tensors(g, a);
-    case ARG_SCALAR:
-        a->scalar = some_scalar(g);
-        /* The number of elements of an arange is not to get out of hand. */
-        if (s->op == OP_ARANGE)
-            a->scalar = etch_scalar_int(i == 1 ? below(g, 12) : i ? 1 : below(g, 3));
-        else if (!strcmp(schema->name, "alpha") && chance(g, 2)) a->scalar = schema->value;
-        else a->varies = chance(g, 3);
-        return true;
-    case ARG_INT_OPT: a->absent = chance(g, 3); /* fall through */
-    case ARG_INT: a->number[0] = some_int(g, schema->name, s); return true;
-    case ARG_INTS:
-    case ARG_INTS_OPT: some_ints(g, s->op, schema->name, a, s); return true;
-    case ARG_BOOL: a->number[0] = plain(below(g, 2)); return true;
-    case ARG_DTYPE_OPT:
-        a->absent = !strcmp(schema->name, "dtype") && chance(g, 3); /* fall through */
-    default: a->number[0] = plain(some_dtype(g)); return true;
-    }
-}
-
 /* ---- statements ---- */
 
 /* Runs the statement and takes it into the program. */
-static void take(generator *g, const statement *s) {
+void gen_take(generator *g, const statement *s) {
     g->p->statement[g->p->nstatements++] = *s;
     if (s->out < 0) return;
     if (s->kind == ST_OP) g->is_view[s->out] = etch__ops[s->op].kind == KIND_VIEW;
@@ -511,7 +19,7 @@ static void take(generator *g, const statement *s) {
     else g->defined[s->out] |= s->when;
 }
 
-static statement new_statement(generator *g, statement_kind kind) {
+statement gen_new_statement(generator *g, statement_kind kind) {
     return (statement){.kind = (uint8_t)kind, .when = g->when, .out = -1};
 }
 
@@ -559,7 +67,7 @@ static bool has_inexact_parts(op_id op) {
 
 bool fuzz_is_exact(int op) {
     /* Where a tensor lies is to be the same question on every device. */
-    if (op == OP_TO_DEVICE || is_contraction(op) || has_inexact_parts(op)) return false;
+    if (op == OP_TO_DEVICE || gen_is_contraction(op) || has_inexact_parts(op)) return false;
     int kind = etch__ops[op].kind;
     return (kind != KIND_POINTWISE && kind != KIND_INPLACE) || has_exact_expression(op);
 }
@@ -588,36 +96,36 @@ static op_id some_operator(generator *g) {
 /* Arguments for the operator, and its run. True if there is a result. */
 static bool try_operator(generator *g, statement *s, op_id op) {
     const op_schema *schema = etch__schema(op);
-    *s = new_statement(g, ST_OP);
+    *s = gen_new_statement(g, ST_OP);
     s->op = (uint16_t)op;
     s->out = (int8_t)g->nvars;
     int operand = 0;
     for (int i = 0; i < schema->nargs; i++)
-        if (!some_argument(g, s, i, &schema->args[i], &operand)) return false;
+        if (!gen_some_argument(g, s, i, &schema->args[i], &operand)) return false;
     g->w.nevents = 0;
     fuzz_run_statement(&g->w, s);
     return g->w.v[s->out] != NULL;
 }
 
-static fuzz_arg tensor_arg(int tensor) { return (fuzz_arg){.n = 1, .tensor[0] = tensor}; }
+fuzz_arg gen_tensor_arg(int tensor) { return (fuzz_arg){.n = 1, .tensor[0] = tensor}; }
 
 /* Takes the statement if it has a result, whose number it returns; else -1. */
-static int take_made(generator *g, statement *s) {
+int gen_take_made(generator *g, statement *s) {
     g->w.nevents = 0;
     s->out = (int8_t)g->nvars;
     fuzz_run_statement(&g->w, s);
     if (!g->w.v[s->out]) return -1;
-    take(g, s);
+    gen_take(g, s);
     return s->out;
 }
 
 static int take_random(generator *g, etch_dtype dtype, int n, const int64_t *sizes) {
-    statement s = new_statement(g, ST_OP);
+    statement s = gen_new_statement(g, ST_OP);
     s.op = g->exact || chance(g, 2) ? OP_RAND : OP_RANDN;
     s.arg[0].n = n;
-    for (int i = 0; i < n; i++) s.arg[0].number[i] = plain(sizes[i]);
-    s.arg[1].number[0] = plain(dtype);
-    return take_made(g, &s);
+    for (int i = 0; i < n; i++) s.arg[0].number[i] = gen_plain(sizes[i]);
+    s.arg[1].number[0] = gen_plain(dtype);
+    return gen_take_made(g, &s);
 }
 
 /* Images and filters that fit, for the convolutions to come. */
@@ -644,30 +152,30 @@ static void make_gradients(generator *g, op_id op) {
 
 /* An odd number each, so that dividing by it does not fail. */
 static int make_divisor(generator *g) {
-    int n = some_tensor(g);
+    int n = gen_some_tensor(g);
     if (n < 0 || etch_dtype_of(g->w.v[n]) <= ETCH_F16) return n;
-    statement s = new_statement(g, ST_OP);
+    statement s = gen_new_statement(g, ST_OP);
     s.op = OP_BITWISE_OR_SCALAR;
-    s.arg[0] = tensor_arg(n);
+    s.arg[0] = gen_tensor_arg(n);
     s.arg[1].scalar = etch_scalar_int(1);
-    return take_made(g, &s);
+    return gen_take_made(g, &s);
 }
 
 static int make_mask(generator *g) {
-    statement s = new_statement(g, ST_OP);
-    int n = some_tensor(g);
+    statement s = gen_new_statement(g, ST_OP);
+    int n = gen_some_tensor(g);
     if (n < 0) return -1;
     s.op = OP_GT_SCALAR;
-    s.arg[0] = tensor_arg(n);
+    s.arg[0] = gen_tensor_arg(n);
     s.arg[1].scalar = etch_scalar_int(0);
-    return take_made(g, &s);
+    return gen_take_made(g, &s);
 }
 
 /* What the operator needs to have many operands that fit. */
 static void make_operands(generator *g, op_id op) {
     if ((op == OP_CONVOLUTION || op == OP_CONV2D) && !chance(g, 4)) make_images(g);
-    if (is_backward(op) && !chance(g, 4)) make_gradients(g, op);
-    if (mask_operand(op) >= 0 && !chance(g, 4)) g->mask = make_mask(g);
+    if (gen_is_backward(op) && !chance(g, 4)) make_gradients(g, op);
+    if (gen_mask_operand(op) >= 0 && !chance(g, 4)) g->mask = make_mask(g);
     if (etch__ops[op].flags & OPF_MAY_FAIL && !chance(g, 3)) g->divisor = make_divisor(g);
 }
 
@@ -691,7 +199,7 @@ static void other_branch(generator *g, const statement *first) {
         g->w.v[g->nvars] = NULL;
         if (!t || etch_dtype_of(t) != dtype) continue;
         s.out = first->out;
-        take(g, &s);
+        gen_take(g, &s);
         return;
     }
 }
@@ -704,67 +212,67 @@ static bool call_again(generator *g, int at) {
     const op_schema *schema = etch__schema(s.op);
     for (int i = 0; i < schema->nargs; i++)
         if (schema->args[i].type == ARG_SCALAR && s.op != OP_ARANGE && chance(g, 2))
-            s.arg[i].scalar = some_scalar(g);
-    return take_made(g, &s) >= 0;
+            s.arg[i].scalar = gen_some_scalar(g);
+    return gen_take_made(g, &s) >= 0;
 }
 
-static void take_keep(generator *g, int tensor) {
-    statement s = new_statement(g, ST_KEEP);
+void gen_take_keep(generator *g, int tensor) {
+    statement s = gen_new_statement(g, ST_KEEP);
     s.a = tensor;
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
 }
 
 /* Some rows of a new tensor are filled, so that the rest of it is what counts. */
 static void generate_patch(generator *g) {
     static const op_id fills[] = {OP_ZERO_, OP_FILL_SCALAR_, OP_COPY_};
     int base = g->nvars - 1, rows;
-    if (base < g->p->setup.nin + g->p->setup.nglobals || !usable(g, base) ||
+    if (base < g->p->setup.nin + g->p->setup.nglobals || !gen_usable(g, base) ||
         etch_ndim(g->w.v[base]) < 1 || g->is_view[base])
         return;
-    statement slice = new_statement(g, ST_OP), fill = new_statement(g, ST_OP);
-    slice.op = OP_SLICE, slice.arg[0] = tensor_arg(base);
-    slice.arg[1].number[0] = plain(0), slice.arg[2].number[0] = plain(chance(g, 2));
-    slice.arg[3].absent = true, slice.arg[4].number[0] = plain(2);
-    if ((rows = take_made(g, &slice)) < 0) return;
-    fill.op = (uint16_t)fills[below(g, 3)], fill.arg[0] = tensor_arg(rows);
-    fill.arg[1].scalar = some_scalar(g);
-    if (fill.op == OP_COPY_) fill.arg[1] = tensor_arg(some_tensor(g));
+    statement slice = gen_new_statement(g, ST_OP), fill = gen_new_statement(g, ST_OP);
+    slice.op = OP_SLICE, slice.arg[0] = gen_tensor_arg(base);
+    slice.arg[1].number[0] = gen_plain(0), slice.arg[2].number[0] = gen_plain(chance(g, 2));
+    slice.arg[3].absent = true, slice.arg[4].number[0] = gen_plain(2);
+    if ((rows = gen_take_made(g, &slice)) < 0) return;
+    fill.op = (uint16_t)fills[below(g, 3)], fill.arg[0] = gen_tensor_arg(rows);
+    fill.arg[1].scalar = gen_some_scalar(g);
+    if (fill.op == OP_COPY_) fill.arg[1] = gen_tensor_arg(gen_some_tensor(g));
     if (fill.op == OP_COPY_ && fill.arg[1].tensor[0] < 0) return;
-    take_made(g, &fill);
-    take_keep(g, base);
+    gen_take_made(g, &fill);
+    gen_take_keep(g, base);
 }
 
-static int take_slice(generator *g, int tensor, int64_t start, fuzz_int end) {
-    statement s = new_statement(g, ST_OP);
-    s.op = OP_SLICE, s.arg[0] = tensor_arg(tensor);
-    s.arg[1].number[0] = plain(0), s.arg[2].number[0] = plain(start);
-    s.arg[3].number[0] = end, s.arg[4].number[0] = plain(1);
-    return take_made(g, &s);
+int gen_take_slice(generator *g, int tensor, int64_t start, fuzz_int end) {
+    statement s = gen_new_statement(g, ST_OP);
+    s.op = OP_SLICE, s.arg[0] = gen_tensor_arg(tensor);
+    s.arg[1].number[0] = gen_plain(0), s.arg[2].number[0] = gen_plain(start);
+    s.arg[3].number[0] = end, s.arg[4].number[0] = gen_plain(1);
+    return gen_take_made(g, &s);
 }
 
 /* An operator over two tensors; in place: it writes the first one. */
-static int take_binary(generator *g, bool in_place, int a, int b) {
+int gen_take_binary(generator *g, bool in_place, int a, int b) {
     static const op_id ops[2][4] = {{OP_LT_TENSOR, OP_MAXIMUM, OP_MUL_TENSOR, OP_EQ_TENSOR},
                                     {OP_ADD_TENSOR_, OP_MUL_TENSOR_, OP_COPY_, OP_SUB_TENSOR_}};
-    statement s = new_statement(g, ST_OP);
+    statement s = gen_new_statement(g, ST_OP);
     s.op = (uint16_t)ops[in_place][below(g, 4)];
-    s.arg[0] = tensor_arg(a), s.arg[1] = tensor_arg(b);
+    s.arg[0] = gen_tensor_arg(a), s.arg[1] = gen_tensor_arg(b);
     if (s.op == OP_ADD_TENSOR_ || s.op == OP_SUB_TENSOR_) s.arg[2].scalar = etch_scalar_int(1);
-    return take_made(g, &s);
+    return gen_take_made(g, &s);
 }
 
 /* Each row beside the next one, in one kernel, or over it: then a row is read before it is written
  * and the next one after it. */
 static void generate_neighbours(generator *g) {
-    int n = some_tensor(g);
+    int n = gen_some_tensor(g);
     if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
-    fuzz_int last = size_of(n, 0), all = last;
+    fuzz_int last = gen_size_of(n, 0), all = last;
     last.v = -1;
-    int rows = take_slice(g, n, 0, last), next = take_slice(g, n, 1, all);
+    int rows = gen_take_slice(g, n, 0, last), next = gen_take_slice(g, n, 1, all);
     if (rows < 0 || next < 0) return;
     bool in_place = chance(g, 2), first = chance(g, 3);
-    take_binary(g, in_place, first ? rows : next, first ? next : rows);
+    gen_take_binary(g, in_place, first ? rows : next, first ? next : rows);
 }
 
 /* One whose last two sizes are equal, rather a computed one; -1: none. */
@@ -772,24 +280,24 @@ static int some_square(const generator *g, uint64_t random) {
     int found = -1;
     for (uint64_t n = 0, seen = 0; n < (uint64_t)g->nvars; n++) {
         const etch_tensor *t = g->w.v[n];
-        if (usable(g, (int)n) && etch_ndim(t) > 1 && etch_size(t, -1) > 1 &&
+        if (gen_usable(g, (int)n) && etch_ndim(t) > 1 && etch_size(t, -1) > 1 &&
             etch_size(t, -1) == etch_size(t, -2) && fuzz_random(&random) % ++seen == 0)
             found = (int)n;
     }
     return found;
 }
 
-static int take_unary(generator *g, op_id op, int tensor) {
-    statement s = new_statement(g, ST_OP);
-    s.op = (uint16_t)op, s.arg[0] = tensor_arg(tensor);
-    return take_made(g, &s);
+int gen_take_unary(generator *g, op_id op, int tensor) {
+    statement s = gen_new_statement(g, ST_OP);
+    s.op = (uint16_t)op, s.arg[0] = gen_tensor_arg(tensor);
+    return gen_take_made(g, &s);
 }
 
 static int take_turned(generator *g, int n) {
-    statement s = new_statement(g, ST_OP);
-    s.op = OP_TRANSPOSE, s.arg[0] = tensor_arg(n);
-    s.arg[1].number[0] = plain(-1), s.arg[2].number[0] = plain(-2);
-    return take_made(g, &s);
+    statement s = gen_new_statement(g, ST_OP);
+    s.op = OP_TRANSPOSE, s.arg[0] = gen_tensor_arg(n);
+    s.arg[1].number[0] = gen_plain(-1), s.arg[2].number[0] = gen_plain(-2);
+    return gen_take_made(g, &s);
 }
 
 /* A new tensor beside itself turned: of the same sizes, but each element meets another one. Perhaps
@@ -797,22 +305,22 @@ static int take_turned(generator *g, int n) {
 static void generate_turned(generator *g) {
     static const op_id made[] = {OP_ABS, OP_RELU, OP_CLONE, OP_SIGN};
     int n = some_square(g, fuzz_random(&g->random)), rounds = 1 + (int)below(g, 3);
-    if (n < 0 || (n = take_unary(g, made[below(g, 4)], n)) < 0) return;
+    if (n < 0 || (n = gen_take_unary(g, made[below(g, 4)], n)) < 0) return;
     for (int i = 0; i < rounds && n >= 0; i++) {
         int turned = take_turned(g, n);
         bool in_place = chance(g, 6), first = chance(g, 2);
         if (turned < 0) return;
-        n = take_binary(g, in_place, first ? n : turned, first ? turned : n);
+        n = gen_take_binary(g, in_place, first ? n : turned, first ? turned : n);
     }
-    if (rounds > 1 && n >= 0) take_keep(g, n);
+    if (rounds > 1 && n >= 0) gen_take_keep(g, n);
 }
 
 /* Writes one of two arguments that lie over the same memory, and then reads the other one. */
 static void generate_both(generator *g) {
-    int a = some_alias(g), b = some_alias(g);
+    int a = gen_some_alias(g), b = gen_some_alias(g);
     if (a < 0 || b < 0 || etch_ndim(g->w.v[a]) < 1) return;
-    if (take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, a) < 0) return;
-    take_unary(g, chance(g, 2) ? OP_ABS : OP_NEG, b);
+    if (gen_take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, a) < 0) return;
+    gen_take_unary(g, chance(g, 2) ? OP_ABS : OP_NEG, b);
 }
 
 /* A call of before with its very arguments, of which both results live on: equal, but two tensors.
@@ -822,11 +330,11 @@ static void generate_twice(generator *g) {
         const statement *first = &g->p->statement[below(g, g->p->nstatements)];
         int kind = first->kind == ST_OP ? etch__ops[first->op].kind : KIND_OTHER;
         bool computes = kind == KIND_POINTWISE || kind == KIND_REDUCTION;
-        if (!computes || first->when != g->when || !usable(g, first->out)) continue;
+        if (!computes || first->when != g->when || !gen_usable(g, first->out)) continue;
         statement s = *first;
-        int one = first->out, other = take_made(g, &s);
+        int one = first->out, other = gen_take_made(g, &s);
         if (other < 0) continue;
-        take_keep(g, one), take_keep(g, other);
+        gen_take_keep(g, one), gen_take_keep(g, other);
         return;
     }
 }
@@ -834,124 +342,124 @@ static void generate_twice(generator *g) {
 /* The same call with two numbers: two results. */
 static void generate_numbers(generator *g) {
     static const op_id ops[] = {OP_MUL_SCALAR, OP_GT_SCALAR, OP_CLAMP_MIN, OP_ADD_SCALAR};
-    statement s = new_statement(g, ST_OP);
-    int n = some_tensor(g);
+    statement s = gen_new_statement(g, ST_OP);
+    int n = gen_some_tensor(g);
     if (n < 0) return;
-    s.op = (uint16_t)ops[below(g, 4)], s.arg[0] = tensor_arg(n);
+    s.op = (uint16_t)ops[below(g, 4)], s.arg[0] = gen_tensor_arg(n);
     s.arg[1].scalar = etch_scalar_int(below(g, 3));
     s.arg[2].scalar = etch_scalar_int(2); /* alpha */
-    int one = take_made(g, &s);
+    int one = gen_take_made(g, &s);
     s.arg[1].scalar = etch_scalar_int(3 + below(g, 3));
-    int other = take_made(g, &s);
-    if (one >= 0 && other >= 0) take_keep(g, one), take_keep(g, other);
+    int other = gen_take_made(g, &s);
+    if (one >= 0 && other >= 0) gen_take_keep(g, one), gen_take_keep(g, other);
 }
 
 /* The same call twice, which draws other numbers. */
 static void generate_draws(generator *g) {
     int64_t sizes[] = {1 + below(g, 4), 2 + below(g, 7)};
-    int one = take_random(g, own_dtype(g, ETCH_F32), 2, sizes);
+    int one = take_random(g, gen_own_dtype(g, ETCH_F32), 2, sizes);
     if (one < 0 || !call_again(g, g->p->nstatements - 1)) return;
-    take_keep(g, one), take_keep(g, g->nvars - 1);
+    gen_take_keep(g, one), gen_take_keep(g, g->nvars - 1);
 }
 
 /* Rows beside their own sums: a kernel that goes over its rows again, where a result in registers
  * is to be rounded as one in memory is. */
 static void generate_normalised(generator *g) {
     static const op_id ops[] = {OP_SUM_DIM, OP_MEAN_DIM, OP_AMAX};
-    statement s = new_statement(g, ST_OP);
-    int n = some_tensor(g);
+    statement s = gen_new_statement(g, ST_OP);
+    int n = gen_some_tensor(g);
     if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
     if (chance(g, 2)) {
-        s.op = OP_TO_COPY, s.arg[0] = tensor_arg(n);
-        s.arg[1].number[0] = plain(own_dtype(g, chance(g, 2) ? ETCH_BF16 : ETCH_F16));
-        if ((n = take_made(g, &s)) < 0) return;
+        s.op = OP_TO_COPY, s.arg[0] = gen_tensor_arg(n);
+        s.arg[1].number[0] = gen_plain(gen_own_dtype(g, chance(g, 2) ? ETCH_BF16 : ETCH_F16));
+        if ((n = gen_take_made(g, &s)) < 0) return;
     }
-    s = new_statement(g, ST_OP);
-    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = tensor_arg(n);
-    s.arg[1].n = 1, s.arg[1].number[0] = plain(chance(g, 4) ? 0 : -1);
-    s.arg[2].number[0] = plain(1), s.arg[3].absent = true;
-    int sums = take_made(g, &s);
-    if (sums >= 0) take_binary(g, false, n, sums);
+    s = gen_new_statement(g, ST_OP);
+    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = gen_tensor_arg(n);
+    s.arg[1].n = 1, s.arg[1].number[0] = gen_plain(chance(g, 4) ? 0 : -1);
+    s.arg[2].number[0] = gen_plain(1), s.arg[3].absent = true;
+    int sums = gen_take_made(g, &s);
+    if (sums >= 0) gen_take_binary(g, false, n, sums);
 }
 
 /* Divides whole numbers by what is 0 in one of the last calls, when a plan runs. */
 static void generate_failure(generator *g) {
     static const op_id ops[] = {OP_REMAINDER_SCALAR, OP_FLOOR_DIVIDE_SCALAR, OP_FMOD_SCALAR};
-    statement s = new_statement(g, ST_OP);
-    int n = some_integers(g);
+    statement s = gen_new_statement(g, ST_OP);
+    int n = gen_some_integers(g);
     if (n < 0) return;
-    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = tensor_arg(n);
+    s.op = (uint16_t)ops[below(g, 3)], s.arg[0] = gen_tensor_arg(n);
     s.arg[1].scalar = etch_scalar_int(1 + below(g, 3) - g->p->setup.ncalls);
     s.arg[1].varies = true;
-    take_made(g, &s);
+    gen_take_made(g, &s);
 }
 
 /* The last rows, by indices that count from the end. */
 static void generate_last_rows(generator *g) {
-    statement s = new_statement(g, ST_OP);
-    int n = some_tensor(g);
+    statement s = gen_new_statement(g, ST_OP);
+    int n = gen_some_tensor(g);
     if (n < 0 || etch_ndim(g->w.v[n]) < 1 || etch_size(g->w.v[n], 0) < 2) return;
     s.op = OP_ARANGE;
     s.arg[0].scalar = etch_scalar_int(-2), s.arg[1].scalar = etch_scalar_int(chance(g, 2));
     s.arg[2].scalar = etch_scalar_int(1);
-    s.arg[3].number[0] = plain(ETCH_I64);
-    int index = take_made(g, &s);
+    s.arg[3].number[0] = gen_plain(ETCH_I64);
+    int index = gen_take_made(g, &s);
     if (index < 0) return;
-    s = new_statement(g, ST_OP);
-    s.op = OP_INDEX_SELECT, s.arg[0] = tensor_arg(n);
-    s.arg[1].number[0] = plain(0), s.arg[2] = tensor_arg(index);
-    take_made(g, &s);
+    s = gen_new_statement(g, ST_OP);
+    s.op = OP_INDEX_SELECT, s.arg[0] = gen_tensor_arg(n);
+    s.arg[1].number[0] = gen_plain(0), s.arg[2] = gen_tensor_arg(index);
+    gen_take_made(g, &s);
 }
 
 /* ---- failing writes ---- */
 
 /* Indices that are out of range in one of the last calls only, when a plan runs. */
 static int take_indices(generator *g, int64_t rows) {
-    statement s = new_statement(g, ST_OP);
+    statement s = gen_new_statement(g, ST_OP);
     s.op = OP_FULL;
-    s.arg[0].n = 1, s.arg[0].number[0] = plain(1);
+    s.arg[0].n = 1, s.arg[0].number[0] = gen_plain(1);
     s.arg[1].scalar = etch_scalar_int(rows + 1 + below(g, 2) - g->p->setup.ncalls);
     if (s.arg[1].scalar.i < -rows) s.arg[1].scalar.i = -rows;
     s.arg[1].varies = true;
-    s.arg[2].number[0] = plain(ETCH_I64);
-    return take_made(g, &s);
+    s.arg[2].number[0] = gen_plain(ETCH_I64);
+    return gen_take_made(g, &s);
 }
 
 /* Writes it: by a kernel of the user's, which writes a half before it fails, or by indices. */
 static void take_failing_write(generator *g, int n) {
-    statement s = new_statement(g, ST_SPOIL);
+    statement s = gen_new_statement(g, ST_SPOIL);
     s.a = n, s.b = (int)below(g, 3) - g->p->setup.ncalls + 1;
     if (!chance(g, 3)) {
         if (etch_ndim(g->w.v[n]) < 1) return;
         int index = take_indices(g, etch_size(g->w.v[n], 0));
         if (index < 0) return;
-        s = new_statement(g, ST_OP);
-        s.op = OP_INDEX_FILL_, s.arg[0] = tensor_arg(n);
-        s.arg[1].number[0] = plain(0), s.arg[2] = tensor_arg(index);
-        s.arg[3].scalar = some_scalar(g);
+        s = gen_new_statement(g, ST_OP);
+        s.op = OP_INDEX_FILL_, s.arg[0] = gen_tensor_arg(n);
+        s.arg[1].number[0] = gen_plain(0), s.arg[2] = gen_tensor_arg(index);
+        s.arg[3].scalar = gen_some_scalar(g);
     }
-    take_made(g, &s);
+    gen_take_made(g, &s);
 }
 
 /* A write that may fail, through a tensor, a view of it or its base, and then what lies over it. */
 static void generate_failing_write(generator *g) {
     static const op_id uses[] = {OP_NEG, OP_ABS, OP_CLONE, OP_SUM};
-    fuzz_int first = plain(below(g, 2)), last = plain(below(g, 3) + 1);
-    int n = some_tensor(g), base = n, view;
+    fuzz_int first = gen_plain(below(g, 2)), last = gen_plain(below(g, 3) + 1);
+    int n = gen_some_tensor(g), base = n, view;
     if (n < 0 || etch_ndim(g->w.v[n]) < 1) return;
-    if (chance(g, 2) && (base = take_unary(g, chance(g, 2) ? OP_ABS : OP_CLONE, n)) < 0) return;
-    view = chance(g, 3) ? base : take_slice(g, base, 0, size_of(base, 0));
-    if (chance(g, 2)) view = take_slice(g, base, (int)first.v, last);
+    if (chance(g, 2) && (base = gen_take_unary(g, chance(g, 2) ? OP_ABS : OP_CLONE, n)) < 0) return;
+    view = chance(g, 3) ? base : gen_take_slice(g, base, 0, gen_size_of(base, 0));
+    if (chance(g, 2)) view = gen_take_slice(g, base, (int)first.v, last);
     if (view < 0) return;
     bool write_base = chance(g, 4);
     take_failing_write(g, write_base ? base : view);
     for (int i = 0; i < 2; i++)
-        if (chance(g, 2)) take_unary(g, uses[below(g, 4)], chance(g, 2) ? base : view);
-    if (chance(g, 3)) take_keep(g, base);
+        if (chance(g, 2)) gen_take_unary(g, uses[below(g, 4)], chance(g, 2) ? base : view);
+    if (chance(g, 3)) gen_take_keep(g, base);
     if (base == n || !chance(g, 2)) return;
-    statement s = new_statement(g, ST_OP); /* where it came from, perhaps the caller's */
-    s.op = OP_COPY_, s.arg[0] = tensor_arg(n), s.arg[1] = tensor_arg(base);
-    take_made(g, &s);
+    statement s = gen_new_statement(g, ST_OP); /* where it came from, perhaps the caller's */
+    s.op = OP_COPY_, s.arg[0] = gen_tensor_arg(n), s.arg[1] = gen_tensor_arg(base);
+    gen_take_made(g, &s);
 }
 
 /* What a compiler may get wrong together, and operators drawn one by one are seldom. */
@@ -992,7 +500,7 @@ static void generate_operator(generator *g) {
     for (int attempt = 0; attempt < 60; attempt++) {
         bool done = try_operator(g, &s, op);
         if (!done && !chance(g, 2000)) continue;
-        take(g, &s);
+        gen_take(g, &s);
         if (done && g->when != g->all && chance(g, 2)) other_branch(g, &s);
         if (done && etch__ops[op].flags & OPF_RANDOM && chance(g, 2))
             call_again(g, g->p->nstatements - 1);
@@ -1001,15 +509,15 @@ static void generate_operator(generator *g) {
 }
 
 static void one_tensor(generator *g, statement_kind kind, int b) {
-    statement s = new_statement(g, kind);
-    if ((s.a = some_tensor(g)) < 0) return;
+    statement s = gen_new_statement(g, kind);
+    if ((s.a = gen_some_tensor(g)) < 0) return;
     s.b = b;
     if (kind == ST_ITEM || kind == ST_ITEM_INT)
-        for (int i = 0; i < 20 && etch_numel(g->w.v[s.a]) != 1; i++) s.a = some_tensor(g);
+        for (int i = 0; i < 20 && etch_numel(g->w.v[s.a]) != 1; i++) s.a = gen_some_tensor(g);
     if (kind == ST_HOST || kind == ST_INNER || kind == ST_FILLED || kind == ST_HALF)
         s.out = (int8_t)g->nvars;
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
 }
 
 /* Raw memory: exposed, then reads and writes of it in later steps, then perhaps its end. */
@@ -1019,53 +527,53 @@ static void generate_raw(generator *g) {
     static const statement_kind uses[2][4] = {
         {ST_RAW_READ, ST_RAW_READ, ST_RAW_READ, ST_DATA_END},
         {ST_RAW_READ, ST_RAW_WRITE, ST_RAW_WRITE, ST_DATA_END}};
-    if (g->exposed < 0 || !usable(g, g->exposed)) {
-        statement s = new_statement(g, chance(g, 2) ? ST_EXPOSE : ST_EXPOSE_MUT);
-        if ((s.a = some_tensor(g)) < 0) return;
+    if (g->exposed < 0 || !gen_usable(g, g->exposed)) {
+        statement s = gen_new_statement(g, chance(g, 2) ? ST_EXPOSE : ST_EXPOSE_MUT);
+        if ((s.a = gen_some_tensor(g)) < 0) return;
         fuzz_run_statement(&g->w, &s);
-        take(g, &s);
+        gen_take(g, &s);
         g->exposed = s.a, g->exposed_mut = s.kind == ST_EXPOSE_MUT;
         s.kind = ST_RAW_READ;
-        take(g, &s);
+        gen_take(g, &s);
         return;
     }
-    statement s = new_statement(g, uses[g->exposed_mut][below(g, 4)]);
+    statement s = gen_new_statement(g, uses[g->exposed_mut][below(g, 4)]);
     s.a = g->exposed, s.b = (int)below(g, 100);
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
     if (s.kind == ST_DATA_END) g->exposed = -1;
 }
 
 static void begin_scope(generator *g) {
     if (g->in_scope) return;
-    statement s = new_statement(g, ST_SCOPE);
+    statement s = gen_new_statement(g, ST_SCOPE);
     s.when = g->all;
     g->in_scope = true, g->scope_start = g->nvars;
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
 }
 
 static void end_scope(generator *g) {
     if (!g->in_scope) return;
-    statement s = new_statement(g, ST_SCOPE_END);
+    statement s = gen_new_statement(g, ST_SCOPE_END);
     s.when = g->all;
     int made = g->nvars - g->scope_start;
     s.a = made ? g->scope_start + (int)below(g, made) : -1;
     g->in_scope = false;
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
 }
 
 /* An operator of the user's; its second operand is like the first. */
 static void generate_custom(generator *g) {
-    statement s = new_statement(g, chance(g, 2) ? ST_CUSTOM : ST_CUSTOM_WRITE);
-    if ((s.a = s.kind == ST_CUSTOM ? some_tensor(g) : some_target(g)) < 0) return;
+    statement s = gen_new_statement(g, chance(g, 2) ? ST_CUSTOM : ST_CUSTOM_WRITE);
+    if ((s.a = s.kind == ST_CUSTOM ? gen_some_tensor(g) : gen_some_target(g)) < 0) return;
     const etch_tensor *t = g->w.v[s.a];
     for (int i = 0; s.kind == ST_CUSTOM && i < 20; i++) {
-        s.b = some_tensor_of(g, etch_dtype_of(t), etch_ndim(t));
+        s.b = gen_some_tensor_of(g, etch_dtype_of(t), etch_ndim(t));
         if (etch_numel(g->w.v[s.b]) == etch_numel(t)) break;
     }
-    take_made(g, &s);
+    gen_take_made(g, &s);
 }
 
 /* ---- other code than the body's ---- */
@@ -1073,7 +581,7 @@ static void generate_custom(generator *g) {
 static int some_given(generator *g) {
     for (int i = 0; i < 20; i++) {
         int n = (int)below(g, g->p->setup.nin + g->p->setup.nglobals);
-        if (usable(g, n)) return n;
+        if (gen_usable(g, n)) return n;
     }
     return -1;
 }
@@ -1084,19 +592,19 @@ static bool has_result(int place) { return place != FUZZ_ON_THREAD && place != F
 static int some_wrapped(generator *g) {
     int found = -1, seen = 0;
     for (int i = 0; i < g->p->setup.nin; i++)
-        if (g->w.wrapped[i] && usable(g, i) && below(g, ++seen) == 0) found = i;
+        if (g->w.wrapped[i] && gen_usable(g, i) && below(g, ++seen) == 0) found = i;
     return found;
 }
 
 static void take_foreign_at(generator *g, int n, fuzz_action action, int place) {
-    statement s = new_statement(g, ST_FOREIGN);
+    statement s = gen_new_statement(g, ST_FOREIGN);
     s.a = n, s.b = FUZZ_FOREIGN(action, place, chance(g, 4));
     bool given = n < g->p->setup.nin + g->p->setup.nglobals;
     if (!given && (place == FUZZ_IN_KERNEL || place == FUZZ_IN_FREE)) return;
     if (has_result(place)) s.out = (int8_t)g->nvars;
     g->w.nevents = 0;
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
 }
 
 /* The action at some place, rather within a function that compiled code does not look into. */
@@ -1104,12 +612,12 @@ static void take_foreign(generator *g, int n, fuzz_action action) {
     take_foreign_at(g, n, action, chance(g, 3) ? FUZZ_IN_DISABLED : (int)below(g, FUZZ_PLACES));
 }
 
-static void take_plain(generator *g, statement_kind kind, int n, int b) {
-    statement s = new_statement(g, kind);
+void gen_take_plain(generator *g, statement_kind kind, int n, int b) {
+    statement s = gen_new_statement(g, kind);
     s.a = n, s.b = b;
     g->w.nevents = 0;
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
 }
 
 /* Writes of a tensor that no operator of the body makes. */
@@ -1117,7 +625,7 @@ static void take_write(generator *g, int n) {
     static const fuzz_action actions[] = {FUZZ_WRITE,     FUZZ_WRITE,    FUZZ_WRITE_READ,
                                           FUZZ_POKE,      FUZZ_POKE_END, FUZZ_FLUSH_WRITE,
                                           FUZZ_WRITE_FAIL};
-    if (chance(g, 3) && g->w.old[n]) take_plain(g, ST_FLUSHED_WRITE, n, (int)below(g, 50));
+    if (chance(g, 3) && g->w.old[n]) gen_take_plain(g, ST_FLUSHED_WRITE, n, (int)below(g, 50));
     else take_foreign(g, n, actions[below(g, COUNT_OF(actions))]);
 }
 
@@ -1128,69 +636,69 @@ static void generate_ended(generator *g) {
     uint8_t when = g->when;
     int n = chance(g, 2) ? some_wrapped(g) : -1;
     bool past = n >= 0; /* by a kernel that has the caller's pointer, and asks nobody */
-    if (n < 0) n = chance(g, 3) ? some_tensor(g) : some_given(g);
+    if (n < 0) n = chance(g, 3) ? gen_some_tensor(g) : some_given(g);
     if (n < 0) return;
-    int y = take_unary(g, made[below(g, COUNT_OF(made))], n);
+    int y = gen_take_unary(g, made[below(g, COUNT_OF(made))], n);
     if (y < 0) return;
-    take_plain(g, past || !chance(g, 3) ? ST_BREAK : ST_FLUSH, 0, 0);
-    if (chance(g, past ? 8 : 3)) take_plain(g, ST_THREAD_READ, y, 0);
+    gen_take_plain(g, past || !chance(g, 3) ? ST_BREAK : ST_FLUSH, 0, 0);
+    if (chance(g, past ? 8 : 3)) gen_take_plain(g, ST_THREAD_READ, y, 0);
     if (past) take_foreign_at(g, n, FUZZ_POKE, FUZZ_IN_KERNEL);
     else take_write(g, n);
     if (g->p->setup.period > 1 && !chance(g, 3)) g->when &= (uint8_t)(1 + below(g, g->all - 1));
-    if (g->when && chance(g, 3)) take_plain(g, ST_THREAD_READ, chance(g, 2) ? y : n, 0);
-    if (g->when && chance(g, 2)) take_keep(g, y);
-    else if (g->when) take_unary(g, OP_NEG, y);
+    if (g->when && chance(g, 3)) gen_take_plain(g, ST_THREAD_READ, chance(g, 2) ? y : n, 0);
+    if (g->when && chance(g, 2)) gen_take_keep(g, y);
+    else if (g->when) gen_take_unary(g, OP_NEG, y);
     g->when = when;
 }
 
 /* Memory that is exposed here and there: a write through this pointer comes last. */
 static void generate_exposures(generator *g) {
     static const fuzz_action actions[] = {FUZZ_POKE, FUZZ_POKE_END, FUZZ_PEEK, FUZZ_WRITE_READ};
-    int n = some_tensor(g);
+    int n = gen_some_tensor(g);
     if (n < 0 || etch_numel(g->w.v[n]) < 1) return;
-    take_plain(g, ST_EXPOSE_MUT, n, 0);
+    gen_take_plain(g, ST_EXPOSE_MUT, n, 0);
     for (int i = 0; i < 2; i++)
         if (chance(g, 2)) take_foreign(g, n, actions[below(g, COUNT_OF(actions))]);
-    int y = take_unary(g, chance(g, 2) ? OP_NEG : OP_CLONE, n);
-    if (chance(g, 3)) take_unary(g, OP_NEG_, n);
-    take_plain(g, ST_RAW_WRITE, n, (int)below(g, 90));
-    take_plain(g, ST_RAW_READ, n, 0);
-    if (y >= 0) take_keep(g, y);
+    int y = gen_take_unary(g, chance(g, 2) ? OP_NEG : OP_CLONE, n);
+    if (chance(g, 3)) gen_take_unary(g, OP_NEG_, n);
+    gen_take_plain(g, ST_RAW_WRITE, n, (int)below(g, 90));
+    gen_take_plain(g, ST_RAW_READ, n, 0);
+    if (y >= 0) gen_take_keep(g, y);
 }
 
 static void generate_remembered(generator *g) {
-    statement s = new_statement(g, ST_REMEMBER);
-    if ((s.a = some_tensor(g)) < 0 || g->slots == FUZZ_MAX_KEPT) return;
+    statement s = gen_new_statement(g, ST_REMEMBER);
+    if ((s.a = gen_some_tensor(g)) < 0 || g->slots == FUZZ_MAX_KEPT) return;
     s.b = g->slots++;
-    int made = take_made(g, &s);
+    int made = gen_take_made(g, &s);
     if (made < 0) return;
-    if (chance(g, 2)) take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, s.a);
-    if (g->breaks && chance(g, 2)) take_plain(g, ST_RECALL, 0, s.b);
+    if (chance(g, 2)) gen_take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, s.a);
+    if (g->breaks && chance(g, 2)) gen_take_plain(g, ST_RECALL, 0, s.b);
 }
 
 static void generate_rounds(generator *g) {
-    statement s = new_statement(g, ST_ROUNDS);
-    if ((s.a = some_tensor(g)) < 0) return;
+    statement s = gen_new_statement(g, ST_ROUNDS);
+    if ((s.a = gen_some_tensor(g)) < 0) return;
     s.b = (int)below(g, FUZZ_ROUNDS_KINDS) & ~(g->breaks ? 0 : FUZZ_ROUNDS_BREAK);
-    take_made(g, &s);
+    gen_take_made(g, &s);
 }
 
 /* Written by the body, then read where memory is freed, in the middle of the segment. */
 static void generate_freed(generator *g) {
     static const fuzz_action actions[] = {FUZZ_COMPUTE, FUZZ_PEEK, FUZZ_WRITE_READ};
     int n = some_given(g);
-    if (n < 0 || take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, n) < 0) return;
+    if (n < 0 || gen_take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, n) < 0) return;
     take_foreign_at(g, n, actions[below(g, COUNT_OF(actions))], FUZZ_IN_FREE);
 }
 
 static void generate_effects_write(generator *g, int n) {
-    statement s = new_statement(g, ST_EFFECTS_WRITE);
+    statement s = gen_new_statement(g, ST_EFFECTS_WRITE);
     s.a = n;
-    take_made(g, &s);
+    gen_take_made(g, &s);
 }
 
 static void generate_foreign(generator *g) {
-    int n = some_tensor(g);
+    int n = gen_some_tensor(g);
     if (n < 0) return;
     switch (below(g, 9)) {
     case 0:
@@ -1198,73 +706,73 @@ static void generate_foreign(generator *g) {
     case 2: generate_ended(g); break;
     case 8: generate_freed(g); break;
     case 3: generate_exposures(g); break;
-    case 4: take_plain(g, ST_THREAD_READ, n, 0); break;
+    case 4: gen_take_plain(g, ST_THREAD_READ, n, 0); break;
     case 5: generate_effects_write(g, n); break;
-    case 6: take_plain(g, chance(g, 2) ? ST_FLUSHED_WRITE : ST_FLUSHED_READ, n, 3); break;
+    case 6: gen_take_plain(g, chance(g, 2) ? ST_FLUSHED_WRITE : ST_FLUSHED_READ, n, 3); break;
     default: take_foreign(g, n, (fuzz_action)below(g, FUZZ_ACTIONS));
     }
 }
 
 /* What is part of the state word is changed in some variants only, as all
  * else would be the same. */
-static void in_some_variants(generator *g, statement *s) {
+void gen_in_some_variants(generator *g, statement *s) {
     if (g->p->setup.period > 1 && !chance(g, 3)) s->when = (uint8_t)(1 + below(g, g->all - 1));
     g->w.nevents = 0;
     fuzz_run_statement(&g->w, s);
-    take(g, s);
+    gen_take(g, s);
 }
 
 static void generate_half(generator *g) {
-    statement s = new_statement(g, ST_HALF);
+    statement s = gen_new_statement(g, ST_HALF);
     for (int i = 0; i < 20; i++) {
-        if ((s.a = some_tensor(g)) < 0) return;
+        if ((s.a = gen_some_tensor(g)) < 0) return;
         if (!etch__is_float(etch_dtype_of(g->w.v[s.a]))) break;
     }
     s.out = (int8_t)g->nvars;
     fuzz_run_statement(&g->w, &s);
-    take(g, &s);
+    gen_take(g, &s);
 }
 
 /* The default dtype, then one of its users. */
 static void generate_dtype(generator *g) {
-    statement s = new_statement(g, ST_DTYPE), use = new_statement(g, ST_OP);
+    statement s = gen_new_statement(g, ST_DTYPE), use = gen_new_statement(g, ST_OP);
     s.b = chance(g, 2) ? ETCH_F64 : ETCH_F32;
-    in_some_variants(g, &s);
+    gen_in_some_variants(g, &s);
     if (chance(g, 2)) {
         generate_half(g);
         return;
     }
     use.op = OP_FULL;
-    creation_sizes(g, &use.arg[0]);
+    gen_creation_sizes(g, &use.arg[0]);
     use.arg[1].scalar = etch_scalar_real(0.1);
     use.arg[2].absent = true;
-    take_made(g, &use);
+    gen_take_made(g, &use);
 }
 
 static void generate_inference(generator *g) {
-    statement s = new_statement(g, ST_INFERENCE);
+    statement s = gen_new_statement(g, ST_INFERENCE);
     s.b = !g->inference;
     g->inference = s.b;
-    in_some_variants(g, &s);
+    gen_in_some_variants(g, &s);
 }
 
 /* One segment has one mode: where the graph must not break, it is set before the first operator. */
 static void generate_numerics(generator *g) {
-    statement s = new_statement(g, ST_NUMERICS);
+    statement s = gen_new_statement(g, ST_NUMERICS);
     if (g->p->setup.fullgraph && g->p->nstatements) return;
     s.b = chance(g, 3) ? 0 : (int)below(g, FUZZ_NUMERICS);
-    in_some_variants(g, &s);
+    gen_in_some_variants(g, &s);
 }
 
 static void generate_quiet(generator *g) {
-    statement s = new_statement(g, ST_QUERY);
+    statement s = gen_new_statement(g, ST_QUERY);
     switch (below(g, 18)) {
     case 16:
     case 17: generate_numerics(g); break;
     case 0:
     case 1:
-        if ((s.a = some_tensor(g)) < 0 || (s.b = some_tensor(g)) < 0) return;
-        take(g, &s);
+        if ((s.a = gen_some_tensor(g)) < 0 || (s.b = gen_some_tensor(g)) < 0) return;
+        gen_take(g, &s);
         break;
     case 2:
     case 3: one_tensor(g, ST_KEEP, 0); break;
@@ -1285,7 +793,7 @@ static void generate_quiet(generator *g) {
 }
 
 static void generate_break(generator *g) {
-    statement s = new_statement(g, chance(g, 3) ? ST_FLUSH : ST_BREAK);
+    statement s = gen_new_statement(g, chance(g, 3) ? ST_FLUSH : ST_BREAK);
     switch (below(g, 14)) {
     case 9:
     case 10:
@@ -1297,206 +805,12 @@ static void generate_break(generator *g) {
     case 3: one_tensor(g, ST_FORMAT, 0); break;
     case 4: one_tensor(g, ST_HOST, 0); break;
     case 5: one_tensor(g, ST_INNER, 1); break;
-    case 6: take(g, &s); break;
+    case 6: gen_take(g, &s); break;
     default: generate_raw(g);
     }
 }
 
-/* ---- gradients ---- */
-
-/* One that requires gradients; -1: none. `leaf`: that is a leaf. */
-static int some_grad(generator *g, bool leaf) {
-    int found = -1;
-    for (int n = 0, seen = 0; n < g->nvars; n++) {
-        if (!usable(g, n) || !etch_requires_grad(g->w.v[n])) continue;
-        if (leaf && !etch_is_leaf(g->w.v[n])) continue;
-        if (below(g, ++seen) == 0 || (!leaf && n + 6 > g->nvars && chance(g, 3))) found = n;
-    }
-    return found;
-}
-
-/* Statements of gradients are taken as they come: what fails is to fail alike. */
-static int take_of_grads(generator *g, statement_kind kind, int a, int b) {
-    statement s = new_statement(g, kind);
-    s.a = a, s.b = b;
-    if (a < 0) return -1;
-    if (kind == ST_GRAD_OF || kind == ST_CHOOSE) s.out = (int8_t)g->nvars;
-    g->w.nevents = 0;
-    fuzz_run_statement(&g->w, &s);
-    if (s.out >= 0 && !g->w.v[s.out]) return -1;
-    take(g, &s);
-    return s.out;
-}
-
-static int take_sum_of_two(generator *g, int a, int b) {
-    statement s = new_statement(g, ST_OP);
-    s.op = chance(g, 3) ? OP_MUL_TENSOR : OP_ADD_TENSOR;
-    s.arg[0] = tensor_arg(a), s.arg[1] = tensor_arg(b);
-    s.arg[2].scalar = etch_scalar_int(1);
-    return take_made(g, &s);
-}
-
-/* A number that several tensors flow into; seldom the tensor itself. -1: there is none. */
-static int take_loss(generator *g) {
-    int loss = some_grad(g, false), more = (int)below(g, 3);
-    if (loss < 0 || chance(g, 6)) return loss;
-    bool squared = chance(g, 3);
-    if (squared && (loss = take_unary(g, OP_SQUARE, loss)) < 0) return -1;
-    loss = take_unary(g, chance(g, 4) ? OP_MEAN : OP_SUM, loss);
-    for (int i = 0; i < more && loss >= 0; i++) {
-        int other = some_grad(g, false);
-        if (other >= 0 && (other = take_unary(g, OP_SUM, other)) >= 0)
-            loss = take_sum_of_two(g, loss, other);
-    }
-    return loss;
-}
-
-static int some_way(generator *g) {
-    int how = chance(g, 3) ? 0 : FUZZ_RETAIN;
-    if (chance(g, how ? 4 : 12)) how |= FUZZ_TWICE;
-    if (chance(g, 3)) how |= FUZZ_OWN_SEED;
-    if (chance(g, 6)) how |= FUZZ_OTHER_FUNCTION;
-    if (g->p->setup.creates && chance(g, 3)) how |= FUZZ_CREATE;
-    if (g->breaks && chance(g, 8)) how |= FUZZ_UNDER_MODE;
-    if (g->breaks && chance(g, 12)) how |= FUZZ_OTHER_THREAD;
-    return how;
-}
-
-static void generate_backward(generator *g) {
-    int loss = take_loss(g);
-    if (g->breaks && chance(g, 8)) take_plain(g, chance(g, 2) ? ST_BREAK : ST_FLUSH, 0, 0);
-    take_of_grads(g, ST_BACKWARD, loss, some_way(g));
-}
-
-/* Gradients for one or two tensors; perhaps more is computed of them, and that run backward. */
-static void generate_grads(generator *g) {
-    statement s = new_statement(g, ST_GRADS);
-    s.a = take_loss(g), s.b = some_grad(g, chance(g, 2));
-    if (s.a < 0 || s.b < 0) return;
-    bool creates = chance(g, 2);
-    s.way = (uint16_t)(some_way(g) & (FUZZ_RETAIN | FUZZ_OWN_SEED));
-    if (creates) s.way |= FUZZ_CREATE;
-    if (!chance(g, 4)) s.way |= FUZZ_UNUSED;
-    int made = take_made(g, &s);
-    if (made < 0 || !creates || chance(g, 4)) return;
-    made = take_unary(g, chance(g, 2) ? OP_SQUARE : OP_SIGMOID, made);
-    if (made >= 0) made = take_unary(g, OP_SUM, made);
-    take_of_grads(g, ST_BACKWARD, made, some_way(g) & ~FUZZ_CREATE);
-}
-
-/* Written is what a derivative reads, or what it was computed from, itself or through a view. */
-static void generate_modified(generator *g) {
-    static const op_id reads[] = {OP_SQUARE, OP_EXP, OP_SIGMOID, OP_SIN, OP_RELU, OP_NEG};
-    int x = some_grad(g, false);
-    if (x < 0 || (chance(g, 2) && (x = take_unary(g, OP_CLONE, x)) < 0)) return;
-    int view = chance(g, 3) && etch_ndim(g->w.v[x]) > 0 ? take_slice(g, x, 0, size_of(x, 0)) : x;
-    int y = take_unary(g, reads[below(g, COUNT_OF(reads))], chance(g, 2) ? x : view);
-    if (y < 0 || view < 0) return;
-    int target = chance(g, 3) ? x : chance(g, 2) ? view : y;
-    if (chance(g, 2)) take_unary(g, chance(g, 2) ? OP_NEG_ : OP_EXP_, target);
-    else take_binary(g, true, target, chance(g, 2) ? x : y);
-    if (chance(g, 2)) y = take_unary(g, OP_SQUARE, chance(g, 2) ? x : view);
-    if (y >= 0 && (y = take_unary(g, OP_SUM, y)) >= 0 && chance(g, 2))
-        take_of_grads(g, ST_BACKWARD, y, some_way(g));
-}
-
-/* A buffer whose part is written with what has gradients, and what is made of it. */
-static void generate_buffer(generator *g) {
-    int x = some_grad(g, false), part;
-    if (x < 0 || etch_ndim(g->w.v[x]) < 1) return;
-    statement s = new_statement(g, ST_FILLED);
-    s.a = x, s.b = 1 + (int)below(g, 4);
-    int buffer = take_made(g, &s);
-    int before = buffer >= 0 && chance(g, 2) ? take_slice(g, buffer, 1, size_of(buffer, 0)) : -1;
-    if (buffer < 0 || (part = take_slice(g, buffer, 0, plain(1))) < 0) return;
-    if (take_binary(g, true, part, x) < 0) take_binary(g, true, buffer, x);
-    if (before >= 0 && chance(g, 2)) take_binary(g, true, before, x);
-    if (chance(g, 2)) take_unary(g, OP_SQUARE, before >= 0 ? before : buffer);
-}
-
-static void generate_no_grad(generator *g) {
-    statement s = new_statement(g, ST_NO_GRAD);
-    s.b = !g->no_grad;
-    g->no_grad = s.b;
-    in_some_variants(g, &s);
-}
-
-/* A new leaf in the body, or one that is none from here on. */
-static void generate_leaf(generator *g) {
-    int n = chance(g, 2) ? some_grad(g, chance(g, 2)) : some_tensor(g);
-    if (n >= 0 && chance(g, 2)) n = take_unary(g, chance(g, 2) ? OP_DETACH : OP_CLONE, n);
-    if (n < 0 || g->p->setup.creates) return;
-    take_of_grads(g, ST_REQUIRE, n, !chance(g, 4));
-}
-
-static void generate_hook(generator *g) {
-    int kind = (int)below(g, FUZZ_HOOKS);
-    bool reads = kind == FUZZ_HOOK_SEE, fails = kind == FUZZ_HOOK_FAIL || kind == FUZZ_HOOK_CHECK;
-    if ((reads && !g->breaks) || (fails && !chance(g, 4))) kind = FUZZ_HOOK_TWICE;
-    if (kind == FUZZ_HOOK_WRITE && !chance(g, 3)) kind = FUZZ_HOOK_COUNT;
-    take_of_grads(g, ST_HOOK, some_grad(g, chance(g, 3)), kind);
-}
-
-/* The gradient that a leaf has is one more tensor; or another one is put in its place. */
-static void generate_grad_of(generator *g) {
-    int leaf = some_grad(g, true), n;
-    if (leaf < 0) return;
-    if (chance(g, 3)) {
-        n = some_tensor_of(g, etch_dtype_of(g->w.v[leaf]), etch_ndim(g->w.v[leaf]));
-        if (n >= 0) take_of_grads(g, ST_SET_GRAD, leaf, n);
-        return;
-    }
-    n = take_of_grads(g, ST_GRAD_OF, leaf, 0);
-    if (n >= 0 && chance(g, 3)) take_unary(g, chance(g, 2) ? OP_NEG_ : OP_ZERO_, n);
-    if (n >= 0 && chance(g, 3)) take_keep(g, n);
-}
-
-static void generate_gradient(generator *g) {
-    switch (below(g, 20)) {
-    case 0:
-    case 1:
-    case 2:
-    case 3: generate_backward(g); break;
-    case 4:
-    case 5: generate_grads(g); break;
-    case 6:
-    case 7: generate_modified(g); break;
-    case 8: generate_buffer(g); break;
-    case 9: generate_no_grad(g); break;
-    case 10: generate_leaf(g); break;
-    case 11:
-    case 12: generate_hook(g); break;
-    case 13: generate_grad_of(g); break;
-    case 14: take_of_grads(g, ST_UPDATE, some_grad(g, true), 0); break;
-    case 15: take_of_grads(g, ST_ZERO_GRAD, some_grad(g, true), 0); break;
-    case 16:
-        if (!g->p->setup.creates) take_of_grads(g, ST_RETAIN_GRAD, some_grad(g, false), 0);
-        break;
-    case 17: take_of_grads(g, ST_HOLD, take_loss(g), 0); break;
-    case 18:
-        if (g->breaks) take_of_grads(g, ST_CHOOSE, some_grad(g, false), 0);
-        break;
-    default: take_of_grads(g, ST_GRAD_STATE, some_tensor(g), 0);
-    }
-}
-
-/* What is done around calls; mostly backward over what they return. */
-static void generate_around(generator *g) {
-    fuzz_setup *s = &g->p->setup;
-    uint32_t always = chance(g, 4) ? 0 : FUZZ_AFTER_BACKWARD;
-    if (chance(g, 2)) always |= FUZZ_AFTER_UPDATE;
-    if (chance(g, 3)) always |= FUZZ_BEFORE_ZERO;
-    if (chance(g, 6)) always |= FUZZ_AFTER_FREE;
-    for (int i = 0; i < s->period; i++) {
-        s->after[i] = always | (uint32_t)some_way(g);
-        if (chance(g, 5)) s->after[i] |= FUZZ_AFTER_GRADS | FUZZ_RETAIN;
-        if (chance(g, 3)) s->after[i] |= FUZZ_AFTER_HELD;
-        if (chance(g, 12)) s->after[i] |= FUZZ_AFTER_RESET;
-        if (chance(g, 8)) s->after[i] |= FUZZ_AFTER_WRITE;
-        if (chance(g, 12)) s->after[i] |= FUZZ_IN_NO_GRAD;
-        if (s->fullgraph) s->after[i] &= ~(uint32_t)FUZZ_OTHER_THREAD;
-    }
-}
+/* ---- a program ---- */
 
 enum { MOST_AT_ONCE = 16 }; /* statements that one step may make, and the end of a scope */
 
@@ -1510,13 +824,13 @@ static void generate_statements(generator *g) {
            g->nvars < FUZZ_MAX_VARS - MOST_AT_ONCE) {
         g->when = g->all;
         if (g->p->setup.period > 1 && chance(g, 6)) g->when = (uint8_t)(1 + below(g, g->all));
-        if (g->grads && chance(g, 5)) generate_gradient(g);
+        if (g->grads && chance(g, 5)) gen_gradient(g);
         else if (chance(g, quiet)) generate_quiet(g);
         else if (g->breaks && chance(g, rare)) generate_break(g);
         else generate_operator(g), operators--;
     }
     g->when = g->all;
-    if (g->grads && !chance(g, 3)) generate_backward(g);
+    if (g->grads && !chance(g, 3)) gen_backward(g);
     end_scope(g);
 }
 
@@ -1525,8 +839,8 @@ static void generate_outputs(generator *g) {
     g->when = g->all;
     s->nout = 1 + (int)below(g, FUZZ_MAX_OUTPUTS);
     for (int i = 0; i < s->nout; i++) {
-        int n = g->grads && !chance(g, 3) ? some_grad(g, false) : -1;
-        if (n < 0) n = some_tensor(g);
+        int n = g->grads && !chance(g, 3) ? gen_some_grad(g, false) : -1;
+        if (n < 0) n = gen_some_tensor(g);
         s->out[i] = n < 0 ? 0 : n;
     }
 }
@@ -1559,7 +873,7 @@ void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind, bool grads) {
     g.launches = kind == FUZZ_LAUNCHES, g.grads = grads;
     g.twin = seed & FUZZ_TWIN, g.exposed = -1;
     g.random = (seed & ~FUZZ_TWIN) * 0x2545f4914f6cdd1du + 1;
-    generate_setup(&g, seed);
+    gen_setup(&g, seed);
     etch_dtype dtype = etch_default_dtype();
     unsigned numerics = _mm_getcsr();
     ETCH_ON(ETCH_CPU)
@@ -1578,7 +892,7 @@ void fuzz_generate(program *p, uint64_t seed, fuzz_kind kind, bool grads) {
     }
     feeds_within(&p->setup);
     generate_circumstances(&g);
-    if (grads) generate_around(&g);
+    if (grads) gen_around(&g);
     _mm_setcsr(numerics);
     etch_set_default_dtype(dtype);
     etch_clear_error();
