@@ -1,5 +1,6 @@
 /* Whole steps of training, forward, backward and update: eager, and as one compiled function; their
  * peaks of memory. The models are those of bench/models.py. */
+#include "examples/digits_cnn.h"
 #include "examples/transformer.h"
 #include "bench.h"
 
@@ -67,18 +68,6 @@ static etch_module *mlp(void) {
     return etch_nn_sequential(layers, 3);
 }
 
-static etch_module *cnn(void) {
-    etch_module *layers[] = {
-        etch_nn_conv2d(1, 16, ETCH_SHAPE(3, 3), ETCH_F32, .padding = {1}),
-        etch_nn_relu(),
-        etch_nn_conv2d(16, 32, ETCH_SHAPE(3, 3), ETCH_F32, .padding = {1}, .stride = {2}),
-        etch_nn_relu(),
-        etch_nn_flatten(1, -1),
-        etch_nn_linear(512, 10, ETCH_F32),
-    };
-    return etch_nn_sequential(layers, 6);
-}
-
 static etch_tensor *classes(int64_t n, int64_t below) {
     return etch_to(etch_floor(etch_mul_scalar(etch_rand(ETCH_F32, ETCH_SHAPE(n)), below)),
                    ETCH_I64);
@@ -90,7 +79,7 @@ static void begin_mlp(trainee *t) {
 }
 
 static void begin_cnn(trainee *t) {
-    t->model = cnn(), t->optim = etch_optim_sgd(t->model, .lr = 0.01);
+    t->model = digits_cnn(), t->optim = etch_optim_sgd(t->model, .lr = 0.01);
     t->x = etch_randn(ETCH_F32, ETCH_SHAPE(64, 1, 8, 8)), t->y = classes(64, 10);
 }
 

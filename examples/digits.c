@@ -7,6 +7,7 @@
  * Every fifth row is for the test. The accuracy is the median over the seeds. The folder gets the
  * losses (CSV, and PNG where gnuplot is installed) and the weights, before and after. */
 #include "device.h"
+#include "digits_cnn.h"
 #include "digits_data.h"
 #include "training.h"
 
@@ -54,18 +55,6 @@ static etch_module *new_mlp(void) {
         etch_nn_linear(128, 10, ETCH_F32),
     };
     return etch_nn_sequential(layers, 4);
-}
-
-static etch_module *new_cnn(void) {
-    etch_module *layers[] = {
-        etch_nn_conv2d(1, 16, ETCH_SHAPE(3, 3), ETCH_F32, .padding = {1}),
-        etch_nn_relu(),
-        etch_nn_conv2d(16, 32, ETCH_SHAPE(3, 3), ETCH_F32, .padding = {1}, .stride = {2}),
-        etch_nn_relu(),
-        etch_nn_flatten(1, -1),
-        etch_nn_linear(512, 10, ETCH_F32),
-    };
-    return etch_nn_sequential(layers, 6);
 }
 
 /* ---- training ---- */
@@ -204,7 +193,7 @@ int main(int argc, char **argv) {
             run a = {.name = "mlp", .folder = folder, .epochs = epochs, .equal = true};
             run b = {.name = "cnn", .folder = folder, .epochs = epochs, .equal = true};
             mlp[s] = learn_digits(&a, new_mlp, &d, (uint64_t)s);
-            cnn[s] = learn_digits(&b, new_cnn, &d, (uint64_t)s);
+            cnn[s] = learn_digits(&b, digits_cnn, &d, (uint64_t)s);
             ok = mlp[s] >= 0 && cnn[s] >= 0;
             equal = equal && a.equal && b.equal;
         }
