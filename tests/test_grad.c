@@ -77,6 +77,65 @@ TEST(what_may_require_gradients) {
     }
 }
 
+/* Also where a tape still holds the leaf. */
+TEST(a_leaf_no_more_has_no_gradient) {
+    ETCH_SCOPE {
+        etch_tensor *w = leaf(ETCH_SHAPE(3), 1), *y = etch_sum(etch_mul(w, w));
+        const etch_grad_options keep = {.struct_size = sizeof keep, .retain_graph = true};
+        etch_backward_from(&y, 1, NULL, &keep);
+        etch_tensor *grad = etch_retain(etch_grad_of(w));
+        etch_requires_grad_(w, false);
+        assert_int_equal(atomic_load(&grad->refs), 1); /* the test's own */
+        etch_release(grad);
+        assert_null(etch_grad_of(w));
+        etch_requires_grad_(w, true);
+        assert_null(etch_grad_of(w));
+    }
+}
+
+/* The handler's own answer is somebody's tensor: it does not get a history by that. */
+static etch_status answer_operand(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                                  etch_tensor **out, int nout) {
+    (void)op, (void)args, (void)nargs, (void)nout;
+    out[0] = ctx;
+    return ETCH_OK;
+}
+
+TEST(a_handlers_operand_stays_without_history) {
+    ETCH_SCOPE {
+        etch_tensor *w = leaf(ETCH_SHAPE(3), 1), *x = numbers(ETCH_SHAPE(3), 2), *y = NULL;
+        etch_mode *mode = etch_mode_new(answer_operand, x);
+        ETCH_WITH_MODE (mode) y = etch_mul(w, x);
+        etch_mode_free(mode);
+        assert_true(etch_requires_grad(y) && !etch_requires_grad(x));
+        assert_int_equal(etch_backward(etch_sum(y)), ETCH_OK);
+        assert_same(etch_grad_of(w), x);
+    }
+}
+
+static etch_status count_call(void *ctx, const etch_op *op, const etch_value *args, int nargs,
+                              etch_tensor **out, int nout) {
+    (void)op, (void)args, (void)nargs, (void)out, (void)nout;
+    ++*(int *)ctx;
+    return ETCH_DECLINED;
+}
+
+/* What the tape does for itself (keeping the old contents of what is written, among it) is no
+ * operator of the program. */
+TEST(modes_see_what_the_program_calls) {
+    int calls = 0;
+    ETCH_SCOPE {
+        etch_tensor *w = leaf(ETCH_SHAPE(3), 1), *x = numbers(ETCH_SHAPE(3), 2);
+        etch_mode *mode = etch_mode_new(count_call, &calls);
+        ETCH_WITH_MODE (mode) {
+            etch_mul_(x, w);
+            etch_exp(x);
+        }
+        etch_mode_free(mode);
+        assert_int_equal(calls, 2);
+    }
+}
+
 TEST(blocks_without_gradients) {
     ETCH_SCOPE {
         etch_tensor *w = leaf(ETCH_SHAPE(3), 1), *y = NULL;

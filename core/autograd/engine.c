@@ -141,9 +141,9 @@ etch_tensor *etch__fit_gradient(etch_tensor *g, const value_shape *shape) {
     return g;
 }
 
-/* What flows to the edge joins what has arrived there. own: nobody else sees g's storage. */
-static bool arrive(engine *e, const grad_edge *edge, etch_tensor *g, bool own) {
-    slot *s = slot_of(e, edge->node);
+/* What flows to the node joins what has arrived there. own: nobody else sees g's storage. */
+static bool arrive(engine *e, tape_node *to, etch_tensor *g, bool own) {
+    slot *s = slot_of(e, to);
     if (!s) return false;
     if (!s->grad) {
         s->grad = etch_retain(g), s->own = own;
@@ -221,19 +221,18 @@ static bool check_saved(const engine *e, const tape_node *n, int i) {
     if (likely(now == v->version)) return true;
     const void *where = NULL;
     op_id writer = v->t->storage ? etch__last_writer(v->t->storage, &where) : OP_COUNT;
-    etch__error_at(
+    return etch__false_at(
         e->r->site, ETCH_ERR_MODIFIED,
         "the derivative of %s (%s) reads its %s, which was written in place meanwhile by "
         "%s (%s): expected version %u, got %u; compute from a copy (etch_clone), or "
         "write after backward",
         operator_of(n), line_of(n->site), i == n->nin ? "result" : etch__operand_name(n->op, i),
         where ? etch__ops[writer].name : "another operator", line_of(where), v->version, now);
-    return false;
 }
 
 static bool wants(const engine *e, const tape_node *n, int i) {
-    if (!n->edge[i].node) return false;
-    const slot *s = e->r->ninputs ? find_slot(e, n->edge[i].node) : NULL;
+    if (!n->edge[i]) return false;
+    const slot *s = e->r->ninputs ? find_slot(e, n->edge[i]) : NULL;
     return !e->r->ninputs || (s && s->needed);
 }
 
@@ -244,9 +243,9 @@ static etch_tensor *lend(const engine *e, tape_node *n, int i) {
     if (!t || !e->r->create) return t;
     etch_tensor *const in[] = {t};
     op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = n->site};
-    t = etch__operator_below(&detach);
-    tape_node *to = i == n->nin ? n : n->edge[i].node;
-    return t && (!to || etch__set_edge(t, to, i == n->nin ? 0 : n->edge[i].out)) ? t : NULL;
+    t = etch__operator_unseen(&detach);
+    tape_node *to = i == n->nin ? n : n->edge[i];
+    return t && (!to || etch__set_edge(t, to)) ? t : NULL;
 }
 
 /* saved: room for the operands and the result. */
@@ -254,12 +253,11 @@ static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, const bool *wan
                      etch_tensor **to, etch_tensor **saved) {
     const derivative *d = etch__derivative(n->op);
     if (!d)
-        return etch__error_at(
-                   e->r->site, ETCH_ERR_NOT_DIFFERENTIABLE,
-                   "%s (%s) has no derivative: compute its operands from etch_detach, or "
-                   "call it in ETCH_NO_GRAD",
-                   operator_of(n), line_of(n->site)),
-               false;
+        return etch__false_at(
+            e->r->site, ETCH_ERR_NOT_DIFFERENTIABLE,
+            "%s (%s) has no derivative: compute its operands from etch_detach, or "
+            "call it in ETCH_NO_GRAD",
+            operator_of(n), line_of(n->site));
     for (int i = 0; i <= n->nin; i++) {
         saved[i] = NULL;
         if (!check_saved(e, n, i)) return false;
@@ -309,7 +307,7 @@ static bool pass_on(engine *e, tape_node *n, etch_tensor *grad, const bool *want
         if (!wanted[i] || !to[i]) continue;
         bool own = made_for_one(to, n->nin, i, grad);
         etch_tensor *g = etch__fit_gradient(to[i], &n->in[i]);
-        if (!g || !arrive(e, &n->edge[i], g, (own || g != to[i]) && !g->view)) return false;
+        if (!g || !arrive(e, n->edge[i], g, (own || g != to[i]) && !g->view)) return false;
     }
     return true;
 }
@@ -317,12 +315,11 @@ static bool pass_on(engine *e, tape_node *n, etch_tensor *grad, const bool *want
 static bool run_node(engine *e, slot *s) {
     tape_node *n = s->node;
     if (n->freed)
-        return etch__error_at(
-                   e->r->site, ETCH_ERR_GRAPH_FREED,
-                   "backward ran through %s (%s) before, and freed what derivatives read: "
-                   "call the first one with retain_graph",
-                   operator_of(n), line_of(n->site)),
-               false;
+        return etch__false_at(
+            e->r->site, ETCH_ERR_GRAPH_FREED,
+            "backward ran through %s (%s) before, and freed what derivatives read: "
+            "call the first one with retain_graph",
+            operator_of(n), line_of(n->site));
     size_t count = (size_t)n->nin + 1;
     etch_tensor **to = etch__calloc(count, 2 * sizeof *to + sizeof(bool));
     if (!to) return false;
@@ -342,7 +339,7 @@ static bool visit(engine *e, slot *s) {
     if (n->nhooks && !run_hooks(n, s)) return false;
     bool own = s->own && n->kind == NODE_LEAF;
     for (int i = 0; i < e->r->ninputs; i++) {
-        if (e->r->inputs[i].node != n) continue;
+        if (e->r->inputs[i] != n) continue;
         etch_tensor *g = for_user(s->grad, own);
         if (!g) return false;
         e->r->grads[i] = etch_retain(g);
@@ -360,49 +357,48 @@ static int rising(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* All slots that can be reached, into list[0..*n); NULL: out of memory. */
-static slot **reach(engine *e, int64_t *n) {
-    slot **list = NULL;
-    int64_t cap = 0, done = 0;
-    *n = 0;
-    for (int i = 0; i < e->r->n + 1; i++) {
-        const grad_edge *edges = i < e->r->n ? &e->r->outputs[i] : NULL;
-        int count = edges ? 1 : 0;
-        while (count || done < *n) {
-            for (int k = 0; k < count; k++) {
-                if (!edges[k].node || find_slot(e, edges[k].node)) continue;
-                slot *s = slot_of(e, edges[k].node);
-                if (!s || !etch__grow(&list, &cap, *n + 1, sizeof *list)) {
-                    etch__free(list);
-                    return NULL;
-                }
-                list[(*n)++] = s;
-            }
-            if (done == *n) break;
-            const tape_node *node = list[done++]->node;
-            edges = node->edge, count = node->nin;
-        }
+typedef struct slot_list {
+    slot **v;
+    int64_t n, cap;
+} slot_list;
+
+/* Those of the nodes that are not on the list yet. */
+static bool add_new(engine *e, slot_list *list, tape_node *const *nodes, int n) {
+    for (int i = 0; i < n; i++) {
+        if (!nodes[i] || find_slot(e, nodes[i])) continue;
+        slot *s = slot_of(e, nodes[i]);
+        if (!s || !etch__grow(&list->v, &list->cap, list->n + 1, sizeof *list->v)) return false;
+        list->v[list->n++] = s;
     }
-    return list;
+    return true;
+}
+
+/* The slots of all nodes that can be reached. */
+static bool reach(engine *e, slot_list *list) {
+    if (!add_new(e, list, e->r->outputs, e->r->n)) return false;
+    for (int64_t i = 0; i < list->n; i++)
+        if (!add_new(e, list, list->v[i]->node->edge, list->v[i]->node->nin)) return false;
+    return true;
 }
 
 /* A node leads to an input if one of its operands does; those have smaller numbers. */
+static void mark_needed(const engine *e, slot *s) {
+    const tape_node *n = s->node;
+    for (int k = 0; k < n->nin && !s->needed; k++)
+        s->needed = n->edge[k] && find_slot(e, n->edge[k])->needed;
+}
+
 static bool find_needed(engine *e) {
-    int64_t n;
-    slot **list = reach(e, &n);
-    if (!list) return n == 0 && etch__tls.status == ETCH_OK;
-    qsort(list, (size_t)n, sizeof *list, rising);
-    for (int i = 0; i < e->r->ninputs; i++) {
-        slot *s = e->r->inputs[i].node ? find_slot(e, e->r->inputs[i].node) : NULL;
+    slot_list list = {0};
+    bool ok = reach(e, &list);
+    if (ok) qsort(list.v, (size_t)list.n, sizeof *list.v, rising);
+    for (int i = 0; ok && i < e->r->ninputs; i++) {
+        slot *s = find_slot(e, e->r->inputs[i]);
         if (s) s->needed = true;
     }
-    for (int64_t i = 0; i < n; i++)
-        for (int k = 0; k < list[i]->node->nin && !list[i]->needed; k++) {
-            const tape_node *to = list[i]->node->edge[k].node;
-            list[i]->needed = to && find_slot(e, to)->needed;
-        }
-    etch__free(list);
-    return true;
+    for (int64_t i = 0; ok && i < list.n; i++) mark_needed(e, list.v[i]);
+    etch__free(list.v);
+    return ok;
 }
 
 /* ---- the run ---- */
@@ -413,10 +409,10 @@ static etch_tensor *ones(const value_shape *like) {
     return t;
 }
 
-static bool begin(engine *e, const grad_edge *output, etch_tensor *seed) {
+static bool begin(engine *e, tape_node *output, etch_tensor *seed) {
     bool ok = false;
     ETCH_SCOPE {
-        if (!seed) seed = ones(&output->node->out);
+        if (!seed) seed = ones(&output->out);
         ok = seed && arrive(e, output, seed, false);
     }
     return ok;
@@ -425,9 +421,9 @@ static bool begin(engine *e, const grad_edge *output, etch_tensor *seed) {
 static bool run(engine *e) {
     if (e->r->ninputs && !find_needed(e)) return false;
     for (int i = 0; i < e->r->n; i++) {
-        const slot *s = e->r->ninputs ? find_slot(e, e->r->outputs[i].node) : NULL;
+        const slot *s = e->r->ninputs ? find_slot(e, e->r->outputs[i]) : NULL;
         if (e->r->ninputs && !(s && s->needed)) continue;
-        if (!begin(e, &e->r->outputs[i], e->r->seeds[i])) return false;
+        if (!begin(e, e->r->outputs[i], e->r->seeds[i])) return false;
     }
     while (e->nheap) {
         slot *s = pop(e);
@@ -463,6 +459,6 @@ static etch_status run_request(void *ctx) {
 
 /* What a compiled function has made is run backward compiled, too; within one, as a part of it. */
 etch_status etch__run_backward(backward_request *request) {
-    grad_origin *origin = etch__tls.run ? NULL : request->outputs[0].node->origin;
+    grad_origin *origin = etch__tls.run ? NULL : request->outputs[0]->origin;
     return origin ? etch__trace_hooks.backward(origin, run_request, request) : run_request(request);
 }

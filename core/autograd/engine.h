@@ -7,10 +7,10 @@
 /* What a backward call asks for: gradients of `n` outputs, added to leaves or, with ninputs, given
  * for those inputs alone (counted handles; NULL where nothing flows). */
 typedef struct backward_request {
-    const grad_edge *outputs;
+    tape_node *const *outputs;
     etch_tensor *const *seeds; /* a gradient for each output, of its sizes and dtype; NULL: ones */
     int n;
-    const grad_edge *inputs;
+    tape_node *const *inputs;
     etch_tensor **grads;
     int ninputs;
     bool retain, create;

@@ -5,18 +5,13 @@
 
 #define SITE __builtin_return_address(0)
 
-static bool fail(const void *site, etch_status code, const char *text) {
-    etch__error_at(site, code, "%s", text);
-    return false;
-}
-
 /* ---- what requires gradients ---- */
 
 /* The node that keeps t's gradient: of a leaf, or of a result; NULL where none flows. */
 static tape_node *node_of(const etch_tensor *t) {
-    grad_edge edge = {NULL, 0};
+    tape_node *edge = NULL;
     if (t && t->magic == TENSOR_ALIVE) etch__edge_of((etch_tensor *)t, &edge);
-    return edge.node;
+    return edge;
 }
 
 static bool make_leaf(etch_tensor *t) {
@@ -25,15 +20,15 @@ static bool make_leaf(etch_tensor *t) {
     n->number = etch__tape_number(n);
     n->out = etch__value_shape(t);
     atomic_store(&etch__layered, true);
-    bool ok = etch__set_edge(t, n, 0);
+    bool ok = etch__set_edge(t, n);
     view_family *f = ok ? t->notes->family : NULL;
     if (f && !t->notes->base) { /* a view that becomes a leaf leaves it: it stands for itself */
         t->notes->family = NULL;
         etch__family_release(f);
     } else if (f) {
         etch__node_retain(n);
-        etch__tape_release(f->edge.node);
-        f->edge = (grad_edge){n, 0};
+        etch__tape_release(f->edge);
+        f->edge = n;
     }
     etch__tape_release(n);
     return ok;
@@ -41,34 +36,34 @@ static bool make_leaf(etch_tensor *t) {
 
 /* Views made of it keep their edges. */
 static void unmake_leaf(etch_tensor *t) {
+    etch_release(atomic_exchange(&t->notes->edge->grad, NULL)); /* a tape may hold the node */
     view_family *f = t->notes->base ? t->notes->family : NULL;
     if (f) {
-        etch__tape_release(f->edge.node);
-        f->edge.node = NULL;
+        etch__tape_release(f->edge);
+        f->edge = NULL;
     }
-    etch__tape_release(t->notes->edge.node);
-    t->notes->edge.node = NULL;
+    etch__tape_release(t->notes->edge);
+    t->notes->edge = NULL;
     if (!f) t->layers &= (uint8_t) ~(1u << LAYER_AUTOGRAD);
 }
 
 etch_tensor *etch_requires_grad_(etch_tensor *t, bool on) {
     if (!etch__handle_ok(t, "etch_requires_grad_", "t", SITE)) return NULL;
     const tape_node *n = node_of(t);
-    if (t == ETCH_NONE || (on && !etch__is_float(t->dtype))) {
-        etch__error_at(SITE, ETCH_ERR_DTYPE,
-                       "etch_requires_grad_: expected a tensor of floating-point numbers, got %s",
-                       t == ETCH_NONE ? "ETCH_NONE" : etch_dtype_name(t->dtype));
-        return NULL;
-    }
+    if (t == ETCH_NONE || (on && !etch__is_float(t->dtype)))
+        return etch__null_at(
+            SITE, ETCH_ERR_DTYPE,
+            "etch_requires_grad_: expected a tensor of floating-point numbers, got %s",
+            t == ETCH_NONE ? "ETCH_NONE" : etch_dtype_name(t->dtype));
     if (!n) return !on || make_leaf(t) ? t : NULL;
     if (on || n->kind == NODE_LEAF) {
         if (!on) unmake_leaf(t);
         return t;
     }
-    fail(SITE, ETCH_ERR_INVALID_ARGUMENT,
-         "etch_requires_grad_: expected a leaf, got a result of operators with gradients; "
-         "etch_detach gives one without");
-    return NULL;
+    return etch__null_at(
+        SITE, ETCH_ERR_INVALID_ARGUMENT,
+        "etch_requires_grad_: expected a leaf, got a result of operators with gradients; "
+        "etch_detach gives one without");
 }
 
 bool etch_requires_grad(const etch_tensor *t) { return node_of(t) != NULL; }
@@ -95,36 +90,35 @@ static bool find_seed(const backward_call *c, etch_tensor *output, etch_tensor *
     value_shape shape = etch__value_shape(output);
     if (given && given != ETCH_NONE) {
         if (!etch__handle_ok(given, c->function, "grad_outputs", c->site)) return false;
-        bool same = given->ndim == shape.ndim && etch__is_float(given->dtype) &&
-                    !memcmp(given->size, shape.size, shape.ndim * sizeof *shape.size);
+        bool same = SAME_SIZES(given, &shape) && etch__is_float(given->dtype);
         if (same) return (*seed = etch__fit_gradient(given, &shape)) != NULL;
-        etch__error_at(c->site, ETCH_ERR_SHAPE,
-                       "%s: expected a gradient with the sizes of its output, %s, got %s %s",
-                       c->function, etch__shape_text(shape.ndim, shape.size).s,
-                       etch_dtype_name(given->dtype), etch__shape_text(given->ndim, given->size).s);
-        return false;
+        return etch__false_at(c->site, ETCH_ERR_SHAPE,
+                              "%s: expected a gradient with the sizes of its output, %s, got %s %s",
+                              c->function, etch__shape_text(shape.ndim, shape.size).s,
+                              etch_dtype_name(given->dtype),
+                              etch__shape_text(given->ndim, given->size).s);
     }
     *seed = NULL;
     if (output->numel == 1) return true;
-    etch__error_at(c->site, ETCH_ERR_SHAPE,
-                   "%s: expected an output of one element, got sizes %s; give a gradient for it "
-                   "(etch_backward_from), or sum it",
-                   c->function, etch__shape_text(shape.ndim, shape.size).s);
-    return false;
+    return etch__false_at(
+        c->site, ETCH_ERR_SHAPE,
+        "%s: expected an output of one element, got sizes %s; give a gradient for it "
+        "(etch_backward_from), or sum it",
+        c->function, etch__shape_text(shape.ndim, shape.size).s);
 }
 
 static bool edges_of(const backward_call *c, etch_tensor *const *t, int n, const char *what,
-                     grad_edge *edges) {
+                     tape_node **edges) {
     for (int i = 0; i < n; i++) {
         if (!etch__handle_ok(t[i], c->function, what, c->site)) return false;
         if (!etch__edge_of(t[i], &edges[i])) return false;
-        if (edges[i].node) continue;
-        etch__error_at(c->site, ETCH_ERR_NO_GRAD,
-                       "%s: expected an %s that requires gradients, but %s %d does not: nothing "
-                       "that it was computed from requires them (etch_requires_grad_), or it was "
-                       "computed in ETCH_NO_GRAD",
-                       c->function, what, what, i);
-        return false;
+        if (edges[i]) continue;
+        return etch__false_at(
+            c->site, ETCH_ERR_NO_GRAD,
+            "%s: expected an %s that requires gradients, but %s %d does not: nothing "
+            "that it was computed from requires them (etch_requires_grad_), or it was "
+            "computed in ETCH_NO_GRAD",
+            c->function, what, what, i);
     }
     return true;
 }
@@ -132,27 +126,26 @@ static bool edges_of(const backward_call *c, etch_tensor *const *t, int n, const
 static bool given_ok(const backward_call *c) {
     if (c->nout > 0 && c->outputs && c->nin >= 0 && (!c->nin || (c->inputs && c->grads)))
         return true;
-    etch__error_at(c->site, ETCH_ERR_INVALID_ARGUMENT,
-                   "%s: expected at least one output, and inputs with room for their gradients",
-                   c->function);
-    return false;
+    return etch__false_at(
+        c->site, ETCH_ERR_INVALID_ARGUMENT,
+        "%s: expected at least one output, and inputs with room for their gradients", c->function);
 }
 
 /* Inputs that got nothing: an error, or NULL if that is allowed. */
 static bool all_used(const backward_call *c) {
     for (int i = 0; i < c->nin; i++) {
         if (c->grads[i] || c->options.allow_unused) continue;
-        etch__error_at(c->site, ETCH_ERR_UNUSED,
-                       "etch_grad: the outputs do not depend on input %d; with allow_unused its "
-                       "gradient is NULL",
-                       i);
-        return false;
+        return etch__false_at(
+            c->site, ETCH_ERR_UNUSED,
+            "etch_grad: the outputs do not depend on input %d; with allow_unused its "
+            "gradient is NULL",
+            i);
     }
     return true;
 }
 
 /* edges: of the outputs, then of the inputs; seeds: room for nout. */
-static bool run_call(const backward_call *c, grad_edge *edges, etch_tensor **seeds) {
+static bool run_call(const backward_call *c, tape_node **edges, etch_tensor **seeds) {
     if (!edges_of(c, c->outputs, c->nout, "output", edges) ||
         !edges_of(c, c->inputs, c->nin, "input", edges + c->nout))
         return false;
@@ -184,7 +177,7 @@ static bool hand_over(const backward_call *c, bool ok) {
 static etch_status run_checked(const backward_call *c) {
     if (!given_ok(c)) return etch__tls.status;
     size_t n = (size_t)c->nout + (size_t)c->nin;
-    grad_edge *edges = etch__calloc(n, sizeof *edges);
+    tape_node **edges = etch__calloc(n, sizeof *edges);
     etch_tensor **seeds = edges ? etch__calloc((size_t)c->nout, sizeof *seeds) : NULL;
     for (int i = 0; i < c->nin; i++) c->grads[i] = NULL;
     bool ok = false;
@@ -227,8 +220,8 @@ etch_status etch_grad(etch_tensor *const *outputs, int nout, etch_tensor *const 
     const backward_call c = {outputs, inputs,      grad_outputs, nout, nin, options_of(options),
                              grads,   "etch_grad", SITE};
     if (nin < 1) {
-        fail(SITE, ETCH_ERR_INVALID_ARGUMENT, "etch_grad: expected at least one input");
-        return etch__tls.status;
+        return etch__error_at(SITE, ETCH_ERR_INVALID_ARGUMENT,
+                              "etch_grad: expected at least one input");
     }
     return run_checked(&c);
 }
@@ -246,11 +239,11 @@ etch_tensor *etch_grad_of(const etch_tensor *t) {
 
 static bool keeps(tape_node *n, const char *function, const void *site) {
     if (n && (n->kind == NODE_LEAF || n->retains)) return true;
-    etch__error_at(site, ETCH_ERR_NO_GRAD,
-                   "%s: expected a leaf (etch_requires_grad_) or a result that keeps its gradient "
-                   "(etch_retain_grad)",
-                   function);
-    return false;
+    return etch__false_at(
+        site, ETCH_ERR_NO_GRAD,
+        "%s: expected a leaf (etch_requires_grad_) or a result that keeps its gradient "
+        "(etch_retain_grad)",
+        function);
 }
 
 etch_status etch_zero_grad(etch_tensor *t) {
@@ -266,8 +259,7 @@ etch_status etch_set_grad(etch_tensor *t, etch_tensor *grad) {
     if (!keeps(n, "etch_set_grad", SITE)) return etch__tls.status;
     if (grad && !etch__handle_ok(grad, "etch_set_grad", "grad", SITE)) return etch__tls.status;
     const value_shape *s = &n->out;
-    if (grad && (grad->dtype != s->dtype || grad->device != s->device || grad->ndim != s->ndim ||
-                 memcmp(grad->size, s->size, s->ndim * sizeof *s->size)))
+    if (grad && (grad->dtype != s->dtype || grad->device != s->device || !SAME_SIZES(grad, s)))
         return etch__error_at(
             SITE, ETCH_ERR_SHAPE, "etch_set_grad: expected %s %s on the tensor's device, got %s %s",
             etch_dtype_name(s->dtype), etch__shape_text(s->ndim, s->size).s,
@@ -293,9 +285,9 @@ int64_t etch_add_grad_hook(etch_tensor *t, etch_grad_hook hook, void *ctx) {
     if (!etch__handle_ok(t, "etch_add_grad_hook", "t", SITE)) return 0;
     tape_node *n = node_of(t);
     if (!n || !hook)
-        return fail(SITE, n ? ETCH_ERR_NULL : ETCH_ERR_NO_GRAD,
-                    n ? "etch_add_grad_hook: expected a hook, got NULL"
-                      : "etch_add_grad_hook: expected a tensor that requires gradients");
+        return etch__false_at(SITE, n ? ETCH_ERR_NULL : ETCH_ERR_NO_GRAD, "%s",
+                              n ? "etch_add_grad_hook: expected a hook, got NULL"
+                                : "etch_add_grad_hook: expected a tensor that requires gradients");
     grad_hook *hooks = etch__realloc(n->hooks, (size_t)(n->nhooks + 1) * sizeof *hooks);
     if (!hooks) return 0;
     n->hooks = hooks;

@@ -10,7 +10,7 @@ static size_t padded(size_t bytes) { return (bytes + 15) & ~(size_t)15; }
 
 /* One block holds all of it. */
 tape_node *etch__node_make(node_kind kind, int nin, int nsc, int nat) {
-    size_t edges = padded((size_t)nin * sizeof(grad_edge));
+    size_t edges = padded((size_t)nin * sizeof(tape_node *));
     size_t shapes = padded((size_t)nin * sizeof(value_shape));
     size_t saved = padded((size_t)(nin + 1) * sizeof(saved_value));
     size_t scalars = padded((size_t)nsc * sizeof(etch_scalar));
@@ -22,7 +22,7 @@ tape_node *etch__node_make(node_kind kind, int nin, int nsc, int nat) {
     tape_node *n = (tape_node *)block;
     n->refs = 1;
     n->kind = (uint8_t)kind, n->nin = (uint16_t)nin, n->nsc = (uint8_t)nsc, n->nat = (uint8_t)nat;
-    n->edge = (grad_edge *)(block + head);
+    n->edge = (tape_node **)(block + head);
     n->in = (value_shape *)(block + head + edges);
     n->saved = (saved_value *)(block + head + edges + shapes);
     n->sc = (etch_scalar *)(block + head + edges + shapes + saved);
@@ -62,7 +62,7 @@ void etch__tape_release(tape_node *n) {
     while (n) {
         tape_node *rest = n->next;
         for (int i = 0; i < n->nin; i++) {
-            tape_node *to = n->edge[i].node;
+            tape_node *to = n->edge[i];
             if (!last_count(to)) continue;
             to->next = rest;
             rest = to;
@@ -75,11 +75,11 @@ void etch__tape_release(tape_node *n) {
 /* A tensor with an edge or a family goes. */
 static void drop(tensor_notes *notes) {
     if (!notes) return;
-    tape_node *n = notes->edge.node;
+    tape_node *n = notes->edge;
     if (notes->recipe) etch__trace_hooks.drop_recipe(notes->recipe);
     notes->recipe = NULL;
     view_family *f = notes->family;
-    notes->edge.node = NULL, notes->family = NULL;
+    notes->edge = NULL, notes->family = NULL;
     etch__tape_release(n);
     etch__family_release(f);
 }
@@ -125,12 +125,12 @@ etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
 
 /* ---- edges ---- */
 
-bool etch__set_edge(etch_tensor *t, tape_node *node, int32_t out) {
+bool etch__set_edge(etch_tensor *t, tape_node *node) {
     tensor_notes *notes = etch__notes(t);
     if (!notes) return false;
-    tape_node *before = notes->edge.node;
+    tape_node *before = notes->edge;
     etch__node_retain(node);
-    notes->edge = (grad_edge){node, out};
+    notes->edge = node;
     t->layers |= 1u << LAYER_AUTOGRAD;
     etch__tape_release(before);
     return true;
@@ -144,8 +144,7 @@ static __thread uint64_t last_number;
 
 uint64_t etch__tape_number(const tape_node *n) {
     for (int i = 0; i < n->nin; i++)
-        if (n->edge[i].node && n->edge[i].node->number > last_number)
-            last_number = n->edge[i].node->number;
+        if (n->edge[i] && n->edge[i]->number > last_number) last_number = n->edge[i]->number;
     return last_number = (last_number | 1) + 1;
 }
 
@@ -159,7 +158,7 @@ static bool save(tape_node *n, int i, etch_tensor *t) {
 static bool save_copy(tape_node *n, etch_tensor *t) {
     etch_tensor *const in[] = {t};
     op_call call = {.op = OP_CLONE, .nin = 1, .in = in, .site = n->site};
-    etch_tensor *copy = etch_retain(etch__operator_below(&call));
+    etch_tensor *copy = etch_retain(etch__operator_unseen(&call));
     if (!copy) return false;
     n->saved[0] = (saved_value){copy, etch__version_of(copy)};
     return true;
@@ -169,7 +168,7 @@ static bool save_copy(tape_node *n, etch_tensor *t) {
 static bool save_operands(tape_node *n, const derivative *d, const op_call *call) {
     bool writes = etch__ops[call->op].kind == KIND_INPLACE;
     for (int i = 0; i < n->nin; i++) {
-        if (!n->edge[i].node) continue;
+        if (!n->edge[i]) continue;
         unsigned reads = etch__derivative_reads(d, i);
         for (int k = 0; k < n->nin; k++) {
             bool read = reads & READS_ALL || (k < SAVED_OPERANDS && reads >> k & 1);
@@ -184,7 +183,7 @@ static bool save_operands(tape_node *n, const derivative *d, const op_call *call
 static bool some_reads(const tape_node *n, const derivative *d, unsigned what) {
     bool reads = false;
     for (int i = 0; d && i < n->nin; i++)
-        reads |= n->edge[i].node && etch__derivative_reads(d, i) & what;
+        reads |= n->edge[i] && etch__derivative_reads(d, i) & what;
     return reads;
 }
 
@@ -196,21 +195,21 @@ static bool save_places(tape_node *n, const op_call *call, const etch_tensor *h)
 
 /* The call's node before the call: NULL with *ok where no operand wants a gradient. */
 static tape_node *begin_node(const op_call *call, const derivative *d, bool *ok) {
-    grad_edge edges[CURSOR_MAX_IN], *edge = edges;
+    tape_node *edges[CURSOR_MAX_IN], **edge = edges;
     bool wanted = false, writes = etch__ops[call->op].kind == KIND_INPLACE;
     *ok = true;
     if (call->nin > CURSOR_MAX_IN && !(edge = etch__malloc((size_t)call->nin * sizeof *edge)))
         return *ok = false, NULL;
     for (int i = 0; *ok && i < call->nin; i++) {
         *ok = etch__edge_of(call->in[i], &edge[i]);
-        wanted |= i == 0 && edge[0].node && writes; /* its gradient ends here, if nothing else */
-        if (d && etch__derivative_reads(d, i) & NO_GRADIENT) edge[i].node = NULL;
-        wanted |= edge[i].node != NULL;
+        wanted |= i == 0 && edge[0] && writes; /* its gradient ends here, if nothing else */
+        if (d && etch__derivative_reads(d, i) & NO_GRADIENT) edge[i] = NULL;
+        wanted |= edge[i] != NULL;
     }
     tape_node *n = NULL;
     if (*ok && wanted) *ok = (n = etch__node_make(NODE_OPERATOR, call->nin, call->nsc, call->nat));
     for (int i = 0; n && i < call->nin; i++) {
-        etch__node_retain(edge[i].node);
+        etch__node_retain(edge[i]);
         n->edge[i] = edge[i];
         n->in[i] = etch__value_shape(call->in[i]);
     }
@@ -235,39 +234,42 @@ static bool end_node(tape_node *n, const derivative *d, const op_call *call, etc
     if (some_reads(n, d, READS_RESULT | READS_ALL) && !save(n, n->nin, h)) return false;
     if (some_reads(n, d, READS_PLACES) && !save_places(n, call, h)) return false;
     if (etch__ops[call->op].kind == KIND_INPLACE) return etch__family_written(h, n);
-    return etch__set_edge(h, n, 0);
+    return etch__set_edge(h, n);
+}
+
+static bool is_operand(const op_call *call, const etch_tensor *h) {
+    for (int i = 0; i < call->nin; i++)
+        if (call->in[i] == h) return true;
+    return false;
 }
 
 /* A handler may answer with a tensor that is somebody's: its history stays as it is. */
 static etch_tensor *own_result(const op_call *call, etch_tensor *h) {
-    if (!h || !h->layers || etch__ops[call->op].kind == KIND_INPLACE) return h;
+    if (!h || etch__ops[call->op].kind == KIND_INPLACE) return h;
+    if (likely(!h->layers && !(etch__tls.mode_level && is_operand(call, h)))) return h;
     etch_tensor *const in[] = {h};
     op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = call->site};
-    return etch__operator_below(&detach);
+    return etch__operator_unseen(&detach); /* else the handler would answer again */
 }
-
-static bool is_float_result(const etch_tensor *h) { return etch__is_float(h->dtype); }
 
 /* Writing into a leaf would lose what it was; a view whose family is not known, whom to tell. */
 static bool may_write(const op_call *call, const tape_node *n) {
     etch_tensor *self = call->in[0];
     const char *name = etch__ops[call->op].name;
     const view_family *f = self->notes ? self->notes->family : NULL;
-    const tape_node *at = f ? f->edge.node : self->notes ? self->notes->edge.node : NULL;
+    const tape_node *at = f ? f->edge : self->notes ? self->notes->edge : NULL;
     if (at && at->kind == NODE_LEAF)
-        return etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
+        return etch__false_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
                               "%s: expected a tensor that may be written, got %s that requires "
                               "gradients; write it in ETCH_NO_GRAD, or a result computed from it",
-                              name, f && !self->notes->base ? "a view of a leaf" : "a leaf"),
-               false;
+                              name, f && !self->notes->base ? "a view of a leaf" : "a leaf");
     if (n && (f ? f->partial : self->view))
-        return etch__error_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
+        return etch__false_at(call->site, ETCH_ERR_INVALID_ARGUMENT,
                               "%s: a value that requires gradients is to be written into a view "
                               "that was made where none were noted (in ETCH_NO_GRAD, by "
                               "etch_detach, or before the first etch_requires_grad_): make the "
                               "view anew",
-                              name),
-               false;
+                              name);
     return true;
 }
 
@@ -283,7 +285,7 @@ static etch_tensor *noted_operator(const op_call *call) {
     etch_tensor *h = ok ? own_result(call, etch__operator_below(call)) : NULL;
     if (h && kind == KIND_VIEW && call->op != OP_DETACH && !etch__join_family(h, call->in[0]))
         h = NULL;
-    if (h && n && is_float_result(h) && !end_node(n, d, call, h)) h = NULL;
+    if (h && n && etch__is_float(h->dtype) && !end_node(n, d, call, h)) h = NULL;
     etch__tape_release(n);
     return h;
 }

@@ -46,7 +46,7 @@ struct tape_node {
     uint16_t part_of;
     uint64_t number; /* in program order; those of operators are even: see etch__tape_number */
     const void *site;
-    grad_edge *edge;    /* where the gradients of operands go */
+    tape_node **edge;   /* where the gradients of operands go */
     value_shape *in;    /* of the operands */
     value_shape out;    /* of the result */
     saved_value *saved; /* by operand, then the result */
@@ -66,7 +66,7 @@ typedef struct view_family {
     atomic_int refs;
     uint64_t writes; /* how often it was written under gradients */
     uint64_t number; /* of the last such write */
-    grad_edge edge;
+    tape_node *edge;
     value_shape shape; /* of the base, and where that lies */
     tensor_meta base;
     bool partial; /* the base is itself a view, of something unknown */
@@ -85,8 +85,8 @@ void etch__node_free_saved(tape_node *n);
 
 /* Where t's gradient goes now (borrowed); a view of a family that was written since is made anew.
  * false: out of memory. *edge has no node where t requires no gradients. */
-bool etch__edge_of(etch_tensor *t, grad_edge *edge);
-bool etch__set_edge(etch_tensor *t, tape_node *node, int32_t out);
+bool etch__edge_of(etch_tensor *t, tape_node **edge);
+bool etch__set_edge(etch_tensor *t, tape_node *node);
 value_shape etch__value_shape(const etch_tensor *t);
 tensor_meta etch__place_of(const etch_tensor *t);
 

@@ -10,7 +10,7 @@
 
 void etch__family_release(view_family *f) {
     if (!f || atomic_fetch_sub_explicit(&f->refs, 1, memory_order_acq_rel) != 1) return;
-    etch__tape_release(f->edge.node);
+    etch__tape_release(f->edge);
     etch__free(f);
 }
 
@@ -21,7 +21,7 @@ static view_family *found(etch_tensor *t) {
     if (!f) return NULL;
     f->refs = 1;
     f->edge = notes->edge;
-    etch__node_retain(f->edge.node);
+    etch__node_retain(f->edge);
     f->shape = etch__value_shape(t);
     f->base = etch__place_of(t);
     f->partial = t->view;
@@ -48,7 +48,7 @@ static tape_node *node_in_place(node_kind kind, int nin, const view_family *f, e
     if (n && n->lies) {
         n->lies[0] = f->base, n->lies[1] = etch__place_of(view);
         n->edge[0] = f->edge;
-        etch__node_retain(f->edge.node);
+        etch__node_retain(f->edge);
         n->in[0] = f->shape;
         return n;
     }
@@ -59,19 +59,19 @@ static tape_node *node_in_place(node_kind kind, int nin, const view_family *f, e
 /* The view's edge after writes to its family. Its number is just above that of the last write,
  * whenever it is made, so that what is summed where does not depend on that. */
 static bool renew(etch_tensor *view, view_family *f) {
-    if (!f->edge.node) return true;
+    if (!f->edge) return true;
     tape_node *n = node_in_place(NODE_RESTRIDE, 1, f, view);
     if (!n) return false;
     n->number = f->number + 1;
     n->out = etch__value_shape(view);
-    bool ok = etch__set_edge(view, n, 0);
+    bool ok = etch__set_edge(view, n);
     view->notes->writes = f->writes;
     etch__tape_release(n);
     return ok;
 }
 
-bool etch__edge_of(etch_tensor *t, grad_edge *edge) {
-    *edge = (grad_edge){NULL, 0};
+bool etch__edge_of(etch_tensor *t, tape_node **edge) {
+    *edge = NULL;
     if (!t->layers || !t->notes) return true;
     view_family *f = t->notes->family;
     if (f && t->notes->base) return *edge = f->edge, true;
@@ -80,9 +80,9 @@ bool etch__edge_of(etch_tensor *t, grad_edge *edge) {
 }
 
 static void move_family(view_family *f, tape_node *to) {
-    tape_node *before = f->edge.node;
+    tape_node *before = f->edge;
     etch__node_retain(to);
-    f->edge = (grad_edge){to, 0};
+    f->edge = to;
     f->number = to->number;
     f->writes++;
     etch__tape_release(before);
@@ -92,7 +92,7 @@ static void move_family(view_family *f, tape_node *to) {
 static bool written_through(etch_tensor *view, view_family *f, tape_node *node) {
     tape_node *w = node_in_place(NODE_WRITE, 2, f, view);
     if (!w) return false;
-    w->edge[1] = (grad_edge){node, 0};
+    w->edge[1] = node;
     etch__node_retain(node);
     w->in[1] = node->out;
     w->out = f->shape;
@@ -101,12 +101,12 @@ static bool written_through(etch_tensor *view, view_family *f, tape_node *node) 
     move_family(f, w);
     etch__tape_release(w);
     view->notes->writes = f->writes;
-    return etch__set_edge(view, node, 0);
+    return etch__set_edge(view, node);
 }
 
 bool etch__family_written(etch_tensor *self, tape_node *node) {
     view_family *f = self->notes ? self->notes->family : NULL;
-    if (!f) return etch__set_edge(self, node, 0);
+    if (!f) return etch__set_edge(self, node);
     if (!self->notes->base) return written_through(self, f, node);
     move_family(f, node);
     return true;

@@ -47,17 +47,10 @@ typedef struct dim_marks {
     int64_t min[ETCH_MAX_DIMS], max[ETCH_MAX_DIMS]; /* of dynamic ones */
 } dim_marks;
 
-/* Where a tensor's gradient goes: a node of a tape (core/autograd/tape.h), and which of its results
- * the tensor is. */
-typedef struct grad_edge {
-    struct tape_node *node; /* counted; NULL: nowhere */
-    int32_t out;
-} grad_edge;
-
 /* What few tensors have. */
 typedef struct tensor_notes {
-    dim_marks *marks; /* or NULL */
-    grad_edge edge;
+    dim_marks *marks;       /* or NULL */
+    struct tape_node *edge; /* counted: of a tape, where its gradient goes; NULL: nowhere */
     struct view_family
         *family;     /* counted: who shares the storage, as far as gradients go; or NULL */
     uint64_t writes; /* of the family, when the edge was made */
