@@ -303,7 +303,7 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
 const etch_op *etch_op_register(const char *schema, const etch_op_definition *definition) {
     etch_op_definition d = {0};
     op_schema s;
-    bool inplace;
+    bool inplace = false;
     if (!schema || !definition)
         return etch__null_at(NULL, ETCH_ERR_NULL,
                              "etch_op_register: expected a schema and a definition, got NULL");
