@@ -339,6 +339,55 @@ TEST(normalisations_are_one_kernel) {
           1, 0);
 }
 
+/* The operators themselves are the same, with what is before and behind them. */
+TEST(operators_of_normalisations_are_one_kernel) {
+    check("graph masked(%0: f32[4, 33, 65], %1: bool[33, 65]) {\n"
+          "%2: f32[4, 33, 65] = masked_fill.Scalar(%0, %1, $0: real)\n"
+          "%3: f32[4, 33, 65] = _softmax(%2) {-1, 0}\n"
+          "%4: f32[4, 33, 65] = neg(%3)\n"
+          "return %3, %4\n}",
+          1, 0);
+    check("graph wide(%0: bf16[7, 4099]) {\n"
+          "%1: f32[7, 4099] = _softmax(%0) {1, 1}\n"
+          "%2: bf16[7, 4099] = _softmax(%0) {1, 0}\n"
+          "return %1, %2\n}",
+          1, 0);
+    check("graph logs(%0: f64[300, 7 : 1, 300]) {\n" /* rows that lie across */
+          "%1: f64[300, 7] = _log_softmax(%0) {-1, 0}\n"
+          "return %1\n}",
+          1, 0);
+    check("graph norm(%0: f16[9, 5, 60], %1: f32[5, 60], %2: f16[5, 60]) {\n" /* over two axes */
+          "%3: f16[9, 5, 60] = native_layer_norm(%0, %1, %2, $0: real) {2, 5, 60}\n"
+          "%4: f16[9, 5, 60] = relu(%3)\n"
+          "return %3, %4\n}",
+          1, 0);
+    check("graph plain(%0: f32[100, 1000]) {\n"
+          "%1: f32[100, 1000] = native_layer_norm(%0, none, none, $0: real) {1, 1000}\n"
+          "return %1\n}",
+          1, 0);
+}
+
+/* Rows that are no units of work stay with the kernel that reads them once. */
+TEST(normalisations_that_stay_calls) {
+    check("graph across(%0: f32[40, 50, 60]) {\n"
+          "%1: f32[40, 50, 60] = _softmax(%0) {1, 0}\n"
+          "return %1\n}",
+          0, 0);
+    check("graph few(%0: f32[2, 50000]) {\n"
+          "%1: f32[2, 50000] = _log_softmax(%0) {1, 0}\n"
+          "return %1\n}",
+          0, 0);
+    check("graph ones(%0: f32[5, 1], %1: f32[1]) {\n"
+          "%2: f32[5, 1] = native_layer_norm(%0, %1, none, $0: real) {1, 1}\n"
+          "%3: f32[5, 1] = _softmax(%2) {1, 0}\n"
+          "return %3\n}",
+          0, 0);
+    check("graph none(%0: f32[5, 0]) {\n"
+          "%1: f32[5, 0] = _softmax(%0) {1, 0}\n"
+          "return %1\n}",
+          0, 0);
+}
+
 /* What a row has once, as the value of each of its elements: stored, and reduced again. */
 TEST(row_values_of_elements) {
     check("graph stored(%0: f32[9, 70]) {\n"

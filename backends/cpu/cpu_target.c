@@ -88,6 +88,7 @@ static const jit_target cpu = {
     .absent = "it was built with ETCH_GCCJIT=OFF",
 #endif
     .run = etch__run_steps,
+    .norms = true,
     .compiles_ahead = true,
     .kernels = {prepare, release, run},
 };

@@ -10,7 +10,8 @@
  * changes memory in place: its version is *tied* to the one before, whose memory it takes over,
  * and it comes after all readers of that one. Versions of inputs that were made apart from the
  * input's memory are written back by a last node. So program order between reads and writes is
- * plain data dependence from here on. */
+ * plain data dependence from here on. An operator may become several nodes, between which are
+ * versions that no value of the graph has (pass_norms.c). */
 #ifndef ETCH_JIT_IR_IR_H
 #define ETCH_JIT_IR_IR_H
 
@@ -155,6 +156,17 @@ void etch__map_strides(const ir_source *s, const tensor_meta *domain, int64_t *s
 int64_t etch__meta_numel(const tensor_meta *m);
 /* Offset in elements from the address of the root (an input's first element, or a buffer). */
 int64_t etch__map_offset(const ir *r, const ir_source *s);
+
+/* Appends the node with its sources and the version of these sizes that it makes; -1: no memory. */
+int32_t etch__ir_add(ir *r, const ir_node *n, const ir_source *in, int32_t base,
+                     const tensor_meta *m);
+/* A copy of the program that lives as long as the ir; NULL: no memory. */
+prim_program *etch__ir_program(const ir *r, const prim_program *p);
+
+/* pass_norms.c: whether the graph's node becomes several nodes; adds them and returns the version
+ * of its result, or -1: no memory. */
+bool etch__is_norm(const ir *r, int gnode);
+int32_t etch__add_norm(ir *r, int gnode, const ir_source *in);
 
 /* Nodes that passes add. The copy reads `version` whole; with a target it is a write. */
 int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t base);

@@ -20,9 +20,8 @@ static int32_t add_version(ir *r, int32_t base, int32_t node, const tensor_meta 
     return r->nversions++;
 }
 
-/* Appends the node with its sources and its version; -1 on lack of memory. */
-static int32_t add_node(ir *r, const ir_node *n, const ir_source *in, int32_t base,
-                        const tensor_meta *m) {
+int32_t etch__ir_add(ir *r, const ir_node *n, const ir_source *in, int32_t base,
+                     const tensor_meta *m) {
     if (!etch__arena_grow(r->memory, &r->nodes, &r->nodes_cap, r->nnodes + 1, sizeof *r->nodes) ||
         !etch__arena_grow(r->memory, &r->sources, &r->sources_cap, r->nsources + n->nin + 1,
                           sizeof *r->sources))
@@ -40,7 +39,7 @@ static int32_t add_node(ir *r, const ir_node *n, const ir_source *in, int32_t ba
 
 /* ---- programs ---- */
 
-static prim_program *keep_program(const ir *r, const prim_program *p) {
+prim_program *etch__ir_program(const ir *r, const prim_program *p) {
     size_t bytes = offsetof(prim_program, code) + p->n * sizeof p->code[0];
     prim_program *copy = etch__arena_new(r->memory, bytes);
     if (copy) memcpy(copy, p, bytes);
@@ -119,7 +118,7 @@ static bool find_program(const ir *r, const graph_node *n, ir_node *x, bool *fai
     if (!etch__expr_build(n->op, in, n->nin, compute, x->dtype, op_class, &p) || !can_emit(&p))
         return false;
     x->compute = (uint8_t)compute;
-    x->program = keep_program(r, &p);
+    x->program = etch__ir_program(r, &p);
     *failed = !x->program;
     return x->program != NULL;
 }
@@ -151,9 +150,9 @@ int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t b
     if (target) n.target = *target;
     if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p))
         return etch__error(ETCH_ERR_INTERNAL, "clone has no expression"), -1;
-    if (!(n.program = keep_program(r, &p))) return -1;
+    if (!(n.program = etch__ir_program(r, &p))) return -1;
     tensor_meta meta = v->meta;
-    return add_node(r, &n, &in, base, &meta);
+    return etch__ir_add(r, &n, &in, base, &meta);
 }
 
 /* Makes the version that a write node has just made the one that memory holds. */
@@ -260,7 +259,7 @@ static bool add_write(ir *r, int32_t base, ir_node *n, ir_source *in) {
     if (n->kind == IR_CALL && !read_operands(r, &r->g->nodes[n->gnode], false, in)) return false;
     n->target.version = r->current[base];
     r->bases[base] |= BASE_PATCHED;
-    int32_t node = add_node(r, n, in, base, &r->g->values[base].meta);
+    int32_t node = etch__ir_add(r, n, in, base, &r->g->values[base].meta);
     if (node < 0) return false;
     take_over(r, base, node);
     return true;
@@ -274,7 +273,7 @@ static bool add_inplace(ir *r, int gnode, ir_node *n, ir_source *in) {
     if (!n->program || !replaces_whole(r, &n->target, base)) return add_write(r, base, n, in);
     bool constant;
     look_at_program(n, in, &constant);
-    int32_t node = add_node(r, n, in, base, &g->values[base].meta);
+    int32_t node = etch__ir_add(r, n, in, base, &g->values[base].meta);
     if (node < 0) return false;
     r->versions[r->nodes[node].out].constant = constant;
     r->current[base] = r->nodes[node].out;
@@ -288,7 +287,7 @@ static bool add_plain(ir *r, int gnode, ir_node *n, ir_source *in) {
         n->domain = r->g->values[out].meta;
         look_at_program(n, in, &constant);
     }
-    int32_t node = add_node(r, n, in, out, &r->g->values[out].meta);
+    int32_t node = etch__ir_add(r, n, in, out, &r->g->values[out].meta);
     if (node < 0) return false;
     r->versions[r->nodes[node].out].constant = constant;
     r->current[out] = r->nodes[node].out;
@@ -311,8 +310,10 @@ static bool build_node(ir *r, int gnode) {
     else if (op->kind != KIND_REDUCTION && find_program(r, n, &x, &failed)) x.kind = IR_POINT;
     if (failed) return false;
     ir_source *in = etch__arena_new(r->memory, (n->nin + 1) * sizeof *in);
-    return in && read_operands(r, n, x.kind != IR_CALL, in) &&
-           (op->kind == KIND_INPLACE ? add_inplace : add_plain)(r, gnode, &x, in);
+    bool norm = etch__is_norm(r, gnode);
+    if (!in || !read_operands(r, n, norm || x.kind != IR_CALL, in)) return false;
+    if (norm) return (r->current[n->out] = etch__add_norm(r, gnode, in)) >= 0;
+    return (op->kind == KIND_INPLACE ? add_inplace : add_plain)(r, gnode, &x, in);
 }
 
 /* ---- inputs that are written while a check may still fail ---- */

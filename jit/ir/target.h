@@ -119,9 +119,10 @@ struct jit_target {
     const char *absent; /* why this build makes no kernels for it, or NULL */
     /* The steps of a run: etch__run_steps, or etch__issue_steps for a device with a queue. */
     etch_status (*run)(const native_plan *p, run_block *b, const plan_io *io);
-    bool arena_apart;    /* a plan's arena is a storage of the device, no part of the run block */
-    bool late_checks;    /* calls say after the run that their data was wrong */
-    bool times_matmuls;  /* under ETCH_MODE_MAX_AUTOTUNE, of a relaxed plan */
+    bool arena_apart;   /* a plan's arena is a storage of the device, no part of the run block */
+    bool late_checks;   /* calls say after the run that their data was wrong */
+    bool times_matmuls; /* under ETCH_MODE_MAX_AUTOTUNE, of a relaxed plan */
+    bool norms; /* generated kernels of normalisations have the bits of their eager kernels */
     bool compiles_ahead; /* what other sizes of a dynamic graph may need is compiled along */
     target_kernels kernels;
     target_matmuls matmuls;
