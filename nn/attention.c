@@ -23,23 +23,23 @@ static etch_tensor *projected(const etch_module *m, etch_tensor *x, int k, int o
     return x && weight && bias ? etch_linear(x, weight, bias) : NULL;
 }
 
-/* q, k and v: of one tensor by one product. */
-static bool project(const etch_module *m, etch_tensor *const *in, int nin, etch_tensor *qkv[3]) {
-    const attention *a = etch_module_ctx(m);
-    etch_tensor *all = nin == 1 ? projected(m, in[0], 0, 1) : NULL;
-    for (int k = 0; k < 3; k++) {
-        if (nin == 1) qkv[k] = all ? etch_narrow(all, -1, k * a->width, a->width) : NULL;
-        else qkv[k] = projected(m, in[k], k, 3);
-        if (!qkv[k]) return false;
-    }
-    return true;
+/* [N, L, parts width] to [N, L, parts, heads, width / heads] */
+static etch_tensor *in_heads(const attention *a, etch_tensor *x, int64_t parts) {
+    return x ? etch_reshape(x, ETCH_SHAPE(etch_size(x, 0), etch_size(x, 1), parts, a->heads,
+                                          a->width / a->heads))
+             : NULL;
 }
 
-/* [N, L, width] to [N, heads, L, width / heads] */
-static etch_tensor *in_heads(const attention *a, etch_tensor *x) {
-    etch_shape sizes = ETCH_SHAPE(etch_size(x, 0), etch_size(x, 1), a->heads, a->width / a->heads);
-    etch_tensor *parts = etch_reshape(x, sizes);
-    return parts ? etch_transpose(parts, 1, 2) : NULL;
+/* q, k and v as [N, heads, L, width / heads]: of one tensor by one product. */
+static bool project(const etch_module *m, etch_tensor *const *in, int nin, etch_tensor *head[3]) {
+    const attention *a = etch_module_ctx(m);
+    etch_tensor *all = nin == 1 ? in_heads(a, projected(m, in[0], 0, 1), 3) : NULL;
+    for (int k = 0; k < 3; k++) {
+        etch_tensor *own = nin == 1 ? all : in_heads(a, projected(m, in[k], k, 3), 1);
+        etch_tensor *part = own ? etch_select(own, 2, nin == 1 ? k : 0) : NULL;
+        if (!(head[k] = part ? etch_transpose(part, 1, 2) : NULL)) return false;
+    }
+    return true;
 }
 
 /* And back. */
@@ -99,10 +99,8 @@ static bool check_input(const etch_module *m, etch_tensor *const *in, int nin) {
 static etch_status attend(etch_module *m, etch_tensor *const *in, int nin, etch_tensor **out,
                           int nout) {
     const attention *a = etch_module_ctx(m);
-    etch_tensor *qkv[3], *head[3];
-    if (!project(m, in, nin, qkv)) return etch_last_status();
-    for (int k = 0; k < 3; k++)
-        if (!(head[k] = in_heads(a, qkv[k]))) return etch_last_status();
+    etch_tensor *head[3];
+    if (!project(m, in, nin, head)) return etch_last_status();
     etch_tensor *w = weights_of(a, head[0], head[1], nin == 4 ? in[3] : NULL);
     etch_tensor *kept = etch_module_is_training(m) ? etch__nn_drop(w, a->dropout) : w;
     etch_tensor *joined = together(a, kept ? etch_matmul(kept, head[2]) : NULL);

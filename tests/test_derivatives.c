@@ -311,6 +311,55 @@ TEST(a_weight_of_a_batch_gets_one_product) {
     }
 }
 
+/* ---- parts of one value ---- */
+
+static bool ran(const char *name) {
+    etch_profile_entry seen[64];
+    int n = etch_profile_entries(seen, 64);
+    bool found = false;
+    for (int i = 0; i < n; i++) found |= !strcmp(seen[i].name, name);
+    assert_true(n > 0 && n <= 64);
+    return found;
+}
+
+static etch_tensor *cut(etch_tensor *x, int64_t from, int64_t to, int64_t step, double factor) {
+    return etch_mul_scalar(etch_slice(x, 0, from, to, step), factor);
+}
+
+static etch_tensor *both(etch_tensor *a, etch_tensor *b) {
+    return etch_add(etch_sum(a), etch_sum(b));
+}
+
+TEST(parts_side_by_side_need_no_zeros) {
+    ETCH_SCOPE {
+        etch_tensor *x = F(1, 2, 3, 4, 5), *g = NULL;
+        etch_tensor *y = both(cut(x, -2, ETCH_ABSENT, 1, 3), cut(x, 0, 3, 1, 2));
+        ETCH_PROFILE (NULL) { g = grad(y, x, false); }
+        numbers(g, 5, (double[]){2, 2, 2, 3, 3});
+        assert_false(ran("aten::zeros") || ran("aten::add.Tensor"));
+        etch_tensor *m = F(1, 2, 3, 4), *row = etch_select(matrix(m, 2, 2), 0, -1);
+        y = both(etch_mul_scalar(row, 5), etch_select(matrix(m, 2, 2), 0, 0));
+        GRAD(y, m, 1, 1, 5, 5);
+        numbers(grad(etch_square(etch_mul(cut(m, 0, 2, 1, 1), cut(m, 2, 4, 1, 1))), m, true), 4,
+                (double[]){18, 64, 6, 32});
+    }
+}
+
+TEST(parts_with_gaps_overlaps_and_wholes) {
+    ETCH_SCOPE {
+        etch_tensor *x = F(1, 2, 3, 4, 5, 6);
+        GRAD(both(cut(x, 0, 1, 1, 2), cut(x, 4, 6, 1, 3)), x, 2, 0, 0, 0, 3, 3);
+        GRAD(both(cut(x, 0, 4, 1, 2), cut(x, 3, 6, 1, 3)), x, 2, 2, 2, 5, 3, 3);
+        GRAD(both(cut(x, 0, 6, 2, 2), cut(x, 1, 6, 2, 3)), x, 2, 3, 2, 3, 2, 3);
+        GRAD(both(cut(x, 5, -100, -2, 2), cut(x, 1, 6, 1, 3)), x, 0, 5, 3, 5, 3, 5);
+        GRAD(both(cut(x, 1, 2, 7, 2), cut(x, 3, 3, 1, 3)), x, 0, 2, 0, 0, 0, 0);
+        GRAD(etch_add(both(cut(x, 0, 3, 1, 2), x), etch_sum(cut(x, 3, 6, 1, 4))), x, 3, 3, 3, 5, 5,
+             5);
+        etch_tensor *m = matrix(x, 2, 3); /* along both dimensions */
+        GRAD(both(etch_slice(m, 0, 0, 1, 1), etch_slice(m, 1, 2, 3, 1)), x, 1, 1, 2, 0, 0, 1);
+    }
+}
+
 TEST(sizes_may_change) {
     etch_function *f = etch_compile(step);
     etch_tensor *have[2], *want[2];

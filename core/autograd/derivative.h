@@ -39,6 +39,14 @@ static inline etch_shape etch__sizes_of(const value_shape *s) {
     return sizes;
 }
 
+/* Which elements of an operand a gradient belongs to, those of all others being 0: `count` from
+ * `from` on, `step` apart, along `dim`. */
+typedef struct gradient_part {
+    bool some; /* false: it is the gradient of all of it */
+    int dim;
+    int64_t from, count, step; /* step > 0 */
+} gradient_part;
+
 typedef struct derivative_call {
     etch_tensor *grad;      /* of the result */
     etch_tensor *const *in; /* operands that were saved, else NULL */
@@ -49,8 +57,9 @@ typedef struct derivative_call {
     const value_shape *outshape; /* of the result */
     const tensor_meta *places;   /* of operand 0 and the result, or NULL where that is not read */
     int nin;
-    const bool *wants; /* by operand */
-    etch_tensor **to;  /* gradients of operands, NULL at first; NULL stays for "none" */
+    const bool *wants;   /* by operand */
+    etch_tensor **to;    /* gradients of operands, NULL at first; NULL stays for "none" */
+    gradient_part *part; /* of what to[0] is the gradient: at first of all of operand 0 */
     uint16_t op;
     uint8_t nsc, nat;
 } derivative_call;

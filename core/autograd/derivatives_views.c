@@ -22,21 +22,37 @@ static void place(const derivative_call *d, etch_tensor *zeros, etch_tensor *par
     if (etch_copy_(part, d->grad)) d->to[0] = zeros;
 }
 
+/* Number of the first element of a slice with a positive step. */
+static int64_t first_of(int64_t start, int64_t size) {
+    if (start == ETCH_ABSENT) return 0;
+    if (start < 0) start += size;
+    return start < 0 ? 0 : start;
+}
+
 /* All elements, in one order or the other, need no zeros. */
 RULE(slice) {
     int dim = wrapped_dim(d->at[0], d->shape[0].ndim);
-    if (d->outshape->size[dim] == d->shape[0].size[dim]) {
-        bool turned = d->at[3] < 0;
+    int64_t size = d->shape[0].size[dim], count = d->outshape->size[dim], step = d->at[3];
+    if (count == size) {
+        bool turned = step < 0;
         d->to[0] = turned ? etch_slice(d->grad, dim, ETCH_ABSENT, ETCH_ABSENT, -1) : d->grad;
         return;
     }
+    if (step > 0 && count > 0) {
+        int64_t from = first_of(d->at[1], size);
+        *d->part = (gradient_part){true, dim, from, count, count > 1 ? step : 1};
+        d->to[0] = d->grad;
+        return;
+    }
     etch_tensor *zeros = zeros_like(d, 0, (etch_dtype)d->outshape->dtype);
-    place(d, zeros, etch_slice(zeros, dim, d->at[1], d->at[2], d->at[3]));
+    place(d, zeros, etch_slice(zeros, dim, d->at[1], d->at[2], step));
 }
 
 RULE(select) {
-    etch_tensor *zeros = zeros_like(d, 0, (etch_dtype)d->outshape->dtype);
-    place(d, zeros, etch_select(zeros, d->at[0], d->at[1]));
+    int dim = wrapped_dim(d->at[0], d->shape[0].ndim);
+    int64_t i = d->at[1] < 0 ? d->at[1] + d->shape[0].size[dim] : d->at[1];
+    d->to[0] = etch_unsqueeze(d->grad, dim);
+    if (d->shape[0].size[dim] > 1) *d->part = (gradient_part){true, dim, i, 1, 1};
 }
 
 RULE(diagonal) {

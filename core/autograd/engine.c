@@ -5,6 +5,7 @@
  * not from how the graph is walked. A heap holds the nodes that have a gradient, a table finds
  * them. Each node's operators run in a scope of their own; what flows on has the table's count. */
 #include "core/autograd/engine.h"
+#include "core/autograd/parts.h"
 
 #include <etch/etch.h>
 
@@ -15,8 +16,9 @@
 /* A node that has a gradient, or of which it is known whether it leads to a wanted input. */
 typedef struct slot {
     tape_node *node;   /* counted */
-    etch_tensor *grad; /* counted; NULL: nothing has arrived */
-    bool own;          /* the gradient is this slot's alone: nobody else sees its storage */
+    etch_tensor *grad; /* counted; NULL: nothing has arrived, or parts alone */
+    gradient_parts parts;
+    bool own; /* the gradient is this slot's alone: nobody else sees its storage */
     bool needed;
     int64_t order; /* in which it got its gradient: settles equal numbers */
 } slot;
@@ -73,6 +75,7 @@ static void free_slots(engine *e) {
     for (int64_t i = 0; i < e->ntable; i++) {
         if (!e->table[i]) continue;
         etch_release(e->table[i]->grad);
+        etch__parts_free(&e->table[i]->parts);
         etch__tape_release(e->table[i]->node);
         etch__free(e->table[i]);
     }
@@ -141,10 +144,20 @@ etch_tensor *etch__fit_gradient(etch_tensor *g, const value_shape *shape) {
     return g;
 }
 
+/* The gradient of a slot that has nothing but parts so far. */
+static bool join_parts(slot *s) {
+    if (!s->parts.n) return true;
+    etch_tensor *g = etch__parts_sum(&s->parts, &s->node->out);
+    if (!g) return false;
+    s->grad = etch_retain(g), s->own = true;
+    etch__parts_free(&s->parts);
+    return true;
+}
+
 /* What flows to the node joins what has arrived there. own: nobody else sees g's storage. */
 static bool arrive(engine *e, tape_node *to, etch_tensor *g, bool own) {
     slot *s = slot_of(e, to);
-    if (!s) return false;
+    if (!s || !join_parts(s)) return false;
     if (!s->grad) {
         s->grad = etch_retain(g), s->own = own;
         return push(e, s);
@@ -154,6 +167,17 @@ static bool arrive(engine *e, tape_node *to, etch_tensor *g, bool own) {
     etch_release(s->grad);
     s->grad = etch_retain(sum), s->own = true;
     return true;
+}
+
+/* The same with the gradient of a part. */
+static bool arrive_part(engine *e, tape_node *to, const gradient_part *at, etch_tensor *g) {
+    slot *s = slot_of(e, to);
+    if (!s) return false;
+    if (!s->grad) return (s->parts.n || push(e, s)) && etch__parts_add(&s->parts, at, g);
+    gradient_parts one = {NULL};
+    etch_tensor *whole = etch__parts_add(&one, at, g) ? etch__parts_sum(&one, &to->out) : NULL;
+    etch__parts_free(&one);
+    return whole && arrive(e, to, whole, true);
 }
 
 /* ---- what a node keeps ---- */
@@ -248,9 +272,15 @@ static etch_tensor *lend(const engine *e, tape_node *n, int i) {
     return t && (!to || etch__set_edge(t, to)) ? t : NULL;
 }
 
-/* saved: room for the operands and the result. */
-static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, const bool *wanted,
-                     etch_tensor **to, etch_tensor **saved) {
+/* What a node passes on: gradients of its operands, to[0] maybe of a part. */
+typedef struct passed {
+    const bool *wanted;
+    etch_tensor **to, **saved; /* saved: room for the operands and the result */
+    gradient_part part;
+} passed;
+
+static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, passed *p) {
+    etch_tensor **saved = p->saved;
     const derivative *d = etch__derivative(n->op);
     if (!d)
         return etch__false_at(
@@ -272,8 +302,9 @@ static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, const bool *wan
                                   .outshape = &n->out,
                                   .places = n->lies,
                                   .nin = n->nin,
-                                  .wants = wanted,
-                                  .to = to,
+                                  .wants = p->wanted,
+                                  .to = p->to,
+                                  .part = &p->part,
                                   .op = n->op,
                                   .nsc = n->nsc,
                                   .nat = n->nat};
@@ -281,14 +312,13 @@ static bool run_rule(engine *e, tape_node *n, etch_tensor *grad, const bool *wan
     return true;
 }
 
-static bool run_kind(engine *e, tape_node *n, etch_tensor *grad, const bool *wanted,
-                     etch_tensor **to, etch_tensor **saved) {
+static bool run_kind(engine *e, tape_node *n, etch_tensor *grad, passed *p) {
     switch (n->kind) {
-    case NODE_OPERATOR: return run_rule(e, n, grad, wanted, to, saved);
-    case NODE_RESTRIDE: return !wanted[0] || (to[0] = etch__grad_of_base(n, grad));
+    case NODE_OPERATOR: return run_rule(e, n, grad, p);
+    case NODE_RESTRIDE: return !p->wanted[0] || (p->to[0] = etch__grad_of_base(n, grad));
     case NODE_WRITE:
-        if (wanted[1] && !(to[1] = etch__grad_of_view(n, grad))) return false;
-        return !wanted[0] || (to[0] = etch__grad_beside_view(n, grad));
+        if (p->wanted[1] && !(p->to[1] = etch__grad_of_view(n, grad))) return false;
+        return !p->wanted[0] || (p->to[0] = etch__grad_beside_view(n, grad));
     default: return true;
     }
 }
@@ -300,11 +330,15 @@ static bool made_for_one(etch_tensor *const *to, int n, int i, const etch_tensor
     return own;
 }
 
-static bool pass_on(engine *e, tape_node *n, etch_tensor *grad, const bool *wanted,
-                    etch_tensor **to, unsigned errors) {
+static bool pass_on(engine *e, tape_node *n, etch_tensor *grad, const passed *p, unsigned errors) {
+    etch_tensor **to = p->to;
     if (etch__tls.errors != errors) return false; /* an operator of the rule has failed */
     for (int i = 0; i < n->nin; i++) {
-        if (!wanted[i] || !to[i]) continue;
+        if (!p->wanted[i] || !to[i]) continue;
+        if (i == 0 && p->part.some) {
+            if (!arrive_part(e, n->edge[i], &p->part, to[i])) return false;
+            continue;
+        }
         bool own = made_for_one(to, n->nin, i, grad);
         etch_tensor *g = etch__fit_gradient(to[i], &n->in[i]);
         if (!g || !arrive(e, n->edge[i], g, (own || g != to[i]) && !g->view)) return false;
@@ -324,10 +358,10 @@ static bool run_node(engine *e, slot *s) {
     etch_tensor **to = etch__calloc(count, 2 * sizeof *to + sizeof(bool));
     if (!to) return false;
     bool *wanted = (bool *)(to + 2 * count), any = false;
+    passed p = {.wanted = wanted, .to = to, .saved = to + count};
     for (int i = 0; i < n->nin; i++) any |= wanted[i] = wants(e, n, i);
     unsigned errors = etch__tls.errors;
-    bool ok = !any || (run_kind(e, n, s->grad, wanted, to, to + count) &&
-                       pass_on(e, n, s->grad, wanted, to, errors));
+    bool ok = !any || (run_kind(e, n, s->grad, &p) && pass_on(e, n, s->grad, &p, errors));
     etch__free(to);
     if (ok && any && !e->r->retain && !e->r->create) etch__node_free_saved(n);
     return ok;
@@ -429,7 +463,7 @@ static bool run(engine *e) {
         slot *s = pop(e);
         bool ok = false;
         ETCH_SCOPE
-            ok = visit(e, s);
+            ok = join_parts(s) && visit(e, s);
         etch_release(s->grad);
         s->grad = NULL;
         if (!ok) return false;
