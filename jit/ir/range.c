@@ -102,7 +102,8 @@ static ir_range of_version(const ir *r, int32_t version, int depth) {
     if (v->node < 0 || depth < 0) return all;
     const ir_node *n = &r->nodes[v->node];
     if (n->write || n->dtype != v->meta.dtype) return all;
-    if (n->kind == IR_CALL && n->op == OP_SOFTMAX_RAW) return (ir_range){0, 1};
+    /* Whole or in parts (pass_norms.c): exp of what is at most 0, and its share of a sum. */
+    if (n->kind != IR_REDUCE && n->op == OP_SOFTMAX_RAW) return (ir_range){0, 1};
     if (n->kind != IR_POINT || !n->program) return all;
     ir_range known = of_program(r, n, depth);
     return (ir_range){fmax(known.low, all.low), fmin(known.high, all.high)};
