@@ -349,6 +349,9 @@ static const conv_case conv_cases[] = {
     {S(1, 3, 4, 40), S(2, 3, 2, 3), S(1, 4), S(3, 9), S(1), 1},
     {S(0, 3, 7, 8), S(5, 3, 3, 3), S(1), S(1), S(1), 1},
     {S(1, 5, 40, 33), S(3, 5, 3, 3), S(1), S(1), S(1), 1}, /* several tiles */
+    {S(11, 2, 8, 8), S(3, 2, 3, 3), S(1), S(1), S(1), 1},  /* several images a tile */
+    {S(19, 6, 5, 6), S(4, 3, 2, 3), S(2), S(1), S(1, 2), 2},
+    {S(2, 4, 17, 19), S(6, 2, 1, 1), S(1), S(0), S(1), 2}, /* the input is the matrix */
 };
 
 TEST(convolution_values) {
@@ -387,6 +390,12 @@ TEST(convolution_threads_and_batches) {
             if (!first) first = y;
             assert_true(same_tensor(first, y));
         }
+        etch_set_num_threads(2);
+        etch_tensor *small = make(ETCH_F32, S(37, 3, 7, 7), LAYOUT_ROW, true); /* shared tiles */
+        etch_tensor *v = make(ETCH_F32, S(5, 3, 3, 3), LAYOUT_ROW, true);
+        etch_tensor *y = must(etch_conv2d(small, v, none, S(1), S(1), S(1), 1));
+        etch_set_num_threads(1);
+        assert_true(same_tensor(y, must(etch_conv2d(small, v, none, S(1), S(1), S(1), 1))));
         etch_set_num_threads(2);
         /* one image without its batch dimension; an image's bits do not depend on the others */
         etch_tensor *single =
@@ -465,22 +474,29 @@ TEST(convolution_backward_values) {
                 }
 }
 
-TEST(convolution_backward_threads) {
-    static const conv_case c = {S(9, 6, 20, 21), S(140, 6, 3, 3), S(1), S(1), S(1), 1};
-    ETCH_SCOPE {
-        etch_tensor *x = make(ETCH_F32, c.x, LAYOUT_ROW, true), *first[2] = {NULL};
-        etch_tensor *w = make(ETCH_F32, c.w, LAYOUT_ROW, true);
-        etch_tensor *g = make(ETCH_F32, S(9, 140, 20, 21), LAYOUT_ROW, true);
-        for (int threads = 1; threads <= 4; threads++) {
-            etch_set_num_threads(threads);
-            etch_tensor *back[2] = {BACK(input, &c, g, w, c.x), BACK(weight, &c, g, x, c.w)};
-            for (int k = 0; k < 2; k++) {
-                if (!first[k]) first[k] = back[k];
-                assert_true(same_tensor(first[k], back[k]));
-            }
+static void check_back_threads(const conv_case *c) {
+    etch_tensor *x = make(ETCH_F32, c->x, LAYOUT_ROW, true), *first[2] = {NULL};
+    etch_tensor *w = make(ETCH_F32, c->w, LAYOUT_ROW, true);
+    etch_shape sizes = S(c->x.v[0], c->w.v[0], c->x.v[2], c->x.v[3]);
+    etch_tensor *g = make(ETCH_F32, sizes, LAYOUT_ROW, true);
+    for (int threads = 1; threads <= 4; threads++) {
+        etch_set_num_threads(threads);
+        etch_tensor *back[2] = {BACK(input, c, g, w, c->x), BACK(weight, c, g, x, c->w)};
+        for (int k = 0; k < 2; k++) {
+            if (!first[k]) first[k] = back[k];
+            assert_true(same_tensor(first[k], back[k]));
         }
-        etch_set_num_threads(2);
     }
+    etch_set_num_threads(2);
+}
+
+TEST(convolution_backward_threads) {
+    static const conv_case cases[] = {
+        {S(9, 6, 20, 21), S(140, 6, 3, 3), S(1), S(1), S(1), 1},
+        {S(37, 40, 6, 5), S(8, 40, 3, 3), S(1), S(1), S(1), 1}, /* shared tiles */
+    };
+    for (int k = 0; k < COUNT_OF(cases); k++)
+        ETCH_SCOPE { check_back_threads(&cases[k]); }
 }
 
 TEST(convolution_backward_errors) {

@@ -1,17 +1,16 @@
 /* What a convolution passes back, in the tiles of conv.c.
  *
  * To the weight: the product of the gradient of a tile's positions and the matrix of the input
- * values under the kernel, transposed, added up over tiles and images. These are dealt out into
- * parts by the sizes alone; each part adds in its order, and the parts are added in theirs. Large
- * weights have few parts, but then tasks for some of the output channels each.
+ * values under the kernel, added up over tiles and images. These are dealt out into parts by the
+ * sizes alone; each part adds in its order, and the parts are added in theirs. Large weights have
+ * few parts, but then tasks for some of the output channels each.
  *
- * To the input: the product of the weights, transposed, and the gradient is that of the matrix;
- * each of its elements is added where it came from. A task has some channels of one image, so
- * nobody else adds there.
+ * To the input: the product of the gradient, transposed, and the weights is that of the matrix;
+ * each of its elements is added where it came from. A task has some channels of a span of images,
+ * so nobody else adds there.
  *
  * Half types are computed in f32 and rounded once, at the end. */
 #include "backends/cpu/conv.h"
-#include "backends/cpu/library.h"
 #include "core/base/pool.h"
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
@@ -19,21 +18,20 @@
 static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 static int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
-/* n values of the compute type, rounded in place, as elements of the dtype. */
+/* n values of the compute type, which it overwrites, as elements of the dtype. */
 static void store(const conv *c, char *out, char *values, int64_t n) {
-    const strip_table *table = c->isa->strips;
-    if (c->type == c->dtype) {
-        memcpy(out, values, (size_t)(n * c->size));
-        return;
-    }
-    prim_id round = c->dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
-    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
-    table->narrow[c->dtype](out, values, NULL, NULL, n);
+    if (c->type != c->dtype) etch__store_rounded(c->dtype, out, values, n);
+    else if (out != values) memcpy(out, values, (size_t)(n * c->size));
 }
 
-static etch_status no_memory(const conv *c) {
-    if (!atomic_load(&c->failed)) return ETCH_OK;
-    return etch__error(ETCH_ERR_OUT_OF_MEMORY, "convolution: no memory for a tile");
+/* Planes [columns][rows] of the compute type, back in the order of the result's elements; room has
+ * as many. */
+static void store_planes(const conv *c, char *out, char *planes, int64_t rows, int64_t columns,
+                         char *room) {
+    bool direct = c->type == c->dtype, flat = rows == 1 || columns == 1;
+    char *to = flat ? planes : direct ? out : room;
+    if (!flat) etch__conv_swap(c, to, planes, 1, columns, rows);
+    store(c, out, to, rows * columns);
 }
 
 /* ---- to the weight ---- */
@@ -41,46 +39,48 @@ static etch_status no_memory(const conv *c) {
 typedef struct weight_job {
     conv c;
     const char *g; /* the gradient of the result, row-major, in the compute type */
-    char *sums;    /* [parts] of the weight's elements */
+    char *sums;    /* [parts] of the weight's elements, channels innermost */
     int64_t numel, tiles, parts, block, blocks; /* tiles of all images; output channels at once */
 } weight_job;
 
 enum { CHANNELS = 128, MOST_PARTS = 16, PARTS_BYTES = 64 << 20 };
 
-static void plan_weight(weight_job *j, int64_t images) {
+static void plan_weight(weight_job *j) {
     conv *c = &j->c;
     j->numel = c->at.groups * c->out_channels * c->rows;
-    j->tiles = images * c->tiles;
+    j->tiles = etch__conv_spans(c) * c->tiles;
     j->parts = at_most(PARTS_BYTES / (j->numel * c->size) + 1, MOST_PARTS);
     j->parts = at_most(j->parts, j->tiles);
     j->blocks = parts_of(c->out_channels, CHANNELS);
     j->block = parts_of(c->out_channels, j->blocks);
 }
 
-/* One tile's product for output channels first .. + m of a group. */
-static bool add_tile(const weight_job *j, int64_t tile, int64_t group, int64_t first, int64_t m,
-                     char *sum, bool adds, char *matrix) {
+/* One tile's product for output channels first .. + m of its group. */
+static bool add_tile(const weight_job *j, const conv_tile *t, int64_t first, int64_t m, char *sum,
+                     bool adds, char *room) {
     const conv *c = &j->c;
-    int64_t image = tile / c->tiles, at = tile % c->tiles * c->tile, size = c->size;
-    int64_t n = at_most(c->positions - at, c->tile), plane = c->in[0] * c->in[1];
-    int64_t channel = (image * c->at.groups + group) * c->out_channels + first;
-    const char *x = c->x + (image * c->at.groups + group) * c->in_channels * plane * size;
-    library_product p = {.a = j->g + (channel * c->positions + at) * size,
-                         .b = c->plain ? x + at * size : matrix,
+    int64_t channel = t->group * c->out_channels + first, n = t->images * t->n, ld;
+    int64_t plane = (t->image * c->at.groups + t->group) * c->in_channels * c->pixels + t->first;
+    char *matrix = room + m * n * c->size;
+    const char *g = etch__conv_gather(c, j->g + channel * c->positions * c->size, t, m, room, &ld);
+    library_product p = {.a = g,
+                         .b = c->plain ? c->x + plane * c->size : matrix,
                          .c = sum,
-                         .lda = c->positions,
-                         .ldb = c->plain ? plane : n,
+                         .lda = ld,
+                         .ldb = c->plain   ? c->pixels
+                                : c->lines ? n
+                                           : c->rows,
                          .ldc = c->rows,
                          .m = m,
                          .n = c->rows,
                          .k = n,
-                         .b_transposed = true,
+                         .b_transposed = c->lines,
                          .adds = adds};
-    if (!c->plain) etch__conv_fill_matrix(c, matrix, x, at, n);
+    if (!c->plain) etch__conv_fill(c, matrix, c->x, t);
     return etch__library_product(c->type, &p);
 }
 
-static bool do_part(const weight_job *j, int64_t unit, char *matrix) {
+static bool do_part(const weight_job *j, int64_t unit, char *room) {
     const conv *c = &j->c;
     int64_t block = unit % j->blocks, group = unit / j->blocks % c->at.groups;
     int64_t part = unit / j->blocks / c->at.groups, first = block * j->block;
@@ -88,38 +88,46 @@ static bool do_part(const weight_job *j, int64_t unit, char *matrix) {
     int64_t m = at_most(c->out_channels - first, j->block);
     int64_t at = part * j->numel + (group * c->out_channels + first) * c->rows;
     bool ok = true;
-    for (int64_t t = begin; ok && t < end; t++)
-        ok = add_tile(j, t, group, first, m, j->sums + at * c->size, t > begin, matrix);
+    for (int64_t k = begin; ok && k < end; k++) {
+        conv_tile t = etch__conv_tile(c, group, k);
+        ok = add_tile(j, &t, first, m, j->sums + at * c->size, k > begin, room);
+    }
     return ok;
 }
 
 static void parts_task(void *ctx, int64_t begin, int64_t end) {
     weight_job *j = ctx;
-    int64_t bytes = j->c.plain ? 0 : j->c.rows * j->c.tile * j->c.size;
-    char *matrix = etch__malloc((size_t)bytes + 1);
-    bool ok = matrix != NULL;
-    for (int64_t k = begin; ok && k < end; k++) ok = do_part(j, k, matrix);
-    etch__free(matrix);
-    if (!ok) atomic_store(&j->c.failed, 1);
+    conv *c = &j->c;
+    int64_t n = c->span * c->tile, rows = j->block + (c->plain ? 0 : c->rows);
+    char *room = etch__malloc((size_t)(rows * n * c->size) + 1);
+    bool ok = room != NULL;
+    for (int64_t k = begin; ok && k < end; k++) ok = do_part(j, k, room);
+    etch__free(room);
+    if (!ok) atomic_store(&c->failed, 1);
 }
 
-/* Elements begin .. end of all parts, added to those of the first. */
+/* The weights of output channels begin .. end: the parts' sums, added to those of the first, in the
+ * weight's order. */
 static void sum_task(void *ctx, int64_t begin, int64_t end) {
     weight_job *j = ctx;
-    const conv *c = &j->c;
+    conv *c = &j->c;
     strip_fn add = c->isa->strips->prim[PRIM_ADD][c->type];
-    for (int64_t i = begin * EAGER_STRIP; i < at_most(end * EAGER_STRIP, j->numel);
-         i += EAGER_STRIP) {
-        int64_t n = at_most(j->numel - i, EAGER_STRIP);
-        char *sum = j->sums + i * c->size;
-        for (int64_t k = 1; k < j->parts; k++) add(sum, sum, sum + k * j->numel * c->size, NULL, n);
-        store(c, c->y + i * (int64_t)etch_dtype_size(c->dtype), sum, n);
+    int64_t bytes = c->rows * c->size;
+    char *room = etch__malloc((size_t)bytes);
+    for (int64_t k = begin; room && k < end; k++) {
+        char *sum = j->sums + k * bytes;
+        for (int64_t part = 1; part < j->parts; part++)
+            add(sum, sum, sum + part * j->numel * c->size, NULL, c->rows);
+        char *out = c->y + k * c->rows * (int64_t)etch_dtype_size(c->dtype);
+        if (c->lines) store(c, out, sum, c->rows);
+        else store_planes(c, out, sum, c->in_channels, c->places, room);
     }
+    if (!room) atomic_store(&c->failed, 1);
+    etch__free(room);
 }
 
 static etch_status run_weight(weight_job *j) {
     conv *c = &j->c;
-    if (!etch__conv_fits(c)) return etch__tls.status;
     j->sums = etch__malloc((size_t)(j->parts * j->numel * c->size));
     if (!j->sums) return etch__error(ETCH_ERR_OUT_OF_MEMORY, "convolution: no memory for sums");
     if (!etch__library_enter(c->type)) {
@@ -128,10 +136,11 @@ static etch_status run_weight(weight_job *j) {
     }
     etch__parallel(j->parts * c->at.groups * j->blocks, 1, parts_task, j);
     etch__library_leave(c->type);
-    etch_status status = no_memory(c);
-    if (status == ETCH_OK) etch__parallel(parts_of(j->numel, EAGER_STRIP), 16, sum_task, j);
+    if (!atomic_load(&c->failed))
+        etch__parallel(c->at.groups * c->out_channels, 65536 / (j->parts * c->rows) + 1, sum_task,
+                       j);
     etch__free(j->sums);
-    return status;
+    return etch__conv_status(c);
 }
 
 static void *zeroed(const etch_tensor *t) {
@@ -141,17 +150,19 @@ static void *zeroed(const etch_tensor *t) {
 static etch_status backward_weight(const op_call *call, etch_tensor *const *outs) {
     const etch_tensor *g = call->in[0], *x = call->in[1], *w = outs[0];
     weight_job j = {.c = {.isa = etch__isa_table(), .dtype = g->dtype}};
-    void *copies[2] = {NULL, NULL};
+    void *copies[3] = {NULL, NULL, NULL};
     if (!w->numel) return ETCH_OK;
     j.c.y = zeroed(w);
     if (!g->numel) return ETCH_OK;
     if (!etch__conv_numbers(call, &j.c.at)) return etch__tls.status;
     etch__conv_plan(&j.c, x->size, w->size, g->size);
-    plan_weight(&j, x->size[0]);
+    if (!etch__conv_fits(&j.c)) return etch__tls.status;
+    plan_weight(&j);
     bool ok = (j.c.x = etch__row_major_elements(x, true, &copies[0])) &&
-              (j.g = etch__row_major_elements(g, true, &copies[1]));
+              (j.g = etch__row_major_elements(g, true, &copies[1])) &&
+              (j.c.x = etch__conv_pixels(&j.c, j.c.x, &copies[2]));
     etch_status status = ok ? run_weight(&j) : ETCH_ERR_OUT_OF_MEMORY;
-    for (int k = 0; k < 2; k++) etch__free(copies[k]);
+    for (int k = 0; k < 3; k++) etch__free(copies[k]);
     return status;
 }
 
@@ -160,113 +171,145 @@ static etch_status backward_weight(const op_call *call, etch_tensor *const *outs
 typedef struct input_job {
     conv c;                /* x is not there: y is its gradient */
     const char *g;         /* as above */
-    int64_t block, blocks; /* input channels at once */
+    int64_t block, blocks; /* input channels of a group at once */
+    char *w; /* [groups][blocks][output channels][places][channels of the block]; not for lines */
 } input_job;
 
-enum { MATRIX_ROWS = 256 };
+/* The input channels of one block, of a span of images. */
+typedef struct input_unit {
+    int64_t group, span, first, channels;
+} input_unit;
 
-/* n values, each added to one that lies `step` after the last. */
-static void add_apart(const conv *c, char *to, const char *values, int64_t step, int64_t n) {
-    if (step == 1) {
-        c->isa->strips->prim[PRIM_ADD][c->type](to, to, values, NULL, n);
-    } else if (c->type == ETCH_F32) {
-        float *y = (float *)to;
-        const float *v = (const float *)values;
-        for (int64_t i = 0; i < n; i++) y[i * step] += v[i];
-    } else {
-        double *y = (double *)to;
-        const double *v = (const double *)values;
-        for (int64_t i = 0; i < n; i++) y[i * step] += v[i];
-    }
-}
+enum { MATRIX_COLUMNS = 256 };
 
-/* One row of the matrix, back to the plane that it came from. */
-static void add_row(const conv *c, char *plane, const char *row, int64_t kh, int64_t kw,
-                    int64_t first, int64_t n) {
-    for (int64_t done = 0; done < n;) {
-        int64_t oh = (first + done) / c->out[1], ow = (first + done) % c->out[1];
-        int64_t run = at_most(c->out[1] - ow, n - done), ih = etch__conv_row(c, kh, oh);
-        conv_span s = etch__conv_span(c, kw, ow, run);
-        if (ih >= 0 && s.end > s.begin)
-            add_apart(c, plane + (ih * c->in[1] + s.at) * c->size, row + (done + s.begin) * c->size,
-                      c->at.stride[1], s.end - s.begin);
-        done += run;
-    }
-}
-
-static void add_matrix(const conv *c, char *planes, const char *matrix, int64_t channels,
-                       int64_t first, int64_t n) {
-    for (int64_t k = 0; k < channels; k++) {
-        for (int64_t kh = 0; kh < c->kernel[0]; kh++)
-            for (int64_t kw = 0; kw < c->kernel[1]; kw++, matrix += n * c->size)
-                add_row(c, planes, matrix, kh, kw, first, n);
-        planes += c->in[0] * c->in[1] * c->size;
-    }
-}
-
-/* The gradient of input channels first .. + channels of a group, into planes, which are 0. */
-static bool fill_planes(const input_job *j, int64_t unit, int64_t first, int64_t channels,
-                        char *planes, char *matrix) {
+static const char *weights_of(const input_job *j, int64_t group, int64_t first) {
     const conv *c = &j->c;
-    int64_t places = c->kernel[0] * c->kernel[1], group = unit % c->at.groups;
-    const char *w = c->w + (group * c->out_channels * c->rows + first * places) * c->size;
-    const char *g = j->g + unit * c->out_channels * c->positions * c->size;
-    for (int64_t at = 0; at < c->positions; at += c->tile) {
-        int64_t n = at_most(c->positions - at, c->tile);
-        library_product p = {.a = w,
-                             .b = g + at * c->size,
-                             .c = c->plain ? planes + at * c->size : matrix,
-                             .lda = c->rows,
-                             .ldb = c->positions,
-                             .ldc = c->plain ? c->positions : n,
-                             .m = channels * places,
-                             .n = n,
-                             .k = c->out_channels,
-                             .a_transposed = true};
-        if (!etch__library_product(c->type, &p)) return false;
-        if (!c->plain) add_matrix(c, planes, matrix, channels, at, n);
-    }
-    return true;
+    return j->w +
+           (group * c->out_channels * c->rows + first * c->places * c->out_channels) * c->size;
 }
 
-static bool do_channels(const input_job *j, int64_t k, char *matrix, char *room) {
-    const conv *c = &j->c;
-    int64_t unit = k / j->blocks, first = k % j->blocks * j->block, plane = c->in[0] * c->in[1];
-    int64_t channels = at_most(c->in_channels - first, j->block), n = channels * plane;
-    int64_t at = (unit * c->in_channels + first) * plane;
-    char *y = c->y + at * (int64_t)etch_dtype_size(c->dtype);
-    bool direct = c->type == c->dtype;
-    if (!direct) memset(room, 0, (size_t)(n * c->size));
-    if (!fill_planes(j, unit, first, channels, direct ? y : room, matrix)) return false;
-    for (int64_t i = 0; !direct && i < n; i += EAGER_STRIP)
-        store(c, y + i * 2, room + i * c->size, at_most(n - i, EAGER_STRIP));
-    return true;
-}
-
-static void channels_task(void *ctx, int64_t begin, int64_t end) {
+/* Blocks begin .. end of the weights, channels innermost. */
+static void weights_task(void *ctx, int64_t begin, int64_t end) {
     input_job *j = ctx;
     const conv *c = &j->c;
-    int64_t matrix = j->block * c->kernel[0] * c->kernel[1] * c->tile * c->size;
-    int64_t planes = c->type == c->dtype ? 0 : j->block * c->in[0] * c->in[1] * c->size;
-    char *room = etch__malloc((size_t)(matrix + planes + 1));
-    bool ok = room != NULL;
-    for (int64_t k = begin; ok && k < end; k++) ok = do_channels(j, k, room, room + matrix);
-    etch__free(room);
-    if (!ok) atomic_store(&j->c.failed, 1);
+    for (int64_t k = begin; k < end; k++) {
+        int64_t group = k / j->blocks, first = k % j->blocks * j->block;
+        int64_t channels = at_most(c->in_channels - first, j->block), n = channels * c->places;
+        const char *from = c->w + (group * c->out_channels * c->rows + first * c->places) * c->size;
+        char *to = (char *)weights_of(j, group, first);
+        for (int64_t m = 0; m < c->out_channels; m++, from += c->rows * c->size, to += n * c->size)
+            etch__conv_swap(c, to, from, 1, channels, c->places);
+    }
 }
 
-static etch_status run_input(input_job *j, int64_t images) {
+/* The matrix of a tile by lines: of the channels as they are. */
+static library_product lines_product(const input_job *j, const input_unit *u, const conv_tile *t,
+                                     const char *g, int64_t ld, char *matrix) {
+    const conv *c = &j->c;
+    int64_t at = u->group * c->out_channels * c->rows + u->first * c->places;
+    return (library_product){.a = c->w + at * c->size,
+                             .b = g,
+                             .c = matrix,
+                             .lda = c->rows,
+                             .ldb = ld,
+                             .ldc = c->plain ? c->positions : t->images * t->n,
+                             .m = u->channels * c->places,
+                             .n = t->images * t->n,
+                             .k = c->out_channels,
+                             .a_transposed = true};
+}
+
+static library_product matrix_product(const input_job *j, const input_unit *u, const conv_tile *t,
+                                      const char *g, int64_t ld, char *matrix) {
+    int64_t columns = u->channels * j->c.places;
+    return (library_product){.a = g,
+                             .b = weights_of(j, u->group, u->first),
+                             .c = matrix,
+                             .lda = ld,
+                             .ldb = columns,
+                             .ldc = columns,
+                             .m = t->images * t->n,
+                             .n = columns,
+                             .k = j->c.out_channels,
+                             .a_transposed = true};
+}
+
+/* The gradient of the pixels of a span, which are 0: [images][pixels][channels], or as lines are.
+ */
+static bool fill_pixels(const input_job *j, const input_unit *u, char *pixels, char *room) {
+    const conv *c = &j->c;
+    const char *planes = j->g + u->group * c->out_channels * c->positions * c->size;
+    for (int64_t k = 0; k < c->tiles; k++) {
+        conv_tile t = etch__conv_tile(c, u->group, u->span * c->tiles + k);
+        int64_t ld;
+        char *matrix = room + c->out_channels * t.images * t.n * c->size;
+        const char *g = etch__conv_gather(c, planes, &t, c->out_channels, room, &ld);
+        if (c->plain) matrix = pixels + t.first * c->size;
+        library_product p = (c->lines ? lines_product : matrix_product)(j, u, &t, g, ld, matrix);
+        if (!etch__library_product(c->type, &p)) return false;
+        if (!c->plain) etch__conv_add(c, pixels, u->channels, matrix, &t);
+    }
+    return true;
+}
+
+static char *result_of(const input_job *j, const input_unit *u, int64_t image) {
+    const conv *c = &j->c;
+    int64_t channel = (image * c->at.groups + u->group) * c->in_channels + u->first;
+    return c->y + channel * c->pixels * (int64_t)etch_dtype_size(c->dtype);
+}
+
+/* room: the pixels of a span and of one more image, then gradient and matrix of a tile. */
+static bool do_unit(const input_job *j, const input_unit *u, char *room) {
+    const conv *c = &j->c;
+    int64_t image = u->channels * c->pixels, first = u->span * c->span;
+    int64_t images = at_most(c->images - first, c->span);
+    bool direct = c->lines && images == 1 && c->type == c->dtype;
+    char *spare = room + images * image * c->size, *to = direct ? result_of(j, u, first) : room;
+    if (!c->plain) memset(to, 0, (size_t)(images * image * c->size));
+    if (!fill_pixels(j, u, to, spare + image * c->size)) return false;
+    for (int64_t k = 0; !direct && k < images; k++) {
+        char *out = result_of(j, u, first + k), *pixels = to + k * image * c->size;
+        if (c->lines) store(c, out, pixels, image);
+        else store_planes(c, out, pixels, u->channels, c->pixels, spare);
+    }
+    return true;
+}
+
+static void units_task(void *ctx, int64_t begin, int64_t end) {
+    input_job *j = ctx;
     conv *c = &j->c;
-    int64_t places = c->kernel[0] * c->kernel[1];
-    if (!etch__conv_fits(c)) return etch__tls.status;
-    j->block = at_most(MATRIX_ROWS / places + 1, c->in_channels);
+    int64_t n = c->span * c->tile, pixels = (c->span + 1) * j->block * c->pixels;
+    int64_t tile = (c->out_channels + j->block * c->places) * n;
+    char *room = etch__malloc((size_t)((pixels + tile) * c->size));
+    bool ok = room != NULL;
+    for (int64_t k = begin; ok && k < end; k++) {
+        input_unit u = {.group = k / j->blocks % c->at.groups,
+                        .span = k / j->blocks / c->at.groups,
+                        .first = k % j->blocks * j->block};
+        u.channels = at_most(c->in_channels - u.first, j->block);
+        ok = do_unit(j, &u, room);
+    }
+    etch__free(room);
+    if (!ok) atomic_store(&c->failed, 1);
+}
+
+static void plan_input(input_job *j) {
+    conv *c = &j->c;
+    int64_t channels = (MATRIX_COLUMNS / c->places + 16) / 16 * 16;
+    j->block = at_most(channels, c->in_channels);
     j->blocks = parts_of(c->in_channels, j->block);
-    double work = (double)(j->block * places) * (double)c->positions * (double)c->out_channels;
+}
+
+static etch_status run_input(input_job *j) {
+    conv *c = &j->c;
+    double work =
+        (double)(j->block * c->places) * (double)(c->span * c->positions) * (double)c->out_channels;
+    if (!c->lines) etch__parallel(c->at.groups * j->blocks, 1, weights_task, j);
     if (!etch__library_enter(c->type)) return etch__tls.status;
-    etch__parallel(images * c->at.groups * j->blocks,
-                   work > 262144 ? 1 : (int64_t)(262144 / work) + 1, channels_task, j);
+    etch__parallel(etch__conv_spans(c) * c->at.groups * j->blocks,
+                   work > 262144 ? 1 : (int64_t)(262144 / work) + 1, units_task, j);
     etch__library_leave(c->type);
-    return no_memory(c);
+    return etch__conv_status(c);
 }
 
 static etch_status backward_input(const op_call *call, etch_tensor *const *outs) {
@@ -274,14 +317,21 @@ static etch_status backward_input(const op_call *call, etch_tensor *const *outs)
     input_job j = {.c = {.isa = etch__isa_table(), .dtype = g->dtype}};
     void *copies[2] = {NULL, NULL};
     if (!x->numel) return ETCH_OK;
-    j.c.y = zeroed(x);
-    if (!g->numel) return ETCH_OK;
+    j.c.y = etch__ptr(x);
+    if (!g->numel) {
+        zeroed(x);
+        return ETCH_OK;
+    }
     if (!etch__conv_numbers(call, &j.c.at)) return etch__tls.status;
     etch__conv_plan(&j.c, x->size, w->size, g->size);
+    if (!etch__conv_fits(&j.c)) return etch__tls.status;
+    plan_input(&j);
     bool ok = (j.g = etch__row_major_elements(g, true, &copies[0])) &&
-              (j.c.w = etch__row_major_elements(w, true, &copies[1]));
-    etch_status status = ok ? run_input(&j, x->size[0]) : ETCH_ERR_OUT_OF_MEMORY;
+              (j.c.w = etch__row_major_elements(w, true, &copies[1])) &&
+              (j.c.lines || (j.w = etch__malloc((size_t)(w->numel * j.c.size))));
+    etch_status status = ok ? run_input(&j) : ETCH_ERR_OUT_OF_MEMORY;
     for (int k = 0; k < 2; k++) etch__free(copies[k]);
+    etch__free(j.w);
     return status;
 }
 

@@ -6,7 +6,7 @@
 #include "core/base/base.h"
 #include "core/tensor/tensor.h"
 
-/* c = a times b, row-major; of floats also with an operand that lies transposed, or added to c. */
+/* c = a times b, row-major, or with an operand that lies transposed; of floats also added to c. */
 typedef struct library_product {
     const void *a, *b;
     void *c;
