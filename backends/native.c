@@ -14,6 +14,7 @@
 #include "core/base/start.h"
 #include "core/observe/report.h"
 #include "jit/ir/target.h"
+#include "jit/store/pack.h"
 
 static bool checked(const ir *r, const char *pass, bool ok) {
 #ifndef NDEBUG
@@ -158,7 +159,8 @@ static etch_status native_compile(const graph *g, const backend_options *options
         etch__log(LOG_FUSION, "%s: %s", g->name, etch__reasons[REASON_EAGER_DEVICES].text);
         return etch__eager_plan(g, out);
     }
-    if (c.target->absent) return fall_back(g, out, REASON_EAGER_NO_JIT, c.target->absent);
+    if (c.target->absent && !etch__pack.gives)
+        return fall_back(g, out, REASON_EAGER_NO_JIT, c.target->absent);
     etch_status status = compile_for(&c, out);
     etch__arena_free(&c.memory);
     return status;

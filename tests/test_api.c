@@ -149,6 +149,31 @@ static void use_optim_save(etch_tensor *y) {
     etch_optim_free(o);
 }
 
+static etch_imported *imported; /* exported from the body below */
+static etch_tensor *imported_body(etch_tensor *x) { return etch_abs(x); }
+
+static void import_body(void) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(imported_body);
+        etch_tensor *x = arange_f32(3, 4);
+        assert_int_equal(etch_export(f, &x, 1, npy_path, .no_code = true), ETCH_OK);
+        etch_function_free(f);
+    }
+    imported = etch_import(npy_path, .code = ETCH_CODE_EAGER);
+    assert_non_null(imported);
+}
+
+static void use_imported_call(etch_tensor *y) {
+    etch_tensor *out;
+    assert_int_equal(etch_imported_call(imported, &y, 1, &out, 1), ETCH_OK);
+}
+static void use_imported_call_one(etch_tensor *y) {
+    assert_non_null(etch_imported_call_one(imported, &y, 1));
+}
+static void use_imported_save(etch_tensor *y) {
+    (void)y, assert_int_equal(etch_imported_save(imported, npy_path), ETCH_OK);
+}
+
 /* Standard output goes nowhere meanwhile. */
 static void use_print(etch_tensor *y) {
     fflush(stdout);
@@ -180,6 +205,9 @@ static const use reads[] = {
     {"etch_graph_break", use_graph_break},
     {"etch_synchronize", use_synchronize},
     {"etch_to_pinned", use_to_pinned},
+    {"etch_imported_call", use_imported_call},
+    {"etch_imported_call_one", use_imported_call_one},
+    {"etch_imported_save", use_imported_save},
 };
 
 #define QUERY_OF(name, expression)                                                                 \
@@ -319,6 +347,7 @@ TEST(reads_break) {
     int fd = mkstemp(npy_path), checked = 0;
     assert_true(fd >= 0);
     close(fd);
+    import_body();
     for (int i = 0; i < COUNT_OF(rows); i++) {
         if (rows[i].class != API_READ) continue;
         use_fn fn = find_use(reads, COUNT_OF(reads), rows[i].name);
@@ -331,6 +360,7 @@ TEST(reads_break) {
         checked++;
     }
     assert_int_equal(checked, COUNT_OF(reads));
+    etch_imported_free(imported);
     unlink(npy_path);
 }
 

@@ -254,6 +254,17 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_optim_set_lr, "etch_optim_set_lr", etch_optim_set_lr(NULL, 0, 1) != ETCH_OK)        \
     FAILS(etch_optim_lr, "etch_optim_lr", isnan(etch_optim_lr(NULL, 0)))                           \
     FAILS(etch_optim_save, "etch_optim_save", etch_optim_save(NULL, "x") != ETCH_OK)               \
+    FAILS(etch_export_with, "etch_export", etch_export_with(NULL, NULL, 0, "x", NULL) != ETCH_OK)  \
+    FAILS(etch_import_with, "etch_import", !etch_import_with(NULL, NULL))                          \
+    FAILS(etch_imported_weight, "etch_imported_weight", !etch_imported_weight(NULL, 0))            \
+    FAILS(etch_imported_weight_name, "etch_imported_weight_name",                                  \
+          !etch_imported_weight_name(NULL, 0))                                                     \
+    FAILS(etch_imported_call, "etch_imported_call",                                                \
+          etch_imported_call(NULL, NULL, 0, NULL, 0) != ETCH_OK)                                   \
+    FAILS(etch_imported_call_one, "etch_imported_call", !etch_imported_call_one(NULL, &x, 1))      \
+    FAILS(etch_imported_save, "etch_imported_save", etch_imported_save(NULL, "x") != ETCH_OK)      \
+    FAILS(etch_export_describe, "etch_export_describe",                                            \
+          (etch_export_describe(NULL, NULL, 0) == -1))                                             \
     FAILS(etch_optim_load, "etch_optim_load", etch_optim_load(NULL, "x") != ETCH_OK)               \
     FAILS(etch_module_backward_hook, "etch_module_backward_hook",                                  \
           !etch_module_backward_hook(parent, NULL, NULL))                                          \
@@ -305,6 +316,8 @@ static const char *const safe =
     " etch_load_report_free etch_safetensors_free etch_safetensors_count etch_safetensors_name"
     " etch_safetensors_dtype etch_safetensors_sizes etch_safetensors_find"
     " etch_safetensors_text"
+    " etch_imported_free etch_imported_num_inputs etch_imported_num_outputs"
+    " etch_imported_num_weights"
     " etch_optim_free etch_optim_steps"
     " etch_trace_write etch_graph_is_instance etch_module_type etch_module_parameter_count"
     " etch_module_parameter_at etch_module_parameter_name etch_module_buffer_count"

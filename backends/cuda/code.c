@@ -210,11 +210,14 @@ typedef struct tasks {
     void *ctx;
     int n;
     atomic_int next;
+    pack_use pack; /* the caller's */
 } tasks;
 
 static void *do_tasks(void *ctx) {
     tasks *t = ctx;
+    pack_use before = etch__pack_enter(t->pack);
     for (int i; (i = atomic_fetch_add(&t->next, 1)) < t->n;) t->task(t->ctx, i);
+    etch__pack_leave(before);
     return NULL;
 }
 
@@ -227,7 +230,7 @@ static int helpers(int n) {
 }
 
 void etch__cuda_at_once(int n, void (*task)(void *ctx, int i), void *ctx) {
-    tasks t = {.task = task, .ctx = ctx, .n = n};
+    tasks t = {.task = task, .ctx = ctx, .n = n, .pack = etch__pack};
     pthread_t thread[HELPERS_MAX];
     sigset_t all, before;
     int started = 0, wanted = helpers(n);
@@ -283,11 +286,12 @@ void etch__cuda_text_key(const char *text, uint8_t key[40]) {
 static cuda_code *find_or_make(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                                code_source source, const void *ctx) {
     uint64_t hash = XXH3_64bits(key, n);
-    cuda_code *c = (cuda_code *)etch__lru_find(&codes, hash, key, n);
+    bool anew = etch__pack.collects != NULL; /* it wants the bytes of the code */
+    cuda_code *c = anew ? NULL : (cuda_code *)etch__lru_find(&codes, hash, key, n);
     if (c) return c;
     busy_key f = {.hash = hash, .key = key, .n = n};
     if (!looking) begin_key(&f);
-    c = (cuda_code *)etch__lru_find(&codes, hash, key, n); /* another thread's by now */
+    if (!anew) c = (cuda_code *)etch__lru_find(&codes, hash, key, n); /* another thread's by now */
     if (!c && (c = make(d, key, n, hash, symbol, source, ctx)))
         c = (cuda_code *)etch__lru_publish(&codes, &c->entry);
     if (!looking) end_key(&f);

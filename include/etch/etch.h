@@ -19,5 +19,6 @@
 #include <etch/safetensors.h>
 #include <etch/nn.h>
 #include <etch/optim.h>
+#include <etch/export.h>
 
 #endif

@@ -125,21 +125,25 @@ void etch__cache_close(const cache_dir *dir) {
 /* Where a kernel is stored, and the key that stands there. */
 typedef struct entry {
     char path[PATH_ROOM];
-    size_t n;
+    size_t n, head; /* bytes of the key, and how many come before the kernel's */
     uint8_t key[];
 } entry;
+
+size_t etch__cache_identity(char *text, size_t n) {
+    return (size_t)snprintf(text, n, "etch %s code %d cc %.64s libc %.32s isa %s",
+                            ETCH_VERSION_STRING, CODE_REVISION, __VERSION__, gnu_get_libc_version(),
+                            etch__cpu_isa_name(etch__cpu_isa()));
+}
 
 /* What the code depends on beside the kernel. The helper's size and time stand for its contents. */
 static size_t head_of_key(char *key) {
     struct stat s = {0};
     const char *helper = etch__jit_helper(NULL);
     if (helper && stat(helper, &s) != 0) memset(&s, 0, sizeof s);
-    return 1 + (size_t)snprintf(key, KEY_HEAD, /* with the text's zero */
-                                "etch %s code %d cc %.64s libc %.32s isa %s helper %lld %lld.%09ld",
-                                ETCH_VERSION_STRING, CODE_REVISION, __VERSION__,
-                                gnu_get_libc_version(), etch__cpu_isa_name(etch__cpu_isa()),
-                                (long long)s.st_size, (long long)s.st_mtim.tv_sec,
-                                s.st_mtim.tv_nsec);
+    size_t n = etch__cache_identity(key, KEY_HEAD);
+    return 1 + n + /* with the text's zero */
+           (size_t)snprintf(key + n, KEY_HEAD - n, " helper %lld %lld.%09ld", (long long)s.st_size,
+                            (long long)s.st_mtim.tv_sec, s.st_mtim.tv_nsec);
 }
 
 static void file_of(const cache_dir *dir, const uint8_t *key, size_t n, const char *ending,
@@ -154,7 +158,7 @@ static entry *entry_of(const cache_dir *dir, const uint8_t *kernel, size_t n) {
     bool stored = dir->disk && n <= KERNEL_MAX;
     entry *e = stored ? etch__quiet_malloc(sizeof *e + KEY_HEAD + n) : NULL;
     if (!e) return NULL;
-    e->n = head_of_key((char *)e->key);
+    e->n = e->head = head_of_key((char *)e->key);
     memcpy(e->key + e->n, kernel, n);
     e->n += n;
     file_of(dir, e->key, e->n, "so", e->path);
@@ -221,6 +225,17 @@ static bool load(const cache_dir *dir, const char *path, const void *object, siz
     return false;
 }
 
+static void collect_kernel(const uint8_t *kernel, size_t n, const char *symbol, uint8_t *object,
+                           size_t bytes) {
+    pack_entry e = {.kind = PACK_KERNEL,
+                    .key = (uint8_t *)kernel,
+                    .key_bytes = n,
+                    .code = object,
+                    .code_bytes = bytes};
+    snprintf(e.symbol, sizeof e.symbol, "%s", symbol);
+    etch__pack_collect(&e);
+}
+
 static bool load_entry(const cache_dir *dir, const entry *e, cache_object *out) {
     trailer t;
     char symbol[64] = "";
@@ -229,6 +244,7 @@ static bool load_entry(const cache_dir *dir, const entry *e, cache_object *out) 
     if (!file) return false;
     if (t.symbol_bytes < sizeof symbol) memcpy(symbol, file + t.object_bytes, t.symbol_bytes);
     bool ok = load(dir, e->path, file, t.object_bytes, symbol, out, &why);
+    if (ok) collect_kernel(e->key + e->head, e->n - e->head, symbol, file, t.object_bytes);
     etch__free(file);
     if (!ok) drop_bad(e->path);
     return ok;
@@ -239,6 +255,13 @@ bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cac
     bool ok = e && load_entry(dir, e, out);
     etch__free(e);
     return ok;
+}
+
+/* Where the system has no memory files the object lies in the folder for temporary ones for a
+ * moment; there is no file to load it from in the end. */
+bool etch__cache_load_given(const pack_entry *e, cache_object *out, const char **why) {
+    const cache_dir dir = {.path = "/tmp"};
+    return load(&dir, "/dev/null", e->code, e->code_bytes, e->symbol, out, why);
 }
 
 /* ---- writing ---- */
@@ -401,6 +424,7 @@ bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out) 
         snprintf(job->message, sizeof job->message, "the helper's object does not load: %s", why);
     remove_any(job->object);
     job->object[0] = 0;
+    if (ok) collect_kernel(job->kernel, job->kernel_bytes, job->symbol, object, n);
     entry *e = ok ? entry_of(dir, job->kernel, job->kernel_bytes) : NULL;
     if (e) store(dir, e->path, object, n, job->symbol, e->key, e->n);
     etch__free(e);
@@ -410,20 +434,38 @@ bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out) 
 
 /* ---- code of other devices: bytes under a key of the caller's ---- */
 
+static void *given_blob(const uint8_t *key, size_t n, size_t *bytes) {
+    code_pack *given = etch__pack.gives;
+    const pack_entry *e = given ? etch__pack_find(given, PACK_BLOB, key, n) : NULL;
+    void *copy = e ? etch__quiet_malloc(e->code_bytes + 1) : NULL;
+    if (copy) memcpy(copy, e->code, *bytes = e->code_bytes);
+    return copy;
+}
+
+static void collect_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes) {
+    etch__pack_collect(&(pack_entry){.kind = PACK_BLOB,
+                                     .key = (uint8_t *)key,
+                                     .key_bytes = n,
+                                     .code = (uint8_t *)blob,
+                                     .code_bytes = bytes});
+}
+
 void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes) {
     cache_dir dir;
     char path[PATH_ROOM];
     trailer t;
-    if (!usable_cache(dir.path, sizeof dir.path)) return NULL;
+    void *given = given_blob(key, n, bytes);
+    if (given || !usable_cache(dir.path, sizeof dir.path)) return given;
     file_of(&dir, key, n, "gp", path);
     uint8_t *file = read_file(path, key, n, &t);
-    if (file) *bytes = t.object_bytes; /* the blob stands first */
+    if (file) collect_blob(key, n, file, *bytes = t.object_bytes); /* the blob stands first */
     return file;
 }
 
 void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes) {
     cache_dir dir;
     char path[PATH_ROOM];
+    collect_blob(key, n, blob, bytes);
     if (!usable_cache(dir.path, sizeof dir.path)) return;
     file_of(&dir, key, n, "gp", path);
     store(&dir, path, blob, bytes, "", key, n);

@@ -4,6 +4,7 @@
 #define ETCH_JIT_STORE_CACHE_H
 
 #include "jit/store/client.h"
+#include "jit/store/pack.h"
 
 /* The folder in which compiles leave their objects: the cache, or (*disk false) a private one made
  * for this call. False: not even that. Afterwards etch__cache_close. */
@@ -20,6 +21,10 @@ typedef struct cache_object {
     void *entry;
 } cache_object;
 
+/* What code of this process depends on beside the kernel and the helper: versions, instruction set.
+ * Returns the text's length. */
+size_t etch__cache_identity(char *text, size_t n);
+
 /* Looks for the kernel; false: not there, or bad and removed. */
 bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cache_object *out);
 
@@ -27,6 +32,9 @@ bool etch__cache_load(const cache_dir *dir, const uint8_t *kernel, size_t n, cac
  * loads it; false with a message in job->message. The job's object is gone afterwards in every
  * case. */
 bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out);
+
+/* Loads code that a pack gives (jit/store/pack.h); false with the reason in *why. */
+bool etch__cache_load_given(const pack_entry *e, cache_object *out, const char **why);
 
 /* Code of other devices, as bytes under a key that says all they depend on. Loading gives a copy to
  * be freed, or NULL; storing fails silently. */

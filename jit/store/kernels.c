@@ -73,8 +73,24 @@ static bool describe(want *w, const loop_kernel *k) {
     etch__loop_serialise(k, w->bytes, w->n);
     w->hash = XXH3_64bits(w->bytes, w->n);
     etch__loop_symbol(k, w->symbol);
-    w->made = (loaded_kernel *)etch__lru_find(&kernels, w->hash, w->bytes, w->n);
+    if (!etch__pack.collects) /* which wants the bytes of the code */
+        w->made = (loaded_kernel *)etch__lru_find(&kernels, w->hash, w->bytes, w->n);
     return true;
+}
+
+static bool from_pack(want *w, code_pack *given) {
+    cache_object object;
+    const char *why = "it is not among the code of the file";
+    const pack_entry *e = etch__pack_find(given, PACK_KERNEL, w->bytes, w->n);
+    loaded_kernel *k = e ? new_kernel(w) : NULL;
+    if (k && etch__cache_load_given(e, &object, &why)) {
+        etch__log(LOG_CACHE, "%s: loaded from an imported file", w->symbol);
+        if (etch__report_on()) etch__report_kernel_made(w->hash, w->n, false, 0, NULL);
+        return adopt(w, k, &object);
+    }
+    if (k) etch__kernel_release(k);
+    etch__why("%s: %s", w->symbol, why);
+    return false;
 }
 
 static bool from_disk(want *w, const cache_dir *dir) {
@@ -158,11 +174,19 @@ static void show(const want *w) {
     etch__free(text);
 }
 
+/* What a pack lacks is made by nobody: there may be no compiler. */
+static bool complete_from(code_pack *given, want *wants, int n) {
+    bool ok = true;
+    for (int i = 0; ok && i < n; i++) ok = wants[i].made || from_pack(&wants[i], given);
+    return ok;
+}
+
 static bool complete(want *wants, int n) {
     cache_dir dir;
     bool ok = true, missing = false;
     for (int i = 0; i < n; i++) missing |= !wants[i].made;
     if (!missing) return true;
+    if (etch__pack.gives) return complete_from(etch__pack.gives, wants, n);
     if (!etch__cache_open(&dir)) {
         etch__tls.why = "no folder for compiled code";
         return false;
@@ -181,12 +205,13 @@ static const bool have_jit = false;
 #endif
 
 bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, const char **why) {
-    want *wants = have_jit && n > 0 ? etch__calloc((size_t)n, sizeof *wants) : NULL;
+    bool can = have_jit || etch__pack.gives;
+    want *wants = can && n > 0 ? etch__calloc((size_t)n, sizeof *wants) : NULL;
     int *number = wants ? etch__calloc((size_t)n, sizeof *number) : NULL, distinct = 0;
     saved_error before; /* what fails beside the way (the cache's bound) is nobody's error */
     etch__error_save(&before);
     for (int i = 0; i < n; i++) out[i] = NULL;
-    etch__tls.why = have_jit ? "out of memory" : "this build has no libgccjit";
+    etch__tls.why = can ? "out of memory" : "this build has no libgccjit";
     bool ok = number && collect(k, n, wants, number, &distinct);
     for (int i = 0; ok && i < distinct; i++) show(&wants[i]);
     ok = ok && complete(wants, distinct);

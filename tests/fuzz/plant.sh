@@ -281,7 +281,7 @@ fault reduction-order 1 jit/helper/reduce.c \
 fault kernel-key 1 core/base/lru.c 'memcmp(e->key, key, n) == 0' \
     '(n > 15 && !memcmp((const char *)e->key + 15, (const char *)key + 15, n - 15))' \
     jit/store/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 15, w->n - 15)'
-fault cache-key 1 jit/store/cache.c 'isa %s helper' 'isa %.0s helper'
+fault cache-key 1 jit/store/cache.c '32s isa %s"' '32s isa %.0s"'
 
 # ---- tensors on a device
 fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \

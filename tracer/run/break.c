@@ -6,9 +6,9 @@ static etch_status refuse_break(trace_run *r, reason_id why, const void *site, c
     const reason_info *reason = &etch__reasons[why];
     r->poisoned = true;
     return etch__error_at(site, ETCH_ERR_GRAPH_BREAK,
-                          "%s: fullgraph = true, but the graph breaks here: %s: %s%s%s; hint: %s",
-                          r->f->name, reason->name, reason->text, text ? ": " : "",
-                          text ? text : "", reason->hint);
+                          "%s: %s, but the graph breaks here: %s: %s%s%s; hint: %s", r->f->name,
+                          r->see ? "it is to be exported" : "fullgraph = true", reason->name,
+                          reason->text, text ? ": " : "", text ? text : "", reason->hint);
 }
 
 /* The error that poisoned the run is the reason, while it is there. */

@@ -255,7 +255,29 @@ static etch_status failed_result(const trace_run *r, int i) {
                           i);
 }
 
+static etch_status show(trace_run *r, const call_io *io) {
+    trace_walk *w = r->walk;
+    if (!w || w->mode != WALK_SHAPES)
+        return etch__error_at(NULL, ETCH_ERR_INTERNAL, "%s: it was not recorded", r->f->name);
+    w->end.why = END_RETURN;
+    etch__note_live(w, WANT_VALUE);
+    return r->see(r->see_ctx, w, io->out);
+}
+
+/* A call on shapes alone ends as one that has failed: what is deferred is never computed. */
+static etch_status finish_shown(trace_run *r, etch_status status, const call_io *io) {
+    status = close_scope(r, status, io);
+    if (status == ETCH_OK && r->poisoned) status = etch__poisoned(r, NULL);
+    if (status == ETCH_OK) status = show(r, io);
+    r->poisoned = true;
+    drop_segment(r);
+    leave();
+    settle_all(r, false);
+    return status;
+}
+
 static etch_status finish(trace_run *r, etch_status status, const call_io *io) {
+    if (unlikely(r->see != NULL)) return finish_shown(r, status, io);
     if (unlikely(r->f->options.replay) && status == ETCH_OK) {
         if (!r->replay.holds) etch__replay_note(r, io);
         else if (r->check.on) etch__replay_compare(r, r->replay.holds, io->out);
@@ -311,9 +333,8 @@ static void trace_abandon(int64_t mark) {
     etch__tls.layers |= 1u << LAYER_TRACER;
 }
 
-etch_status etch__call_traced(etch_function *f, const call_io *io) {
-    trace_run *r = take_run(f);
-    if (!r) return ETCH_ERR_OUT_OF_MEMORY;
+static etch_status call_in(trace_run *r, const call_io *io) {
+    etch_function *f = r->f;
     etch_status status;
     const replay *p = NULL;
     if (unlikely(f->options.replay)) r->replay.holds = etch__replay_find(r->gen, io);
@@ -335,6 +356,19 @@ etch_status etch__call_traced(etch_function *f, const call_io *io) {
     }
     give_back_run(r);
     return status;
+}
+
+etch_status etch__call_traced(etch_function *f, const call_io *io) {
+    trace_run *r = take_run(f);
+    return r ? call_in(r, io) : ETCH_ERR_OUT_OF_MEMORY;
+}
+
+etch_status etch__view_call(etch_function *f, const call_io *io, trace_viewer see, void *ctx) {
+    trace_run *r = take_run(f);
+    if (!r) return ETCH_ERR_OUT_OF_MEMORY;
+    r->see = see, r->see_ctx = ctx;
+    r->check.on = false; /* there is no data to compare */
+    return call_in(r, io);
 }
 
 static void free_spare_run(etch_thread *t) {

@@ -32,6 +32,9 @@ typedef struct run_check {
     const void *lost_site;
 } run_check;
 
+/* Sees the ended recording of a call on shapes alone, and its results, which are deferred. */
+typedef etch_status (*trace_viewer)(void *ctx, const trace_walk *w, etch_tensor *const *out);
+
 typedef struct trace_run {
     struct trace_run *outer; /* the run in a disabled function of which this one began, or NULL */
     struct trace_run *below; /* what this thread began before it and has not ended, or NULL */
@@ -62,6 +65,8 @@ typedef struct trace_run {
     int64_t nspoilt, spoilt_cap;
     run_replay replay;
     run_check check;
+    trace_viewer see; /* the call is made for it alone: nothing is computed; or NULL */
+    void *see_ctx;
 } trace_run;
 
 /* The calling thread's run; NULL without one. */
@@ -145,6 +150,9 @@ etch_status etch__learn_shapes(trace_run *r, etch_function *f, const call_io *io
 
 /* A call in a run of its own. */
 etch_status etch__call_traced(etch_function *f, const call_io *io);
+/* Calls f, which was never called and has fullgraph, on shapes alone for the viewer: no data is
+ * read or changed, nothing is published. Results and gradients that it has left are failed. */
+etch_status etch__view_call(etch_function *f, const call_io *io, trace_viewer see, void *ctx);
 /* Around a call that begins runs inside a disabled function of this run. */
 trace_run *etch__suspend(trace_run *r);
 void etch__unsuspend(trace_run *before);

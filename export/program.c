@@ -1,0 +1,84 @@
+/* See program.h. */
+#include "export/program.h"
+
+void etch__program_free(program *p) {
+    if (!p) return;
+    etch__graph_free(p->g);
+    for (int i = 0; p->captures && i < p->ncaptures; i++) etch__free(p->captures[i].name);
+    etch__free(p->captures);
+    etch__free(p->args);
+    etch__free(p->results);
+    etch__free(p->scalars);
+    etch__free(p);
+}
+
+int32_t etch__program_root(const program *p, int32_t value) {
+    const graph *g = p->g;
+    while (value >= g->ninputs) {
+        const graph_node *n = &g->nodes[g->values[value].node];
+        if (etch__ops[n->op].kind != KIND_VIEW) return -1;
+        value = g->operands[n->in];
+    }
+    return value;
+}
+
+/* ---- differences ---- */
+
+static __thread char difference[320];
+
+static const char *node_name(const program *p, int i) {
+    return i < p->g->nnodes ? etch__ops[p->g->nodes[i].op].name : "the return";
+}
+
+static const char *node_line(const program *p, int i) {
+    const char *line = i < p->g->nnodes ? etch__site_line(p->g->nodes[i].site) : "";
+    return *line ? line : "?";
+}
+
+static bool same_node(const program *a, const program *b, int i) {
+    const graph *g = a->g, *h = b->g;
+    if (i >= g->nnodes || i >= h->nnodes) return false;
+    const graph_node *m = &g->nodes[i], *n = &h->nodes[i];
+    return m->op == n->op && m->nin == n->nin && m->nsc == n->nsc && m->nat == n->nat &&
+           m->state == n->state && m->out == n->out && m->in == n->in && m->sc == n->sc &&
+           m->at == n->at &&
+           !memcmp(g->operands + m->in, h->operands + n->in, m->nin * sizeof *g->operands) &&
+           !memcmp(g->attrs + m->at, h->attrs + n->at, m->nat * sizeof *g->attrs) &&
+           !memcmp(g->scalar_kinds + m->sc, h->scalar_kinds + n->sc, m->nsc) &&
+           etch__same_meta(&g->values[m->out].meta, &h->values[n->out].meta);
+}
+
+static double number(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d : (double)s.i; }
+
+static bool same_scalars(const program *a, const program *b, int i) {
+    const graph_node *n = &a->g->nodes[i];
+    int count = etch__program_draws(a, i) ? n->nsc - 2 : n->nsc;
+    for (int k = 0; k < count; k++) {
+        etch_scalar x = a->scalars[n->sc + k], y = b->scalars[n->sc + k];
+        if (x.i == y.i) continue;
+        snprintf(difference, sizeof difference,
+                 "%s at %s: scalar %d is %.17g in one call and %.17g in the next", node_name(a, i),
+                 node_line(a, i), k, number(x), number(y));
+        return false;
+    }
+    return true;
+}
+
+const char *etch__program_difference(const program *a, const program *b) {
+    if (a->nargs != b->nargs || a->ncaptures != b->ncaptures || a->g->ninputs != b->g->ninputs)
+        return "it reads another number of tensors in the next call";
+    for (int i = 0; i < a->g->nnodes || i < b->g->nnodes; i++) {
+        if (!same_node(a, b, i)) {
+            snprintf(difference, sizeof difference,
+                     "operator %d is %s at %s in one call, and %s at %s, or that with other "
+                     "operands or attributes, in the next",
+                     i, node_name(a, i), node_line(a, i), node_name(b, i), node_line(b, i));
+            return difference;
+        }
+        if (!same_scalars(a, b, i)) return difference;
+    }
+    if (a->nresults != b->nresults ||
+        memcmp(a->results, b->results, (size_t)a->nresults * sizeof *a->results))
+        return "it returns other tensors in the next call";
+    return NULL;
+}

@@ -1,0 +1,60 @@
+/* A program: what an exported function is, without its code. Its graph; where the graph's inputs
+ * come from; its scalars; which values are the results. export/record.c makes one of a recording,
+ * export/text.c writes and reads it, export/check.c looks at what was read, export/imported.c runs
+ * it. */
+#ifndef ETCH_EXPORT_PROGRAM_H
+#define ETCH_EXPORT_PROGRAM_H
+
+#include "core/graph/graph.h"
+
+enum { PROGRAM_ARGS_MAX = 1 << 16 };
+
+/* Inputs of the graph are the arguments (those that are not ETCH_NONE), then what is captured. */
+typedef struct program_argument {
+    int32_t input; /* of the graph, or -1: ETCH_NONE */
+    int32_t same;  /* the first argument that is the same handle */
+} program_argument;
+
+/* A captured tensor lies over a stored one, from that element on. */
+typedef struct program_capture {
+    char *name; /* of the stored tensor */
+    int64_t offset;
+} program_capture;
+
+typedef struct program {
+    graph *g;
+    etch_mode_kind mode;
+    etch_numerics numerics;
+    unsigned fp; /* how the processor computes: FP_MODE bits */
+    int nargs, ncaptures, nresults;
+    program_argument *args;
+    program_capture *captures;
+    int32_t *results;     /* values of the graph */
+    etch_scalar *scalars; /* of the graph; seeds and offsets of random operators are drawn anew */
+    bool writes;          /* some input: then which of them share a storage is as recorded */
+} program;
+
+void etch__program_free(program *p);
+/* The input on whose storage the value lies, as its chain of views began; -1: none. */
+int32_t etch__program_root(const program *p, int32_t value);
+/* Whether node i takes its last two scalars from the generator of random numbers. */
+static inline bool etch__program_draws(const program *p, int i) {
+    return (etch__ops[p->g->nodes[i].op].flags & OPF_RANDOM) != 0;
+}
+
+/* The first difference, as a sentence; NULL: there is none. Lives until the next call. */
+const char *etch__program_difference(const program *a, const program *b);
+
+/* ---- text.c: two texts, of the graph and of the rest, to be freed with etch__free ---- */
+
+char *etch__program_text(const program *p);
+/* From both; the names of captures are not set. NULL with the error format. */
+program *etch__program_read(const char *graph, const char *rest);
+
+/* ---- check.c ---- */
+
+/* Whether running it cannot go wrong but by its data: everything that was read is looked at, and
+ * inferred once more. false with the error format. */
+bool etch__program_check(program *p);
+
+#endif

@@ -1,0 +1,765 @@
+/* Exported functions: the same bits in another process, without a compiler; what is refused, and
+ * what a damaged file does. ETCH_EXPORT_MUTATIONS: how many damaged files (2,000).
+ * Labels: quick. */
+#include "export_support.h"
+
+#include <stdlib.h>
+
+#include "export/file.h"
+#include "export/hash.h"
+#include "jit/store/pack.h"
+
+static bool have_jit(void) {
+#ifdef ETCH_TEST_NO_JIT
+    return false;
+#else
+    return true;
+#endif
+}
+
+/* ---- another process ---- */
+
+static bool mapped(const char *library) {
+    char line[512];
+    bool found = false;
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps)) found |= strstr(line, library) != NULL;
+    if (maps) fclose(maps);
+    return found;
+}
+
+#define CHILD_CHECK(condition)                                                                     \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: %s: %s\n", __FILE__, __LINE__, #condition, etch_last_error()); \
+            exit(3);                                                                               \
+        }                                                                                          \
+    } while (0)
+
+static export_example *named(const char *name, int *i) {
+    for (*i = 0; *i < EXPORT_EXAMPLES; ++*i)
+        if (!strcmp(export_examples[*i].name, name)) return &export_examples[*i];
+    return NULL;
+}
+
+/* The arguments are made as in the process that exported: the rest comes from the files. */
+static void child_calls(void **state) {
+    const char *const *args = *state;
+    int number;
+    CHILD_CHECK(named(args[0], &number));
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s.etch", args[1], args[0]);
+    ETCH_SCOPE {
+        export_example *x = begin_example(number);
+        end_example(x);
+        etch_imported *f = etch_import(path);
+        CHILD_CHECK(f);
+        snprintf(path, sizeof path, "%s/%s.want", args[1], args[0]);
+        etch_safetensors *want = must(etch_safetensors_load(path));
+        calls_are_the_same(f, x, want);
+        CHILD_CHECK(etch_counters().kernels_compiled == 0);
+        CHILD_CHECK(etch_counters().compile_failures == 0);
+        CHILD_CHECK(!mapped("gccjit"));
+        etch_safetensors_free(want);
+        etch_imported_free(f);
+    }
+}
+
+static int child(char **args) {
+    struct CMUnitTest test = {.name = args[0], .test_func = child_calls, .initial_state = args};
+    return _cmocka_run_group_tests("child", &test, 1, NULL, NULL);
+}
+
+TEST(the_same_bits_without_a_compiler) {
+    for (int i = 0; i < EXPORT_EXAMPLES; i++)
+        ETCH_SCOPE {
+            export_example *x = begin_example(i);
+            char name[64];
+            snprintf(name, sizeof name, "%s.etch", x->name);
+            export_example_to(x, path_of(name));
+            expected e = {.n = 0};
+            expect_calls(x, &e);
+            snprintf(name, sizeof name, "%s.want", x->name);
+            assert_int_equal(etch_safetensors_save(path_of(name), e.list, e.n, NULL, 0), ETCH_OK);
+            end_example(x);
+            if (run_without_compiler("--child", x->name, file_folder) != 0)
+                fail_msg("%s: it is not the same in another process", x->name);
+        }
+}
+
+/* ---- in one process ---- */
+
+/* Exports the example, and imports it in that way. */
+static etch_imported *exported_example(int i, export_example **x, etch_import_code code) {
+    *x = begin_example(i);
+    export_example_to(*x, path_of("f.etch"));
+    return must(etch_import(path_of("f.etch"), .code = code));
+}
+
+static void ways_agree(int i, etch_import_code code) {
+    ETCH_SCOPE {
+        export_example *x;
+        etch_imported *f = exported_example(i, &x, code);
+        expected e = {.n = 0};
+        expect_calls(x, &e);
+        assert_int_equal(etch_safetensors_save(path_of("want"), e.list, e.n, NULL, 0), ETCH_OK);
+        end_example(x);
+        x = begin_example(i);
+        end_example(x);
+        etch_safetensors *want = must(etch_safetensors_load(path_of("want")));
+        calls_are_the_same(f, x, want);
+        etch_safetensors_free(want);
+        etch_imported_free(f);
+    }
+}
+
+TEST(all_codes_give_the_same_bits) {
+    for (int i = 0; i < EXPORT_EXAMPLES; i++)
+        for (int code = ETCH_CODE_OF_FILE; code <= ETCH_CODE_EAGER; code++)
+            ways_agree(i, (etch_import_code)code);
+}
+
+/* Exporting changes nothing: parameters are as they were, and the function goes on. */
+TEST(exporting_computes_nothing) {
+    ETCH_SCOPE {
+        export_example *x = begin_example(2);
+        etch_tensor *weight = etch_module_parameter_at(x->module, 0);
+        etch_tensor *before = must(etch_clone(weight));
+        export_example_to(x, path_of("f.etch"));
+        assert_true(etch_bitwise_equal(before, weight));
+        assert_null(etch_grad_of(weight));
+        assert_int_equal(etch_function_counters(x->f).calls, 0);
+        end_example(x);
+    }
+}
+
+TEST(a_saved_function_goes_on) {
+    ETCH_SCOPE {
+        export_example *x;
+        etch_imported *f = exported_example(4, &x, ETCH_CODE_OF_FILE), *again;
+        etch_tensor *a[4], *b[4];
+        end_example(x);
+        if (etch_imported_call(f, x->in, 1, a, 1) != ETCH_OK) must(NULL);
+        assert_int_equal(etch_imported_save(f, path_of("again.etch")), ETCH_OK);
+        again = must(etch_import(path_of("again.etch")));
+        assert_true(etch_item(etch_imported_weight(again, 0)) == 1);
+        etch_tensor *same = must(etch_clone(x->in[0]));
+        if (etch_imported_call(f, x->in, 1, a, 1) != ETCH_OK) must(NULL);
+        if (etch_imported_call(again, &same, 1, b, 1) != ETCH_OK) must(NULL);
+        assert_true(etch_bitwise_equal(a[0], b[0]));
+        etch_imported_free(f);
+        etch_imported_free(again);
+    }
+}
+
+TEST(weights_have_names) {
+    ETCH_SCOPE {
+        export_example *x;
+        etch_imported *f = exported_example(1, &x, ETCH_CODE_OF_FILE);
+        assert_int_equal(etch_imported_num_inputs(f), 1);
+        assert_int_equal(etch_imported_num_outputs(f), 1);
+        assert_int_equal(etch_imported_num_weights(f), etch_module_parameter_count(x->module));
+        for (int i = 0; i < etch_imported_num_weights(f); i++) {
+            const char *name = etch_imported_weight_name(f, i);
+            bool found = false;
+            for (int k = 0; k < etch_module_parameter_count(x->module); k++)
+                if (!strcmp(name, etch_module_parameter_name(x->module, k)))
+                    found = etch_bitwise_equal(etch_imported_weight(f, i),
+                                               etch_module_parameter_at(x->module, k));
+            assert_true(found);
+        }
+        FAILED_WITH(!etch_imported_weight(f, 99), ETCH_ERR_INVALID_ARGUMENT, "below 6, got 99");
+        FAILED_WITH(!etch_imported_weight_name(NULL, 0), ETCH_ERR_INVALID_ARGUMENT, "below 0");
+        end_example(x);
+        etch_imported_free(f);
+    }
+}
+
+/* Other programs read the weights. */
+TEST(the_file_is_one_of_safetensors) {
+    ETCH_SCOPE {
+        export_example *x = begin_example(1);
+        export_example_to(x, path_of("f.etch"));
+        etch_safetensors *file = must(etch_safetensors_load(path_of("f.etch")));
+        int k = etch_safetensors_find(file, etch_module_parameter_name(x->module, 0));
+        assert_true(k >= 0);
+        assert_true(etch_bitwise_equal(must(etch_safetensors_tensor(file, k)),
+                                       etch_module_parameter_at(x->module, 0)));
+        etch_safetensors_free(file);
+        end_example(x);
+    }
+}
+
+/* ---- calls that do not fit ---- */
+
+static bool call_fails(etch_imported *f, etch_tensor *x, etch_tensor *w) {
+    etch_tensor *const in[2] = {x, w};
+    etch_tensor *out = (etch_tensor *)1;
+    return etch_imported_call(f, in, 2, &out, 1) != ETCH_OK && !out;
+}
+
+TEST(calls_that_do_not_fit) {
+    ETCH_SCOPE {
+        export_example *x;
+        etch_imported *f = exported_example(0, &x, ETCH_CODE_OF_FILE);
+        etch_tensor *w = x->in[1], *out, *other = etch_zeros(ETCH_F32, ETCH_SHAPE(64, 63));
+        FAILED_WITH(call_fails(f, other, w), ETCH_ERR_SHAPE,
+                    "argument 0: expected sizes [64, 64], got [64, 63]");
+        other = etch_zeros(ETCH_F64, ETCH_SHAPE(64, 64));
+        FAILED_WITH(call_fails(f, w, other), ETCH_ERR_DTYPE, "argument 1: expected f32, got f64");
+        other = etch_zeros(ETCH_F32, ETCH_SHAPE(64));
+        FAILED_WITH(call_fails(f, other, w), ETCH_ERR_SHAPE,
+                    "argument 0: expected 2 dimensions, got 1");
+        other = etch_t(w);
+        FAILED_WITH(call_fails(f, w, other), ETCH_ERR_SHAPE,
+                    "argument 1: expected strides [64, 1], got [1, 64]");
+        FAILED_WITH(call_fails(f, NULL, w), ETCH_ERR_NULL, "an argument");
+        FAILED_WITH(call_fails(f, ETCH_NONE, w), ETCH_ERR_INVALID_ARGUMENT,
+                    "argument 0: expected a tensor, got ETCH_NONE");
+        other = etch_requires_grad_(etch_clone(w), true);
+        FAILED_WITH(call_fails(f, other, w), ETCH_ERR_NO_GRAD, "argument 0 requires gradients");
+        FAILED_WITH(!etch_imported_call_one(f, &w, 1), ETCH_ERR_INVALID_ARGUMENT,
+                    "expected 2 arguments and 1 results, got 1 and 1");
+        FAILED_WITH(etch_imported_call(NULL, &w, 1, &out, 1) != ETCH_OK, ETCH_ERR_NULL,
+                    "expected a function");
+        end_example(x);
+        etch_imported_free(f);
+    }
+    etch_imported_free(NULL);
+}
+
+/* What fails on its data says so as eager code does, and nothing was written. */
+static etch_tensor *divide(etch_tensor *a, etch_tensor *b) {
+    etch_tensor *twice = etch_add(a, a);
+    etch_tensor *q = etch_floor_divide(twice, b);
+    return q && etch_add_(a, b) ? q : NULL;
+}
+
+TEST(errors_on_data) {
+    ETCH_SCOPE {
+        etch_tensor *a = etch_full(ETCH_I32, ETCH_SHAPE(5), 3);
+        etch_tensor *b = etch_zeros(ETCH_I32, ETCH_SHAPE(5));
+        etch_tensor *in[2] = {a, b};
+        etch_function *f = etch_compile(divide);
+        if (etch_export(f, in, 2, path_of("f.etch")) != ETCH_OK) must(NULL);
+        etch_function_free(f);
+        etch_imported *g = must(etch_import(path_of("f.etch")));
+        FAILED_WITH(!etch_imported_call_one(g, in, 2), ETCH_ERR_DIVISION_BY_ZERO, "floor_divide");
+        assert_true(etch_item_int(etch_select(a, 0, 2)) == 3);
+        etch_add_scalar_(b, 2);
+        etch_tensor *q = must(etch_imported_call_one(g, in, 2));
+        assert_true(etch_item_int(etch_select(q, 0, 4)) == 3);
+        assert_true(etch_item_int(etch_select(a, 0, 2)) == 5);
+        etch_imported_free(g);
+    }
+}
+
+/* ---- who shares memory ---- */
+
+static ETCH_FN_N(add_into, ctx, in, nin, out, nout) {
+    if (!etch_add_(in[0], in[1])) return etch_last_status();
+    return done(out[0] = etch_mul_scalar(in[1], 2));
+}
+
+TEST(shared_storages) {
+    ETCH_SCOPE {
+        etch_tensor *base =
+            etch_arange(ETCH_F32, etch_scalar_int(0), etch_scalar_int(8), etch_scalar_int(1));
+        etch_tensor *low = etch_narrow(base, 0, 0, 6), *high = etch_narrow(base, 0, 2, 6);
+        etch_tensor *apart = etch_clone(high);
+        etch_tensor *over[2] = {low, high}, *two[2] = {low, apart}, *out;
+        etch_function *f = etch_compile(add_into);
+        if (etch_export(f, two, 2, path_of("apart.etch")) != ETCH_OK) must(NULL);
+        if (etch_export(f, over, 2, path_of("over.etch")) != ETCH_OK) must(NULL);
+        etch_imported *g = must(etch_import(path_of("apart.etch")));
+        etch_imported *h = must(etch_import(path_of("over.etch")));
+        FAILED_WITH(etch_imported_call(g, over, 2, &out, 1) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+                    "expected them to lie apart");
+        FAILED_WITH(etch_imported_call(h, two, 2, &out, 1) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+                    "expected them to share one");
+        etch_tensor *copy = etch_clone(base);
+        etch_tensor *there[2] = {etch_narrow(copy, 0, 0, 6), etch_narrow(copy, 0, 2, 6)}, *want;
+        assert_int_equal(add_into(NULL, there, 2, &want, 1), ETCH_OK);
+        if (etch_imported_call(h, over, 2, &out, 1) != ETCH_OK) must(NULL);
+        assert_true(etch_bitwise_equal(want, out) && etch_bitwise_equal(copy, base));
+        etch_function_free(f);
+        etch_imported_free(g);
+        etch_imported_free(h);
+    }
+}
+
+static etch_tensor *product(etch_tensor *x, etch_tensor *y) { return etch_mul(x, y); }
+
+TEST(one_tensor_twice) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(9)),
+                    *y = etch_randn(ETCH_F32, ETCH_SHAPE(9));
+        etch_tensor *twice[2] = {x, x}, *two[2] = {x, y};
+        etch_function *f = etch_compile(product);
+        if (etch_export(f, twice, 2, path_of("f.etch")) != ETCH_OK) must(NULL);
+        etch_imported *g = must(etch_import(path_of("f.etch")));
+        FAILED_WITH(!etch_imported_call_one(g, two, 2), ETCH_ERR_INVALID_ARGUMENT,
+                    "argument 1: expected the same tensor as argument 0");
+        assert_true(etch_bitwise_equal(must(etch_imported_call_one(g, twice, 2)), etch_mul(x, x)));
+        etch_function_free(f);
+        etch_imported_free(g);
+    }
+}
+
+/* Views of arguments lie over the argument of this call, wherever that begins. */
+static etch_tensor *second_row(etch_tensor *x) { return etch_select(x, 0, 1); }
+
+TEST(results_that_are_views) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(4, 3));
+        etch_function *f = etch_compile(second_row);
+        if (etch_export(f, &x, 1, path_of("f.etch")) != ETCH_OK) must(NULL);
+        etch_imported *g = must(etch_import(path_of("f.etch")));
+        etch_tensor *later = etch_narrow(etch_randn(ETCH_F32, ETCH_SHAPE(9, 3)), 0, 5, 4);
+        etch_tensor *row = must(etch_imported_call_one(g, &later, 1));
+        assert_true(etch_shares_storage(row, later));
+        assert_true(etch_bitwise_equal(row, etch_select(later, 0, 1)));
+        etch_function_free(f);
+        etch_imported_free(g);
+    }
+}
+
+/* ---- inside a compiled function it is a break ---- */
+
+static etch_imported *inner;
+
+static etch_tensor *outer_body(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *twice = etch_add(x, x);
+    etch_tensor *const in[2] = {twice, w};
+    etch_tensor *y = etch_imported_call_one(inner, in, 2);
+    return y ? etch_neg(y) : NULL;
+}
+
+TEST(a_call_inside_a_compiled_function) {
+    ETCH_SCOPE {
+        export_example *x;
+        inner = exported_example(0, &x, ETCH_CODE_OF_FILE);
+        etch_function *f = etch_compile(outer_body);
+        etch_tensor *want = must(outer_body(x->in[0], x->in[1]));
+        for (int i = 0; i < 3; i++)
+            assert_true(etch_bitwise_equal(must(etch_call(f, x->in[0], x->in[1])), want));
+        assert_int_equal(etch_function_counters(f).graph_breaks, 3);
+        etch_function_free(f);
+        end_example(x);
+        etch_imported_free(inner);
+    }
+}
+
+/* ---- what cannot be exported ---- */
+
+static etch_tensor *hidden, *other_hidden;
+static int calls;
+
+static etch_tensor *breaks(etch_tensor *x) {
+    return etch_item(etch_sum(x)) > 0 ? etch_neg(x) : x; /* the line of the break */
+}
+static etch_tensor *counts(etch_tensor *x) { return etch_mul_scalar(x, ++calls); }
+static etch_tensor *alternates(etch_tensor *x) { return ++calls % 2 ? etch_neg(x) : etch_abs(x); }
+static etch_tensor *switches(etch_tensor *x) {
+    return etch_add(x, ++calls % 2 ? hidden : other_hidden);
+}
+static etch_tensor *keeps(etch_tensor *x) {
+    hidden = etch_retain(etch_neg(x));
+    return etch_abs(x);
+}
+static etch_tensor *makes_anew(etch_tensor *x) {
+    float one = 1;
+    etch_tensor *t = etch_from_host(&one, ETCH_F32, ETCH_SHAPE(1));
+    return etch_add(x, etch_add_(t, t));
+}
+static etch_tensor *returns_anew(etch_tensor *x) {
+    float one = 1;
+    etch_tensor *t = etch_from_host(&one, ETCH_F32, ETCH_SHAPE(1));
+    return etch_add(x, t) ? t : NULL;
+}
+static etch_tensor *fails(etch_tensor *x) { return etch_mm(x, x); }
+static etch_tensor *with_gradients(etch_tensor *x) { return etch_mul(x, hidden); }
+static etch_tensor *accumulates(etch_tensor *x) {
+    etch_tensor *loss = etch_sum(etch_mul(x, hidden));
+    return etch_backward(loss) == ETCH_OK ? etch_detach(loss) : NULL;
+}
+
+static bool refused(etch_fn1 fn, etch_tensor *x) {
+    etch_function *f = etch_compile(fn);
+    bool failed = etch_export(f, &x, 1, path_of("f.etch")) != ETCH_OK;
+    etch_function_free(f);
+    return failed;
+}
+
+TEST(what_cannot_be_exported) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3));
+        hidden = etch_ones(ETCH_F32, ETCH_SHAPE(3)), other_hidden = etch_clone(hidden);
+        FAILED_WITH(refused(breaks, x), ETCH_ERR_GRAPH_BREAK, "it is to be exported");
+        assert_false(refused(second_row, etch_ones(ETCH_F32, ETCH_SHAPE(2, 2))));
+        FAILED_WITH(refused(counts, x), ETCH_ERR_UNSUPPORTED,
+                    "scalar 0 is 1 in one call and 2 in the next");
+        calls = 0;
+        FAILED_WITH(refused(alternates, x), ETCH_ERR_UNSUPPORTED, "operator 0 is neg");
+        FAILED_WITH(refused(switches, x), ETCH_ERR_UNSUPPORTED, "captures other tensors");
+        FAILED_WITH(refused(makes_anew, x), ETCH_ERR_UNSUPPORTED, "makes anew in each call");
+        FAILED_WITH(refused(returns_anew, x), ETCH_ERR_UNSUPPORTED, "makes anew in each call");
+        FAILED_WITH(refused(fails, x), ETCH_ERR_SHAPE, "mm");
+        etch_requires_grad_(hidden, true);
+        FAILED_WITH(refused(with_gradients, x), ETCH_ERR_UNSUPPORTED,
+                    "result 0 requires gradients");
+        ETCH_NO_GRAD
+            assert_false(refused(with_gradients, x));
+        FAILED_WITH(refused(accumulates, x), ETCH_ERR_UNSUPPORTED, "changes from call to call");
+        assert_null(etch_grad_of(hidden));
+        etch_set_grad(hidden, etch_zeros(ETCH_F32, ETCH_SHAPE(3)));
+        assert_false(refused(accumulates, x)); /* what it adds to is a tensor like any other */
+        hidden = NULL;
+        FAILED_WITH(refused(keeps, x), ETCH_ERR_UNSUPPORTED, "outlives the call");
+        etch_release(hidden);
+    }
+}
+
+/* The error of a break says where it is. */
+TEST(a_break_names_its_line) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3));
+        char line[64];
+        int number = 0;
+        FILE *source = fopen(ETCH_TEST_SOURCE_DIR "/tests/test_export.c", "r");
+        if (!source) skip();
+        char text[512];
+        for (int n = 1; fgets(text, sizeof text, source); n++)
+            if (strstr(text, "return etch_item(etch_sum(x)) > 0")) number = number ? number : n;
+        fclose(source);
+        snprintf(line, sizeof line, "test_export.c:%d", number);
+        FAILED_WITH(refused(breaks, x), ETCH_ERR_GRAPH_BREAK, line);
+    }
+}
+
+static etch_tensor *exports_inside(etch_tensor *x) {
+    etch_function *f = etch_compile(second_row);
+    etch_status status = etch_export(f, &x, 1, path_of("f.etch"));
+    etch_function_free(f);
+    return status == ETCH_OK ? etch_neg(x) : NULL;
+}
+
+TEST(wrong_calls_of_export) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(3, 3)), *two[2] = {x, x}, *none = NULL;
+        etch_function *f = etch_compile(second_row), *off = etch_disable(second_row, true);
+        const char *path = path_of("f.etch");
+        FAILED_WITH(etch_export(NULL, &x, 1, path) != ETCH_OK, ETCH_ERR_NULL, "got NULL");
+        FAILED_WITH(etch_export(f, &x, 1, NULL) != ETCH_OK, ETCH_ERR_NULL, "got NULL");
+        FAILED_WITH(etch_export(f, two, 2, path) != ETCH_OK, ETCH_ERR_INVALID_ARGUMENT,
+                    "expected 1 arguments, got 2");
+        FAILED_WITH(etch_export(f, &none, 1, path) != ETCH_OK, ETCH_ERR_NULL, "an argument");
+        FAILED_WITH(etch_export(off, &x, 1, path) != ETCH_OK, ETCH_ERR_UNSUPPORTED,
+                    "out of graphs");
+        FAILED_WITH(etch_export(f, &x, 1, "/nonexistent/f.etch") != ETCH_OK, ETCH_ERR_IO,
+                    "/nonexistent");
+        etch_set_stance(ETCH_STANCE_FAIL_ON_RECOMPILE);
+        FAILED_WITH(etch_export(f, &x, 1, path) != ETCH_OK, ETCH_ERR_RECOMPILE, "the stance");
+        etch_set_stance(ETCH_STANCE_DEFAULT);
+        etch_function *inside = etch_compile(exports_inside);
+        FAILED_WITH(!etch_call(inside, x), ETCH_ERR_INVALID_ARGUMENT,
+                    "outside of compiled functions");
+        etch_function_free(inside);
+        etch_function_free(off);
+        etch_function_free(f);
+    }
+}
+
+/* ---- files that are not right ---- */
+
+static void import_fails(const char *path, etch_status code, const char *words) {
+    FAILED_WITH(!etch_import(path), code, words);
+}
+
+TEST(who_may_have_written_it) {
+    ETCH_SCOPE {
+        export_example *x = begin_example(0);
+        const char *path = path_of("f.etch");
+        export_example_to(x, path);
+        end_example(x);
+        chmod(path, 0666);
+        import_fails(path, ETCH_ERR_IO, "others may write it");
+        for (int code = ETCH_CODE_COMPILE; code <= ETCH_CODE_EAGER; code++) {
+            etch_imported *f = must(etch_import(path, .code = (etch_import_code)code));
+            assert_non_null(etch_imported_call_one(f, x->in, 2));
+            etch_imported_free(f);
+        }
+        chmod(path, 0600);
+        etch_imported_free(must(etch_import(path)));
+        if (geteuid() == 0 && chown(path, 12345, 12345) == 0)
+            import_fails(path, ETCH_ERR_IO, "it belongs to another user");
+        import_fails(file_folder, ETCH_ERR_IO, "regular file");
+        import_fails("/nonexistent", ETCH_ERR_IO, "/nonexistent");
+        import_fails(NULL, ETCH_ERR_NULL, "got NULL");
+    }
+}
+
+/* The umask of some systems lets the group write. */
+TEST(files_are_closed_to_others) {
+    struct stat s;
+    mode_t before = umask(0);
+    ETCH_SCOPE {
+        export_example *x = begin_example(0);
+        export_example_to(x, path_of("f.etch"));
+        end_example(x);
+    }
+    umask(before);
+    assert_int_equal(stat(path_of("f.etch"), &s), 0);
+    assert_int_equal(s.st_mode & 022, 0);
+}
+
+static void replace_in(const char *path, const char *from, const char *to) {
+    size_t n, k = strlen(from);
+    char *data = read_bytes(path, &n), *at = data;
+    assert_int_equal(strlen(to), k);
+    while (at + k <= data + n && memcmp(at, from, k)) at++;
+    assert_true(at + k <= data + n);
+    memcpy(at, to, k);
+    write_bytes(path, data, n);
+    free(data);
+}
+
+TEST(damage_is_refused) {
+    ETCH_SCOPE {
+        export_example *x = begin_example(1);
+        const char *path = path_of("f.etch");
+        export_example_to(x, path);
+        replace_in(path, "isa ", "isb ");
+        import_fails(path, ETCH_ERR_FORMAT, "its hash is another");
+        export_example_to(x, path);
+        replace_in(path, "convolution", "convolutiom");
+        import_fails(path, ETCH_ERR_FORMAT, "its hash is another");
+        export_example_to(x, path);
+        replace_in(path, "\"etch_export\":\"1\"", "\"etch_export\":\"9\"");
+        import_fails(path, ETCH_ERR_FORMAT, "expected a file of version 1 to 1, got '9'");
+        etch_named_tensor one = {"x", x->in[0]};
+        assert_int_equal(etch_safetensors_save(path, &one, 1, NULL, 0), ETCH_OK);
+        import_fails(path, ETCH_ERR_FORMAT, "no file of etch_export");
+        end_example(x);
+    }
+}
+
+/* Writes the file again with another text in it, and the hash that belongs to it. */
+static void forge(const char *path, const char *name, const char *from, const char *to) {
+    etch_safetensors *f = must(etch_safetensors_load(path));
+    static const char *const names[] = {"etch_export", "etch_graph",     "etch_program",
+                                        "etch_code",   "etch_capture.0", "etch_capture.1"};
+    etch_named_text texts[8];
+    etch_named_tensor tensors[16];
+    int ntexts = 0, n = etch_safetensors_count(f);
+    char *changed = calloc(1, 1 << 16), hash[HASH_TEXT];
+    assert_true(n <= 16);
+    for (int i = 0; i < n; i++)
+        tensors[i] =
+            (etch_named_tensor){etch_safetensors_name(f, i), must(etch_safetensors_tensor(f, i))};
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++) {
+        const char *text = etch_safetensors_text(f, names[i]);
+        if (!text) continue;
+        texts[ntexts++] = (etch_named_text){names[i], text};
+        if (strcmp(names[i], name) != 0) continue;
+        const char *at = strstr(text, from);
+        assert_non_null(at);
+        snprintf(changed, 1 << 16, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+        texts[ntexts - 1].text = changed;
+    }
+    assert_true(etch__content_hash(texts, ntexts, tensors, n, hash));
+    texts[ntexts++] = (etch_named_text){"etch_hash", hash};
+    assert_int_equal(etch_safetensors_save(path, tensors, n, texts, ntexts), ETCH_OK);
+    etch_safetensors_free(f);
+    free(changed);
+}
+
+/* A file whose hash is right is looked at as closely. */
+TEST(forged_programs_are_refused) {
+    static const struct {
+        const char *text, *from, *to, *words;
+    } forged[] = {
+        {"etch_code", "isa ", "isb ", "its machine code is for"},
+        {"etch_graph", "= sin(", "= cos(", "not among the code of the file"},
+        {"etch_graph", "mm(%0, %1)", "mm(%0, %99)", "no such value"},
+        {"etch_graph", "mm(%0, %1)", "mn(%0, %1)", "no such operator"},
+        {"etch_graph", "f32[64, 64] = mm", "f32[64, 65] = mm", "the value of operator 0"},
+        {"etch_graph", "%0: f32[64, 64]", "%0: f32[64, 60]", "mm"},
+        {"etch_graph", "%0: f32[64, 64]", "%0: f32[64, 64]@3", "input 0"},
+        {"etch_graph", "%0: f32[64, 64]", "%0: f32[9223372036854775807, 64]", "63 bits"},
+        {"etch_graph", "%0: f32[64, 64]", "%0: f32[64, 64 : 4611686018427387904, 4]", "input 0"},
+        {"etch_graph", "{1}", "{0}", "operator 3"},
+        {"etch_graph", "return %26", "return", "result 0"},
+        {"etch_graph", "return %26", "return %26, %26", "output 1"},
+        {"etch_program", "arguments 2", "arguments 1", "its program, line"},
+        {"etch_program", "arguments 2\n0 0", "arguments 2\n1 0", "argument 0"},
+        {"etch_program", "results 1\n26", "results 1\n27", "a number in its range"},
+        {"etch_program", "results 1\n26", "results 1\n25", "result 0"},
+        {"etch_program", "etch program 1", "etch program 2", "a number in its range"},
+        {"etch_program", "captures 0", "captures 1\n0", "the number of captures"},
+        {"etch_program", "options 0 0", "options 9 0", "a number in its range"},
+    };
+    if (!have_jit()) skip();
+    ETCH_SCOPE {
+        export_example *x = begin_example(0);
+        for (size_t i = 0; i < sizeof forged / sizeof *forged; i++) {
+            export_example_to(x, path_of("f.etch"));
+            forge(path_of("f.etch"), forged[i].text, forged[i].from, forged[i].to);
+            etch_clear_error();
+            etch_imported *f = etch_import(path_of("f.etch"));
+            if (f) fail_msg("%s was taken for %s", forged[i].to, forged[i].from);
+            if (!strstr(etch_last_error(), forged[i].words))
+                fail_msg("%s: %s", forged[i].to, etch_last_error());
+        }
+        end_example(x);
+    }
+}
+
+/* ---- mutations ---- */
+
+static uint64_t random_word(uint64_t *state) {
+    *state ^= *state << 13, *state ^= *state >> 7, *state ^= *state << 17;
+    return *state;
+}
+
+/* One to three bytes changed, or a piece taken out or doubled. */
+static size_t mutate(char *data, size_t n, uint64_t *state) {
+    size_t at = random_word(state) % n, length = 1 + random_word(state) % 16;
+    switch (random_word(state) % 8) {
+    case 0:
+        if (at + length > n) length = n - at;
+        memmove(data + at, data + at + length, n - at - length);
+        return n - length;
+    case 1:
+        if (at + length > n) length = n - at;
+        memmove(data + at + length, data + at, n - at);
+        return n + length;
+    case 2: return at;
+    default:
+        for (int i = 0; i < 1 + (int)(random_word(state) % 3); i++)
+            data[random_word(state) % n] = (char)random_word(state);
+        return n;
+    }
+}
+
+/* A file that is still taken gives the same bits. */
+static void taken_is_equal(const char *path, export_example *x, etch_tensor *want) {
+    etch_imported *f = etch_import(path);
+    etch_clear_error();
+    if (!f) return;
+    etch_tensor *have = must(etch_imported_call_one(f, x->in, x->nin));
+    if (!etch_bitwise_equal(have, want)) fail_msg("a damaged file was taken, and is not equal");
+    etch_imported_free(f);
+}
+
+enum { HEADER = 2000 }; /* bytes at the start of the file, where the program is */
+
+TEST(mutated_files_are_refused_or_equal) {
+    const char *number = getenv("ETCH_EXPORT_MUTATIONS");
+    int rounds = number ? atoi(number) : 2000;
+    uint64_t state = 88172645463325252u;
+    ETCH_SCOPE {
+        export_example *x = begin_example(0);
+        export_example_to(x, path_of("f.etch"));
+        etch_tensor *want = must(etch_call_one(x->f, x->in, x->nin));
+        size_t n, m;
+        char *whole = read_bytes(path_of("f.etch"), &n), *data = malloc(n + 64);
+        for (int i = 0; i < rounds; i++)
+            ETCH_SCOPE {
+                memcpy(data, whole, n);
+                /* Half of them in the header, where the program is. */
+                size_t most = i % 2 ? n : HEADER;
+                m = mutate(data, most, &state);
+                memcpy(data + m, whole + most, n - most);
+                m += n - most;
+                write_bytes(path_of("mutated.etch"), data, m);
+                taken_is_equal(path_of("mutated.etch"), x, want);
+            }
+        free(whole);
+        free(data);
+        end_example(x);
+    }
+}
+
+/* The texts are changed, and the hash is made right again: nothing that is taken may touch memory
+ * that is not its own, whatever it computes. */
+static void call_what_is_taken(const char *path, etch_import_code code, etch_tensor *const *in) {
+    etch_imported *f = etch_import(path, .code = code);
+    etch_clear_error();
+    if (!f) return;
+    etch_tensor *out[EXAMPLE_OUT];
+    int nin = etch_imported_num_inputs(f), nout = etch_imported_num_outputs(f);
+    if (nin <= EXAMPLE_IN && nout <= EXAMPLE_OUT) (void)!etch_imported_call(f, in, nin, out, nout);
+    etch_clear_error();
+    etch_imported_free(f);
+}
+
+static void mutate_text(const char *path, const char *name, uint64_t *state) {
+    etch_safetensors *f = must(etch_safetensors_load(path));
+    const char *text = must((void *)etch_safetensors_text(f, name));
+    size_t n = strlen(text), length = 1 + random_word(state) % 3, at = random_word(state) % n;
+    char from[32], to[32];
+    if (at + length > n) length = n - at;
+    snprintf(from, sizeof from, "%.*s", (int)length, text + at);
+    for (size_t i = 0; i < length; i++)
+        to[i] = random_word(state) % 2 ? "0123456789 -,"[random_word(state) % 13]
+                                       : text[random_word(state) % n];
+    to[length] = 0;
+    etch_safetensors_free(f);
+    forge(path, name, from, to);
+}
+
+TEST(forged_files_do_no_harm) {
+    const char *number = getenv("ETCH_EXPORT_MUTATIONS");
+    int rounds = (number ? atoi(number) : 2000) / 20; /* each waits for the disk */
+    uint64_t state = 1234567;
+    static const int which[] = {3, 4};
+    for (int i = 0; i < rounds; i++)
+        ETCH_SCOPE {
+            export_example *x = begin_example(which[i % 2]);
+            if (i < 2) export_example_to(x, path_of(i ? "b.etch" : "a.etch"));
+            etch_imported *good = must(etch_import(path_of(i % 2 ? "b.etch" : "a.etch")));
+            assert_int_equal(etch_imported_save(good, path_of("forged.etch")), ETCH_OK);
+            etch_imported_free(good);
+            mutate_text(path_of("forged.etch"), i % 3 ? "etch_graph" : "etch_program", &state);
+            call_what_is_taken(path_of("forged.etch"),
+                               i % 4 < 2 ? ETCH_CODE_EAGER : ETCH_CODE_OF_FILE, x->in);
+            end_example(x);
+        }
+}
+
+/* ---- looking ---- */
+
+TEST(describe) {
+    ETCH_SCOPE {
+        export_example *x = begin_example(2);
+        export_example_to(x, path_of("f.etch"));
+        static char text[1 << 16], few[16];
+        int64_t n = etch_export_describe(path_of("f.etch"), text, sizeof text);
+        assert_int_equal(n, strlen(text));
+        assert_non_null(strstr(text, "argument 0: f32[16, 1, 8, 8]\n"));
+        assert_non_null(strstr(text, "argument 1: i64[16]\n"));
+        assert_non_null(strstr(text, "'0.weight' f32[16, 1, 3, 3], written\n"));
+        assert_non_null(strstr(text, "convolution"));
+        assert_int_equal(etch_export_describe(path_of("f.etch"), few, sizeof few), n);
+        assert_int_equal(strlen(few), sizeof few - 1);
+        FAILED_WITH(etch_export_describe("/nonexistent", few, 16) == -1, ETCH_ERR_IO,
+                    "nonexistent");
+        FAILED_WITH(etch_export_describe(NULL, few, 16) == -1, ETCH_ERR_NULL, "got NULL");
+        if (etch_export(x->f, x->in, x->nin, path_of("f.etch"), .no_code = true) != ETCH_OK)
+            must(NULL);
+        assert_true(etch_export_describe(path_of("f.etch"), text, sizeof text) > 0);
+        assert_non_null(strstr(text, "code: none\n"));
+        import_fails(path_of("f.etch"), ETCH_ERR_UNSUPPORTED, "exported without");
+        end_example(x);
+    }
+}
+
+EACH_TEST(.before = fresh_folder)
+
+int main(int argc, char **argv) {
+    if (argc > 3 && !strcmp(argv[1], "--child")) return child(argv + 2);
+    int failed = run_suite(argc, argv);
+    remove_folder();
+    return failed;
+}
