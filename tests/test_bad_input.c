@@ -431,6 +431,25 @@ TEST(shapes) {
     }
 }
 
+/* Operators of three and four lists, each as long as it can be, and longer. */
+TEST(long_lists) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(1, 2, 4, 4));
+        etch_tensor *w = etch_ones(ETCH_F32, ETCH_SHAPE(2, 2, 3, 3));
+        for (int n = 3; n < 12; n++) {
+            etch_shape s = {.n = n, .v = {1, 1, 1, 1, 1, 1, 1, 1}}, four = etch_sizes(x);
+            const char *words = n > 8 ? "conv|stride|9" : "conv|1 or 2|stride";
+            NO_RESULT(etch_conv2d(x, w, ETCH_NONE, s, s, s, 1), ETCH_ERR_INVALID_ARGUMENT, words);
+            NO_RESULT(etch_convolution(x, w, ETCH_NONE, s, s, s, 1), ETCH_ERR_INVALID_ARGUMENT,
+                      words);
+            NO_RESULT(etch_convolution_backward_input(x, w, four, s, s, s, 1),
+                      ETCH_ERR_INVALID_ARGUMENT, words);
+            NO_RESULT(etch_convolution_backward_weight(x, x, four, s, s, s, 1),
+                      ETCH_ERR_INVALID_ARGUMENT, words);
+        }
+    }
+}
+
 TEST(dtypes) {
     ETCH_SCOPE {
         etch_tensor *f = f32(2, 2), *d = etch_to(f, ETCH_F64), *i = etch_to(f, ETCH_I32);

@@ -52,7 +52,7 @@ typedef struct boxed_call {
     etch_tensor *const *in;
     int nin, nsc, nat;
     etch_scalar sc[OP_MAX_SCALARS];
-    int64_t at[OP_MAX_ATTRS];
+    int64_t *at; /* room for OP_MAX_ATTRS */
 } boxed_call;
 
 static const char *const tag_names[] = {
@@ -236,7 +236,8 @@ static bool convert(boxed_call *b) {
 
 etch_status etch__unbox(const etch_op *op, const etch_value *args, int nargs, const void *site,
                         etch_status (*use)(void *ctx, const op_call *call), void *ctx) {
-    boxed_call b = {.op = op, .schema = etch__schema(op->id), .site = site};
+    int64_t at[OP_MAX_ATTRS];
+    boxed_call b = {.op = op, .schema = etch__schema(op->id), .site = site, .at = at};
     if (!bind(&b, args, nargs) || !convert(&b)) return etch__tls.status;
     op_call call = {.op = op->id,
                     .nin = (uint16_t)b.nin,
@@ -260,7 +261,8 @@ etch_status etch_op_call(const etch_op *op, const etch_value *args, int nargs, e
         return etch__error_at(site, ETCH_ERR_INVALID_ARGUMENT,
                               "%s: expected room for %d result%s, got %d", op->name, op->nout,
                               op->nout == 1 ? "" : "s", nout);
-    boxed_call b = {.op = op, .schema = etch__schema(op->id), .site = site};
+    int64_t at[OP_MAX_ATTRS];
+    boxed_call b = {.op = op, .schema = etch__schema(op->id), .site = site, .at = at};
     etch_tensor *result = NULL;
     if (bind(&b, args, nargs) && convert(&b)) /* out may be an entry of a list among them */
         result = etch__operator(op->id, b.in, b.nin, b.sc, b.nsc, b.at, b.nat, site);

@@ -5,12 +5,13 @@
 #include "core/dispatch/cursor.h"
 #include "core/dispatch/dispatch.h"
 
-/* Appends a list attribute: count, then values. A count outside -1..8 becomes one that inference
- * rejects. */
+/* Appends a list attribute: count, then values. A count outside -1..8 becomes one too many, which
+ * inference rejects. */
 static inline int etch__put_dims(int64_t *at, int n, const etch_dims *d) {
     int count = d->n < -1 || d->n > ETCH_MAX_DIMS ? ETCH_MAX_DIMS + 1 : d->n;
     at[n++] = count;
     for (int i = 0; i < count && i < ETCH_MAX_DIMS; i++) at[n++] = d->v[i];
+    if (unlikely(count > ETCH_MAX_DIMS)) at[n++] = 0;
     return n;
 }
 

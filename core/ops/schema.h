@@ -19,8 +19,6 @@ typedef enum arg_type {
     ARG_TYPE_COUNT
 } arg_type;
 
-enum { SCHEMA_MAX_ARGS = 8 };
-
 typedef struct schema_arg {
     char name[28];
     uint8_t type; /* arg_type */
