@@ -1,6 +1,7 @@
 /* The native backend against the eager plan: same bits, for every shape of graph that fusion, view
  * folding, writes and the memory plan treat in their own way; and how many kernels come out.
  * Labels: long optimised. */
+#include "core/base/text.h"
 #include "plan_util.h"
 
 #include <limits.h>
@@ -15,6 +16,38 @@ static void check(const char *text, int kernels, int products) {
 }
 
 /* ---- counts ---- */
+
+/* Updates as of an optimiser, of parameters of `n` elements each. */
+static void check_updates(int64_t n, int count, int kernels) {
+    static char text[16384];
+    bounded_text t = {text, sizeof text, 0};
+    etch__text_add(&t, "graph updates(");
+    for (int i = 0; i < 4 * count; i++)
+        etch__text_add(&t, "%s%%%d: f32[%lld]", i ? ", " : "", i, (long long)n);
+    etch__text_add(&t, ") {\n");
+    for (int i = 0; i < count; i++) {
+        int w = 4 * i, g = w + 1, m = w + 2, v = w + 3, y = 4 * count + 3 * i, s = 8 * i;
+        etch__text_add(&t, "lerp_.Scalar(%%%d, %%%d, $%d: real)\n", m, g, s);
+        etch__text_add(&t, "mul_.Scalar(%%%d, $%d: real)\n", v, s + 1);
+        etch__text_add(&t, "addcmul_(%%%d, %%%d, %%%d, $%d: real)\n", v, g, g, s + 2);
+        etch__text_add(&t, "%%%d: f32[%lld] = sqrt(%%%d)\n", y, (long long)n, v);
+        etch__text_add(&t, "%%%d: f32[%lld] = div.Scalar(%%%d, $%d: real)\n", y + 1, (long long)n,
+                       y, s + 3);
+        etch__text_add(&t, "%%%d: f32[%lld] = add.Scalar(%%%d, $%d: real, $%d: int) {1}\n", y + 2,
+                       (long long)n, y + 1, s + 4, s + 5);
+        etch__text_add(&t, "addcdiv_(%%%d, %%%d, %%%d, $%d: real)\n", w, m, y + 2, s + 6);
+    }
+    for (int i = 0; i < count; i++)
+        etch__text_add(&t, "%s%%%d", i ? ", " : "return ", 4 * count + 3 * i + 2);
+    etch__text_add(&t, "\n}");
+    check(text, kernels, 0);
+}
+
+/* Each is one kernel and none is cut in two; large ones have a kernel of their own. */
+TEST(updates_are_whole) {
+    check_updates(70000, 5, 5);
+    check_updates(100, 5, 3);
+}
 
 TEST(seed_program_becomes_ten_products_and_six_kernels) {
     char text[4096];

@@ -1,9 +1,10 @@
 /* Fusion: deals the nodes out to groups, each of which becomes one kernel or one call.
  *
- * A node prefers the group of its operands, then the first group with its space that comes late
- * enough already, then a new one (what a group must be: fuse_rules.c). Then pointwise groups of
- * which one reads the other become one, where they can (fuse_merge.c). At the end the groups are
- * numbered in the order in which they run (fuse_order.c).
+ * A node prefers the group of its operands, then the first group with its space that reads the
+ * same and comes late enough already, then a new one (what a group must be: fuse_rules.c). Then
+ * pointwise groups of which one reads the other become one, where they can, and small ones that
+ * have nothing to do with each other (fuse_merge.c). At the end the groups are numbered in the
+ * order in which they run (fuse_order.c).
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
  * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
@@ -97,11 +98,13 @@ static int32_t operand_group(const ir *r, const ir_node *n, const space *sp, boo
     return best;
 }
 
-/* A group of the same space that runs late enough: reductions join their likes only. */
+/* A group of the same space that loads what the node reads and runs late enough: reductions join
+ * their likes only. What shares nothing waits until groups are whole (etch__merge_groups). */
 static int32_t sibling_group(const ir *r, const ir_node *n, const space *sp) {
     for (int32_t group = 0; group < r->ngroups; group++) {
         const ir_group *g = &r->groups[group];
         if (g->call || g->mask != sp->mask || !etch__same_space(g, sp)) continue;
+        if (!etch__shares_load(r, n, g)) continue;
         if (etch__late_enough(r, n, group) && etch__ready(r, n, sp, group, 0) &&
             etch__fits(r, n, group))
             return group;

@@ -56,6 +56,8 @@ bool etch__writes_an_input(const ir *r, const ir_node *n);
 bool etch__good_rows(const ir_group *g, int device);
 
 enum { ACCESS_BUDGET = LOOP_MAX_ACCESSES - 6, CODE_BUDGET = LOOP_MAX_CODE - 16 };
+/* Whether the group loads something that the node reads. */
+bool etch__shares_load(const ir *r, const ir_node *n, const ir_group *g);
 /* What the node adds to a group: accesses and instructions, as far as known now; whether there is
  * room for it. */
 void etch__group_cost(const ir *r, const ir_node *n, int32_t group, int *accesses, int *code);

@@ -1,6 +1,8 @@
-/* Fusion: pointwise groups of which one reads the other become one. A value that a group reads from
+/* Fusion: pointwise groups become one. Where one reads the other: a value that a group reads from
  * memory, though it has the group's space, was computed in another one because what came then was
- * not known yet: the operands of a product, say. */
+ * not known yet, as the operands of a product. And where two have nothing to do with each other and
+ * little to do, as the updates of small parameters: as wholes, so that no chain of operators is cut
+ * in two because a kernel is full of strangers. */
 #include "jit/fuse/fuse.h"
 
 /* Whether a third group has to run between the two. */
@@ -25,15 +27,44 @@ static bool reads_registers(const ir *r, int32_t first, int32_t then) {
     return true;
 }
 
+/* Whether every member of the groups that reads what the write overwrites reads it where it is
+ * written, before that. */
+static bool readers_share_map(const ir *r, const ir_group *g, const ir_node *w) {
+    for (int m = 0; m < g->nmembers; m++) {
+        const ir_node *n = &r->nodes[g->members[m]];
+        for (int k = 0; k < n->nin; k++) {
+            const ir_source *s = &sources(r, n)[k];
+            if (s->version == w->target.version && !etch__same_map(r, s, &w->target)) return false;
+        }
+    }
+    return true;
+}
+
+/* Whether the writes of g may share a kernel with both groups. */
+static bool writes_fit(const ir *r, int32_t group, int32_t other) {
+    const ir_group *g = &r->groups[group];
+    for (int m = 0; g->writes && m < g->nmembers; m++) {
+        const ir_node *w = &r->nodes[g->members[m]];
+        if (!w->write) continue;
+        int32_t maker = r->versions[w->target.version].group;
+        if (maker == group || maker == other) return false;
+        if (!readers_share_map(r, g, w) || !readers_share_map(r, &r->groups[other], w))
+            return false;
+    }
+    return true;
+}
+
 /* What a check needs is not put off, since the check comes before inputs are written. */
 static bool can_merge(const ir *r, int32_t first, int32_t then) {
     const ir_group *a = &r->groups[first], *b = &r->groups[then];
-    if (a->call || b->call || a->mask || b->mask || a->writes || b->writes) return false;
-    if (a->feeds_check && !b->feeds_check) return false;
+    if (a->call || b->call || a->mask || b->mask) return false;
+    if ((a->feeds_check || b->feeds_check) &&
+        (a->feeds_check != b->feeds_check || a->writes_input || b->writes_input))
+        return false;
     if (a->nmembers + b->nmembers > r->max_members || a->ncode + b->ncode > CODE_BUDGET ||
         a->naccesses + b->naccesses > ACCESS_BUDGET)
         return false;
-    return reads_registers(r, first, then) && !something_between(r, first, then);
+    return writes_fit(r, first, then) && writes_fit(r, then, first);
 }
 
 /* `then` has the members of both, in the order of their dependences; `first` has none. */
@@ -50,13 +81,17 @@ static bool merge(ir *r, int32_t first, int32_t then) {
     ir_group empty = *b;
     b->members = a->members, b->members_cap = a->members_cap, b->nmembers += a->nmembers;
     b->naccesses += a->naccesses, b->ncode += a->ncode, b->feeds_check |= a->feeds_check;
+    b->writes |= a->writes, b->writes_input |= a->writes_input;
     a->members = empty.members, a->members_cap = empty.members_cap, a->nmembers = 0;
+    etch__add_need(r, then, first);
     for (int32_t g = 0; g < r->ngroups; g++)
         if (g != then && depends(r, g, first)) etch__add_need(r, g, then);
     return true;
 }
 
-bool etch__merge_groups(ir *r) {
+/* ---- one that reads the other ---- */
+
+static bool merge_chains(ir *r) {
     for (int i = 0; i < r->nnodes && r->words; i++) {
         const ir_node *n = &r->nodes[i];
         if (n->dead || n->group < 0 || !is_loop(n)) continue;
@@ -66,11 +101,44 @@ bool etch__merge_groups(ir *r) {
             if (!from_group(r, n, s)) continue;
             int32_t first = r->versions[s->version].group;
             if (first == n->group || !etch__fusable(r, n, &sp, s)) continue;
-            if (can_merge(r, first, n->group) && !merge(r, first, n->group)) return false;
+            if (!can_merge(r, first, n->group) || !reads_registers(r, first, n->group) ||
+                something_between(r, first, n->group))
+                continue;
+            if (!merge(r, first, n->group)) return false;
         }
     }
     return true;
 }
+
+/* ---- strangers ---- */
+
+/* Elements up to which a kernel's launch costs more than its memory streams gain from being few.
+ * A device's launches always do. */
+enum { SMALL_SPACE = 4096 };
+
+static bool small_space(const ir *r, const ir_group *g) {
+    int64_t n = 1;
+    for (int a = 0; a < g->naxes; a++) n *= g->size[a];
+    return r->device != 0 || r->g->dynamic || n <= SMALL_SPACE;
+}
+
+static bool strangers(const ir *r, int32_t first, int32_t then) {
+    const ir_group *a = &r->groups[first], *b = &r->groups[then];
+    return a->nmembers && b->naxes == a->naxes && !memcmp(a->size, b->size, sizeof a->size) &&
+           !depends(r, then, first) && !depends(r, first, then) && can_merge(r, first, then);
+}
+
+static bool merge_strangers(ir *r) {
+    for (int32_t then = 0; then < r->ngroups && r->words; then++) {
+        const ir_group *g = &r->groups[then];
+        if (!g->nmembers || g->call || !small_space(r, g)) continue;
+        for (int32_t first = 0; first < then; first++)
+            if (strangers(r, first, then) && !merge(r, first, then)) return false;
+    }
+    return true;
+}
+
+bool etch__merge_groups(ir *r) { return merge_chains(r) && merge_strangers(r); }
 
 bool etch__drop_empty_groups(ir *r) {
     int32_t *place = etch__arena_new(r->memory, ((size_t)r->ngroups + 1) * sizeof *place), n = 0;

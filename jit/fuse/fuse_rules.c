@@ -202,6 +202,15 @@ static bool loads_already(const ir *r, const ir_group *g, const ir_source *s) {
     return false;
 }
 
+bool etch__shares_load(const ir *r, const ir_node *n, const ir_group *g) {
+    for (int i = 0; i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        bool loads = s->version >= 0 && !r->versions[s->version].constant;
+        if (loads && loads_already(r, g, s)) return true;
+    }
+    return false;
+}
+
 /* Instructions of a node's program without its operands; of a reduction with its epilogue. */
 static int program_length(const ir_node *n) {
     if (!n->program) return 6;
