@@ -11,7 +11,7 @@
 
 #include <etch/grad.h>
 
-#include "core/ops/op.h"
+#include "core/vmap/batch.h"
 
 /* What the gradient of one operand reads: a bit each. */
 enum {
@@ -32,6 +32,7 @@ typedef struct value_shape {
     uint8_t dtype, ndim, device;
     bool columns; /* its matrices are transposed: elements of a column are neighbours */
     int64_t size[ETCH_MAX_DIMS];
+    batch_levels levels; /* at which it is batched */
 } value_shape;
 static inline etch_shape etch__sizes_of(const value_shape *s) {
     etch_shape sizes = {.n = s->ndim};

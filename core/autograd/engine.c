@@ -11,6 +11,7 @@
 
 #include <stdlib.h>
 
+#include "core/autograd/crossing.h"
 #include "core/dispatch/call.h"
 
 /* A node that has a gradient, or of which it is known whether it leads to a wanted input. */
@@ -200,15 +201,35 @@ static bool put_back(tape_node *n, etch_tensor *grad) {
     return ok;
 }
 
+/* A leaf that all samples share cannot keep what each of them has of its own. */
+static bool may_keep(const tape_node *n, const etch_tensor *g) {
+    for (const etch_tensor *t = g; etch__is_batched(t); t = t->notes->inner)
+        if (!etch__has_level(&n->out.levels, t->notes->level))
+            return etch__false_at(NULL, ETCH_ERR_BATCHED,
+                                  "etch_backward: in a function that etch_vmap maps, each sample "
+                                  "has a gradient of its own for a tensor that comes from outside; "
+                                  "etch_grad returns them");
+    return true;
+}
+
 static bool keep(tape_node *n, etch_tensor *g, bool own, bool create) {
+    if (!may_keep(n, g)) return false;
     etch_tensor *have = atomic_exchange(&n->grad, NULL);
     if (unlikely(have && have->failed)) { /* an earlier backward that failed late */
         etch_release(have);
         have = NULL;
     }
-    etch_tensor *now = !have ? for_user(g, own) : create ? etch_add(have, g) : etch_add_(have, g);
+    bool anew = create || (have && !etch__batched_as(have, g));
+    etch_tensor *now = !have ? for_user(g, own) : anew ? etch_add(have, g) : etch_add_(have, g);
     if (now && now != have) etch_retain(now), etch_release(have);
     return put_back(n, now ? now : have) && now;
+}
+
+/* What a hook returns for all samples is each one's. */
+static etch_tensor *batched_like(etch_tensor *g, etch_tensor *before) {
+    if (likely(etch__batched_as(g, before))) return g;
+    return etch_copy_(
+        etch__zeros_batched((etch_dtype)g->dtype, etch_sizes(g), g->device, &before, 1), g);
 }
 
 static bool run_hooks(tape_node *n, slot *s) {
@@ -217,7 +238,7 @@ static bool run_hooks(tape_node *n, slot *s) {
         etch_tensor *g = n->hooks[i].call(n->hooks[i].ctx, s->grad);
         if (!g && etch__tls.errors != errors) return false;
         if (!g || g == s->grad) continue;
-        if (!(g = etch__fit_gradient(g, &n->out))) return false;
+        if (!(g = etch__fit_gradient(g, &n->out)) || !(g = batched_like(g, s->grad))) return false;
         etch_retain(g);
         etch_release(s->grad);
         s->grad = g, s->own = false;
@@ -260,10 +281,19 @@ static bool wants(const engine *e, const tape_node *n, int i) {
     return !e->r->ninputs || (s && s->needed);
 }
 
+static etch_tensor *recomputed(etch_tensor *t) {
+    etch_tensor *p = etch__trace_hooks.recompute((etch_tensor *)etch__physical(t));
+    if (!p || !etch__is_batched(t)) return p;
+    etch_tensor *over = etch__rebatched(t, p);
+    if (!over || etch__scope_push(over)) return over;
+    etch__tensor_destroy(over);
+    return NULL;
+}
+
 /* A saved value as the rule sees it: with its edge, where gradients of gradients are wanted. */
 static etch_tensor *lend(const engine *e, tape_node *n, int i) {
     etch_tensor *t = n->saved[i].t;
-    if (t && etch__has_recipe(t) && !(t = etch__trace_hooks.recompute(t))) return NULL;
+    if (t && etch__has_recipe(t) && !(t = recomputed(t))) return NULL;
     if (!t || !e->r->create) return t;
     etch_tensor *const in[] = {t};
     op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = n->site};
@@ -319,6 +349,9 @@ static bool run_kind(engine *e, tape_node *n, etch_tensor *grad, passed *p) {
     case NODE_WRITE:
         if (p->wanted[1] && !(p->to[1] = etch__grad_of_view(n, grad))) return false;
         return !p->wanted[0] || (p->to[0] = etch__grad_beside_view(n, grad));
+    case NODE_BATCH:
+    case NODE_UNBATCH:
+    case NODE_SHARED: return !p->wanted[0] || (p->to[0] = etch__grad_across(n, grad));
     default: return true;
     }
 }
@@ -336,11 +369,13 @@ static bool pass_on(engine *e, tape_node *n, etch_tensor *grad, const passed *p,
     for (int i = 0; i < n->nin; i++) {
         if (!p->wanted[i] || !to[i]) continue;
         if (i == 0 && p->part.some) {
-            if (!arrive_part(e, n->edge[i], &p->part, to[i])) return false;
+            etch_tensor *part = etch__leave_levels(to[i], &n->in[i]);
+            if (!part || !arrive_part(e, n->edge[i], &p->part, part)) return false;
             continue;
         }
         bool own = made_for_one(to, n->nin, i, grad);
         etch_tensor *g = etch__fit_gradient(to[i], &n->in[i]);
+        if (g) g = etch__leave_levels(g, &n->in[i]);
         if (!g || !arrive(e, n->edge[i], g, (own || g != to[i]) && !g->view)) return false;
     }
     return true;
@@ -478,6 +513,7 @@ static etch_status run_request(void *ctx) {
     engine e = {.r = request};
     uint64_t state = etch__tls.state;
     etch__tls.backwards++;
+    etch__tls.backward_depth++;
     const op_call *composite = etch__tls.composite;
     etch__tls.composite = NULL;
     if (request->create) etch__tls.state &= ~(uint64_t)STATE_NO_GRAD;
@@ -485,6 +521,7 @@ static etch_status run_request(void *ctx) {
     bool ok = run(&e);
     etch__tls.state = (etch__tls.state & ~(uint64_t)STATE_NO_GRAD) | (state & STATE_NO_GRAD);
     etch__tls.composite = composite;
+    etch__tls.backward_depth--;
     free_slots(&e);
     if (!ok && etch__tls.status == ETCH_OK)
         return etch__error_at(request->site, ETCH_ERR_INTERNAL, "backward failed without a reason");
@@ -493,6 +530,7 @@ static etch_status run_request(void *ctx) {
 
 /* What a compiled function has made is run backward compiled, too; within one, as a part of it. */
 etch_status etch__run_backward(backward_request *request) {
-    grad_origin *origin = etch__tls.run ? NULL : request->outputs[0]->origin;
+    bool inside = etch__tls.run || etch__tls.nlevels;
+    grad_origin *origin = inside ? NULL : request->outputs[0]->origin;
     return origin ? etch__trace_hooks.backward(origin, run_request, request) : run_request(request);
 }

@@ -19,7 +19,7 @@ static bool make_leaf(etch_tensor *t) {
     if (!n) return false;
     n->number = etch__tape_number(n);
     n->out = etch__value_shape(t);
-    atomic_store(&etch__layered, true);
+    etch__begin_layered(LAYERED_HANDLES | LAYERED_VIEWS);
     bool ok = etch__set_edge(t, n);
     view_family *f = ok ? t->notes->family : NULL;
     if (f && !t->notes->base) { /* a view that becomes a leaf leaves it: it stands for itself */
@@ -259,6 +259,11 @@ etch_status etch_set_grad(etch_tensor *t, etch_tensor *grad) {
     if (!keeps(n, "etch_set_grad", SITE)) return etch__tls.status;
     if (grad && !etch__handle_ok(grad, "etch_set_grad", "grad", SITE)) return etch__tls.status;
     const value_shape *s = &n->out;
+    for (const etch_tensor *g = grad; etch__is_batched(g); g = g->notes->inner)
+        if (!etch__has_level(&s->levels, g->notes->level))
+            return etch__error_at(SITE, ETCH_ERR_BATCHED,
+                                  "etch_set_grad: a batched gradient for a tensor that all samples "
+                                  "share");
     if (grad && (grad->dtype != s->dtype || grad->device != s->device || !SAME_SIZES(grad, s)))
         return etch__error_at(
             SITE, ETCH_ERR_SHAPE, "etch_set_grad: expected %s %s on the tensor's device, got %s %s",

@@ -39,23 +39,22 @@ static etch_tensor *lay(etch_tensor *flat, int64_t first, const tensor_meta *p) 
     return t;
 }
 
-static etch_tensor *zeros(const value_shape *like, etch_shape size) {
-    etch_tensor *t = NULL;
-    ETCH_ON(like->device) t = etch_zeros((etch_dtype)like->dtype, size);
-    return t;
+/* Batched as the gradient is that is to be written into them. */
+static etch_tensor *zeros(etch_tensor *grad, const value_shape *like, etch_shape size) {
+    return etch__zeros_batched((etch_dtype)like->dtype, size, like->device, &grad, 1);
 }
 
-static etch_tensor *zeros_for(const tensor_meta *base, const value_shape *like) {
+static etch_tensor *zeros_for(const tensor_meta *base, etch_tensor *grad, const value_shape *like) {
     int64_t low, high;
     reach_of(base, &low, &high);
-    return zeros(like, ETCH_SHAPE(high - low + 1));
+    return zeros(grad, like, ETCH_SHAPE(high - low + 1));
 }
 
 /* A flat copy of the memory of which grad is the gradient, where the base lies. */
 static etch_tensor *flattened(const tensor_meta *base, etch_tensor *grad, const value_shape *like) {
     int64_t low, high;
     reach_of(base, &low, &high);
-    etch_tensor *flat = zeros_for(base, like);
+    etch_tensor *flat = zeros_for(base, grad, like);
     etch_tensor *at = flat ? lay(flat, low, base) : NULL;
     return at && etch_copy_(at, grad) ? flat : NULL;
 }
@@ -94,7 +93,7 @@ static bool overlaps(const tensor_meta *p) {
 static etch_tensor *count_at(const tensor_meta *p, const value_shape *like) {
     int64_t low, high;
     reach_of(p, &low, &high);
-    etch_tensor *flat = zeros_for(p, like), *one = NULL;
+    etch_tensor *flat = zeros_for(p, NULL, like), *one = NULL;
     ETCH_ON(like->device) one = etch_ones((etch_dtype)like->dtype, ETCH_SHAPE());
     flat = flat ? etch_index_put_(flat, numbers_of(p, low), one, true) : NULL;
     return flat ? lay(flat, low, p) : NULL;
@@ -104,9 +103,9 @@ etch_tensor *etch__grad_by_place(const tensor_meta *places, const value_shape *s
                                  etch_tensor *grad) {
     const tensor_meta *base = &places[0], *view = &places[1];
     int64_t low, high;
-    if (is_empty(base)) return zeros(shape, etch__sizes_of(shape));
+    if (is_empty(base)) return zeros(grad, shape, etch__sizes_of(shape));
     reach_of(base, &low, &high);
-    etch_tensor *flat = zeros_for(base, shape);
+    etch_tensor *flat = zeros_for(base, grad, shape);
     if (is_empty(view) || !flat) return flat ? lay(flat, low, base) : NULL;
     if (overlaps(view)) {
         etch_tensor *values = etch_reshape(grad, ETCH_SHAPE(-1));
@@ -126,7 +125,7 @@ etch_tensor *etch__grad_of_base(const tape_node *n, etch_tensor *grad) {
 etch_tensor *etch__grad_of_view(const tape_node *n, etch_tensor *grad) {
     const tensor_meta *base = &n->lies[0];
     int64_t low, high;
-    if (is_empty(&n->lies[1])) return zeros(&n->in[1], etch__sizes_of(&n->in[1]));
+    if (is_empty(&n->lies[1])) return zeros(grad, &n->in[1], etch__sizes_of(&n->in[1]));
     reach_of(base, &low, &high);
     etch_tensor *flat = flattened(base, grad, &n->out);
     return flat ? lay(flat, low, &n->lies[1]) : NULL;

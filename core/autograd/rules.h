@@ -46,9 +46,12 @@ static inline etch_tensor *zeros_of(const value_shape *s, etch_dtype dtype, etch
     ETCH_ON(s->device) t = etch_zeros(dtype, sizes);
     return t;
 }
-/* Zeros with the sizes of operand i, into which parts are written. */
+/* Zeros with the sizes of operand i, into which parts of the gradient are written by indices that
+ * are operands: batched as these are. */
 static inline etch_tensor *zeros_like(const derivative_call *d, int i, etch_dtype dtype) {
-    return zeros_of(&d->shape[i], dtype, etch__sizes_of(&d->shape[i]));
+    const value_shape *s = &d->shape[i];
+    etch_tensor *like[] = {d->grad, d->nin > 1 ? d->in[1] : NULL};
+    return etch__zeros_batched(dtype, etch__sizes_of(s), s->device, like, 2);
 }
 /* The gradient 0 of operand i, which the engine expands. */
 static inline etch_tensor *no_slope(const derivative_call *d, int i) {

@@ -91,18 +91,21 @@ value_shape etch__value_shape(const etch_tensor *t) {
     value_shape s = {.dtype = t->dtype, .ndim = t->ndim, .device = t->device};
     s.columns = n >= 2 && t->stride[n - 2] == 1 && t->stride[n - 1] > 1;
     memcpy(s.size, t->size, (size_t)t->ndim * sizeof *s.size);
+    if (unlikely(etch__is_batched(t))) s.levels = etch__levels_of(t);
     return s;
 }
 
 tensor_meta etch__place_of(const etch_tensor *t) {
     tensor_meta m = {.dtype = t->dtype, .ndim = t->ndim, .device = t->device};
-    m.offset = t->deferred ? etch__trace_hooks.offset(t) : t->offset;
+    const etch_tensor *p = etch__physical(t);
+    m.offset = p->deferred ? etch__trace_hooks.offset(p) : p->offset;
     memcpy(m.size, t->size, (size_t)t->ndim * sizeof *m.size);
     memcpy(m.stride, t->stride, (size_t)t->ndim * sizeof *m.stride);
     return m;
 }
 
 unsigned etch__version_of(const etch_tensor *t) {
+    t = etch__physical(t);
     if (unlikely(t->deferred || etch__tls.run)) return etch__trace_hooks.version(t);
     return atomic_load_explicit(&t->storage->version, memory_order_relaxed);
 }
@@ -114,7 +117,15 @@ static etch_tensor *alias_outside(const etch_tensor *t) {
     return h;
 }
 
+static etch_tensor *alias_of_batched(const etch_tensor *t, const void *site) {
+    etch_tensor *inner = etch__tape_alias(t->notes->inner, site);
+    etch_tensor *h = inner ? etch__batch_over(inner, t->notes->level) : NULL;
+    etch_release(inner);
+    return h;
+}
+
 etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
+    if (unlikely(etch__is_batched(t))) return alias_of_batched(t, site);
     if (!(etch__tls.layers >> LAYER_TRACER & 1)) return alias_outside(t);
     etch_tensor *const in[] = {t};
     op_call call = {.op = OP_SAVED, .nin = 1, .in = in, .site = site};
@@ -246,7 +257,8 @@ static bool is_operand(const op_call *call, const etch_tensor *h) {
 /* A handler may answer with a tensor that is somebody's: its history stays as it is. */
 static etch_tensor *own_result(const op_call *call, etch_tensor *h) {
     if (!h || etch__ops[call->op].kind == KIND_INPLACE) return h;
-    if (likely(!h->layers && !(etch__tls.mode_level && is_operand(call, h)))) return h;
+    bool has_history = h->layers & ~(1u << LAYER_VMAP);
+    if (likely(!has_history && !(etch__tls.mode_level && is_operand(call, h)))) return h;
     etch_tensor *const in[] = {h};
     op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = call->site};
     return etch__operator_unseen(&detach); /* else the handler would answer again */

@@ -32,7 +32,10 @@ typedef enum node_kind {
     NODE_OPERATOR, /* by the operator's derivative */
     NODE_LEAF,     /* keeps the gradient */
     NODE_RESTRIDE, /* a view made anew, after a write to the family: operand 0 is the family */
-    NODE_WRITE     /* the family after a write through a view: operands are family and view */
+    NODE_WRITE,    /* the family after a write through a view: operands are family and view */
+    NODE_BATCH,    /* into a batch (crossing.h): attributes are dimension, level, samples */
+    NODE_UNBATCH,  /* out of it: the same */
+    NODE_SHARED    /* the sum over the samples of a level */
 } node_kind;
 
 typedef struct tape_node tape_node;
@@ -95,7 +98,10 @@ tensor_meta etch__place_of(const etch_tensor *t);
 /* A handle of the tape's own over t's storage (counted, in no scope). */
 etch_tensor *etch__tape_alias(etch_tensor *t, const void *site);
 /* Whether it is computed again when it is read. */
-static inline bool etch__has_recipe(const etch_tensor *t) { return t->notes && t->notes->recipe; }
+static inline bool etch__has_recipe(const etch_tensor *t) {
+    t = etch__physical(t);
+    return t->notes && t->notes->recipe;
+}
 /* How often what t lies over was written. */
 unsigned etch__version_of(const etch_tensor *t);
 

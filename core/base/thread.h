@@ -40,12 +40,22 @@ typedef struct scope_variables {
 /* The layers of the dispatcher (core/dispatch/dispatch.h), outermost first. */
 typedef enum dispatch_layer {
     LAYER_COMPOSITE_MODES, /* modes that take composites before they are taken apart */
-    LAYER_VMAP,
+    LAYER_FORWARD,
     LAYER_AUTOGRAD,
+    LAYER_VMAP,
     LAYER_MODES,
     LAYER_TRACER,
     LAYER_COUNT
 } dispatch_layer;
+
+/* A call of a mapped function that has not ended. */
+typedef struct batch_level {
+    uint32_t level;
+    uint8_t randomness; /* etch_randomness */
+    int64_t size;       /* samples */
+    int64_t scope;      /* with which it ends at the latest */
+} batch_level;
+enum { OPEN_LEVELS = 8 };
 
 typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
@@ -80,6 +90,14 @@ typedef struct etch_thread {
     struct empty_frame *interrupted;
     int watches, marked;
     unsigned noted, backwards; /* operators that were noted for gradients; backward passes */
+
+    /* Transforms (docs/transforms.md): the open levels of mapped functions, how many of them take
+     *        part in what is called now; whether a backward pass runs; below which level
+     * tangents count. */
+    batch_level levels[OPEN_LEVELS];
+    int nlevels;
+    int backward_depth;
+    uint32_t tangent_limit;
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 

@@ -41,8 +41,9 @@ static inline __attribute__((always_inline)) bool etch__is_view(op_id op) {
 /* Whether a layer above the cursor has to see the call. */
 static inline __attribute__((always_inline)) bool etch__is_layered(op_id op, etch_tensor *const *in,
                                                                    int nin) {
-    if (likely(!atomic_load_explicit(&etch__layered, memory_order_relaxed))) return false;
-    bool layered = etch__is_view(op);
+    unsigned what = atomic_load_explicit(&etch__layered, memory_order_relaxed);
+    if (likely(!what)) return false;
+    bool layered = what & LAYERED_VIEWS && etch__is_view(op);
     for (int i = 0; i < nin; i++) layered |= in[i] && in[i]->layers;
     return layered;
 }
@@ -86,7 +87,11 @@ static inline etch_tensor *etch__operator_below(const op_call *call) {
 }
 static inline etch_tensor *etch__operator_unseen(const op_call *call) {
     etch_tensor *h = etch__follow_cursor(call);
-    return likely(h) ? h : etch__dispatch_below(LAYER_MODES, call);
+    if (likely(h)) return h;
+    unsigned seen = 0;
+    for (int i = 0; i < call->nin; i++) seen |= call->in[i]->layers;
+    return unlikely(seen >> LAYER_VMAP & 1) ? etch__dispatch_layerless(call)
+                                            : etch__dispatch_below(LAYER_MODES, call);
 }
 
 /* Seed and first offset of a random operator's result, reserved at the call. */

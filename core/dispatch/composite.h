@@ -13,4 +13,9 @@
 /* index_put and index_put_ whose index is a mask, which has no kernel. */
 etch_tensor *etch__put_by_mask(const op_call *call);
 
+/* Whether derivatives may be taken through t. */
+static inline bool etch__has_slope(const etch_tensor *t) {
+    return t->layers & (1u << LAYER_AUTOGRAD | 1u << LAYER_FORWARD);
+}
+
 #endif

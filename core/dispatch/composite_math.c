@@ -63,7 +63,7 @@ etch_tensor *etch__composite_var(const op_call *call) {
 /* Of equal numbers the gradient is 0, where that of the root would be infinite. */
 etch_tensor *etch__composite_std(const op_call *call) {
     etch_tensor *t = variance(call);
-    if (t && t->layers) t = etch_masked_fill(t, etch_eq_scalar(t, 0), 0);
+    if (t && etch__has_slope(t)) t = etch_masked_fill(t, etch_eq_scalar(t, 0), 0);
     return narrowed(t ? etch_sqrt(t) : NULL, call->in[0]);
 }
 
@@ -98,7 +98,7 @@ etch_tensor *etch__composite_logsumexp(const op_call *call) {
     etch_tensor *top = etch_amax(x, dims, true);
     etch_tensor *infinite = top ? etch_isinf(top) : NULL;
     if (!infinite || !(top = etch_masked_fill(top, infinite, 0))) return NULL;
-    if (top->layers) top = etch_detach(top); /* whatever it is the result is the same */
+    if (etch__has_slope(top)) top = etch_detach(top); /* whatever it is the result is the same */
     etch_tensor *below = etch_sub(x, top);
     etch_tensor *powers = below ? etch_exp(below) : NULL;
     etch_tensor *sum = powers ? etch_sum_dim(powers, dims, true) : NULL;

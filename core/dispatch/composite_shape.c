@@ -226,14 +226,14 @@ static bool same_sizes(const op_call *call, const etch_tensor *part, const etch_
 
 etch_tensor *etch__composite_slice_scatter(const op_call *call) {
     const int64_t *at = call->at;
-    etch_tensor *whole = etch_clone(call->in[0]);
+    etch_tensor *whole = etch__copy_to_fill(call->in[0], call->in[1]);
     etch_tensor *part = whole ? etch_slice(whole, at[0], at[1], at[2], at[3]) : NULL;
     if (!part || !same_sizes(call, part, call->in[1])) return NULL;
     return etch_copy_(part, call->in[1]) ? whole : NULL;
 }
 
 etch_tensor *etch__composite_select_scatter(const op_call *call) {
-    etch_tensor *whole = etch_clone(call->in[0]);
+    etch_tensor *whole = etch__copy_to_fill(call->in[0], call->in[1]);
     etch_tensor *part = whole ? etch_select(whole, call->at[0], call->at[1]) : NULL;
     if (!part || !same_sizes(call, part, call->in[1])) return NULL;
     return etch_copy_(part, call->in[1]) ? whole : NULL;

@@ -78,7 +78,15 @@ etch_tensor *etch__take_apart(const op_call *call) {
     return t;
 }
 
+/* Tensors of etch_vmap's, which no mode sees. */
+static bool is_batched(const op_call *call) {
+    unsigned seen = 0;
+    for (int i = 0; i < call->nin; i++) seen |= call->in[i]->layers;
+    return seen >> LAYER_VMAP & 1;
+}
+
 static etch_tensor *run_composite(const op_call *call) {
+    if (unlikely(is_batched(call))) return etch__take_apart(call);
     if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
         return layers[LAYER_COMPOSITE_MODES](call);
     return etch__take_apart(call);
@@ -98,6 +106,7 @@ static inline etch_tensor *dispatch(const op_call *call) {
     if (call->nsc && unlikely(!etch__scalar_kinds_ok(call))) return NULL;
     if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
     if (unlikely(puts_by_mask(call))) return etch__take_apart(call);
+    if (unlikely(is_batched(call))) return layers[LAYER_VMAP](call);
     if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
     return etch__run_eager(call);
 }
@@ -123,19 +132,27 @@ etch_tensor *etch__dispatch_layerless(const op_call *call) {
     return t;
 }
 
-_Atomic bool etch__layered;
+_Atomic unsigned char etch__layered;
 
-/* Views are seen, too: who shares a storage is noted where gradients are in use. */
-static bool is_layered(const op_call *call) {
-    bool layered = etch__ops[call->op].kind == KIND_VIEW;
-    for (int i = 0; i < call->nin; i++) layered |= call->in[i] && call->in[i]->layers;
-    return layered && layers[LAYER_AUTOGRAD];
+static etch_tensor *plain_copy(etch_tensor *t, etch_tensor *src) {
+    return src ? etch_clone(t) : NULL;
+}
+etch_tensor *(*etch__copy_to_fill)(etch_tensor *t, etch_tensor *src) = plain_copy;
+
+/* The outermost layer that sees the call by its operands. Views are seen, too: who shares a storage
+ * is noted where gradients are in use. */
+static layer_handler layer_of(const op_call *call, unsigned layered) {
+    unsigned seen = layered & LAYERED_VIEWS && etch__ops[call->op].kind == KIND_VIEW;
+    for (int i = 0; i < call->nin; i++) seen |= call->in[i] ? call->in[i]->layers : 0u;
+    if (unlikely(seen >> LAYER_FORWARD & 1)) return layers[LAYER_FORWARD];
+    return seen ? layers[LAYER_AUTOGRAD] : NULL;
 }
 
 etch_tensor *etch__dispatch(const op_call *call) {
-    if (unlikely(atomic_load_explicit(&etch__layered, memory_order_relaxed)) && is_layered(call))
-        return layers[LAYER_AUTOGRAD](call);
-    return etch__dispatch_layerless(call);
+    layer_handler layer = NULL;
+    unsigned layered = atomic_load_explicit(&etch__layered, memory_order_relaxed);
+    if (unlikely(layered)) layer = layer_of(call, layered);
+    return layer ? layer(call) : etch__dispatch_layerless(call);
 }
 
 /* The last writes, for messages: a ring, of which a word may be torn by another thread. */

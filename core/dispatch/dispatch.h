@@ -1,4 +1,4 @@
-/* The dispatcher: composites -> vmap -> autograd -> modes -> tracer -> device kernel.
+/* The dispatcher: composites -> tangents -> tape -> batches -> modes -> tracer -> device kernel.
  *
  * Layers register a handler; a bit per layer in the thread's `layers` says which are active. With
  * none active a call goes straight to inference and the kernel. */
@@ -51,15 +51,22 @@ etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call);
 /* The same without the layers that see calls by their operands. */
 etch_tensor *etch__dispatch_layerless(const op_call *call);
 
-/* Set for good when a tensor first requires gradients: until then no layer has to see anything, and
- * nobody asks who wrote. */
-extern _Atomic bool etch__layered __attribute__((visibility("hidden")));
+/* What layers that see calls by their operands have to see. A bit is set for good when the first
+ * tensor needs it, and until then costs nothing. */
+enum {
+    LAYERED_HANDLES = 1, /* calls with an operand that says so (etch_tensor.layers) */
+    LAYERED_VIEWS = 2    /* gradients are in use: views too, and who wrote */
+};
+extern _Atomic unsigned char etch__layered __attribute__((visibility("hidden")));
+static inline void etch__begin_layered(unsigned char what) {
+    atomic_fetch_or_explicit(&etch__layered, what, memory_order_relaxed);
+}
 
 /* A write by an operator is done: the storage has another version. */
 void etch__remember_write(const etch_storage *s, op_id op, const void *site);
 static inline void etch__note_write(etch_storage *s, op_id op, const void *site) {
     atomic_fetch_add_explicit(&s->version, 1, memory_order_relaxed);
-    if (unlikely(atomic_load_explicit(&etch__layered, memory_order_relaxed)))
+    if (unlikely(atomic_load_explicit(&etch__layered, memory_order_relaxed) & LAYERED_VIEWS))
         etch__remember_write(s, op, site);
 }
 /* The last operator that wrote it, OP_COUNT where that is not known any more; and where. */
@@ -75,6 +82,9 @@ bool etch__in_parts(const op_call *call);
 void etch__register_composites(const op_composite *table);
 /* A composite's parts, called in its place; they stand at the user's line of the composite. */
 etch_tensor *etch__take_apart(const op_call *call);
+/* A copy of t, into parts of which src is to be written: it has what both have of batches and
+ * tangents (core/vmap). */
+extern etch_tensor *(*etch__copy_to_fill)(etch_tensor *t, etch_tensor *src);
 /* Inference, allocation, kernel, scope: the innermost step. Inputs must be materialised. */
 etch_tensor *etch__run_eager(const op_call *call);
 /* Only the kernel, into an allocated result (INPLACE: the first argument). */

@@ -104,11 +104,17 @@ static void bury(etch_tensor *t) {
     free_handle(t);
 }
 
+static void drop_layers(etch_tensor *t) {
+    etch__drop_grad(t->notes);
+    if (t->notes) etch_release(t->notes->inner), t->notes->inner = NULL;
+    t->layers = 0;
+}
+
 void etch__tensor_destroy(etch_tensor *t) {
     if (unlikely(!etch__tls.registered)) etch__thread_register();
     etch__storage_release(t->storage);
     t->storage = NULL;
-    if (unlikely(t->layers)) etch__drop_grad(t->notes), t->layers = 0;
+    if (unlikely(t->layers)) drop_layers(t);
     THREAD_COUNT(tensors, -1);
     if (likely(!atomic_load_explicit(&t->watchers, memory_order_acquire))) {
         bury(t);
@@ -236,6 +242,8 @@ bool etch_shares_storage(const etch_tensor *a, const etch_tensor *b) {
     if (!etch__handle_ok(a, "etch_shares_storage", "a", SITE) ||
         !etch__handle_ok(b, "etch_shares_storage", "b", SITE))
         return false;
+    while (a->notes && a->notes->inner) a = a->notes->inner; /* batched */
+    while (b->notes && b->notes->inner) b = b->notes->inner;
     if (a->deferred || b->deferred) return etch__trace_hooks.same_storage(a, b);
     return a->storage == b->storage;
 }

@@ -57,7 +57,13 @@ typedef struct tensor_notes {
     bool base;       /* it is the family's base: its edge is the family's */
     struct recipe_run *recipe; /* counted: how to compute it, in place of a storage; or NULL */
     int32_t value;             /* which value of the recipe it is */
+    struct tangent *tangents;  /* of forward mode, or NULL */
+    etch_tensor *inner;        /* counted: of a batched tensor, that with the batch; or NULL */
+    uint32_t level;            /* at which it is batched */
 } tensor_notes;
+
+/* How many levels a value may be batched at. */
+enum { BATCH_LEVELS = 6 };
 
 enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
 enum { VIEW_MADE = 1, VIEW_SAVED = 2 /* a tape made it, and nobody else has it */ };
@@ -78,7 +84,7 @@ struct etch_tensor {
     atomic_int watchers; /* how many, and one for all counts together; 0: nobody ever */
     int64_t offset;      /* elements */
     int64_t numel;
-    etch_storage *storage;    /* NULL while deferred */
+    etch_storage *storage;    /* NULL while deferred, and of a batched tensor */
     struct trace_walk *owner; /* the tracer's walk that holds a count of it, or NULL */
     tensor_notes *notes;      /* or NULL */
     int64_t size[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS];

@@ -20,5 +20,6 @@
 #include <etch/nn.h>
 #include <etch/optim.h>
 #include <etch/export.h>
+#include <etch/transforms.h>
 
 #endif

@@ -222,11 +222,11 @@ fault version-twice gradients backends/eager.c 'r->wrote |= g->values[n->out].ba
     'r->wrote |= g->values[n->out].base < g->ninputs;
     atomic_fetch_add(&r->value[n->out]->storage->version, 1);'
 fault deferred-place gradients core/autograd/tape.c \
-    't->deferred ? etch__trace_hooks.offset(t) : t->offset' 't->offset'
+    'p->deferred ? etch__trace_hooks.offset(p) : p->offset' 'p->offset'
 fault unnoted-match gradients core/dispatch/call.h ' && likely(!etch__is_layered(op, in, nin))' ''
 fault moved-gradient gradients core/autograd/engine.c \
-    'create ? etch_add(have, g) : etch_add_(have, g)' \
-    'create ? etch_add(have, g) : etch_add(have, g)'
+    'anew ? etch_add(have, g) : etch_add_(have, g)' \
+    'anew ? etch_add(have, g) : etch_add(have, g)'
 fault shared-gradient gradients core/autograd/engine.c \
     'return own && !g->view && g->contiguous ? g : etch_clone(g);' '(void)own; return g;'
 fault no-grad-left gradients core/autograd/engine.c 'bool ok = run(&e);

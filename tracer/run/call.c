@@ -126,6 +126,12 @@ static etch_status call_under_mode(const etch_mode *mode, etch_function *f, cons
     return etch__call_in_scope(f, io);
 }
 
+/* In a mapped function it is part of that: its trace would have to know of batched tensors. */
+static etch_status call_in_batch(etch_function *f, const call_io *io) {
+    etch__event(f, EVENT_MAPPED, &(trace_event){REASON_EAGER_MAPPED, .detail = f->name});
+    return etch__call_in_scope(f, io);
+}
+
 /* The call may free the function, but not its record. */
 static etch_status call_reported(etch_function *f, const call_io *io) {
     report_function *report = etch__report_function(f);
@@ -142,6 +148,7 @@ static etch_status call_function(etch_function *f, const call_io *io) {
     if (unlikely(f->wrap)) return etch__call_wrapped(f, io);
     if (r) return call_nested(r, f, io);
     if (etch__disabled(f)) return etch__call_in_scope(f, io);
+    if (unlikely(etch__tls.nlevels)) return call_in_batch(f, io);
     const etch_mode *mode = etch__tls.mode_level ? etch__blocking_mode() : NULL;
     if (unlikely(mode)) return call_under_mode(mode, f, io);
     for (int i = 0; i < io->nin; i++)

@@ -134,6 +134,13 @@ static inline bool etch__own_error(unsigned errors) {
     return etch__tls.status != ETCH_OK && etch__tls.errors != errors;
 }
 
+/* ---- wrappers.c, mapped.c: handles whose calls are not those of a compiled function ---- */
+
+/* A handle for a function of the user's; NULL with an error, which names `function`. */
+etch_function *etch__wrap(etch_callable c, wrapper_kind kind, const char *function);
+/* A call of one that is mapped over a batch. */
+etch_status etch__call_mapped(etch_function *f, const call_io *io);
+
 /* ---- nested.c: calls inside a run ---- */
 
 /* The body as a part of the program that is not recorded: a break, then eager execution. */

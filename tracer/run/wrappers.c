@@ -270,8 +270,10 @@ static etch_status call_disabled(trace_run *r, etch_function *f, const call_io *
 
 etch_status etch__call_wrapped(etch_function *f, const call_io *io) {
     trace_run *r = etch__current_run();
+    if (f->wrap == WRAP_MAPPED) return etch__call_mapped(f, io);
     if (f->wrap == WRAP_DISABLE) return call_disabled(r, f, io);
-    bool plain = !r || r->disabled || r->eager || etch__mode_entered_since(r->modes);
+    bool plain = !r || r->disabled || r->eager || etch__tls.nlevels ||
+                 etch__mode_entered_since(r->modes);
     if (plain) return etch__call_in_scope(f, io);
     if (f->wrap == WRAP_CONSTANT) return call_constant(r, f, io);
     if (io->nout != 1)
@@ -283,7 +285,7 @@ etch_status etch__call_wrapped(etch_function *f, const call_io *io) {
 
 /* ---- making ---- */
 
-static etch_function *wrap(etch_callable c, wrapper_kind kind, const char *function) {
+etch_function *etch__wrap(etch_callable c, wrapper_kind kind, const char *function) {
     static _Atomic uint64_t made;
     etch_compile_options options = {
         .struct_size = sizeof options, .backend = "eager", .ctx = c.ctx, .disable = true};
@@ -302,18 +304,18 @@ static etch_function *wrap(etch_callable c, wrapper_kind kind, const char *funct
 }
 
 etch_function *(etch_disable)(etch_callable fn, bool recursive) {
-    etch_function *f = wrap(fn, WRAP_DISABLE, "etch_disable");
+    etch_function *f = etch__wrap(fn, WRAP_DISABLE, "etch_disable");
     if (f) f->recursive = recursive;
     return f;
 }
 
 etch_function *(etch_allow_in_graph)(etch_callable fn) {
-    etch_function *f = wrap(fn, WRAP_ALLOW, "etch_allow_in_graph");
+    etch_function *f = etch__wrap(fn, WRAP_ALLOW, "etch_allow_in_graph");
     if (!f || (f->allowed = allow(f))) return f;
     etch_function_free(f);
     return NULL;
 }
 
 etch_function *(etch_assume_constant)(etch_callable fn) {
-    return wrap(fn, WRAP_CONSTANT, "etch_assume_constant");
+    return etch__wrap(fn, WRAP_CONSTANT, "etch_assume_constant");
 }

@@ -80,6 +80,7 @@ static void destroy(etch_function *f) {
     pthread_mutex_destroy(&f->lock);
     pthread_mutex_destroy(&f->compile_lock);
     etch__free(f->name);
+    etch__free(f->mapped);
     etch__free(f);
 }
 
@@ -200,6 +201,7 @@ etch_function *etch__function_new(function_kind kind, void (*fn)(void),
     if (!f->gen || !set_options(f, options)) {
         etch__generation_free(f->gen);
         etch__free(f->name);
+    etch__free(f->mapped);
         etch__free(f);
         return NULL;
     }

@@ -37,7 +37,13 @@ typedef struct function_shard {
 } function_shard;
 
 /* What a call of the handle is inside a compiled function (tracer/run/wrappers.c). */
-typedef enum wrapper_kind { WRAP_NONE, WRAP_DISABLE, WRAP_ALLOW, WRAP_CONSTANT } wrapper_kind;
+typedef enum wrapper_kind {
+    WRAP_NONE,
+    WRAP_DISABLE,
+    WRAP_ALLOW,
+    WRAP_CONSTANT,
+    WRAP_MAPPED
+} wrapper_kind;
 
 struct etch_function {
     function_shard shard[SHARDS]; /* by the thread's number */
@@ -48,6 +54,7 @@ struct etch_function {
     bool backward;              /* its calls are backward passes over what another one made */
     bool recursive;             /* of a disabled one: so are the functions it calls */
     struct allowed_fn *allowed; /* of one that is allowed in graphs */
+    struct mapped_dims *mapped; /* of one that is mapped over a batch; counted as the function is */
     uint64_t serial;            /* of one whose value is assumed constant */
     char *name;
     const backend *backend;

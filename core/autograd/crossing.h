@@ -1,0 +1,18 @@
+/* Into a batch and out of it, with gradients: what etch_vmap does with arguments and results. */
+#ifndef ETCH_CORE_AUTOGRAD_CROSSING_H
+#define ETCH_CORE_AUTOGRAD_CROSSING_H
+
+#include "core/autograd/tape.h"
+
+/* t with its dimension dim (counted from the front) as the batch of a level. */
+etch_tensor *etch__into_batch(etch_tensor *t, int dim, uint32_t level);
+/* The batch of t becomes dimension dim; what has none is expanded to `size` samples. A new
+ * handle. */
+etch_tensor *etch__out_of_batch(etch_tensor *t, int dim, uint32_t level, int64_t size);
+/* A gradient for a value of this shape: summed over the samples of levels that have ended and of
+ * which the value has none. */
+etch_tensor *etch__leave_levels(etch_tensor *g, const value_shape *shape);
+/* The gradient of the operand of such a node. */
+etch_tensor *etch__grad_across(const tape_node *n, etch_tensor *grad);
+
+#endif
