@@ -134,6 +134,7 @@ static etch_callable none = {1, NULL, NULL};
           etch_replacement_mode_count(NULL) == -1)                                                 \
     FAILS(etch_profile_begin, "etch_profile_begin", etch_profile_begin("/nowhere/x") != ETCH_OK)   \
     FAILS(etch_profile_end, "etch_profile_end", etch_profile_end() != ETCH_OK)                     \
+    FAILS(etch_vmap_n, "etch_vmap", !etch_vmap_n(none, ETCH_DIMS(0), ETCH_DIMS(0), NULL))          \
     FAILS(etch_disable, "etch_disable", !(etch_disable)(none, false))                              \
     FAILS(etch_allow_in_graph, "etch_allow_in_graph", !(etch_allow_in_graph)(none))                \
     FAILS(etch_assume_constant, "etch_assume_constant", !(etch_assume_constant)(none))             \
