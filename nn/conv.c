@@ -111,95 +111,95 @@ etch_module *etch_nn_conv1d_with(int64_t in, int64_t out, int64_t kernel, etch_d
 
 /* ---- pooling ---- */
 
+/* Numbers of options, settled. */
 typedef struct pool {
-    int64_t kernel[2], stride[2], padding[2];
+    int64_t kernel[2], stride[2], padding[2], dilation[2], divisor;
+    bool ceil_mode, exclude_padding;
 } pool;
 
-/* `value` on both sides of a dimension. */
-static etch_tensor *padded(etch_tensor *x, int dim, int64_t by, double value) {
-    if (!x || !by) return x;
-    etch_shape sizes = etch_sizes(x);
-    sizes.v[dim] = by;
-    etch_tensor *edge = NULL;
-    ETCH_ON(etch_device_of(x)) { edge = etch_full(etch_dtype_of(x), sizes, value); }
-    etch_tensor *const parts[3] = {edge, x, edge};
-    return edge ? etch_cat(parts, 3, dim) : NULL;
-}
-
-/* All windows as a view, [..., H', W', kernel, kernel], of x padded with the value. */
-static etch_tensor *windows(const pool *p, etch_tensor *x, double value) {
-    int n = etch_ndim(x);
-    x = padded(padded(x, n - 2, p->padding[0], value), n - 1, p->padding[1], value);
-    if (x) x = etch_unfold(x, n - 2, p->kernel[0], p->stride[0]);
-    return x ? etch_unfold(x, n - 1, p->kernel[1], p->stride[1]) : NULL;
-}
+#define PAIR(of) ETCH_SHAPE((of)[0], (of)[1])
 
 static bool pool_takes(const etch_module *m, const etch_tensor *x) {
-    const pool *p = etch_module_ctx(m);
     int n = etch_ndim(x);
     if (n != 3 && n != 4) return etch__nn_refuse(m, "[N, C, H, W] or [C, H, W]", x), false;
-    for (int k = 0; k < 2; k++)
-        if (etch_size(x, n - 2 + k) + 2 * p->padding[k] < p->kernel[k]) {
-            char sizes[SIZES_TEXT];
-            etch__nn_fail(ETCH_ERR_SHAPE,
-                          "%s: expected x of at least the kernel's sizes [%lld, %lld], padding "
-                          "included, got %s",
-                          etch_module_type(m), (long long)p->kernel[0], (long long)p->kernel[1],
-                          etch__nn_sizes(x, sizes));
-            return false;
-        }
     return true;
 }
 
 static etch_tensor *max_pool_forward(etch_module *m, etch_tensor *x) {
+    const pool *p = etch_module_ctx(m);
     if (!pool_takes(m, x)) return NULL;
-    etch_tensor *w = windows(etch_module_ctx(m), x, -INFINITY);
-    return w ? etch_amax(w, ETCH_DIMS(-2, -1), false) : NULL;
+    return etch_max_pool2d(x, PAIR(p->kernel), PAIR(p->stride), PAIR(p->padding), PAIR(p->dilation),
+                           p->ceil_mode);
 }
 
 static etch_tensor *avg_pool_forward(etch_module *m, etch_tensor *x) {
+    const pool *p = etch_module_ctx(m);
     if (!pool_takes(m, x)) return NULL;
-    etch_tensor *w = windows(etch_module_ctx(m), x, 0);
-    return w ? etch_mean_dim(w, ETCH_DIMS(-2, -1), false) : NULL;
+    return etch_avg_pool2d(x, PAIR(p->kernel), PAIR(p->stride), PAIR(p->padding), p->ceil_mode,
+                           !p->exclude_padding, p->divisor);
 }
 
 static bool pool_fits(const char *function, const etch_shape *kernel, const pool *p) {
     bool ok = kernel->n == 2;
     for (int k = 0; ok && k < 2; k++)
-        ok = p->kernel[k] > 0 && p->stride[k] > 0 && p->padding[k] >= 0 &&
+        ok = p->kernel[k] > 0 && p->stride[k] > 0 && p->dilation[k] > 0 && p->padding[k] >= 0 &&
              2 * p->padding[k] <= p->kernel[k];
     if (!ok)
         etch__nn_fail(ETCH_ERR_SHAPE,
-                      "%s: expected a kernel of two positive sizes, positive strides and padding "
-                      "of at most half of the kernel, got %d sizes [%lld, %lld], strides [%lld, "
-                      "%lld], padding [%lld, %lld]",
+                      "%s: expected a kernel of two positive sizes, positive strides and dilations "
+                      "and padding of at most half of the kernel, got %d sizes [%lld, %lld], "
+                      "strides [%lld, %lld], padding [%lld, %lld], dilation [%lld, %lld]",
                       function, kernel->n, (long long)p->kernel[0], (long long)p->kernel[1],
                       (long long)p->stride[0], (long long)p->stride[1], (long long)p->padding[0],
-                      (long long)p->padding[1]);
+                      (long long)p->padding[1], (long long)p->dilation[0],
+                      (long long)p->dilation[1]);
     return ok;
 }
 
-static etch_module *make_pool(const char *function, const char *type, etch_forward forward,
-                              const etch_shape *kernel, const etch_pool_options *given) {
+static pool settle_pool(const etch_shape *kernel, const etch_pool_options *given) {
     etch_pool_options o;
     etch__nn_options(&o, sizeof o, given);
     pool p = {.kernel = {kernel->v[0], kernel->v[1]},
               .stride = {o.stride[0] ? o.stride[0] : kernel->v[0], o.stride[1]},
-              .padding = {o.padding[0], o.padding[1]}};
+              .padding = {o.padding[0], o.padding[1]},
+              .dilation = {o.dilation[0], o.dilation[1]},
+              .divisor = o.divisor,
+              .ceil_mode = o.ceil_mode,
+              .exclude_padding = o.exclude_padding};
     if (!p.stride[1]) p.stride[1] = o.stride[0] ? o.stride[0] : kernel->v[1];
     settle_pair(p.padding, 0);
+    settle_pair(p.dilation, 1);
+    return p;
+}
+
+/* max: what is of means only does not belong to the description, nor the reverse. */
+static etch_module *make_pool(const char *function, bool max, const etch_shape *kernel,
+                              const etch_pool_options *given) {
+    pool p = settle_pool(kernel, given);
     if (!pool_fits(function, kernel, &p)) return NULL;
-    return etch__nn_layer(type, forward, &p, sizeof p,
-                          "{\"kernel\": [%lld, %lld], \"stride\": [%lld, %lld], \"padding\": "
-                          "[%lld, %lld]}",
-                          (long long)p.kernel[0], (long long)p.kernel[1], (long long)p.stride[0],
-                          (long long)p.stride[1], (long long)p.padding[0], (long long)p.padding[1]);
+    if (max && (p.divisor || p.exclude_padding))
+        return etch__nn_fail(ETCH_ERR_INVALID_ARGUMENT,
+                             "%s: a divisor and exclude_padding are of "
+                             "means",
+                             function),
+               NULL;
+    if (!max && (p.dilation[0] != 1 || p.dilation[1] != 1))
+        return etch__nn_fail(ETCH_ERR_INVALID_ARGUMENT, "%s: expected no dilation", function), NULL;
+    return etch__nn_layer(
+        max ? "MaxPool2d" : "AvgPool2d", max ? max_pool_forward : avg_pool_forward, &p, sizeof p,
+        "{\"kernel\": [%lld, %lld], \"stride\": [%lld, %lld], \"padding\": [%lld, %lld], "
+        "\"dilation\": [%lld, %lld], \"ceil_mode\": %s, \"exclude_padding\": %s, \"divisor\": "
+        "%lld}",
+        (long long)p.kernel[0], (long long)p.kernel[1], (long long)p.stride[0],
+        (long long)p.stride[1], (long long)p.padding[0], (long long)p.padding[1],
+        (long long)p.dilation[0], (long long)p.dilation[1], p.ceil_mode ? "true" : "false",
+        p.exclude_padding ? "true" : "false", (long long)p.divisor);
 }
 
 etch_module *etch_nn_max_pool2d_with(etch_shape kernel, const etch_pool_options *options) {
-    return make_pool("etch_nn_max_pool2d", "MaxPool2d", max_pool_forward, &kernel, options);
+    return make_pool("etch_nn_max_pool2d", true, &kernel, options);
 }
 
 etch_module *etch_nn_avg_pool2d_with(etch_shape kernel, const etch_pool_options *options) {
-    return make_pool("etch_nn_avg_pool2d", "AvgPool2d", avg_pool_forward, &kernel, options);
+    return make_pool("etch_nn_avg_pool2d", false, &kernel, options);
 }

@@ -67,12 +67,17 @@ static bool read_config(const char *text, config *c) {
     return etch__json_ends(&j);
 }
 
-static const field *get(config *c, const char *key) {
-    static const field none;
+static const field *find(const config *c, const char *key) {
     for (int i = 0; i < c->n; i++)
         if (!strcmp(c->fields[i].key, key)) return &c->fields[i];
-    c->wrong = true;
-    return &none;
+    return NULL;
+}
+
+static const field *get(config *c, const char *key) {
+    static const field none;
+    const field *f = find(c, key);
+    c->wrong |= !f;
+    return f ? f : &none;
 }
 
 static double real(config *c, const char *key) { return get(c, key)->real; }
@@ -176,6 +181,11 @@ static etch_module *pool(config *c, bool max) {
     etch_shape kernel = list(c, "kernel", 2);
     put_pair(o.stride, list(c, "stride", 2));
     put_pair(o.padding, list(c, "padding", 2));
+    if (find(c, "dilation")) { /* files of the first versions have none of these */
+        put_pair(o.dilation, list(c, "dilation", 2));
+        o.ceil_mode = truth(c, "ceil_mode"), o.exclude_padding = truth(c, "exclude_padding");
+        o.divisor = whole(c, "divisor");
+    }
     if (c->wrong) return NULL;
     return max ? etch_nn_max_pool2d_with(kernel, &o) : etch_nn_avg_pool2d_with(kernel, &o);
 }

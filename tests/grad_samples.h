@@ -372,6 +372,28 @@ SAMPLE(CONVOLUTION_BACKWARD_WEIGHT, BACKWARD(weight, S(3, 2, 2, 2), S(1), S(0), 
 SAMPLE(CONVOLUTION_BACKWARD_WEIGHT, BACKWARD(weight, S(4, 1, 2, 2), S(2, 3), S(1, 2), S(1, 2), 2),
        V(1, 4, 3, 3), V(1, 2, 5, 6))
 
+/* ---- pooling ---- */
+
+#define MAX_POOL(kernel, stride, padding, dilation, ceil)                                          \
+    etch_max_pool2d(x[0], kernel, stride, padding, dilation, ceil)
+SAMPLE(MAX_POOL2D, MAX_POOL(S(2), S(0), S(0), S(1), false), V(2, 2, 4, 6))
+SAMPLE(MAX_POOL2D, MAX_POOL(S(3, 2), S(1, 2), S(1), S(1, 2), false), V(2, 4, 5))
+SAMPLE(MAX_POOL2D, MAX_POOL(S(2), S(2), S(1), S(1), true), V(1, 2, 3, 4))
+SAMPLE(MAX_POOL2D, MAX_POOL(S(2), S(2), S(0), S(1), false), V(0, 2, 4, 4))
+
+#define AVG_POOL(kernel, stride, padding, ceil, counts, divisor)                                   \
+    etch_avg_pool2d(x[0], kernel, stride, padding, ceil, counts, divisor)
+SAMPLE(AVG_POOL2D, AVG_POOL(S(2), S(0), S(0), false, true, 0), V(2, 2, 4, 6))
+SAMPLE(AVG_POOL2D, AVG_POOL(S(3, 2), S(1, 2), S(1), false, false, 0), V(2, 4, 5))
+SAMPLE(AVG_POOL2D, AVG_POOL(S(2), S(2), S(1), true, true, 3), V(1, 2, 3, 4))
+SAMPLE(AVG_POOL2D, AVG_POOL(S(2), S(2), S(0), false, true, 0), V(0, 2, 4, 4))
+
+#define AVG_BACK(size, kernel, stride, padding, ceil, counts, divisor)                             \
+    etch_avg_pool2d_backward(x[0], size, kernel, stride, padding, ceil, counts, divisor)
+SAMPLE(AVG_POOL2D_BACKWARD, AVG_BACK(S(2, 4, 6), S(2), S(0), S(0), false, true, 0), V(2, 2, 3))
+SAMPLE(AVG_POOL2D_BACKWARD, AVG_BACK(S(1, 2, 3, 4), S(2), S(1, 2), S(1), true, false, 0),
+       V(1, 2, 4, 3))
+
 /* ---- what is made of others ---- */
 
 SAMPLE(RESHAPE, etch_reshape(x[0], S(4, -1)), V(2, 6))
@@ -408,5 +430,7 @@ SAMPLE(LAYER_NORM, etch_layer_norm(x[0], S(4), x[1], x[2], 1e-3), V(2, 4), V(4),
 SAMPLE(LINEAR, etch_linear(x[0], x[1], x[2]), V(2, 3), V(4, 3), V(4))
 SAMPLE(LINEAR, etch_linear(x[0], x[1], x[2]), V(2, 2, 3), V(4, 3), NOTHING)
 SAMPLE(CONV2D, etch_conv2d(x[0], x[1], x[2], S(1), S(1), S(1), 1), V(2, 3, 4), V(2, 2, 2, 2), V(2))
+SAMPLE(MAX_POOL1D, etch_max_pool1d(x[0], S(2), S(1), S(1), S(1), false), V(2, 5))
+SAMPLE(AVG_POOL1D, etch_avg_pool1d(x[0], S(3), S(2), S(1), true, false), V(2, 2, 6))
 
 #endif

@@ -272,7 +272,7 @@ static etch_tensor *tensor_argument(const char *name, int i) {
         return x ? etch_view(x, ETCH_SHAPE(2, 4, 4)) : NULL;
     }
     if (is_op("convolution") || is_op("conv2d") || is_op("convolution_backward_input") ||
-        is_op("convolution_backward_weight")) {
+        is_op("convolution_backward_weight") || strstr(current_op->name, "pool2d")) {
         etch_tensor *x = sample(4, 4);
         return x ? etch_view(x, ETCH_SHAPE(1, 1, 4, 4)) : NULL;
     }
@@ -311,6 +311,8 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
         if (!strcmp(a->name, "padding")) v->ints = ETCH_SHAPE(0);
         if (!strcmp(a->name, "normalized_shape")) v->ints = ETCH_SHAPE(4);
         if (!strcmp(a->name, "input_size")) v->ints = ETCH_SHAPE(1, 1, 7, 7);
+        if (is_op("avg_pool2d_backward") && a->name[0] == 'i') v->ints = ETCH_SHAPE(1, 1, 4, 4);
+        if (!strcmp(a->name, "kernel_size")) v->ints = ETCH_SHAPE(1);
         if (!strcmp(a->name, "weight_size")) v->ints = ETCH_SHAPE(1, 1, 1, 1);
         if (size) v->ints = is_op("expand") ? ETCH_SHAPE(4, 4) : ETCH_SHAPE(2, 8);
         return true;

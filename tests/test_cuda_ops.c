@@ -171,6 +171,39 @@ static etch_tensor *largest_first(etch_tensor *a, etch_tensor *b, etch_tensor *c
     return etch_argmax_dim(a, 0, false);
 }
 
+static etch_tensor *max_pools(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_max_pool2d(a, ETCH_DIMS(3, 2), ETCH_DIMS(2, 1), ETCH_DIMS(1), ETCH_DIMS(1, 2),
+                           true);
+}
+static etch_tensor *max_places(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_max_pool2d_indices(a, ETCH_DIMS(3, 2), ETCH_DIMS(2, 1), ETCH_DIMS(1),
+                                   ETCH_DIMS(1, 2), true);
+}
+static etch_tensor *means(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_avg_pool2d(a, ETCH_DIMS(3, 2), ETCH_DIMS(2), ETCH_DIMS(1), true, false, 0);
+}
+static etch_tensor *spread_means(etch_tensor *a, etch_tensor *b, etch_tensor *c) {
+    (void)b, (void)c;
+    return etch_avg_pool2d_backward(a, ETCH_SHAPE(2, 7, 17), ETCH_DIMS(3, 4), ETCH_DIMS(1, 2),
+                                    ETCH_DIMS(1), false, true, 0);
+}
+
+/* The same arithmetic in the same order as on the CPU. */
+TEST(pools) {
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_F16, ETCH_BF16, ETCH_I32, ETCH_U8};
+    static const program all[] = {max_pools, max_places, means, spread_means};
+    for (int k = 0; k < 4; k++)
+        for (int d = 0; d < (k < 2 ? 6 : 4); d++)
+            ETCH_SCOPE {
+                etch_tensor *x = numbers(dtypes[d], ETCH_SHAPE(2, 7, 8));
+                check(all[k], x, NO, NO, 0);
+                if (k < 3) check(all[k], etch_transpose(x, 1, 2), NO, NO, 0);
+            }
+}
+
 TEST(cats) {
     ETCH_SCOPE {
         etch_tensor *a = numbers(ETCH_F32, ETCH_SHAPE(3, 4)),

@@ -275,6 +275,16 @@ static etch_tensor *convolved(etch_tensor *x, int64_t stride, int64_t padding, i
                        ETCH_DIMS(dilation), groups);
 }
 
+static etch_tensor *largest(etch_tensor *x, int64_t kernel, int64_t stride, int64_t dilation) {
+    return etch_max_pool2d(etch_view(x, ETCH_SHAPE(1, 24, 24)), ETCH_DIMS(kernel),
+                           ETCH_DIMS(stride), ETCH_DIMS(0), ETCH_DIMS(dilation), false);
+}
+
+static etch_tensor *averaged(etch_tensor *x, int64_t kernel, int64_t divisor) {
+    return etch_avg_pool2d(etch_view(x, ETCH_SHAPE(1, 24, 24)), ETCH_DIMS(kernel), ETCH_DIMS(1),
+                           ETCH_DIMS(0), false, true, divisor);
+}
+
 /* ROW(name, graphs, graphs of PyTorch, what is computed of x[24, 24] and k): for k = 1 to 20, twice
  * each. PyTorch's are of torch.compile(lambda x, k: -f(x, k), dynamic=None) in version 2.15,
  * counted by its backend, with recompile_limit at 64; its default of 8 ends the rows of 20 as eager
@@ -326,6 +336,11 @@ static etch_tensor *convolved(etch_tensor *x, int64_t stride, int64_t padding, i
     ROW(conv_stride, 2, 2, convolved(x, k, 0, 1, 1))                                              \
     ROW(conv_dilation, 2, 2, convolved(x, 1, 0, k, 1))                                            \
     ROW(conv_groups, 2, 2, convolved(x, 1, 0, 1, k))                                              \
+    ROW(pool_kernel, 2, 20, largest(x, k, 1, 1))                                                   \
+    ROW(pool_stride, 2, 20, largest(x, 2, k, 1))                                                   \
+    ROW(pool_dilation, 2, 20, largest(x, 2, 1, k))                                                 \
+    ROW(mean_kernel, 2, 20, averaged(x, k, 0))                                                     \
+    ROW(mean_divisor, 2, 20, averaged(x, 2, k))                                                    \
     ROW(unsqueeze, 3, 4, etch_unsqueeze(x, k % 3))                                                \
     ROW(movedim, 3, 4,                                                                            \
         etch_movedim(etch_view(x, ETCH_SHAPE(2, 12, 24)), ETCH_DIMS(k % 3), ETCH_DIMS(0)))        \

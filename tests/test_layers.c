@@ -311,16 +311,40 @@ TEST(pools_against_loops) {
                 }
 }
 
+/* Options are those of the operators. */
+TEST(pools_have_options) {
+    ETCH_SCOPE {
+        etch_tensor *x = noise(ETCH_F32, ETCH_SHAPE(2, 3, 8, 9)), *want;
+        etch_module *max = must(etch_nn_max_pool2d(ETCH_SHAPE(2, 3), .stride = {2, 1},
+                                                   .dilation = {2, 1}, .ceil_mode = true));
+        want = etch_max_pool2d(x, ETCH_DIMS(2, 3), ETCH_DIMS(2, 1), ETCH_DIMS(0), ETCH_DIMS(2, 1),
+                               true);
+        assert_true(etch_bitwise_equal(call(max, x), must(want)));
+        etch_module *avg = must(etch_nn_avg_pool2d(ETCH_SHAPE(3, 2), .padding = {1},
+                                                   .ceil_mode = true, .exclude_padding = true));
+        want = etch_avg_pool2d(x, ETCH_DIMS(3, 2), ETCH_DIMS(0), ETCH_DIMS(1), true, false, 0);
+        assert_true(etch_bitwise_equal(call(avg, x), must(want)));
+        etch_module *part = must(etch_nn_avg_pool2d(ETCH_SHAPE(2, 2), .divisor = 3));
+        want = etch_avg_pool2d(x, ETCH_DIMS(2), ETCH_DIMS(0), ETCH_DIMS(0), false, true, 3);
+        assert_true(etch_bitwise_equal(call(part, x), must(want)));
+        etch_module_free(max), etch_module_free(avg), etch_module_free(part);
+    }
+}
+
 TEST(pools_refuse) {
     ETCH_SCOPE {
         etch_module *m = must(etch_nn_max_pool2d(ETCH_SHAPE(3, 3)));
         FAILED_WITH(!etch_module_call(m, noise(ETCH_F32, ETCH_SHAPE(1, 2, 5))), ETCH_ERR_SHAPE,
-                    "MaxPool2d: expected x of at least the kernel's sizes [3, 3]");
+                    "the window does not fit into the padded input: height 2");
         FAILED_WITH(!etch_module_call(m, noise(ETCH_F32, ETCH_SHAPE(5, 5))), ETCH_ERR_SHAPE,
                     "[C, H, W], got [5, 5]");
         FAILED_WITH(!etch_nn_max_pool2d(ETCH_SHAPE(3)), ETCH_ERR_SHAPE, "etch_nn_max_pool2d");
         FAILED_WITH(!etch_nn_avg_pool2d(ETCH_SHAPE(2, 2), .padding = {2}), ETCH_ERR_SHAPE,
                     "at most half");
+        FAILED_WITH(!etch_nn_avg_pool2d(ETCH_SHAPE(2, 2), .dilation = {2}),
+                    ETCH_ERR_INVALID_ARGUMENT, "no dilation");
+        FAILED_WITH(!etch_nn_max_pool2d(ETCH_SHAPE(2, 2), .divisor = 2), ETCH_ERR_INVALID_ARGUMENT,
+                    "are of means");
         etch_module_free(m);
     }
 }

@@ -238,8 +238,11 @@ static etch_module *ready(int i) {
                               .padding = {1, -1}, .dilation = {1, 2}, .groups = 2);
     case 2:
         return etch_nn_conv1d(4, 6, 3, ETCH_F32, .stride = {2}, .padding = {1}, .no_bias = true);
-    case 3: return etch_nn_max_pool2d(ETCH_SHAPE(3, 2), .stride = {1, 2}, .padding = {1});
-    case 4: return etch_nn_avg_pool2d(ETCH_SHAPE(2, 2), .padding = {1, -1});
+    case 3:
+        return etch_nn_max_pool2d(ETCH_SHAPE(3, 2), .stride = {1, 2}, .padding = {1},
+                                  .dilation = {1, 2}, .ceil_mode = true);
+    case 4:
+        return etch_nn_avg_pool2d(ETCH_SHAPE(2, 2), .padding = {1, -1}, .exclude_padding = true);
     case 5: return etch_nn_layer_norm(ETCH_SHAPE(6, 8), ETCH_F32, .eps = 1e-3, .no_bias = true);
     case 6: return etch_nn_rms_norm(ETCH_SHAPE(8), ETCH_F32);
     case 7: return etch_nn_batch_norm1d(4, ETCH_F32, .momentum = -1);

@@ -5,7 +5,10 @@
 #include <stdatomic.h>
 
 #define TABLE(isa)                                                                                 \
-    { &etch__strips_##isa, &etch__reduce_##isa, &etch__product_##isa, &etch__random_##isa }
+    {                                                                                              \
+        &etch__strips_##isa, &etch__reduce_##isa, &etch__product_##isa, &etch__random_##isa,       \
+            &etch__pool_##isa                                                                      \
+    }
 
 const isa_table etch__isa_tables[CPU_ISA_COUNT] = {
     [CPU_ISA_BASELINE] = TABLE(baseline),

@@ -5,6 +5,7 @@
 
 #include "core/ops/expr.h"
 #include "core/base/isa.h"
+#include "core/ops/rules.h"
 
 /* One primitive over n elements: dst[i] = prim(a[i], b[i], c[i]). dst may be the same memory as an
  * operand of the same element size; other overlap is not allowed. A value never depends on its
@@ -66,11 +67,27 @@ typedef struct random_table {
     void (*uniform_f64)(double *dst, const uint32_t *hi, const uint32_t *lo, int64_t n);
 } random_table;
 
+/* Of one plane. The elements that a window has count from the first row and column to the last. */
+typedef struct pool_plane {
+    pool_numbers at;
+    int64_t in[2], out[2];
+} pool_plane;
+
+typedef struct pool_table {
+    /* Numbers, of the compute type: each window's largest element; where it is in the plane. */
+    void (*largest[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *x, void *y);
+    void (*place[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *x, int64_t *y);
+    /* F32, F64: each window's mean; and the gradient of y, to x, which it clears. */
+    void (*mean[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *x, void *y);
+    void (*spread[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *y, void *x);
+} pool_table;
+
 typedef struct isa_table {
     const strip_table *strips;
     const reduce_table *reduce;
     const product_table *product;
     const random_table *random;
+    const pool_table *pool;
 } isa_table;
 
 /* The tables of each set, and those of this process. */
@@ -85,7 +102,8 @@ const isa_table *etch__isa_table(void);
     extern const strip_table etch__strips_##isa;                                                   \
     extern const reduce_table etch__reduce_##isa;                                                  \
     extern const product_table etch__product_##isa;                                                \
-    extern const random_table etch__random_##isa;
+    extern const random_table etch__random_##isa;                                                  \
+    extern const pool_table etch__pool_##isa;
 DECLARE_ISA(baseline)
 DECLARE_ISA(avx2)
 DECLARE_ISA(avx512)

@@ -264,6 +264,13 @@ static bool same_float_rule(const op_call *call, call_dtypes *d) {
     return same_rule(call, d) && want_floats(call, d->compute);
 }
 
+static bool max_pool_dtype_rule(const op_call *call, call_dtypes *d) {
+    d->compute = d->result = dtype_of(call->in[0]);
+    if (d->compute == ETCH_BOOL) FAIL(ETCH_ERR_DTYPE, "expected numbers, got bool");
+    if (call->op == OP_MAX_POOL2D_INDICES) d->result = ETCH_I64;
+    return true;
+}
+
 static bool no_dtype_rule(const op_call *call, call_dtypes *d) {
     (void)d;
     FAIL(ETCH_ERR_INTERNAL, "a composite operator has no inference of its own");

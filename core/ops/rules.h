@@ -32,12 +32,22 @@ bool etch__view_strides(int ndim, const int64_t *size, const int64_t *stride, in
 /* Shape rules of operators with an index tensor (core/ops/infer_index.c); a result that is no view
  * and not in place still wants row-major strides. */
 bool etch__index_rule(const op_call *call, tensor_meta *out);
+/* Of pooling and its backward operator (core/ops/infer_pool.c). */
+bool etch__pool_rule(const op_call *call, tensor_meta *out);
+bool etch__pool_backward_rule(const op_call *call, tensor_meta *out);
 
 /* The numbers of a convolution, from its attributes; false with the error set. */
 typedef struct conv_numbers {
     int64_t stride[2], padding[2], dilation[2], groups;
 } conv_numbers;
 bool etch__conv_numbers(const op_call *call, conv_numbers *c);
+
+/* The numbers of a pooling operator, likewise. */
+typedef struct pool_numbers {
+    int64_t kernel[2], stride[2], padding[2], dilation[2], divisor; /* 0: by the elements */
+    bool ceil, counts_padding;
+} pool_numbers;
+bool etch__pool_numbers(const op_call *call, pool_numbers *p);
 
 /* ---- internal to inference ---- */
 

@@ -1,4 +1,4 @@
-/* Batching rules of products, layer norm and convolution. A factor that has no batch is not copied
+/* Batching rules of products, layer norm, convolution and pooling. A factor that has no batch is not copied
  * for each sample where the others' batch can go into its rows, or into a convolution's images. */
 #include "core/vmap/rules.h"
 
@@ -182,4 +182,27 @@ BATCHING(convolution_backward_weight) {
     return etch__as_result(b, etch_convolution_backward_weight(as_channels(b, 0), as_channels(b, 1),
                                                                s, c.stride, c.padding, c.dilation,
                                                                c.groups * b->size));
+}
+
+/* ---- pooling ---- */
+
+/* The list of input sizes in front of the attributes, of all samples. */
+static int all_images(const batched_call *b, int64_t *at, int nat) {
+    if (at[0] == 4) {
+        at[1] *= b->size;
+        return nat;
+    }
+    memmove(at + 2, at + 1, (size_t)(nat - 1) * sizeof *at);
+    at[0]++, at[1] = b->size;
+    return nat + 1;
+}
+
+/* A batch of single images is one of images. */
+BATCHING(pool) {
+    int64_t at[OP_MAX_ATTRS];
+    int nat = b->call->nat;
+    etch_tensor *x = ndim_of_sample(b, 0) == 4 ? as_images(b, 0) : etch__with_batch(b, 0);
+    memcpy(at, b->call->at, (size_t)nat * sizeof *at);
+    if (b->call->op == OP_AVG_POOL2D_BACKWARD) nat = all_images(b, at, nat);
+    return etch__as_result(b, call_again(b, &x, at, nat));
 }

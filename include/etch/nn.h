@@ -293,12 +293,17 @@ ETCH_API etch_module *etch_nn_conv2d_with(int64_t in, int64_t out, etch_shape ke
                                           etch_dtype dtype, const etch_conv_options *options);
 
 typedef struct etch_pool_options {
-    size_t struct_size; /* set by the macros */
-    int64_t stride[2];  /* 0: as the kernel */
-    int64_t padding[2]; /* of -infinity for max; of zeros, which count, for avg; as above */
+    size_t struct_size;   /* set by the macros */
+    int64_t stride[2];    /* 0: as the kernel */
+    int64_t padding[2];   /* of -infinity for max; of zeros, which count, for avg; as above */
+    int64_t dilation[2];  /* of max alone, as above */
+    bool ceil_mode;       /* a last window may reach beyond the end */
+    bool exclude_padding; /* of avg alone: the padding does not count */
+    int64_t divisor;      /* of avg alone: other than the number of elements */
 } etch_pool_options;
 /* Of windows of kernel [h, w], [(N), C, H, W] to [(N), C, H', W']: the largest element, or the
- * mean. Padding is at most half of the kernel. */
+ * mean. Padding is at most half of the kernel. Of equal elements the first one gets the gradient,
+ * of NaNs the last. */
 ETCH_API etch_module *etch_nn_max_pool2d_with(etch_shape kernel, const etch_pool_options *options);
 ETCH_API etch_module *etch_nn_avg_pool2d_with(etch_shape kernel, const etch_pool_options *options);
 

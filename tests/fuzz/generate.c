@@ -173,7 +173,8 @@ static int make_mask(generator *g) {
 
 /* What the operator needs to have many operands that fit. */
 static void make_operands(generator *g, op_id op) {
-    if ((op == OP_CONVOLUTION || op == OP_CONV2D) && !chance(g, 4)) make_images(g);
+    if ((op == OP_CONVOLUTION || op == OP_CONV2D || gen_is_pool(op)) && !chance(g, 4))
+        make_images(g);
     if (gen_is_backward(op) && !chance(g, 4)) make_gradients(g, op);
     if (gen_mask_operand(op) >= 0 && !chance(g, 4)) g->mask = make_mask(g);
     if (etch__ops[op].flags & OPF_MAY_FAIL && !chance(g, 3)) g->divisor = make_divisor(g);

@@ -305,6 +305,11 @@ static void some_pair(generator *g, fuzz_arg *a, const char *name) {
         a->number[i] = gen_plain(below(g, 3) + (strcmp(name, "padding") != 0));
 }
 
+bool gen_is_pool(op_id op) {
+    return op == OP_MAX_POOL2D || op == OP_MAX_POOL2D_INDICES || op == OP_AVG_POOL2D ||
+           op == OP_AVG_POOL2D_BACKWARD;
+}
+
 bool gen_is_backward(op_id op) {
     return op == OP_CONVOLUTION_BACKWARD_INPUT || op == OP_CONVOLUTION_BACKWARD_WEIGHT;
 }
@@ -333,6 +338,16 @@ static void backward_list(generator *g, op_id op, const char *name, fuzz_arg *a,
     a->number[0] = gen_plain(strcmp(name, "padding") != 0);
 }
 
+/* Of means over windows of two by two. */
+static void pooled_list(generator *g, const char *name, fuzz_arg *a, int grad) {
+    const etch_tensor *t = g->w.v[grad];
+    a->n = 1, a->number[0] = gen_plain(!strcmp(name, "padding") ? 0 : 2);
+    if (strcmp(name, "input_size")) return;
+    a->n = etch_ndim(t);
+    for (int d = 0; d < a->n; d++)
+        a->number[d] = gen_plain(etch_size(t, d) * (d < a->n - 2 ? 1 : 2));
+}
+
 static void some_ints(generator *g, op_id op, const char *name, fuzz_arg *a, const statement *s) {
     int self = s->arg[0].tensor[0];
     const etch_tensor *t = g->w.v[self];
@@ -344,7 +359,11 @@ static void some_ints(generator *g, op_id op, const char *name, fuzz_arg *a, con
     case OP_NATIVE_LAYER_NORM:
     case OP_LAYER_NORM: normalized_sizes(g, a, self, t); break;
     case OP_CONVOLUTION:
-    case OP_CONV2D: some_pair(g, a, name); break;
+    case OP_CONV2D:
+    case OP_MAX_POOL2D:
+    case OP_MAX_POOL2D_INDICES:
+    case OP_AVG_POOL2D: some_pair(g, a, name); break;
+    case OP_AVG_POOL2D_BACKWARD: pooled_list(g, name, a, self); break;
     case OP_CONVOLUTION_BACKWARD_INPUT:
     case OP_CONVOLUTION_BACKWARD_WEIGHT: backward_list(g, op, name, a, s); break;
     default:
@@ -362,6 +381,7 @@ static fuzz_int some_int(generator *g, const char *name, const statement *s) {
     }
     if (!strcmp(name, "groups")) return gen_plain(chance(g, 3) && !gen_is_backward(s->op) ? 2 : 1);
     /* Not -1, the largest index: with wild ones that is more than there is memory. */
+    if (!strcmp(name, "divisor_override")) return gen_plain(chance(g, 2) ? 0 : 3);
     if (!strcmp(name, "num_classes")) return gen_plain(below(g, 12));
     if (!strcmp(name, "device")) return gen_plain(chance(g, 8) ? ETCH_CUDA(70) : ETCH_CPU);
     if (strcmp(name, "start") && strcmp(name, "end") && strcmp(name, "index"))
@@ -420,6 +440,7 @@ static int tensor_operand(generator *g, op_id op, const statement *s, int operan
     bool norm = op == OP_NATIVE_LAYER_NORM || op == OP_LAYER_NORM;
     bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D || gen_is_backward(op);
     if (operand && norm) return some_weight(g, s);
+    if (gen_is_pool(op)) return some_matrix(g, chance(g, 2) ? 3 : 4);
     if (convolution && !operand) return some_matrix(g, 4);
     if (convolution)
         return gen_some_tensor_of(g, etch_dtype_of(g->w.v[s->arg[0].tensor[0]]),

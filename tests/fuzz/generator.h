@@ -42,6 +42,7 @@ fuzz_int gen_size_of(int tensor, int dim);
 etch_scalar gen_some_scalar(generator *g);
 void gen_creation_sizes(generator *g, fuzz_arg *a);
 bool gen_is_backward(op_id op);
+bool gen_is_pool(op_id op);
 bool gen_is_contraction(op_id op);
 int gen_some_integers(generator *g);
 int gen_mask_operand(op_id op);

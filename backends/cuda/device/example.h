@@ -37,7 +37,7 @@ typedef unsigned index_t;
 #define LOWER 1                    /* triangle */
 #define TEAM 16                    /* extreme */
 #define LARGEST 1                  /* extreme */
-#define WAY 1                      /* index_walk */
+#define WAY 1                      /* index_walk, pool */
 #define TESTED 1                   /* index_walk */
 #define REAL 1                     /* divide */
 #define QUOTIENT 1                 /* divide */
