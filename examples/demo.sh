@@ -21,5 +21,7 @@ show "charlm: a transformer's first steps on this repository's own text (--steps
 show "interceptors: modes, custom operators and etch_compile" interceptors
 show "dispatcher: the layers that one call passes" dispatcher
 show "hooks: one interception as a mode, a module hook and a kernel override" hooks
+show "export: a step of training goes on in a process without a compiler" \
+    ./export ../../examples/data/digits.csv.gz # without ./ it is the shell's own
 [ $failed -eq 0 ] || { echo "demo: FAILED"; exit 1; }
 echo "demo: ok"

@@ -137,11 +137,47 @@ static bool device_ok(const program *p) {
     return !device || etch__device_check(device, "etch_import", NULL);
 }
 
+/* ---- run-time sizes ---- */
+
+/* One symbol a dimension, of the size that the graph has; each place has one formula at most. */
+static bool dims_ok(const program *p) {
+    for (int i = 0; i < p->ndims; i++) {
+        const program_dim *d = &p->dims[i];
+        int32_t input = p->args[d->argument].input;
+        if (input < 0) return fault("size", i);
+        const tensor_meta *m = &p->g->values[input].meta;
+        bool again = etch__program_symbol(p, d->argument, d->dim) != d->symbol;
+        if (d->dim >= m->ndim || again || m->size[d->dim] != p->symbols[d->symbol].size)
+            return fault("size", i);
+    }
+    for (int i = 1; i < p->nformulas; i++)
+        for (int k = 0; k < i; k++)
+            if (p->formulas[i].target == p->formulas[k].target &&
+                p->formulas[i].index == p->formulas[k].index)
+                return fault("formula", i);
+    return true;
+}
+
+/* With the sizes that it was recorded with, the formulas give what was recorded. */
+static bool sizes_ok(const program *p) {
+    int64_t sizes[SYMBOLS_MAX];
+    if (!dims_ok(p)) return false;
+    if (!p->nsymbols) return !p->nformulas || fault("formula", 0);
+    for (int s = 0; s < p->nsymbols; s++) sizes[s] = p->symbols[s].size;
+    program *same = etch__program_resize(p, sizes);
+    if (!same) return false;
+    bool ok = etch__graph_equal(same->g, p->g);
+    for (int i = 0; ok && i < p->g->nscalars; i++) ok = same->scalars[i].i == p->scalars[i].i;
+    etch__program_free(same);
+    return ok || fault("a formula of", p->nformulas);
+}
+
 bool etch__program_check(program *p) {
     const graph *g = p->g;
     p->writes = false;
     for (int i = 0; i < g->nnodes; i++)
         p->writes |= etch__ops[g->nodes[i].op].kind == KIND_INPLACE &&
                      g->values[g->nodes[i].out].base < g->ninputs;
-    return inputs_ok(p) && arguments_ok(p) && device_ok(p) && nodes_ok(p) && results_ok(p);
+    return inputs_ok(p) && arguments_ok(p) && device_ok(p) && nodes_ok(p) && results_ok(p) &&
+           sizes_ok(p);
 }

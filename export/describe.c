@@ -8,6 +8,20 @@ static void put_shape(bounded_text *t, const tensor_meta *m) {
                    m->device ? " on " : "", m->device ? etch_device_name(m->device) : "");
 }
 
+static void put_sizes(bounded_text *t, const program *p) {
+    for (int i = 0; i < p->nsymbols; i++) {
+        const program_symbol *s = &p->symbols[i];
+        etch__text_add(t, "size s%d: %lld to ", i, (long long)s->min);
+        if (s->max < INT64_MAX) etch__text_add(t, "%lld", (long long)s->max);
+        else etch__text_add(t, "any");
+        etch__text_add(t, ", recorded with %lld\n", (long long)s->size);
+    }
+    for (int i = 0; i < p->ndims; i++)
+        etch__text_add(t, "size s%d: dimension %d of argument %d\n", p->dims[i].symbol,
+                       p->dims[i].dim, p->dims[i].argument);
+    if (p->nformulas) etch__text_add(t, "formulas of sizes: %d\n", p->nformulas);
+}
+
 static void put_arguments(bounded_text *t, const program *p) {
     for (int i = 0; i < p->nargs; i++) {
         etch__text_add(t, "argument %d: ", i);
@@ -75,6 +89,7 @@ int64_t etch_export_describe(const char *path, char *buf, size_t n) {
     if (graph_text) {
         etch__text_add(&t, "file: version %d, hash right\n", FILE_VERSION);
         put_arguments(&t, e.p);
+        put_sizes(&t, e.p);
         put_weights(&t, e.p);
         put_code(&t, &e);
         etch__text_add(&t, "%s", graph_text);

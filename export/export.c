@@ -4,7 +4,8 @@
 #include "core/dispatch/mode.h"
 #include "core/tensor/device.h"
 #include "export/file.h"
-#include "export/record.h"
+#include "export/probe.h"
+#include "export/warm.h"
 #include "jit/ir/target.h"
 #include "jit/store/cache.h"
 #include "tracer/run/run.h"
@@ -84,23 +85,44 @@ static bool target_ok(const program *p) {
                           p->g->name, why);
 }
 
+/* On a device the operators' own kernels are code as well, which is made at their first call. */
+static bool compile(const exported *e, const program *p, bool instance) {
+    const backend *native = etch__backend_find("native");
+    backend_options options = {
+        .mode = p->mode, .numerics = p->numerics, .instance = instance, .strict = true};
+    plan *made = NULL;
+    bool ok = native && etch__backend_compile(native, p->g, &options, &made) == ETCH_OK;
+    bool device = p->g->nvalues && p->g->values[0].meta.device;
+    if (ok && device && !instance) etch__warm_up(p, made, e->captured);
+    etch__plan_release(made);
+    return ok;
+}
+
+/* Where sizes are run-time, with some of them, too: one may ask for a kernel of its own. */
+static bool compile_all(const exported *e) {
+    const program *p = e->p;
+    int64_t sizes[SYMBOLS_MAX];
+    bool ok = compile(e, p, false);
+    for (int k = 1; ok && etch__sizes_with_code(p, k, sizes); k++) {
+        program *other = etch__program_resize(p, sizes);
+        ok = other && compile(e, other, true);
+        etch__program_free(other);
+    }
+    return ok;
+}
+
 /* Compiles the program as it will be when it is imported, and keeps what code that takes. */
 static bool collect_code(exported *e) {
     if (!target_ok(e->p) || !(e->pack = etch__pack_new())) return false;
-    const backend *native = etch__backend_find("native");
-    backend_options options = {.mode = e->p->mode, .numerics = e->p->numerics, .strict = true};
-    plan *made = NULL;
     pack_use before = etch__pack_enter((pack_use){.collects = e->pack});
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, 0);
-    etch_status status =
-        native ? etch__backend_compile(native, e->p->g, &options, &made) : etch__tls.status;
+    bool ok = compile_all(e);
     etch__pop_frame(&frame);
     etch__pack_leave(before);
-    etch__plan_release(made);
     etch__cache_identity(e->identity, sizeof e->identity);
-    if (status == ETCH_OK && etch__pack_whole(e->pack)) return true;
-    if (status == ETCH_OK) etch__error(ETCH_ERR_OUT_OF_MEMORY, "out of memory");
+    if (ok && etch__pack_whole(e->pack)) return true;
+    if (ok) etch__error(ETCH_ERR_OUT_OF_MEMORY, "out of memory");
     return false;
 }
 
@@ -138,7 +160,8 @@ static bool export_function(etch_function *f, etch_tensor *const *in, int nin, c
     recorded r = {NULL, NULL, NULL};
     exported e = {0};
     int nout = f->body.kind != FN_N || !o->nout ? 1 : o->nout < 0 ? 0 : o->nout;
-    bool ok = etch__record(f, in, nin, nout, &r) && apart(&r) && take_recorded(&r, &e) &&
+    bool ok = etch__record(f, in, nin, nout, &r) && apart(&r) &&
+              etch__probe_sizes(f, in, nin, nout, &r) && take_recorded(&r, &e) &&
               etch__name_captures(&e, o) && (o->no_code || collect_code(&e)) &&
               etch__file_save(path, &e) == ETCH_OK;
     etch__exported_free(&e);

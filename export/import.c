@@ -1,52 +1,9 @@
 /* etch_import: a file becomes a function that can be called. What is asked of a file is in
- * export/load.c; here the program is planned, with the file's code or without. */
+ * export/load.c; export/instance.c plans its program, with the file's code or without. */
 #include "core/dispatch/dispatch.h"
 #include "export/imported.h"
-#include "jit/ir/target.h"
-#include "jit/store/cache.h"
 
 #define SITE __builtin_return_address(0)
-
-/* ---- plans ---- */
-
-static bool no_compiler(const program *p) {
-    const jit_target *t = etch__target(p->g->nvalues ? p->g->values[0].meta.device : 0);
-    if (t && !t->absent) return false;
-    etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,
-                   "etch_import: %s: ETCH_CODE_COMPILE, but %s; ETCH_CODE_EAGER runs without",
-                   p->g->name, t ? t->absent : "there is no compiler for its device");
-    return true;
-}
-
-static etch_status native_plan_of(etch_imported *f, pack_use use, plan **out) {
-    const program *p = f->e.p;
-    const backend *native = etch__backend_find("native");
-    backend_options options = {.mode = p->mode, .numerics = p->numerics, .strict = true};
-    pack_use before = etch__pack_enter(use);
-    empty_frame frame = etch__push_frame();
-    etch__frame_mode(&frame, 0);
-    etch_status status =
-        native ? etch__backend_compile(native, p->g, &options, out) : etch__tls.status;
-    etch__pop_frame(&frame);
-    etch__pack_leave(before);
-    return status;
-}
-
-/* The code that is compiled here is the file's when it is saved again. */
-static bool compile(etch_imported *f) {
-    if (no_compiler(f->e.p) || !(f->e.pack = etch__pack_new())) return false;
-    etch__cache_identity(f->e.identity, sizeof f->e.identity);
-    return native_plan_of(f, (pack_use){.collects = f->e.pack}, &f->plan) == ETCH_OK;
-}
-
-static bool make_plans(etch_imported *f) {
-    bool ok = etch__eager_plan(f->e.p->g, &f->by_nodes) == ETCH_OK;
-    if (f->code == ETCH_CODE_OF_FILE)
-        return ok && native_plan_of(f, (pack_use){.gives = f->e.pack}, &f->plan) == ETCH_OK;
-    if (f->code == ETCH_CODE_COMPILE) return ok && compile(f);
-    if (ok) etch__plan_retain(f->plan = f->by_nodes);
-    return ok;
-}
 
 static bool note_written(etch_imported *f) {
     const graph *g = f->e.p->g;
@@ -63,9 +20,9 @@ static bool note_written(etch_imported *f) {
 
 void etch_imported_free(etch_imported *f) {
     if (!f) return;
-    etch__plan_release(f->plan);
-    etch__plan_release(f->by_nodes);
+    for (int i = 0; i < f->ninstances; i++) etch__instance_release(f->instances[i]);
     etch__exported_free(&f->e);
+    pthread_mutex_destroy(&f->lock);
     etch__free(f->written);
     etch__free(f);
 }
@@ -81,15 +38,23 @@ static bool options_of(const etch_import_options *given, etch_import_options *o)
                           ETCH_CODE_EAGER, o->code);
 }
 
+static bool begin(etch_imported *f, const char *path) {
+    file_code code = f->code == ETCH_CODE_OF_FILE ? CODE_TO_RUN : CODE_LEFT;
+    if (!etch__file_load(path, code, &f->e) || !note_written(f)) return false;
+    instance *first = etch__instance_get(f, NULL);
+    etch__instance_release(first);
+    return first != NULL;
+}
+
 etch_imported *etch_import_with(const char *path, const etch_import_options *options) {
     etch_import_options o;
     if (!path) return etch__null_at(SITE, ETCH_ERR_NULL, "etch_import: expected a path, got NULL");
     if (!options_of(options, &o)) return NULL;
     etch_imported *f = etch__calloc(1, sizeof *f);
     if (!f) return NULL;
-    f->code = o.code;
-    file_code code = o.code == ETCH_CODE_OF_FILE ? CODE_TO_RUN : CODE_LEFT;
-    if (etch__file_load(path, code, &f->e) && note_written(f) && make_plans(f)) return f;
+    pthread_mutex_init(&f->lock, NULL);
+    f->code = o.code, f->cold = o.cold;
+    if (begin(f, path)) return f;
     etch_imported_free(f);
     return NULL;
 }

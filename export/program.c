@@ -9,6 +9,8 @@ void etch__program_free(program *p) {
     etch__free(p->args);
     etch__free(p->results);
     etch__free(p->scalars);
+    etch__free(p->dims);
+    etch__free(p->formulas);
     etch__free(p);
 }
 
@@ -22,9 +24,13 @@ int32_t etch__program_root(const program *p, int32_t value) {
     return value;
 }
 
-/* ---- differences ---- */
+int etch__program_symbol(const program *p, int argument, int dim) {
+    for (int i = 0; i < p->ndims; i++)
+        if (p->dims[i].argument == argument && p->dims[i].dim == dim) return p->dims[i].symbol;
+    return -1;
+}
 
-static __thread char difference[320];
+/* ---- differences ---- */
 
 static const char *node_name(const program *p, int i) {
     return i < p->g->nnodes ? etch__ops[p->g->nodes[i].op].name : "the return";
@@ -35,6 +41,13 @@ static const char *node_line(const program *p, int i) {
     return *line ? line : "?";
 }
 
+static bool same_sizes(const program *a, const program *b, int i) {
+    const graph *g = a->g, *h = b->g;
+    const graph_node *m = &g->nodes[i], *n = &h->nodes[i];
+    return !memcmp(g->attrs + m->at, h->attrs + n->at, m->nat * sizeof *g->attrs) &&
+           etch__same_meta(&g->values[m->out].meta, &h->values[n->out].meta);
+}
+
 static bool same_node(const program *a, const program *b, int i) {
     const graph *g = a->g, *h = b->g;
     if (i >= g->nnodes || i >= h->nnodes) return false;
@@ -43,9 +56,7 @@ static bool same_node(const program *a, const program *b, int i) {
            m->state == n->state && m->out == n->out && m->in == n->in && m->sc == n->sc &&
            m->at == n->at &&
            !memcmp(g->operands + m->in, h->operands + n->in, m->nin * sizeof *g->operands) &&
-           !memcmp(g->attrs + m->at, h->attrs + n->at, m->nat * sizeof *g->attrs) &&
-           !memcmp(g->scalar_kinds + m->sc, h->scalar_kinds + n->sc, m->nsc) &&
-           etch__same_meta(&g->values[m->out].meta, &h->values[n->out].meta);
+           !memcmp(g->scalar_kinds + m->sc, h->scalar_kinds + n->sc, m->nsc);
 }
 
 static double number(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d : (double)s.i; }
@@ -56,26 +67,24 @@ static bool same_scalars(const program *a, const program *b, int i) {
     for (int k = 0; k < count; k++) {
         etch_scalar x = a->scalars[n->sc + k], y = b->scalars[n->sc + k];
         if (x.i == y.i) continue;
-        snprintf(difference, sizeof difference,
-                 "%s at %s: scalar %d is %.17g in one call and %.17g in the next", node_name(a, i),
-                 node_line(a, i), k, number(x), number(y));
+        etch__why("%s at %s: scalar %d is %.17g in one call and %.17g in the next", node_name(a, i),
+                  node_line(a, i), k, number(x), number(y));
         return false;
     }
     return true;
 }
 
-const char *etch__program_difference(const program *a, const program *b) {
+const char *etch__program_difference(const program *a, const program *b, bool resized) {
     if (a->nargs != b->nargs || a->ncaptures != b->ncaptures || a->g->ninputs != b->g->ninputs)
         return "it reads another number of tensors in the next call";
     for (int i = 0; i < a->g->nnodes || i < b->g->nnodes; i++) {
-        if (!same_node(a, b, i)) {
-            snprintf(difference, sizeof difference,
-                     "operator %d is %s at %s in one call, and %s at %s, or that with other "
-                     "operands or attributes, in the next",
-                     i, node_name(a, i), node_line(a, i), node_name(b, i), node_line(b, i));
-            return difference;
+        if (!same_node(a, b, i) || (!resized && !same_sizes(a, b, i))) {
+            return etch__why(
+                "operator %d is %s at %s in one call, and %s at %s, or that with other "
+                "operands or attributes, in the next",
+                i, node_name(a, i), node_line(a, i), node_name(b, i), node_line(b, i));
         }
-        if (!same_scalars(a, b, i)) return difference;
+        if (!resized && !same_scalars(a, b, i)) return etch__tls.why;
     }
     if (a->nresults != b->nresults ||
         memcmp(a->results, b->results, (size_t)a->nresults * sizeof *a->results))

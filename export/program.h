@@ -6,6 +6,7 @@
 #define ETCH_EXPORT_PROGRAM_H
 
 #include "core/graph/graph.h"
+#include "export/sizes.h"
 
 enum { PROGRAM_ARGS_MAX = 1 << 16 };
 
@@ -32,6 +33,11 @@ typedef struct program {
     int32_t *results;     /* values of the graph */
     etch_scalar *scalars; /* of the graph; seeds and offsets of random operators are drawn anew */
     bool writes;          /* some input: then which of them share a storage is as recorded */
+    /* Sizes that may be others than in the graph. */
+    int nsymbols, ndims, nformulas;
+    program_symbol symbols[SYMBOLS_MAX];
+    program_dim *dims;
+    program_formula *formulas;
 } program;
 
 void etch__program_free(program *p);
@@ -42,8 +48,17 @@ static inline bool etch__program_draws(const program *p, int i) {
     return (etch__ops[p->g->nodes[i].op].flags & OPF_RANDOM) != 0;
 }
 
-/* The first difference, as a sentence; NULL: there is none. Lives until the next call. */
-const char *etch__program_difference(const program *a, const program *b);
+/* The first difference, as a sentence; NULL: there is none. Lives until the next call. resized: of
+ * two recordings with other sizes, which may differ in attributes, scalars and sizes. */
+const char *etch__program_difference(const program *a, const program *b, bool resized);
+/* The symbol of an argument's dimension, or -1. */
+int etch__program_symbol(const program *p, int argument, int dim);
+
+/* ---- resize.c ---- */
+
+/* The program with other sizes of its symbols, inferred anew; captures have no names in it. NULL
+ * with the error set where the sizes do not fit. */
+program *etch__program_resize(const program *p, const int64_t *sizes);
 
 /* ---- text.c: two texts, of the graph and of the rest, to be freed with etch__free ---- */
 

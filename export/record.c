@@ -319,7 +319,7 @@ static etch_function *twin_of(const etch_function *f) {
     return etch__function_new(f->body.kind, f->body.fn, &options);
 }
 
-static bool record_once(etch_function *f, etch_tensor *const *in, int nin, int nout, recorded *r) {
+bool etch__record_once(etch_function *f, etch_tensor *const *in, int nin, int nout, recorded *r) {
     etch_function *twin = twin_of(f);
     etch_tensor **out = etch__calloc((size_t)nout + 1, sizeof *out);
     call_io io = {.in = in, .out = out, .nin = nin, .nout = nout};
@@ -363,7 +363,7 @@ static bool record_again(etch_function *f, etch_tensor *const *in, int nin, int 
                          const recorded *first, recorded *second) {
     bool ok = false;
     ETCH_SCOPE {
-        ok = put_gradients(first) && record_once(f, in, nin, nout, second);
+        ok = put_gradients(first) && etch__record_once(f, in, nin, nout, second);
         KEEP_ERROR;
         drop_gradients(first);
     }
@@ -378,9 +378,9 @@ static bool same_captures(const recorded *a, const recorded *b) {
 
 bool etch__record(etch_function *f, etch_tensor *const *in, int nin, int nout, recorded *r) {
     recorded again = {NULL, NULL, NULL};
-    if (!record_once(f, in, nin, nout, r)) return false;
+    if (!etch__record_once(f, in, nin, nout, r)) return false;
     bool ok = record_again(f, in, nin, nout, r, &again);
-    const char *why = ok ? etch__program_difference(r->p, again.p) : NULL;
+    const char *why = ok ? etch__program_difference(r->p, again.p, false) : NULL;
     if (ok && !why && !same_captures(r, &again)) why = "it captures other tensors in the next call";
     if (why)
         etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,

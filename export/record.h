@@ -17,6 +17,8 @@ static inline int etch__first_capture(const program *p) { return p->g->ninputs -
 /* false with the error set: a graph break, a call that cannot be repeated, gradients that are for
  * outside. The body runs twice, and its own effects on what is no tensor happen. */
 bool etch__record(etch_function *f, etch_tensor *const *in, int nin, int nout, recorded *r);
+/* One recording of the two. */
+bool etch__record_once(etch_function *f, etch_tensor *const *in, int nin, int nout, recorded *r);
 void etch__recorded_free(recorded *r);
 
 #endif

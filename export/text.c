@@ -7,6 +7,10 @@
  *     captures N    then N lines: OFFSET
  *     scalars N     then N lines: the bits as a hexadecimal number
  *     results N     then N lines: VALUE
+ *     symbols N     then N lines: MIN MAX SIZE
+ *     dims N        then N lines: ARGUMENT DIMENSION SYMBOL
+ *     formulas N    then N times: TARGET INDEX FORM FACTOR FACTOR ADD DIVISOR, a line with the bits
+ *                   of a double, a line with the symbols of two products, three each
  */
 #include <stdlib.h>
 
@@ -16,6 +20,29 @@
 enum { PROGRAM_VERSION = 1, COUNT_MAX = 1 << 24 };
 
 /* ---- writing ---- */
+
+static void put_sizes(growing_text *t, const program *p) {
+    etch__text_put(t, "symbols %d\n", p->nsymbols);
+    for (int i = 0; i < p->nsymbols; i++)
+        etch__text_put(t, "%lld %lld %lld\n", (long long)p->symbols[i].min,
+                       (long long)p->symbols[i].max, (long long)p->symbols[i].size);
+    etch__text_put(t, "dims %d\n", p->ndims);
+    for (int i = 0; i < p->ndims; i++)
+        etch__text_put(t, "%d %d %d\n", p->dims[i].argument, p->dims[i].dim, p->dims[i].symbol);
+    etch__text_put(t, "formulas %d\n", p->nformulas);
+    for (int i = 0; i < p->nformulas; i++) {
+        const program_formula *f = &p->formulas[i];
+        uint64_t real;
+        memcpy(&real, &f->real, sizeof real);
+        etch__text_put(t, "%d %d %d %lld %lld %lld %lld\n%llx\n", f->target, f->index, f->form,
+                       (long long)f->factor[0], (long long)f->factor[1], (long long)f->add,
+                       (long long)f->divisor, (unsigned long long)real);
+        for (int k = 0; k < TERMS_MAX; k++)
+            for (int s = 0; s < FACTORS_MAX; s++)
+                etch__text_put(t, "%d%s", f->product[k].symbol[s],
+                               k + 1 == TERMS_MAX && s + 1 == FACTORS_MAX ? "\n" : " ");
+    }
+}
 
 char *etch__program_text(const program *p) {
     growing_text t = {0};
@@ -31,6 +58,7 @@ char *etch__program_text(const program *p) {
         etch__text_put(&t, "%llx\n", (unsigned long long)p->scalars[i].i);
     etch__text_put(&t, "results %d\n", p->nresults);
     for (int i = 0; i < p->nresults; i++) etch__text_put(&t, "%d\n", p->results[i]);
+    put_sizes(&t, p);
     return etch__text_end(&t);
 }
 
@@ -110,6 +138,39 @@ static void read_scalars(reader *r, program *p) {
     }
 }
 
+static void read_formula(reader *r, const program *p, program_formula *f) {
+    const graph *g = p->g;
+    f->target = (formula_target)number(r, 0, TARGET_COUNT - 1);
+    f->index = (int32_t)number(r, 0, (f->target == TARGET_WORD ? g->nattrs : g->nscalars) - 1);
+    f->form = (formula_form)number(r, 0, FORM_COUNT - 1);
+    for (int k = 0; k < TERMS_MAX; k++) f->factor[k] = number(r, INT64_MIN, INT64_MAX);
+    f->add = number(r, INT64_MIN, INT64_MAX);
+    f->divisor = number(r, 1, INT64_MAX);
+    uint64_t real = bits(r);
+    memcpy(&f->real, &real, sizeof real);
+    for (int k = 0; k < TERMS_MAX; k++)
+        for (int s = 0; s < FACTORS_MAX; s++)
+            f->product[k].symbol[s] = (int8_t)number(r, -1, p->nsymbols - 1);
+}
+
+static void read_sizes(reader *r, program *p) {
+    word(r, "symbols");
+    p->nsymbols = (int)number(r, 0, SYMBOLS_MAX);
+    for (int i = 0; !r->failed && i < p->nsymbols; i++) {
+        p->symbols[i].min = number(r, 0, INT64_MAX);
+        p->symbols[i].max = number(r, p->symbols[i].min, INT64_MAX);
+        p->symbols[i].size = number(r, p->symbols[i].min, p->symbols[i].max);
+    }
+    p->dims = list(r, "dims", COUNT_MAX, &p->ndims, sizeof *p->dims);
+    for (int i = 0; !r->failed && i < p->ndims; i++) {
+        p->dims[i].argument = (int32_t)number(r, 0, p->nargs - 1);
+        p->dims[i].dim = (int32_t)number(r, 0, ETCH_MAX_DIMS - 1);
+        p->dims[i].symbol = (int32_t)number(r, 0, p->nsymbols - 1);
+    }
+    p->formulas = list(r, "formulas", COUNT_MAX, &p->nformulas, sizeof *p->formulas);
+    for (int i = 0; !r->failed && i < p->nformulas; i++) read_formula(r, p, &p->formulas[i]);
+}
+
 static void read_rest(reader *r, program *p) {
     read_options(r, p);
     p->args = list(r, "arguments", PROGRAM_ARGS_MAX, &p->nargs, sizeof *p->args);
@@ -124,6 +185,7 @@ static void read_rest(reader *r, program *p) {
     p->results = list(r, "results", COUNT_MAX, &p->nresults, sizeof *p->results);
     for (int i = 0; !r->failed && i < p->nresults; i++)
         p->results[i] = (int32_t)number(r, 0, p->g->nvalues - 1);
+    if (!r->failed) read_sizes(r, p);
     skip(r);
     if (!r->failed && *r->at) fail(r, "the end");
 }

@@ -18,6 +18,7 @@ typedef struct export_example {
     const char *name;
     void (*make)(struct export_example *x);
     etch_fn_n body;
+    void (*vary)(struct export_example *x, int call); /* other arguments for a call, or NULL */
     int nin, nout;
     etch_tensor *in[EXAMPLE_IN];
     etch_tensor *captured[4];
@@ -126,12 +127,54 @@ NN_FN void make_writes(export_example *x) {
     x->captured[0] = etch_zeros(ETCH_F32, ETCH_SHAPE(1));
 }
 
+/* ---- run-time sizes: a batch of sequences, both of any length ---- */
+
+NN_FN ETCH_FN_N(sizes_body, ctx, in, nin, out, nout) {
+    const export_example *x = ctx;
+    int64_t batch = etch_size(in[0], 0), length = etch_size(in[0], 1);
+    etch_tensor *flat = etch_view(in[0], ETCH_SHAPE(batch * length, 8));
+    etch_tensor *hidden = etch_relu(etch_mm(flat, x->captured[0]));
+    etch_tensor *mean = etch_mul_scalar(etch_sum(hidden), 1.0 / (double)(batch * length));
+    etch_tensor *places =
+        etch_arange(ETCH_F32, etch_scalar_int(0), etch_scalar_int(length), etch_scalar_int(1));
+    etch_tensor *shaped = etch_view(hidden, ETCH_SHAPE(batch, length, 4));
+    etch_tensor *later = etch_slice(shaped, 1, length / 2, length, 1);
+    etch_tensor *weights = etch_softmax(etch_add(etch_select(shaped, 2, 0), places), -1);
+    out[0] = etch_add(weights, etch_div(in[1], mean));
+    out[1] = etch_sum_dim(later, ETCH_DIMS(1), false);
+    return out[0] ? done(out[1]) : etch_last_status();
+}
+
+NN_FN void size_arguments(export_example *x, int64_t batch, int64_t length) {
+    x->in[0] = etch_randn(ETCH_F32, ETCH_SHAPE(batch, length, 8));
+    x->in[1] = etch_randn(ETCH_F32, ETCH_SHAPE(batch, 1));
+}
+
+NN_FN void make_sizes(export_example *x) {
+    size_arguments(x, 3, 6);
+    x->captured[0] = etch_randn(ETCH_F32, ETCH_SHAPE(8, 4));
+    etch_mark_dynamic(x->in[0], 0, 1, 0);
+    etch_mark_dynamic(x->in[0], 1, 1, 500);
+    etch_mark_dynamic(x->in[1], 0, 1, 0);
+}
+
+NN_FN void vary_sizes(export_example *x, int call) {
+    static const int64_t sizes[EXAMPLE_CALLS][2] = {{2, 17}, {1, 1}, {31, 400}};
+    size_arguments(x, sizes[call][0], sizes[call][1]);
+}
+
 static export_example export_examples[] = {
     {.name = "seed", .make = make_seed, .body = seed_body, .nin = 2, .nout = 1},
     {.name = "cnn", .make = make_cnn, .body = cnn_body, .nin = 1, .nout = 1},
     {.name = "training", .make = make_training, .body = train_body, .nin = 2, .nout = 1},
     {.name = "mixed", .make = make_mixed, .body = mixed_body, .nin = 2, .nout = 4},
     {.name = "writes", .make = make_writes, .body = writes_body, .nin = 1, .nout = 1},
+    {.name = "sizes",
+     .make = make_sizes,
+     .body = sizes_body,
+     .vary = vary_sizes,
+     .nin = 2,
+     .nout = 2},
 };
 enum { EXPORT_EXAMPLES = sizeof export_examples / sizeof *export_examples };
 
@@ -181,6 +224,7 @@ NN_FN void expect_calls(export_example *x, expected *e) {
     etch_manual_seed(7);
     for (int call = 0; call < EXAMPLE_CALLS; call++) {
         etch_tensor *out[EXAMPLE_OUT];
+        if (x->vary) x->vary(x, call);
         if (etch_call_n(x->f, x->in, x->nin, out, x->nout) != ETCH_OK) must(NULL);
         for (int i = 0; i < x->nout; i++) {
             result_name(name, sizeof name, call, i);
@@ -208,12 +252,17 @@ NN_FN double now_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
-NN_FN void calls_are_the_same(etch_imported *f, export_example *x, const etch_safetensors *want) {
+/* compiled: each call runs kernels, of the file or made here. */
+NN_FN void calls_are_the_same(etch_imported *f, export_example *x, const etch_safetensors *want,
+                              bool compiled) {
     char name[64];
     etch_manual_seed(7);
     for (int call = 0; call < EXAMPLE_CALLS; call++) {
         etch_tensor *out[EXAMPLE_OUT];
+        if (x->vary) x->vary(x, call);
+        int64_t before = etch_counters().kernel_launches;
         if (etch_imported_call(f, x->in, x->nin, out, x->nout) != ETCH_OK) must(NULL);
+        assert_int_equal(etch_counters().kernel_launches > before, compiled);
         for (int i = 0; i < x->nout; i++) {
             result_name(name, sizeof name, call, i);
             same_as(want, name, out[i]);

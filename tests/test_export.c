@@ -7,15 +7,9 @@
 
 #include "export/file.h"
 #include "export/hash.h"
-#include "jit/store/pack.h"
+#include "jit/ir/target.h"
 
-static bool have_jit(void) {
-#ifdef ETCH_TEST_NO_JIT
-    return false;
-#else
-    return true;
-#endif
-}
+static bool have_jit(void) { return !etch__target(0)->absent; }
 
 /* ---- another process ---- */
 
@@ -56,7 +50,7 @@ static void child_calls(void **state) {
         CHILD_CHECK(f);
         snprintf(path, sizeof path, "%s/%s.want", args[1], args[0]);
         etch_safetensors *want = must(etch_safetensors_load(path));
-        calls_are_the_same(f, x, want);
+        calls_are_the_same(f, x, want, true);
         CHILD_CHECK(etch_counters().kernels_compiled == 0);
         CHILD_CHECK(etch_counters().compile_failures == 0);
         CHILD_CHECK(!mapped("gccjit"));
@@ -70,21 +64,47 @@ static int child(char **args) {
     return _cmocka_run_group_tests("child", &test, 1, NULL, NULL);
 }
 
+/* NAME.etch and NAME.want. */
+static void write_example(int i, const char *folder) {
+    ETCH_SCOPE {
+        export_example *x = begin_example(i);
+        char path[256];
+        snprintf(path, sizeof path, "%s/%s.etch", folder, x->name);
+        export_example_to(x, path);
+        expected e = {.n = 0};
+        expect_calls(x, &e);
+        snprintf(path, sizeof path, "%s/%s.want", folder, x->name);
+        assert_int_equal(etch_safetensors_save(path, e.list, e.n, NULL, 0), ETCH_OK);
+        end_example(x);
+    }
+}
+
 TEST(the_same_bits_without_a_compiler) {
-    for (int i = 0; i < EXPORT_EXAMPLES; i++)
-        ETCH_SCOPE {
-            export_example *x = begin_example(i);
-            char name[64];
-            snprintf(name, sizeof name, "%s.etch", x->name);
-            export_example_to(x, path_of(name));
-            expected e = {.n = 0};
-            expect_calls(x, &e);
-            snprintf(name, sizeof name, "%s.want", x->name);
-            assert_int_equal(etch_safetensors_save(path_of(name), e.list, e.n, NULL, 0), ETCH_OK);
-            end_example(x);
-            if (run_without_compiler("--child", x->name, file_folder) != 0)
-                fail_msg("%s: it is not the same in another process", x->name);
-        }
+    for (int i = 0; i < EXPORT_EXAMPLES; i++) {
+        write_example(i, file_folder);
+        if (run_without_compiler("--child", export_examples[i].name, file_folder) != 0)
+            fail_msg("%s: it is not the same in another process", export_examples[i].name);
+    }
+}
+
+/* test_export --write FOLDER, and the same program of a build without libgccjit, with the folder in
+ * ETCH_EXPORT_FILES: tests/check_export.sh. */
+static void write_all(void **state) {
+    for (int i = 0; i < EXPORT_EXAMPLES; i++) write_example(i, *state);
+}
+
+static int write_files(char *folder) {
+    struct CMUnitTest test = {.name = folder, .test_func = write_all, .initial_state = folder};
+    return _cmocka_run_group_tests("write", &test, 1, NULL, NULL);
+}
+
+static int files_without_jit(void) {
+    char *folder = getenv("ETCH_EXPORT_FILES");
+    int failed = 0;
+    for (int i = 0; folder && i < EXPORT_EXAMPLES; i++)
+        failed += child((char *[]){(char *)export_examples[i].name, folder});
+    if (!folder) puts("skipped: ETCH_EXPORT_FILES is to name files of a build with libgccjit");
+    return folder ? failed : 77;
 }
 
 /* ---- in one process ---- */
@@ -107,7 +127,7 @@ static void ways_agree(int i, etch_import_code code) {
         x = begin_example(i);
         end_example(x);
         etch_safetensors *want = must(etch_safetensors_load(path_of("want")));
-        calls_are_the_same(f, x, want);
+        calls_are_the_same(f, x, want, code != ETCH_CODE_EAGER);
         etch_safetensors_free(want);
         etch_imported_free(f);
     }
@@ -470,6 +490,96 @@ TEST(wrong_calls_of_export) {
     }
 }
 
+/* ---- run-time sizes ---- */
+
+static etch_tensor *marked(etch_tensor *t, int dim, int64_t min, int64_t max) {
+    assert_int_equal(etch_mark_dynamic(must(t), dim, min, max), ETCH_OK);
+    return t;
+}
+
+TEST(sizes_that_do_not_fit) {
+    ETCH_SCOPE {
+        export_example *x;
+        int number;
+        assert_non_null(named("sizes", &number));
+        etch_imported *f = exported_example(number, &x, ETCH_CODE_OF_FILE);
+        etch_tensor *out[2];
+        size_arguments(x, 4, 501);
+        FAILED_WITH(etch_imported_call(f, x->in, 2, out, 2) != ETCH_OK, ETCH_ERR_SHAPE,
+                    "argument 0: dimension 1: expected a size of 1 to 500, got 501");
+        size_arguments(x, 0, 5);
+        FAILED_WITH(etch_imported_call(f, x->in, 2, out, 2) != ETCH_OK, ETCH_ERR_SHAPE,
+                    "argument 0: dimension 0: expected a size of 1 to any number, got 0");
+        size_arguments(x, 4, 5);
+        x->in[1] = etch_randn(ETCH_F32, ETCH_SHAPE(3, 1));
+        FAILED_WITH(etch_imported_call(f, x->in, 2, out, 2) != ETCH_OK, ETCH_ERR_SHAPE,
+                    "argument 1: dimension 0: expected 4, as in dimension 0 of argument 0, got 3");
+        x->in[1] = etch_randn(ETCH_F32, ETCH_SHAPE(4, 2));
+        FAILED_WITH(etch_imported_call(f, x->in, 2, out, 2) != ETCH_OK, ETCH_ERR_SHAPE,
+                    "argument 1: expected sizes");
+        end_example(x);
+        etch_imported_free(f);
+    }
+}
+
+/* More sizes than there is room for plans of. */
+TEST(many_sizes) {
+    ETCH_SCOPE {
+        export_example *x;
+        int number;
+        assert_non_null(named("sizes", &number));
+        etch_imported *f = exported_example(number, &x, ETCH_CODE_OF_FILE);
+        for (int i = 0; i < 160; i++)
+            ETCH_SCOPE {
+                etch_tensor *have[2], *want[2];
+                size_arguments(x, 1 + i % 80, 1 + i % 7);
+                int64_t before = etch_counters().kernel_launches;
+                if (etch_imported_call(f, x->in, 2, have, 2) != ETCH_OK) must(NULL);
+                assert_true(etch_counters().kernel_launches > before);
+                assert_int_equal(sizes_body(x, x->in, 2, want, 2), ETCH_OK);
+                assert_true(etch_bitwise_equal(have[0], want[0]));
+                assert_true(etch_bitwise_equal(have[1], want[1]));
+            }
+        end_example(x);
+        etch_imported_free(f);
+    }
+}
+
+static etch_tensor *by_size(etch_tensor *x) {
+    return etch_size(x, 0) > 5 ? etch_neg(x) : etch_abs(x);
+}
+static etch_tensor *by_logarithm(etch_tensor *x) {
+    double bits = 0;
+    for (int64_t n = etch_size(x, 0); n > 1; n /= 2) bits++;
+    return etch_mul_scalar(x, bits);
+}
+static etch_tensor *needs_four(etch_tensor *x) { return etch_select(x, 0, 3); }
+static etch_tensor *roots(etch_tensor *x) {
+    double n = (double)etch_size(x, 0);
+    etch_tensor *a = etch_mul_scalar(x, 1 / sqrt(n));
+    return etch_add_scalar(a, 3 * n);
+}
+
+TEST(what_follows_from_sizes) {
+    ETCH_SCOPE {
+        etch_tensor *x = marked(etch_ones(ETCH_F32, ETCH_SHAPE(4, 4)), 0, 1, 0);
+        FAILED_WITH(refused(by_size, x), ETCH_ERR_UNSUPPORTED, "changes with sizes");
+        FAILED_WITH(refused(by_logarithm, x), ETCH_ERR_SPECIALISED, "mul.Scalar: scalar 0");
+        FAILED_WITH(refused(needs_four, x), ETCH_ERR_INDEX, "give etch_mark_dynamic bounds");
+        marked(x, 0, 4, 0);
+        assert_false(refused(needs_four, x));
+        assert_false(refused(roots, x));
+        etch_imported *f = must(etch_import(path_of("f.etch")));
+        for (int64_t n = 4; n < 60; n++) {
+            etch_tensor *y = etch_rand(ETCH_F32, ETCH_SHAPE(n, 4));
+            assert_true(etch_bitwise_equal(must(etch_imported_call_one(f, &y, 1)), roots(y)));
+        }
+        etch_imported_free(f);
+        x = marked(etch_t(etch_ones(ETCH_F32, ETCH_SHAPE(4, 5))), 0, 1, 0);
+        FAILED_WITH(refused(roots, x), ETCH_ERR_UNSUPPORTED, "is not row-major");
+    }
+}
+
 /* ---- files that are not right ---- */
 
 static void import_fails(const char *path, etch_status code, const char *words) {
@@ -709,11 +819,31 @@ static void mutate_text(const char *path, const char *name, uint64_t *state) {
     forge(path, name, from, to);
 }
 
+/* Formulas that are changed give other sizes, or none. */
+TEST(forged_formulas_are_refused) {
+    static const char *const forged[][3] = {
+        {"dims 3\n0 0", "dims 3\n1 1", "size"},
+        {"dims 3\n0 0 0", "dims 3\n0 9 0", "a number in its range"},
+        {"formulas ", "formulas 1", "expected"},
+    };
+    int number;
+    ETCH_SCOPE {
+        assert_non_null(named("sizes", &number));
+        export_example *x = begin_example(number);
+        for (int i = 0; i < 3; i++) {
+            export_example_to(x, path_of("f.etch"));
+            forge(path_of("f.etch"), "etch_program", forged[i][0], forged[i][1]);
+            import_fails(path_of("f.etch"), ETCH_ERR_FORMAT, forged[i][2]);
+        }
+        end_example(x);
+    }
+}
+
 TEST(forged_files_do_no_harm) {
     const char *number = getenv("ETCH_EXPORT_MUTATIONS");
     int rounds = (number ? atoi(number) : 2000) / 20; /* each waits for the disk */
     uint64_t state = 1234567;
-    static const int which[] = {3, 4};
+    static const int which[] = {3, 5};
     for (int i = 0; i < rounds; i++)
         ETCH_SCOPE {
             export_example *x = begin_example(which[i % 2]);
@@ -722,10 +852,68 @@ TEST(forged_files_do_no_harm) {
             assert_int_equal(etch_imported_save(good, path_of("forged.etch")), ETCH_OK);
             etch_imported_free(good);
             mutate_text(path_of("forged.etch"), i % 3 ? "etch_graph" : "etch_program", &state);
+            if (i % 3 == 2) size_arguments(x, 2, 7);
             call_what_is_taken(path_of("forged.etch"),
                                i % 4 < 2 ? ETCH_CODE_EAGER : ETCH_CODE_OF_FILE, x->in);
             end_example(x);
         }
+}
+
+/* ---- files of earlier versions ---- */
+
+#define VERSION_1 ETCH_TEST_SOURCE_DIR "/tests/data/version1.etch"
+
+static etch_tensor *old_weights, *old_count;
+
+/* What the file of version 1 was made of: a product, a scalar by a size, a weight that is
+ * written. */
+static etch_tensor *old_body(etch_tensor *x) {
+    etch_tensor *count = etch_add_scalar_(old_count, 1);
+    etch_tensor *y = etch_relu(etch_mm(x, old_weights));
+    etch_tensor *mean = etch_mul_scalar(y, 1.0 / (double)etch_size(x, 0));
+    return count ? etch_add(mean, count) : NULL;
+}
+
+/* test_export --write-version FILE: for the next version. */
+static int write_version(const char *path) {
+    etch_status status = ETCH_ERR_USER;
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(old_body);
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(5, 3));
+        float w[6] = {1, -2, 3, -4, 5, 6};
+        old_weights = etch_from_host(w, ETCH_F32, ETCH_SHAPE(3, 2));
+        old_count = etch_full(ETCH_F32, ETCH_SHAPE(1), 10);
+        etch_named_tensor names[2] = {{"weights", old_weights}, {"count", old_count}};
+        etch_mark_dynamic(x, 0, 1, 100);
+        status = etch_export(f, &x, 1, path, .names = names, .nnames = 2, .no_code = true);
+        etch_function_free(f);
+    }
+    if (status != ETCH_OK) fprintf(stderr, "%s\n", etch_last_error());
+    return status != ETCH_OK;
+}
+
+static void version_1_works(etch_import_code code) {
+    etch_imported *f = must(etch_import(VERSION_1, .code = code));
+    assert_string_equal(etch_imported_weight_name(f, 1), "weights");
+    for (int rows = 1; rows <= 3; rows++)
+        ETCH_SCOPE {
+            etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(rows, 3), 2);
+            const double *y = values(must(etch_imported_call_one(f, &x, 1)));
+            /* 2 (1 + 3 + 5) and 2 (-2 - 4 + 6), by the rows; the count behind it */
+            for (int r = 0; r < rows; r++) {
+                assert_true(y[2 * r] == (float)(18.0f * (float)(1.0 / rows)) + (10 + rows));
+                assert_true(y[2 * r + 1] == 10 + rows);
+            }
+        }
+    etch_imported_free(f);
+}
+
+TEST(files_of_version_1_load) {
+    ETCH_SCOPE {
+        version_1_works(ETCH_CODE_EAGER);
+        if (have_jit()) version_1_works(ETCH_CODE_COMPILE);
+        FAILED_WITH(!etch_import(VERSION_1), ETCH_ERR_UNSUPPORTED, "exported without");
+    }
 }
 
 /* ---- looking ---- */
@@ -759,6 +947,9 @@ EACH_TEST(.before = fresh_folder)
 
 int main(int argc, char **argv) {
     if (argc > 3 && !strcmp(argv[1], "--child")) return child(argv + 2);
+    if (argc > 2 && !strcmp(argv[1], "--write-version")) return write_version(argv[2]);
+    if (argc > 2 && !strcmp(argv[1], "--write")) return write_files(argv[2]);
+    if (!have_jit()) return files_without_jit();
     int failed = run_suite(argc, argv);
     remove_folder();
     return failed;

@@ -52,6 +52,10 @@ int etch__graph_add_node(graph *g, const op_call *call, const int32_t *operands,
                          const tensor_meta *out);
 bool etch__graph_add_output(graph *g, int32_t value);
 
+/* Whether the call, of its operator's kind, has the counts and words that its schema asks for:
+ * inference and kernels look at neither. */
+bool etch__normal_form(const op_call *call);
+
 /* The text form, one node a line; etch__free it. Parsing gives an equal graph (sites are lost), or
  * NULL with an error that names line and column.
  *

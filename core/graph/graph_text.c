@@ -309,27 +309,25 @@ static bool class_fits(const op_info *op, int64_t v) {
     return !(op->flags & OPF_CLASS_EXPONENT) || (v >= EXPONENT_ANY && v <= EXPONENT_DOUBLE);
 }
 
-/* Whether the call has the normal form of core/ops/op.h: inference and kernels look at no counts.
- * */
-static bool has_normal_form(const reading *x) {
-    const op_info *op = &etch__ops[x->call.op];
-    const op_schema *s = etch__schema(x->call.op);
+bool etch__normal_form(const op_call *call) {
+    const op_info *op = &etch__ops[call->op];
+    const op_schema *s = etch__schema(call->op);
     int64_t in = 0;
     int nsc = op->flags & OPF_RANDOM ? 2 : 0, at = 0;
     for (int i = 0; i < s->nargs; i++) {
         arg_type type = (arg_type)s->args[i].type;
         bool list = type == ARG_INTS || type == ARG_INTS_OPT;
         if (type == ARG_TENSOR || type == ARG_TENSOR_OPT) in++;
-        else if (type == ARG_TENSORS) in = x->noperands;
+        else if (type == ARG_TENSORS) in = call->nin;
         else if (type == ARG_SCALAR) nsc++;
-        else if (at >= x->call.nat || !word_fits(type, x->at[at])) return false;
-        else at += list && x->at[at] > 0 ? 1 + (int)x->at[at] : 1;
+        else if (at >= call->nat || !word_fits(type, call->at[at])) return false;
+        else at += list && call->at[at] > 0 ? 1 + (int)call->at[at] : 1;
     }
     if (op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL)) {
-        if (at >= x->call.nat || !class_fits(op, x->at[at])) return false;
+        if (at >= call->nat || !class_fits(op, call->at[at])) return false;
         at++;
     }
-    return in == x->noperands && nsc == x->call.nsc && at == x->call.nat;
+    return in == call->nin && nsc == call->nsc && at == call->nat;
 }
 
 static bool read_call(reader *r, reading *x, bool defines, const tensor_meta *m) {
@@ -347,9 +345,9 @@ static bool read_call(reader *r, reading *x, bool defines, const tensor_meta *m)
     if (take(r, "{") && !read_numbers(r, "}", OP_MAX_ATTRS, x->at, &nat)) return false;
     if (!read_state(r, &state)) return false;
     x->call.nin = (uint16_t)x->noperands, x->call.nat = (uint8_t)nat;
-    if (!has_normal_form(x))
-        return fail(r, "the operator takes other operands, scalars or attributes");
     x->call.sc = x->sc, x->call.at = x->at;
+    if (!etch__normal_form(&x->call))
+        return fail(r, "the operator takes other operands, scalars or attributes");
     int n = etch__graph_add_node(r->g, &x->call, x->operands, m);
     if (n < 0) return false;
     r->g->nodes[n].state = state;

@@ -36,17 +36,21 @@ typedef struct etch_export_options {
  *
  * The body runs twice, on shapes alone: no tensor is read or changed, but what the body changes of
  * its own (a counter, a file) changes, and gradients (etch_grad_of) that it drops are gone. It is
- * exported as it went: branches that it took, scalars, sizes. Tensors that it captured are stored
- * with the values that they have now; those that it writes (parameters, moments of an optimiser,
- * running means) are the imported function's own, and go on from there.
+ * exported as it went: branches that it took, scalars, sizes. Where arguments have dimensions that
+ * are marked (etch_mark_dynamic) it runs eight times more, with other sizes, and what follows from
+ * those is kept as formulas. Tensors that it captured are stored with the values that they have
+ * now; those that it writes (parameters, moments of an optimiser, running means) are the imported
+ * function's own, and go on from there.
  *
  * The error unsupported says what cannot be kept: what changes from call to call (a scalar that is
  * computed from a counter); a tensor that outlives the call and is no result; results that require
- * gradients (export in ETCH_NO_GRAD); gradients that each call adds to; functions of
- * etch_allow_in_graph, and those of etch_disable and its like. graph_break names the line that
- * breaks the graph; device: a captured tensor on another device; mode_active; recompile: a stance
- * forbids compiling; compile: a kernel does not build; io. Not inside of a compiled function. Any
- * thread; one at a time for a function whose body is not for several. */
+ * gradients (export in ETCH_NO_GRAD); gradients that each call adds to; what changes with marked
+ * sizes in other ways than as a product, sum or quotient of them (specialised, where it is an
+ * attribute or a scalar); functions of etch_allow_in_graph, and those of etch_disable and its like.
+ * graph_break names the line that breaks the graph; device: a captured tensor on another device;
+ * mode_active; recompile: a stance forbids compiling; compile: a kernel does not build; io. Not
+ * inside of a compiled function. Any thread; one at a time for a function whose body is not for
+ * several. */
 ETCH_API etch_status etch_export_with(etch_function *f, etch_tensor *const *in, int nin,
                                       const char *path, const etch_export_options *options);
 
@@ -64,6 +68,7 @@ typedef enum etch_import_code {
 typedef struct etch_import_options {
     size_t struct_size; /* set by the macro */
     etch_import_code code;
+    bool cold; /* do not run it: see below */
 } etch_import_options;
 
 /* Loads a file; NULL with the error set. Machine code of a file is loaded only if
@@ -75,6 +80,10 @@ typedef struct etch_import_options {
  * from elsewhere deserves trust: loading its code is running a program of whoever made it. With
  * ETCH_CODE_COMPILE and ETCH_CODE_EAGER nothing of the file is ever run: its graph is data, and is
  * checked operator by operator.
+ *
+ * What is loaded is run once, with zeros as arguments and in place of the weights that it writes,
+ * so that the first call does not wait for what libraries and devices prepare at theirs (which may
+ * take a tenth of a second; not with .cold, nor where it has operators of the user's).
  *
  * Errors: io (no file, or not one whose code may be loaded: what to do is said), format (damaged,
  * or of a version that is not known; an operator that is not registered here), unsupported (code of
@@ -91,7 +100,11 @@ ETCH_API int etch_imported_num_weights(const etch_imported *f);
 ETCH_API etch_tensor *etch_imported_weight(const etch_imported *f, int i);
 ETCH_API const char *etch_imported_weight_name(const etch_imported *f, int i);
 
-/* Calls f: the bits are those that the exported function would have given. Results belong to the
+/* Sizes are those of the export, but for dimensions that were marked dynamic then: of these any
+ * size within the bounds of the mark serves, the same wherever it was the same at the export; and a
+ * first call with new ones makes a plan for them.
+ *
+ * Calls f: the bits are those that the exported function would have given. Results belong to the
  * innermost scope, except a returned argument or weight, which stays with its owner. On an error,
  * out holds NULLs. Arguments have the dtypes, sizes and strides of those that f was exported with,
  * else the error dtype, shape or device says of which one what was expected and what came. Inside a

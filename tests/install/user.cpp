@@ -1,6 +1,7 @@
 // The same from C++17: etch_compile and etch_call are overloads there, and what they call is for all.
 #include <etch/etch.h>
 #include <cstdio>
+#include <cstdlib>
 
 static etch_tensor *twice_plus_one(etch_tensor *x) {
     etch_tensor *twice = etch_mul_scalar(x, ETCH_SCALAR(2.0));
@@ -25,6 +26,27 @@ static double by_overloads() {
     return value;
 }
 
+// What a file of etch_export holds gives the same; -1 where it does not.
+static double by_import(etch_function *f, const char *path) {
+    double value = -1;
+    ETCH_SCOPE {
+        etch_tensor *x = etch_full(ETCH_F32, ETCH_SHAPE(4), ETCH_SCALAR(3.0));
+        etch_export_options options = {};
+        options.struct_size = sizeof options;
+        options.no_code = true;
+        if (etch_export_with(f, &x, 1, path, &options) != ETCH_OK) return -1;
+        etch_import_options how = {};
+        how.struct_size = sizeof how;
+        how.code = ETCH_CODE_EAGER;
+        etch_imported *loaded = etch_import_with(path, &how);
+        etch_tensor *y = etch_imported_call_one(loaded, &x, 1);
+        if (y) value = etch_item(etch_sum(y));
+        etch_imported_free(loaded);
+    }
+    std::remove(path);
+    return value;
+}
+
 int main() {
     double value = 0;
     if (by_overloads() != 16) {
@@ -41,6 +63,8 @@ int main() {
     etch_counters_t c = etch_counters();
     std::printf("%g %s %s\n", value, c.plan_runs == 1 ? "planned" : "unplanned",
                 c.kernel_launches > 0 ? "compiled" : "eager");
+    char path[] = "etch-user-XXXXXX";
+    if (mkstemp(path) < 0 || by_import(f, path) != 28) value = -1;
     if (value != 28) std::fprintf(stderr, "%s\n", etch_last_error());
     etch_function_free(f);
     return value == 28 ? 0 : 1;
