@@ -41,10 +41,15 @@ static const char *node_line(const program *p, int i) {
     return *line ? line : "?";
 }
 
+/* Lists of no words may be NULL. */
+static bool same_words(const void *a, const void *b, size_t bytes) {
+    return bytes == 0 || !memcmp(a, b, bytes);
+}
+
 static bool same_sizes(const program *a, const program *b, int i) {
     const graph *g = a->g, *h = b->g;
     const graph_node *m = &g->nodes[i], *n = &h->nodes[i];
-    return !memcmp(g->attrs + m->at, h->attrs + n->at, m->nat * sizeof *g->attrs) &&
+    return same_words(g->attrs + m->at, h->attrs + n->at, m->nat * sizeof *g->attrs) &&
            etch__same_meta(&g->values[m->out].meta, &h->values[n->out].meta);
 }
 
@@ -55,8 +60,8 @@ static bool same_node(const program *a, const program *b, int i) {
     return m->op == n->op && m->nin == n->nin && m->nsc == n->nsc && m->nat == n->nat &&
            m->state == n->state && m->out == n->out && m->in == n->in && m->sc == n->sc &&
            m->at == n->at &&
-           !memcmp(g->operands + m->in, h->operands + n->in, m->nin * sizeof *g->operands) &&
-           !memcmp(g->scalar_kinds + m->sc, h->scalar_kinds + n->sc, m->nsc);
+           same_words(g->operands + m->in, h->operands + n->in, m->nin * sizeof *g->operands) &&
+           same_words(g->scalar_kinds + m->sc, h->scalar_kinds + n->sc, m->nsc);
 }
 
 static double number(etch_scalar s) { return s.kind == ETCH_SCALAR_REAL ? s.d : (double)s.i; }
@@ -87,7 +92,7 @@ const char *etch__program_difference(const program *a, const program *b, bool re
         if (!resized && !same_scalars(a, b, i)) return etch__tls.why;
     }
     if (a->nresults != b->nresults ||
-        memcmp(a->results, b->results, (size_t)a->nresults * sizeof *a->results))
+        !same_words(a->results, b->results, (size_t)a->nresults * sizeof *a->results))
         return "it returns other tensors in the next call";
     return NULL;
 }
