@@ -87,6 +87,7 @@ typedef struct emitter {
     var index0;               /* logical index of element 0 */
     val index_step;
     var lane; /* COLUMN: where the current row's lane starts in `lanes` */
+    val used; /* COLUMN: lanes that the block has rows for; the first one always counts */
 } emitter;
 
 /* ---- build.c ---- */

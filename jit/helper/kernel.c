@@ -531,8 +531,13 @@ static void column_row(emitter *g, const column_part *c, val r) {
 }
 
 static void column_block(emitter *g, const column_part *c, val block) {
+    val first = rv(keep(g, g->t_long, mul(g, block, num(g, REDUCE_BLOCK)), "first"));
+    val end = rv(keep(g, g->t_long, block_end(g, block), "end"));
+    val lanes = min_of(g, sub(g, end, first), num(g, REDUCE_LANES));
+    val none = cmp(g, GCC_JIT_COMPARISON_LT, lanes, num(g, 1));
+    g->used = rv(keep(g, g->t_long, choose(g, g->t_long, none, num(g, 1), lanes), "used"));
     gen_lanes_reset(g);
-    gen_loop l = for_begin(g, mul(g, block, num(g, REDUCE_BLOCK)), block_end(g, block), 1, "r");
+    gen_loop l = for_begin(g, first, end, 1, "r");
     column_row(g, c, rv(l.i));
     for_end(g, &l);
     gen_lanes_fold(g);

@@ -65,8 +65,9 @@ void gen_lanes_reset(emitter *g) {
         val first = gen_identity(g, r->kind, r->dtype);
         for (int n = 0; n < r->nvec; n++) set(g, r->vec[n], vec_splat(g, r->dtype, first));
         if (r->nvec) continue;
-        int count = g->k->variant == LOOP_ROW ? REDUCE_LANES : REDUCE_LANES * g->width;
-        gen_loop l = for_begin(g, num(g, 0), num(g, count), 1, "l");
+        bool row = g->k->variant == LOOP_ROW;
+        val count = row ? num(g, REDUCE_LANES) : mul(g, g->used, num(g, g->width));
+        gen_loop l = for_begin(g, num(g, 0), count, 1, "l");
         store(g, r, r->lanes, rv(l.i), first);
         for_end(g, &l);
     }
@@ -130,14 +131,17 @@ static void fold_row(emitter *g, gen_reduction *r) {
     }
 }
 
-/* Lane l of all columns is row l: rows fold as wholes. */
+/* Lane l of all columns is row l: rows fold as wholes, those that have something. The others hold
+ * what changes nothing, so nobody has cleared them. */
 static void fold_columns(emitter *g, gen_reduction *r) {
     var half = keep(g, g->t_long, num(g, REDUCE_LANES / 2), "w");
     gen_loop w = while_begin(g);
     while_test(g, &w, cmp(g, GCC_JIT_COMPARISON_GT, rv(half), num(g, 0)));
     val rows = mul(g, rv(half), num(g, g->width));
     rows = rv(keep(g, g->t_long, rows, "rows"));
-    gen_loop l = for_begin(g, num(g, 0), rows, BLOCK, "l");
+    val some = mul(g, sub(g, g->used, rv(half)), num(g, g->width));
+    some = rv(keep(g, g->t_long, some, "some"));
+    gen_loop l = for_begin(g, num(g, 0), min_of(g, rows, some), BLOCK, "l");
     gen_loop j = for_begin(g, num(g, 0), num(g, BLOCK), 1, "j");
     val at = rv(keep(g, g->t_long, add(g, rv(l.i), rv(j.i)), "at"));
     combine(g, r, r->lanes, at, r->lanes, add(g, at, rows));

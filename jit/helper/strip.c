@@ -242,11 +242,10 @@ val gen_elements(emitter *g, int v) {
     return strip_of(g, v);
 }
 
-static void emit_call(emitter *g, int v) {
+static void call(emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     etch_dtype t = type_of(g, v);
     val from[2] = {NULL, NULL}, trip = g->scalar ? num(g, 1) : rv(g->trip);
-    g->loops++;
     g->i = num(g, 0);
     for (int n = 0; n < etch__loop_arity(i); n++) {
         int o = etch__loop_operand(i, n);
@@ -254,6 +253,16 @@ static void emit_call(emitter *g, int v) {
         from[n] = same ? filled(g, t, use(g, o), trip) : gen_elements(g, o);
     }
     gen_function_call(g, i->p.prim, t, strip_of(g, v), from[0], from[1] ? from[1] : from[0], trip);
+}
+
+/* What an earlier sweep has called is still there if the row is one strip. */
+static void emit_call(emitter *g, int v) {
+    bool again = !g->scalar && instr(g, v)->stage < g->stage;
+    gen_if row = {NULL, NULL};
+    g->loops++;
+    if (again) row = if_begin(g, cmp(g, GCC_JIT_COMPARISON_GT, g->reduced, num(g, g->width)));
+    call(g, v);
+    if (again) if_end(g, &row);
 }
 
 void gen_strip(emitter *g, int stage) {
