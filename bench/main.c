@@ -74,5 +74,6 @@ int main(int argc, char **argv) {
     bench_scaling();
     bench_threads();
     bench_memory();
+    bench_saved();
     return 0;
 }

@@ -6,7 +6,8 @@ Needs torch in the Python that runs it (a virtual environment outside this tree)
 training (train_mlp, train_cnn, train_transformer, adam) run where they are named; they need jax and optax, too.
 
 All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
-of every variant, in an order that changes; medians are printed. What is measured one after the other
+of every variant, in an order that changes; medians are printed, and the fastest round, which is what a busy
+machine leaves comparable. What is measured one after the other
 cannot be compared: a GPU's clock falls within a second of load, and a CPU has other work now and then.
 Etch's samples are taken by `etch_bench --serve`, a process beside this one; while one computes, the other
 waits. Each sample does some of its work unmeasured first.
@@ -170,8 +171,8 @@ class Etch:
 # ---- rows ----
 
 
-def medians(variants):
-    """Microseconds a call of each, by rounds in which every variant has a sample."""
+def rounds(variants):
+    """Microseconds a call of each, by rounds in which every variant has a sample: a list of each."""
     times = [[] for _ in variants]
     order = list(range(len(variants)))
     chance = random.Random(0)
@@ -181,16 +182,18 @@ def medians(variants):
             if DEVICE == "cpu":
                 time.sleep(0.02)  # the other program's idle threads spin for a while
             times[i].append(variants[i][2]())
-    return [statistics.median(t) for t in times]
+    return times
 
 
 def write_row(out, fields, etch, peers):
     variants = etch + peers
-    figures = medians(variants)
+    times = rounds(variants)
+    figures = [statistics.median(t) for t in times]
     of = {variant[0]: figure for variant, figure in zip(variants, figures)}
     for i, (name, first, _) in enumerate(variants):
         base = of["eager"] if i < len(etch) else of["compiled"]
         out.writerow({**fields, "variant": name, "median_us": f"{figures[i]:.4f}",
+                      "min_us": f"{min(times[i]):.4f}",
                       "first_call_ms": f"{first:.2f}" if first else "",
                       "speedup": f"{base / figures[i]:.2f}"})
     sys.stdout.flush()
@@ -205,7 +208,7 @@ def main():
     if args[:1] == ["--threads"]:
         threads, args = int(args[1]), args[2:]
     torch.set_num_threads(threads)
-    columns = ["workload", "size", "dtype", "device", "threads", "variant", "median_us",
+    columns = ["workload", "size", "dtype", "device", "threads", "variant", "median_us", "min_us",
                "first_call_ms", "speedup"]
     out = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     out.writeheader()

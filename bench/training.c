@@ -149,6 +149,48 @@ void bench_training(void) {
         }
 }
 
+/* ---- saved for backward ---- */
+
+/* The loss alone: backward runs outside, on what the forward plan has saved. */
+static ETCH_FN_N(forward, ctx, in, nin, out, nout) {
+    out[0] = loss_of(ctx, in[0], in[1]);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+static double saved_mib(trainee *t, double budget) {
+    etch_function *f = etch_compile(forward, .fullgraph = true, .ctx = t, .memory_budget = budget);
+    etch_tensor *const in[2] = {t->x, t->y};
+    for (int i = 0; i < 3; i++)
+        ETCH_SCOPE {
+            etch_tensor *loss = NULL;
+            if (!f || etch_call_n(f, in, 2, &loss, 1) != ETCH_OK || etch_backward(loss) != ETCH_OK)
+                bench_fail("saved");
+            etch_optim_zero_grad(t->optim);
+        }
+    etch_explanation *e = etch_explain(f);
+    double mib = (double)e->graphs[e->ngraphs - 1].saved_bytes / (1 << 20);
+    etch_explanation_free(e);
+    etch_function_free(f);
+    return mib;
+}
+
+/* Of the rows that have a model: with the default budget of memory, and with nothing computed
+ * again. */
+void bench_saved(void) {
+    if (!bench_selected("saved")) return;
+    printf("workload,size,variant,saved_mib\n");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        ETCH_SCOPE {
+            trainee t;
+            begin(&rows[i], &t);
+            if (t.model) {
+                printf("saved %s,%s,compiled,%.3f\n", rows[i].name, rows[i].size, saved_mib(&t, 0));
+                printf("saved %s,%s,whole,%.3f\n", rows[i].name, rows[i].size, saved_mib(&t, 1));
+            }
+            end(&t);
+        }
+}
+
 /* ---- memory ---- */
 
 /* Above what lives between steps, of a step that is not the first. */

@@ -575,6 +575,7 @@ static etch_tensor *gelu_of_product(etch_tensor *x, etch_tensor *y) {
 static int64_t bytes_saved(etch_function *f) {
     etch_explanation *e = etch_explain(f);
     int64_t bytes = e->graphs[e->ngraphs - 1].saved_bytes;
+    assert_int_equal(etch_function_counters(f).saved_bytes, bytes);
     etch_explanation_free(e);
     return bytes;
 }

@@ -90,6 +90,11 @@ void etch__report_schedule(const char *text) {
     if (g) snprintf(g->schedule, sizeof g->schedule, "%s", text);
 }
 
+void etch__report_saved(int64_t bytes) {
+    report_graph *g = here();
+    if (g) g->saved_bytes = bytes;
+}
+
 void etch__report_note(const char *format, ...) {
     report_graph *g = here();
     char line[400];

@@ -64,7 +64,7 @@ typedef struct report_graph {
     bool instance;    /* for other sizes of a graph that is there, with other steps */
     int instances;    /* plans for other sizes with the same steps, counted in these times */
     bool provisional; /* ran while kernels that take long were compiled beside the program */
-    int64_t start, compile_ns;
+    int64_t start, compile_ns, saved_bytes;
     report_step *steps;
     int64_t nsteps, steps_cap;
     report_time run;
@@ -80,6 +80,7 @@ typedef struct report_graph {
 void etch__report_restart_steps(void);
 void etch__report_step(report_step_kind kind, const char *name, const char *text);
 void etch__report_schedule(const char *text);
+void etch__report_saved(int64_t bytes); /* that it leaves for backward */
 void etch__report_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void etch__report_fallback(reason_id reason, const char *why);
 /* The kernel of hash and length, met for the first time or again; and how it was made. */

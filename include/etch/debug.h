@@ -21,6 +21,7 @@ typedef struct etch_counters_t {
     int64_t divergences;    /* calls that left the recorded trace */
     int64_t late_uses;      /* segments evaluated again for a tensor used after a break */
     int64_t mode_fallbacks; /* calls that ran uncompiled because a mode was active */
+    int64_t saved_bytes;    /* that one run of each graph so far leaves for backward (explain.h) */
     int64_t kernels;        /* generated kernels asked for, compiled or found in the cache */
     int64_t kernels_compiled; /* of these, compiled by the helper */
     int64_t cache_hits;       /* of these, loaded from the disk cache */

@@ -310,19 +310,21 @@ static segment_code *compile(const compile_request *q, missing m) {
     double before = 1e-9 * (double)etch__now();
     backend_options options = options_for(q, m);
     int64_t profile = etch__profile_start();
+    int64_t saved = saved_bytes(q->leaf, code, g);
     bool reported = etch__report_on() && etch__report_compiling(q->leaf, g, m == INSTANCE);
+    if (unlikely(reported)) etch__report_saved(saved);
     etch_status status = etch__backend_compile(q->f->backend, g, &options, &code->plan);
     if (unlikely(reported) && m == BETTER && status != ETCH_OK) etch__report_drop_graph();
     else if (unlikely(reported)) etch__report_compiled(q->leaf, code, status);
     etch__profile_end_event(ETCH_PROFILE_COMPILE, profile, g->name, NULL);
-    int64_t saved = saved_bytes(q->leaf, code, g);
     etch__graph_free(g);
     if (status != ETCH_OK) {
         etch__code_free(code);
         return NULL;
     }
-    if (m == GRAPH)
-        note_graph(q->f, q->leaf, name, code->plan, saved, 1e-9 * (double)etch__now() - before);
+    if (m != GRAPH) return code;
+    TRACE_COUNT(q->f, saved_bytes, saved);
+    note_graph(q->f, q->leaf, name, code->plan, saved, 1e-9 * (double)etch__now() - before);
     return code;
 }
 

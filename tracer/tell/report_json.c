@@ -99,6 +99,7 @@ static void put_graph(FILE *f, report_graph *g) {
     put_flag(f, "other_sizes", g->instance);
     put_number(f, "instances", g->instances);
     put_flag(f, "provisional", g->provisional);
+    put_number(f, "saved_bytes", g->saved_bytes);
     put_number(f, "start_ns", g->start);
     put_number(f, "compile_ns", g->compile_ns);
     put_time(f, "run", &g->run);
