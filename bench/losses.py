@@ -123,7 +123,7 @@ def main():
         example("charlm", "--steps", str(STEPS), "--twin", "1", "--sample", "1", "--out", folder, *TEXTS)
         symbols = len(load_file(os.path.join(folder, "charlm.initial.safetensors"))["symbols.weight"])
         ok = [compare("mlp", folder, models.mlp(64, 128, 10), lambda m: train_digits(m, 2)),
-              compare("cnn", folder, models.cnn(), lambda m: train_digits(m, 2)),
+              compare("cnn", folder, models.pool_cnn(), lambda m: train_digits(m, 2)),
               compare("charlm", folder, models.Transformer(symbols), train_charlm)]
     print("losses:", "as in PyTorch" if all(ok) else "DIFFERENT")
     return 0 if all(ok) else 1

@@ -19,6 +19,11 @@ def cnn():
                          nn.ReLU(), nn.Flatten(1), nn.Linear(512, 10))
 
 
+def pool_cnn():
+    return nn.Sequential(nn.Conv2d(1, 16, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(16, 32, 3, padding=1),
+                         nn.ReLU(), nn.Flatten(1), nn.Linear(512, 10))
+
+
 class Block(nn.Module):
     def __init__(self):
         super().__init__()

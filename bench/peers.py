@@ -3,7 +3,8 @@
 Usage: python3 bench/peers.py [--threads N | --device cuda] [NAME[:SIZE,SIZE...]...]
 for example seed:512,1024; a SIZE is the number of a row's rows.
 Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`. The rows of
-training (train_mlp, train_cnn, train_transformer, adam) run where they are named; they need jax and optax, too.
+training (train_mlp, train_cnn, train_pool, train_transformer, adam) run where they are named; they need jax and
+optax, too.
 
 All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
 of every variant, in an order that changes; medians are printed, and the fastest round, which is what a busy
@@ -54,7 +55,7 @@ GPU_BODIES = {
 }
 
 
-TRAINING = ("train_mlp", "train_cnn", "train_transformer", "adam")
+TRAINING = ("train_mlp", "train_cnn", "train_pool", "train_transformer", "adam")
 
 
 def import_training(threads):

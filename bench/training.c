@@ -78,10 +78,12 @@ static void begin_mlp(trainee *t) {
     t->x = etch_randn(ETCH_F32, ETCH_SHAPE(128, 784)), t->y = classes(128, 10);
 }
 
-static void begin_cnn(trainee *t) {
-    t->model = digits_cnn(), t->optim = etch_optim_sgd(t->model, .lr = 0.01);
+static void begin_images(trainee *t, etch_module *model) {
+    t->model = model, t->optim = etch_optim_sgd(t->model, .lr = 0.01);
     t->x = etch_randn(ETCH_F32, ETCH_SHAPE(64, 1, 8, 8)), t->y = classes(64, 10);
 }
+static void begin_cnn(trainee *t) { begin_images(t, digits_cnn()); }
+static void begin_pool(trainee *t) { begin_images(t, digits_pool_cnn()); }
 
 static void begin_transformer(trainee *t) {
     t->model = new_transformer(SYMBOLS), t->optim = etch_optim_adamw(t->model, .lr = 1e-4);
@@ -110,6 +112,7 @@ typedef struct training_row {
 
 static const training_row rows[] = {{"train_mlp", "128x784", begin_mlp},
                                     {"train_cnn", "64x1x8x8", begin_cnn},
+                                    {"train_pool", "64x1x8x8", begin_pool},
                                     {"train_transformer", "16x64", begin_transformer},
                                     {"adam", "64x625x250", begin_adam}};
 

@@ -13,7 +13,7 @@ SYMBOLS = 96
 def batch(name):
     if name == "train_mlp":
         return torch.randn(128, 784), torch.randint(10, (128,))
-    if name == "train_cnn":
+    if name in ("train_cnn", "train_pool"):
         return torch.randn(64, 1, 8, 8), torch.randint(10, (64,))
     return torch.randint(SYMBOLS, (16, models.CONTEXT)), torch.randint(SYMBOLS, (16 * models.CONTEXT,))
 
@@ -21,7 +21,8 @@ def batch(name):
 def model(name):
     if name == "train_mlp":
         return models.mlp(784, 512, 10)
-    return models.cnn() if name == "train_cnn" else models.Transformer(SYMBOLS)
+    images = {"train_cnn": models.cnn, "train_pool": models.pool_cnn}
+    return images[name]() if name in images else models.Transformer(SYMBOLS)
 
 
 def optimiser(name, parameters):
@@ -88,6 +89,15 @@ def jax_cnn(p, x):
     return linear(p, "5", x.reshape(x.shape[0], -1))
 
 
+def jax_pool(p, x):
+    for name in ("0", "3"):
+        x = jax.lax.conv_general_dilated(x, p[name + ".weight"], (1, 1), ((1, 1), (1, 1)))
+        x = jax.nn.relu(x + p[name + ".bias"][:, None, None])
+        if name == "0":
+            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
+    return linear(p, "6", x.reshape(x.shape[0], -1))
+
+
 def jax_attention(p, name, x):
     n, length, width = x.shape
     qkv = x @ p[name + ".in_proj_weight"].T + p[name + ".in_proj_bias"]
@@ -125,7 +135,8 @@ def jax_stepper(optim, gradients):
 
 
 def jax_step(name):
-    forward = {"train_mlp": jax_mlp, "train_cnn": jax_cnn, "train_transformer": jax_transformer}
+    forward = {"train_mlp": jax_mlp, "train_cnn": jax_cnn, "train_pool": jax_pool,
+               "train_transformer": jax_transformer}
     if name == "adam":
         p = {str(i): jnp.array(torch.randn(625, 250).numpy()) for i in range(64)}
         rest = ({key: jnp.array(torch.randn(625, 250).numpy()) for key in p},)

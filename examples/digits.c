@@ -193,7 +193,7 @@ int main(int argc, char **argv) {
             run a = {.name = "mlp", .folder = folder, .epochs = epochs, .equal = true};
             run b = {.name = "cnn", .folder = folder, .epochs = epochs, .equal = true};
             mlp[s] = learn_digits(&a, new_mlp, &d, (uint64_t)s);
-            cnn[s] = learn_digits(&b, digits_cnn, &d, (uint64_t)s);
+            cnn[s] = learn_digits(&b, digits_pool_cnn, &d, (uint64_t)s);
             ok = mlp[s] >= 0 && cnn[s] >= 0;
             equal = equal && a.equal && b.equal;
         }
