@@ -307,6 +307,33 @@ TEST(rule9_replay_reports_errors_on_data) {
     etch_function_free(f);
 }
 
+static etch_tensor *goes_on(etch_tensor *x) {
+    body_runs++;
+    etch_tensor *y = etch_neg(x);
+    if (!y) etch_clear_error();
+    etch_tensor *z = etch_exp(y ? y : x);
+    if (!z) etch_clear_error();
+    return z ? z : y ? y : x;
+}
+
+/* A body that goes on where memory is short does so in that call alone. */
+TEST(replay_keeps_no_shortage) {
+    bool asked = true;
+    for (int64_t k = 0; asked; k++)
+        ETCH_SCOPE {
+            etch_function *f = REPLAY(goes_on);
+            etch_tensor *x = numbers(3, 4, -5), *expected = etch_exp(etch_neg(x));
+            body_runs = 0;
+            etch__fail_allocation(k);
+            etch_call(f, x);
+            asked = etch__fail_allocation(-1) > k;
+            etch_clear_error();
+            for (int i = 0; i < 3; i++) assert_same(etch_call(f, x), expected);
+            assert_in_range(body_runs, 1, asked ? 3 : 1);
+            etch_function_free(f);
+        }
+}
+
 static etch_function *inner;
 
 static etch_tensor *outer(etch_tensor *x) {

@@ -260,6 +260,20 @@ void fuzz_thread_read(fuzz_world *w, int n) {
     if (w->v[n]) on_thread(w, -1, w->v[n]);
 }
 
+void fuzz_used(fuzz_world *w, int n, int written) {
+    bool missed = w->missed;
+    int first = w->nevents;
+    if (!w->v[written] && w->lost[written]) fuzz_see(w, FUZZ_LOST);
+    if (!w->v[written] || !w->v[n]) return;
+    ETCH_SCOPE {
+        etch_tensor *y = etch_clone(w->v[n]); /* an operator finds out, beside who reads memory */
+        if (y) fuzz_see_tensor(w, y);
+        else fuzz_see_error(w);
+    }
+    if (first < w->nevents) w->sure[first] = !missed;
+    w->missed = missed;
+}
+
 void fuzz_effects_write(fuzz_world *w, int to, int n) {
     if (w->v[n]) call_op(w, to, OP_REVERSE, w->v[n], nothing);
 }

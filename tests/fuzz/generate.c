@@ -426,20 +426,42 @@ static int take_indices(generator *g, int64_t rows) {
     return gen_take_made(g, &s);
 }
 
-/* Writes it: by a kernel of the user's, which writes a half before it fails, or by indices. */
-static void take_failing_write(generator *g, int n) {
+/* Writes it: by a kernel of the user's, which writes a half before it fails, or by indices. The
+ * result, -1: none. */
+static int take_failing_write(generator *g, int n) {
     statement s = gen_new_statement(g, ST_SPOIL);
     s.a = n, s.b = (int)below(g, 3) - g->p->setup.ncalls + 1;
     if (!chance(g, 3)) {
-        if (etch_ndim(g->w.v[n]) < 1) return;
+        if (etch_ndim(g->w.v[n]) < 1) return -1;
         int index = take_indices(g, etch_size(g->w.v[n], 0));
-        if (index < 0) return;
+        if (index < 0) return -1;
         s = gen_new_statement(g, ST_OP);
         s.op = OP_INDEX_FILL_, s.arg[0] = gen_tensor_arg(n);
         s.arg[1].number[0] = gen_plain(0), s.arg[2] = gen_tensor_arg(index);
         s.arg[3].scalar = gen_some_scalar(g);
     }
-    gen_take_made(g, &s);
+    return gen_take_made(g, &s);
+}
+
+/* What is computed late is computed here. */
+static void take_end(generator *g) {
+    if (g->breaks && chance(g, 2)) gen_take_plain(g, chance(g, 2) ? ST_BREAK : ST_FLUSH, 0, 0);
+}
+
+/* What was written, or lies over it, is read, for which it has to be there. */
+static void take_used(generator *g, int n, int written) {
+    if (g->breaks && written >= 0 && chance(g, 2))
+        gen_take_plain(g, ST_USED, chance(g, 2) ? n : written, written);
+}
+
+/* A write that a run may have no memory for, and what it has written. */
+static void generate_used(generator *g) {
+    static const op_id writes[] = {OP_NEG_, OP_ABS_, OP_ZERO_};
+    int n = gen_some_tensor(g);
+    if (n < 0) return;
+    int written = gen_take_unary(g, writes[below(g, COUNT_OF(writes))], n);
+    take_end(g);
+    take_used(g, n, written);
 }
 
 /* A write that may fail, through a tensor, a view of it or its base, and then what lies over it. */
@@ -453,7 +475,9 @@ static void generate_failing_write(generator *g) {
     if (chance(g, 2)) view = gen_take_slice(g, base, (int)first.v, last);
     if (view < 0) return;
     bool write_base = chance(g, 4);
-    take_failing_write(g, write_base ? base : view);
+    int written = take_failing_write(g, write_base ? base : view);
+    take_end(g);
+    take_used(g, chance(g, 2) ? base : view, written);
     for (int i = 0; i < 2; i++)
         if (chance(g, 2)) gen_take_unary(g, uses[below(g, 4)], chance(g, 2) ? base : view);
     if (chance(g, 3)) gen_take_keep(g, base);
@@ -465,7 +489,7 @@ static void generate_failing_write(generator *g) {
 
 /* What a compiler may get wrong together, and operators drawn one by one are seldom. */
 static void generate_together(generator *g) {
-    switch (below(g, 18)) {
+    switch (below(g, 19)) {
     case 0: generate_neighbours(g); break;
     case 1: generate_patch(g); break;
     case 2: generate_turned(g); break;
@@ -486,6 +510,9 @@ static void generate_together(generator *g) {
         break;
     case 10:
         if (chance(g, 3)) generate_failing_write(g);
+        break;
+    case 11:
+        if (g->breaks && chance(g, 3)) generate_used(g);
         break;
     default: break;
     }
@@ -853,13 +880,59 @@ static void feeds_within(fuzz_setup *s) {
     }
 }
 
-/* What is around the body; it changes nothing of what was generated. */
+/* ---- a body that may be replayed ---- */
+
+/* It does nothing but operators, and is seen by nobody. */
+static bool is_pure(const statement *s) {
+    switch ((statement_kind)s->kind) {
+    case ST_OP: return !breaks((op_id)s->op) && s->op != OP_TO_DEVICE;
+    case ST_DTYPE:
+    case ST_SCOPE:
+    case ST_SCOPE_END:
+    case ST_INNER:
+    case ST_CUSTOM:
+    case ST_CUSTOM_WRITE:
+    case ST_FILLED:
+    case ST_INFERENCE:
+    case ST_HALF: return true;
+    default: return false;
+    }
+}
+
+/* Another one than at the call before. */
+static void without_changes(fuzz_input *in) {
+    in->persistent = 1, in->feed = -1, in->other = in->plain = 0;
+    if (in->layout >= FUZZ_WRAPPED) in->layout = FUZZ_CONTIGUOUS;
+}
+
+/* What the body does follows from its arguments: statements are the same in all variants, scalars
+ * stay, captured tensors and their sizes as well, and nothing else goes on. */
+static void make_pure(program *p) {
+    fuzz_setup *s = &p->setup;
+    int n = 0;
+    for (int i = 0; i < p->nstatements; i++)
+        if (is_pure(&p->statement[i])) p->statement[n++] = p->statement[i];
+    memset(p->statement + n, 0, (size_t)(p->nstatements - n) * sizeof *p->statement);
+    p->nstatements = n;
+    for (int i = 0; i < n; i++) {
+        p->statement[i].when = (uint8_t)((1u << s->period) - 1);
+        for (int k = 0; k < SCHEMA_MAX_ARGS; k++) p->statement[i].arg[k].varies = false;
+    }
+    for (int i = 0; i < s->nglobals; i++) without_changes(&s->global[i]);
+    if (s->nglobals) memset(s->set, 0, sizeof s->set);
+    s->fails = s->careful = 0;
+}
+
+/* What is around the body; but for replays it changes nothing of what was generated. */
 static void generate_circumstances(generator *g) {
     fuzz_setup *s = &g->p->setup;
     s->careful = chance(g, 4);
     for (int i = 0; chance(g, 8) && i < s->period; i++)
         s->numerics[i] = (uint8_t)(chance(g, 2) ? 0 : below(g, FUZZ_NUMERICS));
-    if (!chance(g, 8)) return;
+    s->replay = !g->grads && chance(g, g->breaks ? 32 : 4);
+    if (s->replay) make_pure(g->p);
+    /* After a call without memory all is new, what a replay has captured as well. */
+    if (!chance(g, 8) || (s->replay && s->nglobals)) return;
     s->starve_call = (uint8_t)below(g, s->ncalls);
     s->starve_from = (uint16_t)(1 + below(g, chance(g, 2) ? 20 : 400));
     static const uint16_t lengths[] = {1, 1, 1, 2, 3, 4, 6, 10, 10000, 10000}; /* the rest of it */

@@ -67,7 +67,7 @@ etch_tensor *fuzz_data(etch_dtype dtype, etch_shape shape, uint64_t seed, bool w
 
 void fuzz_see(fuzz_world *w, uint64_t what) {
     if (w->nevents == FUZZ_MAX_EVENTS) return;
-    w->event_at[w->nevents] = w->at;
+    w->event_at[w->nevents] = w->at, w->sure[w->nevents] = false;
     w->event[w->nevents++] = what;
 }
 
@@ -104,6 +104,7 @@ static uint64_t text_of_error(void) {
 /* Those that depend on data come at another place when compiled. Texts may name the device. */
 void fuzz_see_error(fuzz_world *w) {
     etch_status status = etch_last_status();
+    w->missed = true;
     fuzz_see(w, FUZZ_NO_STATUS + (uint64_t)status);
     if (is_of_data(status)) note_failure(w);
     else if (!w->setup->beside_cpu) fuzz_see(w, text_of_error());
@@ -164,6 +165,7 @@ bool fuzz_when(const fuzz_world *w, unsigned variants) { return variants >> w->v
 void fuzz_set(fuzz_world *w, int n, etch_tensor *t) {
     w->v[n] = t && etch_numel(t) <= FUZZ_MAX_NUMEL ? t : NULL;
     w->raw[n] = w->old[n] = NULL;
+    w->lost[n] = !t && is_of_data(etch_last_status());
     if (w->scope >= 0) w->scope_made[n] = true;
     /* An operator may end a segment, and what fails there for want of memory is not its own. */
     if (!t || etch_last_status() == ETCH_ERR_OUT_OF_MEMORY) fuzz_see_error(w);
@@ -303,8 +305,10 @@ void fuzz_drop(fuzz_world *w, int n) { w->v[n] = NULL, w->raw[n] = w->old[n] = N
 
 /* What says ok leaves no error that was not there. */
 static void see_computed(fuzz_world *w, etch_status before, etch_status status) {
+    bool missed = w->missed; /* the tensors are there */
     if (status != ETCH_OK) fuzz_see_error(w);
     else if (etch_last_status() != before) fuzz_see(w, FUZZ_NO_STATUS);
+    w->missed = missed;
 }
 
 void fuzz_break(fuzz_world *w) {
@@ -450,6 +454,7 @@ static etch_status run_body(void *ctx, etch_tensor *const *in, int nin, etch_ten
                             int nout) {
     fuzz_world *w = ctx;
     for (int i = 0; i < nin; i++) w->v[i] = in[i];
+    w->ran = true;
     int no_grad = w->no_grad;
     w->scope = -1, w->inference = -1, w->no_grad = -1;
     etch_dtype dtype = etch_default_dtype();
@@ -481,7 +486,7 @@ void fuzz_world_open(fuzz_world *w, const fuzz_setup *setup, fuzz_body body, con
         etch_compile(run_body, .backend = backend, .disable = disable, .ctx = w, .name = "fuzz",
                      .mode = (etch_mode_kind)setup->mode, .dynamic = (etch_dynamic)setup->dynamic,
                      .fullgraph = setup->fullgraph, .stable_after = setup->stable_after,
-                     .recompile_limit = setup->recompile_limit);
+                     .replay = setup->replay, .recompile_limit = setup->recompile_limit);
     w->inner = etch_compile(inner_body, .backend = backend, .disable = disable);
     w->inner_disabled = etch_compile(inner_body, .backend = backend, .disable = true);
     w->inference = -1;
@@ -667,7 +672,8 @@ void fuzz_prepare(fuzz_world *w, int call) {
     memset(w->raw, 0, sizeof w->raw);
     memset(w->writable, 0, sizeof w->writable);
     memset(w->old, 0, sizeof w->old);
-    w->stopped = false, w->actions = 0;
+    memset(w->lost, 0, sizeof w->lost);
+    w->stopped = w->missed = w->ran = false, w->actions = 0;
     w->disturbed = false, w->control = _mm_getcsr() & FUZZ_CONTROL;
     w->nfailures = 0;
     w->nhooks = 0;
@@ -822,15 +828,14 @@ static bool compare_peaks(comparison *c) {
     return differ(c, "holds %lld bytes, compiled %lld", (long long)c->a.peak, (long long)c->b.peak);
 }
 
-static bool compare_worlds(comparison *c) {
+/* A body that is not run sees nothing. */
+static bool compare_events(comparison *c) {
     fuzz_world *a = &c->a, *b = &c->b;
-    if (a->disturbed || b->disturbed)
-        return differ(c, "%s code leaves another mode of the processor, or other traps",
-                      a->disturbed ? "eager" : "compiled");
     for (int i = 0; i < a->nevents; i++)
         if (a->event[i] >> 16 == FUZZ_STRAY_GRAD >> 16)
             return differ(c, "statement %d: a gradient is not where it was, or shares memory",
                           a->event_at[i]);
+    if (a->setup->replay && !b->ran) return true;
     for (int i = 0; i < a->nevents && i < b->nevents; i++)
         if (a->event[i] != b->event[i] || a->event_at[i] != b->event_at[i])
             return differ(c, "statement %d sees %llx, compiled statement %d sees %llx",
@@ -838,6 +843,15 @@ static bool compare_worlds(comparison *c) {
                           (unsigned long long)b->event[i]);
     if (a->nevents != b->nevents)
         return differ(c, "%d events, compiled %d", a->nevents, b->nevents);
+    return true;
+}
+
+static bool compare_worlds(comparison *c) {
+    fuzz_world *a = &c->a, *b = &c->b;
+    if (a->disturbed || b->disturbed)
+        return differ(c, "%s code leaves another mode of the processor, or other traps",
+                      a->disturbed ? "eager" : "compiled");
+    if (!compare_events(c)) return false;
     if (a->status != b->status)
         return differ(c, "status %s, compiled %s", etch_status_name(a->status),
                       etch_status_name(b->status));
@@ -871,6 +885,7 @@ static void count_call(comparison *c, etch_counters_t before) {
     bool later = c->b.f && is_later(&c->b) && !failed, any = now.plan_runs > before.plan_runs;
     c->planned = any;
     c->r->calls++;
+    c->r->replayed += c->a.setup->replay && !c->b.ran;
     c->r->later += later;
     c->r->compiled += later && any;
     c->r->compiled_only += later && any && now.eager_runs == before.eager_runs &&
@@ -924,6 +939,27 @@ static bool same_failure(comparison *c) {
                            b->failure[0], a->failure[0]);
 }
 
+/* The first event of the statement, -1: none. */
+static int event_of(const fuzz_world *w, int statement) {
+    for (int i = 0; i < w->nevents; i++)
+        if (w->event_at[i] == statement) return i;
+    return -1;
+}
+
+/* Where eager code has not got what a failed write was to make, compiled code has taken the write
+ * for done: what it reads from there on over that memory is an error. */
+static bool reads_lost(comparison *c) {
+    const fuzz_world *a = &c->a, *b = &c->b;
+    for (int i = 0; i < a->nevents; i++) {
+        int k = a->event[i] == FUZZ_LOST ? event_of(b, a->event_at[i]) : -1;
+        if (k >= 0 && b->event[k] != FUZZ_LOST && !is_error(b->event[k]))
+            return differ(c, "statement %d: a value is read of what a failed write was to write",
+                          a->event_at[i]),
+                   true;
+    }
+    return false;
+}
+
 /* After a check of data has failed the two sides see different things. But the compiled side tells:
  * the body or by its status if a write failed, else perhaps only by an error that is left; and no
  * failure says ok of itself. */
@@ -934,9 +970,26 @@ static bool failed_alike(comparison *c) {
     bool told = told_of_failure(b);
     if (!failed_on_data(a) || (!told && b->left == ETCH_OK)) return false;
     if (a->device != ETCH_CPU || b->device != ETCH_CPU) return true;
+    if (reads_lost(c)) return false;
     if (!told && is_of_write(a->failure[0]))
         return differ(c, "is ok although this failed: \"%.200s\"", a->failure[0]);
     return same_failure(c);
+}
+
+/* No operator of the body was told of a failure, and a write of its that has not happened is an
+ * error to read: each value is eager's. */
+static bool reads_unwritten(comparison *c) {
+    const fuzz_world *a = &c->a, *b = &c->b;
+    for (int i = 0; i < b->nevents; i++) {
+        int k = b->sure[i] && !is_error(b->event[i]) ? event_of(a, b->event_at[i]) : -1;
+        if (k >= 0 && a->sure[k] && !is_error(a->event[k]) && a->event[k] != b->event[i])
+            return differ(c,
+                          "statement %d: a value is read of what was not written for want of "
+                          "memory",
+                          b->event_at[i]),
+                   true;
+    }
+    return false;
 }
 
 /* An allocation that fails is an error of its call, or none at all, or it has cost what nobody
@@ -950,6 +1003,7 @@ static bool starved_well(comparison *c) {
     for (int k = i; k < b->nevents; k++)
         seen |= b->event[k] == FUZZ_NO_STATUS + ETCH_ERR_OUT_OF_MEMORY;
     bool lost = b->left == ETCH_ERR_OUT_OF_MEMORY;
+    if (reads_unwritten(c)) return false;
     return seen || lost || b->status != ETCH_OK;
 }
 

@@ -31,6 +31,8 @@ enum {
  * etch_flush. The first one plus a status: an error. */
 #define FUZZ_NO_STATUS 0x5bd1e995e0000000u /* no number that a program is likely to see */
 #define FUZZ_STILL_DEFERRED 0x5bd1e995d0000000u
+/* A write whose memory is asked for has failed on its data. */
+#define FUZZ_LOST 0x5bd1e995c0000000u
 /* A gradient that backward has put elsewhere than it promises, on either side: a difference. */
 #define FUZZ_STRAY_GRAD 0x5bd1e995f0000000u
 
@@ -146,6 +148,7 @@ typedef struct fuzz_setup {
     uint8_t mode;                        /* etch_mode_kind */
     uint8_t numerics[FUZZ_MAX_VARIANTS]; /* of the caller */
     uint8_t careful;                     /* the body returns the first error that an operator has */
+    uint8_t replay;                      /* the body is a pure function of its arguments */
     uint8_t starve_call;                 /* in this call of the compiled side ... */
     uint16_t starve_from, starve_for;    /* ... allocations fail, from this one (1: the first; 0:
                                             none) on so many */
@@ -196,8 +199,9 @@ struct fuzz_world {
     int64_t scope;                /* the open inner scope, -1: none */
     int scope_first;              /* results from here on belong to it */
     bool scope_made[FUZZ_MAX_VARS];
-    int inference; /* what to go back to, -1: not begun */
-    int no_grad;   /* likewise */
+    bool lost[FUZZ_MAX_VARS]; /* its operator has failed on data */
+    int inference;            /* what to go back to, -1: not begun */
+    int no_grad;              /* likewise */
 
     etch_tensor *in[FUZZ_MAX_INPUTS], *in_base[FUZZ_MAX_INPUTS]; /* one count of each */
     bool wrapped[FUZZ_MAX_INPUTS]; /* it lies in memory of ours, with room for another row */
@@ -232,7 +236,10 @@ struct fuzz_world {
     etch_status late;     /* of what a device found after the call */
     uint64_t event[FUZZ_MAX_EVENTS];
     int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
+    bool sure[FUZZ_MAX_EVENTS];    /* a value of what was written, when nothing was missed */
     int nevents, at;
+    bool missed; /* this call was told of something that it has not got */
+    bool ran;    /* its body was run */
 };
 
 /* ---- what bodies call: each does nothing for a tensor that is not there ---- */
@@ -280,6 +287,8 @@ void fuzz_foreign(fuzz_world *w, int to, int n, int how);
 void fuzz_flushed_write(fuzz_world *w, int n, int64_t value);
 void fuzz_flushed_read(fuzz_world *w, int n);
 void fuzz_thread_read(fuzz_world *w, int n); /* all of it, after etch_flush */
+/* Reads v[n], which lies over what the operator that made v[written] was to write. */
+void fuzz_used(fuzz_world *w, int n, int written);
 /* v[to] = v[n] with its elements in reverse order, by an operator with effects. */
 void fuzz_effects_write(fuzz_world *w, int to, int n);
 /* Writes a half of v[n], then fails if `at` and the number of the call make 0. */
@@ -342,6 +351,7 @@ typedef struct fuzz_result {
     char difference[512];                      /* "" when there is none */
     int calls, later, compiled, compiled_only; /* later: calls whose variant was there twice before;
                           of these: that ran a plan, and that ran nothing but plans */
+    int replayed;                              /* calls whose body was not run */
     etch_counters_t counters;                  /* of the process, over this program */
 } fuzz_result;
 

@@ -121,6 +121,7 @@ void fuzz_run_statement(fuzz_world *w, const statement *s) {
     case ST_FLUSHED_WRITE: fuzz_flushed_write(w, s->a, s->b); break;
     case ST_FLUSHED_READ: fuzz_flushed_read(w, s->a); break;
     case ST_THREAD_READ: fuzz_thread_read(w, s->a); break;
+    case ST_USED: fuzz_used(w, s->a, s->b); break;
     case ST_EFFECTS_WRITE: fuzz_effects_write(w, s->out, s->a); break;
     case ST_SPOIL: fuzz_spoil(w, s->out, s->a, s->b); break;
     case ST_REMEMBER: fuzz_remember(w, s->out, s->a, s->b); break;

@@ -5,8 +5,8 @@
  *               [--device NAME]
  *
  * Programs have the seeds S, S + 1, ... Every K-th runs on the backend native, the others on
- * eager, which tests all but the generated code; --native 0: none. On the CPU about every K-th of
- * --gradients (default: 3; 0: none) has gradients. Programs run in a worker
+ * eager, which tests all but the generated code; --native 0: none. About every K-th of --gradients
+ * (default: 3; 0: none) has gradients. Programs run in a worker
  * process, so that a crash or a hang is a finding like a difference. A finding is made smaller
  * and printed as a C test.
  * --processor counts seconds of processor time, helpers included: a loaded machine has less of it.
@@ -44,7 +44,8 @@ static const char *const isas[] = {"", "avx2", "baseline"};
 typedef struct tally {
     int64_t statements[ST_COUNT], operators[OP_COUNT], dtypes[ETCH_DTYPE_COUNT];
     int64_t layouts[FUZZ_LAYOUTS], actions[FUZZ_ACTIONS], places[FUZZ_PLACES];
-    int64_t circumstances[3]; /* careful bodies, numerics of the caller, allocations that fail */
+    int64_t circumstances[4]; /* careful bodies, numerics of the caller, allocations that fail,
+                                 replays */
 } tally;
 
 /* What worker and parent share. */
@@ -57,7 +58,7 @@ typedef struct board {
     int isa, ncanaries; /* of this epoch; programs to run again in it */
     uint64_t canary[CANARIES];
     int64_t programs, native_programs, grad_programs, operators, calls, later, compiled,
-        compiled_only;
+        compiled_only, replayed;
     int64_t grad_later, grad_compiled; /* of the programs with gradients */
     int64_t kernels, launches, failed_compiles, graphs;
     etch_device_stats_t stats; /* launches, graphs and their patches */
@@ -108,6 +109,7 @@ static void add_to_tally(tally *t, const program *p) {
     t->circumstances[0] += p->setup.careful;
     for (int i = 0; i < FUZZ_MAX_VARIANTS; i++) t->circumstances[1] += p->setup.numerics[i] != 0;
     t->circumstances[2] += p->setup.starve_from != 0;
+    t->circumstances[3] += p->setup.replay;
     for (int i = 0; i < p->nstatements; i++) {
         t->statements[p->statement[i].kind]++;
         if (p->statement[i].kind == ST_FOREIGN) {
@@ -128,6 +130,7 @@ static void count_program(const program *p, const fuzz_result *r, bool native) {
     shared->compiled += r->compiled;
     if (p->setup.grads) shared->grad_later += r->later, shared->grad_compiled += r->compiled;
     shared->compiled_only += r->compiled_only;
+    shared->replayed += r->replayed;
     shared->kernels += r->counters.kernels;
     shared->launches += r->counters.kernel_launches;
     /* Without memory a compile may fail, and the plan runs eagerly. */
@@ -323,7 +326,7 @@ static void make_program(const options *o, uint64_t seed, bool native) {
                   : graphs ? FUZZ_LAUNCHES
                   : native ? FUZZ_SMALL
                            : FUZZ_ANY,
-                  !device && has_grads(seed, o->grads));
+                  !exact && has_grads(seed, o->grads)); /* derivatives have functions of libm */
     shared->p.setup.beside_cpu = exact;
     if (device) without_numerics(&shared->p);
     if (graphs) shared->p.setup.mode = ETCH_MODE_REDUCE_OVERHEAD;
@@ -388,7 +391,7 @@ static const char *const layout_names[] = {"contiguous", "transposed", "stepped"
 static const char *const action_names[] = {"compute",   "write", "write, read",  "poke",
                                            "poke, end", "peek",  "flush, write", "write, fail"};
 static const char *const place_names[] = {"disabled", "inline", "thread", "kernel", "free"};
-static const char *const circumstance_names[] = {"careful", "numerics", "starved"};
+static const char *const circumstance_names[] = {"careful", "numerics", "starved", "replay"};
 
 static void print_line(const char *what, const char *name, int64_t all, int64_t native) {
     printf("coverage: %-9s %-32s %9lld %9lld\n", what, name, (long long)all, (long long)native);
@@ -444,6 +447,7 @@ static void print_summary(const options *o, int findings, double seconds) {
     double later = b->later ? 100.0 / (double)b->later : 0;
     printf("fuzz: of %lld later calls %.1f %% ran plans, %.1f %% nothing but plans\n",
            (long long)b->later, (double)b->compiled * later, (double)b->compiled_only * later);
+    printf("fuzz: %lld calls were replays\n", (long long)b->replayed);
     if (b->grad_later)
         printf("fuzz: of %lld with gradients %.1f %% ran plans\n", (long long)b->grad_later,
                100.0 * (double)b->grad_compiled / (double)b->grad_later);

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Plants faults in a copy of the sources, one at a time, and prints a table of how long the fuzzer
 # takes to find each, and with what: tests/fuzz/plant.sh [NAME...]. Exit status 1: one was not found
-# within a minute of processor time. --check: only whether the texts to be replaced are there.
+# within two minutes of processor time, or, where no NAME is given, something was without a fault.
+# --check: only whether the texts to be replaced are there.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/../.."
 copy=build-plant
@@ -23,16 +24,16 @@ line() {
     printf '| %-16s | %-21s | %7s | %s\n' "$1" "$2" "$3" "$4"
 }
 
-# Runs the fuzzer of the copy for at most a minute of processor time (other work on the machine is not
-# to count); every K-th program runs generated code. K = cuda: on the fake GPU, which takes graph nodes
-# in another order than they were added. K = gradients: all programs have gradients, none runs
+# Runs the fuzzer of the copy for at most two minutes of processor time (other work on the machine is
+# not to count); every K-th program runs generated code. K = cuda: on the fake GPU, which takes graph
+# nodes in another order than they were added. K = gradients: all programs have gradients, none runs
 # generated code.
 hunt() {
     local name=$1 file=$2 where=(--native "$3")
     [ "$3" != cuda ] || where=(--native 2 --device cuda)
     [ "$3" != gradients ] || where=(--native 0 --gradients 1)
-    if timeout 900 "$copy/build/tests/etch_fuzz" --processor 60 --seed 1 "${where[@]}" \
-        --failures 1 --reduce 0 >"$copy/out" 2>&1; then
+    if timeout 900 "$copy/build/tests/etch_fuzz" --processor 120 --seed 1 "${where[@]}" \
+        --failures 1 --reduce 0 >"$copy/out" 2>&1 || ! grep -q '^== seed' "$copy/out"; then
         line "$name" "$file" - 'NOT FOUND'
         missed=$((missed + 1))
     else
@@ -116,8 +117,8 @@ control() {
     missed=1
 }
 
-if [ ! "$check" ]; then
-    prepare
+[ "$check" ] || prepare
+if [ ! "$check" ] && [ ${#names[@]} -eq 0 ]; then
     control 60 --native 1
     control 120 --native 2 --device cuda # g++ is slow: this one fills the cache of the fake's kernels
 fi
@@ -159,8 +160,6 @@ fault eager-offset 0 backends/eager.c \
     't->offset += r->value[of]->offset - g->values[of].meta.offset;' ''
 
 # ---- what is written past the run
-fault flush-late 0 tracer/run/foreign.c \
-    'if (why == REASON_BREAK_FLUSH && !t) produce_all(site);' ''
 fault outer-run 0 tracer/run/foreign.c '    for (trace_run *r = etch__tls.runs; r; r = r->below)
         for (trace_walk *w = r->pending; w; w = w->next)' '    for (trace_run *r = etch__tls.runs; r; r = NULL)
         for (trace_walk *w = r->pending; w; w = w->next)'
@@ -188,6 +187,15 @@ fault blamed-reader 0 tracer/run/evaluate.c 'if (n->c.inplace) etch__tls.lost = 
 fault failed-operand 0 tracer/run/operator.c \
     'return operands_there(call) ? operator_of_run(call) : NULL;' \
     'return operator_of_run(call);'
+
+# ---- replays
+fault replay-guard 0 tracer/run/replay.c \
+    'if (!etch__guard_holds(&p->guards[i], io->in[i])) return false;' ';'
+fault replay-state 0 tracer/run/replay.c ' || p->state != etch__state_now()' ''
+fault replay-same 0 tracer/run/replay.c 'if (first_same(in, i) != p->same[i]) return false;' ';'
+fault replay-captured 0 tracer/run/replay.c 'if (in[i] == p->bound[k]) return false;' ';'
+fault replay-random 0 tracer/run/replay.c 'etch__random_reserve(p->random[i].numel, &seed, &offset);' \
+    'etch__random_reserve(1, &seed, &offset);'
 
 # ---- how the processor computes
 fault mode-of-state 0 core/base/thread.h \

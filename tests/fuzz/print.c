@@ -234,6 +234,7 @@ static void print_setup(FILE *to, const fuzz_setup *s) {
         fprintf(to, "    .grads = true, .creates = %d, .after = {%u, %u, %u},\n", s->creates,
                 s->after[0], s->after[1], s->after[2]);
     if (s->careful) fputs("    .careful = true,\n", to);
+    if (s->replay) fputs("    .replay = true,\n", to);
     if (s->starve_from)
         fprintf(to, "    .starve_call = %d, .starve_from = %d, .starve_for = %d,\n", s->starve_call,
                 s->starve_from, s->starve_for);

@@ -38,6 +38,7 @@ enum { FUZZ_MAX_STATEMENTS = 80 };
     KIND(FLUSHED_WRITE, 1, "fuzz_flushed_write(w, $a, $b)")                                        \
     KIND(FLUSHED_READ, 1, "fuzz_flushed_read(w, $a)")                                              \
     KIND(THREAD_READ, 1, "fuzz_thread_read(w, $a)")                                                \
+    KIND(USED, 2, "fuzz_used(w, $a, $b)")                                                          \
     KIND(EFFECTS_WRITE, 1, "fuzz_effects_write(w, $o, $a)")                                        \
     KIND(SPOIL, 1, "fuzz_spoil(w, $o, $a, $b)")                                                    \
     KIND(REMEMBER, 1, "fuzz_remember(w, $o, $a, $b)")                                              \

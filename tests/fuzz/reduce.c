@@ -89,7 +89,7 @@ static bool simplify_statements(shrink *r) {
 
 static bool simplify_input(shrink *r, fuzz_input *in) {
     bool any = TRY(r, (in->feed = -1));
-    any |= TRY(r, in->persistent = 0);
+    if (!now_of(r)->setup.replay) any |= TRY(r, in->persistent = 0);
     any |= TRY(r, in->base_leaf = 0);
     any |= TRY(r, in->leaf = 0);
     any |= TRY(r, in->plain = 0);
@@ -133,6 +133,7 @@ static bool simplify_setup(shrink *r) {
     any |= TRY(r, s->stable_after = 0);
     any |= TRY(r, s->recompile_limit = 0);
     any |= TRY(r, s->careful = 0);
+    any |= TRY(r, s->replay = 0);
     any |= TRY(r, s->starve_from = 0);
     any |= TRY(r, memset(s->numerics, 0, sizeof s->numerics));
     any |= simplify_after(r);

@@ -221,12 +221,14 @@ static bool full(const generation *g) {
     return n >= MAX_REPLAYS;
 }
 
-/* A failed allocation only means that the next call runs the body again. */
+/* A failed allocation only means that the next call runs the body again. So does a failure that the
+ * body has met and gone past: what it did then need not be what its arguments make it do, since
+ * memory may have been short. */
 void etch__replay_note(trace_run *r, const call_io *io) {
     trace_walk *w = r->walk;
     const char *why = obstacle(r);
     if (why) refuse(r, why, r->replay.broke_site);
-    if (why || !w || r->eager || full(r->gen)) return;
+    if (why || !w || r->eager || r->errors != etch__tls.errors || full(r->gen)) return;
     saved_error error;
     etch__error_save(&error);
     bool ok = w->mode != WALK_MATCH || etch__walk_path(w);
