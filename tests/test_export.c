@@ -195,6 +195,30 @@ TEST(weights_have_names) {
     }
 }
 
+/* The saved script of a compiled model: the module's compiled function goes to a file as it is, names
+ * and values unchanged by compiling. */
+TEST(a_compiled_module) {
+    ETCH_SCOPE {
+        etch_module *layers[] = {etch_nn_linear(10, 10, ETCH_F32), etch_nn_relu(),
+                                 etch_nn_linear(10, 5, ETCH_F32)};
+        etch_module *m = must(etch_nn_sequential(layers, 3));
+        assert_null(etch_module_is_compiled(m));
+        assert_int_equal(etch_module_compile(m), ETCH_OK);
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(1, 10)), *y = must(etch_module_call(m, x));
+        FAILED_WITH(etch_export(etch_module_is_compiled(m), &x, 1, path_of("m.etch")) != ETCH_OK,
+                    ETCH_ERR_UNSUPPORTED, "export in ETCH_NO_GRAD");
+        etch_status status = ETCH_OK;
+        ETCH_NO_GRAD
+            status = etch_export(etch_module_is_compiled(m), &x, 1, path_of("m.etch"), .module = m);
+        if (status != ETCH_OK) must(NULL);
+        etch_imported *f = must(etch_import(path_of("m.etch")));
+        assert_true(etch_bitwise_equal(must(etch_imported_call_one(f, &x, 1)), y));
+        assert_string_equal(etch_imported_weight_name(f, 0), etch_module_parameter_name(m, 0));
+        etch_imported_free(f);
+        etch_module_free(m);
+    }
+}
+
 /* Other programs read the weights. */
 TEST(the_file_is_one_of_safetensors) {
     ETCH_SCOPE {
