@@ -195,8 +195,8 @@ TEST(weights_have_names) {
     }
 }
 
-/* The saved script of a compiled model: the module's compiled function goes to a file as it is, names
- * and values unchanged by compiling. */
+/* The saved script of a compiled model: the module's compiled function goes to a file as it is,
+ * names and values unchanged by compiling. */
 TEST(a_compiled_module) {
     ETCH_SCOPE {
         etch_module *layers[] = {etch_nn_linear(10, 10, ETCH_F32), etch_nn_relu(),
