@@ -55,7 +55,7 @@ add_custom_target(etch_embedded DEPENDS ${ETCH_EMBEDDED})
 
 file(GLOB ETCH_SOURCES CONFIGURE_DEPENDS
   core/*/*.c guards/*.c jit/ir/*.c jit/fuse/*.c jit/loop/*.c jit/plan/*.c jit/cuda/*.c jit/store/*.c
-  opcheck/*.c start/*.c tracer/*/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c
+  opcheck/*.c start/*.c tracer/*/*.c transforms/*.c backends/*.c backends/cpu/*.c backends/cuda/*.c modes/*.c nn/*.c
   export/*.c)
 # These set errors as a user would: a call of etch_set_error in tail position would look like one.
 file(GLOB ETCH_LIKE_USERS CONFIGURE_DEPENDS modes/*.c nn/*.c opcheck/*.c)

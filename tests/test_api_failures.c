@@ -135,6 +135,11 @@ static etch_callable none = {1, NULL, NULL};
     FAILS(etch_profile_begin, "etch_profile_begin", etch_profile_begin("/nowhere/x") != ETCH_OK)   \
     FAILS(etch_profile_end, "etch_profile_end", etch_profile_end() != ETCH_OK)                     \
     FAILS(etch_vmap_n, "etch_vmap", !etch_vmap_n(none, ETCH_DIMS(0), ETCH_DIMS(0), NULL))          \
+    FAILS(etch_jvp_n, "etch_jvp", etch_jvp_n(none, &x, &x, 1, &assigned, &assigned, 1) != ETCH_OK) \
+    FAILS(etch_vjp_n, "etch_vjp",                                                                  \
+          etch_vjp_n(none, &x, 1, NULL, &assigned, 1, &assigned) != ETCH_OK)                       \
+    FAILS(etch_jacobian_n, "etch_jacobian", !etch_jacobian_n(none, &x, 1, NULL))                   \
+    FAILS(etch_hessian_n, "etch_hessian", !etch_hessian_n(none, &x, 1, NULL))                      \
     FAILS(etch_disable, "etch_disable", !(etch_disable)(none, false))                              \
     FAILS(etch_allow_in_graph, "etch_allow_in_graph", !(etch_allow_in_graph)(none))                \
     FAILS(etch_assume_constant, "etch_assume_constant", !(etch_assume_constant)(none))             \

@@ -4,6 +4,8 @@
 
 #include <etch/etch.h>
 
+#include "core/transforms/tangent.h"
+
 /* The result of t, a new handle, gets a node if t has an edge. */
 static etch_tensor *noted(node_kind kind, etch_tensor *t, etch_tensor *result, int dim,
                           uint32_t level, int64_t size) {
@@ -23,30 +25,64 @@ static etch_tensor *noted(node_kind kind, etch_tensor *t, etch_tensor *result, i
     return ok ? result : NULL;
 }
 
+/* The tangents of t cross as it does. */
+static etch_tensor *with_tangents(etch_tensor *t, etch_tensor *result, int dim, uint32_t level,
+                                  int64_t size) {
+    uint32_t at = 0;
+    while (result && (at = etch__tangent_level(t, at))) {
+        uint32_t outer = etch__tangent_limit(at);
+        etch_tensor *value = etch__tangent_at(t, at)->value;
+        value = size < 0 ? etch__into_batch(value, dim, level)
+                         : etch__out_of_batch(value, dim, level, size);
+        etch__tangent_limit(outer);
+        if (!value || !etch__set_tangent(result, at, value, false)) return NULL;
+    }
+    return result;
+}
+
 etch_tensor *etch__into_batch(etch_tensor *t, int dim, uint32_t level) {
     int64_t size = t->size[dim];
     etch_tensor *b = etch__batch(t, dim, level);
     if (b) b->view = VIEW_MADE; /* over memory of the caller's: see may_write in tape.c */
-    return noted(NODE_BATCH, t, b, dim, level, size);
+    b = noted(NODE_BATCH, t, b, dim, level, size);
+    return with_tangents(t, b, dim, level, -1);
 }
 
 /* Another handle for one that may be somebody's. */
 static etch_tensor *renewed(etch_tensor *t) {
     etch_tensor *alias = NULL;
+    uint32_t outer = etch__tangent_limit(1);
     if (t)
         ETCH_NO_GRAD
             alias = etch_detach(t);
+    etch__tangent_limit(outer);
     return alias;
+}
+
+etch_tensor *etch__without_history(etch_tensor *t) {
+    etch_tensor *alias = renewed(t);
+    return alias && etch__carry_tangents(alias, t) ? alias : NULL;
 }
 
 etch_tensor *etch__out_of_batch(etch_tensor *t, int dim, uint32_t level, int64_t size) {
     etch_tensor *p = etch__unbatch(t, dim, level, size);
     if (etch__is_batched(t) && p == t->notes->inner) p = renewed(p);
-    return noted(NODE_UNBATCH, t, p, dim, level, size);
+    p = noted(NODE_UNBATCH, t, p, dim, level, size);
+    return with_tangents(t, p, dim, level, size);
 }
 
 static etch_tensor *summed(etch_tensor *g, uint32_t level) {
-    return noted(NODE_SHARED, g, etch__sum_batch(g, level), 0, level, 0);
+    etch_tensor *sum = noted(NODE_SHARED, g, etch__sum_batch(g, level), 0, level, 0);
+    uint32_t at = 0;
+    while (sum && (at = etch__tangent_level(g, at))) {
+        uint32_t outer = etch__tangent_limit(at);
+        etch_tensor *value = etch__tangent_at(g, at)->value;
+        batch_levels levels = etch__levels_of(value);
+        if (etch__has_level(&levels, level)) value = summed(value, level);
+        etch__tangent_limit(outer);
+        if (!value || !etch__set_tangent(sum, at, value, false)) return NULL;
+    }
+    return sum;
 }
 
 etch_tensor *etch__leave_levels(etch_tensor *g, const value_shape *shape) {

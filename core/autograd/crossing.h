@@ -15,4 +15,7 @@ etch_tensor *etch__leave_levels(etch_tensor *g, const value_shape *shape);
 /* The gradient of the operand of such a node. */
 etch_tensor *etch__grad_across(const tape_node *n, etch_tensor *grad);
 
+/* Another handle of t's value, with its tangents; without its history. */
+etch_tensor *etch__without_history(etch_tensor *t);
+
 #endif

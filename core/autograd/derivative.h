@@ -11,7 +11,7 @@
 
 #include <etch/grad.h>
 
-#include "core/vmap/batch.h"
+#include "core/transforms/batch.h"
 
 /* What the gradient of one operand reads: a bit each. */
 enum {
@@ -67,9 +67,20 @@ typedef struct derivative_call {
 
 typedef void (*derivative_rule)(const derivative_call *d);
 
+/* A call in forward mode: the derivative of its result, from those of its operands. */
+typedef struct forward_call {
+    const derivative_call *d; /* with all operands and the result; no gradient */
+    const struct op_call *call;
+    etch_tensor *const *tangent; /* by operand, or NULL */
+    const struct derivative *derivative;
+} forward_call;
+
+typedef etch_tensor *(*forward_rule)(const forward_call *f);
+
 typedef struct derivative {
     const char *name;
     derivative_rule rule;          /* NULL: the result never requires gradients */
+    forward_rule forward;          /* NULL: of a custom operator, or where there is no rule */
     uint8_t reads[SAVED_OPERANDS]; /* by operand; the last one stands for all that follow */
 } derivative;
 

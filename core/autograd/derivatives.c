@@ -1,14 +1,15 @@
 /* The table of derivatives: which operator has which. */
+#include "core/autograd/forward.h"
 #include "core/autograd/rules.h"
 #include "core/dispatch/dispatch.h"
 
 /* Results that never require gradients: comparisons, indices, what is made of nothing. */
 static const derivative derivative_CONSTANT = {
-    "CONSTANT", NULL, {NO_GRADIENT, NO_GRADIENT, NO_GRADIENT}};
+    "CONSTANT", NULL, NULL, {NO_GRADIENT, NO_GRADIENT, NO_GRADIENT}};
 
-#define DERIVATIVE(name, reads0, reads1, reads2)                                                   \
+#define DERIVATIVE(name, reads0, reads1, reads2, forward)                                          \
     static const derivative derivative_##name = {                                                  \
-        #name, etch__derivative_##name, {reads0, reads1, reads2}};
+        #name, etch__derivative_##name, etch__forward_##forward, {reads0, reads1, reads2}};
 #include "core/autograd/derivatives.def"
 
 /* Every operator that is not made of others has one: the build names who does not. */
@@ -32,7 +33,7 @@ static const derivative *const derivatives[OP_COUNT] = {
 };
 
 static const derivative of_users = {
-    "of the user", etch__derivative_of_users, {READS_ALL, READS_ALL, READS_ALL}};
+    "of the user", etch__derivative_of_users, NULL, {READS_ALL, READS_ALL, READS_ALL}};
 
 const derivative *etch__derivative(op_id op) {
     void *ctx;

@@ -2,6 +2,7 @@
  * of size 1, over which the engine expands it. */
 #include "core/autograd/rules.h"
 #include "core/autograd/tape.h"
+#include "core/transforms/tangent.h"
 
 /* ---- the reduced dimensions ---- */
 
@@ -153,11 +154,16 @@ static etch_tensor *exact_cumprod_slope(const derivative_call *d, etch_tensor *g
     return etch_transpose(etch_reshape(slope, size), dim, -1);
 }
 
+/* Whether the gradient is differentiated once more, in either mode. */
+static bool is_differentiated(const derivative_call *d) {
+    return etch__taping() || etch__tangent_level(d->grad, 0) || etch__tangent_level(d->in[0], 0);
+}
+
 RULE(cumprod) {
     int ndim = d->shape[0].ndim, dim = wrapped_dim(d->at[0], ndim);
     etch_tensor *g = grad_of(d), *x = operand(d, 0);
     if (!ndim) d->to[0] = d->grad;
     else if (!x || !x->numel) d->to[0] = no_slope(d, 0);
-    else if (etch__taping()) d->to[0] = exact_cumprod_slope(d, g, x, dim);
+    else if (is_differentiated(d)) d->to[0] = exact_cumprod_slope(d, g, x, dim);
     else d->to[0] = cumprod_slope(g, x, dim);
 }

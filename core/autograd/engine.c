@@ -13,6 +13,7 @@
 
 #include "core/autograd/crossing.h"
 #include "core/dispatch/call.h"
+#include "core/transforms/tangent.h"
 
 /* A node that has a gradient, or of which it is known whether it leads to a wanted input. */
 typedef struct slot {
@@ -219,7 +220,7 @@ static bool keep(tape_node *n, etch_tensor *g, bool own, bool create) {
         etch_release(have);
         have = NULL;
     }
-    bool anew = create || (have && !etch__batched_as(have, g));
+    bool anew = create || (have && !etch__holds(have, g));
     etch_tensor *now = !have ? for_user(g, own) : anew ? etch_add(have, g) : etch_add_(have, g);
     if (now && now != have) etch_retain(now), etch_release(have);
     return put_back(n, now ? now : have) && now;
@@ -294,12 +295,14 @@ static etch_tensor *recomputed(etch_tensor *t) {
 static etch_tensor *lend(const engine *e, tape_node *n, int i) {
     etch_tensor *t = n->saved[i].t;
     if (t && etch__has_recipe(t) && !(t = recomputed(t))) return NULL;
+    if (t && !etch__carry_tangents(t, n->saved[i].t)) return NULL;
     if (!t || !e->r->create) return t;
     etch_tensor *const in[] = {t};
     op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = n->site};
     t = etch__operator_unseen(&detach);
+    if (!t || !etch__carry_tangents(t, n->saved[i].t)) return NULL;
     tape_node *to = i == n->nin ? n : n->edge[i];
-    return t && (!to || etch__set_edge(t, to)) ? t : NULL;
+    return !to || etch__set_edge(t, to) ? t : NULL;
 }
 
 /* What a node passes on: gradients of its operands, to[0] maybe of a part. */

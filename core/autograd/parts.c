@@ -77,7 +77,7 @@ etch_tensor *etch__parts_sum(const gradient_parts *parts, const value_shape *sha
     for (int64_t i = 0; all && i < parts->n; i++) {
         const gradient_part *p = &parts->v[i].at;
         etch_tensor *g = parts->v[i].grad;
-        if (!etch__batched_as(all, g) && !(all = etch__copy_batched_as(all, &g, 1))) return NULL;
+        if (!etch__holds(all, g) && !(all = etch__copy_batched_as(all, &g, 1))) return NULL;
         etch_tensor *at = etch_slice(all, p->dim, p->from, end_of(p), p->step);
         bool adds = c == OVERLAP && i > 0;
         if (!at || !(adds ? etch_add_ : etch_copy_)(at, g)) return NULL;

@@ -50,6 +50,15 @@ static etch_tensor *zeros_for(const tensor_meta *base, etch_tensor *grad, const 
     return zeros(grad, like, ETCH_SHAPE(high - low + 1));
 }
 
+etch_tensor *etch__laid_as(const tensor_meta *place, etch_tensor *grad) {
+    int64_t low, high;
+    value_shape like = {.dtype = place->dtype, .device = place->device};
+    if (is_empty(place)) return etch_clone(grad);
+    reach_of(place, &low, &high);
+    etch_tensor *flat = zeros_for(place, grad, &like);
+    return flat ? lay(flat, low, place) : NULL;
+}
+
 /* A flat copy of the memory of which grad is the gradient, where the base lies. */
 static etch_tensor *flattened(const tensor_meta *base, etch_tensor *grad, const value_shape *like) {
     int64_t low, high;

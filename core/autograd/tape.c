@@ -3,6 +3,7 @@
 
 #include "core/base/start.h"
 #include "core/dispatch/call.h"
+#include "core/transforms/tangent.h"
 
 /* ---- the life of a node ---- */
 
@@ -124,7 +125,7 @@ static etch_tensor *alias_of_batched(const etch_tensor *t, const void *site) {
     return h;
 }
 
-etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
+static etch_tensor *alias_of_value(etch_tensor *t, const void *site) {
     if (unlikely(etch__is_batched(t))) return alias_of_batched(t, site);
     if (!(etch__tls.layers >> LAYER_TRACER & 1)) return alias_outside(t);
     etch_tensor *const in[] = {t};
@@ -132,6 +133,13 @@ etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
     etch_tensor *h = etch__operator_unseen(&call);
     if (h) h->view |= VIEW_SAVED;
     return etch_retain(h);
+}
+
+etch_tensor *etch__tape_alias(etch_tensor *t, const void *site) {
+    etch_tensor *h = alias_of_value(t, site);
+    if (!h || etch__carry_tangents(h, t)) return h;
+    etch_release(h);
+    return NULL;
 }
 
 /* ---- edges ---- */
@@ -170,7 +178,7 @@ static bool save_copy(tape_node *n, etch_tensor *t) {
     etch_tensor *const in[] = {t};
     op_call call = {.op = OP_CLONE, .nin = 1, .in = in, .site = n->site};
     etch_tensor *copy = etch_retain(etch__operator_unseen(&call));
-    if (!copy) return false;
+    if (!copy || !etch__carry_tangents(copy, t)) return etch_release(copy), false;
     n->saved[0] = (saved_value){copy, etch__version_of(copy)};
     return true;
 }
@@ -257,11 +265,12 @@ static bool is_operand(const op_call *call, const etch_tensor *h) {
 /* A handler may answer with a tensor that is somebody's: its history stays as it is. */
 static etch_tensor *own_result(const op_call *call, etch_tensor *h) {
     if (!h || etch__ops[call->op].kind == KIND_INPLACE) return h;
-    bool has_history = h->layers & ~(1u << LAYER_VMAP);
+    bool has_history = h->layers >> LAYER_AUTOGRAD & 1;
     if (likely(!has_history && !(etch__tls.mode_level && is_operand(call, h)))) return h;
     etch_tensor *const in[] = {h};
     op_call detach = {.op = OP_DETACH, .nin = 1, .in = in, .site = call->site};
-    return etch__operator_unseen(&detach); /* else the handler would answer again */
+    etch_tensor *alias = etch__operator_unseen(&detach); /* else the handler would answer again */
+    return alias && etch__carry_tangents(alias, h) ? alias : NULL;
 }
 
 /* Writing into a leaf would lose what it was; a view whose family is not known, whom to tell. */
@@ -308,7 +317,7 @@ static bool operands_usable(const op_call *call) {
     return true;
 }
 
-static etch_tensor *note(const op_call *call) {
+etch_tensor *etch__tape_operator(const op_call *call) {
     if (!etch__taping() || etch__in_parts(call) || !operands_usable(call))
         return etch__operator_below(call);
     return noted_operator(call);
@@ -316,5 +325,5 @@ static etch_tensor *note(const op_call *call) {
 
 void etch__start_tape(void) {
     etch__drop_grad = drop;
-    etch__register_layer(LAYER_AUTOGRAD, note);
+    etch__register_layer(LAYER_AUTOGRAD, etch__tape_operator);
 }

@@ -105,6 +105,8 @@ static inline bool etch__has_recipe(const etch_tensor *t) {
 /* How often what t lies over was written. */
 unsigned etch__version_of(const etch_tensor *t);
 
+/* The layer: an operator call, noted where it has to be. */
+etch_tensor *etch__tape_operator(const op_call *call);
 /* Whether operators are noted on this thread. */
 static inline bool etch__taping(void) {
     return !(etch__tls.state & (STATE_NO_GRAD | STATE_INFERENCE));
@@ -120,6 +122,9 @@ void etch__family_release(view_family *f);
 
 /* ---- places.c ---- */
 
+/* Zeros that lie in memory as `place` does, with its dtype, in what grad has of batches and
+ * tangents. */
+etch_tensor *etch__laid_as(const tensor_meta *place, etch_tensor *grad);
 /* The gradient of a base, which lies at places[0], for that of a view of it at places[1]. */
 etch_tensor *etch__grad_by_place(const tensor_meta *places, const value_shape *base,
                                  etch_tensor *grad);

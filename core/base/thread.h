@@ -97,7 +97,9 @@ typedef struct etch_thread {
     batch_level levels[OPEN_LEVELS];
     int nlevels;
     int backward_depth;
-    uint32_t tangent_limit;
+    batch_level tangents[OPEN_LEVELS]; /* levels of forward mode */
+    int ntangents;
+    uint32_t tangent_limit; /* only tangents of lower levels count; 0: all */
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 

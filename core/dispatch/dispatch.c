@@ -78,15 +78,16 @@ etch_tensor *etch__take_apart(const op_call *call) {
     return t;
 }
 
-/* Tensors of etch_vmap's, which no mode sees. */
-static bool is_batched(const op_call *call) {
+static inline bool is_seen_by(dispatch_layer layer, const op_call *call) {
     unsigned seen = 0;
     for (int i = 0; i < call->nin; i++) seen |= call->in[i]->layers;
-    return seen >> LAYER_VMAP & 1;
+    return seen >> layer & 1;
 }
 
 static etch_tensor *run_composite(const op_call *call) {
-    if (unlikely(is_batched(call))) return etch__take_apart(call);
+    /* No mode sees batched tensors, or answers for their tangents. */
+    bool taken = is_seen_by(LAYER_VMAP, call) || is_seen_by(LAYER_FORWARD, call);
+    if (unlikely(taken)) return etch__take_apart(call);
     if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
         return layers[LAYER_COMPOSITE_MODES](call);
     return etch__take_apart(call);
@@ -106,7 +107,7 @@ static inline etch_tensor *dispatch(const op_call *call) {
     if (call->nsc && unlikely(!etch__scalar_kinds_ok(call))) return NULL;
     if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
     if (unlikely(puts_by_mask(call))) return etch__take_apart(call);
-    if (unlikely(is_batched(call))) return layers[LAYER_VMAP](call);
+    if (unlikely(is_seen_by(LAYER_VMAP, call))) return layers[LAYER_VMAP](call);
     if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
     return etch__run_eager(call);
 }

@@ -83,7 +83,7 @@ void etch__register_composites(const op_composite *table);
 /* A composite's parts, called in its place; they stand at the user's line of the composite. */
 etch_tensor *etch__take_apart(const op_call *call);
 /* A copy of t, into parts of which src is to be written: it has what both have of batches and
- * tangents (core/vmap). */
+ * tangents (core/transforms). */
 extern etch_tensor *(*etch__copy_to_fill)(etch_tensor *t, etch_tensor *src);
 /* Inference, allocation, kernel, scope: the innermost step. Inputs must be materialised. */
 etch_tensor *etch__run_eager(const op_call *call);

@@ -2,13 +2,17 @@
 #include "core/base/hooks.h"
 #include "core/tensor/tensor.h"
 
-/* Every sample has another value: the program cannot go on with one of them. */
+/* Every sample has another value: the program cannot go on with one of them, nor can it be let go on
+ * with none, so the call that maps fails in any case. */
 static etch_status is_batched(const char *function, const void *site) {
-    return etch__error_at(site, ETCH_ERR_BATCHED,
-                          "%s: expected a tensor whose values can be read, got one that etch_vmap "
-                          "maps, which has a value for each sample; choose with etch_where or "
-                          "etch_masked_fill in place of a branch, or return it and read it outside",
-                          function);
+    etch__error_at(
+        site, ETCH_ERR_BATCHED,
+        "%s: expected a tensor whose values can be read, got one that etch_vmap maps, which "
+        "has a value for each sample; choose with etch_where or etch_masked_fill in place "
+        "of a branch, or return it and read it outside",
+        function);
+    etch__tls.lost = etch__tls.errors;
+    return ETCH_ERR_BATCHED;
 }
 
 etch_status etch__materialise(const etch_tensor *t, const char *function, reason_id why,

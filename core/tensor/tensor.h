@@ -57,10 +57,19 @@ typedef struct tensor_notes {
     bool base;       /* it is the family's base: its edge is the family's */
     struct recipe_run *recipe; /* counted: how to compute it, in place of a storage; or NULL */
     int32_t value;             /* which value of the recipe it is */
-    struct tangent *tangents;  /* of forward mode, or NULL */
+    struct tangent *tangents;  /* of forward mode, the highest level first; or NULL */
     etch_tensor *inner;        /* counted: of a batched tensor, that with the batch; or NULL */
     uint32_t level;            /* at which it is batched */
 } tensor_notes;
+
+/* The derivative of a tensor at one level of forward mode (core/transforms/tangent.h). */
+typedef struct tangent {
+    struct tangent *next;
+    etch_tensor *value; /* counted; of the tensor's sizes and dtype */
+    uint32_t level;
+    bool own;    /* its memory is nobody else's */
+    bool viewed; /* there are views of both: it is written in place as the tensor is */
+} tangent;
 
 /* How many levels a value may be batched at. */
 enum { BATCH_LEVELS = 6 };

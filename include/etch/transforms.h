@@ -63,6 +63,58 @@ typedef struct etch_vmap_options {
 ETCH_API etch_function *etch_vmap_n(etch_callable fn, etch_dims in_dims, etch_dims out_dims,
                                     const etch_vmap_options *options);
 
+/* ---- with tangents and gradients ----
+ *
+ * fn is a function of etch_compile's kinds, or ETCH_CALLABLE(fn, ctx), of nin tensors with nout
+ * results; it is called once. Results belong to the innermost scope; an error leaves NULLs in what
+ * would be returned. All of them may be differentiated again in either mode (what they return
+ * requires gradients where the arguments do), mapped, and compiled into the function around.
+ * Errors: invalid_argument, shape and dtype (a tangent or gradient that does not fit),
+ * not_differentiable (an operator without a derivative), and those of fn. */
+
+/* Forward mode: fn's results at `in`, and their derivatives along `tangents`, computed beside them.
+ * tangents[i] has the sizes and dtype of in[i], or is NULL: 0. out_tangents[i] has those of out[i];
+ * where a result does not depend on the direction it is zeros. In fn a tensor carries its tangent;
+ * etch_detach gives one without. What is written in place has its tangent written, too; a view
+ * keeps the tangent of what it is a view of, unless it was made before that had one. Where a
+ * gradient is shared (gradients of maximum and the like) so is the tangent. */
+ETCH_API etch_status etch_jvp_n(etch_callable fn, etch_tensor *const *in,
+                                etch_tensor *const *tangents, int nin, etch_tensor **out,
+                                etch_tensor **out_tangents, int nout);
+
+/* Reverse mode: fn's results, and the gradients for `in` of the sum of results times `grad_outputs`
+ * (with their sizes; NULL: 1 for each, which must be of one element). grads[i] is NULL where in[i]
+ * is not of floating-point numbers, zeros where the results do not depend on it. No leaf
+ * changes. */
+ETCH_API etch_status etch_vjp_n(etch_callable fn, etch_tensor *const *in, int nin,
+                                etch_tensor *const *grad_outputs, etch_tensor **out, int nout,
+                                etch_tensor **grads);
+
+typedef enum etch_jacobian_mode {
+    ETCH_JACOBIAN_AUTO,    /* by which there is less: forward where the argument has as few elements
+                              as the result */
+    ETCH_JACOBIAN_FORWARD, /* by tangents, one for each element of the argument */
+    ETCH_JACOBIAN_REVERSE  /* by gradients, one for each element of the result */
+} etch_jacobian_mode;
+
+/* All zero is the default. */
+typedef struct etch_jacobian_options {
+    size_t struct_size; /* set by the macros */
+    int argument;       /* which of the arguments it is about */
+    etch_jacobian_mode mode;
+    int64_t chunk; /* so many at once, which bounds the memory; 0: all */
+} etch_jacobian_options;
+
+/* The derivatives of fn's one result for each element of an argument: of the result's sizes, then
+ * the argument's. fn is mapped (etch_vmap) over unit tangents or gradients, so what is said there
+ * holds; random operators fail. */
+ETCH_API etch_tensor *etch_jacobian_n(etch_callable fn, etch_tensor *const *in, int nin,
+                                      const etch_jacobian_options *options);
+/* The second derivatives of fn, whose result has one element: of the argument's sizes, twice. By
+ * tangents of gradients. `mode` is not used. */
+ETCH_API etch_tensor *etch_hessian_n(etch_callable fn, etch_tensor *const *in, int nin,
+                                     const etch_jacobian_options *options);
+
 #ifdef __cplusplus
 }
 #endif
@@ -121,6 +173,20 @@ inline etch_function *etch_vmap(F fn, etch_dims in_dims, etch_dims out_dims,
     options.struct_size = sizeof options;
     return etch_vmap_n(ETCH_FUNCTION_OR_CALLABLE(fn), in_dims, out_dims, &options);
 }
+#endif
+
+/* The same for functions: etch_jvp(fn, in, tangents, nin, out, out_tangents, nout),
+ * etch_vjp(fn, in, nin, grad_outputs, out, nout, grads), etch_jacobian(fn, in, nin, .argument = 1),
+ * etch_hessian(fn, in, nin). */
+#define etch_jvp(fn, ...) etch_jvp_n(ETCH_FUNCTION_OR_CALLABLE(fn), __VA_ARGS__)
+#define etch_vjp(fn, ...) etch_vjp_n(ETCH_FUNCTION_OR_CALLABLE(fn), __VA_ARGS__)
+#ifndef __cplusplus
+#define ETCH_JACOBIAN_OPTIONS_(...)                                                                \
+    &(etch_jacobian_options){.struct_size = sizeof(etch_jacobian_options), __VA_ARGS__}
+#define etch_jacobian(fn, in, nin, ...)                                                            \
+    etch_jacobian_n(ETCH_FUNCTION_OR_CALLABLE(fn), in, nin, ETCH_JACOBIAN_OPTIONS_(__VA_ARGS__))
+#define etch_hessian(fn, in, nin, ...)                                                             \
+    etch_hessian_n(ETCH_FUNCTION_OR_CALLABLE(fn), in, nin, ETCH_JACOBIAN_OPTIONS_(__VA_ARGS__))
 #endif
 /* clang-format on */
 #endif

@@ -76,7 +76,8 @@ static bool would_note(const replay *p, const call_io *io) {
     bool layered = false;
     for (int i = 0; i < io->nin; i++) layered |= io->in[i]->layers != 0;
     for (int k = 0; k < p->nbound; k++) layered |= p->bound[k]->layers != 0;
-    return layered && !(etch__tls.state & (STATE_NO_GRAD | STATE_INFERENCE));
+    return layered && (etch__tls.ntangents || etch__tls.nlevels ||
+                       !(etch__tls.state & (STATE_NO_GRAD | STATE_INFERENCE)));
 }
 
 const replay *etch__replay_find(const generation *g, const call_io *io) {

@@ -1,5 +1,5 @@
 /* Batching rules of views and joins: the same view of each sample, behind the batch. */
-#include "core/vmap/rules.h"
+#include "core/transforms/rules.h"
 
 /* The call's own attributes, of which some are changed. */
 typedef struct attributes {

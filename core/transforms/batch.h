@@ -2,8 +2,8 @@
  * dimension (docs/transforms.md). Their operators are answered by batching rules, on the physical
  * tensors below; so no mode, trace or kernel ever sees one. Each has a level, the number of the
  * call of a mapped function that made it. */
-#ifndef ETCH_CORE_VMAP_BATCH_H
-#define ETCH_CORE_VMAP_BATCH_H
+#ifndef ETCH_CORE_TRANSFORMS_BATCH_H
+#define ETCH_CORE_TRANSFORMS_BATCH_H
 
 #include "core/ops/op.h"
 
@@ -59,17 +59,21 @@ etch_tensor *etch__batch(etch_tensor *t, int dim, uint32_t level);
 etch_tensor *etch__unbatch(etch_tensor *t, int dim, uint32_t level, int64_t size);
 /* The sum over all samples of one level. */
 etch_tensor *etch__sum_batch(etch_tensor *t, uint32_t level);
-/* Zeros of these sizes, batched as any of the n tensors is (NULLs among them count for nothing). */
+/* Zeros of these sizes, batched as any of the n tensors is (NULLs among them count for nothing),
+ * with tangents of 0 where any has one; n <= ZEROS_LIKE. */
+enum { ZEROS_LIKE = 4 };
 etch_tensor *etch__zeros_batched(etch_dtype dtype, etch_shape size, int device,
                                  etch_tensor *const *like, int n);
 
-/* A copy of t, batched as t and the others are. */
+/* Whether what `other` has of batches and tangents can be written into t. */
+bool etch__holds(const etch_tensor *t, const etch_tensor *other);
+/* A copy of t, into which the others can be written. */
 etch_tensor *etch__copy_batched_as(etch_tensor *t, etch_tensor *const *others, int n);
 
 /* The same batched tensor over another physical one (counted; in no scope). */
 etch_tensor *etch__rebatched(const etch_tensor *t, etch_tensor *physical);
 
-/* The operator on batched operands (core/vmap/vmap.c). */
+/* The operator on batched operands (core/transforms/vmap.c). */
 etch_tensor *etch__batched_operator(const op_call *call);
 static inline bool etch__any_batched(const op_call *call) {
     bool any = false;

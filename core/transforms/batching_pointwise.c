@@ -1,5 +1,5 @@
 /* Batching rules of what works element by element, and of reductions. */
-#include "core/vmap/rules.h"
+#include "core/transforms/rules.h"
 
 /* ---- pointwise, in place too ---- */
 

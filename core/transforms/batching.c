@@ -1,12 +1,12 @@
 /* The table of batching rules: which operator has which. */
-#include "core/vmap/batching.h"
+#include "core/transforms/batching.h"
 
-#include "core/vmap/rules.h"
+#include "core/transforms/rules.h"
 
 /* Every operator that is not made of others has one: the build names who does not. */
 enum {
 #define RULE(name) has_batching_##name = 1,
-#include "core/vmap/batching.def"
+#include "core/transforms/batching.def"
     has_batching_NONE = 0
 };
 #define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, plain, derivative, vmap)        \

@@ -1,6 +1,7 @@
 /* The layer of batched tensors: which level an operator call is taken at, and random numbers. */
-#include "core/vmap/batching.h"
-#include "core/vmap/rules.h"
+#include "core/transforms/batching.h"
+#include "core/transforms/rules.h"
+#include "core/transforms/tangent.h"
 
 #include "core/base/start.h"
 
@@ -74,15 +75,17 @@ static bool may_write(const op_call *call, const operands *o) {
 
 /* ---- the rule ---- */
 
-/* What it calls is not noted, and stands at the user's call. */
+/* What it calls is not noted, has no tangents, and stands at the user's call. */
 static etch_tensor *run_rule(const batched_call *b) {
     uint64_t state = etch__tls.state;
+    uint32_t limit = etch__tangent_limit(1);
     const op_call *outer = etch__tls.composite;
     if (!outer) etch__tls.composite = b->call;
     etch__tls.state |= STATE_NO_GRAD;
     etch_tensor *t = etch__batching(b->call->op)(b);
     etch__tls.state = (etch__tls.state & ~(uint64_t)STATE_NO_GRAD) | (state & STATE_NO_GRAD);
     etch__tls.composite = outer;
+    etch__tangent_limit(limit);
     return t;
 }
 

@@ -1,7 +1,7 @@
 /* Batching rules of operators with an index tensor. One index for all samples is used as it is;
  * where each sample has its own, the operators that have an index for each element (gather,
  * scatter) do what is to be done, along the dimension that follows the batch. */
-#include "core/vmap/rules.h"
+#include "core/transforms/rules.h"
 
 /* ---- one index a sample ---- */
 

@@ -1,6 +1,6 @@
 /* Batching rules by operator. */
-#ifndef ETCH_CORE_VMAP_BATCHING_H
-#define ETCH_CORE_VMAP_BATCHING_H
+#ifndef ETCH_CORE_TRANSFORMS_BATCHING_H
+#define ETCH_CORE_TRANSFORMS_BATCHING_H
 
 #include "core/ops/op.h"
 

@@ -1,5 +1,5 @@
 /* What batching rules share: their operands as they need them. */
-#include "core/vmap/rules.h"
+#include "core/transforms/rules.h"
 
 etch_tensor *etch__padded(const batched_call *b, int i, int ndim) {
     etch_tensor *t = b->in[i];

@@ -5,13 +5,13 @@
  * level as they are below it: with the batch as dimension 0. It answers with the physical result,
  * whose dimension 0 is the batch, by ordinary operator calls. What inference says of one sample is
  * known, so the call is a legal one. */
-#ifndef ETCH_CORE_VMAP_RULES_H
-#define ETCH_CORE_VMAP_RULES_H
+#ifndef ETCH_CORE_TRANSFORMS_RULES_H
+#define ETCH_CORE_TRANSFORMS_RULES_H
 
 #include <etch/etch.h>
 
 #include "core/dispatch/call.h"
-#include "core/vmap/batch.h"
+#include "core/transforms/batch.h"
 
 typedef struct batched_call {
     const op_call *call;    /* on samples */
@@ -24,7 +24,7 @@ typedef struct batched_call {
 
 typedef etch_tensor *(*batching_rule)(const batched_call *b);
 #define RULE(name) etch_tensor *etch__batching_##name(const batched_call *b);
-#include "core/vmap/batching.def"
+#include "core/transforms/batching.def"
 /* BATCHING(name) { ... } is the function of a row. */
 #define BATCHING(name) etch_tensor *etch__batching_##name(const batched_call *b)
 

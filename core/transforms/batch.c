@@ -1,9 +1,10 @@
 /* Batched tensors: making them, their levels, and the way from and to the physical tensor below. */
-#include "core/vmap/batch.h"
+#include "core/transforms/batch.h"
 
 #include <etch/etch.h>
 
 #include "core/dispatch/dispatch.h"
+#include "core/transforms/tangent.h"
 
 /* ---- making ---- */
 
@@ -108,14 +109,19 @@ bool etch__level_is_open(uint32_t level) {
 
 /* ---- from and to the physical tensor ---- */
 
-/* What these call is not noted. Returns the state that leave takes back. */
-static uint64_t enter(void) {
-    uint64_t state = etch__tls.state;
+/* What these call is not noted, and has no tangents. Returns what leave takes back. */
+typedef struct below {
+    uint64_t state;
+    uint32_t limit;
+} below;
+static below enter(void) {
+    below outer = {etch__tls.state, etch__tangent_limit(1)};
     etch__tls.state |= STATE_NO_GRAD;
-    return state;
+    return outer;
 }
-static etch_tensor *leave(uint64_t state, etch_tensor *t) {
-    etch__tls.state = (etch__tls.state & ~(uint64_t)STATE_NO_GRAD) | (state & STATE_NO_GRAD);
+static etch_tensor *leave(below outer, etch_tensor *t) {
+    etch__tls.state = (etch__tls.state & ~(uint64_t)STATE_NO_GRAD) | (outer.state & STATE_NO_GRAD);
+    etch__tangent_limit(outer.limit);
     return t;
 }
 
@@ -130,8 +136,8 @@ static bool is_below(const etch_tensor *t, uint32_t level) { return etch__level_
 etch_tensor *etch__batch(etch_tensor *t, int dim, uint32_t level) {
     if (is_below(t, level))
         return etch__batch_made(etch__batch(t->notes->inner, dim + 1, level), t->notes->level);
-    uint64_t state = enter();
-    return leave(state, etch__batch_made(moved(t, dim, 0), level));
+    below outer = enter();
+    return leave(outer, etch__batch_made(moved(t, dim, 0), level));
 }
 
 static etch_tensor *expanded(etch_tensor *t, int dim, int64_t size) {
@@ -145,16 +151,16 @@ etch_tensor *etch__unbatch(etch_tensor *t, int dim, uint32_t level, int64_t size
     if (is_below(t, level))
         return etch__batch_made(etch__unbatch(t->notes->inner, dim + 1, level, size),
                                 t->notes->level);
-    uint64_t state = enter();
-    if (etch__level_of(t) == level) return leave(state, moved(t->notes->inner, 0, dim));
-    return leave(state, expanded(t, dim, size));
+    below outer = enter();
+    if (etch__level_of(t) == level) return leave(outer, moved(t->notes->inner, 0, dim));
+    return leave(outer, expanded(t, dim, size));
 }
 
 etch_tensor *etch__sum_batch(etch_tensor *t, uint32_t level) {
     if (is_below(t, level))
         return etch__batch_made(etch__sum_batch(t->notes->inner, level), t->notes->level);
-    uint64_t state = enter();
-    return leave(state, etch_sum_dim(t->notes->inner, ETCH_DIMS(0), false));
+    below outer = enter();
+    return leave(outer, etch_sum_dim(t->notes->inner, ETCH_DIMS(0), false));
 }
 
 /* ---- zeros like others ---- */
@@ -194,11 +200,59 @@ static etch_tensor *zeros_at(const level_list *l, etch_dtype dtype, etch_shape s
     return t;
 }
 
+/* The tangents of the others at a level. */
+static uint32_t next_tangents(etch_tensor *const *like, int n, uint32_t limit, etch_tensor **of) {
+    uint32_t level = 0;
+    for (int i = 0; i < n; i++) {
+        uint32_t l = etch__tangent_level(like[i], limit);
+        if (l > level) level = l;
+    }
+    for (int i = 0; i < n; i++) {
+        const tangent *g = level ? etch__tangent_at(like[i], level) : NULL;
+        of[i] = g ? g->value : NULL;
+    }
+    return level;
+}
+
+/* One for t at a level, into which the others' can be written: of 0, if it has none. */
+static etch_tensor *tangent_to_hold(etch_tensor *t, uint32_t level, etch_tensor *const *of, int n) {
+    const tangent *g = etch__tangent_at(t, level);
+    bool holds = g != NULL;
+    for (int i = 0; holds && i < n; i++) holds = etch__holds(g->value, of[i]);
+    if (holds) return g->value;
+    if (g) return etch__copy_batched_as(g->value, of, n);
+    return etch__zeros_batched((etch_dtype)t->dtype, etch_sizes(t), t->device, of, n);
+}
+
+static bool hold_tangents(etch_tensor *t, etch_tensor *const *like, int n) {
+    etch_tensor *of[ZEROS_LIKE];
+    uint32_t level = 0;
+    while ((level = next_tangents(like, n, level, of))) {
+        uint32_t outer = etch__tangent_limit(level);
+        etch_tensor *value = tangent_to_hold(t, level, of, n);
+        etch__tangent_limit(outer);
+        const tangent *g = etch__tangent_at(t, level);
+        if (!value || (!(g && g->value == value) && !etch__set_tangent(t, level, value, true)))
+            return false;
+    }
+    return true;
+}
+
 etch_tensor *etch__zeros_batched(etch_dtype dtype, etch_shape size, int device,
                                  etch_tensor *const *like, int n) {
     level_list l = {.n = 0};
     for (int i = 0; i < n; i++) add_levels(&l, like[i]);
-    return zeros_at(&l, dtype, size, device);
+    etch_tensor *t = zeros_at(&l, dtype, size, device);
+    return t && hold_tangents(t, like, n) ? t : NULL;
+}
+
+bool etch__holds(const etch_tensor *t, const etch_tensor *other) {
+    bool holds = etch__batched_as(t, other);
+    for (uint32_t level = 0; holds && (level = etch__tangent_level(other, level));) {
+        const tangent *g = etch__tangent_at(t, level);
+        holds = g && etch__holds(g->value, etch__tangent_at(other, level)->value);
+    }
+    return holds;
 }
 
 etch_tensor *etch__copy_batched_as(etch_tensor *t, etch_tensor *const *others, int n) {
@@ -206,7 +260,9 @@ etch_tensor *etch__copy_batched_as(etch_tensor *t, etch_tensor *const *others, i
     add_levels(&l, t);
     int own = l.n;
     for (int i = 0; i < n; i++) add_levels(&l, others[i]);
-    if (l.n == own) return etch_clone(t);
-    etch_tensor *zeros = zeros_at(&l, (etch_dtype)t->dtype, etch_sizes(t), t->device);
-    return zeros ? etch_copy_(zeros, t) : NULL;
+    etch_tensor *copy = NULL;
+    if (l.n == own) copy = etch_clone(t);
+    else if ((copy = zeros_at(&l, (etch_dtype)t->dtype, etch_sizes(t), t->device)))
+        copy = etch_copy_(copy, t);
+    return copy && hold_tangents(copy, others, n) ? copy : NULL;
 }

@@ -1,0 +1,28 @@
+/* What the functional forms share: how they call the user's function. */
+#ifndef ETCH_TRANSFORMS_FUNCTIONAL_H
+#define ETCH_TRANSFORMS_FUNCTIONAL_H
+
+#include <etch/transforms.h>
+
+#include "tracer/run/run.h"
+
+/* A call of the user's function by one of the forms, which `name` names. */
+typedef struct functional_call {
+    const char *name;
+    etch_callable fn;
+    etch_tensor *const *in;
+    etch_tensor **out;
+    int nin, nout;
+    const void *site;
+} functional_call;
+
+/* Whether there are function, arguments and room for results, and the arguments can be used. */
+bool etch__functional_ok(const functional_call *c);
+/* The function on `in` in place of the call's own; results are checked, and of the innermost
+ * scope. */
+etch_status etch__functional_run(const functional_call *c, etch_tensor *const *in);
+static inline void etch__functional_clear(etch_tensor **list, int n) {
+    for (int i = 0; list && i < n; i++) list[i] = NULL;
+}
+
+#endif
