@@ -22,13 +22,6 @@ static uint32_t highest_level(const op_call *call) {
 
 /* ---- the tangent of a result ---- */
 
-etch_tensor *etch__fit_tangent(etch_tensor *t, const value_shape *shape) {
-    if (t && t->device != shape->device) t = etch_to_device(t, shape->device);
-    if (t && !SAME_SIZES(t, shape)) t = etch_expand(t, etch__sizes_of(shape));
-    if (t && t->dtype != shape->dtype) t = etch_to(t, (etch_dtype)shape->dtype);
-    return t;
-}
-
 static bool has_no_rule(const op_call *call) {
     return etch__false_at(call->site, ETCH_ERR_NOT_DIFFERENTIABLE,
                           "%s has no derivative in forward mode: compute its operands from "

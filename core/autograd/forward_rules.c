@@ -5,6 +5,13 @@
 
 #include "core/dispatch/call.h"
 
+etch_tensor *etch__fit_tangent(etch_tensor *t, const value_shape *shape) {
+    if (t && t->device != shape->device) t = etch_to_device(t, shape->device);
+    if (t && !SAME_SIZES(t, shape)) t = etch_expand(t, etch__sizes_of(shape));
+    if (t && t->dtype != shape->dtype) t = etch_to(t, (etch_dtype)shape->dtype);
+    return t;
+}
+
 /* ---- sums of what the operands contribute ---- */
 
 static bool has_tangent(const forward_call *f, int i) {

@@ -2,8 +2,8 @@
 #include "core/base/hooks.h"
 #include "core/tensor/tensor.h"
 
-/* Every sample has another value: the program cannot go on with one of them, nor can it be let go on
- * with none, so the call that maps fails in any case. */
+/* Every sample has another value: the program cannot go on with one of them, nor can it be let go
+ * on with none, so the call that maps fails in any case. */
 static etch_status is_batched(const char *function, const void *site) {
     etch__error_at(
         site, ETCH_ERR_BATCHED,

@@ -1,7 +1,7 @@
 /* Batching rules of products, layer norm, convolution and pooling. A factor that has no batch is
  * not copied for each sample where the others' batch can go into its rows, or into a convolution's
  * images. */
-#include "core/vmap/rules.h"
+#include "core/transforms/rules.h"
 
 /* ---- matrices ---- */
 
