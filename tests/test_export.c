@@ -3,6 +3,7 @@
  * Labels: quick. */
 #include "export_support.h"
 
+#include <pthread.h>
 #include <stdlib.h>
 
 #include "export/file.h"
@@ -464,6 +465,30 @@ TEST(what_cannot_be_exported) {
     }
 }
 
+/* Adam's corrections are numbers that C computes from a count of steps; RMSprop has none. */
+TEST(optimisers_that_count) {
+    ETCH_SCOPE {
+        export_example *x = begin_example(2);
+        etch_optim *sgd = x->optim;
+        x->optim = must(etch_optim_adam(x->module, .lr = 0.01));
+        FAILED_WITH(etch_export(x->f, x->in, 2, path_of("f.etch")) != ETCH_OK, ETCH_ERR_UNSUPPORTED,
+                    "in one call and");
+        etch_optim_free(x->optim);
+        x->optim = must(etch_optim_rmsprop(x->module, .lr = 0.01, .momentum = 0.5));
+        export_example_to(x, path_of("f.etch"));
+        etch_imported *f = must(etch_import(path_of("f.etch")));
+        for (int i = 0; i < 3; i++) {
+            etch_tensor *have = NULL, *want = NULL;
+            if (etch_imported_call(f, x->in, 2, &have, 1) != ETCH_OK) must(NULL);
+            if (etch_call_n(x->f, x->in, 2, &want, 1) != ETCH_OK) must(NULL);
+            assert_true(etch_bitwise_equal(have, want));
+        }
+        etch_imported_free(f);
+        etch_optim_free(sgd);
+        end_example(x);
+    }
+}
+
 /* The error of a break says where it is. */
 TEST(a_break_names_its_line) {
     ETCH_SCOPE {
@@ -566,6 +591,44 @@ TEST(many_sizes) {
             }
         end_example(x);
         etch_imported_free(f);
+    }
+}
+
+/* Several threads call one function, each with sizes of its own. */
+static etch_imported *all_threads_call;
+static export_example *their_example;
+
+static void *call_with_sizes(void *number) {
+    bool ok = true;
+    for (int64_t i = 0; ok && i < 12; i++)
+        ETCH_SCOPE {
+            etch_tensor *in[2], *have[2], *want[2];
+            int64_t batch = 1 + (i + (intptr_t)number) % 5;
+            in[0] = etch_full(ETCH_F32, ETCH_SHAPE(batch, 6, 8), 0.25);
+            in[1] = etch_ones(ETCH_F32, ETCH_SHAPE(batch, 1));
+            ok = etch_imported_call(all_threads_call, in, 2, have, 2) == ETCH_OK &&
+                 sizes_body(their_example, in, 2, want, 2) == ETCH_OK &&
+                 etch_bitwise_equal(have[0], want[0]) && etch_bitwise_equal(have[1], want[1]);
+        }
+    return ok ? number : (void *)-1;
+}
+
+TEST(several_threads) {
+    enum { THREADS = 4 };
+    ETCH_SCOPE {
+        pthread_t thread[THREADS];
+        int number;
+        assert_non_null(named("sizes", &number));
+        all_threads_call = exported_example(number, &their_example, ETCH_CODE_OF_FILE);
+        for (intptr_t i = 0; i < THREADS; i++)
+            assert_int_equal(pthread_create(&thread[i], NULL, call_with_sizes, (void *)i), 0);
+        for (intptr_t i = 0; i < THREADS; i++) {
+            void *result = NULL;
+            pthread_join(thread[i], &result);
+            assert_ptr_equal(result, (void *)i);
+        }
+        end_example(their_example);
+        etch_imported_free(all_threads_call);
     }
 }
 
