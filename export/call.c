@@ -72,7 +72,8 @@ static bool argument_ok(const imported_call *c, int i) {
                                    "when it was exported",
                               p->g->name, i, p->args[i].same);
     if (t == ETCH_NONE) return true;
-    if (t->deferred && etch__materialise(t, NAME, REASON_BREAK_FLUSH, c->site) != ETCH_OK)
+    /* Deferred, or batched, which is refused. */
+    if (!t->storage && etch__materialise(t, NAME, REASON_BREAK_FLUSH, c->site) != ETCH_OK)
         return false;
     if (requires_grad(t))
         return etch__false_at(c->site, ETCH_ERR_NO_GRAD,

@@ -21,7 +21,7 @@ static bool arguments_ok(etch_tensor *const *in, int nin, const void *site) {
                               nin);
     for (int i = 0; i < nin; i++) {
         if (!etch__handle_ok(in[i], "etch_export", "an argument", site)) return false;
-        if (in[i] != ETCH_NONE && in[i]->deferred &&
+        if (in[i] != ETCH_NONE && !in[i]->storage &&
             etch__materialise(in[i], "etch_export", REASON_BREAK_SAVE, site) != ETCH_OK)
             return false;
     }

@@ -395,6 +395,40 @@ TEST(a_call_inside_a_compiled_function) {
     }
 }
 
+/* ---- mapped functions ---- */
+
+static etch_tensor *calls_imported(etch_tensor *row) {
+    return etch_imported_call_one(inner, &row, 1);
+}
+static etch_tensor *of_row(etch_tensor *row) { return etch_sum(etch_mul(row, row)); }
+
+static etch_function *mapped_rows;
+static etch_tensor *of_rows(etch_tensor *x) { return etch_call(mapped_rows, x); }
+
+/* A mapped function is exported as what it does; inside of one there is no row to give away. */
+TEST(mapped_functions) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_randn(ETCH_F32, ETCH_SHAPE(5, 3));
+        etch_tensor *row = etch_contiguous(etch_select(x, 0, 0));
+        etch_function *f = etch_compile(of_row), *outer;
+        if (etch_export(f, &row, 1, path_of("f.etch")) != ETCH_OK) must(NULL);
+        inner = must(etch_import(path_of("f.etch")));
+        outer = must(etch_vmap(calls_imported, ETCH_DIMS(0), ETCH_DIMS(0)));
+        FAILED_WITH(!etch_call(outer, x), ETCH_ERR_BATCHED, "etch_imported_call");
+        etch_function_free(outer);
+        etch_function_free(f);
+        etch_imported_free(inner);
+        mapped_rows = must(etch_vmap(of_row, ETCH_DIMS(0), ETCH_DIMS(0)));
+        f = etch_compile(of_rows);
+        if (etch_export(f, &x, 1, path_of("f.etch")) != ETCH_OK) must(NULL);
+        inner = must(etch_import(path_of("f.etch")));
+        assert_true(etch_bitwise_equal(must(etch_imported_call_one(inner, &x, 1)), of_rows(x)));
+        etch_imported_free(inner);
+        etch_function_free(f);
+        etch_function_free(mapped_rows);
+    }
+}
+
 /* ---- what cannot be exported ---- */
 
 static etch_tensor *hidden, *other_hidden;
