@@ -2,6 +2,7 @@
  * plan run, results made. No trace and no compiler has a part in it. */
 #include "core/dispatch/dispatch.h"
 #include "core/tensor/device.h"
+#include "core/transforms/tangent.h"
 #include "export/imported.h"
 #include "guards/alias.h"
 #include "tracer/run/run.h"
@@ -75,6 +76,12 @@ static bool argument_ok(const imported_call *c, int i) {
     /* Deferred, or batched, which is refused. */
     if (!t->storage && etch__materialise(t, NAME, REASON_BREAK_FLUSH, c->site) != ETCH_OK)
         return false;
+    if (etch__tangent_level(t, 0))
+        return etch__false_at(c->site, ETCH_ERR_NO_GRAD,
+                              NAME
+                              ": %s: argument %d has a tangent (etch_jvp), which does not pass "
+                              "through an imported function",
+                              p->g->name, i);
     if (requires_grad(t))
         return etch__false_at(c->site, ETCH_ERR_NO_GRAD,
                               NAME

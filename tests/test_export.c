@@ -415,6 +415,9 @@ TEST(mapped_functions) {
         inner = must(etch_import(path_of("f.etch")));
         outer = must(etch_vmap(calls_imported, ETCH_DIMS(0), ETCH_DIMS(0)));
         FAILED_WITH(!etch_call(outer, x), ETCH_ERR_BATCHED, "etch_imported_call");
+        etch_tensor *y, *dy;
+        FAILED_WITH(etch_jvp(calls_imported, &row, &row, 1, &y, &dy, 1) != ETCH_OK,
+                    ETCH_ERR_NO_GRAD, "has a tangent");
         etch_function_free(outer);
         etch_function_free(f);
         etch_imported_free(inner);

@@ -110,8 +110,8 @@ ETCH_API const char *etch_imported_weight_name(const etch_imported *f, int i);
  * out holds NULLs. Arguments have the dtypes, sizes and strides of those that f was exported with,
  * else the error dtype, shape or device says of which one what was expected and what came. Inside a
  * compiled function it is a graph break; modes do not see it; no gradients flow through it (an
- * argument that requires them is the error no_grad outside of ETCH_NO_GRAD). Any thread; functions
- * that write weights one call at a time. */
+ * argument that requires them outside of ETCH_NO_GRAD, or has a tangent, is the error no_grad; a
+ * batched one, batched). Any thread; functions that write weights one call at a time. */
 ETCH_API etch_status etch_imported_call(etch_imported *f, etch_tensor *const *in, int nin,
                                         etch_tensor **out, int nout);
 /* The same for a function with one result: NULL on error. */
