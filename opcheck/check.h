@@ -49,6 +49,10 @@ etch_tensor *etch__opcheck_copy(etch_tensor *t, void *ctx);
 /* The operator's result for these arguments; NULL on an error. */
 etch_tensor *etch__opcheck_call(const opcheck *c, const opcheck_inputs *in);
 
+/* Mapped over a batch, and in forward mode (opcheck/transforms.c). */
+void etch__opcheck_mapped(opcheck *c, const etch_op_sample *s);
+void etch__opcheck_forward(opcheck *c, const etch_op_sample *s, const etch_tensor *result);
+
 /* The ways of the derivative (opcheck/derivative.c), for a sample whose plain result is known. */
 void etch__opcheck_derivative(opcheck *c, const etch_op_sample *s, const etch_tensor *result);
 

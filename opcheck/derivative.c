@@ -323,8 +323,7 @@ static void check_compiled(point *p, const char *backend, etch_tensor *const *gr
 
 typedef struct direct {
     point *p;
-    etch_derivative_fn fn;
-    void *ctx;
+    const custom_rules *rules;
     etch_tensor *result, *grad;
     int wanted; /* of the point */
 } direct;
@@ -352,7 +351,7 @@ static etch_status call_directly(void *ctx, const op_call *call) {
     before[call->nin] = etch_clone(d->result), before[call->nin + 1] = etch_clone(d->grad);
     const etch_derivative_call given = {
         values, etch__box(call, values), d->result, d->grad, call->nin, wants, grads};
-    if (d->fn(d->ctx, d->p->c->op, &given) != ETCH_OK) return ETCH_OK; /* told by other ways */
+    if (d->rules->derivative(d->rules->ctx, d->p->c->op, &given) != ETCH_OK) return ETCH_OK; /* told by other ways */
     for (int i = 0; i < call->nin; i++)
         if (grads[i] && i != only)
             etch__opcheck_fault(d->p->c, "gradient wanted",
@@ -364,7 +363,8 @@ static etch_status call_directly(void *ctx, const op_call *call) {
 static void check_directly(point *p) {
     direct d = {.p = p};
     if (p->c->op->id < OP_COUNT) return;
-    d.fn = etch__custom_derivative(p->c->op->id, &d.ctx);
+    d.rules = etch__custom_rules(p->c->op->id);
+    if (!d.rules->derivative) return;
     for (d.wanted = 0; d.wanted < p->n; d.wanted++)
         ETCH_SCOPE
             ETCH_NO_GRAD {

@@ -287,6 +287,8 @@ static void check_sample(opcheck *c, const etch_op_sample *s) {
     check_compiled(c, s, "eager", out);
     check_compiled(c, s, "native", out);
     etch__opcheck_derivative(c, s, out);
+    etch__opcheck_mapped(c, s);
+    etch__opcheck_forward(c, s, out);
 }
 
 static const char *what_of_derivatives(const opcheck *c) {

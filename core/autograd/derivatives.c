@@ -33,10 +33,17 @@ static const derivative *const derivatives[OP_COUNT] = {
 };
 
 static const derivative of_users = {
-    "of the user", etch__derivative_of_users, NULL, {READS_ALL, READS_ALL, READS_ALL}};
+    "of the user", etch__derivative_of_users, etch__forward_of_users, {READS_ALL, READS_ALL, READS_ALL}};
+
+/* Of one that can only be differentiated forward; backward says so where it arrives. */
+static const derivative forward_of_users = {"of the user",
+                                            etch__no_derivative_of_users,
+                                            etch__forward_of_users,
+                                            {READS_NOTHING, READS_NOTHING, READS_NOTHING}};
 
 const derivative *etch__derivative(op_id op) {
-    void *ctx;
     if (op < OP_COUNT) return derivatives[op];
-    return etch__custom_derivative(op, &ctx) ? &of_users : NULL;
+    const custom_rules *rules = etch__custom_rules(op);
+    if (rules->derivative) return &of_users;
+    return rules->jvp ? &forward_of_users : NULL;
 }

@@ -182,7 +182,7 @@ static etch_tensor *not_in_place(const op_call *call, bool *none) {
         return etch__fit_tangent(call->in[1], &s);
     }
     plain.op = call->op == OP_POW_SCALAR_ ? OP_POW_SCALAR : etch__ops[call->op].plain;
-    if (plain.op == OP_COUNT) return has_no_rule(call), NULL;
+    if (plain.op >= OP_COUNT) return has_no_rule(call), NULL;
     return on_old_contents(&plain);
 }
 

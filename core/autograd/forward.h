@@ -18,6 +18,7 @@ FORWARD(log_softmax);
 FORWARD(native_layer_norm);
 FORWARD(convolution);
 FORWARD(max_pool2d);
+FORWARD(of_users); /* registered with the operator */
 
 /* t as a tangent of a value of this shape: expanded and converted to it. */
 etch_tensor *etch__fit_tangent(etch_tensor *t, const value_shape *shape);

@@ -15,6 +15,7 @@
 
 /* Of an operator that the user registered with one. */
 void etch__derivative_of_users(const derivative_call *d);
+void etch__no_derivative_of_users(const derivative_call *d);
 
 /* RULE(name) { ... } is the function of a row. */
 #define RULE(name) void etch__derivative_##name(const derivative_call *d)

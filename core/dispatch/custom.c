@@ -26,7 +26,7 @@ typedef struct custom_op {
     bool issues_only;                 /* the GPU's: may be recorded */
     etch_shape_fn shape;
     void *ctx;
-    etch_derivative_fn derivative; /* or NULL */
+    custom_rules rules;
 } custom_op;
 
 struct etch_override {
@@ -204,11 +204,7 @@ static size_t name_length(const char *schema) {
     return strspn(schema, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:");
 }
 
-etch_derivative_fn etch__custom_derivative(op_id op, void **ctx) {
-    const custom_op *c = &custom[op - OP_COUNT];
-    *ctx = c->ctx;
-    return c->derivative;
-}
+const custom_rules *etch__custom_rules(op_id op) { return &custom[op - OP_COUNT].rules; }
 
 static bool refuse(const char *schema, const char *why) {
     return etch__false_at(NULL, ETCH_ERR_FORMAT, "etch_op_register: \"%s\": %s", schema, why);
@@ -293,7 +289,7 @@ static op_info *add_row(const char *schema, const op_schema *s, bool inplace,
                                         d->cuda_issues_only,
                                         d->shape,
                                         d->ctx,
-                                        d->derivative};
+                                        {d->derivative, d->vmap, d->jvp, d->ctx}};
     etch__schema_set(id, s);
     etch__register_kernel(id, run_custom);
     etch__op_count = id + 1;

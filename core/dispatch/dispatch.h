@@ -72,8 +72,14 @@ static inline void etch__note_write(etch_storage *s, op_id op, const void *site)
 /* The last operator that wrote it, OP_COUNT where that is not known any more; and where. */
 op_id etch__last_writer(const etch_storage *s, const void **site);
 
-/* The derivative of an operator that the user registered, or NULL; and its ctx. */
-etch_derivative_fn etch__custom_derivative(op_id op, void **ctx);
+/* What the user has registered with an operator: NULL for what there is not. */
+typedef struct custom_rules {
+    etch_derivative_fn derivative;
+    etch_vmap_fn vmap;
+    etch_jvp_fn jvp;
+    void *ctx;
+} custom_rules;
+const custom_rules *etch__custom_rules(op_id op);
 
 /* What takes operators apart, by operator; NULL for those that have a kernel. */
 typedef etch_tensor *(*op_composite)(const op_call *call);

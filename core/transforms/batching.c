@@ -23,5 +23,5 @@ static const batching_rule rules[OP_COUNT] = {
 };
 
 batching_rule etch__batching(op_id op) {
-    return op < OP_COUNT ? rules[op] : etch__batching_each_sample;
+    return op < OP_COUNT ? rules[op] : etch__batching_of_users;
 }

@@ -152,6 +152,32 @@ typedef struct etch_derivative_call {
 typedef etch_status (*etch_derivative_fn)(void *ctx, const etch_op *op,
                                           const etch_derivative_call *call);
 
+/* A call in a function that etch_vmap maps. Tensors that differ from sample to sample have the
+ * samples as dimension 0. */
+typedef struct etch_vmap_call {
+    const etch_value *args; /* schema order, defaults filled in */
+    int nargs;
+    int ntensors;        /* tensor arguments, or entries of a list, in schema order */
+    const bool *batched; /* which of these have the samples */
+    int64_t samples;
+} etch_vmap_call;
+/* The result, by operator calls: with the samples as dimension 0, behind it what the shape function
+ * says of one. An operator that writes its first argument, which is batched then, writes it for all
+ * samples and returns it. NULL with etch_set_error. */
+typedef etch_tensor *(*etch_vmap_fn)(void *ctx, const etch_op *op, const etch_vmap_call *call);
+
+/* A call in forward mode (etch_jvp). */
+typedef struct etch_jvp_call {
+    const etch_value *args; /* schema order, defaults filled in */
+    int nargs;
+    etch_tensor *result;
+    int ntensors;                 /* tensor arguments, or entries of a list, in schema order */
+    etch_tensor *const *tangents; /* theirs: of their sizes and dtypes, or NULL for 0 */
+} etch_jvp_call;
+/* The derivative of the result along the tangents, by operator calls: of the result's sizes (what
+ * is smaller is expanded) and a float dtype. NULL: it is 0; or with etch_set_error. */
+typedef etch_tensor *(*etch_jvp_fn)(void *ctx, const etch_op *op, const etch_jvp_call *call);
+
 typedef struct etch_op_definition {
     size_t struct_size;  /* sizeof(etch_op_definition) */
     etch_kernel cpu;     /* required */
@@ -169,6 +195,11 @@ typedef struct etch_op_definition {
     bool cuda_issues_only;
     /* The gradients of its tensor arguments. NULL: backward through it is not_differentiable. */
     etch_derivative_fn derivative;
+    /* The operator on a batch. NULL: it is called for each sample. */
+    etch_vmap_fn vmap;
+    /* The tangent of its result. NULL: it is not_differentiable in forward mode. Not for an
+     * operator that writes its first argument. */
+    etch_jvp_fn jvp;
 } etch_op_definition;
 
 /* Registers "mylib::blas_matmul(Tensor a, Tensor b) -> Tensor" for the process, for ever. One

@@ -30,6 +30,12 @@ typedef struct etch_op_sample {
  *              `effects` breaks the graph instead)
  *   mode       a mode sees the call once, as this operator, and passes it on
  *
+ *   mapped     over a batch of two samples (etch_vmap; by the operator's rule, or one by one): what
+ *              each of them gives by itself, but for the rounding of another order of sums. An
+ *              operator with `effects` is left out
+ *   tangent    in forward mode, where the operator has a jvp, for each tensor of floats: what
+ *              differences of results give along one direction that moves all elements
+ *
  * Where the operator has a derivative and the sample gradients:
  *
  *   gradient   of a weighted sum of the result, for each tensor of f64 or (loosely) f32: what
