@@ -351,7 +351,8 @@ static etch_status call_directly(void *ctx, const op_call *call) {
     before[call->nin] = etch_clone(d->result), before[call->nin + 1] = etch_clone(d->grad);
     const etch_derivative_call given = {
         values, etch__box(call, values), d->result, d->grad, call->nin, wants, grads};
-    if (d->rules->derivative(d->rules->ctx, d->p->c->op, &given) != ETCH_OK) return ETCH_OK; /* told by other ways */
+    if (d->rules->derivative(d->rules->ctx, d->p->c->op, &given) != ETCH_OK)
+        return ETCH_OK; /* told by other ways */
     for (int i = 0; i < call->nin; i++)
         if (grads[i] && i != only)
             etch__opcheck_fault(d->p->c, "gradient wanted",

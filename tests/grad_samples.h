@@ -49,18 +49,19 @@ static sample *samples;
 #define I_SAME(...)                                                                                \
     ((input){.kind = 'i', .size = ETCH_SHAPE(__VA_ARGS__), .below = 2, .same = true})
 
-#define SAMPLE(ID, expression, ...) SAMPLE_AT(__LINE__, ID, false, false, expression, __VA_ARGS__)
+#define SAMPLE(ID, expression, ...)                                                                \
+    SAMPLE_AT(__COUNTER__, ID, false, false, expression, __VA_ARGS__)
 #define SAMPLE_LAID(ID, expression, ...)                                                           \
-    SAMPLE_AT(__LINE__, ID, true, false, expression, __VA_ARGS__)
-#define SAMPLE_AT(line, ...) SAMPLE_NAMED(line, __VA_ARGS__)
-#define SAMPLE_NAMED(line_, ID, laid_, rough_, expression, ...)                                    \
-    static etch_tensor *sample_call_##line_(etch_tensor **x) { return expression; }                \
-    __attribute__((constructor)) static void sample_add_##line_(void) {                            \
+    SAMPLE_AT(__COUNTER__, ID, true, false, expression, __VA_ARGS__)
+#define SAMPLE_AT(number, ...) SAMPLE_NAMED(number, __VA_ARGS__)
+#define SAMPLE_NAMED(number, ID, laid_, rough_, expression, ...)                                   \
+    static etch_tensor *sample_call_##number(etch_tensor **x) { return expression; }               \
+    __attribute__((constructor)) static void sample_add_##number(void) {                           \
         static sample s;                                                                           \
         s = (sample){.op = OP_##ID,                                                                \
-                     .line = line_,                                                                \
+                     .line = __LINE__,                                                             \
                      .text = #expression,                                                          \
-                     .call = sample_call_##line_,                                                  \
+                     .call = sample_call_##number,                                                 \
                      .laid = laid_,                                                                \
                      .rough = rough_,                                                              \
                      .in = {__VA_ARGS__},                                                          \
@@ -404,6 +405,9 @@ SAMPLE(MATMUL, etch_matmul(x[0], x[1]), V(2, 2, 3), V(3))
 SAMPLE(NARROW, etch_narrow(x[0], 1, 1, 2), V(2, 4))
 SAMPLE(MOVEDIM, etch_movedim(x[0], S(0), S(-1)), V(2, 3, 2))
 SAMPLE(FLATTEN, etch_flatten(x[0], 1, -1), V(2, 2, 2))
+SAMPLE(ZEROS_LIKE, etch_add(etch_zeros_like(x[0]), x[0]), V(3, 4))
+SAMPLE(ONES_LIKE, etch_add_(etch_ones_like(x[0]), x[0]), V(3, 4))
+SAMPLE(FULL_LIKE, etch_mul(etch_full_like(x[0], 2.5), x[0]), V(3, 4))
 SAMPLE(EXPAND_AS, etch_expand_as(x[0], x[1]), V(3), C(2, 3))
 SAMPLE(STACK, etch_stack(x, 2, 1), V(2, 3), V(2, 3))
 SAMPLE(FLIP, etch_flip(x[0], S(0, 1)), V(2, 3))

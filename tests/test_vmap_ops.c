@@ -54,9 +54,6 @@ SAMPLE(ANY, etch_any_dim(x[0], S(0), false), B())
 SAMPLE(ALL, etch_all_dim(x[0], S(1), true), B(3, 4))
 SAMPLE(COUNT_NONZERO, etch_count_nonzero_dim(x[0], S(0)), I(3, 3, 4))
 SAMPLE(ONE_HOT, etch_one_hot(x[0], 5), I(5, 3))
-SAMPLE(ZEROS_LIKE, etch_add(etch_zeros_like(x[0]), x[0]), V(3, 4))
-SAMPLE(ONES_LIKE, etch_add_(etch_ones_like(x[0]), x[0]), V(3, 4))
-SAMPLE(FULL_LIKE, etch_full_like(x[0], 2.5), V(3, 4))
 SAMPLE(NONZERO, etch_nonzero(x[0]), I(3, 4))
 
 /* Samples of no dimensions, which must not lend the batch to a dimension, nor change the dtype. */

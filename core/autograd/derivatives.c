@@ -32,8 +32,10 @@ static const derivative *const derivatives[OP_COUNT] = {
 #include "operators.def"
 };
 
-static const derivative of_users = {
-    "of the user", etch__derivative_of_users, etch__forward_of_users, {READS_ALL, READS_ALL, READS_ALL}};
+static const derivative of_users = {"of the user",
+                                    etch__derivative_of_users,
+                                    etch__forward_of_users,
+                                    {READS_ALL, READS_ALL, READS_ALL}};
 
 /* Of one that can only be differentiated forward; backward says so where it arrives. */
 static const derivative forward_of_users = {"of the user",

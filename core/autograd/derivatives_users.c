@@ -1,5 +1,5 @@
-/* Derivatives of operators that the user registered: the call as the functions of etch_op_definition
- * see it. */
+/* Derivatives of operators that the user registered: the call as the functions of
+ * etch_op_definition see it. */
 #include "core/autograd/forward.h"
 #include "core/autograd/rules.h"
 #include "core/dispatch/dispatch.h"
