@@ -180,6 +180,8 @@ static etch_callable none = {1, NULL, NULL};
           etch_module_to_device(NULL, 0) != ETCH_OK)                                               \
     FAILS(etch_module_call_n, "etch_module_call_n",                                                \
           etch_module_call_n(parent, &x, 99, NULL, 0) != ETCH_OK)                                  \
+    FAILS(etch_functional_call, "etch_functional_call",                                            \
+          etch_functional_call(parent, NULL, 7, &x, 1, NULL, 0) != ETCH_OK)                        \
     FAILS(etch_module_forward_pre_hook_n, "etch_module_forward_pre_hook_n",                        \
           !etch_module_forward_pre_hook_n(parent, NULL, NULL))                                     \
     FAILS(etch_module_forward_hook_n, "etch_module_forward_hook_n",                                \

@@ -120,6 +120,19 @@ ETCH_API etch_tensor *etch_module_call(etch_module *m, etch_tensor *x);
 ETCH_API etch_status etch_module_call_n(etch_module *m, etch_tensor *const *in, int nin,
                                         etch_tensor **out, int nout);
 
+/* etch_module_call_n with other tensors in the places of the module's parameters: params has one
+ * for each, in the order of etch_module_parameter_at, of its sizes and dtype; NULL keeps the
+ * module's own. They may be what operators have computed: gradients and tangents reach them, not
+ * the module's own. In a function that etch_vmap maps over stacked parameters they are those of one
+ * model of many. Tied parameters get one tensor; buffers stay as they are (and are written, if
+ * forward writes them). The module has its own back when the call returns, with an error too;
+ * forward and hooks are not to be left by longjmp. Until then no other thread may call the module,
+ * nor read its lists. Errors: invalid_argument (not as many as there are), shape, dtype, and those
+ * of the call. */
+ETCH_API etch_status etch_functional_call(etch_module *m, etch_tensor *const *params, int n,
+                                          etch_tensor *const *in, int nin, etch_tensor **out,
+                                          int nout);
+
 /* Called before forward with its (first) input: what it returns is the input from there on; NULL
  * with no error set leaves it as it is, with an error set fails the call. */
 typedef etch_tensor *(*etch_pre_hook)(void *ctx, etch_module *m, etch_tensor *x);
