@@ -23,5 +23,7 @@ show "dispatcher: the layers that one call passes" dispatcher
 show "hooks: one interception as a mode, a module hook and a kernel override" hooks
 show "export: a step of training goes on in a process without a compiler" \
     ./export ../../examples/data/digits.csv.gz # without ./ it is the shell's own
+show "vmap: functions of one sample, mapped over batches, beside loops" \
+    vmap ../../examples/data/digits.csv.gz
 [ $failed -eq 0 ] || { echo "demo: FAILED"; exit 1; }
 echo "demo: ok"
