@@ -77,7 +77,8 @@ void bench_modes(void);     /* what modes and the profiler cost */
 void bench_memory(void);    /* peaks of memory, in columns of their own */
 void bench_training(void);  /* steps of training */
 void bench_training_memory(void);
-void bench_saved(void); /* what compiled forward passes keep for backward */
+void bench_mapping(void); /* a function of one sample over a batch: loops and etch_vmap */
+void bench_saved(void);   /* what compiled forward passes keep for backward */
 void bench_cold(const char *self, bool cuda);
 /* A fresh process: prints microseconds of the compile and of the first call. */
 int bench_cold_child(const char *device, const char *body, int64_t n);

@@ -73,6 +73,7 @@ int main(int argc, char **argv) {
     bench_whether();
     bench_scaling();
     bench_threads();
+    bench_mapping();
     bench_memory();
     bench_saved();
     return 0;
