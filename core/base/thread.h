@@ -48,7 +48,7 @@ typedef enum dispatch_layer {
     LAYER_COUNT
 } dispatch_layer;
 
-/* A call of a mapped function that has not ended. */
+/* A call of a mapped function, or a level of forward mode, that has not ended. */
 typedef struct batch_level {
     uint32_t level;
     uint8_t randomness; /* etch_randomness */
@@ -56,6 +56,9 @@ typedef struct batch_level {
     int64_t scope;      /* with which it ends at the latest */
 } batch_level;
 enum { OPEN_LEVELS = 8 };
+typedef struct open_levels {
+    batch_level mapped[OPEN_LEVELS], tangents[OPEN_LEVELS];
+} open_levels;
 
 typedef struct etch_thread {
     /* Non-NULL when operators may be matched against a trace and nothing else intercepts. */
@@ -91,15 +94,12 @@ typedef struct etch_thread {
     int watches, marked;
     unsigned noted, backwards; /* operators that were noted for gradients; backward passes */
 
-    /* Transforms (docs/transforms.md): the open levels of mapped functions, how many of them take
-     *        part in what is called now; whether a backward pass runs; below which level
-     * tangents count. */
-    batch_level levels[OPEN_LEVELS];
-    int nlevels;
-    int backward_depth;
-    batch_level tangents[OPEN_LEVELS]; /* levels of forward mode */
-    int ntangents;
-    uint32_t tangent_limit; /* only tangents of lower levels count; 0: all */
+    /* Transforms (docs/transforms.md): how many levels of mapped functions and of forward mode are
+       open (which, stands in a block of its own, made with the first); whether a backward pass runs;
+       only tangents of lower levels than this one count, 0: all. */
+    struct open_levels *open;
+    int nlevels, ntangents, backward_depth;
+    uint32_t tangent_limit;
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 

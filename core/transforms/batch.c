@@ -3,6 +3,7 @@
 
 #include <etch/etch.h>
 
+#include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 #include "core/transforms/tangent.h"
 
@@ -74,12 +75,26 @@ uint32_t etch__next_level(void) {
 /* Those whose scope is gone were left by a jump. */
 void etch__drop_left_levels(void) {
     etch_thread *t = &etch__tls;
-    while (t->nlevels && t->levels[t->nlevels - 1].scope > t->nscopes) t->nlevels--;
+    while (t->nlevels && t->open->mapped[t->nlevels - 1].scope > t->nscopes) t->nlevels--;
     if (!t->nlevels) t->layers &= ~(1u << LAYER_VMAP);
 }
 
+bool etch__levels_ready(void) {
+    if (likely(etch__tls.open)) return true;
+    etch__thread_register();
+    return (etch__tls.open = etch__calloc(1, sizeof *etch__tls.open)) != NULL;
+}
+
+static void free_levels(etch_thread *t) {
+    etch__free(t->open);
+    t->open = NULL, t->nlevels = t->ntangents = 0;
+}
+
+void etch__start_levels(void) { etch__at_thread_end(free_levels); }
+
 uint32_t etch__level_open(uint8_t randomness, int64_t size) {
     etch_thread *t = &etch__tls;
+    if (!etch__levels_ready()) return 0;
     etch__drop_left_levels();
     if (t->nlevels == OPEN_LEVELS) {
         etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,
@@ -89,7 +104,7 @@ uint32_t etch__level_open(uint8_t randomness, int64_t size) {
         return 0;
     }
     batch_level l = {etch__next_level(), randomness, size, t->nscopes};
-    t->levels[t->nlevels++] = l;
+    t->open->mapped[t->nlevels++] = l;
     t->layers |= 1u << LAYER_VMAP;
     return l.level;
 }
@@ -97,13 +112,13 @@ uint32_t etch__level_open(uint8_t randomness, int64_t size) {
 void etch__level_close(uint32_t level) {
     etch_thread *t = &etch__tls;
     for (int i = 0; i < t->nlevels; i++)
-        if (t->levels[i].level == level) t->nlevels = i;
+        if (t->open->mapped[i].level == level) t->nlevels = i;
     etch__drop_left_levels();
 }
 
 bool etch__level_is_open(uint32_t level) {
     bool open = false;
-    for (int i = 0; i < etch__tls.nlevels; i++) open |= etch__tls.levels[i].level == level;
+    for (int i = 0; i < etch__tls.nlevels; i++) open |= etch__tls.open->mapped[i].level == level;
     return open;
 }
 

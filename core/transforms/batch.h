@@ -42,6 +42,8 @@ bool etch__batched_as(const etch_tensor *a, const etch_tensor *b);
 /* Opens one for the innermost scope, with which it ends if nobody closes it; 0 with an error where
  * too many are open. */
 uint32_t etch__level_open(uint8_t randomness, int64_t size);
+/* The thread's room for levels, made at the first; false: out of memory. */
+bool etch__levels_ready(void);
 void etch__level_close(uint32_t level);
 void etch__drop_left_levels(void);
 bool etch__level_is_open(uint32_t level);

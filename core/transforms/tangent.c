@@ -62,11 +62,12 @@ bool etch__carry_tangents(etch_tensor *to, const etch_tensor *from) {
 /* Those whose scope is gone were left by a jump. */
 static void drop_left_levels(void) {
     etch_thread *t = &etch__tls;
-    while (t->ntangents && t->tangents[t->ntangents - 1].scope > t->nscopes) t->ntangents--;
+    while (t->ntangents && t->open->tangents[t->ntangents - 1].scope > t->nscopes) t->ntangents--;
 }
 
 uint32_t etch__tangents_open(void) {
     etch_thread *t = &etch__tls;
+    if (!etch__levels_ready()) return 0;
     drop_left_levels();
     if (t->ntangents == OPEN_LEVELS) {
         etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,
@@ -74,20 +75,20 @@ uint32_t etch__tangents_open(void) {
         return 0;
     }
     batch_level l = {.level = etch__next_level(), .scope = t->nscopes};
-    t->tangents[t->ntangents++] = l;
+    t->open->tangents[t->ntangents++] = l;
     return l.level;
 }
 
 void etch__tangents_close(uint32_t level) {
     etch_thread *t = &etch__tls;
     for (int i = 0; i < t->ntangents; i++)
-        if (t->tangents[i].level == level) t->ntangents = i;
+        if (t->open->tangents[i].level == level) t->ntangents = i;
 }
 
 bool etch__tangents_count(uint32_t level) {
     const etch_thread *t = &etch__tls;
     bool open = false;
-    for (int i = 0; i < t->ntangents; i++) open |= t->tangents[i].level == level;
+    for (int i = 0; i < t->ntangents; i++) open |= t->open->tangents[i].level == level;
     return open && (!t->tangent_limit || level < t->tangent_limit);
 }
 

@@ -125,7 +125,7 @@ static etch_tensor *random_below(const op_call *call, etch_shape size) {
 }
 
 static etch_tensor *random_numbers(const op_call *call) {
-    const batch_level *l = &etch__tls.levels[etch__tls.nlevels - 1];
+    const batch_level *l = &etch__tls.open->mapped[etch__tls.nlevels - 1];
     etch_shape size = {.n = (int32_t)call->at[0]};
     if (l->randomness == ETCH_RANDOM_ERROR)
         return etch__null_at(call->site, ETCH_ERR_BATCHED,
