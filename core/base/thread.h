@@ -95,8 +95,8 @@ typedef struct etch_thread {
     unsigned noted, backwards; /* operators that were noted for gradients; backward passes */
 
     /* Transforms (docs/transforms.md): how many levels of mapped functions and of forward mode are
-       open (which, stands in a block of its own, made with the first); whether a backward pass runs;
-       only tangents of lower levels than this one count, 0: all. */
+       open (which, stands in a block of its own, made with the first); whether a backward pass
+       runs; only tangents of lower levels than this one count, 0: all. */
     struct open_levels *open;
     int nlevels, ntangents, backward_depth;
     uint32_t tangent_limit;
