@@ -81,7 +81,7 @@ void etch__drop_left_levels(void) {
 
 bool etch__levels_ready(void) {
     if (likely(etch__tls.open)) return true;
-    etch__thread_register();
+    if (unlikely(!etch__tls.registered)) etch__thread_register();
     return (etch__tls.open = etch__calloc(1, sizeof *etch__tls.open)) != NULL;
 }
 
