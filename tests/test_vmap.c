@@ -111,6 +111,37 @@ TEST(a_batch_may_be_empty_or_of_one) {
     }
 }
 
+/* ---- dtypes of samples without dimensions ---- */
+
+static etch_tensor *(*two_operands)(etch_tensor *, etch_tensor *);
+static etch_tensor *by_sample(etch_tensor *x) { return two_operands(captured, x); }
+static etch_tensor *in_place_by_sample(etch_tensor *x) {
+    etch_tensor *own = etch_add(captured, etch_mul_scalar(x, 0));
+    return two_operands(own, x);
+}
+
+static void check_factors(etch_fn1 body, etch_dtype half, etch_dtype wide) {
+    captured = etch_to(numbers(ETCH_SHAPE(40), 1.7), half);
+    etch_tensor *x = etch_to(etch_add_scalar(numbers(ETCH_SHAPE(9), 0.9), 2), wide), *want[9];
+    for (int i = 0; i < 9; i++) want[i] = body(etch_select(x, 0, i));
+    assert_same(map1(body, ETCH_DIMS(0), ETCH_DIMS(0), x), etch_stack(want, 9, 0));
+}
+
+/* They stay as wide as they are beside half types: etch/tensor.h says which operands do. */
+TEST(wide_factors_of_half_types) {
+    static etch_tensor *(*const ops[])(etch_tensor *, etch_tensor *) = {
+        etch_mul, etch_div, etch_floor_divide, etch_add};
+    static etch_tensor *(*const writing[])(etch_tensor *, etch_tensor *) = {etch_mul_, etch_div_};
+    for (int half = 0; half < 2; half++)
+        for (int wide = 0; wide < 2; wide++)
+            ETCH_SCOPE {
+                etch_dtype h = half ? ETCH_F16 : ETCH_BF16, w = wide ? ETCH_F64 : ETCH_F32;
+                for (int i = 0; i < 4; i++) two_operands = ops[i], check_factors(by_sample, h, w);
+                for (int i = 0; i < 2; i++)
+                    two_operands = writing[i], check_factors(in_place_by_sample, h, w);
+            }
+}
+
 /* ---- what cannot be mapped ---- */
 
 static etch_tensor *branches(etch_tensor *x) {

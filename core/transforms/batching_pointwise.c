@@ -3,6 +3,31 @@
 
 /* ---- pointwise, in place too ---- */
 
+/* Products and quotients of half types take a wider second operand of no dimensions as f32 (see
+ * etch/tensor.h). Below it has one and would make the result wide, which is then the same number
+ * before its rounding. */
+static bool has_wide_factor(const batched_call *b) {
+    static const bool takes[OP_COUNT] = {[OP_MUL_TENSOR] = true,
+                                         [OP_MUL_TENSOR_] = true,
+                                         [OP_DIV_TENSOR] = true,
+                                         [OP_DIV_TENSOR_] = true,
+                                         [OP_FLOOR_DIVIDE_TENSOR] = true};
+    if (b->call->op >= OP_COUNT || !takes[b->call->op]) return false;
+    bool half = b->compute == ETCH_F16 || b->compute == ETCH_BF16;
+    etch_dtype factor = (etch_dtype)b->call->in[1]->dtype;
+    return half && b->batched[1] && !ndim_of_sample(b, 1) &&
+           (factor == ETCH_F32 || factor == ETCH_F64);
+}
+
+/* The first operand has the half type, or numbers that it rounds. */
+static etch_tensor *by_wide_factor(const batched_call *b, etch_tensor **in) {
+    bool in_place = etch__ops[b->call->op].kind == KIND_INPLACE;
+    in[1] = etch_to(in[1], ETCH_F32);
+    if (!in_place && in[0]) in[0] = etch_to(in[0], b->compute);
+    etch_tensor *t = call_again(b, in, b->call->at, b->call->nat);
+    return t && !in_place ? etch_to(t, b->compute) : t;
+}
+
 /* A sample of no dimensions has less say in the result's dtype than one that has some; below it has
  * one, of the batch. So it is converted first to what the operator would convert it to. */
 static bool keep_dtypes(const batched_call *b, etch_tensor **in) {
@@ -24,6 +49,7 @@ BATCHING(pointwise) {
     etch_tensor *in[CURSOR_MAX_IN];
     for (int i = 0; i < b->call->nin; i++)
         if (!(in[i] = etch__padded(b, i, b->one->ndim))) return NULL;
+    if (has_wide_factor(b)) return by_wide_factor(b, in);
     if (!keep_dtypes(b, in)) return NULL;
     return call_again(b, in, b->call->at, b->call->nat);
 }
