@@ -21,6 +21,17 @@ bool etch__functional_ok(const functional_call *c);
 /* The function on `in` in place of the call's own; results are checked, and of the innermost
  * scope. */
 etch_status etch__functional_run(const functional_call *c, etch_tensor *const *in);
+/* What is called until etch__end_taping(before) is noted for gradients, in ETCH_NO_GRAD and
+ * ETCH_INFERENCE too: those say that nothing goes on, not that there is nothing to compute. */
+static inline uint64_t etch__begin_taping(void) {
+    uint64_t before = etch__tls.state;
+    etch__tls.state &= ~(uint64_t)(STATE_NO_GRAD | STATE_INFERENCE);
+    return before;
+}
+static inline void etch__end_taping(uint64_t before) {
+    const uint64_t both = STATE_NO_GRAD | STATE_INFERENCE;
+    etch__tls.state = (etch__tls.state & ~both) | (before & both);
+}
 static inline void etch__functional_clear(etch_tensor **list, int n) {
     for (int i = 0; list && i < n; i++) list[i] = NULL;
 }

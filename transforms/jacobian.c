@@ -8,13 +8,19 @@ typedef struct jacobian_call {
     functional_call f;
     etch_jacobian_options options;
     etch_tensor *output, *at; /* of reverse mode: a tape */
+    bool goes_on;             /* what is around differentiates through that */
 } jacobian_call;
 
 /* ---- unit directions ---- */
 
 /* Rows `from` to `to` of the unit matrix of n, each in the sizes of t. */
-static etch_tensor *units(const etch_tensor *t, int64_t from, int64_t to) {
+static etch_tensor *units(const jacobian_call *c, const etch_tensor *t, int64_t from, int64_t to) {
     etch_tensor *row = NULL, *all = NULL;
+    if (t->ndim == ETCH_MAX_DIMS)
+        return etch__null_at(c->f.site, ETCH_ERR_SHAPE,
+                             "%s: expected at most %d dimensions, and one of the directions beside "
+                             "them, got the sizes %s",
+                             c->f.name, ETCH_MAX_DIMS - 1, etch__shape_text(t->ndim, t->size).s);
     ETCH_ON(t->device) {
         row = etch_arange(ETCH_I64, from, to, 1);
         all = etch_arange(ETCH_I64, 0, t->numel, 1);
@@ -22,25 +28,56 @@ static etch_tensor *units(const etch_tensor *t, int64_t from, int64_t to) {
     etch_tensor *unit = etch_to(etch_eq(etch_unsqueeze(row, 1), all), (etch_dtype)t->dtype);
     etch_shape size = {.n = t->ndim + 1, .v = {to - from}};
     memcpy(size.v + 1, t->size, (size_t)t->ndim * sizeof *t->size);
-    return size.n <= ETCH_MAX_DIMS ? etch_reshape(unit, size) : NULL;
+    return etch_reshape(unit, size);
+}
+
+/* Units `from` to `to` through f, in a scope of their own: what they need goes before the next. */
+static etch_tensor *map_part(etch_function *f, const jacobian_call *c, const etch_tensor *t,
+                             int64_t from, int64_t to) {
+    etch_tensor *part = NULL;
+    ETCH_SCOPE {
+        etch_tensor *unit = units(c, t, from, to);
+        part = unit ? etch_call(f, unit) : NULL;
+        if (part) part = etch_keep(part);
+    }
+    return part;
+}
+
+static etch_tensor *map_parts(etch_function *f, const jacobian_call *c, const etch_tensor *t,
+                              int64_t chunk, etch_tensor **parts, int n) {
+    for (int i = 0; i < n; i++) {
+        int64_t from = i * chunk, to = t->numel - from < chunk ? t->numel : from + chunk;
+        if (!(parts[i] = map_part(f, c, t, from, to))) return NULL;
+    }
+    return n == 1 ? parts[0] : etch_cat(parts, n, 0);
 }
 
 /* body mapped over the unit directions of t, so many at once: one behind the other. */
 static etch_tensor *map_units(etch_fn_n body, jacobian_call *c, const etch_tensor *t) {
-    int64_t chunk = c->options.chunk > 0 ? c->options.chunk : t->numel, n = 0;
-    etch_tensor *parts[64];
-    if (chunk * COUNT_OF(parts) < t->numel)
-        chunk = (t->numel + COUNT_OF(parts) - 1) / COUNT_OF(parts);
+    int64_t all = t->numel, chunk = c->options.chunk;
+    if (!chunk || chunk > all) chunk = all;
+    int64_t n = all ? (all - 1) / chunk + 1 : 1;
     etch_function *f = etch_vmap(ETCH_CALLABLE(body, c), ETCH_DIMS(0), ETCH_DIMS(0));
-    for (int64_t from = 0; f && n >= 0 && (from < t->numel || !n); from += chunk) {
-        int64_t to = from + chunk < t->numel ? from + chunk : t->numel;
-        etch_tensor *unit = units(t, from, to);
-        parts[n] = unit ? etch_call(f, unit) : NULL;
-        n = parts[n] ? n + 1 : -1;
-    }
+    etch_tensor **parts = f ? etch__malloc((size_t)n * sizeof *parts) : NULL;
+    etch_tensor *whole = parts ? map_parts(f, c, t, chunk, parts, (int)n) : NULL;
+    etch__free(parts);
     etch_function_free(f);
-    if (!f || n < 0) return NULL;
-    return n == 1 ? parts[0] : etch_cat(parts, (int)n, 0);
+    return whole;
+}
+
+/* Behind the sizes of a result those of the argument. false: they are too many. */
+static bool add_sizes(const jacobian_call *c, etch_shape *size) {
+    const etch_tensor *x = c->f.in[c->options.argument];
+    if (size->n + x->ndim > ETCH_MAX_DIMS)
+        return etch__false_at(c->f.site, ETCH_ERR_SHAPE,
+                              "%s: expected at most %d dimensions, those of the function's result "
+                              "and of argument %d together, got %s and %s",
+                              c->f.name, ETCH_MAX_DIMS, c->options.argument,
+                              etch__shape_text(size->n, size->v).s,
+                              etch__shape_text(x->ndim, x->size).s);
+    memcpy(size->v + size->n, x->size, (size_t)x->ndim * sizeof *x->size);
+    size->n += x->ndim;
+    return true;
 }
 
 /* ---- forward: a column for each element of the argument ---- */
@@ -56,14 +93,12 @@ static ETCH_FN_N(column, ctx, unit, nin, out, nout) {
 }
 
 static etch_tensor *by_columns(jacobian_call *c) {
-    etch_tensor *x = c->f.in[c->options.argument], *j = map_units(column, c, x);
+    etch_tensor *j = map_units(column, c, c->f.in[c->options.argument]);
     if (!j) return NULL;
-    j = etch_movedim(j, ETCH_DIMS(0), ETCH_DIMS(-1));
-    etch_shape size = etch_sizes(j);
-    if (!j || size.n - 1 + x->ndim > ETCH_MAX_DIMS) return j ? etch_expand(j, ETCH_DIMS(-2)) : NULL;
-    size.n--;
-    for (int d = 0; d < x->ndim; d++) size.v[size.n++] = x->size[d];
-    return etch_reshape(j, size);
+    etch_shape size = {.n = j->ndim - 1};
+    memcpy(size.v, j->size + 1, (size_t)size.n * sizeof *size.v);
+    if (!add_sizes(c, &size)) return NULL;
+    return etch_reshape(etch_movedim(j, ETCH_DIMS(0), ETCH_DIMS(-1)), size);
 }
 
 /* ---- reverse: a row for each element of the result ---- */
@@ -72,8 +107,7 @@ static ETCH_FN_N(row, ctx, unit, nin, out, nout) {
     jacobian_call *c = ctx;
     const etch_grad_options options = {.struct_size = sizeof options,
                                        .retain_graph = true,
-                                       .create_graph =
-                                           etch_requires_grad(c->f.in[c->options.argument]),
+                                       .create_graph = c->goes_on,
                                        .allow_unused = true};
     etch_tensor *seed = unit[0];
     etch_status status = etch_grad(&c->output, 1, &c->at, 1, &seed, &options, out);
@@ -88,28 +122,26 @@ static bool note(jacobian_call *c) {
     if (!in) return false;
     memcpy(in, c->f.in, (size_t)c->f.nin * sizeof *in);
     etch_tensor *x = in[c->options.argument];
-    bool goes_on = etch_requires_grad(x);
-    x = goes_on ? etch_expand(x, etch_sizes(x))
-                : etch_requires_grad_(etch__without_history(x), true);
+    c->goes_on = etch_grad_enabled() && etch_requires_grad(x);
+    uint64_t before = etch__begin_taping();
+    x = c->goes_on ? etch_expand(x, etch_sizes(x))
+                   : etch_requires_grad_(etch__without_history(x), true);
     c->at = in[c->options.argument] = x;
     c->f.out = &c->output;
     bool ok = x && etch__functional_run(&c->f, in) == ETCH_OK;
+    etch__end_taping(before);
     etch__free(in);
     return ok;
 }
 
 static etch_tensor *by_rows(jacobian_call *c) {
     const etch_tensor *y = c->output, *x = c->at;
-    if (!etch_requires_grad(y)) { /* it does not depend on the argument */
-        etch_shape size = etch_sizes(y);
-        for (int d = 0; d < x->ndim; d++) size.v[size.n++] = x->size[d];
-        return etch_zeros((etch_dtype)x->dtype, size);
-    }
-    etch_tensor *j = map_units(row, c, y);
     etch_shape size = etch_sizes(y);
-    if (!j || size.n + x->ndim > ETCH_MAX_DIMS) return NULL;
-    for (int d = 0; d < x->ndim; d++) size.v[size.n++] = x->size[d];
-    return etch_reshape(j, size);
+    if (!add_sizes(c, &size)) return NULL;
+    if (etch_requires_grad(y)) return etch_reshape(map_units(row, c, y), size);
+    etch_tensor *zeros = NULL; /* it does not depend on the argument */
+    ETCH_ON(x->device) zeros = etch_zeros((etch_dtype)x->dtype, size);
+    return zeros;
 }
 
 /* ---- the choice ---- */

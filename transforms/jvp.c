@@ -13,11 +13,15 @@ static bool tangent_ok(const jvp_call *c, int i) {
     const etch_tensor *t = c->tangents[i], *x = c->f.in[i];
     if (!t || t == ETCH_NONE) return true;
     if (!etch__handle_ok(t, "etch_jvp", "a tangent", c->f.site)) return false;
-    if (t->dtype == x->dtype && SAME_SIZES(t, x) && etch__is_float(t->dtype)) return true;
+    if (x == ETCH_NONE || !etch__is_float(x->dtype))
+        return etch__false_at(c->f.site, ETCH_ERR_DTYPE,
+                              "etch_jvp: tangent %d: argument %d is not of floating-point numbers "
+                              "and has no tangent: expected NULL",
+                              i, i);
+    if (t->dtype == x->dtype && SAME_SIZES(t, x)) return true;
     return etch__false_at(
         c->f.site, t->dtype == x->dtype ? ETCH_ERR_SHAPE : ETCH_ERR_DTYPE,
-        "etch_jvp: tangent %d: expected the floating-point dtype and the sizes of "
-        "the argument, %s %s, got %s %s",
+        "etch_jvp: tangent %d: expected the dtype and the sizes of the argument, %s %s, got %s %s",
         i, etch_dtype_name(x->dtype), etch__shape_text(x->ndim, x->size).s,
         etch_dtype_name(t->dtype), etch__shape_text(t->ndim, t->size).s);
 }

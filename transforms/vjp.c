@@ -74,21 +74,19 @@ static etch_status run_noted(const vjp_call *c, etch_tensor **in) {
     return status == ETCH_OK ? keep_all(c) : status;
 }
 
-/* Also in ETCH_NO_GRAD, where it is the caller's wish that nothing goes on. */
 static etch_status run_vjp(vjp_call *c) {
     etch_tensor **in = etch__calloc(3 * (size_t)c->f.nin + 1, sizeof *in);
     if (!in) return etch__tls.status;
-    uint64_t state = etch__tls.state, off = STATE_NO_GRAD | STATE_INFERENCE;
     for (int i = 0; i < c->f.nin; i++)
         c->goes_on |= etch_grad_enabled() && is_wanted(c, i) && etch_requires_grad(c->f.in[i]);
-    etch__tls.state &= ~off;
+    uint64_t before = etch__begin_taping();
     etch_status status = etch__tls.status;
     int64_t scope = etch_scope_begin();
     if (scope >= 0) {
         status = run_noted(c, in);
         etch_scope_end(scope);
     }
-    etch__tls.state = (etch__tls.state & ~off) | (state & off);
+    etch__end_taping(before);
     etch__free(in);
     return status;
 }

@@ -66,9 +66,10 @@ ETCH_API etch_function *etch_vmap_n(etch_callable fn, etch_dims in_dims, etch_di
 /* ---- with tangents and gradients ----
  *
  * fn is a function of etch_compile's kinds, or ETCH_CALLABLE(fn, ctx), of nin tensors with nout
- * results; it is called once. Results belong to the innermost scope; an error leaves NULLs in what
+ * results; etch_jvp and etch_vjp call it once. Results belong to the innermost scope; an error leaves NULLs in what
  * would be returned. All of them may be differentiated again in either mode (what they return
- * requires gradients where the arguments do), mapped, and compiled into the function around.
+ * requires gradients where the arguments do, and not in ETCH_NO_GRAD), mapped, and compiled into
+ * the function around.
  * Errors: invalid_argument, shape and dtype (a tangent or gradient that does not fit),
  * not_differentiable (an operator without a derivative), and those of fn. */
 
@@ -106,8 +107,9 @@ typedef struct etch_jacobian_options {
 } etch_jacobian_options;
 
 /* The derivatives of fn's one result for each element of an argument: of the result's sizes, then
- * the argument's. fn is mapped (etch_vmap) over unit tangents or gradients, so what is said there
- * holds; random operators fail. */
+ * the argument's, at most 8 dimensions in all. fn is mapped (etch_vmap) over unit tangents or
+ * gradients, so what is said there holds; random operators fail. It is called once for each chunk
+ * of them, or for a tape, and to see how large the result is. */
 ETCH_API etch_tensor *etch_jacobian_n(etch_callable fn, etch_tensor *const *in, int nin,
                                       const etch_jacobian_options *options);
 /* The second derivatives of fn, whose result has one element: of the argument's sizes, twice. By
