@@ -306,6 +306,8 @@ TEST(what_does_not_fit) {
         assert_fails(ETCH_ERR_SHAPE, "one element",
                      etch_vjp(polar, &x, 1, NULL, &y, 1, &ty) == ETCH_OK);
         assert_fails(ETCH_ERR_DTYPE, "floating", etch_jacobian(polar, &i, 1));
+        assert_fails(ETCH_ERR_DTYPE, "argument 0 is not of floating-point numbers",
+                     etch_jvp(polar, &i, &i, 1, &y, &ty, 1) == ETCH_OK);
         assert_fails(ETCH_ERR_INVALID_ARGUMENT, "argument",
                      etch_jacobian(polar, &x, 1, .argument = 1));
         assert_fails(ETCH_ERR_SHAPE, "one element", etch_hessian(polar, &x, 1));
@@ -326,5 +328,127 @@ TEST(no_history_is_left) {
         assert_int_equal(etch_vjp(rosenbrock, &x, 1, NULL, &y, 1, &g), ETCH_OK);
         assert_true(etch_requires_grad(y) && etch_requires_grad(g));
         assert_null(etch_grad_of(x));
+    }
+}
+
+/* A tape that has saved a result has its tangent, too, which was computed from that result: with
+ * its level it goes. */
+static etch_tensor *sin_of_exp(etch_tensor *x) { return etch_sin(etch_exp(x)); }
+static etch_tensor *its_gradient(etch_tensor *x) {
+    etch_tensor *y = NULL, *g = NULL, *one = etch_ones(ETCH_F64, etch_sizes(x));
+    return etch_vjp(sin_of_exp, &x, 1, &one, &y, 1, &g) == ETCH_OK ? g : NULL;
+}
+static void forward_over_reverse(void) {
+    ETCH_SCOPE {
+        etch_tensor *x = VEC(0.2, 0.1), *y = NULL, *t = NULL;
+        assert_int_equal(etch_jvp(its_gradient, &x, &x, 1, &y, &t, 1), ETCH_OK);
+        assert_non_null(etch_hessian(rosenbrock, &x, 1));
+    }
+}
+
+TEST(tapes_with_tangents_leave_nothing_behind) {
+    forward_over_reverse();
+    etch_memory_stats before = etch_memory();
+    for (int i = 0; i < 20; i++) forward_over_reverse();
+    etch_memory_stats after = etch_memory();
+    assert_int_equal(after.tensors, before.tensors);
+    assert_int_equal(after.bytes_live, before.bytes_live);
+}
+
+static etch_tensor *kept;
+static etch_tensor *keeps_history(etch_tensor *x) {
+    kept = etch_retain(etch_exp(etch_mul(parameter, x)));
+    return etch_sin(kept);
+}
+
+/* A tensor that the body has kept is an ordinary one afterwards. */
+TEST(what_outlives_its_level) {
+    ETCH_SCOPE {
+        parameter = etch_requires_grad_(VEC(0.5), true);
+        etch_tensor *x = VEC(0.7), *y = NULL, *t = NULL, *g = NULL;
+        assert_int_equal(etch_jvp(keeps_history, &x, &x, 1, &y, &t, 1), ETCH_OK);
+        etch_tensor *after = etch_square(kept);
+        assert_int_equal(etch_grad(&after, 1, &parameter, 1, NULL, NULL, &g), ETCH_OK);
+        assert_near(g, (double[]){2 * 0.7 * exp(0.7)}, 1, 1e-14);
+        etch_release(kept);
+    }
+}
+
+/* ---- as many at once as was asked for, in as many dimensions as there are ---- */
+
+static int bodies;
+static etch_tensor *counted_square(etch_tensor *x) {
+    bodies++;
+    return etch_square(x);
+}
+
+TEST(chunks_are_as_small_as_asked_for) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_arange(ETCH_F64, 0, 70, 1);
+        etch_tensor *all = etch_jacobian(counted_square, &x, 1, .mode = ETCH_JACOBIAN_FORWARD),
+                    *part;
+        bodies = 0;
+        part = etch_jacobian(counted_square, &x, 1, .mode = ETCH_JACOBIAN_FORWARD, .chunk = 1);
+        assert_int_equal(bodies, 70);
+        assert_same(part, all);
+        assert_same(
+            etch_jacobian(counted_square, &x, 1, .mode = ETCH_JACOBIAN_REVERSE, .chunk = 69), all);
+    }
+}
+
+TEST(too_many_dimensions) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_ones(ETCH_F64, ETCH_SHAPE(1, 2, 1, 2, 1));
+        etch_tensor *most = etch_ones(ETCH_F64, ETCH_SHAPE(1, 2, 1, 1, 1, 1, 1, 1));
+        for (etch_jacobian_mode m = ETCH_JACOBIAN_AUTO; m <= ETCH_JACOBIAN_REVERSE; m++) {
+            assert_fails(ETCH_ERR_SHAPE, "at most 8 dimensions",
+                         etch_jacobian(etch_neg, &x, 1, .mode = m));
+            assert_fails(ETCH_ERR_SHAPE, "dimensions",
+                         etch_jacobian(constant, &most, 1, .mode = m));
+        }
+        assert_fails(ETCH_ERR_SHAPE, "etch_hessian", etch_hessian(etch_sum, &x, 1));
+        assert_fails(ETCH_ERR_SHAPE, "at most 7", etch_hessian(etch_sum, &most, 1));
+    }
+}
+
+/* Blocks without gradients are about what goes on, not about what is asked for in them. */
+TEST(in_blocks_without_gradients) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_requires_grad_(VEC(1.5, 0.7), true), *j = NULL, *h = NULL;
+        for (etch_jacobian_mode mode = ETCH_JACOBIAN_AUTO; mode <= ETCH_JACOBIAN_REVERSE; mode++) {
+            etch_tensor *want = etch_jacobian(polar, &x, 1, .mode = mode);
+            assert_true(etch_requires_grad(want));
+            ETCH_NO_GRAD
+                j = etch_jacobian(polar, &x, 1, .mode = mode);
+            assert_false(etch_requires_grad(j));
+            assert_same(j, want);
+            ETCH_INFERENCE
+                j = etch_jacobian(polar, &x, 1, .mode = mode);
+            assert_false(etch_requires_grad(j));
+            assert_same(j, want);
+        }
+        ETCH_NO_GRAD
+            h = etch_hessian(rosenbrock, &x, 1);
+        assert_false(etch_requires_grad(h));
+        assert_same(h, etch_hessian(rosenbrock, &x, 1));
+    }
+}
+
+/* A tape with tangents is let go of as it was made, however long it is: without recursion. */
+static etch_tensor *many_sines(etch_tensor *x) {
+    for (int i = 0; i < 20000; i++) x = etch_sin(x);
+    return x;
+}
+static etch_tensor *slope_of_many_sines(etch_tensor *x) {
+    etch_tensor *y = NULL, *g = NULL;
+    return etch_vjp(many_sines, &x, 1, NULL, &y, 1, &g) == ETCH_OK ? g : NULL;
+}
+
+TEST(long_tapes_with_tangents) {
+    ETCH_SCOPE {
+        etch_tensor *x = VEC(0.5), *y = NULL, *t = NULL, *one = VEC(1), *twice = NULL;
+        assert_int_equal(etch_jvp(slope_of_many_sines, &x, &one, 1, &y, &t, 1), ETCH_OK);
+        assert_int_equal(etch_vjp(slope_of_many_sines, &x, 1, NULL, &y, 1, &twice), ETCH_OK);
+        assert_near(t, (double[]){etch_item(twice)}, 1, 1e-9);
     }
 }

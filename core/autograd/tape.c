@@ -56,26 +56,33 @@ static bool last_count(tape_node *n) {
     return n && atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) == 1;
 }
 
-/* A list in place of recursion: a tape may be a million operators long. */
-void etch__tape_release(tape_node *n) {
+static __thread tape_node *dying; /* by `next` */
+static __thread bool buries;      /* somebody further out works on that list */
+
+static void add_dying(tape_node *n) {
     if (!last_count(n)) return;
-    n->next = NULL;
-    while (n) {
-        tape_node *rest = n->next;
-        for (int i = 0; i < n->nin; i++) {
-            tape_node *to = n->edge[i];
-            if (!last_count(to)) continue;
-            to->next = rest;
-            rest = to;
-        }
-        free_node(n);
-        n = rest;
-    }
+    n->next = dying;
+    dying = n;
 }
 
-/* A tensor with an edge or a family goes. */
+/* A list in place of recursion, for what a node's saved values end as well (the tapes of their
+ * tangents): a tape may be a million operators long. */
+void etch__tape_release(tape_node *n) {
+    add_dying(n);
+    if (buries) return;
+    buries = true;
+    while ((n = dying)) {
+        dying = n->next;
+        for (int i = 0; i < n->nin; i++) add_dying(n->edge[i]);
+        free_node(n);
+    }
+    buries = false;
+}
+
+/* A tensor with an edge, a family or tangents goes. */
 static void drop(tensor_notes *notes) {
     if (!notes) return;
+    etch__drop_tangents(notes);
     tape_node *n = notes->edge;
     if (notes->recipe) etch__trace_hooks.drop_recipe(notes->recipe);
     notes->recipe = NULL;

@@ -58,6 +58,7 @@ typedef struct batch_level {
 enum { OPEN_LEVELS = 8 };
 typedef struct open_levels {
     batch_level mapped[OPEN_LEVELS], tangents[OPEN_LEVELS];
+    struct listed_tangent *listed[OPEN_LEVELS]; /* the tangents of each, under LOCK_TANGENTS */
 } open_levels;
 
 typedef struct etch_thread {

@@ -104,21 +104,9 @@ static void bury(etch_tensor *t) {
     free_handle(t);
 }
 
-static void free_tangents(tensor_notes *notes) {
-    while (notes->tangents) {
-        tangent *g = notes->tangents;
-        notes->tangents = g->next;
-        etch_release(g->value);
-        etch__free(g);
-    }
-}
-
 static void drop_layers(etch_tensor *t) {
     etch__drop_grad(t->notes);
-    if (t->notes) {
-        etch_release(t->notes->inner), t->notes->inner = NULL;
-        free_tangents(t->notes);
-    }
+    if (t->notes) etch_release(t->notes->inner), t->notes->inner = NULL;
     t->layers = 0;
 }
 

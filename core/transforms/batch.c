@@ -86,6 +86,7 @@ bool etch__levels_ready(void) {
 }
 
 static void free_levels(etch_thread *t) {
+    etch__tangents_end(t);
     etch__free(t->open);
     t->open = NULL, t->nlevels = t->ntangents = 0;
 }

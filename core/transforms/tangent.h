@@ -12,14 +12,21 @@ tangent *etch__tangent_at(const etch_tensor *t, uint32_t level);
 /* Puts value (counted) there. own: its memory is nobody else's. false: out of memory. */
 bool etch__set_tangent(etch_tensor *t, uint32_t level, etch_tensor *value, bool own);
 void etch__remove_tangent(etch_tensor *t, uint32_t level);
-/* What `from` has, `to` has too: it is another handle of the same value. false: out of memory. */
+/* What `from` has at levels that are open on this thread, `to` has too: it is another handle of the
+ * same value. false: out of memory. */
 bool etch__carry_tangents(etch_tensor *to, const etch_tensor *from);
+/* A tensor goes. */
+void etch__drop_tangents(tensor_notes *notes);
 
 /* ---- levels ---- */
 
-/* 0 with an error where too many are open; it ends with the innermost scope at the latest. */
+/* 0 with an error where too many are open; it ends with the innermost scope at the latest. With a
+ * level all of its tangents go, whoever has their tensors: a tape that has saved a result and its
+ * tangent, which was computed from that result, would keep itself alive. */
 uint32_t etch__tangents_open(void);
 void etch__tangents_close(uint32_t level);
+/* A thread ends in the middle of some. */
+void etch__tangents_end(etch_thread *t);
 /* Whether it counts here and now. */
 bool etch__tangents_count(uint32_t level);
 /* The highest level of t that counts and is below `limit` (0: any), or 0. */
