@@ -66,12 +66,12 @@ ETCH_API etch_function *etch_vmap_n(etch_callable fn, etch_dims in_dims, etch_di
 /* ---- with tangents and gradients ----
  *
  * fn is a function of etch_compile's kinds, or ETCH_CALLABLE(fn, ctx), of nin tensors with nout
- * results; etch_jvp and etch_vjp call it once. Results belong to the innermost scope; an error leaves NULLs in what
- * would be returned. All of them may be differentiated again in either mode (what they return
- * requires gradients where the arguments do, and not in ETCH_NO_GRAD), mapped, and compiled into
- * the function around.
- * Errors: invalid_argument, shape and dtype (a tangent or gradient that does not fit),
- * not_differentiable (an operator without a derivative), and those of fn. */
+ * results; etch_jvp and etch_vjp call it once. Results belong to the innermost scope; an error
+ * leaves NULLs in what would be returned. All of them may be differentiated again in either mode
+ * (what they return requires gradients where the arguments do, and not in ETCH_NO_GRAD), mapped,
+ * and compiled into the function around. Errors: invalid_argument, shape and dtype (a tangent or
+ * gradient that does not fit), not_differentiable (an operator without a derivative), and those of
+ * fn. */
 
 /* Forward mode: fn's results at `in`, and their derivatives along `tangents`, computed beside them.
  * tangents[i] has the sizes and dtype of in[i], or is NULL: 0. out_tangents[i] has those of out[i];
