@@ -1,4 +1,5 @@
-/* etch_vmap, from one pointwise function to the gradients of each sample of a batch.
+/* etch_vmap: first made by hand, on a mode (mini_vmap.h), then the library's own, from a pointwise
+ * function to the gradients of each sample of a batch.
  *
  * A function is written for one sample. The loop calls it for each and stacks what comes back;
  * etch_vmap calls it once, on tensors that show one sample and hold all of them. Each row of the
@@ -8,6 +9,7 @@
  *
  * vmap [digits.csv.gz] */
 #include "digits_data.h"
+#include "mini_vmap.h"
 #include "table.h"
 
 #include <math.h>
@@ -96,6 +98,11 @@ static mapping map(etch_fn_n one, void *ctx, etch_dims in_dims) {
     return (mapping){one, ctx, in_dims, etch_vmap(ETCH_CALLABLE(one, ctx), in_dims, ETCH_DIMS(0))};
 }
 
+static ETCH_FN_N(by_hand, ctx, in, nin, out, nout) {
+    const mapping *m = ctx;
+    return mini_vmap(m->one, &m->in_dims, in, out);
+}
+
 /* ---- one row ---- */
 
 typedef struct row {
@@ -106,6 +113,7 @@ typedef struct row {
     etch_tensor *in[MOST];
     int nin, nout;
     bool bits; /* it must have those of the loop; others sum in another order */
+    bool compiles;
 } row;
 
 static int failures;
@@ -161,48 +169,56 @@ static double time_of(const variant *v, const row *r, int calls) {
     return (now_ms() - start) * 1e3 / calls;
 }
 
-/* By how much the mapped results differ from the loop's; compiled ones must have their bits. */
-static bool compare(const row *r, variant *v, double *apart, char sizes[64]) {
+/* What the table says of the results, and whether they are as they must be. */
+typedef struct verdict {
+    double apart;
+    char sizes[64];
+} verdict;
+
+static void judge(const row *r, int i, etch_tensor *(*out)[MOST], verdict *seen) {
+    double apart = difference(out[1][i], out[0][i]);
+    seen->apart = fmax(seen->apart, apart);
+    if (!(apart < 1e-5)) /* NaN, too */
+        say_failure(r->what, "the results differ from the loop's");
+    if (r->bits && !etch_bitwise_equal(out[1][i], out[0][i]))
+        say_failure(r->what, "the results have other bits than the loop's");
+    if (r->compiles && !etch_bitwise_equal(out[2][i], out[1][i]))
+        say_failure(r->what, "compiled results differ from those that are not");
+}
+
+/* false: something could not be called. */
+static bool compare(const row *r, const variant *v, verdict *seen) {
     etch_tensor *out[3][MOST];
-    for (int k = 0; k < 3; k++)
+    for (int k = 0; k < 2 + r->compiles; k++)
         for (int turn = 0; turn < (k == 2 ? 2 : 1); turn++) /* the second one runs the plan */
             if (!run(&v[k], r, out[k])) return false;
-    *apart = 0;
-    bool bits = true, same = true;
-    for (int i = 0; i < r->nout; i++) {
-        *apart = fmax(*apart, difference(out[1][i], out[0][i]));
-        bits = bits && etch_bitwise_equal(out[1][i], out[0][i]);
-        same = same && etch_bitwise_equal(out[2][i], out[1][i]);
-    }
+    for (int i = 0; i < r->nout; i++) judge(r, i, out, seen);
     const etch_shape size = etch_sizes(out[1][0]);
-    list_text(sizes, '[', size.v, size.n, ']');
-    if (!same) say_failure(r->what, "compiled results differ from those that are not");
-    if (r->bits && !bits) say_failure(r->what, "the results have other bits than the loop's");
-    if (!(*apart < 1e-5)) say_failure(r->what, "the results differ from the loop's");
+    list_text(seen->sizes, '[', size.v, size.n, ']');
     return true;
 }
 
-static void print_row(const row *r, variant *v, double apart, const char *sizes) {
-    char dims[64] = "", differs[32];
+static void print_row(const row *r, variant *v, const verdict *seen) {
+    char dims[64] = "", differs[32], compiled[32] = "-";
     if (r->in_dims) list_text(dims, '(', r->in_dims->v, r->in_dims->n, ')');
-    snprintf(differs, sizeof differs, apart > 0 ? "%.0e" : "equal", apart);
-    printf("%-31s %-18s %-14s %7s %9.0f %9.0f %9.0f\n", r->what, dims, sizes, differs,
-           median_of_5(v[0].us), median_of_5(v[1].us), median_of_5(v[2].us));
+    snprintf(differs, sizeof differs, seen->apart > 0 ? "%.0e" : "equal", seen->apart);
+    if (r->compiles) snprintf(compiled, sizeof compiled, "%.0f", median_of_5(v[2].us));
+    printf("%-31s %-18s %-14s %7s %9.0f %9.0f %9s\n", r->what, dims, seen->sizes, differs,
+           median_of_5(v[0].us), median_of_5(v[1].us), compiled);
     fflush(stdout);
 }
 
 static void show(const row *r) {
-    char sizes[64];
-    double apart;
-    variant v[3] = {{r->loop, r->loop_ctx, NULL, {0}},
-                    {r->mapped, r->ctx, NULL, {0}},
-                    {r->mapped, r->ctx, NULL, {0}}};
-    v[2].compiled = etch_compile(r->mapped, .ctx = r->ctx, .fullgraph = true, .name = r->what);
+    verdict seen = {0};
+    variant v[3] = {{r->loop, r->loop_ctx, NULL, {0}}, {r->mapped, r->ctx, NULL, {0}}};
+    if (r->compiles)
+        v[2].compiled = etch_compile(r->mapped, .ctx = r->ctx, .fullgraph = true, .name = r->what);
     ETCH_SCOPE {
-        if (compare(r, v, &apart, sizes)) {
+        if (compare(r, v, &seen)) {
             for (int turn = 0; turn < 5; turn++)
-                for (int k = 0; k < 3; k++) v[k].us[turn] = time_of(&v[k], r, k ? 5 : 1);
-            print_row(r, v, apart, sizes);
+                for (int k = 0; k < 2 + r->compiles; k++)
+                    v[k].us[turn] = time_of(&v[k], r, k ? 5 : 1);
+            print_row(r, v, &seen);
         }
     }
     etch_function_free(v[2].compiled);
@@ -212,7 +228,7 @@ static void show(const row *r) {
 
 static void show_mapping(const char *what, mapping *m, etch_tensor *const *in, int nout,
                          bool bits) {
-    row r = {what, loop, at_once, m, m, &m->in_dims, {0}, m->in_dims.n, nout, bits};
+    row r = {what, loop, at_once, m, m, &m->in_dims, {0}, m->in_dims.n, nout, bits, true};
     memcpy(r.in, in, (size_t)r.nin * sizeof *in);
     show(&r);
     etch_function_free(m->mapped);
@@ -224,6 +240,20 @@ static void show_pointwise(void) {
     mapping m = map(wave, NULL, ETCH_DIMS(0, 1));
     etch_tensor *in[] = {random_of(ETCH_SHAPE(SAMPLES, 64)), random_of(ETCH_SHAPE(64, SAMPLES))};
     show_mapping("tanh(sin(x) y)", &m, in, 1, true);
+}
+
+/* The same by the mode of mini_vmap.h: fifty lines, for those operators. */
+static void show_by_hand(void) {
+    mapping m = {wave, NULL, ETCH_DIMS(0, 1), NULL}, p = {product, NULL, ETCH_DIMS(1, -1), NULL};
+    row r = {
+        .what = "tanh(sin(x) y), by hand", .loop = loop, .mapped = by_hand, .nin = 2, .nout = 1};
+    r.loop_ctx = r.ctx = &m, r.in_dims = &m.in_dims, r.bits = true;
+    r.in[0] = random_of(ETCH_SHAPE(SAMPLES, 64)), r.in[1] = random_of(ETCH_SHAPE(64, SAMPLES));
+    show(&r);
+    r.what = "a b, by hand", r.loop_ctx = r.ctx = &p, r.in_dims = &p.in_dims, r.bits = false;
+    r.in[0] = random_of(ETCH_SHAPE(8, SAMPLES, 16)),
+    r.in[1] = random_of(ETCH_SHAPE(16, 8, SAMPLES));
+    show(&r);
 }
 
 /* The batch may be in any dimension, or missing. */
@@ -245,16 +275,9 @@ static void show_nested(void) {
     mapping inner = map(distance, NULL, ETCH_DIMS(ETCH_UNMAPPED, 0));
     mapping outer = map(at_once, &inner, ETCH_DIMS(0, ETCH_UNMAPPED)), loops = outer;
     loops.one = loop;
-    row r = {"distances, nested twice",
-             loop,
-             at_once,
-             &loops,
-             &outer,
-             &outer.in_dims,
-             {NULL},
-             2,
-             1,
-             false};
+    row r = {
+        .what = "distances, nested twice", .loop = loop, .mapped = at_once, .nin = 2, .nout = 1};
+    r.loop_ctx = &loops, r.ctx = &outer, r.in_dims = &outer.in_dims, r.compiles = true;
     r.in[0] = random_of(ETCH_SHAPE(24, 3)), r.in[1] = random_of(ETCH_SHAPE(16, 3));
     show(&r);
     etch_function_free(outer.mapped), etch_function_free(inner.mapped);
@@ -338,7 +361,8 @@ static ETCH_FN_N(jacobian, ctx, in, nin, out, nout) {
 }
 
 static void show_jacobian(void) {
-    row r = {"a jacobian", columns, jacobian, NULL, NULL, NULL, {NULL}, 2, 1, false};
+    row r = {.what = "a jacobian", .loop = columns, .mapped = jacobian, .nin = 2, .nout = 1};
+    r.compiles = true;
     r.in[0] = random_of(ETCH_SHAPE(48)), r.in[1] = random_of(ETCH_SHAPE(64, 48));
     show(&r);
 }
@@ -348,6 +372,7 @@ int main(int argc, char **argv) {
     printf("%-31s %-18s %-14s %7s %9s %9s %9s\n", "", "in_dims", "result", "differs", "loop us",
            "vmap us", "compiled");
     ETCH_SCOPE {
+        show_by_hand();
         show_pointwise();
         show_products();
         show_nested();
