@@ -310,10 +310,12 @@ static bool read_digits(const char *path, etch_tensor **in) {
 static void show_gradients(const char *path) {
     etch_tensor *in[2];
     etch_module *m = perceptron(DIGITS_PIXELS, HIDDEN, 10);
-    mapping per_sample = map(gradients, m, ETCH_DIMS(0, 0));
     if (!m) say_failure("gradients", etch_last_error());
     else if (!read_digits(path, in)) say_failure("gradients", "no digits");
-    else show_mapping("gradients of digits, 4 results", &per_sample, in, 4, false);
+    else {
+        mapping per_sample = map(gradients, m, ETCH_DIMS(0, 0));
+        show_mapping("gradients of digits, 4 results", &per_sample, in, 4, false);
+    }
     etch_module_free(m);
 }
 
