@@ -44,8 +44,7 @@ SAMPLE(ARGMAX, etch_argmax_dim(x[0], -2, false), V(3, 4))
 SAMPLE(ARGMAX, etch_argmax(x[0]), V())
 SAMPLE(ARGMIN, etch_argmin(x[0]), V(3, 4))
 SAMPLE(ARGMIN, etch_argmin_dim(x[0], 0, false), V(3, 4))
-SAMPLE(MAX_POOL2D_INDICES, etch_max_pool2d_indices(x[0], S(2), S(1), S(1), S(1), false),
-       V(2, 3, 4))
+SAMPLE(MAX_POOL2D_INDICES, etch_max_pool2d_indices(x[0], S(2), S(1), S(1), S(1), false), V(2, 3, 4))
 SAMPLE(MAX_POOL2D_INDICES, etch_max_pool2d_indices(x[0], S(2, 1), S(0), S(0), S(1), true),
        V(2, 2, 3, 4))
 SAMPLE(DETACH, etch_detach(x[0]), V(3, 4))

@@ -26,14 +26,5 @@ etch_status etch__functional_run(const functional_call *c, etch_tensor *const *i
     const function_body body = {c->fn.arity < 0 ? FN_N : (function_kind)(FN_0 + c->fn.arity),
                                 c->fn.fn, c->fn.ctx};
     const call_io io = {in, c->out, c->nin, c->nout, c->site};
-    unsigned errors = etch__tls.errors;
-    int64_t scope = etch_scope_begin();
-    if (scope < 0) return etch__tls.status;
-    etch_status status = etch__call_body(&body, &io);
-    status = etch__results_in_scope(c->name, scope, errors, status, &io);
-    etch__close_deeper(scope, status, &io);
-    for (int i = 0; status == ETCH_OK && i < c->nout; i++)
-        if (!etch_keep(c->out[i])) status = etch__tls.status;
-    etch_scope_end(scope);
-    return status;
+    return etch__body_in_scope(&body, c->name, &io);
 }

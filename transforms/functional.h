@@ -2,7 +2,7 @@
 #ifndef ETCH_TRANSFORMS_FUNCTIONAL_H
 #define ETCH_TRANSFORMS_FUNCTIONAL_H
 
-#include <etch/transforms.h>
+#include <etch/etch.h>
 
 #include "tracer/run/run.h"
 

@@ -111,8 +111,7 @@ static ETCH_FN_N(row, ctx, unit, nin, out, nout) {
                                        .allow_unused = true};
     etch_tensor *seed = unit[0];
     etch_status status = etch_grad(&c->output, 1, &c->at, 1, &seed, &options, out);
-    if (status == ETCH_OK && !out[0])
-        ETCH_ON(etch_device_of(c->at)) out[0] = etch_zeros(etch_dtype_of(c->at), etch_sizes(c->at));
+    if (status == ETCH_OK && !out[0]) out[0] = etch_zeros_like(c->at);
     return status == ETCH_OK && !out[0] ? etch_last_status() : status;
 }
 

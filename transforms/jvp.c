@@ -39,8 +39,7 @@ static etch_tensor *take_tangent(etch_tensor *y, uint32_t level) {
     const tangent *g = etch__tangent_at(y, level);
     if (g && etch__scope_push(etch_retain(g->value))) return g->value;
     if (g) return etch_release(g->value), NULL;
-    value_shape s = etch__value_shape(y);
-    return etch__zeros_batched((etch_dtype)y->dtype, etch__sizes_of(&s), y->device, &y, 1);
+    return etch_zeros_like(y);
 }
 
 static etch_status run_level(const jvp_call *c, uint32_t level, etch_tensor **in) {

@@ -23,10 +23,6 @@ static etch_tensor *input_of(const vjp_call *c, int i) {
     return t ? etch_requires_grad_(t, true) : NULL;
 }
 
-static etch_tensor *zeros_like(etch_tensor *t) {
-    return etch__zeros_batched((etch_dtype)t->dtype, etch_sizes(t), t->device, &t, 1);
-}
-
 /* in: what was called; wanted and to: room for as many. */
 static etch_status take_gradients(const vjp_call *c, etch_tensor **in, etch_tensor **wanted,
                                   etch_tensor **to) {
@@ -44,7 +40,7 @@ static etch_status take_gradients(const vjp_call *c, etch_tensor **in, etch_tens
     }
     for (int i = 0; i < c->f.nin; i++) {
         if (!is_wanted(c, i)) continue;
-        if (!(c->grads[i] = to[k] ? to[k] : zeros_like(in[i]))) return etch__tls.status;
+        if (!(c->grads[i] = to[k] ? to[k] : etch_zeros_like(in[i]))) return etch__tls.status;
         k++;
     }
     return ETCH_OK;

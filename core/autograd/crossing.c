@@ -25,29 +25,6 @@ static etch_tensor *noted(node_kind kind, etch_tensor *t, etch_tensor *result, i
     return ok ? result : NULL;
 }
 
-/* The tangents of t cross as it does. */
-static etch_tensor *with_tangents(etch_tensor *t, etch_tensor *result, int dim, uint32_t level,
-                                  int64_t size) {
-    uint32_t at = 0;
-    while (result && (at = etch__tangent_level(t, at))) {
-        uint32_t outer = etch__tangent_limit(at);
-        etch_tensor *value = etch__tangent_at(t, at)->value;
-        value = size < 0 ? etch__into_batch(value, dim, level)
-                         : etch__out_of_batch(value, dim, level, size);
-        etch__tangent_limit(outer);
-        if (!value || !etch__set_tangent(result, at, value, false)) return NULL;
-    }
-    return result;
-}
-
-etch_tensor *etch__into_batch(etch_tensor *t, int dim, uint32_t level) {
-    int64_t size = t->size[dim];
-    etch_tensor *b = etch__batch(t, dim, level);
-    if (b) b->view = VIEW_MADE; /* over memory of the caller's: see may_write in tape.c */
-    b = noted(NODE_BATCH, t, b, dim, level, size);
-    return with_tangents(t, b, dim, level, -1);
-}
-
 /* Another handle for one that may be somebody's. */
 static etch_tensor *renewed(etch_tensor *t) {
     etch_tensor *alias = NULL;
@@ -64,25 +41,40 @@ etch_tensor *etch__without_history(etch_tensor *t) {
     return alias && etch__carry_tangents(alias, t) ? alias : NULL;
 }
 
-etch_tensor *etch__out_of_batch(etch_tensor *t, int dim, uint32_t level, int64_t size) {
-    etch_tensor *p = etch__unbatch(t, dim, level, size);
-    if (etch__is_batched(t) && p == t->notes->inner) p = renewed(p);
-    p = noted(NODE_UNBATCH, t, p, dim, level, size);
-    return with_tangents(t, p, dim, level, size);
+/* The value alone: a new handle. */
+static etch_tensor *crossed_value(node_kind kind, etch_tensor *t, int dim, uint32_t level,
+                                  int64_t size) {
+    if (kind == NODE_SHARED) return etch__sum_batch(t, level);
+    if (kind == NODE_UNBATCH) {
+        etch_tensor *p = etch__unbatch(t, dim, level, size);
+        return etch__is_batched(t) && p == t->notes->inner ? renewed(p) : p;
+    }
+    etch_tensor *b = etch__batch(t, dim, level);
+    if (b) b->view = VIEW_MADE; /* over memory of the caller's: see may_write in tape.c */
+    return b;
 }
 
-static etch_tensor *summed(etch_tensor *g, uint32_t level) {
-    etch_tensor *sum = noted(NODE_SHARED, g, etch__sum_batch(g, level), 0, level, 0);
-    uint32_t at = 0;
-    while (sum && (at = etch__tangent_level(g, at))) {
+/* The tangents of t cross as it does; of one that is the same for all samples the sum is itself. */
+static etch_tensor *cross(node_kind kind, etch_tensor *t, int dim, uint32_t level, int64_t size) {
+    batch_levels levels = etch__levels_of(t);
+    if (kind == NODE_SHARED && !etch__has_level(&levels, level)) return t;
+    etch_tensor *result = crossed_value(kind, t, dim, level, size);
+    result = noted(kind, t, result, dim, level, size);
+    for (uint32_t at = 0; result && (at = etch__tangent_level(t, at));) {
         uint32_t outer = etch__tangent_limit(at);
-        etch_tensor *value = etch__tangent_at(g, at)->value;
-        batch_levels levels = etch__levels_of(value);
-        if (etch__has_level(&levels, level)) value = summed(value, level);
+        etch_tensor *value = cross(kind, etch__tangent_at(t, at)->value, dim, level, size);
         etch__tangent_limit(outer);
-        if (!value || !etch__set_tangent(sum, at, value, false)) return NULL;
+        if (!value || !etch__set_tangent(result, at, value, false)) return NULL;
     }
-    return sum;
+    return result;
+}
+
+etch_tensor *etch__into_batch(etch_tensor *t, int dim, uint32_t level) {
+    return cross(NODE_BATCH, t, dim, level, t->size[dim]);
+}
+
+etch_tensor *etch__out_of_batch(etch_tensor *t, int dim, uint32_t level, int64_t size) {
+    return cross(NODE_UNBATCH, t, dim, level, size);
 }
 
 etch_tensor *etch__leave_levels(etch_tensor *g, const value_shape *shape) {
@@ -91,7 +83,7 @@ etch_tensor *etch__leave_levels(etch_tensor *g, const value_shape *shape) {
     for (int i = 0; g && i < BATCH_LEVELS && levels.level[i]; i++) {
         uint32_t level = levels.level[i];
         if (!etch__has_level(&shape->levels, level) && !etch__level_is_open(level))
-            g = summed(g, level);
+            g = cross(NODE_SHARED, g, 0, level, 0);
     }
     return g;
 }

@@ -12,8 +12,9 @@ typedef struct conv {
 static conv conv_of(const derivative_call *d, bool backward) {
     conv c = {.groups = 0};
     const int64_t *at = d->at;
-    if (backward) c.given = take_dims(&at);
-    c.stride = take_dims(&at), c.padding = take_dims(&at), c.dilation = take_dims(&at);
+    if (backward) c.given = etch__take_dims(&at);
+    c.stride = etch__take_dims(&at), c.padding = etch__take_dims(&at),
+    c.dilation = etch__take_dims(&at);
     c.groups = *at;
     return c;
 }

@@ -17,12 +17,7 @@ RULE(log_softmax) {
 
 /* ---- layer norm ---- */
 
-typedef struct norm {
-    etch_dims dims;        /* that are normalised: the last ones */
-    etch_tensor *x, *rstd; /* the input less its mean, times rstd: one over its deviation */
-} norm;
-
-static norm norm_of(const derivative_call *d) {
+norm etch__norm_of(const derivative_call *d) {
     norm n = {.dims = {.n = (int32_t)d->at[0]}};
     for (int i = 0; i < n.dims.n; i++) n.dims.v[i] = i - n.dims.n;
     etch_tensor *x = operand(d, 0);
@@ -34,7 +29,7 @@ static norm norm_of(const derivative_call *d) {
 }
 
 /* rstd (w - mean of w - x mean of w x), w the gradient times the weight */
-static etch_tensor *layer_norm_slope(const norm *n, etch_tensor *w) {
+etch_tensor *etch__norm_slope(const norm *n, etch_tensor *w) {
     etch_tensor *along = etch_mean_dim(etch_mul(w, n->x), n->dims, true);
     etch_tensor *level = etch_mean_dim(w, n->dims, true);
     etch_tensor *rest = etch_sub(etch_sub(w, level), etch_mul(n->x, along));
@@ -45,8 +40,8 @@ static etch_tensor *layer_norm_slope(const norm *n, etch_tensor *w) {
 RULE(native_layer_norm) {
     etch_tensor *g = grad_of(d), *weight = operand(d, 1);
     norm n = {.x = NULL};
-    if (d->wants[0] || d->wants[1]) n = norm_of(d);
-    if (d->wants[0]) d->to[0] = layer_norm_slope(&n, weight ? etch_mul(g, weight) : g);
+    if (d->wants[0] || d->wants[1]) n = etch__norm_of(d);
+    if (d->wants[0]) d->to[0] = etch__norm_slope(&n, weight ? etch_mul(g, weight) : g);
     if (d->wants[1]) d->to[1] = etch_mul(g, n.x);
     d->to[2] = g;
 }

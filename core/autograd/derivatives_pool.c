@@ -8,8 +8,8 @@ static etch_tensor *flat(etch_tensor *t) { return t ? etch_flatten(t, -2, -1) : 
 
 RULE(max_pool2d) {
     const int64_t *at = d->at;
-    etch_dims kernel = take_dims(&at), stride = take_dims(&at);
-    etch_dims padding = take_dims(&at), dilation = take_dims(&at);
+    etch_dims kernel = etch__take_dims(&at), stride = etch__take_dims(&at);
+    etch_dims padding = etch__take_dims(&at), dilation = etch__take_dims(&at);
     etch_shape sizes = etch__sizes_of(&d->shape[0]), planes = sizes;
     etch_tensor *places =
         flat(etch_max_pool2d_indices(d->in[0], kernel, stride, padding, dilation, *at));
@@ -21,13 +21,15 @@ RULE(max_pool2d) {
 
 RULE(avg_pool2d) {
     const int64_t *at = d->at;
-    etch_dims kernel = take_dims(&at), stride = take_dims(&at), padding = take_dims(&at);
+    etch_dims kernel = etch__take_dims(&at), stride = etch__take_dims(&at),
+              padding = etch__take_dims(&at);
     d->to[0] = etch_avg_pool2d_backward(d->grad, etch__sizes_of(&d->shape[0]), kernel, stride,
                                         padding, at[0], at[1], at[2]);
 }
 
 RULE(avg_pool2d_backward) {
     const int64_t *at = d->at + 1 + d->at[0];
-    etch_dims kernel = take_dims(&at), stride = take_dims(&at), padding = take_dims(&at);
+    etch_dims kernel = etch__take_dims(&at), stride = etch__take_dims(&at),
+              padding = etch__take_dims(&at);
     d->to[0] = etch_avg_pool2d(d->grad, kernel, stride, padding, at[0], at[1], at[2]);
 }

@@ -6,14 +6,7 @@
 
 /* ---- the reduced dimensions ---- */
 
-typedef struct reduced {
-    uint32_t mask;
-    bool keepdim;
-    etch_dims size, dims; /* the operand's sizes with 1 for what is reduced; what is reduced */
-    int64_t count;        /* elements that come to one */
-} reduced;
-
-static reduced reduced_of(const derivative_call *d) {
+reduced etch__reduced_of(const derivative_call *d) {
     reduced r = {.size = etch__sizes_of(&d->shape[0]), .count = 1};
     etch__reduced_axes(d->op, r.size.n, d->at, &r.mask, &r.keepdim);
     for (int i = 0; i < r.size.n; i++) {
@@ -32,12 +25,12 @@ static etch_tensor *kept(const reduced *r, etch_tensor *t) {
 /* ---- sums and means ---- */
 
 RULE(sum) {
-    reduced r = reduced_of(d);
+    reduced r = etch__reduced_of(d);
     d->to[0] = kept(&r, d->grad);
 }
 
 RULE(mean) {
-    reduced r = reduced_of(d);
+    reduced r = etch__reduced_of(d);
     d->to[0] = kept(&r, etch_div_scalar(grad_of(d), (double)r.count));
 }
 
@@ -45,7 +38,7 @@ RULE(mean) {
  * since the result is one then ---- */
 
 RULE(extreme) {
-    reduced r = reduced_of(d);
+    reduced r = etch__reduced_of(d);
     etch_tensor *is_result = etch_eq(d->in[0], kept(&r, d->result));
     is_result = etch_logical_or(is_result, etch_isnan(d->in[0]));
     etch_tensor *count = r.dims.n ? etch_sum_dim(is_result, r.dims, true) : NULL;
@@ -88,7 +81,7 @@ RULE(prod) {
 }
 
 RULE(prod_dim) {
-    reduced r = reduced_of(d);
+    reduced r = etch__reduced_of(d);
     etch_tensor *t = operand(d, 0);
     if (!r.dims.n) d->to[0] = d->grad;
     else if (!t || !t->numel) d->to[0] = no_slope(d, 0);

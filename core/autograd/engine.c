@@ -229,8 +229,7 @@ static bool keep(tape_node *n, etch_tensor *g, bool own, bool create) {
 /* What a hook returns for all samples is each one's. */
 static etch_tensor *batched_like(etch_tensor *g, etch_tensor *before) {
     if (likely(etch__batched_as(g, before))) return g;
-    return etch_copy_(
-        etch__zeros_batched((etch_dtype)g->dtype, etch_sizes(g), g->device, &before, 1), g);
+    return etch_copy_(etch_zeros_like(before), g);
 }
 
 static bool run_hooks(tape_node *n, slot *s) {

@@ -53,12 +53,6 @@ FORWARD(SYMMETRIC) {
 
 /* ---- linear in all operands together ---- */
 
-static etch_tensor *zeros_for(const forward_call *f, int i) {
-    const value_shape *s = &f->d->shape[i];
-    etch_tensor *like[] = {f->d->in[i]};
-    return etch__zeros_batched((etch_dtype)s->dtype, etch__sizes_of(s), s->device, like, 1);
-}
-
 /* in: room for the operands. */
 static etch_tensor *on_tangents(const forward_call *f, etch_tensor **in) {
     etch_scalar sc[OP_MAX_SCALARS];
@@ -66,7 +60,7 @@ static etch_tensor *on_tangents(const forward_call *f, etch_tensor **in) {
     for (int i = 0; i < f->d->nin; i++) {
         bool apart = etch__derivative_reads(f->derivative, i) & NO_GRADIENT ||
                      !etch__is_float(f->d->shape[i].dtype);
-        in[i] = apart ? f->d->in[i] : f->tangent[i] ? f->tangent[i] : zeros_for(f, i);
+        in[i] = apart ? f->d->in[i] : f->tangent[i] ? f->tangent[i] : etch_zeros_like(f->d->in[i]);
         if (!in[i]) return NULL;
     }
     return call_with(f, in, sc);
@@ -120,8 +114,8 @@ FORWARD(convolution) {
 /* That of the element which is the largest of its window. */
 FORWARD(max_pool2d) {
     const int64_t *at = f->d->at;
-    etch_dims kernel = take_dims(&at), stride = take_dims(&at);
-    etch_dims padding = take_dims(&at), dilation = take_dims(&at);
+    etch_dims kernel = etch__take_dims(&at), stride = etch__take_dims(&at);
+    etch_dims padding = etch__take_dims(&at), dilation = etch__take_dims(&at);
     etch_tensor *places =
         etch_max_pool2d_indices(f->d->in[0], kernel, stride, padding, dilation, *at);
     etch_tensor *planes = etch_flatten(f->tangent[0], -2, -1);
@@ -130,23 +124,6 @@ FORWARD(max_pool2d) {
 }
 
 /* ---- reductions ---- */
-
-typedef struct reduced {
-    uint32_t mask;
-    bool keepdim;
-    etch_dims dims, size;
-} reduced;
-
-static reduced reduced_of(const derivative_call *d) {
-    reduced r = {.size = etch__sizes_of(&d->shape[0])};
-    etch__reduced_axes(d->op, r.size.n, d->at, &r.mask, &r.keepdim);
-    for (int i = 0; i < r.size.n; i++) {
-        if (!(r.mask >> i & 1)) continue;
-        r.size.v[i] = 1;
-        r.dims.v[r.dims.n++] = i;
-    }
-    return r;
-}
 
 static etch_tensor *summed(const forward_call *f, const reduced *r, etch_tensor *t) {
     if (r->dims.n) t = etch_sum_dim(t, r->dims, true);
@@ -160,7 +137,7 @@ static etch_tensor *tangent_of(const forward_call *f, int i) {
 /* The mean over all that are the result, as the gradient is shared among them. */
 FORWARD(extreme) {
     const derivative_call *d = f->d;
-    reduced r = reduced_of(d);
+    reduced r = etch__reduced_of(d);
     etch_tensor *y = etch_reshape(d->result, r.size);
     etch_tensor *is_result = etch_logical_or(etch_eq(d->in[0], y), etch_isnan(d->in[0]));
     etch_tensor *t = etch_masked_fill(tangent_of(f, 0), etch_logical_not(is_result), 0);
@@ -214,7 +191,7 @@ FORWARD(prod) {
 }
 
 FORWARD(prod_dim) {
-    reduced r = reduced_of(f->d);
+    reduced r = etch__reduced_of(f->d);
     if (!r.dims.n) return f->tangent[0];
     if (!f->d->in[0]->numel) return of_nothing(f);
     etch_tensor *t = with_one_replaced(f, tangent_of(f, 0), (int)r.dims.v[0], false);
@@ -237,25 +214,13 @@ FORWARD(log_softmax) {
     return etch_sub(t, etch_sum_dim(mean, ETCH_DIMS(f->d->at[0]), true));
 }
 
-/* With x the normalised input: rstd (t - mean of t - x mean of x t) times the weight, and what
- * weight and bias contribute. */
+/* What the input, the weight and the bias contribute. */
 FORWARD(native_layer_norm) {
-    const derivative_call *d = f->d;
-    etch_dims dims = {.n = (int32_t)d->at[0]};
-    for (int i = 0; i < dims.n; i++) dims.v[i] = i - dims.n;
-    etch_tensor *x = operand(d, 0), *sum = NULL;
-    etch_tensor *off = etch_sub(x, etch_mean_dim(x, dims, true));
-    etch_tensor *variance = etch_mean_dim(etch_square(off), dims, true);
-    etch_tensor *rstd = etch_rsqrt(etch_add_scalar(variance, d->sc[0]));
-    x = etch_mul(off, rstd);
-    if (f->tangent[0]) {
-        etch_tensor *t = tangent_of(f, 0);
-        etch_tensor *along = etch_mean_dim(etch_mul(t, x), dims, true);
-        t = etch_sub(etch_sub(t, etch_mean_dim(t, dims, true)), etch_mul(x, along));
-        sum = etch_mul(rstd, t);
-        if (d->in[1] != ETCH_NONE) sum = etch_mul(sum, operand(d, 1));
-    }
-    if (f->tangent[1]) sum = plus(sum, etch_mul(x, tangent_of(f, 1)));
+    norm n = etch__norm_of(f->d);
+    etch_tensor *sum = NULL;
+    if (f->tangent[0]) sum = etch__norm_slope(&n, tangent_of(f, 0));
+    if (sum && f->d->in[1] != ETCH_NONE) sum = etch_mul(sum, operand(f->d, 1));
+    if (f->tangent[1]) sum = plus(sum, etch_mul(n.x, tangent_of(f, 1)));
     if (f->tangent[2]) sum = plus(sum, tangent_of(f, 2));
     return sum;
 }

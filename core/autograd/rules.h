@@ -74,11 +74,23 @@ static inline etch_tensor *times(etch_tensor *t, etch_scalar factor) {
 static inline int wrapped_dim(int64_t dim, int ndim) {
     return (int)(dim < 0 ? dim + (ndim ? ndim : 1) : dim);
 }
-/* The list of attributes at *at, which moves behind it. */
-static inline etch_dims take_dims(const int64_t **at) {
-    etch_dims dims = {.n = (int32_t) * (*at)++};
-    for (int i = 0; i < dims.n; i++) dims.v[i] = *(*at)++;
-    return dims;
-}
+/* The dimensions that a reduction of operand 0 is over. */
+typedef struct reduced {
+    uint32_t mask;
+    bool keepdim;
+    etch_dims size, dims; /* the operand's sizes with 1 for what is reduced; what is reduced */
+    int64_t count;        /* elements that come to one */
+} reduced;
+reduced etch__reduced_of(const derivative_call *d);
+
+/* ---- layer norm ---- */
+
+typedef struct norm {
+    etch_dims dims;        /* that are normalised: the last ones */
+    etch_tensor *x, *rstd; /* the input less its mean, times rstd: one over its deviation */
+} norm;
+norm etch__norm_of(const derivative_call *d);
+/* The normalisation's derivative, whose matrix is symmetric, times w. */
+etch_tensor *etch__norm_slope(const norm *n, etch_tensor *w);
 
 #endif

@@ -218,22 +218,17 @@ etch_tensor *etch__composite_repeat(const op_call *call) {
 
 /* ---- as large as another ---- */
 
-static etch_tensor *zeros_like(etch_tensor *t) {
-    etch_tensor *zeros = NULL;
-    ETCH_ON(t->device) zeros = etch_zeros((etch_dtype)t->dtype, etch_sizes(t));
-    bool plain = !(t->layers & (1u << LAYER_VMAP | 1u << LAYER_FORWARD));
-    return plain || !zeros ? zeros : etch__copy_to_fill(zeros, t);
+etch_tensor *etch__composite_zeros_like(const op_call *call) {
+    return etch__zeros_to_fill(call->in[0]);
 }
 
-etch_tensor *etch__composite_zeros_like(const op_call *call) { return zeros_like(call->in[0]); }
-
 etch_tensor *etch__composite_ones_like(const op_call *call) {
-    etch_tensor *t = zeros_like(call->in[0]);
+    etch_tensor *t = etch__zeros_to_fill(call->in[0]);
     return t ? etch_fill_(t, 1) : NULL;
 }
 
 etch_tensor *etch__composite_full_like(const op_call *call) {
-    etch_tensor *t = zeros_like(call->in[0]);
+    etch_tensor *t = etch__zeros_to_fill(call->in[0]);
     return t ? etch_fill_(t, call->sc[0]) : NULL;
 }
 

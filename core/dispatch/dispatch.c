@@ -4,6 +4,8 @@
 #include "core/base/profile.h"
 #include "core/ops/rules.h"
 
+_Atomic unsigned char etch__layered;
+
 static layer_handler layers[LAYER_COUNT];
 static op_kernel kernels[OP_CAPACITY];
 static const op_composite *composites;
@@ -54,6 +56,19 @@ etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_te
     return status;
 }
 
+/* ---- what composites write into ---- */
+
+static etch_tensor *plain_zeros(etch_tensor *like) {
+    etch_tensor *t = NULL;
+    ETCH_ON(like->device) t = etch_zeros((etch_dtype)like->dtype, etch_sizes(like));
+    return t;
+}
+static etch_tensor *plain_copy(etch_tensor *t, etch_tensor *src) {
+    return src ? etch_clone(t) : NULL;
+}
+etch_tensor *(*etch__zeros_to_fill)(etch_tensor *like) = plain_zeros;
+etch_tensor *(*etch__copy_to_fill)(etch_tensor *t, etch_tensor *src) = plain_copy;
+
 /* ---- walking the layers ---- */
 
 etch_tensor *etch__dispatch_below(dispatch_layer layer, const op_call *call) {
@@ -78,16 +93,18 @@ etch_tensor *etch__take_apart(const op_call *call) {
     return t;
 }
 
-static inline bool is_seen_by(dispatch_layer layer, const op_call *call) {
+/* Whether an operand is one whose every call one of these layers sees. */
+static inline bool is_seen_by(unsigned which, const op_call *call) {
     unsigned seen = 0;
+    if (likely(!atomic_load_explicit(&etch__layered, memory_order_relaxed))) return false;
     for (int i = 0; i < call->nin; i++) seen |= call->in[i]->layers;
-    return seen >> layer & 1;
+    return seen & which;
 }
 
 static etch_tensor *run_composite(const op_call *call) {
     /* No mode sees batched tensors, or answers for their tangents. */
-    bool taken = is_seen_by(LAYER_VMAP, call) || is_seen_by(LAYER_FORWARD, call);
-    if (unlikely(taken)) return etch__take_apart(call);
+    if (unlikely(is_seen_by(1u << LAYER_VMAP | 1u << LAYER_FORWARD, call)))
+        return etch__take_apart(call);
     if (unlikely(etch__tls.layers & 1u << LAYER_COMPOSITE_MODES) && layers[LAYER_COMPOSITE_MODES])
         return layers[LAYER_COMPOSITE_MODES](call);
     return etch__take_apart(call);
@@ -107,7 +124,7 @@ static inline etch_tensor *dispatch(const op_call *call) {
     if (call->nsc && unlikely(!etch__scalar_kinds_ok(call))) return NULL;
     if (unlikely(etch__ops[call->op].kind == KIND_COMPOSITE)) return run_composite(call);
     if (unlikely(puts_by_mask(call))) return etch__take_apart(call);
-    if (unlikely(is_seen_by(LAYER_VMAP, call))) return layers[LAYER_VMAP](call);
+    if (unlikely(is_seen_by(1u << LAYER_VMAP, call))) return layers[LAYER_VMAP](call);
     if (unlikely(etch__tls.layers)) return etch__dispatch_below(LAYER_COMPOSITE_MODES, call);
     return etch__run_eager(call);
 }
@@ -132,13 +149,6 @@ etch_tensor *etch__dispatch_layerless(const op_call *call) {
     if (unlikely(!t)) failed(call, errors);
     return t;
 }
-
-_Atomic unsigned char etch__layered;
-
-static etch_tensor *plain_copy(etch_tensor *t, etch_tensor *src) {
-    return src ? etch_clone(t) : NULL;
-}
-etch_tensor *(*etch__copy_to_fill)(etch_tensor *t, etch_tensor *src) = plain_copy;
 
 /* The outermost layer that sees the call by its operands. Views are seen, too: who shares a storage
  * is noted where gradients are in use. */

@@ -88,8 +88,9 @@ bool etch__in_parts(const op_call *call);
 void etch__register_composites(const op_composite *table);
 /* A composite's parts, called in its place; they stand at the user's line of the composite. */
 etch_tensor *etch__take_apart(const op_call *call);
-/* A copy of t, into parts of which src is to be written: it has what both have of batches and
- * tangents (core/transforms). */
+/* Zeros as large as another tensor, and a copy of t into parts of which src is to be written: with
+ * what these have of batches and tangents (core/transforms). */
+extern etch_tensor *(*etch__zeros_to_fill)(etch_tensor *like);
 extern etch_tensor *(*etch__copy_to_fill)(etch_tensor *t, etch_tensor *src);
 /* Inference, allocation, kernel, scope: the innermost step. Inputs must be materialised. */
 etch_tensor *etch__run_eager(const op_call *call);

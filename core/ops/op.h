@@ -125,6 +125,13 @@ bool etch__operands_present(const op_call *call);
 /* Sets the error where a scalar has a kind that there is not: the user may have made it by hand. */
 bool etch__scalar_kinds_ok(const op_call *call);
 
+/* The list of attributes at *at, which moves behind it. */
+static inline etch_dims etch__take_dims(const int64_t **at) {
+    etch_dims dims = {.n = (int32_t) * (*at)++};
+    for (int i = 0; i < dims.n; i++) dims.v[i] = *(*at)++;
+    return dims;
+}
+
 static inline bool etch__scalar_is(etch_scalar s, int v) {
     return s.kind == ETCH_SCALAR_REAL ? s.d == v : s.i == v;
 }

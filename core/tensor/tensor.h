@@ -71,8 +71,8 @@ typedef struct tangent {
     bool viewed; /* there are views of both: it is written in place as the tensor is */
 } tangent;
 
-/* How many levels a value may be batched at. */
-enum { BATCH_LEVELS = 6 };
+/* The most levels that a value can be batched at: each has a dimension below. */
+enum { BATCH_LEVELS = ETCH_MAX_DIMS };
 
 enum { TENSOR_ALIVE = 0x7e, TENSOR_DEAD = 0xdd };
 enum { VIEW_MADE = 1, VIEW_SAVED = 2 /* a tape made it, and nobody else has it */ };

@@ -182,15 +182,15 @@ etch_tensor *etch__sum_batch(etch_tensor *t, uint32_t level) {
 /* ---- zeros like others ---- */
 
 typedef struct level_list {
-    uint32_t level[BATCH_LEVELS]; /* rising */
-    int64_t size[BATCH_LEVELS];
+    uint32_t level[BATCH_LEVELS + 1]; /* rising; one more than a tensor can have is refused */
+    int64_t size[BATCH_LEVELS + 1];
     int n;
 } level_list;
 
 static void add_level(level_list *l, uint32_t level, int64_t size) {
     int at = 0;
     while (at < l->n && l->level[at] < level) at++;
-    if ((at < l->n && l->level[at] == level) || l->n == BATCH_LEVELS) return;
+    if ((at < l->n && l->level[at] == level) || l->n > BATCH_LEVELS) return;
     for (int i = l->n++; i > at; i--) l->level[i] = l->level[i - 1], l->size[i] = l->size[i - 1];
     l->level[at] = level, l->size[at] = size;
 }

@@ -75,12 +75,4 @@ etch_tensor *etch__copy_batched_as(etch_tensor *t, etch_tensor *const *others, i
 /* The same batched tensor over another physical one (counted; in no scope). */
 etch_tensor *etch__rebatched(const etch_tensor *t, etch_tensor *physical);
 
-/* The operator on batched operands (core/transforms/vmap.c). */
-etch_tensor *etch__batched_operator(const op_call *call);
-static inline bool etch__any_batched(const op_call *call) {
-    bool any = false;
-    for (int i = 0; i < call->nin; i++) any |= etch__is_batched(call->in[i]);
-    return any;
-}
-
 #endif

@@ -169,8 +169,3 @@ BATCHING(each_sample) {
     etch__free(in);
     return y;
 }
-
-/* ---- what has no operands ---- */
-
-/* Never asked: the layer answers for random numbers (vmap.c), others are as they are. */
-BATCHING(creation) { return call_again(b, b->in, b->call->at, b->call->nat); }

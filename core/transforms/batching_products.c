@@ -20,11 +20,8 @@ static etch_tensor *product(const batched_call *b, int i, int k) {
 
 BATCHING(mm) { return product(b, 0, 1); }
 
-static bool is(etch_scalar s, double v) {
-    return (s.kind == ETCH_SCALAR_REAL ? s.d : (double)s.i) == v;
-}
 static etch_tensor *times(etch_tensor *t, etch_scalar s) {
-    return is(s, 1) ? t : etch_mul_scalar(t, s);
+    return etch__scalar_is(s, 1) ? t : etch_mul_scalar(t, s);
 }
 
 /* beta times self and alpha times the product; a beta of 0 takes no NaN from self. */
@@ -33,8 +30,8 @@ BATCHING(addmm) {
     bool one_product = !b->batched[1] && !b->batched[2];
     etch_tensor *y = one_product ? etch_mm(b->in[1], b->in[2]) : product(b, 1, 2);
     y = times(y, alpha);
-    etch_tensor *self = is(beta, 0) ? NULL : times(etch__padded(b, 0, 2), beta);
-    if (!is(beta, 0)) y = etch_add(self, y);
+    etch_tensor *self = etch__scalar_is(beta, 0) ? NULL : times(etch__padded(b, 0, 2), beta);
+    if (!etch__scalar_is(beta, 0)) y = etch_add(self, y);
     if (y && y->ndim == 2) y = etch_expand(etch_unsqueeze(y, 0), BATCH_AND(b, b->one));
     return y;
 }
@@ -90,17 +87,12 @@ typedef struct conv {
     int64_t groups;
 } conv;
 
-static etch_dims take_list(const int64_t **at) {
-    etch_dims dims = {.n = (int32_t) * (*at)++};
-    for (int i = 0; i < dims.n; i++) dims.v[i] = *(*at)++;
-    return dims;
-}
-
 static conv conv_of(const batched_call *b, bool backward) {
     const int64_t *at = b->call->at;
     conv c;
-    if (backward) take_list(&at);
-    c.stride = take_list(&at), c.padding = take_list(&at), c.dilation = take_list(&at);
+    if (backward) etch__take_dims(&at);
+    c.stride = etch__take_dims(&at), c.padding = etch__take_dims(&at),
+    c.dilation = etch__take_dims(&at);
     c.groups = *at;
     return c;
 }

@@ -101,7 +101,7 @@ static etch_tensor *run_at(const op_call *call, uint32_t level, operands *o) {
     return etch__batch_made(t, level);
 }
 
-etch_tensor *etch__batched_operator(const op_call *call) {
+static etch_tensor *batched_operator(const op_call *call) {
     uint32_t level = highest_level(call);
     operands o;
     if (!may_be_used(call, level) || !take_operands(&o, call)) return NULL;
@@ -147,17 +147,22 @@ static etch_tensor *random_numbers(const op_call *call) {
 /* ---- the layer ---- */
 
 static etch_tensor *batch_layer(const op_call *call) {
-    if (etch__any_batched(call)) return etch__batched_operator(call);
+    if (highest_level(call)) return batched_operator(call);
     if (!(etch__ops[call->op].flags & OPF_RANDOM)) return etch__dispatch_below(LAYER_VMAP, call);
     etch__drop_left_levels();
     return etch__tls.nlevels ? random_numbers(call) : etch__dispatch_below(LAYER_VMAP, call);
 }
 
+static etch_tensor *zeros_to_fill(etch_tensor *like) {
+    etch_dtype dtype = (etch_dtype)like->dtype;
+    return etch__zeros_batched(dtype, etch_sizes(like), like->device, &like, 1);
+}
 static etch_tensor *copy_to_fill(etch_tensor *t, etch_tensor *src) {
     return etch__copy_batched_as(t, &src, 1);
 }
 
 void etch__start_batches(void) {
     etch__register_layer(LAYER_VMAP, batch_layer);
+    etch__zeros_to_fill = zeros_to_fill;
     etch__copy_to_fill = copy_to_fill;
 }

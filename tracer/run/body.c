@@ -69,12 +69,16 @@ etch_status etch__results_in_scope(const char *name, int64_t scope, unsigned err
     return etch__checked_results(name, errors, status, io);
 }
 
+/* The body may free the function: what it has is not asked for behind it. */
 etch_status etch__call_in_scope(etch_function *f, const call_io *io) {
+    return etch__body_in_scope(&f->body, f->name, io);
+}
+
+etch_status etch__body_in_scope(const function_body *body, const char *name, const call_io *io) {
     int64_t scope = etch_scope_begin();
     if (scope < 0) return etch__tls.status;
-    const char *name = f->name; /* not asked for behind the body, which may free the function */
     unsigned errors = etch__tls.errors;
-    etch_status status = etch__call_body(&f->body, io);
+    etch_status status = etch__call_body(body, io);
     status = etch__results_in_scope(name, scope, errors, status, io);
     etch__close_deeper(scope, status, io);
     for (int i = 0; status == ETCH_OK && i < io->nout; i++)

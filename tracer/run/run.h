@@ -119,6 +119,7 @@ etch_status etch__call_body(const function_body *f, const call_io *io);
 /* The body in a scope of its own, operators as the thread runs them (rule 4 of
  * docs/architecture.md). */
 etch_status etch__call_in_scope(etch_function *f, const call_io *io);
+etch_status etch__body_in_scope(const function_body *body, const char *name, const call_io *io);
 /* What a body has returned, checked; errors: how many the thread had before it
  * (core/base/thread.h). */
 etch_status etch__checked_results(const char *name, unsigned errors, etch_status status,

@@ -272,8 +272,8 @@ etch_status etch__call_wrapped(etch_function *f, const call_io *io) {
     trace_run *r = etch__current_run();
     if (f->wrap == WRAP_MAPPED) return etch__call_mapped(f, io);
     if (f->wrap == WRAP_DISABLE) return call_disabled(r, f, io);
-    bool plain = !r || r->disabled || r->eager || etch__tls.nlevels ||
-                 etch__mode_entered_since(r->modes);
+    bool plain =
+        !r || r->disabled || r->eager || etch__tls.nlevels || etch__mode_entered_since(r->modes);
     if (plain) return etch__call_in_scope(f, io);
     if (f->wrap == WRAP_CONSTANT) return call_constant(r, f, io);
     if (io->nout != 1)

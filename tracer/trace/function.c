@@ -201,7 +201,6 @@ etch_function *etch__function_new(function_kind kind, void (*fn)(void),
     if (!f->gen || !set_options(f, options)) {
         etch__generation_free(f->gen);
         etch__free(f->name);
-    etch__free(f->mapped);
         etch__free(f);
         return NULL;
     }
