@@ -191,7 +191,7 @@ static bool take_inputs(const imported_call *c) {
 /* Where inputs are written, arguments share memory as they did when it was recorded. */
 static bool sharing_ok(const imported_call *c) {
     const program *p = c->p;
-    int first = p->g->ninputs - p->ncaptures;
+    int first = etch__first_capture(p);
     for (int v = 0; p->writes && v < p->g->ninputs; v++)
         for (int u = 0; u < v && u < first; u++) {
             bool shared = c->inputs[u]->storage == c->inputs[v]->storage;

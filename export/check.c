@@ -10,27 +10,13 @@ static bool fault(const char *what, int number) {
 
 /* ---- inputs ---- */
 
-/* Elements of a tensor that looks so, from the least to the one behind the last. */
-static bool extent(const tensor_meta *m, int64_t *least, int64_t *end) {
-    int64_t low = 0, high = 0;
-    for (int d = 0; d < m->ndim; d++)
-        if (m->size[d] == 0) return *least = *end = 0, true;
-    for (int d = 0; d < m->ndim; d++) {
-        int64_t far;
-        if (__builtin_mul_overflow(m->size[d] - 1, m->stride[d], &far)) return false;
-        if (__builtin_add_overflow(far < 0 ? low : high, far, far < 0 ? &low : &high)) return false;
-    }
-    *least = low, *end = high + 1;
-    return high < INT64_MAX / 16 && low > INT64_MIN / 16;
-}
-
 static bool inputs_ok(const program *p) {
     const graph *g = p->g;
     for (int v = 0; v < g->ninputs; v++) {
         const graph_value *in = &g->values[v];
         int64_t least, end;
         bool base_ok = in->base <= v && g->values[in->base].base == in->base;
-        if (!base_ok || in->meta.offset || !extent(&in->meta, &least, &end))
+        if (!base_ok || in->meta.offset || !etch__program_extent(&in->meta, &least, &end))
             return fault("input", v);
     }
     return true;
@@ -66,29 +52,11 @@ static bool state_ok(const graph_node *n) {
     return !(n->state & ~known) && STATE_DTYPE(n->state) < ETCH_DTYPE_COUNT;
 }
 
-/* A handle that looks like the value, for inference. */
-static void set_handle(etch_tensor *t, const tensor_meta *m) {
-    memset(t, 0, sizeof *t);
-    etch__apply_meta(t, m);
-    t->magic = TENSOR_ALIVE, t->deferred = 1, t->value = -1;
-    atomic_store(&t->refs, 1 << 30);
-}
-
 static bool node_ok(const program *p, int i, etch_tensor *handles, etch_tensor **in) {
     const graph *g = p->g;
     const graph_node *n = &g->nodes[i];
     const op_info *op = &etch__ops[n->op];
-    for (int k = 0; k < n->nin; k++) {
-        int32_t v = g->operands[n->in + k];
-        in[k] = v < 0 ? ETCH_NONE : &handles[v];
-    }
-    op_call call = {.op = n->op,
-                    .nin = n->nin,
-                    .nsc = n->nsc,
-                    .nat = n->nat,
-                    .in = in,
-                    .sc = p->scalars + n->sc,
-                    .at = g->attrs + n->at};
+    const op_call call = etch__program_call(p, i, handles, in);
     tensor_meta m;
     if (!state_ok(n) || op->flags & OPF_EFFECTS || !class_ok(&call) ||
         !etch__operands_present(&call))
@@ -104,7 +72,8 @@ static bool nodes_ok(const program *p) {
     etch_tensor *handles = etch__calloc((size_t)g->nvalues + 1, sizeof *handles);
     etch_tensor **in = etch__calloc((size_t)g->noperands + 1, sizeof *in);
     bool ok = handles && in;
-    for (int v = 0; ok && v < g->nvalues; v++) set_handle(&handles[v], &g->values[v].meta);
+    for (int v = 0; ok && v < g->nvalues; v++)
+        etch__program_handle(&handles[v], &g->values[v].meta);
     for (int i = 0; ok && i < g->nnodes; i++) ok = node_ok(p, i, handles, in);
     etch__free(handles);
     etch__free(in);
@@ -133,7 +102,7 @@ static bool device_ok(const program *p) {
     for (int v = 1; v < g->nvalues; v++)
         if (g->values[v].meta.device != g->values[0].meta.device)
             return fault("the device of value", v);
-    int device = g->nvalues ? g->values[0].meta.device : 0;
+    int device = etch__program_device(p);
     return !device || etch__device_check(device, "etch_import", NULL);
 }
 

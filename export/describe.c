@@ -37,22 +37,12 @@ static void put_arguments(bounded_text *t, const program *p) {
     }
 }
 
-static bool writes(const program *p, int32_t input) {
-    for (int i = 0; i < p->g->nnodes; i++) {
-        const graph_node *n = &p->g->nodes[i];
-        if (etch__ops[n->op].kind == KIND_INPLACE &&
-            p->g->values[n->out].base == p->g->values[input].base)
-            return true;
-    }
-    return false;
-}
-
-static void put_weights(bounded_text *t, const program *p) {
-    int first = p->g->ninputs - p->ncaptures;
+static void put_weights(bounded_text *t, const program *p, const uint8_t *written) {
+    int first = etch__first_capture(p);
     for (int i = 0; i < p->ncaptures; i++) {
         etch__text_add(t, "weight %d: %%%d '%s' ", i, first + i, p->captures[i].name);
         put_shape(t, &p->g->values[first + i].meta);
-        etch__text_add(t, "%s\n", writes(p, first + i) ? ", written" : "");
+        etch__text_add(t, "%s\n", written[first + i] ? ", written" : "");
     }
 }
 
@@ -86,15 +76,18 @@ int64_t etch_export_describe(const char *path, char *buf, size_t n) {
                -1;
     if (!etch__file_load(path, CODE_TO_SHOW, &e)) return -1;
     char *graph_text = etch__graph_text(e.p->g);
-    if (graph_text) {
+    uint8_t *written = etch__program_written(e.p);
+    bool ok = graph_text && written;
+    if (ok) {
         etch__text_add(&t, "file: version %d, hash right\n", FILE_VERSION);
         put_arguments(&t, e.p);
         put_sizes(&t, e.p);
-        put_weights(&t, e.p);
+        put_weights(&t, e.p, written);
         put_code(&t, &e);
         etch__text_add(&t, "%s", graph_text);
     }
     etch__free(graph_text);
+    etch__free(written);
     etch__exported_free(&e);
-    return graph_text ? (int64_t)t.n : -1;
+    return ok ? (int64_t)t.n : -1;
 }

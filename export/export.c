@@ -76,8 +76,7 @@ static etch_export_options settled(const etch_export_options *given) {
 /* ---- code ---- */
 
 static bool target_ok(const program *p) {
-    int device = p->g->nvalues ? p->g->values[0].meta.device : 0;
-    const jit_target *t = etch__target(device);
+    const jit_target *t = etch__target(etch__program_device(p));
     const char *why = t ? t->absent : "there is no compiler for its device";
     if (!why) return true;
     return etch__false_at(NULL, ETCH_ERR_UNSUPPORTED,
@@ -92,8 +91,7 @@ static bool compile(const exported *e, const program *p, bool instance) {
         .mode = p->mode, .numerics = p->numerics, .instance = instance, .strict = true};
     plan *made = NULL;
     bool ok = native && etch__backend_compile(native, p->g, &options, &made) == ETCH_OK;
-    bool device = p->g->nvalues && p->g->values[0].meta.device;
-    if (ok && device && !instance) etch__warm_up(p, made, e->captured);
+    if (ok && etch__program_device(p) && !instance) etch__warm_up(p, made, e->captured);
     etch__plan_release(made);
     return ok;
 }

@@ -5,17 +5,6 @@
 
 #define SITE __builtin_return_address(0)
 
-static bool note_written(etch_imported *f) {
-    const graph *g = f->e.p->g;
-    f->written = etch__calloc((size_t)g->ninputs + 1, 1);
-    for (int i = 0; f->written && i < g->nnodes; i++) {
-        int32_t base = g->values[g->nodes[i].out].base;
-        if (etch__ops[g->nodes[i].op].kind != KIND_INPLACE || base >= g->ninputs) continue;
-        for (int v = 0; v < g->ninputs; v++) f->written[v] |= g->values[v].base == base;
-    }
-    return f->written != NULL;
-}
-
 /* ---- life ---- */
 
 void etch_imported_free(etch_imported *f) {
@@ -40,10 +29,8 @@ static bool options_of(const etch_import_options *given, etch_import_options *o)
 
 static bool begin(etch_imported *f, const char *path) {
     file_code code = f->code == ETCH_CODE_OF_FILE ? CODE_TO_RUN : CODE_LEFT;
-    if (!etch__file_load(path, code, &f->e) || !note_written(f)) return false;
-    instance *first = etch__instance_get(f, NULL);
-    etch__instance_release(first);
-    return first != NULL;
+    return etch__file_load(path, code, &f->e) && (f->written = etch__program_written(f->e.p)) &&
+           etch__instance_first(f);
 }
 
 etch_imported *etch_import_with(const char *path, const etch_import_options *options) {

@@ -31,6 +31,9 @@ struct etch_imported {
     atomic_bool warned; /* of sizes that run without compiled code */
 };
 
+/* That for the sizes of the file, when the function is imported: nobody else knows it yet. false
+ * with the error set. */
+bool etch__instance_first(etch_imported *f);
 /* That for these sizes (of p's symbols; ignored where there are none), made where it is missing,
  * with a count. NULL with the error set. */
 instance *etch__instance_get(etch_imported *f, const int64_t *sizes);

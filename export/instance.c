@@ -19,7 +19,7 @@ void etch__instance_release(instance *x) {
 /* ---- plans ---- */
 
 static bool no_compiler(const program *p) {
-    const jit_target *t = etch__target(p->g->nvalues ? p->g->values[0].meta.device : 0);
+    const jit_target *t = etch__target(etch__program_device(p));
     if (t && !t->absent) return false;
     etch__error_at(NULL, ETCH_ERR_UNSUPPORTED,
                    "etch_import: %s: ETCH_CODE_COMPILE, but %s; ETCH_CODE_EAGER runs without",
@@ -114,22 +114,23 @@ static instance *add(etch_imported *f, instance *x) {
     return gone;
 }
 
-static bool make_first(etch_imported *f, instance **x) {
+bool etch__instance_first(etch_imported *f) {
     int64_t sizes[SYMBOLS_MAX] = {0};
     for (int s = 0; s < f->e.p->nsymbols; s++) sizes[s] = f->e.p->symbols[s].size;
     if (f->code == ETCH_CODE_COMPILE) {
         if (no_compiler(f->e.p) || !(f->e.pack = etch__pack_new())) return false;
         etch__cache_identity(f->e.identity, sizeof f->e.identity);
     }
-    return (*x = make(f, sizes, true)) != NULL;
+    instance *x = make(f, sizes, true);
+    if (x) f->instances[f->ninstances++] = x;
+    return x != NULL;
 }
 
 instance *etch__instance_get(etch_imported *f, const int64_t *sizes) {
     pthread_mutex_lock(&f->lock);
-    instance *x = sizes || f->ninstances ? find(f, sizes) : NULL, *gone = NULL;
+    instance *x = find(f, sizes), *gone;
     pthread_mutex_unlock(&f->lock);
-    if (x) return x;
-    if (sizes ? !(x = make(f, sizes, false)) : !make_first(f, &x)) return NULL;
+    if (x || !(x = make(f, sizes, false))) return x;
     pthread_mutex_lock(&f->lock);
     gone = add(f, x);
     pthread_mutex_unlock(&f->lock);

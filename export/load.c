@@ -100,15 +100,11 @@ static bool hash_ok(const reading *r) {
 /* ---- captured tensors ---- */
 
 static bool inside(const tensor_meta *m, int64_t offset, const etch_tensor *kept) {
-    int64_t low = 0, high = 0, bytes = kept->numel * etch__item_size(kept);
-    for (int d = 0; d < m->ndim; d++)
-        if (m->size[d] == 0) return true;
-    for (int d = 0; d < m->ndim; d++) {
-        int64_t far = (m->size[d] - 1) * m->stride[d]; /* fits: the program was checked */
-        *(far < 0 ? &low : &high) += far;
-    }
-    int64_t item = etch__element_bytes[m->dtype];
-    return offset < INT64_MAX / 16 && offset + low >= 0 && (offset + high + 1) * item <= bytes;
+    int64_t least, end, item = etch__element_bytes[m->dtype];
+    if (!etch__program_extent(m, &least, &end)) return false;
+    if (least == end) return true; /* no elements */
+    return offset < INT64_MAX / 16 && offset + least >= 0 &&
+           (offset + end) * item <= kept->numel * etch__item_size(kept);
 }
 
 static etch_tensor *stored_for(const reading *r, int i) {
@@ -132,7 +128,7 @@ static etch_tensor *on_device(reading *r, etch_tensor *kept, int device) {
 
 static bool make_capture(reading *r, int i) {
     program *p = r->e->p;
-    tensor_meta m = p->g->values[p->g->ninputs - p->ncaptures + i].meta;
+    tensor_meta m = p->g->values[etch__first_capture(p) + i].meta;
     etch_tensor *kept = stored_for(r, i);
     if (!kept) return false;
     if ((m.dtype != kept->dtype && kept->dtype != ETCH_U8) ||
@@ -150,7 +146,7 @@ static bool make_capture(reading *r, int i) {
 /* Where inputs are written, the program and the file say the same of who shares memory. */
 static bool sharing_ok(const reading *r) {
     const program *p = r->e->p;
-    int first = p->g->ninputs - p->ncaptures;
+    int first = etch__first_capture(p);
     for (int i = 0; i < p->ncaptures; i++)
         for (int k = 0; p->writes && k <= i; k++) {
             bool shared = r->e->captured[i]->storage == r->e->captured[k]->storage;

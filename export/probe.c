@@ -127,8 +127,7 @@ static bool make_arguments(const program *p, etch_tensor *const *in, const int64
 static bool record_with(etch_function *f, const program *p, etch_tensor *const *in, int nout,
                         const int64_t *sizes, recorded *out) {
     etch_tensor **args = etch__calloc((size_t)p->nargs + 1, sizeof *args);
-    int device = p->g->nvalues ? p->g->values[0].meta.device : 0;
-    etch_storage *nothing = args ? etch__storage_over(device, NULL, 0) : NULL;
+    etch_storage *nothing = args ? etch__storage_over(etch__program_device(p), NULL, 0) : NULL;
     bool ok = false;
     if (nothing)
         ETCH_SCOPE

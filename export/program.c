@@ -1,6 +1,8 @@
 /* See program.h. */
 #include "export/program.h"
 
+#include "core/dispatch/dispatch.h"
+
 void etch__program_free(program *p) {
     if (!p) return;
     etch__graph_free(p->g);
@@ -28,6 +30,57 @@ int etch__program_symbol(const program *p, int argument, int dim) {
     for (int i = 0; i < p->ndims; i++)
         if (p->dims[i].argument == argument && p->dims[i].dim == dim) return p->dims[i].symbol;
     return -1;
+}
+
+uint8_t *etch__program_written(const program *p) {
+    const graph *g = p->g;
+    uint8_t *written = etch__calloc((size_t)g->ninputs + 1, 1);
+    for (int i = 0; written && i < g->nnodes; i++) {
+        int32_t base = g->values[g->nodes[i].out].base;
+        if (etch__ops[g->nodes[i].op].kind == KIND_INPLACE && base < g->ninputs) written[base] = 1;
+    }
+    for (int v = 0; written && v < g->ninputs; v++) written[v] = written[g->values[v].base];
+    return written;
+}
+
+bool etch__program_extent(const tensor_meta *m, int64_t *least, int64_t *end) {
+    int64_t low = 0, high = 0;
+    *least = *end = 0;
+    for (int d = 0; d < m->ndim; d++)
+        if (m->size[d] == 0) return true;
+    for (int d = 0; d < m->ndim; d++) {
+        int64_t far;
+        if (__builtin_mul_overflow(m->size[d] - 1, m->stride[d], &far)) return false;
+        if (__builtin_add_overflow(far < 0 ? low : high, far, far < 0 ? &low : &high)) return false;
+    }
+    if (high >= INT64_MAX / 16 || low <= INT64_MIN / 16) return false;
+    *least = low, *end = high + 1;
+    return true;
+}
+
+/* ---- for inference ---- */
+
+void etch__program_handle(etch_tensor *t, const tensor_meta *m) {
+    etch__apply_meta(t, m);
+    t->magic = TENSOR_ALIVE, t->deferred = 1, t->value = -1;
+    atomic_store(&t->refs, 1 << 30);
+}
+
+op_call etch__program_call(const program *p, int i, etch_tensor *handles, etch_tensor **in) {
+    const graph *g = p->g;
+    const graph_node *n = &g->nodes[i];
+    for (int k = 0; k < n->nin; k++) {
+        int32_t v = g->operands[n->in + k];
+        in[k] = v < 0 ? ETCH_NONE : &handles[v];
+    }
+    return (op_call){.op = n->op,
+                     .nin = n->nin,
+                     .nsc = n->nsc,
+                     .nat = n->nat,
+                     .in = in,
+                     .sc = p->scalars + n->sc,
+                     .at = g->attrs + n->at,
+                     .site = n->site};
 }
 
 /* ---- differences ---- */

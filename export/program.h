@@ -48,11 +48,28 @@ static inline bool etch__program_draws(const program *p, int i) {
     return (etch__ops[p->g->nodes[i].op].flags & OPF_RANDOM) != 0;
 }
 
+static inline int etch__first_capture(const program *p) { return p->g->ninputs - p->ncaptures; }
+/* All its tensors lie there. */
+static inline int etch__program_device(const program *p) {
+    return p->g->nvalues ? p->g->values[0].meta.device : 0;
+}
+/* Per input: whether a call writes its storage. To be freed; NULL without memory. */
+uint8_t *etch__program_written(const program *p);
+/* Elements of a tensor that looks so, from the least (not above 0) to the one behind the last; both
+ * 0 where it has none. false: more than any memory has. */
+bool etch__program_extent(const tensor_meta *m, int64_t *least, int64_t *end);
+
 /* The first difference, as a sentence; NULL: there is none. Lives until the next call. resized: of
  * two recordings with other sizes, which may differ in attributes, scalars and sizes. */
 const char *etch__program_difference(const program *a, const program *b, bool resized);
 /* The symbol of an argument's dimension, or -1. */
 int etch__program_symbol(const program *p, int argument, int dim);
+
+/* ---- for inference: zeroed handles without data that look like the values ---- */
+
+void etch__program_handle(etch_tensor *t, const tensor_meta *m);
+/* The call of node i on them, with the program's scalars and words; in: room for its operands. */
+op_call etch__program_call(const program *p, int i, etch_tensor *handles, etch_tensor **in);
 
 /* ---- resize.c ---- */
 

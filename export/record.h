@@ -12,8 +12,6 @@ typedef struct recorded {
     bool *left; /* per input: the call has left a gradient that was not there */
 } recorded;
 
-static inline int etch__first_capture(const program *p) { return p->g->ninputs - p->ncaptures; }
-
 /* false with the error set: a graph break, a call that cannot be repeated, gradients that are for
  * outside. The body runs twice, and its own effects on what is no tensor happen. */
 bool etch__record(etch_function *f, etch_tensor *const *in, int nin, int nout, recorded *r);

@@ -34,13 +34,6 @@ static bool compute_formulas(resizing *r) {
 
 /* ---- values ---- */
 
-static void set_handle(etch_tensor *t, const tensor_meta *m) {
-    memset(t, 0, sizeof *t);
-    etch__apply_meta(t, m);
-    t->magic = TENSOR_ALIVE, t->deferred = 1, t->value = -1;
-    atomic_store(&t->refs, 1 << 30);
-}
-
 /* Arguments whose sizes change lie row-major. */
 static bool resize_input(const resizing *r, int argument, tensor_meta *m) {
     const program *p = r->from;
@@ -62,7 +55,7 @@ static bool add_inputs(resizing *r) {
         while (argument >= 0 && p->args[argument].input != v) argument--;
         if (!resize_input(r, argument, &m) || etch__graph_add_input(r->to->g, &m) < 0) return false;
         r->to->g->values[v].base = p->g->values[v].base;
-        set_handle(&r->handles[v], &m);
+        etch__program_handle(&r->handles[v], &m);
     }
     return true;
 }
@@ -82,23 +75,13 @@ static bool add_node(resizing *r, int i) {
     const graph *g = r->from->g;
     const graph_node *n = &g->nodes[i];
     tensor_meta m;
-    for (int k = 0; k < n->nin; k++) {
-        int32_t v = g->operands[n->in + k];
-        r->in[k] = v < 0 ? ETCH_NONE : &r->handles[v];
-    }
-    op_call call = {.op = n->op,
-                    .nin = n->nin,
-                    .nsc = n->nsc,
-                    .nat = n->nat,
-                    .in = r->in,
-                    .sc = r->to->scalars + n->sc,
-                    .at = r->words + n->at,
-                    .site = n->site};
+    op_call call = etch__program_call(r->from, i, r->handles, r->in);
+    call.sc = r->to->scalars + n->sc, call.at = r->words + n->at;
     if (!infer(r, i, &call, &m)) return false;
     int at = etch__graph_add_node(r->to->g, &call, g->operands + n->in, &m);
     if (at < 0) return false;
     r->to->g->nodes[at].state = n->state;
-    if (etch__ops[n->op].kind != KIND_INPLACE) set_handle(&r->handles[n->out], &m);
+    if (etch__ops[n->op].kind != KIND_INPLACE) etch__program_handle(&r->handles[n->out], &m);
     return true;
 }
 

@@ -11,32 +11,13 @@ typedef struct warming {
     etch_storage **storages; /* per base of what is written or passed */
     etch_storage **produced;
     etch_scalar *scalars;
+    uint8_t *written; /* per input */
 } warming;
 
 static bool calls_the_user(const program *p) {
     for (int i = 0; i < p->g->nnodes; i++)
         if (etch__op_is_users(p->g->nodes[i].op)) return true;
     return false;
-}
-
-static bool is_written(const program *p, int32_t base) {
-    for (int i = 0; i < p->g->nnodes; i++) {
-        const graph_node *n = &p->g->nodes[i];
-        if (etch__ops[n->op].kind == KIND_INPLACE && p->g->values[n->out].base == base) return true;
-    }
-    return false;
-}
-
-/* Elements before the first one of a tensor that looks so, and bytes of all. */
-static int64_t place(const tensor_meta *m, size_t *bytes) {
-    int64_t low = 0, high = 0, item = etch__element_bytes[m->dtype];
-    for (int d = 0; d < m->ndim; d++) {
-        int64_t far = (m->size[d] - 1) * m->stride[d];
-        if (m->size[d] == 0) return *bytes = 0, 0;
-        *(far < 0 ? &low : &high) += far;
-    }
-    *bytes = (size_t)((high - low + 1) * item);
-    return -low;
 }
 
 static etch_storage *zeros(int device, size_t bytes) {
@@ -53,11 +34,13 @@ static etch_storage *zeros(int device, size_t bytes) {
 /* One storage for all inputs over a base. */
 static etch_storage *storage_of(warming *w, int32_t base) {
     const graph *g = w->p->g;
-    size_t most = 0, bytes;
+    size_t most = 0;
+    int64_t least, end;
     if (w->storages[base]) return w->storages[base];
     for (int v = base; v < g->ninputs; v++) {
         if (g->values[v].base != base) continue;
-        place(&g->values[v].meta, &bytes);
+        if (!etch__program_extent(&g->values[v].meta, &least, &end)) return NULL;
+        size_t bytes = (size_t)((end - least) * etch__element_bytes[g->values[v].meta.dtype]);
         if (bytes > most) most = bytes;
     }
     return w->storages[base] = zeros(g->values[base].meta.device, most);
@@ -65,14 +48,15 @@ static etch_storage *storage_of(warming *w, int32_t base) {
 
 static bool make_input(warming *w, int v) {
     const program *p = w->p;
-    int first = p->g->ninputs - p->ncaptures;
+    int first = etch__first_capture(p);
     int32_t base = p->g->values[v].base;
-    if (v >= first && !is_written(p, base))
+    if (v >= first && !w->written[v])
         return (w->inputs[v] = etch_retain(w->captured[v - first])) != NULL;
     tensor_meta m = p->g->values[v].meta;
-    size_t bytes;
+    int64_t least, end;
     etch_storage *s = storage_of(w, base);
-    m.offset = place(&m, &bytes);
+    if (!etch__program_extent(&m, &least, &end)) return false;
+    m.offset = -least;
     w->inputs[v] = s ? etch__tensor_alloc() : NULL;
     if (w->inputs[v]) etch__lie_over(w->inputs[v], &m, s);
     return w->inputs[v] != NULL;
@@ -97,7 +81,8 @@ void etch__warm_up(const program *p, plan *warmed, etch_tensor *const *captured)
     warming w = {.p = p, .captured = captured};
     void **room = etch__calloc(2 * n + (size_t)p->g->noutputs + 1, sizeof *room);
     w.scalars = etch__calloc((size_t)p->g->nscalars + 1, sizeof *w.scalars);
-    bool ok = room && w.scalars;
+    w.written = etch__program_written(p);
+    bool ok = room && w.scalars && w.written;
     w.inputs = (etch_tensor **)room;
     w.storages = (etch_storage **)(room + n), w.produced = (etch_storage **)(room + 2 * n);
     for (int v = 0; ok && v < p->g->ninputs; v++) ok = make_input(&w, v);
@@ -107,5 +92,6 @@ void etch__warm_up(const program *p, plan *warmed, etch_tensor *const *captured)
         if (w.storages[v]) etch__storage_release(w.storages[v]);
     }
     etch__free(w.scalars);
+    etch__free(w.written);
     etch__free(room);
 }

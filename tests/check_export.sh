@@ -29,14 +29,20 @@ by_python() {
 if python3 -c 'import ctypes' 2>/dev/null && [ -f "$build/libetch.so" ]; then by_python; fi
 
 unshare -rm true 2>/dev/null || { echo "no mount namespaces here"; exit 77; }
+# What is hidden is what the helper loads, so a library in an unusual place is found as well.
+helper=$(find "$build" -name etch-jit -type f)
+jit=$(ldd "$helper" | awk '/libgccjit/ { print $3 }')
+[ -f "$jit" ] || { echo "no libgccjit that $helper loads"; exit 1; }
+jit=$(readlink -f "$jit")
 # hidden COMMAND: runs it where the two are empty files that nobody may read or run.
 hidden() {
-    local jit
-    jit=$(ldconfig -p | awk '/libgccjit\.so/ { print $NF }')
-    HIDE="$(readlink -f $jit) $(find "$build" -name etch-jit -type f)" unshare -rm bash -c '
-        for file in $HIDE; do mount --bind /dev/null "$file"; done
-        exec "$@"' hidden "$@"
+    unshare -rm bash -c '
+        for file in "$1" "$2"; do mount --bind /dev/null "$file"; done
+        shift 2
+        exec "$@"' hidden "$jit" "$helper" "$@"
 }
+[ -s "$jit" ] && hidden test ! -s "$jit" || { echo "libgccjit is not hidden"; exit 1; }
+if hidden "$helper" 2>/dev/null; then echo "etch-jit is not hidden"; exit 1; fi
 for file in "$work"/*.etch; do
     name=$(basename "$file" .etch)
     ETCH_CACHE_SIZE=0 hidden "$build/tests/test_export" --child "$name" "$work" >"$work/log" 2>&1 ||

@@ -7,7 +7,6 @@
 #include "file_support.h"
 
 #include <sys/wait.h>
-#include <time.h>
 
 #include <etch/debug.h>
 
@@ -244,12 +243,6 @@ NN_FN void same_as(const etch_safetensors *want, const char *name, etch_tensor *
     if (k < 0) fail_msg("nothing is known of %s", name);
     if (!etch_bitwise_equal(must(etch_safetensors_tensor(want, k)), must(have)))
         fail_msg("%s differs", name);
-}
-
-NN_FN double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
 /* compiled: each call runs kernels, of the file or made here. */
