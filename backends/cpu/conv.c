@@ -10,8 +10,6 @@
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
-
 /* ---- a tile ---- */
 
 /* Adds the bias to n values of one channel, rounds and stores them. */
@@ -45,22 +43,17 @@ static void finish_tile(const conv *c, const conv_tile *t, char *product, int64_
 static bool do_tile(const conv *c, const conv_tile *t, char *matrix, char *product) {
     int64_t channel = t->group * c->out_channels, n = t->images * t->n;
     int64_t at = (t->image * c->at.groups * c->out_channels + channel) * c->positions + t->first;
-    int64_t plane = (t->image * c->at.groups + t->group) * c->in_channels * c->pixels + t->first;
     bool direct = c->type == c->dtype && t->images == 1;
     char *y = c->y + at * (int64_t)etch_dtype_size(c->dtype);
     library_product p = {.a = c->w + channel * c->rows * c->size,
-                         .b = c->plain ? c->x + plane * c->size : matrix,
                          .c = direct ? y : product,
                          .lda = c->rows,
-                         .ldb = c->plain   ? c->pixels
-                                : c->lines ? n
-                                           : c->rows,
                          .ldc = direct ? c->positions : n,
                          .m = c->out_channels,
                          .n = n,
                          .k = c->rows,
                          .b_transposed = !c->lines};
-    if (!c->plain) etch__conv_fill(c, matrix, c->x, t);
+    p.b = etch__conv_fill(c, matrix, t, &p.ldb);
     if (!etch__library_product(c->type, &p)) return false;
     finish_tile(c, t, p.c, p.ldc, y);
     return true;

@@ -50,8 +50,8 @@ const char *etch__conv_pixels(const conv *c, const char *x, void **copy);
 const char *etch__conv_places(const conv *c, const char *w, void **copy);
 
 /* The matrix of a tile, [positions][places][channels], or by lines [channels][places][positions],
- * from x as above. */
-void etch__conv_fill(const conv *c, char *matrix, const char *x, const conv_tile *t);
+ * from c's x, which lies as above: filled into room, or x itself. *ld is the distance of rows. */
+const char *etch__conv_fill(const conv *c, char *room, const conv_tile *t, int64_t *ld);
 /* The reverse: each element of the matrix is added to the one that it came from; those are of the
  * tile's images only, with so many channels. */
 void etch__conv_add(const conv *c, char *to, int64_t channels, const char *matrix,

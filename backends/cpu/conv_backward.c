@@ -15,7 +15,6 @@
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
 
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 static int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size; }
 
 /* n values of the compute type, which it overwrites, as elements of the dtype. */
@@ -60,23 +59,17 @@ static bool add_tile(const weight_job *j, const conv_tile *t, int64_t first, int
                      bool adds, char *room) {
     const conv *c = &j->c;
     int64_t channel = t->group * c->out_channels + first, n = t->images * t->n, ld;
-    int64_t plane = (t->image * c->at.groups + t->group) * c->in_channels * c->pixels + t->first;
-    char *matrix = room + m * n * c->size;
     const char *g = etch__conv_gather(c, j->g + channel * c->positions * c->size, t, m, room, &ld);
     library_product p = {.a = g,
-                         .b = c->plain ? c->x + plane * c->size : matrix,
                          .c = sum,
                          .lda = ld,
-                         .ldb = c->plain   ? c->pixels
-                                : c->lines ? n
-                                           : c->rows,
                          .ldc = c->rows,
                          .m = m,
                          .n = c->rows,
                          .k = n,
                          .b_transposed = c->lines,
                          .adds = adds};
-    if (!c->plain) etch__conv_fill(c, matrix, c->x, t);
+    p.b = etch__conv_fill(c, room + m * n * c->size, t, &p.ldb);
     return etch__library_product(c->type, &p);
 }
 

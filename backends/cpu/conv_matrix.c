@@ -10,14 +10,13 @@
 #include <limits.h>
 
 #include "backends/cpu/conv.h"
+#include "backends/cpu/reach.h"
 #include "core/base/pool.h"
 #include "core/dispatch/dispatch.h"
 
 /* ---- sizes and tiles ---- */
 
 enum { TILE_MATRIX = 1 << 17, TILE_LEAST = 64, TILE_MOST = 256, NARROW = 12, WIDE = 16 };
-
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
 
 static void plan_tiles(conv *c) {
     int64_t tile = TILE_MATRIX / (c->rows + 1) / 16 * 16;
@@ -177,18 +176,23 @@ static inline void clear_run(char *to, int64_t bytes) {
     copy_run(to, zeros, bytes);
 }
 
-static inline void add_run(const conv *c, char *to, const char *from, int64_t n) {
-    if (n >= 16) {
+/* n values, each added to one that lies `step` after the last. */
+static inline void add_apart(const conv *c, char *to, const char *from, int64_t step, int64_t n) {
+    if (step == 1 && n >= 16) {
         c->isa->strips->prim[PRIM_ADD][c->type](to, to, from, NULL, n);
     } else if (c->type == ETCH_F32) {
         float *y = (float *)to;
         const float *x = (const float *)from;
-        for (int64_t i = 0; i < n; i++) y[i] += x[i];
+        for (int64_t i = 0; i < n; i++) y[i * step] += x[i];
     } else {
         double *y = (double *)to;
         const double *x = (const double *)from;
-        for (int64_t i = 0; i < n; i++) y[i] += x[i];
+        for (int64_t i = 0; i < n; i++) y[i * step] += x[i];
     }
+}
+
+static inline void add_run(const conv *c, char *to, const char *from, int64_t n) {
+    add_apart(c, to, from, 1, n);
 }
 
 /* ---- the window of a position ---- */
@@ -198,20 +202,13 @@ typedef struct window {
     int64_t row, begin, end, at; /* row: that under row 0 of the kernel */
 } window;
 
-/* The first k with at + k * step >= edge. */
-static int64_t first_from(int64_t at, int64_t edge, int64_t step, int64_t most) {
-    if (at >= edge) return 0;
-    return at_most(step == 1 ? edge - at : (edge - at + step - 1) / step, most);
-}
-
 static inline window window_at(const conv *c, int64_t oh, int64_t ow) {
     int64_t step = c->at.dilation[1], at = ow * c->at.stride[1] - c->at.padding[1];
-    window w = {.row = oh * c->at.stride[0] - c->at.padding[0], .end = c->kernel[1], .at = at};
-    if (at >= 0 && at + (c->kernel[1] - 1) * step < c->in[1]) return w;
-    w.begin = first_from(at, 0, step, c->kernel[1]);
-    w.end = first_from(at, c->in[1], step, c->kernel[1]);
-    w.at += w.begin * step;
-    return w;
+    reach r = reach_of(at, step, c->kernel[1], c->in[1]);
+    return (window){.row = oh * c->at.stride[0] - c->at.padding[0],
+                    .begin = r.begin,
+                    .end = r.end,
+                    .at = at + r.begin * step};
 }
 
 /* The input's row under row kh of the kernel, of elements of `bytes`; NULL: padding. */
@@ -274,17 +271,11 @@ static const char *add_image(const conv *c, char *pixels, int64_t channels, cons
 
 /* ---- lines ---- */
 
-/* Columns begin .. end of the output have a column of the input under one column of the kernel: at
- * `at` + the output's, times the stride. */
-typedef struct reach {
-    int64_t begin, end, at;
-} reach;
-
-static reach reach_of(const conv *c, int64_t kw) {
-    reach r = {.at = kw * c->at.dilation[1] - c->at.padding[1]};
-    r.begin = first_from(r.at, 0, c->at.stride[1], c->out[1]);
-    r.end = first_from(r.at, c->in[1], c->at.stride[1], c->out[1]);
-    return r;
+/* The columns of the output that have a column of the input under column kw of the kernel: at `at`
+ * + the output's, times the stride. */
+static reach columns_under(const conv *c, int64_t kw) {
+    int64_t at = kw * c->at.dilation[1] - c->at.padding[1];
+    return reach_of(at, c->at.stride[1], c->out[1], c->in[1]);
 }
 
 /* n positions of one row of the output, from column ow on; row: of the input, NULL: padding. */
@@ -298,21 +289,6 @@ static void fill_run(const conv *c, char *to, const char *row, const reach *r, i
         c->isa->strips->gather[etch__size_log2(c->type)](
             to + begin * c->size, row + ((ow + begin) * step + r->at) * c->size, step, end - begin);
     clear_run(to + end * c->size, (n - end) * c->size);
-}
-
-/* n values, each added to one that lies `step` after the last. */
-static void add_apart(const conv *c, char *to, const char *values, int64_t step, int64_t n) {
-    if (step == 1) {
-        add_run(c, to, values, n);
-    } else if (c->type == ETCH_F32) {
-        float *y = (float *)to;
-        const float *v = (const float *)values;
-        for (int64_t i = 0; i < n; i++) y[i * step] += v[i];
-    } else {
-        double *y = (double *)to;
-        const double *v = (const double *)values;
-        for (int64_t i = 0; i < n; i++) y[i * step] += v[i];
-    }
 }
 
 static void add_back(const conv *c, char *row, const char *from, const reach *r, int64_t ow,
@@ -344,7 +320,7 @@ static void do_lines(const conv *c, char *line, char *planes, int64_t channels, 
     for (int64_t k = 0; k < channels * c->places; k++) {
         char *plane = planes + k / c->places * c->pixels * c->size;
         int64_t kh = k % c->places / c->kernel[1];
-        reach r = reach_of(c, k % c->kernel[1]);
+        reach r = columns_under(c, k % c->kernel[1]);
         for (int64_t i = 0; i < t->images; i++, line += t->n * c->size)
             do_line(c, line, plane + i * stride * c->size, kh, &r, t, adds);
     }
@@ -352,12 +328,16 @@ static void do_lines(const conv *c, char *line, char *planes, int64_t channels, 
 
 /* ---- the matrix ---- */
 
-void etch__conv_fill(const conv *c, char *matrix, const char *x, const conv_tile *t) {
+const char *etch__conv_fill(const conv *c, char *room, const conv_tile *t, int64_t *ld) {
     int64_t image = c->in_channels * c->pixels, stride = c->at.groups * image;
-    x += (t->image * stride + t->group * image) * c->size;
-    if (c->lines) do_lines(c, matrix, (char *)x, c->in_channels, stride, t, false);
+    const char *x = c->x + (t->image * stride + t->group * image) * c->size;
+    *ld = c->plain ? c->pixels : c->lines ? t->images * t->n : c->rows;
+    if (c->plain) return x + t->first * c->size;
+    if (c->lines) do_lines(c, room, (char *)x, c->in_channels, stride, t, false);
+    char *to = room;
     for (int64_t k = 0; !c->lines && k < t->images; k++)
-        matrix = fill_image(c, matrix, x + k * stride * c->size, t->first, t->n);
+        to = fill_image(c, to, x + k * stride * c->size, t->first, t->n);
+    return room;
 }
 
 void etch__conv_add(const conv *c, char *to, int64_t channels, const char *matrix,

@@ -41,8 +41,6 @@ static void fill(const row_job *j, strip_value *v, const void *value, int64_t n)
                                                    n < EAGER_STRIP ? n : EAGER_STRIP);
 }
 
-static int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
-
 /* ---- reductions of a row ---- */
 
 /* The next elements of what is reduced: n of them, from element `at` of the row, in the compute

@@ -7,7 +7,7 @@
 
 typedef struct pool_job {
     pool_plane plane;
-    pool_table kernels;
+    const pool_table *kernels;
     op_id op;
     etch_dtype dtype, type; /* of the operand, and its compute type */
     const char *from;       /* planes, row-major, in the compute type */
@@ -21,12 +21,12 @@ static void planes_task(void *ctx, int64_t begin, int64_t end) {
         const char *from = j->from + k * j->from_bytes;
         char *to = j->to + k * j->to_bytes;
         switch (j->op) {
-        case OP_MAX_POOL2D: j->kernels.largest[j->type](&j->plane, from, to); break;
+        case OP_MAX_POOL2D: j->kernels->largest[j->type](&j->plane, from, to); break;
         case OP_MAX_POOL2D_INDICES:
-            j->kernels.place[j->type](&j->plane, from, (int64_t *)to);
+            j->kernels->place[j->type](&j->plane, from, (int64_t *)to);
             break;
-        case OP_AVG_POOL2D: j->kernels.mean[j->type](&j->plane, from, to); break;
-        default: j->kernels.spread[j->type](&j->plane, from, to);
+        case OP_AVG_POOL2D: j->kernels->mean[j->type](&j->plane, from, to); break;
+        default: j->kernels->spread[j->type](&j->plane, from, to);
         }
     }
 }
@@ -54,7 +54,7 @@ static void run_planes(pool_job *j, const etch_tensor *y) {
 
 static etch_status pool_kernel(const op_call *call, etch_tensor *const *outs) {
     const etch_tensor *x = call->in[0], *y = outs[0];
-    pool_job j = {.kernels = *etch__isa_table()->pool, .op = (op_id)call->op, .dtype = x->dtype};
+    pool_job j = {.kernels = etch__isa_table()->pool, .op = (op_id)call->op, .dtype = x->dtype};
     void *copy = NULL, *wide = NULL;
     if (!y->numel) return ETCH_OK;
     if (!etch__pool_numbers(call, &j.plane.at)) return etch__tls.status;

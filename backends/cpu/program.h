@@ -59,6 +59,8 @@ void etch__program_run_blocks(const cpu_program *p, const strided_space *space,
                               void *const base[SLOT_TEMP], const etch_scalar *scalars,
                               int64_t begin, int64_t end);
 
+static inline int64_t at_most(int64_t n, int64_t limit) { return n < limit ? n : limit; }
+
 /* Copies the elements of t, row-major, to dst. */
 void etch__copy_contiguous(void *dst, const etch_tensor *t);
 /* The elements of t, row-major, `wide`: in the compute type. Its own memory, or a *copy, to be

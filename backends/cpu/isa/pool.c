@@ -4,53 +4,32 @@
  * the kernel after the other, for all windows at once: so each window sees its elements in the
  * order in which they lie, and neighbours are computed together. What goes back to the input
  * arrives there in the order of the windows. */
+#include "backends/cpu/reach.h"
 #include "backends/cpu/table.h"
 
 #include <math.h>
 #include <string.h>
 
-/* The first k below `most` with at + k * step >= edge; most if there is none. */
-static inline int64_t first_from(int64_t at, int64_t edge, int64_t step, int64_t most) {
-    if (at >= edge || most <= 0) return 0;
-    int64_t k = step == 1 ? edge - at : (edge - at + step - 1) / step;
-    return k < most ? k : most;
+/* Windows of a row that have column kw of the kernel inside: at `at` + the stride times the
+ * window's number. */
+static inline reach windows_of(const pool_plane *p, int64_t kw) {
+    int64_t at = kw * p->at.dilation[1] - p->at.padding[1];
+    return reach_of(at, p->at.stride[1], p->out[1], p->in[1]);
 }
 
-/* Windows begin .. end of a row have column kw of the kernel inside, at `at` + the stride times
- * the window's number. */
-typedef struct reach {
-    int64_t begin, end, at;
-} reach;
-
-static inline reach reach_of(const pool_plane *p, int64_t kw) {
-    int64_t step = p->at.stride[1], n = p->out[1];
-    reach r = {.end = n, .at = kw * p->at.dilation[1] - p->at.padding[1]};
-    if (r.at >= 0 && r.at + (n - 1) * step < p->in[1]) return r;
-    r.begin = first_from(r.at, 0, step, n);
-    r.end = first_from(r.at, p->in[1], step, n);
-    return r;
-}
-
-/* Rows, or columns, of the kernel that window o has inside, from begin to end. */
-typedef struct inside {
-    int64_t first, begin, end; /* first: where the kernel begins, in the padding or not */
-} inside;
-
-static inline inside inside_of(const pool_plane *p, int d, int64_t o) {
-    int64_t step = p->at.dilation[d], kernel = p->at.kernel[d];
-    inside i = {.first = o * p->at.stride[d] - p->at.padding[d], .end = kernel};
-    if (i.first >= 0 && i.first + (kernel - 1) * step < p->in[d]) return i;
-    i.begin = first_from(i.first, 0, step, kernel);
-    i.end = first_from(i.first, p->in[d], step, kernel);
-    return i;
+/* Rows, or columns, of the kernel that window o has inside; it begins at `at`, in the padding or
+ * not. */
+static inline reach inside_of(const pool_plane *p, int d, int64_t o) {
+    int64_t at = o * p->at.stride[d] - p->at.padding[d];
+    return reach_of(at, p->at.dilation[d], p->at.kernel[d], p->in[d]);
 }
 
 /* By how much the elements of window o count along a dimension, where all count: with the padding,
  * but not what lies behind it. */
 static inline int64_t count_of(const pool_plane *p, int d, int64_t o) {
-    inside i = inside_of(p, d, o);
+    reach i = inside_of(p, d, o);
     if (!p->at.counts_padding) return i.end - i.begin;
-    int64_t rest = p->in[d] + p->at.padding[d] - i.first;
+    int64_t rest = p->in[d] + p->at.padding[d] - i.at;
     return rest < p->at.kernel[d] ? rest : p->at.kernel[d];
 }
 
@@ -75,12 +54,12 @@ enum { FOUND = 256 }; /* windows whose places are looked for at once */
     static void largest_##t(const pool_plane *p, const void *from, void *to) {                     \
         T *y = to;                                                                                 \
         for (int64_t oh = 0; oh < p->out[0]; oh++, y += p->out[1]) {                               \
-            inside rows = inside_of(p, 0, oh);                                                     \
+            reach rows = inside_of(p, 0, oh);                                                      \
             for (int64_t i = 0; i < p->out[1]; i++) y[i] = LEAST;                                  \
             for (int64_t kh = rows.begin; kh < rows.end; kh++) {                                   \
-                const T *x = (const T *)from + (rows.first + kh * p->at.dilation[0]) * p->in[1];   \
+                const T *x = (const T *)from + (rows.at + kh * p->at.dilation[0]) * p->in[1];      \
                 for (int64_t kw = 0; kw < p->at.kernel[1]; kw++) {                                 \
-                    reach r = reach_of(p, kw);                                                     \
+                    reach r = windows_of(p, kw);                                                   \
                     if (r.begin < r.end)                                                           \
                         take_row_##t(y + r.begin, x + r.at + r.begin * p->at.stride[1],            \
                                      p->at.stride[1], r.end - r.begin);                            \
@@ -98,21 +77,21 @@ enum { FOUND = 256 }; /* windows whose places are looked for at once */
             y[i] = more ? at + i * step : y[i];                                                    \
         }                                                                                          \
     }                                                                                              \
-    static void find_##t(const pool_plane *p, const T *x, const inside *rows, int64_t from,        \
+    static void find_##t(const pool_plane *p, const T *x, const reach *rows, int64_t from,         \
                          int64_t n, int64_t *y) {                                                  \
         T most[FOUND];                                                                             \
-        int64_t step = p->at.stride[1], first = rows->first + rows->begin * p->at.dilation[0];     \
+        int64_t step = p->at.stride[1], first = rows->at + rows->begin * p->at.dilation[0];        \
         for (int64_t i = 0; i < n; i++) {                                                          \
-            inside columns = inside_of(p, 1, from + i);                                            \
-            y[i] = first * p->in[1] + columns.first + columns.begin * p->at.dilation[1];           \
+            reach columns = inside_of(p, 1, from + i);                                             \
+            y[i] = first * p->in[1] + columns.at + columns.begin * p->at.dilation[1];              \
             most[i] = LEAST;                                                                       \
         }                                                                                          \
         for (int64_t kh = rows->begin; kh < rows->end; kh++)                                       \
             for (int64_t kw = 0; kw < p->at.kernel[1]; kw++) {                                     \
-                reach r = reach_of(p, kw);                                                         \
+                reach r = windows_of(p, kw);                                                       \
                 int64_t begin = r.begin > from ? r.begin : from;                                   \
                 int64_t end = r.end < from + n ? r.end : from + n;                                 \
-                int64_t row = (rows->first + kh * p->at.dilation[0]) * p->in[1];                   \
+                int64_t row = (rows->at + kh * p->at.dilation[0]) * p->in[1];                      \
                 int64_t at = row + r.at + begin * step;                                            \
                 if (begin < end)                                                                   \
                     find_row_##t(most + begin - from, y + begin - from, x + at, at, step,          \
@@ -121,7 +100,7 @@ enum { FOUND = 256 }; /* windows whose places are looked for at once */
     }                                                                                              \
     static void place_##t(const pool_plane *p, const void *x, int64_t *y) {                        \
         for (int64_t oh = 0; oh < p->out[0]; oh++, y += p->out[1]) {                               \
-            inside rows = inside_of(p, 0, oh);                                                     \
+            reach rows = inside_of(p, 0, oh);                                                      \
             for (int64_t from = 0; from < p->out[1]; from += FOUND) {                              \
                 int64_t rest = p->out[1] - from;                                                   \
                 find_##t(p, x, &rows, from, rest < FOUND ? rest : FOUND, y + from);                \
@@ -139,19 +118,19 @@ LARGEST(U8, uint8_t, 0)
 /* ---- the mean ---- */
 
 #define MEAN(t, T)                                                                                 \
-    static void add_rows_##t(const pool_plane *p, const T *from, const inside *rows, T *y) {       \
+    static void add_rows_##t(const pool_plane *p, const T *from, const reach *rows, T *y) {        \
         int64_t step = p->at.stride[1];                                                            \
         for (int64_t kh = rows->begin; kh < rows->end; kh++)                                       \
             for (int64_t kw = 0; kw < p->at.kernel[1]; kw++) {                                     \
-                reach r = reach_of(p, kw);                                                         \
-                const T *x = from + (rows->first + kh) * p->in[1] + r.at;                          \
+                reach r = windows_of(p, kw);                                                       \
+                const T *x = from + (rows->at + kh) * p->in[1] + r.at;                             \
                 for (int64_t i = r.begin; i < r.end; i++) y[i] += x[i * step];                     \
             }                                                                                      \
     }                                                                                              \
     static void mean_##t(const pool_plane *p, const void *from, void *to) {                        \
         T *y = to;                                                                                 \
         for (int64_t oh = 0; oh < p->out[0]; oh++, y += p->out[1]) {                               \
-            inside rows = inside_of(p, 0, oh);                                                     \
+            reach rows = inside_of(p, 0, oh);                                                      \
             int64_t count = count_of(p, 0, oh);                                                    \
             memset(y, 0, (size_t)p->out[1] * sizeof *y);                                           \
             add_rows_##t(p, from, &rows, y);                                                       \
@@ -161,20 +140,19 @@ LARGEST(U8, uint8_t, 0)
     /* The windows' parts of a row's gradient, to one row of the input. */                         \
     static void give_row_##t(const pool_plane *p, T *x, const T *g, int64_t count) {               \
         for (int64_t ow = 0; ow < p->out[1]; ow++) {                                               \
-            inside columns = inside_of(p, 1, ow);                                                  \
+            reach columns = inside_of(p, 1, ow);                                                   \
             T part = g[ow] / (T)divisor_of(p, count, ow);                                          \
-            for (int64_t kw = columns.begin; kw < columns.end; kw++)                               \
-                x[columns.first + kw] += part;                                                     \
+            for (int64_t kw = columns.begin; kw < columns.end; kw++) x[columns.at + kw] += part;   \
         }                                                                                          \
     }                                                                                              \
     static void spread_##t(const pool_plane *p, const void *from, void *to) {                      \
         const T *g = from;                                                                         \
         memset(to, 0, (size_t)(p->in[0] * p->in[1]) * sizeof(T));                                  \
         for (int64_t oh = 0; oh < p->out[0]; oh++, g += p->out[1]) {                               \
-            inside rows = inside_of(p, 0, oh);                                                     \
+            reach rows = inside_of(p, 0, oh);                                                      \
             int64_t count = count_of(p, 0, oh);                                                    \
             for (int64_t kh = rows.begin; kh < rows.end; kh++)                                     \
-                give_row_##t(p, (T *)to + (rows.first + kh) * p->in[1], g, count);                 \
+                give_row_##t(p, (T *)to + (rows.at + kh) * p->in[1], g, count);                    \
         }                                                                                          \
     }
 MEAN(F32, float)
