@@ -8,9 +8,8 @@
 
 /* ---- the numbers ---- */
 
-/* One or two values; where `may_lack`, none are zeros. */
-static bool take_pair(const op_call *call, const int64_t **at, const char *name, int64_t least,
-                      bool may_lack, int64_t pair[2]) {
+bool etch__take_pair(const op_call *call, const int64_t **at, const char *name, int64_t least,
+                     bool may_lack, int64_t pair[2]) {
     int64_t n = *(*at)++;
     pair[0] = pair[1] = 0;
     if (n == 0 && may_lack) return true;
@@ -32,10 +31,10 @@ bool etch__pool_numbers(const op_call *call, pool_numbers *p) {
     const int64_t *at = call->at;
     if (call->op == OP_AVG_POOL2D_BACKWARD) at += 1 + at[0];
     *p = (pool_numbers){.dilation = {1, 1}, .counts_padding = true};
-    if (!take_pair(call, &at, "kernel_size", 1, false, p->kernel) ||
-        !take_pair(call, &at, "stride", 0, true, p->stride) ||
-        !take_pair(call, &at, "padding", 0, false, p->padding) ||
-        (max && !take_pair(call, &at, "dilation", 1, false, p->dilation)))
+    if (!etch__take_pair(call, &at, "kernel_size", 1, false, p->kernel) ||
+        !etch__take_pair(call, &at, "stride", 0, true, p->stride) ||
+        !etch__take_pair(call, &at, "padding", 0, false, p->padding) ||
+        (max && !etch__take_pair(call, &at, "dilation", 1, false, p->dilation)))
         return false;
     p->ceil = *at++;
     if (!max) p->counts_padding = at[0], p->divisor = at[1];

@@ -252,22 +252,11 @@ static const int64_t *lists_of(const op_call *call) {
 }
 
 bool etch__conv_numbers(const op_call *call, conv_numbers *c) {
-    int64_t *const lists[] = {c->stride, c->padding, c->dilation};
-    static const char *const names[] = {"stride", "padding", "dilation"};
     const int64_t *at = lists_of(call);
-    for (int k = 0; k < 3; k++) {
-        int64_t n = at[0], least = k == 1 ? 0 : 1;
-        if (n != 1 && n != 2)
-            FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected 1 or 2 values of %s, got %lld", names[k],
-                 (long long)n);
-        for (int d = 0; d < 2; d++) {
-            lists[k][d] = at[n == 1 ? 1 : 1 + d];
-            if (lists[k][d] < least || lists[k][d] > INT32_MAX)
-                FAIL(ETCH_ERR_INVALID_ARGUMENT, "expected a %s of at least %lld, got %lld",
-                     names[k], (long long)least, (long long)lists[k][d]);
-        }
-        at += 1 + n;
-    }
+    if (!etch__take_pair(call, &at, "stride", 1, false, c->stride) ||
+        !etch__take_pair(call, &at, "padding", 0, false, c->padding) ||
+        !etch__take_pair(call, &at, "dilation", 1, false, c->dilation))
+        return false;
     c->groups = at[0];
     return true;
 }

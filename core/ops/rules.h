@@ -59,6 +59,10 @@ extern const dtype_fn etch__dtype_rules[DRULE_COUNT];
 
 /* The class word of an arange that cannot be (core/ops/op_class.c). */
 enum { ARANGE_STEP_ZERO = -1, ARANGE_DIRECTION = -2, ARANGE_NOT_FINITE = -3 };
+/* A list of the attributes as a number for each dimension of a plane: one or two values, which *at
+ * goes behind; where `may_lack`, none are zeros. False with the error set. */
+bool etch__take_pair(const op_call *call, const int64_t **at, const char *name, int64_t least,
+                     bool may_lack, int64_t pair[2]);
 /* Wraps a negative dimension number; false with dim_range set. */
 bool etch__wrap_dim(const op_call *call, int64_t dim, int ndim, int *out);
 /* Sets an error that starts with the operator's name; returns false. */
