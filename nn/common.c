@@ -32,6 +32,12 @@ char *etch__nn_copy_text(const char *text) {
     return copy ? memcpy(copy, text, n) : etch__nn_no_memory();
 }
 
+bool etch__nn_same_sizes(const etch_tensor *a, const etch_tensor *b) {
+    bool same = etch_ndim(a) == etch_ndim(b);
+    for (int d = 0; same && d < etch_ndim(a); d++) same = etch_size(a, d) == etch_size(b, d);
+    return same;
+}
+
 const char *etch__nn_sizes(const etch_tensor *t, char text[SIZES_TEXT]) {
     return etch__nn_shape(etch_sizes(t), text);
 }

@@ -179,9 +179,7 @@ static etch_module *make_pool(const char *function, bool max, const etch_shape *
     if (!pool_fits(function, kernel, &p)) return NULL;
     if (max && (p.divisor || p.exclude_padding))
         return etch__nn_fail(ETCH_ERR_INVALID_ARGUMENT,
-                             "%s: a divisor and exclude_padding are of "
-                             "means",
-                             function),
+                             "%s: a divisor and exclude_padding are of means", function),
                NULL;
     if (!max && (p.dilation[0] != 1 || p.dilation[1] != 1))
         return etch__nn_fail(ETCH_ERR_INVALID_ARGUMENT, "%s: expected no dilation", function), NULL;

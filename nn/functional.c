@@ -21,16 +21,10 @@ typedef struct places {
 
 /* ---- what is given ---- */
 
-static bool has_sizes_of(const etch_tensor *t, const etch_tensor *own) {
-    bool same = etch_ndim(t) == etch_ndim(own);
-    for (int i = 0; same && i < etch_ndim(own); i++) same = etch_size(t, i) == etch_size(own, i);
-    return same;
-}
-
 static etch_status check_one(const etch_module *m, int i, const etch_tensor *t) {
     const etch_tensor *own = etch_module_parameter_at(m, i);
     bool fits = t != ETCH_NONE && etch_dtype_of(t) == etch_dtype_of(own);
-    if (fits && has_sizes_of(t, own)) return ETCH_OK;
+    if (fits && etch__nn_same_sizes(t, own)) return ETCH_OK;
     char want[SIZES_TEXT], have[SIZES_TEXT];
     return etch__nn_fail(
         fits || t == ETCH_NONE ? ETCH_ERR_SHAPE : ETCH_ERR_DTYPE,

@@ -52,17 +52,11 @@ static bool begin(loss *l, const char *function, etch_tensor *input, etch_tensor
     return l->x != NULL;
 }
 
-static bool same_sizes(const etch_tensor *a, const etch_tensor *b) {
-    bool same = etch_ndim(a) == etch_ndim(b);
-    for (int d = 0; same && d < etch_ndim(a); d++) same = etch_size(a, d) == etch_size(b, d);
-    return same;
-}
-
 /* For losses that compare element by element. */
 static bool begin_same(loss *l, const char *function, etch_tensor *input, etch_tensor *target,
                        const etch_loss_options *options) {
     if (!begin(l, function, input, target, options)) return false;
-    if (!same_sizes(input, target))
+    if (!etch__nn_same_sizes(input, target))
         return refuse_sizes(l, "a target of the input's sizes", input, target), false;
     l->target = etch__nn_to(target, etch_dtype_of(l->x));
     return l->target != NULL;
@@ -153,7 +147,7 @@ static etch_tensor *weight_of_true(const loss *l) {
 
 /* Weights broadcast to the input, and never the input to them. */
 static etch_tensor *kept_size(const loss *l, etch_tensor *t, const etch_tensor *weight) {
-    if (!t || same_sizes(t, l->x)) return t;
+    if (!t || etch__nn_same_sizes(t, l->x)) return t;
     refuse_sizes(l, "weights that broadcast to the input", l->x, weight);
     return NULL;
 }
@@ -349,7 +343,7 @@ etch_tensor *etch_nn_cross_entropy_with(etch_tensor *input, etch_tensor *target,
     loss l;
     if (!begin(&l, "etch_nn_cross_entropy", input, target, options)) return NULL;
     bool probabilities = etch__nn_float(target);
-    if (!etch_ndim(input) || (probabilities && !same_sizes(input, target)))
+    if (!etch_ndim(input) || (probabilities && !etch__nn_same_sizes(input, target)))
         return refuse_sizes(&l,
                             "an input [N, C, ...] or [C] and probabilities of these sizes (classes "
                             "are integers)",

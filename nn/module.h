@@ -70,6 +70,7 @@ char *etch__nn_copy_text(const char *text);
 /* "[2, 3]" into text, which is returned. */
 enum { SIZES_TEXT = 200 };
 const char *etch__nn_sizes(const etch_tensor *t, char text[SIZES_TEXT]);
+bool etch__nn_same_sizes(const etch_tensor *a, const etch_tensor *b);
 const char *etch__nn_shape(etch_shape sizes, char text[SIZES_TEXT]);
 /* The error shape of a layer: "TYPE: expected x of sizes WHAT, got [2]". NULL. */
 etch_tensor *etch__nn_refuse(const etch_module *m, const char *what, const etch_tensor *x);
