@@ -10,13 +10,20 @@
 
 /* ---- statements ---- */
 
-/* Runs the statement and takes it into the program. */
+/* Takes the statement into the program. */
 void gen_take(generator *g, const statement *s) {
     g->p->statement[g->p->nstatements++] = *s;
     if (s->out < 0) return;
     if (s->kind == ST_OP) g->is_view[s->out] = etch__ops[s->op].kind == KIND_VIEW;
     if (s->out == g->nvars) g->defined[g->nvars++] = s->when;
     else g->defined[s->out] |= s->when;
+}
+
+/* It runs before, whatever comes of that. */
+void gen_take_run(generator *g, const statement *s) {
+    g->w.nevents = 0;
+    fuzz_run_statement(&g->w, s);
+    gen_take(g, s);
 }
 
 statement gen_new_statement(generator *g, statement_kind kind) {
@@ -220,8 +227,7 @@ static bool call_again(generator *g, int at) {
 void gen_take_keep(generator *g, int tensor) {
     statement s = gen_new_statement(g, ST_KEEP);
     s.a = tensor;
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
 }
 
 /* Some rows of a new tensor are filled, so that the rest of it is what counts. */
@@ -544,8 +550,7 @@ static void one_tensor(generator *g, statement_kind kind, int b) {
         for (int i = 0; i < 20 && etch_numel(g->w.v[s.a]) != 1; i++) s.a = gen_some_tensor(g);
     if (kind == ST_HOST || kind == ST_INNER || kind == ST_FILLED || kind == ST_HALF)
         s.out = (int8_t)g->nvars;
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
 }
 
 /* Raw memory: exposed, then reads and writes of it in later steps, then perhaps its end. */
@@ -558,8 +563,7 @@ static void generate_raw(generator *g) {
     if (g->exposed < 0 || !gen_usable(g, g->exposed)) {
         statement s = gen_new_statement(g, chance(g, 2) ? ST_EXPOSE : ST_EXPOSE_MUT);
         if ((s.a = gen_some_tensor(g)) < 0) return;
-        fuzz_run_statement(&g->w, &s);
-        gen_take(g, &s);
+        gen_take_run(g, &s);
         g->exposed = s.a, g->exposed_mut = s.kind == ST_EXPOSE_MUT;
         s.kind = ST_RAW_READ;
         gen_take(g, &s);
@@ -567,8 +571,7 @@ static void generate_raw(generator *g) {
     }
     statement s = gen_new_statement(g, uses[g->exposed_mut][below(g, 4)]);
     s.a = g->exposed, s.b = (int)below(g, 100);
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
     if (s.kind == ST_DATA_END) g->exposed = -1;
 }
 
@@ -577,8 +580,7 @@ static void begin_scope(generator *g) {
     statement s = gen_new_statement(g, ST_SCOPE);
     s.when = g->all;
     g->in_scope = true, g->scope_start = g->nvars;
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
 }
 
 static void end_scope(generator *g) {
@@ -588,8 +590,7 @@ static void end_scope(generator *g) {
     int made = g->nvars - g->scope_start;
     s.a = made ? g->scope_start + (int)below(g, made) : -1;
     g->in_scope = false;
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
 }
 
 /* An operator of the user's; its second operand is like the first. */
@@ -630,9 +631,7 @@ static void take_foreign_at(generator *g, int n, fuzz_action action, int place) 
     bool given = n < g->p->setup.nin + g->p->setup.nglobals;
     if (!given && (place == FUZZ_IN_KERNEL || place == FUZZ_IN_FREE)) return;
     if (has_result(place)) s.out = (int8_t)g->nvars;
-    g->w.nevents = 0;
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
 }
 
 /* The action at some place, rather within a function that compiled code does not look into. */
@@ -643,9 +642,7 @@ static void take_foreign(generator *g, int n, fuzz_action action) {
 void gen_take_plain(generator *g, statement_kind kind, int n, int b) {
     statement s = gen_new_statement(g, kind);
     s.a = n, s.b = b;
-    g->w.nevents = 0;
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
 }
 
 /* Writes of a tensor that no operator of the body makes. */
@@ -745,9 +742,7 @@ static void generate_foreign(generator *g) {
  * else would be the same. */
 void gen_in_some_variants(generator *g, statement *s) {
     if (g->p->setup.period > 1 && !chance(g, 3)) s->when = (uint8_t)(1 + below(g, g->all - 1));
-    g->w.nevents = 0;
-    fuzz_run_statement(&g->w, s);
-    gen_take(g, s);
+    gen_take_run(g, s);
 }
 
 static void generate_half(generator *g) {
@@ -757,8 +752,7 @@ static void generate_half(generator *g) {
         if (!etch__is_float(etch_dtype_of(g->w.v[s.a]))) break;
     }
     s.out = (int8_t)g->nvars;
-    fuzz_run_statement(&g->w, &s);
-    gen_take(g, &s);
+    gen_take_run(g, &s);
 }
 
 /* The default dtype, then one of its users. */

@@ -51,6 +51,7 @@ bool gen_some_argument(generator *g, statement *s, int i, const schema_arg *sche
 /* ---- generate.c ---- */
 
 void gen_take(generator *g, const statement *s);
+void gen_take_run(generator *g, const statement *s);
 statement gen_new_statement(generator *g, statement_kind kind);
 fuzz_arg gen_tensor_arg(int tensor);
 int gen_take_made(generator *g, statement *s);
