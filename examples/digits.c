@@ -11,7 +11,7 @@
 #include "digits_data.h"
 #include "training.h"
 
-enum { BATCH = 64, TEST_EVERY = 5, MAX_SEEDS = 99 };
+enum { BATCH = 64, MAX_SEEDS = 99 };
 
 /* ---- data ---- */
 
@@ -25,13 +25,7 @@ static void select_rows(const double *pixels, const int64_t *labels, bool test, 
                         etch_tensor **y) {
     static float chosen[DIGITS_ROWS * DIGITS_PIXELS];
     static int64_t answers[DIGITS_ROWS];
-    int64_t n = 0;
-    for (int row = 0; row < DIGITS_ROWS; row++) {
-        if ((row % TEST_EVERY == 0) != test) continue;
-        for (int i = 0; i < DIGITS_PIXELS; i++)
-            chosen[n * DIGITS_PIXELS + i] = (float)(pixels[row * DIGITS_PIXELS + i] / 16);
-        answers[n++] = labels[row];
-    }
+    int64_t n = digits_choose(pixels, labels, test, chosen, answers);
     *x = etch_from_host(chosen, ETCH_F32, ETCH_SHAPE(n, 1, 8, 8));
     *y = etch_from_host(answers, ETCH_I64, ETCH_SHAPE(n));
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <zlib.h>
 
-enum { DIGITS_ROWS = 1797, DIGITS_PIXELS = 64 };
+enum { DIGITS_ROWS = 1797, DIGITS_PIXELS = 64, DIGITS_TEST_EVERY = 5 };
 
 /* Parses 64 comma-separated numbers and the digit behind them. */
 static inline bool digits_parse(const char *text, double *pixels, int64_t *digit) {
@@ -35,6 +35,19 @@ static inline bool digits_read(const char *path, double *pixels, int64_t *digits
     fprintf(stderr, "%s: not readable as %d rows of %d pixels and a digit\n", path, DIGITS_ROWS,
             DIGITS_PIXELS);
     return false;
+}
+
+/* The rows that are for the test, or the others: pixels from 0 to 1, and digits. How many. */
+static inline int64_t digits_choose(const double *pixels, const int64_t *digits, bool test,
+                                    float *to, int64_t *answers) {
+    int64_t n = 0;
+    for (int row = 0; row < DIGITS_ROWS; row++) {
+        if ((row % DIGITS_TEST_EVERY == 0) != test) continue;
+        for (int i = 0; i < DIGITS_PIXELS; i++)
+            to[n * DIGITS_PIXELS + i] = (float)(pixels[row * DIGITS_PIXELS + i] / 16);
+        answers[n++] = digits[row];
+    }
+    return n;
 }
 
 #endif

@@ -15,7 +15,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MOST = 8, SAMPLES = 256, MODELS = 16, TEST_EVERY = 5, HIDDEN = 128 };
+enum { MOST = 8, SAMPLES = 256, MODELS = 16, HIDDEN = 128 };
 
 /* ---- one sample ---- */
 
@@ -293,16 +293,11 @@ static etch_module *perceptron(int64_t in, int64_t hidden, int64_t out) {
 static bool read_digits(const char *path, etch_tensor **in) {
     static double pixels[DIGITS_ROWS * DIGITS_PIXELS];
     static float chosen[DIGITS_ROWS * DIGITS_PIXELS];
-    static int64_t digits[DIGITS_ROWS];
-    int64_t n = 0;
+    static int64_t digits[DIGITS_ROWS], answers[DIGITS_ROWS];
     if (!digits_read(path, pixels, digits)) return false;
-    for (int i = 0; i < DIGITS_ROWS; i += TEST_EVERY, n++) {
-        digits[n] = digits[i];
-        for (int k = 0; k < DIGITS_PIXELS; k++)
-            chosen[n * DIGITS_PIXELS + k] = (float)(pixels[i * DIGITS_PIXELS + k] / 16);
-    }
+    int64_t n = digits_choose(pixels, digits, true, chosen, answers);
     in[0] = etch_from_host(chosen, ETCH_F32, ETCH_SHAPE(n, DIGITS_PIXELS));
-    in[1] = etch_from_host(digits, ETCH_I64, ETCH_SHAPE(n));
+    in[1] = etch_from_host(answers, ETCH_I64, ETCH_SHAPE(n));
     return in[0] && in[1];
 }
 
