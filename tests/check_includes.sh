@@ -9,7 +9,7 @@ status=0
 # "folder target": each folder that a folder's files include headers of, and where.
 includes() {
     grep -rnE '^[[:space:]]*#[[:space:]]*include[[:space:]]*"[^"]*/' core guards jit backends tracer \
-        opcheck nn modes export start examples bench --include='*.[ch]' --include='*.def' --include='*.inc' |
+        transforms opcheck nn modes export start examples bench --include='*.[ch]' --include='*.def' --include='*.inc' |
         sed -nE 's|^(.*)/([^/]+:[0-9]+):.*"(.*)/[^/"]+".*|\1 \3 \1/\2|p'
 }
 
@@ -34,7 +34,7 @@ if grep -rnE '#[[:space:]]*include[[:space:]]*"' include --include='*.h'; then
     status=1
 fi
 # The library has one constructor.
-if grep -rnE '__attribute__\(\(constructor' core guards jit backends tracer opcheck nn modes export; then
+if grep -rnE '__attribute__\(\(constructor' core guards jit backends tracer transforms opcheck nn modes export; then
     echo "parts start by a row in core/base/parts.def"
     status=1
 fi
@@ -42,8 +42,8 @@ fi
 while read -r place; do
     echo "$place: a line of more than 100 columns"
     status=1
-done < <(find include core guards jit opcheck backends tracer nn modes export start examples bench tools \
-    tests \( -name '*.c' -o -name '*.h' \) -exec awk 'length > 100 { print FILENAME ":" FNR }' {} + \
+done < <(find include core guards jit opcheck backends tracer transforms nn modes export start examples bench \
+    tools tests \( -name '*.c' -o -name '*.h' \) -exec awk 'length > 100 { print FILENAME ":" FNR }' {} + \
     2>/dev/null)
 [ $status -eq 0 ] && echo "include rules: ok"
 exit $status
