@@ -32,8 +32,8 @@ static bool compiled;
     F(etch_sum)                                                                                    \
     F(etch_item)                                                                                   \
     F(etch_compile_fn1)                                                                            \
-    F(etch_call_one) F(etch_function_free) F(etch_counters) F(etch_last_error) F(etch_last_status) \
-        F(etch_mm)
+    F(etch_call_one)                                                                               \
+    F(etch_function_free) F(etch_counters) F(etch_last_error) F(etch_last_status) F(etch_mm)
 static struct {
 #define F(name) __typeof__(name) *name;
     FUNCTIONS(F)
