@@ -56,27 +56,31 @@ static bool last_count(tape_node *n) {
     return n && atomic_fetch_sub_explicit(&n->refs, 1, memory_order_acq_rel) == 1;
 }
 
-static __thread tape_node *dying; /* by `next` */
-static __thread bool buries;      /* somebody further out works on that list */
+/* Nodes whose last reference went, by `next`: of the outermost release that runs, NULL: none. */
+static __thread tape_node **dying;
 
 static void add_dying(tape_node *n) {
     if (!last_count(n)) return;
-    n->next = dying;
-    dying = n;
+    n->next = *dying;
+    *dying = n;
 }
 
 /* A list in place of recursion, for what a node's saved values end as well (the tapes of their
  * tangents): a tape may be a million operators long. */
 void etch__tape_release(tape_node *n) {
+    if (dying) {
+        add_dying(n);
+        return;
+    }
+    tape_node *first = NULL;
+    dying = &first;
     add_dying(n);
-    if (buries) return;
-    buries = true;
-    while ((n = dying)) {
-        dying = n->next;
+    while ((n = first)) {
+        first = n->next;
         for (int i = 0; i < n->nin; i++) add_dying(n->edge[i]);
         free_node(n);
     }
-    buries = false;
+    dying = NULL;
 }
 
 /* A tensor with an edge, a family or tangents goes. */

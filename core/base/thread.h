@@ -99,7 +99,8 @@ typedef struct etch_thread {
        open (which, stands in a block of its own, made with the first); whether a backward pass
        runs; only tangents of lower levels than this one count, 0: all. */
     struct open_levels *open;
-    int nlevels, ntangents, backward_depth;
+    uint8_t nlevels, ntangents; /* at most OPEN_LEVELS */
+    uint16_t backward_depth;
     uint32_t tangent_limit;
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
