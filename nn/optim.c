@@ -188,9 +188,12 @@ static bool update(const etch_optim *o, optim_slot *s, double lr) {
     if (!grad) return true;
     bool ok = etch__optim_make_state(o, s);
     if (!ok) return false;
-    s->steps++;
+    etch_tensor *count = s->state[STATE_STEP];
+    if (!count) s->steps++;
     ETCH_SCOPE {
-        ETCH_NO_GRAD { ok = etch__optim_update(o, s, grad, lr); }
+        ETCH_NO_GRAD {
+            ok = (!count || etch_add_scalar_(count, 1)) && etch__optim_update(o, s, grad, lr);
+        }
     }
     return ok;
 }

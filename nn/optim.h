@@ -12,13 +12,15 @@ typedef enum optim_kind {
     OPTIM_KINDS
 } optim_kind;
 
-/* What may be kept of a parameter: a tensor each, where the kind and its options want it. */
+/* What may be kept of a parameter: a tensor each, where the kind and its options want it. The step
+ * is a number, where it is no tensor. */
 typedef enum optim_state {
     STATE_MOMENTUM,
     STATE_MEAN,
     STATE_SQUARE,
     STATE_LARGEST,
     STATE_MASTER,
+    STATE_STEP,
     STATES
 } optim_state;
 
@@ -31,7 +33,7 @@ typedef struct optim_slot {
     int group;
     etch_tensor *parameter;     /* counted, as the state */
     etch_tensor *state[STATES]; /* NULL: not wanted, or not made yet */
-    int64_t steps;
+    int64_t steps;              /* where there is no STATE_STEP, which has them else */
 } optim_slot;
 
 struct etch_optim {
@@ -56,8 +58,8 @@ bool etch__optim_wants(optim_kind kind, const etch_optim_options *o, etch_dtype 
                        optim_state state);
 /* All state that is wanted and not there yet: zeros, the master a copy. */
 bool etch__optim_make_state(const etch_optim *o, optim_slot *s);
-/* One update of a parameter by its gradient, in a scope and without gradients; s->steps counts this
- * one already. */
+/* One update of a parameter by its gradient, in a scope and without gradients; the count of steps
+ * has this one already. */
 bool etch__optim_update(const etch_optim *o, const optim_slot *s, etch_tensor *grad, double lr);
 
 #endif

@@ -100,7 +100,8 @@ static bool gather_all(gathering *g, const etch_optim *o) {
     g->all = calloc((size_t)o->nslots * (STATES + 1) + 1, sizeof *g->all);
     for (int i = 0; g->all && i < o->nslots; i++) {
         const optim_slot *s = &o->slots[i];
-        gather(g, s, "step", etch_from_host(&s->steps, ETCH_I64, ETCH_SHAPE()));
+        if (!s->state[STATE_STEP])
+            gather(g, s, "step", etch_from_host(&s->steps, ETCH_I64, ETCH_SHAPE()));
         for (optim_state k = 0; k < STATES; k++)
             if (s->state[k]) gather(g, s, etch__optim_state_name(o->kind, k), s->state[k]);
     }
@@ -211,7 +212,22 @@ static int find(loading *l, const optim_slot *s, const char *kind) {
     return i;
 }
 
-static bool read_steps(loading *l, optim_slot *s) {
+/* Where the count is a tensor, in l's slot, to be copied over the optimiser's own, which is made if
+ * there is none. */
+static bool count_by_tensor(loading *l, optim_slot *s, optim_slot *own) {
+    if (!l->o->groups[s->group].o.capturable || (!s->steps && !own->state[STATE_STEP])) return true;
+    if (!etch__optim_make_state(l->o, own)) return false;
+    ETCH_SCOPE {
+        ETCH_ON(etch_device_of(s->parameter)) {
+            s->state[STATE_STEP] =
+                etch_retain(etch_full(ETCH_I64, ETCH_SHAPE(), etch_scalar_int(s->steps)));
+        }
+    }
+    s->steps = 0;
+    return s->state[STATE_STEP] != NULL;
+}
+
+static bool read_steps(loading *l, optim_slot *s, optim_slot *own) {
     int i = find(l, s, "step");
     if (i < 0) return refuse(l, "it has no step of", s->name);
     const stored *t = &l->f->tensors[i];
@@ -220,7 +236,8 @@ static bool read_steps(loading *l, optim_slot *s) {
     ETCH_SCOPE {
         ETCH_ON(ETCH_CPU) { s->steps = etch_item_int(etch_safetensors_tensor(l->f, i)); }
     }
-    return s->steps >= 0 || refuse(l, "below 0 is the step of", s->name);
+    if (s->steps < 0) return refuse(l, "below 0 is the step of", s->name);
+    return count_by_tensor(l, s, own);
 }
 
 /* State that was not made yet is made first, so that its sizes are known. */
@@ -250,8 +267,8 @@ static bool read_slots(loading *l) {
         memset(l->slots[i].state, 0, sizeof l->slots[i].state);
     }
     for (int i = 0; ok && i < l->o->nslots; i++) {
-        ok = read_steps(l, &l->slots[i]);
-        for (optim_state k = 0; ok && k < STATES; k++)
+        ok = read_steps(l, &l->slots[i], &l->o->slots[i]);
+        for (optim_state k = 0; ok && k < STATE_STEP; k++)
             ok = read_state(l, &l->slots[i], &l->o->slots[i], k);
     }
     return ok && (l->found == l->f->ntensors ||

@@ -1,5 +1,6 @@
 /* The formulas of the optimisers: what each keeps of a parameter, and one update, as operators in
- * place. What changes from step to step is a scalar operand everywhere. */
+ * place. What changes from step to step is a scalar operand everywhere; with `capturable` it is a
+ * tensor, made of the step's. */
 #include "nn/module.h"
 #include "nn/optim.h"
 
@@ -17,27 +18,32 @@ bool etch__optim_wants(optim_kind kind, const etch_optim_options *o, etch_dtype 
     case STATE_MEAN: return adam || (rms && o->centered);
     case STATE_SQUARE: return adam || rms;
     case STATE_LARGEST: return adam && o->amsgrad;
+    case STATE_STEP: return o->capturable;
     default: return o->master && is_half(dtype);
     }
 }
 
 const char *etch__optim_state_name(optim_kind kind, optim_state state) {
     static const char *const adam[STATES] = {"momentum_buffer", "exp_avg", "exp_avg_sq",
-                                             "max_exp_avg_sq", "master"};
+                                             "max_exp_avg_sq",  "master",  "step"};
     static const char *const others[STATES] = {"momentum_buffer", "grad_avg", "square_avg", "",
-                                               "master"};
+                                               "master",          "step"};
     return (kind == OPTIM_ADAM || kind == OPTIM_ADAMW ? adam : others)[state];
 }
 
+/* In an open scope. */
+static etch_tensor *zero_state(const optim_slot *s, optim_state state, bool master) {
+    etch_tensor *p = s->parameter;
+    if (state == STATE_MASTER) return etch_to(p, ETCH_F32);
+    if (state == STATE_STEP) return etch_full(ETCH_I64, ETCH_SHAPE(), (double)s->steps);
+    return etch_zeros(master ? ETCH_F32 : etch_dtype_of(p), etch_sizes(p));
+}
+
 static etch_tensor *make_one(const optim_slot *s, optim_state state, bool master) {
-    etch_tensor *p = s->parameter, *t = NULL;
-    etch_dtype dtype = master ? ETCH_F32 : etch_dtype_of(p);
+    etch_tensor *t = NULL;
     ETCH_SCOPE {
         ETCH_NO_GRAD {
-            ETCH_ON(etch_device_of(p)) {
-                t = etch_retain(state == STATE_MASTER ? etch_to(p, ETCH_F32)
-                                                      : etch_zeros(dtype, etch_sizes(p)));
-            }
+            ETCH_ON(etch_device_of(s->parameter)) { t = etch_retain(zero_state(s, state, master)); }
         }
     }
     return t;
@@ -77,17 +83,47 @@ static bool mean_square(etch_tensor *v, etch_tensor *g, double factor) {
     return etch_mul_scalar_(v, factor) && etch_addcmul_(v, g, g, 1 - factor);
 }
 
+/* ---- the step as a tensor ---- */
+
+/* 1 - base^step, of no dimensions. */
+static etch_tensor *correction(etch_tensor *step, double base) {
+    etch_tensor *t = NULL;
+    ETCH_ON(etch_device_of(step)) { t = etch_full(ETCH_F64, ETCH_SHAPE(), base); }
+    etch_tensor *power = t ? etch_pow(t, step) : NULL, *less = power ? etch_neg(power) : NULL;
+    return less ? etch_add_scalar(less, 1.0) : NULL;
+}
+
+/* As operands of what w takes: rounded once, and no more than w is. */
+static etch_tensor *as_factor(etch_tensor *t, const etch_tensor *w) {
+    return t ? etch__nn_to(t, etch__nn_wide(etch_dtype_of(w))) : NULL;
+}
+
+/* t of no dimensions as `first` at the first step, else as `later`. */
+static etch_tensor *first_or_later(etch_tensor *step, double first, double later) {
+    etch_tensor *t = NULL, *is = etch_eq_scalar(step, 1);
+    ETCH_ON(etch_device_of(step)) { t = etch_full(ETCH_F64, ETCH_SHAPE(), later); }
+    return t && is ? etch_masked_fill(t, is, first) : NULL;
+}
+
 /* ---- sgd ---- */
 
-/* At the first step the momentum is the gradient: zeros times 0, and all of the gradient. The same
- * operators with other scalars, so that compiled code need not be another. */
-static etch_tensor *with_momentum(const etch_optim_options *o, const optim_slot *s,
+/* What comes to the momentum: all of the gradient at the first step. */
+static etch_tensor *part_of(const etch_optim_options *o, const optim_slot *s, etch_tensor *w,
+                            etch_tensor *g) {
+    etch_tensor *step = s->state[STATE_STEP];
+    if (!step || o->dampening == 0)
+        return etch_mul_scalar(g, !step && s->steps == 1 ? 1.0 : 1 - o->dampening);
+    etch_tensor *factor = as_factor(first_or_later(step, 1.0, 1 - o->dampening), w);
+    return factor ? etch_mul(g, factor) : NULL;
+}
+
+/* At the first step the momentum is the gradient: zeros, and all of the gradient. The same
+ * operators with another scalar, so that compiled code need not be another. */
+static etch_tensor *with_momentum(const etch_optim_options *o, const optim_slot *s, etch_tensor *w,
                                   etch_tensor *g) {
     etch_tensor *b = s->state[STATE_MOMENTUM];
-    bool first = s->steps == 1;
-    etch_tensor *part = etch_mul_scalar(g, first ? 1.0 : 1 - o->dampening);
-    if (!part || !etch_mul_scalar_(b, first ? 0.0 : o->momentum) || !etch_add_(b, part))
-        return NULL;
+    etch_tensor *part = part_of(o, s, w, g);
+    if (!part || !etch_mul_scalar_(b, o->momentum) || !etch_add_(b, part)) return NULL;
     if (!o->nesterov) return b;
     etch_tensor *ahead = etch_mul_scalar(b, o->momentum);
     return ahead ? etch_add(g, ahead) : NULL;
@@ -96,25 +132,46 @@ static etch_tensor *with_momentum(const etch_optim_options *o, const optim_slot 
 static bool sgd(const etch_optim_options *o, const optim_slot *s, etch_tensor *w, etch_tensor *grad,
                 double lr) {
     etch_tensor *g = gradient(grad, w, o, true);
-    if (g && s->state[STATE_MOMENTUM]) g = with_momentum(o, s, g);
+    if (g && s->state[STATE_MOMENTUM]) g = with_momentum(o, s, w, g);
     return add_scaled(w, g, -lr);
 }
 
 /* ---- adam, adamw ---- */
 
+/* w -= lr / (1 - beta1^t) m / (root / sqrt(1 - beta2^t) + eps) */
+static bool corrected(const etch_optim_options *o, const optim_slot *s, etch_tensor *w,
+                      etch_tensor *root, double lr) {
+    double t = (double)s->steps, first = 1 - pow(o->beta1, t), second = 1 - pow(o->beta2, t);
+    etch_tensor *scaled = etch_div_scalar(root, sqrt(second));
+    etch_tensor *below = scaled ? etch_add_scalar(scaled, o->eps) : NULL;
+    return below && etch_addcdiv_(w, s->state[STATE_MEAN], below, -lr / first);
+}
+
+/* The same, of tensors. */
+static bool corrected_by_tensor(const etch_optim_options *o, const optim_slot *s, etch_tensor *w,
+                                etch_tensor *root, double lr) {
+    etch_tensor *step = s->state[STATE_STEP], *first = correction(step, o->beta1);
+    etch_tensor *second = first ? correction(step, o->beta2) : NULL;
+    etch_tensor *divisor = second ? as_factor(etch_sqrt(second), w) : NULL;
+    etch_tensor *inverse = divisor ? etch_reciprocal(first) : NULL;
+    etch_tensor *rate = inverse ? as_factor(etch_mul_scalar(inverse, -lr), w) : NULL;
+    etch_tensor *scaled = rate ? etch_div(root, divisor) : NULL;
+    etch_tensor *below = scaled ? etch_add_scalar(scaled, o->eps) : NULL;
+    etch_tensor *top = below ? etch_mul(s->state[STATE_MEAN], rate) : NULL;
+    return top && etch_addcdiv_(w, top, below, 1.0);
+}
+
 static bool adam_step(const etch_optim_options *o, const optim_slot *s, etch_tensor *w,
                       etch_tensor *g, double lr) {
     etch_tensor *m = s->state[STATE_MEAN], *v = s->state[STATE_SQUARE];
     etch_tensor *top = s->state[STATE_LARGEST];
-    double t = (double)s->steps, first = 1 - pow(o->beta1, t), second = 1 - pow(o->beta2, t);
     if (!etch_lerp_(m, g, 1 - o->beta1) || !mean_square(v, g, o->beta2)) return false;
     if (top) {
         etch_tensor *larger = etch_maximum(top, v);
         if (!larger || !(v = etch_copy_(top, larger))) return false;
     }
-    etch_tensor *root = etch_sqrt(v), *scaled = root ? etch_div_scalar(root, sqrt(second)) : NULL;
-    etch_tensor *below = scaled ? etch_add_scalar(scaled, o->eps) : NULL;
-    return below && etch_addcdiv_(w, m, below, -lr / first);
+    etch_tensor *root = etch_sqrt(v);
+    return root && (s->state[STATE_STEP] ? corrected_by_tensor : corrected)(o, s, w, root, lr);
 }
 
 static bool adam(const etch_optim_options *o, const optim_slot *s, etch_tensor *w,

@@ -82,10 +82,6 @@ NN_FN void make_training(export_example *x) {
     make_cnn(x);
     x->optim = must(etch_optim_sgd(x->module, .lr = 0.05, .momentum = 0.9));
     x->in[1] = some_classes(16, 10);
-    ETCH_SCOPE { /* the first step begins the momentum: it is another one */
-        etch_tensor *loss;
-        if (train_body(x, x->in, 2, &loss, 1) != ETCH_OK) must(NULL);
-    }
 }
 
 /* ---- views, random numbers, several results, integers, what is returned as it is ---- */

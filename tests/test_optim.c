@@ -93,16 +93,19 @@ static etch_tensor *gradient(etch_dtype dtype, int step) {
     return must(etch_randn(dtype, ETCH_SHAPE(N)));
 }
 
-/* What may go wrong by rounding in a few steps of lr up to 0.1. */
+/* What may go wrong by rounding in a few steps of lr up to 0.1; numbers of steps as numbers and as
+ * tensors. */
 TEST(formulas) {
     for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
-        for (int f32 = 0; f32 < 2; f32++)
+        for (int way = 0; way < 4; way++)
             ETCH_SCOPE {
-                etch_dtype dtype = f32 ? ETCH_F32 : ETCH_F64;
+                etch_dtype dtype = way & 1 ? ETCH_F32 : ETCH_F64;
+                struct row row = rows[r];
+                row.o.capturable = way & 2;
                 etch_tensor *w = leaf(dtype, 1, N);
                 etch_optim_options o = with_defaults(&rows[r]);
                 number_state s[N] = {{0}};
-                etch_optim *opt = must(makers[rows[r].kind](NULL, &rows[r].o));
+                etch_optim *opt = must(makers[row.kind](NULL, &row.o));
                 assert_int_equal(etch_optim_add_with(opt, &w, 1, NULL), 0);
                 for (int i = 0; i < N; i++) s[i].w = values(w)[i];
                 for (int t = 1; t <= STEPS; t++) {
@@ -156,9 +159,10 @@ static training begin(const struct row *r, bool clips) {
 TEST(compiled_steps_are_compiled_once) {
     static const char *const backends[] = {"eager", "native"};
     const etch_schedule cosine = {.kind = ETCH_SCHEDULE_COSINE, .total = 4, .warmup = 2};
-    for (size_t k = 0; k < 4 * sizeof rows / sizeof *rows; k++)
+    for (size_t k = 0; k < 8 * sizeof rows / sizeof *rows; k++)
         ETCH_SCOPE {
-            const struct row *r = &rows[k / 4];
+            struct row own = rows[k / 8], *r = &own;
+            own.o.capturable = k & 4;
             training plain = begin(r, k & 2), fast = begin(r, k & 2);
             etch_optim_set_schedule(plain.o, &cosine);
             etch_optim_set_schedule(fast.o, &cosine);
@@ -178,6 +182,30 @@ TEST(compiled_steps_are_compiled_once) {
             etch_counters_t counts = etch_function_counters(f);
             assert_int_equal(counts.graphs, 1);
             assert_int_equal(counts.graph_breaks, 0);
+            etch_function_free(f);
+            etch_optim_free(plain.o);
+            etch_optim_free(fast.o);
+        }
+}
+
+/* The body is not run, but the step counts. With gradients no body is replayed. */
+TEST(capturable_steps_are_replayed) {
+    const struct row adam = {1, {.lr = 0.02, .capturable = true}};
+    const struct row sgd = {0, {.lr = 0.02, .momentum = 0.9, .dampening = 0.5, .capturable = true}};
+    for (int kind = 0; kind < 2; kind++)
+        ETCH_SCOPE {
+            training plain = begin(kind ? &adam : &sgd, false),
+                     fast = begin(kind ? &adam : &sgd, 0);
+            etch_function *f = must(etch_compile(step_body, .ctx = &fast, .replay = true));
+            for (int step = 0; step < 6; step++) {
+                etch_tensor *in[2] = {gradient(ETCH_F32, step), gradient(ETCH_F32, step + 50)};
+                etch_tensor *a = NULL, *b = NULL;
+                if (step_body(&plain, in, 2, &a, 1) != ETCH_OK) must(NULL);
+                ETCH_NO_GRAD
+                    if (etch_call_n(f, in, 2, &b, 1) != ETCH_OK) must(NULL);
+                for (int i = 0; i < 2; i++) assert_true(etch_bitwise_equal(plain.w[i], fast.w[i]));
+            }
+            assert_true(etch_optim_steps(fast.o) < 6);
             etch_function_free(f);
             etch_optim_free(plain.o);
             etch_optim_free(fast.o);
@@ -491,11 +519,12 @@ static void train(etch_optim *o, etch_module *m, int from, int to) {
 
 /* Ten steps are five, a file, and five more in another process's stead. */
 TEST(training_goes_on_from_files) {
-    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+    for (size_t k = 0; k < 2 * sizeof rows / sizeof *rows; k++)
         ETCH_SCOPE {
+            size_t r = k / 2;
             etch_module *whole = perceptron(), *part = perceptron(), *other = perceptron();
-            etch_optim_options o = rows[r].o, plain = o;
-            plain.lr = 77;
+            etch_optim_options o = rows[r].o, plain;
+            o.capturable = k % 2, plain = o, plain.lr = 77;
             if (r % 3 == 0) {
                 etch_module_to(whole, ETCH_BF16);
                 etch_module_to(part, ETCH_BF16);
@@ -522,10 +551,39 @@ TEST(training_goes_on_from_files) {
     assert_int_equal(etch_memory().tensors, 0);
 }
 
+/* What one has written the other one reads, before its first step too, and both go on alike. */
+TEST(files_serve_both_kinds_of_steps) {
+    for (int way = 0; way < 4; way++)
+        ETCH_SCOPE {
+            etch_module *part = perceptron(), *other = perceptron();
+            etch_optim *a = must(etch_optim_adam(part, .lr = 0.02, .capturable = way & 1));
+            etch_optim *b = must(etch_optim_adam(other, .lr = 9, .capturable = !(way & 1)));
+            if (way & 2) train(b, other, 20, 23);
+            train(a, part, 0, 5);
+            assert_int_equal(etch_optim_save(a, path_of("o")), ETCH_OK);
+            assert_int_equal(etch_module_save(part, path_of("m")), ETCH_OK);
+            assert_int_equal(etch_module_load(other, path_of("m"), true), ETCH_OK);
+            if (etch_optim_load(b, path_of("o")) != ETCH_OK) must(NULL);
+            train(a, part, 5, 10);
+            train(b, other, 5, 10);
+            for (int i = 0; i < etch_module_parameter_count(part); i++)
+                near_values(etch_module_parameter_at(part, i),
+                            values(etch_module_parameter_at(other, i)), 16);
+            assert_int_equal(etch_optim_save(b, path_of("o")), ETCH_OK);
+            etch_safetensors *f = must(etch_safetensors_load(path_of("o")));
+            int at = etch_safetensors_find(f, "0.2.bias.step");
+            assert_int_equal(etch_item_int(must(etch_safetensors_tensor(f, at))), 10);
+            etch_safetensors_free(f);
+            etch_optim_free(a), etch_optim_free(b);
+            etch_module_free(part), etch_module_free(other);
+        }
+    assert_int_equal(etch_memory().tensors, 0);
+}
+
 TEST(what_a_file_has) {
     ETCH_SCOPE {
         etch_module *m = perceptron();
-        etch_optim *o = must(etch_optim_adam(m));
+        etch_optim *o = must(etch_optim_adam(m, .capturable = true));
         train(o, m, 0, 2);
         assert_int_equal(etch_optim_save(o, path_of("o")), ETCH_OK);
         etch_safetensors *f = must(etch_safetensors_load(path_of("o")));

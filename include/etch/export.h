@@ -43,15 +43,15 @@ typedef struct etch_export_options {
  * function's own, and go on from there.
  *
  * The error unsupported says what cannot be kept: what changes from call to call (a scalar that is
- * computed from a counter, as the corrections of etch_optim_adam; etch_optim_sgd, after its first
- * step where it has momentum, and etch_optim_rmsprop have none); a tensor that outlives the call
- * and is no result; results that require gradients (export in ETCH_NO_GRAD); gradients that each
- * call adds to; what changes with marked sizes in other ways than as a product, sum or quotient of
- * them (specialised, where it is an attribute or a scalar); functions of etch_allow_in_graph, and
- * those of etch_disable and its like. graph_break names the line that breaks the graph; device: a
- * captured tensor on another device; mode_active; recompile: a stance forbids compiling; compile: a
- * kernel does not build; io. Not inside of a compiled function. Any thread; one at a time for a
- * function whose body is not for several. */
+ * computed from a counter, as the corrections of etch_optim_adam without .capturable; of
+ * etch_optim_sgd without dampening and of etch_optim_rmsprop there are none); a tensor that
+ * outlives the call and is no result; results that require gradients (export in ETCH_NO_GRAD);
+ * gradients that each call adds to; what changes with marked sizes in other ways than as a product,
+ * sum or quotient of them (specialised, where it is an attribute or a scalar); functions of
+ * etch_allow_in_graph, and those of etch_disable and its like. graph_break names the line that
+ * breaks the graph; device: a captured tensor on another device; mode_active; recompile: a stance
+ * forbids compiling; compile: a kernel does not build; io. Not inside of a compiled function. Any
+ * thread; one at a time for a function whose body is not for several. */
 ETCH_API etch_status etch_export_with(etch_function *f, etch_tensor *const *in, int nin,
                                       const char *path, const etch_export_options *options);
 

@@ -15,6 +15,8 @@
  * rates, powers of beta) are scalars of operators, which are run-time values of compiled code, so
  * that a compiled step is compiled once. They are computed in C at each call of etch_optim_step: a
  * function compiled with `replay`, which does not run its body, would go on with the first ones.
+ * With `capturable` they follow from a tensor that each step counts up: such a step can be
+ * exported, and, in ETCH_NO_GRAD, replayed.
  *
  * Gradients accumulate over backward calls until etch_optim_zero_grad; etch_optim_scale_grad(o,
  * 1.0 / n) makes means of sums. An optimiser is for one thread at a time. Formulas are those of
@@ -46,6 +48,10 @@ typedef struct etch_optim_options {
     bool maximize;
     bool master; /* parameters of half types: state and a copy of the parameter are f32, and the
                     parameter is that copy, rounded */
+    bool
+        capturable; /* the step t of each parameter is a tensor on its device, and what follows from
+                        it is computed by operators: equal but for rounding. Files are the same;
+                        a schedule's rates stay numbers of C */
 } etch_optim_options;
 
 /* g: the gradient, w: the parameter, t: the step, from 1.
