@@ -311,6 +311,32 @@ TEST(writes_through_views) {
     }
 }
 
+/* What is asked of a view whose base was written is answered without a new edge, and what needs one
+ * says that there is no memory. */
+TEST(questions_need_no_memory) {
+    ETCH_SCOPE {
+        etch_tensor *w = leaf(ETCH_SHAPE(3), 1), *buffer = etch_zeros(ETCH_F32, ETCH_SHAPE(2, 3));
+        etch_tensor *row = etch_select(buffer, 0, 1), *plain = etch_select(buffer, 0, 0);
+        assert_true(!etch_requires_grad(row) && etch_is_leaf(row));
+        etch_copy_(etch_select(buffer, 0, 1), w);
+        etch__fail_allocations(0, 1000);
+        bool needs = etch_requires_grad(row), leaf_now = etch_is_leaf(row);
+        bool again = etch_requires_grad_(row, true) == row, off = etch_requires_grad_(row, false);
+        bool dropped = etch_zero_grad(row) == ETCH_OK && !etch_grad_of(row);
+        etch_clear_error();
+        bool kept = etch_retain_grad(plain) == ETCH_OK;
+        etch_status status = etch_last_status();
+        etch__fail_allocations(-1, 1);
+        etch_clear_error();
+        assert_true(needs && again && dropped);
+        assert_false(leaf_now || off || kept);
+        assert_int_equal(status, ETCH_ERR_OUT_OF_MEMORY);
+        assert_int_equal(etch_retain_grad(plain), ETCH_OK);
+        assert_int_equal(etch_backward(etch_sum(etch_mul_scalar(row, 2))), ETCH_OK);
+        assert_float_equal(at(etch_grad_of(w), 1), 2, 0);
+    }
+}
+
 TEST(views_of_nobody) {
     ETCH_SCOPE {
         etch_tensor *w = leaf(ETCH_SHAPE(3), 1), *buffer = etch_zeros(ETCH_F32, ETCH_SHAPE(2, 3));

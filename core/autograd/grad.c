@@ -7,11 +7,22 @@
 
 /* ---- what requires gradients ---- */
 
-/* The node that keeps t's gradient: of a leaf, or of a result; NULL where none flows. */
+/* The node that keeps t's gradient and its hooks, of a leaf or of a result; NULL where none flows,
+ * or where it is still to be made and so keeps nothing. */
 static tape_node *node_of(const etch_tensor *t) {
-    tape_node *edge = NULL;
-    if (t && t->magic == TENSOR_ALIVE) etch__edge_of((etch_tensor *)t, &edge);
-    return edge;
+    bool old = false;
+    tape_node *n = t && t->magic == TENSOR_ALIVE ? etch__edge_now(t, &old) : NULL;
+    return old ? NULL : n;
+}
+
+/* The same, made if need be; NULL with the error no_grad, or out of memory. */
+static tape_node *need_node(etch_tensor *t, const char *function, const void *site) {
+    tape_node *n;
+    if (!etch__edge_of(t, &n)) return NULL;
+    if (!n)
+        etch__error_at(site, ETCH_ERR_NO_GRAD, "%s: expected a tensor that requires gradients",
+                       function);
+    return n;
 }
 
 static bool make_leaf(etch_tensor *t) {
@@ -55,8 +66,8 @@ etch_tensor *etch_requires_grad_(etch_tensor *t, bool on) {
             SITE, ETCH_ERR_DTYPE,
             "etch_requires_grad_: expected a tensor of floating-point numbers, got %s",
             t == ETCH_NONE ? "ETCH_NONE" : etch_dtype_name(t->dtype));
-    if (!n) return !on || make_leaf(t) ? t : NULL;
-    if (on || n->kind == NODE_LEAF) {
+    if (!etch_requires_grad(t)) return !on || make_leaf(t) ? t : NULL;
+    if (on || (n && n->kind == NODE_LEAF)) {
         if (!on) unmake_leaf(t);
         return t;
     }
@@ -66,11 +77,13 @@ etch_tensor *etch_requires_grad_(etch_tensor *t, bool on) {
         "etch_detach gives one without");
 }
 
-bool etch_requires_grad(const etch_tensor *t) { return node_of(t) != NULL; }
+bool etch_requires_grad(const etch_tensor *t) {
+    return t && t->magic == TENSOR_ALIVE && etch__edge_now(t, &(bool){false});
+}
 
 bool etch_is_leaf(const etch_tensor *t) {
     const tape_node *n = node_of(t);
-    return t && (!n || n->kind == NODE_LEAF);
+    return t && (n ? n->kind == NODE_LEAF : !etch_requires_grad(t));
 }
 
 /* ---- running backward ---- */
@@ -275,10 +288,8 @@ etch_status etch_set_grad(etch_tensor *t, etch_tensor *grad) {
 
 etch_status etch_retain_grad(etch_tensor *t) {
     if (!etch__handle_ok(t, "etch_retain_grad", "t", SITE)) return etch__tls.status;
-    tape_node *n = node_of(t);
-    if (!n)
-        return etch__error_at(SITE, ETCH_ERR_NO_GRAD,
-                              "etch_retain_grad: expected a tensor that requires gradients");
+    tape_node *n = need_node(t, "etch_retain_grad", SITE);
+    if (!n) return etch__tls.status;
     n->retains = true;
     return ETCH_OK;
 }
@@ -288,11 +299,10 @@ etch_status etch_retain_grad(etch_tensor *t) {
 int64_t etch_add_grad_hook(etch_tensor *t, etch_grad_hook hook, void *ctx) {
     static _Atomic int64_t last;
     if (!etch__handle_ok(t, "etch_add_grad_hook", "t", SITE)) return 0;
-    tape_node *n = node_of(t);
-    if (!n || !hook)
-        return etch__false_at(SITE, n ? ETCH_ERR_NULL : ETCH_ERR_NO_GRAD, "%s",
-                              n ? "etch_add_grad_hook: expected a hook, got NULL"
-                                : "etch_add_grad_hook: expected a tensor that requires gradients");
+    tape_node *n = need_node(t, "etch_add_grad_hook", SITE);
+    if (!n) return 0;
+    if (!hook)
+        return etch__false_at(SITE, ETCH_ERR_NULL, "etch_add_grad_hook: expected a hook, got NULL");
     grad_hook *hooks = etch__realloc(n->hooks, (size_t)(n->nhooks + 1) * sizeof *hooks);
     if (!hooks) return 0;
     n->hooks = hooks;

@@ -89,6 +89,9 @@ void etch__node_free_saved(tape_node *n);
 /* Where t's gradient goes now (borrowed); a view of a family that was written since is made anew.
  * false: out of memory. *edge has no node where t requires no gradients. */
 bool etch__edge_of(etch_tensor *t, tape_node **edge);
+/* The same for questions, which need no memory: of such a view, *old, it is the one that it had
+ * before or the family's, and only whether there is one counts. */
+tape_node *etch__edge_now(const etch_tensor *t, bool *old);
 bool etch__set_edge(etch_tensor *t, tape_node *node);
 value_shape etch__value_shape(const etch_tensor *t);
 tensor_meta etch__place_of(const etch_tensor *t);

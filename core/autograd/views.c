@@ -65,7 +65,7 @@ static bool renew(etch_tensor *view, view_family *f) {
     n->number = f->number + 1;
     n->out = etch__value_shape(view);
     bool ok = etch__set_edge(view, n);
-    view->notes->writes = f->writes;
+    if (ok) view->notes->writes = f->writes;
     etch__tape_release(n);
     return ok;
 }
@@ -77,6 +77,15 @@ bool etch__edge_of(etch_tensor *t, tape_node **edge) {
     if (f && t->notes->base) return *edge = f->edge, true;
     if (f && t->notes->writes != f->writes && !renew(t, f)) return false;
     return *edge = t->notes->edge, true;
+}
+
+tape_node *etch__edge_now(const etch_tensor *t, bool *old) {
+    *old = false;
+    if (!t->layers || !t->notes) return NULL;
+    const view_family *f = t->notes->family;
+    if (f && t->notes->base) return f->edge;
+    *old = f && t->notes->writes != f->writes && f->edge;
+    return *old ? f->edge : t->notes->edge;
 }
 
 static void move_family(view_family *f, tape_node *to) {
