@@ -47,8 +47,9 @@ double bench_median(double *values, int n);
  * the first variant's, make up for it; "never" where they are not. */
 void bench_measure(bench_row *row);
 /* From here on rows are not printed but measured sample by sample, as standard input asks:
- * bench/peers.py takes turns with another program in this way. See measure.c for what is said. */
-void bench_serve(void);
+ * bench/peers.py takes turns with another program in this way. See measure.c for what is said.
+ * processor_time: of all threads together, which other programs' work lengthens less. */
+void bench_serve(bool processor_time);
 /* Whether a compiled function's result is the eager one: its bits, under
  * relaxed numerics its digits. */
 bool bench_as_expected(etch_tensor *expected, etch_tensor *got, etch_numerics numerics);
@@ -59,6 +60,8 @@ void bench_print_on(const char *device, const char *workload, const char *size, 
                     const char *variant, double median_us, double first_call_ms, double speedup);
 /* Whether the names given on the command line (none: all) select this workload. */
 bool bench_selected(const char *workload);
+/* The same, of rows that take minutes: only where a name selects them. */
+bool bench_named(const char *workload);
 /* Ends the program with the library's last error. */
 _Noreturn void bench_fail(const char *what);
 
@@ -77,8 +80,11 @@ void bench_modes(void);     /* what modes and the profiler cost */
 void bench_memory(void);    /* peaks of memory, in columns of their own */
 void bench_training(void);  /* steps of training */
 void bench_training_memory(void);
-void bench_mapping(void); /* a function of one sample over a batch: loops and etch_vmap */
-void bench_saved(void);   /* what compiled forward passes keep for backward */
+void bench_models(void);       /* forward passes of whole models */
+void bench_program_rows(void); /* ordinary programs of many rounds */
+void bench_limits(void);       /* what the machine can do */
+void bench_mapping(void);      /* a function of one sample over a batch: loops and etch_vmap */
+void bench_saved(void);        /* what compiled forward passes keep for backward */
 void bench_cold(const char *self, bool cuda);
 /* A fresh process: prints microseconds of the compile and of the first call. */
 int bench_cold_child(const char *device, const char *body, int64_t n);

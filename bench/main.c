@@ -1,5 +1,6 @@
-/* etch_bench [--serve] [--threads N | --device cuda] [NAME...]: CSV of all rows whose workload
- * contains a NAME; with --serve whole functions only, sample by sample (measure.c).
+/* etch_bench [--serve | --serve-processor-time] [--threads N | --device cuda] [NAME...]: CSV of all
+ * rows whose workload contains a NAME (of those that take minutes, only where there is one); with
+ * --serve whole functions only, sample by sample (measure.c).
  *
  * Kernels are compiled into a cache folder of this run's own, so that first_call_ms is a compile
  * and not a hit of an earlier run. */
@@ -19,6 +20,8 @@ bool bench_selected(const char *workload) {
         if (strstr(workload, names[i])) return true;
     return name_count == 0;
 }
+
+bool bench_named(const char *workload) { return name_count > 0 && bench_selected(workload); }
 
 void bench_fail(const char *what) {
     fprintf(stderr, "etch_bench: %s: %s\n", what, etch_last_error());
@@ -49,8 +52,9 @@ int main(int argc, char **argv) {
     if (argc == 5 && strcmp(argv[1], "--cold-child") == 0)
         return bench_cold_child(argv[2], argv[3], atoll(argv[4]));
     if (!getenv("ETCH_BENCH_CACHE")) return run_with_own_cache(argv);
-    bool served = argc > 1 && strcmp(argv[1], "--serve") == 0;
-    if (served) bench_serve(), argc--, argv++;
+    bool processor = argc > 1 && strcmp(argv[1], "--serve-processor-time") == 0;
+    bool served = argc > 1 && (processor || strcmp(argv[1], "--serve") == 0);
+    if (served) bench_serve(processor), argc--, argv++;
     int threads = 1, first = 1;
     if (argc > 2 && strcmp(argv[1], "--threads") == 0) threads = atoi(argv[2]), first = 3;
     if (etch_set_num_threads(threads) != ETCH_OK) bench_fail("--threads");
@@ -61,7 +65,14 @@ int main(int argc, char **argv) {
     char self[4096] = {0};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
     if (served && cuda) return bench_device(), 0;
-    if (served) return bench_workloads(), bench_training(), 0;
+    if (served) {
+        bench_limits();
+        bench_workloads();
+        bench_training();
+        bench_models();
+        bench_program_rows();
+        return 0;
+    }
     printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
            "calls\n");
     if (cuda) return bench_cold(self, true), bench_device(), 0;
@@ -70,6 +81,9 @@ int main(int argc, char **argv) {
     bench_cold(self, false);
     bench_workloads();
     bench_training();
+    bench_limits();
+    bench_models();
+    bench_program_rows();
     bench_whether();
     bench_scaling();
     bench_threads();

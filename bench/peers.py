@@ -1,10 +1,12 @@
 """The benchmark's workloads in PyTorch (eager and torch.compile) and JAX, beside Etch in the same run.
 
-Usage: python3 bench/peers.py [--threads N | --device cuda] [NAME[:SIZE,SIZE...]...]
+Usage: python3 bench/peers.py [--processor-time] [--threads N | --device cuda] [NAME[:SIZE,SIZE...]...]
 for example seed:512,1024; a SIZE is the number of a row's rows.
 Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`. The rows of
 training (train_mlp, train_cnn, train_pool, train_transformer, adam) run where they are named; they need jax and
-optax, too.
+optax, too. So do whole models (encoder, minilm, ... or `models` for all; they need onnxruntime and openvino, too), the
+programs of many rounds (`programs`), and `limits`: what the machine reads, copies and multiplies at most. The weights
+of models are the same in all, and every result is compared with Etch's before it is timed.
 
 All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
 of every variant, in an order that changes; medians are printed, and the fastest round, which is what a busy
@@ -13,6 +15,9 @@ cannot be compared: a GPU's clock falls within a second of load, and a CPU has o
 Etch's samples are taken by `etch_bench --serve`, a process beside this one; while one computes, the other
 waits. Each sample does some of its work unmeasured first.
 
+With --processor-time that of a process is measured, of all its threads together, in place of the time that passes:
+on one thread, that is what other programs' work disturbs least.
+
 Prints a CSV: Etch's rows (also those with ETCH_RELAXED, where there are any), then PyTorch's. speedup is
 over Etch's eager row for Etch, and against Etch's compiled row for PyTorch: a value below 1 says how many
 times slower the peer is.
@@ -20,9 +25,11 @@ times slower the peer is.
 import csv, itertools, os, random, statistics, subprocess, sys, tempfile, time
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
+os.environ.setdefault("ETCH_BENCH_MODELS", tempfile.mkdtemp())
 import torch
 
 DEVICE = "cpu"
+CLOCK = time.perf_counter
 ROUNDS = 11
 SETS = 4  # inputs that memory-bound rows on a GPU go round, as etch_bench does
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -55,16 +62,20 @@ GPU_BODIES = {
 }
 
 
+PROGRAMS = tuple("program_" + name for name in (
+    "black-scholes", "attention", "small_cnn", "moving_statistics", "jacobi", "k-means", "logistic_regression", "adam",
+    "life", "two_operators", "jacobi_sweep", "mandelbrot", "conjugate_gradient"))
+MODELS = ("encoder", "minilm", "bert_base", "llama_prefill", "llama_decode", "resnet_block", "resnet50", "lstm_cell")
 TRAINING = ("train_mlp", "train_cnn", "train_pool", "train_transformer", "adam")
 
 
-def import_training(threads):
+def import_jax(threads):
     """JAX reads how many threads it has when it starts."""
-    global training
+    global training, model_peers
     if threads == 1:
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
         os.environ.setdefault("NPROC", "1")
-    import training
+    import training, model_peers
 
 
 def synchronize():
@@ -77,11 +88,11 @@ def synchronize():
 
 def timed(call, calls):
     """Seconds of so many calls."""
-    start = time.perf_counter()
+    start = CLOCK()
     for _ in range(calls):
         call()
     synchronize()
-    return time.perf_counter() - start
+    return CLOCK() - start
 
 
 def sampler(call):
@@ -126,6 +137,22 @@ def training_variants(name):
         yield label, None if label == "torch eager" else first, sampler(call)
 
 
+def model_variants(fields, threads):
+    """Of a model, a program or the limits; results are compared with Etch's first."""
+    torch._dynamo.reset()
+    if fields["workload"] == "limits":
+        yield from ((label, None, sampler(call)) for label, call in model_peers.limits())
+        return
+    row = model_peers.Row(os.environ["ETCH_BENCH_MODELS"], fields)
+    program = fields["workload"] in PROGRAMS
+    for label, call in model_peers.program_ways(row) if program else model_peers.ways(row, threads):
+        start = time.perf_counter()
+        row.check(label, call(), model_peers.programs.BOUND if program else None)
+        first = (time.perf_counter() - start) * 1e3
+        yield label, None if label == "torch eager" else first, sampler(call)
+    os.remove(row.path)
+
+
 # ---- Etch's ----
 
 
@@ -134,8 +161,9 @@ class Etch:
 
     def __init__(self, name, threads):
         program = os.path.join(ROOT, "build", "bench", "etch_bench")
+        serve = "--serve" if CLOCK is time.perf_counter else "--serve-processor-time"
         options = ["--device", "cuda"] if DEVICE == "cuda" else ["--threads", str(threads)]
-        self.process = subprocess.Popen([program, "--serve", *options, name], text=True,
+        self.process = subprocess.Popen([program, serve, *options, name], text=True,
                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def read(self):
@@ -192,7 +220,7 @@ def write_row(out, fields, etch, peers):
     figures = [statistics.median(t) for t in times]
     of = {variant[0]: figure for variant, figure in zip(variants, figures)}
     for i, (name, first, _) in enumerate(variants):
-        base = of["eager"] if i < len(etch) else of["compiled"]
+        base = of.get("eager" if i < len(etch) else "compiled", figures[0])
         out.writerow({**fields, "variant": name, "median_us": f"{figures[i]:.4f}",
                       "min_us": f"{min(times[i]):.4f}",
                       "first_call_ms": f"{first:.2f}" if first else "",
@@ -201,8 +229,10 @@ def write_row(out, fields, etch, peers):
 
 
 def main():
-    global DEVICE
+    global CLOCK, DEVICE
     args = sys.argv[1:]
+    if args[:1] == ["--processor-time"]:
+        CLOCK, args = time.process_time, args[1:]
     threads = 1
     if args[:2] == ["--device", "cuda"]:
         DEVICE, args = "cuda", args[2:]
@@ -214,16 +244,20 @@ def main():
     out = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     out.writeheader()
     names = GPU_BODIES if DEVICE == "cuda" else BODIES
-    for arg in args or names:
+    named = {"models": MODELS, "programs": PROGRAMS}
+    for arg in itertools.chain.from_iterable(named.get(arg, (arg,)) for arg in args or names):
         name, _, sizes = arg.partition(":")
-        if name in TRAINING and DEVICE == "cpu":
-            import_training(threads)
+        if name in TRAINING + MODELS + PROGRAMS + ("limits",) and DEVICE == "cpu":
+            import_jax(threads)
         elif name not in names:
-            sys.exit(f"peers.py: expected one of {', '.join([*names, *TRAINING])}, got {name}")
+            sys.exit(f"peers.py: expected one of {', '.join([*names, *TRAINING, *MODELS, *named, 'limits'])}, got {name}")
         for fields, etch in Etch(name, threads).rows():
             wanted = not sizes or fields["size"].split("x")[0] in sizes.split(",")
             if fields["workload"] == name and name in TRAINING:
                 write_row(out, fields, etch, list(training_variants(name)))
+            elif fields["workload"] == name and name in MODELS + PROGRAMS + ("limits",):
+                with torch.no_grad():
+                    write_row(out, fields, etch, list(model_variants(fields, threads)))
             elif fields["workload"] == name and wanted:
                 with torch.no_grad():
                     dtype = DTYPES[fields["dtype"]]

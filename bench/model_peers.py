@@ -1,0 +1,346 @@
+"""The models of bench/models.c in PyTorch, JAX, ONNX Runtime and OpenVINO, for bench/peers.py: the same layers over
+the weights that etch_bench has written, and their results compared with Etch's before anything is timed."""
+import io, os
+
+import jax
+import jax.numpy as jnp
+import numpy
+import safetensors.torch
+import torch
+from torch.nn import functional as nn
+
+import programs
+
+BOUNDS = {"f32": 1e-4, "bf16": 5e-2}
+WIDTHS = {"encoder": (1, 384, 12), "minilm": (6, 384, 12), "bert_base": (12, 768, 12), "llama_prefill": (1, 1024, 8),
+          "llama_decode": (1, 1024, 8), "resnet_block": (1, 64, 0), "resnet50": (1, 0, 0), "lstm_cell": (1, 256, 0)}
+NAMES = tuple(WIDTHS)
+
+
+# ---- what the models are made of ----
+
+
+class Torch:
+    """Layers as functions of tensors."""
+    gelu, silu, relu, sigmoid, tanh = nn.gelu, nn.silu, torch.relu, torch.sigmoid, torch.tanh
+    linear = nn.linear
+
+    @staticmethod
+    def layer_norm(x, w, b):
+        return nn.layer_norm(x, x.shape[-1:], w, b, 1e-5)
+
+    @staticmethod
+    def rms_norm(x, w):
+        return nn.rms_norm(x, x.shape[-1:], w, 1e-5)
+
+    @staticmethod
+    def split(x, heads):
+        return x.view(*x.shape[:2], heads, -1).transpose(1, 2)
+
+    @staticmethod
+    def merge(x):
+        return x.transpose(1, 2).reshape(x.shape[0], x.shape[2], -1)
+
+    @staticmethod
+    def attend(q, k, v, causal):
+        return nn.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    @staticmethod
+    def rotate(x, cos, sin):
+        low, high = x.chunk(2, -1)
+        return x * cos + torch.cat((-high, low), -1) * sin
+
+    @staticmethod
+    def remember(cache, row, length):
+        cache[:, :, length - 1:length] = row
+        return cache[:, :, :length]
+
+    @staticmethod
+    def conv(x, w, stride):
+        return nn.conv2d(x, w, stride=stride, padding=w.shape[2] // 2)
+
+    @staticmethod
+    def batch_norm(x, w, b, mean, root):
+        return nn.batch_norm(x, mean, root * root, w, b)
+
+    @staticmethod
+    def max_pool(x):
+        return nn.max_pool2d(x, 3, 2, 1)
+
+    @staticmethod
+    def mean(x):
+        return x.mean((2, 3))
+
+
+class Jax:
+    silu, relu, sigmoid, tanh = jax.nn.silu, jax.nn.relu, jax.nn.sigmoid, jnp.tanh
+
+    @staticmethod
+    def gelu(x):
+        return jax.nn.gelu(x, approximate=False)
+
+    @staticmethod
+    def linear(x, w, b=None):
+        y = x @ w.T
+        return y if b is None else y + b
+
+    @staticmethod
+    def layer_norm(x, w, b):
+        wide = x.astype(jnp.float32)
+        mean, var = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
+        return ((wide - mean) * jax.lax.rsqrt(var + 1e-5)).astype(x.dtype) * w + b
+
+    @staticmethod
+    def rms_norm(x, w):
+        wide = x.astype(jnp.float32)
+        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * w
+
+    @staticmethod
+    def split(x, heads):  # what jax.nn.dot_product_attention takes: [b, t, heads, d]
+        return x.reshape(*x.shape[:2], heads, -1)
+
+    @staticmethod
+    def merge(x):
+        return x.reshape(*x.shape[:2], -1)
+
+    @staticmethod
+    def attend(q, k, v, causal):
+        return jax.nn.dot_product_attention(q, k, v, is_causal=causal)
+
+    @staticmethod
+    def rotate(x, cos, sin):
+        low, high = jnp.split(x, 2, -1)
+        return x * cos[:, None] + jnp.concatenate((-high, low), -1) * sin[:, None]
+
+    @staticmethod
+    def conv(x, w, stride):
+        pad = w.shape[2] // 2
+        return jax.lax.conv_general_dilated(x, w, (stride, stride), ((pad, pad), (pad, pad)))
+
+    @staticmethod
+    def batch_norm(x, w, b, mean, root):
+        w, b, mean, root = (t[:, None, None] for t in (w, b, mean, root))
+        return (x - mean) * jax.lax.rsqrt(root * root + 1e-5) * w + b
+
+    @staticmethod
+    def max_pool(x):
+        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2),
+                                     ((0, 0), (0, 0), (1, 1), (1, 1)))
+
+    @staticmethod
+    def mean(x):
+        return x.mean((2, 3))
+
+
+# ---- the models: F has the layers, w gives the weights in turn ----
+
+
+def encoder(F, x, w, name, length):
+    layers, _, heads = WIDTHS[name]
+    for _ in range(layers):
+        q, k, v = (F.split(F.linear(x, next(w), next(w)), heads) for _ in range(3))
+        seen = F.merge(F.attend(q, k, v, False))
+        y = x + F.linear(seen, next(w), next(w))
+        y = F.layer_norm(y, next(w), next(w))
+        inner = F.gelu(F.linear(y, next(w), next(w)))
+        x = y + F.linear(inner, next(w), next(w))
+        x = F.layer_norm(x, next(w), next(w))
+    return x
+
+
+def gated_unit(F, x, w):
+    gate = F.silu(F.linear(x, next(w)))
+    up = F.linear(x, next(w))
+    return F.linear(gate * up, next(w))
+
+
+def llama_prefill(F, x, w, name, length):
+    heads = WIDTHS[name][2]
+    cos, sin, _ = next(w), next(w), next(w)
+    y = F.rms_norm(x, next(w))
+    q = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)
+    k = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)
+    v = F.split(F.linear(y, next(w)), heads)
+    x = x + F.linear(F.merge(F.attend(q, k, v, True)), next(w))
+    return x + gated_unit(F, F.rms_norm(x, next(w)), w)
+
+
+def llama_decode(F, x, w, name, length):
+    heads = WIDTHS[name][2]
+    cos, sin = next(w)[length - 1:length], next(w)[length - 1:length]
+    y = F.rms_norm(x, next(w))
+    q = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)
+    k = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)
+    v = F.split(F.linear(y, next(w)), heads)
+    k, v = F.remember(next(w), k, length), F.remember(next(w), v, length)
+    x = x + F.linear(F.merge(F.attend(q, k, v, False)), next(w))
+    return x + gated_unit(F, F.rms_norm(x, next(w)), w)
+
+
+def convolution(F, x, w, stride=1):
+    y = F.conv(x, next(w), stride)
+    return F.batch_norm(y, next(w), next(w), next(w), next(w))
+
+
+def bottleneck(F, x, w, widens, stride):
+    y = F.relu(convolution(F, x, w))
+    y = F.relu(convolution(F, y, w, stride))
+    y = convolution(F, y, w)
+    if widens:
+        x = convolution(F, x, w, stride)
+    return F.relu(x + y)
+
+
+def resnet_block(F, x, w, name, length):
+    return bottleneck(F, x, w, False, 1)
+
+
+def resnet50(F, x, w, name, length):
+    x = F.max_pool(F.relu(convolution(F, x, w, 2)))
+    for stage, blocks in enumerate((3, 4, 6, 3)):
+        for i in range(blocks):
+            x = bottleneck(F, x, w, i == 0, 2 if stage and i == 0 else 1)
+    return F.linear(F.mean(x), next(w), next(w))
+
+
+def lstm_cell(F, x, w, name, length):
+    h, c = next(w), next(w)
+    gates = F.linear(x, next(w), next(w)) + F.linear(h, next(w), next(w))
+    n = c.shape[1]
+    i, f, g, o = (gates[:, k * n:(k + 1) * n] for k in range(4))
+    c = F.sigmoid(f) * c + F.sigmoid(i) * F.tanh(g)
+    return F.sigmoid(o) * F.tanh(c)
+
+
+FORWARD = {"encoder": encoder, "minilm": encoder, "bert_base": encoder, "llama_prefill": llama_prefill,
+           "llama_decode": llama_decode, "resnet_block": resnet_block, "resnet50": resnet50, "lstm_cell": lstm_cell}
+
+
+# ---- the ways to run them ----
+
+
+class Model(torch.nn.Module):
+    def __init__(self, name, weights, length):
+        super().__init__()
+        self.name, self.length = name, length
+        for i, value in enumerate(weights):
+            self.register_buffer(f"w{i}", value)
+
+    def forward(self, x):
+        weights = (self._buffers[f"w{i}"] for i in range(len(self._buffers)))
+        return FORWARD[self.name](Torch, x, weights, self.name, self.length)
+
+
+class Row:
+    """What etch_bench has written of one row."""
+
+    def __init__(self, folder, fields):
+        self.name, self.size, self.dtype = (fields[k] for k in ("workload", "size", "dtype"))
+        self.path = os.path.join(folder, f"{self.name}-{self.size}-{self.dtype}.safetensors")
+        self.length = int(self.size) if self.name == "llama_decode" else 0
+        t = safetensors.torch.load_file(self.path)
+        self.x, self.y = t.pop("x"), t.pop("y").float()
+        self.weights = [t[str(i)] for i in range(len(t))]
+
+    def check(self, label, y, bound=None):
+        y = torch.as_tensor(numpy.asarray(y, numpy.float32)) if not isinstance(y, torch.Tensor) else y.float()
+        error = float((y - self.y).norm() / self.y.norm())
+        if not error <= (bound or BOUNDS[self.dtype]):
+            raise SystemExit(f"{self.name} {self.size} {self.dtype}: {label} differs from Etch by {error:.2g}")
+
+
+def torch_ways(row):
+    model = Model(row.name, row.weights, row.length)
+    compiled = torch.compile(model, dynamic=False)
+    yield "torch eager", lambda: model(row.x)
+    yield "torch.compile", lambda: compiled(row.x)
+
+
+def jax_array(t):
+    return jnp.array(t.float().numpy()).astype(jnp.bfloat16 if t.dtype == torch.bfloat16 else t.numpy().dtype)
+
+
+def jax_decode(row):
+    """The caches are given away and come back, so that they are written in place."""
+    weights = [jax_array(t) for t in row.weights]
+    places = [i for i, t in enumerate(row.weights) if t.dim() == 4]
+    caches = [weights[i].transpose(0, 2, 1, 3) for i in places]
+
+    def step(x, weights, caches):
+        new = []
+
+        class F(Jax):
+            @staticmethod
+            def remember(cache, r, length):
+                new.append(jax.lax.dynamic_update_slice(cache, r, (0, length - 1, 0, 0)))
+                return new[-1][:, :length]
+
+        turn = iter(caches)
+        w = (next(turn) if i in places else t for i, t in enumerate(weights))
+        return llama_decode(F, x, w, row.name, row.length), new
+
+    jitted, held = jax.jit(step, donate_argnums=(2,)), [caches]
+    x, weights = jax_array(row.x), [None if i in places else t for i, t in enumerate(weights)]
+
+    def call():
+        y, held[0] = jitted(x, weights, held[0])
+        return y.block_until_ready()
+
+    return call
+
+
+def jax_way(row):
+    if row.name == "llama_decode":
+        return jax_decode(row)
+    forward = jax.jit(lambda x, w: FORWARD[row.name](Jax, x, iter(w), row.name, row.length))
+    x, weights = jax_array(row.x), [jax_array(t) for t in row.weights]
+    return lambda: forward(x, weights).block_until_ready()
+
+
+def onnx_way(row, threads):
+    import onnxruntime
+    file = io.BytesIO()
+    torch.onnx.export(Model(row.name, row.weights, row.length), (row.x,), file, dynamo=False, opset_version=20,
+                      input_names=["x"])
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0" if threads == 1 else "1")
+    session = onnxruntime.InferenceSession(file.getvalue(), options, providers=["CPUExecutionProvider"])
+    x = row.x.numpy()
+    return lambda: session.run(None, {"x": x})[0]
+
+
+def openvino_way(row, threads):
+    import openvino
+    weights = [t.float() if t.dtype == torch.bfloat16 else t for t in row.weights]
+    model = openvino.convert_model(Model(row.name, weights, 0), example_input=row.x.float(),
+                                   input=list(row.x.shape))
+    hint = {"INFERENCE_PRECISION_HINT": row.dtype, "INFERENCE_NUM_THREADS": threads, "PERFORMANCE_HINT": "LATENCY"}
+    compiled = openvino.Core().compile_model(model, "CPU", hint)
+    request, x = compiled.create_infer_request(), row.x.float().numpy()
+    return lambda: request.infer({0: x}, share_inputs=True, share_outputs=True)[0]
+
+
+def program_ways(row):
+    body, other = programs.BODIES[row.name], row.weights[0]
+    compiled = torch.compile(body, dynamic=False)
+    yield "torch eager", lambda: body(row.x, other)
+    yield "torch.compile", lambda: compiled(row.x, other)
+
+
+def limits():
+    """The library's products under PyTorch, as limits."""
+    for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
+        x = (torch.randn(1024, 1024) / 32).to(dtype)
+        yield "torch product " + name, lambda x=x: torch.mm(x, x)
+
+
+def ways(row, threads):
+    """(name, a call), checked, of each way to run a row."""
+    yield from torch_ways(row)
+    yield "jax.jit", jax_way(row)
+    if row.name == "llama_decode":
+        return  # no cache in place
+    if row.dtype == "f32":
+        yield "onnxruntime", onnx_way(row, threads)
+    yield "openvino", openvino_way(row, threads)
