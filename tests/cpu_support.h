@@ -355,7 +355,7 @@ UNUSED_FN bool same_tensor(const etch_tensor *a, const etch_tensor *b) {
 UNUSED_FN int run_under_lower_isas(char **argv) {
     int failed = 0;
     if (getenv("ETCH_CPU_ISA") || etch_current_device()) return 0;
-    for (int isa = 0; isa < (int)etch__cpu_isa(); isa++) {
+    for (int isa = 0; isa < (int)etch__cpu_isa() + etch__cpu_amx(); isa++) {
         fflush(NULL);
         pid_t child = fork();
         if (child == 0) {

@@ -191,6 +191,74 @@ TEST(addmm) {
                 }
 }
 
+/* ---- bf16 by AMX ---- */
+
+static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
+
+/* The instruction, written out: 32 terms at a time, those at even and at odd places apart. */
+static float tile_chain(const etch_tensor *a, const etch_tensor *b, int64_t a0, int64_t b0,
+                        int64_t b1, int64_t k) {
+    float sum = 0;
+    for (int64_t at = 0; at < k; at += 32) {
+        float part[2] = {0, 0};
+        for (int64_t i = at; i < at + 32 && i < k; i++) {
+            float x = flushed((float)get(a, a0 + i).d), y = flushed((float)get(b, b0 + i * b1).d);
+            part[i % 2] = flushed(fmaf(x, y, part[i % 2]));
+        }
+        sum = flushed(sum + flushed(part[0] + part[1]));
+    }
+    return sum;
+}
+
+/* Every layout, edges of panels and blocks, odd values: an element's bits are those of the chain,
+ * wherever it lies. */
+TEST(bf16_by_tiles) {
+    const int64_t sizes[][3] = {{1, 70, 33},  {70, 1, 64},   {33, 65, 32}, {65, 17, 31},
+                                {100, 90, 1}, {16, 16, 600}, {3, 300, 96}, {300, 5, 1100},
+                                {40, 700, 800}};
+    if (!etch__cpu_amx() || etch_current_device()) return;
+    for (int s = 0; s < COUNT_OF(sizes); s++)
+        for (int how = 0; how < LAYOUT_COUNT * LAYOUT_COUNT * 2; how++)
+            ETCH_SCOPE {
+                const int64_t *v = sizes[s], m = v[0], n = v[1], k = v[2];
+                bool tame = how & 1;
+                layout left = (layout)(how / 2 % LAYOUT_COUNT);
+                layout right = (layout)(how / 2 / LAYOUT_COUNT);
+                if (k > 500 && how / 2 % 5) continue; /* time */
+                etch_tensor *a = make(ETCH_BF16, ETCH_SHAPE(m, k), left, tame);
+                etch_tensor *b = make(ETCH_BF16, ETCH_SHAPE(k, n), right, tame);
+                etch_tensor *y = etch_mm(a, b);
+                if (!y) fail_msg("%s", etch_last_error());
+                for (int64_t i = 0; i<m * n; i += m * n> 3000 ? 7 : 1) {
+                    double want = (double)tile_chain(a, b, i / n * k, i % n, n, k);
+                    number have = get(y, i), w = ref_convert(real_number(want), ETCH_BF16);
+                    if (!same_number(have, w))
+                        fail_msg("%lld x %lld x %lld, element %lld: want %.9g, have %.9g",
+                                 (long long)m, (long long)n, (long long)k, (long long)i, w.d,
+                                 have.d);
+                }
+            }
+}
+
+/* Rows of a product are the products of the rows, also in batches and with one operand for all. */
+TEST(bf16_tiles_do_not_matter) {
+    ETCH_SCOPE {
+        etch_tensor *a = make(ETCH_BF16, ETCH_SHAPE(3, 150, 200), LAYOUT_ROW, true);
+        etch_tensor *b = make(ETCH_BF16, ETCH_SHAPE(1, 200, 300), LAYOUT_COLUMN, true);
+        etch_tensor *y = etch_bmm(a, etch_expand(b, ETCH_SHAPE(3, 200, 300)));
+        assert_non_null(y);
+        for (int64_t i = 0; i < 3; i++)
+            for (int64_t r = 0; r < 150; r += 29) {
+                etch_tensor *rows = etch_slice(etch_select(a, 0, i), 0, r, r + 1, 1);
+                etch_tensor *z = etch_mm(rows, etch_select(b, 0, 0));
+                assert_non_null(z);
+                if (etch__cpu_amx() && !etch_current_device())
+                    for (int64_t c = 0; c < 300; c++)
+                        assert_true(same_number(get(z, c), get(y, (i * 150 + r) * 300 + c)));
+            }
+    }
+}
+
 TEST(empty_and_zero_k) {
     for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
         ETCH_SCOPE {

@@ -58,6 +58,40 @@ typedef struct product_table {
     void (*chain[ETCH_DTYPE_COUNT])(const product_args *p);
 } product_table;
 
+/* Products of bf16 by AMX: see isa/amx.c for the panels. Without it all are NULL. */
+enum { AMX_LANES = 16, AMX_TERMS = 32, AMX_BLOCK = 1024 /* bytes */ };
+
+/* c = left times right, or added to c: f32, room for whole panels. */
+typedef struct amx_args {
+    const void *left, *right;
+    int64_t left_row, left_block, left_panel; /* bytes from one to the next */
+    int64_t right_panel;
+    float *c;
+    int64_t ldc;
+    int64_t rows, cols, blocks; /* panels of left, of right; blocks of terms */
+    bool adds;
+} amx_args;
+
+/* Lanes and terms of an operand (in elements from one to the next; one of both is 1) to panels:
+ * of the right operand with `pairs`, else of the left one. */
+typedef struct amx_pack {
+    void *to;
+    const uint16_t *from;
+    int64_t lane, term, lanes, terms;
+    int64_t panel; /* bytes from a panel to the next */
+    bool pairs;
+} amx_pack;
+
+typedef struct amx_table {
+    /* Around calls of `multiply` on a thread; oneDNN may not be called in between. */
+    void (*enter)(void), (*leave)(void);
+    void (*multiply)(const amx_args *p);
+    void (*pack)(const amx_pack *p);
+    /* to[c][r] = from[r][c]; rows and columns are multiples of 16. */
+    void (*turn)(float *to, int64_t ldto, const float *from, int64_t ldfrom, int64_t rows,
+                 int64_t cols);
+} amx_table;
+
 typedef struct random_table {
     /* Words w[0..3][i] of Philox 4x32-10 at counter first + i. */
     void (*philox)(uint64_t seed, uint64_t first, uint32_t *const w[4], int64_t n);
@@ -88,6 +122,7 @@ typedef struct isa_table {
     const product_table *product;
     const random_table *random;
     const pool_table *pool;
+    const amx_table *amx;
 } isa_table;
 
 /* The tables of each set, and those of this process. */
@@ -103,7 +138,8 @@ const isa_table *etch__isa_table(void);
     extern const reduce_table etch__reduce_##isa;                                                  \
     extern const product_table etch__product_##isa;                                                \
     extern const random_table etch__random_##isa;                                                  \
-    extern const pool_table etch__pool_##isa;
+    extern const pool_table etch__pool_##isa;                                                      \
+    extern const amx_table etch__amx_##isa;
 DECLARE_ISA(baseline)
 DECLARE_ISA(avx2)
 DECLARE_ISA(avx512)

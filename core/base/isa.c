@@ -1,7 +1,10 @@
 /* Chooses the process's instruction set from CPUID and ETCH_CPU_ISA. */
 #include "core/base/isa.h"
 
+#include <cpuid.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "core/base/base.h"
 
@@ -16,31 +19,56 @@ static cpu_isa supported(void) {
     return CPU_ISA_BASELINE;
 }
 
-static cpu_isa choose(void) {
-    cpu_isa best = supported();
+/* Whether the processor has AMX for bf16 and the system lets this process use it: a process has to
+ * ask once (arch_prctl(2), ARCH_REQ_XCOMP_PERM), which holds for all its threads. */
+static bool amx_granted(void) {
+    enum { ASK = 0x1023, TILE_DATA = 18 };
+    unsigned a, b, c, d;
+    if (supported() != CPU_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
+    bool tiles = d >> 24 & 1, bf16 = d >> 22 & 1; /* AMX-TILE, AMX-BF16 */
+    if (!tiles || !bf16 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
+    return syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
+}
+
+/* What the process uses: its set, and AMX beside it. */
+typedef struct cpu_choice {
+    cpu_isa isa;
+    bool amx;
+} cpu_choice;
+
+static cpu_choice choose(void) {
+    cpu_choice best = {supported(), amx_granted()};
     const char *wanted = etch__param(PARAM_CPU_ISA);
     if (!wanted || !*wanted) return best;
+    if (strcmp(wanted, "amx") == 0 && best.amx) return best;
+    const char *most = best.amx ? "amx" : names[best.isa];
+    bool known = strcmp(wanted, "amx") == 0;
     for (int i = 0; i < CPU_ISA_COUNT; i++) {
         if (strcmp(wanted, names[i]) != 0) continue;
-        if ((cpu_isa)i <= best) return (cpu_isa)i;
-        etch__warn("ETCH_CPU_ISA=%s is not supported by this processor; using %s", wanted,
-                   names[best]);
-        return best;
+        if ((cpu_isa)i <= best.isa) return (cpu_choice){(cpu_isa)i, false};
+        known = true;
     }
-    etch__warn("ETCH_CPU_ISA=%s is none of baseline, avx2, avx512; using %s", wanted, names[best]);
+    if (known)
+        etch__warn("ETCH_CPU_ISA=%s is not supported by this processor; using %s", wanted, most);
+    else
+        etch__warn("ETCH_CPU_ISA=%s is none of baseline, avx2, avx512, amx; using %s", wanted,
+                   most);
     return best;
 }
 
-cpu_isa etch__cpu_isa(void) {
-    static atomic_int chosen; /* 0: not yet, else the choice + 1 */
-    int isa = atomic_load_explicit(&chosen, memory_order_relaxed);
-    if (unlikely(!isa)) {
-        int expected = 0;
-        isa = (int)choose() + 1;
-        if (!atomic_compare_exchange_strong(&chosen, &expected, isa)) isa = expected;
-    }
-    return (cpu_isa)(isa - 1);
+/* As one number, so that threads that ask at once agree. */
+static unsigned chosen(void) {
+    static _Atomic unsigned known; /* 0: not yet, else the choice + 1 */
+    unsigned now = atomic_load_explicit(&known, memory_order_relaxed);
+    if (likely(now)) return now - 1;
+    cpu_choice c = choose();
+    unsigned expected = 0, mine = ((unsigned)c.isa << 1 | c.amx) + 1;
+    return (atomic_compare_exchange_strong(&known, &expected, mine) ? mine : expected) - 1;
 }
+
+cpu_isa etch__cpu_isa(void) { return (cpu_isa)(chosen() >> 1); }
+
+bool etch__cpu_amx(void) { return chosen() & 1; }
 
 static const void *(*functions)(void);
 

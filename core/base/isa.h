@@ -3,6 +3,8 @@
 #ifndef ETCH_CORE_BASE_ISA_H
 #define ETCH_CORE_BASE_ISA_H
 
+#include <stdbool.h>
+
 typedef enum cpu_isa {
     CPU_ISA_BASELINE, /* -march=x86-64 */
     CPU_ISA_AVX2,     /* -march=x86-64-v3 */
@@ -13,6 +15,9 @@ typedef enum cpu_isa {
 /* The highest set that the processor and the system support, or a lower one that ETCH_CPU_ISA
  * names. */
 cpu_isa etch__cpu_isa(void);
+/* Whether products of bf16 use AMX: with the highest set, where the processor has it and the system
+ * grants it, unless ETCH_CPU_ISA names a set. */
+bool etch__cpu_amx(void);
 /* "baseline", "avx2", "avx512". */
 const char *etch__cpu_isa_name(cpu_isa isa);
 

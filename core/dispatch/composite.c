@@ -80,14 +80,14 @@ static etch_tensor *batched(const op_call *call, etch_tensor *a, etch_tensor *b)
     return etch_view(product, size);
 }
 
-/* A batch of matrices by one matrix: one product of all their rows, whose derivative for the matrix
- * is one product, too, and no sum over the batch. */
-static etch_tensor *by_rows(etch_tensor *a, etch_tensor *b) {
+/* A batch of matrices by one matrix, and a bias or NULL: one product of all their rows, whose
+ * derivative for the matrix is one product, too, and no sum over the batch. */
+static etch_tensor *by_rows(etch_tensor *a, etch_tensor *b, etch_tensor *bias) {
     etch_shape size = etch_sizes(a);
     int64_t rows = 1;
     for (int i = 0; i < a->ndim - 1; i++) rows *= a->size[i];
     etch_tensor *flat = etch_reshape(a, ETCH_SHAPE(rows, a->size[a->ndim - 1]));
-    etch_tensor *product = flat ? etch_mm(flat, b) : NULL;
+    etch_tensor *product = flat ? bias ? etch_addmm(bias, flat, b) : etch_mm(flat, b) : NULL;
     size.v[size.n - 1] = b->size[1];
     return product ? etch_view(product, size) : NULL;
 }
@@ -119,7 +119,7 @@ etch_tensor *etch__composite_matmul(const op_call *call) {
     if (column) b = etch_unsqueeze(b, 1);
     if (!a || !b) return NULL;
     etch_tensor *c = a->ndim == 2 && b->ndim == 2 ? etch_mm(a, b)
-                     : b->ndim == 2               ? by_rows(a, b)
+                     : b->ndim == 2               ? by_rows(a, b, NULL)
                                                   : batched(call, a, b);
     if (c && row) c = etch_squeeze_dim(c, -2);
     if (c && column) c = etch_squeeze_dim(c, -1);
@@ -151,6 +151,7 @@ etch_tensor *etch__composite_linear(const op_call *call) {
     if (!wt) return NULL;
     if (x->ndim == 2 && w->ndim == 2)
         return bias == ETCH_NONE ? etch_mm(x, wt) : etch_addmm(bias, x, wt);
+    if (x->ndim > 2 && w->ndim == 2) return by_rows(x, wt, bias == ETCH_NONE ? NULL : bias);
     etch_tensor *y = etch_matmul(x, wt);
     return y && bias != ETCH_NONE ? etch_add(y, bias) : y;
 }
