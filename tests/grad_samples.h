@@ -373,6 +373,34 @@ SAMPLE(CONVOLUTION_BACKWARD_WEIGHT, BACKWARD(weight, S(3, 2, 2, 2), S(1), S(0), 
 SAMPLE(CONVOLUTION_BACKWARD_WEIGHT, BACKWARD(weight, S(4, 1, 2, 2), S(2, 3), S(1, 2), S(1, 2), 2),
        V(1, 4, 3, 3), V(1, 2, 5, 6))
 
+/* ---- attention ---- */
+
+#define ATTENTION(mask, causal) etch_attention_raw(x[0], x[1], x[2], mask, causal, 0.7)
+SAMPLE(ATTENTION, ATTENTION(ETCH_NONE, false), V(3, 4), V(5, 4), V(5, 2))
+SAMPLE(ATTENTION, ATTENTION(ETCH_NONE, true), V(2, 4, 3, 2), V(2, 2, 5, 2), V(2, 2, 5, 3))
+SAMPLE(ATTENTION, ATTENTION(x[3], true), V(2, 4, 3, 2), V(2, 2, 3, 2), V(2, 2, 3, 3), V(4, 1, 3))
+SAMPLE(ATTENTION, ATTENTION(x[3], false), V(4, 3, 2), V(2, 3, 2), V(2, 3, 3), V(1, 3, 1))
+SAMPLE(ATTENTION, ATTENTION(x[3], false), V(2, 3, 2), V(2, 4, 2), V(2, 4, 3), B(3, 4))
+SAMPLE(ATTENTION, ATTENTION(ETCH_NONE, false), V(2, 3, 2), V(2, 0, 2), V(2, 0, 3))
+SAMPLE(ATTENTION_DROPOUT,
+       etch_attention_dropout_raw(x[0], x[1], x[2], x[3], etch_to(x[4], ETCH_F64), true, 0.7, 0.3),
+       V(4, 3, 2), V(2, 4, 2), V(2, 4, 3), V(3, 4), C(1))
+#define ATTENTION_BACK(mask, causal)                                                               \
+    etch_attention_backward_raw(x[3], ATTENTION(mask, causal), x[0], x[1], x[2], mask, ETCH_NONE,  \
+                                causal, 0.7, 0)
+SAMPLE(ATTENTION_BACKWARD, ATTENTION_BACK(ETCH_NONE, false), V(3, 4), V(5, 4), V(5, 2), V(3, 2))
+SAMPLE(ATTENTION_BACKWARD, ATTENTION_BACK(x[4], true), V(4, 3, 2), V(2, 3, 2), V(2, 3, 3),
+       V(4, 3, 3), V(4, 1, 3))
+SAMPLE(ATTENTION_BACKWARD, ATTENTION_BACK(x[4], false), V(2, 3, 2), V(2, 4, 2), V(2, 4, 3),
+       V(2, 3, 3), B(3, 4))
+#define DROPPED_WITH(seed)                                                                         \
+    etch_attention_dropout_raw(x[0], x[1], x[2], ETCH_NONE, seed, false, 0.7, 0.3)
+#define DROPPED_BACK(seed)                                                                         \
+    etch_attention_backward_raw(x[3], DROPPED_WITH(seed), x[0], x[1], x[2], ETCH_NONE, seed,       \
+                                false, 0.7, 0.3)
+SAMPLE(ATTENTION_BACKWARD, DROPPED_BACK(etch_to(x[4], ETCH_F64)), V(4, 3, 2), V(2, 4, 2),
+       V(2, 4, 3), V(4, 3, 3), C(1))
+
 /* ---- pooling ---- */
 
 #define MAX_POOL(kernel, stride, padding, dilation, ceil)                                          \
@@ -433,6 +461,9 @@ SAMPLE(LOG_SOFTMAX, etch_log_softmax(x[0], 0), V(2, 3))
 SAMPLE(LAYER_NORM, etch_layer_norm(x[0], S(4), x[1], x[2], 1e-3), V(2, 4), V(4), V(4))
 SAMPLE(LINEAR, etch_linear(x[0], x[1], x[2]), V(2, 3), V(4, 3), V(4))
 SAMPLE(LINEAR, etch_linear(x[0], x[1], x[2]), V(2, 2, 3), V(4, 3), NOTHING)
+SAMPLE(SCALED_DOT_PRODUCT_ATTENTION,
+       etch_scaled_dot_product_attention(x[0], x[1], x[2], x[3], 0, true, 0), V(2, 4, 3, 2),
+       V(2, 2, 5, 2), V(2, 2, 5, 3), V(5))
 SAMPLE(CONV2D, etch_conv2d(x[0], x[1], x[2], S(1), S(1), S(1), 1), V(2, 3, 4), V(2, 2, 2, 2), V(2))
 SAMPLE(MAX_POOL1D, etch_max_pool1d(x[0], S(2), S(1), S(1), S(1), false), V(2, 5))
 SAMPLE(AVG_POOL1D, etch_avg_pool1d(x[0], S(3), S(2), S(1), true, false), V(2, 2, 6))

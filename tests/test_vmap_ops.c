@@ -47,6 +47,7 @@ SAMPLE(ARGMIN, etch_argmin_dim(x[0], 0, false), V(3, 4))
 SAMPLE(MAX_POOL2D_INDICES, etch_max_pool2d_indices(x[0], S(2), S(1), S(1), S(1), false), V(2, 3, 4))
 SAMPLE(MAX_POOL2D_INDICES, etch_max_pool2d_indices(x[0], S(2, 1), S(0), S(0), S(1), true),
        V(2, 2, 3, 4))
+SAMPLE(ATTENTION_KEPT, etch_attention_kept_raw(etch_to(x[0], ETCH_F64), S(2, 3, 4), 0.4), V(1))
 SAMPLE(DETACH, etch_detach(x[0]), V(3, 4))
 SAMPLE(ANY, etch_any(x[0]), B(3, 4))
 SAMPLE(ANY, etch_any_dim(x[0], S(0), false), B())

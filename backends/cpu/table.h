@@ -116,6 +116,31 @@ typedef struct pool_table {
     void (*spread[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *y, void *x);
 } pool_table;
 
+/* Scores of queries with keys, in the compute type: rows of `pitch` elements, which begin at the
+ * address of a vector and hold whole ones. Of row r the first `first + r step` keys take part. */
+enum { ATTENTION_ROWS = 128, ATTENTION_KEYS = 512 };
+typedef struct attention_tile {
+    void *scores;
+    int64_t pitch, rows, keys, first, step;
+    void *max, *sum, *shrink; /* ATTENTION_ROWS numbers each */
+} attention_tile;
+
+typedef struct attention_table {
+    /* The next keys: max moves on, scores become exp(score - max), which sum gets, and shrink is
+     * what all before has to be multiplied by. A row of which no key takes part has the sum 0. */
+    void (*soften[ETCH_DTYPE_COUNT])(const attention_tile *t);
+    /* Scores become exp(score - max) times `sum`. */
+    void (*weigh[ETCH_DTYPE_COUNT])(const attention_tile *t);
+    /* slopes = scores (slopes - mean of the row), rows as those of scores. */
+    void (*slope[ETCH_DTYPE_COUNT])(const attention_tile *t, void *slopes, const void *means);
+    /* The sums of products of each row of a and of b. */
+    void (*dots[ETCH_DTYPE_COUNT])(void *to, const void *a, int64_t a_pitch, const void *b,
+                                   int64_t b_pitch, int64_t rows, int64_t n);
+    /* Each row times its factor. */
+    void (*scale[ETCH_DTYPE_COUNT])(void *rows, int64_t pitch, int64_t count, int64_t n,
+                                    const void *factors);
+} attention_table;
+
 typedef struct isa_table {
     const strip_table *strips;
     const reduce_table *reduce;
@@ -123,6 +148,7 @@ typedef struct isa_table {
     const random_table *random;
     const pool_table *pool;
     const amx_table *amx;
+    const attention_table *attention;
 } isa_table;
 
 /* The tables of each set, and those of this process. */
@@ -139,7 +165,8 @@ const isa_table *etch__isa_table(void);
     extern const product_table etch__product_##isa;                                                \
     extern const random_table etch__random_##isa;                                                  \
     extern const pool_table etch__pool_##isa;                                                      \
-    extern const amx_table etch__amx_##isa;
+    extern const amx_table etch__amx_##isa;                                                        \
+    extern const attention_table etch__attention_##isa;
 DECLARE_ISA(baseline)
 DECLARE_ISA(avx2)
 DECLARE_ISA(avx512)

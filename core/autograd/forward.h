@@ -18,6 +18,8 @@ FORWARD(log_softmax);
 FORWARD(native_layer_norm);
 FORWARD(convolution);
 FORWARD(max_pool2d);
+FORWARD(attention);
+FORWARD(attention_backward);
 FORWARD(of_users); /* registered with the operator */
 
 /* t as a tangent of a value of this shape: expanded and converted to it. */

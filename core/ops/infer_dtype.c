@@ -250,6 +250,32 @@ static bool layer_norm_dtype_rule(const op_call *call, call_dtypes *d) {
     return true;
 }
 
+/* Operands have one dtype but for the last: the mask may be of bools, the seed is of f64. */
+static bool attention_dtype_rule(const op_call *call, call_dtypes *d) {
+    int seed = call->op == OP_ATTENTION ? -1 : call->nin - 1, mask = seed < 0 ? 3 : seed - 1;
+    d->compute = d->result = dtype_of(call->in[0]);
+    if (!want_floats(call, d->compute)) return false;
+    for (int i = 1; i < mask; i++)
+        if (dtype_of(call->in[i]) != d->compute)
+            FAIL(ETCH_ERR_DTYPE, "expected %s of %s as %s, got %s", etch__operand_name(call->op, i),
+                 name_of(d->compute), etch__operand_name(call->op, 0),
+                 name_of(dtype_of(call->in[i])));
+    etch_dtype m = call->in[mask] == ETCH_NONE ? ETCH_BOOL : dtype_of(call->in[mask]);
+    bool half = etch__is_half(d->compute);
+    if (m != ETCH_BOOL && m != d->compute && !(half && m == ETCH_F32))
+        FAIL(ETCH_ERR_DTYPE, "expected attn_mask of bool%s or %s, got %s", half ? ", f32" : "",
+             name_of(d->compute), name_of(m));
+    if (seed >= 0 && call->in[seed] != ETCH_NONE && dtype_of(call->in[seed]) != ETCH_F64)
+        FAIL(ETCH_ERR_DTYPE, "expected seed of f64, got %s", name_of(dtype_of(call->in[seed])));
+    return true;
+}
+
+static bool attention_kept_dtype_rule(const op_call *call, call_dtypes *d) {
+    d->compute = d->result = ETCH_F64;
+    if (dtype_of(call->in[0]) == ETCH_F64) return true;
+    FAIL(ETCH_ERR_DTYPE, "expected seed of f64, got %s", name_of(dtype_of(call->in[0])));
+}
+
 static bool convolution_dtype_rule(const op_call *call, call_dtypes *d) {
     d->compute = d->result = dtype_of(call->in[0]);
     for (int i = 1; i < call->nin; i++)

@@ -56,7 +56,7 @@ typedef enum exponent_class {
 enum { OP_MAX_SCALARS = 4 };
 /* An operator has at most SCHEMA_MAX_ARGS arguments. A list of ints is its count and its values;
  * the user may give any, of which inference says whether they fit. Behind them may be the class. */
-enum { SCHEMA_MAX_ARGS = 8, OP_MAX_ATTRS = SCHEMA_MAX_ARGS * (ETCH_MAX_DIMS + 2) + 1 };
+enum { SCHEMA_MAX_ARGS = 10, OP_MAX_ATTRS = SCHEMA_MAX_ARGS * (ETCH_MAX_DIMS + 2) + 1 };
 
 typedef struct op_call {
     uint16_t op;

@@ -36,6 +36,11 @@ bool etch__index_rule(const op_call *call, tensor_meta *out);
 bool etch__pool_rule(const op_call *call, tensor_meta *out);
 bool etch__pool_backward_rule(const op_call *call, tensor_meta *out);
 
+/* Of attention and its backward operators (core/ops/infer_attention.c). */
+bool etch__attention_rule(const op_call *call, tensor_meta *out);
+bool etch__attention_backward_rule(const op_call *call, tensor_meta *out);
+bool etch__attention_kept_rule(const op_call *call, tensor_meta *out);
+
 /* The numbers of a convolution, from its attributes; false with the error set. */
 typedef struct conv_numbers {
     int64_t stride[2], padding[2], dilation[2], groups;
