@@ -99,7 +99,8 @@ static bool from_disk(want *w, const cache_dir *dir) {
     if (!k) return false;
     if (!etch__cache_load(dir, w->bytes, w->n, &object)) return etch__kernel_release(k), false;
     etch__counters.cache_hits++;
-    etch__log(LOG_CACHE, "%s: loaded from the disk cache", w->symbol);
+    etch__log(LOG_CACHE, "%s (%016llx): loaded from the disk cache", w->symbol,
+              (unsigned long long)w->hash);
     if (etch__report_on()) etch__report_kernel_made(w->hash, w->n, false, 0, NULL);
     return adopt(w, k, &object);
 }
@@ -113,7 +114,8 @@ static bool from_job(want *w, const cache_dir *dir, jit_job *job) {
         return etch__kernel_release(k), false;
     }
     etch__counters.kernels_compiled++;
-    etch__log(LOG_CACHE, "%s: compiled in %.1f ms", w->symbol, job->ms);
+    etch__log(LOG_CACHE, "%s (%016llx): compiled in %.1f ms", w->symbol,
+              (unsigned long long)w->hash, job->ms);
     if (job->dump) etch__log(LOG_OUTPUT_CODE, "%s, as libgccjit has it:\n%s", w->symbol, job->dump);
     if (etch__report_on()) etch__report_kernel_made(w->hash, w->n, true, job->ms, job->dump);
     return adopt(w, k, &object);

@@ -19,6 +19,7 @@
  * of them with mode reduce-overhead. The others run on the CPU eagerly and on the GPU recorded
  * through eager kernels; they have only operators that are the same on both (fuzz_is_exact).
  * Compared are all bits but those of NaN. Programs are small, as each kernel has to be compiled. */
+#include "core/base/isa.h"
 #include "program.h"
 #include "tools/minify/mini.h"
 
@@ -36,7 +37,8 @@
 typedef enum finding { FOUND_NOTHING, FOUND_DIFFERENCE, FOUND_LEAK, FOUND_CRASH } finding;
 
 /* A worker runs one epoch, under one instruction set; the next one runs some programs of it again,
- * so that code in the cache which is for another instruction set is found. */
+ * so that code in the cache which is for another instruction set is found: by what it computes, or
+ * since no process of this set has compiled it. */
 enum { EPOCH = 32 /* native programs */, EPOCH_ALL = 4000, CANARIES = 4 };
 static const char *const isas[] = {"", "avx2", "baseline"};
 
@@ -48,8 +50,12 @@ typedef struct tally {
                                  replays */
 } tally;
 
+enum { MADE_ROOM = 1 << 16 };
+
 /* What worker and parent share. */
 typedef struct board {
+    uint64_t made[MADE_ROOM]; /* kernels that were compiled, mixed with the instruction set */
+    bool foreign, unsure; /* one was loaded that none of this set has compiled; others compile */
     program p;
     bool native, running, done;
     fuzz_result result;
@@ -88,6 +94,27 @@ static double now(void) {
 static void no_log(void *ctx, const char *line) {
     (void)ctx;
     (void)line;
+}
+
+/* Whether it was compiled for this instruction set; it is from now on if it is compiled now. */
+static bool is_made(uint64_t hash, bool now) {
+    uint64_t own = (hash ^ (uint64_t)(etch__cpu_isa() + 1) * 0x9e3779b97f4a7c15u) | 1;
+    for (uint64_t i = 0; i < 64; i++) {
+        uint64_t *at = &shared->made[(own + i) % MADE_ROOM];
+        if (*at == own) return true;
+        if (!*at) return *at = now ? own : 0, now;
+    }
+    return true; /* there is no room: it is not known */
+}
+
+/* Lines of the channel "cache". */
+static void watch_cache(void *ctx, const char *line) {
+    (void)ctx;
+    const char *at = strstr(line, " (");
+    unsigned long long hash;
+    if (!at || sscanf(at, " (%16llx):", &hash) != 1) return;
+    bool made = strstr(at, ": compiled in");
+    if (made || strstr(at, ": loaded from the disk")) shared->foreign |= !is_made(hash, made);
 }
 
 static void set_isa(void) {
@@ -144,7 +171,7 @@ static void count_program(const program *p, const fuzz_result *r, bool native) {
 /* In a worker: true if nothing was found. */
 static bool run_program(bool native) {
     shared->native = native;
-    shared->running = true, shared->done = false;
+    shared->running = true, shared->done = shared->foreign = false;
     alarm(device ? 400 : 60);
     bool same = false;
     ETCH_ON(device)
@@ -152,7 +179,10 @@ static bool run_program(bool native) {
                         backend_name(native, &shared->p), &shared->result);
     alarm(0);
     shared->done = true;
-    return same;
+    if (!same || !shared->foreign || shared->unsure) return same;
+    snprintf(shared->result.difference, sizeof shared->result.difference,
+             "a kernel comes from the cache that was compiled for another instruction set");
+    return false;
 }
 
 static finding classify(int status) {
@@ -248,6 +278,7 @@ static void report(finding found, bool reduce) {
     static const char *const names[] = {"nothing", "a difference", "a leak", "a crash or hang"};
     p = shared->p;
     bool native = shared->native;
+    shared->unsure = true;
     printf("\n== seed %llu%s, %s %s: %s: %s\n", (unsigned long long)(p.setup.seed & ~FUZZ_TWIN),
            p.setup.seed & FUZZ_TWIN ? " (twin)" : "", backend_name(native, &p), isas[shared->isa],
            names[found], found == FOUND_CRASH ? "" : shared->result.difference);
@@ -361,7 +392,8 @@ static void run_native(const options *o, uint64_t seed) {
 /* The worker: programs until one fails, the epoch or time is over. */
 static void work(const options *o, double start) {
     set_isa();
-    etch_set_log_sink(no_log, NULL);
+    etch_set_log_sink(watch_cache, NULL);
+    etch_set_logs("cache");
     int canaries = shared->ncanaries, natives = 0;
     for (int i = 0; i < canaries; i++) run_seed(o, shared->canary[i], true);
     shared->ncanaries = 0;

@@ -287,8 +287,8 @@ fault reduction-order 1 jit/helper/reduce.c \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, add(g, rv(l.i), num(g, w)));' \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, sub(g, num(g, 2 * w - 1), rv(l.i)));'
 fault kernel-key 1 core/base/lru.c 'memcmp(e->key, key, n) == 0' \
-    '(n > 15 && !memcmp((const char *)e->key + 15, (const char *)key + 15, n - 15))' \
-    jit/store/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 15, w->n - 15)'
+    '(n > 16 && !memcmp((const char *)e->key + 16, (const char *)key + 16, n - 16))' \
+    jit/store/kernels.c 'XXH3_64bits(w->bytes, w->n)' 'XXH3_64bits(w->bytes + 16, w->n - 16)'
 fault cache-key 1 jit/store/cache.c '32s isa %s"' '32s isa %.0s"'
 
 # ---- tensors on a device
