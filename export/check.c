@@ -97,13 +97,13 @@ static bool results_ok(const program *p) {
 }
 
 /* All on one device, which is there. */
-static bool device_ok(const program *p) {
+static bool device_ok(const program *p, const char *function) {
     const graph *g = p->g;
     for (int v = 1; v < g->nvalues; v++)
         if (g->values[v].meta.device != g->values[0].meta.device)
             return fault("the device of value", v);
     int device = etch__program_device(p);
-    return !device || etch__device_check(device, "etch_import", NULL);
+    return !device || etch__device_check(device, function, NULL);
 }
 
 /* ---- run-time sizes ---- */
@@ -141,12 +141,12 @@ static bool sizes_ok(const program *p) {
     return ok || fault("a formula of", p->nformulas);
 }
 
-bool etch__program_check(program *p) {
+bool etch__program_check(program *p, const char *function) {
     const graph *g = p->g;
     p->writes = false;
     for (int i = 0; i < g->nnodes; i++)
         p->writes |= etch__ops[g->nodes[i].op].kind == KIND_INPLACE &&
                      g->values[g->nodes[i].out].base < g->ninputs;
-    return inputs_ok(p) && arguments_ok(p) && device_ok(p) && nodes_ok(p) && results_ok(p) &&
-           sizes_ok(p);
+    return inputs_ok(p) && arguments_ok(p) && device_ok(p, function) && nodes_ok(p) &&
+           results_ok(p) && sizes_ok(p);
 }

@@ -13,6 +13,7 @@
 #include "nn/safetensors.h"
 
 typedef struct reading {
+    const char *function; /* that the user has called */
     const char *path;
     etch_safetensors *f;
     etch_named_tensor *tensors; /* all of the file's, on the CPU */
@@ -20,7 +21,7 @@ typedef struct reading {
 } reading;
 
 static bool damaged(const reading *r, const char *what) {
-    return etch__false_at(NULL, ETCH_ERR_FORMAT, "etch_import: %.200s: %s", r->path, what);
+    return etch__false_at(NULL, ETCH_ERR_FORMAT, "%s: %.200s: %s", r->function, r->path, what);
 }
 
 /* ---- who made it ---- */
@@ -33,10 +34,10 @@ static bool origin_ok(const reading *r) {
     else if (s.st_mode & 022) why = "others may write it (chmod go-w)";
     if (!why) return true;
     return etch__false_at(NULL, ETCH_ERR_IO,
-                          "etch_import: %.200s: its machine code is not loaded: %s; with "
+                          "%s: %.200s: its machine code is not loaded: %s; with "
                           "ETCH_CODE_COMPILE it is compiled here, with ETCH_CODE_EAGER it runs "
                           "without",
-                          r->path, why);
+                          r->function, r->path, why);
 }
 
 /* Of the code: whether this process would have made the same. */
@@ -46,10 +47,11 @@ static bool identity_ok(const reading *r) {
     etch__cache_identity(own, sizeof own);
     if (!strcmp(own, there)) return true;
     return etch__false_at(NULL, ETCH_ERR_UNSUPPORTED,
-                          "etch_import: %.200s: its machine code is for '%s', expected '%s'; with "
+                          "%s: %.200s: its machine code is for '%s', expected '%s'; with "
                           "ETCH_CODE_COMPILE it is compiled here, with ETCH_CODE_EAGER it runs "
                           "without",
-                          r->path, *there ? there : "nothing (it was exported without)", own);
+                          r->function, r->path,
+                          *there ? there : "nothing (it was exported without)", own);
 }
 
 /* ---- form and hash ---- */
@@ -64,10 +66,9 @@ static bool version_ok(const reading *r) {
     if (!version) return damaged(r, "it is no file of etch_export");
     long number = strtol(version, &end, 10);
     if (*end || end == version || number < 1 || number > FILE_VERSION)
-        return etch__false_at(
-            NULL, ETCH_ERR_FORMAT,
-            "etch_import: %.200s: expected a file of version 1 to %d, got '%.20s'", r->path,
-            FILE_VERSION, version);
+        return etch__false_at(NULL, ETCH_ERR_FORMAT,
+                              "%s: %.200s: expected a file of version 1 to %d, got '%.20s'",
+                              r->function, r->path, FILE_VERSION, version);
     if (text_of(r, FILE_GRAPH) && text_of(r, FILE_PROGRAM) && text_of(r, FILE_HASH)) return true;
     return damaged(r, "a part is missing");
 }
@@ -168,8 +169,8 @@ static bool read_captures(reading *r) {
 
 static bool read_program(reading *r) {
     r->e->p = etch__program_read(text_of(r, FILE_GRAPH), text_of(r, FILE_PROGRAM));
-    bool ok = r->e->p && etch__program_check(r->e->p);
-    if (!ok) etch__error_name("etch_import", NULL, false);
+    bool ok = r->e->p && etch__program_check(r->e->p, r->function);
+    if (!ok) etch__error_name(r->function, NULL, false);
     return ok;
 }
 
@@ -178,7 +179,7 @@ static bool read_pack(reading *r) {
     const etch_tensor *t = k >= 0 ? r->tensors[k].tensor : NULL;
     if (!t || t->dtype != ETCH_U8) return damaged(r, "its machine code is missing");
     r->e->pack = etch__pack_read(etch__ptr(t), (size_t)t->numel);
-    if (!r->e->pack) etch__error_name("etch_import", NULL, false);
+    if (!r->e->pack) etch__error_name(r->function, NULL, false);
     return r->e->pack != NULL;
 }
 
@@ -193,6 +194,7 @@ static bool read_all(reading *r, file_code code) {
 
 bool etch__file_load(const char *path, file_code code, exported *e) {
     reading r = {.path = path, .f = etch_safetensors_load(path), .e = e};
+    r.function = code == CODE_TO_SHOW ? "etch_export_describe" : "etch_import";
     bool ok = false;
     *e = (exported){0};
     if (r.f)

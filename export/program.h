@@ -87,6 +87,6 @@ program *etch__program_read(const char *graph, const char *rest);
 
 /* Whether running it cannot go wrong but by its data: everything that was read is looked at, and
  * inferred once more. false with the error format. */
-bool etch__program_check(program *p);
+bool etch__program_check(program *p, const char *function);
 
 #endif

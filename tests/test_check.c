@@ -388,6 +388,46 @@ TEST(failing_allocations) {
     assert_int_equal(etch_memory().bytes_live, before.bytes_live);
 }
 
+/* ---- mapped functions ---- */
+
+static etch_function *mapped;
+static etch_tensor *sample(etch_tensor *x) {
+    etch_tensor *leaf = etch_requires_grad_(etch_detach(x), true), *g = NULL;
+    etch_tensor *y = etch_mul(leaf, leaf), *sum;
+    NEXT_LINE;
+    sum = etch_sum(etch_add(y, leaf));
+    return etch_grad(&sum, 1, &leaf, 1, NULL, NULL, &g) == ETCH_OK ? etch_mul(sum, g) : NULL;
+}
+static etch_tensor *maps(etch_tensor *x) { return etch_exp(etch_call(mapped, x)); }
+static etch_tensor *maps_sum(etch_tensor *x) { return etch_call(mapped, x); }
+static etch_tensor *sample_sum(etch_tensor *x) {
+    etch_tensor *y = etch_mul(x, x);
+    NEXT_LINE;
+    return etch_add(y, x);
+}
+
+/* Nothing differs in mapped gradients; wrong code of a mapped function is found, with the line of
+ * the sample's operator. */
+TEST(mapped_functions_are_checked) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_reshape(etch_arange(ETCH_F32, 1, 7, 1), ETCH_SHAPE(2, 3));
+        mapped = etch_vmap(sample, ETCH_DIMS(0), ETCH_DIMS(0));
+        etch_function *f = etch_compile(maps, .fullgraph = true);
+        etch_tensor *want = maps(x);
+        for (int i = 0; i < 4; i++) assert_same(etch_call(f, x), want);
+        assert_quiet();
+        assert_true(etch_function_counters(f).plan_runs > 0);
+        etch_function_free(f);
+        etch_function_free(mapped);
+        mapped = etch_vmap(sample_sum, ETCH_DIMS(0), ETCH_DIMS(0));
+        f = etch_compile(maps_sum, .backend = "subtracts");
+        assert_non_null(etch_call(f, x)); /* recorded: eager */
+        assert_found(etch_call(f, x), "add.Tensor: element [0, 0]: expected 2, got 0", "LINE");
+        etch_function_free(f);
+        etch_function_free(mapped);
+    }
+}
+
 static void set_up(void) {
     nlog = 0, line = 0;
     etch_clear_error();

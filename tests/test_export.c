@@ -1091,6 +1091,14 @@ TEST(describe) {
         FAILED_WITH(etch_export_describe("/nonexistent", few, 16) == -1, ETCH_ERR_IO,
                     "nonexistent");
         FAILED_WITH(etch_export_describe(NULL, few, 16) == -1, ETCH_ERR_NULL, "got NULL");
+        size_t size;
+        char *bytes = read_bytes(path_of("f.etch"), &size);
+        bytes[size - 1] ^= 1;
+        write_bytes(path_of("bad.etch"), bytes, size);
+        free(bytes);
+        FAILED_WITH(etch_export_describe(path_of("bad.etch"), few, 16) == -1, ETCH_ERR_FORMAT,
+                    "etch_export_describe: ");
+        import_fails(path_of("bad.etch"), ETCH_ERR_FORMAT, "etch_import: ");
         if (etch_export(x->f, x->in, x->nin, path_of("f.etch"), .no_code = true) != ETCH_OK)
             must(NULL);
         assert_true(etch_export_describe(path_of("f.etch"), text, sizeof text) > 0);

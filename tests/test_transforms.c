@@ -2,6 +2,7 @@
  * compiled, and what does not fit. Forward mode of each operator is in test_forward_ops.c. Labels:
  * quick. */
 #include <math.h>
+#include <setjmp.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -291,6 +292,7 @@ TEST(writes_that_reach_further) {
 
 static etch_tensor *fails(etch_tensor *x) { return etch_mm(x, x); }
 static etch_tensor *steps(etch_tensor *x) { return etch_argmax(x); }
+static ETCH_FN_N(gives_none, ctx, in, nin, out, nout) { return ETCH_OK; }
 
 TEST(what_does_not_fit) {
     ETCH_SCOPE {
@@ -303,18 +305,65 @@ TEST(what_does_not_fit) {
         assert_fails(ETCH_ERR_INVALID_ARGUMENT, "1 arguments",
                      etch_jvp(polar, &x, &x, 2, &y, &ty, 1) == ETCH_OK);
         assert_fails(ETCH_ERR_SHAPE, "mm", etch_jvp(fails, &x, &x, 1, &y, &ty, 1) == ETCH_OK);
-        assert_fails(ETCH_ERR_SHAPE, "one element",
+        assert_fails(ETCH_ERR_SHAPE,
+                     "etch_vjp: expected an output of one element, got sizes [2]; give a gradient "
+                     "for it, or sum it",
                      etch_vjp(polar, &x, 1, NULL, &y, 1, &ty) == ETCH_OK);
+        assert_fails(ETCH_ERR_SHAPE, "etch_vjp: expected a gradient with the sizes of its output",
+                     etch_vjp(polar, &x, 1, &t, &y, 1, &ty) == ETCH_OK);
+        assert_fails(ETCH_ERR_SHAPE, "etch_vjp: expected a gradient with the sizes of its output",
+                     etch_vjp(polar, &x, 1, &i, &y, 1, &ty) == ETCH_OK); /* of whole numbers */
         assert_fails(ETCH_ERR_DTYPE, "floating", etch_jacobian(polar, &i, 1));
         assert_fails(ETCH_ERR_DTYPE, "argument 0 is not of floating-point numbers",
                      etch_jvp(polar, &i, &i, 1, &y, &ty, 1) == ETCH_OK);
         assert_fails(ETCH_ERR_INVALID_ARGUMENT, "argument",
                      etch_jacobian(polar, &x, 1, .argument = 1));
-        assert_fails(ETCH_ERR_SHAPE, "one element", etch_hessian(polar, &x, 1));
+        assert_fails(ETCH_ERR_SHAPE,
+                     "etch_hessian: expected an output of one element, got sizes [2]; sum it",
+                     etch_hessian(polar, &x, 1));
+        const etch_callable none = ETCH_CALLABLE(gives_none, NULL);
+        assert_fails(ETCH_ERR_USER,
+                     "etch_jacobian: ", etch_jacobian(none, &x, 1, .mode = ETCH_JACOBIAN_FORWARD));
+        assert_fails(ETCH_ERR_USER, "etch_hessian: ", etch_hessian(none, &x, 1));
         assert_int_equal(etch_jvp(steps, &x, &x, 1, &y, &ty, 1), ETCH_OK); /* no reals: zeros */
         assert_int_equal(etch_item_int(ty), 0);
         assert_non_null(etch_neg(x)); /* all levels have ended */
     }
+}
+
+/* Gradients of other floating dtypes are rounded to that of the result. */
+TEST(gradients_of_another_dtype) {
+    ETCH_SCOPE {
+        etch_tensor *x = etch_to(VEC(0.5, -2), ETCH_F32), *wide = VEC(1.0 / 3, 1e-60);
+        etch_tensor *narrow = etch_to(wide, ETCH_F32), *y, *a, *b;
+        assert_int_equal(etch_vjp(polar, &x, 1, &wide, &y, 1, &a), ETCH_OK);
+        assert_int_equal(etch_vjp(polar, &x, 1, &narrow, &y, 1, &b), ETCH_OK);
+        assert_int_equal(etch_dtype_of(a), ETCH_F32);
+        assert_same(a, b);
+    }
+}
+
+static jmp_buf out_of_here;
+static etch_tensor *jumps(etch_tensor *x) {
+    (void)x;
+    longjmp(out_of_here, 1);
+}
+
+/* Nothing of the call is left: no level, no tape, no memory. */
+TEST(a_function_that_jumps_out) {
+    ETCH_SCOPE {
+        etch_tensor *x = VEC(0.2, 0.1), *y = NULL, *t = NULL;
+        for (int way = 0; way < 2; way++) {
+            int64_t mark = etch_scope_begin();
+            if (setjmp(out_of_here)) {
+            } else if (way) etch_jvp(jumps, &x, &x, 1, &y, &t, 1);
+            else etch_vjp(jumps, &x, 1, NULL, &y, 1, &t);
+            etch_scope_end(mark);
+            assert_int_equal(etch_jvp(rosenbrock, &x, &x, 1, &y, &t, 1), ETCH_OK);
+            assert_false(etch_requires_grad(y) || etch_requires_grad(t));
+        }
+    }
+    assert_int_equal(etch_memory().tensors, 0);
 }
 
 /* Where nothing requires gradients around, nothing does afterwards. */

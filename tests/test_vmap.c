@@ -449,6 +449,132 @@ TEST(what_a_hook_returns_is_each_samples) {
     }
 }
 
+/* ---- hooks, kept gradients and kept tapes of mapped functions, and compiled ---- */
+
+static int hooks_run;
+static etch_tensor *square_it(void *ctx, etch_tensor *g) {
+    (void)ctx;
+    hooks_run++;
+    assert_int_equal(etch_ndim(g), 1); /* of one sample */
+    return etch_mul(g, g);
+}
+static etch_tensor *refuses(void *ctx, etch_tensor *g) {
+    (void)ctx, (void)g;
+    etch_set_error(ETCH_ERR_UNSUPPORTED, "the hook does not like it");
+    return NULL;
+}
+
+/* The gradient for the sample through a hook on what is computed of it. */
+static etch_tensor *hooked_gradient(etch_tensor *x) {
+    etch_tensor *leaf = etch_requires_grad_(etch_detach(x), true), *g = NULL;
+    etch_tensor *h = etch_mul(leaf, w), *kept = etch_sin(h);
+    int64_t number = etch_add_grad_hook(h, square_it, NULL), other;
+    other = etch_add_grad_hook(kept, refuses, NULL);
+    etch_remove_grad_hook(kept, other);
+    if (!number || !other || etch_retain_grad(kept) != ETCH_OK) return NULL;
+    etch_tensor *sum = etch_sum(kept);
+    if (etch_grad(&sum, 1, &leaf, 1, NULL, NULL, &g) != ETCH_OK) return NULL;
+    return g;
+}
+static etch_tensor *kept_gradient(etch_tensor *x) {
+    etch_tensor *leaf = etch_requires_grad_(etch_detach(x), true), *h = etch_square(leaf);
+    if (etch_retain_grad(h) != ETCH_OK || etch_backward(etch_sum(etch_mul(h, x))) != ETCH_OK)
+        return NULL;
+    return etch_add(etch_grad_of(h), etch_grad_of(leaf));
+}
+static etch_tensor *refused_gradient(etch_tensor *x) {
+    etch_tensor *leaf = etch_requires_grad_(etch_detach(x), true), *h = etch_square(leaf);
+    etch_add_grad_hook(h, refuses, NULL);
+    return etch_backward(etch_sum(h)) == ETCH_OK ? etch_grad_of(leaf) : NULL;
+}
+/* One tape, two backward passes, the second with another gradient. */
+static etch_tensor *twice_over_one_tape(etch_tensor *x) {
+    etch_tensor *leaf = etch_requires_grad_(etch_detach(x), true), *one = NULL, *two = NULL;
+    etch_tensor *y = etch_tanh(etch_mul(leaf, leaf));
+    etch_grad_options keep = {.struct_size = sizeof keep, .retain_graph = true};
+    if (etch_grad(&y, 1, &leaf, 1, &x, &keep, &one) != ETCH_OK) return NULL;
+    if (etch_grad(&y, 1, &leaf, 1, &one, NULL, &two) != ETCH_OK) return NULL;
+    return etch_add(one, two);
+}
+static etch_tensor *tape_is_gone(etch_tensor *x) {
+    etch_tensor *leaf = etch_requires_grad_(etch_detach(x), true), *g = NULL;
+    etch_tensor *y = etch_tanh(etch_mul(leaf, leaf));
+    if (etch_grad(&y, 1, &leaf, 1, &x, NULL, &g) != ETCH_OK) return NULL;
+    return etch_grad(&y, 1, &leaf, 1, &x, NULL, &g) == ETCH_OK ? g : NULL;
+}
+
+static etch_function *mapped;
+static etch_tensor *calls_mapped(etch_tensor *x) { return etch_call(mapped, x); }
+
+/* fn mapped is the loop over samples; compiled, that bit for bit in every call. */
+static void as_the_loop(etch_fn1 fn, bool whole) {
+    etch_tensor *x = numbers(ETCH_SHAPE(5, 3), 0.7);
+    mapped = etch_vmap(fn, ETCH_DIMS(0), ETCH_DIMS(0));
+    etch_function *f = etch_compile(calls_mapped, .fullgraph = whole);
+    etch_tensor *want = etch_call(mapped, x);
+    if (!want) fail_msg("%s", etch_last_error());
+    for (int64_t b = 0; b < 5; b++) assert_same(etch_select(want, 0, b), fn(etch_select(x, 0, b)));
+    for (int i = 0; i < 4; i++) {
+        x = numbers(ETCH_SHAPE(5, 3), 0.7 + i);
+        assert_same(etch_call(f, x), etch_call(mapped, x));
+    }
+    etch_function_free(f);
+    etch_function_free(mapped);
+}
+
+TEST(hooks_in_a_mapped_function) {
+    ETCH_SCOPE {
+        w = etch_requires_grad_(etch_clone(numbers(ETCH_SHAPE(3), 1)), true);
+        etch_tensor *x = numbers(ETCH_SHAPE(5, 3), 0.7);
+        hooks_run = 0;
+        assert_non_null(map1(hooked_gradient, ETCH_DIMS(0), ETCH_DIMS(0), x));
+        assert_int_equal(hooks_run, 1); /* once for all samples */
+        as_the_loop(hooked_gradient, true);
+        as_the_loop(kept_gradient, true);
+        assert_fails(ETCH_ERR_UNSUPPORTED, "does not like it",
+                     map1(refused_gradient, ETCH_DIMS(0), ETCH_DIMS(0), x));
+        assert_null(etch_grad_of(w));
+    }
+}
+
+TEST(kept_tapes_in_a_mapped_function) {
+    ETCH_SCOPE {
+        etch_tensor *x = numbers(ETCH_SHAPE(5, 3), 0.7);
+        as_the_loop(twice_over_one_tape, true);
+        assert_fails(ETCH_ERR_GRAPH_FREED, "retain",
+                     map1(tape_is_gone, ETCH_DIMS(0), ETCH_DIMS(0), x));
+    }
+}
+
+static etch_tensor *both_rounds(etch_tensor *x) {
+    etch_grad_options keep = {.struct_size = sizeof keep, .retain_graph = true};
+    etch_tensor *sum = etch_sum(etch_call(mapped, x));
+    if (etch_backward_from(&sum, 1, NULL, &keep) != ETCH_OK || etch_backward(sum) != ETCH_OK)
+        return NULL;
+    etch_tensor *g = etch_clone(etch_grad_of(w));
+    return etch_zero_grad(w) == ETCH_OK && etch_zero_grad(v) == ETCH_OK ? g : NULL;
+}
+
+/* The tape of a mapped call, kept outside of it: twice the gradient, and hooks see it summed. */
+TEST(a_kept_tape_over_a_mapped_call) {
+    ETCH_SCOPE {
+        make_weights();
+        mapped = etch_vmap(loss_of, ETCH_DIMS(0), ETCH_DIMS(0));
+        etch_function *f = etch_compile(both_rounds, .fullgraph = true);
+        etch_tensor *x = numbers(ETCH_SHAPE(5, 3), 0.7), *g = NULL;
+        etch_tensor *sum = etch_sum(etch_call(mapped, x));
+        assert_int_equal(etch_grad(&sum, 1, &w, 1, NULL, NULL, &g), ETCH_OK);
+        etch_tensor *twice = both_rounds(x);
+        assert_same(twice, etch_add(g, g));
+        for (int i = 0; i < 4; i++) {
+            etch_tensor *y = numbers(ETCH_SHAPE(5, 3), 0.3 + i);
+            assert_same(etch_call(f, y), both_rounds(y));
+        }
+        etch_function_free(f);
+        etch_function_free(mapped);
+    }
+}
+
 /* ---- compiled ---- */
 
 static etch_function *mapped_losses;

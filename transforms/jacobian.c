@@ -84,11 +84,14 @@ static bool add_sizes(const jacobian_call *c, etch_shape *size) {
 
 static ETCH_FN_N(column, ctx, unit, nin, out, nout) {
     const jacobian_call *c = ctx;
-    etch_tensor **t = etch__calloc((size_t)c->f.nin, sizeof *t), *y = NULL;
-    if (!t) return etch_last_status();
+    etch_tensor *y = NULL, **t;
+    handle_array array;
+    functional_call f = c->f;
+    f.out = &y;
+    if (!(t = etch__handles(&array, (size_t)f.nin))) return etch_last_status();
     t[c->options.argument] = unit[0];
-    etch_status status = etch_jvp_n(c->f.fn, c->f.in, t, c->f.nin, &y, out, 1);
-    etch__free(t);
+    etch_status status = etch__jvp(&f, t, out);
+    etch__handles_free(&array);
     return status;
 }
 
@@ -110,14 +113,16 @@ static ETCH_FN_N(row, ctx, unit, nin, out, nout) {
                                        .create_graph = c->goes_on,
                                        .allow_unused = true};
     etch_tensor *seed = unit[0];
-    etch_status status = etch_grad(&c->output, 1, &c->at, 1, &seed, &options, out);
+    const gradients_of g = {&c->output, &c->at, &seed, 1, 1, &options, out};
+    etch_status status = etch__grad_for(c->f.name, c->f.site, true, &g);
     if (status == ETCH_OK && !out[0]) out[0] = etch_zeros_like(c->at);
     return status == ETCH_OK && !out[0] ? etch_last_status() : status;
 }
 
 /* The function on a tape. */
 static bool note(jacobian_call *c) {
-    etch_tensor **in = etch__calloc((size_t)c->f.nin, sizeof *in);
+    handle_array array;
+    etch_tensor **in = etch__handles(&array, (size_t)c->f.nin);
     if (!in) return false;
     memcpy(in, c->f.in, (size_t)c->f.nin * sizeof *in);
     etch_tensor *x = in[c->options.argument];
@@ -129,7 +134,7 @@ static bool note(jacobian_call *c) {
     c->f.out = &c->output;
     bool ok = x && etch__functional_run(&c->f, in) == ETCH_OK;
     etch__end_taping(before);
-    etch__free(in);
+    etch__handles_free(&array);
     return ok;
 }
 
@@ -193,11 +198,13 @@ etch_tensor *etch_jacobian_n(etch_callable fn, etch_tensor *const *in, int nin,
 /* The gradient for the argument, as a function of all of them. */
 static ETCH_FN_N(gradient, ctx, in, nin, out, nout) {
     const jacobian_call *c = ctx;
-    etch_tensor *y = NULL, **to = etch__calloc((size_t)nin, sizeof *to);
-    if (!to) return etch_last_status();
-    etch_status status = etch_vjp_n(c->f.fn, in, nin, NULL, &y, 1, to);
+    etch_tensor *y = NULL, **to;
+    handle_array array;
+    if (!(to = etch__handles(&array, (size_t)nin))) return etch_last_status();
+    const functional_call f = {c->f.name, c->f.fn, in, &y, nin, 1, c->f.site};
+    etch_status status = etch__vjp(&f, NULL, to, true);
     out[0] = to[c->options.argument];
-    etch__free(to);
+    etch__handles_free(&array);
     return status;
 }
 

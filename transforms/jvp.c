@@ -12,17 +12,17 @@ typedef struct jvp_call {
 static bool tangent_ok(const jvp_call *c, int i) {
     const etch_tensor *t = c->tangents[i], *x = c->f.in[i];
     if (!t || t == ETCH_NONE) return true;
-    if (!etch__handle_ok(t, "etch_jvp", "a tangent", c->f.site)) return false;
+    if (!etch__handle_ok(t, c->f.name, "a tangent", c->f.site)) return false;
     if (x == ETCH_NONE || !etch__is_float(x->dtype))
         return etch__false_at(c->f.site, ETCH_ERR_DTYPE,
-                              "etch_jvp: tangent %d: argument %d is not of floating-point numbers "
+                              "%s: tangent %d: argument %d is not of floating-point numbers "
                               "and has no tangent: expected NULL",
-                              i, i);
+                              c->f.name, i, i);
     if (t->dtype == x->dtype && SAME_SIZES(t, x)) return true;
     return etch__false_at(
         c->f.site, t->dtype == x->dtype ? ETCH_ERR_SHAPE : ETCH_ERR_DTYPE,
-        "etch_jvp: tangent %d: expected the dtype and the sizes of the argument, %s %s, got %s %s",
-        i, etch_dtype_name(x->dtype), etch__shape_text(x->ndim, x->size).s,
+        "%s: tangent %d: expected the dtype and the sizes of the argument, %s %s, got %s %s",
+        c->f.name, i, etch_dtype_name(x->dtype), etch__shape_text(x->ndim, x->size).s,
         etch_dtype_name(t->dtype), etch__shape_text(t->ndim, t->size).s);
 }
 
@@ -58,7 +58,8 @@ static etch_status run_level(const jvp_call *c, uint32_t level, etch_tensor **in
 }
 
 static etch_status run_jvp(const jvp_call *c) {
-    etch_tensor **in = etch__calloc((size_t)c->f.nin + 1, sizeof *in);
+    handle_array array;
+    etch_tensor **in = etch__handles(&array, (size_t)c->f.nin);
     if (!in) return etch__tls.status;
     etch_status status = ETCH_OK;
     int64_t scope = etch_scope_begin();
@@ -68,25 +69,30 @@ static etch_status run_jvp(const jvp_call *c) {
     for (int i = 0; status == ETCH_OK && i < c->f.nout; i++)
         if (!etch_keep(c->f.out[i]) || !etch_keep(c->out_tangents[i])) status = etch__tls.status;
     if (scope >= 0) etch_scope_end(scope);
-    etch__free(in);
+    etch__handles_free(&array);
+    return status;
+}
+
+etch_status etch__jvp(const functional_call *f, etch_tensor *const *tangents,
+                      etch_tensor **out_tangents) {
+    const jvp_call c = {*f, tangents, out_tangents};
+    etch__functional_clear(f->out, f->nout);
+    etch__functional_clear(out_tangents, f->nout);
+    if (!etch__functional_ok(f)) return etch__tls.status;
+    if (!out_tangents || (f->nin && !tangents))
+        return etch__error_at(f->site, ETCH_ERR_NULL,
+                              "%s: expected arrays of tangents and of their results, got NULL",
+                              f->name);
+    etch_status status = run_jvp(&c);
+    if (status != ETCH_OK) {
+        etch__functional_clear(f->out, f->nout);
+        etch__functional_clear(out_tangents, f->nout);
+    }
     return status;
 }
 
 etch_status etch_jvp_n(etch_callable fn, etch_tensor *const *in, etch_tensor *const *tangents,
                        int nin, etch_tensor **out, etch_tensor **out_tangents, int nout) {
-    const jvp_call c = {
-        {"etch_jvp", fn, in, out, nin, nout, __builtin_return_address(0)}, tangents, out_tangents};
-    etch__functional_clear(out, nout);
-    etch__functional_clear(out_tangents, nout);
-    if (!etch__functional_ok(&c.f)) return etch__tls.status;
-    if (!out_tangents || (nin && !tangents))
-        return etch__error_at(
-            c.f.site, ETCH_ERR_NULL,
-            "etch_jvp: expected arrays of tangents and of their results, got NULL");
-    etch_status status = run_jvp(&c);
-    if (status != ETCH_OK) {
-        etch__functional_clear(out, nout);
-        etch__functional_clear(out_tangents, nout);
-    }
-    return status;
+    const functional_call f = {"etch_jvp", fn, in, out, nin, nout, __builtin_return_address(0)};
+    return etch__jvp(&f, tangents, out_tangents);
 }

@@ -7,6 +7,7 @@ typedef struct vjp_call {
     etch_tensor *const *grad_outputs;
     etch_tensor **grads;
     bool goes_on; /* what is around differentiates through it */
+    bool alone;   /* there cannot be gradients for results */
 } vjp_call;
 
 static bool is_wanted(const vjp_call *c, int i) {
@@ -34,8 +35,8 @@ static etch_status take_gradients(const vjp_call *c, etch_tensor **in, etch_tens
     bool any = false;
     for (int i = 0; i < c->f.nout; i++) any |= etch_requires_grad(c->f.out[i]);
     if (n && any) {
-        etch_status status =
-            etch_grad(c->f.out, c->f.nout, wanted, n, c->grad_outputs, &options, to);
+        const gradients_of g = {c->f.out, wanted, c->grad_outputs, c->f.nout, n, &options, to};
+        etch_status status = etch__grad_for(c->f.name, c->f.site, !c->alone, &g);
         if (status != ETCH_OK) return status;
     }
     for (int i = 0; i < c->f.nin; i++) {
@@ -71,7 +72,8 @@ static etch_status run_noted(const vjp_call *c, etch_tensor **in) {
 }
 
 static etch_status run_vjp(vjp_call *c) {
-    etch_tensor **in = etch__calloc(3 * (size_t)c->f.nin + 1, sizeof *in);
+    handle_array array;
+    etch_tensor **in = etch__handles(&array, 3 * (size_t)c->f.nin);
     if (!in) return etch__tls.status;
     for (int i = 0; i < c->f.nin; i++)
         c->goes_on |= etch_grad_enabled() && is_wanted(c, i) && etch_requires_grad(c->f.in[i]);
@@ -83,27 +85,30 @@ static etch_status run_vjp(vjp_call *c) {
         etch_scope_end(scope);
     }
     etch__end_taping(before);
-    etch__free(in);
+    etch__handles_free(&array);
+    return status;
+}
+
+etch_status etch__vjp(const functional_call *f, etch_tensor *const *grad_outputs,
+                      etch_tensor **grads, bool alone) {
+    vjp_call c = {*f, grad_outputs, grads, false, alone};
+    etch__functional_clear(f->out, f->nout);
+    etch__functional_clear(grads, f->nin);
+    if (!etch__functional_ok(f)) return etch__tls.status;
+    if (f->nin && !grads)
+        return etch__error_at(f->site, ETCH_ERR_NULL,
+                              "%s: expected room for the gradients, got NULL", f->name);
+    etch_status status = run_vjp(&c);
+    if (status != ETCH_OK) {
+        etch__functional_clear(f->out, f->nout);
+        etch__functional_clear(grads, f->nin);
+    }
     return status;
 }
 
 etch_status etch_vjp_n(etch_callable fn, etch_tensor *const *in, int nin,
                        etch_tensor *const *grad_outputs, etch_tensor **out, int nout,
                        etch_tensor **grads) {
-    vjp_call c = {{"etch_vjp", fn, in, out, nin, nout, __builtin_return_address(0)},
-                  grad_outputs,
-                  grads,
-                  false};
-    etch__functional_clear(out, nout);
-    etch__functional_clear(grads, nin);
-    if (!etch__functional_ok(&c.f)) return etch__tls.status;
-    if (nin && !grads)
-        return etch__error_at(c.f.site, ETCH_ERR_NULL,
-                              "etch_vjp: expected room for the gradients, got NULL");
-    etch_status status = run_vjp(&c);
-    if (status != ETCH_OK) {
-        etch__functional_clear(out, nout);
-        etch__functional_clear(grads, nin);
-    }
-    return status;
+    const functional_call f = {"etch_vjp", fn, in, out, nin, nout, __builtin_return_address(0)};
+    return etch__vjp(&f, grad_outputs, grads, false);
 }

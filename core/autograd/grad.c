@@ -1,9 +1,11 @@
 /* The public functions of etch/grad.h. */
 #include <etch/etch.h>
 
+#include "core/autograd/crossing.h"
 #include "core/autograd/engine.h"
 
 #define SITE __builtin_return_address(0)
+#define GIVE "give a gradient for it, or "
 
 /* ---- what requires gradients ---- */
 
@@ -95,6 +97,7 @@ typedef struct backward_call {
     etch_tensor **grads;
     const char *function; /* that the user called, and where */
     const void *site;
+    const char *else_give; /* in place of a sum */
 } backward_call;
 
 /* The gradient of an output: NULL stands for ones. */
@@ -113,11 +116,9 @@ static bool find_seed(const backward_call *c, etch_tensor *output, etch_tensor *
     }
     *seed = NULL;
     if (output->numel == 1) return true;
-    return etch__false_at(
-        c->site, ETCH_ERR_SHAPE,
-        "%s: expected an output of one element, got sizes %s; give a gradient for it "
-        "(etch_backward_from), or sum it",
-        c->function, etch__shape_text(shape.ndim, shape.size).s);
+    return etch__false_at(c->site, ETCH_ERR_SHAPE,
+                          "%s: expected an output of one element, got sizes %s; %ssum it",
+                          c->function, etch__shape_text(shape.ndim, shape.size).s, c->else_give);
 }
 
 static bool edges_of(const backward_call *c, etch_tensor *const *t, int n, const char *what,
@@ -150,9 +151,8 @@ static bool all_used(const backward_call *c) {
         if (c->grads[i] || c->options.allow_unused) continue;
         return etch__false_at(
             c->site, ETCH_ERR_UNUSED,
-            "etch_grad: the outputs do not depend on input %d; with allow_unused its "
-            "gradient is NULL",
-            i);
+            "%s: the outputs do not depend on input %d; with allow_unused its gradient is NULL",
+            c->function, i);
     }
     return true;
 }
@@ -211,8 +211,11 @@ static etch_grad_options options_of(const etch_grad_options *given) {
 }
 
 etch_status etch_backward(etch_tensor *loss) {
-    const backward_call c = {
-        .outputs = &loss, .nout = 1, .function = "etch_backward", .site = SITE};
+    const backward_call c = {.outputs = &loss,
+                             .nout = 1,
+                             .function = "etch_backward",
+                             .site = SITE,
+                             .else_give = "give a gradient for it (etch_backward_from), or "};
     return run_checked(&c);
 }
 
@@ -223,7 +226,8 @@ etch_status etch_backward_from(etch_tensor *const *outputs, int n, etch_tensor *
                              .given = grad_outputs,
                              .options = options_of(options),
                              .function = "etch_backward_from",
-                             .site = SITE};
+                             .site = SITE,
+                             .else_give = GIVE};
     return run_checked(&c);
 }
 
@@ -231,11 +235,26 @@ etch_status etch_grad(etch_tensor *const *outputs, int nout, etch_tensor *const 
                       etch_tensor *const *grad_outputs, const etch_grad_options *options,
                       etch_tensor **grads) {
     const backward_call c = {outputs, inputs,      grad_outputs, nout, nin, options_of(options),
-                             grads,   "etch_grad", SITE};
+                             grads,   "etch_grad", SITE,         GIVE};
     if (nin < 1) {
         return etch__error_at(SITE, ETCH_ERR_INVALID_ARGUMENT,
                               "etch_grad: expected at least one input");
     }
+    return run_checked(&c);
+}
+
+etch_status etch__grad_for(const char *function, const void *site, bool takes_gradients,
+                           const gradients_of *g) {
+    const backward_call c = {g->outputs,
+                             g->inputs,
+                             g->grad_outputs,
+                             g->nout,
+                             g->nin,
+                             options_of(g->options),
+                             g->grads,
+                             function,
+                             site,
+                             takes_gradients ? GIVE : ""};
     return run_checked(&c);
 }
 

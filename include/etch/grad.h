@@ -58,7 +58,8 @@ typedef struct etch_grad_options {
  * added before an error stays. */
 ETCH_API etch_status etch_backward(etch_tensor *loss);
 /* The same for n outputs, each with a gradient of its sizes (grad_outputs or an entry may be NULL
- * where the output has one element: 1). options may be NULL. */
+ * where the output has one element: 1). A gradient of another floating dtype is rounded to that of
+ * the output. options may be NULL. */
 ETCH_API etch_status etch_backward_from(etch_tensor *const *outputs, int n,
                                         etch_tensor *const *grad_outputs,
                                         const etch_grad_options *options);

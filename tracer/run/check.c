@@ -416,6 +416,17 @@ static int32_t compared_value(const trace_walk *w, const path_view *p, const tra
     return input ? base : n->c.out;
 }
 
+/* A view has computed nothing: the operator that its base was made by, or written by last. */
+static const trace_node *maker_of(const path_view *p, int64_t i) {
+    const trace_node *maker = p->node[i];
+    for (int64_t k = 0; k < i && etch__ops[p->node[i]->op].kind == KIND_VIEW; k++) {
+        const trace_node *n = p->node[k];
+        bool makes = n->c.inplace || etch__ops[n->op].kind != KIND_VIEW;
+        if (makes && p->base[n->c.out] == p->base[p->node[i]->c.out]) maker = n;
+    }
+    return maker;
+}
+
 /* Compares what has become real with its shadow, each value once. */
 static void check_values(trace_walk *w, const path_view *p) {
     shadow_set *s = &w->shadow->at_call;
@@ -426,7 +437,7 @@ static void check_values(trace_walk *w, const path_view *p) {
         if (v >= s->cap || !is_there(got) || written_later(p, i) || is_undefined(p, i)) continue;
         const etch_tensor *expected = p->node[i]->c.inplace ? operand(s, w, v) : s->value[v];
         if (!expected || same_bits(expected, got, &c)) continue;
-        report(w, p->node[i], got, &c, false);
+        report(w, maker_of(p, i), got, &c, false);
     }
 }
 
