@@ -28,8 +28,8 @@ etch_status etch__jvp(const functional_call *f, etch_tensor *const *tangents,
 etch_status etch__vjp(const functional_call *f, etch_tensor *const *grad_outputs,
                       etch_tensor **grads, bool alone);
 
-/* Handles beside a call of the user's function. Few are in the caller's frame, where a function that
- * is left by longjmp leaves nothing behind. */
+/* Handles beside a call of the user's function. Few are in the caller's frame, so that a function
+ * which is left by longjmp leaves nothing behind. */
 typedef struct handle_array {
     etch_tensor *few[24], **all;
 } handle_array;

@@ -1,6 +1,6 @@
 /* Products of bf16 by AMX (isa/amx.c). Its bits depend on K alone, so what follows chooses freely:
  *
- *   which operand is the left one  C = A B, or C' = B' A', whose tiles are turned when they are done:
+ *   which operand is the left one  C = A B, or C' = B' A', whose tiles are turned at the end:
  *                                  a left operand whose terms are neighbours in memory (the weight
  *                                  of a linear layer) is read where it lies
  *   tiles                          as many as keep all threads busy, small enough for the cache
@@ -32,7 +32,7 @@ typedef struct amx_plan {
 } amx_plan;
 
 enum { TILE_ROWS = 128, TILE_COLS = 256, STEP_BLOCKS = 16 };
-/* Where right is packed tile by tile: of so many bytes or more, for so many lanes of left at most. */
+/* Where right is packed tile by tile: of so many bytes or more, for at most so many lanes. */
 enum { LARGE_RIGHT = 1 << 20, TALL_ROWS = 512 };
 
 bool etch__amx_takes(const product *p) {

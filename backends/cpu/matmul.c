@@ -1,5 +1,5 @@
-/* mm, addmm, mv, dot, bmm: a product (product.h), and what addmm makes of it, tile by tile. The half
- * types are rounded once. */
+/* mm, addmm, mv, dot, bmm: a product (product.h), and what addmm makes of it, tile by tile. The
+ * half types are rounded once. */
 #include "backends/cpu/product.h"
 #include "backends/cpu/program.h"
 #include "core/base/start.h"

@@ -2,8 +2,8 @@
  * there are none. Operands without a batch are expanded, which copies nothing. */
 #include "core/transforms/rules.h"
 
-/* Operands from number `at` on: query, key, value, mask, seed. Each sample has its seed, or all have
- * equal ones. */
+/* Operands from number `at` on: query, key, value, mask, seed. Each sample has its seed, or all
+ * have equal ones. */
 static void with_batch(const batched_call *b, int at, etch_tensor **in) {
     for (int i = 0; i < b->call->nin; i++) {
         if (b->in[i] == ETCH_NONE) in[i] = ETCH_NONE;

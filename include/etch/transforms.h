@@ -84,10 +84,9 @@ ETCH_API etch_status etch_jvp_n(etch_callable fn, etch_tensor *const *in,
                                 etch_tensor **out_tangents, int nout);
 
 /* Reverse mode: fn's results, and the gradients for `in` of the sum of results times `grad_outputs`
- * (with their sizes, of any floating dtype: rounded to the result's; NULL: 1 for each, which must be
- * of one element). grads[i] is NULL where in[i]
- * is not of floating-point numbers, zeros where the results do not depend on it. No leaf
- * changes. */
+ * (with their sizes, of any floating dtype: rounded to the result's; NULL: 1 for each, which must
+ * be of one element). grads[i] is NULL where in[i] is not of floating-point numbers, zeros where
+ * the results do not depend on it. No leaf changes. */
 ETCH_API etch_status etch_vjp_n(etch_callable fn, etch_tensor *const *in, int nin,
                                 etch_tensor *const *grad_outputs, etch_tensor **out, int nout,
                                 etch_tensor **grads);
