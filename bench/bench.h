@@ -82,6 +82,7 @@ void bench_training(void);  /* steps of training */
 void bench_training_memory(void);
 void bench_models(void);       /* forward passes of whole models */
 void bench_program_rows(void); /* ordinary programs of many rounds */
+void bench_attention(void);    /* attention of several heads */
 void bench_limits(void);       /* what the machine can do */
 void bench_mapping(void);      /* a function of one sample over a batch: loops and etch_vmap */
 void bench_saved(void);        /* what compiled forward passes keep for backward */

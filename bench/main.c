@@ -68,6 +68,7 @@ int main(int argc, char **argv) {
     if (served) {
         bench_limits();
         bench_workloads();
+        bench_attention();
         bench_training();
         bench_models();
         bench_program_rows();
@@ -80,6 +81,7 @@ int main(int argc, char **argv) {
     bench_modes();
     bench_cold(self, false);
     bench_workloads();
+    bench_attention();
     bench_training();
     bench_limits();
     bench_models();

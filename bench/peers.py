@@ -46,6 +46,10 @@ def rms(x, y):
     return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * y
 
 
+def attention(x, y, causal=False):
+    return torch.nn.functional.scaled_dot_product_attention(x[0], x[1], x[2], is_causal=causal)
+
+
 BODIES = {
     "seed": seed,
     "cheap": lambda x, y: (x * 2.0 + y) * x - y,
@@ -65,6 +69,8 @@ GPU_BODIES = {
 PROGRAMS = tuple("program_" + name for name in (
     "black-scholes", "attention", "small_cnn", "moving_statistics", "jacobi", "k-means", "logistic_regression", "adam",
     "life", "two_operators", "jacobi_sweep", "mandelbrot", "conjugate_gradient"))
+# Rows that run where they are named: one tensor holds query, key and value.
+ATTENTION = {"attention": attention, "attention_causal": lambda x, y: attention(x, y, True)}
 MODELS = ("encoder", "minilm", "bert_base", "llama_prefill", "llama_decode", "resnet_block", "resnet50", "lstm_cell")
 TRAINING = ("train_mlp", "train_cnn", "train_pool", "train_transformer", "adam")
 
@@ -113,12 +119,14 @@ def torch_variants(name, size, dtype):
     shape = [int(n) for n in size.split("x")]
     if name == "tiny":
         shape = [10]
+    if name in ATTENTION:
+        shape = [3, 1, *shape]
     sets = SETS if DEVICE == "cuda" and name not in ("seed", "tiny") else 1
     scale = shape[0] ** 0.5 if name == "seed" else 1
     inputs = [(torch.randn(shape, device=DEVICE).to(dtype),
                (torch.randn(shape, device=DEVICE) / scale).to(dtype)) for _ in range(sets)]
     turn = itertools.cycle(inputs)
-    body = GPU_BODIES[name]
+    body = {**GPU_BODIES, **ATTENTION}[name]
     torch._dynamo.reset()
     yield "torch eager", None, sampler(lambda: body(*next(turn)))
     modes = ["default", "reduce-overhead"] if DEVICE == "cuda" else ["default"]
@@ -249,8 +257,8 @@ def main():
         name, _, sizes = arg.partition(":")
         if name in TRAINING + MODELS + PROGRAMS + ("limits",) and DEVICE == "cpu":
             import_jax(threads)
-        elif name not in names:
-            sys.exit(f"peers.py: expected one of {', '.join([*names, *TRAINING, *MODELS, *named, 'limits'])}, got {name}")
+        elif name not in names and not (name in ATTENTION and DEVICE == "cpu"):
+            sys.exit(f"peers.py: expected one of {', '.join([*names, *ATTENTION, *TRAINING, *MODELS, *named, 'limits'])}, got {name}")
         for fields, etch in Etch(name, threads).rows():
             wanted = not sizes or fields["size"].split("x")[0] in sizes.split(",")
             if fields["workload"] == name and name in TRAINING:

@@ -65,6 +65,15 @@ static etch_tensor *later_keys(etch_tensor *scores) {
     return all ? etch_triu(all, 1) : NULL;
 }
 
+/* 0 for a query that sees no key. */
+static etch_tensor *of_seen_keys(etch_tensor *scores) {
+    etch_tensor *top = etch_amax(scores, ETCH_DIMS(-1), true);
+    etch_tensor *none = top ? etch_eq_scalar(top, -INFINITY) : NULL;
+    etch_tensor *some = none ? etch_masked_fill(scores, none, 0) : NULL;
+    etch_tensor *w = some ? etch_softmax(some, -1) : NULL;
+    return w ? etch_masked_fill(w, none, 0) : NULL;
+}
+
 /* [N, heads, L, S]: the weights of each query's keys. */
 static etch_tensor *weights_of(const attention *a, etch_tensor *q, etch_tensor *k,
                                etch_tensor *mask) {
@@ -76,7 +85,34 @@ static etch_tensor *weights_of(const attention *a, etch_tensor *q, etch_tensor *
         etch_tensor *later = later_keys(scores);
         scores = later ? masked(scores, later) : NULL;
     }
-    return scores ? etch_softmax(scores, -1) : NULL;
+    if (!scores || !mask || !etch_size(scores, -1)) return scores ? etch_softmax(scores, -1) : NULL;
+    return of_seen_keys(scores);
+}
+
+/* Results of the heads and the weights. */
+static bool attend_by_weights(const etch_module *m, etch_tensor *const *head, etch_tensor *mask,
+                              etch_tensor **y, etch_tensor **weights) {
+    const attention *a = etch_module_ctx(m);
+    etch_tensor *w = *weights = weights_of(a, head[0], head[1], mask);
+    etch_tensor *kept = etch_module_is_training(m) ? etch__nn_drop(w, a->dropout) : w;
+    return (*y = kept ? etch_matmul(kept, head[2]) : NULL);
+}
+
+/* As the operator takes it: bools are true where a key is seen. */
+static etch_tensor *seen_by(etch_tensor *mask, const etch_tensor *q) {
+    if (!mask) return ETCH_NONE;
+    if (etch_dtype_of(mask) == ETCH_BOOL) return etch_logical_not(mask);
+    return etch_to(mask, etch_dtype_of(q));
+}
+
+static etch_tensor *attend_at_once(const etch_module *m, etch_tensor *const *head,
+                                   etch_tensor *mask) {
+    const attention *a = etch_module_ctx(m);
+    double dropout = etch_module_is_training(m) ? a->dropout : 0;
+    etch_tensor *seen = seen_by(mask, head[0]);
+    return seen ? etch_scaled_dot_product_attention(head[0], head[1], head[2], seen, dropout,
+                                                    a->causal, 0)
+                : NULL;
 }
 
 /* ---- forward ---- */
@@ -99,11 +135,11 @@ static bool check_input(const etch_module *m, etch_tensor *const *in, int nin) {
 static etch_status attend(etch_module *m, etch_tensor *const *in, int nin, etch_tensor **out,
                           int nout) {
     const attention *a = etch_module_ctx(m);
-    etch_tensor *head[3];
+    etch_tensor *head[3], *mask = nin == 4 ? in[3] : NULL, *w = NULL, *y = NULL;
     if (!project(m, in, nin, head)) return etch_last_status();
-    etch_tensor *w = weights_of(a, head[0], head[1], nin == 4 ? in[3] : NULL);
-    etch_tensor *kept = etch_module_is_training(m) ? etch__nn_drop(w, a->dropout) : w;
-    etch_tensor *joined = together(a, kept ? etch_matmul(kept, head[2]) : NULL);
+    if (nout == 1) y = attend_at_once(m, head, mask);
+    else if (!attend_by_weights(m, head, mask, &y, &w)) return etch_last_status();
+    etch_tensor *joined = together(a, y);
     out[0] = joined ? etch_module_call(etch_module_child(m, 0), joined) : NULL;
     if (out[0] && nout == 2) out[1] = etch_mean_dim(w, ETCH_DIMS(1), false);
     return out[nout - 1] ? ETCH_OK : etch_last_status();

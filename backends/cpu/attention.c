@@ -124,14 +124,23 @@ static bool in_place(const attention *a, const attention_operand *o, int64_t row
     return rows == 1 || (o->row >= cols && o->row <= INT_MAX);
 }
 
+void etch__attention_copy(const attention *a, const attention_operand *o, void *to, int64_t pitch,
+                          const char *from, int64_t rows, int64_t cols) {
+    int log2 = etch__size_log2(o->dtype);
+    if (o->col != 1 && cols > 1) {
+        a->isa->strips->block[log2](to, pitch, 1, from, o->row, o->col, rows, cols);
+        return;
+    }
+    for (int64_t r = 0; r < rows; r++)
+        memcpy((char *)to + (r * pitch << log2), from + r * o->row * (1 << log2),
+               (size_t)cols << log2);
+}
+
 static void copy_block(const attention *a, const attention_operand *o, const attention_block *b,
                        const char *from, int64_t rows, int64_t cols) {
-    const strip_table *table = a->isa->strips;
-    int log2 = etch__size_log2(o->dtype);
-    strip_fn widen = table->widen[o->dtype];
+    strip_fn widen = a->isa->strips->widen[o->dtype];
     bool gaps = o->col != 1 && cols > 1;
-    void *to = widen ? b->raw : b->own;
-    if (gaps || !widen) table->block[log2](to, cols, 1, from, o->row, o->col, rows, cols);
+    if (gaps || !widen) etch__attention_copy(a, o, widen ? b->raw : b->own, cols, from, rows, cols);
     for (int64_t r = 0; widen && r < rows; r++) {
         const void *x = gaps ? (char *)b->raw + r * cols * 2 : from + r * o->row * 2;
         widen((char *)b->own + r * cols * a->size, x, NULL, NULL, cols);
@@ -148,14 +157,14 @@ static void load(const attention *a, const attention_operand *o, attention_block
     b->data = b->own, b->pitch = cols;
 }
 
-static const char *row_of(const attention *a, const attention_operand *o, int64_t head,
-                          int64_t group, int64_t from) {
+const char *etch__attention_row(const attention *a, const attention_operand *o, int64_t head,
+                                int64_t group, int64_t from) {
     return head_of(a, o, head, group) + from * o->row * (1 << etch__size_log2(o->dtype));
 }
 
 void etch__attention_load_rows(const attention *a, const attention_operand *o, attention_block *b,
                                int64_t head, int64_t from, int64_t rows, int64_t cols) {
-    load(a, o, b, row_of(a, o, head, 1, from), rows, cols);
+    load(a, o, b, etch__attention_row(a, o, head, 1, from), rows, cols);
 }
 
 /* What was copied for the queries before is often what is needed again. */
@@ -164,7 +173,7 @@ void etch__attention_load(const attention *a, const attention_operand *o, attent
     int64_t shared = head / a->group;
     if (b->shared == shared && b->from == from && b->rows >= rows) return;
     b->shared = shared, b->from = from, b->rows = rows;
-    load(a, o, b, row_of(a, o, head, a->group, from), rows, cols);
+    load(a, o, b, etch__attention_row(a, o, head, a->group, from), rows, cols);
 }
 
 /* Each of the rows times the scale. */
@@ -180,7 +189,7 @@ void etch__attention_scale(const attention *a, void *rows, int64_t count, int64_
 
 void etch__attention_load_queries(const attention *a, attention_block *b, int64_t head,
                                   int64_t from, int64_t rows) {
-    copy_block(a, &a->q, b, row_of(a, &a->q, head, 1, from), rows, a->width);
+    copy_block(a, &a->q, b, etch__attention_row(a, &a->q, head, 1, from), rows, a->width);
     etch__attention_scale(a, b->own, rows, a->width);
     b->data = b->own, b->pitch = a->width;
 }
@@ -205,7 +214,7 @@ static const void *mask_row(const attention *a, const char *from, int64_t n, voi
     return buffer;
 }
 
-static void mask_scores(const attention *a, const attention_tile *t, const attention_place *at) {
+void etch__attention_mask(const attention *a, const attention_tile *t, const attention_place *at) {
     const strip_table *table = a->isa->strips;
     const attention_operand *m = &a->mask;
     double row[ATTENTION_KEYS], wide[ATTENTION_KEYS], none[ATTENTION_KEYS];
@@ -276,7 +285,7 @@ bool etch__attention_scores(attention *a, const attention_tile *t, const attenti
                                      .k = a->width,
                                      .b_transposed = true};
     if (!etch__attention_multiply(a, &product)) return false;
-    if (a->masked) mask_scores(a, t, at);
+    if (a->masked) etch__attention_mask(a, t, at);
     return true;
 }
 
@@ -339,16 +348,16 @@ static bool meet(attention *a, forward_room *f, const attention_place *at, int64
                                                           .adds = at->key > 0});
 }
 
-/* A row's sum of values over its sum of weights, rounded. Of a row of no keys 0, whatever values
- * are. */
-static void store_rows(const attention *a, forward_room *f, char *out, int64_t rows) {
+static const char zero[8];
+
+void etch__attention_store(const attention *a, attention_tile *t, void *values, int64_t pitch,
+                           char *out, int64_t rows) {
     int64_t n = a->out_width;
-    const char *inverse = f->tile.sum;
-    etch__attention_invert(a, f->tile.sum);
-    a->isa->attention->scale[a->type](f->sum_of_values, n, rows, n, f->tile.sum);
+    const char *inverse = t->sum;
+    etch__attention_invert(a, t->sum);
+    a->isa->attention->scale[a->type](values, pitch, rows, n, t->sum);
     for (int64_t r = 0; r < rows; r++) {
-        char *x = (char *)f->sum_of_values + r * n * a->size;
-        static const char zero[8];
+        char *x = (char *)values + r * pitch * a->size;
         if (!memcmp(inverse + r * a->size, zero, (size_t)a->size))
             memset(x, 0, (size_t)(n * a->size));
         etch__store_rounded(a->dtype, out + (r * n << etch__size_log2(a->dtype)), x, n);
@@ -364,8 +373,8 @@ static void attend(attention *a, forward_room *f, int64_t head, int64_t from, ch
         const attention_place at = {head, from, key};
         if (!meet(a, f, &at, rows, at_most(seen - key, a->key_block))) return;
     }
-    store_rows(a, f, out + ((head * a->queries + from) * a->out_width << etch__size_log2(a->dtype)),
-               rows);
+    out += (head * a->queries + from) * a->out_width << etch__size_log2(a->dtype);
+    etch__attention_store(a, &f->tile, f->sum_of_values, a->out_width, out, rows);
 }
 
 typedef struct forward_job {
@@ -389,9 +398,11 @@ static void forward_task(void *ctx, int64_t begin, int64_t end) {
 
 etch_status etch__attention_run(attention *a, int64_t n, double work,
                                 void (*task)(void *ctx, int64_t begin, int64_t end), void *ctx) {
-    if (!etch__library_enter(a->type)) return etch__tls.status;
     etch__parallel(n, work > 262144 ? 1 : (int64_t)(262144 / (work + 1)) + 1, task, ctx);
-    etch__library_leave(a->type);
+    return etch__attention_status(a);
+}
+
+etch_status etch__attention_status(attention *a) {
     if (atomic_load(&a->failed) == ETCH_OK) return ETCH_OK;
     return etch__error(ETCH_ERR_OUT_OF_MEMORY,
                        "attention: no memory for blocks of %lld queries and %lld keys of width "
@@ -404,9 +415,14 @@ static etch_status attention_kernel(const op_call *call, etch_tensor *const *out
     attention *a = &j.a;
     if (outs[0]->numel == 0) return ETCH_OK;
     etch__attention_plan(a, call, 0);
+    if (etch__attention_amx_takes(a)) return etch__attention_by_amx(a, etch__ptr(outs[0]));
+    if (!etch__library_enter(a->type)) return etch__tls.status;
     int64_t blocks = (a->queries + a->query_block - 1) / a->query_block;
     double work = (double)a->query_block * (double)a->keys * (double)(a->width + a->out_width);
-    return etch__attention_run(a, a->batches * a->heads * blocks, work, forward_task, &j);
+    etch_status status =
+        etch__attention_run(a, a->batches * a->heads * blocks, work, forward_task, &j);
+    etch__library_leave(a->type);
+    return status;
 }
 
 void etch__start_cpu_attention(void) {

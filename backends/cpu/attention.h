@@ -63,6 +63,12 @@ void etch__attention_cut_block(const attention *a, attention_room *r, attention_
                                int64_t rows, int64_t cols);
 void etch__attention_cut_rows(const attention *a, attention_room *r, attention_tile *t);
 
+/* Where row `from` of a query's head begins, `group` of which share one. */
+const char *etch__attention_row(const attention *a, const attention_operand *o, int64_t head,
+                                int64_t group, int64_t from);
+/* Rows as they are, those of `to` one behind the other. */
+void etch__attention_copy(const attention *a, const attention_operand *o, void *to, int64_t pitch,
+                          const char *from, int64_t rows, int64_t cols);
 /* Rows of keys or values of a query head, in place where the library can read them. */
 void etch__attention_load(const attention *a, const attention_operand *o, attention_block *b,
                           int64_t head, int64_t from, int64_t rows, int64_t cols);
@@ -85,6 +91,8 @@ typedef struct attention_place {
 } attention_place;
 bool etch__attention_scores(attention *a, const attention_tile *tile, const attention_block *q,
                             const attention_block *k, const attention_place *at);
+/* The mask over scores. */
+void etch__attention_mask(const attention *a, const attention_tile *t, const attention_place *at);
 /* Weights (or what goes back to them): 0, or one over the chance of being kept times as much. */
 void etch__attention_drop(const attention *a, const attention_tile *tile, void *rows,
                           const attention_place *at);
@@ -100,6 +108,18 @@ void etch__attention_invert(const attention *a, void *sums);
 /* The tile of these rows and keys, of which the causal mask leaves a triangle. */
 void etch__attention_set_tile(const attention *a, attention_tile *t, const attention_place *at,
                               int64_t rows, int64_t keys);
+/* A row's sum of values over its sum of weights, rounded. Of a row of no keys 0, whatever values
+ * are. */
+void etch__attention_store(const attention *a, attention_tile *t, void *values, int64_t pitch,
+                           char *out, int64_t rows);
+
+/* ---- the whole ---- */
+
+/* attention_amx.c: whether it takes a call, and computes it. */
+bool etch__attention_amx_takes(const attention *a);
+etch_status etch__attention_by_amx(attention *a, void *out);
+/* That of `failed`, with the error set. */
+etch_status etch__attention_status(attention *a);
 /* Runs `task` over n pieces of that much work each. */
 etch_status etch__attention_run(attention *a, int64_t n, double work,
                                 void (*task)(void *ctx, int64_t begin, int64_t end), void *ctx);

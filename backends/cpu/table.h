@@ -129,6 +129,9 @@ typedef struct attention_table {
     /* The next keys: max moves on, scores become exp(score - max), which sum gets, and shrink is
      * what all before has to be multiplied by. A row of which no key takes part has the sum 0. */
     void (*soften[ETCH_DTYPE_COUNT])(const attention_tile *t);
+    /* As soften, of f32 scores that are to be multiplied by scale > 0: exponentials are rounded to
+     * bf16 and stored there, up to a multiple of 32 keys. NULL: not in this set, or processor. */
+    void (*soften_bf16)(const attention_tile *t, float scale, uint16_t *to, int64_t pitch);
     /* Scores become exp(score - max) times `sum`. */
     void (*weigh[ETCH_DTYPE_COUNT])(const attention_tile *t);
     /* slopes = scores (slopes - mean of the row), rows as those of scores. */

@@ -356,12 +356,12 @@ typedef struct etch_attention_options {
     bool causal;    /* a query sees no key behind it */
     double dropout; /* of the attention weights, in training */
 } etch_attention_options;
-/* softmax(q k^T / sqrt(width / heads)) v in each head, q, k and v projected by in_proj_weight
+/* etch_scaled_dot_product_attention in each head, q, k and v projected by in_proj_weight
  * [3 width, width] and in_proj_bias, the heads' results by the child out_proj. Vaswani et al. 2017.
  * Takes [(N), L, width], or query [(N), L, width], key and value [(N), S, width], or these and a
  * mask, bool (true: not seen) or of numbers that are added, which broadcasts to [N, heads, L, S]
  * ([heads, L, S] without N). Gives [(N), L, width], and where there is room for two the weights,
- * averaged over the heads, [(N), L, S]. */
+ * averaged over the heads, [(N), L, S]: these take memory for all scores. */
 ETCH_API etch_module *etch_nn_multihead_attention_with(int64_t width, int64_t heads,
                                                        etch_dtype dtype,
                                                        const etch_attention_options *options);

@@ -63,6 +63,10 @@ static bool has_inexact_parts(op_id op) {
                                     OP_POW_SCALAR,
                                     OP_NATIVE_LAYER_NORM,
                                     OP_POW_SCALAR_,
+                                    OP_SCALED_DOT_PRODUCT_ATTENTION,
+                                    OP_ATTENTION,
+                                    OP_ATTENTION_DROPOUT,
+                                    OP_ATTENTION_BACKWARD,
                                     OP_CONVOLUTION,
                                     OP_CONV2D,
                                     OP_CONVOLUTION_BACKWARD_INPUT,
@@ -157,6 +161,53 @@ static void make_gradients(generator *g, op_id op) {
     take_random(g, dtype, 4, op == OP_CONVOLUTION_BACKWARD_INPUT ? filter : image);
 }
 
+/* A tensor of heads, perhaps as it comes out of a projection: with heads behind the length. */
+static int take_heads(generator *g, etch_dtype dtype, int n, const int64_t *sizes) {
+    int64_t s[4] = {0};
+    for (int i = 0; i < n; i++) s[i] = sizes[4 - n + i];
+    if (n < 3 || chance(g, 2)) return take_random(g, dtype, n, s);
+    int64_t length = s[n - 2];
+    s[n - 2] = s[n - 3], s[n - 3] = length;
+    statement turn = gen_new_statement(g, ST_OP);
+    turn.op = OP_TRANSPOSE, turn.arg[0] = gen_tensor_arg(take_random(g, dtype, n, s));
+    turn.arg[1].number[0] = gen_plain(-2), turn.arg[2].number[0] = gen_plain(-3);
+    return turn.arg[0].tensor[0] < 0 ? -1 : gen_take_made(g, &turn);
+}
+
+/* Floats, or bools, of the last dimensions of the scores, of which some are 1. */
+static int take_mask(generator *g, etch_dtype dtype, int n, const int64_t *scores) {
+    int64_t s[4];
+    int dims = (int)below(g, n + 1);
+    for (int i = 0; i < dims; i++) s[i] = chance(g, 3) ? 1 : scores[4 - dims + i];
+    bool half = dtype == ETCH_BF16 || dtype == ETCH_F16;
+    int t = take_random(g, half && chance(g, 2) ? ETCH_F32 : dtype, dims, s);
+    if (t < 0 || chance(g, 2)) return t;
+    statement positive = gen_new_statement(g, ST_OP);
+    positive.op = OP_GT_SCALAR, positive.arg[0] = gen_tensor_arg(t);
+    positive.arg[1].scalar = etch_scalar_real(g->exact ? 0.5 : 0);
+    return gen_take_made(g, &positive);
+}
+
+/* Query, key, value, mask, seed, and what has the sizes of the result: of two to four dimensions,
+ * heads that share keys, lengths that differ, and now and then several blocks of keys. */
+static void make_attended(generator *g) {
+    etch_dtype dtype = chance(g, 2) ? ETCH_F32 : below(g, ETCH_F16 + 1);
+    int n = 2 + (int)below(g, 3);
+    int64_t shared = 1 + below(g, 2), heads = shared * (1 + below(g, 3));
+    int64_t batch = 1 + below(g, 2), queries = below(g, 9), width = 1 + below(g, 9);
+    int64_t keys = chance(g, 8) ? 500 + below(g, 60) : chance(g, 3) ? queries : below(g, 9);
+    int64_t out = chance(g, 2) ? width : 1 + below(g, 9);
+    g->attended[0] = take_heads(g, dtype, n, (int64_t[]){batch, heads, queries, width});
+    g->attended[1] = take_heads(g, dtype, n, (int64_t[]){batch, shared, keys, width});
+    g->attended[2] = take_heads(g, dtype, n, (int64_t[]){batch, shared, keys, out});
+    g->attended[3] = take_mask(g, dtype, n, (int64_t[]){batch, heads, queries, keys});
+    statement seed = gen_new_statement(g, ST_OP);
+    seed.op = OP_RAND, seed.arg[0].n = 1, seed.arg[0].number[0] = gen_plain(1);
+    seed.arg[1].number[0] = gen_plain(ETCH_F64);
+    g->attended[4] = gen_take_made(g, &seed);
+    g->attended[5] = take_heads(g, dtype, n, (int64_t[]){batch, heads, queries, out});
+}
+
 /* An odd number each, so that dividing by it does not fail. */
 static int make_divisor(generator *g) {
     int n = gen_some_tensor(g);
@@ -183,6 +234,7 @@ static void make_operands(generator *g, op_id op) {
     if ((op == OP_CONVOLUTION || op == OP_CONV2D || gen_is_pool(op)) && !chance(g, 4))
         make_images(g);
     if (gen_is_backward(op) && !chance(g, 4)) make_gradients(g, op);
+    if (gen_is_attention(op) && !chance(g, 8)) make_attended(g);
     if (gen_mask_operand(op) >= 0 && !chance(g, 4)) g->mask = make_mask(g);
     if (etch__ops[op].flags & OPF_MAY_FAIL && !chance(g, 3)) g->divisor = make_divisor(g);
 }
@@ -530,6 +582,7 @@ static void generate_operator(generator *g) {
     if (chance(g, 10) && call_again(g, (int)below(g, g->p->nstatements))) return;
     op_id op = some_operator(g);
     g->divisor = g->mask = -1;
+    for (int i = 0; i < ATTENDED; i++) g->attended[i] = -1;
     make_operands(g, op);
     for (int attempt = 0; attempt < 60; attempt++) {
         bool done = try_operator(g, &s, op);

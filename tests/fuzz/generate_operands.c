@@ -364,6 +364,10 @@ static void some_ints(generator *g, op_id op, const char *name, fuzz_arg *a, con
     case OP_MAX_POOL2D_INDICES:
     case OP_AVG_POOL2D: some_pair(g, a, name); break;
     case OP_AVG_POOL2D_BACKWARD: pooled_list(g, name, a, self); break;
+    case OP_ATTENTION_KEPT:
+        a->n = 2 + (int)below(g, 2);
+        for (int d = 0; d < a->n; d++) a->number[d] = gen_plain(below(g, 6));
+        break;
     case OP_CONVOLUTION_BACKWARD_INPUT:
     case OP_CONVOLUTION_BACKWARD_WEIGHT: backward_list(g, op, name, a, s); break;
     default:
@@ -432,10 +436,22 @@ static int some_weight(generator *g, const statement *s) {
     return found >= 0 ? found : gen_some_tensor(g);
 }
 
+bool gen_is_attention(op_id op) {
+    return op == OP_SCALED_DOT_PRODUCT_ATTENTION || (op >= OP_ATTENTION && op <= OP_ATTENTION_KEPT);
+}
+
+/* What was made for it, by the operand's place. */
+static int attended(const generator *g, op_id op, int operand) {
+    static const int backward[] = {5, 5, 0, 1, 2, 3, 4};
+    if (op == OP_ATTENTION_KEPT) return g->attended[4];
+    return g->attended[op == OP_ATTENTION_BACKWARD ? backward[operand] : operand];
+}
+
 static int tensor_operand(generator *g, op_id op, const statement *s, int operand) {
     bool bits = etch__ops[op].drule == DRULE_BITS || etch__ops[op].drule == DRULE_INTEGER;
     if (bits) return gen_some_integers(g);
     if (operand == gen_mask_operand(op) && g->mask >= 0) return g->mask;
+    if (gen_is_attention(op) && attended(g, op, operand) >= 0) return attended(g, op, operand);
     if (operand && g->divisor >= 0 && etch__ops[op].flags & OPF_MAY_FAIL) return g->divisor;
     bool norm = op == OP_NATIVE_LAYER_NORM || op == OP_LAYER_NORM;
     bool convolution = op == OP_CONVOLUTION || op == OP_CONV2D || gen_is_backward(op);

@@ -4,6 +4,8 @@
 
 #include "program.h"
 
+enum { ATTENDED = 6 };
+
 typedef struct generator {
     program *p;
     uint64_t random;
@@ -21,6 +23,7 @@ typedef struct generator {
     int slots; /* of kernels that keep what they get */
     /* For the operator in the making, -1: any: a tensor without zeros, one of booleans. */
     int divisor, mask;
+    int attended[ATTENDED]; /* what an attention is made of, by its place there */
 } generator;
 
 static inline int64_t below(generator *g, int64_t n) {
@@ -43,6 +46,7 @@ etch_scalar gen_some_scalar(generator *g);
 void gen_creation_sizes(generator *g, fuzz_arg *a);
 bool gen_is_backward(op_id op);
 bool gen_is_pool(op_id op);
+bool gen_is_attention(op_id op);
 bool gen_is_contraction(op_id op);
 int gen_some_integers(generator *g);
 int gen_mask_operand(op_id op);

@@ -30,6 +30,12 @@ FN REAL F(power)(REAL x) {
 }
 
 /* The largest lane and the sum of all, by halves. */
+#ifdef ETCH_ISA_avx512
+FN float largest_f32v(reals_f32v v) { return _mm512_reduce_max_ps(v); }
+FN float total_f32v(reals_f32v v) { return _mm512_reduce_add_ps(v); }
+FN double largest_f64v(reals_f64v v) { return _mm512_reduce_max_pd(v); }
+FN double total_f64v(reals_f64v v) { return _mm512_reduce_add_pd(v); }
+#else
 #define HALVES(t, T)                                                                               \
     FN T largest_##t(reals_##t v) {                                                                \
         T x[VECTOR_BYTES / sizeof(T)];                                                             \
@@ -47,6 +53,7 @@ FN REAL F(power)(REAL x) {
     }
 HALVES(f32v, float)
 HALVES(f64v, double)
+#endif
 
 /* Keys that take part in row r. */
 static int64_t keys_of(const attention_tile *t, int64_t r) {
@@ -155,7 +162,58 @@ static int64_t keys_of(const attention_tile *t, int64_t r) {
 ROWS(f32v, float)
 ROWS(f64v, double)
 
+/* ---- to bf16 ---- */
+
+#ifdef ETCH_ISA_avx512
+#define HALVES_TARGET __attribute__((target("avx512bf16")))
+
+/* 2^x of x up to 0 (and what rounding adds), as exact as bf16 asks for. */
+FN reals_f32v power_of_two(reals_f32v x) {
+    const reals_f32v whole = (reals_f32v){0} + 0x1.8p23f, least = (reals_f32v){0} - 126;
+    reals_f32v y = most_f32v(least, x), b = y + whole, r = y - (b - whole);
+    reals_f32v h = fma_f32v(r, (reals_f32v){0} + 0.00968f, (reals_f32v){0} + 0.0555035695f);
+    h = fma_f32v(h, r, (reals_f32v){0} + 0.240226507f);
+    h = fma_f32v(h, r, (reals_f32v){0} + 0.693147182f);
+    h = fma_f32v(h, r, (reals_f32v){0} + 1);
+    h = real_f32v(bits_f32v(h) + (bits_f32v(b) << 23));
+    return where_f32v(less_f32v(x, least), (reals_f32v){0}, fma_f32v(y, (reals_f32v){0}, h));
+}
+
+HALVES_TARGET static float powers_bf16(const float *s, uint16_t *to, int64_t end, float scale,
+                                       float max) {
+    reals_f32v sum = {0}, by = (reals_f32v){0} + scale * 0x1.715476p+0f;
+    reals_f32v off = (reals_f32v){0} - max * 0x1.715476p+0f;
+    for (int64_t i = 0; i < end; i += 16) {
+        reals_f32v e = power_of_two(fma_f32v(load_f32v(s + i), by, off));
+        sum += e;
+        __m256bh half = _mm512_cvtneps_pbh(e);
+        memcpy(to + i, &half, sizeof half);
+    }
+    return total_f32v(sum);
+}
+
+HALVES_TARGET static void soften_bf16(const attention_tile *tile, float scale, uint16_t *to,
+                                      int64_t pitch) {
+    float before[ATTENTION_ROWS], part[ATTENTION_ROWS], *max = tile->max;
+    int64_t all = (tile->keys + 31) / 32 * 32;
+    memcpy(before, max, sizeof before), memset(part, 0, sizeof part);
+    for (int64_t r = 0; r < tile->rows; r++, to += pitch) {
+        float *s = (float *)tile->scores + r * tile->pitch;
+        int64_t end = fill_up_f32v(s, keys_of(tile, r));
+        float top = largest_score_f32v(s, end) * scale;
+        max[r] = top > before[r] ? top : before[r];
+        part[r] = powers_bf16(s, to, end, scale, max[r] == -__builtin_inff() ? 0 : max[r]);
+        memset(to + end, 0, (size_t)(all - end) * sizeof *to);
+    }
+    shrink_rows_f32v(tile, before, part);
+}
+#define SOFTEN_BF16 soften_bf16
+#else
+#define SOFTEN_BF16 NULL
+#endif
+
 const attention_table ISA_NAME(attention) = {
+    .soften_bf16 = SOFTEN_BF16,
     .soften = {[ETCH_F32] = soften_f32v, [ETCH_F64] = soften_f64v},
     .weigh = {[ETCH_F32] = weigh_f32v, [ETCH_F64] = weigh_f64v},
     .slope = {[ETCH_F32] = slopes_f32v, [ETCH_F64] = slopes_f64v},

@@ -1,0 +1,205 @@
+/* Attention of bf16 by AMX (isa/amx.c): keys and values are packed once, those of a head that
+ * several share, too; then blocks of few queries, whose tiles of scores and weights stay in the
+ * first cache, meet blocks of keys as in attention.c. Scores and sums are f32, weights are rounded
+ * to bf16 for their product with the values, and summed as they were before. */
+#include "backends/cpu/attention.h"
+#include "core/base/pool.h"
+
+enum { QUERIES = 32, KEYS = 256, PACKED_KEYS = 256 };
+
+typedef struct amx_attention {
+    attention *a;
+    char *out, *keys, *values;                            /* packed: [head][panel][block] */
+    int64_t key_panel, key_head, value_panel, value_head; /* bytes from one to the next */
+    int64_t terms, shared; /* blocks of a key's width; heads of keys */
+} amx_attention;
+
+static int64_t whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
+
+bool etch__attention_amx_takes(const attention *a) {
+    return a->dtype == ETCH_BF16 && !a->drops && a->isa->amx->multiply && etch__cpu_amx();
+}
+
+static void plan(amx_attention *m) {
+    attention *a = m->a;
+    int64_t n = (a->keys + KEYS - 1) / KEYS;
+    a->query_block = at_most(a->queries, QUERIES);
+    a->key_block = n > 1 ? at_most(whole((a->keys + n - 1) / n, AMX_TERMS), KEYS) : a->keys;
+    a->pitch = whole(a->key_block, AMX_TERMS) + AMX_LANES;
+    m->terms = whole(a->width, AMX_TERMS) / AMX_TERMS;
+    m->shared = a->batches * (a->heads / a->group);
+    m->key_panel = m->terms * AMX_BLOCK;
+    m->key_head = whole(a->keys, AMX_LANES) / AMX_LANES * m->key_panel;
+    m->value_panel = whole(a->keys, AMX_TERMS) / AMX_TERMS * AMX_BLOCK;
+    m->value_head = whole(a->out_width, AMX_LANES) / AMX_LANES * m->value_panel;
+}
+
+/* ---- packing ---- */
+
+/* Keys as lanes, or values as terms, `count` of them from `at` on; copied where there are
+ * neighbours in memory along neither. */
+static void pack_rows(const amx_attention *m, const attention_operand *o, int64_t head, int64_t at,
+                      int64_t count, uint16_t *copy) {
+    const attention *a = m->a;
+    bool keys = o == &a->k;
+    int64_t cols = keys ? a->width : a->out_width, row = o->row, col = o->col;
+    const char *from = etch__attention_row(a, o, head * a->group, a->group, at);
+    if (col != 1 && row != 1) {
+        etch__attention_copy(a, o, copy, cols, from, count, cols);
+        from = (const char *)copy, row = cols, col = 1;
+    }
+    amx_pack p = {.from = (const uint16_t *)from, .pairs = true};
+    p.lane = keys ? row : col, p.term = keys ? col : row;
+    p.lanes = keys ? count : cols, p.terms = keys ? cols : count;
+    p.panel = keys ? m->key_panel : m->value_panel;
+    p.to = keys ? m->keys + head * m->key_head + at / AMX_LANES * m->key_panel
+                : m->values + head * m->value_head + at / AMX_TERMS * AMX_BLOCK;
+    a->isa->amx->pack(&p);
+}
+
+static void pack_task(void *ctx, int64_t begin, int64_t end) {
+    const amx_attention *m = ctx;
+    attention *a = m->a;
+    int64_t pieces = (a->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+    int64_t widest = a->width > a->out_width ? a->width : a->out_width;
+    uint16_t *copy = etch__malloc((size_t)(PACKED_KEYS * widest) * sizeof *copy);
+    if (!copy) atomic_store(&a->failed, ETCH_ERR_OUT_OF_MEMORY);
+    for (int64_t i = begin; copy && i < end; i++) {
+        int64_t at = i % pieces * PACKED_KEYS, n = at_most(a->keys - at, PACKED_KEYS);
+        pack_rows(m, &a->k, i / pieces, at, n, copy);
+        pack_rows(m, &a->v, i / pieces, at, n, copy);
+    }
+    etch__free(copy);
+}
+
+static void pack_all(amx_attention *m) {
+    const attention *a = m->a;
+    int64_t pieces = (a->keys + PACKED_KEYS - 1) / PACKED_KEYS;
+    int64_t each = at_most(a->keys, PACKED_KEYS) * (a->width + a->out_width) + 1;
+    etch__parallel(m->shared * pieces, 65536 / each + 1, pack_task, m);
+}
+
+/* ---- blocks of queries ---- */
+
+typedef struct amx_room {
+    attention_room room;
+    attention_tile tile;
+    uint16_t *q, *weights;
+    float *sum_of_values;
+    int64_t q_pitch, weight_pitch, sum_pitch;
+} amx_room;
+
+static void cut(const amx_attention *m, amx_room *r) {
+    const attention *a = m->a;
+    int64_t rows = whole(a->query_block, AMX_LANES);
+    r->room.used = 0;
+    r->q_pitch = m->terms * AMX_TERMS, r->weight_pitch = whole(a->key_block, AMX_TERMS);
+    r->sum_pitch = whole(a->out_width, AMX_LANES);
+    r->q = etch__attention_cut(&r->room, rows * r->q_pitch, 2);
+    r->tile.scores = etch__attention_cut(&r->room, rows * a->pitch, 4);
+    r->weights = etch__attention_cut(&r->room, rows * r->weight_pitch, 2);
+    r->sum_of_values = etch__attention_cut(&r->room, rows * r->sum_pitch, 4);
+    etch__attention_cut_rows(a, &r->room, &r->tile);
+}
+
+/* Queries as a left operand's rows, zeros behind their width. */
+static void load_queries(const amx_attention *m, amx_room *r, int64_t head, int64_t from,
+                         int64_t rows) {
+    const attention *a = m->a;
+    const char *x = etch__attention_row(a, &a->q, head, 1, from);
+    if (a->width < r->q_pitch) memset(r->q, 0, (size_t)(rows * r->q_pitch) * sizeof *r->q);
+    etch__attention_copy(a, &a->q, r->q, r->q_pitch, x, rows, a->width);
+}
+
+static void multiply(const amx_attention *m, const uint16_t *left, int64_t pitch, const char *right,
+                     int64_t right_panel, float *c, int64_t ldc, int64_t rows, int64_t cols,
+                     int64_t blocks, bool adds) {
+    m->a->isa->amx->multiply(&(amx_args){.left = left,
+                                         .right = right,
+                                         .left_row = pitch * 2,
+                                         .left_block = AMX_TERMS * 2,
+                                         .left_panel = AMX_LANES * pitch * 2,
+                                         .right_panel = right_panel,
+                                         .c = c,
+                                         .ldc = ldc,
+                                         .rows = whole(rows, AMX_LANES) / AMX_LANES,
+                                         .cols = whole(cols, AMX_LANES) / AMX_LANES,
+                                         .blocks = blocks,
+                                         .adds = adds});
+}
+
+/* What soften multiplies scores by: a scale that keeps their order, where there is no mask. */
+static float scale_scores(const attention *a, const attention_tile *t, const attention_place *at) {
+    if (!a->masked && a->scale > 0) return (float)a->scale;
+    float scale[ATTENTION_ROWS];
+    for (int64_t r = 0; r < t->rows; r++) scale[r] = (float)a->scale;
+    a->isa->attention->scale[ETCH_F32](t->scores, t->pitch, t->rows, t->keys, scale);
+    if (a->masked) etch__attention_mask(a, t, at);
+    return 1;
+}
+
+static void meet(const amx_attention *m, amx_room *r, const attention_place *at, int64_t rows,
+                 int64_t keys) {
+    const attention *a = m->a;
+    int64_t shared = at->head / a->group;
+    const char *k = m->keys + shared * m->key_head + at->key / AMX_LANES * m->key_panel;
+    const char *v = m->values + shared * m->value_head + at->key / AMX_TERMS * AMX_BLOCK;
+    attention_tile *t = &r->tile;
+    etch__attention_set_tile(a, t, at, rows, keys);
+    multiply(m, r->q, r->q_pitch, k, m->key_panel, t->scores, t->pitch, rows, keys, m->terms,
+             false);
+    float scale = scale_scores(a, t, at);
+    a->isa->attention->soften_bf16(t, scale, r->weights, r->weight_pitch);
+    if (at->key > 0)
+        a->isa->attention->scale[ETCH_F32](r->sum_of_values, r->sum_pitch, rows, a->out_width,
+                                           t->shrink);
+    multiply(m, r->weights, r->weight_pitch, v, m->value_panel, r->sum_of_values, r->sum_pitch,
+             rows, a->out_width, whole(keys, AMX_TERMS) / AMX_TERMS, at->key > 0);
+}
+
+static void attend(const amx_attention *m, amx_room *r, int64_t head, int64_t from) {
+    const attention *a = m->a;
+    int64_t rows = at_most(a->queries - from, a->query_block);
+    int64_t seen = etch__attention_seen(a, from, rows);
+    load_queries(m, r, head, from, rows);
+    etch__attention_start(a, &r->tile);
+    for (int64_t key = 0; key < seen; key += a->key_block) {
+        const attention_place at = {head, from, key};
+        meet(m, r, &at, rows, at_most(seen - key, a->key_block));
+    }
+    char *out = m->out + (head * a->queries + from) * a->out_width * 2;
+    etch__attention_store(a, &r->tile, r->sum_of_values, r->sum_pitch, out, rows);
+}
+
+static void blocks_task(void *ctx, int64_t begin, int64_t end) {
+    const amx_attention *m = ctx;
+    amx_room r = {.room.memory = NULL};
+    int64_t blocks = (m->a->queries + m->a->query_block - 1) / m->a->query_block;
+    cut(m, &r);
+    void *memory = etch__attention_open(m->a, &r.room);
+    if (!memory) return;
+    cut(m, &r);
+    memset(r.room.memory, 0, r.room.used); /* rows that a panel has too many */
+    m->a->isa->amx->enter();
+    for (int64_t i = begin; i < end; i++) attend(m, &r, i / blocks, i % blocks * m->a->query_block);
+    m->a->isa->amx->leave();
+    etch__free(memory);
+}
+
+/* ---- the whole ---- */
+
+etch_status etch__attention_by_amx(attention *a, void *out) {
+    amx_attention m = {.a = a, .out = out};
+    plan(&m);
+    size_t keys = (size_t)(m.shared * m.key_head);
+    char *packed = etch__malloc(keys + (size_t)(m.shared * m.value_head) + 64);
+    if (!packed) return ETCH_ERR_OUT_OF_MEMORY;
+    m.keys = (char *)(((uintptr_t)packed + 63) & ~(uintptr_t)63), m.values = m.keys + keys;
+    pack_all(&m);
+    int64_t blocks = (a->queries + a->query_block - 1) / a->query_block;
+    double work = (double)a->query_block * (double)a->keys * (double)(a->width + a->out_width);
+    if (atomic_load(&a->failed) == ETCH_OK)
+        etch__attention_run(a, a->batches * a->heads * blocks, work / 8, blocks_task, &m);
+    etch__free(packed);
+    return etch__attention_status(a);
+}
