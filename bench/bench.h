@@ -86,6 +86,8 @@ void bench_attention(void);    /* attention of several heads */
 void bench_limits(void);       /* what the machine can do */
 void bench_mapping(void);      /* a function of one sample over a batch: loops and etch_vmap */
 void bench_saved(void);        /* what compiled forward passes keep for backward */
+/* Operators x dtypes x layouts, with arguments of its own (sweep.c); the exit status. */
+int bench_sweep(int argc, char **argv);
 void bench_cold(const char *self, bool cuda);
 /* A fresh process: prints microseconds of the compile and of the first call. */
 int bench_cold_child(const char *device, const char *body, int64_t n);

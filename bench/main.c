@@ -1,6 +1,7 @@
 /* etch_bench [--serve | --serve-processor-time] [--threads N | --device cuda] [NAME...]: CSV of all
  * rows whose workload contains a NAME (of those that take minutes, only where there is one); with
- * --serve whole functions only, sample by sample (measure.c).
+ * --serve whole functions only, sample by sample (measure.c). etch_bench sweep is
+ * another program (sweep.c).
  *
  * Kernels are compiled into a cache folder of this run's own, so that first_call_ms is a compile
  * and not a hit of an earlier run. */
@@ -52,6 +53,7 @@ int main(int argc, char **argv) {
     if (argc == 5 && strcmp(argv[1], "--cold-child") == 0)
         return bench_cold_child(argv[2], argv[3], atoll(argv[4]));
     if (!getenv("ETCH_BENCH_CACHE")) return run_with_own_cache(argv);
+    if (argc > 1 && strcmp(argv[1], "sweep") == 0) return bench_sweep(argc - 2, argv + 2);
     bool processor = argc > 1 && strcmp(argv[1], "--serve-processor-time") == 0;
     bool served = argc > 1 && (processor || strcmp(argv[1], "--serve") == 0);
     if (served) bench_serve(processor), argc--, argv++;

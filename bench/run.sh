@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
-# ./run bench: the benchmark's CSV, then that of the cursor program, which is built against an installed
-# tree, as a user's program is. --callgrind: instructions of the latter only.
+# ./run bench sweep: bench/sweep.c. ./run bench: the benchmark's CSV, then that of the cursor program,
+# which is built against an installed tree, as a user's program is. --callgrind: instructions of the
+# latter only.
 set -euo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.."
 
+if [ "${1:-}" = sweep ]; then exec build/bench/etch_bench "$@"; fi
 cmake --install build --prefix build/prefix >/dev/null
 pc=$(dirname "$(find build/prefix -name etch.pc)")
 # shellcheck disable=SC2046

@@ -113,10 +113,46 @@ static void check_primitive(const strip_table *table, prim_id p, etch_dtype t) {
 
 TEST(primitives_mean_what_the_table_says) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
-        for (int p = 0; p < PRIM_COUNT; p++)
+        for (int p = STRIP_MOVE + 1; p < PRIM_COUNT; p++)
             for (int t = 0; t < COUNT_OF(compute_types); t++)
                 for (int round = 0; round < 4; round++)
                     check_primitive(etch__isa_tables[isa].strips, (prim_id)p, compute_types[t]);
+}
+
+/* rows x cols elements from one way to lie to another, nothing beside them. */
+static void check_move(const strip_table *table, etch_dtype d, strip_shape m, int64_t cols) {
+    enum { PLACES = 1 << 15 };
+    static unsigned char from[PLACES], to[PLACES], want[PLACES];
+    int64_t size = (int64_t)etch_dtype_size(d);
+    for (int i = 0; i < PLACES; i++) from[i] = (unsigned char)(i * 7 + i / 256), to[i] = 1;
+    memcpy(want, to, sizeof want);
+    for (int64_t r = 0; r < m.rows; r++)
+        for (int64_t c = 0; c < cols; c++)
+            memcpy(want + (r * m.dst_row + c * m.dst_col) * size,
+                   from + (r * m.src_row + c * m.src_col) * size, (size_t)size);
+    table->prim[STRIP_MOVE][d](to, from, &m, NULL, cols);
+    if (memcmp(to, want, sizeof to) != 0)
+        fail_msg("%s, %d x %d: to %d %d, from %d %d", etch_dtype_name(d), (int)m.rows, (int)cols,
+                 (int)m.dst_row, (int)m.dst_col, (int)m.src_row, (int)m.src_col);
+}
+
+TEST(blocks_are_moved) {
+    static const int64_t sides[] = {0, 1, 2, 3, 4, 5, 8, 15, 16, 17, 33};
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int k = 0; k < COUNT_OF(sides) * COUNT_OF(sides) * ETCH_DTYPE_COUNT; k++) {
+            const strip_table *table = etch__isa_tables[isa].strips;
+            etch_dtype d = (etch_dtype)(k % ETCH_DTYPE_COUNT);
+            int64_t rows = sides[k / ETCH_DTYPE_COUNT % COUNT_OF(sides)];
+            int64_t cols = sides[k / ETCH_DTYPE_COUNT / COUNT_OF(sides)];
+            check_move(table, d, (strip_shape){rows, cols, 1, cols + 3, 1}, cols);
+            check_move(table, d, (strip_shape){rows, cols, 1, 1, rows}, cols);
+            check_move(table, d, (strip_shape){rows, cols, 1, 1, rows + 2}, cols);
+            check_move(table, d, (strip_shape){rows, 1, rows, cols, 1}, cols);
+            check_move(table, d, (strip_shape){rows, cols, 1, 2, 0}, cols);
+            check_move(table, d, (strip_shape){rows, cols, 1, 0, 1}, cols);
+            check_move(table, d, (strip_shape){rows, cols, 1, 3 * cols, 3}, cols);
+            check_move(table, d, (strip_shape){rows, 2 * cols, 2, cols, 1}, cols);
+        }
 }
 
 TEST(conversions) {

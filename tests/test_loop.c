@@ -98,6 +98,59 @@ TEST(map_sizes) {
     for (int i = 0; i < COUNT_OF(sizes); i++) check_1(sizes[i]);
 }
 
+/* ---- tiles ---- */
+
+static const int64_t tile_extents[][2] = {{1, 1},   {2, 3},   {5, 1},    {64, 16}, {100, 7},
+                                          {700, 2}, {33, 64}, {130, 65}, {7, 130}, {70, 67},
+                                          {0, 5},   {5, 0},   {3, 2500}};
+
+/* Loads and stores of every way to lie. */
+static void map_tile(loop_tile kind, etch_dtype d, bool math) {
+    etch_dtype t = etch__compute_type(d);
+    begin(LOOP_MAP, 2, 0);
+    K.tile = (uint8_t)kind;
+    static const char *const ways[] = {"s1", "1s", "s0", "01", "00", "ss", "10", "0s"};
+    int v = load(0, d, ways[0]);
+    for (int i = 1; i < COUNT_OF(ways); i++) v = op2(0, PRIM_MAX, t, v, load(0, d, ways[i]));
+    if (math) v = op1(0, PRIM_EXP, t, v);
+    store(0, t, "s1", v), store(0, t, "1s", v), store(0, t, "ss", v);
+    if (kind == TILE_ROWS) store(0, ETCH_I64, "s1", op1(0, PRIM_INDEX, ETCH_I64, 0));
+    for (int i = 0; i < COUNT_OF(tile_extents); i++) check_run(tile_extents[i], false);
+}
+
+TEST(map_tiles) {
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_I8, ETCH_BF16, ETCH_I64, ETCH_BOOL};
+    for (int i = 0; i < COUNT_OF(dtypes); i++)
+        for (int kind = TILE_ROWS; kind <= TILE_TURNED; kind++)
+            map_tile((loop_tile)kind, dtypes[i], dtypes[i] == ETCH_F32);
+}
+
+/* Memory is copied as it is where a kernel does nothing else. */
+TEST(copies) {
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_I8, ETCH_BF16, ETCH_F16, ETCH_I64};
+    static const char *const ways[][2] = {{"s1", "s1"}, {"1s", "s1"}, {"s1", "1s"}, {"ss", "ss"}};
+    for (int i = 0; i < COUNT_OF(dtypes) * COUNT_OF(ways); i++) {
+        etch_dtype d = dtypes[i / COUNT_OF(ways)];
+        for (int kind = TILE_NONE; kind <= TILE_TURNED; kind++) {
+            begin(LOOP_MAP, 2, 0);
+            K.tile = (uint8_t)kind;
+            store(0, d, ways[i % COUNT_OF(ways)][1], load(0, d, ways[i % COUNT_OF(ways)][0]));
+            for (int e = 0; e < COUNT_OF(tile_extents); e++) check_run(tile_extents[e], false);
+        }
+    }
+}
+
+TEST(outer_tiles) {
+    static const int64_t extents[][4] = {{3, 70, 5, 2}, {2, 1, 9, 40}, {5, 33, 2, 70}};
+    for (int kind = TILE_ROWS; kind <= TILE_TURNED; kind++) {
+        begin(LOOP_MAP, 4, 0);
+        K.tile = (uint8_t)kind;
+        int x = load(0, ETCH_F32, "sss1"), y = load(0, ETCH_F32, "ss1s");
+        store(0, ETCH_F32, "sss1", op2(0, PRIM_ADD, ETCH_F32, x, y));
+        for (int i = 0; i < COUNT_OF(extents); i++) check_run(extents[i], false);
+    }
+}
+
 static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8, ETCH_I16,
                                            ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
 
@@ -360,6 +413,36 @@ TEST(column_shapes) {
     both_ways((int64_t[]){300, 100});
 }
 
+/* A sum of products and a maximum, a store in each stage. */
+static void tiles(int npar, int nred, const char *in, const char *row, const char *full,
+                  const char *out) {
+    begin(LOOP_COLUMN, npar, nred);
+    K.tile = TILE_ROWS;
+    int x = load(0, ETCH_F32, in), r = load(0, ETCH_BF16, row);
+    int e = op2(0, PRIM_MUL, ETCH_F32, x, r);
+    store(0, ETCH_F32, full, e);
+    int s = reduce(REDUCE_SUM, ETCH_F32, e), m = reduce(REDUCE_MAX, ETCH_F32, x);
+    store(1, ETCH_F32, out, op2(1, PRIM_ADD, ETCH_F32, s, load(1, ETCH_F32, out)));
+    store(1, ETCH_F32, out, op2(1, PRIM_ADD, ETCH_F32, m, s));
+}
+
+/* Few columns, and rows that lie along what is reduced. */
+TEST(column_tiles) {
+    tiles(1, 1, "1s", "1s", "1s", "1s");
+    for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){3, sizes[i]});
+    tiles(1, 1, "s1", "s0", "s1", "1s");
+    for (int i = 0; i < COUNT_OF(sizes); i++) both_ways((int64_t[]){sizes[i], 5});
+    both_ways((int64_t[]){300, 2}), both_ways((int64_t[]){300, 64}), both_ways((int64_t[]){70, 65});
+    both_ways((int64_t[]){20, 8200}), both_ways((int64_t[]){0, 10});
+    tiles(2, 1, "ss1", "0s0", "sss", "s10");
+    both_ways((int64_t[]){3, 70, 13});
+    tiles(1, 2, "ss1", "1s0", "s1s", "1ss");
+    both_ways((int64_t[]){300, 7, 11}), both_ways((int64_t[]){3, 70, 70});
+    both_ways((int64_t[]){9, 0, 4});
+    tiles(1, 1, "0s", "00", "1s", "10");
+    both_ways((int64_t[]){30, 100});
+}
+
 /* Each kind and accumulator type, from integers, halves and bool too; ROW and COLUMN. */
 TEST(reduce_types) {
     for (int variant = LOOP_ROW; variant <= LOOP_COLUMN; variant++) {
@@ -461,6 +544,12 @@ TEST(validity) {
     prim_of(0, PRIM_SCALAR, ETCH_F32, ETCH_F32, 0, 0, 0), refused("scalar"), K.ncode--;
     K.npar = 9, refused("axes"), K.npar = 1;
     K.variant = LOOP_COLUMN, refused("disagree");
+    begin(LOOP_MAP, 2, 0);
+    store(0, ETCH_I64, "s1", op1(0, PRIM_INDEX, ETCH_I64, 0));
+    K.tile = TILE_ROWS, assert_true(etch__loop_valid(&K, NULL));
+    K.tile = TILE_TURNED, refused("no index");
+    K.tile = TILE_TURNED + 1, refused("no such tile");
+    K.tile = TILE_ROWS, K.npar = 1, refused("two axes");
     begin(LOOP_ROW, 1, 1);
     x = load(0, ETCH_F32, "s1");
     int s = reduce(REDUCE_SUM, ETCH_F32, x);
@@ -473,6 +562,16 @@ TEST(validity) {
     K.split = SPLIT_PARTIAL, refused("whole rows");
     assert_false(etch__loop_can_emit(PRIM_POW, ETCH_I64));
     assert_true(etch__loop_can_emit(PRIM_POW, ETCH_F64));
+}
+
+TEST(text_of_tiles) {
+    begin(LOOP_MAP, 2, 0);
+    store(0, ETCH_F32, "s1", load(0, ETCH_F32, "1s"));
+    K.tile = TILE_TURNED;
+    char *text = etch__loop_text(&K);
+    assert_non_null(text);
+    assert_non_null(strstr(text, ": map, turned tiles, 2 + 0 axes\n"));
+    etch__free(text);
 }
 
 TEST(text) {

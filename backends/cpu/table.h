@@ -12,6 +12,14 @@
  * position. */
 typedef void (*strip_fn)(void *dst, const void *a, const void *b, const void *c, int64_t n);
 
+/* By storage type, in the place of PRIM_INPUT, which has no strip, so that generated code can call
+ * it: dst[r * dst_row + c * dst_col] = a[r * src_row + c * src_col] for r < rows, c < n, where b
+ * points to the shape. The two places do not overlap. */
+enum { STRIP_MOVE = PRIM_INPUT };
+typedef struct strip_shape {
+    int64_t rows, dst_row, dst_col, src_row, src_col;
+} strip_shape;
+
 typedef struct strip_table {
     strip_fn prim[PRIM_COUNT][ETCH_DTYPE_COUNT]; /* [compute type]; comparisons: of the operands */
     strip_fn convert[ETCH_DTYPE_COUNT][ETCH_DTYPE_COUNT]; /* [from][to], compute types */
@@ -178,6 +186,10 @@ DECLARE_ISA(avx512)
 /* The strips of isa/functions.c, of one set: etch__exp_f32_avx512 and so on. */
 #define STRIP_OF(name, t)                                                                          \
     void ISA_NAME(name##_##t)(void *dst, const void *pa, const void *pb, const void *pc, int64_t n)
+
+/* The strips of isa/move.c, by the bits of an element. */
+#define MOVE_OF(bits)                                                                              \
+    void ISA_NAME(move_##bits)(void *dst, const void *pa, const void *pb, const void *pc, int64_t n)
 
 static inline int etch__size_log2(etch_dtype d) {
     static const uint8_t log2[ETCH_DTYPE_COUNT] = {

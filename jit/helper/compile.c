@@ -16,12 +16,17 @@ static const char *const isa_options[CPU_ISA_COUNT][3] = {
     {"-march=x86-64-v4", "-mprefer-vector-width=512", NULL},
 };
 
-/* Nothing here may change a bit: no fast-math of any kind, not even -fno-trapping-math. Sinking
- * would move arithmetic into the branches that choose() makes, where it may trap and is not
- * vectorised. */
-static const char *const options[] = {
-    "-fno-math-errno",      "-ffp-contract=off",           "-fwrapv",
-    "-fno-strict-aliasing", "-fno-semantic-interposition", "-fno-tree-sink"};
+/* Nothing here may change a bit: no fast-math of any kind, not even -fno-trapping-math. Sinking,
+ * threading of jumps and partial redundancies would move arithmetic into the branches that choose()
+ * makes, where it may trap and is not vectorised. */
+static const char *const options[] = {"-fno-math-errno",
+                                      "-ffp-contract=off",
+                                      "-fwrapv",
+                                      "-fno-strict-aliasing",
+                                      "-fno-semantic-interposition",
+                                      "-fno-tree-sink",
+                                      "-fno-thread-jumps",
+                                      "-fno-tree-pre"};
 
 /* No start files: a kernel needs none, and none may touch the floating-point mode. */
 static const char *const driver_options[] = {"-nostdlib", "-Wl,-z,noexecstack",

@@ -46,7 +46,7 @@ typedef struct gen_reduction {
     int at; /* its instruction */
     etch_dtype dtype;
     reduce_kind kind;
-    val lanes;  /* ROW: BLOCK elements; COLUMN: BLOCK rows of `width` */
+    val lanes;  /* ROW: BLOCK elements; COLUMN: BLOCK rows of `cells` */
     var vec[8]; /* ROW sums: the lanes in registers */
     int nvec;
     val stack;   /* results of blocks, each of `cells` elements */
@@ -65,6 +65,7 @@ typedef struct emitter {
     int names;
     long array_bytes; /* at most, of all local arrays */
     var functions;    /* the table of the library's strips, or NULL */
+    val shape;        /* of a move: five longs, or NULL */
 
     val args, dims, scalars, begin, end;
     val extent[LOOP_MAX_AXES];
@@ -76,7 +77,9 @@ typedef struct emitter {
 
     /* the strip being emitted */
     int width;                /* elements that a strip has room for */
-    int cells;                /* elements of a block result: 1 (ROW) or width */
+    val part;                 /* COLUMN: columns that are done at a time */
+    int cells;                /* elements that a block result has room for: 1 (ROW) or more */
+    val pitch;                /* COLUMN: elements from one lane to the next, columns of a tile */
     int loops;                /* loops emitted so far: numbers the current one */
     bool scalar;              /* one element, no loops: odd stages of ROW, stage 1 of FINISH */
     bool runs[LOOP_MAX_CODE]; /* what the strip at hand computes */
@@ -154,6 +157,12 @@ val gen_identity(emitter *g, reduce_kind kind, etch_dtype t);
 val gen_real(emitter *g, etch_dtype t, double v);
 /* Transcendental primitives are calls into the library, over strips of n elements. */
 void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b, val n);
+/* to[r * to_row + c * to_col] = from[r * row + c * col] for r < rows, c < columns: storage elements
+ * of dtype d. */
+typedef struct gen_block {
+    val place, row, col;
+} gen_block;
+void gen_move(emitter *g, etch_dtype d, gen_block to, gen_block from, val rows, val columns);
 
 /* ---- strip.c ---- */
 

@@ -1,10 +1,10 @@
 /* The unit loops of a kernel: which elements a strip has, where its accesses lie.
  *
- *   MAP     for each row of the innermost axis: for each strip
+ *   MAP     for each row of the innermost axis: for each strip; or for each tile
  *   ROW     for each parallel element: for each block: for each strip of reduced elements; stage 1;
  *           then stages 2, 4, ... over the reduced elements again, and the odd ones between them
- *   COLUMN  for each strip of columns, in parts of `width`: for each block: for each reduced row;
- *           stage 1
+ *   COLUMN  for each strip of columns, in parts of `part`: for each block: for each reduced row, or
+ *           for each tile of them; stage 1
  *   FINISH  for each parallel element: fold its blocks; stage 1 */
 #include "gen.h"
 
@@ -264,6 +264,77 @@ static void copy_all_out(emitter *g, int stage, int x) {
             copy_out(g, &g->k->code[v], x);
 }
 
+/* ---- tiles: blocks of rows x columns, n elements in all ---- */
+
+typedef struct tile {
+    int stage, row, column; /* axes */
+    val rows, columns;
+} tile;
+
+static val stride_along(emitter *g, int a, int x) {
+    val s = g->access[a].stride[x];
+    return s ? s : num(g, 0);
+}
+
+static void move_tile(emitter *g, const tile *t, int a, val strip) {
+    gen_block inside = {strip, t->columns, num(g, 1)};
+    gen_block outside = {rv(g->access[a].base), stride_along(g, a, t->row),
+                         stride_along(g, a, t->column)};
+    bool store = g->k->access[a].store;
+    gen_move(g, dtype_of(g, a), store ? outside : inside, store ? inside : outside, t->rows,
+             t->columns);
+}
+
+/* Whether rows follow one another without a gap. */
+static val one_run(emitter *g, const tile *t, int a) {
+    val follows = cmp(g, GCC_JIT_COMPARISON_EQ, stride_along(g, a, t->row), t->columns);
+    return either(g, follows, cmp(g, GCC_JIT_COMPARISON_EQ, t->rows, num(g, 1)));
+}
+
+static void tile_source(emitter *g, const tile *t, int a) {
+    gen_access *s = &g->access[a];
+    bool along = g->k->access[a].step[t->column] == STEP_ONE;
+    gen_if run = {NULL, NULL};
+    if (along) {
+        run = if_begin(g, one_run(g, t, a));
+        set(g, s->source, rv(s->base));
+        if_else(g, &run);
+    }
+    move_tile(g, t, a, s->buffer);
+    set(g, s->source, s->buffer);
+    if (along) if_end(g, &run);
+}
+
+static void tile_out(emitter *g, const tile *t, const loop_instr *store) {
+    int a = (int)store->p.imm.i;
+    val results = gen_results_of(g, store);
+    if (g->k->access[a].step[t->column] != STEP_ONE) {
+        move_tile(g, t, a, results);
+        return;
+    }
+    gen_if run = if_begin(g, one_run(g, t, a));
+    copy(g, dtype_of(g, a), rv(g->access[a].base), results, rv(g->n));
+    if_else(g, &run);
+    move_tile(g, t, a, results);
+    if_end(g, &run);
+}
+
+/* All of a tile whose bases are set. Its length is not rounded up: where a strip is as long as a
+ * tile is, the end of a loop is little of it. */
+static void whole_tile(emitter *g, const tile *t) {
+    set(g, g->n, mul(g, t->rows, t->columns));
+    set(g, g->trip, rv(g->n));
+    for (int a = 0; a < g->k->naccesses; a++) {
+        if (!g->access[a].used[t->stage] || g->k->access[a].store) continue;
+        if (gen_uniform_load(g, t->stage, a)) source_uniform(g, a);
+        else tile_source(g, t, a);
+    }
+    gen_strip(g, t->stage);
+    for (int v = 0; v < g->k->ncode; v++)
+        if (g->k->code[v].kind == LOOP_STORE && g->k->code[v].stage == t->stage)
+            tile_out(g, t, &g->k->code[v]);
+}
+
 /* ---- the odd stage behind the sweep, for one element ---- */
 
 static void finish_element(emitter *g, val element) {
@@ -286,10 +357,12 @@ static val strips_of(emitter *g, val inner) {
     return choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, s, num(g, 1)), num(g, 1), s);
 }
 
-static void map_strip(emitter *g, val row, val strip, val inner) {
+/* From strip number `strip` on, to strip `stop` at most. */
+static void map_strip(emitter *g, val row, val strip, val stop, val inner) {
     int x = g->k->npar - 1;
     val first = rv(keep(g, g->t_long, mul(g, strip, num(g, STRIP)), "first"));
-    set_length(g, min_of(g, sub(g, inner, first), num(g, STRIP)));
+    val end = min_of(g, inner, mul(g, stop, num(g, STRIP)));
+    set_length(g, min_of(g, sub(g, end, first), num(g, g->width)));
     set_bases(g, 0, x, first);
     set(g, g->index0, add(g, mul(g, row, inner), first));
     set_sources(g, 0, x);
@@ -310,11 +383,11 @@ static bool rows_share_lines(const emitter *g) {
 
 enum { ROWS_TOGETHER = 16 };
 
-static void map_row_strip(emitter *g, val row, val strip, val inner, int outer) {
+static void map_row_strip(emitter *g, val row, val strip, val stop, val inner, int outer) {
     val index[LOOP_MAX_AXES];
     decompose(g, row, 0, outer, index);
     set_units(g, outer, index);
-    map_strip(g, row, strip, inner);
+    map_strip(g, row, strip, stop, inner);
 }
 
 /* Strips [s, stop) of rows [row, row + rows). */
@@ -324,13 +397,14 @@ static void map_rows(emitter *g, val row, val rows, val s, val stop, val inner, 
         decompose(g, row, 0, outer, index);
         set_units(g, outer, index);
     }
-    gen_loop t = for_begin(g, s, stop, 1, "t");
+    gen_loop t = for_begin(g, s, stop, g->width / STRIP, "t");
     if (rows) {
         gen_loop r = for_begin(g, num(g, 0), rows, 1, "r");
-        map_row_strip(g, rv(keep(g, g->t_long, add(g, row, rv(r.i)), "at")), rv(t.i), inner, outer);
+        val at = rv(keep(g, g->t_long, add(g, row, rv(r.i)), "at"));
+        map_row_strip(g, at, rv(t.i), stop, inner, outer);
         for_end(g, &r);
     } else {
-        map_strip(g, row, rv(t.i), inner);
+        map_strip(g, row, rv(t.i), stop, inner);
     }
     for_end(g, &t);
 }
@@ -341,6 +415,44 @@ static val rows_ahead(emitter *g, val left, val strips, val s) {
     val several = both(g, cmp(g, GCC_JIT_COMPARISON_EQ, s, num(g, 0)),
                        cmp(g, GCC_JIT_COMPARISON_GT, whole, num(g, 1)));
     return choose(g, g->t_long, several, whole, num(g, 1));
+}
+
+static val most_of(emitter *g, val a, val b) { /* of longs */
+    return choose(g, g->t_long, cmp(g, GCC_JIT_COMPARISON_LT, a, b), b, a);
+}
+
+static val kept(emitter *g, val v, const char *name) { return rv(keep(g, g->t_long, v, name)); }
+
+/* Tile number `down` of those below one another, `across` of those beside one another. */
+static void map_tile(emitter *g, val rest, val down, val across, val rows, val columns) {
+    int x = g->k->npar - 1, y = x - 1;
+    val index[LOOP_MAX_AXES], first = kept(g, mul(g, across, columns), "first");
+    decompose(g, rest, 0, y, index);
+    index[y] = kept(g, mul(g, down, rows), "row");
+    set_units(g, x, index);
+    set_bases(g, 0, x, first);
+    val row = add(g, mul(g, rest, g->extent[y]), index[y]);
+    set(g, g->index0, add(g, mul(g, row, g->extent[x]), first));
+    tile t = {0, y, x, min_of(g, rows, sub(g, g->extent[y], index[y])),
+              min_of(g, columns, sub(g, g->extent[x], first))};
+    whole_tile(g, &t);
+}
+
+static void gen_map_tiles(emitter *g) {
+    int x = g->k->npar - 1, y = x - 1;
+    int most = g->k->tile == TILE_TURNED ? TILE_COLUMNS : g->width;
+    val columns = min_of(g, most_of(g, g->extent[x], num(g, 1)), num(g, most));
+    val rows = kept(g, quot(g, num(g, g->width), columns), "rows");
+    val across = quot(g, sub(g, add(g, g->extent[x], columns), num(g, 1)), columns);
+    val down = quot(g, sub(g, add(g, g->extent[y], rows), num(g, 1)), rows);
+    across = kept(g, across, "across"), down = kept(g, down, "down");
+    g->index_step = num(g, 1);
+    gen_loop u = for_begin(g, g->begin, g->end, 1, "u");
+    val left = kept(g, quot(g, rv(u.i), across), "left");
+    val rest = kept(g, quot(g, left, down), "rest");
+    map_tile(g, rest, kept(g, rem(g, left, down), "down"), kept(g, rem(g, rv(u.i), across), "at"),
+             rows, columns);
+    for_end(g, &u);
 }
 
 static void gen_map(emitter *g) {
@@ -523,11 +635,48 @@ static void column_row(emitter *g, const column_part *c, val r) {
     }
     set(g, g->index0, add(g, mul(g, c->element, g->reduced), r));
     val lane = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, r, num(g, REDUCE_LANES - 1));
-    set(g, g->lane, mul(g, lane, num(g, g->width)));
+    set(g, g->lane, mul(g, lane, g->pitch));
     g->index_step = g->reduced;
     set_sources(g, 0, x);
     gen_strip(g, 0);
     copy_all_out(g, 0, x);
+}
+
+/* Reduced elements [r, r + rows) of all columns, each its own lane. */
+static void column_tile(emitter *g, const column_part *c, val r, val rows) {
+    int x = g->k->npar - 1, last = naxes(g);
+    val index[LOOP_MAX_AXES];
+    decompose(g, r, g->k->npar, last, index);
+    for (int a = 0; a < g->k->naccesses; a++) {
+        gen_access *s = &g->access[a];
+        if (!s->used[0]) continue;
+        val offset = offset_over(g, a, g->k->npar, last, index);
+        val along = g->k->access[a].step[x] == STEP_ZERO ? NULL : mul(g, c->column, s->stride[x]);
+        if (offset && along) offset = add(g, offset, along);
+        move(g, s->base, rv(s->unit), offset ? offset : along);
+    }
+    val lane = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, r, num(g, REDUCE_LANES - 1));
+    set(g, g->lane, mul(g, lane, g->pitch));
+    tile t = {0, last - 1, x, rows, g->pitch};
+    whole_tile(g, &t);
+}
+
+/* Tiles of as many rows as there is room for, up to the end of the innermost axis and of the lanes.
+ */
+static void column_tiles(emitter *g, const column_part *c, val first, val end) {
+    val room = quot(g, num(g, g->width), g->pitch);
+    room = min_of(g, room, num(g, REDUCE_LANES));
+    var r = keep(g, g->t_long, first, "r");
+    gen_loop l = while_begin(g);
+    while_test(g, &l, cmp(g, GCC_JIT_COMPARISON_LT, rv(r), end));
+    val inner = g->extent[naxes(g) - 1];
+    val lane = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, rv(r), num(g, REDUCE_LANES - 1));
+    val rows = min_of(g, sub(g, end, rv(r)), room);
+    rows = min_of(g, rows, sub(g, num(g, REDUCE_LANES), lane));
+    rows = min_of(g, rows, sub(g, inner, rem(g, rv(r), inner)));
+    column_tile(g, c, rv(r), rows);
+    set(g, r, add(g, rv(r), rows));
+    for_end(g, &l);
 }
 
 static void column_block(emitter *g, const column_part *c, val block) {
@@ -537,9 +686,13 @@ static void column_block(emitter *g, const column_part *c, val block) {
     val none = cmp(g, GCC_JIT_COMPARISON_LT, lanes, num(g, 1));
     g->used = rv(keep(g, g->t_long, choose(g, g->t_long, none, num(g, 1), lanes), "used"));
     gen_lanes_reset(g);
-    gen_loop l = for_begin(g, first, end, 1, "r");
-    column_row(g, c, rv(l.i));
-    for_end(g, &l);
+    if (g->k->tile) {
+        column_tiles(g, c, first, end);
+    } else {
+        gen_loop l = for_begin(g, first, end, 1, "r");
+        column_row(g, c, rv(l.i));
+        for_end(g, &l);
+    }
     gen_lanes_fold(g);
 }
 
@@ -547,6 +700,7 @@ static void finish_columns(emitter *g, const column_part *c) {
     int x = g->k->npar - 1;
     gen_results(g);
     set_bases(g, 1, x, c->column);
+    if (g->k->tile) set_length(g, g->pitch);
     set(g, g->index0, c->element);
     g->index_step = num(g, 1);
     set_sources(g, 1, x);
@@ -569,8 +723,17 @@ static void column_unit(emitter *g, const column_part *c, val block) {
     finish_columns(g, c);
 }
 
+/* Of tiles as many as leave room for all that is reduced, if that is little. */
+static val part_of_columns(emitter *g) {
+    if (!g->k->tile) return num(g, g->width);
+    val most = quot(g, num(g, g->width), most_of(g, g->reduced, num(g, 1)));
+    most = min_of(g, most_of(g, most, num(g, TILE_COLUMNS)), num(g, STRIP));
+    return rv(keep(g, g->t_long, most, "part"));
+}
+
 static void gen_column(emitter *g) {
     int outer = g->k->npar - 1;
+    g->part = part_of_columns(g);
     bool partial = g->k->split == SPLIT_PARTIAL;
     val inner = g->extent[outer], strips = strips_of(g, inner), index[LOOP_MAX_AXES], block = NULL;
     gen_loop u = for_begin(g, g->begin, g->end, 1, "u");
@@ -585,8 +748,10 @@ static void gen_column(emitter *g) {
     decompose(g, row, 0, outer, index);
     set_units(g, outer, index);
     val stop = min_of(g, add(g, first, num(g, STRIP)), inner);
-    gen_loop c = for_begin(g, first, stop, g->width, "c");
-    set_length(g, min_of(g, sub(g, stop, rv(c.i)), num(g, g->width)));
+    gen_loop c = for_begin(g, first, stop, 1, "c");
+    c.step = g->part;
+    set_length(g, min_of(g, sub(g, stop, rv(c.i)), g->part));
+    g->pitch = g->k->tile ? rv(keep(g, g->t_long, rv(g->n), "pitch")) : num(g, g->width);
     column_part part = {add(g, mul(g, row, inner), rv(c.i)), rv(c.i)};
     part.element = rv(keep(g, g->t_long, part.element, "element"));
     column_unit(g, &part, block);
@@ -635,8 +800,9 @@ void gen_kernel(emitter *g, const char *symbol) {
     gen_types(g);
     new_function(g, symbol);
     g->scalar = g->k->split == SPLIT_FINISH;
-    g->width = g->k->variant == LOOP_COLUMN ? column_width(g) : STRIP;
-    g->cells = g->k->variant == LOOP_COLUMN ? g->width : 1;
+    bool column = g->k->variant == LOOP_COLUMN, wide = g->k->variant == LOOP_MAP || g->k->tile;
+    g->cells = !column ? 1 : g->k->tile ? TILE_COLUMNS : column_width(g);
+    g->width = wide ? etch__loop_width(g->k) : column ? g->cells : STRIP;
     g->n = gen_local(g, g->t_long, "n"), g->trip = gen_local(g, g->t_long, "trip");
     g->index0 = gen_local(g, g->t_long, "index0"), g->lane = gen_local(g, g->t_long, "lane_at");
     mark_used(g);
@@ -647,6 +813,7 @@ void gen_kernel(emitter *g, const char *symbol) {
     gen_plan_values(g);
     gen_reductions(g);
     if (g->k->split == SPLIT_FINISH) gen_finish(g);
+    else if (g->k->variant == LOOP_MAP && g->k->tile) gen_map_tiles(g);
     else if (g->k->variant == LOOP_MAP) gen_map(g);
     else if (g->k->variant == LOOP_ROW) gen_row(g);
     else gen_column(g);

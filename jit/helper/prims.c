@@ -333,14 +333,26 @@ static val function_table(emitter *g) {
     return rv(g->functions);
 }
 
-void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b, val n) {
+static void call_strip(emitter *g, int64_t at, val to, val a, val b, val n) {
     type address = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
     type params[5] = {address, address, address, address, g->t_long};
     type strip = gcc_jit_context_new_function_ptr_type(g->c, NULL, g->t_void, 5, params, 0);
-    val at = num(g, (int64_t)prim * ETCH_DTYPE_COUNT + t);
-    val fn = cast(g, rv(elem(g, function_table(g), at)), strip);
+    val fn = cast(g, rv(elem(g, function_table(g), num(g, at))), strip);
     val args[5] = {cast(g, to, address), cast(g, a, address), cast(g, b, address),
                    gcc_jit_context_null(g->c, address), n};
     gcc_jit_block_add_eval(g->at, NULL,
                            gcc_jit_context_new_call_through_ptr(g->c, NULL, fn, 5, args));
+}
+
+void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b, val n) {
+    call_strip(g, (int64_t)prim * ETCH_DTYPE_COUNT + t, to, a, b, n);
+}
+
+/* The library has it in the place of PRIM_INPUT: backends/cpu/table.h. */
+void gen_move(emitter *g, etch_dtype d, gen_block to, gen_block from, val rows, val columns) {
+    const val shape[5] = {rows, to.row, to.col, from.row, from.col};
+    if (!g->shape) g->shape = gen_array(g, g->t_long, 5, "shape");
+    for (int i = 0; i < 5; i++) set(g, elem(g, g->shape, num(g, i)), shape[i]);
+    call_strip(g, (int64_t)PRIM_INPUT * ETCH_DTYPE_COUNT + d, to.place, from.place, g->shape,
+               columns);
 }

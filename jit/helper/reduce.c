@@ -40,7 +40,7 @@ static void new_reduction(emitter *g, gen_reduction *r, int at) {
     r->at = at, r->dtype = i->p.type, r->kind = (reduce_kind)i->p.imm.i;
     if (g->k->split != SPLIT_FINISH) {
         r->lanes =
-            gen_array(g, element(g, r), row ? REDUCE_LANES : REDUCE_LANES * g->width, "lanes");
+            gen_array(g, element(g, r), row ? REDUCE_LANES : REDUCE_LANES * g->cells, "lanes");
         r->stack = gen_array(g, element(g, r), STACK_LEVELS * g->cells, "stack");
         r->nvec = registers(g, r);
         for (int n = 0; n < r->nvec; n++) r->vec[n] = gen_local(g, vec_type(g, r->dtype), "lane");
@@ -66,7 +66,7 @@ void gen_lanes_reset(emitter *g) {
         for (int n = 0; n < r->nvec; n++) set(g, r->vec[n], vec_splat(g, r->dtype, first));
         if (r->nvec) continue;
         bool row = g->k->variant == LOOP_ROW;
-        val count = row ? num(g, REDUCE_LANES) : mul(g, g->used, num(g, g->width));
+        val count = row ? num(g, REDUCE_LANES) : mul(g, g->used, g->pitch);
         gen_loop l = for_begin(g, num(g, 0), count, 1, "l");
         store(g, r, r->lanes, rv(l.i), first);
         for_end(g, &l);
@@ -137,15 +137,17 @@ static void fold_columns(emitter *g, gen_reduction *r) {
     var half = keep(g, g->t_long, num(g, REDUCE_LANES / 2), "w");
     gen_loop w = while_begin(g);
     while_test(g, &w, cmp(g, GCC_JIT_COMPARISON_GT, rv(half), num(g, 0)));
-    val rows = mul(g, rv(half), num(g, g->width));
+    val rows = mul(g, rv(half), g->pitch);
     rows = rv(keep(g, g->t_long, rows, "rows"));
-    val some = mul(g, sub(g, g->used, rv(half)), num(g, g->width));
+    val some = mul(g, sub(g, g->used, rv(half)), g->pitch);
     some = rv(keep(g, g->t_long, some, "some"));
-    gen_loop l = for_begin(g, num(g, 0), min_of(g, rows, some), BLOCK, "l");
-    gen_loop j = for_begin(g, num(g, 0), num(g, BLOCK), 1, "j");
-    val at = rv(keep(g, g->t_long, add(g, rv(l.i), rv(j.i)), "at"));
+    int block = g->k->tile ? 1 : BLOCK; /* rows of a tile end anywhere */
+    gen_loop l = for_begin(g, num(g, 0), min_of(g, rows, some), block, "l");
+    gen_loop j = {0};
+    if (block > 1) j = for_begin(g, num(g, 0), num(g, block), 1, "j");
+    val at = block > 1 ? rv(keep(g, g->t_long, add(g, rv(l.i), rv(j.i)), "at")) : rv(l.i);
     combine(g, r, r->lanes, at, r->lanes, add(g, at, rows));
-    for_end(g, &j);
+    if (block > 1) for_end(g, &j);
     for_end(g, &l);
     set(g, half, op(g, GCC_JIT_BINARY_OP_RSHIFT, g->t_long, rv(half), num(g, 1)));
     for_end(g, &w);
@@ -161,10 +163,13 @@ static val level(emitter *g, val top, int below) {
     return mul(g, sub(g, top, num(g, below)), num(g, g->cells));
 }
 
+/* Of a block result. Tiles that are wider than `cells` have one block. */
+static val elements(emitter *g) { return g->k->tile ? g->pitch : num(g, g->cells); }
+
 /* to[j] = op(p[j], q[j]) for each element of a block result */
 static void combine_cells(emitter *g, const gen_reduction *r, val to, val to_at, val p, val p_at,
                           val q, val q_at) {
-    gen_loop l = for_begin(g, num(g, 0), num(g, g->cells), 1, "l");
+    gen_loop l = for_begin(g, num(g, 0), elements(g), 1, "l");
     val x = load(g, r, p, add(g, p_at, rv(l.i)));
     x = rv(keep(g, g->compute[r->dtype], x, "x"));
     val y = load(g, r, q, add(g, q_at, rv(l.i)));
@@ -192,7 +197,7 @@ void gen_stack_push(emitter *g, var top, val block) {
     FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         val to = rv(keep(g, g->t_long, level(g, rv(top), 0), "to"));
-        gen_loop l = for_begin(g, num(g, 0), num(g, g->cells), 1, "l");
+        gen_loop l = for_begin(g, num(g, 0), elements(g), 1, "l");
         set(g, elem(g, r->stack, add(g, to, rv(l.i))), rv(elem(g, r->lanes, rv(l.i))));
         for_end(g, &l);
     }
@@ -233,7 +238,7 @@ void gen_scratch_write(emitter *g, val element_at, val block) {
     for (int q = 0; q < g->nred; q++) {
         val step, cells = scratch(g, q, &step);
         cells = rv(keep(g, gcc_jit_rvalue_get_type(cells), cells, "cells"));
-        val count = g->cells == 1 ? num(g, 1) : rv(g->n);
+        val count = g->cells == 1 ? num(g, 1) : g->k->tile ? g->pitch : rv(g->n);
         gen_loop l = for_begin(g, num(g, 0), count, 1, "l");
         val cell = add(g, mul(g, add(g, element_at, rv(l.i)), g->blocks), block);
         set(g, elem(g, cells, mul(g, cell, step)), rv(elem(g, g->red[q].lanes, rv(l.i))));

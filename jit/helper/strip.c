@@ -20,8 +20,12 @@ static bool is_call(const loop_instr *i) {
 bool gen_uniform_load(const emitter *g, int stage, int access) {
     const loop_kernel *k = g->k;
     const loop_access *a = &k->access[access];
-    if (k->variant == LOOP_COLUMN || k->variant == LOOP_MAP)
-        return k->npar == 0 || a->step[k->npar - 1] == STEP_ZERO || g->scalar;
+    if (k->variant == LOOP_COLUMN || k->variant == LOOP_MAP) {
+        if (k->npar == 0 || g->scalar) return true;
+        int rows = k->variant == LOOP_MAP ? k->npar - 2 : k->npar + k->nred - 1;
+        bool one_row = !k->tile || stage % 2 || a->step[rows] == STEP_ZERO;
+        return one_row && a->step[k->npar - 1] == STEP_ZERO;
+    }
     if (stage % 2) return true;
     for (int x = k->npar; x < k->npar + k->nred; x++)
         if (a->step[x] != STEP_ZERO) return false;
@@ -154,6 +158,17 @@ static val use(emitter *g, int v) {
 
 /* ---- loops ---- */
 
+/* The only store of a kernel, of what was loaded: memory is copied. With others, what one of them
+ * writes could be what is loaded. */
+static bool copied(const emitter *g, const loop_instr *i) {
+    const loop_instr *v = instr(g, i->p.a);
+    if (g->scalar || v->kind != LOOP_LOAD || gen_uniform_load(g, v->stage, (int)v->p.imm.i))
+        return false;
+    int stores = 0;
+    for (int n = 0; n < g->k->ncode; n++) stores += instr(g, n)->kind == LOOP_STORE;
+    return stores == 1 && g->k->access[v->p.imm.i].dtype == g->k->access[i->p.imm.i].dtype;
+}
+
 /* Stores whose value lies in a strip as it must come out need no loop. The strip of a value that is
  * kept for the row has but one element. */
 static bool copied_from_strip(const emitter *g, const loop_instr *i) {
@@ -163,6 +178,7 @@ static bool copied_from_strip(const emitter *g, const loop_instr *i) {
 
 val gen_results_of(emitter *g, const loop_instr *store) {
     if (g->scalar) return NULL;
+    if (copied(g, store)) return rv(g->access[instr(g, store->p.a)->p.imm.i].source);
     if (copied_from_strip(g, store)) return strip_of(g, store->p.a);
     return g->access[store->p.imm.i].buffer;
 }
@@ -174,7 +190,7 @@ static bool has_loop_code(const emitter *g, int v) {
         if (etch__loop_uniform(i)) return g->value[v].spilled;
         return !is_call(i) && (g->value[v].spilled || i->p.prim != PRIM_INDEX);
     case LOOP_LOAD: return g->value[v].spilled;
-    case LOOP_STORE: return !copied_from_strip(g, i);
+    case LOOP_STORE: return !copied(g, i) && !copied_from_strip(g, i);
     case LOOP_REDUCE: return g->k->variant == LOOP_COLUMN;
     }
     return false;

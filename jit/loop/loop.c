@@ -6,7 +6,7 @@
  * etch-jit and therefore uses nothing but the C library and core/ops/prims.c. */
 #include "jit/loop/loop.h"
 
-enum { LOOP_MAGIC = 0x35494c45 }; /* "ELI5": the number changes with the format */
+enum { LOOP_MAGIC = 0x36494c45 }; /* "ELI6": the number changes with the format */
 
 bool etch__loop_can_emit(prim_id prim, etch_dtype type) {
     if (!etch__prim_gives(prim, type) || etch__prims[prim].class == CLASS_EAGER) return false;
@@ -133,6 +133,10 @@ static const char *check_shape(const loop_kernel *k) {
     if ((k->variant == LOOP_MAP) != (k->nred == 0)) return "reduced axes and variant disagree";
     if (k->variant == LOOP_COLUMN && k->npar == 0) return "columns without a parallel axis";
     if (k->variant == LOOP_MAP && k->split != SPLIT_NONE) return "a map cannot be split";
+    if (k->tile > TILE_TURNED) return "no such tile";
+    if (k->tile && k->variant != LOOP_COLUMN && (k->variant != LOOP_MAP || k->npar < 2))
+        return "a tile has two axes";
+    if (k->tile == TILE_TURNED && k->variant != LOOP_MAP) return "only maps are turned";
     return NULL;
 }
 
@@ -143,6 +147,16 @@ static const char *check_accesses(const loop_kernel *k) {
         for (int x = 0; x < k->npar + k->nred; x++)
             if (k->access[a].step[x] > STEP_VAR) return "a step has no class";
     }
+    return NULL;
+}
+
+/* The index of an element must grow by the same along a strip. */
+static const char *check_tile(const loop_kernel *k) {
+    bool uneven = k->tile == TILE_TURNED || (k->tile && k->variant == LOOP_COLUMN);
+    for (int i = 0; uneven && i < k->ncode; i++)
+        if (k->code[i].kind == LOOP_PRIM && k->code[i].p.prim == PRIM_INDEX &&
+            k->code[i].stage % 2 == 0)
+            return "a tile has no index";
     return NULL;
 }
 
@@ -161,6 +175,7 @@ bool etch__loop_valid(const loop_kernel *k, const char **why) {
     if (!fault) fault = check_accesses(k);
     for (int i = 0; !fault && i < k->ncode; i++) fault = check_instr(k, i);
     if (!fault) fault = check_stores(k);
+    if (!fault) fault = check_tile(k);
     if (!fault && etch__loop_last_stage(k) > 1 &&
         (k->variant != LOOP_ROW || k->split != SPLIT_NONE))
         fault = "more than two stages are for whole rows";
@@ -183,7 +198,35 @@ static int64_t blocks_of(const loop_kernel *k, const int64_t *dims) {
     return n > 0 ? n : 1;
 }
 
+/* Strips and buffers of a kernel's widest strip should lie in the first-level cache. */
+int etch__loop_width(const loop_kernel *k) {
+    enum { CACHED = 16 << 10, ARRAYS = 512 << 10 };
+    static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
+    int width = k->variant == LOOP_MAP ? 2048 : 1024, cached = 0, arrays = k->naccesses + k->ncode;
+    for (int a = 0; a < k->naccesses; a++) cached += bytes[k->access[a].dtype];
+    for (int i = 0; i < k->ncode; i++)
+        if (k->code[i].kind == LOOP_PRIM && etch__prim_is_function(k->code[i].p.prim))
+            cached += 16, arrays += 2;
+    while (width > STRIP && (width * cached > CACHED || width * arrays * 8 > ARRAYS)) width /= 2;
+    return width;
+}
+
+void etch__loop_tile(const loop_kernel *k, const int64_t *dims, int64_t *rows, int64_t *columns) {
+    int64_t inner = dims[k->npar - 1], width = etch__loop_width(k);
+    int64_t most = k->tile == TILE_TURNED ? TILE_COLUMNS : width;
+    *columns = inner < 1 ? 1 : inner < most ? inner : most;
+    *rows = width / *columns;
+}
+
+static int64_t tiles_of(const loop_kernel *k, const int64_t *dims) {
+    int64_t rows, columns, outer = dims[k->npar - 2], inner = dims[k->npar - 1];
+    etch__loop_tile(k, dims, &rows, &columns);
+    return product(dims, k->npar - 2) * ((outer + rows - 1) / rows) *
+           ((inner + columns - 1) / columns);
+}
+
 int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims) {
+    if (k->variant == LOOP_MAP && k->tile) return tiles_of(k, dims);
     if (k->split == SPLIT_FINISH || (k->variant == LOOP_ROW && k->split == SPLIT_NONE))
         return product(dims, k->npar);
     int64_t units = product(dims, k->npar);
@@ -201,12 +244,9 @@ int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims) {
 /* Arrays of the generator: a buffer an access, a strip a value, one for each operand of a call in
  * each stage that is emitted and for that of a reduction; lanes and block results of reductions. */
 uint32_t etch__loop_stack(const loop_kernel *k) {
-    enum {
-        BASE = 32 << 10,
-        ARRAY = STRIP * 8,
-        ROW_REDUCTION = 1 << 10,
-        COLUMN_REDUCTION = 56 << 10
-    };
+    enum { BASE = 32 << 10, ROW_REDUCTION = 1 << 10, COLUMN_REDUCTION = 56 << 10 };
+    bool wide = k->variant == LOOP_MAP || k->tile;
+    uint32_t array = 8 * (uint32_t)(wide ? etch__loop_width(k) : STRIP);
     uint32_t arrays = (uint32_t)(k->naccesses + k->ncode), reductions = 0, calls = 0;
     for (int i = 0; i < k->ncode; i++) {
         const loop_instr *c = &k->code[i];
@@ -214,7 +254,7 @@ uint32_t etch__loop_stack(const loop_kernel *k) {
         calls += c->kind == LOOP_PRIM && etch__prim_is_function(c->p.prim);
     }
     arrays += 2 * calls * (uint32_t)(etch__loop_last_stage(k) + 1) + reductions;
-    uint32_t bytes = arrays * ARRAY +
+    uint32_t bytes = arrays * array +
                      reductions * (k->variant == LOOP_COLUMN ? COLUMN_REDUCTION : ROW_REDUCTION);
     return BASE + (bytes < LOOP_STACK_MAX ? bytes : LOOP_STACK_MAX);
 }
@@ -252,7 +292,8 @@ static void put_instr(writer *w, const loop_instr *i) {
 size_t etch__loop_serialise(const loop_kernel *k, uint8_t *buf, size_t cap) {
     writer w = {buf, 0, cap};
     put(&w, LOOP_MAGIC, 4);
-    put(&w, k->variant, 1), put(&w, k->split, 1), put(&w, k->npar, 1), put(&w, k->nred, 1);
+    put(&w, k->variant, 1), put(&w, k->split, 1), put(&w, k->tile, 1), put(&w, k->npar, 1),
+        put(&w, k->nred, 1);
     put(&w, k->any_mode, 1);
     put(&w, (uint64_t)k->naccesses, 2), put(&w, (uint64_t)k->nscalars, 2),
         put(&w, (uint64_t)k->ncode, 2);
@@ -291,6 +332,7 @@ bool etch__loop_parse(const uint8_t *buf, size_t n, loop_kernel *k) {
     memset(k, 0, sizeof *k);
     if (get(&r, 4) != LOOP_MAGIC) return false;
     k->variant = (uint8_t)get(&r, 1), k->split = (uint8_t)get(&r, 1);
+    k->tile = (uint8_t)get(&r, 1);
     k->npar = (uint8_t)get(&r, 1), k->nred = (uint8_t)get(&r, 1);
     uint64_t any_mode = get(&r, 1);
     k->any_mode = any_mode == 1;

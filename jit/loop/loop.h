@@ -5,20 +5,19 @@
  * so one kernel serves every size; only what shapes the code is fixed: the number of axes, each
  * access's dtype and the class of its step along each axis.
  *
- * Compiled form: void NAME(void *const *args, const int64_t *dims, const uint64_t *scalars,
- *                          int64_t begin, int64_t end)
- *   args[k]     address of access k's element [0, ..., 0]
- *   dims        extents of the axes (naxes), then for each access naxes strides in elements (0 for
- *               STEP_ZERO, 1 for STEP_ONE)
- *   scalars     8-byte cells (etch__scalar_cell)
- *   begin, end  range of work units, see loop_variant
+ * Compiled form: void NAME(void *const *args, const int64_t *dims, const uint64_t *scalars, int64_t
+ * begin, int64_t end) args[k]     address of access k's element [0, ..., 0] dims        extents of
+ * the axes (naxes), then for each access naxes strides in elements (0 for STEP_ZERO, 1 for
+ * STEP_ONE) scalars     8-byte cells (etch__scalar_cell) begin, end  range of work units, see
+ * loop_variant
  *
  * Even stages run for each element of the whole space, odd ones (after REDUCEs) for each element of
  * the parallel axes: 0 and 1, and in a LOOP_ROW without split 2, which has stage 1's values for all
- * elements of their row again, 3 and so on (softmax is 0 to 4).
- * Values are computed in strips of STRIP elements; what a strip lacks at the end of an axis is
- * padded, so that no value depends on its position; results go to a local strip and are then copied
- * out, so an output may be the same memory as an input of the same access map. */
+ * elements of their row again, 3 and so on (softmax is 0 to 4). Values are computed in strips; what
+ * a strip lacks at the end of an axis is padded, so that no value depends on its position; results
+ * go to a local strip and are then copied out, so an output may be the same memory as an input of
+ * the same access map. Where an axis is too short for that, or memory runs across it, a strip is a
+ * tile: see loop_tile. */
 #ifndef ETCH_JIT_LOOP_LOOP_H
 #define ETCH_JIT_LOOP_LOOP_H
 
@@ -28,13 +27,23 @@ enum { LOOP_MAX_AXES = ETCH_MAX_DIMS, LOOP_MAX_ACCESSES = 32, LOOP_MAX_CODE = 16
 enum { LOOP_STAGES = 8 };
 
 typedef enum loop_variant {
-    LOOP_MAP, /* no reduction. Work unit: one strip of the innermost axis; there are
-                  (product of the outer extents) * ceil(inner / STRIP) of them */
+    LOOP_MAP, /* no reduction. Work unit: STRIP elements of the innermost axis; there are
+                  (product of the outer extents) * ceil(inner / STRIP) of them. Tiled: one tile */
     LOOP_ROW, /* reduction; the innermost reduced axis is walked in strips. Unit: one element of the
                   parallel axes, row-major */
     LOOP_COLUMN /* reduction; the innermost parallel axis is walked in strips of STRIP, each column
                   with its own 64 lanes. Unit: one such strip */
 } loop_variant;
+
+/* A strip of a tiled kernel is a block of two axes, row-major: what does not lie so in memory is
+ * gathered before and scattered behind. */
+typedef enum loop_tile {
+    TILE_NONE,
+    TILE_ROWS,  /* MAP: as many whole rows of the innermost axis as there is room for.
+                   COLUMN: rows of the innermost reduced axis, each of the columns of the strip */
+    TILE_TURNED /* MAP: TILE_COLUMNS elements wide, for accesses that run across the rows */
+} loop_tile;
+enum { TILE_COLUMNS = 64 };
 
 typedef enum loop_split {
     SPLIT_NONE,    /* a unit does all blocks of its reduction and the epilogue */
@@ -77,6 +86,7 @@ typedef struct loop_instr {
 typedef struct loop_kernel {
     char name[48];
     uint8_t variant, split;
+    uint8_t tile;       /* loop_tile */
     uint8_t npar, nred; /* axes: npar parallel ones, then nred reduced ones */
     bool any_mode;      /* must assume nothing of rounding and denormals, see graph.any_mode */
     int naccesses, nscalars, ncode;
@@ -115,6 +125,10 @@ static inline bool etch__loop_splits(int64_t units, int64_t rows, int64_t reduce
     enum { FEW_UNITS = 16, SPLIT_WORK = 1 << 16 }; /* elements */
     return units < FEW_UNITS && reduced > REDUCE_BLOCK && reduced * rows >= SPLIT_WORK;
 }
+/* Elements that a strip of a MAP, or a tile, has room for. */
+int etch__loop_width(const loop_kernel *k);
+/* Of a tiled MAP: the most rows and columns of a tile. */
+void etch__loop_tile(const loop_kernel *k, const int64_t *dims, int64_t *rows, int64_t *columns);
 /* Work units of a kernel for given dims, as its loop_fn counts them. */
 int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
 /* Cells of 8 bytes that the scratch of a PARTIAL / FINISH pair needs. */

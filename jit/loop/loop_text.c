@@ -48,11 +48,13 @@ static void put_instr(growing_text *t, int v, const loop_instr *i) {
 char *etch__loop_text(const loop_kernel *k) {
     static const char *const variants[] = {"map", "row", "column"};
     static const char *const splits[] = {"", ", partial", ", finish"};
+    static const char *const tiles[] = {"", ", tiles of rows", ", turned tiles"};
     static const char step[] = "01s";
     growing_text t = {0};
     if (!etch__loop_valid(k, NULL)) return etch__strdup("kernel that is not valid\n");
-    etch__text_put(&t, "kernel %.48s: %s%s, %d + %d axes%s\n", k->name, variants[k->variant],
-                   splits[k->split], k->npar, k->nred, k->any_mode ? ", any mode" : "");
+    etch__text_put(&t, "kernel %.48s: %s%s%s, %d + %d axes%s\n", k->name, variants[k->variant],
+                   splits[k->split], tiles[k->tile], k->npar, k->nred,
+                   k->any_mode ? ", any mode" : "");
     for (int a = 0; a < k->naccesses; a++) {
         etch__text_put(&t, "  @%d: %s %s [", a, k->access[a].store ? "store" : "load",
                        etch_dtype_name(k->access[a].dtype));

@@ -7,6 +7,7 @@
  * classed, and the variant is chosen by which axis has unit stride. Extents and strides stay
  * run-time numbers. */
 #include <ctype.h>
+#include <stdlib.h>
 
 #include "jit/ir/ir.h"
 
@@ -215,6 +216,15 @@ static void emit_members(lowering *l) {
 
 /* ---- axes ---- */
 
+/* Of elements: that of a row plays no part in how elements are gone over. */
+static bool has_index(const loop_kernel *k) {
+    for (int i = 0; i < k->ncode; i++) {
+        const loop_instr *c = &k->code[i];
+        if (c->kind == LOOP_PRIM && c->p.prim == PRIM_INDEX && c->stage % 2 == 0) return true;
+    }
+    return false;
+}
+
 /* Parallel axes, then reduced ones; in a map, those along which the first store strides most first.
  */
 static void order_axes(lowering *l) {
@@ -225,8 +235,7 @@ static void order_axes(lowering *l) {
     for (int a = 0; a < l->g->naxes; a++)
         if (l->g->mask >> a & 1) l->axis[n++] = a;
     l->k->nred = (uint8_t)(n - l->k->npar);
-    for (int i = 0; i < l->k->ncode; i++)
-        if (l->k->code[i].kind == LOOP_PRIM && l->k->code[i].p.prim == PRIM_INDEX) return;
+    if (has_index(l->k)) return;
     for (int i = 0; i < l->k->naccesses && first < 0; i++)
         if (l->k->access[i].store) first = i;
     if (l->k->nred || first < 0) return;
@@ -284,10 +293,53 @@ static void choose_variant(lowering *l) {
         if (c->stage % 2 || (c->kind != LOOP_LOAD && c->kind != LOOP_STORE)) continue;
         int access = (int)c->p.imm.i;
         int bytes = (int)etch_dtype_size(k->access[access].dtype);
-        if (l->stride[access][l->naxes - 1] == 1) row += bytes;
-        if (k->npar && l->stride[access][k->npar - 1] == 1) column += bytes;
+        int64_t along = llabs(l->stride[access][l->naxes - 1]);
+        int64_t across = k->npar ? llabs(l->stride[access][k->npar - 1]) : 0;
+        bool both = l->r->device == ETCH_CPU && !l->r->g->dynamic && along && across;
+        if (along == 1 || (both && along < across)) row += bytes;
+        if (across == 1 || (both && across < along)) column += bytes;
     }
     k->variant = column > row && etch__loop_last_stage(k) < 2 ? LOOP_COLUMN : LOOP_ROW;
+}
+
+/* Whether memory is read across the rows of a map. */
+static bool runs_across(const lowering *l) {
+    for (int k = 0; k < l->k->naccesses; k++) {
+        int64_t along = l->stride[k][l->naxes - 1], across = l->stride[k][l->naxes - 2];
+        if (across == 1 && (along > 1 || along < -1)) return true;
+    }
+    return false;
+}
+
+/* Where sizes are run-time values, what they are plays no part: one kernel does for all. */
+static void choose_map_tile(lowering *l) {
+    enum { SHORT_ROW = 128, ENOUGH = 8 };
+    bool any = l->r->g->dynamic;
+    int64_t inner = l->extent[l->naxes - 1];
+    int64_t outer = l->naxes > 1 ? l->extent[l->naxes - 2] : 1;
+    if (l->naxes < 2 || (!any && outer < 2)) return;
+    bool enough = any || (outer >= ENOUGH && inner >= ENOUGH);
+    if (!has_index(l->k) && enough && runs_across(l)) l->k->tile = TILE_TURNED;
+    else if (any || inner < SHORT_ROW) l->k->tile = TILE_ROWS;
+}
+
+/* Rows of few elements are done many at a time, as columns; columns that are few in tiles. */
+static void choose_column_tile(lowering *l) {
+    loop_kernel *k = l->k;
+    int64_t reduced = 1, columns = k->npar ? l->extent[k->npar - 1] : 1;
+    for (int i = k->npar; i < l->naxes; i++) reduced *= l->extent[i];
+    if (!k->npar || l->r->g->dynamic || has_index(k) || etch__loop_last_stage(k) > 1 || columns < 2)
+        return;
+    if (k->variant == LOOP_ROW && (reduced >= REDUCE_LANES || columns < 8)) return;
+    if (k->variant == LOOP_COLUMN && columns >= TILE_COLUMNS) return;
+    k->variant = LOOP_COLUMN, k->tile = TILE_ROWS;
+}
+
+/* Tiles are for the CPU: a device has other ways. */
+static void choose_tile(lowering *l) {
+    if (l->r->device != ETCH_CPU) return;
+    if (l->k->variant == LOOP_MAP) choose_map_tile(l);
+    else choose_column_tile(l);
 }
 
 static void class_steps(lowering *l) {
@@ -315,7 +367,12 @@ static int64_t element_work(const loop_kernel *k) {
 static int64_t unit_work(const lowered *out) {
     const loop_kernel *k = &out->k;
     int64_t reduced = 1, width = 1;
-    if (k->variant != LOOP_ROW) {
+    if (k->variant == LOOP_MAP && k->tile) {
+        int64_t columns;
+        etch__loop_tile(k, out->dims, &width, &columns);
+        if (width > out->dims[k->npar - 2]) width = out->dims[k->npar - 2];
+        width *= columns;
+    } else if (k->variant != LOOP_ROW) {
         width = out->dims[k->npar - 1];
         if (width > STRIP) width = STRIP;
     }
@@ -412,6 +469,7 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
         apply_order(l);
         merge_axes(l);
         choose_variant(l);
+        choose_tile(l);
         class_steps(l);
         count_work(out);
         choose_split(out);

@@ -336,6 +336,19 @@ static void index_strip(int64_t *dst, int64_t first, int64_t n) {
     for (int64_t i = 0; i < n; i++) dst[i] = first + i;
 }
 
+MOVE_OF(8);
+MOVE_OF(16);
+MOVE_OF(32);
+MOVE_OF(64);
+#define MOVED                                                                                      \
+    {                                                                                              \
+        [ETCH_I8] = ISA_NAME(move_8), [ETCH_U8] = ISA_NAME(move_8),                                \
+        [ETCH_BOOL] = ISA_NAME(move_8), [ETCH_I16] = ISA_NAME(move_16),                            \
+        [ETCH_BF16] = ISA_NAME(move_16), [ETCH_F16] = ISA_NAME(move_16),                           \
+        [ETCH_I32] = ISA_NAME(move_32), [ETCH_F32] = ISA_NAME(move_32),                            \
+        [ETCH_I64] = ISA_NAME(move_64), [ETCH_F64] = ISA_NAME(move_64)                             \
+    }
+
 /* ---- the table ---- */
 
 #define INT_STRIPS(name)                                                                           \
@@ -372,6 +385,7 @@ const strip_table ISA_NAME(strips) = {
         {
 #define PRIM(id, name, arity, types, class, meaning) ROW_##class(id, name, types)
 #include "core/ops/prims.def"
+            [STRIP_MOVE] = MOVED,
         },
     .convert = {CONVERT_TO_ALL(F32), CONVERT_TO_ALL(F64), CONVERT_TO_ALL(I8), CONVERT_TO_ALL(I16),
                 CONVERT_TO_ALL(I32), CONVERT_TO_ALL(I64), CONVERT_TO_ALL(U8), CONVERT_TO_ALL(BOOL)},
