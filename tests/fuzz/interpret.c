@@ -2,6 +2,8 @@
  * way to the cursor as the typed functions. */
 #include "program.h"
 
+#include <string.h>
+
 /* ---- operators ---- */
 
 static int64_t number(fuzz_world *w, const fuzz_int *n) {
@@ -59,6 +61,19 @@ static double largest_result(const etch_value *v, int n) {
     return elements > listed ? elements : listed;
 }
 
+/* Elements of the scores of attention, which its derivatives make: of each query for each key. */
+static double scores(const etch_value *v, int n) {
+    double queries = 0, keys = 0, heads = 1;
+    for (int i = 0; i < n; i++) {
+        const etch_tensor *t = v[i].tag == ETCH_VALUE_TENSOR ? v[i].tensor : NULL;
+        bool query = t && !strcmp(v[i].name, "query"), key = t && !strcmp(v[i].name, "key");
+        if ((!query && !key) || etch_ndim(t) < 2) continue;
+        *(query ? &queries : &keys) = (double)etch_size(t, -2);
+        for (int d = 0; query && d < etch_ndim(t) - 2; d++) heads *= (double)etch_size(t, d);
+    }
+    return heads * queries * keys;
+}
+
 static void run_operator(fuzz_world *w, const statement *s) {
     const op_schema *schema = etch__schema(s->op);
     etch_value value[SCHEMA_MAX_ARGS];
@@ -69,6 +84,7 @@ static void run_operator(fuzz_world *w, const statement *s) {
         value[i].name = a->name;
     }
     if (largest_result(value, schema->nargs) > 32 * FUZZ_MAX_NUMEL) return;
+    if (scores(value, schema->nargs) > 32 * FUZZ_MAX_NUMEL) return;
     etch_op_call(&etch__ops[s->op], value, schema->nargs, &out, 1);
     fuzz_set(w, s->out, out);
 }
