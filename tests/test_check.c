@@ -300,6 +300,25 @@ TEST(stale_replay_is_found) {
         }
 }
 
+/* What a recorded call had as argument and as captured tensor is its argument from then on. */
+static etch_tensor *adds_captured(etch_tensor *x) { return etch_add(x, captured); }
+
+TEST(replay_of_a_captured_argument_is_found) {
+    ETCH_SCOPE {
+        restore();
+        etch_function *f = etch_compile(adds_captured, .replay = true);
+        for (int i = 0; i < 3; i++) assert_non_null(etch_call(f, captured));
+        assert_quiet();
+        etch_tensor *x = etch_ones(ETCH_F32, ETCH_SHAPE(2));
+        assert_null(etch_call(f, x));
+        assert_int_equal(etch_last_status(), ETCH_ERR_CHECK);
+        assert_non_null(strstr(etch_last_error(), "the body add.Tensor with other operands"));
+        nlog = 0;
+        etch_clear_error();
+        etch_function_free(f);
+    }
+}
+
 /* ---- right programs are left alone ---- */
 
 static etch_tensor *divides(etch_tensor *x, etch_tensor *y) {

@@ -153,12 +153,14 @@ typedef struct etch_compile_options {
  * being one handle), under the same settings, does not run the body: the compiled plan of the
  * recorded path runs. Captured tensors are those of the recorded call, which are kept until
  * etch_reset, with the values they have now; scalars, branches and whatever else the body looked at
- * are as recorded, so a body with hidden state gives stale results: unsound by contract. Results
- * are new tensors at each call, a returned argument is the argument of this call, random operators
- * take fresh numbers, and in-place operators write. Any other call runs the body, and is recorded
- * (up to 64 combinations). A body that breaks the graph, or returns a tensor that no operator made,
- * is run on every call; a log line (perf_hints) says so once. Inside another compiled function the
- * body is recorded into that. ETCH_CHECK=1 runs the body as well, and reports any difference. */
+ * are as recorded, so a body with hidden state gives stale results: unsound by contract. So is a
+ * recorded call that was given a captured tensor as an argument: wherever the body named that
+ * tensor, later calls take their argument. Results are new tensors at each call, a returned
+ * argument is the argument of this call, random operators take fresh numbers, and in-place
+ * operators write. Any other call runs the body, and is recorded (up to 64 combinations). A body
+ * that breaks the graph, or returns a tensor that no operator made, is run on every call; a log
+ * line (perf_hints) says so once. Inside another compiled function the body is recorded into that.
+ * ETCH_CHECK=1 runs the body as well, and reports any difference. */
 
 /* memory_budget: what a call's tape keeps for backward. 0, the default: what follows in a few
  * elementwise operators from less, which only the tape has, is not kept but computed again. 1: all

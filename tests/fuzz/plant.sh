@@ -193,7 +193,6 @@ fault replay-guard 0 tracer/run/replay.c \
     'if (!etch__guard_holds(&p->guards[i], io->in[i])) return false;' ';'
 fault replay-state 0 tracer/run/replay.c ' || p->state != etch__state_now()' ''
 fault replay-same 0 tracer/run/replay.c 'if (first_same(in, i) != p->same[i]) return false;' ';'
-fault replay-captured 0 tracer/run/replay.c 'if (in[i] == p->bound[k]) return false;' ';'
 fault replay-random 0 tracer/run/replay.c 'etch__random_reserve(p->random[i].numel, &seed, &offset);' \
     'etch__random_reserve(1, &seed, &offset);'
 
