@@ -69,6 +69,11 @@ static sample *samples;
         samples = &s;                                                                              \
     }
 
+/* Attention's own operators have kernels on the CPU alone. */
+static inline bool sample_runs_here(const sample *s) {
+    return !(etch_current_device() && s->op >= OP_ATTENTION && s->op <= OP_ATTENTION_KEPT);
+}
+
 #define S(...) ETCH_SHAPE(__VA_ARGS__)
 /* A new tensor that may be written. */
 #define COPY(t) etch_clone(t)

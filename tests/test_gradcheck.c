@@ -131,7 +131,9 @@ static void check_first(const sample *s, layout how) {
         }
 }
 
-#define EACH_SAMPLE(s) for (const sample *s = samples; s; s = s->next)
+#define EACH_SAMPLE(s)                                                                             \
+    for (const sample *s = samples; s; s = s->next)                                                \
+        if (sample_runs_here(s))
 #define EACH_LAYOUT(s, how)                                                                        \
     for (layout how = ROW_MAJOR; how < ((s)->laid ? COLUMN_MAJOR : LAYOUTS); how++)
 
