@@ -74,11 +74,16 @@ static bool weigh_rows(attention *a, backward_room *b, const attention_place *fi
     return true;
 }
 
-/* W, or W as dropout has left it. */
+/* W, or W as dropout has left it. Of a single block of keys the exponentials are there. */
 static bool weights_of(attention *a, backward_room *b, const attention_place *at, int64_t rows,
                        int64_t keys) {
-    if (!scores_of(a, b, at, rows, keys)) return false;
-    a->isa->attention->weigh[a->type](&b->tile);
+    attention_tile *t = &b->tile;
+    if (a->keys <= a->key_block) {
+        a->isa->attention->scale[a->type](t->scores, t->pitch, rows, keys, t->sum);
+    } else {
+        if (!scores_of(a, b, at, rows, keys)) return false;
+        a->isa->attention->weigh[a->type](t);
+    }
     if (!a->drops) return true;
     memcpy(b->kept, b->tile.scores, (size_t)(rows * a->pitch * a->size));
     etch__attention_drop(a, &b->tile, b->kept, at);
