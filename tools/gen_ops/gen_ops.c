@@ -26,6 +26,14 @@ static const op_row rows[] = {
 #undef OP
 };
 
+/* Lines that the header has behind the schema. */
+static const struct {
+    const char *id, *line[24];
+} notes[] = {
+#define NOTE(id, ...) {#id, {__VA_ARGS__}},
+#include "core/ops/notes.def"
+};
+
 typedef enum type {
     TENSOR,
     TENSOR_OPT,
@@ -413,14 +421,25 @@ static const char header_top[] =
     "    for (int i = 0; i < ETCH_MAX_DIMS; i++) d.v[i] = 0;\n    return d;\n}\n"
     "#define ETCH_ALL_DIMS etch_all_dims()\n\n";
 
+static void print_note(FILE *header, const op_row *r) {
+    for (size_t i = 0; i < sizeof notes / sizeof *notes; i++) {
+        if (strcmp(notes[i].id, r->id) != 0) continue;
+        fputs("\n *", header);
+        for (const char *const *line = notes[i].line; *line; line++)
+            fprintf(header, "\n *%s%s", **line ? " " : "", *line);
+    }
+}
+
 static void print_operator(FILE *table, FILE *header, FILE *source, const op_row *r) {
     arg args[MAX_ARGS];
     int n = parse_schema(r->schema, args);
     print_row(table, r);
-    fprintf(header, "/* %s%s%s */\n", r->name, r->schema,
+    fprintf(header, "/* %s%s%s", r->name, r->schema,
             !strcmp(r->kind, "VIEW")      ? "; VIEW"
             : !strcmp(r->kind, "INPLACE") ? "; IN PLACE"
                                           : "");
+    print_note(header, r);
+    fputs(" */\n", header);
     for (const char *p = r->cfn; *p;) {
         size_t length = strcspn(p, ";");
         function f = parse_function(p, length, args, n);
