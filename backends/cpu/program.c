@@ -161,7 +161,18 @@ void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP],
     }
 }
 
-/* Moves n elements from flat position `first` between a strided operand and a strip, row by row. */
+/* Moves rows x cols elements between an operand, with these strides, and a strip. */
+static void move_block(const strip_table *table, int log2, char *operand, int64_t row, int64_t col,
+                       char *strip, int64_t rows, int64_t cols, bool out) {
+    static const etch_dtype of_size[4] = {ETCH_I8, ETCH_I16, ETCH_I32, ETCH_I64};
+    strip_fn move = table->prim[STRIP_MOVE][of_size[log2]];
+    strip_shape in_shape = {rows, cols, 1, row, col}, out_shape = {rows, row, col, cols, 1};
+    if (out) move(operand, strip, &out_shape, NULL, cols);
+    else move(strip, operand, &in_shape, NULL, cols);
+}
+
+/* Moves n elements from flat position `first` between a strided operand and a strip: whole rows
+ * many at a time, others one by one. */
 static void move_rows(const strip_table *table, const strided_space *space, const int64_t *stride,
                       int log2, void *operand, void *strip, int64_t first, int64_t n, bool out) {
     int last = space->ndim - 1;
@@ -170,11 +181,16 @@ static void move_rows(const strip_table *table, const strided_space *space, cons
         at[d] = rest % space->size[d], rest /= space->size[d];
         offset += at[d] * stride[d];
     }
-    for (int64_t done = 0; done < n;) {
-        int64_t run = space->size[last] - at[last];
+    for (int64_t done = 0, inner = space->size[last]; done < n;) {
+        int64_t run = inner - at[last], rows = last > 0 && at[last] == 0 ? (n - done) / inner : 0;
         if (run > n - done) run = n - done;
+        if (rows > 1) rows = at_most(rows, space->size[last - 1] - at[last - 1]);
         char *p = (char *)operand + offset * (1 << log2), *s = (char *)strip + (done << log2);
-        if (out) table->scatter[log2](p, stride[last], s, run);
+        if (rows > 1) {
+            move_block(table, log2, p, stride[last - 1], stride[last], s, rows, inner, out);
+            run = rows * inner, at[last - 1] += rows - 1, at[last] = inner - run;
+            offset += (rows - 1) * stride[last - 1] + (inner - run) * stride[last];
+        } else if (out) table->scatter[log2](p, stride[last], s, run);
         else if (stride[last] == 0) table->fill[log2](s, p, run);
         else table->gather[log2](s, p, stride[last], run);
         done += run, at[last] += run, offset += run * stride[last];
@@ -241,19 +257,6 @@ int64_t etch__program_blocks(const cpu_program *p, const strided_space *s) {
     if (!across) return 0;
     return s->numel / (s->size[last] * s->size[last - 1]) * blocks_of(s->size[last], BLOCK_COLS) *
            blocks_of(s->size[last - 1], BLOCK_ROWS);
-}
-
-/* Copies a block between operand k and a strip, along the operand's closer axis. */
-static void move_block(const strip_table *table, int log2, char *operand, int64_t row, int64_t col,
-                       char *strip, int64_t rows, int64_t cols, bool out) {
-    int64_t strip_row = cols, strip_col = 1;
-    if (row == 1 && col != 1) { /* walk down the columns */
-        int64_t old_row = row, old_rows = rows;
-        row = col, col = old_row, rows = cols, cols = old_rows;
-        strip_row = 1, strip_col = rows;
-    }
-    if (out) table->block[log2](operand, row, col, strip, strip_row, strip_col, rows, cols);
-    else table->block[log2](strip, strip_row, strip_col, operand, row, col, rows, cols);
 }
 
 void etch__program_run_blocks(const cpu_program *p, const strided_space *s,

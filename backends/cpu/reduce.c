@@ -10,7 +10,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
 
-enum { CHUNK = 512, MAX_WIDTH = 128, MAX_LEVELS = 52, FEW_REDUCED = 16 };
+enum { CHUNK = 512, MAX_WIDTH = 128, MAX_LEVELS = 52, FEW_REDUCED = 256 };
 
 /* Axes in row-major order, neighbours joined where memory allows. */
 typedef struct axes {
@@ -111,6 +111,25 @@ static const void *read_columns(const reduction *r, int64_t offset, int64_t n, w
     return to_acc(r, stage[2].bytes, n, stage);
 }
 
+/* The same of `rows` reduced elements with `step` between them: rows * n <= CHUNK elements. */
+static const void *read_tile(const reduction *r, int64_t offset, int64_t step, int64_t rows,
+                             int64_t n, wide_buffer *stage) {
+    const char *p = r->in + offset * r->in_size;
+    int64_t stride = inner_stride(&r->kept);
+    if (stride == 1 && (rows == 1 || step == n)) return to_acc(r, p, rows * n, stage);
+    strip_shape shape = {rows, n, 1, step, stride};
+    r->isa->strips->prim[STRIP_MOVE][r->in_dtype](stage[2].bytes, p, &shape, NULL, n);
+    return to_acc(r, stage[2].bytes, rows * n, stage);
+}
+
+/* How many rows are read at a time: as many as there is room for, but where columns lie side by
+ * side and are enough, and would be copied. */
+static int64_t rows_at_once(const reduction *r, int64_t width) {
+    bool together = inner_stride(&r->kept) == 1;
+    if (together && width >= 64 && inner_stride(&r->reduced) != width) return 1;
+    return at_most(CHUNK / width, REDUCE_LANES);
+}
+
 /* ---- units ---- */
 
 typedef struct unit {
@@ -163,16 +182,20 @@ static void column_block(const reduction *r, const unit *u, int64_t block, void 
     int64_t n = block_length(r, block), first = block * REDUCE_BLOCK;
     int64_t nlanes = n < REDUCE_LANES ? n : REDUCE_LANES, pitch = u->width * r->acc_size;
     int64_t inner = a->n ? a->size[a->n - 1] : 1, step = inner_stride(a);
+    int64_t at_once = rows_at_once(r, u->width), rows;
     strip_fn combine = combine_of(r);
     wide_buffer stage[3];
     table->start[r->acc](lanes, nlanes * u->width, r->fold->start);
-    for (int64_t i = 0, offset = 0, left = 0; i < n; i++, left--, offset += step) {
+    for (int64_t i = 0, offset = 0, left = 0; i < n;
+         i += rows, left -= rows, offset += rows * step) {
         if (left == 0) { /* the next run along the innermost reduced axis */
-            left = inner - (first + i) % inner;
+            left = at_most(inner - (first + i) % inner, n - i);
             offset = u->offset + axes_offset(a, first + i);
         }
+        rows = at_most(at_most(left, at_once), REDUCE_LANES - i % REDUCE_LANES);
         char *lane = lanes + i % REDUCE_LANES * pitch;
-        combine(lane, lane, read_columns(r, offset, u->width, stage), NULL, u->width);
+        const void *x = read_tile(r, offset, step, rows, u->width, stage);
+        combine(lane, lane, x, NULL, rows * u->width);
     }
     table->fold[r->fold->fold][r->acc](lanes, nlanes, u->width);
     memcpy(result, lanes, (size_t)pitch);

@@ -38,6 +38,7 @@ typedef struct gen_access {
     var source;  /* loads: pointer to contiguous elements */
     var uniform; /* loads of one element for the whole strip: its value */
     val buffer;  /* local elements: padded copy of a load, results of a store */
+    var target;  /* stores of a MAP, or NULL: where results go, the buffer or memory itself */
     val stride[LOOP_MAX_AXES];
     bool used[LOOP_STAGES]; /* by the code that runs in a stage */
 } gen_access;
@@ -174,6 +175,8 @@ void gen_keep_for_row(emitter *g, int stage);
 /* Pointer to the elements of v after gen_strip: its strip, or the memory it is loaded from. */
 val gen_elements(emitter *g, int v);
 bool gen_uniform_load(const emitter *g, int stage, int access);
+/* Whether results of a MAP may go to memory itself. */
+bool gen_direct(const emitter *g);
 /* Local results that are to be copied out for a STORE; NULL when it went to memory directly. */
 val gen_results_of(emitter *g, const loop_instr *store);
 

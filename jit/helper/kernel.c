@@ -85,6 +85,8 @@ static void new_accesses(emitter *g) {
         x->source = gen_local(g, element_ptr(g, a), "source");
         x->uniform = gen_local(g, g->compute[dtype_of(g, a)], "same");
         x->buffer = gen_array(g, g->storage[dtype_of(g, a)], g->width, "buffer");
+        if (g->k->access[a].store && gen_direct(g))
+            x->target = gen_local(g, element_ptr(g, a), "target");
     }
 }
 
@@ -246,12 +248,39 @@ static void set_sources(emitter *g, int stage, int x) {
     }
 }
 
+/* Results go to memory itself where they make up a run of it, as `run` says, that is no operand's,
+ * and else to the buffer. */
+static void set_target(emitter *g, int a, val run) {
+    gen_access *s = &g->access[a];
+    if (!s->target) return;
+    set(g, s->target, s->buffer);
+    if (!run) return;
+    type p = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
+    val base = cast(g, rv(s->base), p);
+    for (int l = 0; l < g->k->naccesses; l++)
+        if (used(g, l) && !g->k->access[l].store)
+            run = both(g, run,
+                       cmp(g, GCC_JIT_COMPARISON_NE, cast(g, rv(g->access[l].base), p), base));
+    gen_if i = if_begin(g, run);
+    set(g, s->target, rv(s->base));
+    if_end(g, &i);
+}
+
+/* Copies a run of results, unless they are there already. */
+static void copy_run(emitter *g, int a, val results) {
+    val base = rv(g->access[a].base);
+    gen_if i = {NULL, NULL};
+    if (g->access[a].target) i = if_begin(g, cmp(g, GCC_JIT_COMPARISON_NE, results, base));
+    copy(g, dtype_of(g, a), base, results, rv(g->n));
+    if (g->access[a].target) if_end(g, &i);
+}
+
 static void copy_out(emitter *g, const loop_instr *store, int x) {
     int a = (int)store->p.imm.i;
     val results = gen_results_of(g, store), base = rv(g->access[a].base);
     if (!results) return;
     if (x >= 0 && g->k->access[a].step[x] == STEP_ONE) {
-        copy(g, dtype_of(g, a), base, results, rv(g->n));
+        copy_run(g, a, results);
     } else {
         val stride = x >= 0 && g->access[a].stride[x] ? g->access[a].stride[x] : num(g, 0);
         scatter(g, results, num(g, 0), base, rv(g->n), stride);
@@ -313,7 +342,7 @@ static void tile_out(emitter *g, const tile *t, const loop_instr *store) {
         return;
     }
     gen_if run = if_begin(g, one_run(g, t, a));
-    copy(g, dtype_of(g, a), rv(g->access[a].base), results, rv(g->n));
+    copy_run(g, a, results);
     if_else(g, &run);
     move_tile(g, t, a, results);
     if_end(g, &run);
@@ -325,8 +354,10 @@ static void whole_tile(emitter *g, const tile *t) {
     set(g, g->n, mul(g, t->rows, t->columns));
     set(g, g->trip, rv(g->n));
     for (int a = 0; a < g->k->naccesses; a++) {
-        if (!g->access[a].used[t->stage] || g->k->access[a].store) continue;
-        if (gen_uniform_load(g, t->stage, a)) source_uniform(g, a);
+        bool along = g->k->access[a].step[t->column] == STEP_ONE;
+        if (!g->access[a].used[t->stage]) continue;
+        if (g->k->access[a].store) set_target(g, a, along ? one_run(g, t, a) : NULL);
+        else if (gen_uniform_load(g, t->stage, a)) source_uniform(g, a);
         else tile_source(g, t, a);
     }
     gen_strip(g, t->stage);
@@ -366,6 +397,10 @@ static void map_strip(emitter *g, val row, val strip, val stop, val inner) {
     set_bases(g, 0, x, first);
     set(g, g->index0, add(g, mul(g, row, inner), first));
     set_sources(g, 0, x);
+    val whole = cmp(g, GCC_JIT_COMPARISON_EQ, rv(g->n), rv(g->trip));
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (used(g, a) && g->k->access[a].store)
+            set_target(g, a, x >= 0 && g->k->access[a].step[x] == STEP_ONE ? whole : NULL);
     gen_strip(g, 0);
     copy_all_out(g, 0, x);
 }

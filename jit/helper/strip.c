@@ -123,8 +123,22 @@ static var now(emitter *g, int v, val x, int loop) {
     return g->value[v].now;
 }
 
+/* The store that takes the result of a call which nothing else reads, or NULL. */
+static const loop_instr *store_of_call(const emitter *g, int v) {
+    const loop_instr *store = NULL;
+    for (int n = v + 1; g->value[v].called && n < g->k->ncode; n++)
+        for (int k = 0; k < etch__loop_arity(instr(g, n)); k++) {
+            if (etch__loop_operand(instr(g, n), k) != v) continue;
+            if (store || instr(g, n)->kind != LOOP_STORE) return NULL;
+            store = instr(g, n);
+        }
+    return store && same_bits(g->k->access[store->p.imm.i].dtype) ? store : NULL;
+}
+
 static val strip_of(emitter *g, int v) {
     gen_value *x = &g->value[v];
+    const loop_instr *store = store_of_call(g, v);
+    if (store && g->access[store->p.imm.i].target) return rv(g->access[store->p.imm.i].target);
     if (!x->strip) x->strip = gen_array(g, g->storage[type_of(g, v)], g->width, "strip");
     return x->strip;
 }
@@ -158,6 +172,17 @@ static val use(emitter *g, int v) {
 
 /* ---- loops ---- */
 
+/* gcc compares the memory of each store with that of each load and of the other stores before it
+ * vectorises a loop, up to so many times. */
+bool gen_direct(const emitter *g) {
+    enum { COMPARED = 8 };
+    int loads = 0, stores = 0;
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (g->k->access[a].store) stores++;
+        else loads += !gen_uniform_load(g, 0, a);
+    return g->k->variant == LOOP_MAP && loads * stores + stores * (stores - 1) / 2 <= COMPARED;
+}
+
 /* The only store of a kernel, of what was loaded: memory is copied. With others, what one of them
  * writes could be what is loaded. */
 static bool copied(const emitter *g, const loop_instr *i) {
@@ -180,7 +205,8 @@ val gen_results_of(emitter *g, const loop_instr *store) {
     if (g->scalar) return NULL;
     if (copied(g, store)) return rv(g->access[instr(g, store->p.a)->p.imm.i].source);
     if (copied_from_strip(g, store)) return strip_of(g, store->p.a);
-    return g->access[store->p.imm.i].buffer;
+    const gen_access *a = &g->access[store->p.imm.i];
+    return a->target ? rv(a->target) : a->buffer;
 }
 
 static bool has_loop_code(const emitter *g, int v) {
@@ -198,7 +224,7 @@ static bool has_loop_code(const emitter *g, int v) {
 
 static void emit_store(emitter *g, const loop_instr *i) {
     gen_access *a = &g->access[i->p.imm.i];
-    val to = g->scalar ? rv(a->base) : a->buffer;
+    val to = g->scalar ? rv(a->base) : a->target ? rv(a->target) : a->buffer;
     val e = gen_store(g, g->k->access[i->p.imm.i].dtype, use(g, i->p.a));
     set(g, elem(g, to, g->i), e);
 }

@@ -198,12 +198,18 @@ static int64_t blocks_of(const loop_kernel *k, const int64_t *dims) {
     return n > 0 ? n : 1;
 }
 
-/* Strips and buffers of a kernel's widest strip should lie in the first-level cache. */
+/* Strips and buffers of a kernel's widest strip should lie in the first-level cache; from 2,112
+ * bytes on memcpy() takes a way that costs more to begin than such a copy takes. */
 int etch__loop_width(const loop_kernel *k) {
-    enum { CACHED = 16 << 10, ARRAYS = 512 << 10 };
+    enum { CACHED = 16 << 10, ARRAYS = 512 << 10, COPIED = 2048 };
     static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
+    if (k->variant == LOOP_MAP && !k->tile && k->ncode <= 2) return 4096; /* it copies or fills */
     int width = k->variant == LOOP_MAP ? 2048 : 1024, cached = 0, arrays = k->naccesses + k->ncode;
-    for (int a = 0; a < k->naccesses; a++) cached += bytes[k->access[a].dtype];
+    bool runs = k->variant == LOOP_MAP && k->tile != TILE_TURNED;
+    for (int a = 0; a < k->naccesses; a++) {
+        cached += bytes[k->access[a].dtype];
+        while (runs && width * bytes[k->access[a].dtype] > COPIED) width /= 2;
+    }
     for (int i = 0; i < k->ncode; i++)
         if (k->code[i].kind == LOOP_PRIM && etch__prim_is_function(k->code[i].p.prim))
             cached += 16, arrays += 2;
