@@ -88,6 +88,9 @@ void bench_mapping(void);      /* a function of one sample over a batch: loops a
 void bench_saved(void);        /* what compiled forward passes keep for backward */
 /* Operators x dtypes x layouts, with arguments of its own (sweep.c); the exit status. */
 int bench_sweep(int argc, char **argv);
+void bench_quantized(void); /* weights of few bits */
+/* Reads so many bytes of memory, on the threads that the library uses. */
+void bench_read(size_t bytes);
 void bench_cold(const char *self, bool cuda);
 /* A fresh process: prints microseconds of the compile and of the first call. */
 int bench_cold_child(const char *device, const char *body, int64_t n);

@@ -69,6 +69,7 @@ int main(int argc, char **argv) {
     if (served && cuda) return bench_device(), 0;
     if (served) {
         bench_limits();
+        bench_quantized();
         bench_workloads();
         bench_attention();
         bench_training();
@@ -86,6 +87,7 @@ int main(int argc, char **argv) {
     bench_attention();
     bench_training();
     bench_limits();
+    bench_quantized();
     bench_models();
     bench_program_rows();
     bench_whether();

@@ -1,6 +1,6 @@
 """The models of bench/models.c in PyTorch, JAX, ONNX Runtime and OpenVINO, for bench/peers.py: the same layers over
 the weights that etch_bench has written, and their results compared with Etch's before anything is timed."""
-import io, os
+import io, itertools, os
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +31,8 @@ class Torch:
 
     @staticmethod
     def rms_norm(x, w):
+        if torch.jit.is_tracing():  # what the exporter to ONNX does not know
+            return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-5) * w
         return nn.rms_norm(x, x.shape[-1:], w, 1e-5)
 
     @staticmethod
@@ -333,6 +335,22 @@ def limits():
     for name, dtype in (("f32", torch.float32), ("bf16", torch.bfloat16)):
         x = (torch.randn(1024, 1024) / 32).to(dtype)
         yield "torch product " + name, lambda x=x: torch.mm(x, x)
+
+
+def quantized(size):
+    """PyTorch's products with weights of few bits, from memory, too; x is bf16, which they are made for."""
+    rows, bits = int(size.split("x")[0]), size.split("int")[1]
+    x, side, turn = torch.randn(rows, 4096, dtype=torch.bfloat16), 4096, itertools.count()
+    if bits == "8":
+        pool = [torch.randint(-127, 127, (side, side), dtype=torch.int8) for _ in range(16)]
+        scales = torch.rand(side, dtype=torch.bfloat16)
+        yield "torch int8pack", lambda: torch._weight_int8pack_mm(x, pool[next(turn) % 16], scales)
+    elif bits in ("4/32", "4/64", "4/128"):
+        group, ops = int(bits[2:]), torch.ops.aten
+        pool = [ops._convert_weight_to_int4pack_for_cpu(torch.randint(0, 15, (side, side), dtype=torch.int32), 1)
+                for _ in range(32)]
+        scales = torch.rand(side // group, side, 2, dtype=torch.bfloat16)
+        yield "torch int4pack", lambda: ops._weight_int4pack_mm_for_cpu(x, pool[next(turn) % 32], group, scales)
 
 
 def ways(row, threads):

@@ -8,7 +8,7 @@
 
 #include <etch/etch.h>
 
-enum { MODEL_WEIGHTS = 256 };
+enum { MODEL_WEIGHTS = 320 };
 
 /* A model of one row, and its weights. */
 typedef struct net {

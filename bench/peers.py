@@ -5,7 +5,8 @@ for example seed:512,1024; a SIZE is the number of a row's rows.
 Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`. The rows of
 training (train_mlp, train_cnn, train_pool, train_transformer, adam) run where they are named; they need jax and
 optax, too. So do whole models (encoder, minilm, ... or `models` for all; they need onnxruntime and openvino, too), the
-programs of many rounds (`programs`), and `limits`: what the machine reads, copies and multiplies at most. The weights
+programs of many rounds (`programs`), products with weights of few bits (`linear_q`), and `limits`: what the machine reads, copies and
+multiplies at most. The weights
 of models are the same in all, and every result is compared with Etch's before it is timed.
 
 All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
@@ -71,6 +72,7 @@ PROGRAMS = tuple("program_" + name for name in (
     "life", "two_operators", "jacobi_sweep", "mandelbrot", "conjugate_gradient"))
 # Rows that run where they are named: one tensor holds query, key and value.
 ATTENTION = {"attention": attention, "attention_causal": lambda x, y: attention(x, y, True)}
+LIMITS = ("limits", "linear_q")
 MODELS = ("encoder", "minilm", "bert_base", "llama_prefill", "llama_decode", "resnet_block", "resnet50", "lstm_cell")
 TRAINING = ("train_mlp", "train_cnn", "train_pool", "train_transformer", "adam")
 
@@ -150,6 +152,9 @@ def model_variants(fields, threads):
     torch._dynamo.reset()
     if fields["workload"] == "limits":
         yield from ((label, None, sampler(call)) for label, call in model_peers.limits())
+        return
+    if fields["workload"] == "linear_q":
+        yield from ((label, None, sampler(call)) for label, call in model_peers.quantized(fields["size"]))
         return
     row = model_peers.Row(os.environ["ETCH_BENCH_MODELS"], fields)
     program = fields["workload"] in PROGRAMS
@@ -255,15 +260,15 @@ def main():
     named = {"models": MODELS, "programs": PROGRAMS}
     for arg in itertools.chain.from_iterable(named.get(arg, (arg,)) for arg in args or names):
         name, _, sizes = arg.partition(":")
-        if name in TRAINING + MODELS + PROGRAMS + ("limits",) and DEVICE == "cpu":
+        if name in TRAINING + MODELS + PROGRAMS + LIMITS and DEVICE == "cpu":
             import_jax(threads)
         elif name not in names and not (name in ATTENTION and DEVICE == "cpu"):
-            sys.exit(f"peers.py: expected one of {', '.join([*names, *ATTENTION, *TRAINING, *MODELS, *named, 'limits'])}, got {name}")
+            sys.exit(f"peers.py: expected one of {', '.join([*names, *ATTENTION, *TRAINING, *MODELS, *named, *LIMITS])}, got {name}")
         for fields, etch in Etch(name, threads).rows():
             wanted = not sizes or fields["size"].split("x")[0] in sizes.split(",")
             if fields["workload"] == name and name in TRAINING:
                 write_row(out, fields, etch, list(training_variants(name)))
-            elif fields["workload"] == name and name in MODELS + PROGRAMS + ("limits",):
+            elif fields["workload"] == name and name in MODELS + PROGRAMS + LIMITS:
                 with torch.no_grad():
                     write_row(out, fields, etch, list(model_variants(fields, threads)))
             elif fields["workload"] == name and wanted:

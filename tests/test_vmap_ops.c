@@ -54,6 +54,13 @@ SAMPLE(ANY, etch_any_dim(x[0], S(0), false), B())
 SAMPLE(ALL, etch_all_dim(x[0], S(1), true), B(3, 4))
 SAMPLE(COUNT_NONZERO, etch_count_nonzero_dim(x[0], S(0)), I(3, 3, 4))
 SAMPLE(ONE_HOT, etch_one_hot(x[0], 5), I(5, 3))
+SAMPLE(QUANTIZE_SCALES, etch_quantize_scales(etch_to(x[0], ETCH_F32), 4, 8), V(3, 16))
+SAMPLE(QUANTIZE_WEIGHT,
+       etch_quantize_weight(etch_to(x[0], ETCH_F32), etch_to(etch_abs(x[1]), ETCH_F32), 8), V(3, 6),
+       V(1, 3))
+SAMPLE(DEQUANTIZE_WEIGHT,
+       etch_dequantize_weight(etch_to(x[0], ETCH_U8), etch_to(x[1], ETCH_F32), 8),
+       I(9, 1, 1, 16, 4), V(1, 3))
 SAMPLE(NONZERO, etch_nonzero(x[0]), I(3, 4))
 
 /* Samples of no dimensions, which must not lend the batch to a dimension, nor change the dtype. */

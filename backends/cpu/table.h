@@ -152,6 +152,41 @@ typedef struct attention_table {
                                     const void *factors);
 } attention_table;
 
+/* Up to 64 rows of a weight of few bits, times rows of x whose blocks of QUANTIZED_BLOCK columns
+ * (less at the end of a group) are integers with a scale each. For every block in ascending order
+ *   y = y + (float)(the sum of the products of integers) * x's scale * the weight's,
+ * from +0 on: the sums are exact, so every set gives the same bits. */
+enum { QUANTIZED_ROWS = 16, QUANTIZED_TOGETHER = 64, QUANTIZED_BLOCK = 128 };
+typedef struct quantized_rows {
+    const uint8_t *w;    /* 16 rows as [steps][16][4]: 8 bits, or `nibbles`: low, then high */
+    const float *scales; /* of the first row, `pitch` from group to group */
+    const int8_t *x;     /* [count][x_pitch], with zeros behind the columns */
+    const float *x_scales;
+    const int32_t *x_sums; /* [count][blocks] both; of the integers of a block */
+    float *y;              /* [count][y_pitch]: `rows` of each */
+    int64_t w_pitch;       /* bytes from 16 rows to the next */
+    int64_t pitch, rows, columns, group, count, x_pitch, blocks, y_pitch;
+    bool nibbles;
+} quantized_rows;
+
+/* What an integer stands for a multiple of; among subnormal numbers, which are far apart, rounded
+ * up, so that the largest value is no more than `most` of them. */
+static inline float etch__quantized_scale(float largest, int most) {
+    float scale = largest / (float)most;
+    uint32_t bits;
+    if (scale >= 0x1p-126f || !((double)scale * most < (double)largest)) return scale;
+    memcpy(&bits, &scale, sizeof bits), bits++;
+    memcpy(&scale, &bits, sizeof bits);
+    return scale;
+}
+
+typedef struct quantized_table {
+    void (*rows)(const quantized_rows *q);
+    void (*rows_vnni)(const quantized_rows *q); /* where the processor has that, too; or NULL */
+    /* The block x[0..n) as integers q[0..n): its scale, and their sum. */
+    float (*block)(const float *x, int64_t n, int8_t *q, int32_t *sum);
+} quantized_table;
+
 typedef struct isa_table {
     const strip_table *strips;
     const reduce_table *reduce;
@@ -160,6 +195,7 @@ typedef struct isa_table {
     const pool_table *pool;
     const amx_table *amx;
     const attention_table *attention;
+    const quantized_table *quantized;
 } isa_table;
 
 /* The tables of each set, and those of this process. */
@@ -177,7 +213,8 @@ const isa_table *etch__isa_table(void);
     extern const random_table etch__random_##isa;                                                  \
     extern const pool_table etch__pool_##isa;                                                      \
     extern const amx_table etch__amx_##isa;                                                        \
-    extern const attention_table etch__attention_##isa;
+    extern const attention_table etch__attention_##isa;                                            \
+    extern const quantized_table etch__quantized_##isa;
 DECLARE_ISA(baseline)
 DECLARE_ISA(avx2)
 DECLARE_ISA(avx512)

@@ -17,6 +17,7 @@ FORWARD(addmm);
 FORWARD(log_softmax);
 FORWARD(native_layer_norm);
 FORWARD(convolution);
+FORWARD(linear_q);
 FORWARD(max_pool2d);
 FORWARD(attention);
 FORWARD(attention_backward);

@@ -224,3 +224,12 @@ FORWARD(native_layer_norm) {
     if (f->tangent[2]) sum = plus(sum, tangent_of(f, 2));
     return sum;
 }
+
+/* ---- weights of few bits ---- */
+
+FORWARD(linear_q) {
+    const derivative_call *d = f->d;
+    int64_t columns = d->shape[0].size[d->shape[0].ndim - 1];
+    etch_tensor *w = etch_dequantize_weight(d->in[1], d->in[2], columns);
+    return w ? etch_linear(tangent_of(f, 0), in_dtype(w, dtype_of_rule(d)), ETCH_NONE) : NULL;
+}

@@ -156,6 +156,24 @@ etch_tensor *etch__composite_linear(const op_call *call) {
     return y && bias != ETCH_NONE ? etch_add(y, bias) : y;
 }
 
+/* The bias is added to the rounded product. */
+etch_tensor *etch__composite_linear_q(const op_call *call) {
+    etch_tensor *x = call->in[0], *scales = call->in[2], *bias = call->in[3];
+    if (bias == ETCH_NONE) return etch_linear_q_raw(x, call->in[1], scales);
+    if (bias->dtype != x->dtype)
+        return etch__null_at(call->site, ETCH_ERR_DTYPE,
+                             "linear_q: expected a bias of %s, as the input, got %s",
+                             etch_dtype_name(x->dtype), etch_dtype_name(bias->dtype));
+    if (bias->ndim != 1 || scales->ndim != 2 || bias->size[0] != scales->size[1])
+        return etch__null_at(call->site, ETCH_ERR_SHAPE,
+                             "linear_q: expected a bias with a number for each row of the weight: "
+                             "scales %s, bias %s",
+                             etch__shape_text(scales->ndim, scales->size).s,
+                             etch__shape_text(bias->ndim, bias->size).s);
+    etch_tensor *y = etch_linear_q_raw(x, call->in[1], scales);
+    return y ? etch_add(y, bias) : NULL;
+}
+
 /* ---- softmax and layer norm ---- */
 
 /* The operand in the dtype that is asked for, attribute 1 (-1: as it is). */

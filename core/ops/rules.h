@@ -62,6 +62,16 @@ typedef struct call_dtypes {
 typedef bool (*dtype_fn)(const op_call *call, call_dtypes *d);
 extern const dtype_fn etch__dtype_rules[DRULE_COUNT];
 
+/* Of weights of few bits (core/ops/infer_quantized.c). */
+bool etch__quantize_scales_dtypes(const op_call *call, call_dtypes *d);
+bool etch__quantize_weight_dtypes(const op_call *call, call_dtypes *d);
+bool etch__dequantize_dtypes(const op_call *call, call_dtypes *d);
+bool etch__linear_q_dtypes(const op_call *call, call_dtypes *d);
+bool etch__quantize_scales_sizes(const op_call *call, tensor_meta *out);
+bool etch__quantize_weight_sizes(const op_call *call, tensor_meta *out);
+bool etch__dequantize_sizes(const op_call *call, tensor_meta *out);
+bool etch__linear_q_sizes(const op_call *call, tensor_meta *out);
+
 /* The class word of an arange that cannot be (core/ops/op_class.c). */
 enum { ARANGE_STEP_ZERO = -1, ARANGE_DIRECTION = -2, ARANGE_NOT_FINITE = -3 };
 /* A list of the attributes as a number for each dimension of a plane: one or two values, which *at

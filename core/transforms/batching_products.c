@@ -62,6 +62,12 @@ static etch_tensor *as_matrices(const batched_call *b, int i) {
 
 BATCHING(bmm) { return etch__as_result(b, etch_bmm(as_matrices(b, 0), as_matrices(b, 1))); }
 
+/* The batch goes before the rows of x. */
+BATCHING(linear_q) {
+    if (b->batched[1] || b->batched[2]) return etch__batching_each_sample(b);
+    return call_again(b, b->in, b->call->at, b->call->nat);
+}
+
 /* ---- layer norm ---- */
 
 /* Weight and bias of each sample go behind the dimensions that are normalised one by one. */

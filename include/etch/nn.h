@@ -411,6 +411,35 @@ ETCH_API etch_module *etch_nn_sequential(etch_module *const *children, int n);
         &(etch_attention_options){.struct_size = sizeof(etch_attention_options), __VA_ARGS__})
 #endif
 
+/* ---- weights of few bits ---- */
+
+/* A weight w [out, in] (f32, bf16 or f16) as integers, for products with few rows, which take as
+ * long as reading the weight does: bits is 8 (-127 to 127) or 4 (-7 to 7), and a scale says what a
+ * 1 is worth, for a whole row (group 0) or for each `group` columns (a multiple of 8 that divides
+ * `in`; 32 to 128 are usual for 4 bits). The scale is the largest absolute value / 127 or 7, the
+ * integer the nearest multiple: |w - integer scale| <= scale / 2 (1 + 2^-20). A row or group with a
+ * NaN or an infinity has the scale NaN.
+ *
+ * *packed is what etch_linear_q takes, i8 of 8 bits and u8 of 4, as [out / 16, in / 4 or 8, 16, 4]
+ * (rounded up); *scales is f32 [in / group or 1, out]. Both belong to the innermost scope, and are
+ * made by the operators etch_quantize_scales and etch_quantize_weight; etch_dequantize_weight gives
+ * the numbers back. No gradients flow through any of it.
+ *
+ * etch_linear_q(x, packed, scales, bias): x [..., in] to [..., out], as etch_linear with the
+ * numbers w' that the integers stand for. In x, each block of 128 columns (or of a group, if that
+ * is shorter) is rounded to 8 bits with a scale of its own, s = the largest absolute value / 127:
+ * products of integers and their sums are exact. So
+ *
+ *   |y - sum x w'| <= sum over blocks of (s / 2 + 2^-22 max|x|) sum |w'| + n 2^-22 sum |x w'|
+ *
+ * for n blocks, plus n times 2^-149 and one rounding to the dtype of x. (Subnormal scales are
+ * rounded up, by up to 2^-149.) A block with a NaN or an
+ * infinity makes the row NaN. All instruction sets, eager and compiled code give the same bits. An
+ * x of f64 is not rounded, but multiplied by w' in f64: a slow reference. The bias is of x's dtype
+ * and added to the rounded product. The gradient of x is that of etch_linear with w'. */
+ETCH_API etch_status etch_quantize(etch_tensor *w, int bits, int64_t group, etch_tensor **packed,
+                                   etch_tensor **scales);
+
 /* ---- losses ----
  *
  * Of an input of floating point and a target, with the semantics of PyTorch's functions of these
