@@ -5,7 +5,7 @@
 #include "backends/cpu/attention.h"
 #include "core/base/pool.h"
 
-enum { QUERIES = 32, KEYS = 256, PACKED_KEYS = 256 };
+enum { QUERIES = 64, KEYS = 512, PACKED_KEYS = 256 };
 
 typedef struct amx_attention {
     attention *a;
