@@ -1,11 +1,12 @@
 /* Backend "native": graph -> passes -> loop kernels -> a plan.
  *
- *   build  in-place operators and views out, program order becomes data dependence
+ *   build  in-place operators and views out, program order becomes data dependence; normalisations
+ *          and products that do more than multiply become several nodes
  *   cse    equal subexpressions merge
  *   dce    what nobody needs goes
  *   products   relaxed: sums of products with a common operand become one product
  *   epilogue   relaxed, on a device: products take in what follows them
- *   fuse   nodes are dealt out to kernels and calls; on a device, products join kernels
+ *   fuse   nodes are dealt out to kernels and calls; products join kernels
  *   make   kernels lowered and compiled, memory laid out
  *
  * A group that turns out too large for one kernel makes fusion start again with a smaller bound.
@@ -46,9 +47,9 @@ typedef struct compile {
 /* The graph with all passes before fusion done; NULL with the error set. */
 static ir *prepared(compile *c, ir_sums sums) {
     const backend_options *options = c->options;
-    ir *r = etch__ir_build(c->g, c->target, &c->memory);
+    ir *r = etch__ir_build(c->g, c->target, options->numerics, &c->memory);
     if (!r) return NULL;
-    r->mode = options->mode, r->numerics = options->numerics, r->sums = sums;
+    r->mode = options->mode, r->sums = sums;
     r->provisional_ok = options->quick && options->mode != ETCH_MODE_MAX_AUTOTUNE;
     return run_passes(r) ? r : NULL;
 }

@@ -110,6 +110,8 @@ static void fill_scalars(const graph *g, etch_scalar *sc) {
             if (last->kind == ETCH_SCALAR_REAL) last->d = value;
             else last->i = value == 1.7 ? 5 : (int64_t)value;
         }
+        if (flags & OPF_CLASS_FACTORS && class)
+            for (int k = 0; k < n->nsc; k++) sc[n->sc + k] = etch_scalar_int(1);
         if (!(flags & OPF_CLASS_NUMEL)) continue;
         for (int k = 0; k < 3; k++) {
             double v = k == 0 ? 2 : k == 1 ? 2 + (double)class : 1;

@@ -36,8 +36,7 @@ static bool add(grower *w, op_id op, int nin, const int32_t *operands) {
         in[i] = &t[i];
     }
     const op_info *info = &etch__ops[op];
-    int flags = OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL;
-    if (info->flags & flags) word(w, etch__op_class(info, w->sc, w->nsc, w->at));
+    if (info->flags & OPF_CLASS) word(w, etch__op_class(info, w->sc, w->nsc, w->at));
     op_call call = {.op = (uint16_t)op,
                     .nin = (uint16_t)nin,
                     .nsc = (uint8_t)w->nsc,

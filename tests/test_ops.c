@@ -372,7 +372,7 @@ static int condition_of(const trial *t) {
 
 static void finish_trial(trial *t) {
     const op_info *info = &etch__ops[t->call.op];
-    if (!(info->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT))) return;
+    if (!(info->flags & OPF_CLASS)) return;
     t->at[t->call.nat] = etch__op_class(info, t->sc, t->call.nsc, t->at);
     t->call.nat++;
 }

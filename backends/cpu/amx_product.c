@@ -1,10 +1,10 @@
 /* Products of bf16 by AMX (isa/amx.c). Its bits depend on K alone, so what follows chooses freely:
  *
- *   which operand is the left one  C = A B, or C' = B' A', whose tiles are turned at the end:
- *                                  a left operand whose terms are neighbours in memory (the weight
- *                                  of a linear layer) is read where it lies
- *   tiles                          as many as keep all threads busy, small enough for the cache
- *   blocks of terms                two panels of the right operand fill half of the first cache
+ *   the left operand  C = A B, or C' = B' A', whose tiles are turned when they are done: a left
+ *                     operand whose terms are neighbours in memory (the weight of a linear layer)
+ *                     is read where it lies
+ *   tiles             as many as keep all threads busy, small enough for the cache
+ *   blocks of terms   two panels of the right operand fill half of the first cache
  *
  * The right operand is packed whole before the tiles begin, or tile by tile where it is large and
  * no tile needs what another one does; the left one, where it has to be, always tile by tile. */
@@ -31,7 +31,8 @@ typedef struct amx_plan {
     int64_t rows, cols, row_tiles, col_tiles; /* of tiles, in lanes */
 } amx_plan;
 
-enum { TILE_ROWS = 128, TILE_COLS = 256, STEP_BLOCKS = 16 };
+/* Of a tile of the result; blocks of terms in a step. */
+enum { TILE_M = 128, TILE_N = 256, STEP_BLOCKS = 16 };
 /* Where right is packed tile by tile: of so many bytes or more, for at most so many lanes. */
 enum { LARGE_RIGHT = 1 << 20, TALL_ROWS = 512 };
 
@@ -121,7 +122,7 @@ static void pack_task(void *ctx, int64_t begin, int64_t end) {
 static bool pack_right(amx_plan *m) {
     int64_t batch = m->right.batch ? m->p->batch : 1, n = panels(m->right.lanes);
     int64_t bytes = n * m->blocks * AMX_BLOCK, units = m->right.term == 1 ? n : m->blocks;
-    if (bytes >= LARGE_RIGHT && m->left.lanes <= TALL_ROWS) return true;
+    if (bytes >= LARGE_RIGHT && m->left.lanes <= TALL_ROWS && !m->p->whole_rows) return true;
     if (!(m->packed = etch__aligned((size_t)(batch * bytes)))) return false;
     m->packed_from = m->right.batch ? bytes : 0;
     etch__parallel(batch * units, (1 << 16) * units / bytes + 1, pack_task, m);
@@ -138,11 +139,26 @@ static int64_t whole_panels(int64_t lanes, int64_t most) {
     return n < most ? n : most;
 }
 
+/* Tiles of whole rows of the result: as many rows as the cache holds, if every thread gets some. */
+static void plan_bands(amx_plan *m) {
+    int64_t side = TILE_M, threads = etch_num_threads();
+    while (side > 32 && (side * m->p->n > (1 << 16) || side * threads > m->p->m)) side /= 2;
+    m->rows = whole_panels(m->left.lanes, m->swapped ? m->left.lanes + 32 : side);
+    m->cols = whole_panels(m->right.lanes, m->swapped ? side : m->right.lanes + 32);
+    m->row_tiles = (m->left.lanes + m->rows - 1) / m->rows;
+    m->col_tiles = (m->right.lanes + m->cols - 1) / m->cols;
+}
+
 /* The larger ones are, the less is read twice; but every thread should get some. */
 static void plan_tiles(amx_plan *m) {
+    if (m->p->whole_rows) {
+        plan_bands(m);
+        return;
+    }
     int64_t wanted = 2 * (int64_t)etch_num_threads();
-    m->rows = whole_panels(m->left.lanes, m->packed ? TILE_ROWS : TALL_ROWS);
-    m->cols = whole_panels(m->right.lanes, m->packed ? TILE_COLS : tall_cols(m->rows));
+    int64_t rows = m->swapped ? TILE_N : TILE_M, cols = m->swapped ? TILE_M : TILE_N;
+    m->rows = whole_panels(m->left.lanes, m->packed ? rows : TALL_ROWS);
+    m->cols = whole_panels(m->right.lanes, m->packed ? cols : tall_cols(m->rows));
     for (;;) {
         m->row_tiles = (m->left.lanes + m->rows - 1) / m->rows;
         m->col_tiles = (m->right.lanes + m->cols - 1) / m->cols;
@@ -214,6 +230,13 @@ static void give_right(const amx_plan *m, const amx_scratch *s, amx_args *args, 
     args->right = s->right;
 }
 
+static void copy_tile(const product *p, const product_tile *t) {
+    const float *from = (const float *)t->c;
+    float *to = (float *)p->c + (t->batch * p->m + t->row) * p->n + t->col;
+    for (int64_t r = 0; r < t->m; r++)
+        memcpy(to + r * p->n, from + r * t->ldc, (size_t)t->n * sizeof *to);
+}
+
 static void give_tile(const amx_plan *m, const amx_scratch *s, int64_t batch, int64_t row,
                       int64_t col, int64_t rows, int64_t cols) {
     const product *p = m->p;
@@ -223,7 +246,8 @@ static void give_tile(const amx_plan *m, const amx_scratch *s, int64_t batch, in
         m->t->turn(s->turned, m->rows, s->c, m->cols, panels(rows) * AMX_LANES,
                    panels(cols) * AMX_LANES);
     }
-    p->finish(p->ctx, p, &t);
+    if (p->finish) p->finish(p->ctx, p, &t);
+    else copy_tile(p, &t);
 }
 
 static void compute_tile(const amx_plan *m, const amx_scratch *s, int64_t i) {

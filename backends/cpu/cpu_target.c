@@ -1,7 +1,9 @@
-/* The CPU as a target of plans: loop kernels compiled by the helper, whose units threads share. */
+/* The CPU as a target of plans: loop kernels compiled by the helper, whose units threads share, or
+ * which follow the tiles of a product. */
 #include "core/base/pool.h"
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
+#include "backends/cpu/joined.h"
 #include "jit/plan/native_plan.h"
 
 /* ---- making kernels ---- */
@@ -35,10 +37,21 @@ static bool get_kernels(const kernel_order *o, const loop_kernel **k, loop_kerne
     return true;
 }
 
-static void fill_step(kernel_step *s, const lowered *low, loaded_kernel *kernel) {
+static bool fill_step(kernel_step *s, const lowered *low, loaded_kernel *kernel) {
+    if (low->nmatmuls && !(s->joined = etch__joined_new(low))) return false;
     s->kernel = kernel, s->fn = etch__kernel_entry(kernel);
     s->units = low->units, s->grain = low->grain;
     s->stack = etch__loop_stack(&low->k);
+    return true;
+}
+
+/* No memory for step `filled`. */
+static bool give_up(const kernel_order *o, kernel_step *const *steps, loaded_kernel **made,
+                    int filled) {
+    for (int i = 0; i < filled; i++) etch__free(steps[i]->joined), steps[i]->joined = NULL;
+    for (int i = 0; i < o->n; i++) etch__kernel_release(made[i]);
+    for (int i = 0; i < filled; i++) steps[i]->kernel = NULL;
+    return false;
 }
 
 static bool prepare(const kernel_order *o, kernel_step *const *steps, const char **why) {
@@ -48,14 +61,19 @@ static bool prepare(const kernel_order *o, kernel_step *const *steps, const char
     loaded_kernel **made = etch__calloc((size_t)most, sizeof *made);
     *why = "";
     bool ok = k && other && made && get_kernels(o, k, other, made, why);
-    for (int i = 0; ok && i < o->n; i++) fill_step(steps[i], o->low[i], made[i]);
+    int filled = 0;
+    while (ok && filled < o->n && fill_step(steps[filled], o->low[filled], made[filled])) filled++;
+    if (ok && filled < o->n) ok = give_up(o, steps, made, filled);
     etch__free(k);
     etch__free(other);
     etch__free(made);
     return ok;
 }
 
-static void release(const kernel_step *k) { etch__kernel_release(k->kernel); }
+static void release(const kernel_step *k) {
+    etch__kernel_release(k->kernel);
+    etch__free(k->joined);
+}
 
 /* ---- running one ---- */
 
@@ -78,6 +96,7 @@ static void run_units(void *ctx) {
 
 static etch_status run(const kernel_step *k, void *const *args, const uint64_t *cells) {
     kernel_call c = {k, args, cells};
+    if (k->joined) return etch__joined_run(k, args, cells);
     if (unlikely(!etch__stack_ready(k->stack))) return etch__tls.status;
     etch__with_room(k->stack, run_units, &c);
     return ETCH_OK;
@@ -91,6 +110,7 @@ static const jit_target cpu = {
     .norms = true,
     .compiles_ahead = true,
     .kernels = {prepare, release, run},
+    .matmuls = {.wide = true, .joins = etch__cpu_joins},
 };
 
 void etch__start_cpu_target(void) { etch__target_register(true, &cpu); }

@@ -99,15 +99,16 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     product p;
     epilogue e;
     if (out->numel == 0) return ETCH_OK;
-    etch__product_init(&p, out->dtype, a->ndim == 3 ? a->size[0] : 1,
+    etch__product_init(&p, a->dtype, a->ndim == 3 ? a->size[0] : 1,
                        a->ndim == 1 ? 1 : a->size[a->ndim - 2],
                        b->ndim == 1 ? 1 : b->size[b->ndim - 1], a->size[a->ndim - 1]);
     take_operand(&p.a, a, true);
     take_operand(&p.b, b, false);
     plan_epilogue(call, &e, p.type);
     e.out = etch__ptr(out);
-    if (p.type == p.dtype) p.c = e.out;
-    if (p.type != p.dtype || e.self || e.scale) p.finish = finish_tile, p.ctx = &e;
+    bool wide = out->dtype == p.type; /* a plan may ask for halves' products in the compute type */
+    if (wide) p.c = e.out;
+    if (!wide || e.self || e.scale) p.finish = finish_tile, p.ctx = &e;
     return etch__product_run(&p);
 }
 

@@ -13,10 +13,10 @@
 
 /* ---- tiles ---- */
 
-/* Tiles of about 256 elements a side, 128 where that gives few. A function of the sizes alone,
- * since the bits of a library product depend on its shape. */
-static int64_t tile_side(int64_t extent, int64_t m, int64_t n) {
-    int64_t side = m * n > 512 * 512 ? 256 : 128;
+/* Tiles of about 256 columns, the width that oneDNN is fastest at and that kernels take strip by
+ * strip, and 128 rows, 256 where there are many. A function of the sizes alone, since the bits of a
+ * library product depend on its shape. */
+static int64_t tile_side(int64_t extent, int64_t side) {
     int64_t count = (extent + side - 1) / side;
     return count > 1 ? ((extent + count - 1) / count + 15) / 16 * 16 : extent;
 }
@@ -27,8 +27,8 @@ static void plan_tiles(product *p) {
     p->tile_m = p->m, p->tile_n = p->n, p->tiles_m = p->tiles_n = 1;
     if (p->small) return;
     if (etch__amx_takes(p)) p->way = PRODUCT_AMX;
-    p->tile_m = tile_side(p->m, p->m, p->n);
-    p->tile_n = tile_side(p->n, p->m, p->n);
+    p->tile_m = tile_side(p->m, p->m * p->n > 512 * 512 ? 256 : 128);
+    p->tile_n = tile_side(p->n, 256);
     p->tiles_m = (p->m + p->tile_m - 1) / p->tile_m;
     p->tiles_n = (p->n + p->tile_n - 1) / p->tile_n;
 }
@@ -41,7 +41,7 @@ void etch__product_init(product *p, etch_dtype dtype, int64_t batch, int64_t m, 
     p->size = 1 << etch__size_log2(p->type);
     p->batch = batch, p->m = m, p->n = n, p->k = k;
     p->a.copy = p->b.copy = NULL;
-    p->c = NULL, p->finish = NULL, p->ctx = NULL;
+    p->c = NULL, p->whole_rows = false, p->finish = NULL, p->ctx = NULL;
     atomic_init(&p->status, 0);
     plan_tiles(p);
 }
@@ -165,12 +165,31 @@ static void tiles_task(void *ctx, int64_t begin, int64_t end) {
     etch__free(scratch);
 }
 
+/* Bands of whole rows: all tiles beside each other. */
+static void bands_task(void *ctx, int64_t begin, int64_t end) {
+    product *p = ctx;
+    char *scratch = etch__malloc((size_t)(p->tile_m * p->n * p->size));
+    bool ok = scratch;
+    for (int64_t i = begin; ok && i < end; i++) {
+        product_tile band = tile_number(p, i * p->tiles_n);
+        for (int64_t j = 0; ok && j < p->tiles_n; j++) {
+            product_tile t = tile_number(p, i * p->tiles_n + j);
+            t.ldc = p->n, t.c = scratch + t.col * p->size;
+            ok = compute(p, &t);
+        }
+        band.n = band.ldc = p->n, band.c = scratch;
+        if (ok) p->finish(p->ctx, p, &band);
+    }
+    if (!ok) atomic_store(&p->status, 1);
+    etch__free(scratch);
+}
+
 /* ---- the whole ---- */
 
 static etch_status run_tiles(product *p) {
     bool library = p->way == PRODUCT_LIBRARY && p->k;
-    if (p->way == PRODUCT_CHAIN && p->batch == 1) {
-        tiles_task(p, 0, p->tiles_m * p->tiles_n);
+    if (p->way == PRODUCT_CHAIN && p->batch == 1) { /* one tile */
+        tiles_task(p, 0, 1);
         return ETCH_OK;
     }
     if (library && p->k > INT_MAX)
@@ -178,12 +197,13 @@ static etch_status run_tiles(product *p) {
     if (library && !etch__library_enter(p->type)) return etch__tls.status;
     double work = (double)p->tile_m * (double)p->tile_n * (double)(p->k + 1); /* of one tile */
     int64_t grain = work > 262144 ? 1 : (int64_t)(262144 / work) + 1;
-    etch__parallel(p->batch * p->tiles_m * p->tiles_n, grain, tiles_task, p);
+    if (p->whole_rows) etch__parallel(p->batch * p->tiles_m, grain, bands_task, p);
+    else etch__parallel(p->batch * p->tiles_m * p->tiles_n, grain, tiles_task, p);
     if (library) etch__library_leave(p->type);
     return ETCH_OK;
 }
 
-etch_status etch__product_run(product *p) {
+static etch_status run(product *p) {
     if (p->way == PRODUCT_AMX && p->k) return etch__amx_run(p);
     etch_status status = p->k ? prepare_operand(p, &p->a, true) : ETCH_OK;
     if (p->k && status == ETCH_OK) status = prepare_operand(p, &p->b, false);
@@ -195,4 +215,29 @@ etch_status etch__product_run(product *p) {
     etch__free(p->a.copy);
     etch__free(p->b.copy);
     return status;
+}
+
+/* ---- rows, where there are fewer bands of them than threads ---- */
+
+static void finish_rows(void *ctx, int64_t begin, int64_t end) {
+    const product *p = ctx;
+    product_tile t = {.row = begin, .m = end - begin, .n = p->n, .ldc = p->n};
+    t.c = p->c + begin * p->n * p->size;
+    p->finish(p->ctx, p, &t);
+}
+
+static etch_status run_then_finish(product *p) {
+    product whole = *p;
+    whole.finish = NULL, whole.whole_rows = false;
+    whole.c = p->c = etch__malloc((size_t)(p->m * p->n * p->size));
+    if (!p->c) return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status = run(&whole);
+    if (status == ETCH_OK) etch__parallel(p->m, 16384 / (p->n + 1) + 1, finish_rows, p);
+    etch__free(p->c);
+    return status;
+}
+
+etch_status etch__product_run(product *p) {
+    bool few = p->way != PRODUCT_AMX && p->tiles_m < etch_num_threads() && p->m > 1;
+    return p->whole_rows && few && p->batch == 1 ? run_then_finish(p) : run(p);
 }

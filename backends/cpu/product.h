@@ -43,7 +43,8 @@ typedef struct product {
     bool small; /* M, N and K are at most MATMUL_SMALL */
     int64_t batch, m, n, k;
     product_operand a, b;
-    char *c; /* [batch][m][n] in the compute type, or NULL: tiles lie in scratch */
+    char *c;         /* [batch][m][n] in the compute type, or NULL: tiles lie in scratch */
+    bool whole_rows; /* `finish` is given tiles of n columns */
     /* Called with each tile, on its thread, or NULL. */
     void (*finish)(const void *ctx, const struct product *p, const product_tile *t);
     const void *ctx;

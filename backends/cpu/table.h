@@ -60,8 +60,6 @@ typedef struct product_args {
     int64_t m, n, k;
 } product_args;
 
-enum { MATMUL_SMALL = 64 };
-
 typedef struct product_table {
     void (*chain[ETCH_DTYPE_COUNT])(const product_args *p);
 } product_table;

@@ -19,7 +19,7 @@ static const jit_target target = {
     .late_checks = true,
     .times_matmuls = true,
     .kernels = {etch__cuda_prepare, etch__cuda_release, etch__cuda_run},
-    .matmuls = {etch__cuda_matmul, etch__cuda_joins, etch__cuda_ready},
+    .matmuls = {.run = etch__cuda_matmul, .joins = etch__cuda_joins, .ready = etch__cuda_ready},
     .whole = {etch__cuda_whole_new, etch__cuda_whole_free, etch__cuda_whole_launch},
     .graphs = {.can_record = etch__cuda_issues,
                .make = etch__cuda_graph_new,

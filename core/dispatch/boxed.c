@@ -227,7 +227,7 @@ static bool convert(boxed_call *b) {
         etch__put_random(b->sc + b->nsc, &size);
         b->nsc += 2;
     }
-    if (b->op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL)) {
+    if (b->op->flags & OPF_CLASS) {
         b->at[b->nat] = etch__op_class(b->op, b->sc, b->nsc, b->at);
         b->nat++;
     }

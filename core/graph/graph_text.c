@@ -305,7 +305,7 @@ static bool word_fits(arg_type type, int64_t v) {
 }
 
 static bool class_fits(const op_info *op, int64_t v) {
-    if (op->flags & OPF_CLASS_ALPHA) return v == 0 || v == 1;
+    if (op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_FACTORS)) return v == 0 || v == 1;
     return !(op->flags & OPF_CLASS_EXPONENT) || (v >= EXPONENT_ANY && v <= EXPONENT_DOUBLE);
 }
 
@@ -323,7 +323,7 @@ bool etch__normal_form(const op_call *call) {
         else if (at >= call->nat || !word_fits(type, call->at[at])) return false;
         else at += list && call->at[at] > 0 ? 1 + (int)call->at[at] : 1;
     }
-    if (op->flags & (OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL)) {
+    if (op->flags & OPF_CLASS) {
         if (at >= call->nat || !class_fits(op, call->at[at])) return false;
         at++;
     }

@@ -73,5 +73,7 @@ reduce_plan etch__reduce_plan(const op_call *call, etch_dtype out);
  * MAX / MIN with acc as a.
  * R = 0: sum 0 (positive), product 1, mean NaN (0/0), max and min an error. */
 enum { REDUCE_BLOCK = 4096, REDUCE_LANES = 64, STRIP = 256 };
+/* Products with no extent above this are one chain of fma an element, by code of Etch's own. */
+enum { MATMUL_SMALL = 64 };
 
 #endif

@@ -38,7 +38,9 @@ enum {
     OPF_CLASS_EXPONENT = 16, /* an exponent_class of the last scalar */
     OPF_CLASS_NUMEL = 32,    /* the number of elements of an arange */
     OPF_EFFECTS = 64,        /* custom: does more than compute its result */
-    OPF_SELECTS = 128        /* the last attribute selects the expression: it is the class */
+    OPF_SELECTS = 128,       /* the last attribute selects the expression: it is the class */
+    OPF_CLASS_FACTORS = 256, /* class 1 when all scalars equal 1, else 0 */
+    OPF_CLASS = OPF_CLASS_ALPHA | OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL | OPF_CLASS_FACTORS
 };
 
 typedef enum exponent_class {
@@ -78,7 +80,8 @@ typedef etch_status (*op_infer)(const op_call *call, tensor_meta *out, etch_dtyp
 
 struct etch_op {
     uint16_t id;
-    uint8_t kind, drule, srule, flags, nout;
+    uint8_t kind, drule, srule, nout;
+    uint16_t flags;
     _Atomic bool overridden; /* its kernel is the user's, on some device: never fused */
     int16_t impl;            /* REDUCTION: reduce_kind, else -1 */
     uint16_t plain;          /* the operator of which this is the one in place, or OP_COUNT */

@@ -50,6 +50,11 @@ int64_t etch__op_class(const op_info *op, const etch_scalar *sc, int nsc, const 
     const etch_scalar *last = &sc[nsc - 1];
     if (op->flags & OPF_CLASS_ALPHA)
         return last->kind == ETCH_SCALAR_REAL ? last->d == 1 : last->i == 1;
+    if (op->flags & OPF_CLASS_FACTORS) {
+        bool ones = true;
+        for (int i = 0; i < nsc; i++) ones &= etch__scalar_is(sc[i], 1);
+        return ones;
+    }
     if (!(op->flags & (OPF_CLASS_EXPONENT | OPF_CLASS_NUMEL))) return 0;
     unsigned traps = etch__fp_mask();
     int64_t class = computed_class(op, sc, nsc);

@@ -24,6 +24,7 @@ op_info etch__ops[OP_CAPACITY] = {
 #define CLASS_ALPHA OPF_CLASS_ALPHA
 #define CLASS_EXPONENT OPF_CLASS_EXPONENT
 #define CLASS_NUMEL OPF_CLASS_NUMEL
+#define CLASS_FACTORS OPF_CLASS_FACTORS
 #define SELECTS OPF_SELECTS
 #define IN_PLACE 0
 #define OP(id, name, schema, cfn, kind, drule, srule, impl, flags, plain, ...)                     \

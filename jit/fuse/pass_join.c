@@ -4,14 +4,18 @@
  *   step 3: mm, step 5: mm, step 6: {add, relu, sin}   ->   step 4: {add, relu, sin, mm, mm}
  *
  * A product that only one kernel reads, element for element, becomes a member of it, and its result
- * stays in registers. The values are those of the steps apart: the target computes the product by
- * the same code as alone, so this is for strict numerics as well.
+ * stays in registers, or in the cache. The values are those of the steps apart: the target computes
+ * the product by the same code as alone, so this is for strict numerics as well.
  *
- * Obligations: the kernel has one stage and changes nothing in place, since other blocks read the
- * operands of the product while one stores results; nothing between the product's place and the
- * kernel's changes memory in place; the product is an mm of Etch's own on f32 in full precision.
- * Where sizes are dynamic products stay apart, so that no later size needs code that an earlier one
- * did not. */
+ * Obligations: the kernel changes nothing in place, since other blocks read the operands of the
+ * product while one stores results; nothing between the product's place and the kernel's changes
+ * memory in place; the product is Etch's own.
+ *
+ * Where the target gives products in the compute type (target_matmuls.wide), the kernel may reduce
+ * the rows of the product's space; what became two nodes (pass_products.c) and has a kernel for
+ * itself alone becomes the operator again. Else the kernel has one stage, the product is an mm of
+ * f32 in full precision, and where sizes are dynamic products stay apart, so that no later size
+ * needs code that an earlier one did not. */
 #include "core/dispatch/dispatch.h"
 #include "jit/ir/target.h"
 
@@ -20,9 +24,11 @@
 static bool is_matmul(const ir *r, const ir_node *n) {
     if (n->dead || n->kind != IR_CALL || n->op != OP_MM || n->epilogue || n->gnode < 0)
         return false;
-    if (etch__op_is_users(OP_MM) || n->dtype != ETCH_F32) return false;
-    return !STATE_PRECISION(r->g->nodes[n->gnode].state) && sources(r, n)[0].version >= 0 &&
-           sources(r, n)[1].version >= 0;
+    if (etch__op_is_users(OP_MM) || sources(r, n)[0].version < 0 || sources(r, n)[1].version < 0)
+        return false;
+    if (r->target->matmuls.wide)
+        return etch__is_float(n->dtype) && n->dtype == etch__compute_type(n->dtype);
+    return n->dtype == ETCH_F32 && !STATE_PRECISION(r->g->nodes[n->gnode].state);
 }
 
 static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
@@ -32,16 +38,34 @@ static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
 
 /* ---- the kernel that reads it ---- */
 
-static bool can_take(const ir *r, const ir_group *g) {
-    if (g->call || g->mask || g->last || g->writes || g->nmatmuls == JOIN_MAX) return false;
-    for (int i = 0; i < g->nmembers; i++)
-        if (r->versions[r->nodes[g->members[i]].out].memory) return false;
-    return true;
+/* Rows longer than this do not stay in the cache; shorter ones than that are no good strips. */
+enum { LONGEST_ROW = 4096, SHORTEST_ROW = 128 };
+
+/* Whether it has one stage, or reduces rows of the space in one piece each. */
+static bool good_stages(const ir *r, const ir_group *g) {
+    if (!g->mask && !g->last) return true;
+    int64_t rows = 1, row = g->size[g->naxes - 1];
+    for (int a = 0; a < g->naxes - 1; a++) rows *= g->size[a];
+    return r->target->matmuls.wide && !r->g->dynamic && g->mask == 1u << (g->naxes - 1) &&
+           row <= LONGEST_ROW && !etch__loop_splits(rows, rows, row);
 }
 
-/* The space is that of the product's result. */
-static bool same_space(const ir_group *g, const matmul_sizes *s) {
-    return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
+static bool can_take(const ir *r, const ir_group *g) {
+    int most = r->target->matmuls.wide ? 1 : JOIN_MAX;
+    if (g->call || g->writes || g->nmatmuls == most || !good_stages(r, g)) return false;
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *n = &r->nodes[g->members[i]];
+        if (r->versions[n->out].memory || (n->index && r->target->matmuls.wide)) return false;
+    }
+    return g->naccesses + 2 * most + 2 <= LOOP_MAX_ACCESSES;
+}
+
+/* The space is that of the product's result; its rows may be those of several axes. */
+static bool same_space(const ir *r, const ir_group *g, const matmul_sizes *s) {
+    if (!r->target->matmuls.wide) return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
+    int64_t rows = 1;
+    for (int a = 0; a < g->naxes - 1; a++) rows *= g->size[a];
+    return g->naxes > 0 && rows == s->m && g->size[g->naxes - 1] == s->n;
 }
 
 /* How often the group reads the version, if always element for element; -1: in another way. */
@@ -49,10 +73,11 @@ static int reads_in(const ir *r, const ir_group *g, int32_t version) {
     int n = 0;
     for (int i = 0; i < g->nmembers; i++) {
         const ir_node *m = &r->nodes[g->members[i]];
+        bool reduces = m->kind == IR_REDUCE && r->target->matmuls.wide;
         for (int k = 0; k < m->nin; k++) {
             const ir_source *s = &sources(r, m)[k];
             if (s->version != version) continue;
-            if (m->kind != IR_POINT || !s->whole) return -1;
+            if ((m->kind != IR_POINT && !reduces) || !s->whole) return -1;
             n++;
         }
     }
@@ -73,7 +98,7 @@ static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const mat
         int n = reads_in(r, &r->groups[g], p->out);
         if (!n) continue;
         bool joins = n == u->readers[p->out] && can_take(r, &r->groups[g]) &&
-                     same_space(&r->groups[g], s) && !changes_memory(r, p->group, g);
+                     same_space(r, &r->groups[g], s) && !changes_memory(r, p->group, g);
         return joins ? g : -1;
     }
     return -1;
@@ -108,8 +133,34 @@ static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
 }
 
 static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t group) {
+    if (r->target->matmuls.wide)
+        return (r->g->dynamic || s->n >= SHORTEST_ROW) &&
+               r->target->matmuls.joins(r->device, s, true);
     bool alone = !reads_others(r, &r->groups[group], p);
     return r->target->matmuls.joins(r->device, s, alone);
+}
+
+/* The one member of the kernel that reads the product where it is the rest of its operator. */
+static ir_node *rest_of_operator(const ir *r, const ir_node *p, int32_t group) {
+    if (!r->target->matmuls.wide || group < 0 || r->groups[group].nmembers != 1) return NULL;
+    ir_node *n = &r->nodes[r->groups[group].members[0]];
+    return etch__is_whole_operator(r, p, n) ? n : NULL;
+}
+
+/* The operator takes the kernel's place. */
+static bool restore(ir *r, ir_node *p, ir_node *rest) {
+    int32_t group = rest->group;
+    if (!etch__become_operator(r, p, rest)) return false;
+    rest->dead = true;
+    r->groups[p->group].nmembers = 0;
+    r->groups[group] = (ir_group){.call = true,
+                                  .members = r->groups[group].members,
+                                  .members_cap = r->groups[group].members_cap,
+                                  .nmembers = 1};
+    r->groups[group].members[0] = (int32_t)(p - r->nodes);
+    p->group = r->versions[p->out].group = group;
+    r->versions[p->out].stored = true;
+    return true;
 }
 
 /* From the last product on: of more than a kernel can have, those that come first can
@@ -121,14 +172,17 @@ static bool join_matmuls(ir *r, const ir_uses *u) {
         if (!is_matmul(r, p)) continue;
         matmul_sizes s = sizes_of(r, p);
         int32_t to = reader(r, u, p, &s);
-        if (to >= 0 && wanted(r, p, &s, to) && !move(r, p, to)) return false;
+        ir_node *rest = rest_of_operator(r, p, to);
+        if (rest ? !restore(r, p, rest) : to >= 0 && wanted(r, p, &s, to) && !move(r, p, to))
+            return false;
     }
     return true;
 }
 
 static bool can_join(const ir *r) {
     bool timed = r->numerics == ETCH_RELAXED && r->mode == ETCH_MODE_MAX_AUTOTUNE;
-    return !timed && !r->g->dynamic && r->target->matmuls.joins;
+    if (!r->target->matmuls.joins) return false;
+    return r->target->matmuls.wide || (!timed && !r->g->dynamic);
 }
 
 bool etch__may_join(const ir *r, const ir_node *n) {

@@ -144,7 +144,7 @@ enum {
 };
 
 /* All that it has lies in `memory`. NULL: no memory. */
-ir *etch__ir_build(const graph *g, const jit_target *target, arena *memory);
+ir *etch__ir_build(const graph *g, const jit_target *target, etch_numerics numerics, arena *memory);
 
 /* pass_views.c: index maps. */
 bool etch__source_resolve(const graph *g, int32_t value, ir_source *s); /* all but the version */
@@ -167,6 +167,14 @@ prim_program *etch__ir_program(const ir *r, const prim_program *p);
  * of its result, or -1: no memory. */
 bool etch__is_norm(const ir *r, int gnode);
 int32_t etch__add_norm(ir *r, int gnode, const ir_source *in);
+
+/* pass_products.c: whether the graph's node becomes a product and a node that finishes it; adds
+ * both. Whether n finishes the product; makes the product's node the operator's call, with n's
+ * result. false, -1: no memory. */
+bool etch__is_wide_product(const ir *r, int gnode);
+int32_t etch__add_wide_product(ir *r, int gnode, const ir_source *in);
+bool etch__is_whole_operator(const ir *r, const ir_node *product, const ir_node *n);
+bool etch__become_operator(ir *r, ir_node *product, const ir_node *n);
 
 /* Nodes that passes add. The copy reads `version` whole; with a target it is a write. */
 int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t base);
@@ -218,6 +226,7 @@ typedef struct joined_matmul {
     int64_t m, n, k;
     plan_address a, b;
     int64_t a_row, a_col, b_row, b_col; /* strides in elements */
+    uint8_t dtype;                      /* of its operands */
 } joined_matmul;
 
 /* A group as a loop kernel with what a launch needs. */

@@ -313,6 +313,8 @@ static bool build_node(ir *r, int gnode) {
     bool norm = etch__is_norm(r, gnode);
     if (!in || !read_operands(r, n, norm || x.kind != IR_CALL, in)) return false;
     if (norm) return (r->current[n->out] = etch__add_norm(r, gnode, in)) >= 0;
+    if (etch__is_wide_product(r, gnode))
+        return (r->current[n->out] = etch__add_wide_product(r, gnode, in)) >= 0;
     return (op->kind == KIND_INPLACE ? add_inplace : add_plain)(r, gnode, &x, in);
 }
 
@@ -430,10 +432,11 @@ static bool add_inputs(ir *r) {
     return true;
 }
 
-ir *etch__ir_build(const graph *g, const jit_target *target, arena *memory) {
+ir *etch__ir_build(const graph *g, const jit_target *target, etch_numerics numerics,
+                   arena *memory) {
     ir *r = etch__arena_zeroed(memory, sizeof *r);
     if (!r) return NULL;
-    r->g = g, r->target = target, r->memory = memory;
+    r->g = g, r->target = target, r->numerics = numerics, r->memory = memory;
     r->device = g->nvalues ? g->values[0].meta.device : 0;
     r->current = etch__arena_zeroed(memory, (g->nvalues + 1) * sizeof *r->current);
     r->in_memory = etch__arena_zeroed(memory, (g->ninputs + 1) * sizeof *r->in_memory);

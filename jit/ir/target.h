@@ -11,10 +11,6 @@ typedef struct native_plan native_plan;
 typedef struct kernel_step kernel_step;
 typedef struct run_block run_block;
 
-/* Products with no extent above this are computed by code of Etch's own, by one chain an
- * element. */
-enum { MATMUL_SMALL = 64 };
-
 /* ---- kernels ---- */
 
 /* What n steps are to run. */
@@ -48,8 +44,12 @@ typedef struct matmul_sizes {
 typedef struct target_matmuls {
     /* mm or addmm with an epilogue (MATMUL_*), a step of a relaxed plan. */
     etch_status (*run)(const op_call *call, uint8_t epilogue, etch_tensor *out);
-    /* Whether a product of f32 is to share the kernel that reads it, which reads no other one where
-     * it is `alone`: the bits are the same as apart, and it is no slower. */
+    /* Products are computed tile by tile in the compute type, of any float dtype and any sizes:
+     * what reads one follows each tile, or each row where it reduces rows. A kernel takes one. Else
+     * a kernel takes up to JOIN_MAX, of f32, and is pointwise. */
+    bool wide;
+    /* Whether a product is to share the kernel that reads it, which reads no other one where it is
+     * `alone`: the bits are the same as apart, and it is no slower. */
     bool (*joins)(int device, const matmul_sizes *s, bool alone);
     /* Whether a kernel with products needs no compile that takes long. */
     bool (*ready)(int device, const lowered *low, uint32_t aligned);

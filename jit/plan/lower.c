@@ -9,7 +9,7 @@
 #include <ctype.h>
 #include <stdlib.h>
 
-#include "jit/ir/ir.h"
+#include "jit/ir/target.h"
 
 typedef struct lowering {
     const ir *r;
@@ -225,6 +225,10 @@ static bool has_index(const loop_kernel *k) {
     return false;
 }
 
+/* Whether the kernel follows the tiles of a product: its rows are those of the product, its
+ * innermost axis the columns. */
+static bool by_tiles(const lowering *l) { return l->g->nmatmuls && l->r->target->matmuls.wide; }
+
 /* Parallel axes, then reduced ones; in a map, those along which the first store strides most first.
  */
 static void order_axes(lowering *l) {
@@ -238,7 +242,7 @@ static void order_axes(lowering *l) {
     if (has_index(l->k)) return;
     for (int i = 0; i < l->k->naccesses && first < 0; i++)
         if (l->k->access[i].store) first = i;
-    if (l->k->nred || first < 0) return;
+    if (l->k->nred || first < 0 || by_tiles(l)) return;
     for (int i = 1; i < n; i++)
         for (int j = i; j > 0; j--) {
             int a = l->axis[j - 1], b = l->axis[j];
@@ -288,6 +292,8 @@ static void choose_variant(lowering *l) {
     loop_kernel *k = l->k;
     k->variant = LOOP_MAP;
     if (!k->nred) return;
+    k->variant = LOOP_ROW;
+    if (by_tiles(l)) return;
     for (int i = 0; i < k->ncode; i++) {
         const loop_instr *c = &k->code[i];
         if (c->stage % 2 || (c->kind != LOOP_LOAD && c->kind != LOOP_STORE)) continue;
@@ -337,7 +343,7 @@ static void choose_column_tile(lowering *l) {
 
 /* Tiles are for the CPU: a device has other ways. */
 static void choose_tile(lowering *l) {
-    if (l->r->device != ETCH_CPU) return;
+    if (l->r->device != ETCH_CPU || by_tiles(l)) return;
     if (l->k->variant == LOOP_MAP) choose_map_tile(l);
     else choose_column_tile(l);
 }
@@ -423,6 +429,7 @@ static void note_matmul(lowering *l, int access, const ir_node *n) {
         a->meta.stride[1],
         b->meta.stride[0],
         b->meta.stride[1],
+        a->meta.dtype,
     };
 }
 
@@ -467,12 +474,12 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
     if (ok) {
         order_axes(l);
         apply_order(l);
-        merge_axes(l);
+        if (!by_tiles(l)) merge_axes(l);
         choose_variant(l);
         choose_tile(l);
         class_steps(l);
         count_work(out);
-        choose_split(out);
+        if (!by_tiles(l)) choose_split(out);
         note_matmuls(l);
         ok = !l->failed &&
              out->k.naccesses + 2 * out->nmatmuls <= LOOP_MAX_ACCESSES; /* all are arguments */

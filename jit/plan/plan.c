@@ -165,10 +165,13 @@ static void add_call(plan_maker *m, const ir_node *n, int64_t **attrs) {
                           .nat = g->nat,
                           .part_of = g->part_of,
                           .site = g->site};
+    if (n->op != g->op)
+        s->c.call.op = n->op, s->c.call.nsc = s->c.call.nat = 0; /* pass_products.c */
     s->c.call.at = *attrs;
-    p->checks |= p->target->late_checks && etch__ops[g->op].flags & OPF_MAY_FAIL;
-    if (g->nat) memcpy(*attrs, m->r->g->attrs + g->at, g->nat * sizeof **attrs);
-    *attrs += g->nat;
+    p->checks |= p->target->late_checks && etch__ops[n->op].flags & OPF_MAY_FAIL;
+    int nat = s->c.call.nat;
+    if (nat) memcpy(*attrs, m->r->g->attrs + g->at, nat * sizeof **attrs);
+    *attrs += nat;
     for (int i = 0; i < n->nin; i++) add_operand(m, &sources(m->r, n)[i]);
     s->c.result = s->c.operand;
     if (etch__ops[n->op].kind == KIND_INPLACE) return;
@@ -264,7 +267,7 @@ static int list_kernels(const plan_maker *m, const lowered **low) {
 
 static bool all_ready(const plan_maker *m, const kernel_order *o) {
     for (int i = 0; m->r->provisional_ok && i < o->n; i++)
-        if (o->low[i]->nmatmuls &&
+        if (o->low[i]->nmatmuls && m->r->target->matmuls.ready &&
             !m->r->target->matmuls.ready(o->device, o->low[i], o->aligned[i]))
             return false;
     return true;

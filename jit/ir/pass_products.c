@@ -1,0 +1,100 @@
+/* Build, of products whose operator does more than multiply: on a target that gives products in the
+ * compute type, tile by tile,
+ *
+ *   addmm(self, a, b)   ->  c = product(a, b), then self + c, rounded where it is of halves
+ *   mm(a, b) of halves  ->  c = product(a, b), then c rounded
+ *
+ * so that what is made of c can share a kernel with what follows, and c itself stay in the cache
+ * (pass_join.c; there what found nobody to share with becomes the operator again).
+ *
+ * Obligations: the arithmetic is that of backends/cpu/matmul.c, primitive by primitive; an addmm
+ * whose alpha and beta are not both 1, which is a static class of it, stays whole. Under relaxed
+ * numerics, where products may merge (pass_sums.c), all do. */
+#include "core/dispatch/dispatch.h"
+#include "jit/ir/target.h"
+
+bool etch__is_wide_product(const ir *r, int gnode) {
+    const graph_node *x = &r->g->nodes[gnode];
+    if (x->op != OP_MM && x->op != OP_ADDMM) return false;
+    etch_dtype d = r->g->values[x->out].meta.dtype;
+    if (!r->target->matmuls.wide || r->numerics == ETCH_RELAXED || !etch__is_float(d)) return false;
+    if (etch__op_is_users(x->op) || etch__op_is_users(OP_MM)) return false;
+    return x->op == OP_ADDMM ? r->g->attrs[x->at] == 1 : etch__compute_type(d) != d;
+}
+
+/* ---- what is made of it ---- */
+
+static int put(prim_program *p, prim_id prim, etch_dtype type, int a, int b) {
+    p->code[p->n] = (prim_instr){.prim = (uint8_t)prim,
+                                 .type = (uint8_t)type,
+                                 .from = (uint8_t)type,
+                                 .a = (int16_t)a,
+                                 .b = (int16_t)b};
+    return p->result = p->n++;
+}
+
+static int input(prim_program *p, etch_dtype dtype, int k) {
+    int v = put(p, PRIM_INPUT, etch__compute_type(dtype), 0, 0);
+    p->code[v].from = (uint8_t)dtype, p->code[v].imm.i = k;
+    return v;
+}
+
+static void finish(prim_program *p, op_id op, etch_dtype dtype) {
+    etch_dtype type = etch__compute_type(dtype);
+    *p = (prim_program){.nin = op == OP_ADDMM ? 2 : 1};
+    int c = input(p, type, 0);
+    if (op == OP_ADDMM) c = put(p, PRIM_ADD, type, input(p, dtype, 1), c);
+    if (dtype == ETCH_BF16) put(p, PRIM_ROUND_BF16, type, c, 0);
+    if (dtype == ETCH_F16) put(p, PRIM_ROUND_F16, type, c, 0);
+}
+
+/* ---- nodes ---- */
+
+static int32_t add_product(ir *r, int gnode, const ir_source *in) {
+    const graph_node *x = &r->g->nodes[gnode];
+    tensor_meta wide = r->g->values[x->out].meta;
+    wide.dtype = (uint8_t)etch__compute_type(wide.dtype);
+    ir_node n = {.kind = IR_CALL, .op = OP_MM, .gnode = gnode, .nin = 2, .dtype = wide.dtype};
+    return etch__ir_add(r, &n, in + (x->op == OP_ADDMM), x->out, &wide);
+}
+
+int32_t etch__add_wide_product(ir *r, int gnode, const ir_source *in) {
+    const graph_node *x = &r->g->nodes[gnode];
+    const tensor_meta *m = &r->g->values[x->out].meta;
+    int32_t product = add_product(r, gnode, in);
+    if (product < 0) return -1;
+    const ir_version *c = &r->versions[r->nodes[product].out];
+    ir_source both[2] = {{r->nodes[product].out, c->base, true, c->meta}, in[0]};
+    ir_node n = {.kind = IR_POINT,
+                 .op = x->op,
+                 .gnode = gnode,
+                 .nin = x->op == OP_ADDMM ? 2 : 1,
+                 .dtype = m->dtype,
+                 .compute = c->meta.dtype,
+                 .domain = *m};
+    prim_program p;
+    finish(&p, x->op, m->dtype);
+    if (!(n.program = etch__ir_program(r, &p))) return -1;
+    int32_t node = etch__ir_add(r, &n, both, x->out, m);
+    return node < 0 ? -1 : r->nodes[node].out;
+}
+
+bool etch__is_whole_operator(const ir *r, const ir_node *product, const ir_node *n) {
+    return product->gnode == n->gnode && product->gnode >= 0 && n->kind == IR_POINT &&
+           sources(r, n)[0].version == product->out;
+}
+
+/* The product's node becomes the operator's call. */
+bool etch__become_operator(ir *r, ir_node *product, const ir_node *n) {
+    ir_source in[3] = {sources(r, n)[n->nin - 1], sources(r, product)[0], sources(r, product)[1]};
+    int first = n->op != OP_ADDMM, nin = 3 - first;
+    if (!etch__arena_grow(r->memory, &r->sources, &r->sources_cap, r->nsources + nin,
+                          sizeof *r->sources))
+        return false;
+    memcpy(r->sources + r->nsources, in + first, (size_t)nin * sizeof *in);
+    product->op = n->op, product->nin = nin, product->in = r->nsources;
+    product->out = n->out, product->dtype = n->dtype;
+    r->versions[n->out].node = (int32_t)(product - r->nodes);
+    r->nsources += nin;
+    return true;
+}
