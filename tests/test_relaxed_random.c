@@ -273,7 +273,7 @@ TEST(real_sums_keep_the_bound) {
         etch_dtype dtype;
         double unit, largest; /* half a unit of 1; a number close to the largest */
     } rows[] = {{ETCH_F16, 0x1p-11, 65504},
-                {ETCH_BF16, 0x1p-8, 0x1p127},
+                {ETCH_BF16, 0x1p-8, 0x1p120}, /* AMX takes denormals as 0 */
                 {ETCH_F32, 0x1p-24, 0x1p127},
                 {ETCH_F64, 0x1p-53, 0x1p900}}; /* so that the oracle stays finite */
     int64_t before = etch_counters().library_calls;

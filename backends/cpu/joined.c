@@ -4,6 +4,7 @@
 #include "backends/cpu/joined.h"
 
 #include "backends/cpu/product.h"
+#include "core/base/profile.h"
 #include "core/base/stack.h"
 
 struct joined_product {
@@ -83,7 +84,9 @@ static void run_product(void *ctx) {
         .data = operand[1], .rows = m->k, .cols = m->n, .row = m->b_row, .col = m->b_col};
     p.whole_rows = j->rows;
     p.finish = follow, p.ctx = &w->call;
+    int64_t start = etch__profile_start();
     w->status = etch__product_run(&p);
+    etch__profile_end_event(ETCH_PROFILE_PRODUCT, start, "aten::mm", w->call.k->name);
 }
 
 etch_status etch__joined_run(const kernel_step *k, void *const *args, const uint64_t *cells) {

@@ -20,7 +20,8 @@ typedef enum etch_profile_kind {
     ETCH_PROFILE_CALL,     /* a call of a compiled function, with all that it runs */
     ETCH_PROFILE_GUARDS,   /* its arguments compared with the guards of its traces */
     ETCH_PROFILE_KERNEL,   /* a generated kernel */
-    ETCH_PROFILE_PRODUCT,  /* a matrix product inside a plan */
+    ETCH_PROFILE_PRODUCT,  /* a matrix product inside a plan; inside the kernel that follows it tile
+                              by tile, where one does, and then with its work */
     ETCH_PROFILE_CUSTOM,   /* a custom operator, inside a plan or not */
     ETCH_PROFILE_OPERATOR, /* any other kernel of one operator */
     ETCH_PROFILE_BREAK,    /* a graph break; takes no time */

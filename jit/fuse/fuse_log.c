@@ -54,10 +54,8 @@ static void explain(const ir *r, const ir_node *n) {
 }
 
 /* What pass_sums.c has made of the call of a step. */
-static void note_sums(const ir *r, int32_t group) {
-    const ir_node *n = &r->nodes[r->groups[group].members[0]];
+static void note_sum(const ir *r, int32_t group, const ir_node *n) {
     char text[160];
-    if (!n->merged) return;
     const ir_source *sum = &sources(r, n)[n->sums & 1 ? 0 : 1];
     snprintf(
         text, sizeof text,
@@ -66,6 +64,12 @@ static void note_sums(const ir *r, int32_t group) {
         r->versions[sum->version].base);
     if (etch__log_on(LOG_FUSION)) etch__log(LOG_FUSION, "%s: %s", r->g->name, text);
     if (etch__report_on()) etch__report_note("%s", text);
+}
+
+static void note_sums(const ir *r, int32_t group) {
+    const ir_group *g = &r->groups[group];
+    for (int i = 0; i < g->nmembers; i++)
+        if (r->nodes[g->members[i]].merged) note_sum(r, group, &r->nodes[g->members[i]]);
 }
 
 static void log_groups(const ir *r) {

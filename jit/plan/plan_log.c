@@ -16,25 +16,32 @@ static size_t begin_step(bounded_text *t, const plan_maker *m, int number) {
     return t->n;
 }
 
+/* "product mm %5 = %2 x the sum in %4, bias" */
+static void add_call(bounded_text *t, const plan_maker *m, const ir_node *n) {
+    const graph_node *g = &m->r->g->nodes[n->gnode];
+    bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
+    etch__text_add(t, "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name, g->out);
+    int left_out = g->nin - n->nin; /* self of an addmm that is a product and a kernel */
+    for (int i = left_out > 0 ? left_out : 0; i < g->nin && t->n < t->room - 48; i++) {
+        int32_t v = m->r->g->operands[g->in + i];
+        const char *times = i > left_out ? " x" : "";
+        if (n->sums >> i & 1)
+            etch__text_add(t, "%s the sum in %%%d", times,
+                           m->r->versions[sources(m->r, n)[i].version].base);
+        else if (v < 0) etch__text_add(t, "%s none", times);
+        else etch__text_add(t, "%s %%%d", times, v);
+    }
+    if (n->epilogue & MATMUL_BIAS) etch__text_add(t, ", bias");
+    if (n->epilogue & MATMUL_RELU) etch__text_add(t, ", relu");
+    if (n->epilogue & MATMUL_GELU) etch__text_add(t, ", gelu");
+}
+
 static void log_call(const plan_maker *m, int number, const ir_node *n) {
     char line[512];
-    const graph_node *g = &m->r->g->nodes[n->gnode];
     bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
     bounded_text t = {line, sizeof line, 0};
     const size_t named = begin_step(&t, m, number);
-    etch__text_add(&t, "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name, g->out);
-    for (int i = 0; i < g->nin && t.n < sizeof line - 48; i++) {
-        int32_t v = m->r->g->operands[g->in + i];
-        const char *times = i ? " x" : "";
-        if (n->sums >> i & 1)
-            etch__text_add(&t, "%s the sum in %%%d", times,
-                           m->r->versions[sources(m->r, n)[i].version].base);
-        else if (v < 0) etch__text_add(&t, "%s none", times);
-        else etch__text_add(&t, "%s %%%d", times, v);
-    }
-    if (n->epilogue & MATMUL_BIAS) etch__text_add(&t, ", bias");
-    if (n->epilogue & MATMUL_RELU) etch__text_add(&t, ", relu");
-    if (n->epilogue & MATMUL_GELU) etch__text_add(&t, ", gelu");
+    add_call(&t, m, n);
     log_line(line);
     etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
 }
@@ -51,6 +58,12 @@ static void log_kernel(const plan_maker *m, int number, int32_t group, const low
         etch__text_add(&t, "%s%.*s", i ? ", " : "", (int)strcspn(op, "."), op);
     }
     etch__text_add(&t, "}%s, %lld units of work", splits[low->k.split], (long long)low->units);
+    for (int i = 0; i < g->nmembers && t.n < sizeof line - 80; i++) {
+        const ir_node *n = &m->r->nodes[g->members[i]];
+        if (n->kind != IR_CALL) continue;
+        etch__text_add(&t, ", after ");
+        add_call(&t, m, n);
+    }
     log_line(line);
     etch__report_step(STEP_KERNEL, low->k.name, line + named);
 }
