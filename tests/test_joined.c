@@ -243,7 +243,7 @@ TEST(sizes_at_run_time) {
 TEST(no_memory) {
     etch_function *f = etch_compile(norm);
     ETCH_SCOPE {
-        operands o = given(ETCH_BF16, ETCH_SHAPE(130, 96), 70, LAYOUT_ROW, true);
+        operands o = given(ETCH_BF16, ETCH_SHAPE(130, 96), 140, LAYOUT_ROW, true);
         etch_tensor *want = norm(o.x, o.w, o.b, o.r);
         for (int i = 0; i < 3; i++) assert_non_null(etch_call(f, o.x, o.w, o.b, o.r));
         bool done = false;
