@@ -188,7 +188,7 @@ static void bands_task(void *ctx, int64_t begin, int64_t end) {
 
 static etch_status run_tiles(product *p) {
     bool library = p->way == PRODUCT_LIBRARY && p->k;
-    if (p->way == PRODUCT_CHAIN && p->batch == 1) { /* one tile */
+    if (p->small && p->batch == 1) { /* one tile */
         tiles_task(p, 0, 1);
         return ETCH_OK;
     }
