@@ -158,7 +158,7 @@ def gated_unit(F, x, w):
 
 def llama_prefill(F, x, w, name, length):
     heads = WIDTHS[name][2]
-    cos, sin, _ = next(w), next(w), next(w)
+    cos, sin = next(w), next(w)
     y = F.rms_norm(x, next(w))
     q = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)
     k = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)

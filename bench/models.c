@@ -59,14 +59,8 @@ static etch_tensor *merge(const net *n, etch_tensor *x) {
     return etch_reshape(etch_transpose(x, 1, 2), sizes);
 }
 
-/* hidden: bool, what is not seen; or NULL. */
-static etch_tensor *attend(const net *n, etch_tensor *q, etch_tensor *k, etch_tensor *v,
-                           etch_tensor *hidden) {
-    etch_tensor *scores = etch_matmul(q, etch_transpose(k, 2, 3));
-    scores = etch_mul_scalar(scores, 1 / sqrt((double)(n->width / n->heads)));
-    if (hidden) scores = etch_masked_fill(scores, hidden, -INFINITY);
-    etch_tensor *weights = etch_softmax(scores, -1);
-    return etch_matmul(weights, v);
+static etch_tensor *attend(etch_tensor *q, etch_tensor *k, etch_tensor *v, bool causal) {
+    return etch_scaled_dot_product_attention(q, k, v, ETCH_NONE, 0.0, causal, 0.0);
 }
 
 /* ---- encoders ---- */
@@ -75,7 +69,7 @@ static etch_tensor *encoder_layer(net *n, etch_tensor *x) {
     etch_tensor *q = split(n, linear(n, x, n->width, n->width));
     etch_tensor *k = split(n, linear(n, x, n->width, n->width));
     etch_tensor *v = split(n, linear(n, x, n->width, n->width));
-    etch_tensor *seen = merge(n, attend(n, q, k, v, NULL));
+    etch_tensor *seen = merge(n, attend(q, k, v, false));
     etch_tensor *y = layer_norm(n, etch_add(x, linear(n, seen, n->width, n->width)));
     etch_tensor *inner = etch_gelu(linear(n, y, n->width, n->inner));
     return layer_norm(n, etch_add(y, linear(n, inner, n->inner, n->width)));
@@ -119,26 +113,21 @@ static etch_tensor *constant(net *n, etch_tensor *value) {
     return n->weights[n->next++];
 }
 
-/* Cosines, sines and the triangle that is not seen. */
-static void block_constants(net *n, int64_t length, bool masked, etch_tensor *c[3]) {
-    c[0] = c[1] = c[2] = NULL;
-    if (n->next == n->count) {
-        angles(n, length, &c[0], &c[1]);
-        etch_tensor *all = etch_ones(ETCH_BOOL, ETCH_SHAPE(length, length));
-        if (masked) c[2] = etch_triu(all, 1);
-    }
+/* Cosines and sines. */
+static void block_constants(net *n, int64_t length, etch_tensor *c[2]) {
+    c[0] = c[1] = NULL;
+    if (n->next == n->count) angles(n, length, &c[0], &c[1]);
     c[0] = constant(n, c[0]), c[1] = constant(n, c[1]);
-    if (masked) c[2] = constant(n, c[2]);
 }
 
 static etch_tensor *llama_block(net *n, etch_tensor *x) {
-    etch_tensor *c[3];
-    block_constants(n, etch_size(x, 1), true, c);
+    etch_tensor *c[2];
+    block_constants(n, etch_size(x, 1), c);
     etch_tensor *y = rms_norm(n, x);
     etch_tensor *q = rotate(split(n, plain_linear(n, y, n->width, n->width)), c[0], c[1]);
     etch_tensor *k = rotate(split(n, plain_linear(n, y, n->width, n->width)), c[0], c[1]);
     etch_tensor *v = split(n, plain_linear(n, y, n->width, n->width));
-    etch_tensor *seen = merge(n, attend(n, q, k, v, c[2]));
+    etch_tensor *seen = merge(n, attend(q, k, v, true));
     x = etch_add(x, plain_linear(n, seen, n->width, n->width));
     return etch_add(x, gated_unit(n, rms_norm(n, x)));
 }
@@ -154,8 +143,8 @@ static etch_tensor *remember(net *n, etch_tensor *row, int64_t most) {
 static etch_tensor *decode_block(net *n, etch_tensor *x) {
     enum { MOST = 2048 };
     int64_t at = n->length - 1;
-    etch_tensor *c[3];
-    block_constants(n, MOST, false, c);
+    etch_tensor *c[2];
+    block_constants(n, MOST, c);
     etch_tensor *cos = etch_slice(c[0], 0, at, at + 1, 1),
                 *sin = etch_slice(c[1], 0, at, at + 1, 1);
     etch_tensor *y = rms_norm(n, x);
@@ -164,7 +153,7 @@ static etch_tensor *decode_block(net *n, etch_tensor *x) {
     etch_tensor *v = split(n, plain_linear(n, y, n->width, n->width));
     k = remember(n, k, MOST);
     v = remember(n, v, MOST);
-    etch_tensor *seen = merge(n, attend(n, q, k, v, NULL));
+    etch_tensor *seen = merge(n, attend(q, k, v, false));
     x = etch_add(x, plain_linear(n, seen, n->width, n->width));
     return etch_add(x, gated_unit(n, rms_norm(n, x)));
 }

@@ -25,5 +25,6 @@ show "export: a step of training goes on in a process without a compiler" \
     ./export ../../examples/data/digits.csv.gz # without ./ it is the shell's own
 show "vmap: functions of one sample, mapped over batches, beside loops" \
     vmap ../../examples/data/digits.csv.gz
+show "decode: a token at a time, with a cache written in place and one compiled function for all lengths" decode
 [ $failed -eq 0 ] || { echo "demo: FAILED"; exit 1; }
 echo "demo: ok"
