@@ -13,28 +13,68 @@ typedef struct scan {
     bool real, product;
 } scan;
 
-static void scan_reals(double *p, const scan *s) {
-    double so_far = s->product ? 1 : 0;
-    for (int64_t i = 0; i < s->n; i++, p += s->inner) {
-        so_far = s->product ? so_far * *p : so_far + *p;
-        *p = so_far;
+/* FOUR lines of neighbouring elements, each with a chain of its own; and `width` lines side by
+ * side, row upon row, or one by one where they are few. */
+enum { FOUR = 4, MAX_ROW = 1024 };
+#define SCAN(name, T, start, op)                                                                   \
+    static void name##_lines(T *p, int64_t n, int64_t lines) {                                     \
+        for (; lines >= FOUR; lines -= FOUR, p += FOUR * n) {                                      \
+            T so_far[FOUR] = {start, start, start, start};                                         \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                for (int k = 0; k < FOUR; k++)                                                     \
+                    p[k * n + i] = so_far[k] = so_far[k] op p[k * n + i];                          \
+        }                                                                                          \
+        for (; lines > 0; lines--, p += n) {                                                       \
+            T so_far = start;                                                                      \
+            for (int64_t i = 0; i < n; i++) p[i] = so_far = so_far op p[i];                        \
+        }                                                                                          \
+    }                                                                                              \
+    static void name##_rows(T *p, int64_t n, int64_t inner, int64_t width) {                       \
+        for (int64_t k = 0; width < FOUR && k < width; k++) {                                      \
+            T so_far = start;                                                                      \
+            for (int64_t i = 0; i < n; i++)                                                        \
+                p[i * inner + k] = so_far = so_far op p[i * inner + k];                            \
+        }                                                                                          \
+        if (width < FOUR) return;                                                                  \
+        for (int64_t c = 0; c < width; c++) p[c] = (T)start op p[c];                               \
+        for (int64_t i = 1; i < n; i++) {                                                          \
+            T *before = p;                                                                         \
+            p += inner;                                                                            \
+            for (int64_t c = 0; c < width; c++) p[c] = before[c] op p[c];                          \
+        }                                                                                          \
     }
+SCAN(sum_reals, double, 0, +)
+SCAN(multiply_reals, double, 1, *)
+SCAN(sum_integers, uint64_t, 0, +)
+SCAN(multiply_integers, uint64_t, 1, *)
+
+static void scan_lines(const scan *s, int64_t at, int64_t lines) {
+    if (s->real && s->product) multiply_reals_lines((double *)s->data + at, s->n, lines);
+    else if (s->real) sum_reals_lines((double *)s->data + at, s->n, lines);
+    else if (s->product) multiply_integers_lines((uint64_t *)s->data + at, s->n, lines);
+    else sum_integers_lines((uint64_t *)s->data + at, s->n, lines);
 }
 
-static void scan_integers(uint64_t *p, const scan *s) {
-    uint64_t so_far = s->product ? 1 : 0;
-    for (int64_t i = 0; i < s->n; i++, p += s->inner) {
-        so_far = s->product ? so_far * *p : so_far + *p;
-        *p = so_far;
-    }
+static void scan_rows(const scan *s, int64_t at, int64_t width) {
+    int64_t n = s->n, inner = s->inner;
+    if (s->real && s->product) multiply_reals_rows((double *)s->data + at, n, inner, width);
+    else if (s->real) sum_reals_rows((double *)s->data + at, n, inner, width);
+    else if (s->product) multiply_integers_rows((uint64_t *)s->data + at, n, inner, width);
+    else sum_integers_rows((uint64_t *)s->data + at, n, inner, width);
 }
+
+static int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static void scan_task(void *ctx, int64_t begin, int64_t end) {
     const scan *s = ctx;
-    for (int64_t k = begin; k < end; k++) {
-        int64_t at = k / s->inner * s->n * s->inner + k % s->inner;
-        if (s->real) scan_reals((double *)s->data + at, s);
-        else scan_integers((uint64_t *)s->data + at, s);
+    if (s->inner == 1) {
+        scan_lines(s, begin * s->n, end - begin);
+        return;
+    }
+    for (int64_t k = begin, width; k < end; k += width) {
+        int64_t column = k % s->inner;
+        width = least(least(end - k, s->inner - column), MAX_ROW);
+        scan_rows(s, k / s->inner * s->n * s->inner + column, width);
     }
 }
 
