@@ -385,8 +385,8 @@ TEST(operators_of_normalisations_are_one_kernel) {
           "%2: bf16[7, 4099] = _softmax(%0) {1, 0}\n"
           "return %1, %2\n}",
           1, 0);
-    check("graph logs(%0: f64[300, 7 : 1, 300]) {\n" /* rows that lie across */
-          "%1: f64[300, 7] = _log_softmax(%0) {-1, 0}\n"
+    check("graph logs(%0: f64[300, 70 : 1, 300]) {\n" /* rows that lie across */
+          "%1: f64[300, 70] = _log_softmax(%0) {-1, 0}\n"
           "return %1\n}",
           1, 0);
     check("graph norm(%0: f16[9, 5, 60], %1: f32[5, 60], %2: f16[5, 60]) {\n" /* over two axes */
@@ -448,6 +448,14 @@ TEST(row_values_of_elements) {
           "%2: bf16[1, 1, 1] = mean.dim(%0) {3, 0, 1, 2, 1, -1}\n"
           "return %2\n}",
           -1, 0);
+}
+
+/* Many short rows are reduced side by side, by one kernel for each sweep. */
+TEST(short_rows_are_no_units) {
+    check("graph short(%0: f64[300, 7 : 1, 300]) {\n"
+          "%1: f64[300, 7] = _log_softmax(%0) {-1, 0}\n"
+          "return %1\n}",
+          3, 0);
 }
 
 TEST(what_normalises_in_two_kernels) {

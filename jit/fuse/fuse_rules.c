@@ -97,10 +97,12 @@ int etch__stage_in(const ir *r, const ir_node *n, int32_t group, const space *sp
 }
 
 /* Whether rows are worth one unit each. On a device a row is a block of threads, so there should be
- * some. */
+ * some. On the CPU many short rows are better reduced side by side (loop_tile), in one sweep. */
 bool etch__good_rows(const ir_group *g, int device) {
+    enum { SHORT_ROW = REDUCE_LANES - 1, MANY_ROWS = 8 };
     int64_t rows = 1, reduced = 1;
     for (int a = 0; a < g->naxes; a++) *(g->mask >> a & 1 ? &reduced : &rows) *= g->size[a];
+    if (device == ETCH_CPU && reduced <= SHORT_ROW && rows >= MANY_ROWS) return false;
     if (device && rows < 128 && reduced > 4 * REDUCE_BLOCK) return false;
     return !etch__loop_splits(rows, rows, reduced);
 }
