@@ -19,14 +19,19 @@ static cpu_isa supported(void) {
     return CPU_ISA_BASELINE;
 }
 
-/* Whether the processor has AMX for bf16 and the system lets this process use it: a process has to
- * ask once (arch_prctl(2), ARCH_REQ_XCOMP_PERM), which holds for all its threads. */
-static bool amx_granted(void) {
-    enum { ASK = 0x1023, TILE_DATA = 18 };
+/* Whether the processor has AMX for bf16. */
+static bool has_amx(void) {
     unsigned a, b, c, d;
     if (supported() != CPU_ISA_AVX512 || !__get_cpuid_count(7, 0, &a, &b, &c, &d)) return false;
     bool tiles = d >> 24 & 1, bf16 = d >> 22 & 1; /* AMX-TILE, AMX-BF16 */
-    if (!tiles || !bf16 || !__get_cpuid_count(7, 1, &a, &b, &c, &d) || !(a >> 5 & 1)) return false;
+    return tiles && bf16 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && a >> 5 & 1; /* for stores */
+}
+
+/* A process has to ask for the tiles' registers once, for all its threads (arch_prctl(2),
+ * ARCH_REQ_XCOMP_PERM). From then on the system refuses alternate stacks for signals that are
+ * smaller than AT_MINSIGSTKSZ, so nobody asks before there is something to compute with them. */
+static bool ask_for_amx(void) {
+    enum { ASK = 0x1023, TILE_DATA = 18 };
     return syscall(SYS_arch_prctl, ASK, TILE_DATA) == 0;
 }
 
@@ -37,7 +42,7 @@ typedef struct cpu_choice {
 } cpu_choice;
 
 static cpu_choice choose(void) {
-    cpu_choice best = {supported(), amx_granted()};
+    cpu_choice best = {supported(), has_amx()};
     const char *wanted = etch__param(PARAM_CPU_ISA);
     if (!wanted || !*wanted) return best;
     if (strcmp(wanted, "amx") == 0 && best.amx) return best;
@@ -68,7 +73,13 @@ static unsigned chosen(void) {
 
 cpu_isa etch__cpu_isa(void) { return (cpu_isa)(chosen() >> 1); }
 
-bool etch__cpu_amx(void) { return chosen() & 1; }
+bool etch__cpu_amx(void) {
+    static atomic_int granted; /* 0: not asked yet, 1: no, 2: yes */
+    if (!(chosen() & 1)) return false;
+    int now = atomic_load_explicit(&granted, memory_order_relaxed);
+    if (unlikely(!now)) atomic_store(&granted, now = ask_for_amx() ? 2 : 1);
+    return now == 2;
+}
 
 static const void *(*functions)(void);
 

@@ -16,7 +16,7 @@ typedef enum cpu_isa {
  * names. */
 cpu_isa etch__cpu_isa(void);
 /* Whether products of bf16 use AMX: with the highest set, where the processor has it and the system
- * grants it, unless ETCH_CPU_ISA names a set. */
+ * grants it, which the first call asks for; not where ETCH_CPU_ISA names a set. */
 bool etch__cpu_amx(void);
 /* "baseline", "avx2", "avx512". */
 const char *etch__cpu_isa_name(cpu_isa isa);
