@@ -249,7 +249,15 @@ static etch_tensor *index_argument(void) {
     return etch_zeros(ETCH_I64, vector ? ETCH_SHAPE(4) : ETCH_SHAPE(4, 4));
 }
 
+/* The scales of a weight of 8 bits, and that weight. */
+static etch_tensor *quantized(bool scales) {
+    etch_tensor *w = sample(4, 4), *s = w ? etch_quantize_scales(w, 8, 0) : NULL;
+    return scales || !s ? s : etch_quantize_weight(w, s, 8);
+}
+
 static etch_tensor *tensor_argument(const char *name, int i) {
+    if (!strcmp(name, "scales")) return quantized(true);
+    if (!strcmp(name, "qweight") || is_op("dequantize_weight")) return quantized(false);
     if (!strncmp(name, "ind", 3) || is_op("one_hot")) return index_argument();
     if (is_op("select_scatter") && i == 1) {
         etch_tensor *x = sample(1, 4);
@@ -263,6 +271,7 @@ static etch_tensor *tensor_argument(const char *name, int i) {
         etch_tensor *x = sample(4, 4);
         return x ? etch_gt_scalar(x, 1) : NULL;
     }
+    if (!strcmp(name, "seed")) return etch_full(ETCH_F64, ETCH_SHAPE(1), 0.25);
     if (is_op("dot") || (is_op("mv") && i == 1)) {
         etch_tensor *x = sample(1, 4);
         return x ? etch_view(x, ETCH_SHAPE(4)) : NULL;
@@ -301,6 +310,7 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
         return t[0] && t[1];
     case ARG_SCALAR:
         *v = (etch_value){a->name, ETCH_VALUE_REAL, {.d = 2 + 4 * i}};
+        if (!strcmp(a->name, "dropout_p")) v->d = 0.5;
         if (takes_bits()) *v = (etch_value){a->name, ETCH_VALUE_INT, {.i = 3}};
         return true;
     case ARG_INTS:
@@ -314,13 +324,16 @@ static bool sample_argument(const schema_arg *a, int i, etch_tensor **t, etch_va
         if (is_op("avg_pool2d_backward") && a->name[0] == 'i') v->ints = ETCH_SHAPE(1, 1, 4, 4);
         if (!strcmp(a->name, "kernel_size")) v->ints = ETCH_SHAPE(1);
         if (!strcmp(a->name, "weight_size")) v->ints = ETCH_SHAPE(1, 1, 1, 1);
-        if (size) v->ints = is_op("expand") ? ETCH_SHAPE(4, 4) : ETCH_SHAPE(2, 8);
+        if (is_op("_attention_kept")) v->ints = ETCH_SHAPE(1, 4, 4);
+        else if (size) v->ints = is_op("expand") ? ETCH_SHAPE(4, 4) : ETCH_SHAPE(2, 8);
         return true;
     default: {
         bool one = !strcmp(a->name, "dim1") || !strcmp(a->name, "index") ||
                    !strcmp(a->name, "groups") || !strcmp(a->name, "step") ||
                    !strcmp(a->name, "num_classes");
         *v = (etch_value){a->name, ETCH_VALUE_INT, {.i = one}};
+        if (!strcmp(a->name, "bits")) v->i = 8;
+        if (!strcmp(a->name, "columns")) v->i = 4;
         return true;
     }
     }
