@@ -125,7 +125,7 @@ TEST(schemas_that_do_not_parse) {
         "test::scale2(Tensor a, Scalar b, Scalar c, Scalar d, Scalar e, Scalar f) -> Tensor",
         "test::scale2(Tensor a, Tensor b, Tensor c, Tensor d, Tensor e, Tensor f, Tensor g, Tensor "
         "h, "
-        "Tensor i) -> Tensor",
+        "Tensor i, Tensor j, Tensor k) -> Tensor",
         "",
         "::(Tensor a) -> Tensor()",
     };

@@ -21,10 +21,10 @@ static void add_call(bounded_text *t, const plan_maker *m, const ir_node *n) {
     const graph_node *g = &m->r->g->nodes[n->gnode];
     bool product = etch__ops[n->op].kind == KIND_CONTRACTION;
     etch__text_add(t, "%s %s %%%d =", product ? "product" : "call", etch__ops[n->op].name, g->out);
-    int left_out = g->nin - n->nin; /* self of an addmm that is a product and a kernel */
-    for (int i = left_out > 0 ? left_out : 0; i < g->nin && t->n < t->room - 48; i++) {
+    int first = g->nin > n->nin; /* without self of an addmm that is a product and a kernel */
+    for (int i = first; i < g->nin && t->n < t->room - 48; i++) {
         int32_t v = m->r->g->operands[g->in + i];
-        const char *times = i > left_out ? " x" : "";
+        const char *times = i > first ? " x" : "";
         if (n->sums >> i & 1)
             etch__text_add(t, "%s the sum in %%%d", times,
                            m->r->versions[sources(m->r, n)[i].version].base);
