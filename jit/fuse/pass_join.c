@@ -41,13 +41,20 @@ static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
 /* Rows longer than this do not stay in the cache; shorter ones than that are no good strips. */
 enum { LONGEST_ROW = 4096, SHORTEST_ROW = 128 };
 
+/* Bands of rows are what threads share. Where there may be fewer bands than threads, the product is
+ * computed whole first, into memory of the run's own (product.c): not, if that is much. */
+enum { MUCH = 1 << 20, MANY_ROWS = 1 << 14 };
+static bool good_bands(int64_t rows, int64_t row) {
+    return row <= LONGEST_ROW && (rows * row <= MUCH || rows >= MANY_ROWS);
+}
+
 /* Whether it has one stage, or reduces rows of the space in one piece each. */
 static bool good_stages(const ir *r, const ir_group *g) {
     if (!g->mask && !g->last) return true;
     int64_t rows = 1, row = g->size[g->naxes - 1];
     for (int a = 0; a < g->naxes - 1; a++) rows *= g->size[a];
     return r->target->matmuls.wide && !r->g->dynamic && g->mask == 1u << (g->naxes - 1) &&
-           row <= LONGEST_ROW && !etch__loop_splits(rows, rows, row);
+           good_bands(rows, row) && !etch__loop_splits(rows, rows, row);
 }
 
 static bool can_take(const ir *r, const ir_group *g) {
