@@ -310,8 +310,8 @@ TEST(bits_depend_on_values_alone) {
 static etch_tensor *written_out(const attention_case *c, const operands *o) {
     int d = o->q->ndim;
     etch_tensor *k = o->k, *v = o->v;
-    int64_t shared = d > 2 ? o->k->size[d - 3] : 1, group = 1;
-    if (d > 2 && shared) group = o->q->size[d - 3] / shared;
+    int64_t shared = d > 2 && k->ndim > 2 ? k->size[k->ndim - 3] : 0, group = 1;
+    if (shared) group = o->q->size[d - 3] / shared;
     if (group > 1) {
         etch_tensor *i = etch_floor_divide(etch_arange(ETCH_I64, 0, o->q->size[d - 3], 1),
                                            etch_full(ETCH_I64, S(), group));
@@ -319,6 +319,7 @@ static etch_tensor *written_out(const attention_case *c, const operands *o) {
     }
     double scale = c->scale ? c->scale : 1 / sqrt((double)o->q->size[d - 1]);
     etch_tensor *s = etch_mul_scalar(must(etch_matmul(o->q, etch_transpose(k, -2, -1))), scale);
+    d = must(s)->ndim;
     etch_tensor *out = etch_zeros(ETCH_BOOL, S(s->size[d - 2], s->size[d - 1]));
     if (c->causal) out = etch_triu(etch_logical_not(out), 1);
     if (o->mask != ETCH_NONE && o->mask->dtype == ETCH_BOOL)
@@ -372,6 +373,39 @@ TEST(gradients_are_those_of_the_written_out_form) {
         for (int t = ETCH_F32; t <= ETCH_F16; t++) {
             if (is_long(&cases[k]) && t > ETCH_F64) continue; /* sums of hundreds of roundings */
             ETCH_SCOPE { check_gradients(&cases[k], (etch_dtype)t, bounds[t]); }
+        }
+}
+
+/* ---- dimensions in front of heads ---- */
+
+static const attention_case uneven[] = {
+    {S(4, 3, 8), S(2, 4, 6, 8), S(2, 4, 6, 5), 'n', S(), false, 0},
+    {S(2, 4, 3, 8), S(4, 6, 8), S(4, 6, 5), 'n', S(), true, 0},
+    {S(2, 4, 3, 8), S(6, 8), S(6, 5), 'f', S(2, 1, 3, 6), false, 0},
+    {S(1, 4, 3, 8), S(3, 4, 6, 8), S(1, 4, 6, 5), 'b', S(3, 6), false, 0},
+    {S(3, 1, 4, 3, 8), S(2, 4, 6, 8), S(1, 2, 4, 6, 5), 'n', S(), false, 0},
+    {S(1, 4, 3, 8), S(0, 4, 6, 8), S(4, 6, 5), 'n', S(), false, 0},
+};
+static const etch_shape even[] = {S(2), S(2), S(2), S(3), S(3, 2), S(0)};
+
+static etch_tensor *spread(etch_tensor *t, etch_shape front, int64_t heads) {
+    int d = t->ndim, n = front.n;
+    front.n += 3;
+    front.v[n] = heads, front.v[n + 1] = t->size[d - 2], front.v[n + 2] = t->size[d - 1];
+    return must(etch_clone(must(etch_expand(t, front))));
+}
+
+/* Of size 1 or missing they are those of the other operands, and gradients are sums over them. */
+TEST(dimensions_in_front_are_repeated) {
+    for (int i = 0; i < COUNT_OF(uneven); i++)
+        ETCH_SCOPE {
+            operands o = operands_of(&uneven[i], ETCH_F32, ETCH_F32, LAYOUT_HEADS), all = o;
+            all.q = spread(o.q, even[i], 4), all.k = spread(o.k, even[i], 4);
+            all.v = spread(o.v, even[i], 4);
+            etch_tensor *want = must(attend(&uneven[i], &all));
+            assert_int_equal(want->ndim, even[i].n + 3);
+            assert_true(etch_bitwise_equal(must(attend(&uneven[i], &o)), want));
+            check_gradients(&uneven[i], ETCH_F64, 1e-12);
         }
 }
 
@@ -459,9 +493,9 @@ TEST(wrong_operands_are_refused) {
         REFUSED(SHAPE, "at least 2 dimensions, got [8]",
                 ATTEND(make(ETCH_F32, S(8), LAYOUT_ROW, true), k, v, none));
         REFUSED(SHAPE, "key with 4 dimensions as query [2, 6, 5, 8], got [3, 7, 8]",
-                ATTEND(q, etch_select(k, 0, 0), v, none));
+                etch_attention_raw(q, etch_select(k, 0, 0), v, none, false, 1));
         REFUSED(SHAPE, "equal sizes in front of heads",
-                ATTEND(q, etch_narrow(k, 0, 0, 1), v, none));
+                ATTEND(q, make(ETCH_F32, S(4, 3, 7, 8), LAYOUT_ROW, true), v, none));
         REFUSED(SHAPE, "value with 3 heads", ATTEND(q, k, etch_narrow(v, 1, 0, 2), none));
         REFUSED(SHAPE, "multiple of the 3 heads of key and value, got 5",
                 ATTEND(etch_narrow(q, 1, 0, 5), k, v, none));

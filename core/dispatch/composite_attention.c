@@ -118,7 +118,7 @@ static etch_scalar scale_of(const op_call *call) {
     return etch_scalar_real(1 / sqrt((double)q->size[q->ndim - 1]));
 }
 
-etch_tensor *etch__composite_scaled_dot_product_attention(const op_call *call) {
+static etch_tensor *attend(const op_call *call) {
     etch_tensor *const *in = call->in;
     etch_scalar scale = scale_of(call);
     bool causal = call->at[0] != 0, elsewhere = in[0] != ETCH_NONE && in[0]->device;
@@ -132,4 +132,48 @@ etch_tensor *etch__composite_scaled_dot_product_attention(const op_call *call) {
     return seed ? etch_attention_dropout_raw(in[0], in[1], in[2], in[3], seed, causal, scale,
                                              call->sc[0])
                 : NULL;
+}
+
+/* ---- dimensions in front of heads ---- */
+
+/* The rank of all three once what is missing in front is there; 0: they are left as they are. */
+static int common_rank(etch_tensor *const *in) {
+    int d = 0;
+    for (int i = 0; i < 3; i++) {
+        if (in[i] == ETCH_NONE || in[i]->ndim < 2) return 0;
+        if (in[i]->ndim > d) d = in[i]->ndim;
+    }
+    return d;
+}
+
+/* Of size 1 or missing, they are repeated; of other sizes the operator refuses what differs. */
+static etch_tensor *repeated(etch_tensor *const *in, int which, int rank) {
+    etch_tensor *t = in[which];
+    etch_shape s = {.n = rank};
+    bool same = t->ndim == rank;
+    for (int i = 0; i < rank; i++) {
+        int at = i - (rank - t->ndim);
+        s.v[i] = at < 0 ? 1 : t->size[at];
+        for (int k = 0; k < 3 && i < rank - 3 && s.v[i] == 1; k++) {
+            int there = i - (rank - in[k]->ndim);
+            if (there >= 0 && in[k]->size[there] != 1) s.v[i] = in[k]->size[there], same = false;
+        }
+    }
+    return same ? t : etch_expand(t, s);
+}
+
+static bool repeat_all(etch_tensor *const *in, etch_tensor **out) {
+    int rank = common_rank(in);
+    for (int i = 0; i < 4; i++) {
+        out[i] = rank && i < 3 ? repeated(in, i, rank) : in[i];
+        if (!out[i]) return false;
+    }
+    return true;
+}
+
+etch_tensor *etch__composite_scaled_dot_product_attention(const op_call *given) {
+    etch_tensor *in[4];
+    op_call call = *given;
+    call.in = in;
+    return repeat_all(given->in, in) ? attend(&call) : NULL;
 }

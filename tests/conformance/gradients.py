@@ -263,7 +263,8 @@ def compare(got, want):
         try:
             torch.testing.assert_close(g, w, equal_nan=True, check_stride=False)
         except AssertionError:
-            bad = ~torch.isclose(g, w, rtol=1e-6, atol=1e-7, equal_nan=True)
+            rtol, atol = torch.testing._comparison.default_tolerances(w)
+            bad = ~torch.isclose(g, w, rtol=rtol, atol=atol, equal_nan=True)
             at = bad.flatten().nonzero().flatten()[:4]
             return "values", (f"gradient {k}: at {at.tolist()} of {w.numel()} expected "
                               f"{w.flatten()[at].tolist()}, got {g.flatten()[at].tolist()}")
