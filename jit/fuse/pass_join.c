@@ -51,6 +51,7 @@ static bool good_bands(int64_t rows, int64_t row) {
 /* Whether it has one stage, or reduces rows of the space in one piece each. */
 static bool good_stages(const ir *r, const ir_group *g) {
     if (!g->mask && !g->last) return true;
+    if (!g->naxes) return false;
     int64_t rows = 1, row = g->size[g->naxes - 1];
     for (int a = 0; a < g->naxes - 1; a++) rows *= g->size[a];
     return r->target->matmuls.wide && !r->g->dynamic && g->mask == 1u << (g->naxes - 1) &&

@@ -176,7 +176,7 @@ static uint32_t mask_of(const graph *g, const graph_node *x) {
     int ndim = g->values[x->out].meta.ndim;
     if (x->op == OP_NATIVE_LAYER_NORM) return last_axes(ndim, (int)at[0]);
     int dim = (int)(at[0] < 0 ? at[0] + ndim : at[0]);
-    return dim == ndim - 1 ? last_axes(ndim, 1) : 0;
+    return ndim && dim == ndim - 1 ? last_axes(ndim, 1) : 0;
 }
 
 static bool good_sizes(const graph *g, const tensor_meta *m, uint32_t mask) {
