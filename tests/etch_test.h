@@ -26,6 +26,14 @@ typedef struct etch_test {
     struct etch_test *next;
 } etch_test;
 
+/* What was called last has failed with this status and a text that holds `word`. */
+#define ASSERT_REFUSED(status, word)                                                               \
+    do {                                                                                           \
+        assert_int_equal(etch_last_status(), status);                                              \
+        if (!strstr(etch_last_error(), word)) fail_msg("%s", etch_last_error());                   \
+        etch_clear_error();                                                                        \
+    } while (0)
+
 /* TEST(name, .setting = "A=1") { body }: fields of the test may follow its name. */
 #define TEST(name, ...)                                                                            \
     static void test__##name(void);                                                                \

@@ -478,9 +478,7 @@ TEST(gradients_with_dropout) {
 #define REFUSED(code, word, call)                                                                  \
     do {                                                                                           \
         assert_null(call);                                                                         \
-        assert_int_equal(etch_last_status(), ETCH_ERR_##code);                                     \
-        if (!strstr(etch_last_error(), word)) fail_msg("%s", etch_last_error());                   \
-        etch_clear_error();                                                                        \
+        ASSERT_REFUSED(ETCH_ERR_##code, word);                                                     \
     } while (0)
 #define ATTEND(q, k, v, mask) etch_scaled_dot_product_attention(q, k, v, mask, 0, false, 0)
 

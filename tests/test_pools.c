@@ -211,9 +211,7 @@ TEST(lines_are_planes_of_height_1) {
 #define REFUSED(code, word, call)                                                                  \
     do {                                                                                           \
         assert_null(call);                                                                         \
-        assert_int_equal(etch_last_status(), ETCH_ERR_##code);                                     \
-        if (!strstr(etch_last_error(), word)) fail_msg("%s", etch_last_error());                   \
-        etch_clear_error();                                                                        \
+        ASSERT_REFUSED(ETCH_ERR_##code, word);                                                     \
     } while (0)
 #define MAX(x, kernel, stride, padding, dilation)                                                  \
     etch_max_pool2d(x, kernel, stride, padding, dilation, false)

@@ -213,9 +213,9 @@ static float tile_chain(const etch_tensor *a, const etch_tensor *b, int64_t a0, 
 /* Every layout, edges of panels and blocks, odd values: an element's bits are those of the chain,
  * wherever it lies. */
 TEST(bf16_by_tiles) {
-    const int64_t sizes[][3] = {{1, 70, 33},  {70, 1, 64},   {33, 65, 32}, {65, 17, 31},
-                                {100, 90, 1}, {16, 16, 600}, {3, 300, 96}, {300, 5, 1100},
-                                {40, 700, 800}};
+    const int64_t sizes[][3] = {{1, 70, 33},  {70, 1, 64},    {33, 65, 32},
+                                {65, 17, 31}, {100, 90, 1},   {16, 16, 600},
+                                {3, 300, 96}, {300, 5, 1100}, {40, 700, 800}};
     if (!etch__cpu_amx() || etch_current_device()) return;
     for (int s = 0; s < COUNT_OF(sizes); s++)
         for (int how = 0; how < LAYOUT_COUNT * LAYOUT_COUNT * 2; how++)

@@ -345,9 +345,7 @@ TEST(the_gradient_is_that_of_the_numbers) {
 #define REFUSED(expression, status, text)                                                          \
     do {                                                                                           \
         assert_true(!(expression));                                                                \
-        assert_int_equal(etch_last_status(), status);                                              \
-        if (!strstr(etch_last_error(), text)) fail_msg("%s", etch_last_error());                   \
-        etch_clear_error();                                                                        \
+        ASSERT_REFUSED(status, text);                                                              \
     } while (0)
 
 TEST(bad_inputs_are_refused) {

@@ -656,7 +656,8 @@ typedef struct column_part {
     val column;
 } column_part;
 
-static void column_row(emitter *g, const column_part *c, val r) {
+/* Bases at reduced element r of the part's first column, and the lane of r. */
+static void move_to(emitter *g, const column_part *c, val r) {
     int x = g->k->npar - 1, last = naxes(g);
     val index[LOOP_MAX_AXES];
     decompose(g, r, g->k->npar, last, index);
@@ -668,9 +669,14 @@ static void column_row(emitter *g, const column_part *c, val r) {
         if (offset && along) offset = add(g, offset, along);
         move(g, s->base, rv(s->unit), offset ? offset : along);
     }
-    set(g, g->index0, add(g, mul(g, c->element, g->reduced), r));
     val lane = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, r, num(g, REDUCE_LANES - 1));
     set(g, g->lane, mul(g, lane, g->pitch));
+}
+
+static void column_row(emitter *g, const column_part *c, val r) {
+    int x = g->k->npar - 1;
+    move_to(g, c, r);
+    set(g, g->index0, add(g, mul(g, c->element, g->reduced), r));
     g->index_step = g->reduced;
     set_sources(g, 0, x);
     gen_strip(g, 0);
@@ -679,20 +685,8 @@ static void column_row(emitter *g, const column_part *c, val r) {
 
 /* Reduced elements [r, r + rows) of all columns, each its own lane. */
 static void column_tile(emitter *g, const column_part *c, val r, val rows) {
-    int x = g->k->npar - 1, last = naxes(g);
-    val index[LOOP_MAX_AXES];
-    decompose(g, r, g->k->npar, last, index);
-    for (int a = 0; a < g->k->naccesses; a++) {
-        gen_access *s = &g->access[a];
-        if (!s->used[0]) continue;
-        val offset = offset_over(g, a, g->k->npar, last, index);
-        val along = g->k->access[a].step[x] == STEP_ZERO ? NULL : mul(g, c->column, s->stride[x]);
-        if (offset && along) offset = add(g, offset, along);
-        move(g, s->base, rv(s->unit), offset ? offset : along);
-    }
-    val lane = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, r, num(g, REDUCE_LANES - 1));
-    set(g, g->lane, mul(g, lane, g->pitch));
-    tile t = {0, last - 1, x, rows, g->pitch};
+    move_to(g, c, r);
+    tile t = {0, naxes(g) - 1, g->k->npar - 1, rows, g->pitch};
     whole_tile(g, &t);
 }
 

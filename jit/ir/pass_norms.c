@@ -8,6 +8,7 @@
  * reads its operand once where several generated kernels would go through memory. Where sizes are
  * dynamic, sizes decide nothing. */
 #include "core/dispatch/dispatch.h"
+#include "jit/ir/formula.h"
 #include "jit/ir/target.h"
 
 typedef struct norm {
@@ -22,32 +23,15 @@ typedef struct norm {
 
 /* ---- programs ---- */
 
-static int apply(prim_program *p, prim_id prim, etch_dtype type, int a, int b) {
-    p->code[p->n] = (prim_instr){.prim = (uint8_t)prim,
-                                 .type = (uint8_t)type,
-                                 .from = (uint8_t)type,
-                                 .a = (int16_t)a,
-                                 .b = (int16_t)b};
-    return p->result = p->n++;
-}
-
 static int input(prim_program *p, const ir_source *in, int k) {
-    etch_dtype dtype = in[k].meta.dtype;
-    int v = apply(p, PRIM_INPUT, etch__compute_type(dtype), 0, 0);
-    p->code[v].from = (uint8_t)dtype, p->code[v].imm.i = k;
-    return v;
+    return etch__formula_input(p, in[k].meta.dtype, k);
 }
 
 /* in[a] prim in[b] */
 static int of_two(prim_program *p, prim_id prim, etch_dtype type, const ir_source *in, int a,
                   int b) {
     int x = input(p, in, a), y = input(p, in, b);
-    return apply(p, prim, type, x, y);
-}
-
-static void rounded(prim_program *p, etch_dtype to) {
-    if (to == ETCH_BF16) apply(p, PRIM_ROUND_BF16, ETCH_F32, p->result, 0);
-    if (to == ETCH_F16) apply(p, PRIM_ROUND_F16, ETCH_F32, p->result, 0);
+    return etch__formula_put(p, prim, type, x, y);
 }
 
 /* ---- nodes ---- */
@@ -90,7 +74,7 @@ static ir_source of_rows(norm *n, const prim_program *p, const ir_source *in, in
 
 static ir_source result(norm *n, prim_program *p, const ir_source *in, int nin) {
     const tensor_meta *m = &n->r->g->values[n->base].meta;
-    rounded(p, m->dtype);
+    etch__formula_round(p, m->dtype);
     return pointwise(n, p, in, nin, m);
 }
 
@@ -100,7 +84,7 @@ static ir_source exp_of_difference(norm *n, const ir_source *x, const ir_source 
     prim_program p = {.nin = 2};
     const ir_source in[2] = {*x, *top};
     int d = of_two(&p, PRIM_SUB, n->type, in, 0, 1);
-    apply(&p, PRIM_EXP, n->type, d, 0);
+    etch__formula_put(&p, PRIM_EXP, n->type, d, 0);
     return of_elements(n, &p, in, 2);
 }
 
@@ -120,11 +104,11 @@ static ir_source log_softmax(norm *n, const ir_source *x) {
     ir_source e = exp_of_difference(n, x, &top), sum = reduced(n, REDUCE_SUM, &e);
     prim_program log = {.nin = 1}, p = {.nin = 3};
     int v = input(&log, &sum, 0);
-    apply(&log, PRIM_LOG, n->type, v, 0);
+    etch__formula_put(&log, PRIM_LOG, n->type, v, 0);
     const ir_source in[3] = {*x, top, of_rows(n, &log, &sum, 1)};
     int d = of_two(&p, PRIM_SUB, n->type, in, 0, 1);
     v = input(&p, in, 2);
-    apply(&p, PRIM_SUB, n->type, d, v);
+    etch__formula_put(&p, PRIM_SUB, n->type, d, v);
     return result(n, &p, in, 3);
 }
 
@@ -134,19 +118,19 @@ static ir_source square_of_difference(norm *n, const ir_source *x, const ir_sour
     prim_program p = {.nin = 2};
     const ir_source in[2] = {*x, *mean};
     int d = of_two(&p, PRIM_SUB, n->type, in, 0, 1);
-    apply(&p, PRIM_MUL, n->type, d, d);
+    etch__formula_put(&p, PRIM_MUL, n->type, d, d);
     return of_elements(n, &p, in, 2);
 }
 
 /* 1 / sqrt(variance + eps) */
 static ir_source scale_of(norm *n, const ir_source *variance) {
     prim_program p = {.nin = 1, .nsc = 1};
-    int v = input(&p, variance, 0), eps = apply(&p, PRIM_SCALAR, n->type, 0, 0);
-    v = apply(&p, PRIM_ADD, n->type, v, eps);
-    v = apply(&p, PRIM_SQRT, n->type, v, 0);
-    int one = apply(&p, PRIM_CONST, n->type, 0, 0);
+    int v = input(&p, variance, 0), eps = etch__formula_put(&p, PRIM_SCALAR, n->type, 0, 0);
+    v = etch__formula_put(&p, PRIM_ADD, n->type, v, eps);
+    v = etch__formula_put(&p, PRIM_SQRT, n->type, v, 0);
+    int one = etch__formula_put(&p, PRIM_CONST, n->type, 0, 0);
     p.code[one].imm.d = 1;
-    apply(&p, PRIM_DIV, n->type, one, v);
+    etch__formula_put(&p, PRIM_DIV, n->type, one, v);
     return of_rows(n, &p, variance, 1);
 }
 
@@ -161,7 +145,7 @@ static ir_source layer_norm(norm *n, const ir_source *x) {
     for (int k = 2; k < 5; k++) {
         if (in[k].version < 0) continue;
         int other = input(&p, in, k);
-        v = apply(&p, steps[k - 2], n->type, v, other);
+        v = etch__formula_put(&p, steps[k - 2], n->type, v, other);
     }
     return result(n, &p, in, 5);
 }

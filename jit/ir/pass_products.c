@@ -11,6 +11,7 @@
  * whose alpha and beta are not both 1, which is a static class of it, stays whole. Under relaxed
  * numerics, where products may merge (pass_sums.c), all do. */
 #include "core/dispatch/dispatch.h"
+#include "jit/ir/formula.h"
 #include "jit/ir/target.h"
 
 bool etch__is_wide_product(const ir *r, int gnode) {
@@ -24,28 +25,12 @@ bool etch__is_wide_product(const ir *r, int gnode) {
 
 /* ---- what is made of it ---- */
 
-static int put(prim_program *p, prim_id prim, etch_dtype type, int a, int b) {
-    p->code[p->n] = (prim_instr){.prim = (uint8_t)prim,
-                                 .type = (uint8_t)type,
-                                 .from = (uint8_t)type,
-                                 .a = (int16_t)a,
-                                 .b = (int16_t)b};
-    return p->result = p->n++;
-}
-
-static int input(prim_program *p, etch_dtype dtype, int k) {
-    int v = put(p, PRIM_INPUT, etch__compute_type(dtype), 0, 0);
-    p->code[v].from = (uint8_t)dtype, p->code[v].imm.i = k;
-    return v;
-}
-
 static void finish(prim_program *p, op_id op, etch_dtype dtype) {
     etch_dtype type = etch__compute_type(dtype);
     *p = (prim_program){.nin = op == OP_ADDMM ? 2 : 1};
-    int c = input(p, type, 0);
-    if (op == OP_ADDMM) c = put(p, PRIM_ADD, type, input(p, dtype, 1), c);
-    if (dtype == ETCH_BF16) put(p, PRIM_ROUND_BF16, type, c, 0);
-    if (dtype == ETCH_F16) put(p, PRIM_ROUND_F16, type, c, 0);
+    int c = etch__formula_input(p, type, 0);
+    if (op == OP_ADDMM) etch__formula_put(p, PRIM_ADD, type, etch__formula_input(p, dtype, 1), c);
+    etch__formula_round(p, dtype);
 }
 
 /* ---- nodes ---- */

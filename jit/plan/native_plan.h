@@ -34,9 +34,9 @@ struct kernel_step {
     loaded_kernel *kernel;
     loop_fn fn;
     int64_t units, grain;
-    uint32_t stack;     /* bytes that its code takes at most */
+    uint32_t stack;                /* bytes that its code takes at most */
     struct joined_product *joined; /* the product that it follows tile by tile, or NULL */
-    launcher *launcher; /* ... and of another device */
+    launcher *launcher;            /* ... and of another device */
     char name[48];
 };
 
