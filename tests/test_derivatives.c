@@ -89,6 +89,22 @@ TEST(choices_beside_nan) {
     }
 }
 
+/* As PyTorch's: no gradient ends where a number is so large that a composite treats it apart. */
+TEST(at_infinity_and_beyond_the_range) {
+    ETCH_SCOPE {
+        etch_tensor *x = F(INFINITY, -INFINITY, NAN, -2, -0.0);
+        GRAD(etch_abs(x), x, 1, -1, 0, -1, 0);
+        GRAD(etch_copysign(x, K(1, 1, 1, 1, 1)), x, NAN, NAN, NAN, -1, 0);
+        x = F(1, 1, -1, 1, 1, INFINITY, INFINITY, 0);
+        etch_tensor *e = F(INFINITY, 3000, 3000, -INFINITY, -3000, INFINITY, -INFINITY, 3000);
+        etch_tensor *y = etch_ldexp(x, e);
+        GRAD(y, x, INFINITY, INFINITY, INFINITY, 0, 0, INFINITY, 0, INFINITY);
+        GRAD(y, e, INFINITY, INFINITY, -INFINITY, 0, 0, INFINITY, NAN, NAN);
+        e = F(NAN, 2);
+        GRAD(etch_ldexp(K(1, 3), e), e, NAN, 12 * log(2));
+    }
+}
+
 TEST(kinks_and_bounds) {
     ETCH_SCOPE {
         etch_tensor *x = F(-1, -0.0, 0, 0.5, 1, 2);

@@ -1,6 +1,8 @@
 /* Derivatives of pointwise operators: arithmetic, selection, rounding. Formulas are those of
  * calculus where nothing else is said; at a jump or a kink the gradient is that of one side, and
  * where two operands are equal each gets half of it. */
+#include <math.h>
+
 #include "core/autograd/rules.h"
 
 RULE(identity) { d->to[0] = d->grad; }
@@ -111,10 +113,14 @@ RULE(pow) {
 
 RULE(abs) { d->to[0] = etch_mul(d->grad, etch_sign(d->in[0])); }
 
-/* Where x and its result have one sign the result is x's magnitude as it is; 0 has no slope. */
+/* Where x and its result have one sign the result is x's magnitude as it is; 0 has no slope, and
+ * that of NaN and infinity is NaN. */
 RULE(copysign) {
-    if (d->wants[0])
-        d->to[0] = etch_mul(d->grad, etch_mul(etch_sign(d->in[0]), etch_sign(d->result)));
+    if (d->wants[0]) {
+        etch_tensor *slope = etch_mul(etch_sign(d->in[0]), etch_sign(d->result));
+        slope = etch_masked_fill(slope, etch_logical_not(etch_isfinite(d->in[0])), NAN);
+        d->to[0] = etch_mul(d->grad, slope);
+    }
     if (d->wants[1]) d->to[1] = no_slope(d, 1);
 }
 

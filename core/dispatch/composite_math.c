@@ -144,9 +144,11 @@ static etch_dtype float_dtype(const etch_tensor *a, const etch_tensor *b) {
 
 /* x times two to the whole numbers e, in f64, rounded once: what lies outside of +-200 goes first,
  * in halves. So no factor leaves the range, and a subnormal result is reached by the last one
- * alone: before it the value is 2^200 times as large, or goes to zero all the same. */
+ * alone: before it the value is 2^200 times as large, or goes to zero all the same. Beyond +-2200
+ * every number is zero or infinite. */
 static etch_tensor *scaled_by_powers(etch_tensor *x, etch_tensor *e) {
-    etch_tensor *last = etch_clamp(e, -200, 200), *rest = NULL, *half = NULL;
+    etch_tensor *last = NULL, *rest = NULL, *half = NULL;
+    if ((e = etch_clamp(e, -2200, 2200))) last = etch_clamp(e, -200, 200);
     if (last && (rest = etch_sub(e, last))) half = etch_trunc(etch_mul_scalar(rest, 0.5));
     if (half) rest = etch_sub(rest, half);
     etch_tensor *const exponent[3] = {half, half ? rest : NULL, last};
@@ -158,14 +160,13 @@ static etch_tensor *scaled_by_powers(etch_tensor *x, etch_tensor *e) {
 }
 
 /* By a power of two that need not be a number of the result's dtype itself. Real exponents take the
- * power in f64, too. */
+ * power in f64, too, and as it is: they may have gradients, which end where one is clamped. */
 etch_tensor *etch__composite_ldexp(const op_call *call) {
     etch_tensor *x = call->in[0], *e = call->in[1];
     bool whole = !etch__is_float(e->dtype);
     etch_dtype dtype = float_dtype(x, e);
     if (dtype == ETCH_DTYPE_COUNT) return NULL;
     if (!(x = etch_to(x, ETCH_F64)) || !(e = etch_to(e, ETCH_F64))) return NULL;
-    if (!(e = etch_clamp(e, -2200, 2200))) return NULL;
     if (whole) x = scaled_by_powers(x, e);
     else x = (e = etch_exp2(e)) ? etch_mul(x, e) : NULL;
     return x && dtype != ETCH_F64 ? etch_to(x, dtype) : x;
