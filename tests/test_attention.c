@@ -43,6 +43,7 @@ static const attention_case cases[] = {
     {S(2, 0, 4), S(2, 3, 4), S(2, 3, 5), 'n', S(), false, 0}, /* no queries */
     {S(0, 2, 3, 4), S(0, 2, 3, 4), S(0, 2, 3, 5), 'n', S(), false, 0},
     {S(2, 0, 3, 4), S(2, 0, 3, 4), S(2, 0, 3, 5), 'n', S(), false, 0},
+    {S(2, 0, 3, 4), S(2, 2, 3, 4), S(2, 2, 3, 5), 'n', S(), false, 0}, /* heads of keys alone */
     {S(2, 3, 4), S(2, 3, 4), S(2, 3, 0), 'n', S(), false, 0},
     /* several blocks, and parts of them */
     {S(1, 2, 131, 16), S(1, 1, 530, 16), S(1, 1, 530, 24), 'b', S(131, 530), false, 0},
@@ -312,7 +313,7 @@ static etch_tensor *written_out(const attention_case *c, const operands *o) {
     etch_tensor *k = o->k, *v = o->v;
     int64_t shared = d > 2 && k->ndim > 2 ? k->size[k->ndim - 3] : 0, group = 1;
     if (shared) group = o->q->size[d - 3] / shared;
-    if (group > 1) {
+    if (group != 1) {
         etch_tensor *i = etch_floor_divide(etch_arange(ETCH_I64, 0, o->q->size[d - 3], 1),
                                            etch_full(ETCH_I64, S(), group));
         k = must(etch_index_select(k, d - 3, i)), v = must(etch_index_select(v, d - 3, i));

@@ -42,8 +42,8 @@ static void plan_sizes(attention *a, const etch_tensor *q, const etch_tensor *k,
     int d = q->ndim;
     a->nbatch = d > 3 ? d - 3 : 0, a->batches = 1;
     for (int i = 0; i < a->nbatch; i++) a->batches *= a->batch[i] = q->size[i];
-    int64_t shared = d > 2 ? k->size[d - 3] : 1;
-    a->heads = d > 2 ? q->size[d - 3] : 1, a->group = shared ? a->heads / shared : 1;
+    a->heads = d > 2 ? q->size[d - 3] : 1, a->shared = d > 2 ? k->size[d - 3] : 1;
+    a->group = a->shared ? a->heads / a->shared : 1;
     a->queries = q->size[d - 2], a->keys = k->size[d - 2];
     a->width = q->size[d - 1], a->out_width = v->size[d - 1];
     a->query_block = block_of(a->queries, ATTENTION_ROWS);

@@ -20,7 +20,8 @@ typedef struct attention {
     int size;               /* bytes of an element of `type` */
     int nbatch;
     int64_t batch[ETCH_MAX_DIMS], batches; /* sizes, and how many that are */
-    int64_t heads, group;                  /* of queries; how many of them share keys and values */
+    int64_t heads, shared, group;          /* of queries; of keys and values, and how many of the
+                                            * former have one of these: none where there are none */
     int64_t queries, keys, width,
         out_width;                         /* width: of a query and a key; out_width: of a value */
     int64_t query_block, key_block, pitch; /* tiles: functions of the sizes alone */

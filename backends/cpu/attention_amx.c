@@ -27,7 +27,7 @@ static void plan(amx_attention *m) {
     a->key_block = n > 1 ? at_most(whole((a->keys + n - 1) / n, AMX_TERMS), KEYS) : a->keys;
     a->pitch = whole(a->key_block, AMX_TERMS) + AMX_LANES;
     m->terms = whole(a->width, AMX_TERMS) / AMX_TERMS;
-    m->shared = a->batches * (a->heads / a->group);
+    m->shared = a->batches * a->shared;
     m->key_panel = m->terms * AMX_BLOCK;
     m->key_head = whole(a->keys, AMX_LANES) / AMX_LANES * m->key_panel;
     m->value_panel = whole(a->keys, AMX_TERMS) / AMX_TERMS * AMX_BLOCK;

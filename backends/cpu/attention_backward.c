@@ -202,8 +202,7 @@ static etch_status backward_kernel(const op_call *call, etch_tensor *const *outs
     double work =
         (double)(a->queries * a->group) * (double)a->keys * (double)(3 * (a->width + a->out_width));
     if (!etch__library_enter(a->type)) return etch__tls.status;
-    etch_status status =
-        etch__attention_run(a, a->batches * (a->heads / a->group), work, backward_task, &j);
+    etch_status status = etch__attention_run(a, a->batches * a->shared, work, backward_task, &j);
     etch__library_leave(a->type);
     return status;
 }
