@@ -31,6 +31,17 @@ typedef struct bench_row {
     bool best; /* prints the fastest of many short rounds, for ratios near 1 on a busy machine */
 } bench_row;
 
+/* One way to compile a row's function. */
+typedef struct bench_form {
+    const char *name;
+    etch_mode_kind mode;
+    etch_numerics numerics;
+} bench_form;
+
+/* The strict ones come first: compiled, reduce-overhead, max-autotune. The same relaxed follow. */
+enum { BENCH_FORMS = 6, BENCH_STRICT_FORMS = 3 };
+extern const bench_form bench_forms[BENCH_FORMS];
+
 /* A function of two tensors, and its runs: the context of a variant. */
 typedef struct bench_job {
     etch_fn2 body;
@@ -62,8 +73,13 @@ void bench_print_on(const char *device, const char *workload, const char *size, 
 bool bench_selected(const char *workload);
 /* The same, of rows that take minutes: only where a name selects them. */
 bool bench_named(const char *workload);
+/* Whether rows run on a GPU, which is the current device then. */
+bool bench_on_gpu(void);
 /* Ends the program with the library's last error. */
 _Noreturn void bench_fail(const char *what);
+/* Prints the library's last error, for what the other rows need not end with; the program's exit
+ * status will be that of a failure. */
+void bench_report(const char *workload, const char *what);
 
 /* The body of a pointwise row ("cheap", "rms", ...), NULL where there is none; *arrays is how many
  * arrays it reads or writes once. */

@@ -57,20 +57,15 @@ static double first_call(job *j, const char *workload, etch_numerics numerics) {
     return elapsed * 1e-3;
 }
 
-enum { FORMS = 6, STRICT_FORMS = 3 };
+const bench_form bench_forms[BENCH_FORMS] = {
+    {"compiled", ETCH_MODE_DEFAULT, ETCH_STRICT},
+    {"reduce-overhead", ETCH_MODE_REDUCE_OVERHEAD, ETCH_STRICT},
+    {"max-autotune", ETCH_MODE_MAX_AUTOTUNE, ETCH_STRICT},
+    {"relaxed", ETCH_MODE_DEFAULT, ETCH_RELAXED},
+    {"reduce-overhead relaxed", ETCH_MODE_REDUCE_OVERHEAD, ETCH_RELAXED},
+    {"max-autotune relaxed", ETCH_MODE_MAX_AUTOTUNE, ETCH_RELAXED}};
 
-static const struct form {
-    const char *name;
-    etch_mode_kind mode;
-    etch_numerics numerics;
-} forms[FORMS] = {{"compiled", ETCH_MODE_DEFAULT, ETCH_STRICT},
-                  {"reduce-overhead", ETCH_MODE_REDUCE_OVERHEAD, ETCH_STRICT},
-                  {"max-autotune", ETCH_MODE_MAX_AUTOTUNE, ETCH_STRICT},
-                  {"relaxed", ETCH_MODE_DEFAULT, ETCH_RELAXED},
-                  {"reduce-overhead relaxed", ETCH_MODE_REDUCE_OVERHEAD, ETCH_RELAXED},
-                  {"max-autotune relaxed", ETCH_MODE_MAX_AUTOTUNE, ETCH_RELAXED}};
-
-static bench_variant variant_of(const struct form *form, const char *workload, job *j) {
+static bench_variant variant_of(const bench_form *form, const char *workload, job *j) {
     j->f = etch_compile(j->body, .name = workload, .mode = form->mode, .numerics = form->numerics);
     double first = first_call(j, workload, form->numerics);
     return (bench_variant){.name = form->name,
@@ -91,13 +86,13 @@ static void run_row(const char *workload, etch_fn2 body, job *j, etch_dtype dtyp
                      .dtype = etch_dtype_name(dtype),
                      .device = "cuda",
                      .count = 1};
-    job jobs[FORMS];
-    int n = copied ? STRICT_FORMS : FORMS;
+    job jobs[BENCH_FORMS];
+    int n = copied ? BENCH_STRICT_FORMS : BENCH_FORMS;
     j->body = body;
     row.variants[0] = (bench_variant){.name = "eager", .run = run_eager, .ctx = j};
     for (int i = 0; i < n; i++) {
         jobs[i] = *j;
-        row.variants[row.count++] = variant_of(&forms[i], workload, &jobs[i]);
+        row.variants[row.count++] = variant_of(&bench_forms[i], workload, &jobs[i]);
     }
     char copy[48];
     snprintf(copy, sizeof copy, "copy of one array (row moves %zu/2)", copied);
@@ -153,7 +148,6 @@ static void memory_row(const char *name, etch_fn2 body, size_t arrays, int64_t n
 void bench_device(void) {
     static const char *const names[] = {"cheap", "chain", "rms", "colsum", "allsum"};
     static const int64_t seeds[] = {10, 64, 256, 512, 1024, 4096}, sizes[] = {1024, 4096};
-    if (etch_set_device(ETCH_CUDA(0)) != ETCH_OK) bench_fail("--device cuda");
     for (size_t i = 0; i < sizeof seeds / sizeof *seeds && bench_selected("seed"); i++)
         seed_row(seeds[i], ETCH_F32);
     if (bench_selected("seed")) seed_row(1024, ETCH_BF16), seed_row(4096, ETCH_BF16);

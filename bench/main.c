@@ -29,6 +29,15 @@ void bench_fail(const char *what) {
     exit(1);
 }
 
+static bool reported;
+
+void bench_report(const char *workload, const char *what) {
+    fprintf(stderr, "etch_bench: %s: %s: %s\n", workload, what, etch_last_error());
+    reported = true;
+}
+
+bool bench_on_gpu(void) { return etch_current_device() != ETCH_CPU; }
+
 /* Starts this program again with a new cache folder in the environment, and removes the folder
  * afterwards: the library reads its environment once, maybe before main. */
 static int run_with_own_cache(char **argv) {
@@ -49,6 +58,20 @@ static int run_with_own_cache(char **argv) {
     return WIFEXITED(status) ? WEXITSTATUS(status) : 1;
 }
 
+static void print_header(void) {
+    printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
+           "calls\n");
+}
+
+static int run_on_gpu(const char *self, bool served) {
+    if (!served) print_header(), bench_cold(self, true);
+    if (etch_set_device(ETCH_CUDA(0)) != ETCH_OK) bench_fail("--device cuda");
+    bench_device();
+    bench_training();
+    bench_models();
+    return reported;
+}
+
 int main(int argc, char **argv) {
     if (argc == 5 && strcmp(argv[1], "--cold-child") == 0)
         return bench_cold_child(argv[2], argv[3], atoll(argv[4]));
@@ -66,7 +89,7 @@ int main(int argc, char **argv) {
 
     char self[4096] = {0};
     if (readlink("/proc/self/exe", self, sizeof self - 1) < 0) bench_fail("/proc/self/exe");
-    if (served && cuda) return bench_device(), 0;
+    if (cuda) return run_on_gpu(self, served);
     if (served) {
         bench_limits();
         bench_quantized();
@@ -75,11 +98,9 @@ int main(int argc, char **argv) {
         bench_training();
         bench_models();
         bench_program_rows();
-        return 0;
+        return reported;
     }
-    printf("workload,size,dtype,device,threads,variant,median_us,first_call_ms,speedup,breakeven_"
-           "calls\n");
-    if (cuda) return bench_cold(self, true), bench_device(), 0;
+    print_header();
     bench_overheads();
     bench_modes();
     bench_cold(self, false);
@@ -96,5 +117,5 @@ int main(int argc, char **argv) {
     bench_mapping();
     bench_memory();
     bench_saved();
-    return 0;
+    return reported;
 }

@@ -1,20 +1,25 @@
-"""The models of bench/models.c in PyTorch, JAX, ONNX Runtime and OpenVINO, for bench/peers.py: the same layers over
-the weights that etch_bench has written, and their results compared with Etch's before anything is timed."""
+"""The models of bench/models.c in PyTorch, JAX (model_jax.py), ONNX Runtime and OpenVINO, for bench/peers.py: the
+same layers over the weights that etch_bench has written, and their results compared with Etch's before anything is
+timed. On a GPU the peers are PyTorch's."""
 import io, itertools, os
 
-import jax
-import jax.numpy as jnp
 import numpy
 import safetensors.torch
 import torch
 from torch.nn import functional as nn
 
 import programs
+from torch_graphs import marked
 
 BOUNDS = {"f32": 1e-4, "bf16": 5e-2}
 WIDTHS = {"encoder": (1, 384, 12), "minilm": (6, 384, 12), "bert_base": (12, 768, 12), "llama_prefill": (1, 1024, 8),
           "llama_decode": (1, 1024, 8), "resnet_block": (1, 64, 0), "resnet50": (1, 0, 0), "lstm_cell": (1, 256, 0)}
-NAMES = tuple(WIDTHS)
+# Those of a GPU; the last three are attention and a product alone.
+GPU_WIDTHS = {"bert_f32": (6, 384, 12), "bert_bf16": (12, 768, 12), "llama_512": (4, 2048, 16),
+              "llama_2048": (2, 2048, 16), "llama_decode": (1, 1024, 8), "sdpa_full": (0, 128, 16),
+              "sdpa_causal": (0, 128, 16), "product": (0, 4096, 0)}
+WIDTHS |= GPU_WIDTHS
+DEVICE = "cpu"  # set by peers.py
 
 
 # ---- what the models are made of ----
@@ -74,66 +79,6 @@ class Torch:
         return x.mean((2, 3))
 
 
-class Jax:
-    silu, relu, sigmoid, tanh = jax.nn.silu, jax.nn.relu, jax.nn.sigmoid, jnp.tanh
-
-    @staticmethod
-    def gelu(x):
-        return jax.nn.gelu(x, approximate=False)
-
-    @staticmethod
-    def linear(x, w, b=None):
-        y = x @ w.T
-        return y if b is None else y + b
-
-    @staticmethod
-    def layer_norm(x, w, b):
-        wide = x.astype(jnp.float32)
-        mean, var = wide.mean(-1, keepdims=True), wide.var(-1, keepdims=True)
-        return ((wide - mean) * jax.lax.rsqrt(var + 1e-5)).astype(x.dtype) * w + b
-
-    @staticmethod
-    def rms_norm(x, w):
-        wide = x.astype(jnp.float32)
-        return (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-5)).astype(x.dtype) * w
-
-    @staticmethod
-    def split(x, heads):  # what jax.nn.dot_product_attention takes: [b, t, heads, d]
-        return x.reshape(*x.shape[:2], heads, -1)
-
-    @staticmethod
-    def merge(x):
-        return x.reshape(*x.shape[:2], -1)
-
-    @staticmethod
-    def attend(q, k, v, causal):
-        return jax.nn.dot_product_attention(q, k, v, is_causal=causal)
-
-    @staticmethod
-    def rotate(x, cos, sin):
-        low, high = jnp.split(x, 2, -1)
-        return x * cos[:, None] + jnp.concatenate((-high, low), -1) * sin[:, None]
-
-    @staticmethod
-    def conv(x, w, stride):
-        pad = w.shape[2] // 2
-        return jax.lax.conv_general_dilated(x, w, (stride, stride), ((pad, pad), (pad, pad)))
-
-    @staticmethod
-    def batch_norm(x, w, b, mean, root):
-        w, b, mean, root = (t[:, None, None] for t in (w, b, mean, root))
-        return (x - mean) * jax.lax.rsqrt(root * root + 1e-5) * w + b
-
-    @staticmethod
-    def max_pool(x):
-        return jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 3, 3), (1, 1, 2, 2),
-                                     ((0, 0), (0, 0), (1, 1), (1, 1)))
-
-    @staticmethod
-    def mean(x):
-        return x.mean((2, 3))
-
-
 # ---- the models: F has the layers, w gives the weights in turn ----
 
 
@@ -156,15 +101,21 @@ def gated_unit(F, x, w):
     return F.linear(gate * up, next(w))
 
 
-def llama_prefill(F, x, w, name, length):
-    heads = WIDTHS[name][2]
-    cos, sin = next(w), next(w)
+def llama_block(F, x, w, heads, cos, sin):
     y = F.rms_norm(x, next(w))
     q = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)
     k = F.rotate(F.split(F.linear(y, next(w)), heads), cos, sin)
     v = F.split(F.linear(y, next(w)), heads)
     x = x + F.linear(F.merge(F.attend(q, k, v, True)), next(w))
     return x + gated_unit(F, F.rms_norm(x, next(w)), w)
+
+
+def llama(F, x, w, name, length):
+    layers, _, heads = WIDTHS[name]
+    cos, sin = next(w), next(w)
+    for _ in range(layers):
+        x = llama_block(F, x, w, heads, cos, sin)
+    return x
 
 
 def llama_decode(F, x, w, name, length):
@@ -214,8 +165,18 @@ def lstm_cell(F, x, w, name, length):
     return F.sigmoid(o) * F.tanh(c)
 
 
-FORWARD = {"encoder": encoder, "minilm": encoder, "bert_base": encoder, "llama_prefill": llama_prefill,
-           "llama_decode": llama_decode, "resnet_block": resnet_block, "resnet50": resnet50, "lstm_cell": lstm_cell}
+def sdpa(F, q, w, name, length):
+    return F.attend(q, next(w), next(w), name == "sdpa_causal")
+
+
+def product(F, x, w, name, length):
+    return x @ next(w)
+
+
+FORWARD = {"encoder": encoder, "minilm": encoder, "bert_base": encoder, "llama_prefill": llama,
+           "llama_decode": llama_decode, "resnet_block": resnet_block, "resnet50": resnet50, "lstm_cell": lstm_cell,
+           "bert_f32": encoder, "bert_bf16": encoder, "llama_512": llama, "llama_2048": llama, "sdpa_full": sdpa,
+           "sdpa_causal": sdpa, "product": product}
 
 
 # ---- the ways to run them ----
@@ -240,7 +201,7 @@ class Row:
         self.name, self.size, self.dtype = (fields[k] for k in ("workload", "size", "dtype"))
         self.path = os.path.join(folder, f"{self.name}-{self.size}-{self.dtype}.safetensors")
         self.length = int(self.size) if self.name == "llama_decode" else 0
-        t = safetensors.torch.load_file(self.path)
+        t = safetensors.torch.load_file(self.path, DEVICE)
         self.x, self.y = t.pop("x"), t.pop("y").float()
         self.weights = [t[str(i)] for i in range(len(t))]
 
@@ -248,55 +209,41 @@ class Row:
         y = torch.as_tensor(numpy.asarray(y, numpy.float32)) if not isinstance(y, torch.Tensor) else y.float()
         error = float((y - self.y).norm() / self.y.norm())
         if not error <= (bound or BOUNDS[self.dtype]):
-            raise SystemExit(f"{self.name} {self.size} {self.dtype}: {label} differs from Etch by {error:.2g}")
+            raise ValueError(f"{label} differs from Etch by {error:.2g}")
 
 
-def torch_ways(row):
+def torch_ways(row, modes=("default",)):
     model = Model(row.name, row.weights, row.length)
-    compiled = torch.compile(model, dynamic=False)
-    yield "torch eager", lambda: model(row.x)
-    yield "torch.compile", lambda: compiled(row.x)
+    yield "torch eager", lambda: lambda: model(row.x)
+    for mode in modes:
+        compiled = marked(torch.compile(model, dynamic=False, mode=mode), mode)
+        label = "torch.compile" if mode == "default" else "torch.compile " + mode
+        yield label, lambda compiled=compiled: lambda: compiled(row.x)
 
 
-def jax_array(t):
-    return jnp.array(t.float().numpy()).astype(jnp.bfloat16 if t.dtype == torch.bfloat16 else t.numpy().dtype)
+def backends(row):
+    """Attention by backends of PyTorch's in place of the one that it chooses."""
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    model = Model(row.name, row.weights, row.length)
+
+    def way(backend):
+        def call():
+            with sdpa_kernel(backend):
+                return model(row.x)
+        return call
+
+    yield "torch flash", lambda: way(SDPBackend.FLASH_ATTENTION)
+    yield "torch cudnn", lambda: way(SDPBackend.CUDNN_ATTENTION)
 
 
-def jax_decode(row):
-    """The caches are given away and come back, so that they are written in place."""
-    weights = [jax_array(t) for t in row.weights]
-    places = [i for i, t in enumerate(row.weights) if t.dim() == 4]
-    caches = [weights[i].transpose(0, 2, 1, 3) for i in places]
-
-    def step(x, weights, caches):
-        new = []
-
-        class F(Jax):
-            @staticmethod
-            def remember(cache, r, length):
-                new.append(jax.lax.dynamic_update_slice(cache, r, (0, length - 1, 0, 0)))
-                return new[-1][:, :length]
-
-        turn = iter(caches)
-        w = (next(turn) if i in places else t for i, t in enumerate(weights))
-        return llama_decode(F, x, w, row.name, row.length), new
-
-    jitted, held = jax.jit(step, donate_argnums=(2,)), [caches]
-    x, weights = jax_array(row.x), [None if i in places else t for i, t in enumerate(weights)]
-
-    def call():
-        y, held[0] = jitted(x, weights, held[0])
-        return y.block_until_ready()
-
-    return call
-
-
-def jax_way(row):
-    if row.name == "llama_decode":
-        return jax_decode(row)
-    forward = jax.jit(lambda x, w: FORWARD[row.name](Jax, x, iter(w), row.name, row.length))
-    x, weights = jax_array(row.x), [jax_array(t) for t in row.weights]
-    return lambda: forward(x, weights).block_until_ready()
+def gpu_ways(row):
+    if row.name == "product":
+        yield from torch_ways(row, ())
+    elif FORWARD[row.name] is sdpa:
+        yield from torch_ways(row, ())
+        yield from backends(row)
+    else:
+        yield from torch_ways(row, ("default", "reduce-overhead"))
 
 
 def onnx_way(row, threads):
@@ -326,8 +273,8 @@ def openvino_way(row, threads):
 def program_ways(row):
     body, other = programs.BODIES[row.name], row.weights[0]
     compiled = torch.compile(body, dynamic=False)
-    yield "torch eager", lambda: body(row.x, other)
-    yield "torch.compile", lambda: compiled(row.x, other)
+    yield "torch eager", lambda: lambda: body(row.x, other)
+    yield "torch.compile", lambda: lambda: compiled(row.x, other)
 
 
 def limits():
@@ -354,11 +301,15 @@ def quantized(size):
 
 
 def ways(row, threads):
-    """(name, a call), checked, of each way to run a row."""
+    """(name, a function that makes a call) of each way to run a row."""
+    if DEVICE == "cuda":
+        yield from gpu_ways(row)
+        return
+    import model_jax
     yield from torch_ways(row)
-    yield "jax.jit", jax_way(row)
+    yield "jax.jit", lambda: model_jax.jax_way(row)
     if row.name == "llama_decode":
         return  # no cache in place
     if row.dtype == "f32":
-        yield "onnxruntime", onnx_way(row, threads)
-    yield "openvino", openvino_way(row, threads)
+        yield "onnxruntime", lambda: onnx_way(row, threads)
+    yield "openvino", lambda: openvino_way(row, threads)

@@ -1,6 +1,7 @@
-/* The rows of bench/models.c, eager, compiled and compiled with relaxed numerics, in f32 and bf16.
- * Where ETCH_BENCH_MODELS names a folder, each row's weights, input and result are written into it,
- * so that peers compute the same and are compared. */
+/* The rows of bench/models.c, eager and compiled: on the CPU, in f32 and bf16, also with relaxed
+ * numerics; on a GPU, each in its dtype, in the modes reduce-overhead and max-autotune too. Where
+ * ETCH_BENCH_MODELS names a folder, each row's weights, input and result are written into it, so
+ * that peers compute the same and are compared. */
 #include "bench.h"
 #include "models.h"
 
@@ -8,13 +9,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* What a row's variants run. */
 typedef struct model_job {
     const model_row *row;
     net net;
-    etch_function *strict, *relaxed;
     etch_tensor *x;
 } model_job;
+
+/* What a variant runs; f is NULL: eagerly. */
+typedef struct form_job {
+    model_job *model;
+    etch_function *f;
+} form_job;
 
 static etch_tensor *forward(model_job *j) {
     j->net.next = 0;
@@ -26,27 +31,18 @@ static ETCH_FN_N(body, ctx, in, nin, out, nout) {
     return out[0] ? ETCH_OK : etch_last_status();
 }
 
-static etch_tensor *call(model_job *j, etch_function *f) {
+static etch_tensor *call(form_job *j) {
     etch_tensor *out = NULL;
-    if (etch_call_n(f, &j->x, 1, &out, 1) != ETCH_OK) bench_fail(j->row->name);
-    return out;
+    if (!j->f) return forward(j->model);
+    return etch_call_n(j->f, &j->model->x, 1, &out, 1) == ETCH_OK ? out : NULL;
 }
 
-static void run_eager(void *ctx, int64_t calls) {
+static void run(void *ctx, int64_t calls) {
+    form_job *j = ctx;
     for (int64_t i = 0; i < calls; i++)
         ETCH_SCOPE {
-            if (!forward(ctx)) bench_fail("an eager model");
+            if (!call(j)) bench_fail(j->model->row->name);
         }
-}
-
-static void run_strict(void *ctx, int64_t calls) {
-    for (int64_t i = 0; i < calls; i++)
-        ETCH_SCOPE { call(ctx, ((model_job *)ctx)->strict); }
-}
-
-static void run_relaxed(void *ctx, int64_t calls) {
-    for (int64_t i = 0; i < calls; i++)
-        ETCH_SCOPE { call(ctx, ((model_job *)ctx)->relaxed); }
 }
 
 /* "1x128x384", of decode the keys. */
@@ -72,16 +68,22 @@ static void save(const model_job *j, const char *size, etch_tensor *result) {
     if (etch_safetensors_save(path, all, j->net.count + 2, NULL, 0) != ETCH_OK) bench_fail(path);
 }
 
-/* Milliseconds of the first call; the second one's result is compared. */
-static double first_call(model_job *j, etch_function *f, etch_numerics numerics,
-                         etch_tensor *expected) {
+/* Milliseconds of the first call; the second and the third one's results are compared. 0: it
+ * failed, or a result differs. */
+static double first_call(form_job *j, const bench_form *form, etch_tensor *expected) {
     double start = bench_now_us(), elapsed = 0;
+    bool right = false;
     ETCH_SCOPE {
-        call(j, f);
+        right = call(j) && etch_synchronize(etch_current_device()) == ETCH_OK;
         elapsed = bench_now_us() - start;
-        if (!bench_as_expected(expected, call(j, f), numerics)) bench_fail(j->row->name);
+        for (int i = 0; right && i < 2; i++) {
+            etch_tensor *got = call(j);
+            right = got && bench_as_expected(expected, got, form->numerics);
+            if (got && !right) fprintf(stderr, "%s differs from eager: ", form->name);
+        }
     }
-    return elapsed * 1e-3;
+    if (!right) bench_report(j->model->row->name, form->name);
+    return right ? elapsed * 1e-3 : 0;
 }
 
 static void begin(model_job *j, const model_row *row, etch_dtype dtype) {
@@ -91,16 +93,31 @@ static void begin(model_job *j, const model_row *row, etch_dtype dtype) {
     etch_shape sizes = {.n = 0};
     while (sizes.n < 4 && row->sizes[sizes.n]) sizes.v[sizes.n] = row->sizes[sizes.n], sizes.n++;
     j->x = etch_to(etch_randn(ETCH_F32, sizes), dtype);
-    j->strict = etch_compile(body, .name = row->name, .fullgraph = true, .ctx = j);
-    j->relaxed = etch_compile(body, .name = row->name, .fullgraph = true, .ctx = j,
-                              .numerics = ETCH_RELAXED);
-    if (!j->x || !j->strict || !j->relaxed) bench_fail(row->name);
+    if (!j->x) bench_fail(row->name);
 }
 
-static void end(model_job *j) {
-    etch_function_free(j->strict);
-    etch_function_free(j->relaxed);
-    for (int i = 0; i < j->net.count; i++) etch_release(j->net.weights[i]);
+/* A variant of the row, unless the form fails. */
+static void add_form(bench_row *row, form_job *job, const bench_form *form, etch_tensor *expected) {
+    job->f = etch_compile(body, .name = row->workload, .fullgraph = true, .ctx = job->model,
+                          .mode = form->mode, .numerics = form->numerics);
+    double first = first_call(job, form, expected);
+    if (first <= 0) return;
+    row->variants[row->count++] =
+        (bench_variant){.name = form->name, .run = run, .ctx = job, .first_call_ms = first};
+    if (form->numerics == ETCH_STRICT) row->variants[row->count - 1].compile_ms = first;
+}
+
+static void measure_forms(model_job *j, bench_row *row, etch_tensor *expected) {
+    form_job eager = {j, NULL}, jobs[BENCH_FORMS] = {{j, NULL}};
+    row->variants[row->count++] = (bench_variant){.name = "eager", .run = run, .ctx = &eager};
+    for (int i = 0; i < BENCH_FORMS; i++) {
+        const bench_form *form = &bench_forms[i];
+        jobs[i].model = j;
+        if (bench_on_gpu() ? form->numerics == ETCH_STRICT : form->mode == ETCH_MODE_DEFAULT)
+            add_form(row, &jobs[i], form, expected);
+    }
+    bench_measure(row);
+    for (int i = 0; i < BENCH_FORMS; i++) etch_function_free(jobs[i].f);
 }
 
 static void measure(const model_row *row, etch_dtype dtype) {
@@ -110,24 +127,23 @@ static void measure(const model_row *row, etch_dtype dtype) {
     describe(row, size, sizeof size);
     etch_tensor *expected = NULL;
     ETCH_SCOPE { expected = etch_keep(forward(&j)); }
-    if (!expected) bench_fail(row->name);
-    save(&j, size, expected);
-    bench_row r = {
-        .workload = row->name, .size = size, .dtype = etch_dtype_name(dtype), .count = 3};
-    double strict = first_call(&j, j.strict, ETCH_STRICT, expected);
-    double relaxed = first_call(&j, j.relaxed, ETCH_RELAXED, expected);
-    r.variants[0] = (bench_variant){.name = "eager", .run = run_eager, .ctx = &j};
-    r.variants[1] =
-        (bench_variant){.name = "compiled", .run = run_strict, .ctx = &j, .first_call_ms = strict};
-    r.variants[2] =
-        (bench_variant){.name = "relaxed", .run = run_relaxed, .ctx = &j, .first_call_ms = relaxed};
-    r.variants[1].compile_ms = strict;
-    bench_measure(&r);
-    end(&j);
+    bench_row r = {.workload = row->name,
+                   .size = size,
+                   .dtype = etch_dtype_name(dtype),
+                   .device = row->gpu ? "cuda" : "cpu"};
+    if (expected) {
+        save(&j, size, expected);
+        measure_forms(&j, &r, expected);
+    } else bench_report(row->name, "eager");
+    for (int i = 0; i < j.net.count; i++) etch_release(j.net.weights[i]);
 }
 
 void bench_models(void) {
-    for (const model_row *row = model_rows; row->name; row++)
-        for (int half = 0; half < 2 && bench_named(row->name); half++)
-            ETCH_SCOPE { measure(row, half ? ETCH_BF16 : ETCH_F32); }
+    for (const model_row *row = model_rows; row->name; row++) {
+        if (row->gpu != bench_on_gpu() || !bench_named(row->name)) continue;
+        ETCH_SCOPE { measure(row, row->gpu ? row->dtype : ETCH_F32); }
+        ETCH_SCOPE {
+            if (!row->gpu) measure(row, ETCH_BF16);
+        }
+    }
 }

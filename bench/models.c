@@ -107,22 +107,20 @@ static etch_tensor *gated_unit(net *n, etch_tensor *x) {
     return plain_linear(n, etch_mul(gate, up), n->inner, n->width);
 }
 
-/* The constants of a block are made once, as weights are. */
+/* The constants of a model are made once, as weights are. */
 static etch_tensor *constant(net *n, etch_tensor *value) {
     if (n->next == n->count) n->weights[n->count++] = etch_retain(value);
     return n->weights[n->next++];
 }
 
 /* Cosines and sines. */
-static void block_constants(net *n, int64_t length, etch_tensor *c[2]) {
+static void model_constants(net *n, int64_t length, etch_tensor *c[2]) {
     c[0] = c[1] = NULL;
     if (n->next == n->count) angles(n, length, &c[0], &c[1]);
     c[0] = constant(n, c[0]), c[1] = constant(n, c[1]);
 }
 
-static etch_tensor *llama_block(net *n, etch_tensor *x) {
-    etch_tensor *c[2];
-    block_constants(n, etch_size(x, 1), c);
+static etch_tensor *llama_block(net *n, etch_tensor *x, etch_tensor *const c[2]) {
     etch_tensor *y = rms_norm(n, x);
     etch_tensor *q = rotate(split(n, plain_linear(n, y, n->width, n->width)), c[0], c[1]);
     etch_tensor *k = rotate(split(n, plain_linear(n, y, n->width, n->width)), c[0], c[1]);
@@ -130,6 +128,13 @@ static etch_tensor *llama_block(net *n, etch_tensor *x) {
     etch_tensor *seen = merge(n, attend(q, k, v, true));
     x = etch_add(x, plain_linear(n, seen, n->width, n->width));
     return etch_add(x, gated_unit(n, rms_norm(n, x)));
+}
+
+static etch_tensor *llama(net *n, etch_tensor *x) {
+    etch_tensor *c[2];
+    model_constants(n, etch_size(x, 1), c);
+    for (int64_t i = 0; i < n->layers; i++) x = llama_block(n, x, c);
+    return x;
 }
 
 /* One row of the keys or values so far; the cache is written at the place of the step. */
@@ -144,7 +149,7 @@ static etch_tensor *decode_block(net *n, etch_tensor *x) {
     enum { MOST = 2048 };
     int64_t at = n->length - 1;
     etch_tensor *c[2];
-    block_constants(n, MOST, c);
+    model_constants(n, MOST, c);
     etch_tensor *cos = etch_slice(c[0], 0, at, at + 1, 1),
                 *sin = etch_slice(c[1], 0, at, at + 1, 1);
     etch_tensor *y = rms_norm(n, x);
@@ -223,7 +228,23 @@ static etch_tensor *lstm_cell(net *n, etch_tensor *x) {
     return etch_mul(shown, etch_tanh(c));
 }
 
+/* ---- parts of models, alone ---- */
+
+static etch_tensor *attention(net *n, etch_tensor *q, bool causal) {
+    etch_shape sizes = ETCH_SHAPE(etch_size(q, 0), etch_size(q, 1), etch_size(q, 2), n->width);
+    etch_tensor *k = weight(n, sizes, 0, 1), *v = weight(n, sizes, 0, 1);
+    return attend(q, k, v, causal);
+}
+static etch_tensor *full(net *n, etch_tensor *q) { return attention(n, q, false); }
+static etch_tensor *causal(net *n, etch_tensor *q) { return attention(n, q, true); }
+
+static etch_tensor *product(net *n, etch_tensor *x) {
+    return etch_mm(x, matrix(n, etch_size(x, 1), n->width));
+}
+
 /* ---- rows ---- */
+
+#define GPU(type) .gpu = true, .dtype = type
 
 const model_row model_rows[] = {
     {"encoder", encoder, {1, 128, 384}, .layers = 1, .width = 384, .heads = 12, .inner = 1536},
@@ -231,8 +252,8 @@ const model_row model_rows[] = {
     {"minilm", encoder, {8, 128, 384}, .layers = 6, .width = 384, .heads = 12, .inner = 1536},
     {"bert_base", encoder, {1, 128, 768}, .layers = 12, .width = 768, .heads = 12, .inner = 3072},
     {"bert_base", encoder, {8, 128, 768}, .layers = 12, .width = 768, .heads = 12, .inner = 3072},
-    {"llama_prefill", llama_block, {1, 512, 1024}, .width = 1024, .heads = 8, .inner = 2816},
-    {"llama_prefill", llama_block, {1, 2048, 1024}, .width = 1024, .heads = 8, .inner = 2816},
+    {"llama_prefill", llama, {1, 512, 1024}, 1, .width = 1024, .heads = 8, .inner = 2816},
+    {"llama_prefill", llama, {1, 2048, 1024}, 1, .width = 1024, .heads = 8, .inner = 2816},
     {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 1},
     {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 128},
     {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 512},
@@ -240,5 +261,16 @@ const model_row model_rows[] = {
     {"resnet_block", resnet_block, {1, 256, 56, 56}, .inner = 64},
     {"resnet50", resnet50, {1, 3, 224, 224}, .width = 0},
     {"lstm_cell", lstm_cell, {32, 256}, .width = 256},
+    {"bert_f32", encoder, {1, 128, 384}, 6, 384, 12, .inner = 1536, GPU(ETCH_F32)},
+    {"bert_bf16", encoder, {8, 128, 768}, 12, 768, 12, .inner = 3072, GPU(ETCH_BF16)},
+    {"llama_512", llama, {1, 512, 2048}, 4, 2048, 16, .inner = 5632, GPU(ETCH_BF16)},
+    {"llama_2048", llama, {4, 2048, 2048}, 2, 2048, 16, .inner = 5632, GPU(ETCH_BF16)},
+    {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 1, GPU(ETCH_BF16)},
+    {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 128, GPU(ETCH_BF16)},
+    {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 512, GPU(ETCH_BF16)},
+    {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 2048, GPU(ETCH_BF16)},
+    {"sdpa_full", full, {4, 16, 2048, 128}, .width = 128, GPU(ETCH_BF16)},
+    {"sdpa_causal", causal, {4, 16, 2048, 128}, .width = 128, GPU(ETCH_BF16)},
+    {"product", product, {4096, 4096}, .width = 4096, GPU(ETCH_BF16)},
     {.name = NULL},
 };

@@ -24,6 +24,8 @@ typedef struct model_row {
     etch_tensor *(*forward)(net *n, etch_tensor *x);
     int64_t sizes[4]; /* of the input; 0: not there */
     int64_t layers, width, heads, inner, length;
+    bool gpu; /* a row of GPUs, in the dtype; those of the CPU run in f32 and bf16 */
+    etch_dtype dtype;
 } model_row;
 
 /* Ends with one without a name. */

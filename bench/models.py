@@ -53,7 +53,7 @@ class Transformer(nn.Module):
         self.norm, self.head = nn.LayerNorm(WIDTH), nn.Linear(WIDTH, symbols)
 
     def forward(self, x):
-        h = self.symbols(x) + self.places(torch.arange(x.shape[1]))
+        h = self.symbols(x) + self.places(torch.arange(x.shape[1], device=x.device))
         for i in range(LAYERS):
             h = getattr(self, f"block{i}")(h)
         return self.head(self.norm(h))

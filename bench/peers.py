@@ -1,13 +1,16 @@
 """The benchmark's workloads in PyTorch (eager and torch.compile) and JAX, beside Etch in the same run.
 
-Usage: python3 bench/peers.py [--processor-time] [--threads N | --device cuda] [NAME[:SIZE,SIZE...]...]
+Usage: python3 bench/peers.py [--processor-time] [--rounds N] [--threads N | --device cuda] [NAME[:SIZE,SIZE...]...]
 for example seed:512,1024; a SIZE is the number of a row's rows.
 Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`. The rows of
-training (train_mlp, train_cnn, train_pool, train_transformer, adam) run where they are named; they need jax and
-optax, too. So do whole models (encoder, minilm, ... or `models` for all; they need onnxruntime and openvino, too), the
-programs of many rounds (`programs`), products with weights of few bits (`linear_q`), and `limits`: what the machine reads, copies and
-multiplies at most. The weights
-of models are the same in all, and every result is compared with Etch's before it is timed.
+training (train_mlp, train_cnn, train_pool, train_transformer, adam, or `training` for all) run where they are named;
+they need jax, too. So do whole models (encoder, minilm, ... or `models` for all; they need onnxruntime and openvino,
+too), the programs of many rounds (`programs`), products with weights of few bits (`linear_q`), and `limits`: what the
+machine reads, copies and multiplies at most. The weights of models are the same in all, and every result is compared
+with Etch's before it is timed.
+
+On a GPU `models` are bert_f32, bert_bf16, llama_512, llama_2048, llama_decode, sdpa_full, sdpa_causal and product,
+beside PyTorch's; JAX is a peer of training rows where it is installed.
 
 All variants of a row, Etch's and PyTorch's, take turns: ROUNDS rounds, in each a sample of at least 10 ms
 of every variant, in an order that changes; medians are printed, and the fastest round, which is what a busy
@@ -19,15 +22,19 @@ waits. Each sample does some of its work unmeasured first.
 With --processor-time that of a process is measured, of all its threads together, in place of the time that passes:
 on one thread, that is what other programs' work disturbs least.
 
+A row or variant that fails is reported on standard error and the others go on; the exit status is 1 then.
+
 Prints a CSV: Etch's rows (also those with ETCH_RELAXED, where there are any), then PyTorch's. speedup is
 over Etch's eager row for Etch, and against Etch's compiled row for PyTorch: a value below 1 says how many
 times slower the peer is.
 """
-import csv, itertools, os, random, statistics, subprocess, sys, tempfile, time
+import argparse, csv, itertools, os, random, statistics, subprocess, sys, tempfile, time, traceback
 
 os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", tempfile.mkdtemp())
 os.environ.setdefault("ETCH_BENCH_MODELS", tempfile.mkdtemp())
 import torch
+
+from torch_graphs import marked
 
 DEVICE = "cpu"
 CLOCK = time.perf_counter
@@ -67,6 +74,7 @@ GPU_BODIES = {
 }
 
 
+FAILED = []  # what was reported
 PROGRAMS = tuple("program_" + name for name in (
     "black-scholes", "attention", "small_cnn", "moving_statistics", "jacobi", "k-means", "logistic_regression", "adam",
     "life", "two_operators", "jacobi_sweep", "mandelbrot", "conjugate_gradient"))
@@ -74,16 +82,25 @@ PROGRAMS = tuple("program_" + name for name in (
 ATTENTION = {"attention": attention, "attention_causal": lambda x, y: attention(x, y, True)}
 LIMITS = ("limits", "linear_q")
 MODELS = ("encoder", "minilm", "bert_base", "llama_prefill", "llama_decode", "resnet_block", "resnet50", "lstm_cell")
+GPU_MODELS = ("bert_f32", "bert_bf16", "llama_512", "llama_2048", "llama_decode", "sdpa_full", "sdpa_causal", "product")
 TRAINING = ("train_mlp", "train_cnn", "train_pool", "train_transformer", "adam")
 
 
-def import_jax(threads):
-    """JAX reads how many threads it has when it starts."""
+def import_peers(threads):
+    """JAX reads how many threads it has, and how much of the GPU, when it starts."""
     global training, model_peers
     if threads == 1:
         os.environ.setdefault("XLA_FLAGS", "--xla_cpu_multi_thread_eigen=false intra_op_parallelism_threads=1")
         os.environ.setdefault("NPROC", "1")
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     import training, model_peers
+    training.DEVICE = model_peers.DEVICE = DEVICE
+
+
+def report(what):
+    """Of the exception that is handled."""
+    FAILED.append(what)
+    print(f"peers.py: {what}: {traceback.format_exc(limit=-2)}", file=sys.stderr, flush=True)
 
 
 def synchronize():
@@ -99,7 +116,7 @@ def timed(call, calls):
     start = CLOCK()
     for _ in range(calls):
         call()
-    synchronize()
+    getattr(call, "wait", synchronize)()
     return CLOCK() - start
 
 
@@ -133,18 +150,39 @@ def torch_variants(name, size, dtype):
     yield "torch eager", None, sampler(lambda: body(*next(turn)))
     modes = ["default", "reduce-overhead"] if DEVICE == "cuda" else ["default"]
     for mode in modes:
-        compiled = torch.compile(body, dynamic=False, mode=mode)
+        compiled = marked(torch.compile(body, dynamic=False, mode=mode), mode)
         first = timed(lambda: compiled(*inputs[0]), 1) * 1e3
         label = "torch.compile" if mode == "default" else "torch.compile " + mode
         yield label, first, sampler(lambda compiled=compiled: compiled(*next(turn)))
 
 
+def attempts(what, makers):
+    """Variants of (name, a function that makes the call), but for those that fail."""
+    for label, make in makers:
+        start = time.perf_counter()
+        try:
+            call = make()
+            timed(call, 1)
+            first = (time.perf_counter() - start) * 1e3
+            yield label, None if label == "torch eager" else first, sampler(call)
+        except Exception:
+            report(f"{what}, {label}")
+
+
 def training_variants(name):
     torch._dynamo.reset()
-    for label, make in training.steps(name):
-        call = make()
-        first = timed(call, 1) * 1e3
-        yield label, None if label == "torch eager" else first, sampler(call)
+    yield from attempts(name, training.steps(name))
+
+
+def checked(row, bound, makers):
+    """The calls of makers, whose first results are compared with Etch's."""
+    for label, make in makers:
+        def made(label=label, make=make):
+            call = make()
+            for _ in range(3 if DEVICE == "cuda" else 1):  # the third one replays a CUDA graph
+                row.check(label, call(), bound)
+            return call
+        yield label, made
 
 
 def model_variants(fields, threads):
@@ -158,11 +196,9 @@ def model_variants(fields, threads):
         return
     row = model_peers.Row(os.environ["ETCH_BENCH_MODELS"], fields)
     program = fields["workload"] in PROGRAMS
-    for label, call in model_peers.program_ways(row) if program else model_peers.ways(row, threads):
-        start = time.perf_counter()
-        row.check(label, call(), model_peers.programs.BOUND if program else None)
-        first = (time.perf_counter() - start) * 1e3
-        yield label, None if label == "torch eager" else first, sampler(call)
+    makers = model_peers.program_ways(row) if program else model_peers.ways(row, threads)
+    bound = model_peers.programs.BOUND if program else None
+    yield from attempts(f"{row.name} {row.size} {row.dtype}", checked(row, bound, makers))
     os.remove(row.path)
 
 
@@ -185,7 +221,7 @@ class Etch:
             if line.startswith("@"):
                 return line[1:].rstrip("\n").split(",")
         if self.process.wait() != 0:
-            sys.exit("etch_bench failed")
+            raise RuntimeError("etch_bench failed")
         return None
 
     def ask(self, text):
@@ -241,40 +277,74 @@ def write_row(out, fields, etch, peers):
     sys.stdout.flush()
 
 
+def options():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processor-time", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("names", nargs="*")
+    given = parser.parse_args()
+    if given.rounds < 1:
+        parser.error(f"--rounds: expected 1 or more, got {given.rounds}")
+    return given
+
+
+def peers_of(fields, threads):
+    name = fields["workload"]
+    if name in TRAINING:
+        return list(training_variants(name))
+    with torch.no_grad():
+        if name in MODELS + GPU_MODELS + PROGRAMS + LIMITS:
+            return list(model_variants(fields, threads))
+        return list(torch_variants(name, fields["size"], DTYPES[fields["dtype"]]))
+
+
+def run(out, name, sizes, threads):
+    """All rows of one name."""
+    etch = Etch(name, threads)
+    try:
+        for fields, variants in etch.rows():
+            if fields["workload"] != name or sizes and fields["size"].split("x")[0] not in sizes.split(","):
+                continue
+            try:
+                peers = peers_of(fields, threads)
+            except Exception:
+                report(f"{name} {fields['size']}, peers")
+                peers = []
+            with torch.set_grad_enabled(name in TRAINING):
+                write_row(out, fields, variants, peers)
+    except Exception:
+        report(name)
+    finally:
+        etch.process.kill()
+        etch.process.wait()
+
+
 def main():
-    global CLOCK, DEVICE
-    args = sys.argv[1:]
-    if args[:1] == ["--processor-time"]:
-        CLOCK, args = time.process_time, args[1:]
-    threads = 1
-    if args[:2] == ["--device", "cuda"]:
-        DEVICE, args = "cuda", args[2:]
-    if args[:1] == ["--threads"]:
-        threads, args = int(args[1]), args[2:]
-    torch.set_num_threads(threads)
+    global CLOCK, DEVICE, ROUNDS
+    given = options()
+    CLOCK = time.process_time if given.processor_time else CLOCK
+    DEVICE, ROUNDS = given.device, given.rounds
+    torch.set_num_threads(given.threads)
+    torch.backends.cudnn.allow_tf32 = False  # f32 is f32: convolutions else are rounded to TF32
     columns = ["workload", "size", "dtype", "device", "threads", "variant", "median_us", "min_us",
                "first_call_ms", "speedup"]
     out = csv.DictWriter(sys.stdout, columns, lineterminator="\n")
     out.writeheader()
-    names = GPU_BODIES if DEVICE == "cuda" else BODIES
-    named = {"models": MODELS, "programs": PROGRAMS}
-    for arg in itertools.chain.from_iterable(named.get(arg, (arg,)) for arg in args or names):
+    gpu = DEVICE == "cuda"
+    names, whole = GPU_BODIES if gpu else BODIES, GPU_MODELS if gpu else MODELS + PROGRAMS + LIMITS
+    groups = {"models": GPU_MODELS if gpu else MODELS, "programs": PROGRAMS, "training": TRAINING}
+    known = (*names, *whole, *TRAINING, *(() if gpu else ATTENTION))
+    for arg in itertools.chain.from_iterable(groups.get(arg, (arg,)) for arg in given.names or names):
         name, _, sizes = arg.partition(":")
-        if name in TRAINING + MODELS + PROGRAMS + LIMITS and DEVICE == "cpu":
-            import_jax(threads)
-        elif name not in names and not (name in ATTENTION and DEVICE == "cpu"):
-            sys.exit(f"peers.py: expected one of {', '.join([*names, *ATTENTION, *TRAINING, *MODELS, *named, *LIMITS])}, got {name}")
-        for fields, etch in Etch(name, threads).rows():
-            wanted = not sizes or fields["size"].split("x")[0] in sizes.split(",")
-            if fields["workload"] == name and name in TRAINING:
-                write_row(out, fields, etch, list(training_variants(name)))
-            elif fields["workload"] == name and name in MODELS + PROGRAMS + LIMITS:
-                with torch.no_grad():
-                    write_row(out, fields, etch, list(model_variants(fields, threads)))
-            elif fields["workload"] == name and wanted:
-                with torch.no_grad():
-                    dtype = DTYPES[fields["dtype"]]
-                    write_row(out, fields, etch, list(torch_variants(name, fields["size"], dtype)))
+        if name not in known:
+            sys.exit(f"peers.py: expected one of {', '.join([*known, *groups])}, got {name}")
+        if name in whole + TRAINING:
+            import_peers(given.threads)
+        run(out, name, sizes, given.threads)
+    if FAILED:
+        sys.exit("peers.py: failed: " + "; ".join(FAILED))
 
 
 main()

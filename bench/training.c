@@ -1,12 +1,14 @@
-/* Whole steps of training, forward, backward and update: eager, and as one compiled function; their
- * peaks of memory. The models are those of bench/models.py. */
+/* Whole steps of training, forward, backward and update: eager, and as one compiled function, on a
+ * GPU also in mode reduce-overhead; their peaks of memory. The models are those of
+ * bench/models.py. */
 #include "examples/digits_cnn.h"
 #include "examples/transformer.h"
 #include "bench.h"
 
+#include <math.h>
 #include <stdio.h>
 
-enum { SYMBOLS = 96, ADAM_TENSORS = 64, ADAM_ROWS = 625, ADAM_COLUMNS = 250 };
+enum { SYMBOLS = 96, ADAM_TENSORS = 64, ADAM_ROWS = 625, ADAM_COLUMNS = 250, STEPS = 3 };
 
 /* What a row trains, on one batch. */
 typedef struct trainee {
@@ -14,6 +16,7 @@ typedef struct trainee {
     etch_optim *optim;
     etch_function *f;
     etch_tensor *x, *y;
+    bool compiled, capturable;
 } trainee;
 
 /* ---- steps ---- */
@@ -41,23 +44,24 @@ static ETCH_FN_N(update, ctx, in, nin, out, nout) {
     return etch_optim_step(t->optim);
 }
 
-static void run_once(trainee *t, bool compiled) {
+/* Into *loss where it is given, which waits for the step. */
+static bool try_step(trainee *t, double *loss) {
+    bool ok = false;
     ETCH_SCOPE {
         etch_tensor *const in[2] = {t->x, t->y};
-        etch_tensor *loss = NULL;
-        etch_status status = compiled   ? etch_call_n(t->f, in, 2, &loss, 1)
-                             : t->model ? step(t, in, 2, &loss, 1)
-                                        : update(t, in, 2, &loss, 1);
-        if (status != ETCH_OK) bench_fail("a step of training");
+        etch_tensor *out = NULL;
+        etch_status status = t->compiled ? etch_call_n(t->f, in, 2, &out, 1)
+                             : t->model  ? step(t, in, 2, &out, 1)
+                                         : update(t, in, 2, &out, 1);
+        if (loss && out) *loss = etch_item(out);
+        ok = status == ETCH_OK && (!loss || etch_synchronize(etch_current_device()) == ETCH_OK);
     }
+    return ok;
 }
 
-static void run_eager(void *ctx, int64_t calls) {
-    for (int64_t i = 0; i < calls; i++) run_once(ctx, false);
-}
-
-static void run_compiled(void *ctx, int64_t calls) {
-    for (int64_t i = 0; i < calls; i++) run_once(ctx, true);
+static void run(void *ctx, int64_t calls) {
+    for (int64_t i = 0; i < calls; i++)
+        if (!try_step(ctx, NULL)) bench_fail("a step of training");
 }
 
 /* ---- models ---- */
@@ -86,13 +90,14 @@ static void begin_cnn(trainee *t) { begin_images(t, digits_cnn()); }
 static void begin_pool(trainee *t) { begin_images(t, digits_pool_cnn()); }
 
 static void begin_transformer(trainee *t) {
-    t->model = new_transformer(SYMBOLS), t->optim = etch_optim_adamw(t->model, .lr = 1e-4);
+    t->model = new_transformer(SYMBOLS),
+    t->optim = etch_optim_adamw(t->model, .lr = 1e-4, .capturable = t->capturable);
     t->y = classes((int64_t)16 * CONTEXT, SYMBOLS);
     t->x = etch_reshape(classes((int64_t)16 * CONTEXT, SYMBOLS), ETCH_SHAPE(16, CONTEXT));
 }
 
 static void begin_adam(trainee *t) {
-    t->optim = etch_optim_adam(NULL, .lr = 1e-4);
+    t->optim = etch_optim_adam(NULL, .lr = 1e-4, .capturable = t->capturable);
     t->x = t->y = etch_zeros(ETCH_F32, ETCH_SHAPE(1));
     etch_tensor *all[ADAM_TENSORS];
     for (int i = 0; i < ADAM_TENSORS; i++) {
@@ -100,7 +105,7 @@ static void begin_adam(trainee *t) {
         all[i] = etch_requires_grad_(etch_randn(ETCH_F32, size), true);
         etch_set_grad(all[i], etch_randn(ETCH_F32, size));
     }
-    if (etch_optim_add(t->optim, all, ADAM_TENSORS, .lr = 1e-4) < 0) bench_fail("adam");
+    if (etch_optim_add_with(t->optim, all, ADAM_TENSORS, NULL) < 0) bench_fail("adam");
 }
 
 /* ---- rows ---- */
@@ -116,11 +121,14 @@ static const training_row rows[] = {{"train_mlp", "128x784", begin_mlp},
                                     {"train_transformer", "16x64", begin_transformer},
                                     {"adam", "64x625x250", begin_adam}};
 
-static void begin(const training_row *row, trainee *t) {
+/* form is NULL: eager. Steps of one CUDA graph keep the step's number on the GPU. */
+static void begin(const training_row *row, trainee *t, const bench_form *form) {
+    etch_mode_kind mode = form ? form->mode : ETCH_MODE_DEFAULT;
     etch_manual_seed(0);
-    *t = (trainee){NULL};
+    *t = (trainee){.compiled = form, .capturable = mode == ETCH_MODE_REDUCE_OVERHEAD};
     row->begin(t);
-    t->f = etch_compile(t->model ? step : update, .fullgraph = true, .name = row->name, .ctx = t);
+    t->f = etch_compile(t->model ? step : update, .fullgraph = true, .name = row->name, .ctx = t,
+                        .mode = mode);
     if (!t->optim || !t->x || !t->y || !t->f) bench_fail(row->name);
 }
 
@@ -130,25 +138,49 @@ static void end(trainee *t) {
     etch_module_free(t->model);
 }
 
+/* The first steps of a form, whose losses are to be those of eager steps. */
+static double first_steps(const training_row *row, trainee *t, const bench_form *form,
+                          double losses[STEPS]) {
+    const char *name = form ? form->name : "eager";
+    double start = bench_now_us(), first = 0;
+    for (int i = 0; i < STEPS; i++) {
+        double loss = 0;
+        if (!try_step(t, &loss)) return bench_report(row->name, name), 0;
+        if (i == 0) first = (bench_now_us() - start) * 1e-3;
+        if (!form) losses[i] = loss;
+        if (fabs(loss - losses[i]) <= 1e-5 * fabs(losses[i])) continue;
+        fprintf(stderr, "loss %d is %.9g, eagerly %.9g: ", i, loss, losses[i]);
+        return bench_report(row->name, name), 0;
+    }
+    return first;
+}
+
 static void measure(const training_row *row) {
-    trainee t;
-    begin(row, &t);
-    double start = bench_now_us();
-    run_once(&t, true);
-    double first = (bench_now_us() - start) * 1e-3;
-    bench_row r = {.workload = row->name, .size = row->size, .count = 2};
-    r.variants[0] = (bench_variant){.name = "eager", .run = run_eager, .ctx = &t};
-    r.variants[1] =
-        (bench_variant){.name = "compiled", .run = run_compiled, .ctx = &t, .first_call_ms = first};
-    r.variants[1].compile_ms = first;
-    bench_measure(&r);
-    end(&t);
+    enum { MOST = 1 + BENCH_STRICT_FORMS };
+    const bench_form *forms[MOST] = {NULL, &bench_forms[0], &bench_forms[1]};
+    trainee all[MOST];
+    double losses[STEPS];
+    bench_row r = {
+        .workload = row->name, .size = row->size, .device = bench_on_gpu() ? "cuda" : "cpu"};
+    int n = bench_on_gpu() ? 3 : 2;
+    for (int i = 0; i < n; i++) {
+        begin(row, &all[i], forms[i]);
+        double first = first_steps(row, &all[i], forms[i], losses);
+        if (first <= 0 && i == 0) n = 1;
+        if (first <= 0) continue;
+        bench_variant *v = &r.variants[r.count++];
+        *v = (bench_variant){.name = "eager", .run = run, .ctx = &all[i]};
+        if (forms[i]) v->name = forms[i]->name, v->first_call_ms = v->compile_ms = first;
+    }
+    if (r.count) bench_measure(&r);
+    for (int i = 0; i < n; i++) end(&all[i]);
 }
 
 void bench_training(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         ETCH_SCOPE {
-            if (bench_selected(rows[i].name)) measure(&rows[i]);
+            if (bench_on_gpu() ? bench_named(rows[i].name) : bench_selected(rows[i].name))
+                measure(&rows[i]);
         }
 }
 
@@ -185,7 +217,7 @@ void bench_saved(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         ETCH_SCOPE {
             trainee t;
-            begin(&rows[i], &t);
+            begin(&rows[i], &t, NULL);
             if (t.model) {
                 printf("saved %s,%s,compiled,%.3f\n", rows[i].name, rows[i].size, saved_mib(&t, 0));
                 printf("saved %s,%s,whole,%.3f\n", rows[i].name, rows[i].size, saved_mib(&t, 1));
@@ -198,10 +230,11 @@ void bench_saved(void) {
 
 /* Above what lives between steps, of a step that is not the first. */
 static double peak_mib(trainee *t, bool compiled) {
-    for (int i = 0; i < 2; i++) run_once(t, compiled);
+    t->compiled = compiled;
+    run(t, 2);
     etch_memory_reset_peak();
     int64_t before = etch_memory().bytes_live;
-    run_once(t, compiled);
+    run(t, 1);
     return (double)(etch_memory().bytes_peak - before) / (1 << 20);
 }
 
@@ -209,7 +242,7 @@ void bench_training_memory(void) {
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         ETCH_SCOPE {
             trainee t;
-            begin(&rows[i], &t);
+            begin(&rows[i], &t, NULL);
             double eager = peak_mib(&t, false), compiled = peak_mib(&t, true);
             printf("memory %s,%s,eager,%.2f,1.00\n", rows[i].name, rows[i].size, eager);
             printf("memory %s,%s,compiled,%.2f,%.2f\n", rows[i].name, rows[i].size, compiled,

@@ -1,13 +1,15 @@
-"""The training rows in PyTorch and JAX, for bench/peers.py: whole steps, forward, backward and update."""
-import jax
-import jax.numpy as jnp
-import optax
+"""The training rows in PyTorch and (training_jax.py) JAX, for bench/peers.py: whole steps, forward, backward and
+update."""
+import sys
+
 import torch
 from torch.nn.functional import cross_entropy
 
 import models
+from torch_graphs import captured, marked
 
 SYMBOLS = 96
+DEVICE = "cpu"  # set by peers.py
 
 
 def batch(name):
@@ -25,134 +27,93 @@ def model(name):
     return images[name]() if name in images else models.Transformer(SYMBOLS)
 
 
-def optimiser(name, parameters):
+def optimiser(name, parameters, **options):
+    """Fused unless the options say foreach; capturable ones keep the step's number on the GPU."""
+    options = options or {"fused": True}
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=1e-4, fused=True)
+        return torch.optim.Adam(parameters, lr=1e-4, **options)
     if name == "train_transformer":
-        return torch.optim.AdamW(parameters, lr=1e-4, weight_decay=1e-2, fused=True)
-    return torch.optim.SGD(parameters, lr=0.01, fused=True)
+        return torch.optim.AdamW(parameters, lr=1e-4, weight_decay=1e-2, **options)
+    options.pop("capturable", None)  # SGD's is, always
+    return torch.optim.SGD(parameters, lr=0.01, **options)
 
 
 # ---- PyTorch ----
 
 
-def torch_step(name, compiled, compiled_update):
-    m, (x, y) = model(name), batch(name)
-    optim = optimiser(name, m.parameters())
+def new_step(name, mode, options):
+    """(forward and backward, the optimiser); mode: torch.compile's, None: eager."""
+    with torch.device(DEVICE):
+        m, (x, y) = model(name), batch(name)
 
     def loss_of(x, y):
         scores = m(x)
         return cross_entropy(scores.flatten(0, 1) if scores.dim() == 3 else scores, y)
 
-    forward = torch.compile(loss_of, dynamic=False) if compiled else loss_of
-    update = torch.compile(optim.step) if compiled_update else optim.step
+    forward = torch.compile(loss_of, dynamic=False, mode=mode) if mode else loss_of
+    return lambda: forward(x, y).backward(), optimiser(name, m.parameters(), **options)
+
+
+def torch_step(name, mode=None, update_mode=None, **options):
+    gradients, optim = new_step(name, mode, options)
+    update = torch.compile(optim.step, mode=update_mode) if update_mode else optim.step
 
     def step():
         optim.zero_grad()
-        forward(x, y).backward()
+        gradients()
         update()
 
-    return step
+    return marked(step, mode)
 
 
-def torch_update(compiled):
-    parameters = [torch.randn(625, 250, requires_grad=True) for _ in range(64)]
-    for p in parameters:
-        p.grad = torch.randn(625, 250)
-    if compiled:
-        optim = torch.optim.Adam(parameters, lr=1e-4, foreach=True)
-        return torch.compile(optim.step)
-    return optimiser("adam", parameters).step
+def new_update(**options):
+    with torch.device(DEVICE):
+        parameters = [torch.randn(625, 250, requires_grad=True) for _ in range(64)]
+        for p in parameters:
+            p.grad = torch.randn(625, 250)
+    return optimiser("adam", parameters, **options)
 
 
-# ---- JAX ----
+def torch_update(mode=None, **options):
+    optim = new_update(**options)
+    return marked(torch.compile(optim.step, mode=mode), mode) if mode else optim.step
 
 
-def linear(p, name, x):
-    return x @ p[name + ".weight"].T + p[name + ".bias"]
+# ---- PyTorch on a GPU ----
 
 
-def normal(p, name, x):
-    mean = x.mean(-1, keepdims=True)
-    var = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) * jax.lax.rsqrt(var + 1e-5) * p[name + ".weight"] + p[name + ".bias"]
+def gpu_steps(name):
+    graphs, fused = {"foreach": True, "capturable": True}, {"fused": True, "capturable": True}
+    yield "torch eager", lambda: torch_step(name)
+    yield "torch.compile", lambda: torch_step(name, "default")
+    yield "torch.compile update too", lambda: torch_step(name, "default", "default", foreach=True)
+    yield "torch.compile reduce-overhead", lambda: torch_step(name, "reduce-overhead")
+    yield ("torch.compile reduce-overhead update too",
+           lambda: torch_step(name, "reduce-overhead", "reduce-overhead", **graphs))
+    yield "torch.compile in one CUDA graph", lambda: captured(torch_step(name, "default", **fused))
 
 
-def jax_mlp(p, x):
-    return linear(p, "3", jax.nn.relu(linear(p, "1", x)))
+def gpu_updates():
+    graphs, fused = {"foreach": True, "capturable": True}, {"fused": True, "capturable": True}
+    yield "torch eager", torch_update
+    yield "torch.compile", lambda: torch_update("default", foreach=True)
+    yield "torch.compile reduce-overhead", lambda: torch_update("reduce-overhead", **graphs)
+    yield "torch in one CUDA graph", lambda: captured(torch_update(**fused))
 
 
-def jax_cnn(p, x):
-    for name, stride in (("0", 1), ("2", 2)):
-        x = jax.lax.conv_general_dilated(x, p[name + ".weight"], (stride, stride), ((1, 1), (1, 1)))
-        x = jax.nn.relu(x + p[name + ".bias"][:, None, None])
-    return linear(p, "5", x.reshape(x.shape[0], -1))
-
-
-def jax_pool(p, x):
-    for name in ("0", "3"):
-        x = jax.lax.conv_general_dilated(x, p[name + ".weight"], (1, 1), ((1, 1), (1, 1)))
-        x = jax.nn.relu(x + p[name + ".bias"][:, None, None])
-        if name == "0":
-            x = jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (1, 1, 2, 2), (1, 1, 2, 2), "VALID")
-    return linear(p, "6", x.reshape(x.shape[0], -1))
-
-
-def jax_attention(p, name, x):
-    n, length, width = x.shape
-    qkv = x @ p[name + ".in_proj_weight"].T + p[name + ".in_proj_bias"]
-    q, k, v = qkv.reshape(n, length, 3, models.HEADS, -1).transpose(2, 0, 3, 1, 4)
-    scores = q @ k.transpose(0, 1, 3, 2) / q.shape[-1] ** 0.5
-    scores = jnp.where(jnp.tril(jnp.ones((length, length), bool)), scores, -jnp.inf)
-    y = jax.nn.softmax(scores, -1) @ v
-    return linear(p, name + ".out_proj", y.transpose(0, 2, 1, 3).reshape(n, length, width))
-
-
-def jax_transformer(p, x):
-    h = p["symbols.weight"][x] + p["places.weight"]
-    for i in range(models.LAYERS):
-        b = f"block{i}"
-        h = h + jax_attention(p, b + ".attention", normal(p, b + ".norm1", h))
-        wide = jax.nn.gelu(linear(p, b + ".perceptron.0", normal(p, b + ".norm2", h)), approximate=True)
-        h = h + linear(p, b + ".perceptron.2", wide)
-    h = linear(p, "head", normal(p, "norm", h))
-    return h.reshape(-1, h.shape[-1])
-
-
-def jax_loss(forward):
-    def loss(p, x, y):
-        scores = jax.nn.log_softmax(forward(p, x))
-        return -jnp.take_along_axis(scores, y[:, None], 1).mean()
-    return loss
-
-
-def jax_stepper(optim, gradients):
-    """A call that moves parameters and state on; gradients: of (parameters, batch)."""
-    def step(p, state, *rest):
-        change, state = optim.update(gradients(p, *rest), state, p)
-        return optax.apply_updates(p, change), state
-    return jax.jit(step, donate_argnums=(0, 1))
-
-
-def jax_step(name):
-    forward = {"train_mlp": jax_mlp, "train_cnn": jax_cnn, "train_pool": jax_pool,
-               "train_transformer": jax_transformer}
-    if name == "adam":
-        p = {str(i): jnp.array(torch.randn(625, 250).numpy()) for i in range(64)}
-        rest = ({key: jnp.array(torch.randn(625, 250).numpy()) for key in p},)
-        gradients, optim = (lambda p, g: g), optax.adam(1e-4)
-    else:
-        p = {key: jnp.array(value.detach().numpy()) for key, value in model(name).named_parameters()}
-        rest = tuple(jnp.array(t.numpy()) for t in batch(name))
-        gradients = jax.grad(jax_loss(forward[name]))
-        optim = optax.adamw(1e-4, weight_decay=1e-2) if name == "train_transformer" else optax.sgd(0.01)
-    step, held = jax_stepper(optim, gradients), [p, optim.init(p)]
-
-    def call():
-        held[:] = step(*held, *rest)
-        jax.block_until_ready(held)
-
-    return call
+def gpu_jax(name):
+    """JAX's steps where it is installed and has a GPU."""
+    try:
+        import jax
+        if jax.default_backend() == "gpu":
+            jax.config.update("jax_default_matmul_precision", "highest")  # f32, as the others compute
+            import training_jax
+            yield "jax.jit", lambda: training_jax.jax_step(name)
+            return
+        why = "it has no GPU"
+    except ImportError as error:
+        why = str(error)
+    print(f"{name} jax.jit: left out: {why}", file=sys.stderr)
 
 
 # ---- all of a row ----
@@ -160,11 +121,16 @@ def jax_step(name):
 
 def steps(name):
     """(name, a function that makes the step) of each way to run a row."""
+    if DEVICE == "cuda":
+        yield from gpu_updates() if name == "adam" else gpu_steps(name)
+        yield from gpu_jax(name)
+        return
+    import training_jax
     if name == "adam":
-        yield "torch eager", lambda: torch_update(False)
-        yield "torch.compile", lambda: torch_update(True)
+        yield "torch eager", torch_update
+        yield "torch.compile", lambda: torch_update("default", foreach=True)
     else:
-        yield "torch eager", lambda: torch_step(name, False, False)
-        yield "torch.compile", lambda: torch_step(name, True, False)
-        yield "torch.compile update too", lambda: torch_step(name, True, True)
-    yield "jax.jit", lambda: jax_step(name)
+        yield "torch eager", lambda: torch_step(name)
+        yield "torch.compile", lambda: torch_step(name, "default")
+        yield "torch.compile update too", lambda: torch_step(name, "default", "default")
+    yield "jax.jit", lambda: training_jax.jax_step(name)
