@@ -6,12 +6,18 @@
 
 #include <immintrin.h>
 #include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 /* ---- statements ---- */
 
 /* Takes the statement into the program. */
 void gen_take(generator *g, const statement *s) {
+    if (g->p->nstatements == FUZZ_MAX_STATEMENTS) {
+        fprintf(stderr, "etch_fuzz: FUZZ_MOST_AT_ONCE is less than one step has made\n");
+        abort();
+    }
     g->p->statement[g->p->nstatements++] = *s;
     if (s->out < 0) return;
     if (s->kind == ST_OP) g->is_view[s->out] = etch__ops[s->op].kind == KIND_VIEW;
@@ -887,16 +893,13 @@ static void generate_break(generator *g) {
 
 /* ---- a program ---- */
 
-enum { MOST_AT_ONCE = 16 }; /* statements that one step may make, and the end of a scope */
-
 static void generate_statements(generator *g) {
     int most = g->exact ? 24 : g->small ? 14 : chance(g, 3) ? 8 : 40;
     int operators = 1 + (int)below(g, most), quiet = 8 + (int)below(g, 12);
     int rare = chance(g, 2) ? 8 : 24;
     g->when = g->all;
     if (chance(g, 16)) generate_numerics(g);
-    while (operators > 0 && g->p->nstatements < FUZZ_MAX_STATEMENTS - MOST_AT_ONCE &&
-           g->nvars < FUZZ_MAX_VARS - MOST_AT_ONCE) {
+    while (operators > 0 && g->p->nstatements < FUZZ_MAX_STATEMENTS - FUZZ_MOST_AT_ONCE) {
         g->when = g->all;
         if (g->p->setup.period > 1 && chance(g, 6)) g->when = (uint8_t)(1 + below(g, g->all));
         if (g->grads && chance(g, 5)) gen_gradient(g);

@@ -18,7 +18,7 @@
 enum {
     FUZZ_MAX_INPUTS = 4,
     FUZZ_MAX_OUTPUTS = 3,
-    FUZZ_MAX_VARS = 112,
+    FUZZ_MAX_VARS = 120,
     FUZZ_MAX_SIZES = 6,
     FUZZ_MAX_SETS = 3,
     FUZZ_MAX_VARIANTS = 3,

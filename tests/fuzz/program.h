@@ -8,7 +8,10 @@
 #include "core/ops/schema.h"
 #include "harness.h"
 
-enum { FUZZ_MAX_STATEMENTS = 80 };
+/* No step begins when fewer are left than one and the end of the program may make. */
+enum { FUZZ_MAX_STATEMENTS = 112, FUZZ_MOST_AT_ONCE = 48 };
+_Static_assert(FUZZ_MAX_VARS >= FUZZ_MAX_STATEMENTS + 2 * FUZZ_MAX_INPUTS,
+               "each statement may define a tensor beside the inputs and those captured");
 
 /* KIND(id, operands, C): how many of a, b are tensors that the statement reads; how one that is no
  * operator prints ($o is `out`, $w is `way`). */
