@@ -355,17 +355,17 @@ UNUSED_FN bool same_tensor(const etch_tensor *a, const etch_tensor *b) {
 UNUSED_FN int run_under_lower_isas(char **argv) {
     int failed = 0;
     if (getenv("ETCH_CPU_ISA") || etch_current_device()) return 0;
-    for (int isa = 0; isa < (int)etch__cpu_isa() + etch__cpu_amx(); isa++) {
+    for (int isa = 0; isa < etch__cpu_level(); isa++) {
         fflush(NULL);
         pid_t child = fork();
         if (child == 0) {
-            setenv("ETCH_CPU_ISA", etch__cpu_isa_name((cpu_isa)isa), 1);
+            setenv("ETCH_CPU_ISA", etch__cpu_isa_name(isa), 1);
             execv("/proc/self/exe", argv);
             _exit(127);
         }
         int status = 1;
         if (child < 0 || waitpid(child, &status, 0) != child || status != 0) {
-            fprintf(stderr, "failed under %s\n", etch__cpu_isa_name((cpu_isa)isa));
+            fprintf(stderr, "failed under %s\n", etch__cpu_isa_name(isa));
             failed++;
         }
     }

@@ -191,57 +191,124 @@ TEST(addmm) {
                 }
 }
 
-/* ---- bf16 by AMX ---- */
+/* Of large ones, which come in tiles: what addmm makes of mm's elements. */
+TEST(addmm_of_tiles) {
+    const int64_t sizes[][3] = {{70, 66, 33}, {9, 300, 80}, {130, 70, 300}, {300, 3, 70}};
+    for (int d = ETCH_F32; d <= ETCH_F64; d++)
+        for (int s = 0; s < COUNT_OF(sizes); s++)
+            for (int how = 0; how < LAYOUT_COUNT; how++)
+                ETCH_SCOPE {
+                    const int64_t *v = sizes[s];
+                    etch_tensor *a = make(d, ETCH_SHAPE(v[0], v[2]), (layout)how, true);
+                    etch_tensor *b = make(d, ETCH_SHAPE(v[2], v[1]), LAYOUT_COLUMN, true);
+                    etch_tensor *self = make(d, ETCH_SHAPE(v[1]), LAYOUT_GAPS, true);
+                    etch_tensor *c = etch_mm(a, b), *y = etch_addmm_scaled(self, a, b, 0.5, 2);
+                    assert_true(c && y);
+                    for (int64_t i = 0; i < v[0] * v[1]; i++) {
+                        double x = get(self, i % v[1]).d * 0.5, t = get(c, i).d * 2;
+                        number want = ref_convert(real_number(x + t), (etch_dtype)d);
+                        if (d == ETCH_F32) want = real_number((double)((float)x + (float)t));
+                        assert_true(same_number(get(y, i), want));
+                    }
+                }
+}
+
+/* ---- by panels ---- */
 
 static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
 
-/* The instruction, written out: 32 terms at a time, those at even and at odd places apart. */
-static float tile_chain(const etch_tensor *a, const etch_tensor *b, int64_t a0, int64_t b0,
-                        int64_t b1, int64_t k) {
+/* What there is at each level, written out. AMX: 32 terms at a time, those at even and at odd
+ * places apart. */
+static float tile_chain(const float *x, const float *y, int64_t k) {
     float sum = 0;
     for (int64_t at = 0; at < k; at += 32) {
         float part[2] = {0, 0};
-        for (int64_t i = at; i < at + 32 && i < k; i++) {
-            float x = flushed((float)get(a, a0 + i).d), y = flushed((float)get(b, b0 + i * b1).d);
-            part[i % 2] = flushed(fmaf(x, y, part[i % 2]));
-        }
+        for (int64_t i = at; i < at + 32 && i < k; i++)
+            part[i % 2] = flushed(fmaf(flushed(x[i]), flushed(y[i]), part[i % 2]));
         sum = flushed(sum + flushed(part[0] + part[1]));
     }
     return sum;
 }
 
-/* Every layout, edges of panels and blocks, odd values: an element's bits are those of the chain,
- * wherever it lies. */
-TEST(bf16_by_tiles) {
-    const int64_t sizes[][3] = {{1, 70, 33},  {70, 1, 64},    {33, 65, 32},
-                                {65, 17, 31}, {100, 90, 1},   {16, 16, 600},
-                                {3, 300, 96}, {300, 5, 1100}, {40, 700, 800}};
-    if (!etch__cpu_amx() || etch_current_device()) return;
-    for (int s = 0; s < COUNT_OF(sizes); s++)
+/* Dot products of pairs, 512 terms at a time: of each pair the second term, then the first. */
+static float dot_chain(const float *x, const float *y, int64_t k) {
+    float sum = 0;
+    for (int64_t at = 0; at < k; at += 512) {
+        float part = 0;
+        for (int64_t i = at; i < at + 512 && i < k; i += 2)
+            for (int64_t j = i + 1; j >= i; j--) {
+                bool there = j < k;
+                part = flushed(fmaf(flushed(there ? x[j] : 0), flushed(there ? y[j] : 0), part));
+            }
+        sum = at ? sum + part : part;
+    }
+    return sum;
+}
+
+/* f32, and what is widened to it: 256 terms at a time. */
+static float wide_chain(const float *x, const float *y, int64_t k) {
+    float sum = 0;
+    for (int64_t at = 0; at < k; at += 256) {
+        float part = 0;
+        for (int64_t i = at; i < at + 256 && i < k; i++) part = fmaf(x[i], y[i], part);
+        sum = at ? sum + part : part;
+    }
+    return sum;
+}
+
+static float panel_chain(etch_dtype d, const float *x, const float *y, int64_t k) {
+    if (d == ETCH_BF16 && etch__cpu_amx()) return tile_chain(x, y, k);
+    if (d == ETCH_BF16 && etch__cpu_level() >= CPU_LEVEL_DOTS) return dot_chain(x, y, k);
+    return wide_chain(x, y, k);
+}
+
+static void check_panels(const etch_tensor *a, const etch_tensor *b, int64_t step) {
+    int64_t m = a->size[0], k = a->size[1], n = b->size[1];
+    etch_tensor *y = etch_mm((etch_tensor *)(uintptr_t)a, (etch_tensor *)(uintptr_t)b);
+    float *left = malloc((size_t)(m * k + 1) * sizeof *left);
+    float *right = malloc((size_t)(n * k + 1) * sizeof *right);
+    if (!y) fail_msg("%s", etch_last_error());
+    assert_true(left && right);
+    for (int64_t i = 0; i < m * k; i++) left[i] = (float)get(a, i).d;
+    for (int64_t i = 0; i < n * k; i++) right[i] = (float)get(b, i % k * n + i / k).d;
+    for (int64_t i = 0; i < m * n; i += step) {
+        float want = panel_chain(a->dtype, left + i / n * k, right + i % n * k, k);
+        number have = get(y, i), w = ref_convert(real_number((double)want), a->dtype);
+        if (!same_number(have, w))
+            fail_msg("%s %lld x %lld x %lld, element %lld: want %.9g, have %.9g",
+                     etch_dtype_name(a->dtype), (long long)m, (long long)n, (long long)k,
+                     (long long)i, w.d, have.d);
+    }
+    free(left), free(right);
+}
+
+/* Every layout, edges of panels, blocks and sums, odd values: an element's bits are those of the
+ * chain, wherever it lies. */
+TEST(panels_are_chains) {
+    const int64_t sizes[][3] = {{1, 70, 33},    {70, 1, 64},    {33, 65, 32},   {65, 17, 31},
+                                {100, 90, 1},   {16, 16, 600},  {3, 300, 96},   {300, 5, 1100},
+                                {40, 700, 800}, {9, 90, 257},   {70, 3, 513},   {17, 70, 1025},
+                                {12, 64, 80},   {600, 600, 40}, {140, 300, 900}};
+    const etch_dtype dtypes[] = {ETCH_F32, ETCH_BF16, ETCH_F16};
+    if (etch__cpu_isa() < CPU_ISA_AVX512 || etch_current_device()) return;
+    for (int t = 0; t < 3 * COUNT_OF(sizes); t++)
         for (int how = 0; how < LAYOUT_COUNT * LAYOUT_COUNT * 2; how++)
             ETCH_SCOPE {
-                const int64_t *v = sizes[s], m = v[0], n = v[1], k = v[2];
-                bool tame = how & 1;
+                const int64_t *v = sizes[t / 3], m = v[0], n = v[1], k = v[2];
+                etch_dtype d = dtypes[t % 3];
                 layout left = (layout)(how / 2 % LAYOUT_COUNT);
                 layout right = (layout)(how / 2 / LAYOUT_COUNT);
-                if (k > 500 && how / 2 % 5) continue; /* time */
-                etch_tensor *a = make(ETCH_BF16, ETCH_SHAPE(m, k), left, tame);
-                etch_tensor *b = make(ETCH_BF16, ETCH_SHAPE(k, n), right, tame);
-                etch_tensor *y = etch_mm(a, b);
-                if (!y) fail_msg("%s", etch_last_error());
-                for (int64_t i = 0; i<m * n; i += m * n> 3000 ? 7 : 1) {
-                    double want = (double)tile_chain(a, b, i / n * k, i % n, n, k);
-                    number have = get(y, i), w = ref_convert(real_number(want), ETCH_BF16);
-                    if (!same_number(have, w))
-                        fail_msg("%lld x %lld x %lld, element %lld: want %.9g, have %.9g",
-                                 (long long)m, (long long)n, (long long)k, (long long)i, w.d,
-                                 have.d);
-                }
+                bool large = m * n * k > 100000;
+                if (d == ETCH_F32 && (m <= 8 || n <= 2)) continue; /* may be the library's */
+                if (large && (how / 2 + t) % (m * n * k > 1000000 ? 9 : 3)) continue; /* time */
+                etch_tensor *a = make(d, ETCH_SHAPE(m, k), left, how & 1);
+                etch_tensor *b = make(d, ETCH_SHAPE(k, n), right, how & 1);
+                check_panels(a, b, m * n > 3000 ? 37 : 1);
             }
 }
 
 /* Rows of a product are the products of the rows, also in batches and with one operand for all. */
-TEST(bf16_tiles_do_not_matter) {
+TEST(tiles_do_not_matter) {
     ETCH_SCOPE {
         etch_tensor *a = make(ETCH_BF16, ETCH_SHAPE(3, 150, 200), LAYOUT_ROW, true);
         etch_tensor *b = make(ETCH_BF16, ETCH_SHAPE(1, 200, 300), LAYOUT_COLUMN, true);
@@ -252,7 +319,7 @@ TEST(bf16_tiles_do_not_matter) {
                 etch_tensor *rows = etch_slice(etch_select(a, 0, i), 0, r, r + 1, 1);
                 etch_tensor *z = etch_mm(rows, etch_select(b, 0, 0));
                 assert_non_null(z);
-                if (etch__cpu_amx() && !etch_current_device())
+                if (etch__cpu_isa() == CPU_ISA_AVX512 && !etch_current_device())
                     for (int64_t c = 0; c < 300; c++)
                         assert_true(same_number(get(z, c), get(y, (i * 150 + r) * 300 + c)));
             }

@@ -415,7 +415,7 @@ static etch_status attention_kernel(const op_call *call, etch_tensor *const *out
     attention *a = &j.a;
     if (outs[0]->numel == 0) return ETCH_OK;
     etch__attention_plan(a, call, 0);
-    if (etch__attention_amx_takes(a)) return etch__attention_by_amx(a, etch__ptr(outs[0]));
+    if (etch__attention_bf16_takes(a)) return etch__attention_of_bf16(a, etch__ptr(outs[0]));
     if (!etch__library_enter(a->type)) return etch__tls.status;
     int64_t blocks = (a->queries + a->query_block - 1) / a->query_block;
     double work = (double)a->query_block * (double)a->keys * (double)(a->width + a->out_width);

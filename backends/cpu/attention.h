@@ -116,9 +116,9 @@ void etch__attention_store(const attention *a, attention_tile *t, void *values, 
 
 /* ---- the whole ---- */
 
-/* attention_amx.c: whether it takes a call, and computes it. */
-bool etch__attention_amx_takes(const attention *a);
-etch_status etch__attention_by_amx(attention *a, void *out);
+/* attention_bf16.c: whether it takes a call, and computes it. */
+bool etch__attention_bf16_takes(const attention *a);
+etch_status etch__attention_of_bf16(attention *a, void *out);
 /* That of `failed`, with the error set. */
 etch_status etch__attention_status(attention *a);
 /* Runs `task` over n pieces of that much work each. */

@@ -26,7 +26,7 @@ static void plan_tiles(product *p) {
     p->way = p->small || !etch__is_float(p->type) ? PRODUCT_CHAIN : PRODUCT_LIBRARY;
     p->tile_m = p->m, p->tile_n = p->n, p->tiles_m = p->tiles_n = 1;
     if (p->small) return;
-    if (etch__amx_takes(p)) p->way = PRODUCT_AMX;
+    if ((p->panels = etch__panels_for(p->isa, p->dtype))) p->way = PRODUCT_PANELS;
     p->tile_m = tile_side(p->m, p->m * p->n > 512 * 512 ? 256 : 128);
     p->tile_n = tile_side(p->n, 256);
     p->tiles_m = (p->m + p->tile_m - 1) / p->tile_m;
@@ -204,7 +204,7 @@ static etch_status run_tiles(product *p) {
 }
 
 static etch_status run(product *p) {
-    if (p->way == PRODUCT_AMX && p->k) return etch__amx_run(p);
+    if (p->way == PRODUCT_PANELS && p->k) return etch__panels_run(p);
     etch_status status = p->k ? prepare_operand(p, &p->a, true) : ETCH_OK;
     if (p->k && status == ETCH_OK) status = prepare_operand(p, &p->b, false);
     if (status == ETCH_OK) status = run_tiles(p);
@@ -237,7 +237,17 @@ static etch_status run_then_finish(product *p) {
     return status;
 }
 
+/* What panels are no good for: a matrix of f32 that is read once or so, along its terms, which the
+ * library multiplies as it lies. */
+enum { FEW_ROWS = 8, FEW_COLS = 2 };
+static bool reads_once(const product *p) {
+    bool a = p->n <= FEW_COLS && (p->a.col == 1 || p->k == 1);
+    bool b = p->m <= FEW_ROWS && (p->b.row == 1 || p->k == 1);
+    return p->dtype == ETCH_F32 && (a || b);
+}
+
 etch_status etch__product_run(product *p) {
-    bool few = p->way != PRODUCT_AMX && p->tiles_m < etch_num_threads() && p->m > 1;
+    if (p->way == PRODUCT_PANELS && reads_once(p)) p->way = PRODUCT_LIBRARY;
+    bool few = p->way != PRODUCT_PANELS && p->tiles_m < etch_num_threads() && p->m > 1;
     return p->whole_rows && few && p->batch == 1 ? run_then_finish(p) : run(p);
 }

@@ -1,10 +1,11 @@
 /* Products of matrices on the CPU, tile by tile: C = A B of a batch of M x K times K x N.
  *
- * Four ways, by dtype and sizes alone: with M, N and K all at most MATMUL_SMALL the chain of
- * isa/product.c; bf16 by AMX where the processor has it (amx_product.c); f32 (and the half types,
- * widened to it) by oneDNN, f64 by OpenBLAS; integers by loops of our own. The result is cut into
- * tiles, each computed on one thread; for a library the tiles are fixed by (M, N, K) alone, since
- * the bits of its products depend on their shape.
+ * Three ways, by dtype and sizes alone: with M, N and K all at most MATMUL_SMALL the chain of
+ * isa/product.c; f32 and the half types by panels where the instruction set has them
+ * (panel_product.c); else f32 (and the half types, widened to it) by oneDNN, f64 by OpenBLAS;
+ * integers by loops of our own. The result is cut into tiles, each computed on one thread; for a
+ * library the tiles are fixed by (M, N, K) alone, since the bits of its products depend on their
+ * shape.
  *
  * Whoever asks for a product may give what is to be done to each tile while it lies in the cache:
  * that makes no difference to the tile's bits. */
@@ -15,7 +16,7 @@
 
 #include "backends/cpu/table.h"
 
-typedef enum product_way { PRODUCT_CHAIN, PRODUCT_LIBRARY, PRODUCT_AMX } product_way;
+typedef enum product_way { PRODUCT_CHAIN, PRODUCT_LIBRARY, PRODUCT_PANELS } product_way;
 
 /* One operand: a matrix, or a batch of them. As it is asked for, `data` is of the product's dtype,
  * and the strides are any; then `data` becomes what the way reads. */
@@ -40,7 +41,8 @@ typedef struct product {
     etch_dtype dtype, type; /* storage and compute type */
     int size;               /* bytes of an element of the compute type */
     product_way way;
-    bool small; /* M, N and K are at most MATMUL_SMALL */
+    const panel_table *panels; /* of PRODUCT_PANELS */
+    bool small;                /* M, N and K are at most MATMUL_SMALL */
     int64_t batch, m, n, k;
     product_operand a, b;
     char *c;         /* [batch][m][n] in the compute type, or NULL: tiles lie in scratch */
@@ -59,8 +61,8 @@ void etch__product_init(product *p, etch_dtype dtype, int64_t batch, int64_t m, 
 /* Computes it, and frees what it needed. Not ETCH_OK: the error is set. */
 etch_status etch__product_run(product *p);
 
-/* amx_product.c: the same by AMX. */
-bool etch__amx_takes(const product *p);
-etch_status etch__amx_run(product *p);
+/* panel_product.c: the table by whose panels products of a dtype are, or NULL; and such a one. */
+const panel_table *etch__panels_for(const isa_table *isa, etch_dtype dtype);
+etch_status etch__panels_run(product *p);
 
 #endif

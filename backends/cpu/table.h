@@ -64,39 +64,52 @@ typedef struct product_table {
     void (*chain[ETCH_DTYPE_COUNT])(const product_args *p);
 } product_table;
 
-/* Products of bf16 by AMX: see isa/amx.c for the panels. Without it all are NULL. */
-enum { AMX_LANES = 16, AMX_TERMS = 32, AMX_BLOCK = 1024 /* bytes */ };
+/* Products by panels. Both operands lie in panels of PANEL_LANES lanes (rows of the left one,
+ * columns of the right one), cut along k into blocks of 64 bytes a lane, the `terms` of one:
+ *
+ *   f32   16 terms: left [lane][term], right [term][lane]
+ *   bf16  32 terms: left [lane][term], right [pair of terms][lane][2]
+ *
+ * What a panel lacks in lanes and terms is zero. Blocks begin at fixed terms and so do the sums of
+ * PANEL_STEP blocks, so no value depends on how rows, columns or terms are cut. */
+enum { PANEL_LANES = 16, PANEL_BLOCK = 1024 /* bytes */, PANEL_STEP = 16, BF16_TERMS = 32 };
 
-/* c = left times right, or added to c: f32, room for whole panels. */
-typedef struct amx_args {
+/* c = left times right, or added to c, of at most PANEL_STEP blocks: f32, room for whole panels. */
+typedef struct panel_args {
     const void *left, *right;
     int64_t left_row, left_block, left_panel; /* bytes from one to the next */
-    int64_t right_panel;
+    int64_t right_panel, right_term;
     float *c;
     int64_t ldc;
-    int64_t rows, cols, blocks; /* panels of left, of right; blocks of terms */
+    int64_t rows, cols, blocks; /* lanes of left; panels of right; blocks of terms */
+    int64_t words;              /* of 4 bytes a lane: of all blocks but for what the last lacks */
     bool adds;
-} amx_args;
+} panel_args;
 
 /* Lanes and terms of an operand (in elements from one to the next; one of both is 1) to panels:
  * of the right operand with `pairs`, else of the left one. */
-typedef struct amx_pack {
+typedef struct panel_pack {
     void *to;
-    const uint16_t *from;
+    const char *from;
     int64_t lane, term, lanes, terms;
     int64_t panel; /* bytes from a panel to the next */
     bool pairs;
-} amx_pack;
+} panel_pack;
 
-typedef struct amx_table {
+typedef struct panel_table {
+    int64_t terms;   /* of a block */
+    etch_dtype left; /* rows of this one can be read where they lie */
+    bool whole;      /* a panel of a few lanes takes as long as one of all */
+    bool strides; /* of at most 16 rows; right_term need not be 64: its terms' lanes lie anywhere */
     /* Around calls of `multiply` on a thread; oneDNN may not be called in between. */
     void (*enter)(void), (*leave)(void);
-    void (*multiply)(const amx_args *p);
-    void (*pack)(const amx_pack *p);
+    void (*multiply)(const panel_args *p);
+    /* By the dtype of the elements: those that are not there have to be converted before. */
+    void (*pack[ETCH_DTYPE_COUNT])(const panel_pack *p);
     /* to[c][r] = from[r][c]; rows and columns are multiples of 16. */
     void (*turn)(float *to, int64_t ldto, const float *from, int64_t ldfrom, int64_t rows,
                  int64_t cols);
-} amx_table;
+} panel_table;
 
 typedef struct random_table {
     /* Words w[0..3][i] of Philox 4x32-10 at counter first + i. */
@@ -191,7 +204,7 @@ typedef struct isa_table {
     const product_table *product;
     const random_table *random;
     const pool_table *pool;
-    const amx_table *amx;
+    const panel_table *f32, *bf16, *amx; /* products of those by panels; multiply: NULL or there */
     const attention_table *attention;
     const quantized_table *quantized;
 } isa_table;
@@ -210,7 +223,9 @@ const isa_table *etch__isa_table(void);
     extern const product_table etch__product_##isa;                                                \
     extern const random_table etch__random_##isa;                                                  \
     extern const pool_table etch__pool_##isa;                                                      \
-    extern const amx_table etch__amx_##isa;                                                        \
+    extern const panel_table etch__panels_##isa;                                                   \
+    extern const panel_table etch__dots_##isa;                                                     \
+    extern const panel_table etch__amx_##isa;                                                      \
     extern const attention_table etch__attention_##isa;                                            \
     extern const quantized_table etch__quantized_##isa;
 DECLARE_ISA(baseline)

@@ -12,14 +12,19 @@ typedef enum cpu_isa {
     CPU_ISA_COUNT
 } cpu_isa;
 
-/* The highest set that the processor and the system support, or a lower one that ETCH_CPU_ISA
- * names. */
+/* What there may be beside the highest set: dot products of bf16 (AVX512_BF16), and AMX, too. */
+enum { CPU_LEVEL_DOTS = CPU_ISA_COUNT, CPU_LEVEL_AMX, CPU_LEVELS };
+
+/* The highest level, a set or one of these, that the processor and the system support, or a lower
+ * one that ETCH_CPU_ISA names. */
+int etch__cpu_level(void);
+/* Its set. */
 cpu_isa etch__cpu_isa(void);
-/* Whether products of bf16 use AMX: with the highest set, where the processor has it and the system
- * grants it, which the first call asks for; not where ETCH_CPU_ISA names a set. */
+/* Whether products of bf16 use AMX: at that level, if the system grants it, which the first call
+ * asks for. */
 bool etch__cpu_amx(void);
-/* "baseline", "avx2", "avx512". */
-const char *etch__cpu_isa_name(cpu_isa isa);
+/* "baseline", "avx2", "avx512", "avx512_bf16", "amx". */
+const char *etch__cpu_isa_name(int level);
 
 /* The strips of the transcendental primitives for that set, a table [PRIM_COUNT][ETCH_DTYPE_COUNT]
  * of the form that backends/cpu/table.h describes: what generated code calls. The CPU's kernels

@@ -1,44 +1,47 @@
-/* Attention of bf16 by AMX (isa/amx.c): keys and values are packed once, those of a head that
- * several share, too; then blocks of few queries, whose tiles of scores and weights stay in the
- * first cache, meet blocks of keys as in attention.c. Scores and sums are f32, weights are rounded
- * to bf16 for their product with the values, and summed as they were before. */
+/* Attention of bf16 by panels of bf16 (isa/amx.c, isa/dots.c): keys and values are packed once,
+ * those of a head that several share, too; then blocks of few queries, whose tiles of scores and
+ * weights stay in the first cache, meet blocks of keys as in attention.c. Scores and sums are f32,
+ * weights are rounded to bf16 for their product with the values, and summed as they were before. */
 #include "backends/cpu/attention.h"
+#include "backends/cpu/product.h"
 #include "core/base/pool.h"
 
 enum { QUERIES = 64, KEYS = 512, PACKED_KEYS = 256 };
 
-typedef struct amx_attention {
+typedef struct bf16_attention {
     attention *a;
+    const panel_table *t;
     char *out, *keys, *values;                            /* packed: [head][panel][block] */
     int64_t key_panel, key_head, value_panel, value_head; /* bytes from one to the next */
     int64_t terms, shared; /* blocks of a key's width; heads of keys */
-} amx_attention;
+} bf16_attention;
 
 static int64_t whole(int64_t n, int64_t unit) { return (n + unit - 1) / unit * unit; }
 
-bool etch__attention_amx_takes(const attention *a) {
-    return a->dtype == ETCH_BF16 && !a->drops && a->isa->amx->multiply && etch__cpu_amx();
+bool etch__attention_bf16_takes(const attention *a) {
+    const panel_table *t = a->dtype == ETCH_BF16 ? etch__panels_for(a->isa, a->dtype) : NULL;
+    return t && t->left == ETCH_BF16 && !a->drops;
 }
 
-static void plan(amx_attention *m) {
+static void plan(bf16_attention *m) {
     attention *a = m->a;
     int64_t n = (a->keys + KEYS - 1) / KEYS;
     a->query_block = at_most(a->queries, QUERIES);
-    a->key_block = n > 1 ? at_most(whole((a->keys + n - 1) / n, AMX_TERMS), KEYS) : a->keys;
-    a->pitch = whole(a->key_block, AMX_TERMS) + AMX_LANES;
-    m->terms = whole(a->width, AMX_TERMS) / AMX_TERMS;
+    a->key_block = n > 1 ? at_most(whole((a->keys + n - 1) / n, BF16_TERMS), KEYS) : a->keys;
+    a->pitch = whole(a->key_block, BF16_TERMS) + PANEL_LANES;
+    m->terms = whole(a->width, BF16_TERMS) / BF16_TERMS;
     m->shared = a->batches * a->shared;
-    m->key_panel = m->terms * AMX_BLOCK;
-    m->key_head = whole(a->keys, AMX_LANES) / AMX_LANES * m->key_panel;
-    m->value_panel = whole(a->keys, AMX_TERMS) / AMX_TERMS * AMX_BLOCK;
-    m->value_head = whole(a->out_width, AMX_LANES) / AMX_LANES * m->value_panel;
+    m->key_panel = m->terms * PANEL_BLOCK;
+    m->key_head = whole(a->keys, PANEL_LANES) / PANEL_LANES * m->key_panel;
+    m->value_panel = whole(a->keys, BF16_TERMS) / BF16_TERMS * PANEL_BLOCK;
+    m->value_head = whole(a->out_width, PANEL_LANES) / PANEL_LANES * m->value_panel;
 }
 
 /* ---- packing ---- */
 
 /* Keys as lanes, or values as terms, `count` of them from `at` on; copied where there are
  * neighbours in memory along neither. */
-static void pack_rows(const amx_attention *m, const attention_operand *o, int64_t head, int64_t at,
+static void pack_rows(const bf16_attention *m, const attention_operand *o, int64_t head, int64_t at,
                       int64_t count, uint16_t *copy) {
     const attention *a = m->a;
     bool keys = o == &a->k;
@@ -48,17 +51,17 @@ static void pack_rows(const amx_attention *m, const attention_operand *o, int64_
         etch__attention_copy(a, o, copy, cols, from, count, cols);
         from = (const char *)copy, row = cols, col = 1;
     }
-    amx_pack p = {.from = (const uint16_t *)from, .pairs = true};
+    panel_pack p = {.from = from, .pairs = true};
     p.lane = keys ? row : col, p.term = keys ? col : row;
     p.lanes = keys ? count : cols, p.terms = keys ? cols : count;
     p.panel = keys ? m->key_panel : m->value_panel;
-    p.to = keys ? m->keys + head * m->key_head + at / AMX_LANES * m->key_panel
-                : m->values + head * m->value_head + at / AMX_TERMS * AMX_BLOCK;
-    a->isa->amx->pack(&p);
+    p.to = keys ? m->keys + head * m->key_head + at / PANEL_LANES * m->key_panel
+                : m->values + head * m->value_head + at / BF16_TERMS * PANEL_BLOCK;
+    m->t->pack[ETCH_BF16](&p);
 }
 
 static void pack_task(void *ctx, int64_t begin, int64_t end) {
-    const amx_attention *m = ctx;
+    const bf16_attention *m = ctx;
     attention *a = m->a;
     int64_t pieces = (a->keys + PACKED_KEYS - 1) / PACKED_KEYS;
     int64_t widest = a->width > a->out_width ? a->width : a->out_width;
@@ -72,7 +75,7 @@ static void pack_task(void *ctx, int64_t begin, int64_t end) {
     etch__free(copy);
 }
 
-static void pack_all(amx_attention *m) {
+static void pack_all(bf16_attention *m) {
     const attention *a = m->a;
     int64_t pieces = (a->keys + PACKED_KEYS - 1) / PACKED_KEYS;
     int64_t each = at_most(a->keys, PACKED_KEYS) * (a->width + a->out_width) + 1;
@@ -81,20 +84,20 @@ static void pack_all(amx_attention *m) {
 
 /* ---- blocks of queries ---- */
 
-typedef struct amx_room {
+typedef struct bf16_room {
     attention_room room;
     attention_tile tile;
     uint16_t *q, *weights;
     float *sum_of_values;
     int64_t q_pitch, weight_pitch, sum_pitch;
-} amx_room;
+} bf16_room;
 
-static void cut(const amx_attention *m, amx_room *r) {
+static void cut(const bf16_attention *m, bf16_room *r) {
     const attention *a = m->a;
-    int64_t rows = whole(a->query_block, AMX_LANES);
+    int64_t rows = whole(a->query_block, PANEL_LANES);
     r->room.used = 0;
-    r->q_pitch = m->terms * AMX_TERMS, r->weight_pitch = whole(a->key_block, AMX_TERMS);
-    r->sum_pitch = whole(a->out_width, AMX_LANES);
+    r->q_pitch = m->terms * BF16_TERMS, r->weight_pitch = whole(a->key_block, BF16_TERMS);
+    r->sum_pitch = whole(a->out_width, PANEL_LANES);
     r->q = etch__attention_cut(&r->room, rows * r->q_pitch, 2);
     r->tile.scores = etch__attention_cut(&r->room, rows * a->pitch, 4);
     r->weights = etch__attention_cut(&r->room, rows * r->weight_pitch, 2);
@@ -103,7 +106,7 @@ static void cut(const amx_attention *m, amx_room *r) {
 }
 
 /* Queries as a left operand's rows, zeros behind their width. */
-static void load_queries(const amx_attention *m, amx_room *r, int64_t head, int64_t from,
+static void load_queries(const bf16_attention *m, bf16_room *r, int64_t head, int64_t from,
                          int64_t rows) {
     const attention *a = m->a;
     const char *x = etch__attention_row(a, &a->q, head, 1, from);
@@ -111,21 +114,23 @@ static void load_queries(const amx_attention *m, amx_room *r, int64_t head, int6
     etch__attention_copy(a, &a->q, r->q, r->q_pitch, x, rows, a->width);
 }
 
-static void multiply(const amx_attention *m, const uint16_t *left, int64_t pitch, const char *right,
-                     int64_t right_panel, float *c, int64_t ldc, int64_t rows, int64_t cols,
-                     int64_t blocks, bool adds) {
-    m->a->isa->amx->multiply(&(amx_args){.left = left,
-                                         .right = right,
-                                         .left_row = pitch * 2,
-                                         .left_block = AMX_TERMS * 2,
-                                         .left_panel = AMX_LANES * pitch * 2,
-                                         .right_panel = right_panel,
-                                         .c = c,
-                                         .ldc = ldc,
-                                         .rows = whole(rows, AMX_LANES) / AMX_LANES,
-                                         .cols = whole(cols, AMX_LANES) / AMX_LANES,
-                                         .blocks = blocks,
-                                         .adds = adds});
+static void multiply(const bf16_attention *m, const uint16_t *left, int64_t pitch,
+                     const char *right, int64_t right_panel, float *c, int64_t ldc, int64_t rows,
+                     int64_t cols, int64_t blocks, bool adds) {
+    m->t->multiply(&(panel_args){.left = left,
+                                 .right = right,
+                                 .left_row = pitch * 2,
+                                 .left_block = BF16_TERMS * 2,
+                                 .left_panel = PANEL_LANES * pitch * 2,
+                                 .right_panel = right_panel,
+                                 .c = c,
+                                 .ldc = ldc,
+                                 .rows = rows,
+                                 .cols = whole(cols, PANEL_LANES) / PANEL_LANES,
+                                 .blocks = blocks,
+                                 .words = blocks * (PANEL_BLOCK / 64),
+                                 .right_term = 64,
+                                 .adds = adds});
 }
 
 /* What soften multiplies scores by: a scale that keeps their order, where there is no mask. */
@@ -138,12 +143,12 @@ static float scale_scores(const attention *a, const attention_tile *t, const att
     return 1;
 }
 
-static void meet(const amx_attention *m, amx_room *r, const attention_place *at, int64_t rows,
+static void meet(const bf16_attention *m, bf16_room *r, const attention_place *at, int64_t rows,
                  int64_t keys) {
     const attention *a = m->a;
     int64_t shared = at->head / a->group;
-    const char *k = m->keys + shared * m->key_head + at->key / AMX_LANES * m->key_panel;
-    const char *v = m->values + shared * m->value_head + at->key / AMX_TERMS * AMX_BLOCK;
+    const char *k = m->keys + shared * m->key_head + at->key / PANEL_LANES * m->key_panel;
+    const char *v = m->values + shared * m->value_head + at->key / BF16_TERMS * PANEL_BLOCK;
     attention_tile *t = &r->tile;
     etch__attention_set_tile(a, t, at, rows, keys);
     multiply(m, r->q, r->q_pitch, k, m->key_panel, t->scores, t->pitch, rows, keys, m->terms,
@@ -154,10 +159,10 @@ static void meet(const amx_attention *m, amx_room *r, const attention_place *at,
         a->isa->attention->scale[ETCH_F32](r->sum_of_values, r->sum_pitch, rows, a->out_width,
                                            t->shrink);
     multiply(m, r->weights, r->weight_pitch, v, m->value_panel, r->sum_of_values, r->sum_pitch,
-             rows, a->out_width, whole(keys, AMX_TERMS) / AMX_TERMS, at->key > 0);
+             rows, a->out_width, whole(keys, BF16_TERMS) / BF16_TERMS, at->key > 0);
 }
 
-static void attend(const amx_attention *m, amx_room *r, int64_t head, int64_t from) {
+static void attend(const bf16_attention *m, bf16_room *r, int64_t head, int64_t from) {
     const attention *a = m->a;
     int64_t rows = at_most(a->queries - from, a->query_block);
     int64_t seen = etch__attention_seen(a, from, rows);
@@ -172,24 +177,24 @@ static void attend(const amx_attention *m, amx_room *r, int64_t head, int64_t fr
 }
 
 static void blocks_task(void *ctx, int64_t begin, int64_t end) {
-    const amx_attention *m = ctx;
-    amx_room r = {.room.memory = NULL};
+    const bf16_attention *m = ctx;
+    bf16_room r = {.room.memory = NULL};
     int64_t blocks = (m->a->queries + m->a->query_block - 1) / m->a->query_block;
     cut(m, &r);
     void *memory = etch__attention_open(m->a, &r.room);
     if (!memory) return;
     cut(m, &r);
     memset(r.room.memory, 0, r.room.used); /* rows that a panel has too many */
-    m->a->isa->amx->enter();
+    m->t->enter();
     for (int64_t i = begin; i < end; i++) attend(m, &r, i / blocks, i % blocks * m->a->query_block);
-    m->a->isa->amx->leave();
+    m->t->leave();
     etch__free(memory);
 }
 
 /* ---- the whole ---- */
 
-etch_status etch__attention_by_amx(attention *a, void *out) {
-    amx_attention m = {.a = a, .out = out};
+etch_status etch__attention_of_bf16(attention *a, void *out) {
+    bf16_attention m = {.a = a, .t = etch__panels_for(a->isa, a->dtype), .out = out};
     plan(&m);
     size_t keys = (size_t)(m.shared * m.key_head);
     char *packed = etch__malloc(keys + (size_t)(m.shared * m.value_head) + 64);
