@@ -1,7 +1,7 @@
 """The models of bench/models.c in PyTorch, JAX (model_jax.py), ONNX Runtime and OpenVINO, for bench/peers.py: the
 same layers over the weights that etch_bench has written, and their results compared with Etch's before anything is
 timed. On a GPU the peers are PyTorch's."""
-import io, itertools, os
+import io, itertools
 
 import numpy
 import safetensors.torch
@@ -197,9 +197,9 @@ class Model(torch.nn.Module):
 class Row:
     """What etch_bench has written of one row."""
 
-    def __init__(self, folder, fields):
+    def __init__(self, path, fields):
         self.name, self.size, self.dtype = (fields[k] for k in ("workload", "size", "dtype"))
-        self.path = os.path.join(folder, f"{self.name}-{self.size}-{self.dtype}.safetensors")
+        self.path = path
         self.length = int(self.size) if self.name == "llama_decode" else 0
         t = safetensors.torch.load_file(self.path, DEVICE)
         self.x, self.y = t.pop("x"), t.pop("y").float()

@@ -7,7 +7,7 @@ training (train_mlp, train_cnn, train_pool, train_transformer, adam, or `trainin
 they need jax, too. So do whole models (encoder, minilm, ... or `models` for all; they need onnxruntime and openvino,
 too), the programs of many rounds (`programs`), products with weights of few bits (`linear_q`), and `limits`: what the
 machine reads, copies and multiplies at most. The weights of models are the same in all, and every result is compared
-with Etch's before it is timed.
+with Etch's before it is timed; so are those of training, and the losses of their first steps.
 
 On a GPU `models` are bert_f32, bert_bf16, llama_512, llama_2048, llama_decode, sdpa_full, sdpa_causal and product,
 beside PyTorch's; JAX is a peer of training rows where it is installed.
@@ -169,9 +169,25 @@ def attempts(what, makers):
             report(f"{what}, {label}")
 
 
-def training_variants(name):
+def path_of(fields):
+    """What etch_bench has written of a row."""
+    file = "-".join(fields[key] for key in ("workload", "size", "dtype")) + ".safetensors"
+    return os.path.join(os.environ["ETCH_BENCH_MODELS"], file)
+
+
+def training_variants(fields):
     torch._dynamo.reset()
-    yield from attempts(name, training.steps(name))
+    training.begin(path_of(fields))
+
+    def right(label, make):
+        def made():
+            call = make()
+            training.check(label, call)
+            return call
+        return label, made
+
+    name = fields["workload"]
+    yield from attempts(name, itertools.starmap(right, training.steps(name)))
 
 
 def checked(row, bound, makers):
@@ -194,7 +210,7 @@ def model_variants(fields, threads):
     if fields["workload"] == "linear_q":
         yield from ((label, None, sampler(call)) for label, call in model_peers.quantized(fields["size"]))
         return
-    row = model_peers.Row(os.environ["ETCH_BENCH_MODELS"], fields)
+    row = model_peers.Row(path_of(fields), fields)
     program = fields["workload"] in PROGRAMS
     makers = model_peers.program_ways(row) if program else model_peers.ways(row, threads)
     bound = model_peers.programs.BOUND if program else None
@@ -233,6 +249,14 @@ class Etch:
         kind, value = self.read()
         assert kind == "us"
         return float(value)
+
+    def close(self):
+        """Its end of input is etch_bench's end."""
+        try:
+            self.process.stdin.close()
+            self.process.wait(30)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
 
     def rows(self):
         """(row, variants) as of torch_variants; the next one begins when this one is done."""
@@ -293,7 +317,7 @@ def options():
 def peers_of(fields, threads):
     name = fields["workload"]
     if name in TRAINING:
-        return list(training_variants(name))
+        return list(training_variants(fields))
     with torch.no_grad():
         if name in MODELS + GPU_MODELS + PROGRAMS + LIMITS:
             return list(model_variants(fields, threads))
@@ -317,8 +341,7 @@ def run(out, name, sizes, threads):
     except Exception:
         report(name)
     finally:
-        etch.process.kill()
-        etch.process.wait()
+        etch.close()
 
 
 def main():

@@ -1,8 +1,9 @@
 """The training rows in PyTorch and (training_jax.py) JAX, for bench/peers.py: whole steps, forward, backward and
 update."""
-import sys
+import os, sys
 
 import torch
+from safetensors.torch import load_file
 from torch.nn.functional import cross_entropy
 
 import models
@@ -10,9 +11,30 @@ from torch_graphs import captured, marked
 
 SYMBOLS = 96
 DEVICE = "cpu"  # set by peers.py
+BOUND = 1e-4
+START = {}  # parameters, batch and losses of Etch's first steps, by name; empty: random ones
+
+
+def begin(path):
+    """From here on models begin as Etch's did, where etch_bench has written that."""
+    START.clear()
+    if os.path.exists(path):
+        START.update(load_file(path, DEVICE))
+        os.remove(path)
+
+
+def check(label, call):
+    """The losses of the next steps are Etch's; call.done: the steps that were made."""
+    losses, done = START.get("losses", ()), getattr(call, "done", 0)
+    for i in range(done, done + 3 if len(losses) else done):
+        loss, wanted = float(call()), float(losses[i])
+        if not abs(loss - wanted) <= BOUND * abs(wanted):
+            raise ValueError(f"{label}: the loss of step {i + 1} is {loss:.9g}, Etch's {wanted:.9g}")
 
 
 def batch(name):
+    if START:
+        return START["x"], START["y"]
     if name == "train_mlp":
         return torch.randn(128, 784), torch.randint(10, (128,))
     if name in ("train_cnn", "train_pool"):
@@ -20,11 +42,18 @@ def batch(name):
     return torch.randint(SYMBOLS, (16, models.CONTEXT)), torch.randint(SYMBOLS, (16 * models.CONTEXT,))
 
 
-def model(name):
+def new_model(name):
     if name == "train_mlp":
         return models.mlp(784, 512, 10)
     images = {"train_cnn": models.cnn, "train_pool": models.pool_cnn}
     return images[name]() if name in images else models.Transformer(SYMBOLS)
+
+
+def model(name):
+    m = new_model(name)
+    if START:
+        m.load_state_dict({key: START[key] for key in START if key not in ("x", "y", "losses")})
+    return m
 
 
 def optimiser(name, parameters, **options):
@@ -51,7 +80,12 @@ def new_step(name, mode, options):
         return cross_entropy(scores.flatten(0, 1) if scores.dim() == 3 else scores, y)
 
     forward = torch.compile(loss_of, dynamic=False, mode=mode) if mode else loss_of
-    return lambda: forward(x, y).backward(), optimiser(name, m.parameters(), **options)
+    def gradients():
+        loss = forward(x, y)
+        loss.backward()
+        return loss.detach()
+
+    return gradients, optimiser(name, m.parameters(), **options)
 
 
 def torch_step(name, mode=None, update_mode=None, **options):
@@ -60,8 +94,9 @@ def torch_step(name, mode=None, update_mode=None, **options):
 
     def step():
         optim.zero_grad()
-        gradients()
+        loss = gradients()
         update()
+        return loss
 
     return marked(step, mode)
 

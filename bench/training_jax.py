@@ -103,18 +103,24 @@ def jax_step(name):
                "train_transformer": jax_transformer}
     if name == "adam":
         p = {str(i): array(torch.randn(625, 250)) for i in range(64)}
-        rest, gradients = ({key: array(torch.randn(625, 250)) for key in p},), lambda p, g: g
+        rest, gradients = ({key: array(torch.randn(625, 250)) for key in p},), lambda p, g: (jnp.float32(0), g)
     else:
         p = {key: array(value) for key, value in training.model(name).named_parameters()}
-        rest, gradients = tuple(array(t) for t in training.batch(name)), jax.grad(jax_loss(forward[name]))
+        rest, gradients = tuple(array(t) for t in training.batch(name)), jax.value_and_grad(jax_loss(forward[name]))
     update = {"adam": adam, "train_transformer": adamw}.get(name, sgd)
-    step = jax.jit(lambda p, state, *rest: update(p, gradients(p, *rest), state), donate_argnums=(0, 1))
+
+    def step(p, state, *rest):
+        loss, g = gradients(p, *rest)
+        return update(p, g, state), loss
+
+    step = jax.jit(step, donate_argnums=(0, 1))
     held = [p, () if update is sgd else moments(p)]
 
     def call():
-        held[:] = step(*held, *rest)
+        held[:], loss = step(*held, *rest)
         if training.DEVICE == "cpu":
             call.wait()
+        return loss
 
     call.wait = lambda: jax.block_until_ready(held)
     return call
