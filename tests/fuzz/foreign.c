@@ -76,30 +76,43 @@ static etch_tensor *act_in_disabled(fuzz_world *w, int how, etch_tensor *x) {
     return w->off ? etch_call(w->off, x) : NULL;
 }
 
-/* Its results die on the thread, its errors are the caller's. */
+/* Its results die on the thread, its errors are the caller's: that of the scope, too, for which there
+ * may be no memory, or which has begun without. */
 typedef struct job {
     fuzz_world *w;
-    int how; /* -1: reads the tensor */
-    etch_tensor *x;
+    fuzz_work work;
+    etch_tensor *t;
+    int how;
 } job;
 
 static void *run_job(void *arg) {
     const job *j = arg;
+    bool begun = false;
     ETCH_ON(j->w->device)
     ETCH_SCOPE {
-        fuzz_world *w = j->w;
-        if (j->how < 0) fuzz_see_tensor(w, j->x);
-        else if (!call_actor(w, j->how, j->x)) fuzz_see_error(w);
+        begun = true;
+        fuzz_see_left(j->w, ETCH_OK);
+        j->work(j->w, j->t, j->how);
         etch_clear_error();
     }
+    if (!begun) fuzz_see_error(j->w);
     return NULL;
 }
 
-static void on_thread(fuzz_world *w, int how, etch_tensor *x) {
+void fuzz_on_thread(fuzz_world *w, fuzz_work work, etch_tensor *t, int how) {
     pthread_t thread;
-    job j = {w, how, x};
+    job j = {w, work, t, how};
     fuzz_flush(w);
     if (!pthread_create(&thread, NULL, run_job, &j)) pthread_join(thread, NULL);
+}
+
+static void act(fuzz_world *w, etch_tensor *x, int how) {
+    if (!call_actor(w, how, x)) fuzz_see_error(w);
+}
+
+static void read_there(fuzz_world *w, etch_tensor *x, int how) {
+    (void)how;
+    fuzz_see_tensor(w, x);
 }
 
 static etch_tensor *target; /* of the kernel, of the free function */
@@ -236,7 +249,7 @@ void fuzz_foreign(fuzz_world *w, int to, int n, int how) {
     acting = w, w->actions++;
     switch ((fuzz_place)place) {
     case FUZZ_IN_DISABLED: fuzz_set(w, to, act_in_disabled(w, how, x)); break;
-    case FUZZ_ON_THREAD: on_thread(w, how, x); break;
+    case FUZZ_ON_THREAD: fuzz_on_thread(w, act, x, how); break;
     case FUZZ_IN_KERNEL: act_in_kernel(w, to, how, n); break;
     case FUZZ_IN_FREE: act_in_free(w, how, x); break;
     default: fuzz_set(w, to, call_actor(w, how, x));
@@ -257,7 +270,7 @@ void fuzz_flushed_read(fuzz_world *w, int n) {
 }
 
 void fuzz_thread_read(fuzz_world *w, int n) {
-    if (w->v[n]) on_thread(w, -1, w->v[n]);
+    if (w->v[n]) fuzz_on_thread(w, read_there, w->v[n], 0);
 }
 
 void fuzz_used(fuzz_world *w, int n, int written) {

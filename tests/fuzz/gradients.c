@@ -4,7 +4,6 @@
 #include "harness.h"
 
 #include <math.h>
-#include <pthread.h>
 #include <string.h>
 
 /* ---- leaves ---- */
@@ -103,32 +102,6 @@ static void run_here(fuzz_world *w, etch_tensor *t, int how) {
     fuzz_see_control(w);
 }
 
-typedef struct job {
-    fuzz_world *w;
-    etch_tensor *t;
-    int how;
-} job;
-
-static void *run_job(void *arg) {
-    const job *j = arg;
-    bool begun = false; /* a scope wants memory */
-    ETCH_ON(j->w->device)
-    ETCH_SCOPE {
-        begun = true;
-        run_here(j->w, j->t, j->how);
-        etch_clear_error();
-    }
-    if (!begun) fuzz_see_error(j->w);
-    return NULL;
-}
-
-static void run_on_thread(fuzz_world *w, etch_tensor *t, int how) {
-    pthread_t thread;
-    job j = {w, t, how};
-    fuzz_flush(w);
-    if (!pthread_create(&thread, NULL, run_job, &j)) pthread_join(thread, NULL);
-}
-
 /* The leaves that the world has, and the gradients that they had before a backward. */
 typedef struct had {
     etch_tensor *leaf[2 * FUZZ_MAX_INPUTS], *grad[2 * FUZZ_MAX_INPUTS];
@@ -158,7 +131,7 @@ static void see_strays(fuzz_world *w, const had *h, const etch_tensor *t, int ho
 static void run(fuzz_world *w, etch_tensor *t, int how) {
     const had before = before_backward(w);
     for (int i = 0; i < 1 + ((how & FUZZ_TWICE) != 0) && !w->stopped; i++) {
-        if (how & FUZZ_OTHER_THREAD) run_on_thread(w, t, how);
+        if (how & FUZZ_OTHER_THREAD) fuzz_on_thread(w, run_here, t, how);
         else run_here(w, t, how);
     }
     see_strays(w, &before, t, how);

@@ -329,11 +329,14 @@ void fuzz_gradients_close(fuzz_world *w);
 void fuzz_foreign_open(void);
 void fuzz_foreign_close(fuzz_world *w);
 
-/* ---- of harness.c, for foreign.c ---- */
+/* ---- of harness.c and foreign.c, for each other and gradients.c ---- */
 
 void fuzz_see(fuzz_world *w, uint64_t what);
 void fuzz_see_error(fuzz_world *w);
 void fuzz_see_left(fuzz_world *w, etch_status before);
+/* work(w, t, how) on a thread of its own, in a scope of that thread. */
+typedef void (*fuzz_work)(fuzz_world *w, etch_tensor *t, int how);
+void fuzz_on_thread(fuzz_world *w, fuzz_work work, etch_tensor *t, int how);
 /* The library leaves the modes and the traps of the processor as the program has set them. */
 void fuzz_see_control(fuzz_world *w);
 void fuzz_see_tensor(fuzz_world *w, const etch_tensor *t); /* all elements; not those of a NaN */
