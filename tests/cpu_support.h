@@ -87,13 +87,21 @@ UNUSED_FN number ref_convert(number v, etch_dtype to) {
 
 /* ---- elements in memory ---- */
 
+/* 2^n, of a normal double. */
+UNUSED_FN double power_of_two(int n) {
+    uint64_t bits = (uint64_t)(1023 + n) << 52;
+    double v;
+    memcpy(&v, &bits, sizeof v);
+    return v;
+}
+
 UNUSED_FN double half_value(uint16_t h, int exponent_bits) {
     int mantissa_bits = 15 - exponent_bits, bias = (1 << (exponent_bits - 1)) - 1;
     int e = h >> mantissa_bits & ((1 << exponent_bits) - 1), m = h & ((1 << mantissa_bits) - 1);
     double v;
     if (e == (1 << exponent_bits) - 1) v = m ? NAN : INFINITY;
-    else if (e == 0) v = ldexp(m, 1 - bias - mantissa_bits);
-    else v = ldexp(m + (1 << mantissa_bits), e - bias - mantissa_bits);
+    else if (e == 0) v = m * power_of_two(1 - bias - mantissa_bits);
+    else v = (m + (1 << mantissa_bits)) * power_of_two(e - bias - mantissa_bits);
     return h >> 15 ? -v : v;
 }
 
@@ -180,9 +188,13 @@ typedef enum layout {
     LAYOUT_COUNT
 } layout;
 
+/* Suites read elements one by one, mostly of rows without gaps: there no number is divided. */
 UNUSED_FN int64_t flat_offset(const etch_tensor *t, int64_t flat) {
-    int64_t offset = 0;
-    for (int d = t->ndim - 1; d >= 0; d--) {
+    int64_t offset = 0, rows = 1;
+    int d = t->ndim - 1;
+    while (d >= 0 && (t->size[d] == 1 || t->stride[d] == rows)) rows *= t->size[d--];
+    if (d < 0) return flat;
+    for (d = t->ndim - 1; d >= 0; d--) {
         offset += flat % t->size[d] * t->stride[d];
         flat /= t->size[d];
     }

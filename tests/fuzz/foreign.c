@@ -76,8 +76,8 @@ static etch_tensor *act_in_disabled(fuzz_world *w, int how, etch_tensor *x) {
     return w->off ? etch_call(w->off, x) : NULL;
 }
 
-/* Its results die on the thread, its errors are the caller's: that of the scope, too, for which there
- * may be no memory, or which has begun without. */
+/* Its results die on the thread, its errors are the caller's: that of the scope, too, for which
+ * there may be no memory, or which has begun without. */
 typedef struct job {
     fuzz_world *w;
     fuzz_work work;
