@@ -349,9 +349,11 @@ static etch_tensor *leaf(etch_tensor *t, etch_dtype dtype) {
     return etch_requires_grad_(t, true), t;
 }
 
-static void check_gradients(const attention_case *c, etch_dtype t, double bound) {
+/* Those of the kernel, and of the written-out form in f64. */
+static void both_gradients(const attention_case *c, etch_dtype t, etch_tensor **grad,
+                           etch_tensor **want) {
     operands o = operands_of(c, t, t, LAYOUT_HEADS), wide;
-    etch_tensor *grad[4], *want[4], *y;
+    etch_tensor *y;
     o = (operands){leaf(o.q, t), leaf(o.k, t), leaf(o.v, t), leaf(o.mask, t)};
     wide = (operands){leaf(o.q, ETCH_F64), leaf(o.k, ETCH_F64), leaf(o.v, ETCH_F64),
                       leaf(o.mask, ETCH_F64)};
@@ -359,12 +361,37 @@ static void check_gradients(const attention_case *c, etch_dtype t, double bound)
     etch_tensor *g = make(t, etch_sizes(y), LAYOUT_COLUMN, true);
     gradients(y, g, &o, grad);
     gradients(written_out(c, &wide), etch_to(g, ETCH_F64), &wide, want);
+}
+
+static void check_gradients(const attention_case *c, etch_dtype t, double bound) {
+    etch_tensor *grad[4], *want[4];
+    both_gradients(c, t, grad, want);
     for (int i = 0; i < 4; i++)
         for (int64_t k = 0; grad[i] && k < grad[i]->numel; k++) {
             double a = get(grad[i], k).d, b = get(want[i], k).d;
             if (!(fabs(a - b) <= bound * (1 + fabs(b))))
                 fail_msg("operand %d, element %lld: %.9g instead of %.9g", i, (long long)k, a, b);
         }
+}
+
+/* Sums of hundreds of roundings: the error of all elements together. */
+TEST(gradients_of_many_keys_in_halves) {
+    for (int k = 0; k < COUNT_OF(cases); k++)
+        for (int t = ETCH_BF16; is_long(&cases[k]) && t <= ETCH_F16; t++)
+            ETCH_SCOPE {
+                etch_tensor *grad[4], *want[4];
+                both_gradients(&cases[k], (etch_dtype)t, grad, want);
+                for (int i = 0; i < 4; i++) {
+                    double error = 0, all = 0;
+                    for (int64_t e = 0; grad[i] && e < grad[i]->numel; e++) {
+                        double a = get(grad[i], e).d, b = get(want[i], e).d;
+                        error += (a - b) * (a - b), all += b * b;
+                    }
+                    if (!(sqrt(error) <= (t == ETCH_BF16 ? 0.02 : 0.003) * sqrt(all)))
+                        fail_msg("case %d, operand %d, %s: error %.3g of %.3g", k, i,
+                                 etch_dtype_name((etch_dtype)t), sqrt(error), sqrt(all));
+                }
+            }
 }
 
 TEST(gradients_are_those_of_the_written_out_form) {

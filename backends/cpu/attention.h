@@ -119,6 +119,31 @@ void etch__attention_store(const attention *a, attention_tile *t, void *values, 
 /* attention_bf16.c: whether it takes a call, and computes it. */
 bool etch__attention_bf16_takes(const attention *a);
 etch_status etch__attention_of_bf16(attention *a, void *out);
+/* A product of panels: rows of bf16, `pitch` elements apart, or, with pitch 0, panels of rows, by
+ * panels of columns, each of so many blocks of terms. */
+typedef struct panel_product {
+    const void *left;
+    int64_t pitch;
+    const char *right;
+    int64_t right_panel;
+    float *c;
+    int64_t ldc, rows, cols, blocks;
+    bool adds;
+} panel_product;
+void etch__attention_panels(const panel_table *t, const panel_product *p);
+/* Scores are multiplied by the scale and masked; what keeps their order is left to be multiplied
+ * by, where that is asked for. */
+float etch__attention_scale_scores(const attention *a, const attention_tile *t,
+                                   const attention_place *at, bool all);
+
+/* Gradients of query, key and value, row-major. attention_bf16_backward.c: of what is taken. */
+typedef struct attention_backward {
+    attention a;
+    attention_operand g, result;
+    char *to_q, *to_k, *to_v;
+} attention_backward;
+etch_status etch__attention_backward_of_bf16(attention_backward *j);
+
 /* That of `failed`, with the error set. */
 etch_status etch__attention_status(attention *a);
 /* Runs `task` over n pieces of that much work each. */

@@ -9,12 +9,6 @@
 #include "core/base/pool.h"
 #include "core/base/start.h"
 
-typedef struct backward_job {
-    attention a;
-    attention_operand g, result;
-    char *to_q, *to_k, *to_v; /* row-major */
-} backward_job;
-
 typedef struct backward_room {
     attention_room room;
     attention_block q, k, v, g, result;
@@ -45,7 +39,8 @@ static void cut_backward(const attention *a, backward_room *b) {
 
 /* ---- one block of queries ---- */
 
-static bool load_rows(backward_job *j, backward_room *b, const attention_place *at, int64_t rows) {
+static bool load_rows(attention_backward *j, backward_room *b, const attention_place *at,
+                      int64_t rows) {
     const attention *a = &j->a;
     etch__attention_load_queries(a, &b->q, at->head, at->query, rows);
     etch__attention_load_rows(a, &j->g, &b->g, at->head, at->query, rows, a->out_width);
@@ -149,7 +144,7 @@ static void store(const attention *a, char *out, int64_t first, void *values, in
     etch__store_rounded(a->dtype, out + (first << etch__size_log2(a->dtype)), values, n);
 }
 
-static bool pass_rows(backward_job *j, backward_room *b, int64_t head, int64_t from) {
+static bool pass_rows(attention_backward *j, backward_room *b, int64_t head, int64_t from) {
     attention *a = &j->a;
     int64_t rows = at_most(a->queries - from, a->query_block);
     int64_t seen = etch__attention_seen(a, from, rows), n = rows * a->width;
@@ -166,7 +161,7 @@ static bool pass_rows(backward_job *j, backward_room *b, int64_t head, int64_t f
 
 /* ---- one head of keys and values ---- */
 
-static void pass_head(backward_job *j, backward_room *b, int64_t shared) {
+static void pass_head(attention_backward *j, backward_room *b, int64_t shared) {
     attention *a = &j->a;
     int64_t nk = a->keys * a->width, nv = a->keys * a->out_width;
     memset(b->to_k, 0, (size_t)(nk * a->size)), memset(b->to_v, 0, (size_t)(nv * a->size));
@@ -178,7 +173,7 @@ static void pass_head(backward_job *j, backward_room *b, int64_t shared) {
 }
 
 static void backward_task(void *ctx, int64_t begin, int64_t end) {
-    backward_job *j = ctx;
+    attention_backward *j = ctx;
     backward_room b = {.room.memory = NULL};
     cut_backward(&j->a, &b);
     void *memory = etch__attention_open(&j->a, &b.room);
@@ -189,7 +184,7 @@ static void backward_task(void *ctx, int64_t begin, int64_t end) {
 }
 
 static etch_status backward_kernel(const op_call *call, etch_tensor *const *outs) {
-    backward_job j;
+    attention_backward j;
     attention *a = &j.a;
     if (outs[0]->numel == 0) return ETCH_OK;
     etch__attention_plan(a, call, 2);
@@ -199,6 +194,7 @@ static etch_status backward_kernel(const op_call *call, etch_tensor *const *outs
     j.to_q = etch__ptr(outs[0]);
     j.to_k = j.to_q + call->in[2]->numel * size;
     j.to_v = j.to_k + call->in[3]->numel * size;
+    if (etch__attention_bf16_takes(a)) return etch__attention_backward_of_bf16(&j);
     double work =
         (double)(a->queries * a->group) * (double)a->keys * (double)(3 * (a->width + a->out_width));
     if (!etch__library_enter(a->type)) return etch__tls.status;
@@ -210,7 +206,7 @@ static etch_status backward_kernel(const op_call *call, etch_tensor *const *outs
 /* ---- what dropout leaves ---- */
 
 static void kept_task(void *ctx, int64_t begin, int64_t end) {
-    const backward_job *j = ctx;
+    const attention_backward *j = ctx;
     const attention *a = &j->a;
     double one = 1;
     for (int64_t row = begin; row < end; row++)
@@ -227,7 +223,7 @@ static etch_status kept_kernel(const op_call *call, etch_tensor *const *outs) {
     const etch_tensor *out = outs[0], *seed = call->in[0];
     int d = out->ndim;
     if (out->numel == 0) return ETCH_OK;
-    backward_job j = {.to_q = etch__ptr(out)};
+    attention_backward j = {.to_q = etch__ptr(out)};
     attention *a = &j.a;
     a->isa = etch__isa_table(), a->type = ETCH_F64, a->size = 8;
     a->queries = out->size[d - 2], a->keys = out->size[d - 1];

@@ -114,28 +114,27 @@ static void load_queries(const bf16_attention *m, bf16_room *r, int64_t head, in
     etch__attention_copy(a, &a->q, r->q, r->q_pitch, x, rows, a->width);
 }
 
-static void multiply(const bf16_attention *m, const uint16_t *left, int64_t pitch,
-                     const char *right, int64_t right_panel, float *c, int64_t ldc, int64_t rows,
-                     int64_t cols, int64_t blocks, bool adds) {
-    m->t->multiply(&(panel_args){.left = left,
-                                 .right = right,
-                                 .left_row = pitch * 2,
-                                 .left_block = BF16_TERMS * 2,
-                                 .left_panel = PANEL_LANES * pitch * 2,
-                                 .right_panel = right_panel,
-                                 .c = c,
-                                 .ldc = ldc,
-                                 .rows = rows,
-                                 .cols = whole(cols, PANEL_LANES) / PANEL_LANES,
-                                 .blocks = blocks,
-                                 .words = blocks * (PANEL_BLOCK / 64),
-                                 .right_term = 64,
-                                 .adds = adds});
+void etch__attention_panels(const panel_table *t, const panel_product *p) {
+    int64_t row = p->pitch ? p->pitch * 2 : 64;
+    t->multiply(&(panel_args){.left = p->left,
+                              .right = p->right,
+                              .left_row = row,
+                              .left_block = p->pitch ? 64 : PANEL_BLOCK,
+                              .left_panel = p->pitch ? PANEL_LANES * row : p->blocks * PANEL_BLOCK,
+                              .right_panel = p->right_panel,
+                              .right_term = 64,
+                              .c = p->c,
+                              .ldc = p->ldc,
+                              .rows = p->rows,
+                              .cols = whole(p->cols, PANEL_LANES) / PANEL_LANES,
+                              .blocks = p->blocks,
+                              .words = p->blocks * (PANEL_BLOCK / 64),
+                              .adds = p->adds});
 }
 
-/* What soften multiplies scores by: a scale that keeps their order, where there is no mask. */
-static float scale_scores(const attention *a, const attention_tile *t, const attention_place *at) {
-    if (!a->masked && a->scale > 0) return (float)a->scale;
+float etch__attention_scale_scores(const attention *a, const attention_tile *t,
+                                   const attention_place *at, bool all) {
+    if (!all && !a->masked && a->scale > 0) return (float)a->scale;
     float scale[ATTENTION_ROWS];
     for (int64_t r = 0; r < t->rows; r++) scale[r] = (float)a->scale;
     a->isa->attention->scale[ETCH_F32](t->scores, t->pitch, t->rows, t->keys, scale);
@@ -151,15 +150,30 @@ static void meet(const bf16_attention *m, bf16_room *r, const attention_place *a
     const char *v = m->values + shared * m->value_head + at->key / BF16_TERMS * PANEL_BLOCK;
     attention_tile *t = &r->tile;
     etch__attention_set_tile(a, t, at, rows, keys);
-    multiply(m, r->q, r->q_pitch, k, m->key_panel, t->scores, t->pitch, rows, keys, m->terms,
-             false);
-    float scale = scale_scores(a, t, at);
+    etch__attention_panels(m->t, &(panel_product){.left = r->q,
+                                                  .pitch = r->q_pitch,
+                                                  .right = k,
+                                                  .right_panel = m->key_panel,
+                                                  .c = t->scores,
+                                                  .ldc = t->pitch,
+                                                  .rows = rows,
+                                                  .cols = keys,
+                                                  .blocks = m->terms});
+    float scale = etch__attention_scale_scores(a, t, at, false);
     a->isa->attention->soften_bf16(t, scale, r->weights, r->weight_pitch);
     if (at->key > 0)
         a->isa->attention->scale[ETCH_F32](r->sum_of_values, r->sum_pitch, rows, a->out_width,
                                            t->shrink);
-    multiply(m, r->weights, r->weight_pitch, v, m->value_panel, r->sum_of_values, r->sum_pitch,
-             rows, a->out_width, whole(keys, BF16_TERMS) / BF16_TERMS, at->key > 0);
+    etch__attention_panels(m->t, &(panel_product){.left = r->weights,
+                                                  .pitch = r->weight_pitch,
+                                                  .right = v,
+                                                  .right_panel = m->value_panel,
+                                                  .c = r->sum_of_values,
+                                                  .ldc = r->sum_pitch,
+                                                  .rows = rows,
+                                                  .cols = a->out_width,
+                                                  .blocks = whole(keys, BF16_TERMS) / BF16_TERMS,
+                                                  .adds = at->key > 0});
 }
 
 static void attend(const bf16_attention *m, bf16_room *r, int64_t head, int64_t from) {

@@ -42,7 +42,7 @@ enum { TILE_M = 128, TILE_N = 256 };
 /* Where right is packed tile by tile: of so many bytes or more, for at most so many lanes. */
 enum { LARGE_RIGHT = 1 << 20, TALL_ROWS = 512 };
 /* Where right is read once or so: not even packed, if it need not be. */
-enum { FEW_ROWS = 16 };
+enum { RARE_ROWS = 16 };
 
 const panel_table *etch__panels_for(const isa_table *isa, etch_dtype dtype) {
     if (dtype == ETCH_BF16 && isa->amx->multiply && etch__cpu_amx()) return isa->amx;
@@ -142,7 +142,7 @@ static void pack_task(void *ctx, int64_t begin, int64_t end) {
 }
 
 static bool pack_right(panel_plan *m) {
-    m->direct_right = m->left.lanes <= FEW_ROWS && m->t->strides && m->right.lane == 1 &&
+    m->direct_right = m->left.lanes <= RARE_ROWS && m->t->strides && m->right.lane == 1 &&
                       m->right.lanes % PANEL_LANES == 0 && m->p->dtype == m->t->left;
     if (m->direct_right) return true;
     int64_t batch = m->right.batch ? m->p->batch : 1, n = panels(m->right.lanes);
@@ -171,7 +171,7 @@ static void plan_tall(panel_plan *m) {
                                                                 : 128)
                    : m->left.lanes > TILE_M ? 128
                    : m->right.term != 1     ? 256
-                                            : (m->left.lanes <= FEW_ROWS ? 64 : 128);
+                                            : (m->left.lanes <= RARE_ROWS ? 64 : 128);
     m->rows = whole_panels(m->left.lanes, TALL_ROWS);
     m->cols = whole_panels(m->right.lanes, cols);
     int64_t steps = m->t->whole || m->left.lanes > TILE_M ? 1 : 256 / cols;

@@ -239,7 +239,7 @@ static etch_status run_then_finish(product *p) {
 
 /* What panels are no good for: a matrix of f32 that is read once or so, along its terms, which the
  * library multiplies as it lies. */
-enum { FEW_ROWS = 8, FEW_COLS = 2 };
+enum { FEW_COLS = 2 };
 static bool reads_once(const product *p) {
     bool a = p->n <= FEW_COLS && (p->a.col == 1 || p->k == 1);
     bool b = p->m <= FEW_ROWS && (p->b.row == 1 || p->k == 1);
@@ -247,6 +247,7 @@ static bool reads_once(const product *p) {
 }
 
 etch_status etch__product_run(product *p) {
+    if (p->way == PRODUCT_PANELS && p->k && etch__few_takes(p)) return etch__few_run(p);
     if (p->way == PRODUCT_PANELS && reads_once(p)) p->way = PRODUCT_LIBRARY;
     bool few = p->way != PRODUCT_PANELS && p->tiles_m < etch_num_threads() && p->m > 1;
     return p->whole_rows && few && p->batch == 1 ? run_then_finish(p) : run(p);

@@ -64,5 +64,8 @@ etch_status etch__product_run(product *p);
 /* panel_product.c: the table by whose panels products of a dtype are, or NULL; and such a one. */
 const panel_table *etch__panels_for(const isa_table *isa, etch_dtype dtype);
 etch_status etch__panels_run(product *p);
+/* few_product.c: of few rows (or columns) of bf16, whether it is one; the same. */
+bool etch__few_takes(const product *p);
+etch_status etch__few_run(product *p);
 
 #endif

@@ -96,6 +96,17 @@ typedef struct panel_pack {
     bool pairs;
 } panel_pack;
 
+/* Up to FEW_ROWS rows of bf16, by rows of a matrix that lie along their terms: c[row][lane], in
+ * elements from one to the next. */
+enum { FEW_ROWS = 8 };
+typedef struct few_rows {
+    const char *x, *w;
+    int64_t x_row, w_row; /* bytes */
+    int64_t rows, lanes, terms;
+    float *c;
+    int64_t c_row, c_lane;
+} few_rows;
+
 typedef struct panel_table {
     int64_t terms;   /* of a block */
     etch_dtype left; /* rows of this one can be read where they lie */
@@ -106,6 +117,7 @@ typedef struct panel_table {
     void (*multiply)(const panel_args *p);
     /* By the dtype of the elements: those that are not there have to be converted before. */
     void (*pack[ETCH_DTYPE_COUNT])(const panel_pack *p);
+    void (*few)(const few_rows *f); /* or NULL */
     /* to[c][r] = from[r][c]; rows and columns are multiples of 16. */
     void (*turn)(float *to, int64_t ldto, const float *from, int64_t ldfrom, int64_t rows,
                  int64_t cols);
