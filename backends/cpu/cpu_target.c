@@ -3,6 +3,7 @@
 #include "core/base/pool.h"
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
+#include "backends/cpu/conv_direct.h"
 #include "backends/cpu/joined.h"
 #include "jit/plan/native_plan.h"
 
@@ -102,11 +103,16 @@ static etch_status run(const kernel_step *k, void *const *args, const uint64_t *
     return ETCH_OK;
 }
 
+static bool channels_last(uint16_t op, etch_dtype dtype) {
+    return op == OP_CONVOLUTION && etch__conv_is_direct(dtype);
+}
+
 static const jit_target cpu = {
 #ifndef ETCH_HAVE_GCCJIT
     .absent = "it was built with ETCH_GCCJIT=OFF",
 #endif
     .run = etch__run_steps,
+    .channels_last = channels_last,
     .norms = true,
     .compiles_ahead = true,
     .kernels = {prepare, release, run},

@@ -7,13 +7,6 @@
 #include "core/base/profile.h"
 #include "core/base/stack.h"
 
-struct joined_product {
-    joined_matmul m;
-    int naxes, naccesses;
-    bool rows;                        /* the kernel reduces rows: a unit is one of them */
-    uint8_t bytes[LOOP_MAX_ACCESSES]; /* of an element of each access */
-};
-
 bool etch__cpu_joins(int device, const matmul_sizes *s, bool alone) {
     (void)device, (void)alone;
     return s->n > 1;
@@ -29,16 +22,11 @@ joined_product *etch__joined_new(const lowered *low) {
                           .rows = k->nred > 0};
     for (int i = 0; i < k->naccesses; i++)
         j->bytes[i] = (uint8_t)etch_dtype_size(k->access[i].dtype);
-    return j;
+    if (!j->m.conv || etch__joined_conv_new(j)) return j;
+    return etch__free(j), NULL;
 }
 
 /* ---- one tile ---- */
-
-typedef struct joined_call {
-    const kernel_step *k;
-    void *const *args;
-    const uint64_t *cells;
-} joined_call;
 
 /* Strides of the tile along the kernel's axes: rows are those of all axes but the last. */
 static void tile_strides(const joined_product *j, const int64_t *extent, int64_t ldc,
@@ -47,8 +35,7 @@ static void tile_strides(const joined_product *j, const int64_t *extent, int64_t
     for (int a = j->naxes - 2; a >= 0; a--, ldc *= extent[a + 1]) stride[a] = ldc;
 }
 
-static void follow(const void *ctx, const product *p, const product_tile *t) {
-    const joined_call *c = ctx;
+void etch__joined_follow(const joined_call *c, const product_tile *t, int size) {
     const joined_product *j = c->k->joined;
     int64_t dims[LOOP_MAX_AXES * (LOOP_MAX_ACCESSES + 1)];
     void *args[LOOP_MAX_ACCESSES + 1] = {NULL};
@@ -57,11 +44,15 @@ static void follow(const void *ctx, const product *p, const product_tile *t) {
     for (int i = 0; i < j->naccesses; i++)
         args[i] = (char *)c->args[i] + t->col * dims[n * (i + 1) + n - 1] * j->bytes[i];
     tile_strides(j, dims, t->ldc, dims + n * (j->m.access + 1));
-    uintptr_t first = (uintptr_t)t->c - (uintptr_t)(t->row * t->ldc * p->size);
+    uintptr_t first = (uintptr_t)t->c - (uintptr_t)(t->row * t->ldc * size);
     args[j->m.access] = (void *)first; /* where row 0 would be */
     dims[n - 1] = t->n;
     int64_t units = j->rows ? 1 : (t->n + STRIP - 1) / STRIP; /* of a row */
     c->k->fn(args, dims, c->cells, t->row * units, (t->row + t->m) * units);
+}
+
+static void follow(const void *ctx, const product *p, const product_tile *t) {
+    etch__joined_follow(ctx, t, p->size);
 }
 
 /* ---- the whole ---- */
@@ -76,6 +67,10 @@ static void run_product(void *ctx) {
     const joined_product *j = w->call.k->joined;
     const joined_matmul *m = &j->m;
     product p;
+    if (j->is_conv) {
+        w->status = etch__joined_conv_run(&w->call);
+        return;
+    }
     etch__product_init(&p, m->dtype, 1, m->m, m->n, m->k);
     void *const *operand = w->call.args + j->naccesses;
     p.a = (product_operand){

@@ -3,14 +3,33 @@
 #ifndef ETCH_BACKENDS_CPU_JOINED_H
 #define ETCH_BACKENDS_CPU_JOINED_H
 
+#include "backends/cpu/product.h"
 #include "jit/plan/native_plan.h"
 
-typedef struct joined_product joined_product;
+typedef struct joined_product {
+    joined_matmul m;
+    bool is_conv;
+    conv_numbers conv; /* its numbers */
+    int naxes, naccesses;
+    bool rows;                        /* the kernel reduces rows: a unit is one of them */
+    uint8_t bytes[LOOP_MAX_ACCESSES]; /* of an element of each access */
+} joined_product;
 
 /* NULL: no memory. */
 joined_product *etch__joined_new(const lowered *low);
-/* The arguments are those of the kernel's accesses, then A and B. */
+/* The arguments are those of the kernel's accesses, then A, B and B's storage. */
 etch_status etch__joined_run(const kernel_step *k, void *const *args, const uint64_t *cells);
+
+/* One run of such a kernel, and what it does to a tile of so many bytes an element. */
+typedef struct joined_call {
+    const kernel_step *k;
+    void *const *args;
+    const uint64_t *cells;
+} joined_call;
+void etch__joined_follow(const joined_call *c, const product_tile *t, int size);
+/* conv_joined.c */
+bool etch__joined_conv_new(joined_product *j);
+etch_status etch__joined_conv_run(const joined_call *c);
 
 /* target_matmuls.joins */
 bool etch__cpu_joins(int device, const matmul_sizes *s, bool alone);

@@ -210,6 +210,34 @@ typedef struct quantized_table {
     float (*block)(const float *x, int64_t n, int8_t *q, int32_t *sum);
 } quantized_table;
 
+/* Sums of up to CONV_ROWS positions of a convolution's output for the output channels of a panel:
+ * whole vectors of them, at most `vectors`. Of position m the values under place s of the kernel
+ * begin `offset` bytes behind rows[s * CONV_ROWS + m], channel by channel; the weights are
+ * [places][terms][output channels]. See isa/conv.c. */
+enum { CONV_ROWS = 6 };
+typedef struct conv_panel {
+    const char *const *rows;
+    int64_t offset;
+    const void *w;
+    void *c; /* [count][ldc] */
+    int64_t ldc;
+    int count, vectors;
+    int lanes;     /* apart, one vector: there are so many channels; 0: all */
+    int64_t pitch; /* apart: weights from one place to the next */
+    int64_t places, terms;
+    bool adds;        /* to c: the terms go on where those before them ended */
+    const void *bias; /* added at the end, or NULL */
+} conv_panel;
+
+typedef struct conv_table {
+    int lanes[ETCH_DTYPE_COUNT];                             /* of a vector */
+    int vectors;                                             /* of a panel, at most */
+    void (*multiply[ETCH_DTYPE_COUNT])(const conv_panel *p); /* F32, F64 */
+    /* The same where output channel k is made of input channel k alone: the weights are
+     * [places][channels]. All terms at once. */
+    void (*apart[ETCH_DTYPE_COUNT])(const conv_panel *p);
+} conv_table;
+
 typedef struct isa_table {
     const strip_table *strips;
     const reduce_table *reduce;
@@ -219,6 +247,7 @@ typedef struct isa_table {
     const panel_table *f32, *bf16, *amx; /* products of those by panels; multiply: NULL or there */
     const attention_table *attention;
     const quantized_table *quantized;
+    const conv_table *conv;
 } isa_table;
 
 /* The tables of each set, and those of this process. */
@@ -239,7 +268,8 @@ const isa_table *etch__isa_table(void);
     extern const panel_table etch__dots_##isa;                                                     \
     extern const panel_table etch__amx_##isa;                                                      \
     extern const attention_table etch__attention_##isa;                                            \
-    extern const quantized_table etch__quantized_##isa;
+    extern const quantized_table etch__quantized_##isa;                                            \
+    extern const conv_table etch__conv_##isa;
 DECLARE_ISA(baseline)
 DECLARE_ISA(avx2)
 DECLARE_ISA(avx512)

@@ -102,6 +102,7 @@ typedef struct etch_thread {
     uint8_t nlevels, ntangents; /* at most OPEN_LEVELS */
     uint16_t backward_depth;
     uint32_t tangent_limit;
+    bool forms_held; /* see core/tensor/forms.h */
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 

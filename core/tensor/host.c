@@ -155,7 +155,9 @@ const void *etch_data(const etch_tensor *t) { return expose(t, "etch_data", EXPO
 
 void *etch_data_mut(etch_tensor *t) {
     void *p = expose(t, "etch_data_mut", EXPOSED_READER | EXPOSED_WRITER, SITE);
-    if (p) atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed);
+    if (!p) return NULL;
+    atomic_fetch_or_explicit(&t->storage->forms, FORMS_NEVER, memory_order_relaxed);
+    atomic_fetch_add_explicit(&t->storage->version, 1, memory_order_relaxed);
     return p;
 }
 

@@ -7,8 +7,9 @@
  * class of blocks has one size, eight to an octave, so that any of them serves; data of a power of
  * two wastes nothing. Where memory runs out they are given back. Nobody waits for a lock here: each
  * place is taken and filled by one exchange. */
-#include "core/tensor/device.h"
 #include "core/base/start.h"
+#include "core/tensor/device.h"
+#include "core/tensor/forms.h"
 
 #include <sys/mman.h>
 
@@ -238,6 +239,7 @@ void etch__storage_release(etch_storage *s) {
     if (atomic_load_explicit(&s->refs, memory_order_acquire) != 1 &&
         atomic_fetch_sub_explicit(&s->refs, 1, memory_order_acq_rel) != 1)
         return;
+    if (unlikely(s->forms & FORMS_NOTED)) etch__forms_drop(s);
     if (unlikely(s->free_fn != NULL)) call_free_fn(s);
     if (likely(!s->device && !s->lent)) account(-(int64_t)s->bytes);
     size_t size = s->block_bytes - 2 * ALIGN;

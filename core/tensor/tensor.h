@@ -17,11 +17,12 @@
 
 typedef struct etch_storage {
     atomic_int refs;
-    uint8_t device;      /* 0: the CPU; else see core/tensor/device.h */
-    uint8_t pinned;      /* on the CPU, in memory of a device's driver: copies need not wait */
-    uint8_t lent;        /* over memory that another storage counts as its own */
-    atomic_uint version; /* counts writes */
-    atomic_uint exposed; /* to whom its memory is known: see EXPOSED_WRAPPED */
+    uint8_t device;        /* 0: the CPU; else see core/tensor/device.h */
+    uint8_t pinned;        /* on the CPU, in memory of a device's driver: copies need not wait */
+    uint8_t lent;          /* over memory that another storage counts as its own */
+    _Atomic uint8_t forms; /* FORMS_* */
+    atomic_uint version;   /* counts writes */
+    atomic_uint exposed;   /* to whom its memory is known: see EXPOSED_WRAPPED */
     size_t bytes;
     size_t block_bytes;         /* of the whole block; 0 for wrapped memory */
     void *block;                /* what to free: this header, or a few bytes before it */
@@ -29,6 +30,10 @@ typedef struct etch_storage {
     void (*free_fn)(void *ctx); /* of wrapped memory and of devices, else NULL */
     void *free_ctx;
 } etch_storage;
+
+/* Of core/tensor/forms.h: forms of it may be kept; none may be, since a raw pointer for writing was
+ * given out. */
+enum { FORMS_NOTED = 1, FORMS_NEVER = 2 };
 
 /* What `exposed` is made of: two bits, and how many runs, on all threads, hold a raw pointer to
  * read and to write through (each counts once in each). EXPOSED_PENDING: a copy between it and a

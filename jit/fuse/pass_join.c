@@ -21,11 +21,18 @@
 
 /* ---- what a product is ---- */
 
+/* One that gives positions in rows and has no bias of its own. */
+static bool is_convolution(const ir *r, const ir_node *n) {
+    return n->op == OP_CONVOLUTION && r->target->channels_last &&
+           r->target->channels_last(n->op, n->dtype) && sources(r, n)[2].version < 0 &&
+           etch__channels_innermost(&r->versions[n->out].meta);
+}
+
 static bool is_matmul(const ir *r, const ir_node *n) {
-    if (n->dead || n->kind != IR_CALL || n->op != OP_MM || n->epilogue || n->gnode < 0)
+    if (n->dead || n->kind != IR_CALL || n->epilogue || n->gnode < 0 || etch__op_is_users(n->op))
         return false;
-    if (etch__op_is_users(OP_MM) || sources(r, n)[0].version < 0 || sources(r, n)[1].version < 0)
-        return false;
+    if (n->op != OP_MM && !is_convolution(r, n)) return false;
+    if (sources(r, n)[0].version < 0 || sources(r, n)[1].version < 0) return false;
     if (r->target->matmuls.wide)
         return etch__is_float(n->dtype) && n->dtype == etch__compute_type(n->dtype);
     return n->dtype == ETCH_F32 && !STATE_PRECISION(r->g->nodes[n->gnode].state);
@@ -33,13 +40,17 @@ static bool is_matmul(const ir *r, const ir_node *n) {
 
 static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
     const tensor_meta *a = &sources(r, n)[0].meta, *b = &sources(r, n)[1].meta;
+    const tensor_meta *c = &r->versions[n->out].meta;
+    if (n->op == OP_CONVOLUTION)
+        return (matmul_sizes){c->size[0] * c->size[2] * c->size[3], c->size[1],
+                              b->size[1] * b->size[2] * b->size[3]};
     return (matmul_sizes){a->size[0], b->size[1], a->size[1]};
 }
 
 /* ---- the kernel that reads it ---- */
 
 /* Rows longer than this do not stay in the cache; shorter ones than that are no good strips. */
-enum { LONGEST_ROW = 4096, SHORTEST_ROW = 128 };
+enum { LONGEST_ROW = 4096, SHORTEST_ROW = 128, FEWEST_CHANNELS = 8 };
 
 /* Bands of rows are what threads share. Where there may be fewer bands than threads, the product is
  * computed whole first, into memory of the run's own (product.c): not, if that is much. */
@@ -65,11 +76,36 @@ static bool can_take(const ir *r, const ir_group *g) {
         const ir_node *n = &r->nodes[g->members[i]];
         if (r->versions[n->out].memory || (n->index && r->target->matmuls.wide)) return false;
     }
-    return g->naccesses + 2 * most + 2 <= LOOP_MAX_ACCESSES;
+    return g->naccesses + 3 * most + 2 <= LOOP_MAX_ACCESSES;
+}
+
+/* Of a convolution: the kernel has its positions and channels, and goes over memory channel after
+ * channel. */
+static bool same_channels(const ir *r, const ir_group *g, const tensor_meta *c) {
+    int64_t size[ETCH_MAX_DIMS];
+    uint32_t kept;
+    int n = etch__squeeze(c, size, &kept);
+    if (g->mask || g->last || !etch__same_dims(n, size, g->naxes, g->size)) return false;
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *m = &r->nodes[g->members[i]];
+        const ir_version *out = &r->versions[m->out];
+        if (out->stored && !etch__channels_innermost(&out->meta)) return false;
+        for (int k = 0; k < m->nin; k++) {
+            const ir_source *s = &sources(r, m)[k];
+            int64_t stride[ETCH_MAX_DIMS] = {0};
+            if (s->version < 0) continue;
+            etch__map_strides(s, &m->domain, stride);
+            int64_t along = stride[kept & 1], rest = 0;
+            for (int a = 0; a < n; a++) rest |= a != (int)(kept & 1) ? stride[a] : 0;
+            if (rest && along > 1) return false;
+        }
+    }
+    return true;
 }
 
 /* The space is that of the product's result; its rows may be those of several axes. */
-static bool same_space(const ir *r, const ir_group *g, const matmul_sizes *s) {
+static bool same_space(const ir *r, const ir_group *g, const ir_node *p, const matmul_sizes *s) {
+    if (p->op == OP_CONVOLUTION) return same_channels(r, g, &r->versions[p->out].meta);
     if (!r->target->matmuls.wide) return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
     int64_t rows = 1;
     for (int a = 0; a < g->naxes - 1; a++) rows *= g->size[a];
@@ -106,7 +142,7 @@ static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const mat
         int n = reads_in(r, &r->groups[g], p->out);
         if (!n) continue;
         bool joins = n == u->readers[p->out] && can_take(r, &r->groups[g]) &&
-                     same_space(r, &r->groups[g], s) && !changes_memory(r, p->group, g);
+                     same_space(r, &r->groups[g], p, s) && !changes_memory(r, p->group, g);
         return joins ? g : -1;
     }
     return -1;
@@ -142,7 +178,8 @@ static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
 
 static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t group) {
     if (r->target->matmuls.wide)
-        return (r->g->dynamic || s->n >= SHORTEST_ROW) &&
+        return (r->g->dynamic ||
+                s->n >= (p->op == OP_CONVOLUTION ? FEWEST_CHANNELS : SHORTEST_ROW)) &&
                r->target->matmuls.joins(r->device, s, true);
     bool alone = !reads_others(r, &r->groups[group], p);
     return r->target->matmuls.joins(r->device, s, alone);

@@ -191,6 +191,9 @@ bool etch__still_there(const ir *r, const ir_uses *u, const ir_node *n, const ir
 bool etch__pass_cse(ir *r);
 bool etch__pass_dce(ir *r);
 bool etch__pass_sums(ir *r);
+bool etch__pass_layout(ir *r);
+/* pass_layout.c: whether the channels of four dimensions are neighbours in memory. */
+bool etch__channels_innermost(const tensor_meta *m);
 /* range.c: what no finite value of the version is above, in magnitude. */
 double etch__largest(const ir *r, int32_t version);
 bool etch__pass_epilogue(ir *r);
@@ -227,6 +230,10 @@ typedef struct joined_matmul {
     plan_address a, b;
     int64_t a_row, a_col, b_row, b_col; /* strides in elements */
     uint8_t dtype;                      /* of its operands */
+    /* A convolution of a by b: its graph node's attributes, the operands and the result. Rows are
+     * its positions, columns its channels. */
+    const int64_t *conv; /* or NULL */
+    tensor_meta a_meta, b_meta, c_meta;
 } joined_matmul;
 
 /* A group as a loop kernel with what a launch needs. */
@@ -240,7 +247,7 @@ typedef struct lowered {
     bool split;
     int64_t scratch;
     bool tested; /* on a device: it writes an input, which a failed check of the run forbids */
-    int nmatmuls;
+    int nmatmuls, operands; /* arguments of each */
     joined_matmul matmul[JOIN_MAX];
 } lowered;
 

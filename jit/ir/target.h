@@ -26,7 +26,8 @@ typedef struct kernel_order {
 
 typedef struct target_kernels {
     /* Makes what steps[i] runs of kernel i. The arguments are those of the accesses, then A and B
-     * of each of its products, then the scratch. Under ETCH_MODE_MAX_AUTOTUNE the first run may
+     * of each of its products (with `wide` products the etch_storage of B, too, or NULL where that
+     * is no input as it came), then the scratch. Under ETCH_MODE_MAX_AUTOTUNE the first run may
      * time layouts. On failure the steps have nothing, and *why says what failed; it is empty where
      * the thread's error does. */
     bool (*prepare)(const kernel_order *o, kernel_step *const *steps, const char **why);
@@ -122,6 +123,9 @@ struct jit_target {
     bool arena_apart;   /* a plan's arena is a storage of the device, no part of the run block */
     bool late_checks;   /* calls say after the run that their data was wrong */
     bool times_matmuls; /* under ETCH_MODE_MAX_AUTOTUNE, of a relaxed plan */
+    /* Whether the operator's result of that dtype may lie with its channels innermost, and should
+     * where it is read so; NULL: none. */
+    bool (*channels_last)(uint16_t op, etch_dtype dtype);
     bool norms; /* generated kernels of normalisations have the bits of their eager kernels */
     bool compiles_ahead; /* what other sizes of a dynamic graph may need is compiled along */
     target_kernels kernels;

@@ -229,8 +229,19 @@ static bool has_index(const loop_kernel *k) {
  * innermost axis the columns. */
 static bool by_tiles(const lowering *l) { return l->g->nmatmuls && l->r->target->matmuls.wide; }
 
-/* Parallel axes, then reduced ones; in a map, those along which the first store strides most first.
- */
+/* The access that stands for the result of a product of the group, from `from` on; -1: none. */
+static int product_access(const lowering *l, int from) {
+    for (int i = from; i < l->k->naccesses; i++) {
+        const ir_version *v = &l->r->versions[l->out->address[i].version];
+        if (v->node < 0 || l->k->access[i].store) continue;
+        const ir_node *n = &l->r->nodes[v->node];
+        if (n->kind == IR_CALL && &l->r->groups[n->group] == l->g) return i;
+    }
+    return -1;
+}
+
+/* Parallel axes, then reduced ones; in a map, those along which the first store strides most first,
+ * or what stands for a product does. */
 static void order_axes(lowering *l) {
     int n = 0, first = -1;
     for (int a = 0; a < l->g->naxes; a++)
@@ -242,7 +253,8 @@ static void order_axes(lowering *l) {
     if (has_index(l->k)) return;
     for (int i = 0; i < l->k->naccesses && first < 0; i++)
         if (l->k->access[i].store) first = i;
-    if (l->k->nred || first < 0 || by_tiles(l)) return;
+    if (by_tiles(l)) first = product_access(l, 0);
+    if (l->k->nred || first < 0) return;
     for (int i = 1; i < n; i++)
         for (int j = i; j > 0; j--) {
             int a = l->axis[j - 1], b = l->axis[j];
@@ -418,30 +430,28 @@ void etch__lower_finish(const lowered *partial, lowered *out) {
 
 static void note_matmul(lowering *l, int access, const ir_node *n) {
     const ir_source *a = sources(l->r, n), *b = a + 1;
-    l->out->matmul[l->out->nmatmuls++] = (joined_matmul){
-        access,
-        a->meta.size[0],
-        b->meta.size[1],
-        a->meta.size[1],
-        address_of(l->r, a),
-        address_of(l->r, b),
-        a->meta.stride[0],
-        a->meta.stride[1],
-        b->meta.stride[0],
-        b->meta.stride[1],
-        a->meta.dtype,
-    };
+    joined_matmul *m = &l->out->matmul[l->out->nmatmuls++];
+    *m = (joined_matmul){.access = access,
+                         .m = a->meta.size[0],
+                         .n = b->meta.size[1],
+                         .k = a->meta.size[1],
+                         .a = address_of(l->r, a),
+                         .b = address_of(l->r, b),
+                         .a_row = a->meta.stride[0],
+                         .a_col = a->meta.stride[1],
+                         .b_row = b->meta.stride[0],
+                         .b_col = b->meta.stride[1],
+                         .dtype = a->meta.dtype};
+    if (n->op != OP_CONVOLUTION) return;
+    m->conv = l->r->g->attrs + l->r->g->nodes[n->gnode].at;
+    m->a_meta = a->meta, m->b_meta = b->meta, m->c_meta = l->r->versions[n->out].meta;
 }
 
 /* Members that are products, by the access that stands for each. */
 static void note_matmuls(lowering *l) {
-    for (int i = 0; i < l->k->naccesses; i++) {
-        const ir_version *v = &l->r->versions[l->out->address[i].version];
-        if (v->node < 0 || l->k->access[i].store) continue;
-        const ir_node *n = &l->r->nodes[v->node];
-        if (n->kind != IR_CALL || &l->r->groups[n->group] != l->g) continue;
+    for (int i = -1; (i = product_access(l, i + 1)) >= 0;) {
         if (l->out->nmatmuls == JOIN_MAX) l->failed = true;
-        else note_matmul(l, i, n);
+        else note_matmul(l, i, &l->r->nodes[l->r->versions[l->out->address[i].version].node]);
     }
 }
 
@@ -468,6 +478,7 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
     l->r = r, l->g = &r->groups[group], l->out = out, l->k = &out->k;
     l->naxes = l->g->naxes;
     l->k->any_mode = r->g->any_mode;
+    out->operands = r->target->matmuls.wide ? 3 : 2;
     name_kernel(l, group);
     emit_members(l);
     bool ok = !l->failed;
@@ -482,7 +493,7 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
         if (!by_tiles(l)) choose_split(out);
         note_matmuls(l);
         ok = !l->failed &&
-             out->k.naccesses + 2 * out->nmatmuls <= LOOP_MAX_ACCESSES; /* all are arguments */
+             out->k.naccesses + out->operands * out->nmatmuls <= LOOP_MAX_ACCESSES;
     }
     return ok ? ETCH_OK : ETCH_ERR_UNSUPPORTED;
 }

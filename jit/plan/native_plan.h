@@ -11,10 +11,16 @@
 #include "core/observe/report.h"
 #include "jit/ir/target.h"
 
-typedef enum place_kind { PLACE_ARENA, PLACE_INPUT, PLACE_OUTPUT, PLACE_NONE } place_kind;
+typedef enum place_kind {
+    PLACE_ARENA,
+    PLACE_INPUT,
+    PLACE_OUTPUT,
+    PLACE_STORAGE,
+    PLACE_NONE
+} place_kind;
 
 /* An address of a run: byte `offset` into the arena, an output, or from an input's first element;
- * NONE: what has no memory. */
+ * STORAGE: no memory, but an input's etch_storage; NONE: what has no memory. */
 typedef struct plan_place {
     uint8_t kind;
     int32_t index;

@@ -94,16 +94,25 @@ static const joined_matmul *matmul_at(const lowered *low, int access) {
     return NULL;
 }
 
-/* Arguments: the accesses, then A and B of each product. */
-static int arguments(const lowered *low) { return low->k.naccesses + 2 * low->nmatmuls; }
+/* Arguments: the accesses, then A and B of each product, and on a target that packs weights the
+ * storage of B, if that is an input as it came. */
+static int arguments(const lowered *low) {
+    return low->k.naccesses + low->operands * low->nmatmuls;
+}
 
 /* Nowhere: the product's result is in registers. */
 static plan_place argument_place(const plan_maker *m, const lowered *low, int i) {
     const plan_address *a = &low->address[i];
     int operand = i - low->k.naccesses;
-    if (operand >= 0) a = operand % 2 ? &low->matmul[operand / 2].b : &low->matmul[operand / 2].a;
-    else if (matmul_at(low, i)) return (plan_place){PLACE_NONE, 0, 0};
-    return place_of(m, a->version, a->root, a->offset);
+    if (operand < 0 && matmul_at(low, i)) return (plan_place){PLACE_NONE, 0, 0};
+    if (operand >= 0) {
+        const joined_matmul *p = &low->matmul[operand / low->operands];
+        a = operand % low->operands ? &p->b : &p->a;
+    }
+    plan_place at = place_of(m, a->version, a->root, a->offset);
+    if (operand < 0 || operand % low->operands < 2) return at;
+    bool came = at.kind == PLACE_INPUT && m->r->versions[a->version].node < 0;
+    return came ? (plan_place){PLACE_STORAGE, a->root, 0} : (plan_place){PLACE_NONE, 0, 0};
 }
 
 /* ---- steps ---- */

@@ -119,6 +119,7 @@ static void patch(const native_plan *p, run_block *b, const plan_io *io) {
             b->args[i] = (char *)etch__ptr(io->inputs[at->index]) + at->offset;
         else if (at->kind == PLACE_OUTPUT)
             b->args[i] = (char *)b->outputs[at->index]->data + at->offset;
+        else if (at->kind == PLACE_STORAGE) b->args[i] = io->inputs[at->index]->storage;
     }
     for (int i = 0; i < p->ncells; i++)
         b->cells[i] = etch__scalar_cell(io->scalars[p->cells[i].scalar], p->cells[i].dtype);

@@ -148,9 +148,11 @@ static int take_random(generator *g, etch_dtype dtype, int n, const int64_t *siz
 /* Images and filters that fit, for the convolutions to come. */
 static void make_images(generator *g) {
     etch_dtype dtype = chance(g, 2) ? ETCH_F32 : below(g, ETCH_F16 + 1);
-    int64_t channels = 1 + below(g, 4), group = channels % 2 || chance(g, 2) ? 1 : 2;
+    int64_t channels = 1 + below(g, chance(g, 3) ? 40 : 4);
+    int64_t group = channels % 2 || chance(g, 2) ? 1 : 2, most = chance(g, 3) ? 40 : 3;
+    if (chance(g, 4)) group = channels, most = chance(g, 2) ? 1 : 3; /* each by itself */
     int64_t image[] = {1 + below(g, 3), channels, 4 + below(g, 5), 4 + below(g, 5)};
-    int64_t filter[] = {group * (1 + below(g, 3)), channels / group, 1 + below(g, 3),
+    int64_t filter[] = {group * (1 + below(g, most)), channels / group, 1 + below(g, 3),
                         1 + below(g, 3)};
     take_random(g, dtype, 4, image);
     take_random(g, dtype, 4, filter);

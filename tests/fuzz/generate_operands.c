@@ -314,6 +314,15 @@ bool gen_is_backward(op_id op) {
     return op == OP_CONVOLUTION_BACKWARD_INPUT || op == OP_CONVOLUTION_BACKWARD_WEIGHT;
 }
 
+/* What the input's channels and the weight's ask for, mostly. */
+static fuzz_int some_groups(generator *g, const statement *s) {
+    const etch_tensor *x = g->w.v[s->arg[0].tensor[0]], *w = g->w.v[s->arg[1].tensor[0]];
+    bool fits = etch_ndim(x) == 4 && etch_ndim(w) == 4 && etch_size(w, 1) > 0;
+    if (gen_is_backward(s->op)) return gen_plain(1);
+    if (!fits || chance(g, 5)) return gen_plain(chance(g, 3) ? 2 : 1);
+    return gen_plain(etch_size(x, 1) / etch_size(w, 1));
+}
+
 /* Of what a convolution without stride, padding and groups passes back. */
 static void backward_sizes(generator *g, op_id op, fuzz_arg *a, const statement *s) {
     int grad = s->arg[0].tensor[0], other = s->arg[1].tensor[0];
@@ -383,7 +392,7 @@ static fuzz_int some_int(generator *g, const char *name, const statement *s) {
         static const int64_t steps[] = {1, 1, 1, 2, 3, -1, -1, -2, -3};
         return gen_plain(steps[below(g, 9)]);
     }
-    if (!strcmp(name, "groups")) return gen_plain(chance(g, 3) && !gen_is_backward(s->op) ? 2 : 1);
+    if (!strcmp(name, "groups")) return some_groups(g, s);
     /* Not -1, the largest index: with wild ones that is more than there is memory. */
     if (!strcmp(name, "divisor_override")) return gen_plain(chance(g, 2) ? 0 : 3);
     if (!strcmp(name, "num_classes")) return gen_plain(below(g, 12));

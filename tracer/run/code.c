@@ -1,5 +1,6 @@
 /* Running what was deferred all at once: the code of a leaf that fits the walk's inputs, and its
  * plan. */
+#include "core/tensor/forms.h"
 #include "guards/alias.h"
 #include "tracer/run/run.h"
 #include "tracer/tell/report.h"
@@ -108,14 +109,17 @@ etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, leaf->path[0]->c.state);
     int64_t start = unlikely(code->report != NULL) ? etch__now() : 0;
+    bool writes = leaf->npath && leaf->path[leaf->npath - 1]->nwrites;
+    bool held = etch__forms_hold(writes || etch__tls.forms_held);
     etch_status status = code->plan->run(code->plan, &io);
+    etch__forms_hold(held);
     if (unlikely(start)) etch__report_add_time(&code->report->run, start);
     etch__pop_frame(&frame);
     if (unlikely(wrote)) poison(w), note_writes(w, leaf, code);
     if (status != ETCH_OK) return etch__recipe_cancel(again), status;
     for (int i = code->nmissing; i < code->nmade; i++) attach(w, leaf, code, code->made[i]);
     if (unlikely(again != NULL)) etch__recipe_end(again, w, code);
-    if (unlikely(leaf->npath && leaf->path[leaf->npath - 1]->nwrites)) note_writes(w, leaf, code);
+    if (unlikely(writes)) note_writes(w, leaf, code);
     for (int i = 0; i < code->nout; i++) etch__storage_release(w->room.outputs[i]);
     w->end.ran = code;
     if (unlikely(w->shadow != NULL)) etch__check_after(w, leaf);

@@ -5,8 +5,8 @@
  * Where memory runs down the columns on one side and along the rows on the other the block is
  * turned: squares of one vector's elements to a side go through registers, by rounds that
  * interleave the first half of the vectors with the second. Sixteen bytes do on every instruction
- * set; with longer vectors the interleaving stays within sixteen. Short rows have ways of their
- * own, since a loop for each of them costs more than what it moves. */
+ * set; AVX2's interleaving stays within sixteen, AVX-512 turns words in whole registers. Short rows
+ * have ways of their own, since a loop for each of them costs more than what it moves. */
 #include "backends/cpu/table.h"
 
 #define IVDEP _Pragma("GCC ivdep")
@@ -89,30 +89,33 @@ DEALS(16)
 DEALS(32)
 DEALS(64)
 
-/* dst[r * dst_pitch + c] = src[c * src_pitch + r] */
-#define TURN(bits, SIDE)                                                                           \
-    typedef uint##bits##_t vector_##bits __attribute__((vector_size(16)));                         \
-    static inline void turn_block_##bits(uint##bits##_t *dst, int64_t dst_pitch,                   \
-                                         const uint##bits##_t *src, int64_t src_pitch) {           \
-        vector_##bits x[SIDE], y[SIDE];                                                            \
+/* A square of SIDE vectors with as many elements. */
+#define SQUARE(bits, SIDE)                                                                         \
+    static inline void square_##bits##_##SIDE(uint##bits##_t *dst, int64_t dst_pitch,              \
+                                              const uint##bits##_t *src, int64_t src_pitch) {      \
+        typedef uint##bits##_t vector __attribute__((vector_size(SIDE * bits / 8)));               \
+        vector x[SIDE], y[SIDE];                                                                   \
         for (int i = 0; i < SIDE; i++) memcpy(&x[i], src + i * src_pitch, sizeof x[i]);            \
         for (int round = 1; round < SIDE; round *= 2) {                                            \
             for (int i = 0; i < SIDE / 2; i++) {                                                   \
-                vector_##bits low = LOW_##SIDE, high = HIGH_##SIDE;                                \
+                vector low = LOW_##SIDE, high = HIGH_##SIDE;                                       \
                 y[2 * i] = __builtin_shuffle(x[i], x[i + SIDE / 2], low);                          \
                 y[2 * i + 1] = __builtin_shuffle(x[i], x[i + SIDE / 2], high);                     \
             }                                                                                      \
             for (int i = 0; i < SIDE; i++) x[i] = y[i];                                            \
         }                                                                                          \
         for (int i = 0; i < SIDE; i++) memcpy(dst + i * dst_pitch, &x[i], sizeof x[i]);            \
-    }                                                                                              \
+    }
+/* dst[r * dst_pitch + c] = src[c * src_pitch + r] */
+#define TURN(bits, SIDE)                                                                           \
+    SQUARE(bits, SIDE)                                                                             \
     static void turn_##bits(uint##bits##_t *d, int64_t dst_pitch, const uint##bits##_t *s,         \
                             int64_t src_pitch, int64_t rows, int64_t cols) {                       \
         int64_t whole_rows = rows / SIDE * SIDE, whole = cols / SIDE * SIDE;                       \
         for (int64_t c = 0; c < whole; c += SIDE)                                                  \
             for (int64_t r = 0; r < whole_rows; r += SIDE)                                         \
-                turn_block_##bits(d + r * dst_pitch + c, dst_pitch, s + c * src_pitch + r,         \
-                                  src_pitch);                                                      \
+                square_##bits##_##SIDE(d + r * dst_pitch + c, dst_pitch, s + c * src_pitch + r,    \
+                                       src_pitch);                                                 \
         for (int64_t c = 0; c < cols; c++)                                                         \
             for (int64_t r = c < whole ? whole_rows : 0; r < rows; r++)                            \
                 d[r * dst_pitch + c] = s[c * src_pitch + r];                                       \
@@ -121,6 +124,21 @@ TURN(8, 16)
 TURN(16, 8)
 TURN(32, 4)
 TURN(64, 2)
+#if defined(ETCH_ISA_avx512)
+SQUARE(32, 16)
+/* What comes out of a square are whole cache lines. */
+static void turn_large_32(uint32_t *d, int64_t dst_pitch, const uint32_t *s, int64_t src_pitch,
+                          int64_t rows, int64_t cols) {
+    int64_t whole_rows = rows & -16, whole = cols & -16;
+    for (int64_t c = 0; c < whole; c += 16)
+        for (int64_t r = 0; r < whole_rows; r += 16)
+            square_32_16(d + r * dst_pitch + c, dst_pitch, s + c * src_pitch + r, src_pitch);
+    turn_32(d + whole_rows * dst_pitch, dst_pitch, s + whole_rows, src_pitch, rows - whole_rows,
+            whole);
+    turn_32(d + whole, dst_pitch, s + whole * src_pitch, src_pitch, rows, cols - whole);
+}
+#define turn_32 turn_large_32
+#endif
 
 /* The longer side is the inner loop; it has no vectors, for which scattering is slow. */
 #define MOVE(bits)                                                                                 \

@@ -1,0 +1,67 @@
+/* Convolution of floats without a matrix of the values under the kernel: see conv_direct.c. */
+#ifndef ETCH_BACKENDS_CPU_CONV_DIRECT_H
+#define ETCH_BACKENDS_CPU_CONV_DIRECT_H
+
+#include <stdatomic.h>
+
+#include "backends/cpu/product.h"
+#include "core/ops/rules.h"
+
+/* The sizes of a convolution. Rows are the positions of all images, columns the output channels. */
+typedef struct conv_sizes {
+    conv_numbers at;
+    int64_t images, channels; /* of the input */
+    /* Groups of channels that share sums, and the channels of one. Where each channel is a group by
+     * itself (`apart`) there is one, of all output channels, each made of one of the input's. */
+    int64_t groups, in_channels, out_channels;
+    bool apart;
+    int64_t in[2], out[2], kernel[2];
+    int64_t places, positions, rows;
+} conv_sizes;
+
+typedef struct direct_conv {
+    conv_sizes n;
+    const isa_table *isa;
+    etch_dtype dtype, type; /* storage and compute type */
+    int size;               /* bytes of the compute type */
+    /* The input in the compute type, channels innermost: bytes from an image, row, column to the
+     * next. */
+    const char *x;
+    int64_t x_image, x_row, x_column;
+    const char *zeros; /* as long as all channels, and as one place: what lies in the padding */
+    const char *w;     /* [groups][panels][places][input channels][output channels of the panel] */
+    const char *bias;  /* [groups][width], or NULL */
+    int64_t panel, width; /* output channels of a panel, and of all panels of a group */
+    char *y;              /* where tiles are stored, or NULL: they lie in scratch */
+    /* Called with each tile that does not lie in y, on its thread: columns are those of all groups.
+     * The room is as large as the tile. */
+    void (*finish)(const void *ctx, const struct direct_conv *d, const product_tile *t,
+                   char *room);
+    const void *ctx;
+    int64_t tile_rows, tile_columns, row_tiles, column_tiles; /* of a group */
+    void *copies[3];                                          /* to be freed */
+    etch_storage *held[2]; /* that the input's copy and w lie in */
+    atomic_int failed;
+} direct_conv;
+
+/* Whether convolutions of the dtype are computed so. */
+bool etch__conv_is_direct(etch_dtype dtype);
+conv_sizes etch__conv_sizes(const conv_numbers *at, const int64_t *x, const int64_t *w,
+                            const int64_t *y);
+/* From operands, bias NULL or ETCH_NONE for none. false: no memory. Left are y, finish, ctx. */
+bool etch__direct_begin(direct_conv *d, const conv_sizes *n, const etch_tensor *x,
+                        const etch_tensor *w, const etch_tensor *bias);
+etch_status etch__direct_run(direct_conv *d);
+/* Frees what begin made, whether it has failed or not. */
+void etch__direct_end(direct_conv *d);
+
+/* to[r * to_pitch + c] = from[c * from_pitch + r], elements of the compute type. */
+void etch__direct_turn(const direct_conv *d, char *to, int64_t to_pitch, const char *from,
+                       int64_t from_pitch, int64_t rows, int64_t columns);
+/* conv_input.c: x; n changes where a row of the kernel becomes one place. false: no memory. */
+bool etch__direct_input(direct_conv *d, const etch_tensor *x);
+/* conv_weights.c: w, panel by panel; bias with zeros for what a panel has too much. false: no
+ * memory. */
+bool etch__direct_weights(direct_conv *d, const etch_tensor *w, const etch_tensor *bias);
+
+#endif

@@ -1,0 +1,99 @@
+/* The weight of a convolution as panels of output channels, in the order in which they are
+ * multiplied: place after place of the kernel, of each all input channels. It is packed once for
+ * each version of its storage's contents that is used more than once (core/tensor/forms.h). */
+#include "backends/cpu/conv_direct.h"
+
+#include "backends/cpu/program.h"
+#include "core/base/counters.h"
+#include "core/base/pool.h"
+#include "core/tensor/forms.h"
+
+typedef struct pack_job {
+    const direct_conv *d;
+    const char *from; /* row-major, in the compute type */
+    char *to;
+    int64_t panels; /* of a group */
+    atomic_int failed;
+} pack_job;
+
+/* Output channels first .. + count of the panel, [channels of input][places] each, into `width`
+ * columns; room: as many terms of them. */
+static void pack_panel(const pack_job *j, char *to, const char *from, int64_t count, int64_t width,
+                       char *room) {
+    const conv_sizes *n = &j->d->n;
+    int64_t terms = n->in_channels * n->places, bytes = width * j->d->size;
+    char *turned = n->places == 1 ? to : room;
+    if (count < width) memset(turned, 0, (size_t)(terms * bytes));
+    etch__direct_turn(j->d, turned, width, from, terms, terms, count);
+    for (int64_t k = 0; n->places > 1 && k < n->in_channels; k++)
+        for (int64_t p = 0; p < n->places; p++, turned += bytes)
+            memcpy(to + (p * n->in_channels + k) * bytes, turned, (size_t)bytes);
+}
+
+static void pack_task(void *ctx, int64_t begin, int64_t end) {
+    pack_job *j = ctx;
+    const direct_conv *d = j->d;
+    int64_t terms = d->n.in_channels * d->n.places;
+    char *room = etch__malloc((size_t)(terms * d->panel * d->size));
+    for (int64_t k = begin; room && k < end; k++) {
+        int64_t group = k / j->panels, first = k % j->panels * d->panel;
+        int64_t count = d->n.out_channels - first, width = d->width - first;
+        if (count > d->panel) count = d->panel;
+        if (width > d->panel) width = d->panel;
+        pack_panel(j, j->to + (group * d->width + first) * terms * d->size,
+                   j->from + (group * d->n.out_channels + first) * terms * d->size, count, width,
+                   room);
+    }
+    if (!room) atomic_store(&j->failed, 1);
+    etch__free(room);
+}
+
+static bool pack(const direct_conv *d, const etch_tensor *w, char *to) {
+    void *copy;
+    int64_t terms = d->n.in_channels * d->n.places;
+    pack_job j = {.d = d, .to = to, .panels = (d->width + d->panel - 1) / d->panel};
+    if (!(j.from = etch__row_major_elements(w, true, &copy))) return false;
+    etch__parallel(d->n.groups * j.panels, 65536 / (terms * d->panel) + 1, pack_task, &j);
+    etch__free(copy);
+    etch__counters.weights_packed++;
+    return !atomic_load(&j.failed);
+}
+
+/* What the packed weight depends on beside the storage's contents. */
+static form_key key_of(const direct_conv *d, const etch_tensor *w) {
+    form_key k = {{FORM_CONV, d->dtype, d->panel, w->offset}};
+    memcpy(k.word + 4, w->size, 4 * sizeof *w->size);
+    memcpy(k.word + 8, w->stride, 4 * sizeof *w->stride);
+    k.word[1] |= d->n.at.groups << 8;
+    return k;
+}
+
+static bool take_weight(direct_conv *d, const etch_tensor *w) {
+    form_key key = key_of(d, w);
+    bool keep;
+    if (!(d->held[1] = etch__form_find(w->storage, &key, &keep))) {
+        int64_t columns = d->n.groups * d->width, terms = d->n.in_channels * d->n.places;
+        d->held[1] = etch__storage_new((size_t)(columns * terms * d->size));
+        if (!d->held[1] || !pack(d, w, d->held[1]->data)) return false;
+        if (keep) etch__form_keep(w->storage, &key, d->held[1]);
+    }
+    d->w = d->held[1]->data;
+    return true;
+}
+
+static char *spread_bias(const direct_conv *d, const etch_tensor *bias) {
+    void *copy;
+    const char *from = etch__row_major_elements(bias, true, &copy);
+    int64_t groups = d->n.groups, n = d->n.out_channels * d->size;
+    char *to = from ? etch__calloc((size_t)(groups * d->width), (size_t)d->size) : NULL;
+    for (int64_t g = 0; to && g < groups; g++)
+        memcpy(to + g * d->width * d->size, from + g * n, (size_t)n);
+    etch__free(copy);
+    return to;
+}
+
+bool etch__direct_weights(direct_conv *d, const etch_tensor *w, const etch_tensor *bias) {
+    bool has = bias && bias != ETCH_NONE;
+    if (has && !(d->bias = d->copies[2] = spread_bias(d, bias))) return false;
+    return take_weight(d, w);
+}

@@ -1,0 +1,116 @@
+/* Convolution, for one instruction set: a few positions of the output times a panel of the weight,
+ * all of whose sums stay in registers.
+ *
+ * The arithmetic of an element is fixed: acc = +0, then acc = fma(x, w, acc) place after place of
+ * the kernel, and of each place channel after channel (where each output channel has one input
+ * channel, of that alone); without fma in the instruction set, the
+ * product rounded, and then the sum. An element may be stored and loaded again between places and
+ * channels, so no value depends on how positions, output channels or terms are cut. */
+#include "backends/cpu/table.h"
+
+#include "lanes.h"
+
+#if defined(ETCH_ISA_avx512)
+enum { VECTORS = 4 };
+#else
+enum { VECTORS = 2 }; /* sixteen registers */
+#endif
+
+#define UNROLLED _Pragma("GCC unroll 8")
+#define SAME_f32v(x) REGISTER(set1_ps)(x)
+#define SAME_f64v(x) REGISTER(set1_pd)(x)
+#define LOAD_f32v(p) (reals_f32v) REGISTER(loadu_ps)(p)
+#define LOAD_f64v(p) (reals_f64v) REGISTER(loadu_pd)(p)
+#define STORE_f32v(p, x) REGISTER(storeu_ps)(p, x)
+#define STORE_f64v(p, x) REGISTER(storeu_pd)(p, x)
+
+/* COUNT positions times WIDE vectors; the callers' constants make the arrays registers. */
+#define POSITIONS(t, T)                                                                            \
+    FN void positions_##t(const int COUNT, const int WIDE, const conv_panel *p) {                  \
+        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
+        reals_##t acc[CONV_ROWS][VECTORS];                                                         \
+        T *c = p->c;                                                                               \
+        const T *w = p->w;                                                                         \
+        UNROLLED for (int m = 0; m < COUNT; m++) UNROLLED for (int n = 0; n < WIDE; n++)           \
+            acc[m][n] = p->adds ? LOAD_##t(c + m * p->ldc + n * W) : (reals_##t){0};               \
+        const char *const *row = p->rows;                                                          \
+        for (int64_t s = 0; s < p->places; s++, row += CONV_ROWS) {                                \
+            const T *x[CONV_ROWS];                                                                 \
+            UNROLLED for (int m = 0; m < COUNT; m++) x[m] = (const T *)(row[m] + p->offset);       \
+            for (int64_t k = 0; k < p->terms; k++, w += WIDE * W) {                                \
+                reals_##t b[VECTORS];                                                              \
+                UNROLLED for (int n = 0; n < WIDE; n++) b[n] = LOAD_##t(w + n * W);                \
+                UNROLLED for (int m = 0; m < COUNT; m++) {                                         \
+                    reals_##t a = SAME_##t(x[m][k]);                                               \
+                    UNROLLED for (int n = 0; n < WIDE; n++) acc[m][n] =                            \
+                        fma_##t(a, b[n], acc[m][n]);                                               \
+                }                                                                                  \
+            }                                                                                      \
+        }                                                                                          \
+        const T *bias = p->bias;                                                                   \
+        if (bias)                                                                                  \
+            UNROLLED for (int n = 0; n < WIDE; n++) UNROLLED for (int m = 0; m < COUNT; m++)       \
+                acc[m][n] = acc[m][n] + LOAD_##t(bias + n * W);                                    \
+        UNROLLED for (int m = 0; m < COUNT; m++) UNROLLED for (int n = 0; n < WIDE; n++)           \
+            STORE_##t(c + m * p->ldc + n * W, acc[m][n]);                                          \
+    }
+POSITIONS(f32v, float)
+POSITIONS(f64v, double)
+
+#define WIDTHS(t, n)                                                                               \
+    switch (p->vectors) {                                                                          \
+    case 1: positions_##t(n, 1, p); return;                                                        \
+    case 2: positions_##t(n, 2, p); return;                                                        \
+    case 3: positions_##t(n, VECTORS == 4 ? 3 : 2, p); return;                                     \
+    default: positions_##t(n, VECTORS, p); return;                                                 \
+    }
+#define MULTIPLY(t)                                                                                \
+    static void multiply_##t(const conv_panel *p) {                                                \
+        switch (p->count) {                                                                        \
+        case 1: WIDTHS(t, 1)                                                                       \
+        case 2: WIDTHS(t, 2)                                                                       \
+        case 3: WIDTHS(t, 3)                                                                       \
+        case 4: WIDTHS(t, 4)                                                                       \
+        case 5: WIDTHS(t, 5)                                                                       \
+        default: WIDTHS(t, CONV_ROWS)                                                              \
+        }                                                                                          \
+    }
+MULTIPLY(f32v)
+MULTIPLY(f64v)
+
+/* Each channel by itself: its values times its own weights. The last vector may have few channels.
+ */
+#define CHANNELS(t, T)                                                                             \
+    FN void channels_##t(const int WIDE, const conv_panel *p, int m) {                             \
+        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
+        reals_##t acc[VECTORS];                                                                    \
+        T *c = (T *)p->c + m * p->ldc;                                                             \
+        const T *w = p->w, *bias = p->bias;                                                        \
+        UNROLLED for (int n = 0; n < WIDE; n++) acc[n] = (reals_##t){0};                           \
+        const char *const *row = p->rows + m;                                                      \
+        for (int64_t s = 0; s < p->places; s++, row += CONV_ROWS, w += p->pitch) {                 \
+            const T *x = (const T *)(*row + p->offset);                                            \
+            UNROLLED for (int n = 0; n < WIDE; n++) acc[n] =                                       \
+                fma_##t(p->lanes ? first_##t(x, p->lanes) : LOAD_##t(x + n * W),                   \
+                        LOAD_##t(w + n * W), acc[n]);                                              \
+        }                                                                                          \
+        if (bias)                                                                                  \
+            UNROLLED for (int n = 0; n < WIDE; n++) acc[n] = acc[n] + LOAD_##t(bias + n * W);      \
+        UNROLLED for (int n = 0; n < WIDE; n++) STORE_##t(c + n * W, acc[n]);                      \
+    }                                                                                              \
+    static void apart_##t(const conv_panel *p) {                                                   \
+        for (int m = 0; m < p->count; m++) switch (p->vectors) {                                   \
+            case 1: channels_##t(1, p, m); break;                                                  \
+            case 2: channels_##t(2, p, m); break;                                                  \
+            case 3: channels_##t(VECTORS == 4 ? 3 : 2, p, m); break;                               \
+            default: channels_##t(VECTORS, p, m);                                                  \
+            }                                                                                      \
+    }
+CHANNELS(f32v, float)
+CHANNELS(f64v, double)
+
+const conv_table ISA_NAME(conv) = {
+    .lanes = {[ETCH_F32] = VECTOR_BYTES / 4, [ETCH_F64] = VECTOR_BYTES / 8},
+    .vectors = VECTORS,
+    .multiply = {[ETCH_F32] = multiply_f32v, [ETCH_F64] = multiply_f64v},
+    .apart = {[ETCH_F32] = apart_f32v, [ETCH_F64] = apart_f64v}};

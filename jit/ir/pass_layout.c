@@ -1,0 +1,106 @@
+/* Channels innermost: what a convolution makes, and what is made of it element by element, lies
+ * with the channels of a position side by side, where only the plan sees it. That is the order in
+ * which convolutions read and compute (backends/cpu/conv_direct.c), so between two of them nothing
+ * is turned, and what follows one can share its tiles (pass_join.c).
+ *
+ * Obligations: a version that is an output, lies in an input's memory, is changed in place or is
+ * read through a view stays row-major. Values and the order of all sums are those of logical
+ * indices, so bits do not change. */
+#include "core/dispatch/dispatch.h"
+#include "jit/ir/target.h"
+
+typedef struct layout {
+    ir *r;
+    uint8_t *fixed;  /* per version: row-major it stays */
+    uint8_t *turned; /* per version: channels innermost */
+} layout;
+
+bool etch__channels_innermost(const tensor_meta *m) {
+    return m->ndim == 4 && (m->size[1] == 1 || m->stride[1] == 1);
+}
+
+/* ---- which ---- */
+
+static bool find_fixed(layout *l) {
+    const ir *r = l->r;
+    ir_uses u;
+    if (!etch__ir_uses(r, &u)) return false;
+    for (int v = 0; v < r->nversions; v++) {
+        const ir_version *x = &r->versions[v];
+        l->fixed[v] = x->memory || x->tied >= 0 || x->constant || u.overwriter[v] != INT32_MAX ||
+                      x->meta.ndim != 4 || x->meta.size[1] < 2 ||
+                      x->meta.size[2] * x->meta.size[3] < 2;
+    }
+    for (int k = 0; k < r->g->noutputs; k++) l->fixed[r->outputs[k]] = true;
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *n = &r->nodes[i];
+        for (int k = 0; !n->dead && k < n->nin; k++) {
+            const ir_source *s = &sources(r, n)[k];
+            if (s->version >= 0 && !s->whole) l->fixed[s->version] = true;
+        }
+        if (n->write) l->fixed[n->out] = l->fixed[n->target.version] = true;
+    }
+    return true;
+}
+
+/* Whether the node computes element by element of something that is turned. */
+static bool follows(const layout *l, const ir_node *n) {
+    const ir_version *out = &l->r->versions[n->out];
+    if (n->kind != IR_POINT || n->index) return false;
+    for (int k = 0; k < n->nin; k++) {
+        int32_t v = sources(l->r, n)[k].version;
+        if (v >= 0 && l->turned[v] &&
+            etch__same_dims(4, l->r->versions[v].meta.size, out->meta.ndim, out->meta.size))
+            return true;
+    }
+    return false;
+}
+
+static bool makes_channels(const ir *r, const ir_node *n) {
+    return n->kind == IR_CALL && n->op == OP_CONVOLUTION && !etch__op_is_users(n->op) &&
+           r->target->channels_last(n->op, r->versions[n->out].meta.dtype);
+}
+
+/* ---- how they lie ---- */
+
+static void turn(tensor_meta *m) {
+    m->stride[1] = 1, m->stride[3] = m->size[1];
+    m->stride[2] = m->size[3] * m->stride[3], m->stride[0] = m->size[2] * m->stride[2];
+}
+
+/* The map of a whole version, whose dimensions are those of the version up to ones of size 1. */
+static void follow(ir_source *s, const tensor_meta *version) {
+    int e = 0;
+    for (int d = 0; d < s->meta.ndim; d++) {
+        if (s->meta.size[d] == 1) continue;
+        while (version->size[e] == 1) e++;
+        s->meta.stride[d] = version->stride[e++];
+    }
+}
+
+static void turn_all(const layout *l) {
+    ir *r = l->r;
+    for (int v = 0; v < r->nversions; v++)
+        if (l->turned[v]) turn(&r->versions[v].meta);
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *n = &r->nodes[i];
+        for (int k = 0; !n->dead && k < n->nin; k++) {
+            ir_source *s = &sources(r, n)[k];
+            if (s->version >= 0 && l->turned[s->version]) follow(s, &r->versions[s->version].meta);
+        }
+    }
+}
+
+bool etch__pass_layout(ir *r) {
+    if (!r->target->channels_last || r->g->dynamic) return true;
+    size_t n = (size_t)r->nversions + 1;
+    layout l = {r, etch__arena_zeroed(r->memory, n), etch__arena_zeroed(r->memory, n)};
+    if (!l.fixed || !l.turned || !find_fixed(&l)) return false;
+    for (int i = 0; i < r->nnodes; i++) {
+        const ir_node *x = &r->nodes[i];
+        if (!x->dead && !l.fixed[x->out] && (makes_channels(r, x) || follows(&l, x)))
+            l.turned[x->out] = true;
+    }
+    turn_all(&l);
+    return true;
+}
