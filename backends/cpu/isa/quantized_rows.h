@@ -16,7 +16,7 @@ static inline __attribute__((always_inline)) void NAME(block)(const quantized_ro
                                                               int_lanes *out) {
     dots sum[AT_ONCE], more[AT_ONCE];
     /* What is fetched ahead of four groups at a time has to stay in the first cache. */
-    int64_t each = q->nibbles ? 8 : 4, ahead = q->nibbles ? 1536 : 8192;
+    int64_t each = q->nibbles ? 8 : 4, ahead = q->nibbles ? 1536 : 4096;
     for (int r = 0; r < count; r++) clear(&sum[r]), clear(&more[r]);
     for (int64_t k = 0; k < n; k += each, w += 64) {
         __builtin_prefetch(w + ahead);
@@ -35,7 +35,7 @@ static inline __attribute__((always_inline)) void
 NAME(take_scales)(const quantized_rows *q, int64_t group, int64_t first, lanes *to) {
     const float *from = q->scales + group * q->pitch + first;
     int64_t rows = q->rows - first;
-    __builtin_prefetch(from + QUANTIZED_TOGETHER, 0, 2);
+    __builtin_prefetch(from + (q->nibbles ? QUANTIZED_TOGETHER : 3 * q->pitch), 0, 2);
     if (rows >= QUANTIZED_ROWS) memcpy(to, from, sizeof *to);
     else
         for (int i = 0; i < QUANTIZED_ROWS; i++) (*to)[i] = i < rows ? from[i] : 0;
