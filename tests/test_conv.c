@@ -195,6 +195,43 @@ TEST(a_layer_shares_the_tiles_of_its_convolution) {
     }
 }
 
+/* A bias and what follows it, in planes as the caller gets them: one kernel, of any dtype. */
+static ETCH_FN_N(biased, ctx, in, nin, out, nout) {
+    etch_tensor *y =
+        etch_convolution(in[0], in[1], in[2], S(1, 1), S(1, 1), S(1, 1), *(int64_t *)ctx);
+    out[0] = etch_add(etch_relu(y), in[0]);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+TEST(planes_share_the_tiles_as_well) {
+    static const etch_dtype types[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16};
+    static const etch_shape sizes[] = {S(1, 24, 13, 12), S(3, 8, 20, 9), S(2, 16, 1, 70),
+                                       S(2, 16, 65, 1)};
+    for (int k = 0; k < 4 * COUNT_OF(sizes); k++)
+        for (int64_t groups = 1; groups <= 8; groups *= 8)
+            ETCH_SCOPE {
+                etch_dtype t = types[k % 4];
+                etch_shape s = sizes[k / 4];
+                etch_tensor *in[3] = {make(t, s, LAYOUT_ROW, true),
+                                      make(t, S(s.v[1], s.v[1] / groups, 3, 3), LAYOUT_ROW, true),
+                                      make(t, S(s.v[1]), LAYOUT_ROW, true)};
+                etch_tensor *want, *have;
+                assert_int_equal(biased(&groups, in, 3, &want, 1), ETCH_OK);
+                etch_function *f = etch_compile(biased, .fullgraph = true, .ctx = &groups);
+                for (int i = 0; i < 3; i++) {
+                    etch_set_num_threads(1 + i % 2);
+                    etch_counters_t before = etch_counters();
+                    assert_int_equal(etch_call_n(f, in, 3, &have, 1), ETCH_OK);
+                    etch_counters_t after = etch_counters();
+                    if (i) assert_int_equal(after.library_calls - before.library_calls, 1);
+                    if (i) assert_int_equal(after.kernel_launches - before.kernel_launches, 1);
+                    assert_true(same_tensor(want, have));
+                }
+                etch_function_free(f);
+            }
+    etch_set_num_threads(2);
+}
+
 /* ---- odd values ---- */
 
 TEST(nan_and_infinity_stay_where_they_are) {

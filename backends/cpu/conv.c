@@ -104,24 +104,25 @@ static etch_status by_matrix(const op_call *call, etch_tensor *const *outs) {
  * planes. */
 static void store_planes(const direct_conv *d, const etch_tensor *y, const product_tile *t,
                          int64_t first, int64_t n, char *room) {
-    int64_t bytes = (int64_t)etch_dtype_size(d->dtype), row = t->row + first;
+    int64_t bytes = (int64_t)etch_dtype_size(y->dtype), row = t->row + first;
     int64_t image = row / d->n.positions, position = row % d->n.positions;
     int64_t at = (image * y->size[1] + t->col) * d->n.positions + position;
     const char *from = t->c + first * t->ldc * d->size;
     char *to = (char *)etch__ptr(y) + at * bytes;
-    bool direct = d->type == d->dtype;
-    etch__direct_turn(d, direct ? to : room, direct ? d->n.positions : n, from, t->ldc, t->n, n);
+    bool direct = d->type == y->dtype;
+    etch__direct_turn(d, d->type, direct ? to : room, direct ? d->n.positions : n, from, t->ldc,
+                      t->n, n);
     for (int64_t k = 0; !direct && k < t->n; k++)
-        etch__store_rounded(d->dtype, to + k * d->n.positions * bytes, room + k * n * d->size, n);
+        etch__store_rounded(y->dtype, to + k * d->n.positions * bytes, room + k * n * d->size, n);
 }
 
 /* The tile's rows to y with its channels innermost. */
 static void store_rows(const direct_conv *d, const etch_tensor *y, const product_tile *t) {
-    int64_t bytes = (int64_t)etch_dtype_size(d->dtype);
+    int64_t bytes = (int64_t)etch_dtype_size(y->dtype);
     for (int64_t r = 0; r < t->m; r++) {
         char *to = (char *)etch__ptr(y) + ((t->row + r) * y->size[1] + t->col) * bytes;
         char *from = t->c + r * t->ldc * d->size;
-        if (d->type != d->dtype) etch__store_rounded(d->dtype, to, from, t->n);
+        if (d->type != y->dtype) etch__store_rounded(y->dtype, to, from, t->n);
         else memcpy(to, from, (size_t)(t->n * bytes));
     }
 }
@@ -140,15 +141,16 @@ static void finish_direct(const void *ctx, const direct_conv *d, const product_t
     }
 }
 
-/* y is row-major, or has its channels innermost. */
+/* y is row-major, or has its channels innermost; a plan may ask for that of halves in the compute
+ * type. */
 static etch_status directly(const op_call *call, const etch_tensor *y) {
     conv_numbers at;
     direct_conv d;
     if (!etch__conv_numbers(call, &at)) return etch__tls.status;
     conv_sizes n = etch__conv_sizes(&at, call->in[0]->size, call->in[1]->size, y->size);
-    bool ok = etch__direct_begin(&d, &n, call->in[0], call->in[1], call->in[2]);
-    bool planes = y->contiguous && d.n.positions > 1 && y->size[1] > 1;
-    if (!planes && d.type == d.dtype) d.y = etch__ptr(y);
+    bool planes = y->contiguous && n.positions > 1 && y->size[1] > 1;
+    bool ok = etch__direct_begin(&d, &n, call->in[0], call->in[1], call->in[2], planes);
+    if (!planes && d.type == y->dtype) d.y = etch__ptr(y);
     d.finish = finish_direct, d.ctx = y;
     etch_status status = ok ? etch__direct_run(&d) : ETCH_ERR_OUT_OF_MEMORY;
     etch__direct_end(&d);

@@ -5,7 +5,8 @@
  * The input is read with its channels innermost, as it lies or as a copy; the weight is packed in
  * panels of output channels (conv_weights.c). An element's arithmetic does not depend on tiles, so
  * they are cut by what threads and caches want. Half types are computed in f32 and rounded once,
- * after the bias. */
+ * after the bias; of bf16 the products of pairs of channels are the processor's, where it has them
+ * and channels are even. */
 #include "backends/cpu/conv_direct.h"
 
 #include "backends/cpu/program.h"
@@ -31,12 +32,15 @@ static int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size;
 
 /* Of a tile; terms of a channel's sum that are done at once, whose weights stay in the cache. */
 enum { TILE_ROWS_MOST = 96, TILE_COLUMNS_MOST = 256, TERMS = 512 };
+/* Runs of planes that kernels are fastest at are multiples of this. */
+enum { PLANE_RUN = 64 };
 
 /* Every thread should get some; narrow tiles share what is done for their rows. */
 static void plan_tiles(direct_conv *d) {
     int64_t panels = d->width / d->panel + (d->width % d->panel > 0), most;
     int64_t wanted = etch_num_threads() > 1 ? 4 * (int64_t)etch_num_threads() : 1;
     int64_t rows = parts_of(d->n.rows, parts_of(d->n.rows, TILE_ROWS_MOST));
+    if (d->planes && rows > PLANE_RUN / 2) rows = 2 * PLANE_RUN;
     for (most = parts_of(TILE_COLUMNS_MOST, d->panel);; most = parts_of(most, 2)) {
         int64_t columns = parts_of(panels, parts_of(panels, most));
         d->tile_columns = at_most(columns * d->panel, d->width);
@@ -44,7 +48,8 @@ static void plan_tiles(direct_conv *d) {
         d->row_tiles = parts_of(d->n.rows, rows);
         if (most == 1 || d->n.groups * d->row_tiles * d->column_tiles >= wanted) break;
     }
-    while (rows > 2 * CONV_ROWS && d->n.groups * d->row_tiles * d->column_tiles < wanted)
+    while (rows > (d->planes ? PLANE_RUN : 2 * CONV_ROWS) &&
+           d->n.groups * d->row_tiles * d->column_tiles < wanted)
         d->row_tiles = parts_of(d->n.rows, rows = parts_of(rows, 2));
     d->tile_rows = rows;
 }
@@ -52,14 +57,19 @@ static void plan_tiles(direct_conv *d) {
 /* ---- the whole ---- */
 
 bool etch__direct_begin(direct_conv *d, const conv_sizes *n, const etch_tensor *x,
-                        const etch_tensor *w, const etch_tensor *bias) {
-    *d = (direct_conv){.n = *n, .isa = etch__isa_table(), .dtype = x->dtype};
+                        const etch_tensor *w, const etch_tensor *bias, bool planes) {
+    *d = (direct_conv){
+        .n = *n, .isa = etch__isa_table(), .dtype = x->dtype, .planes = planes && n->positions > 1};
     d->type = etch__compute_type(d->dtype), d->size = (int)etch_dtype_size(d->type);
     int64_t lanes = d->isa->conv->lanes[d->type];
     d->panel = lanes * d->isa->conv->vectors;
     d->width = parts_of(n->out_channels, lanes) * lanes;
+    d->pairs = d->dtype == ETCH_BF16 && d->isa->conv->pairs && !n->apart &&
+               n->in_channels % 2 == 0 && etch__cpu_level() >= CPU_LEVEL_DOTS;
     plan_tiles(d);
-    return etch__direct_weights(d, w, bias) && etch__direct_input(d, x);
+    if (!etch__direct_weights(d, w, bias) || !etch__direct_input(d, x)) return false;
+    if (d->pairs) d->n.in_channels /= 2;
+    return true;
 }
 
 void etch__direct_end(direct_conv *d) {
@@ -144,11 +154,16 @@ static bool new_scratch(const direct_conv *d, direct_scratch *s) {
 static void add_terms(const direct_conv *d, const direct_scratch *s, const product_tile *t,
                       conv_panel p, int64_t place) {
     row_groups g = groups_of(t->m);
+    void (*sums)(const conv_panel *) =
+        (d->n.apart ? d->isa->conv->apart : d->isa->conv->multiply)[d->type];
+    int64_t step = p.vectors * d->isa->conv->lanes[d->type] * d->size;
+    p.ahead = (const char *)p.w + p.places * p.terms * step, p.ahead_step = step / g.count;
     const char *const *rows = s->table + place * CONV_ROWS;
     for (int64_t k = 0; k < g.count; k++, rows += CONV_ROWS * d->n.places) {
         p.rows = rows, p.count = (int)(g.rows + (k < g.longer));
-        (d->n.apart ? d->isa->conv->apart : d->isa->conv->multiply)[d->type](&p);
+        (d->pairs ? d->isa->conv->pairs : sums)(&p);
         p.c = (char *)p.c + p.count * p.ldc * d->size;
+        p.ahead += p.places * p.terms * p.ahead_step;
     }
 }
 

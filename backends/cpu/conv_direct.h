@@ -24,8 +24,11 @@ typedef struct direct_conv {
     const isa_table *isa;
     etch_dtype dtype, type; /* storage and compute type */
     int size;               /* bytes of the compute type */
-    /* The input in the compute type, channels innermost: bytes from an image, row, column to the
-     * next. */
+    /* Operands are bf16, of whose channels two count as one: a word of `size` bytes. */
+    bool pairs;
+    bool planes; /* the result lies so: tiles are made of runs that do well there */
+    /* The input in the compute type (or pairs), channels innermost; bytes from one image, row,
+     * column to the next. */
     const char *x;
     int64_t x_image, x_row, x_column;
     const char *zeros; /* as long as all channels, and as one place: what lies in the padding */
@@ -35,8 +38,7 @@ typedef struct direct_conv {
     char *y;              /* where tiles are stored, or NULL: they lie in scratch */
     /* Called with each tile that does not lie in y, on its thread: columns are those of all groups.
      * The room is as large as the tile. */
-    void (*finish)(const void *ctx, const struct direct_conv *d, const product_tile *t,
-                   char *room);
+    void (*finish)(const void *ctx, const struct direct_conv *d, const product_tile *t, char *room);
     const void *ctx;
     int64_t tile_rows, tile_columns, row_tiles, column_tiles; /* of a group */
     void *copies[3];                                          /* to be freed */
@@ -48,16 +50,17 @@ typedef struct direct_conv {
 bool etch__conv_is_direct(etch_dtype dtype);
 conv_sizes etch__conv_sizes(const conv_numbers *at, const int64_t *x, const int64_t *w,
                             const int64_t *y);
-/* From operands, bias NULL or ETCH_NONE for none. false: no memory. Left are y, finish, ctx. */
+/* From operands, bias NULL or ETCH_NONE for none; `planes`: so the result will lie. false: no
+ * memory. Left are y, finish, ctx. */
 bool etch__direct_begin(direct_conv *d, const conv_sizes *n, const etch_tensor *x,
-                        const etch_tensor *w, const etch_tensor *bias);
+                        const etch_tensor *w, const etch_tensor *bias, bool planes);
 etch_status etch__direct_run(direct_conv *d);
 /* Frees what begin made, whether it has failed or not. */
 void etch__direct_end(direct_conv *d);
 
-/* to[r * to_pitch + c] = from[c * from_pitch + r], elements of the compute type. */
-void etch__direct_turn(const direct_conv *d, char *to, int64_t to_pitch, const char *from,
-                       int64_t from_pitch, int64_t rows, int64_t columns);
+/* to[r * to_pitch + c] = from[c * from_pitch + r], elements of a dtype. */
+void etch__direct_turn(const direct_conv *d, etch_dtype dtype, char *to, int64_t to_pitch,
+                       const char *from, int64_t from_pitch, int64_t rows, int64_t columns);
 /* conv_input.c: x; n changes where a row of the kernel becomes one place. false: no memory. */
 bool etch__direct_input(direct_conv *d, const etch_tensor *x);
 /* conv_weights.c: w, panel by panel; bias with zeros for what a panel has too much. false: no

@@ -18,18 +18,21 @@ static etch_tensor channels_last(const etch_tensor *x) {
     return t;
 }
 
+/* The input's elements as sums read them. */
+static etch_dtype type_of(const direct_conv *d) { return d->pairs ? d->dtype : d->type; }
+
 static void lie_as(direct_conv *d, const void *data, const int64_t *stride) {
-    d->x = data;
-    d->x_image = stride[0] * d->size, d->x_row = stride[1] * d->size;
-    d->x_column = stride[2] * d->size;
+    int64_t size = (int64_t)etch_dtype_size(type_of(d));
+    d->x = data, d->x_image = stride[0] * size;
+    d->x_row = stride[1] * size, d->x_column = stride[2] * size;
 }
 
 /* ---- a copy ---- */
 
-void etch__direct_turn(const direct_conv *d, char *to, int64_t to_pitch, const char *from,
-                       int64_t from_pitch, int64_t rows, int64_t columns) {
+void etch__direct_turn(const direct_conv *d, etch_dtype dtype, char *to, int64_t to_pitch,
+                       const char *from, int64_t from_pitch, int64_t rows, int64_t columns) {
     strip_shape shape = {rows, to_pitch, 1, 1, from_pitch};
-    d->isa->strips->prim[STRIP_MOVE][d->type](to, from, &shape, NULL, columns);
+    d->isa->strips->prim[STRIP_MOVE][dtype](to, from, &shape, NULL, columns);
 }
 
 typedef struct turn_job {
@@ -44,12 +47,12 @@ enum { TURN_PIXELS = 64 };
 
 /* Pixels first .. + n of an image: planes to channels. */
 static void turn_chunk(const turn_job *j, int64_t image, int64_t first, int64_t n) {
-    int64_t size = j->d->size, padded = j->width + 2 * j->padding;
+    int64_t size = (int64_t)etch_dtype_size(type_of(j->d)), padded = j->width + 2 * j->padding;
     int64_t row = image * j->height + first / j->width, pixels = j->height * j->width;
     char *to = j->to + (row * padded + j->padding + first % j->width) * j->channels * size;
     const char *from = j->from + (image * j->channels * pixels + first) * size;
     size_t pad = (size_t)(j->padding * j->channels * size);
-    etch__direct_turn(j->d, to, j->channels, from, pixels, n, j->channels);
+    etch__direct_turn(j->d, type_of(j->d), to, j->channels, from, pixels, n, j->channels);
     if (!pad) return;
     memset(to - pad, 0, pad);
     memset(to + n * j->channels * size, 0, pad);
@@ -68,11 +71,12 @@ static void turn_task(void *ctx, int64_t begin, int64_t end) {
 static bool turn_input(direct_conv *d, const etch_tensor *x, int64_t padding) {
     turn_job j = {.d = d, .channels = x->size[1], .height = x->size[2], .width = x->size[3]};
     int64_t padded = j.width + 2 * padding, pixels = j.height * j.width;
-    int64_t bytes = x->size[0] * j.height * padded * j.channels * d->size;
+    int64_t elements = x->size[0] * j.height * padded * j.channels;
     j.padding = padding, j.chunk = padding ? j.width : at_most(TURN_PIXELS, pixels);
     j.chunks = (pixels + j.chunk - 1) / j.chunk;
-    if (!(j.from = etch__row_major_elements(x, true, &d->copies[0]))) return false;
-    if (!(d->held[0] = etch__storage_new((size_t)bytes))) return false;
+    if (!(j.from = etch__row_major_elements(x, !d->pairs, &d->copies[0]))) return false;
+    if (!(d->held[0] = etch__storage_new((size_t)elements * etch_dtype_size(type_of(d)))))
+        return false;
     j.to = d->held[0]->data;
     etch__parallel(x->size[0] * j.chunks, 65536 / (j.chunk * j.channels) + 1, turn_task, &j);
     int64_t row = padded * j.channels;
@@ -106,7 +110,7 @@ bool etch__direct_input(direct_conv *d, const etch_tensor *x) {
     etch_tensor t = channels_last(x);
     bool innermost = t.size[3] == 1 || t.stride[3] == 1;
     if (has_runs(&d->n)) return take_runs(d, x);
-    if (innermost && d->type == d->dtype) return lie_as(d, etch__ptr(x), t.stride), true;
+    if (innermost && type_of(d) == d->dtype) return lie_as(d, etch__ptr(x), t.stride), true;
     if (!innermost) return turn_input(d, x, 0);
     const void *elements = etch__row_major_elements(&t, true, &d->copies[0]);
     int64_t row = t.size[2] * t.size[3];

@@ -1,7 +1,8 @@
 /* A convolution that a kernel follows tile by tile (joined.h): the rows of a tile are positions, as
- * are those of the kernel's space. */
+ * are those of the kernel's space; or the tile is turned, and the kernel's rows are channels. */
 #include "backends/cpu/conv_direct.h"
 #include "backends/cpu/joined.h"
+#include "backends/cpu/program.h"
 #include "core/base/profile.h"
 
 bool etch__joined_conv_new(joined_product *j) {
@@ -10,9 +11,24 @@ bool etch__joined_conv_new(joined_product *j) {
     return etch__conv_numbers(&call, &j->conv);
 }
 
-static void finish(const void *ctx, const direct_conv *d, const product_tile *t, char *room) {
+static void finish_channels(const void *ctx, const direct_conv *d, const product_tile *t,
+                            char *room) {
     (void)room;
     etch__joined_follow(ctx, t, d->size);
+}
+
+/* Image after image. */
+static void finish_planes(const void *ctx, const direct_conv *d, const product_tile *t,
+                          char *room) {
+    int64_t all = d->n.groups * d->n.out_channels, n;
+    for (int64_t first = 0; first < t->m; first += n) {
+        int64_t at = (t->row + first) % d->n.positions, image = (t->row + first) / d->n.positions;
+        n = at_most(d->n.positions - at, t->m - first);
+        product_tile plane = {.row = image * all + t->col, .col = at, .m = t->n, .n = n};
+        plane.c = room, plane.ldc = n;
+        etch__direct_turn(d, d->type, room, n, t->c + first * t->ldc * d->size, t->ldc, t->n, n);
+        etch__joined_follow(ctx, &plane, d->size);
+    }
 }
 
 /* A handle of an operand whose first element is at data. */
@@ -40,8 +56,9 @@ etch_status etch__joined_conv_run(const joined_call *c) {
     conv_sizes n = etch__conv_sizes(&j->conv, x.size, w.size, m->c_meta.size);
     direct_conv d;
     int64_t start = etch__profile_start();
-    bool ok = etch__direct_begin(&d, &n, &x, &w, NULL);
-    d.finish = finish, d.ctx = c;
+    bool channels = etch__channels_innermost(&m->c_meta);
+    bool ok = etch__direct_begin(&d, &n, &x, &w, NULL, !channels);
+    d.finish = channels ? finish_channels : finish_planes, d.ctx = c;
     etch_status status = ok ? etch__direct_run(&d) : ETCH_ERR_OUT_OF_MEMORY;
     etch__direct_end(&d);
     etch__profile_end_event(ETCH_PROFILE_PRODUCT, start, "aten::convolution", c->k->name);

@@ -10,38 +10,55 @@
 
 typedef struct pack_job {
     const direct_conv *d;
-    const char *from; /* row-major, in the compute type */
+    const char *from; /* row-major */
     char *to;
+    etch_dtype type; /* the compute type, or that of pairs */
+    int64_t bytes;
     int64_t panels; /* of a group */
     atomic_int failed;
 } pack_job;
 
-/* Output channels first .. + count of the panel, [channels of input][places] each, into `width`
- * columns; room: as many terms of them. */
+/* The weights of two input channels side by side. */
+static void pair_up(uint16_t *to, const uint16_t *first, const uint16_t *second, int64_t n) {
+    for (int64_t k = 0; k < n; k++) to[2 * k] = first[k], to[2 * k + 1] = second[k];
+}
+
+/* [channels of input][places][width] to [places][channels][width], or pairs of channels. */
+static void order(const pack_job *j, char *to, const char *from, int64_t width) {
+    const conv_sizes *n = &j->d->n;
+    int64_t bytes = width * j->bytes, next = n->places * bytes;
+    for (int64_t k = 0; k < n->in_channels; k += 1 + j->d->pairs, from += j->d->pairs ? next : 0)
+        for (int64_t p = 0; p < n->places; p++, from += bytes) {
+            char *at = to + (p * n->in_channels + k) * bytes;
+            if (j->d->pairs)
+                pair_up((void *)at, (const void *)from, (const void *)(from + next), width);
+            else memcpy(at, from, (size_t)bytes);
+        }
+}
+
+/* Output channels, `count` of them, as a panel of `width`; room: as many terms of them. */
 static void pack_panel(const pack_job *j, char *to, const char *from, int64_t count, int64_t width,
                        char *room) {
-    const conv_sizes *n = &j->d->n;
-    int64_t terms = n->in_channels * n->places, bytes = width * j->d->size;
-    char *turned = n->places == 1 ? to : room;
-    if (count < width) memset(turned, 0, (size_t)(terms * bytes));
-    etch__direct_turn(j->d, turned, width, from, terms, terms, count);
-    for (int64_t k = 0; n->places > 1 && k < n->in_channels; k++)
-        for (int64_t p = 0; p < n->places; p++, turned += bytes)
-            memcpy(to + (p * n->in_channels + k) * bytes, turned, (size_t)bytes);
+    const direct_conv *d = j->d;
+    int64_t terms = d->n.in_channels * d->n.places;
+    char *turned = d->n.places == 1 && !d->pairs ? to : room;
+    if (count < width) memset(turned, 0, (size_t)(terms * width * j->bytes));
+    etch__direct_turn(d, j->type, turned, width, from, terms, terms, count);
+    if (turned == room) order(j, to, room, width);
 }
 
 static void pack_task(void *ctx, int64_t begin, int64_t end) {
     pack_job *j = ctx;
     const direct_conv *d = j->d;
     int64_t terms = d->n.in_channels * d->n.places;
-    char *room = etch__malloc((size_t)(terms * d->panel * d->size));
+    char *room = etch__malloc((size_t)(terms * d->panel * j->bytes));
     for (int64_t k = begin; room && k < end; k++) {
         int64_t group = k / j->panels, first = k % j->panels * d->panel;
         int64_t count = d->n.out_channels - first, width = d->width - first;
         if (count > d->panel) count = d->panel;
         if (width > d->panel) width = d->panel;
-        pack_panel(j, j->to + (group * d->width + first) * terms * d->size,
-                   j->from + (group * d->n.out_channels + first) * terms * d->size, count, width,
+        pack_panel(j, j->to + (group * d->width + first) * terms * j->bytes,
+                   j->from + (group * d->n.out_channels + first) * terms * j->bytes, count, width,
                    room);
     }
     if (!room) atomic_store(&j->failed, 1);
@@ -51,8 +68,12 @@ static void pack_task(void *ctx, int64_t begin, int64_t end) {
 static bool pack(const direct_conv *d, const etch_tensor *w, char *to) {
     void *copy;
     int64_t terms = d->n.in_channels * d->n.places;
-    pack_job j = {.d = d, .to = to, .panels = (d->width + d->panel - 1) / d->panel};
-    if (!(j.from = etch__row_major_elements(w, true, &copy))) return false;
+    pack_job j = {.d = d,
+                  .to = to,
+                  .type = d->pairs ? d->dtype : d->type,
+                  .panels = (d->width + d->panel - 1) / d->panel};
+    j.bytes = (int64_t)etch_dtype_size(j.type);
+    if (!(j.from = etch__row_major_elements(w, !d->pairs, &copy))) return false;
     etch__parallel(d->n.groups * j.panels, 65536 / (terms * d->panel) + 1, pack_task, &j);
     etch__free(copy);
     etch__counters.weights_packed++;
@@ -64,7 +85,7 @@ static form_key key_of(const direct_conv *d, const etch_tensor *w) {
     form_key k = {{FORM_CONV, d->dtype, d->panel, w->offset}};
     memcpy(k.word + 4, w->size, 4 * sizeof *w->size);
     memcpy(k.word + 8, w->stride, 4 * sizeof *w->stride);
-    k.word[1] |= d->n.at.groups << 8;
+    k.word[1] |= d->n.at.groups << 8 | (int64_t)d->pairs << 7;
     return k;
 }
 

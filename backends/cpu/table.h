@@ -225,6 +225,8 @@ typedef struct conv_panel {
     int lanes;     /* apart, one vector: there are so many channels; 0: all */
     int64_t pitch; /* apart: weights from one place to the next */
     int64_t places, terms;
+    const char *ahead; /* weights that are multiplied next: a little is fetched with every term */
+    int64_t ahead_step;
     bool adds;        /* to c: the terms go on where those before them ended */
     const void *bias; /* added at the end, or NULL */
 } conv_panel;
@@ -233,6 +235,8 @@ typedef struct conv_table {
     int lanes[ETCH_DTYPE_COUNT];                             /* of a vector */
     int vectors;                                             /* of a panel, at most */
     void (*multiply[ETCH_DTYPE_COUNT])(const conv_panel *p); /* F32, F64 */
+    /* To F32, of words of two BF16 each, for processors that have AVX512_BF16; NULL: not there. */
+    void (*pairs)(const conv_panel *p);
     /* The same where output channel k is made of input channel k alone: the weights are
      * [places][channels]. All terms at once. */
     void (*apart[ETCH_DTYPE_COUNT])(const conv_panel *p);

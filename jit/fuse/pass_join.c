@@ -21,11 +21,10 @@
 
 /* ---- what a product is ---- */
 
-/* One that gives positions in rows and has no bias of its own. */
+/* One without a bias of its own. */
 static bool is_convolution(const ir *r, const ir_node *n) {
-    return n->op == OP_CONVOLUTION && r->target->channels_last &&
-           r->target->channels_last(n->op, n->dtype) && sources(r, n)[2].version < 0 &&
-           etch__channels_innermost(&r->versions[n->out].meta);
+    return n->op == OP_CONVOLUTION && r->target->channels_last && !r->g->dynamic &&
+           r->target->channels_last(n->op, n->dtype) && sources(r, n)[2].version < 0;
 }
 
 static bool is_matmul(const ir *r, const ir_node *n) {
@@ -50,7 +49,7 @@ static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
 /* ---- the kernel that reads it ---- */
 
 /* Rows longer than this do not stay in the cache; shorter ones than that are no good strips. */
-enum { LONGEST_ROW = 4096, SHORTEST_ROW = 128, FEWEST_CHANNELS = 8 };
+enum { LONGEST_ROW = 4096, SHORTEST_ROW = 128, FEWEST = 8 /* of a convolution */ };
 
 /* Bands of rows are what threads share. Where there may be fewer bands than threads, the product is
  * computed whole first, into memory of the run's own (product.c): not, if that is much. */
@@ -79,25 +78,35 @@ static bool can_take(const ir *r, const ir_group *g) {
     return g->naccesses + 3 * most + 2 <= LOOP_MAX_ACCESSES;
 }
 
-/* Of a convolution: the kernel has its positions and channels, and goes over memory channel after
- * channel. */
-static bool same_channels(const ir *r, const ir_group *g, const tensor_meta *c) {
+/* Whether memory that changes from row to row of a convolution's tiles goes along them: channel
+ * after channel, or position after position of a plane. */
+static bool goes_along(const ir_source *s, const tensor_meta *domain, const tensor_meta *c) {
+    int64_t stride[ETCH_MAX_DIMS] = {0};
+    bool batch = c->size[0] > 1, high = c->size[2] > 1, wide = c->size[3] > 1;
+    etch__map_strides(s, domain, stride);
+    int64_t image = batch ? stride[0] : 0, channel = stride[batch];
+    int64_t row = high ? stride[batch + 1] : 0, column = wide ? stride[batch + 1 + high] : 0;
+    if (etch__channels_innermost(c)) return channel <= 1 || !(image | row | column);
+    if (high && wide && row != column * c->size[3]) return false;
+    return (wide ? column : row) <= 1 || !(image | channel);
+}
+
+/* Of a convolution: the kernel has its positions and channels, and goes over memory as the tiles
+ * do. */
+static bool same_positions(const ir *r, const ir_group *g, const tensor_meta *c) {
     int64_t size[ETCH_MAX_DIMS];
     uint32_t kept;
     int n = etch__squeeze(c, size, &kept);
-    if (g->mask || g->last || !etch__same_dims(n, size, g->naxes, g->size)) return false;
+    if (g->mask || g->last || c->size[1] < 2 || !etch__same_dims(n, size, g->naxes, g->size))
+        return false;
     for (int i = 0; i < g->nmembers; i++) {
         const ir_node *m = &r->nodes[g->members[i]];
         const ir_version *out = &r->versions[m->out];
-        if (out->stored && !etch__channels_innermost(&out->meta)) return false;
+        ir_source whole = {m->out, out->base, true, out->meta};
+        if (out->stored && !goes_along(&whole, &m->domain, c)) return false;
         for (int k = 0; k < m->nin; k++) {
             const ir_source *s = &sources(r, m)[k];
-            int64_t stride[ETCH_MAX_DIMS] = {0};
-            if (s->version < 0) continue;
-            etch__map_strides(s, &m->domain, stride);
-            int64_t along = stride[kept & 1], rest = 0;
-            for (int a = 0; a < n; a++) rest |= a != (int)(kept & 1) ? stride[a] : 0;
-            if (rest && along > 1) return false;
+            if (s->version >= 0 && !goes_along(s, &m->domain, c)) return false;
         }
     }
     return true;
@@ -105,7 +114,7 @@ static bool same_channels(const ir *r, const ir_group *g, const tensor_meta *c) 
 
 /* The space is that of the product's result; its rows may be those of several axes. */
 static bool same_space(const ir *r, const ir_group *g, const ir_node *p, const matmul_sizes *s) {
-    if (p->op == OP_CONVOLUTION) return same_channels(r, g, &r->versions[p->out].meta);
+    if (p->op == OP_CONVOLUTION) return same_positions(r, g, &r->versions[p->out].meta);
     if (!r->target->matmuls.wide) return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
     int64_t rows = 1;
     for (int a = 0; a < g->naxes - 1; a++) rows *= g->size[a];
@@ -177,9 +186,10 @@ static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
 }
 
 static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t group) {
+    if (p->op == OP_CONVOLUTION)
+        return s->n >= FEWEST && s->m >= FEWEST && r->target->matmuls.joins(r->device, s, true);
     if (r->target->matmuls.wide)
-        return (r->g->dynamic ||
-                s->n >= (p->op == OP_CONVOLUTION ? FEWEST_CHANNELS : SHORTEST_ROW)) &&
+        return (r->g->dynamic || s->n >= SHORTEST_ROW) &&
                r->target->matmuls.joins(r->device, s, true);
     bool alone = !reads_others(r, &r->groups[group], p);
     return r->target->matmuls.joins(r->device, s, alone);

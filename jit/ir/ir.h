@@ -231,7 +231,7 @@ typedef struct joined_matmul {
     int64_t a_row, a_col, b_row, b_col; /* strides in elements */
     uint8_t dtype;                      /* of its operands */
     /* A convolution of a by b: its graph node's attributes, the operands and the result. Rows are
-     * its positions, columns its channels. */
+     * its positions, columns its channels; where it lies in planes, the other way round. */
     const int64_t *conv; /* or NULL */
     tensor_meta a_meta, b_meta, c_meta;
 } joined_matmul;

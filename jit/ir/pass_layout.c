@@ -1,7 +1,7 @@
 /* Channels innermost: what a convolution makes, and what is made of it element by element, lies
- * with the channels of a position side by side, where only the plan sees it. That is the order in
- * which convolutions read and compute (backends/cpu/conv_direct.c), so between two of them nothing
- * is turned, and what follows one can share its tiles (pass_join.c).
+ * with the channels of a position side by side where another convolution, or a reduction, reads it
+ * and only the plan sees it. That is the order in which convolutions read and compute
+ * (backends/cpu/conv_direct.c), so between two of them nothing is turned.
  *
  * Obligations: a version that is an output, lies in an input's memory, is changed in place or is
  * read through a view stays row-major. Values and the order of all sums are those of logical
@@ -12,6 +12,7 @@
 typedef struct layout {
     ir *r;
     uint8_t *fixed;  /* per version: row-major it stays */
+    uint8_t *wanted; /* per version: somebody reads it better so */
     uint8_t *turned; /* per version: channels innermost */
 } layout;
 
@@ -43,6 +44,23 @@ static bool find_fixed(layout *l) {
     return true;
 }
 
+static bool makes_channels(const ir *r, const ir_node *n) {
+    return n->kind == IR_CALL && n->op == OP_CONVOLUTION && !etch__op_is_users(n->op) &&
+           r->target->channels_last(n->op, r->versions[n->out].meta.dtype);
+}
+
+/* From the readers back to what is made for them. */
+static void find_wanted(layout *l) {
+    const ir *r = l->r;
+    for (int i = r->nnodes - 1; i >= 0; i--) {
+        const ir_node *n = &r->nodes[i];
+        bool passes = n->kind == IR_POINT && l->wanted[n->out] && !l->fixed[n->out];
+        int reads = makes_channels(r, n) ? 1 : n->kind == IR_REDUCE || passes ? n->nin : 0;
+        for (int k = 0; !n->dead && k < reads; k++)
+            if (sources(r, n)[k].version >= 0) l->wanted[sources(r, n)[k].version] = true;
+    }
+}
+
 /* Whether the node computes element by element of something that is turned. */
 static bool follows(const layout *l, const ir_node *n) {
     const ir_version *out = &l->r->versions[n->out];
@@ -54,11 +72,6 @@ static bool follows(const layout *l, const ir_node *n) {
             return true;
     }
     return false;
-}
-
-static bool makes_channels(const ir *r, const ir_node *n) {
-    return n->kind == IR_CALL && n->op == OP_CONVOLUTION && !etch__op_is_users(n->op) &&
-           r->target->channels_last(n->op, r->versions[n->out].meta.dtype);
 }
 
 /* ---- how they lie ---- */
@@ -94,11 +107,14 @@ static void turn_all(const layout *l) {
 bool etch__pass_layout(ir *r) {
     if (!r->target->channels_last || r->g->dynamic) return true;
     size_t n = (size_t)r->nversions + 1;
-    layout l = {r, etch__arena_zeroed(r->memory, n), etch__arena_zeroed(r->memory, n)};
-    if (!l.fixed || !l.turned || !find_fixed(&l)) return false;
+    layout l = {r, etch__arena_zeroed(r->memory, n), etch__arena_zeroed(r->memory, n),
+                etch__arena_zeroed(r->memory, n)};
+    if (!l.fixed || !l.wanted || !l.turned || !find_fixed(&l)) return false;
+    find_wanted(&l);
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *x = &r->nodes[i];
-        if (!x->dead && !l.fixed[x->out] && (makes_channels(r, x) || follows(&l, x)))
+        if (!x->dead && !l.fixed[x->out] && l.wanted[x->out] &&
+            (makes_channels(r, x) || follows(&l, x)))
             l.turned[x->out] = true;
     }
     turn_all(&l);

@@ -3,6 +3,8 @@
  *
  *   addmm(self, a, b)   ->  c = product(a, b), then self + c, rounded where it is of halves
  *   mm(a, b) of halves  ->  c = product(a, b), then c rounded
+ *   convolution(x, w, bias), or of halves
+ *                       ->  c = convolution(x, w), then bias + c, rounded
  *
  * so that what is made of c can share a kernel with what follows, and c itself stay in the cache
  * (pass_join.c; there what found nobody to share with becomes the operator again).
@@ -14,8 +16,16 @@
 #include "jit/ir/formula.h"
 #include "jit/ir/target.h"
 
+static bool is_wide_convolution(const ir *r, const graph_node *x) {
+    etch_dtype d = r->g->values[x->out].meta.dtype, type = etch__compute_type(d);
+    return r->target->channels_last && r->target->channels_last(x->op, type) &&
+           !etch__op_is_users(x->op) && !r->g->dynamic &&
+           (type != d || r->g->operands[x->in + 2] >= 0);
+}
+
 bool etch__is_wide_product(const ir *r, int gnode) {
     const graph_node *x = &r->g->nodes[gnode];
+    if (x->op == OP_CONVOLUTION) return is_wide_convolution(r, x);
     if (x->op != OP_MM && x->op != OP_ADDMM) return false;
     etch_dtype d = r->g->values[x->out].meta.dtype;
     if (!r->target->matmuls.wide || r->numerics == ETCH_RELAXED || !etch__is_float(d)) return false;
@@ -25,11 +35,11 @@ bool etch__is_wide_product(const ir *r, int gnode) {
 
 /* ---- what is made of it ---- */
 
-static void finish(prim_program *p, op_id op, etch_dtype dtype) {
+static void finish(prim_program *p, bool adds, etch_dtype dtype) {
     etch_dtype type = etch__compute_type(dtype);
-    *p = (prim_program){.nin = op == OP_ADDMM ? 2 : 1};
+    *p = (prim_program){.nin = adds ? 2 : 1};
     int c = etch__formula_input(p, type, 0);
-    if (op == OP_ADDMM) etch__formula_put(p, PRIM_ADD, type, etch__formula_input(p, dtype, 1), c);
+    if (adds) etch__formula_put(p, PRIM_ADD, type, etch__formula_input(p, dtype, 1), c);
     etch__formula_round(p, dtype);
 }
 
@@ -40,7 +50,21 @@ static int32_t add_product(ir *r, int gnode, const ir_source *in) {
     tensor_meta wide = r->g->values[x->out].meta;
     wide.dtype = (uint8_t)etch__compute_type(wide.dtype);
     ir_node n = {.kind = IR_CALL, .op = OP_MM, .gnode = gnode, .nin = 2, .dtype = wide.dtype};
-    return etch__ir_add(r, &n, in + (x->op == OP_ADDMM), x->out, &wide);
+    if (x->op != OP_CONVOLUTION)
+        return etch__ir_add(r, &n, in + (x->op == OP_ADDMM), x->out, &wide);
+    ir_source operands[3] = {in[0], in[1], {.version = -1, .root = -1}};
+    n.op = x->op, n.nin = 3;
+    return etch__ir_add(r, &n, operands, x->out, &wide);
+}
+
+/* What is added to the product; version -1: nothing. */
+static ir_source addend(const graph_node *x, const ir_source *in) {
+    if (x->op == OP_ADDMM) return in[0];
+    if (x->op != OP_CONVOLUTION || in[2].version < 0) return (ir_source){.version = -1};
+    ir_source bias = in[2]; /* one for each channel */
+    bias.meta.ndim = 3, bias.meta.size[1] = bias.meta.size[2] = 1;
+    bias.meta.stride[1] = bias.meta.stride[2] = 1;
+    return bias;
 }
 
 int32_t etch__add_wide_product(ir *r, int gnode, const ir_source *in) {
@@ -49,16 +73,17 @@ int32_t etch__add_wide_product(ir *r, int gnode, const ir_source *in) {
     int32_t product = add_product(r, gnode, in);
     if (product < 0) return -1;
     const ir_version *c = &r->versions[r->nodes[product].out];
-    ir_source both[2] = {{r->nodes[product].out, c->base, true, c->meta}, in[0]};
+    ir_source both[2] = {{r->nodes[product].out, c->base, true, c->meta}, addend(x, in)};
+    bool adds = both[1].version >= 0;
     ir_node n = {.kind = IR_POINT,
                  .op = x->op,
                  .gnode = gnode,
-                 .nin = x->op == OP_ADDMM ? 2 : 1,
+                 .nin = adds ? 2 : 1,
                  .dtype = m->dtype,
                  .compute = c->meta.dtype,
                  .domain = *m};
     prim_program p;
-    finish(&p, x->op, m->dtype);
+    finish(&p, adds, m->dtype);
     if (!(n.program = etch__ir_program(r, &p))) return -1;
     int32_t node = etch__ir_add(r, &n, both, x->out, m);
     return node < 0 ? -1 : r->nodes[node].out;
@@ -72,7 +97,11 @@ bool etch__is_whole_operator(const ir *r, const ir_node *product, const ir_node 
 /* The product's node becomes the operator's call. */
 bool etch__become_operator(ir *r, ir_node *product, const ir_node *n) {
     ir_source in[3] = {sources(r, n)[n->nin - 1], sources(r, product)[0], sources(r, product)[1]};
-    int first = n->op != OP_ADDMM, nin = 3 - first;
+    int first = n->op == OP_MM, nin = 3 - first;
+    if (n->op == OP_CONVOLUTION) {
+        memcpy(in, sources(r, product), sizeof in);
+        if (n->nin > 1) in[2] = sources(r, n)[1], in[2].meta.ndim = 1;
+    }
     if (!etch__arena_grow(r->memory, &r->sources, &r->sources_cap, r->nsources + nin,
                           sizeof *r->sources))
         return false;

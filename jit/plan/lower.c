@@ -279,18 +279,29 @@ static bool mergeable(const lowering *l, int i) {
     return true;
 }
 
+/* Axis i with the next one. */
+static void merge_axis(lowering *l, int i) {
+    l->extent[i] *= l->extent[i + 1];
+    int rest = l->naxes - i - 2;
+    memmove(&l->extent[i + 1], &l->extent[i + 2], rest * sizeof l->extent[0]);
+    for (int k = 0; k < l->k->naccesses; k++)
+        memmove(&l->stride[k][i], &l->stride[k][i + 1], (rest + 1) * sizeof l->stride[k][0]);
+    l->naxes--;
+    if (i < l->k->npar) l->k->npar--;
+    else l->k->nred--;
+}
+
+/* Where the tiles that a kernel follows are of planes, these are one axis. */
+static void merge_planes(lowering *l) {
+    const ir_version *v = &l->r->versions[l->out->address[product_access(l, 0)].version];
+    const tensor_meta *c = &v->meta;
+    if (l->r->nodes[v->node].op != OP_CONVOLUTION || etch__channels_innermost(c)) return;
+    if (c->size[2] > 1 && c->size[3] > 1) merge_axis(l, l->naxes - 2);
+}
+
 static void merge_axes(lowering *l) {
-    for (int i = l->naxes - 2; i >= 0; i--) {
-        if (!mergeable(l, i)) continue;
-        l->extent[i] *= l->extent[i + 1];
-        int rest = l->naxes - i - 2;
-        memmove(&l->extent[i + 1], &l->extent[i + 2], rest * sizeof l->extent[0]);
-        for (int k = 0; k < l->k->naccesses; k++)
-            memmove(&l->stride[k][i], &l->stride[k][i + 1], (rest + 1) * sizeof l->stride[k][0]);
-        l->naxes--;
-        if (i < l->k->npar) l->k->npar--;
-        else l->k->nred--;
-    }
+    for (int i = l->naxes - 2; i >= 0; i--)
+        if (mergeable(l, i)) merge_axis(l, i);
     if (l->naxes) return;
     l->extent[0] = 1;
     for (int k = 0; k < l->k->naccesses; k++) l->stride[k][0] = 0;
@@ -485,7 +496,7 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
     if (ok) {
         order_axes(l);
         apply_order(l);
-        if (!by_tiles(l)) merge_axes(l);
+        (by_tiles(l) ? merge_planes : merge_axes)(l);
         choose_variant(l);
         choose_tile(l);
         class_steps(l);

@@ -25,25 +25,27 @@ enum { VECTORS = 2 }; /* sixteen registers */
 #define STORE_f64v(p, x) REGISTER(storeu_pd)(p, x)
 
 /* COUNT positions times WIDE vectors; the callers' constants make the arrays registers. */
-#define POSITIONS(t, T)                                                                            \
-    FN void positions_##t(const int COUNT, const int WIDE, const conv_panel *p) {                  \
+#define POSITIONS(name, t, T, MULTIPLY_ADD)                                                        \
+    FN void positions_##name(const int COUNT, const int WIDE, const conv_panel *p) {               \
         enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
         reals_##t acc[CONV_ROWS][VECTORS];                                                         \
         T *c = p->c;                                                                               \
         const T *w = p->w;                                                                         \
         UNROLLED for (int m = 0; m < COUNT; m++) UNROLLED for (int n = 0; n < WIDE; n++)           \
             acc[m][n] = p->adds ? LOAD_##t(c + m * p->ldc + n * W) : (reals_##t){0};               \
+        const char *ahead = p->ahead;                                                              \
         const char *const *row = p->rows;                                                          \
         for (int64_t s = 0; s < p->places; s++, row += CONV_ROWS) {                                \
             const T *x[CONV_ROWS];                                                                 \
             UNROLLED for (int m = 0; m < COUNT; m++) x[m] = (const T *)(row[m] + p->offset);       \
-            for (int64_t k = 0; k < p->terms; k++, w += WIDE * W) {                                \
+            for (int64_t k = 0; k < p->terms; k++, w += WIDE * W, ahead += p->ahead_step) {        \
+                __builtin_prefetch(ahead, 0, 2);                                                   \
                 reals_##t b[VECTORS];                                                              \
                 UNROLLED for (int n = 0; n < WIDE; n++) b[n] = LOAD_##t(w + n * W);                \
                 UNROLLED for (int m = 0; m < COUNT; m++) {                                         \
                     reals_##t a = SAME_##t(x[m][k]);                                               \
                     UNROLLED for (int n = 0; n < WIDE; n++) acc[m][n] =                            \
-                        fma_##t(a, b[n], acc[m][n]);                                               \
+                        MULTIPLY_ADD(a, b[n], acc[m][n]);                                          \
                 }                                                                                  \
             }                                                                                      \
         }                                                                                          \
@@ -54,8 +56,8 @@ enum { VECTORS = 2 }; /* sixteen registers */
         UNROLLED for (int m = 0; m < COUNT; m++) UNROLLED for (int n = 0; n < WIDE; n++)           \
             STORE_##t(c + m * p->ldc + n * W, acc[m][n]);                                          \
     }
-POSITIONS(f32v, float)
-POSITIONS(f64v, double)
+POSITIONS(f32v, f32v, float, fma_f32v)
+POSITIONS(f64v, f64v, double, fma_f64v)
 
 #define WIDTHS(t, n)                                                                               \
     switch (p->vectors) {                                                                          \
@@ -77,6 +79,19 @@ POSITIONS(f64v, double)
     }
 MULTIPLY(f32v)
 MULTIPLY(f64v)
+
+/* Words of two channels: where the processor has AVX512_BF16, acc = fma(x, w, acc) of the second of
+ * each pair, then of the first, denormals taken as zero (VDPBF16PS, Intel SDM). */
+#if defined(ETCH_ISA_avx512)
+#pragma GCC push_options
+#pragma GCC target("avx512bf16")
+#define DOT(x, y, acc) (reals_f32v) _mm512_dpbf16_ps((__m512)(acc), (__m512bh)(x), (__m512bh)(y))
+POSITIONS(pairs, f32v, float, DOT)
+MULTIPLY(pairs)
+#pragma GCC pop_options
+#else
+#define multiply_pairs NULL
+#endif
 
 /* Each channel by itself: its values times its own weights. The last vector may have few channels.
  */
@@ -113,4 +128,5 @@ const conv_table ISA_NAME(conv) = {
     .lanes = {[ETCH_F32] = VECTOR_BYTES / 4, [ETCH_F64] = VECTOR_BYTES / 8},
     .vectors = VECTORS,
     .multiply = {[ETCH_F32] = multiply_f32v, [ETCH_F64] = multiply_f64v},
+    .pairs = multiply_pairs,
     .apart = {[ETCH_F32] = apart_f32v, [ETCH_F64] = apart_f64v}};
