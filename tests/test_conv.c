@@ -300,6 +300,24 @@ TEST(a_plan_that_writes_its_weight_packs_what_is_there) {
     }
 }
 
+/* One that a plan computes lies in its arena, where every run puts another one. */
+static etch_tensor *computed_weight(etch_tensor *x, etch_tensor *w) {
+    return etch_convolution(x, etch_mul(w, w), ETCH_NONE, S(1, 1), S(1, 1), S(1, 1), 1);
+}
+
+TEST(a_computed_weight_is_packed_in_every_run) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(computed_weight, .fullgraph = true);
+        etch_tensor *x = must(etch_randn(ETCH_F32, S(1, 16, 6, 6)));
+        for (int i = 0; i < 6; i++) {
+            etch_tensor *w = must(etch_randn(ETCH_F32, S(16, 16, 3, 3)));
+            etch_tensor *want = must(computed_weight(x, w)), *have = must(etch_call(f, x, w));
+            assert_true(same_tensor(want, have));
+        }
+        etch_function_free(f);
+    }
+}
+
 TEST(what_was_packed_goes_with_its_weight) {
     int64_t before = etch_memory().bytes_live;
     ETCH_SCOPE {

@@ -53,7 +53,8 @@ static run_block *new_block(const native_plan *p) {
         b->arena = b->device_arena->data;
     }
     memset(b->storages, 0, operands * sizeof(etch_storage));
-    for (size_t i = 0; i < operands; i++) atomic_init(&b->storages[i].refs, 1);
+    for (size_t i = 0; i < operands; i++) /* in the arena: nobody counts what is written there */
+        atomic_init(&b->storages[i].refs, 1), b->storages[i].lent = 1;
     fix_addresses(p, b);
     return b;
 }
