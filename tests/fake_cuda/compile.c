@@ -202,10 +202,12 @@ static uint64_t hash(const char *c, uint64_t seed) {
 enum { OPTIONS = 2048 };
 static const uint64_t first_hash = 0xcbf29ce484222325u;
 
+/* What is written as one instruction (fmaf) is one, where the machine can, and no call of libm. */
+static const char *machine(void) { return __builtin_cpu_supports("fma") ? "-mfma" : ""; }
+
 /* Multiplications and additions contract by default, as NVRTC's do, where the machine can. */
 static const char *contraction(const char *flags) {
-    if (strstr(flags, "-ffp-contract=off") || !__builtin_cpu_supports("fma")) return "";
-    return "-mfma -ffp-contract=fast";
+    return strstr(flags, "-ffp-contract=off") || !*machine() ? "" : "-ffp-contract=fast";
 }
 
 /* A kernel with shared memory does much for what it takes to compile (products, tiles), and nothing
@@ -221,9 +223,9 @@ static void compiler_options(char *to, const struct fake_source *source) {
     snprintf(to, OPTIONS,
              "%s -std=c++17 %s -w -fPIC -pipe -fno-exceptions -fno-rtti -fno-math-errno -fwrapv "
              "-fno-strict-aliasing -fno-gnu-unique -fno-asynchronous-unwind-tables "
-             "-fstack-clash-protection %s %s",
-             compiler && *compiler ? compiler : "g++", strength(source), contraction(source->flags),
-             source->flags);
+             "-fstack-clash-protection %s %s %s",
+             compiler && *compiler ? compiler : "g++", strength(source), machine(),
+             contraction(source->flags), source->flags);
 }
 
 static bool run_shell(char *command) {

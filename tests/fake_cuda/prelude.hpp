@@ -260,9 +260,11 @@ FAKE_MATH1(j1) FAKE_MATH1(y0) FAKE_MATH1(y1)
     static inline float name(float x, float y) { return name##f(x, y); }
 FAKE_MATH2(atan2) FAKE_MATH2(copysign) FAKE_MATH2(fdim) FAKE_MATH2(fmax) FAKE_MATH2(fmin)
 FAKE_MATH2(fmod) FAKE_MATH2(hypot) FAKE_MATH2(nextafter) FAKE_MATH2(pow) FAKE_MATH2(remainder)
-extern "C" double fma(double, double, double) noexcept;
-extern "C" float fmaf(float, float, float) noexcept;
-static inline float fma(float x, float y, float z) { return fmaf(x, y, z); }
+/* Built in: one instruction where the machine has it, without optimising too. */
+#define FAKE_FMA static inline __attribute__((always_inline))
+FAKE_FMA double fma(double x, double y, double z) { return __builtin_fma(x, y, z); }
+FAKE_FMA float fmaf(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
+FAKE_FMA float fma(float x, float y, float z) { return __builtin_fmaf(x, y, z); }
 extern "C" double ldexp(double, int) noexcept;
 extern "C" float ldexpf(float, int) noexcept;
 extern "C" double frexp(double, int *) noexcept;
