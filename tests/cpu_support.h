@@ -315,6 +315,14 @@ UNUSED_FN etch_tensor *make_view(etch_dtype dtype, etch_shape s, layout how) {
     return t;
 }
 
+/* The numbers of t in f64 and without gaps on the CPU, for references that read each many times. */
+UNUSED_FN etch_tensor *plain_numbers(const etch_tensor *t) {
+    etch_tensor *plain = NULL;
+    ETCH_ON(ETCH_CPU) plain = make_view(ETCH_F64, etch_sizes(t), LAYOUT_ROW);
+    for (int64_t i = 0; i < t->numel; i++) put(plain, i, real_number(get(t, i).d));
+    return plain;
+}
+
 /* Elements next(ctx) for all of t, in row-major order. */
 UNUSED_FN void put_all(etch_tensor *t, number (*next)(void *ctx), void *ctx) {
     etch_dtype dtype = t->dtype;

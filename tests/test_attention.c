@@ -129,6 +129,7 @@ static void check_values(reference *r, const etch_tensor *y) {
     int d = y->ndim;
     int64_t keys = r->k->size[d - 2], cols = y->size[d - 1], rows = y->size[d - 2];
     double largest = 0;
+    r->q = plain_numbers(r->q), r->k = plain_numbers(r->k), r->v = plain_numbers(r->v);
     r->w = calloc((size_t)keys + 1, sizeof *r->w);
     for (int64_t i = 0; i < r->v->numel; i++) {
         double x = fabs(get(r->v, i).d);
