@@ -97,20 +97,35 @@ static void find_places(const direct_conv *d, int64_t *at) {
             *at++ = h * n->at.dilation[0] * d->x_row + w * n->at.dilation[1] * d->x_column;
 }
 
-/* The places under position (oh, ow) whose image begins at x. */
-static void find_row(const direct_conv *d, const char *x, int64_t oh, int64_t ow, const int64_t *at,
-                     const char **to) {
+/* A row of the output: what of the kernel's rows lies inside, and where the first is, from x on. */
+typedef struct output_row {
+    const char *x;
+    int64_t first;
+    reach rows;
+} output_row;
+
+static output_row row_at(const direct_conv *d, int64_t image, int64_t oh) {
     const conv_sizes *n = &d->n;
     int64_t ih = oh * n->at.stride[0] - n->at.padding[0];
-    int64_t iw = ow * n->at.stride[1] - n->at.padding[1];
-    reach rows = reach_of(ih, n->at.dilation[0], n->kernel[0], n->in[0]);
+    return (output_row){d->x + image * d->x_image, ih * d->x_row,
+                        reach_of(ih, n->at.dilation[0], n->kernel[0], n->in[0])};
+}
+
+/* The places under its position ow. */
+static void find_row(const direct_conv *d, const output_row *o, int64_t ow, const int64_t *at,
+                     const char **to) {
+    const conv_sizes *n = &d->n;
+    int64_t iw = ow * n->at.stride[1] - n->at.padding[1], first = o->first + iw * d->x_column;
     reach columns = reach_of(iw, n->at.dilation[1], n->kernel[1], n->in[1]);
-    int64_t first = ih * d->x_row + iw * d->x_column;
-    for (int64_t h = 0; h < n->kernel[0]; h++)
-        for (int64_t w = 0; w < n->kernel[1]; w++, at++, to += CONV_ROWS) {
-            bool inside = h >= rows.begin && h < rows.end && w >= columns.begin && w < columns.end;
-            *to = inside ? x + (first + *at) : d->zeros;
-        }
+    bool whole =
+        o->rows.end - o->rows.begin == n->kernel[0] && columns.end - columns.begin == n->kernel[1];
+    for (int64_t p = 0; whole && p < n->places; p++) to[p * CONV_ROWS] = o->x + (first + at[p]);
+    for (int64_t p = 0; !whole && p < n->places; p++) {
+        int64_t h = p / n->kernel[1], w = p % n->kernel[1];
+        bool inside =
+            h >= o->rows.begin && h < o->rows.end && w >= columns.begin && w < columns.end;
+        to[p * CONV_ROWS] = inside ? o->x + (first + at[p]) : d->zeros;
+    }
 }
 
 /* The table of rows first .. + count: [group of rows][place][row of the group]. */
@@ -119,12 +134,14 @@ static void find_rows(const direct_conv *d, const char **table, const int64_t *a
     row_groups g = groups_of(count);
     int64_t image = first / d->n.positions, oh = first % d->n.positions / d->n.out[1];
     int64_t ow = first % d->n.out[1];
+    output_row o = row_at(d, image, oh);
     for (int64_t k = 0; k < g.count; k++, table += CONV_ROWS * d->n.places)
         for (int64_t r = 0; r < g.rows + (k < g.longer); r++) {
-            find_row(d, d->x + image * d->x_image, oh, ow, at, table + r);
+            find_row(d, &o, ow, at, table + r);
             if (++ow < d->n.out[1]) continue;
             ow = 0;
             if (++oh == d->n.out[0]) oh = 0, image++;
+            o = row_at(d, image, oh);
         }
 }
 
