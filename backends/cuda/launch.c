@@ -2,6 +2,8 @@
 #include "backends/cuda/stream.h"
 #include "core/base/text.h"
 
+void (*_Atomic etch__cuda_waited)(int index);
+
 void etch__cuda_note(cuda_stream *s, const char *kernel) {
     uint64_t words[NAME / 8] = {0};
     memcpy(words, kernel, strnlen(kernel, NAME - 1));
@@ -45,6 +47,8 @@ etch_status etch__cuda_wait(cuda_stream *s) {
             s->device->index, name ? name : "error", kernels);
     }
     s->waited = noted;
+    void (*told)(int) = etch__cuda_waited;
+    if (unlikely(told)) told(s->device->index);
     return ETCH_OK;
 }
 

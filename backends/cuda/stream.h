@@ -26,6 +26,8 @@ struct cuda_stream {
     _Atomic uint64_t follows[STREAMS / 64]; /* streams that it waited for, bit number - 1 */
 };
 
+/* What clock.c does when a device was waited for, once it has timed something. */
+extern void (*_Atomic etch__cuda_waited)(int index);
 /* What faults.c does with a stream whose thread has ended, when another one takes it over. */
 extern void (*etch__cuda_stream_taken)(cuda_stream *s);
 

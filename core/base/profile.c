@@ -3,6 +3,7 @@
  * A buffer's lock is only ever contended by the end of a profile. An event carries its own copy of
  * its name, since functions and plans may be freed before the end. Where memory for events is short
  * they are dropped and counted: recording never fails what it records. */
+#include "core/base/device_clock.h"
 #include "core/base/locks.h"
 #include "core/base/start.h"
 #include "core/base/profile.h"
@@ -18,7 +19,7 @@ enum { CHUNK_EVENTS = 512, NAME_BYTES = sizeof((etch_profile_entry *)0)->name };
 
 typedef struct event {
     int64_t start, ns;
-    uint8_t kind;
+    uint8_t kind, device; /* device: number of a GPU, else 0 */
     char name[NAME_BYTES];
 } event;
 
@@ -42,6 +43,8 @@ atomic_bool etch__profiling;
 static buffer *buffers;
 static FILE *file;
 static int64_t began;
+static atomic_int profiles;         /* that have begun */
+static atomic_llong lost;           /* events of devices */
 static etch_profile_entry *entries; /* of the profile that ended last */
 static int64_t nentries, entries_cap;
 
@@ -53,6 +56,7 @@ static const char *const kind_names[ETCH_PROFILE_KINDS] = {
     [ETCH_PROFILE_KERNEL] = "kernel", [ETCH_PROFILE_PRODUCT] = "product",
     [ETCH_PROFILE_CUSTOM] = "custom", [ETCH_PROFILE_OPERATOR] = "operator",
     [ETCH_PROFILE_BREAK] = "break",   [ETCH_PROFILE_COMPILE] = "compile",
+    [ETCH_PROFILE_DEVICE] = "device",
 };
 
 const char *etch_profile_kind_name(etch_profile_kind kind) {
@@ -95,20 +99,38 @@ static event *next_event(buffer *b) {
     return &b->newest->events[b->newest->n++];
 }
 
+/* Returned with the lock of the buffer; NULL: there is neither. */
+static event *lock_event(void) {
+    buffer *b = own ? own : new_buffer();
+    if (!b) return NULL;
+    pthread_mutex_lock(&b->lock);
+    event *e = etch__profile_on() ? next_event(b) : NULL;
+    if (!e) pthread_mutex_unlock(&b->lock);
+    return e;
+}
+
 void etch__profile_add(etch_profile_kind kind, int64_t start, const char *name,
                        const char *detail) {
     int64_t now = etch__now();
-    buffer *b = own ? own : new_buffer();
-    if (!b) return;
-    pthread_mutex_lock(&b->lock);
-    event *e = etch__profile_on() ? next_event(b) : NULL;
-    if (e) {
-        e->start = start, e->ns = kind == ETCH_PROFILE_BREAK ? 0 : now - start;
-        e->kind = (uint8_t)kind;
-        snprintf(e->name, sizeof e->name, "%s%s%s", name, detail ? ": " : "", detail ? detail : "");
-    }
-    pthread_mutex_unlock(&b->lock);
+    event *e = lock_event();
+    if (!e) return;
+    e->start = start, e->ns = kind == ETCH_PROFILE_BREAK ? 0 : now - start;
+    e->kind = (uint8_t)kind, e->device = 0;
+    snprintf(e->name, sizeof e->name, "%s%s%s", name, detail ? ": " : "", detail ? detail : "");
+    pthread_mutex_unlock(&own->lock);
 }
+
+int etch__profile_number(void) { return profiles; }
+
+void etch__profile_add_device(int number, int device, int64_t start, int64_t ns, const char *name) {
+    event *e = number == profiles ? lock_event() : NULL;
+    if (!e) return;
+    *e = (event){start, ns, ETCH_PROFILE_DEVICE, (uint8_t)device, ""};
+    snprintf(e->name, sizeof e->name, "%s", name);
+    pthread_mutex_unlock(&own->lock);
+}
+
+void etch__profile_lost(int64_t events) { lost += events; }
 
 /* ---- the end: everything on one list ---- */
 
@@ -257,11 +279,36 @@ static void put_string(FILE *f, const char *text) {
     putc('"', f);
 }
 
+/* Threads have numbers below; a device has a row of its own. */
+enum { DEVICE_ROWS = 1 << 22 };
+
+static bool put_row(FILE *f, int device) {
+    fprintf(f,
+            ",\n{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,"
+            "\"args\":{\"name\":\"cuda:%d\"}}",
+            (int)getpid(), DEVICE_ROWS + device, device - 1);
+    return !ferror(f);
+}
+
+static bool note_row(void *ctx, const event *e, long thread) {
+    (void)thread;
+    ((bool *)ctx)[e->device] = true;
+    return true;
+}
+
+static bool put_rows(FILE *f, const recording *r) {
+    bool there[UINT8_MAX + 1] = {false}, ok = true;
+    each_event(r, note_row, there);
+    for (int i = 1; ok && i <= UINT8_MAX; i++) ok = !there[i] || put_row(f, i);
+    return ok;
+}
+
 /* Microseconds with three decimals since the profile began. A break is an instant event. */
 static bool put_event(void *ctx, const event *e, long thread) {
     FILE *f = ctx;
     fputs(",\n{\"name\":", f);
     put_string(f, e->name);
+    if (e->device) thread = DEVICE_ROWS + e->device;
     fprintf(f, ",\"cat\":\"%s\",\"pid\":%d,\"tid\":%ld,\"ts\":%.3f,", kind_names[e->kind],
             (int)getpid(), thread, (double)(e->start - began) / 1e3);
     if (e->kind == ETCH_PROFILE_BREAK) fputs("\"ph\":\"i\",\"s\":\"t\"}", f);
@@ -274,7 +321,7 @@ static bool put_file(FILE *f, const recording *r) {
             "{\"displayTimeUnit\":\"ns\",\"traceEvents\":[\n{\"name\":\"process_name\","
             "\"ph\":\"M\",\"pid\":%d,\"args\":{\"name\":\"etch\"}}",
             (int)getpid());
-    bool ok = each_event(r, put_event, f);
+    bool ok = put_rows(f, r) && each_event(r, put_event, f);
     fputs("\n]}\n", f);
     ok = ok && !ferror(f);
     return fclose(f) == 0 && ok;
@@ -294,6 +341,8 @@ etch_status etch_profile_begin(const char *path) {
     if (ok) {
         drop_events();
         began = etch__now();
+        profiles++;
+        lost = 0;
         etch__profiling = true;
     }
     etch__unlock(LOCK_PROFILE);
@@ -303,6 +352,7 @@ etch_status etch_profile_begin(const char *path) {
 
 etch_status etch_profile_end(void) {
     recording r = {0};
+    etch__clock_settle();
     etch__lock(LOCK_PROFILE);
     if (!etch__profiling) {
         etch__unlock(LOCK_PROFILE);
@@ -317,10 +367,11 @@ etch_status etch_profile_end(void) {
     bool written = !file || put_file(file, &r);
     etch__signals_release(&held);
     file = NULL;
-    int64_t dropped = 0;
+    int64_t dropped = lost;
     for (const buffer *b = r.parts; b; b = b->next) dropped += b->dropped;
     etch__unlock(LOCK_PROFILE);
     free_recording(&r);
+    etch__clock_settle();
     if (dropped) etch__warn("profile: %lld events were dropped", (long long)dropped);
     if (!table)
         return etch__error_at(NULL, ETCH_ERR_OUT_OF_MEMORY, "etch_profile_end: events are missing");

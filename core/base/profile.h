@@ -20,6 +20,11 @@ static inline void etch__profile_end_event(etch_profile_kind kind, int64_t start
                                            const char *detail) {
     if (unlikely(start)) etch__profile_add(kind, start, name, detail);
 }
+/* For the backend of a device: the profile that is running has a number, and takes an event of that
+ * device for it that began when the host's clock said start; or it is told that one was lost. */
+int etch__profile_number(void);
+void etch__profile_add_device(int number, int device, int64_t start, int64_t ns, const char *name);
+void etch__profile_lost(int64_t events);
 /* An event without a duration. */
 static inline void etch__profile_mark(etch_profile_kind kind, const char *name,
                                       const char *detail) {

@@ -1,6 +1,7 @@
 /* The dispatcher: see core/dispatch/dispatch.h for the order of the layers. */
 #include "core/dispatch/dispatch.h"
 #include "core/tensor/device.h"
+#include "core/base/device_clock.h"
 #include "core/base/profile.h"
 #include "core/ops/rules.h"
 
@@ -50,9 +51,14 @@ etch_status etch__profiled_kernel(op_kernel kernel, const op_call *call, etch_te
     if (planned && op->kind == KIND_CONTRACTION && !op->overridden) kind = ETCH_PROFILE_PRODUCT;
     char name[sizeof((etch_profile_entry *)0)->name];
     snprintf(name, sizeof name, "%s%s", strchr(op->name, ':') ? "" : "aten::", op->name);
+    /* Steps of a plan are timed by who runs it. */
+    int device = !planned && out[0] && out[0] != ETCH_NONE ? out[0]->device : 0;
+    clock_order order = {.device = device, .nspans = 1, .profile = true};
+    clock_run *timed = device ? etch__clock_begin_one(&order, name) : NULL;
     int64_t start = etch__now();
     etch_status status = etch__kernel_in_room(kernel, call, out);
     etch__profile_add(kind, start, name, NULL);
+    etch__clock_end_one(timed, status == ETCH_OK);
     return status;
 }
 

@@ -21,8 +21,8 @@ static report_graph *here(void) { return etch__report_on() ? current : NULL; }
 /* ---- time and memory ---- */
 
 /* A minimum of 0 says that there is none yet, so a run takes a nanosecond at least. */
-void etch__report_add_time(report_time *t, int64_t start) {
-    int64_t ns = etch__now() - start, seen = 0;
+void etch__report_add_ns(report_time *t, int64_t ns) {
+    int64_t seen = 0;
     if (ns < 1) ns = 1;
     atomic_fetch_add_explicit(&t->count, 1, memory_order_relaxed);
     atomic_fetch_add_explicit(&t->total, ns, memory_order_relaxed);
@@ -30,6 +30,10 @@ void etch__report_add_time(report_time *t, int64_t start) {
     for (seen = t->max; seen < ns && !atomic_compare_exchange_weak(&t->max, &seen, ns);) {}
     for (seen = t->min;
          (!seen || seen > ns) && !atomic_compare_exchange_weak(&t->min, &seen, ns);) {}
+}
+
+void etch__report_add_time(report_time *t, int64_t start) {
+    etch__report_add_ns(t, etch__now() - start);
 }
 
 static void dropped(void) { __atomic_fetch_add(&etch__report_dropped, 1, __ATOMIC_RELAXED); }
@@ -58,6 +62,35 @@ void *etch__report_zeroed(size_t bytes) {
     void *p = etch__calloc(1, bytes);
     if (!p) dropped();
     return p;
+}
+
+/* ---- a device's own times ---- */
+
+/* Of a run with a span a step; else there is nothing to be said of steps. */
+static void add_steps(report_graph *g, const clock_times *t) {
+    int64_t idle = 0;
+    if (t->n != g->nsteps) return;
+    for (int i = 0; i < t->n; i++) {
+        etch__report_add_ns(&g->steps[i].device, t->end[i] - t->begin[i]);
+        if (i && t->begin[i] > t->end[i - 1]) idle += t->begin[i] - t->end[i - 1];
+    }
+    etch__report_add_ns(&g->device_idle, idle);
+}
+
+void etch__report_device_sample(void *to, const clock_times *t) {
+    if (t) add_steps(to, t);
+    else dropped();
+}
+
+void etch__report_device_whole(void *to, const clock_times *t) {
+    report_graph *g = to;
+    if (t) etch__report_add_ns(&g->device_run, t->end[t->n - 1] - t->begin[0]);
+    else dropped();
+}
+
+void etch__report_device_steps(void *to, const clock_times *t) {
+    if (t) add_steps(to, t);
+    etch__report_device_whole(to, t);
 }
 
 /* ---- steps of the plan that is being made ---- */

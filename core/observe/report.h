@@ -10,6 +10,7 @@
 
 #include <pthread.h>
 
+#include "core/base/device_clock.h"
 #include "core/graph/backend.h"
 
 extern atomic_bool etch__reporting __attribute__((visibility("hidden")));
@@ -26,15 +27,17 @@ typedef struct report_time {
 
 /* From start (etch__now) until now. */
 void etch__report_add_time(report_time *t, int64_t start);
+void etch__report_add_ns(report_time *t, int64_t ns);
 
 typedef enum report_step_kind { STEP_KERNEL, STEP_PRODUCT, STEP_CALL } report_step_kind;
 
 typedef struct report_step {
     uint8_t kind;
-    char name[64];  /* of the kernel or the operator */
-    char *text;     /* what it does */
-    int32_t kernel; /* number of the generated kernel, -1: none */
-    report_time time;
+    char name[64];      /* of the kernel or the operator */
+    char *text;         /* what it does */
+    int32_t kernel;     /* number of the generated kernel, -1: none */
+    report_time time;   /* of the call: on a GPU it only issues the step */
+    report_time device; /* as the GPU's clock has it */
 } report_step;
 
 typedef struct report_kernel {
@@ -52,6 +55,13 @@ typedef enum report_outcome {
     OUTCOME_FAILED    /* no plan could be made */
 } report_outcome;
 
+/* How the runs of a plan are given to its device. */
+typedef enum report_issue {
+    ISSUE_STEPS,
+    ISSUE_GRAPH, /* a run is one graph of the device */
+    ISSUE_KERNEL /* one kernel does all steps */
+} report_issue;
+
 typedef struct report_graph {
     struct report_graph *next;  /* of the same leaf, newest first */
     struct report_graph *older; /* of all */
@@ -68,6 +78,12 @@ typedef struct report_graph {
     report_step *steps;
     int64_t nsteps, steps_cap;
     report_time run;
+    int device;
+    report_issue issue;
+    _Atomic int64_t issued; /* runs of ISSUE_GRAPH, those that were issued step by step too */
+    /* Of a GPU, by its clock: runs from the begin of their first step to the end of the last; and
+     * how long it waited between steps, a run. */
+    report_time device_run, device_idle;
     /* While it is compiled. A backend may call functions that are compiled meanwhile. */
     struct report_graph *outer;
     struct report_graph *like; /* of an instance: the leaf's graphs so far */
@@ -95,6 +111,12 @@ report_graph *etch__report_plan(int nsteps);
 static inline void etch__report_step_ran(report_graph *g, int step, int64_t start) {
     etch__report_add_time(&g->steps[step].time, start);
 }
+
+/* clock_order.told, `to` a report_graph: of a run with a span a step; of one that was issued so to
+ * have the times of its steps; and of one that is a single span. */
+void etch__report_device_steps(void *to, const clock_times *t);
+void etch__report_device_sample(void *to, const clock_times *t);
+void etch__report_device_whole(void *to, const clock_times *t);
 
 /* ---- for the tracer ---- */
 

@@ -4,8 +4,9 @@
  *
  * Recorded on every thread of the process: calls of compiled functions, guards checked, generated
  * kernels, library products, custom operators, single operators run by the eager dispatcher, graph
- * breaks, and compiles. Views compute nothing and are not recorded. Compiled functions stay
- * compiled, results keep their bits, counters count as they do without it. */
+ * breaks, and compiles; and by a GPU's own clock, how long its work took. Views compute nothing and
+ * are not recorded. Compiled functions stay compiled, results keep their bits, counters count as
+ * they do without it. */
 #ifndef ETCH_PROFILE_H
 #define ETCH_PROFILE_H
 
@@ -26,15 +27,18 @@ typedef enum etch_profile_kind {
     ETCH_PROFILE_OPERATOR, /* any other kernel of one operator */
     ETCH_PROFILE_BREAK,    /* a graph break; takes no time */
     ETCH_PROFILE_COMPILE,  /* a graph compiled by its backend */
+    ETCH_PROFILE_DEVICE, /* a step of a plan, a run that is one graph or kernel, or an operator, as
+                              a GPU's own clock has it; there the kinds above say how long issuing
+                              it took */
     ETCH_PROFILE_KINDS
 } etch_profile_kind;
 
 /* "kernel" for ETCH_PROFILE_KERNEL; "unknown" for a number that is no kind. Never NULL. */
 ETCH_API const char *etch_profile_kind_name(etch_profile_kind kind);
 
-/* Starts recording. etch_profile_end writes the events to the file as Chrome trace JSON, which
- * Perfetto and chrome://tracing open; NULL: no file. One profile at a time: invalid_argument while
- * another is running; io where the file cannot be written. */
+/* Starts recording. etch_profile_end waits for what is timed on GPUs, and writes the events to the
+ * file as Chrome trace JSON, which Perfetto and chrome://tracing open; NULL: no file. One profile
+ * at a time: invalid_argument while another is running; io where the file cannot be written. */
 ETCH_API etch_status etch_profile_begin(const char *path);
 /* Ends it. io: the file is not complete. */
 ETCH_API etch_status etch_profile_end(void);

@@ -8,6 +8,7 @@
 #ifndef ETCH_JIT_PLAN_NATIVE_H
 #define ETCH_JIT_PLAN_NATIVE_H
 
+#include "core/base/device_clock.h"
 #include "core/observe/report.h"
 #include "jit/ir/target.h"
 
@@ -83,6 +84,7 @@ struct run_block {
     device_graph *graph;        /* of mode reduce-overhead, once there is one */
     uint64_t *call_words;       /* what the calls in it were made with: see changed_call */
     bool stepwise;              /* there can be no such graph */
+    clock_run *clock;           /* of a run whose steps are timed on the device, else NULL */
     char *arena;
 };
 
@@ -111,6 +113,7 @@ struct native_plan {
     int64_t *output_bytes;
     int64_t arena_bytes;
     report_graph *report; /* where steps note their times, or NULL */
+    char name[64];        /* of the graph, cut */
     free_block blocks[FREE_BLOCKS];
 };
 

@@ -331,9 +331,17 @@ static bool make_plan(plan_maker *m) {
     native_plan *p = m->p = etch__aligned_zeroed(sizeof *p);
     if (!p) return false;
     p->device = m->r->device, p->target = m->r->target;
+    snprintf(p->name, sizeof p->name, "%s", m->r->g->name ? m->r->g->name : "");
     atomic_init(&p->p.refs, 1);
     p->p.run = etch__native_run, p->p.destroy = etch__native_destroy;
     return true;
+}
+
+static void note_report(native_plan *p) {
+    report_graph *g = p->report = etch__report_plan(p->nsteps);
+    if (!g) return;
+    g->device = p->device;
+    g->issue = p->whole ? ISSUE_KERNEL : p->as_graph ? ISSUE_GRAPH : ISSUE_STEPS;
 }
 
 static etch_status make(plan_maker *m, const char **why) {
@@ -345,7 +353,7 @@ static etch_status make(plan_maker *m, const char **why) {
     if (status == ETCH_OK) status = make_steps(m, why);
     if (status != ETCH_OK) return status;
     note_outputs(m);
-    m->p->report = etch__report_plan(m->p->nsteps);
+    note_report(m->p);
     return ETCH_OK;
 }
 

@@ -1,6 +1,39 @@
 /* A run on a device that works by itself: the steps of a plan go to its queue, as one kernel, as
  * one graph of the device, or one by one. */
+#include "core/base/profile.h"
 #include "jit/plan/native_plan.h"
+
+/* ---- what the device's own clock is asked ---- */
+
+enum { SAMPLE_RUNS = 32 };
+
+static inline bool is_timed(const native_plan *p) {
+    return unlikely(p->report != NULL) || etch__profile_on();
+}
+
+static clock_order order_of(const native_plan *p, int nspans,
+                            void (*told)(void *, const clock_times *)) {
+    return (clock_order){p->device, nspans, etch__profile_on(), p->report ? told : NULL, p->report};
+}
+
+/* Around a launch that does the whole of a run. */
+static etch_status time_whole(const native_plan *p, run_block *b,
+                              etch_status (*launch)(const native_plan *, run_block *)) {
+    if (likely(!is_timed(p))) return launch(p, b);
+    clock_order o = order_of(p, 1, etch__report_device_whole);
+    clock_run *r = etch__clock_begin_one(&o, p->name);
+    etch_status status = launch(p, b);
+    etch__clock_end_one(r, status == ETCH_OK);
+    return status;
+}
+
+/* A graph of the device hides its steps: ETCH_TRACE issues every so many runs step by step. A
+ * profile changes nothing of how things run. */
+static bool is_sample(const native_plan *p) {
+    return unlikely(p->report != NULL) && p->as_graph && etch__device_clock &&
+           atomic_fetch_add_explicit(&p->report->issued, 1, memory_order_relaxed) % SAMPLE_RUNS ==
+               1;
+}
 
 /* ---- a run as one graph of the device ---- */
 
@@ -40,6 +73,10 @@ static etch_status new_graph(const native_plan *p, run_block *b) {
     return b->graph ? ETCH_OK : etch__tls.status;
 }
 
+static etch_status launch_graph(const native_plan *p, run_block *b) {
+    return p->target->graphs.launch(b->graph);
+}
+
 static etch_status graph_steps(const native_plan *p, run_block *b, const plan_io *io, bool first) {
     const target_graphs *t = &p->target->graphs;
     etch_status status = ETCH_OK;
@@ -50,7 +87,7 @@ static etch_status graph_steps(const native_plan *p, run_block *b, const plan_io
                                b->cells + s->k.cell);
         else if (changed_call(p, i, b, io) || first) status = record_call(p, i, b, io);
     }
-    return status == ETCH_OK ? t->launch(b->graph) : status;
+    return status == ETCH_OK ? time_whole(p, b, launch_graph) : status;
 }
 
 /* The graph is built by the block's first run and patched by later ones; after a failure it is
@@ -102,12 +139,29 @@ static etch_status run_launches(const native_plan *p, run_block *b, const plan_i
     return status;
 }
 
+static etch_status time_launches(const native_plan *p, run_block *b, const plan_io *io,
+                                 void (*told)(void *, const clock_times *)) {
+    if (likely(!is_timed(p)) || !etch__device_clock) return run_launches(p, b, io);
+    clock_order o = order_of(p, p->nsteps, told);
+    b->clock = etch__device_clock->begin(&o);
+    etch_status status = run_launches(p, b, io);
+    if (b->clock) etch__device_clock->end(b->clock, status == ETCH_OK);
+    b->clock = NULL;
+    return status;
+}
+
+static etch_status launch_kernel(const native_plan *p, run_block *b) {
+    return p->target->whole.launch(p->whole, b->args, b->cells);
+}
+
 static etch_status issue(const native_plan *p, run_block *b, const plan_io *io) {
     etch_status status = use_memory(p, b, io);
     if (status != ETCH_OK) return status;
-    if (p->whole) return p->target->whole.launch(p->whole, b->args, b->cells);
+    if (p->whole) return time_whole(p, b, launch_kernel);
+    if (is_sample(p)) return time_launches(p, b, io, etch__report_device_sample);
     status = try_graph(p, b, io);
-    return status == ETCH_ERR_UNSUPPORTED ? run_launches(p, b, io) : status;
+    if (status != ETCH_ERR_UNSUPPORTED) return status;
+    return time_launches(p, b, io, etch__report_device_steps);
 }
 
 etch_status etch__issue_steps(const native_plan *p, run_block *b, const plan_io *io) {

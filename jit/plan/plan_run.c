@@ -47,6 +47,7 @@ static run_block *new_block(const native_plan *p) {
     b->outputs = carve(&at, p->noutputs * sizeof(void *));
     b->arena = at;
     b->device_arena = NULL, b->graph = NULL, b->call_words = NULL, b->stepwise = false;
+    b->clock = NULL;
     if (p->target->arena_apart && p->arena_bytes) {
         b->device_arena = etch__storage_new_on(p->device, (size_t)p->arena_bytes);
         if (!b->device_arena) return etch__free(raw), NULL;
@@ -167,11 +168,30 @@ static etch_status run_step(const native_plan *p, int i, run_block *b, const pla
     return s->is_call ? etch__run_call(p, &s->c, b, io) : run_kernel(p, &s->k, b);
 }
 
+/* As the profile names it where it is issued. */
+static void begin_on_device(clock_run *r, const plan_step *s) {
+    char name[64];
+    const char *op = s->is_call ? etch__ops[s->c.call.op].name : s->k.name;
+    bool plain = s->is_call && !strchr(op, ':');
+    snprintf(name, sizeof name, "%s%s", plain ? "aten::" : "", op);
+    etch__device_clock->span_begin(r, name);
+}
+
+/* The host's time is of the step alone: marks for the device's clock come before and behind it. */
+static etch_status time_step(const native_plan *p, int i, run_block *b, const plan_io *io) {
+    clock_run *r = b->clock;
+    if (r) begin_on_device(r, &p->steps[i]);
+    int64_t start = etch__now();
+    etch_status status = run_step(p, i, b, io);
+    if (p->report) etch__report_step_ran(p->report, i, start);
+    if (r) etch__device_clock->span_end(r);
+    return status;
+}
+
 etch_status etch__run_steps(const native_plan *p, run_block *b, const plan_io *io) {
+    bool timed = p->report || b->clock;
     for (int i = 0; i < p->nsteps; i++) {
-        int64_t start = unlikely(p->report != NULL) ? etch__now() : 0;
-        etch_status status = run_step(p, i, b, io);
-        if (unlikely(start)) etch__report_step_ran(p->report, i, start);
+        etch_status status = unlikely(timed) ? time_step(p, i, b, io) : run_step(p, i, b, io);
         if (likely(status == ETCH_OK)) continue;
         if (i >= p->late && io->wrote) *io->wrote = true;
         return status;

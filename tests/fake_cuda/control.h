@@ -28,6 +28,10 @@ void fake_cuda_set_lazy(int lazy);
 /* The next difference of two events' times is `ms`, each later one that times `factor`; factor
  * 0: as the clock has them. */
 void fake_cuda_set_elapsed(double ms, double factor);
+/* From now on events have the times of a clock that stands still but for work: each kernel takes
+ * kernel_ms, each call of a library library_ms, and the device idles gap_ms before an event right
+ * behind another one of its stream. Negative: the machine's clock again. */
+void fake_cuda_set_clock(double kernel_ms, double library_ms, double gap_ms);
 /* Compiles wait until n are going on, for up to a second. Returns how many there were at most since
  * the last call. */
 int fake_cuda_gather_compiles(int n);

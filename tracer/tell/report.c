@@ -327,6 +327,7 @@ static bool put_file(const char *what, bool (*put)(FILE *, const report_totals *
 
 static bool write_files(void) {
     report_totals totals = {etch_counters(), etch_num_threads()};
+    etch__clock_settle();
     etch__lock(LOCK_REPORT_FILES);
     bool ok = (mkdir(directory, 0777) == 0 || errno == EEXIST) &&
               put_file("json", etch__report_json, &totals) && put_file("html", put_page, &totals);
@@ -389,6 +390,7 @@ static void forget_function(report_function *r) {
 
 void etch__report_end(void) {
     etch__reporting = false;
+    etch__clock_settle();
     lock_records();
     while (etch__report_functions) {
         report_function *next = etch__report_functions->next;

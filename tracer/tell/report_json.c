@@ -85,7 +85,19 @@ static void put_step(FILE *f, report_step *s) {
     put_field(f, "name", s->name);
     put_field(f, "text", s->text);
     put_time(f, "time", &s->time);
+    put_time(f, "device", &s->device);
     fprintf(f, "\"kernel\":%d}", s->kernel);
+}
+
+static void put_device(FILE *f, report_graph *g) {
+    static const char *const ways[] = {"steps", "graph", "kernel"};
+    char name[24] = "";
+    if (g->nsteps) snprintf(name, sizeof name, "cpu");
+    if (g->device) snprintf(name, sizeof name, "cuda:%d", g->device - 1);
+    put_field(f, "device", name);
+    put_field(f, "issued_as", ways[g->issue]);
+    put_time(f, "device_run", &g->device_run);
+    put_time(f, "device_idle", &g->device_idle);
 }
 
 static void put_graph(FILE *f, report_graph *g) {
@@ -103,6 +115,7 @@ static void put_graph(FILE *f, report_graph *g) {
     put_number(f, "start_ns", g->start);
     put_number(f, "compile_ns", g->compile_ns);
     put_time(f, "run", &g->run);
+    put_device(f, g);
     put_field(f, "guards", g->guards);
     put_field(f, "text", g->text);
     put_field(f, "schedule", g->schedule);
