@@ -40,7 +40,7 @@ function(etch_embed from)
     OUTPUT ${ETCH_GENERATED}/embedded/${name}.inc
     COMMAND ${CMAKE_COMMAND} -DFROM=${CMAKE_SOURCE_DIR}/${from} ${ARGN}
             -DTO=${ETCH_GENERATED}/embedded/${name}.inc -P ${CMAKE_SOURCE_DIR}/cmake/embed.cmake
-    DEPENDS ${from} cmake/embed.cmake)
+    DEPENDS ${from} ${ETCH_DEVICE_HEADERS} cmake/embed.cmake)
   list(APPEND ETCH_EMBEDDED ${ETCH_GENERATED}/embedded/${name}.inc)
   set(ETCH_EMBEDDED ${ETCH_EMBEDDED} PARENT_SCOPE)
 endfunction()
@@ -48,6 +48,8 @@ etch_embed(tracer/tell/report_page.html)
 etch_embed(core/ops/functions.h)
 file(GLOB ETCH_DEVICE_CODE CONFIGURE_DEPENDS RELATIVE ${CMAKE_SOURCE_DIR}
   backends/cuda/device/*.cu backends/cuda/device/*.cuh jit/cuda/*.cuh)
+set(ETCH_DEVICE_HEADERS ${ETCH_DEVICE_CODE})
+list(FILTER ETCH_DEVICE_HEADERS INCLUDE REGEX "[.]cuh$") # any may be part of a kernel's text
 foreach(file ${ETCH_DEVICE_CODE})
   etch_embed(${file} -DDEVICE=1)
 endforeach()

@@ -85,7 +85,7 @@ TEST(nothing_is_compiled) {
     etch_imported_free(f);
 }
 
-TEST(compiled_anew) {
+TEST(compiled_anew, .setting = "ETCH_CACHE_SIZE=0") {
     etch_imported *f = etch_import(path_of("f.etch"), .code = ETCH_CODE_COMPILE);
     calls_are_the_same(f);
     CHECK(etch_counters().kernels_compiled > 0);

@@ -59,6 +59,16 @@ static etch_tensor *in_place(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
     return c;
 }
 
+/* addmm: its bias follows the product as what follows the operator does. */
+static etch_tensor *addmm_sin(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
+    return etch_sin(etch_addmm(b, x, w));
+}
+
+static etch_tensor *linear_gelu(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
+    etch_tensor *wide = etch_unsqueeze(x, 0), *row = etch_select(b, 0, 0);
+    return etch_gelu(etch_linear(wide, etch_t(w), row));
+}
+
 /* Stored and used on in the same kernel. */
 static etch_tensor *two_results(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
     etch_tensor *c = etch_relu(etch_mm(x, w)), *d = etch_sin(c);
@@ -66,6 +76,10 @@ static etch_tensor *two_results(etch_tensor *x, etch_tensor *w, etch_tensor *b) 
 }
 
 /* ---- programs whose product stays apart ---- */
+
+static etch_tensor *addmm_alone(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
+    return etch_addmm(b, x, w);
+}
 
 static etch_tensor *returned(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
     etch_tensor *c = etch_mm(x, w);
@@ -210,11 +224,14 @@ static const row joining[] = {
     {"to_bool", to_bool, 0, 1},
     {"squared", squared, 0, 1},
     {"in_place", in_place, 0, 1},
+    {"addmm_sin", addmm_sin, 0, 1},
+    {"linear_gelu", linear_gelu, 0, 1},
     {"writes_input", writes_input, 0, 2}, /* which comes last */
 };
 
 static const row apart[] = {
     {"returned", returned, 1, 1},
+    {"addmm_alone", addmm_alone, 2, 0}, /* the operator's own: a product, and what follows it */
     {"reduced", reduced, 1, 1},
     {"turned", turned, 1, 1},
     {"flattened", flattened, 1, 1},

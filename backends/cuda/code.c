@@ -13,7 +13,7 @@
 #include "core/base/stack.h"
 #include "jit/store/cache.h"
 
-enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 6 };
+enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 7 };
 enum { HELPERS_MAX = 16 };
 
 struct cuda_code {
@@ -78,7 +78,8 @@ static void *compile(const cuda_device *d, const char *source, const char *symbo
     void *cubin = NULL;
     etch__cuda.nvrtcVersion(&major, &minor);
     if (major * 100 + minor < MINIMAL_SINCE) n--;
-    snprintf(arch, sizeof arch, "--gpu-architecture=sm_%d%d", d->major, d->minor);
+    snprintf(arch, sizeof arch, "--gpu-architecture=sm_%d%d%s", d->major, d->minor,
+             d->major >= 9 ? "a" : ""); /* with what this very processor has: warp groups */
     if (etch__cuda.nvrtcCreateProgram(&program, source, symbol, 0, NULL, NULL)) {
         etch__why("%s: nvrtcCreateProgram failed", symbol);
         return NULL;

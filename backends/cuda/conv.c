@@ -27,12 +27,28 @@ conv_window etch__cuda_conv_window(const conv *c) {
         at->dilation[1], s[0],          s[1],           s[2],           s[3]};
 }
 
+/* Whether something that kernels count goes beyond 31 bits. */
+static bool is_far(const conv *c) {
+    int64_t channels =
+        c->at.groups * (c->out_channels > c->in_channels ? c->out_channels : c->in_channels);
+    double most = (double)(c->images + 1) * (double)(c->positions + 1024);
+    double lines = (double)(c->images + 1) * (double)(channels > c->rows ? channels : c->rows);
+    double reach = (double)(c->in[0] + c->in[1]) + 1024;
+    for (int k = 0; k < 2; k++)
+        reach += (double)c->out[k] * (double)c->at.stride[k] + (double)c->at.padding[k] +
+                 (double)c->kernel[k] * (double)c->at.dilation[k];
+    return most > 1e9 || lines * (double)((c->positions + 255) / 256 + 1) > 1e9 || reach > 1e9 ||
+           (double)c->w->numel > 1e9;
+}
+
 etch_status etch__cuda_conv_text(const conv *c, const char *symbol, const char *body,
                                  int64_t blocks, void *args) {
     kernel_text k = {.symbol = symbol, .body = body, .ndtypes = 1};
     k.dtype[0] = c->y->dtype;
     bool real = etch__is_float(k.dtype[0]);
-    snprintf(k.defines, sizeof k.defines, "#define FMA(x, y, z) %s\n#define SUM(x, y) %s\n",
+    snprintf(k.defines, sizeof k.defines,
+             "#define INDEX %s\n#define FMA(x, y, z) %s\n#define SUM(x, y) %s\n",
+             is_far(c) ? "i64" : "int",
              !real ? "(VALUE_0)((u64)(x) * (u64)(y) + (u64)(z))"
              : etch__compute_type(k.dtype[0]) == ETCH_F64 ? "fma(x, y, z)"
                                                           : "fmaf(x, y, z)",

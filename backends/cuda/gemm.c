@@ -124,11 +124,6 @@ cuda_shape etch__cuda_gemm_shape(const gemm *g, bool tall) {
         {(uint32_t)(tiles(g, tall) * g->batch), 1, 1}, {THREADS, 1, 1}, shared_bytes(tall)};
 }
 
-etch_status etch__cuda_gemm_prepare(cu_function f, const cuda_shape *shape) {
-    if (shape->shared <= 48 << 10) return ETCH_OK;
-    return CU(cuFuncSetAttribute, f, CU_FUNCTION_DYNAMIC_SHARED, (int)shape->shared);
-}
-
 etch_status etch__cuda_gemm(cuda_stream *s, const gemm *g) {
     cuda_device *d = etch__cuda_stream_device(s);
     const bool tall = etch__cuda_gemm_tile(d, g) == GEMM_TALL;
@@ -140,7 +135,7 @@ etch_status etch__cuda_gemm(cuda_stream *s, const gemm *g) {
     if (!code) return etch__tls.status;
     cuda_shape shape = etch__cuda_gemm_shape(g, tall);
     cu_function f = etch__cuda_function(code);
-    etch_status status = etch__cuda_gemm_prepare(f, &shape);
+    etch_status status = etch__cuda_allow_shared(f, shape.shared);
     if (status == ETCH_OK)
         status = etch__cuda_launch(s, f, "etch_gemm", shape.grid, shape.block, shape.shared, &args);
     etch__cuda_code_release(code);

@@ -52,6 +52,5 @@ gemm_words etch__cuda_gemm_words(const gemm *g, bool tall);
 
 /* One block a tile, and what a function needs for that much shared memory. */
 cuda_shape etch__cuda_gemm_shape(const gemm *g, bool tall);
-etch_status etch__cuda_gemm_prepare(cu_function f, const cuda_shape *shape);
 
 #endif

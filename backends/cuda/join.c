@@ -132,7 +132,7 @@ static cuda_code *make_code(const cuda_join *j, bool wide, const char **why) {
         t.variant[i] = wide ? j->variant[i] : j->variant[i] & ~(GEMM_A_WIDE | GEMM_B_WIDE);
     *why = "";
     cuda_code *code = d ? code_of(d, &t, why) : NULL;
-    if (!code || etch__cuda_gemm_prepare(etch__cuda_function(code), &j->shape) == ETCH_OK)
+    if (!code || etch__cuda_allow_shared(etch__cuda_function(code), j->shape.shared) == ETCH_OK)
         return code;
     etch__cuda_code_release(code);
     return NULL;

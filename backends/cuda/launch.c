@@ -52,6 +52,12 @@ etch_status etch__cuda_wait(cuda_stream *s) {
     return ETCH_OK;
 }
 
+/* 48 KiB and more are to be asked for. */
+etch_status etch__cuda_allow_shared(cu_function f, unsigned bytes) {
+    if (bytes < 48 << 10) return ETCH_OK;
+    return CU(cuFuncSetAttribute, f, CU_FUNCTION_DYNAMIC_SHARED, (int)bytes);
+}
+
 etch_status etch__cuda_launch(cuda_stream *s, cu_function f, const char *name,
                               const unsigned grid[3], const unsigned block[3], unsigned shared,
                               void *parameter) {

@@ -113,7 +113,7 @@ static etch_status launch(const matmul *p, const char *body, const char *symbol,
     uint8_t key[64];
     int n = snprintf((char *)key, sizeof key, "%s 5 %d %d %d", symbol, p->dtype, wide, ctx.far);
     return etch__cuda_run_code(p->stream, key, n, symbol, etch__cuda_matmul_text, &ctx, blocks,
-                               threads, parameter);
+                               threads, 0, parameter);
 }
 
 static etch_status chain(const matmul *p) {
@@ -230,7 +230,7 @@ static etch_status multiply(const op_call *call, etch_tensor *const *outs) {
     if (etch__cuda_matmul_begin(&p, call, out) != ETCH_OK) return etch__tls.status;
     if (!addmm) return etch__cuda_multiply(&p, a, b);
     const matmul_after f = {call->in[0], call->sc[1], call->sc[0], 0};
-    return etch__cuda_multiply_and(&p, a, b, &f, out);
+    return (is_middle(&p) ? etch__cuda_multiply_and : etch__cuda_multiply_with)(&p, a, b, &f, out);
 }
 
 void etch__start_cuda_products(void) {

@@ -54,6 +54,10 @@ etch_status etch__cuda_lt(const matmul *p);
 
 /* ---- epilogue.c ---- */
 
+/* out = what follows of A B, by the library where it can. */
+etch_status etch__cuda_multiply_with(matmul *p, const etch_tensor *a, const etch_tensor *b,
+                                     const matmul_after *f, const etch_tensor *out);
+
 /* target_matmuls.run. */
 etch_status etch__cuda_matmul(const op_call *call, uint8_t epilogue, etch_tensor *out);
 

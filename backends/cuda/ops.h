@@ -27,11 +27,11 @@ typedef struct matmul_text {
 } matmul_text;
 char *etch__cuda_matmul_text(const void *matmul_text);
 
-/* Compiles the code that the first n bytes of the key name, and launches it; blocks go on where
- * there are too many for a grid. */
+/* Compiles the code that the first n bytes of the key name, and launches it, `shared` bytes of
+ * shared memory a block; blocks go on where there are too many for a grid. */
 etch_status etch__cuda_run_code(cuda_stream *s, const uint8_t *key, int n, const char *symbol,
                                 code_source source, const void *ctx, int64_t blocks,
-                                unsigned threads, void *parameter);
+                                unsigned threads, unsigned shared, void *parameter);
 
 /* Whether the operator has a kernel of its own, which issues work and does not wait. */
 bool etch__cuda_issues(uint16_t op);

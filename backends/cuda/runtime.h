@@ -110,6 +110,8 @@ etch_status etch__cuda_wait(cuda_stream *s);
  * data that failed as well (faults.h): for what gives the user values. */
 etch_status etch__cuda_finish(cuda_stream *s);
 
+/* Lets a function's blocks have that many bytes of shared memory. */
+etch_status etch__cuda_allow_shared(cu_function f, unsigned bytes);
 /* Launches with one parameter, a struct. */
 etch_status etch__cuda_launch(cuda_stream *s, cu_function f, const char *name,
                               const unsigned grid[3], const unsigned block[3], unsigned shared,

@@ -35,15 +35,16 @@ static char *text_of(const void *ctx) {
 
 etch_status etch__cuda_run_code(cuda_stream *s, const uint8_t *key, int n, const char *symbol,
                                 code_source source, const void *ctx, int64_t blocks,
-                                unsigned threads, void *parameter) {
+                                unsigned threads, unsigned shared, void *parameter) {
     const char *why;
     cuda_code *code =
         etch__cuda_code(etch__cuda_stream_device(s), key, (size_t)n, symbol, source, ctx, &why);
     if (!code) return etch__cuda_no_code(why);
     unsigned grid[3] = {blocks < 1 << 20 ? (unsigned)blocks : 1 << 20, 1, 1},
              block[3] = {threads, 1, 1};
-    etch_status status =
-        etch__cuda_launch(s, etch__cuda_function(code), symbol, grid, block, 0, parameter);
+    cu_function f = etch__cuda_function(code);
+    etch_status status = etch__cuda_allow_shared(f, shared);
+    if (status == ETCH_OK) status = etch__cuda_launch(s, f, symbol, grid, block, shared, parameter);
     etch__cuda_code_release(code);
     return status;
 }
@@ -51,11 +52,12 @@ etch_status etch__cuda_run_code(cuda_stream *s, const uint8_t *key, int n, const
 /* The body is in the key by its hash, so that a changed one is not taken from an older cache. */
 etch_status etch__cuda_run_text(cuda_stream *s, const kernel_text *k, int64_t blocks,
                                 unsigned threads, void *parameter) {
-    uint8_t key[320];
+    uint8_t key[416];
     int n = snprintf((char *)key, sizeof key, "text %s %016llx %s", k->symbol,
                      (unsigned long long)XXH3_64bits(k->body, strlen(k->body)), k->defines);
     for (int i = 0; i < k->ndtypes; i++) key[n++] = (uint8_t)k->dtype[i];
-    return etch__cuda_run_code(s, key, n, k->symbol, text_of, k, blocks, threads, parameter);
+    return etch__cuda_run_code(s, key, n, k->symbol, text_of, k, blocks, threads, k->shared,
+                               parameter);
 }
 
 /* ---- operands ---- */

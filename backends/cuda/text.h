@@ -19,7 +19,8 @@ typedef struct kernel_text {
     int ndtypes;
     etch_dtype dtype[4];
     bool checks;       /* the body uses what etch__cuda_fault_text defines */
-    char defines[160]; /* all else that the code depends on, as lines "#define A 1" */
+    unsigned shared;   /* bytes of shared memory that the launch gives it */
+    char defines[256]; /* all else that the code depends on, as lines "#define A 1" */
 } kernel_text;
 etch_status etch__cuda_run_text(cuda_stream *s, const kernel_text *k, int64_t blocks,
                                 unsigned threads, void *parameter);

@@ -92,12 +92,24 @@ static void to_operands(const derivative_call *d) {
     }
 }
 
+/* The operator is the CPU's. */
+static void to_operands_written_out(const derivative_call *d, const attention_call *c,
+                                    etch_tensor *g, etch_tensor *slopes) {
+    const attention_parts *p = &c->p;
+    if (d->wants[0]) d->to[0] = etch__attention_joined(p, scaled(c, etch_matmul(slopes, p->k)));
+    if (d->wants[1])
+        d->to[1] = etch__attention_shared(p, scaled(c, etch_matmul(turned(slopes), p->q)));
+    if (d->wants[2]) d->to[2] = etch__attention_shared(p, etch_matmul(turned(left(c, c->w)), g));
+}
+
 RULE(attention) {
-    if (d->wants[0] || d->wants[1] || d->wants[2]) to_operands(d);
-    if (!d->wants[3]) return;
+    bool operands = d->wants[0] || d->wants[1] || d->wants[2], elsewhere = d->outshape->device != 0;
+    if (operands && !elsewhere) to_operands(d);
+    if (!d->wants[3] && !(operands && elsewhere)) return;
     attention_call c = call_of(d, 0);
-    etch_tensor *g = of_query(&c, grad_of(d));
-    d->to[3] = etch__attention_joined(&c.p, slope(c.w, to_weights(&c, g)));
+    etch_tensor *g = of_query(&c, grad_of(d)), *slopes = slope(c.w, to_weights(&c, g));
+    if (operands && elsewhere) to_operands_written_out(d, &c, g, slopes);
+    if (d->wants[3]) d->to[3] = etch__attention_joined(&c.p, slopes);
 }
 
 /* ---- attention, backward ---- */

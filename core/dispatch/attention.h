@@ -1,4 +1,4 @@
-/* Attention written out in ordinary operators: for devices without a kernel, and for what is
+/* Attention written out in ordinary operators: for what a device has no kernel for, and for what is
  * derived of it. Heads that share keys are [..., shared, heads / shared, length, width] there, with
  * 1 in place of the second for keys and values; where none share, the tensors are as they came. */
 #ifndef ETCH_CORE_DISPATCH_ATTENTION_H
@@ -7,6 +7,8 @@
 #include <etch/etch.h>
 
 #include "core/tensor/tensor.h"
+
+enum { ATTENTION_WIDTH_MOST = 256 }; /* of all operands: what devices have kernels for */
 
 typedef struct attention_parts {
     etch_tensor *q, *k, *v, *mask; /* in groups; mask: or ETCH_NONE */

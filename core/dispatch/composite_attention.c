@@ -1,4 +1,5 @@
-/* Attention: one operator on the CPU, elsewhere products and a softmax. */
+/* Attention: one operator; with dropout, or wide ones, products and a softmax on other devices than
+ * the CPU. */
 #include "core/dispatch/attention.h"
 #include "core/dispatch/composite.h"
 #include "core/ops/rules.h"
@@ -118,13 +119,23 @@ static etch_scalar scale_of(const op_call *call) {
     return etch_scalar_real(1 / sqrt((double)q->size[q->ndim - 1]));
 }
 
+/* Too wide for a device's kernel; what does not fit is left for the operator to say. */
+static bool wide(etch_tensor *const *in) {
+    for (int i = 0; i < 3; i++) {
+        if (in[i] == ETCH_NONE || !in[i]->ndim) return false;
+        if (in[i]->size[in[i]->ndim - 1] > ATTENTION_WIDTH_MOST) return true;
+    }
+    return false;
+}
+
 static etch_tensor *attend(const op_call *call) {
     etch_tensor *const *in = call->in;
     etch_scalar scale = scale_of(call);
     bool causal = call->at[0] != 0, elsewhere = in[0] != ETCH_NONE && in[0]->device;
     double rate;
     if (!rate_of(call, &rate)) return NULL;
-    if (elsewhere) return operands_fit(call, scale) ? written_out(call, scale, rate > 0) : NULL;
+    if (elsewhere && (rate > 0 || wide(in)))
+        return operands_fit(call, scale) ? written_out(call, scale, rate > 0) : NULL;
     if (rate == 0) return etch_attention_raw(in[0], in[1], in[2], in[3], causal, scale);
     etch_tensor *seed = NULL;
     if (!operands_fit(call, scale)) return NULL; /* before numbers are taken */

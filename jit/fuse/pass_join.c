@@ -197,7 +197,7 @@ static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t
 
 /* The one member of the kernel that reads the product where it is the rest of its operator. */
 static ir_node *rest_of_operator(const ir *r, const ir_node *p, int32_t group) {
-    if (!r->target->matmuls.wide || group < 0 || r->groups[group].nmembers != 1) return NULL;
+    if (group < 0 || r->groups[group].nmembers != 1) return NULL;
     ir_node *n = &r->nodes[r->groups[group].members[0]];
     return etch__is_whole_operator(r, p, n) ? n : NULL;
 }

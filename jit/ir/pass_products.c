@@ -1,5 +1,5 @@
 /* Build, of products whose operator does more than multiply: on a target that gives products in the
- * compute type, tile by tile,
+ * compute type, tile by tile, and of f32 where a kernel can have the product,
  *
  *   addmm(self, a, b)   ->  c = product(a, b), then self + c, rounded where it is of halves
  *   mm(a, b) of halves  ->  c = product(a, b), then c rounded
@@ -9,9 +9,10 @@
  * so that what is made of c can share a kernel with what follows, and c itself stay in the cache
  * (pass_join.c; there what found nobody to share with becomes the operator again).
  *
- * Obligations: the arithmetic is that of backends/cpu/matmul.c, primitive by primitive; an addmm
- * whose alpha and beta are not both 1, which is a static class of it, stays whole. Under relaxed
- * numerics, where products may merge (pass_sums.c), all do. */
+ * Obligations: the arithmetic is that of backends/cpu/matmul.c, or of backends/cuda/matmul.c for
+ * sizes that kernels take, primitive by primitive; an addmm whose alpha and beta are not both 1,
+ * which is a static class of it, stays whole. Under relaxed numerics, where products may merge
+ * (pass_sums.c), all do. */
 #include "core/dispatch/dispatch.h"
 #include "jit/ir/formula.h"
 #include "jit/ir/target.h"
@@ -23,14 +24,25 @@ static bool is_wide_convolution(const ir *r, const graph_node *x) {
            (type != d || r->g->operands[x->in + 2] >= 0);
 }
 
+/* Whether a kernel takes products of these sizes (pass_join.c). */
+static bool joins(const ir *r, const graph_node *x) {
+    if (!r->target->matmuls.joins || r->g->dynamic || STATE_PRECISION(x->state)) return false;
+    const tensor_meta *a = &r->g->values[r->g->operands[x->in + 1]].meta;
+    const tensor_meta *b = &r->g->values[r->g->operands[x->in + 2]].meta;
+    const matmul_sizes s = {a->size[0], b->size[1], a->size[1]};
+    return r->target->matmuls.joins(r->device, &s, true);
+}
+
 bool etch__is_wide_product(const ir *r, int gnode) {
     const graph_node *x = &r->g->nodes[gnode];
     if (x->op == OP_CONVOLUTION) return is_wide_convolution(r, x);
     if (x->op != OP_MM && x->op != OP_ADDMM) return false;
     etch_dtype d = r->g->values[x->out].meta.dtype;
-    if (!r->target->matmuls.wide || r->numerics == ETCH_RELAXED || !etch__is_float(d)) return false;
+    if (r->numerics == ETCH_RELAXED || !etch__is_float(d)) return false;
     if (etch__op_is_users(x->op) || etch__op_is_users(OP_MM)) return false;
-    return x->op == OP_ADDMM ? r->g->attrs[x->at] == 1 : etch__compute_type(d) != d;
+    if (x->op == OP_ADDMM && r->g->attrs[x->at] != 1) return false;
+    if (!r->target->matmuls.wide) return x->op == OP_ADDMM && d == ETCH_F32 && joins(r, x);
+    return x->op == OP_ADDMM || etch__compute_type(d) != d;
 }
 
 /* ---- what is made of it ---- */

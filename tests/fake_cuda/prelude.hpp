@@ -459,3 +459,125 @@ void *memset(void *, int, size_t) noexcept;
 #define CUDART_NAN_F __builtin_nanf("")
 #define CUDART_INF __builtin_inf()
 #define CUDART_NAN __builtin_nan("")
+
+// ---- backends/cuda/device/tensor_core.cuh: a warp's lanes show each other what they have ----
+
+#define TENSOR_CORE
+namespace tensor_core {
+struct shown {
+    unsigned a[4], b[2];
+    const char *row;
+};
+static shown lanes[32][32];
+static inline shown *all_shown(const shown &own) {
+    shown *const warp = lanes[fake_thread() / 32];
+    warp[fake_lane()] = own;
+    __syncwarp();
+    return warp;
+}
+static inline unsigned half_at(const unsigned *words, int i) {
+    return words[i / 2] >> i % 2 * 16 & 0xffff;
+}
+static inline void load(unsigned (&r)[4], const void *row) {
+    const shown *const warp = all_shown({{}, {}, (const char *)row});
+    const int l = fake_lane();
+    for (int m = 0; m < 4; m++) __builtin_memcpy(&r[m], warp[m * 8 + l / 4].row + l % 4 * 4, 4);
+    __syncwarp();
+}
+static inline void load_turned(unsigned (&r)[4], const void *row) {
+    const shown *const warp = all_shown({{}, {}, (const char *)row});
+    const int l = fake_lane();
+    for (int m = 0; m < 4; m++) {
+        unsigned short x[2];
+        for (int h = 0; h < 2; h++)
+            __builtin_memcpy(&x[h], warp[m * 8 + l % 4 * 2 + h].row + l / 4 * 2, 2);
+        r[m] = (unsigned)x[1] << 16 | x[0];
+    }
+    __syncwarp();
+}
+static inline float wide(unsigned h, bool bf16) {
+    if (bf16) return __uint_as_float(h << 16);
+    const int e = h >> 10 & 31, m = h & 0x3ff;
+    const float x = e == 31 ? (m ? CUDART_NAN_F : CUDART_INF_F)
+                            : ldexpf((float)(e ? m | 0x400 : m), (e ? e : 1) - 25);
+    return h & 0x8000 ? -x : x;
+}
+template <bool IS_BF16>
+static inline void multiply(float (&c)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
+    const shown *const warp = all_shown({{a[0], a[1], a[2], a[3]}, {b0, b1}, nullptr});
+    const int l = fake_lane();
+    for (int e = 0; e < 4; e++) {
+        const int column = l % 4 * 2 + e % 2;
+        for (int k = 0; k < 16; k++) {
+            const unsigned x = warp[l / 4 * 4 + k % 8 / 2].a[e / 2 + k / 8 * 2];
+            const unsigned y = warp[column * 4 + k % 8 / 2].b[k / 8];
+            c[e] += wide(half_at(&x, k % 2), IS_BF16) * wide(half_at(&y, k % 2), IS_BF16);
+        }
+    }
+    __syncwarp();
+}
+template <bool IS_BF16> static inline unsigned rounded(float x) {
+    const unsigned u = __float_as_uint(x), sign = u >> 16 & 0x8000, a = u & 0x7fffffff;
+    if (IS_BF16) return a > 0x7f800000 ? u >> 16 | 0x40 : (u + 0x7fff + (u >> 16 & 1)) >> 16;
+    if (a > 0x7f800000) return sign | 0x7e00;
+    const float limit = 65520.0f, y = fabsf(x);
+    if (y >= limit || y == 0) return sign | (y == 0 ? 0 : 0x7c00);
+    int e = 0;
+    frexpf(y, &e);
+    const int least = e < -13 ? -24 : e - 11; // what a unit in the last place is
+    const float units = rintf(ldexpf(y, -least));
+    return sign | (((unsigned)(least + 24) << 10) + (unsigned)units);
+}
+template <bool IS_BF16> static inline unsigned pack(float low, float high) {
+    return rounded<IS_BF16>(high) << 16 | rounded<IS_BF16>(low);
+}
+static inline float power_of_two(float x) { return exp2f(x); }
+static inline void copy(void *to, const void *from, bool there) {
+    if (there) __builtin_memcpy(to, from, 16);
+    else __builtin_memset(to, 0, 16);
+}
+static inline void copies_begun() {}
+static inline void copies_done() {}
+
+// warp_group.cuh: products are done at once.
+static inline int swizzled(int row, int c) { return row * 64 + ((c / 8 ^ row % 8) * 8 | c % 8); }
+static inline char *whole_panel(void *p) { return (char *)(((size_t)p + 1023) & ~1023ul); }
+template <int N> static inline void group_begins(float (&)[N][4]) {}
+static inline void group_ends() {}
+template <int LEFT, int N> static inline void group_done(float (&)[N][4]) {}
+static inline void copies_shown() {}
+// Half c of a row of 128 bytes, in memory whose pieces are exchanged.
+static inline unsigned panel_at(const void *p, int row, int c) {
+    size_t at = (size_t)p + (size_t)(row * 128 + c * 2);
+    at ^= (at >> 7 & 7) << 4;
+    return *(const unsigned short *)at;
+}
+template <bool IS_BF16, int N>
+static inline void multiply_shared(float (&c)[N][4], const void *a, const void *b, bool adds) {
+    const int l = fake_lane(), first = fake_thread() / 32 % 4 * 16 + l / 4;
+    for (int n = 0; n < N; n++)
+        for (int e = 0; e < 4; e++) {
+            const int row = first + e / 2 * 8, column = n * 8 + l % 4 * 2 + e % 2;
+            if (!adds) c[n][e] = 0;
+            for (int k = 0; k < 16; k++)
+                c[n][e] += wide(panel_at(a, row, k), IS_BF16) *
+                           wide(panel_at(b, column, k), IS_BF16);
+        }
+}
+template <bool IS_BF16, int N>
+static inline void multiply_turned(float (&c)[N][4], const unsigned (&a)[4], const void *b,
+                                   int panel) {
+    const shown *const warp = all_shown({{a[0], a[1], a[2], a[3]}, {}, nullptr});
+    const int l = fake_lane();
+    for (int n = 0; n < N; n++)
+        for (int e = 0; e < 4; e++)
+            for (int k = 0; k < 16; k++) {
+                const int column = n * 8 + l % 4 * 2 + e % 2;
+                const unsigned x = warp[l / 4 * 4 + k % 8 / 2].a[e / 2 + k / 8 * 2];
+                const void *const y = (const char *)b + column / 64 * 2 * panel;
+                c[n][e] += wide(half_at(&x, k % 2), IS_BF16) *
+                           wide(panel_at(y, k, column % 64), IS_BF16);
+            }
+    __syncwarp();
+}
+}

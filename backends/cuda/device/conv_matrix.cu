@@ -10,14 +10,15 @@ struct etch_args {
 };
 extern "C" __global__ void etch_windows(const __grid_constant__ etch_args a) {
     for (i64 u = blockIdx.x; u < a.units; u += gridDim.x) {
-        const i64 line = u / a.chunks, image = line / a.rows, row = line % a.rows;
-        const i64 kw = row % a.at.kernel_w, kh = row / a.at.kernel_w % a.at.kernel_h;
-        const i64 channel = row / a.at.kernel_w / a.at.kernel_h;
+        const INDEX kernel_h = (INDEX)a.at.kernel_h, kernel_w = (INDEX)a.at.kernel_w;
+        const INDEX line = (INDEX)u / (INDEX)a.chunks, image = line / (INDEX)a.rows;
+        const INDEX row = line % (INDEX)a.rows, kw = row % kernel_w, kh = row / kernel_w % kernel_h;
+        const INDEX channel = row / kernel_w / kernel_h;
         const ETCH_0 *x = a.x + image * a.at.x_image + channel * a.at.x_channel;
         ETCH_0 *m = a.m + image * a.m_image + row * a.m_row;
         const unsigned columns = (unsigned)a.at.out_w, last = (unsigned)a.positions;
-        unsigned p = (unsigned)(u % a.chunks) * 1024 + threadIdx.x;
+        unsigned p = (unsigned)((INDEX)u % (INDEX)a.chunks) * 1024 + threadIdx.x;
         for (int i = 0; i < 4 && p < last; i++, p += 256)
-            m[p] = under(a.at, x, kh, kw, p / columns, p % columns);
+            m[p] = under(a.at, x, kh, kw, (INDEX)(p / columns), (INDEX)(p % columns));
     }
 }

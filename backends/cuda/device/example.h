@@ -43,7 +43,21 @@ typedef unsigned index_t;
 #define QUOTIENT 1                 /* divide */
 #define FLOOR 1                    /* divide */
 #define FMA(x, y, z) fmaf(x, y, z) /* conv */
+#define INDEX int                  /* conv */
 #define SUM(x, y) ((x) + (y))      /* conv */
 #define BOOLEAN 0                  /* pow */
+#define WIDTH 64                   /* attention */
+#define OUT 64                     /* attention */
+#define KEYS 64                    /* attention */
+#define TALL 2                     /* attention */
+#define GROUPS 2                   /* attention_group */
+#define WARPS 4                    /* attention */
+#define RAW 1                      /* attention */
+#define BF16 1                     /* attention */
+#define PIECES 1                   /* attention */
+#define CAUSAL 1                   /* attention */
+#define MASK 2                     /* attention */
+#define SPLIT 0                    /* attention */
+#define BASE_2 1                   /* attention */
 #define BITS 24                    /* random */
 #define NORMAL 1                   /* random */
