@@ -317,6 +317,25 @@ TEST(index_operators) {
         }
 }
 
+/* Threads share a line of places; what comes to a place comes in the order of the indices. */
+TEST(many_indices_of_few_places) {
+    ETCH_SCOPE {
+        etch_tensor *x = numbers(ETCH_F32, ETCH_SHAPE(3, 37));
+        etch_tensor *list = indices(ETCH_I64, ETCH_SHAPE(1000), 37);
+        etch_tensor *wide = numbers(ETCH_F32, ETCH_SHAPE(3, 1000));
+        etch_tensor *box = indices(ETCH_I32, ETCH_SHAPE(3, 1000), 37);
+        check(added_in_place, x, list, wide, 0);
+        check(copied, x, list, wide, 0);
+        check(scatter_added, x, box, wide, 0);
+        check(scattered, x, box, wide, 0);
+        check(added_in_place, etch_t(numbers(ETCH_F32, ETCH_SHAPE(37, 3))), list, wide, 0);
+        etch_tensor *rows = indices(ETCH_I64, ETCH_SHAPE(20, 50), 3);
+        etch_tensor *many = numbers(ETCH_F32, ETCH_SHAPE(20, 50, 37));
+        check(accumulated, x, etch_sub_scalar(rows, 3), many, 0);
+        check(stored, x, rows, many, 0);
+    }
+}
+
 /* ---- division ---- */
 
 static etch_tensor *floor_divided(etch_tensor *a, etch_tensor *b, etch_tensor *c) {

@@ -1,10 +1,10 @@
 /* Operators with an index tensor on a device, and division with a rest: what may fail on its data.
  *
- * Reading, a thread has an element; writing, a thread has a line of places that no other thread
- * writes, and goes along its indices in order: where one comes twice the last value stays, or all
- * are added in that order, as on the CPU. What is out of range is left out and noted (faults.h); a
- * tensor that the user has already is written only where a kernel before has found all of the index
- * right. */
+ * Reading, a thread has an element; writing, a thread has places of a line that no other thread
+ * writes, and goes along the line's indices in order: where one comes twice the last value stays,
+ * or all are added in that order, as on the CPU. What is out of range is left out and noted
+ * (faults.h); a tensor that the user has already is written only where a kernel before has found
+ * all of the index right. */
 #include "backends/cuda/faults.h"
 #include "core/base/start.h"
 #include "backends/cuda/text.h"
@@ -54,7 +54,7 @@ typedef struct walk_args {
     void *indexed, *values;
     const void *index;
     walk_axes lines, run;
-    int64_t nlines, nrun, step, n, low;
+    int64_t nlines, nrun, step, n, low, parts;
     uint64_t cell;
 } walk_args;
 
@@ -132,10 +132,19 @@ typedef struct walk_way {
     bool wraps, tested;
 } walk_way;
 
+/* How many threads share a run: each looks at all of its indices. */
+static int64_t parts_of(const walk_args *w, direction way) {
+    int64_t parts = 1;
+    if (way == READ_INDEXED) return parts;
+    while (parts < 64 && w->nlines * parts < 1 << 16 && parts * 16 < w->nrun) parts *= 2;
+    return parts;
+}
+
 static etch_status run_walk(const op_call *call, cuda_stream *s, walk_args *w, etch_dtype dtype,
                             const walk_way *how) {
     const etch_tensor *index = call->in[1];
-    int64_t units = how->way == READ_INDEXED ? w->nlines * w->nrun : w->nlines;
+    w->parts = parts_of(w, how->way);
+    int64_t units = w->nlines * (how->way == READ_INDEXED ? w->nrun : w->parts);
     etch_status status = index->numel ? note_index(call, s, w->n, how->wraps, &w->check) : ETCH_OK;
     bool walks = w->nlines && w->nrun && index->numel; /* an empty index may have any rank */
     if (status == ETCH_OK && (how->tested || !walks))
