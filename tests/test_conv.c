@@ -63,6 +63,10 @@ static const conv_case cases[] = {
     {S(1, 16, 1, 40), S(12, 16, 1, 5), S(1, 2), S(0, 2), S(1, 3), 1},
     {S(5, 12, 6, 6), S(9, 4, 2, 2), S(3, 3), S(0, 0), S(4, 4), 3},
     {S(0, 8, 5, 5), S(16, 8, 3, 3), S(1, 1), S(1, 1), S(1, 1), 1},
+    /* nothing but padding */
+    {S(2, 3, 0, 5), S(4, 3, 3, 3), S(1, 1), S(2, 2), S(1, 1), 1},
+    {S(2, 3, 5, 0), S(4, 3, 3, 3), S(1, 1), S(2, 2), S(1, 1), 1},
+    {S(1, 40, 0, 9), S(8, 40, 1, 3), S(1, 1), S(2, 1), S(1, 1), 1},
 };
 
 static etch_tensor *convolve(const conv_case *c, etch_tensor *x, etch_tensor *w, etch_tensor *b) {

@@ -102,7 +102,6 @@ typedef struct etch_thread {
     uint8_t nlevels, ntangents; /* at most OPEN_LEVELS */
     uint16_t backward_depth;
     uint32_t tangent_limit;
-    bool forms_held; /* see core/tensor/forms.h */
 
     const struct op_call *composite; /* while one is taken apart: the user's call, else NULL */
 
@@ -121,6 +120,7 @@ typedef struct etch_thread {
     unsigned errors;
     unsigned lost;     /* `errors` when an operator that writes failed last; 0: cleared since */
     unsigned failures; /* operators that failed when they were computed, after their calls */
+    bool forms_held;   /* see core/tensor/forms.h; here, where it takes no room */
     const void *error_site;
     const char *error, *why; /* never NULL; in the texts, or constant where there is no room */
     thread_texts *texts;     /* made when the first one is written */
