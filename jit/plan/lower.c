@@ -503,8 +503,7 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
         count_work(out);
         if (!by_tiles(l)) choose_split(out);
         note_matmuls(l);
-        ok = !l->failed &&
-             out->k.naccesses + out->operands * out->nmatmuls <= LOOP_MAX_ACCESSES;
+        ok = !l->failed && out->k.naccesses + out->operands * out->nmatmuls <= LOOP_MAX_ACCESSES;
     }
     return ok ? ETCH_OK : ETCH_ERR_UNSUPPORTED;
 }
