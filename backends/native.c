@@ -91,7 +91,8 @@ static etch_status prepare_other_sums(compile *c, const ir *done) {
 }
 
 static etch_status prepare_others(compile *c, ir *r) {
-    if (!c->target->compiles_ahead || !c->g->dynamic || c->options->instance) return ETCH_OK;
+    bool ahead = c->target->compiles_ahead || etch__pack.collects; /* a file has to have them */
+    if (!ahead || !c->g->dynamic || c->options->instance) return ETCH_OK;
     etch_status status = prepare_other_way(r);
     return status == ETCH_OK ? prepare_other_sums(c, r) : status;
 }

@@ -110,6 +110,10 @@ void bench_read(size_t bytes);
 void bench_cold(const char *self, bool cuda);
 /* A fresh process: prints microseconds of the compile and of the first call. */
 int bench_cold_child(const char *device, const char *body, int64_t n);
+/* First calls of exported functions, in fresh processes: on the current device. */
+void bench_exported(const char *self, bool cuda);
+/* A fresh process: prints microseconds of the import, the first call, and a later one. */
+int bench_exported_child(const char *device, int number, const char *path);
 
 /* The seed program, used by several files. */
 etch_tensor *bench_seed(etch_tensor *x, etch_tensor *w);

@@ -66,6 +66,7 @@ static void print_header(void) {
 static int run_on_gpu(const char *self, bool served) {
     if (!served) print_header(), bench_cold(self, true);
     if (etch_set_device(ETCH_CUDA(0)) != ETCH_OK) bench_fail("--device cuda");
+    if (!served) bench_exported(self, true);
     bench_device();
     bench_training();
     bench_models();
@@ -75,6 +76,8 @@ static int run_on_gpu(const char *self, bool served) {
 int main(int argc, char **argv) {
     if (argc == 5 && strcmp(argv[1], "--cold-child") == 0)
         return bench_cold_child(argv[2], argv[3], atoll(argv[4]));
+    if (argc == 5 && strcmp(argv[1], "--exported-child") == 0)
+        return bench_exported_child(argv[2], atoi(argv[3]), argv[4]);
     if (!getenv("ETCH_BENCH_CACHE")) return run_with_own_cache(argv);
     if (argc > 1 && strcmp(argv[1], "sweep") == 0) return bench_sweep(argc - 2, argv + 2);
     bool processor = argc > 1 && strcmp(argv[1], "--serve-processor-time") == 0;
@@ -104,6 +107,7 @@ int main(int argc, char **argv) {
     bench_overheads();
     bench_modes();
     bench_cold(self, false);
+    bench_exported(self, false);
     bench_workloads();
     bench_attention();
     bench_training();

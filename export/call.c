@@ -212,8 +212,8 @@ static bool overlaps(const imported_call *c) {
     for (int v = 0; c->p->writes && v < n; v++)
         for (int u = 0; u < v; u++) {
             const etch_storage *a = c->inputs[u]->storage, *b = c->inputs[v]->storage;
-            bool wrapped = !a->block_bytes || !b->block_bytes;
-            if (wrapped && (c->f->written[u] || c->f->written[v]) && etch__memory_overlaps(a, b))
+            bool apart = a->own && b->own;
+            if (!apart && (c->f->written[u] || c->f->written[v]) && etch__memory_overlaps(a, b))
                 return true;
         }
     return false;
@@ -244,6 +244,12 @@ static void note_writes(const imported_call *c) {
     }
 }
 
+/* Whose kernels a device asks for as it comes to them. */
+static pack_use enter_code(const imported_call *c) {
+    bool given = c->f->code == ETCH_CODE_OF_FILE && etch__program_device(c->p);
+    return etch__pack_enter((pack_use){.gives = given ? c->f->e.pack : NULL});
+}
+
 /* A plan that fails before it has written leaves it to the operators' own kernels to say why. */
 static etch_status run_plans(const imported_call *c) {
     bool wrote = false;
@@ -266,7 +272,9 @@ static etch_status run(const imported_call *c) {
     fill_scalars(c);
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, (uint64_t)c->p->fp << 32);
+    pack_use before = enter_code(c);
     etch_status status = run_plans(c);
+    etch__pack_leave(before);
     etch__pop_frame(&frame);
     if (status != ETCH_OK) etch__error_name(NAME, c->site, false);
     return status;

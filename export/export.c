@@ -84,6 +84,18 @@ static bool target_ok(const program *p) {
                           p->g->name, why);
 }
 
+enum { WARM_BYTES = 256 << 20 };
+
+/* Of all values that the program makes or reads. */
+static bool is_small(const program *p) {
+    double bytes = 0;
+    for (int v = 0; v < p->g->nvalues; v++) {
+        const tensor_meta *m = &p->g->values[v].meta;
+        bytes += (double)etch__meta_numel(m) * (double)etch_dtype_size(m->dtype);
+    }
+    return bytes <= WARM_BYTES;
+}
+
 /* On a device the operators' own kernels are code as well, which is made at their first call. */
 static bool compile(const exported *e, const program *p, bool instance) {
     const backend *native = etch__backend_find("native");
@@ -91,7 +103,8 @@ static bool compile(const exported *e, const program *p, bool instance) {
         .mode = p->mode, .numerics = p->numerics, .instance = instance, .strict = true};
     plan *made = NULL;
     bool ok = native && etch__backend_compile(native, p->g, &options, &made) == ETCH_OK;
-    if (ok && etch__program_device(p) && !instance) etch__warm_up(p, made, e->captured);
+    bool runs = ok && etch__program_device(p) && (!instance || is_small(p));
+    if (runs) etch__warm_up(p, made, e->captured);
     etch__plan_release(made);
     return ok;
 }
@@ -112,7 +125,8 @@ static bool compile_all(const exported *e) {
 /* Compiles the program as it will be when it is imported, and keeps what code that takes. */
 static bool collect_code(exported *e) {
     if (!target_ok(e->p) || !(e->pack = etch__pack_new())) return false;
-    pack_use before = etch__pack_enter((pack_use){.collects = e->pack});
+    pack_use use = {.collects = e->pack, .sizes = e->p->nsymbols > 0};
+    pack_use before = etch__pack_enter(use);
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, 0);
     bool ok = compile_all(e);

@@ -32,7 +32,8 @@ static etch_status compiled_plan(const etch_imported *f, instance *x, bool first
     backend_options options = {
         .mode = f->e.p->mode, .numerics = f->e.p->numerics, .instance = !first, .strict = true};
     bool given = f->code == ETCH_CODE_OF_FILE;
-    pack_use use = {.collects = given ? NULL : f->e.pack, .gives = given ? f->e.pack : NULL};
+    pack_use use = {
+        .collects = given ? NULL : f->e.pack, .gives = given ? f->e.pack : NULL, .only = given};
     pack_use before = etch__pack_enter(use);
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, 0);

@@ -75,14 +75,30 @@ static bool probe_sizes(const program *p, int k, int64_t *sizes) {
     return true;
 }
 
-enum { SUBSETS_MAX = 5 }; /* of so many symbols all subsets */
+enum { SUBSETS_MAX = 5, RUNGS = 6 }; /* of so many symbols all subsets */
+
+static int64_t clipped(const program_symbol *s, int64_t size) {
+    return size < s->min ? s->min : size > s->max ? s->max : size;
+}
+
+/* Powers of 4, of one symbol or of all: on a device operators have kernels for small and for large
+ * sizes. */
+static bool sizes_of_ladder(const program *p, int k, int64_t *sizes) {
+    int rung = k / (p->nsymbols + 1), which = k % (p->nsymbols + 1);
+    if (!p->nsymbols || rung >= RUNGS || !etch__program_device(p)) return false;
+    for (int s = 0; s < p->nsymbols; s++) {
+        bool on = which == p->nsymbols || which == s;
+        sizes[s] = on ? clipped(&p->symbols[s], (int64_t)4 << 2 * rung) : p->symbols[s].size;
+    }
+    return true;
+}
 
 /* A size of 1 is a dimension that kernels do not go along, which can be any of them, by themselves
  * or together; those behind the fifth are one with it. */
 bool etch__sizes_with_code(const program *p, int k, int64_t *sizes) {
     if (k < PROBES) return probe_sizes(p, k, sizes);
     int n = p->nsymbols < SUBSETS_MAX ? p->nsymbols : SUBSETS_MAX, subset = k - PROBES;
-    if (!n || subset >= 1 << n) return false;
+    if (!n || subset >= 1 << n) return sizes_of_ladder(p, subset - (1 << n), sizes);
     for (int s = 0; s < p->nsymbols; s++) {
         bool one = subset >> (s < n ? s : n - 1) & 1 && p->symbols[s].min <= 1;
         sizes[s] = one ? 1 : size_to_try(&p->symbols[s], s, 4);

@@ -11,7 +11,9 @@ static inline bool etch__memory_overlaps(const etch_storage *a, const etch_stora
     return a != b && pa < pb + b->bytes && pb < pa + a->bytes;
 }
 
-/* Per value that is an input: the lowest input over the same storage; any other: itself. */
+/* Per value that is an input: the lowest input over the same storage; any other: itself. alias has
+ * room for so many numbers; what lies behind those of the values is scratch. */
+int64_t etch__alias_room(int64_t nvalues, int ninputs);
 void etch__alias_fill(etch_tensor *const *value, const int32_t *inputs, int ninputs, int32_t *alias,
                       int64_t nvalues);
 /* Whether two different storages share memory, one of which is written: no code handles that. */

@@ -356,18 +356,21 @@ TEST(bound) {
 
 /* ---- when the folder is listed: blobs of 1,000 bytes under a limit whose 64th holds five ---- */
 
+static blob_key blob_key_of(char *text, int number) {
+    size_t n = (size_t)sprintf(text, "blob %04d", number);
+    return (blob_key){(const uint8_t *)text, n, 0};
+}
+
 static void store(int number) {
     char key[32], blob[BLOB];
     memset(blob, number, sizeof blob);
-    etch__cache_store_blob((const uint8_t *)key, (size_t)sprintf(key, "blob %04d", number), blob,
-                           sizeof blob);
+    etch__cache_store_blob(blob_key_of(key, number), blob, sizeof blob);
 }
 
 static bool there(int number) {
     char key[32];
     size_t bytes = 0;
-    char *blob = etch__cache_load_blob((const uint8_t *)key,
-                                       (size_t)sprintf(key, "blob %04d", number), &bytes);
+    char *blob = etch__cache_load_blob(blob_key_of(key, number), &bytes);
     bool ok = blob && bytes == BLOB && blob[0] == (char)number && blob[BLOB - 1] == (char)number;
     etch__free(blob);
     return ok;

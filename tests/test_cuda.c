@@ -35,6 +35,17 @@ TEST(too_old, .setting = "ETCH_CUDA_DRIVER=libm.so.6") {
     CHECK(says(etch_cuda_absent(), "the CUDA driver is too old: it has no cuInit"));
 }
 
+/* Tensors can be copied there, and what needs code says why there is none. */
+TEST(without_a_compiler, .setting = "ETCH_CUDA_NVRTC=/no/such/libnvrtc.so") {
+    CHECK(etch_cuda_count() == 2);
+    etch_tensor *there = on_gpu(ramp(7));
+    CHECK(there && etch_bitwise_equal(etch_to_device(there, ETCH_CPU), ramp(7)));
+    CHECK(!etch_sin(there) && etch_last_status() == ETCH_ERR_COMPILE);
+    CHECK(says(etch_last_error(), "sin: its kernel for cuda:0 does not build"));
+    CHECK(says(etch_last_error(), "NVRTC was not found"));
+    CHECK(says(etch_last_error(), "ETCH_CUDA_NVRTC"));
+}
+
 TEST(old_version, .setting = "FAKE_CUDA_VERSION=11040") {
     CHECK(etch_cuda_count() == 0);
     CHECK(says(etch_cuda_absent(), "too old") && says(etch_cuda_absent(), "11.4"));
@@ -358,6 +369,48 @@ TEST(graph_results_stay) {
     etch_device_stats_t s = etch_device_stats(gpu);
     CHECK(s.graphs == 1 && s.graph_launches == 3 && s.operand_copies == 0);
     for (int i = 0; i < 4; i++) CHECK(etch_bitwise_equal(results[i], expected[i]));
+    etch_function_free(f);
+}
+
+/* More steps than a word has bits, which read and write tensors of the user's in an order that
+ * counts. */
+enum { MANY_ROUNDS = 90, MANY_WRITTEN = 3 };
+static etch_tensor *written_by_many[MANY_WRITTEN];
+
+static etch_tensor *many_steps(etch_tensor *x, etch_tensor *w) {
+    etch_tensor *row = etch_select(x, 0, 0);
+    for (int i = 0; i < MANY_ROUNDS; i++) {
+        x = etch_sin(etch_mm(x, w));
+        if (i % 20 == 7) etch_add_(written_by_many[i % MANY_WRITTEN], x);
+        if (i % 20 == 13) x = etch_add(x, written_by_many[(i + 1) % MANY_WRITTEN]);
+        if (i == MANY_ROUNDS / 2) etch_mul_(written_by_many[0], row);
+    }
+    return x;
+}
+
+static void begin_written(int call) {
+    for (int i = 0; i < MANY_WRITTEN; i++) written_by_many[i] = square_on(gpu, 70, i + call);
+}
+
+TEST(graph_of_many_steps) {
+    etch_function *f = etch_compile(many_steps, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+    etch_tensor *w = square_on(gpu, 70, 3), *expected[MANY_WRITTEN + 1];
+    etch_tensor *own[MANY_WRITTEN];
+    begin_written(0);
+    memcpy(own, written_by_many, sizeof own);
+    for (int call = 0; call < 4; call++) {
+        etch_tensor *x = square_on(gpu, 70, call);
+        begin_written(call);
+        expected[MANY_WRITTEN] = many_steps(x, w);
+        memcpy(expected, written_by_many, sizeof own);
+        begin_written(call);
+        for (int i = 0; i < MANY_WRITTEN; i++) etch_copy_(own[i], written_by_many[i]);
+        memcpy(written_by_many, own, sizeof own);
+        CHECK(etch_bitwise_equal(etch_call(f, x, w), expected[MANY_WRITTEN]));
+        for (int i = 0; i < MANY_WRITTEN; i++) CHECK(etch_bitwise_equal(own[i], expected[i]));
+    }
+    etch_device_stats_t s = etch_device_stats(gpu);
+    CHECK(s.graphs == 1 && s.graph_launches == 3);
     etch_function_free(f);
 }
 

@@ -253,6 +253,27 @@ TEST(in_a_graph_of_a_plan, .setting = "FAKE_CUDA_LAZY=1") {
     waits_for(ETCH_ERR_INDEX, "index_select", "got 77");
 }
 
+/* A kernel's copies to places of its own behind a check are held by a graph. */
+static etch_tensor *convolves(etch_tensor *table, etch_tensor *tokens) {
+    etch_tensor *rows = etch_softmax(etch_index_select(table, 0, tokens), -1);
+    etch_tensor *grad = etch_reshape(rows, ETCH_SHAPE(1, 3, 2, 2));
+    etch_tensor *input = etch_view(table, ETCH_SHAPE(1, 2, 4, 5));
+    etch_tensor *weight = etch_convolution_backward_weight(
+        grad, input, ETCH_DIMS(3, 2, 3, 4), ETCH_DIMS(1, 1), ETCH_DIMS(0, 0), ETCH_DIMS(1, 1), 1);
+    return etch_softmax(weight, -1);
+}
+
+TEST(copies_behind_a_check_in_a_graph) {
+    etch_function *f = etch_compile(convolves, .mode = ETCH_MODE_REDUCE_OVERHEAD);
+    etch_tensor *table = etch_view(ramp(40), ETCH_SHAPE(10, 4));
+    for (int i = 0; i < 4; i++) {
+        etch_tensor *tokens = whole(i, 3, 1), *y = etch_call(f, table, tokens);
+        CHECK(same(here(y), here(convolves(table, tokens))));
+    }
+    CHECK(stats().graphs == 1 && stats().graph_launches == 3);
+    etch_function_free(f);
+}
+
 static void *calls_on_its_stream(void *ctx) {
     etch_function *f = ctx;
     ETCH_SCOPE {

@@ -87,9 +87,13 @@ typedef struct cuda_api {
 } cuda_api;
 extern cuda_api etch__cuda;
 
-/* Opens the libraries, once; false: *why says what is missing. NVRTC and cuBLASLt are looked for
- * with the driver, so that a machine lacks a GPU as a whole or not at all. */
+/* Opens the libraries, once; false: *why says what is missing. cuBLASLt is looked for with the
+ * driver, so that a machine lacks a GPU as a whole or not at all. NVRTC may be missing: imported
+ * functions have their code with them. */
 bool etch__cuda_load(const char **why);
+/* Once loaded: why there is no NVRTC, "" where there is; and its version for keys, its length. */
+const char *etch__cuda_compiler_absent(void);
+int etch__cuda_compiler_text(char *text, size_t n);
 
 /* The status as an error: "cuLaunchKernel: CUDA_ERROR_...: text"; OK for 0. */
 etch_status etch__cuda_failed(const char *call, int status);

@@ -113,6 +113,11 @@ static void run_compile(void *ctx) {
 static void *compile_in_room(const cuda_device *d, const char *source, const char *symbol,
                              size_t *bytes) {
     compile_call c = {d, source, symbol, bytes, NULL};
+    const char *absent = etch__cuda_compiler_absent();
+    if (*absent) {
+        etch__why("%s: no compiler for it: %s; ETCH_CUDA_NVRTC is its path", symbol, absent);
+        return NULL;
+    }
     if (etch__stack_ready(NVRTC_STACK)) etch__with_room(NVRTC_STACK, run_compile, &c);
     else etch__why("%s: %s", symbol, etch__tls.error);
     return c.cubin;
@@ -245,13 +250,15 @@ void etch__cuda_at_once(int n, void (*task)(void *ctx, int i), void *ctx) {
 
 /* ---- the way ---- */
 
-static size_t full_key(const cuda_device *d, const uint8_t *key, size_t n, uint8_t *full) {
-    int major = 0, minor = 0;
-    etch__cuda.nvrtcVersion(&major, &minor);
-    int head = snprintf((char *)full, 256, "etch %s cuda code %d nvrtc %d.%d sm_%d%d",
-                        ETCH_VERSION_STRING, CODE_REVISION, major, minor, d->major, d->minor);
+enum { HEAD_MAX = 256 };
+
+static blob_key full_key(const cuda_device *d, const uint8_t *key, size_t n, uint8_t *full) {
+    int compiler = etch__cuda_compiler_text((char *)full, HEAD_MAX);
+    int head = compiler + snprintf((char *)full + compiler, (size_t)(HEAD_MAX - compiler),
+                                   "etch %s cuda code %d sm_%d%d", ETCH_VERSION_STRING,
+                                   CODE_REVISION, d->major, d->minor);
     memcpy(full + head + 1, key, n);
-    return (size_t)head + 1 + n;
+    return (blob_key){full, (size_t)head + 1 + n, (size_t)compiler};
 }
 
 static cuda_code *make(cuda_device *d, const uint8_t *key, size_t n, uint64_t hash,
@@ -259,18 +266,22 @@ static cuda_code *make(cuda_device *d, const uint8_t *key, size_t n, uint64_t ha
     cuda_code *c = (cuda_code *)etch__lru_new(sizeof *c, hash, key, n);
     if (!c) return NULL;
     c->device = d;
-    uint8_t full[KEY_MAX + 256];
-    size_t bytes = 0, full_n = full_key(d, key + 1, n - 1, full);
-    void *cubin = etch__cache_load_blob(full, full_n, &bytes);
+    uint8_t full[KEY_MAX + HEAD_MAX];
+    size_t bytes = 0;
+    blob_key whole = full_key(d, key + 1, n - 1, full);
+    void *cubin = etch__cache_load_blob(whole, &bytes);
     bool loaded = cubin && load(c, cubin, symbol);
     if (loaded) {
         etch__counters.cache_hits++;
-        etch__log(LOG_CACHE, "%s: loaded from the disk cache", symbol);
+        etch__log(LOG_CACHE, "%s: loaded from %s", symbol,
+                  etch__pack.gives ? "an imported file or the disk cache" : "the disk cache");
+    } else if (etch__pack.only) {
+        etch__why("%s: it is not among the code of the file", symbol);
     } else if (!looking) {
         etch__free(cubin);
         cubin = from_source(d, symbol, source, ctx, &bytes);
         loaded = cubin && load(c, cubin, symbol);
-        if (loaded) etch__cache_store_blob(full, full_n, cubin, bytes);
+        if (loaded) etch__cache_store_blob(whole, cubin, bytes);
     }
     etch__free(cubin);
     if (loaded) return c;

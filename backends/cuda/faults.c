@@ -13,7 +13,13 @@ const char *const etch__cuda_fault_text = faults_text;
 static checks_run *now(void) { return etch__cuda_thread_checks(); }
 
 void *etch__cuda_checks_word(void) { return now()->slot ? &now()->slot->failed : NULL; }
-bool etch__cuda_checks_noted(void) { return now()->noted; }
+bool etch__cuda_checks_noted(void) { return now()->noted && !now()->inside; }
+
+bool etch__cuda_checks_inside(bool inside) {
+    bool before = now()->inside;
+    now()->inside = inside;
+    return before;
+}
 
 static fault_slot *slots_of(const fault_set *f) { return etch__cuda_address(f->block); }
 

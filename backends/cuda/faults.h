@@ -34,7 +34,7 @@ typedef struct fault_slot {
 
 /* The slots of runs, given out in turn; behind them those of graphs, which keep theirs. */
 enum { FAULT_RUNS = 256, FAULT_GRAPHS = 32, FAULT_SLOTS = FAULT_RUNS + FAULT_GRAPHS };
-enum { FAULT_NOTES = 1024, FAULT_STEPS = 64, FAULT_ELEMENT_BITS = 48 };
+enum { FAULT_NOTES = 1024, FAULT_STEPS = 1024, FAULT_ELEMENT_BITS = 48 };
 
 /* FREED: the graph is gone, what its last launch has to say is not. */
 typedef enum graph_slot { GRAPH_SLOT_FREE, GRAPH_SLOT_TAKEN, GRAPH_SLOT_FREED } graph_slot;
@@ -71,6 +71,7 @@ typedef struct checks_run {
     fault_slot *slot;  /* on the device; NULL: none */
     int depth;         /* a kernel of the user may run another plan */
     bool noted;        /* a check was issued */
+    bool inside;       /* of an operator's kernel: what it writes is its own */
     fault_note *steps; /* of a graph that is recorded; the step at hand */
     int graph, step;
 } checks_run;
@@ -100,6 +101,9 @@ void etch__cuda_checks_launched(graph_checks *g);
  * a check was issued in it. */
 void *etch__cuda_checks_word(void);
 bool etch__cuda_checks_noted(void);
+/* Around an operator's kernel, whose copies to places of its own need not know of checks: what was
+ * so before. */
+bool etch__cuda_checks_inside(bool inside);
 
 /* Says what a check is of that is about to be issued to s. */
 etch_status etch__cuda_check(cuda_stream *s, const fault_note *note, fault_args *args);

@@ -76,18 +76,30 @@ void etch__cuda_graph_end(device_graph *g) { etch__cuda_checks_leave(&g->checks)
 
 /* ---- kernels ---- */
 
-/* The nodes of the steps in the mask. */
-static size_t nodes_of(const device_graph *g, uint64_t mask, cu_node *nodes) {
-    size_t n = 0;
-    for (; mask; mask &= mask - 1) nodes[n++] = g->steps[__builtin_ctzll(mask)].node;
-    return n;
+/* The nodes of the steps, to be freed; NULL: out of memory. */
+static cu_node *nodes_of(const device_graph *g, step_list list) {
+    cu_node *nodes = etch__malloc(((size_t)list.n + 1) * sizeof *nodes);
+    for (int i = 0; nodes && i < list.n; i++) nodes[i] = g->steps[list.steps[i]].node;
+    return nodes;
 }
 
-static etch_status add_kernel(device_graph *g, graph_step *s, uint64_t after,
+static etch_status add_kernel(device_graph *g, graph_step *s, step_list after,
                               const cu_kernel_params *params) {
-    cu_node nodes[64];
-    size_t n = nodes_of(g, after, nodes);
-    return CU(cuGraphAddKernelNode_v2, &s->node, g->graph, nodes, n, params);
+    cu_node *nodes = nodes_of(g, after);
+    if (!nodes) return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status =
+        CU(cuGraphAddKernelNode_v2, &s->node, g->graph, nodes, (size_t)after.n, params);
+    etch__free(nodes);
+    return status;
+}
+
+static etch_status add_child(device_graph *g, graph_step *s, step_list after, cu_graph child) {
+    cu_node *nodes = nodes_of(g, after);
+    if (!nodes) return ETCH_ERR_OUT_OF_MEMORY;
+    etch_status status =
+        CU(cuGraphAddChildGraphNode, &s->node, g->graph, nodes, (size_t)after.n, child);
+    etch__free(nodes);
+    return status;
 }
 
 /* Counts the words that differ, and patches the node where there are any. */
@@ -100,8 +112,9 @@ static etch_status patch_kernel(device_graph *g, graph_step *s, const cu_kernel_
     return CU(cuGraphExecKernelNodeSetParams_v2, g->exec, s->node, params);
 }
 
-etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, const kernel_step *k,
-                                    void *const *args, const uint64_t *cells) {
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, step_list after,
+                                    const kernel_step *k, void *const *args,
+                                    const uint64_t *cells) {
     cuda_launch to;
     graph_step *s = &g->steps[step];
     if (etch__cuda_resolve(k->launcher, args, cells, &to) != ETCH_OK) return etch__tls.status;
@@ -134,7 +147,7 @@ etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
     return status;
 }
 
-etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after) {
+etch_status etch__cuda_graph_call_end(device_graph *g, int step, step_list after) {
     graph_step *s = &g->steps[step];
     cu_graph child = NULL;
     etch_status status = etch__cuda_capture_end(g->stream, &child);
@@ -144,9 +157,7 @@ etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after)
         etch__cuda_counts(g->device)->graph_patches++;
         status = CU(cuGraphExecChildGraphNodeSetParams, g->exec, s->node, child);
     } else {
-        cu_node nodes[64];
-        size_t n = nodes_of(g, after, nodes);
-        status = CU(cuGraphAddChildGraphNode, &s->node, g->graph, nodes, n, child);
+        status = add_child(g, s, after, child);
     }
     etch__cuda.cuGraphDestroy(child);
     return status;

@@ -47,11 +47,12 @@ static bool make_form(launcher *l, cuda_device *d, const lowered *low, uint32_t 
     if (tune && !low->tested)
         l->untuned = !etch__cuda_layout_find(d, &l->k, l->dims, &first, &layout);
     if (l->untuned) layout = (tuned_layout){.variant = first};
+    l->form.code = etch__cuda_kernel_code(d, &l->k, &layout.variant, why);
     l->variant = layout.variant;
     l->form.shape = etch__cuda_tuned_shape(&l->k, &layout, l->dims);
     if (l->variant.vector > 1)
         for (int i = 0; i < l->k.naccesses; i++) l->wide |= 1u << i;
-    return (l->form.code = etch__cuda_kernel_code(d, &l->k, &l->variant, why)) != NULL;
+    return l->form.code != NULL;
 }
 
 static launcher *prepare_one(cuda_device *d, const lowered *low, uint32_t aligned, bool tune,
@@ -131,12 +132,13 @@ static etch_status add_form(launcher *l, launch_form *_Atomic *slot, const tuned
     const char *why = "";
     cuda_device *d = etch__cuda_enter(l->device);
     launch_form *f = d ? etch__calloc(1, sizeof *f) : NULL, *none = NULL;
-    if (f) f->code = etch__cuda_kernel_code(d, &l->k, &layout->variant, &why);
+    tuned_layout given = *layout;
+    if (f) f->code = etch__cuda_kernel_code(d, &l->k, &given.variant, &why);
     if (!f || !f->code) {
         etch__free(f);
         return etch__cuda_no_code(why);
     }
-    f->shape = etch__cuda_tuned_shape(&l->k, layout, l->dims);
+    f->shape = etch__cuda_tuned_shape(&l->k, &given, l->dims);
     if (!atomic_compare_exchange_strong(slot, &none, f)) free_form(f);
     return ETCH_OK;
 }

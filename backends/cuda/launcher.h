@@ -43,10 +43,10 @@ void etch__cuda_graph_begin(device_graph *g);
 void etch__cuda_graph_end(device_graph *g);
 void etch__cuda_graph_free(device_graph *g);
 bool etch__cuda_graph_fits(int device);
-etch_status etch__cuda_graph_kernel(device_graph *g, int step, uint64_t after, const kernel_step *k,
-                                    void *const *args, const uint64_t *cells);
+etch_status etch__cuda_graph_kernel(device_graph *g, int step, step_list after,
+                                    const kernel_step *k, void *const *args, const uint64_t *cells);
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step);
-etch_status etch__cuda_graph_call_end(device_graph *g, int step, uint64_t after);
+etch_status etch__cuda_graph_call_end(device_graph *g, int step, step_list after);
 etch_status etch__cuda_graph_launch(device_graph *g);
 
 #endif

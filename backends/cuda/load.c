@@ -8,7 +8,7 @@ cuda_api etch__cuda;
 
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static bool loaded;
-static char reason[512];
+static char reason[512], compiler_reason[512];
 
 enum { DRIVER, NVRTC, CUBLASLT, LIBRARIES };
 
@@ -44,6 +44,7 @@ static const struct symbol {
 static bool resolve(void *const *handles) {
     for (int i = 0; i < COUNT_OF(symbols); i++) {
         const struct symbol *s = &symbols[i];
+        if (!handles[s->library]) continue;
         void *address = dlsym(handles[s->library], s->name);
         if (!address) {
             snprintf(reason, sizeof reason, "%s is too old: it has no %s",
@@ -75,6 +76,15 @@ static bool start_driver(void) {
     return false;
 }
 
+static void *open_or_say(int library, char *why, size_t n) {
+    void *handle = open_library(&libraries[library]);
+    const char *error = handle ? NULL : dlerror();
+    if (!handle)
+        snprintf(why, n, "%s was not found: %s", libraries[library].what,
+                 error ? error : "unknown error");
+    return handle;
+}
+
 static void load(void) {
     void *handles[LIBRARIES];
     if (!etch__param_int(PARAM_CUDA)) {
@@ -82,12 +92,11 @@ static void load(void) {
         return;
     }
     for (int i = 0; i < LIBRARIES; i++) {
-        handles[i] = open_library(&libraries[i]);
-        if (handles[i]) continue;
-        const char *error = dlerror();
-        snprintf(reason, sizeof reason, "%s was not found: %s", libraries[i].what,
-                 error ? error : "unknown error");
-        return; /* what is open stays so: libraries of NVIDIA do not like to be closed */
+        bool compiler = i == NVRTC;
+        handles[i] = compiler ? open_or_say(i, compiler_reason, sizeof compiler_reason)
+                              : open_or_say(i, reason, sizeof reason);
+        if (!handles[i] && !compiler)
+            return; /* what is open stays so: libraries of NVIDIA do not like to be closed */
     }
     loaded = resolve(handles) && start_driver();
 }
@@ -96,6 +105,14 @@ bool etch__cuda_load(const char **why) {
     pthread_once(&once, load);
     *why = reason;
     return loaded;
+}
+
+const char *etch__cuda_compiler_absent(void) { return compiler_reason; }
+
+int etch__cuda_compiler_text(char *text, size_t n) {
+    int major = 0, minor = 0;
+    if (!*compiler_reason) etch__cuda.nvrtcVersion(&major, &minor);
+    return snprintf(text, n, "nvrtc %d.%d ", major, minor);
 }
 
 /* ---- statuses ---- */

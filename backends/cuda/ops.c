@@ -215,7 +215,9 @@ static etch_status users(const op_call *call, etch_tensor *const *out) {
 /* The texts of these kernels have names of their own; what is said of one that does not
  * build names the operator. */
 static etch_status written(const op_call *call, etch_tensor *const *out) {
+    bool inside = etch__cuda_checks_inside(true);
     etch_status status = own[call->op](call, out);
+    etch__cuda_checks_inside(inside);
     if (likely(status != ETCH_ERR_COMPILE)) return status;
     char why[sizeof etch__tls.texts->error];
     snprintf(why, sizeof why, "%s", etch__tls.error);

@@ -28,16 +28,16 @@ static struct kept {
     uint8_t choice[CHOICE_MAX];
 } table[SLOTS];
 
-/* The device as far as speed depends on it, the versions, then the caller's key; 0: too long. */
-static size_t full_key(const cuda_device *d, const void *key, size_t n, uint8_t *full) {
-    int major = 0, minor = 0;
-    etch__cuda.nvrtcVersion(&major, &minor);
-    int head = snprintf((char *)full, HEAD_MAX, "etch %s tune %d nvrtc %d.%d %s sm_%d%d x %d",
-                        ETCH_VERSION_STRING, TUNE_REVISION, major, minor, d->name, d->major,
-                        d->minor, d->multiprocessors);
-    if (head >= HEAD_MAX || n > KEY_MAX - HEAD_MAX) return 0;
+/* The device as far as speed depends on it, the versions, then the caller's key; n = 0: too
+ * long. */
+static blob_key full_key(const cuda_device *d, const void *key, size_t n, uint8_t *full) {
+    int compiler = etch__cuda_compiler_text((char *)full, HEAD_MAX);
+    int head = compiler + snprintf((char *)full + compiler, (size_t)(HEAD_MAX - compiler),
+                                   "etch %s tune %d %s sm_%d%d x %d", ETCH_VERSION_STRING,
+                                   TUNE_REVISION, d->name, d->major, d->minor, d->multiprocessors);
+    if (head >= HEAD_MAX || n > KEY_MAX - HEAD_MAX) return (blob_key){full, 0, 0};
     memcpy(full + head + 1, key, n);
-    return (size_t)head + 1 + n;
+    return (blob_key){full, (size_t)head + 1 + n, (size_t)compiler};
 }
 
 static bool find_in_memory(XXH128_hash_t hash, void *choice, size_t size) {
@@ -60,11 +60,12 @@ static void keep_in_memory(XXH128_hash_t hash, const void *choice, size_t size) 
 bool etch__cuda_choice_find(const cuda_device *d, const void *key, size_t n, void *choice,
                             size_t size) {
     uint8_t full[KEY_MAX];
-    size_t bytes = 0, full_n = full_key(d, key, n, full);
-    if (!full_n || size > CHOICE_MAX) return false;
-    XXH128_hash_t hash = XXH3_128bits(full, full_n);
+    size_t bytes = 0;
+    blob_key whole = full_key(d, key, n, full);
+    if (!whole.n || size > CHOICE_MAX) return false;
+    XXH128_hash_t hash = XXH3_128bits(full, whole.n);
     if (find_in_memory(hash, choice, size)) return true;
-    void *blob = etch__cache_load_blob(full, full_n, &bytes);
+    void *blob = etch__cache_load_blob(whole, &bytes);
     bool found = blob && bytes == size;
     if (found) {
         memcpy(choice, blob, size);
@@ -77,10 +78,10 @@ bool etch__cuda_choice_find(const cuda_device *d, const void *key, size_t n, voi
 void etch__cuda_choice_keep(const cuda_device *d, const void *key, size_t n, const void *choice,
                             size_t size) {
     uint8_t full[KEY_MAX];
-    size_t full_n = full_key(d, key, n, full);
-    if (!full_n || size > CHOICE_MAX) return;
-    keep_in_memory(XXH3_128bits(full, full_n), choice, size);
-    etch__cache_store_blob(full, full_n, choice, size);
+    blob_key whole = full_key(d, key, n, full);
+    if (!whole.n || size > CHOICE_MAX) return;
+    keep_in_memory(XXH3_128bits(full, whole.n), choice, size);
+    etch__cache_store_blob(whole, choice, size);
 }
 
 /* ---- timing ---- */
@@ -244,7 +245,9 @@ static bool add_layout(layout_search *q, const tuned_layout *l) {
         if (!memcmp(&q->form[i].layout.variant, &l->variant, sizeof l->variant) &&
             !memcmp(&q->form[i].shape, &f.shape, sizeof f.shape))
             return true;
-    f.code = etch__cuda_kernel_code(etch__cuda_stream_device(q->s), q->k, &l->variant, &why);
+    cuda_device *d = etch__cuda_stream_device(q->s);
+    f.code = etch__cuda_kernel_code(d, q->k, &f.layout.variant, &why);
+    f.shape = etch__cuda_tuned_shape(q->k, &f.layout, q->dims);
     if (!f.code) {
         etch__log(LOG_AUTOTUNE, "%s: not tuned: %s", q->k->name, why);
         return false;

@@ -46,8 +46,9 @@ typedef struct tuned_layout {
     uint32_t blocks; /* of the grid at most; 0: as many as have work */
 } tuned_layout;
 
-/* The kernel's code for the variant (backends/cuda/cuda_target.c). */
-cuda_code *etch__cuda_kernel_code(cuda_device *d, const loop_kernel *k, const cuda_variant *v,
+/* The kernel's code for the variant (backends/cuda/kernel.c); where an imported file gives the code
+ * and lacks that one, *v is another that is right as well. */
+cuda_code *etch__cuda_kernel_code(cuda_device *d, const loop_kernel *k, cuda_variant *v,
                                   const char **why);
 cuda_shape etch__cuda_tuned_shape(const loop_kernel *k, const tuned_layout *l, const int64_t *dims);
 

@@ -176,7 +176,7 @@ etch_storage *etch__storage_new(size_t bytes) {
     etch_storage *s = take_block(bytes);
     if (!s) return NULL;
     atomic_store_explicit(&s->refs, 1, memory_order_relaxed);
-    s->bytes = bytes;
+    s->bytes = bytes, s->own = 1;
     s->data = (char *)s + ALIGN;
     THREAD_COUNT(allocations, 1);
     account((int64_t)bytes);
@@ -209,6 +209,7 @@ etch_storage *etch__storage_new_on(int device, size_t bytes) {
     etch_storage *s = etch__storage_over(device, NULL, bytes);
     if (!s) return NULL;
     if (etch__device_kind(device)->allocate(etch__device_index(device), s) == ETCH_OK) {
+        s->own = 1;
         THREAD_COUNT(allocations, 1);
         return s;
     }

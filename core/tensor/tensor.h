@@ -19,7 +19,8 @@ typedef struct etch_storage {
     atomic_int refs;
     uint8_t device;        /* 0: the CPU; else see core/tensor/device.h */
     uint8_t pinned;        /* on the CPU, in memory of a device's driver: copies need not wait */
-    uint8_t lent;          /* over memory that another storage counts as its own */
+    uint8_t lent : 1;      /* over memory that another storage counts as its own */
+    uint8_t own : 1;       /* allocated for it: no other storage lies there */
     _Atomic uint8_t forms; /* FORMS_* */
     atomic_uint version;   /* counts writes */
     atomic_uint exposed;   /* to whom its memory is known: see EXPOSED_WRAPPED */

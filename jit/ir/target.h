@@ -79,6 +79,10 @@ typedef struct target_whole {
 /* ---- a run as one graph of the device ---- */
 
 typedef struct device_graph device_graph;
+typedef struct step_list {
+    const int32_t *steps;
+    int n;
+} step_list;
 
 /* For mode reduce-overhead. The steps of each run are given in the same order, `after` being the
  * earlier ones that a step waits for; only what has changed since the last run is patched. A call
@@ -95,10 +99,10 @@ typedef struct target_graphs {
     void (*end)(device_graph *g);
     /* false: not now, since what this thread issues is recorded already. */
     bool (*fits)(int device);
-    etch_status (*kernel)(device_graph *g, int step, uint64_t after, const kernel_step *k,
+    etch_status (*kernel)(device_graph *g, int step, step_list after, const kernel_step *k,
                           void *const *args, const uint64_t *cells);
     etch_status (*call_begin)(device_graph *g, int step);
-    etch_status (*call_end)(device_graph *g, int step, uint64_t after);
+    etch_status (*call_end)(device_graph *g, int step, step_list after);
     etch_status (*launch)(device_graph *g);
 } target_graphs;
 

@@ -100,7 +100,8 @@ struct native_plan {
     bool checks;              /* calls that may fail on their data, and say so after the run */
     bool as_graph;            /* runs are launched as one graph of the device */
     whole_launcher *whole;    /* a small plan: one kernel does all steps */
-    uint64_t *after;          /* as_graph: per step the earlier steps that it waits for */
+    int32_t *after;           /* as_graph: per step the earlier steps that it waits for; */
+    int32_t *after_at;        /* nsteps + 1: where they begin in it */
     int nscalars;
     int nsteps, nargs, ncells, noperands, ninputs, noutputs;
     int late; /* the first step whose failure may find one written */
@@ -116,6 +117,10 @@ struct native_plan {
     char name[64];        /* of the graph, cut */
     free_block blocks[FREE_BLOCKS];
 };
+
+static inline step_list etch__steps_before(const native_plan *p, int step) {
+    return (step_list){p->after + p->after_at[step], p->after_at[step + 1] - p->after_at[step]};
+}
 
 /* Operand slots of a call: its inputs and, but for an in-place one, its result. */
 static inline int etch__call_operands(const call_step *c) {

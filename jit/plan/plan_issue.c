@@ -63,7 +63,7 @@ static etch_status record_call(const native_plan *p, int i, run_block *b, const 
     etch_status status = t->call_begin(b->graph, i);
     if (status != ETCH_OK) return status;
     status = etch__run_call(p, &p->steps[i].c, b, io);
-    etch_status ended = t->call_end(b->graph, i, p->after[i]);
+    etch_status ended = t->call_end(b->graph, i, etch__steps_before(p, i));
     return status == ETCH_OK ? ended : status;
 }
 
@@ -83,7 +83,7 @@ static etch_status graph_steps(const native_plan *p, run_block *b, const plan_io
     for (int i = 0; status == ETCH_OK && i < p->nsteps; i++) {
         const plan_step *s = &p->steps[i];
         if (!s->is_call)
-            status = t->kernel(b->graph, i, p->after[i], &s->k, b->args + s->k.arg,
+            status = t->kernel(b->graph, i, etch__steps_before(p, i), &s->k, b->args + s->k.arg,
                                b->cells + s->k.cell);
         else if (changed_call(p, i, b, io) || first) status = record_call(p, i, b, io);
     }

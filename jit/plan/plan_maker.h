@@ -18,8 +18,8 @@ typedef struct plan_maker {
 
 bool etch__step_writes_input(const native_plan *p, const plan_step *s);
 
-/* Whether the plan can be a graph of the device; for each step the mask of its direct predecessors,
- * where one that another predecessor waits for is left out. false: out of memory. */
+/* Whether the plan can be a graph of the device; for each step its direct predecessors, where one
+ * that another predecessor waits for is left out. false: out of memory. */
 bool etch__fits_graph(const native_plan *p);
 bool etch__order_steps(plan_maker *m);
 /* Makes p->whole where the plan is small enough for one block. */

@@ -232,6 +232,7 @@ void etch__native_destroy(plan *base) {
     etch__free(p->attrs);
     etch__free(p->output_bytes);
     etch__free(p->after);
+    etch__free(p->after_at);
     if (p->whole) p->target->whole.free(p->whole);
     etch__free(p);
 }

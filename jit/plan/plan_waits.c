@@ -5,16 +5,16 @@
 enum { PLACE_CHECKS = PLACE_NONE + 1 }; /* what says whether a check has failed */
 typedef struct touched {
     int64_t from, to; /* bytes of the arena, else 0 and 1 */
-    int32_t index;
-    uint8_t kind, step;
+    int32_t index, step;
+    uint8_t kind;
     bool write;
 } touched;
 
 static touched touched_at(const plan_maker *m, const plan_place *at, int number, bool write) {
-    touched t = {0, 1, at->index, at->kind, (uint8_t)number, write};
+    touched t = {0, 1, at->index, number, at->kind, write};
     if (at->kind != PLACE_ARENA) {
-        /* Inputs may share memory; where none is written that does not matter. */
-        if (at->kind == PLACE_INPUT) t.index = 0;
+        /* Inputs of one base share a storage, others share nothing where one of them is written. */
+        if (at->kind == PLACE_INPUT) t.index = m->r->g->values[at->index].base;
         return t;
     }
     t.from = t.to = at->offset;
@@ -46,7 +46,7 @@ static int touched_checks(const native_plan *p, int number, touched *to) {
     bool fails = s->is_call && etch__ops[s->c.call.op].flags & OPF_MAY_FAIL;
     bool writes = etch__step_writes_input(p, s);
     if (!p->checks || (!fails && !writes)) return 0;
-    *to = (touched){0, 1, 0, PLACE_CHECKS, (uint8_t)number, writes};
+    *to = (touched){0, 1, 0, number, PLACE_CHECKS, writes};
     return 1;
 }
 
@@ -70,30 +70,86 @@ static int touched_by(const plan_maker *m, int number, touched *to) {
     return n;
 }
 
-enum { GRAPH_STEPS = 64, TOUCHED_MAX = 4096 };
+enum { GRAPH_STEPS = 4096, TOUCHED_MAX = UINT8_MAX + LOOP_MAX_ACCESSES + 2 };
 
-/* Masks of direct predecessors; a step that another predecessor waits for is left out. */
-bool etch__order_steps(plan_maker *m) {
-    native_plan *p = m->p;
-    touched *all = etch__arena_new(m->r->memory, TOUCHED_MAX * sizeof *all);
-    p->after = etch__calloc((size_t)p->nsteps + 1, sizeof *p->after);
-    uint64_t before[GRAPH_STEPS]; /* all that a step waits for, directly or not */
-    int n = 0;
-    bool ok = all && p->after;
-    for (int i = 0; ok && i < p->nsteps; i++) {
-        int old = n;
-        if (n + LOOP_MAX_ACCESSES + UINT8_MAX > TOUCHED_MAX) {
-            ok = false;
-            break;
+/* What makes the lists. A step's bits are those of steps: which it waits for, directly or not. */
+typedef struct ordering {
+    const plan_maker *m;
+    touched *live; /* what a later step may conflict with */
+    int64_t nlive, live_cap, after_cap;
+    size_t words; /* of a step's bits */
+    uint64_t *before, *direct;
+    touched mine[TOUCHED_MAX]; /* the step's at hand */
+    int nmine;
+} ordering;
+
+static bool begin_ordering(ordering *o) {
+    native_plan *p = o->m->p;
+    size_t n = (size_t)p->nsteps;
+    o->words = (n + 63) / 64;
+    o->before = etch__arena_zeroed(o->m->r->memory, n * o->words * sizeof *o->before);
+    o->direct = etch__arena_zeroed(o->m->r->memory, o->words * sizeof *o->direct);
+    p->after_at = etch__calloc(n + 1, sizeof *p->after_at);
+    return o->before && o->direct && p->after_at;
+}
+
+static void find_direct(ordering *o) {
+    memset(o->direct, 0, o->words * sizeof *o->direct);
+    for (int a = 0; a < o->nmine; a++)
+        for (int64_t b = 0; b < o->nlive; b++) {
+            int32_t step = o->live[b].step;
+            if (conflict(&o->mine[a], &o->live[b])) o->direct[step / 64] |= 1ull << step % 64;
         }
-        n += touched_by(m, i, all + n);
-        uint64_t direct = 0, known = 0;
-        for (int a = old; a < n; a++)
-            for (int b = 0; b < old; b++)
-                if (conflict(&all[a], &all[b])) direct |= 1ull << all[b].step;
-        for (uint64_t d = direct; d; d &= d - 1) known |= before[__builtin_ctzll(d)];
-        p->after[i] = direct & ~known;
-        before[i] = direct | known;
+}
+
+/* A step that another predecessor waits for is left out. */
+static bool note_predecessors(ordering *o, int step) {
+    native_plan *p = o->m->p;
+    uint64_t *before = o->before + (size_t)step * o->words;
+    int32_t n = p->after_at[step];
+    for (int s = 0; s < step; s++)
+        for (size_t w = 0; o->direct[s / 64] >> s % 64 & 1 && w < o->words; w++)
+            before[w] |= o->before[(size_t)s * o->words + w];
+    for (int s = 0; s < step; s++) {
+        if (!(o->direct[s / 64] >> s % 64 & 1) || before[s / 64] >> s % 64 & 1) continue;
+        if (!etch__grow(&p->after, &o->after_cap, n + 1, sizeof *p->after)) return false;
+        p->after[n++] = s;
+    }
+    for (size_t w = 0; w < o->words; w++) before[w] |= o->direct[w];
+    p->after_at[step + 1] = n;
+    return true;
+}
+
+static bool covers(const touched *by, const touched *t) {
+    return by->write && by->kind == t->kind && by->index == t->index && by->from <= t->from &&
+           t->to <= by->to;
+}
+
+/* Who conflicts with what the step has written over conflicts with the step, which comes after
+ * it. */
+static bool keep_live(ordering *o) {
+    int64_t kept = 0;
+    for (int64_t b = 0; b < o->nlive; b++) {
+        bool gone = false;
+        for (int a = 0; a < o->nmine && !gone; a++) gone = covers(&o->mine[a], &o->live[b]);
+        if (!gone) o->live[kept++] = o->live[b];
+    }
+    o->nlive = kept + o->nmine;
+    if (!etch__arena_grow(o->m->r->memory, &o->live, &o->live_cap, o->nlive, sizeof *o->live))
+        return false;
+    memcpy(o->live + kept, o->mine, (size_t)o->nmine * sizeof *o->mine);
+    return true;
+}
+
+bool etch__order_steps(plan_maker *m) {
+    ordering *o = etch__arena_zeroed(m->r->memory, sizeof *o);
+    if (!o) return false;
+    o->m = m;
+    bool ok = begin_ordering(o);
+    for (int i = 0; ok && i < m->p->nsteps; i++) {
+        o->nmine = touched_by(m, i, o->mine);
+        find_direct(o);
+        ok = note_predecessors(o, i) && keep_live(o);
     }
     return ok;
 }

@@ -434,39 +434,41 @@ bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out) 
 
 /* ---- code of other devices: bytes under a key of the caller's ---- */
 
-static void *given_blob(const uint8_t *key, size_t n, size_t *bytes) {
+static void *given_blob(blob_key key, size_t *bytes) {
     code_pack *given = etch__pack.gives;
-    const pack_entry *e = given ? etch__pack_find(given, PACK_BLOB, key, n) : NULL;
+    const pack_entry *e =
+        given ? etch__pack_find(given, PACK_BLOB, key.bytes + key.compiler, key.n - key.compiler)
+              : NULL;
     void *copy = e ? etch__quiet_malloc(e->code_bytes + 1) : NULL;
     if (copy) memcpy(copy, e->code, *bytes = e->code_bytes);
     return copy;
 }
 
-static void collect_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes) {
+static void collect_blob(blob_key key, const void *blob, size_t bytes) {
     etch__pack_collect(&(pack_entry){.kind = PACK_BLOB,
-                                     .key = (uint8_t *)key,
-                                     .key_bytes = n,
+                                     .key = (uint8_t *)key.bytes + key.compiler,
+                                     .key_bytes = key.n - key.compiler,
                                      .code = (uint8_t *)blob,
                                      .code_bytes = bytes});
 }
 
-void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes) {
+void *etch__cache_load_blob(blob_key key, size_t *bytes) {
     cache_dir dir;
     char path[PATH_ROOM];
     trailer t;
-    void *given = given_blob(key, n, bytes);
-    if (given || !usable_cache(dir.path, sizeof dir.path)) return given;
-    file_of(&dir, key, n, "gp", path);
-    uint8_t *file = read_file(path, key, n, &t);
-    if (file) collect_blob(key, n, file, *bytes = t.object_bytes); /* the blob stands first */
+    void *given = given_blob(key, bytes);
+    if (given || etch__pack.only || !usable_cache(dir.path, sizeof dir.path)) return given;
+    file_of(&dir, key.bytes, key.n, "gp", path);
+    uint8_t *file = read_file(path, key.bytes, key.n, &t);
+    if (file) collect_blob(key, file, *bytes = t.object_bytes); /* the blob stands first */
     return file;
 }
 
-void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes) {
+void etch__cache_store_blob(blob_key key, const void *blob, size_t bytes) {
     cache_dir dir;
     char path[PATH_ROOM];
-    collect_blob(key, n, blob, bytes);
+    collect_blob(key, blob, bytes);
     if (!usable_cache(dir.path, sizeof dir.path)) return;
-    file_of(&dir, key, n, "gp", path);
-    store(&dir, path, blob, bytes, "", key, n);
+    file_of(&dir, key.bytes, key.n, "gp", path);
+    store(&dir, path, blob, bytes, "", key.bytes, key.n);
 }

@@ -36,9 +36,16 @@ bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out);
 /* Loads code that a pack gives (jit/store/pack.h); false with the reason in *why. */
 bool etch__cache_load_given(const pack_entry *e, cache_object *out, const char **why);
 
-/* Code of other devices, as bytes under a key that says all they depend on. Loading gives a copy to
- * be freed, or NULL; storing fails silently. */
-void *etch__cache_load_blob(const uint8_t *key, size_t n, size_t *bytes);
-void etch__cache_store_blob(const uint8_t *key, size_t n, const void *blob, size_t bytes);
+/* Code of other devices is bytes under a key that says all they depend on. The key begins with the
+ * version of the device's compiler, which a machine that imports a file need not have: a pack's key
+ * is what stands behind that. */
+typedef struct blob_key {
+    const uint8_t *bytes;
+    size_t n, compiler; /* all of it; what of it is the compiler's */
+} blob_key;
+
+/* Loading gives a copy to be freed, or NULL; storing fails silently. */
+void *etch__cache_load_blob(blob_key key, size_t *bytes);
+void etch__cache_store_blob(blob_key key, const void *blob, size_t bytes);
 
 #endif

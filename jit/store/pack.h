@@ -7,7 +7,7 @@
 #include "core/base/base.h"
 
 /* KERNEL: a shared object of the CPU, under the kernel's bytes. BLOB: what a device's driver loads,
- * under the whole key of the disk cache. */
+ * under the key of the disk cache but for its beginning (blob_key). */
 typedef enum pack_kind { PACK_KERNEL, PACK_BLOB, PACK_KINDS } pack_kind;
 
 enum { PACK_SYMBOL = 64 };
@@ -42,6 +42,8 @@ code_pack *etch__pack_read(const uint8_t *bytes, size_t n);
 
 typedef struct pack_use {
     code_pack *collects, *gives; /* one of them, or none */
+    bool only;  /* what gives lacks is an error; else it is looked for and made as without it */
+    bool sizes; /* collects for sizes that are not known */
 } pack_use;
 extern __thread pack_use etch__pack
     __attribute__((tls_model("initial-exec"), visibility("hidden")));

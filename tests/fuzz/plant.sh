@@ -140,7 +140,7 @@ fault baked-scalar 0 core/dispatch/cursor.h \
 # ---- what ends a segment
 fault pair-check 0 tracer/run/code.c \
     'while (code && !etch__alias_fits(leaf, code, w->seen.alias)) code = code->next;' ''
-fault alias-class 0 guards/alias.c 'alias[v] = alias[u];' ';'
+fault alias-class 0 guards/alias.c 'alias[inputs[i]] = table[at];' ';'
 fault overlap 0 guards/alias.c \
     '(written[u] || written[v]) && etch__memory_overlaps(s, other)' 'u < 0'
 fault instance-size 0 tracer/trace/leaf.c '!memcmp(code->key, seen->key, bytes)' '(bytes, code->key)'
@@ -224,7 +224,7 @@ fault version-run gradients core/autograd/tape.c \
 fault version-segment gradients tracer/run/exposed.c \
     'version += deferred_writes(r->walk, root);' '(void)deferred_writes;'
 fault version-ended gradients tracer/run/exposed.c \
-    'version += ended_writes(root->owner, root);' '(void)ended_writes;'
+    'version += deferred_writes(root->owner, root);' 'version += 0;'
 fault version-twice gradients backends/eager.c 'r->wrote |= g->values[n->out].base < g->ninputs;' \
     'r->wrote |= g->values[n->out].base < g->ninputs;
     atomic_fetch_add(&r->value[n->out]->storage->version, 1);'
@@ -294,7 +294,7 @@ fault cache-key 1 jit/store/cache.c '32s isa %s"' '32s isa %.0s"'
 fault stale-patch cuda backends/cuda/graph.c 'changed += now[i] != s->parameter[i];' \
     'changed += now[i] == 0 && s->parameter[i];'
 fault stale-call cuda jit/plan/plan_issue.c 'changed |= words[k] != at;' ';'
-fault lost-edge cuda jit/plan/plan_waits.c 'p->after[i] = direct & ~known;' 'p->after[i] = direct & known;'
+fault lost-edge cuda jit/plan/plan_waits.c 'p->after[n++] = s;' '(void)s;'
 fault plan-stride cuda backends/cuda/ops.c \
     'key[n++] = t->size[d], key[n++] = t->stride[d];' 'key[n++] = t->size[d];'
 fault index-wrap cuda backends/cuda/device/index_walk.cu 'if (k < 0) k += a.n;' ''

@@ -6,28 +6,13 @@
 
 /* ---- where a deferred handle lies ---- */
 
-/* The node whose result a deferred handle stands for. */
-static const trace_node *maker_of(const etch_tensor *t) {
-    const trace_walk *w = t->owner;
-    const trace_node *n = NULL;
-    if (w->mode == WALK_MATCH && !w->leaf)
-        for (n = (const trace_node *)w->c.last; n->c.out != t->value || n->c.inplace;)
-            n = n->parent;
-    else
-        for (int64_t i = 0; i < (w->leaf ? w->leaf->npath : w->npath); i++) {
-            n = w->leaf ? w->leaf->path[i] : w->path[i];
-            if (n->c.out == t->value && !n->c.inplace) break;
-        }
-    return n;
-}
-
 /* The handle over whose storage t will lie, along the views to a result or an input; *offset: how
  * many elements further on. */
 static const etch_tensor *root_of(const etch_tensor *t, int64_t *offset) {
     *offset = 0;
     while (t->deferred && t->owner) { /* without an owner: a value of a user's graph */
         const trace_walk *w = t->owner;
-        const trace_node *n = maker_of(t);
+        const trace_node *n = etch__node_of(t);
         if (!n || etch__ops[n->op].kind != KIND_VIEW) return t;
         *offset += etch__view_offset(w->seen.ints, n);
         t = w->c.value[n->in[0]];
@@ -42,35 +27,10 @@ static bool trace_same_storage(const etch_tensor *a, const etch_tensor *b) {
     return a == b || (a->storage && a->storage == b->storage);
 }
 
-/* The last node of what a walk has deferred; NULL where it runs its operators at once. */
-static const trace_node *last_deferred(const trace_walk *w) {
-    if (!w || w->mode == WALK_RECORD) return NULL;
-    if (w->mode == WALK_MATCH) return (const trace_node *)w->c.last;
-    return w->npath ? w->path[w->npath - 1] : NULL;
-}
-
-static const trace_node *node_before(const trace_walk *w, const trace_node *n, int64_t *at) {
-    if (w->mode == WALK_MATCH) return n->parent;
-    return --*at > 0 ? w->path[*at - 1] : NULL;
-}
-
-/* How often what a walk has deferred so far writes the memory of root. */
-static unsigned deferred_writes(const trace_walk *w, const etch_tensor *root) {
-    unsigned writes = 0;
-    int64_t at = w ? w->npath : 0;
-    for (const trace_node *n = last_deferred(w); n && n->nwrites; n = node_before(w, n, &at))
-        if (n->c.inplace) writes += trace_same_storage(w->c.value[n->c.out], root);
-    return writes;
-}
-
-/* The same of a segment that has ended, whose code has not produced root. */
-static unsigned ended_writes(const trace_walk *w, const etch_tensor *root) {
-    unsigned writes = 0;
-    for (int i = 0; i < w->leaf->npath; i++) {
-        const trace_node *n = w->leaf->path[i];
-        if (n->c.inplace) writes += trace_same_storage(w->c.value[n->c.out], root);
-    }
-    return writes;
+/* How often what a walk has deferred so far writes the memory of root. One that runs its operators
+ * at once has deferred none; one that has ended counts where its code has not produced root. */
+static unsigned deferred_writes(trace_walk *w, const etch_tensor *root) {
+    return w && w->mode != WALK_RECORD ? etch__walk_writes(w, root, trace_same_storage) : 0;
 }
 
 /* What was written by the present segments, or is itself deferred still, has that many more writes
@@ -82,7 +42,7 @@ static unsigned trace_version(const etch_tensor *t) {
     for (const trace_run *r = etch__tls.runs; r; r = r->below)
         version += deferred_writes(r->walk, root);
     if (root->deferred && root->owner && root->owner->leaf)
-        version += ended_writes(root->owner, root);
+        version += deferred_writes(root->owner, root);
     return version;
 }
 

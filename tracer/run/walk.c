@@ -75,6 +75,7 @@ static void free_walk(trace_walk *w) {
     for (int i = 0; i < KEPT_CODES; i++)
         if (w->sizes.kept[i].code) etch__code_release(w->sizes.kept[i].leaf, w->sizes.kept[i].code);
     etch__walk_forget_numbers(w);
+    etch__makers_free(w);
     etch__drop_kept_inputs(w);
     etch__free(w->kept_inputs);
     etch__shadow_free(w->shadow);
@@ -342,6 +343,7 @@ void etch__walk_recycle(trace_walk *w) {
     w->nvalues = w->nscalars = w->seen.nints = 0;
     w->entry = w->rec.dynamic = w->rec.dynamic_entry = w->rec.watches = w->rec.published = false;
     w->leaf = NULL;
+    w->made.upto = NULL;
     w->end = (walk_end){0};
     for (unsigned i = 0; tree && i < SPARE_WALKS; i++) {
         _Atomic(trace_walk *) *spare = &tree->spare[(etch__tls.number + i) % SPARE_WALKS].walk;
@@ -393,7 +395,8 @@ static void put_key(trace_walk *w, const etch_tensor *t) {
 
 bool etch__walk_alias(trace_walk *w, const int32_t *inputs, int ninputs) {
     input_case *c = &w->seen;
-    if (!etch__grow_lines(&c->alias, &c->alias_cap, w->nvalues + 1, sizeof *c->alias)) return false;
+    int64_t room = etch__alias_room(w->nvalues, ninputs);
+    if (!etch__grow_lines(&c->alias, &c->alias_cap, room, sizeof *c->alias)) return false;
     etch__alias_fill(w->c.value, inputs, ninputs, c->alias, w->nvalues);
     return true;
 }

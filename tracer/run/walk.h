@@ -60,6 +60,15 @@ etch_tensor *etch__walk_record(trace_walk *w, const op_call *call);
  * or stay deferred where shapes only are recorded. */
 bool etch__walk_to_recording(trace_walk *w, walk_mode mode);
 
+/* ---- makers.c: nodes by what they make ---- */
+
+/* The node whose result a deferred handle of a walk stands for; NULL: none's. */
+const trace_node *etch__node_of(const etch_tensor *t);
+/* How often what the walk has deferred writes the memory of root, which `same` decides. */
+typedef bool (*same_memory)(const etch_tensor *written, const etch_tensor *root);
+unsigned etch__walk_writes(trace_walk *w, const etch_tensor *root, same_memory same);
+void etch__makers_free(trace_walk *w);
+
 /* ---- values.c: values by address, in recordings ---- */
 
 /* The number of a value, -1 if the walk has not met the tensor. */

@@ -82,6 +82,16 @@ typedef struct kept_input {
     etch_storage *real, *copy;
 } kept_input;
 
+/* Nodes by the values that they make, and those that write. See tracer/run/makers.c. */
+typedef struct made_by {
+    const trace_node **node, **writes;
+    int64_t node_cap, writes_cap, nwrites;
+    const trace_node *upto; /* the last that is in it; NULL: none is */
+    walk_mode mode;         /* of the walk then, as the next two */
+    int64_t shared;
+    const trace_leaf *leaf;
+} made_by;
+
 typedef struct trace_walk {
     trace_cursor c; /* first */
     struct trace_run *run;
@@ -97,6 +107,7 @@ typedef struct trace_walk {
     trace_leaf *leaf; /* ended in matching: where */
     input_case seen;  /* the attribute words so far; ended: of the inputs */
     recording rec;
+    made_by made;
     walk_end end;
     seen_sizes sizes;
     flush_room room;
