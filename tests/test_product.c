@@ -349,6 +349,28 @@ TEST(tiles_do_not_matter) {
     }
 }
 
+/* A left operand that is packed for all tiles of its rows: with all terms at once and with some, of
+ * several products, by threads that share the rows and by those that have them to themselves. */
+TEST(rows_of_tiles_do_not_matter) {
+    const int64_t sizes[][4] = {{1, 300, 600, 128}, {2, 130, 530, 250}, {3, 256, 513, 300}};
+    if (etch__cpu_isa() < CPU_ISA_AVX512 || etch_current_device()) return;
+    for (int s = 0; s < COUNT_OF(sizes); s++)
+        for (int threads = 1; threads <= 4; threads++)
+            ETCH_SCOPE {
+                const int64_t *v = sizes[s];
+                etch_set_num_threads(threads);
+                etch_tensor *a = etch_randn(ETCH_F32, ETCH_SHAPE(v[0], v[3], v[1]));
+                etch_tensor *b = etch_randn(ETCH_F32, ETCH_SHAPE(v[0], v[3], v[2]));
+                etch_tensor *y = etch_bmm(etch_transpose(a, 1, 2), b);
+                assert_non_null(y);
+                for (int64_t i = 0; i < v[0]; i++) {
+                    etch_tensor *left = etch_contiguous(etch_t(etch_select(a, 0, i)));
+                    etch_tensor *one = etch_mm(left, etch_select(b, 0, i));
+                    assert_true(same_tensor(one, etch_select(y, 0, i)));
+                }
+            }
+}
+
 TEST(empty_and_zero_k) {
     for (int d = 0; d < ETCH_DTYPE_COUNT - 1; d++)
         ETCH_SCOPE {

@@ -8,7 +8,8 @@
  *   blocks of terms   two panels of the right operand fill half of the first cache
  *
  * The right operand is packed whole before the tiles begin, or tile by tile where it is large and
- * no tile needs what another one does; the left one, where it has to be, always tile by tile. */
+ * no tile needs what another one does; the left one, where it has to be, always tile by tile, but
+ * once for tiles beside each other if one step has all terms. */
 #include "backends/cpu/product.h"
 #include "backends/cpu/program.h"
 #include "core/base/pool.h"
@@ -221,6 +222,7 @@ static bool reads_directly(const panel_plan *m) {
 typedef struct panel_scratch {
     float *c, *turned;
     char *left, *right;
+    const char *held; /* what `left` was packed from, with all its terms; NULL: with some */
     etch_storage *memory;
 } panel_scratch;
 
@@ -233,6 +235,7 @@ static bool new_scratch(const panel_plan *m, panel_scratch *s) {
     char *at = s->memory->data;
     s->c = (float *)(void *)at, s->turned = (float *)(void *)(at + tile);
     s->left = at + tile + turned, s->right = s->left + left;
+    s->held = NULL;
     return true;
 }
 
@@ -251,13 +254,14 @@ static void pack_blocks(const panel_plan *m, const panel_side *side, char *to, c
 }
 
 /* Where the tile's rows of left lie: there, or packed; terms from block `at` on. */
-static void give_left(const panel_plan *m, const panel_scratch *s, panel_args *args,
-                      const char *from, int64_t lanes, int64_t at) {
+static void give_left(const panel_plan *m, panel_scratch *s, panel_args *args, const char *from,
+                      int64_t lanes, int64_t at) {
     args->left = from + at * 64;
     args->left_row = m->left.lane * m->size, args->left_block = 64;
     args->left_panel = PANEL_LANES * args->left_row;
     if (m->direct && (!m->t->whole || lanes % PANEL_LANES == 0)) return;
-    pack_blocks(m, &m->left, s->left, from, lanes, at, args->blocks);
+    if (s->held != from) pack_blocks(m, &m->left, s->left, from, lanes, at, args->blocks);
+    s->held = m->blocks <= PANEL_STEP ? from : NULL;
     args->left = s->left, args->left_row = 64, args->left_block = PANEL_BLOCK;
     args->left_panel = args->blocks * PANEL_BLOCK;
 }
@@ -313,7 +317,7 @@ static product_tile tile_number(const panel_plan *m, const panel_scratch *s, int
     return t;
 }
 
-static void compute_tile(const panel_plan *m, const panel_scratch *s, int64_t i) {
+static void compute_tile(const panel_plan *m, panel_scratch *s, int64_t i) {
     product_tile t = tile_number(m, s, i);
     bool there = m->in_place && t.n % PANEL_LANES == 0;
     if (there) t.c = place_of(m->p, &t), t.ldc = m->p->n;
@@ -343,6 +347,19 @@ static void tiles_task(void *ctx, int64_t begin, int64_t end) {
     etch__storage_release(s.memory);
 }
 
+/* Products of two numbers, a store with them, that are worth handing to another thread: some
+ * microseconds. */
+enum { WORTH = 1 << 18 };
+
+/* Of tiles that a thread takes at a time: enough to be worth it; all that have the same rows of
+ * left where those are packed once, if there are such for every thread. */
+static int64_t tiles_together(const panel_plan *m) {
+    double work = (double)m->rows * (double)m->cols * (double)(m->p->k + PANEL_LANES);
+    int64_t worth = work > WORTH ? 1 : (int64_t)(WORTH / work) + 1;
+    bool once = !m->direct && m->blocks <= PANEL_STEP && m->col_tiles > worth;
+    return once && m->p->batch * m->row_tiles % etch_num_threads() == 0 ? m->col_tiles : worth;
+}
+
 /* ---- the whole ---- */
 
 etch_status etch__panels_run(product *p) {
@@ -353,9 +370,8 @@ etch_status etch__panels_run(product *p) {
         plan_tiles(&m);
         m.direct = reads_directly(&m);
         m.in_place = p->c && !m.swapped && !m.t->whole;
-        double work = (double)m.rows * (double)m.cols * (double)p->k / 32;
-        int64_t grain = work > 262144 ? 1 : (int64_t)(262144 / work) + 1;
-        etch__parallel(p->batch * m.row_tiles * m.col_tiles, grain, tiles_task, &m);
+        int64_t tiles = p->batch * m.row_tiles * m.col_tiles;
+        etch__parallel(tiles, tiles_together(&m), tiles_task, &m);
     }
     etch__free(m.left.copy);
     etch__free(m.right.copy);
