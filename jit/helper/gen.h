@@ -177,6 +177,8 @@ val gen_elements(emitter *g, int v);
 bool gen_uniform_load(const emitter *g, int stage, int access);
 /* Whether results of a MAP may go to memory itself. */
 bool gen_direct(const emitter *g);
+/* Whether they may take the place of the elements they are made of. */
+bool gen_in_place(const emitter *g);
 /* Local results that are to be copied out for a STORE; NULL when it went to memory directly. */
 val gen_results_of(emitter *g, const loop_instr *store);
 

@@ -248,8 +248,8 @@ static void set_sources(emitter *g, int stage, int x) {
     }
 }
 
-/* Results go to memory itself where they make up a run of it, as `run` says, that is no operand's,
- * and else to the buffer. */
+/* Results go to memory itself where they make up a run of it, as `run` says, that is no operand's
+ * or may take the place of one, and else to the buffer. */
 static void set_target(emitter *g, int a, val run) {
     gen_access *s = &g->access[a];
     if (!s->target) return;
@@ -257,8 +257,9 @@ static void set_target(emitter *g, int a, val run) {
     if (!run) return;
     type p = gcc_jit_context_get_type(g->c, GCC_JIT_TYPE_VOID_PTR);
     val base = cast(g, rv(s->base), p);
+    bool in_place = gen_in_place(g);
     for (int l = 0; l < g->k->naccesses; l++)
-        if (used(g, l) && !g->k->access[l].store)
+        if (used(g, l) && !g->k->access[l].store && !(in_place && !gen_uniform_load(g, 0, l)))
             run = both(g, run,
                        cmp(g, GCC_JIT_COMPARISON_NE, cast(g, rv(g->access[l].base), p), base));
     gen_if i = if_begin(g, run);

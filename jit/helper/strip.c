@@ -4,7 +4,8 @@
  * of the library's functions over strips. Each value has a depth: that of its operands, plus one
  * behind a call. Loop d computes the values of depth d; what a later loop or a call needs is
  * spilled to a local strip, but for loads and the index, which are taken again. Results go to
- * local strips too and are copied out at the end, so no loop stores where another loads. */
+ * local strips too and are copied out at the end, so no loop stores where another loads; where
+ * there is but one loop they may go to memory, also in place of an operand. */
 #include "gen.h"
 
 static const loop_instr *instr(const emitter *g, int v) { return &g->k->code[v]; }
@@ -183,15 +184,27 @@ bool gen_direct(const emitter *g) {
     return g->k->variant == LOOP_MAP && loads * stores + stores * (stores - 1) / 2 <= COMPARED;
 }
 
+static int stores_of(const emitter *g) {
+    int stores = 0;
+    for (int n = 0; n < g->k->ncode; n++) stores += instr(g, n)->kind == LOOP_STORE;
+    return stores;
+}
+
+/* One loop with one store: an element is stored when all has been loaded that it is made of, and
+ * gcc vectorises that for memory that is the same or lies apart. */
+bool gen_in_place(const emitter *g) {
+    for (int v = 0; v < g->k->ncode; v++)
+        if (g->value[v].depth) return false;
+    return stores_of(g) == 1;
+}
+
 /* The only store of a kernel, of what was loaded: memory is copied. With others, what one of them
  * writes could be what is loaded. */
 static bool copied(const emitter *g, const loop_instr *i) {
     const loop_instr *v = instr(g, i->p.a);
     if (g->scalar || v->kind != LOOP_LOAD || gen_uniform_load(g, v->stage, (int)v->p.imm.i))
         return false;
-    int stores = 0;
-    for (int n = 0; n < g->k->ncode; n++) stores += instr(g, n)->kind == LOOP_STORE;
-    return stores == 1 && g->k->access[v->p.imm.i].dtype == g->k->access[i->p.imm.i].dtype;
+    return stores_of(g) == 1 && g->k->access[v->p.imm.i].dtype == g->k->access[i->p.imm.i].dtype;
 }
 
 /* Stores whose value lies in a strip as it must come out need no loop. The strip of a value that is
