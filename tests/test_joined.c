@@ -78,6 +78,13 @@ static etch_tensor *two_results(etch_tensor *x, etch_tensor *w, etch_tensor *b, 
     return etch_mm(etch_t(rows_of(c)), rows_of(d));
 }
 
+/* A run that fails in the product may have written b already. */
+static etch_tensor *updated(etch_tensor *x, etch_tensor *w, etch_tensor *b, etch_tensor *r) {
+    etch_mul_scalar_(b, 0.5);
+    etch_sub_(r, etch_mul_scalar(etch_linear(x, w, ETCH_NONE), 0.25));
+    return etch_sum(b);
+}
+
 /* ---- programs whose product stays apart ---- */
 
 static etch_tensor *alone(etch_tensor *x, etch_tensor *w, etch_tensor *b, etch_tensor *r) {
@@ -100,6 +107,14 @@ static etch_tensor *written(etch_tensor *x, etch_tensor *w, etch_tensor *b, etch
     return etch_relu(r);
 }
 
+static etch_tensor *read_and_written(etch_tensor *x, etch_tensor *w, etch_tensor *b,
+                                     etch_tensor *r) {
+    (void)x;
+    etch_mul_scalar_(b, 0.5);
+    etch_sub_(rows_of(r), etch_mm(rows_of(r), etch_mm(w, etch_t(w))));
+    return etch_sum(b);
+}
+
 static etch_tensor *overwritten(etch_tensor *x, etch_tensor *w, etch_tensor *b, etch_tensor *r) {
     (void)r;
     etch_tensor *y = etch_clone(x), *c = etch_linear(y, w, b);
@@ -118,13 +133,15 @@ static operands given(etch_dtype d, etch_shape x, int64_t n, layout how, bool ta
                       make(d, ETCH_SHAPE(n), LAYOUT_ROW, tame), make(d, r, LAYOUT_ROW, tame)};
 }
 
-static operands again(const operands *o) { return (operands){o->x, o->w, o->b, etch_clone(o->r)}; }
+static operands again(const operands *o) {
+    return (operands){o->x, o->w, etch_clone(o->b), etch_clone(o->r)};
+}
 
-/* Both results of a body: what it returns and what it writes. */
+/* All results of a body: what it returns and what it writes. */
 static void check_same(const char *what, etch_tensor *want, etch_tensor *got, const operands *o,
                        const operands *p) {
     if (!want || !got) fail_msg("%s: %s", what, etch_last_error());
-    if (!same_tensor(want, got) || !same_tensor(o->r, p->r))
+    if (!same_tensor(want, got) || !same_tensor(o->r, p->r) || !same_tensor(o->b, p->b))
         fail_msg("%s: compiled differs from eager: %s, x %lld x %lld, n %lld, alpha %g, beta %g",
                  what, etch_dtype_name(o->x->dtype), (long long)etch_size(rows_of(o->x), 0),
                  (long long)etch_size(o->x, -1), (long long)etch_size(o->w, 0), alpha, beta);
@@ -162,10 +179,15 @@ static const program joining[] = {
     {"gated", gated, 2},
     {"other_dtype", other_dtype, 1},
     {"two_results", two_results, 2},
+    {"updated", updated, 2},
 };
 static const program apart[] = {
-    {"alone", alone, 1},     {"columns", columns, 2},         {"turned", turned, 2},
-    {"written", written, 2}, {"overwritten", overwritten, 5},
+    {"alone", alone, 1},
+    {"columns", columns, 2},
+    {"turned", turned, 2},
+    {"written", written, 2},
+    {"overwritten", overwritten, 5},
+    {"read_and_written", read_and_written, 4},
 };
 
 static void check_program(const program *q, etch_dtype d) {
@@ -237,6 +259,20 @@ TEST(sizes_at_run_time) {
     assert_non_null(e);
     assert_true(e->recompile_count <= 2);
     etch_explanation_free(e);
+    etch_function_free(f);
+}
+
+/* What is written lies where an operand of the product does: given as both, in one call and not in
+ * the next. */
+TEST(updated_operand) {
+    etch_function *f = etch_compile(updated);
+    for (int i = 0; i < 6; i++)
+        ETCH_SCOPE {
+            operands o = given(ETCH_F32, ETCH_SHAPE(140, 140), 140, LAYOUT_ROW, true);
+            operands p = again(&o);
+            etch_tensor *want = updated(i % 2 ? o.r : o.x, o.w, o.b, o.r);
+            check_same("operand", want, etch_call(f, i % 2 ? p.r : p.x, p.w, p.b, p.r), &o, &p);
+        }
     etch_function_free(f);
 }
 

@@ -591,6 +591,53 @@ TEST(inputs_written_as_a_whole) {
           -1, 2);
 }
 
+/* Of whole strips, where a result may take the place of an operand: where there is but one, whose
+ * elements are all loaded before they are stored. */
+TEST(results_in_place_of_operands) {
+    const char *dtypes[] = {"f32", "f64", "bf16", "i8", "i64"};
+    const char *bodies[] = {
+        "add_.Tensor(%0, %1, $0: int) {1}\nmul_.Tensor(%1, %0)\nreturn\n}",
+        "%2: T[4096] = mul.Tensor(%0, %0)\n%3: T[4096] = mul.Tensor(%1, %1)\n" /* a swap */
+        "copy_(%0, %3) {0}\ncopy_(%1, %2) {0}\nreturn\n}",
+        "%2: T[4096] = clone(%0)\ncopy_(%0, %1) {0}\ncopy_(%1, %2) {0}\n"
+        "%3: T[4096] = neg(%0)\nreturn %3\n}",
+        "%2: T[4096] = sub.Tensor(%0, %1, $0: int) {1}\nrelu_(%0)\nreturn %2\n}",
+        "%2: T[4096] = sub.Tensor(%0, %1, $0: int) {1}\nmul_.Tensor(%0, %2)\nreturn\n}",
+    };
+    for (int d = 0; d < COUNT_OF(dtypes); d++)
+        for (int i = 0; i < COUNT_OF(bodies); i++) {
+            char text[512];
+            bounded_text t = {text, sizeof text, 0};
+            etch__text_add(&t, "graph p(%%0: %s[4096], %%1: %s[4096]) {\n", dtypes[d], dtypes[d]);
+            for (const char *c = bodies[i]; *c; c++)
+                etch__text_add(&t, *c == 'T' && c[1] == '[' ? "%s" : "%.1s",
+                               *c == 'T' && c[1] == '[' ? dtypes[d] : c);
+            check(text, -1, 0);
+        }
+}
+
+/* On the CPU: a gradient of weights is computed in the kernel that adds it to them. */
+TEST(products_join_updates) {
+    const char *inputs = "(%0: f32[130, 200], %1: f32[130, 200], %2: f32[200, 200], %3: f32[200])";
+    const char *steps[] = {
+        "%6: f32[200, 200] = mm(%5, %0)\nadd_.Tensor(%2, %6, $2: int) {1}\n",
+        "%6: f32[200, 200] = mm(%5, %0)\n%7: f32[200, 200] = mul.Tensor(%6, %2)\n"
+        "copy_(%2, %7) {0}\n",
+        "%6: f32[200, 200] = mm(%2, %2)\nadd_.Tensor(%2, %6, $2: int) {1}\n", /* reads it */
+        "%6: f32[200, 200] = mm(%5, %0)\nzero_(%0)\nadd_.Tensor(%2, %6, $2: int) {1}\n",
+    };
+    for (int first = 0; first < 2; first++) /* whether an input is written before */
+        for (int i = 0; i < COUNT_OF(steps); i++) {
+            char text[1024];
+            bounded_text t = {text, sizeof text, 0};
+            etch__text_add(&t, "graph u%s {\n%%4: f32[200] = sum.dim_IntList(%%1) {1, 0, 0, -1}\n",
+                           inputs);
+            if (first) etch__text_add(&t, "add_.Tensor(%%3, %%4, $0: int) {1}\n");
+            etch__text_add(&t, "%%5: f32[200, 130 : 1, 200] = t(%%1)\n%sreturn\n}", steps[i]);
+            check(text, -1, -1);
+        }
+}
+
 TEST(inputs_written_through_views) {
     check("graph v(%0: f32[6, 8], %1: f32[8]) {\n"
           "%2: f32[8]@16 = select.int(%0) {0, 2}\n"

@@ -9,7 +9,8 @@
  *
  * Obligations: the kernel changes nothing in place, since other blocks read the operands of the
  * product while one stores results; nothing between the product's place and the kernel's changes
- * memory in place; the product is Etch's own.
+ * memory in place; the product is Etch's own. On the CPU the first two do not count where the
+ * memory of its operands never changes: a gradient of weights joins the kernel that updates these.
  *
  * Where the target gives products in the compute type (target_matmuls.wide), the kernel may reduce
  * the rows of the product's space; what became two nodes (pass_products.c) and has a kernel for
@@ -68,12 +69,13 @@ static bool good_stages(const ir *r, const ir_group *g) {
            good_bands(rows, row) && !etch__loop_splits(rows, rows, row);
 }
 
-static bool can_take(const ir *r, const ir_group *g) {
+static bool can_take(const ir *r, const ir_group *g, bool may_write) {
     int most = r->target->matmuls.wide ? 1 : JOIN_MAX;
-    if (g->call || g->writes || g->nmatmuls == most || !good_stages(r, g)) return false;
+    if (g->call || g->nmatmuls == most || !good_stages(r, g)) return false;
     for (int i = 0; i < g->nmembers; i++) {
         const ir_node *n = &r->nodes[g->members[i]];
-        if (r->versions[n->out].memory || (n->index && r->target->matmuls.wide)) return false;
+        bool writes = n->write || r->versions[n->out].memory;
+        if ((writes && !may_write) || (n->index && r->target->matmuls.wide)) return false;
     }
     return g->naccesses + 3 * most + 2 <= LOOP_MAX_ACCESSES;
 }
@@ -137,6 +139,24 @@ static int reads_in(const ir *r, const ir_group *g, int32_t version) {
     return n;
 }
 
+/* Whether the memory of the product's operands never changes. */
+static bool operands_stay(const ir *r, const ir_uses *u, const ir_node *p) {
+    for (int k = 0; k < p->nin; k++) {
+        int32_t version = sources(r, p)[k].version;
+        if (version >= 0 && u->overwriter[version] != INT32_MAX) return false;
+    }
+    return true;
+}
+
+/* Whether the product may be computed in a kernel that writes: it reads nothing of that memory, and
+ * a run that fails there, for want of a tile's memory, may have written inputs anyway. */
+static bool may_write(const ir *r, const ir_uses *u, const ir_node *p, int32_t group) {
+    if (!r->target->matmuls.wide || p->op != OP_MM || !operands_stay(r, u, p)) return false;
+    for (int32_t g = 0; g < group; g++)
+        if (r->groups[g].writes_input) return true;
+    return false;
+}
+
 static bool changes_memory(const ir *r, int32_t from, int32_t to) {
     for (int32_t g = from; g < to; g++)
         if (r->groups[g].writes) return true;
@@ -150,8 +170,10 @@ static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const mat
     for (int32_t g = p->group + 1; g < r->ngroups; g++) {
         int n = reads_in(r, &r->groups[g], p->out);
         if (!n) continue;
-        bool joins = n == u->readers[p->out] && can_take(r, &r->groups[g]) &&
-                     same_space(r, &r->groups[g], p, s) && !changes_memory(r, p->group, g);
+        bool writes = may_write(r, u, p, g);
+        bool joins = n == u->readers[p->out] && can_take(r, &r->groups[g], writes) &&
+                     same_space(r, &r->groups[g], p, s) &&
+                     (writes || !changes_memory(r, p->group, g));
         return joins ? g : -1;
     }
     return -1;
