@@ -332,6 +332,30 @@ TEST(a_reduction_takes_prologue_siblings_and_epilogue) {
           2, 0);
 }
 
+/* Parts of a cat are copied by the kernels that make them, and by one that has as many elements. */
+TEST(a_cat_of_what_is_made_is_copies) {
+    check("graph r(%0: f32[50, 60], %1: f32[50, 60]) {\n"
+          "%2: f32[50, 30 : 60, 1] = slice.Tensor(%0) {1, 0, 30, 1}\n"
+          "%3: f32[50, 30 : 60, 1]@30 = slice.Tensor(%0) {1, 30, 60, 1}\n"
+          "%4: f32[50, 30] = neg(%3)\n"
+          "%5: f32[50, 60] = cat(%4, %2) {1}\n"
+          "%6: f32[50, 60] = mul.Tensor(%5, %1)\n"
+          "return %6\n}",
+          3, 0);
+    check("graph s(%0: f32[7, 3], %1: f32[2, 3]) {\n" /* written and read again */
+          "%2: f32[7, 3] = exp(%0)\n"
+          "%3: f32[2, 3] = sin(%1)\n"
+          "%4: f32[11, 3] = cat(%2, %3, %3) {-2}\n"
+          "relu_(%4)\n"
+          "%5: f32[11, 3] = mul.Tensor(%4, %4)\n"
+          "return %5, %3\n}",
+          -1, 0);
+    check("graph c(%0: f32[7, 3], %1: f32[2, 3]) {\n" /* of what nobody makes: a call */
+          "%2: f32[9, 3] = cat(%0, %1) {0}\n"
+          "return %2\n}",
+          0, 0);
+}
+
 /* What gives a row's value back to its elements stays with them, while the rows are whole. */
 TEST(normalisations_are_one_kernel) {
     check("graph rms(%0: f32[50, 300], %1: f32[300]) {\n"

@@ -107,13 +107,19 @@ static bool channels_last(uint16_t op, etch_dtype dtype) {
     return op == OP_CONVOLUTION && etch__conv_is_direct(dtype);
 }
 
+/* Where sizes are dynamic, they decide nothing. */
+static bool makes_norm(uint16_t op, bool dynamic, int64_t rows, int64_t reduced) {
+    (void)op;
+    return dynamic || !etch__loop_splits(rows, rows, reduced);
+}
+
 static const jit_target cpu = {
 #ifndef ETCH_HAVE_GCCJIT
     .absent = "it was built with ETCH_GCCJIT=OFF",
 #endif
     .run = etch__run_steps,
     .channels_last = channels_last,
-    .norms = true,
+    .makes_norm = makes_norm,
     .compiles_ahead = true,
     .kernels = {prepare, release, run},
     .matmuls = {.wide = true, .joins = etch__cpu_joins},

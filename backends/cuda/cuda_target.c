@@ -21,6 +21,7 @@ static const jit_target target = {
     .kernels = {etch__cuda_prepare, etch__cuda_release, etch__cuda_run},
     .matmuls = {.run = etch__cuda_matmul, .joins = etch__cuda_joins, .ready = etch__cuda_ready},
     .whole = {etch__cuda_whole_new, etch__cuda_whole_free, etch__cuda_whole_launch},
+    .makes_norm = etch__cuda_makes_norm,
     .graphs = {.can_record = etch__cuda_issues,
                .make = etch__cuda_graph_new,
                .free = etch__cuda_graph_free,

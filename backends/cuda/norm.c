@@ -1,5 +1,9 @@
 /* softmax, log_softmax and layer norm on a device.
  *
+ * Layer norm of rows of some length is a generated kernel (jit/ir/pass_norms.c), which what is
+ * before and behind it joins in compiled functions; an eager call is a plan of the one operator.
+ * The rest has the kernels here:
+ *
  * A row is read once and kept in registers: thread t of THREADS has the elements (c * THREADS + t)
  * * V + j, c < CHUNKS, j < V. It adds its own in that order, a warp folds by butterflies, the
  * warps' results fold the same way. All of that follows from the row's length and the dtypes alone.
@@ -8,11 +12,19 @@
  * computed in f32 and rounded once. */
 #include "backends/cuda/text.h"
 #include "core/base/start.h"
+#include "jit/loop/loop.h"
 
 #include "embedded/norm_rows.cu.inc"
 #include "embedded/norm_columns.cu.inc"
 
-enum { KEPT = 32, THREADS_MOST = 1024 };
+enum { KEPT = 32, THREADS_MOST = 1024, GENERATED_SINCE = 256 };
+
+/* A generated kernel has a block for each row, and would compute the exponentials of a softmax
+ * twice. Of a dynamic graph the operator stays a call, whose sizes decide here. */
+bool etch__cuda_makes_norm(uint16_t op, bool dynamic, int64_t rows, int64_t reduced) {
+    return op == OP_NATIVE_LAYER_NORM && !dynamic && reduced >= GENERATED_SINCE &&
+           !etch__loop_splits(rows, rows, reduced);
+}
 
 /* How the row is dealt out: at least 4 chunks a thread until there are 1024 threads. */
 typedef struct row_shape {
@@ -84,7 +96,7 @@ static etch_status softmax(cuda_stream *s, const op_call *call, etch_tensor *out
     return status;
 }
 
-static etch_status layer_norm(cuda_stream *s, const op_call *call, etch_tensor *out) {
+static etch_status norm_rows(cuda_stream *s, const op_call *call, etch_tensor *out, int64_t n) {
     etch_tensor *in[3] = {NULL, NULL, NULL}, temporary[3];
     memset(temporary, 0, sizeof temporary);
     kernel_text k = {.ndtypes = 4};
@@ -97,15 +109,22 @@ static etch_status layer_norm(cuda_stream *s, const op_call *call, etch_tensor *
     }
     k.dtype[1] = out->dtype;
     if (status == ETCH_OK) {
-        row_args a = {.x = etch__ptr(in[0]), .y = etch__ptr(out), .n = 1};
+        row_args a = {.x = etch__ptr(in[0]), .y = etch__ptr(out), .n = n};
         a.weight = in[1] ? etch__ptr(in[1]) : NULL, a.bias = in[2] ? etch__ptr(in[2]) : NULL;
         a.eps = etch__scalar_cell(call->sc[0], etch__compute_type(k.dtype[0]));
-        for (int64_t i = 0; i < call->at[0]; i++) a.n *= call->at[1 + i];
-        a.rows = out->numel / a.n;
+        a.rows = out->numel / n;
         status = run_rows(s, &k, &a, true, false);
     }
     for (int i = 0; i < 3; i++) etch__place_free(&temporary[i]);
     return status;
+}
+
+static etch_status layer_norm(cuda_stream *s, const op_call *call, etch_tensor *out) {
+    int64_t n = 1;
+    for (int64_t i = 0; i < call->at[0]; i++) n *= call->at[1 + i];
+    if (n > 0 && etch__cuda_makes_norm(call->op, false, out->numel / n, n))
+        return etch__cuda_by_plan(call, &out);
+    return norm_rows(s, call, out, n);
 }
 
 void etch__start_cuda_norms(void) {

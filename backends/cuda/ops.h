@@ -35,6 +35,8 @@ etch_status etch__cuda_run_code(cuda_stream *s, const uint8_t *key, int n, const
 
 /* Whether the operator has a kernel of its own, which issues work and does not wait. */
 bool etch__cuda_issues(uint16_t op);
+/* Whether normalisations of such rows are generated kernels, eager as compiled (norm.c). */
+bool etch__cuda_makes_norm(uint16_t op, bool dynamic, int64_t rows, int64_t reduced);
 
 /* The entry for every operator. */
 etch_status etch__cuda_kernel(const op_call *call, etch_tensor *const *out);

@@ -220,7 +220,18 @@ static int expr_relu(builder *b) {
     return keeps_grid(b, binary(b, PRIM_AT_LEAST, x, zero), x, zero);
 }
 
-static int unary_of(builder *b, prim_id prim) { return unary(b, prim, operand(b, 0)); }
+/* Whether the result is rounded to a half dtype from f32. */
+static bool is_half(const builder *b) { return b->compute == ETCH_BF16 || b->compute == ETCH_F16; }
+
+/* Cheaper where most of its digits are rounded off. */
+static prim_id for_dtype(const builder *b, prim_id prim) {
+    if (!is_half(b)) return prim;
+    return prim == PRIM_SIGMOID ? PRIM_SIGMOID_HALF : prim == PRIM_SILU ? PRIM_SILU_HALF : prim;
+}
+
+static int unary_of(builder *b, prim_id prim) {
+    return unary(b, for_dtype(b, prim), operand(b, 0));
+}
 static int expr_sqrt(builder *b) { return unary_of(b, PRIM_SQRT); }
 /* Each function of one operand is an expression by its name: expr_exp. */
 #define PRIM(id, name, arity, types, class, meaning)
@@ -241,6 +252,7 @@ static int expr_square(builder *b) {
 }
 /* (x * 0.5) * (1 + erf(x * sqrt(1/2))), or with tanh(sqrt(2/pi) * (x + 0.044715 x^3)) for erf. */
 static int expr_gelu(builder *b) {
+    if (is_half(b) && !b->op_class) return unary_of(b, PRIM_GELU_HALF);
     int x = operand(b, 0), inner, one = constant(b, b->type, 1);
     if (b->op_class) {
         int cube = binary(b, PRIM_MUL, binary(b, PRIM_MUL, x, x), x);

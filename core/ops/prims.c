@@ -18,6 +18,8 @@ const prim_info etch__prims[PRIM_COUNT] = {
     [PRIM_##id] = {#name, arity, TYPES_OF_##types, CLASS_##class, -INFINITY, INFINITY},
 #define FUNCTION(id, name, strip, text, low, high, ...)                                            \
     [PRIM_##id] = {#name, 1, TYPES_FLOATS, CLASS_FUNCTION, low, high},
+#define HALF_FUNCTION(id, name, low, high)                                                         \
+    [PRIM_##id] = {#name, 1, TYPES_FLOATS, CLASS_FUNCTION, low, high},
 #include "core/ops/prims.def"
 };
 

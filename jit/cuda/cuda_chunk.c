@@ -54,11 +54,12 @@ void etch__cuda_decompose(cuda_gen *g, const char *number, int from, int to) {
     while (first < to && !moves(g, first)) first++;
     for (int x = to - 1; x >= first; x--) {
         if (x == from) {
-            etch__cuda_line(g, "const idx i%d = %s;", x, left.s);
+            etch__cuda_line(g, "[[maybe_unused]] const idx i%d = %s;", x, left.s);
             return;
         }
         etch__cuda_line(g, "const idx r%d = quot(%s, n%d);", x, left.s, x);
-        if (moves(g, x)) etch__cuda_line(g, "const idx i%d = %s - r%d * n%d;", x, left.s, x, x);
+        if (moves(g, x))
+            etch__cuda_line(g, "[[maybe_unused]] const idx i%d = %s - r%d * n%d;", x, left.s, x, x);
         left = etch__cuda_text("r%d", x);
     }
 }

@@ -3,10 +3,11 @@
  *
  * Obligation: the arithmetic is that of backends/cpu/norm.c, primitive by primitive: everything
  * between the operand and the result is in the compute type, reductions in the canonical order of
- * core/ops/expr.h. What goes over its rows again has to lie along the innermost axis, in rows that
- * are worth a unit of work each (etch__good_rows); other ones stay calls of the kernel there, which
- * reads its operand once where several generated kernels would go through memory. Where sizes are
- * dynamic, sizes decide nothing. */
+ * core/ops/expr.h. What goes over its rows again has to lie along the innermost axis, in rows for
+ * which the target has generated kernels (on the CPU those that are worth a unit of work each);
+ * other ones stay calls of the operator's kernel, which reads its operand once where several
+ * generated kernels would go through memory. On a GPU the eager kernel is a generated one itself
+ * for the same rows (backends/cuda/norm.c). */
 #include "core/dispatch/dispatch.h"
 #include "jit/ir/formula.h"
 #include "jit/ir/target.h"
@@ -163,20 +164,21 @@ static uint32_t mask_of(const graph *g, const graph_node *x) {
     return ndim && dim == ndim - 1 ? last_axes(ndim, 1) : 0;
 }
 
-static bool good_sizes(const graph *g, const tensor_meta *m, uint32_t mask) {
+static bool good_sizes(const ir *r, const graph_node *x, uint32_t mask) {
+    const tensor_meta *m = &r->g->values[x->out].meta;
     int64_t rows = 1, reduced = 1;
     for (int d = 0; d < m->ndim; d++) *(mask >> d & 1 ? &reduced : &rows) *= m->size[d];
     if (rows == 0 || reduced <= 1) return false;
-    return g->dynamic || !etch__loop_splits(rows, rows, reduced);
+    return r->target->makes_norm(x->op, r->g->dynamic, rows, reduced);
 }
 
 bool etch__is_norm(const ir *r, int gnode) {
     const graph_node *x = &r->g->nodes[gnode];
     bool is =
         x->op == OP_SOFTMAX_RAW || x->op == OP_LOG_SOFTMAX_RAW || x->op == OP_NATIVE_LAYER_NORM;
-    if (!is || !r->target->norms || etch__op_is_users(x->op)) return false;
+    if (!is || !r->target->makes_norm || etch__op_is_users(x->op)) return false;
     uint32_t mask = mask_of(r->g, x);
-    return mask && good_sizes(r->g, &r->g->values[x->out].meta, mask);
+    return mask && good_sizes(r, x, mask);
 }
 
 static void begin(norm *n, ir *r, int gnode) {

@@ -294,6 +294,69 @@ static bool add_plain(ir *r, int gnode, ir_node *n, ir_source *in) {
     return true;
 }
 
+/* ---- cat: copies into its parts, which share kernels with what makes the operands ---- */
+
+enum { CAT_MOST = 4 };
+
+/* Few operands of one dtype, one of which a generated kernel makes: else the operator's own kernel
+ * does as well. */
+static bool is_joined_cat(const ir *r, const graph_node *n) {
+    const graph *g = r->g;
+    bool made = false;
+    if (n->op != OP_CAT || n->nin > CAT_MOST || etch__op_is_users(n->op)) return false;
+    for (int i = 0; i < n->nin; i++) {
+        const graph_value *v = &g->values[g->operands[n->in + i]];
+        if (v->meta.dtype != g->values[n->out].meta.dtype) return false;
+        if (v->meta.ndim != g->values[n->out].meta.ndim) return false;
+        if (etch__meta_numel(&v->meta) == 0) return false;
+        int32_t node = r->versions[r->current[v->base]].node;
+        made |= node >= 0 && r->nodes[node].kind == IR_POINT && !r->nodes[node].write;
+    }
+    return made;
+}
+
+static bool copy_part(ir *r, int32_t base, const ir_source *in, const tensor_meta *part) {
+    etch_dtype dtype = part->dtype;
+    prim_program p;
+    ir_node n = {.kind = IR_POINT,
+                 .op = OP_CLONE,
+                 .gnode = -1,
+                 .nin = 1,
+                 .compute = dtype,
+                 .dtype = dtype,
+                 .domain = *part,
+                 .write = true,
+                 .target = {r->current[base], base, false, *part}};
+    if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p))
+        return etch__error(ETCH_ERR_INTERNAL, "clone has no expression"), false;
+    if (!(n.program = etch__ir_program(r, &p))) return false;
+    r->bases[base] |= BASE_PATCHED;
+    int32_t node = etch__ir_add(r, &n, in, base, &r->g->values[base].meta);
+    if (node < 0) return false;
+    take_over(r, base, node);
+    return true;
+}
+
+static bool add_cat(ir *r, int gnode, const ir_source *in) {
+    const graph_node *n = &r->g->nodes[gnode];
+    const tensor_meta *all = &r->g->values[n->out].meta;
+    int dim = (int)r->g->attrs[n->at];
+    if (dim < 0) dim += all->ndim;
+    ir_node whole = {.kind = IR_EMPTY, .op = OP_EMPTY, .gnode = gnode, .dtype = all->dtype};
+    int32_t node = etch__ir_add(r, &whole, NULL, n->out, all);
+    if (node < 0) return false;
+    r->current[n->out] = r->nodes[node].out;
+    int64_t from = 0;
+    for (int i = 0; i < n->nin; i++) {
+        tensor_meta part = *all;
+        part.size[dim] = in[i].meta.size[dim];
+        part.offset += from * part.stride[dim];
+        from += part.size[dim];
+        if (!copy_part(r, n->out, &in[i], &part)) return false;
+    }
+    return true;
+}
+
 static bool build_node(ir *r, int gnode) {
     const graph *g = r->g;
     const graph_node *n = &g->nodes[gnode];
@@ -310,8 +373,9 @@ static bool build_node(ir *r, int gnode) {
     else if (op->kind != KIND_REDUCTION && find_program(r, n, &x, &failed)) x.kind = IR_POINT;
     if (failed) return false;
     ir_source *in = etch__arena_new(r->memory, (n->nin + 1) * sizeof *in);
-    bool norm = etch__is_norm(r, gnode);
-    if (!in || !read_operands(r, n, norm || x.kind != IR_CALL, in)) return false;
+    bool norm = etch__is_norm(r, gnode), cat = is_joined_cat(r, n);
+    if (!in || !read_operands(r, n, norm || cat || x.kind != IR_CALL, in)) return false;
+    if (cat) return add_cat(r, gnode, in);
     if (norm) return (r->current[n->out] = etch__add_norm(r, gnode, in)) >= 0;
     if (etch__is_wide_product(r, gnode))
         return (r->current[n->out] = etch__add_wide_product(r, gnode, in)) >= 0;

@@ -130,7 +130,9 @@ struct jit_target {
     /* Whether the operator's result of that dtype may lie with its channels innermost, and should
      * where it is read so; NULL: none. */
     bool (*channels_last)(uint16_t op, etch_dtype dtype);
-    bool norms; /* generated kernels of normalisations have the bits of their eager kernels */
+    /* Whether the normalisation of so many rows, of so many elements each, is generated, the eager
+     * one with the same bits; dynamic: the numbers are those of one call. NULL: none is. */
+    bool (*makes_norm)(uint16_t op, bool dynamic, int64_t rows, int64_t reduced);
     bool compiles_ahead; /* what other sizes of a dynamic graph may need is compiled along */
     target_kernels kernels;
     target_matmuls matmuls;

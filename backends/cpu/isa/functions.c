@@ -111,6 +111,7 @@
 #define PRIM(id, name, arity, types, class, meaning)
 #define FUNCTION(id, name, strip, ...)                                                             \
     STRIP_##strip(name, f32, float) STRIP_##strip(name, f64, double)
+#define HALF_FUNCTION(id, name, ...) STRIP_PLAIN(name, f32, float) STRIP_PLAIN(name, f64, double)
 #include "core/ops/prims.def"
 STRIP2(pow, f32, float)
 STRIP2(pow, f64, double)
