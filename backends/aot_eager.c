@@ -4,7 +4,8 @@
  * write through a view, and one whose operator has no such form (copy_, fill_), is done in a copy
  * of the base. Views of what was written are taken anew from the last version; the last version of
  * a written input is copied into it at the end. Graphs in which a written input shares its storage
- * with another input, or overlaps itself, are run as they are. */
+ * with another input, overlaps itself or is not row-major, or a result is written that is not, are
+ * run as they are. */
 #include "core/graph/backend.h"
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
@@ -172,14 +173,23 @@ static bool has_writes(const graph *g) {
     return false;
 }
 
-/* as_strided sees memory below its operand, which a copy of that lays out anew; a write through a
- * map that overlaps itself is not the plain operator. */
+static bool is_row_major(const tensor_meta *m) {
+    return etch__sizes_contiguous(m->ndim, m->size, m->stride);
+}
+
+/* as_strided sees memory below its operand, which a copy of that lays out anew, and so do views and
+ * results of what is not row-major; a write through a map that overlaps itself is not the plain
+ * operator. */
+static bool can_be_copied(const graph *g, const graph_node *n) {
+    int32_t base = g->values[n->out].base;
+    return is_row_major(&g->values[base].meta) && !overlaps_itself(&g->values[n->out].meta);
+}
+
 static bool is_simple(const graph *g) {
     for (int i = 0; i < g->nnodes; i++) {
         const graph_node *n = &g->nodes[i];
         bool writes = etch__ops[n->op].kind == KIND_INPLACE;
-        if (n->op == OP_AS_STRIDED || (writes && overlaps_itself(&g->values[n->out].meta)))
-            return false;
+        if (n->op == OP_AS_STRIDED || (writes && !can_be_copied(g, n))) return false;
     }
     for (int v = 0; v < g->ninputs; v++)
         if (g->values[v].base != v || overlaps_itself(&g->values[v].meta)) return false;

@@ -54,7 +54,27 @@ static etch_status run_edited(plan *p, const plan_io *io) {
     return status;
 }
 
-/* The storage that the trace may keep: contiguous, from its first element on, nobody else's. */
+/* A copy that lies as the graph says. */
+static etch_tensor *laid_out(const tensor_meta *m, etch_tensor *t) {
+    etch_shape n = {.n = 1, .v = {t->numel}}, size = {.n = m->ndim}, stride = {.n = m->ndim};
+    etch_tensor *memory = NULL;
+    if (etch__sizes_contiguous(m->ndim, m->size, m->stride)) return etch_clone(t);
+    memcpy(size.v, m->size, m->ndim * sizeof *m->size);
+    memcpy(stride.v, m->stride, m->ndim * sizeof *m->stride);
+    ETCH_ON(t->device) memory = etch_empty((etch_dtype)m->dtype, n);
+    etch_tensor *copy = memory ? etch_as_strided(memory, size, stride) : NULL;
+    return copy && etch_copy_(copy, t) ? copy : NULL;
+}
+
+/* Dimensions of one element lie anywhere. */
+static bool lies_so(const tensor_meta *m, const etch_tensor *t) {
+    for (int d = 0; d < m->ndim; d++)
+        if (m->size[d] > 1 && m->stride[d] != t->stride[d]) return false;
+    return !t->offset;
+}
+
+/* The storage that the trace may keep: as the graph says, from its first element on, nobody
+ * else's. */
 static etch_storage *take_storage(const user_plan *u, int i, etch_tensor *t, const plan_io *io) {
     if (!etch__handle_ok(t, "a backend's function", "output", NULL)) return NULL;
     const tensor_meta *m = &u->out[i];
@@ -64,10 +84,10 @@ static etch_storage *take_storage(const user_plan *u, int i, etch_tensor *t, con
                           "a backend's function: output %d differs from the graph's in "
                           "dtype or sizes",
                           i);
-    bool own = t->contiguous && !t->offset && t->storage->block_bytes;
+    bool own = lies_so(m, t) && t->storage->block_bytes;
     for (int k = 0; k < u->nin; k++) own &= io->inputs[k]->storage != t->storage;
     for (int k = 0; k < i; k++) own &= io->outputs[k] != t->storage;
-    if (!own && !(t = etch_clone(t))) return NULL;
+    if (!own && !(t = laid_out(m, t))) return NULL;
     etch__storage_retain(t->storage);
     return t->storage;
 }

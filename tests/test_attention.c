@@ -198,12 +198,20 @@ static etch_tensor *attend(const attention_case *c, const operands *o) {
     return etch_scaled_dot_product_attention(o->q, o->k, o->v, o->mask, 0, c->causal, c->scale);
 }
 
+/* Whether the result of a query that was laid out so is not row-major: test_attention_layout.c has
+ * the rule. */
+static bool heads_inside(const etch_tensor *y, int how) {
+    int d = y->ndim;
+    return how == LAYOUT_HEADS && d > 2 && y->size[d - 3] > 1 && y->size[d - 2] > 1 && y->numel;
+}
+
 static void check_case(const attention_case *c, etch_dtype t, etch_dtype mask, int how) {
     operands o = operands_of(c, t, mask, how);
     etch_tensor *y = must(attend(c, &o));
     double scale = c->scale ? c->scale : 1 / sqrt((double)c->q.v[c->q.n - 1]);
     reference r = {o.q, o.k, o.v, o.mask == ETCH_NONE ? NULL : o.mask, c->causal, scale, NULL, 0};
-    assert_true(y->dtype == t && y->contiguous && y->ndim == c->q.n);
+    assert_true(y->dtype == t && y->ndim == c->q.n);
+    assert_true(y->contiguous == !heads_inside(y, how));
     for (int d = 0; d < y->ndim; d++)
         assert_int_equal(y->size[d], d == y->ndim - 1 ? c->v.v[d] : c->q.v[d]);
     check_values(&r, y);

@@ -351,8 +351,9 @@ static bool meet(attention *a, forward_room *f, const attention_place *at, int64
 static const char zero[8];
 
 void etch__attention_store(const attention *a, attention_tile *t, void *values, int64_t pitch,
-                           char *out, int64_t rows) {
-    int64_t n = a->out_width;
+                           int64_t head, int64_t from, int64_t rows) {
+    int64_t n = a->out_width, step = a->y.row * (1 << etch__size_log2(a->dtype));
+    char *out = (char *)(uintptr_t)etch__attention_row(a, &a->y, head, 1, from);
     const char *inverse = t->sum;
     etch__attention_invert(a, t->sum);
     a->isa->attention->scale[a->type](values, pitch, rows, n, t->sum);
@@ -360,11 +361,11 @@ void etch__attention_store(const attention *a, attention_tile *t, void *values, 
         char *x = (char *)values + r * pitch * a->size;
         if (!memcmp(inverse + r * a->size, zero, (size_t)a->size))
             memset(x, 0, (size_t)(n * a->size));
-        etch__store_rounded(a->dtype, out + (r * n << etch__size_log2(a->dtype)), x, n);
+        etch__store_rounded(a->dtype, out + r * step, x, n);
     }
 }
 
-static void attend(attention *a, forward_room *f, int64_t head, int64_t from, char *out) {
+static void attend(attention *a, forward_room *f, int64_t head, int64_t from) {
     int64_t rows = at_most(a->queries - from, a->query_block);
     int64_t seen = etch__attention_seen(a, from, rows);
     etch__attention_load_queries(a, &f->q, head, from, rows);
@@ -373,26 +374,18 @@ static void attend(attention *a, forward_room *f, int64_t head, int64_t from, ch
         const attention_place at = {head, from, key};
         if (!meet(a, f, &at, rows, at_most(seen - key, a->key_block))) return;
     }
-    out += (head * a->queries + from) * a->out_width << etch__size_log2(a->dtype);
-    etch__attention_store(a, &f->tile, f->sum_of_values, a->out_width, out, rows);
+    etch__attention_store(a, &f->tile, f->sum_of_values, a->out_width, head, from, rows);
 }
 
-typedef struct forward_job {
-    attention a;
-    char *out;
-} forward_job;
-
 static void forward_task(void *ctx, int64_t begin, int64_t end) {
-    forward_job *j = ctx;
-    attention *a = &j->a;
+    attention *a = ctx;
     forward_room f = {.room.memory = NULL};
     cut_forward(a, &f);
     void *memory = etch__attention_open(a, &f.room);
     if (!memory) return;
     cut_forward(a, &f);
     int64_t blocks = (a->queries + a->query_block - 1) / a->query_block;
-    for (int64_t i = begin; i < end; i++)
-        attend(a, &f, i / blocks, i % blocks * a->query_block, j->out);
+    for (int64_t i = begin; i < end; i++) attend(a, &f, i / blocks, i % blocks * a->query_block);
     etch__free(memory);
 }
 
@@ -411,17 +404,17 @@ etch_status etch__attention_status(attention *a) {
 }
 
 static etch_status attention_kernel(const op_call *call, etch_tensor *const *outs) {
-    forward_job j = {.out = etch__ptr(outs[0])};
-    attention *a = &j.a;
+    attention a;
     if (outs[0]->numel == 0) return ETCH_OK;
-    etch__attention_plan(a, call, 0);
-    if (etch__attention_bf16_takes(a)) return etch__attention_of_bf16(a, etch__ptr(outs[0]));
-    if (!etch__library_enter(a->type)) return etch__tls.status;
-    int64_t blocks = (a->queries + a->query_block - 1) / a->query_block;
-    double work = (double)a->query_block * (double)a->keys * (double)(a->width + a->out_width);
+    etch__attention_plan(&a, call, 0);
+    etch__attention_operand_of(&a, &a.y, outs[0]);
+    if (etch__attention_bf16_takes(&a)) return etch__attention_of_bf16(&a);
+    if (!etch__library_enter(a.type)) return etch__tls.status;
+    int64_t blocks = (a.queries + a.query_block - 1) / a.query_block;
+    double work = (double)a.query_block * (double)a.keys * (double)(a.width + a.out_width);
     etch_status status =
-        etch__attention_run(a, a->batches * a->heads * blocks, work, forward_task, &j);
-    etch__library_leave(a->type);
+        etch__attention_run(&a, a.batches * a.heads * blocks, work, forward_task, &a);
+    etch__library_leave(a.type);
     return status;
 }
 

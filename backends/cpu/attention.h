@@ -26,6 +26,7 @@ typedef struct attention {
         out_width;                         /* width: of a query and a key; out_width: of a value */
     int64_t query_block, key_block, pitch; /* tiles: functions of the sizes alone */
     attention_operand q, k, v, mask;
+    attention_operand y; /* the result, where that is computed: rows of neighbours */
     bool masked, causal, drops;
     double scale, dropout;
     const double *seed; /* one a sample, which is `per_seed` heads */
@@ -109,16 +110,16 @@ void etch__attention_invert(const attention *a, void *sums);
 /* The tile of these rows and keys, of which the causal mask leaves a triangle. */
 void etch__attention_set_tile(const attention *a, attention_tile *t, const attention_place *at,
                               int64_t rows, int64_t keys);
-/* A row's sum of values over its sum of weights, rounded. Of a row of no keys 0, whatever values
- * are. */
+/* The rows of a head's queries from `from` on: a row's sum of values over its sum of weights,
+ * rounded. Of a row of no keys 0, whatever values are. */
 void etch__attention_store(const attention *a, attention_tile *t, void *values, int64_t pitch,
-                           char *out, int64_t rows);
+                           int64_t head, int64_t from, int64_t rows);
 
 /* ---- the whole ---- */
 
 /* attention_bf16.c: whether it takes a call, and computes it. */
 bool etch__attention_bf16_takes(const attention *a);
-etch_status etch__attention_of_bf16(attention *a, void *out);
+etch_status etch__attention_of_bf16(attention *a);
 /* A product of panels: rows of bf16, `pitch` elements apart, or, with pitch 0, panels of rows, by
  * panels of columns, each of so many blocks of terms. */
 typedef struct panel_product {

@@ -11,7 +11,7 @@ enum { QUERIES = 64, KEYS = 512, PACKED_KEYS = 256 };
 typedef struct bf16_attention {
     attention *a;
     const panel_table *t;
-    char *out, *keys, *values;                            /* packed: [head][panel][block] */
+    char *keys, *values;                                  /* packed: [head][panel][block] */
     int64_t key_panel, key_head, value_panel, value_head; /* bytes from one to the next */
     int64_t terms, shared; /* blocks of a key's width; heads of keys */
 } bf16_attention;
@@ -186,8 +186,7 @@ static void attend(const bf16_attention *m, bf16_room *r, int64_t head, int64_t 
         const attention_place at = {head, from, key};
         meet(m, r, &at, rows, at_most(seen - key, a->key_block));
     }
-    char *out = m->out + (head * a->queries + from) * a->out_width * 2;
-    etch__attention_store(a, &r->tile, r->sum_of_values, r->sum_pitch, out, rows);
+    etch__attention_store(a, &r->tile, r->sum_of_values, r->sum_pitch, head, from, rows);
 }
 
 static void blocks_task(void *ctx, int64_t begin, int64_t end) {
@@ -207,8 +206,8 @@ static void blocks_task(void *ctx, int64_t begin, int64_t end) {
 
 /* ---- the whole ---- */
 
-etch_status etch__attention_of_bf16(attention *a, void *out) {
-    bf16_attention m = {.a = a, .t = etch__panels_for(a->isa, a->dtype), .out = out};
+etch_status etch__attention_of_bf16(attention *a) {
+    bf16_attention m = {.a = a, .t = etch__panels_for(a->isa, a->dtype)};
     plan(&m);
     size_t keys = (size_t)(m.shared * m.key_head);
     char *packed = etch__malloc(keys + (size_t)(m.shared * m.value_head) + 64);

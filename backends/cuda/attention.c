@@ -29,7 +29,7 @@ typedef struct attention_operand {
 typedef struct attention_args {
     const void *q, *k, *v, *mask;
     void *y, *values, *rows;
-    attention_operand at_q, at_k, at_v, at_mask;
+    attention_operand at_q, at_k, at_v, at_mask, at_y;
     int64_t heads, group, queries, keys, width, out_width, splits, share, first;
     uint64_t scale;
 } attention_args;
@@ -212,7 +212,7 @@ static etch_status attention_kernel(const op_call *call, etch_tensor *const *out
     cuda_stream *s = etch__cuda_begin(call, out[0]);
     if (!s) return etch__tls.status;
     attention a = plan(call, etch__cuda_stream_device(s));
-    a.args.y = etch__ptr(out[0]);
+    a.args.y = etch__ptr(out[0]), a.args.at_y = operand_of(out[0], out[0]);
     return a.args.splits > 1 ? attend_in_splits(s, &a) : attend(s, &a);
 }
 

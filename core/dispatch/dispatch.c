@@ -227,10 +227,12 @@ static etch_tensor *new_result(const op_call *call, const tensor_meta *meta) {
     etch_tensor *t = etch__tensor_alloc();
     if (!t) return NULL;
     etch__copy_meta(t, meta);
-    t->contiguous = 1; /* what is no view is */
-    if (etch__ops[call->op].kind == KIND_VIEW) {
-        t->view = 1;
+    bool view = etch__ops[call->op].kind == KIND_VIEW;
+    t->contiguous = 1; /* what is no view is, but for attention's result */
+    if (view || etch__ops[call->op].srule == SRULE_ATTENTION)
         t->contiguous = etch__sizes_contiguous(meta->ndim, meta->size, meta->stride);
+    if (view) {
+        t->view = 1;
         t->storage = call->in[0]->storage;
         etch__storage_retain(t->storage);
     } else {

@@ -1,5 +1,8 @@
 /* Sizes of attention: query [..., heads, queries, width], key and value [..., fewer heads, keys,
- * width] with the leading dimensions of query. Without a dimension of heads there is one head. */
+ * width] with the leading dimensions of query. Without a dimension of heads there is one head.
+ *
+ * Its strides: where query lies as [..., queries, heads, width], as heads cut out of a projection
+ * do, the result does, too, so that heads are put together without a copy. */
 #include "core/ops/rules.h"
 
 #define FAIL(...) return etch__infer_fail(call, __VA_ARGS__)
@@ -89,13 +92,39 @@ static bool operands_fit(const op_call *call, etch_tensor *const *in, const etch
            mask_fits(call, in) && seed_fits(call, seed, all_heads(in[0]));
 }
 
+/* Whether query lies as [..., queries, heads, width], the dimension with the largest stride first,
+ * gaps or not. Those of one element lie anywhere; with one head or one query that order is
+ * row-major as well. */
+static bool heads_lie_inside(const etch_tensor *q) {
+    int d = q->ndim;
+    if (d < 3 || q->size[d - 3] < 2 || q->size[d - 2] < 2) return false;
+    int64_t inside = q->stride[d - 3], outside = q->stride[d - 2];
+    if (inside >= outside || (q->size[d - 1] > 1 && q->stride[d - 1] >= inside)) return false;
+    for (int i = d - 4; i >= 0; i--) {
+        if (q->size[i] < 2) continue;
+        if (q->stride[i] < outside) return false;
+        outside = q->stride[i];
+    }
+    return true;
+}
+
+static bool is_empty(const tensor_meta *m) {
+    for (int i = 0; i < m->ndim; i++)
+        if (m->size[i] == 0) return true;
+    return false;
+}
+
 bool etch__attention_rule(const op_call *call, tensor_meta *out) {
     const etch_tensor *q = call->in[0], *v = call->in[2];
     if (!operands_fit(call, call->in, call->nin > 4 ? call->in[4] : ETCH_NONE)) return false;
     out->ndim = q->ndim;
     memcpy(out->size, q->size, sizeof out->size);
     out->size[q->ndim - 1] = v->size[v->ndim - 1];
-    return etch__row_major_result(call, out);
+    if (!etch__row_major_result(call, out)) return false;
+    if (is_empty(out) || !heads_lie_inside(q)) return true;
+    int64_t width = out->size[q->ndim - 1], *stride = out->stride + q->ndim - 3;
+    stride[0] = width, stride[1] = out->size[q->ndim - 3] * width;
+    return true;
 }
 
 /* grad_output and result have the sizes of attention's result. */

@@ -1,7 +1,7 @@
 /* The numbers of the rules of core/ops/rules.def, and what inference shares with other files.
  *
  * DRULE_x says how a call's dtypes come about, SRULE_x its sizes and strides. A result that is no
- * view is contiguous, row-major. */
+ * view is contiguous, row-major; that of attention may have its heads inside of its queries. */
 #ifndef ETCH_CORE_OPS_RULES_H
 #define ETCH_CORE_OPS_RULES_H
 

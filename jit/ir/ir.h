@@ -26,7 +26,7 @@ typedef struct ir_version {
     bool memory;      /* lies in an input's memory */
     bool constant;    /* computed again by each reader that can */
     bool stored;      /* some step needs it in memory */
-    tensor_meta meta; /* row-major, unless in an input's memory */
+    tensor_meta meta; /* of inputs made apart row-major, else as the base lies */
     int32_t group;    /* after fusion; -1: an input, or computed by each reader */
     uint8_t stage;    /* see loop.h */
     int32_t buffer;   /* after the memory plan */

@@ -2,7 +2,7 @@
  *
  * Obligation: the map addresses exactly the elements that the eager view does, in the same logical
  * order. The root of a value is the value at the end of its chain of views: an input, or a computed
- * value, whose own storage is row-major from offset 0. Inputs may lie at another offset in a run
+ * value, whose own storage is dense from offset 0. Inputs may lie at another offset in a run
  * than in the graph, so maps over them are relative to the input's first element. */
 #include "jit/ir/ir.h"
 

@@ -9,6 +9,16 @@
 
 /* ---- the ir's arrays ---- */
 
+/* In memory of its own: row-major, or as the operator lays out its result that made the base, which
+ * maps are over. */
+static void lie_apart(const ir *r, int32_t base, tensor_meta *m) {
+    const tensor_meta *made = &r->g->values[base].meta;
+    bool like = base >= r->g->ninputs && etch__same_dims(m->ndim, m->size, made->ndim, made->size);
+    if (like) memcpy(m->stride, made->stride, sizeof made->stride);
+    else etch__row_major(m->ndim, m->size, m->stride);
+    m->offset = 0;
+}
+
 static int32_t add_version(ir *r, int32_t base, int32_t node, const tensor_meta *m) {
     if (!etch__arena_grow(r->memory, &r->versions, &r->versions_cap, r->nversions + 1,
                           sizeof *r->versions))
@@ -16,7 +26,7 @@ static int32_t add_version(ir *r, int32_t base, int32_t node, const tensor_meta 
     ir_version *v = &r->versions[r->nversions];
     *v =
         (ir_version){.base = base, .node = node, .tied = -1, .meta = *m, .group = -1, .buffer = -1};
-    if (node >= 0) etch__row_major(m->ndim, m->size, v->meta.stride), v->meta.offset = 0;
+    if (node >= 0) lie_apart(r, base, &v->meta);
     return r->nversions++;
 }
 

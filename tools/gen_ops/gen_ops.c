@@ -28,7 +28,7 @@ static const op_row rows[] = {
 
 /* Lines that the header has behind the schema. */
 static const struct {
-    const char *id, *line[24];
+    const char *id, *line[32];
 } notes[] = {
 #define NOTE(id, ...) {#id, {__VA_ARGS__}},
 #include "core/ops/notes.def"

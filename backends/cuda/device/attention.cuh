@@ -12,7 +12,7 @@ struct etch_args {
     const ETCH_1 *mask;
     ETCH_0 *y;
     VALUE_0 *values, *rows; /* SPLIT: of each query in each split the sum of values; maximum, sum */
-    operand at_q, at_k, at_v, at_mask;
+    operand at_q, at_k, at_v, at_mask, at_y; /* at_y: columns are neighbours */
     i64 heads, group, queries, keys, width, out_width; /* heads of all samples */
     i64 splits, share, first; /* share: keys of a split; first: the launch's first block */
     VALUE_0 scale;
@@ -34,6 +34,10 @@ __device__ __forceinline__ keys_of keys_of_block(const etch_args &a, const place
     const i64 seen = CAUSAL && p.query + rows < a.keys ? p.query + rows : a.keys;
     const i64 from = p.split * a.share, end = from + a.share;
     return {from, end < seen ? end : seen};
+}
+/* A query's row of the result. */
+__device__ __forceinline__ ETCH_0 *row_of_result(const etch_args &a, i64 head, i64 query) {
+    return a.y + place(a.at_y.heads, head) + query * a.at_y.row;
 }
 #define LOWEST (-(VALUE_0)__int_as_float(0x7f800000))
 /* A score under the mask: MASK 1 of bools, 2 added. */

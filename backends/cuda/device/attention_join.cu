@@ -13,12 +13,13 @@ extern "C" __global__ void __launch_bounds__(128)
         const VALUE_0 *const row = a.rows + (s * all + at) * 2;
         sum = sum + row[1] * power(row[0] - base);
     }
+    ETCH_0 *const y_row = row_of_result(a, at / a.queries, at % a.queries);
     for (i64 c = threadIdx.x; c < a.out_width; c += 128) {
         VALUE_0 y = 0;
         for (i64 s = 0; s < a.splits; s++) {
             const VALUE_0 x = a.values[(s * all + at) * a.out_width + c];
             y = fma(power(a.rows[(s * all + at) * 2] - base), x, y);
         }
-        put(a.y + at * a.out_width + c, sum == 0 ? (VALUE_0)0 : y / sum);
+        put(y_row + c, sum == 0 ? (VALUE_0)0 : y / sum);
     }
 }

@@ -96,13 +96,14 @@ __device__ __forceinline__ void put_row(const etch_args &a, const place_of &p, i
     const i64 at = p.head * a.queries + query, all = p.split * a.heads * a.queries + at;
     sum = over_row(sum, false);
     if (query >= a.queries) return;
+    ETCH_0 *const y = row_of_result(a, p.head, query);
     if (SPLIT && across == 0) a.rows[all * 2] = top, a.rows[all * 2 + 1] = sum;
     #pragma unroll
     for (int c = 0; c < OWN; c++) {
         const int column = across + c * 16;
         if (column >= a.out_width) continue;
         if (SPLIT) a.values[all * a.out_width + column] = values[c];
-        else put(a.y + at * a.out_width + column, sum == 0 ? (VALUE_0)0 : values[c] / sum);
+        else put(y + column, sum == 0 ? (VALUE_0)0 : values[c] / sum);
     }
 }
 

@@ -112,8 +112,9 @@ __device__ __forceinline__ void pack_powers(const float (&s)[KEYS / 8][4], int k
 }
 
 /* Two neighbours of a row. */
-__device__ __forceinline__ void put_pair(const etch_args &a, i64 at, int column, float x, float y) {
-    ETCH_0 *const to = a.y + at * a.out_width + column;
+__device__ __forceinline__ void put_pair(const etch_args &a, ETCH_0 *row, int column, float x,
+                                         float y) {
+    ETCH_0 *const to = row + column;
     if (a.out_width % 2 == 0) *(unsigned *)to = pack<BF16>(x, y);
     else {
         put(to, x);
@@ -126,6 +127,7 @@ __device__ __forceinline__ void put_row(const etch_args &a, const place_of &p, i
     const i64 at = p.head * a.queries + query, all = p.split * a.heads * a.queries + at;
     sum = over_lanes(sum, false);
     if (query >= a.queries) return;
+    ETCH_0 *const row = row_of_result(a, p.head, query);
     const float inverse = sum == 0 ? 0.0f : 1.0f / sum;
     if (SPLIT && lane % 4 == 0) a.rows[all * 2] = exponent(a, top), a.rows[all * 2 + 1] = sum;
     #pragma unroll
@@ -136,8 +138,8 @@ __device__ __forceinline__ void put_row(const etch_args &a, const place_of &p, i
         if (SPLIT) {
             a.values[all * a.out_width + column] = x;
             if (column + 1 < a.out_width) a.values[all * a.out_width + column + 1] = y;
-        } else if (sum == 0) put_pair(a, at, column, 0.0f, 0.0f);
-        else put_pair(a, at, column, x * inverse, y * inverse);
+        } else if (sum == 0) put_pair(a, row, column, 0.0f, 0.0f);
+        else put_pair(a, row, column, x * inverse, y * inverse);
     }
 }
 
