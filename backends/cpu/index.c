@@ -51,7 +51,9 @@ static void add_element(etch_dtype dtype, void *p, const void *q) {
     }
 }
 
-static void copy_element(int64_t size, void *to, const void *from) {
+/* Inlined: a call would cost more than the element. */
+static inline __attribute__((always_inline)) void copy_element(int64_t size, void *to,
+                                                               const void *from) {
     switch (size) {
     case 1: memcpy(to, from, 1); break;
     case 2: memcpy(to, from, 2); break;
@@ -62,9 +64,26 @@ static void copy_element(int64_t size, void *to, const void *from) {
 
 /* ---- the walk ---- */
 
+/* A row that one index is for is moved as a whole. */
+static void move_row(const index_walk *w, int64_t place, int64_t other) {
+    int last = w->ndim - 1;
+    int64_t size = etch__element_bytes[w->dtype], n = w->size[last];
+    int64_t here = w->place[last] * size, there = w->other[last] * size;
+    char *a = w->indexed + place * size, *b = w->values + other * size;
+    char *to = w->way == READ_INDEXED ? b : a, *from = w->way == READ_INDEXED ? a : b;
+    int64_t to_step = w->way == READ_INDEXED ? there : here, from_step = here + there - to_step;
+    if (to_step == size && from_step == size) memcpy(to, from, (size_t)(n * size));
+    else
+        for (; n > 0; n--, to += to_step, from += from_step) copy_element(size, to, from);
+}
+
 static void walk_row(const index_walk *w, int64_t place, int64_t other, int64_t number) {
     int last = w->ndim - 1;
     int64_t size = etch__element_bytes[w->dtype];
+    if (w->number[last] == 0 && w->way != ADD_INDEXED) {
+        move_row(w, place + w->index[number] * w->step, other);
+        return;
+    }
     for (int64_t i = 0; i < w->size[last]; i++) {
         char *a = w->indexed + (place + w->index[number] * w->step) * size;
         char *b = w->values + other * size;
