@@ -113,7 +113,7 @@ static void check_primitive(const strip_table *table, prim_id p, etch_dtype t) {
 
 TEST(primitives_mean_what_the_table_says) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
-        for (int p = STRIP_MOVE + 1; p < PRIM_COUNT; p++)
+        for (int p = STRIP_PAD + 1; p < PRIM_COUNT; p++)
             for (int t = 0; t < COUNT_OF(compute_types); t++)
                 for (int round = 0; round < 4; round++)
                     check_primitive(etch__isa_tables[isa].strips, (prim_id)p, compute_types[t]);
@@ -153,6 +153,64 @@ TEST(blocks_are_moved) {
             check_move(table, d, (strip_shape){rows, cols, 1, 3 * cols, 3}, cols);
             check_move(table, d, (strip_shape){rows, 2 * cols, 2, cols, 1}, cols);
         }
+}
+
+/* Elements with a stride between them, as a row of such and into one; in reverse, too. */
+static void check_strided(const strip_table *table, etch_dtype d, int64_t stride, int64_t n) {
+    enum { PLACES = 1 << 13, MIDDLE = PLACES / 2 };
+    static unsigned char from[PLACES], to[PLACES], also[PLACES], want[PLACES];
+    int64_t size = (int64_t)etch_dtype_size(d);
+    for (int i = 0; i < PLACES; i++) from[i] = (unsigned char)(i * 7 + i / 256), want[i] = 1;
+    memcpy(to, want, PLACES), memcpy(also, want, PLACES);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(want + i * size, from + MIDDLE + i * stride * size, (size_t)size);
+    strip_shape m = {1, 0, 1, 0, stride};
+    table->prim[STRIP_MOVE][d](to, from + MIDDLE, &m, NULL, n);
+    table->gather[etch__size_log2(d)](also, from + MIDDLE, stride, n);
+    if (memcmp(to, want, PLACES) != 0 || memcmp(also, want, PLACES) != 0)
+        fail_msg("%s, %d with stride %d", etch_dtype_name(d), (int)n, (int)stride);
+    memset(want, 1, PLACES), memset(to, 1, PLACES);
+    for (int64_t i = 0; i < n; i++)
+        memcpy(want + MIDDLE + i * stride * size, from + i * size, (size_t)size);
+    m = (strip_shape){1, 0, stride, 0, 1};
+    table->prim[STRIP_MOVE][d](to + MIDDLE, from, &m, NULL, n);
+    assert_memory_equal(to, want, PLACES);
+}
+
+TEST(strided_elements_are_moved) {
+    static const int64_t strides[] = {1, 2, 3, 4, 5, 7, -1, -2, -3};
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+            for (int s = 0; s < COUNT_OF(strides); s++)
+                for (int64_t n = 0; n < 70; n++)
+                    check_strided(etch__isa_tables[isa].strips, (etch_dtype)d, strides[s], n);
+}
+
+/* Whole lanes are written, elements behind the valid ones not read; in place, too. */
+static void check_pad(const strip_table *table, etch_dtype d, int64_t n) {
+    enum { MOST = 4 * REDUCE_LANES * 8 };
+    static unsigned char to[MOST], want[MOST];
+    unsigned char value[8] = {201, 202, 203, 204, 205, 206, 207, 208};
+    int64_t size = (int64_t)etch_dtype_size(d), all = (n + REDUCE_LANES - 1) & -REDUCE_LANES;
+    unsigned char *from = n ? malloc((size_t)(n * size)) : to;
+    assert_non_null(from);
+    for (int64_t i = 0; i < n * size; i++) from[i] = (unsigned char)(i * 7 + i / 256);
+    memset(to, 1, MOST), memset(want, 1, MOST);
+    if (n) memcpy(want, from, (size_t)(n * size));
+    for (int64_t i = n; i < all; i++) memcpy(want + i * size, value, (size_t)size);
+    table->prim[STRIP_PAD][d](to, from, value, NULL, n);
+    assert_memory_equal(to, want, MOST);
+    memset(to + n * size, 1, (size_t)(MOST - n * size));
+    table->prim[STRIP_PAD][d](to, to, value, NULL, n);
+    assert_memory_equal(to, want, MOST);
+    if (n) free(from);
+}
+
+TEST(lanes_are_padded) {
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
+            for (int64_t n = 0; n <= 3 * REDUCE_LANES; n++)
+                check_pad(etch__isa_tables[isa].strips, (etch_dtype)d, n);
 }
 
 TEST(conversions) {

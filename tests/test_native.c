@@ -389,11 +389,6 @@ TEST(normalisations_are_one_kernel) {
           "%2: f32[300, 200] = div.Tensor(%0, %1)\n"
           "return %2\n}",
           1, 0);
-    check("graph n(%0: i32[50, 300 : 1, 50]) {\n" /* rows that lie across */
-          "%1: i64[50, 1] = sum.dim_IntList(%0) {1, 1, 1, -1}\n"
-          "%2: i64[50, 300] = sub.Tensor(%0, %1, $0: int) {1}\n"
-          "return %2\n}",
-          1, 0);
 }
 
 /* The operators themselves are the same, with what is before and behind them. */
@@ -408,10 +403,6 @@ TEST(operators_of_normalisations_are_one_kernel) {
           "%1: f32[7, 4099] = _softmax(%0) {1, 1}\n"
           "%2: bf16[7, 4099] = _softmax(%0) {1, 0}\n"
           "return %1, %2\n}",
-          1, 0);
-    check("graph logs(%0: f64[300, 70 : 1, 300]) {\n" /* rows that lie across */
-          "%1: f64[300, 70] = _log_softmax(%0) {-1, 0}\n"
-          "return %1\n}",
           1, 0);
     check("graph norm(%0: f16[9, 5, 60], %1: f32[5, 60], %2: f16[5, 60]) {\n" /* over two axes */
           "%3: f16[9, 5, 60] = native_layer_norm(%0, %1, %2, $0: real) {2, 5, 60}\n"
@@ -476,10 +467,37 @@ TEST(row_values_of_elements) {
 
 /* Many short rows are reduced side by side, by one kernel for each sweep. */
 TEST(short_rows_are_no_units) {
-    check("graph short(%0: f64[300, 7 : 1, 300]) {\n"
+    check("graph short(%0: f64[300, 7]) {\n"
           "%1: f64[300, 7] = _log_softmax(%0) {-1, 0}\n"
           "return %1\n}",
           3, 0);
+}
+
+/* Kernels of columns, one a sweep; the operators stay calls. */
+TEST(rows_across_memory_are_gone_over_once) {
+    check("graph n(%0: i32[50, 300 : 1, 50]) {\n"
+          "%1: i64[50, 1] = sum.dim_IntList(%0) {1, 1, 1, -1}\n"
+          "%2: i64[50, 300] = sub.Tensor(%0, %1, $0: int) {1}\n"
+          "return %2\n}",
+          2, 0);
+    check("graph softmax(%0: f32[200, 300 : 1, 200]) {\n"
+          "%1: f32[200, 1] = amax(%0) {1, 1, 1}\n"
+          "%2: f32[200, 300] = sub.Tensor(%0, %1, $0: int) {1}\n"
+          "%3: f32[200, 300] = exp(%2)\n"
+          "%4: f32[200, 1] = sum.dim_IntList(%3) {1, 1, 1, -1}\n"
+          "%5: f32[200, 300] = div.Tensor(%3, %4)\n"
+          "return %5\n}",
+          3, 0);
+    check("graph mostly(%0: f32[200, 300], %1: bf16[200, 300 : 1, 200]) {\n"
+          "%2: f32[200, 300] = add.Tensor(%0, %1, $0: int) {1}\n"
+          "%3: f32[200, 1] = sum.dim_IntList(%2) {1, 1, 1, -1}\n"
+          "%4: f32[200, 300] = div.Tensor(%2, %3)\n"
+          "return %4\n}",
+          1, 0);
+    check("graph logs(%0: f64[300, 70 : 1, 300]) {\n"
+          "%1: f64[300, 70] = _log_softmax(%0) {-1, 0}\n"
+          "return %1\n}",
+          0, 0);
 }
 
 TEST(what_normalises_in_two_kernels) {

@@ -16,6 +16,9 @@ typedef void (*strip_fn)(void *dst, const void *a, const void *b, const void *c,
  * it: dst[r * dst_row + c * dst_col] = a[r * src_row + c * src_col] for r < rows, c < n, where b
  * points to the shape. The two places do not overlap. */
 enum { STRIP_MOVE = PRIM_INPUT };
+/* In the same way, in the place of PRIM_CONST: dst[i] = i < n ? a[i] : *b, for i < n rounded up to
+ * a whole number of REDUCE_LANES. It is stored by the vectors that it is read by. */
+enum { STRIP_PAD = PRIM_CONST };
 typedef struct strip_shape {
     int64_t rows, dst_row, dst_col, src_row, src_col;
 } strip_shape;
@@ -286,6 +289,9 @@ DECLARE_ISA(avx512)
 /* The strips of isa/move.c, by the bits of an element. */
 #define MOVE_OF(bits)                                                                              \
     void ISA_NAME(move_##bits)(void *dst, const void *pa, const void *pb, const void *pc, int64_t n)
+
+#define PAD_OF(bits)                                                                               \
+    void ISA_NAME(pad_##bits)(void *dst, const void *pa, const void *pb, const void *pc, int64_t n)
 
 static inline int etch__size_log2(etch_dtype d) {
     static const uint8_t log2[ETCH_DTYPE_COUNT] = {

@@ -107,6 +107,30 @@ bool etch__good_rows(const ir_group *g, int device) {
     return !etch__loop_splits(rows, rows, reduced);
 }
 
+/* Bytes of an element that the node's sources in memory have along its rows, less those across. */
+static int64_t bytes_along(const ir *r, const ir_node *n, const ir_group *g) {
+    int64_t bytes = 0, stride[ETCH_MAX_DIMS];
+    space sp = etch__space_of(n);
+    for (int i = 0; etch__same_space(g, &sp) && i < n->nin; i++) {
+        const ir_source *s = &sources(r, n)[i];
+        if (s->version < 0 || r->versions[s->version].constant) continue;
+        if (from_group(r, n, s) && &r->groups[r->versions[s->version].group] == g) continue;
+        etch__map_strides(s, &n->domain, stride);
+        bytes += etch__row_order(g->naxes, g->size, stride, g->mask) *
+                 (int64_t)etch_dtype_size(s->meta.dtype);
+    }
+    return bytes;
+}
+
+/* Whether most of what a group on the CPU reads lies across its rows: to go over them again would
+ * be to jump through memory again, where kernels of their own take columns side by side. */
+static bool reads_across(const ir *r, const ir_group *g) {
+    int64_t bytes = 0;
+    if (r->device != ETCH_CPU || r->g->dynamic) return false;
+    for (int m = 0; m < g->nmembers; m++) bytes += bytes_along(r, &r->nodes[g->members[m]], g);
+    return bytes < 0;
+}
+
 /* Whether a node may use its operands in the stage of the group. What goes over its rows again
  * loads them again, so it overwrites nothing. */
 static bool has_stage(const ir *r, const ir_node *n, const ir_group *g, int stage) {
@@ -114,6 +138,7 @@ static bool has_stage(const ir *r, const ir_node *n, const ir_group *g, int stag
     if (stage < 2) return true;
     if (stage + (n->kind == IR_REDUCE) >= LOOP_STAGES || r->sweeps == SWEEPS_NONE) return false;
     if (g->writes || n->write || !(g->mask >> (g->naxes - 1) & 1)) return false;
+    if (reads_across(r, g)) return false;
     return r->sweeps == SWEEPS_ALL || etch__good_rows(g, n->domain.device);
 }
 

@@ -64,9 +64,10 @@ typedef struct emitter {
     type compute[ETCH_DTYPE_COUNT], storage[ETCH_DTYPE_COUNT];
     type vector[ETCH_DTYPE_COUNT], memory_vector[ETCH_DTYPE_COUNT]; /* one register; unaligned */
     int names;
-    long array_bytes; /* at most, of all local arrays */
-    var functions;    /* the table of the library's strips, or NULL */
-    val shape;        /* of a move: five longs, or NULL */
+    long array_bytes;              /* at most, of all local arrays */
+    var functions;                 /* the table of the library's strips, or NULL */
+    val shape;                     /* of a move: five longs, or NULL */
+    val padding[ETCH_DTYPE_COUNT]; /* one element: what is behind the valid ones, or NULL */
 
     val args, dims, scalars, begin, end;
     val extent[LOOP_MAX_AXES];
@@ -163,6 +164,8 @@ void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b,
 typedef struct gen_block {
     val place, row, col;
 } gen_block;
+/* to[j] = j < n ? from[j] : value, up to whole blocks. */
+void gen_pad(emitter *g, etch_dtype d, val to, val from, val value, val n);
 void gen_move(emitter *g, etch_dtype d, gen_block to, gen_block from, val rows, val columns);
 
 /* ---- strip.c ---- */

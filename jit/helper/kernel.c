@@ -197,6 +197,22 @@ static void gather(emitter *g, int a, val at, val from, val n, val stride) {
     for_end(g, &l);
 }
 
+/* What is no run of memory moves by the library's ways, whose cost is that of a call: the compiler
+ * makes gather instructions of a loop, which take longer than single loads. */
+static void gather_strip(emitter *g, int a, int x) {
+    val stride = g->access[a].stride[x] ? g->access[a].stride[x] : num(g, 0);
+    gen_block inside = {g->access[a].buffer, num(g, 0), num(g, 1)};
+    gen_block outside = {rv(g->access[a].base), num(g, 0), stride};
+    gen_move(g, dtype_of(g, a), inside, outside, num(g, 1), rv(g->n));
+}
+
+static void scatter_strip(emitter *g, int a, val results, int x) {
+    val stride = x >= 0 && g->access[a].stride[x] ? g->access[a].stride[x] : num(g, 0);
+    gen_block inside = {results, num(g, 0), num(g, 1)};
+    gen_block outside = {rv(g->access[a].base), num(g, 0), stride};
+    gen_move(g, dtype_of(g, a), outside, inside, num(g, 1), rv(g->n));
+}
+
 static void scatter(emitter *g, val results, val at, val to, val n, val stride) {
     gen_loop l = for_begin(g, num(g, 0), n, 1, "j");
     set(g, elem(g, to, mul(g, rv(l.i), stride)), rv(elem(g, results, add(g, at, rv(l.i)))));
@@ -218,8 +234,8 @@ static void source_contiguous(emitter *g, int a) {
     gen_if whole = if_begin(g, cmp(g, GCC_JIT_COMPARISON_EQ, rv(g->n), rv(g->trip)));
     set(g, s->source, rv(s->base));
     if_else(g, &whole);
-    copy(g, dtype_of(g, a), s->buffer, rv(s->base), rv(g->n));
-    pad(g, a);
+    etch_dtype d = dtype_of(g, a);
+    gen_pad(g, d, s->buffer, rv(s->base), constant(g, g->storage[d], 0), rv(g->n));
     set(g, s->source, s->buffer);
     if_end(g, &whole);
 }
@@ -240,8 +256,7 @@ static void set_sources(emitter *g, int stage, int x) {
         } else if (g->k->access[a].step[x] == STEP_ONE) {
             source_contiguous(g, a);
         } else {
-            val stride = s->stride[x] ? s->stride[x] : num(g, 0);
-            gather(g, a, num(g, 0), rv(s->base), rv(g->n), stride);
+            gather_strip(g, a, x);
             pad(g, a);
             set(g, s->source, s->buffer);
         }
@@ -278,13 +293,12 @@ static void copy_run(emitter *g, int a, val results) {
 
 static void copy_out(emitter *g, const loop_instr *store, int x) {
     int a = (int)store->p.imm.i;
-    val results = gen_results_of(g, store), base = rv(g->access[a].base);
+    val results = gen_results_of(g, store);
     if (!results) return;
     if (x >= 0 && g->k->access[a].step[x] == STEP_ONE) {
         copy_run(g, a, results);
     } else {
-        val stride = x >= 0 && g->access[a].stride[x] ? g->access[a].stride[x] : num(g, 0);
-        scatter(g, results, num(g, 0), base, rv(g->n), stride);
+        scatter_strip(g, a, results, x);
     }
 }
 

@@ -261,6 +261,16 @@ static val shift(emitter *g, etch_dtype t, bool left, val a, val b) {
     return choose(g, c, in, shifted, constant(g, c, 0));
 }
 
+/* Without a branch: of truths the vectoriser makes no blend. */
+static val select_bool(emitter *g, val a, val b, val c) {
+    val x = rv(keep(g, g->t_bool, a, "a"));
+    return either(g, both(g, x, b), both(g, invert(g, x), c));
+}
+
+static val select_of(emitter *g, etch_dtype t, val a, val b, val c) {
+    return t == ETCH_BOOL ? select_bool(g, a, b, c) : choose(g, g->compute[t], a, b, c);
+}
+
 val gen_prim(emitter *g, const prim_instr *p, val a, val b, val c) {
     etch_dtype t = p->type, from = p->from;
     bool truth = t == ETCH_BOOL;
@@ -293,7 +303,7 @@ val gen_prim(emitter *g, const prim_instr *p, val a, val b, val c) {
     case PRIM_BITXOR: return plain(g, t, GCC_JIT_BINARY_OP_BITWISE_XOR, a, b);
     case PRIM_SHL: return shift(g, t, true, a, b);
     case PRIM_SHR: return shift(g, t, false, a, b);
-    case PRIM_SELECT: return choose(g, g->compute[t], a, b, c);
+    case PRIM_SELECT: return select_of(g, t, a, b, c);
     case PRIM_COUNT:
 #define SUPPLIED_BY_GIVEN(id) case id:
 #define SUPPLIED_BY_FUNCTION(id) case id:
@@ -346,6 +356,13 @@ static void call_strip(emitter *g, int64_t at, val to, val a, val b, val n) {
 
 void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b, val n) {
     call_strip(g, (int64_t)prim * ETCH_DTYPE_COUNT + t, to, a, b, n);
+}
+
+/* In the place of PRIM_CONST. */
+void gen_pad(emitter *g, etch_dtype d, val to, val from, val value, val n) {
+    if (!g->padding[d]) g->padding[d] = gen_array(g, g->storage[d], 1, "padding");
+    set(g, elem(g, g->padding[d], num(g, 0)), value);
+    call_strip(g, (int64_t)PRIM_CONST * ETCH_DTYPE_COUNT + d, to, from, g->padding[d], n);
 }
 
 /* The library has it in the place of PRIM_INPUT: backends/cpu/table.h. */

@@ -91,13 +91,21 @@ static void add_elements(emitter *g, const gen_reduction *r, val from) {
     for_end(g, &b);
 }
 
+/* What stands behind the valid elements changes nothing. */
+static void neutralise(emitter *g, const gen_reduction *r, val from) {
+    val none = gen_store(g, r->dtype, gen_identity(g, r->kind, r->dtype));
+    gen_if part = if_begin(g, cmp(g, GCC_JIT_COMPARISON_NE, rv(g->n), rv(g->trip)));
+    val whole = op(g, GCC_JIT_BINARY_OP_BITWISE_AND, g->t_long, rv(g->n), num(g, -REDUCE_LANES));
+    val last = gcc_jit_lvalue_get_address(elem(g, from, whole), NULL);
+    gen_pad(g, r->dtype, last, last, none, sub(g, rv(g->n), whole));
+    if_end(g, &part);
+}
+
 void gen_lanes_add_strip(emitter *g) {
     FOR_REDUCTIONS(q) {
         gen_reduction *r = &g->red[q];
         val from = gen_elements(g, g->k->code[r->at].p.a);
-        gen_loop l = for_begin(g, rv(g->n), rv(g->trip), 1, "j");
-        store(g, r, from, rv(l.i), gen_identity(g, r->kind, r->dtype));
-        for_end(g, &l);
+        neutralise(g, r, from);
         if (r->nvec) add_vectors(g, r, from);
         else add_elements(g, r, from);
     }

@@ -151,6 +151,9 @@ bool etch__source_resolve(const graph *g, int32_t value, ir_source *s); /* all b
 bool etch__map_overlaps_itself(const tensor_meta *m);
 bool etch__same_map(const ir *r, const ir_source *a, const ir_source *b);
 int etch__squeeze(const tensor_meta *m, int64_t *size, uint32_t *kept);
+/* How memory runs by the innermost of the axes with a bit in mask, the rows, and of those without:
+ * 1 along the rows, -1 across them, 0 where one of the two is not strided over. */
+int etch__row_order(int ndim, const int64_t *size, const int64_t *stride, uint32_t mask);
 /* Strides of s along the axes of `domain` that have more than one element; broadcast ones are 0. */
 void etch__map_strides(const ir_source *s, const tensor_meta *domain, int64_t *stride);
 int64_t etch__meta_numel(const tensor_meta *m);

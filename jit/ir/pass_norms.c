@@ -172,13 +172,20 @@ static bool good_sizes(const ir *r, const graph_node *x, uint32_t mask) {
     return r->target->makes_norm(x->op, r->g->dynamic, rows, reduced);
 }
 
+/* Whether the operand's rows run across memory: such kernels would be no rows. */
+static bool lies_across(const ir *r, const graph_node *x, uint32_t mask) {
+    const tensor_meta *m = &r->g->values[r->g->operands[x->in]].meta;
+    if (r->device != ETCH_CPU || r->g->dynamic) return false;
+    return etch__row_order(m->ndim, m->size, m->stride, mask) < 0;
+}
+
 bool etch__is_norm(const ir *r, int gnode) {
     const graph_node *x = &r->g->nodes[gnode];
     bool is =
         x->op == OP_SOFTMAX_RAW || x->op == OP_LOG_SOFTMAX_RAW || x->op == OP_NATIVE_LAYER_NORM;
     if (!is || !r->target->makes_norm || etch__op_is_users(x->op)) return false;
     uint32_t mask = mask_of(r->g, x);
-    return mask && good_sizes(r, x, mask);
+    return mask && good_sizes(r, x, mask) && !lies_across(r, x, mask);
 }
 
 static void begin(norm *n, ir *r, int gnode) {

@@ -4,6 +4,8 @@
  * order. The root of a value is the value at the end of its chain of views: an input, or a computed
  * value, whose own storage is dense from offset 0. Inputs may lie at another offset in a run
  * than in the graph, so maps over them are relative to the input's first element. */
+#include <stdlib.h>
+
 #include "jit/ir/ir.h"
 
 int64_t etch__meta_numel(const tensor_meta *m) {
@@ -79,6 +81,13 @@ void etch__map_strides(const ir_source *s, const tensor_meta *domain, int64_t *s
         int e = d - shift;
         stride[n++] = e < 0 || s->meta.size[e] == 1 ? 0 : s->meta.stride[e];
     }
+}
+
+int etch__row_order(int ndim, const int64_t *size, const int64_t *stride, uint32_t mask) {
+    int64_t along = 0, across = 0;
+    for (int d = 0; d < ndim; d++)
+        if (size[d] > 1) *(mask >> d & 1 ? &along : &across) = llabs(stride[d]);
+    return !along || !across ? 0 : along < across ? 1 : -1;
 }
 
 int64_t etch__map_offset(const ir *r, const ir_source *s) {

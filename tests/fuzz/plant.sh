@@ -280,8 +280,8 @@ fault lost-rounding 1 jit/plan/lower.c \
     'if (dtype == ETCH_BF16) v = emit_prim(l, stage, PRIM_ROUND_BF16, ETCH_F32, ETCH_F32, v, 0);' ''
 fault tail 1 jit/helper/kernel.c 'quot(g, add(g, n, num(g, to - 1)), num(g, to))' \
     'quot(g, add(g, n, num(g, to - 2)), num(g, to))'
-fault reduced-tail 1 jit/helper/reduce.c 'for_begin(g, rv(g->n), rv(g->trip), 1, "j")' \
-    'for_begin(g, add(g, rv(g->n), num(g, 1)), rv(g->trip), 1, "j")'
+fault reduced-tail 1 jit/helper/reduce.c 'sub(g, rv(g->n), whole));' \
+    'add(g, sub(g, rv(g->n), whole), num(g, 1)));'
 fault reduction-order 1 jit/helper/reduce.c \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, add(g, rv(l.i), num(g, w)));' \
     'combine(g, r, r->lanes, rv(l.i), r->lanes, sub(g, num(g, 2 * w - 1), rv(l.i)));'

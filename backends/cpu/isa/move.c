@@ -7,7 +7,10 @@
  * interleave the first half of the vectors with the second. Sixteen bytes do on every instruction
  * set; AVX2's interleaving stays within sixteen, AVX-512 turns words in whole registers. Short rows
  * have ways of their own, since a loop for each of them costs more than what it moves. */
+#include "backends/cpu/isa/pick.h"
 #include "backends/cpu/table.h"
+
+#include <immintrin.h>
 
 #define IVDEP _Pragma("GCC ivdep")
 #define LOW_2                                                                                      \
@@ -158,8 +161,7 @@ static void turn_large_32(uint32_t *d, int64_t dst_pitch, const uint32_t *s, int
         for (int64_t r = 0; r < m->rows; r++, d += m->dst_row, s += m->src_row)                    \
             if (m->src_col == 0)                                                                   \
                 for (int64_t c = 0; c < cols; c++) d[c] = s[0];                                    \
-            else                                                                                   \
-                for (int64_t c = 0; c < cols; c++) d[c] = s[c * m->src_col];                       \
+            else pick_##bits(d, s, m->src_col, cols);                                              \
     }                                                                                              \
     static bool few_##bits(uint##bits##_t *d, const uint##bits##_t *s, const strip_shape *m,       \
                            int64_t cols) {                                                         \
@@ -194,3 +196,37 @@ MOVE(8)
 MOVE(16)
 MOVE(32)
 MOVE(64)
+
+/* ---- padding ---- */
+
+#if defined(ETCH_ISA_avx512)
+#define PAD(bits)                                                                                  \
+    PAD_OF(bits);                                                                                  \
+    PAD_OF(bits) {                                                                                 \
+        enum { LANES = 512 / bits };                                                               \
+        const uint##bits##_t *s = pa;                                                              \
+        uint##bits##_t *d = dst, v;                                                                \
+        (void)pc;                                                                                  \
+        memcpy(&v, pb, sizeof v);                                                                  \
+        __m512i x = _mm512_set1_epi##bits((int##bits##_t)v);                                       \
+        for (int64_t i = 0; i < ((n + REDUCE_LANES - 1) & -REDUCE_LANES); i += LANES) {            \
+            int64_t left = n - i;                                                                  \
+            uint64_t there = left >= LANES ? ~0ull : left > 0 ? (1ull << left) - 1 : 0;            \
+            _mm512_storeu_si512(d + i, _mm512_mask_loadu_epi##bits(x, there, s + i));              \
+        }                                                                                          \
+    }
+#else
+#define PAD(bits)                                                                                  \
+    PAD_OF(bits);                                                                                  \
+    PAD_OF(bits) {                                                                                 \
+        uint##bits##_t *d = dst, v;                                                                \
+        (void)pc;                                                                                  \
+        memcpy(&v, pb, sizeof v);                                                                  \
+        if (dst != pa) memcpy(dst, pa, (size_t)n * sizeof v);                                      \
+        for (int64_t i = n; i < ((n + REDUCE_LANES - 1) & -REDUCE_LANES); i++) d[i] = v;           \
+    }
+#endif
+PAD(8)
+PAD(16)
+PAD(32)
+PAD(64)

@@ -4,6 +4,7 @@
  * are no loop-carried dependence, which the pragma says. The transcendental ones are those of
  * functions.c. */
 #include "backends/cpu/isa/extremes.h"
+#include "backends/cpu/isa/pick.h"
 #include "backends/cpu/table.h"
 
 #include <math.h>
@@ -305,8 +306,7 @@ STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
         uint##bits##_t *d = dst;                                                                   \
         const uint##bits##_t *s = src;                                                             \
         if (stride == 1) memcpy(d, s, (size_t)n * sizeof *d);                                      \
-        else                                                                                       \
-            for (int64_t i = 0; i < n; i++) d[i] = s[i * stride];                                  \
+        else pick_##bits(d, s, stride, n);                                                         \
     }                                                                                              \
     static void scatter_##bits(void *dst, int64_t stride, const void *src, int64_t n) {            \
         uint##bits##_t *d = dst;                                                                   \
@@ -340,13 +340,17 @@ MOVE_OF(8);
 MOVE_OF(16);
 MOVE_OF(32);
 MOVE_OF(64);
-#define MOVED                                                                                      \
+PAD_OF(8);
+PAD_OF(16);
+PAD_OF(32);
+PAD_OF(64);
+#define BY_BITS(name)                                                                              \
     {                                                                                              \
-        [ETCH_I8] = ISA_NAME(move_8), [ETCH_U8] = ISA_NAME(move_8),                                \
-        [ETCH_BOOL] = ISA_NAME(move_8), [ETCH_I16] = ISA_NAME(move_16),                            \
-        [ETCH_BF16] = ISA_NAME(move_16), [ETCH_F16] = ISA_NAME(move_16),                           \
-        [ETCH_I32] = ISA_NAME(move_32), [ETCH_F32] = ISA_NAME(move_32),                            \
-        [ETCH_I64] = ISA_NAME(move_64), [ETCH_F64] = ISA_NAME(move_64)                             \
+        [ETCH_I8] = ISA_NAME(name##_8), [ETCH_U8] = ISA_NAME(name##_8),                            \
+        [ETCH_BOOL] = ISA_NAME(name##_8), [ETCH_I16] = ISA_NAME(name##_16),                        \
+        [ETCH_BF16] = ISA_NAME(name##_16), [ETCH_F16] = ISA_NAME(name##_16),                       \
+        [ETCH_I32] = ISA_NAME(name##_32), [ETCH_F32] = ISA_NAME(name##_32),                        \
+        [ETCH_I64] = ISA_NAME(name##_64), [ETCH_F64] = ISA_NAME(name##_64)                         \
     }
 
 /* ---- the table ---- */
@@ -385,7 +389,8 @@ const strip_table ISA_NAME(strips) = {
         {
 #define PRIM(id, name, arity, types, class, meaning) ROW_##class(id, name, types)
 #include "core/ops/prims.def"
-            [STRIP_MOVE] = MOVED,
+            [STRIP_MOVE] = BY_BITS(move),
+            [STRIP_PAD] = BY_BITS(pad),
         },
     .convert = {CONVERT_TO_ALL(F32), CONVERT_TO_ALL(F64), CONVERT_TO_ALL(I8), CONVERT_TO_ALL(I16),
                 CONVERT_TO_ALL(I32), CONVERT_TO_ALL(I64), CONVERT_TO_ALL(U8), CONVERT_TO_ALL(BOOL)},
