@@ -52,6 +52,7 @@ void bench_run_eager(void *ctx, int64_t calls);
 void bench_run_compiled(void *ctx, int64_t calls); /* ends the program where a call fails */
 
 double bench_now_us(void);
+void bench_use_processor_time(void); /* as bench_now_us's, from here on */
 double bench_median(double *values, int n);
 /* Measures all variants in turns and prints a line for each; speedup is the first one's median over
  * the line's own. Where a compile was timed, breakeven_calls is how many calls, each faster than

@@ -92,9 +92,11 @@ static void print_breakeven(double compile_us, double eager_us, double compiled_
     fflush(stdout);
 }
 
+void bench_use_processor_time(void) { which_clock = CLOCK_PROCESS_CPUTIME_ID; }
+
 void bench_serve(bool processor_time) {
     serving = true;
-    if (processor_time) which_clock = CLOCK_PROCESS_CPUTIME_ID;
+    if (processor_time) bench_use_processor_time();
 }
 
 /* Half a millisecond and more of the same work first: another program ran just before. */

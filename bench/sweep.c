@@ -1,13 +1,23 @@
-/* etch_bench sweep [--threads N] [--floor F] [--list] [CASE...]: operators x dtypes x layouts, each
- * case eager and compiled. It is how a kernel that is slower compiled than eager is found, and
- * nothing else.
+/* etch_bench sweep [--threads N] [--floor F] [--list] [--every K] [--processor-time]
+ * [--serve FOLDER] [CASE...]: operators x dtypes x layouts, each case eager and compiled. It is how
+ * a kernel that is slower compiled than eager is found, and nothing else; bench/sweep.py sets
+ * PyTorch beside it.
  *
  * A case is OPERATOR/DTYPE/LAYOUT and works on some 2^18 elements. Its two ways take turns in short
  * rounds, the fastest of each counts; a case under the floor is measured again, twice as long,
  * before it is called one. Cases are chosen by substrings of their names, or all of a name with '='
- * before it. A line a case, then a summary on standard error: how many cases are under the floor
- * (0.9), the geometric mean, and the worst cases. With --floor the status says whether one was
- * under it. */
+ * before it; with --every each K-th of them is measured. --processor-time measures what the process
+ * worked, which other programs' work lengthens less. A line a case, then a summary on standard
+ * error: how many cases are under the floor (0.9), the geometric mean, and the worst cases. With
+ * --floor the status says whether one was under it.
+ *
+ * With --serve operands and result of each case are written to FOLDER/case.safetensors, then
+ * samples are asked for by number, as of rows (measure.c):
+ *
+ *   > @case,add,f32,stepped,1024,2,0    < 1       a sample of the compiled one, 0: of the eager one
+ *   > @ready                            > @us,46.1
+ *                                       < next    the next case
+ * A case has the columns of the matrix that x is cut out of, the step, and whether it is turned. */
 #include "bench.h"
 
 #include <math.h>
@@ -259,6 +269,13 @@ static etch_tensor *first_operand(const layout_row *l, etch_dtype dtype) {
 
 /* ---- a case ---- */
 
+typedef struct sweep_options {
+    double floor;
+    bool strict, list;
+    int threads, every;
+    const char *folder; /* NULL: not served */
+} sweep_options;
+
 typedef struct sweep_case {
     char name[64];
     const operator_row *op;
@@ -297,20 +314,58 @@ static void check_result(const sweep_case *c, bench_job *j) {
     if (!etch_bitwise_equal(expected, got)) bench_fail(c->name);
 }
 
-static void measure_case(sweep_case *c, double floor) {
+/* ---- served ---- */
+
+static void describe(const sweep_case *c, bench_job *j, const char *folder) {
+    char path[4200];
     const layout_row *l = c->layout;
+    etch_named_tensor all[3] = {{"x", j->x}, {"y", j->y}, {"result", j->body(j->x, j->y)}};
+    snprintf(path, sizeof path, "%s/case.safetensors", folder);
+    if (etch_safetensors_save(path, all, 3, NULL, 0) != ETCH_OK) bench_fail(path);
+    printf("@case,%s,%s,%s,%lld,%lld,%d\n@ready\n", c->op->name, etch_dtype_name(c->dtype), l->name,
+           (long long)l->space, (long long)l->step, l->turned);
+    fflush(stdout);
+}
+
+/* Some of the same work first: another program ran just before. */
+static void serve(const sweep_case *c, bench_job *j, const char *folder) {
+    void (*const runs[])(void *, int64_t) = {bench_run_eager, bench_run_compiled};
+    int64_t calls[] = {calls_of(runs[0], j), calls_of(runs[1], j)};
+    char line[64];
+    ETCH_SCOPE { describe(c, j, folder); }
+    while (fgets(line, sizeof line, stdin)) {
+        int v = atoi(line);
+        if (strcmp(line, "next\n") == 0) return;
+        if (v < 0 || v > 1) break;
+        once(runs[v], j, calls[v] / 4 + 1);
+        printf("@us,%.4f\n", once(runs[v], j, calls[v]));
+        fflush(stdout);
+    }
+    exit(0);
+}
+
+/* The operands and the function, called before and its result compared. */
+static bench_job job_of(const sweep_case *c) {
+    const layout_row *l = c->layout;
+    bench_job j = {.body = c->op->body, .x = first_operand(l, c->dtype)};
+    j.y = numbers(c->op->layouts & INDEX ? ETCH_I64 : c->dtype, l->y_rows, l->y_cols);
+    j.f = etch_compile(j.body, .name = c->op->name);
+    if (!j.x || !j.y || !j.f) bench_fail(c->name);
+    ETCH_SCOPE { etch_call(j.f, j.x, j.y); }
+    ETCH_SCOPE { check_result(c, &j); }
+    return j;
+}
+
+static void measure_case(sweep_case *c, const sweep_options *o) {
     ETCH_SCOPE {
-        bench_job j = {.body = c->op->body, .x = first_operand(l, c->dtype)};
-        etch_dtype second = c->op->layouts & INDEX ? ETCH_I64 : c->dtype;
-        j.y = numbers(second, l->y_rows, l->y_cols);
-        j.f = etch_compile(j.body, .name = c->op->name);
-        if (!j.x || !j.y || !j.f) bench_fail(c->name);
-        ETCH_SCOPE { etch_call(j.f, j.x, j.y); }
-        ETCH_SCOPE { check_result(c, &j); }
-        take_turns(c, &j, ROUNDS);
-        for (int again = 0; again < 3 && ratio(c) < floor; again++) take_turns(c, &j, ROUNDS);
+        bench_job j = job_of(c);
+        if (o->folder) serve(c, &j, o->folder);
+        else take_turns(c, &j, ROUNDS);
+        for (int again = 0; !o->folder && again < 3 && ratio(c) < o->floor; again++)
+            take_turns(c, &j, ROUNDS);
         etch_function_free(j.f);
     }
+    if (o->folder) return;
     printf("%s,%.2f,%.2f,%.3f\n", c->name, c->eager_us, c->compiled_us, ratio(c));
     fflush(stdout);
 }
@@ -324,8 +379,8 @@ static bool chosen(const char *name, char **names, int count) {
     return count == 0;
 }
 
-static int collect(sweep_case *cases, char **names, int count) {
-    int n = 0;
+static int collect(sweep_case *cases, char **names, int count, int every) {
+    int n = 0, fit = 0;
     for (size_t o = 0; o < sizeof operators / sizeof *operators; o++)
         for (int d = 0; d < ETCH_DTYPE_COUNT; d++)
             for (size_t l = 0; l < sizeof layouts / sizeof *layouts; l++) {
@@ -334,7 +389,8 @@ static int collect(sweep_case *cases, char **names, int count) {
                 sweep_case c = {.op = op, .layout = &layouts[l], .dtype = (etch_dtype)d};
                 snprintf(c.name, sizeof c.name, "%s/%s/%s", op->name, etch_dtype_name(c.dtype),
                          layouts[l].name);
-                if (n < MAX_CASES && chosen(c.name, names, count)) cases[n++] = c;
+                if (!chosen(c.name, names, count) || fit++ % every || n == MAX_CASES) continue;
+                cases[n++] = c;
             }
     return n;
 }
@@ -357,26 +413,35 @@ static int summary(sweep_case *cases, int n, double floor) {
     return under;
 }
 
-int bench_sweep(int argc, char **argv) {
-    static sweep_case cases[MAX_CASES];
-    double floor = 0.9;
-    bool strict = false, list = false;
-    int first = 0, threads = 1;
-    for (; first < argc && argv[first][0] == '-'; first++) {
-        if (!strcmp(argv[first], "--list")) list = true;
-        else if (first + 1 < argc && !strcmp(argv[first], "--floor"))
-            strict = true, floor = atof(argv[++first]);
-        else if (first + 1 < argc && !strcmp(argv[first], "--threads"))
-            threads = atoi(argv[++first]);
+/* How many arguments were options. */
+static int read_options(sweep_options *o, int argc, char **argv) {
+    int i = 0;
+    for (; i < argc && argv[i][0] == '-'; i++) {
+        bool last = i + 1 == argc;
+        if (!strcmp(argv[i], "--list")) o->list = true;
+        else if (!strcmp(argv[i], "--processor-time")) bench_use_processor_time();
+        else if (last) bench_fail("sweep: no such option, or without its value");
+        else if (!strcmp(argv[i], "--floor")) o->strict = true, o->floor = atof(argv[++i]);
+        else if (!strcmp(argv[i], "--threads")) o->threads = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--every")) o->every = atoi(argv[++i]);
+        else if (!strcmp(argv[i], "--serve")) o->folder = argv[++i];
         else bench_fail("sweep: no such option");
     }
-    if (etch_set_num_threads(threads) != ETCH_OK) bench_fail("--threads");
+    if (o->every < 1) bench_fail("--every");
+    return i;
+}
+
+int bench_sweep(int argc, char **argv) {
+    static sweep_case cases[MAX_CASES];
+    sweep_options o = {.floor = 0.9, .threads = 1, .every = 1};
+    int first = read_options(&o, argc, argv);
+    if (etch_set_num_threads(o.threads) != ETCH_OK) bench_fail("--threads");
     etch_manual_seed(1);
-    int n = collect(cases, argv + first, argc - first);
-    if (!list) printf("case,eager_us,compiled_us,ratio\n");
+    int n = collect(cases, argv + first, argc - first, o.every);
+    if (!o.list && !o.folder) printf("case,eager_us,compiled_us,ratio\n");
     for (int i = 0; i < n; i++) {
-        if (list) printf("%s\n", cases[i].name);
-        else measure_case(&cases[i], floor);
+        if (o.list) printf("%s\n", cases[i].name);
+        else measure_case(&cases[i], &o);
     }
-    return !list && summary(cases, n, floor) > 0 && strict ? 1 : 0;
+    return !o.list && !o.folder && summary(cases, n, o.floor) > 0 && o.strict ? 1 : 0;
 }
