@@ -51,9 +51,7 @@ static void add_element(etch_dtype dtype, void *p, const void *q) {
     }
 }
 
-/* Inlined: a call would cost more than the element. */
-static inline __attribute__((always_inline)) void copy_element(int64_t size, void *to,
-                                                               const void *from) {
+static void copy_element(int64_t size, void *to, const void *from) {
     switch (size) {
     case 1: memcpy(to, from, 1); break;
     case 2: memcpy(to, from, 2); break;
@@ -77,21 +75,43 @@ static void move_row(const index_walk *w, int64_t place, int64_t other) {
         for (; n > 0; n--, to += to_step, from += from_step) copy_element(size, to, from);
 }
 
-static void walk_row(const index_walk *w, int64_t place, int64_t other, int64_t number) {
+/* One loop for each size of an element. */
+#define READ_ROW(T)                                                                                \
+    do {                                                                                           \
+        const T *from = (const T *)w->indexed;                                                     \
+        T *to = (T *)w->values;                                                                    \
+        for (int64_t i = 0; i < n; i++, place += here, other += there, number += next)             \
+            to[other] = from[place + w->index[number] * step];                                     \
+    } while (0)
+static void read_row(const index_walk *w, int64_t place, int64_t other, int64_t number) {
+    int last = w->ndim - 1;
+    int64_t here = w->place[last], there = w->other[last], next = w->number[last];
+    int64_t n = w->size[last], step = w->step;
+    switch (etch__element_bytes[w->dtype]) {
+    case 1: READ_ROW(uint8_t); break;
+    case 2: READ_ROW(uint16_t); break;
+    case 4: READ_ROW(uint32_t); break;
+    default: READ_ROW(uint64_t);
+    }
+}
+
+static void write_row(const index_walk *w, int64_t place, int64_t other, int64_t number) {
     int last = w->ndim - 1;
     int64_t size = etch__element_bytes[w->dtype];
-    if (w->number[last] == 0 && w->way != ADD_INDEXED) {
-        move_row(w, place + w->index[number] * w->step, other);
-        return;
-    }
     for (int64_t i = 0; i < w->size[last]; i++) {
         char *a = w->indexed + (place + w->index[number] * w->step) * size;
         char *b = w->values + other * size;
-        if (w->way == READ_INDEXED) copy_element(size, b, a);
-        else if (w->way == WRITE_INDEXED) copy_element(size, a, b);
+        if (w->way == WRITE_INDEXED) copy_element(size, a, b);
         else add_element(w->dtype, a, b);
         place += w->place[last], other += w->other[last], number += w->number[last];
     }
+}
+
+static void walk_row(const index_walk *w, int64_t place, int64_t other, int64_t number) {
+    bool one = w->number[w->ndim - 1] == 0 && w->way != ADD_INDEXED;
+    if (one) move_row(w, place + w->index[number] * w->step, other);
+    else if (w->way == READ_INDEXED) read_row(w, place, other, number);
+    else write_row(w, place, other, number);
 }
 
 static void walk(const index_walk *w) {
