@@ -91,7 +91,7 @@ static etch_status prepare_other_sums(compile *c, const ir *done) {
 }
 
 static etch_status prepare_others(compile *c, ir *r) {
-    bool ahead = c->target->compiles_ahead || etch__pack.collects; /* a file has to have them */
+    bool ahead = c->target->compiles_ahead || etch__pack_collects(); /* a file has to have them */
     if (!ahead || !c->g->dynamic || c->options->instance) return ETCH_OK;
     etch_status status = prepare_other_way(r);
     return status == ETCH_OK ? prepare_other_sums(c, r) : status;
@@ -163,7 +163,7 @@ static etch_status native_compile(const graph *g, const backend_options *options
         etch__log(LOG_FUSION, "%s: %s", g->name, etch__reasons[REASON_EAGER_DEVICES].text);
         return etch__eager_plan(g, out);
     }
-    if (c.target->absent && !etch__pack.gives)
+    if (c.target->absent && !etch__pack_given())
         return fall_back(g, out, REASON_EAGER_NO_JIT, c.target->absent);
     etch_status status = compile_for(&c, out);
     etch__arena_free(&c.memory);

@@ -247,7 +247,7 @@ static void note_writes(const imported_call *c) {
 /* Whose kernels a device asks for as it comes to them. */
 static pack_use enter_code(const imported_call *c) {
     bool given = c->f->code == ETCH_CODE_OF_FILE && etch__program_device(c->p);
-    return etch__pack_enter((pack_use){.gives = given ? c->f->e.pack : NULL});
+    return etch__pack_enter((pack_use){.pack = given ? c->f->e.pack : NULL});
 }
 
 /* A plan that fails before it has written leaves it to the operators' own kernels to say why. */

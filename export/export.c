@@ -125,7 +125,7 @@ static bool compile_all(const exported *e) {
 /* Compiles the program as it will be when it is imported, and keeps what code that takes. */
 static bool collect_code(exported *e) {
     if (!target_ok(e->p) || !(e->pack = etch__pack_new())) return false;
-    pack_use use = {.collects = e->pack, .sizes = e->p->nsymbols > 0};
+    pack_use use = {.pack = e->pack, .collects = true, .sizes = e->p->nsymbols > 0};
     pack_use before = etch__pack_enter(use);
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, 0);

@@ -32,8 +32,7 @@ static etch_status compiled_plan(const etch_imported *f, instance *x, bool first
     backend_options options = {
         .mode = f->e.p->mode, .numerics = f->e.p->numerics, .instance = !first, .strict = true};
     bool given = f->code == ETCH_CODE_OF_FILE;
-    pack_use use = {
-        .collects = given ? NULL : f->e.pack, .gives = given ? f->e.pack : NULL, .only = given};
+    pack_use use = {.pack = f->e.pack, .collects = !given && f->e.pack, .only = given};
     pack_use before = etch__pack_enter(use);
     empty_frame frame = etch__push_frame();
     etch__frame_mode(&frame, 0);
@@ -67,7 +66,7 @@ static bool make_plans(etch_imported *f, instance *x, bool first) {
 /* With the file's code for a device, which operators' own kernels ask for at their first call. */
 static void warm_up(const etch_imported *f, const instance *x) {
     bool given = f->code == ETCH_CODE_OF_FILE;
-    pack_use before = etch__pack_enter((pack_use){.gives = given ? f->e.pack : NULL});
+    pack_use before = etch__pack_enter((pack_use){.pack = given ? f->e.pack : NULL});
     etch__warm_up(x->p, x->plan, f->e.captured);
     etch__pack_leave(before);
 }

@@ -274,7 +274,7 @@ static cuda_code *make(cuda_device *d, const uint8_t *key, size_t n, uint64_t ha
     if (loaded) {
         etch__counters.cache_hits++;
         etch__log(LOG_CACHE, "%s: loaded from %s", symbol,
-                  etch__pack.gives ? "an imported file or the disk cache" : "the disk cache");
+                  etch__pack_given() ? "an imported file or the disk cache" : "the disk cache");
     } else if (etch__pack.only) {
         etch__why("%s: it is not among the code of the file", symbol);
     } else if (!looking) {
@@ -298,7 +298,7 @@ void etch__cuda_text_key(const char *text, uint8_t key[40]) {
 static cuda_code *find_or_make(cuda_device *d, const uint8_t *key, size_t n, const char *symbol,
                                code_source source, const void *ctx) {
     uint64_t hash = XXH3_64bits(key, n);
-    bool anew = etch__pack.collects != NULL; /* it wants the bytes of the code */
+    bool anew = etch__pack_collects(); /* it wants the bytes of the code */
     cuda_code *c = anew ? NULL : (cuda_code *)etch__lru_find(&codes, hash, key, n);
     if (c) return c;
     busy_key f = {.hash = hash, .key = key, .n = n};

@@ -51,7 +51,7 @@ static void collect_plain(cuda_device *d, const loop_kernel *k, const cuda_varia
 /* What the file has: the variant, or a plain one. */
 static cuda_code *given_code(cuda_device *d, const loop_kernel *k, cuda_variant *v,
                              const char **why) {
-    pack_use before = etch__pack_enter((pack_use){.gives = etch__pack.gives, .only = true});
+    pack_use before = etch__pack_enter((pack_use){.pack = etch__pack_given(), .only = true});
     cuda_variant first = *v;
     cuda_code *c = code_of(d, k, v, why);
     for (uint8_t bits = first.index_bits; !c && bits <= 64; bits *= 2) {
@@ -64,13 +64,13 @@ static cuda_code *given_code(cuda_device *d, const loop_kernel *k, cuda_variant 
 
 cuda_code *etch__cuda_kernel_code(cuda_device *d, const loop_kernel *k, cuda_variant *v,
                                   const char **why) {
-    if (unlikely(etch__pack.gives != NULL)) {
+    if (unlikely(etch__pack_given() != NULL)) {
         cuda_variant wanted = *v;
         cuda_code *c = given_code(d, k, v, why);
         if (c || etch__pack.only) return c;
         *v = wanted;
     }
     cuda_code *c = code_of(d, k, v, why);
-    if (unlikely(c && etch__pack.collects)) collect_plain(d, k, v);
+    if (unlikely(c && etch__pack_collects())) collect_plain(d, k, v);
     return c;
 }

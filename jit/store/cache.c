@@ -435,7 +435,7 @@ bool etch__cache_publish(const cache_dir *dir, jit_job *job, cache_object *out) 
 /* ---- code of other devices: bytes under a key of the caller's ---- */
 
 static void *given_blob(blob_key key, size_t *bytes) {
-    code_pack *given = etch__pack.gives;
+    code_pack *given = etch__pack_given();
     const pack_entry *e =
         given ? etch__pack_find(given, PACK_BLOB, key.bytes + key.compiler, key.n - key.compiler)
               : NULL;

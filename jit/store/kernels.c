@@ -73,7 +73,7 @@ static bool describe(want *w, const loop_kernel *k) {
     etch__loop_serialise(k, w->bytes, w->n);
     w->hash = XXH3_64bits(w->bytes, w->n);
     etch__loop_symbol(k, w->symbol);
-    if (!etch__pack.collects) /* which wants the bytes of the code */
+    if (!etch__pack_collects()) /* which wants the bytes of the code */
         w->made = (loaded_kernel *)etch__lru_find(&kernels, w->hash, w->bytes, w->n);
     return true;
 }
@@ -188,7 +188,7 @@ static bool complete(want *wants, int n) {
     bool ok = true, missing = false;
     for (int i = 0; i < n; i++) missing |= !wants[i].made;
     if (!missing) return true;
-    if (etch__pack.gives) return complete_from(etch__pack.gives, wants, n);
+    if (etch__pack_given()) return complete_from(etch__pack_given(), wants, n);
     if (!etch__cache_open(&dir)) {
         etch__tls.why = "no folder for compiled code";
         return false;
@@ -207,7 +207,7 @@ static const bool have_jit = false;
 #endif
 
 bool etch__kernels_get(const loop_kernel *const *k, int n, loaded_kernel **out, const char **why) {
-    bool can = have_jit || etch__pack.gives;
+    bool can = have_jit || etch__pack_given();
     want *wants = can && n > 0 ? etch__calloc((size_t)n, sizeof *wants) : NULL;
     int *number = wants ? etch__calloc((size_t)n, sizeof *number) : NULL, distinct = 0;
     saved_error before; /* what fails beside the way (the cache's bound) is nobody's error */

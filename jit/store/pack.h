@@ -41,9 +41,10 @@ code_pack *etch__pack_read(const uint8_t *bytes, size_t n);
 /* ---- what this thread's compiles do with it ---- */
 
 typedef struct pack_use {
-    code_pack *collects, *gives; /* one of them, or none */
-    bool only;  /* what gives lacks is an error; else it is looked for and made as without it */
-    bool sizes; /* collects for sizes that are not known */
+    code_pack *pack; /* NULL: none */
+    bool collects;   /* in it; else it gives */
+    bool only;       /* what it lacks is an error; else that is looked for and made as without it */
+    bool sizes;      /* collects for sizes that are not known */
 } pack_use;
 extern __thread pack_use etch__pack
     __attribute__((tls_model("initial-exec"), visibility("hidden")));
@@ -56,9 +57,15 @@ static inline pack_use etch__pack_enter(pack_use use) {
 }
 static inline void etch__pack_leave(pack_use before) { etch__pack = before; }
 
+static inline bool etch__pack_collects(void) { return etch__pack.collects; }
+/* NULL: none gives. */
+static inline code_pack *etch__pack_given(void) {
+    return etch__pack.collects ? NULL : etch__pack.pack;
+}
+
 /* Code that a compile has found or made. */
 static inline void etch__pack_collect(const pack_entry *e) {
-    if (unlikely(etch__pack.collects != NULL)) etch__pack_add(etch__pack.collects, e);
+    if (unlikely(etch__pack.collects)) etch__pack_add(etch__pack.pack, e);
 }
 
 #endif
