@@ -263,3 +263,31 @@ TEST(default_dtype_of_edited_graph) {
     etch_function_free(f);
     etch_unregister_backend("puts_sin");
 }
+
+/* ---- a captured value that is deferred and fails when it is computed at last ---- */
+
+static void captures_what_fails(fuzz_world *w, const void *unused) {
+    (void)unused;
+    fuzz_set(w, 18, etch_eq(w->v[0], w->v[0]));
+    fuzz_set(w, 35, etch_fmod_scalar(w->v[18], fuzz_vary(w, etch_scalar_int(-7))));
+    fuzz_numerics(w, 21);
+    if (w->v[35]) fuzz_set(w, 38, etch_lerp_tensor(w->v[35], w->v[3], w->v[0]));
+}
+
+#define FAILS_INPUT(of_leaf)                                                                       \
+    { .ndim = 1, .size = {3, 3, 3, 3}, .feed = -1, .leaf = (of_leaf) }
+
+TEST(captured_value_that_fails) {
+    fuzz_setup setup = {.seed = 510036436u,
+                        .ncalls = 8,
+                        .period = 1,
+                        .nin = 3,
+                        .in = {FAILS_INPUT(7), FAILS_INPUT(0), FAILS_INPUT(0)},
+                        .nglobals = 1,
+                        .global = {FAILS_INPUT(7)},
+                        .nout = 1,
+                        .size = {{1, 1, 1, 1, 1, 0}, {1, 1, 1, 1, 1, 0}, {1, 1, 1, 1, 1, 0}},
+                        .grads = true,
+                        .creates = 1};
+    check(&setup, captures_what_fails);
+}

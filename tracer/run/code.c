@@ -96,9 +96,19 @@ static void poison(trace_walk *w) {
     etch__walk_fail(w);
 }
 
+/* false: one was deferred when it was captured, and has failed since. */
+static bool take_inputs(trace_walk *w, const segment_code *code) {
+    bool there = true;
+    for (int i = 0; i < code->nin; i++) {
+        w->room.inputs[i] = w->c.value[code->in[i]];
+        there &= !w->room.inputs[i]->failed;
+    }
+    return there;
+}
+
 etch_status etch__run_code(trace_walk *w, const trace_leaf *leaf, const segment_code *code) {
     if (!make_room(w, code)) return ETCH_ERR_OUT_OF_MEMORY;
-    for (int i = 0; i < code->nin; i++) w->room.inputs[i] = w->c.value[code->in[i]];
+    if (unlikely(!take_inputs(w, code))) return ETCH_ERR_USER; /* the eager kernels say why */
     memset(w->room.outputs, 0, (size_t)code->nout * sizeof *w->room.outputs);
     if (unlikely(w->shadow != NULL)) etch__check_before(w, leaf);
     bool wrote = false;
