@@ -21,6 +21,7 @@ typedef struct conv {
     int64_t span, tile, tiles; /* images of a tile; positions of each in it; tiles of an image */
     bool lines;                /* the matrix has a row for each term, not for each position */
     bool plain; /* lines: a kernel of one element, stride 1, no padding: the input is the matrix */
+    bool innermost; /* the result's gradient lies with its channels innermost */
     atomic_int failed;
 } conv;
 
@@ -57,9 +58,10 @@ const char *etch__conv_fill(const conv *c, char *room, const conv_tile *t, int64
 void etch__conv_add(const conv *c, char *to, int64_t channels, const char *matrix,
                     const conv_tile *t);
 
-/* The values of a tile's output channels as [channels][positions of all images], from the first
- * one's planes y: they themselves, or copied into room. *ld is the distance of channels. */
-const char *etch__conv_gather(const conv *c, const char *y, const conv_tile *t, int64_t channels,
-                              char *room, int64_t *ld);
+/* The gradient g of a tile's output channels, `channels` of all groups' from `first` on, as
+ * [channels][positions of all images]: where it lies, or copied into room. *ld is the distance of
+ * channels. */
+const char *etch__conv_gather(const conv *c, const char *g, const conv_tile *t, int64_t first,
+                              int64_t channels, char *room, int64_t *ld);
 
 #endif

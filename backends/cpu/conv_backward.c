@@ -11,6 +11,7 @@
  *
  * Half types are computed in f32 and rounded once, at the end. */
 #include "backends/cpu/conv.h"
+#include "backends/cpu/conv_direct.h"
 #include "core/base/pool.h"
 #include "core/base/start.h"
 #include "core/dispatch/dispatch.h"
@@ -21,6 +22,13 @@ static int64_t parts_of(int64_t n, int64_t size) { return (n + size - 1) / size;
 static void store(const conv *c, char *out, char *values, int64_t n) {
     if (c->type != c->dtype) etch__store_rounded(c->dtype, out, values, n);
     else if (out != values) memcpy(out, values, (size_t)(n * c->size));
+}
+
+/* In the compute type, planes or channels innermost as it lies. NULL: no memory. */
+static const char *take_gradient(conv *c, const etch_tensor *g, void **copy) {
+    etch_tensor t = etch__channels_last(g);
+    c->innermost = etch__lies_innermost(g);
+    return etch__row_major_elements(c->innermost ? &t : g, true, copy);
 }
 
 /* Planes [columns][rows] of the compute type, back in the order of the result's elements; room has
@@ -37,7 +45,7 @@ static void store_planes(const conv *c, char *out, char *planes, int64_t rows, i
 
 typedef struct weight_job {
     conv c;
-    const char *g; /* the gradient of the result, row-major, in the compute type */
+    const char *g; /* the gradient of the result, in the compute type */
     char *sums;    /* [parts] of the weight's elements, channels innermost */
     int64_t numel, tiles, parts, block, blocks; /* tiles of all images; output channels at once */
 } weight_job;
@@ -59,7 +67,7 @@ static bool add_tile(const weight_job *j, const conv_tile *t, int64_t first, int
                      bool adds, char *room) {
     const conv *c = &j->c;
     int64_t channel = t->group * c->out_channels + first, n = t->images * t->n, ld;
-    const char *g = etch__conv_gather(c, j->g + channel * c->positions * c->size, t, m, room, &ld);
+    const char *g = etch__conv_gather(c, j->g, t, channel, m, room, &ld);
     library_product p = {.a = g,
                          .c = sum,
                          .lda = ld,
@@ -140,6 +148,14 @@ static void *zeroed(const etch_tensor *t) {
     return memset(etch__ptr(t), 0, (size_t)(t->numel * etch__item_size(t)));
 }
 
+/* In the order of the matrix; where it lies so, and one group has all channels, as it is. */
+static bool take_pixels(conv *c, const etch_tensor *x, void **copies) {
+    etch_tensor t = etch__channels_last(x);
+    bool lies = etch__lies_innermost(x) && !c->lines && c->at.groups == 1;
+    c->x = etch__row_major_elements(lies ? &t : x, true, &copies[0]);
+    return c->x && (lies || (c->x = etch__conv_pixels(c, c->x, &copies[1])));
+}
+
 static etch_status backward_weight(const op_call *call, etch_tensor *const *outs) {
     const etch_tensor *g = call->in[0], *x = call->in[1], *w = outs[0];
     weight_job j = {.c = {.isa = etch__isa_table(), .dtype = g->dtype}};
@@ -151,9 +167,7 @@ static etch_status backward_weight(const op_call *call, etch_tensor *const *outs
     etch__conv_plan(&j.c, x->size, w->size, g->size);
     if (!etch__conv_fits(&j.c)) return etch__tls.status;
     plan_weight(&j);
-    bool ok = (j.c.x = etch__row_major_elements(x, true, &copies[0])) &&
-              (j.g = etch__row_major_elements(g, true, &copies[1])) &&
-              (j.c.x = etch__conv_pixels(&j.c, j.c.x, &copies[2]));
+    bool ok = take_pixels(&j.c, x, copies) && (j.g = take_gradient(&j.c, g, &copies[2]));
     etch_status status = ok ? run_weight(&j) : ETCH_ERR_OUT_OF_MEMORY;
     for (int k = 0; k < 3; k++) etch__free(copies[k]);
     return status;
@@ -165,6 +179,7 @@ typedef struct input_job {
     conv c;                /* x is not there: y is its gradient */
     const char *g;         /* as above */
     int64_t block, blocks; /* input channels of a group at once */
+    bool innermost;        /* y has its channels innermost */
     char *w; /* [groups][blocks][output channels][places][channels of the block]; not for lines */
 } input_job;
 
@@ -231,12 +246,12 @@ static library_product matrix_product(const input_job *j, const input_unit *u, c
  */
 static bool fill_pixels(const input_job *j, const input_unit *u, char *pixels, char *room) {
     const conv *c = &j->c;
-    const char *planes = j->g + u->group * c->out_channels * c->positions * c->size;
     for (int64_t k = 0; k < c->tiles; k++) {
         conv_tile t = etch__conv_tile(c, u->group, u->span * c->tiles + k);
         int64_t ld;
         char *matrix = room + c->out_channels * t.images * t.n * c->size;
-        const char *g = etch__conv_gather(c, planes, &t, c->out_channels, room, &ld);
+        const char *g =
+            etch__conv_gather(c, j->g, &t, u->group * c->out_channels, c->out_channels, room, &ld);
         if (c->plain) matrix = pixels + t.first * c->size;
         library_product p = (c->lines ? lines_product : matrix_product)(j, u, &t, g, ld, matrix);
         if (!etch__library_product(c->type, &p)) return false;
@@ -247,8 +262,35 @@ static bool fill_pixels(const input_job *j, const input_unit *u, char *pixels, c
 
 static char *result_of(const input_job *j, const input_unit *u, int64_t image) {
     const conv *c = &j->c;
-    int64_t channel = (image * c->at.groups + u->group) * c->in_channels + u->first;
-    return c->y + channel * c->pixels * (int64_t)etch_dtype_size(c->dtype);
+    int64_t all = c->at.groups * c->in_channels, channel = u->group * c->in_channels + u->first;
+    int64_t at = image * all * c->pixels + channel * (j->innermost ? 1 : c->pixels);
+    return c->y + at * (int64_t)etch_dtype_size(c->dtype);
+}
+
+/* Whether the pixels of a unit lie in the result as fill_pixels makes them. */
+static bool lie_in_result(const input_job *j, const input_unit *u, int64_t images) {
+    const conv *c = &j->c;
+    if (c->type != c->dtype) return false;
+    if (j->innermost) return !c->lines && u->channels == c->at.groups * c->in_channels;
+    return c->lines && images == 1;
+}
+
+/* Pixel after pixel, whose channels are neighbours. */
+static void store_pixels(const input_job *j, const input_unit *u, char *out, char *pixels) {
+    const conv *c = &j->c;
+    int64_t all = c->at.groups * c->in_channels * (int64_t)etch_dtype_size(c->dtype);
+    for (int64_t p = 0; p < c->pixels; p++, out += all, pixels += u->channels * c->size)
+        store(c, out, pixels, u->channels);
+}
+
+static void store_image(const input_job *j, const input_unit *u, char *out, char *pixels,
+                        char *room) {
+    const conv *c = &j->c;
+    if (j->innermost) {
+        if (c->lines) etch__conv_swap(c, room, pixels, 1, u->channels, c->pixels);
+        store_pixels(j, u, out, c->lines ? room : pixels);
+    } else if (c->lines) store(c, out, pixels, u->channels * c->pixels);
+    else store_planes(c, out, pixels, u->channels, c->pixels, room);
 }
 
 /* room: the pixels of a span and of one more image, then gradient and matrix of a tile. */
@@ -256,15 +298,12 @@ static bool do_unit(const input_job *j, const input_unit *u, char *room) {
     const conv *c = &j->c;
     int64_t image = u->channels * c->pixels, first = u->span * c->span;
     int64_t images = at_most(c->images - first, c->span);
-    bool direct = c->lines && images == 1 && c->type == c->dtype;
+    bool direct = lie_in_result(j, u, images);
     char *spare = room + images * image * c->size, *to = direct ? result_of(j, u, first) : room;
     if (!c->plain) memset(to, 0, (size_t)(images * image * c->size));
     if (!fill_pixels(j, u, to, spare + image * c->size)) return false;
-    for (int64_t k = 0; !direct && k < images; k++) {
-        char *out = result_of(j, u, first + k), *pixels = to + k * image * c->size;
-        if (c->lines) store(c, out, pixels, image);
-        else store_planes(c, out, pixels, u->channels, c->pixels, spare);
-    }
+    for (int64_t k = 0; !direct && k < images; k++)
+        store_image(j, u, result_of(j, u, first + k), to + k * image * c->size, spare);
     return true;
 }
 
@@ -319,7 +358,8 @@ static etch_status backward_input(const op_call *call, etch_tensor *const *outs)
     etch__conv_plan(&j.c, x->size, w->size, g->size);
     if (!etch__conv_fits(&j.c)) return etch__tls.status;
     plan_input(&j);
-    bool ok = (j.g = etch__row_major_elements(g, true, &copies[0])) &&
+    j.innermost = !x->contiguous;
+    bool ok = (j.g = take_gradient(&j.c, g, &copies[0])) &&
               (j.c.w = etch__row_major_elements(w, true, &copies[1])) &&
               (j.c.lines || (j.w = etch__malloc((size_t)(w->numel * j.c.size))));
     etch_status status = ok ? run_input(&j) : ETCH_ERR_OUT_OF_MEMORY;

@@ -58,6 +58,10 @@ etch_status etch__direct_run(direct_conv *d);
 /* Frees what begin made, whether it has failed or not. */
 void etch__direct_end(direct_conv *d);
 
+/* A handle of the same elements in the order images, rows, columns, channels. */
+etch_tensor etch__channels_last(const etch_tensor *x);
+/* Whether the channels of a pixel, of which there are several, are neighbours. */
+bool etch__lies_innermost(const etch_tensor *x);
 /* to[r * to_pitch + c] = from[c * from_pitch + r], elements of a dtype. */
 void etch__direct_turn(const direct_conv *d, etch_dtype dtype, char *to, int64_t to_pitch,
                        const char *from, int64_t from_pitch, int64_t rows, int64_t columns);

@@ -9,14 +9,15 @@
 
 /* ---- as it lies ---- */
 
-/* A handle of the same elements in the order images, rows, columns, channels. */
-static etch_tensor channels_last(const etch_tensor *x) {
+etch_tensor etch__channels_last(const etch_tensor *x) {
     static const int order[4] = {0, 2, 3, 1};
     etch_tensor t = *x;
     for (int k = 0; k < 4; k++) t.size[k] = x->size[order[k]], t.stride[k] = x->stride[order[k]];
     t.contiguous = etch__sizes_contiguous(4, t.size, t.stride);
     return t;
 }
+
+bool etch__lies_innermost(const etch_tensor *x) { return x->size[1] > 1 && x->stride[1] == 1; }
 
 /* The input's elements as sums read them. */
 static etch_dtype type_of(const direct_conv *d) { return d->pairs ? d->dtype : d->type; }
@@ -37,25 +38,30 @@ void etch__direct_turn(const direct_conv *d, etch_dtype dtype, char *to, int64_t
 
 typedef struct turn_job {
     const direct_conv *d;
-    const char *from; /* row-major, in the compute type */
+    const char *from; /* planes, or channels innermost, as sums read them */
     char *to;
     int64_t channels, height, width, padding;
+    bool planes;
     int64_t chunk, chunks; /* pixels that are done at once: rows, where there is padding */
 } turn_job;
 
 enum { TURN_PIXELS = 64 };
 
-/* Pixels first .. + n of an image: planes to channels. */
+/* Pixels first .. + n of an image, with zeros on both sides. */
 static void turn_chunk(const turn_job *j, int64_t image, int64_t first, int64_t n) {
     int64_t size = (int64_t)etch_dtype_size(type_of(j->d)), padded = j->width + 2 * j->padding;
     int64_t row = image * j->height + first / j->width, pixels = j->height * j->width;
-    char *to = j->to + (row * padded + j->padding + first % j->width) * j->channels * size;
-    const char *from = j->from + (image * j->channels * pixels + first) * size;
-    size_t pad = (size_t)(j->padding * j->channels * size);
-    etch__direct_turn(j->d, type_of(j->d), to, j->channels, from, pixels, n, j->channels);
+    int64_t pixel = j->channels * size;
+    char *to = j->to + (row * padded + j->padding + first % j->width) * pixel;
+    const char *from = j->from + image * pixels * pixel;
+    if (j->planes)
+        etch__direct_turn(j->d, type_of(j->d), to, j->channels, from + first * size, pixels, n,
+                          j->channels);
+    else memcpy(to, from + first * pixel, (size_t)(n * pixel));
+    size_t pad = (size_t)(j->padding * pixel);
     if (!pad) return;
     memset(to - pad, 0, pad);
-    memset(to + n * j->channels * size, 0, pad);
+    memset(to + n * pixel, 0, pad);
 }
 
 static void turn_task(void *ctx, int64_t begin, int64_t end) {
@@ -75,7 +81,10 @@ static bool turn_input(direct_conv *d, const etch_tensor *x, int64_t padding) {
     int64_t elements = x->size[0] * j.height * padded * j.channels;
     j.padding = padding, j.chunk = padding ? j.width : at_most(TURN_PIXELS, pixels);
     j.chunks = (pixels + j.chunk - 1) / j.chunk;
-    if (!(j.from = etch__row_major_elements(x, !d->pairs, &d->copies[0]))) return false;
+    etch_tensor t = etch__channels_last(x);
+    j.planes = j.channels > 1 && !etch__lies_innermost(x);
+    j.from = etch__row_major_elements(j.planes ? x : &t, !d->pairs, &d->copies[0]);
+    if (!j.from) return false;
     if (!(d->held[0] = etch__storage_new((size_t)elements * etch_dtype_size(type_of(d)))))
         return false;
     j.to = d->held[0]->data;
@@ -96,7 +105,11 @@ static bool has_runs(const conv_sizes *n) {
 
 static bool take_runs(direct_conv *d, const etch_tensor *x) {
     conv_sizes *n = &d->n;
-    if (!turn_input(d, x, n->at.padding[1])) return false;
+    etch_tensor t = etch__channels_last(x);
+    bool lies = x->numel && !n->at.padding[1] && t.stride[2] == t.size[3] &&
+                type_of(d) == d->dtype && (t.size[3] == 1 || t.stride[3] == 1);
+    if (lies) lie_as(d, etch__ptr(x), t.stride);
+    else if (!turn_input(d, x, n->at.padding[1])) return false;
     n->in_channels *= n->kernel[1], n->places = n->kernel[0];
     n->in[1] += 2 * n->at.padding[1];
     n->kernel[1] = 1, n->at.padding[1] = 0;
@@ -108,7 +121,7 @@ static bool take_runs(direct_conv *d, const etch_tensor *x) {
 bool etch__direct_input(direct_conv *d, const etch_tensor *x) {
     int64_t zeros = d->n.channels > RUN ? d->n.channels : RUN;
     if (!(d->zeros = d->copies[1] = etch__calloc((size_t)zeros, (size_t)d->size))) return false;
-    etch_tensor t = channels_last(x);
+    etch_tensor t = etch__channels_last(x);
     bool innermost = t.size[3] == 1 || t.stride[3] == 1;
     if (has_runs(&d->n)) return take_runs(d, x);
     if (innermost && type_of(d) == d->dtype) return lie_as(d, etch__ptr(x), t.stride), true;

@@ -49,15 +49,18 @@ etch_status etch__joined_conv_run(const joined_call *c) {
     const joined_product *j = c->k->joined;
     const joined_matmul *m = &j->m;
     void *const *operand = c->args + j->naccesses;
-    etch_storage storages[2] = {{.refs = 1, .lent = 1}, {.refs = 1, .lent = 1}};
+    etch_storage storages[3] = {
+        {.refs = 1, .lent = 1}, {.refs = 1, .lent = 1}, {.refs = 1, .lent = 1}};
     etch_tensor x = handle(&m->a_meta, operand[0], &storages[0]);
     etch_tensor w = handle(&m->b_meta, operand[1], &storages[1]);
     if (operand[2]) lie_in(&w, operand[1], operand[2]);
+    etch_tensor bias;
+    if (operand[3]) bias = handle(&m->bias_meta, operand[3], &storages[2]);
     conv_sizes n = etch__conv_sizes(&j->conv, x.size, w.size, m->c_meta.size);
     direct_conv d;
     int64_t start = etch__profile_start();
     bool channels = etch__channels_innermost(&m->c_meta);
-    bool ok = etch__direct_begin(&d, &n, &x, &w, NULL, !channels);
+    bool ok = etch__direct_begin(&d, &n, &x, &w, operand[3] ? &bias : NULL, !channels);
     d.finish = channels ? finish_channels : finish_planes, d.ctx = c;
     etch_status status = ok ? etch__direct_run(&d) : ETCH_ERR_OUT_OF_MEMORY;
     etch__direct_end(&d);

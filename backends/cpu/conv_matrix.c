@@ -350,14 +350,29 @@ void etch__conv_add(const conv *c, char *to, int64_t channels, const char *matri
 
 /* ---- the output's side ---- */
 
-const char *etch__conv_gather(const conv *c, const char *y, const conv_tile *t, int64_t channels,
-                              char *room, int64_t *ld) {
-    int64_t all = c->at.groups * c->out_channels * c->positions * c->size, bytes = t->n * c->size;
-    y += t->image * all + t->first * c->size;
-    *ld = t->images > 1 ? t->images * t->n : c->positions;
-    if (t->images == 1) return y;
+static void gather_innermost(const conv *c, const char *g, const conv_tile *t, int64_t channels,
+                             char *room) {
+    int64_t all = c->at.groups * c->out_channels;
+    strip_shape shape = {channels, t->images * t->n, 1, 1, all};
+    for (int64_t i = 0; i < t->images; i++)
+        c->isa->strips->prim[STRIP_MOVE][c->type](
+            room + i * t->n * c->size, g + i * c->positions * all * c->size, &shape, NULL, t->n);
+}
+
+const char *etch__conv_gather(const conv *c, const char *g, const conv_tile *t, int64_t first,
+                              int64_t channels, char *room, int64_t *ld) {
+    int64_t all = c->at.groups * c->out_channels, bytes = t->n * c->size;
+    g += t->image * all * c->positions * c->size;
+    *ld = t->images > 1 || c->innermost ? t->images * t->n : c->positions;
+    if (c->innermost) {
+        gather_innermost(c, g + (t->first * all + first) * c->size, t, channels, room);
+        return room;
+    }
+    g += (first * c->positions + t->first) * c->size;
+    if (t->images == 1) return g;
     for (int64_t k = 0; k < channels; k++)
         for (int64_t i = 0; i < t->images; i++)
-            copy_run(room + (k * t->images + i) * bytes, y + i * all + k * bytes, bytes);
+            copy_run(room + (k * t->images + i) * bytes, g + (i * all + k) * c->positions * c->size,
+                     bytes);
     return room;
 }

@@ -104,7 +104,8 @@ static etch_status run(const kernel_step *k, void *const *args, const uint64_t *
 }
 
 static bool channels_last(uint16_t op, etch_dtype dtype) {
-    return op == OP_CONVOLUTION && etch__conv_is_direct(dtype);
+    return (op == OP_CONVOLUTION || op == OP_CONVOLUTION_BACKWARD_INPUT) &&
+           etch__conv_is_direct(dtype);
 }
 
 /* Where sizes are dynamic, they decide nothing. */

@@ -12,12 +12,14 @@ typedef struct joined_product {
     conv_numbers conv; /* its numbers */
     int naxes, naccesses;
     bool rows;                        /* the kernel reduces rows: a unit is one of them */
+    bool flat;                        /* row follows row in all memory: many can be one */
     uint8_t bytes[LOOP_MAX_ACCESSES]; /* of an element of each access */
 } joined_product;
 
 /* NULL: no memory. */
 joined_product *etch__joined_new(const lowered *low);
-/* The arguments are those of the kernel's accesses, then A, B and B's storage. */
+/* The arguments are those of the kernel's accesses, then A, B, B's storage, a convolution's bias:
+ * the last two may be NULL. */
 etch_status etch__joined_run(const kernel_step *k, void *const *args, const uint64_t *cells);
 
 /* One run of such a kernel, and what it does to a tile of so many bytes an element. */

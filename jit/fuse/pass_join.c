@@ -22,10 +22,9 @@
 
 /* ---- what a product is ---- */
 
-/* One without a bias of its own. */
 static bool is_convolution(const ir *r, const ir_node *n) {
     return n->op == OP_CONVOLUTION && r->target->channels_last && !r->g->dynamic &&
-           r->target->channels_last(n->op, n->dtype) && sources(r, n)[2].version < 0;
+           r->target->channels_last(n->op, n->dtype);
 }
 
 static bool is_matmul(const ir *r, const ir_node *n) {
@@ -77,7 +76,7 @@ static bool can_take(const ir *r, const ir_group *g, bool may_write) {
         bool writes = n->write || r->versions[n->out].memory;
         if ((writes && !may_write) || (n->index && r->target->matmuls.wide)) return false;
     }
-    return g->naccesses + 3 * most + 2 <= LOOP_MAX_ACCESSES;
+    return g->naccesses + 4 * most + 2 <= LOOP_MAX_ACCESSES;
 }
 
 /* Whether memory that changes from row to row of a convolution's tiles goes along them: channel

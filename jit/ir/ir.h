@@ -236,7 +236,8 @@ typedef struct joined_matmul {
     /* A convolution of a by b: its graph node's attributes, the operands and the result. Rows are
      * its positions, columns its channels; where it lies in planes, the other way round. */
     const int64_t *conv; /* or NULL */
-    tensor_meta a_meta, b_meta, c_meta;
+    plan_address bias;   /* of a convolution; version -1: it has none */
+    tensor_meta a_meta, b_meta, c_meta, bias_meta;
 } joined_matmul;
 
 /* A group as a loop kernel with what a launch needs. */

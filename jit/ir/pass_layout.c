@@ -1,7 +1,7 @@
-/* Channels innermost: what a convolution makes, and what is made of it element by element, lies
- * with the channels of a position side by side where another convolution, or a reduction, reads it
- * and only the plan sees it. That is the order in which convolutions read and compute
- * (backends/cpu/conv_direct.c), so between two of them nothing is turned.
+/* Channels innermost: what a convolution or its gradient makes, and what is made of it element by
+ * element, lies with the channels of a position side by side where another convolution, or a
+ * reduction, reads it and only the plan sees it. That is the order in which convolutions read and
+ * compute (backends/cpu/conv_direct.c, conv_backward.c), so between two of them nothing is turned.
  *
  * Obligations: a version that is an output, lies in an input's memory, is changed in place or is
  * read through a view stays row-major. Values and the order of all sums are those of logical
@@ -45,8 +45,16 @@ static bool find_fixed(layout *l) {
 }
 
 static bool makes_channels(const ir *r, const ir_node *n) {
-    return n->kind == IR_CALL && n->op == OP_CONVOLUTION && !etch__op_is_users(n->op) &&
+    return n->kind == IR_CALL && !etch__op_is_users(n->op) &&
            r->target->channels_last(n->op, r->versions[n->out].meta.dtype);
+}
+
+/* How many of its operands, from the first on, the node reads better so. */
+static int reads_channels(const layout *l, const ir_node *n) {
+    bool passes = n->kind == IR_POINT && l->wanted[n->out] && !l->fixed[n->out];
+    if (n->dead) return 0;
+    if (n->kind == IR_CALL) return makes_channels(l->r, n);
+    return n->kind == IR_REDUCE || passes ? n->nin : 0;
 }
 
 /* From the readers back to what is made for them. */
@@ -54,9 +62,7 @@ static void find_wanted(layout *l) {
     const ir *r = l->r;
     for (int i = r->nnodes - 1; i >= 0; i--) {
         const ir_node *n = &r->nodes[i];
-        bool passes = n->kind == IR_POINT && l->wanted[n->out] && !l->fixed[n->out];
-        int reads = makes_channels(r, n) ? 1 : n->kind == IR_REDUCE || passes ? n->nin : 0;
-        for (int k = 0; !n->dead && k < reads; k++)
+        for (int k = reads_channels(l, n) - 1; k >= 0; k--)
             if (sources(r, n)[k].version >= 0) l->wanted[sources(r, n)[k].version] = true;
     }
 }

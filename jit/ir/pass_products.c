@@ -3,8 +3,8 @@
  *
  *   addmm(self, a, b)   ->  c = product(a, b), then self + c, rounded where it is of halves
  *   mm(a, b) of halves  ->  c = product(a, b), then c rounded
- *   convolution(x, w, bias), or of halves
- *                       ->  c = convolution(x, w), then bias + c, rounded
+ *   convolution(x, w, bias) of halves
+ *                       ->  c = convolution(x, w, bias), then c rounded
  *
  * so that what is made of c can share a kernel with what follows, and c itself stay in the cache
  * (pass_join.c; there what found nobody to share with becomes the operator again).
@@ -20,8 +20,7 @@
 static bool is_wide_convolution(const ir *r, const graph_node *x) {
     etch_dtype d = r->g->values[x->out].meta.dtype, type = etch__compute_type(d);
     return r->target->channels_last && r->target->channels_last(x->op, type) &&
-           !etch__op_is_users(x->op) && !r->g->dynamic &&
-           (type != d || r->g->operands[x->in + 2] >= 0);
+           !etch__op_is_users(x->op) && !r->g->dynamic && type != d;
 }
 
 /* Whether a kernel takes products of these sizes (pass_join.c). */
@@ -62,21 +61,13 @@ static int32_t add_product(ir *r, int gnode, const ir_source *in) {
     tensor_meta wide = r->g->values[x->out].meta;
     wide.dtype = (uint8_t)etch__compute_type(wide.dtype);
     ir_node n = {.kind = IR_CALL, .op = OP_MM, .gnode = gnode, .nin = 2, .dtype = wide.dtype};
-    if (x->op != OP_CONVOLUTION)
-        return etch__ir_add(r, &n, in + (x->op == OP_ADDMM), x->out, &wide);
-    ir_source operands[3] = {in[0], in[1], {.version = -1, .root = -1}};
-    n.op = x->op, n.nin = 3;
-    return etch__ir_add(r, &n, operands, x->out, &wide);
+    if (x->op == OP_CONVOLUTION) n.op = x->op, n.nin = 3;
+    return etch__ir_add(r, &n, in + (x->op == OP_ADDMM), x->out, &wide);
 }
 
 /* What is added to the product; version -1: nothing. */
 static ir_source addend(const graph_node *x, const ir_source *in) {
-    if (x->op == OP_ADDMM) return in[0];
-    if (x->op != OP_CONVOLUTION || in[2].version < 0) return (ir_source){.version = -1};
-    ir_source bias = in[2]; /* one for each channel */
-    bias.meta.ndim = 3, bias.meta.size[1] = bias.meta.size[2] = 1;
-    bias.meta.stride[1] = bias.meta.stride[2] = 1;
-    return bias;
+    return x->op == OP_ADDMM ? in[0] : (ir_source){.version = -1};
 }
 
 int32_t etch__add_wide_product(ir *r, int gnode, const ir_source *in) {
@@ -110,10 +101,7 @@ bool etch__is_whole_operator(const ir *r, const ir_node *product, const ir_node 
 bool etch__become_operator(ir *r, ir_node *product, const ir_node *n) {
     ir_source in[3] = {sources(r, n)[n->nin - 1], sources(r, product)[0], sources(r, product)[1]};
     int first = n->op == OP_MM, nin = 3 - first;
-    if (n->op == OP_CONVOLUTION) {
-        memcpy(in, sources(r, product), sizeof in);
-        if (n->nin > 1) in[2] = sources(r, n)[1], in[2].meta.ndim = 1;
-    }
+    if (n->op == OP_CONVOLUTION) memcpy(in, sources(r, product), sizeof in);
     if (!etch__arena_grow(r->memory, &r->sources, &r->sources_cap, r->nsources + nin,
                           sizeof *r->sources))
         return false;

@@ -452,10 +452,12 @@ static void note_matmul(lowering *l, int access, const ir_node *n) {
                          .a_col = a->meta.stride[1],
                          .b_row = b->meta.stride[0],
                          .b_col = b->meta.stride[1],
-                         .dtype = a->meta.dtype};
+                         .dtype = a->meta.dtype,
+                         .bias = {.version = -1}};
     if (n->op != OP_CONVOLUTION) return;
     m->conv = l->r->g->attrs + l->r->g->nodes[n->gnode].at;
     m->a_meta = a->meta, m->b_meta = b->meta, m->c_meta = l->r->versions[n->out].meta;
+    if (a[2].version >= 0) m->bias = address_of(l->r, a + 2), m->bias_meta = a[2].meta;
 }
 
 /* Members that are products, by the access that stands for each. */
@@ -489,7 +491,7 @@ etch_status etch__lower(const ir *r, int32_t group, lowered *out) {
     l->r = r, l->g = &r->groups[group], l->out = out, l->k = &out->k;
     l->naxes = l->g->naxes;
     l->k->any_mode = r->g->any_mode;
-    out->operands = r->target->matmuls.wide ? 3 : 2;
+    out->operands = r->target->matmuls.wide ? 4 : 2;
     name_kernel(l, group);
     emit_members(l);
     bool ok = !l->failed;

@@ -95,7 +95,7 @@ static const joined_matmul *matmul_at(const lowered *low, int access) {
 }
 
 /* Arguments: the accesses, then A and B of each product, and on a target that packs weights the
- * storage of B, if that is an input as it came. */
+ * storage of B, if that is an input as it came, and the bias of a convolution. */
 static int arguments(const lowered *low) {
     return low->k.naccesses + low->operands * low->nmatmuls;
 }
@@ -107,10 +107,12 @@ static plan_place argument_place(const plan_maker *m, const lowered *low, int i)
     if (operand < 0 && matmul_at(low, i)) return (plan_place){PLACE_NONE, 0, 0};
     if (operand >= 0) {
         const joined_matmul *p = &low->matmul[operand / low->operands];
-        a = operand % low->operands ? &p->b : &p->a;
+        const plan_address *all[] = {&p->a, &p->b, &p->b, &p->bias};
+        a = all[operand % low->operands];
     }
+    if (a->version < 0) return (plan_place){PLACE_NONE, 0, 0};
     plan_place at = place_of(m, a->version, a->root, a->offset);
-    if (operand < 0 || operand % low->operands < 2) return at;
+    if (operand < 0 || operand % low->operands != 2) return at;
     bool came = at.kind == PLACE_INPUT && m->r->versions[a->version].node < 0;
     return came ? (plan_place){PLACE_STORAGE, a->root, 0} : (plan_place){PLACE_NONE, 0, 0};
 }
