@@ -97,7 +97,7 @@ static etch_status prepare_others(compile *c, ir *r) {
     return status == ETCH_OK ? prepare_other_sums(c, r) : status;
 }
 
-enum { MAX_MEMBERS = 64 };
+enum { MAX_MEMBERS = 128 };
 
 /* Where a kernel with products would be waited for, they stay apart. */
 static etch_status make_groups(ir *r, plan **out, const char **why) {

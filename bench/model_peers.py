@@ -157,7 +157,7 @@ def resnet50(F, x, w, name, length):
 
 
 def lstm_cell(F, x, w, name, length):
-    h, c = next(w), next(w)
+    x, h, c = x[0], x[1], x[2]
     gates = F.linear(x, next(w), next(w)) + F.linear(h, next(w), next(w))
     n = c.shape[1]
     i, f, g, o = (gates[:, k * n:(k + 1) * n] for k in range(4))

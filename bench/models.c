@@ -213,10 +213,12 @@ static etch_tensor *resnet50(net *n, etch_tensor *x) {
 /* ---- a recurrent cell ---- */
 
 /* The new state; h and c are among the weights. */
-static etch_tensor *lstm_cell(net *n, etch_tensor *x) {
-    int64_t rows = etch_size(x, 0), width = n->width;
-    etch_tensor *h = weight(n, ETCH_SHAPE(rows, width), 0, 1);
-    etch_tensor *c = weight(n, ETCH_SHAPE(rows, width), 0, 1);
+/* The input is x, h and c: a state that was a weight would be folded into constants by some peers,
+ * one of the two products with it. */
+static etch_tensor *lstm_cell(net *n, etch_tensor *input) {
+    int64_t width = n->width;
+    etch_tensor *x = etch_select(input, 0, 0), *h = etch_select(input, 0, 1);
+    etch_tensor *c = etch_select(input, 0, 2);
     etch_tensor *from_x = linear(n, x, width, 4 * width);
     etch_tensor *gates = etch_add(from_x, linear(n, h, width, 4 * width));
     etch_tensor *part[4];
@@ -260,7 +262,7 @@ const model_row model_rows[] = {
     {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 2048},
     {"resnet_block", resnet_block, {1, 256, 56, 56}, .inner = 64},
     {"resnet50", resnet50, {1, 3, 224, 224}, .width = 0},
-    {"lstm_cell", lstm_cell, {32, 256}, .width = 256},
+    {"lstm_cell", lstm_cell, {3, 32, 256}, .width = 256},
     {"bert_f32", encoder, {1, 128, 384}, 6, 384, 12, .inner = 1536, GPU(ETCH_F32)},
     {"bert_bf16", encoder, {8, 128, 768}, 12, 768, 12, .inner = 3072, GPU(ETCH_BF16)},
     {"llama_512", llama, {1, 512, 2048}, 4, 2048, 16, .inner = 5632, GPU(ETCH_BF16)},

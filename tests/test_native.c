@@ -911,6 +911,35 @@ TEST(long_chains_are_cut) {
     etch__graph_free(g);
 }
 
+/* Rounds of two chains, each of which reads the other: neither runs ahead into kernels of its own,
+ * and of what a kernel computes only what is read behind it takes its room. */
+static void check_rounds(int rounds, int kernels) {
+    graph *g = etch__graph_new("rounds/0");
+    tensor_meta m = {.dtype = ETCH_F32, .ndim = 1, .size = {300}, .stride = {1}};
+    for (int i = 0; i < 2; i++) etch__graph_add_input(g, &m);
+    op_call mul = {.op = OP_MUL_TENSOR, .nin = 2}, most = {.op = OP_MAXIMUM, .nin = 2};
+    int32_t re = 0, im = 1;
+    for (int i = 0; i < rounds; i++) {
+        int32_t first = g->nvalues, rr[2] = {re, re}, ii[2] = {im, im}, product[2] = {re, im};
+        int32_t next_re[2] = {first, first + 1}, next_im[2] = {first + 2, 1};
+        etch__graph_add_node(g, &mul, rr, &m);
+        etch__graph_add_node(g, &mul, ii, &m);
+        etch__graph_add_node(g, &mul, product, &m);
+        etch__graph_add_node(g, &most, next_re, &m);
+        etch__graph_add_node(g, &most, next_im, &m);
+        re = first + 3, im = first + 4;
+    }
+    etch__graph_add_output(g, re);
+    etch__graph_add_output(g, im);
+    check_graph(g, kernels, 0);
+    etch__graph_free(g);
+}
+
+TEST(chains_that_meet_share_kernels) {
+    check_rounds(20, 1);
+    check_rounds(40, 2);
+}
+
 /* What a child process with a broken helper does: exit status 0 when all is as it should be. */
 static int run_with_broken_helper(void) {
     graph *g = etch__graph_parse("graph b(%0: f32[50]) {\n %1: f32[50] = sin(%0)\n return %1\n}");

@@ -1,10 +1,10 @@
 /* Fusion: deals the nodes out to groups, each of which becomes one kernel or one call.
  *
- * A node prefers the group of its operands, then the first group with its space that reads the
- * same and comes late enough already, then a new one (what a group must be: fuse_rules.c). Then
- * pointwise groups of which one reads the other become one, where they can, and small ones that
- * have nothing to do with each other (fuse_merge.c). At the end the groups are numbered in the
- * order in which they run (fuse_order.c).
+ * A node prefers the group of its operands, which become one where they are several, then the first
+ * group with its space that reads the same and comes late enough already, then a new one (what a
+ * group must be: fuse_rules.c). Then pointwise groups of which one reads the other become one, where
+ * they can, and small ones that have nothing to do with each other (fuse_merge.c). At the end the
+ * groups are numbered in the order in which they run (fuse_order.c).
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
  * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
@@ -38,8 +38,13 @@ static void mark_feeding(ir *r) {
 }
 
 static bool reset(ir *r) {
+    ir_uses uses;
+    if (!etch__ir_uses(r, &uses)) return false;
     r->ngroups = 0;
-    for (int v = 0; v < r->nversions; v++) r->versions[v].group = -1, r->versions[v].stored = false;
+    for (int i = 0; i < r->nversions; i++) {
+        ir_version *v = &r->versions[i];
+        v->group = -1, v->stored = false, v->outside = uses.readers[i];
+    }
     for (int i = 0; i < r->nnodes; i++) r->nodes[i].group = -1, r->nodes[i].feeds_check = false;
     mark_feeding(r);
     r->words = r->nnodes > CLOSURE_MAX ? 0 : (r->nnodes + 63) / 64;
@@ -52,12 +57,13 @@ static bool reset(ir *r) {
 static bool add_member(ir *r, int32_t node, int32_t group, const space *sp, int stage) {
     ir_node *n = &r->nodes[node];
     ir_group *g = &r->groups[group];
-    int accesses, code;
+    int loads, code;
     if (!etch__arena_grow(r->memory, &g->members, &g->members_cap, g->nmembers + 1,
                           sizeof *g->members))
         return false;
-    etch__group_cost(r, n, group, &accesses, &code);
-    g->naccesses += accesses, g->ncode += code;
+    etch__group_cost(r, n, group, &loads, &code);
+    g->nloads += loads, g->ncode += code;
+    etch__note_inside(r, n, group);
     g->members[g->nmembers++] = node;
     g->mask |= sp->mask;
     n->group = group;
@@ -81,19 +87,21 @@ static bool new_group(ir *r, int32_t node, const space *sp) {
     return add_member(r, node, r->ngroups - 1, sp, 0);
 }
 
-/* A group that holds one of the node's operands in a register, the last one that will do, or -1. */
+/* A group that holds one of the node's operands in a register, the last one that will do, or -1.
+ * One without room for it gets no other node either: what comes then mostly needs this one, and of
+ * a chain that is cut in several places at once more has to lie in memory. */
 static int32_t operand_group(const ir *r, const ir_node *n, const space *sp, bool *full) {
     int32_t best = -1;
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
         if (!etch__fusable(r, n, sp, s)) continue;
         int32_t group = r->versions[s->version].group;
-        const ir_group *g = &r->groups[group];
+        ir_group *g = &r->groups[group];
         if (n->kind == IR_REDUCE && g->mask && g->mask != sp->mask) continue;
         if (group <= best || !etch__ready(r, n, sp, group, etch__stage_in(r, n, group, sp)))
             continue;
         if (etch__fits(r, n, group)) best = group;
-        else *full = true;
+        else *full = g->full = true;
     }
     return best;
 }
@@ -112,12 +120,23 @@ static int32_t sibling_group(const ir *r, const ir_node *n, const space *sp) {
     return -1;
 }
 
+/* The groups of several operands become one before it fills: of two chains that meet, neither runs
+ * ahead of the other into a kernel of its own. */
+static bool merge_operands(ir *r, const ir_node *n, const space *sp) {
+    bool full = false;
+    int32_t group = r->words ? operand_group(r, n, sp, &full) : -1;
+    for (int i = 0; group >= 0 && i < n->nin; i++)
+        if (!etch__merge_into_reader(r, &sources(r, n)[i], sp, n, group)) return false;
+    return true;
+}
+
 static bool place(ir *r, int32_t node) {
     ir_node *n = &r->nodes[node];
     bool full = false;
     space sp = etch__space_of(n);
     int32_t group = -1;
     if (is_loop(n)) {
+        if (!merge_operands(r, n, &sp)) return false;
         group = operand_group(r, n, &sp, &full);
         if (group < 0) group = sibling_group(r, n, &sp);
     }

@@ -58,13 +58,23 @@ bool etch__good_rows(const ir_group *g, int device);
 enum { ACCESS_BUDGET = LOOP_MAX_ACCESSES - 6, CODE_BUDGET = LOOP_MAX_CODE - 16 };
 /* Whether the group loads something that the node reads. */
 bool etch__shares_load(const ir *r, const ir_node *n, const ir_group *g);
-/* What the node adds to a group: accesses and instructions, as far as known now; whether there is
- * room for it. */
-void etch__group_cost(const ir *r, const ir_node *n, int32_t group, int *accesses, int *code);
+/* What the node adds to a group: loads, and instructions without stores. */
+void etch__group_cost(const ir *r, const ir_node *n, int32_t group, int *loads, int *code);
+/* How often the node reads the version. */
+int etch__reads_of(const ir *r, const ir_node *n, int32_t version);
+/* What a group stores if nothing more joins it; whether there is room in it, for the node. */
+int etch__group_stores(const ir *r, const ir_group *g);
+bool etch__has_room(const ir *r, int members, int loads, int code, int stores);
 bool etch__fits(const ir *r, const ir_node *n, int32_t group);
+/* Notes that the node, a member by now, has its operands inside its group. */
+void etch__note_inside(ir *r, const ir_node *n, int32_t made_in);
 
 /* ---- fuse_merge.c, fuse_order.c, fuse_log.c ---- */
 
+/* Makes the group of the node's operand one with `then`, which the node is in or is to join, where
+ * that can be. false: out of memory. */
+bool etch__merge_into_reader(ir *r, const ir_source *s, const space *sp, const ir_node *n,
+                             int32_t then);
 /* false: out of memory. */
 bool etch__merge_groups(ir *r);
 /* Numbers the groups in the order of their steps. false: out of memory. */

@@ -54,6 +54,23 @@ static bool writes_fit(const ir *r, int32_t group, int32_t other) {
     return true;
 }
 
+/* What one reads of the other is loaded no more, and stored only for others. */
+static bool room_for_both(const ir *r, const ir_group *a, const ir_group *b) {
+    int members = a->nmembers + b->nmembers, loads = a->nloads + b->nloads;
+    int code = a->ncode + b->ncode, stores = etch__group_stores(r, a) + etch__group_stores(r, b);
+    if (members > r->max_members) return false;
+    for (int m = 0; m < a->nmembers; m++) {
+        const ir_node *n = &r->nodes[a->members[m]];
+        int reads = 0;
+        for (int k = 0; k < b->nmembers; k++)
+            reads += etch__reads_of(r, &r->nodes[b->members[k]], n->out);
+        if (!reads) continue;
+        loads--, code--;
+        stores -= !n->write && reads == r->versions[n->out].outside;
+    }
+    return etch__has_room(r, members, loads, code, stores);
+}
+
 /* What a check needs is not put off, since the check comes before inputs are written. */
 static bool can_merge(const ir *r, int32_t first, int32_t then) {
     const ir_group *a = &r->groups[first], *b = &r->groups[then];
@@ -61,10 +78,7 @@ static bool can_merge(const ir *r, int32_t first, int32_t then) {
     if ((a->feeds_check || b->feeds_check) &&
         (a->feeds_check != b->feeds_check || a->writes_input || b->writes_input))
         return false;
-    if (a->nmembers + b->nmembers > r->max_members || a->ncode + b->ncode > CODE_BUDGET ||
-        a->naccesses + b->naccesses > ACCESS_BUDGET)
-        return false;
-    return writes_fit(r, first, then) && writes_fit(r, then, first);
+    return room_for_both(r, a, b) && writes_fit(r, first, then) && writes_fit(r, then, first);
 }
 
 /* `then` has the members of both, in the order of their dependences; `first` has none. */
@@ -73,6 +87,7 @@ static bool merge(ir *r, int32_t first, int32_t then) {
     if (!etch__arena_grow(r->memory, &a->members, &a->members_cap, a->nmembers + b->nmembers,
                           sizeof *a->members))
         return false;
+    for (int i = 0; i < b->nmembers; i++) etch__note_inside(r, &r->nodes[b->members[i]], first);
     memcpy(a->members + a->nmembers, b->members, (size_t)b->nmembers * sizeof *b->members);
     for (int i = 0; i < a->nmembers; i++) {
         ir_node *n = &r->nodes[a->members[i]];
@@ -80,7 +95,7 @@ static bool merge(ir *r, int32_t first, int32_t then) {
     }
     ir_group empty = *b;
     b->members = a->members, b->members_cap = a->members_cap, b->nmembers += a->nmembers;
-    b->naccesses += a->naccesses, b->ncode += a->ncode, b->feeds_check |= a->feeds_check;
+    b->nloads += a->nloads, b->ncode += a->ncode, b->feeds_check |= a->feeds_check;
     b->writes |= a->writes, b->writes_input |= a->writes_input;
     a->members = empty.members, a->members_cap = empty.members_cap, a->nmembers = 0;
     etch__add_need(r, then, first);
@@ -91,21 +106,22 @@ static bool merge(ir *r, int32_t first, int32_t then) {
 
 /* ---- one that reads the other ---- */
 
+bool etch__merge_into_reader(ir *r, const ir_source *s, const space *sp, const ir_node *n,
+                             int32_t then) {
+    if (!from_group(r, n, s) || !etch__fusable(r, n, sp, s)) return true;
+    int32_t first = r->versions[s->version].group;
+    bool merges = first != then && can_merge(r, first, then) && reads_registers(r, first, then) &&
+                  !something_between(r, first, then);
+    return !merges || merge(r, first, then);
+}
+
 static bool merge_chains(ir *r) {
     for (int i = 0; i < r->nnodes && r->words; i++) {
         const ir_node *n = &r->nodes[i];
         if (n->dead || n->group < 0 || !is_loop(n)) continue;
         space sp = etch__space_of(n);
-        for (int k = 0; k < n->nin; k++) {
-            const ir_source *s = &sources(r, n)[k];
-            if (!from_group(r, n, s)) continue;
-            int32_t first = r->versions[s->version].group;
-            if (first == n->group || !etch__fusable(r, n, &sp, s)) continue;
-            if (!can_merge(r, first, n->group) || !reads_registers(r, first, n->group) ||
-                something_between(r, first, n->group))
-                continue;
-            if (!merge(r, first, n->group)) return false;
-        }
+        for (int k = 0; k < n->nin; k++)
+            if (!etch__merge_into_reader(r, &sources(r, n)[k], &sp, n, n->group)) return false;
     }
     return true;
 }

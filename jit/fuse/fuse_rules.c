@@ -246,25 +246,59 @@ static int program_length(const ir_node *n) {
     return length;
 }
 
-/* What the node adds to a group: accesses and instructions, as far as known now. */
-void etch__group_cost(const ir *r, const ir_node *n, int32_t group, int *accesses, int *code) {
+/* What the node adds to a group: loads, and instructions without stores. */
+void etch__group_cost(const ir *r, const ir_node *n, int32_t group, int *loads, int *code) {
     const ir_group *g = group < r->ngroups ? &r->groups[group] : NULL;
-    *accesses = n->write;
-    *code = program_length(n) + 1;
+    *loads = 0;
+    *code = program_length(n);
     for (int i = 0; i < n->nin; i++) {
         const ir_source *s = &sources(r, n)[i];
         if (s->version < 0) continue;
         const ir_version *v = &r->versions[s->version];
         if (v->constant) *code += program_length(&r->nodes[v->node]);
         else if ((v->group != group || v->group < 0) && !(g && loads_already(r, g, s)))
-            ++*accesses, ++*code;
+            ++*loads, ++*code;
     }
 }
 
+int etch__reads_of(const ir *r, const ir_node *n, int32_t version) {
+    int reads = 0;
+    for (int i = 0; i < n->nin; i++) reads += sources(r, n)[i].version == version;
+    return reads;
+}
+
+/* What the group stores if nothing joins it but `next`, which may be NULL. */
+static int stores_with(const ir *r, const ir_group *g, const ir_node *next) {
+    int stores = next != NULL;
+    for (int m = 0; m < g->nmembers; m++) {
+        const ir_node *n = &r->nodes[g->members[m]];
+        int reads = next ? etch__reads_of(r, next, n->out) : 0;
+        stores += n->write || r->versions[n->out].outside > reads;
+    }
+    return stores;
+}
+
+int etch__group_stores(const ir *r, const ir_group *g) { return stores_with(r, g, NULL); }
+
+bool etch__has_room(const ir *r, int members, int loads, int code, int stores) {
+    return members <= r->max_members && loads + stores <= ACCESS_BUDGET &&
+           code + stores <= CODE_BUDGET;
+}
+
+/* At any time a group has room to store all that is read elsewhere, or later: so what a chain of
+ * operators hands on is what is alive where it is cut, and no value in between counts. */
 bool etch__fits(const ir *r, const ir_node *n, int32_t group) {
     const ir_group *g = &r->groups[group];
-    int accesses, code;
-    etch__group_cost(r, n, group, &accesses, &code);
-    return g->nmembers < r->max_members && g->naccesses + accesses <= ACCESS_BUDGET &&
-           g->ncode + code <= CODE_BUDGET;
+    int loads, code;
+    if (g->full) return false;
+    etch__group_cost(r, n, group, &loads, &code);
+    return etch__has_room(r, g->nmembers + 1, g->nloads + loads, g->ncode + code,
+                          stores_with(r, g, n));
+}
+
+void etch__note_inside(ir *r, const ir_node *n, int32_t made_in) {
+    for (int i = 0; i < n->nin; i++) {
+        int32_t version = sources(r, n)[i].version;
+        if (version >= 0 && r->versions[version].group == made_in) r->versions[version].outside--;
+    }
 }

@@ -18,6 +18,7 @@
  * f32 in full precision, and where sizes are dynamic products stay apart, so that no later size
  * needs code that an earlier one did not. */
 #include "core/dispatch/dispatch.h"
+#include "jit/fuse/fuse.h"
 #include "jit/ir/target.h"
 
 /* ---- what a product is ---- */
@@ -76,7 +77,7 @@ static bool can_take(const ir *r, const ir_group *g, bool may_write) {
         bool writes = n->write || r->versions[n->out].memory;
         if ((writes && !may_write) || (n->index && r->target->matmuls.wide)) return false;
     }
-    return g->naccesses + 4 * most + 2 <= LOOP_MAX_ACCESSES;
+    return g->nloads + etch__group_stores(r, g) + 4 * most <= LOOP_MAX_ACCESSES;
 }
 
 /* Whether memory that changes from row to row of a convolution's tiles goes along them: channel

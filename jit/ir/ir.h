@@ -29,6 +29,7 @@ typedef struct ir_version {
     tensor_meta meta; /* of inputs made apart row-major, else as the base lies */
     int32_t group;    /* after fusion; -1: an input, or computed by each reader */
     uint8_t stage;    /* see loop.h */
+    int32_t outside;  /* while fusing: readers that are not in its group (yet), see uses.c */
     int32_t buffer;   /* after the memory plan */
 } ir_version;
 
@@ -82,8 +83,9 @@ typedef struct ir_group {
     bool writes;                    /* some member changes memory in place */
     bool feeds_check, writes_input; /* some member is needed by a check; some writes an input */
     uint8_t last;                   /* stage of any member's result */
-    uint8_t nmatmuls;     /* members of a kernel that are products: pass_join.c, the last ones */
-    int naccesses, ncode; /* estimates, for the limits */
+    uint8_t nmatmuls;  /* members of a kernel that are products: pass_join.c, the last ones */
+    int nloads, ncode; /* estimates, for the limits; ncode: without stores */
+    bool full;         /* it had no room for a node that would have done */
 } ir_group;
 
 /* Which kernels may go over their rows again: those whose rows are many or short enough; or none;
