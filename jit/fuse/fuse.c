@@ -2,9 +2,9 @@
  *
  * A node prefers the group of its operands, which become one where they are several, then the first
  * group with its space that reads the same and comes late enough already, then a new one (what a
- * group must be: fuse_rules.c). Then pointwise groups of which one reads the other become one, where
- * they can, and small ones that have nothing to do with each other (fuse_merge.c). At the end the
- * groups are numbered in the order in which they run (fuse_order.c).
+ * group must be: fuse_rules.c). Then pointwise groups of which one reads the other become one,
+ * where they can, and small ones that have nothing to do with each other (fuse_merge.c). At the end
+ * the groups are numbered in the order in which they run (fuse_order.c).
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
  * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
