@@ -1,10 +1,11 @@
 /* Convolutions and their gradients of operands whose channels lie innermost, as plans lay them: the
  * bits are those of planes, of every float dtype, with sizes that leave rests, groups, dilation and
- * strides; and steps of training compiled as eager.
+ * strides; steps of training compiled as eager; and which layout a plan takes.
  * Labels: optimised. */
 #include <etch/etch.h>
 
 #include "cpu_support.h"
+#include "log_support.h"
 
 #define S ETCH_SHAPE
 
@@ -103,6 +104,43 @@ static void check_step(const conv_case *c, etch_dtype t) {
 TEST(steps_of_training_compiled_equal_eager) {
     for (int k = 0; k < 4 * COUNT_OF(cases); k++)
         ETCH_SCOPE { check_step(&cases[k / 4], types[k % 4]); }
+}
+
+/* ---- which layout ---- */
+
+/* x, w and v: a layer, and the convolution that reads it. */
+static ETCH_FN_N(two_layers, ctx, in, nin, out, nout) {
+    etch_tensor *y =
+        etch_relu(etch_convolution(in[0], in[1], ETCH_NONE, S(1, 1), S(1, 1), S(1, 1), 1));
+    out[0] = etch_convolution(y, in[2], ETCH_NONE, S(1, 1), S(1, 1), S(1, 1), 1);
+    return out[0] ? ETCH_OK : etch_last_status();
+}
+
+/* Axes of the first layer's kernel: images, rows, columns and channels of tiles that lie so, or
+ * channels and positions of planes. */
+static void check_axes(etch_shape x, int64_t channels, const char *axes) {
+    ETCH_SCOPE {
+        etch_tensor *in[3] = {make(ETCH_F32, x, LAYOUT_ROW, true),
+                              make(ETCH_F32, S(channels, x.v[1], 3, 3), LAYOUT_ROW, true),
+                              make(ETCH_F32, S(24, channels, 3, 3), LAYOUT_ROW, true)};
+        etch_tensor *want, *have;
+        assert_int_equal(two_layers(NULL, in, 3, &want, 1), ETCH_OK);
+        etch_function *f = etch_compile(two_layers, .fullgraph = true);
+        begin_log("output_code");
+        for (int i = 0; i < 2; i++) assert_int_equal(etch_call_n(f, in, 3, &have, 1), ETCH_OK);
+        end_log();
+        assert_true(same_tensor(want, have));
+        if (!strstr(logged, axes) || !strstr(logged, "after call convolution"))
+            fail_msg("no kernel of a convolution with \"%s\":\n%.900s", axes, logged);
+        etch_function_free(f);
+    }
+}
+
+TEST(many_channels_lie_innermost_few_in_planes) {
+    check_axes(S(2, 1, 8, 8), 16, "map, 4 + 0 axes");
+    check_axes(S(2, 1, 8, 40), 16, "map, 4 + 0 axes");
+    check_axes(S(2, 3, 8, 40), 2, "map, 3 + 0 axes");
+    check_axes(S(1, 3, 8, 40), 2, "map, 2 + 0 axes");
 }
 
 int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -127,9 +127,21 @@ static void store_rows(const direct_conv *d, const etch_tensor *y, const product
     }
 }
 
+/* The tile's rows are those of planes. */
+static void store_lines(const direct_conv *d, const etch_tensor *y, const product_tile *t) {
+    int64_t bytes = (int64_t)etch_dtype_size(y->dtype);
+    char *to = (char *)etch__ptr(y) + (t->row * d->n.positions + t->col) * bytes;
+    for (int64_t k = 0; k < t->m; k++, to += d->n.positions * bytes)
+        etch__store_rounded(y->dtype, to, t->c + k * t->ldc * d->size, t->n);
+}
+
 static void finish_direct(const void *ctx, const direct_conv *d, const product_tile *t,
                           char *room) {
     const etch_tensor *y = ctx;
+    if (d->by_lines) {
+        store_lines(d, y, t);
+        return;
+    }
     if (!y->contiguous) {
         store_rows(d, y, t);
         return;
@@ -148,9 +160,8 @@ static etch_status directly(const op_call *call, const etch_tensor *y) {
     direct_conv d;
     if (!etch__conv_numbers(call, &at)) return etch__tls.status;
     conv_sizes n = etch__conv_sizes(&at, call->in[0]->size, call->in[1]->size, y->size);
-    bool planes = y->contiguous && n.positions > 1 && y->size[1] > 1;
-    bool ok = etch__direct_begin(&d, &n, call->in[0], call->in[1], call->in[2], planes);
-    if (!planes && d.type == y->dtype) d.y = etch__ptr(y);
+    bool ok = etch__direct_begin(&d, &n, call->in[0], call->in[1], call->in[2], y->contiguous);
+    if ((d.by_lines || !d.planes) && d.type == y->dtype) d.y = etch__ptr(y);
     d.finish = finish_direct, d.ctx = y;
     etch_status status = ok ? etch__direct_run(&d) : ETCH_ERR_OUT_OF_MEMORY;
     etch__direct_end(&d);

@@ -17,6 +17,11 @@
 
 bool etch__conv_is_direct(etch_dtype dtype) { return etch__is_float(dtype); }
 
+bool etch__conv_has_pairs(const conv_sizes *n, etch_dtype dtype) {
+    return dtype == ETCH_BF16 && etch__isa_table()->conv->pairs && !n->apart &&
+           n->in_channels % 2 == 0 && etch__cpu_level() >= CPU_LEVEL_DOTS;
+}
+
 conv_sizes etch__conv_sizes(const conv_numbers *at, const int64_t *x, const int64_t *w,
                             const int64_t *y) {
     conv_sizes n = {.at = *at, .images = x[0], .channels = x[1], .in_channels = w[1]};
@@ -58,14 +63,15 @@ static void plan_tiles(direct_conv *d) {
 
 bool etch__direct_begin(direct_conv *d, const conv_sizes *n, const etch_tensor *x,
                         const etch_tensor *w, const etch_tensor *bias, bool planes) {
-    *d = (direct_conv){
-        .n = *n, .isa = etch__isa_table(), .dtype = x->dtype, .planes = planes && n->positions > 1};
+    *d = (direct_conv){.n = *n, .isa = etch__isa_table(), .dtype = x->dtype};
+    d->planes = planes && n->positions > 1 && n->out_channels * n->groups > 1;
     d->type = etch__compute_type(d->dtype), d->size = (int)etch_dtype_size(d->type);
     int64_t lanes = d->isa->conv->lanes[d->type];
     d->panel = lanes * d->isa->conv->vectors;
     d->width = parts_of(n->out_channels, lanes) * lanes;
-    d->pairs = d->dtype == ETCH_BF16 && d->isa->conv->pairs && !n->apart &&
-               n->in_channels % 2 == 0 && etch__cpu_level() >= CPU_LEVEL_DOTS;
+    d->pairs = etch__conv_has_pairs(n, d->dtype);
+    d->by_lines = planes && etch__conv_by_lines(n, d->dtype);
+    if (d->by_lines) return etch__lines_begin(d, x, w, bias);
     plan_tiles(d);
     if (!etch__direct_weights(d, w, bias) || !etch__direct_input(d, x)) return false;
     if (d->pairs) d->n.in_channels /= 2;
@@ -258,8 +264,10 @@ etch_status etch__direct_run(direct_conv *d) {
     double terms = (double)d->n.places * (double)(d->n.apart ? 16 : d->n.in_channels);
     double work = (double)d->tile_rows * (double)d->tile_columns * terms;
     atomic_init(&d->failed, 0);
-    etch__parallel(d->row_tiles * d->n.groups * d->column_tiles,
-                   work > 262144 ? 1 : (int64_t)(262144 / work) + 1, tiles_task, d);
+    if (d->by_lines) etch__lines_run(d);
+    else
+        etch__parallel(d->row_tiles * d->n.groups * d->column_tiles,
+                       work > 262144 ? 1 : (int64_t)(262144 / work) + 1, tiles_task, d);
     if (!atomic_load(&d->failed)) return ETCH_OK;
     return etch__error(ETCH_ERR_OUT_OF_MEMORY, "convolution: no memory for a tile");
 }

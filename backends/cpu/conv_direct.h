@@ -27,6 +27,9 @@ typedef struct direct_conv {
     /* Operands are bf16, of whose channels two count as one: a word of `size` bytes. */
     bool pairs;
     bool planes; /* the result lies so: tiles are made of runs that do well there */
+    /* conv_lines.c: tiles are rows of the planes of all channels, to which t->row and t->col of
+     * `finish` count; x is row-major, of the dtype, w [..][places][input channels][CONV_LINES]. */
+    bool by_lines;
     /* The input in the compute type (or pairs), channels innermost; bytes from one image, row,
      * column to the next. */
     const char *x;
@@ -48,6 +51,8 @@ typedef struct direct_conv {
 
 /* Whether convolutions of the dtype are computed so. */
 bool etch__conv_is_direct(etch_dtype dtype);
+/* Whether their products are those of pairs of bf16. */
+bool etch__conv_has_pairs(const conv_sizes *n, etch_dtype dtype);
 conv_sizes etch__conv_sizes(const conv_numbers *at, const int64_t *x, const int64_t *w,
                             const int64_t *y);
 /* From operands, bias NULL or ETCH_NONE for none; `planes`: so the result will lie. false: no
@@ -65,6 +70,12 @@ bool etch__lies_innermost(const etch_tensor *x);
 /* to[r * to_pitch + c] = from[c * from_pitch + r], elements of a dtype. */
 void etch__direct_turn(const direct_conv *d, etch_dtype dtype, char *to, int64_t to_pitch,
                        const char *from, int64_t from_pitch, int64_t rows, int64_t columns);
+/* conv_lines.c: whether a convolution whose result lies in planes is computed row by row. */
+bool etch__conv_by_lines(const conv_sizes *n, etch_dtype dtype);
+bool etch__lines_begin(direct_conv *d, const etch_tensor *x, const etch_tensor *w,
+                       const etch_tensor *bias);
+void etch__lines_run(direct_conv *d);
+
 /* conv_input.c: x; n changes where a row of the kernel becomes one place. false: no memory. */
 bool etch__direct_input(direct_conv *d, const etch_tensor *x);
 /* conv_weights.c: w, panel by panel; bias with zeros for what a panel has too much. false: no

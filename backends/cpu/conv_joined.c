@@ -20,6 +20,10 @@ static void finish_channels(const void *ctx, const direct_conv *d, const product
 /* Image after image. */
 static void finish_planes(const void *ctx, const direct_conv *d, const product_tile *t,
                           char *room) {
+    if (d->by_lines) {
+        etch__joined_follow(ctx, t, d->size);
+        return;
+    }
     int64_t all = d->n.groups * d->n.out_channels, n;
     for (int64_t first = 0; first < t->m; first += n) {
         int64_t at = (t->row + first) % d->n.positions, image = (t->row + first) / d->n.positions;

@@ -108,6 +108,15 @@ static bool channels_last(uint16_t op, etch_dtype dtype) {
            etch__conv_is_direct(dtype);
 }
 
+static bool in_planes(const int64_t *attrs, const tensor_meta *x, const tensor_meta *w,
+                      const tensor_meta *y) {
+    op_call call = {.op = OP_CONVOLUTION, .at = attrs};
+    conv_numbers at;
+    if (!etch__conv_numbers(&call, &at)) return false;
+    conv_sizes n = etch__conv_sizes(&at, x->size, w->size, y->size);
+    return etch__conv_by_lines(&n, x->dtype);
+}
+
 /* Where sizes are dynamic, they decide nothing. */
 static bool makes_norm(uint16_t op, bool dynamic, int64_t rows, int64_t reduced) {
     (void)op;
@@ -120,6 +129,7 @@ static const jit_target cpu = {
 #endif
     .run = etch__run_steps,
     .channels_last = channels_last,
+    .in_planes = in_planes,
     .makes_norm = makes_norm,
     .compiles_ahead = true,
     .kernels = {prepare, release, run},

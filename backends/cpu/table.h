@@ -234,6 +234,20 @@ typedef struct conv_panel {
     const void *bias; /* added at the end, or NULL */
 } conv_panel;
 
+/* Sums of a row of positions, which are neighbours in memory as the values under them are, for
+ * `count` output channels. The weights are [places][terms][count]. There are enough positions for a
+ * vector. */
+enum { CONV_LINES = 4 };
+typedef struct conv_line {
+    const void *x; /* under the kernel's first place, of the first channel */
+    int64_t channel, row,
+        column;           /* elements from one channel, row, column of the kernel to the next */
+    const void *w, *bias; /* bias: of each output channel, or NULL */
+    void *c;              /* [count][ldc] */
+    int64_t ldc, kernel[2], terms, n;
+    int count;
+} conv_line;
+
 typedef struct conv_table {
     int lanes[ETCH_DTYPE_COUNT];                             /* of a vector */
     int vectors;                                             /* of a panel, at most */
@@ -243,6 +257,7 @@ typedef struct conv_table {
     /* The same where output channel k is made of input channel k alone: the weights are
      * [places][channels]. All terms at once. */
     void (*apart[ETCH_DTYPE_COUNT])(const conv_panel *p);
+    void (*lines[ETCH_DTYPE_COUNT])(const conv_line *l);
 } conv_table;
 
 typedef struct isa_table {

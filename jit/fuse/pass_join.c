@@ -209,7 +209,8 @@ static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
 
 static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t group) {
     if (p->op == OP_CONVOLUTION)
-        return s->n >= FEWEST && s->m >= FEWEST && r->target->matmuls.joins(r->device, s, true);
+        return (s->n >= FEWEST || etch__in_planes(r, p)) && s->m >= FEWEST &&
+               r->target->matmuls.joins(r->device, s, true);
     if (r->target->matmuls.wide)
         return (r->g->dynamic || s->n >= SHORTEST_ROW) &&
                r->target->matmuls.joins(r->device, s, true);

@@ -199,6 +199,8 @@ bool etch__pass_sums(ir *r);
 bool etch__pass_layout(ir *r);
 /* pass_layout.c: whether the channels of four dimensions are neighbours in memory. */
 bool etch__channels_innermost(const tensor_meta *m);
+/* Whether the node is a convolution that reads and makes planes. */
+bool etch__in_planes(const ir *r, const ir_node *n);
 /* range.c: what no finite value of the version is above, in magnitude. */
 double etch__largest(const ir *r, int32_t version);
 bool etch__pass_epilogue(ir *r);

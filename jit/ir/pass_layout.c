@@ -3,6 +3,8 @@
  * reduction, reads it and only the plan sees it. That is the order in which convolutions read and
  * compute (backends/cpu/conv_direct.c, conv_backward.c), so between two of them nothing is turned.
  *
+ * Few output channels are computed in planes, row by row (conv_lines.c): those stay row-major.
+ *
  * Obligations: a version that is an output, lies in an input's memory, is changed in place or is
  * read through a view stays row-major. Values and the order of all sums are those of logical
  * indices, so bits do not change. */
@@ -44,8 +46,15 @@ static bool find_fixed(layout *l) {
     return true;
 }
 
+bool etch__in_planes(const ir *r, const ir_node *n) {
+    const ir_source *in = sources(r, n);
+    if (n->op != OP_CONVOLUTION || !r->target->in_planes || r->g->dynamic) return false;
+    return r->target->in_planes(r->g->attrs + r->g->nodes[n->gnode].at, &in[0].meta, &in[1].meta,
+                                &r->versions[n->out].meta);
+}
+
 static bool makes_channels(const ir *r, const ir_node *n) {
-    return n->kind == IR_CALL && !etch__op_is_users(n->op) &&
+    return n->kind == IR_CALL && !etch__op_is_users(n->op) && !etch__in_planes(r, n) &&
            r->target->channels_last(n->op, r->versions[n->out].meta.dtype);
 }
 

@@ -130,6 +130,10 @@ struct jit_target {
     /* Whether the operator's result of that dtype may lie with its channels innermost, and should
      * where it is read so; NULL: none. */
     bool (*channels_last)(uint16_t op, etch_dtype dtype);
+    /* Whether a convolution of x by w, with these attributes, to y reads and makes planes instead,
+     * and takes its time by rows of positions. */
+    bool (*in_planes)(const int64_t *attrs, const tensor_meta *x, const tensor_meta *w,
+                      const tensor_meta *y);
     /* Whether the normalisation of so many rows, of so many elements each, is generated, the eager
      * one with the same bits; dynamic: the numbers are those of one call. NULL: none is. */
     bool (*makes_norm)(uint16_t op, bool dynamic, int64_t rows, int64_t reduced);

@@ -124,9 +124,55 @@ MULTIPLY(pairs)
 CHANNELS(f32v, float)
 CHANNELS(f64v, double)
 
+/* Positions side by side: lanes are those, and a weight is the same for all of them. */
+#define LINE(t, T)                                                                                 \
+    FN void line_##t(const int COUNT, const int WIDE, const conv_line *l, int64_t at) {            \
+        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
+        reals_##t acc[CONV_LINES][VECTORS] = {0};                                                  \
+        const T *w = l->w, *bias = l->bias;                                                        \
+        for (int64_t h = 0; h < l->kernel[0]; h++)                                                 \
+            for (int64_t k = 0; k < l->kernel[1]; k++) {                                           \
+                const T *x = (const T *)l->x + h * l->row + k * l->column + at;                    \
+                for (int64_t i = 0; i < l->terms; i++, x += l->channel, w += COUNT) {              \
+                    reals_##t a[VECTORS];                                                          \
+                    UNROLLED for (int n = 0; n < WIDE; n++) a[n] = LOAD_##t(x + n * W);            \
+                    UNROLLED for (int m = 0; m < COUNT; m++) {                                     \
+                        reals_##t b = SAME_##t(w[m]);                                              \
+                        UNROLLED for (int n = 0; n < WIDE; n++) acc[m][n] =                        \
+                            fma_##t(a[n], b, acc[m][n]);                                           \
+                    }                                                                              \
+                }                                                                                  \
+            }                                                                                      \
+        if (bias)                                                                                  \
+            UNROLLED for (int m = 0; m < COUNT; m++) UNROLLED for (int n = 0; n < WIDE; n++)       \
+                acc[m][n] = acc[m][n] + SAME_##t(bias[m]);                                         \
+        T *c = (T *)l->c + at;                                                                     \
+        UNROLLED for (int m = 0; m < COUNT; m++) UNROLLED for (int n = 0; n < WIDE; n++)           \
+            STORE_##t(c + m * l->ldc + n * W, acc[m][n]);                                          \
+    }                                                                                              \
+    /* What is left is done once more from a vector before the end on: with the same sums. */      \
+    FN void line_of_##t(const int COUNT, const conv_line *l) {                                     \
+        enum { W = VECTOR_BYTES / sizeof(T) };                                                     \
+        int64_t at = 0;                                                                            \
+        for (; at + VECTORS * W <= l->n; at += VECTORS * W) line_##t(COUNT, VECTORS, l, at);       \
+        for (; at + W <= l->n; at += W) line_##t(COUNT, 1, l, at);                                 \
+        if (at < l->n) line_##t(COUNT, 1, l, l->n - W);                                            \
+    }                                                                                              \
+    static void lines_##t(const conv_line *l) {                                                    \
+        switch (l->count) {                                                                        \
+        case 1: line_of_##t(1, l); return;                                                         \
+        case 2: line_of_##t(2, l); return;                                                         \
+        case 3: line_of_##t(3, l); return;                                                         \
+        default: line_of_##t(CONV_LINES, l);                                                       \
+        }                                                                                          \
+    }
+LINE(f32v, float)
+LINE(f64v, double)
+
 const conv_table ISA_NAME(conv) = {
     .lanes = {[ETCH_F32] = VECTOR_BYTES / 4, [ETCH_F64] = VECTOR_BYTES / 8},
     .vectors = VECTORS,
     .multiply = {[ETCH_F32] = multiply_f32v, [ETCH_F64] = multiply_f64v},
     .pairs = multiply_pairs,
-    .apart = {[ETCH_F32] = apart_f32v, [ETCH_F64] = apart_f64v}};
+    .apart = {[ETCH_F32] = apart_f32v, [ETCH_F64] = apart_f64v},
+    .lines = {[ETCH_F32] = lines_f32v, [ETCH_F64] = lines_f64v}};
