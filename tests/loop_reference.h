@@ -1,5 +1,5 @@
 /* Loop kernels interpreted element by element in plain C: what generated code must equal bit for
- * bit. Included by test_loop.c only. */
+ * bit. Included by loop_build.h only. */
 #ifndef LOOP_REFERENCE_H
 #define LOOP_REFERENCE_H
 
@@ -7,6 +7,9 @@
 
 #include "backends/cpu/table.h"
 #include "jit/loop/loop.h"
+
+/* Sanitizers look at what is compared with it. */
+#define REFERENCE __attribute__((no_sanitize("address", "undefined"))) static
 
 /* f32 values live in f, f64 values in d, all others in i. */
 typedef union cell {
@@ -17,7 +20,7 @@ typedef union cell {
 
 /* ---- functions, one element at a time ---- */
 
-static cell ref_function(prim_id p, etch_dtype t, cell a, cell b) {
+REFERENCE cell ref_function(prim_id p, etch_dtype t, cell a, cell b) {
     cell r = {.i = 0};
     if (!etch__prim_is_function(p)) fail_msg("no reference for %s", etch__prims[p].name);
     etch__isa_table()->strips->prim[p][t](&r, &a, &b, NULL, 1);
@@ -26,7 +29,7 @@ static cell ref_function(prim_id p, etch_dtype t, cell a, cell b) {
 
 /* ---- storage ---- */
 
-static int64_t ref_wrap(etch_dtype t, int64_t v) {
+REFERENCE int64_t ref_wrap(etch_dtype t, int64_t v) {
     switch (t) {
     case ETCH_I8: return (int8_t)v;
     case ETCH_I16: return (int16_t)v;
@@ -37,7 +40,7 @@ static int64_t ref_wrap(etch_dtype t, int64_t v) {
     }
 }
 
-static float ref_bf16(float x) {
+REFERENCE float ref_bf16(float x) {
     uint32_t u;
     memcpy(&u, &x, 4);
     if (x != x) u = (u | 0x400000) & 0xffff0000u;
@@ -46,7 +49,7 @@ static float ref_bf16(float x) {
     return x;
 }
 
-static cell ref_load(etch_dtype d, const void *p) {
+REFERENCE cell ref_load(etch_dtype d, const void *p) {
     cell c = {.i = 0};
     uint16_t h;
     uint32_t u;
@@ -61,7 +64,7 @@ static cell ref_load(etch_dtype d, const void *p) {
     return c;
 }
 
-static void ref_store(etch_dtype d, void *p, cell c) {
+REFERENCE void ref_store(etch_dtype d, void *p, cell c) {
     uint32_t u;
     uint16_t h;
     _Float16 half;
@@ -76,7 +79,7 @@ static void ref_store(etch_dtype d, void *p, cell c) {
 
 /* ---- primitives ---- */
 
-static double ref_wide(etch_dtype t, cell c) { return t == ETCH_F32 ? c.f : c.d; }
+REFERENCE double ref_wide(etch_dtype t, cell c) { return t == ETCH_F32 ? c.f : c.d; }
 
 static const int64_t ref_min[ETCH_DTYPE_COUNT] = {
     [ETCH_I8] = INT8_MIN, [ETCH_I16] = INT16_MIN, [ETCH_I32] = INT32_MIN, [ETCH_I64] = INT64_MIN};
@@ -84,7 +87,7 @@ static const int64_t ref_max[ETCH_DTYPE_COUNT] = {
     [ETCH_I8] = INT8_MAX,   [ETCH_I16] = INT16_MAX, [ETCH_I32] = INT32_MAX,
     [ETCH_I64] = INT64_MAX, [ETCH_U8] = UINT8_MAX,  [ETCH_BOOL] = 1};
 
-static cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
+REFERENCE cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
     cell r = {.i = 0};
     if (etch__is_float(from)) {
         double x = ref_wide(from, a);
@@ -106,7 +109,7 @@ static cell ref_convert(etch_dtype from, etch_dtype to, cell a) {
 }
 
 /* Whether a comes before b: -0 before +0, NaN last. */
-static bool ref_first(double a, double b) {
+REFERENCE bool ref_first(double a, double b) {
     if (isnan(a) || isnan(b)) return !isnan(a);
     return a < b || (a == b && signbit(a) && !signbit(b));
 }
@@ -123,7 +126,7 @@ static bool ref_first(double a, double b) {
     case PRIM_AT_MOST: r.X = b.X < a.X || isnan(b.X) ? b.X : a.X; break;                           \
     case PRIM_REM: r.X = (T)fmod((double)a.X, (double)b.X); break;
 
-static cell ref_f32(prim_id p, cell a, cell b, cell c) {
+REFERENCE cell ref_f32(prim_id p, cell a, cell b, cell c) {
     cell r = {.i = 0};
     switch (p) {
         FLOAT_CASES(f, float)
@@ -137,7 +140,7 @@ static cell ref_f32(prim_id p, cell a, cell b, cell c) {
     return r;
 }
 
-static cell ref_f64(prim_id p, cell a, cell b, cell c) {
+REFERENCE cell ref_f64(prim_id p, cell a, cell b, cell c) {
     cell r = {.i = 0};
     switch (p) {
         FLOAT_CASES(d, double)
@@ -149,9 +152,9 @@ static cell ref_f64(prim_id p, cell a, cell b, cell c) {
     return r;
 }
 
-static int64_t ref_width(etch_dtype t) { return 8 * (int64_t)etch_dtype_size(t); }
+REFERENCE int64_t ref_width(etch_dtype t) { return 8 * (int64_t)etch_dtype_size(t); }
 
-static int64_t ref_power(etch_dtype t, int64_t x, int64_t y) {
+REFERENCE int64_t ref_power(etch_dtype t, int64_t x, int64_t y) {
     if (y < 0) return x == 1 ? 1 : x != -1 ? 0 : y % 2 ? -1 : 1;
     int64_t r = 1;
     for (; y; y /= 2, x = ref_wrap(t, (int64_t)((uint64_t)x * (uint64_t)x)))
@@ -159,7 +162,7 @@ static int64_t ref_power(etch_dtype t, int64_t x, int64_t y) {
     return r;
 }
 
-static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
+REFERENCE cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     uint64_t x = (uint64_t)a.i, y = (uint64_t)b.i, r = 0;
     switch (p) {
     case PRIM_ADD: r = x + y; break;
@@ -187,7 +190,7 @@ static cell ref_int(prim_id p, etch_dtype t, cell a, cell b) {
     return (cell){.i = ref_wrap(t, (int64_t)r)};
 }
 
-static bool ref_compare(prim_id p, etch_dtype t, cell a, cell b) {
+REFERENCE bool ref_compare(prim_id p, etch_dtype t, cell a, cell b) {
     if (p == PRIM_SIGNBIT) return etch__is_float(t) ? signbit(ref_wide(t, a)) != 0 : a.i < 0;
     if (etch__is_float(t)) {
         double x = ref_wide(t, a), y = ref_wide(t, b);
@@ -199,7 +202,7 @@ static bool ref_compare(prim_id p, etch_dtype t, cell a, cell b) {
                           : a.i <= b.i;
 }
 
-static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
+REFERENCE cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
     etch_dtype t = p->type, from = p->from;
     prim_id id = (prim_id)p->prim;
     if (id == PRIM_CONVERT) return ref_convert(from, t, a);
@@ -212,12 +215,12 @@ static cell ref_prim(const prim_instr *p, cell a, cell b, cell c) {
 
 /* ---- the canonical reduction, as core/ops/expr.h words it ---- */
 
-static cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
+REFERENCE cell ref_op(reduce_kind kind, etch_dtype t, cell acc, cell x) {
     prim_instr p = {.prim = etch__reduction(kind)->prim, .type = (uint8_t)t};
     return ref_prim(&p, acc, x, x);
 }
 
-static cell ref_identity(reduce_kind kind, etch_dtype t) {
+REFERENCE cell ref_identity(reduce_kind kind, etch_dtype t) {
     double v = kind == REDUCE_MAX    ? -INFINITY
                : kind == REDUCE_MIN  ? INFINITY
                : kind == REDUCE_PROD ? 1
@@ -228,7 +231,7 @@ static cell ref_identity(reduce_kind kind, etch_dtype t) {
     return (cell){.i = kind == REDUCE_MAX ? ref_min[t] : kind == REDUCE_MIN ? ref_max[t] : 0};
 }
 
-static cell ref_reduce(reduce_kind kind, etch_dtype t, const cell *v, int64_t n) {
+REFERENCE cell ref_reduce(reduce_kind kind, etch_dtype t, const cell *v, int64_t n) {
     int64_t blocks = n ? (n + REDUCE_BLOCK - 1) / REDUCE_BLOCK : 0;
     if (!n) return kind == REDUCE_SUM ? (cell){.i = 0} : ref_identity(kind, t);
     cell *part = calloc((size_t)blocks, sizeof *part);
@@ -261,7 +264,7 @@ typedef struct ref_run {
     cell *collected[LOOP_MAX_CODE]; /* the reduced values of one parallel element */
 } ref_run;
 
-static void *ref_address(const ref_run *r, int access, bool store) {
+REFERENCE void *ref_address(const ref_run *r, int access, bool store) {
     int naxes = r->k->npar + r->k->nred;
     const int64_t *stride = r->dims + naxes * (access + 1);
     int64_t offset = 0;
@@ -271,7 +274,7 @@ static void *ref_address(const ref_run *r, int access, bool store) {
     return base + offset * (int64_t)etch_dtype_size(r->k->access[access].dtype);
 }
 
-static cell ref_leaf(const ref_run *r, const loop_instr *i, int64_t logical) {
+REFERENCE cell ref_leaf(const ref_run *r, const loop_instr *i, int64_t logical) {
     etch_dtype t = i->p.type;
     cell c = {.i = 0};
     switch (i->p.prim) {
@@ -286,7 +289,7 @@ static cell ref_leaf(const ref_run *r, const loop_instr *i, int64_t logical) {
     }
 }
 
-static void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
+REFERENCE void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
     const loop_instr *i = &r->k->code[v];
     int a = (int)i->p.imm.i;
     cell none = {.i = 0}, *x = r->value;
@@ -303,12 +306,12 @@ static void ref_instr(ref_run *r, int v, int64_t logical, int64_t at) {
     }
 }
 
-static void ref_point(int64_t number, const int64_t *extent, int n, int64_t *index) {
+REFERENCE void ref_point(int64_t number, const int64_t *extent, int n, int64_t *index) {
     for (int x = n - 1; x >= 0; x--) index[x] = number % extent[x], number /= extent[x];
 }
 
 /* An even stage computes what earlier even ones did for the element again. */
-static void ref_stage(ref_run *r, int stage, int64_t logical, int64_t at) {
+REFERENCE void ref_stage(ref_run *r, int stage, int64_t logical, int64_t at) {
     for (int v = 0; v < r->k->ncode; v++) {
         const loop_instr *i = &r->k->code[v];
         bool again = stage % 2 == 0 && i->stage % 2 == 0 && i->stage < stage;
@@ -322,7 +325,7 @@ static void ref_stage(ref_run *r, int stage, int64_t logical, int64_t at) {
     }
 }
 
-static void ref_space(ref_run *r, int stage, int64_t p) {
+REFERENCE void ref_space(ref_run *r, int stage, int64_t p) {
     for (int64_t e = 0; e < r->reduced; e++) {
         ref_point(e, r->dims + r->k->npar, r->k->nred, r->index + r->k->npar);
         ref_stage(r, stage, p * r->reduced + e, e);
@@ -330,8 +333,8 @@ static void ref_space(ref_run *r, int stage, int64_t p) {
     memset(r->index + r->k->npar, 0, sizeof(int64_t) * r->k->nred);
 }
 
-static void ref_kernel(const loop_kernel *k, void *const *load, void *const *store,
-                       const int64_t *dims, const uint64_t *scalars) {
+REFERENCE void ref_kernel(const loop_kernel *k, void *const *load, void *const *store,
+                          const int64_t *dims, const uint64_t *scalars) {
     static ref_run r;
     int64_t parallel = 1;
     memset(&r, 0, sizeof r);

@@ -15,15 +15,28 @@ targets_of() {
     printf '%s\n' "${targets[@]}" | sort -u
 }
 
-# run_suites DIRECTORY CTEST-ARGUMENT...: builds what they need. The cache is never the user's own, and
-# cold each time.
+# cold_cache DIRECTORY: kernels are compiled anew. The cache is never the user's own.
+cold_cache() {
+    export ETCH_CACHE_DIR="$PWD/$1/test-cache"
+    rm -rf "$ETCH_CACHE_DIR"
+}
+
+# plain_cache DIRECTORY: code of kernels has no instrumentation, so where suites of the plain build have
+# run, others take their kernels, and the helper that is part of each kernel's key. Suites with a cache
+# of their own compile with the helper of their build: loop has all that it can be asked for.
+plain_cache() {
+    if [ ! -d build/test-cache ]; then cold_cache "$1"; return; fi
+    make_targets build etch-jit
+    export ETCH_CACHE_DIR="$PWD/build/test-cache" ETCH_JIT="$PWD/build/jit/helper/etch-jit"
+}
+
+# run_suites DIRECTORY CACHE CTEST-ARGUMENT...: builds what they need. CACHE: plain_cache or cold_cache.
 run_suites() {
-    local dir=$1 targets
-    shift
+    local dir=$1 cache=$2 targets
+    shift 2
     mapfile -t targets < <(targets_of "$dir" "$@")
     make_targets "$dir" "${targets[@]}"
-    export ETCH_CACHE_DIR="$PWD/$dir/test-cache"
-    rm -rf "$ETCH_CACHE_DIR"
+    "$cache" "$dir"
     say "testing $dir"
     ctest --test-dir "$dir" --output-on-failure --parallel "$(nproc)" "$@"
 }
@@ -46,7 +59,7 @@ run_sanitized() {
     configure "$dir" "-DETCH_SANITIZE=$list" -DCMAKE_BUILD_TYPE=Debug "-DCMAKE_C_FLAGS_DEBUG=-O1 -g1" \
         "-DCMAKE_C_FLAGS=-Wno-format-truncation -Wno-maybe-uninitialized" \
         -DETCH_EXAMPLES=OFF -DETCH_BENCH=OFF
-    run_suites "$dir" "$@"
+    run_suites "$dir" plain_cache "$@"
 }
 
 run_tests() {
@@ -62,11 +75,11 @@ run_tests() {
             # What is asked is whether it builds and runs, not how fast.
             configure build-nojit -DETCH_GCCJIT=OFF -DETCH_EXAMPLES=OFF -DETCH_BENCH=OFF \
                 -DCMAKE_BUILD_TYPE=Debug "-DCMAKE_C_FLAGS_DEBUG=-O1"
-            run_suites build-nojit "${@:2}"
+            run_suites build-nojit cold_cache "${@:2}"
             ;;
         *)
             configure build
-            run_suites build "$@"
+            run_suites build cold_cache "$@"
             ;;
     esac
 }

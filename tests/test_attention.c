@@ -61,10 +61,10 @@ static const attention_case cases[] = {
 
 /* ---- by plain loops ---- */
 
-/* Element `at` of the last two dimensions, in matrix h of all in front of them. */
-static double at_place(const etch_tensor *t, int64_t h, int64_t row, int64_t col) {
-    int d = t->ndim;
-    return get(t, (h * t->size[d - 2] + row) * t->size[d - 1] + col).d;
+/* A row of the last two dimensions of row-major doubles, in matrix h of all in front of them. */
+static const double *row_of(const etch_tensor *t, int64_t h, int64_t row) {
+    const double *first = etch__ptr(t);
+    return first + (h * t->size[t->ndim - 2] + row) * t->size[t->ndim - 1];
 }
 
 /* The matrix of keys that is query head h's. */
@@ -100,10 +100,12 @@ static void weigh(reference *r, int64_t h, int64_t row) {
     int64_t keys = r->k->size[r->k->ndim - 2], width = r->q->size[r->q->ndim - 1];
     int64_t shared = shared_head(r->q, r->k, h);
     double top = -INFINITY, sum = 0;
+    const double *query = row_of(r->q, h, row);
     for (int64_t j = 0; j < keys; j++) {
+        const double *key = row_of(r->k, shared, j);
         double s = 0, size = 0;
         for (int64_t c = 0; c < width; c++) {
-            double t = at_place(r->q, h, row, c) * at_place(r->k, shared, j, c) * r->scale;
+            double t = query[c] * key[c] * r->scale;
             s += t, size += fabs(t);
         }
         double m = r->mask ? mask_at(r->mask, r->q, h, row, j) : 0;
@@ -146,9 +148,10 @@ static void check_values(reference *r, const etch_tensor *y) {
     for (int64_t i = 0; i < y->numel; i += cols) {
         int64_t h = i / cols / rows, shared = shared_head(r->q, r->k, h);
         weigh(r, h, i / cols % rows);
+        const double *values = keys ? row_of(r->v, shared, 0) : NULL;
         for (int64_t c = 0; c < cols; c++) {
             double want = 0, got = get(y, i + c).d;
-            for (int64_t j = 0; j < keys; j++) want += r->w[j] * at_place(r->v, shared, j, c);
+            for (int64_t j = 0; j < keys; j++) want += r->w[j] * values[j * cols + c];
             double bound = allowed(r, (etch_dtype)y->dtype, largest);
             if (!near(got, want, bound))
                 fail_msg("head %lld, query %lld, %lld: %.9g instead of %.9g, bound %g",
@@ -303,10 +306,8 @@ TEST(bits_depend_on_values_alone) {
                     operands p = operands_of(&c, (etch_dtype)t, (etch_dtype)t, how);
                     if (how == LAYOUT_EXPANDED) continue; /* other values */
                     etch_set_num_threads(threads);
-                    for (int64_t i = 0; i < o.q->numel; i++) put(p.q, i, get(o.q, i));
-                    for (int64_t i = 0; i < o.k->numel; i++) put(p.k, i, get(o.k, i));
-                    for (int64_t i = 0; i < o.v->numel; i++) put(p.v, i, get(o.v, i));
-                    for (int64_t i = 0; i < o.mask->numel; i++) put(p.mask, i, get(o.mask, i));
+                    must(etch_copy_(p.q, o.q)), must(etch_copy_(p.k, o.k));
+                    must(etch_copy_(p.v, o.v)), must(etch_copy_(p.mask, o.mask));
                     assert_true(etch_bitwise_equal(first, must(attend(&c, &p))));
                 }
             etch_set_num_threads(2);
@@ -587,7 +588,7 @@ TEST(wrong_seeds_and_gradients_are_refused) {
 
 static const attention_case compiled_cases[] = {
     {S(2, 4, 9, 8), S(2, 2, 9, 8), S(2, 2, 9, 8), 'n', S(), true, 0},
-    {S(2, 4, 131, 8), S(2, 4, 530, 8), S(2, 4, 530, 16), 'b', S(131, 530), false, 0.5},
+    {S(1, 2, 131, 8), S(1, 2, 530, 8), S(1, 2, 530, 16), 'b', S(131, 530), false, 0.5},
     {S(2, 4, 131, 8), S(2, 1, 130, 8), S(2, 1, 130, 8), 'f', S(2, 1, 1, 130), false, 0},
     {S(3, 5, 8), S(3, 5, 8), S(3, 5, 8), 'f', S(5, 5), true, 0},
 };
@@ -663,17 +664,21 @@ TEST(compiled_equals_eager) {
 
 /* ---- memory ---- */
 
+/* Not under AddressSanitizer, which keeps what is freed. */
 static int64_t peak_kib(void) {
-    struct rusage u;
+    struct rusage u = {0};
+#ifndef __SANITIZE_ADDRESS__
     getrusage(RUSAGE_SELF, &u);
+#endif
     return u.ru_maxrss;
 }
 
-/* All scores of 32,768 by 32,768 would be 4 GiB; what the process grows by stays under 64 MiB. */
+/* All scores of 8,192 by 8,192 would be 256 MiB; what the process grows by stays under 64 MiB. */
+enum { LENGTH = 8192 };
+
 TEST(memory_grows_with_the_length, .last = true) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
-        enum { LENGTH = 32768 };
         etch_tensor *q = must(etch_rand(ETCH_F32, S(1, LENGTH, 8)));
         etch_tensor *y = NULL;
         int64_t before = peak_kib(), live = etch_memory().bytes_live;
@@ -688,7 +693,6 @@ TEST(memory_grows_with_the_length, .last = true) {
 TEST(memory_of_gradients_grows_with_the_length, .last = true) {
     ONLY_ON_CPU();
     ETCH_SCOPE {
-        enum { LENGTH = 16384 };
         etch_tensor *q = leaf(must(etch_rand(ETCH_F32, S(1, LENGTH, 8))), ETCH_F32);
         int64_t before = peak_kib(), live = etch_memory().bytes_live;
         etch_memory_reset_peak();

@@ -418,7 +418,8 @@ static void add_product(exact_sum *s, double a, double b) {
     s->sum += a * b, s->size += fabs(a * b);
 }
 
-/* The products that a result's element is the sum of, one after the other: what it passes back. */
+/* The products that a result's element is the sum of, one after the other: what it passes back. x
+ * and w are row-major doubles. */
 static void pass_back(const conv_case *c, const etch_tensor *x, const etch_tensor *w,
                       const etch_tensor *g, int64_t flat, exact_sum *dx, exact_sum *dw) {
     int64_t ow = flat % g->size[3], oh = flat / g->size[3] % g->size[2];
@@ -426,7 +427,7 @@ static void pass_back(const conv_case *c, const etch_tensor *x, const etch_tenso
     int64_t n = flat / g->size[3] / g->size[2] / g->size[1];
     int64_t first = oc / (w->size[0] / c->groups) * w->size[1];
     int64_t wt = oc * w->size[1] * w->size[2] * w->size[3];
-    double v = get(g, flat).d;
+    const double *xs = etch__ptr(x), *ws = etch__ptr(w), v = get(g, flat).d;
     for (int64_t ic = first; ic < first + w->size[1]; ic++)
         for (int64_t kh = 0; kh < w->size[2]; kh++)
             for (int64_t kw = 0; kw < w->size[3]; kw++, wt++) {
@@ -435,8 +436,8 @@ static void pass_back(const conv_case *c, const etch_tensor *x, const etch_tenso
                              kw * c->dilation.v[c->dilation.n - 1];
                 if (ih < 0 || iw < 0 || ih >= x->size[2] || iw >= x->size[3]) continue;
                 int64_t at = ((n * x->size[1] + ic) * x->size[2] + ih) * x->size[3] + iw;
-                add_product(&dx[at], v, get(w, wt).d);
-                add_product(&dw[wt], v, get(x, at).d);
+                add_product(&dx[at], v, ws[wt]);
+                add_product(&dw[wt], v, xs[at]);
             }
 }
 
