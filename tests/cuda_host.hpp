@@ -101,13 +101,21 @@ host_launch(void (*f)(const void *), const void *args, unsigned grid, unsigned b
 static void __syncthreads() { host_yield(HOST_WAITS); }
 
 /* Two rows of slots: nobody is two shuffles ahead. */
-template <class T> static T __shfl_down_sync(unsigned, T x, int by, int width) {
+template <class T> static T host_exchange(T x, unsigned from) {
     unsigned me = host_now, p = host_parity[me] ^= 1;
-    bool inside = (int)me % width + by < width;
     memcpy(&host_slot[p][me], &x, sizeof x);
     host_yield(HOST_SHUFFLES);
-    memcpy(&x, &host_slot[p][inside ? me + (unsigned)by : me], sizeof x);
+    memcpy(&x, &host_slot[p][from], sizeof x);
     return x;
+}
+template <class T> static T __shfl_down_sync(unsigned, T x, int by, int width) {
+    unsigned me = host_now;
+    bool inside = (int)me % width + by < width;
+    return host_exchange(x, inside ? me + (unsigned)by : me);
+}
+template <class T> static T __shfl_sync(unsigned, T x, int source, int width) {
+    unsigned all = (unsigned)width;
+    return host_exchange(x, host_now / all * all + (unsigned)source);
 }
 
 template <class T, class F> static T host_bits(F x) {

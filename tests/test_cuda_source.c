@@ -107,13 +107,13 @@ static void check_run(const int64_t *extent, bool split) {
     column_vectors_seen += v.vector > 1 && K.variant == LOOP_COLUMN;
     even_seen[etch__loop_last_stage(&K) > 1 ? 3 : K.variant][v.even]++;
     add_launch(c, v, 0);
-    if (widest) add_launch(c, (cuda_variant){32, (uint8_t)widest, 3 + ncases % 2, 0, 0, 0}, 0);
+    if (widest) add_launch(c, (cuda_variant){32, (uint8_t)widest, 3 + ncases % 2, 0, 0, 0, 0}, 0);
     v.tile = (uint8_t)(random_bits() % 6);
     if (v.vector > 1 && !quick && !split)
-        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0, 0, 0}, 0);
+        add_launch(c, (cuda_variant){32, v.vector / 2, v.tile, 0, 0, 0, 0}, 0);
     etch__cuda_fit_rows(&c->k, &v, c->b.dims);
     if (v.hold) add_launch(c, v, 0);
-    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0, 0, 0}, 2);
+    add_launch(c, (cuda_variant){64, 1, (uint8_t)(random_bits() % 6), 0, 0, 0, 0}, 2);
 }
 
 /* ---- compiling them ---- */
@@ -683,8 +683,8 @@ TEST(finish) {
         store(1, ETCH_F32, "0", reduce(REDUCE_MAX, ETCH_F32, x));
         wild = false;
         check_run(&columns[i], true);
-        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 0, 0, 0, 0}, 0);
-        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 5, 0, 0, 0}, 0);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 0, 0, 0, 0, 0}, 0);
+        add_launch(cases[ncases - 1], (cuda_variant){32, 1, 5, 0, 0, 0, 0}, 0);
     }
     rich(LOOP_COLUMN, 1, 1, "1s", "1s", "1s", "1s");
     check_run((int64_t[]){40, 4096 * 5 + 1}, true);
@@ -782,7 +782,7 @@ TEST(choice_of_columns) {
 TEST(shape) {
     begin(LOOP_MAP, 1, 0);
     store(0, ETCH_I8, "1", load(0, ETCH_I8, "s"));
-    cuda_variant v = {64, 1, 0, 0, 0, 0};
+    cuda_variant v = {64, 1, 0, 0, 0, 0, 0};
     cuda_shape s = etch__cuda_shape(&K, &v, (int64_t[]){1ll << 50, 1, 1});
     assert_int_equal(s.grid[0], INT32_MAX);
     assert_int_equal(s.block[0], 32);
@@ -831,7 +831,7 @@ TEST(text) {
     strcpy(K.name, "mul/relu 2");
     int x = load(0, ETCH_BF16, "1"), v = op2(0, PRIM_MUL, ETCH_F32, x, x);
     store(0, ETCH_BF16, "1", op1(0, PRIM_ROUND_BF16, ETCH_F32, v));
-    cuda_variant variant = {32, 8, 3, 0, 0, 0};
+    cuda_variant variant = {32, 8, 3, 0, 0, 0, 0};
     char *s = etch__cuda_source(&K, &variant);
     assert_non_null(s);
     assert_non_null(strstr(s, " etch_mul_relu_2(const __grid_constant__ struct etch_args a)"));
@@ -844,7 +844,7 @@ TEST(text) {
 
 /* What keeps the loads of a thread together, and the cache clean, where that is right. */
 TEST(text_of_sums) {
-    cuda_variant v = {32, 4, 3, 0, 0, 0};
+    cuda_variant v = {32, 4, 3, 0, 0, 0, 0};
     for (int i = 0; i < 4; i++) {
         begin(LOOP_ROW, 0, 1);
         int x = load(0, ETCH_F32, "1");
@@ -862,7 +862,7 @@ TEST(text_of_sums) {
 /* Every allocation fails once: NULL, nothing lost (the sanitizers look). */
 TEST(out_of_memory) {
     rich(LOOP_ROW, 1, 1, "s1", "s0", "s1", "1s");
-    cuda_variant v = {32, 4, 3, 0, 0, 0};
+    cuda_variant v = {32, 4, 3, 0, 0, 0, 0};
     int64_t sites = 0;
     etch__fail_allocation(1 << 20);
     etch__free(etch__cuda_source(&K, &v));

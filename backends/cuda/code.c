@@ -13,7 +13,7 @@
 #include "core/base/stack.h"
 #include "jit/store/cache.h"
 
-enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 8 };
+enum { CODES_MAX = 2048, KEY_MAX = 12288, CODE_REVISION = 9 };
 enum { HELPERS_MAX = 16 };
 
 struct cuda_code {

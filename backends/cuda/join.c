@@ -151,7 +151,7 @@ static cuda_variant after_for(const lowered *low, uint32_t aligned) {
     cuda_variant v = etch__cuda_choose(&low->k, low->dims, aligned);
     if (v.vector > 4) v.vector = 4;
     if (low->matmul[0].n % v.vector) v.vector = 1;
-    v.tile = 3, v.hold = 0, v.even = EVEN_NOT, v.tested = 0;
+    v.tile = 3, v.hold = v.warps = 0, v.even = EVEN_NOT, v.tested = 0;
     return v;
 }
 

@@ -150,6 +150,7 @@ etch_status etch__cuda_resolve(launcher *l, void *const *args, const uint64_t *c
     if (unlikely(!etch__cuda_aligned(l->wide, args))) {
         tuned_layout narrow = {.variant = l->variant};
         narrow.variant.vector = 1, narrow.variant.hold = 0, narrow.variant.even = EVEN_NOT;
+        narrow.variant.warps = 0;
         if (!l->unaligned && add_form(l, &l->unaligned, &narrow) != ETCH_OK)
             return etch__tls.status;
         f = l->unaligned;

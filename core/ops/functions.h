@@ -51,6 +51,10 @@
 /* The larger and the smaller; where one is NaN, the second. */
 #define MOST(a, b) F(most)(ALL(a), ALL(b))
 #define LEAST(a, b) F(least)(ALL(a), ALL(b))
+/* The smaller; where one is NaN, either. */
+#ifndef LESSER
+#define LESSER(a, b) LEAST(a, b)
+#endif
 #define NOT(truth) F(no)(truth)
 /* Polynomials, the highest coefficient first; x2 and x4 are powers of x. */
 #define QUAD(x, x2, a, b, c, d) FMA(FMA(a, x, b), x2, FMA(c, x, d))
@@ -856,30 +860,43 @@ FN REAL F(erf)(REAL x) {
 /* ---- results that are rounded to bf16 or f16 at once ----
  *
  * Within 2^-16 of themselves, so that the rounded result is within 0.504 ulp of bf16 and 0.54 of
- * f16. Of f64 the names are the functions themselves. */
+ * f16. Of f64 the names are the functions themselves. APPROXIMATE: the processor has instructions
+ * for 2^x and 1 / x that are good enough here, approximate_power and approximate_inverse. */
 
 /* 2^x for x from -150 to 0. */
 FN REAL F(half_power)(REAL x) {
+#if defined(APPROXIMATE) && !F64
+    return approximate_power(x + 64) * 0x1p-64f;
+#else
     REAL b = x + WHOLE, r = x - (b - WHOLE);
     REAL p = TRIPLE(r, TRIPLE(r, 0.0095701f, 0.05591786f, 0.24024745f), 0.69312181f, 0.99999926f);
     REAL above = F(real)(F(bits)(p) + ((F(bits)(b) + W(64, 64)) << DIGITS));
     return above * K(0x1p-64, 0x1p-64f); /* a denormal one is rounded here */
+#endif
 }
 
 /* 1 / d for d from 1 to 2: a parabola, and two steps of Newton's method. */
 FN REAL F(half_inverse)(REAL d) {
+#if defined(APPROXIMATE) && !F64
+    return approximate_inverse(d);
+#else
     REAL y = TRIPLE(d, 0.32322704f, -1.45452938f, 2.12120053f);
     y = FMA(y, FNMA(d, y, 1), y);
     return FMA(y, FNMA(d, y, 1), y);
+#endif
+}
+
+/* Of NaN it is some number. */
+FN REAL F(number_sigmoid_half)(REAL x) {
+    REAL u = F(half_power)(-LESSER(ALL(150), F(abs)(x) * LOG2E));
+    return WHERE(LESS(x, 0), u, 1) * F(half_inverse)(1 + u);
 }
 
 FN REAL F(sigmoid_half)(REAL x) {
 #if F64
     return F(sigmoid)(x);
 #else
-    REAL u = F(half_power)(-LEAST(ALL(150), F(abs)(x) * LOG2E));
-    REAL y = WHERE(LESS(x, 0), u, 1) * F(half_inverse)(1 + u);
-    return WHERE(SAME(x, x), y, x);
+    return WHERE(SAME(x, x), F(number_sigmoid_half)(x), x);
 #endif
 }
 
@@ -887,7 +904,7 @@ FN REAL F(silu_half)(REAL x) {
 #if F64
     return F(silu)(x);
 #else
-    return x * F(sigmoid_half)(x);
+    return x * F(number_sigmoid_half)(x);
 #endif
 }
 
@@ -897,12 +914,11 @@ FN REAL F(gelu_half)(REAL x) {
 #if F64
     return x * HALF * (1 + F(erf)(x * K(0.70710678118654752440, 0.707106781f)));
 #else
-    REAL a = F(abs)(x), t = LEAST(ALL(6), a), t2 = t * t, t4 = t2 * t2;
+    REAL a = F(abs)(x), t = LESSER(ALL(6), a), t2 = t * t, t4 = t2 * t2;
     REAL h = QUAD(t, t2, 0.0084768485f, -0.0538909407f, -0.458541583f, -1.15121437f);
     h = FMA(TRIPLE(t, -1.79378235e-06f, 6.07262001e-05f, -0.000923186048f), t4, h);
     REAL e = HALF * F(half_power)(t * h);
     e = WHERE(LESS(a, 6), e, 0);
-    REAL y = x * WHERE(LESS(x, 0), e, 1 - e);
-    return WHERE(SAME(x, x), y, x);
+    return x * WHERE(LESS(x, 0), e, 1 - e);
 #endif
 }

@@ -41,3 +41,20 @@ FN reals_##t fnma_##t(reals_##t a, reals_##t b, reals_##t c) { \
 COMPARING(f64)
 COMPARING(f32)
 #undef COMPARING
+FN double lesser_f64(double a, double b) { return fmin(a, b); }
+FN float lesser_f32(float a, float b) { return fminf(a, b); }
+#define LESSER(a, b) F(lesser)(ALL(a), ALL(b))
+#if __CUDACC_VER_MAJOR__ >= 12
+#define APPROXIMATE 1
+/* 2^x and 1 / x within 2^-22 of themselves. */
+FN float approximate_power(float x) {
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+FN float approximate_inverse(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+#endif

@@ -279,7 +279,7 @@ static void store_element(cuda_gen *g, const chunk *c, const loop_instr *i) {
 
 /* Whether what a chunk gives to the reductions goes to shared memory as a vector. */
 static bool gives_vectors(const cuda_gen *g, const chunk *c) {
-    return etch__cuda_has_sweeps(g->k) && c->vector > 1 && !ragged(g, c);
+    return etch__cuda_shares_rows(g->k, g->v) && c->vector > 1 && !ragged(g, c);
 }
 
 static void declare_terms(cuda_gen *g, const chunk *c) {
@@ -302,7 +302,7 @@ static void add_to_lane(cuda_gen *g, const chunk *c, int v) {
         etch__cuda_line(g, "terms%d.e[j] = v%d;", v, g->k->code[v].p.a);
         return;
     }
-    if (etch__cuda_has_sweeps(g->k)) {
+    if (etch__cuda_shares_rows(g->k, g->v)) {
         etch__cuda_line(g, "vals%d[%s - base%s] = v%d;", v, c->depth > 1 ? "r" : "at",
                         c->vector > 1 ? " + j" : "", g->k->code[v].p.a);
         return;
@@ -418,7 +418,7 @@ static void place_in_row(cuda_gen *g, const chunk *c, phase now) {
     bool offsets = (now.loads && loads_chunks(g, c)) || (now.code && stores_chunks(g));
     bool index = now.code && etch__cuda_wants_index(g, g->stage);
     const char *r = c->depth > 1 ? "r" : "at";
-    bool terms = now.code && etch__cuda_has_sweeps(g->k); /* to shared memory */
+    bool terms = now.code && etch__cuda_shares_rows(g->k, g->v); /* to shared memory */
     if (c->depth > 1 && (offsets || index || terms || c->checked))
         etch__cuda_line(g, "const idx r = at + k * %d;", etch__cuda_chunk_stride(g));
     if (c->checked && c->depth > 1) etch__cuda_line(g, "if (r < stop) {");

@@ -96,7 +96,7 @@ static void forget_macros(growing_text *t, const unit *units, int n) {
         }
     }
     etch__text_put(t, "#undef FN\n#undef TABLE\n#undef EXACT_FMA\n#undef SINGLE\n#undef ALL\n"
-                      "#undef ALL_WORDS\n#undef F64\n#undef F\n");
+                      "#undef ALL_WORDS\n#undef APPROXIMATE\n#undef F64\n#undef F\n");
 }
 
 void etch__cuda_functions(growing_text *t, const char *body) {

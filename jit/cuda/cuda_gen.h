@@ -45,8 +45,8 @@ enum {
  * COLUMN: a team has `columns` columns side by side, a thread `vector` of them; in each column team
  * t has lanes c * teams + t for c < chunks.
  * FINISH: a warp folds the partials of an element. MAP: no teams.
- * A kernel of several sweeps: the block is the team of a row, the chunks of which come `depth` at a
- * time; they are kept where `hold`. */
+ * A kernel of several sweeps: the team of a row is the block, or has its lanes as that of ROW has;
+ * the chunks of a row come `depth` at a time; they are kept where `hold`. */
 typedef struct cuda_layout {
     int threads, team, teams, columns, vector, chunks, depth, hold;
 } cuda_layout;
@@ -64,6 +64,11 @@ int etch__cuda_axis(const loop_kernel *k);
 /* Whether it goes over its rows again. */
 static inline bool etch__cuda_has_sweeps(const loop_kernel *k) {
     return etch__loop_last_stage(k) > 1;
+}
+
+/* Whether the lanes of what it reduces come through shared memory. */
+static inline bool etch__cuda_shares_rows(const loop_kernel *k, const cuda_variant *v) {
+    return etch__cuda_has_sweeps(k) && !v->warps;
 }
 
 static inline bool etch__cuda_on_columns(const loop_kernel *k) {
@@ -185,6 +190,9 @@ void etch__cuda_write_cells(cuda_gen *g, const char *who);
 void etch__cuda_begin_lanes(cuda_gen *g, int n);
 void etch__cuda_add_block(cuda_gen *g, const char *who, const char *first);
 void etch__cuda_fold_inside(cuda_gen *g, int v, int n, int least);
+
+/* The lanes of each reduction, which lie over a team thread by thread, in a thread side by side. */
+void etch__cuda_fold_row_lanes(cuda_gen *g);
 
 /* ---- bodies: cuda_map.c, cuda_rows.c, cuda_sweeps.c, cuda_columns.c ---- */
 

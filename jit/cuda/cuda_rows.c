@@ -16,7 +16,7 @@ static void fold_between(cuda_gen *g, int v) {
 }
 
 /* Lanes lie chunk by chunk, in a chunk thread by thread, in a thread side by side. */
-static void fold_row_lanes(cuda_gen *g) {
+void etch__cuda_fold_row_lanes(cuda_gen *g) {
     FOR_REDUCTIONS(v) {
         if (g->l.chunks > 1) etch__cuda_fold_inside(g, v, g->l.chunks, 1);
         fold_between(g, v);
@@ -156,7 +156,7 @@ void etch__cuda_whole_rows(cuda_gen *g) {
     else
         etch__cuda_add_block(g, "there",
                              g->l.vector > 1 ? etch__cuda_text("t * %d", g->l.vector).s : "t");
-    if (!cells) fold_row_lanes(g);
+    if (!cells) etch__cuda_fold_row_lanes(g);
     etch__cuda_line(g, "if (there) {");
     etch__cuda_push_leaf(g, "n");
     etch__cuda_close(g), etch__cuda_close(g);
@@ -179,7 +179,7 @@ void etch__cuda_row_blocks(cuda_gen *g) {
     etch__cuda_begin_row(g);
     etch__cuda_add_block(g, "live",
                          g->l.vector > 1 ? etch__cuda_text("t * %d", g->l.vector).s : "t");
-    fold_row_lanes(g);
+    etch__cuda_fold_row_lanes(g);
     etch__cuda_write_cells(g, "live && t == 0");
     etch__cuda_close(g);
 }

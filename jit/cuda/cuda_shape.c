@@ -103,6 +103,11 @@ cuda_layout etch__cuda_layout(const loop_kernel *k, const cuda_variant *v) {
                      .vector = v->vector,
                      .chunks = 1,
                      .depth = 1};
+    if (v->warps) {
+        l.team = REDUCE_LANES / l.vector, l.teams = l.threads / l.team;
+        l.hold = l.depth = v->hold;
+        return l;
+    }
     if (etch__cuda_has_sweeps(k)) {
         l.threads = 32 << clamp(v->tile, 1, v->vector > 4 ? 4 : 5);
         l.team = l.threads, l.hold = v->hold, l.depth = v->hold ? v->hold : 1;
@@ -154,7 +159,7 @@ static int64_t teams_per_row(const loop_kernel *k, const int64_t *dims, int team
 /* Blocks of threads that have work. */
 static int64_t blocks_of_work(const loop_kernel *k, const cuda_layout *l, const int64_t *dims) {
     int64_t rows = product(dims, k->npar);
-    if (etch__cuda_has_sweeps(k)) return rows;
+    if (etch__cuda_has_sweeps(k)) return quot_up(rows, l->teams);
     if (k->variant == LOOP_MAP || etch__cuda_on_columns(k)) {
         int64_t inner = k->npar ? dims[k->npar - 1] : 1, outer = inner ? rows / inner : 0;
         if (k->variant == LOOP_MAP)
@@ -272,12 +277,21 @@ static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_
     return rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
 }
 
-enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10 };
+/* Rows of which a warp has two, where that is as well. */
+enum { WARP_ROWS = 4096 };
+enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10, WARP_ELEMENTS = 64 };
 
-/* A row is held if it is no longer than a block of the reduction, and its values fit shared memory.
+/* Whether threads that have the lanes of a row can have its elements, too. */
+static bool fits_warps(const loop_kernel *k, int vector, const int64_t *dims) {
+    int64_t n = product(dims + k->npar, k->nred);
+    return etch__cuda_has_sweeps(k) && vector > 1 && n <= WARP_ELEMENTS * (REDUCE_LANES / vector);
+}
+
+/* Of a row that a block holds: it is held if it is no longer than a block of the reduction, and its values fit shared memory.
  */
 static int hold_of(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
     if (!etch__cuda_has_sweeps(k)) return 0;
+    if (v->warps) return (int)quot_up(product(dims + k->npar, k->nred), REDUCE_LANES);
     int64_t width = (int64_t)etch__cuda_layout(k, v).threads * v->vector;
     int64_t hold = quot_up(product(dims + k->npar, k->nred), width), held = hold * width;
     bool fits = hold <= HOLD_MOST && held <= REDUCE_BLOCK && held * reduced_bytes(k) <= HOLD_SHARED;
@@ -289,7 +303,12 @@ static int hold_of(const loop_kernel *k, const cuda_variant *v, const int64_t *d
 static int64_t taken_at_once(const loop_kernel *k, const cuda_variant *v) {
     cuda_layout l = etch__cuda_layout(k, v);
     if (!etch__cuda_has_sweeps(k)) return REDUCE_BLOCK;
-    return (int64_t)l.threads * l.vector * l.hold;
+    return (int64_t)l.team * l.vector * l.hold;
+}
+
+/* Whether each team has a row, whenever its block has. */
+static bool even_teams(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
+    return !v->warps || product(dims, k->npar) % etch__cuda_layout(k, v).teams == 0;
 }
 
 static even_rows even_of(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
@@ -297,12 +316,25 @@ static even_rows even_of(const loop_kernel *k, const cuda_variant *v, const int6
     if (axis < 0 || dims[axis] % v->vector != 0) return EVEN_NOT;
     even_rows vectors = v->vector > 1 && !etch__cuda_on_columns(k) ? EVEN_VECTORS : EVEN_NOT;
     int64_t once = k->nred ? taken_at_once(k, v) : 0, n = product(dims + k->npar, k->nred);
-    return once && n % once == 0 ? EVEN_BLOCKS : vectors;
+    return once && n % once == 0 && even_teams(k, v, dims) ? EVEN_BLOCKS : vectors;
 }
 
 void etch__cuda_fit_rows(const loop_kernel *k, cuda_variant *v, const int64_t *dims) {
+    v->warps = fits_warps(k, v->vector, dims);
     v->hold = (uint8_t)hold_of(k, v, dims);
     v->even = (uint8_t)even_of(k, v, dims);
+}
+
+/* 8 bytes of the widest element a thread, where rows are many; else as many threads as can be. */
+static int warp_vector(const loop_kernel *k, const int64_t *dims, int most) {
+    int wide = traffic_of(k).wide, n = wide < 4 && product(dims, k->npar) >= WARP_ROWS ? 4 : 2;
+    return n < most ? n : most;
+}
+
+/* As many warps a block, up to 4, as leave blocks for all processors. */
+static int warp_tile(const loop_kernel *k, int vector, const int64_t *dims) {
+    int64_t warps = quot_up(product(dims, k->npar) * (REDUCE_LANES / vector), 32);
+    return warps >= 8 * PROCESSORS ? 2 : warps >= 4 * PROCESSORS ? 1 : 0;
 }
 
 /* As few threads as take a row in HOLD_CHUNKS chunks each. */
@@ -317,7 +349,10 @@ cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32
     cuda_variant v = {.index_bits = is_narrow(k, dims) ? 32 : 64, .vector = 1, .tile = 3};
     v.vector = (uint8_t)choose_vector(k, dims, aligned);
     bool sweeps = etch__cuda_has_sweeps(k);
-    v.tile = (uint8_t)(sweeps ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));
+    int by_warps = sweeps ? warp_vector(k, dims, v.vector) : 1;
+    if (fits_warps(k, by_warps, dims)) {
+        v.vector = (uint8_t)by_warps, v.tile = (uint8_t)warp_tile(k, by_warps, dims);
+    } else v.tile = (uint8_t)(sweeps ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));
     etch__cuda_fit_rows(k, &v, dims);
     return v;
 }

@@ -28,8 +28,9 @@ typedef struct cuda_variant {
                            several axes are reduced */
     uint8_t tile;   /* threads per block = 32 << tile; 0 to 5 */
     uint8_t hold;   /* kernels that go over their rows again: chunks of a row that a thread keeps in
-                       registers, 32 << tile threads * vector * hold holding all of it; 0: it loads
-                       them again */
+                       registers, the threads of a row holding all of it; 0: it loads them again */
+    uint8_t warps;  /* of these: 1: a row is held by as many threads of a warp as have its 64 lanes,
+                       `vector` each; 0: by a block */
     uint8_t even;   /* an even_rows: code that the rows do not need is left out */
     uint8_t tested; /* 1: a last argument, the address of a word; unless all its bits are set the
                        kernel does nothing */
@@ -51,7 +52,7 @@ typedef struct cuda_shape {
  * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector, hold 0
  * and even 0 is right as well. */
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned);
-/* Sets `hold` and `even` to what rows of these extents ask for, with the variant's other fields: to
+/* Sets `hold`, `warps` and `even` to what rows of these extents ask for, with the variant's other fields: to
  * be called where those were changed, or come from other extents. */
 void etch__cuda_fit_rows(const loop_kernel *k, cuda_variant *v, const int64_t *dims);
 cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims);

@@ -1,5 +1,7 @@
-/* Rows that are gone over again: a block has a row. What its threads reduce lies in shared memory,
- * piece by piece, where the lanes take it in order; the row may stay in registers. */
+/* Rows that are gone over again. A block has a row: what its threads reduce lies in shared memory,
+ * piece by piece, where the lanes take it in order; the row may stay in registers. Or a team of
+ * threads has one, of which each adds the lanes of its own elements: rows that are short enough to
+ * stay in registers. */
 #include "jit/cuda/cuda_gen.h"
 
 /* ---- what lies in shared memory, what in registers ---- */
@@ -34,7 +36,7 @@ static void choose_held(cuda_gen *g) {
     for (int s = 0; g->l.hold && s < LOOP_STAGES; s += 2)
         for (int a = 0; a < g->k->naccesses; a++) {
             int size = (int)etch_dtype_size(dtype_of(g, a));
-            int more = g->l.hold * g->l.vector * (size < 4 ? 4 : size);
+            int more = g->l.hold * g->l.vector * (size < 4 && !g->v->warps ? 4 : size);
             if (g->held[a] || !loaded(g, a, s) || etch__cuda_same_in_row(g, a)) continue;
             if (bytes + more > HELD_BYTES) continue;
             bytes += more, g->held[a] = s + 1;
@@ -142,16 +144,27 @@ static void row_code(cuda_gen *g) {
         if (i->kind == LOOP_LOAD) etch__cuda_put_load(g, v, etch__cuda_text("x%d", a).s);
         else if (i->kind == LOOP_PRIM) etch__cuda_put_prim(g, v, "row");
         else {
-            etch__cuda_line(g, "if (t == 0)");
+            etch__cuda_line(g, g->v->warps && checked(g) ? "if (live && t == 0)" : "if (t == 0)");
             etch__cuda_put_store(g, i, etch__cuda_text("*q%d", a).s);
         }
     }
 }
 
-/* An even stage with the odd one behind it. */
-static void reduce_sweep(cuda_gen *g, int stage) {
+/* An even stage of a team, whose first thread has the results in the end. */
+static void reduce_by_team(cuda_gen *g) {
+    chunk c = {g->l.vector, g->l.depth, checked(g)};
+    bool guard = c.depth == 1 && c.checked;
+    etch__cuda_begin_lanes(g, c.vector);
+    etch__cuda_line(g, guard ? "if (at < stop) {" : "{");
+    etch__cuda_chunk_code(g, &c);
+    etch__cuda_close(g);
+    etch__cuda_fold_row_lanes(g);
+    FOR_REDUCTIONS(v)
+    etch__cuda_line(g, "const %s v%d = of_first(lane%d[0], %d);", type_of(g, v), v, v, g->l.team);
+}
+
+static void reduce_by_block(cuda_gen *g) {
     int at[LOOP_MAX_CODE];
-    etch__cuda_enter_stage(g, stage);
     words_of_stage(g, at);
     FOR_REDUCTIONS(v)
     etch__cuda_line(g, "%s *const vals%d = (%s *)(shared + %d);", type_of(g, v), v, type_of(g, v),
@@ -163,6 +176,13 @@ static void reduce_sweep(cuda_gen *g, int stage) {
     etch__cuda_line(g, "__syncthreads();");
     FOR_REDUCTIONS(v) etch__cuda_line(g, "const %s v%d = vals%d[0];", type_of(g, v), v, v);
     etch__cuda_line(g, "__syncthreads();");
+}
+
+/* An even stage with the odd one behind it. */
+static void reduce_sweep(cuda_gen *g, int stage) {
+    etch__cuda_enter_stage(g, stage);
+    if (g->v->warps) reduce_by_team(g);
+    else reduce_by_block(g);
     etch__cuda_enter_stage(g, stage + 1);
     row_code(g);
 }
@@ -176,9 +196,10 @@ static void last_sweep(cuda_gen *g, int stage) {
     chunk c = {g->l.vector, g->l.hold ? g->l.hold : LAST_DEPTH, checked(g)};
     bool guard = c.depth == 1 && c.checked;
     etch__cuda_enter_stage(g, stage);
-    if (c.checked) etch__cuda_line(g, "const idx stop = reduced;");
+    if (c.checked && !g->v->warps) etch__cuda_line(g, "const idx stop = reduced;");
     if (g->l.hold) etch__cuda_line(g, "{");
-    if (g->l.hold) etch__cuda_line(g, "const idx at = t * %d;", c.vector);
+    if (g->v->warps) etch__cuda_line(g, "%s", "");
+    else if (g->l.hold) etch__cuda_line(g, "const idx at = t * %d;", c.vector);
     else
         etch__cuda_line(g, "for (idx at = t * %d; at < stop; at += %d) {", c.vector,
                         c.depth * g->l.threads * c.vector);
@@ -188,17 +209,42 @@ static void last_sweep(cuda_gen *g, int stage) {
     etch__cuda_close(g);
 }
 
+static bool loads_once(const cuda_gen *g) {
+    for (int a = 0; a < g->k->naccesses; a++)
+        if (etch__cuda_loaded_once(g, a)) return true;
+    return false;
+}
+
+/* The threads of a row, and the loop over rows. A team behind the last row looks at that one, but
+ * takes no elements and stores nothing. */
+static void begin_teams(cuda_gen *g) {
+    etch__cuda_line(g, "const int t = threadIdx.x %% %d, team = threadIdx.x / %d;", g->l.team,
+                    g->l.team);
+    etch__cuda_line(g, "const idx at = t * %d;", g->l.vector);
+    etch__cuda_line(g, "for (idx first = (idx)blockIdx.x * %d; first < rows; "
+                       "first += (idx)gridDim.x * %d) {", g->l.teams, g->l.teams);
+    if (checked(g)) {
+        etch__cuda_line(g, "const bool live = first + team < rows;");
+        etch__cuda_line(g, "const idx row = live ? first + team : rows - 1;");
+        etch__cuda_line(g, "const idx stop = live ? reduced : 0;");
+    } else {
+        if (loads_once(g)) etch__cuda_line(g, "const bool live = true;");
+        etch__cuda_line(g, "const idx row = first + team;");
+    }
+}
+
+static void begin_blocks(cuda_gen *g) {
+    etch__cuda_line(g, "alignas(16) __shared__ u64 shared[%d];", shared_words(g));
+    etch__cuda_line(g, "const int t = threadIdx.x;");
+    if (loads_once(g)) etch__cuda_line(g, "const bool live = true;");
+    etch__cuda_line(g, "for (idx row = blockIdx.x; row < rows; row += gridDim.x) {");
+}
+
 void etch__cuda_sweeps(cuda_gen *g) {
     int last = etch__loop_last_stage(g->k), stage = 0;
     chunk held = {g->l.vector, g->l.depth, true};
-    etch__cuda_line(g, "alignas(16) __shared__ u64 shared[%d];", shared_words(g));
-    etch__cuda_line(g, "const int t = threadIdx.x;");
-    for (int a = 0; a < g->k->naccesses; a++)
-        if (etch__cuda_loaded_once(g, a)) {
-            etch__cuda_line(g, "const bool live = true;");
-            break;
-        }
-    etch__cuda_line(g, "for (idx row = blockIdx.x; row < rows; row += gridDim.x) {");
+    if (g->v->warps) begin_teams(g);
+    else begin_blocks(g);
     etch__cuda_decompose(g, "row", 0, g->k->npar);
     etch__cuda_begin_row(g);
     choose_held(g);

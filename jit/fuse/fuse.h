@@ -53,6 +53,8 @@ int etch__stage_in(const ir *r, const ir_node *n, int32_t group, const space *sp
 bool etch__ready(const ir *r, const ir_node *n, const space *sp, int32_t group, int stage);
 bool etch__late_enough(const ir *r, const ir_node *n, int32_t group);
 bool etch__writes_an_input(const ir *r, const ir_node *n);
+/* Whether a write may share a kernel with what made the version that it overwrites. */
+bool etch__beside(const ir *r, const ir_node *w, const ir_version *old);
 bool etch__good_rows(const ir_group *g, int device);
 
 enum { ACCESS_BUDGET = LOOP_MAX_ACCESSES - 6, CODE_BUDGET = LOOP_MAX_CODE - 16 };

@@ -46,8 +46,8 @@ static bool writes_fit(const ir *r, int32_t group, int32_t other) {
     for (int m = 0; g->writes && m < g->nmembers; m++) {
         const ir_node *w = &r->nodes[g->members[m]];
         if (!w->write) continue;
-        int32_t maker = r->versions[w->target.version].group;
-        if (maker == group || maker == other) return false;
+        const ir_version *old = &r->versions[w->target.version];
+        if ((old->group == group || old->group == other) && !etch__beside(r, w, old)) return false;
         if (!readers_share_map(r, g, w) || !readers_share_map(r, &r->groups[other], w))
             return false;
     }

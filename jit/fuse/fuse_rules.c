@@ -153,10 +153,16 @@ static bool shares_map(const ir *r, const ir_node *n, const ir_source *s, const 
     return is_loop(n) && is_loop(w) && reads_in == stage && etch__same_map(r, s, &w->target);
 }
 
+/* Whether both are written in one kernel: parts of one memory, which share no element. */
+bool etch__beside(const ir *r, const ir_node *w, const ir_version *old) {
+    return w->part && r->nodes[old->node].part;
+}
+
 /* Readers of the version that a write overwrites must come first, or use the same map. */
 static bool readers_done(const ir *r, const ir_node *w, int32_t group, int stage) {
     const ir_version *old = &r->versions[w->target.version];
-    if (old->group == group || (old->group >= 0 && !can_precede(r, old->group, group)))
+    if (old->group == group ? !etch__beside(r, w, old)
+                            : old->group >= 0 && !can_precede(r, old->group, group))
         return false;
     for (int i = 0; &r->nodes[i] < w; i++) {
         const ir_node *n = &r->nodes[i];

@@ -50,6 +50,7 @@ typedef enum ir_kind { IR_POINT, IR_REDUCE, IR_CALL, IR_EMPTY } ir_kind;
 typedef struct ir_node {
     uint8_t kind;
     bool write; /* changes memory: `target` */
+    bool part;  /* and that is a part of new memory, of which others are written alike */
     bool dead;
     uint8_t compute;  /* the common dtype of the operands, not etch__compute_type of it */
     uint8_t dtype;    /* of the result */
@@ -88,6 +89,13 @@ typedef struct ir_group {
     bool full;         /* it had no room for a node that would have done */
 } ir_group;
 
+/* What a value is put together from, along a dimension. */
+enum { PARTS_MOST = 4 };
+typedef struct ir_parts {
+    int dim, n;
+    ir_source part[PARTS_MOST];
+} ir_parts;
+
 /* Which kernels may go over their rows again: those whose rows are many or short enough; or none;
  * or all, whatever their sizes. */
 typedef enum ir_sweeps { SWEEPS_BY_SIZE, SWEEPS_NONE, SWEEPS_ALL } ir_sweeps;
@@ -112,6 +120,8 @@ typedef struct ir {
     int32_t *in_memory; /* per input base: the version that its memory holds */
     uint8_t *bases;     /* per graph value: BASE_* */
     int32_t *outputs;   /* versions */
+    ir_parts **parts;   /* per graph value: pass_cats.c; or NULL */
+    uint8_t *apart;     /* per graph node: APART_*; or NULL */
     int max_members;
     ir_sweeps sweeps;
     /* Of the last fusion: some kernel makes several sweeps over its rows; some whose rows are not
@@ -168,6 +178,23 @@ int32_t etch__ir_add(ir *r, const ir_node *n, const ir_source *in, int32_t base,
 /* A copy of the program that lives as long as the ir; NULL: no memory. */
 prim_program *etch__ir_program(const ir *r, const prim_program *p);
 
+/* pass_cats.c: what is put together, and what is computed of that part by part. */
+bool etch__find_apart(ir *r); /* before any node is built; false: no memory */
+bool etch__is_apart(const ir *r, int gnode);
+bool etch__add_apart(ir *r, int gnode, const ir_node *x, ir_source *in);
+bool etch__is_joined_cat(const ir *r, const graph_node *n);
+bool etch__add_cat(ir *r, int gnode, const ir_source *in);
+
+/* pass_writes.c. Whether the operator has an expression; then fills in compute dtype and program;
+ * *failed: no memory. What the program does with its operands: clears those that it does not load.
+ * The operands as sources; fusable: the reader takes any strides. Makes the version of a write node
+ * the one that memory holds. */
+bool etch__find_program(const ir *r, const graph_node *n, ir_node *x, bool *failed);
+void etch__look_at_program(ir_node *n, ir_source *in, bool *constant);
+bool etch__read_operand(ir *r, int32_t value, bool fusable, ir_source *s);
+bool etch__read_operands(ir *r, const graph_node *n, bool fusable, ir_source *in);
+void etch__take_over(ir *r, int32_t base, int32_t node);
+
 /* pass_norms.c: whether the graph's node becomes several nodes; adds them and returns the version
  * of its result, or -1: no memory. */
 bool etch__is_norm(const ir *r, int gnode);
@@ -197,6 +224,7 @@ bool etch__pass_cse(ir *r);
 bool etch__pass_dce(ir *r);
 bool etch__pass_sums(ir *r);
 bool etch__pass_layout(ir *r);
+bool etch__pass_copies(ir *r);
 /* pass_layout.c: whether the channels of four dimensions are neighbours in memory. */
 bool etch__channels_innermost(const tensor_meta *m);
 /* Whether the node is a convolution that reads and makes planes. */

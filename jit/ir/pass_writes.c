@@ -56,8 +56,7 @@ prim_program *etch__ir_program(const ir *r, const prim_program *p) {
     return copy;
 }
 
-/* What the program does with its operands: clears those that it does not load. */
-static void look_at_program(ir_node *n, ir_source *in, bool *constant) {
+void etch__look_at_program(ir_node *n, ir_source *in, bool *constant) {
     uint32_t used = 0;
     for (int i = 0; i < n->program->n; i++) {
         const prim_instr *p = &n->program->code[i];
@@ -106,9 +105,7 @@ static bool can_emit(const prim_program *p) {
     return true;
 }
 
-/* Whether the operator has an expression; then fills in compute dtype and program. *failed: memory.
- */
-static bool find_program(const ir *r, const graph_node *n, ir_node *x, bool *failed) {
+bool etch__find_program(const ir *r, const graph_node *n, ir_node *x, bool *failed) {
     const graph *g = r->g;
     const op_info *op = &etch__ops[n->op];
     call_shape c;
@@ -165,8 +162,7 @@ int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t b
     return etch__ir_add(r, &n, &in, base, &meta);
 }
 
-/* Makes the version that a write node has just made the one that memory holds. */
-static void take_over(ir *r, int32_t base, int32_t node) {
+void etch__take_over(ir *r, int32_t base, int32_t node) {
     ir_version *v = &r->versions[r->nodes[node].out];
     v->tied = is_input(r, base) ? r->in_memory[base] : r->current[base];
     v->memory = is_input(r, base);
@@ -183,7 +179,7 @@ static bool write_back(ir *r, int32_t base) {
     target.version = r->in_memory[base];
     int32_t node = etch__ir_copy(r, r->current[base], &target, base);
     if (node < 0) return false;
-    take_over(r, base, node);
+    etch__take_over(r, base, node);
     return true;
 }
 
@@ -194,8 +190,7 @@ static void resolve(const ir *r, int32_t value, ir_source *s) {
     if (r->bases[base] & BASE_LIFTED) s->meta.offset -= r->g->values[base].meta.offset;
 }
 
-/* The source of an operand. `fusable`: the reader takes any strides. */
-static bool read_operand(ir *r, int32_t value, bool fusable, ir_source *s) {
+bool etch__read_operand(ir *r, int32_t value, bool fusable, ir_source *s) {
     *s = (ir_source){.version = -1};
     if (value < 0) return true;
     int32_t base = r->g->values[value].base;
@@ -212,9 +207,9 @@ static bool read_operand(ir *r, int32_t value, bool fusable, ir_source *s) {
     return true;
 }
 
-static bool read_operands(ir *r, const graph_node *n, bool fusable, ir_source *in) {
+bool etch__read_operands(ir *r, const graph_node *n, bool fusable, ir_source *in) {
     for (int i = 0; i < n->nin; i++)
-        if (!read_operand(r, r->g->operands[n->in + i], fusable, &in[i])) return false;
+        if (!etch__read_operand(r, r->g->operands[n->in + i], fusable, &in[i])) return false;
     return true;
 }
 
@@ -263,15 +258,15 @@ static bool add_write(ir *r, int32_t base, ir_node *n, ir_source *in) {
     n->write = true;
     n->target.version = r->current[base];
     bool constant;
-    if (n->program) look_at_program(n, in, &constant);
+    if (n->program) etch__look_at_program(n, in, &constant);
     if (n->program && reads_elsewhere(r, n, in)) n->program = NULL;
     if (!n->program) n->kind = IR_CALL;
-    if (n->kind == IR_CALL && !read_operands(r, &r->g->nodes[n->gnode], false, in)) return false;
+    if (n->kind == IR_CALL && !etch__read_operands(r, &r->g->nodes[n->gnode], false, in)) return false;
     n->target.version = r->current[base];
     r->bases[base] |= BASE_PATCHED;
     int32_t node = etch__ir_add(r, n, in, base, &r->g->values[base].meta);
     if (node < 0) return false;
-    take_over(r, base, node);
+    etch__take_over(r, base, node);
     return true;
 }
 
@@ -282,7 +277,7 @@ static bool add_inplace(ir *r, int gnode, ir_node *n, ir_source *in) {
     n->domain = n->target.meta;
     if (!n->program || !replaces_whole(r, &n->target, base)) return add_write(r, base, n, in);
     bool constant;
-    look_at_program(n, in, &constant);
+    etch__look_at_program(n, in, &constant);
     int32_t node = etch__ir_add(r, n, in, base, &g->values[base].meta);
     if (node < 0) return false;
     r->versions[r->nodes[node].out].constant = constant;
@@ -295,75 +290,12 @@ static bool add_plain(ir *r, int gnode, ir_node *n, ir_source *in) {
     bool constant = false;
     if (n->kind == IR_POINT) {
         n->domain = r->g->values[out].meta;
-        look_at_program(n, in, &constant);
+        etch__look_at_program(n, in, &constant);
     }
     int32_t node = etch__ir_add(r, n, in, out, &r->g->values[out].meta);
     if (node < 0) return false;
     r->versions[r->nodes[node].out].constant = constant;
     r->current[out] = r->nodes[node].out;
-    return true;
-}
-
-/* ---- cat: copies into its parts, which share kernels with what makes the operands ---- */
-
-enum { CAT_MOST = 4 };
-
-/* Few operands of one dtype, one of which a generated kernel makes: else the operator's own kernel
- * does as well. */
-static bool is_joined_cat(const ir *r, const graph_node *n) {
-    const graph *g = r->g;
-    bool made = false;
-    if (n->op != OP_CAT || n->nin > CAT_MOST || etch__op_is_users(n->op)) return false;
-    for (int i = 0; i < n->nin; i++) {
-        const graph_value *v = &g->values[g->operands[n->in + i]];
-        if (v->meta.dtype != g->values[n->out].meta.dtype) return false;
-        if (v->meta.ndim != g->values[n->out].meta.ndim) return false;
-        if (etch__meta_numel(&v->meta) == 0) return false;
-        int32_t node = r->versions[r->current[v->base]].node;
-        made |= node >= 0 && r->nodes[node].kind == IR_POINT && !r->nodes[node].write;
-    }
-    return made;
-}
-
-static bool copy_part(ir *r, int32_t base, const ir_source *in, const tensor_meta *part) {
-    etch_dtype dtype = part->dtype;
-    prim_program p;
-    ir_node n = {.kind = IR_POINT,
-                 .op = OP_CLONE,
-                 .gnode = -1,
-                 .nin = 1,
-                 .compute = dtype,
-                 .dtype = dtype,
-                 .domain = *part,
-                 .write = true,
-                 .target = {r->current[base], base, false, *part}};
-    if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p))
-        return etch__error(ETCH_ERR_INTERNAL, "clone has no expression"), false;
-    if (!(n.program = etch__ir_program(r, &p))) return false;
-    r->bases[base] |= BASE_PATCHED;
-    int32_t node = etch__ir_add(r, &n, in, base, &r->g->values[base].meta);
-    if (node < 0) return false;
-    take_over(r, base, node);
-    return true;
-}
-
-static bool add_cat(ir *r, int gnode, const ir_source *in) {
-    const graph_node *n = &r->g->nodes[gnode];
-    const tensor_meta *all = &r->g->values[n->out].meta;
-    int dim = (int)r->g->attrs[n->at];
-    if (dim < 0) dim += all->ndim;
-    ir_node whole = {.kind = IR_EMPTY, .op = OP_EMPTY, .gnode = gnode, .dtype = all->dtype};
-    int32_t node = etch__ir_add(r, &whole, NULL, n->out, all);
-    if (node < 0) return false;
-    r->current[n->out] = r->nodes[node].out;
-    int64_t from = 0;
-    for (int i = 0; i < n->nin; i++) {
-        tensor_meta part = *all;
-        part.size[dim] = in[i].meta.size[dim];
-        part.offset += from * part.stride[dim];
-        from += part.size[dim];
-        if (!copy_part(r, n->out, &in[i], &part)) return false;
-    }
     return true;
 }
 
@@ -380,12 +312,13 @@ static bool build_node(ir *r, int gnode) {
     bool failed = false;
     if (n->op == OP_EMPTY) x.kind = IR_EMPTY;
     else if (op->kind == KIND_REDUCTION && find_reduction(g, n, &x)) x.kind = IR_REDUCE;
-    else if (op->kind != KIND_REDUCTION && find_program(r, n, &x, &failed)) x.kind = IR_POINT;
+    else if (op->kind != KIND_REDUCTION && etch__find_program(r, n, &x, &failed)) x.kind = IR_POINT;
     if (failed) return false;
     ir_source *in = etch__arena_new(r->memory, (n->nin + 1) * sizeof *in);
-    bool norm = etch__is_norm(r, gnode), cat = is_joined_cat(r, n);
-    if (!in || !read_operands(r, n, norm || cat || x.kind != IR_CALL, in)) return false;
-    if (cat) return add_cat(r, gnode, in);
+    if (in && etch__is_apart(r, gnode)) return etch__add_apart(r, gnode, &x, in);
+    bool norm = etch__is_norm(r, gnode), cat = etch__is_joined_cat(r, n);
+    if (!in || !etch__read_operands(r, n, norm || cat || x.kind != IR_CALL, in)) return false;
+    if (cat) return etch__add_cat(r, gnode, in);
     if (norm) return (r->current[n->out] = etch__add_norm(r, gnode, in)) >= 0;
     if (etch__is_wide_product(r, gnode))
         return (r->current[n->out] = etch__add_wide_product(r, gnode, in)) >= 0;
@@ -519,7 +452,7 @@ ir *etch__ir_build(const graph *g, const jit_target *target, etch_numerics numer
     bool ok =
         r->current && r->in_memory && r->bases && r->outputs && add_inputs(r) && lift_inputs(r);
     uint64_t state = etch__tls.state;
-    ok = ok && build_nodes(r);
+    ok = ok && etch__find_apart(r) && build_nodes(r);
     etch__tls.state = state;
     for (int v = 0; ok && v < g->ninputs; v++) {
         r->bases[v] &= (uint8_t)~BASE_LIFTED;
