@@ -33,6 +33,13 @@ typedef struct cu_kernel_params {
     cu_context context;
 } cu_kernel_params;
 
+typedef struct cu_memset_params {
+    cu_address to;
+    size_t pitch;
+    unsigned value, element;
+    size_t width, height;
+} cu_memset_params;
+
 typedef struct lt_algo {
     uint64_t data[8];
 } lt_algo;
@@ -55,6 +62,7 @@ enum {
     CU_ATTRIBUTE_SHARED_OPTIN = 97,
     CU_FUNCTION_DYNAMIC_SHARED = 8,
     CU_CAPTURE_RELAXED = 2,
+    CU_NODE_MEMSET = 2,
     LT_DESC_TRANSA = 3,
     LT_DESC_TRANSB = 4,
     LT_DESC_EPILOGUE = 7,

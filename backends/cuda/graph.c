@@ -1,12 +1,13 @@
 /* Runs of a plan as one CUDA graph: kernel nodes whose arguments are patched, calls of libraries
  * as child graphs that are recorded again when an address changes. A node waits for those that
  * its step depends on, so independent steps overlap. Nothing is copied: inputs are read and
- * outputs written where they lie. */
+ * outputs written where they lie. Memory of its own that a call begins by clearing, as products
+ * that count their finished tiles do, is cleared by a node that waits for nothing. */
 #include "backends/cuda/faults.h"
 #include "backends/cuda/launcher.h"
 
 typedef struct graph_step {
-    cu_node node;
+    cu_node node, clear; /* clear: or NULL */
     cu_function function;
     size_t bytes;
     uint64_t *parameter; /* of a kernel, as the graph has it */
@@ -76,7 +77,7 @@ void etch__cuda_graph_end(device_graph *g) { etch__cuda_checks_leave(&g->checks)
 
 /* ---- kernels ---- */
 
-/* The nodes of the steps, to be freed; NULL: out of memory. */
+/* The nodes of the steps, to be freed, with room for one more; NULL: out of memory. */
 static cu_node *nodes_of(const device_graph *g, step_list list) {
     cu_node *nodes = etch__malloc(((size_t)list.n + 1) * sizeof *nodes);
     for (int i = 0; nodes && i < list.n; i++) nodes[i] = g->steps[list.steps[i]].node;
@@ -95,9 +96,10 @@ static etch_status add_kernel(device_graph *g, graph_step *s, step_list after,
 
 static etch_status add_child(device_graph *g, graph_step *s, step_list after, cu_graph child) {
     cu_node *nodes = nodes_of(g, after);
+    size_t n = (size_t)after.n;
     if (!nodes) return ETCH_ERR_OUT_OF_MEMORY;
-    etch_status status =
-        CU(cuGraphAddChildGraphNode, &s->node, g->graph, nodes, (size_t)after.n, child);
+    if (s->clear) nodes[n++] = s->clear;
+    etch_status status = CU(cuGraphAddChildGraphNode, &s->node, g->graph, nodes, n, child);
     etch__free(nodes);
     return status;
 }
@@ -134,6 +136,40 @@ etch_status etch__cuda_graph_kernel(device_graph *g, int step, step_list after,
 
 /* ---- calls ---- */
 
+/* The node that the recording begins with, if that clears memory which the call alone uses; NULL
+ * with ETCH_OK: there is none. */
+static etch_status find_clear(const graph_step *s, cu_graph child, cu_node *node,
+                              cu_memset_params *params) {
+    cu_node roots[2];
+    size_t n = 0;
+    int type = -1;
+    *node = NULL;
+    etch_status status = CU(cuGraphGetRootNodes, child, NULL, &n);
+    if (status != ETCH_OK || n != 1) return status;
+    status = CU(cuGraphGetRootNodes, child, roots, &n);
+    if (status == ETCH_OK) status = CU(cuGraphNodeGetType, roots[0], &type);
+    if (status != ETCH_OK || type != CU_NODE_MEMSET) return status;
+    status = CU(cuGraphMemsetNodeGetParams, roots[0], params);
+    bool flat = params->height <= 1;
+    if (flat && etch__cuda_holds(&s->held, params->to, params->width * params->element))
+        *node = roots[0];
+    return status;
+}
+
+/* Takes that node out of the recording, and puts it into the whole graph or patches it there. What
+ * was recorded before with such a node is recorded with one again. */
+static etch_status clear_early(device_graph *g, graph_step *s, cu_graph child) {
+    cu_node root;
+    cu_memset_params params;
+    cu_context context = etch__cuda_stream_device(g->stream)->context;
+    etch_status status = find_clear(s, child, &root, &params);
+    if (status != ETCH_OK || !root || (g->exec && !s->clear)) return status;
+    status = g->exec
+                 ? CU(cuGraphExecMemsetNodeSetParams, g->exec, s->clear, &params, context)
+                 : CU(cuGraphAddMemsetNode, &s->clear, g->graph, NULL, 0, &params, context);
+    return status == ETCH_OK ? CU(cuGraphDestroyNode, root) : status;
+}
+
 /* What the call frees is held until it is recorded again; an older launch may still be running,
  * in whose stream's order the memory is then given out again. */
 etch_status etch__cuda_graph_call_begin(device_graph *g, int step) {
@@ -152,7 +188,11 @@ etch_status etch__cuda_graph_call_end(device_graph *g, int step, step_list after
     cu_graph child = NULL;
     etch_status status = etch__cuda_capture_end(g->stream, &child);
     etch__cuda_let_go(&s->before);
-    if (status != ETCH_OK) return status;
+    if (status == ETCH_OK) status = clear_early(g, s, child);
+    if (status != ETCH_OK) {
+        if (child) etch__cuda.cuGraphDestroy(child);
+        return status;
+    }
     if (g->exec) {
         etch__cuda_counts(g->device)->graph_patches++;
         status = CU(cuGraphExecChildGraphNodeSetParams, g->exec, s->node, child);

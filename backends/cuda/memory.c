@@ -224,6 +224,12 @@ void etch__cuda_free_list(cuda_block *b) {
     for (cuda_block *next; b; b = next) next = b->next, etch__cuda_free(b);
 }
 
+bool etch__cuda_holds(const cuda_held *held, cu_address at, size_t bytes) {
+    for (const cuda_block *b = held->blocks; b; b = b->next)
+        if (at >= b->address && at + bytes <= b->address + b->bytes) return true;
+    return false;
+}
+
 void etch__cuda_share(const cuda_held *held) {
     for (cuda_block *b = held->blocks; b; b = b->next) b->user = MANY;
 }

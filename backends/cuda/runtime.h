@@ -91,6 +91,8 @@ etch_status etch__cuda_may_issue(int index, const char *what, const void *site);
 etch_status etch__cuda_visit(cuda_stream *s);
 void etch__cuda_visited(const cuda_stream *s);
 void etch__cuda_let_go(cuda_held *held);
+/* Whether the memory is a block's that is held, so that nothing else uses it. */
+bool etch__cuda_holds(const cuda_held *held, cu_address at, size_t bytes);
 /* Says that the blocks are used on more streams than their own. */
 void etch__cuda_share(const cuda_held *held);
 

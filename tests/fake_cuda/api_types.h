@@ -15,7 +15,7 @@ enum {
 
 /* Enumerations are passed as ints. */
 typedef int CUresult, CUdevice_attribute, CUstreamCaptureMode, CUstreamCaptureStatus,
-    CUfunction_attribute, CUmemorytype;
+    CUfunction_attribute, CUmemorytype, CUgraphNodeType;
 
 typedef int CUdevice;
 typedef unsigned long long CUdeviceptr;
@@ -40,6 +40,13 @@ typedef struct {
     CUkernel kern;
     CUcontext ctx;
 } CUDA_KERNEL_NODE_PARAMS;
+
+typedef struct {
+    CUdeviceptr dst;
+    size_t pitch;
+    unsigned int value, elementSize;
+    size_t width, height;
+} CUDA_MEMSET_NODE_PARAMS;
 
 typedef struct {
     size_t srcXInBytes, srcY, srcZ, srcLOD;

@@ -26,6 +26,7 @@ struct cublasLtContext {
 
 enum { ALGORITHMS = 3, ALIGNMENT = 16 };
 static const size_t workspaces[ALGORITHMS] = {0, 4096, 1 << 20};
+enum { COUNTS = 2, COUNTS_SIZE = 256 }; /* the algorithm whose workspace begins with zeros */
 
 /* ---- descriptors: each attribute is one word ---- */
 
@@ -204,6 +205,7 @@ typedef struct product {
     char *bias;
     char alpha[8], beta[8];
     const void *device_alpha, *device_beta;
+    unsigned char *counts; /* or NULL */
 } product;
 
 static size_t type_size(int type) { return type == CUDA_R_64F ? 8 : type == CUDA_R_32F ? 4 : 2; }
@@ -454,8 +456,19 @@ static void run_batch(const product *p, int batch, const double *rows, const dou
         }
 }
 
+/* What should be cleared before each run; if it is not, the result is no product. */
+static bool counts_are_clear(const product *p) {
+    bool clear = true;
+    for (int i = 0; p->counts && i < COUNTS_SIZE; i++) {
+        clear &= !p->counts[i];
+        p->counts[i] = 0xa5;
+    }
+    return clear;
+}
+
 static void run_product(const void *data) {
     const product *p = data;
+    if (!counts_are_clear(p)) return;
     double *rows = malloc((p->m + p->n) * p->k * sizeof *rows + 1), *columns = rows + p->m * p->k;
     if (!rows) abort();
     for (int batch = 0; batch < p->d.batches; batch++) {
@@ -598,6 +611,11 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     if (p.pointer_mode == CUBLASLT_POINTER_MODE_HOST) CHECK(c || load(p.beta, p.scale) == 0, BAD);
     TRY(choose(&p, algo, workspace_size));
     TRY(check_memory(&p, workspace, workspace_size));
+    if (p.algorithm == COUNTS && workspace) {
+        p.counts = workspace;
+        CHECK(!cuMemsetD8Async((uintptr_t)workspace, 0, COUNTS_SIZE, stream),
+              CUBLAS_STATUS_EXECUTION_FAILED);
+    }
     const CUresult result = fake_cuda_submit(stream, "cublasLtMatmul", run_product, &p, sizeof p);
     return result ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }

@@ -150,6 +150,7 @@ fake_work *fake__hold(fake_work *work);
 void fake__drop(fake_work *work);
 CUresult fake__kernel_work(fake_work **out, CUfunction function, const unsigned grid[3],
                            const unsigned block[3], unsigned shared, void **params, void **extra);
+CUresult fake__set_work(fake_work **out, CUcontext context, const CUDA_MEMSET_NODE_PARAMS *params);
 CUresult fake__copy_work(fake_work **out, CUcontext context, const CUDA_MEMCPY3D *shape);
 CUresult fake__run_copy(const fake_work *work);
 CUresult fake__run_set(const fake_work *work);

@@ -183,6 +183,74 @@ CUresult cuGraphAddChildGraphNode(CUgraphNode *node, CUgraph graph, const CUgrap
     return CUDA_SUCCESS;
 }
 
+CUresult cuGraphAddMemsetNode(CUgraphNode *node, CUgraph graph, const CUgraphNode *dependencies,
+                              size_t count, const CUDA_MEMSET_NODE_PARAMS *params,
+                              CUcontext context) {
+    ENTER(cuGraphAddMemsetNode);
+    fake_work *work;
+    TRY(fake__set_work(&work, context, params));
+    return fake__graph_add(graph, work, dependencies, count, node);
+}
+
+/* ---- looking at nodes, and taking them away ---- */
+
+CUresult cuGraphGetRootNodes(CUgraph graph, CUgraphNode *nodes, size_t *count) {
+    ENTER(cuGraphGetRootNodes);
+    CHECK(is_graph(graph) && count, CUDA_ERROR_INVALID_VALUE);
+    size_t n = 0;
+    for (size_t i = 0; i < graph->count; i++) {
+        if (graph->nodes[i]->before_count) continue;
+        if (nodes && n < *count) nodes[n] = graph->nodes[i];
+        n++;
+    }
+    *count = n;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphNodeGetType(CUgraphNode node, CUgraphNodeType *type) {
+    ENTER(cuGraphNodeGetType);
+    CHECK(is_node(node) && type, CUDA_ERROR_INVALID_VALUE);
+    *type = !node->work                     ? CU_GRAPH_NODE_TYPE_GRAPH
+            : node->work->kind == WORK_SET  ? CU_GRAPH_NODE_TYPE_MEMSET
+            : node->work->kind == WORK_COPY ? CU_GRAPH_NODE_TYPE_MEMCPY
+                                            : CU_GRAPH_NODE_TYPE_KERNEL;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphMemsetNodeGetParams(CUgraphNode node, CUDA_MEMSET_NODE_PARAMS *params) {
+    ENTER(cuGraphMemsetNodeGetParams);
+    CHECK(is_node(node) && params && node->work && node->work->kind == WORK_SET,
+          CUDA_ERROR_INVALID_VALUE);
+    *params = (CUDA_MEMSET_NODE_PARAMS){.dst = node->work->set.to,
+                                        .value = node->work->set.value,
+                                        .elementSize = 1,
+                                        .width = node->work->set.size,
+                                        .height = 1};
+    return CUDA_SUCCESS;
+}
+
+static void forget_edge(CUgraphNode node, CUgraphNode before) {
+    size_t kept = 0;
+    for (size_t k = 0; k < node->before_count; k++)
+        if (node->before[k] != before) node->before[kept++] = node->before[k];
+    node->before_count = kept;
+}
+
+CUresult cuGraphDestroyNode(CUgraphNode node) {
+    ENTER(cuGraphDestroyNode);
+    CHECK(is_node(node) && !node->child, CUDA_ERROR_INVALID_VALUE);
+    CUgraph graph = node->graph;
+    size_t at = index_of(graph, node);
+    memmove(graph->nodes + at, graph->nodes + at + 1,
+            (--graph->count - at) * sizeof *graph->nodes);
+    for (size_t i = 0; i < graph->count; i++) forget_edge(graph->nodes[i], node);
+    fake__drop(node->work);
+    fake__remove(node);
+    free(node->before);
+    free(node);
+    return CUDA_SUCCESS;
+}
+
 /* ---- instantiating ---- */
 
 /* Puts the indices of the nodes in an order that dependencies allow; false: there is a cycle. Lazy
@@ -260,6 +328,20 @@ CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode origina
         fake__drop(work);
         return CUDA_ERROR_INVALID_VALUE;
     }
+    fake__drop(node->work);
+    node->work = work;
+    return CUDA_SUCCESS;
+}
+
+CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode original,
+                                        const CUDA_MEMSET_NODE_PARAMS *params,
+                                        CUcontext context) {
+    ENTER(cuGraphExecMemsetNodeSetParams);
+    CHECK(fake__is(exec, "exec") && is_node(original), CUDA_ERROR_INVALID_VALUE);
+    CUgraphNode node = find_copy(exec->graph, original);
+    CHECK(node && node->work && node->work->kind == WORK_SET, CUDA_ERROR_INVALID_VALUE);
+    fake_work *work;
+    TRY(fake__set_work(&work, context, params));
     fake__drop(node->work);
     node->work = work;
     return CUDA_SUCCESS;

@@ -445,6 +445,18 @@ CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t size, CUs
     return copy(DEVICE, to, DEVICE, from, size, stream);
 }
 
+/* A line of bytes. */
+CUresult fake__set_work(fake_work **work, CUcontext context,
+                        const CUDA_MEMSET_NODE_PARAMS *params) {
+    CHECK(params && context && params->width, CUDA_ERROR_INVALID_VALUE);
+    CHECK(params->elementSize == 1 && params->height == 1, CUDA_ERROR_NOT_SUPPORTED);
+    TRY(check_side(CU_MEMORYTYPE_DEVICE, params->dst, params->width));
+    *work = fake__work(WORK_SET, context);
+    (*work)->set.to = params->dst, (*work)->set.size = params->width;
+    (*work)->set.value = (unsigned char)params->value;
+    return CUDA_SUCCESS;
+}
+
 CUresult cuMemsetD8Async(CUdeviceptr to, unsigned char value, size_t count, CUstream stream) {
     ENTER(cuMemsetD8Async);
     if (!count) return CUDA_SUCCESS;
