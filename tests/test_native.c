@@ -356,6 +356,78 @@ TEST(a_cat_of_what_is_made_is_copies) {
           0, 0);
 }
 
+/* What computes element by element of equal parts is done part by part, in one kernel: the whole is
+ * never made, but where something else needs it. */
+#define TURNED                                                                                     \
+    "%3: f32[50, 40 : 80, 1] = slice.Tensor(%0) {1, 0, 40, 1}\n"                                   \
+    "%4: f32[50, 40 : 80, 1]@40 = slice.Tensor(%0) {1, 40, 80, 1}\n"                               \
+    "%5: f32[50, 40] = neg(%4)\n"                                                                  \
+    "%6: f32[50, 80] = cat(%5, %3) {1}\n"                                                          \
+    "%7: f32[50, 80] = mul.Tensor(%0, %1)\n"                                                       \
+    "%8: f32[50, 80] = mul.Tensor(%6, %2)\n"                                                       \
+    "%9: f32[50, 80] = add.Tensor(%7, %8, $0: int) {1}\n"
+
+TEST(what_reads_a_cat_comes_apart) {
+    check("graph rotary(%0: f32[50, 80], %1: f32[50, 80], %2: f32[80]) {\n" TURNED "return %9\n}",
+          1, 0);
+    check("graph between(%0: f32[50, 80], %1: f32[50, 80], %2: f32[80]) {\n" TURNED
+          "%10: f32[50, 1] = sum.dim_IntList(%7) {1, 1, 1, -1}\n"
+          "return %9, %8, %10\n}",
+          2, 0);
+    check("graph through(%0: bf16[6, 64, 5], %1: bf16[6, 64, 5], %2: f64[64, 1]) {\n"
+          "%3: bf16[6, 128, 5] = cat(%0, %1) {-2}\n"
+          "%4: bf16[6, 128, 5] = exp(%3)\n"
+          "%5: f32[6, 128, 5] = _to_copy(%4) {6}\n"
+          "%6: f32[6, 128, 5] = mul.Tensor(%5, %5)\n"
+          "return %6\n}",
+          1, 0);
+    check("graph three(%0: f32[2, 50], %1: f32[2, 50], %2: f32[1, 50], %3: f32[6, 1]) {\n"
+          "%4: f32[6, 50] = cat(%0, %1, %0) {0}\n"
+          "%5: f32[6, 50] = mul.Tensor(%4, %2)\n"
+          "%6: f32[6, 50] = add.Tensor(%5, %3, $0: int) {1}\n"
+          "return %6\n}",
+          1, 0);
+    check("graph two(%0: f32[9, 40], %1: f32[9, 40]) {\n" /* both in the same parts */
+          "%2: f32[9, 80] = cat(%0, %1) {1}\n"
+          "%3: f32[9, 80] = cat(%1, %0) {1}\n"
+          "%4: f32[9, 80] = sub.Tensor(%2, %3, $0: int) {1}\n"
+          "return %4\n}",
+          1, 0);
+}
+
+TEST(what_reads_a_cat_as_a_whole) {
+    check("graph output(%0: f32[50, 80], %1: f32[50, 80], %2: f32[80]) {\n" TURNED
+          "return %9, %6\n}",
+          -1, 0);
+    check("graph view(%0: f32[50, 80], %1: f32[50, 80], %2: f32[80]) {\n" TURNED
+          "%10: f32[80, 50 : 1, 80] = t(%6)\n"
+          "%11: f32[80, 50] = exp(%10)\n"
+          "return %9, %11\n}",
+          -1, 0);
+    check("graph rows(%0: f32[50, 80], %1: f32[50, 80], %2: f32[80]) {\n" TURNED
+          "%10: f32[50] = sum.dim_IntList(%6) {1, 1, 0, -1}\n"
+          "return %9, %10\n}",
+          -1, 0);
+    check("graph changed(%0: f32[50, 80], %1: f32[50, 80], %2: f32[80]) {\n" TURNED "relu_(%5)\n"
+          "%10: f32[50, 80] = mul.Tensor(%9, %6)\n"
+          "return %10, %5\n}",
+          -1, 0);
+    check("graph apart(%0: f32[40, 40], %1: f32[40, 40], %2: f32[20, 80]) {\n"
+          "%3: f32[40, 80] = cat(%0, %1) {1}\n" /* in different parts */
+          "%4: f32[40, 80] = cat(%2, %2) {0}\n"
+          "%5: f32[40, 80] = mul.Tensor(%3, %4)\n"
+          "%6: f32[40, 80] = exp(%5)\n"
+          "return %6\n}",
+          -1, -1);
+    check("graph again(%0: f32[50, 40], %1: f32[50, 40], %2: f32[50, 80]) {\n"
+          "%3: f32[50, 80] = cat(%0, %1) {1}\n" /* its parts in other parts */
+          "%4: f32[50, 80] = exp(%3)\n"
+          "%5: f32[100, 80] = cat(%4, %2) {0}\n"
+          "%6: f32[100, 80] = neg(%5)\n"
+          "return %6\n}",
+          2, 0);
+}
+
 /* What gives a row's value back to its elements stays with them, while the rows are whole. */
 TEST(normalisations_are_one_kernel) {
     check("graph rms(%0: f32[50, 300], %1: f32[300]) {\n"

@@ -164,9 +164,8 @@ static etch_status clear_early(device_graph *g, graph_step *s, cu_graph child) {
     cu_context context = etch__cuda_stream_device(g->stream)->context;
     etch_status status = find_clear(s, child, &root, &params);
     if (status != ETCH_OK || !root || (g->exec && !s->clear)) return status;
-    status = g->exec
-                 ? CU(cuGraphExecMemsetNodeSetParams, g->exec, s->clear, &params, context)
-                 : CU(cuGraphAddMemsetNode, &s->clear, g->graph, NULL, 0, &params, context);
+    status = g->exec ? CU(cuGraphExecMemsetNodeSetParams, g->exec, s->clear, &params, context)
+                     : CU(cuGraphAddMemsetNode, &s->clear, g->graph, NULL, 0, &params, context);
     return status == ETCH_OK ? CU(cuGraphDestroyNode, root) : status;
 }
 

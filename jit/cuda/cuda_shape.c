@@ -277,8 +277,7 @@ static int choose_tile(const loop_kernel *k, const cuda_variant *v, const int64_
     return rows < PROCESSORS && leaves_of(k, dims) > 8 ? 5 : 3;
 }
 
-/* Rows of which a warp has two, where that is as well. */
-enum { WARP_ROWS = 4096 };
+enum { WARP_ROWS = 4096 }; /* so many that a warp can have two */
 enum { HOLD_CHUNKS = 4, HOLD_MOST = 8, HOLD_SHARED = 32 << 10, WARP_ELEMENTS = 64 };
 
 /* Whether threads that have the lanes of a row can have its elements, too. */
@@ -287,8 +286,8 @@ static bool fits_warps(const loop_kernel *k, int vector, const int64_t *dims) {
     return etch__cuda_has_sweeps(k) && vector > 1 && n <= WARP_ELEMENTS * (REDUCE_LANES / vector);
 }
 
-/* Of a row that a block holds: it is held if it is no longer than a block of the reduction, and its values fit shared memory.
- */
+/* Chunks of a row. One of a block is held if it is no longer than a block of the reduction, and its
+ * values fit shared memory. */
 static int hold_of(const loop_kernel *k, const cuda_variant *v, const int64_t *dims) {
     if (!etch__cuda_has_sweeps(k)) return 0;
     if (v->warps) return (int)quot_up(product(dims + k->npar, k->nred), REDUCE_LANES);
@@ -351,7 +350,8 @@ cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32
     bool sweeps = etch__cuda_has_sweeps(k);
     int by_warps = sweeps ? warp_vector(k, dims, v.vector) : 1;
     if (fits_warps(k, by_warps, dims)) {
-        v.vector = (uint8_t)by_warps, v.tile = (uint8_t)warp_tile(k, by_warps, dims);
+        v.vector = (uint8_t)by_warps;
+        v.tile = (uint8_t)warp_tile(k, by_warps, dims);
     } else v.tile = (uint8_t)(sweeps ? row_tile(k, &v, dims) : choose_tile(k, &v, dims));
     etch__cuda_fit_rows(k, &v, dims);
     return v;

@@ -52,8 +52,8 @@ typedef struct cuda_shape {
  * args[a] is a multiple of 16. Every variant with the same index_bits, at most its vector, hold 0
  * and even 0 is right as well. */
 cuda_variant etch__cuda_choose(const loop_kernel *k, const int64_t *dims, uint32_t aligned);
-/* Sets `hold`, `warps` and `even` to what rows of these extents ask for, with the variant's other fields: to
- * be called where those were changed, or come from other extents. */
+/* Sets `hold`, `warps` and `even` to what rows of these extents ask for, with the variant's other
+ * fields: to be called where those were changed, or come from other extents. */
 void etch__cuda_fit_rows(const loop_kernel *k, cuda_variant *v, const int64_t *dims);
 cuda_shape etch__cuda_shape(const loop_kernel *k, const cuda_variant *v, const int64_t *dims);
 

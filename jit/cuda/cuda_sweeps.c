@@ -221,8 +221,10 @@ static void begin_teams(cuda_gen *g) {
     etch__cuda_line(g, "const int t = threadIdx.x %% %d, team = threadIdx.x / %d;", g->l.team,
                     g->l.team);
     etch__cuda_line(g, "const idx at = t * %d;", g->l.vector);
-    etch__cuda_line(g, "for (idx first = (idx)blockIdx.x * %d; first < rows; "
-                       "first += (idx)gridDim.x * %d) {", g->l.teams, g->l.teams);
+    etch__cuda_line(g,
+                    "for (idx first = (idx)blockIdx.x * %d; first < rows; "
+                    "first += (idx)gridDim.x * %d) {",
+                    g->l.teams, g->l.teams);
     if (checked(g)) {
         etch__cuda_line(g, "const bool live = first + team < rows;");
         etch__cuda_line(g, "const idx row = live ? first + team : rows - 1;");

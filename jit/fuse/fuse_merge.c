@@ -138,10 +138,26 @@ static bool small_space(const ir *r, const ir_group *g) {
     return r->device != 0 || r->g->dynamic || n <= SMALL_SPACE;
 }
 
+/* Whether `then` comes later only because both write parts of one memory. */
+static bool only_beside(const ir *r, int32_t first, int32_t then) {
+    const ir_group *g = &r->groups[then];
+    for (int m = 0; m < g->nmembers; m++) {
+        const ir_node *n = &r->nodes[g->members[m]];
+        for (int k = 0; k < n->nin; k++) {
+            const ir_source *s = &sources(r, n)[k];
+            if (from_group(r, n, s) && r->versions[s->version].group == first) return false;
+        }
+        const ir_version *old = n->write ? &r->versions[n->target.version] : NULL;
+        if (old && old->group == first && !etch__beside(r, n, old)) return false;
+    }
+    return !something_between(r, first, then);
+}
+
 static bool strangers(const ir *r, int32_t first, int32_t then) {
     const ir_group *a = &r->groups[first], *b = &r->groups[then];
     return a->nmembers && b->naxes == a->naxes && !memcmp(a->size, b->size, sizeof a->size) &&
-           !depends(r, then, first) && !depends(r, first, then) && can_merge(r, first, then);
+           !depends(r, first, then) && can_merge(r, first, then) &&
+           (!depends(r, then, first) || only_beside(r, first, then));
 }
 
 static bool merge_strangers(ir *r) {

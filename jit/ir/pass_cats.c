@@ -148,8 +148,9 @@ static bool can_come_apart(readers *f, int gnode) {
     ir_node x = {.kind = IR_POINT, .nin = n->nin, .dtype = m->dtype};
     ir_source in[OPERANDS_MOST] = {{0}};
     bool constant;
-    if (etch__ops[n->op].kind != KIND_POINTWISE || etch__op_is_users(n->op) || n->nin > OPERANDS_MOST ||
-        f->fixed[n->out] || !etch__same_dims(m->ndim, m->size, all->ndim, all->size))
+    if (etch__ops[n->op].kind != KIND_POINTWISE || etch__op_is_users(n->op) ||
+        n->nin > OPERANDS_MOST || f->fixed[n->out] ||
+        !etch__same_dims(m->ndim, m->size, all->ndim, all->size))
         return false;
     uint64_t state = etch__tls.state;
     bool can = etch__find_program(f->r, n, &x, &f->failed);

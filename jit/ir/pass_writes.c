@@ -261,7 +261,8 @@ static bool add_write(ir *r, int32_t base, ir_node *n, ir_source *in) {
     if (n->program) etch__look_at_program(n, in, &constant);
     if (n->program && reads_elsewhere(r, n, in)) n->program = NULL;
     if (!n->program) n->kind = IR_CALL;
-    if (n->kind == IR_CALL && !etch__read_operands(r, &r->g->nodes[n->gnode], false, in)) return false;
+    if (n->kind == IR_CALL && !etch__read_operands(r, &r->g->nodes[n->gnode], false, in))
+        return false;
     n->target.version = r->current[base];
     r->bases[base] |= BASE_PATCHED;
     int32_t node = etch__ir_add(r, n, in, base, &r->g->values[base].meta);

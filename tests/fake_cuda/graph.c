@@ -241,8 +241,7 @@ CUresult cuGraphDestroyNode(CUgraphNode node) {
     CHECK(is_node(node) && !node->child, CUDA_ERROR_INVALID_VALUE);
     CUgraph graph = node->graph;
     size_t at = index_of(graph, node);
-    memmove(graph->nodes + at, graph->nodes + at + 1,
-            (--graph->count - at) * sizeof *graph->nodes);
+    memmove(graph->nodes + at, graph->nodes + at + 1, (--graph->count - at) * sizeof *graph->nodes);
     for (size_t i = 0; i < graph->count; i++) forget_edge(graph->nodes[i], node);
     fake__drop(node->work);
     fake__remove(node);
@@ -334,8 +333,7 @@ CUresult cuGraphExecKernelNodeSetParams_v2(CUgraphExec exec, CUgraphNode origina
 }
 
 CUresult cuGraphExecMemsetNodeSetParams(CUgraphExec exec, CUgraphNode original,
-                                        const CUDA_MEMSET_NODE_PARAMS *params,
-                                        CUcontext context) {
+                                        const CUDA_MEMSET_NODE_PARAMS *params, CUcontext context) {
     ENTER(cuGraphExecMemsetNodeSetParams);
     CHECK(fake__is(exec, "exec") && is_node(original), CUDA_ERROR_INVALID_VALUE);
     CUgraphNode node = find_copy(exec->graph, original);
