@@ -341,7 +341,7 @@ TEST(a_cat_of_what_is_made_is_copies) {
           "%5: f32[50, 60] = cat(%4, %2) {1}\n"
           "%6: f32[50, 60] = mul.Tensor(%5, %1)\n"
           "return %6\n}",
-          3, 0);
+          2, 0);
     check("graph s(%0: f32[7, 3], %1: f32[2, 3]) {\n" /* written and read again */
           "%2: f32[7, 3] = exp(%0)\n"
           "%3: f32[2, 3] = sin(%1)\n"
@@ -377,7 +377,7 @@ TEST(what_reads_a_cat_comes_apart) {
     check("graph through(%0: bf16[6, 64, 5], %1: bf16[6, 64, 5], %2: f64[64, 1]) {\n"
           "%3: bf16[6, 128, 5] = cat(%0, %1) {-2}\n"
           "%4: bf16[6, 128, 5] = exp(%3)\n"
-          "%5: f32[6, 128, 5] = _to_copy(%4) {6}\n"
+          "%5: f32[6, 128, 5] = _to_copy(%4) {0}\n"
           "%6: f32[6, 128, 5] = mul.Tensor(%5, %5)\n"
           "return %6\n}",
           1, 0);
