@@ -255,10 +255,52 @@ TEST(dynamic_shared_memory) {
     nothing_lives();
 }
 
+/* Four warps fill a word again and again, four others read it; and they take turns. */
+static const char handing[] =
+    "using namespace tensor_core;\n"
+    "extern \"C\" __global__ void hand(int *x) {\n"
+    "    __shared__ gate full, empty;\n"
+    "    __shared__ int word[128], turns;\n"
+    "    const int t = threadIdx.x % 128, filler = threadIdx.x / 128;\n"
+    "    if (threadIdx.x == 0) gate_set(&full, 128), gate_set(&empty, 128), turns = 0;\n"
+    "    __syncthreads();\n"
+    "    int sum = 0;\n"
+    "    if (filler) turn_given(1);\n"
+    "    for (int i = 0; i < 5; i++) {\n"
+    "        if (filler) gate_passed(&empty, ~i % 2), word[t] = i + t, gate_reached(&full);\n"
+    "        else gate_passed(&full, i % 2), sum += word[127 - t], gate_reached(&empty);\n"
+    "        turn_awaited(1 + filler);\n"
+    "        if (t == 0) turns = turns * 3 + 1 + filler;\n"
+    "        turn_given(2 - filler);\n"
+    "    }\n"
+    "    if (!filler) turn_awaited(1), x[t] = sum, x[128] = turns;\n"
+    "}\n";
+
+TEST(warps_hand_over_and_take_turns) {
+    CUmodule module = build(handing, NULL);
+    int x[129], turns = 0;
+    CUdeviceptr dx = device(NULL, sizeof x);
+    OK(launch(kernel(module, "hand"), 2, 256, 0, (void *[]){&dx}));
+    OK(from_device(x, dx, sizeof x));
+    for (int t = 0; t < 128; t++) assert_int_equal(x[t], 10 + 5 * (127 - t));
+    for (int i = 0; i < 5; i++) turns = (turns * 3 + 1) * 3 + 2;
+    assert_int_equal(x[128], turns);
+    OK(CU(cuMemFree_v2)(dx));
+    OK(CU(cuModuleUnload)(module));
+    nothing_lives();
+}
+
 static const char wrong[] =
     "extern \"C\" __global__ void ends() { if (threadIdx.x < 7) return; __syncthreads(); }\n"
     "extern \"C\" __global__ void apart() {\n"
     "    if (threadIdx.x < 8) __syncwarp(); else __syncthreads();\n"
+    "}\n"
+    "extern \"C\" __global__ void alone() { if (threadIdx.x < 32) tensor_core::turn_awaited(1); }\n"
+    "extern \"C\" __global__ void closed() {\n"
+    "    __shared__ tensor_core::gate g;\n"
+    "    if (threadIdx.x == 0) tensor_core::gate_set(&g, 33);\n"
+    "    __syncthreads();\n"
+    "    tensor_core::gate_reached(&g), tensor_core::gate_passed(&g, 0);\n"
     "}\n"
     "extern \"C\" __global__ void store(float *x, int i) { x[i] = 1; }\n"
     "extern \"C\" __global__ void divide(int *x) { x[0] = 100 / x[0]; }\n"
@@ -280,6 +322,8 @@ TEST(wrong_kernels_are_found) {
     CUmodule module = build(wrong, NULL);
     faults(kernel(module, "ends"), 32, NULL, CUDA_ERROR_LAUNCH_FAILED);
     faults(kernel(module, "apart"), 32, NULL, CUDA_ERROR_LAUNCH_FAILED);
+    faults(kernel(module, "alone"), 64, NULL, CUDA_ERROR_LAUNCH_FAILED);
+    faults(kernel(module, "closed"), 32, NULL, CUDA_ERROR_LAUNCH_FAILED);
     CUfunction store = kernel(module, "store");
     CUdeviceptr x = device((float[4]){0}, 16), gone = device(NULL, 16);
     int i = 3;

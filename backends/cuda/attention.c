@@ -1,8 +1,9 @@
 /* Attention on a device: softmax(scale q k' + mask) v without the matrix of scores.
  *
  * Halves are multiplied by tensor cores, many queries on compute capability 9.0 by warp groups
- * (device/attention_group.cu), else by warps (device/attention.cu); everything else is multiplied
- * element by element (device/attention_plain.cu). Widths of up to 256 are filled up with zeros.
+ * (device/attention_group.cu; few keys all at once, device/attention_short.cu), else by warps
+ * (device/attention.cu); everything else is multiplied element by element
+ * (device/attention_plain.cu). Widths of up to 256 are filled up with zeros.
  * How many keys are met at once follows from the widths and the dtype, and into how many splits
  * they are dealt, where queries and heads are too few for the device, from sizes and the number of
  * its multiprocessors: bits depend on nothing else. */
@@ -16,8 +17,9 @@
 #include "embedded/attention_group.cu.inc"
 #include "embedded/attention_join.cu.inc"
 #include "embedded/attention_plain.cu.inc"
+#include "embedded/attention_short.cu.inc"
 
-enum { TENSOR_CORES_SINCE = 8, LAUNCH_MOST = 1 << 20, SHARE_LEAST = 128 };
+enum { LAUNCH_MOST = 1 << 20, SHARE_LEAST = 128, FEW_KEYS = 128, SECTION_BYTES = 64 << 20 };
 
 /* [heads of all samples, rows, columns] */
 typedef struct attention_operand {
@@ -30,19 +32,20 @@ typedef struct attention_args {
     const void *q, *k, *v, *mask;
     void *y, *values, *rows;
     attention_operand at_q, at_k, at_v, at_mask, at_y;
-    int64_t heads, group, queries, keys, width, out_width, splits, share, first;
+    int64_t heads, group, queries, keys, width, out_width, splits, share, first, section;
     uint64_t scale;
 } attention_args;
 
-typedef enum attention_way { PLAIN, BY_WARPS, BY_GROUPS } attention_way;
+typedef enum attention_way { PLAIN, BY_WARPS, BY_GROUPS, AT_ONCE } attention_way;
 
 typedef struct attention {
     attention_args args;
     etch_dtype dtype, type, mask;
     int width, out_width; /* filled up */
     int rows, keys;       /* of a block, and of a round */
+    int64_t blocks;       /* of a launch */
     attention_way way;
-    bool causal, masked, raw, pieces;
+    bool causal, masked, raw, pieces, mask_pieces;
     unsigned threads, shared;
     double scale;
 } attention;
@@ -71,6 +74,13 @@ static bool in_pieces(const etch_tensor *t, const attention_operand *o) {
     return fits && (uintptr_t)etch__ptr(t) % 16 == 0;
 }
 
+/* What device/attention_mask.cuh reads so: bools, or halves as the operands are. */
+static bool mask_in_pieces(const attention *a, const etch_tensor *mask) {
+    int64_t n = mask->ndim ? mask->size[mask->ndim - 1] : 1;
+    return (a->mask == ETCH_BOOL || a->mask == a->dtype) && n == a->args.keys && n > 1 &&
+           in_pieces(mask, &a->args.at_mask);
+}
+
 static void set_operands(attention *a, const op_call *call) {
     const etch_tensor *q = call->in[0], *k = call->in[1], *v = call->in[2], *mask = call->in[3];
     attention_args *p = &a->args;
@@ -84,6 +94,7 @@ static void set_operands(attention *a, const op_call *call) {
     p->heads = p->group = 1;
     for (int i = 0; i < d - 2; i++) p->heads *= q->size[i];
     if (d > 2 && k->size[d - 3]) p->group = q->size[d - 3] / k->size[d - 3];
+    a->mask_pieces = a->masked && mask_in_pieces(a, mask);
     a->pieces = in_pieces(q, &p->at_q) && in_pieces(k, &p->at_k) && in_pieces(v, &p->at_v);
 }
 
@@ -91,8 +102,10 @@ static void set_operands(attention *a, const op_call *call) {
 
 static unsigned shared_bytes(const attention *a) {
     int64_t n = a->rows * (int64_t)a->width, keys = a->keys;
-    if (a->way == BY_GROUPS) /* and to begin at a multiple of 1024 */
-        return (unsigned)(2 * (n + 2 * keys * (a->width + a->out_width)) + 1024);
+    if (a->way >= BY_GROUPS) { /* the gates, and to begin at a multiple of 1024 */
+        int64_t buffers = a->way == BY_GROUPS ? 2 : 1;
+        return (unsigned)(2 * (n + buffers * keys * (a->width + a->out_width)) + 128 + 1024);
+    }
     if (a->way == BY_WARPS)
         return (unsigned)(2 * ((a->rows + keys) * (a->width + 8) + keys * (a->out_width + 8)));
     n = (a->rows + keys) * (a->width + 4) + keys * a->out_width + a->rows * (keys + 4);
@@ -106,20 +119,30 @@ static attention_way way_of(const attention *a, const cuda_device *d) {
     const attention_args *p = &a->args;
     int64_t widest = p->width > p->out_width ? p->width : p->out_width;
     if (!etch__is_half(a->dtype) || d->major < 8) return PLAIN;
-    bool groups = d->major == 9 && p->queries > 64 && widest > 32 && widest <= 128;
-    return groups ? BY_GROUPS : BY_WARPS;
+    bool groups = d->major == 9 && p->queries > 64 && p->keys && widest > 32 && widest <= 128;
+    return !groups ? BY_WARPS : p->keys <= FEW_KEYS ? AT_ONCE : BY_GROUPS;
+}
+
+/* As few groups as leave no multiprocessor two blocks, or as many as have registers enough. */
+static int groups_of(const attention *a, const cuda_device *d) {
+    int groups = 1, most = a->width > 64 || a->out_width > 64 || !a->pieces ? 2 : 3;
+    if (a->way == AT_ONCE) return 1;
+    while (groups < most && a->args.heads * ((a->args.queries - 1) / (64 * groups) + 1) >
+                                d->multiprocessors)
+        groups++;
+    return groups;
 }
 
 /* The numbers of rows make no difference to bits, those of keys do; which is best was measured on
  * an H200. */
 static void set_tiles(attention *a, const cuda_device *d) {
-    int unit = a->way == BY_GROUPS ? 64 : 16;
+    bool groups = a->way >= BY_GROUPS;
+    int unit = groups ? 64 : 16;
     a->width = filled_up(a->args.width, unit), a->out_width = filled_up(a->args.out_width, unit);
     bool far = a->width > 64 || a->out_width > 64;
-    int64_t many = a->args.heads * ((a->args.queries + 127) / 128);
-    a->threads = a->way == BY_GROUPS && far && many >= d->multiprocessors ? 256 : 128;
-    a->keys = a->way == BY_GROUPS && far ? 128 : 64;
-    a->rows = a->way == BY_GROUPS ? (int)a->threads / 2 : a->way == BY_WARPS ? 64 : 32;
+    a->keys = a->way == BY_GROUPS || (a->way == AT_ONCE && a->args.keys > 64) ? 128 : 64;
+    a->rows = groups ? 64 * groups_of(a, d) : a->way == BY_WARPS ? 64 : 32;
+    a->threads = a->way == BY_GROUPS ? 2 * (unsigned)a->rows + 128 : 128;
     if (a->way == BY_WARPS && far && a->width <= 128 && a->out_width <= 128 && a->args.queries > 64)
         a->rows = 128;
     while ((a->shared = shared_bytes(a)) > (unsigned)d->shared && a->keys > 16) a->keys /= 2;
@@ -129,30 +152,49 @@ static int64_t blocks_of(const attention *a) {
     return (a->args.queries + a->rows - 1) / a->rows * a->args.heads * a->args.splits;
 }
 
-/* Two blocks a multiprocessor, each with keys enough. */
+/* Two blocks a multiprocessor, of warp groups that copy ahead one, each with keys enough. */
 static void set_splits(attention *a, const cuda_device *d) {
     attention_args *p = &a->args;
     p->splits = 1;
     int64_t blocks = blocks_of(a), most = p->keys / SHARE_LEAST;
     if (!a->causal && blocks && blocks < d->multiprocessors)
-        p->splits = (2 * d->multiprocessors + blocks - 1) / blocks;
+        p->splits = a->way == BY_GROUPS ? d->multiprocessors / blocks
+                                        : (2 * d->multiprocessors + blocks - 1) / blocks;
     if (p->splits > most) p->splits = most > 1 ? most : 1;
     int64_t rounds = (p->keys + a->keys - 1) / a->keys;
     p->share = (rounds + p->splits - 1) / p->splits * a->keys;
     if (p->share) p->splits = (p->keys + p->share - 1) / p->share;
 }
 
-static attention plan(const op_call *call, const cuda_device *d) {
+/* Blocks of warp groups meet tile after tile, one block a multiprocessor. Tiles that have more to
+ * do than others come first, of so many heads at once that their keys and values stay in the
+ * device's cache; where that are not all heads, each tile is a block that the device deals out. */
+static void set_sections(attention *a, const cuda_device *d) {
+    attention_args *p = &a->args;
+    int64_t bytes = 2 * p->heads * p->keys * (p->width + p->out_width) / p->group;
+    int64_t sections = a->causal && bytes ? (bytes - 1) / SECTION_BYTES + 1 : p->heads;
+    p->section = sections < p->heads ? (p->heads - 1) / sections + 1 : 1;
+    a->blocks = blocks_of(a);
+    if (a->way != BY_GROUPS) return;
+    int64_t least = a->causal && p->section < p->heads ? LAUNCH_MOST : d->multiprocessors;
+    if (a->blocks > least) a->blocks = least;
+}
+
+static attention plan(const op_call *call, const etch_tensor *y, const cuda_device *d) {
     attention a = {.dtype = call->in[0]->dtype, .causal = call->at[0] != 0};
     etch_scalar scale = call->sc[0];
     a.type = etch__compute_type(a.dtype);
     a.scale = scale.kind == ETCH_SCALAR_REAL ? scale.d : (double)scale.i;
     set_operands(&a, call);
+    a.args.y = etch__ptr(y), a.args.at_y = operand_of(y, y);
+    a.pieces = a.pieces && in_pieces(y, &a.args.at_y);
     a.way = way_of(&a, d);
     set_tiles(&a, d);
     set_splits(&a, d);
+    set_sections(&a, d);
     /* The tensor cores' powers are of 2. */
-    a.raw = a.way != PLAIN && !a.masked && a.scale > 1e-30 && a.scale < 1e30;
+    bool added = a.masked && (a.way == BY_WARPS || a.mask != ETCH_BOOL);
+    a.raw = a.way != PLAIN && !added && a.scale > 1e-30 && a.scale < 1e30;
     a.args.scale =
         etch__scalar_cell(etch_scalar_real(a.way != PLAIN ? a.scale * M_LOG2E : a.scale), a.type);
     return a;
@@ -168,10 +210,11 @@ static etch_status launch(cuda_stream *s, const attention *a, kernel_text *k, in
         k->defines, sizeof k->defines,
         "#define WIDTH %d\n#define OUT %d\n#define KEYS %d\n#define CAUSAL %d\n#define MASK %d\n"
         "#define RAW %d\n#define PIECES %d\n#define BF16 %d\n#define SPLIT %d\n#define THREADS %u\n"
-        "#define TALL %d\n#define WARPS 4\n#define GROUPS %d\n#define BASE_2 %d\n",
+        "#define TALL %d\n#define WARPS 4\n#define GROUPS %d\n#define BASE_2 %d\n"
+        "#define MASK_PIECES %d\n",
         a->width, a->out_width, a->keys, a->causal, a->masked ? 1 + (a->mask != ETCH_BOOL) : 0,
         a->raw, a->pieces, a->dtype == ETCH_BF16, args.splits > 1, a->threads, a->rows / 64,
-        a->rows / 64, a->way != PLAIN);
+        a->rows / 64, a->way != PLAIN, a->mask_pieces);
     if (words >= (int)sizeof k->defines)
         return etch__error(ETCH_ERR_INTERNAL, "attention: definitions of %d bytes", words);
     k->ndtypes = 2, k->dtype[0] = a->dtype, k->dtype[1] = a->mask;
@@ -184,9 +227,9 @@ static etch_status launch(cuda_stream *s, const attention *a, kernel_text *k, in
 
 static etch_status attend(cuda_stream *s, const attention *a) {
     static const char *const bodies[] = {attention_plain_text, attention_text,
-                                         attention_group_text};
+                                         attention_group_text, attention_short_text};
     kernel_text k = {.symbol = "etch_attention", .body = bodies[a->way], .shared = a->shared};
-    return launch(s, a, &k, blocks_of(a), a->threads);
+    return launch(s, a, &k, a->blocks, a->threads);
 }
 
 /* What each split has made of a query, and the kernel that joins it. */
@@ -211,8 +254,7 @@ static etch_status attention_kernel(const op_call *call, etch_tensor *const *out
         return etch__run_on_host(call, out);
     cuda_stream *s = etch__cuda_begin(call, out[0]);
     if (!s) return etch__tls.status;
-    attention a = plan(call, etch__cuda_stream_device(s));
-    a.args.y = etch__ptr(out[0]), a.args.at_y = operand_of(out[0], out[0]);
+    attention a = plan(call, out[0], etch__cuda_stream_device(s));
     return a.args.splits > 1 ? attend_in_splits(s, &a) : attend(s, &a);
 }
 

@@ -18,7 +18,8 @@
 /* The lowest page of each stack is closed; kernels are compiled to touch every page on the way. */
 enum { STACK = 131072, SIGNAL_STACK = 65536, PAGE = 4096, POISON = 0xff };
 
-enum state { WAITING_BLOCK, WAITING_WARP, RUNNABLE, ENDED };
+enum state { WAITING_BLOCK, WAITING_WARP, WAITING_WORD, RUNNABLE, ENDED };
+enum { NAMED_BARRIERS = 16 };
 
 typedef struct thread {
     fake_uint3 index;
@@ -26,6 +27,7 @@ typedef struct thread {
     int kind, source, lane;
     unsigned mask;
     unsigned long long value, result;
+    const unsigned *word; /* that is to differ from the value */
     void *sp; /* of its fiber, while it waits */
     char *stack;
 } thread;
@@ -36,6 +38,10 @@ static struct {
     int free_count;
     thread threads[FAKE_MAX_THREADS];
     thread *now;
+    struct {
+        int come;
+        unsigned opened;
+    } named[NAMED_BARRIERS];
     int count, started;
     void *scheduler; /* where it waits for the running fiber */
     void *scrap;
@@ -135,7 +141,29 @@ static void give_up(CUresult error, const char *why) {
 
 static void trap(const char *why) { give_up(CUDA_ERROR_LAUNCH_FAILED, why); }
 
-static const fake_hooks hooks = {barrier, warp, trap};
+static void changed(const unsigned *word, unsigned value) {
+    thread *t = grid.now;
+    if (*word != value) return;
+    t->state = WAITING_WORD;
+    t->word = word;
+    t->value = value;
+    to_scheduler(&t->sp);
+}
+
+static void named(int number, int threads, int waits) {
+    if (number < 0 || number >= NAMED_BARRIERS || threads % FAKE_WARP) {
+        trap("a barrier has a number below 16, and whole warps");
+        return;
+    }
+    const unsigned before = grid.named[number].opened;
+    if (++grid.named[number].come == threads) {
+        grid.named[number].come = 0;
+        grid.named[number].opened++;
+    }
+    if (waits) changed(&grid.named[number].opened, before);
+}
+
+static const fake_hooks hooks = {barrier, warp, trap, changed, named};
 
 /* ---- the scheduler ---- */
 
@@ -196,13 +224,16 @@ static bool release_block(void) {
     return true;
 }
 
+static bool release_one(thread *t) {
+    if (t->state == WAITING_WARP && warp_complete(t)) release_warp(t);
+    else if (t->state == WAITING_WORD && *t->word != t->value) t->state = RUNNABLE;
+    else return false;
+    return true;
+}
+
 static bool release(void) {
     bool any = false;
-    for (int i = 0; i < grid.count; i++) {
-        if (grid.threads[i].state != WAITING_WARP || !warp_complete(&grid.threads[i])) continue;
-        release_warp(&grid.threads[i]);
-        any = true;
-    }
+    for (int i = 0; i < grid.count; i++) any |= release_one(&grid.threads[i]);
     return any || release_block();
 }
 
@@ -211,8 +242,10 @@ static void diverged(void) {
     for (int i = 0; i < grid.count; i++) waiting[grid.threads[i].state]++;
     static char why[160];
     snprintf(why, sizeof why,
-             "divergent barrier: of %d threads %d wait for the block, %d for their warp, %d ended",
-             grid.count, waiting[WAITING_BLOCK], waiting[WAITING_WARP], waiting[ENDED]);
+             "divergent barrier: of %d threads %d wait for the block, %d for their warp, %d for "
+             "some others, %d ended",
+             grid.count, waiting[WAITING_BLOCK], waiting[WAITING_WARP], waiting[WAITING_WORD],
+             waiting[ENDED]);
     grid.error = CUDA_ERROR_LAUNCH_FAILED;
     grid.why = why;
 }
@@ -225,6 +258,7 @@ static bool all_ended(void) {
 
 static void run_block(void) {
     grid.started = 0;
+    memset(grid.named, 0, sizeof grid.named);
     while (grid.started < grid.count && !grid.error) start_fiber(&grid.threads[grid.started++]);
     while (!grid.error && !all_ended()) {
         if (!release()) {

@@ -9,12 +9,17 @@ typedef struct fake_uint3 {
     unsigned x, y, z;
 } fake_uint3;
 
-/* What kernels call: both stop the thread until the others of its block or warp have come. */
+/* What kernels call: it stops the thread until the others of its block or warp have come, or as it
+ * says. */
 typedef struct fake_hooks {
     /* How many threads of the block came with a true predicate. */
     int (*barrier)(int predicate);
     unsigned long long (*warp)(int kind, unsigned mask, unsigned long long value, int source);
     void (*trap)(const char *why);
+    /* Until another thread has made *word differ from value. */
+    void (*changed)(const unsigned *word, unsigned value);
+    /* A thread comes to a barrier of that number, at which so many do; and waits for them. */
+    void (*named)(int number, int threads, int waits);
 } fake_hooks;
 
 typedef struct fake_kernel {
@@ -36,7 +41,7 @@ typedef struct fake_image {
     unsigned *dynamic_size;
 } fake_image;
 
-enum { FAKE_IMAGE_VERSION = 2, FAKE_DYNAMIC_ROOM = 233472 };
+enum { FAKE_IMAGE_VERSION = 3, FAKE_DYNAMIC_ROOM = 233472 };
 
 /* The bytes before the shared object in an image. */
 typedef struct fake_header {

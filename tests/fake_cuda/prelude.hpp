@@ -12,6 +12,8 @@ struct fake_hooks {
     int (*barrier)(int predicate);
     unsigned long long (*warp)(int kind, unsigned mask, unsigned long long value, int source);
     void (*trap)(const char *why);
+    void (*changed)(const unsigned *word, unsigned value);
+    void (*named)(int number, int threads, int waits);
 };
 struct fake_kernel {
     const char *name;
@@ -538,35 +540,41 @@ static inline void copy(void *to, const void *from, bool there) {
 }
 static inline void copies_begun() {}
 static inline void copies_done() {}
+template <int LEFT> static inline void copies_left() {}
 
 // warp_group.cuh: products are done at once.
 static inline int swizzled(int row, int c) { return row * 64 + ((c / 8 ^ row % 8) * 8 | c % 8); }
 static inline char *whole_panel(void *p) { return (char *)(((size_t)p + 1023) & ~1023ul); }
 template <int N> static inline void group_begins(float (&)[N][4]) {}
 static inline void group_ends() {}
-template <int LEFT, int N> static inline void group_done(float (&)[N][4]) {}
+template <int LEFT, int N> static inline void group_done(float (&)[N][4]) { __syncwarp(); }
 static inline void copies_shown() {}
+struct operand_at {
+    const char *from;
+    int far;
+};
+static inline operand_at operand_in(const void *p, int far) { return {(const char *)p, far}; }
+static inline operand_at behind(operand_at o, int halves) { return {o.from + 2 * halves, o.far}; }
 // Half c of a row of 128 bytes, in memory whose pieces are exchanged.
-static inline unsigned panel_at(const void *p, int row, int c) {
+static inline unsigned panel_at(const char *p, int row, int c) {
     size_t at = (size_t)p + (size_t)(row * 128 + c * 2);
     at ^= (at >> 7 & 7) << 4;
     return *(const unsigned short *)at;
 }
 template <bool IS_BF16, int N>
-static inline void multiply_shared(float (&c)[N][4], const void *a, const void *b, bool adds) {
+static inline void multiply_shared(float (&c)[N][4], operand_at a, operand_at b, bool adds) {
     const int l = fake_lane(), first = fake_thread() / 32 % 4 * 16 + l / 4;
     for (int n = 0; n < N; n++)
         for (int e = 0; e < 4; e++) {
             const int row = first + e / 2 * 8, column = n * 8 + l % 4 * 2 + e % 2;
             if (!adds) c[n][e] = 0;
             for (int k = 0; k < 16; k++)
-                c[n][e] += wide(panel_at(a, row, k), IS_BF16) *
-                           wide(panel_at(b, column, k), IS_BF16);
+                c[n][e] += wide(panel_at(a.from, row, k), IS_BF16) *
+                           wide(panel_at(b.from, column, k), IS_BF16);
         }
 }
 template <bool IS_BF16, int N>
-static inline void multiply_turned(float (&c)[N][4], const unsigned (&a)[4], const void *b,
-                                   int panel) {
+static inline void multiply_turned(float (&c)[N][4], const unsigned (&a)[4], operand_at b) {
     const shown *const warp = all_shown({{a[0], a[1], a[2], a[3]}, {}, nullptr});
     const int l = fake_lane();
     for (int n = 0; n < N; n++)
@@ -574,10 +582,33 @@ static inline void multiply_turned(float (&c)[N][4], const unsigned (&a)[4], con
             for (int k = 0; k < 16; k++) {
                 const int column = n * 8 + l % 4 * 2 + e % 2;
                 const unsigned x = warp[l / 4 * 4 + k % 8 / 2].a[e / 2 + k / 8 * 2];
-                const void *const y = (const char *)b + column / 64 * 2 * panel;
+                const char *const y = b.from + column / 64 * 2 * b.far;
                 c[n][e] += wide(half_at(&x, k % 2), IS_BF16) *
                            wide(panel_at(y, k, column % 64), IS_BF16);
             }
     __syncwarp();
 }
+
+// meeting.cuh: a gate counts those who are to come, and how often it has opened.
+struct alignas(8) gate {
+    unsigned short missing, comers;
+    unsigned opened;
+};
+static inline void gate_set(gate *g, int comers) {
+    g->missing = g->comers = (unsigned short)comers;
+    g->opened = 0;
+}
+static inline void gate_reached(gate *g) {
+    if (--g->missing) return;
+    g->missing = g->comers;
+    g->opened++;
+}
+static inline void gate_reached_by_copies(gate *g) { gate_reached(g); }
+static inline void gate_passed(gate *g, unsigned odd) {
+    while (g->opened % 2 == odd) fake_calls->changed(&g->opened, g->opened);
+}
+static inline void turn_awaited(int turn) { fake_calls->named(turn, 256, 1); }
+static inline void turn_given(int turn) { fake_calls->named(turn, 256, 0); }
+template <int N> static inline void registers_given_back() {}
+template <int N> static inline void registers_taken() {}
 }

@@ -98,7 +98,7 @@ extern "C" __global__ void __launch_bounds__(BLOCK)
                 mask_scores(a, mask, query + t * 16, key, lane, scores[t]);
                 float shrink[2];
                 soften(a, scores[t], r.top[t], r.sum[t], shrink);
-                shrink_values(r.values[t], shrink);
+                if (shrinks(shrink)) shrink_values(r.values[t], shrink);
             }
         }
         copies_done();

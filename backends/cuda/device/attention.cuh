@@ -15,6 +15,7 @@ struct etch_args {
     operand at_q, at_k, at_v, at_mask, at_y; /* at_y: columns are neighbours */
     i64 heads, group, queries, keys, width, out_width; /* heads of all samples */
     i64 splits, share, first; /* share: keys of a split; first: the launch's first block */
+    i64 section;              /* heads whose blocks are met by what they have to do */
     VALUE_0 scale;
 };
 /* Heads in order, so that those who read the same keys are neighbours; of a head the blocks that

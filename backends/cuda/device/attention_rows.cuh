@@ -6,13 +6,13 @@
 
 using namespace tensor_core;
 
-/* MOST x N halves for the COUNT threads of a block, 8 neighbours each at once, to to(row, column);
- * what is not there is 0. */
+/* MOST x N halves for COUNT threads, whose first is a multiple of COUNT, 8 neighbours each at once,
+ * to to(row, column); what is not there is 0. */
 template <int COUNT, int MOST, int N, class F>
 __device__ __forceinline__ void fetch_rows(const ETCH_0 *from, const operand &o, i64 rows,
                                            i64 columns, F to) {
     const int left = rows < MOST ? (int)rows : MOST;
-    const int t = threadIdx.x, first = t / (N / 8);
+    const int t = threadIdx.x % COUNT, first = t / (N / 8);
     const bool even = COUNT % (N / 8) == 0; /* a thread stays in its columns */
     const ETCH_0 *x = from + first * o.row;
     #pragma unroll
@@ -94,8 +94,10 @@ __device__ __forceinline__ void soften(const etch_args &a, float (&s)[KEYS / 8][
     #pragma unroll
     for (int h = 0; h < 2; h++) sum[h] = sum[h] * shrink[h] + (own[2 * h] + own[2 * h + 1]);
 }
+__device__ __forceinline__ bool shrinks(const float (&by)[2]) {
+    return __any_sync(0xffffffffu, by[0] != 1 || by[1] != 1);
+}
 __device__ __forceinline__ void shrink_values(float (&values)[OUT / 8][4], const float (&by)[2]) {
-    if (!__any_sync(0xffffffffu, by[0] != 1 || by[1] != 1)) return;
     #pragma unroll
     for (int n = 0; n < OUT / 8; n++)
         #pragma unroll

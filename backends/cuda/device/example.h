@@ -57,6 +57,7 @@ typedef unsigned index_t;
 #define PIECES 1                   /* attention */
 #define CAUSAL 1                   /* attention */
 #define MASK 2                     /* attention */
+#define MASK_PIECES 1              /* attention_mask */
 #define SPLIT 0                    /* attention */
 #define BASE_2 1                   /* attention */
 #define BITS 24                    /* random */

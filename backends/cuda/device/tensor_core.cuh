@@ -58,5 +58,9 @@ __device__ __forceinline__ void copies_begun() {
 }
 /* Waits for the thread's copies. */
 __device__ __forceinline__ void copies_done() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+/* Waits for those before the last LEFT copies_begun. */
+template <int LEFT> __device__ __forceinline__ void copies_left() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+}
 }
 #endif

@@ -14,10 +14,18 @@ __device__ __forceinline__ int swizzled(int row, int c) {
 __device__ __forceinline__ char *whole_panel(void *p) {
     return (char *)p + (1024 - shared_at(p) % 1024) % 1024;
 }
-/* Rows of 128 bytes, eight of them 1024 bytes from the next; `far` bytes between panels. */
-__device__ __forceinline__ unsigned long long described(const void *p, unsigned far) {
-    return (shared_at(p) & 0x3ffff) >> 4 | (unsigned long long)(far >> 4) << 16 |
-           (unsigned long long)(1024 >> 4) << 32 | 1ull << 62;
+/* An operand that begins at p: rows of 128 bytes, eight of them 1024 bytes from the next; `far`
+ * halves between panels. */
+struct operand_at {
+    unsigned long long descriptor;
+};
+__device__ __forceinline__ operand_at operand_in(const void *p, int far) {
+    return {(shared_at(p) & 0x3ffff) >> 4 | (unsigned long long)(far >> 3) << 16 |
+            (unsigned long long)(1024 >> 4) << 32 | 1ull << 62};
+}
+/* So many halves behind it, a multiple of 8. */
+__device__ __forceinline__ operand_at behind(operand_at o, int halves) {
+    return {o.descriptor + (unsigned)(halves >> 3)};
 }
 /* Keeps the compiler from using, or moving, what the tensor cores write. */
 template <int N> __device__ __forceinline__ void touched(float (&c)[N][4]) {
@@ -58,39 +66,34 @@ __device__ __forceinline__ void copies_shown() {
                  "wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {"         \
                  NAMES_##N "}, " A ", " B ", p, 1, 1, 0, 0;}"                                                \
                  : RESULT_##N                                                                      \
-                 : "l"(x), "l"(y), "r"((int)adds))
+                 : "l"(a.descriptor), "l"(b.descriptor), "r"((int)adds))
 template <bool IS_BF16>
-__device__ __forceinline__ void multiply_shared(float (&c)[8][4], const void *a, const void *b,
+__device__ __forceinline__ void multiply_shared(float (&c)[8][4], operand_at a, operand_at b,
                                                 bool adds) {
-    const unsigned long long x = described(a, 16), y = described(b, 16);
     if (IS_BF16) SHARED(8, "64", "bf16", "%32", "%33", "%34");
     else SHARED(8, "64", "f16", "%32", "%33", "%34");
 }
 template <bool IS_BF16>
-__device__ __forceinline__ void multiply_shared(float (&c)[16][4], const void *a, const void *b,
+__device__ __forceinline__ void multiply_shared(float (&c)[16][4], operand_at a, operand_at b,
                                                 bool adds) {
-    const unsigned long long x = described(a, 16), y = described(b, 16);
     if (IS_BF16) SHARED(16, "128", "bf16", "%64", "%65", "%66");
     else SHARED(16, "128", "f16", "%64", "%65", "%66");
 }
-/* c += a b, a in registers, b 16 rows of as many columns as c has, `panel` halves from one panel to
- * the next. */
+/* c += a b, a in registers, b 16 rows of as many columns as c has. */
 #define TURNED(N, COLUMNS, TYPE, A, B)                                                             \
     asm volatile("wgmma.mma_async.sync.aligned.m64n" COLUMNS "k16.f32." TYPE "." TYPE " {"         \
                  NAMES_##N "}, {" A "}, " B ", 1, 1, 1, 1;"                                                  \
                  : RESULT_##N                                                                      \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(y))
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.descriptor))
 template <bool IS_BF16>
 __device__ __forceinline__ void multiply_turned(float (&c)[8][4], const unsigned (&a)[4],
-                                                const void *b, int panel) {
-    const unsigned long long y = described(b, 2 * panel);
+                                                operand_at b) {
     if (IS_BF16) TURNED(8, "64", "bf16", "%32, %33, %34, %35", "%36");
     else TURNED(8, "64", "f16", "%32, %33, %34, %35", "%36");
 }
 template <bool IS_BF16>
 __device__ __forceinline__ void multiply_turned(float (&c)[16][4], const unsigned (&a)[4],
-                                                const void *b, int panel) {
-    const unsigned long long y = described(b, 2 * panel);
+                                                operand_at b) {
     if (IS_BF16) TURNED(16, "128", "bf16", "%64, %65, %66, %67", "%68");
     else TURNED(16, "128", "f16", "%64, %65, %66, %67", "%68");
 }
