@@ -40,6 +40,17 @@ enum { TILE_ROWS_MOST = 96, TILE_COLUMNS_MOST = 256, TERMS = 512 };
 /* Runs of planes that kernels are fastest at are multiples of this. */
 enum { PLANE_RUN = 64 };
 
+/* So that each thread has as many: of few tiles one more is much. */
+static void even_out(direct_conv *d, int64_t *rows) {
+    int64_t threads = etch_num_threads(), others = d->n.groups * d->column_tiles;
+    int64_t tiles = d->row_tiles, most = d->n.rows / (2 * CONV_ROWS);
+    if (d->planes || tiles * others > 16 * threads) return;
+    while (tiles * others % threads && tiles < most) tiles++;
+    if (tiles * others % threads) return;
+    *rows = parts_of(d->n.rows, tiles);
+    d->row_tiles = parts_of(d->n.rows, *rows);
+}
+
 /* Every thread should get some; narrow tiles share what is done for their rows. */
 static void plan_tiles(direct_conv *d) {
     int64_t panels = d->width / d->panel + (d->width % d->panel > 0), most;
@@ -56,6 +67,7 @@ static void plan_tiles(direct_conv *d) {
     while (rows > (d->planes ? PLANE_RUN : 2 * CONV_ROWS) &&
            d->n.groups * d->row_tiles * d->column_tiles < wanted)
         d->row_tiles = parts_of(d->n.rows, rows = parts_of(rows, 2));
+    even_out(d, &rows);
     d->tile_rows = rows;
 }
 

@@ -104,7 +104,7 @@ static etch_status run(const kernel_step *k, void *const *args, const uint64_t *
 }
 
 static bool channels_last(uint16_t op, etch_dtype dtype) {
-    return (op == OP_CONVOLUTION || op == OP_CONVOLUTION_BACKWARD_INPUT) &&
+    return (op == OP_CONVOLUTION || op == OP_CONVOLUTION_BACKWARD_INPUT || op == OP_MAX_POOL2D) &&
            etch__conv_is_direct(dtype);
 }
 

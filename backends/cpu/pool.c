@@ -1,5 +1,7 @@
-/* Pooling: plane by plane, each of which one thread computes. Half types are computed in f32, and
- * what has to be rounded is rounded once. */
+/* Pooling: plane by plane, each of which one thread computes; or row by row of the windows, where a
+ * plan has laid channels innermost. Half types are computed in f32, and what has to be rounded is
+ * rounded once. */
+#include "backends/cpu/conv_direct.h"
 #include "backends/cpu/program.h"
 #include "core/base/pool.h"
 #include "core/base/start.h"
@@ -9,10 +11,11 @@ typedef struct pool_job {
     pool_plane plane;
     const pool_table *kernels;
     op_id op;
-    etch_dtype dtype, type; /* of the operand, and its compute type */
-    const char *from;       /* planes, row-major, in the compute type */
-    char *to;               /* likewise, or i64 for indices */
-    int64_t from_bytes, to_bytes;
+    etch_dtype dtype, type;       /* of the operand, and its compute type */
+    const char *from;             /* planes, row-major, in the compute type */
+    char *to;                     /* likewise, or i64 for indices */
+    int64_t from_bytes, to_bytes; /* of a plane, or of an image */
+    int64_t channels;             /* of pixels whose channels lie innermost */
 } pool_job;
 
 static void planes_task(void *ctx, int64_t begin, int64_t end) {
@@ -52,12 +55,54 @@ static void run_planes(pool_job *j, const etch_tensor *y) {
     etch__parallel(planes, work > 32768 ? 1 : (int64_t)(32768 / (work + 1)) + 1, planes_task, j);
 }
 
+/* ---- channels innermost ---- */
+
+static void rows_task(void *ctx, int64_t begin, int64_t end) {
+    const pool_job *j = ctx;
+    for (int64_t k = begin; k < end; k++) {
+        int64_t image = k / j->plane.out[0], oh = k % j->plane.out[0];
+        char *to = j->to + image * j->to_bytes + oh * (j->to_bytes / j->plane.out[0]);
+        j->kernels->pixels[j->type](&j->plane, j->from + image * j->from_bytes, to, j->channels,
+                                    oh);
+    }
+}
+
+/* Elements as the kernel takes them: of bf16 as they are, since none is rounded. */
+static etch_dtype type_of_pixels(etch_dtype dtype) {
+    return dtype == ETCH_BF16 ? dtype : etch__compute_type(dtype);
+}
+
+/* y's channels lie innermost: a plan asks for that. */
+static etch_status pool_pixels(pool_job *j, const etch_tensor *x, const etch_tensor *y) {
+    void *copy = NULL, *wide = NULL;
+    etch_tensor t = etch__channels_last(x);
+    j->type = type_of_pixels(j->dtype), j->channels = x->size[1];
+    plan(j, x, y, false);
+    j->from_bytes *= j->channels, j->to_bytes *= j->channels;
+    bool rounds = j->type != j->dtype;
+    bool ok = (j->from = etch__row_major_elements(&t, rounds, &copy)) &&
+              (!rounds || (wide = etch__malloc((size_t)y->numel * etch_dtype_size(j->type))));
+    j->to = rounds ? wide : etch__ptr(y);
+    double work = (double)j->to_bytes * (double)j->plane.at.kernel[0] *
+                  (double)j->plane.at.kernel[1] / (double)j->plane.out[0];
+    if (ok)
+        etch__parallel(x->size[0] * j->plane.out[0],
+                       work > 65536 ? 1 : (int64_t)(65536 / (work + 1)) + 1, rows_task, j);
+    if (ok && rounds) etch__store_rounded(y->dtype, etch__ptr(y), wide, y->numel);
+    etch__free(copy);
+    etch__free(wide);
+    return ok ? ETCH_OK : ETCH_ERR_OUT_OF_MEMORY;
+}
+
+/* ---- the kernels ---- */
+
 static etch_status pool_kernel(const op_call *call, etch_tensor *const *outs) {
     const etch_tensor *x = call->in[0], *y = outs[0];
     pool_job j = {.kernels = etch__isa_table()->pool, .op = (op_id)call->op, .dtype = x->dtype};
     void *copy = NULL, *wide = NULL;
     if (!y->numel) return ETCH_OK;
     if (!etch__pool_numbers(call, &j.plane.at)) return etch__tls.status;
+    if (!y->contiguous) return pool_pixels(&j, x, y);
     j.type = etch__compute_type(j.dtype);
     plan(&j, x, y, call->op == OP_AVG_POOL2D_BACKWARD);
     bool rounds = j.type != j.dtype && y->dtype == j.dtype;

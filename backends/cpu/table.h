@@ -145,6 +145,10 @@ typedef struct pool_table {
     /* Numbers, of the compute type: each window's largest element; where it is in the plane. */
     void (*largest[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *x, void *y);
     void (*place[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *x, int64_t *y);
+    /* The largest ones of row oh of the windows, of an image whose channels lie innermost, to that
+     * row of y; F32, F64, and BF16 as it is stored. */
+    void (*pixels[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *x, void *y, int64_t channels,
+                                     int64_t oh);
     /* F32, F64: each window's mean; and the gradient of y, to x, which it clears. */
     void (*mean[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *x, void *y);
     void (*spread[ETCH_DTYPE_COUNT])(const pool_plane *p, const void *y, void *x);

@@ -113,19 +113,24 @@ static pool *pool_get(int threads) {
 typedef struct region {
     void (*task)(void *ctx, int64_t begin, int64_t end);
     void *ctx;
-    int64_t n, piece;
+    int64_t n, grain, grains, pieces;
     unsigned mxcsr;
 } region;
+
+/* Where piece i begins: all have as many grains, up to one. */
+static int64_t piece_at(const region *r, int64_t i) {
+    int64_t at = i * (r->grains / r->pieces) + i * (r->grains % r->pieces) / r->pieces;
+    return i < r->pieces ? at * r->grain : r->n;
+}
 
 /* Rounding and denormal mode come from the caller; exception flags stay the worker's own. */
 static void run_piece(void *arg, int64_t i) {
     const region *r = arg;
     unsigned mine = _mm_getcsr();
     bool was = in_task;
-    int64_t begin = i * r->piece, end = r->n - begin < r->piece ? r->n : begin + r->piece;
     in_task = true;
     _mm_setcsr((r->mxcsr & ~0x3fu) | (mine & 0x3fu));
-    r->task(r->ctx, begin, end);
+    r->task(r->ctx, piece_at(r, i), piece_at(r, i + 1));
     _mm_setcsr(mine);
     in_task = was;
 }
@@ -140,9 +145,9 @@ void etch__parallel(int64_t n, int64_t grain, void (*task)(void *ctx, int64_t be
         task(ctx, 0, n);
         return;
     }
-    /* A few pieces a thread even out what the others do, in whole grains. */
-    int64_t grains = (n + grain - 1) / grain, per = grains / (4 * (int64_t)threads);
-    region r = {task, ctx, n, (per > 1 ? per : 1) * grain, _mm_getcsr()};
-    etch__workers_run(p->workers, run_piece, &r, (n + r.piece - 1) / r.piece);
+    /* A few pieces a thread even out what the others do, in whole grains; as many for each. */
+    int64_t grains = (n + grain - 1) / grain, most = 4 * (int64_t)threads;
+    region r = {task, ctx, n, grain, grains, grains < 2 * most ? grains : most, _mm_getcsr()};
+    etch__workers_run(p->workers, run_piece, &r, r.pieces);
     pool_release(p);
 }

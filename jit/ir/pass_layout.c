@@ -41,6 +41,9 @@ static bool find_fixed(layout *l) {
             const ir_source *s = &sources(r, n)[k];
             if (s->version >= 0 && !s->whole) l->fixed[s->version] = true;
         }
+        /* places are numbers of elements of planes */
+        if (!n->dead && n->op == OP_MAX_POOL2D_INDICES && sources(r, n)[0].version >= 0)
+            l->fixed[sources(r, n)[0].version] = true;
         if (n->write) l->fixed[n->out] = l->fixed[n->target.version] = true;
     }
     return true;
@@ -58,11 +61,18 @@ static bool makes_channels(const ir *r, const ir_node *n) {
            r->target->channels_last(n->op, r->versions[n->out].meta.dtype);
 }
 
+/* A pooling that makes of channels innermost such. */
+static bool pools_channels(const ir *r, const ir_node *n) {
+    return n->op == OP_MAX_POOL2D && makes_channels(r, n);
+}
+
 /* How many of its operands, from the first on, the node reads better so. */
 static int reads_channels(const layout *l, const ir_node *n) {
-    bool passes = n->kind == IR_POINT && l->wanted[n->out] && !l->fixed[n->out];
+    bool passes = l->wanted[n->out] && !l->fixed[n->out];
     if (n->dead) return 0;
+    if (pools_channels(l->r, n)) return passes;
     if (n->kind == IR_CALL) return makes_channels(l->r, n);
+    passes = passes && n->kind == IR_POINT;
     return n->kind == IR_REDUCE || passes ? n->nin : 0;
 }
 
@@ -76,9 +86,12 @@ static void find_wanted(layout *l) {
     }
 }
 
-/* Whether the node computes element by element of something that is turned. */
-static bool follows(const layout *l, const ir_node *n) {
+/* Whether the node is to lie so: a convolution, or what is computed, element by element or window
+ * by window, of something that does. */
+static bool turns(const layout *l, const ir_node *n) {
     const ir_version *out = &l->r->versions[n->out];
+    if (pools_channels(l->r, n)) return l->turned[sources(l->r, n)[0].version];
+    if (makes_channels(l->r, n)) return true;
     if (n->kind != IR_POINT || n->index) return false;
     for (int k = 0; k < n->nin; k++) {
         int32_t v = sources(l->r, n)[k].version;
@@ -128,8 +141,7 @@ bool etch__pass_layout(ir *r) {
     find_wanted(&l);
     for (int i = 0; i < r->nnodes; i++) {
         const ir_node *x = &r->nodes[i];
-        if (!x->dead && !l.fixed[x->out] && l.wanted[x->out] &&
-            (makes_channels(r, x) || follows(&l, x)))
+        if (!x->dead && !l.fixed[x->out] && l.wanted[x->out] && turns(&l, x))
             l.turned[x->out] = true;
     }
     turn_all(&l);

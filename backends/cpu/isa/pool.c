@@ -115,6 +115,46 @@ LARGEST(I32, int32_t, INT32_MIN)
 LARGEST(I64, int64_t, INT64_MIN)
 LARGEST(U8, uint8_t, 0)
 
+/* ---- the largest, of pixels ---- */
+
+static inline float float_of_bf16(uint16_t x) {
+    uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* Rounding, which planes of bf16 go through, makes every NaN quiet. */
+#define SAME(x) (x)
+#define QUIET(x) (x | 0x40)
+#define PIXELS(t, T, V, VALUE, NAN_OF, LEAST)                                                      \
+    static inline void take_pixel_##t(T *restrict y, const T *restrict x, int64_t n) {             \
+        for (int64_t i = 0; i < n; i++) {                                                          \
+            V v = VALUE(x[i]), most = VALUE(y[i]);                                                 \
+            T larger = v > most ? x[i] : y[i];                                                     \
+            y[i] = v != v ? NAN_OF(x[i]) : larger;                                                 \
+        }                                                                                          \
+    }                                                                                              \
+    static void pixels_##t(const pool_plane *p, const void *from, void *to, int64_t channels,      \
+                           int64_t oh) {                                                           \
+        reach rows = inside_of(p, 0, oh);                                                          \
+        T *y = to;                                                                                 \
+        for (int64_t ow = 0; ow < p->out[1]; ow++, y += channels) {                                \
+            reach columns = inside_of(p, 1, ow);                                                   \
+            for (int64_t i = 0; i < channels; i++) y[i] = LEAST;                                   \
+            for (int64_t kh = rows.begin; kh < rows.end; kh++) {                                   \
+                const T *x =                                                                       \
+                    (const T *)from + (rows.at + kh * p->at.dilation[0]) * p->in[1] * channels;    \
+                for (int64_t kw = columns.begin; kw < columns.end; kw++)                           \
+                    take_pixel_##t(y, x + (columns.at + kw * p->at.dilation[1]) * channels,        \
+                                   channels);                                                      \
+            }                                                                                      \
+        }                                                                                          \
+    }
+PIXELS(F32, float, float, SAME, SAME, -INFINITY)
+PIXELS(F64, double, double, SAME, SAME, -INFINITY)
+PIXELS(BF16, uint16_t, float, float_of_bf16, QUIET, 0xff80)
+
 /* ---- the mean ---- */
 
 #define MEAN(t, T)                                                                                 \
@@ -173,6 +213,7 @@ const pool_table ISA_NAME(pool) = {
               [ETCH_I32] = place_I32,
               [ETCH_I64] = place_I64,
               [ETCH_U8] = place_U8},
+    .pixels = {[ETCH_F32] = pixels_F32, [ETCH_F64] = pixels_F64, [ETCH_BF16] = pixels_BF16},
     .mean = {[ETCH_F32] = mean_F32, [ETCH_F64] = mean_F64},
     .spread = {[ETCH_F32] = spread_F32, [ETCH_F64] = spread_F64},
 };
