@@ -8,6 +8,7 @@
  *   epilogue   relaxed, on a device: products take in what follows them
  *   layout     channels innermost, between convolutions
  *   copies     what an attention makes lies as its reader wants it
+ *   spaces     what follows a product is gone over by the product's rows and columns
  *   fuse   nodes are dealt out to kernels and calls; products join kernels
  *   make   kernels lowered and compiled, memory laid out
  *
@@ -37,7 +38,8 @@ static bool relax(ir *r) {
 static bool run_passes(ir *r) {
     return checked(r, "build", true) && checked(r, "cse", etch__pass_cse(r)) &&
            checked(r, "dce", etch__pass_dce(r)) && (r->numerics != ETCH_RELAXED || relax(r)) &&
-           checked(r, "layout", etch__pass_layout(r)) && checked(r, "copies", etch__pass_copies(r));
+           checked(r, "layout", etch__pass_layout(r)) &&
+           checked(r, "copies", etch__pass_copies(r)) && checked(r, "spaces", etch__pass_spaces(r));
 }
 
 typedef struct compile {

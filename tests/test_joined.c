@@ -179,7 +179,7 @@ static const program joining[] = {
     {"gated", gated, 2},
     {"other_dtype", other_dtype, 1},
     {"two_results", two_results, 2},
-    {"updated", updated, 2},
+    {"updated", updated, 2}, /* the last one: in place */
 };
 static const program apart[] = {
     {"alone", alone, 1},
@@ -218,11 +218,12 @@ TEST(f16) { check_dtype(ETCH_F16); }
 
 /* ---- what joins ---- */
 
-static int steps_of(const program *q, etch_dtype d) {
+static int steps_of(const program *q, etch_dtype d, etch_shape x) {
     etch_function *f = etch_compile(q->f);
+    beta = 0.5, alpha = 2;
     begin_log("schedule");
     ETCH_SCOPE {
-        operands o = given(d, ETCH_SHAPE(130, 96), 140, LAYOUT_ROW, true);
+        operands o = given(d, x, 140, LAYOUT_ROW, true);
         for (int i = 0; i < 3; i++) assert_non_null(etch_call(f, o.x, o.w, o.b, o.r));
     }
     end_log();
@@ -233,18 +234,20 @@ static int steps_of(const program *q, etch_dtype d) {
     return atoi(at);
 }
 
-static void check_steps(const program *rows, int n) {
+static void check_steps(const program *rows, int n, etch_shape x) {
     for (int i = 0; i < n; i++)
         for (int d = 0; d <= ETCH_F16; d++) {
-            int have = steps_of(&rows[i], (etch_dtype)d);
+            int have = steps_of(&rows[i], (etch_dtype)d, x);
             if (have != rows[i].steps)
                 fail_msg("%s, %s: %d steps, expected %d\n%s", rows[i].name,
                          etch_dtype_name((etch_dtype)d), have, rows[i].steps, logged);
         }
 }
 
-TEST(what_joins) { check_steps(joining, COUNT_OF(joining)); }
-TEST(what_stays_apart) { check_steps(apart, COUNT_OF(apart)); }
+TEST(what_joins) { check_steps(joining, COUNT_OF(joining), ETCH_SHAPE(130, 96)); }
+/* The product has one axis of rows, what follows it two; what is written stays in its own axes. */
+TEST(what_joins_in_batches) { check_steps(joining, COUNT_OF(joining) - 1, ETCH_SHAPE(5, 26, 96)); }
+TEST(what_stays_apart) { check_steps(apart, COUNT_OF(apart), ETCH_SHAPE(130, 96)); }
 
 /* Sizes that change are run-time values: no later call compiles. */
 TEST(sizes_at_run_time) {

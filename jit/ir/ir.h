@@ -168,6 +168,10 @@ int etch__squeeze(const tensor_meta *m, int64_t *size, uint32_t *kept);
 int etch__row_order(int ndim, const int64_t *size, const int64_t *stride, uint32_t mask);
 /* Strides of s along the axes of `domain` that have more than one element; broadcast ones are 0. */
 void etch__map_strides(const ir_source *s, const tensor_meta *domain, int64_t *stride);
+/* The strides of s along other axes of as many elements, each of more than one, row-major as those
+ * of the domain are; false: it has none along them. */
+bool etch__map_over(const ir_source *s, const tensor_meta *domain, int n, const int64_t *size,
+                    int64_t *stride);
 int64_t etch__meta_numel(const tensor_meta *m);
 /* Offset in elements from the address of the root (an input's first element, or a buffer). */
 int64_t etch__map_offset(const ir *r, const ir_source *s);
@@ -225,6 +229,7 @@ bool etch__pass_dce(ir *r);
 bool etch__pass_sums(ir *r);
 bool etch__pass_layout(ir *r);
 bool etch__pass_copies(ir *r);
+bool etch__pass_spaces(ir *r);
 /* pass_layout.c: whether the channels of four dimensions are neighbours in memory. */
 bool etch__channels_innermost(const tensor_meta *m);
 /* Whether the node is a convolution that reads and makes planes. */

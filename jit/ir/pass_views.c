@@ -83,6 +83,28 @@ void etch__map_strides(const ir_source *s, const tensor_meta *domain, int64_t *s
     }
 }
 
+bool etch__map_over(const ir_source *s, const tensor_meta *domain, int n, const int64_t *size,
+                    int64_t *stride) {
+    int64_t extent[ETCH_MAX_DIMS], step[ETCH_MAX_DIMS];
+    uint32_t kept;
+    int a = etch__squeeze(domain, extent, &kept) - 1, b = n - 1;
+    etch__map_strides(s, domain, step);
+    if (etch__same_dims(a + 1, extent, n, size)) {
+        memcpy(stride, step, (size_t)n * sizeof *step);
+        return true;
+    }
+    for (; a >= 0; a--) {
+        int64_t elements = extent[a], next = step[a];
+        for (; a > 0 && step[a - 1] == step[a] * extent[a]; a--) elements *= extent[a - 1];
+        for (; b >= 0 && size[b] > 1 && elements % size[b] == 0; b--) {
+            stride[b] = next;
+            next *= size[b], elements /= size[b];
+        }
+        if (elements != 1) return false;
+    }
+    return b < 0;
+}
+
 int etch__row_order(int ndim, const int64_t *size, const int64_t *stride, uint32_t mask) {
     int64_t along = 0, across = 0;
     for (int d = 0; d < ndim; d++)

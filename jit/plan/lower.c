@@ -190,6 +190,15 @@ static int emit_reduction(lowering *l, const ir_node *n) {
     return emit_round(l, stage, n->dtype, v);
 }
 
+/* Along the group's axes, which may cut the elements in another way (pass_spaces.c). */
+static bool strides_of_stage(const lowering *l, const ir_source *s, int stage, int64_t *stride) {
+    int64_t size[ETCH_MAX_DIMS];
+    int n = 0;
+    for (int a = 0; a < l->g->naxes; a++)
+        if (!(stage % 2 && l->g->mask >> a & 1)) size[n++] = l->g->size[a];
+    return etch__map_over(s, &s->meta, n, size, stride);
+}
+
 static void store(lowering *l, const ir_node *n) {
     const ir_version *v = &l->r->versions[n->out];
     if (!n->write && !v->stored) return;
@@ -197,7 +206,10 @@ static void store(lowering *l, const ir_node *n) {
     int64_t of_stage[ETCH_MAX_DIMS], stride[ETCH_MAX_DIMS] = {0};
     ir_source whole = {n->out, v->base, true, v->meta};
     const ir_source *target = n->write ? &n->target : &whole;
-    etch__map_strides(target, &target->meta, of_stage);
+    if (!strides_of_stage(l, target, stage, of_stage)) {
+        l->failed = true;
+        return;
+    }
     spread(l, of_stage, stage, stride);
     emit_access(l, target, stride, true, stage, find_value(l, n->out, stage));
 }
