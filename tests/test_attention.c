@@ -1,7 +1,7 @@
 /* Attention: values against plain loops in f64, for every mask, layout, dtype and for heads that
  * share keys; rows that see no key, infinities and scores of 1e4; gradients, dropout and mapped
  * calls against the written-out form; what is refused; memory; and compiled against eager.
- * Labels: device fake optimised. */
+ * Labels: device fake long optimised. */
 #include <etch/etch.h>
 #include <sys/resource.h>
 

@@ -1,7 +1,7 @@
 /* The GPU's own clock: what ETCH_TRACE and profiles say of how long steps took there. On the fakes,
  * whose clock goes on by what it is told of each kernel and each product, so that every time is
  * known; the host's own times are in none of them.
- * Labels: driver. */
+ * Labels: driver long. */
 #include "cuda_failing.h"
 
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* Products: small ones bit for bit against the chain acc = fma(a, b, acc) written out here,
  * integers exactly, large ones within a bound against double, and all of them the same for every
  * thread count.
- * Labels: device optimised. */
+ * Labels: device long optimised. */
 #include "cpu_support.h"
 
 /* The chain for float dtypes in the compute type; integers wrap. `wide` gets the sum in double. */

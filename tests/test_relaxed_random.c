@@ -6,7 +6,7 @@
  * f32 as well, strict, where products share kernels with the sums.
  *
  *     test_relaxed_random [COUNT [FIRST-SEED]]
- * Labels: device fake optimised. */
+ * Labels: device fake long optimised. */
 #include <stdlib.h>
 
 #include "etch_test.h"

@@ -406,21 +406,32 @@ static void read_lines(const product *p, int batch, bool columns, double *to) {
             *to++ = columns ? operand(p, &p->b, batch, k, i) : operand(p, &p->a, batch, i, k);
 }
 
-static double dot(const product *p, const double *a, const double *b) {
-    const int lanes = 4 << p->algorithm;
-    double wide_sum[MAX_LANES] = {0};
+/* fma is one instruction where the machine has it. */
+#define WITH_FMA __attribute__((target_clones("default", "fma")))
+
+WITH_FMA static double wide_dot(uint64_t lanes, uint64_t n, const double *a, const double *b) {
+    double sum[MAX_LANES] = {0};
+    for (uint64_t k = 0; k < n; k += lanes)
+        for (uint64_t lane = 0; lane < lanes && k + lane < n; lane++)
+            sum[lane] = fma(a[k + lane], b[k + lane], sum[lane]);
+    for (uint64_t half = lanes / 2; half; half /= 2)
+        for (uint64_t lane = 0; lane < half; lane++) sum[lane] += sum[lane + half];
+    return sum[0];
+}
+
+WITH_FMA static float narrow_dot(uint64_t lanes, uint64_t n, const double *a, const double *b) {
     float sum[MAX_LANES] = {0};
-    for (uint64_t k = 0; k < p->k; k++) {
-        const int lane = (int)(k % (uint64_t)lanes);
-        if (wide(p)) wide_sum[lane] = fma(a[k], b[k], wide_sum[lane]);
-        else sum[lane] = fmaf((float)a[k], (float)b[k], sum[lane]);
-    }
-    for (int half = lanes / 2; half; half /= 2)
-        for (int lane = 0; lane < half; lane++) {
-            wide_sum[lane] += wide_sum[lane + half];
-            sum[lane] += sum[lane + half];
-        }
-    return wide(p) ? wide_sum[0] : sum[0];
+    for (uint64_t k = 0; k < n; k += lanes)
+        for (uint64_t lane = 0; lane < lanes && k + lane < n; lane++)
+            sum[lane] = fmaf((float)a[k + lane], (float)b[k + lane], sum[lane]);
+    for (uint64_t half = lanes / 2; half; half /= 2)
+        for (uint64_t lane = 0; lane < half; lane++) sum[lane] += sum[lane + half];
+    return sum[0];
+}
+
+static double dot(const product *p, const double *a, const double *b) {
+    const uint64_t lanes = (uint64_t)4 << p->algorithm;
+    return wide(p) ? wide_dot(lanes, p->k, a, b) : narrow_dot(lanes, p->k, a, b);
 }
 
 static double finish(const product *p, int batch, uint64_t i, double x) {
