@@ -89,7 +89,13 @@ static double first_call(form_job *j, const bench_form *form, etch_tensor *expec
 static void begin(model_job *j, const model_row *row, etch_dtype dtype) {
     etch_manual_seed(0);
     *j = (model_job){.row = row};
-    j->net = (net){row->layers, row->width, row->heads, row->inner, row->length, dtype, {0}, 0, 0};
+    j->net = (net){.layers = row->layers,
+                   .width = row->width,
+                   .heads = row->heads,
+                   .inner = row->inner,
+                   .length = row->length,
+                   .dtype = dtype,
+                   .bits = row->bits};
     etch_shape sizes = {.n = 0};
     while (sizes.n < 4 && row->sizes[sizes.n]) sizes.v[sizes.n] = row->sizes[sizes.n], sizes.n++;
     j->x = etch_to(etch_randn(ETCH_F32, sizes), dtype);
@@ -143,7 +149,7 @@ void bench_models(void) {
         if (row->gpu != bench_on_gpu() || !bench_named(row->name)) continue;
         ETCH_SCOPE { measure(row, row->gpu ? row->dtype : ETCH_F32); }
         ETCH_SCOPE {
-            if (!row->gpu) measure(row, ETCH_BF16);
+            if (!row->gpu && !row->bits) measure(row, ETCH_BF16);
         }
     }
 }

@@ -1,6 +1,7 @@
 #include "bench.h"
 #include "models.h"
 
+#include <etch/nn.h>
 #include <math.h>
 
 /* ---- weights ---- */
@@ -32,7 +33,21 @@ static etch_tensor *linear(net *n, etch_tensor *x, int64_t in, int64_t out) {
     return etch_linear(x, w, b);
 }
 
+/* The matrix, of which the peers make theirs, what the product takes of it, and the scales. */
+static etch_tensor *linear_q(net *n, etch_tensor *x, int64_t in, int64_t out) {
+    etch_tensor *w = matrix(n, out, in), *packed, *scales;
+    if (n->next == n->count) {
+        if (etch_quantize(w, n->bits, n->bits == 4 ? 32 : 0, &packed, &scales) != ETCH_OK)
+            bench_fail("etch_quantize");
+        n->weights[n->count++] = etch_retain(packed);
+        n->weights[n->count++] = etch_retain(scales);
+    }
+    packed = n->weights[n->next++], scales = n->weights[n->next++];
+    return etch_linear_q(x, packed, scales, ETCH_NONE);
+}
+
 static etch_tensor *plain_linear(net *n, etch_tensor *x, int64_t in, int64_t out) {
+    if (n->bits) return linear_q(n, x, in, out);
     return etch_linear(x, matrix(n, out, in), ETCH_NONE);
 }
 
@@ -163,6 +178,12 @@ static etch_tensor *decode_block(net *n, etch_tensor *x) {
     return etch_add(x, gated_unit(n, rms_norm(n, x)));
 }
 
+/* Several layers, with weights of few bits: too many for a cache. */
+static etch_tensor *decoder(net *n, etch_tensor *x) {
+    for (int64_t i = 0; i < n->layers; i++) x = decode_block(n, x);
+    return rms_norm(n, x);
+}
+
 /* ---- convolutional networks ---- */
 
 static etch_tensor *for_channels(etch_tensor *t) {
@@ -260,6 +281,10 @@ const model_row model_rows[] = {
     {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 128},
     {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 512},
     {"llama_decode", decode_block, {1, 1, 1024}, 0, 1024, 8, 2816, .length = 2048},
+    {"decode_int8", decoder, {1, 1, 2048}, 4, 2048, 16, 5632, .length = 1, .bits = 8},
+    {"decode_int8", decoder, {1, 1, 2048}, 4, 2048, 16, 5632, .length = 512, .bits = 8},
+    {"decode_int4", decoder, {1, 1, 2048}, 4, 2048, 16, 5632, .length = 1, .bits = 4},
+    {"decode_int4", decoder, {1, 1, 2048}, 4, 2048, 16, 5632, .length = 512, .bits = 4},
     {"resnet_block", resnet_block, {1, 256, 56, 56}, .inner = 64},
     {"resnet50", resnet50, {1, 3, 224, 224}, .width = 0},
     {"lstm_cell", lstm_cell, {3, 32, 256}, .width = 256},

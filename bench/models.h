@@ -15,6 +15,7 @@ typedef struct net {
     int64_t layers, width, heads, inner;
     int64_t length; /* decode: the keys that are seen, that of the step included */
     etch_dtype dtype;
+    int bits; /* of the weights of products; 0: they are of the dtype */
     etch_tensor *weights[MODEL_WEIGHTS];
     int count, next;
 } net;
@@ -26,6 +27,7 @@ typedef struct model_row {
     int64_t layers, width, heads, inner, length;
     bool gpu; /* a row of GPUs, in the dtype; those of the CPU run in f32 and bf16 */
     etch_dtype dtype;
+    int bits; /* 8, a scale for each row; 4, one for each 32 numbers; then in f32 alone */
 } model_row;
 
 /* Ends with one without a name. */

@@ -4,10 +4,11 @@ Usage: python3 bench/peers.py [--processor-time] [--rounds N] [--threads N | --d
 for example seed:512,1024; a SIZE is the number of a row's rows.
 Needs torch in the Python that runs it (a virtual environment outside this tree) and `./run build`. The rows of
 training (train_mlp, train_cnn, train_pool, train_transformer, adam, or `training` for all) run where they are named;
-they need jax, too. So do whole models (encoder, minilm, ... or `models` for all; they need onnxruntime and openvino,
-too), the programs of many rounds (`programs`), products with weights of few bits (`linear_q`), and `limits`: what the
-machine reads, copies and multiplies at most. The weights of models are the same in all, and every result is compared
-with Etch's before it is timed; so are those of training, and the losses of their first steps.
+they need jax, too. So do whole models (encoder, minilm, ... or `models` for all; they need onnxruntime, openvino,
+llama-cpp-python and gguf, too), the programs of many rounds (`programs`), products with weights of few bits
+(`linear_q`), and `limits`: what the machine reads, copies and multiplies at most. The weights of models are the same
+in all, and every result is compared with Etch's before it is timed; so are those of training, and the losses of their
+first steps.
 
 On a GPU `models` are bert_f32, bert_bf16, llama_512, llama_2048, llama_decode, sdpa_full, sdpa_causal and product,
 beside PyTorch's; JAX is a peer of training rows where it is installed.
@@ -81,7 +82,8 @@ PROGRAMS = tuple("program_" + name for name in (
 # Rows that run where they are named: one tensor holds query, key and value.
 ATTENTION = {"attention": attention, "attention_causal": lambda x, y: attention(x, y, True)}
 LIMITS = ("limits", "linear_q")
-MODELS = ("encoder", "minilm", "bert_base", "llama_prefill", "llama_decode", "resnet_block", "resnet50", "lstm_cell")
+MODELS = ("encoder", "minilm", "bert_base", "llama_prefill", "llama_decode", "decode_int8", "decode_int4",
+          "resnet_block", "resnet50", "lstm_cell")
 GPU_MODELS = ("bert_f32", "bert_bf16", "llama_512", "llama_2048", "llama_decode", "sdpa_full", "sdpa_causal", "product")
 TRAINING = ("train_mlp", "train_cnn", "train_pool", "train_transformer", "adam")
 
