@@ -233,8 +233,7 @@ static etch_tensor *resnet50(net *n, etch_tensor *x) {
 
 /* ---- a recurrent cell ---- */
 
-/* The new state; h and c are among the weights. */
-/* The input is x, h and c: a state that was a weight would be folded into constants by some peers,
+/* The new state. The input is x, h and c: a state that was a weight would be folded into constants by some peers,
  * one of the two products with it. */
 static etch_tensor *lstm_cell(net *n, etch_tensor *input) {
     int64_t width = n->width;
