@@ -233,8 +233,8 @@ static etch_tensor *resnet50(net *n, etch_tensor *x) {
 
 /* ---- a recurrent cell ---- */
 
-/* The new state. The input is x, h and c: a state that was a weight would be folded into constants by some peers,
- * one of the two products with it. */
+/* The new state. The input is x, h and c: a state that was a weight would be folded into constants
+ * by some peers, one of the two products with it. */
 static etch_tensor *lstm_cell(net *n, etch_tensor *input) {
     int64_t width = n->width;
     etch_tensor *x = etch_select(input, 0, 0), *h = etch_select(input, 0, 1);
