@@ -72,6 +72,10 @@ add_dependencies(etch_objects etch_generated etch_embedded)
 set(ETCH_ISA_OPTIMISE -O3 -falign-functions=64)
 if(ETCH_SANITIZE OR CMAKE_BUILD_TYPE STREQUAL "Debug")
   set(ETCH_ISA_OPTIMISE "")
+elseif(CMAKE_C_COMPILER_ID STREQUAL "GNU")
+  # Long chains of arithmetic: those of two vectors are mixed before registers are given out.
+  set_source_files_properties(backends/cpu/isa/functions.c PROPERTIES
+    COMPILE_OPTIONS "-fschedule-insns;-fsched-pressure")
 endif()
 set(ETCH_ISA_FLAGS_baseline -march=x86-64)
 set(ETCH_ISA_FLAGS_avx2 -march=x86-64-v3)

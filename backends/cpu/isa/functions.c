@@ -41,7 +41,9 @@
 
 /* ---- strips ---- */
 
-/* One operand. */
+/* One operand. Two vectors at a time, where there are registers for both: their instructions are
+ * mixed (library.cmake), since those of one wait for each other for most of the time. */
+enum { PAIRED = VECTOR_BYTES == 64 };
 #define STRIP_PLAIN(name, t, T) STRIP_BY(name, name, t, T)
 #define STRIP_BY(name, vector, t, T)                                                               \
     STRIP_OF(name, t);                                                                             \
@@ -50,6 +52,12 @@
         const T *a = pa;                                                                           \
         T *d = dst;                                                                                \
         (void)pb, (void)pc;                                                                        \
+        for (; PAIRED && n >= 2 * W; n -= 2 * W, a += 2 * W, d += 2 * W) {                         \
+            reals_##t##v v, w;                                                                     \
+            memcpy(&v, a, sizeof v), memcpy(&w, a + W, sizeof w);                                  \
+            v = vector##_##t##v(v), w = vector##_##t##v(w);                                        \
+            memcpy(d, &v, sizeof v), memcpy(d + W, &w, sizeof w);                                  \
+        }                                                                                          \
         for (; n >= W; n -= W, a += W, d += W) {                                                   \
             reals_##t##v v;                                                                        \
             memcpy(&v, a, sizeof v);                                                               \
