@@ -207,6 +207,28 @@ TEST(strides_do_not_matter) {
     }
 }
 
+/* Neighbours in memory are elements of different rows: blocks that begin and end inside of rows,
+ * rows longer than a block, several outputs, each thread's share. */
+TEST(rows_across_memory) {
+    static const etch_shape sizes[] = {ETCH_SHAPE(70, 300),   ETCH_SHAPE(5003, 41),
+                                       ETCH_SHAPE(41, 5003),  ETCH_SHAPE(256, 512),
+                                       ETCH_SHAPE(2, 90, 81), ETCH_SHAPE(3, 17, 5000)};
+    static const etch_dtype types[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_I8};
+    for (int i = 0; i < COUNT_OF(sizes) * COUNT_OF(types); i++)
+        for (int threads = 1; threads <= 3; threads++)
+            ETCH_SCOPE {
+                etch_set_num_threads(threads);
+                etch_tensor *x = make(types[i % 4], sizes[i / 4], LAYOUT_ROW, true);
+                etch_tensor *t = etch_transpose(x, -2, -1), *c = etch_contiguous(t);
+                assert_true(!t->contiguous && c->contiguous);
+                etch_shape d = ETCH_DIMS(-2, -1);
+                assert_true(same_tensor(etch_sum(t), etch_sum(c)));
+                assert_true(same_tensor(etch_sum_dim(t, d, false), etch_sum_dim(c, d, false)));
+                assert_true(same_tensor(etch_amax(t, d, false), etch_amax(c, d, false)));
+            }
+    etch_set_num_threads(2);
+}
+
 static int64_t ref_argmax(const number *x, int64_t n) {
     int64_t best = 0;
     for (int64_t i = 1; i < n; i++) {

@@ -10,7 +10,7 @@
 #include "core/dispatch/dispatch.h"
 #include "core/base/pool.h"
 
-enum { CHUNK = 512, MAX_WIDTH = 128, MAX_LEVELS = 52, FEW_REDUCED = 256 };
+enum { CHUNK = 512, MAX_WIDTH = 128, FEW_REDUCED = 256, SLAB = 16 * REDUCE_BLOCK };
 
 /* Axes in row-major order, neighbours joined where memory allows. */
 typedef struct axes {
@@ -64,6 +64,7 @@ static int64_t axes_offset(const axes *a, int64_t flat) {
     return offset;
 }
 
+static int64_t magnitude(int64_t v) { return v < 0 ? -v : v; }
 static int64_t inner_stride(const axes *a) { return a->n ? a->stride[a->n - 1] : 0; }
 
 /* ---- reading: n <= CHUNK elements in the accumulator's type ---- */
@@ -130,6 +131,46 @@ static int64_t rows_at_once(const reduction *r, int64_t width) {
     return at_most(CHUNK / width, REDUCE_LANES);
 }
 
+/* ---- rows that lie across memory ----
+ *
+ * Where neighbours in memory are elements of different rows, one row after the other would fetch
+ * each line of the cache once for every element in it: rows are turned together, blocks of them. */
+
+typedef struct slab {
+    char *bytes;                  /* NULL: rows are read as they lie */
+    int64_t offset, first, count; /* of which output, and which of its reduced elements */
+} slab;
+
+static bool across(const reduction *r) {
+    const axes *a = &r->reduced;
+    return !r->columns && a->n == 2 && a->stride[1] != 0 && a->stride[0] != 0 &&
+           magnitude(a->stride[0]) < magnitude(a->stride[1]) && a->count > REDUCE_BLOCK;
+}
+
+/* Without memory for it rows are read as they lie. */
+static slab begin_slab(const reduction *r) {
+    slab s = {NULL, 0, 0, 0};
+    if (across(r))
+        s.bytes = etch__quiet_malloc((size_t)(at_most(SLAB, r->reduced.count) * r->in_size));
+    return s;
+}
+
+/* As many rows at a time as have elements in a line of the cache. */
+static void turn_rows(const reduction *r, slab *s) {
+    const axes *a = &r->reduced;
+    int64_t cols = a->size[1];
+    for (int64_t done = 0, n; done < s->count; done += n) {
+        int64_t flat = s->first + done, left = s->count - done, col = flat % cols;
+        int64_t rows = col == 0 && left >= cols ? at_most(left / cols, 64 / r->in_size) : 1;
+        int64_t width = at_most(cols - col, left);
+        strip_shape shape = {rows, cols, 1, a->stride[0], a->stride[1]};
+        const char *from = r->in + (s->offset + axes_offset(a, flat)) * r->in_size;
+        r->isa->strips->prim[STRIP_MOVE][r->in_dtype](s->bytes + done * r->in_size, from, &shape,
+                                                      NULL, width);
+        n = rows * width;
+    }
+}
+
 /* ---- units ---- */
 
 typedef struct unit {
@@ -137,10 +178,23 @@ typedef struct unit {
     int64_t first;  /* its first output */
     int64_t width;  /* its outputs */
     int64_t offset; /* of their first element, in elements */
+    slab *turned;
+    int64_t end; /* of the reduced elements that its thread takes */
 } unit;
 
+/* The n elements of a row from `first` on, one after the other; NULL: they are read as they lie. */
+static const char *turned(const unit *u, int64_t first, int64_t n) {
+    slab *s = u->turned;
+    if (!s->bytes) return NULL;
+    if (s->offset != u->offset || first < s->first || first + n > s->first + s->count) {
+        *s = (slab){s->bytes, u->offset, first, at_most(SLAB, u->end - first)};
+        turn_rows(u->r, s);
+    }
+    return s->bytes + (first - s->first) * u->r->in_size;
+}
+
 static unit unit_at(const reduction *r, int64_t k) {
-    unit u = {r, k, 1, 0};
+    unit u = {r, k, 1, 0, NULL, r->reduced.count};
     if (r->columns) {
         int64_t column = k % r->strips * r->width;
         u.first = k / r->strips * r->inner + column;
@@ -159,12 +213,14 @@ static void row_block(const reduction *r, const unit *u, int64_t block, void *re
     const reduce_table *table = r->isa->reduce;
     int64_t lanes[REDUCE_LANES], n = block_length(r, block), first = block * REDUCE_BLOCK;
     wide_buffer stage[3];
-    bool in_place = !r->nsteps && r->reduced.n <= 1 && inner_stride(&r->reduced) == 1;
-    int64_t chunk = in_place ? REDUCE_BLOCK : CHUNK;
+    const char *row = turned(u, first, n);
+    bool side_by_side = row || (r->reduced.n <= 1 && inner_stride(&r->reduced) == 1);
+    int64_t chunk = !r->nsteps && side_by_side ? REDUCE_BLOCK : CHUNK;
     table->start[r->acc](lanes, REDUCE_LANES, r->fold->start);
     for (int64_t i = 0; i < n; i += chunk) {
         int64_t count = n - i < chunk ? n - i : chunk;
-        const void *x = read_row(r, u->offset, first + i, count, stage);
+        const void *x = row ? to_acc(r, row + i * r->in_size, count, stage)
+                            : read_row(r, u->offset, first + i, count, stage);
         table->lanes[r->fold->fold][r->acc](lanes, x, count);
     }
     table->fold[r->fold->fold][r->acc](lanes, n < REDUCE_LANES ? n : REDUCE_LANES, 1);
@@ -236,24 +292,31 @@ static void finish(const reduction *r, void *values, int64_t first, int64_t n) {
 static void units_task(void *ctx, int64_t begin, int64_t end) {
     const reduction *r = ctx;
     wide_buffer values;
+    slab rows = begin_slab(r);
     for (int64_t k = begin; k < end;) {
         unit u = unit_at(r, k);
         int64_t first = u.first, n = 0;
         do { /* neighbouring outputs go through the epilogue together */
+            u.turned = &rows;
             do_unit(r, &u, values.bytes + n * r->acc_size);
             n += u.width, k++;
             if (k < end) u = unit_at(r, k);
         } while (k < end && n + u.width <= CHUNK && u.first == first + n);
         finish(r, values.bytes, first, n);
     }
+    etch__free(rows.bytes);
 }
 
 static void blocks_task(void *ctx, int64_t begin, int64_t end) {
     const reduction *r = ctx;
+    slab rows = begin_slab(r);
     for (int64_t k = begin; k < end; k++) {
         unit u = unit_at(r, k / r->blocks);
+        u.turned = &rows;
+        u.end = at_most(u.end, (k % r->blocks + end - k) * REDUCE_BLOCK);
         do_block(&u, k % r->blocks, r->partials + k * r->width * r->acc_size);
     }
+    etch__free(rows.bytes);
 }
 
 static void fold_partials(const reduction *r) {
@@ -369,8 +432,6 @@ static void plan_access(reduction *r, const etch_tensor *in, uint32_t mask, etch
     plan_steps(r, element);
     r->in_size = 1 << etch__size_log2(r->in_dtype), r->acc_size = 1 << etch__size_log2(r->acc);
 }
-
-static int64_t magnitude(int64_t v) { return v < 0 ? -v : v; }
 
 /* Columns where kept elements lie closer in memory, or where there is too little to reduce to be
  * worth 64 lanes for each output. */
