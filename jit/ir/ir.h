@@ -176,6 +176,8 @@ int64_t etch__meta_numel(const tensor_meta *m);
 /* Offset in elements from the address of the root (an input's first element, or a buffer). */
 int64_t etch__map_offset(const ir *r, const ir_source *s);
 
+/* nodes.c: a version of the base, made by the node (-1: an input); -1: no memory. */
+int32_t etch__ir_version(ir *r, int32_t base, int32_t node, const tensor_meta *m);
 /* Appends the node with its sources and the version of these sizes that it makes; -1: no memory. */
 int32_t etch__ir_add(ir *r, const ir_node *n, const ir_source *in, int32_t base,
                      const tensor_meta *m);
