@@ -51,6 +51,14 @@ typedef struct panel_reader {
     read_words read_terms, read_lanes;
 } panel_reader;
 
+/* The same terms of the next panel's lanes: each lane is a stream of its own, too many and too
+ * short ones for the processor to run ahead of. */
+static inline __attribute__((always_inline)) void
+fetch_below(const panel_reader r, const panel_pack *p, const char *from) {
+    for (int i = PANEL_LANES; i < 2 * PANEL_LANES; i++)
+        __builtin_prefetch(from + i * p->lane * r.size);
+}
+
 static inline __attribute__((always_inline)) void
 pack_block(const panel_reader r, const panel_pack *p, int64_t l, int64_t t) {
     __m512i w[16];
@@ -58,6 +66,7 @@ pack_block(const panel_reader r, const panel_pack *p, int64_t l, int64_t t) {
     const char *from = p->from + (l * p->lane + t * p->term) * r.size;
     int64_t lanes = p->lanes - l, terms = p->terms - t;
     bool by_lane = p->term == 1 || terms == 1;
+    if (p->term == 1) fetch_below(r, p, from);
     if (by_lane) r.read_terms(w, from, p->lane, lanes, terms);
     else r.read_lanes(w, from, p->term, lanes, terms);
     if (by_lane == p->pairs) turn(w);
