@@ -1,6 +1,6 @@
 /* How near the functions are to the exact results: each primitive in f32 and f64, for each
  * instruction set that this processor has, within the bound that docs/numerics.md states; pow with
- * all pairs of special operands; generated code, which takes the same bits.
+ * all pairs of special operands; generated code, which takes the same bits, and rounds every bf16.
  * Labels: optimised. */
 #include "cpu_support.h"
 
@@ -184,6 +184,43 @@ TEST(compiled_functions_have_the_same_bits) {
                 assert_true(etch_bitwise_equal(want, have));
                 etch_function_free(f);
             }
+}
+
+/* ---- roundings without a case for NaN ---- */
+
+static etch_tensor *rounded_often(etch_tensor *p, etch_tensor *q) {
+    etch_tensor *z = etch_mul(etch_sub(p, q), etch_div(q, p));
+    return etch_relu(etch_add(etch_neg(z), etch_mul_scalar(etch_abs(p), 0.5)));
+}
+
+/* Of f32, whose NaNs may have any bits, rounded. */
+static etch_tensor *of_f32(etch_tensor *p, etch_tensor *q) {
+    return etch_add(etch_to(etch_mul(p, q), ETCH_BF16), etch_to(p, ETCH_BF16));
+}
+
+static void check_bits(etch_fn2 fn, etch_tensor *p, etch_tensor *q) {
+    etch_function *f = etch_compile(fn, .fullgraph = true);
+    etch_tensor *want = fn(p, q), *have = etch_call(f, p, q);
+    if (!want || !have) fail_msg("%s", etch_last_error());
+    assert_true(same_tensor(want, have));
+    etch_function_free(f);
+}
+
+/* Every value as p, each beside some other, which NaNs of all payloads come from. */
+TEST(every_bf16_is_rounded_as_eager) {
+    enum { ALL = 65536 };
+    ETCH_SCOPE {
+        etch_tensor *p = etch_empty(ETCH_BF16, ETCH_SHAPE(ALL));
+        etch_tensor *q = etch_empty(ETCH_BF16, ETCH_SHAPE(ALL));
+        uint16_t *a = etch_data_mut(p), *b = etch_data_mut(q);
+        for (int i = 0; i < ALL; i++) a[i] = (uint16_t)i, b[i] = (uint16_t)(i * 40503u + 11);
+        check_bits(rounded_often, p, q);
+        etch_tensor *wide = etch_empty(ETCH_F32, ETCH_SHAPE(ALL));
+        etch_tensor *last = etch_ones(ETCH_F32, ETCH_SHAPE(ALL));
+        uint32_t *bits = etch_data_mut(wide);
+        for (int i = 0; i < ALL; i++) bits[i] = (uint32_t)i << 16 | (uint32_t)(i * 40503u & 0xffff);
+        check_bits(of_f32, wide, last);
+    }
 }
 
 int main(int argc, char **argv) { return run_suite(argc, argv) + run_under_lower_isas(argv); }

@@ -30,6 +30,7 @@ typedef struct gen_value {
     val strip;    /* pointer to its elements, or NULL */
     var now;      /* its value in loop number `loop` */
     int loop;
+    bool short_nan, quiet_nan; /* if it is a NaN: the low half of its bits is 0; it is quiet */
 } gen_value;
 
 typedef struct gen_access {
@@ -171,6 +172,10 @@ void gen_move(emitter *g, etch_dtype d, gen_block to, gen_block from, val rows, 
 /* ---- strip.c ---- */
 
 void gen_plan_values(emitter *g);
+
+/* nans.c: notes what is known of NaNs; whether rounding to bf16 leaves its operand's alone. */
+void gen_plan_nans(emitter *g);
+bool gen_rounds_without_nans(const emitter *g, const prim_instr *p);
 /* All loops of a stage over one strip whose sources, n, trip and index are set. */
 void gen_strip(emitter *g, int stage);
 /* ROW, after gen_strip of an odd stage: its values are there for the rest of the row. */

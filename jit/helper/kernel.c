@@ -855,6 +855,7 @@ void gen_kernel(emitter *g, const char *symbol) {
     new_accesses(g);
     set_uniforms(g);
     gen_plan_values(g);
+    gen_plan_nans(g);
     gen_reductions(g);
     if (g->k->split == SPLIT_FINISH) gen_finish(g);
     else if (g->k->variant == LOOP_MAP && g->k->tile) gen_map_tiles(g);

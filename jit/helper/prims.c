@@ -52,9 +52,10 @@ static val quiet(emitter *g, val u, int drop) {
     return ukeep(g, uop(g, OR, kept, u32(g, 0x400000)));
 }
 
-static val round_bf16(emitter *g, val x) {
-    val u = bits_of(g, x);
-    val r = round_bits(g, u, 16), nan = quiet(g, u, 16);
+static val round_bf16(emitter *g, const prim_instr *p, val x) {
+    val u = bits_of(g, x), r = round_bits(g, u, 16);
+    if (gen_rounds_without_nans(g, p)) return f32_of(g, r);
+    val nan = quiet(g, u, 16);
     return f32_of(g, choose(g, g->t_u32, cmp(g, NE, x, x), nan, r));
 }
 
@@ -276,7 +277,7 @@ val gen_prim(emitter *g, const prim_instr *p, val a, val b, val c) {
     bool truth = t == ETCH_BOOL;
     switch ((prim_id)p->prim) {
     case PRIM_CONVERT: return gen_convert(g, from, t, a);
-    case PRIM_ROUND_BF16: return round_bf16(g, a);
+    case PRIM_ROUND_BF16: return round_bf16(g, p, a);
     case PRIM_ROUND_F16: return round_f16(g, a);
     case PRIM_ADD: return truth ? either(g, a, b) : plain(g, t, PLUS, a, b);
     case PRIM_SUB: return plain(g, t, MINUS, a, b);
