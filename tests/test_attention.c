@@ -232,7 +232,8 @@ static bool is_long(const attention_case *c) { return c->q.v[c->q.n - 2] > 100; 
 static void check_layouts(const attention_case *c, etch_dtype t) {
     const int one = (int)(test_random() % LAYOUTS);
     for (int how = 0; how < LAYOUTS; how++)
-        if (!is_long(c) || how == one) ETCH_SCOPE { check_case(c, t, t, how); }
+        if (!is_long(c) || how == one)
+            ETCH_SCOPE { check_case(c, t, t, how); }
 }
 
 TEST(every_mask_layout_and_dtype, .deals = true) {

@@ -207,6 +207,8 @@ TEST(strides_do_not_matter) {
     }
 }
 
+static etch_tensor *whole(etch_tensor *x) { return etch_sum(x); }
+
 /* Neighbours in memory are elements of different rows: blocks that begin and end inside of rows,
  * rows longer than a block, several outputs, each thread's share. */
 TEST(rows_across_memory) {
@@ -214,6 +216,7 @@ TEST(rows_across_memory) {
                                        ETCH_SHAPE(41, 5003),  ETCH_SHAPE(256, 512),
                                        ETCH_SHAPE(2, 90, 81), ETCH_SHAPE(3, 17, 5000)};
     static const etch_dtype types[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_I8};
+    etch_function *f = etch_compile_fn1(whole, NULL);
     for (int i = 0; i < COUNT_OF(sizes) * COUNT_OF(types); i++)
         for (int threads = 1; threads <= 3; threads++)
             ETCH_SCOPE {
@@ -225,7 +228,11 @@ TEST(rows_across_memory) {
                 assert_true(same_tensor(etch_sum(t), etch_sum(c)));
                 assert_true(same_tensor(etch_sum_dim(t, d, false), etch_sum_dim(c, d, false)));
                 assert_true(same_tensor(etch_amax(t, d, false), etch_amax(c, d, false)));
+                for (int k = 0; k < 3; k++)
+                    assert_true(same_tensor(etch_call_one(f, &t, 1), etch_sum(c)));
             }
+    assert_true(etch_function_counters(f).plan_runs > 0);
+    etch_function_free(f);
     etch_set_num_threads(2);
 }
 

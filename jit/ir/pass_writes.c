@@ -168,8 +168,25 @@ bool etch__read_operands(ir *r, const graph_node *n, bool fusable, ir_source *in
 
 /* ---- nodes ---- */
 
+/* Whether all of an input is reduced that is a matrix whose rows lie across memory: the eager
+ * kernel turns them, generated code reads one after the other. */
+static bool eager_turns(const ir *r, const graph_node *n, const ir_node *x) {
+    const tensor_meta *m = &x->domain;
+    int64_t stride[2] = {0, 0}, numel = etch__meta_numel(m);
+    int axes = 0;
+    if (r->device != ETCH_CPU || r->g->dynamic || numel <= REDUCE_BLOCK) return false;
+    for (int d = 0; d < m->ndim; d++) {
+        if (m->size[d] == 1) continue;
+        if (axes == 2 || !(x->mask >> d & 1) || m->stride[d] <= 0) return false;
+        stride[axes++] = m->stride[d];
+    }
+    return axes == 2 && stride[0] < stride[1] &&
+           is_input(r, r->g->values[r->g->operands[n->in]].base);
+}
+
 /* Reductions that the loop ir has: the rest are calls. */
-static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
+static bool find_reduction(const ir *r, const graph_node *n, ir_node *x) {
+    const graph *g = r->g;
     const op_info *op = &etch__ops[n->op];
     call_shape c;
     bool keepdim;
@@ -182,7 +199,7 @@ static bool find_reduction(const graph *g, const graph_node *n, ir_node *x) {
     x->domain = g->values[g->operands[n->in]].meta;
     for (int d = 0; d < x->domain.ndim; d++)
         if (x->mask >> d & 1) extent *= x->domain.size[d];
-    if (extent <= 1 || etch__meta_numel(&x->domain) == 0) return false;
+    if (extent <= 1 || etch__meta_numel(&x->domain) == 0 || eager_turns(r, n, x)) return false;
     x->reduce = etch__reduce_plan(&c.call, x->dtype);
     x->compute = x->reduce.acc;
     return true;
@@ -265,7 +282,7 @@ static bool build_node(ir *r, int gnode) {
                  .dtype = g->values[n->out].meta.dtype};
     bool failed = false;
     if (n->op == OP_EMPTY) x.kind = IR_EMPTY;
-    else if (op->kind == KIND_REDUCTION && find_reduction(g, n, &x)) x.kind = IR_REDUCE;
+    else if (op->kind == KIND_REDUCTION && find_reduction(r, n, &x)) x.kind = IR_REDUCE;
     else if (op->kind != KIND_REDUCTION && etch__find_program(r, n, &x, &failed)) x.kind = IR_POINT;
     if (failed) return false;
     ir_source *in = etch__arena_new(r->memory, (n->nin + 1) * sizeof *in);
