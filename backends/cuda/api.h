@@ -63,6 +63,11 @@ enum {
     CU_FUNCTION_DYNAMIC_SHARED = 8,
     CU_CAPTURE_RELAXED = 2,
     CU_NODE_MEMSET = 2,
+    CU_TENSOR_MAP = 128, /* bytes of a tensor map */
+    CU_TENSOR_F16 = 6,
+    CU_TENSOR_BF16 = 9,
+    CU_TENSOR_SWIZZLE_128 = 3,
+    CU_TENSOR_L2_256 = 3,
     LT_DESC_TRANSA = 3,
     LT_DESC_TRANSB = 4,
     LT_DESC_EPILOGUE = 7,

@@ -35,8 +35,10 @@ static const struct symbol {
     int library;
     const char *name;
     size_t at;
+    bool may_lack;
 } symbols[] = {
-#define CALL(library, symbol, arguments) {library, #symbol, offsetof(cuda_api, symbol)},
+#define CALL(library, symbol, arguments) {library, #symbol, offsetof(cuda_api, symbol), false},
+#define MAY_CALL(library, symbol, arguments) {library, #symbol, offsetof(cuda_api, symbol), true},
 #include "backends/cuda/api.def"
 #undef CALL
 };
@@ -46,7 +48,7 @@ static bool resolve(void *const *handles) {
         const struct symbol *s = &symbols[i];
         if (!handles[s->library]) continue;
         void *address = dlsym(handles[s->library], s->name);
-        if (!address) {
+        if (!address && !s->may_lack) {
             snprintf(reason, sizeof reason, "%s is too old: it has no %s",
                      libraries[s->library].what, s->name);
             return false;

@@ -2,14 +2,15 @@
  *
  * Each is a batch of M x K times K x N products in the compute type. With M, N and K all at most
  * 64, and for integers always, a thread computes one element by the chain acc = +0, k ascending,
- * acc = fma(a, b, acc). f32 ones of middle size are gemm.c's, by a rule on the sizes. The rest are
- * cuBLASLt's, with one algorithm for each shape and layout, chosen once by its own heuristic, so
- * eager and compiled calls use the same. Half types accumulate in f32 and are rounded once. An
- * operand that the library cannot read in place is copied first, by a rule on the operator's own
- * arguments. */
+ * acc = fma(a, b, acc). f32 ones of middle size are gemm.c's, by a rule on the sizes, and halves
+ * that fill the device broad.c's, by one on sizes and strides. The rest are cuBLASLt's, with one
+ * algorithm for each shape and layout, chosen once by its own heuristic, so eager and compiled
+ * calls use the same. Half types accumulate in f32 and are rounded once. An operand that the
+ * library cannot read in place is copied first, by a rule on the operator's own arguments. */
 #include "backends/cuda/matmul.h"
 #include "core/base/start.h"
 
+#include "backends/cuda/broad.h"
 #include "backends/cuda/gemm.h"
 #include "backends/cuda/text.h"
 #include "core/base/text.h"
@@ -164,6 +165,36 @@ bool etch__cuda_matmul_small(const matmul *p) {
            (p->m <= MATMUL_SMALL && p->n <= MATMUL_SMALL && p->k <= MATMUL_SMALL);
 }
 
+/* Halves, B dense along k, that fill the device (broad.c). */
+static bool is_broad(const matmul *p, const etch_tensor *a, const etch_tensor *b) {
+    if (!etch__is_half(p->dtype) || a->ndim != 2 || b->ndim != 2) return false;
+    if (p->epilogue || p->timed || p->wide) return false;
+    const matmul_sizes s = {p->m,         p->n,         p->k,         p->dtype,
+                            a->stride[0], a->stride[1], b->stride[0], b->stride[1]};
+    return etch__cuda_broad_fits(p->device, &s);
+}
+
+/* The rows of A, or the columns of B, where they can be copied in pieces of 16 bytes. */
+static etch_status prepare_broad(matmul_operand *o, const etch_tensor *t, bool left) {
+    etch_tensor lines = *t;
+    if (!left) lines.stride[0] = t->stride[1], lines.stride[1] = t->stride[0];
+    if (!left) lines.size[0] = t->size[1], lines.size[1] = t->size[0];
+    shape_operand(o, &lines, true);
+    etch_status status = (uintptr_t)etch__ptr(t) % 16 ? copy_operand(o, true) : ETCH_OK;
+    if (status == ETCH_OK) o->address = etch__ptr(o->t);
+    o->t = t;
+    return status;
+}
+
+static etch_status run_broad(matmul *p, const etch_tensor *a, const etch_tensor *b) {
+    etch_status s = prepare_broad(&p->a, a, true);
+    if (s == ETCH_OK) s = prepare_broad(&p->b, b, false);
+    const broad g = {p->dtype,       1,        p->m,     p->n,       p->k,      p->a.address,
+                     {p->b.address}, p->a.row, p->a.col, {p->b.col}, {p->b.row}};
+    if (s == ETCH_OK) s = etch__cuda_broad(p->stream, &g, p->c);
+    return s;
+}
+
 /* What the library is not told more about than the product itself. */
 static bool is_middle(const matmul *p) {
     const gemm sizes = {.batch = p->batch, .m = p->m, .n = p->n, .k = p->k};
@@ -179,9 +210,10 @@ static etch_status middle(const matmul *p) {
 
 etch_status etch__cuda_multiply(matmul *p, const etch_tensor *a, const etch_tensor *b) {
     bool small = etch__cuda_matmul_small(p), own = small || is_middle(p);
-    etch_status s = prepare_operand(p, &p->a, a, true, !own);
-    if (s == ETCH_OK) s = prepare_operand(p, &p->b, b, false, !own);
-    if (s == ETCH_OK) s = small ? chain(p) : own ? middle(p) : etch__cuda_lt(p);
+    bool fills = !own && is_broad(p, a, b);
+    etch_status s = fills ? run_broad(p, a, b) : prepare_operand(p, &p->a, a, true, !own);
+    if (s == ETCH_OK && !fills) s = prepare_operand(p, &p->b, b, false, !own);
+    if (s == ETCH_OK && !fills) s = small ? chain(p) : own ? middle(p) : etch__cuda_lt(p);
     etch__storage_release(p->a.copy.storage);
     etch__storage_release(p->b.copy.storage);
     return s;

@@ -243,7 +243,8 @@ void etch__cuda_put_load(cuda_gen *g, int v, const char *e) {
     const loop_instr *i = &g->k->code[v];
     etch__cuda_margin(g);
     etch__text_put(g->t, "const %s v%d = ", type_of(g, v), v);
-    etch__cuda_from_storage(g->t, dtype_of(g, (int)i->p.imm.i), e);
+    if (g->given >> i->p.imm.i & 1) etch__text_put(g->t, "%s", e);
+    else etch__cuda_from_storage(g->t, dtype_of(g, (int)i->p.imm.i), e);
     etch__text_put(g->t, ";");
     etch__cuda_put_comment(g, i);
 }

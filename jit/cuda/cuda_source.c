@@ -216,9 +216,9 @@ static void after_head(cuda_gen *g) {
                          "idx first, idx columns");
     for (int a = 0; a < g->k->naccesses; a++) {
         if (!(g->given >> a & 1)) continue;
-        if (g->l.vector > 1)
-            etch__text_put(g->t, ", const vec<%s, %d> x%d", storage_of(g, a), g->l.vector, a);
-        else etch__text_put(g->t, ", const %s x%d", storage_of(g, a), a);
+        const char *t = etch__cuda_type(dtype_of(g, a));
+        if (g->l.vector > 1) etch__text_put(g->t, ", const vec<%s, %d> x%d", t, g->l.vector, a);
+        else etch__text_put(g->t, ", const %s x%d", t, a);
     }
     etch__text_put(g->t, ") {\n");
 }

@@ -68,8 +68,8 @@ char *etch__cuda_run_source(const loop_kernel *k, const cuda_variant *v, int dep
  *   void after(const etch_args &a, idx row, idx first, idx columns, T x<a> ...)
  * does what the kernel does for v->vector neighbours from `first` on in a row of a space of
  * two axes, the inner one `columns` long. Of the kernel's axes there are one, that are the
- * two merged, or two. T is vec<E, vector> of the access's storage type E (vec has an array
- * e), or E where vector is 1. */
+ * two merged, or two. T is vec<V, vector> of the type V that the access's elements are computed in
+ * (vec has an array e), or V where vector is 1. */
 char *etch__cuda_after_source(const loop_kernel *k, const cuda_variant *v, uint32_t given);
 
 /* The bytes of etch_args, always below 4096 for kernels of at most LOOP_MAX_CODE scalars. Filling

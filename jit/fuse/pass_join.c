@@ -15,8 +15,9 @@
  * Where the target gives products in the compute type (target_matmuls.wide), the kernel may reduce
  * the rows of the product's space; what became two nodes (pass_products.c) and has a kernel for
  * itself alone becomes the operator again. Else the kernel has one stage, the product is an mm of
- * f32 in full precision, and where sizes are dynamic products stay apart, so that no later size
- * needs code that an earlier one did not. */
+ * f32 in full precision or of halves, those of halves in one kernel have one left operand, and
+ * where sizes are dynamic products stay apart, so that no later size needs code that an earlier one
+ * did not. */
 #include "core/dispatch/dispatch.h"
 #include "jit/fuse/fuse.h"
 #include "jit/ir/target.h"
@@ -35,6 +36,7 @@ static bool is_matmul(const ir *r, const ir_node *n) {
     if (sources(r, n)[0].version < 0 || sources(r, n)[1].version < 0) return false;
     if (r->target->matmuls.wide)
         return etch__is_float(n->dtype) && n->dtype == etch__compute_type(n->dtype);
+    if (etch__is_half(n->dtype)) return true;
     return n->dtype == ETCH_F32 && !STATE_PRECISION(r->g->nodes[n->gnode].state);
 }
 
@@ -42,9 +44,12 @@ static matmul_sizes sizes_of(const ir *r, const ir_node *n) {
     const tensor_meta *a = &sources(r, n)[0].meta, *b = &sources(r, n)[1].meta;
     const tensor_meta *c = &r->versions[n->out].meta;
     if (n->op == OP_CONVOLUTION)
-        return (matmul_sizes){c->size[0] * c->size[2] * c->size[3], c->size[1],
-                              b->size[1] * b->size[2] * b->size[3]};
-    return (matmul_sizes){a->size[0], b->size[1], a->size[1]};
+        return (matmul_sizes){.m = c->size[0] * c->size[2] * c->size[3],
+                              .n = c->size[1],
+                              .k = b->size[1] * b->size[2] * b->size[3],
+                              .dtype = n->dtype};
+    return (matmul_sizes){a->size[0],   b->size[1],   a->size[1],   n->dtype,
+                          a->stride[0], a->stride[1], b->stride[0], b->stride[1]};
 }
 
 /* ---- the kernel that reads it ---- */
@@ -69,9 +74,25 @@ static bool good_stages(const ir *r, const ir_group *g) {
            good_bands(rows, row) && !etch__loop_splits(rows, rows, row);
 }
 
-static bool can_take(const ir *r, const ir_group *g, bool may_write) {
+/* Whether a kernel may have both: those of halves are of one left operand. */
+static bool go_together(const ir *r, const ir_node *p, const ir_node *q) {
+    const ir_source *a = &sources(r, p)[0], *b = &sources(r, q)[0];
+    bool same = a->version == b->version && etch__same_meta(&a->meta, &b->meta);
+    return p->dtype == q->dtype && (same || !etch__is_half(p->dtype));
+}
+
+static bool goes_with_others(const ir *r, const ir_group *g, const ir_node *p) {
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *m = &r->nodes[g->members[i]];
+        if (m->kind == IR_CALL && !go_together(r, p, m)) return false;
+    }
+    return true;
+}
+
+static bool can_take(const ir *r, const ir_group *g, const ir_node *p, bool may_write) {
     int most = r->target->matmuls.wide ? 1 : JOIN_MAX;
     if (g->call || g->nmatmuls == most || !good_stages(r, g)) return false;
+    if (!r->target->matmuls.wide && !goes_with_others(r, g, p)) return false;
     for (int i = 0; i < g->nmembers; i++) {
         const ir_node *n = &r->nodes[g->members[i]];
         bool writes = n->write || r->versions[n->out].memory;
@@ -114,13 +135,49 @@ static bool same_positions(const ir *r, const ir_group *g, const tensor_meta *c)
     return true;
 }
 
+/* Whether all axes but the last are one in this memory. */
+static bool rows_are_one(const ir_source *s, const tensor_meta *domain, const ir_group *g) {
+    int64_t stride[ETCH_MAX_DIMS] = {0};
+    etch__map_strides(s, domain, stride);
+    for (int a = 0; a < g->naxes - 2; a++)
+        if (stride[a] != stride[a + 1] * g->size[a + 1]) return false;
+    return true;
+}
+
+static bool all_rows_are_one(const ir *r, const ir_group *g) {
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *m = &r->nodes[g->members[i]];
+        const ir_version *out = &r->versions[m->out];
+        ir_source whole = {m->out, out->base, true, out->meta};
+        if (m->kind == IR_CALL) continue;
+        if (out->stored && !rows_are_one(&whole, &m->domain, g)) return false;
+        for (int k = 0; k < m->nin; k++) {
+            const ir_source *s = &sources(r, m)[k];
+            if (s->version >= 0 && !rows_are_one(s, &m->domain, g)) return false;
+        }
+    }
+    return true;
+}
+
 /* The space is that of the product's result; its rows may be those of several axes. */
 static bool same_space(const ir *r, const ir_group *g, const ir_node *p, const matmul_sizes *s) {
     if (p->op == OP_CONVOLUTION) return same_positions(r, g, &r->versions[p->out].meta);
-    if (!r->target->matmuls.wide) return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
+    bool wide = r->target->matmuls.wide, several = wide || etch__is_half(p->dtype);
+    if (!several) return g->naxes == 2 && g->size[0] == s->m && g->size[1] == s->n;
+    if (!wide && (g->naxes < 2 || !all_rows_are_one(r, g))) return false;
     int64_t rows = 1;
     for (int a = 0; a < g->naxes - 1; a++) rows *= g->size[a];
     return g->naxes > 0 && rows == s->m && g->size[g->naxes - 1] == s->n;
+}
+
+/* Element for element; of a product whose rows may be those of several axes, in the order of its
+ * elements. */
+static bool reads_in_order(const ir *r, const ir_source *s) {
+    const tensor_meta *own = &r->versions[s->version].meta, *m = &s->meta;
+    if (s->whole || r->target->matmuls.wide || !etch__is_half(m->dtype)) return s->whole;
+    return m->offset == own->offset && etch__meta_numel(m) == etch__meta_numel(own) &&
+           etch__sizes_contiguous(m->ndim, m->size, m->stride) &&
+           etch__sizes_contiguous(own->ndim, own->size, own->stride);
 }
 
 /* How often the group reads the version, if always element for element; -1: in another way. */
@@ -132,7 +189,7 @@ static int reads_in(const ir *r, const ir_group *g, int32_t version) {
         for (int k = 0; k < m->nin; k++) {
             const ir_source *s = &sources(r, m)[k];
             if (s->version != version) continue;
-            if ((m->kind != IR_POINT && !reduces) || !s->whole) return -1;
+            if ((m->kind != IR_POINT && !reduces) || !reads_in_order(r, s)) return -1;
             n++;
         }
     }
@@ -171,7 +228,7 @@ static int32_t reader(const ir *r, const ir_uses *u, const ir_node *p, const mat
         int n = reads_in(r, &r->groups[g], p->out);
         if (!n) continue;
         bool writes = may_write(r, u, p, g);
-        bool joins = n == u->readers[p->out] && can_take(r, &r->groups[g], writes) &&
+        bool joins = n == u->readers[p->out] && can_take(r, &r->groups[g], p, writes) &&
                      same_space(r, &r->groups[g], p, s) &&
                      (writes || !changes_memory(r, p->group, g));
         return joins ? g : -1;
@@ -195,13 +252,31 @@ static bool move(ir *r, ir_node *p, int32_t group) {
     return true;
 }
 
-/* Whether the group reads another product than p. */
+/* Whether the group reads another product than p that may go with it. */
 static bool reads_others(const ir *r, const ir_group *g, const ir_node *p) {
     for (int i = 0; i < g->nmembers; i++) {
         const ir_node *m = &r->nodes[g->members[i]];
         for (int k = 0; m->kind == IR_POINT && k < m->nin; k++) {
             int32_t v = sources(r, m)[k].version, node = v < 0 ? -1 : r->versions[v].node;
-            if (node >= 0 && &r->nodes[node] != p && is_matmul(r, &r->nodes[node])) return true;
+            const ir_node *q = node < 0 ? p : &r->nodes[node];
+            if (q != p && is_matmul(r, q) && go_together(r, p, q)) return true;
+        }
+    }
+    return false;
+}
+
+/* Whether the group loads more than a row of what it does not compute itself: that takes as long as
+ * the products of halves leave no time for. */
+static bool loads_others(const ir *r, int32_t group, const ir_node *p, const matmul_sizes *s) {
+    const ir_group *g = &r->groups[group];
+    for (int i = 0; i < g->nmembers; i++) {
+        const ir_node *m = &r->nodes[g->members[i]];
+        for (int k = 0; k < m->nin; k++) {
+            const ir_source *x = &sources(r, m)[k];
+            if (x->version < 0 || x->version == p->out) continue;
+            int32_t node = r->versions[x->version].node;
+            bool own = node >= 0 && r->nodes[node].group == group;
+            if (!own && etch__meta_numel(&x->meta) > s->n) return true;
         }
     }
     return false;
@@ -215,6 +290,7 @@ static bool wanted(const ir *r, const ir_node *p, const matmul_sizes *s, int32_t
         return (r->g->dynamic || s->n >= SHORTEST_ROW) &&
                r->target->matmuls.joins(r->device, s, true);
     bool alone = !reads_others(r, &r->groups[group], p);
+    if (alone && etch__is_half(p->dtype) && loads_others(r, group, p, s)) return false;
     return r->target->matmuls.joins(r->device, s, alone);
 }
 

@@ -28,7 +28,7 @@ static bool joins(const ir *r, const graph_node *x) {
     if (!r->target->matmuls.joins || r->g->dynamic || STATE_PRECISION(x->state)) return false;
     const tensor_meta *a = &r->g->values[r->g->operands[x->in + 1]].meta;
     const tensor_meta *b = &r->g->values[r->g->operands[x->in + 2]].meta;
-    const matmul_sizes s = {a->size[0], b->size[1], a->size[1]};
+    const matmul_sizes s = {.m = a->size[0], .n = b->size[1], .k = a->size[1], .dtype = ETCH_F32};
     return r->target->matmuls.joins(r->device, &s, true);
 }
 

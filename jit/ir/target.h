@@ -37,9 +37,12 @@ typedef struct target_kernels {
 
 /* ---- products of matrices that do more than multiply ---- */
 
-/* C = A B: C is m x n, and each element has k terms. */
+/* C = A B: C is m x n, and each element has k terms. Of an mm, the operands' dtype and strides in
+ * elements. */
 typedef struct matmul_sizes {
     int64_t m, n, k;
+    etch_dtype dtype;
+    int64_t a_row, a_col, b_row, b_col;
 } matmul_sizes;
 
 typedef struct target_matmuls {
@@ -47,7 +50,8 @@ typedef struct target_matmuls {
     etch_status (*run)(const op_call *call, uint8_t epilogue, etch_tensor *out);
     /* Products are computed tile by tile in the compute type, of any float dtype and any sizes:
      * what reads one follows each tile, or each row where it reduces rows. A kernel takes one. Else
-     * a kernel takes up to JOIN_MAX, of f32, and is pointwise. */
+     * a kernel takes up to JOIN_MAX, of f32, or of halves and of one left operand, and is
+     * pointwise. */
     bool wide;
     /* Whether a product is to share the kernel that reads it, which reads no other one where it is
      * `alone`: the bits are the same as apart, and it is no slower. */
