@@ -55,6 +55,9 @@ static etch_tensor *summed(etch_tensor *x, etch_tensor *v, etch_tensor *w, etch_
     return etch_sum_dim(etch_mul(product(x, v), b), ETCH_DIMS(-1), false);
 }
 
+/* A kernel with products is waited for, not compiled beside the program. */
+#define WAITED .setting = "ETCH_COMPILE_BESIDE=0"
+
 /* ---- running them ---- */
 
 typedef etch_tensor *(*body)(etch_tensor *, etch_tensor *, etch_tensor *, etch_tensor *);
@@ -135,7 +138,7 @@ TEST(bits_of_the_library) {
     }
 }
 
-TEST(joined_shapes) {
+TEST(joined_shapes, WAITED) {
     etch__cuda_broad_force = BROAD_ALWAYS;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         check(gated, &shapes[i], ETCH_MODE_DEFAULT, NULL, NULL);
@@ -144,7 +147,7 @@ TEST(joined_shapes) {
 }
 
 /* NaN, infinities, denormals, both zeros: what a product passes on. */
-TEST(odd_numbers) {
+TEST(odd_numbers, WAITED) {
     etch__cuda_broad_force = BROAD_ALWAYS;
     float odd[6] = {NAN, INFINITY, -INFINITY, 1e-39f, -0.0f, 3e38f};
     operands o = given(5, &usual);
@@ -182,10 +185,10 @@ static void check_rows(const shape *s, int n) {
     }
 }
 
-TEST(what_joins) { check_rows(&usual, sizeof rows / sizeof *rows); }
+TEST(what_joins, WAITED) { check_rows(&usual, sizeof rows / sizeof *rows); }
 
 /* Rows of several axes. */
-TEST(batches) {
+TEST(batches, WAITED) {
     const shape s = {ETCH_BF16, 3, 50, 64, 512};
     check_rows(&s, 3);
 }
@@ -200,7 +203,7 @@ static void stays_apart(const shape *s) {
 }
 
 /* Sizes that the kernel does not have. */
-TEST(other_sizes) {
+TEST(other_sizes, WAITED) {
     static const shape others[] = {{ETCH_BF16, 1, 150, 150, 512},
                                    {ETCH_BF16, 1, 150, 160, 448},
                                    {ETCH_BF16, 1, 150, 160, 520},
@@ -215,7 +218,7 @@ static etch_tensor *part_of(etch_tensor *x, etch_tensor *v, etch_tensor *w, etch
     return etch_mul(etch_add(product(x, v), part), product(x, w));
 }
 
-TEST(rows_with_gaps) {
+TEST(rows_with_gaps, WAITED) {
     etch__cuda_broad_force = BROAD_ALWAYS;
     const shape s = {ETCH_BF16, 3, 50, 64, 512}, longer = {ETCH_BF16, 3, 60, 64, 512};
     operands o = given(1, &s), p = given(2, &longer);
@@ -253,7 +256,7 @@ static void check_moved(etch_mode_kind mode, int64_t gap) {
     etch_function_free(f);
 }
 
-TEST(addresses_change) {
+TEST(addresses_change, WAITED) {
     etch__cuda_broad_force = BROAD_ALWAYS;
     check_moved(ETCH_MODE_DEFAULT, 8);
     check_moved(ETCH_MODE_REDUCE_OVERHEAD, 0);
@@ -261,7 +264,7 @@ TEST(addresses_change) {
 }
 
 /* An operand that is dense along the other axis is the library's. */
-TEST(other_layouts) {
+TEST(other_layouts, WAITED) {
     etch__cuda_broad_force = BROAD_ALWAYS;
     operands o = given(1, &usual), p = o;
     p.v = etch_t(etch_contiguous(etch_t(o.v)));

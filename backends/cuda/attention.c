@@ -127,8 +127,8 @@ static attention_way way_of(const attention *a, const cuda_device *d) {
 static int groups_of(const attention *a, const cuda_device *d) {
     int groups = 1, most = a->width > 64 || a->out_width > 64 || !a->pieces ? 2 : 3;
     if (a->way == AT_ONCE) return 1;
-    while (groups < most && a->args.heads * ((a->args.queries - 1) / (64 * groups) + 1) >
-                                d->multiprocessors)
+    while (groups < most &&
+           a->args.heads * ((a->args.queries - 1) / (64 * groups) + 1) > d->multiprocessors)
         groups++;
     return groups;
 }
@@ -226,8 +226,8 @@ static etch_status launch(cuda_stream *s, const attention *a, kernel_text *k, in
 }
 
 static etch_status attend(cuda_stream *s, const attention *a) {
-    static const char *const bodies[] = {attention_plain_text, attention_text,
-                                         attention_group_text, attention_short_text};
+    static const char *const bodies[] = {attention_plain_text, attention_text, attention_group_text,
+                                         attention_short_text};
     kernel_text k = {.symbol = "etch_attention", .body = bodies[a->way], .shared = a->shared};
     return launch(s, a, &k, a->blocks, a->threads);
 }

@@ -28,7 +28,7 @@ typedef struct thread {
     unsigned mask;
     unsigned long long value, result;
     const unsigned *word; /* that is to differ from the value */
-    void *sp; /* of its fiber, while it waits */
+    void *sp;             /* of its fiber, while it waits */
     char *stack;
 } thread;
 

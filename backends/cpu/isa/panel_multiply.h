@@ -73,7 +73,8 @@ typedef void (*tile_fn)(const panel_args *p, const char *left, const char *right
 UP_TO_4(1)
 UP_TO_4(2)
 UP_TO_4(3)
-UP_TO_4(4) UP_TO_2(5) UP_TO_2(6) UP_TO_2(7) UP_TO_2(8)
+UP_TO_4(4)
+UP_TO_2(5) UP_TO_2(6) UP_TO_2(7) UP_TO_2(8)
 
 #define HAVE_2(R) tile_##R##1, tile_##R##2
 #define HAVE_4(R) HAVE_2(R), tile_##R##3, tile_##R##4
@@ -97,7 +98,8 @@ static void multiply_rows(const panel_args *p, const char *right, float *c, int6
 #define ALL_OF(R) STRIDED(R, 1) STRIDED(R, 2) STRIDED(R, 3) STRIDED(R, 4)
 ALL_OF(1)
 ALL_OF(2)
-ALL_OF(3) ALL_OF(4)
+ALL_OF(3)
+ALL_OF(4)
 #define HAVE(R)                                                                                    \
     { strided_##R##1, strided_##R##2, strided_##R##3, strided_##R##4 }
     static const tile_fn strided[][WIDE] = {HAVE(1), HAVE(2), HAVE(3), HAVE(4)};
