@@ -172,7 +172,7 @@ static bool same_space(const ir *r, const ir_group *g, const ir_node *p, const m
 
 /* Element for element; of a product whose rows may be those of several axes, in the order of its
  * elements. */
-static bool reads_in_order(const ir *r, const ir_source *s) {
+bool etch__reads_in_order(const ir *r, const ir_source *s) {
     const tensor_meta *own = &r->versions[s->version].meta, *m = &s->meta;
     if (s->whole || r->target->matmuls.wide || !etch__is_half(m->dtype)) return s->whole;
     return m->offset == own->offset && etch__meta_numel(m) == etch__meta_numel(own) &&
@@ -189,7 +189,7 @@ static int reads_in(const ir *r, const ir_group *g, int32_t version) {
         for (int k = 0; k < m->nin; k++) {
             const ir_source *s = &sources(r, m)[k];
             if (s->version != version) continue;
-            if ((m->kind != IR_POINT && !reduces) || !reads_in_order(r, s)) return -1;
+            if ((m->kind != IR_POINT && !reduces) || !etch__reads_in_order(r, s)) return -1;
             n++;
         }
     }

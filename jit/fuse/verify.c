@@ -26,7 +26,7 @@ static const char *check_source(const ir *r, int node, const ir_source *s) {
     if (v->group < n->group) return NULL;
     if (!loop) return "a call shares a group";
     bool product = r->nodes[v->node].kind == IR_CALL; /* pass_join.c */
-    if (product ? !s->whole : !etch__in_register(r, n, s))
+    if (product ? !etch__reads_in_order(r, s) : !etch__in_register(r, n, s))
         return "a kernel reads from memory what it makes";
     return NULL;
 }

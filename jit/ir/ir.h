@@ -245,6 +245,8 @@ bool etch__fuse(ir *r);
 bool etch__in_register(const ir *r, const ir_node *n, const ir_source *s);
 bool etch__drop_empty_groups(ir *r);
 bool etch__pass_join(ir *r); /* the end of etch__fuse */
+/* Whether a kernel may have the elements of its product as the source reads them. */
+bool etch__reads_in_order(const ir *r, const ir_source *s);
 /* Whether the product will join what reads it, if that lets it. */
 bool etch__may_join(const ir *r, const ir_node *n);
 /* Debug builds: true, or an internal error that names the pass and what is wrong. */
