@@ -214,6 +214,10 @@ int32_t etch__add_wide_product(ir *r, int gnode, const ir_source *in);
 bool etch__is_whole_operator(const ir *r, const ir_node *product, const ir_node *n);
 bool etch__become_operator(ir *r, ir_node *product, const ir_node *n);
 
+/* nodes.c: a node that copies the elements of the domain; with a target it is a write. false: the
+ * error is set. */
+bool etch__copy_node(const ir *r, const tensor_meta *domain, const ir_source *target, ir_node *n);
+
 /* Nodes that passes add. The copy reads `version` whole; with a target it is a write. */
 int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t base);
 

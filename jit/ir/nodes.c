@@ -1,5 +1,6 @@
 /* Nodes, versions and programs go to the ends of the ir's arrays: shared by the passes that make
  * them. */
+#include "core/dispatch/dispatch.h"
 #include "jit/ir/ir.h"
 
 /* In memory of its own: row-major, or as the operator lays out its result that made the base, which
@@ -45,4 +46,22 @@ prim_program *etch__ir_program(const ir *r, const prim_program *p) {
     prim_program *copy = etch__arena_new(r->memory, bytes);
     if (copy) memcpy(copy, p, bytes);
     return copy;
+}
+
+bool etch__copy_node(const ir *r, const tensor_meta *domain, const ir_source *target, ir_node *n) {
+    etch_dtype dtype = domain->dtype;
+    prim_program p;
+    *n = (ir_node){.kind = IR_POINT,
+                   .op = OP_CLONE,
+                   .gnode = -1,
+                   .nin = 1,
+                   .compute = dtype,
+                   .dtype = dtype,
+                   .domain = *domain,
+                   .write = target != NULL};
+    if (target) n->target = *target;
+    if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p))
+        return etch__error(ETCH_ERR_INTERNAL, "clone has no expression"), false;
+    n->program = etch__ir_program(r, &p);
+    return n->program != NULL;
 }

@@ -11,26 +11,16 @@
 #include "jit/ir/ir.h"
 
 enum { APART_NOT, APART_CAT, APART_POINT };
-enum { PART_LEAST = 32, OPERANDS_MOST = 8 }; /* elements side by side in a part */
+enum { PART_LEAST = 32 }; /* elements side by side in a part */
+enum { OPERANDS_MOST = 8 };
 
 /* ---- the whole: new memory, and copies into it ---- */
 
 static bool write_part(ir *r, int32_t base, const ir_source *in, const tensor_meta *part) {
-    etch_dtype dtype = part->dtype;
-    prim_program p;
-    ir_node n = {.kind = IR_POINT,
-                 .op = OP_CLONE,
-                 .gnode = -1,
-                 .nin = 1,
-                 .compute = dtype,
-                 .dtype = dtype,
-                 .domain = *part,
-                 .write = true,
-                 .part = true,
-                 .target = {r->current[base], base, false, *part}};
-    if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p))
-        return etch__error(ETCH_ERR_INTERNAL, "clone has no expression"), false;
-    if (!(n.program = etch__ir_program(r, &p))) return false;
+    const ir_source target = {r->current[base], base, false, *part};
+    ir_node n;
+    if (!etch__copy_node(r, part, &target, &n)) return false;
+    n.part = true;
     r->bases[base] |= BASE_PATCHED;
     int32_t node = etch__ir_add(r, &n, in, base, &r->g->values[base].meta);
     if (node < 0) return false;

@@ -97,20 +97,8 @@ static bool apart(const ir *r, int32_t base) {
 int32_t etch__ir_copy(ir *r, int32_t version, const ir_source *target, int32_t base) {
     const ir_version *v = &r->versions[version];
     ir_source in = {version, v->base, true, v->meta};
-    ir_node n = {.kind = IR_POINT,
-                 .op = OP_CLONE,
-                 .gnode = -1,
-                 .nin = 1,
-                 .compute = v->meta.dtype,
-                 .dtype = v->meta.dtype,
-                 .domain = v->meta,
-                 .write = target != NULL};
-    etch_dtype dtype = v->meta.dtype;
-    prim_program p;
-    if (target) n.target = *target;
-    if (!etch__expr_build(OP_CLONE, &dtype, 1, dtype, dtype, 0, &p))
-        return etch__error(ETCH_ERR_INTERNAL, "clone has no expression"), -1;
-    if (!(n.program = etch__ir_program(r, &p))) return -1;
+    ir_node n;
+    if (!etch__copy_node(r, &v->meta, target, &n)) return -1;
     tensor_meta meta = v->meta;
     return etch__ir_add(r, &n, &in, base, &meta);
 }

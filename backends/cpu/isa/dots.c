@@ -63,10 +63,11 @@ few_by(const int ROWS, const int LANES, const few_rows *f, const char *x, const 
         few_by(R, L, f, x, w, c);                                                                  \
     }
 #define FEW_OF(R) FEW(R, 1) FEW(R, 4)
-FEW_OF(1)
-FEW_OF(2)
-FEW_OF(3)
-    FEW_OF(4) typedef void (*few_fn)(const few_rows *f, const char *x, const char *w, float *c);
+/* clang-format off */
+FEW_OF(1) FEW_OF(2) FEW_OF(3) FEW_OF(4)
+
+typedef void (*few_fn)(const few_rows *f, const char *x, const char *w, float *c);
+/* clang-format on */
 static const few_fn few_fns[4][2] = {
     {few_11, few_14}, {few_21, few_24}, {few_31, few_34}, {few_41, few_44}};
 

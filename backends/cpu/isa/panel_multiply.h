@@ -70,16 +70,14 @@ typedef void (*tile_fn)(const panel_args *p, const char *left, const char *right
     }
 #define UP_TO_2(R) TILE(R, 1) TILE(R, 2)
 #define UP_TO_4(R) UP_TO_2(R) TILE(R, 3) TILE(R, 4)
-UP_TO_4(1)
-UP_TO_4(2)
-UP_TO_4(3)
-UP_TO_4(4)
-UP_TO_2(5) UP_TO_2(6) UP_TO_2(7) UP_TO_2(8)
+/* clang-format off */
+UP_TO_4(1) UP_TO_4(2) UP_TO_4(3) UP_TO_4(4) UP_TO_2(5) UP_TO_2(6) UP_TO_2(7) UP_TO_2(8)
 
 #define HAVE_2(R) tile_##R##1, tile_##R##2
 #define HAVE_4(R) HAVE_2(R), tile_##R##3, tile_##R##4
-    static const tile_fn tiles[TALL][WIDE] = {{HAVE_4(1)}, {HAVE_4(2)}, {HAVE_4(3)}, {HAVE_4(4)},
-                                              {HAVE_2(5)}, {HAVE_2(6)}, {HAVE_2(7)}, {HAVE_2(8)}};
+static const tile_fn tiles[TALL][WIDE] = {{HAVE_4(1)}, {HAVE_4(2)}, {HAVE_4(3)}, {HAVE_4(4)},
+                                          {HAVE_2(5)}, {HAVE_2(6)}, {HAVE_2(7)}, {HAVE_2(8)}};
+/* clang-format on */
 
 /* All rows, by panels of columns that stay in the first cache meanwhile. */
 static void multiply_rows(const panel_args *p, const char *right, float *c, int64_t cols) {
@@ -96,13 +94,11 @@ static void multiply_rows(const panel_args *p, const char *right, float *c, int6
 
 #ifdef WITH_STRIDES
 #define ALL_OF(R) STRIDED(R, 1) STRIDED(R, 2) STRIDED(R, 3) STRIDED(R, 4)
-ALL_OF(1)
-ALL_OF(2)
-ALL_OF(3)
-ALL_OF(4)
-#define HAVE(R)                                                                                    \
-    { strided_##R##1, strided_##R##2, strided_##R##3, strided_##R##4 }
-    static const tile_fn strided[][WIDE] = {HAVE(1), HAVE(2), HAVE(3), HAVE(4)};
+/* clang-format off */
+ALL_OF(1) ALL_OF(2) ALL_OF(3) ALL_OF(4)
+#define HAVE(R) {strided_##R##1, strided_##R##2, strided_##R##3, strided_##R##4}
+static const tile_fn strided[][WIDE] = {HAVE(1), HAVE(2), HAVE(3), HAVE(4)};
+/* clang-format on */
 
 /* Of few rows, which all meet the columns that were just read. */
 static void multiply_strided(const panel_args *p) {
