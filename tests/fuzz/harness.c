@@ -165,7 +165,7 @@ bool fuzz_when(const fuzz_world *w, unsigned variants) { return variants >> w->v
 void fuzz_set(fuzz_world *w, int n, etch_tensor *t) {
     w->v[n] = t && etch_numel(t) <= FUZZ_MAX_NUMEL ? t : NULL;
     w->raw[n] = w->old[n] = NULL;
-    w->lost[n] = !t && is_of_data(etch_last_status());
+    w->lost[n] = !t && !w->guessed && is_of_data(etch_last_status());
     if (w->scope >= 0) w->scope_made[n] = true;
     /* An operator may end a segment, and what fails there for want of memory is not its own. */
     if (!t || etch_last_status() == ETCH_ERR_OUT_OF_MEMORY) fuzz_see_error(w);
@@ -181,7 +181,9 @@ static bool is_there(fuzz_world *w, int n) {
 }
 
 int64_t fuzz_size(fuzz_world *w, int n, int dim, int64_t more) {
-    return (is_there(w, n) ? etch_size(w->v[n], dim) : 1) + more;
+    if (is_there(w, n)) return etch_size(w->v[n], dim) + more;
+    w->guessed = true;
+    return 1 + more;
 }
 
 etch_scalar fuzz_vary(const fuzz_world *w, etch_scalar s) {
@@ -673,7 +675,7 @@ void fuzz_prepare(fuzz_world *w, int call) {
     memset(w->writable, 0, sizeof w->writable);
     memset(w->old, 0, sizeof w->old);
     memset(w->lost, 0, sizeof w->lost);
-    w->stopped = w->missed = w->ran = false, w->actions = 0;
+    w->stopped = w->missed = w->guessed = w->ran = false, w->actions = 0;
     w->disturbed = false, w->control = _mm_getcsr() & FUZZ_CONTROL;
     w->nfailures = 0;
     w->nhooks = 0;

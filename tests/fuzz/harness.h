@@ -199,7 +199,7 @@ struct fuzz_world {
     int64_t scope;                /* the open inner scope, -1: none */
     int scope_first;              /* results from here on belong to it */
     bool scope_made[FUZZ_MAX_VARS];
-    bool lost[FUZZ_MAX_VARS]; /* its operator has failed on data */
+    bool lost[FUZZ_MAX_VARS]; /* its operator has failed on data, and no size was guessed before */
     int inference;            /* what to go back to, -1: not begun */
     int no_grad;              /* likewise */
 
@@ -238,8 +238,9 @@ struct fuzz_world {
     int event_at[FUZZ_MAX_EVENTS]; /* number of the statement */
     bool sure[FUZZ_MAX_EVENTS];    /* a value of what was written, when nothing was missed */
     int nevents, at;
-    bool missed; /* this call was told of something that it has not got */
-    bool ran;    /* its body was run */
+    bool missed;  /* this call was told of something that it has not got */
+    bool guessed; /* a size was asked of what was not there: sides may go on with other ones */
+    bool ran;     /* its body was run */
 };
 
 /* ---- what bodies call: each does nothing for a tensor that is not there ---- */
