@@ -394,18 +394,20 @@ TEST(empty_and_zero_k) {
 }
 
 TEST(failed_allocations) {
-    for (int64_t n = 0, done = 0; !done; n++)
+    for (int64_t n = 0, failed = 0, done = 0; !done; n++)
         ETCH_SCOPE {
             etch_tensor *a = make(ETCH_BF16, ETCH_SHAPE(70, 30), LAYOUT_GAPS, true);
             etch_tensor *b = make(ETCH_BF16, ETCH_SHAPE(30, 5), LAYOUT_ROW, true);
             etch__fail_allocation(n);
             etch_tensor *y = etch_mm(a, b);
-            etch__fail_allocation(-1);
-            if (y) done = 1;
-            else assert_int_equal(etch_last_status(), ETCH_ERR_OUT_OF_MEMORY);
+            done = etch__fail_allocation(-1) <= n;
+            /* some can be done without */
+            assert_int_equal(etch_last_status(), y ? ETCH_OK : ETCH_ERR_OUT_OF_MEMORY);
+            assert_true(y || !done);
+            failed += !y;
             etch_clear_error();
             assert_true(n < 50);
-            assert_true(n > 3 || !done);
+            assert_true(failed > 3 || !done);
             check_mm(a, b);
         }
 }

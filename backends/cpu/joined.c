@@ -125,6 +125,7 @@ static void run_product(void *ctx) {
         .data = operand[0], .rows = m->m, .cols = m->k, .row = m->a_row, .col = m->a_col};
     p.b = (product_operand){
         .data = operand[1], .rows = m->k, .cols = m->n, .row = m->b_row, .col = m->b_col};
+    p.b.storage = operand[2];
     p.whole_rows = j->rows;
     p.finish = follow, p.ctx = &w->call;
     int64_t start = etch__profile_start();

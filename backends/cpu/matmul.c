@@ -51,15 +51,25 @@ static void add_self(const epilogue *e, const product *p, void *c, int64_t row, 
 }
 
 /* A tile of the compute type lies in the output already; others are rounded into it. */
+static void round_tile(const epilogue *e, const product *p, const product_tile *t) {
+    int64_t first = (t->batch * p->m + t->row) * p->n + t->col;
+    char *to = e->out + first * (1 << etch__size_log2(p->dtype));
+    p->isa->strips->round_rows[p->dtype](to, p->n, (float *)(void *)t->c, t->ldc, t->m, t->n);
+}
+
 static void finish_tile(const void *ctx, const product *p, const product_tile *t) {
     const epilogue *e = ctx;
     int64_t size = 1 << etch__size_log2(p->dtype);
+    if (!e->self && !e->scale) {
+        round_tile(e, p, t);
+        return;
+    }
     for (int64_t r = 0; r < t->m; r++)
         for (int64_t i = 0; i < t->n; i += EAGER_STRIP) {
             int64_t n = t->n - i < EAGER_STRIP ? t->n - i : EAGER_STRIP;
             char *c = t->c + (r * t->ldc + i) * p->size;
             int64_t at = (t->batch * p->m + t->row + r) * p->n + t->col + i;
-            if (e->self || e->scale) add_self(e, p, c, t->row + r, t->col + i, n);
+            add_self(e, p, c, t->row + r, t->col + i, n);
             if (p->type != p->dtype) etch__store_rounded(p->dtype, e->out + at * size, c, n);
         }
 }
@@ -82,6 +92,7 @@ static void take_operand(product_operand *o, const etch_tensor *t, bool left) {
     int d = t->ndim;
     o->data = etch__ptr(t);
     o->batch = d == 3 ? t->stride[0] : 0;
+    o->storage = d == 2 ? t->storage : NULL;
     if (d >= 2) {
         o->rows = t->size[d - 2], o->cols = t->size[d - 1];
         o->row = t->stride[d - 2], o->col = t->stride[d - 1];

@@ -26,7 +26,8 @@ typedef struct product_operand {
     int64_t row, col, batch; /* strides in elements */
     bool transposed;         /* column-major: ld is the stride of a column */
     int64_t ld;
-    void *copy; /* to be freed */
+    void *copy;            /* to be freed */
+    etch_storage *storage; /* where it lies, if panels of its contents may be kept; or NULL */
 } product_operand;
 
 /* Rows row to row + m, columns col to col + n of one product of the batch, in the compute type. */

@@ -317,15 +317,10 @@ const void *etch__row_major_elements(const etch_tensor *t, bool wide, void **cop
     return *copy;
 }
 
-void etch__store_rounded(etch_dtype dtype, void *to, void *values, int64_t n) {
+void etch__store_rounded(etch_dtype dtype, void *to, const void *values, int64_t n) {
     const strip_table *table = etch__isa_table()->strips;
-    prim_id round = dtype == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
-    if (!table->narrow[dtype]) {
-        memcpy(to, values, (size_t)n << etch__size_log2(dtype));
-        return;
-    }
-    table->prim[round][ETCH_F32](values, values, NULL, NULL, n);
-    table->narrow[dtype](to, values, NULL, NULL, n);
+    if (table->round[dtype]) table->round[dtype](to, values, NULL, NULL, n);
+    else memcpy(to, values, (size_t)n << etch__size_log2(dtype));
 }
 
 /* Level k of the stack holds the fold of 2^k neighbouring blocks, as the bits of the block's number

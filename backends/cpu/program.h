@@ -66,8 +66,8 @@ void etch__copy_contiguous(void *dst, const etch_tensor *t);
 /* The elements of t, row-major, `wide`: in the compute type. Its own memory, or a *copy, to be
  * freed. NULL: there is no memory. */
 const void *etch__row_major_elements(const etch_tensor *t, bool wide, void **copy);
-/* Rounds n values of the compute type (which it overwrites) to dtype, and stores them. */
-void etch__store_rounded(etch_dtype dtype, void *to, void *values, int64_t n);
+/* Rounds n values of the compute type to dtype, and stores them. */
+void etch__store_rounded(etch_dtype dtype, void *to, const void *values, int64_t n);
 
 /* Folds the results of blocks of a reduction by pairs, as they come: `block` computes one of
  * `width` elements, all of at most STRIP_BYTES. */

@@ -28,6 +28,10 @@ typedef struct strip_table {
     strip_fn convert[ETCH_DTYPE_COUNT][ETCH_DTYPE_COUNT]; /* [from][to], compute types */
     strip_fn widen[ETCH_DTYPE_COUNT];                     /* BF16, F16: storage to f32 */
     strip_fn narrow[ETCH_DTYPE_COUNT]; /* BF16, F16: f32 already rounded to storage */
+    strip_fn round[ETCH_DTYPE_COUNT];  /* BF16, F16: f32 rounded to storage */
+    /* The same of rows x cols; from one row to the next in elements. */
+    void (*round_rows[ETCH_DTYPE_COUNT])(void *dst, int64_t dst_row, const float *src,
+                                         int64_t src_row, int64_t rows, int64_t cols);
     /* By log2 of the element size; the stride is in elements. */
     void (*gather[4])(void *dst, const void *src, int64_t stride, int64_t n);
     void (*scatter[4])(void *dst, int64_t stride, const void *src, int64_t n);
@@ -77,7 +81,7 @@ typedef struct product_table {
  * PANEL_STEP blocks, so no value depends on how rows, columns or terms are cut. */
 enum { PANEL_LANES = 16, PANEL_BLOCK = 1024 /* bytes */, PANEL_STEP = 16, BF16_TERMS = 32 };
 
-/* c = left times right, or added to c, of at most PANEL_STEP blocks: f32, room for whole panels. */
+/* c = left times right, or added to c, of at most `step` blocks: f32, room for whole panels. */
 typedef struct panel_args {
     const void *left, *right;
     int64_t left_row, left_block, left_panel; /* bytes from one to the next */
@@ -113,7 +117,9 @@ typedef struct few_rows {
 typedef struct panel_table {
     int64_t terms;   /* of a block */
     etch_dtype left; /* rows of this one can be read where they lie */
+    int64_t step;    /* most blocks of a `multiply` */
     bool whole;      /* a panel of a few lanes takes as long as one of all */
+    bool keeps;      /* panels of a weight that stays are worth keeping */
     bool strides; /* of at most 16 rows; right_term need not be 64: its terms' lanes lie anywhere */
     /* Around calls of `multiply` on a thread; oneDNN may not be called in between. */
     void (*enter)(void), (*leave)(void);

@@ -55,7 +55,7 @@ static bool has_room(const etch_storage *s) {
 
 /* Notes that the contents were asked for. Without memory nothing is kept. */
 static void note_request(etch_storage *s, const form_key *key, unsigned version) {
-    form_entry **slot = slot_of(s), *e = has_room(s) ? etch__malloc(sizeof *e) : NULL;
+    form_entry **slot = slot_of(s), *e = has_room(s) ? etch__quiet_malloc(sizeof *e) : NULL;
     if (!e) return;
     *e = (form_entry){*slot, s, NULL, version, *key};
     *slot = e;

@@ -11,7 +11,7 @@
 #include "core/tensor/tensor.h"
 
 /* What was made, of which part: numbers of the maker's own, the first of them a FORM_. */
-enum { FORM_CONV = 1 };
+enum { FORM_CONV = 1, FORM_PANELS };
 enum { FORM_WORDS = 12 };
 typedef struct form_key {
     int64_t word[FORM_WORDS];

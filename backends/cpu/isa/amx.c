@@ -35,7 +35,8 @@ static AMX void leave(void) { _tile_release(); }
 /* c of ROWS x COLS panels (at most two each) gets the terms of all blocks. */
 #define MULTIPLY(ROWS, COLS)                                                                       \
     static AMX void multiply_##ROWS##COLS(const panel_args *p, const char *left,                   \
-                                          const char *right, float *c) {                           \
+                                          const char *right, float *c, const char *next,           \
+                                          int64_t lines) {                                         \
         int64_t ldc = p->ldc * (int64_t)sizeof *c;                                                 \
         float *c2 = c + LANES * p->ldc;                                                            \
         if (p->adds) {                                                                             \
@@ -58,6 +59,7 @@ static AMX void leave(void) { _tile_release(); }
             if (COLS == 2) _tile_loadd(7, right + p->right_panel, 64);                             \
             if (COLS == 2) _tile_dpbf16ps(1, 4, 7);                                                \
             if (ROWS == 2 && COLS == 2) _tile_dpbf16ps(3, 5, 7);                                   \
+            for (int64_t k = 0; k < lines; k++, next += 64) _mm_prefetch(next, _MM_HINT_T1);       \
         }                                                                                          \
         _tile_stored(0, c, ldc);                                                                   \
         if (COLS == 2) _tile_stored(1, c + LANES, ldc);                                            \
@@ -69,7 +71,8 @@ MULTIPLY(1, 2)
 MULTIPLY(2, 1)
 MULTIPLY(2, 2)
 
-/* Two panels of the right operand stay in the first-level cache while the left one goes by. */
+/* Two panels of the right operand stay in the first-level cache while the left one goes by; the
+ * next two are fetched meanwhile, a few lines with each block. */
 static AMX void multiply(const panel_args *p) {
     const char *right = p->right;
     int64_t rows = (p->rows + LANES - 1) / LANES; /* panels */
@@ -78,10 +81,13 @@ static AMX void multiply(const panel_args *p) {
         const char *left = p->left;
         bool narrow = j + 1 == p->cols;
         float *c = p->c + j * LANES;
+        const char *next = right + 2 * p->right_panel;
+        int64_t lines = j + 3 < p->cols ? 64 / (rows + 1) : 0;
         for (int64_t i = 0; i < rows; i += 2) {
-            if (i + 1 == rows) (narrow ? multiply_11 : multiply_12)(p, left, right, c);
-            else (narrow ? multiply_21 : multiply_22)(p, left, right, c);
+            if (i + 1 == rows) (narrow ? multiply_11 : multiply_12)(p, left, right, c, next, lines);
+            else (narrow ? multiply_21 : multiply_22)(p, left, right, c, next, lines);
             left += 2 * p->left_panel, c += 2 * LANES * p->ldc;
+            next += lines * p->blocks * 64;
         }
     }
     MEMORY_USED();
@@ -122,7 +128,9 @@ void ISA_NAME(pack_pairs)(const panel_pack *p) {
 
 const panel_table ISA_NAME(amx) = {
     .terms = TERMS,
+    .step = 128,
     .whole = true,
+    .keeps = true,
     .left = ETCH_BF16,
     .enter = enter,
     .leave = leave,

@@ -88,6 +88,7 @@ static void nothing(void) {}
 
 const panel_table ISA_NAME(dots) = {
     .terms = BF16_TERMS,
+    .step = PANEL_STEP,
     .left = ETCH_BF16,
     .enter = nothing,
     .leave = nothing,

@@ -66,6 +66,8 @@ static void nothing(void) {}
 
 const panel_table ISA_NAME(panels) = {
     .terms = TERMS,
+    .step = PANEL_STEP,
+    .keeps = true,
     .left = ETCH_F32,
     .strides = true,
     .enter = nothing,

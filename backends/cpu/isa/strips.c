@@ -286,6 +286,17 @@ STRIP1(widen_bf16, uint32_t, uint16_t, (uint32_t)x << 16)
 STRIP1(widen_f16, uint32_t, uint16_t, f16_widened(x))
 STRIP1(narrow_bf16, uint16_t, uint32_t, x >> 16)
 STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
+STRIP1(store_bf16, uint16_t, uint32_t, bf16_rounded(x) >> 16)
+STRIP1(store_f16, uint16_t, uint32_t, f16_narrowed(f16_rounded(x)))
+
+#define ROUND_ROWS(name)                                                                           \
+    static void name##_rows(void *dst, int64_t dst_row, const float *src, int64_t src_row,         \
+                            int64_t rows, int64_t cols) {                                          \
+        uint16_t *to = dst;                                                                        \
+        for (int64_t r = 0; r < rows; r++) name(to + r * dst_row, src + r * src_row, 0, 0, cols);  \
+    }
+ROUND_ROWS(store_bf16)
+ROUND_ROWS(store_f16)
 
 /* ---- functions ---- */
 
@@ -396,6 +407,8 @@ const strip_table ISA_NAME(strips) = {
                 CONVERT_TO_ALL(I32), CONVERT_TO_ALL(I64), CONVERT_TO_ALL(U8), CONVERT_TO_ALL(BOOL)},
     .widen = {[ETCH_BF16] = widen_bf16, [ETCH_F16] = widen_f16},
     .narrow = {[ETCH_BF16] = narrow_bf16, [ETCH_F16] = narrow_f16},
+    .round = {[ETCH_BF16] = store_bf16, [ETCH_F16] = store_f16},
+    .round_rows = {[ETCH_BF16] = store_bf16_rows, [ETCH_F16] = store_f16_rows},
     .gather = {gather_8, gather_16, gather_32, gather_64},
     .scatter = {scatter_8, scatter_16, scatter_32, scatter_64},
     .block = {block_8, block_16, block_32, block_64},
