@@ -34,11 +34,24 @@ static inline __attribute__((always_inline)) void step(const int ROWS, const int
     }
 }
 
+/* Lines of the panels of columns that come next, of which a tile of rows fetches its share. */
+typedef struct fetch {
+    const char *next;
+    int64_t lines; /* of each panel, with each block */
+} fetch;
+
+static inline __attribute__((always_inline)) void fetch_lines(fetch *f, int64_t panel) {
+    for (int64_t i = 0; i < f->lines; i++, f->next += 64) {
+        _mm_prefetch(f->next, _MM_HINT_T1);
+        _mm_prefetch(f->next + panel, _MM_HINT_T1);
+    }
+}
+
 /* The caller's constants make the arrays registers. */
 static inline __attribute__((always_inline)) void tile(const int ROWS, const int COLS,
                                                        const bool STRIDES, const panel_args *p,
                                                        const char *left, const char *right,
-                                                       float *c) {
+                                                       float *c, fetch f) {
     __m512 acc[TALL][WIDE];
     int64_t row = p->left_row, panel = p->right_panel, term = STRIDES ? p->right_term : 64;
     int64_t words = p->words;
@@ -46,10 +59,12 @@ static inline __attribute__((always_inline)) void tile(const int ROWS, const int
     for (int r = 0; r < ROWS; r++)
 #pragma GCC unroll 4
         for (int j = 0; j < COLS; j++) acc[r][j] = _mm512_setzero_ps();
-    for (; words >= 16; words -= 16, left += p->left_block, right += 16 * term)
+    for (; words >= 16; words -= 16, left += p->left_block, right += 16 * term) {
+        if (!STRIDES) fetch_lines(&f, panel);
 #pragma GCC unroll 4
         for (int64_t t = 0; t < 16; t++)
             step(ROWS, COLS, acc, left + 4 * t, row, right + t * term, panel);
+    }
     for (int64_t t = 0; t < words; t++)
         step(ROWS, COLS, acc, left + 4 * t, row, right + t * term, panel);
 #pragma GCC unroll 8
@@ -58,15 +73,17 @@ static inline __attribute__((always_inline)) void tile(const int ROWS, const int
         for (int j = 0; j < COLS; j++) keep(p, c + r * p->ldc + j * PANEL_LANES, acc[r][j]);
 }
 
-typedef void (*tile_fn)(const panel_args *p, const char *left, const char *right, float *c);
+typedef void (*tile_fn)(const panel_args *p, const char *left, const char *right, float *c,
+                        fetch f);
 #define TILE(R, C)                                                                                 \
-    static void tile_##R##C(const panel_args *p, const char *left, const char *right, float *c) {  \
-        tile(R, C, false, p, left, right, c);                                                      \
+    static void tile_##R##C(const panel_args *p, const char *left, const char *right, float *c,    \
+                            fetch f) {                                                             \
+        tile(R, C, false, p, left, right, c, f);                                                   \
     }
 #define STRIDED(R, C)                                                                              \
-    static void strided_##R##C(const panel_args *p, const char *left, const char *right,           \
-                               float *c) {                                                         \
-        tile(R, C, true, p, left, right, c);                                                       \
+    static void strided_##R##C(const panel_args *p, const char *left, const char *right, float *c, \
+                               fetch f) {                                                          \
+        tile(R, C, true, p, left, right, c, f);                                                    \
     }
 #define UP_TO_2(R) TILE(R, 1) TILE(R, 2)
 #define UP_TO_4(R) UP_TO_2(R) TILE(R, 3) TILE(R, 4)
@@ -80,7 +97,10 @@ static const tile_fn tiles[TALL][WIDE] = {{HAVE_4(1)}, {HAVE_4(2)}, {HAVE_4(3)},
 /* clang-format on */
 
 /* All rows, by panels of columns that stay in the first cache meanwhile. */
-static void multiply_rows(const panel_args *p, const char *right, float *c, int64_t cols) {
+static void multiply_rows(const panel_args *p, const char *right, float *c, int64_t cols,
+                          int64_t rest_cols) {
+    fetch f = {right + cols * p->right_panel, 0};
+    if (rest_cols > cols) f.lines = (16 * TALL + p->rows - 1) / p->rows;
     for (int64_t row = 0, n; row < p->rows; row += n) {
         int64_t in = row % PANEL_LANES, rest = p->rows - row;
         n = rest >= PANEL_LANES || rest <= TALL ? TALL : (rest + 1) / 2;
@@ -88,7 +108,8 @@ static void multiply_rows(const panel_args *p, const char *right, float *c, int6
         if (n > PANEL_LANES - in) n = PANEL_LANES - in;
         const char *left = p->left;
         left += row / PANEL_LANES * p->left_panel + in * p->left_row;
-        tiles[n - 1][cols - 1](p, left, right, c + row * p->ldc);
+        tiles[n - 1][cols - 1](p, left, right, c + row * p->ldc, f);
+        f.next += f.lines * p->blocks * 64;
     }
 }
 
@@ -108,7 +129,8 @@ static void multiply_strided(const panel_args *p) {
         for (int64_t r = 0; r < p->rows; r += 4) {
             int64_t rows = p->rows - r < 4 ? p->rows - r : 4;
             const char *left = (const char *)p->left + r * p->left_row;
-            strided[rows - 1][cols - 1](p, left, right, p->c + j * PANEL_LANES + r * p->ldc);
+            strided[rows - 1][cols - 1](p, left, right, p->c + j * PANEL_LANES + r * p->ldc,
+                                        (fetch){0});
         }
     }
 }
@@ -124,6 +146,7 @@ static void multiply(const panel_args *p) {
     int64_t most = p->rows <= TALL / 2 ? WIDE : WIDE / 2;
     for (int64_t j = 0; j < p->cols; j += most) {
         int64_t cols = p->cols - j < most ? p->cols - j : most;
-        multiply_rows(p, (const char *)p->right + j * p->right_panel, p->c + j * PANEL_LANES, cols);
+        multiply_rows(p, (const char *)p->right + j * p->right_panel, p->c + j * PANEL_LANES, cols,
+                      p->cols - j);
     }
 }
