@@ -14,9 +14,10 @@ typedef struct epilogue {
     char *out;
 } epilogue;
 
-/* n neighbours of row `row` from column `col` of self (broadcast) in the compute type. */
-static void load_self(const epilogue *e, const product *p, void *dst, void *raw, int64_t row,
-                      int64_t col, int64_t n) {
+/* n neighbours of row `row` from column `col` of self (broadcast) in the compute type: where they
+ * lie, or in dst. */
+static const void *load_self(const epilogue *e, const product *p, void *dst, void *raw, int64_t row,
+                             int64_t col, int64_t n) {
     const etch_tensor *s = e->self;
     const strip_table *table = p->isa->strips;
     strip_fn widen = table->widen[p->dtype];
@@ -26,26 +27,29 @@ static void load_self(const epilogue *e, const product *p, void *dst, void *raw,
     const char *from =
         (const char *)etch__ptr(s) + (row * row_stride + col * col_stride) * (1 << log2);
     void *to = widen ? raw : dst;
+    if (!widen && col_stride == 1) return from;
     if (col_stride) table->gather[log2](to, from, col_stride, n);
     else table->fill[log2](to, from, n);
     if (widen) widen(dst, raw, NULL, NULL, n);
+    return dst;
 }
 
 /* c = alpha * c, then self (times beta) + c. */
 static void add_self(const epilogue *e, const product *p, void *c, int64_t row, int64_t col,
                      int64_t n) {
     const strip_table *table = p->isa->strips;
-    double self[EAGER_STRIP], other[EAGER_STRIP];
+    double room[EAGER_STRIP], other[EAGER_STRIP];
     int log2 = etch__size_log2(p->type);
     if (e->scale) {
         table->fill[log2](other, &e->alpha, n);
         table->prim[PRIM_MUL][p->type](c, other, c, NULL, n);
     }
     if (!e->self) return;
-    load_self(e, p, self, other, row, col, n);
+    const void *self = load_self(e, p, room, other, row, col, n);
     if (e->scale_self) {
         table->fill[log2](other, &e->beta, n);
-        table->prim[PRIM_MUL][p->type](self, other, self, NULL, n);
+        table->prim[PRIM_MUL][p->type](room, other, self, NULL, n);
+        self = room;
     }
     table->prim[PRIM_ADD][p->type](c, self, c, NULL, n);
 }
