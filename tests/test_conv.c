@@ -5,6 +5,7 @@
  * Labels: optimised. */
 #include <etch/etch.h>
 
+#include "chain_support.h"
 #include "cpu_support.h"
 
 #define S ETCH_SHAPE
@@ -116,6 +117,86 @@ TEST(values_and_layouts) {
                 etch_copy_(flipped, w);
                 assert_true(same_tensor(y, convolve(c, x, flipped, b)));
             }
+}
+
+/* ---- by tiles ---- */
+
+/* Terms that end within a block, at one and behind several; pixels that are read as they lie, and
+ * those of which a tile has a rest; groups; rows of the kernel as places; channels of a page. */
+static const conv_case tiled[] = {
+    {S(1, 17, 9, 11), S(33, 17, 3, 3), S(1, 1), S(1, 1), S(1, 1), 1},
+    {S(2, 64, 8, 8), S(40, 64, 1, 1), S(1, 1), S(0, 0), S(1, 1), 1},
+    {S(3, 96, 5, 4), S(51, 32, 1, 1), S(1, 1), S(0, 0), S(1, 1), 3},
+    {S(1, 3, 20, 21), S(70, 3, 7, 7), S(2, 2), S(3, 3), S(1, 1), 1},
+    {S(2, 40, 7, 6), S(32, 20, 3, 2), S(2, 1), S(2, 3), S(2, 1), 2},
+    {S(1, 1024, 4, 4), S(16, 1024, 1, 1), S(1, 1), S(0, 0), S(1, 1), 1},
+    {S(1, 8, 2, 3), S(16, 8, 3, 3), S(1, 1), S(7, 5), S(1, 3), 1},
+    {S(1, 64, 40, 50), S(272, 64, 1, 1), S(1, 1), S(0, 0), S(1, 1), 1},
+};
+
+/* The values under an element, and the weights, in the order of the sum; returns their number. */
+static int64_t terms_of(const conv_case *c, const etch_tensor *x, const etch_tensor *w,
+                        const etch_tensor *y, int64_t flat, float *a, float *b) {
+    int64_t ow = flat % y->size[3], oh = flat / y->size[3] % y->size[2], k = 0;
+    int64_t oc = flat / y->size[3] / y->size[2] % y->size[1];
+    int64_t n = flat / y->size[3] / y->size[2] / y->size[1];
+    int64_t first = oc / (w->size[0] / c->groups) * w->size[1];
+    for (int64_t p = 0; p < w->size[2] * w->size[3]; p++)
+        for (int64_t ic = 0; ic < w->size[1]; ic++, k++) {
+            int64_t kh = p / w->size[3], kw = p % w->size[3];
+            int64_t ih = oh * c->stride.v[0] - c->padding.v[0] + kh * c->dilation.v[0];
+            int64_t iw = ow * c->stride.v[1] - c->padding.v[1] + kw * c->dilation.v[1];
+            bool inside = ih >= 0 && iw >= 0 && ih < x->size[2] && iw < x->size[3];
+            int64_t at = ((n * x->size[1] + first + ic) * x->size[2] + ih) * x->size[3] + iw;
+            a[k] = inside ? (float)get(x, at).d : 0;
+            b[k] = (float)get(w, (oc * w->size[1] + ic) * w->size[2] * w->size[3] + p).d;
+        }
+    return k;
+}
+
+static void check_tiles(const conv_case *c, const etch_tensor *x, const etch_tensor *w,
+                        const etch_tensor *y) {
+    static float a[1 << 13], b[1 << 13];
+    int64_t step = y->numel > 4096 ? 61 : 1;
+    for (int64_t i = 0; i < y->numel; i += step) {
+        float want = tile_chain(a, b, terms_of(c, x, w, y, i, a, b));
+        if (!same_number(get(y, i), ref_convert(real_number((double)want), ETCH_BF16)))
+            fail_msg("case %d, element %lld: want %.9g, have %.9g", (int)(c - tiled), (long long)i,
+                     (double)want, get(y, i).d);
+    }
+}
+
+/* Numbers of many sizes, of which the second half is the first one, or its opposite, along an axis:
+ * sums of their products are what rounding leaves. */
+static etch_tensor *halves_of(etch_shape s, int axis, double sign) {
+    int64_t all = s.v[axis];
+    s.v[axis] = all / 2;
+    etch_tensor *a = etch_randn(ETCH_BF16, s);
+    a = must(etch_mul(a, etch_mul(a, a)));
+    s.v[axis] = all % 2;
+    etch_tensor *rest = must(etch_mul_scalar(etch_randn(ETCH_BF16, s), 0x1p-20));
+    etch_tensor *parts[3] = {a, etch_mul_scalar(a, sign), rest};
+    return must(etch_cat(parts, all % 2 ? 3 : 2, axis));
+}
+
+TEST(sums_of_bf16_are_those_of_tiles) {
+    for (int k = 0; k < COUNT_OF(tiled) && etch__cpu_amx(); k++)
+        ETCH_SCOPE {
+            const conv_case *c = &tiled[k];
+            etch_shape by_group = S(c->x.v[0], c->groups, c->w.v[1], c->x.v[2], c->x.v[3]);
+            etch_tensor *x = must(etch_view(halves_of(by_group, 2, -1), c->x));
+            etch_tensor *w = halves_of(c->w, 1, 1);
+            etch_tensor *last = etch_contiguous(etch_permute(x, ETCH_DIMS(0, 2, 3, 1)));
+            etch_tensor *turned = etch_permute(last, ETCH_DIMS(0, 3, 1, 2));
+            etch_tensor *y = convolve(c, turned, w, ETCH_NONE);
+            check_tiles(c, x, w, y);
+            for (int threads = 1; threads <= 3; threads += 2) {
+                etch_set_num_threads(threads);
+                assert_true(same_tensor(y, convolve(c, x, w, ETCH_NONE)));
+                assert_true(same_tensor(y, convolve(c, turned, w, ETCH_NONE)));
+            }
+            etch_set_num_threads(2);
+        }
 }
 
 /* ---- compiled ---- */

@@ -2,6 +2,7 @@
  * integers exactly, large ones within a bound against double, and all of them the same for every
  * thread count.
  * Labels: device long optimised. */
+#include "chain_support.h"
 #include "cpu_support.h"
 
 /* The chain for float dtypes in the compute type; integers wrap. `wide` gets the sum in double. */
@@ -215,22 +216,8 @@ TEST(addmm_of_tiles) {
 
 /* ---- by panels ---- */
 
-static float flushed(float x) { return fabsf(x) < 0x1p-126f ? copysignf(0, x) : x; }
-
-/* What there is at each level, written out. AMX: 32 terms at a time, those at even and at odd
- * places apart. */
-static float tile_chain(const float *x, const float *y, int64_t k) {
-    float sum = 0;
-    for (int64_t at = 0; at < k; at += 32) {
-        float part[2] = {0, 0};
-        for (int64_t i = at; i < at + 32 && i < k; i++)
-            part[i % 2] = flushed(fmaf(flushed(x[i]), flushed(y[i]), part[i % 2]));
-        sum = flushed(sum + flushed(part[0] + part[1]));
-    }
-    return sum;
-}
-
-/* Dot products of pairs, 512 terms at a time: of each pair the second term, then the first. */
+/* What there is at each level, written out (of AMX: chain_support.h). Dot products of pairs, 512
+ * terms at a time: of each pair the second term, then the first. */
 static float dot_chain(const float *x, const float *y, int64_t k) {
     float sum = 0;
     for (int64_t at = 0; at < k; at += 512) {

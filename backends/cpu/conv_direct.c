@@ -6,7 +6,7 @@
  * panels of output channels (conv_weights.c). An element's arithmetic does not depend on tiles, so
  * they are cut by what threads and caches want. Half types are computed in f32 and rounded once,
  * after the bias; of bf16 the products of pairs of channels are the processor's, where it has them
- * and channels are even. */
+ * and channels are even; or in tiles of AMX (conv_tiles.c). */
 #include "backends/cpu/conv_direct.h"
 
 #include "backends/cpu/program.h"
@@ -19,7 +19,8 @@ bool etch__conv_is_direct(etch_dtype dtype) { return etch__is_float(dtype); }
 
 bool etch__conv_has_pairs(const conv_sizes *n, etch_dtype dtype) {
     return dtype == ETCH_BF16 && etch__isa_table()->conv->pairs && !n->apart &&
-           n->in_channels % 2 == 0 && etch__cpu_level() >= CPU_LEVEL_DOTS;
+           n->in_channels % 2 == 0 && etch__cpu_level() >= CPU_LEVEL_DOTS &&
+           !etch__conv_by_tiles(n, dtype);
 }
 
 conv_sizes etch__conv_sizes(const conv_numbers *at, const int64_t *x, const int64_t *w,
@@ -81,10 +82,12 @@ bool etch__direct_begin(direct_conv *d, const conv_sizes *n, const etch_tensor *
     int64_t lanes = d->isa->conv->lanes[d->type];
     d->panel = lanes * d->isa->conv->vectors;
     d->width = parts_of(n->out_channels, lanes) * lanes;
-    d->pairs = etch__conv_has_pairs(n, d->dtype);
+    d->pairs = etch__conv_has_pairs(n, d->dtype), d->tiles = etch__conv_by_tiles(n, d->dtype);
+    d->halves = d->pairs || d->tiles;
     d->by_lines = planes && etch__conv_by_lines(n, d->dtype);
     if (d->by_lines) return etch__lines_begin(d, x, w, bias);
-    plan_tiles(d);
+    if (d->tiles) etch__tiles_plan(d);
+    else plan_tiles(d);
     if (!etch__direct_weights(d, w, bias) || !etch__direct_input(d, x)) return false;
     if (d->pairs) d->n.in_channels /= 2;
     return true;
@@ -277,6 +280,7 @@ etch_status etch__direct_run(direct_conv *d) {
     double work = (double)d->tile_rows * (double)d->tile_columns * terms;
     atomic_init(&d->failed, 0);
     if (d->by_lines) etch__lines_run(d);
+    else if (d->tiles) etch__tiles_run(d);
     else
         etch__parallel(d->row_tiles * d->n.groups * d->column_tiles,
                        work > 262144 ? 1 : (int64_t)(262144 / work) + 1, tiles_task, d);

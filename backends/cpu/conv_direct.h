@@ -24,19 +24,22 @@ typedef struct direct_conv {
     const isa_table *isa;
     etch_dtype dtype, type; /* storage and compute type */
     int size;               /* bytes of the compute type */
-    /* Operands are bf16, of whose channels two count as one: a word of `size` bytes. */
-    bool pairs;
-    bool planes; /* the result lies so: tiles are made of runs that do well there */
+    bool halves;            /* operands are multiplied as they lie, as bf16 */
+    bool pairs;             /* of whose channels two count as one: a word of `size` bytes */
+    bool tiles;             /* conv_tiles.c */
+    bool planes;            /* the result lies so: tiles are made of runs that do well there */
     /* conv_lines.c: tiles are rows of the planes of all channels, to which t->row and t->col of
      * `finish` count; x is row-major, of the dtype, w [..][places][input channels][CONV_LINES]. */
     bool by_lines;
-    /* The input in the compute type (or pairs), channels innermost; bytes from one image, row,
+    /* The input in the compute type (or halves), channels innermost; bytes from one image, row,
      * column to the next. */
     const char *x;
     int64_t x_image, x_row, x_column;
     const char *zeros; /* as long as all channels, and as one place: what lies in the padding */
-    const char *w;     /* [groups][panels][places][input channels][output channels of the panel] */
-    const char *bias;  /* [groups][width], or NULL */
+    /* [groups][panels][places][input channels][output channels of the panel]; of tiles as they say
+     */
+    const char *w;
+    const char *bias;     /* [groups][width], or NULL */
     int64_t panel, width; /* output channels of a panel, and of all panels of a group */
     char *y;              /* where tiles are stored, or NULL: they lie in scratch */
     /* Called with each tile that does not lie in y, on its thread: columns are those of all groups.
@@ -76,8 +79,17 @@ bool etch__lines_begin(direct_conv *d, const etch_tensor *x, const etch_tensor *
                        const etch_tensor *bias);
 void etch__lines_run(direct_conv *d);
 
+/* conv_tiles.c: whether a convolution is computed by tiles of AMX; how it is cut, its weight (row
+ * by row, of bf16) and its run. */
+bool etch__conv_by_tiles(const conv_sizes *n, etch_dtype dtype);
+void etch__tiles_plan(direct_conv *d);
+int64_t etch__tiles_weight_bytes(const direct_conv *d);
+bool etch__tiles_pack(const direct_conv *d, const void *w, char *to); /* false: no memory */
+void etch__tiles_run(direct_conv *d);
+
 /* conv_input.c: x; n changes where a row of the kernel becomes one place. false: no memory. */
 bool etch__direct_input(direct_conv *d, const etch_tensor *x);
+bool etch__conv_has_runs(const conv_sizes *n); /* whether it does */
 /* conv_weights.c: w, panel by panel; bias with zeros for what a panel has too much. false: no
  * memory. */
 bool etch__direct_weights(direct_conv *d, const etch_tensor *w, const etch_tensor *bias);

@@ -20,7 +20,7 @@ etch_tensor etch__channels_last(const etch_tensor *x) {
 bool etch__lies_innermost(const etch_tensor *x) { return x->size[1] > 1 && x->stride[1] == 1; }
 
 /* The input's elements as sums read them. */
-static etch_dtype type_of(const direct_conv *d) { return d->pairs ? d->dtype : d->type; }
+static etch_dtype type_of(const direct_conv *d) { return d->halves ? d->dtype : d->type; }
 
 static void lie_as(direct_conv *d, const void *data, const int64_t *stride) {
     int64_t size = (int64_t)etch_dtype_size(type_of(d));
@@ -83,7 +83,7 @@ static bool turn_input(direct_conv *d, const etch_tensor *x, int64_t padding) {
     j.chunks = (pixels + j.chunk - 1) / j.chunk;
     etch_tensor t = etch__channels_last(x);
     j.planes = j.channels > 1 && !etch__lies_innermost(x);
-    j.from = etch__row_major_elements(j.planes ? x : &t, !d->pairs, &d->copies[0]);
+    j.from = etch__row_major_elements(j.planes ? x : &t, !d->halves, &d->copies[0]);
     if (!j.from) return false;
     if (!(d->held[0] = etch__storage_new((size_t)elements * etch_dtype_size(type_of(d)))))
         return false;
@@ -98,7 +98,7 @@ static bool turn_input(direct_conv *d, const etch_tensor *x, int64_t padding) {
 
 enum { RUN = 64 };
 
-static bool has_runs(const conv_sizes *n) {
+bool etch__conv_has_runs(const conv_sizes *n) {
     return n->groups == 1 && !n->apart && n->kernel[1] > 1 && n->at.dilation[1] == 1 &&
            n->kernel[1] * n->in_channels <= RUN && n->at.padding[1] <= n->in[1];
 }
@@ -123,7 +123,7 @@ bool etch__direct_input(direct_conv *d, const etch_tensor *x) {
     if (!(d->zeros = d->copies[1] = etch__calloc((size_t)zeros, (size_t)d->size))) return false;
     etch_tensor t = etch__channels_last(x);
     bool innermost = t.size[3] == 1 || t.stride[3] == 1;
-    if (has_runs(&d->n)) return take_runs(d, x);
+    if (etch__conv_has_runs(&d->n)) return take_runs(d, x);
     if (innermost && type_of(d) == d->dtype) return lie_as(d, etch__ptr(x), t.stride), true;
     if (!innermost) return turn_input(d, x, 0);
     const void *elements = etch__row_major_elements(&t, true, &d->copies[0]);

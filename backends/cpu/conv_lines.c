@@ -14,9 +14,9 @@ enum { LINE_BYTES = 64 << 10, LINE_ROWS = 8, LINE_CHANNELS_MOST = 64 };
 
 bool etch__conv_by_lines(const conv_sizes *n, etch_dtype dtype) {
     int64_t lanes = etch__isa_table()->conv->lanes[etch__compute_type(dtype)];
-    return !etch__conv_has_pairs(n, dtype) && n->groups == 1 && !n->apart && n->at.stride[1] == 1 &&
-           n->out[1] >= lanes && 2 * n->out_channels <= lanes &&
-           n->in_channels <= LINE_CHANNELS_MOST;
+    return !etch__conv_has_pairs(n, dtype) && !etch__conv_by_tiles(n, dtype) && n->groups == 1 &&
+           !n->apart && n->at.stride[1] == 1 && n->out[1] >= lanes &&
+           2 * n->out_channels <= lanes && n->in_channels <= LINE_CHANNELS_MOST;
 }
 
 /* ---- begin ---- */

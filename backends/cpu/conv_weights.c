@@ -73,8 +73,10 @@ static bool pack(const direct_conv *d, const etch_tensor *w, char *to) {
                   .type = d->pairs ? d->dtype : d->type,
                   .panels = (d->width + d->panel - 1) / d->panel};
     j.bytes = (int64_t)etch_dtype_size(j.type);
-    if (!(j.from = etch__row_major_elements(w, !d->pairs, &copy))) return false;
-    etch__parallel(d->n.groups * j.panels, 65536 / (terms * d->panel) + 1, pack_task, &j);
+    if (!(j.from = etch__row_major_elements(w, !d->halves, &copy))) return false;
+    if (d->tiles && !etch__tiles_pack(d, j.from, to)) atomic_store(&j.failed, 1);
+    if (!d->tiles)
+        etch__parallel(d->n.groups * j.panels, 65536 / (terms * d->panel) + 1, pack_task, &j);
     etch__free(copy);
     etch__counters.weights_packed++;
     return !atomic_load(&j.failed);
@@ -85,7 +87,7 @@ static form_key key_of(const direct_conv *d, const etch_tensor *w) {
     form_key k = {{FORM_CONV, d->dtype, d->panel, w->offset}};
     memcpy(k.word + 4, w->size, 4 * sizeof *w->size);
     memcpy(k.word + 8, w->stride, 4 * sizeof *w->stride);
-    k.word[1] |= d->n.at.groups << 8 | (int64_t)d->pairs << 7;
+    k.word[1] |= d->n.at.groups << 8 | (int64_t)d->pairs << 7 | (int64_t)d->tiles << 6;
     return k;
 }
 
@@ -94,7 +96,8 @@ static bool take_weight(direct_conv *d, const etch_tensor *w) {
     bool keep;
     if (!(d->held[1] = etch__form_find(w->storage, &key, &keep))) {
         int64_t columns = d->n.groups * d->width, terms = d->n.in_channels * d->n.places;
-        d->held[1] = etch__storage_new((size_t)(columns * terms * d->size));
+        int64_t bytes = d->tiles ? etch__tiles_weight_bytes(d) : columns * terms * d->size;
+        d->held[1] = etch__storage_new((size_t)bytes);
         if (!d->held[1] || !pack(d, w, d->held[1]->data)) return false;
         if (keep) etch__form_keep(w->storage, &key, d->held[1]);
     }

@@ -268,6 +268,7 @@ typedef struct conv_table {
      * [places][channels]. All terms at once. */
     void (*apart[ETCH_DTYPE_COUNT])(const conv_panel *p);
     void (*lines[ETCH_DTYPE_COUNT])(const conv_line *l);
+    void (*copy)(char *to, const char *from, int64_t bytes); /* few; from NULL: zeros */
 } conv_table;
 
 typedef struct isa_table {

@@ -169,10 +169,29 @@ CHANNELS(f64v, double)
 LINE(f32v, float)
 LINE(f64v, double)
 
+#if defined(ETCH_ISA_avx512)
+/* Runs are short: what the C library spends on deciding how to move them would show. */
+static void copy(char *to, const char *from, int64_t bytes) {
+    __m512i zeros = _mm512_setzero_si512();
+    int64_t i = 0;
+    for (; i + 64 <= bytes; i += 64)
+        _mm512_storeu_si512(to + i, from ? _mm512_loadu_si512(from + i) : zeros);
+    if (i == bytes) return;
+    __mmask64 rest = ~0ull >> (64 - (bytes - i));
+    _mm512_mask_storeu_epi8(to + i, rest, from ? _mm512_maskz_loadu_epi8(rest, from + i) : zeros);
+}
+#else
+static void copy(char *to, const char *from, int64_t bytes) {
+    if (from) memcpy(to, from, (size_t)bytes);
+    else memset(to, 0, (size_t)bytes);
+}
+#endif
+
 const conv_table ISA_NAME(conv) = {
     .lanes = {[ETCH_F32] = VECTOR_BYTES / 4, [ETCH_F64] = VECTOR_BYTES / 8},
     .vectors = VECTORS,
     .multiply = {[ETCH_F32] = multiply_f32v, [ETCH_F64] = multiply_f64v},
     .pairs = multiply_pairs,
     .apart = {[ETCH_F32] = apart_f32v, [ETCH_F64] = apart_f64v},
-    .lines = {[ETCH_F32] = lines_f32v, [ETCH_F64] = lines_f64v}};
+    .lines = {[ETCH_F32] = lines_f32v, [ETCH_F64] = lines_f64v},
+    .copy = copy};
