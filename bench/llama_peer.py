@@ -43,25 +43,50 @@ def write(path, row, layers, width, heads):
     file.close()
 
 
+def context_of(api, model, threads):
+    options = api.llama_context_default_params()
+    options.n_ctx, options.n_batch, options.n_ubatch = 4096, 512, 512
+    options.n_threads = options.n_threads_batch = threads
+    options.embeddings, options.pooling_type = True, api.LLAMA_POOLING_TYPE_NONE
+    context = api.llama_init_from_model(model, options)
+    if not context:
+        raise RuntimeError("llama.cpp makes no context")
+    return context
+
+
 class Decoder:
     """One token a call, at the same place each time."""
 
     def __init__(self, path, row, width, threads):
         import llama_cpp
-        self.api = llama_cpp
+        self.api, self.width, self.place = llama_cpp, width, row.length - 1
+        self.x = row.x.numpy().reshape(1, width)
         llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
         self.model = llama_cpp.llama_model_load_from_file(path.encode(), llama_cpp.llama_model_default_params())
-        options = llama_cpp.llama_context_default_params()
-        options.n_ctx, options.n_batch, options.n_ubatch = 4096, 512, 512
-        options.n_threads = options.n_threads_batch = threads
-        options.embeddings, options.pooling_type = True, llama_cpp.LLAMA_POOLING_TYPE_NONE
-        self.context = llama_cpp.llama_init_from_model(self.model, options)
-        if not self.context:
-            raise RuntimeError("llama.cpp makes no context")
-        self.width, self.x, self.place = width, row.x.numpy().reshape(1, width), row.length - 1
-        before = numpy.random.default_rng(0).standard_normal((self.place, width), numpy.float32)
+        self.context = context_of(llama_cpp, self.model, threads)
+        if self.place:
+            self.fill(path, threads)
+
+    def fill(self, path, threads):
+        """Keys and values of what is before the token, from a model whose weights are not packed for AMX: products of
+        many rows by those end with an illegal instruction in builds where the compiler has dropped the configuration
+        of the tiles. Those of one row, which are measured, do not use tiles."""
+        api, fast = self.api, self.context
+        options = api.llama_model_default_params()
+        options.use_extra_bufts = False
+        model = api.llama_model_load_from_file(path.encode(), options)
+        self.context = context_of(api, model, threads)
+        before = numpy.random.default_rng(0).standard_normal((self.place, self.width), numpy.float32)
         for at in range(0, self.place, 512):
             self.decode(before[at:at + 512], at)
+        size = api.llama_state_seq_get_size(self.context, 0)
+        state = (ctypes.c_uint8 * size)()
+        api.llama_state_seq_get_data(self.context, state, size, 0)
+        if not api.llama_state_seq_set_data(fast, state, size, 0):
+            raise RuntimeError("llama.cpp does not take over the keys and values")
+        api.llama_free(self.context)
+        api.llama_model_free(model)
+        self.context = fast
 
     def decode(self, rows, place):
         api, n = self.api, len(rows)
