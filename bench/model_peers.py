@@ -290,7 +290,7 @@ def limits():
 
 def quantized(size):
     """PyTorch's products with weights of few bits, from memory, too; x is bf16, which they are made for."""
-    rows, bits = int(size.split("x")[0]), size.split("int")[1]
+    rows, bits = int(size.split("x")[0]), size.split("int")[1].split()[0]
     x, side, turn = torch.randn(rows, 4096, dtype=torch.bfloat16), 4096, itertools.count()
     if bits == "8":
         pool = [torch.randint(-127, 127, (side, side), dtype=torch.int8) for _ in range(16)]

@@ -37,8 +37,10 @@ static etch_tensor *linear(net *n, etch_tensor *x, int64_t in, int64_t out) {
 static etch_tensor *linear_q(net *n, etch_tensor *x, int64_t in, int64_t out) {
     etch_tensor *w = matrix(n, out, in), *packed, *scales;
     if (n->next == n->count) {
-        if (etch_quantize(w, n->bits, n->bits == 4 ? 32 : 0, &packed, &scales) != ETCH_OK)
-            bench_fail("etch_quantize");
+        int64_t group = n->bits == 4 ? 32 : 0;
+        etch_dtype kind = group ? ETCH_BF16 : ETCH_F32;
+        if (etch_quantize_with(w, n->bits, group, kind, &packed, &scales) != ETCH_OK)
+            bench_fail("etch_quantize_with");
         n->weights[n->count++] = etch_retain(packed);
         n->weights[n->count++] = etch_retain(scales);
     }

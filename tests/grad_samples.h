@@ -476,17 +476,17 @@ SAMPLE(AVG_POOL1D, etch_avg_pool1d(x[0], S(3), S(2), S(1), true, false), V(2, 2,
 /* ---- weights of few bits ---- */
 
 /* A product with a weight of 5 rows. */
-static inline etch_tensor *few_bits(etch_tensor *x, int bits, int64_t group) {
+static inline etch_tensor *few_bits(etch_tensor *x, int bits, int64_t group, etch_dtype kind) {
     int64_t columns = etch_size(x, -1);
     etch_tensor *w = etch_sin(etch_arange(ETCH_F32, 0, (double)(5 * columns), 1)), *q, *scales;
     w = etch_view(w, S(5, columns));
-    if (etch_quantize(w, bits, group, &q, &scales) != ETCH_OK) return NULL;
+    if (etch_quantize_with(w, bits, group, kind, &q, &scales) != ETCH_OK) return NULL;
     return etch_linear_q(x, q, scales, ETCH_NONE);
 }
-SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 8, 0), V(2, 6))
-SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 4, 8), V(2, 1, 16))
-SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 4, 0), V(3))
-SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 8, 0), V(0, 4))
-SAMPLE(LINEAR_Q, etch_add(few_bits(x[0], 4, 8), x[1]), V(2, 8), V(5))
+SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 8, 0, ETCH_F32), V(2, 6))
+SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 4, 8, ETCH_BF16), V(2, 1, 16))
+SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 4, 0, ETCH_F32), V(3))
+SAMPLE(LINEAR_Q_RAW, few_bits(x[0], 8, 0, ETCH_BF16), V(0, 4))
+SAMPLE(LINEAR_Q, etch_add(few_bits(x[0], 4, 8, ETCH_F32), x[1]), V(2, 8), V(5))
 
 #endif

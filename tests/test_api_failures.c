@@ -188,6 +188,8 @@ static etch_callable none = {1, NULL, NULL};
           !etch_module_forward_hook_n(parent, NULL, NULL))                                         \
     FAILS(etch_nn_init_with, "etch_nn_init", etch_nn_init_with(x, "no", NULL) != ETCH_OK)          \
     FAILS(etch_quantize, "etch_quantize", etch_quantize(x, 8, 0, NULL, NULL) != ETCH_OK)           \
+    FAILS(etch_quantize_with, "etch_quantize_with",                                                \
+          etch_quantize_with(x, 8, 0, ETCH_F32, NULL, NULL) != ETCH_OK)                            \
     FAILS(etch_nn_linear_with, "etch_nn_linear", !etch_nn_linear_with(0, 1, ETCH_F32, true))       \
     FAILS(etch_nn_dropout, "etch_nn_dropout", !etch_nn_dropout(2))                                 \
     FAILS(etch_nn_conv1d_with, "etch_nn_conv1d", !etch_nn_conv1d_with(0, 1, 1, ETCH_F32, NULL))    \

@@ -27,10 +27,14 @@ typedef struct size_case {
 } size_case;
 
 static const size_case sizes[] = {
-    {1, 16, 64, 0},    {1, 1, 1, 0},     {3, 17, 5, 0},      {5, 40, 256, 32}, {2, 33, 192, 64},
-    {9, 16, 384, 128}, {4, 5, 400, 200}, {1, 31, 1031, 0},   {7, 48, 24, 8},   {0, 3, 8, 0},
-    {2, 0, 8, 0},      {2, 3, 0, 0},     {1, 100, 4096, 64}, {6, 15, 129, 0},
+    {1, 16, 64, 0},     {1, 1, 1, 0},      {3, 17, 5, 0},     {5, 40, 256, 32},
+    {2, 33, 192, 64},   {9, 16, 384, 128}, {4, 5, 400, 200},  {1, 31, 1031, 0},
+    {7, 48, 24, 8},     {0, 3, 8, 0},      {2, 0, 8, 0},      {2, 3, 0, 0},
+    {1, 100, 4096, 64}, {6, 15, 129, 0},   {1, 130, 256, 32}, {3, 64, 256, 128},
 };
+
+/* Both kinds of scales. */
+static const etch_dtype kinds[] = {ETCH_F32, ETCH_BF16};
 
 /* The first column is large, so that others become few steps. */
 static etch_tensor *weight_of(const size_case *c) {
@@ -47,12 +51,27 @@ static float f32_at(const etch_tensor *t, int64_t i) {
 
 static int64_t groups_of(const size_case *c) { return c->group && c->k ? c->k / c->group : 1; }
 
-static void check_packed(const size_case *c, int bits, etch_tensor *w) {
+/* In f32, and what a scale is of the largest value in a group. */
+static etch_tensor *wide_scales(etch_tensor *scales) { return must(etch_to(scales, ETCH_F32)); }
+
+static float scale_of(float largest, double most, etch_dtype kind) {
+    float scale = largest / (float)most;
+    uint32_t bits;
+    if (kind == ETCH_F32) return scale;
+    memcpy(&bits, &scale, sizeof bits);
+    bits = (bits + 0x7fff + (bits >> 16 & 1)) & 0xffff0000;
+    memcpy(&scale, &bits, sizeof bits);
+    return scale;
+}
+
+static void check_packed(const size_case *c, int bits, etch_tensor *w, etch_dtype kind) {
     etch_tensor *q, *scales;
-    assert_int_equal(etch_quantize(w, bits, c->group, &q, &scales), ETCH_OK);
+    assert_int_equal(etch_quantize_with(w, bits, c->group, kind, &q, &scales), ETCH_OK);
+    assert_int_equal(etch_dtype_of(scales), kind);
     assert_int_equal(etch_dtype_of(q), bits == 8 ? ETCH_I8 : ETCH_U8);
     assert_int_equal(etch_size(scales, 0), groups_of(c));
     etch_tensor *back = must(etch_dequantize_weight(q, scales, c->k));
+    scales = wide_scales(scales);
     double most = bits == 8 ? 127 : 7;
     for (int64_t row = 0; row < c->n; row++)
         for (int64_t k = 0; k < c->k; k++) {
@@ -60,18 +79,31 @@ static void check_packed(const size_case *c, int bits, etch_tensor *w) {
             float largest = 0;
             for (int64_t i = 0; i < n; i++)
                 largest = fmaxf(largest, fabsf(f32_at(w, row * c->k + g * n + i)));
-            float scale = largest / (float)most;
+            float scale = scale_of(largest, most, kind);
             assert_true(f32_at(scales, g * c->n + row) == scale);
             double v = f32_at(w, row * c->k + k), got = f32_at(back, row * c->k + k);
             assert_true(fabs(got - v) <= scale / 2.0 * (1 + 0x1p-20));
-            assert_true(fabs(nearbyint(got / scale)) <= most);
+            double steps = scale > 0 ? nearbyint(got / scale) : 0;
+            assert_true(fabs(steps) <= most && got == (float)(steps * scale));
         }
 }
 
 TEST(packed_and_unpacked) {
     for (size_t i = 0; i < COUNT(sizes); i++)
         for (int bits = 4; bits <= 8; bits += 4)
-            ETCH_SCOPE { check_packed(&sizes[i], bits, weight_of(&sizes[i])); }
+            for (size_t k = 0; k < COUNT(kinds); k++)
+                ETCH_SCOPE { check_packed(&sizes[i], bits, weight_of(&sizes[i]), kinds[k]); }
+}
+
+/* 4 bits in groups of 32 with scales of bf16 are 4.5 bits a weight. */
+TEST(scales_of_bf16_are_half_of_the_bytes) {
+    ETCH_SCOPE {
+        etch_tensor *w = must(etch_randn(ETCH_F32, S(64, 256))), *q, *scales;
+        assert_int_equal(etch_quantize_with(w, 4, 32, ETCH_BF16, &q, &scales), ETCH_OK);
+        int64_t bytes = etch_numel(q) + 2 * etch_numel(scales);
+        assert_int_equal(etch_dtype_of(scales), ETCH_BF16);
+        assert_int_equal(bytes * 16, 9 * etch_numel(w));
+    }
 }
 
 /* Two places by hand: 8 bits [columns / 4][16][4]; 4 bits in low and high nibbles, plus 8. */
@@ -115,9 +147,9 @@ static double rounding_of(etch_dtype d) {
     return d == ETCH_BF16 ? 0x1p-8 : d == ETCH_F16 ? 0x1p-11 : 0x1p-24;
 }
 
-static void check_product(const size_case *c, int bits, etch_dtype dtype) {
+static void check_product(const size_case *c, int bits, etch_dtype dtype, etch_dtype kind) {
     etch_tensor *q, *scales, *x = must(etch_to(etch_randn(ETCH_F32, S(c->m, c->k)), dtype));
-    assert_int_equal(etch_quantize(weight_of(c), bits, c->group, &q, &scales), ETCH_OK);
+    assert_int_equal(etch_quantize_with(weight_of(c), bits, c->group, kind, &q, &scales), ETCH_OK);
     etch_tensor *y = must(etch_linear_q(x, q, scales, ETCH_NONE));
     assert_int_equal(etch_dtype_of(y), dtype);
     const float *w = etch_data(must(etch_dequantize_weight(q, scales, c->k)));
@@ -139,16 +171,18 @@ TEST(products_are_within_the_bound) {
     for (size_t i = 0; i < COUNT(sizes); i++)
         for (size_t d = 0; d < COUNT(dtypes); d++)
             for (int bits = 4; bits <= 8; bits += 4)
-                ETCH_SCOPE { check_product(&sizes[i], bits, dtypes[d]); }
+                for (size_t k = 0; k < COUNT(kinds); k++)
+                    ETCH_SCOPE { check_product(&sizes[i], bits, dtypes[d], kinds[k]); }
 }
 
 /* An f64 x is multiplied as it is. */
 TEST(of_f64_nothing_is_rounded) {
-    for (size_t i = 0; i < COUNT(sizes); i++)
+    for (size_t i = 0; i < 2 * COUNT(sizes); i++)
         ETCH_SCOPE {
-            const size_case *c = &sizes[i];
+            const size_case *c = &sizes[i / 2];
             etch_tensor *x = must(etch_randn(ETCH_F64, S(c->m, c->k))), *q, *scales;
-            assert_int_equal(etch_quantize(weight_of(c), 8, c->group, &q, &scales), ETCH_OK);
+            assert_int_equal(
+                etch_quantize_with(weight_of(c), 8, c->group, kinds[i % 2], &q, &scales), ETCH_OK);
             etch_tensor *w = must(etch_to(etch_dequantize_weight(q, scales, c->k), ETCH_F64));
             etch_tensor *want = must(etch_linear(x, w, ETCH_NONE));
             etch_tensor *got = must(etch_linear_q(x, q, scales, ETCH_NONE));
@@ -165,14 +199,29 @@ static void multiply(const quantized_table *t, bool vnni, const quantized_rows *
     (vnni ? t->rows_vnni : t->rows)(&q);
 }
 
-static void check_sets(bool nibbles, int64_t columns, int64_t group, int64_t count, int64_t rows) {
+/* Scales of f32, or the same of bf16. */
+static const void *some_scales(bool halves) {
+    static float wide[128 * 64];
+    static uint16_t upper[COUNT(wide)];
+    srand(5);
+    for (size_t i = 0; i < COUNT(wide); i++) {
+        float scale = (float)(rand() % 1000 - 500) / 777;
+        uint32_t bits;
+        memcpy(&bits, &scale, sizeof bits);
+        upper[i] = (uint16_t)(bits >> 16), bits &= halves ? 0xffff0000 : 0xffffffff;
+        memcpy(&wide[i], &bits, sizeof bits);
+    }
+    return halves ? (const void *)upper : wide;
+}
+
+static void check_kind(bool nibbles, bool halves, int64_t columns, int64_t group, int64_t count,
+                       int64_t rows) {
     enum { MOST = 1024, ROWS = 9 };
     static uint8_t w[4 * MOST * 16];
     static int8_t x[ROWS * MOST];
-    static float wide[MOST], scales[MOST / 8 * 64], x_scales[ROWS * MOST], y[4][ROWS * 64];
+    static float wide[MOST], x_scales[ROWS * MOST], y[4][ROWS * 64];
     static int32_t x_sums[ROWS * MOST];
     for (size_t i = 0; i < sizeof w; i++) w[i] = (uint8_t)rand();
-    for (size_t i = 0; i < COUNT(scales); i++) scales[i] = (float)(rand() % 1000 - 500) / 777;
     int64_t blocks = columns / group * ((group + 127) / 128), pitch = (columns + 7) / 8 * 8;
     for (int set = 0; set < CPU_ISA_COUNT; set++) {
         const quantized_table *t = etch__isa_tables[set].quantized;
@@ -191,7 +240,7 @@ static void check_sets(bool nibbles, int64_t columns, int64_t group, int64_t cou
             }
         quantized_rows q = {.w = w,
                             .w_pitch = MOST * 16,
-                            .scales = scales,
+                            .scales = some_scales(halves),
                             .x = x,
                             .x_scales = x_scales,
                             .x_sums = x_sums,
@@ -203,7 +252,8 @@ static void check_sets(bool nibbles, int64_t columns, int64_t group, int64_t cou
                             .x_pitch = pitch,
                             .blocks = blocks,
                             .y_pitch = 64,
-                            .nibbles = nibbles};
+                            .nibbles = nibbles,
+                            .halves = halves};
         multiply(t, false, &q, y[set]);
         for (int64_t r = 0; r < count; r++)
             assert_memory_equal(y[set] + r * 64, y[0] + r * 64, sizeof(float) * (size_t)rows);
@@ -214,12 +264,20 @@ static void check_sets(bool nibbles, int64_t columns, int64_t group, int64_t cou
     }
 }
 
+static void check_sets(bool nibbles, int64_t columns, int64_t group, int64_t count, int64_t rows) {
+    check_kind(nibbles, false, columns, group, count, rows);
+    check_kind(nibbles, true, columns, group, count, rows);
+}
+
 TEST(every_set_gives_the_same_bits) {
     for (int nibbles = 0; nibbles < 2; nibbles++)
         for (int64_t count = 1; count <= 9; count += 2) {
             check_sets(nibbles, 1024, 1024, count, 16);
             check_sets(nibbles, 1024, 64, count, 13);
             check_sets(nibbles, 512, 32, count, 64);
+            check_sets(nibbles, 512, 64, count, 64);
+            check_sets(nibbles, 512, 128, count, 64);
+            check_sets(nibbles, 96, 32, count, 63);
             check_sets(nibbles, 512, 256, count, 41);
             check_sets(nibbles, 400, 200, count, 1);
             check_sets(nibbles, 8, 8, count, 16);
@@ -233,10 +291,11 @@ static etch_tensor *body(etch_tensor *x, etch_tensor *q, etch_tensor *scales, et
     return y ? etch_relu(y) : NULL;
 }
 
-static void check_compiled(const size_case *c, int bits, etch_dtype dtype, etch_function *f) {
+static void check_compiled(const size_case *c, int bits, etch_dtype dtype, etch_dtype kind,
+                           etch_function *f) {
     etch_tensor *q, *scales, *x = must(etch_to(etch_randn(ETCH_F32, S(c->m, c->k)), dtype));
     etch_tensor *bias = must(etch_to(etch_randn(ETCH_F32, S(c->n)), dtype));
-    assert_int_equal(etch_quantize(weight_of(c), bits, c->group, &q, &scales), ETCH_OK);
+    assert_int_equal(etch_quantize_with(weight_of(c), bits, c->group, kind, &q, &scales), ETCH_OK);
     etch_tensor *eager = must(body(x, q, scales, bias));
     for (int threads = 1; threads <= 2; threads++) {
         assert_int_equal(etch_set_num_threads(threads), ETCH_OK);
@@ -253,8 +312,8 @@ TEST(compiled_equals_eager) {
         for (int bits = 4; bits <= 8; bits += 4) {
             etch_function *f = etch_compile(body, .fullgraph = true, .recompile_limit = 64);
             assert_non_null(f);
-            for (size_t i = 0; i < COUNT(sizes); i++)
-                ETCH_SCOPE { check_compiled(&sizes[i], bits, dtypes[d], f); }
+            for (size_t i = 0; i < 2 * COUNT(sizes); i++)
+                ETCH_SCOPE { check_compiled(&sizes[i / 2], bits, dtypes[d], kinds[i % 2], f); }
             etch_function_free(f);
         }
     etch_set_num_threads(before);
@@ -322,14 +381,35 @@ TEST(tiny_numbers) {
         }
 }
 
+/* What a scale of f16 could not hold stays what it is; below the normal numbers there is less. */
+TEST(scales_of_bf16_hold_every_size) {
+    const float factors[] = {1e6f, 1e-9f, 1e38f, 1e-36f, 1e-40f, 0x1p-149f};
+    for (size_t i = 0; i < COUNT(factors); i++)
+        for (int bits = 4; bits <= 8; bits += 4)
+            ETCH_SCOPE {
+                etch_tensor *w = must(etch_rand(ETCH_F32, S(3, 64))), *q, *scales;
+                w = must(etch_mul_scalar(w, (double)factors[i]));
+                assert_int_equal(etch_quantize_with(w, bits, 32, ETCH_BF16, &q, &scales), ETCH_OK);
+                etch_tensor *back = must(etch_dequantize_weight(q, scales, 64));
+                scales = wide_scales(scales);
+                for (int64_t k = 0; k < 3 * 64; k++) {
+                    double scale = f32_at(scales, k % 64 / 32 * 3 + k / 64);
+                    double error = fabs((double)f32_at(back, k) - f32_at(w, k));
+                    assert_true(isfinite(scale) && (scale > 0 || factors[i] < 1e-38f));
+                    assert_true(error <= scale / 2 * (1 + 0x1p-20) + 0x1p-127);
+                    assert_true(scale < 0x1p-126 || error <= scale / 2 * (1 + 0x1p-20) + 0x1p-149);
+                }
+            }
+}
+
 /* ---- gradients ---- */
 
-TEST(the_gradient_is_that_of_the_numbers) {
+static void check_gradient(etch_dtype kind) {
     ETCH_SCOPE {
         etch_tensor *w = must(etch_randn(ETCH_F32, S(5, 24))), *q, *scales;
         etch_tensor *x = must(etch_randn(ETCH_F32, S(3, 24))),
                     *g = must(etch_randn(ETCH_F32, S(3, 5)));
-        assert_int_equal(etch_quantize(w, 8, 8, &q, &scales), ETCH_OK);
+        assert_int_equal(etch_quantize_with(w, 8, 8, kind, &q, &scales), ETCH_OK);
         etch_requires_grad_(x, true);
         etch_requires_grad_(scales, true); /* gets none */
         etch_tensor *y = must(etch_linear_q(x, q, scales, ETCH_NONE));
@@ -338,6 +418,10 @@ TEST(the_gradient_is_that_of_the_numbers) {
         assert_true(etch_allclose(must(etch_grad_of(x)), want, 1e-5, 1e-6, false));
         assert_null(etch_grad_of(scales));
     }
+}
+
+TEST(the_gradient_is_that_of_the_numbers) {
+    for (size_t k = 0; k < COUNT(kinds); k++) check_gradient(kinds[k]);
 }
 
 /* ---- what is refused ---- */
@@ -365,6 +449,10 @@ TEST(bad_inputs_are_refused) {
                 "[out, in]");
         REFUSED(etch_quantize(NULL, 8, 0, &q, &scales) == ETCH_OK, ETCH_ERR_NULL, "a weight");
         REFUSED(etch_quantize(w, 8, 0, NULL, &scales) == ETCH_OK, ETCH_ERR_NULL, "places");
+        REFUSED(etch_quantize_with(w, 4, 32, ETCH_F16, &q, &scales) == ETCH_OK, ETCH_ERR_DTYPE,
+                "scales of f32 or bf16, got f16");
+        REFUSED(etch_quantize_weight(w, etch_ones(ETCH_F16, S(1, 4)), 8), ETCH_ERR_DTYPE,
+                "scales of f32 or bf16");
         assert_int_equal(etch_quantize(w, 4, 32, &q, &scales), ETCH_OK);
         etch_tensor *x = must(etch_ones(ETCH_F32, S(2, 64)));
         REFUSED(etch_linear_q(etch_ones(ETCH_F32, S(2, 32)), q, scales, ETCH_NONE), ETCH_ERR_SHAPE,
@@ -375,7 +463,7 @@ TEST(bad_inputs_are_refused) {
                 "floating point, got i32");
         REFUSED(etch_linear_q(x, w, scales, ETCH_NONE), ETCH_ERR_DTYPE, "i8 (8 bits) or u8");
         REFUSED(etch_linear_q(x, q, etch_to(scales, ETCH_F16), ETCH_NONE), ETCH_ERR_DTYPE,
-                "scales of f32");
+                "scales of f32 or bf16");
         REFUSED(etch_linear_q(x, etch_to(q, ETCH_I8), scales, ETCH_NONE), ETCH_ERR_SHAPE,
                 "packed weight [1, 16, 16, 4]");
         REFUSED(etch_linear_q(etch_ones(ETCH_F32, S()), q, scales, ETCH_NONE), ETCH_ERR_SHAPE,

@@ -61,6 +61,9 @@ SAMPLE(QUANTIZE_WEIGHT,
 SAMPLE(DEQUANTIZE_WEIGHT,
        etch_dequantize_weight(etch_to(x[0], ETCH_U8), etch_to(x[1], ETCH_F32), 8),
        I(9, 1, 1, 16, 4), V(1, 3))
+SAMPLE(DEQUANTIZE_WEIGHT,
+       etch_dequantize_weight(etch_to(x[0], ETCH_U8), etch_to(x[1], ETCH_BF16), 8),
+       I(9, 1, 1, 16, 4), V(1, 3))
 SAMPLE(NONZERO, etch_nonzero(x[0]), I(3, 4))
 
 /* Samples of no dimensions, which must not lend the batch to a dimension, nor change the dtype. */

@@ -101,13 +101,15 @@ static int integer_at(const packing *p, const uint8_t *w, int64_t row, int64_t c
 typedef struct weight {
     packing p;
     const uint8_t *w;
-    const float *scales;
+    const void *scales; /* f32, or `halves`: bf16 */
     void *copies[2];
+    bool halves;
 } weight;
 
 static bool open_weight(weight *t, const etch_tensor *q, const etch_tensor *scales,
                         int64_t columns) {
     *t = (weight){.p = packing_of(bits_of(q), scales, columns)};
+    t->halves = scales->dtype == ETCH_BF16;
     t->w = etch__row_major_elements(q, false, &t->copies[0]);
     t->scales = t->w ? etch__row_major_elements(scales, false, &t->copies[1]) : NULL;
     return t->scales;
@@ -118,9 +120,17 @@ static void close_weight(weight *t) {
     etch__free(t->copies[1]);
 }
 
+static float scale_at(const weight *t, int64_t i) {
+    if (!t->halves) return ((const float *)t->scales)[i];
+    uint32_t bits = (uint32_t)((const uint16_t *)t->scales)[i] << 16;
+    float scale;
+    memcpy(&scale, &bits, sizeof scale);
+    return scale;
+}
+
 static float number_at(const weight *t, int64_t row, int64_t column) {
     return (float)integer_at(&t->p, t->w, row, column) *
-           t->scales[column / t->p.group * t->p.rows + row];
+           scale_at(t, column / t->p.group * t->p.rows + row);
 }
 
 static etch_status unpack(const op_call *call, etch_tensor *const *outs) {
@@ -167,11 +177,13 @@ static void quantize_task(void *ctx, int64_t begin, int64_t end) {
 static void rows_task(void *ctx, int64_t begin, int64_t end) {
     const product *j = ctx;
     const packing *p = &j->t.p;
+    const char *scales = j->t.scales;
+    int64_t size = j->t.halves ? 2 : 4;
     for (int64_t b = begin; b < end; b++) {
         int64_t row = b * j->together;
         j->multiply(&(quantized_rows){.w = j->t.w + row / QUANTIZED_ROWS * p->steps * 64,
                                       .w_pitch = p->steps * 64,
-                                      .scales = j->t.scales + row,
+                                      .scales = scales + row * size,
                                       .x = j->q,
                                       .x_scales = j->x_scales,
                                       .x_sums = j->x_sums,
@@ -184,7 +196,8 @@ static void rows_task(void *ctx, int64_t begin, int64_t end) {
                                       .x_pitch = j->pitch,
                                       .blocks = j->blocks,
                                       .y_pitch = p->rows,
-                                      .nibbles = p->bits == 4});
+                                      .nibbles = p->bits == 4,
+                                      .halves = j->t.halves});
     }
 }
 

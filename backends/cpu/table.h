@@ -194,15 +194,15 @@ typedef struct attention_table {
  * from +0 on: the sums are exact, so every set gives the same bits. */
 enum { QUANTIZED_ROWS = 16, QUANTIZED_TOGETHER = 64, QUANTIZED_BLOCK = 128 };
 typedef struct quantized_rows {
-    const uint8_t *w;    /* 16 rows as [steps][16][4]: 8 bits, or `nibbles`: low, then high */
-    const float *scales; /* of the first row, `pitch` from group to group */
-    const int8_t *x;     /* [count][x_pitch], with zeros behind the columns */
+    const uint8_t *w;   /* 16 rows as [steps][16][4]: 8 bits, or `nibbles`: low, then high */
+    const void *scales; /* f32, or `halves`: bf16; of the first row, `pitch` from group to group */
+    const int8_t *x;    /* [count][x_pitch], with zeros behind the columns */
     const float *x_scales;
     const int32_t *x_sums; /* [count][blocks] both; of the integers of a block */
     float *y;              /* [count][y_pitch]: `rows` of each */
     int64_t w_pitch;       /* bytes from 16 rows to the next */
     int64_t pitch, rows, columns, group, count, x_pitch, blocks, y_pitch;
-    bool nibbles;
+    bool nibbles, halves;
 } quantized_rows;
 
 /* What an integer stands for a multiple of; among subnormal numbers, which are far apart, rounded

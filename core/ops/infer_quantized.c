@@ -22,8 +22,8 @@ static bool want_bits(const op_call *call, int64_t bits) {
 }
 
 static bool want_scales(const op_call *call, const etch_tensor *scales) {
-    if (scales->dtype != ETCH_F32)
-        FAIL(ETCH_ERR_DTYPE, "expected scales of f32, as etch_quantize gives them, got %s",
+    if (scales->dtype != ETCH_F32 && scales->dtype != ETCH_BF16)
+        FAIL(ETCH_ERR_DTYPE, "expected scales of f32 or bf16, as etch_quantize gives them, got %s",
              etch_dtype_name(scales->dtype));
     return true;
 }

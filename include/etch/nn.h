@@ -421,7 +421,7 @@ ETCH_API etch_module *etch_nn_sequential(etch_module *const *children, int n);
  * NaN or an infinity has the scale NaN.
  *
  * *packed is what etch_linear_q takes, i8 of 8 bits and u8 of 4, as [out / 16, in / 4 or 8, 16, 4]
- * (rounded up); *scales is f32 [in / group or 1, out]. Both belong to the innermost scope, and are
+ * (rounded up); *scales is f32 (etch_quantize_with: or bf16) [in / group or 1, out]. Both belong to the innermost scope, and are
  * made by the operators etch_quantize_scales and etch_quantize_weight; etch_dequantize_weight gives
  * the numbers back. No gradients flow through any of it.
  *
@@ -439,6 +439,14 @@ ETCH_API etch_module *etch_nn_sequential(etch_module *const *children, int n);
  * and added to the rounded product. The gradient of x is that of etch_linear with w'. */
 ETCH_API etch_status etch_quantize(etch_tensor *w, int bits, int64_t group, etch_tensor **packed,
                                    etch_tensor **scales);
+/* The same with scales of f32 or bf16. Those of bf16 are half of the bytes, which counts where
+ * groups are short: 4 bits in groups of 32 are 4.5 bits a weight in place of 5. A scale is rounded
+ * to bf16 (to nearest) before the integers are, which are multiples of the rounded one: numbers lie
+ * further apart by 2^-8 at most, and the bounds above hold as they are. No scale becomes infinite
+ * or, above 2^-134, 0, since bf16 has the exponents of f32; below 2^-126 it has fewer bits, and
+ * |w - integer scale| may be up to 2^-127 more. Another dtype is the error dtype. */
+ETCH_API etch_status etch_quantize_with(etch_tensor *w, int bits, int64_t group, etch_dtype dtype,
+                                        etch_tensor **packed, etch_tensor **scales);
 
 /* ---- losses ----
  *

@@ -54,6 +54,19 @@ static float block(const float *x, int64_t n, int8_t *q, int32_t *sum) {
 /* Of 16 rows. */
 typedef float lanes __attribute__((vector_size(64)));
 typedef int32_t int_lanes __attribute__((vector_size(64)));
+typedef uint16_t half_lanes __attribute__((vector_size(32)));
+
+/* 16 scales: f32, or the upper halves of such. */
+static inline __attribute__((always_inline)) void take(const char *from, bool halves, lanes *to) {
+    half_lanes upper;
+    if (!halves) {
+        memcpy(to, from, sizeof *to);
+        return;
+    }
+    memcpy(&upper, from, sizeof upper);
+    int_lanes bits = __builtin_convertvector(upper, int_lanes) << 16;
+    memcpy(to, &bits, sizeof *to);
+}
 
 #define ONE_OF(x) x##_plainly
 #define NAME ONE_OF

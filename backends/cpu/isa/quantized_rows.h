@@ -3,7 +3,7 @@
  *
  *   NAME(x)                     what the functions here are called
  *   dots                        sums of 16 rows, and
- *   clear(d), step(d, w, flip, x), finish(d, out)   which sets them to 0, adds the products of 16
+ *   clear(d), step(d, w, x), finish(d, more, out)   which sets them to 0, adds the products of 16
  *                               rows of 4 unsigned numbers and the 4 signed ones at x, gives them
  *   pieces                      64 bytes of w: load(p), flipped(v) of signed numbers plus 128,
  *                               low(v), high(v): of nibbles
@@ -33,12 +33,15 @@ static inline __attribute__((always_inline)) void NAME(block)(const quantized_ro
 /* The scales of 16 rows for one group; what there are not is 0. */
 static inline __attribute__((always_inline)) void
 NAME(take_scales)(const quantized_rows *q, int64_t group, int64_t first, lanes *to) {
-    const float *from = q->scales + group * q->pitch + first;
-    int64_t rows = q->rows - first;
-    __builtin_prefetch(from + (q->nibbles ? QUANTIZED_TOGETHER : 3 * q->pitch), 0, 2);
-    if (rows >= QUANTIZED_ROWS) memcpy(to, from, sizeof *to);
-    else
-        for (int i = 0; i < QUANTIZED_ROWS; i++) (*to)[i] = i < rows ? from[i] : 0;
+    int64_t size = q->halves ? 2 : 4, rows = q->rows - first;
+    const char *from = (const char *)q->scales + (group * q->pitch + first) * size;
+    __builtin_prefetch(from + (q->nibbles ? QUANTIZED_TOGETHER : 3 * q->pitch) * size, 0, 2);
+    if (rows >= QUANTIZED_ROWS) take(from, q->halves, to);
+    else {
+        char some[sizeof *to] = {0};
+        memcpy(some, from, (size_t)(rows * size));
+        take(some, q->halves, to);
+    }
 }
 
 static inline __attribute__((always_inline)) void NAME(add)(const quantized_rows *q,
@@ -85,9 +88,35 @@ static inline __attribute__((always_inline)) void NAME(some)(const quantized_row
         }
 }
 
-static void NAME(rows)(const quantized_rows *q) {
+/* One row of x by 64 of 4 bits, with the group as a constant. */
+static inline __attribute__((always_inline)) void NAME(usual)(const quantized_rows *q, int64_t row,
+                                                              int64_t group) {
+    quantized_rows usual = *q;
+    usual.nibbles = true, usual.rows = QUANTIZED_TOGETHER, usual.group = group;
+    NAME(some)(&usual, row, 1);
+}
+
+static inline __attribute__((always_inline)) void NAME(one)(const quantized_rows *q, int64_t row) {
+    switch (q->nibbles && q->rows == QUANTIZED_TOGETHER ? q->group : 0) {
+    case 32: NAME(usual)(q, row, 32); break;
+    case 64: NAME(usual)(q, row, 64); break;
+    case 128: NAME(usual)(q, row, 128); break;
+    default: NAME(some)(q, row, 1);
+    }
+}
+
+/* The kind of the scales is a constant, too. */
+static inline __attribute__((always_inline)) void NAME(all)(const quantized_rows *given,
+                                                            bool halves) {
+    quantized_rows q = *given;
     int64_t row = 0;
-    for (; row + AT_ONCE <= q->count; row += AT_ONCE) NAME(some)(q, row, AT_ONCE);
-    for (; AT_ONCE > 2 && row + 2 <= q->count; row += 2) NAME(some)(q, row, 2);
-    for (; row < q->count; row++) NAME(some)(q, row, 1);
+    q.halves = halves;
+    for (; row + AT_ONCE <= q.count; row += AT_ONCE) NAME(some)(&q, row, AT_ONCE);
+    for (; AT_ONCE > 2 && row + 2 <= q.count; row += 2) NAME(some)(&q, row, 2);
+    for (; row < q.count; row++) NAME(one)(&q, row);
+}
+
+static void NAME(rows)(const quantized_rows *q) {
+    if (q->halves) NAME(all)(q, true);
+    else NAME(all)(q, false);
 }
