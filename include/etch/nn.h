@@ -421,9 +421,10 @@ ETCH_API etch_module *etch_nn_sequential(etch_module *const *children, int n);
  * NaN or an infinity has the scale NaN.
  *
  * *packed is what etch_linear_q takes, i8 of 8 bits and u8 of 4, as [out / 16, in / 4 or 8, 16, 4]
- * (rounded up); *scales is f32 (etch_quantize_with: or bf16) [in / group or 1, out]. Both belong to the innermost scope, and are
- * made by the operators etch_quantize_scales and etch_quantize_weight; etch_dequantize_weight gives
- * the numbers back. No gradients flow through any of it.
+ * (rounded up); *scales is [in / group or 1, out], f32 (of etch_quantize_with: or bf16). Both
+ * belong to the innermost scope, and are made by the operators etch_quantize_scales and
+ * etch_quantize_weight; etch_dequantize_weight gives the numbers back. No gradients flow through
+ * any of it.
  *
  * etch_linear_q(x, packed, scales, bias): x [..., in] to [..., out], as etch_linear with the
  * numbers w' that the integers stand for. In x, each block of 128 columns (or of a group, if that
