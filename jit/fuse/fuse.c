@@ -4,7 +4,8 @@
  * group with its space that reads the same and comes late enough already, then a new one (what a
  * group must be: fuse_rules.c). Then pointwise groups of which one reads the other become one,
  * where they can, and small ones that have nothing to do with each other (fuse_merge.c). At the end
- * the groups are numbered in the order in which they run (fuse_order.c).
+ * the groups are numbered in the order in which they run (fuse_order.c), and what they hand on gets
+ * its place in memory (fuse_lie.c).
  *
  * Stage 0 of a group iterates over the whole space; a reduction over the group's one set of axes
  * ends it, and pointwise nodes over what remains are stage 1. Where rows are whole (the innermost
@@ -202,7 +203,7 @@ bool etch__fuse(ir *r) {
     note_sweeps(r);
     if (!etch__order_groups(r) || !etch__drop_empty_groups(r)) return false;
     if (r->ahead_only) return true;
-    if (!etch__pass_join(r)) return false;
+    if (!etch__pass_join(r) || !etch__lay_out(r)) return false;
     etch__explain_groups(r);
     return true;
 }

@@ -71,7 +71,7 @@ bool etch__fits(const ir *r, const ir_node *n, int32_t group);
 /* Notes that the node, a member by now, has its operands inside its group. */
 void etch__note_inside(ir *r, const ir_node *n, int32_t made_in);
 
-/* ---- fuse_merge.c, fuse_order.c, fuse_log.c ---- */
+/* ---- fuse_merge.c, fuse_order.c, fuse_lie.c, fuse_log.c ---- */
 
 /* Makes the group of the node's operand one with `then`, which the node is in or is to join, where
  * that can be. false: out of memory. */
@@ -81,6 +81,8 @@ bool etch__merge_into_reader(ir *r, const ir_source *s, const space *sp, const i
 bool etch__merge_groups(ir *r);
 /* Numbers the groups in the order of their steps. false: out of memory. */
 bool etch__order_groups(ir *r);
+/* Says how what the kernels hand on lies in memory. false: out of memory. */
+bool etch__lay_out(ir *r);
 void etch__explain_groups(const ir *r);
 
 #endif
