@@ -381,7 +381,9 @@ TEST(map_sizes) {
 static const etch_dtype compute_types[] = {ETCH_F32, ETCH_F64, ETCH_I8, ETCH_I16,
                                            ETCH_I32, ETCH_I64, ETCH_U8, ETCH_BOOL};
 
-static bool is_math(int p, etch_dtype t) { return etch__prim_is_function(p) && etch__is_float(t); }
+static bool is_math(int p, etch_dtype t) {
+    return etch__prim_is_function(p) && p != PRIM_REM && etch__is_float(t);
+}
 
 /* The divisor of integers is not 0. */
 static int divisor(int p, etch_dtype t, int b) {

@@ -4,6 +4,8 @@
  * Labels: optimised. */
 #include "cpu_support.h"
 
+#include <fenv.h>
+
 #include "backends/cpu/table.h"
 #include "tools/verify/references.h"
 
@@ -98,14 +100,15 @@ TEST(functions_of_halves) {
         check_halves(&cases[k], ETCH_BF16), check_halves(&cases[k], ETCH_F16);
 }
 
-/* Every function is held to a bound; pow and those of halves by tests of their own. */
+/* Every function is held to a bound; pow, rests and those of halves by tests of their own. */
 TEST(every_function_has_a_reference) {
     for (int p = 0; p < PRIM_COUNT; p++) {
         int found = 0;
         for (int k = 0; k < REFERENCES; k++)
             found += !strcmp(references[k].name, etch__prims[p].name);
         bool half = p == PRIM_SIGMOID_HALF || p == PRIM_SILU_HALF || p == PRIM_GELU_HALF;
-        assert_int_equal(found, etch__prim_is_function(p) && p != PRIM_POW && !half);
+        bool other = p == PRIM_POW || p == PRIM_REM || half;
+        assert_int_equal(found, etch__prim_is_function(p) && !other);
     }
 }
 
@@ -159,6 +162,56 @@ static void check_power(const strip_table *table, bool wide) {
 TEST(powers_are_within_an_ulp) {
     for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
         for (int wide = 0; wide < 2; wide++) check_power(etch__isa_tables[isa].strips, wide);
+}
+
+/* ---- rests of divisions ---- */
+
+/* Pairs whose quotients are near whole numbers, of all sizes, with all digits and more; and some of
+ * any bits. */
+static double dividend(int k, double divisor, uint64_t *state) {
+    double part = (double)(reference_bits(state) >> 11) * 0x1p-53;
+    if (k % 4 == 0) return power_operand(k / 4, false, state);
+    if (k % 4 == 1) return divisor * floor(ldexp(part, k % 64));
+    if (k % 4 == 2) return nextafter(divisor * floor(ldexp(part, k % 30)), k % 8 < 4 ? 0 : 1e300);
+    return ldexp(part - 0.5, k % 160 - 80);
+}
+
+static double divisor(int k, uint64_t *state) {
+    double part = (double)(reference_bits(state) >> 11) * 0x1p-53;
+    if (k % 4 == 0) return power_operand(k / 4, true, state);
+    if (k % 7 == 0) return ldexp(part, -100 - k % 49);
+    if (k % 7 == 1) return ldexp(part, -960 - k % 114);
+    return (k % 3 ? 1 : -1) * (k % 5 ? part * 100 + 1e-3 : floor(part * 9) + 1);
+}
+
+static void check_rests(const strip_table *table, bool wide) {
+    static double b[N];
+    static float narrow_b[N];
+    uint64_t state = 5;
+    for (int i = 0; i < N; i++) {
+        b[i] = divisor(i, &state);
+        if (!wide) b[i] = narrow_b[i] = (float)b[i];
+        x[i] = dividend(i, b[i], &state);
+        if (!wide) x[i] = narrow_x[i] = (float)x[i];
+    }
+    if (wide) table->prim[PRIM_REM][ETCH_F64](y, x, b, NULL, N);
+    else table->prim[PRIM_REM][ETCH_F32](narrow_y, narrow_x, narrow_b, NULL, N);
+    for (int i = 0; i < N; i++) {
+        double got = wide ? y[i] : narrow_y[i], want = fmod(x[i], b[i]);
+        bool same = isnan(want) ? isnan(got) : got == want && !signbit(got) == !signbit(want);
+        if (!same) fail_msg("fmod(%a, %a) of f%d: %a", x[i], b[i], wide ? 64 : 32, got);
+    }
+}
+
+/* However the processor rounds. */
+TEST(rests_are_exact) {
+    static const int modes[] = {FE_TONEAREST, FE_DOWNWARD, FE_UPWARD, FE_TOWARDZERO};
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int k = 0; k < 8; k++) {
+            fesetround(modes[k / 2]);
+            check_rests(etch__isa_tables[isa].strips, k % 2);
+            fesetround(FE_TONEAREST);
+        }
 }
 
 /* ---- compiled ---- */

@@ -49,13 +49,14 @@ static void add_fill(translator *t, int k, const prim_instr *i) {
     o->fills[o->nfills++] = f;
 }
 
-static void add_input(translator *t, int k, const prim_instr *i) {
+static void add_input(translator *t, int k, const prim_instr *i, etch_dtype out) {
     int number = (int)i->imm.i;
+    bool only = t->p->n == 1;
     t->out->loads[number] = true;
     strip_fn widen = t->table->widen[t->in[number]];
     t->slot[k] = (uint8_t)number;
-    if (!widen) return;
-    t->slot[k] = take_temp(t);
+    if (!widen || (only && t->in[number] == out)) return;
+    t->slot[k] = only && !t->table->narrow[out] ? SLOT_OUT : take_temp(t);
     add_step(t, widen, t->slot[k], (uint8_t)number, 0, 0);
     t->out->cost += 1;
 }
@@ -81,13 +82,22 @@ static void add_compute(translator *t, int k, const prim_instr *i, bool to_outpu
         if (t->last_use[operands[j]] == k) drop_temp(t, t->slot[operands[j]]);
 }
 
+/* Whether all that is left is to round the value to what it is stored as: the store does it. */
+static bool rounds_for_store(const translator *t, int k, etch_dtype out) {
+    prim_id round = out == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
+    const prim_instr *i = &t->p->code[k];
+    if (k != t->p->result || k != t->p->n - 1 || !t->table->round[out]) return false;
+    return i->prim == round;
+}
+
 /* Stores the result where the last step has not put it into the output already. */
 static void add_store(translator *t, etch_dtype out) {
     static const etch_dtype same_size[4] = {ETCH_I8, ETCH_I16, ETCH_I32, ETCH_I64};
     const prim_instr *i = &t->p->code[t->p->result];
-    uint8_t slot = t->slot[t->p->result];
+    bool rounds = rounds_for_store(t, t->p->result, out);
+    uint8_t slot = t->slot[rounds ? i->a : t->p->result];
     if (slot == SLOT_OUT) return;
-    strip_fn store = t->table->narrow[out];
+    strip_fn store = rounds ? t->table->round[out] : t->table->narrow[out];
     if (i->prim == PRIM_INPUT && t->in[i->imm.i] == out) slot = (uint8_t)i->imm.i, store = NULL;
     etch_dtype raw = same_size[etch__size_log2(out)];
     add_step(t, store ? store : t->table->convert[raw][raw], SLOT_OUT, slot, 0, 0);
@@ -113,8 +123,8 @@ bool etch__program_build(const prim_program *p, const etch_dtype *in, etch_dtype
     for (int k = 0; k < p->n && !t.failed; k++) {
         const prim_instr *i = &p->code[k];
         bool last = k == p->n - 1 && k == p->result && !t.table->narrow[out];
-        if (i->prim == PRIM_INPUT) add_input(&t, k, i);
-        else if (!is_fill(i->prim)) add_compute(&t, k, i, last);
+        if (i->prim == PRIM_INPUT) add_input(&t, k, i, out);
+        else if (!is_fill(i->prim) && !rounds_for_store(&t, k, out)) add_compute(&t, k, i, last);
     }
     add_store(&t, out);
     return !t.failed;

@@ -24,7 +24,10 @@ typedef struct strip_shape {
 } strip_shape;
 
 typedef struct strip_table {
-    strip_fn prim[PRIM_COUNT][ETCH_DTYPE_COUNT]; /* [compute type]; comparisons: of the operands */
+    /* [compute type]; comparisons: of the operands. STRIP_WIDEN, STRIP_NARROW, STRIP_ROUND of F16
+     * are those below. STRIP_MAX_LANES (MIN): the lanes of a row, dst, take n elements of a;
+     * STRIP_MAX_FOLD folds the n lanes of a row, dst, into the first. */
+    strip_fn prim[STRIP_COUNT][ETCH_DTYPE_COUNT];
     strip_fn convert[ETCH_DTYPE_COUNT][ETCH_DTYPE_COUNT]; /* [from][to], compute types */
     strip_fn widen[ETCH_DTYPE_COUNT];                     /* BF16, F16: storage to f32 */
     strip_fn narrow[ETCH_DTYPE_COUNT]; /* BF16, F16: f32 already rounded to storage */

@@ -26,7 +26,7 @@ bool etch__cpu_amx(void);
 /* "baseline", "avx2", "avx512", "avx512_bf16", "amx". */
 const char *etch__cpu_isa_name(int level);
 
-/* The strips of the transcendental primitives for that set, a table [PRIM_COUNT][ETCH_DTYPE_COUNT]
+/* The strips of the transcendental primitives for that set, a table [STRIP_COUNT][ETCH_DTYPE_COUNT]
  * of the form that backends/cpu/table.h describes: what generated code calls. The CPU's kernels
  * register who knows it. */
 void etch__register_functions(const void *(*table)(void));

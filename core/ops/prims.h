@@ -12,6 +12,19 @@ typedef enum prim_id {
 } prim_id;
 static_assert(PRIM_COUNT <= UINT8_MAX, "an instruction holds the primitive in a byte");
 
+/* What else generated code for the CPU calls: behind the primitives in the table of their strips,
+ * backends/cpu/table.h. */
+enum {
+    STRIP_WIDEN = PRIM_COUNT,
+    STRIP_NARROW,
+    STRIP_ROUND,
+    STRIP_MAX_LANES,
+    STRIP_MAX_FOLD,
+    STRIP_MIN_LANES,
+    STRIP_MIN_FOLD,
+    STRIP_COUNT
+};
+
 typedef enum prim_types {
     TYPES_ANY,
     TYPES_NUMBERS,

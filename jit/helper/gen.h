@@ -3,6 +3,7 @@
  *   build.c    a thin layer over libgccjit: types, arithmetic, loops and branches at a cursor
  *   prims.c    the scalar primitives, half-type loads and stores
  *   strip.c    the body of one strip: which loops, what is spilled between them, calls
+ *   halves.c   f16 by the processor's conversions, a strip at a time
  *   reduce.c   lanes, blocks, the fold of blocks, the scratch of split kernels
  *   kernel.c   the unit loops of the variants around all that
  *   compile.c  options, libraries, the shared object */
@@ -40,6 +41,7 @@ typedef struct gen_access {
     var uniform; /* loads of one element for the whole strip: its value */
     val buffer;  /* local elements: padded copy of a load, results of a store */
     var target;  /* stores of a MAP, or NULL: where results go, the buffer or memory itself */
+    val wide;    /* f16 that is converted by strips: its f32, or NULL */
     val stride[LOOP_MAX_AXES];
     bool used[LOOP_STAGES]; /* by the code that runs in a stage */
 } gen_access;
@@ -169,9 +171,31 @@ typedef struct gen_block {
 void gen_pad(emitter *g, etch_dtype d, val to, val from, val value, val n);
 void gen_move(emitter *g, etch_dtype d, gen_block to, gen_block from, val rows, val columns);
 
+/* The others of the table, of elements of dtype d. */
+void gen_strip_call(emitter *g, int strip, etch_dtype d, val to, val from, val n);
+
+/* ---- halves.c ---- */
+
+/* Whether elements of the access are converted by strips; whether the value is a rounding by one,
+ * and one that the store of it does. */
+bool gen_is_widened(const emitter *g, int access);
+bool gen_is_rounding_call(const emitter *g, int v);
+bool gen_rounds_in_store(const emitter *g, int v);
+/* Pointer to what a load reads its elements from, in the compute type where that is converted. */
+val gen_source(const emitter *g, int access);
+/* Once a load's source is set. */
+void gen_widen_source(emitter *g, int access);
+/* Whether a strip of one dtype becomes one of the other by such a call. */
+bool gen_widens(const emitter *g, int stage, etch_dtype from, etch_dtype to);
+/* Whether results of the store are converted on the way to memory; does so. */
+bool gen_converts_out(const emitter *g, const loop_instr *store);
+void gen_convert_out(emitter *g, const loop_instr *store, val to);
+
 /* ---- strip.c ---- */
 
 void gen_plan_values(emitter *g);
+/* Whether the store does nothing but copy or widen memory. */
+bool gen_copies(const emitter *g, const loop_instr *store);
 
 /* nans.c: notes what is known of NaNs; whether rounding to bf16 leaves its operand's alone. */
 void gen_plan_nans(emitter *g);
@@ -187,14 +211,18 @@ bool gen_uniform_load(const emitter *g, int stage, int access);
 bool gen_direct(const emitter *g);
 /* Whether they may take the place of the elements they are made of. */
 bool gen_in_place(const emitter *g);
-/* Local results that are to be copied out for a STORE; NULL when it went to memory directly. */
+/* Local results that are to be copied out for a STORE, f32 where it is widened; NULL when it went
+ * to memory directly. */
 val gen_results_of(emitter *g, const loop_instr *store);
 
 /* ---- reduce.c ---- */
 
 void gen_reductions(emitter *g);
 void gen_lanes_reset(emitter *g);
-void gen_lanes_add_strip(emitter *g);                           /* ROW, after gen_strip(g, 0) */
+void gen_lanes_add_strip(emitter *g); /* ROW, after gen_strip(g, 0) */
+/* ROW: whether the library can do it where the elements lie; n of them from the bases on. */
+bool gen_reduces_memory(const emitter *g, const loop_instr *reduce);
+void gen_lanes_add_memory(emitter *g, val n);
 void gen_lane_add(emitter *g, const loop_instr *reduce, val v); /* COLUMN, inside a loop */
 void gen_lanes_fold(emitter *g); /* lanes -> the first element (ROW) or row (COLUMN) */
 /* Block results are folded by pairs as they come: a stack with one entry a level. */

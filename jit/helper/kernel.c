@@ -85,7 +85,8 @@ static void new_accesses(emitter *g) {
         x->source = gen_local(g, element_ptr(g, a), "source");
         x->uniform = gen_local(g, g->compute[dtype_of(g, a)], "same");
         x->buffer = gen_array(g, g->storage[dtype_of(g, a)], g->width, "buffer");
-        if (g->k->access[a].store && gen_direct(g))
+        if (gen_is_widened(g, a)) x->wide = gen_array(g, g->storage[ETCH_F32], g->width, "wide");
+        if (g->k->access[a].store && !x->wide && gen_direct(g))
             x->target = gen_local(g, element_ptr(g, a), "target");
     }
 }
@@ -253,13 +254,16 @@ static void set_sources(emitter *g, int stage, int x) {
         if (!s->used[stage] || g->k->access[a].store) continue;
         if (gen_uniform_load(g, stage, a)) {
             source_uniform(g, a);
-        } else if (g->k->access[a].step[x] == STEP_ONE) {
+            continue;
+        }
+        if (g->k->access[a].step[x] == STEP_ONE) {
             source_contiguous(g, a);
         } else {
             gather_strip(g, a, x);
             pad(g, a);
             set(g, s->source, s->buffer);
         }
+        gen_widen_source(g, a);
     }
 }
 
@@ -293,9 +297,15 @@ static void copy_run(emitter *g, int a, val results) {
 
 static void copy_out(emitter *g, const loop_instr *store, int x) {
     int a = (int)store->p.imm.i;
+    bool run = x >= 0 && g->k->access[a].step[x] == STEP_ONE;
     val results = gen_results_of(g, store);
     if (!results) return;
-    if (x >= 0 && g->k->access[a].step[x] == STEP_ONE) {
+    if (gen_converts_out(g, store)) {
+        gen_convert_out(g, store, run ? rv(g->access[a].base) : g->access[a].buffer);
+        if (run) return;
+        results = g->access[a].buffer;
+    }
+    if (run) {
         copy_run(g, a, results);
     } else {
         scatter_strip(g, a, results, x);
@@ -347,19 +357,28 @@ static void tile_source(emitter *g, const tile *t, int a) {
     move_tile(g, t, a, s->buffer);
     set(g, s->source, s->buffer);
     if (along) if_end(g, &run);
+    gen_widen_source(g, a);
+}
+
+/* Results that are no run of memory. */
+static void scatter_tile(emitter *g, const tile *t, const loop_instr *store) {
+    int a = (int)store->p.imm.i;
+    bool converts = gen_converts_out(g, store);
+    if (converts) gen_convert_out(g, store, g->access[a].buffer);
+    move_tile(g, t, a, converts ? g->access[a].buffer : gen_results_of(g, store));
 }
 
 static void tile_out(emitter *g, const tile *t, const loop_instr *store) {
     int a = (int)store->p.imm.i;
-    val results = gen_results_of(g, store);
     if (g->k->access[a].step[t->column] != STEP_ONE) {
-        move_tile(g, t, a, results);
+        scatter_tile(g, t, store);
         return;
     }
     gen_if run = if_begin(g, one_run(g, t, a));
-    copy_run(g, a, results);
+    if (gen_converts_out(g, store)) gen_convert_out(g, store, rv(g->access[a].base));
+    else copy_run(g, a, gen_results_of(g, store));
     if_else(g, &run);
-    move_tile(g, t, a, results);
+    scatter_tile(g, t, store);
     if_end(g, &run);
 }
 
@@ -570,7 +589,8 @@ static void scatter_piece(emitter *g, val pos, val len) {
         const loop_instr *i = &g->k->code[v];
         if (i->kind != LOOP_STORE || i->stage != g->sweep) continue;
         int a = (int)i->p.imm.i;
-        scatter(g, gen_results_of(g, i), pos, rv(g->access[a].base), len, last_stride(g, a));
+        val results = gen_converts_out(g, i) ? g->access[a].buffer : gen_results_of(g, i);
+        scatter(g, results, pos, rv(g->access[a].base), len, last_stride(g, a));
     }
 }
 
@@ -584,7 +604,16 @@ static void pad_all(emitter *g) {
         } else {
             pad(g, a);
             set(g, s->source, s->buffer);
+            gen_widen_source(g, a);
         }
+    }
+}
+
+static void convert_all(emitter *g) {
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = &g->k->code[v];
+        if (i->kind == LOOP_STORE && i->stage == g->sweep && gen_converts_out(g, i))
+            gen_convert_out(g, i, g->access[i->p.imm.i].buffer);
     }
 }
 
@@ -605,8 +634,12 @@ static void row_strip(emitter *g, val r) {
     }
     gen_strip(g, g->sweep);
     gen_lanes_add_strip(g);
-    if (g->k->nred == 1) copy_all_out(g, g->sweep, last);
-    else if (stores_in_sweep(g)) for_pieces(g, r, scatter_piece);
+    if (g->k->nred == 1) {
+        copy_all_out(g, g->sweep, last);
+    } else if (stores_in_sweep(g)) {
+        convert_all(g);
+        for_pieces(g, r, scatter_piece);
+    }
 }
 
 static val block_end(emitter *g, val block) {
@@ -621,9 +654,26 @@ static void row_strips(emitter *g, val element, val first, val stop) {
     for_end(g, &l);
 }
 
+/* Whether the sweep does nothing but find the largest or smallest of runs of memory. */
+static bool reduces_memory(const emitter *g) {
+    if (g->k->nred != 1 || stores_in_sweep(g)) return false;
+    for (int v = 0; v < g->k->ncode; v++) {
+        const loop_instr *i = &g->k->code[v];
+        if (i->kind == LOOP_REDUCE && i->stage == g->sweep + 1 && !gen_reduces_memory(g, i))
+            return false;
+    }
+    return true;
+}
+
 static void row_block(emitter *g, val element, val block) {
+    val first = mul(g, block, num(g, REDUCE_BLOCK)), stop = block_end(g, block);
     gen_lanes_reset(g);
-    row_strips(g, element, mul(g, block, num(g, REDUCE_BLOCK)), block_end(g, block));
+    if (reduces_memory(g)) {
+        set_bases(g, g->sweep, naxes(g) - 1, first);
+        gen_lanes_add_memory(g, sub(g, stop, first));
+    } else {
+        row_strips(g, element, first, stop);
+    }
     gen_lanes_fold(g);
 }
 

@@ -359,6 +359,10 @@ void gen_function_call(emitter *g, int prim, etch_dtype t, val to, val a, val b,
     call_strip(g, (int64_t)prim * ETCH_DTYPE_COUNT + t, to, a, b, n);
 }
 
+void gen_strip_call(emitter *g, int strip, etch_dtype d, val to, val from, val n) {
+    call_strip(g, (int64_t)strip * ETCH_DTYPE_COUNT + d, to, from, from, n);
+}
+
 /* In the place of PRIM_CONST. */
 void gen_pad(emitter *g, etch_dtype d, val to, val from, val value, val n) {
     if (!g->padding[d]) g->padding[d] = gen_array(g, g->storage[d], 1, "padding");

@@ -111,6 +111,24 @@ void gen_lanes_add_strip(emitter *g) {
     }
 }
 
+bool gen_reduces_memory(const emitter *g, const loop_instr *reduce) {
+    const loop_instr *i = &g->k->code[reduce->p.a];
+    int last = g->k->npar + g->k->nred - 1;
+    if (reduce->p.imm.i != REDUCE_MAX && reduce->p.imm.i != REDUCE_MIN) return false;
+    if (i->kind != LOOP_LOAD || i->stage != reduce->stage - 1) return false;
+    const loop_access *a = &g->k->access[i->p.imm.i];
+    return a->dtype == reduce->p.type && a->step[last] == STEP_ONE;
+}
+
+void gen_lanes_add_memory(emitter *g, val n) {
+    FOR_REDUCTIONS(q) {
+        gen_reduction *r = &g->red[q];
+        int load = g->k->code[r->at].p.a, a = (int)g->k->code[load].p.imm.i;
+        int strip = r->kind == REDUCE_MAX ? STRIP_MAX_LANES : STRIP_MIN_LANES;
+        gen_strip_call(g, strip, r->dtype, r->lanes, rv(g->access[a].base), n);
+    }
+}
+
 void gen_lane_add(emitter *g, const loop_instr *reduce, val v) {
     const gen_reduction *r = g->red;
     while (&g->k->code[r->at] != reduce) r++;
@@ -131,7 +149,13 @@ static int fold_vectors(emitter *g, gen_reduction *r) {
     return vec_lanes(g, r->dtype);
 }
 
+/* The largest and the smallest are folded by the library, which has vectors for the last rounds. */
 static void fold_row(emitter *g, gen_reduction *r) {
+    if (r->kind == REDUCE_MAX || r->kind == REDUCE_MIN) {
+        int fold = r->kind == REDUCE_MAX ? STRIP_MAX_FOLD : STRIP_MIN_FOLD;
+        gen_strip_call(g, fold, r->dtype, r->lanes, r->lanes, num(g, REDUCE_LANES));
+        return;
+    }
     for (int w = fold_vectors(g, r) / 2; w >= 1; w /= 2) {
         gen_loop l = for_begin(g, num(g, 0), num(g, w), 1, "l");
         combine(g, r, r->lanes, rv(l.i), r->lanes, add(g, rv(l.i), num(g, w)));

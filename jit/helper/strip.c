@@ -14,7 +14,9 @@ static bool is_prim(const loop_instr *i, prim_id p) {
     return i->kind == LOOP_PRIM && i->p.prim == p;
 }
 
-static bool is_call(const loop_instr *i) {
+static bool is_call(const emitter *g, int v) {
+    const loop_instr *i = instr(g, v);
+    if (gen_is_rounding_call(g, v)) return !gen_rounds_in_store(g, v);
     return i->kind == LOOP_PRIM && etch__prim_is_function(i->p.prim);
 }
 
@@ -60,7 +62,7 @@ static bool uniform(const emitter *g, int v) { return uniform_in(g, v, g->stage)
 static bool direct(const emitter *g, int v) {
     const loop_instr *i = instr(g, v);
     return i->kind == LOOP_LOAD && !gen_uniform_load(g, i->stage, (int)i->p.imm.i) &&
-           same_bits(g->k->access[i->p.imm.i].dtype);
+           (g->access[i->p.imm.i].wide || same_bits(g->k->access[i->p.imm.i].dtype));
 }
 
 /* Cheaper to take again in another loop than to spill. */
@@ -109,7 +111,7 @@ void gen_plan_values(emitter *g) {
             int d = depth_of(g, etch__loop_operand(i, n), stage_of(i));
             if (d > g->value[v].depth) g->value[v].depth = d;
         }
-        if (is_call(i)) plan_call(g, v);
+        if (is_call(g, v)) plan_call(g, v);
         else plan_plain(g, v);
     }
 }
@@ -156,7 +158,8 @@ static val index_value(emitter *g) {
 
 static val loaded(emitter *g, const loop_instr *i) {
     etch_dtype d = g->k->access[i->p.imm.i].dtype;
-    val e = rv(elem(g, rv(g->access[i->p.imm.i].source), g->i));
+    val e = rv(elem(g, gen_source(g, (int)i->p.imm.i), g->i));
+    if (g->access[i->p.imm.i].wide) return e;
     return gen_load(g, d, rv(keep(g, g->storage[d], e, "e")));
 }
 
@@ -198,28 +201,42 @@ bool gen_in_place(const emitter *g) {
     return stores_of(g) == 1;
 }
 
-/* The only store of a kernel, of what was loaded: memory is copied. With others, what one of them
- * writes could be what is loaded. */
-static bool copied(const emitter *g, const loop_instr *i) {
+/* The only store of a kernel, of what was loaded: memory is copied, or widened on the way. With
+ * others, what one of them writes could be what is loaded. */
+bool gen_copies(const emitter *g, const loop_instr *i) {
     const loop_instr *v = instr(g, i->p.a);
     if (g->scalar || v->kind != LOOP_LOAD || gen_uniform_load(g, v->stage, (int)v->p.imm.i))
         return false;
-    return stores_of(g) == 1 && g->k->access[v->p.imm.i].dtype == g->k->access[i->p.imm.i].dtype;
+    etch_dtype from = g->k->access[v->p.imm.i].dtype, to = g->k->access[i->p.imm.i].dtype;
+    return stores_of(g) == 1 && (from == to || gen_widens(g, i->stage, from, to));
+}
+
+/* What a store takes: of a rounding that it does itself, the operand. */
+static int stored_value(const emitter *g, const loop_instr *store) {
+    return gen_rounds_in_store(g, store->p.a) ? instr(g, store->p.a)->p.a : store->p.a;
 }
 
 /* Stores whose value lies in a strip as it must come out need no loop. The strip of a value that is
  * kept for the row has but one element. */
 static bool copied_from_strip(const emitter *g, const loop_instr *i) {
-    return !g->scalar && g->value[i->p.a].spilled && !kept_for_row(g, i->p.a, i->stage) &&
-           same_bits(g->k->access[i->p.imm.i].dtype);
+    int v = stored_value(g, i);
+    return !g->scalar && g->value[v].spilled && !kept_for_row(g, v, i->stage) &&
+           (g->access[i->p.imm.i].wide || same_bits(g->k->access[i->p.imm.i].dtype));
+}
+
+/* The only store of a kernel, of what was loaded, narrowed: it reads where the load does. */
+static bool narrowed(const emitter *g, const loop_instr *i) {
+    int v = stored_value(g, i);
+    return !g->scalar && g->access[i->p.imm.i].wide && stores_of(g) == 1 && direct(g, v);
 }
 
 val gen_results_of(emitter *g, const loop_instr *store) {
-    if (g->scalar) return NULL;
-    if (copied(g, store)) return rv(g->access[instr(g, store->p.a)->p.imm.i].source);
-    if (copied_from_strip(g, store)) return strip_of(g, store->p.a);
     const gen_access *a = &g->access[store->p.imm.i];
-    return a->target ? rv(a->target) : a->buffer;
+    if (g->scalar) return NULL;
+    if (gen_copies(g, store)) return rv(g->access[instr(g, store->p.a)->p.imm.i].source);
+    if (copied_from_strip(g, store)) return strip_of(g, stored_value(g, store));
+    if (narrowed(g, store)) return gen_source(g, (int)instr(g, stored_value(g, store))->p.imm.i);
+    return a->wide ? a->wide : a->target ? rv(a->target) : a->buffer;
 }
 
 static bool has_loop_code(const emitter *g, int v) {
@@ -227,9 +244,10 @@ static bool has_loop_code(const emitter *g, int v) {
     switch ((loop_kind)i->kind) {
     case LOOP_PRIM:
         if (etch__loop_uniform(i)) return g->value[v].spilled;
-        return !is_call(i) && (g->value[v].spilled || i->p.prim != PRIM_INDEX);
+        if (gen_rounds_in_store(g, v)) return false;
+        return !is_call(g, v) && (g->value[v].spilled || i->p.prim != PRIM_INDEX);
     case LOOP_LOAD: return g->value[v].spilled;
-    case LOOP_STORE: return !copied(g, i) && !copied_from_strip(g, i);
+    case LOOP_STORE: return !gen_copies(g, i) && !copied_from_strip(g, i) && !narrowed(g, i);
     case LOOP_REDUCE: return g->k->variant == LOOP_COLUMN;
     }
     return false;
@@ -237,6 +255,10 @@ static bool has_loop_code(const emitter *g, int v) {
 
 static void emit_store(emitter *g, const loop_instr *i) {
     gen_access *a = &g->access[i->p.imm.i];
+    if (a->wide && !g->scalar) {
+        set(g, elem(g, a->wide, g->i), use(g, stored_value(g, i)));
+        return;
+    }
     val to = g->scalar ? rv(a->base) : a->target ? rv(a->target) : a->buffer;
     val e = gen_store(g, g->k->access[i->p.imm.i].dtype, use(g, i->p.a));
     set(g, elem(g, to, g->i), e);
@@ -293,7 +315,7 @@ static val filled(emitter *g, etch_dtype t, val x, val trip) {
 
 val gen_elements(emitter *g, int v) {
     if (kept_for_row(g, v, g->stage)) return filled(g, type_of(g, v), use(g, v), rv(g->trip));
-    if (!g->value[v].spilled && direct(g, v)) return rv(g->access[instr(g, v)->p.imm.i].source);
+    if (!g->value[v].spilled && direct(g, v)) return gen_source(g, (int)instr(g, v)->p.imm.i);
     return strip_of(g, v);
 }
 

@@ -198,6 +198,11 @@ static int64_t blocks_of(const loop_kernel *k, const int64_t *dims) {
     return n > 0 ? n : 1;
 }
 
+static bool is_call(const loop_instr *i) {
+    bool rounds = i->p.prim == PRIM_ROUND_F16; /* where the processor does it */
+    return i->kind == LOOP_PRIM && (rounds || etch__prim_is_function(i->p.prim));
+}
+
 /* Strips and buffers of a kernel's widest strip should lie in the first-level cache; from 2,112
  * bytes on memcpy() takes a way that costs more to begin than such a copy takes. */
 int etch__loop_width(const loop_kernel *k) {
@@ -207,12 +212,11 @@ int etch__loop_width(const loop_kernel *k) {
     int width = k->variant == LOOP_MAP ? 2048 : 1024, cached = 0, arrays = k->naccesses + k->ncode;
     bool runs = k->variant == LOOP_MAP && k->tile != TILE_TURNED;
     for (int a = 0; a < k->naccesses; a++) {
-        cached += bytes[k->access[a].dtype];
+        cached += bytes[k->access[a].dtype] + 4 * (k->access[a].dtype == ETCH_F16);
         while (runs && width * bytes[k->access[a].dtype] > COPIED) width /= 2;
     }
     for (int i = 0; i < k->ncode; i++)
-        if (k->code[i].kind == LOOP_PRIM && etch__prim_is_function(k->code[i].p.prim))
-            cached += 16, arrays += 2;
+        if (is_call(&k->code[i])) cached += 16, arrays += 2;
     while (width > STRIP && (width * cached > CACHED || width * arrays * 8 > ARRAYS)) width /= 2;
     return width;
 }
@@ -257,7 +261,7 @@ uint32_t etch__loop_stack(const loop_kernel *k) {
     for (int i = 0; i < k->ncode; i++) {
         const loop_instr *c = &k->code[i];
         reductions += c->kind == LOOP_REDUCE;
-        calls += c->kind == LOOP_PRIM && etch__prim_is_function(c->p.prim);
+        calls += is_call(c);
     }
     arrays += 2 * calls * (uint32_t)(etch__loop_last_stage(k) + 1) + reductions;
     uint32_t bytes = arrays * array +

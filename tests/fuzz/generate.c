@@ -51,7 +51,7 @@ static bool has_exact_expression(op_id op) {
     for (int i = 0; i < schema->nargs; i++) nin += schema->args[i].type == ARG_TENSOR;
     if (nin > 3 || !etch__expr_build(op, f32, nin, ETCH_F32, ETCH_F32, 0, &e)) return true;
     for (int i = 0; i < e.n; i++)
-        if (etch__prim_is_function(e.code[i].prim)) return false;
+        if (etch__prim_is_function(e.code[i].prim) && e.code[i].prim != PRIM_REM) return false;
     return true;
 }
 

@@ -7,6 +7,8 @@
 #include "backends/cpu/isa/lanes.h"
 #include "backends/cpu/table.h"
 
+#include <math.h>
+
 /* ---- the functions, of single numbers and of vectors ---- */
 
 #define SINGLE 1
@@ -123,3 +125,59 @@ enum { PAIRED = VECTOR_BYTES == 64 };
 #include "core/ops/prims.def"
 STRIP2(pow, f32, float)
 STRIP2(pow, f64, double)
+
+/* ---- the rest of a division, exact ---- */
+
+/* Where |x| < |y| it is x. Else the quotient cut off is the right one, or one too large where it
+ * was rounded up to a whole number; either rest is a multiple of an ulp of y, not above y, so that
+ * one fused operation gives it exactly, however the processor rounds. That holds for quotients that
+ * have all digits left of the point, and divisors of which an ulp is no denormal; the numbers that
+ * are left go one by one. */
+#if EXACT_FMA
+#if defined(ETCH_ISA_avx512)
+#define CUT(s, x) REGISTER(roundscale_##s)(x, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)
+#else
+#define CUT(s, x) REGISTER(round_##s)(x, _MM_FROUND_TO_ZERO | _MM_FROUND_NO_EXC)
+#endif
+#define REM(t, T, s, digits, infinite, least, by_one)                                              \
+    static __attribute__((noinline)) void rest_one_by_one_##t(T *r, const T *x, const T *y,        \
+                                                              const T *plain, unsigned n) {        \
+        for (unsigned i = 0; i < n; i++)                                                           \
+            if (plain[i] == 0) r[i] = by_one(x[i], y[i]);                                          \
+    }                                                                                              \
+    FN reals_##t##v rem_##t##v(reals_##t##v x, reals_##t##v y) {                                   \
+        const reals_##t##v zero = {0}, one = zero + 1;                                             \
+        const ints_##t##v none = {0}, top = none + (ints_##t)infinite;                             \
+        reals_##t##v a = abs_##t##v(x), b = abs_##t##v(y);                                         \
+        ints_##t##v m = (ints_##t##v)a, n = (ints_##t##v)b;                                        \
+        truth_##t##v below = int_less_##t##v(m, n) & int_less_##t##v(n, top + 1);                  \
+        truth_##t##v near = int_less_##t##v(m - n, none + ((ints_##t)digits << digits)) &          \
+                            int_less_##t##v(m, top) & no_##t##v(int_less_##t##v(m, n)) &           \
+                            no_##t##v(int_less_##t##v(n, none + (ints_##t)least));                 \
+        reals_##t##v c = where_##t##v(near, a, one), d = where_##t##v(near, b, one);               \
+        reals_##t##v r = fnma_##t##v(CUT(s, c / d), d, c);                                         \
+        r = abs_##t##v(where_##t##v(less_##t##v(r, zero), r + d, r));                              \
+        r = real_##t##v(bits_##t##v(r) | (bits_##t##v(x) ^ bits_##t##v(a)));                       \
+        r = where_##t##v(below, x, r);                                                             \
+        if (__builtin_expect(any_##t##v(no_##t##v(below | near)), 0)) {                            \
+            reals_##t##v plain = where_##t##v(below | near, one, zero);                            \
+            rest_one_by_one_##t((T *)&r, (const T *)&x, (const T *)&y, (const T *)&plain,          \
+                                VECTOR_BYTES / sizeof(T));                                         \
+        }                                                                                          \
+        return r;                                                                                  \
+    }                                                                                              \
+    STRIP2(rem, t, T)
+REM(f32, float, ps, 23, 0x7f800000, 0x0c000000, fmodf)
+REM(f64, double, pd, 52, 0x7ff0000000000000, 0x0350000000000000, fmod)
+#else
+#define REM(t, T, by_one)                                                                          \
+    STRIP_OF(rem, t);                                                                              \
+    STRIP_OF(rem, t) {                                                                             \
+        const T *a = pa, *b = pb;                                                                  \
+        T *d = dst;                                                                                \
+        (void)pc;                                                                                  \
+        for (int64_t i = 0; i < n; i++) d[i] = by_one(a[i], b[i]);                                 \
+    }
+REM(f32, float, fmodf)
+REM(f64, double, fmod)
+#endif

@@ -48,8 +48,22 @@ static inline uint8_t times_BOOL(uint8_t a, uint8_t b) { return a & b; }
         for (int l = 0; l < n; l++) lane[l] = (T)COMBINE(t, lane[l], p[l]);                        \
         memcpy(acc, lane, sizeof lane);                                                            \
     }                                                                                              \
+    /* The lanes of a row: rounds of known lengths, of which the compiler makes vectors. */        \
+    static void op##_row_##t(T *lane) {                                                            \
+        T a[REDUCE_LANES / 2];                                                                     \
+        for (int l = 0; l < 32; l++) a[l] = (T)COMBINE(t, lane[l], lane[l + 32]);                  \
+        for (int l = 0; l < 16; l++) a[l] = (T)COMBINE(t, a[l], a[l + 16]);                        \
+        for (int l = 0; l < 8; l++) a[l] = (T)COMBINE(t, a[l], a[l + 8]);                          \
+        for (int l = 0; l < 4; l++) a[l] = (T)COMBINE(t, a[l], a[l + 4]);                          \
+        for (int l = 0; l < 2; l++) a[l] = (T)COMBINE(t, a[l], a[l + 2]);                          \
+        lane[0] = (T)COMBINE(t, a[0], a[1]);                                                       \
+    }                                                                                              \
     static void op##_fold_##t(void *acc, int64_t nlanes, int64_t width) {                          \
         T *lane = acc;                                                                             \
+        if (nlanes == REDUCE_LANES && width == 1) {                                                \
+            op##_row_##t(lane);                                                                    \
+            return;                                                                                \
+        }                                                                                          \
         for (int w = REDUCE_LANES / 2; w >= 1; w /= 2)                                             \
             for (int l = 0; l < w && l + w < nlanes; l++) {                                        \
                 T *a = lane + l * width, *b = lane + (l + w) * width;                              \
@@ -110,6 +124,15 @@ START(BOOL, uint8_t, 0, 1)
     }
 TYPES(BEST, argmax, max, -INFINITY, >)
 TYPES(BEST, argmin, min, INFINITY, <)
+
+/* The lanes of rows as strips, for generated code. */
+#define STRIPS(t, T, op)                                                                           \
+    STRIP_OF(op##_lanes, t);                                                                       \
+    STRIP_OF(op##_lanes, t) { (void)pb, (void)pc, op##_lanes_##t(dst, pa, n); }                    \
+    STRIP_OF(op##_fold, t);                                                                        \
+    STRIP_OF(op##_fold, t) { (void)pa, (void)pb, (void)pc, op##_fold_##t(dst, n, 1); }
+TYPES(STRIPS, max)
+TYPES(STRIPS, min)
 
 #define EVERY(prefix)                                                                              \
     {                                                                                              \

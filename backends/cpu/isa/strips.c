@@ -7,6 +7,7 @@
 #include "backends/cpu/isa/pick.h"
 #include "backends/cpu/table.h"
 
+#include <immintrin.h>
 #include <math.h>
 
 #define IVDEP _Pragma("GCC ivdep")
@@ -173,8 +174,6 @@ STRIP2(shl_U8, uint8_t, uint8_t, y < 8 ? x << (y & 7) : 0)
 STRIP2(shr_U8, uint8_t, uint8_t, y < 8 ? x >> (y & 7) : 0)
 STRIP2(quot_U8, uint8_t, uint8_t, x / y)
 STRIP2(rem_U8, uint8_t, uint8_t, x % y)
-STRIP2(rem_F32, float, float, fmodf(x, y))
-STRIP2(rem_F64, double, double, fmod(x, y))
 
 /* ---- conversions ---- */
 
@@ -281,13 +280,85 @@ static inline uint16_t f16_narrowed(uint32_t u) {
 }
 
 STRIP1(round_bf16_F32, uint32_t, uint32_t, bf16_rounded(x))
-STRIP1(round_f16_F32, uint32_t, uint32_t, f16_rounded(x))
 STRIP1(widen_bf16, uint32_t, uint16_t, (uint32_t)x << 16)
-STRIP1(widen_f16, uint32_t, uint16_t, f16_widened(x))
 STRIP1(narrow_bf16, uint16_t, uint32_t, x >> 16)
-STRIP1(narrow_f16, uint16_t, uint32_t, f16_narrowed(x))
 STRIP1(store_bf16, uint16_t, uint32_t, bf16_rounded(x) >> 16)
-STRIP1(store_f16, uint16_t, uint32_t, f16_narrowed(f16_rounded(x)))
+
+/* The processor's conversions round as told and keep denormals, whatever its modes are. They make
+ * NaNs quiet, as rounding does; what is only widened or narrowed stays as it is: vectors with a NaN
+ * take the way on the bits. */
+#if defined(ETCH_ISA_avx512) || defined(ETCH_ISA_avx2)
+#if defined(ETCH_ISA_avx512)
+enum { HALVES = 16 };
+typedef __m256i halves;
+typedef __m512 floats;
+#define FROM_HALVES(h) _mm512_cvtph_ps(h)
+#define TO_HALVES(x) _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+static inline bool some_nan(floats x) { return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0; }
+#else
+enum { HALVES = 8 };
+typedef __m128i halves;
+typedef __m256 floats;
+#define FROM_HALVES(h) _mm256_cvtph_ps(h)
+#define TO_HALVES(x) _mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)
+static inline bool some_nan(floats x) {
+    return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0;
+}
+#endif
+static inline halves f16_load(const uint16_t *p) {
+    halves h;
+    memcpy(&h, p, sizeof h);
+    return h;
+}
+static inline floats f32_load(const uint32_t *p) {
+    floats x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+static __attribute__((noinline)) void widen_bits(uint32_t *d, const uint16_t *p) {
+    for (int i = 0; i < HALVES; i++) d[i] = f16_widened(p[i]);
+}
+static __attribute__((noinline)) void narrow_bits(uint16_t *d, const uint32_t *p) {
+    for (int i = 0; i < HALVES; i++) d[i] = f16_narrowed(p[i]);
+}
+static inline void widen_halves(uint32_t *d, const uint16_t *p) {
+    floats x = FROM_HALVES(f16_load(p));
+    if (__builtin_expect(some_nan(x), 0)) widen_bits(d, p);
+    else memcpy(d, &x, sizeof x);
+}
+static inline void narrow_halves(uint16_t *d, const uint32_t *p) {
+    floats x = f32_load(p);
+    halves h = TO_HALVES(x);
+    if (__builtin_expect(some_nan(x), 0)) narrow_bits(d, p);
+    else memcpy(d, &h, sizeof h);
+}
+static inline void store_halves(uint16_t *d, const uint32_t *p) {
+    halves h = TO_HALVES(f32_load(p));
+    memcpy(d, &h, sizeof h);
+}
+static inline void round_halves(uint32_t *d, const uint32_t *p) {
+    floats x = FROM_HALVES(TO_HALVES(f32_load(p)));
+    memcpy(d, &x, sizeof x);
+}
+#define HALF_STRIP(name, R, T, by, one)                                                            \
+    static void name(STRIP_ARGS) {                                                                 \
+        R *d = dst, to[HALVES];                                                                    \
+        const T *p = a;                                                                            \
+        UNUSED(b), UNUSED(c);                                                                      \
+        for (; n >= HALVES; n -= HALVES, p += HALVES, d += HALVES) by(d, p);                       \
+        if (n < 1) return;                                                                         \
+        T from[HALVES] = {0};                                                                      \
+        memcpy(from, p, (size_t)n * sizeof *p);                                                    \
+        by(to, from);                                                                              \
+        memcpy(d, to, (size_t)n * sizeof *d);                                                      \
+    }
+#else
+#define HALF_STRIP(name, R, T, by, one) STRIP1(name, R, T, one)
+#endif
+HALF_STRIP(round_f16_F32, uint32_t, uint32_t, round_halves, f16_rounded(x))
+HALF_STRIP(widen_f16, uint32_t, uint16_t, widen_halves, f16_widened(x))
+HALF_STRIP(narrow_f16, uint16_t, uint32_t, narrow_halves, f16_narrowed(x))
+HALF_STRIP(store_f16, uint16_t, uint32_t, store_halves, f16_narrowed(f16_rounded(x)))
 
 #define ROUND_ROWS(name)                                                                           \
     static void name##_rows(void *dst, int64_t dst_row, const float *src, int64_t src_row,         \
@@ -364,6 +435,21 @@ PAD_OF(64);
         [ETCH_I64] = ISA_NAME(name##_64), [ETCH_F64] = ISA_NAME(name##_64)                         \
     }
 
+/* Those of reduce.c. */
+#define DECLARE_LANES(t, T)                                                                        \
+    STRIP_OF(max_lanes, t);                                                                        \
+    STRIP_OF(max_fold, t);                                                                         \
+    STRIP_OF(min_lanes, t);                                                                        \
+    STRIP_OF(min_fold, t);
+ALL_TYPES(DECLARE_LANES)
+#define OF_REDUCE(name)                                                                            \
+    {                                                                                              \
+        [ETCH_F32] = ISA_NAME(name##_F32), [ETCH_F64] = ISA_NAME(name##_F64),                      \
+        [ETCH_I8] = ISA_NAME(name##_I8), [ETCH_I16] = ISA_NAME(name##_I16),                        \
+        [ETCH_I32] = ISA_NAME(name##_I32), [ETCH_I64] = ISA_NAME(name##_I64),                      \
+        [ETCH_U8] = ISA_NAME(name##_U8), [ETCH_BOOL] = ISA_NAME(name##_BOOL)                       \
+    }
+
 /* ---- the table ---- */
 
 #define INT_STRIPS(name)                                                                           \
@@ -402,6 +488,13 @@ const strip_table ISA_NAME(strips) = {
 #include "core/ops/prims.def"
             [STRIP_MOVE] = BY_BITS(move),
             [STRIP_PAD] = BY_BITS(pad),
+            [STRIP_WIDEN] = {[ETCH_F16] = widen_f16},
+            [STRIP_NARROW] = {[ETCH_F16] = narrow_f16},
+            [STRIP_ROUND] = {[ETCH_F16] = store_f16},
+            [STRIP_MAX_LANES] = OF_REDUCE(max_lanes),
+            [STRIP_MAX_FOLD] = OF_REDUCE(max_fold),
+            [STRIP_MIN_LANES] = OF_REDUCE(min_lanes),
+            [STRIP_MIN_FOLD] = OF_REDUCE(min_fold),
         },
     .convert = {CONVERT_TO_ALL(F32), CONVERT_TO_ALL(F64), CONVERT_TO_ALL(I8), CONVERT_TO_ALL(I16),
                 CONVERT_TO_ALL(I32), CONVERT_TO_ALL(I64), CONVERT_TO_ALL(U8), CONVERT_TO_ALL(BOOL)},
