@@ -371,7 +371,7 @@ TEST(every_operator_has_a_sample) {
     char missing[2000] = "";
     for (op_id op = 0; op < OP_COUNT; op++) {
         bool has = false;
-        EACH_SAMPLE(s) has |= s->op == op;
+        for (const sample *s = samples; s; s = s->next) has |= s->op == op; /* on any device */
         if (has || !is_differentiable(op)) continue;
         strncat(missing, etch__ops[op].name, sizeof missing - strlen(missing) - 2);
         strcat(missing, " ");
