@@ -32,14 +32,20 @@ NN_FN int files_there(bool remove) {
     return n;
 }
 
-NN_FN void fresh_folder(void) {
-    static bool made;
-    if (!made) made = mkdtemp(file_folder) != NULL;
-    assert_true(made);
-    files_there(true);
+static bool folder_made;
+
+/* Of a suite in several processes each has one, and the first process none. */
+NN_FN void remove_folder(void) {
+    if (!folder_made) return;
+    files_there(true), rmdir(file_folder);
+    folder_made = false;
 }
 
-NN_FN void remove_folder(void) { files_there(true), rmdir(file_folder); }
+NN_FN void fresh_folder(void) {
+    if (!folder_made) folder_made = mkdtemp(file_folder) != NULL;
+    assert_true(folder_made);
+    files_there(true);
+}
 
 NN_FN void write_bytes(const char *path, const void *data, size_t n) {
     FILE *f = must(fopen(path, "wb"));
