@@ -364,6 +364,32 @@ static void tells_of_branches(const char *by) {
 TEST(branches_eager) { tells_of_branches("eager"); }
 TEST(branches_native) { tells_of_branches("native"); }
 
+/* A product, and a kernel of what follows it. */
+static etch_tensor *of_a_layer(etch_tensor *x, etch_tensor *w, etch_tensor *b) {
+    return etch_mul_scalar(etch_relu(etch_linear(x, w, b)), 2.0);
+}
+
+/* In numbers of 4 bytes: x, w and their product; that, b and the result. */
+TEST(bytes_of_steps) {
+    ETCH_SCOPE {
+        etch_function *f = etch_compile(of_a_layer, .backend = "native");
+        etch_tensor *x = arange_f32(96, 80), *w = arange_f32(72, 80), *b = etch_select(w, 1, 0);
+        for (int i = 0; i < 4; i++) assert_non_null(etch_call(f, x, w, b));
+        etch_function_free(f);
+    }
+    value *doc = written();
+    skip_without_jit(doc);
+    const value *g = get(doc, "graphs")->first;
+    while (number(g, "provisional")) g = g->next; /* while the kernel was compiled beside it */
+    double bytes = 0;
+    for (value *s = get(g, "steps")->first; s; s = s->next) bytes += number(s, "bytes");
+    assert_int_equal(length(get(g, "steps")), 2);
+    assert_int_equal(bytes, 4 * (96 * 80 + 72 * 80 + 96 * 72 + 96 * 72 + 72 + 96 * 72));
+    /* by itself relu or the product by 2 would write once more, and another read it */
+    assert_int_equal(number(g, "operator_bytes") - bytes, 4 * 2 * 96 * 72);
+    free_value(doc);
+}
+
 TEST(kernels_and_their_times) {
     run_branches("native", 4);
     value *doc = written(), *kernels = get(doc, "kernels");

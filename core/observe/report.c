@@ -108,19 +108,21 @@ void etch__report_restart_steps(void) {
     g->notes = NULL;
 }
 
-void etch__report_step(report_step_kind kind, const char *name, const char *text) {
+void etch__report_step(report_step_kind kind, const char *name, const char *text, int64_t bytes) {
     report_graph *g = here();
     if (!g || !etch__report_grow(&g->steps, &g->steps_cap, g->nsteps + 1, sizeof *g->steps)) return;
     report_step *s = &g->steps[g->nsteps++];
     memset(s, 0, sizeof *s);
-    s->kind = (uint8_t)kind, s->kernel = -1;
+    s->kind = (uint8_t)kind, s->kernel = -1, s->bytes = bytes;
     snprintf(s->name, sizeof s->name, "%s", name);
     s->text = etch__report_strdup(text);
 }
 
-void etch__report_schedule(const char *text) {
+void etch__report_schedule(const char *text, int64_t operator_bytes) {
     report_graph *g = here();
-    if (g) snprintf(g->schedule, sizeof g->schedule, "%s", text);
+    if (!g) return;
+    snprintf(g->schedule, sizeof g->schedule, "%s", text);
+    g->operator_bytes = operator_bytes;
 }
 
 void etch__report_saved(int64_t bytes) {

@@ -36,6 +36,7 @@ typedef struct report_step {
     char name[64];      /* of the kernel or the operator */
     char *text;         /* what it does */
     int32_t kernel;     /* number of the generated kernel, -1: none */
+    int64_t bytes;      /* that it reads and writes */
     report_time time;   /* of the call: on a GPU it only issues the step */
     report_time device; /* as the GPU's clock has it */
 } report_step;
@@ -75,6 +76,7 @@ typedef struct report_graph {
     int instances;    /* plans for other sizes with the same steps, counted in these times */
     bool provisional; /* ran while kernels that take long were compiled beside the program */
     int64_t start, compile_ns, saved_bytes;
+    int64_t operator_bytes; /* that its operators would read and write one by one */
     report_step *steps;
     int64_t nsteps, steps_cap;
     report_time run;
@@ -94,8 +96,8 @@ typedef struct report_graph {
 
 /* Steps that were noted before belong to an attempt that was given up. */
 void etch__report_restart_steps(void);
-void etch__report_step(report_step_kind kind, const char *name, const char *text);
-void etch__report_schedule(const char *text);
+void etch__report_step(report_step_kind kind, const char *name, const char *text, int64_t bytes);
+void etch__report_schedule(const char *text, int64_t operator_bytes);
 void etch__report_saved(int64_t bytes); /* that it leaves for backward */
 void etch__report_note(const char *format, ...) __attribute__((format(printf, 1, 2)));
 void etch__report_fallback(reason_id reason, const char *why);

@@ -43,7 +43,8 @@ static void log_call(const plan_maker *m, int number, const ir_node *n) {
     const size_t named = begin_step(&t, m, number);
     add_call(&t, m, n);
     log_line(line);
-    etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named);
+    etch__report_step(product ? STEP_PRODUCT : STEP_CALL, etch__ops[n->op].name, line + named,
+                      etch__call_bytes(m, n));
 }
 
 static void log_kernel(const plan_maker *m, int number, int32_t group, const lowered *low) {
@@ -65,7 +66,7 @@ static void log_kernel(const plan_maker *m, int number, int32_t group, const low
         add_call(&t, m, n);
     }
     log_line(line);
-    etch__report_step(STEP_KERNEL, low->k.name, line + named);
+    etch__report_step(STEP_KERNEL, low->k.name, line + named, etch__kernel_bytes(low));
 }
 
 void etch__log_steps(const plan_maker *m) {
@@ -83,5 +84,5 @@ void etch__log_steps(const plan_maker *m) {
              "%d steps, %d buffers in an arena of %lld bytes, %d outputs", number, m->nintervals,
              (long long)m->p->arena_bytes, m->r->g->noutputs);
     log_line(line);
-    etch__report_schedule(line + named);
+    etch__report_schedule(line + named, etch__operator_bytes(m->r->g));
 }

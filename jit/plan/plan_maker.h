@@ -1,4 +1,5 @@
-/* What the parts of making a plan share: plan.c, plan_waits.c, plan_whole.c, plan_log.c. */
+/* What the parts of making a plan share: plan.c, plan_waits.c, plan_whole.c, plan_bytes.c,
+ * plan_log.c. */
 #ifndef ETCH_JIT_PLAN_PLAN_MAKER_H
 #define ETCH_JIT_PLAN_PLAN_MAKER_H
 
@@ -24,6 +25,11 @@ bool etch__fits_graph(const native_plan *p);
 bool etch__order_steps(plan_maker *m);
 /* Makes p->whole where the plan is small enough for one block. */
 void etch__make_whole(plan_maker *m);
+/* Bytes that a kernel with its products, a call of an operator's own kernel read and write; those
+ * of all operators of the graph, each by itself. */
+int64_t etch__kernel_bytes(const lowered *low);
+int64_t etch__call_bytes(const plan_maker *m, const ir_node *n);
+int64_t etch__operator_bytes(const graph *g);
 void etch__log_steps(const plan_maker *m);
 
 #endif

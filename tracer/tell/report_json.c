@@ -86,6 +86,7 @@ static void put_step(FILE *f, report_step *s) {
     put_field(f, "text", s->text);
     put_time(f, "time", &s->time);
     put_time(f, "device", &s->device);
+    put_number(f, "bytes", s->bytes);
     fprintf(f, "\"kernel\":%d}", s->kernel);
 }
 
@@ -112,6 +113,7 @@ static void put_graph(FILE *f, report_graph *g) {
     put_number(f, "instances", g->instances);
     put_flag(f, "provisional", g->provisional);
     put_number(f, "saved_bytes", g->saved_bytes);
+    put_number(f, "operator_bytes", g->operator_bytes);
     put_number(f, "start_ns", g->start);
     put_number(f, "compile_ns", g->compile_ns);
     put_time(f, "run", &g->run);
