@@ -202,7 +202,7 @@ TEST(the_document_has_them, .only_on_fakes = true, .setting = "FAKE_CUDA_LAZY=1"
     CHECK(says(text, "\"device\":\"cuda:0\",\"issued_as\":\"steps\",\"device_run\":{\"count\":1,"));
     CHECK(says(text, "\"device_idle\":{\"count\":1,"));
     CHECK(says(text, "\"device\":{\"count\":1,\"total_ns\":5000000,\"min_ns\":5000000,"
-                     "\"max_ns\":5000000,\"first_ns\":5000000},\"kernel\":"));
+                     "\"max_ns\":5000000,\"first_ns\":5000000},\"bytes\":"));
     free(text);
     CHECK(!unlink(path) && !unlink(html) && !rmdir(folder));
     etch_function_free(f);

@@ -499,9 +499,8 @@ static inline void load_turned(unsigned (&r)[4], const void *row) {
 }
 static inline float wide(unsigned h, bool bf16) {
     if (bf16) return __uint_as_float(h << 16);
-    const int e = h >> 10 & 31, m = h & 0x3ff;
-    const float x = e == 31 ? (m ? CUDART_NAN_F : CUDART_INF_F)
-                            : ldexpf((float)(e ? m | 0x400 : m), (e ? e : 1) - 25);
+    const float x = (h & 0x7c00) == 0x7c00 ? (h & 0x3ff ? CUDART_NAN_F : CUDART_INF_F)
+                                           : __uint_as_float((h & 0x7fff) << 13) * 0x1p112f;
     return h & 0x8000 ? -x : x;
 }
 template <bool IS_BF16>
