@@ -49,8 +49,10 @@ enum { TILE_M = 128, TILE_N = 256 };
 enum { LARGE_RIGHT = 1 << 20, TALL_ROWS = 512 };
 /* Where right is read once or so: not even packed, if it need not be. */
 enum { RARE_ROWS = 16 };
-/* Of tiles by panels that are there: rows, columns, and the bytes of left that stay. */
-enum { KEPT_M = 64, KEPT_N = 256, KEPT_LEFT = 1 << 20, MOST_HELD = 8 };
+/* Of tiles by panels that are there: rows, columns (fewer of panels that are long, so that all of
+ * them stay in the second-level cache), and the bytes of left that stay. */
+enum { KEPT_M = 64, KEPT_N = 256, KEPT_LONG_N = 128, KEPT_LEFT = 1 << 20, MOST_HELD = 8 };
+enum { LONG_PANEL = 32 << 10 };
 
 const panel_table *etch__panels_for(const isa_table *isa, etch_dtype dtype) {
     if (dtype == ETCH_BF16 && isa->amx->multiply && etch__cpu_amx()) return isa->amx;
@@ -218,7 +220,9 @@ static void plan_tall(panel_plan *m) {
  * find them in the first cache, and so many after one another along the same columns that their
  * rows of left stay in the second one. */
 static void plan_kept(panel_plan *m) {
-    m->rows = whole_panels(m->left.lanes, KEPT_M), m->cols = whole_panels(m->right.lanes, KEPT_N);
+    bool longs = m->t->whole && m->blocks * PANEL_BLOCK > LONG_PANEL;
+    m->rows = whole_panels(m->left.lanes, KEPT_M);
+    m->cols = whole_panels(m->right.lanes, longs ? KEPT_LONG_N : KEPT_N);
     int64_t bytes = m->rows * m->blocks * 64;
     m->band = at_most(bytes < KEPT_LEFT ? KEPT_LEFT / bytes : 1, MOST_HELD);
 }
