@@ -2,6 +2,8 @@
  * what core/ops/prims.def says, the half conversions against the definition of the formats for all
  * of their values, programs for what they leave out, and scalars as cells.
  * Labels: quick optimised. */
+#include <fenv.h>
+
 #include "cpu_support.h"
 
 #include "backends/cpu/table.h"
@@ -117,6 +119,51 @@ TEST(primitives_mean_what_the_table_says) {
             for (int t = 0; t < COUNT_OF(compute_types); t++)
                 for (int round = 0; round < 4; round++)
                     check_primitive(etch__isa_tables[isa].strips, (prim_id)p, compute_types[t]);
+}
+
+/* Divisors and dividends around the ends of the type, and around multiples of the divisor. */
+static int64_t edge(int k, etch_dtype t) {
+    int bits = 8 * (int)etch_dtype_size(t) - (t != ETCH_U8), at = (int)(test_random() % 64);
+    uint64_t top = (1ull << bits) - 1, near = test_random() % 3 - 1;
+    switch (k % 4) {
+    case 0: return ref_wrap((int64_t)(top + near), t);
+    case 1: return ref_wrap((int64_t)((1ull << at % bits) + near), t);
+    case 2: return ref_wrap((int64_t)(0 - (1ull << at % bits) + near), t);
+    default: return ref_wrap((int64_t)(test_random() >> at), t);
+    }
+}
+
+static void check_quotients(const strip_table *table, etch_dtype t) {
+    double a[N], b[N], q[N], r[N];
+    for (int i = 0; i < N; i++) {
+        int64_t y = edge(i, t), times = edge((int)test_random() & 3, t);
+        if (y == 0) y = i % 2 ? 1 : ref_wrap(-1, t);
+        uint64_t near = (uint64_t)times * (uint64_t)y + test_random() % 3 - 1;
+        store_number(b, i, t, whole_number(y));
+        store_number(a, i, t, whole_number(i % 3 ? ref_wrap((int64_t)near, t) : times));
+    }
+    table->prim[PRIM_QUOT][t](q, a, b, NULL, N), table->prim[PRIM_REM][t](r, a, b, NULL, N);
+    for (int i = 0; i < N; i++) {
+        number x = load_number(a, i, t), y = load_number(b, i, t), none = {0};
+        number quotient = meaning(PRIM_QUOT, t, x, y, none),
+               rest = meaning(PRIM_REM, t, x, y, none);
+        if (load_number(q, i, t).i != quotient.i || load_number(r, i, t).i != rest.i)
+            fail_msg("%s %lld by %lld: %lld, rest %lld", etch_dtype_name(t), (long long)x.i,
+                     (long long)y.i, (long long)load_number(q, i, t).i,
+                     (long long)load_number(r, i, t).i);
+    }
+}
+
+/* By way of floats, whatever way these round. */
+TEST(integer_quotients_are_exact) {
+    static const etch_dtype integers[] = {ETCH_I8, ETCH_I16, ETCH_I32, ETCH_I64, ETCH_U8};
+    static const int modes[] = {FE_TONEAREST, FE_UPWARD, FE_DOWNWARD, FE_TOWARDZERO};
+    for (int isa = 0; isa <= (int)etch__cpu_isa(); isa++)
+        for (int k = 0; k < COUNT_OF(integers) * COUNT_OF(modes) * 20; k++) {
+            fesetround(modes[k / 5 % 4]);
+            check_quotients(etch__isa_tables[isa].strips, integers[k % 5]);
+            fesetround(FE_TONEAREST);
+        }
 }
 
 /* rows x cols elements from one way to lie to another, nothing beside them. */

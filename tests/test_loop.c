@@ -119,10 +119,31 @@ static void map_tile(loop_tile kind, etch_dtype d, bool math) {
 }
 
 TEST(map_tiles) {
-    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_I8, ETCH_BF16, ETCH_I64, ETCH_BOOL};
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_I8,  ETCH_BF16,
+                                        ETCH_I64, ETCH_F16, ETCH_BOOL};
     for (int i = 0; i < COUNT_OF(dtypes); i++)
         for (int kind = TILE_ROWS; kind <= TILE_TURNED; kind++)
             map_tile((loop_tile)kind, dtypes[i], dtypes[i] == ETCH_F32);
+}
+
+/* However many strips a kernel keeps: those of conversions by calls take room in the cache. */
+TEST(turned_tiles_move_whole_cache_lines) {
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_I8, ETCH_BF16, ETCH_F16, ETCH_I64};
+    static const int64_t large[] = {512, 512}, low[] = {8, 512};
+    for (int i = 0; i < COUNT_OF(dtypes); i++) {
+        etch_dtype d = dtypes[i];
+        int64_t rows, columns;
+        begin(LOOP_MAP, 2, 0);
+        K.tile = TILE_TURNED;
+        int x = convert(0, etch__compute_type(d), ETCH_F32, load(0, d, "1s"));
+        int v = op2(0, PRIM_ADD, ETCH_F32, x, load(0, ETCH_F16, "1s"));
+        store(0, ETCH_F16, "s1", op1(0, PRIM_ROUND_F16, ETCH_F32, op1(0, PRIM_EXP, ETCH_F32, v)));
+        etch__loop_tile(&K, large, &rows, &columns);
+        assert_true(rows * (int64_t)etch_dtype_size(d) >= 64);
+        assert_in_range(columns, 16, TILE_COLUMNS);
+        etch__loop_tile(&K, low, &rows, &columns);
+        assert_int_equal(columns, TILE_COLUMNS);
+    }
 }
 
 /* Memory is copied as it is where a kernel does nothing else. */

@@ -228,6 +228,17 @@ static bool is_flat(const op_call *call, const etch_tensor *out, const cpu_progr
     return true;
 }
 
+static bool has_zero(etch_dtype dtype, const char *data, int64_t n) {
+    strip_fn is_not_zero = etch__isa_table()->strips->convert[dtype][ETCH_BOOL];
+    char truth[EAGER_STRIP];
+    for (int64_t i = 0, strip; i < n; i += strip) {
+        strip = n - i < EAGER_STRIP ? n - i : EAGER_STRIP;
+        is_not_zero(truth, data + (i << etch__size_log2(dtype)), NULL, NULL, strip);
+        if (memchr(truth, 0, (size_t)strip)) return true;
+    }
+    return false;
+}
+
 /* Integer divisors of a MAY_FAIL operator: none is 0, which would be a signal. What counts is
  * the divisor in the common dtype, where a scalar or the one element of a 0-d tensor may have
  * wrapped to 0: its low bytes. */
@@ -240,11 +251,11 @@ static etch_status check_divisor(const op_call *call, const etch_tensor *out) {
     } else {
         const etch_tensor *t = call->in[1];
         size_t size = (size_t)etch__item_size(t), kept = (size_t)etch__item_size(out);
-        if (kept > size) kept = size;
         void *copy;
         const char *data = etch__row_major_elements(t, false, &copy);
         if (!data) return ETCH_ERR_OUT_OF_MEMORY;
-        for (int64_t i = 0; i < t->numel && !zero; i++)
+        if (kept >= size) zero = has_zero(t->dtype, data, t->numel);
+        for (int64_t i = 0; kept < size && i < t->numel && !zero; i++)
             zero = !memcmp(data + (size_t)i * size, "\0\0\0\0\0\0\0", kept);
         etch__free(copy);
     }

@@ -449,7 +449,8 @@ static int float_floor_divide(builder *b, int x, int y) {
 }
 static int floor_divided(builder *b, int x, int y) {
     if (etch__is_float(b->compute)) return float_floor_divide(b, x, y);
-    int q = binary(b, PRIM_QUOT, x, y), r = binary(b, PRIM_REM, x, y);
+    int q = binary(b, PRIM_QUOT, x, y);
+    int r = binary(b, PRIM_SUB, x, binary(b, PRIM_MUL, q, y)); /* all wraps: no second division */
     int below = binary(b, PRIM_SUB, q, constant(b, b->type, 1));
     return select(b, crosses(b, r, y), below, q);
 }

@@ -507,10 +507,19 @@ static void map_tile(emitter *g, val rest, val down, val across, val rows, val c
     whole_tile(g, &t);
 }
 
+/* As etch__loop_tile has it. */
+static val most_columns(emitter *g) {
+    if (g->k->tile != TILE_TURNED) return num(g, g->width);
+    val outer = most_of(g, g->extent[g->k->npar - 2], num(g, 1));
+    val room = kept(g, quot(g, num(g, g->width), outer), "room");
+    val fewest = num(g, etch__loop_turned_columns(g->k));
+    return kept(g, min_of(g, most_of(g, room, fewest), num(g, TILE_COLUMNS)), "most");
+}
+
 static void gen_map_tiles(emitter *g) {
     int x = g->k->npar - 1, y = x - 1;
-    int most = g->k->tile == TILE_TURNED ? TILE_COLUMNS : g->width;
-    val columns = min_of(g, most_of(g, g->extent[x], num(g, 1)), num(g, most));
+    val columns = min_of(g, most_of(g, g->extent[x], num(g, 1)), most_columns(g));
+    columns = kept(g, columns, "columns");
     val rows = kept(g, quot(g, num(g, g->width), columns), "rows");
     val across = quot(g, sub(g, add(g, g->extent[x], columns), num(g, 1)), columns);
     val down = quot(g, sub(g, add(g, g->extent[y], rows), num(g, 1)), rows);

@@ -203,27 +203,57 @@ static bool is_call(const loop_instr *i) {
     return i->kind == LOOP_PRIM && (rounds || etch__prim_is_function(i->p.prim));
 }
 
-/* Strips and buffers of a kernel's widest strip should lie in the first-level cache; from 2,112
- * bytes on memcpy() takes a way that costs more to begin than such a copy takes. */
-int etch__loop_width(const loop_kernel *k) {
-    enum { CACHED = 16 << 10, ARRAYS = 512 << 10, COPIED = 2048 };
+static int bytes_of(const loop_kernel *k, int access) {
     static const uint8_t bytes[ETCH_DTYPE_COUNT] = {4, 8, 2, 2, 1, 2, 4, 8, 1, 1};
+    return bytes[k->access[access].dtype];
+}
+
+/* Strips and buffers of a kernel's widest strip should lie in the first-level cache; from 2,112
+ * bytes on memcpy() takes a way that costs more to begin than such a copy takes. A turned tile has
+ * room for some whole cache lines of either side in any case: short pieces of many lines take
+ * longer than what the second-level cache does. */
+int etch__loop_width(const loop_kernel *k) {
+    enum { CACHED = 16 << 10, ARRAYS = 512 << 10, COPIED = 2048, TURNED = 1024 };
     if (k->variant == LOOP_MAP && !k->tile && k->ncode <= 2) return 4096; /* it copies or fills */
     int width = k->variant == LOOP_MAP ? 2048 : 1024, cached = 0, arrays = k->naccesses + k->ncode;
-    bool runs = k->variant == LOOP_MAP && k->tile != TILE_TURNED;
+    bool turned = k->tile == TILE_TURNED, runs = k->variant == LOOP_MAP && !turned;
     for (int a = 0; a < k->naccesses; a++) {
-        cached += bytes[k->access[a].dtype] + 4 * (k->access[a].dtype == ETCH_F16);
-        while (runs && width * bytes[k->access[a].dtype] > COPIED) width /= 2;
+        cached += bytes_of(k, a) + 4 * (k->access[a].dtype == ETCH_F16);
+        while (runs && width * bytes_of(k, a) > COPIED) width /= 2;
     }
     for (int i = 0; i < k->ncode; i++)
         if (is_call(&k->code[i])) cached += 16, arrays += 2;
-    while (width > STRIP && (width * cached > CACHED || width * arrays * 8 > ARRAYS)) width /= 2;
+    int least = turned ? TURNED : STRIP;
+    while (width > least && width * cached > CACHED) width /= 2;
+    while (width > STRIP && width * arrays * 8 > ARRAYS) width /= 2;
     return width;
 }
 
+/* Rows of a turned tile for which a cache line of memory that runs across them is moved whole. */
+static int line_rows(const loop_kernel *k) {
+    enum { LINE = 64 };
+    int rows = 1, inner = k->npar - 1;
+    for (int a = 0; a < k->naccesses; a++) {
+        const loop_access *x = &k->access[a];
+        if (x->step[inner] != STEP_VAR || x->step[inner - 1] != STEP_ONE) continue;
+        if (LINE / bytes_of(k, a) > rows) rows = LINE / bytes_of(k, a);
+    }
+    return rows;
+}
+
+int etch__loop_turned_columns(const loop_kernel *k) {
+    enum { FEWEST = 16 };
+    int columns = etch__loop_width(k) / line_rows(k);
+    return columns < FEWEST ? FEWEST : columns < TILE_COLUMNS ? columns : TILE_COLUMNS;
+}
+
 void etch__loop_tile(const loop_kernel *k, const int64_t *dims, int64_t *rows, int64_t *columns) {
-    int64_t inner = dims[k->npar - 1], width = etch__loop_width(k);
-    int64_t most = k->tile == TILE_TURNED ? TILE_COLUMNS : width;
+    int64_t inner = dims[k->npar - 1], outer = dims[k->npar - 2], width = etch__loop_width(k);
+    int64_t most = width;
+    if (k->tile == TILE_TURNED) {
+        int64_t fewest = etch__loop_turned_columns(k), room = width / (outer < 1 ? 1 : outer);
+        most = room < fewest ? fewest : room < TILE_COLUMNS ? room : TILE_COLUMNS;
+    }
     *columns = inner < 1 ? 1 : inner < most ? inner : most;
     *rows = width / *columns;
 }

@@ -41,7 +41,8 @@ typedef enum loop_tile {
     TILE_NONE,
     TILE_ROWS,  /* MAP: as many whole rows of the innermost axis as there is room for.
                    COLUMN: rows of the innermost reduced axis, each of the columns of the strip */
-    TILE_TURNED /* MAP: TILE_COLUMNS elements wide, for accesses that run across the rows */
+    TILE_TURNED /* MAP: for accesses that run across the rows: at most TILE_COLUMNS elements wide,
+                   and as many rows as a cache line has elements where there are so many */
 } loop_tile;
 enum { TILE_COLUMNS = 64 };
 
@@ -127,7 +128,9 @@ static inline bool etch__loop_splits(int64_t units, int64_t rows, int64_t reduce
 }
 /* Elements that a strip of a MAP, or a tile, has room for. */
 int etch__loop_width(const loop_kernel *k);
-/* Of a tiled MAP: the most rows and columns of a tile. */
+/* Of a tiled MAP: the most rows and columns of a tile. A turned one has as many columns as leave
+ * room for all rows, but no fewer than these. */
+int etch__loop_turned_columns(const loop_kernel *k);
 void etch__loop_tile(const loop_kernel *k, const int64_t *dims, int64_t *rows, int64_t *columns);
 /* Work units of a kernel for given dims, as its loop_fn counts them. */
 int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);

@@ -3,6 +3,7 @@
  * Plain loops are vectorised by the compiler; operands that are the same memory as the result
  * are no loop-carried dependence, which the pragma says. The transcendental ones are those of
  * functions.c. */
+#include "backends/cpu/isa/divide.h"
 #include "backends/cpu/isa/extremes.h"
 #include "backends/cpu/isa/pick.h"
 #include "backends/cpu/table.h"
@@ -156,24 +157,40 @@ STRIP2(pow_BOOL, uint8_t, uint8_t, x | (y == 0))
     STRIP2(bitxor_##t, T, T, x ^ y)                                                                \
     STRIP2(shl_##t, T, T, shiftable_##t(y) ? (uint64_t)x << (y & (width_##t - 1)) : 0)             \
     STRIP2(shr_##t, T, T, x >> (shiftable_##t(y) ? y & (width_##t - 1) : width_##t - 1))
-#define DIVISIONS(t, T)                                                                            \
-    STRIP2(quot_##t, T, T, y == (T)-1 ? 0 - (uint64_t)x : (uint64_t)(x / y))                       \
-    STRIP2(rem_##t, T, T, y == (T)-1 ? 0 : x % y)
 BITS(I8, int8_t)
 BITS(I16, int16_t)
 BITS(I32, int32_t)
 BITS(I64, int64_t)
-DIVISIONS(I8, int8_t)
-DIVISIONS(I16, int16_t)
-DIVISIONS(I32, int32_t)
-DIVISIONS(I64, int64_t)
 STRIP2(bitand_U8, uint8_t, uint8_t, x &y)
 STRIP2(bitor_U8, uint8_t, uint8_t, x | y)
 STRIP2(bitxor_U8, uint8_t, uint8_t, x ^ y)
 STRIP2(shl_U8, uint8_t, uint8_t, y < 8 ? x << (y & 7) : 0)
 STRIP2(shr_U8, uint8_t, uint8_t, y < 8 ? x >> (y & 7) : 0)
-STRIP2(quot_U8, uint8_t, uint8_t, x / y)
-STRIP2(rem_U8, uint8_t, uint8_t, x % y)
+
+#define DIVISIONS(t, T)                                                                            \
+    STRIP2(quot_##t, T, T, quotient_##t(x, y))                                                     \
+    STRIP2(rem_##t, T, T, rest_##t(x, y))
+DIVISIONS(I8, int8_t)
+DIVISIONS(I16, int16_t)
+DIVISIONS(I32, int32_t)
+DIVISIONS(U8, uint8_t)
+#if defined(ETCH_ISA_avx512)
+#define LONG_DIVISION(name, result)                                                                \
+    static void name(STRIP_ARGS) {                                                                 \
+        UNUSED(c);                                                                                 \
+        for (int64_t i = 0; i < n; i += LONGS) {                                                   \
+            __mmask8 there = n - i < LONGS ? (__mmask8)((1 << (n - i)) - 1) : 0xff;                \
+            __m512i x = _mm512_maskz_loadu_epi64(there, (const int64_t *)a + i);                   \
+            __m512i y = _mm512_set1_epi64(1);                                                      \
+            y = _mm512_mask_loadu_epi64(y, there, (const int64_t *)b + i);                         \
+            _mm512_mask_storeu_epi64((int64_t *)dst + i, there, result(x, y));                     \
+        }                                                                                          \
+    }
+LONG_DIVISION(quot_I64, quotients_I64)
+LONG_DIVISION(rem_I64, rests_I64)
+#else
+DIVISIONS(I64, int64_t)
+#endif
 
 /* ---- conversions ---- */
 
