@@ -231,6 +231,40 @@ TEST(scans) {
     }
 }
 
+/* Each line from its first element on, one number at a time. */
+static void check_scan(etch_tensor *t, bool product, etch_tensor *y) {
+    bool real = is_float(y->dtype);
+    int64_t n = t->size[1], inner = t->size[2];
+    for (int64_t line = 0; line < t->size[0] * inner; line++) {
+        double sum = product;
+        uint64_t whole = product;
+        for (int64_t k = 0; k < n; k++) {
+            int64_t at = (line / inner * n + k) * inner + line % inner;
+            number v = get(t, at);
+            sum = product ? sum * v.d : sum + v.d;
+            whole = product ? whole * (uint64_t)v.i : whole + (uint64_t)v.i;
+            number want = real ? real_number(sum) : whole_number((int64_t)whole);
+            assert_true(same_number(get(y, at), ref_convert(want, y->dtype)));
+        }
+    }
+}
+
+/* Lines that take more than a piece of the kernel, few and many side by side, and in columns. */
+TEST(scans_by_pieces) {
+    static const etch_dtype dtypes[] = {ETCH_F32, ETCH_F64, ETCH_BF16, ETCH_F16, ETCH_I32, ETCH_U8};
+    static const int64_t sizes[][3] = {{3000, 2, 1}, {1100, 3, 1}, {45, 5, 1},   {17, 255, 1},
+                                       {11, 256, 1}, {11, 257, 1}, {3, 1030, 1}, {2, 700, 2},
+                                       {1, 900, 3},  {2, 70, 60},  {1, 9, 256},  {2, 5, 600}};
+    for (int i = 0; i < COUNT_OF(dtypes) * COUNT_OF(sizes); i++)
+        ETCH_SCOPE {
+            const int64_t *s = sizes[i % COUNT_OF(sizes)];
+            etch_tensor *t =
+                make(dtypes[i / COUNT_OF(sizes)], S(s[0], s[1], s[2]), LAYOUT_ROW, true);
+            check_scan(t, false, etch_cumsum(t, 1));
+            check_scan(t, true, etch_cumprod(t, 1));
+        }
+}
+
 TEST(triangles) {
     ETCH_SCOPE
         for (int64_t k = -5; k <= 6; k++) {

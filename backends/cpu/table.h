@@ -144,6 +144,18 @@ typedef struct random_table {
     void (*uniform_f64)(double *dst, const uint32_t *hi, const uint32_t *lo, int64_t n);
 } random_table;
 
+/* By whether numbers are f64 or i64 [1 or 0], and whether the scan multiplies. */
+typedef struct scan_table {
+    /* Lines of n elements, `pitch` from one to the next, that begin where carry says and leave
+     * there where they end; NULL: from the start. */
+    void (*lines[2][2])(void *to, const void *from, int64_t pitch, int64_t n, int64_t lines,
+                        void *carry);
+    /* Whole short lines, one behind the other. */
+    void (*few[2][2])(void *to, const void *from, int64_t n, int64_t lines);
+    /* A line in each of `width` columns, in place. */
+    void (*rows[2][2])(void *p, int64_t rows, int64_t width, void *carry);
+} scan_table;
+
 /* Of one plane. The elements that a window has count from the first row and column to the last. */
 typedef struct pool_plane {
     pool_numbers at;
@@ -284,6 +296,7 @@ typedef struct isa_table {
     const attention_table *attention;
     const quantized_table *quantized;
     const conv_table *conv;
+    const scan_table *scan;
 } isa_table;
 
 /* The tables of each set, and those of this process. */
@@ -305,7 +318,8 @@ const isa_table *etch__isa_table(void);
     extern const panel_table etch__amx_##isa;                                                      \
     extern const attention_table etch__attention_##isa;                                            \
     extern const quantized_table etch__quantized_##isa;                                            \
-    extern const conv_table etch__conv_##isa;
+    extern const conv_table etch__conv_##isa;                                                      \
+    extern const scan_table etch__scan_##isa;
 DECLARE_ISA(baseline)
 DECLARE_ISA(avx2)
 DECLARE_ISA(avx512)
