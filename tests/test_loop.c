@@ -11,6 +11,7 @@
 
 #include "etch_test.h"
 #include "loop_build.h"
+#include "backends/cpu/table.h"
 #include "jit/store/client.h"
 
 /* ---- running ---- */
@@ -415,6 +416,41 @@ TEST(row_passes) {
     check_run((int64_t[]){2, 0, 4}, false);
     passes(true, 0, 1, "1", "0", "1", "0");
     check_run((int64_t[]){9000}, false);
+}
+
+/* ---- what is called once ---- */
+
+static const strip_table *in_front; /* of these the strips are counted */
+static int64_t exponentials;
+
+static void counted_exp(void *to, const void *a, const void *b, const void *c, int64_t n) {
+    exponentials += n;
+    in_front->prim[PRIM_EXP][ETCH_F32](to, a, b, c, n);
+}
+static const void *counting(void) {
+    static strip_table table;
+    table = *in_front;
+    table.prim[PRIM_EXP][ETCH_F32] = counted_exp;
+    return table.prim;
+}
+static const void *plain(void) { return in_front->prim; }
+
+static int64_t exponentials_of(int64_t reduced) {
+    const int64_t extents[] = {1, reduced};
+    exponentials = 0;
+    check_run(extents, false);
+    return exponentials;
+}
+
+/* A later sweep finds the results of an earlier one, and computes no operands for them. */
+TEST(long_rows_are_kept) {
+    in_front = etch__isa_table()->strips;
+    etch__register_functions(counting);
+    passes(true, 1, 1, "s1", "s0", "s1", "1s");
+    assert_int_equal(exponentials_of(300), 320);
+    assert_int_equal(exponentials_of(ROW_KEPT), ROW_KEPT);
+    assert_int_equal(exponentials_of(ROW_KEPT + 64), 2 * (ROW_KEPT + 64));
+    etch__register_functions(plain);
 }
 
 TEST(column_sizes) {

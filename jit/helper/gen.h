@@ -29,8 +29,10 @@ typedef struct gen_value {
     bool called;  /* result of a call of a function */
     bool spilled; /* later loops, calls or lanes read it from its strip */
     val strip;    /* pointer to its elements, or NULL */
+    var in_row;   /* the same in the strip of the whole row, where that is kept, or NULL */
     var now;      /* its value in loop number `loop` */
     int loop;
+    bool idle; /* in the strip at hand only calls that an earlier sweep has made read it */
     bool short_nan, quiet_nan; /* if it is a NaN: the low half of its bits is 0; it is quiet */
 } gen_value;
 
@@ -194,6 +196,8 @@ void gen_convert_out(emitter *g, const loop_instr *store, val to);
 /* ---- strip.c ---- */
 
 void gen_plan_values(emitter *g);
+/* ROW, before gen_strip: the elements at hand are those from r on. */
+void gen_place_in_row(emitter *g, val r);
 /* Whether the store does nothing but copy or widen memory. */
 bool gen_copies(const emitter *g, const loop_instr *store);
 

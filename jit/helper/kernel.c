@@ -659,6 +659,7 @@ static void row_strips(emitter *g, val element, val first, val stop) {
     gen_loop l = for_begin(g, first, stop, g->width, "r");
     set_length(g, min_of(g, sub(g, stop, rv(l.i)), num(g, g->width)));
     set(g, g->index0, add(g, mul(g, element, g->reduced), rv(l.i)));
+    gen_place_in_row(g, rv(l.i));
     row_strip(g, rv(l.i));
     for_end(g, &l);
 }

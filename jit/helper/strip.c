@@ -104,6 +104,40 @@ static int depth_of(const emitter *g, int v, int stage) {
     return instr(g, v)->kind == LOOP_REDUCE || kept_for_row(g, v, stage) ? 0 : g->value[v].depth;
 }
 
+/* Whether a sweep behind that of the value needs it again. */
+static bool needed_again(const emitter *g, int v) {
+    bool runs[LOOP_MAX_CODE];
+    int last = etch__loop_last_stage(g->k);
+    for (int stage = instr(g, v)->stage + 2; stage <= last; stage += 2) {
+        etch__loop_stage_code(g->k, stage, runs);
+        if (runs[v]) return true;
+    }
+    return false;
+}
+
+/* What is called in one sweep and needed in another stays for as long a row as there is room for.
+ */
+static void plan_rows(emitter *g) {
+    int left = etch__loop_rows_kept(g->k);
+    for (int v = 0; left && v < g->k->ncode; v++) {
+        gen_value *x = &g->value[v];
+        if (!x->called || instr(g, v)->stage % 2 || !needed_again(g, v)) continue;
+        x->strip = gen_array(g, g->storage[instr(g, v)->p.type], ROW_KEPT, "row");
+        x->in_row = keep(g, gcc_jit_rvalue_get_type(x->strip), x->strip, "in_row");
+        left--;
+    }
+}
+
+void gen_place_in_row(emitter *g, val r) {
+    val whole = cmp(g, GCC_JIT_COMPARISON_LE, g->reduced, num(g, ROW_KEPT));
+    for (int v = 0; v < g->k->ncode; v++) {
+        gen_value *x = &g->value[v];
+        if (!x->in_row) continue;
+        val at = choose(g, g->t_long, whole, r, num(g, 0));
+        set(g, x->in_row, gcc_jit_lvalue_get_address(elem(g, x->strip, at), NULL));
+    }
+}
+
 void gen_plan_values(emitter *g) {
     for (int v = 0; v < g->k->ncode; v++) {
         const loop_instr *i = instr(g, v);
@@ -114,6 +148,7 @@ void gen_plan_values(emitter *g) {
         if (is_call(g, v)) plan_call(g, v);
         else plan_plain(g, v);
     }
+    plan_rows(g);
 }
 
 /* ---- values ---- */
@@ -142,6 +177,7 @@ static val strip_of(emitter *g, int v) {
     gen_value *x = &g->value[v];
     const loop_instr *store = store_of_call(g, v);
     if (store && g->access[store->p.imm.i].target) return rv(g->access[store->p.imm.i].target);
+    if (x->in_row) return rv(x->in_row);
     if (!x->strip) x->strip = gen_array(g, g->storage[type_of(g, v)], g->width, "strip");
     return x->strip;
 }
@@ -332,26 +368,61 @@ static void call(emitter *g, int v) {
     gen_function_call(g, i->p.prim, t, strip_of(g, v), from[0], from[1] ? from[1] : from[0], trip);
 }
 
-/* What an earlier sweep has called is still there if the row is one strip. */
+/* What an earlier sweep has called is still there if the row is one strip, or is kept. */
+static bool called_before(const emitter *g, int v) {
+    return g->value[v].called && !g->scalar && instr(g, v)->stage < g->stage;
+}
+
+static val is_lost(emitter *g, bool in_row) {
+    return cmp(g, GCC_JIT_COMPARISON_GT, g->reduced, num(g, in_row ? ROW_KEPT : g->width));
+}
+
 static void emit_call(emitter *g, int v) {
-    bool again = !g->scalar && instr(g, v)->stage < g->stage;
+    bool again = called_before(g, v);
     gen_if row = {NULL, NULL};
     g->loops++;
-    if (again) row = if_begin(g, cmp(g, GCC_JIT_COMPARISON_GT, g->reduced, num(g, g->width)));
+    if (again) row = if_begin(g, is_lost(g, g->value[v].in_row != NULL));
     call(g, v);
     if (again) if_end(g, &row);
+}
+
+/* Notes which values of the strip at hand such calls alone read, by way of others or not. */
+static void find_idle(emitter *g) {
+    for (int v = g->k->ncode - 1; v >= 0; v--) {
+        bool before = g->runs[v] && instr(g, v)->stage < g->stage;
+        g->value[v].idle = before && !g->value[v].called && !uniform(g, v);
+        for (int n = v + 1; g->value[v].idle && n < g->k->ncode; n++)
+            for (int k = 0; g->runs[n] && k < etch__loop_arity(instr(g, n)); k++)
+                if (etch__loop_operand(instr(g, n), k) == v)
+                    g->value[v].idle &= called_before(g, n) || g->value[n].idle;
+    }
+}
+
+/* A loop for calls that are not made, if the row is kept, is none. */
+static void emit_loop_of(emitter *g, int depth) {
+    bool idle = !g->scalar && g->k->variant == LOOP_ROW && g->stage > 0, in_row = true;
+    for (int v = 0; v < g->k->ncode; v++) {
+        if (g->runs[v] && called_before(g, v)) in_row &= g->value[v].in_row != NULL;
+        if (g->runs[v] && g->value[v].depth == depth && has_loop_code(g, v))
+            idle &= g->value[v].idle;
+    }
+    gen_if row = {NULL, NULL};
+    if (idle) row = if_begin(g, is_lost(g, in_row));
+    emit_loop(g, depth);
+    if (idle) if_end(g, &row);
 }
 
 void gen_strip(emitter *g, int stage) {
     int deepest = 0;
     g->stage = stage;
     etch__loop_stage_code(g->k, stage, g->runs);
+    find_idle(g);
     for (int v = 0; v < g->k->ncode; v++)
         if (g->runs[v] && g->value[v].depth > deepest) deepest = g->value[v].depth;
     for (int d = 0; d <= deepest; d++) {
         for (int v = 0; d && v < g->k->ncode; v++)
             if (g->runs[v] && g->value[v].called && g->value[v].depth == d) emit_call(g, v);
-        emit_loop(g, d);
+        emit_loop_of(g, d);
     }
 }
 

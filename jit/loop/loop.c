@@ -281,6 +281,14 @@ int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims) {
     return reductions * product(dims, k->npar) * blocks_of(k, dims);
 }
 
+int etch__loop_rows_kept(const loop_kernel *k) {
+    enum { MOST = 4, MANY = 16 };
+    int calls = 0;
+    for (int i = 0; i < k->ncode; i++) calls += is_call(&k->code[i]);
+    if (k->variant != LOOP_ROW || etch__loop_last_stage(k) < 2 || calls > MANY) return 0;
+    return calls < MOST ? calls : MOST;
+}
+
 /* Arrays of the generator: a buffer an access, a strip a value, one for each operand of a call in
  * each stage that is emitted and for that of a reduction; lanes and block results of reductions. */
 uint32_t etch__loop_stack(const loop_kernel *k) {
@@ -294,7 +302,7 @@ uint32_t etch__loop_stack(const loop_kernel *k) {
         calls += is_call(c);
     }
     arrays += 2 * calls * (uint32_t)(etch__loop_last_stage(k) + 1) + reductions;
-    uint32_t bytes = arrays * array +
+    uint32_t bytes = arrays * array + 8 * ROW_KEPT * (uint32_t)etch__loop_rows_kept(k) +
                      reductions * (k->variant == LOOP_COLUMN ? COLUMN_REDUCTION : ROW_REDUCTION);
     return BASE + (bytes < LOOP_STACK_MAX ? bytes : LOOP_STACK_MAX);
 }

@@ -137,6 +137,11 @@ int64_t etch__loop_units(const loop_kernel *k, const int64_t *dims);
 /* Cells of 8 bytes that the scratch of a PARTIAL / FINISH pair needs. */
 int64_t etch__loop_scratch_cells(const loop_kernel *k, const int64_t *dims);
 
+/* Of a LOOP_ROW of several sweeps: what one calls stays for the others if the row is no longer, of
+ * so many calls at most: of none where there are many, whose strips take the stack. */
+enum { ROW_KEPT = 8192 };
+int etch__loop_rows_kept(const loop_kernel *k);
+
 /* Bytes of stack that the compiled code takes at most: its local arrays and what it calls. A kernel
  * whose arrays take more than LOOP_STACK_MAX is not compiled. */
 enum { LOOP_STACK_MAX = 1920 << 10 };
