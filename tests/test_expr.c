@@ -6,7 +6,7 @@
 
 #include "cpu_support.h"
 
-#include "backends/cpu/table.h"
+#include "backends/cpu/program.h"
 #include "core/ops/rules.h"
 #include "core/ops/schema.h"
 
@@ -445,6 +445,18 @@ TEST(half_results_are_rounded_once) {
         assert_true(program(exact[k], ETCH_F16, ETCH_F16, ETCH_F16, 0, &p));
         assert_int_equal(uses(&p, PRIM_ROUND_F16), 0);
     }
+}
+
+/* Bounds of integers are brought into their range before the first strip. */
+TEST(values_of_scalars_alone_are_computed_once) {
+    const etch_dtype in[] = {ETCH_I8, ETCH_I8, ETCH_I8};
+    prim_program p;
+    cpu_program c;
+    assert_true(program(OP_CLAMP, ETCH_I8, ETCH_I8, ETCH_I8, 0, &p));
+    assert_true(etch__program_build(&p, in, ETCH_I8, &c));
+    assert_true(c.nonce > 2);
+    assert_int_equal(c.nsteps - c.nonce, 2);
+    assert_true(c.cost <= 2 * etch__prim_cost(PRIM_AT_LEAST));
 }
 
 TEST(copies_do_not_read_what_they_overwrite) {

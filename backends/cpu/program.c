@@ -13,6 +13,7 @@ typedef struct translator {
     uint8_t slot[PROGRAM_MAX];     /* where each value lies */
     int16_t last_use[PROGRAM_MAX]; /* instruction that reads it last */
     uint64_t busy;                 /* bit per temporary */
+    bool once[PROGRAM_MAX];        /* computed before the first strip */
     bool failed;
 } translator;
 
@@ -82,6 +83,25 @@ static void add_compute(translator *t, int k, const prim_instr *i, bool to_outpu
         if (t->last_use[operands[j]] == k) drop_temp(t, t->slot[operands[j]]);
 }
 
+/* What is made of scalars and constants alone is computed before the first strip, and stays. */
+static void add_uniforms(translator *t) {
+    bool uniform[PROGRAM_MAX] = {0};
+    int cost = t->out->cost;
+    for (int k = 0; k < t->p->n && !t->failed; k++) {
+        const prim_instr *i = &t->p->code[k];
+        const int16_t operands[3] = {i->a, i->b, i->c};
+        int arity = etch__prims[i->prim].arity;
+        uniform[k] = arity > 0 || is_fill(i->prim);
+        for (int j = 0; j < arity; j++) uniform[k] &= uniform[operands[j]];
+        if (k == t->p->result) uniform[k] = false;
+        if (!uniform[k] || is_fill(i->prim)) continue;
+        t->last_use[k] = INT16_MAX;
+        add_compute(t, k, i, false);
+        t->once[k] = true;
+    }
+    t->out->nonce = t->out->nsteps, t->out->cost = cost;
+}
+
 /* Whether all that is left is to round the value to what it is stored as: the store does it. */
 static bool rounds_for_store(const translator *t, int k, etch_dtype out) {
     prim_id round = out == ETCH_BF16 ? PRIM_ROUND_BF16 : PRIM_ROUND_F16;
@@ -120,8 +140,10 @@ bool etch__program_build(const prim_program *p, const etch_dtype *in, etch_dtype
     /* Filled temporaries come first: they hold their value from before the first step. */
     for (int k = 0; k < p->n; k++)
         if (is_fill(p->code[k].prim)) add_fill(&t, k, &p->code[k]);
+    add_uniforms(&t);
     for (int k = 0; k < p->n && !t.failed; k++) {
         const prim_instr *i = &p->code[k];
+        if (t.once[k]) continue;
         bool last = k == p->n - 1 && k == p->result && !t.table->narrow[out];
         if (i->prim == PRIM_INPUT) add_input(&t, k, i, out);
         else if (!is_fill(i->prim) && !rounds_for_store(&t, k, out)) add_compute(&t, k, i, last);
@@ -136,6 +158,12 @@ typedef struct strip_buffer {
     char bytes[EAGER_STRIP * 8] __attribute__((aligned(64)));
 } strip_buffer;
 
+static inline void run_step(const program_step *s, const strip_table *table, void *const *slot,
+                            int64_t first, int64_t n) {
+    if (likely(s->fn != NULL)) s->fn(slot[s->dst], slot[s->a], slot[s->b], slot[s->c], n);
+    else table->index(slot[s->dst], first, n);
+}
+
 static void set_up(const cpu_program *p, const strip_table *table, const etch_scalar *scalars,
                    strip_buffer *temps, void **slot, int64_t n) {
     for (int k = 0; k < p->ntemps; k++) slot[SLOT_TEMP + k] = temps[k].bytes;
@@ -145,15 +173,12 @@ static void set_up(const cpu_program *p, const strip_table *table, const etch_sc
         if (f->scalar >= 0) cell = etch__scalar_cell(scalars[f->scalar], f->from);
         table->fill[f->log2](slot[f->slot], &cell, n);
     }
+    for (int k = 0; k < p->nonce; k++) run_step(&p->steps[k], table, slot, 0, n);
 }
 
 static inline void run_steps(const cpu_program *p, const strip_table *table, void *const *slot,
                              int64_t first, int64_t n) {
-    for (int k = 0; k < p->nsteps; k++) {
-        const program_step *s = &p->steps[k];
-        if (likely(s->fn != NULL)) s->fn(slot[s->dst], slot[s->a], slot[s->b], slot[s->c], n);
-        else table->index(slot[s->dst], first, n);
-    }
+    for (int k = p->nonce; k < p->nsteps; k++) run_step(&p->steps[k], table, slot, first, n);
 }
 
 void etch__program_run(const cpu_program *p, void *const base[SLOT_TEMP],

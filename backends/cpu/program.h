@@ -23,6 +23,7 @@ typedef struct program_fill {
 
 typedef struct cpu_program {
     int nsteps, nfills, ntemps;
+    int nonce; /* of the steps, the first ones: of values that are the same for all elements */
     int cost; /* of one element, in about a quarter of a nanosecond; for the grain of parallel loops
                */
     bool loads[PROGRAM_INPUTS];
