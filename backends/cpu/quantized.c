@@ -232,7 +232,7 @@ static etch_status run_f32(product *j) {
     j->q = (int8_t *)room + j->count * j->blocks * 8;
     etch__parallel(j->count, grain_of(p->columns), quantize_task, j);
     /* Of 8 bits a group of 16 rows takes as long as fetching its scales: one stream is faster. */
-    j->together = p->group < p->columns && p->bits == 4 ? QUANTIZED_TOGETHER : QUANTIZED_ROWS;
+    j->together = QUANTIZED_TOGETHER;
     etch__parallel((p->rows + j->together - 1) / j->together,
                    grain_of(p->steps * 4 * j->together * j->count), rows_task, j);
     etch__free(room);

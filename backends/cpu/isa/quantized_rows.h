@@ -35,7 +35,7 @@ static inline __attribute__((always_inline)) void
 NAME(take_scales)(const quantized_rows *q, int64_t group, int64_t first, lanes *to) {
     int64_t size = q->halves ? 2 : 4, rows = q->rows - first;
     const char *from = (const char *)q->scales + (group * q->pitch + first) * size;
-    __builtin_prefetch(from + (q->nibbles ? QUANTIZED_TOGETHER : 3 * q->pitch) * size, 0, 2);
+    __builtin_prefetch(from + QUANTIZED_TOGETHER * size, 0, 2);
     if (rows >= QUANTIZED_ROWS) take(from, q->halves, to);
     else {
         char some[sizeof *to] = {0};
@@ -53,32 +53,38 @@ static inline __attribute__((always_inline)) void NAME(add)(const quantized_rows
     *acc += __builtin_convertvector(*out - less, lanes) * scale * *scales;
 }
 
-/* One group of 16 rows from `first` on, for `count` rows of x. */
-static inline __attribute__((always_inline)) void
-NAME(group)(const quantized_rows *q, int64_t row, int count, int64_t g, int64_t first, lanes *acc) {
+/* n columns from `at` on, of group g, of 16 rows from `first` on, for `count` rows of x. */
+static inline __attribute__((always_inline)) void NAME(piece)(const quantized_rows *q, int64_t row,
+                                                              int count, int64_t g, int64_t at,
+                                                              int64_t n, int64_t first,
+                                                              lanes *acc) {
     lanes scales = {0};
     int_lanes out[AT_ONCE];
     int64_t bytes = q->nibbles ? 8 : 16; /* of 16 rows, a column */
-    int64_t block = g * ((q->group + QUANTIZED_BLOCK - 1) / QUANTIZED_BLOCK);
-    const uint8_t *w = q->w + first / QUANTIZED_ROWS * q->w_pitch + g * q->group * bytes;
-    const int8_t *x = q->x + row * q->x_pitch + g * q->group;
+    int64_t in_group = (q->group + QUANTIZED_BLOCK - 1) / QUANTIZED_BLOCK;
+    int64_t block = g * in_group + at / QUANTIZED_BLOCK, column = g * q->group + at;
     NAME(take_scales)(q, g, first, &scales);
-    for (int64_t left = q->group, n; left > 0; left -= n, x += n, w += n * bytes, block++) {
-        n = left < QUANTIZED_BLOCK ? left : QUANTIZED_BLOCK;
-        NAME(block)(q, w, x, n, count, out);
-        for (int r = 0; r < count; r++) NAME(add)(q, &out[r], &scales, row + r, block, &acc[r]);
-    }
+    NAME(block)
+    (q, q->w + first / QUANTIZED_ROWS * q->w_pitch + column * bytes,
+     q->x + row * q->x_pitch + column, n, count, out);
+    for (int r = 0; r < count; r++) NAME(add)(q, &out[r], &scales, row + r, block, &acc[r]);
 }
 
-/* `count` rows of x from `row` on. The scales of a group are read for all rows of the weight. */
+/* `count` rows of x from `row` on. All rows of the weight take turns block by block: memory is read
+ * faster in several places at a time, and the scales of a group for all of them. */
 static inline __attribute__((always_inline)) void NAME(some)(const quantized_rows *q, int64_t row,
                                                              int count) {
     lanes acc[QUANTIZED_TOGETHER / QUANTIZED_ROWS][AT_ONCE];
     int64_t some = (q->rows + QUANTIZED_ROWS - 1) / QUANTIZED_ROWS;
     memset(acc, 0, sizeof acc);
     for (int64_t g = 0; g * q->group < q->columns; g++)
-        for (int64_t i = 0; i < some; i++)
-            NAME(group)(q, row, count, g, i * QUANTIZED_ROWS, acc[i]);
+        for (int64_t at = 0, n; at < q->group; at += n) {
+            n = q->group - at < QUANTIZED_BLOCK ? q->group - at : QUANTIZED_BLOCK;
+            for (int64_t i = 0; i < some; i++)
+                if (n == QUANTIZED_BLOCK)
+                    NAME(piece)(q, row, count, g, at, QUANTIZED_BLOCK, i * QUANTIZED_ROWS, acc[i]);
+                else NAME(piece)(q, row, count, g, at, n, i * QUANTIZED_ROWS, acc[i]);
+        }
     for (int64_t i = 0; i < some; i++)
         for (int r = 0; r < count; r++) {
             int64_t left = q->rows - i * QUANTIZED_ROWS;
@@ -88,20 +94,26 @@ static inline __attribute__((always_inline)) void NAME(some)(const quantized_row
         }
 }
 
-/* One row of x by 64 of 4 bits, with the group as a constant. */
+/* One row of x by 64 of the weight, with what is usual as constants (a group of 0: any). */
 static inline __attribute__((always_inline)) void NAME(usual)(const quantized_rows *q, int64_t row,
-                                                              int64_t group) {
+                                                              bool nibbles, int64_t group) {
     quantized_rows usual = *q;
-    usual.nibbles = true, usual.rows = QUANTIZED_TOGETHER, usual.group = group;
+    usual.nibbles = nibbles, usual.rows = QUANTIZED_TOGETHER;
+    if (group) usual.group = group;
     NAME(some)(&usual, row, 1);
 }
 
 static inline __attribute__((always_inline)) void NAME(one)(const quantized_rows *q, int64_t row) {
-    switch (q->nibbles && q->rows == QUANTIZED_TOGETHER ? q->group : 0) {
-    case 32: NAME(usual)(q, row, 32); break;
-    case 64: NAME(usual)(q, row, 64); break;
-    case 128: NAME(usual)(q, row, 128); break;
-    default: NAME(some)(q, row, 1);
+    if (q->rows < QUANTIZED_TOGETHER) {
+        NAME(some)(q, row, 1);
+        return;
+    }
+    switch (q->nibbles ? q->group : 0) {
+    case 0: NAME(usual)(q, row, false, 0); break;
+    case 32: NAME(usual)(q, row, true, 32); break;
+    case 64: NAME(usual)(q, row, true, 64); break;
+    case 128: NAME(usual)(q, row, true, 128); break;
+    default: NAME(usual)(q, row, true, 0);
     }
 }
 
