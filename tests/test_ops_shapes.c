@@ -192,6 +192,29 @@ TEST(parts_replaced) {
     }
 }
 
+/* Along either axis, by an index that is read where it lies; and wrong ones far down in it. */
+TEST(long_indices) {
+    enum { ROWS = 3, N = 4099 };
+    for (int dim = 0; dim < 2; dim++)
+        for (int d = 0; d < COUNT_OF(some_dtypes); d++)
+            ETCH_SCOPE {
+                etch_tensor *x = make(some_dtypes[d], S(ROWS, N), LAYOUT_ROW, true);
+                etch_tensor *index = etch_empty(ETCH_I64, S(ROWS, N));
+                int64_t n = dim ? N : ROWS;
+                for (int64_t i = 0; i < ROWS * N; i++)
+                    put(index, i, whole_number((int64_t)(test_random() % (uint64_t)n)));
+                etch_tensor *y = etch_gather(x, dim, index);
+                for (int64_t i = 0; i < ROWS * N; i++) {
+                    int64_t k = get(index, i).i, at = dim ? i / N * N + k : k * N + i % N;
+                    assert_true(same_number(get(y, i), get(x, at)));
+                }
+                put(index, ROWS * N - 1, whole_number(n));
+                REFUSED(etch_gather(x, dim, index), INDEX, dim ? "got 4099" : "got 3");
+                put(index, ROWS * N - 1, whole_number(INT64_MIN));
+                REFUSED(etch_gather(x, dim, index), INDEX, "got -9223372036854775808");
+            }
+}
+
 /* ---- scans and triangles ---- */
 
 TEST(scans) {

@@ -2,9 +2,9 @@
  *
  * All are one walk: for each element of a box, a place in the indexed tensor, which along the
  * indexed dimension the index decides, and a place in the other tensor; the element moves one way
- * or the other, or is added. Indices are copied and checked before anything is written. The walk
- * is in row-major order on one thread, so where an index comes twice the last one stays, or all
- * are added in that order. */
+ * or the other, or is added. Indices are checked before anything is written, and copied unless
+ * nothing is written that they could lie in. The walk is in row-major order on one thread, so where
+ * an index comes twice the last one stays, or all are added in that order. */
 #include "core/dispatch/place.h"
 #include "core/base/start.h"
 #include "backends/cpu/table.h"
@@ -75,13 +75,17 @@ static void move_row(const index_walk *w, int64_t place, int64_t other) {
         for (; n > 0; n--, to += to_step, from += from_step) copy_element(size, to, from);
 }
 
-/* One loop for each size of an element. */
+/* One loop for each size of an element; one for what mostly is asked for. */
 #define READ_ROW(T)                                                                                \
     do {                                                                                           \
-        const T *from = (const T *)w->indexed;                                                     \
-        T *to = (T *)w->values;                                                                    \
-        for (int64_t i = 0; i < n; i++, place += here, other += there, number += next)             \
-            to[other] = from[place + w->index[number] * step];                                     \
+        const T *from = (const T *)w->indexed + place;                                             \
+        T *to = (T *)w->values + other;                                                            \
+        const int64_t *index = w->index + number;                                                  \
+        if (here == 0 && step == 1 && there == 1 && next == 1)                                     \
+            for (int64_t i = 0; i < n; i++) to[i] = from[index[i]];                                \
+        else                                                                                       \
+            for (int64_t i = 0; i < n; i++, from += here, to += there, index += next)              \
+                *to = from[*index * step];                                                         \
     } while (0)
 static void read_row(const index_walk *w, int64_t place, int64_t other, int64_t number) {
     int last = w->ndim - 1;
@@ -153,6 +157,30 @@ static etch_status take_index(const op_call *call, int64_t n, bool wraps, etch_t
     return status;
 }
 
+/* Some at a time, without a branch: what is out of range leaves a sign. */
+static bool in_range(const int64_t *p, int64_t count, int64_t n) {
+    enum { TOGETHER = 4096 };
+    uint64_t signs = 0;
+    for (int64_t i = 0; i < count && !(signs >> 63); i += TOGETHER) {
+        int64_t end = count - i < TOGETHER ? count : i + TOGETHER;
+        for (int64_t k = i; k < end; k++)
+            signs |= (uint64_t)p[k] | ((uint64_t)(n - 1) - (uint64_t)p[k]);
+    }
+    return !(signs >> 63);
+}
+
+/* The index where nothing is written that it could lie in: itself, if it is as the walk needs it.
+ */
+static etch_status read_index(const op_call *call, int64_t n, etch_tensor *copy,
+                              const etch_tensor **index) {
+    const etch_tensor *t = call->in[1];
+    *index = t, copy->storage = NULL;
+    if (t->dtype == ETCH_I64 && t->contiguous && in_range(etch__ptr(t), t->numel, n))
+        return ETCH_OK;
+    *index = copy;
+    return take_index(call, n, false, copy);
+}
+
 /* ---- the walks of the operators ---- */
 
 /* The box has the index's sizes (gather, scatter), or those of `box` with a vector of indices along
@@ -173,16 +201,17 @@ static void set_walk(index_walk *w, const etch_tensor *indexed, int dim, const e
 }
 
 static etch_status read_kernel(const op_call *call, etch_tensor *const *outs) {
-    etch_tensor *self = call->in[0], *out = outs[0], index;
+    etch_tensor *self = call->in[0], *out = outs[0], copy;
+    const etch_tensor *index;
     index_walk w = {.way = READ_INDEXED, .values = etch__ptr(out)};
     int dim = etch__place_dim(call);
-    etch_status status = take_index(call, etch__place_size(self, dim), false, &index);
+    etch_status status = read_index(call, etch__place_size(self, dim), &copy, &index);
     if (status == ETCH_OK && out->numel) {
-        set_walk(&w, self, dim, &index, call->op == OP_INDEX_SELECT);
+        set_walk(&w, self, dim, index, call->op == OP_INDEX_SELECT);
         for (int d = 0; d < w.ndim; d++) w.other[d] = etch__place_stride(out, d);
         walk(&w);
     }
-    etch__place_free(&index);
+    etch__place_free(&copy);
     return status;
 }
 
